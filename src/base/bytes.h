@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * bytes.h: a growable output buffer and a bounds-checked input cursor over little-endian bytes: what the wire
+ * protocol and the child processes speak. A reader that ran over its end, or was given a wrong value, keeps
+ * `bad` set and returns zeros from there on, so that a parser checks once at its end.
+ */
+#ifndef BASE_BYTES_H
+#define BASE_BYTES_H
+
+#include "base/base.h"
+
+struct bytes_out {
+    uint8_t *data; /* owned; freed by bytes_out_fini */
+    size_t len, cap;
+    bool failed; /* an allocation failed; the contents are not to be sent */
+};
+void bytes_out_fini(struct bytes_out *out);
+void bytes_out_reset(struct bytes_out *out); /* len = 0, memory kept */
+void bytes_put(struct bytes_out *out, const void *data, size_t len);
+void bytes_put_u8(struct bytes_out *out, uint8_t v);
+void bytes_put_u16(struct bytes_out *out, uint16_t v);
+void bytes_put_u32(struct bytes_out *out, uint32_t v);
+void bytes_put_u64(struct bytes_out *out, uint64_t v);
+/* u32 length and the bytes, no NUL. NULL is the empty string. */
+void bytes_put_str(struct bytes_out *out, const char *s);
+
+struct bytes_in {
+    const uint8_t *data;
+    size_t len, pos;
+    bool bad;
+};
+static inline struct bytes_in bytes_in_of(const void *data, size_t len)
+{
+    return (struct bytes_in){.data = (const uint8_t *)data, .len = len};
+}
+static inline size_t bytes_left(const struct bytes_in *in)
+{
+    return in->len - in->pos;
+}
+uint8_t bytes_get_u8(struct bytes_in *in);
+uint16_t bytes_get_u16(struct bytes_in *in);
+uint32_t bytes_get_u32(struct bytes_in *in);
+uint64_t bytes_get_u64(struct bytes_in *in);
+/* A pointer to the next `len` bytes inside the input, or NULL (and bad). */
+const void *bytes_get(struct bytes_in *in, size_t len);
+/* A copy with a NUL behind it: at most max_len bytes and no NUL inside, else bad and NULL. Caller frees. */
+char *bytes_get_str(struct bytes_in *in, size_t max_len);
+/* 0 if every byte was read and nothing was bad, else -EBADMSG. */
+int bytes_in_done(const struct bytes_in *in);
+
+#endif

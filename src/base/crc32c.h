@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * crc32c.h: CRC32C (Castagnoli, RFC 3720 appendix B.4; reflected polynomial 0x82F63B78), alone and fused into
+ * a copy. The fastest implementation for this CPU is chosen once at load time; every one gives the same values.
+ * A fresh checksum starts from 0, and `crc32c(crc32c(0, a), b) == crc32c(0, a‖b)`. Any thread.
+ */
+#ifndef BASE_CRC32C_H
+#define BASE_CRC32C_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+uint32_t crc32c(uint32_t crc, const void *buf, size_t bytes);
+
+/* Copies like memcpy and returns the CRC of what was copied: each byte is loaded once, checksummed and stored.
+ * The caller counts the bytes in the copy ledger (base/ledger.h), once a batch. */
+uint32_t crc32c_copy(uint32_t crc, void *restrict dst, const void *restrict src, size_t bytes);
+
+/* CRC of a‖b from crc(a), crc(b) and b's length. O(log bytes_b), no memory touched. */
+uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
+
+/* Name of the implementation in use ("avx512", "sse42", "armv8", "table"), for `leat doctor`. */
+const char *crc32c_impl(void);
+
+/* Tests and benchmarks only: every implementation this CPU can run. Returns how many there are. */
+struct crc32c_impl {
+    const char *name;
+    uint32_t (*crc)(uint32_t crc, const void *buf, size_t bytes);
+    uint32_t (*copy)(uint32_t crc, void *restrict dst, const void *restrict src, size_t bytes);
+};
+unsigned crc32c_impls(const struct crc32c_impl **ret_impls);
+
+#endif

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/base.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+const char *leat_strerror(int code)
+{
+    switch (code) {
+    case 0:
+        return "ok";
+    case LEAT_NOT_FOUND:
+        return "not found";
+    case LEAT_STALE:
+        return "stale";
+    case LEAT_PEER_GONE:
+        return "peer gone";
+    case LEAT_TIMED_OUT:
+        return "timed out";
+    case LEAT_CORRUPT:
+        return "corrupt";
+    case LEAT_NO_SPACE:
+        return "no space";
+    case LEAT_DENIED:
+        return "denied";
+    case LEAT_INVALID:
+        return "invalid";
+    case LEAT_BUSY:
+        return "busy";
+    case LEAT_UNSUPPORTED:
+        return "unsupported";
+    case -ENOMEM:
+        return "out of memory";
+    case -EIO:
+        return "input/output error";
+    default:
+        return "error";
+    }
+}
+
+static int set_va(struct leat_error *err, int code, const char *fmt, va_list ap)
+{
+    assert(code < 0);
+    if (err) {
+        err->code = code;
+        vsnprintf(err->message, sizeof(err->message), fmt, ap);
+    }
+    return code;
+}
+
+int error_set(struct leat_error *err, int code, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    set_va(err, code, fmt, ap);
+    va_end(ap);
+    return code;
+}
+
+int error_sys(struct leat_error *err, int code, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    set_va(err, code, fmt, ap);
+    va_end(ap);
+    if (err) {
+        size_t used = strlen(err->message);
+        snprintf(err->message + used, sizeof(err->message) - used, ": %s", strerror(-code));
+    }
+    return code;
+}
+
+int error_prefix(struct leat_error *err, int code, const char *fmt, ...)
+{
+    assert(code < 0);
+    if (!err)
+        return code;
+    char inner[LEAT_ERROR_MESSAGE_MAX];
+    snprintf(inner, sizeof(inner), "%s", err->code == code && err->message[0] ? err->message : strerror(-code));
+    va_list ap;
+    va_start(ap, fmt);
+    set_va(err, code, fmt, ap);
+    va_end(ap);
+    size_t used = strlen(err->message);
+    snprintf(err->message + used, sizeof(err->message) - used, ": %s", inner);
+    return code;
+}

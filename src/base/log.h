@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* log.h: one line a message on stderr, or to a file. Only the place that decides about an error logs it.
+ * Never log a token, a challenge or a credential. Thread-safe: one write(2) a line. */
+#ifndef BASE_LOG_H
+#define BASE_LOG_H
+
+enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARNING, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG };
+
+/* Level from LEAT_LOG (error, warning, info, debug; default warning) unless set here. */
+void log_set_level(enum log_level level);
+int log_parse_level(const char *name, enum log_level *ret_level);
+/* Lines go to `fd` (default 2). The name ("leatd") stands at the start of each line. */
+void log_set_output(int fd, const char *program);
+void log_write(enum log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+#define log_error(...)   log_write(LOG_LEVEL_ERROR, __VA_ARGS__)
+#define log_warning(...) log_write(LOG_LEVEL_WARNING, __VA_ARGS__)
+#define log_info(...)    log_write(LOG_LEVEL_INFO, __VA_ARGS__)
+#define log_debug(...)   log_write(LOG_LEVEL_DEBUG, __VA_ARGS__)
+
+#endif

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dataset.h: from what a user names to an index. Formats stand beside each other (npy/, hdf5/, dir/, tar/), each
+ * a function that scans its sources and feeds an index_builder; dataset_index picks one by looking.
+ *
+ * A dataset is one or more sources. One source: a path to a .npy or HDF5 file ("x.h5#/train/images" names a dataset in
+ * it; without it every dataset of the root group with the same first dimension is a field), a .tar file, a pattern of
+ * tar files with brace ranges or globs ("s3-{000..017}.tar", "dir/*.tar"), a directory of .tar files, or a directory
+ * tree (first folder name = label where there are folders). Several sources, each with a field name, are arrays that
+ * share their first dimension.
+ */
+#ifndef DATASET_DATASET_H
+#define DATASET_DATASET_H
+
+#include "base/base.h"
+#include "dataset/index.h"
+
+struct dataset_source {
+    const char *field; /* NULL: named by the format ("data" for an array, the extension in tar, ...) */
+    const char *uri;   /* path, or file:// URI */
+};
+
+struct dataset_spec {
+    const struct dataset_source *sources;
+    unsigned n;
+};
+
+/* "image=a.npy;label=b.npy" or a bare path; the canonical form (absolute, symlinks kept, "file://" removed) is what
+ * identifies a dataset. dataset_spec_free frees what parse made. */
+int dataset_spec_parse(const char *text, struct dataset_spec *ret_spec, struct leat_error *err);
+void dataset_spec_free(struct dataset_spec *spec);
+char *dataset_spec_format(const struct dataset_spec *spec); /* caller frees; NULL: out of memory */
+
+struct dataset_progress {
+    /* Called every so often while scanning; a non-zero return (-ECANCELED) ends the scan with that. */
+    int (*report)(void *user, uint64_t samples, uint64_t bytes);
+    void *user;
+};
+
+/* Opens source files on behalf of whoever asks: the user's own rights in a private daemon, openat2 beneath a root and
+ * with the caller's rights in a system daemon. NULL: plain open. Returns a descriptor or -errno. */
+struct dataset_opener {
+    int (*open)(void *user, const char *absolute_path, int flags);
+    void *user;
+};
+
+/*
+ * Scans and writes the index to fd. LEAT_NOT_FOUND, LEAT_DENIED, LEAT_CORRUPT, LEAT_UNSUPPORTED, LEAT_INVALID (an
+ * empty dataset too): every message names the file, and the offset where that helps. Any thread; takes long.
+ */
+int dataset_index_build(const struct dataset_spec *spec, const struct dataset_opener *opener,
+                        const struct dataset_progress *progress, int fd, struct leat_error *err);
+
+/*
+ * The index at hand, or a fresh one: looks beside the data (".leat-index" in the directory, "FILE.leat-index" by a file), then in
+ * the cache ($XDG_CACHE_HOME/leat/index, 0700), checks that the sources are still those that were scanned (size and
+ * mtime of shards; mtimes of all directories of a tree), else scans and, when `keep`, writes it to the cache by rename.
+ * *ret_fd is read-only; *ret_scanned says whether a scan was needed.
+ */
+int dataset_index_open(const struct dataset_spec *spec, const struct dataset_opener *opener,
+                       const struct dataset_progress *progress, bool keep, int *ret_fd, bool *ret_scanned,
+                       struct leat_error *err);
+/* `leat index`: scans and writes beside the data (or into the cache when that directory cannot be written and
+ * `cache_ok`). *ret_path is where; caller frees. */
+int dataset_index_write(const struct dataset_spec *spec, const struct dataset_progress *progress, bool cache_ok,
+                        char **ret_path, struct leat_error *err);
+
+/* Fills `dst` (extent->bytes long) for a CHUNK or ZERO extent: reads the stored chunks with pread from fd, undoes the
+ * filters, moves rows to their place. `scratch` grows as needed and is the caller's to keep. */
+struct dataset_scratch {
+    void *stored, *decoded;
+    uint64_t stored_cap, decoded_cap;
+    void *inflate; /* libdeflate decompressor */
+};
+void dataset_scratch_fini(struct dataset_scratch *scratch);
+int dataset_extent_decode(const struct index *index, const struct index_extent *extent, int fd, void *dst,
+                          struct dataset_scratch *scratch, struct leat_error *err);
+
+#endif

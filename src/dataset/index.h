@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * index.h: the index of a working set: which samples there are, which fields each has, where every byte comes
+ * from, and where it lies in the working set's linear address space. One immutable blob, the same on disk (beside the
+ * shards or in a cache), in a memfd that clients map, and on every host; opening it is a mmap and a check of its header.
+ *
+ * Linear address space. The sources' extents, one after another, make one address space; region mr_gid holds addresses
+ * [mr_gid * region_bytes, (mr_gid + 1) * region_bytes). A sample may cross regions. Shards and arrays are laid out as
+ * images of their files (address = file offset modulo 4096), so that direct I/O lands in place, headers included; small
+ * files are packed at 64-byte steps. Per field, addresses rise with the sample number.
+ *
+ *   0        header (struct index_header, 512 bytes)
+ *   …        sections, each 64-byte aligned, little-endian, in the order of enum index_section:
+ *            fields    struct index_field   [nfields]
+ *            sources   struct index_source  [nsources]    in order of first address
+ *            extents   struct index_extent  [nextents]    in order of address, never overlapping
+ *            parts     struct index_part    [nsamples × ntable_fields]  sample-major; only fields of kind TABLE
+ *            labels    u32                  [nsamples]    only with a field of kind LABEL
+ *            key_ends  u64                  [nsamples]    end of key i in keys; absent: key is the decimal number
+ *            keys      bytes
+ *            sorted    u64                  [nsamples]    sample numbers in key order; absent: they are in order
+ *            class_ends u64 [nclasses], classes bytes     names of the labels
+ *            chunks    struct index_chunk   [nchunks]     HDF5: where an extent's bytes go
+ *            strings   NUL-terminated; offset 0 is ""
+ *
+ * A blob from a file or a peer is hostile until index_open has looked at its header and index_validate at all of it.
+ */
+#ifndef DATASET_INDEX_H
+#define DATASET_INDEX_H
+
+#include "base/base.h"
+
+#define INDEX_MAGIC       0x315844495441454cull /* "LEATIDX1" */
+#define INDEX_VERSION     1u
+#define INDEX_MAX_FIELDS  64u
+#define INDEX_MAX_DIMS    8u
+#define INDEX_NO_ADDRESS  UINT64_MAX
+#define INDEX_FILE_ALIGN  4096u /* extents read with direct I/O: address = file offset modulo this */
+#define INDEX_SMALL_ALIGN 64u
+
+enum index_section {
+    INDEX_FIELDS, INDEX_SOURCES, INDEX_EXTENTS, INDEX_PARTS, INDEX_LABELS, INDEX_KEY_ENDS, INDEX_KEYS, INDEX_SORTED,
+    INDEX_CLASS_ENDS, INDEX_CLASSES, INDEX_CHUNKS, INDEX_STRINGS, INDEX_SECTIONS
+};
+
+enum index_kind { INDEX_KIND_ARRAY = 1, INDEX_KIND_DIR = 2, INDEX_KIND_TAR = 3, INDEX_KIND_PUSHED = 4 };
+
+struct index_header {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t header_crc;      /* CRC32C of the header with this field 0 */
+    uint64_t total_bytes;     /* of the blob */
+    uint64_t nsamples;
+    uint32_t nfields, ntable_fields;
+    uint64_t nsources, nextents, nchunks, nclasses;
+    uint64_t address_end;     /* of the linear space, before rounding up to a region */
+    uint64_t payload_bytes;   /* sum of all part lengths: what the samples weigh */
+    uint64_t max_sample_bytes; /* all fields together */
+    uint8_t fingerprint[16];  /* XXH3-128 over keys, field names, dtypes, shapes and lengths; never times */
+    uint32_t kind;            /* enum index_kind */
+    uint32_t flags;           /* INDEX_FLAG_* */
+    uint32_t root;            /* string: canonical path or URI that source paths are relative to */
+    uint32_t reserved;
+    struct { uint64_t offset, bytes; } sections[INDEX_SECTIONS];
+    uint8_t pad[512 - 128 - 16 * INDEX_SECTIONS];
+};
+_Static_assert(sizeof(struct index_header) == 512, "header layout");
+
+#define INDEX_FLAG_SMALL_FILES 1u /* one source a sample (or few): open + read, no direct I/O */
+
+enum index_field_kind {
+    INDEX_FIELD_UNIFORM = 1, /* sample i is `stride` bytes at address + i * stride: arrays */
+    INDEX_FIELD_TABLE = 2,   /* parts[] says: files and tar members; may be absent in a sample */
+    INDEX_FIELD_LABEL = 3,   /* inline: a u32 out of labels[], named by classes[] */
+};
+
+struct index_field {
+    uint32_t name;  /* string: "image", "jpg", "data", "label", ... */
+    uint32_t dtype; /* string: NumPy's ("<f4"), or "" for raw bytes */
+    uint32_t kind;  /* enum index_field_kind */
+    uint32_t ndim;  /* of one sample; 0: scalar, or raw bytes */
+    uint64_t shape[INDEX_MAX_DIMS]; /* of one sample, UNIFORM only */
+    uint64_t address, stride;       /* UNIFORM only */
+    uint64_t max_bytes;             /* longest part */
+    uint64_t total_bytes;           /* all parts */
+    uint32_t table_slot;            /* TABLE: column in parts */
+    uint32_t reserved;
+};
+
+struct index_source {
+    uint32_t path;     /* string, relative to header.root ("" = root itself) */
+    uint32_t reserved;
+    uint64_t bytes;
+    int64_t mtime_ns;  /* with ctime and size: to notice a change, never part of the fingerprint */
+    int64_t ctime_ns;
+    uint64_t inode;
+};
+
+enum index_extent_kind {
+    INDEX_EXTENT_RAW = 1,   /* file bytes [source_offset, +bytes) are the pool bytes [address, +bytes) */
+    INDEX_EXTENT_ZERO = 2,  /* never written in the source (HDF5 fill of zeros) */
+    INDEX_EXTENT_CHUNK = 3, /* stored bytes go through filters to rows: `chunk` says how */
+};
+
+struct index_extent {
+    uint64_t address, bytes;
+    uint64_t source_offset, source_bytes; /* RAW: source_bytes == bytes */
+    uint32_t source, kind;
+    uint64_t chunk; /* first of `nchunk` entries of chunks[]; CHUNK only */
+    uint32_t nchunk, reserved;
+};
+
+/* HDF5: an extent of kind CHUNK is a run of whole rows, covered by nchunk chunks. */
+struct index_chunk {
+    uint64_t source_offset, source_bytes; /* stored; source_bytes 0: unallocated, fill value */
+    uint64_t row0, col0_bytes;            /* first row inside the extent, first byte inside a row */
+    uint64_t rows, row_bytes;             /* rows kept (clipped at the extent), bytes of each kept */
+    uint64_t decoded_bytes, decoded_pitch; /* after the filters: size, and bytes from a row to the next */
+    uint64_t extent_pitch;                 /* bytes of a whole row */
+    uint32_t filters;                      /* INDEX_FILTER_* that were applied */
+    uint32_t shuffle_width;                /* element size for the shuffle filter */
+    uint64_t fill;                         /* string: fill value bytes, one element in hex; 0 = zeros */
+};
+#define INDEX_FILTER_DEFLATE 1u
+#define INDEX_FILTER_SHUFFLE 2u
+#define INDEX_FILTER_FLETCHER32 4u
+
+struct index_part {
+    uint64_t address; /* INDEX_NO_ADDRESS: this sample has no such field */
+    uint64_t bytes;
+};
+
+/* An opened blob: pointers into it. Read-only, any number of threads. */
+struct index {
+    const struct index_header *header;
+    const struct index_field *fields;
+    const struct index_source *sources;
+    const struct index_extent *extents;
+    const struct index_part *parts;
+    const uint32_t *labels;
+    const uint64_t *key_ends;
+    const char *keys;
+    const uint64_t *sorted;
+    const uint64_t *class_ends;
+    const char *classes;
+    const struct index_chunk *chunks;
+    const char *strings;
+    const void *blob;
+    uint64_t blob_bytes;
+    bool mapped; /* index_close unmaps */
+};
+
+/* Looks at the header and the bounds of every section: O(fields). LEAT_CORRUPT with a reason. The blob must outlive it. */
+int index_open(const void *blob, uint64_t bytes, struct index *ret_index, struct leat_error *err);
+/* Maps a file or memfd and opens it; the descriptor may be closed afterwards. */
+int index_map(int fd, struct index *ret_index, struct leat_error *err);
+void index_close(struct index *index);
+/* Walks every table: what a peer or a file of somebody else must pass before it is used. O(samples). */
+int index_validate(const struct index *index, struct leat_error *err);
+
+static inline const char *index_string(const struct index *index, uint32_t offset)
+{
+    return index->strings + offset;
+}
+/* Where field f of sample i lies. False when this sample has no such field. LABEL fields have no address. */
+static inline bool index_part(const struct index *index, uint64_t i, unsigned f, struct index_part *ret)
+{
+    const struct index_field *field = &index->fields[f];
+    if (field->kind == INDEX_FIELD_UNIFORM) {
+        *ret = (struct index_part){field->address + i * field->stride, field->stride};
+        return true;
+    }
+    if (field->kind != INDEX_FIELD_TABLE)
+        return false;
+    *ret = index->parts[i * index->header->ntable_fields + field->table_slot];
+    return ret->address != INDEX_NO_ADDRESS;
+}
+/* Field number by name, or -1. */
+int index_field_find(const struct index *index, const char *name);
+/* The key of sample i: not NUL-terminated; numbers are written into scratch (24 bytes). */
+const char *index_key(const struct index *index, uint64_t i, char scratch[24], size_t *ret_len);
+/* Sample number of a key, or UINT64_MAX. O(log n). */
+uint64_t index_find(const struct index *index, const char *key, size_t len);
+/* Samples whose keys begin with prefix are sorted positions [*ret_first, *ret_end); index_sorted maps to a number. */
+void index_prefix(const struct index *index, const char *prefix, size_t len, uint64_t *ret_first, uint64_t *ret_end);
+static inline uint64_t index_sorted(const struct index *index, uint64_t position)
+{
+    return index->sorted ? index->sorted[position] : position;
+}
+/* Name of class `label`, not NUL-terminated. */
+const char *index_class(const struct index *index, uint32_t label, size_t *ret_len);
+/* First extent that ends after `address`: nextents if none. O(log n). */
+uint64_t index_extent_at(const struct index *index, uint64_t address);
+/* First sample whose part of field f ends after `address` (parts of a field rise): nsamples if none. O(log n). */
+uint64_t index_sample_at(const struct index *index, unsigned f, uint64_t address);
+
+/*
+ * The live half of a locator: a memfd that the daemon writes and clients map read-only. Sample i is readable once
+ * its state is RESIDENT (acquire); its CRCs were written before that.
+ *   0     struct live_header (4096 bytes)
+ *   4096  _Atomic uint8_t state[nsamples], padded to 64
+ *   …     uint32_t crc[nsamples × nfields]
+ */
+enum live_state { LIVE_ABSENT = 0, LIVE_LOADING = 1, LIVE_RESIDENT = 2, LIVE_FAILED = 3, LIVE_LOST = 4, LIVE_STREAMED = 5 };
+
+struct live_header {
+    uint64_t magic;
+    uint64_t nsamples;
+    uint32_t nfields;
+    _Atomic uint32_t generation; /* raised by a revoke: every address handed out before is stale */
+    _Atomic uint64_t resident_samples, resident_bytes, failed_samples;
+    uint64_t state_offset, crc_offset, total_bytes;
+};
+#define LIVE_MAGIC 0x3145564954414541ull
+static inline uint64_t live_crc_offset(uint64_t nsamples)
+{
+    return 4096 + align_up(nsamples, 64);
+}
+static inline uint64_t live_bytes(uint64_t nsamples, uint32_t nfields)
+{
+    return align_up(live_crc_offset(nsamples) + nsamples * nfields * 4, 4096);
+}
+
+/* --- building ------------------------------------------------------------------------------------------------ */
+
+/*
+ * A builder takes sources, extents and samples in address order and writes the blob. Tables are kept in memory
+ * until index_builder_finish, which computes fingerprint, sorted and statistics and writes to fd (a memfd, or a file).
+ */
+struct index_builder;
+int index_builder_new(enum index_kind kind, const char *root, struct index_builder **ret_builder);
+void index_builder_free(struct index_builder *b);
+/* Field number, or -errno. UNIFORM: shape, dtype, address and stride; TABLE and LABEL: name only. Same name: same number. */
+int index_builder_field(struct index_builder *b, const char *name, const char *dtype, enum index_field_kind kind,
+                        unsigned ndim, const uint64_t *shape, uint64_t address, uint64_t stride);
+struct stat;
+/* Source number or -errno (as int64). */
+int64_t index_builder_source(struct index_builder *b, const char *relative_path, const struct stat *st);
+/* Reserves linear space for `bytes` whose address is = phase modulo align; returns the address. Wraps never: -EOVERFLOW
+ * comes back from finish. */
+uint64_t index_builder_reserve(struct index_builder *b, uint64_t bytes, uint64_t align, uint64_t phase);
+int index_builder_extent(struct index_builder *b, const struct index_extent *extent);
+int64_t index_builder_chunk(struct index_builder *b, const struct index_chunk *chunk); /* its number or -errno */
+int64_t index_builder_string(struct index_builder *b, const char *s);                  /* its offset or -errno */
+uint32_t index_builder_class(struct index_builder *b, const char *name); /* number; same name: same number */
+/* Begins sample number nsamples with this key (NULL: numbered). Then its parts and label. */
+int index_builder_sample(struct index_builder *b, const char *key, size_t key_len);
+int index_builder_part(struct index_builder *b, unsigned field, uint64_t address, uint64_t bytes);
+int index_builder_label(struct index_builder *b, uint32_t label);
+/* Array-like sets have no per-sample tables: just how many. */
+void index_builder_count(struct index_builder *b, uint64_t nsamples);
+int index_builder_finish(struct index_builder *b, int fd, struct leat_error *err);
+
+#endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * disk.h: large reads from files straight into pool memory. One engine belongs to one thread. Implementations
+ * stand beside each other as equals: uring/ (io_uring, registered buffers), worker/ (pread in a small thread
+ * pool, where containers refuse io_uring), mem/ (tests), fault/ (errors, short reads and delays, stacked on another).
+ *
+ *   submit ──▶ in flight (at most `depth`) ──▶ reap: done(req, result), exactly once each, never inside submit
+ *
+ * Failure modes: a short read at end of file is a result smaller than `bytes`, not an error; -EIO and friends are
+ * the request's result, the engine stays usable. disk_engine_free waits for what the kernel still holds: no
+ * buffer is written after it returns.
+ */
+#ifndef DISK_DISK_H
+#define DISK_DISK_H
+
+#include "base/base.h"
+
+struct disk_engine;
+
+struct disk_read {
+    /* in */
+    int fd;
+    uint64_t offset;
+    void *dst;
+    uint64_t bytes;
+    int buffer; /* index of the registered buffer that contains dst, or -1 */
+    void (*done)(struct disk_read *req, int64_t result); /* bytes read (short only at EOF) or -errno */
+    /* the engine's until done */
+    uint64_t got;
+    void *link;
+    int64_t result;
+};
+
+struct disk_ops {
+    const char *name;
+    /* Queues n requests; the engine retries short reads itself until EOF. 0 or -errno (then none was queued). */
+    int (*submit)(struct disk_engine *e, struct disk_read **reqs, unsigned n);
+    /* Calls done() for finished requests; waits for at least min_done of them. Returns how many, or -errno. */
+    int (*reap)(struct disk_engine *e, unsigned min_done);
+    /* Readable when reap() would find something, for a loop_source; -1 if this engine has none. */
+    int (*event_fd)(struct disk_engine *e);
+    /* Registers a buffer for fixed reads: returns its index, or -errno (then read with buffer = -1). */
+    int (*buffer_register)(struct disk_engine *e, void *addr, uint64_t bytes);
+    void (*buffer_unregister)(struct disk_engine *e, int buffer);
+    void (*free)(struct disk_engine *e);
+};
+
+struct disk_engine {
+    const struct disk_ops *ops;
+    unsigned depth;     /* most requests in flight; submit queues the rest inside */
+    unsigned in_flight;
+    _Atomic uint64_t reads, bytes, errors; /* totals, readable from any thread */
+};
+
+/* depth: requests in flight. -ENOSYS or -EPERM where the kernel or a container refuses io_uring. */
+int disk_uring_new(unsigned depth, struct disk_engine **ret_engine);
+/* depth threads, each a blocking pread at a time; depth 1 makes reads in the caller's thread at reap(). */
+int disk_worker_new(unsigned depth, struct disk_engine **ret_engine);
+/* Files are the caller's memory: fd is an index into the table. */
+struct disk_mem_file {
+    const void *data;
+    uint64_t bytes;
+};
+int disk_mem_new(const struct disk_mem_file *files, unsigned n, struct disk_engine **ret_engine);
+/* Stacks faults on `lower`, which it then owns: each rule fires on the Nth request (1 = first, 0 = never). */
+struct disk_fault_rules {
+    uint64_t fail_nth;
+    int fail_code; /* -EIO, -ENOSPC, ... */
+    uint64_t fail_every; /* and on every multiple of this, 0 = no */
+    uint64_t short_nth;  /* a result of half the bytes, as if the file had been truncated */
+    uint64_t delay_ns;   /* each request */
+};
+int disk_fault_new(struct disk_engine *lower, const struct disk_fault_rules *rules, struct disk_engine **ret_engine);
+
+/* "uring", "worker" or "auto" (uring where allowed). LEAT_DISK overrides "auto". Logs what was chosen once. */
+int disk_engine_new(const char *kind, unsigned depth, struct disk_engine **ret_engine);
+void disk_engine_free(struct disk_engine *e); /* NULL is fine */
+
+/* What a file is like to read, found once a file. */
+struct disk_file_traits {
+    uint32_t direct_align; /* offset, length and memory alignment O_DIRECT asks for; 0: no direct I/O here */
+    const char *fs;        /* "ext4", "xfs", "tmpfs", "overlay", "nfs", "fuse", "virtiofs", "other"; static string */
+    bool network;          /* nfs, cifs, fuse...: pages cached here say nothing about the source */
+};
+int disk_file_probe(int fd, struct disk_file_traits *ret_traits);
+/* Share of [offset, offset+bytes) that the page cache holds, 0..1000 per mille (cachestat, else mincore); -errno
+ * when the kernel does not tell. Never brings pages in. */
+int disk_cached_permille(int fd, uint64_t offset, uint64_t bytes);
+
+#endif
