@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * leat/leat.h: the DataService API: datasets in a memory pool, read in batches at memory speed.
+ *
+ *     struct leat_client *client;   leat_connect(NULL, &client, &err);
+ *     struct leat_ws *ws;           leat_open(client, "train/", NULL, &ws, &err);
+ *     struct leat_view *view;       leat_load(ws, &(struct leat_view_options){.size = sizeof(...), .batch_size = 64}, &view, &err);
+ *     struct leat_batch *batch;     leat_read_batch(view, ids, 64, 0, &batch, &err);
+ *     ... leat_batch_data(batch, 0) ...
+ *     leat_batch_release(batch);
+ *
+ * Rules that hold throughout
+ *  - Functions return 0 or a negative code of <leat/error.h>; outputs come last and are written only on success;
+ *    `err` may be NULL.
+ *  - Structs of options begin with `size` = sizeof of the struct the caller was compiled with; zero means default.
+ *  - Deadlines are durations in nanoseconds from the call; 0 means the client's default (30 s), UINT64_MAX none.
+ *  - A client, its working sets and views may be used from any thread; one view is filled by one thread at a time
+ *    (others wait). After fork() the child must not touch them: it connects anew (leat_forked tells).
+ *  - Complete means: the bytes are in the destination and their CRC32C matched what was recorded at preload.
+ */
+#ifndef LEAT_LEAT_H
+#define LEAT_LEAT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <leat/error.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct leat_client;
+struct leat_ws;
+struct leat_view;
+struct leat_batch;
+struct leat_iter;
+
+/* "0.1.0" */
+const char *leat_version(void);
+
+/* --- the connection to this host's daemon --------------------------------------------------------------------- */
+
+#define LEAT_CONNECT_NO_START 1u /* never start a private daemon: LEAT_NOT_FOUND when none runs */
+
+struct leat_client_options {
+    size_t size;
+    const char *socket;       /* NULL: LEAT_SOCKET, else the private daemon of this user and job */
+    const char *job;          /* NULL: LEAT_JOB, TORCHELASTIC_RUN_ID, SLURM_JOB_ID, else the login session */
+    uint64_t pool_bytes;      /* cap of a daemon started by this call; 0: half of what memory or cgroup leaves */
+    uint64_t region_bytes;    /* of a daemon started by this call; 0: 512 MiB, less when the pool is small */
+    uint64_t timeout_ns;      /* default deadline of operations; 0: 30 s */
+    unsigned flags;           /* LEAT_CONNECT_* */
+};
+
+/* Finds or starts the daemon and shakes hands. Starting is serialised over all processes of the job by a lock. */
+int leat_connect(const struct leat_client_options *options, struct leat_client **ret_client, struct leat_error *err);
+/* Working sets and views still open stay usable until closed themselves. NULL is fine. */
+void leat_disconnect(struct leat_client *client);
+/* The daemon's socket path; valid as long as the client. */
+const char *leat_client_socket(const struct leat_client *client);
+/* 1 when this process is a forked child of the one that connected. */
+int leat_forked(const struct leat_client *client);
+
+/* Work that takes long tells how far it is. Return non-zero to give up (the call ends with -ECANCELED). */
+enum leat_stage { LEAT_STAGE_INDEX = 1, LEAT_STAGE_LOAD = 2, LEAT_STAGE_VERIFY = 3 };
+struct leat_progress {
+    enum leat_stage stage;
+    uint64_t samples_done, samples_total; /* total 0: not known yet */
+    uint64_t bytes_done, bytes_total;
+};
+typedef int (*leat_progress_fn)(const struct leat_progress *progress, void *user);
+
+/* --- working sets ---------------------------------------------------------------------------------------------- */
+
+#define LEAT_OPEN_NO_LOAD     1u /* fail with LEAT_NOT_FOUND unless it is in the pool already */
+#define LEAT_OPEN_WAIT        2u /* return only when every sample is resident (or streamed: when the pinned part is) */
+#define LEAT_OPEN_PUBLIC      4u /* other users of a system daemon may read it (mode 0644; default 0600) */
+
+struct leat_open_options {
+    size_t size;
+    const char *name;      /* explicit working set: stays until dropped. NULL: implicit, goes with its last user */
+    unsigned flags;        /* LEAT_OPEN_* */
+    uint64_t pool_bytes;   /* at most this much pool for it; the rest is streamed. 0: as much as it needs and there is */
+    leat_progress_fn progress;
+    void *progress_user;
+    uint64_t timeout_ns;
+};
+
+/*
+ * Opens a dataset: a path, "file://…", "field=path;field=path", or "leat://NAME" for a set already in the pool. Does not wait
+ * for the data: a background preload runs, and a read waits for its own samples only. LEAT_NOT_FOUND,
+ * LEAT_DENIED, LEAT_INVALID, LEAT_CORRUPT, LEAT_UNSUPPORTED (the source), LEAT_NO_SPACE (not even a window fits).
+ */
+int leat_open(struct leat_client *client, const char *uri, const struct leat_open_options *options,
+              struct leat_ws **ret_ws, struct leat_error *err);
+/* The same and waits until it is in the pool; with options->name it stays there. ret_ws may be NULL. */
+int leat_preload(struct leat_client *client, const char *uri, const struct leat_open_options *options,
+                 struct leat_ws **ret_ws, struct leat_error *err);
+/* Adds the samples of `uri` (same fields) to explicit set `name`, as a new version; handles already open keep
+ * reading theirs. *ret_length (may be NULL): samples of the new version. */
+int leat_append(struct leat_client *client, const char *name, const char *uri, const struct leat_open_options *options,
+                uint64_t *ret_length, struct leat_error *err);
+void leat_close(struct leat_ws *ws); /* NULL is fine; views of it must be closed first */
+
+struct leat_field {
+    const char *name;     /* valid as long as the working set */
+    const char *dtype;    /* NumPy's ("<f4", "|u1"); "" for raw bytes; "<u4" for labels */
+    unsigned ndim;        /* of one sample */
+    uint64_t shape[8];    /* of one sample, elements */
+    uint64_t max_bytes;   /* longest value */
+    uint64_t fixed_bytes; /* every value has this length; 0: ragged */
+    int is_label;         /* a class number: value held in the index, named by leat_ws_class */
+};
+
+uint64_t leat_ws_length(const struct leat_ws *ws);
+unsigned leat_ws_fields(const struct leat_ws *ws);
+int leat_ws_field(const struct leat_ws *ws, unsigned field, struct leat_field *ret_field);
+int leat_ws_find_field(const struct leat_ws *ws, const char *name); /* number or -1 */
+/* "leat://NAME", or the canonical source: opens the same set in another process. */
+const char *leat_ws_uri(const struct leat_ws *ws);
+/* 32 hex digits of the fingerprint: keys, sizes and shapes, never times. */
+const char *leat_ws_fingerprint(const struct leat_ws *ws);
+uint64_t leat_ws_classes(const struct leat_ws *ws);
+/* Not NUL-terminated; valid as long as the set. NULL past the end. */
+const char *leat_ws_class(const struct leat_ws *ws, uint64_t label, size_t *ret_len);
+/* Key of a sample: pathname in filesets, decimal number in arrays. buf of 24 bytes is used for numbers. */
+const char *leat_ws_key(const struct leat_ws *ws, uint64_t index, char buf[24], size_t *ret_len);
+/* Number of a key, LEAT_NOT_FOUND otherwise. */
+int leat_ws_index(const struct leat_ws *ws, const char *key, size_t key_len, uint64_t *ret_index);
+/* Bytes of one field of one sample; LEAT_NOT_FOUND when the sample has no such field. No I/O. */
+int leat_ws_field_bytes(const struct leat_ws *ws, uint64_t index, unsigned field, uint64_t *ret_bytes);
+
+struct leat_ws_stat {
+    size_t size;
+    uint64_t samples, resident_samples, failed_samples;
+    uint64_t payload_bytes, resident_bytes;
+    uint64_t pool_bytes;        /* regions held */
+    uint64_t regions, region_bytes;
+    uint64_t page_bytes;        /* smallest page size obtained for a region of it */
+    unsigned streamed;          /* 1: larger than the pool; unpinned samples come through a window */
+    unsigned generation, version;
+    const char *transport;      /* what this process reads it by: "shm", "tcp", "shm+tcp" */
+};
+int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_error *err);
+/* Waits until all of it is resident. */
+int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint64_t timeout_ns, struct leat_error *err);
+
+/* --- single samples -------------------------------------------------------------------------------------------- */
+
+/* Copies one field of one sample into buf (cap bytes); *ret_bytes is its length. LEAT_NO_SPACE when cap is short
+ * (*ret_bytes is then what it takes). Labels are 4 bytes, little-endian. Negative numbers are the caller's to resolve. */
+int leat_read(struct leat_ws *ws, uint64_t index, unsigned field, void *buf, uint64_t cap, uint64_t timeout_ns,
+              uint64_t *ret_bytes, struct leat_error *err);
+
+/*
+ * Zero copy: a read-only pointer into the pool. Holds a lease until leat_hold_release; the set cannot be dropped meanwhile but
+ * by force, which turns the bytes to zeros. LEAT_UNSUPPORTED when the sample is not in this host's pool in one
+ * piece (another node, a region boundary, a streamed sample): use leat_read.
+ */
+struct leat_hold;
+int leat_hold(struct leat_ws *ws, uint64_t index, unsigned field, uint64_t timeout_ns, struct leat_hold **ret_hold,
+              const void **ret_data, uint64_t *ret_bytes, struct leat_error *err);
+void leat_hold_release(struct leat_hold *hold);
+
+/* --- batches --------------------------------------------------------------------------------------------------- */
+
+struct leat_view_options {
+    size_t size;
+    unsigned batch_size;       /* most samples a batch; required */
+    unsigned slots;            /* batch buffers in the ring; 0: 4 */
+    const unsigned *fields;    /* field numbers; NULL: all */
+    unsigned nfields;
+    uint64_t max_batch_bytes;  /* of one ragged field of one batch; 0: batch_size * longest, reserved lazily */
+    const char *transport;     /* NULL: best there is; "shm", "tcp": required, LEAT_UNSUPPORTED when not to be had */
+    uint64_t inflight_bytes;   /* most bytes asked for and not yet here; 0: measured */
+};
+
+/* Load: allocates and registers the ring of batch buffers, once. */
+int leat_load(struct leat_ws *ws, const struct leat_view_options *options, struct leat_view **ret_view,
+              struct leat_error *err);
+/* Batches still held stay valid until released; the memory goes with the last one. */
+void leat_view_close(struct leat_view *view);
+
+/*
+ * ReadBatch: n <= batch_size samples, any order, repeats allowed, into a free slot. When every slot is held: LEAT_BUSY, naming
+ * the holders' sequence numbers. A failed read leaves no batch: err names the first bad sample.
+ */
+int leat_read_batch(struct leat_view *view, const uint64_t *ids, unsigned n, uint64_t timeout_ns,
+                    struct leat_batch **ret_batch, struct leat_error *err);
+
+unsigned leat_batch_size(const struct leat_batch *batch);
+const uint64_t *leat_batch_ids(const struct leat_batch *batch);
+/* Position in the epoch order of the first sample, for batches of an iterator. */
+uint64_t leat_batch_position(const struct leat_batch *batch);
+/* Field `f` counts within the view's fields. Fixed: sample i at data + i * fixed_bytes. Ragged: sample i is
+ * [offsets[i], offsets[i + 1]) of data; absent fields have length 0 and present(…) = 0. Labels: u32 each. */
+void *leat_batch_data(const struct leat_batch *batch, unsigned f, uint64_t *ret_bytes);
+const uint64_t *leat_batch_offsets(const struct leat_batch *batch, unsigned f); /* NULL for fixed fields; n + 1 entries */
+int leat_batch_present(const struct leat_batch *batch, unsigned f, unsigned i);
+unsigned leat_batch_slot(const struct leat_batch *batch); /* which buffer of the ring */
+/* Gives the slot back. Any thread, exactly once. */
+void leat_batch_release(struct leat_batch *batch);
+/* The same once eventfd (or any descriptor) `fd` turns readable: a copy engine still reads the slot until then.
+ * The library keeps a duplicate of fd. */
+int leat_batch_release_after(struct leat_batch *batch, int fd, struct leat_error *err);
+
+/* --- epoch order ----------------------------------------------------------------------------------------------- */
+
+/*
+ * perm(seed, epoch, fingerprint, kind): a permutation of [0, n) in O(1) memory. block == 0: full shuffle; block = N: blocks of N
+ * consecutive samples in random order, mixed inside groups of LEAT_ORDER_GROUP blocks, so that storage is read in
+ * runs; UINT64_MAX: no shuffle. No batch size, rank or world size in it.
+ */
+#define LEAT_ORDER_SEQUENTIAL UINT64_MAX
+#define LEAT_ORDER_GROUP      16u
+struct leat_order {
+    uint64_t n, seed, epoch, block;
+    uint64_t key[4];          /* private from here: filled by leat_order_init */
+    uint64_t a, b, ga, gb;
+    uint64_t nblocks, tail_slot;
+};
+/* fingerprint: 32 hex digits or NULL. LEAT_INVALID when n == 0. */
+int leat_order_init(struct leat_order *order, uint64_t n, uint64_t seed, uint64_t epoch, uint64_t block,
+                    const char *fingerprint, struct leat_error *err);
+/* Sample at position p < n. Pure; any thread. */
+uint64_t leat_order_at(const struct leat_order *order, uint64_t position);
+void leat_order_fill(const struct leat_order *order, uint64_t first, unsigned count, uint64_t *ret_ids);
+
+/* --- batches of an epoch, read ahead ----------------------------------------------------------------------------- */
+
+#define LEAT_SHUFFLE_AUTO 1u /* block = 0 for sets in the pool, a stated block for streamed ones */
+
+struct leat_iter_options {
+    size_t size;
+    uint64_t seed, epoch;
+    uint64_t block;            /* as in leat_order */
+    unsigned flags;            /* LEAT_SHUFFLE_AUTO overrides block */
+    unsigned rank, world_size; /* 0, 0: one rank */
+    uint64_t first_position;   /* global position to start at: resume */
+    int keep_tail;             /* 0: the last, short step is dropped; 1: it is delivered, possibly shorter on some ranks */
+    unsigned ahead;            /* batches read ahead by the iterator's thread; 0: slots - 1; at most slots - 1 */
+};
+/* Step s takes positions [s*G, (s+1)*G), G = batch_size * world_size; this rank its contiguous slice of them. */
+int leat_iterate(struct leat_view *view, const struct leat_iter_options *options, struct leat_iter **ret_iter,
+                 struct leat_error *err);
+/* Next batch, in order. *ret_batch = NULL at the end of the epoch. */
+int leat_next(struct leat_iter *iter, uint64_t timeout_ns, struct leat_batch **ret_batch, struct leat_error *err);
+uint64_t leat_iter_steps(const struct leat_iter *iter); /* batches this rank gets in all */
+uint64_t leat_iter_block(const struct leat_iter *iter); /* the block chosen: 0 full */
+void leat_iter_close(struct leat_iter *iter);
+
+/* --- push: ranks fill a set that has no source Leat can read ----------------------------------------------------- */
+
+struct leat_push_field {
+    const char *name;
+    const char *dtype;       /* NumPy's; "" for raw bytes */
+    unsigned ndim;
+    const uint64_t *shape;   /* of one sample; with dtype and shape the field is fixed */
+};
+/*
+ * Rank 0 allocates: nsamples samples of these fields; lengths[i * nfields + f] are needed for raw (ragged) fields and
+ * ignored for fixed ones (NULL when all are fixed). The set is explicit and readable sample by sample as they come.
+ */
+int leat_create(struct leat_client *client, const char *name, const struct leat_push_field *fields, unsigned nfields,
+                uint64_t nsamples, const uint64_t *lengths, const char *const *keys, unsigned flags,
+                struct leat_error *err);
+/* Any rank: writes all fields of samples [first, first + n). data[f] holds the n values one after another. */
+int leat_push(struct leat_ws *ws, uint64_t first, unsigned n, const void *const *data, uint64_t timeout_ns,
+              struct leat_error *err);
+/* The share of a rank: [*ret_first, *ret_end). */
+void leat_share(uint64_t nsamples, unsigned rank, unsigned world_size, uint64_t *ret_first, uint64_t *ret_end);
+
+/* --- looking after the pool -------------------------------------------------------------------------------------- */
+
+enum leat_query {
+    LEAT_QUERY_LIST = 1,    /* all working sets the caller may see */
+    LEAT_QUERY_STAT = 2,    /* one: arg = name or URI */
+    LEAT_QUERY_STATUS = 3,  /* the daemon: pool, regions, clients, nodes, engines, page sizes */
+    LEAT_QUERY_METRICS = 4, /* Prometheus text, not JSON */
+};
+/* *ret_text: UTF-8 JSON (or Prometheus text), NUL-terminated; free it with leat_free. */
+int leat_query(struct leat_client *client, enum leat_query query, const char *arg, char **ret_text,
+               struct leat_error *err);
+void leat_free(void *text);
+
+#define LEAT_DROP_FORCE 1u /* do not wait for leases: readers get LEAT_STALE */
+/* Waits for leases up to timeout_ns, then LEAT_BUSY naming how many. */
+int leat_drop(struct leat_client *client, const char *name, unsigned flags, uint64_t timeout_ns, struct leat_error *err);
+
+#define LEAT_VERIFY_SOURCE 1u /* read the source again as well, not only the pool */
+/* Recomputes every CRC. LEAT_CORRUPT naming the first bad key; *ret_bad is how many. */
+int leat_verify(struct leat_ws *ws, unsigned flags, leat_progress_fn progress, void *user, uint64_t *ret_bad,
+                struct leat_error *err);
+/* Ends the daemon: refused with LEAT_BUSY while others use it, unless force. */
+int leat_stop(struct leat_client *client, int force, struct leat_error *err);
+
+/* Counters of this process, all clients together: names as in the daemon's metrics. JSON; leat_free it. */
+int leat_counters(char **ret_json, struct leat_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

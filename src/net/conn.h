@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * conn.h: framed connections over unix sockets and TCP (wire/proto.h). Two faces of one format:
+ *  - struct conn: non-blocking, driven by a loop: the daemon's side, and daemon to daemon;
+ *  - net_call_*: blocking with a deadline: the client's side.
+ */
+#ifndef NET_CONN_H
+#define NET_CONN_H
+
+#include "base/base.h"
+#include "loop/loop.h"
+#include "wire/proto.h"
+
+struct conn;
+
+struct conn_message {
+    struct proto_frame frame;
+    const uint8_t *body; /* valid during the callback */
+    int *fds;            /* frame.nfds descriptors; taken ones are set to -1, the rest is closed after the callback */
+};
+
+struct conn_ops {
+    /* One whole frame without its payload. 0, or -errno: the connection is closed with that reason. A frame with payload_bytes > 0
+     * must be answered by conn_receive_payload before returning. */
+    int (*message)(struct conn *conn, struct conn_message *message);
+    /* Peer gone or protocol error (status < 0). The conn is still valid; the owner calls conn_free, now or later. */
+    void (*closed)(struct conn *conn, int status);
+};
+
+struct conn_limits {
+    uint64_t out_bytes;  /* replies queued to a peer that does not read: past this it is closed; 0: 64 MiB */
+};
+
+/* Takes fd (a connected stream socket). Loop's thread only, as everything here. */
+int conn_new(struct loop *loop, int fd, const struct conn_ops *ops, void *user, const struct conn_limits *limits,
+             struct conn **ret_conn);
+/* Closes at once; queued output is dropped; closed() is not called. Safe inside callbacks. NULL is fine. */
+void conn_free(struct conn *conn);
+/* Hands the descriptor to somebody else (a data thread, a client by SCM_RIGHTS) and frees the conn. Only when no
+ * output is queued and no input is buffered, else -EBUSY. */
+int conn_release_fd(struct conn *conn);
+void *conn_user(const struct conn *conn);
+int conn_fd(const struct conn *conn);
+bool conn_is_unix(const struct conn *conn);
+/* SO_PEERCRED of a unix peer. */
+int conn_credentials(const struct conn *conn, uint32_t *ret_uid, uint32_t *ret_gid, int32_t *ret_pid);
+
+/* Queues a frame; fds are duplicated. On allocation failure the connection is closed (closed() later). */
+void conn_send(struct conn *conn, uint8_t kind, uint16_t type, uint64_t id, int status, const struct bytes_out *body,
+               const int *fds, unsigned nfds);
+/* status < 0 with err's message as body. */
+void conn_send_error(struct conn *conn, uint16_t type, uint64_t id, const struct leat_error *err);
+/* The same with a payload taken by reference; done(user, status) once it was sent or dropped. */
+void conn_send_payload(struct conn *conn, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
+                       const void *payload, uint64_t bytes, void (*done)(void *user, int status), void *user);
+/* From message(): the payload goes straight to dst; done(...) when it is there. Messages behind it wait. */
+void conn_receive_payload(struct conn *conn, void *dst, uint64_t bytes, void (*done)(void *user, int status), void *user);
+
+/* --- blocking calls (client) --------------------------------------------------------------------------------- */
+
+struct net_reply {
+    struct proto_frame frame;
+    struct bytes_out body; /* owned: net_reply_fini */
+    int fds[PROTO_FDS_MAX];
+    unsigned nfds;         /* owned until taken (set to -1) */
+};
+void net_reply_fini(struct net_reply *reply);
+/* Writes one frame. deadline_ns absolute, 0 none. LEAT_PEER_GONE, LEAT_TIMED_OUT. */
+int net_frame_send(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body, const int *fds,
+                   unsigned nfds, uint64_t deadline_ns);
+/* Reads one frame with its body and descriptors. */
+int net_frame_receive(int fd, struct net_reply *ret_reply, uint64_t deadline_ns);
+/* Connects a stream socket: "/path" unix, "host:port" TCP (TCP_NODELAY). */
+int net_dial(const char *address, uint64_t deadline_ns, int *ret_fd, struct leat_error *err);
+/* Listens: "/path" unix (mode 0600 or as given), "host:port" TCP. */
+int net_listen(const char *address, unsigned mode, int *ret_fd, struct leat_error *err);
+
+/* --- the server side of PROTO_READ and PROTO_WRITE: data threads ----------------------------------------------- */
+
+/* What a data connection may touch: implemented by the pool. Thread-safe, called from data threads. */
+struct net_serve_target {
+    /* Address of [offset, +bytes) of region gid, or NULL with *ret_status (LEAT_STALE, LEAT_INVALID). The memory stays valid
+     * until `unref` of the target. */
+    void *(*resolve)(struct net_serve_target *target, uint32_t gid, uint64_t offset, uint64_t bytes, bool write,
+                     int *ret_status);
+    /* After a WRITE's payload has landed. 0 or a status for its reply. */
+    int (*written)(struct net_serve_target *target, uint64_t first_sample, uint32_t count);
+    /* The connection ended; called once, on the data thread. */
+    void (*unref)(struct net_serve_target *target);
+};
+
+struct net_server;
+/* `threads` loops that serve data connections. */
+int net_server_new(unsigned threads, struct net_server **ret_server);
+/* Takes fd (after its handshake) and the target's reference. Least busy thread. Any thread. */
+int net_server_add(struct net_server *server, int fd, struct net_serve_target *target);
+/* Closes every connection of a target and returns when none is touching its memory any more. Not from a data thread. */
+void net_server_revoke(struct net_server *server, struct net_serve_target *target);
+void net_server_free(struct net_server *server); /* closes all, joins. NULL is fine */
+struct net_server_stats {
+    uint64_t connections, requests, bytes_sent, bytes_received, errors;
+};
+void net_server_stats(struct net_server *server, struct net_server_stats *ret_stats);
+
+#endif

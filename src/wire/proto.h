@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * proto.h: Leat's protocol: frames and messages between client and daemon (unix socket), and between hosts (TCP).
+ * Pure: bytes to structs and back; fuzzed.
+ *
+ *   frame    0  u32 magic "LEAT"      16  u64 id: of the request; replies and events carry it back
+ *            4  u8  version           24  u32 body bytes (control), <= PROTO_BODY_MAX
+ *            5  u8  kind (enum)       28  u32 nfds: descriptors sent beside it (SCM_RIGHTS), unix only
+ *            6  u16 type              32  u64 payload bytes behind the body: sample bytes of READ replies, WRITE requests
+ *            8  i32 status            40  body …, payload …
+ *           12  u32 reserved
+ *
+ * All integers little-endian; strings are u32 length + UTF-8 bytes. A reply with status < 0 has a body of one string: the
+ * message. A request may be followed by events with its id (progress) before its one reply. Daemon-initiated events have id 0.
+ *
+ * Who may connect. Unix: SO_PEERCRED is the identity; the socket's folder is private or its mode the administrator's.
+ * TCP: both sides prove that they know the token (32 bytes or more, from a file) without sending it:
+ *     client  HELLO  {versions, role, nonce_c[32], acting uid, gid, ws uuid}
+ *     server  reply  {version, nonce_s[32], mac_s = HMAC-SHA256(token, "leat server" ‖ transcript)}
+ *     client  PROOF  {mac_c = HMAC-SHA256(token, "leat client" ‖ transcript)}
+ *     server  reply  {node id, generation, ...}
+ * where transcript = the bytes of HELLO's body ‖ nonce_s. Nothing else is accepted before that. A daemon connects to its peers; for a
+ * client's data connection it does so too and passes the open socket on, so that the token never leaves daemons.
+ */
+#ifndef WIRE_PROTO_H
+#define WIRE_PROTO_H
+
+#include "base/base.h"
+#include "base/bytes.h"
+
+#define PROTO_MAGIC      0x5441454cu /* "LEAT" */
+#define PROTO_VERSION    1
+#define PROTO_FRAME      40
+#define PROTO_BODY_MAX   (16u << 20)
+#define PROTO_FDS_MAX    64
+#define PROTO_STR_MAX    4096
+#define PROTO_IDS_MAX    (1u << 20) /* samples in one WAIT or FETCH */
+#define PROTO_READS_MAX  65536u     /* ranges in one READ */
+#define PROTO_UUID       16
+
+enum proto_kind { PROTO_REQUEST = 1, PROTO_REPLY = 2, PROTO_EVENT = 3 };
+
+enum proto_role { PROTO_ROLE_CONTROL = 1, PROTO_ROLE_DATA = 2, PROTO_ROLE_PEER = 3 };
+
+enum proto_type {
+    PROTO_HELLO = 1, /* struct proto_hello -> proto_welcome */
+    PROTO_PROOF = 2, /* mac[32] -> proto_welcome again, now with node and generation */
+
+    /* control, client to daemon */
+    PROTO_OPEN = 16,      /* proto_open -> proto_ws + fds {index, live}; events: PROGRESS while indexing */
+    PROTO_CLOSE = 17,     /* u64 ws: the lease ends */
+    PROTO_REGIONS = 18,   /* u64 ws, u32 first, u32 count<=64 -> u32 n, n × u32 gid; fds: one read-only memfd each, local only */
+    PROTO_WAIT = 19,      /* u64 ws, u32 n, n × u64 sample -> empty when every one is resident; n = 0: all of the set.
+                             status < 0: the first that failed, message names it. Raises their priority. */
+    PROTO_FETCH = 20,     /* u64 ws, u32 n, n × {u64 first sample, u64 count} -> proto_fetched: streamed samples into staging */
+    PROTO_RELEASE = 21,   /* u64 lease of a FETCH; no reply */
+    PROTO_APPEND = 22,    /* proto_open with name set -> proto_ws of the new version (fds as OPEN) */
+    PROTO_CREATE = 23,    /* u32 flags, str name, fd: memfd with an index of kind PUSHED -> empty */
+    PROTO_BROKER = 24,    /* u64 ws, u32 node -> fd: authenticated DATA connection to that node */
+    PROTO_QUERY = 25,     /* u32 enum leat_query, str arg -> str text */
+    PROTO_DROP = 26,      /* u32 flags, u64 wait_ns, str name -> empty */
+    PROTO_STOP = 27,      /* u32 force -> empty, then the daemon ends */
+    PROTO_VERIFY = 28,    /* u64 ws, u32 flags -> u64 bad, str first bad key; events: PROGRESS */
+    PROTO_CANCEL = 29,    /* u64 id of an own request: it is answered with -ECANCELED if it still can; no reply */
+
+    /* data: on a connection bound to one working set by its HELLO (or, on the control socket, by u64 ws ahead) */
+    PROTO_READ = 48,      /* u32 n, n × proto_range -> payload: the ranges, one after another */
+    PROTO_WRITE = 49,     /* u64 first sample, u32 count, u32 nranges, ranges; payload: their bytes -> empty. PUSHED sets only;
+                             the daemon checksums what arrives */
+
+    /* peer, daemon to daemon */
+    PROTO_NODE = 64,      /* -> str name, u64 capacity_bytes, u64 free_bytes, u64 region_bytes */
+    PROTO_RESERVE = 65,   /* uuid, u32 generation, u64 region_bytes, u32 n, n × u32 gid -> n × {u64 page_bytes} */
+    PROTO_INSTALL = 66,   /* proto_ws with spec, owner, mode and full region table; payload: the index blob -> empty; it then pulls */
+    PROTO_READY = 67,     /* event: uuid, u32 n, n × {u64 part piece: sample, u32 field, u32 crc, u64 offset in part, u64 bytes, i32 status} */
+    PROTO_FORGET = 68,    /* uuid, u32 force -> empty: drop of a set that spans nodes */
+    PROTO_DESCRIBE = 69,  /* str name -> proto_ws; payload: the index blob: for a daemon that does not host the set */
+
+    /* events from the daemon */
+    PROTO_PROGRESS = 96,  /* u32 stage, u64 samples done, total, bytes done, total */
+    PROTO_REVOKED = 97,   /* u64 ws, u32 generation: dropped by force, or its node lost it */
+};
+
+struct proto_frame {
+    uint8_t version, kind;
+    uint16_t type;
+    int32_t status;
+    uint64_t id;
+    uint32_t body_bytes, nfds;
+    uint64_t payload_bytes;
+};
+void proto_frame_put(uint8_t out[PROTO_FRAME], const struct proto_frame *frame);
+/* 0; LEAT_CORRUPT: not a frame, or sizes past the limits. The version is the caller's to judge. */
+int proto_frame_get(const uint8_t in[PROTO_FRAME], struct proto_frame *ret_frame);
+
+struct proto_hello {
+    uint8_t version_min, version_max;
+    uint8_t role;
+    uint32_t pid;
+    char program[32];
+    uint8_t nonce[32];       /* TCP; zeros on a unix socket */
+    uint32_t acting_uid, acting_gid; /* TCP: on whose behalf */
+    uint8_t uuid[PROTO_UUID];        /* DATA: the working set */
+    uint32_t generation;             /* DATA: of its descriptor */
+};
+struct proto_welcome {
+    uint8_t version;
+    uint8_t nonce[32], mac[32]; /* TCP, first reply */
+    char node[256];             /* its name or address */
+    uint32_t node_id;
+    uint64_t region_bytes, pool_bytes;
+    uint64_t client_count;
+};
+struct proto_open {
+    uint32_t flags; /* LEAT_OPEN_* */
+    uint64_t pool_bytes;
+    char *name;     /* owned; "" = implicit */
+    char *uri;
+};
+struct proto_node {
+    uint32_t id;
+    char address[256]; /* "host:port[,host:port]"; "" for the daemon that answers */
+};
+struct proto_region {
+    uint32_t gid;
+    uint32_t node;       /* index into nodes */
+    uint32_t page_bytes; /* obtained */
+    uint32_t generation;
+};
+struct proto_ws {
+    uint64_t ws; /* handle on this connection */
+    uint8_t uuid[PROTO_UUID];
+    uint32_t generation, version, flags, mode, owner_uid, owner_gid;
+    uint64_t region_bytes;
+    uint64_t pinned_end; /* addresses below are (or become) resident; at and above are streamed. address_end: none */
+    uint64_t index_bytes, live_bytes;
+    char *name; /* owned */
+    char *uri;
+    uint32_t nnodes, nregions;
+    struct proto_node *nodes;     /* owned */
+    struct proto_region *regions; /* owned; in order of gid */
+};
+#define PROTO_WS_STREAMED 1u
+#define PROTO_WS_EXPLICIT 2u
+#define PROTO_WS_PUSHED   4u
+
+/* Staging places of a FETCH: linear addresses [address, +bytes) lie at `offset` of staging region `gid`. Runs in order. */
+struct proto_run {
+    uint64_t address, bytes, offset;
+    uint32_t gid; /* PROTO_STAGING | n: its descriptor comes with the reply the first time, else by REGIONS */
+};
+#define PROTO_STAGING 0x80000000u
+struct proto_fetched {
+    uint64_t lease;
+    uint32_t nruns;
+    struct proto_run *runs; /* owned */
+};
+/* 16 bytes on the wire. */
+struct proto_range {
+    uint32_t gid, bytes;
+    uint64_t offset;
+};
+
+void proto_hello_put(struct bytes_out *out, const struct proto_hello *m);
+int proto_hello_get(const void *body, size_t len, struct proto_hello *ret);
+void proto_welcome_put(struct bytes_out *out, const struct proto_welcome *m);
+int proto_welcome_get(const void *body, size_t len, struct proto_welcome *ret);
+void proto_open_put(struct bytes_out *out, const struct proto_open *m);
+int proto_open_get(const void *body, size_t len, struct proto_open *ret);
+void proto_open_fini(struct proto_open *m);
+void proto_ws_put(struct bytes_out *out, const struct proto_ws *m);
+int proto_ws_get(const void *body, size_t len, struct proto_ws *ret);
+void proto_ws_fini(struct proto_ws *m);
+void proto_fetched_put(struct bytes_out *out, const struct proto_fetched *m);
+int proto_fetched_get(const void *body, size_t len, struct proto_fetched *ret);
+void proto_fetched_fini(struct proto_fetched *m);
+void proto_range_put(struct bytes_out *out, const struct proto_range *m);
+void proto_range_get(struct bytes_in *in, struct proto_range *ret);
+
+/* Handshake MACs: HMAC-SHA256 over "leat server"/"leat client" ‖ hello body ‖ nonce_s. 0 or -EIO. */
+int proto_mac(const void *token, size_t token_len, bool server, const void *hello_body, size_t hello_len,
+              const uint8_t nonce_s[32], uint8_t ret_mac[32]);
+bool proto_mac_equal(const uint8_t a[32], const uint8_t b[32]); /* constant time */
+
+#endif
