@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * log.c: formats a line on the stack and hands it to the kernel with one write(2), so that lines of different
+ * threads and processes do not mix. Failure mode: a line longer than the buffer ends in "..."; a write that
+ * fails is forgotten, because there is nowhere to say so. errno survives a call.
+ */
+#include "base/log.h"
+#include "base/base.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <time.h>
+
+#define LINE_MAX_BYTES 1024
+#define LEVEL_UNSET    (-1)
+
+static _Atomic int level_now = LEVEL_UNSET;
+static _Atomic int out_fd = 2;
+static char program_name[32] = "leat";
+
+static const char *const level_names[] = {"error", "warning", "info", "debug"};
+
+void log_set_level(enum log_level level)
+{
+    atomic_store_explicit(&level_now, (int)level, memory_order_relaxed);
+}
+
+int log_parse_level(const char *name, enum log_level *ret_level)
+{
+    for (unsigned i = 0; name && i < ARRAY_LEN(level_names); i++) {
+        if (strcmp(name, level_names[i]) == 0) {
+            *ret_level = (enum log_level)i;
+            return 0;
+        }
+    }
+    return -EINVAL;
+}
+
+void log_set_output(int fd, const char *program)
+{
+    atomic_store_explicit(&out_fd, fd, memory_order_relaxed);
+    snprintf(program_name, sizeof(program_name), "%s", program ? program : "leat");
+}
+
+static int current_level(void)
+{
+    int level = atomic_load_explicit(&level_now, memory_order_relaxed);
+    if (level != LEVEL_UNSET)
+        return level;
+    enum log_level parsed = LOG_LEVEL_WARNING;
+    log_parse_level(getenv("LEAT_LOG"), &parsed);
+    int unset = LEVEL_UNSET; /* a log_set_level in between wins */
+    atomic_compare_exchange_strong(&level_now, &unset, (int)parsed);
+    return atomic_load_explicit(&level_now, memory_order_relaxed);
+}
+
+static size_t clamp_len(int printed, size_t room)
+{
+    if (printed < 0)
+        return 0;
+    return (size_t)printed < room ? (size_t)printed : room - 1;
+}
+
+void log_write(enum log_level level, const char *fmt, ...)
+{
+    if ((int)level > current_level())
+        return;
+    int saved_errno = errno;
+    int fd = atomic_load_explicit(&out_fd, memory_order_relaxed);
+    char line[LINE_MAX_BYTES];
+    size_t room = sizeof(line) - 1; /* one byte for the newline */
+    size_t len = 0;
+    if (fd == 2) {
+        len = clamp_len(snprintf(line, room, "%s: %s: ", program_name, level_names[level]), room);
+    } else { /* a file is read later: say when */
+        struct timespec ts;
+        struct tm tm;
+        clock_gettime(CLOCK_REALTIME, &ts);
+        gmtime_r(&ts.tv_sec, &tm);
+        len = clamp_len(snprintf(line, room, "%s: %04d-%02d-%02dT%02d:%02d:%02d.%03ldZ %s: ", program_name,
+                                 tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour, tm.tm_min,
+                                 tm.tm_sec, ts.tv_nsec / 1000000, level_names[level]),
+                        room);
+    }
+    va_list ap;
+    va_start(ap, fmt);
+    int printed = vsnprintf(line + len, room - len, fmt, ap);
+    va_end(ap);
+    size_t text_at = len;
+    if (printed >= 0 && (size_t)printed >= room - len) {
+        len = room - 1;
+        memcpy(line + len - 3, "...", 3);
+    } else {
+        len += clamp_len(printed, room - len);
+    }
+    /* Names out of files and messages end up here; a newline in one must not forge a line. */
+    for (size_t i = text_at; i < len; i++) {
+        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
+            line[i] = '?';
+    }
+    line[len++] = '\n';
+    ssize_t n;
+    do {
+        n = write(fd, line, len);
+    } while (n < 0 && errno == EINTR);
+    errno = saved_errno;
+}
