@@ -14,13 +14,13 @@
 #define POLY 0x82f63b78u
 
 static uint32_t slices[8][256]; /* slices[k][b]: the byte b followed by k zero bytes */
-static uint32_t powers[64];     /* powers[k] = x^(2^k) mod P */
+static uint32_t powers[31];     /* powers[k] = x^(2^k) mod P */
 
 static struct crc32c_impl impls[CRC32C_ARCH_IMPLS + 1];
 static unsigned impl_count;
 static struct crc32c_impl chosen;
 
-uint32_t crc32c_mulmod(uint32_t a, uint32_t b)
+static uint32_t mulmod(uint32_t a, uint32_t b)
 {
     uint32_t product = 0;
     for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
@@ -31,21 +31,20 @@ uint32_t crc32c_mulmod(uint32_t a, uint32_t b)
     return product;
 }
 
-uint32_t crc32c_shift_of(uint64_t bytes)
+uint32_t crc32c_power(uint64_t n, unsigned k)
 {
-    uint32_t shift = 1u << 31; /* x^0 */
-    /* 8n = n << 3. P = (x + 1) * (a primitive polynomial of degree 31), so x^(2^31) = x and the powers repeat
-     * with period 31: k + 3 folds back into the table. */
-    for (unsigned k = 3; bytes; bytes >>= 1, k++) {
-        if (bytes & 1)
-            shift = crc32c_mulmod(powers[k < 64 ? k : k - 31], shift);
+    uint32_t power = 1u << 31; /* x^0 */
+    /* P = (x + 1) * (a primitive polynomial of degree 31), so x^(2^31) = x: the powers repeat with period 31. */
+    for (; n; n >>= 1, k++) {
+        if (n & 1)
+            power = mulmod(powers[k % ARRAY_LEN(powers)], power);
     }
-    return shift;
+    return power;
 }
 
 uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b)
 {
-    return crc32c_mulmod(crc32c_shift_of(bytes_b), crc_a) ^ crc_b;
+    return mulmod(crc32c_power(bytes_b, 3), crc_a) ^ crc_b;
 }
 
 static inline uint64_t load_le64(const uint8_t *p)
@@ -91,6 +90,13 @@ static uint32_t table_copy(uint32_t crc, void *restrict dst, const void *restric
     return crc;
 }
 
+#if !defined(__x86_64__) && !defined(__aarch64__)
+unsigned crc32c_arch_impls(struct crc32c_impl arch[CRC32C_ARCH_IMPLS])
+{
+    return 0;
+}
+#endif
+
 /* Before anything else of ours that runs at load time. */
 __attribute__((constructor(101))) static void choose(void)
 {
@@ -106,7 +112,7 @@ __attribute__((constructor(101))) static void choose(void)
     }
     powers[0] = 1u << 30; /* x^1 */
     for (unsigned k = 1; k < ARRAY_LEN(powers); k++)
-        powers[k] = crc32c_mulmod(powers[k - 1], powers[k - 1]);
+        powers[k] = mulmod(powers[k - 1], powers[k - 1]);
 
     impl_count = crc32c_arch_impls(impls);
     impls[impl_count++] = (struct crc32c_impl){.name = "table", .crc = table_crc, .copy = table_copy};

@@ -5,12 +5,11 @@
 
 #include "base/crc32c.h"
 
-/* a * b modulo the polynomial, and x^(8 * bytes): reflected, bit 31 is x^0. */
-uint32_t crc32c_mulmod(uint32_t a, uint32_t b);
-uint32_t crc32c_shift_of(uint64_t bytes);
+/* x^(n * 2^k) modulo the polynomial, reflected: bit 31 is x^0. */
+uint32_t crc32c_power(uint64_t n, unsigned k);
 
-/* How many implementations of this architecture the CPU can run, put into impls[], best first. Called once, by
- * the constructor of crc32c.c, after the tables above work. */
+/* Puts the implementations of this architecture that the CPU can run into impls[], best first, and returns how
+ * many. Called once, by the constructor of crc32c.c, when crc32c_power works. */
 #define CRC32C_ARCH_IMPLS 2
 unsigned crc32c_arch_impls(struct crc32c_impl impls[CRC32C_ARCH_IMPLS]);
 

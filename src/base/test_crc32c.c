@@ -51,10 +51,65 @@ static void test_combine(void **state)
     assert_int_equal(four, other);
 }
 
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t v = *state; /* xorshift64: any noise will do */
+    v ^= v << 13;
+    v ^= v >> 7;
+    v ^= v << 17;
+    return *state = v;
+}
+
+#define GUARD 64
+
+/* One buffer against the last implementation, the table: checksum, copy, and nothing touched around the copy. */
+static void check_one(const struct crc32c_impl *impl, const struct crc32c_impl *table, uint32_t seed,
+                      const uint8_t *src, size_t bytes, uint8_t *area, size_t dst_at)
+{
+    uint32_t want = table->crc(seed, src, bytes);
+    assert_int_equal(impl->crc(seed, src, bytes), want);
+    memset(area + dst_at - GUARD, 0xa5, bytes + 2 * GUARD);
+    assert_int_equal(impl->copy(seed, area + dst_at, src, bytes), want);
+    assert_memory_equal(area + dst_at, src, bytes);
+    for (unsigned i = 0; i < GUARD; i++) {
+        assert_int_equal(area[dst_at - GUARD + i], 0xa5);
+        assert_int_equal(area[dst_at + bytes + i], 0xa5);
+    }
+}
+
+static void test_against_table(void **state)
+{
+    enum { MOST = 3 << 20 };
+    AUTO_FREE uint8_t *src = malloc(MOST + 128), *area = aligned_alloc(64, MOST + 4 * GUARD + 128);
+    assert_non_null(src);
+    assert_non_null(area);
+    uint64_t random = 0x9e3779b97f4a7c15;
+    for (size_t i = 0; i < MOST + 128; i += 8)
+        memcpy(src + i, &(uint64_t){next_random(&random)}, 8);
+    const struct crc32c_impl *impls;
+    unsigned n = crc32c_impls(&impls);
+    for (unsigned i = 0; i < n; i++) {
+        for (size_t bytes = 0; bytes <= 1100; bytes++) {
+            for (unsigned shift = 0; shift < 16; shift++) {
+                /* Sources and destinations of every alignment within 8 and many within 64. */
+                unsigned from = (unsigned)(bytes + shift) % 64, to = (shift * 13 + (unsigned)bytes / 3) % 64;
+                check_one(&impls[i], &impls[n - 1], (uint32_t)next_random(&random), src + from, bytes, area,
+                          GUARD + to);
+            }
+        }
+        for (unsigned round = 0; round < 60; round++) {
+            size_t bytes = next_random(&random) % (round % 4 ? 20000 : MOST);
+            check_one(&impls[i], &impls[n - 1], (uint32_t)next_random(&random),
+                      src + next_random(&random) % 128, bytes, area, GUARD + next_random(&random) % 128);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_known),
+        cmocka_unit_test(test_against_table),
         cmocka_unit_test(test_combine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
