@@ -7,8 +7,9 @@
  *   submit ──▶ in flight (at most `depth`) ──▶ reap: done(req, result), exactly once each, never inside submit
  *
  * Failure modes: a short read at end of file is a result smaller than `bytes`, not an error; -EIO and friends are
- * the request's result, the engine stays usable. disk_engine_free waits for what the kernel still holds: no
- * buffer is written after it returns.
+ * the request's result, the engine stays usable. disk_engine_free waits for what the kernel still holds (no buffer
+ * is written after it returns) and ends the requests that had not started with -ECANCELED, so done() runs for all.
+ * done() may submit again and may free its request; it may not reap, and may not free the engine.
  */
 #ifndef DISK_DISK_H
 #define DISK_DISK_H
@@ -33,13 +34,18 @@ struct disk_read {
 
 struct disk_ops {
     const char *name;
-    /* Queues n requests; the engine retries short reads itself until EOF. 0 or -errno (then none was queued). */
+    /* Queues n requests, any number; the engine retries short reads itself until EOF and splits what the kernel would
+     * not take at once (over 1 GiB). 0 or -errno (then none was queued; -ECANCELED while the engine is being freed). */
     int (*submit)(struct disk_engine *e, struct disk_read **reqs, unsigned n);
-    /* Calls done() for finished requests; waits for at least min_done of them. Returns how many, or -errno. */
+    /* Calls done() for finished requests; waits for at least min_done of them (fewer if fewer are in flight).
+     * Returns how many, or -errno. */
     int (*reap)(struct disk_engine *e, unsigned min_done);
-    /* Readable when reap() would find something, for a loop_source; -1 if this engine has none. */
+    /* Readable when reap() would find something (now and then when not), for a loop_source; the same each time, the
+     * engine's; -1 if it has none. An engine driven by waiting reaps alone need not ask, and saves the signals. */
     int (*event_fd)(struct disk_engine *e);
-    /* Registers a buffer for fixed reads: returns its index, or -errno (then read with buffer = -1). */
+    /* Registers a buffer for fixed reads: returns its index, or -errno (then read with buffer = -1; nothing else
+     * changes). io_uring pins the pages, so all of the buffer's memory is allocated now: reserve it first, and
+     * unregister before a hole is punched. */
     int (*buffer_register)(struct disk_engine *e, void *addr, uint64_t bytes);
     void (*buffer_unregister)(struct disk_engine *e, int buffer);
     void (*free)(struct disk_engine *e);
@@ -47,9 +53,15 @@ struct disk_ops {
 
 struct disk_engine {
     const struct disk_ops *ops;
-    unsigned depth;     /* most requests in flight; submit queues the rest inside */
-    unsigned in_flight;
-    _Atomic uint64_t reads, bytes, errors; /* totals, readable from any thread */
+    unsigned depth;     /* most requests handed to the kernel at a time; submit queues the rest inside */
+    unsigned in_flight; /* submitted and not done yet, queued ones included; owner thread */
+    /* totals, readable from any thread */
+    _Atomic uint64_t reads, bytes, errors;
+    _Atomic uint64_t fixed_reads;      /* pieces read through a registered buffer */
+    _Atomic uint64_t registered_bytes; /* now */
+    _Atomic uint64_t
+        register_failed;        /* buffers refused (RLIMIT_MEMLOCK, table full): their reads are plain ones */
+    _Atomic int register_errno; /* the last refusal, as a positive errno; 0: none */
 };
 
 /* depth: requests in flight. -ENOSYS or -EPERM where the kernel or a container refuses io_uring. */
@@ -62,15 +74,16 @@ struct disk_mem_file {
     uint64_t bytes;
 };
 int disk_mem_new(const struct disk_mem_file *files, unsigned n, struct disk_engine **ret_engine);
-/* Stacks faults on `lower`, which it then owns: each rule fires on the Nth request (1 = first, 0 = never). */
+/* Stacks faults on `lower`, which it then owns (not on failure): each rule fires on the Nth request (1 = first, 0 = never). */
 struct disk_fault_rules {
     uint64_t fail_nth;
-    int fail_code; /* -EIO, -ENOSPC, ... */
+    int fail_code;       /* -EIO, -ENOSPC, ... */
     uint64_t fail_every; /* and on every multiple of this, 0 = no */
     uint64_t short_nth;  /* a result of half the bytes, as if the file had been truncated */
     uint64_t delay_ns;   /* each request */
 };
-int disk_fault_new(struct disk_engine *lower, const struct disk_fault_rules *rules, struct disk_engine **ret_engine);
+int disk_fault_new(struct disk_engine *lower, const struct disk_fault_rules *rules,
+                   struct disk_engine **ret_engine);
 
 /* "uring", "worker" or "auto" (uring where allowed). LEAT_DISK overrides "auto". Logs what was chosen once. */
 int disk_engine_new(const char *kind, unsigned depth, struct disk_engine **ret_engine);
@@ -79,8 +92,8 @@ void disk_engine_free(struct disk_engine *e); /* NULL is fine */
 /* What a file is like to read, found once a file. */
 struct disk_file_traits {
     uint32_t direct_align; /* offset, length and memory alignment O_DIRECT asks for; 0: no direct I/O here */
-    const char *fs;        /* "ext4", "xfs", "tmpfs", "overlay", "nfs", "fuse", "virtiofs", "other"; static string */
-    bool network;          /* nfs, cifs, fuse...: pages cached here say nothing about the source */
+    const char *fs; /* "ext4", "xfs", "tmpfs", "overlay", "nfs", "fuse", "virtiofs", "other"; static string */
+    bool network;   /* nfs, cifs, fuse...: pages cached here say nothing about the source */
 };
 int disk_file_probe(int fd, struct disk_file_traits *ret_traits);
 /* Share of [offset, offset+bytes) that the page cache holds, 0..1000 per mille (cachestat, else mincore); -errno
