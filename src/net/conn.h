@@ -50,10 +50,12 @@ void conn_send(struct conn *conn, uint8_t kind, uint16_t type, uint64_t id, int 
                const int *fds, unsigned nfds);
 /* status < 0 with err's message as body. */
 void conn_send_error(struct conn *conn, uint16_t type, uint64_t id, const struct leat_error *err);
-/* The same with a payload taken by reference; done(user, status) once it was sent or dropped. */
+/* The same with a payload taken by reference; done(user, status) exactly once: later, when it was sent or dropped; at once
+ * when the message could not be taken (the connection is then closed, or will be). */
 void conn_send_payload(struct conn *conn, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
                        const void *payload, uint64_t bytes, void (*done)(void *user, int status), void *user);
-/* From message(): the payload goes straight to dst; done(...) when it is there. Messages behind it wait. */
+/* From message(), bytes == frame.payload_bytes: the payload goes straight to dst; done(user, 0) when it is there, or with
+ * a status when the connection ended first. Messages behind it wait. */
 void conn_receive_payload(struct conn *conn, void *dst, uint64_t bytes, void (*done)(void *user, int status), void *user);
 
 /* --- blocking calls (client) --------------------------------------------------------------------------------- */
@@ -68,8 +70,21 @@ void net_reply_fini(struct net_reply *reply);
 /* Writes one frame. deadline_ns absolute, 0 none. LEAT_PEER_GONE, LEAT_TIMED_OUT. */
 int net_frame_send(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body, const int *fds,
                    unsigned nfds, uint64_t deadline_ns);
-/* Reads one frame with its body and descriptors. */
+/* The same with a payload (WRITE, INSTALL) behind the body. */
+int net_frame_send_payload(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
+                           const void *payload, uint64_t bytes, uint64_t deadline_ns);
+/* Reads one frame with its body and descriptors, and nothing behind it: a payload is the caller's to receive next. LEAT_PEER_GONE,
+ * LEAT_TIMED_OUT (part of a frame may be gone then: close the socket), LEAT_CORRUPT. */
 int net_frame_receive(int fd, struct net_reply *ret_reply, uint64_t deadline_ns);
+int net_payload_receive(int fd, void *dst, uint64_t bytes, uint64_t deadline_ns);
+/* The code and message of a reply: 0, or frame.status with err filled from the body. */
+int net_reply_status(const struct net_reply *reply, struct leat_error *err);
+/*
+ * HELLO and, where there is a token (TCP), the mutual proof of wire/proto.h. token NULL: HELLO alone (unix). The nonce of
+ * `hello` is filled here. LEAT_DENIED: the far side does not know our token or does not take us.
+ */
+int net_handshake(int fd, const struct proto_hello *hello, const void *token, size_t token_len, uint64_t deadline_ns,
+                  struct proto_welcome *ret_welcome, struct leat_error *err);
 /* Connects a stream socket: "/path" unix, "host:port" TCP (TCP_NODELAY). */
 int net_dial(const char *address, uint64_t deadline_ns, int *ret_fd, struct leat_error *err);
 /* Listens: "/path" unix (mode 0600 or as given), "host:port" TCP. */

@@ -36,6 +36,7 @@
 #define PROTO_STR_MAX    4096
 #define PROTO_IDS_MAX    (1u << 20) /* samples in one WAIT or FETCH */
 #define PROTO_READS_MAX  65536u     /* ranges in one READ */
+#define PROTO_PAYLOAD_MAX (1ull << 48)
 #define PROTO_UUID       16
 
 enum proto_kind { PROTO_REQUEST = 1, PROTO_REPLY = 2, PROTO_EVENT = 3 };
