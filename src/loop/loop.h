@@ -17,16 +17,16 @@ struct loop;
 struct loop_source {
     int fd;
     uint32_t events; /* EPOLLIN | EPOLLOUT ..., level-triggered */
-    /* 0: may sleep; -EBUSY: there is work now. NULL for plain descriptors. */
+    /* 0: may sleep; -EBUSY: there is work now. NULL for plain descriptors. Everything else starts zeroed. */
     int (*arm)(struct loop_source *source);
-    /* `events` is what epoll reported (0 after a busy arm()). It may remove and free its own source. */
+    /* `events` is what epoll reported (0 after a busy arm()). It may remove and free its own source, and others. */
     void (*progress)(struct loop_source *source, uint32_t events);
     struct loop *loop;       /* set by loop_add */
     struct list arm_node;    /* loop's */
 };
 
 struct loop_timer {
-    uint64_t due_ns; /* clock_now_ns(); 0 = not set */
+    uint64_t due_ns; /* clock_now_ns(); 0 = not set: so a zeroed timer is. 0 again when it fires */
     void (*fire)(struct loop_timer *timer);
     struct list node; /* loop's */
     struct loop *loop;
@@ -44,7 +44,8 @@ int loop_modify(struct loop_source *source, uint32_t events);
 void loop_remove(struct loop_source *source); /* the descriptor stays open; harmless twice */
 void loop_timer_set(struct loop *loop, struct loop_timer *timer, uint64_t due_ns);
 void loop_timer_clear(struct loop_timer *timer);
-/* Runs until loop_stop. Returns 0, or -errno when epoll itself fails. */
+/* Runs until loop_stop, also one from before the call; then what was posted before the stop, and returns 0; or
+ * -errno when epoll itself fails. */
 int loop_run(struct loop *loop);
 /* One turn, waiting at most timeout_ms (-1: until something happens): for tests and for embedding. */
 int loop_turn(struct loop *loop, int timeout_ms);

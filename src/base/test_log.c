@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include "base/base.h"
+#include "base/log.h"
+
+#include <stdio.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+static int output = -1;
+
+/* What was logged since the last call. */
+static const char *logged(char text[4096])
+{
+    ssize_t n = pread(output, text, 4095, 0);
+    text[n > 0 ? n : 0] = 0;
+    assert_int_equal(ftruncate(output, 0), 0);
+    lseek(output, 0, SEEK_SET);
+    return text;
+}
+
+/* First, while nothing has set the level. */
+static void test_environment(void **state)
+{
+    char text[4096];
+    setenv("LEAT_LOG", "info", 1);
+    log_debug("no");
+    log_info("yes");
+    assert_non_null(strstr(logged(text), "info: yes\n"));
+    log_set_level(LOG_LEVEL_ERROR);
+    log_info("no");
+    log_warning("no");
+    assert_string_equal(logged(text), "");
+}
+
+static void test_line(void **state)
+{
+    char text[4096];
+    log_set_level(LOG_LEVEL_WARNING);
+    errno = EPIPE;
+    log_warning("working set '%s' dropped", "a\nleatd: error: forged\x1b[31m");
+    assert_int_equal(errno, EPIPE);
+    logged(text);
+    assert_memory_equal(text, "leatd: 2", 8); /* name and year */
+    assert_non_null(strstr(text, "Z warning: working set 'a?leatd: error: forged?[31m' dropped\n"));
+    assert_ptr_equal(strchr(text, '\n'), text + strlen(text) - 1);
+}
+
+static void test_long(void **state)
+{
+    char text[4096], much[3000];
+    memset(much, 'x', sizeof(much));
+    much[sizeof(much) - 1] = 0;
+    log_error("%s", much);
+    logged(text);
+    assert_true(strlen(text) <= 1024);
+    assert_string_equal(text + strlen(text) - 5, "x...\n");
+}
+
+static void test_parse(void **state)
+{
+    enum log_level level = LOG_LEVEL_ERROR;
+    assert_int_equal(log_parse_level("debug", &level), 0);
+    assert_int_equal(level, LOG_LEVEL_DEBUG);
+    assert_int_equal(log_parse_level("loud", &level), -EINVAL);
+    assert_int_equal(log_parse_level(NULL, &level), -EINVAL);
+    assert_int_equal(level, LOG_LEVEL_DEBUG);
+}
+
+int main(void)
+{
+    output = memfd_create("log", MFD_CLOEXEC);
+    if (output < 0)
+        return 1;
+    log_set_output(output, "leatd");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_line),
+        cmocka_unit_test(test_long),
+        cmocka_unit_test(test_parse),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
