@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cli.h: what the commands of `leat` share. A command is a row of a table: its options are rows too, and getopt's
+ * tables, the help screens and the check against the man pages all come from there, so that they cannot disagree.
+ *
+ *   main.c    the table, dispatch, connecting          transfer.c  preload, append, index, verify
+ *   usage.c   help screens, nearest names, getopt      look.c      ls, stat, cat
+ *   output.c  sizes, JSON, errors                      daemon.c    status, stop, drop
+ *   progress.c  bars and progress lines                doctor.c    the host; doctor_*.c its checks
+ */
+#ifndef APPS_LEAT_CLI_H
+#define APPS_LEAT_CLI_H
+
+#include <stdio.h>
+
+#include "base/base.h"
+#include "base/size.h"
+#include "leat/leat.h"
+
+/* Exit codes: leat(1) documents them. A code of the library maps to one by cli_exit_of. */
+enum cli_exit {
+    CLI_OK = 0,
+    CLI_FAILURE = 1,
+    CLI_USAGE = 2,
+    CLI_NOT_FOUND = 3,
+    CLI_DENIED = 4,
+    CLI_NO_SPACE = 5,
+    CLI_PEER = 6, /* timed out, or the daemon went away */
+    CLI_CORRUPT = 7,
+    CLI_BUSY = 8,
+    CLI_STALE = 9,
+    CLI_INTERRUPTED = 130,
+};
+
+enum cli_progress { CLI_PROGRESS_AUTO, CLI_PROGRESS_BAR, CLI_PROGRESS_JSON, CLI_PROGRESS_NONE };
+
+struct cli_command;
+struct cli {
+    const struct cli_command *command;
+    const char *socket, *job; /* NULL: the library's default */
+    bool json, quiet;
+    enum cli_progress progress;
+    uint64_t timeout_ns; /* 0: the command's default */
+    struct leat_error err;
+};
+
+struct cli_option {
+    int id;           /* the letter, or above 255 for options that have none */
+    const char *name; /* long name */
+    const char *arg;  /* "SIZE", or NULL for a switch */
+    const char *help;
+};
+
+struct cli_command {
+    const char *name, *summary;
+    const char *usage;                /* behind "leat NAME " */
+    const char *about;                /* a paragraph of help, lines ready to print; NULL: none */
+    const struct cli_option *options; /* of its own, ended by id 0; NULL: none */
+    const char *const *examples;      /* ended by NULL */
+    int (*run)(struct cli *cli, int argc, char **argv); /* argv[0] is the command; returns an enum cli_exit */
+};
+
+extern const struct cli_option cli_global_options[];
+/* LEAT_CONNECT_* in flags. 0, or the library's code with cli->err set. */
+int cli_connect(struct cli *cli, unsigned flags, uint64_t pool_bytes, struct leat_client **ret_client);
+extern const struct cli_command cli_commands[]; /* ended by name NULL */
+const struct cli_command *cli_command_find(const char *name);
+
+/*
+ * usage.c: the next option of the command or a global one. Returns an id with *ret_arg set, 0 when only operands are left (argv is
+ * permuted: they begin at *ret_first), or -1: it has printed what is wrong, return CLI_USAGE. Global options and
+ * --help are dealt with inside; after --help it returns -2 and the caller returns CLI_OK.
+ */
+struct cli_parse {
+    int argc;
+    char **argv;
+    bool started;
+};
+int cli_next_option(struct cli *cli, struct cli_parse *parse, const char **ret_arg, int *ret_first);
+/* Global options before the command's name; *ret_first is where the name stands. As above: 0, -1, -2. */
+int cli_global_parse(struct cli *cli, int argc, char **argv, int *ret_first);
+void cli_help(FILE *out, const struct cli_command *command); /* NULL: the list of commands */
+/* "leat preload: MESSAGE" and the hint to --help. Returns CLI_USAGE. */
+int cli_usage_error(const struct cli *cli, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* The name of `names` nearest to `text`, or NULL when none is near: at most a third of it is different. */
+const char *cli_nearest(const char *text, const char *const *names, size_t n);
+
+/* output.c */
+int cli_exit_of(int code);
+/* Prints cli->err (or the code's name) behind "leat COMMAND: " on stderr and returns the exit code. */
+int cli_fail(struct cli *cli, int code);
+int cli_error(const struct cli *cli, int exit_code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Flushes stdout; a full disk or closed pipe is a failure. Returns `exit_code`, or CLI_FAILURE. */
+int cli_finish(const struct cli *cli, int exit_code);
+/* "leat://NAME" or the URI itself when `text` has "://", "/" or "=" in it. Caller frees; NULL: out of memory. */
+char *cli_set_uri(const char *text);
+int cli_parse_size(const char *text, uint64_t *ret_bytes); /* size_parse, and not 0; 0 or -EINVAL */
+int cli_parse_seconds(const char *text, uint64_t *ret_ns); /* "30", "2.5", "10m", "none" = UINT64_MAX */
+int cli_parse_index(const char *text, uint64_t n,
+                    uint64_t *ret_index);               /* negative counts from the end; -EINVAL, -ERANGE */
+const char *cli_count(uint64_t n, char buf[32]);        /* "1,234,567" */
+const char *cli_duration(double seconds, char buf[16]); /* "0.12 s", "3:05", "1:02:03" */
+void cli_bar(char *out, size_t cap, unsigned width, double share); /* "[####----]", ASCII */
+/* Text of a file name or key: control characters and broken UTF-8 as \xNN where `out` is a terminal. */
+void cli_print_key(FILE *out, const char *s, size_t len);
+
+/* JSON, written as it comes: one document, two-space indents unless `lines`. */
+struct cli_json {
+    FILE *out;
+    unsigned depth;
+    bool lines; /* compact: one document a line */
+    bool first; /* nothing yet at this depth */
+    bool after_key;
+};
+void json_begin(struct cli_json *j, FILE *out, bool lines);
+void json_open(struct cli_json *j, const char *key,
+               char bracket);                      /* key NULL inside an array; bracket '{' or '[' */
+void json_close(struct cli_json *j, char bracket); /* '}' or ']'; a newline after the outermost */
+/* Bytes that are not UTF-8 become lone surrogates U+DC80..U+DCFF (Python's surrogateescape): nothing is lost. */
+void json_str(struct cli_json *j, const char *key, const char *s, size_t len);
+void json_text(struct cli_json *j, const char *key, const char *s); /* NULL: null */
+void json_u64(struct cli_json *j, const char *key, uint64_t v);
+void json_double(struct cli_json *j, const char *key, double v);
+void json_bool(struct cli_json *j, const char *key, bool v);
+void json_base64(struct cli_json *j, const char *key, const void *data, size_t bytes);
+/* Length of the UTF-8 sequence at s, 0 when broken. */
+unsigned cli_utf8(const unsigned char *s, size_t len);
+
+/* progress.c: a leat_progress_fn with `user` = struct progress. Redraws at most ten times a second. */
+struct progress {
+    const struct cli *cli;
+    bool bar, json;
+    bool drawn;
+    int stage;
+    uint64_t start_ns, stage_ns, shown_ns;
+    /* rate over the last seconds: a ring of (time, bytes, samples) */
+    struct progress_mark {
+        uint64_t ns, bytes, samples;
+    } marks[32];
+    unsigned nmarks, next;
+};
+void progress_begin(struct progress *p, const struct cli *cli);
+int progress_report(const struct leat_progress *report, void *user);
+void progress_end(struct progress *p); /* takes the bar away */
+double progress_seconds(const struct progress *p);
+/* The line of a bar, at most `width` columns: pure, for tests. rate: bytes/s (samples/s when bytes are unknown). */
+void progress_line(const struct leat_progress *report, double rate, unsigned width, char *out, size_t cap);
+
+/* the commands */
+int cmd_preload(struct cli *cli, int argc, char **argv);
+int cmd_append(struct cli *cli, int argc, char **argv);
+int cmd_index(struct cli *cli, int argc, char **argv);
+int cmd_verify(struct cli *cli, int argc, char **argv);
+int cmd_ls(struct cli *cli, int argc, char **argv);
+int cmd_stat(struct cli *cli, int argc, char **argv);
+int cmd_cat(struct cli *cli, int argc, char **argv);
+int cmd_status(struct cli *cli, int argc, char **argv);
+int cmd_stop(struct cli *cli, int argc, char **argv);
+int cmd_drop(struct cli *cli, int argc, char **argv);
+int cmd_doctor(struct cli *cli, int argc, char **argv);
+int cmd_help(struct cli *cli, int argc, char **argv);
+
+#endif

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* main.c of `leat`: the table of commands, and which one is meant. */
+#include "apps/leat/cli.h"
+
+static const struct cli_option preload_options[] = {
+    {'n', "name", "NAME", "the set's name; required (a set without a name would go with this command)"},
+    {300, "pool", "SIZE", "at most this much pool for it, as 4G; the rest is streamed"},
+    {301, "public", NULL, "other users of a system daemon may read it"},
+    {302, "wait", NULL, "return when every sample is in the pool (the default)"},
+    {303, "no-wait", NULL, "return once the index is there; loading goes on in the daemon"},
+    {0},
+};
+static const char *const preload_examples[] = {
+    "leat preload train/ --name train",
+    "leat preload 'shards/train-{000..146}.tar' --name imagenet --pool 200G",
+    "leat preload image=images.npy label=labels.npy --name digits --json",
+    NULL,
+};
+static const char *const append_examples[] = {
+    "leat append imagenet more-shards/",
+    NULL,
+};
+static const struct cli_option index_options[] = {
+    {304, "no-cache", NULL,
+     "fail, rather than use your cache, when the folder of the data cannot be written"},
+    {0},
+};
+static const char *const index_examples[] = {
+    "leat index /data/imagenet/",
+    "leat index '/data/shards/train-{000..146}.tar' --json",
+    NULL,
+};
+static const struct cli_option ls_options[] = {
+    {'l', "long", NULL, "sizes as well, and for sets what is in the pool"},
+    {305, "limit", "N", "at most this many keys"},
+    {0},
+};
+static const char *const ls_examples[] = {
+    "leat ls -l",
+    "leat ls pets cat/",
+    "leat ls pets --json --limit 10",
+    NULL,
+};
+static const char *const stat_examples[] = {
+    "leat stat imagenet",
+    "leat stat /data/imagenet/ --json",
+    NULL,
+};
+static const struct cli_option cat_options[] = {
+    {306, "field", "FIELD", "this field of the sample; needed where there are several"},
+    {307, "index", NULL, "take the second argument as a number even if a key is spelled like it"},
+    {'f', "force", NULL, "write binary to a terminal too"},
+    {0},
+};
+static const char *const cat_examples[] = {
+    "leat cat pets cat/1.jpg > 1.jpg",
+    "leat cat digits 17 --field label | od -An -tu4",
+    "leat cat digits -f -- -1",
+    NULL,
+};
+static const struct cli_option drop_options[] = {
+    {'f', "force", NULL, "do not wait for readers: they get \"stale\""},
+    {0},
+};
+static const char *const drop_examples[] = {
+    "leat drop imagenet",
+    "leat drop imagenet --timeout 5m",
+    NULL,
+};
+static const struct cli_option verify_options[] = {
+    {308, "source", NULL, "read the source again as well, not only the pool"},
+    {0},
+};
+static const char *const verify_examples[] = {
+    "leat verify imagenet --source",
+    NULL,
+};
+static const struct cli_option status_options[] = {
+    {309, "metrics", NULL, "the daemon's metrics, Prometheus text"},
+    {0},
+};
+static const char *const status_examples[] = {
+    "leat status",
+    "leat status --json",
+    "leat status --metrics | grep pool",
+    NULL,
+};
+static const struct cli_option stop_options[] = {
+    {'f', "force", NULL, "even while others use it: they get \"peer gone\""},
+    {0},
+};
+static const char *const stop_examples[] = {
+    "leat stop",
+    NULL,
+};
+static const struct cli_option doctor_options[] = {
+    {300, "pool", "SIZE", "judge the limits against this pool (default: half of the available memory)"},
+    {310, "no-measure", NULL, "skip the measurements (about a second)"},
+    {311, "strict", NULL, "exit 1 for warnings too"},
+    {0},
+};
+static const char *const doctor_examples[] = {
+    "leat doctor",
+    "leat doctor /data/imagenet",
+    "leat doctor --pool 400G --json",
+    NULL,
+};
+static const char *const help_examples[] = {
+    "leat help preload",
+    NULL,
+};
+
+const struct cli_command cli_commands[] = {
+    {"preload", "load a dataset into the pool under a name, and keep it there",
+     "URI --name NAME [OPTION ...]\n"
+     "       leat preload FIELD=PATH [FIELD=PATH ...] --name NAME [OPTION ...]",
+     "URI is a folder, a .npy or HDF5 file, a .tar file or a pattern of them. A daemon is started\n"
+     "for this job if none runs.",
+     preload_options, preload_examples, cmd_preload},
+    {"append", "add the samples of a dataset to a set, as a new version",
+     "NAME URI [OPTION ...]\n"
+     "       leat append NAME FIELD=PATH [FIELD=PATH ...] [OPTION ...]",
+     "Who has the set open goes on reading the version that it opened.", NULL, append_examples, cmd_append},
+    {"index", "scan a dataset once and keep its index beside it",
+     "URI [OPTION ...]\n"
+     "       leat index FIELD=PATH [FIELD=PATH ...] [OPTION ...]",
+     "No daemon is needed. Later preloads read the index instead of every header.", index_options,
+     index_examples, cmd_index},
+    {"ls", "list the sets of the pool, or the keys of one", "[-l] [NAME [PREFIX]] [OPTION ...]", NULL,
+     ls_options, ls_examples, cmd_ls},
+    {"stat", "tell all about one set", "NAME|URI [OPTION ...]", NULL, NULL, stat_examples, cmd_stat},
+    {"cat", "write one sample to standard output", "NAME KEY|INDEX [OPTION ...]",
+     "Raw bytes, as read by a training process. An index below 0 counts from the end; put -- before\nit. "
+     "With "
+     "--json: a document with the bytes in base64.",
+     cat_options, cat_examples, cmd_cat},
+    {"drop", "free a set's memory", "NAME [OPTION ...]",
+     "Waits for its readers, 30 s unless --timeout says otherwise.", drop_options, drop_examples, cmd_drop},
+    {"verify", "compute every checksum of a set again", "NAME [OPTION ...]", NULL, verify_options,
+     verify_examples, cmd_verify},
+    {"status", "show the daemon: pool, sets, clients, nodes", "[OPTION ...]", NULL, status_options,
+     status_examples, cmd_status},
+    {"stop", "end the daemon of this job", "[OPTION ...]", "No daemon is no error.", stop_options,
+     stop_examples, cmd_stop},
+    {"doctor", "name what this host lacks, what it costs and how to mend it", "[PATH] [OPTION ...]",
+     "With PATH, also how the files there can be read.", doctor_options, doctor_examples, cmd_doctor},
+    {"help", "show help on a command", "[COMMAND]", NULL, NULL, help_examples, cmd_help},
+    {0},
+};
+
+const struct cli_command *cli_command_find(const char *name)
+{
+    for (const struct cli_command *c = cli_commands; c->name; c++) {
+        if (strcmp(c->name, name) == 0)
+            return c;
+    }
+    return NULL;
+}
+
+int cli_connect(struct cli *cli, unsigned flags, uint64_t pool_bytes, struct leat_client **ret_client)
+{
+    struct leat_client_options options = {
+        .size = sizeof(options),
+        .socket = cli->socket,
+        .job = cli->job,
+        .pool_bytes = pool_bytes,
+        .timeout_ns = cli->timeout_ns,
+        .flags = flags,
+    };
+    return leat_connect(&options, ret_client, &cli->err);
+}
+
+static int unknown_command(const struct cli *cli, const char *name)
+{
+    const char *names[32];
+    size_t n = 0;
+    for (const struct cli_command *c = cli_commands; c->name; c++)
+        names[n++] = c->name;
+    const char *near = cli_nearest(name, names, n);
+    if (near)
+        return cli_usage_error(cli, "unknown command %s (did you mean %s?)", name, near);
+    return cli_usage_error(cli, "unknown command %s", name);
+}
+
+int cmd_help(struct cli *cli, int argc, char **argv)
+{
+    struct cli_parse parse = {argc, argv};
+    const char *arg;
+    int first = 0, id = cli_next_option(cli, &parse, &arg, &first);
+    if (id < 0)
+        return id == -2 ? CLI_OK : CLI_USAGE;
+    if (argc - first > 1)
+        return cli_usage_error(cli, "one command at a time");
+    const struct cli_command *command = NULL;
+    if (argc > first) {
+        command = cli_command_find(argv[first]);
+        if (!command)
+            return unknown_command(cli, argv[first]);
+    }
+    cli_help(stdout, command);
+    return CLI_OK;
+}
+
+int main(int argc, char **argv)
+{
+    struct cli cli = {0};
+    if (argc == 2 && (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0)) {
+        printf("leat %s\n", leat_version());
+        return cli_finish(&cli, CLI_OK);
+    }
+    int first = 0, id = cli_global_parse(&cli, argc, argv, &first);
+    if (id < 0)
+        return cli_finish(&cli, id == -2 ? CLI_OK : CLI_USAGE);
+    if (first >= argc) {
+        cli_help(stderr, NULL);
+        return CLI_USAGE;
+    }
+    const struct cli_command *command = cli_command_find(argv[first]);
+    if (!command)
+        return unknown_command(&cli, argv[first]);
+    cli.command = command;
+    return cli_finish(&cli, command->run(&cli, argc - first, argv + first));
+}

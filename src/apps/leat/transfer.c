@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transfer.c: the commands that move bytes: preload, append, index, verify. Each shows how far it is, then one result. */
+#include "apps/leat/cli.h"
+
+#include <fcntl.h>
+
+#include "dataset/dataset.h"
+
+static void ws_close(struct leat_ws **ws)
+{
+    leat_close(*ws);
+}
+static void client_close(struct leat_client **client)
+{
+    leat_disconnect(*client);
+}
+#define AUTO_WS     __attribute__((cleanup(ws_close)))
+#define AUTO_CLIENT __attribute__((cleanup(client_close)))
+
+static uint64_t timeout_or(const struct cli *cli, uint64_t otherwise)
+{
+    return cli->timeout_ns ? cli->timeout_ns : otherwise;
+}
+
+/* "a=x b=y" -> "a=x;b=y". One operand is passed as it is. NULL after a message. */
+static char *join_sources(const struct cli *cli, int n, char **operands)
+{
+    size_t bytes = 1;
+    for (int i = 0; i < n; i++) {
+        const char *equals = strchr(operands[i], '=');
+        if (operands[i][0] == '\0') {
+            cli_usage_error(cli, "the dataset's name is empty");
+            return NULL;
+        }
+        if (n > 1 && (!equals || equals == operands[i] || !equals[1])) {
+            cli_usage_error(cli, "%s: several sources are given as FIELD=PATH each", operands[i]);
+            return NULL;
+        }
+        if (n > 1 && strchr(operands[i], ';')) {
+            cli_usage_error(cli, "%s: a source's path cannot have a semicolon in it", operands[i]);
+            return NULL;
+        }
+        bytes += strlen(operands[i]) + 1;
+    }
+    char *text = calloc(1, bytes);
+    if (!text) {
+        cli_error(cli, CLI_FAILURE, "out of memory");
+        return NULL;
+    }
+    char *at = text;
+    for (int i = 0; i < n; i++) {
+        if (i)
+            *at++ = ';';
+        at = stpcpy(at, operands[i]);
+    }
+    return text;
+}
+
+static bool name_ok(const struct cli *cli, const char *name)
+{
+    if (name[0] == '\0' || strchr(name, '/') || strstr(name, "://") || strchr(name, '=')) {
+        cli_usage_error(cli, "\"%s\": a set's name is not empty and has no / or = in it", name);
+        return false;
+    }
+    return true;
+}
+
+static void print_loaded(const struct cli *cli, struct leat_ws *ws, const char *name, const char *uri,
+                         bool complete, double seconds)
+{
+    struct leat_ws_stat stat = {.size = sizeof(stat)};
+    bool known = leat_ws_stat(ws, &stat, NULL) == 0;
+    if (cli->json) {
+        struct cli_json j;
+        json_begin(&j, stdout, cli->progress == CLI_PROGRESS_JSON);
+        json_open(&j, NULL, '{');
+        if (cli->progress == CLI_PROGRESS_JSON)
+            json_text(&j, "event", "done");
+        json_text(&j, "name", name);
+        json_text(&j, "source", uri);
+        json_text(&j, "uri", leat_ws_uri(ws));
+        json_text(&j, "fingerprint", leat_ws_fingerprint(ws));
+        json_u64(&j, "samples", leat_ws_length(ws));
+        json_bool(&j, "complete", complete);
+        if (known) {
+            json_u64(&j, "resident_samples", stat.resident_samples);
+            json_u64(&j, "failed_samples", stat.failed_samples);
+            json_u64(&j, "payload_bytes", stat.payload_bytes);
+            json_u64(&j, "pool_bytes", stat.pool_bytes);
+            json_u64(&j, "page_bytes", stat.page_bytes);
+            json_bool(&j, "streamed", stat.streamed);
+            json_u64(&j, "version", stat.version);
+        }
+        json_double(&j, "seconds", seconds);
+        json_close(&j, '}');
+        return;
+    }
+    if (cli->quiet)
+        return;
+    char count[32], payload[SIZE_TEXT_MAX], pool[SIZE_TEXT_MAX], rate[SIZE_TEXT_MAX], took[SIZE_TEXT_MAX];
+    printf("%s: %s samples", name, cli_count(leat_ws_length(ws), count));
+    if (known)
+        printf(", %s, %s of pool", size_format(stat.payload_bytes, payload),
+               size_format(stat.pool_bytes, pool));
+    if (known && stat.streamed)
+        printf(" (larger than its share of the pool: the rest is streamed)");
+    if (!complete)
+        printf("; loading goes on\n");
+    else if (known && seconds > 0.0005)
+        printf(" in %s, %s/s\n", cli_duration(seconds, took),
+               size_format((uint64_t)((double)stat.resident_bytes / seconds), rate));
+    else
+        printf("\n");
+}
+
+int cmd_preload(struct cli *cli, int argc, char **argv)
+{
+    struct leat_open_options options = {.size = sizeof(options)};
+    struct cli_parse parse = {argc, argv};
+    bool wait = true;
+    const char *arg;
+    int first = 0, id;
+    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
+        switch (id) {
+        case 'n':
+            options.name = arg;
+            break;
+        case 300:
+            if (cli_parse_size(arg, &options.pool_bytes) < 0)
+                return cli_usage_error(cli, "--pool %s: give a size, as 512M or 4G", arg);
+            break;
+        case 301:
+            options.flags |= LEAT_OPEN_PUBLIC;
+            break;
+        default:
+            wait = id == 302;
+        }
+    }
+    if (id < 0)
+        return id == -2 ? CLI_OK : CLI_USAGE;
+    if (first >= argc)
+        return cli_usage_error(cli, "which dataset?");
+    if (!options.name)
+        return cli_usage_error(cli, "--name NAME is needed: a set without a name goes with this command");
+    if (!name_ok(cli, options.name))
+        return CLI_USAGE;
+    AUTO_FREE char *uri = join_sources(cli, argc - first, argv + first);
+    if (!uri)
+        return CLI_USAGE;
+
+    AUTO_CLIENT struct leat_client *client = NULL;
+    int rc = cli_connect(cli, 0, 0, &client);
+    if (rc < 0)
+        return cli_fail(cli, rc);
+    struct progress progress;
+    progress_begin(&progress, cli);
+    options.progress = progress_report;
+    options.progress_user = &progress;
+    options.timeout_ns = timeout_or(cli, UINT64_MAX);
+    AUTO_WS struct leat_ws *ws = NULL;
+    if (wait)
+        rc = leat_preload(client, uri, &options, &ws, &cli->err);
+    else
+        rc = leat_open(client, uri, &options, &ws, &cli->err);
+    progress_end(&progress);
+    if (rc < 0)
+        return cli_fail(cli, rc);
+    print_loaded(cli, ws, options.name, uri, wait, progress_seconds(&progress));
+    return CLI_OK;
+}
+
+int cmd_append(struct cli *cli, int argc, char **argv)
+{
+    struct leat_open_options options = {.size = sizeof(options)};
+    struct cli_parse parse = {argc, argv};
+    const char *arg;
+    int first = 0, id = cli_next_option(cli, &parse, &arg, &first);
+    if (id < 0)
+        return id == -2 ? CLI_OK : CLI_USAGE;
+    if (argc - first < 2)
+        return cli_usage_error(cli, "give the set's name, then the dataset to add");
+    const char *name = argv[first];
+    if (!name_ok(cli, name))
+        return CLI_USAGE;
+    AUTO_FREE char *uri = join_sources(cli, argc - first - 1, argv + first + 1);
+    if (!uri)
+        return CLI_USAGE;
+
+    AUTO_CLIENT struct leat_client *client = NULL;
+    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, &client);
+    if (rc < 0)
+        return cli_fail(cli, rc);
+    struct progress progress;
+    progress_begin(&progress, cli);
+    options.progress = progress_report;
+    options.progress_user = &progress;
+    options.timeout_ns = timeout_or(cli, UINT64_MAX);
+    uint64_t length = 0;
+    rc = leat_append(client, name, uri, &options, &length, &cli->err);
+    progress_end(&progress);
+    if (rc < 0)
+        return cli_fail(cli, rc);
+    double seconds = progress_seconds(&progress);
+    char count[32], took[SIZE_TEXT_MAX];
+    if (cli->json) {
+        struct cli_json j;
+        json_begin(&j, stdout, cli->progress == CLI_PROGRESS_JSON);
+        json_open(&j, NULL, '{');
+        if (cli->progress == CLI_PROGRESS_JSON)
+            json_text(&j, "event", "done");
+        json_text(&j, "name", name);
+        json_text(&j, "source", uri);
+        json_u64(&j, "samples", length);
+        json_double(&j, "seconds", seconds);
+        json_close(&j, '}');
+    } else if (!cli->quiet) {
+        printf("%s: %s samples now, in %s\n", name, cli_count(length, count), cli_duration(seconds, took));
+    }
+    return CLI_OK;
+}
+
+static int report_scan(void *user, uint64_t samples, uint64_t bytes)
+{
+    struct leat_progress report = {.stage = LEAT_STAGE_INDEX, .samples_done = samples, .bytes_done = bytes};
+    return progress_report(&report, user);
+}
+
+struct index_summary {
+    uint64_t samples, payload_bytes, index_bytes;
+};
+
+/* What was written, read back: an index that cannot be opened again is not worth keeping. */
+static int index_summarise(const char *path, struct index_summary *ret_summary, struct leat_error *err)
+{
+    AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return error_sys(err, -errno, "%s", path);
+    struct index index;
+    int rc = index_map(fd, &index, err);
+    if (rc < 0)
+        return rc;
+    *ret_summary =
+        (struct index_summary){index.header->nsamples, index.header->payload_bytes, index.blob_bytes};
+    index_close(&index);
+    return 0;
+}
+
+int cmd_index(struct cli *cli, int argc, char **argv)
+{
+    struct cli_parse parse = {argc, argv};
+    bool cache_ok = true;
+    const char *arg;
+    int first = 0, id;
+    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0)
+        cache_ok = false;
+    if (id < 0)
+        return id == -2 ? CLI_OK : CLI_USAGE;
+    if (first >= argc)
+        return cli_usage_error(cli, "which dataset?");
+    AUTO_FREE char *uri = join_sources(cli, argc - first, argv + first);
+    if (!uri)
+        return CLI_USAGE;
+    struct dataset_spec spec;
+    int rc = dataset_spec_parse(uri, &spec, &cli->err);
+    if (rc < 0)
+        return cli_fail(cli, rc);
+
+    struct progress progress;
+    progress_begin(&progress, cli);
+    struct dataset_progress scan = {.report = report_scan, .user = &progress};
+    AUTO_FREE char *path = NULL;
+    rc = dataset_index_write(&spec, &scan, cache_ok, &path, &cli->err);
+    double seconds = progress_seconds(&progress);
+    progress_end(&progress);
+    dataset_spec_free(&spec);
+    struct index_summary summary = {0};
+    if (rc == 0)
+        rc = index_summarise(path, &summary, &cli->err);
+    if (rc < 0)
+        return cli_fail(cli, rc);
+    char count[32], payload[SIZE_TEXT_MAX], size[SIZE_TEXT_MAX], took[SIZE_TEXT_MAX];
+    if (cli->json) {
+        struct cli_json j;
+        json_begin(&j, stdout, cli->progress == CLI_PROGRESS_JSON);
+        json_open(&j, NULL, '{');
+        if (cli->progress == CLI_PROGRESS_JSON)
+            json_text(&j, "event", "done");
+        json_text(&j, "source", uri);
+        json_text(&j, "index", path);
+        json_u64(&j, "samples", summary.samples);
+        json_u64(&j, "payload_bytes", summary.payload_bytes);
+        json_u64(&j, "index_bytes", summary.index_bytes);
+        json_double(&j, "seconds", seconds);
+        json_close(&j, '}');
+    } else if (!cli->quiet) {
+        printf("%s: %s samples, %s; the index takes %s; %s\n", path, cli_count(summary.samples, count),
+               size_format(summary.payload_bytes, payload), size_format(summary.index_bytes, size),
+               cli_duration(seconds, took));
+    }
+    return CLI_OK;
+}
+
+int cmd_verify(struct cli *cli, int argc, char **argv)
+{
+    struct cli_parse parse = {argc, argv};
+    unsigned flags = 0;
+    const char *arg;
+    int first = 0, id;
+    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0)
+        flags |= LEAT_VERIFY_SOURCE;
+    if (id < 0)
+        return id == -2 ? CLI_OK : CLI_USAGE;
+    if (argc - first != 1)
+        return cli_usage_error(cli, "give one set's name");
+    const char *name = argv[first];
+    AUTO_FREE char *uri = cli_set_uri(name);
+    if (!uri)
+        return cli_error(cli, CLI_FAILURE, "out of memory");
+
+    AUTO_CLIENT struct leat_client *client = NULL;
+    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, &client);
+    if (rc < 0)
+        return cli_fail(cli, rc);
+    AUTO_WS struct leat_ws *ws = NULL;
+    struct leat_open_options options = {
+        .size = sizeof(options), .flags = LEAT_OPEN_NO_LOAD, .timeout_ns = cli->timeout_ns};
+    rc = leat_open(client, uri, &options, &ws, &cli->err);
+    if (rc < 0)
+        return cli_fail(cli, rc);
+    struct progress progress;
+    progress_begin(&progress, cli);
+    uint64_t bad = 0;
+    rc = leat_verify(ws, flags, progress_report, &progress, &bad, &cli->err);
+    double seconds = progress_seconds(&progress);
+    progress_end(&progress);
+    if (rc < 0 && rc != LEAT_CORRUPT)
+        return cli_fail(cli, rc);
+    char count[32], took[SIZE_TEXT_MAX];
+    if (cli->json) {
+        struct cli_json j;
+        json_begin(&j, stdout, cli->progress == CLI_PROGRESS_JSON);
+        json_open(&j, NULL, '{');
+        if (cli->progress == CLI_PROGRESS_JSON)
+            json_text(&j, "event", "done");
+        json_text(&j, "name", name);
+        json_u64(&j, "samples", leat_ws_length(ws));
+        json_u64(&j, "bad", bad);
+        json_bool(&j, "source_read", flags & LEAT_VERIFY_SOURCE);
+        json_text(&j, "message", rc < 0 ? cli->err.message : NULL);
+        json_double(&j, "seconds", seconds);
+        json_close(&j, '}');
+    }
+    if (rc < 0) {
+        cli_error(cli, CLI_CORRUPT, "%s: %s bad: %s", name, cli_count(bad, count), cli->err.message);
+        return CLI_CORRUPT;
+    }
+    if (!cli->json && !cli->quiet)
+        printf("%s: %s samples are as they were loaded; %s\n", name, cli_count(leat_ws_length(ws), count),
+               cli_duration(seconds, took));
+    return CLI_OK;
+}
