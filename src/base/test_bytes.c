@@ -67,11 +67,28 @@ static void test_bad_input(void **state)
     assert_int_equal(bytes_in_done(&in), 0);
 }
 
+/* A length that does not fit fails for good, and the contents so far can still be freed. */
+static void test_out_too_large(void **state)
+{
+    struct bytes_out out = {0};
+    bytes_put_u8(&out, 1);
+    bytes_put(&out, &out, SIZE_MAX);
+    assert_true(out.failed);
+    bytes_put_u8(&out, 2);
+    assert_int_equal(out.len, 1);
+    bytes_out_reset(&out);
+    assert_false(out.failed);
+    bytes_put_u8(&out, 3);
+    assert_int_equal(out.len, 1);
+    bytes_out_fini(&out);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_bad_input),
+        cmocka_unit_test(test_out_too_large),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
