@@ -11,9 +11,9 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #define FILE_BYTES (2 * MIB + 4096 + 77) /* ends inside a block */
 #define DEPTH      4
@@ -485,6 +485,83 @@ static void test_fault_rules(void **state)
     free(p[0].buf);
 }
 
+/* In a child, as someone whom RLIMIT_MEMLOCK binds: exit code 0 if registration was refused, counted, and reads go on. */
+static int memlock_child(void)
+{
+    struct disk_engine *e;
+    struct rlimit limit = {MIB / 2, MIB / 2}; /* the ring itself is charged too, since 6.14 */
+    if (setrlimit(RLIMIT_MEMLOCK, &limit) < 0 || (geteuid() == 0 && setresuid(65534, 65534, 65534) < 0))
+        return 77;
+    if (disk_uring_new(DEPTH, &e) < 0)
+        return 77;
+    void *mem = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (mem == MAP_FAILED || e->ops->buffer_register(e, mem, MIB) != -ENOMEM)
+        return 1;
+    if (atomic_load(&e->register_failed) != 1 || atomic_load(&e->register_errno) != ENOMEM)
+        return 2;
+    struct probe_read p = {.r = {.fd = file_fd, .dst = mem, .bytes = MIB, .buffer = -1, .done = on_done}};
+    struct disk_read *req = &p.r;
+    if (e->ops->submit(e, &req, 1) < 0 || e->ops->reap(e, 1) != 1 || p.result != MIB ||
+        memcmp(mem, content, MIB) != 0)
+        return 3;
+    disk_engine_free(e);
+    return 0;
+}
+
+static void test_memlock_refused(void **state)
+{
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0)
+        _exit(memlock_child());
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77) {
+        print_message("# skipped: io_uring is refused here, or the limit cannot be set\n");
+        skip();
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static void test_probe(void **state)
+{
+    struct disk_file_traits t;
+    assert_int_equal(disk_file_probe(-1, &t), -EBADF);
+    assert_int_equal(disk_open_direct(1 << 20), -EBADF);
+    AUTO_CLOSE int mem = memfd_create("test", MFD_CLOEXEC);
+    assert_int_equal(disk_file_probe(mem, &t), 0);
+    assert_string_equal(t.fs, "tmpfs");
+    assert_int_equal(t.direct_align, 0); /* although the kernel accepts the flag */
+    assert_false(t.network);
+    assert_int_equal(disk_file_probe(file_fd, &t), 0);
+    assert_true((t.direct_align & (t.direct_align - 1)) == 0);
+}
+
+static void test_cached(void **state)
+{
+    assert_int_equal(disk_cached_permille(-1, 0, 1), -EBADF);
+    assert_int_equal(disk_cached_permille(file_fd, FILE_BYTES, 100), 1000); /* nothing to read */
+    assert_int_equal(disk_cached_permille(file_fd, 0, 0), 1000);
+    uint8_t byte;
+    struct disk_file_traits t;
+    assert_int_equal(disk_file_probe(file_fd, &t), 0);
+    posix_fadvise(file_fd, 0, 0, POSIX_FADV_DONTNEED);
+    int cold = disk_cached_permille(file_fd, 0, FILE_BYTES);
+    if (cold > 0 || strcmp(t.fs, "ext4") != 0) {
+        print_message("# skipped: %s does not drop its cache on advice, or does not tell (%d)\n", t.fs, cold);
+        skip();
+    }
+    assert_int_equal(disk_cached_permille(file_fd, 0, UINT64_MAX), 0); /* asking brought nothing in */
+    posix_fadvise(file_fd, 0, 0, POSIX_FADV_RANDOM);
+    for (uint64_t at = 0; at < MIB; at += 4096)
+        assert_int_equal(pread(file_fd, &byte, 1, (off_t)at), 1);
+    posix_fadvise(file_fd, 0, 0, POSIX_FADV_NORMAL);
+    assert_int_equal(disk_cached_permille(file_fd, 0, MIB), 1000);
+    assert_int_equal(disk_cached_permille(file_fd, 5, 2 * MIB - 5), 500);
+    assert_int_equal(disk_cached_permille(file_fd, MIB, MIB), 0);
+}
+
 static void test_choice(void **state)
 {
     struct disk_engine *e;
@@ -533,6 +610,9 @@ int main(void)
         ALL(FAULT_OVER_URING, "fault/uring"),
         {"fault rules over worker", test_fault_rules, NULL, NULL, (void *)&kinds[FAULT_OVER_WORKER]},
         {"fault rules over uring", test_fault_rules, NULL, NULL, (void *)&kinds[FAULT_OVER_URING]},
+        cmocka_unit_test(test_memlock_refused),
+        cmocka_unit_test(test_probe),
+        cmocka_unit_test(test_cached),
         cmocka_unit_test(test_choice),
     };
     return cmocka_run_group_tests_name("disk_engine", tests, group_setup, group_teardown);
