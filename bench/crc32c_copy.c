@@ -28,7 +28,7 @@ struct job {
     bool ahead;
     size_t sample_bytes, ring_at, ring_bytes;
     uint64_t seed, for_ns;
-    double gb_s;
+    size_t done_bytes;
     uint32_t crc; /* kept, so that nothing is optimized away */
     pthread_t thread;
 };
@@ -65,14 +65,15 @@ static void *gather(void *arg)
         }
         now = clock_now_ns();
     } while (now - start < job->for_ns);
-    job->gb_s = (double)done / (double)(now - start);
+    job->done_bytes = done;
     return NULL;
 }
 
 static double run(copy_fn copy, bool ahead, size_t sample_bytes, unsigned threads, double seconds)
 {
     struct job jobs[MOST_THREADS];
-    double sum = 0;
+    size_t sum = 0;
+    uint64_t start = clock_now_ns();
     for (unsigned i = 0; i < threads; i++) {
         size_t part = align_down(RING_BYTES / threads, 4096);
         jobs[i] = (struct job){.copy = copy,
@@ -87,9 +88,9 @@ static double run(copy_fn copy, bool ahead, size_t sample_bytes, unsigned thread
     }
     for (unsigned i = 0; i < threads; i++) {
         pthread_join(jobs[i].thread, NULL);
-        sum += jobs[i].gb_s;
+        sum += jobs[i].done_bytes;
     }
-    return sum;
+    return (double)sum / (double)(clock_now_ns() - start);
 }
 
 /* The best of three: on a shared machine the others' load is the larger error. */
