@@ -7,6 +7,8 @@
 #include <sys/eventfd.h>
 #include <sys/stat.h>
 
+uint64_t disk_piece_max = GIB;
+
 static void log_choice_once(const char *name, const char *why, int code)
 {
     static atomic_flag logged = ATOMIC_FLAG_INIT;
@@ -85,7 +87,7 @@ int64_t disk_pread_all(const struct disk_read *req)
 {
     uint64_t got = 0;
     do {
-        uint64_t want = MIN(req->bytes - got, (uint64_t)DISK_PIECE_MAX);
+        uint64_t want = MIN(req->bytes - got, disk_piece_max);
         ssize_t n = pread(req->fd, (char *)req->dst + got, want, (off_t)(req->offset + got));
         if (n < 0 && errno == EINTR)
             continue;

@@ -8,6 +8,7 @@
 
 #include "disk/direct.h"
 #include "disk/disk.h"
+#include "disk/engine.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -396,6 +397,36 @@ static void test_registered_buffer(void **state)
     munmap(mem, bytes);
 }
 
+/* What is larger than one kernel read goes in pieces, through a buffer that needs several slots as well. */
+static void test_pieces(void **state)
+{
+    FIXTURE(state);
+    disk_piece_max = 64 * KIB;
+    uint64_t bytes = align_up(FILE_BYTES, 64 * KIB);
+    uint8_t *mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(mem, MAP_FAILED);
+    int buffer = f->e->ops->buffer_register(f->e, mem, bytes);
+    for (unsigned shift = 0; shift < 3; shift++) {
+        uint64_t at = shift * 4096, want = bytes - at;
+        struct probe_read p = {
+            .r = {.fd = f->fd, .dst = mem + at, .bytes = want, .buffer = MAX(buffer, -1), .done = on_done}};
+        memset(mem, GUARD, bytes);
+        submit_one(f->e, &p);
+        assert_int_equal(f->e->ops->reap(f->e, 1), 1);
+        assert_int_equal(p.done, 1);
+        assert_int_equal(p.result, expected(0, want));
+        assert_memory_equal(mem + at, content, p.result);
+    }
+    if (f->kind == URING && buffer >= 0)
+        assert_true(atomic_load(&f->e->fixed_reads) >= 3 * (FILE_BYTES / (64 * KIB)));
+    f->e->ops->buffer_unregister(f->e, buffer);
+    int again = f->e->ops->buffer_register(f->e, mem, bytes);
+    assert_int_equal(again, buffer); /* every slot came back */
+    f->e->ops->buffer_unregister(f->e, again);
+    disk_piece_max = GIB;
+    munmap(mem, bytes);
+}
+
 /* free() with everything still in flight: each ends once, and no byte is written afterwards. */
 static void test_free_in_flight(void **state)
 {
@@ -597,7 +628,8 @@ static const enum kind kinds[] = {URING, WORKER1, WORKER4, MEM, FAULT_OVER_WORKE
     EACH(test_odd_sizes, kind, name), EACH(test_end_of_file, kind, name),                                    \
         EACH(test_many_beyond_depth, kind, name), EACH(test_errors_are_results, kind, name),                 \
         EACH(test_done_submits_again, kind, name), EACH(test_direct, kind, name),                            \
-        EACH(test_registered_buffer, kind, name), EACH(test_free_in_flight, kind, name)
+        EACH(test_registered_buffer, kind, name), EACH(test_pieces, kind, name),                             \
+        EACH(test_free_in_flight, kind, name)
 
 int main(void)
 {

@@ -30,7 +30,7 @@
 struct buffer {
     char *addr; /* NULL: this slot begins no buffer */
     uint64_t bytes;
-    unsigned n_slots; /* consecutive slots, each but the last holding DISK_PIECE_MAX */
+    unsigned n_slots; /* consecutive slots, each but the last holding disk_piece_max */
 };
 
 struct uring {
@@ -64,7 +64,7 @@ static int enable(struct uring *u)
 /* The next piece of a request: how long, and the slot it can be read through (-1: none). */
 static unsigned piece_of(const struct uring *u, const struct disk_read *req, int *ret_slot)
 {
-    uint64_t len = MIN(req->bytes - req->got, (uint64_t)DISK_PIECE_MAX);
+    uint64_t len = MIN(req->bytes - req->got, disk_piece_max);
     *ret_slot = -1;
     if (req->buffer < 0 || req->buffer >= URING_SLOTS || len == 0)
         return (unsigned)len;
@@ -74,8 +74,8 @@ static unsigned piece_of(const struct uring *u, const struct disk_read *req, int
     if (!b->addr || at < base || at - base >= b->bytes || len > b->bytes - (at - base))
         return (unsigned)len;
     uint64_t in_buffer = at - base;
-    *ret_slot = req->buffer + (int)(in_buffer / DISK_PIECE_MAX);
-    return (unsigned)MIN(len, DISK_PIECE_MAX - in_buffer % DISK_PIECE_MAX);
+    *ret_slot = req->buffer + (int)(in_buffer / disk_piece_max);
+    return (unsigned)MIN(len, disk_piece_max - in_buffer % disk_piece_max);
 }
 
 static void push(struct uring *u)
@@ -237,7 +237,7 @@ static void slots_clear(struct uring *u, unsigned first, unsigned n)
 static int uring_buffer_register(struct disk_engine *e, void *addr, uint64_t bytes)
 {
     struct uring *u = uring_of(e);
-    uint64_t need = div_up(bytes, DISK_PIECE_MAX);
+    uint64_t need = div_up(bytes, disk_piece_max);
     if (!addr || bytes == 0)
         return -EINVAL;
     if (need > URING_SLOTS)
@@ -260,8 +260,8 @@ static int uring_buffer_register(struct disk_engine *e, void *addr, uint64_t byt
     if (run < need)
         return refuse(u, -ENOSPC);
     for (unsigned i = 0; i < need; i++) {
-        struct iovec iov = {.iov_base = (char *)addr + i * DISK_PIECE_MAX,
-                            .iov_len = MIN(bytes - i * DISK_PIECE_MAX, (uint64_t)DISK_PIECE_MAX)};
+        struct iovec iov = {.iov_base = (char *)addr + i * disk_piece_max,
+                            .iov_len = MIN(bytes - i * disk_piece_max, disk_piece_max)};
         __u64 tag = 0;
         int r = io_uring_register_buffers_update_tag(&u->ring, first + i, &iov, &tag, 1);
         if (r != 1) {
