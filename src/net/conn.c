@@ -384,9 +384,8 @@ static int make_room(struct conn *conn, size_t need)
     }
     if (conn->in_end < conn->in_cap)
         return 0;
-    size_t cap = conn->in_cap ? MIN(conn->in_cap * 2, MAX(need, (size_t)IN_FIRST)) : IN_FIRST;
-    if (cap <= conn->in_cap)
-        cap = conn->in_cap + IN_FIRST;
+    size_t cap = MAX(need, conn->in_cap + IN_FIRST);
+    cap = MIN(cap, conn->in_cap ? conn->in_cap * 2 : IN_FIRST);
     uint8_t *in = realloc(conn->in, cap);
     if (!in)
         return -ENOMEM;

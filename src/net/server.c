@@ -1,0 +1,619 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * server.c: the threads that serve READ and WRITE on data connections.
+ *
+ * Happy path: a connection's input is parsed into its reply queue, which is nothing but an array of iovecs: the reply's
+ * frame, then one iovec for each range, pointing into region memory. sendmsg takes as many as the socket takes, so that the
+ * replies of several requests share a call and no payload byte is touched in user space. A WRITE's payload is received straight into the
+ * region; requests behind it wait for it.
+ *
+ *   iov[] … | sent | frame | range range range | frame | range … | free …
+ *                  ^iov_head (may be half sent)                   ^iov_tail
+ *
+ * Failure modes: a range that resolve() refuses fails its request alone, with an error reply; nonsense closes the connection; a
+ * peer that does not read is not read from any more (QUEUE_IOVS), so it costs no memory. Lack of memory closes it.
+ *
+ * Invariants:
+ * 1. A connection lives on one thread, and touches its target's memory on that thread only; revoke posts to each thread
+ *    and waits, so once it returns nobody does.
+ * 2. unref() comes once for each net_server_add that succeeded, on the data thread.
+ */
+#include "net/conn.h"
+#include "base/ledger.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#define IN_FIRST      (16 * KIB)
+#define BODY_MAX      (4 + 12 + (size_t)PROTO_READS_MAX * 16)
+#define QUEUE_REPLIES 256
+#define QUEUE_IOVS                                                                                           \
+    4096 /* with as many waiting, no further request is parsed; one request may add PROTO_READS_MAX */
+#define SEND_BYTES     (4 * MIB)
+#define BYTES_PER_TURN (16 * MIB)
+#define MESSAGE_MAX    160
+
+struct reply {
+    unsigned niov; /* of its iovecs, those not sent yet */
+    uint8_t head[PROTO_FRAME + 4 + MESSAGE_MAX];
+};
+
+struct data_conn {
+    struct list node;
+    struct data_thread *thread;
+    struct loop_source source;
+    struct net_serve_target *target;
+
+    uint8_t *in;
+    size_t in_cap, in_pos, in_end;
+
+    struct iovec *iov;
+    size_t iov_cap, iov_head, iov_tail;
+    struct reply replies[QUEUE_REPLIES]; /* a ring */
+    unsigned reply_head, reply_count;
+
+    /* A WRITE whose payload is on its way. */
+    bool writing;
+    struct iovec *write_iov;
+    unsigned write_niov, write_at;
+    uint64_t write_left, write_id, write_first;
+    uint32_t write_count;
+    int write_status;
+    char write_message[MESSAGE_MAX];
+};
+
+struct data_thread {
+    struct net_server *server;
+    pthread_t thread;
+    struct loop *loop;
+    struct list conns;
+    _Atomic uint64_t connections, requests, bytes_sent, bytes_received, errors;
+    uint8_t sink[64 * KIB]; /* for the payload of a WRITE that was refused */
+};
+
+struct net_server {
+    unsigned n;
+    struct data_thread threads[];
+};
+
+static void count(_Atomic uint64_t *counter, uint64_t n)
+{
+    atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+static void conn_close(struct data_conn *c)
+{
+    loop_remove(&c->source);
+    close(c->source.fd);
+    list_remove(&c->node);
+    c->target->unref(c->target);
+    atomic_fetch_sub(&c->thread->connections, 1);
+    free(c->in);
+    free(c->iov);
+    free(c->write_iov);
+    free(c);
+}
+
+/* --- replies --------------------------------------------------------------------------------------------------- */
+
+/* Room for n more iovecs behind the tail. */
+static int iov_reserve(struct data_conn *c, size_t n)
+{
+    if (c->iov_head == c->iov_tail)
+        c->iov_head = c->iov_tail = 0;
+    if (n <= c->iov_cap - c->iov_tail)
+        return 0;
+    size_t used = c->iov_tail - c->iov_head;
+    if (c->iov_head) {
+        memmove(c->iov, c->iov + c->iov_head, used * sizeof(*c->iov));
+        c->iov_head = 0;
+        c->iov_tail = used;
+    }
+    if (n <= c->iov_cap - used)
+        return 0;
+    size_t cap = MAX(c->iov_cap * 2, (size_t)64);
+    cap = MAX(cap, used + n);
+    struct iovec *iov = realloc(c->iov, cap * sizeof(*iov));
+    if (!iov)
+        return -ENOMEM;
+    c->iov = iov;
+    c->iov_cap = cap;
+    return 0;
+}
+
+/* The frame of the next reply; its iovec is the first of `niov`, the rest (payload) the caller has put behind it. */
+static void push_reply(struct data_conn *c, uint16_t type, uint64_t id, int status, const char *message,
+                       size_t head_at, uint64_t payload_bytes)
+{
+    struct reply *r = &c->replies[(c->reply_head + c->reply_count++) % QUEUE_REPLIES];
+    struct proto_frame frame = {.version = PROTO_VERSION,
+                                .kind = PROTO_REPLY,
+                                .type = type,
+                                .status = status,
+                                .id = id,
+                                .payload_bytes = payload_bytes};
+    size_t bytes = PROTO_FRAME;
+    if (status < 0) {
+        uint32_t len = (uint32_t)strnlen(message, MESSAGE_MAX);
+        for (int i = 0; i < 4; i++)
+            r->head[PROTO_FRAME + i] = (uint8_t)(len >> (8 * i));
+        memcpy(r->head + PROTO_FRAME + 4, message, len);
+        frame.body_bytes = 4 + len;
+        bytes += frame.body_bytes;
+        count(&c->thread->errors, 1);
+    }
+    proto_frame_put(r->head, &frame);
+    c->iov[head_at] = (struct iovec){r->head, bytes};
+    r->niov = (unsigned)(c->iov_tail - head_at);
+}
+
+static void output_sent(struct data_conn *c, size_t bytes)
+{
+    count(&c->thread->bytes_sent, bytes);
+    while (bytes) {
+        struct iovec *v = &c->iov[c->iov_head];
+        if (bytes < v->iov_len) {
+            v->iov_base = (char *)v->iov_base + bytes;
+            v->iov_len -= bytes;
+            return;
+        }
+        bytes -= v->iov_len;
+        c->iov_head++;
+        if (--c->replies[c->reply_head].niov == 0) {
+            c->reply_head = (c->reply_head + 1) % QUEUE_REPLIES;
+            c->reply_count--;
+        }
+    }
+}
+
+/* 1: something went out and there may be room for more; 0: nothing to send or the socket is full; -errno. */
+static int flush(struct data_conn *c, uint64_t *budget)
+{
+    if (c->iov_head == c->iov_tail)
+        return 0;
+    struct msghdr msg = {.msg_iov = c->iov + c->iov_head};
+    uint64_t bytes = 0;
+    size_t n = 0;
+    while (c->iov_head + n < c->iov_tail && n < IOV_MAX && bytes < SEND_BYTES)
+        bytes += msg.msg_iov[n++].iov_len;
+    msg.msg_iovlen = n;
+    ssize_t sent = sendmsg(c->source.fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0)
+        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -errno;
+    output_sent(c, (size_t)sent);
+    *budget -= MIN(*budget, (uint64_t)sent);
+    return (uint64_t)sent == bytes ? 1 : 0; /* a short one means that the socket is full */
+}
+
+/* --- requests -------------------------------------------------------------------------------------------------- */
+
+static void describe(char *buf, const struct proto_range *r, int status)
+{
+    snprintf(buf, MESSAGE_MAX, "region %" PRIu32 ", offset %" PRIu64 ", %" PRIu32 " bytes: %s", r->gid,
+             r->offset, r->bytes, leat_strerror(status));
+}
+
+static int serve_read(struct data_conn *c, const struct proto_frame *frame, struct bytes_in in)
+{
+    uint32_t n = bytes_get_u32(&in);
+    if (n > PROTO_READS_MAX || frame->payload_bytes || bytes_left(&in) != (size_t)n * 16)
+        return LEAT_CORRUPT;
+    int rc = iov_reserve(c, n + 1);
+    if (rc < 0)
+        return rc;
+    size_t head_at = c->iov_tail++;
+    uint64_t payload = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct proto_range r;
+        int status = LEAT_INVALID;
+        proto_range_get(&in, &r);
+        void *at = c->target->resolve(c->target, r.gid, r.offset, r.bytes, false, &status);
+        if (!at) {
+            char message[MESSAGE_MAX];
+            describe(message, &r, status);
+            c->iov_tail = head_at + 1;
+            push_reply(c, PROTO_READ, frame->id, status < 0 ? status : LEAT_INVALID, message, head_at, 0);
+            return 0;
+        }
+        if (r.bytes == 0)
+            continue;
+        c->iov[c->iov_tail++] = (struct iovec){at, r.bytes};
+        payload += r.bytes;
+    }
+    push_reply(c, PROTO_READ, frame->id, 0, NULL, head_at, payload);
+    return 0;
+}
+
+static int finish_write(struct data_conn *c)
+{
+    c->writing = false;
+    free(c->write_iov);
+    c->write_iov = NULL;
+    int rc = iov_reserve(c, 1);
+    if (rc < 0)
+        return rc;
+    int status = c->write_status;
+    if (status == 0 && c->target->written)
+        status = c->target->written(c->target, c->write_first, c->write_count);
+    if (status < 0 && !c->write_message[0])
+        snprintf(c->write_message, MESSAGE_MAX, "samples from %" PRIu64 ": %s", c->write_first,
+                 leat_strerror(status));
+    size_t head_at = c->iov_tail++;
+    push_reply(c, PROTO_WRITE, c->write_id, status < 0 ? status : 0, c->write_message, head_at, 0);
+    return 0;
+}
+
+static int begin_write(struct data_conn *c, const struct proto_frame *frame, struct bytes_in in)
+{
+    uint64_t first = bytes_get_u64(&in);
+    uint32_t samples = bytes_get_u32(&in), n = bytes_get_u32(&in);
+    if (in.bad || n > PROTO_READS_MAX || bytes_left(&in) != (size_t)n * 16)
+        return LEAT_CORRUPT;
+    c->write_iov = calloc(n ? n : 1, sizeof(*c->write_iov));
+    if (!c->write_iov)
+        return -ENOMEM;
+    c->writing = true;
+    c->write_id = frame->id;
+    c->write_first = first;
+    c->write_count = samples;
+    c->write_left = frame->payload_bytes;
+    c->write_niov = c->write_at = 0;
+    c->write_status = 0;
+    c->write_message[0] = 0;
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct proto_range r;
+        proto_range_get(&in, &r);
+        total += r.bytes;
+        if (c->write_status < 0)
+            continue;
+        int status = LEAT_INVALID;
+        void *at = c->target->resolve(c->target, r.gid, r.offset, r.bytes, true, &status);
+        if (!at) {
+            c->write_status = status < 0 ? status : LEAT_INVALID;
+            describe(c->write_message, &r, c->write_status);
+        } else if (r.bytes) {
+            c->write_iov[c->write_niov++] = (struct iovec){at, r.bytes};
+        }
+    }
+    if (total != frame->payload_bytes)
+        return LEAT_CORRUPT;
+    return c->write_left == 0 ? finish_write(c) : 0;
+}
+
+static int serve_frame(struct data_conn *c, const struct proto_frame *frame, const uint8_t *body)
+{
+    struct bytes_in in = bytes_in_of(body, frame->body_bytes);
+    if (frame->kind != PROTO_REQUEST || frame->version != PROTO_VERSION)
+        return LEAT_CORRUPT;
+    count(&c->thread->requests, 1);
+    if (frame->type == PROTO_READ)
+        return serve_read(c, frame, in);
+    if (frame->type == PROTO_WRITE)
+        return begin_write(c, frame, in);
+    return LEAT_CORRUPT; /* nothing else is said on a data connection */
+}
+
+static void write_landed(struct data_conn *c, size_t bytes)
+{
+    count(&c->thread->bytes_received, bytes);
+    c->write_left -= bytes;
+    while (bytes && c->write_status == 0) {
+        struct iovec *v = &c->write_iov[c->write_at];
+        size_t step = MIN(bytes, v->iov_len);
+        v->iov_base = (char *)v->iov_base + step;
+        v->iov_len -= step;
+        bytes -= step;
+        if (v->iov_len == 0)
+            c->write_at++;
+    }
+}
+
+/* What of a payload was read together with its frame. */
+static void write_from_buffer(struct data_conn *c)
+{
+    while (c->write_left && c->in_pos < c->in_end) {
+        size_t step = (size_t)MIN((uint64_t)(c->in_end - c->in_pos), c->write_left);
+        if (c->write_status == 0) {
+            struct iovec *v = &c->write_iov[c->write_at];
+            step = MIN(step, v->iov_len);
+            memcpy(v->iov_base, c->in + c->in_pos, step);
+            ledger_add(LEDGER_BOUNCE, step);
+        }
+        c->in_pos += step;
+        write_landed(c, step);
+    }
+}
+
+static bool queue_full(const struct data_conn *c)
+{
+    return c->reply_count == QUEUE_REPLIES || c->iov_tail - c->iov_head >= QUEUE_IOVS;
+}
+
+/* Serves what is buffered. *ret_need: bytes that the frame at in_pos needs in all. */
+static int consume(struct data_conn *c, size_t *ret_need)
+{
+    *ret_need = PROTO_FRAME;
+    while (!queue_full(c)) {
+        if (c->writing) {
+            write_from_buffer(c);
+            if (c->write_left)
+                return 0;
+            int rc = finish_write(c);
+            if (rc < 0)
+                return rc;
+            continue;
+        }
+        size_t have = c->in_end - c->in_pos;
+        if (have < PROTO_FRAME)
+            return 0;
+        struct proto_frame frame;
+        int rc = proto_frame_get(c->in + c->in_pos, &frame);
+        if (rc < 0 || frame.body_bytes > BODY_MAX || frame.nfds)
+            return LEAT_CORRUPT;
+        *ret_need = PROTO_FRAME + (size_t)frame.body_bytes;
+        if (have < *ret_need)
+            return 0;
+        const uint8_t *body = c->in + c->in_pos + PROTO_FRAME;
+        c->in_pos += *ret_need;
+        *ret_need = PROTO_FRAME;
+        rc = serve_frame(c, &frame, body);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* --- the socket ------------------------------------------------------------------------------------------------ */
+
+static int make_room(struct data_conn *c, size_t need)
+{
+    size_t have = c->in_end - c->in_pos;
+    if (c->in_pos) {
+        memmove(c->in, c->in + c->in_pos, have);
+        c->in_pos = 0;
+        c->in_end = have;
+    }
+    if (c->in_end < c->in_cap)
+        return 0;
+    size_t cap = MAX(need, c->in_cap + IN_FIRST);
+    cap = MIN(cap, c->in_cap ? c->in_cap * 2 : IN_FIRST);
+    uint8_t *in = realloc(c->in, cap);
+    if (!in)
+        return -ENOMEM;
+    c->in = in;
+    c->in_cap = cap;
+    return 0;
+}
+
+/* 1: something came; 0: nothing there; -errno, LEAT_PEER_GONE at the end. */
+static int receive(struct data_conn *c, size_t need, bool *ret_empty)
+{
+    struct iovec sink = {c->thread->sink, (size_t)MIN(c->write_left, (uint64_t)sizeof(c->thread->sink))},
+                 buffer;
+    struct msghdr msg = {.msg_iov = &buffer, .msg_iovlen = 1};
+    size_t asked = 0;
+    if (c->writing && c->write_status == 0) {
+        msg.msg_iov = c->write_iov + c->write_at;
+        msg.msg_iovlen = MIN(c->write_niov - c->write_at, (unsigned)IOV_MAX);
+    } else if (c->writing) {
+        msg.msg_iov = &sink;
+    } else {
+        int rc = make_room(c, need);
+        if (rc < 0)
+            return rc;
+        buffer = (struct iovec){c->in + c->in_end, c->in_cap - c->in_end};
+    }
+    for (size_t i = 0; i < msg.msg_iovlen; i++)
+        asked += msg.msg_iov[i].iov_len;
+    ssize_t n = recvmsg(c->source.fd, &msg, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+        return 0;
+    if (n <= 0)
+        return n == 0 ? LEAT_PEER_GONE : -errno;
+    *ret_empty = (size_t)n < asked;
+    if (c->writing)
+        write_landed(c, (size_t)n);
+    else
+        c->in_end += (size_t)n;
+    return 1;
+}
+
+/* Serves, sends and reads until the socket has nothing for us in either direction or the turn is over. */
+static int serve(struct data_conn *c, bool readable)
+{
+    uint64_t budget = BYTES_PER_TURN;
+    for (;;) {
+        size_t need;
+        int rc = consume(c, &need);
+        if (rc < 0)
+            return rc;
+        int sent = flush(c, &budget);
+        if (sent < 0)
+            return sent;
+        if (budget == 0)
+            return 0;
+        if (sent > 0)
+            continue; /* there may be more, or room to parse more */
+        if (!readable || queue_full(c))
+            return 0;
+        bool empty = false;
+        int got = receive(c, need, &empty);
+        if (got < 0)
+            return got;
+        if (got == 0 || empty)
+            readable = false;
+    }
+}
+
+static void progress(struct loop_source *source, uint32_t events)
+{
+    struct data_conn *c = container_of(source, struct data_conn, source);
+    int rc = serve(c, events & (EPOLLIN | EPOLLHUP | EPOLLERR));
+    if (rc == 0) {
+        uint32_t want = (queue_full(c) ? 0 : EPOLLIN) | (c->iov_head < c->iov_tail ? EPOLLOUT : 0);
+        rc = loop_modify(source, want);
+    }
+    /* A hang-up is reported whatever we wait for; with a full queue it would spin, so the end is taken at once. */
+    if (rc < 0 || ((events & (EPOLLHUP | EPOLLERR)) && queue_full(c)))
+        conn_close(c);
+}
+
+/* --- threads --------------------------------------------------------------------------------------------------- */
+
+static void *thread_main(void *arg)
+{
+    struct data_thread *t = arg;
+    loop_run(t->loop);
+    list_for_each_safe (node, &t->conns)
+        conn_close(container_of(node, struct data_conn, node));
+    return NULL;
+}
+
+static void stop_threads(struct net_server *server, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        loop_stop(server->threads[i].loop);
+        pthread_join(server->threads[i].thread, NULL);
+        loop_free(server->threads[i].loop);
+    }
+    free(server);
+}
+
+int net_server_new(unsigned threads, struct net_server **ret_server)
+{
+    threads = threads ? threads : 1;
+    struct net_server *server = calloc(1, sizeof(*server) + threads * sizeof(server->threads[0]));
+    if (!server)
+        return -ENOMEM;
+    for (unsigned i = 0; i < threads; i++) {
+        struct data_thread *t = &server->threads[i];
+        t->server = server;
+        list_init(&t->conns);
+        int rc = loop_new(&t->loop);
+        if (rc == 0) {
+            rc = -pthread_create(&t->thread, NULL, thread_main, t);
+            if (rc < 0)
+                loop_free(t->loop);
+        }
+        if (rc < 0) {
+            stop_threads(server, i);
+            return rc;
+        }
+        pthread_setname_np(t->thread, "leat-data");
+    }
+    server->n = threads;
+    *ret_server = server;
+    return 0;
+}
+
+void net_server_free(struct net_server *server)
+{
+    if (server)
+        stop_threads(server, server->n);
+}
+
+static void add_posted(void *arg)
+{
+    struct data_conn *c = arg;
+    list_push_back(&c->thread->conns, &c->node);
+    if (loop_add(c->thread->loop, &c->source) < 0)
+        conn_close(c);
+}
+
+int net_server_add(struct net_server *server, int fd, struct net_serve_target *target)
+{
+    int flags = fcntl(fd, F_GETFL), on = 1;
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
+        return -errno;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)); /* a unix socket refuses, and has no need */
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    struct data_thread *t = &server->threads[0];
+    for (unsigned i = 1; i < server->n; i++)
+        if (atomic_load(&server->threads[i].connections) < atomic_load(&t->connections))
+            t = &server->threads[i];
+    struct data_conn *c = calloc(1, sizeof(*c));
+    if (!c)
+        return -ENOMEM;
+    list_init(&c->node);
+    c->thread = t;
+    c->target = target;
+    c->source = (struct loop_source){.fd = fd, .events = EPOLLIN, .progress = progress};
+    atomic_fetch_add(&t->connections, 1);
+    int rc = loop_post(t->loop, add_posted, c);
+    if (rc < 0) {
+        atomic_fetch_sub(&t->connections, 1);
+        free(c);
+    }
+    return rc;
+}
+
+struct revoke {
+    struct net_serve_target *target;
+    pthread_mutex_t mutex;
+    pthread_cond_t cond;
+    unsigned left;
+};
+
+struct revoke_part {
+    struct revoke *revoke;
+    struct data_thread *thread;
+};
+
+static void revoke_posted(void *arg)
+{
+    struct revoke_part *part = arg;
+    struct revoke *r = part->revoke;
+    list_for_each_safe (node, &part->thread->conns) {
+        struct data_conn *c = container_of(node, struct data_conn, node);
+        if (c->target == r->target)
+            conn_close(c);
+    }
+    pthread_mutex_lock(&r->mutex);
+    if (--r->left == 0)
+        pthread_cond_signal(&r->cond);
+    pthread_mutex_unlock(&r->mutex);
+}
+
+void net_server_revoke(struct net_server *server, struct net_serve_target *target)
+{
+    struct revoke r = {.target = target, .left = 1};
+    pthread_mutex_init(&r.mutex, NULL);
+    pthread_cond_init(&r.cond, NULL);
+    /* One thread at a time: the parts live on this stack, and a revoke is rare. */
+    for (unsigned i = 0; i < server->n; i++) {
+        struct revoke_part part = {.revoke = &r, .thread = &server->threads[i]};
+        r.left = 1;
+        /* It must not fail: memory that is still being sent may not be recycled. */
+        while (loop_post(server->threads[i].loop, revoke_posted, &part) < 0)
+            usleep(1000);
+        pthread_mutex_lock(&r.mutex);
+        while (r.left)
+            pthread_cond_wait(&r.cond, &r.mutex);
+        pthread_mutex_unlock(&r.mutex);
+    }
+    pthread_cond_destroy(&r.cond);
+    pthread_mutex_destroy(&r.mutex);
+}
+
+void net_server_stats(struct net_server *server, struct net_server_stats *ret_stats)
+{
+    struct net_server_stats s = {0};
+    for (unsigned i = 0; i < server->n; i++) {
+        struct data_thread *t = &server->threads[i];
+        s.connections += atomic_load_explicit(&t->connections, memory_order_relaxed);
+        s.requests += atomic_load_explicit(&t->requests, memory_order_relaxed);
+        s.bytes_sent += atomic_load_explicit(&t->bytes_sent, memory_order_relaxed);
+        s.bytes_received += atomic_load_explicit(&t->bytes_received, memory_order_relaxed);
+        s.errors += atomic_load_explicit(&t->errors, memory_order_relaxed);
+    }
+    *ret_stats = s;
+}

@@ -1,0 +1,572 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tcp.c: reads over TCP (or any stream socket): one request carries many ranges, the reply's payload is received
+ * straight into the destinations and checksummed while it is still in the cache.
+ *
+ * Happy path: submit() encodes an op as one READ (neighbouring ranges merged on the wire; more than one READ when it has
+ * too many ranges) and sends it. Replies come in the order of requests. A recvmsg scatters up to CHUNK bytes into the destinations
+ * of the request at the head, and, when that ends the payload, the next reply's frame with it; then the pieces are checksummed.
+ *
+ * Failure modes: an error reply fails the reads of its request and so its op, nothing else. A deadline that passes, a
+ * dead peer or nonsense from it closes the socket: every op on it is DONE (-ETIMEDOUT for those past their
+ * deadline, -EBADMSG for the one that nonsense was answered to, -ECONNRESET for the others) and QUIESCED at once, for bytes land by our own recvmsg
+ * only. The endpoint then refuses with -ECONNRESET; its owner connects anew.
+ *
+ * Invariants:
+ * 1. ep->ops holds exactly the ops in flight, in the order of submission; the first request's op is the first of them.
+ * 2. op->cursor, op->cursor_bytes are where the next payload byte of its op lands; only the head request's op moves.
+ */
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "net/conn.h"
+#include "net/events.h"
+
+#include <inttypes.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#define CHUNK            (256 * KIB) /* received, then checksummed while hot in L2 */
+#define IOVS             512
+#define BYTES_PER_TURN   (8 * MIB) /* of one endpoint, before the others and the deadlines get their turn */
+#define ERROR_BODY_MAX   (4 + PROTO_STR_MAX)
+#define ENDPOINTS_A_POLL 32
+
+struct request {
+    struct net_op *op;
+    uint64_t id, bytes;
+    uint32_t first, end; /* reads of op */
+};
+
+enum rx_state { RX_FRAME, RX_PAYLOAD, RX_ERROR };
+
+struct net_endpoint {
+    struct tcp_ctx *ctx;
+    struct list node;
+    int fd; /* -1: torn down */
+    bool want_out;
+    struct list ops;
+
+    struct request *requests; /* a ring; cap is a power of two */
+    uint32_t request_cap, request_head, request_tail;
+    uint64_t next_id;
+    struct bytes_out out;
+    size_t out_sent;
+
+    enum rx_state rx;
+    uint8_t frame[PROTO_FRAME];
+    size_t frame_got;
+    uint64_t payload_left;
+    uint32_t error_left;
+    int error_status;
+};
+
+struct tcp_ctx {
+    struct net_ctx base;
+    int epoll_fd;
+    struct list endpoints;
+    struct list events;
+    struct list told;         /* stays empty: DONE and QUIESCED come together here */
+    uint64_t min_deadline_ns; /* of all ops in flight; 0: none. May be too early, never too late */
+    unsigned in_flight;       /* ops */
+};
+
+static struct request *head_request(struct net_endpoint *ep)
+{
+    return ep->request_head == ep->request_tail ? NULL
+                                                : &ep->requests[ep->request_head & (ep->request_cap - 1)];
+}
+
+static void op_over(struct tcp_ctx *ctx, struct net_op *op, int status)
+{
+    list_remove(&op->node);
+    op->status = op->status ? op->status : status;
+    ctx->in_flight--;
+    net_op_done(&ctx->base, op, &ctx->events);
+    net_op_quiesced(op, &ctx->events);
+}
+
+/* Every op still out ends with `first` (the one at the head) and `others`; ops past `now` with -ETIMEDOUT. */
+static void tear_down(struct net_endpoint *ep, int first, int others, uint64_t now)
+{
+    struct net_op *op;
+    if (ep->fd >= 0)
+        close(ep->fd); /* epoll forgets it */
+    ep->fd = -1;
+    int status = first;
+    while ((op = list_first(&ep->ops, struct net_op, node))) {
+        int s = now && op->deadline_ns && op->deadline_ns <= now ? LEAT_TIMED_OUT : status;
+        /* The rest of the op did not come; what had come is not worth telling apart. */
+        for (uint32_t i = 0; i < op->n; i++)
+            if (op->reads[i].status == 0)
+                op->reads[i].status = s;
+        op->status = 0;
+        op_over(ep->ctx, op, s);
+        status = others;
+    }
+    ep->request_head = ep->request_tail = 0;
+    bytes_out_reset(&ep->out);
+    ep->out_sent = 0;
+}
+
+/* --- sending --------------------------------------------------------------------------------------------------- */
+
+static int want_out(struct net_endpoint *ep, bool want)
+{
+    if (want == ep->want_out)
+        return 0;
+    struct epoll_event event = {.events = EPOLLIN | (want ? EPOLLOUT : 0), .data.ptr = ep};
+    if (epoll_ctl(ep->ctx->epoll_fd, EPOLL_CTL_MOD, ep->fd, &event) < 0)
+        return -errno;
+    ep->want_out = want;
+    return 0;
+}
+
+static int flush(struct net_endpoint *ep)
+{
+    while (ep->out_sent < ep->out.len) {
+        ssize_t n = send(ep->fd, ep->out.data + ep->out_sent, ep->out.len - ep->out_sent,
+                         MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return want_out(ep, true);
+        if (n < 0)
+            return LEAT_PEER_GONE;
+        ep->out_sent += (size_t)n;
+    }
+    bytes_out_reset(&ep->out);
+    ep->out_sent = 0;
+    return want_out(ep, false);
+}
+
+static int push_request(struct net_endpoint *ep, const struct request *request)
+{
+    if (ep->request_tail - ep->request_head == ep->request_cap) {
+        uint32_t cap = ep->request_cap ? ep->request_cap * 2 : 16, n = 0;
+        struct request *ring = malloc(cap * sizeof(*ring));
+        if (!ring)
+            return -ENOMEM;
+        for (uint32_t i = ep->request_head; i != ep->request_tail; i++)
+            ring[n++] = ep->requests[i & (ep->request_cap - 1)];
+        free(ep->requests);
+        ep->requests = ring;
+        ep->request_cap = cap;
+        ep->request_head = 0;
+        ep->request_tail = n;
+    }
+    ep->requests[ep->request_tail++ & (ep->request_cap - 1)] = *request;
+    return 0;
+}
+
+/*
+ * Encodes reads [first, …) as one READ; ret_request->end is where the next one starts. Frame and count are written over
+ * once they are known.
+ */
+static void encode(struct net_endpoint *ep, struct net_op *op, uint32_t first, struct request *ret_request)
+{
+    static const uint8_t blank[PROTO_FRAME + 4];
+    size_t at = ep->out.len;
+    uint32_t i = first, n = 0;
+    struct proto_range run = {0};
+    *ret_request = (struct request){.op = op, .id = ep->next_id++, .first = first};
+    bytes_put(&ep->out, blank, sizeof(blank));
+    for (; i < op->n; i++) {
+        const struct net_read *r = &op->reads[i];
+        if (r->bytes == 0)
+            continue;
+        if (run.bytes && run.gid == r->mr_gid && run.offset + run.bytes == r->offset &&
+            r->bytes <= UINT32_MAX - run.bytes) {
+            run.bytes += r->bytes;
+        } else {
+            if (n == PROTO_READS_MAX)
+                break;
+            if (run.bytes)
+                proto_range_put(&ep->out, &run);
+            run = (struct proto_range){.gid = r->mr_gid, .bytes = r->bytes, .offset = r->offset};
+            n++;
+        }
+        ret_request->bytes += r->bytes;
+    }
+    if (run.bytes)
+        proto_range_put(&ep->out, &run);
+    ret_request->end = i;
+    if (ep->out.failed)
+        return;
+    struct proto_frame frame = {.version = PROTO_VERSION,
+                                .kind = PROTO_REQUEST,
+                                .type = PROTO_READ,
+                                .id = ret_request->id,
+                                .body_bytes = 4 + n * 16};
+    proto_frame_put(ep->out.data + at, &frame);
+    for (int b = 0; b < 4; b++)
+        ep->out.data[at + PROTO_FRAME + b] = (uint8_t)(n >> (8 * b));
+}
+
+static int tcp_submit(struct net_endpoint *ep, struct net_op *op)
+{
+    struct tcp_ctx *ctx = ep->ctx;
+    if (ep->fd < 0)
+        return LEAT_PEER_GONE;
+    uint64_t bytes = 0;
+    uint32_t requests_before = ep->request_tail - ep->request_head;
+    size_t out_before = ep->out.len;
+    for (uint32_t i = 0; i < op->n; i++) {
+        op->reads[i].crc = 0;
+        op->reads[i].status = 0;
+        bytes += op->reads[i].bytes;
+    }
+    for (uint32_t i = 0; bytes && i < op->n;) {
+        struct request request;
+        encode(ep, op, i, &request);
+        if (ep->out.failed || push_request(ep, &request) < 0) {
+            /* Nothing was sent yet: the op was never here. */
+            ep->request_tail = ep->request_head + requests_before;
+            ep->out.len = out_before;
+            ep->out.failed = false;
+            return -ENOMEM;
+        }
+        i = request.end;
+    }
+    net_op_begin(&ctx->base, ep, op, bytes);
+    ctx->in_flight++;
+    list_init(&op->node);
+    if (bytes == 0) {
+        op_over(ctx, op, 0);
+        return 0;
+    }
+    list_push_back(&ep->ops, &op->node);
+    if (op->deadline_ns && (ctx->min_deadline_ns == 0 || op->deadline_ns < ctx->min_deadline_ns))
+        ctx->min_deadline_ns = op->deadline_ns;
+    /* The op was taken: a connection that turns out to be dead is told by poll. */
+    if (flush(ep) < 0)
+        tear_down(ep, LEAT_PEER_GONE, LEAT_PEER_GONE, 0);
+    return 0;
+}
+
+/* --- receiving ------------------------------------------------------------------------------------------------- */
+
+static void request_over(struct net_endpoint *ep)
+{
+    struct request *rq = head_request(ep);
+    struct net_op *op = rq->op;
+    bool last = rq->end == op->n;
+    ep->request_head++;
+    ep->rx = RX_FRAME;
+    ep->frame_got = 0;
+    if (last)
+        op_over(ep->ctx, op, 0);
+}
+
+static int frame_came(struct net_endpoint *ep)
+{
+    struct request *rq = head_request(ep);
+    struct proto_frame f;
+    int rc = proto_frame_get(ep->frame, &f);
+    if (rc < 0)
+        return rc;
+    if (!rq || f.version != PROTO_VERSION || f.kind != PROTO_REPLY || f.type != PROTO_READ ||
+        f.id != rq->id || f.nfds)
+        return LEAT_CORRUPT;
+    /* The op's cursor may stand before reads that an error reply passed over. */
+    rq->op->cursor = rq->first;
+    rq->op->cursor_bytes = 0;
+    if (f.status < 0) {
+        if (f.body_bytes > ERROR_BODY_MAX || f.payload_bytes)
+            return LEAT_CORRUPT;
+        rq->op->status = rq->op->status ? rq->op->status : f.status;
+        for (uint32_t i = rq->first; i < rq->end; i++)
+            rq->op->reads[i].status = f.status;
+        ep->rx = RX_ERROR;
+        ep->error_left = f.body_bytes;
+        if (ep->error_left == 0)
+            request_over(ep);
+        return 0;
+    }
+    if (f.body_bytes || f.payload_bytes != rq->bytes)
+        return LEAT_CORRUPT;
+    ep->rx = RX_PAYLOAD;
+    ep->payload_left = f.payload_bytes;
+    if (ep->payload_left == 0)
+        request_over(ep);
+    return 0;
+}
+
+/* Where the next bytes go: destinations up to CHUNK, then the next frame if the payload ends there. */
+static unsigned scatter(struct net_endpoint *ep, struct iovec *iov, uint8_t *junk, size_t junk_bytes,
+                        size_t *ret_asked)
+{
+    if (ep->rx != RX_PAYLOAD) {
+        if (ep->rx == RX_ERROR)
+            iov[0] = (struct iovec){junk, MIN((size_t)ep->error_left, junk_bytes)};
+        else
+            iov[0] = (struct iovec){ep->frame + ep->frame_got, PROTO_FRAME - ep->frame_got};
+        *ret_asked = iov[0].iov_len;
+        return 1;
+    }
+    const struct net_op *op = head_request(ep)->op;
+    uint64_t room = MIN((uint64_t)CHUNK, ep->payload_left), left = room;
+    uint32_t at = op->cursor, skip = op->cursor_bytes;
+    unsigned n = 0;
+    while (left && n < IOVS - 1) {
+        const struct net_read *r = &op->reads[at++];
+        uint64_t bytes = MIN((uint64_t)(r->bytes - skip), left);
+        if (bytes == 0)
+            continue;
+        iov[n++] = (struct iovec){(char *)r->dst + skip, (size_t)bytes};
+        left -= bytes;
+        skip = 0;
+    }
+    *ret_asked = (size_t)(room - left);
+    if (*ret_asked == ep->payload_left && ep->request_tail - ep->request_head > 1) {
+        iov[n++] = (struct iovec){ep->frame, PROTO_FRAME};
+        *ret_asked += PROTO_FRAME;
+    }
+    return n;
+}
+
+/* Checksums `bytes` that have landed behind the cursor. */
+static void landed(struct net_endpoint *ep, uint64_t bytes)
+{
+    struct net_op *op = head_request(ep)->op;
+    ep->payload_left -= bytes;
+    while (bytes) {
+        struct net_read *r = &op->reads[op->cursor];
+        uint32_t step = (uint32_t)MIN(bytes, (uint64_t)(r->bytes - op->cursor_bytes));
+        r->crc = crc32c(r->crc, (char *)r->dst + op->cursor_bytes, step);
+        op->cursor_bytes += step;
+        bytes -= step;
+        if (op->cursor_bytes == r->bytes) {
+            op->cursor++;
+            op->cursor_bytes = 0;
+        }
+    }
+}
+
+static int received(struct net_endpoint *ep, size_t bytes)
+{
+    if (ep->rx == RX_PAYLOAD) {
+        uint64_t payload = MIN((uint64_t)bytes, ep->payload_left);
+        landed(ep, payload);
+        bytes -= (size_t)payload;
+        if (ep->payload_left)
+            return 0;
+        request_over(ep);
+    }
+    if (ep->rx == RX_ERROR) {
+        ep->error_left -= (uint32_t)bytes;
+        if (ep->error_left == 0)
+            request_over(ep);
+        return 0;
+    }
+    ep->frame_got += bytes;
+    return ep->frame_got == PROTO_FRAME ? frame_came(ep) : 0;
+}
+
+static int receive(struct net_endpoint *ep)
+{
+    uint64_t budget = BYTES_PER_TURN;
+    for (;;) {
+        struct iovec iov[IOVS];
+        uint8_t junk[512];
+        size_t asked;
+        struct msghdr msg = {.msg_iov = iov};
+        msg.msg_iovlen = scatter(ep, iov, junk, sizeof(junk), &asked);
+        ssize_t n = recvmsg(ep->fd, &msg, MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : LEAT_PEER_GONE;
+        if (n == 0)
+            return LEAT_PEER_GONE;
+        int rc = received(ep, (size_t)n);
+        if (rc < 0)
+            return rc;
+        budget -= MIN(budget, (uint64_t)n);
+        if ((size_t)n < asked || budget == 0 || list_empty(&ep->ops))
+            return 0; /* short: nothing more is there now */
+    }
+}
+
+/* --- progress -------------------------------------------------------------------------------------------------- */
+
+static void progress(struct net_endpoint *ep, uint32_t events)
+{
+    int rc = 0;
+    if (events & (EPOLLIN | EPOLLHUP | EPOLLERR))
+        rc = receive(ep);
+    if (rc == 0 && (events & EPOLLOUT))
+        rc = flush(ep);
+    if (rc < 0)
+        tear_down(ep, rc == LEAT_CORRUPT ? LEAT_CORRUPT : LEAT_PEER_GONE, LEAT_PEER_GONE, 0);
+}
+
+static void check_deadlines(struct tcp_ctx *ctx)
+{
+    if (ctx->min_deadline_ns == 0)
+        return;
+    uint64_t now = clock_now_ns(), min = 0;
+    if (now < ctx->min_deadline_ns)
+        return;
+    list_for_each (node, &ctx->endpoints) {
+        struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
+        bool late = false;
+        list_for_each (op_node, &ep->ops) {
+            uint64_t due = container_of(op_node, struct net_op, node)->deadline_ns;
+            late |= due && due <= now;
+        }
+        if (late)
+            tear_down(ep, LEAT_PEER_GONE, LEAT_PEER_GONE, now);
+        list_for_each (op_node, &ep->ops) {
+            uint64_t due = container_of(op_node, struct net_op, node)->deadline_ns;
+            if (due && (min == 0 || due < min))
+                min = due;
+        }
+    }
+    ctx->min_deadline_ns = min;
+}
+
+static int tcp_poll(struct net_ctx *base, struct net_event *events, unsigned max, int timeout_ms)
+{
+    struct tcp_ctx *ctx = container_of(base, struct tcp_ctx, base);
+    uint64_t until = timeout_ms > 0 ? clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS : 0;
+    for (;;) {
+        unsigned n = net_events_take(&ctx->events, &ctx->told, events, max);
+        if (n > 0 || ctx->in_flight == 0)
+            return (int)n;
+        int wait = timeout_ms > 0 ? clock_poll_ms(until) : timeout_ms;
+        if (ctx->min_deadline_ns) {
+            int due = clock_poll_ms(ctx->min_deadline_ns);
+            wait = wait < 0 ? due : MIN(wait, due);
+        }
+        struct epoll_event ready[ENDPOINTS_A_POLL];
+        int k = epoll_wait(ctx->epoll_fd, ready, ENDPOINTS_A_POLL, wait);
+        if (k < 0 && errno != EINTR)
+            return -errno;
+        /* One endpoint's progress never touches another, so no entry here can have gone stale. */
+        for (int i = 0; i < k; i++)
+            progress(ready[i].data.ptr, ready[i].events);
+        check_deadlines(ctx);
+        if (list_empty(&ctx->events) && (timeout_ms == 0 || (timeout_ms > 0 && clock_now_ns() >= until)))
+            return 0;
+    }
+}
+
+/* --- life ------------------------------------------------------------------------------------------------------ */
+
+/* The first rail that answers. */
+static int dial_any(const char *addresses, uint64_t deadline_ns, int *ret_fd, struct leat_error *err)
+{
+    int rc = error_set(err, LEAT_INVALID, "node has no address");
+    while (addresses && *addresses) {
+        size_t len = strcspn(addresses, ",");
+        AUTO_FREE char *one = strndup(addresses, len);
+        if (!one)
+            return error_set(err, -ENOMEM, "no memory to connect");
+        rc = net_dial(one, deadline_ns, ret_fd, err);
+        if (rc == 0 || rc == LEAT_TIMED_OUT)
+            return rc;
+        addresses += len + (addresses[len] == ',');
+    }
+    return rc;
+}
+
+static int tcp_connect(struct net_ctx *base, const struct net_peer *peer, uint64_t deadline_ns,
+                       struct net_endpoint **ret_endpoint, struct leat_error *err)
+{
+    struct tcp_ctx *ctx = container_of(base, struct tcp_ctx, base);
+    struct net_endpoint *ep = calloc(1, sizeof(*ep));
+    if (!ep)
+        return error_set(err, -ENOMEM, "no memory for an endpoint");
+    ep->ctx = ctx;
+    ep->fd = peer->connected_fd;
+    list_init(&ep->ops);
+    int rc = 0;
+    if (ep->fd < 0)
+        rc = dial_any(peer->address, deadline_ns, &ep->fd, err);
+    if (rc == 0) {
+        int on = 1;
+        setsockopt(ep->fd, IPPROTO_TCP, TCP_NODELAY, &on,
+                   sizeof(on)); /* a unix socket refuses, and has no need */
+        struct epoll_event event = {.events = EPOLLIN, .data.ptr = ep};
+        if (epoll_ctl(ctx->epoll_fd, EPOLL_CTL_ADD, ep->fd, &event) < 0) {
+            rc = error_sys(err, -errno, "cannot watch the connection to node %" PRIu32, peer->node);
+            if (peer->connected_fd < 0)
+                close(ep->fd);
+        }
+    }
+    if (rc < 0) {
+        free(ep);
+        return rc;
+    }
+    list_push_back(&ctx->endpoints, &ep->node);
+    *ret_endpoint = ep;
+    return 0;
+}
+
+static void tcp_disconnect(struct net_ctx *base, struct net_endpoint *ep)
+{
+    if (!ep)
+        return;
+    tear_down(ep, LEAT_PEER_GONE, LEAT_PEER_GONE, 0);
+    list_remove(&ep->node);
+    bytes_out_fini(&ep->out);
+    free(ep->requests);
+    free(ep);
+}
+
+static int tcp_mem_register(struct net_ctx *ctx, void *addr, uint64_t bytes, int device,
+                            struct net_memory **ret_memory)
+{
+    *ret_memory = NULL;
+    return 0;
+}
+
+static void tcp_mem_deregister(struct net_ctx *ctx, struct net_memory *memory) {}
+
+static int tcp_event_fd(struct net_ctx *base)
+{
+    return container_of(base, struct tcp_ctx, base)->epoll_fd;
+}
+
+static void tcp_free(struct net_ctx *base)
+{
+    struct tcp_ctx *ctx = container_of(base, struct tcp_ctx, base);
+    list_for_each_safe (node, &ctx->endpoints)
+        tcp_disconnect(base, container_of(node, struct net_endpoint, node));
+    close(ctx->epoll_fd);
+    free(ctx);
+}
+
+static const struct net_ops tcp_ops = {
+    .name = "tcp",
+    .mem_register = tcp_mem_register,
+    .mem_deregister = tcp_mem_deregister,
+    .connect = tcp_connect,
+    .disconnect = tcp_disconnect,
+    .submit = tcp_submit,
+    .poll = tcp_poll,
+    .event_fd = tcp_event_fd,
+    .free = tcp_free,
+};
+
+int net_tcp_new(struct net_ctx **ret_ctx)
+{
+    struct tcp_ctx *ctx = calloc(1, sizeof(*ctx));
+    if (!ctx)
+        return -ENOMEM;
+    ctx->base.ops = &tcp_ops;
+    list_init(&ctx->endpoints);
+    list_init(&ctx->events);
+    list_init(&ctx->told);
+    ctx->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (ctx->epoll_fd < 0) {
+        int rc = -errno;
+        free(ctx);
+        return rc;
+    }
+    *ret_ctx = &ctx->base;
+    return 0;
+}
