@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+# The front door. Meson does the building (meson.build); the scripts in tools/ do the rest.
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+# Debian's own interpreter: the packages that tools/deps installs belong to it, not to another that comes first in PATH.
+PYTHON ?= /usr/bin/python3
+BUILD  ?= build
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+PREFIX ?= /usr/local
+# make fuzz: seconds for each target, and which (all of them, if empty).
+SECONDS ?= 60
+TARGET  ?=
+# make bench: arguments of bench/run.
+ARGS ?= read
+
+.PHONY: help deps build demo check check-all check-extra bench fuzz fmt lint install clean
+
+help: ## this list
+	@echo "Leat feeds training jobs: samples from disks, through a memory pool, into registered batch views."
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@echo
+	@echo "Missing Debian packages are installed when you are root; otherwise the line to run is printed."
+	@echo "Variables: JOBS=$(JOBS) BUILD=$(BUILD) PREFIX=$(PREFIX) DESTDIR= SECONDS=$(SECONDS) TARGET= ARGS="
+
+deps: ## install what building and testing need (tools/deps has the list)
+	@tools/deps build test
+
+build: ## compile everything into build/
+	@tools/deps build
+	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD) >/dev/null || { cat $(BUILD)/meson-logs/meson-log.txt; exit 1; }
+	@ninja -C $(BUILD) -j $(JOBS)
+
+demo: ## real digits and photographs: load, train a classifier, measure; under 10 minutes on a bare machine
+	@tools/deps build demo
+	@$(MAKE) build
+	@examples/demo/run
+
+check: ## what every change must pass: unit, ASan+UBSan, TSan, fuzz corpus, layers, headers, pytest
+	@tools/deps build test
+	@$(PYTHON) tools/check --build $(BUILD) --jobs $(JOBS)
+
+check-all: ## check, and what takes longer: fuzzing, pytest on sanitized programs, slow tests, lint
+	@tools/deps build test fuzz lint
+	@$(PYTHON) tools/check --build $(BUILD) --jobs $(JOBS) --all
+
+check-extra: # what check-all has beyond check
+	@tools/deps build test fuzz lint
+	@$(PYTHON) tools/check --build $(BUILD) --jobs $(JOBS) --extra
+
+bench: ## measure, beside the limits of this machine (ARGS="read --json")
+	@tools/deps build bench
+	@$(MAKE) build
+	@bench/run $(ARGS)
+
+fuzz: ## fuzz the parsers with clang (SECONDS=60 each, TARGET=name for one)
+	@tools/deps build fuzz
+	@$(PYTHON) tools/check --build $(BUILD) --jobs $(JOBS) --only fuzz --seconds $(SECONDS) $(if $(TARGET),--target $(TARGET))
+
+fmt: ## format the C sources with the pinned clang-format
+	@tools/deps lint
+	@tools/lint --fix
+
+lint: ## check the format, compile the Python, shellcheck the scripts
+	@tools/deps lint
+	@tools/lint
+
+install: ## install under PREFIX (DESTDIR is honoured)
+	@tools/deps build docs
+	@if [ -f build-release/build.ninja ]; then meson configure build-release --prefix=$(PREFIX); \
+	else meson setup build-release --buildtype=release --prefix=$(PREFIX) -Dtests=false -Dbench=false >/dev/null; fi
+	@ninja -C build-release -j $(JOBS)
+	@meson install -C build-release --no-rebuild $(if $(DESTDIR),--destdir $(abspath $(DESTDIR)))
+
+clean: ## remove what was built
+	@rm -rf build build-asan build-tsan build-fuzz build-release
