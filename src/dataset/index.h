@@ -20,7 +20,8 @@
  *            keys      bytes
  *            sorted    u64                  [nsamples]    sample numbers in key order; absent: they are in order
  *            class_ends u64 [nclasses], classes bytes     names of the labels
- *            chunks    struct index_chunk   [nchunks]     HDF5: where an extent's bytes go
+ *            chunks    struct index_chunk   [nchunks]     HDF5: where an extent's bytes come from
+ *            shapes    struct index_shape   [nshapes]     HDF5: filters and geometry, shared by many chunks
  *            strings   NUL-terminated; offset 0 is ""
  *
  * A blob from a file or a peer is hostile until index_open has looked at its header and index_validate at all of it.
@@ -40,7 +41,7 @@
 
 enum index_section {
     INDEX_FIELDS, INDEX_SOURCES, INDEX_EXTENTS, INDEX_PARTS, INDEX_LABELS, INDEX_KEY_ENDS, INDEX_KEYS, INDEX_SORTED,
-    INDEX_CLASS_ENDS, INDEX_CLASSES, INDEX_CHUNKS, INDEX_STRINGS, INDEX_SECTIONS
+    INDEX_CLASS_ENDS, INDEX_CLASSES, INDEX_CHUNKS, INDEX_SHAPES, INDEX_STRINGS, INDEX_SECTIONS
 };
 
 enum index_kind { INDEX_KIND_ARRAY = 1, INDEX_KIND_DIR = 2, INDEX_KIND_TAR = 3, INDEX_KIND_PUSHED = 4 };
@@ -60,7 +61,7 @@ struct index_header {
     uint32_t kind;            /* enum index_kind */
     uint32_t flags;           /* INDEX_FLAG_* */
     uint32_t root;            /* string: canonical path or URI that source paths are relative to */
-    uint32_t reserved;
+    uint32_t nshapes;
     struct { uint64_t offset, bytes; } sections[INDEX_SECTIONS];
     uint8_t pad[512 - 128 - 16 * INDEX_SECTIONS];
 };
@@ -87,8 +88,12 @@ struct index_field {
     uint32_t reserved;
 };
 
+/*
+ * A path that ends with "/" is a directory of a tree: it is there so that a change in it is noticed, has no extents
+ * and is never read.
+ */
 struct index_source {
-    uint32_t path;     /* string, relative to header.root ("" = root itself) */
+    uint32_t path;     /* string, relative to header.root ("" = root itself); see index_source_path */
     uint32_t reserved;
     uint64_t bytes;
     int64_t mtime_ns;  /* with ctime and size: to notice a change, never part of the fingerprint */
@@ -110,21 +115,36 @@ struct index_extent {
     uint32_t nchunk, reserved;
 };
 
-/* HDF5: an extent of kind CHUNK is a run of whole rows, covered by nchunk chunks. */
+/*
+ * HDF5: an extent of kind CHUNK is a run of whole rows (samples), covered by nchunk chunks. A chunk is a small
+ * n-dimensional box: after the filters it is decoded_bytes long, and nested loops move its runs to the extent:
+ *
+ *     for i0 < loops[0].count: for i1 < loops[1].count: ...
+ *         memcpy(extent + extent_offset + sum(i * extent_step), decoded + sum(i * decoded_step), run_bytes)
+ */
 struct index_chunk {
     uint64_t source_offset, source_bytes; /* stored; source_bytes 0: unallocated, fill value */
-    uint64_t row0, col0_bytes;            /* first row inside the extent, first byte inside a row */
-    uint64_t rows, row_bytes;             /* rows kept (clipped at the extent), bytes of each kept */
-    uint64_t decoded_bytes, decoded_pitch; /* after the filters: size, and bytes from a row to the next */
-    uint64_t extent_pitch;                 /* bytes of a whole row */
-    uint32_t filters;                      /* INDEX_FILTER_* that were applied */
-    uint32_t shuffle_width;                /* element size for the shuffle filter */
-    uint64_t fill;                         /* string: fill value bytes, one element in hex; 0 = zeros */
+    uint64_t extent_offset;               /* where its first byte goes, from the extent's start */
+    uint32_t shape;                       /* of shapes[] */
+    uint32_t reserved;
 };
+struct index_shape {
+    uint64_t decoded_bytes; /* after the filters; at most INDEX_CHUNK_MAX */
+    uint64_t run_bytes;     /* contiguous on both sides */
+    uint32_t filters;       /* INDEX_FILTER_* that were applied */
+    uint32_t element_bytes; /* for the shuffle filter and the fill value */
+    uint32_t fill;          /* string: fill value, one element in hex; "" = zeros */
+    uint32_t nloops;
+    struct {
+        uint64_t count, decoded_step, extent_step;
+    } loops[INDEX_MAX_DIMS];
+};
+#define INDEX_CHUNK_MAX (1ull << 32) /* HDF5's own limit on a chunk */
 #define INDEX_FILTER_DEFLATE 1u
 #define INDEX_FILTER_SHUFFLE 2u
 #define INDEX_FILTER_FLETCHER32 4u
 
+/* A part of 0 bytes is legal. Whether an extent suits direct I/O is seen from its address: = source_offset mod 4096. */
 struct index_part {
     uint64_t address; /* INDEX_NO_ADDRESS: this sample has no such field */
     uint64_t bytes;
@@ -144,6 +164,7 @@ struct index {
     const uint64_t *class_ends;
     const char *classes;
     const struct index_chunk *chunks;
+    const struct index_shape *shapes;
     const char *strings;
     const void *blob;
     uint64_t blob_bytes;
@@ -175,13 +196,16 @@ static inline bool index_part(const struct index *index, uint64_t i, unsigned f,
     *ret = index->parts[i * index->header->ntable_fields + field->table_slot];
     return ret->address != INDEX_NO_ADDRESS;
 }
+/* Root and path of a source joined: snprintf's return value (>= cap: it did not fit). */
+int index_source_path(const struct index *index, uint64_t source, char *buf, size_t cap);
 /* Field number by name, or -1. */
 int index_field_find(const struct index *index, const char *name);
 /* The key of sample i: not NUL-terminated; numbers are written into scratch (24 bytes). */
 const char *index_key(const struct index *index, uint64_t i, char scratch[24], size_t *ret_len);
 /* Sample number of a key, or UINT64_MAX. O(log n). */
 uint64_t index_find(const struct index *index, const char *key, size_t len);
-/* Samples whose keys begin with prefix are sorted positions [*ret_first, *ret_end); index_sorted maps to a number. */
+/* Samples whose keys begin with prefix are sorted positions [*ret_first, *ret_end); index_sorted maps to a number.
+ * Numbered samples are in order of number, not of text: there only "" and a whole number find something. */
 void index_prefix(const struct index *index, const char *prefix, size_t len, uint64_t *ret_first, uint64_t *ret_end);
 static inline uint64_t index_sorted(const struct index *index, uint64_t position)
 {
@@ -240,15 +264,22 @@ int64_t index_builder_source(struct index_builder *b, const char *relative_path,
  * comes back from finish. */
 uint64_t index_builder_reserve(struct index_builder *b, uint64_t bytes, uint64_t align, uint64_t phase);
 int index_builder_extent(struct index_builder *b, const struct index_extent *extent);
+int64_t index_builder_shape(struct index_builder *b, const struct index_shape *shape); /* same shape: same number */
 int64_t index_builder_chunk(struct index_builder *b, const struct index_chunk *chunk); /* its number or -errno */
+void index_builder_flags(struct index_builder *b, uint32_t flags);
 int64_t index_builder_string(struct index_builder *b, const char *s);                  /* its offset or -errno */
-uint32_t index_builder_class(struct index_builder *b, const char *name); /* number; same name: same number */
+/* Number, same name: same number. UINT32_MAX: out of memory. */
+uint32_t index_builder_class(struct index_builder *b, const char *name);
 /* Begins sample number nsamples with this key (NULL: numbered). Then its parts and label. */
 int index_builder_sample(struct index_builder *b, const char *key, size_t key_len);
 int index_builder_part(struct index_builder *b, unsigned field, uint64_t address, uint64_t bytes);
 int index_builder_label(struct index_builder *b, uint32_t label);
 /* Array-like sets have no per-sample tables: just how many. */
 void index_builder_count(struct index_builder *b, uint64_t nsamples);
+/*
+ * LEAT_INVALID: no samples, or two with one key. A failure of any call before (-ENOMEM, -EOVERFLOW) comes back here at
+ * the latest, so that a scanner may ignore what the others return.
+ */
 int index_builder_finish(struct index_builder *b, int fd, struct leat_error *err);
 
 #endif
