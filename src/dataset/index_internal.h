@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* index_internal.h: what the sources of the index share among themselves and with their tests. */
+#ifndef DATASET_INDEX_INTERNAL_H
+#define DATASET_INDEX_INTERNAL_H
+
+#include "dataset/index.h"
+
+/* Far above anything real, and low enough that sums of a few of them cannot wrap. */
+#define INDEX_MAX_SAMPLES (1ull << 48)
+#define INDEX_MAX_ADDRESS (1ull << 62)
+#define INDEX_ELEMENT_MAX 65536u /* bytes of one array element */
+
+uint32_t index_header_crc(const struct index_header *header);
+/* By bytes, the shorter first: the order of `sorted`. */
+int index_key_compare(const char *a, size_t alen, const char *b, size_t blen);
+/* May this geometry be used on an extent of `extent_bytes`? Checks every offset that dataset_extent_decode computes. */
+bool index_chunk_fits(const struct index_chunk *chunk, const struct index_shape *shape,
+                      uint64_t extent_bytes);
+/* Is it sound by itself: sizes, filters, every run inside the decoded bytes? */
+bool index_shape_sound(const struct index_shape *shape);
+
+#endif
