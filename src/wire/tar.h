@@ -15,7 +15,7 @@
 
 struct tar_member {
     char path[TAR_PATH_MAX]; /* NUL-terminated, as in the archive but "./" prefixes removed; checked by tar_path_check */
-    char type;               /* '0' regular, '5' directory, '1' hard link, '2' symbolic link, others as in the archive */
+    char type;               /* '0' regular, '5' directory, '1' hard link, '2' symbolic link, 'S' sparse (GNU or pax), others as in the archive */
     uint64_t header_offset;  /* of the first header block that belongs to the member (long-name blocks included) */
     uint64_t data_offset, bytes; /* of the payload */
 };
@@ -27,7 +27,7 @@ struct tar_parser {
     char long_path[TAR_PATH_MAX];
     uint64_t pax_size;
     uint64_t first_header;
-    bool have_long_path, have_pax_size;
+    bool have_long_path, have_pax_size, sparse, in_member;
     int state;
     unsigned zero_blocks;
     uint32_t ext_bytes;
@@ -41,6 +41,7 @@ void tar_parser_init(struct tar_parser *p);
  * Give the `want` bytes at `offset` (fewer only at the archive's end). Returns TAR_MORE (go on), TAR_MEMBER
  * (*ret_member is filled; go on after it), TAR_END (end mark, or end of the file at a member boundary: both are
  * accepted), or LEAT_CORRUPT (bad checksum, size overflow, truncated), LEAT_INVALID (a path that is refused).
+ * It sees no payload: that data_offset + bytes lies within the file is the caller's to check.
  */
 int tar_parser_feed(struct tar_parser *p, const void *buf, size_t len, struct tar_member *ret_member,
                     struct leat_error *err);
