@@ -5,7 +5,7 @@
  *
  * A dataset is one or more sources. One source: a path to a .npy or HDF5 file ("x.h5#/train/images" names a dataset in
  * it; without it every dataset of the root group with the same first dimension is a field), a .tar file, a pattern of
- * tar files with brace ranges or globs ("s3-{000..017}.tar", "dir/*.tar"), a directory of .tar files, or a directory
+ * tar files with brace ranges or globs ("s3-{000..017}.tar", "s3-*.tar"), a directory of .tar files, or a directory
  * tree (first folder name = label where there are folders). Several sources, each with a field name, are arrays that
  * share their first dimension.
  */
@@ -17,7 +17,7 @@
 
 struct dataset_source {
     const char *field; /* NULL: named by the format ("data" for an array, the extension in tar, ...) */
-    const char *uri;   /* path, or file:// URI */
+    const char *uri;   /* path, or file:// URI; a relative one is seen from the working directory */
 };
 
 struct dataset_spec {

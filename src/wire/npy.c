@@ -33,8 +33,8 @@ uint64_t npy_header_bytes(const void *buf, size_t len, struct leat_error *err)
     } else if (b[6] == 2 || b[6] == 3) {
         bytes = 12 + (uint64_t)(b[8] | b[9] << 8 | b[10] << 16 | (uint32_t)b[11] << 24);
     } else {
-        error_set(err, LEAT_UNSUPPORTED, "its .npy format version is %u.%u, and versions 1.0 to 3.0 are read", b[6],
-                  b[7]);
+        error_set(err, LEAT_UNSUPPORTED, "its .npy format version is %u.%u, and versions 1.0 to 3.0 are read",
+                  b[6], b[7]);
         return 0;
     }
     if (bytes > NPY_MAX_HEADER) {
@@ -124,8 +124,9 @@ static int parse_dtype(const char *s, size_t len, struct npy_header *h, struct l
         return malformed(err, "its dtype is empty");
     char kind = s[at++];
     if (kind == 'O')
-        return error_set(err, LEAT_UNSUPPORTED, "the array holds Python objects; save it as a numeric or fixed-length "
-                                                "dtype (arr.astype(...)), or store the objects as files");
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "the array holds Python objects; save it as a numeric or fixed-length "
+                         "dtype (arr.astype(...)), or store the objects as files");
     uint64_t n = 0;
     struct cursor c = {s + at, s + len};
     if (take_number(&c, &n) < 0) {
@@ -173,7 +174,8 @@ static int parse_dtype(const char *s, size_t len, struct npy_header *h, struct l
     bool one_byte = (n == 1 && kind != 'U') || kind == 'S' || kind == 'a' || kind == 'V';
     order = one_byte ? '|' : order == '=' || order == '|' ? '<' : order;
     h->itemsize = (uint32_t)n;
-    snprintf(h->dtype, sizeof(h->dtype), "%c%c%.*s", order, kind == 'a' ? 'S' : kind, (int)(len - at), s + at);
+    snprintf(h->dtype, sizeof(h->dtype), "%c%c%.*s", order, kind == 'a' ? 'S' : kind, (int)(len - at),
+             s + at);
     if (kind == 'b')
         snprintf(h->dtype, sizeof(h->dtype), "|b1");
     return 0;
@@ -228,12 +230,14 @@ static int parse_entry(struct cursor *c, struct npy_header *h, unsigned *seen, s
             return 0;
         if (!take_word(c, "True"))
             return malformed(err, "fortran_order is neither True nor False");
-        return error_set(err, LEAT_UNSUPPORTED, "the array is in Fortran order, where a sample's bytes do not lie "
-                                                "together; save np.ascontiguousarray(arr) instead");
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "the array is in Fortran order, where a sample's bytes do not lie "
+                         "together; save np.ascontiguousarray(arr) instead");
     }
     if (take(c, '['))
-        return error_set(err, LEAT_UNSUPPORTED, "the array has a structured dtype; save each of its fields as an array "
-                                                "of its own and open them together (\"a=a.npy;b=b.npy\")");
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "the array has a structured dtype; save each of its fields as an array "
+                         "of its own and open them together (\"a=a.npy;b=b.npy\")");
     if (!take_string(c, &value, &value_len))
         return malformed(err, "its dtype is not a string");
     return parse_dtype(value, value_len, h, err);

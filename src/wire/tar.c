@@ -21,7 +21,8 @@
 struct header {
     char name[100], mode[8], uid[8], gid[8], size[12], mtime[12], chksum[8];
     char typeflag;
-    char linkname[100], magic[6], version[2], uname[32], gname[32], devmajor[8], devminor[8], prefix[155], pad[12];
+    char linkname[100], magic[6], version[2], uname[32], gname[32], devmajor[8], devminor[8], prefix[155],
+        pad[12];
 };
 _Static_assert(sizeof(struct header) == TAR_BLOCK, "header layout");
 
@@ -161,7 +162,8 @@ static bool pax_record(const char *buf, size_t len, size_t *at, const char **ret
         if (n > EXTENSION_MAX)
             return false;
     }
-    if (i == start || i >= len || buf[i] != ' ' || n > len - start || n < i - start + 3 || buf[start + n - 1] != '\n')
+    if (i == start || i >= len || buf[i] != ' ' || n > len - start || n < i - start + 3 ||
+        buf[start + n - 1] != '\n')
         return false;
     const char *key = buf + i + 1, *end = buf + start + n - 1;
     const char *equals = memchr(key, '=', (size_t)(end - key));
@@ -300,8 +302,8 @@ static int feed_member(struct tar_parser *p, const struct header *h, uint64_t si
     return TAR_MEMBER;
 }
 
-static int feed_header(struct tar_parser *p, const struct header *h, size_t len, struct tar_member *ret_member,
-                       struct leat_error *err)
+static int feed_header(struct tar_parser *p, const struct header *h, size_t len,
+                       struct tar_member *ret_member, struct leat_error *err)
 {
     if (len == 0 && !p->in_member) {
         p->state = STATE_DONE;

@@ -45,7 +45,9 @@ static void test_good(void **state)
     struct npy_header h;
     struct leat_error err;
     for (int version = 1; version <= 3; version++) {
-        assert_int_equal(parse(version, "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4, 5), }   \n", &h, &err), 0);
+        assert_int_equal(
+            parse(version, "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4, 5), }   \n", &h, &err),
+            0);
         assert_string_equal(h.dtype, "<f4");
         assert_int_equal(h.itemsize, 4);
         assert_int_equal(h.ndim, 3);
@@ -62,7 +64,8 @@ static void test_good(void **state)
     assert_int_equal(h.itemsize, 48);
     assert_int_equal(parse(1, "{'descr': '|S5', 'fortran_order': False, 'shape': (2,)}", &h, &err), 0);
     assert_int_equal(h.data_bytes, 10);
-    assert_int_equal(parse(1, "{'descr': '|b1', 'fortran_order': False, 'shape': (0, 9223372036854775807)}", &h, &err), 0);
+    assert_int_equal(
+        parse(1, "{'descr': '|b1', 'fortran_order': False, 'shape': (0, 9223372036854775807)}", &h, &err), 0);
     assert_int_equal(h.data_bytes, 0);
 }
 
@@ -77,10 +80,14 @@ static void test_refused(void **state)
         {"{'descr': '|O', 'fortran_order': False, 'shape': (3,)}", LEAT_UNSUPPORTED, "objects"},
         {"{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (3,)}", LEAT_UNSUPPORTED, "structured"},
         {"{'descr': '<f3', 'fortran_order': False, 'shape': (3,)}", LEAT_UNSUPPORTED, "<f3"},
-        {"{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807, 3)}", LEAT_CORRUPT, "overflow"},
-        {"{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775808, 2)}", LEAT_CORRUPT, "overflow"},
-        {"{'descr': '<f8', 'fortran_order': False, 'shape': (4294967296, 4294967296)}", LEAT_CORRUPT, "overflow"},
-        {"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}", LEAT_CORRUPT, "overflow"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807, 3)}", LEAT_CORRUPT,
+         "overflow"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775808, 2)}", LEAT_CORRUPT,
+         "overflow"},
+        {"{'descr': '<f8', 'fortran_order': False, 'shape': (4294967296, 4294967296)}", LEAT_CORRUPT,
+         "overflow"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}", LEAT_CORRUPT,
+         "overflow"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}", LEAT_CORRUPT, "tuple"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (5)}", LEAT_CORRUPT, "tuple"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': 5}", LEAT_CORRUPT, "tuple"},
@@ -88,13 +95,15 @@ static void test_refused(void **state)
         {"{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (5,)}", LEAT_CORRUPT, "twice"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (5,), 'more': 1}", LEAT_CORRUPT, "unknown"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (5,)} x", LEAT_CORRUPT, "follows"},
-        {"{'descr': '<f4aaaaaaaaaaaaaaaaaaaaaaaa', 'fortran_order': False, 'shape': (5,)}", LEAT_CORRUPT, "long"},
+        {"{'descr': '<f4aaaaaaaaaaaaaaaaaaaaaaaa', 'fortran_order': False, 'shape': (5,)}", LEAT_CORRUPT,
+         "long"},
         {"{'descr': '', 'fortran_order': False, 'shape': (5,)}", LEAT_CORRUPT, "empty"},
         {"{'descr': '<f', 'fortran_order': False, 'shape': (5,)}", LEAT_CORRUPT, "size"},
         {"[]", LEAT_CORRUPT, "dictionary"},
         {"", LEAT_CORRUPT, "dictionary"},
         {"{'descr", LEAT_CORRUPT, "key"},
-        {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': "
+         "(1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
          "1,1,1,1)}",
          LEAT_CORRUPT, "32 dimensions"},
     };

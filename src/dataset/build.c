@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * build.c: looks at each source, picks the format, runs its scanner and writes the index.
+ *
+ * A directory of nothing but .tar files is a set of shards, any other is a tree. A file is told by its first bytes,
+ * not by its name; only tar, which may have none, is also told by its name.
+ */
+#include <stdio.h>
+
+#include "dataset/scan.h"
+
+enum format { FORMAT_NPY, FORMAT_HDF5, FORMAT_TAR };
+
+#define HDF5_MAGIC "\x89HDF\r\n\x1a\n"
+
+static const struct {
+    const char *magic;
+    size_t len;
+    const char *advice;
+} refused[] = {
+    {"\x1f\x8b", 2, "is compressed with gzip, which has no random access; unpack it (gunzip) first"},
+    {"\x28\xb5\x2f\xfd", 4, "is compressed with zstd, which has no random access; unpack it (zstd -d) first"},
+    {"BZh", 3, "is compressed with bzip2, which has no random access; unpack it (bunzip2) first"},
+    {"\xfd"
+     "7zXZ",
+     5, "is compressed with xz, which has no random access; unpack it (unxz) first"},
+    {"PK\x03\x04", 4,
+     "is a zip archive; save each array of an .npz with np.save, or unpack the archive to a directory"},
+    {"PAR1", 4,
+     "is a Parquet file, which Leat does not read; write its columns as .npy or its rows as tar shards"},
+};
+
+static bool has_suffix(const char *s, const char *end)
+{
+    size_t len = strlen(s), end_len = strlen(end);
+    return len >= end_len && !strcmp(s + len - end_len, end);
+}
+
+static int sniff(const char *path, int fd, enum format *ret_format, struct leat_error *err)
+{
+    char head[512] = {0}, shown[300];
+    scan_escape(path, shown, sizeof(shown));
+    int64_t n = scan_pread(fd, head, sizeof(head), 0);
+    if (n < 0)
+        return scan_error((int)n, path, err);
+    if (!memcmp(head, "\x93NUMPY", 6)) {
+        *ret_format = FORMAT_NPY;
+        return 0;
+    }
+    /* HDF5 may stand behind a user block of 512, 1024, 2048... bytes. */
+    for (uint64_t at = 0; at <= 1 << 20; at = at ? at * 2 : 512) {
+        char magic[8] = {0};
+        if (scan_pread(fd, magic, sizeof(magic), at) == (int64_t)sizeof(magic) &&
+            !memcmp(magic, HDF5_MAGIC, 8)) {
+            *ret_format = FORMAT_HDF5;
+            return 0;
+        }
+    }
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++)
+        if (!memcmp(head, refused[i].magic, refused[i].len))
+            return error_set(err, LEAT_UNSUPPORTED, "%s: %s", shown, refused[i].advice);
+    if (!memcmp(head + 257, "ustar", 5) || has_suffix(path, ".tar")) {
+        *ret_format = FORMAT_TAR;
+        return 0;
+    }
+    if (has_suffix(path, ".npy") || has_suffix(path, ".h5") || has_suffix(path, ".hdf5"))
+        return error_set(err, LEAT_CORRUPT, "%s: %s", shown,
+                         n == 0 ? "the file is empty"
+                                : "it does not begin as its name says; it is damaged or of another format");
+    return error_set(err, LEAT_UNSUPPORTED,
+                     "%s: not a format that Leat reads, which are .npy, HDF5, tar shards, and a directory "
+                     "of files or of tar shards",
+                     shown);
+}
+
+bool scan_exists(struct scan *scan, const char *path)
+{
+    AUTO_CLOSE int fd = -1;
+    struct stat st;
+    return scan_open(scan, path, &fd, &st, NULL) != LEAT_NOT_FOUND;
+}
+
+int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char **ret_inner)
+{
+    const char *hash = strrchr(uri, '#');
+    bool split = hash && hash[1] && !scan_exists(scan, uri);
+    AUTO_FREE char *inner = split ? strdup(hash + 1) : NULL;
+    char *file = spec_absolute(uri, split ? (size_t)(hash - uri) : strlen(uri));
+    if (!file || (split && !inner)) {
+        free(file);
+        return -ENOMEM;
+    }
+    *ret_file = file;
+    *ret_inner = TAKE_PTR(inner);
+    return 0;
+}
+
+static int scan_shards(struct scan *scan, const char *pattern, struct index_builder **ret_builder,
+                       struct leat_error *err)
+{
+    struct scan_paths paths;
+    int rc = shards_expand(scan, pattern, &paths, err);
+    if (rc < 0)
+        return rc;
+    for (unsigned i = 0; i < paths.n && rc == 0; i++) {
+        AUTO_CLOSE int fd = -1;
+        struct stat st;
+        enum format format = FORMAT_TAR;
+        rc = scan_open(scan, paths.items[i], &fd, &st, err);
+        if (rc == 0 && S_ISREG(st.st_mode))
+            rc = sniff(paths.items[i], fd, &format, err);
+        if (rc == 0 && (format != FORMAT_TAR || !S_ISREG(st.st_mode)))
+            rc = error_set(err, LEAT_INVALID,
+                           "%s: a pattern means tar shards, and this is none; arrays are opened together "
+                           "by name, as in \"image=a.npy;label=b.npy\"",
+                           paths.items[i]);
+    }
+    if (rc == 0)
+        rc = tar_scan(scan, paths.items, paths.n, ret_builder, err);
+    scan_paths_fini(&paths);
+    return rc;
+}
+
+static int scan_directory(struct scan *scan, const char *path, int fd, const struct stat *st,
+                          struct index_builder **ret_builder, struct leat_error *err)
+{
+    struct scan_paths paths;
+    int rc = shards_in_directory(path, fd, &paths, err);
+    if (rc == 0)
+        return dir_scan(scan, path, fd, st, ret_builder, err);
+    if (rc < 0)
+        return rc;
+    rc = tar_scan(scan, paths.items, paths.n, ret_builder, err);
+    scan_paths_fini(&paths);
+    return rc;
+}
+
+/* Adds the arrays of one source; or, for a single source of another format, fills *ret_builder. */
+static int scan_source(struct scan *scan, const struct dataset_source *source, bool single,
+                       struct scan_arrays *arrays, struct index_builder **ret_builder, struct leat_error *err)
+{
+    AUTO_FREE char *path = NULL, *inner = NULL;
+    int rc = scan_split_inner(scan, source->uri, &path, &inner);
+    if (rc < 0)
+        return rc;
+    if (single && !inner && shards_is_pattern(path) && !scan_exists(scan, path))
+        return scan_shards(scan, path, ret_builder, err);
+
+    AUTO_CLOSE int fd = -1;
+    struct stat st;
+    enum format format = FORMAT_TAR;
+    rc = scan_open(scan, path, &fd, &st, err);
+    if (rc < 0)
+        return rc;
+    if (S_ISREG(st.st_mode))
+        rc = sniff(path, fd, &format, err);
+    if (rc < 0)
+        return rc;
+    if (inner && format != FORMAT_HDF5)
+        return error_set(err, LEAT_INVALID, "%s: not an HDF5 file, so there is no \"%s\" in it", path, inner);
+    if (format == FORMAT_NPY)
+        return npy_scan(scan, path, source->field, fd, &st, arrays, err);
+    if (format == FORMAT_HDF5)
+        return hdf5_scan(scan, path, inner, source->field, fd, &st, arrays, err);
+    if (source->field || !single)
+        return error_set(err, LEAT_INVALID,
+                         "%s: only arrays (.npy, HDF5) can be given a name and opened together; files and "
+                         "tar shards are opened alone, and name their fields themselves",
+                         path);
+    if (S_ISDIR(st.st_mode))
+        return scan_directory(scan, path, fd, &st, ret_builder, err);
+    return tar_scan(scan, &path, 1, ret_builder, err);
+}
+
+int dataset_index_build(const struct dataset_spec *spec, const struct dataset_opener *opener,
+                        const struct dataset_progress *progress, int fd, struct leat_error *err)
+{
+    struct scan scan = {.opener = opener, .progress = progress};
+    struct scan_arrays arrays = {0};
+    struct index_builder *b = NULL;
+    struct leat_error local = {0};
+    err = err ? err : &local;
+    *err = (struct leat_error){0};
+    int rc = spec->n ? 0 : error_set(err, LEAT_INVALID, "a dataset needs a source");
+    for (unsigned i = 0; i < spec->n && rc == 0; i++)
+        rc = scan_source(&scan, &spec->sources[i], spec->n == 1, &arrays, &b, err);
+    if (rc == 0 && !b)
+        rc = arrays_build(&scan, &arrays, &b, err);
+    if (rc == 0)
+        rc = index_builder_finish(b, fd, err);
+    scan_arrays_fini(&arrays);
+    index_builder_free(b);
+    /* What nobody explained (memory, mostly). */
+    return rc < 0 && !err->code ? error_sys(err, rc, "the dataset could not be scanned") : rc;
+}

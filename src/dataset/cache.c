@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cache.c: the index at hand, so that no job scans twice what did not change.
+ *
+ * Happy path: the files that the spec means are listed (a pattern is expanded anew, a folder of shards is listed anew);
+ * the index beside the data, then the one in the cache, is mapped and compared: same files, same sizes and times; for a
+ * tree, same times of all its folders. Otherwise a scan, written to a temporary file and renamed.
+ *
+ * Failure modes: an index that is damaged, stale or about other files is passed over without a word, for it can be made
+ * again. No cache (read-only home, no space): the index is made in memory.
+ *
+ * Trust: what another user wrote passes index_validate, and an index is only ever used for the very files that its
+ * spec means. A file of our own is checked by its header alone, since opening must not cost O(samples).
+ *
+ * Not seen: a file inside a tree that is changed in place, without its folder changing. The reader of that file sees it
+ * later, by the size and time that the index has for it.
+ */
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <xxhash.h>
+
+#include "dataset/scan.h"
+
+#define BESIDE ".leat-index"
+
+/* What the spec means now. */
+struct expected {
+    struct scan scan;
+    struct scan_paths files; /* shards or arrays, each once, in order */
+    char *tree;              /* or the root of a tree */
+    char *beside;            /* where an index beside the data would lie; NULL: nowhere */
+    char *cache_name;
+};
+
+static void expected_fini(struct expected *x)
+{
+    scan_paths_fini(&x->files);
+    free(x->tree);
+    free(x->beside);
+    free(x->cache_name);
+}
+
+static int expect_file(struct expected *x, const char *path)
+{
+    for (unsigned i = 0; i < x->files.n && x->files.n <= INDEX_MAX_FIELDS; i++)
+        if (!strcmp(x->files.items[i], path))
+            return 0;
+    return scan_paths_add(&x->files, path);
+}
+
+static int expect_source(struct expected *x, const struct dataset_source *source, bool single,
+                         struct leat_error *err)
+{
+    AUTO_FREE char *path = NULL, *inner = NULL;
+    int rc = scan_split_inner(&x->scan, source->uri, &path, &inner);
+    if (rc < 0)
+        return rc;
+    if (single && !inner && shards_is_pattern(path) && !scan_exists(&x->scan, path))
+        return shards_expand(&x->scan, path, &x->files, err);
+    AUTO_CLOSE int fd = -1;
+    struct stat st;
+    rc = scan_open(&x->scan, path, &fd, &st, err);
+    if (rc < 0)
+        return rc;
+    bool folder = S_ISDIR(st.st_mode);
+    if (single && !inner && !source->field &&
+        asprintf(&x->beside, folder ? "%s/" BESIDE : "%s" BESIDE, path) < 0) {
+        x->beside = NULL;
+        return -ENOMEM;
+    }
+    if (!folder)
+        return expect_file(x, path);
+    rc = shards_in_directory(path, fd, &x->files, err);
+    if (rc != 0)
+        return MIN(rc, 0);
+    x->tree = TAKE_PTR(path);
+    return 0;
+}
+
+static int expect(const struct dataset_spec *spec, const struct dataset_opener *opener,
+                  const struct dataset_progress *progress, struct expected *x, struct leat_error *err)
+{
+    *x = (struct expected){.scan = {.opener = opener, .progress = progress}};
+    int rc = spec->n ? 0 : error_set(err, LEAT_INVALID, "a dataset needs a source");
+    for (unsigned i = 0; i < spec->n && rc == 0; i++)
+        rc = expect_source(x, &spec->sources[i], spec->n == 1, err);
+    AUTO_FREE char *canonical = rc == 0 ? dataset_spec_format(spec) : NULL;
+    if (rc == 0 && !canonical)
+        rc = -ENOMEM;
+    if (rc == 0) {
+        XXH128_hash_t h = XXH3_128bits(canonical, strlen(canonical));
+        if (asprintf(&x->cache_name, "%016llx%016llx", (unsigned long long)h.high64,
+                     (unsigned long long)h.low64) < 0) {
+            x->cache_name = NULL;
+            rc = -ENOMEM;
+        }
+    }
+    if (rc < 0)
+        expected_fini(x);
+    return rc;
+}
+
+static int64_t timespec_ns(struct timespec ts)
+{
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+/* Opened, not only looked at, when somebody opens for us: so that a cached index tells nobody more than a scan would. */
+static bool source_unchanged(struct expected *x, const struct index *ix, uint64_t i)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    const struct index_source *s = &ix->sources[i];
+    if ((size_t)index_source_path(ix, i, path, sizeof(path)) >= sizeof(path))
+        return false;
+    if (x->scan.opener) {
+        AUTO_CLOSE int fd = -1;
+        if (scan_open(&x->scan, path, &fd, &st, NULL) < 0)
+            return false;
+    } else if (stat(path, &st) < 0) {
+        return false;
+    }
+    return timespec_ns(st.st_mtim) == s->mtime_ns &&
+           (S_ISDIR(st.st_mode) || (uint64_t)st.st_size == s->bytes);
+}
+
+static bool tree_unchanged(struct expected *x, const struct index *ix)
+{
+    uint64_t folders = 0;
+    if (ix->header->kind != INDEX_KIND_DIR || strcmp(index_string(ix, ix->header->root), x->tree))
+        return false;
+    for (uint64_t i = 0; i < ix->header->nsources; i++) {
+        const char *path = index_string(ix, ix->sources[i].path);
+        size_t len = strlen(path);
+        if (len == 0 || path[len - 1] != '/')
+            continue;
+        folders++;
+        if (!source_unchanged(x, ix, i))
+            return false;
+    }
+    return folders > 0;
+}
+
+static bool files_unchanged(struct expected *x, const struct index *ix)
+{
+    if (ix->header->nsources != x->files.n)
+        return false;
+    for (uint64_t i = 0; i < x->files.n; i++) {
+        char path[PATH_MAX];
+        if ((size_t)index_source_path(ix, i, path, sizeof(path)) >= sizeof(path) ||
+            strcmp(path, x->files.items[i]) || !source_unchanged(x, ix, i))
+            return false;
+    }
+    return true;
+}
+
+/* Offsets of source paths are looked at before they are used, whoever wrote the file. */
+static bool source_paths_sound(const struct index *ix)
+{
+    for (uint64_t i = 0; i < ix->header->nsources; i++)
+        if (ix->sources[i].path >= ix->header->sections[INDEX_STRINGS].bytes)
+            return false;
+    return true;
+}
+
+/* A descriptor of the index at `path`, or -1 when there is none that can be used. */
+static int open_candidate(struct expected *x, const char *path, bool through_opener)
+{
+    AUTO_CLOSE int fd = -1;
+    struct stat st;
+    if (through_opener) {
+        if (scan_open(&x->scan, path, &fd, &st, NULL) < 0)
+            return -1;
+    } else {
+        fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    }
+    struct index ix;
+    if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || index_map(fd, &ix, NULL) < 0)
+        return -1;
+    bool good = source_paths_sound(&ix) && (x->tree ? tree_unchanged(x, &ix) : files_unchanged(x, &ix));
+    if (good && st.st_uid != geteuid())
+        good = index_validate(&ix, NULL) == 0;
+    index_close(&ix);
+    return good ? TAKE_FD(fd) : -1;
+}
+
+/* Makes each missing folder of the path, 0700. */
+static int make_folders(char *path)
+{
+    for (char *p = path + 1;; p++) {
+        if (*p && *p != '/')
+            continue;
+        char keep = *p;
+        *p = 0;
+        int rc = mkdir(path, 0700) < 0 && errno != EEXIST ? -errno : 0;
+        *p = keep;
+        if (rc < 0 || !keep)
+            return rc;
+    }
+}
+
+/* $XDG_CACHE_HOME/leat/index. It must be ours: in a folder of somebody else a name could be put in our way. */
+static int cache_folder(char **ret_path, bool make)
+{
+    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    AUTO_FREE char *path = NULL;
+    bool use_xdg = xdg && xdg[0] == '/';
+    if (!use_xdg && (!home || home[0] != '/'))
+        return -ENOENT;
+    if (asprintf(&path, use_xdg ? "%s/leat/index" : "%s/.cache/leat/index", use_xdg ? xdg : home) < 0)
+        return -ENOMEM;
+    int rc = make ? make_folders(path) : 0;
+    struct stat st;
+    if (rc == 0 && stat(path, &st) < 0)
+        rc = -errno;
+    if (rc < 0)
+        return rc;
+    if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 022))
+        return -EACCES;
+    *ret_path = TAKE_PTR(path);
+    return 0;
+}
+
+/* The same file, read-only. */
+static int reopen(int fd)
+{
+    char path[40];
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    int again = open(path, O_RDONLY | O_CLOEXEC);
+    return again < 0 ? -errno : again;
+}
+
+/* Writing an index into a tree touches the tree's root, and must not make that index stale: if nothing else touched the
+ * root since the scan, its new time is put in the place of the old one. */
+static void settle_root_time(int fd, const char *tree, int64_t before_ns)
+{
+    struct index ix;
+    struct stat st;
+    if (index_map(fd, &ix, NULL) < 0)
+        return;
+    for (uint64_t i = 0; i < ix.header->nsources; i++)
+        if (!strcmp(index_string(&ix, ix.sources[i].path), "./")) {
+            if (ix.sources[i].mtime_ns == before_ns && stat(tree, &st) == 0) {
+                int64_t now_ns = timespec_ns(st.st_mtim);
+                off_t at = (off_t)(ix.header->sections[INDEX_SOURCES].offset +
+                                   i * sizeof(struct index_source) + offsetof(struct index_source, mtime_ns));
+                if (pwrite(fd, &now_ns, sizeof(now_ns), at) < 0) {
+                    /* Then it is stale, and made again. */
+                }
+            }
+            break;
+        }
+    index_close(&ix);
+}
+
+/* Scans into a temporary file beside `path` and renames it there. *ret_made: the file could be made at all, so that a
+ * failure is the scan's own. */
+static int scan_to_file(const struct dataset_spec *spec, struct expected *x, const char *path, mode_t mode,
+                        int *ret_fd, bool *ret_made, struct leat_error *err)
+{
+    AUTO_FREE char *temporary = NULL;
+    const char *slash = strrchr(path, '/');
+    static _Atomic unsigned serial;
+    if (asprintf(&temporary, "%.*s.leat-index.%d.%u.tmp", (int)(slash - path + 1), path, (int)getpid(),
+                 atomic_fetch_add(&serial, 1)) < 0)
+        return -ENOMEM;
+    AUTO_CLOSE int fd = open(temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
+    *ret_made = fd >= 0;
+    if (fd < 0)
+        return error_sys(err, -errno, "%s: the index cannot be written", path);
+    int rc = dataset_index_build(spec, x->scan.opener, x->scan.progress, fd, err);
+    int64_t before_ns = 0;
+    struct stat st;
+    if (rc == 0 && x->tree && stat(x->tree, &st) == 0)
+        before_ns = timespec_ns(st.st_mtim);
+    int again = rc < 0 ? rc : reopen(fd);
+    if (rc == 0 && again < 0)
+        rc = error_sys(err, again, "%s: the index cannot be read back", path);
+    if (rc == 0 && rename(temporary, path) < 0) {
+        rc = error_sys(err, -errno, "%s: the index cannot be put there", path);
+        close(again);
+    }
+    if (rc < 0) {
+        unlink(temporary);
+        return rc;
+    }
+    if (x->tree)
+        settle_root_time(fd, x->tree, before_ns);
+    *ret_fd = again;
+    return 0;
+}
+
+static int scan_to_memory(const struct dataset_spec *spec, struct expected *x, int *ret_fd,
+                          struct leat_error *err)
+{
+    AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return error_sys(err, -errno, "no memory for the index");
+    int rc = dataset_index_build(spec, x->scan.opener, x->scan.progress, fd, err);
+    if (rc < 0)
+        return rc;
+    int again = reopen(fd);
+    if (again < 0)
+        return error_sys(err, again, "the index cannot be read back");
+    *ret_fd = again;
+    return 0;
+}
+
+/* Is this the trouble of the place that we write to? Then memory will do. */
+static bool is_write_trouble(int rc)
+{
+    return rc == -ENOSPC || rc == -EDQUOT || rc == -EFBIG || rc == -EROFS || rc == -EIO;
+}
+
+int dataset_index_open(const struct dataset_spec *spec, const struct dataset_opener *opener,
+                       const struct dataset_progress *progress, bool keep, int *ret_fd, bool *ret_scanned,
+                       struct leat_error *err)
+{
+    struct expected x;
+    int rc = expect(spec, opener, progress, &x, err);
+    if (rc < 0)
+        return rc;
+    AUTO_FREE char *folder = NULL, *cached = NULL;
+    bool has_cache =
+        cache_folder(&folder, keep) == 0 && asprintf(&cached, "%s/%s", folder, x.cache_name) >= 0;
+    if (!has_cache)
+        cached = NULL;
+
+    int fd = x.beside ? open_candidate(&x, x.beside, opener != NULL) : -1;
+    if (fd < 0 && has_cache)
+        fd = open_candidate(&x, cached, false);
+    bool scanned = fd < 0;
+    if (scanned) {
+        bool made = false;
+        rc = -EROFS;
+        if (keep && has_cache)
+            rc = scan_to_file(spec, &x, cached, 0600, &fd, &made, err);
+        if (rc < 0 && (!made || is_write_trouble(rc)))
+            rc = scan_to_memory(spec, &x, &fd, err);
+    }
+    expected_fini(&x);
+    if (rc < 0)
+        return rc;
+    *ret_fd = fd;
+    *ret_scanned = scanned;
+    return 0;
+}
+
+int dataset_index_write(const struct dataset_spec *spec, const struct dataset_progress *progress,
+                        bool cache_ok, char **ret_path, struct leat_error *err)
+{
+    struct expected x;
+    int rc = expect(spec, NULL, progress, &x, err);
+    if (rc < 0)
+        return rc;
+    AUTO_FREE char *folder = NULL, *path = NULL;
+    AUTO_CLOSE int fd = -1;
+    bool made = false;
+    rc = error_set(err, LEAT_INVALID,
+                   "there is no one place beside several sources or a pattern; their index can only lie "
+                   "in the cache");
+    if (x.beside) {
+        path = TAKE_PTR(x.beside);
+        rc = scan_to_file(spec, &x, path, 0666, &fd, &made, err);
+    }
+    if (rc < 0 && !made && cache_ok) {
+        free(path);
+        path = NULL;
+        rc = cache_folder(&folder, true);
+        if (rc == 0 && asprintf(&path, "%s/%s", folder, x.cache_name) < 0) {
+            path = NULL;
+            rc = -ENOMEM;
+        }
+        rc = rc < 0 ? error_sys(err, rc, "the index cache ($XDG_CACHE_HOME/leat/index) cannot be used")
+                    : scan_to_file(spec, &x, path, 0600, &fd, &made, err);
+    }
+    expected_fini(&x);
+    if (rc == 0)
+        *ret_path = TAKE_PTR(path);
+    return rc;
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* npy/scan.c: a .npy file is one RAW extent, its header included, so that direct I/O lands every byte in place. */
+#include <stdio.h>
+
+#include "dataset/scan.h"
+#include "wire/npy.h"
+
+static int place(struct scan_array *a, struct index_builder *b, uint32_t source, uint64_t *ret_address,
+                 struct leat_error *err)
+{
+    uint64_t bytes = a->data_offset + a->shape[0] * scan_array_row_bytes(a);
+    uint64_t at = index_builder_reserve(b, align_up(bytes, INDEX_FILE_ALIGN), INDEX_FILE_ALIGN, 0);
+    *ret_address = at + a->data_offset;
+    return index_builder_extent(b, &(struct index_extent){.address = at,
+                                                          .bytes = bytes,
+                                                          .source_bytes = bytes,
+                                                          .source = source,
+                                                          .kind = INDEX_EXTENT_RAW});
+}
+
+static int parse_file(int fd, const struct stat *st, struct npy_header *ret_header, struct leat_error *err)
+{
+    uint8_t head[12] = {0};
+    int64_t n = scan_pread(fd, head, sizeof(head), 0);
+    if (n < 0)
+        return error_sys(err, (int)n, "it cannot be read");
+    struct leat_error local = {0};
+    uint64_t bytes = npy_header_bytes(head, (size_t)n, &local);
+    if (bytes == 0)
+        return error_set(err, local.code, "%s", local.message);
+    AUTO_FREE void *buf = malloc(bytes);
+    if (!buf)
+        return -ENOMEM;
+    n = scan_pread(fd, buf, bytes, 0);
+    if (n < 0)
+        return error_sys(err, (int)n, "it cannot be read");
+    int rc = npy_parse(buf, (size_t)n, ret_header, err);
+    if (rc < 0)
+        return rc;
+    uint64_t want = ret_header->data_offset + ret_header->data_bytes;
+    if (want > (uint64_t)st->st_size)
+        return error_set(err, LEAT_CORRUPT, "it is truncated: its header promises %llu bytes and it has %llu",
+                         (unsigned long long)want, (unsigned long long)st->st_size);
+    if (ret_header->ndim > INDEX_MAX_DIMS + 1)
+        return error_set(err, LEAT_UNSUPPORTED, "it has %u dimensions, and at most %u are read",
+                         ret_header->ndim, INDEX_MAX_DIMS + 1);
+    return 0;
+}
+
+int npy_scan(struct scan *scan, const char *path, const char *field, int fd, const struct stat *st,
+             struct scan_arrays *arrays, struct leat_error *err)
+{
+    struct npy_header h;
+    int rc = parse_file(fd, st, &h, err);
+    if (rc < 0) {
+        char shown[200];
+        scan_escape(path, shown, sizeof(shown));
+        return error_prefix(err, rc, "%s", shown);
+    }
+    struct scan_array *a = scan_arrays_add(arrays);
+    if (!a)
+        return -ENOMEM;
+    a->field = strdup(field ? field : "data");
+    a->path = strdup(path);
+    a->shown = strdup(path);
+    if (!a->field || !a->path || !a->shown)
+        return -ENOMEM;
+    a->st = *st;
+    memcpy(a->dtype, h.dtype, sizeof(a->dtype));
+    a->itemsize = h.itemsize;
+    a->ndim = h.ndim;
+    memcpy(a->shape, h.shape, h.ndim * sizeof(h.shape[0]));
+    a->data_offset = h.data_offset;
+    a->place = place;
+    return 0;
+}

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * shards.c: which files a pattern means. Braces first ("{000..017}", "{a,b}"), anywhere and several times, then
+ * wildcards in the last component. A brace that is neither range nor list stands for itself, as in a shell.
+ *
+ * Failure modes: LEAT_NOT_FOUND when a wildcard meets nothing; LEAT_INVALID past 1,000,000 files.
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <stdio.h>
+
+#include "dataset/scan.h"
+
+#define SHARDS_MAX 1000000u
+
+void scan_paths_fini(struct scan_paths *paths)
+{
+    for (unsigned i = 0; i < paths->n; i++)
+        free(paths->items[i]);
+    free(paths->items);
+    *paths = (struct scan_paths){0};
+}
+
+int scan_paths_add(struct scan_paths *paths, const char *path)
+{
+    if (paths->n >= SHARDS_MAX)
+        return -E2BIG;
+    if ((paths->n & (paths->n - 1)) == 0) { /* full at every power of two */
+        char **items = realloc(paths->items, (paths->n ? paths->n * 2 : 1) * sizeof(*items));
+        if (!items)
+            return -ENOMEM;
+        paths->items = items;
+    }
+    char *copy = strdup(path);
+    if (!copy)
+        return -ENOMEM;
+    paths->items[paths->n++] = copy;
+    return 0;
+}
+
+bool shards_is_pattern(const char *path)
+{
+    return strpbrk(path, "{*?[") != NULL;
+}
+
+static int compare_paths(const void *x, const void *y)
+{
+    return strcmp(*(char *const *)x, *(char *const *)y);
+}
+
+/* The first "{...}" that is a range or a list: its inside. */
+static bool find_brace(const char *s, const char **ret_open, const char **ret_close)
+{
+    for (const char *open = strchr(s, '{'); open; open = strchr(open + 1, '{')) {
+        const char *close = strpbrk(open + 1, "{}");
+        if (close && *close == '}' &&
+            (memmem(open, (size_t)(close - open), "..", 2) || memchr(open, ',', (size_t)(close - open)))) {
+            *ret_open = open;
+            *ret_close = close;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool all_digits(const char *s, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        if (s[i] < '0' || s[i] > '9')
+            return false;
+    return len > 0 && len < 10;
+}
+
+/* Puts `middle` in the place of the brace. */
+static int add_joined(struct scan_paths *out, const char *s, const char *open, const char *close,
+                      const char *middle, size_t middle_len)
+{
+    AUTO_FREE char *joined = NULL;
+    if (asprintf(&joined, "%.*s%.*s%s", (int)(open - s), s, (int)middle_len, middle, close + 1) < 0)
+        return -ENOMEM;
+    return scan_paths_add(out, joined);
+}
+
+static int expand_range(struct scan_paths *out, const char *s, const char *open, const char *close)
+{
+    const char *a = open + 1, *dots = memmem(a, (size_t)(close - a), "..", 2);
+    const char *b = dots + 2;
+    size_t alen = (size_t)(dots - a), blen = (size_t)(close - b);
+    if (!all_digits(a, alen) || !all_digits(b, blen))
+        return -EINVAL;
+    unsigned long from = strtoul(a, NULL, 10), to = strtoul(b, NULL, 10);
+    /* As in bash: a leading zero asks for numbers of equal width. */
+    int width = (alen > 1 && *a == '0') || (blen > 1 && *b == '0') ? (int)MAX(alen, blen) : 1;
+    for (unsigned long n = from;; n += from <= to ? 1 : -1ul) {
+        char text[24];
+        int len = snprintf(text, sizeof(text), "%0*lu", width, n);
+        int rc = add_joined(out, s, open, close, text, (size_t)len);
+        if (rc < 0 || n == to)
+            return rc;
+    }
+}
+
+static int expand_list(struct scan_paths *out, const char *s, const char *open, const char *close)
+{
+    for (const char *p = open + 1; p <= close;) {
+        size_t len = strcspn(p, ",}");
+        int rc = add_joined(out, s, open, close, p, len);
+        if (rc < 0)
+            return rc;
+        p += len + 1;
+    }
+    return 0;
+}
+
+/* One brace a round, over all that is there, until none is left. */
+static int expand_braces(const char *pattern, struct scan_paths *ret)
+{
+    struct scan_paths now = {0};
+    int rc = scan_paths_add(&now, pattern);
+    for (bool again = rc == 0; again && rc == 0;) {
+        struct scan_paths next = {0};
+        again = false;
+        for (unsigned i = 0; i < now.n && rc == 0; i++) {
+            const char *open, *close;
+            if (!find_brace(now.items[i], &open, &close)) {
+                rc = scan_paths_add(&next, now.items[i]);
+                continue;
+            }
+            again = true;
+            bool range =
+                memmem(open, (size_t)(close - open), "..", 2) && !memchr(open, ',', (size_t)(close - open));
+            rc = range ? expand_range(&next, now.items[i], open, close)
+                       : expand_list(&next, now.items[i], open, close);
+        }
+        scan_paths_fini(&now);
+        now = next;
+    }
+    if (rc < 0)
+        scan_paths_fini(&now);
+    *ret = now;
+    return rc;
+}
+
+static int expand_wildcard(struct scan *scan, const char *pattern, struct scan_paths *out,
+                           struct leat_error *err)
+{
+    const char *slash = strrchr(pattern, '/');
+    AUTO_FREE char *folder =
+        slash ? strndup(pattern, (size_t)MAX(slash - pattern, (ptrdiff_t)1)) : strdup(".");
+    const char *name = slash ? slash + 1 : pattern;
+    if (!folder)
+        return -ENOMEM;
+    if (strpbrk(folder, "*?["))
+        return error_set(err, LEAT_INVALID,
+                         "%s: wildcards may stand in the file name only, not in a folder's", pattern);
+    AUTO_CLOSE int fd = -1;
+    struct stat st;
+    int rc = scan_open(scan, folder, &fd, &st, err);
+    if (rc < 0)
+        return rc;
+    DIR *dir = fdopendir(fd);
+    if (!dir)
+        return scan_error(-errno, folder, err);
+    fd = -1;
+    unsigned before = out->n;
+    for (struct dirent *d; rc == 0 && (d = readdir(dir));) {
+        if (d->d_name[0] == '.' || fnmatch(name, d->d_name, FNM_PERIOD))
+            continue;
+        AUTO_FREE char *full = NULL;
+        if (asprintf(&full, "%s/%s", strcmp(folder, "/") ? folder : "", d->d_name) < 0)
+            rc = -ENOMEM;
+        else
+            rc = scan_paths_add(out, full);
+    }
+    closedir(dir);
+    if (rc == 0 && out->n == before)
+        return error_set(err, LEAT_NOT_FOUND, "%s: no file matches this pattern", pattern);
+    if (rc == 0)
+        qsort(out->items + before, out->n - before, sizeof(*out->items), compare_paths);
+    return rc;
+}
+
+int shards_expand(struct scan *scan, const char *pattern, struct scan_paths *ret_paths,
+                  struct leat_error *err)
+{
+    struct scan_paths plain = {0}, out = {0};
+    int rc = expand_braces(pattern, &plain);
+    if (rc == -EINVAL)
+        return error_set(err, LEAT_INVALID, "%s: the range in braces is not of the form {000..017}", pattern);
+    for (unsigned i = 0; i < plain.n && rc == 0; i++)
+        rc = strpbrk(plain.items[i], "*?[") ? expand_wildcard(scan, plain.items[i], &out, err)
+                                            : scan_paths_add(&out, plain.items[i]);
+    scan_paths_fini(&plain);
+    if (rc < 0)
+        scan_paths_fini(&out);
+    if (rc == -E2BIG)
+        return error_set(err, LEAT_INVALID, "%s: it means more than %u files", pattern, SHARDS_MAX);
+    if (rc == 0)
+        *ret_paths = out;
+    return rc;
+}
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t len = strlen(s), end_len = strlen(end);
+    return len > end_len && !strcmp(s + len - end_len, end);
+}
+
+int shards_in_directory(const char *path, int fd, struct scan_paths *ret_paths, struct leat_error *err)
+{
+    AUTO_CLOSE int again = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = again < 0 ? NULL : fdopendir(again);
+    if (!dir)
+        return scan_error(-errno, path, err);
+    again = -1;
+    struct scan_paths out = {0};
+    int rc = 1;
+    for (struct dirent *d; rc > 0 && (d = readdir(dir));) {
+        if (d->d_name[0] == '.')
+            continue;
+        AUTO_FREE char *full = NULL;
+        if (!ends_with(d->d_name, ".tar") || d->d_type == DT_DIR)
+            rc = 0;
+        else if (asprintf(&full, "%s/%s", strcmp(path, "/") ? path : "", d->d_name) < 0)
+            rc = -ENOMEM;
+        else if ((rc = scan_paths_add(&out, full)) == 0)
+            rc = 1;
+    }
+    closedir(dir);
+    if (rc <= 0 || out.n == 0) {
+        scan_paths_fini(&out);
+        return MIN(rc, 0);
+    }
+    qsort(out.items, out.n, sizeof(*out.items), compare_paths);
+    *ret_paths = out;
+    return 1;
+}

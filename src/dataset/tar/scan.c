@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tar/scan.c: tar shards by WebDataset's convention (wire/tar.h says how a path becomes key and field).
+ *
+ * Happy path: headers are read through a small window, payload is stepped over; consecutive members with one key are
+ * a sample. All shards are scanned first; then keys are compared, and everything goes to the builder. A shard is one RAW
+ * extent, the image of its file.
+ *
+ * Keys: the same key twice in a shard is an error. When a key comes again in another shard (numbering starts anew in
+ * each, as many tools write it), every key of the set gets its shard's name in front: "train-003/000017".
+ *
+ * Failure modes: LEAT_CORRUPT names shard and offset (truncated, bad checksum); LEAT_INVALID a refused path, a suffix
+ * twice in a sample, a key twice; LEAT_UNSUPPORTED sparse members. Links and devices are skipped with one warning.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+
+#include "base/log.h"
+#include "dataset/scan.h"
+#include "wire/tar.h"
+
+#define WINDOW_BYTES (64 * 1024u)
+#define WINDOW_SHORT 4096u
+#define LARGE_MEMBER (32 * 1024u) /* past these the next header is not in the window: read little */
+
+struct member {
+    uint64_t address, bytes;
+    uint32_t field, reserved;
+};
+
+struct sample {
+    uint64_t key_end, first_member, header_offset;
+    uint32_t shard, reserved;
+};
+
+/* Tables of all shards. Members of sample i: [first_member of i, first_member of i + 1). */
+struct shards {
+    struct scan *scan;
+    struct index_builder *b;
+    char *const *paths;
+    unsigned npaths;
+    struct member *members;
+    struct sample *samples;
+    char *keys;
+    uint64_t nmembers, members_cap, nsamples, samples_cap, keys_len, keys_cap;
+    uint64_t skipped; /* links and devices */
+};
+
+struct shard {
+    uint32_t number;
+    const char *path;
+    int fd;
+    uint64_t bytes, address;
+    char *window;
+    uint64_t window_offset, window_len, window_cap;
+};
+
+static int grow(void *array, uint64_t *cap, uint64_t want, size_t row)
+{
+    if (want <= *cap)
+        return 0;
+    uint64_t least = MAX(want, 1024ull), n = MAX(*cap * 2, least);
+    void *p = realloc(*(void **)array, n * row);
+    if (!p)
+        return -ENOMEM;
+    *(void **)array = p;
+    *cap = n;
+    return 0;
+}
+
+/* `want` bytes at `offset`, or as many as the file has. */
+static int window_get(struct shard *s, uint64_t offset, uint32_t want, uint64_t ahead, const char **ret_p,
+                      size_t *ret_len)
+{
+    if (offset < s->window_offset || offset - s->window_offset + want > s->window_len) {
+        uint64_t bytes = MAX(ahead, (uint64_t)want);
+        int rc = grow(&s->window, &s->window_cap, bytes, 1);
+        if (rc < 0)
+            return rc;
+        int64_t n = scan_pread(s->fd, s->window, bytes, offset);
+        if (n < 0)
+            return (int)n;
+        s->window_offset = offset;
+        s->window_len = (uint64_t)n;
+    }
+    *ret_p = s->window + (offset - s->window_offset);
+    *ret_len = MIN((uint64_t)want, s->window_len - (offset - s->window_offset));
+    return 0;
+}
+
+static const char *last_key(const struct shards *all, size_t *ret_len)
+{
+    uint64_t end = all->samples[all->nsamples - 1].key_end;
+    uint64_t start = all->nsamples > 1 ? all->samples[all->nsamples - 2].key_end : 0;
+    *ret_len = end - start;
+    return all->keys + start;
+}
+
+static int begin_sample(struct shards *all, const struct shard *s, const struct tar_member *m, size_t key_len)
+{
+    int rc = grow(&all->samples, &all->samples_cap, all->nsamples + 1, sizeof(*all->samples));
+    if (rc == 0)
+        rc = grow(&all->keys, &all->keys_cap, all->keys_len + key_len, 1);
+    if (rc < 0)
+        return rc;
+    memcpy(all->keys + all->keys_len, m->path, key_len);
+    all->keys_len += key_len;
+    all->samples[all->nsamples++] = (struct sample){.key_end = all->keys_len,
+                                                    .first_member = all->nmembers,
+                                                    .header_offset = m->header_offset,
+                                                    .shard = s->number};
+    return 0;
+}
+
+static int add_member(struct shards *all, const struct shard *s, const struct tar_member *m,
+                      struct leat_error *err)
+{
+    char field_name[TAR_PATH_MAX];
+    size_t key_len, have_len = 0;
+    if (!tar_sample_key(m->path, &key_len, field_name, sizeof(field_name)))
+        return 0;
+    bool same = all->nsamples && all->samples[all->nsamples - 1].shard == s->number;
+    if (same) {
+        const char *have = last_key(all, &have_len);
+        same = have_len == key_len && !memcmp(have, m->path, key_len);
+    }
+    int rc = same ? 0 : begin_sample(all, s, m, key_len);
+    if (rc == 0)
+        rc = scan_tick(all->scan, m->bytes, err);
+    if (rc < 0)
+        return rc;
+    int field = index_builder_field(all->b, field_name, "", INDEX_FIELD_TABLE, 0, NULL, 0, 0);
+    char shown[160];
+    scan_escape(m->path, shown, sizeof(shown));
+    if (field == -E2BIG)
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "%s: the member \"%s\" at offset %llu brings more than %u different "
+                         "extensions; a sample's key ends at the first dot of its file name",
+                         s->path, shown, (unsigned long long)m->header_offset, INDEX_MAX_FIELDS);
+    if (field < 0)
+        return field;
+    for (uint64_t i = all->samples[all->nsamples - 1].first_member; i < all->nmembers; i++)
+        if (all->members[i].field == (uint32_t)field)
+            return error_set(err, LEAT_INVALID,
+                             "%s: the member \"%s\" at offset %llu gives its sample a second \".%s\"",
+                             s->path, shown, (unsigned long long)m->header_offset, field_name);
+    rc = grow(&all->members, &all->members_cap, all->nmembers + 1, sizeof(*all->members));
+    if (rc < 0)
+        return rc;
+    all->members[all->nmembers++] =
+        (struct member){.address = s->address + m->data_offset, .bytes = m->bytes, .field = (uint32_t)field};
+    return 0;
+}
+
+static int take_member(struct shards *all, const struct shard *s, const struct tar_member *m,
+                       struct leat_error *err)
+{
+    if (m->data_offset > s->bytes || m->bytes > s->bytes - m->data_offset) {
+        char shown[160];
+        scan_escape(m->path, shown, sizeof(shown));
+        return error_set(err, LEAT_CORRUPT,
+                         "%s: truncated: the member \"%s\" at offset %llu ends at byte %llu and the "
+                         "file has %llu",
+                         s->path, shown, (unsigned long long)m->header_offset,
+                         (unsigned long long)(m->data_offset + m->bytes), (unsigned long long)s->bytes);
+    }
+    switch (m->type) {
+    case '0':
+        return add_member(all, s, m, err);
+    case 'S':
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "%s: the member at offset %llu is stored sparse; write the archive "
+                         "without --sparse",
+                         s->path, (unsigned long long)m->header_offset);
+    case '5':
+        return 0;
+    default:
+        all->skipped++;
+        return 0;
+    }
+}
+
+/* After an end mark: the next block that is not zero (archives that were put end to end), or the end of the file. */
+static int find_next_archive(struct shard *s, uint64_t *offset)
+{
+    for (*offset = align_up(*offset, TAR_BLOCK); *offset < s->bytes;) {
+        const char *p;
+        size_t len;
+        int rc = window_get(s, *offset, WINDOW_BYTES, WINDOW_BYTES, &p, &len);
+        if (rc < 0)
+            return rc;
+        if (len == 0)
+            break;
+        for (size_t i = 0; i < len; i++)
+            if (p[i]) {
+                *offset += align_down(i, TAR_BLOCK);
+                return 1;
+            }
+        *offset += len;
+    }
+    return 0;
+}
+
+static int scan_members(struct shards *all, struct shard *s, struct leat_error *err)
+{
+    struct tar_parser parser;
+    struct tar_member m = {0};
+    tar_parser_init(&parser);
+    for (;;) {
+        const char *p;
+        size_t len;
+        int rc = window_get(s, parser.offset, parser.want,
+                            m.bytes > LARGE_MEMBER ? WINDOW_SHORT : WINDOW_BYTES, &p, &len);
+        if (rc < 0)
+            return scan_error(rc, s->path, err);
+        rc = tar_parser_feed(&parser, p, len, &m, err);
+        if (rc < 0)
+            return error_prefix(err, rc, "%s", s->path);
+        if (rc == TAR_MEMBER) {
+            rc = take_member(all, s, &m, err);
+            if (rc < 0)
+                return rc;
+        } else if (rc == TAR_END) {
+            uint64_t offset = parser.offset;
+            rc = find_next_archive(s, &offset);
+            if (rc <= 0)
+                return rc < 0 ? scan_error(rc, s->path, err) : 0;
+            tar_parser_init(&parser);
+            parser.offset = offset;
+        }
+    }
+}
+
+static int scan_shard(struct shards *all, uint32_t number, const char *root, struct leat_error *err)
+{
+    AUTO_CLOSE int fd = -1;
+    struct stat st;
+    const char *path = all->paths[number];
+    int rc = scan_open(all->scan, path, &fd, &st, err);
+    if (rc < 0)
+        return rc;
+    if (!S_ISREG(st.st_mode))
+        return error_set(err, LEAT_INVALID, "%s: a directory, where a tar file is expected", path);
+    int64_t source = index_builder_source(all->b, scan_relative(root, path), &st);
+    if (source < 0)
+        return (int)source;
+    struct shard s = {.number = number, .path = path, .fd = fd, .bytes = (uint64_t)st.st_size};
+    s.address = index_builder_reserve(all->b, align_up(s.bytes, INDEX_FILE_ALIGN), INDEX_FILE_ALIGN, 0);
+    if (s.bytes)
+        index_builder_extent(all->b, &(struct index_extent){.address = s.address,
+                                                            .bytes = s.bytes,
+                                                            .source_bytes = s.bytes,
+                                                            .source = (uint32_t)source,
+                                                            .kind = INDEX_EXTENT_RAW});
+    rc = scan_members(all, &s, err);
+    free(s.window);
+    return rc;
+}
+
+static const char *sample_key(const struct shards *all, uint64_t i, size_t *ret_len)
+{
+    uint64_t start = i ? all->samples[i - 1].key_end : 0;
+    *ret_len = all->samples[i].key_end - start;
+    return all->keys + start;
+}
+
+static int compare_keys(const struct shards *all, uint64_t i, uint64_t j)
+{
+    size_t a_len, b_len;
+    const char *a = sample_key(all, i, &a_len), *b = sample_key(all, j, &b_len);
+    int c = memcmp(a, b, MIN(a_len, b_len));
+    return c ? c : a_len < b_len ? -1 : a_len > b_len;
+}
+
+static int compare_samples(const void *x, const void *y, void *arg)
+{
+    uint64_t i = *(const uint64_t *)x, j = *(const uint64_t *)y;
+    int c = compare_keys(arg, i, j);
+    return c ? c : i < j ? -1 : i > j;
+}
+
+/* Is a key used by several shards? And by one shard twice: an error. */
+static int compare_all_keys(const struct shards *all, bool *ret_repeated, struct leat_error *err)
+{
+    uint64_t rising = 1;
+    *ret_repeated = false;
+    while (rising < all->nsamples && compare_keys(all, rising - 1, rising) < 0)
+        rising++;
+    if (rising >= all->nsamples)
+        return 0;
+    AUTO_FREE uint64_t *order = malloc(all->nsamples * sizeof(*order));
+    if (!order)
+        return -ENOMEM;
+    for (uint64_t i = 0; i < all->nsamples; i++)
+        order[i] = i;
+    qsort_r(order, all->nsamples, sizeof(*order), compare_samples, (void *)all);
+    for (uint64_t p = 1; p < all->nsamples; p++) {
+        if (compare_keys(all, order[p - 1], order[p]))
+            continue;
+        const struct sample *a = &all->samples[order[p - 1]], *b = &all->samples[order[p]];
+        if (a->shard != b->shard) {
+            *ret_repeated = true;
+            continue;
+        }
+        size_t len;
+        const char *key = sample_key(all, order[p], &len);
+        return error_set(err, LEAT_INVALID,
+                         "%s: the key \"%.*s\" begins two samples, at offsets %llu and %llu; the "
+                         "members of a sample must follow each other",
+                         all->paths[a->shard], (int)MIN(len, (size_t)160), key,
+                         (unsigned long long)a->header_offset, (unsigned long long)b->header_offset);
+    }
+    return 0;
+}
+
+/* "dir/train-003.tar" -> "train-003". */
+static const char *shard_stem(const char *path, size_t *ret_len)
+{
+    const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+    size_t len = strlen(base);
+    *ret_len = len > 4 && !strcmp(base + len - 4, ".tar") ? len - 4 : len;
+    return base;
+}
+
+static int compare_stems(const void *x, const void *y)
+{
+    size_t a_len, b_len;
+    const char *a = shard_stem(*(char *const *)x, &a_len), *b = shard_stem(*(char *const *)y, &b_len);
+    int c = memcmp(a, b, MIN(a_len, b_len));
+    return c ? c : a_len < b_len ? -1 : a_len > b_len;
+}
+
+static int check_stems(const struct shards *all, struct leat_error *err)
+{
+    AUTO_FREE char **paths = malloc(all->npaths * sizeof(*paths));
+    if (!paths)
+        return -ENOMEM;
+    memcpy(paths, all->paths, all->npaths * sizeof(*paths));
+    qsort(paths, all->npaths, sizeof(*paths), compare_stems);
+    for (unsigned i = 1; i < all->npaths; i++) {
+        size_t len;
+        const char *stem = shard_stem(paths[i], &len);
+        if (compare_stems(&paths[i - 1], &paths[i]) == 0)
+            return error_set(err, LEAT_INVALID,
+                             "%s and %s hold samples of the same keys and have the same name \"%.*s\", so "
+                             "nothing tells them apart; rename one",
+                             paths[i - 1], paths[i], (int)len, stem);
+        /* The name becomes part of the key. */
+        int rc = tar_path_check(stem, err);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+static int feed_builder(struct shards *all, bool with_shard, struct leat_error *err)
+{
+    char key[2 * TAR_PATH_MAX];
+    int rc = with_shard ? check_stems(all, err) : 0;
+    for (uint64_t i = 0; i < all->nsamples && rc == 0; i++) {
+        size_t stem_len = 0, len;
+        const char *stem = shard_stem(all->paths[all->samples[i].shard], &stem_len);
+        const char *k = sample_key(all, i, &len);
+        int n = with_shard ? snprintf(key, sizeof(key), "%.*s/%.*s", (int)stem_len, stem, (int)len, k) : 0;
+        rc = with_shard ? index_builder_sample(all->b, key, (size_t)n) : index_builder_sample(all->b, k, len);
+        uint64_t end = i + 1 < all->nsamples ? all->samples[i + 1].first_member : all->nmembers;
+        for (uint64_t m = all->samples[i].first_member; m < end && rc == 0; m++)
+            rc = index_builder_part(all->b, all->members[m].field, all->members[m].address,
+                                    all->members[m].bytes);
+    }
+    return rc;
+}
+
+static int scan_all(struct shards *all, const char *root, struct leat_error *err)
+{
+    for (uint32_t i = 0; i < all->npaths; i++) {
+        int rc = scan_shard(all, i, root, err);
+        if (rc < 0)
+            return rc;
+    }
+    if (all->skipped)
+        log_warning("%s: %llu members that are neither files nor folders (links, devices) are left out", root,
+                    (unsigned long long)all->skipped);
+    if (all->nsamples == 0)
+        return error_set(err, LEAT_INVALID,
+                         "the dataset is empty: no member of %s%s is named like \"key.extension\"",
+                         all->paths[0], all->npaths > 1 ? " and the other shards" : "");
+    bool repeated;
+    int rc = compare_all_keys(all, &repeated, err);
+    return rc < 0 ? rc : feed_builder(all, repeated, err);
+}
+
+int tar_scan(struct scan *scan, char *const *paths, unsigned n, struct index_builder **ret_builder,
+             struct leat_error *err)
+{
+    AUTO_FREE char *root = scan_common_root(paths, n);
+    struct shards all = {.scan = scan, .paths = paths, .npaths = n};
+    if (!root || index_builder_new(INDEX_KIND_TAR, root, &all.b) < 0)
+        return -ENOMEM;
+    int rc = scan_all(&all, root, err);
+    free(all.members);
+    free(all.samples);
+    free(all.keys);
+    if (rc < 0) {
+        index_builder_free(all.b);
+        return rc;
+    }
+    *ret_builder = all.b;
+    return 0;
+}
