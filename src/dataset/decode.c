@@ -191,7 +191,7 @@ static int decode_chunk(const struct index *ix, const struct index_chunk *chunk,
     if ((uint64_t)n != chunk->source_bytes)
         return damaged(chunk, err, "is cut off: the file is shorter than it was");
     bool one_run = s->nloops == 0 && s->run_bytes == s->decoded_bytes;
-    const uint8_t *data;
+    const uint8_t *data = NULL;
     rc = undo_filters(chunk, s, one_run ? dst + chunk->extent_offset : NULL, scratch, &data, err);
     if (rc == 0 && data != dst + chunk->extent_offset)
         scatter(dst, chunk, s, data, NULL);
