@@ -301,7 +301,9 @@ void json_u64(struct cli_json *j, const char *key, uint64_t v)
 void json_double(struct cli_json *j, const char *key, double v)
 {
     json_lead(j, key);
-    if (isfinite(v))
+    if (isfinite(v) && v == floor(v) && fabs(v) < 9e15)
+        fprintf(j->out, "%.0f", v);
+    else if (isfinite(v))
         fprintf(j->out, "%.6g", v);
     else
         fputs("null", j->out);
