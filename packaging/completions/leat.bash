@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+# bash completion for leat: commands, options (asked of `leat COMMAND --help`), names of sets, files.
+_leat()
+{
+    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} leat=${COMP_WORDS[0]}
+    local command='' operands=0 i word
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        word=${COMP_WORDS[i]}
+        case $word in
+        --socket | --job | --progress | --timeout | --name | --pool | --limit | --field | -n) ((i++)) ;;
+        -*) ;;
+        *) if [[ -z $command ]]; then command=$word; else ((operands++)); fi ;;
+        esac
+    done
+    case $prev in
+    --progress) mapfile -t COMPREPLY < <(compgen -W 'auto bar json none' -- "$cur"); return ;;
+    --job | --timeout | --name | --pool | --limit | --field | -n) return ;;
+    --socket) mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;
+    esac
+    if [[ $cur == -* ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$("$leat" $command --help 2>/dev/null |
+            sed -n 's/^ .*\(--[a-z-]*\)[= ].*/\1/p')" -- "$cur")
+    elif [[ -z $command || ($command == help && $operands == 0) ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$("$leat" --help 2>/dev/null |
+            sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')" -- "$cur")
+    elif [[ $operands == 0 && $command =~ ^(append|ls|stat|cat|drop|verify)$ ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$("$leat" ls 2>/dev/null)" -- "$cur")
+    elif [[ $command =~ ^(preload|index|doctor|append)$ ]]; then
+        mapfile -t COMPREPLY < <(compgen -f -- "${cur#*=}")
+    fi
+}
+complete -o filenames -F _leat leat
