@@ -11,6 +11,7 @@
 #ifndef APPS_LEAT_CLI_H
 #define APPS_LEAT_CLI_H
 
+#include <jansson.h>
 #include <stdio.h>
 
 #include "base/base.h"
@@ -146,6 +147,9 @@ void progress_end(struct progress *p); /* takes the bar away */
 double progress_seconds(const struct progress *p);
 /* The line of a bar, at most `width` columns: pure, for tests. rate: bytes/s (samples/s when bytes are unknown). */
 void progress_line(const struct leat_progress *report, double rate, unsigned width, char *out, size_t cap);
+
+/* look.c: sets as the daemon describes them, a line each; a table when `full`. */
+void look_print_sets(const json_t *sets, bool full);
 
 /* the commands */
 int cmd_preload(struct cli *cli, int argc, char **argv);

@@ -6,7 +6,6 @@
 #include "apps/leat/cli.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 
 static void client_close(struct leat_client **client)
 {
@@ -128,6 +127,11 @@ static void show_object(const json_t *object, unsigned depth)
         char name[40], text[300], bar[40] = "";
         key_text(key, name);
         int width = MAX(22 - 2 * (int)depth, 1);
+        if (strcmp(key, "sets") == 0 && json_is_array(v) && json_array_size(v)) {
+            printf("%s\n", name);
+            look_print_sets(v, true);
+            continue;
+        }
         if (json_is_object(v) || json_is_array(v)) {
             if (json_is_array(v) ? json_array_size(v) : json_object_size(v)) {
                 printf("%*s%s\n", (int)(2 * depth), "", name);

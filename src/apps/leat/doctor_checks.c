@@ -339,41 +339,44 @@ static void check_leatd(const struct doctor *d, struct finding *f)
     finding_mend(f, "export LEAT_LEATD=/path/to/leatd");
 }
 
+/* The daemon's socket lies in $XDG_RUNTIME_DIR/leat/JOB, or in /tmp/leat-UID/JOB where the former cannot be written; the
+ * library refuses a folder that others could have made or may write. */
 static void check_runtime_dir(const struct doctor *d, struct finding *f)
 {
     if (d->recorded)
         return;
-    const char *dir = getenv("XDG_RUNTIME_DIR");
-    char path[4096];
-    struct stat st;
-    if (!dir || !*dir) {
-        bool ok = access("/tmp", W_OK | X_OK) == 0;
-        finding_say(f, ok ? DOCTOR_OK : DOCTOR_BAD,
-                    "XDG_RUNTIME_DIR is not set: a folder of yours below /tmp is used%s",
-                    ok ? "" : ", and /tmp cannot be written");
-        if (!ok)
-            finding_mend(f, "export XDG_RUNTIME_DIR=$(mktemp -d)");
-        return;
-    }
-    snprintf(path, sizeof(path), "%s", dir);
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    bool use = runtime && runtime[0] == '/' && strlen(runtime) < 80 && access(runtime, W_OK | X_OK) == 0;
+    char path[128];
+    if (use)
+        snprintf(path, sizeof(path), "%s/leat", runtime);
+    else
+        snprintf(path, sizeof(path), "/tmp/leat-%u", (unsigned)geteuid());
+    const char *why = use                     ? ""
+                      : !runtime || !*runtime ? " (XDG_RUNTIME_DIR is not set)"
+                                              : " (XDG_RUNTIME_DIR cannot be used)";
+    struct stat st = {0};
     const char *what = NULL;
-    if (stat(path, &st) < 0)
-        what = strerror(errno);
-    else if (!S_ISDIR(st.st_mode))
-        what = "not a folder";
-    else if (st.st_uid != geteuid())
+    if (lstat(path, &st) < 0) {
+        if (errno != ENOENT || (!use && access("/tmp", W_OK | X_OK) < 0))
+            what = strerror(errno);
+    } else if (!S_ISDIR(st.st_mode)) {
+        what = "it is not a folder";
+    } else if (st.st_uid != geteuid()) {
         what = "it belongs to another user";
-    else if (st.st_mode & 0022)
+    } else if (st.st_mode & 0022) {
         what = "others may write in it";
-    else if (access(path, W_OK | X_OK) < 0)
-        what = strerror(errno);
+    }
     if (!what) {
-        finding_say(f, DOCTOR_OK, "XDG_RUNTIME_DIR is %.250s", path);
+        finding_say(f, DOCTOR_OK, "sockets lie in %s%s", path, why);
         return;
     }
-    finding_say(f, DOCTOR_BAD, "XDG_RUNTIME_DIR is %.200s: %s", path, what);
-    finding_cost(f, "the daemon's socket has no safe place there");
-    finding_mend(f, "unset XDG_RUNTIME_DIR");
+    finding_say(f, DOCTOR_BAD, "sockets would lie in %s%s: %s", path, why, what);
+    finding_cost(f, "the library refuses it: no private daemon can be started or found");
+    if (S_ISDIR(st.st_mode) && st.st_uid == geteuid())
+        finding_mend(f, "chmod 700 %s", path);
+    else
+        finding_mend(f, "export XDG_RUNTIME_DIR=$(mktemp -d)");
 }
 
 /* A file to try: the path itself, or the first regular file of the folder that is 1 MiB or more, else any. -1: none. */

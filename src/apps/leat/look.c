@@ -3,7 +3,6 @@
 #include "apps/leat/cli.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 
 static void ws_close(struct leat_ws **ws)
 {
@@ -53,7 +52,7 @@ static uint64_t number_of(const json_t *object, const char *key)
 static void list_row(const json_t *set, bool full)
 {
     const char *name = json_string_value(json_object_get(set, "name"));
-    const char *uri = json_string_value(json_object_get(set, "uri"));
+    const char *uri = json_string_value(json_object_get(set, "source"));
     const char *shown = name && *name ? name : uri ? uri : "?";
     if (!full) {
         cli_print_key(stdout, shown, strlen(shown));
@@ -62,16 +61,24 @@ static void list_row(const json_t *set, bool full)
     }
     char count[32], payload[SIZE_TEXT_MAX], pool[SIZE_TEXT_MAX];
     uint64_t samples = number_of(set, "samples"), resident = number_of(set, "resident_samples");
-    printf("%14s %10s %10s  %3.0f%%  ", cli_count(samples, count),
+    printf("%14s %10s %10s  %3.0f%% %7" PRIu64 "  ", cli_count(samples, count),
            size_format(number_of(set, "payload_bytes"), payload),
            size_format(number_of(set, "pool_bytes"), pool),
-           samples ? 100.0 * (double)resident / (double)samples : 0.0);
+           samples ? 100.0 * (double)resident / (double)samples : 0.0, number_of(set, "leases"));
     cli_print_key(stdout, shown, strlen(shown));
     if (name && *name && uri && *uri) {
         fputs("  ", stdout);
         cli_print_key(stdout, uri, strlen(uri));
     }
     putchar('\n');
+}
+
+void look_print_sets(const json_t *sets, bool full)
+{
+    if (full && json_array_size(sets))
+        printf("%14s %10s %10s %5s %7s  %s\n", "samples", "size", "pool", "there", "leases", "name");
+    for (size_t i = 0; i < json_array_size(sets); i++)
+        list_row(json_array_get(sets, i), full);
 }
 
 static int list_sets(struct cli *cli, bool full)
@@ -91,10 +98,7 @@ static int list_sets(struct cli *cli, bool full)
     const json_t *sets = json_is_array(root) ? root : json_object_get(root, "sets");
     if (!json_is_array(sets))
         return cli_error(cli, CLI_FAILURE, "the daemon's answer is not a list of sets: another version?");
-    if (full && json_array_size(sets))
-        printf("%14s %10s %10s %5s  %s\n", "samples", "size", "pool", "there", "name");
-    for (size_t i = 0; i < json_array_size(sets); i++)
-        list_row(json_array_get(sets, i), full);
+    look_print_sets(sets, full);
     return CLI_OK;
 }
 
