@@ -259,6 +259,8 @@ int index_source_path(const struct index *index, uint64_t source, char *buf, siz
     if (offset >= index->header->sections[INDEX_STRINGS].bytes)
         offset = 0;
     const char *path = index_string(index, offset);
+    if (*path == '/') /* an appended set: its sources have different roots */
+        return snprintf(buf, cap, "%s", path);
     size_t len = strlen(root);
     const char *slash = !*path || (len && root[len - 1] == '/') ? "" : "/";
     return snprintf(buf, cap, "%s%s%s", root, slash, path);

@@ -282,4 +282,12 @@ void index_builder_count(struct index_builder *b, uint64_t nsamples);
  */
 int index_builder_finish(struct index_builder *b, int fd, struct leat_error *err);
 
+/*
+ * Writes an index with the samples of `old` and, behind them, those of `added` with every address of theirs moved up by
+ * `base` (a multiple of the region size at or above old's address_end). Fields must be the same in number, order, names, dtypes and
+ * sample shapes, else LEAT_INVALID naming the difference; keys must not repeat. Uniform fields become tables (a part
+ * for each sample), and keep dtype and shape. Numbered keys go on counting.
+ */
+int index_append(const struct index *old, const struct index *added, uint64_t base, int fd, struct leat_error *err);
+
 #endif

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* leatd: the node daemon. Wiring only: options and configuration in, a pool and its doors out, signals to an orderly end. */
+#include "base/base.h"
+#include "base/log.h"
+#include "base/size.h"
+#include "leat-config.h"
+#include "loop/loop.h"
+#include "net/auth.h"
+#include "pool/config.h"
+#include "pool/pool.h"
+#include "pool/region.h"
+#include "pool/server.h"
+
+#include <fcntl.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+
+static const char usage_text[] =
+    "leatd: keeps datasets in a pool of memory and serves them to training jobs\n"
+    "\n"
+    "usage: leatd [options]\n"
+    "\n"
+    "  -c, --config FILE        read this configuration (see leatd.conf(5)); options below win over it\n"
+    "      --private            serve the user who starts it, and end after --linger without clients\n"
+    "      --socket PATH        unix socket to listen on\n"
+    "      --job NAME           name of the job, for status\n"
+    "      --pool SIZE          most memory for datasets (512MiB, 64g); default: half of what is available\n"
+    "      --region SIZE        size of a memory region, a power of two; default: 512MiB, smaller for small "
+    "pools\n"
+    "      --listen HOST:PORT   serve other hosts too; needs --token-file\n"
+    "      --token-file FILE    shared secret of the nodes, readable by its owner only\n"
+    "      --linger TIME        a private daemon ends this long after its last client (120s)\n"
+    "      --disk ENGINE        auto, uring or worker\n"
+    "      --ready-fd N         write \"ok\" or \"error: ...\" there once it serves or fails\n"
+    "      --check-config       read the configuration, say what is wrong, and end\n"
+    "  -h, --help               this text\n"
+    "  -V, --version            version\n"
+    "\n"
+    "examples:\n"
+    "  leatd --config /etc/leat/leatd.conf\n"
+    "  leatd --private --socket /tmp/me/leatd.sock --pool 8GiB\n";
+
+enum {
+    OPT_PRIVATE = 256,
+    OPT_SOCKET,
+    OPT_JOB,
+    OPT_POOL,
+    OPT_REGION,
+    OPT_LISTEN,
+    OPT_TOKEN,
+    OPT_LINGER,
+    OPT_DISK,
+    OPT_READY,
+    OPT_CHECK
+};
+
+static const struct option options[] = {
+    {"config", required_argument, NULL, 'c'},
+    {"private", no_argument, NULL, OPT_PRIVATE},
+    {"socket", required_argument, NULL, OPT_SOCKET},
+    {"job", required_argument, NULL, OPT_JOB},
+    {"pool", required_argument, NULL, OPT_POOL},
+    {"region", required_argument, NULL, OPT_REGION},
+    {"listen", required_argument, NULL, OPT_LISTEN},
+    {"token-file", required_argument, NULL, OPT_TOKEN},
+    {"linger", required_argument, NULL, OPT_LINGER},
+    {"disk", required_argument, NULL, OPT_DISK},
+    {"ready-fd", required_argument, NULL, OPT_READY},
+    {"check-config", no_argument, NULL, OPT_CHECK},
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'V'},
+    {0},
+};
+
+static int ready_fd = -1;
+
+static void tell_ready(const struct leat_error *err)
+{
+    if (ready_fd < 0)
+        return;
+    char line[LEAT_ERROR_MESSAGE_MAX + 16];
+    int n = err ? snprintf(line, sizeof(line), "error: %s\n", err->message)
+                : snprintf(line, sizeof(line), "ok\n");
+    if (write(ready_fd, line, (size_t)n) < 0)
+        log_warning("cannot tell who started me that I serve: %s", strerror(errno));
+    close(TAKE_FD(ready_fd));
+}
+
+struct signals {
+    struct loop_source source;
+    struct loop *loop;
+};
+
+static void on_signal(struct loop_source *source, uint32_t events)
+{
+    struct signalfd_siginfo info;
+    if (read(source->fd, &info, sizeof(info)) == sizeof(info)) {
+        log_info("signal %u: ending", info.ssi_signo);
+        loop_stop(source->loop);
+    }
+}
+
+static int signals_watch(struct signals *s, struct loop *loop)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    s->source.fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (s->source.fd < 0)
+        return -errno;
+    s->source.events = EPOLLIN;
+    s->source.progress = on_signal;
+    return loop_add(loop, &s->source);
+}
+
+static int parse(int argc, char **argv, struct config *config, bool *ret_check, struct leat_error *err)
+{
+    int c, code = 0;
+    *ret_check = false;
+    /* The file first, whatever its place, so that options win over it. */
+    while (code == 0 && (c = getopt_long(argc, argv, "c:hV", options, NULL)) != -1) {
+        if (c == 'c')
+            code = config_load(config, optarg, err);
+        else if (c == OPT_READY)
+            ready_fd = atoi(optarg);
+        else if (c == '?')
+            return error_set(err, LEAT_INVALID, "see leatd --help");
+    }
+    optind = 1;
+    while (code == 0 && (c = getopt_long(argc, argv, "c:hV", options, NULL)) != -1) {
+        switch (c) {
+        case 'h':
+            fputs(usage_text, stdout);
+            exit(0);
+        case 'V':
+            puts("leatd " LEAT_VERSION);
+            exit(0);
+        case OPT_PRIVATE:
+            code = config_set(config, "daemon", "mode", "private", err);
+            break;
+        case OPT_SOCKET:
+            code = config_set(config, "daemon", "socket", optarg, err);
+            break;
+        case OPT_JOB:
+            code = config_set(config, "daemon", "job", optarg, err);
+            break;
+        case OPT_POOL:
+            code = config_set(config, "pool", "size", optarg, err);
+            break;
+        case OPT_REGION:
+            code = config_set(config, "pool", "region_size", optarg, err);
+            break;
+        case OPT_LISTEN:
+            code = config_set(config, "net", "listen", optarg, err);
+            break;
+        case OPT_TOKEN:
+            code = config_set(config, "net", "token_file", optarg, err);
+            break;
+        case OPT_LINGER:
+            code = config_set(config, "daemon", "linger", optarg, err);
+            break;
+        case OPT_DISK:
+            code = config_set(config, "disk", "engine", optarg, err);
+            break;
+        case OPT_CHECK:
+            *ret_check = true;
+            break;
+        }
+    }
+    if (code == 0 && optind < argc)
+        code = error_set(err, LEAT_INVALID, "unexpected argument '%s': see leatd --help", argv[optind]);
+    return code == 0 ? config_finish(config, err) : code;
+}
+
+static int serve(const struct config *config, struct leat_error *err)
+{
+    struct loop *loop = NULL;
+    struct pool *pool = NULL;
+    struct server *server = NULL;
+    struct signals signals = {.source.fd = -1};
+    void *token = NULL;
+    size_t token_len = 0;
+    int code = loop_new(&loop);
+    if (code < 0)
+        return error_sys(err, code, "cannot start the loop");
+    code = signals_watch(&signals, loop);
+    if (code < 0)
+        error_sys(err, code, "cannot watch signals");
+    if (code == 0 && config->token_file)
+        code = net_token_load(config->token_file, &token, &token_len, err);
+    struct pool_config pc = {
+        .cap_bytes = config->pool_bytes,
+        .region_bytes = config->region_bytes,
+        .huge = config->huge_pages,
+        .fill_threads = config->disk_threads,
+        .data_threads = config->data_threads,
+        .disk_depth = config->disk_depth,
+        .disk_engine = config->disk_engine,
+        .opener = {.system = config->system, .roots = config->roots},
+    };
+    if (code == 0)
+        code = pool_new(loop, &pc, &pool, err);
+    struct server_config sc = {
+        .socket = config->socket,
+        .socket_mode = config->system ? 0666 : 0600,
+        .listen = config->listen,
+        .token = token,
+        .token_len = token_len,
+        .node_name = config->node_name,
+        .linger_ns = config->system ? 0 : config->linger_ns,
+        .program = "leatd " LEAT_VERSION,
+    };
+    if (code == 0)
+        code = server_new(loop, pool, &sc, &server, err);
+    if (code == 0) {
+        tell_ready(NULL);
+        log_info("serving on %s%s%s", config->socket, config->listen ? " and " : "",
+                 config->listen ? config->listen : "");
+        code = loop_run(loop);
+        if (code < 0)
+            error_sys(err, code, "the loop failed");
+    }
+    server_free(server);
+    pool_free(pool);
+    net_token_free(token, token_len);
+    if (signals.source.fd >= 0)
+        close(signals.source.fd);
+    loop_free(loop);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    log_set_output(STDERR_FILENO, "leatd");
+    struct leat_error err = {0};
+    struct config config;
+    bool check;
+    config_init(&config);
+    /* Descriptors: a region is one or two, and so is a client. */
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+    umask(077);
+    int code = parse(argc, argv, &config, &check, &err);
+    if (code == 0 && !check)
+        code = serve(&config, &err);
+    if (code < 0) {
+        tell_ready(&err);
+        fprintf(stderr, "leatd: %s\n", err.message);
+    }
+    config_fini(&config);
+    return code < 0;
+}

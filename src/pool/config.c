@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pool/config.h"
+
+#include "base/log.h"
+#include "base/size.h"
+#include "pool/pool.h"
+
+#include <ini.h>
+#include <inttypes.h>
+#include <stdio.h>
+
+#define LINGER_NS (120ull * 1000000000)
+
+void config_init(struct config *config)
+{
+    *config = (struct config){.huge_pages = true, .linger_ns = LINGER_NS, .disk_depth = 16};
+}
+
+static void strings_free(char **list)
+{
+    for (char **s = list; s && *s; s++)
+        free(*s);
+    free(list);
+}
+
+void config_fini(struct config *config)
+{
+    free(config->socket);
+    free(config->job);
+    free(config->node_name);
+    free(config->listen);
+    free(config->token_file);
+    free(config->disk_engine);
+    strings_free(config->roots);
+    strings_free(config->nodes);
+}
+
+static int set_string(char **field, const char *value, struct leat_error *err)
+{
+    char *copy = strdup(value);
+    if (!copy)
+        return error_set(err, -ENOMEM, "out of memory");
+    free(*field);
+    *field = copy;
+    return 0;
+}
+
+/* Words separated by commas or white space are added to a list. */
+static int add_words(char ***list, unsigned *n, const char *value, struct leat_error *err)
+{
+    AUTO_FREE char *copy = strdup(value);
+    if (!copy)
+        return error_set(err, -ENOMEM, "out of memory");
+    char *save;
+    for (char *word = strtok_r(copy, ", \t", &save); word; word = strtok_r(NULL, ", \t", &save)) {
+        char **more = realloc(*list, (*n + 2) * sizeof(*more));
+        if (!more)
+            return error_set(err, -ENOMEM, "out of memory");
+        *list = more;
+        if (!(more[*n] = strdup(word)))
+            return error_set(err, -ENOMEM, "out of memory");
+        more[++*n] = NULL;
+    }
+    return 0;
+}
+
+static int set_bool(bool *field, const char *value, const char *key, struct leat_error *err)
+{
+    bool yes = !strcmp(value, "yes") || !strcmp(value, "on") || !strcmp(value, "true") || !strcmp(value, "1");
+    bool no = !strcmp(value, "no") || !strcmp(value, "off") || !strcmp(value, "false") || !strcmp(value, "0");
+    if (!yes && !no)
+        return error_set(err, LEAT_INVALID, "%s = %s: give yes or no", key, value);
+    *field = yes;
+    return 0;
+}
+
+static int set_count(unsigned *field, const char *value, unsigned most, const char *key,
+                     struct leat_error *err)
+{
+    char *end;
+    errno = 0;
+    unsigned long v = strtoul(value, &end, 10);
+    if (*end || end == value || errno || v < 1 || v > most)
+        return error_set(err, LEAT_INVALID, "%s = %s: give a whole number from 1 to %u", key, value, most);
+    *field = (unsigned)v;
+    return 0;
+}
+
+static int set_pool(struct config *c, const char *key, const char *value, struct leat_error *err)
+{
+    if (!strcmp(key, "huge_pages"))
+        return set_bool(&c->huge_pages, value, key, err);
+    uint64_t bytes;
+    int code = size_parse(value, &bytes, err);
+    if (code < 0)
+        return error_prefix(err, code, "%s", key);
+    if (!strcmp(key, "size")) {
+        if (bytes < 1 * MIB)
+            return error_set(err, LEAT_INVALID, "size = %s: a pool has at least 1MiB", value);
+        c->pool_bytes = bytes;
+        return 0;
+    }
+    if (bytes < 64 * KIB || (bytes & (bytes - 1)))
+        return error_set(err, LEAT_INVALID, "region_size = %s: give a power of two of at least 64KiB", value);
+    c->region_bytes = bytes;
+    return 0;
+}
+
+static int set_mode(struct config *c, const char *value, struct leat_error *err)
+{
+    if (strcmp(value, "private") && strcmp(value, "system"))
+        return error_set(err, LEAT_INVALID, "mode = %s: give private or system", value);
+    c->system = !strcmp(value, "system");
+    return 0;
+}
+
+static int set_daemon(struct config *c, const char *key, const char *value, struct leat_error *err)
+{
+    if (!strcmp(key, "mode"))
+        return set_mode(c, value, err);
+    if (!strcmp(key, "socket"))
+        return set_string(&c->socket, value, err);
+    if (!strcmp(key, "job"))
+        return set_string(&c->job, value, err);
+    if (!strcmp(key, "node_name"))
+        return set_string(&c->node_name, value, err);
+    if (!strcmp(key, "roots"))
+        return add_words(&c->roots, &c->nroots, value, err);
+    int code = duration_parse_ns(value, &c->linger_ns, err);
+    return code < 0 ? error_prefix(err, code, "linger") : 0;
+}
+
+static int set_net(struct config *c, const char *key, const char *value, struct leat_error *err)
+{
+    if (!strcmp(key, "listen"))
+        return set_string(&c->listen, value, err);
+    if (!strcmp(key, "token_file"))
+        return set_string(&c->token_file, value, err);
+    if (!strcmp(key, "nodes"))
+        return add_words(&c->nodes, &c->nnodes, value, err);
+    return set_count(&c->data_threads, value, 256, key, err);
+}
+
+static int set_disk(struct config *c, const char *key, const char *value, struct leat_error *err)
+{
+    if (!strcmp(key, "threads"))
+        return set_count(&c->disk_threads, value, 256, key, err);
+    if (!strcmp(key, "depth"))
+        return set_count(&c->disk_depth, value, 1024, key, err);
+    if (strcmp(value, "auto") && strcmp(value, "uring") && strcmp(value, "worker"))
+        return error_set(err, LEAT_INVALID, "engine = %s: give auto, uring or worker", value);
+    return set_string(&c->disk_engine, value, err);
+}
+
+static int set_log(struct config *c, const char *key, const char *value, struct leat_error *err)
+{
+    enum log_level level;
+    if (log_parse_level(value, &level) < 0)
+        return error_set(err, LEAT_INVALID, "level = %s: give error, warning, info or debug", value);
+    log_set_level(level);
+    return 0;
+}
+
+static const struct {
+    const char *section, *keys; /* keys: separated by spaces, with one at either end */
+    int (*set)(struct config *, const char *key, const char *value, struct leat_error *);
+} sections[] = {
+    {"pool", " size region_size huge_pages ", set_pool},
+    {"daemon", " mode socket job node_name roots linger ", set_daemon},
+    {"net", " listen token_file nodes data_threads ", set_net},
+    {"disk", " engine threads depth ", set_disk},
+    {"log", " level ", set_log},
+};
+
+int config_set(struct config *config, const char *section, const char *key, const char *value,
+               struct leat_error *err)
+{
+    char padded[128];
+    snprintf(padded, sizeof(padded), " %s ", key);
+    for (unsigned k = 0; k < ARRAY_LEN(sections); k++) {
+        if (strcmp(section, sections[k].section))
+            continue;
+        if (!strstr(sections[k].keys, padded))
+            return error_set(err, LEAT_INVALID, "[%s] has no key '%s': it has%s", section, key,
+                             sections[k].keys);
+        return sections[k].set(config, key, value, err);
+    }
+    return error_set(err, LEAT_INVALID, "no section [%s]: there are pool, daemon, net, disk, log", section);
+}
+
+struct load {
+    struct config *config;
+    struct leat_error *err;
+    int code;
+};
+
+static int on_pair(void *user, const char *section, const char *key, const char *value)
+{
+    struct load *load = user;
+    if (load->code == 0)
+        load->code = config_set(load->config, section, key, value, load->err);
+    return load->code == 0;
+}
+
+int config_load(struct config *config, const char *path, struct leat_error *err)
+{
+    struct leat_error scratch = {0};
+    struct load load = {config, err ? err : &scratch, 0};
+    int line = ini_parse(path, on_pair, &load);
+    if (line < 0)
+        return error_set(err, LEAT_NOT_FOUND, "cannot read the configuration %s: %s", path, strerror(errno));
+    if (load.code < 0)
+        return error_prefix(err, load.code, "%s, line %d", path, line);
+    if (line > 0)
+        return error_set(err, LEAT_INVALID, "%s, line %d: give `key = value` or `[section]`", path, line);
+    return 0;
+}
+
+int config_finish(struct config *c, struct leat_error *err)
+{
+    unsigned cpus = (unsigned)MAX(sysconf(_SC_NPROCESSORS_ONLN), 1L);
+    if (!c->pool_bytes)
+        c->pool_bytes = pool_default_cap();
+    if (!c->region_bytes)
+        c->region_bytes = pool_default_region(c->pool_bytes);
+    if (!c->disk_threads)
+        c->disk_threads = MIN(MAX(cpus, 2u), 8u);
+    if (!c->data_threads)
+        c->data_threads = MIN(cpus, 4u);
+    if (!c->disk_engine && set_string(&c->disk_engine, "auto", err) < 0)
+        return -ENOMEM;
+    if (!c->node_name) {
+        char host[256] = "localhost";
+        gethostname(host, sizeof(host) - 1);
+        if (set_string(&c->node_name, c->listen ? c->listen : host, err) < 0)
+            return -ENOMEM;
+    }
+    if (!c->socket) {
+        if (!c->system)
+            return error_set(
+                err, LEAT_INVALID,
+                "a private daemon needs --socket PATH (programs that use libleat start it themselves)");
+        if (set_string(&c->socket, "/run/leat/leatd.sock", err) < 0)
+            return -ENOMEM;
+    }
+    if (c->system && c->nroots == 0)
+        return error_set(err, LEAT_INVALID,
+                         "a system daemon needs roots = /path ...: it reads only below them");
+    for (unsigned k = 0; k < c->nroots; k++) {
+        size_t len = strlen(c->roots[k]);
+        if (c->roots[k][0] != '/')
+            return error_set(err, LEAT_INVALID, "roots = %s: give an absolute path", c->roots[k]);
+        while (len > 1 && c->roots[k][len - 1] == '/')
+            c->roots[k][--len] = 0;
+    }
+    if (c->listen && !c->token_file)
+        return error_set(err, LEAT_INVALID,
+                         "listen = %s needs token_file: make one with `head -c 32 /dev/urandom | base64 > "
+                         "FILE; chmod 600 FILE`",
+                         c->listen);
+    if (c->nnodes && !c->listen)
+        return error_set(err, LEAT_INVALID,
+                         "nodes needs listen = the address by which the other nodes reach this one");
+    return 0;
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* config.h: leatd's configuration: an INI file and options say the same things; each is checked where it is set. */
+#ifndef POOL_CONFIG_H
+#define POOL_CONFIG_H
+
+#include "base/base.h"
+
+struct config {
+    /* [pool] */
+    uint64_t pool_bytes, region_bytes; /* 0 until config_finish: chosen from what the host has */
+    bool huge_pages;
+    /* [daemon] */
+    bool system;
+    char *socket, *job, *node_name;
+    uint64_t linger_ns;
+    char **roots; /* NULL-terminated */
+    unsigned nroots;
+    /* [net] */
+    char *listen, *token_file;
+    char **nodes; /* static list, NULL-terminated */
+    unsigned nnodes;
+    unsigned data_threads;
+    /* [disk] */
+    char *disk_engine;
+    unsigned disk_threads, disk_depth;
+};
+
+void config_init(struct config *config);
+void config_fini(struct config *config);
+/* LEAT_INVALID naming file, line, what was given and what is allowed. */
+int config_load(struct config *config, const char *path, struct leat_error *err);
+int config_set(struct config *config, const char *section, const char *key, const char *value,
+               struct leat_error *err);
+/* Fills in what was not said, and checks what must fit together. */
+int config_finish(struct config *config, struct leat_error *err);
+
+#endif

@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Queues and threads of fill.h. One lock guards every queue; it is held to pick work and to note that it ended, never during
+ * I/O. A thread picks, in this order: loads (somebody waits for a streamed sample), urgent segments, then the next segment of
+ * the sets in turn.
+ *
+ * Invariants: a set is on `sets` while it has segments left and is not cancelled, or a thread is inside; it carries one reference
+ * for that time. A segment's state only moves TODO -> TAKEN -> DONE.
+ */
+#include "pool/fill.h"
+
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "pool/fill_internal.h"
+#include "pool/region.h"
+#include "pool/wset.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+
+#define SEGMENT_BYTES (8 * MIB)
+
+enum segment_state { SEGMENT_TODO, SEGMENT_TAKEN, SEGMENT_DONE };
+
+struct fill {
+    struct fill_config config;
+    struct fill_counters counters;
+    const char *engine;
+    pthread_mutex_t lock;
+    pthread_cond_t work;
+    struct list sets;  /* wset.fill_node */
+    struct list loads; /* fill_load.node */
+    bool stopping;
+    unsigned nthreads;
+    pthread_t *threads;
+};
+
+struct pick {
+    struct wset *ws;
+    uint32_t segment;
+    struct fill_load *load;
+};
+
+static bool pick_segment(struct wset *ws, uint32_t *ret_segment)
+{
+    while (ws->nurgent > 0) {
+        uint32_t s = ws->urgent[0];
+        memmove(ws->urgent, ws->urgent + 1, --ws->nurgent * sizeof(*ws->urgent));
+        if (ws->segments[s].state == SEGMENT_TODO) {
+            *ret_segment = s;
+            return true;
+        }
+    }
+    while (ws->next_segment < ws->nsegments && ws->segments[ws->next_segment].state != SEGMENT_TODO)
+        ws->next_segment++;
+    if (ws->next_segment == ws->nsegments)
+        return false;
+    *ret_segment = ws->next_segment++;
+    return true;
+}
+
+static bool pick(struct fill *fill, struct pick *ret)
+{
+    *ret = (struct pick){0};
+    if (!list_empty(&fill->loads)) {
+        ret->load = list_first(&fill->loads, struct fill_load, node);
+        list_remove(&ret->load->node);
+        return true;
+    }
+    for (int urgent = 1; urgent >= 0; urgent--) {
+        list_for_each (node, &fill->sets) {
+            struct wset *ws = container_of(node, struct wset, fill_node);
+            if (ws->fill_cancelled || (urgent && ws->nurgent == 0) || !pick_segment(ws, &ret->segment))
+                continue;
+            ws->segments[ret->segment].state = SEGMENT_TAKEN;
+            ws->active++;
+            ret->ws = ws;
+            list_remove(&ws->fill_node); /* to the end of the queue: sets take turns */
+            list_push_back(&fill->sets, &ws->fill_node);
+            return true;
+        }
+    }
+    return false;
+}
+
+struct report {
+    struct fill_thread *thread;
+    struct wset *ws;
+    const struct wset_segment *segment;
+    const uint8_t *data;
+};
+
+static void report_part(void *user, uint64_t i, unsigned f, const struct index_part *part, uint64_t offset,
+                        uint64_t bytes)
+{
+    struct report *r = user;
+    uint64_t begin = part->address + offset;
+    const struct fill_bad *bad = r->thread->nbad ? fill_bad_in(r->thread, begin, begin + bytes) : NULL;
+    if (bad) {
+        wset_failure(r->ws, i, bad->code, bad->message);
+        wset_piece(r->ws, i, f, offset, bytes, 0, bad->code);
+        return;
+    }
+    wset_piece(r->ws, i, f, offset, bytes, crc32c(0, r->data + (begin - r->segment->address), bytes), 0);
+}
+
+static void segment_fill(struct fill_thread *t, struct wset *ws, const struct wset_segment *segment)
+{
+    struct fill *fill = t->fill;
+    uint64_t gid = segment->address / ws->region_bytes, offset = segment->address % ws->region_bytes;
+    struct region *region = ws->regions[gid].region;
+    int code = region_reserve(region, offset, segment->bytes);
+    if (code < 0) {
+        t->nbad = 1;
+        t->bad[0] = (struct fill_bad){
+            .begin = segment->address, .end = segment->address + segment->bytes, .code = LEAT_NO_SPACE};
+        snprintf(t->bad[0].message, sizeof(t->bad[0].message), "no memory for it in the pool (%s)",
+                 strerror(-code));
+    } else {
+        fill_read_range(t, ws, segment->address, segment->bytes, region->addr + offset, fill->config.opener,
+                        &fill->counters);
+    }
+    if (t->nbad) {
+        atomic_fetch_add(&fill->counters.errors, t->nbad);
+        log_warning("%s: %s%s", ws->spec, t->bad[0].message, t->nbad > 1 ? " (and more)" : "");
+    }
+    struct report report = {t, ws, segment, region->addr + offset};
+    wset_parts_in(ws, segment->address, segment->address + segment->bytes, report_part, &report);
+    atomic_fetch_add(&fill->counters.segments, 1);
+}
+
+static void segment_ended(struct fill *fill, struct wset *ws, uint32_t segment)
+{
+    pthread_mutex_lock(&fill->lock);
+    ws->segments[segment].state = SEGMENT_DONE;
+    ws->segments_left--;
+    ws->active--;
+    atomic_fetch_sub(&ws->pending_bytes, ws->segments[segment].bytes);
+    bool complete = ws->segments_left == 0;
+    bool over = ws->active == 0 && (complete || ws->fill_cancelled) && !list_empty(&ws->fill_node);
+    if (over)
+        list_remove(&ws->fill_node);
+    pthread_mutex_unlock(&fill->lock);
+    if (complete)
+        wset_settle_empty(ws);
+    fill->config.advanced(ws);
+    if (over)
+        wset_unref(ws);
+}
+
+static void *thread_main(void *arg)
+{
+    struct fill_thread *t = arg;
+    struct fill *fill = t->fill;
+    bool open_sources = false;
+    pthread_mutex_lock(&fill->lock);
+    for (;;) {
+        struct pick p;
+        while (!pick(fill, &p)) {
+            if (fill->stopping)
+                goto out;
+            if (open_sources) {
+                /* Idle: hold no file open, so that its file system can be unmounted. Then look again. */
+                pthread_mutex_unlock(&fill->lock);
+                fill_sources_close(t);
+                open_sources = false;
+                pthread_mutex_lock(&fill->lock);
+            } else {
+                pthread_cond_wait(&fill->work, &fill->lock);
+            }
+        }
+        open_sources = true;
+        pthread_mutex_unlock(&fill->lock);
+        if (p.load) {
+            struct fill_load *load = p.load;
+            unsigned nbad = fill_read_range(t, load->ws, load->address, load->bytes, load->dst,
+                                            fill->config.opener, &fill->counters);
+            load->done(load, nbad ? t->bad[0].code : 0, nbad ? t->bad[0].message : "");
+        } else {
+            struct wset *ws = wset_ref(p.ws);
+            segment_fill(t, ws, &ws->segments[p.segment]);
+            segment_ended(fill, ws, p.segment);
+            wset_unref(ws);
+        }
+        pthread_mutex_lock(&fill->lock);
+    }
+out:
+    pthread_mutex_unlock(&fill->lock);
+    fill_sources_close(t);
+    dataset_scratch_fini(&t->scratch);
+    free(t->band);
+    disk_engine_free(t->engine);
+    free(t);
+    return NULL;
+}
+
+static int thread_start(struct fill *fill, struct leat_error *err)
+{
+    struct fill_thread *t = calloc(1, sizeof(*t));
+    if (!t)
+        return error_set(err, -ENOMEM, "out of memory for a fill thread");
+    t->fill = fill;
+    int code = disk_engine_new(fill->config.disk_engine, fill->config.depth, &t->engine);
+    if (code < 0) {
+        error_sys(err, code, "cannot start the disk engine '%s'", fill->config.disk_engine);
+        free(t);
+        return code;
+    }
+    fill->engine = t->engine->ops->name;
+    code = -pthread_create(&fill->threads[fill->nthreads], NULL, thread_main, t);
+    if (code < 0) {
+        disk_engine_free(t->engine);
+        free(t);
+        return error_sys(err, code, "cannot start a fill thread");
+    }
+    fill->nthreads++;
+    return 0;
+}
+
+int fill_new(const struct fill_config *config, struct fill **ret_fill, struct leat_error *err)
+{
+    struct fill *fill = calloc(1, sizeof(*fill));
+    if (!fill)
+        return error_set(err, -ENOMEM, "out of memory");
+    fill->config = *config;
+    if (!fill->config.segment_bytes)
+        fill->config.segment_bytes = SEGMENT_BYTES;
+    if (!fill->config.depth)
+        fill->config.depth = 16;
+    if (!fill->config.disk_engine)
+        fill->config.disk_engine = "auto";
+    list_init(&fill->sets);
+    list_init(&fill->loads);
+    pthread_mutex_init(&fill->lock, NULL);
+    pthread_cond_init(&fill->work, NULL);
+    unsigned threads = config->threads ? config->threads : 1;
+    fill->threads = calloc(threads, sizeof(*fill->threads));
+    int code = fill->threads ? 0 : error_set(err, -ENOMEM, "out of memory");
+    for (unsigned k = 0; code == 0 && k < threads; k++)
+        code = thread_start(fill, err);
+    if (code < 0) {
+        fill_free(fill);
+        return code;
+    }
+    *ret_fill = fill;
+    return 0;
+}
+
+void fill_free(struct fill *fill)
+{
+    if (!fill)
+        return;
+    pthread_mutex_lock(&fill->lock);
+    fill->stopping = true;
+    list_for_each (node, &fill->sets)
+        container_of(node, struct wset, fill_node)->fill_cancelled = true;
+    pthread_cond_broadcast(&fill->work);
+    pthread_mutex_unlock(&fill->lock);
+    for (unsigned k = 0; k < fill->nthreads; k++)
+        pthread_join(fill->threads[k], NULL);
+    list_for_each_safe (node, &fill->sets) {
+        struct wset *ws = container_of(node, struct wset, fill_node);
+        list_remove(node);
+        wset_unref(ws);
+    }
+    free(fill->threads);
+    pthread_mutex_destroy(&fill->lock);
+    pthread_cond_destroy(&fill->work);
+    free(fill);
+}
+
+/* Cuts [begin, end) of one region at multiples of segment_bytes, but never inside a chunked extent that fits. */
+static int segments_cut(struct fill *fill, struct wset *ws, uint64_t begin, uint64_t end, uint32_t *cap)
+{
+    const struct index *index = &ws->index;
+    while (begin < end) {
+        uint64_t stop = MIN(align_down(begin, fill->config.segment_bytes) + fill->config.segment_bytes, end);
+        uint64_t k = index_extent_at(index, stop);
+        if (stop < end && k < index->header->nextents && index->extents[k].kind == INDEX_EXTENT_CHUNK &&
+            index->extents[k].address < stop)
+            stop = MIN(index->extents[k].address + index->extents[k].bytes, end);
+        if (ws->nsegments == *cap) {
+            uint32_t more = *cap ? *cap * 2 : 64;
+            struct wset_segment *segments = realloc(ws->segments, more * sizeof(*segments));
+            if (!segments)
+                return -ENOMEM;
+            ws->segments = segments;
+            *cap = more;
+        }
+        ws->segments[ws->nsegments++] = (struct wset_segment){.address = begin, .bytes = stop - begin};
+        atomic_fetch_add(&ws->pending_bytes, stop - begin);
+        begin = stop;
+    }
+    return 0;
+}
+
+int fill_start(struct fill *fill, struct wset *ws)
+{
+    uint32_t cap = 0;
+    uint64_t end = MIN(align_up(ws->index.header->address_end, 4096), ws->pinned_end);
+    for (uint32_t g = 0; g < ws->nregions; g++) {
+        uint64_t begin = MAX((uint64_t)g * ws->region_bytes, ws->first_new_address);
+        uint64_t stop = MIN((uint64_t)(g + 1) * ws->region_bytes, end);
+        int code = ws->regions[g].region && begin < stop ? segments_cut(fill, ws, begin, stop, &cap) : 0;
+        if (code < 0)
+            return code;
+    }
+    ws->urgent_cap = 64;
+    ws->urgent = calloc(ws->urgent_cap, sizeof(*ws->urgent));
+    if (!ws->urgent)
+        return -ENOMEM;
+    ws->segments_left = ws->nsegments;
+    if (ws->nsegments == 0) {
+        wset_settle_empty(ws);
+        fill->config.advanced(ws);
+        return 0;
+    }
+    wset_ref(ws);
+    pthread_mutex_lock(&fill->lock);
+    list_push_back(&fill->sets, &ws->fill_node);
+    pthread_cond_broadcast(&fill->work);
+    pthread_mutex_unlock(&fill->lock);
+    return 0;
+}
+
+static void urgent_add(struct wset *ws, uint64_t address)
+{
+    uint32_t low = 0, high = ws->nsegments;
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+        if (ws->segments[mid].address + ws->segments[mid].bytes <= address)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    if (low == ws->nsegments || ws->segments[low].state != SEGMENT_TODO ||
+        ws->segments[low].address > address)
+        return;
+    for (uint32_t k = 0; k < ws->nurgent; k++) {
+        if (ws->urgent[k] == low)
+            return;
+    }
+    if (ws->nurgent < ws->urgent_cap)
+        ws->urgent[ws->nurgent++] = low;
+}
+
+void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i)
+{
+    struct index_part part;
+    pthread_mutex_lock(&fill->lock);
+    for (unsigned f = 0; ws->urgent && f < ws->index.header->nfields; f++) {
+        if (!index_part(&ws->index, i, f, &part) || part.bytes == 0)
+            continue;
+        urgent_add(ws, part.address);
+        if (part.address / fill->config.segment_bytes !=
+            (part.address + part.bytes - 1) / fill->config.segment_bytes)
+            urgent_add(ws, part.address + part.bytes - 1);
+    }
+    pthread_mutex_unlock(&fill->lock);
+}
+
+void fill_cancel(struct fill *fill, struct wset *ws)
+{
+    pthread_mutex_lock(&fill->lock);
+    ws->fill_cancelled = true;
+    bool over = ws->active == 0 && !list_empty(&ws->fill_node);
+    if (over)
+        list_remove(&ws->fill_node);
+    pthread_mutex_unlock(&fill->lock);
+    if (over)
+        wset_unref(ws);
+}
+
+void fill_load(struct fill *fill, struct fill_load *load)
+{
+    pthread_mutex_lock(&fill->lock);
+    list_push_back(&fill->loads, &load->node);
+    pthread_cond_signal(&fill->work);
+    pthread_mutex_unlock(&fill->lock);
+}
+
+void fill_stats(struct fill *fill, struct fill_stats *ret_stats)
+{
+    struct fill_counters *c = &fill->counters;
+    *ret_stats = (struct fill_stats){
+        .bytes_direct = atomic_load(&c->bytes_direct),
+        .bytes_buffered = atomic_load(&c->bytes_buffered),
+        .bytes_decoded = atomic_load(&c->bytes_decoded),
+        .files_opened = atomic_load(&c->files_opened),
+        .segments = atomic_load(&c->segments),
+        .errors = atomic_load(&c->errors),
+        .engine = fill->engine,
+    };
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fill.h: the threads that bring sources into the pool. A working set's local addresses are cut into segments of some
+ * MiB; each thread takes one, backs it with memory, reads its extents straight into place, checksums the parts in it while
+ * they are warm, and reports them with wset_piece. Segments that somebody waits for go first. Streamed samples come
+ * by the same road into staging memory (fill_load).
+ *
+ * Lifetime: a job is part of its working set; fill_start takes a reference that goes when the last segment has ended, or
+ * after fill_cancel when no thread is inside.
+ */
+#ifndef POOL_FILL_H
+#define POOL_FILL_H
+
+#include "base/base.h"
+#include "base/list.h"
+
+struct fill;
+struct wset;
+
+/* How to open sources with the right rights: pool/source.h. */
+struct source_opener;
+
+struct fill_config {
+    unsigned threads;
+    unsigned depth;          /* reads in flight per thread */
+    const char *disk_engine; /* "auto", "uring", "worker" */
+    uint64_t segment_bytes;  /* 0: 8 MiB */
+    const struct source_opener *opener;
+    /* Something of this set became readable or failed: on a fill thread. */
+    void (*advanced)(struct wset *ws);
+};
+
+int fill_new(const struct fill_config *config, struct fill **ret_fill, struct leat_error *err);
+/* Cancels everything and joins. NULL is fine. */
+void fill_free(struct fill *fill);
+
+/* Queues all local segments of ws that are not shared with an earlier version. 0 or -ENOMEM. */
+int fill_start(struct fill *fill, struct wset *ws);
+/* Sample i is waited for: its segments go first. Any thread. */
+void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i);
+/* No further segment is begun. Any thread; returns at once. */
+void fill_cancel(struct fill *fill, struct wset *ws);
+
+/* One range of addresses into `dst`, for staging and verify. done() on a fill thread, exactly once; status and message of the first
+ * failure. The caller keeps a reference to ws. */
+struct fill_load {
+    struct list node;
+    struct wset *ws;
+    uint64_t address, bytes;
+    uint8_t *dst;
+    void (*done)(struct fill_load *load, int status, const char *message);
+};
+void fill_load(struct fill *fill, struct fill_load *load);
+
+struct fill_stats {
+    uint64_t bytes_direct, bytes_buffered, bytes_decoded, files_opened, segments, errors;
+    const char *engine; /* "uring" or "worker" */
+};
+void fill_stats(struct fill *fill, struct fill_stats *ret_stats);
+
+#endif

@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One range of addresses into memory. The range is walked extent by extent; raw extents become reads of up to 1 MiB:
+ *
+ *   small file      open, fstat, pread, close in this thread: the opening is what costs
+ *   cold and large  direct I/O, whole blocks, through the engine, many in flight
+ *   warm            the page cache has it: pread copies; no second copy of the file in memory
+ *   chunk           stored bytes through filters to rows (dataset/)
+ *
+ * Direct reads take whole blocks, so they may write up to a block before and behind the extent: only where the layout
+ * leaves that room inside the range. A source that is not what was indexed (size or mtime) spoils its samples: LEAT_STALE.
+ * Failures: each bad range is noted with its reason and the rest goes on.
+ */
+#include "pool/fill_internal.h"
+
+#include "base/ledger.h"
+#include "base/log.h"
+#include "disk/direct.h"
+#include "pool/source.h"
+#include "pool/wset.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#define READ_BYTES    (1 * MIB)
+#define SMALL_BYTES   (128 * KIB)
+#define WARM_PERMILLE 500
+
+struct range {
+    uint64_t begin, end; /* addresses */
+    uint8_t *dst;        /* of begin */
+};
+
+static void bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int code, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+
+static void bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int code, const char *fmt, ...)
+{
+    if (t->nbad == RANGES_BAD_MAX) {
+        struct fill_bad *last = &t->bad[RANGES_BAD_MAX - 1];
+        last->begin = MIN(last->begin, begin);
+        last->end = MAX(last->end, end);
+        return;
+    }
+    struct fill_bad *bad = &t->bad[t->nbad++];
+    bad->begin = begin;
+    bad->end = end;
+    bad->code = code;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(bad->message, sizeof(bad->message), fmt, ap);
+    va_end(ap);
+}
+
+const struct fill_bad *fill_bad_in(const struct fill_thread *t, uint64_t begin, uint64_t end)
+{
+    for (unsigned k = 0; k < t->nbad; k++) {
+        if (t->bad[k].begin < end && begin < t->bad[k].end)
+            return &t->bad[k];
+    }
+    return NULL;
+}
+
+static void source_close(struct fill_source *s)
+{
+    if (s->serial) {
+        close(s->fd);
+        if (s->fd_direct >= 0)
+            close(s->fd_direct);
+    }
+    s->serial = 0;
+}
+
+void fill_sources_close(struct fill_thread *t)
+{
+    for (unsigned k = 0; k < SOURCES_CACHED; k++)
+        source_close(&t->sources[k]);
+}
+
+/* 0, or LEAT_STALE when the file is not the one that was scanned. */
+static int source_check(const struct index_source *source, int fd, char *why, size_t why_cap)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0) {
+        int code = -errno;
+        snprintf(why, why_cap, "%s", strerror(errno));
+        return code;
+    }
+    int64_t mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+    if ((uint64_t)st.st_size == source->bytes && mtime_ns == source->mtime_ns)
+        return 0;
+    snprintf(why, why_cap,
+             "the file changed after it was indexed (%" PRIu64 " bytes then, %" PRIu64
+             " now): open the dataset again",
+             source->bytes, (uint64_t)st.st_size);
+    return LEAT_STALE;
+}
+
+static int source_open_number(struct fill_thread *t, struct wset *ws, uint64_t number,
+                              const struct source_opener *opener, struct fill_counters *counters, char *why,
+                              size_t why_cap)
+{
+    const struct index *index = &ws->index;
+    char full[2 * 4096];
+    int len = index_source_path(index, number, full, sizeof(full));
+    if (len < 0 || (size_t)len >= sizeof(full)) {
+        snprintf(why, why_cap, "its path is too long");
+        return -ENAMETOOLONG;
+    }
+    struct source_caller caller = {ws->owner_uid, ws->owner_gid};
+    int fd = source_open(opener, &caller, full, 0);
+    atomic_fetch_add_explicit(&counters->files_opened, 1, memory_order_relaxed);
+    if (fd < 0) {
+        snprintf(why, why_cap, "cannot open %.140s: %s", full, strerror(-fd));
+        return fd;
+    }
+    int code = source_check(&index->sources[number], fd, why, why_cap);
+    if (code < 0) {
+        close(fd);
+        return code;
+    }
+    return fd;
+}
+
+static int source_get(struct fill_thread *t, struct wset *ws, uint64_t number,
+                      const struct source_opener *opener, struct fill_counters *counters,
+                      struct fill_source **ret_source, char *why, size_t why_cap)
+{
+    struct fill_source *victim = &t->sources[0];
+    for (unsigned k = 0; k < SOURCES_CACHED; k++) {
+        struct fill_source *s = &t->sources[k];
+        if (s->serial == ws->serial && s->source == number) {
+            s->used = ++t->clock;
+            *ret_source = s;
+            return 0;
+        }
+        if (!s->serial || (victim->serial && s->used < victim->used))
+            victim = s;
+    }
+    int fd = source_open_number(t, ws, number, opener, counters, why, why_cap);
+    if (fd < 0)
+        return fd;
+    source_close(victim);
+    *victim = (struct fill_source){
+        .serial = ws->serial, .source = number, .fd = fd, .fd_direct = -1, .used = ++t->clock};
+    disk_file_probe(fd, &victim->traits);
+    *ret_source = victim;
+    return 0;
+}
+
+static int pread_all(int fd, uint8_t *dst, uint64_t bytes, uint64_t offset)
+{
+    while (bytes > 0) {
+        ssize_t n = pread(fd, dst, MIN(bytes, (uint64_t)1 << 30), (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : LEAT_STALE;
+        dst += n;
+        offset += (uint64_t)n;
+        bytes -= (uint64_t)n;
+    }
+    return 0;
+}
+
+static void read_small(struct fill_thread *t, struct wset *ws, const struct index_extent *e,
+                       const struct range *r, const struct source_opener *opener,
+                       struct fill_counters *counters)
+{
+    char why[180];
+    int fd = source_open_number(t, ws, e->source, opener, counters, why, sizeof(why));
+    int code = fd;
+    if (fd >= 0) {
+        code = pread_all(fd, r->dst, r->end - r->begin, e->source_offset + (r->begin - e->address));
+        if (code < 0)
+            snprintf(why, sizeof(why), "%s",
+                     code == LEAT_STALE ? "the file became shorter while it was read" : strerror(-code));
+        close(fd);
+    }
+    if (code < 0)
+        bad_add(t, r->begin, r->end, code, "%s", why);
+    else
+        atomic_fetch_add_explicit(&counters->bytes_buffered, r->end - r->begin, memory_order_relaxed);
+}
+
+struct pending {
+    struct disk_read read; /* first */
+    struct fill_thread *thread;
+    uint64_t begin, end; /* addresses that this read is wanted for */
+    uint64_t need;       /* bytes that must arrive */
+};
+
+static void read_done(struct disk_read *read, int64_t result)
+{
+    struct pending *p = container_of(read, struct pending, read);
+    if (result >= (int64_t)p->need)
+        return;
+    if (result < 0)
+        bad_add(p->thread, p->begin, p->end, (int)result, "cannot read the source at offset %" PRIu64 ": %s",
+                read->offset, strerror((int)-result));
+    else
+        bad_add(p->thread, p->begin, p->end, LEAT_STALE, "the file became shorter while it was read");
+}
+
+/* Room to read whole blocks: nothing else of the set lies in the blocks at either end, and they are inside the range. */
+static bool direct_fits(const struct wset *ws, uint64_t extent, const struct range *whole, uint64_t begin,
+                        uint64_t end, uint64_t align)
+{
+    const struct index *index = &ws->index;
+    uint64_t low = align_down(begin, align), high = align_up(end, align);
+    const struct index_extent *e = &index->extents[extent];
+    if (low < whole->begin || high > whole->end)
+        return false;
+    if (low < e->address && extent > 0 &&
+        index->extents[extent - 1].address + index->extents[extent - 1].bytes > low)
+        return false;
+    return high <= e->address + e->bytes || extent + 1 == index->header->nextents ||
+           index->extents[extent + 1].address >= high;
+}
+
+static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, const struct range *whole,
+                     const struct range *r, const struct source_opener *opener,
+                     struct fill_counters *counters)
+{
+    const struct index_extent *e = &ws->index.extents[extent];
+    char why[180];
+    struct fill_source *s;
+    int code = source_get(t, ws, e->source, opener, counters, &s, why, sizeof(why));
+    if (code < 0) {
+        bad_add(t, r->begin, r->end, code, "%s", why);
+        return;
+    }
+    uint64_t offset = e->source_offset + (r->begin - e->address), bytes = r->end - r->begin;
+    uint64_t align = s->traits.direct_align;
+    bool direct = align && offset % align == r->begin % align &&
+                  direct_fits(ws, extent, whole, r->begin, r->end, align) &&
+                  disk_cached_permille(s->fd, offset, bytes) < WARM_PERMILLE;
+    if (direct && s->fd_direct < 0) {
+        s->fd_direct = disk_open_direct(s->fd);
+        direct = s->fd_direct >= 0;
+    }
+    uint64_t begin = direct ? align_down(r->begin, align) : r->begin,
+             end = direct ? align_up(r->end, align) : r->end;
+    unsigned n = (unsigned)div_up(end - begin, READ_BYTES);
+    struct pending *reads = calloc(n, sizeof(*reads));
+    struct disk_read **ptrs = calloc(n, sizeof(*ptrs));
+    if (!reads || !ptrs) {
+        bad_add(t, r->begin, r->end, -ENOMEM, "out of memory while loading");
+        goto out;
+    }
+    for (unsigned k = 0; k < n; k++) {
+        uint64_t from = begin + k * READ_BYTES, to = MIN(from + READ_BYTES, end);
+        reads[k] = (struct pending){
+            .read = {.fd = direct ? s->fd_direct : s->fd,
+                     .offset = e->source_offset + from - e->address,
+                     .dst = whole->dst + (from - whole->begin),
+                     .bytes = to - from,
+                     .buffer = -1,
+                     .done = read_done},
+            .thread = t,
+            .begin = MAX(from, r->begin),
+            .end = MIN(to, r->end),
+            .need = MIN(to, r->end) - from,
+        };
+        ptrs[k] = &reads[k].read;
+    }
+    code = t->engine->ops->submit(t->engine, ptrs, n);
+    if (code < 0) {
+        bad_add(t, r->begin, r->end, code, "cannot submit reads: %s", strerror(-code));
+        goto out;
+    }
+    unsigned nbad = t->nbad;
+    for (unsigned done = 0; done < n;) {
+        int reaped = t->engine->ops->reap(t->engine, 1);
+        if (reaped < 0) {
+            log_error("disk engine %s failed: %s", t->engine->ops->name, strerror(-reaped));
+            abort(); /* reads are out, and their buffers cannot be given back */
+        }
+        done += (unsigned)reaped;
+    }
+    /* A file that was rewritten in place while we read it. */
+    if (t->nbad == nbad && (code = source_check(&ws->index.sources[e->source], s->fd, why, sizeof(why))) < 0)
+        bad_add(t, r->begin, r->end, code, "%s", why);
+    atomic_fetch_add_explicit(direct ? &counters->bytes_direct : &counters->bytes_buffered, bytes,
+                              memory_order_relaxed);
+out:
+    free(reads);
+    free(ptrs);
+}
+
+static void read_chunk(struct fill_thread *t, struct wset *ws, const struct index_extent *e,
+                       const struct range *r, const struct source_opener *opener,
+                       struct fill_counters *counters)
+{
+    char why[180];
+    struct fill_source *s;
+    int code = source_get(t, ws, e->source, opener, counters, &s, why, sizeof(why));
+    if (code < 0) {
+        bad_add(t, r->begin, r->end, code, "%s", why);
+        return;
+    }
+    bool whole = r->begin == e->address && r->end == e->address + e->bytes;
+    uint8_t *dst = r->dst;
+    if (!whole) {
+        if (t->band_cap < e->bytes) {
+            free(t->band);
+            t->band = malloc(e->bytes);
+            t->band_cap = t->band ? e->bytes : 0;
+        }
+        dst = t->band;
+    }
+    struct leat_error err = {0};
+    code = dst ? dataset_extent_decode(&ws->index, e, s->fd, dst, &t->scratch, &err) : -ENOMEM;
+    if (code < 0) {
+        bad_add(t, r->begin, r->end, code, "%.190s", err.message[0] ? err.message : strerror(-code));
+        return;
+    }
+    if (!whole) {
+        memcpy(r->dst, dst + (r->begin - e->address), r->end - r->begin);
+        ledger_add(LEDGER_DECODE, r->end - r->begin);
+    }
+    atomic_fetch_add_explicit(&counters->bytes_decoded, r->end - r->begin, memory_order_relaxed);
+}
+
+unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t address, uint64_t bytes,
+                         uint8_t *dst, const struct source_opener *opener, struct fill_counters *counters)
+{
+    const struct index *index = &ws->index;
+    struct range whole = {address, address + bytes, dst};
+    t->nbad = 0;
+    for (uint64_t k = index_extent_at(index, address); k < index->header->nextents; k++) {
+        const struct index_extent *e = &index->extents[k];
+        if (e->address >= whole.end)
+            break;
+        struct range r = {MAX(e->address, address), MIN(e->address + e->bytes, whole.end), NULL};
+        if (r.begin >= r.end)
+            continue;
+        r.dst = dst + (r.begin - address);
+        if (e->kind == INDEX_EXTENT_ZERO)
+            memset(r.dst, 0, r.end - r.begin);
+        else if (e->kind == INDEX_EXTENT_CHUNK)
+            read_chunk(t, ws, e, &r, opener, counters);
+        else if (index->sources[e->source].bytes < SMALL_BYTES)
+            read_small(t, ws, e, &r, opener, counters);
+        else
+            read_raw(t, ws, k, &whole, &r, opener, counters);
+    }
+    return t->nbad;
+}

@@ -1,0 +1,762 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Opening, sharing and ending working sets.
+ *
+ * Equal requests meet: whoever asks for a source that is being indexed joins that opening, and a set in the pool is shared by
+ * all who may read it as long as its index is still the one on disk (names, sizes, times of the sources). Failure modes: the
+ * scan fails (every request of the opening hears it), the pool is full (idle implicit sets go first; then LEAT_NO_SPACE says
+ * how much is needed and free).
+ */
+#include "pool/pool.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/size.h"
+#include "dataset/dataset.h"
+#include "leat/leat.h"
+#include "loop/loop.h"
+#include "net/conn.h"
+#include "pool/region.h"
+#include "pool/staging.h"
+#include "pool/wset.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+#define INDEXING_MAX      2u
+#define PROGRESS_EVERY_NS (100 * NS_PER_MS)
+#define MEMORY_MARGIN     (64 * MIB) /* left to everybody else when regions are taken */
+
+/* One scan (or look at the cache), and everybody who waits for it. */
+struct opening {
+    struct list node;
+    struct pool *pool;
+    char *spec; /* canonical */
+    struct dataset_spec parsed;
+    struct list requests;
+    bool running;
+    struct source_binding binding;
+    uint64_t reported_ns;
+    /* from the index thread */
+    int index_fd;
+    bool scanned;
+    struct leat_error err;
+};
+
+static void request_free(struct open_request *r)
+{
+    free(r->name);
+    free(r->uri);
+    free(r);
+}
+
+static void request_answer(struct open_request *r, struct wset *ws, const struct leat_error *err)
+{
+    list_remove(&r->node);
+    if (r->opened)
+        r->opened(r, ws, err);
+    request_free(r);
+}
+
+static void advanced_on_loop(void *arg)
+{
+    struct wset *ws = arg;
+    atomic_store(&ws->notify_pending, false);
+    if (ws->state == WSET_FILLING && wset_complete(ws))
+        ws->state = WSET_READY;
+    if (ws->pool->advanced)
+        ws->pool->advanced(ws->pool->user, ws);
+    wset_unref(ws);
+}
+
+/* One message to the loop however many segments end meanwhile. */
+void wset_advanced(struct wset *ws)
+{
+    if (atomic_exchange(&ws->notify_pending, true))
+        return;
+    wset_ref(ws);
+    if (loop_post(ws->pool->loop, advanced_on_loop, ws) < 0) {
+        atomic_store(&ws->notify_pending, false);
+        log_error("out of memory: readers of %s are not woken", ws->spec);
+        wset_unref(ws);
+    }
+}
+
+int pool_new(struct loop *loop, const struct pool_config *config, struct pool **ret_pool,
+             struct leat_error *err)
+{
+    struct pool *pool = calloc(1, sizeof(*pool));
+    if (!pool)
+        return error_set(err, -ENOMEM, "out of memory");
+    pool->config = *config;
+    pool->loop = loop;
+    list_init(&pool->sets);
+    list_init(&pool->openings);
+    ticket_office_init(&pool->office, config->cap_bytes);
+    struct fill_config fc = {.threads = config->fill_threads,
+                             .depth = config->disk_depth,
+                             .disk_engine = config->disk_engine,
+                             .opener = &pool->config.opener,
+                             .advanced = wset_advanced};
+    int code = fill_new(&fc, &pool->fill, err);
+    if (code == 0 && (code = net_server_new(config->data_threads, &pool->server)) < 0)
+        error_sys(err, code, "cannot start the data threads");
+    if (code < 0) {
+        pool_free(pool);
+        return code;
+    }
+    *ret_pool = pool;
+    return 0;
+}
+
+void pool_free(struct pool *pool)
+{
+    if (!pool)
+        return;
+    net_server_free(pool->server);
+    list_for_each_safe (node, &pool->sets)
+        pool_drop(pool, container_of(node, struct wset, node), true);
+    fill_free(pool->fill);
+    /* Messages of fill threads that hold the last references. */
+    for (int turns = 0; atomic_load(&pool->sets_alive) > 0 && turns < 1000; turns++)
+        loop_turn(pool->loop, 1);
+    free(pool);
+}
+
+/* --- finding --------------------------------------------------------------------------------------------------- */
+
+struct wset *pool_find_name(struct pool *pool, const char *name)
+{
+    list_for_each (node, &pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->state != WSET_ENDING && ws->name[0] && strcmp(ws->name, name) == 0)
+            return ws;
+    }
+    return NULL;
+}
+
+struct wset *pool_find_uuid(struct pool *pool, const uint8_t uuid[PROTO_UUID])
+{
+    list_for_each (node, &pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (memcmp(ws->uuid, uuid, PROTO_UUID) == 0)
+            return ws;
+    }
+    return NULL;
+}
+
+struct wset *pool_find(struct pool *pool, const char *text)
+{
+    if (strncmp(text, "leat://", 7) == 0)
+        return pool_find_name(pool, text + 7);
+    struct wset *ws = pool_find_name(pool, text);
+    if (ws)
+        return ws;
+    struct dataset_spec spec;
+    if (dataset_spec_parse(text, &spec, NULL) < 0)
+        return NULL;
+    AUTO_FREE char *canonical = dataset_spec_format(&spec);
+    dataset_spec_free(&spec);
+    list_for_each (node, &pool->sets) {
+        ws = container_of(node, struct wset, node);
+        if (canonical && ws->state != WSET_ENDING && strcmp(ws->spec, canonical) == 0)
+            return ws;
+    }
+    return NULL;
+}
+
+/* The same samples from the same, unchanged sources. */
+static bool index_same(const struct index *a, const struct index *b)
+{
+    const struct index_header *x = a->header, *y = b->header;
+    return memcmp(x->fingerprint, y->fingerprint, sizeof(x->fingerprint)) == 0 &&
+           x->nsources == y->nsources && x->address_end == y->address_end &&
+           memcmp(a->sources, b->sources, x->nsources * sizeof(*a->sources)) == 0;
+}
+
+static struct wset *find_same(struct pool *pool, const char *spec, const struct index *index,
+                              const struct open_request *r)
+{
+    list_for_each (node, &pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->state == WSET_ENDING || strcmp(ws->spec, spec) != 0 || !index_same(&ws->index, index))
+            continue;
+        bool named_otherwise = r->name[0] && ws->name[0] && strcmp(ws->name, r->name) != 0;
+        if (!named_otherwise && wset_allows(ws, r->uid, r->gid))
+            return ws;
+    }
+    return NULL;
+}
+
+/* --- admission ------------------------------------------------------------------------------------------------- */
+
+static uint64_t room(struct pool *pool)
+{
+    uint64_t used = atomic_load(&pool->office.used_bytes), cap = pool->office.cap_bytes;
+    uint64_t memory = pool_memory_available();
+    uint64_t free_bytes = cap > used ? cap - used : 0;
+    return MIN(free_bytes, memory > MEMORY_MARGIN ? memory - MEMORY_MARGIN : 0);
+}
+
+/* Idle implicit sets make room for one that is wanted. */
+static void evict_idle(struct pool *pool, uint64_t want)
+{
+    list_for_each_safe (node, &pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (room(pool) >= want)
+            return;
+        if (ws->state != WSET_ENDING && ws->leases == 0 && !(ws->flags & PROTO_WS_EXPLICIT)) {
+            log_info("dropping idle %s to make room", ws->spec);
+            atomic_fetch_add(&pool->evictions, 1);
+            pool_drop(pool, ws, false);
+        }
+    }
+}
+
+static int regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, uint64_t end,
+                        struct leat_error *err)
+{
+    ws->nregions = (uint32_t)div_up(end, ws->region_bytes);
+    struct wset_region *regions = realloc(ws->regions, MAX(ws->nregions, 1u) * sizeof(*regions));
+    if (!regions)
+        return error_set(err, -ENOMEM, "out of memory for %u regions", ws->nregions);
+    ws->regions = regions;
+    memset(regions + first_gid, 0, (ws->nregions - first_gid) * sizeof(*regions));
+    for (uint64_t g = first_gid; g < ws->nregions; g++) {
+        uint64_t used = MIN(ws->region_bytes, align_up(end, 4096) - g * ws->region_bytes);
+        int code = ticket_take(&pool->office, used);
+        if (code < 0)
+            return error_set(err, LEAT_NO_SPACE, "the pool is full");
+        code =
+            region_new(ws->region_bytes, used, pool->config.huge, &pool->office, &ws->regions[g].region, err);
+        if (code < 0) {
+            ticket_give(&pool->office, used);
+            return code;
+        }
+        ws->pool_bytes += used;
+    }
+    return 0;
+}
+
+/*
+ * What the set gets: all of it, or a pinned part and a window of a quarter. Sets ws->pinned_end and *ret_window.
+ */
+static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *ret_window,
+                 struct leat_error *err)
+{
+    uint64_t need = align_up(ws->index.header->address_end, 4096);
+    evict_idle(pool, MIN(need, limit));
+    uint64_t grant = MIN(room(pool), limit);
+    *ret_window = 0;
+    if (need <= grant)
+        return 0;
+    char needs[32], has[32], cap[32];
+    size_format(need, needs);
+    size_format(grant, has);
+    size_format(pool->office.cap_bytes, cap);
+    uint64_t window = align_down(MAX(grant / 4, 4 * (ws->index.header->max_sample_bytes + 8 * KIB)), 4096);
+    if (ws->flags & PROTO_WS_PUSHED)
+        return error_set(
+            err, LEAT_NO_SPACE,
+            "the set needs %s and the pool has %s free of %s: raise the pool's size or drop a set", needs,
+            has, cap);
+    if (window > grant || window == 0)
+        return error_set(err, LEAT_NO_SPACE,
+                         "the set needs %s, the pool has %s free of %s, and not even a window for streaming "
+                         "it fits: raise the pool's "
+                         "size or drop a set",
+                         needs, has, cap);
+    ws->pinned_end = align_down(grant - window, 4096);
+    ws->flags |= PROTO_WS_STREAMED;
+    *ret_window = window;
+    return 0;
+}
+
+static void staging_ready(struct wset *ws)
+{
+    if (ws->pool->advanced)
+        ws->pool->advanced(ws->pool->user, ws);
+}
+
+static int staging_make(struct pool *pool, struct wset *ws, uint64_t window, struct leat_error *err)
+{
+    struct region *region = NULL;
+    int code = ticket_take(&pool->office, window);
+    if (code < 0)
+        return error_set(err, LEAT_NO_SPACE, "the pool has no room for a window of %" PRIu64 " bytes",
+                         window);
+    code = region_new(window, window, pool->config.huge, &pool->office, &region, err);
+    if (code < 0) {
+        ticket_give(&pool->office, window);
+        return code;
+    }
+    uint64_t parts = ws->index.header->nsamples * ws->index.header->nfields;
+    if (!ws->crc_known)
+        ws->crc_known = calloc(MAX(parts, (uint64_t)1), 1);
+    code = ws->crc_known ? staging_new(pool->loop, pool->fill, ws, region, staging_ready, &ws->staging)
+                         : -ENOMEM;
+    if (code < 0) {
+        region_unref(region);
+        return error_set(err, code, "out of memory for a window");
+    }
+    ws->pool_bytes += window;
+    return 0;
+}
+
+int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_staging, struct leat_error *err)
+{
+    if (!ws->staging) {
+        /* A sample that was lost with its node: read from its source again, through a small window. */
+        uint64_t window = align_up(MAX(64 * MIB, 4 * (ws->index.header->max_sample_bytes + 8 * KIB)), 4096);
+        evict_idle(pool, window);
+        int code = staging_make(pool, ws, MIN(window, MAX(room(pool), 4096ull)), err);
+        if (code < 0)
+            return code;
+    }
+    *ret_staging = ws->staging;
+    return 0;
+}
+
+/* --- creating --------------------------------------------------------------------------------------------------- */
+
+static int wset_begin(struct pool *pool, struct wset *ws, uint64_t limit, struct leat_error *err)
+{
+    ws->region_bytes = pool->config.region_bytes;
+    ws->created_ns = clock_now_ns();
+    uint64_t window;
+    int code = admit(pool, ws, limit ? limit : UINT64_MAX, &window, err);
+    if (code < 0)
+        return code;
+    uint64_t end = MIN(ws->index.header->address_end, ws->pinned_end);
+    if (window && (code = staging_make(pool, ws, window, err)) < 0)
+        return code;
+    code = regions_make(pool, ws, 0, end, err);
+    if (code < 0)
+        return code;
+    if (ws->flags & PROTO_WS_STREAMED)
+        wset_pin(ws, ws->pinned_end);
+    return 0;
+}
+
+static int wset_name(struct wset *ws, const char *name, const char *spec)
+{
+    char *n = strdup(name), *s = strdup(spec);
+    if (!n || !s) {
+        free(n);
+        free(s);
+        return -ENOMEM;
+    }
+    free(ws->name);
+    free(ws->spec);
+    ws->name = n;
+    ws->spec = s;
+    if (name[0])
+        ws->flags |= PROTO_WS_EXPLICIT;
+    return 0;
+}
+
+static void wset_own(struct wset *ws, uint32_t uid, uint32_t gid, uint32_t flags)
+{
+    ws->owner_uid = uid;
+    ws->owner_gid = gid;
+    ws->mode = flags & LEAT_OPEN_PUBLIC ? 0644 : 0600;
+}
+
+static int set_create(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
+                      struct leat_error *err)
+{
+    int fd = dup(o->index_fd);
+    if (fd < 0)
+        return error_sys(err, -errno, "cannot keep the index");
+    struct wset *ws;
+    int code = wset_new(pool, fd, true, &ws, err);
+    if (code < 0) {
+        close(fd);
+        return code;
+    }
+    wset_own(ws, r->uid, r->gid, r->flags);
+    code = wset_name(ws, r->name, o->spec);
+    if (code == 0)
+        code = wset_begin(pool, ws, r->pool_bytes, err);
+    if (code == 0 && (code = fill_start(pool->fill, ws)) < 0)
+        error_set(err, code, "out of memory while starting to load");
+    if (code < 0) {
+        wset_unref(ws);
+        return error_prefix(err, code, "%s", o->spec);
+    }
+    list_push_back(&pool->sets, &ws->node);
+    *ret_ws = ws;
+    return 0;
+}
+
+int pool_create(struct pool *pool, const char *name, int index_fd, uint32_t uid, uint32_t gid, uint32_t flags,
+                struct wset **ret_ws, struct leat_error *err)
+{
+    if (!name[0])
+        return error_set(err, LEAT_INVALID, "a set that ranks push needs a name");
+    if (pool_find_name(pool, name))
+        return error_set(err, LEAT_INVALID,
+                         "there is a working set '%s' already: drop it first, or choose another name", name);
+    struct wset *ws;
+    int code = wset_new(pool, index_fd, false, &ws, err);
+    if (code < 0)
+        return code;
+    wset_own(ws, uid, gid, flags);
+    ws->flags |= PROTO_WS_PUSHED;
+    code = ws->index.header->kind == INDEX_KIND_PUSHED
+               ? wset_name(ws, name, "")
+               : error_set(err, LEAT_INVALID, "the index of a pushed set must be of kind PUSHED");
+    if (code == 0)
+        code = wset_begin(pool, ws, 0, err);
+    for (uint32_t g = 0; code == 0 && g < ws->nregions; g++) {
+        if (ws->regions[g].region &&
+            region_reserve(ws->regions[g].region, 0, ws->regions[g].region->used_bytes) < 0)
+            code = error_set(err, LEAT_NO_SPACE, "the host has no memory for the set");
+    }
+    if (code < 0) {
+        ws->index_fd = -1; /* stays the caller's */
+        wset_unref(ws);
+        return code;
+    }
+    ws->state = WSET_READY;
+    wset_settle_empty(ws);
+    list_push_back(&pool->sets, &ws->node);
+    *ret_ws = ws;
+    return 0;
+}
+
+/* --- append ------------------------------------------------------------------------------------------------------ */
+
+/* A new version: the old samples in the old regions, the new ones in new regions behind them. */
+static int set_append(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
+                      struct leat_error *err)
+{
+    struct wset *old = pool_find_name(pool, r->name);
+    if (!old)
+        return error_set(err, LEAT_NOT_FOUND, "no working set '%s': preload it first", r->name);
+    if (old->owner_uid != r->uid && r->uid != 0)
+        return error_set(err, LEAT_DENIED, "working set '%s' belongs to another user", r->name);
+    if (old->state != WSET_READY)
+        return error_set(err, LEAT_BUSY,
+                         "'%s' is still being loaded: append when it is complete (see `leat stat %s`)",
+                         r->name, r->name);
+    if (old->flags & PROTO_WS_STREAMED)
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "'%s' is larger than its pool: drop it and preload old and new data together",
+                         r->name);
+    struct index added;
+    int code = index_map(o->index_fd, &added, err);
+    if (code < 0)
+        return code;
+    uint64_t base = (uint64_t)old->nregions * old->region_bytes;
+    AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    code = fd < 0 ? error_sys(err, -errno, "cannot create an index")
+                  : index_append(&old->index, &added, base, fd, err);
+    index_close(&added);
+    struct wset *ws = NULL;
+    if (code == 0)
+        code = wset_new(pool, fd, true, &ws, err);
+    if (code < 0)
+        return code;
+    fd = -1;
+    wset_own(ws, old->owner_uid, old->owner_gid, old->mode & 0004 ? LEAT_OPEN_PUBLIC : 0);
+    ws->version = old->version + 1;
+    ws->region_bytes = old->region_bytes;
+    ws->created_ns = clock_now_ns();
+    ws->first_new_address = base;
+    code = wset_name(ws, old->name, old->spec);
+    uint64_t need = align_up(ws->index.header->address_end, 4096) - base;
+    evict_idle(pool, need);
+    if (code == 0 && room(pool) < need) {
+        char needs[32], has[32];
+        size_format(need, needs);
+        size_format(room(pool), has);
+        code = error_set(err, LEAT_NO_SPACE, "the new samples need %s and the pool has %s free", needs, has);
+    }
+    ws->nregions = old->nregions;
+    ws->regions = code == 0 ? calloc(MAX(old->nregions, 1u), sizeof(*ws->regions)) : NULL;
+    if (code == 0 && !ws->regions)
+        code = error_set(err, -ENOMEM, "out of memory");
+    for (uint32_t g = 0; g < old->nregions && code == 0; g++)
+        ws->regions[g].region = old->regions[g].region ? region_ref(old->regions[g].region) : NULL;
+    if (code < 0)
+        ws->nregions = 0;
+    else
+        code = regions_make(pool, ws, old->nregions, ws->index.header->address_end, err);
+    if (code == 0) {
+        wset_inherit(ws, old);
+        if ((code = fill_start(pool->fill, ws)) < 0)
+            error_set(err, code, "out of memory while starting to load");
+    }
+    if (code < 0) {
+        wset_unref(ws);
+        return code;
+    }
+    list_push_back(&pool->sets, &ws->node);
+    pool_drop(pool, old, false); /* its readers keep it; the name is the new version's */
+    *ret_ws = ws;
+    return 0;
+}
+
+/* --- opening ------------------------------------------------------------------------------------------------------ */
+
+static void openings_start(struct pool *pool);
+
+static void opening_free(struct opening *o)
+{
+    list_remove(&o->node);
+    if (o->index_fd >= 0)
+        close(o->index_fd);
+    dataset_spec_free(&o->parsed);
+    free(o->spec);
+    free(o);
+}
+
+static int request_serve(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
+                         struct leat_error *err)
+{
+    if (r->append)
+        return set_append(pool, o, r, ret_ws, err);
+    struct index index;
+    int code = index_map(o->index_fd, &index, err);
+    if (code < 0)
+        return code;
+    struct wset *ws = find_same(pool, o->spec, &index, r);
+    index_close(&index);
+    struct wset *named = r->name[0] ? pool_find_name(pool, r->name) : NULL;
+    if (named && named != ws)
+        return error_set(err, LEAT_INVALID,
+                         "working set '%s' holds %.200s: drop it first, or choose another name", r->name,
+                         strcmp(named->spec, o->spec) == 0 ? "an older state of this source" : named->spec);
+    if (!ws)
+        return set_create(pool, o, r, ret_ws, err);
+    if (r->name[0] && !ws->name[0] && wset_name(ws, r->name, o->spec) < 0)
+        return error_set(err, -ENOMEM, "out of memory");
+    *ret_ws = ws;
+    return 0;
+}
+
+static void opening_done(void *arg)
+{
+    struct opening *o = arg;
+    struct pool *pool = o->pool;
+    pool->indexing--;
+    atomic_fetch_add(o->scanned ? &pool->index_scans : &pool->index_hits, o->err.code == 0);
+    list_for_each_safe (node, &o->requests) {
+        struct open_request *r = container_of(node, struct open_request, node);
+        struct leat_error err = o->err;
+        struct wset *ws = NULL;
+        if (err.code == 0 && r->opened)
+            err.code = request_serve(pool, o, r, &ws, &err);
+        request_answer(r, ws, err.code < 0 ? &err : NULL);
+    }
+    opening_free(o);
+    openings_start(pool);
+}
+
+struct progress_post {
+    struct opening *opening;
+    uint64_t samples, bytes;
+};
+
+static void progress_on_loop(void *arg)
+{
+    struct progress_post *p = arg;
+    list_for_each (node, &p->opening->requests) {
+        struct open_request *r = container_of(node, struct open_request, node);
+        if (r->opened && r->progress)
+            r->progress(r, p->samples, p->bytes);
+    }
+    free(p);
+}
+
+/* Index thread. Posted before opening_done, so the opening is still there when it runs. */
+static int progress_report(void *user, uint64_t samples, uint64_t bytes)
+{
+    struct opening *o = user;
+    uint64_t now = clock_now_ns();
+    if (now - o->reported_ns < PROGRESS_EVERY_NS)
+        return 0;
+    o->reported_ns = now;
+    struct progress_post *p = malloc(sizeof(*p));
+    if (p) {
+        *p = (struct progress_post){o, samples, bytes};
+        if (loop_post(o->pool->loop, progress_on_loop, p) < 0)
+            free(p);
+    }
+    return 0;
+}
+
+static void *index_main(void *arg)
+{
+    struct opening *o = arg;
+    struct dataset_opener opener = source_dataset_opener(&o->binding);
+    struct dataset_progress progress = {progress_report, o};
+    o->err.code = dataset_index_open(&o->parsed, &opener, &progress, !o->binding.opener->system, &o->index_fd,
+                                     &o->scanned, &o->err);
+    while (loop_post(o->pool->loop, opening_done, o) < 0)
+        usleep(10000); /* out of memory: the askers are still there, and so are we */
+    return NULL;
+}
+
+static void openings_start(struct pool *pool)
+{
+    list_for_each_safe (node, &pool->openings) {
+        struct opening *o = container_of(node, struct opening, node);
+        if (o->running || pool->indexing >= INDEXING_MAX)
+            continue;
+        o->running = true;
+        pool->indexing++;
+        pthread_attr_t attr;
+        pthread_attr_init(&attr);
+        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+        pthread_t thread;
+        int code = -pthread_create(&thread, &attr, index_main, o);
+        pthread_attr_destroy(&attr);
+        if (code < 0) {
+            o->err.code = error_sys(&o->err, code, "cannot start an index thread");
+            opening_done(o);
+            return;
+        }
+    }
+}
+
+static int opening_join(struct pool *pool, struct open_request *r, struct leat_error *err)
+{
+    struct dataset_spec spec = {0};
+    int code = dataset_spec_parse(r->uri, &spec, err);
+    if (code < 0)
+        return code;
+    char *canonical = dataset_spec_format(&spec);
+    if (!canonical) {
+        dataset_spec_free(&spec);
+        return error_set(err, -ENOMEM, "out of memory");
+    }
+    list_for_each (node, &pool->openings) {
+        struct opening *o = container_of(node, struct opening, node);
+        if (strcmp(o->spec, canonical) == 0 && o->binding.caller.uid == r->uid) {
+            free(canonical);
+            dataset_spec_free(&spec);
+            list_push_back(&o->requests, &r->node);
+            return 0;
+        }
+    }
+    struct opening *o = calloc(1, sizeof(*o));
+    if (!o) {
+        free(canonical);
+        dataset_spec_free(&spec);
+        return error_set(err, -ENOMEM, "out of memory");
+    }
+    o->pool = pool;
+    o->spec = canonical;
+    o->parsed = spec;
+    o->index_fd = -1;
+    o->binding = (struct source_binding){&pool->config.opener, {r->uid, r->gid}};
+    list_init(&o->requests);
+    list_push_back(&o->requests, &r->node);
+    list_push_back(&pool->openings, &o->node);
+    openings_start(pool);
+    return 0;
+}
+
+void pool_open(struct pool *pool, struct open_request *r)
+{
+    struct leat_error err = {0};
+    struct wset *ws = NULL;
+    list_init(&r->node);
+    atomic_fetch_add(&pool->opens, 1);
+    int code;
+    if (strncmp(r->uri, "leat://", 7) == 0 && !r->append) {
+        ws = pool_find_name(pool, r->uri + 7);
+        code = !ws ? error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`",
+                               r->uri + 7)
+               : !wset_allows(ws, r->uid, r->gid)
+                   ? error_set(&err, LEAT_DENIED, "working set '%s' belongs to another user", ws->name)
+                   : 0;
+    } else if ((r->flags & LEAT_OPEN_NO_LOAD) && !r->append) {
+        ws = pool_find(pool, r->uri);
+        code = ws && wset_allows(ws, r->uid, r->gid)
+                   ? 0
+                   : error_set(&err, LEAT_NOT_FOUND, "%s is not in the pool", r->uri);
+    } else {
+        code = opening_join(pool, r, &err);
+        if (code == 0)
+            return;
+    }
+    request_answer(r, code == 0 ? ws : NULL, code < 0 ? &err : NULL);
+}
+
+void pool_open_forget(struct pool *pool, void *user)
+{
+    list_for_each (node, &pool->openings) {
+        list_for_each (at, &container_of(node, struct opening, node)->requests) {
+            struct open_request *r = container_of(at, struct open_request, node);
+            if (r->user == user)
+                r->opened = NULL;
+        }
+    }
+}
+
+/* --- ending -------------------------------------------------------------------------------------------------------- */
+
+void pool_lease(struct wset *ws)
+{
+    ws->leases++;
+    wset_ref(ws);
+}
+
+void pool_unlease(struct wset *ws)
+{
+    assert(ws->leases > 0);
+    ws->leases--;
+    wset_unref(ws);
+}
+
+void pool_sweep(struct pool *pool, uint32_t uid)
+{
+    list_for_each_safe (node, &pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->leases == 0 && !(ws->flags & PROTO_WS_EXPLICIT) &&
+            (uid == UINT32_MAX || ws->owner_uid == uid))
+            pool_drop(pool, ws, false);
+    }
+}
+
+void pool_drop(struct pool *pool, struct wset *ws, bool force)
+{
+    if (ws->state != WSET_ENDING) {
+        atomic_fetch_add(&pool->drops, 1);
+        ws->state = WSET_ENDING;
+        list_remove(&ws->node);
+        if (pool->cluster && pool->cluster->dropped)
+            pool->cluster->dropped(pool->cluster, ws, force);
+        wset_ref(ws);
+        fill_cancel(pool->fill, ws);
+        if (force) {
+            atomic_fetch_add(&ws->live->generation, 1);
+            atomic_store(&ws->revoked, true);
+            if (pool->revoked)
+                pool->revoked(pool->user, ws);
+            for (uint32_t g = 0; g < ws->nregions; g++) {
+                if (ws->regions[g].region)
+                    region_punch(ws->regions[g].region);
+            }
+        }
+        wset_unref(ws);
+        wset_unref(ws); /* the pool's own */
+        if (pool->changed)
+            pool->changed(pool->user);
+    }
+}
+
+void pool_wset_born(struct pool *pool)
+{
+    atomic_fetch_add(&pool->sets_alive, 1);
+}
+
+void pool_wset_gone(struct pool *pool)
+{
+    atomic_fetch_sub(&pool->sets_alive, 1);
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pool.h: the DataServer: regions under one cap, working sets, their opening, sharing and end. Everything here belongs to
+ * the control loop unless it says otherwise.
+ *
+ *   OPEN ─▶ opening (index thread: scan or map) ─▶ admission ─▶ regions ─▶ fill ─▶ READY
+ *                                                    │
+ *                        all of it fits: pinned whole ┴ else: a pinned part that is never replaced, and a window (staging)
+ */
+#ifndef POOL_POOL_H
+#define POOL_POOL_H
+
+#include "base/base.h"
+#include "base/list.h"
+#include "base/ticket.h"
+#include "pool/fill.h"
+#include "pool/source.h"
+#include "wire/proto.h"
+
+struct loop;
+struct net_server;
+struct wset;
+struct index;
+struct staging;
+
+struct pool_config {
+    uint64_t cap_bytes;    /* of regions of all working sets on this host */
+    uint64_t region_bytes; /* power of two */
+    bool huge;             /* ask for huge pages where the kernel gives them */
+    unsigned fill_threads, data_threads, disk_depth;
+    const char *disk_engine;
+    struct source_opener opener;
+};
+
+struct opening;
+
+struct open_request {
+    struct list node; /* pool's until called back */
+    uint32_t uid, gid, flags;
+    uint64_t pool_bytes;
+    char *name; /* "" = implicit; owned by the request */
+    char *uri;
+    bool append; /* uri is added to the explicit set `name` */
+    /* On the loop: ws (a lease is the callee's to take) or an error. The request is freed afterwards. */
+    void (*opened)(struct open_request *request, struct wset *ws, const struct leat_error *err);
+    void (*progress)(struct open_request *request, uint64_t samples, uint64_t bytes);
+    void *user; /* the asker: its connection, and which message */
+    uint16_t type;
+    uint64_t id;
+};
+
+/* What a cluster adds: decides which node holds which region, tells the others, hears what they filled. NULL functions: one node. */
+struct pool_cluster {
+    /* Before admission: regions on other nodes for `ws` (nregions known). Fills ws->nodes and regions[].node; calls done on the loop.
+     * 0 when it will call back, -ENOSYS to place everything here. */
+    int (*place)(struct pool_cluster *cluster, struct wset *ws, uint64_t want_bytes,
+                 void (*done)(void *user, int status, const char *message), void *user);
+    /* A local segment is done: its pieces go to the other hosts. Any thread. */
+    void (*piece)(struct pool_cluster *cluster, struct wset *ws, uint64_t sample, unsigned field,
+                  uint64_t offset, uint64_t bytes, uint32_t crc, int status);
+    void (*dropped)(struct pool_cluster *cluster, struct wset *ws, bool force);
+};
+
+struct pool {
+    struct pool_config config;
+    struct loop *loop;
+    struct fill *fill;
+    struct net_server *server;
+    struct ticket_office office;
+    struct list sets;     /* wset.node */
+    struct list openings; /* struct opening.node */
+    unsigned indexing;    /* index threads that run */
+    struct pool_cluster *cluster;
+    /* Samples of ws changed state: waiters are looked at (server.c). */
+    void (*advanced)(void *user, struct wset *ws);
+    /* ws is going by force: holders are told. */
+    void (*revoked)(void *user, struct wset *ws);
+    /* An explicit set came or went. */
+    void (*changed)(void *user);
+    void *user;
+    _Atomic uint64_t opens, index_scans, index_hits, drops, evictions;
+    _Atomic uint64_t sets_alive; /* until their memory is gone */
+};
+
+int pool_new(struct loop *loop, const struct pool_config *config, struct pool **ret_pool,
+             struct leat_error *err);
+/* Every working set goes; NULL is fine. Clients' connections must be gone. */
+void pool_free(struct pool *pool);
+
+/* Takes the request (also on failure, when it calls back later with the error). */
+void pool_open(struct pool *pool, struct open_request *request);
+/* The asker is gone: it is not called back any more. */
+void pool_open_forget(struct pool *pool, void *user);
+/* Memory set by ranks: index of kind PUSHED in index_fd, which is taken on success. */
+int pool_create(struct pool *pool, const char *name, int index_fd, uint32_t uid, uint32_t gid, uint32_t flags,
+                struct wset **ret_ws, struct leat_error *err);
+
+struct wset *pool_find_name(struct pool *pool, const char *name);
+struct wset *pool_find_uuid(struct pool *pool, const uint8_t uuid[PROTO_UUID]);
+/* By name or, for implicit sets, by source. */
+struct wset *pool_find(struct pool *pool, const char *name_or_uri);
+
+/* A handle: keeps the set alive and stands in the way of a drop. */
+void pool_lease(struct wset *ws);
+void pool_unlease(struct wset *ws);
+/* No client is left: implicit sets go. `uid`: of that user only, UINT32_MAX all. */
+void pool_sweep(struct pool *pool, uint32_t uid);
+/* Ends a set: nobody finds it any more, filling stops, memory goes with the last reference. */
+void pool_drop(struct pool *pool, struct wset *ws, bool force);
+
+/* Staging for streamed samples, made at first use. */
+int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_staging, struct leat_error *err);
+
+/* Host memory that can still be taken without pressing on others: MemAvailable and the cgroup's (v1 or v2) headroom. */
+uint64_t pool_memory_available(void);
+/* The cap of a daemon that was told nothing: half of what is available. */
+uint64_t pool_default_cap(void);
+/* A region size for a pool of this cap: 512 MiB, smaller where fewer than eight would fit. */
+uint64_t pool_default_region(uint64_t cap_bytes);
+
+/* From wset.c, any thread: a set exists; the last reference to it is gone. */
+void pool_wset_born(struct pool *pool);
+void pool_wset_gone(struct pool *pool);
+
+#endif

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pool/region.h"
+
+#include "base/log.h"
+#include "base/ticket.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/falloc.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+#ifndef MADV_POPULATE_WRITE
+#    define MADV_POPULATE_WRITE 23
+#endif
+
+bool region_huge_available(void)
+{
+    char text[128] = "";
+    AUTO_CLOSE int fd = open("/sys/kernel/mm/transparent_hugepage/shmem_enabled", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    ssize_t n = read(fd, text, sizeof(text) - 1);
+    text[n > 0 ? n : 0] = 0;
+    return strstr(text, "[always]") || strstr(text, "[within_size]") || strstr(text, "[advise]") ||
+           strstr(text, "[force]");
+}
+
+int region_new(uint64_t bytes, uint64_t used_bytes, bool huge, struct ticket_office *office,
+               struct region **ret_region, struct leat_error *err)
+{
+    struct region *r = calloc(1, sizeof(*r));
+    if (!r)
+        return error_set(err, -ENOMEM, "out of memory for a region");
+    r->refs = 1;
+    r->bytes = bytes;
+    r->used_bytes = used_bytes;
+    r->huge = huge;
+    r->fd_ro = -1;
+    int code = 0;
+    r->fd = memfd_create("leat-region", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (r->fd < 0) {
+        code = error_sys(err, -errno, "cannot create a region of %" PRIu64 " bytes", bytes);
+        goto fail;
+    }
+    /* Sealed in size: a mapping can never run past the end of the file. */
+    if (ftruncate(r->fd, (off_t)bytes) < 0 ||
+        fcntl(r->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
+        code = error_sys(err, -errno, "cannot size a region of %" PRIu64 " bytes", bytes);
+        goto fail;
+    }
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", r->fd);
+    r->fd_ro = open(path, O_RDONLY | O_CLOEXEC);
+    if (r->fd_ro < 0) {
+        code = error_sys(err, -errno, "cannot re-open a region read-only");
+        goto fail;
+    }
+    r->addr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, r->fd, 0);
+    if (r->addr == MAP_FAILED) {
+        r->addr = NULL;
+        code = error_sys(err, -errno, "cannot map a region of %" PRIu64 " bytes", bytes);
+        goto fail;
+    }
+    if (huge)
+        madvise(r->addr, bytes, MADV_HUGEPAGE);
+    r->office = office;
+    *ret_region = r;
+    return 0;
+fail:
+    region_unref(r);
+    return code;
+}
+
+int region_reserve(struct region *r, uint64_t offset, uint64_t bytes)
+{
+    assert(offset + bytes <= r->bytes);
+    /* fallocate never gives huge pages on `advise`: it knows no mapping. A fault through the advised one does. */
+    if (r->huge) {
+        uint64_t first = align_down(offset, 4096), end = align_up(offset + bytes, 4096);
+        if (madvise(r->addr + first, MIN(end, r->bytes) - first, MADV_POPULATE_WRITE) == 0)
+            return 0;
+        if (errno != EINVAL)
+            return errno == EFAULT ? -ENOSPC : -errno;
+    }
+    while (fallocate(r->fd, 0, (off_t)offset, (off_t)bytes) < 0) {
+        if (errno != EINTR)
+            return -errno;
+    }
+    return 0;
+}
+
+struct region *region_ref(struct region *r)
+{
+    atomic_fetch_add(&r->refs, 1);
+    return r;
+}
+
+void region_punch(struct region *r)
+{
+    if (r->fd >= 0 && fallocate(r->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)r->bytes) < 0 &&
+        errno != EBADF)
+        log_warning("cannot give back the memory of a region: %s", strerror(errno));
+}
+
+void region_unref(struct region *r)
+{
+    if (!r || atomic_fetch_sub(&r->refs, 1) != 1)
+        return;
+    if (r->addr) {
+        munmap(r->addr, r->bytes);
+        region_punch(r);
+    }
+    if (r->fd_ro >= 0)
+        close(r->fd_ro);
+    if (r->fd >= 0)
+        close(r->fd);
+    if (r->office)
+        ticket_give(r->office, r->used_bytes);
+    free(r);
+}
+
+uint64_t region_page_bytes(const struct region *r)
+{
+    uint64_t base = (uint64_t)sysconf(_SC_PAGESIZE);
+    if (!r->huge)
+        return base;
+    FILE *f = fopen("/proc/self/smaps", "re");
+    if (!f)
+        return base;
+    char line[512];
+    bool ours = false;
+    uint64_t page = base;
+    while (fgets(line, sizeof(line), f)) {
+        uint64_t from, to, kib;
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &from, &to) == 2)
+            ours = from <= (uintptr_t)r->addr && (uintptr_t)r->addr < to;
+        else if (ours && sscanf(line, "ShmemPmdMapped: %" SCNu64, &kib) == 1) {
+            if (kib)
+                page = 2 * MIB;
+            break;
+        }
+    }
+    fclose(f);
+    return page;
+}

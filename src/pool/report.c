@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the daemon says of itself: JSON for `leat ls`, `stat` and `status`, Prometheus text for monitoring. */
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "base/ledger.h"
+#include "leat/leat.h"
+#include "net/conn.h"
+#include "pool/region.h"
+#include "pool/server.h"
+#include "pool/staging.h"
+#include "pool/wset.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+static const char *state_name(const struct wset *ws)
+{
+    if (ws->state == WSET_ENDING)
+        return "ending";
+    if (atomic_load(&ws->live->failed_samples) > 0 && wset_complete(ws))
+        return "damaged";
+    return wset_complete(ws) ? "ready" : "loading";
+}
+
+static const char *kind_name(const struct wset *ws)
+{
+    switch (ws->index.header->kind) {
+    case INDEX_KIND_ARRAY:
+        return "array";
+    case INDEX_KIND_DIR:
+        return "directory";
+    case INDEX_KIND_TAR:
+        return "tar";
+    case INDEX_KIND_PUSHED:
+        return "pushed";
+    default:
+        return "unknown";
+    }
+}
+
+static json_t *set_summary(const struct wset *ws)
+{
+    const struct index_header *h = ws->index.header;
+    return json_pack("{s:s, s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:i, s:s, s:i}",   //
+                     "name", ws->name, "source", ws->spec, "kind", kind_name(ws), "state", state_name(ws), //
+                     "version", (int)ws->version, "samples", (json_int_t)h->nsamples,                      //
+                     "resident_samples", (json_int_t)atomic_load(&ws->live->resident_samples),             //
+                     "failed_samples", (json_int_t)atomic_load(&ws->live->failed_samples),                 //
+                     "payload_bytes", (json_int_t)h->payload_bytes,                                        //
+                     "resident_bytes", (json_int_t)atomic_load(&ws->live->resident_bytes),                 //
+                     "pool_bytes", (json_int_t)ws->pool_bytes, "streamed",
+                     !!(ws->flags & PROTO_WS_STREAMED),                                        //
+                     "explicit", !!(ws->flags & PROTO_WS_EXPLICIT), "leases", (int)ws->leases, //
+                     "mode", ws->mode & 0004 ? "public" : "private", "owner_uid", (int)ws->owner_uid);
+}
+
+static json_t *fields_json(const struct index *index)
+{
+    json_t *fields = json_array();
+    for (unsigned f = 0; f < index->header->nfields; f++) {
+        const struct index_field *field = &index->fields[f];
+        json_t *shape = json_array();
+        for (unsigned d = 0; d < field->ndim; d++)
+            json_array_append_new(shape, json_integer((json_int_t)field->shape[d]));
+        bool label = field->kind == INDEX_FIELD_LABEL;
+        json_array_append_new(
+            fields, json_pack("{s:s, s:s, s:o, s:b, s:I, s:I}", "name", index_string(index, field->name),
+                              "dtype", label ? "<u4" : index_string(index, field->dtype), "shape", shape,
+                              "label", label, "max_bytes", (json_int_t)field->max_bytes, "total_bytes",
+                              (json_int_t)field->total_bytes));
+    }
+    return fields;
+}
+
+static json_t *set_details(struct wset *ws)
+{
+    json_t *json = set_summary(ws);
+    const struct index_header *h = ws->index.header;
+    char fingerprint[33];
+    for (unsigned k = 0; k < 16; k++)
+        snprintf(fingerprint + 2 * k, 3, "%02x", h->fingerprint[k]);
+    uint64_t page = UINT64_MAX;
+    json_t *regions = json_array();
+    for (uint32_t g = 0; g < ws->nregions; g++) {
+        const struct region *r = ws->regions[g].region;
+        if (r)
+            page = MIN(page, region_page_bytes(r));
+        if (g < 64)
+            json_array_append_new(regions, json_pack("{s:i, s:i, s:I}", "mr_gid", (int)g, "node",
+                                                     (int)ws->regions[g].node, "used_bytes",
+                                                     (json_int_t)(r ? r->used_bytes : 0)));
+    }
+    json_object_set_new(json, "fingerprint", json_string(fingerprint));
+    json_object_set_new(json, "fields", fields_json(&ws->index));
+    json_object_set_new(json, "classes", json_integer((json_int_t)h->nclasses));
+    json_object_set_new(json, "sources", json_integer((json_int_t)h->nsources));
+    json_object_set_new(json, "region_bytes", json_integer((json_int_t)ws->region_bytes));
+    json_object_set_new(json, "region_count", json_integer(ws->nregions));
+    json_object_set_new(json, "regions", regions);
+    json_object_set_new(json, "page_bytes", json_integer(page == UINT64_MAX ? 0 : (json_int_t)page));
+    json_object_set_new(json, "generation", json_integer(atomic_load(&ws->live->generation)));
+    json_object_set_new(json, "window_bytes",
+                        json_integer(ws->staging ? (json_int_t)staging_window_bytes(ws->staging) : 0));
+    return json;
+}
+
+static json_t *sets_json(const struct pool *pool, uint32_t uid, uint32_t gid)
+{
+    json_t *sets = json_array();
+    list_for_each (node, &pool->sets) {
+        const struct wset *ws = container_of(node, struct wset, node);
+        if (wset_allows(ws, uid, gid))
+            json_array_append_new(sets, set_summary(ws));
+    }
+    return sets;
+}
+
+static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_t gid)
+{
+    struct pool *pool = view->pool;
+    struct fill_stats fill;
+    struct net_server_stats net;
+    fill_stats(pool->fill, &fill);
+    net_server_stats(pool->server, &net);
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    bool huge = false;
+    uint64_t regions = 0;
+    list_for_each (node, &pool->sets) {
+        const struct wset *ws = container_of(node, struct wset, node);
+        for (uint32_t g = 0; g < ws->nregions; g++) {
+            regions += ws->regions[g].region != NULL;
+            huge =
+                huge || (g == 0 && ws->regions[g].region && region_page_bytes(ws->regions[g].region) > page);
+        }
+    }
+    json_t *json =
+        json_pack("{s:s, s:i, s:s, s:s?, s:s, s:f, s:i, s:I}", "program", view->program, "pid", (int)getpid(),
+                  "socket", view->socket, "listen", view->listen, "node", view->node_name, "uptime_seconds",
+                  (double)(clock_now_ns() - view->started_ns) / NS_PER_S, "clients", (int)view->clients,
+                  "requests", (json_int_t)view->requests);
+    json_object_set_new(
+        json, "pool",
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:b, s:I}", "cap_bytes", (json_int_t)pool->office.cap_bytes,
+                  "used_bytes", (json_int_t)atomic_load(&pool->office.used_bytes), "peak_bytes",
+                  (json_int_t)atomic_load(&pool->office.peak_bytes), "region_bytes",
+                  (json_int_t)pool->config.region_bytes, "regions", (json_int_t)regions, "huge_pages_asked",
+                  pool->config.huge, "page_bytes", (json_int_t)(huge ? 2 * MIB : page)));
+    json_object_set_new(json, "disk",
+                        json_pack("{s:s, s:I, s:I, s:I, s:I, s:I}", "engine", fill.engine, "bytes_direct",
+                                  (json_int_t)fill.bytes_direct, "bytes_buffered",
+                                  (json_int_t)fill.bytes_buffered, "bytes_decoded",
+                                  (json_int_t)fill.bytes_decoded, "files_opened",
+                                  (json_int_t)fill.files_opened, "errors", (json_int_t)fill.errors));
+    json_object_set_new(json, "net",
+                        json_pack("{s:I, s:I, s:I, s:I, s:I}", "connections", (json_int_t)net.connections,
+                                  "requests", (json_int_t)net.requests, "bytes_sent",
+                                  (json_int_t)net.bytes_sent, "bytes_received",
+                                  (json_int_t)net.bytes_received, "errors", (json_int_t)net.errors));
+    json_object_set_new(json, "checksum", json_string(crc32c_impl()));
+    json_object_set_new(json, "sets", sets_json(pool, uid, gid));
+    return json;
+}
+
+struct text {
+    char *data;
+    size_t len, cap;
+    bool failed;
+};
+
+static void text_add(struct text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void text_add(struct text *t, const char *fmt, ...)
+{
+    va_list ap;
+    for (;;) {
+        va_start(ap, fmt);
+        int n = vsnprintf(t->data + t->len, t->cap - t->len, fmt, ap);
+        va_end(ap);
+        if (n >= 0 && t->len + (size_t)n < t->cap) {
+            t->len += (size_t)n;
+            return;
+        }
+        size_t cap = t->cap ? t->cap * 2 : 8192;
+        char *more = t->failed ? NULL : realloc(t->data, cap);
+        if (!more) {
+            t->failed = true;
+            return;
+        }
+        t->data = more;
+        t->cap = cap;
+    }
+}
+
+static void metric(struct text *t, const char *name, const char *type, const char *help, double value)
+{
+    text_add(t, "# HELP leat_%s %s\n# TYPE leat_%s %s\nleat_%s %.17g\n", name, help, name, type, name, value);
+}
+
+static char *metrics_text(const struct server_view *view)
+{
+    struct pool *pool = view->pool;
+    struct fill_stats fill;
+    struct net_server_stats net;
+    fill_stats(pool->fill, &fill);
+    net_server_stats(pool->server, &net);
+    struct text t = {0};
+    unsigned sets = 0;
+    list_for_each (node, &pool->sets)
+        sets++;
+    metric(&t, "pool_cap_bytes", "gauge", "Most memory the regions of all working sets may take.",
+           (double)pool->office.cap_bytes);
+    metric(&t, "pool_used_bytes", "gauge", "Memory reserved for regions.",
+           (double)atomic_load(&pool->office.used_bytes));
+    metric(&t, "pool_refused_total", "counter", "Reservations refused because the pool was full.",
+           (double)atomic_load(&pool->office.refused));
+    metric(&t, "working_sets", "gauge", "Working sets in the pool.", sets);
+    metric(&t, "clients", "gauge", "Processes connected.", view->clients);
+    metric(&t, "requests_total", "counter", "Requests on control connections.", (double)view->requests);
+    metric(&t, "rejected_total", "counter", "Connections closed for a wrong token or a broken protocol.",
+           (double)view->rejected);
+    metric(&t, "opens_total", "counter", "Working sets asked for.", (double)atomic_load(&pool->opens));
+    metric(&t, "index_scans_total", "counter", "Sources scanned because no current index was at hand.",
+           (double)atomic_load(&pool->index_scans));
+    metric(&t, "index_hits_total", "counter", "Indexes found at hand.",
+           (double)atomic_load(&pool->index_hits));
+    metric(&t, "drops_total", "counter", "Working sets that ended.", (double)atomic_load(&pool->drops));
+    metric(&t, "evictions_total", "counter", "Idle implicit sets that made room.",
+           (double)atomic_load(&pool->evictions));
+    text_add(&t, "# HELP leat_loaded_bytes_total Bytes brought into the pool, by road.\n# TYPE "
+                 "leat_loaded_bytes_total counter\n");
+    text_add(&t, "leat_loaded_bytes_total{road=\"direct\"} %" PRIu64 "\n", fill.bytes_direct);
+    text_add(&t, "leat_loaded_bytes_total{road=\"buffered\"} %" PRIu64 "\n", fill.bytes_buffered);
+    text_add(&t, "leat_loaded_bytes_total{road=\"decoded\"} %" PRIu64 "\n", fill.bytes_decoded);
+    metric(&t, "source_opens_total", "counter", "Source files opened.", (double)fill.files_opened);
+    metric(&t, "load_errors_total", "counter", "Ranges that could not be loaded.", (double)fill.errors);
+    metric(&t, "data_connections", "gauge", "Connections of remote readers and of pushing ranks.",
+           (double)net.connections);
+    metric(&t, "data_requests_total", "counter", "Read and write requests on them.", (double)net.requests);
+    metric(&t, "data_sent_bytes_total", "counter", "Sample bytes sent.", (double)net.bytes_sent);
+    metric(&t, "data_received_bytes_total", "counter", "Sample bytes received.", (double)net.bytes_received);
+    text_add(&t, "# HELP leat_copied_bytes_total Sample bytes copied in user space by the daemon.\n# TYPE "
+                 "leat_copied_bytes_total counter\n");
+    for (unsigned k = 0; k < LEDGER_REASONS; k++)
+        text_add(&t, "leat_copied_bytes_total{reason=\"%s\"} %" PRIu64 "\n", ledger_names[k],
+                 atomic_load(&ledger_bytes[k]));
+    if (t.failed) {
+        free(t.data);
+        return NULL;
+    }
+    return t.data;
+}
+
+int report_query(const struct server_view *view, uint32_t query, const char *arg, uint32_t uid, uint32_t gid,
+                 char **ret_text, struct leat_error *err)
+{
+    json_t *json = NULL;
+    char *text = NULL;
+    struct wset *ws;
+    switch (query) {
+    case LEAT_QUERY_LIST:
+        json = sets_json(view->pool, uid, gid);
+        break;
+    case LEAT_QUERY_STAT:
+        ws = pool_find(view->pool, arg);
+        if (!ws || !wset_allows(ws, uid, gid))
+            return error_set(err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", arg);
+        json = set_details(ws);
+        break;
+    case LEAT_QUERY_STATUS:
+        json = status_json(view, uid, gid);
+        break;
+    case LEAT_QUERY_METRICS:
+        text = metrics_text(view);
+        break;
+    default:
+        return error_set(err, LEAT_UNSUPPORTED, "this daemon does not know query %u", query);
+    }
+    if (json) {
+        text = json_dumps(json, JSON_COMPACT);
+        json_decref(json);
+    }
+    if (!text)
+        return error_set(err, -ENOMEM, "out of memory");
+    *ret_text = text;
+    return 0;
+}

@@ -1,0 +1,883 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a client asks for, one function a message. A request is answered once: at once, or by a `pending` that waits for samples,
+ * staging or leases. Everything a client gets it is charged for (handles, pendings, fetches: CLIENT_*_MAX), and loses with its
+ * connection. Bodies are hostile: each is parsed whole before anything is done; a bad one closes the connection.
+ */
+#include "pool/server_internal.h"
+
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "leat/leat.h"
+#include "pool/region.h"
+#include "pool/staging.h"
+#include "pool/wset.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <sys/socket.h>
+
+#define DROP_FOREVER_NS (365ull * 24 * 3600 * NS_PER_S)
+
+static void reply(struct client *c, uint16_t type, uint64_t id, const struct bytes_out *body, const int *fds,
+                  unsigned nfds)
+{
+    conn_send(c->conn, PROTO_REPLY, type, id, 0, body, fds, nfds);
+}
+
+static int refuse(struct client *c, const struct proto_frame *f, const struct leat_error *err)
+{
+    conn_send_error(c->conn, f->type, f->id, err);
+    return 0;
+}
+
+/* --- handles ----------------------------------------------------------------------------------------------------- */
+
+struct wset *client_handle(struct client *c, uint64_t id)
+{
+    for (unsigned k = 0; k < c->nhandles; k++) {
+        if (c->handles[k].id == id)
+            return c->handles[k].ws;
+    }
+    return NULL;
+}
+
+static int handle_add(struct client *c, struct wset *ws, uint64_t *ret_id, struct leat_error *err)
+{
+    if (c->nhandles == CLIENT_HANDLES_MAX)
+        return error_set(err, LEAT_BUSY, "this process has %u working sets open: close some", c->nhandles);
+    if (c->nhandles == c->handles_cap) {
+        unsigned cap = c->handles_cap ? c->handles_cap * 2 : 8;
+        struct handle *more = realloc(c->handles, cap * sizeof(*more));
+        if (!more)
+            return error_set(err, -ENOMEM, "out of memory");
+        c->handles = more;
+        c->handles_cap = cap;
+    }
+    *ret_id = c->next_id++;
+    c->handles[c->nhandles++] = (struct handle){*ret_id, ws};
+    pool_lease(ws);
+    return 0;
+}
+
+static int unknown_handle(struct client *c, const struct proto_frame *f)
+{
+    struct leat_error err;
+    error_set(&err, LEAT_STALE, "this working set is not open (any more)");
+    return refuse(c, f, &err);
+}
+
+static void drops_advance(struct server *s, struct wset *ws);
+
+static void handle_close(struct client *c, unsigned k)
+{
+    struct wset *ws = wset_ref(c->handles[k].ws);
+    c->handles[k] = c->handles[--c->nhandles];
+    pool_unlease(ws);
+    drops_advance(c->server, ws);
+    wset_unref(ws);
+}
+
+/* --- pendings ---------------------------------------------------------------------------------------------------- */
+
+static void fetch_free(struct fetch *f)
+{
+    for (uint32_t k = 0; k < f->n; k++)
+        staging_put(f->entries[k]);
+    list_remove(&f->node);
+    free(f->entries);
+    free(f);
+}
+
+static void pending_free(struct pending *p)
+{
+    list_remove(&p->client_node);
+    list_remove(&p->set_node);
+    loop_timer_clear(&p->timer);
+    if (p->fetch)
+        fetch_free(p->fetch);
+    free(p->samples);
+    wset_unref(p->ws);
+    free(p);
+}
+
+static struct pending *pending_new(struct client *c, const struct proto_frame *f, struct wset *ws,
+                                   enum pending_kind kind, struct leat_error *err)
+{
+    unsigned n = 0;
+    list_for_each (node, &c->pendings)
+        n++;
+    struct pending *p = n < CLIENT_PENDINGS_MAX ? calloc(1, sizeof(*p)) : NULL;
+    if (!p) {
+        if (n < CLIENT_PENDINGS_MAX)
+            error_set(err, -ENOMEM, "out of memory");
+        else
+            error_set(err, LEAT_BUSY, "%u requests of this process are waiting already", n);
+        return NULL;
+    }
+    *p = (struct pending){.client = c, .ws = wset_ref(ws), .kind = kind, .type = f->type, .id = f->id};
+    list_init(&p->set_node);
+    list_push_back(&c->pendings, &p->client_node);
+    list_push_back(&ws->waiters, &p->set_node);
+    return p;
+}
+
+static void pending_refuse(struct pending *p, const struct leat_error *err)
+{
+    conn_send_error(p->client->conn, p->type, p->id, err);
+    pending_free(p);
+}
+
+static int revoked_error(struct wset *ws, struct leat_error *err)
+{
+    return error_set(err, LEAT_STALE, "working set %s was dropped by force",
+                     ws->name[0] ? ws->name : ws->spec);
+}
+
+/* Answers when every sample is there, or one failed. */
+static bool wait_advance(struct pending *p)
+{
+    struct leat_error err;
+    struct wset *ws = p->ws;
+    if (atomic_load(&ws->revoked)) {
+        revoked_error(ws, &err);
+        pending_refuse(p, &err);
+        return true;
+    }
+    if (p->n == 0) {
+        if (!wset_complete(ws))
+            return false;
+    }
+    for (; p->at < p->n; p->at++) {
+        enum live_state state = wset_sample_state(ws, p->samples[p->at]);
+        if (state == LIVE_FAILED) {
+            wset_failure_get(ws, p->samples[p->at], &err);
+            pending_refuse(p, &err);
+            return true;
+        }
+        if (state == LIVE_ABSENT || state == LIVE_LOADING) {
+            if (wset_parts_of(ws, p->samples[p->at]) > 0)
+                return false;
+            wset_settle_empty(ws);
+        }
+    }
+    reply(p->client, p->type, p->id, NULL, NULL, 0);
+    pending_free(p);
+    return true;
+}
+
+static bool fetch_advance(struct pending *p)
+{
+    struct fetch *f = p->fetch;
+    uint32_t nruns = 0;
+    for (uint32_t k = 0; k < f->n; k++) {
+        struct staging_entry *e = f->entries[k];
+        if (e->state == STAGING_FAILED) {
+            struct leat_error err;
+            error_set(&err, e->code, "samples %" PRIu64 " to %" PRIu64 ": %s", e->first,
+                      e->first + e->count - 1, e->message);
+            pending_refuse(p, &err);
+            return true;
+        }
+        if (e->state == STAGING_LOADING)
+            return false;
+        nruns += e->nruns;
+    }
+    struct proto_fetched m = {.lease = f->id, .runs = calloc(nruns ? nruns : 1, sizeof(*m.runs))};
+    for (uint32_t k = 0; m.runs && k < f->n; k++) {
+        for (uint32_t r = 0; r < f->entries[k]->nruns; r++)
+            m.runs[m.nruns++] = f->entries[k]->runs[r];
+    }
+    struct bytes_out body = {0};
+    body.failed = !m.runs;
+    proto_fetched_put(&body, &m);
+    proto_fetched_fini(&m);
+    p->fetch = NULL;
+    list_push_back(&p->client->fetches, &f->node);
+    reply(p->client, p->type, p->id, &body, NULL, 0);
+    bytes_out_fini(&body);
+    pending_free(p);
+    return true;
+}
+
+static bool drop_advance(struct pending *p)
+{
+    if (p->ws->leases > 0)
+        return false;
+    pool_drop(p->client->server->pool, p->ws, false);
+    reply(p->client, p->type, p->id, NULL, NULL, 0);
+    pending_free(p);
+    return true;
+}
+
+void requests_advance(struct wset *ws)
+{
+    wset_ref(ws);
+    list_for_each_safe (node, &ws->waiters) {
+        struct pending *p = container_of(node, struct pending, set_node);
+        if (p->kind == PENDING_WAIT)
+            wait_advance(p);
+        else if (p->kind == PENDING_FETCH)
+            fetch_advance(p);
+    }
+    wset_unref(ws);
+}
+
+static void drops_advance(struct server *s, struct wset *ws)
+{
+    list_for_each_safe (node, &ws->waiters) {
+        struct pending *p = container_of(node, struct pending, set_node);
+        if (p->kind == PENDING_DROP)
+            drop_advance(p);
+    }
+}
+
+void requests_client_gone(struct client *c)
+{
+    pool_open_forget(c->server->pool, c);
+    list_for_each_safe (node, &c->pendings)
+        pending_free(container_of(node, struct pending, client_node));
+    list_for_each_safe (node, &c->fetches)
+        fetch_free(container_of(node, struct fetch, node));
+    while (c->nhandles > 0)
+        handle_close(c, c->nhandles - 1);
+}
+
+void requests_revoked(struct server *s, struct wset *ws)
+{
+    list_for_each_safe (node, &s->clients) {
+        struct client *c = container_of(node, struct client, node);
+        for (unsigned k = 0; k < c->nhandles; k++) {
+            if (c->handles[k].ws != ws)
+                continue;
+            struct bytes_out body = {0};
+            bytes_put_u64(&body, c->handles[k].id);
+            bytes_put_u32(&body, atomic_load(&ws->live->generation));
+            conn_send(c->conn, PROTO_EVENT, PROTO_REVOKED, 0, 0, &body, NULL, 0);
+            bytes_out_fini(&body);
+        }
+    }
+    requests_advance(ws);
+}
+
+/* --- opening ----------------------------------------------------------------------------------------------------- */
+
+static void send_ws(struct client *c, uint16_t type, uint64_t id, struct wset *ws)
+{
+    struct leat_error err;
+    struct proto_ws m = {0};
+    struct bytes_out body = {0};
+    if (handle_add(c, ws, &m.ws, &err) < 0) {
+        conn_send_error(c->conn, type, id, &err);
+        return;
+    }
+    struct proto_node self = {0};
+    memcpy(m.uuid, ws->uuid, PROTO_UUID);
+    m.generation = atomic_load(&ws->live->generation);
+    m.version = ws->version;
+    m.flags = ws->flags;
+    m.mode = ws->mode;
+    m.owner_uid = ws->owner_uid;
+    m.owner_gid = ws->owner_gid;
+    m.region_bytes = ws->region_bytes;
+    m.pinned_end = ws->pinned_end;
+    m.index_bytes = ws->index.blob_bytes;
+    m.live_bytes = ws->live->total_bytes;
+    m.name = ws->name;
+    m.uri = ws->spec;
+    m.nnodes = ws->nnodes ? ws->nnodes : 1;
+    m.nodes = ws->nnodes ? ws->nodes : &self;
+    m.nregions = ws->nregions;
+    m.regions = calloc(ws->nregions ? ws->nregions : 1, sizeof(*m.regions));
+    for (uint32_t g = 0; m.regions && g < ws->nregions; g++)
+        m.regions[g] = (struct proto_region){
+            .gid = g, .node = ws->regions[g].node, .page_bytes = 0, .generation = m.generation};
+    body.failed = !m.regions;
+    proto_ws_put(&body, &m);
+    free(m.regions);
+    reply(c, type, id, &body, (int[]){ws->index_fd, ws->live_fd_ro}, 2);
+    bytes_out_fini(&body);
+}
+
+static void opened(struct open_request *r, struct wset *ws, const struct leat_error *err)
+{
+    struct client *c = r->user;
+    if (ws)
+        send_ws(c, r->type, r->id, ws);
+    else
+        conn_send_error(c->conn, r->type, r->id, err);
+}
+
+static void open_progress(struct open_request *r, uint64_t samples, uint64_t bytes)
+{
+    struct client *c = r->user;
+    struct bytes_out body = {0};
+    bytes_put_u32(&body, LEAT_STAGE_INDEX);
+    bytes_put_u64(&body, samples);
+    bytes_put_u64(&body, 0);
+    bytes_put_u64(&body, bytes);
+    bytes_put_u64(&body, 0);
+    conn_send(c->conn, PROTO_EVENT, PROTO_PROGRESS, r->id, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+}
+
+static int on_open(struct client *c, struct conn_message *m)
+{
+    struct proto_open o = {0};
+    if (proto_open_get(m->body, m->frame.body_bytes, &o) < 0)
+        return LEAT_CORRUPT;
+    struct open_request *r = calloc(1, sizeof(*r));
+    if (!r) {
+        proto_open_fini(&o);
+        return -ENOMEM;
+    }
+    *r = (struct open_request){.uid = c->uid,
+                               .gid = c->gid,
+                               .flags = o.flags,
+                               .pool_bytes = o.pool_bytes,
+                               .name = TAKE_PTR(o.name),
+                               .uri = TAKE_PTR(o.uri),
+                               .append = m->frame.type == PROTO_APPEND,
+                               .type = m->frame.type,
+                               .id = m->frame.id,
+                               .opened = opened,
+                               .progress = open_progress,
+                               .user = c};
+    proto_open_fini(&o);
+    pool_open(c->server->pool, r);
+    return 0;
+}
+
+static int on_create(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint32_t flags = bytes_get_u32(&in);
+    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
+    if (bytes_in_done(&in) < 0 || m->frame.nfds != 1)
+        return LEAT_CORRUPT;
+    struct leat_error err = {0};
+    struct wset *ws;
+    /* A memfd that can no longer change, or what is validated is not what is used. */
+    int seals = fcntl(m->fds[0], F_GET_SEALS);
+    int code =
+        seals >= 0 && (seals & (F_SEAL_WRITE | F_SEAL_SHRINK)) == (F_SEAL_WRITE | F_SEAL_SHRINK)
+            ? pool_create(c->server->pool, name, m->fds[0], c->uid, c->gid, flags, &ws, &err)
+            : error_set(&err, LEAT_INVALID, "the index must be a memfd sealed against writing and shrinking");
+    if (code < 0)
+        return refuse(c, &m->frame, &err);
+    m->fds[0] = -1;
+    reply(c, m->frame.type, m->frame.id, NULL, NULL, 0);
+    return 0;
+}
+
+static int on_close(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    for (unsigned k = 0; k < c->nhandles; k++) {
+        if (c->handles[k].id == id) {
+            handle_close(c, k);
+            break;
+        }
+    }
+    reply(c, m->frame.type, m->frame.id, NULL, NULL, 0);
+    return 0;
+}
+
+static int on_regions(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    uint32_t first = bytes_get_u32(&in), count = bytes_get_u32(&in);
+    if (bytes_in_done(&in) < 0 || count > PROTO_FDS_MAX)
+        return LEAT_CORRUPT;
+    struct wset *ws = client_handle(c, id);
+    if (!ws)
+        return unknown_handle(c, &m->frame);
+    uint32_t gids[PROTO_FDS_MAX], n = 0;
+    int fds[PROTO_FDS_MAX];
+    if (first == PROTO_STAGING && ws->staging) {
+        gids[n] = first;
+        fds[n++] = staging_region(ws->staging)->fd_ro;
+    }
+    for (uint64_t g = first; g < (uint64_t)first + count && g < ws->nregions; g++) {
+        if (ws->regions[g].region) {
+            gids[n] = (uint32_t)g;
+            fds[n++] = ws->regions[g].region->fd_ro;
+        }
+    }
+    struct bytes_out body = {0};
+    bytes_put_u32(&body, n);
+    for (uint32_t k = 0; k < n; k++)
+        bytes_put_u32(&body, gids[k]);
+    reply(c, m->frame.type, m->frame.id, &body, fds, n);
+    bytes_out_fini(&body);
+    return 0;
+}
+
+/* --- samples ----------------------------------------------------------------------------------------------------- */
+
+static int on_wait(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    uint32_t n = bytes_get_u32(&in);
+    if (in.bad || n > PROTO_IDS_MAX || bytes_left(&in) != (size_t)n * 8)
+        return LEAT_CORRUPT;
+    struct wset *ws = client_handle(c, id);
+    if (!ws)
+        return unknown_handle(c, &m->frame);
+    struct leat_error err;
+    struct pending *p = pending_new(c, &m->frame, ws, PENDING_WAIT, &err);
+    if (!p)
+        return refuse(c, &m->frame, &err);
+    p->n = n;
+    p->samples = n ? malloc(n * sizeof(*p->samples)) : NULL;
+    if (n && !p->samples) {
+        error_set(&err, -ENOMEM, "out of memory");
+        pending_refuse(p, &err);
+        return 0;
+    }
+    for (uint32_t k = 0; k < n; k++) {
+        p->samples[k] = bytes_get_u64(&in);
+        if (p->samples[k] >= ws->index.header->nsamples) {
+            error_set(&err, LEAT_INVALID, "sample %" PRIu64 " of a set of %" PRIu64, p->samples[k],
+                      ws->index.header->nsamples);
+            pending_refuse(p, &err);
+            return 0;
+        }
+    }
+    if (wait_advance(p))
+        return 0;
+    for (uint32_t k = p->at; k < n; k++)
+        fill_urgent(c->server->pool->fill, ws, p->samples[k]);
+    return 0;
+}
+
+static int fetch_begin(struct client *c, struct wset *ws, struct fetch *f, struct bytes_in *in, uint32_t n,
+                       struct leat_error *err)
+{
+    struct staging *st;
+    int code = pool_staging(c->server->pool, ws, &st, err);
+    for (uint32_t k = 0; code == 0 && k < n; k++) {
+        uint64_t first = bytes_get_u64(in), count = bytes_get_u64(in), end;
+        if (count == 0 || add_overflows(first, count, &end) || end > ws->index.header->nsamples)
+            return error_set(err, LEAT_INVALID, "samples %" PRIu64 " + %" PRIu64 " of a set of %" PRIu64,
+                             first, count, ws->index.header->nsamples);
+        code = staging_get(st, first, count, &f->entries[k]);
+        if (code == 0)
+            f->n++;
+        else if (code == -EAGAIN || code == LEAT_NO_SPACE)
+            code = error_set(err, code == -EAGAIN ? LEAT_BUSY : LEAT_NO_SPACE,
+                             "the window of %" PRIu64 " bytes has no room for samples %" PRIu64 " to %" PRIu64
+                             " (%" PRIu64 " bytes are held by readers): raise the set's share of the pool",
+                             staging_window_bytes(st), first, end - 1, staging_held_bytes(st));
+        else
+            error_set(err, code, "out of memory");
+    }
+    return code;
+}
+
+static int on_fetch(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    uint32_t n = bytes_get_u32(&in);
+    if (in.bad || n == 0 || n > PROTO_IDS_MAX || bytes_left(&in) != (size_t)n * 16)
+        return LEAT_CORRUPT;
+    struct wset *ws = client_handle(c, id);
+    if (!ws)
+        return unknown_handle(c, &m->frame);
+    struct leat_error err = {0};
+    if (atomic_load(&ws->revoked)) {
+        revoked_error(ws, &err);
+        return refuse(c, &m->frame, &err);
+    }
+    if (ws->flags & PROTO_WS_PUSHED) {
+        error_set(&err, LEAT_NOT_FOUND, "the set was pushed: there is no source to read it from again");
+        return refuse(c, &m->frame, &err);
+    }
+    struct pending *p = pending_new(c, &m->frame, ws, PENDING_FETCH, &err);
+    if (!p)
+        return refuse(c, &m->frame, &err);
+    p->fetch = calloc(1, sizeof(*p->fetch));
+    if (p->fetch) {
+        list_init(&p->fetch->node);
+        p->fetch->id = c->next_id++;
+        p->fetch->entries = calloc(n, sizeof(*p->fetch->entries));
+    }
+    int code = p->fetch && p->fetch->entries ? fetch_begin(c, ws, p->fetch, &in, n, &err)
+                                             : error_set(&err, -ENOMEM, "out of memory");
+    if (code < 0)
+        pending_refuse(p, &err);
+    else
+        fetch_advance(p);
+    return 0;
+}
+
+static int on_release(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t lease = bytes_get_u64(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    list_for_each (node, &c->fetches) {
+        struct fetch *f = container_of(node, struct fetch, node);
+        if (f->id == lease) {
+            fetch_free(f);
+            break;
+        }
+    }
+    return 0;
+}
+
+static int on_cancel(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    list_for_each_safe (node, &c->pendings) {
+        struct pending *p = container_of(node, struct pending, client_node);
+        if (p->id == id) {
+            struct leat_error err;
+            error_set(&err, -ECANCELED, "given up");
+            pending_refuse(p, &err);
+        }
+    }
+    return 0;
+}
+
+/* --- data connections ---------------------------------------------------------------------------------------------- */
+
+struct data_target {
+    struct net_serve_target target; /* first */
+    struct wset *ws;                /* a reference */
+    bool may_write;
+};
+
+static void *data_resolve(struct net_serve_target *target, uint32_t gid, uint64_t offset, uint64_t bytes,
+                          bool write, int *ret_status)
+{
+    struct data_target *d = container_of(target, struct data_target, target);
+    struct wset *ws = d->ws;
+    *ret_status = atomic_load(&ws->revoked) ? LEAT_STALE : LEAT_INVALID;
+    if (*ret_status == LEAT_STALE || gid >= ws->nregions || !ws->regions[gid].region)
+        return NULL;
+    struct region *r = ws->regions[gid].region;
+    if (bytes > r->used_bytes || offset > r->used_bytes - bytes || (write && !d->may_write))
+        return NULL;
+    return r->addr + offset;
+}
+
+static void pushed_part(struct wset *ws, uint64_t i, unsigned f, const struct index_part *part)
+{
+    /* Region by region: what lies on other hosts is reported from there. */
+    for (uint64_t at = 0; at < part->bytes;) {
+        uint64_t address = part->address + at;
+        uint64_t n = MIN(part->bytes - at, ws->region_bytes - address % ws->region_bytes);
+        const uint8_t *data = wset_address(ws, address, n);
+        if (data)
+            wset_piece(ws, i, f, at, n, crc32c(0, data, n), 0);
+        at += n;
+    }
+}
+
+static int data_written(struct net_serve_target *target, uint64_t first, uint32_t count)
+{
+    struct wset *ws = container_of(target, struct data_target, target)->ws;
+    uint64_t end;
+    if (add_overflows(first, count, &end) || end > ws->index.header->nsamples)
+        return LEAT_INVALID;
+    struct index_part part;
+    for (uint64_t i = first; i < end; i++) {
+        if (wset_sample_state(ws, i) != LIVE_ABSENT)
+            return LEAT_INVALID; /* written before: readers may rely on it */
+        for (unsigned f = 0; f < ws->index.header->nfields; f++) {
+            if (index_part(&ws->index, i, f, &part) && part.bytes > 0)
+                pushed_part(ws, i, f, &part);
+        }
+    }
+    wset_advanced(ws);
+    return 0;
+}
+
+static void data_unref(struct net_serve_target *target)
+{
+    struct data_target *d = container_of(target, struct data_target, target);
+    wset_unref(d->ws);
+    free(d);
+}
+
+int data_serve(struct server *s, struct wset *ws, uint32_t uid, int fd)
+{
+    struct data_target *d = calloc(1, sizeof(*d));
+    if (!d)
+        return -ENOMEM;
+    *d = (struct data_target){
+        .target = {.resolve = data_resolve, .written = data_written, .unref = data_unref},
+        .ws = wset_ref(ws),
+        .may_write = (ws->flags & PROTO_WS_PUSHED) && (uid == ws->owner_uid || uid == 0)};
+    int code = net_server_add(s->pool->server, fd, &d->target);
+    if (code < 0)
+        data_unref(&d->target);
+    return code;
+}
+
+/* A TCP connection to ourselves, both ends ours: what `transport=tcp` reads through on one host. */
+static int tcp_pair(int ret_fds[2])
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}, b, peer;
+    socklen_t len = sizeof(a);
+    AUTO_CLOSE int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    AUTO_CLOSE int one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (listener < 0 || one < 0 || bind(listener, (struct sockaddr *)&a, sizeof(a)) < 0 ||
+        listen(listener, 1) < 0 || getsockname(listener, (struct sockaddr *)&a, &len) < 0 ||
+        connect(one, (struct sockaddr *)&a, sizeof(a)) < 0)
+        return -errno;
+    len = sizeof(peer);
+    AUTO_CLOSE int two = accept4(listener, (struct sockaddr *)&peer, &len, SOCK_CLOEXEC);
+    len = sizeof(b);
+    if (two < 0 || getsockname(one, (struct sockaddr *)&b, &len) < 0)
+        return -errno;
+    if (peer.sin_port != b.sin_port || peer.sin_addr.s_addr != b.sin_addr.s_addr)
+        return LEAT_DENIED; /* somebody else got in between: not our end */
+    int on = 1;
+    setsockopt(one, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    setsockopt(two, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    ret_fds[0] = TAKE_FD(one);
+    ret_fds[1] = TAKE_FD(two);
+    return 0;
+}
+
+static int on_broker(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    uint32_t node = bytes_get_u32(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    struct wset *ws = client_handle(c, id);
+    if (!ws)
+        return unknown_handle(c, &m->frame);
+    struct leat_error err;
+    if (node != ws->self_node) {
+        error_set(&err, LEAT_NOT_FOUND, "node %u is not part of this working set", node);
+        return refuse(c, &m->frame, &err);
+    }
+    int fds[2];
+    int code = tcp_pair(fds);
+    if (code == 0 && (code = data_serve(c->server, ws, c->uid, fds[1])) < 0) {
+        close(fds[0]);
+        close(fds[1]);
+    }
+    if (code < 0) {
+        error_sys(&err, code, "cannot make a data connection");
+        return refuse(c, &m->frame, &err);
+    }
+    reply(c, m->frame.type, m->frame.id, NULL, fds, 1);
+    close(fds[0]);
+    return 0;
+}
+
+/* --- looking after the pool ------------------------------------------------------------------------------------------ */
+
+static int on_query(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint32_t query = bytes_get_u32(&in);
+    AUTO_FREE char *arg = bytes_get_str(&in, PROTO_STR_MAX);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    struct server *s = c->server;
+    struct server_view view = {.pool = s->pool,
+                               .clients = s->nclients,
+                               .requests = s->requests,
+                               .rejected = s->rejected,
+                               .socket = s->config.socket,
+                               .listen = s->config.listen,
+                               .node_name = s->config.node_name,
+                               .program = s->config.program,
+                               .started_ns = s->started_ns};
+    struct leat_error err = {0};
+    AUTO_FREE char *text = NULL;
+    if (report_query(&view, query, arg, c->uid, c->gid, &text, &err) < 0)
+        return refuse(c, &m->frame, &err);
+    struct bytes_out body = {0};
+    bytes_put_str(&body, text);
+    reply(c, m->frame.type, m->frame.id, &body, NULL, 0);
+    bytes_out_fini(&body);
+    return 0;
+}
+
+static void drop_timeout(struct loop_timer *timer)
+{
+    struct pending *p = container_of(timer, struct pending, timer);
+    struct leat_error err;
+    error_set(&err, LEAT_BUSY, "%u process%s still %s working set %s: try later, or drop it by force",
+              p->ws->leases, p->ws->leases == 1 ? "" : "es", p->ws->leases == 1 ? "uses" : "use",
+              p->ws->name[0] ? p->ws->name : p->ws->spec);
+    pending_refuse(p, &err);
+}
+
+static int on_drop(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint32_t flags = bytes_get_u32(&in);
+    uint64_t wait_ns = bytes_get_u64(&in);
+    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    struct leat_error err;
+    struct wset *ws = pool_find(c->server->pool, name);
+    if (!ws) {
+        error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", name);
+        return refuse(c, &m->frame, &err);
+    }
+    if (c->uid != ws->owner_uid && c->uid != 0) {
+        error_set(&err, LEAT_DENIED, "working set '%s' belongs to another user", name);
+        return refuse(c, &m->frame, &err);
+    }
+    if (flags & LEAT_DROP_FORCE) {
+        pool_drop(c->server->pool, ws, true);
+        reply(c, m->frame.type, m->frame.id, NULL, NULL, 0);
+        return 0;
+    }
+    struct pending *p = pending_new(c, &m->frame, ws, PENDING_DROP, &err);
+    if (!p)
+        return refuse(c, &m->frame, &err);
+    if (drop_advance(p))
+        return 0;
+    p->timer.fire = drop_timeout;
+    loop_timer_set(c->server->loop, &p->timer, clock_now_ns() + MIN(wait_ns, DROP_FOREVER_NS));
+    return 0;
+}
+
+static int on_stop(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint32_t force = bytes_get_u32(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    struct server *s = c->server;
+    struct leat_error err;
+    if (s->config.linger_ns == 0 && c->uid != 0 && c->uid != geteuid()) {
+        error_set(&err, LEAT_DENIED, "only its own user or root may stop a system daemon");
+        return refuse(c, &m->frame, &err);
+    }
+    if (!force && s->nclients > 1) {
+        error_set(&err, LEAT_BUSY,
+                  "%u other process%s use%s this daemon: stop them first, or stop it by force",
+                  s->nclients - 1, s->nclients == 2 ? "" : "es", s->nclients == 2 ? "s" : "");
+        return refuse(c, &m->frame, &err);
+    }
+    reply(c, m->frame.type, m->frame.id, NULL, NULL, 0);
+    log_info("stopped by pid %d", c->pid);
+    loop_stop(s->loop);
+    return 0;
+}
+
+struct verifying {
+    struct server *server;
+    struct client *client; /* compared only: it may be gone */
+    uint64_t serial_id;
+    uint16_t type;
+};
+
+static struct client *verifying_client(struct verifying *v)
+{
+    list_for_each (node, &v->server->clients) {
+        if (container_of(node, struct client, node) == v->client)
+            return v->client;
+    }
+    return NULL;
+}
+
+static void verify_progress(void *user, uint64_t done, uint64_t total)
+{
+    struct verifying *v = user;
+    struct client *c = verifying_client(v);
+    if (!c)
+        return;
+    struct bytes_out body = {0};
+    bytes_put_u32(&body, LEAT_STAGE_VERIFY);
+    bytes_put_u64(&body, done);
+    bytes_put_u64(&body, total);
+    bytes_put_u64(&body, 0);
+    bytes_put_u64(&body, 0);
+    conn_send(c->conn, PROTO_EVENT, PROTO_PROGRESS, v->serial_id, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+}
+
+static void verify_done(void *user, const struct verify_result *result)
+{
+    struct verifying *v = user;
+    struct client *c = verifying_client(v);
+    struct leat_error err;
+    if (c && result->status < 0) {
+        error_set(&err, result->status, "%s", result->first_bad);
+        conn_send_error(c->conn, v->type, v->serial_id, &err);
+    } else if (c) {
+        struct bytes_out body = {0};
+        bytes_put_u64(&body, result->bad);
+        bytes_put_str(&body, result->first_bad);
+        reply(c, v->type, v->serial_id, &body, NULL, 0);
+        bytes_out_fini(&body);
+    }
+    free(v);
+}
+
+static int on_verify(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    uint32_t flags = bytes_get_u32(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    struct wset *ws = client_handle(c, id);
+    if (!ws)
+        return unknown_handle(c, &m->frame);
+    struct verifying *v = malloc(sizeof(*v));
+    int code = -ENOMEM;
+    if (v) {
+        *v = (struct verifying){c->server, c, m->frame.id, m->frame.type};
+        code = verify_start(c->server->pool, ws, flags & LEAT_VERIFY_SOURCE, verify_progress, verify_done, v);
+    }
+    if (code < 0) {
+        struct leat_error err;
+        error_sys(&err, code, "cannot start a verification");
+        free(v);
+        return refuse(c, &m->frame, &err);
+    }
+    return 0;
+}
+
+int requests_dispatch(struct client *c, struct conn_message *m)
+{
+    static const struct {
+        uint16_t type;
+        int (*handle)(struct client *, struct conn_message *);
+    } table[] = {
+        {PROTO_OPEN, on_open},     {PROTO_APPEND, on_open},     {PROTO_CREATE, on_create},
+        {PROTO_CLOSE, on_close},   {PROTO_REGIONS, on_regions}, {PROTO_WAIT, on_wait},
+        {PROTO_FETCH, on_fetch},   {PROTO_RELEASE, on_release}, {PROTO_CANCEL, on_cancel},
+        {PROTO_BROKER, on_broker}, {PROTO_QUERY, on_query},     {PROTO_DROP, on_drop},
+        {PROTO_STOP, on_stop},     {PROTO_VERIFY, on_verify},
+    };
+    if (m->frame.payload_bytes > 0)
+        return LEAT_CORRUPT;
+    for (unsigned k = 0; k < ARRAY_LEN(table); k++) {
+        if (table[k].type == m->frame.type)
+            return table[k].handle(c, m);
+    }
+    struct leat_error err;
+    error_set(&err, LEAT_UNSUPPORTED, "this daemon does not know request %u: is it older than the client?",
+              m->frame.type);
+    return refuse(c, &m->frame, &err);
+}

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A connection's life: accepted; HELLO (on TCP also the proof of the token); then control requests, or, for DATA, handed to a
+ * data thread. Nothing is served before that, and a peer that does not finish its handshake within HANDSHAKE_NS, sends
+ * anything else, or speaks garbage is closed. A client that goes gives back all it held, whatever it was doing.
+ */
+#include "pool/server_internal.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "pool/wset.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#define CONNECTIONS_MAX 4096u
+
+static void linger_update(struct server *s)
+{
+    bool keep = s->nclients > 0;
+    list_for_each (node, &s->pool->sets)
+        keep = keep || (container_of(node, struct wset, node)->flags & PROTO_WS_EXPLICIT);
+    if (keep || !s->config.linger_ns)
+        loop_timer_clear(&s->linger);
+    else if (s->linger.due_ns == 0)
+        loop_timer_set(s->loop, &s->linger, clock_now_ns() + s->config.linger_ns);
+}
+
+static void linger_fire(struct loop_timer *timer)
+{
+    struct server *s = container_of(timer, struct server, linger);
+    log_info("no client for %llu s: ending", (unsigned long long)(s->config.linger_ns / NS_PER_S));
+    loop_stop(s->loop);
+}
+
+static void client_free(struct client *c)
+{
+    struct server *s = c->server;
+    requests_client_gone(c);
+    bool counted = c->is_unix && c->ready;
+    uint32_t uid = c->uid;
+    conn_free(c->conn);
+    list_remove(&c->node);
+    net_auth_fini(&c->auth);
+    free(c->handles);
+    free(c);
+    if (!counted)
+        return;
+    s->nclients--;
+    bool others = false;
+    list_for_each (node, &s->clients) {
+        struct client *other = container_of(node, struct client, node);
+        others = others || (other->ready && other->uid == uid);
+    }
+    if (!others)
+        pool_sweep(s->pool, s->config.linger_ns ? UINT32_MAX : uid);
+    linger_update(s);
+}
+
+static void client_closed(struct conn *conn, int status)
+{
+    struct client *c = conn_user(conn);
+    if (status == LEAT_CORRUPT) {
+        c->server->rejected++;
+        log_warning("closed a connection (pid %d, uid %u) that broke the protocol", c->pid, c->uid);
+    }
+    client_free(c);
+}
+
+static void welcome_fill(struct server *s, struct proto_welcome *w)
+{
+    w->version = PROTO_VERSION;
+    snprintf(w->node, sizeof(w->node), "%s", s->config.node_name);
+    w->region_bytes = s->pool->config.region_bytes;
+    w->pool_bytes = s->pool->config.cap_bytes;
+    w->client_count = s->nclients;
+}
+
+static void reply_welcome(struct client *c, uint16_t type, uint64_t id, const struct proto_welcome *w)
+{
+    struct bytes_out body = {0};
+    proto_welcome_put(&body, w);
+    conn_send(c->conn, PROTO_REPLY, type, id, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+}
+
+/* DATA: found, allowed and current: its socket goes to a data thread after the last reply has left. */
+static int data_begin(struct client *c, uint16_t type, uint64_t id)
+{
+    struct server *s = c->server;
+    struct leat_error err = {0};
+    struct wset *ws = pool_find_uuid(s->pool, c->hello.uuid);
+    if (!ws || atomic_load(&ws->live->generation) != c->hello.generation)
+        error_set(&err, LEAT_STALE, "this node does not hold the working set any more");
+    else if (!wset_allows(ws, c->uid, c->gid))
+        error_set(&err, LEAT_DENIED, "the working set belongs to another user");
+    if (err.code) {
+        conn_send_error(c->conn, type, id, &err);
+        return 0;
+    }
+    /* The reply is written by hand: conn must have nothing queued when its descriptor moves on. */
+    struct proto_welcome w = {0};
+    welcome_fill(s, &w);
+    struct bytes_out body = {0};
+    proto_welcome_put(&body, &w);
+    int fd = body.failed ? -ENOMEM : conn_release_fd(c->conn);
+    if (fd >= 0) {
+        c->conn = NULL;
+        int code = net_frame_send(fd, PROTO_REPLY, type, id, &body, NULL, 0, clock_now_ns() + NS_PER_S);
+        if (code == 0)
+            code = data_serve(s, ws, c->uid, fd);
+        if (code < 0)
+            close(fd);
+        client_free(c);
+    }
+    bytes_out_fini(&body);
+    return fd < 0 ? fd : 1;
+}
+
+static int handshake_unix(struct client *c, struct conn_message *m)
+{
+    struct proto_welcome w = {0};
+    if (m->frame.type != PROTO_HELLO || proto_hello_get(m->body, m->frame.body_bytes, &c->hello) < 0)
+        return LEAT_CORRUPT;
+    if (c->hello.version_min > PROTO_VERSION || c->hello.version_max < PROTO_VERSION) {
+        struct leat_error err;
+        error_set(&err, LEAT_UNSUPPORTED,
+                  "this daemon speaks protocol version %d, the client %u to %u: stop it (`leat stop`) and "
+                  "start one of the same release",
+                  PROTO_VERSION, c->hello.version_min, c->hello.version_max);
+        conn_send_error(c->conn, PROTO_HELLO, m->frame.id, &err);
+        return 0;
+    }
+    if (c->hello.role == PROTO_ROLE_DATA)
+        return data_begin(c, PROTO_HELLO, m->frame.id);
+    if (c->hello.role != PROTO_ROLE_CONTROL)
+        return LEAT_CORRUPT;
+    c->ready = true;
+    c->server->nclients++;
+    welcome_fill(c->server, &w);
+    reply_welcome(c, PROTO_HELLO, m->frame.id, &w);
+    linger_update(c->server);
+    return 0;
+}
+
+static int handshake_tcp(struct client *c, struct conn_message *m)
+{
+    struct proto_welcome w = {0};
+    if (m->frame.type == PROTO_HELLO) {
+        int code = net_auth_server_hello(&c->auth, m->body, m->frame.body_bytes, &c->hello, &w);
+        if (code < 0)
+            return code;
+        welcome_fill(c->server, &w);
+        reply_welcome(c, PROTO_HELLO, m->frame.id, &w);
+        return 0;
+    }
+    int code = m->frame.type == PROTO_PROOF ? net_auth_server_proof(&c->auth, m->body, m->frame.body_bytes)
+                                            : LEAT_CORRUPT;
+    if (code < 0) {
+        struct leat_error err;
+        error_set(&err, LEAT_DENIED,
+                  "the token does not match this node's: the same file must be on every node");
+        conn_send_error(c->conn, PROTO_PROOF, m->frame.id, &err);
+        c->server->rejected++;
+        log_warning("refused a TCP connection: wrong token");
+        return 0;
+    }
+    c->uid = c->hello.acting_uid;
+    c->gid = c->hello.acting_gid;
+    if (c->hello.role == PROTO_ROLE_DATA)
+        return data_begin(c, PROTO_PROOF, m->frame.id);
+    return LEAT_CORRUPT;
+}
+
+static int client_message(struct conn *conn, struct conn_message *message)
+{
+    struct client *c = conn_user(conn);
+    if (message->frame.kind != PROTO_REQUEST)
+        return LEAT_CORRUPT;
+    c->requests++;
+    c->server->requests++;
+    if (c->ready)
+        return requests_dispatch(c, message);
+    int code = c->is_unix ? handshake_unix(c, message) : handshake_tcp(c, message);
+    return MIN(code, 0);
+}
+
+static const struct conn_ops client_ops = {.message = client_message, .closed = client_closed};
+
+static void accept_one(struct server *s, int listener, bool is_unix)
+{
+    int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0)
+        return;
+    struct client *c = calloc(1, sizeof(*c));
+    if (!c) {
+        close(fd);
+        return;
+    }
+    *c = (struct client){
+        .server = s, .is_unix = is_unix, .next_id = 1, .pid = -1, .uid = UINT32_MAX, .gid = UINT32_MAX};
+    list_init(&c->pendings);
+    list_init(&c->fetches);
+    list_init(&c->node);
+    net_auth_init(&c->auth, s->config.token, s->config.token_len);
+    if (conn_new(s->loop, fd, &client_ops, c, NULL, &c->conn) < 0) {
+        close(fd);
+        free(c);
+        return;
+    }
+    if (is_unix && conn_credentials(c->conn, &c->uid, &c->gid, &c->pid) < 0) {
+        conn_free(c->conn);
+        free(c);
+        return;
+    }
+    list_push_back(&s->clients, &c->node);
+}
+
+static void unix_progress(struct loop_source *source, uint32_t events)
+{
+    accept_one(container_of(source, struct server, unix_source), source->fd, true);
+}
+
+static void tcp_progress(struct loop_source *source, uint32_t events)
+{
+    accept_one(container_of(source, struct server, tcp_source), source->fd, false);
+}
+
+static void pool_advanced(void *user, struct wset *ws)
+{
+    requests_advance(ws);
+}
+
+static void pool_revoked(void *user, struct wset *ws)
+{
+    requests_revoked(user, ws);
+}
+
+static void pool_changed(void *user)
+{
+    linger_update(user);
+}
+
+static int door_open(struct loop *loop, struct loop_source *source, const char *address, unsigned mode,
+                     void (*progress)(struct loop_source *, uint32_t), struct leat_error *err)
+{
+    int code = net_listen(address, mode, &source->fd, err);
+    if (code < 0)
+        return code;
+    source->events = EPOLLIN;
+    source->progress = progress;
+    code = loop_add(loop, source);
+    return code < 0 ? error_sys(err, code, "cannot wait on %s", address) : 0;
+}
+
+int server_new(struct loop *loop, struct pool *pool, const struct server_config *config,
+               struct server **ret_server, struct leat_error *err)
+{
+    struct server *s = calloc(1, sizeof(*s));
+    if (!s)
+        return error_set(err, -ENOMEM, "out of memory");
+    s->loop = loop;
+    s->pool = pool;
+    s->config = *config;
+    s->unix_source.fd = s->tcp_source.fd = -1;
+    s->started_ns = clock_now_ns();
+    s->linger.fire = linger_fire;
+    list_init(&s->clients);
+    int code = 0;
+    if (config->listen && !config->token)
+        code = error_set(err, LEAT_INVALID,
+                         "listen = %s needs token_file: whoever can reach the port could read every dataset",
+                         config->listen);
+    if (code == 0)
+        code = door_open(loop, &s->unix_source, config->socket, config->socket_mode, unix_progress, err);
+    if (code == 0 && config->listen)
+        code = door_open(loop, &s->tcp_source, config->listen, 0, tcp_progress, err);
+    if (code < 0) {
+        server_free(s);
+        return code;
+    }
+    pool->user = s;
+    pool->advanced = pool_advanced;
+    pool->changed = pool_changed;
+    pool->revoked = pool_revoked;
+    linger_update(s);
+    *ret_server = s;
+    return 0;
+}
+
+void server_free(struct server *s)
+{
+    if (!s)
+        return;
+    list_for_each_safe (node, &s->clients)
+        client_free(container_of(node, struct client, node));
+    for (unsigned k = 0; k < 2; k++) {
+        struct loop_source *source = k ? &s->tcp_source : &s->unix_source;
+        if (source->fd >= 0) {
+            loop_remove(source);
+            close(source->fd);
+            if (!k)
+                unlink(s->config.socket);
+        }
+    }
+    loop_timer_clear(&s->linger);
+    s->pool->advanced = NULL;
+    s->pool->revoked = NULL;
+    s->pool->changed = NULL;
+    free(s);
+}

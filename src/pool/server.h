@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * server.h: the daemon's doors: the unix socket for the processes of this host, and TCP for other hosts where the
+ * configuration says `listen`. Speaks wire/proto.h, turns requests into calls of pool.h. Control loop's thread.
+ */
+#ifndef POOL_SERVER_H
+#define POOL_SERVER_H
+
+#include "base/base.h"
+#include "pool/pool.h"
+
+struct loop;
+struct server;
+
+struct server_config {
+    const char *socket;   /* path of the unix socket */
+    unsigned socket_mode; /* 0600 private, 0666 system */
+    const char *listen;   /* "host:port", or NULL */
+    const void *token;    /* needed with listen */
+    size_t token_len;
+    const char *node_name;
+    uint64_t linger_ns;  /* a private daemon ends this long after its last client; 0: never */
+    const char *program; /* "leatd 0.1.0", for status */
+};
+
+int server_new(struct loop *loop, struct pool *pool, const struct server_config *config,
+               struct server **ret_server, struct leat_error *err);
+/* Closes every connection; the socket file goes. NULL is fine. */
+void server_free(struct server *server);
+
+/* JSON or Prometheus text of LEAT_QUERY_*, for a caller: pool/report.c. Caller frees. */
+struct server_view {
+    struct pool *pool;
+    unsigned clients;
+    uint64_t requests, rejected;
+    const char *socket, *listen, *node_name, *program;
+    uint64_t started_ns;
+};
+int report_query(const struct server_view *view, uint32_t query, const char *arg, uint32_t uid, uint32_t gid,
+                 char **ret_text, struct leat_error *err);
+
+/* Recomputes every CRC on a thread of its own; done on the loop. Takes a reference to ws. */
+struct verify_result {
+    uint64_t bad;
+    char first_bad[256];
+    int status;
+};
+int verify_start(struct pool *pool, struct wset *ws, bool source,
+                 void (*progress)(void *user, uint64_t done, uint64_t total),
+                 void (*done)(void *user, const struct verify_result *result), void *user);
+
+#endif

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* server_internal.h: between server.c (doors, handshakes, clients' lives) and requests.c (what a client asks for). */
+#ifndef POOL_SERVER_INTERNAL_H
+#define POOL_SERVER_INTERNAL_H
+
+#include "loop/loop.h"
+#include "net/auth.h"
+#include "net/conn.h"
+#include "pool/server.h"
+
+struct wset;
+struct client;
+
+struct server {
+    struct loop *loop;
+    struct pool *pool;
+    struct server_config config;
+    struct loop_source unix_source, tcp_source;
+    struct list clients;
+    unsigned nclients; /* after their handshake, on the unix socket */
+    uint64_t started_ns, requests, rejected;
+    struct loop_timer linger;
+};
+
+/* A working set in a client's hands. */
+struct handle {
+    uint64_t id;
+    struct wset *ws;
+};
+
+/* A WAIT, DROP or FETCH that is not answered yet. */
+enum pending_kind { PENDING_WAIT, PENDING_FETCH, PENDING_DROP };
+
+struct pending {
+    struct list client_node, set_node; /* client.pendings; wset.waiters */
+    struct client *client;
+    struct wset *ws; /* a reference */
+    enum pending_kind kind;
+    uint16_t type;
+    uint64_t id;
+    uint64_t *samples; /* WAIT */
+    uint32_t n, at;
+    struct fetch *fetch;     /* FETCH */
+    struct loop_timer timer; /* DROP */
+};
+
+/* Staging ranges that a client holds: the lease of a FETCH. */
+struct fetch {
+    struct list node; /* client.fetches */
+    uint64_t id;
+    struct staging_entry **entries;
+    uint32_t n;
+};
+
+struct client {
+    struct list node; /* server.clients */
+    struct server *server;
+    struct conn *conn;
+    bool is_unix, ready; /* ready: handshake done */
+    struct net_auth auth;
+    struct proto_hello hello;
+    uint32_t uid, gid;
+    int32_t pid;
+    struct handle *handles;
+    unsigned nhandles, handles_cap;
+    uint64_t next_id;
+    struct list pendings, fetches;
+    uint64_t requests;
+};
+
+#define CLIENT_HANDLES_MAX  4096u
+#define CLIENT_PENDINGS_MAX 1024u
+#define CLIENT_FETCHES_MAX  65536u
+
+int requests_dispatch(struct client *client, struct conn_message *message);
+/* Looks at what waits for this set. */
+void requests_advance(struct wset *ws);
+/* Gives back everything the client holds. */
+void requests_client_gone(struct client *client);
+/* Tells holders of ws that it was revoked. */
+void requests_revoked(struct server *server, struct wset *ws);
+struct wset *client_handle(struct client *client, uint64_t id);
+
+/* A data connection's target: a reference to a working set, for net_server. */
+int data_serve(struct server *server, struct wset *ws, uint32_t uid, int fd);
+
+#endif

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Verification: every resident sample's bytes are checksummed again and compared with what was recorded when they came; with
+ * `source`, what the source gives now as well. A thread of its own, a window of samples at a time; the set stays in use.
+ */
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "loop/loop.h"
+#include "pool/server.h"
+#include "pool/wset.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+
+#define WINDOW_BYTES (8 * MIB)
+#define REPORT_NS    (100 * NS_PER_MS)
+
+struct verify {
+    struct pool *pool;
+    struct wset *ws;
+    bool source;
+    void (*progress)(void *user, uint64_t done, uint64_t total);
+    void (*done)(void *user, const struct verify_result *result);
+    void *user;
+    struct verify_result result;
+    uint64_t reported_ns;
+    /* a load of the source */
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    bool loaded;
+    int load_status;
+    char load_message[200];
+    uint8_t *buffer;
+    uint64_t buffer_cap;
+};
+
+static void bad_sample(struct verify *v, uint64_t i, unsigned f, const char *where)
+{
+    if (v->result.bad++ > 0)
+        return;
+    char scratch[24];
+    size_t len;
+    const struct index *index = &v->ws->index;
+    const char *key = index_key(index, i, scratch, &len);
+    snprintf(v->result.first_bad, sizeof(v->result.first_bad), "sample %" PRIu64 " (%.*s), field '%s', %s", i,
+             (int)MIN(len, (size_t)120), key, index_string(index, index->fields[f].name), where);
+}
+
+/* The CRC of a part that lies in this host's regions; false when some of it is elsewhere. */
+static bool part_crc(const struct wset *ws, const struct index_part *part, uint32_t *ret_crc)
+{
+    uint32_t crc = 0;
+    for (uint64_t at = 0; at < part->bytes;) {
+        uint64_t address = part->address + at;
+        uint64_t n = MIN(part->bytes - at, ws->region_bytes - address % ws->region_bytes);
+        const uint8_t *data = wset_address(ws, address, n);
+        if (!data)
+            return false;
+        crc = crc32c(crc, data, n);
+        at += n;
+    }
+    *ret_crc = crc;
+    return true;
+}
+
+struct source_load {
+    struct fill_load load;
+    struct verify *v;
+};
+
+static void load_done(struct fill_load *load, int status, const char *message)
+{
+    struct verify *v = container_of(load, struct source_load, load)->v;
+    pthread_mutex_lock(&v->lock);
+    v->loaded = true;
+    v->load_status = status;
+    snprintf(v->load_message, sizeof(v->load_message), "%s", message);
+    pthread_cond_signal(&v->cond);
+    pthread_mutex_unlock(&v->lock);
+}
+
+static int load_range(struct verify *v, uint64_t begin, uint64_t end)
+{
+    if (v->buffer_cap < end - begin) {
+        free(v->buffer);
+        v->buffer_cap = 0;
+        v->buffer = aligned_alloc(4096, align_up(end - begin, 4096));
+        if (!v->buffer)
+            return -ENOMEM;
+        v->buffer_cap = end - begin;
+    }
+    struct source_load l = {
+        .load = {.ws = v->ws, .address = begin, .bytes = end - begin, .dst = v->buffer, .done = load_done},
+        .v = v};
+    v->loaded = false;
+    fill_load(v->pool->fill, &l.load);
+    pthread_mutex_lock(&v->lock);
+    while (!v->loaded)
+        pthread_cond_wait(&v->cond, &v->lock);
+    pthread_mutex_unlock(&v->lock);
+    return v->load_status;
+}
+
+static bool part_of(struct verify *v, uint64_t i, unsigned f, struct index_part *part)
+{
+    return wset_sample_state(v->ws, i) == LIVE_RESIDENT && index_part(&v->ws->index, i, f, part) &&
+           part->bytes > 0;
+}
+
+/* Samples from `first` whose parts of field f fit a window; compares each with the record. Returns the next sample. */
+static uint64_t source_window(struct verify *v, uint64_t first, unsigned f)
+{
+    const struct index *index = &v->ws->index;
+    uint64_t begin = UINT64_MAX, end = 0, i = first, n = index->header->nsamples;
+    struct index_part part;
+    for (; i < n; i++) {
+        if (!part_of(v, i, f, &part))
+            continue;
+        if (begin != UINT64_MAX && part.address + part.bytes - begin > WINDOW_BYTES)
+            break;
+        begin = MIN(begin, part.address);
+        end = part.address + part.bytes;
+    }
+    if (end == 0)
+        return i;
+    int code = load_range(v, begin, end);
+    for (uint64_t k = first; k < i; k++) {
+        if (part_of(v, k, f, &part) &&
+            (code < 0 || crc32c(0, v->buffer + (part.address - begin), part.bytes) !=
+                             v->ws->crc[k * index->header->nfields + f]))
+            bad_sample(v, k, f, code < 0 ? v->load_message : "in its source");
+    }
+    return i;
+}
+
+struct progress_post {
+    struct verify *v;
+    uint64_t done;
+};
+
+static void progress_on_loop(void *arg)
+{
+    struct progress_post *p = arg;
+    p->v->progress(p->v->user, p->done, p->v->ws->index.header->nsamples);
+    free(p);
+}
+
+static void report(struct verify *v, uint64_t done)
+{
+    uint64_t now = clock_now_ns();
+    if (now - v->reported_ns < REPORT_NS)
+        return;
+    v->reported_ns = now;
+    struct progress_post *p = malloc(sizeof(*p));
+    if (p) {
+        *p = (struct progress_post){v, done};
+        if (loop_post(v->pool->loop, progress_on_loop, p) < 0)
+            free(p);
+    }
+}
+
+static void done_on_loop(void *arg)
+{
+    struct verify *v = arg;
+    v->done(v->user, &v->result);
+    pthread_mutex_destroy(&v->lock);
+    pthread_cond_destroy(&v->cond);
+    wset_unref(v->ws);
+    free(v->buffer);
+    free(v);
+}
+
+static void *verify_main(void *arg)
+{
+    struct verify *v = arg;
+    const struct index_header *h = v->ws->index.header;
+    struct index_part part;
+    for (uint64_t i = 0; i < h->nsamples; i++) {
+        for (unsigned f = 0; f < h->nfields; f++) {
+            uint32_t crc;
+            if (part_of(v, i, f, &part) && part_crc(v->ws, &part, &crc) &&
+                crc != v->ws->crc[i * h->nfields + f])
+                bad_sample(v, i, f, "in the pool");
+        }
+        report(v, i);
+    }
+    for (unsigned f = 0; v->source && f < h->nfields; f++) {
+        for (uint64_t i = 0; i < h->nsamples;) {
+            i = source_window(v, i, f);
+            report(v, i);
+        }
+    }
+    if (atomic_load(&v->ws->revoked)) {
+        v->result.status = LEAT_STALE;
+        snprintf(v->result.first_bad, sizeof(v->result.first_bad),
+                 "the set was dropped by force while it was verified");
+    }
+    while (loop_post(v->pool->loop, done_on_loop, v) < 0)
+        usleep(10000);
+    return NULL;
+}
+
+int verify_start(struct pool *pool, struct wset *ws, bool source,
+                 void (*progress)(void *user, uint64_t done, uint64_t total),
+                 void (*done)(void *user, const struct verify_result *result), void *user)
+{
+    struct verify *v = calloc(1, sizeof(*v));
+    if (!v)
+        return -ENOMEM;
+    *v = (struct verify){.pool = pool,
+                         .ws = wset_ref(ws),
+                         .source = source && !(ws->flags & PROTO_WS_PUSHED),
+                         .progress = progress,
+                         .done = done,
+                         .user = user,
+                         .reported_ns = clock_now_ns()};
+    pthread_mutex_init(&v->lock, NULL);
+    pthread_cond_init(&v->cond, NULL);
+    pthread_t thread;
+    int code = -pthread_create(&thread, NULL, verify_main, v);
+    if (code < 0) {
+        wset_unref(ws);
+        free(v);
+        return code;
+    }
+    pthread_detach(thread);
+    return 0;
+}

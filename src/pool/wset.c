@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How a sample becomes readable. A fill thread (or a peer, through the control loop) reports pieces of parts. A whole part
+ * sets its CRC and counts for its sample; when all parts of the sample have counted, its state turns RESIDENT with
+ * release order, after its CRCs. A failed part turns the sample FAILED, which nothing undoes.
+ *
+ * Invariant: crc[i, f] is written by exactly one thread, before the count of sample i that includes it.
+ */
+#include "pool/wset.h"
+
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "pool/pool.h"
+#include "pool/region.h"
+#include "pool/staging.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+
+#define FAILURES_KEPT 256u
+
+struct piece {
+    uint64_t offset, bytes;
+    uint32_t crc;
+};
+
+struct straddle {
+    struct straddle *next;
+    uint64_t sample;
+    unsigned field;
+    uint64_t got_bytes;
+    unsigned n, cap;
+    struct piece *pieces; /* sorted by offset */
+};
+
+static int live_create(struct wset *ws, struct leat_error *err)
+{
+    uint64_t n = ws->index.header->nsamples, bytes = live_bytes(n, ws->index.header->nfields);
+    ws->live_fd = memfd_create("leat-live", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (ws->live_fd < 0)
+        return error_sys(err, -errno, "cannot create the table of samples");
+    int code;
+    if (ftruncate(ws->live_fd, (off_t)bytes) < 0)
+        return error_sys(err, -errno, "cannot size the table of %" PRIu64 " samples", n);
+    do
+        code = fallocate(ws->live_fd, 0, 0, (off_t)bytes) < 0 ? -errno : 0;
+    while (code == -EINTR);
+    if (code < 0)
+        return error_sys(err, code, "no memory for the table of %" PRIu64 " samples", n);
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", ws->live_fd);
+    ws->live_fd_ro = open(path, O_RDONLY | O_CLOEXEC);
+    if (ws->live_fd_ro < 0)
+        return error_sys(err, -errno, "cannot re-open the table of samples read-only");
+    void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ws->live_fd, 0);
+    if (map == MAP_FAILED)
+        return error_sys(err, -errno, "cannot map the table of %" PRIu64 " samples", n);
+    fcntl(ws->live_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+    ws->live = map;
+    ws->live->magic = LIVE_MAGIC;
+    ws->live->nsamples = n;
+    ws->live->nfields = ws->index.header->nfields;
+    ws->live->state_offset = 4096;
+    ws->live->crc_offset = live_crc_offset(n);
+    ws->live->total_bytes = bytes;
+    atomic_store(&ws->live->generation, 1);
+    ws->sample_state = (_Atomic uint8_t *)((uint8_t *)map + 4096);
+    ws->crc = (uint32_t *)((uint8_t *)map + ws->live->crc_offset);
+    return 0;
+}
+
+int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws, struct leat_error *err)
+{
+    struct wset *ws = calloc(1, sizeof(*ws));
+    if (!ws)
+        return error_set(err, -ENOMEM, "out of memory for a working set");
+    list_init(&ws->node);
+    list_init(&ws->waiters);
+    list_init(&ws->fill_node);
+    static _Atomic uint64_t serials;
+    ws->serial = atomic_fetch_add(&serials, 1) + 1;
+    ws->refs = 1;
+    ws->index_fd = ws->live_fd = ws->live_fd_ro = ws->root_fd = -1;
+    ws->pool = pool;
+    if (pool)
+        pool_wset_born(pool);
+    pthread_mutex_init(&ws->straddle_lock, NULL);
+    pthread_mutex_init(&ws->failure_lock, NULL);
+    int code = index_map(index_fd, &ws->index, err);
+    if (code == 0 && !trusted)
+        code = index_validate(&ws->index, err);
+    if (code == 0)
+        code = live_create(ws, err);
+    if (code == 0) {
+        uint64_t n = ws->index.header->nsamples;
+        ws->parts_done = calloc(n ? n : 1, 1);
+        ws->name = strdup("");
+        ws->spec = strdup("");
+        if (!ws->parts_done || !ws->name || !ws->spec)
+            code = error_set(err, -ENOMEM, "out of memory for a working set of %" PRIu64 " samples", n);
+        else if (getrandom(ws->uuid, sizeof(ws->uuid), 0) != sizeof(ws->uuid))
+            code = error_set(err, -EIO, "the kernel gives no random bytes");
+    }
+    if (code < 0) {
+        wset_unref(ws);
+        return code;
+    }
+    ws->index_fd = index_fd;
+    ws->pinned_end = UINT64_MAX;
+    ws->version = 1;
+    *ret_ws = ws;
+    return 0;
+}
+
+struct wset *wset_ref(struct wset *ws)
+{
+    atomic_fetch_add(&ws->refs, 1);
+    return ws;
+}
+
+void wset_unref(struct wset *ws)
+{
+    if (!ws || atomic_fetch_sub(&ws->refs, 1) != 1)
+        return;
+    assert(list_empty(&ws->waiters) && list_empty(&ws->fill_node));
+    staging_free(ws->staging);
+    for (uint32_t g = 0; g < ws->nregions; g++)
+        region_unref(ws->regions[g].region);
+    free(ws->regions);
+    free(ws->nodes);
+    for (unsigned h = 0; h < ARRAY_LEN(ws->straddles); h++) {
+        for (struct straddle *s = ws->straddles[h], *next; s; s = next) {
+            next = s->next;
+            free(s->pieces);
+            free(s);
+        }
+    }
+    free(ws->failures);
+    free(ws->segments);
+    free(ws->urgent);
+    free((void *)ws->parts_done);
+    free((void *)ws->crc_known);
+    free(ws->name);
+    free(ws->spec);
+    if (ws->live)
+        munmap(ws->live, ws->live->total_bytes);
+    index_close(&ws->index);
+    for (unsigned i = 0; i < 4; i++) {
+        int fd = (int[]){ws->live_fd, ws->live_fd_ro, ws->index_fd, ws->root_fd}[i];
+        if (fd >= 0)
+            close(fd);
+    }
+    pthread_mutex_destroy(&ws->straddle_lock);
+    pthread_mutex_destroy(&ws->failure_lock);
+    if (ws->pool)
+        pool_wset_gone(ws->pool);
+    free(ws);
+}
+
+uint32_t wset_region_count(const struct wset *ws)
+{
+    return (uint32_t)div_up(ws->index.header->address_end, ws->region_bytes);
+}
+
+uint8_t *wset_address(const struct wset *ws, uint64_t address, uint64_t bytes)
+{
+    uint64_t gid = address / ws->region_bytes, offset = address % ws->region_bytes;
+    if (gid >= ws->nregions || bytes > ws->region_bytes - offset || !ws->regions[gid].region)
+        return NULL;
+    return ws->regions[gid].region->addr + offset;
+}
+
+bool wset_allows(const struct wset *ws, uint32_t uid, uint32_t gid)
+{
+    if (uid == ws->owner_uid || uid == 0)
+        return true;
+    return (ws->mode & 0004) || ((ws->mode & 0040) && gid == ws->owner_gid);
+}
+
+unsigned wset_parts_of(const struct wset *ws, uint64_t i)
+{
+    struct index_part part;
+    unsigned n = 0;
+    for (unsigned f = 0; f < ws->index.header->nfields; f++)
+        n += index_part(&ws->index, i, f, &part) && part.bytes > 0;
+    return n;
+}
+
+void wset_pin(struct wset *ws, uint64_t end)
+{
+    ws->pinned_end = end;
+    struct index_part part;
+    for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
+        for (unsigned f = 0; f < ws->index.header->nfields; f++) {
+            if (index_part(&ws->index, i, f, &part) && part.address + part.bytes > end) {
+                atomic_store(&ws->sample_state[i], LIVE_STREAMED);
+                ws->streamed_samples++;
+                break;
+            }
+        }
+    }
+}
+
+bool wset_complete(const struct wset *ws)
+{
+    return atomic_load(&ws->live->resident_samples) + atomic_load(&ws->live->failed_samples) +
+               ws->streamed_samples >=
+           ws->index.header->nsamples;
+}
+
+void wset_inherit(struct wset *ws, const struct wset *old)
+{
+    uint64_t n = old->index.header->nsamples, nfields = old->index.header->nfields;
+    memcpy(ws->crc, old->crc, n * nfields * sizeof(*ws->crc));
+    for (uint64_t i = 0; i < n; i++)
+        atomic_store_explicit(&ws->sample_state[i], wset_sample_state(old, i), memory_order_release);
+    atomic_store(&ws->live->resident_samples, atomic_load(&old->live->resident_samples));
+    atomic_store(&ws->live->resident_bytes, atomic_load(&old->live->resident_bytes));
+    atomic_store(&ws->live->failed_samples, atomic_load(&old->live->failed_samples));
+}
+
+void wset_failure(struct wset *ws, uint64_t sample, int code, const char *message)
+{
+    pthread_mutex_lock(&ws->failure_lock);
+    if (ws->nfailures == ws->failures_cap && ws->nfailures < FAILURES_KEPT) {
+        unsigned cap = ws->failures_cap ? ws->failures_cap * 2 : 8;
+        struct wset_failure *more = realloc(ws->failures, cap * sizeof(*more));
+        if (more) {
+            ws->failures = more;
+            ws->failures_cap = cap;
+        }
+    }
+    if (ws->nfailures < ws->failures_cap) {
+        struct wset_failure *f = &ws->failures[ws->nfailures++];
+        f->sample = sample;
+        f->code = code;
+        snprintf(f->message, sizeof(f->message), "%s", message);
+    }
+    pthread_mutex_unlock(&ws->failure_lock);
+}
+
+int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err)
+{
+    char scratch[24];
+    size_t len;
+    const char *key = index_key(&ws->index, sample, scratch, &len);
+    int code = -EIO;
+    char why[200] = "it could not be loaded (see the daemon's log)";
+    pthread_mutex_lock(&ws->failure_lock);
+    for (unsigned k = 0; k < ws->nfailures; k++) {
+        if (ws->failures[k].sample == sample) {
+            code = ws->failures[k].code;
+            snprintf(why, sizeof(why), "%s", ws->failures[k].message);
+            break;
+        }
+    }
+    pthread_mutex_unlock(&ws->failure_lock);
+    return error_set(err, code, "sample %" PRIu64 " (%.*s): %s", sample, (int)MIN(len, (size_t)120), key,
+                     why);
+}
+
+static void sample_failed(struct wset *ws, uint64_t i)
+{
+    uint8_t was = atomic_exchange(&ws->sample_state[i], LIVE_FAILED);
+    if (was != LIVE_FAILED)
+        atomic_fetch_add(&ws->live->failed_samples, 1);
+}
+
+static void sample_resident(struct wset *ws, uint64_t i)
+{
+    uint8_t expected = LIVE_ABSENT;
+    if (atomic_compare_exchange_strong_explicit(&ws->sample_state[i], &expected, LIVE_RESIDENT,
+                                                memory_order_release, memory_order_relaxed))
+        atomic_fetch_add_explicit(&ws->live->resident_samples, 1, memory_order_relaxed);
+}
+
+static void part_complete(struct wset *ws, uint64_t i, unsigned f, uint64_t bytes, uint32_t crc)
+{
+    ws->crc[i * ws->index.header->nfields + f] = crc;
+    atomic_fetch_add_explicit(&ws->live->resident_bytes, bytes, memory_order_relaxed);
+    unsigned done = (unsigned)atomic_fetch_add_explicit(&ws->parts_done[i], 1, memory_order_acq_rel) + 1;
+    if (done < wset_parts_of(ws, i))
+        return;
+    sample_resident(ws, i);
+}
+
+static uint32_t pieces_crc(const struct straddle *s)
+{
+    uint32_t crc = s->pieces[0].crc;
+    for (unsigned k = 1; k < s->n; k++)
+        crc = crc32c_combine(crc, s->pieces[k].crc, s->pieces[k].bytes);
+    return crc;
+}
+
+/* Adds a piece; true when the part is whole and its CRC is in *ret_crc. A piece that comes twice (a host that was asked again)
+ * is ignored. */
+static int straddle_add(struct wset *ws, uint64_t i, unsigned f, uint64_t total, const struct piece *piece,
+                        bool *ret_whole, uint32_t *ret_crc)
+{
+    unsigned h = (unsigned)((i * 31 + f) % ARRAY_LEN(ws->straddles));
+    struct straddle **at = &ws->straddles[h];
+    while (*at && ((*at)->sample != i || (*at)->field != f))
+        at = &(*at)->next;
+    struct straddle *s = *at;
+    if (!s) {
+        s = calloc(1, sizeof(*s));
+        if (!s)
+            return -ENOMEM;
+        s->sample = i;
+        s->field = f;
+        *at = s;
+    }
+    if (s->n == s->cap) {
+        unsigned cap = s->cap ? s->cap * 2 : 4;
+        struct piece *more = realloc(s->pieces, cap * sizeof(*more));
+        if (!more)
+            return -ENOMEM;
+        s->pieces = more;
+        s->cap = cap;
+    }
+    unsigned k = s->n;
+    while (k > 0 && s->pieces[k - 1].offset > piece->offset)
+        k--;
+    if (k > 0 && s->pieces[k - 1].offset + s->pieces[k - 1].bytes > piece->offset)
+        return 0;
+    memmove(&s->pieces[k + 1], &s->pieces[k], (s->n - k) * sizeof(*s->pieces));
+    s->pieces[k] = *piece;
+    s->n++;
+    s->got_bytes += piece->bytes;
+    if (s->got_bytes == total) {
+        *ret_whole = true;
+        *ret_crc = pieces_crc(s);
+        *at = s->next;
+        free(s->pieces);
+        free(s);
+    }
+    return 0;
+}
+
+void wset_piece(struct wset *ws, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes, uint32_t crc,
+                int status)
+{
+    struct index_part part;
+    if (i >= ws->index.header->nsamples || f >= ws->index.header->nfields ||
+        !index_part(&ws->index, i, f, &part) || offset > part.bytes || bytes > part.bytes - offset)
+        return; /* from a peer: not ours to believe */
+    if (status < 0) {
+        sample_failed(ws, i);
+        return;
+    }
+    if (bytes == part.bytes) {
+        part_complete(ws, i, f, bytes, crc);
+        return;
+    }
+    bool whole = false;
+    uint32_t whole_crc = 0;
+    pthread_mutex_lock(&ws->straddle_lock);
+    int code = straddle_add(ws, i, f, part.bytes, &(struct piece){offset, bytes, crc}, &whole, &whole_crc);
+    pthread_mutex_unlock(&ws->straddle_lock);
+    if (code < 0) {
+        wset_failure(ws, i, code, "out of memory while it was put together");
+        sample_failed(ws, i);
+    } else if (whole) {
+        part_complete(ws, i, f, part.bytes, whole_crc);
+    }
+}
+
+int wset_streamed(struct wset *ws, uint64_t i, unsigned f, uint32_t crc)
+{
+    uint64_t at = i * ws->index.header->nfields + f;
+    if (!ws->crc_known || atomic_load_explicit(&ws->crc_known[at], memory_order_acquire) == 0) {
+        __atomic_store_n(&ws->crc[at], crc, __ATOMIC_RELAXED);
+        if (ws->crc_known)
+            atomic_store_explicit(&ws->crc_known[at], 1, memory_order_release);
+        return 0;
+    }
+    return __atomic_load_n(&ws->crc[at], __ATOMIC_RELAXED) == crc ? 0 : LEAT_CORRUPT;
+}
+
+void wset_parts_in(const struct wset *ws, uint64_t begin, uint64_t end, wset_part_fn fn, void *user)
+{
+    const struct index *index = &ws->index;
+    for (unsigned f = 0; f < index->header->nfields; f++) {
+        if (index->fields[f].kind == INDEX_FIELD_LABEL)
+            continue;
+        struct index_part part;
+        for (uint64_t i = index_sample_at(index, f, begin); i < index->header->nsamples; i++) {
+            if (!index_part(index, i, f, &part))
+                continue;
+            if (part.address >= end)
+                break;
+            uint64_t from = MAX(part.address, begin), to = MIN(part.address + part.bytes, end);
+            if (from < to)
+                fn(user, i, f, &part, from - part.address, to - from);
+        }
+    }
+}
+
+void wset_settle_empty(struct wset *ws)
+{
+    for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
+        if (wset_sample_state(ws, i) == LIVE_ABSENT && wset_parts_of(ws, i) == 0)
+            sample_resident(ws, i);
+    }
+}

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * wset.h: a working set as its host keeps it: index, live table, regions, and how far each sample is.
+ *
+ * Owners. The control loop owns the object: creation, leases, waiters, its end. Fill threads and peers report pieces
+ * ("these bytes of this part have arrived, with this CRC") through wset_piece, which any thread may call: a part that arrives
+ * whole is set at once, one that straddles segments or hosts is put together under straddle_lock with crc32c_combine.
+ *
+ *   FILLING ──▶ READY ──▶ ENDING (dropped: no new handles) ──▶ freed when the last reference goes
+ *      └────────────────────▲
+ */
+#ifndef POOL_WSET_H
+#define POOL_WSET_H
+
+#include "base/base.h"
+#include "base/list.h"
+#include "dataset/index.h"
+#include "wire/proto.h"
+
+#include <pthread.h>
+
+struct pool;
+struct region;
+struct staging;
+struct wset;
+
+enum wset_state { WSET_FILLING, WSET_READY, WSET_ENDING };
+
+struct wset_region {
+    struct region *region; /* NULL: on another node */
+    uint32_t node;         /* index into the set's nodes */
+};
+
+/* A contiguous range of addresses on this host that is filled by one thread in one go. */
+struct wset_segment {
+    uint64_t address, bytes;
+    uint8_t state; /* enum segment_state; fill's lock */
+};
+
+struct wset_failure {
+    uint64_t sample;
+    int code;
+    char message[200];
+};
+
+struct straddle; /* a part whose pieces are not all here yet */
+
+struct wset {
+    /* control loop */
+    struct list node;
+    struct pool *pool;
+    enum wset_state state;
+    char *name, *spec; /* name "" = implicit */
+    uint32_t version;
+    unsigned leases;     /* handles of clients */
+    struct list waiters; /* struct waiter */
+    uint64_t created_ns;
+
+    /* immutable after wset_new */
+    uint64_t serial; /* unique in this process: what caches are keyed by, never the address */
+    uint8_t uuid[PROTO_UUID];
+    uint32_t owner_uid, owner_gid, mode;
+    uint32_t flags; /* PROTO_WS_* */
+    int index_fd;   /* read-only */
+    struct index index;
+    int live_fd, live_fd_ro;
+    struct live_header *live;
+    _Atomic uint8_t *sample_state;
+    uint32_t *crc; /* nsamples * nfields; written before its sample turns resident */
+    uint64_t region_bytes;
+    uint32_t nregions;
+    struct wset_region *regions;
+    uint32_t nnodes, self_node;
+    struct proto_node *nodes;
+    uint64_t streamed_samples;
+    uint64_t pinned_end; /* addresses at and above are streamed */
+    uint64_t
+        first_new_address; /* append: below, the previous version's regions are shared and already filled */
+    uint64_t pool_bytes;   /* charged on this host */
+
+    /* any thread */
+    _Atomic unsigned refs;
+    _Atomic bool revoked;        /* dropped by force */
+    _Atomic uint8_t *parts_done; /* per sample: fields that are complete */
+    _Atomic uint8_t
+        *crc_known; /* per sample and field, streamed sets only: later reads are checked against crc[] */
+    pthread_mutex_t straddle_lock;
+    struct straddle *straddles[256]; /* hashed by (sample, field) */
+    pthread_mutex_t failure_lock;
+    struct wset_failure *failures;
+    unsigned nfailures, failures_cap;
+    _Atomic uint64_t pending_bytes; /* of local segments not filled yet */
+    _Atomic bool notify_pending;    /* a wake-up of waiters is on its way to the loop */
+
+    /* fill's lock (pool/fill.c) */
+    struct list fill_node;
+    struct wset_segment *segments;
+    uint32_t nsegments, next_segment, segments_left, active;
+    uint32_t *urgent; /* ring of segment numbers asked for first */
+    uint32_t nurgent, urgent_cap;
+    bool fill_cancelled;
+    int root_fd; /* O_PATH of the sources' root, or -1 */
+
+    struct staging *staging; /* NULL until first needed */
+};
+
+/*
+ * Maps index and live table and sets up the bookkeeping; takes index_fd on success. The region table is empty: wset_set_regions.
+ * `trusted`: the index was made here; otherwise it is validated in full. LEAT_CORRUPT, -ENOMEM.
+ */
+int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws, struct leat_error *err);
+struct wset *wset_ref(struct wset *ws);
+/* Any thread. The last one frees everything, the regions' memory with it. */
+void wset_unref(struct wset *ws);
+
+/* How many regions hold the whole set. */
+uint32_t wset_region_count(const struct wset *ws);
+/* Marks what lies at or above `end` as streamed. Before anything is filled. */
+void wset_pin(struct wset *ws, uint64_t end);
+/* The local part of [address, +bytes), which must not cross a region; NULL when it is not on this host. */
+uint8_t *wset_address(const struct wset *ws, uint64_t address, uint64_t bytes);
+
+/* Bytes [offset, +bytes) of field f of sample i are in place with this CRC, or will not come (status < 0). */
+void wset_piece(struct wset *ws, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes, uint32_t crc,
+                int status);
+/* The same for streamed samples: the CRC is recorded the first time and compared afterwards: LEAT_CORRUPT. Whole parts only. */
+int wset_streamed(struct wset *ws, uint64_t i, unsigned f, uint32_t crc);
+/* Remembers why (the first 256 samples), for the message that a reader gets. */
+void wset_failure(struct wset *ws, uint64_t sample, int code, const char *message);
+/* Fills err for a sample whose state is FAILED or LOST; returns its code. */
+int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err);
+/* Every sample is resident, failed, or streamed. */
+bool wset_complete(const struct wset *ws);
+/* Append: takes over states and CRCs of the version before, which is complete; fields are the same and in the same order. */
+void wset_inherit(struct wset *ws, const struct wset *old);
+/* Parts of sample i that have bytes to wait for. */
+unsigned wset_parts_of(const struct wset *ws, uint64_t i);
+static inline enum live_state wset_sample_state(const struct wset *ws, uint64_t i)
+{
+    return (enum live_state)atomic_load_explicit(&ws->sample_state[i], memory_order_acquire);
+}
+/* Wakes whoever waits for samples of this set; any thread, coalesced. */
+void wset_advanced(struct wset *ws);
+/* May this user read it? */
+bool wset_allows(const struct wset *ws, uint32_t uid, uint32_t gid);
+
+/* Calls fn for each part of the set that has bytes in [begin, end), with the clipped range. Parts of no bytes are never
+ * visited. O(parts found + fields * log n). */
+typedef void (*wset_part_fn)(void *user, uint64_t i, unsigned f, const struct index_part *part,
+                             uint64_t offset, uint64_t bytes);
+void wset_parts_in(const struct wset *ws, uint64_t begin, uint64_t end, wset_part_fn fn, void *user);
+/* Samples whose parts are all empty or absent have nothing to wait for: turns them resident. O(samples). */
+void wset_settle_empty(struct wset *ws);
+
+#endif
