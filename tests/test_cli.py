@@ -266,7 +266,11 @@ def test_doctor_on_a_good_host(doctor):
         ),
         (
             {"proc/self/limits": LIMITS.format(files=1024, files_hard=1048576, memlock=0, memlock_hard=0)},
-            [], "descriptors", "warn", "ulimit -n 4096",
+            [], "descriptors", "ok", None,
+        ),
+        (
+            {"proc/self/limits": LIMITS.format(files=1024, files_hard=4000, memlock=0, memlock_hard=0)},
+            [], "descriptors", "warn", "LimitNOFILE=65536",
         ),
         (
             {"proc/self/limits": LIMITS.format(files=64, files_hard=64, memlock=0, memlock_hard=0)},
@@ -549,3 +553,21 @@ def test_stop_ends_the_daemon(tmp_path, tree):
     while leat("status", env=env).returncode == 0 and time.monotonic() < deadline:
         time.sleep(0.1)
     leat("status", env=env, check=3)
+
+
+def test_leatd_conf_page_names_the_keys_that_leatd_knows():
+    """Of each section, what pool/config.c has in its table and what the page explains are the same."""
+    table = (ROOT / "src" / "pool" / "config.c").read_text()
+    known = {s: set(keys.split()) for s, keys in re.findall(r'\{"(\w+)", " ([\w ]+) ", set_\w+\}', table)}
+    assert known
+    page = re.split(r"^# \[(\w+)\]$", (MAN / "leatd.conf.5.scd").read_text(), flags=re.M)
+    told = {s: set(re.findall(r"^\*(\w+)\*$", text.split("\n# ")[0], re.M)) for s, text in zip(page[1::2], page[2::2])}
+    assert told == known
+
+
+@needs_daemon
+def test_leatd_conf_examples_pass_leatds_own_check(tmp_path):
+    for n, text in enumerate(re.findall(r"```\n(.*?)```", (MAN / "leatd.conf.5.scd").read_text(), re.S)):
+        (tmp_path / f"{n}.conf").write_text(text)
+        done = subprocess.run([LEATD, "--config", tmp_path / f"{n}.conf", "--check-config"], capture_output=True, timeout=30)
+        assert done.returncode == 0, done.stderr.decode()

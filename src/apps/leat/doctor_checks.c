@@ -275,25 +275,24 @@ static void check_descriptors(const struct doctor *d, struct finding *f)
     uint64_t soft, hard;
     if (doctor_limit(d, "Max open files", &soft, &hard) < 0)
         return;
-    /* One a region and a client, and the source files that are being read. */
-    uint64_t need = MAX(div_up(d->pool_bytes, REGION) + 1024, (uint64_t)4096);
-    if (soft == UINT64_MAX) {
+    /* Two a region, one a client, and the source files that are being read. */
+    uint64_t need = MAX(2 * div_up(d->pool_bytes, REGION) + 1024, (uint64_t)4096);
+    /* leatd raises its own soft limit: the hard one counts. */
+    if (hard == UINT64_MAX) {
         finding_say(f, DOCTOR_OK, "unlimited");
         return;
     }
-    finding_number(f, "soft", (double)soft);
-    if (soft >= need) {
-        finding_say(f, DOCTOR_OK, "%" PRIu64 " file descriptors", soft);
+    finding_number(f, "hard", (double)hard);
+    if (hard >= need) {
+        finding_say(f, DOCTOR_OK, "%" PRIu64 " file descriptors", hard);
         return;
     }
-    finding_say(f, soft < 256 ? DOCTOR_BAD : DOCTOR_WARN, "%" PRIu64 " file descriptors", soft);
-    finding_cost(
-        f, "one is held for each region and client, and some for files being read: many clients are refused");
-    if (hard >= need)
-        finding_mend(f, "ulimit -n %" PRIu64, need);
-    else
-        finding_mend(f, "echo '* - nofile 65536' | sudo tee /etc/security/limits.d/leat-nofile.conf  "
-                        "(then log in again; in a unit: LimitNOFILE=65536)");
+    finding_say(f, hard < 256 ? DOCTOR_BAD : DOCTOR_WARN,
+                "%" PRIu64 " file descriptors, %" PRIu64 " are wanted", hard, need);
+    finding_cost(f, "two are held for each region, one for each client, some for files being read: many "
+                    "clients are refused");
+    finding_mend(f, "echo '* - nofile 65536' | sudo tee /etc/security/limits.d/leat-nofile.conf  "
+                    "(then log in again; in a unit: LimitNOFILE=65536)");
 }
 
 static void check_leatd(const struct doctor *d, struct finding *f)
