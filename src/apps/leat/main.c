@@ -167,7 +167,13 @@ int cli_connect(struct cli *cli, unsigned flags, uint64_t pool_bytes, struct lea
         .timeout_ns = cli->timeout_ns,
         .flags = flags,
     };
-    return leat_connect(&options, ret_client, &cli->err);
+    int rc = leat_connect(&options, ret_client, &cli->err);
+    if (rc == LEAT_NOT_FOUND && (flags & LEAT_CONNECT_NO_START)) {
+        char why[LEAT_ERROR_MESSAGE_MAX];
+        snprintf(why, sizeof(why), "%.400s", cli->err.message[0] ? cli->err.message : "no socket");
+        error_set(&cli->err, rc, "no leatd runs for this job (%s)", why);
+    }
+    return rc;
 }
 
 static int unknown_command(const struct cli *cli, const char *name)
