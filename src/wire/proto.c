@@ -422,7 +422,7 @@ int proto_mac(const void *token, size_t token_len, bool server, const void *hell
         return -EIO;
     AUTO_FREE uint8_t *text = malloc(label_len + hello_len + 32);
     if (!text)
-        return -EIO;
+        return -ENOMEM;
     memcpy(text, label[server], label_len);
     if (hello_len)
         memcpy(text + label_len, hello_body, hello_len);

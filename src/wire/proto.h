@@ -178,7 +178,7 @@ void proto_fetched_fini(struct proto_fetched *m);
 void proto_range_put(struct bytes_out *out, const struct proto_range *m);
 void proto_range_get(struct bytes_in *in, struct proto_range *ret);
 
-/* Handshake MACs: HMAC-SHA256 over "leat server"/"leat client" ‖ hello body ‖ nonce_s. 0 or -EIO. */
+/* Handshake MACs: HMAC-SHA256 over "leat server"/"leat client" ‖ hello body ‖ nonce_s. 0, -ENOMEM or -EIO. */
 int proto_mac(const void *token, size_t token_len, bool server, const void *hello_body, size_t hello_len,
               const uint8_t nonce_s[32], uint8_t ret_mac[32]);
 bool proto_mac_equal(const uint8_t a[32], const uint8_t b[32]); /* constant time */

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include "base/clock.h"
+#include "net/auth.h"
+#include "net/conn.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+static const char token[] = "0123456789abcdef0123456789abcdef";
+static const char other[] = "0123456789abcdef0123456789abcdeF";
+#define TOKEN_LEN (sizeof(token) - 1)
+
+static const struct proto_hello hello = {.version_min = 1,
+                                         .version_max = 1,
+                                         .role = PROTO_ROLE_DATA,
+                                         .program = "test",
+                                         .acting_uid = 1000,
+                                         .uuid = {7}};
+
+struct talk {
+    struct net_auth client, server;
+    struct bytes_out hello, welcome;
+    struct proto_hello said;
+    uint8_t proof[32];
+};
+
+/* Up to the server's answer; what was said can be tampered with in between by the offset and bits given. */
+static int begin(struct talk *t, const char *client_token, const char *server_token, size_t flip_at,
+                 uint8_t flip)
+{
+    struct proto_welcome welcome;
+    *t = (struct talk){0};
+    net_auth_init(&t->client, client_token, TOKEN_LEN);
+    net_auth_init(&t->server, server_token, TOKEN_LEN);
+    assert_int_equal(net_auth_client_start(&t->client, &hello, &t->hello), 0);
+    assert_true(flip_at < t->hello.len);
+    t->hello.data[flip_at] ^= flip;
+    int rc = net_auth_server_hello(&t->server, t->hello.data, t->hello.len, &t->said, &welcome);
+    if (rc < 0)
+        return rc;
+    proto_welcome_put(&t->welcome, &welcome);
+    return 0;
+}
+
+static int client_step(struct talk *t)
+{
+    return net_auth_client_welcome(&t->client, t->welcome.data, t->welcome.len, t->proof);
+}
+
+static int server_step(struct talk *t)
+{
+    return net_auth_server_proof(&t->server, t->proof, sizeof(t->proof));
+}
+
+static void end(struct talk *t)
+{
+    net_auth_fini(&t->client);
+    net_auth_fini(&t->server);
+    bytes_out_fini(&t->hello);
+    bytes_out_fini(&t->welcome);
+}
+
+static void test_good(void **state)
+{
+    struct talk t;
+    assert_int_equal(begin(&t, token, token, 0, 0), 0);
+    assert_int_equal(t.said.role, PROTO_ROLE_DATA);
+    assert_int_equal(t.said.acting_uid, 1000);
+    /* No token on the wire. */
+    assert_null(memmem(t.hello.data, t.hello.len, token, TOKEN_LEN));
+    assert_int_equal(client_step(&t), 0);
+    assert_int_equal(server_step(&t), 0);
+    assert_int_equal(server_step(&t), LEAT_DENIED); /* once */
+    end(&t);
+}
+
+static void test_wrong_token(void **state)
+{
+    struct talk t;
+    assert_int_equal(begin(&t, token, other, 0, 0), 0);
+    assert_int_equal(client_step(&t), LEAT_DENIED); /* the client does not prove anything to a stranger */
+    memset(t.proof, 0, sizeof(t.proof));
+    assert_int_equal(server_step(&t), LEAT_DENIED);
+    end(&t);
+    /* A server's own mac sent back to it is no proof. */
+    struct proto_welcome w;
+    assert_int_equal(begin(&t, token, token, 0, 0), 0);
+    assert_int_equal(proto_welcome_get(t.welcome.data, t.welcome.len, &w), 0);
+    assert_int_equal(net_auth_server_proof(&t.server, w.mac, 32), LEAT_DENIED);
+    assert_int_equal(client_step(&t), 0);
+    assert_int_equal(server_step(&t), LEAT_DENIED); /* and after a failure nothing is */
+    end(&t);
+}
+
+/* Every byte of HELLO: role, user, working set and nonce are all covered. */
+static void test_tampering(void **state)
+{
+    struct talk t;
+    assert_int_equal(begin(&t, token, token, 0, 0), 0);
+    size_t len = t.hello.len;
+    end(&t);
+    unsigned refused = 0;
+    for (size_t at = 0; at < len; at++) {
+        int rc = begin(&t, token, token, at, 1);
+        if (rc == 0) {
+            assert_int_equal(client_step(&t), LEAT_DENIED);
+        } else {
+            assert_int_equal(rc, LEAT_CORRUPT); /* no longer a HELLO */
+            refused++;
+        }
+        end(&t);
+    }
+    assert_true(refused < 12);
+}
+
+static void test_replay(void **state)
+{
+    struct talk t, u;
+    assert_int_equal(begin(&t, token, token, 0, 0), 0);
+    assert_int_equal(client_step(&t), 0);
+    /* A recorded HELLO and PROOF, played to another connection: the server's nonce is another. */
+    struct net_auth victim;
+    struct proto_hello said;
+    struct proto_welcome welcome;
+    net_auth_init(&victim, token, TOKEN_LEN);
+    assert_int_equal(net_auth_server_hello(&victim, t.hello.data, t.hello.len, &said, &welcome), 0);
+    assert_int_equal(net_auth_server_proof(&victim, t.proof, 32), LEAT_DENIED);
+    net_auth_fini(&victim);
+    /* A recorded welcome, played to another client: the client's nonce is another. */
+    assert_int_equal(begin(&u, token, token, 0, 0), 0);
+    assert_int_equal(net_auth_client_welcome(&u.client, t.welcome.data, t.welcome.len, u.proof), LEAT_DENIED);
+    end(&u);
+    end(&t);
+}
+
+static void test_order(void **state)
+{
+    struct talk t;
+    struct net_auth a;
+    uint8_t proof[32] = {0};
+    net_auth_init(&a, token, TOKEN_LEN);
+    assert_int_equal(net_auth_server_proof(&a, proof, 32), LEAT_DENIED); /* no HELLO yet */
+    assert_int_equal(begin(&t, token, token, 0, 0), 0);
+    assert_int_equal(
+        net_auth_server_hello(&t.server, t.hello.data, t.hello.len, &t.said, &(struct proto_welcome){0}),
+        LEAT_DENIED); /* twice */
+    assert_int_equal(client_step(&t), 0);
+    assert_int_equal(server_step(&t), LEAT_DENIED);
+    end(&t);
+    assert_int_equal(begin(&t, token, token, 0, 0), 0);
+    assert_int_equal(client_step(&t), 0);
+    assert_int_equal(net_auth_server_proof(&t.server, t.proof, 31), LEAT_DENIED);
+    end(&t);
+}
+
+/* --- over a socket ------------------------------------------------------------------------------------------------ */
+
+struct server {
+    int fd;
+    const char *token; /* NULL: unix */
+    uint8_t version;
+};
+
+static void reply(int fd, uint16_t type, const struct proto_welcome *w)
+{
+    struct bytes_out body = {0};
+    proto_welcome_put(&body, w);
+    assert_int_equal(net_frame_send(fd, PROTO_REPLY, type, type, &body, NULL, 0, 0), 0);
+    bytes_out_fini(&body);
+}
+
+static void *server_main(void *arg)
+{
+    struct server *s = arg;
+    struct net_reply request;
+    struct proto_hello said;
+    struct proto_welcome w = {.version = s->version, .node_id = 42};
+    struct net_auth auth;
+    net_auth_init(&auth, s->token, TOKEN_LEN);
+    if (net_frame_receive(s->fd, &request, 0) == 0) {
+        if (s->token)
+            assert_int_equal(net_auth_server_hello(&auth, request.body.data, request.body.len, &said, &w), 0);
+        net_reply_fini(&request);
+        reply(s->fd, PROTO_HELLO, &w);
+        if (s->token && net_frame_receive(s->fd, &request, 0) == 0) {
+            if (net_auth_server_proof(&auth, request.body.data, request.body.len) == 0)
+                reply(s->fd, PROTO_PROOF, &(struct proto_welcome){.version = 1, .node_id = 42});
+            net_reply_fini(&request);
+        }
+    }
+    net_auth_fini(&auth);
+    close(s->fd);
+    return NULL;
+}
+
+static int shake(const char *client_token, const char *server_token, uint8_t version, struct leat_error *err)
+{
+    int fds[2];
+    pthread_t thread;
+    struct proto_welcome w = {0};
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    struct server s = {fds[1], server_token, version};
+    assert_int_equal(pthread_create(&thread, NULL, server_main, &s), 0);
+    int rc = net_handshake(fds[0], &hello, client_token, client_token ? TOKEN_LEN : 0,
+                           clock_now_ns() + 10 * NS_PER_S, &w, err);
+    close(fds[0]);
+    pthread_join(thread, NULL);
+    if (rc == 0)
+        assert_int_equal(w.node_id, 42);
+    return rc;
+}
+
+static void test_handshake(void **state)
+{
+    struct leat_error err = {0};
+    assert_int_equal(shake(NULL, NULL, 1, &err), 0);
+    assert_int_equal(shake(token, token, 1, &err), 0);
+    assert_int_equal(shake(token, other, 1, &err), LEAT_DENIED);
+    assert_non_null(strstr(err.message, "token"));
+    assert_int_equal(shake(NULL, NULL, 2, &err), LEAT_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "version 2"));
+}
+
+/* --- the token's file ----------------------------------------------------------------------------------------------- */
+
+static char path[64];
+
+static void write_file(const char *text, mode_t mode)
+{
+    unlink(path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    assert_int_equal(fchmod(fd, mode), 0);
+    close(fd);
+}
+
+static int load(struct leat_error *err)
+{
+    void *got;
+    size_t len;
+    int rc = net_token_load(path, &got, &len, err);
+    if (rc == 0) {
+        assert_int_equal(len, TOKEN_LEN);
+        assert_memory_equal(got, token, len);
+        net_token_free(got, len);
+    }
+    return rc;
+}
+
+static void test_token_file(void **state)
+{
+    struct leat_error err;
+    char text[NET_TOKEN_MAX + 3];
+    snprintf(path, sizeof(path), "/tmp/leat-test-token-%d", (int)getpid());
+    unlink(path);
+    assert_int_equal(load(&err), LEAT_NOT_FOUND);
+    assert_non_null(strstr(err.message, "head -c 32 /dev/urandom | base64 > /tmp/"));
+    snprintf(text, sizeof(text), "%s\r\n\n", token);
+    write_file(text, 0600);
+    assert_int_equal(load(&err), 0);
+    write_file(token, 0400);
+    assert_int_equal(load(&err), 0);
+    mode_t open_modes[] = {0640, 0604, 0620, 0601};
+    for (unsigned i = 0; i < ARRAY_LEN(open_modes); i++) {
+        write_file(token, open_modes[i]);
+        assert_int_equal(load(&err), LEAT_DENIED);
+        assert_non_null(strstr(err.message, "chmod 600"));
+    }
+    write_file("0123456789abcdef0123456789abcde\n\n", 0600);
+    assert_int_equal(load(&err), LEAT_INVALID);
+    memset(text, 'x', sizeof(text));
+    text[NET_TOKEN_MAX + 1] = 0;
+    write_file(text, 0600);
+    assert_int_equal(load(&err), LEAT_INVALID);
+    unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0); /* must not hang */
+    assert_int_equal(load(&err), LEAT_INVALID);
+    unlink(path);
+    assert_int_equal(mkdir(path, 0700), 0);
+    assert_int_equal(load(&err), LEAT_INVALID);
+    rmdir(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_good),       cmocka_unit_test(test_wrong_token),
+        cmocka_unit_test(test_tampering),  cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_order),      cmocka_unit_test(test_handshake),
+        cmocka_unit_test(test_token_file),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
