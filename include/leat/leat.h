@@ -26,6 +26,9 @@
 
 #include <leat/error.h>
 
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -300,5 +303,8 @@ int leat_counters(char **ret_json, struct leat_error *err);
 
 #ifdef __cplusplus
 }
+#endif
+#if defined(__GNUC__)
+#pragma GCC visibility pop
 #endif
 #endif

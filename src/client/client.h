@@ -5,23 +5,37 @@
  *   connect.c  find or start the daemon, hello          order.c   epoch order: pure
  *   rpc.c      one socket, many threads: calls, events   sched.c   how much may be in flight: pure
  *   ws.c       working sets: index, live table, regions  view.c    ring of slots: holders, quarantine, release events
- *   batch.c    samples -> pieces -> transports -> CRC    stream.c  the window of a set larger than the pool
- *   iter.c     epoch iterator: reads ahead               push.c    create and push
+ *   gather.c   parts -> pieces -> transports -> CRC      stream.c  the window of a set larger than the pool
+ *   batch.c    read, hold and ReadBatch                  push.c    create and push
+ *   rails.c    this process's endpoints to the nodes     query.c   query, drop, verify, stop, counters
+ *   iter.c     epoch iterator: reads ahead
+ *
+ * Who may touch what. A client's socket is written under `send_lock` and read by one thread at a time, whichever of the
+ * waiting callers is `reading`; everything else of it is under `lock`. A view is filled under its `fill_lock`; the
+ * states of its slots are under `lock`, so that a batch may be released by any thread at any time.
  */
 #ifndef CLIENT_CLIENT_H
 #define CLIENT_CLIENT_H
 
+#include <pthread.h>
+
 #include "base/base.h"
+#include "base/list.h"
+#include "dataset/index.h"
 #include "leat/leat.h"
+#include "net/conn.h"
+#include "net/net.h"
+#include "wire/proto.h"
 
 /* Where a piece of a batch comes from and how it is checked is batch.c's; what may be in flight is decided here, purely:
  * stages of pipelined requests, bytes granted by the receiver (us), adapted to the rate and delay that completions show. */
 struct sched {
-    uint64_t limit_bytes;      /* in flight, all servers */
-    uint64_t stage_bytes;      /* a request to one server carries at least this much where there is more to ask for */
+    uint64_t limit_bytes; /* in flight, all servers */
+    uint64_t
+        stage_bytes; /* a request to one server carries at least this much where there is more to ask for */
     uint64_t in_flight_bytes;
     uint64_t min_rtt_ns, rate_bytes_per_s; /* measured; windowed min and max */
-    uint64_t fixed_limit_bytes; /* set by the user: no adapting */
+    uint64_t fixed_limit_bytes;            /* set by the user: no adapting */
     /* window of measurement */
     uint64_t window_start_ns, window_bytes, rtt_stamp_ns;
     unsigned stages;
@@ -31,5 +45,292 @@ void sched_init(struct sched *s, uint64_t fixed_limit_bytes);
 uint64_t sched_grant(const struct sched *s);
 void sched_sent(struct sched *s, uint64_t bytes);
 void sched_done(struct sched *s, uint64_t bytes, uint64_t rtt_ns, uint64_t now_ns);
+
+/* --- connect.c, rpc.c --------------------------------------------------------------------------------------- */
+
+struct rpc_rx { /* a frame as far as it has come */
+    uint8_t head[PROTO_FRAME];
+    uint64_t have; /* bytes of head, then of body */
+    bool in_body;
+    struct net_reply reply;
+};
+
+struct leat_client {
+    _Atomic unsigned refs; /* the handle, and every working set */
+    unsigned fork_count;   /* of this process when it connected */
+    int fd;
+    _Atomic int dead; /* 0, or the negative code every call returns from now on */
+    uint64_t timeout_ns;
+    char *socket;
+    struct proto_welcome welcome;
+
+    pthread_mutex_t send_lock;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    bool reading;      /* somebody reads the socket */
+    struct list calls; /* struct rpc_waiter */
+    struct list sets;  /* struct leat_ws */
+    uint64_t next_id;
+    struct rpc_rx rx; /* of who is reading */
+};
+
+int client_new(int fd, const char *socket, uint64_t timeout_ns, struct leat_client **ret_client);
+struct leat_client *client_ref(struct leat_client *client);
+void client_unref(struct leat_client *client);
+/* How often this process's line has forked: a handle made before the last fork is not ours. */
+unsigned client_fork_count(void);
+bool client_forked(const struct leat_client *client);
+int client_forked_error(struct leat_error *err);
+/* Absolute deadline (0: none) of a call that was given timeout_ns. */
+uint64_t client_deadline(const struct leat_client *client, uint64_t timeout_ns);
+
+struct rpc_how {
+    uint64_t deadline_ns;
+    leat_progress_fn progress; /* called on the waiting thread, no lock held */
+    void *progress_user;
+    const _Atomic bool *cancel; /* looked at every so often: -ECANCELED */
+};
+/* One call. A negative status of the reply is returned, its message in err. -ENOMEM, LEAT_PEER_GONE, LEAT_TIMED_OUT, -ECANCELED. */
+int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *body, const int *fds,
+             unsigned nfds, const struct rpc_how *how, struct net_reply *ret_reply, struct leat_error *err);
+/* A request whose reply, if any, nobody waits for. Failures show in the next call. */
+void rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out *body);
+/* Takes in what has come, without waiting. 0, or the code the connection died with. */
+int rpc_poll(struct leat_client *client);
+int rpc_dead_error(const struct leat_client *client, struct leat_error *err);
+
+/* --- ws.c --------------------------------------------------------------------------------------------------- */
+
+struct rails;
+struct gather;
+
+#define WS_STAGING_MAX 1024u
+
+struct leat_ws {
+    _Atomic unsigned refs; /* the handle, views, holds */
+    struct leat_client *client;
+    struct list node; /* client->sets */
+    struct proto_ws info;
+    struct index index;
+    const struct live_header *live;
+    const _Atomic uint8_t *state;
+    const uint32_t *crc;
+    uint64_t live_mapped;
+    char *uri;
+    char fingerprint[33];
+    const char *transport;
+    uint32_t local_node; /* index into info.nodes of the daemon we talk to; UINT32_MAX: it holds nothing */
+    bool all_local;
+    _Atomic bool revoked;
+
+    /* Mapped on first use, never unmapped before the end: read with acquire, written under map_lock. */
+    pthread_mutex_t map_lock;
+    const void **maps;    /* [nregions]: NULL where not mapped (yet), or on another node */
+    const void **staging; /* [WS_STAGING_MAX] */
+
+    pthread_mutex_t read_lock; /* single reads that need a transport */
+    struct rails *rails;
+    struct gather *gather;
+};
+
+int ws_new(struct leat_client *client, struct net_reply *reply, struct leat_ws **ret_ws,
+           struct leat_error *err);
+struct leat_ws *ws_ref(struct leat_ws *ws);
+void ws_unref(struct leat_ws *ws);
+/* Alive and of the same generation: 0, LEAT_STALE, or what the connection died of. Makes one poll(2). */
+int ws_check(struct leat_ws *ws, struct leat_error *err);
+/* The same without a system call: for after the bytes were taken. */
+int ws_check_generation(const struct leat_ws *ws, struct leat_error *err);
+/* Maps the run of regions around gid. */
+int ws_map_region(struct leat_ws *ws, uint32_t gid, uint64_t deadline_ns, struct leat_error *err);
+/* Takes descriptors of staging regions out of a reply, or asks for them. */
+int ws_map_staging(struct leat_ws *ws, const struct proto_fetched *fetched, struct net_reply *reply,
+                   uint64_t deadline_ns, struct leat_error *err);
+/* Waits until these samples (n = 0: all) are readable. */
+int ws_wait(struct leat_ws *ws, const uint64_t *ids, uint32_t n, const struct rpc_how *how,
+            struct leat_error *err);
+int ws_bad_index(const struct leat_ws *ws, uint64_t index, struct leat_error *err);
+/* "sample KEY, field NAME" for messages. */
+const char *ws_describe(const struct leat_ws *ws, uint64_t index, unsigned field, char buf[256]);
+static inline unsigned ws_state(const struct leat_ws *ws, uint64_t index)
+{
+    return atomic_load_explicit(&ws->state[index], memory_order_acquire);
+}
+static inline const void *ws_region(const struct leat_ws *ws, uint32_t gid)
+{
+    return __atomic_load_n(&ws->maps[gid], __ATOMIC_ACQUIRE);
+}
+static inline uint32_t ws_crc(const struct leat_ws *ws, uint64_t index, unsigned field)
+{
+    return ws->crc[index * ws->index.header->nfields + field];
+}
+
+/* --- rails.c ------------------------------------------------------------------------------------------------- */
+
+/* Endpoints 0 .. nnodes - 1 are the nodes of the region table. One thread at a time. */
+struct rails {
+    struct leat_ws *ws;
+    struct net_ctx *shm, *tcp;
+    struct net_endpoint **endpoints; /* [nnodes], NULL: not connected */
+    struct sched sched;
+    unsigned unquiesced; /* operations that may still write somewhere */
+};
+int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, struct rails **ret_rails);
+void rails_free(struct rails *rails); /* disconnects and waits for quiescence. NULL is fine */
+int rails_connect(struct rails *rails, uint32_t node, uint64_t deadline_ns, struct leat_error *err);
+void rails_disconnect(struct rails *rails, uint32_t node);
+static inline bool rails_is_local(const struct rails *rails, uint32_t node)
+{
+    return node == rails->ws->local_node;
+}
+
+/* --- gather.c ------------------------------------------------------------------------------------------------- */
+
+/* Parts of samples on their way into a destination. Arrays grow to what the largest batch so far took and stay. */
+struct gather_part {
+    uint64_t sample;
+    uint32_t field;          /* of the index */
+    uint32_t first, npieces; /* reads[first, +npieces) */
+};
+struct gather_op {
+    struct net_op op;
+    struct gather *gather;
+    uint32_t node;
+    bool busy, done;
+    uint64_t bytes, sent_ns;
+};
+#define GATHER_OPS 64u
+struct gather {
+    struct rails *rails;
+    struct net_read *reads; /* in order of parts; in order of nodes once sorted */
+    uint32_t nreads, reads_cap;
+    uint32_t *node;          /* [reads_cap] of each read, as added */
+    uint32_t *place;         /* [reads_cap] where a read went when sorted */
+    struct net_read *sorted; /* [reads_cap] */
+    struct gather_part *parts;
+    uint32_t nparts, parts_cap;
+    uint32_t *cursor, *end; /* [nnodes] of sorted reads not yet asked for */
+    bool remote;            /* some read is not local */
+    unsigned unquiesced;    /* own operations that may still write */
+    struct gather_op ops[GATHER_OPS];
+};
+int gather_new(struct rails *rails, uint32_t parts, uint32_t reads, struct gather **ret_gather);
+void gather_free(struct gather *gather); /* must be quiesced */
+void gather_reset(struct gather *gather);
+int gather_add(struct gather *gather, uint64_t sample, unsigned field, const struct index_part *part,
+               void *dst, uint64_t deadline_ns, struct leat_error *err);
+/* Asks for everything and waits; then checks every CRC. *ret_bad (may be NULL): sample of the first failure. */
+int gather_run(struct gather *gather, uint64_t deadline_ns, const _Atomic bool *cancel,
+               struct leat_error *err);
+/* Takes in completions of earlier, timed-out operations, without waiting longer than timeout_ms. */
+void rails_progress(struct rails *rails, int timeout_ms);
+
+/* --- stream.c --------------------------------------------------------------------------------------------------- */
+
+struct stream_lease {
+    struct leat_ws *ws;
+    struct proto_fetched fetched;
+};
+struct stream_range {
+    uint64_t first, count;
+};
+/* Has the daemon put these samples into staging. LEAT_NO_SPACE: the window is full. */
+int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n, const struct rpc_how *how,
+                 struct stream_lease **ret_lease, struct leat_error *err);
+void stream_release(struct stream_lease *lease); /* NULL is fine */
+/* Copies one part out of a lease and checks it. */
+int stream_copy(const struct stream_lease *lease, uint64_t sample, unsigned field,
+                const struct index_part *part, void *dst, struct leat_error *err);
+
+/* One part of a sample and where it goes: what a batch asks of stream_read. */
+struct stream_want {
+    uint64_t sample;
+    unsigned field;
+    struct index_part part;
+    void *dst;
+};
+/* Fetches, copies and releases, in portions that fit the window. Sorts wants by sample. */
+int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, const struct rpc_how *how,
+                struct leat_error *err);
+
+/* --- view.c ----------------------------------------------------------------------------------------------------- */
+
+enum slot_state {
+    SLOT_FREE,
+    SLOT_FILLING,
+    SLOT_HELD,
+    SLOT_RELEASING,  /* until release_fd turns readable */
+    SLOT_QUARANTINE, /* until its operations are quiesced */
+};
+
+struct leat_batch {
+    struct leat_view *view;
+    unsigned slot, n;
+    uint64_t sequence, position;
+    bool undelivered; /* an iterator's, not yet handed out; under view->lock */
+    uint64_t *ids;
+};
+
+struct view_field {
+    unsigned field;       /* of the index */
+    uint64_t fixed_bytes; /* 0: ragged */
+    uint64_t cap_bytes;
+    uint64_t data_offset; /* within a slot's memory */
+    bool label;
+};
+
+struct view_slot {
+    enum slot_state state;
+    int release_fd;
+    uint8_t *memory;
+    uint64_t **offsets; /* [nfields]: NULL for fixed ones */
+    struct gather *gather;
+    struct net_memory *registered;
+    struct leat_batch batch;
+};
+
+struct leat_view {
+    _Atomic unsigned refs; /* the handle, held batches, iterators */
+    unsigned fork_count;
+    struct leat_ws *ws;
+    unsigned batch_size, nslots, nfields, next_slot;
+    struct view_field *fields;
+    uint64_t slot_bytes;
+    pthread_mutex_t fill_lock;
+    pthread_mutex_t lock; /* states of slots, sequence */
+    pthread_cond_t freed; /* a slot was given back */
+    struct view_slot *slots;
+    uint64_t sequence;
+    struct rails *rails;
+    uint64_t *wait_ids;        /* [batch_size] scratch of fills */
+    struct stream_want *wants; /* [batch_size * nfields], streamed sets only */
+};
+
+/* A free slot, under fill_lock. wait_held: wait for a consumer to release one instead of LEAT_BUSY. */
+int view_slot_take(struct leat_view *view, bool wait_held, uint64_t deadline_ns, const _Atomic bool *cancel,
+                   struct view_slot **ret_slot, struct leat_error *err);
+/* After the fill: held by the caller, or back in the ring (or quarantine when operations are still out). */
+struct leat_batch *view_slot_hold(struct leat_view *view, struct view_slot *slot, uint64_t position,
+                                  bool undelivered);
+void view_slot_drop(struct leat_view *view, struct view_slot *slot);
+void view_unref(struct leat_view *view);
+/* ReadBatch, and what an iterator does besides: it waits for a slot as long as its consumer likes, its deadline runs from
+ * then on, and its batches are `undelivered` until leat_next hands them out. */
+struct fill_how {
+    bool iterator;
+    uint64_t timeout_ns, position;
+    const _Atomic bool *cancel;
+};
+int batch_fill(struct leat_view *view, const uint64_t *ids, unsigned n, const struct fill_how *how,
+               struct leat_batch **ret_batch, struct leat_error *err);
+/* True when every slot is held by the consumer and none waits to be delivered: nothing will come before a release. */
+bool view_starved(struct leat_view *view, struct leat_error *err);
+
+/* Counters of this process, all clients together. */
+struct client_counters {
+    _Atomic uint64_t batches, samples, bytes, waits, corrupt, stale, timeouts, quarantined, reconnects,
+        fetched_bytes;
+};
+extern struct client_counters client_counters;
 
 #endif

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fake_daemon.h: the least that a client needs to be tested against: one working set whose every byte is known, served from a
+ * thread of the test. What it does wrong, or late, is for the test to say.
+ *
+ * The set: fields "data" (<u2, 3×10), "blob" (raw, 0 to 5,000 bytes, absent in every seventh sample) and "label".
+ */
+#ifndef CLIENT_FAKE_DAEMON_H
+#define CLIENT_FAKE_DAEMON_H
+
+#include <pthread.h>
+
+#include "base/base.h"
+#include "dataset/index.h"
+#include "net/conn.h"
+#include "wire/proto.h"
+
+#define FAKE_SAMPLES      400u
+#define FAKE_REGION_BYTES (16 * KIB)
+#define FAKE_FIELDS       3u
+#define FAKE_MAX_REGIONS  128u
+
+struct fake_options {
+    bool remote_odd;    /* regions of odd number are on another node, reached by BROKER */
+    bool all_loading;   /* samples turn resident when they are waited for */
+    bool streamed_tail; /* samples from FAKE_SAMPLES / 2 on are streamed */
+    bool pushed;
+    uint64_t window_bytes; /* of streaming; 0: no limit */
+};
+
+struct fake_daemon {
+    struct fake_options options;
+    char folder[64], path[96];
+    int listen_fd;
+    pthread_t thread;
+    _Atomic bool stop;
+    _Atomic int connection; /* of the only client at a time */
+
+    struct index index;
+    int index_fd, live_fd, staging_fd;
+    struct live_header *live;
+    uint8_t *live_map;
+    uint32_t nregions;
+    int region_fds[FAKE_MAX_REGIONS];
+    uint8_t *regions[FAKE_MAX_REGIONS];
+    uint8_t *staging;
+    struct net_server *server;
+    struct net_serve_target target;
+
+    /* what the test turns and reads */
+    _Atomic bool mute;         /* requests are read and not answered */
+    _Atomic int broker_fails;  /* so many BROKERs are refused */
+    _Atomic int hello_version; /* in the welcome; 0: the right one */
+    _Atomic unsigned waits, fetches, releases, cancels, brokers, regions_asked, closes;
+    _Atomic bool frozen;      /* the other node's memory cannot be resolved until thawed */
+    int broker_peer;          /* our end of the last brokered connection when `hold_broker` */
+    _Atomic bool hold_broker; /* nobody serves brokered connections: the test does */
+};
+
+struct fake_daemon *fake_start(const struct fake_options *options);
+void fake_stop(struct fake_daemon *f);
+/* As if the set had been dropped by force. */
+void fake_revoke(struct fake_daemon *f, bool send_event);
+/* Closes the client's connection: the daemon died. */
+void fake_hang_up(struct fake_daemon *f);
+/* What part (sample, field) holds: its length; bytes come out of fake_byte. */
+uint64_t fake_bytes(uint64_t sample, unsigned field, bool *ret_present);
+uint8_t fake_byte(uint64_t sample, unsigned field, uint64_t i);
+bool fake_matches(uint64_t sample, unsigned field, const void *data, uint64_t bytes);
+void fake_corrupt(struct fake_daemon *f, uint64_t sample, unsigned field);
+
+#endif

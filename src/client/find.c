@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * find.c: names and places: the job, its folder, the leatd to run.
+ *
+ * Folders are opened step by step without following links, and must be ours and closed to others: in /tmp anybody may
+ * have made the name before us. Failure modes: LEAT_DENIED for such a folder; a runtime directory that is missing
+ * or whose path is too long for sun_path falls back to /tmp.
+ */
+#include "client/connect.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <xxhash.h>
+
+#include "leat-config.h"
+#include "leat/leat.h"
+
+#define SOCKET_NAME "/leatd.sock"
+
+static bool plain(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+           c == '_' || c == '-';
+}
+
+void connect_job(const char *job, char ret_job[CONNECT_JOB_MAX + 1])
+{
+    static const char *const variables[] = {"LEAT_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"};
+    char session[32];
+    for (unsigned i = 0; (!job || !*job) && i < ARRAY_LEN(variables); i++)
+        job = getenv(variables[i]);
+    if (!job || !*job) {
+        snprintf(session, sizeof(session), "session-%d", (int)getsid(0));
+        job = session;
+    }
+    size_t len = strlen(job), bad = 0;
+    for (size_t i = 0; i < len; i++)
+        bad += !plain(job[i]);
+    if (!bad && len <= CONNECT_JOB_MAX && job[0] != '.') {
+        memcpy(ret_job, job, len + 1);
+        return;
+    }
+    char start[20];
+    size_t n = 0;
+    for (size_t i = 0; i < len && n < sizeof(start) - 1; i++)
+        if (plain(job[i]) && !(n == 0 && job[i] == '.'))
+            start[n++] = job[i];
+    start[n] = 0;
+    snprintf(ret_job, CONNECT_JOB_MAX + 1, "%s-%016llx", n ? start : "job",
+             (unsigned long long)XXH3_64bits(job, len));
+}
+
+/* Opens folder `name` of `dir`, made when asked, and looks whose it is. */
+static int open_own(int dir, const char *name, const char *shown, bool make, int *ret_fd,
+                    struct leat_error *err)
+{
+    if (make && mkdirat(dir, name, 0700) < 0 && errno != EEXIST)
+        return error_sys(err, errno == EPERM ? LEAT_DENIED : -errno, "cannot make %s", shown);
+    AUTO_CLOSE int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 && (errno == ENOTDIR || errno == ELOOP))
+        return error_set(err, LEAT_DENIED, "%s is not a folder of its own; remove it", shown);
+    if (fd < 0)
+        return error_sys(err, errno == EPERM ? LEAT_DENIED : -errno, "cannot open %s", shown);
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return error_sys(err, -errno, "cannot look at %s", shown);
+    if (st.st_uid != geteuid())
+        return error_set(err, LEAT_DENIED,
+                         "%s belongs to uid %u; set XDG_RUNTIME_DIR to a folder of your own", shown,
+                         (unsigned)st.st_uid);
+    if (st.st_mode & 022)
+        return error_set(err, LEAT_DENIED, "%s may be written by others (mode %04o); chmod 700 it", shown,
+                         (unsigned)st.st_mode & 07777);
+    *ret_fd = TAKE_FD(fd);
+    return 0;
+}
+
+static int open_pair(int dir, const char *base, const char *base_path, const char *job, bool make,
+                     struct leat_error *err)
+{
+    char shown[PATH_ROOM];
+    AUTO_CLOSE int base_fd = -1;
+    AUTO_CLOSE int job_fd = -1;
+    int rc = open_own(dir, base, base_path, make, &base_fd, err);
+    if (rc)
+        return rc;
+    snprintf(shown, sizeof(shown), "%s/%s", base_path, job);
+    return open_own(base_fd, job, shown, make, &job_fd, err);
+}
+
+int connect_folder(const char *job, bool make, char ret_folder[PATH_ROOM], struct leat_error *err)
+{
+    const size_t room = sizeof(((struct sockaddr_un *)0)->sun_path);
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    char base[PATH_ROOM];
+    if (runtime && runtime[0] == '/' &&
+        strlen(runtime) + strlen("/leat/") + strlen(job) + strlen(SOCKET_NAME) < room) {
+        AUTO_CLOSE int dir = open(runtime, O_PATH | O_DIRECTORY | O_CLOEXEC);
+        if (dir >= 0) {
+            snprintf(base, sizeof(base), "%s/leat", runtime);
+            snprintf(ret_folder, PATH_ROOM, "%s/leat/%s", runtime, job);
+            int rc = open_pair(dir, "leat", base, job, make, err);
+            if (rc != -EROFS && rc != LEAT_DENIED)
+                return rc;
+            /* A runtime directory that this user may not write (sudo, containers) is as good as none. */
+            if (access(runtime, W_OK) == 0)
+                return rc;
+        }
+    }
+    AUTO_CLOSE int tmp = open("/tmp", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (tmp < 0)
+        return error_sys(err, -errno, "cannot open /tmp");
+    char name[32];
+    snprintf(name, sizeof(name), "leat-%u", (unsigned)geteuid());
+    snprintf(base, sizeof(base), "/tmp/%s", name);
+    snprintf(ret_folder, PATH_ROOM, "/tmp/%s/%s", name, job);
+    return open_pair(tmp, name, base, job, make, err);
+}
+
+/* --- the binary --------------------------------------------------------------------------------------------------- */
+
+static bool runnable(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode) && access(path, X_OK) == 0;
+}
+
+static bool beside_library(char ret_path[PATH_ROOM])
+{
+    static const char *const places[] = {"/../bin/leatd",   "/../libexec/leat/leatd",
+                                         "/src/apps/leatd", "/leatd",
+                                         "/bin/leatd",      "/../../bin/leatd", /* lib/x86_64-linux-gnu */
+                                         "/../apps/leatd",  "/../src/apps/leatd"};
+    Dl_info info;
+    if (!dladdr((void *)(uintptr_t)connect_find_leatd, &info) || !info.dli_fname)
+        return false;
+    AUTO_FREE char *library = realpath(info.dli_fname, NULL);
+    char *slash = library ? strrchr(library, '/') : NULL;
+    if (!slash)
+        return false;
+    *slash = 0;
+    for (unsigned i = 0; i < ARRAY_LEN(places); i++) {
+        snprintf(ret_path, PATH_ROOM, "%s%s", library, places[i]);
+        if (runnable(ret_path))
+            return true;
+    }
+    return false;
+}
+
+static bool on_path(char ret_path[PATH_ROOM])
+{
+    const char *path = getenv("PATH");
+    while (path && *path) {
+        size_t len = strcspn(path, ":");
+        if (len && len < PATH_ROOM - 16 && path[0] == '/') {
+            snprintf(ret_path, PATH_ROOM, "%.*s/leatd", (int)len, path);
+            if (runnable(ret_path))
+                return true;
+        }
+        path += len + (path[len] == ':');
+    }
+    return false;
+}
+
+int connect_find_leatd(char ret_path[PATH_ROOM], struct leat_error *err)
+{
+    const char *given = getenv("LEAT_LEATD");
+    if (given && *given) {
+        AUTO_FREE char *real = realpath(given, NULL);
+        if (!real || strlen(real) >= PATH_ROOM || !runnable(real))
+            return error_set(err, LEAT_NOT_FOUND, "LEAT_LEATD=%s is not a program", given);
+        strcpy(ret_path, real);
+        return 0;
+    }
+    if (beside_library(ret_path))
+        return 0;
+    static const char *const configured[] = {LEAT_BINDIR "/leatd", LEAT_LIBEXECDIR "/leatd"};
+    for (unsigned i = 0; i < ARRAY_LEN(configured); i++) {
+        snprintf(ret_path, PATH_ROOM, "%s", configured[i]);
+        if (runnable(ret_path))
+            return 0;
+    }
+    if (on_path(ret_path))
+        return 0;
+    return error_set(err, LEAT_NOT_FOUND,
+                     "leatd was found neither beside the library nor in " LEAT_BINDIR
+                     " nor on PATH; set LEAT_LEATD");
+}

@@ -1,0 +1,495 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gather.c: parts of samples into their destinations, over whatever rails lead to them.
+ *
+ *   part ──▶ pieces (cut at region boundaries; for other nodes also into slices of a stage) ──▶ by node ──▶ operations
+ *        ──▶ completions ──▶ CRCs of a part's pieces combined in order ──▶ compared with the live table's
+ *
+ * The local node is one operation of a transport that completes at once. Other nodes are asked in turns, as many
+ * bytes as sched grants over all of them together; the local copy is made while the first answers are on their way.
+ *
+ * Failure modes: a connection that breaks is brokered anew once, and what it owed is asked for again; if that fails too the
+ * samples are fetched through our own daemon, which reads them from their source; a set without one is LEAT_PEER_GONE. An
+ * operation past its deadline is LEAT_TIMED_OUT and may leave `unquiesced` ones, which still own their destinations.
+ * Invariants: nothing allocates once the arrays have grown to the largest batch; a destination is asked for twice only
+ * after its first operation is quiesced.
+ */
+#include "client/client.h"
+
+#include "base/clock.h"
+#include "base/crc32c.h"
+
+#define PENDING        1 /* net_read.status before it was asked for: no errno is positive */
+#define LOCAL_MAX      (1 * GIB)
+#define CANCEL_LOOK_MS 20
+
+/* --- arrays --------------------------------------------------------------------------------------------------------- */
+
+static int grow(void *array, uint32_t cap, size_t size)
+{
+    void *bigger = realloc(*(void **)array, (size_t)cap * size);
+    if (!bigger)
+        return -ENOMEM;
+    *(void **)array = bigger;
+    return 0;
+}
+
+static int reserve_reads(struct gather *g, uint32_t reads)
+{
+    if (likely(reads <= g->reads_cap))
+        return 0;
+    uint32_t cap = MAX(reads, g->reads_cap + g->reads_cap / 2);
+    if (grow(&g->reads, cap, sizeof(*g->reads)))
+        return -ENOMEM;
+    if (!g->rails->ws->all_local &&
+        (grow(&g->node, cap, sizeof(*g->node)) || grow(&g->place, cap, sizeof(*g->place)) ||
+         grow(&g->sorted, cap, sizeof(*g->sorted))))
+        return -ENOMEM; /* some are longer than reads_cap says, which does no harm */
+    g->reads_cap = cap;
+    return 0;
+}
+
+int gather_new(struct rails *rails, uint32_t parts, uint32_t reads, struct gather **ret_gather)
+{
+    struct gather *g = calloc(1, sizeof(*g));
+    if (!g)
+        return -ENOMEM;
+    g->rails = rails;
+    uint32_t nodes = rails->ws->info.nnodes + 1;
+    g->parts = calloc(MAX(parts, 1u), sizeof(*g->parts));
+    g->cursor = calloc(nodes, sizeof(*g->cursor));
+    g->end = calloc(nodes, sizeof(*g->end));
+    g->parts_cap = MAX(parts, 1u);
+    if (!g->parts || !g->cursor || !g->end || reserve_reads(g, MAX(reads, 1u))) {
+        gather_free(g);
+        return -ENOMEM;
+    }
+    *ret_gather = g;
+    return 0;
+}
+
+void gather_free(struct gather *g)
+{
+    if (!g)
+        return;
+    assert(!g->unquiesced);
+    free(g->reads);
+    free(g->node);
+    free(g->place);
+    free(g->sorted);
+    free(g->parts);
+    free(g->cursor);
+    free(g->end);
+    free(g);
+}
+
+void gather_reset(struct gather *g)
+{
+    assert(!g->unquiesced);
+    g->nreads = g->nparts = 0;
+    g->remote = false;
+}
+
+/* --- cutting --------------------------------------------------------------------------------------------------------- */
+
+int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct index_part *part, void *dst,
+               uint64_t deadline_ns, struct leat_error *err)
+{
+    struct leat_ws *ws = g->rails->ws;
+    const uint64_t region_bytes = ws->info.region_bytes, stage = g->rails->sched.stage_bytes;
+    uint64_t address = part->address, left = part->bytes;
+    uint8_t *at = dst;
+
+    if (unlikely(g->nparts == g->parts_cap)) {
+        if (grow(&g->parts, g->parts_cap * 2, sizeof(*g->parts)))
+            return error_set(err, -ENOMEM, "out of memory for the parts of a batch");
+        g->parts_cap *= 2;
+    }
+    struct gather_part *p = &g->parts[g->nparts];
+    *p = (struct gather_part){.sample = sample, .field = field, .first = g->nreads};
+    while (left) {
+        uint64_t gid = (address | region_bytes) >> 32 ? address / region_bytes
+                                                      : (uint32_t)address / (uint32_t)region_bytes;
+        uint64_t offset = address - gid * region_bytes;
+        if (unlikely(gid >= ws->info.nregions))
+            return error_set(err, LEAT_CORRUPT, "the index places sample %llu outside of the pool",
+                             (unsigned long long)sample);
+        uint64_t bytes = MIN(left, region_bytes - offset);
+        uint32_t node = ws->info.regions[gid].node;
+        if (likely(node == ws->local_node)) {
+            bytes = MIN(bytes, LOCAL_MAX);
+            if (unlikely(!ws_region(ws, (uint32_t)gid))) {
+                int rc = ws_map_region(ws, (uint32_t)gid, deadline_ns, err);
+                if (rc)
+                    return rc;
+            }
+        } else {
+            g->remote = true;
+            if (bytes > stage + stage / 4) /* a tail shorter than a quarter stays with its slice */
+                bytes = stage;
+        }
+        if (reserve_reads(g, g->nreads + 1))
+            return error_set(err, -ENOMEM, "out of memory for the pieces of a batch");
+        g->reads[g->nreads] = (struct net_read){.mr_gid = (uint32_t)gid,
+                                                .bytes = (uint32_t)bytes,
+                                                .offset = offset,
+                                                .dst = at,
+                                                .status = PENDING};
+        if (!ws->all_local)
+            g->node[g->nreads] = node;
+        g->nreads++;
+        p->npieces++;
+        address += bytes;
+        at += bytes;
+        left -= bytes;
+    }
+    g->nparts++;
+    return 0;
+}
+
+/* Reads of one node side by side: a counting sort. cursor and end delimit each node's. */
+static void sort_by_node(struct gather *g)
+{
+    uint32_t nnodes = g->rails->ws->info.nnodes, at = 0;
+    memset(g->end, 0, nnodes * sizeof(*g->end));
+    for (uint32_t i = 0; i < g->nreads; i++)
+        g->end[g->node[i]]++;
+    for (uint32_t n = 0; n < nnodes; n++) {
+        g->cursor[n] = at;
+        at += g->end[n];
+        g->end[n] = g->cursor[n];
+    }
+    for (uint32_t i = 0; i < g->nreads; i++) {
+        g->place[i] = g->end[g->node[i]]++;
+        g->sorted[g->place[i]] = g->reads[i];
+    }
+}
+
+static struct net_read *read_of(struct gather *g, uint32_t i)
+{
+    return g->remote ? &g->sorted[g->place[i]] : &g->reads[i];
+}
+
+/* --- completions ------------------------------------------------------------------------------------------------------ */
+
+static void on_event(struct rails *r, const struct net_event *event, uint64_t now_ns)
+{
+    struct gather_op *gop = event->op->user;
+    if (event->kind == NET_DONE) {
+        gop->done = true;
+        sched_done(&r->sched, gop->bytes, now_ns - gop->sent_ns, now_ns);
+    } else {
+        gop->busy = false;
+        gop->gather->unquiesced--;
+        r->unquiesced--;
+    }
+}
+
+void rails_progress(struct rails *r, int timeout_ms)
+{
+    struct net_event events[32];
+    int n = r->tcp ? r->tcp->ops->poll(r->tcp, events, ARRAY_LEN(events), timeout_ms) : 0;
+    uint64_t now_ns = n > 0 ? clock_now_ns() : 0;
+    for (int i = 0; i < n; i++)
+        on_event(r, &events[i], now_ns);
+}
+
+/* --- the local node ---------------------------------------------------------------------------------------------------- */
+
+static int run_local(struct gather *g, uint32_t node, struct net_read *reads, uint32_t n,
+                     struct leat_error *err)
+{
+    struct rails *r = g->rails;
+    int rc = rails_connect(r, node, 0, err);
+    if (rc || !n)
+        return rc;
+    /* This transport is NET_CAP_INLINE: after submit and one poll nothing of the operation is left anywhere. */
+    struct net_op op = {.reads = reads, .n = n};
+    struct net_event events[2];
+    rc = r->shm->ops->submit(r->endpoints[node], &op);
+    for (unsigned seen = 0; !rc && seen < 2;) {
+        int got = r->shm->ops->poll(r->shm, events, 2, 0);
+        if (got <= 0)
+            return error_set(err, got < 0 ? got : -EIO, "the shared memory transport lost an operation");
+        seen += (unsigned)got;
+    }
+    if (rc || op.status) {
+        int stale = ws_check_generation(r->ws, err);
+        return stale ? stale
+                     : error_sys(err, rc ? rc : op.status, "reading %s through shared memory", r->ws->uri);
+    }
+    return 0;
+}
+
+/* --- other nodes -------------------------------------------------------------------------------------------------------- */
+
+static struct gather_op *free_op(struct gather *g)
+{
+    for (unsigned i = 0; i < GATHER_OPS; i++)
+        if (!g->ops[i].busy)
+            return &g->ops[i];
+    return NULL;
+}
+
+/* The next request to a node: whole reads up to a stage, at least one. False: not now. */
+static bool next_run(struct gather *g, uint32_t node, uint64_t grant, uint32_t *ret_first, uint32_t *ret_n,
+                     uint64_t *ret_bytes)
+{
+    const struct sched *s = &g->rails->sched;
+    uint32_t at = g->cursor[node];
+    while (at < g->end[node] && g->sorted[at].status != PENDING)
+        at++;
+    g->cursor[node] = at;
+    if (at == g->end[node])
+        return false;
+    uint64_t bytes = g->sorted[at].bytes, most = MIN(grant, s->stage_bytes);
+    if (bytes > grant && s->in_flight_bytes)
+        return false;
+    uint32_t n = 1;
+    while (at + n < g->end[node] && n < PROTO_READS_MAX && g->sorted[at + n].status == PENDING &&
+           bytes + g->sorted[at + n].bytes <= most)
+        bytes += g->sorted[at + n++].bytes;
+    *ret_first = at;
+    *ret_n = n;
+    *ret_bytes = bytes;
+    return true;
+}
+
+static void fail_node(struct gather *g, uint32_t node, int rc)
+{
+    for (uint32_t i = g->cursor[node]; i < g->end[node]; i++)
+        if (g->sorted[i].status == PENDING)
+            g->sorted[i].status = rc;
+    g->cursor[node] = g->end[node];
+}
+
+static int send_run(struct gather *g, uint32_t node, struct gather_op *gop, uint32_t first, uint32_t n,
+                    uint64_t bytes, uint64_t deadline_ns, struct leat_error *err)
+{
+    struct rails *r = g->rails;
+    int rc = rails_connect(r, node, deadline_ns, err);
+    if (rc)
+        return rc;
+    *gop = (struct gather_op){
+        .gather = g, .node = node, .busy = true, .bytes = bytes, .sent_ns = clock_now_ns()};
+    gop->op = (struct net_op){.reads = &g->sorted[first], .n = n, .deadline_ns = deadline_ns, .user = gop};
+    rc = r->tcp->ops->submit(r->endpoints[node], &gop->op);
+    if (rc) {
+        gop->busy = false;
+        return error_sys(err, rc, "cannot ask node %s", r->ws->info.nodes[node].address);
+    }
+    g->cursor[node] = first + n;
+    g->unquiesced++;
+    r->unquiesced++;
+    sched_sent(&r->sched, bytes);
+    return 0;
+}
+
+/* Asks all nodes in turns for what may be in flight. True: something is left to ask for. */
+static bool dispatch(struct gather *g, uint64_t deadline_ns, struct leat_error *err)
+{
+    const uint32_t nnodes = g->rails->ws->info.nnodes;
+    for (bool any = true; any;) {
+        any = false;
+        for (uint32_t node = 0; node < nnodes; node++) {
+            uint32_t first, n;
+            uint64_t bytes, grant = sched_grant(&g->rails->sched);
+            struct gather_op *gop = free_op(g);
+            if (rails_is_local(g->rails, node))
+                continue;
+            if (!grant || !gop)
+                return true;
+            if (!next_run(g, node, grant, &first, &n, &bytes))
+                continue;
+            int rc = send_run(g, node, gop, first, n, bytes, deadline_ns, err);
+            if (rc)
+                fail_node(g, node, rc);
+            any = true;
+        }
+    }
+    for (uint32_t node = 0; node < nnodes; node++)
+        if (!rails_is_local(g->rails, node) && g->cursor[node] < g->end[node])
+            return true;
+    return false;
+}
+
+static bool waiting(const struct gather *g)
+{
+    for (unsigned i = 0; i < GATHER_OPS; i++)
+        if (g->ops[i].busy && !g->ops[i].done)
+            return true;
+    return false;
+}
+
+/* One pass over all reads still pending. Returns when each was answered, or failed, or the deadline has passed. */
+static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, uint64_t deadline_ns,
+                const _Atomic bool *cancel, struct leat_error *err)
+{
+    bool left = dispatch(g, deadline_ns, err);
+    if (nlocal) {
+        int rc = run_local(g, g->rails->ws->local_node, local, nlocal, err);
+        if (rc)
+            return rc;
+    }
+    while (left || waiting(g)) {
+        if (cancel && *cancel)
+            return error_set(err, -ECANCELED, "given up by the caller");
+        int ms = clock_poll_ms(deadline_ns);
+        if (ms == 0 && !waiting(g))
+            return error_set(err, LEAT_TIMED_OUT, "the deadline passed before every server was asked");
+        rails_progress(g->rails, cancel && (ms < 0 || ms > CANCEL_LOOK_MS) ? CANCEL_LOOK_MS : MAX(ms, 1));
+        if (ms != 0 || !deadline_ns)
+            left = dispatch(g, deadline_ns, err);
+    }
+    return 0;
+}
+
+static bool broke_off(int status)
+{
+    return status == LEAT_PEER_GONE || status == -EPIPE || status == -ECONNREFUSED ||
+           status == -ECONNABORTED || status == -EHOSTUNREACH || status == -ENETUNREACH;
+}
+
+/* First read of a remote node that is neither good nor worth another attempt; *ret_again: some are. */
+static const struct net_read *judge(struct gather *g, bool *ret_again)
+{
+    *ret_again = false;
+    for (uint32_t node = 0; node < g->rails->ws->info.nnodes; node++)
+        for (uint32_t i = node ? g->end[node - 1] : 0; i < g->end[node]; i++) {
+            int status = g->sorted[i].status;
+            if (broke_off(status))
+                *ret_again = true;
+            else if (status)
+                return &g->sorted[i];
+        }
+    return NULL;
+}
+
+/* Disconnects the nodes that broke off, waits until they are quiesced, and makes their reads pending again. */
+static void rearm(struct gather *g, bool pending)
+{
+    struct rails *r = g->rails;
+    for (uint32_t node = 0; node < r->ws->info.nnodes; node++) {
+        uint32_t start = node ? g->end[node - 1] : 0;
+        bool broke = false;
+        g->cursor[node] = start;
+        for (uint32_t i = start; i < g->end[node]; i++)
+            if (broke_off(g->sorted[i].status)) {
+                broke = true;
+                g->sorted[i].status = pending ? PENDING : g->sorted[i].status;
+            }
+        if (broke)
+            rails_disconnect(r, node);
+    }
+    for (unsigned i = 0; i < 1000 && g->unquiesced; i++)
+        rails_progress(r, 1);
+}
+
+/* The last resort: our daemon reads those samples from their source. */
+static int fetch_lost(struct gather *g, const struct rpc_how *how, struct leat_error *err)
+{
+    struct leat_ws *ws = g->rails->ws;
+    if (g->unquiesced)
+        return error_set(err, LEAT_PEER_GONE, "a node holding part of %s is gone", ws->uri);
+    uint32_t n = 0;
+    AUTO_FREE struct stream_want *wants = malloc((size_t)g->nparts * sizeof(*wants));
+    if (!wants)
+        return error_set(err, -ENOMEM, "out of memory");
+    const char *address = "";
+    for (uint32_t p = 0; p < g->nparts; p++) {
+        const struct gather_part *part = &g->parts[p];
+        bool lost = false;
+        for (uint32_t k = 0; k < part->npieces; k++)
+            if (read_of(g, part->first + k)->status) {
+                lost = true;
+                address = ws->info.nodes[g->node[part->first + k]].address;
+            }
+        if (!lost)
+            continue;
+        wants[n] = (struct stream_want){
+            .sample = part->sample, .field = part->field, .dst = read_of(g, part->first)->dst};
+        index_part(&ws->index, part->sample, part->field, &wants[n].part);
+        n++;
+        g->parts[p].npieces = 0; /* checked by stream_read */
+    }
+    if (ws->info.flags & PROTO_WS_PUSHED)
+        return error_set(err, LEAT_PEER_GONE,
+                         "node %s is gone, and with it its part of %s, which has no source", address,
+                         ws->uri);
+    int rc = stream_read(ws, wants, n, how, err);
+    if (rc && rc != LEAT_TIMED_OUT && rc != -ECANCELED && err)
+        err->code = rc =
+            LEAT_PEER_GONE; /* what happened first; why its source did not help stands in the message */
+    return rc ? error_prefix(err, rc, "node %s is gone, and its part could not be read from the source",
+                             address)
+              : 0;
+}
+
+static int run_remote(struct gather *g, uint64_t deadline_ns, const _Atomic bool *cancel,
+                      struct leat_error *err)
+{
+    struct leat_ws *ws = g->rails->ws;
+    bool again;
+    sort_by_node(g);
+    uint32_t local = ws->local_node;
+    uint32_t nlocal = local == UINT32_MAX ? 0 : g->end[local] - g->cursor[local];
+    struct net_read *local_reads = nlocal ? &g->sorted[g->cursor[local]] : NULL;
+
+    for (unsigned attempt = 0; attempt < 2; attempt++) {
+        int rc = pass(g, local_reads, attempt ? 0 : nlocal, deadline_ns, cancel, err);
+        if (rc)
+            return rc;
+        const struct net_read *bad = judge(g, &again);
+        if (bad)
+            return bad->status == PENDING
+                       ? error_set(err, LEAT_TIMED_OUT, "the deadline passed before every server was asked")
+                       : error_set(err, bad->status, "reading region %u of %s from node %s: %s", bad->mr_gid,
+                                   ws->uri, ws->info.nodes[ws->info.regions[bad->mr_gid].node].address,
+                                   leat_strerror(bad->status));
+        if (!again)
+            return 0;
+        atomic_fetch_add_explicit(&client_counters.reconnects, 1, memory_order_relaxed);
+        rearm(g, attempt == 0);
+    }
+    return fetch_lost(g, &(struct rpc_how){.deadline_ns = deadline_ns, .cancel = cancel}, err);
+}
+
+/* --- checking --------------------------------------------------------------------------------------------------------- */
+
+static int mismatch(struct leat_ws *ws, const struct gather_part *part, struct leat_error *err)
+{
+    char what[256];
+    int rc = ws_check_generation(ws, err); /* bytes of a set that is going away are nobody's fault */
+    if (rc)
+        return rc;
+    atomic_fetch_add_explicit(&client_counters.corrupt, 1, memory_order_relaxed);
+    return error_set(err, LEAT_CORRUPT, "checksum of %s does not match what was recorded at preload",
+                     ws_describe(ws, part->sample, part->field, what));
+}
+
+static int check_crcs(struct gather *g, struct leat_error *err)
+{
+    struct leat_ws *ws = g->rails->ws;
+    for (uint32_t i = 0; i < g->nparts; i++) {
+        const struct gather_part *part = &g->parts[i];
+        if (unlikely(!part->npieces))
+            continue;
+        uint32_t crc = read_of(g, part->first)->crc;
+        for (uint32_t k = 1; k < part->npieces; k++) {
+            const struct net_read *r = read_of(g, part->first + k);
+            crc = crc32c_combine(crc, r->crc, r->bytes);
+        }
+        if (unlikely(crc != ws_crc(ws, part->sample, part->field)))
+            return mismatch(ws, part, err);
+    }
+    return 0;
+}
+
+int gather_run(struct gather *g, uint64_t deadline_ns, const _Atomic bool *cancel, struct leat_error *err)
+{
+    if (!g->nreads)
+        return 0;
+    int rc = g->remote ? run_remote(g, deadline_ns, cancel, err)
+                       : run_local(g, g->rails->ws->local_node, g->reads, g->nreads, err);
+    return rc ? rc : check_crcs(g, err);
+}

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * iter.c: the batches of an epoch, in order, read ahead by a thread into the ring of a view.
+ *
+ *   thread:   step ──▶ positions of this rank ──▶ leat_order_fill ──▶ batch_fill ──▶ queue (at most `ahead`)
+ *   consumer: leat_next takes from the queue
+ *
+ *   step s:  │ rank 0: batch_size │ rank 1 │ … │   G = batch_size * world_size positions from first_position + s * G;
+ *   the last, short step is dropped, or shared out evenly (keep_tail).
+ *
+ * Failure modes: an error stands in the queue at its batch's place; once delivered, the next leat_next tries that batch again.
+ * A consumer that holds every slot gets LEAT_BUSY instead of waiting for itself. Closing cancels a read in progress, within
+ * some 20 ms. The thread does not survive fork(): an iterator of the parent is of no use in the child, and says so.
+ * Invariants: batches come exactly once each and in order; everything here is under `lock` but `cancel`.
+ */
+#include "client/client.h"
+
+#include <signal.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+
+#define AUTO_BLOCK_BYTES                                                                                     \
+    (4 * MIB) /* of a streamed set: long enough for a disk, 16 of them small beside a window */
+
+struct leat_iter {
+    struct leat_view *view;
+    struct leat_order order;
+    unsigned rank, world, ahead;
+    uint64_t first, global; /* first position; positions a step, all ranks */
+    uint64_t steps, full_steps;
+    uint64_t tail_first, tail_count; /* this rank's share of the short last step */
+
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    _Atomic bool cancel;
+    struct leat_batch **queue; /* ring of `ahead` */
+    unsigned head, queued;
+    uint64_t next_step; /* of the thread */
+    uint64_t delivered; /* steps handed out */
+    bool failed;        /* the thread waits: `error` belongs to next_step */
+    struct leat_error error;
+    uint64_t *ids; /* the thread's */
+};
+
+static void step_positions(const struct leat_iter *it, uint64_t step, uint64_t *ret_first, unsigned *ret_n)
+{
+    if (step < it->full_steps) {
+        *ret_first = it->first + step * it->global + (uint64_t)it->rank * it->view->batch_size;
+        *ret_n = it->view->batch_size;
+    } else {
+        *ret_first = it->tail_first;
+        *ret_n = (unsigned)it->tail_count;
+    }
+}
+
+static void *read_ahead(void *arg)
+{
+    struct leat_iter *it = arg;
+    pthread_mutex_lock(&it->lock);
+    while (!it->cancel && it->next_step < it->steps) {
+        if (it->failed || it->queued == it->ahead) {
+            pthread_cond_wait(&it->changed, &it->lock);
+            continue;
+        }
+        uint64_t step = it->next_step, first;
+        unsigned n;
+        pthread_mutex_unlock(&it->lock);
+
+        struct leat_batch *batch = NULL;
+        struct leat_error error = {0};
+        step_positions(it, step, &first, &n);
+        leat_order_fill(&it->order, first, n, it->ids);
+        int rc = batch_fill(it->view, it->ids, n,
+                            &(struct fill_how){.iterator = true, .position = first, .cancel = &it->cancel},
+                            &batch, &error);
+
+        pthread_mutex_lock(&it->lock);
+        if (rc) {
+            it->failed = true;
+            it->error = error;
+            it->error.code = rc;
+        } else {
+            it->queue[(it->head + it->queued++) % it->ahead] = batch;
+            it->next_step++;
+        }
+        pthread_cond_broadcast(&it->changed);
+    }
+    pthread_mutex_unlock(&it->lock);
+    return NULL;
+}
+
+/* --- making one ------------------------------------------------------------------------------------------------------ */
+
+static uint64_t choose_block(const struct leat_ws *ws, const struct leat_iter_options *o)
+{
+    if (!(o->flags & LEAT_SHUFFLE_AUTO))
+        return o->block;
+    if (!(ws->info.flags & PROTO_WS_STREAMED))
+        return 0;
+    const struct index_header *h = ws->index.header;
+    uint64_t mean = MAX(h->payload_bytes / h->nsamples, 1ull);
+    uint64_t block = MIN(AUTO_BLOCK_BYTES / mean, h->nsamples / (4 * LEAT_ORDER_GROUP));
+    return MAX(block, 1ull);
+}
+
+static int plan(struct leat_iter *it, const struct leat_iter_options *o, struct leat_error *err)
+{
+    const struct leat_ws *ws = it->view->ws;
+    uint64_t n = leat_ws_length(ws), batch = it->view->batch_size;
+    it->rank = o->rank;
+    it->world = o->world_size ? o->world_size : 1;
+    if (it->rank >= it->world)
+        return error_set(err, LEAT_INVALID, "rank %u of a world of %u", it->rank, it->world);
+    if (it->view->nslots < 2)
+        return error_set(err, LEAT_INVALID, "an iterator needs a view with at least 2 slots, this one has %u",
+                         it->view->nslots);
+    if (o->first_position > n)
+        return error_set(err, LEAT_INVALID, "first_position %llu of an epoch of %llu",
+                         (unsigned long long)o->first_position, (unsigned long long)n);
+    int rc = leat_order_init(&it->order, n, o->seed, o->epoch, choose_block(ws, o), ws->fingerprint, err);
+    if (rc)
+        return rc;
+    it->first = o->first_position;
+    it->global = batch * it->world;
+    it->full_steps = (n - it->first) / it->global;
+    it->steps = it->full_steps;
+    uint64_t tail = (n - it->first) % it->global, share_first, share_end;
+    leat_share(tail, it->rank, it->world, &share_first, &share_end);
+    it->tail_first = it->first + it->full_steps * it->global + share_first;
+    it->tail_count = share_end - share_first;
+    if (o->keep_tail && it->tail_count)
+        it->steps++;
+    it->ahead = o->ahead && o->ahead < it->view->nslots ? o->ahead : it->view->nslots - 1;
+    return 0;
+}
+
+static void iter_free(struct leat_iter *it)
+{
+    pthread_cond_destroy(&it->changed);
+    pthread_mutex_destroy(&it->lock);
+    view_unref(it->view);
+    free(it->queue);
+    free(it->ids);
+    free(it);
+}
+
+static int start_thread(struct leat_iter *it)
+{
+    sigset_t all, old; /* signals are for the program's own threads */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int rc = pthread_create(&it->thread, NULL, read_ahead, it);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!rc)
+        pthread_setname_np(it->thread, "leat-ahead");
+    return -rc;
+}
+
+int leat_iterate(struct leat_view *view, const struct leat_iter_options *options, struct leat_iter **ret_iter,
+                 struct leat_error *err)
+{
+    struct leat_iter_options o = {0};
+    if (!view || !ret_iter)
+        return error_set(err, LEAT_INVALID, "%s is NULL", view ? "ret_iter" : "view");
+    if (view->fork_count != client_fork_count())
+        return client_forked_error(err);
+    if (options && options->size < offsetof(struct leat_iter_options, block))
+        return error_set(err, LEAT_INVALID, "leat_iter_options.size is not set");
+    if (options)
+        memcpy(&o, options, MIN(options->size, sizeof(o)));
+    struct leat_iter *it = calloc(1, sizeof(*it));
+    if (!it)
+        return error_set(err, -ENOMEM, "out of memory for an iterator");
+    atomic_fetch_add(&view->refs, 1);
+    it->view = view;
+    pthread_mutex_init(&it->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&it->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    int rc = plan(it, &o, err);
+    if (!rc) {
+        it->queue = calloc(it->ahead, sizeof(*it->queue));
+        it->ids = calloc(view->batch_size, sizeof(*it->ids));
+        rc = it->queue && it->ids ? start_thread(it) : -ENOMEM;
+        if (rc)
+            error_sys(err, rc, "cannot start an iterator's thread");
+    }
+    if (rc) {
+        iter_free(it);
+        return rc;
+    }
+    *ret_iter = it;
+    return 0;
+}
+
+void leat_iter_close(struct leat_iter *it)
+{
+    if (!it || it->view->fork_count != client_fork_count())
+        return;
+    atomic_store(&it->cancel, true);
+    pthread_mutex_lock(&it->lock);
+    pthread_cond_broadcast(&it->changed);
+    pthread_mutex_unlock(&it->lock);
+    pthread_join(it->thread, NULL);
+    for (; it->queued; it->queued--, it->head++)
+        leat_batch_release(it->queue[it->head % it->ahead]);
+    iter_free(it);
+}
+
+uint64_t leat_iter_steps(const struct leat_iter *iter)
+{
+    return iter->steps;
+}
+
+uint64_t leat_iter_block(const struct leat_iter *iter)
+{
+    return iter->order.block;
+}
+
+/* --- handing out ------------------------------------------------------------------------------------------------------ */
+
+/* Under lock. 1: *ret_batch; 0: nothing yet; negative: the error at this place. */
+static int take(struct leat_iter *it, struct leat_batch **ret_batch, struct leat_error *err)
+{
+    if (it->queued) {
+        struct leat_batch *batch = it->queue[it->head];
+        it->head = (it->head + 1) % it->ahead;
+        it->queued--;
+        it->delivered++;
+        pthread_mutex_lock(&it->view->lock);
+        batch->undelivered = false;
+        pthread_mutex_unlock(&it->view->lock);
+        pthread_cond_broadcast(&it->changed);
+        *ret_batch = batch;
+        return 1;
+    }
+    if (it->failed) {
+        it->failed = false; /* the thread tries again, for the next call */
+        pthread_cond_broadcast(&it->changed);
+        if (err)
+            *err = it->error;
+        return it->error.code;
+    }
+    if (it->delivered == it->steps) {
+        *ret_batch = NULL;
+        return 1;
+    }
+    return view_starved(it->view, err) ? LEAT_BUSY : 0;
+}
+
+int leat_next(struct leat_iter *it, uint64_t timeout_ns, struct leat_batch **ret_batch,
+              struct leat_error *err)
+{
+    if (!it || !ret_batch)
+        return error_set(err, LEAT_INVALID, "%s is NULL", it ? "ret_batch" : "iter");
+    if (it->view->fork_count != client_fork_count())
+        return client_forked_error(err);
+    uint64_t deadline_ns = client_deadline(it->view->ws->client, timeout_ns);
+    struct timespec ts = {.tv_sec = (time_t)(deadline_ns / NS_PER_S),
+                          .tv_nsec = (long)(deadline_ns % NS_PER_S)};
+    int rc;
+    pthread_mutex_lock(&it->lock);
+    while ((rc = take(it, ret_batch, err)) == 0) {
+        if (!deadline_ns)
+            pthread_cond_wait(&it->changed, &it->lock);
+        else if (pthread_cond_timedwait(&it->changed, &it->lock, &ts) == ETIMEDOUT && !it->queued &&
+                 !it->failed) {
+            rc = error_set(err, LEAT_TIMED_OUT, "the next batch was not there within the deadline");
+            break;
+        }
+    }
+    pthread_mutex_unlock(&it->lock);
+    return rc < 0 ? rc : 0;
+}
+
+void leat_share(uint64_t nsamples, unsigned rank, unsigned world_size, uint64_t *ret_first, uint64_t *ret_end)
+{
+    uint64_t world = world_size ? world_size : 1, each = nsamples / world, extra = nsamples % world;
+    *ret_first = rank * each + MIN((uint64_t)rank, extra);
+    *ret_end = *ret_first + each + (rank < extra);
+}

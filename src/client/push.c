@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * push.c: sets that ranks fill, because they have no source that Leat can read.
+ *
+ *   leat_create (rank 0): fields and lengths ──▶ an index of kind PUSHED in a memfd ──▶ CREATE
+ *   leat_push (any rank): data of samples [first, +n) ──▶ by node ──▶ WRITE on a data connection, payload behind it
+ *
+ * Failure modes: a name that exists is refused by the daemon; a connection that breaks in the middle leaves the samples
+ * unreadable until they are pushed again (a sample turns resident only when the daemon has checksummed all of its
+ * fields). Invariants: pushed bytes are sent from the caller's memory, never copied here; a WRITE never crosses nodes.
+ */
+#include "client/client.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "base/clock.h"
+
+/* --- create -------------------------------------------------------------------------------------------------------- */
+
+static int item_bytes(const char *dtype, uint64_t *ret)
+{
+    /* NumPy's: byte order, kind, bytes: "<f4", "|u1", "<U8" (4 bytes a character). */
+    char *end;
+    if (strlen(dtype) < 3 || !strchr("<>|=", dtype[0]) || !strchr("biufcSUVmM", dtype[1]))
+        return LEAT_INVALID;
+    unsigned long n = strtoul(dtype + 2, &end, 10);
+    if (n == 0 || n > 1u << 20 || (*end && *end != '['))
+        return LEAT_INVALID;
+    *ret = dtype[1] == 'U' ? n * 4 : n;
+    return 0;
+}
+
+static int fixed_stride(const struct leat_push_field *f, uint64_t *ret, struct leat_error *err)
+{
+    uint64_t bytes;
+    if (item_bytes(f->dtype, &bytes))
+        return error_set(err, LEAT_INVALID, "field %s: dtype '%s' is not one of NumPy's plain ones", f->name,
+                         f->dtype);
+    if (f->ndim > INDEX_MAX_DIMS)
+        return error_set(err, LEAT_INVALID, "field %s has %u dimensions, at most %u are possible", f->name,
+                         f->ndim, INDEX_MAX_DIMS);
+    for (unsigned d = 0; d < f->ndim; d++)
+        if (mul_overflows(bytes, f->shape[d], &bytes))
+            return error_set(err, LEAT_INVALID, "field %s: its shape does not fit into 64 bits", f->name);
+    if (!bytes)
+        return error_set(err, LEAT_INVALID, "field %s: a value of 0 bytes", f->name);
+    *ret = bytes;
+    return 0;
+}
+
+static bool is_fixed(const struct leat_push_field *f)
+{
+    return f->dtype && *f->dtype;
+}
+
+static int add_fields(struct index_builder *b, const struct leat_push_field *fields, unsigned nfields,
+                      uint64_t nsamples, int *numbers, struct leat_error *err)
+{
+    for (unsigned f = 0; f < nfields; f++) {
+        uint64_t stride = 0, address = 0, total = 0;
+        if (!fields[f].name || !*fields[f].name)
+            return error_set(err, LEAT_INVALID, "field %u has no name", f);
+        if (is_fixed(&fields[f])) {
+            int rc = fixed_stride(&fields[f], &stride, err);
+            if (rc)
+                return rc;
+            if (mul_overflows(stride, nsamples, &total))
+                return error_set(err, LEAT_INVALID, "field %s: %llu samples of %llu bytes are too many",
+                                 fields[f].name, (unsigned long long)nsamples, (unsigned long long)stride);
+            address = index_builder_reserve(b, total, INDEX_FILE_ALIGN, 0);
+        }
+        numbers[f] =
+            index_builder_field(b, fields[f].name, is_fixed(&fields[f]) ? fields[f].dtype : "",
+                                is_fixed(&fields[f]) ? INDEX_FIELD_UNIFORM : INDEX_FIELD_TABLE,
+                                is_fixed(&fields[f]) ? fields[f].ndim : 0, fields[f].shape, address, stride);
+        if (numbers[f] < 0)
+            return error_sys(err, numbers[f], "field %s", fields[f].name);
+    }
+    return 0;
+}
+
+static int add_samples(struct index_builder *b, const struct leat_push_field *fields, unsigned nfields,
+                       uint64_t nsamples, const uint64_t *lengths, const char *const *keys,
+                       const int *numbers)
+{
+    for (uint64_t i = 0; i < nsamples; i++) {
+        int rc = index_builder_sample(b, keys ? keys[i] : NULL, keys ? strlen(keys[i]) : 0);
+        for (unsigned f = 0; !rc && f < nfields; f++) {
+            if (is_fixed(&fields[f]))
+                continue;
+            uint64_t bytes = lengths[i * nfields + f];
+            rc = index_builder_part(b, (unsigned)numbers[f], index_builder_reserve(b, bytes, 64, 0), bytes);
+        }
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+static int build_index(const struct leat_push_field *fields, unsigned nfields, uint64_t nsamples,
+                       const uint64_t *lengths, const char *const *keys, const char *name, int fd,
+                       struct leat_error *err)
+{
+    struct index_builder *b;
+    int numbers[INDEX_MAX_FIELDS];
+    bool tables = keys != NULL;
+    for (unsigned f = 0; f < nfields; f++)
+        tables = tables || !is_fixed(&fields[f]);
+    int rc = index_builder_new(INDEX_KIND_PUSHED, name, &b);
+    if (rc)
+        return error_set(err, rc, "out of memory for an index");
+    rc = add_fields(b, fields, nfields, nsamples, numbers, err);
+    if (!rc && tables) {
+        rc = add_samples(b, fields, nfields, nsamples, lengths, keys, numbers);
+        if (rc)
+            error_sys(err, rc, "cannot build the index of %s", name);
+    } else if (!rc) {
+        index_builder_count(b, nsamples);
+    }
+    if (!rc)
+        rc = index_builder_finish(b, fd, err);
+    index_builder_free(b);
+    return rc;
+}
+
+int leat_create(struct leat_client *client, const char *name, const struct leat_push_field *fields,
+                unsigned nfields, uint64_t nsamples, const uint64_t *lengths, const char *const *keys,
+                unsigned flags, struct leat_error *err)
+{
+    if (!client || !name || !*name || !fields)
+        return error_set(err, LEAT_INVALID, "client, name and fields are required");
+    if (client_forked(client))
+        return client_forked_error(err);
+    if (nfields == 0 || nfields > INDEX_MAX_FIELDS || nsamples == 0)
+        return error_set(err, LEAT_INVALID,
+                         "%u fields of %llu samples: 1 to %u fields and at least 1 sample are needed",
+                         nfields, (unsigned long long)nsamples, INDEX_MAX_FIELDS);
+    for (unsigned f = 0; f < nfields; f++)
+        if (!is_fixed(&fields[f]) && !lengths)
+            return error_set(err, LEAT_INVALID, "field %s is of raw bytes: lengths are needed",
+                             fields[f].name);
+    AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return error_sys(err, -errno, "cannot make a memfd");
+    int rc = build_index(fields, nfields, nsamples, lengths, keys, name, fd, err);
+    if (rc)
+        return rc;
+    struct bytes_out body = {0};
+    struct net_reply reply;
+    bytes_put_u32(&body, flags);
+    bytes_put_str(&body, name);
+    const struct rpc_how how = {.deadline_ns = client_deadline(client, 0)};
+    rc = rpc_call(client, PROTO_CREATE, &body, &fd, 1, &how, &reply, err);
+    bytes_out_fini(&body);
+    if (!rc)
+        net_reply_fini(&reply);
+    return rc;
+}
+
+/* --- push ------------------------------------------------------------------------------------------------------------- */
+
+/* The ranges of one WRITE and where their bytes are. */
+struct push {
+    struct leat_ws *ws;
+    struct proto_range *ranges;
+    struct iovec *iov;
+    uint32_t *node;
+    uint32_t n, cap;
+};
+
+static int push_add(struct push *p, uint64_t address, uint64_t bytes, const uint8_t *at)
+{
+    const uint64_t region_bytes = p->ws->info.region_bytes;
+    while (bytes) {
+        uint64_t gid = address / region_bytes, offset = address % region_bytes;
+        uint64_t whole = MIN(bytes, region_bytes - offset), piece = MIN(whole, 1 * GIB);
+        if (gid >= p->ws->info.nregions)
+            return LEAT_CORRUPT;
+        if (p->n == p->cap) {
+            uint32_t cap = p->cap ? p->cap * 2 : 64;
+            /* What did not fail is kept longer than cap says, which does no harm. */
+            void *r = realloc(p->ranges, cap * sizeof(*p->ranges));
+            p->ranges = r ? r : p->ranges;
+            void *v = realloc(p->iov, cap * sizeof(*p->iov));
+            p->iov = v ? v : p->iov;
+            void *d = realloc(p->node, cap * sizeof(*p->node));
+            p->node = d ? d : p->node;
+            if (!r || !v || !d)
+                return -ENOMEM;
+            p->cap = cap;
+        }
+        p->ranges[p->n] =
+            (struct proto_range){.gid = (uint32_t)gid, .bytes = (uint32_t)piece, .offset = offset};
+        p->iov[p->n] = (struct iovec){(void *)(uintptr_t)at, piece};
+        p->node[p->n++] = p->ws->info.regions[gid].node;
+        address += piece;
+        at += piece;
+        bytes -= piece;
+    }
+    return 0;
+}
+
+static int collect(struct push *p, uint64_t first, unsigned n, const void *const *data,
+                   struct leat_error *err)
+{
+    const struct index *index = &p->ws->index;
+    for (unsigned f = 0; f < index->header->nfields; f++) {
+        const uint8_t *at = data[f];
+        if (!at)
+            return error_set(err, LEAT_INVALID, "field %u: all fields of a sample are pushed together", f);
+        for (uint64_t i = first; i < first + n; i++) {
+            struct index_part part;
+            if (!index_part(index, i, f, &part))
+                continue;
+            int rc = push_add(p, part.address, part.bytes, at);
+            if (rc)
+                return error_set(err, rc, "cannot lay out sample %llu", (unsigned long long)i);
+            at += part.bytes;
+        }
+    }
+    return 0;
+}
+
+static int broker(struct leat_ws *ws, uint32_t node, uint64_t deadline_ns, int *ret_fd,
+                  struct leat_error *err)
+{
+    struct bytes_out body = {0};
+    struct net_reply reply;
+    bytes_put_u64(&body, ws->info.ws);
+    bytes_put_u32(&body, ws->info.nodes[node].id);
+    int rc = rpc_call(ws->client, PROTO_BROKER, &body, NULL, 0, &(struct rpc_how){.deadline_ns = deadline_ns},
+                      &reply, err);
+    bytes_out_fini(&body);
+    if (rc)
+        return rc;
+    if (reply.nfds != 1)
+        rc = error_set(err, LEAT_CORRUPT, "the daemon brokered a connection and sent no descriptor");
+    else
+        *ret_fd = TAKE_FD(reply.fds[0]);
+    net_reply_fini(&reply);
+    return rc;
+}
+
+static int send_bytes(int fd, const void *data, uint64_t bytes, uint64_t deadline_ns)
+{
+    while (bytes) {
+        ssize_t sent = send(fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent > 0) {
+            data = (const uint8_t *)data + sent;
+            bytes -= (uint64_t)sent;
+        } else if (errno == EAGAIN) {
+            struct pollfd pfd = {.fd = fd, .events = POLLOUT};
+            if (poll(&pfd, 1, clock_poll_ms(deadline_ns)) == 0)
+                return LEAT_TIMED_OUT;
+        } else if (errno != EINTR) {
+            return LEAT_PEER_GONE;
+        }
+    }
+    return 0;
+}
+
+/* The frame, its ranges, and their bytes straight from the caller's memory. */
+static int send_write(int fd, const struct bytes_out *body, uint64_t payload_bytes, const struct push *p,
+                      uint32_t node, uint64_t deadline_ns)
+{
+    uint8_t head[PROTO_FRAME];
+    struct proto_frame frame = {.version = PROTO_VERSION,
+                                .kind = PROTO_REQUEST,
+                                .type = PROTO_WRITE,
+                                .id = 1,
+                                .body_bytes = (uint32_t)body->len,
+                                .payload_bytes = payload_bytes};
+    if (body->failed)
+        return -ENOMEM;
+    proto_frame_put(head, &frame);
+    int rc = send_bytes(fd, head, sizeof(head), deadline_ns);
+    if (!rc)
+        rc = send_bytes(fd, body->data, body->len, deadline_ns);
+    for (uint32_t i = 0; !rc && i < p->n; i++)
+        if (p->node[i] == node)
+            rc = send_bytes(fd, p->iov[i].iov_base, p->iov[i].iov_len, deadline_ns);
+    return rc;
+}
+
+static int write_node(const struct push *p, uint32_t node, uint64_t first, unsigned n, uint64_t deadline_ns,
+                      struct leat_error *err)
+{
+    struct bytes_out body = {0};
+    uint32_t nranges = 0;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < p->n; i++)
+        nranges += p->node[i] == node;
+    if (!nranges)
+        return 0;
+    bytes_put_u64(&body, first);
+    bytes_put_u32(&body, n);
+    bytes_put_u32(&body, nranges);
+    for (uint32_t i = 0; i < p->n; i++)
+        if (p->node[i] == node) {
+            proto_range_put(&body, &p->ranges[i]);
+            bytes += p->ranges[i].bytes;
+        }
+    AUTO_CLOSE int fd = -1;
+    struct net_reply reply;
+    int rc = broker(p->ws, node, deadline_ns, &fd, err);
+    if (rc) {
+        bytes_out_fini(&body);
+        return rc;
+    }
+    rc = send_write(fd, &body, bytes, p, node, deadline_ns);
+    bytes_out_fini(&body);
+    if (!rc)
+        rc = net_frame_receive(fd, &reply, deadline_ns);
+    if (rc)
+        return error_sys(err, rc, "pushing samples %llu to %llu", (unsigned long long)first,
+                         (unsigned long long)first + n - 1);
+    rc = net_reply_status(&reply, err);
+    net_reply_fini(&reply);
+    return rc;
+}
+
+/* Bytes of one field of samples [first, +n), which lie one after another in the caller's memory. */
+static uint64_t span_bytes(const struct index *index, unsigned field, uint64_t first, unsigned n)
+{
+    uint64_t bytes = 0;
+    for (uint64_t i = first; i < first + n; i++) {
+        struct index_part part;
+        if (index_part(index, i, field, &part))
+            bytes += part.bytes;
+    }
+    return bytes;
+}
+
+static int push_some(struct leat_ws *ws, uint64_t first, unsigned n, const void *const *data,
+                     uint64_t deadline_ns, struct leat_error *err)
+{
+    struct push p = {.ws = ws};
+    int rc = collect(&p, first, n, data, err);
+    for (uint32_t node = 0; !rc && node < ws->info.nnodes; node++)
+        rc = write_node(&p, node, first, n, deadline_ns, err);
+    free(p.ranges);
+    free(p.iov);
+    free(p.node);
+    return rc;
+}
+
+int leat_push(struct leat_ws *ws, uint64_t first, unsigned n, const void *const *data, uint64_t timeout_ns,
+              struct leat_error *err)
+{
+    if (!ws || !data)
+        return error_set(err, LEAT_INVALID, "%s is NULL", ws ? "data" : "ws");
+    int rc = ws_check(ws, err);
+    if (rc)
+        return rc;
+    const struct index_header *h = ws->index.header;
+    if (!(ws->info.flags & PROTO_WS_PUSHED))
+        return error_set(err, LEAT_INVALID, "%s has a source of its own and cannot be pushed to", ws->uri);
+    if (first > h->nsamples || n > h->nsamples - first)
+        return error_set(err, LEAT_INVALID, "samples %llu to %llu of a set of %llu",
+                         (unsigned long long)first, (unsigned long long)first + n,
+                         (unsigned long long)h->nsamples);
+    uint64_t deadline_ns = client_deadline(ws->client, timeout_ns);
+    const void *at[INDEX_MAX_FIELDS];
+    for (unsigned f = 0; f < h->nfields; f++)
+        at[f] = data[f];
+    /* A WRITE names at most PROTO_READS_MAX ranges; a sample has one a field, and one more a region it reaches into. */
+    uint64_t pieces = h->nfields * (2 + h->max_sample_bytes / ws->info.region_bytes);
+    unsigned most = (unsigned)MAX((uint64_t)PROTO_READS_MAX / pieces, 1ull);
+    while (n && !rc) {
+        unsigned now = MIN(n, most);
+        rc = push_some(ws, first, now, at, deadline_ns, err);
+        for (unsigned f = 0; !rc && f < h->nfields; f++)
+            at[f] = (const uint8_t *)at[f] + span_bytes(&ws->index, f, first, now);
+        first += now;
+        n -= now;
+    }
+    return rc;
+}

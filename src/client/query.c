@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* query.c: looking after the pool: one call to the daemon each. Errors are the daemon's, passed on as they are. */
+#include "client/client.h"
+
+#include <jansson.h>
+
+#include "base/ledger.h"
+
+static int check_client(const struct leat_client *client, struct leat_error *err)
+{
+    if (!client)
+        return error_set(err, LEAT_INVALID, "client is NULL");
+    return client_forked(client) ? client_forked_error(err) : 0;
+}
+
+/* A call whose reply is looked at by nobody. */
+static int call_plain(struct leat_client *client, uint16_t type, struct bytes_out *body, uint64_t deadline_ns,
+                      struct leat_error *err)
+{
+    struct net_reply reply;
+    int rc =
+        rpc_call(client, type, body, NULL, 0, &(struct rpc_how){.deadline_ns = deadline_ns}, &reply, err);
+    bytes_out_fini(body);
+    if (!rc)
+        net_reply_fini(&reply);
+    return rc;
+}
+
+int leat_query(struct leat_client *client, enum leat_query query, const char *arg, char **ret_text,
+               struct leat_error *err)
+{
+    int rc = check_client(client, err);
+    if (rc)
+        return rc;
+    if (!ret_text)
+        return error_set(err, LEAT_INVALID, "ret_text is NULL");
+    struct bytes_out body = {0};
+    struct net_reply reply;
+    bytes_put_u32(&body, query);
+    bytes_put_str(&body, arg);
+    const struct rpc_how how = {.deadline_ns = client_deadline(client, 0)};
+    rc = rpc_call(client, PROTO_QUERY, &body, NULL, 0, &how, &reply, err);
+    bytes_out_fini(&body);
+    if (rc)
+        return rc;
+    struct bytes_in in = bytes_in_of(reply.body.data, reply.body.len);
+    char *text = bytes_get_str(&in, PROTO_BODY_MAX);
+    net_reply_fini(&reply);
+    if (!text)
+        return error_set(err, in.bad ? LEAT_CORRUPT : -ENOMEM, "the daemon's answer cannot be read");
+    *ret_text = text;
+    return 0;
+}
+
+void leat_free(void *text)
+{
+    free(text);
+}
+
+int leat_drop(struct leat_client *client, const char *name, unsigned flags, uint64_t timeout_ns,
+              struct leat_error *err)
+{
+    int rc = check_client(client, err);
+    if (rc)
+        return rc;
+    if (!name || !*name)
+        return error_set(err, LEAT_INVALID, "which working set is to be dropped? give its name");
+    uint64_t wait_ns = timeout_ns ? timeout_ns : client->timeout_ns, allowed;
+    /* The daemon waits that long for leases; its answer may take a little longer. */
+    if (add_overflows(wait_ns, client->timeout_ns, &allowed))
+        allowed = UINT64_MAX;
+    struct bytes_out body = {0};
+    bytes_put_u32(&body, flags);
+    bytes_put_u64(&body, wait_ns);
+    bytes_put_str(&body, name);
+    return call_plain(client, PROTO_DROP, &body, client_deadline(client, allowed), err);
+}
+
+int leat_verify(struct leat_ws *ws, unsigned flags, leat_progress_fn progress, void *user, uint64_t *ret_bad,
+                struct leat_error *err)
+{
+    if (!ws)
+        return error_set(err, LEAT_INVALID, "ws is NULL");
+    int rc = ws_check(ws, err);
+    if (rc)
+        return rc;
+    struct bytes_out body = {0};
+    struct net_reply reply;
+    bytes_put_u64(&body, ws->info.ws);
+    bytes_put_u32(&body, flags);
+    rc = rpc_call(ws->client, PROTO_VERIFY, &body, NULL, 0,
+                  &(struct rpc_how){.progress = progress, .progress_user = user}, &reply, err);
+    bytes_out_fini(&body);
+    if (rc)
+        return rc;
+    struct bytes_in in = bytes_in_of(reply.body.data, reply.body.len);
+    uint64_t bad = bytes_get_u64(&in);
+    AUTO_FREE char *key = bytes_get_str(&in, PROTO_STR_MAX);
+    net_reply_fini(&reply);
+    if (in.bad)
+        return error_set(err, LEAT_CORRUPT, "the daemon's answer cannot be read");
+    if (ret_bad)
+        *ret_bad = bad;
+    return bad ? error_set(err, LEAT_CORRUPT,
+                           "%llu samples of %s do not match their checksum, the first is %s",
+                           (unsigned long long)bad, ws->uri, key ? key : "?")
+               : 0;
+}
+
+int leat_stop(struct leat_client *client, int force, struct leat_error *err)
+{
+    int rc = check_client(client, err);
+    if (rc)
+        return rc;
+    struct bytes_out body = {0};
+    bytes_put_u32(&body, force ? 1 : 0);
+    return call_plain(client, PROTO_STOP, &body, client_deadline(client, 0), err);
+}
+
+int leat_counters(char **ret_json, struct leat_error *err)
+{
+    if (!ret_json)
+        return error_set(err, LEAT_INVALID, "ret_json is NULL");
+    const struct client_counters *c = &client_counters;
+    const struct {
+        const char *name;
+        uint64_t value;
+    } values[] = {
+        {"batches", c->batches},       {"samples", c->samples},
+        {"bytes", c->bytes},           {"waits", c->waits},
+        {"corrupt", c->corrupt},       {"stale", c->stale},
+        {"timeouts", c->timeouts},     {"quarantined", c->quarantined},
+        {"reconnects", c->reconnects}, {"fetched_bytes", c->fetched_bytes},
+    };
+    json_t *root = json_object(), *ledger = json_object();
+    int bad = !root || !ledger;
+    for (unsigned i = 0; !bad && i < ARRAY_LEN(values); i++)
+        bad = json_object_set_new(root, values[i].name, json_integer((json_int_t)values[i].value));
+    for (unsigned i = 0; !bad && i < LEDGER_REASONS; i++)
+        bad = json_object_set_new(ledger, ledger_names[i], json_integer((json_int_t)ledger_bytes[i]));
+    if (!bad)
+        bad = json_object_set(root, "copied_bytes", ledger);
+    char *text = bad ? NULL : json_dumps(root, JSON_COMPACT);
+    json_decref(ledger);
+    json_decref(root);
+    if (!text)
+        return error_set(err, -ENOMEM, "out of memory");
+    *ret_json = text;
+    return 0;
+}

@@ -1,0 +1,422 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rpc.c: one socket, many threads, no thread of our own (a Python process forks when it likes).
+ *
+ * A caller queues its waiter, writes its request, then waits. Whoever finds nobody reading becomes the reader: it polls
+ * the socket and hands each frame to the waiter whose id it carries, its own or another's, until its own reply is
+ * there; then it leaves and wakes the rest, of whom one takes over. Frames are taken in piecewise without blocking,
+ * so half a message never holds up a caller past its deadline.
+ *
+ * Failure modes: EOF or garbage kills the client: every waiter and every later call gets LEAT_PEER_GONE (garbage:
+ * LEAT_CORRUPT). A deadline that passes sends CANCEL; the reply that still comes finds no waiter and is dropped, its descriptors
+ * closed. A request that could not be written whole leaves the stream out of step, so that kills the client too.
+ *
+ * Invariants: rx belongs to the reader; a waiter is on the list until it is done or its caller has left; no callback runs
+ * under a lock.
+ */
+#include "client/client.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "base/clock.h"
+
+#define CANCEL_LOOK_MS 20
+
+struct rpc_waiter {
+    struct list node;
+    uint64_t id;
+    bool done, has_progress;
+    struct net_reply reply;
+    struct leat_progress progress;
+};
+
+/* --- life ---------------------------------------------------------------------------------------------------- */
+
+int client_new(int fd, const char *socket, uint64_t timeout_ns, struct leat_client **ret_client)
+{
+    struct leat_client *c = calloc(1, sizeof(*c));
+    if (!c)
+        return -ENOMEM;
+    c->socket = strdup(socket);
+    if (!c->socket) {
+        free(c);
+        return -ENOMEM;
+    }
+    c->refs = 1;
+    c->fork_count = client_fork_count();
+    c->fd = fd;
+    c->timeout_ns = timeout_ns;
+    c->next_id = 1;
+    list_init(&c->calls);
+    list_init(&c->sets);
+    pthread_mutex_init(&c->send_lock, NULL);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&c->wake, &attr);
+    pthread_condattr_destroy(&attr);
+    *ret_client = c;
+    return 0;
+}
+
+struct leat_client *client_ref(struct leat_client *client)
+{
+    atomic_fetch_add(&client->refs, 1);
+    return client;
+}
+
+void client_unref(struct leat_client *client)
+{
+    if (!client || atomic_fetch_sub(&client->refs, 1) != 1)
+        return;
+    close(client->fd);
+    net_reply_fini(&client->rx.reply);
+    pthread_cond_destroy(&client->wake);
+    pthread_mutex_destroy(&client->lock);
+    pthread_mutex_destroy(&client->send_lock);
+    free(client->socket);
+    free(client);
+}
+
+uint64_t client_deadline(const struct leat_client *client, uint64_t timeout_ns)
+{
+    if (timeout_ns == 0)
+        timeout_ns = client->timeout_ns;
+    if (timeout_ns == UINT64_MAX)
+        return 0;
+    uint64_t deadline;
+    return add_overflows(clock_now_ns(), timeout_ns, &deadline) ? 0 : deadline;
+}
+
+int rpc_dead_error(const struct leat_client *client, struct leat_error *err)
+{
+    int dead = client->dead;
+    if (dead == LEAT_PEER_GONE)
+        return error_set(err, dead, "the daemon at %s is gone; open again to start over", client->socket);
+    return error_set(err, dead, "the connection to the daemon at %s broke off: %s", client->socket,
+                     leat_strerror(dead));
+}
+
+static void die(struct leat_client *c, int code)
+{
+    int alive = 0;
+    atomic_compare_exchange_strong(&c->dead, &alive,
+                                   code == -ENOMEM        ? -ENOMEM
+                                   : code == LEAT_CORRUPT ? code
+                                                          : LEAT_PEER_GONE);
+}
+
+/* --- taking frames in ------------------------------------------------------------------------------------------ */
+
+static int take_fds(struct rpc_rx *rx, struct msghdr *msg)
+{
+    int rc = msg->msg_flags & MSG_CTRUNC ? LEAT_CORRUPT
+                                         : 0; /* descriptors were lost: out of step with the frame */
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        unsigned n = (unsigned)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        for (unsigned i = 0; i < n; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+            if (rx->reply.nfds < PROTO_FDS_MAX)
+                rx->reply.fds[rx->reply.nfds++] = fd;
+            else {
+                close(fd);
+                rc = LEAT_CORRUPT;
+            }
+        }
+    }
+    return rc;
+}
+
+/* Some bytes of [at, +want) of the frame: their number, 0 when none are there now, or a negative code. */
+static int64_t take_bytes(int fd, struct rpc_rx *rx, void *at, size_t want)
+{
+    union {
+        char space[CMSG_SPACE(sizeof(int) * PROTO_FDS_MAX)];
+        struct cmsghdr align;
+    } control;
+    struct iovec iov = {at, want};
+    struct msghdr msg = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+    ssize_t got = recvmsg(fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got < 0)
+        return errno == EAGAIN || errno == EINTR ? 0 : LEAT_PEER_GONE;
+    if (got == 0)
+        return LEAT_PEER_GONE;
+    int rc = take_fds(rx, &msg);
+    return rc ? rc : got;
+}
+
+/* 1: a whole frame moved into *ret; 0: more has to come; negative: the connection is of no use any more. */
+static int rx_step(int fd, struct rpc_rx *rx, struct net_reply *ret)
+{
+    for (;;) {
+        if (!rx->in_body) {
+            int64_t got = take_bytes(fd, rx, rx->head + rx->have, PROTO_FRAME - rx->have);
+            if (got <= 0)
+                return (int)got;
+            rx->have += (uint64_t)got;
+            if (rx->have < PROTO_FRAME)
+                continue;
+            if (proto_frame_get(rx->head, &rx->reply.frame) || rx->reply.frame.payload_bytes)
+                return LEAT_CORRUPT;
+            rx->have = 0;
+            rx->in_body = true;
+            size_t bytes = rx->reply.frame.body_bytes;
+            if (bytes) {
+                rx->reply.body.data = malloc(bytes);
+                if (!rx->reply.body.data)
+                    return -ENOMEM;
+                rx->reply.body.cap = bytes;
+            }
+        }
+        while (rx->have < rx->reply.frame.body_bytes) {
+            int64_t got =
+                take_bytes(fd, rx, rx->reply.body.data + rx->have, rx->reply.frame.body_bytes - rx->have);
+            if (got <= 0)
+                return (int)got;
+            rx->have += (uint64_t)got;
+        }
+        if (rx->reply.nfds != rx->reply.frame.nfds)
+            return LEAT_CORRUPT;
+        rx->reply.body.len = rx->reply.frame.body_bytes;
+        *ret = rx->reply;
+        *rx = (struct rpc_rx){0};
+        return 1;
+    }
+}
+
+/* --- handing them out ------------------------------------------------------------------------------------------ */
+
+static void on_progress(struct rpc_waiter *w, const struct net_reply *reply)
+{
+    struct bytes_in in = bytes_in_of(reply->body.data, reply->body.len);
+    struct leat_progress p = {.stage = (enum leat_stage)bytes_get_u32(&in)};
+    p.samples_done = bytes_get_u64(&in);
+    p.samples_total = bytes_get_u64(&in);
+    p.bytes_done = bytes_get_u64(&in);
+    p.bytes_total = bytes_get_u64(&in);
+    if (bytes_in_done(&in) == 0) {
+        w->progress = p;
+        w->has_progress = true;
+    }
+}
+
+static void on_revoked(struct leat_client *c, const struct net_reply *reply)
+{
+    struct bytes_in in = bytes_in_of(reply->body.data, reply->body.len);
+    uint64_t handle = bytes_get_u64(&in);
+    bytes_get_u32(&in); /* the new generation stands in the live table as well */
+    if (bytes_in_done(&in))
+        return;
+    list_for_each (node, &c->sets) {
+        struct leat_ws *ws = container_of(node, struct leat_ws, node);
+        if (ws->info.ws == handle)
+            atomic_store(&ws->revoked, true);
+    }
+}
+
+/* Under lock. Takes the reply. */
+static void dispatch(struct leat_client *c, struct net_reply *reply)
+{
+    if (reply->frame.kind == PROTO_EVENT && reply->frame.type == PROTO_REVOKED)
+        on_revoked(c, reply);
+    list_for_each (node, &c->calls) {
+        struct rpc_waiter *w = container_of(node, struct rpc_waiter, node);
+        if (w->id != reply->frame.id)
+            continue;
+        if (reply->frame.kind == PROTO_EVENT && reply->frame.type == PROTO_PROGRESS) {
+            on_progress(w, reply);
+        } else if (reply->frame.kind == PROTO_REPLY) {
+            list_remove(&w->node);
+            w->reply = *reply;
+            w->done = true;
+            return;
+        }
+        break;
+    }
+    net_reply_fini(reply);
+}
+
+/* The reader's turn: everything that is there, waiting up to timeout_ms for something. */
+static void pump(struct leat_client *c, int timeout_ms)
+{
+    struct pollfd pfd = {.fd = c->fd, .events = POLLIN};
+    int n = poll(&pfd, 1, timeout_ms);
+    if (n <= 0)
+        return;
+    for (;;) {
+        struct net_reply reply;
+        int rc = rx_step(c->fd, &c->rx, &reply);
+        if (rc == 0)
+            return;
+        if (rc < 0) {
+            die(c, rc);
+            return;
+        }
+        pthread_mutex_lock(&c->lock);
+        dispatch(c, &reply);
+        pthread_mutex_unlock(&c->lock);
+    }
+}
+
+int rpc_poll(struct leat_client *client)
+{
+    if (client->dead)
+        return client->dead;
+    /* One system call when nothing has come, which is nearly always. */
+    struct pollfd pfd = {.fd = client->fd, .events = POLLIN};
+    if (poll(&pfd, 1, 0) <= 0)
+        return 0;
+    pthread_mutex_lock(&client->lock);
+    bool mine = !client->reading;
+    if (mine)
+        client->reading = true;
+    pthread_mutex_unlock(&client->lock);
+    if (!mine)
+        return client->dead; /* who is reading will see to it */
+    pump(client, 0);
+    pthread_mutex_lock(&client->lock);
+    client->reading = false;
+    pthread_cond_broadcast(&client->wake);
+    pthread_mutex_unlock(&client->lock);
+    return client->dead;
+}
+
+/* --- calls ------------------------------------------------------------------------------------------------------ */
+
+static int send_frame(struct leat_client *c, uint16_t type, uint64_t id, const struct bytes_out *body,
+                      const int *fds, unsigned nfds, uint64_t deadline_ns)
+{
+    static const struct bytes_out empty;
+    pthread_mutex_lock(&c->send_lock);
+    int rc = c->dead;
+    if (!rc) {
+        rc = net_frame_send(c->fd, PROTO_REQUEST, type, id, body ? body : &empty, fds, nfds, deadline_ns);
+        if (rc)
+            die(c, rc);
+    }
+    pthread_mutex_unlock(&c->send_lock);
+    return rc;
+}
+
+static void send_cancel(struct leat_client *c, uint64_t id)
+{
+    struct bytes_out body = {0};
+    bytes_put_u64(&body, id);
+    rpc_post(c, PROTO_CANCEL, &body);
+    bytes_out_fini(&body);
+}
+
+void rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out *body)
+{
+    if (client->dead || (body && body->failed))
+        return;
+    pthread_mutex_lock(&client->lock);
+    uint64_t id = client->next_id++;
+    pthread_mutex_unlock(&client->lock);
+    send_frame(client, type, id, body, NULL, 0, clock_now_ns() + NS_PER_S);
+}
+
+static void wait_for_reader(struct leat_client *c, uint64_t deadline_ns, bool has_cancel)
+{
+    uint64_t until = has_cancel ? clock_now_ns() + CANCEL_LOOK_MS * NS_PER_MS : deadline_ns;
+    if (deadline_ns && deadline_ns < until)
+        until = deadline_ns;
+    if (!until) {
+        pthread_cond_wait(&c->wake, &c->lock);
+        return;
+    }
+    struct timespec ts = {.tv_sec = (time_t)(until / NS_PER_S), .tv_nsec = (long)(until % NS_PER_S)};
+    pthread_cond_timedwait(&c->wake, &c->lock, &ts);
+}
+
+/* Under lock: until the waiter is done, 0; or why it gave up. */
+static int wait_done(struct leat_client *c, struct rpc_waiter *w, const struct rpc_how *how)
+{
+    for (;;) {
+        if (w->done)
+            return 0;
+        if (c->dead)
+            return c->dead;
+        if (w->has_progress) {
+            struct leat_progress progress = w->progress;
+            w->has_progress = false;
+            if (how->progress) {
+                pthread_mutex_unlock(&c->lock);
+                int stop = how->progress(&progress, how->progress_user);
+                pthread_mutex_lock(&c->lock);
+                if (stop)
+                    return w->done ? 0 : -ECANCELED;
+            }
+            continue;
+        }
+        if (how->cancel && *how->cancel)
+            return -ECANCELED;
+        if (how->deadline_ns && clock_now_ns() >= how->deadline_ns)
+            return LEAT_TIMED_OUT;
+        if (c->reading) {
+            wait_for_reader(c, how->deadline_ns, how->cancel != NULL);
+            continue;
+        }
+        c->reading = true;
+        pthread_mutex_unlock(&c->lock);
+        int ms = clock_poll_ms(how->deadline_ns);
+        pump(c, how->cancel && (ms < 0 || ms > CANCEL_LOOK_MS) ? CANCEL_LOOK_MS : ms);
+        pthread_mutex_lock(&c->lock);
+        c->reading = false;
+        pthread_cond_broadcast(&c->wake);
+    }
+}
+
+static int reply_error(struct net_reply *reply, struct leat_error *err)
+{
+    int status = reply->frame.status;
+    struct bytes_in in = bytes_in_of(reply->body.data, reply->body.len);
+    char *text = bytes_get_str(&in, LEAT_ERROR_MESSAGE_MAX);
+    error_set(err, status, "%s", text && *text ? text : leat_strerror(status));
+    free(text);
+    net_reply_fini(reply);
+    return status;
+}
+
+int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *body, const int *fds,
+             unsigned nfds, const struct rpc_how *how, struct net_reply *ret_reply, struct leat_error *err)
+{
+    if (body && body->failed)
+        return error_set(err, -ENOMEM, "out of memory for a request to the daemon");
+    struct rpc_waiter w = {0};
+    pthread_mutex_lock(&client->lock);
+    w.id = client->next_id++;
+    list_push_back(&client->calls, &w.node);
+    pthread_mutex_unlock(&client->lock);
+
+    int rc = send_frame(client, type, w.id, body, fds, nfds, how->deadline_ns);
+    pthread_mutex_lock(&client->lock);
+    if (!rc || !w.done)
+        rc = wait_done(client, &w, how);
+    list_remove(&w.node);
+    if (rc && client->dead)
+        pthread_cond_broadcast(&client->wake);
+    pthread_mutex_unlock(&client->lock);
+
+    if (rc == 0) {
+        if (w.reply.frame.status < 0)
+            return reply_error(&w.reply, err);
+        *ret_reply = w.reply;
+        return 0;
+    }
+    if (client->dead)
+        return rpc_dead_error(client, err);
+    send_cancel(client, w.id);
+    if (rc == LEAT_TIMED_OUT)
+        return error_set(err, rc, "the daemon at %s did not answer within the deadline", client->socket);
+    return error_set(err, rc, "given up by the caller");
+}

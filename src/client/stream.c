@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stream.c: samples that the pool does not keep. The daemon reads them into staging regions (FETCH), which we map like
+ * any other; the bytes are copied out and checked, and the lease goes back so that the window moves on.
+ *
+ *   wants, sorted ──▶ runs of consecutive samples ──▶ FETCH ──▶ copy + CRC ──▶ RELEASE
+ *
+ * Failure modes: LEAT_NO_SPACE means that the window is taken by leases, our own or others': the portion is halved, down
+ * to a single sample, then asked for again until the deadline. Invariants: at most one lease at a time a call, released on
+ * every way out; never more than the window.
+ */
+#include "client/client.h"
+
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "base/ledger.h"
+
+#define PORTION_BYTES (64 * MIB) /* asked for at once: a full pipe, and far below any sensible window */
+#define RANGES_MAX    4096u
+#define RETRY_US      2000u
+
+static void post_release(struct leat_ws *ws, uint64_t lease)
+{
+    struct bytes_out body = {0};
+    bytes_put_u64(&body, lease);
+    rpc_post(ws->client, PROTO_RELEASE, &body);
+    bytes_out_fini(&body);
+}
+
+int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n, const struct rpc_how *how,
+                 struct stream_lease **ret_lease, struct leat_error *err)
+{
+    struct stream_lease *lease = calloc(1, sizeof(*lease));
+    struct bytes_out body = {0};
+    struct net_reply reply;
+    if (!lease)
+        return error_set(err, -ENOMEM, "out of memory");
+    bytes_put_u64(&body, ws->info.ws);
+    bytes_put_u32(&body, n);
+    for (uint32_t i = 0; i < n; i++) {
+        bytes_put_u64(&body, ranges[i].first);
+        bytes_put_u64(&body, ranges[i].count);
+    }
+    int rc = rpc_call(ws->client, PROTO_FETCH, &body, NULL, 0, how, &reply, err);
+    bytes_out_fini(&body);
+    if (rc) {
+        free(lease);
+        return rc;
+    }
+    rc = proto_fetched_get(reply.body.data, reply.body.len, &lease->fetched);
+    if (rc) {
+        net_reply_fini(&reply);
+        free(lease);
+        return error_set(err, rc, "the daemon's answer to a fetch cannot be read");
+    }
+    lease->ws = ws;
+    rc = ws_map_staging(ws, &lease->fetched, &reply, how->deadline_ns, err);
+    net_reply_fini(&reply);
+    if (rc) {
+        stream_release(lease);
+        return rc;
+    }
+    *ret_lease = lease;
+    return 0;
+}
+
+void stream_release(struct stream_lease *lease)
+{
+    if (!lease)
+        return;
+    post_release(lease->ws, lease->fetched.lease);
+    proto_fetched_fini(&lease->fetched);
+    free(lease);
+}
+
+/* The run that holds `address`, by binary search (runs come in order of address). */
+static const struct proto_run *find_run(const struct proto_fetched *f, uint64_t address)
+{
+    uint32_t low = 0, high = f->nruns;
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+        if (f->runs[mid].address + f->runs[mid].bytes <= address)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low < f->nruns && f->runs[low].address <= address ? &f->runs[low] : NULL;
+}
+
+int stream_copy(const struct stream_lease *lease, uint64_t sample, unsigned field,
+                const struct index_part *part, void *dst, struct leat_error *err)
+{
+    struct leat_ws *ws = lease->ws;
+    uint64_t address = part->address, left = part->bytes;
+    uint8_t *to = dst;
+    uint32_t crc = 0;
+    char what[256];
+    while (left) {
+        const struct proto_run *run = find_run(&lease->fetched, address);
+        if (!run)
+            return error_set(err, -EIO, "the daemon fetched less than %s",
+                             ws_describe(ws, sample, field, what));
+        uint32_t gid = run->gid;
+        const uint8_t *region = gid & PROTO_STAGING ? ws->staging[gid & ~PROTO_STAGING] : ws_region(ws, gid);
+        uint64_t skip = address - run->address, bytes = MIN(left, run->bytes - skip);
+        crc = crc32c_copy(crc, to, region + run->offset + skip, bytes);
+        address += bytes;
+        to += bytes;
+        left -= bytes;
+    }
+    ledger_add(LEDGER_GATHER, part->bytes);
+    atomic_fetch_add_explicit(&client_counters.fetched_bytes, part->bytes, memory_order_relaxed);
+    if (crc == ws_crc(ws, sample, field))
+        return 0;
+    int rc = ws_check_generation(ws, err);
+    return rc ? rc
+              : error_set(err, LEAT_CORRUPT,
+                          "checksum of %s does not match what was recorded: its source has changed",
+                          ws_describe(ws, sample, field, what));
+}
+
+static int by_sample(const void *a, const void *b)
+{
+    const struct stream_want *x = a, *y = b;
+    return x->sample < y->sample ? -1 : x->sample > y->sample;
+}
+
+/* How many wants, from the first, make a portion of at most max_bytes (at least one whole sample); and its ranges. */
+static uint32_t make_portion(const struct stream_want *wants, uint32_t n, uint64_t max_bytes,
+                             struct stream_range *ranges, uint32_t *ret_nranges)
+{
+    uint32_t nranges = 0, i = 0;
+    uint64_t bytes = 0;
+    while (i < n) {
+        uint32_t same = i;
+        uint64_t more = 0;
+        while (same < n && wants[same].sample == wants[i].sample)
+            more += wants[same++].part.bytes;
+        if (i && bytes + more > max_bytes)
+            break;
+        uint64_t sample = wants[i].sample;
+        if (nranges && ranges[nranges - 1].first + ranges[nranges - 1].count == sample)
+            ranges[nranges - 1].count++;
+        else if (nranges == RANGES_MAX)
+            break;
+        else
+            ranges[nranges++] = (struct stream_range){sample, 1};
+        bytes += more;
+        i = same;
+    }
+    *ret_nranges = nranges;
+    return i;
+}
+
+int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, const struct rpc_how *how,
+                struct leat_error *err)
+{
+    AUTO_FREE struct stream_range *ranges = malloc(sizeof(*ranges) * MIN(n, RANGES_MAX));
+    uint64_t max_bytes = PORTION_BYTES;
+    if (n && !ranges)
+        return error_set(err, -ENOMEM, "out of memory");
+    qsort(wants, n, sizeof(*wants), by_sample);
+    for (uint32_t at = 0; at < n;) {
+        uint32_t nranges, count = make_portion(wants + at, n - at, max_bytes, ranges, &nranges);
+        struct stream_lease *lease;
+        int rc = stream_fetch(ws, ranges, nranges, how, &lease, err);
+        if (rc == LEAT_NO_SPACE && !(how->deadline_ns && clock_now_ns() >= how->deadline_ns) &&
+            !(how->cancel && *how->cancel)) {
+            if (max_bytes > 1)
+                max_bytes /= 2;
+            else
+                usleep(RETRY_US); /* somebody else's leases: they end when their copies are made */
+            continue;
+        }
+        if (rc)
+            return rc;
+        for (uint32_t i = at; !rc && i < at + count; i++)
+            rc = stream_copy(lease, wants[i].sample, wants[i].field, &wants[i].part, wants[i].dst, err);
+        stream_release(lease);
+        if (rc)
+            return rc;
+        at += count;
+    }
+    return 0;
+}

@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * view.c: the ring of batch buffers that a consumer and the fills share.
+ *
+ *   FREE ─ take ─▶ FILLING ─ hold ─▶ HELD ─ release ─▶ FREE
+ *                     │                └─ release_after ─▶ RELEASING ─ fd readable ─▶ FREE
+ *                     └─ drop ─▶ FREE, or QUARANTINE while operations may still write into it ─ quiesced ─▶ FREE
+ *
+ * A slot is one mapping of all fields, page-aligned, reserved and touched as needed:
+ *
+ *   │ field 0: batch_size * fixed bytes, or the cap of a ragged one │ pad to 64 │ field 1 … │
+ *
+ * Failure modes: every slot held: LEAT_BUSY naming the holders, nothing is overwritten; a quarantined slot whose peer stays
+ * frozen comes back once the connection is torn down, which happens when no other slot is left.
+ * Invariants: only the filler (under fill_lock) takes slots; any thread gives them back; the memory lives until
+ * the handle and the last held batch are gone.
+ */
+#include "client/client.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+#include "base/clock.h"
+
+#define DEFAULT_SLOTS 4u
+#define MAX_SLOTS     256u
+#define MAX_BATCH     (1u << 24)
+#define LOOK_MS       20
+
+/* --- layout ------------------------------------------------------------------------------------------------------ */
+
+static int lay_out_field(struct leat_view *v, unsigned f, unsigned field, uint64_t max_batch_bytes,
+                         struct leat_error *err)
+{
+    struct leat_field info;
+    struct view_field *out = &v->fields[f];
+    if (leat_ws_field(v->ws, field, &info))
+        return error_set(err, LEAT_INVALID, "field %u of a working set with %u", field,
+                         leat_ws_fields(v->ws));
+    *out = (struct view_field){.field = field, .fixed_bytes = info.fixed_bytes, .label = info.is_label};
+    if (mul_overflows(v->batch_size, info.max_bytes, &out->cap_bytes))
+        return error_set(err, LEAT_NO_SPACE,
+                         "batches of %u samples of up to %llu bytes do not fit into memory", v->batch_size,
+                         (unsigned long long)info.max_bytes);
+    if (!info.fixed_bytes && max_batch_bytes)
+        out->cap_bytes = MIN(out->cap_bytes, max_batch_bytes);
+    out->data_offset = v->slot_bytes;
+    uint64_t end;
+    if (add_overflows(v->slot_bytes, out->cap_bytes, &end) || end > 1ull << 46)
+        return error_set(err, LEAT_NO_SPACE,
+                         "a batch buffer of more than 64 TiB: set max_batch_bytes or a smaller batch");
+    v->slot_bytes = align_up(MAX(end, v->slot_bytes + 1), 64);
+    return 0;
+}
+
+static int init_slot(struct leat_view *v, struct view_slot *slot, unsigned number)
+{
+    slot->release_fd = -1;
+    slot->batch = (struct leat_batch){.view = v, .slot = number};
+    slot->batch.ids = calloc(v->batch_size, sizeof(uint64_t));
+    slot->offsets = calloc(v->nfields, sizeof(*slot->offsets));
+    if (!slot->batch.ids || !slot->offsets)
+        return -ENOMEM;
+    for (unsigned f = 0; f < v->nfields; f++) {
+        if (v->fields[f].fixed_bytes)
+            continue;
+        slot->offsets[f] = calloc((size_t)v->batch_size + 1, sizeof(uint64_t));
+        if (!slot->offsets[f])
+            return -ENOMEM;
+    }
+    void *memory =
+        mmap(NULL, v->slot_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED)
+        return -ENOMEM;
+    slot->memory = memory;
+    madvise(memory, v->slot_bytes, MADV_HUGEPAGE);
+    madvise(memory, v->slot_bytes,
+            MADV_DONTFORK); /* a child's copy would be of no use and cost page faults */
+    int rc = gather_new(v->rails, v->batch_size * v->nfields, v->batch_size * v->nfields, &slot->gather);
+    struct net_ctx *ctx = v->rails->tcp ? v->rails->tcp : v->rails->shm;
+    if (!rc && ctx->ops->mem_register && (ctx->ops->caps & NET_CAP_REGISTER))
+        rc = ctx->ops->mem_register(ctx, memory, v->slot_bytes, -1, &slot->registered);
+    return rc;
+}
+
+static void fini_slot(struct leat_view *v, struct view_slot *slot)
+{
+    for (unsigned f = 0; slot->offsets && f < v->nfields; f++)
+        free(slot->offsets[f]);
+    free(slot->offsets);
+    free(slot->batch.ids);
+    gather_free(slot->gather);
+    if (slot->release_fd >= 0)
+        close(slot->release_fd);
+    if (slot->memory)
+        munmap(slot->memory, v->slot_bytes);
+}
+
+/* --- life ------------------------------------------------------------------------------------------------------------ */
+
+static void view_free(struct leat_view *v)
+{
+    for (unsigned s = 0; v->slots && v->rails && s < v->nslots; s++) {
+        struct net_ctx *ctx = v->rails->tcp ? v->rails->tcp : v->rails->shm;
+        if (v->slots[s].registered)
+            ctx->ops->mem_deregister(ctx, v->slots[s].registered);
+    }
+    rails_free(v->rails); /* first: it quiesces what is in quarantine */
+    for (unsigned s = 0; v->slots && s < v->nslots; s++)
+        fini_slot(v, &v->slots[s]);
+    pthread_cond_destroy(&v->freed);
+    pthread_mutex_destroy(&v->lock);
+    pthread_mutex_destroy(&v->fill_lock);
+    ws_unref(v->ws);
+    free(v->slots);
+    free(v->fields);
+    free(v->wait_ids);
+    free(v->wants);
+    free(v);
+}
+
+void view_unref(struct leat_view *view)
+{
+    if (view && atomic_fetch_sub(&view->refs, 1) == 1)
+        view_free(view);
+}
+
+static int check_transport(const struct leat_ws *ws, const char *asked, struct leat_error *err)
+{
+    if (!asked || strcmp(asked, ws->transport) == 0)
+        return 0;
+    if (strcmp(asked, "shm") && strcmp(asked, "tcp"))
+        return error_set(err, LEAT_INVALID, "transport '%s': \"shm\" and \"tcp\" are possible, NULL chooses",
+                         asked);
+    return error_set(err, LEAT_UNSUPPORTED, "transport %s was required, but %s is read by %s from here",
+                     asked, ws->uri, ws->transport);
+}
+
+static int take_view_options(const struct leat_ws *ws, const struct leat_view_options *options,
+                             struct leat_view_options *ret, struct leat_error *err)
+{
+    *ret = (struct leat_view_options){0};
+    if (!options || options->size < offsetof(struct leat_view_options, slots))
+        return error_set(err, LEAT_INVALID, "leat_view_options with size and batch_size are required");
+    memcpy(ret, options, MIN(options->size, sizeof(*ret)));
+    if (ret->batch_size == 0 || ret->batch_size > MAX_BATCH)
+        return error_set(err, LEAT_INVALID, "batch_size %u: 1 to %u are possible", ret->batch_size,
+                         MAX_BATCH);
+    if (ret->slots == 0)
+        ret->slots = DEFAULT_SLOTS;
+    if (ret->slots > MAX_SLOTS)
+        return error_set(err, LEAT_INVALID, "%u slots: 1 to %u are possible", ret->slots, MAX_SLOTS);
+    if (ret->fields && ret->nfields == 0)
+        return error_set(err, LEAT_INVALID, "an empty list of fields: give some, or NULL for all");
+    if (!ret->fields)
+        ret->nfields = leat_ws_fields(ws);
+    if (ret->nfields > INDEX_MAX_FIELDS || (uint64_t)ret->nfields * ret->batch_size > UINT32_MAX / 4)
+        return error_set(err, LEAT_INVALID, "%u fields of %u samples are too many", ret->nfields,
+                         ret->batch_size);
+    return check_transport(ws, ret->transport, err);
+}
+
+static int build_view(struct leat_view *v, const struct leat_view_options *o, struct leat_error *err)
+{
+    v->batch_size = o->batch_size;
+    v->nslots = o->slots;
+    v->nfields = o->nfields;
+    v->fields = calloc(v->nfields, sizeof(*v->fields));
+    v->slots = calloc(v->nslots, sizeof(*v->slots));
+    v->wait_ids = calloc(v->batch_size, sizeof(*v->wait_ids));
+    if (v->ws->info.flags & PROTO_WS_STREAMED)
+        v->wants = calloc((size_t)v->batch_size * v->nfields, sizeof(*v->wants));
+    if (!v->fields || !v->slots || !v->wait_ids || (!v->wants && (v->ws->info.flags & PROTO_WS_STREAMED)))
+        return error_set(err, -ENOMEM, "out of memory for a view");
+    for (unsigned s = 0; s < v->nslots; s++)
+        v->slots[s].release_fd = -1;
+    for (unsigned f = 0; f < v->nfields; f++) {
+        int rc = lay_out_field(v, f, o->fields ? o->fields[f] : f, o->max_batch_bytes, err);
+        if (rc)
+            return rc;
+    }
+    v->slot_bytes = align_up(MAX(v->slot_bytes, 1ull), 4096);
+    int rc = rails_new(v->ws, o->inflight_bytes, &v->rails);
+    for (unsigned s = 0; !rc && s < v->nslots; s++)
+        rc = init_slot(v, &v->slots[s], s);
+    return rc ? error_set(err, rc, "out of memory for %u batch buffers of %llu bytes", v->nslots,
+                          (unsigned long long)v->slot_bytes)
+              : 0;
+}
+
+int leat_load(struct leat_ws *ws, const struct leat_view_options *options, struct leat_view **ret_view,
+              struct leat_error *err)
+{
+    struct leat_view_options o;
+    if (!ws || !ret_view)
+        return error_set(err, LEAT_INVALID, "%s is NULL", ws ? "ret_view" : "ws");
+    int rc = ws_check(ws, err);
+    if (!rc)
+        rc = take_view_options(ws, options, &o, err);
+    if (rc)
+        return rc;
+    struct leat_view *v = calloc(1, sizeof(*v));
+    if (!v)
+        return error_set(err, -ENOMEM, "out of memory for a view");
+    v->refs = 1;
+    v->fork_count = ws->client->fork_count;
+    v->ws = ws_ref(ws);
+    pthread_mutex_init(&v->fill_lock, NULL);
+    pthread_mutex_init(&v->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&v->freed, &attr);
+    pthread_condattr_destroy(&attr);
+    rc = build_view(v, &o, err);
+    if (rc) {
+        view_free(v);
+        return rc;
+    }
+    *ret_view = v;
+    return 0;
+}
+
+void leat_view_close(struct leat_view *view)
+{
+    if (view && view->fork_count == client_fork_count())
+        view_unref(view);
+}
+
+/* --- slots: taking ----------------------------------------------------------------------------------------------------- */
+
+static bool fd_ready(int fd, int timeout_ms)
+{
+    struct pollfd pfd = {.fd = fd, .events = POLLIN};
+    return poll(&pfd, 1, timeout_ms) >
+           0; /* an error or hang-up ends the wait as well: nobody will signal it any more */
+}
+
+static struct view_slot *find_free(struct leat_view *v)
+{
+    for (unsigned i = 0; i < v->nslots; i++) {
+        struct view_slot *slot = &v->slots[(v->next_slot + i) % v->nslots];
+        if (slot->state == SLOT_RELEASING && fd_ready(slot->release_fd, 0)) {
+            close(TAKE_FD(slot->release_fd));
+            slot->state = SLOT_FREE;
+        }
+        if (slot->state == SLOT_QUARANTINE && !slot->gather->unquiesced)
+            slot->state = SLOT_FREE;
+        if (slot->state == SLOT_FREE) {
+            v->next_slot = (slot->batch.slot + 1) % v->nslots;
+            return slot;
+        }
+    }
+    return NULL;
+}
+
+static unsigned count_state(const struct leat_view *v, enum slot_state state)
+{
+    unsigned n = 0;
+    for (unsigned s = 0; s < v->nslots; s++)
+        n += v->slots[s].state == state;
+    return n;
+}
+
+static int all_held_error(const struct leat_view *v, struct leat_error *err)
+{
+    char holders[200];
+    size_t used = 0;
+    holders[0] = 0;
+    for (unsigned s = 0; s < v->nslots && used < sizeof(holders) - 32; s++)
+        if (v->slots[s].state == SLOT_HELD)
+            used += (size_t)snprintf(holders + used, sizeof(holders) - used, "%s%llu", used ? ", " : "",
+                                     (unsigned long long)v->slots[s].batch.sequence);
+    return error_set(err, LEAT_BUSY, "all %u slots of the view are held, by batches %s: release one first",
+                     v->nslots, holders);
+}
+
+bool view_starved(struct leat_view *v, struct leat_error *err)
+{
+    pthread_mutex_lock(&v->lock);
+    bool starved = true;
+    for (unsigned s = 0; s < v->nslots; s++)
+        starved = starved && v->slots[s].state == SLOT_HELD && !v->slots[s].batch.undelivered;
+    if (starved)
+        all_held_error(v, err);
+    pthread_mutex_unlock(&v->lock);
+    return starved;
+}
+
+/* Tears down what the quarantined slots wait for: a peer that has been silent past its deadline. */
+static void break_quarantine(struct leat_view *v)
+{
+    for (uint32_t node = 0; node < v->ws->info.nnodes; node++)
+        if (!rails_is_local(v->rails, node))
+            rails_disconnect(v->rails, node);
+    for (unsigned i = 0; i < 1000 && v->rails->unquiesced; i++)
+        rails_progress(v->rails, 1);
+}
+
+/* Under lock. Waits a little for whatever may free a slot. */
+static void wait_a_little(struct leat_view *v, uint64_t deadline_ns)
+{
+    int left = clock_poll_ms(deadline_ns), ms = left < 0 ? LOOK_MS : MIN(left, LOOK_MS);
+    int fd = -1;
+    for (unsigned s = 0; s < v->nslots; s++)
+        if (v->slots[s].state == SLOT_RELEASING)
+            fd = v->slots[s].release_fd;
+    if (fd >= 0) {
+        fd = fcntl(fd, F_DUPFD_CLOEXEC, 0); /* the slot's own may go while we sleep */
+        pthread_mutex_unlock(&v->lock);
+        if (fd >= 0) {
+            fd_ready(fd, ms);
+            close(fd);
+        }
+        pthread_mutex_lock(&v->lock);
+        return;
+    }
+    uint64_t until = clock_now_ns() + (uint64_t)ms * NS_PER_MS;
+    struct timespec ts = {.tv_sec = (time_t)(until / NS_PER_S), .tv_nsec = (long)(until % NS_PER_S)};
+    pthread_cond_timedwait(&v->freed, &v->lock, &ts);
+}
+
+int view_slot_take(struct leat_view *v, bool wait_held, uint64_t deadline_ns, const _Atomic bool *cancel,
+                   struct view_slot **ret_slot, struct leat_error *err)
+{
+    int rc = 0;
+    if (unlikely(v->rails->unquiesced))
+        rails_progress(v->rails, 0);
+    pthread_mutex_lock(&v->lock);
+    struct view_slot *slot;
+    while (!(slot = find_free(v))) {
+        unsigned held = count_state(v, SLOT_HELD);
+        if (cancel && *cancel)
+            rc = error_set(err, -ECANCELED, "given up by the caller");
+        else if (held == v->nslots && !wait_held)
+            rc = all_held_error(v, err);
+        else if (deadline_ns && clock_now_ns() >= deadline_ns)
+            rc = error_set(err, LEAT_TIMED_OUT,
+                           "no slot of the view was given back within the deadline (%u held of %u)", held,
+                           v->nslots);
+        if (rc)
+            break;
+        if (held + count_state(v, SLOT_RELEASING) < v->nslots) {
+            pthread_mutex_unlock(&v->lock);
+            break_quarantine(v);
+            pthread_mutex_lock(&v->lock);
+            continue;
+        }
+        wait_a_little(v, deadline_ns);
+    }
+    if (slot) {
+        slot->state = SLOT_FILLING;
+        *ret_slot = slot;
+    }
+    pthread_mutex_unlock(&v->lock);
+    return rc;
+}
+
+struct leat_batch *view_slot_hold(struct leat_view *v, struct view_slot *slot, uint64_t position,
+                                  bool undelivered)
+{
+    pthread_mutex_lock(&v->lock);
+    slot->state = SLOT_HELD;
+    slot->batch.sequence = ++v->sequence;
+    slot->batch.position = position;
+    slot->batch.undelivered = undelivered;
+    atomic_fetch_add(&v->refs, 1);
+    pthread_mutex_unlock(&v->lock);
+    return &slot->batch;
+}
+
+void view_slot_drop(struct leat_view *v, struct view_slot *slot)
+{
+    pthread_mutex_lock(&v->lock);
+    slot->state = slot->gather->unquiesced ? SLOT_QUARANTINE : SLOT_FREE;
+    if (slot->state == SLOT_QUARANTINE)
+        atomic_fetch_add_explicit(&client_counters.quarantined, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&v->lock);
+}
+
+/* --- batches: looking and giving back ------------------------------------------------------------------------------------ */
+
+static struct view_slot *slot_of(const struct leat_batch *batch)
+{
+    return &batch->view->slots[batch->slot];
+}
+
+unsigned leat_batch_size(const struct leat_batch *batch)
+{
+    return batch->n;
+}
+
+const uint64_t *leat_batch_ids(const struct leat_batch *batch)
+{
+    return batch->ids;
+}
+
+uint64_t leat_batch_position(const struct leat_batch *batch)
+{
+    return batch->position;
+}
+
+unsigned leat_batch_slot(const struct leat_batch *batch)
+{
+    return batch->slot;
+}
+
+void *leat_batch_data(const struct leat_batch *batch, unsigned f, uint64_t *ret_bytes)
+{
+    const struct leat_view *v = batch->view;
+    if (f >= v->nfields)
+        return NULL;
+    const struct view_slot *slot = slot_of(batch);
+    if (ret_bytes)
+        *ret_bytes = slot->offsets[f] ? slot->offsets[f][batch->n] : batch->n * v->fields[f].fixed_bytes;
+    return slot->memory + v->fields[f].data_offset;
+}
+
+const uint64_t *leat_batch_offsets(const struct leat_batch *batch, unsigned f)
+{
+    return f < batch->view->nfields ? slot_of(batch)->offsets[f] : NULL;
+}
+
+int leat_batch_present(const struct leat_batch *batch, unsigned f, unsigned i)
+{
+    struct index_part part;
+    const struct leat_view *v = batch->view;
+    if (f >= v->nfields || i >= batch->n)
+        return 0;
+    return v->fields[f].label || index_part(&v->ws->index, batch->ids[i], v->fields[f].field, &part);
+}
+
+static void give_back(struct leat_batch *batch, int release_fd)
+{
+    struct leat_view *v = batch->view;
+    struct view_slot *slot = slot_of(batch);
+    pthread_mutex_lock(&v->lock);
+    assert(slot->state == SLOT_HELD);
+    slot->release_fd = release_fd;
+    slot->state = release_fd >= 0 ? SLOT_RELEASING : SLOT_FREE;
+    pthread_cond_broadcast(&v->freed);
+    pthread_mutex_unlock(&v->lock);
+    view_unref(v);
+}
+
+void leat_batch_release(struct leat_batch *batch)
+{
+    if (batch && batch->view->fork_count == client_fork_count())
+        give_back(batch, -1);
+}
+
+int leat_batch_release_after(struct leat_batch *batch, int fd, struct leat_error *err)
+{
+    if (!batch)
+        return error_set(err, LEAT_INVALID, "batch is NULL");
+    if (batch->view->fork_count != client_fork_count())
+        return client_forked_error(err);
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (copy < 0)
+        return error_sys(err, errno == EBADF ? LEAT_INVALID : -errno, "cannot keep descriptor %d", fd);
+    give_back(batch, copy);
+    return 0;
+}

@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ws.c: working sets: the index and the live table of one, mapped, and its regions, mapped on first use in runs of 64.
+ *
+ * Failure modes: the set is dropped by force: the generation in the live table moves (and REVOKED comes), reads after
+ * that are LEAT_STALE; the daemon dies: its socket ends and every later read is LEAT_PEER_GONE, though the mappings stay
+ * readable, so that nobody crashes. Invariants: mappings live as long as the struct; a map pointer is published
+ * with release and read with acquire; the handle on the daemon is closed with the last reference.
+ */
+#include "client/client.h"
+
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "base/clock.h"
+
+#define REGION_RUN 64u
+
+/* --- opening --------------------------------------------------------------------------------------------------- */
+
+static int map_live(struct leat_ws *ws, int fd, struct leat_error *err)
+{
+    const struct index_header *h = ws->index.header;
+    uint64_t bytes = live_bytes(h->nsamples, h->nfields);
+    struct stat st;
+    if (fstat(fd, &st) < 0 || (uint64_t)st.st_size < bytes)
+        return error_set(err, LEAT_CORRUPT, "the daemon's live table is shorter than its index asks for");
+    void *at = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED)
+        return error_sys(err, -errno, "cannot map the live table");
+    ws->live = at;
+    ws->live_mapped = bytes;
+    if (ws->live->magic != LIVE_MAGIC || ws->live->nsamples != h->nsamples ||
+        ws->live->nfields != h->nfields || ws->live->state_offset != 4096 ||
+        ws->live->crc_offset != live_crc_offset(h->nsamples))
+        return error_set(err, LEAT_CORRUPT, "the daemon's live table does not belong to its index");
+    ws->state = (const _Atomic uint8_t *)at + ws->live->state_offset;
+    ws->crc = (const uint32_t *)((const uint8_t *)at + ws->live->crc_offset);
+    return 0;
+}
+
+static int check_regions(struct leat_ws *ws, struct leat_error *err)
+{
+    const struct proto_ws *info = &ws->info;
+    ws->local_node = UINT32_MAX;
+    for (uint32_t i = 0; i < info->nnodes; i++)
+        if (!info->nodes[i].address[0])
+            ws->local_node = i;
+    if (!info->region_bytes)
+        return error_set(err, LEAT_CORRUPT, "the daemon describes a working set with regions of 0 bytes");
+    bool local = false, remote = false;
+    for (uint32_t i = 0; i < info->nregions; i++) {
+        if (info->regions[i].node >= info->nnodes || info->regions[i].gid != i)
+            return error_set(err, LEAT_CORRUPT, "the daemon's region table has a wrong entry %u", i);
+        if (info->regions[i].node == ws->local_node)
+            local = true;
+        else
+            remote = true;
+    }
+    ws->all_local = !remote;
+    ws->transport = !remote ? "shm" : local ? "shm+tcp" : "tcp";
+    return 0;
+}
+
+static int describe_source(struct leat_ws *ws)
+{
+    const char *name = ws->info.name;
+    if (name && *name) {
+        size_t room = strlen(name) + sizeof("leat://");
+        ws->uri = malloc(room);
+        if (ws->uri)
+            snprintf(ws->uri, room, "leat://%s", name);
+    } else {
+        ws->uri = strdup(ws->info.uri ? ws->info.uri : "");
+    }
+    for (unsigned i = 0; i < 16; i++)
+        snprintf(ws->fingerprint + 2 * i, 3, "%02x", ws->index.header->fingerprint[i]);
+    return ws->uri ? 0 : -ENOMEM;
+}
+
+static int fill_ws(struct leat_ws *ws, struct net_reply *reply, struct leat_error *err)
+{
+    int rc = proto_ws_get(reply->body.data, reply->body.len, &ws->info);
+    if (rc)
+        return error_set(err, rc, "the daemon's description of the working set cannot be read");
+    if (reply->nfds != 2)
+        return error_set(err, LEAT_CORRUPT, "the daemon sent %u descriptors with a working set, not 2",
+                         reply->nfds);
+    rc = index_map(reply->fds[0], &ws->index, err);
+    if (rc)
+        return error_prefix(err, rc, "index of the working set");
+    rc = map_live(ws, reply->fds[1], err);
+    if (!rc)
+        rc = check_regions(ws, err);
+    if (rc)
+        return rc;
+    ws->maps = calloc((size_t)ws->info.nregions + 1, sizeof(*ws->maps));
+    ws->staging = calloc(WS_STAGING_MAX,
+                         sizeof(*ws->staging)); /* of any set: what a lost node held comes through it too */
+    return !ws->maps || !ws->staging || describe_source(ws) ? error_set(err, -ENOMEM, "out of memory") : 0;
+}
+
+int ws_new(struct leat_client *client, struct net_reply *reply, struct leat_ws **ret_ws,
+           struct leat_error *err)
+{
+    struct leat_ws *ws = calloc(1, sizeof(*ws));
+    if (!ws)
+        return error_set(err, -ENOMEM, "out of memory");
+    ws->refs = 1;
+    ws->client = client_ref(client);
+    pthread_mutex_init(&ws->map_lock, NULL);
+    pthread_mutex_init(&ws->read_lock, NULL);
+    list_init(&ws->node);
+    int rc = fill_ws(ws, reply, err);
+    if (rc) {
+        ws_unref(ws);
+        return rc;
+    }
+    pthread_mutex_lock(&client->lock);
+    list_push_back(&client->sets, &ws->node);
+    pthread_mutex_unlock(&client->lock);
+    *ret_ws = ws;
+    return 0;
+}
+
+struct leat_ws *ws_ref(struct leat_ws *ws)
+{
+    atomic_fetch_add(&ws->refs, 1);
+    return ws;
+}
+
+static void post_close(struct leat_ws *ws)
+{
+    struct bytes_out body = {0};
+    bytes_put_u64(&body, ws->info.ws);
+    rpc_post(ws->client, PROTO_CLOSE, &body);
+    bytes_out_fini(&body);
+}
+
+void ws_unref(struct leat_ws *ws)
+{
+    if (!ws || atomic_fetch_sub(&ws->refs, 1) != 1)
+        return;
+    pthread_mutex_lock(&ws->client->lock);
+    list_remove(&ws->node);
+    pthread_mutex_unlock(&ws->client->lock);
+    gather_free(ws->gather);
+    rails_free(ws->rails);
+    for (uint32_t i = 0; ws->maps && i < ws->info.nregions; i++)
+        if (ws->maps[i])
+            munmap((void *)(uintptr_t)ws->maps[i], ws->info.region_bytes);
+    for (uint32_t i = 0; ws->staging && i < WS_STAGING_MAX; i++)
+        if (ws->staging[i])
+            munmap((void *)(uintptr_t)ws->staging[i], ws->info.region_bytes);
+    if (ws->info.ws)
+        post_close(ws);
+    if (ws->live)
+        munmap((void *)(uintptr_t)ws->live, ws->live_mapped);
+    if (ws->index.header)
+        index_close(&ws->index);
+    proto_ws_fini(&ws->info);
+    free(ws->maps);
+    free(ws->staging);
+    free(ws->uri);
+    pthread_mutex_destroy(&ws->map_lock);
+    pthread_mutex_destroy(&ws->read_lock);
+    client_unref(ws->client);
+    free(ws);
+}
+
+/* OPEN and APPEND: the same body, the same reply. */
+static int call_open(struct leat_client *client, uint16_t type, const char *uri,
+                     const struct leat_open_options *o, unsigned flags, struct leat_ws **ret_ws,
+                     struct leat_error *err)
+{
+    struct proto_open open = {.flags = flags, .pool_bytes = o->pool_bytes};
+    open.name = (char *)(uintptr_t)(o->name ? o->name : "");
+    open.uri = (char *)(uintptr_t)uri;
+    struct bytes_out body = {0};
+    proto_open_put(&body, &open);
+    const struct rpc_how how = {.deadline_ns = client_deadline(client, o->timeout_ns),
+                                .progress = o->progress,
+                                .progress_user = o->progress_user};
+    struct net_reply reply;
+    int rc = rpc_call(client, type, &body, NULL, 0, &how, &reply, err);
+    bytes_out_fini(&body);
+    if (rc)
+        return rc;
+    rc = ws_new(client, &reply, ret_ws, err);
+    net_reply_fini(&reply);
+    return rc;
+}
+
+static int take_open_options(const struct leat_client *client, const char *uri,
+                             const struct leat_open_options *options, struct leat_open_options *ret,
+                             struct leat_error *err)
+{
+    *ret = (struct leat_open_options){0};
+    if (!client || !uri || !*uri)
+        return error_set(err, LEAT_INVALID,
+                         !client ? "client is NULL" : "uri is empty: give a path or leat://NAME");
+    if (client_forked(client))
+        return client_forked_error(err);
+    if (options && options->size < offsetof(struct leat_open_options, name))
+        return error_set(err, LEAT_INVALID, "leat_open_options.size is not set");
+    if (options)
+        memcpy(ret, options, MIN(options->size, sizeof(*ret)));
+    if (strlen(uri) > PROTO_STR_MAX || (ret->name && strlen(ret->name) > PROTO_STR_MAX))
+        return error_set(err, LEAT_INVALID, "uri or name of more than %d bytes", PROTO_STR_MAX);
+    return 0;
+}
+
+int leat_open(struct leat_client *client, const char *uri, const struct leat_open_options *options,
+              struct leat_ws **ret_ws, struct leat_error *err)
+{
+    struct leat_open_options o;
+    int rc = take_open_options(client, uri, options, &o, err);
+    if (rc)
+        return rc;
+    if (!ret_ws)
+        return error_set(err, LEAT_INVALID, "ret_ws is NULL");
+    struct leat_ws *ws;
+    rc = call_open(client, PROTO_OPEN, uri, &o, o.flags & ~LEAT_OPEN_WAIT, &ws, err);
+    if (rc)
+        return rc;
+    if (o.flags & LEAT_OPEN_WAIT)
+        rc = leat_ws_wait(ws, o.progress, o.progress_user, o.timeout_ns, err);
+    if (rc) {
+        ws_unref(ws);
+        return rc;
+    }
+    *ret_ws = ws;
+    return 0;
+}
+
+int leat_preload(struct leat_client *client, const char *uri, const struct leat_open_options *options,
+                 struct leat_ws **ret_ws, struct leat_error *err)
+{
+    struct leat_open_options o;
+    int rc = take_open_options(client, uri, options, &o, err);
+    if (rc)
+        return rc;
+    o.size = sizeof(o);
+    o.flags |= LEAT_OPEN_WAIT;
+    struct leat_ws *ws;
+    rc = leat_open(client, uri, &o, &ws, err);
+    if (rc)
+        return rc;
+    if (ret_ws)
+        *ret_ws = ws;
+    else
+        ws_unref(ws);
+    return 0;
+}
+
+int leat_append(struct leat_client *client, const char *name, const char *uri,
+                const struct leat_open_options *options, uint64_t *ret_length, struct leat_error *err)
+{
+    struct leat_open_options o;
+    int rc = take_open_options(client, uri, options, &o, err);
+    if (rc)
+        return rc;
+    if (!name || !*name)
+        return error_set(err, LEAT_INVALID, "only an explicit working set can be appended to: give its name");
+    o.name = name;
+    struct leat_ws *ws;
+    rc = call_open(client, PROTO_APPEND, uri, &o, o.flags & ~LEAT_OPEN_WAIT, &ws, err);
+    if (rc)
+        return rc;
+    if (o.flags & LEAT_OPEN_WAIT)
+        rc = leat_ws_wait(ws, o.progress, o.progress_user, o.timeout_ns, err);
+    if (!rc && ret_length)
+        *ret_length = leat_ws_length(ws);
+    ws_unref(ws);
+    return rc;
+}
+
+void leat_close(struct leat_ws *ws)
+{
+    if (ws && !client_forked(ws->client))
+        ws_unref(ws);
+}
+
+/* --- is it still what it was ------------------------------------------------------------------------------------ */
+
+int ws_check_generation(const struct leat_ws *ws, struct leat_error *err)
+{
+    atomic_thread_fence(memory_order_acquire); /* the bytes were read before the generation is */
+    if (likely(atomic_load_explicit(&ws->live->generation, memory_order_acquire) == ws->info.generation) &&
+        !atomic_load_explicit(&ws->revoked, memory_order_relaxed))
+        return 0;
+    return error_set(err, LEAT_STALE, "working set %s was dropped or replaced; open it again", ws->uri);
+}
+
+int ws_check(struct leat_ws *ws, struct leat_error *err)
+{
+    if (unlikely(client_forked(ws->client)))
+        return client_forked_error(err);
+    if (unlikely(rpc_poll(ws->client)))
+        return rpc_dead_error(ws->client, err);
+    return ws_check_generation(ws, err);
+}
+
+int ws_wait(struct leat_ws *ws, const uint64_t *ids, uint32_t n, const struct rpc_how *how,
+            struct leat_error *err)
+{
+    struct bytes_out body = {0};
+    struct net_reply reply;
+    bytes_put_u64(&body, ws->info.ws);
+    bytes_put_u32(&body, n);
+    for (uint32_t i = 0; i < n; i++)
+        bytes_put_u64(&body, ids[i]);
+    int rc = rpc_call(ws->client, PROTO_WAIT, &body, NULL, 0, how, &reply, err);
+    bytes_out_fini(&body);
+    if (rc)
+        return rc;
+    net_reply_fini(&reply);
+    return 0;
+}
+
+int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint64_t timeout_ns,
+                 struct leat_error *err)
+{
+    int rc = ws_check(ws, err);
+    if (rc)
+        return rc;
+    /* A preload may take longer than any one operation: without a deadline of its own the wait has none. */
+    const struct rpc_how how = {.deadline_ns = timeout_ns ? client_deadline(ws->client, timeout_ns) : 0,
+                                .progress = progress,
+                                .progress_user = user};
+    return ws_wait(ws, NULL, 0, &how, err);
+}
+
+/* --- regions ------------------------------------------------------------------------------------------------------ */
+
+/* Maps fd as one region and publishes it at *at. Under map_lock. */
+static int map_one(struct leat_ws *ws, int fd, const void **at, struct leat_error *err)
+{
+    struct stat st;
+    if (*at)
+        return 0;
+    if (fstat(fd, &st) < 0)
+        return error_sys(err, -errno, "cannot look at a region");
+    if ((uint64_t)st.st_size < ws->info.region_bytes)
+        return error_set(err, LEAT_CORRUPT, "a region of %lld bytes where %llu were announced",
+                         (long long)st.st_size, (unsigned long long)ws->info.region_bytes);
+    void *p = mmap(NULL, ws->info.region_bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED)
+        return error_sys(err, -errno, "cannot map a region of %llu bytes",
+                         (unsigned long long)ws->info.region_bytes);
+    madvise(p, ws->info.region_bytes,
+            MADV_HUGEPAGE); /* where the kernel gives them; `page_bytes` reports it */
+    __atomic_store_n(at, p, __ATOMIC_RELEASE);
+    return 0;
+}
+
+static int call_regions(struct leat_ws *ws, uint32_t first, uint32_t count, uint64_t deadline_ns,
+                        struct net_reply *ret_reply, struct leat_error *err)
+{
+    struct bytes_out body = {0};
+    bytes_put_u64(&body, ws->info.ws);
+    bytes_put_u32(&body, first);
+    bytes_put_u32(&body, count);
+    int rc = rpc_call(ws->client, PROTO_REGIONS, &body, NULL, 0,
+                      &(struct rpc_how){.deadline_ns = deadline_ns}, ret_reply, err);
+    bytes_out_fini(&body);
+    return rc;
+}
+
+static const void **map_place(struct leat_ws *ws, uint32_t gid)
+{
+    if (gid & PROTO_STAGING) {
+        gid &= ~PROTO_STAGING;
+        return ws->staging && gid < WS_STAGING_MAX ? &ws->staging[gid] : NULL;
+    }
+    return gid < ws->info.nregions ? &ws->maps[gid] : NULL;
+}
+
+/* Under map_lock: asks for [first, +count) and maps what comes. */
+static int fetch_regions(struct leat_ws *ws, uint32_t first, uint32_t count, uint64_t deadline_ns,
+                         struct leat_error *err)
+{
+    struct net_reply reply;
+    int rc = call_regions(ws, first, count, deadline_ns, &reply, err);
+    if (rc)
+        return rc;
+    struct bytes_in in = bytes_in_of(reply.body.data, reply.body.len);
+    uint32_t n = bytes_get_u32(&in);
+    if (in.bad || n != reply.nfds)
+        rc = error_set(err, LEAT_CORRUPT, "the daemon sent %u descriptors for %u regions", reply.nfds, n);
+    for (uint32_t i = 0; !rc && i < n; i++) {
+        uint32_t gid = bytes_get_u32(&in);
+        const void **at = in.bad ? NULL : map_place(ws, gid);
+        rc = at ? map_one(ws, reply.fds[i], at, err)
+                : error_set(err, LEAT_CORRUPT, "the daemon sent a region %u that nobody asked for", gid);
+    }
+    net_reply_fini(&reply);
+    return rc;
+}
+
+int ws_map_region(struct leat_ws *ws, uint32_t gid, uint64_t deadline_ns, struct leat_error *err)
+{
+    pthread_mutex_lock(&ws->map_lock);
+    int rc = 0;
+    if (!ws->maps[gid]) {
+        uint32_t first = gid - gid % REGION_RUN;
+        rc = fetch_regions(ws, first, MIN(REGION_RUN, ws->info.nregions - first), deadline_ns, err);
+        if (!rc && !ws->maps[gid])
+            rc =
+                error_set(err, LEAT_STALE, "the daemon does not have region %u of %s any more", gid, ws->uri);
+    }
+    pthread_mutex_unlock(&ws->map_lock);
+    return rc;
+}
+
+int ws_map_staging(struct leat_ws *ws, const struct proto_fetched *fetched, struct net_reply *reply,
+                   uint64_t deadline_ns, struct leat_error *err)
+{
+    int rc = 0;
+    unsigned taken = 0;
+    pthread_mutex_lock(&ws->map_lock);
+    for (uint32_t i = 0; !rc && i < fetched->nruns; i++) {
+        uint32_t gid = fetched->runs[i].gid;
+        const struct proto_run *run = &fetched->runs[i];
+        const void **at = map_place(ws, gid);
+        if (!at || run->offset > ws->info.region_bytes || run->bytes > ws->info.region_bytes - run->offset)
+            rc = error_set(err, LEAT_CORRUPT, "the daemon named a staging place that cannot be (region %u)",
+                           gid);
+        else if (*at)
+            continue;
+        else if (taken < reply->nfds) /* descriptors come in the order of first use */
+            rc = map_one(ws, reply->fds[taken++], at, err);
+        else
+            rc = fetch_regions(ws, gid, 1, deadline_ns, err);
+        if (!rc && !*at)
+            rc = error_set(err, LEAT_CORRUPT, "the daemon did not send staging region %u",
+                           gid & ~PROTO_STAGING);
+    }
+    pthread_mutex_unlock(&ws->map_lock);
+    return rc;
+}
