@@ -485,6 +485,16 @@ def test_cat_refuses_binary_on_a_terminal(job, pets):
 
 
 @needs_daemon
+def test_paths_are_relative_to_where_leat_is_called(job, tree):
+    job("preload", "a.npy", "--name", "relative", check=0, cwd=tree[0])
+    job("preload", "x=./a.npy", "y=pets/../a.npy", "--name", "two", check=0, cwd=tree[0])
+    assert json.loads(job("stat", "./a.npy", "--json", check=0, cwd=tree[0]).stdout)["samples"] == 50
+    job("stat", "./a.npy", check=3, cwd=tree[0].parent)
+    job("drop", "relative", check=0)
+    job("drop", "two", check=0)
+
+
+@needs_daemon
 def test_verify(job, pets):
     document = json.loads(job("verify", "pets", "--json", check=0).stdout)
     assert document["bad"] == 0 and document["samples"] == len(pets)
@@ -563,6 +573,24 @@ def test_leatd_conf_page_names_the_keys_that_leatd_knows():
     page = re.split(r"^# \[(\w+)\]$", (MAN / "leatd.conf.5.scd").read_text(), flags=re.M)
     told = {s: set(re.findall(r"^\*(\w+)\*$", text.split("\n# ")[0], re.M)) for s, text in zip(page[1::2], page[2::2])}
     assert told == known
+
+
+@needs_daemon
+def test_the_packaged_leatd_conf_passes_leatds_own_check(tmp_path):
+    """As it is it asks for the one key that is needed; with every line in force it is right: what it says must be true."""
+    text = (ROOT / "packaging" / "leatd.conf").read_text()
+
+    def check(text):
+        (tmp_path / "leatd.conf").write_text(text)
+        line = [LEATD, "--config", tmp_path / "leatd.conf", "--check-config"]
+        return subprocess.run(line, capture_output=True, timeout=30)
+
+    done = check(text)
+    assert done.returncode == 1 and b"roots" in done.stderr
+    done = check(re.sub(r"^#(\w+ =.+)$", r"\1", text, flags=re.M))
+    assert done.returncode == 0, done.stderr.decode()
+    told = set(re.findall(r"^\*(\w+)\*$", (MAN / "leatd.conf.5.scd").read_text(), re.M))
+    assert set(re.findall(r"^#?(\w+) =", text, re.M)) == told
 
 
 @needs_daemon

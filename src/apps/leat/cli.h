@@ -148,6 +148,10 @@ double progress_seconds(const struct progress *p);
 /* The line of a bar, at most `width` columns: pure, for tests. rate: bytes/s (samples/s when bytes are unknown). */
 void progress_line(const struct leat_progress *report, double rate, unsigned width, char *out, size_t cap);
 
+/* transfer.c: a dataset's name with absolute paths. Caller frees; NULL, and *ret_code with cli->err set. */
+char *cli_canonical(struct cli *cli, const char *text, int *ret_code);
+/* look.c: a set that is in the pool already, by name or URI, without starting a daemon. The code, with cli->err set. */
+int cli_open_set(struct cli *cli, const char *text, struct leat_client **ret_client, struct leat_ws **ret_ws);
 /* look.c: sets as the daemon describes them, a line each; a table when `full`. */
 void look_print_sets(const json_t *sets, bool full);
 

@@ -25,13 +25,19 @@ static void json_unref(json_t **j)
 #define AUTO_TEXT   __attribute__((cleanup(text_free)))
 #define AUTO_JSON   __attribute__((cleanup(json_unref)))
 
-static int open_set(struct cli *cli, const char *text, struct leat_client **ret_client,
-                    struct leat_ws **ret_ws)
+int cli_open_set(struct cli *cli, const char *text, struct leat_client **ret_client, struct leat_ws **ret_ws)
 {
+    int rc = 0;
     AUTO_FREE char *uri = cli_set_uri(text);
     if (!uri)
         return -ENOMEM;
-    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, ret_client);
+    if (strncmp(uri, "leat://", 7) != 0) {
+        AUTO_FREE char *path = uri;
+        uri = cli_canonical(cli, path, &rc);
+        if (!uri)
+            return rc;
+    }
+    rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, ret_client);
     if (rc < 0)
         return rc;
     struct leat_open_options options = {
@@ -116,7 +122,7 @@ static int list_keys(struct cli *cli, const char *name, const char *prefix, bool
 {
     AUTO_CLIENT struct leat_client *client = NULL;
     AUTO_WS struct leat_ws *ws = NULL;
-    int rc = open_set(cli, name, &client, &ws);
+    int rc = cli_open_set(cli, name, &client, &ws);
     if (rc < 0)
         return cli_fail(cli, rc);
     struct cli_json j;
@@ -276,7 +282,7 @@ int cmd_stat(struct cli *cli, int argc, char **argv)
     AUTO_CLIENT struct leat_client *client = NULL;
     AUTO_WS struct leat_ws *ws = NULL;
     struct leat_ws_stat stat = {.size = sizeof(stat)};
-    int rc = open_set(cli, argv[first], &client, &ws);
+    int rc = cli_open_set(cli, argv[first], &client, &ws);
     if (rc == 0)
         rc = leat_ws_stat(ws, &stat, &cli->err);
     if (rc < 0)
@@ -397,7 +403,7 @@ int cmd_cat(struct cli *cli, int argc, char **argv)
         return cli_usage_error(cli, "give a set's name, then a key or an index");
     AUTO_CLIENT struct leat_client *client = NULL;
     AUTO_WS struct leat_ws *ws = NULL;
-    int rc = open_set(cli, argv[first], &client, &ws);
+    int rc = cli_open_set(cli, argv[first], &client, &ws);
     if (rc < 0)
         return cli_fail(cli, rc);
     int field = choose_field(cli, ws, field_name);

@@ -56,6 +56,21 @@ static char *join_sources(const struct cli *cli, int n, char **operands)
     return text;
 }
 
+/* Paths become absolute here: the daemon's working folder is not ours. */
+char *cli_canonical(struct cli *cli, const char *text, int *ret_code)
+{
+    struct dataset_spec spec;
+    int rc = dataset_spec_parse(text, &spec, &cli->err);
+    if (rc < 0) {
+        *ret_code = rc;
+        return NULL;
+    }
+    char *uri = dataset_spec_format(&spec);
+    dataset_spec_free(&spec);
+    *ret_code = uri ? 0 : error_set(&cli->err, -ENOMEM, "out of memory");
+    return uri;
+}
+
 static bool name_ok(const struct cli *cli, const char *name)
 {
     if (name[0] == '\0' || strchr(name, '/') || strstr(name, "://") || strchr(name, '=')) {
@@ -144,12 +159,16 @@ int cmd_preload(struct cli *cli, int argc, char **argv)
         return cli_usage_error(cli, "--name NAME is needed: a set without a name goes with this command");
     if (!name_ok(cli, options.name))
         return CLI_USAGE;
-    AUTO_FREE char *uri = join_sources(cli, argc - first, argv + first);
-    if (!uri)
+    AUTO_FREE char *given = join_sources(cli, argc - first, argv + first);
+    if (!given)
         return CLI_USAGE;
+    int rc;
+    AUTO_FREE char *uri = cli_canonical(cli, given, &rc);
+    if (!uri)
+        return cli_fail(cli, rc);
 
     AUTO_CLIENT struct leat_client *client = NULL;
-    int rc = cli_connect(cli, 0, 0, &client);
+    rc = cli_connect(cli, 0, 0, &client);
     if (rc < 0)
         return cli_fail(cli, rc);
     struct progress progress;
@@ -182,12 +201,16 @@ int cmd_append(struct cli *cli, int argc, char **argv)
     const char *name = argv[first];
     if (!name_ok(cli, name))
         return CLI_USAGE;
-    AUTO_FREE char *uri = join_sources(cli, argc - first - 1, argv + first + 1);
-    if (!uri)
+    AUTO_FREE char *given = join_sources(cli, argc - first - 1, argv + first + 1);
+    if (!given)
         return CLI_USAGE;
+    int rc;
+    AUTO_FREE char *uri = cli_canonical(cli, given, &rc);
+    if (!uri)
+        return cli_fail(cli, rc);
 
     AUTO_CLIENT struct leat_client *client = NULL;
-    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, &client);
+    rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, &client);
     if (rc < 0)
         return cli_fail(cli, rc);
     struct progress progress;
@@ -313,18 +336,9 @@ int cmd_verify(struct cli *cli, int argc, char **argv)
     if (argc - first != 1)
         return cli_usage_error(cli, "give one set's name");
     const char *name = argv[first];
-    AUTO_FREE char *uri = cli_set_uri(name);
-    if (!uri)
-        return cli_error(cli, CLI_FAILURE, "out of memory");
-
     AUTO_CLIENT struct leat_client *client = NULL;
-    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, &client);
-    if (rc < 0)
-        return cli_fail(cli, rc);
     AUTO_WS struct leat_ws *ws = NULL;
-    struct leat_open_options options = {
-        .size = sizeof(options), .flags = LEAT_OPEN_NO_LOAD, .timeout_ns = cli->timeout_ns};
-    rc = leat_open(client, uri, &options, &ws, &cli->err);
+    int rc = cli_open_set(cli, name, &client, &ws);
     if (rc < 0)
         return cli_fail(cli, rc);
     struct progress progress;
