@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tools that judge the rest must themselves be able to say no."""
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def check(monkeypatch):
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    loader = importlib.machinery.SourceFileLoader("tools_check", str(TOP / "tools/check"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name, out, rc, passed, failed, skipped", [
+    ("good", "1..2\nok 1 - a\nok 2 - b\n# ok - tests\n", 0, 2, 0, 0),
+    ("plan at the end", "ok 1 - a\n1..1\n", 0, 1, 0, 0),
+    ("a failure", "1..2\nnot ok 1 - a\n# x.c:3: error\nok 2 - b\n", 1, 1, 1, 0),
+    ("a skip", "1..1\nok 1 - a # SKIP no io_uring\n", 0, 0, 0, 1),
+    ("cmocka's skip", "1..1\nnot ok 1 # SKIP a\n", 0, 0, 0, 1),
+    ("a crash", "1..3\nok 1 - a\n", -11, 1, 1, 0),
+    ("a hang", "1..3\nok 1 - a\n", None, 1, 1, 0),
+    ("stops short", "1..3\nok 1 - a\n", 0, 1, 1, 0),
+    ("nothing in it", "1..0\n", 0, 0, 1, 0),
+    ("no TAP", "hello\n", 0, 0, 1, 0),
+    ("a leak at the end", "1..1\nok 1 - a\n==1==ERROR: LeakSanitizer: detected memory leaks\n", 23, 1, 1, 0),
+    ("a race that went on", "1..1\nWARNING: ThreadSanitizer: data race\nok 1 - a\n", 0, 1, 1, 0),
+    ("a status of its own", "1..1\nok 1 - a\n", 3, 1, 1, 0),
+])
+def test_tap(check, tmp_path, name, out, rc, passed, failed, skipped):
+    stage = check.Stage("x", tmp_path)
+    check.tap(stage, "prog", out, rc, 10)
+    assert (stage.passed, len(stage.failures), len(stage.skipped)) == (passed, failed, skipped), stage.failures
+
+
+def test_check_layers_finds_each_breach():
+    done = subprocess.run([TOP / "tools/check-layers", "--self-test"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def deps(tmp_path, installed, *groups, uid="1000"):
+    """tools/deps with a dpkg-query and an id of our own in PATH, and an apt-get that must not be called."""
+    for name, text in (("dpkg-query", "".join(f"echo 'installed {p}'\n" for p in installed)),
+                       ("id", f"echo {uid}\n"), ("apt-get", "echo called >&2; exit 100\n")):
+        (tmp_path / name).write_text("#!/bin/sh\n" + text)
+        (tmp_path / name).chmod(0o755)
+    return subprocess.run([TOP / "tools/deps", *groups], capture_output=True, text=True,
+                          env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+
+
+def test_deps_prints_one_line_for_those_who_are_not_root(tmp_path):
+    done = deps(tmp_path, ["util-linux", "procps", "iproute2", "python3-h5py"], "test")
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if line.startswith("sudo ")] == [done.stderr.splitlines()[-1]]
+    assert "python3-pytest" in done.stderr and "procps" not in done.stderr
+
+
+def test_deps_says_nothing_when_nothing_is_missing(tmp_path):
+    listed = subprocess.run([TOP / "tools/deps", "--list", "test", "fuzz"], capture_output=True, text=True, check=True).stdout.split()
+    done = deps(tmp_path, listed, "test", "fuzz")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_deps_knows_its_groups(tmp_path):
+    done = deps(tmp_path, [], "tset")
+    assert done.returncode == 2 and "no group 'tset'" in done.stderr
+
+
+def test_deps_reports_what_apt_could_not_do(tmp_path):
+    done = deps(tmp_path, [], "docs", uid="0")
+    assert done.returncode == 1 and "called" in done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make")
+def test_help_lists_every_target():
+    out = subprocess.run(["make", "-C", TOP], capture_output=True, text=True).stdout
+    for target in "deps build demo check check-all bench fuzz fmt lint install clean".split():
+        assert f"make {target}" in out
