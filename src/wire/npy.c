@@ -15,6 +15,7 @@
 
 #define MAGIC     "\x93NUMPY"
 #define MAGIC_LEN 6
+#define DTYPE_CAP sizeof(((struct npy_header *)0)->dtype)
 
 struct cursor {
     const char *p, *end;
@@ -112,11 +113,11 @@ static int take_number(struct cursor *c, uint64_t *ret_n)
 }
 
 /* "<f4": byte order, kind, size in bytes (in characters of 4 bytes for U). M8 and m8 carry a unit: "<M8[ns]". */
-static int parse_dtype(const char *s, size_t len, struct npy_header *h, struct leat_error *err)
+int npy_dtype(const char *s, size_t len, char ret_dtype[16], uint32_t *ret_itemsize, struct leat_error *err)
 {
     char order = '|';
     size_t at = 0;
-    if (len >= sizeof(h->dtype))
+    if (len >= DTYPE_CAP)
         return malformed(err, "its dtype is too long");
     if (len && strchr("<>|=", s[0]))
         order = s[at++];
@@ -173,11 +174,10 @@ static int parse_dtype(const char *s, size_t len, struct npy_header *h, struct l
     /* One spelling for one type: the machine's own order is little-endian, and single bytes have none. */
     bool one_byte = (n == 1 && kind != 'U') || kind == 'S' || kind == 'a' || kind == 'V';
     order = one_byte ? '|' : order == '=' || order == '|' ? '<' : order;
-    h->itemsize = (uint32_t)n;
-    snprintf(h->dtype, sizeof(h->dtype), "%c%c%.*s", order, kind == 'a' ? 'S' : kind, (int)(len - at),
-             s + at);
+    *ret_itemsize = (uint32_t)n;
+    snprintf(ret_dtype, DTYPE_CAP, "%c%c%.*s", order, kind == 'a' ? 'S' : kind, (int)(len - at), s + at);
     if (kind == 'b')
-        snprintf(h->dtype, sizeof(h->dtype), "|b1");
+        snprintf(ret_dtype, DTYPE_CAP, "|b1");
     return 0;
 }
 
@@ -240,7 +240,7 @@ static int parse_entry(struct cursor *c, struct npy_header *h, unsigned *seen, s
                          "of its own and open them together (\"a=a.npy;b=b.npy\")");
     if (!take_string(c, &value, &value_len))
         return malformed(err, "its dtype is not a string");
-    return parse_dtype(value, value_len, h, err);
+    return npy_dtype(value, value_len, h->dtype, &h->itemsize, err);
 }
 
 int npy_parse(const void *buf, size_t len, struct npy_header *ret_header, struct leat_error *err)

@@ -26,4 +26,7 @@ uint64_t npy_header_bytes(const void *buf, size_t len, struct leat_error *err);
  */
 int npy_parse(const void *buf, size_t len, struct npy_header *ret_header, struct leat_error *err);
 
+/* A dtype alone: "<f4" and the like, in the one spelling that Leat uses, and the bytes of an element. As npy_parse. */
+int npy_dtype(const char *s, size_t len, char ret_dtype[16], uint32_t *ret_itemsize, struct leat_error *err);
+
 #endif
