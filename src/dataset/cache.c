@@ -201,8 +201,8 @@ static int make_folders(char *path)
     }
 }
 
-/* $XDG_CACHE_HOME/leat/index. It must be ours: in a folder of somebody else a name could be put in our way. */
-static int cache_folder(char **ret_path, bool make)
+/* In $XDG_CACHE_HOME/leat/index, which must be ours: in a folder of somebody else a name could be put in our way. */
+static int cache_path(const struct expected *x, bool make, char **ret_path)
 {
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     AUTO_FREE char *path = NULL;
@@ -219,7 +219,10 @@ static int cache_folder(char **ret_path, bool make)
         return rc;
     if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 022))
         return -EACCES;
-    *ret_path = TAKE_PTR(path);
+    char *full;
+    if (asprintf(&full, "%s/%s", path, x->cache_name) < 0)
+        return -ENOMEM;
+    *ret_path = full;
     return 0;
 }
 
@@ -322,20 +325,16 @@ int dataset_index_open(const struct dataset_spec *spec, const struct dataset_ope
     int rc = expect(spec, opener, progress, &x, err);
     if (rc < 0)
         return rc;
-    AUTO_FREE char *folder = NULL, *cached = NULL;
-    bool has_cache =
-        cache_folder(&folder, keep) == 0 && asprintf(&cached, "%s/%s", folder, x.cache_name) >= 0;
-    if (!has_cache)
-        cached = NULL;
-
+    AUTO_FREE char *cached = NULL;
     int fd = x.beside ? open_candidate(&x, x.beside, opener != NULL) : -1;
-    if (fd < 0 && has_cache)
+    if (fd < 0 && cache_path(&x, false, &cached) == 0)
         fd = open_candidate(&x, cached, false);
     bool scanned = fd < 0;
     if (scanned) {
         bool made = false;
-        rc = -EROFS;
-        if (keep && has_cache)
+        free(TAKE_PTR(cached));
+        rc = keep ? cache_path(&x, true, &cached) : -EROFS;
+        if (rc == 0)
             rc = scan_to_file(spec, &x, cached, 0600, &fd, &made, err);
         if (rc < 0 && (!made || is_write_trouble(rc)))
             rc = scan_to_memory(spec, &x, &fd, err);
@@ -355,7 +354,7 @@ int dataset_index_write(const struct dataset_spec *spec, const struct dataset_pr
     int rc = expect(spec, NULL, progress, &x, err);
     if (rc < 0)
         return rc;
-    AUTO_FREE char *folder = NULL, *path = NULL;
+    AUTO_FREE char *path = NULL;
     AUTO_CLOSE int fd = -1;
     bool made = false;
     rc = error_set(err, LEAT_INVALID,
@@ -366,13 +365,8 @@ int dataset_index_write(const struct dataset_spec *spec, const struct dataset_pr
         rc = scan_to_file(spec, &x, path, 0666, &fd, &made, err);
     }
     if (rc < 0 && !made && cache_ok) {
-        free(path);
-        path = NULL;
-        rc = cache_folder(&folder, true);
-        if (rc == 0 && asprintf(&path, "%s/%s", folder, x.cache_name) < 0) {
-            path = NULL;
-            rc = -ENOMEM;
-        }
+        free(TAKE_PTR(path));
+        rc = cache_path(&x, true, &path);
         rc = rc < 0 ? error_sys(err, rc, "the index cache ($XDG_CACHE_HOME/leat/index) cannot be used")
                     : scan_to_file(spec, &x, path, 0600, &fd, &made, err);
     }

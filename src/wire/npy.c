@@ -24,6 +24,10 @@ struct cursor {
 uint64_t npy_header_bytes(const void *buf, size_t len, struct leat_error *err)
 {
     const uint8_t *b = buf;
+    if (len >= MAGIC_LEN && len < 12 && !memcmp(b, MAGIC, MAGIC_LEN)) {
+        error_set(err, LEAT_CORRUPT, "it is truncated inside its .npy header");
+        return 0;
+    }
     if (len < 12 || memcmp(b, MAGIC, MAGIC_LEN)) {
         error_set(err, LEAT_INVALID, "not a .npy file: it does not begin with \\x93NUMPY");
         return 0;
