@@ -9,8 +9,10 @@ import pathlib
 import pty
 import re
 import shutil
+import signal
 import struct
 import subprocess
+import sys
 import time
 
 import pytest
@@ -19,6 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 APPS = pathlib.Path(os.environ.get("LEAT_BUILD", ROOT / "build")) / "src" / "apps"
 LEAT = pathlib.Path(os.environ.get("LEAT_BIN", APPS / "leat"))
 LEATD = APPS / "leatd"
+LIBRARY = APPS.parent.parent / "libleat.so"
 MAN = ROOT / "docs" / "man"
 
 pytestmark = pytest.mark.skipif(not LEAT.exists(), reason=f"{LEAT} is not built")
@@ -529,6 +532,58 @@ def test_drop(job, tree):
     job("drop", "gone", check=0)
     job("stat", "gone", check=3)
     job("drop", "gone", check=3)
+
+
+plain_library = pytest.mark.skipif(
+    not LIBRARY.exists() or b"__asan_init" in LIBRARY.read_bytes(), reason="no libleat.so that this interpreter can load"
+)
+HOLDER = """
+import ctypes, sys
+lib, ws, client = ctypes.CDLL(sys.argv[1]), ctypes.c_void_p(), ctypes.c_void_p()
+err = ctypes.create_string_buffer(4096)
+assert lib.leat_connect(None, ctypes.byref(client), err) == 0, err.raw
+assert lib.leat_open(client, sys.argv[2].encode(), None, ctypes.byref(ws), err) == 0, err.raw
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+@needs_daemon
+@plain_library
+def test_drop_and_stop_wait_for_readers(job, tree):
+    job("preload", tree[0] / "a.npy", "--name", "held", check=0)
+    line = [sys.executable, "-c", HOLDER, LIBRARY, "leat://held"]
+    with subprocess.Popen(line, env=dict(os.environ, **job.env), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"holds\n"
+        done = job("drop", "held", "--timeout", "0.2", check=8)
+        assert b"held" in done.stderr
+        assert job("stop", check=8).stderr
+        job("stat", "held", check=0)
+        job("drop", "held", "--force", check=0)
+        job("stat", "held", check=3)
+        holder.stdin.close()
+
+
+@needs_daemon
+@plain_library
+def test_a_reader_that_is_killed_holds_nothing(job, tree):
+    job("preload", tree[0] / "a.npy", "--name", "held", check=0)
+    line = [sys.executable, "-c", HOLDER, LIBRARY, "leat://held"]
+    with subprocess.Popen(line, env=dict(os.environ, **job.env), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"holds\n"
+        holder.kill()
+        holder.wait()
+    job("drop", "held", check=0)
+
+
+@needs_daemon
+def test_a_killed_daemon_is_said_and_a_new_one_works(tmp_path, tree):
+    env = {"XDG_RUNTIME_DIR": str(tmp_path), "LEAT_JOB": "killed", "LEAT_LEATD": str(LEATD)}
+    leat("preload", tree[0] / "a.npy", "--name", "array", env=env, check=0)
+    os.kill(json.loads(leat("status", "--json", env=env, check=0).stdout)["pid"], signal.SIGKILL)
+    leat("stat", "array", env=env, check=3)
+    leat("preload", tree[0] / "a.npy", "--name", "array", env=env, check=0)
+    leat("stop", env=env, check=0)
 
 
 @needs_daemon
