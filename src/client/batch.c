@@ -72,7 +72,7 @@ struct fill {
     unsigned n;
     bool streamed;
     uint32_t nwants;
-    uint64_t deadline_ns;
+    uint64_t deadline_ns, block;
 };
 
 static int add_part(struct fill *fill, uint64_t id, unsigned field, const struct index_part *part, void *dst,
@@ -150,7 +150,7 @@ static int fill_slot(struct fill *fill, const struct rpc_how *how, struct leat_e
     }
     rc = gather_run(slot->gather, fill->deadline_ns, how->cancel, err);
     if (!rc && fill->nwants)
-        rc = stream_read(v->ws, v->wants, fill->nwants, how, err);
+        rc = stream_read(v->ws, v->wants, fill->nwants, fill->block, how, err);
     return rc ? rc : ws_check_generation(v->ws, err);
 }
 
@@ -179,8 +179,12 @@ int batch_fill(struct leat_view *v, const uint64_t *ids, unsigned n, const struc
             how.deadline_ns = client_deadline(v->ws->client, fill_how->timeout_ns);
         memcpy(slot->batch.ids, ids, n * sizeof(*ids));
         slot->batch.n = n;
-        struct fill fill = {
-            .view = v, .slot = slot, .ids = slot->batch.ids, .n = n, .deadline_ns = how.deadline_ns};
+        struct fill fill = {.view = v,
+                            .slot = slot,
+                            .ids = slot->batch.ids,
+                            .n = n,
+                            .deadline_ns = how.deadline_ns,
+                            .block = fill_how->block};
         rc = ws_check(v->ws, err);
         if (!rc)
             rc = fill_slot(&fill, &how, err);
@@ -277,7 +281,7 @@ static int read_by_rails(struct leat_ws *ws, uint64_t index, unsigned field, con
                          void *buf, uint64_t deadline_ns, struct leat_error *err)
 {
     pthread_mutex_lock(&ws->read_lock);
-    int rc = ws->rails ? 0 : rails_new(ws, 0, &ws->rails);
+    int rc = ws->rails ? 0 : rails_new(ws, 0, false, &ws->rails);
     if (!rc && !ws->gather)
         rc = gather_new(ws->rails, 1, 16, &ws->gather);
     if (rc) {
@@ -323,7 +327,7 @@ int leat_read(struct leat_ws *ws, uint64_t index, unsigned field, void *buf, uin
         return 0;
     if (streamed) {
         struct stream_want want = {.sample = index, .field = field, .part = part, .dst = buf};
-        rc = stream_read(ws, &want, 1, &(struct rpc_how){.deadline_ns = deadline_ns}, err);
+        rc = stream_read(ws, &want, 1, 0, &(struct rpc_how){.deadline_ns = deadline_ns}, err);
     } else {
         const uint8_t *at = direct(ws, &part, deadline_ns, &rc, err);
         if (rc)

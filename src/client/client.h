@@ -104,7 +104,11 @@ int rpc_dead_error(const struct leat_client *client, struct leat_error *err);
 struct rails;
 struct gather;
 
-#define WS_STAGING_MAX 1024u
+#define WS_STAGING_MAX 64u
+struct ws_staging { /* a window of the daemon's; its size is its own */
+    const uint8_t *at;
+    uint64_t bytes;
+};
 
 struct leat_ws {
     _Atomic unsigned refs; /* the handle, views, holds */
@@ -125,8 +129,8 @@ struct leat_ws {
 
     /* Mapped on first use, never unmapped before the end: read with acquire, written under map_lock. */
     pthread_mutex_t map_lock;
-    const void **maps;    /* [nregions]: NULL where not mapped (yet), or on another node */
-    const void **staging; /* [WS_STAGING_MAX] */
+    const void **maps;          /* [nregions]: NULL where not mapped (yet), or on another node */
+    struct ws_staging *staging; /* [WS_STAGING_MAX] */
 
     pthread_mutex_t read_lock; /* single reads that need a transport */
     struct rails *rails;
@@ -173,15 +177,18 @@ struct rails {
     struct net_ctx *shm, *tcp;
     struct net_endpoint **endpoints; /* [nnodes], NULL: not connected */
     struct sched sched;
+    uint32_t local_node; /* read through shared memory; UINT32_MAX: none is, as required of this view */
+    bool all_local;
     unsigned unquiesced; /* operations that may still write somewhere */
 };
-int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, struct rails **ret_rails);
+/* no_shm: our own node, too, is read through a connection. */
+int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, bool no_shm, struct rails **ret_rails);
 void rails_free(struct rails *rails); /* disconnects and waits for quiescence. NULL is fine */
 int rails_connect(struct rails *rails, uint32_t node, uint64_t deadline_ns, struct leat_error *err);
 void rails_disconnect(struct rails *rails, uint32_t node);
 static inline bool rails_is_local(const struct rails *rails, uint32_t node)
 {
-    return node == rails->ws->local_node;
+    return node == rails->local_node;
 }
 
 /* --- gather.c ------------------------------------------------------------------------------------------------- */
@@ -249,9 +256,10 @@ struct stream_want {
     struct index_part part;
     void *dst;
 };
-/* Fetches, copies and releases, in portions that fit the window. Sorts wants by sample. */
-int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, const struct rpc_how *how,
-                struct leat_error *err);
+/* Fetches, copies and releases, in portions that fit the window. Sorts wants by sample. With block > 1 whole blocks of so many
+ * samples are asked for: the daemon keeps them while there is room, and finds them again by the same range. */
+int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, uint64_t block,
+                const struct rpc_how *how, struct leat_error *err);
 
 /* --- view.c ----------------------------------------------------------------------------------------------------- */
 
@@ -319,6 +327,7 @@ void view_unref(struct leat_view *view);
 struct fill_how {
     bool iterator;
     uint64_t timeout_ns, position;
+    uint64_t block; /* of the order, for what is streamed; 0: none */
     const _Atomic bool *cancel;
 };
 int batch_fill(struct leat_view *view, const uint64_t *ids, unsigned n, const struct fill_how *how,

@@ -41,7 +41,7 @@ static int reserve_reads(struct gather *g, uint32_t reads)
     uint32_t cap = MAX(reads, g->reads_cap + g->reads_cap / 2);
     if (grow(&g->reads, cap, sizeof(*g->reads)))
         return -ENOMEM;
-    if (!g->rails->ws->all_local &&
+    if (!g->rails->all_local &&
         (grow(&g->node, cap, sizeof(*g->node)) || grow(&g->place, cap, sizeof(*g->place)) ||
          grow(&g->sorted, cap, sizeof(*g->sorted))))
         return -ENOMEM; /* some are longer than reads_cap says, which does no harm */
@@ -116,7 +116,7 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
                              (unsigned long long)sample);
         uint64_t bytes = MIN(left, region_bytes - offset);
         uint32_t node = ws->info.regions[gid].node;
-        if (likely(node == ws->local_node)) {
+        if (likely(node == g->rails->local_node)) {
             bytes = MIN(bytes, LOCAL_MAX);
             if (unlikely(!ws_region(ws, (uint32_t)gid))) {
                 int rc = ws_map_region(ws, (uint32_t)gid, deadline_ns, err);
@@ -135,7 +135,7 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
                                                 .offset = offset,
                                                 .dst = at,
                                                 .status = PENDING};
-        if (!ws->all_local)
+        if (!g->rails->all_local)
             g->node[g->nreads] = node;
         g->nreads++;
         p->npieces++;
@@ -327,7 +327,7 @@ static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, uint6
 {
     bool left = dispatch(g, deadline_ns, err);
     if (nlocal) {
-        int rc = run_local(g, g->rails->ws->local_node, local, nlocal, err);
+        int rc = run_local(g, g->rails->local_node, local, nlocal, err);
         if (rc)
             return rc;
     }
@@ -416,7 +416,7 @@ static int fetch_lost(struct gather *g, const struct rpc_how *how, struct leat_e
         return error_set(err, LEAT_PEER_GONE,
                          "node %s is gone, and with it its part of %s, which has no source", address,
                          ws->uri);
-    int rc = stream_read(ws, wants, n, how, err);
+    int rc = stream_read(ws, wants, n, 0, how, err);
     if (rc && rc != LEAT_TIMED_OUT && rc != -ECANCELED && err)
         err->code = rc =
             LEAT_PEER_GONE; /* what happened first; why its source did not help stands in the message */
@@ -431,7 +431,7 @@ static int run_remote(struct gather *g, uint64_t deadline_ns, const _Atomic bool
     struct leat_ws *ws = g->rails->ws;
     bool again;
     sort_by_node(g);
-    uint32_t local = ws->local_node;
+    uint32_t local = g->rails->local_node;
     uint32_t nlocal = local == UINT32_MAX ? 0 : g->end[local] - g->cursor[local];
     struct net_read *local_reads = nlocal ? &g->sorted[g->cursor[local]] : NULL;
 
@@ -490,6 +490,6 @@ int gather_run(struct gather *g, uint64_t deadline_ns, const _Atomic bool *cance
     if (!g->nreads)
         return 0;
     int rc = g->remote ? run_remote(g, deadline_ns, cancel, err)
-                       : run_local(g, g->rails->ws->local_node, g->reads, g->nreads, err);
+                       : run_local(g, g->rails->local_node, g->reads, g->nreads, err);
     return rc ? rc : check_crcs(g, err);
 }

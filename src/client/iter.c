@@ -58,6 +58,7 @@ static void step_positions(const struct leat_iter *it, uint64_t step, uint64_t *
 static void *read_ahead(void *arg)
 {
     struct leat_iter *it = arg;
+    const uint64_t block = it->order.block == LEAT_ORDER_SEQUENTIAL ? 0 : it->order.block;
     pthread_mutex_lock(&it->lock);
     while (!it->cancel && it->next_step < it->steps) {
         if (it->failed || it->queued == it->ahead) {
@@ -72,9 +73,10 @@ static void *read_ahead(void *arg)
         struct leat_error error = {0};
         step_positions(it, step, &first, &n);
         leat_order_fill(&it->order, first, n, it->ids);
-        int rc = batch_fill(it->view, it->ids, n,
-                            &(struct fill_how){.iterator = true, .position = first, .cancel = &it->cancel},
-                            &batch, &error);
+        int rc = batch_fill(
+            it->view, it->ids, n,
+            &(struct fill_how){.iterator = true, .position = first, .block = block, .cancel = &it->cancel},
+            &batch, &error);
 
         pthread_mutex_lock(&it->lock);
         if (rc) {

@@ -11,16 +11,18 @@
 
 #include "base/clock.h"
 
-int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, struct rails **ret_rails)
+int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, bool no_shm, struct rails **ret_rails)
 {
     struct rails *r = calloc(1, sizeof(*r));
     if (!r)
         return -ENOMEM;
     r->ws = ws;
+    r->local_node = no_shm ? UINT32_MAX : ws->local_node;
+    r->all_local = ws->all_local && !no_shm;
     sched_init(&r->sched, inflight_bytes);
     r->endpoints = calloc((size_t)ws->info.nnodes + 1, sizeof(struct net_endpoint *));
     int rc = r->endpoints ? net_shm_new(&r->shm) : -ENOMEM;
-    if (!rc && !ws->all_local)
+    if (!rc && !r->all_local)
         rc = net_tcp_new(&r->tcp);
     if (rc) {
         rails_free(r);

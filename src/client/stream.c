@@ -5,8 +5,9 @@
  *
  *   wants, sorted ──▶ runs of consecutive samples ──▶ FETCH ──▶ copy + CRC ──▶ RELEASE
  *
- * Failure modes: LEAT_NO_SPACE means that the window is taken by leases, our own or others': the portion is halved, down
- * to a single sample, then asked for again until the deadline. Invariants: at most one lease at a time a call, released on
+ * Failure modes: LEAT_BUSY means that the window is taken by others' leases, LEAT_NO_SPACE that it is smaller than the portion: it is
+ * halved, down to a single block, then to its samples; a single sample that is too large is the caller's error, one that
+ * finds no room is asked for again until the deadline. Invariants: at most one lease at a time a call, released on
  * every way out; never more than the window.
  */
 #include "client/client.h"
@@ -25,6 +26,12 @@ static void post_release(struct leat_ws *ws, uint64_t lease)
     bytes_put_u64(&body, lease);
     rpc_post(ws->client, PROTO_RELEASE, &body);
     bytes_out_fini(&body);
+}
+
+static int by_address(const void *a, const void *b)
+{
+    const struct proto_run *x = a, *y = b;
+    return x->address < y->address ? -1 : x->address > y->address;
 }
 
 int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n, const struct rpc_how *how,
@@ -54,6 +61,7 @@ int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t
         return error_set(err, rc, "the daemon's answer to a fetch cannot be read");
     }
     lease->ws = ws;
+    qsort(lease->fetched.runs, lease->fetched.nruns, sizeof(*lease->fetched.runs), by_address);
     rc = ws_map_staging(ws, &lease->fetched, &reply, how->deadline_ns, err);
     net_reply_fini(&reply);
     if (rc) {
@@ -73,18 +81,21 @@ void stream_release(struct stream_lease *lease)
     free(lease);
 }
 
-/* The run that holds `address`, by binary search (runs come in order of address). */
+/* A run that holds `address`: the last that begins at or before it, or one before that, since runs widened to whole
+ * blocks may overlap. */
 static const struct proto_run *find_run(const struct proto_fetched *f, uint64_t address)
 {
     uint32_t low = 0, high = f->nruns;
     while (low < high) {
         uint32_t mid = low + (high - low) / 2;
-        if (f->runs[mid].address + f->runs[mid].bytes <= address)
+        if (f->runs[mid].address <= address)
             low = mid + 1;
         else
             high = mid;
     }
-    return low < f->nruns && f->runs[low].address <= address ? &f->runs[low] : NULL;
+    while (low > 0 && f->runs[low - 1].address + f->runs[low - 1].bytes <= address)
+        low--;
+    return low ? &f->runs[low - 1] : NULL;
 }
 
 int stream_copy(const struct stream_lease *lease, uint64_t sample, unsigned field,
@@ -101,7 +112,8 @@ int stream_copy(const struct stream_lease *lease, uint64_t sample, unsigned fiel
             return error_set(err, -EIO, "the daemon fetched less than %s",
                              ws_describe(ws, sample, field, what));
         uint32_t gid = run->gid;
-        const uint8_t *region = gid & PROTO_STAGING ? ws->staging[gid & ~PROTO_STAGING] : ws_region(ws, gid);
+        const uint8_t *region =
+            gid & PROTO_STAGING ? ws->staging[gid & ~PROTO_STAGING].at : ws_region(ws, gid);
         uint64_t skip = address - run->address, bytes = MIN(left, run->bytes - skip);
         crc = crc32c_copy(crc, to, region + run->offset + skip, bytes);
         address += bytes;
@@ -125,51 +137,87 @@ static int by_sample(const void *a, const void *b)
     return x->sample < y->sample ? -1 : x->sample > y->sample;
 }
 
-/* How many wants, from the first, make a portion of at most max_bytes (at least one whole sample); and its ranges. */
-static uint32_t make_portion(const struct stream_want *wants, uint32_t n, uint64_t max_bytes,
-                             struct stream_range *ranges, uint32_t *ret_nranges)
+/* What one FETCH asks for, and how it shrinks when that is too much. */
+struct portion {
+    uint64_t max_bytes, block;
+    uint32_t max_ranges, nranges;
+    struct stream_range *ranges;
+};
+
+static struct stream_range range_of(const struct leat_ws *ws, uint64_t sample, uint64_t block)
 {
-    uint32_t nranges = 0, i = 0;
+    uint64_t first = block > 1 ? sample - sample % block : sample;
+    return (struct stream_range){first, MIN(MAX(block, 1ull), ws->index.header->nsamples - first)};
+}
+
+/* How many wants, from the first, make a portion: at least one whole sample. */
+static uint32_t make_portion(const struct leat_ws *ws, const struct stream_want *wants, uint32_t n,
+                             struct portion *p)
+{
+    uint32_t i = 0;
     uint64_t bytes = 0;
+    p->nranges = 0;
     while (i < n) {
         uint32_t same = i;
         uint64_t more = 0;
         while (same < n && wants[same].sample == wants[i].sample)
             more += wants[same++].part.bytes;
-        if (i && bytes + more > max_bytes)
+        if (i && bytes + more > p->max_bytes)
             break;
-        uint64_t sample = wants[i].sample;
-        if (nranges && ranges[nranges - 1].first + ranges[nranges - 1].count == sample)
-            ranges[nranges - 1].count++;
-        else if (nranges == RANGES_MAX)
+        struct stream_range r = range_of(ws, wants[i].sample, p->block),
+                            *last = p->nranges ? &p->ranges[p->nranges - 1] : NULL;
+        if (last && last->first == r.first)
+            ; /* a block that is there already */
+        else if (last && p->block <= 1 && last->first + last->count == r.first)
+            last->count++;
+        else if (p->nranges == p->max_ranges)
             break;
         else
-            ranges[nranges++] = (struct stream_range){sample, 1};
+            p->ranges[p->nranges++] = r;
         bytes += more;
         i = same;
     }
-    *ret_nranges = nranges;
     return i;
 }
 
-int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, const struct rpc_how *how,
-                struct leat_error *err)
+/* Less at once: half the ranges, then half the bytes, then samples instead of blocks. False: it is one sample already. */
+static bool shrink(struct portion *p, const struct stream_want *wants, uint32_t count)
 {
-    AUTO_FREE struct stream_range *ranges = malloc(sizeof(*ranges) * MIN(n, RANGES_MAX));
-    uint64_t max_bytes = PORTION_BYTES;
-    if (n && !ranges)
+    if (p->nranges > 1) {
+        p->max_ranges = p->nranges / 2;
+        return true;
+    }
+    if (p->block > 1) {
+        p->block = 0;
+        return true;
+    }
+    if (wants[0].sample == wants[count - 1].sample)
+        return false;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += wants[i].part.bytes;
+    p->max_bytes = bytes / 2;
+    return true;
+}
+
+int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, uint64_t block,
+                const struct rpc_how *how, struct leat_error *err)
+{
+    struct portion p = {.max_bytes = PORTION_BYTES, .block = block, .max_ranges = MIN(n, RANGES_MAX)};
+    AUTO_FREE struct stream_range *ranges = malloc(sizeof(*ranges) * MAX(p.max_ranges, 1u));
+    if (!ranges)
         return error_set(err, -ENOMEM, "out of memory");
+    p.ranges = ranges;
     qsort(wants, n, sizeof(*wants), by_sample);
     for (uint32_t at = 0; at < n;) {
-        uint32_t nranges, count = make_portion(wants + at, n - at, max_bytes, ranges, &nranges);
+        uint32_t count = make_portion(ws, wants + at, n - at, &p);
         struct stream_lease *lease;
-        int rc = stream_fetch(ws, ranges, nranges, how, &lease, err);
-        if (rc == LEAT_NO_SPACE && !(how->deadline_ns && clock_now_ns() >= how->deadline_ns) &&
+        int rc = stream_fetch(ws, p.ranges, p.nranges, how, &lease, err);
+        if ((rc == LEAT_NO_SPACE || rc == LEAT_BUSY) && shrink(&p, wants + at, count))
+            continue;
+        if (rc == LEAT_BUSY && !(how->deadline_ns && clock_now_ns() >= how->deadline_ns) &&
             !(how->cancel && *how->cancel)) {
-            if (max_bytes > 1)
-                max_bytes /= 2;
-            else
-                usleep(RETRY_US); /* somebody else's leases: they end when their copies are made */
+            usleep(RETRY_US); /* somebody else's leases: they end when their copies are made */
             continue;
         }
         if (rc)

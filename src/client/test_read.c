@@ -82,9 +82,11 @@ static void read_all(struct leat_ws *ws)
         }
 }
 
-static void batches_all(struct leat_ws *ws)
+static void batches_by(struct leat_ws *ws, const char *transport)
 {
-    struct leat_view *view = load(ws, 33, 3);
+    struct leat_view *view;
+    struct leat_view_options o = {.size = sizeof(o), .batch_size = 33, .slots = 3, .transport = transport};
+    assert_int_equal(leat_load(ws, &o, &view, &err), 0);
     uint64_t ids[33];
     for (unsigned round = 0; round < 40; round++) {
         unsigned n = 1 + round * 5 % 33;
@@ -100,6 +102,11 @@ static void batches_all(struct leat_ws *ws)
         leat_batch_release(batch);
     }
     leat_view_close(view);
+}
+
+static void batches_all(struct leat_ws *ws)
+{
+    batches_by(ws, NULL);
 }
 
 /* --- what is told -------------------------------------------------------------------------------------------------- */
@@ -167,6 +174,9 @@ static void test_shm(void **state)
     batches_all(x.ws);
     assert_true(x.daemon->regions_asked <= div_up(x.daemon->nregions, 64));
     assert_int_equal(x.daemon->waits, 0);
+    assert_int_equal(x.daemon->brokers, 0);
+    batches_by(x.ws, "tcp"); /* our own node, as if it were far away */
+    assert_int_equal(x.daemon->brokers, 1);
     close_set(&x);
 }
 
@@ -179,6 +189,9 @@ static void test_two_nodes(void **state)
     struct leat_ws_stat stat = {.size = sizeof(stat)};
     assert_int_equal(leat_ws_stat(x.ws, &stat, &err), 0);
     assert_string_equal(stat.transport, "shm+tcp");
+    struct leat_view *view;
+    struct leat_view_options o = {.size = sizeof(o), .batch_size = 4, .transport = "shm"};
+    assert_int_equal(leat_load(x.ws, &o, &view, &err), LEAT_UNSUPPORTED);
     close_set(&x);
 }
 
@@ -263,8 +276,6 @@ static void test_arguments(void **state)
     struct leat_view_options o = {.size = sizeof(o)};
     assert_int_equal(leat_load(x.ws, &o, &view, &err), LEAT_INVALID);
     o.batch_size = 4;
-    o.transport = "tcp";
-    assert_int_equal(leat_load(x.ws, &o, &view, &err), LEAT_UNSUPPORTED);
     o.transport = "smoke";
     assert_int_equal(leat_load(x.ws, &o, &view, &err), LEAT_INVALID);
     o.transport = "shm";

@@ -134,6 +134,8 @@ static int check_transport(const struct leat_ws *ws, const char *asked, struct l
     if (strcmp(asked, "shm") && strcmp(asked, "tcp"))
         return error_set(err, LEAT_INVALID, "transport '%s': \"shm\" and \"tcp\" are possible, NULL chooses",
                          asked);
+    if (strcmp(asked, "tcp") == 0)
+        return 0; /* our own node serves connections as well */
     return error_set(err, LEAT_UNSUPPORTED, "transport %s was required, but %s is read by %s from here",
                      asked, ws->uri, ws->transport);
 }
@@ -182,7 +184,7 @@ static int build_view(struct leat_view *v, const struct leat_view_options *o, st
             return rc;
     }
     v->slot_bytes = align_up(MAX(v->slot_bytes, 1ull), 4096);
-    int rc = rails_new(v->ws, o->inflight_bytes, &v->rails);
+    int rc = rails_new(v->ws, o->inflight_bytes, o->transport && strcmp(o->transport, "tcp") == 0, &v->rails);
     for (unsigned s = 0; !rc && s < v->nslots; s++)
         rc = init_slot(v, &v->slots[s], s);
     return rc ? error_set(err, rc, "out of memory for %u batch buffers of %llu bytes", v->nslots,

@@ -151,8 +151,8 @@ void ws_unref(struct leat_ws *ws)
         if (ws->maps[i])
             munmap((void *)(uintptr_t)ws->maps[i], ws->info.region_bytes);
     for (uint32_t i = 0; ws->staging && i < WS_STAGING_MAX; i++)
-        if (ws->staging[i])
-            munmap((void *)(uintptr_t)ws->staging[i], ws->info.region_bytes);
+        if (ws->staging[i].at)
+            munmap((void *)(uintptr_t)ws->staging[i].at, ws->staging[i].bytes);
     if (ws->info.ws)
         post_close(ws);
     if (ws->live)
@@ -334,24 +334,43 @@ int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint
 
 /* --- regions ------------------------------------------------------------------------------------------------------ */
 
-/* Maps fd as one region and publishes it at *at. Under map_lock. */
-static int map_one(struct leat_ws *ws, int fd, const void **at, struct leat_error *err)
+static struct ws_staging *staging_place(struct leat_ws *ws, uint32_t gid)
 {
+    return gid & PROTO_STAGING && (gid & ~PROTO_STAGING) < WS_STAGING_MAX ? &ws->staging[gid & ~PROTO_STAGING]
+                                                                          : NULL;
+}
+
+static bool mapped(struct leat_ws *ws, uint32_t gid)
+{
+    struct ws_staging *staging = staging_place(ws, gid);
+    return staging ? staging->at != NULL : gid < ws->info.nregions && ws->maps[gid];
+}
+
+/* Maps fd as region gid and publishes it. Under map_lock. */
+static int map_one(struct leat_ws *ws, uint32_t gid, int fd, struct leat_error *err)
+{
+    struct ws_staging *staging = staging_place(ws, gid);
     struct stat st;
-    if (*at)
+    if (mapped(ws, gid))
         return 0;
+    if (!staging && gid >= ws->info.nregions)
+        return error_set(err, LEAT_CORRUPT, "the daemon sent a region %u that cannot be", gid);
     if (fstat(fd, &st) < 0)
         return error_sys(err, -errno, "cannot look at a region");
-    if ((uint64_t)st.st_size < ws->info.region_bytes)
+    uint64_t bytes = staging ? (uint64_t)st.st_size : ws->info.region_bytes;
+    if ((uint64_t)st.st_size < bytes || !bytes)
         return error_set(err, LEAT_CORRUPT, "a region of %lld bytes where %llu were announced",
-                         (long long)st.st_size, (unsigned long long)ws->info.region_bytes);
-    void *p = mmap(NULL, ws->info.region_bytes, PROT_READ, MAP_SHARED, fd, 0);
+                         (long long)st.st_size, (unsigned long long)bytes);
+    void *p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED)
-        return error_sys(err, -errno, "cannot map a region of %llu bytes",
-                         (unsigned long long)ws->info.region_bytes);
-    madvise(p, ws->info.region_bytes,
-            MADV_HUGEPAGE); /* where the kernel gives them; `page_bytes` reports it */
-    __atomic_store_n(at, p, __ATOMIC_RELEASE);
+        return error_sys(err, -errno, "cannot map a region of %llu bytes", (unsigned long long)bytes);
+    madvise(p, bytes, MADV_HUGEPAGE); /* where the kernel gives them; `page_bytes` reports it */
+    if (staging) {
+        staging->bytes = bytes;
+        __atomic_store_n(&staging->at, p, __ATOMIC_RELEASE);
+    } else {
+        __atomic_store_n(&ws->maps[gid], p, __ATOMIC_RELEASE);
+    }
     return 0;
 }
 
@@ -368,15 +387,6 @@ static int call_regions(struct leat_ws *ws, uint32_t first, uint32_t count, uint
     return rc;
 }
 
-static const void **map_place(struct leat_ws *ws, uint32_t gid)
-{
-    if (gid & PROTO_STAGING) {
-        gid &= ~PROTO_STAGING;
-        return ws->staging && gid < WS_STAGING_MAX ? &ws->staging[gid] : NULL;
-    }
-    return gid < ws->info.nregions ? &ws->maps[gid] : NULL;
-}
-
 /* Under map_lock: asks for [first, +count) and maps what comes. */
 static int fetch_regions(struct leat_ws *ws, uint32_t first, uint32_t count, uint64_t deadline_ns,
                          struct leat_error *err)
@@ -391,9 +401,8 @@ static int fetch_regions(struct leat_ws *ws, uint32_t first, uint32_t count, uin
         rc = error_set(err, LEAT_CORRUPT, "the daemon sent %u descriptors for %u regions", reply.nfds, n);
     for (uint32_t i = 0; !rc && i < n; i++) {
         uint32_t gid = bytes_get_u32(&in);
-        const void **at = in.bad ? NULL : map_place(ws, gid);
-        rc = at ? map_one(ws, reply.fds[i], at, err)
-                : error_set(err, LEAT_CORRUPT, "the daemon sent a region %u that nobody asked for", gid);
+        rc = in.bad ? error_set(err, LEAT_CORRUPT, "the daemon's list of regions is short")
+                    : map_one(ws, gid, reply.fds[i], err);
     }
     net_reply_fini(&reply);
     return rc;
@@ -421,21 +430,15 @@ int ws_map_staging(struct leat_ws *ws, const struct proto_fetched *fetched, stru
     unsigned taken = 0;
     pthread_mutex_lock(&ws->map_lock);
     for (uint32_t i = 0; !rc && i < fetched->nruns; i++) {
-        uint32_t gid = fetched->runs[i].gid;
         const struct proto_run *run = &fetched->runs[i];
-        const void **at = map_place(ws, gid);
-        if (!at || run->offset > ws->info.region_bytes || run->bytes > ws->info.region_bytes - run->offset)
+        const struct ws_staging *staging = staging_place(ws, run->gid);
+        if (!mapped(ws, run->gid)) /* descriptors, when they come along, are in the order of first use */
+            rc = taken < reply->nfds ? map_one(ws, run->gid, reply->fds[taken++], err)
+                                     : fetch_regions(ws, run->gid, 1, deadline_ns, err);
+        uint64_t bytes = staging ? staging->bytes : ws->info.region_bytes;
+        if (!rc && (!mapped(ws, run->gid) || run->offset > bytes || run->bytes > bytes - run->offset))
             rc = error_set(err, LEAT_CORRUPT, "the daemon named a staging place that cannot be (region %u)",
-                           gid);
-        else if (*at)
-            continue;
-        else if (taken < reply->nfds) /* descriptors come in the order of first use */
-            rc = map_one(ws, reply->fds[taken++], at, err);
-        else
-            rc = fetch_regions(ws, gid, 1, deadline_ns, err);
-        if (!rc && !*at)
-            rc = error_set(err, LEAT_CORRUPT, "the daemon did not send staging region %u",
-                           gid & ~PROTO_STAGING);
+                           run->gid);
     }
     pthread_mutex_unlock(&ws->map_lock);
     return rc;
