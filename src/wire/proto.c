@@ -362,16 +362,14 @@ int proto_fetched_get(const void *body, size_t len, struct proto_fetched *ret)
     m.runs = get_array(&in, n, RUN_WIRE, sizeof(*m.runs), &nomem);
     if (m.runs)
         m.nruns = n;
-    uint64_t end = 0;
     for (uint32_t i = 0; m.runs && i < n && !in.bad; i++) {
         struct proto_run *r = &m.runs[i];
-        uint64_t offset_end;
+        uint64_t end, offset_end;
         r->address = bytes_get_u64(&in);
         r->bytes = bytes_get_u64(&in);
         r->offset = bytes_get_u64(&in);
         r->gid = bytes_get_u32(&in);
-        if (r->address < end || add_overflows(r->address, r->bytes, &end) ||
-            add_overflows(r->offset, r->bytes, &offset_end))
+        if (add_overflows(r->address, r->bytes, &end) || add_overflows(r->offset, r->bytes, &offset_end))
             in.bad = true;
     }
     int rc = nomem ? -ENOMEM : bytes_in_done(&in);

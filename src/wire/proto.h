@@ -145,7 +145,8 @@ struct proto_ws {
 #define PROTO_WS_EXPLICIT 2u
 #define PROTO_WS_PUSHED   4u
 
-/* Staging places of a FETCH: linear addresses [address, +bytes) lie at `offset` of staging region `gid`. Runs in order. */
+/* Staging places of a FETCH: linear addresses [address, +bytes) lie at `offset` of staging region `gid`. Range
+ * by range as asked for; runs of different ranges may overlap (direct I/O widens them to whole blocks). */
 struct proto_run {
     uint64_t address, bytes, offset;
     uint32_t gid; /* PROTO_STAGING | n: its descriptor comes with the reply the first time, else by REGIONS */

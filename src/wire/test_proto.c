@@ -185,10 +185,11 @@ static void test_fetched(void **state)
     assert_int_equal(g.runs[1].gid, PROTO_STAGING | 2);
     proto_fetched_fini(&g);
     ASSERT_EXACT(proto_fetched_get, proto_fetched_fini, &out, proto_fetched);
-    runs[1].address = 149; /* overlaps */
+    runs[1].address = 90; /* neither order nor distance is promised: ranges come as they were asked for */
     bytes_out_reset(&out);
     proto_fetched_put(&out, &m);
-    assert_int_equal(proto_fetched_get(out.data, out.len, &g), LEAT_CORRUPT);
+    assert_int_equal(proto_fetched_get(out.data, out.len, &g), 0);
+    proto_fetched_fini(&g);
     runs[1] = (struct proto_run){150, UINT64_MAX, 0, 1};
     bytes_out_reset(&out);
     proto_fetched_put(&out, &m);
