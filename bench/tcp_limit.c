@@ -3,12 +3,14 @@
  * tcp_limit: what a socket gives on this host: request and reply over loopback TCP between two processes, and the same
  * reads by Leat's transport and data thread, so that the two stand beside each other.
  *
- *   tcp_limit [--via bare|leat|both] [--size BYTES] [--request BYTES] [--inflight BYTES] [--seconds S] [--memory MIB] [--runs N]
+ *   tcp_limit [--via bare|leat|both] [--size BYTES] [--request BYTES] [--inflight BYTES] [--seconds S]
+ *             [--memory MIB] [--runs N] [--sndbuf KIB]
  *
- * A request asks for --request bytes as ranges of --size bytes at random places of --memory MiB that the server has touched; new
- * ones are sent as long as no more than --inflight bytes are asked for. `bare` is a sendmsg of iovecs out of that memory and a blocking
- * recv of a whole reply: no checksum, no framing. Destinations go round a ring of 4 * inflight bytes. Prints one JSON object a line
- * and run: rate in payload bytes/s, CPU-seconds of both processes per GB (1e9).
+ * A request asks for --request bytes as ranges of --size bytes at random places of --memory MiB that the server has
+ * touched; new ones are sent as long as no more than --inflight bytes are asked for. `bare` is a sendmsg of iovecs out
+ * of that memory and a blocking recv of a whole reply: no checksum, no framing, and the kernel's socket buffers unless
+ * --sndbuf says otherwise. Destinations go round a ring of 4 * inflight bytes. Prints one JSON object a line and run:
+ * payload bytes/s, and CPU-seconds of both processes per GB (1e9).
  */
 #include "base/clock.h"
 #include "net/conn.h"
@@ -29,6 +31,7 @@ struct setup {
     uint64_t size, request, inflight, memory;
     double seconds;
     unsigned runs;
+    int sndbuf; /* of the bare server's socket, bytes; 0: the kernel's choice */
     uint8_t *pool;
     uint8_t *ring;
     uint64_t ring_bytes;
@@ -107,6 +110,8 @@ static bool recv_all(int fd, void *buf, size_t bytes)
 static void bare_serve(const struct setup *s, int fd)
 {
     uint64_t n = s->request / s->size;
+    if (s->sndbuf)
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &s->sndbuf, sizeof(s->sndbuf));
     struct range *ranges = malloc(n * sizeof(*ranges));
     struct iovec *all = malloc(n * sizeof(*all));
     while (recv_all(fd, ranges, n * sizeof(*ranges))) {
@@ -266,10 +271,10 @@ static void run(const struct setup *s, bool leat)
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {{"via", 1, NULL, 'v'},     {"size", 1, NULL, 's'},
-                                            {"request", 1, NULL, 'r'}, {"inflight", 1, NULL, 'i'},
-                                            {"seconds", 1, NULL, 't'}, {"memory", 1, NULL, 'm'},
-                                            {"runs", 1, NULL, 'n'},    {0}};
+    static const struct option options[] = {
+        {"via", 1, NULL, 'v'},      {"size", 1, NULL, 's'},    {"request", 1, NULL, 'r'},
+        {"inflight", 1, NULL, 'i'}, {"seconds", 1, NULL, 't'}, {"memory", 1, NULL, 'm'},
+        {"runs", 1, NULL, 'n'},     {"sndbuf", 1, NULL, 'b'},  {0}};
     struct setup s = {
         .size = 64 * KIB, .request = MIB, .inflight = 4 * MIB, .memory = 256 * MIB, .seconds = 2, .runs = 1};
     const char *via = "both";
@@ -295,6 +300,9 @@ int main(int argc, char **argv)
             break;
         case 'n':
             s.runs = (unsigned)strtoul(optarg, NULL, 0);
+            break;
+        case 'b':
+            s.sndbuf = atoi(optarg) * 1024;
             break;
         default:
             return 2;
