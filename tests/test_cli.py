@@ -432,6 +432,21 @@ def test_preload_reports_what_it_did(job, tree):
     assert all(e["event"] == "progress" for e in events[:-1])
 
 
+def test_bars_are_for_terminals(tmp_path):
+    for i in range(5000):
+        (tmp_path / f"{i}.txt").write_bytes(b"x")
+    assert leat("index", tmp_path, check=0).stderr == b""
+    assert leat("index", tmp_path, "--progress=none", check=0).stderr == b""
+    drawn = leat("index", tmp_path, "--progress=bar", check=0).stderr
+    assert drawn.startswith(b"\rindexing") and drawn.endswith(b"\r\033[K"), "drawn, and taken away"
+    done = leat("index", tmp_path, "--progress=json", check=0)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [e["event"] for e in events][-2:] == ["progress", "done"] and events[0]["stage"] == "indexing"
+    assert done.stderr == b""
+    done = leat("index", tmp_path, "-q", check=0)
+    assert done.stdout == done.stderr == b""
+
+
 @needs_daemon
 def test_ls_and_stat(job, pets):
     assert b"pets" in job("ls", check=0).stdout.split()

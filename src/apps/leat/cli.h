@@ -134,7 +134,7 @@ struct progress {
     bool bar, json;
     bool drawn;
     int stage;
-    uint64_t start_ns, stage_ns, shown_ns;
+    uint64_t start_ns, shown_ns;
     /* rate over the last seconds: a ring of (time, bytes, samples) */
     struct progress_mark {
         uint64_t ns, bytes, samples;

@@ -142,7 +142,11 @@ int progress_report(const struct leat_progress *report, void *user)
     if ((int)report->stage != p->stage) { /* another count begins */
         p->stage = (int)report->stage;
         p->nmarks = p->next = 0;
-        p->stage_ns = now;
+        /* A scan begins with nothing; what is loaded or verified may have been under way before we looked. */
+        if (report->stage == LEAT_STAGE_INDEX) {
+            p->marks[0] = (struct progress_mark){p->start_ns, 0, 0};
+            p->nmarks = p->next = 1;
+        }
         p->shown_ns = 0;
     }
     bool complete = share_of(report) >= 1;
