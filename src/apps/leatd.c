@@ -6,6 +6,7 @@
 #include "leat-config.h"
 #include "loop/loop.h"
 #include "net/auth.h"
+#include "pool/cluster.h"
 #include "pool/config.h"
 #include "pool/pool.h"
 #include "pool/region.h"
@@ -186,6 +187,7 @@ static int serve(const struct config *config, struct leat_error *err)
     struct loop *loop = NULL;
     struct pool *pool = NULL;
     struct server *server = NULL;
+    struct cluster *cluster = NULL;
     struct signals signals = {.source.fd = -1};
     void *token = NULL;
     size_t token_len = 0;
@@ -221,6 +223,13 @@ static int serve(const struct config *config, struct leat_error *err)
     };
     if (code == 0)
         code = server_new(loop, pool, &sc, &server, err);
+    struct cluster_config cc = {.nodes = config->nodes,
+                                .nnodes = config->nnodes,
+                                .self = config->listen,
+                                .token = token,
+                                .token_len = token_len};
+    if (code == 0 && config->nnodes)
+        code = cluster_new(loop, pool, &cc, &cluster, err);
     if (code == 0) {
         tell_ready(NULL);
         log_info("serving on %s%s%s", config->socket, config->listen ? " and " : "",
@@ -230,6 +239,7 @@ static int serve(const struct config *config, struct leat_error *err)
             error_sys(err, code, "the loop failed");
     }
     server_free(server);
+    cluster_free(cluster);
     pool_free(pool);
     net_token_free(token, token_len);
     if (signals.source.fd >= 0)

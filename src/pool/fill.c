@@ -12,6 +12,7 @@
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "pool/fill_internal.h"
+#include "pool/cluster.h"
 #include "pool/region.h"
 #include "pool/wset.h"
 
@@ -85,6 +86,7 @@ static bool pick(struct fill *fill, struct pick *ret)
 }
 
 struct report {
+    struct bytes_out records; /* for other nodes */
     struct fill_thread *thread;
     struct wset *ws;
     const struct wset_segment *segment;
@@ -97,12 +99,13 @@ static void report_part(void *user, uint64_t i, unsigned f, const struct index_p
     struct report *r = user;
     uint64_t begin = part->address + offset;
     const struct fill_bad *bad = r->thread->nbad ? fill_bad_in(r->thread, begin, begin + bytes) : NULL;
-    if (bad) {
+    if (bad)
         wset_failure(r->ws, i, bad->code, bad->message);
-        wset_piece(r->ws, i, f, offset, bytes, 0, bad->code);
-        return;
-    }
-    wset_piece(r->ws, i, f, offset, bytes, crc32c(0, r->data + (begin - r->segment->address), bytes), 0);
+    int status = bad ? bad->code : 0;
+    uint32_t crc = bad ? 0 : crc32c(0, r->data + (begin - r->segment->address), bytes);
+    wset_piece(r->ws, i, f, offset, bytes, crc, status);
+    if (r->ws->nnodes)
+        cluster_ready_record(&r->records, i, f, crc, offset, bytes, status);
 }
 
 static void segment_fill(struct fill_thread *t, struct wset *ws, const struct wset_segment *segment)
@@ -125,8 +128,11 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
         atomic_fetch_add(&fill->counters.errors, t->nbad);
         log_warning("%s: %s%s", ws->spec, t->bad[0].message, t->nbad > 1 ? " (and more)" : "");
     }
-    struct report report = {t, ws, segment, region->addr + offset};
+    struct report report = {{0}, t, ws, segment, region->addr + offset};
     wset_parts_in(ws, segment->address, segment->address + segment->bytes, report_part, &report);
+    if (report.records.len && fill->config.ready)
+        fill->config.ready(ws, &report.records);
+    bytes_out_fini(&report.records);
     atomic_fetch_add(&fill->counters.segments, 1);
 }
 
@@ -358,6 +364,18 @@ void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i)
             urgent_add(ws, part.address + part.bytes - 1);
     }
     pthread_mutex_unlock(&fill->lock);
+}
+
+void fill_done_ranges(struct fill *fill, struct wset *ws,
+                      void (*fn)(void *user, uint64_t begin, uint64_t end), void *user)
+{
+    for (uint32_t s = 0; s < ws->nsegments; s++) {
+        pthread_mutex_lock(&fill->lock);
+        bool done = ws->segments[s].state == SEGMENT_DONE;
+        pthread_mutex_unlock(&fill->lock);
+        if (done)
+            fn(user, ws->segments[s].address, ws->segments[s].address + ws->segments[s].bytes);
+    }
 }
 
 void fill_cancel(struct fill *fill, struct wset *ws)

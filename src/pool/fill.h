@@ -12,6 +12,7 @@
 #define POOL_FILL_H
 
 #include "base/base.h"
+#include "base/bytes.h"
 #include "base/list.h"
 
 struct fill;
@@ -26,6 +27,8 @@ struct fill_config {
     const char *disk_engine; /* "auto", "uring", "worker" */
     uint64_t segment_bytes;  /* 0: 8 MiB */
     const struct source_opener *opener;
+    /* A segment of a set that spans nodes: what arrived, as READY records (pool/cluster.h). May take the buffer. Fill threads. */
+    void (*ready)(struct wset *ws, struct bytes_out *records);
     /* Something of this set became readable or failed: on a fill thread. */
     void (*advanced)(struct wset *ws);
 };
@@ -38,6 +41,9 @@ void fill_free(struct fill *fill);
 int fill_start(struct fill *fill, struct wset *ws);
 /* Sample i is waited for: its segments go first. Any thread. */
 void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i);
+/* Address ranges that are filled, in order; the control loop's thread. */
+void fill_done_ranges(struct fill *fill, struct wset *ws,
+                      void (*fn)(void *user, uint64_t begin, uint64_t end), void *user);
 /* No further segment is begun. Any thread; returns at once. */
 void fill_cancel(struct fill *fill, struct wset *ws);
 

@@ -16,6 +16,7 @@
 #include "leat/leat.h"
 #include "loop/loop.h"
 #include "net/conn.h"
+#include "pool/cluster.h"
 #include "pool/region.h"
 #include "pool/staging.h"
 #include "pool/wset.h"
@@ -38,6 +39,7 @@ struct opening {
     struct list requests;
     bool running;
     struct source_binding binding;
+    struct wset *placing;
     uint64_t reported_ns;
     /* from the index thread */
     int index_fd;
@@ -52,7 +54,7 @@ static void request_free(struct open_request *r)
     free(r);
 }
 
-static void request_answer(struct open_request *r, struct wset *ws, const struct leat_error *err)
+void pool_answer(struct open_request *r, struct wset *ws, const struct leat_error *err)
 {
     list_remove(&r->node);
     if (r->opened)
@@ -84,6 +86,12 @@ void wset_advanced(struct wset *ws)
     }
 }
 
+static void fill_ready(struct wset *ws, struct bytes_out *records)
+{
+    if (ws->pool->cluster)
+        cluster_ready(ws->pool->cluster, ws, records);
+}
+
 int pool_new(struct loop *loop, const struct pool_config *config, struct pool **ret_pool,
              struct leat_error *err)
 {
@@ -99,7 +107,8 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
                              .depth = config->disk_depth,
                              .disk_engine = config->disk_engine,
                              .opener = &pool->config.opener,
-                             .advanced = wset_advanced};
+                             .advanced = wset_advanced,
+                             .ready = fill_ready};
     int code = fill_new(&fc, &pool->fill, err);
     if (code == 0 && (code = net_server_new(config->data_threads, &pool->server)) < 0)
         error_sys(err, code, "cannot start the data threads");
@@ -117,7 +126,7 @@ void pool_free(struct pool *pool)
         return;
     net_server_free(pool->server);
     list_for_each_safe (node, &pool->sets)
-        pool_drop(pool, container_of(node, struct wset, node), true);
+        pool_drop(pool, container_of(node, struct wset, node), POOL_SWEEP);
     fill_free(pool->fill);
     /* Messages of fill threads that hold the last references. */
     for (int turns = 0; atomic_load(&pool->sets_alive) > 0 && turns < 1000; turns++)
@@ -192,7 +201,7 @@ static struct wset *find_same(struct pool *pool, const char *spec, const struct 
 
 /* --- admission ------------------------------------------------------------------------------------------------- */
 
-static uint64_t room(struct pool *pool)
+uint64_t pool_room(struct pool *pool)
 {
     uint64_t used = atomic_load(&pool->office.used_bytes), cap = pool->office.cap_bytes;
     uint64_t memory = pool_memory_available();
@@ -205,12 +214,13 @@ static void evict_idle(struct pool *pool, uint64_t want)
 {
     list_for_each_safe (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (room(pool) >= want)
+        if (pool_room(pool) >= want)
             return;
-        if (ws->state != WSET_ENDING && ws->leases == 0 && !(ws->flags & PROTO_WS_EXPLICIT)) {
+        if (ws->state != WSET_ENDING && ws->leases == 0 && ws->holders == 0 &&
+            !(ws->flags & PROTO_WS_EXPLICIT)) {
             log_info("dropping idle %s to make room", ws->spec);
             atomic_fetch_add(&pool->evictions, 1);
-            pool_drop(pool, ws, false);
+            pool_drop(pool, ws, POOL_SWEEP);
         }
     }
 }
@@ -218,13 +228,18 @@ static void evict_idle(struct pool *pool, uint64_t want)
 static int regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, uint64_t end,
                         struct leat_error *err)
 {
-    ws->nregions = (uint32_t)div_up(end, ws->region_bytes);
-    struct wset_region *regions = realloc(ws->regions, MAX(ws->nregions, 1u) * sizeof(*regions));
-    if (!regions)
-        return error_set(err, -ENOMEM, "out of memory for %u regions", ws->nregions);
-    ws->regions = regions;
-    memset(regions + first_gid, 0, (ws->nregions - first_gid) * sizeof(*regions));
+    uint32_t n = (uint32_t)div_up(end, ws->region_bytes);
+    if (n > ws->nregions || !ws->regions) {
+        struct wset_region *regions = realloc(ws->regions, MAX(n, 1u) * sizeof(*regions));
+        if (!regions)
+            return error_set(err, -ENOMEM, "out of memory for %u regions", n);
+        ws->regions = regions;
+        memset(regions + ws->nregions, 0, (n - MIN(n, ws->nregions)) * sizeof(*regions));
+        ws->nregions = n;
+    }
     for (uint64_t g = first_gid; g < ws->nregions; g++) {
+        if (ws->nnodes && ws->regions[g].node != ws->self_node)
+            continue;
         uint64_t used = MIN(ws->region_bytes, align_up(end, 4096) - g * ws->region_bytes);
         int code = ticket_take(&pool->office, used);
         if (code < 0)
@@ -248,7 +263,7 @@ static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *r
 {
     uint64_t need = align_up(ws->index.header->address_end, 4096);
     evict_idle(pool, MIN(need, limit));
-    uint64_t grant = MIN(room(pool), limit);
+    uint64_t grant = MIN(pool_room(pool), limit);
     *ret_window = 0;
     if (need <= grant)
         return 0;
@@ -311,7 +326,7 @@ int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_stagin
         /* A sample that was lost with its node: read from its source again, through a small window. */
         uint64_t window = align_up(MAX(64 * MIB, 4 * (ws->index.header->max_sample_bytes + 8 * KIB)), 4096);
         evict_idle(pool, window);
-        int code = staging_make(pool, ws, MIN(window, MAX(room(pool), 4096ull)), err);
+        int code = staging_make(pool, ws, MIN(window, MAX(pool_room(pool), 4096ull)), err);
         if (code < 0)
             return code;
     }
@@ -321,26 +336,49 @@ int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_stagin
 
 /* --- creating --------------------------------------------------------------------------------------------------- */
 
+/* Takes what the set needs on this host, or what the cluster decided. */
 static int wset_begin(struct pool *pool, struct wset *ws, uint64_t limit, struct leat_error *err)
 {
-    ws->region_bytes = pool->config.region_bytes;
-    ws->created_ns = clock_now_ns();
-    uint64_t window;
-    int code = admit(pool, ws, limit ? limit : UINT64_MAX, &window, err);
-    if (code < 0)
-        return code;
-    uint64_t end = MIN(ws->index.header->address_end, ws->pinned_end);
-    if (window && (code = staging_make(pool, ws, window, err)) < 0)
-        return code;
-    code = regions_make(pool, ws, 0, end, err);
-    if (code < 0)
-        return code;
-    if (ws->flags & PROTO_WS_STREAMED)
+    int code = 0;
+    if (ws->nnodes == 0) {
+        ws->region_bytes = pool->config.region_bytes;
+        code = admit(pool, ws, limit ? limit : UINT64_MAX, &ws->window_bytes, err);
+    }
+    if (code == 0 && ws->window_bytes)
+        code = staging_make(pool, ws, ws->window_bytes, err);
+    if (code == 0)
+        code = regions_make(pool, ws, 0, MIN(ws->index.header->address_end, ws->pinned_end), err);
+    if (code == 0 && (ws->flags & PROTO_WS_STREAMED))
         wset_pin(ws, ws->pinned_end);
+    return code;
+}
+
+static int regions_reserve(struct wset *ws, struct leat_error *err)
+{
+    for (uint32_t g = 0; g < ws->nregions; g++) {
+        struct region *r = ws->regions[g].region;
+        if (r && region_reserve(r, 0, r->used_bytes) < 0)
+            return error_set(err, LEAT_NO_SPACE, "the host has no memory for the set");
+    }
     return 0;
 }
 
-static int wset_name(struct wset *ws, const char *name, const char *spec)
+int pool_host(struct pool *pool, struct wset *ws, struct leat_error *err)
+{
+    ws->created_ns = clock_now_ns();
+    int code = wset_begin(pool, ws, 0, err);
+    if (code == 0 && (ws->flags & PROTO_WS_PUSHED)) {
+        code = regions_reserve(ws, err);
+        wset_settle_empty(ws);
+    } else if (code == 0 && (code = fill_start(pool->fill, ws)) < 0) {
+        error_set(err, code, "out of memory while starting to load");
+    }
+    if (code == 0)
+        list_push_back(&pool->sets, &ws->node);
+    return code;
+}
+
+int pool_name(struct wset *ws, const char *name, const char *spec)
 {
     char *n = strdup(name), *s = strdup(spec);
     if (!n || !s) {
@@ -364,8 +402,9 @@ static void wset_own(struct wset *ws, uint32_t uid, uint32_t gid, uint32_t flags
     ws->mode = flags & LEAT_OPEN_PUBLIC ? 0644 : 0600;
 }
 
-static int set_create(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
-                      struct leat_error *err)
+/* A set for the first request of an opening that may have one: not listed, no memory yet. */
+static int set_new(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
+                   struct leat_error *err)
 {
     int fd = dup(o->index_fd);
     if (fd < 0)
@@ -377,9 +416,24 @@ static int set_create(struct pool *pool, struct opening *o, struct open_request 
         return code;
     }
     wset_own(ws, r->uid, r->gid, r->flags);
-    code = wset_name(ws, r->name, o->spec);
-    if (code == 0)
-        code = wset_begin(pool, ws, r->pool_bytes, err);
+    ws->region_bytes = pool->config.region_bytes;
+    if (pool_name(ws, r->name, o->spec) < 0) {
+        wset_unref(ws);
+        return error_set(err, -ENOMEM, "out of memory");
+    }
+    *ret_ws = ws;
+    return 0;
+}
+
+static int set_create(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
+                      struct leat_error *err)
+{
+    struct wset *ws;
+    int code = set_new(pool, o, r, &ws, err);
+    if (code < 0)
+        return code;
+    ws->created_ns = clock_now_ns();
+    code = wset_begin(pool, ws, r->pool_bytes, err);
     if (code == 0 && (code = fill_start(pool->fill, ws)) < 0)
         error_set(err, code, "out of memory while starting to load");
     if (code < 0) {
@@ -405,24 +459,18 @@ int pool_create(struct pool *pool, const char *name, int index_fd, uint32_t uid,
         return code;
     wset_own(ws, uid, gid, flags);
     ws->flags |= PROTO_WS_PUSHED;
-    code = ws->index.header->kind == INDEX_KIND_PUSHED
-               ? wset_name(ws, name, "")
-               : error_set(err, LEAT_INVALID, "the index of a pushed set must be of kind PUSHED");
+    if (ws->index.header->kind != INDEX_KIND_PUSHED)
+        code = error_set(err, LEAT_INVALID, "the index of a pushed set must be of kind PUSHED");
+    else if (pool_name(ws, name, "") < 0)
+        code = error_set(err, -ENOMEM, "out of memory");
     if (code == 0)
-        code = wset_begin(pool, ws, 0, err);
-    for (uint32_t g = 0; code == 0 && g < ws->nregions; g++) {
-        if (ws->regions[g].region &&
-            region_reserve(ws->regions[g].region, 0, ws->regions[g].region->used_bytes) < 0)
-            code = error_set(err, LEAT_NO_SPACE, "the host has no memory for the set");
-    }
+        code = pool_host(pool, ws, err);
     if (code < 0) {
         ws->index_fd = -1; /* stays the caller's */
         wset_unref(ws);
         return code;
     }
     ws->state = WSET_READY;
-    wset_settle_empty(ws);
-    list_push_back(&pool->sets, &ws->node);
     *ret_ws = ws;
     return 0;
 }
@@ -438,6 +486,9 @@ static int set_append(struct pool *pool, struct opening *o, struct open_request 
         return error_set(err, LEAT_NOT_FOUND, "no working set '%s': preload it first", r->name);
     if (old->owner_uid != r->uid && r->uid != 0)
         return error_set(err, LEAT_DENIED, "working set '%s' belongs to another user", r->name);
+    if (old->nnodes)
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "'%s' spans several nodes: drop it and preload old and new data together", r->name);
     if (old->state != WSET_READY)
         return error_set(err, LEAT_BUSY,
                          "'%s' is still being loaded: append when it is complete (see `leat stat %s`)",
@@ -466,13 +517,13 @@ static int set_append(struct pool *pool, struct opening *o, struct open_request 
     ws->region_bytes = old->region_bytes;
     ws->created_ns = clock_now_ns();
     ws->first_new_address = base;
-    code = wset_name(ws, old->name, old->spec);
+    code = pool_name(ws, old->name, old->spec);
     uint64_t need = align_up(ws->index.header->address_end, 4096) - base;
     evict_idle(pool, need);
-    if (code == 0 && room(pool) < need) {
+    if (code == 0 && pool_room(pool) < need) {
         char needs[32], has[32];
         size_format(need, needs);
-        size_format(room(pool), has);
+        size_format(pool_room(pool), has);
         code = error_set(err, LEAT_NO_SPACE, "the new samples need %s and the pool has %s free", needs, has);
     }
     ws->nregions = old->nregions;
@@ -495,7 +546,7 @@ static int set_append(struct pool *pool, struct opening *o, struct open_request 
         return code;
     }
     list_push_back(&pool->sets, &ws->node);
-    pool_drop(pool, old, false); /* its readers keep it; the name is the new version's */
+    pool_drop(pool, old, POOL_SWEEP); /* its readers keep it; the name is the new version's */
     *ret_ws = ws;
     return 0;
 }
@@ -532,10 +583,64 @@ static int request_serve(struct pool *pool, struct opening *o, struct open_reque
                          strcmp(named->spec, o->spec) == 0 ? "an older state of this source" : named->spec);
     if (!ws)
         return set_create(pool, o, r, ret_ws, err);
-    if (r->name[0] && !ws->name[0] && wset_name(ws, r->name, o->spec) < 0)
+    if (r->name[0] && !ws->name[0] && pool_name(ws, r->name, o->spec) < 0)
         return error_set(err, -ENOMEM, "out of memory");
     *ret_ws = ws;
     return 0;
+}
+
+static void opening_serve(struct opening *o)
+{
+    struct pool *pool = o->pool;
+    list_for_each_safe (node, &o->requests) {
+        struct open_request *r = container_of(node, struct open_request, node);
+        struct leat_error err = o->err;
+        struct wset *ws = NULL;
+        if (err.code == 0 && r->opened)
+            err.code = request_serve(pool, o, r, &ws, &err);
+        pool_answer(r, ws, err.code < 0 ? &err : NULL);
+    }
+    opening_free(o);
+    openings_start(pool);
+}
+
+static void opening_placed(void *user, int status, const char *message)
+{
+    struct opening *o = user;
+    struct wset *ws = o->placing;
+    if (status == 0)
+        status = pool_host(o->pool, ws, &o->err);
+    else
+        error_set(&o->err, status, "%s: %s", o->spec, message);
+    if (status < 0) {
+        o->err.code = status;
+        cluster_forget(o->pool->cluster, ws, true, true);
+        wset_unref(ws);
+    }
+    opening_serve(o);
+}
+
+/* Several nodes: the set that the first request needs is placed before anybody is answered. */
+static bool opening_place(struct opening *o)
+{
+    struct pool *pool = o->pool;
+    struct open_request *first = list_first(&o->requests, struct open_request, node);
+    if (!pool->cluster || o->err.code || !first || first->append)
+        return false;
+    struct index index;
+    if (index_map(o->index_fd, &index, NULL) < 0)
+        return false;
+    bool known =
+        find_same(pool, o->spec, &index, first) || (first->name[0] && pool_find_name(pool, first->name));
+    index_close(&index);
+    if (known || set_new(pool, o, first, &o->placing, &o->err) < 0)
+        return false;
+    evict_idle(pool, align_up(o->placing->index.header->address_end, 4096));
+    if (cluster_place(pool->cluster, o->placing, first->pool_bytes, opening_placed, o) < 0) {
+        wset_unref(o->placing);
+        return false;
+    }
+    return true;
 }
 
 static void opening_done(void *arg)
@@ -544,16 +649,8 @@ static void opening_done(void *arg)
     struct pool *pool = o->pool;
     pool->indexing--;
     atomic_fetch_add(o->scanned ? &pool->index_scans : &pool->index_hits, o->err.code == 0);
-    list_for_each_safe (node, &o->requests) {
-        struct open_request *r = container_of(node, struct open_request, node);
-        struct leat_error err = o->err;
-        struct wset *ws = NULL;
-        if (err.code == 0 && r->opened)
-            err.code = request_serve(pool, o, r, &ws, &err);
-        request_answer(r, ws, err.code < 0 ? &err : NULL);
-    }
-    opening_free(o);
-    openings_start(pool);
+    if (!opening_place(o))
+        opening_serve(o);
 }
 
 struct progress_post {
@@ -670,6 +767,8 @@ void pool_open(struct pool *pool, struct open_request *r)
     int code;
     if (strncmp(r->uri, "leat://", 7) == 0 && !r->append) {
         ws = pool_find_name(pool, r->uri + 7);
+        if (!ws && pool->cluster && cluster_open(pool->cluster, r, NULL))
+            return;
         code = !ws ? error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`",
                                r->uri + 7)
                : !wset_allows(ws, r->uid, r->gid)
@@ -685,11 +784,13 @@ void pool_open(struct pool *pool, struct open_request *r)
         if (code == 0)
             return;
     }
-    request_answer(r, code == 0 ? ws : NULL, code < 0 ? &err : NULL);
+    pool_answer(r, code == 0 ? ws : NULL, code < 0 ? &err : NULL);
 }
 
 void pool_open_forget(struct pool *pool, void *user)
 {
+    if (pool->cluster)
+        cluster_open_forget(pool->cluster, user);
     list_for_each (node, &pool->openings) {
         list_for_each (at, &container_of(node, struct opening, node)->requests) {
             struct open_request *r = container_of(at, struct open_request, node);
@@ -718,23 +819,23 @@ void pool_sweep(struct pool *pool, uint32_t uid)
 {
     list_for_each_safe (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (ws->leases == 0 && !(ws->flags & PROTO_WS_EXPLICIT) &&
+        if (ws->leases == 0 && ws->holders == 0 && !(ws->flags & PROTO_WS_EXPLICIT) &&
             (uid == UINT32_MAX || ws->owner_uid == uid))
-            pool_drop(pool, ws, false);
+            pool_drop(pool, ws, POOL_SWEEP);
     }
 }
 
-void pool_drop(struct pool *pool, struct wset *ws, bool force)
+void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
 {
     if (ws->state != WSET_ENDING) {
         atomic_fetch_add(&pool->drops, 1);
         ws->state = WSET_ENDING;
         list_remove(&ws->node);
-        if (pool->cluster && pool->cluster->dropped)
-            pool->cluster->dropped(pool->cluster, ws, force);
+        if (pool->cluster)
+            cluster_forget(pool->cluster, ws, end != POOL_SWEEP, end == POOL_DROP_FORCE);
         wset_ref(ws);
         fill_cancel(pool->fill, ws);
-        if (force) {
+        if (end == POOL_DROP_FORCE) {
             atomic_fetch_add(&ws->live->generation, 1);
             atomic_store(&ws->revoked, true);
             if (pool->revoked)

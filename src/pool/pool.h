@@ -17,6 +17,7 @@
 #include "pool/source.h"
 #include "wire/proto.h"
 
+struct cluster;
 struct loop;
 struct net_server;
 struct wset;
@@ -41,6 +42,7 @@ struct open_request {
     char *name; /* "" = implicit; owned by the request */
     char *uri;
     bool append; /* uri is added to the explicit set `name` */
+    bool local;  /* asked by another node, or decided: not to be passed on */
     /* On the loop: ws (a lease is the callee's to take) or an error. The request is freed afterwards. */
     void (*opened)(struct open_request *request, struct wset *ws, const struct leat_error *err);
     void (*progress)(struct open_request *request, uint64_t samples, uint64_t bytes);
@@ -49,28 +51,16 @@ struct open_request {
     uint64_t id;
 };
 
-/* What a cluster adds: decides which node holds which region, tells the others, hears what they filled. NULL functions: one node. */
-struct pool_cluster {
-    /* Before admission: regions on other nodes for `ws` (nregions known). Fills ws->nodes and regions[].node; calls done on the loop.
-     * 0 when it will call back, -ENOSYS to place everything here. */
-    int (*place)(struct pool_cluster *cluster, struct wset *ws, uint64_t want_bytes,
-                 void (*done)(void *user, int status, const char *message), void *user);
-    /* A local segment is done: its pieces go to the other hosts. Any thread. */
-    void (*piece)(struct pool_cluster *cluster, struct wset *ws, uint64_t sample, unsigned field,
-                  uint64_t offset, uint64_t bytes, uint32_t crc, int status);
-    void (*dropped)(struct pool_cluster *cluster, struct wset *ws, bool force);
-};
-
 struct pool {
     struct pool_config config;
     struct loop *loop;
     struct fill *fill;
     struct net_server *server;
     struct ticket_office office;
-    struct list sets;     /* wset.node */
-    struct list openings; /* struct opening.node */
-    unsigned indexing;    /* index threads that run */
-    struct pool_cluster *cluster;
+    struct list sets;        /* wset.node */
+    struct list openings;    /* struct opening.node */
+    unsigned indexing;       /* index threads that run */
+    struct cluster *cluster; /* NULL: this node alone */
     /* Samples of ws changed state: waiters are looked at (server.c). */
     void (*advanced)(void *user, struct wset *ws);
     /* ws is going by force: holders are told. */
@@ -105,8 +95,19 @@ void pool_lease(struct wset *ws);
 void pool_unlease(struct wset *ws);
 /* No client is left: implicit sets go. `uid`: of that user only, UINT32_MAX all. */
 void pool_sweep(struct pool *pool, uint32_t uid);
-/* Ends a set: nobody finds it any more, filling stops, memory goes with the last reference. */
-void pool_drop(struct pool *pool, struct wset *ws, bool force);
+/*
+ * Ends a set: nobody finds it any more, filling stops, memory goes with the last reference. SWEEP: on this node, as nobody here
+ * uses it; DROP: by its name, for all nodes; DROP_FORCE: readers get LEAT_STALE and the memory goes now.
+ */
+enum pool_end { POOL_SWEEP, POOL_DROP, POOL_DROP_FORCE };
+void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end);
+/* For cluster.c: takes tickets and makes the regions of ws that are ours, lists it, and begins to fill. */
+int pool_host(struct pool *pool, struct wset *ws, struct leat_error *err);
+int pool_name(struct wset *ws, const char *name, const char *spec);
+/* Bytes that could be admitted now. */
+uint64_t pool_room(struct pool *pool);
+/* Answers and frees a request that was taken from pool_open. */
+void pool_answer(struct open_request *request, struct wset *ws, const struct leat_error *err);
 
 /* Staging for streamed samples, made at first use. */
 int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_staging, struct leat_error *err);

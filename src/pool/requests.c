@@ -10,6 +10,7 @@
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "leat/leat.h"
+#include "pool/cluster.h"
 #include "pool/region.h"
 #include "pool/staging.h"
 #include "pool/wset.h"
@@ -208,7 +209,7 @@ static bool drop_advance(struct pending *p)
 {
     if (p->ws->leases > 0)
         return false;
-    pool_drop(p->client->server->pool, p->ws, false);
+    pool_drop(p->client->server->pool, p->ws, POOL_DROP);
     reply(p->client, p->type, p->id, NULL, NULL, 0);
     pending_free(p);
     return true;
@@ -275,7 +276,6 @@ static void send_ws(struct client *c, uint16_t type, uint64_t id, struct wset *w
         conn_send_error(c->conn, type, id, &err);
         return;
     }
-    struct proto_node self = {0};
     memcpy(m.uuid, ws->uuid, PROTO_UUID);
     m.generation = atomic_load(&ws->live->generation);
     m.version = ws->version;
@@ -290,15 +290,22 @@ static void send_ws(struct client *c, uint16_t type, uint64_t id, struct wset *w
     m.name = ws->name;
     m.uri = ws->spec;
     m.nnodes = ws->nnodes ? ws->nnodes : 1;
-    m.nodes = ws->nnodes ? ws->nodes : &self;
+    m.nodes = calloc(m.nnodes, sizeof(*m.nodes));
+    for (uint32_t n = 0; m.nodes && n < ws->nnodes; n++) {
+        if (n != ws->self_node)
+            m.nodes[n] = ws->nodes[n];
+    }
     m.nregions = ws->nregions;
     m.regions = calloc(ws->nregions ? ws->nregions : 1, sizeof(*m.regions));
     for (uint32_t g = 0; m.regions && g < ws->nregions; g++)
         m.regions[g] = (struct proto_region){
             .gid = g, .node = ws->regions[g].node, .page_bytes = 0, .generation = m.generation};
-    body.failed = !m.regions;
-    proto_ws_put(&body, &m);
+    if (m.regions && m.nodes)
+        proto_ws_put(&body, &m);
+    else
+        body.failed = true;
     free(m.regions);
+    free(m.nodes);
     reply(c, type, id, &body, (int[]){ws->index_fd, ws->live_fd_ro}, 2);
     bytes_out_fini(&body);
 }
@@ -576,15 +583,20 @@ static void *data_resolve(struct net_serve_target *target, uint32_t gid, uint64_
     return r->addr + offset;
 }
 
-static void pushed_part(struct wset *ws, uint64_t i, unsigned f, const struct index_part *part)
+static void pushed_part(struct wset *ws, uint64_t i, unsigned f, const struct index_part *part,
+                        struct bytes_out *records)
 {
     /* Region by region: what lies on other hosts is reported from there. */
     for (uint64_t at = 0; at < part->bytes;) {
         uint64_t address = part->address + at;
         uint64_t n = MIN(part->bytes - at, ws->region_bytes - address % ws->region_bytes);
         const uint8_t *data = wset_address(ws, address, n);
-        if (data)
-            wset_piece(ws, i, f, at, n, crc32c(0, data, n), 0);
+        if (data) {
+            uint32_t crc = crc32c(0, data, n);
+            wset_piece(ws, i, f, at, n, crc, 0);
+            if (ws->nnodes)
+                cluster_ready_record(records, i, f, crc, at, n, 0);
+        }
         at += n;
     }
 }
@@ -596,14 +608,18 @@ static int data_written(struct net_serve_target *target, uint64_t first, uint32_
     if (add_overflows(first, count, &end) || end > ws->index.header->nsamples)
         return LEAT_INVALID;
     struct index_part part;
+    struct bytes_out records = {0};
     for (uint64_t i = first; i < end; i++) {
         if (wset_sample_state(ws, i) != LIVE_ABSENT)
-            return LEAT_INVALID; /* written before: readers may rely on it */
+            continue; /* written before: readers may rely on it */
         for (unsigned f = 0; f < ws->index.header->nfields; f++) {
             if (index_part(&ws->index, i, f, &part) && part.bytes > 0)
-                pushed_part(ws, i, f, &part);
+                pushed_part(ws, i, f, &part, &records);
         }
     }
+    if (records.len && ws->pool->cluster)
+        cluster_ready(ws->pool->cluster, ws, &records);
+    bytes_out_fini(&records);
     wset_advanced(ws);
     return 0;
 }
@@ -656,6 +672,58 @@ static int tcp_pair(int ret_fds[2])
     return 0;
 }
 
+struct brokering {
+    struct server *server;
+    struct client *client; /* compared only: it may be gone */
+    uint16_t type;
+    uint64_t id;
+    char node[256];
+};
+
+static struct client *client_alive(struct server *s, const struct client *client)
+{
+    list_for_each (node, &s->clients) {
+        if (container_of(node, struct client, node) == client)
+            return container_of(node, struct client, node);
+    }
+    return NULL;
+}
+
+static void brokered(void *user, int fd, const char *message)
+{
+    struct brokering *b = user;
+    struct client *c = client_alive(b->server, b->client);
+    struct leat_error err;
+    if (c && fd >= 0) {
+        reply(c, b->type, b->id, NULL, &fd, 1);
+    } else if (c) {
+        error_set(&err, fd == LEAT_STALE || fd == LEAT_DENIED ? fd : LEAT_PEER_GONE, "node %s: %s", b->node,
+                  message);
+        conn_send_error(c->conn, b->type, b->id, &err);
+    }
+    if (fd >= 0)
+        close(fd);
+    free(b);
+}
+
+static int broker_dial(struct client *c, struct wset *ws, uint32_t node, const struct proto_frame *f)
+{
+    struct brokering *b = malloc(sizeof(*b));
+    int code = -ENOMEM;
+    if (b) {
+        *b = (struct brokering){.server = c->server, .client = c, .type = f->type, .id = f->id};
+        snprintf(b->node, sizeof(b->node), "%s", ws->nodes[node].address);
+        code = cluster_dial(c->server->pool->cluster, ws, node, c->uid, c->gid, brokered, b);
+    }
+    if (code < 0) {
+        struct leat_error err;
+        error_sys(&err, code, "cannot connect to node %s", ws->nodes[node].address);
+        free(b);
+        return refuse(c, f, &err);
+    }
+    return 0;
+}
+
 static int on_broker(struct client *c, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
@@ -668,8 +736,11 @@ static int on_broker(struct client *c, struct conn_message *m)
         return unknown_handle(c, &m->frame);
     struct leat_error err;
     if (node != ws->self_node) {
-        error_set(&err, LEAT_NOT_FOUND, "node %u is not part of this working set", node);
-        return refuse(c, &m->frame, &err);
+        if (ws->nnodes == 0 || node >= ws->nnodes || !c->server->pool->cluster) {
+            error_set(&err, LEAT_NOT_FOUND, "node %u is not part of this working set", node);
+            return refuse(c, &m->frame, &err);
+        }
+        return broker_dial(c, ws, node, &m->frame);
     }
     int fds[2];
     int code = tcp_pair(fds);
@@ -745,7 +816,7 @@ static int on_drop(struct client *c, struct conn_message *m)
         return refuse(c, &m->frame, &err);
     }
     if (flags & LEAT_DROP_FORCE) {
-        pool_drop(c->server->pool, ws, true);
+        pool_drop(c->server->pool, ws, POOL_DROP_FORCE);
         reply(c, m->frame.type, m->frame.id, NULL, NULL, 0);
         return 0;
     }
@@ -790,19 +861,10 @@ struct verifying {
     uint16_t type;
 };
 
-static struct client *verifying_client(struct verifying *v)
-{
-    list_for_each (node, &v->server->clients) {
-        if (container_of(node, struct client, node) == v->client)
-            return v->client;
-    }
-    return NULL;
-}
-
 static void verify_progress(void *user, uint64_t done, uint64_t total)
 {
     struct verifying *v = user;
-    struct client *c = verifying_client(v);
+    struct client *c = client_alive(v->server, v->client);
     if (!c)
         return;
     struct bytes_out body = {0};
@@ -818,7 +880,7 @@ static void verify_progress(void *user, uint64_t done, uint64_t total)
 static void verify_done(void *user, const struct verify_result *result)
 {
     struct verifying *v = user;
-    struct client *c = verifying_client(v);
+    struct client *c = client_alive(v->server, v->client);
     struct leat_error err;
     if (c && result->status < 0) {
         error_set(&err, result->status, "%s", result->first_bad);

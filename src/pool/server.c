@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "pool/cluster.h"
 #include "pool/wset.h"
 
 #include <fcntl.h>
@@ -41,6 +42,8 @@ static void client_free(struct client *c)
 {
     struct server *s = c->server;
     requests_client_gone(c);
+    if (c->is_peer && s->pool->cluster)
+        cluster_client_gone(s->pool->cluster, c);
     bool counted = c->is_unix && c->ready;
     uint32_t uid = c->uid;
     conn_free(c->conn);
@@ -173,20 +176,27 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
     c->gid = c->hello.acting_gid;
     if (c->hello.role == PROTO_ROLE_DATA)
         return data_begin(c, PROTO_PROOF, m->frame.id);
-    return LEAT_CORRUPT;
+    if (c->hello.role != PROTO_ROLE_PEER || !c->server->pool->cluster)
+        return LEAT_CORRUPT;
+    c->ready = c->is_peer = true;
+    welcome_fill(c->server, &w);
+    reply_welcome(c, PROTO_PROOF, m->frame.id, &w);
+    return 0;
 }
 
 static int client_message(struct conn *conn, struct conn_message *message)
 {
     struct client *c = conn_user(conn);
-    if (message->frame.kind != PROTO_REQUEST)
-        return LEAT_CORRUPT;
     c->requests++;
     c->server->requests++;
+    if (c->is_peer)
+        return cluster_message(c->server->pool->cluster, c, message);
+    if (message->frame.kind != PROTO_REQUEST)
+        return LEAT_CORRUPT;
     if (c->ready)
         return requests_dispatch(c, message);
     int code = c->is_unix ? handshake_unix(c, message) : handshake_tcp(c, message);
-    return MIN(code, 0);
+    return code < 0 ? code : 0;
 }
 
 static const struct conn_ops client_ops = {.message = client_message, .closed = client_closed};
@@ -201,8 +211,13 @@ static void accept_one(struct server *s, int listener, bool is_unix)
         close(fd);
         return;
     }
-    *c = (struct client){
-        .server = s, .is_unix = is_unix, .next_id = 1, .pid = -1, .uid = UINT32_MAX, .gid = UINT32_MAX};
+    *c = (struct client){.server = s,
+                         .is_unix = is_unix,
+                         .next_id = 1,
+                         .pid = -1,
+                         .uid = UINT32_MAX,
+                         .gid = UINT32_MAX,
+                         .peer_node = UINT32_MAX};
     list_init(&c->pendings);
     list_init(&c->fetches);
     list_init(&c->node);

@@ -66,6 +66,8 @@ struct client {
     uint64_t next_id;
     struct list pendings, fetches;
     uint64_t requests;
+    bool is_peer;       /* another node */
+    uint32_t peer_node; /* which, once it said so; UINT32_MAX before */
 };
 
 #define CLIENT_HANDLES_MAX  4096u

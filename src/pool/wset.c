@@ -96,7 +96,8 @@ int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws
         code = live_create(ws, err);
     if (code == 0) {
         uint64_t n = ws->index.header->nsamples;
-        ws->parts_done = calloc(n ? n : 1, 1);
+        ws->mask_bytes = (unsigned)div_up(ws->index.header->nfields, 8);
+        ws->parts_done = calloc(n ? n : 1, MAX(ws->mask_bytes, 1u));
         ws->name = strdup("");
         ws->spec = strdup("");
         if (!ws->parts_done || !ws->name || !ws->spec)
@@ -204,6 +205,63 @@ void wset_pin(struct wset *ws, uint64_t end)
     }
 }
 
+bool wset_part_known(const struct wset *ws, uint64_t i, unsigned f)
+{
+    return atomic_load(&ws->parts_done[i * ws->mask_bytes + f / 8]) & (1u << f % 8);
+}
+
+static bool sample_is_done(const struct wset *ws, uint64_t i)
+{
+    struct index_part part;
+    for (unsigned f = 0; f < ws->index.header->nfields; f++) {
+        if (index_part(&ws->index, i, f, &part) && part.bytes > 0 && !wset_part_known(ws, i, f))
+            return false;
+    }
+    return true;
+}
+
+static bool sample_on_node(const struct wset *ws, uint64_t i, uint32_t node)
+{
+    struct index_part part;
+    for (unsigned f = 0; f < ws->index.header->nfields; f++) {
+        if (!index_part(&ws->index, i, f, &part) || part.bytes == 0)
+            continue;
+        uint64_t first = part.address / ws->region_bytes,
+                 last = (part.address + part.bytes - 1) / ws->region_bytes;
+        for (uint64_t g = first; g <= last && g < ws->nregions; g++) {
+            if (ws->regions[g].node == node)
+                return true;
+        }
+    }
+    return false;
+}
+
+void wset_node_lost(struct wset *ws, uint32_t node)
+{
+    for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
+        enum live_state state = wset_sample_state(ws, i);
+        if ((state == LIVE_RESIDENT || state == LIVE_ABSENT) && sample_on_node(ws, i, node)) {
+            if (state == LIVE_RESIDENT)
+                atomic_fetch_sub(&ws->live->resident_samples, 1);
+            atomic_store(&ws->sample_state[i], LIVE_LOST);
+            ws->lost_samples++;
+        }
+    }
+}
+
+void wset_node_back(struct wset *ws, uint32_t node)
+{
+    for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
+        if (wset_sample_state(ws, i) != LIVE_LOST || !sample_on_node(ws, i, node))
+            continue;
+        ws->lost_samples--;
+        bool done = sample_is_done(ws, i);
+        atomic_store_explicit(&ws->sample_state[i], done ? LIVE_RESIDENT : LIVE_ABSENT, memory_order_release);
+        if (done)
+            atomic_fetch_add(&ws->live->resident_samples, 1);
+    }
+}
+
 bool wset_complete(const struct wset *ws)
 {
     return atomic_load(&ws->live->resident_samples) + atomic_load(&ws->live->failed_samples) +
@@ -277,14 +335,16 @@ static void sample_resident(struct wset *ws, uint64_t i)
         atomic_fetch_add_explicit(&ws->live->resident_samples, 1, memory_order_relaxed);
 }
 
+/* Setting a bit twice (a host that was asked again) changes nothing; who sets the last one turns the sample resident. */
 static void part_complete(struct wset *ws, uint64_t i, unsigned f, uint64_t bytes, uint32_t crc)
 {
+    if (wset_part_known(ws, i, f))
+        return;
     ws->crc[i * ws->index.header->nfields + f] = crc;
     atomic_fetch_add_explicit(&ws->live->resident_bytes, bytes, memory_order_relaxed);
-    unsigned done = (unsigned)atomic_fetch_add_explicit(&ws->parts_done[i], 1, memory_order_acq_rel) + 1;
-    if (done < wset_parts_of(ws, i))
-        return;
-    sample_resident(ws, i);
+    atomic_fetch_or(&ws->parts_done[i * ws->mask_bytes + f / 8], (uint8_t)(1u << f % 8));
+    if (sample_is_done(ws, i))
+        sample_resident(ws, i);
 }
 
 static uint32_t pieces_crc(const struct straddle *s)
@@ -355,6 +415,8 @@ void wset_piece(struct wset *ws, uint64_t i, unsigned f, uint64_t offset, uint64
         part_complete(ws, i, f, bytes, crc);
         return;
     }
+    if (wset_part_known(ws, i, f))
+        return;
     bool whole = false;
     uint32_t whole_crc = 0;
     pthread_mutex_lock(&ws->straddle_lock);

@@ -70,9 +70,11 @@ struct wset {
     uint64_t region_bytes;
     uint32_t nregions;
     struct wset_region *regions;
-    uint32_t nnodes, self_node;
+    uint32_t nnodes, self_node; /* nnodes 0: this host alone */
     struct proto_node *nodes;
-    uint64_t streamed_samples;
+    uint64_t lost_samples; /* control loop */
+    uint64_t holders;      /* control loop: nodes that keep it here, a bit each */
+    uint64_t streamed_samples, window_bytes;
     uint64_t pinned_end; /* addresses at and above are streamed */
     uint64_t
         first_new_address; /* append: below, the previous version's regions are shared and already filled */
@@ -81,7 +83,8 @@ struct wset {
     /* any thread */
     _Atomic unsigned refs;
     _Atomic bool revoked;        /* dropped by force */
-    _Atomic uint8_t *parts_done; /* per sample: fields that are complete */
+    _Atomic uint8_t *parts_done; /* per sample: a bit for each field that is complete, mask_bytes of them */
+    unsigned mask_bytes;
     _Atomic uint8_t
         *crc_known; /* per sample and field, streamed sets only: later reads are checked against crc[] */
     pthread_mutex_t straddle_lock;
@@ -105,7 +108,7 @@ struct wset {
 };
 
 /*
- * Maps index and live table and sets up the bookkeeping; takes index_fd on success. The region table is empty: wset_set_regions.
+ * Maps index and live table and sets up the bookkeeping; takes index_fd on success. The region table is empty.
  * `trusted`: the index was made here; otherwise it is validated in full. LEAT_CORRUPT, -ENOMEM.
  */
 int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws, struct leat_error *err);
@@ -123,10 +126,15 @@ uint8_t *wset_address(const struct wset *ws, uint64_t address, uint64_t bytes);
 /* Bytes [offset, +bytes) of field f of sample i are in place with this CRC, or will not come (status < 0). */
 void wset_piece(struct wset *ws, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes, uint32_t crc,
                 int status);
+/* Has part f of sample i arrived whole? */
+bool wset_part_known(const struct wset *ws, uint64_t i, unsigned f);
 /* The same for streamed samples: the CRC is recorded the first time and compared afterwards: LEAT_CORRUPT. Whole parts only. */
 int wset_streamed(struct wset *ws, uint64_t i, unsigned f, uint32_t crc);
 /* Remembers why (the first 256 samples), for the message that a reader gets. */
 void wset_failure(struct wset *ws, uint64_t sample, int code, const char *message);
+/* A node is lost: samples with bytes on it turn LOST; it is back with them: RESIDENT again. O(samples). */
+void wset_node_lost(struct wset *ws, uint32_t node);
+void wset_node_back(struct wset *ws, uint32_t node);
 /* Fills err for a sample whose state is FAILED or LOST; returns its code. */
 int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err);
 /* Every sample is resident, failed, or streamed. */

@@ -70,12 +70,12 @@ enum proto_type {
                              the daemon checksums what arrives */
 
     /* peer, daemon to daemon */
-    PROTO_NODE = 64,      /* -> str name, u64 capacity_bytes, u64 free_bytes, u64 region_bytes */
-    PROTO_RESERVE = 65,   /* uuid, u32 generation, u64 region_bytes, u32 n, n × u32 gid -> n × {u64 page_bytes} */
+    PROTO_NODE = 64,      /* str who asks -> str name, u64 capacity_bytes, u64 free_bytes, u64 region_bytes */
     PROTO_INSTALL = 66,   /* proto_ws with spec, owner, mode and full region table; payload: the index blob -> empty; it then pulls */
-    PROTO_READY = 67,     /* event: uuid, u32 n, n × {u64 part piece: sample, u32 field, u32 crc, u64 offset in part, u64 bytes, i32 status} */
-    PROTO_FORGET = 68,    /* uuid, u32 force -> empty: drop of a set that spans nodes */
-    PROTO_DESCRIBE = 69,  /* str name -> proto_ws; payload: the index blob: for a daemon that does not host the set */
+    PROTO_READY = 67,     /* event: uuid, u32 n, n × {u64 sample, u32 field, u32 crc, u64 offset in the part, u64 bytes, i32 status} */
+    PROTO_FORGET = 68,    /* event: uuid, u32 flags (1: dropped for all; 2: by force; else: we no longer need it held) */
+    PROTO_DESCRIBE = 69,  /* proto_open, u32 acting uid, u32 gid -> proto_ws; payload: the index blob */
+    PROTO_RESYNC = 70,    /* uuid -> empty, after READY of everything that node filled; it holds the set for us */
 
     /* events from the daemon */
     PROTO_PROGRESS = 96,  /* u32 stage, u64 samples done, total, bytes done, total */

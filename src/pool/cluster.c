@@ -1,0 +1,650 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Links, placement and the life of sets that span nodes; what other nodes ask of us is in cluster_serve.c.
+ *
+ * Failure modes. A node that cannot be reached is left out of placement, and another one coordinates. One that refuses its share
+ * ends the placement: those that accepted are told to forget. One that dies takes its regions along: wset_node_lost.
+ */
+#include "pool/cluster_internal.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/size.h"
+#include "leat/leat.h"
+#include "pool/placement.h"
+#include "pool/region.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <xxhash.h>
+
+#define RECORD_BYTES 36u
+
+static unsigned link_number(const struct peer *peer)
+{
+    const struct link *link = peer_user(peer);
+    return (unsigned)(link - link->cluster->links);
+}
+
+bool cluster_is_up(const struct cluster *c, unsigned n)
+{
+    return n != c->self && c->links[n].peer && peer_state(c->links[n].peer) == PEER_UP;
+}
+
+void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct bytes_out *body)
+{
+    if (cluster_is_up(c, n))
+        peer_event(c->links[n].peer, type, body);
+}
+
+static void resync_answer(void *user, struct peer_reply *reply)
+{
+    struct resync *r = user;
+    struct wset *ws = pool_find_uuid(r->cluster->pool, r->uuid);
+    if (ws && reply->status == 0) {
+        wset_node_back(ws, r->node);
+        wset_advanced(ws);
+    } else if (ws && reply->status != LEAT_PEER_GONE) {
+        /* It is up and does not have the set: it was started anew. */
+        wset_node_lost(ws, r->node);
+        wset_advanced(ws);
+    }
+    free(r);
+}
+
+void cluster_resync(struct cluster *c, struct wset *ws, unsigned n)
+{
+    struct resync *r = cluster_is_up(c, n) ? malloc(sizeof(*r)) : NULL;
+    if (!r)
+        return;
+    *r = (struct resync){.cluster = c, .node = n};
+    memcpy(r->uuid, ws->uuid, PROTO_UUID);
+    struct bytes_out body = {0};
+    bytes_put(&body, ws->uuid, PROTO_UUID);
+    if (peer_call(c->links[n].peer, PROTO_RESYNC, &body, NULL, 0, NULL, resync_answer, r) < 0)
+        free(r);
+    bytes_out_fini(&body);
+}
+
+bool cluster_hosts(const struct wset *ws, unsigned n)
+{
+    for (uint32_t g = 0; g < ws->nregions; g++) {
+        if (ws->regions[g].node == n)
+            return true;
+    }
+    return false;
+}
+
+static void noted(void *user, struct peer_reply *reply) {}
+
+static void link_up(struct peer *peer)
+{
+    struct link *link = peer_user(peer);
+    struct cluster *c = link->cluster;
+    unsigned n = link_number(peer);
+    log_info("node %s is up", c->config.nodes[n]);
+    struct bytes_out body = {0};
+    bytes_put_str(&body, c->config.self);
+    peer_call(peer, PROTO_NODE, &body, NULL, 0, NULL, noted, NULL); /* who we are */
+    bytes_out_fini(&body);
+    list_for_each (node, &c->pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->nnodes == 0)
+            continue;
+        cluster_tell_all(c, ws, n);
+        if (cluster_hosts(ws, n))
+            cluster_resync(c, ws, n);
+    }
+}
+
+static void link_down(struct peer *peer, int status, const char *message)
+{
+    struct link *link = peer_user(peer);
+    struct cluster *c = link->cluster;
+    unsigned n = link_number(peer);
+    if (!link->said_down) {
+        log_warning("node %s cannot be reached: %s", c->config.nodes[n], message);
+        link->said_down = true;
+    }
+    list_for_each_safe (node, &c->pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->nnodes && cluster_hosts(ws, n)) {
+            wset_node_lost(ws, n);
+            wset_advanced(ws);
+        }
+    }
+}
+
+static void link_up_first(struct peer *peer)
+{
+    ((struct link *)peer_user(peer))->said_down = false;
+    link_up(peer);
+}
+
+static const struct peer_ops link_ops = {.up = link_up_first, .down = link_down};
+
+int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_config *config,
+                struct cluster **ret_cluster, struct leat_error *err)
+{
+    struct cluster *c = calloc(1, sizeof(*c));
+    if (!c)
+        return error_set(err, -ENOMEM, "out of memory");
+    c->loop = loop;
+    c->pool = pool;
+    c->config = *config;
+    c->self = UINT32_MAX;
+    list_init(&c->describing);
+    list_init(&c->dials);
+    int code = config->nnodes > CLUSTER_NODES_MAX
+                   ? error_set(err, LEAT_INVALID, "nodes names %u hosts: at most %u", config->nnodes,
+                               CLUSTER_NODES_MAX)
+                   : 0;
+    for (unsigned n = 0; n < config->nnodes; n++) {
+        if (strcmp(config->nodes[n], config->self) == 0)
+            c->self = n;
+    }
+    if (code == 0 && c->self == UINT32_MAX)
+        code = error_set(err, LEAT_INVALID,
+                         "nodes does not contain listen = %s: write it there as the other nodes do",
+                         config->self);
+    for (unsigned n = 0; code == 0 && n < config->nnodes; n++) {
+        c->links[n].cluster = c;
+        if (n == c->self)
+            continue;
+        struct peer_config pc = {
+            .address = config->nodes[n],
+            .hello = {.version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_PEER},
+            .token = config->token,
+            .token_len = config->token_len,
+            .stay = true,
+            .ops = &link_ops,
+            .user = &c->links[n]};
+        code = peer_new(loop, &pc, &c->links[n].peer);
+        if (code < 0)
+            error_set(err, code, "out of memory");
+    }
+    if (code < 0) {
+        cluster_free(c);
+        return code;
+    }
+    pool->cluster = c;
+    *ret_cluster = c;
+    return 0;
+}
+
+void cluster_free(struct cluster *c)
+{
+    if (!c)
+        return;
+    c->pool->cluster = NULL;
+    for (unsigned n = 0; n < c->config.nnodes; n++)
+        peer_free(c->links[n].peer);
+    free(c);
+}
+
+unsigned cluster_nodes(const struct cluster *c)
+{
+    return c->config.nnodes;
+}
+
+bool cluster_node(const struct cluster *c, unsigned n, const char **ret_address, bool *ret_self)
+{
+    *ret_address = c->config.nodes[n];
+    *ret_self = n == c->self;
+    return *ret_self || cluster_is_up(c, n);
+}
+
+/* --- who fills what is told -------------------------------------------------------------------------------------- */
+
+void cluster_ready_record(struct bytes_out *out, uint64_t sample, uint32_t field, uint32_t crc,
+                          uint64_t offset, uint64_t bytes, int status)
+{
+    bytes_put_u64(out, sample);
+    bytes_put_u32(out, field);
+    bytes_put_u32(out, crc);
+    bytes_put_u64(out, offset);
+    bytes_put_u64(out, bytes);
+    bytes_put_u32(out, (uint32_t)status);
+}
+
+struct ready_post {
+    struct cluster *cluster;
+    struct wset *ws;
+    struct bytes_out records;
+};
+
+static void ready_on_loop(void *arg)
+{
+    struct ready_post *p = arg;
+    for (unsigned n = 0; n < p->cluster->config.nnodes; n++)
+        cluster_send_records(p->cluster, p->ws, n, &p->records);
+    wset_unref(p->ws);
+    bytes_out_fini(&p->records);
+    free(p);
+}
+
+void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const struct bytes_out *records)
+{
+    const size_t most = PROTO_BODY_MAX / 2 / RECORD_BYTES * RECORD_BYTES;
+    for (size_t at = 0; at < records->len && cluster_is_up(c, n); at += most) {
+        size_t len = MIN(most, records->len - at);
+        struct bytes_out body = {0};
+        bytes_put(&body, ws->uuid, PROTO_UUID);
+        bytes_put_u32(&body, (uint32_t)(len / RECORD_BYTES));
+        bytes_put(&body, records->data + at, len);
+        cluster_send(c, n, PROTO_READY, &body);
+        bytes_out_fini(&body);
+    }
+}
+
+void cluster_ready(struct cluster *c, struct wset *ws, struct bytes_out *records)
+{
+    struct ready_post *p = records->failed ? NULL : malloc(sizeof(*p));
+    if (p) {
+        *p = (struct ready_post){c, wset_ref(ws), *records};
+        *records = (struct bytes_out){0};
+        if (loop_post(c->loop, ready_on_loop, p) == 0)
+            return;
+        wset_unref(ws);
+        bytes_out_fini(&p->records);
+        free(p);
+    }
+    log_error("out of memory: other nodes do not hear what was loaded of %s", ws->spec);
+}
+
+/* --- placement ----------------------------------------------------------------------------------------------------- */
+
+struct placing {
+    struct cluster *cluster;
+    struct wset *ws;
+    uint64_t limit;
+    cluster_placed_fn done;
+    void *user;
+    unsigned waiting;
+    uint64_t free_bytes[CLUSTER_NODES_MAX];
+    bool asked[CLUSTER_NODES_MAX], accepted[CLUSTER_NODES_MAX];
+    int status;
+    char message[256];
+};
+
+struct placing_call {
+    struct placing *placing;
+    unsigned node;
+};
+
+static void placing_end(struct placing *p)
+{
+    if (p->status < 0) {
+        for (unsigned n = 0; n < p->cluster->config.nnodes; n++) {
+            if (p->accepted[n])
+                cluster_send_forget(p->cluster, p->ws, n, true, true);
+        }
+    }
+    p->done(p->user, p->status, p->message);
+    wset_unref(p->ws);
+    free(p);
+}
+
+static void installed(void *user, struct peer_reply *reply)
+{
+    struct placing_call *call = user;
+    struct placing *p = call->placing;
+    if (reply->status == 0) {
+        p->accepted[call->node] = true;
+    } else if (p->status == 0) {
+        p->status = reply->status;
+        snprintf(p->message, sizeof(p->message), "node %s: %.180s", p->cluster->config.nodes[call->node],
+                 reply->message);
+    }
+    free(call);
+    if (--p->waiting == 0)
+        placing_end(p);
+}
+
+static void blob_sent(void *user, int status) {}
+
+static int install_on(struct placing *p, unsigned n)
+{
+    struct placing_call *call = malloc(sizeof(*call));
+    if (!call)
+        return -ENOMEM;
+    *call = (struct placing_call){p, n};
+    struct bytes_out body = {0};
+    cluster_describe(p->ws, &body);
+    /* The blob is the set's own mapping, and the set lives until every answer is here. */
+    int code = body.failed ? -ENOMEM
+                           : peer_call(p->cluster->links[n].peer, PROTO_INSTALL, &body, p->ws->index.blob,
+                                       p->ws->index.blob_bytes, blob_sent, installed, call);
+    bytes_out_fini(&body);
+    if (code < 0) {
+        free(call);
+        return code;
+    }
+    p->waiting++;
+    return 0;
+}
+
+/* Everybody has said what is free: the map is made. */
+static int map_regions(struct placing *p)
+{
+    struct cluster *c = p->cluster;
+    struct wset *ws = p->ws;
+    uint64_t region = ws->region_bytes, total = 0, need = align_up(ws->index.header->address_end, 4096);
+    struct placement_node nodes[CLUSTER_NODES_MAX];
+    p->free_bytes[c->self] = pool_room(c->pool);
+    for (unsigned n = 0; n < c->config.nnodes; n++)
+        total += align_down(p->free_bytes[n], region);
+    total = MIN(total, p->limit);
+    if (need > total) {
+        uint64_t window = align_up(
+            MAX(p->free_bytes[c->self] / 4, 4 * (ws->index.header->max_sample_bytes + 8 * KIB)), region);
+        if (window > p->free_bytes[c->self] || (ws->flags & PROTO_WS_PUSHED)) {
+            char needs[32], has[32];
+            size_format(need, needs);
+            size_format(total, has);
+            snprintf(p->message, sizeof(p->message), "the set needs %s and all nodes together have %s free",
+                     needs, has);
+            return LEAT_NO_SPACE;
+        }
+        p->free_bytes[c->self] -= window;
+        ws->window_bytes = window;
+        ws->pinned_end = total > window ? total - window : 0;
+        ws->flags |= PROTO_WS_STREAMED;
+    }
+    for (unsigned n = 0; n < c->config.nnodes; n++)
+        nodes[n] = (struct placement_node){p->free_bytes[n], p->free_bytes[n] / region};
+    ws->nregions = (uint32_t)div_up(MIN(need, ws->pinned_end), region);
+    ws->regions = calloc(MAX(ws->nregions, 1u), sizeof(*ws->regions));
+    AUTO_FREE uint32_t *map = calloc(MAX(ws->nregions, 1u), sizeof(*map));
+    int code = ws->regions && map ? placement_map(nodes, c->config.nnodes, ws->nregions, map) : -ENOMEM;
+    if (code < 0)
+        return code;
+    for (uint32_t g = 0; g < ws->nregions; g++)
+        ws->regions[g].node = map[g];
+    return cluster_name_nodes(c, ws);
+}
+
+int cluster_name_nodes(struct cluster *c, struct wset *ws)
+{
+    ws->nodes = calloc(c->config.nnodes, sizeof(*ws->nodes));
+    if (!ws->nodes)
+        return -ENOMEM;
+    ws->nnodes = c->config.nnodes;
+    ws->self_node = c->self;
+    for (unsigned n = 0; n < ws->nnodes; n++) {
+        ws->nodes[n].id = n;
+        snprintf(ws->nodes[n].address, sizeof(ws->nodes[n].address), "%s", c->config.nodes[n]);
+    }
+    return 0;
+}
+
+static void offers_complete(struct placing *p)
+{
+    p->status = map_regions(p);
+    if (p->status < 0 && !p->message[0])
+        snprintf(p->message, sizeof(p->message), "cannot place its regions: %s", strerror(-p->status));
+    p->waiting = 1;
+    for (unsigned n = 0; p->status == 0 && n < p->cluster->config.nnodes; n++) {
+        if (n != p->cluster->self && cluster_hosts(p->ws, n) && (p->status = install_on(p, n)) < 0)
+            snprintf(p->message, sizeof(p->message), "node %s went away", p->cluster->config.nodes[n]);
+    }
+    if (--p->waiting == 0)
+        placing_end(p);
+}
+
+static void offered(void *user, struct peer_reply *reply)
+{
+    struct placing_call *call = user;
+    struct placing *p = call->placing;
+    if (reply->status == 0) {
+        struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
+        AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
+        bytes_get_u64(&in);
+        uint64_t free_bytes = bytes_get_u64(&in);
+        p->free_bytes[call->node] = in.bad ? 0 : free_bytes;
+    }
+    free(call);
+    if (--p->waiting == 0)
+        offers_complete(p);
+}
+
+int cluster_place(struct cluster *c, struct wset *ws, uint64_t limit, cluster_placed_fn done, void *user)
+{
+    struct placing *p = calloc(1, sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    *p = (struct placing){.cluster = c,
+                          .ws = wset_ref(ws),
+                          .limit = limit ? limit : UINT64_MAX,
+                          .done = done,
+                          .user = user,
+                          .waiting = 1};
+    struct bytes_out body = {0};
+    bytes_put_str(&body, c->config.self);
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        struct placing_call *call = cluster_is_up(c, n) ? malloc(sizeof(*call)) : NULL;
+        if (!call)
+            continue;
+        *call = (struct placing_call){p, n};
+        if (peer_call(c->links[n].peer, PROTO_NODE, &body, NULL, 0, NULL, offered, call) < 0)
+            free(call);
+        else
+            p->waiting++;
+    }
+    bytes_out_fini(&body);
+    if (--p->waiting == 0)
+        offers_complete(p);
+    return 0;
+}
+
+/* --- asking another node for a set ---------------------------------------------------------------------------------- */
+
+struct describing {
+    struct list node;
+    struct cluster *cluster;
+    struct open_request *request;
+    char *spec; /* NULL: by name */
+    uint64_t tried;
+};
+
+static void describe_next(struct describing *d);
+
+static void describe_end(struct describing *d, struct wset *ws, const struct leat_error *err)
+{
+    list_remove(&d->node);
+    pool_answer(d->request, ws, err);
+    free(d->spec);
+    free(d);
+}
+
+static void described(void *user, struct peer_reply *reply)
+{
+    struct describing *d = user;
+    struct leat_error err = {0};
+    struct wset *ws = NULL;
+    if (reply->status == LEAT_PEER_GONE || (reply->status == LEAT_NOT_FOUND && !d->spec)) {
+        describe_next(d);
+        return;
+    }
+    if (reply->status < 0)
+        error_set(&err, reply->status, "%s", reply->message);
+    else
+        cluster_adopt(d->cluster, reply->body, reply->body_bytes, &reply->payload_fd, &ws, &err);
+    describe_end(d, ws, ws ? NULL : &err);
+}
+
+/* Rendezvous: every node ranks the live nodes alike for a source. */
+static unsigned coordinator(const struct cluster *c, const char *spec, uint64_t tried)
+{
+    unsigned best = UINT32_MAX;
+    uint64_t best_score = 0;
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if ((tried >> n & 1) || (n != c->self && !cluster_is_up(c, n)))
+            continue;
+        uint64_t score = XXH3_64bits_withSeed(spec, strlen(spec), n + 1);
+        if (best == UINT32_MAX || score > best_score) {
+            best = n;
+            best_score = score;
+        }
+    }
+    return best;
+}
+
+static void describe_next(struct describing *d)
+{
+    struct cluster *c = d->cluster;
+    struct open_request *r = d->request;
+    unsigned n = d->spec ? coordinator(c, d->spec, d->tried) : UINT32_MAX;
+    for (unsigned k = 0; !d->spec && k < c->config.nnodes && n == UINT32_MAX; k++) {
+        if (cluster_is_up(c, k) && !(d->tried >> k & 1))
+            n = k;
+    }
+    if (n == c->self || (n == UINT32_MAX && d->spec)) {
+        /* It is on us after all. */
+        list_remove(&d->node);
+        r->local = true;
+        free(d->spec);
+        free(d);
+        if (r->opened)
+            pool_open(c->pool, r);
+        else
+            pool_answer(r, NULL, NULL);
+        return;
+    }
+    struct leat_error err;
+    if (n == UINT32_MAX) {
+        error_set(&err, LEAT_NOT_FOUND, "no working set '%s' on any node: see `leat ls`",
+                  r->uri + strlen("leat://"));
+        describe_end(d, NULL, &err);
+        return;
+    }
+    d->tried |= 1ull << n;
+    struct proto_open o = {.flags = r->flags, .pool_bytes = r->pool_bytes, .name = r->name, .uri = r->uri};
+    struct bytes_out body = {0};
+    proto_open_put(&body, &o);
+    bytes_put_u32(&body, r->uid);
+    bytes_put_u32(&body, r->gid);
+    int code = peer_call(c->links[n].peer, PROTO_DESCRIBE, &body, NULL, 0, NULL, described, d);
+    bytes_out_fini(&body);
+    if (code < 0)
+        describe_next(d);
+}
+
+bool cluster_open(struct cluster *c, struct open_request *r, const char *spec)
+{
+    if (r->local || (spec && coordinator(c, spec, 0) == c->self))
+        return false;
+    struct describing *d = calloc(1, sizeof(*d));
+    if (!d || (spec && !(d->spec = strdup(spec)))) {
+        free(d);
+        return false;
+    }
+    d->cluster = c;
+    d->request = r;
+    list_push_back(&c->describing, &d->node);
+    describe_next(d);
+    return true;
+}
+
+void cluster_open_forget(struct cluster *c, const void *user)
+{
+    list_for_each (node, &c->describing) {
+        struct describing *d = container_of(node, struct describing, node);
+        if (d->request->user == user)
+            d->request->opened = NULL;
+    }
+}
+
+/* --- ending ---------------------------------------------------------------------------------------------------------- */
+
+void cluster_send_forget(struct cluster *c, const struct wset *ws, unsigned n, bool end, bool force)
+{
+    struct bytes_out body = {0};
+    bytes_put(&body, ws->uuid, PROTO_UUID);
+    bytes_put_u32(&body, (end ? 1u : 0) | (force ? 2u : 0));
+    cluster_send(c, n, PROTO_FORGET, &body);
+    bytes_out_fini(&body);
+}
+
+void cluster_forget(struct cluster *c, struct wset *ws, bool end, bool force)
+{
+    for (unsigned n = 0; ws->nnodes && n < c->config.nnodes; n++) {
+        if (n != c->self && (end || cluster_hosts(ws, n)))
+            cluster_send_forget(c, ws, n, end, force);
+    }
+}
+
+/* --- data connections for clients ------------------------------------------------------------------------------------- */
+
+struct dial {
+    struct list node;
+    struct cluster *cluster;
+    struct peer *peer;
+    struct loop_timer reaper; /* a peer is not freed from inside its own callback */
+    cluster_dialed_fn done;
+    void *user;
+};
+
+static void dial_reap(struct loop_timer *timer)
+{
+    struct dial *d = container_of(timer, struct dial, reaper);
+    list_remove(&d->node);
+    peer_free(d->peer);
+    free(d);
+}
+
+static void dial_end(struct dial *d, int fd, const char *message)
+{
+    if (d->done)
+        d->done(d->user, fd, message);
+    else if (fd >= 0)
+        close(fd);
+    d->done = NULL;
+    d->reaper.fire = dial_reap;
+    loop_timer_set(d->cluster->loop, &d->reaper, clock_now_ns());
+}
+
+static void dial_up(struct peer *peer)
+{
+    struct dial *d = peer_user(peer);
+    int fd = peer_release_fd(peer);
+    dial_end(d, fd, fd < 0 ? strerror(-fd) : "");
+}
+
+static void dial_down(struct peer *peer, int status, const char *message)
+{
+    struct dial *d = peer_user(peer);
+    if (d->done)
+        dial_end(d, status, message);
+}
+
+static const struct peer_ops dial_ops = {.up = dial_up, .down = dial_down};
+
+int cluster_dial(struct cluster *c, struct wset *ws, uint32_t node, uint32_t uid, uint32_t gid,
+                 cluster_dialed_fn done, void *user)
+{
+    struct dial *d = calloc(1, sizeof(*d));
+    if (!d)
+        return -ENOMEM;
+    *d = (struct dial){.cluster = c, .done = done, .user = user};
+    struct peer_config pc = {.address = c->config.nodes[node],
+                             .hello = {.version_min = PROTO_VERSION,
+                                       .version_max = PROTO_VERSION,
+                                       .role = PROTO_ROLE_DATA,
+                                       .acting_uid = uid,
+                                       .acting_gid = gid,
+                                       .generation = atomic_load(&ws->live->generation)},
+                             .token = c->config.token,
+                             .token_len = c->config.token_len,
+                             .ops = &dial_ops,
+                             .user = d};
+    memcpy(pc.hello.uuid, ws->uuid, PROTO_UUID);
+    int code = peer_new(c->loop, &pc, &d->peer);
+    if (code < 0) {
+        free(d);
+        return code;
+    }
+    list_push_back(&c->dials, &d->node);
+    return 0;
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cluster.h: daemons that hold one working set together. Membership is a static list (the interface stays when it comes from
+ * elsewhere); every node keeps a connection to every other one for its own requests.
+ *
+ *   OPEN at L ─▶ coordinator of the source (rendezvous hash over live nodes) ── is it L? scan, place, INSTALL at the hosts
+ *                                                                              └ no: DESCRIBE, keep a replica, RESYNC with the hosts
+ *   each host fills its own regions and tells all nodes which pieces of which samples are there (READY)
+ *
+ * A host keeps a set as long as somebody holds it: its own clients' leases, and the nodes that installed or described it
+ * (wset.holders), each until it says FORGET or its connection ends. When a host is lost its samples turn LOST: readers get
+ * them from the source through their own daemon. When it is back with the set still in its memory, they are read from it again.
+ */
+#ifndef POOL_CLUSTER_H
+#define POOL_CLUSTER_H
+
+#include "base/base.h"
+#include "pool/pool.h"
+
+struct cluster;
+struct client;
+struct conn_message;
+struct loop;
+struct server;
+
+#define CLUSTER_NODES_MAX 64u /* holders are a bit mask */
+
+struct cluster_config {
+    char **nodes; /* "host:port", the same list in the same order on every node */
+    unsigned nnodes;
+    const char *self; /* one of them: what we listen on */
+    const void *token;
+    size_t token_len;
+};
+
+int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_config *config,
+                struct cluster **ret_cluster, struct leat_error *err);
+void cluster_free(struct cluster *cluster); /* NULL is fine */
+
+/* An OPEN by source or name that another node coordinates, or may know: true when the request was taken. */
+bool cluster_open(struct cluster *cluster, struct open_request *request, const char *canonical_spec);
+/* The asker is gone. */
+void cluster_open_forget(struct cluster *cluster, const void *user);
+/* Places ws (not on any list yet) over the live nodes and installs it on them; done(user, status, message) later, on the loop. */
+typedef void (*cluster_placed_fn)(void *user, int status, const char *message);
+int cluster_place(struct cluster *cluster, struct wset *ws, uint64_t limit, cluster_placed_fn done,
+                  void *user);
+/* The set is gone from this node: hosts are told. `end`: it was dropped by name, for all. */
+void cluster_forget(struct cluster *cluster, struct wset *ws, bool end, bool force);
+/* Pieces that this node filled, as proto READY records; any thread. Takes the buffer. */
+struct bytes_out;
+void cluster_ready(struct cluster *cluster, struct wset *ws, struct bytes_out *records);
+void cluster_ready_record(struct bytes_out *out, uint64_t sample, uint32_t field, uint32_t crc,
+                          uint64_t offset, uint64_t bytes, int status);
+/* An authenticated data connection to a node of ws, for a client: done(user, fd or -errno, message) later. */
+typedef void (*cluster_dialed_fn)(void *user, int fd, const char *message);
+int cluster_dial(struct cluster *cluster, struct wset *ws, uint32_t node, uint32_t uid, uint32_t gid,
+                 cluster_dialed_fn done, void *user);
+
+/* A message on a connection that another node made to us. 0 or -errno (the connection is closed). */
+int cluster_message(struct cluster *cluster, struct client *client, struct conn_message *message);
+/* That connection ended. */
+void cluster_client_gone(struct cluster *cluster, struct client *client);
+
+/* For status: address, whether connected. */
+unsigned cluster_nodes(const struct cluster *cluster);
+bool cluster_node(const struct cluster *cluster, unsigned n, const char **ret_address, bool *ret_self);
+
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cluster_internal.h: between cluster.c (what we ask of others) and cluster_serve.c (what others ask of us). */
+#ifndef POOL_CLUSTER_INTERNAL_H
+#define POOL_CLUSTER_INTERNAL_H
+
+#include "base/bytes.h"
+#include "base/list.h"
+#include "loop/loop.h"
+#include "pool/cluster.h"
+#include "pool/peer.h"
+#include "pool/wset.h"
+
+struct link {
+    struct cluster *cluster;
+    struct peer *peer; /* NULL: ourselves */
+    bool said_down;
+};
+
+struct cluster {
+    struct loop *loop;
+    struct pool *pool;
+    struct cluster_config config;
+    unsigned self;
+    struct link links[CLUSTER_NODES_MAX];
+    struct list describing, dials;
+};
+
+struct resync {
+    struct cluster *cluster;
+    unsigned node;
+    uint8_t uuid[PROTO_UUID];
+};
+
+bool cluster_is_up(const struct cluster *c, unsigned n);
+void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct bytes_out *body);
+void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const struct bytes_out *records);
+void cluster_send_forget(struct cluster *c, const struct wset *ws, unsigned n, bool end, bool force);
+/* Does node n hold regions of ws? */
+bool cluster_hosts(const struct wset *ws, unsigned n);
+/* Everything that this node has filled of ws, to node n. */
+void cluster_tell_all(struct cluster *c, struct wset *ws, unsigned n);
+/* Asks node n what it has of ws, and that it keeps it for us. */
+void cluster_resync(struct cluster *c, struct wset *ws, unsigned n);
+/* proto_ws of a set, for INSTALL and DESCRIBE. */
+void cluster_describe(const struct wset *ws, struct bytes_out *out);
+int cluster_name_nodes(struct cluster *c, struct wset *ws);
+/* A set that another node described: ours already, or a replica of it. *payload_fd is taken. */
+int cluster_adopt(struct cluster *c, const void *body, size_t body_bytes, int *payload_fd,
+                  struct wset **ret_ws, struct leat_error *err);
+
+#endif

@@ -1,0 +1,468 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What other nodes ask of us, on connections that they made: our free memory (NODE), to hold regions of a set (INSTALL), to say
+ * what a set is (DESCRIBE), what we have of it (RESYNC), to take note of what they filled (READY) and to let go (FORGET). They have
+ * proved the token; what they send is checked all the same.
+ */
+#include "pool/cluster_internal.h"
+
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "leat/leat.h"
+#include "net/conn.h"
+#include "pool/region.h"
+#include "pool/server_internal.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+#define INDEX_BLOB_MAX (64 * GIB)
+
+static int refuse(struct client *client, uint16_t type, uint64_t id, const struct leat_error *err)
+{
+    conn_send_error(client->conn, type, id, err);
+    return 0;
+}
+
+static int accept_empty(struct client *client, uint16_t type, uint64_t id)
+{
+    conn_send(client->conn, PROTO_REPLY, type, id, 0, NULL, NULL, 0);
+    return 0;
+}
+
+static int on_node(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    client->peer_node = UINT32_MAX;
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (strcmp(c->config.nodes[n], name) == 0)
+            client->peer_node = n;
+    }
+    struct bytes_out body = {0};
+    bytes_put_str(&body, c->config.self);
+    bytes_put_u64(&body, c->pool->office.cap_bytes);
+    bytes_put_u64(&body, pool_room(c->pool));
+    bytes_put_u64(&body, c->pool->config.region_bytes);
+    conn_send(client->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+    return 0;
+}
+
+void cluster_describe(const struct wset *ws, struct bytes_out *out)
+{
+    struct proto_ws m = {.generation = atomic_load(&ws->live->generation),
+                         .version = ws->version,
+                         .flags = ws->flags,
+                         .mode = ws->mode,
+                         .owner_uid = ws->owner_uid,
+                         .owner_gid = ws->owner_gid,
+                         .region_bytes = ws->region_bytes,
+                         .pinned_end = ws->pinned_end,
+                         .index_bytes = ws->index.blob_bytes,
+                         .live_bytes = ws->live->total_bytes,
+                         .name = ws->name,
+                         .uri = ws->spec,
+                         .nnodes = ws->nnodes,
+                         .nodes = ws->nodes,
+                         .nregions = ws->nregions};
+    memcpy(m.uuid, ws->uuid, PROTO_UUID);
+    m.regions = calloc(ws->nregions ? ws->nregions : 1, sizeof(*m.regions));
+    for (uint32_t g = 0; m.regions && g < ws->nregions; g++)
+        m.regions[g] =
+            (struct proto_region){.gid = g, .node = ws->regions[g].node, .generation = m.generation};
+    if (m.regions)
+        proto_ws_put(out, &m);
+    else
+        out->failed = true;
+    free(m.regions);
+}
+
+/* Makes ws what `m` says. The node table must be ours. */
+static int take_description(struct cluster *c, struct wset *ws, const struct proto_ws *m,
+                            struct leat_error *err)
+{
+    if (m->nnodes != c->config.nnodes)
+        return error_set(err, LEAT_INVALID,
+                         "the other node's list has %u nodes, ours %u: they must be the same", m->nnodes,
+                         c->config.nnodes);
+    for (unsigned n = 0; n < m->nnodes; n++) {
+        if (strcmp(m->nodes[n].address, c->config.nodes[n]) != 0)
+            return error_set(err, LEAT_INVALID, "node %u is %s there and %s here: the lists must be the same",
+                             n, m->nodes[n].address, c->config.nodes[n]);
+    }
+    ws->region_bytes = m->region_bytes;
+    if (m->region_bytes < 4096 || (m->region_bytes & (m->region_bytes - 1)) ||
+        m->nregions !=
+            div_up(MIN(align_up(ws->index.header->address_end, 4096), m->pinned_end), m->region_bytes))
+        return error_set(err, LEAT_CORRUPT, "its region table does not fit its index");
+    memcpy(ws->uuid, m->uuid, PROTO_UUID);
+    atomic_store(&ws->live->generation, m->generation);
+    ws->version = m->version;
+    ws->flags = m->flags & (PROTO_WS_STREAMED | PROTO_WS_EXPLICIT | PROTO_WS_PUSHED);
+    ws->mode = m->mode;
+    ws->owner_uid = m->owner_uid;
+    ws->owner_gid = m->owner_gid;
+    ws->pinned_end = m->pinned_end;
+    ws->regions = calloc(MAX(m->nregions, 1u), sizeof(*ws->regions));
+    if (!ws->regions || cluster_name_nodes(c, ws) < 0)
+        return error_set(err, -ENOMEM, "out of memory");
+    ws->nregions = m->nregions;
+    for (uint32_t g = 0; g < m->nregions; g++) {
+        if (m->regions[g].gid != g || m->regions[g].node >= m->nnodes)
+            return error_set(err, LEAT_CORRUPT, "its region table is out of order");
+        ws->regions[g].node = m->regions[g].node;
+    }
+    return 0;
+}
+
+static int describe_to_set(struct cluster *c, const void *body, size_t body_bytes, int *fd,
+                           struct wset **ret_ws, struct leat_error *err)
+{
+    struct proto_ws m = {0};
+    if (proto_ws_get(body, body_bytes, &m) < 0)
+        return error_set(err, LEAT_CORRUPT, "a node sent a broken description of a set");
+    struct wset *known = pool_find_uuid(c->pool, m.uuid);
+    if (known) {
+        *ret_ws = known;
+        proto_ws_fini(&m);
+        return 0;
+    }
+    struct wset *ws = NULL;
+    int code = *fd < 0 ? error_set(err, LEAT_CORRUPT, "a node sent a description without its index")
+                       : wset_new(c->pool, *fd, false, &ws, err);
+    if (code == 0) {
+        *fd = -1;
+        code = take_description(c, ws, &m, err);
+        if (code == 0 && pool_name(ws, m.name, m.uri) < 0)
+            code = error_set(err, -ENOMEM, "out of memory");
+        if (code < 0)
+            wset_unref(ws);
+    }
+    proto_ws_fini(&m);
+    *ret_ws = ws;
+    return code;
+}
+
+int cluster_adopt(struct cluster *c, const void *body, size_t body_bytes, int *payload_fd,
+                  struct wset **ret_ws, struct leat_error *err)
+{
+    struct wset *ws;
+    int code = describe_to_set(c, body, body_bytes, payload_fd, &ws, err);
+    if (code < 0)
+        return code;
+    if (list_empty(&ws->node)) { /* new here: a replica without regions of its own */
+        if (ws->flags & PROTO_WS_STREAMED)
+            wset_pin(ws, ws->pinned_end);
+        list_push_back(&c->pool->sets, &ws->node);
+        wset_settle_empty(ws);
+        for (unsigned n = 0; n < c->config.nnodes; n++) {
+            if (n == c->self || !cluster_hosts(ws, n))
+                continue;
+            if (cluster_is_up(c, n))
+                cluster_resync(c, ws, n);
+            else
+                wset_node_lost(ws, n);
+        }
+    }
+    *ret_ws = ws;
+    return 0;
+}
+
+/* --- INSTALL ------------------------------------------------------------------------------------------------------------ */
+
+struct installing {
+    struct cluster *cluster;
+    struct client
+        *client; /* alive while its connection is: the payload's end comes before that of the client */
+    uint16_t type;
+    uint64_t id;
+    uint8_t *body;
+    uint32_t body_bytes;
+    int fd;
+    void *map;
+    uint64_t bytes;
+};
+
+static int install(struct cluster *c, struct installing *in, struct leat_error *err)
+{
+    struct wset *ws;
+    int code = describe_to_set(c, in->body, in->body_bytes, &in->fd, &ws, err);
+    if (code < 0)
+        return code;
+    if (!list_empty(&ws->node))
+        return error_set(err, LEAT_INVALID, "the set is installed here already");
+    if (ws->name[0] && pool_find_name(c->pool, ws->name))
+        code =
+            error_set(err, LEAT_INVALID, "there is another working set '%s' here: drop it first", ws->name);
+    if (code == 0)
+        code = pool_host(c->pool, ws, err);
+    if (code < 0) {
+        wset_unref(ws);
+        return code;
+    }
+    if (in->client->peer_node < CLUSTER_NODES_MAX)
+        ws->holders |= 1ull << in->client->peer_node;
+    return 0;
+}
+
+static void install_arrived(void *user, int status)
+{
+    struct installing *in = user;
+    struct leat_error err = {0};
+    munmap(in->map, in->bytes);
+    if (status == 0) {
+        if (install(in->cluster, in, &err) < 0)
+            refuse(in->client, in->type, in->id, &err);
+        else
+            accept_empty(in->client, in->type, in->id);
+    }
+    if (in->fd >= 0)
+        close(in->fd);
+    free(in->body);
+    free(in);
+}
+
+static int on_install(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    if (m->frame.payload_bytes == 0 || m->frame.payload_bytes > INDEX_BLOB_MAX)
+        return LEAT_CORRUPT;
+    struct installing *in = calloc(1, sizeof(*in));
+    if (!in)
+        return -ENOMEM;
+    *in = (struct installing){.cluster = c,
+                              .client = client,
+                              .type = m->frame.type,
+                              .id = m->frame.id,
+                              .body = malloc(m->frame.body_bytes ? m->frame.body_bytes : 1),
+                              .body_bytes = m->frame.body_bytes,
+                              .fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING),
+                              .map = MAP_FAILED,
+                              .bytes = m->frame.payload_bytes};
+    if (in->body && in->fd >= 0 && fallocate(in->fd, 0, 0, (off_t)in->bytes) == 0)
+        in->map = mmap(NULL, in->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, in->fd, 0);
+    if (in->map == MAP_FAILED) {
+        if (in->fd >= 0)
+            close(in->fd);
+        free(in->body);
+        free(in);
+        return -ENOMEM;
+    }
+    memcpy(in->body, m->body, m->frame.body_bytes);
+    conn_receive_payload(client->conn, in->map, in->bytes, install_arrived, in);
+    return 0;
+}
+
+/* --- DESCRIBE ------------------------------------------------------------------------------------------------------------- */
+
+static void describe_sent(void *user, int status)
+{
+    wset_unref(user);
+}
+
+static void describe_opened(struct open_request *r, struct wset *ws, const struct leat_error *err)
+{
+    struct client *client = r->user;
+    struct leat_error other;
+    if (ws && ws->nnodes == 0) {
+        error_set(&other, LEAT_UNSUPPORTED, "the set lives on one node alone: open it there");
+        err = &other;
+    }
+    if (err) {
+        conn_send_error(client->conn, r->type, r->id, err);
+        return;
+    }
+    struct bytes_out body = {0};
+    cluster_describe(ws, &body);
+    if (client->peer_node < CLUSTER_NODES_MAX)
+        ws->holders |= 1ull << client->peer_node;
+    conn_send_payload(client->conn, PROTO_REPLY, r->type, r->id, &body, ws->index.blob, ws->index.blob_bytes,
+                      describe_sent, wset_ref(ws));
+    bytes_out_fini(&body);
+}
+
+static int on_describe(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    if (m->frame.body_bytes < 8)
+        return LEAT_CORRUPT;
+    struct proto_open o = {0};
+    if (proto_open_get(m->body, m->frame.body_bytes - 8, &o) < 0)
+        return LEAT_CORRUPT;
+    struct bytes_in tail = bytes_in_of(m->body + m->frame.body_bytes - 8, 8);
+    struct open_request *r = calloc(1, sizeof(*r));
+    if (r) {
+        *r = (struct open_request){.flags = o.flags,
+                                   .uid = bytes_get_u32(&tail),
+                                   .pool_bytes = o.pool_bytes,
+                                   .name = TAKE_PTR(o.name),
+                                   .uri = TAKE_PTR(o.uri),
+                                   .local = true,
+                                   .type = m->frame.type,
+                                   .id = m->frame.id,
+                                   .opened = describe_opened,
+                                   .user = client};
+        r->gid = bytes_get_u32(&tail);
+    }
+    proto_open_fini(&o);
+    if (!r)
+        return -ENOMEM;
+    pool_open(c->pool, r);
+    return 0;
+}
+
+/* --- what is where ----------------------------------------------------------------------------------------------------------- */
+
+struct telling {
+    struct wset *ws;
+    struct bytes_out records;
+};
+
+static void tell_part(void *user, uint64_t i, unsigned f, const struct index_part *part, uint64_t offset,
+                      uint64_t bytes)
+{
+    struct telling *t = user;
+    struct wset *ws = t->ws;
+    if (wset_sample_state(ws, i) == LIVE_FAILED) {
+        cluster_ready_record(&t->records, i, f, 0, offset, bytes, -EIO);
+        return;
+    }
+    /* A whole part's CRC is on record; a piece of one is computed again. */
+    uint32_t crc = 0;
+    if (bytes == part->bytes && wset_part_known(ws, i, f)) {
+        crc = ws->crc[i * ws->index.header->nfields + f];
+    } else {
+        for (uint64_t at = 0; at < bytes;) {
+            uint64_t address = part->address + offset + at;
+            uint64_t n = MIN(bytes - at, ws->region_bytes - address % ws->region_bytes);
+            const uint8_t *data = wset_address(ws, address, n);
+            if (!data)
+                return;
+            crc = crc32c(crc, data, n);
+            at += n;
+        }
+    }
+    cluster_ready_record(&t->records, i, f, crc, offset, bytes, 0);
+}
+
+static void tell_range(void *user, uint64_t begin, uint64_t end)
+{
+    struct telling *t = user;
+    wset_parts_in(t->ws, begin, end, tell_part, t);
+}
+
+void cluster_tell_all(struct cluster *c, struct wset *ws, unsigned n)
+{
+    struct telling t = {.ws = ws};
+    if (ws->flags & PROTO_WS_PUSHED) {
+        for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
+            struct index_part part;
+            for (unsigned f = 0; f < ws->index.header->nfields; f++) {
+                if (wset_sample_state(ws, i) == LIVE_RESIDENT && index_part(&ws->index, i, f, &part) &&
+                    wset_part_known(ws, i, f))
+                    tell_part(&t, i, f, &part, 0, part.bytes);
+            }
+        }
+    } else {
+        fill_done_ranges(c->pool->fill, ws, tell_range, &t);
+    }
+    if (!t.records.failed)
+        cluster_send_records(c, ws, n, &t.records);
+    bytes_out_fini(&t.records);
+}
+
+static int on_resync(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    const uint8_t *uuid = bytes_get(&in, PROTO_UUID);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    struct wset *ws = pool_find_uuid(c->pool, uuid);
+    if (!ws || client->peer_node >= c->config.nnodes) {
+        struct leat_error err;
+        error_set(&err, LEAT_NOT_FOUND, "the set is not here (any more)");
+        return refuse(client, m->frame.type, m->frame.id, &err);
+    }
+    ws->holders |= 1ull << client->peer_node;
+    cluster_tell_all(c, ws, client->peer_node);
+    return accept_empty(client, m->frame.type, m->frame.id);
+}
+
+static int on_ready(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    const uint8_t *uuid = bytes_get(&in, PROTO_UUID);
+    uint32_t n = bytes_get_u32(&in);
+    if (in.bad)
+        return LEAT_CORRUPT;
+    struct wset *ws = pool_find_uuid(c->pool, uuid);
+    for (uint32_t k = 0; k < n && !in.bad; k++) {
+        uint64_t sample = bytes_get_u64(&in);
+        uint32_t field = bytes_get_u32(&in), crc = bytes_get_u32(&in);
+        uint64_t offset = bytes_get_u64(&in), bytes = bytes_get_u64(&in);
+        int status = (int)bytes_get_u32(&in);
+        if (!ws || in.bad)
+            continue;
+        if (status < 0 && sample < ws->index.header->nsamples)
+            wset_failure(ws, sample, status, "another node could not load it (see the log there)");
+        wset_piece(ws, sample, field, offset, bytes, crc, status);
+    }
+    if (ws)
+        wset_advanced(ws);
+    return bytes_in_done(&in) < 0 ? LEAT_CORRUPT : 0;
+}
+
+static void holder_gone(struct cluster *c, struct wset *ws, unsigned n)
+{
+    ws->holders &= ~(1ull << n);
+    if (ws->holders == 0 && ws->leases == 0 && !(ws->flags & PROTO_WS_EXPLICIT))
+        pool_drop(c->pool, ws, POOL_SWEEP);
+}
+
+static int on_forget(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    const uint8_t *uuid = bytes_get(&in, PROTO_UUID);
+    uint32_t flags = bytes_get_u32(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    struct wset *ws = pool_find_uuid(c->pool, uuid);
+    if (ws && (flags & 1))
+        pool_drop(c->pool, ws, flags & 2 ? POOL_DROP_FORCE : POOL_SWEEP);
+    else if (ws && client->peer_node < CLUSTER_NODES_MAX)
+        holder_gone(c, ws, client->peer_node);
+    return 0;
+}
+
+void cluster_client_gone(struct cluster *c, struct client *client)
+{
+    if (client->peer_node >= CLUSTER_NODES_MAX)
+        return;
+    list_for_each_safe (node, &c->pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->holders >> client->peer_node & 1)
+            holder_gone(c, ws, client->peer_node);
+    }
+}
+
+int cluster_message(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    static const struct {
+        uint16_t type;
+        uint8_t kind;
+        int (*handle)(struct cluster *, struct client *, struct conn_message *);
+    } table[] = {
+        {PROTO_NODE, PROTO_REQUEST, on_node},         {PROTO_INSTALL, PROTO_REQUEST, on_install},
+        {PROTO_DESCRIBE, PROTO_REQUEST, on_describe}, {PROTO_RESYNC, PROTO_REQUEST, on_resync},
+        {PROTO_READY, PROTO_EVENT, on_ready},         {PROTO_FORGET, PROTO_EVENT, on_forget},
+    };
+    for (unsigned k = 0; k < ARRAY_LEN(table); k++) {
+        if (table[k].type == m->frame.type && table[k].kind == m->frame.kind)
+            return m->frame.payload_bytes && m->frame.type != PROTO_INSTALL ? LEAT_CORRUPT
+                                                                            : table[k].handle(c, client, m);
+    }
+    return LEAT_CORRUPT;
+}

@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pool/peer.h"
+
+#include "base/clock.h"
+#include "base/list.h"
+#include "base/log.h"
+#include "loop/loop.h"
+#include "net/auth.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#define HANDSHAKE_NS (5 * NS_PER_S)
+#define RETRY_NS     (NS_PER_S / 2)
+#define PAYLOAD_MAX  (64 * GIB) /* an index */
+
+struct call {
+    struct list node;
+    struct peer *peer;
+    uint64_t id;
+    peer_reply_fn answer;
+    void *user;
+    /* a payload on its way */
+    struct peer_reply reply;
+    void *map;
+    uint8_t *body;
+};
+
+struct peer {
+    struct loop *loop;
+    struct peer_config config;
+    enum peer_state state;
+    struct loop_source connecting;
+    struct loop_timer timer; /* handshake deadline, or the pause before the next try */
+    struct conn *conn;
+    struct net_auth auth;
+    struct list calls;
+    uint64_t next_id;
+};
+
+static void begin(struct peer *p);
+
+static void call_answer(struct call *c, struct peer_reply *reply)
+{
+    list_remove(&c->node);
+    c->answer(c->user, reply);
+    if (reply->payload_fd >= 0)
+        close(reply->payload_fd);
+    if (reply != &c->reply && c->reply.payload_fd >= 0)
+        close(c->reply.payload_fd);
+    if (c->map)
+        munmap(c->map, c->reply.payload_bytes);
+    free(c->body);
+    free(c);
+}
+
+static void disconnect(struct peer *p)
+{
+    if (p->connecting.fd >= 0) {
+        loop_remove(&p->connecting);
+        close(p->connecting.fd);
+        p->connecting.fd = -1;
+    }
+    loop_timer_clear(&p->timer);
+    struct conn *conn = p->conn;
+    p->conn = NULL;
+    conn_free(conn);
+    net_auth_fini(&p->auth);
+}
+
+static void go_down(struct peer *p, int status, const char *message)
+{
+    disconnect(p);
+    p->state = PEER_DOWN;
+    struct list calls;
+    list_init(&calls);
+    while (!list_empty(&p->calls)) {
+        struct list *node = p->calls.next;
+        list_remove(node);
+        list_push_back(&calls, node);
+    }
+    if (p->config.stay)
+        loop_timer_set(p->loop, &p->timer, clock_now_ns() + RETRY_NS);
+    while (!list_empty(&calls)) {
+        struct call *c = container_of(calls.next, struct call, node);
+        call_answer(c, &(struct peer_reply){.status = LEAT_PEER_GONE, .message = message, .payload_fd = -1});
+    }
+    p->config.ops->down(p, status, message);
+}
+
+static void on_timer(struct loop_timer *timer)
+{
+    struct peer *p = container_of(timer, struct peer, timer);
+    if (p->state == PEER_DOWN)
+        begin(p);
+    else
+        go_down(p, LEAT_TIMED_OUT, "the node does not answer");
+}
+
+static void call_payload_done(void *user, int status)
+{
+    struct call *c = user;
+    if (status < 0)
+        return; /* the connection is going: go_down answers */
+    call_answer(c, &c->reply);
+}
+
+static int call_receive_payload(struct call *c, const struct conn_message *m)
+{
+    if (m->frame.payload_bytes > PAYLOAD_MAX)
+        return LEAT_CORRUPT;
+    c->body = malloc(m->frame.body_bytes ? m->frame.body_bytes : 1);
+    int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    c->reply = (struct peer_reply){.body = c->body,
+                                   .body_bytes = m->frame.body_bytes,
+                                   .payload_fd = fd,
+                                   .payload_bytes = m->frame.payload_bytes};
+    if (!c->body || fd < 0 || fallocate(fd, 0, 0, (off_t)m->frame.payload_bytes) < 0)
+        return -ENOMEM;
+    memcpy(c->body, m->body, m->frame.body_bytes);
+    c->map = mmap(NULL, m->frame.payload_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (c->map == MAP_FAILED) {
+        c->map = NULL;
+        return -ENOMEM;
+    }
+    conn_receive_payload(c->peer->conn, c->map, m->frame.payload_bytes, call_payload_done, c);
+    return 0;
+}
+
+static int on_reply(struct peer *p, struct conn_message *m)
+{
+    list_for_each (node, &p->calls) {
+        struct call *c = container_of(node, struct call, node);
+        if (c->id != m->frame.id)
+            continue;
+        if (m->frame.payload_bytes)
+            return call_receive_payload(c, m);
+        struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+        AUTO_FREE char *text = m->frame.status < 0 ? bytes_get_str(&in, PROTO_STR_MAX) : NULL;
+        call_answer(c, &(struct peer_reply){.status = m->frame.status,
+                                            .message = text ? text : "",
+                                            .body = m->body,
+                                            .body_bytes = m->frame.body_bytes,
+                                            .payload_fd = -1});
+        return 0;
+    }
+    return LEAT_CORRUPT;
+}
+
+static int on_welcome(struct peer *p, struct conn_message *m)
+{
+    if (m->frame.status < 0) {
+        struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+        AUTO_FREE char *text = bytes_get_str(&in, PROTO_STR_MAX);
+        go_down(p, m->frame.status, text ? text : "refused");
+        return 0;
+    }
+    if (p->state == PEER_PROOF) {
+        p->state = PEER_UP;
+        loop_timer_clear(&p->timer);
+        p->config.ops->up(p);
+        return 0;
+    }
+    uint8_t proof[32];
+    if (net_auth_client_welcome(&p->auth, m->body, m->frame.body_bytes, proof) < 0) {
+        go_down(p, LEAT_DENIED, "it does not know our token");
+        return 0;
+    }
+    struct bytes_out body = {0};
+    bytes_put(&body, proof, sizeof(proof));
+    p->state = PEER_PROOF;
+    conn_send(p->conn, PROTO_REQUEST, PROTO_PROOF, 0, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+    return 0;
+}
+
+static int on_message(struct conn *conn, struct conn_message *m)
+{
+    struct peer *p = conn_user(conn);
+    if (m->frame.kind != PROTO_REPLY)
+        return LEAT_CORRUPT;
+    return p->state == PEER_UP ? on_reply(p, m) : on_welcome(p, m);
+}
+
+static void on_closed(struct conn *conn, int status)
+{
+    struct peer *p = conn_user(conn);
+    go_down(p, status < 0 ? status : LEAT_PEER_GONE, "the node closed the connection");
+}
+
+static const struct conn_ops ops = {.message = on_message, .closed = on_closed};
+
+static void on_connected(struct loop_source *source, uint32_t events)
+{
+    struct peer *p = container_of(source, struct peer, connecting);
+    int error = 0;
+    socklen_t len = sizeof(error);
+    getsockopt(source->fd, SOL_SOCKET, SO_ERROR, &error, &len);
+    if (error) {
+        go_down(p, LEAT_PEER_GONE, strerror(error));
+        return;
+    }
+    int fd = source->fd, on = 1;
+    loop_remove(source);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    /* A host that vanishes without a word is noticed within about ten seconds. */
+    int idle = 3, interval = 2, count = 3;
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
+    struct conn *conn;
+    int code = conn_new(p->loop, fd, &ops, p, NULL, &conn);
+    p->connecting.fd = -1;
+    if (code < 0) {
+        close(fd);
+        go_down(p, code, "out of memory");
+        return;
+    }
+    p->conn = conn;
+    p->state = PEER_HELLO;
+    net_auth_init(&p->auth, p->config.token, p->config.token_len);
+    struct bytes_out body = {0};
+    code = net_auth_client_start(&p->auth, &p->config.hello, &body);
+    if (code == 0)
+        conn_send(p->conn, PROTO_REQUEST, PROTO_HELLO, 0, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+    if (code < 0)
+        go_down(p, code, "cannot begin the handshake");
+}
+
+static int resolve(const char *address, struct sockaddr_storage *ret, socklen_t *ret_len)
+{
+    char host[256];
+    const char *colon = strrchr(address, ':');
+    if (!colon || (size_t)(colon - address) >= sizeof(host))
+        return -EINVAL;
+    snprintf(host, sizeof(host), "%.*s", (int)(colon - address), address);
+    char *name = host;
+    size_t len = strlen(host);
+    if (len > 1 && host[0] == '[' && host[len - 1] == ']') {
+        host[len - 1] = 0;
+        name++;
+    }
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
+    if (getaddrinfo(name, colon + 1, &hints, &list) != 0 || !list)
+        return -EHOSTUNREACH;
+    memcpy(ret, list->ai_addr, list->ai_addrlen);
+    *ret_len = list->ai_addrlen;
+    freeaddrinfo(list);
+    return 0;
+}
+
+static int try_connect(struct peer *p)
+{
+    struct sockaddr_storage address;
+    socklen_t len;
+    int code = resolve(p->config.address, &address, &len);
+    if (code < 0)
+        return code;
+    AUTO_CLOSE int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0 || (connect(fd, (struct sockaddr *)&address, len) < 0 && errno != EINPROGRESS))
+        return -errno;
+    p->connecting = (struct loop_source){.fd = fd, .events = EPOLLOUT, .progress = on_connected};
+    code = loop_add(p->loop, &p->connecting);
+    if (code == 0)
+        fd = -1;
+    else
+        p->connecting.fd = -1;
+    return code;
+}
+
+static void begin(struct peer *p)
+{
+    p->state = PEER_CONNECTING;
+    int code = try_connect(p);
+    /* A failure is told later, like every other answer. */
+    loop_timer_set(p->loop, &p->timer, code < 0 ? clock_now_ns() + RETRY_NS : clock_now_ns() + HANDSHAKE_NS);
+}
+
+int peer_new(struct loop *loop, const struct peer_config *config, struct peer **ret_peer)
+{
+    struct peer *p = calloc(1, sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    p->loop = loop;
+    p->config = *config;
+    p->connecting.fd = -1;
+    p->timer.fire = on_timer;
+    p->next_id = 1;
+    list_init(&p->calls);
+    begin(p);
+    *ret_peer = p;
+    return 0;
+}
+
+void peer_free(struct peer *p)
+{
+    if (!p)
+        return;
+    disconnect(p);
+    list_for_each_safe (node, &p->calls) {
+        struct call *c = container_of(node, struct call, node);
+        list_remove(node);
+        if (c->map)
+            munmap(c->map, c->reply.payload_bytes);
+        if (c->reply.payload_fd >= 0)
+            close(c->reply.payload_fd);
+        free(c->body);
+        free(c);
+    }
+    free(p);
+}
+
+void *peer_user(const struct peer *p)
+{
+    return p->config.user;
+}
+
+enum peer_state peer_state(const struct peer *p)
+{
+    return p->state;
+}
+
+int peer_call(struct peer *p, uint16_t type, const struct bytes_out *body, const void *payload,
+              uint64_t payload_bytes, void (*payload_done)(void *user, int status), peer_reply_fn answer,
+              void *user)
+{
+    if (p->state != PEER_UP)
+        return -ENOTCONN;
+    struct call *c = calloc(1, sizeof(*c));
+    if (!c)
+        return -ENOMEM;
+    *c = (struct call){.peer = p, .id = p->next_id++, .answer = answer, .user = user, .reply.payload_fd = -1};
+    list_push_back(&p->calls, &c->node);
+    if (payload)
+        conn_send_payload(p->conn, PROTO_REQUEST, type, c->id, body, payload, payload_bytes, payload_done,
+                          user);
+    else
+        conn_send(p->conn, PROTO_REQUEST, type, c->id, 0, body, NULL, 0);
+    return 0;
+}
+
+void peer_event(struct peer *p, uint16_t type, const struct bytes_out *body)
+{
+    if (p->state == PEER_UP)
+        conn_send(p->conn, PROTO_EVENT, type, 0, 0, body, NULL, 0);
+}
+
+int peer_release_fd(struct peer *p)
+{
+    int fd = conn_release_fd(p->conn);
+    if (fd >= 0) {
+        p->conn = NULL;
+        p->state = PEER_DOWN;
+        loop_timer_clear(&p->timer);
+    }
+    return fd;
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * peer.h: an outgoing connection to another daemon: TCP connect, the mutual proof of the token, then requests with replies. All
+ * on the loop. States:   DOWN ─▶ CONNECTING ─▶ HELLO ─▶ PROOF ─▶ UP ─▶ DOWN (and again after a pause, if asked to stay)
+ */
+#ifndef POOL_PEER_H
+#define POOL_PEER_H
+
+#include "base/base.h"
+#include "net/conn.h"
+#include "wire/proto.h"
+
+struct loop;
+struct peer;
+
+enum peer_state { PEER_DOWN, PEER_CONNECTING, PEER_HELLO, PEER_PROOF, PEER_UP };
+
+struct peer_ops {
+    void (*up)(struct peer *peer);
+    /* Was up, or could not come up: every call out has been answered with -ECONNRESET. `message` for people. */
+    void (*down)(struct peer *peer, int status, const char *message);
+};
+
+struct peer_config {
+    const char *address;      /* "host:port" */
+    struct proto_hello hello; /* role, acting user, working set */
+    const void *token;
+    size_t token_len;
+    bool stay; /* connect again after a pause */
+    const struct peer_ops *ops;
+    void *user;
+};
+
+/* Begins to connect. Numeric addresses and names in /etc/hosts resolve at once; a slow resolver would hold the loop up. */
+int peer_new(struct loop *loop, const struct peer_config *config, struct peer **ret_peer);
+void peer_free(
+    struct peer *peer); /* calls out are dropped without an answer; NULL is fine; safe in callbacks */
+void *peer_user(const struct peer *peer);
+enum peer_state peer_state(const struct peer *peer);
+
+struct peer_reply {
+    int status;
+    const char *message; /* status < 0 */
+    const uint8_t *body;
+    size_t body_bytes;
+    int payload_fd; /* memfd with the reply's payload, or -1; set to -1 to keep it */
+    uint64_t payload_bytes;
+};
+typedef void (*peer_reply_fn)(void *user, struct peer_reply *reply);
+/* Exactly one answer, later. 0, or -ENOTCONN (no answer then). */
+int peer_call(struct peer *peer, uint16_t type, const struct bytes_out *body, const void *payload,
+              uint64_t payload_bytes, void (*payload_done)(void *user, int status), peer_reply_fn answer,
+              void *user);
+/* Fire and forget. */
+void peer_event(struct peer *peer, uint16_t type, const struct bytes_out *body);
+/* UP, DATA role: the socket, which is the caller's from here on; the peer is DOWN and may be freed. */
+int peer_release_fd(struct peer *peer);
+
+#endif
