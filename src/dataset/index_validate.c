@@ -27,10 +27,10 @@ static bool is_directory(const char *path)
     return len && path[len - 1] == '/';
 }
 
-/* A path is opened below the root: nothing in it may lead out. */
-static bool path_stays_below(const char *path)
+/* A path is opened below the root: nothing in it may lead out. An appended set has no root, and absolute paths. */
+static bool path_stays_below(const char *root, const char *path)
 {
-    if (path[0] == '/')
+    if (path[0] == '/' && *root)
         return false;
     for (const char *p = path; *p;) {
         size_t len = strcspn(p, "/");
@@ -48,7 +48,7 @@ static int validate_sources(const struct index *ix, struct leat_error *err)
         const struct index_source *s = &ix->sources[i];
         if (s->path >= section_size(ix, INDEX_STRINGS))
             return bad(err, "source", i, "has no path");
-        if (!path_stays_below(index_string(ix, s->path)))
+        if (!path_stays_below(index_string(ix, ix->header->root), index_string(ix, s->path)))
             return bad(err, "source", i, "leads out of the dataset");
         if (s->bytes > INT64_MAX)
             return bad(err, "source", i, "has an impossible size");
