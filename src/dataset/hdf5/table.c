@@ -9,6 +9,7 @@
 
 #include "dataset/index_internal.h"
 #include "wire/npy.h"
+#include "wire/tar.h"
 
 #define NAME_MAX_BYTES 255
 
@@ -28,10 +29,25 @@ static int bad(struct leat_error *err, const char *what)
     return error_set(err, LEAT_CORRUPT, "the HDF5 file is damaged: %s", what);
 }
 
+/* bytes_get_str that tells lack of memory (-ENOMEM) from a bad string (in->bad, and *ret_s stays NULL). */
+static int get_text(struct bytes_in *in, size_t max, char **ret_s)
+{
+    uint32_t len = bytes_get_u32(in);
+    const char *s = len <= max ? bytes_get(in, len) : NULL;
+    if (!s || memchr(s, 0, len)) {
+        in->bad = true;
+        return 0;
+    }
+    *ret_s = strndup(s, len);
+    return *ret_s ? 0 : -ENOMEM;
+}
+
 static int parse_error(struct bytes_in *in, struct leat_error *err)
 {
     int32_t code = (int32_t)bytes_get_u32(in);
-    AUTO_FREE char *message = bytes_get_str(in, LEAT_ERROR_MESSAGE_MAX - 1);
+    AUTO_FREE char *message = NULL;
+    if (get_text(in, LEAT_ERROR_MESSAGE_MAX - 1, &message) < 0)
+        return -ENOMEM;
     if (in->bad)
         return bad(err, "its table is malformed");
     static const int allowed[] = {LEAT_CORRUPT,   LEAT_UNSUPPORTED, LEAT_INVALID,
@@ -91,12 +107,16 @@ static int parse_chunked(struct bytes_in *in, struct hdf5_dataset *d, uint64_t f
 
 static int parse_type(struct bytes_in *in, struct hdf5_dataset *d, struct leat_error *err)
 {
-    d->name = bytes_get_str(in, NAME_MAX_BYTES);
-    AUTO_FREE char *dtype = bytes_get_str(in, sizeof(d->dtype) - 1);
+    AUTO_FREE char *dtype = NULL;
+    if (get_text(in, NAME_MAX_BYTES, &d->name) < 0 || get_text(in, sizeof(d->dtype) - 1, &dtype) < 0)
+        return -ENOMEM;
     d->itemsize = bytes_get_u32(in);
     uint32_t itemsize;
     if (in->bad || !*d->name)
         return bad(err, "a dataset has no name");
+    if (tar_path_check(d->name, NULL) < 0)
+        return error_set(err, LEAT_INVALID,
+                         "the name of one of its datasets is not UTF-8, so it cannot name a field");
     if (npy_dtype(dtype, strlen(dtype), d->dtype, &itemsize, err) < 0 || itemsize != d->itemsize ||
         itemsize == 0 || itemsize > INDEX_ELEMENT_MAX)
         return bad(err, "a dataset has an impossible dtype");
@@ -123,7 +143,8 @@ static int parse_dataset(struct bytes_in *in, struct hdf5_dataset *d, uint64_t f
             return bad(err, "the shape of a dataset overflows");
     if (empty)
         bytes = 0;
-    d->fill = bytes_get_str(in, 2 * (size_t)INDEX_ELEMENT_MAX);
+    if (get_text(in, 2 * (size_t)INDEX_ELEMENT_MAX, &d->fill) < 0)
+        return -ENOMEM;
     if (in->bad || (*d->fill && (strlen(d->fill) != 2 * (size_t)d->itemsize ||
                                  strspn(d->fill, "0123456789abcdef") != 2 * (size_t)d->itemsize)))
         return bad(err, "a dataset has an impossible fill value");

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Specs as text, and every allocation of a scan failing in turn: what is built of files is held against other programs in
+ * tests/test_dataset_index.py.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#include "dataset/hdf5/table.h"
+#include "dataset/scan.h"
+#include "failalloc.h"
+
+static char folder[] = "/tmp/leat-test-build-XXXXXX";
+
+static void write_file(const char *name, const void *data, size_t len)
+{
+    char path[256];
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    assert_true(fd >= 0 && write(fd, data, len) == (ssize_t)len);
+    close(fd);
+}
+
+static void make_folder(const char *name)
+{
+    char path[256];
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    assert_int_equal(mkdir(path, 0755), 0);
+}
+
+static void write_npy(const char *name, const char *shape)
+{
+    char buf[512] = "\x93NUMPY\1\0";
+    int len = snprintf(buf + 10, sizeof(buf) - 10,
+                       "{'descr': '<i4', 'fortran_order': False, 'shape': %s, }\n", shape);
+    buf[8] = (char)len;
+    buf[9] = 0;
+    write_file(name, buf, 10 + (size_t)len + 240);
+}
+
+static void write_tar(const char *name, const char *const *members, unsigned n)
+{
+    char buf[8192] = {0};
+    for (unsigned i = 0; i < n; i++) {
+        char *b = buf + 512 * i;
+        unsigned sum = 0;
+        snprintf(b, 100, "%s", members[i]);
+        memcpy(b + 124, "0", 1);
+        memset(b + 148, ' ', 8);
+        for (unsigned k = 0; k < 512; k++)
+            sum += (uint8_t)b[k];
+        snprintf(b + 148, 8, "%06o", sum);
+    }
+    write_file(name, buf, 512 * (n + 2));
+}
+
+static int setup(void **state)
+{
+    if (!mkdtemp(folder))
+        return -1;
+    write_npy("a.npy", "(10, 3)");
+    write_npy("b.npy", "(10,)");
+    make_folder("tree");
+    make_folder("tree/x");
+    make_folder("tree/y");
+    write_file("tree/x/1", "1", 1);
+    write_file("tree/y/2", "22", 2);
+    write_file("tree/z", "", 0);
+    make_folder("tars");
+    write_tar("tars/0.tar", (const char *const[]){"b.jpg", "b.cls", "a.jpg"}, 3);
+    write_tar("tars/1.tar", (const char *const[]){"b.jpg", "a.jpg"}, 2);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    static const char *const names[] = {"a.npy",  "b.npy",      "tree/x/1",   "tree/y/2", "tree/z", "tree/x",
+                                        "tree/y", "tars/0.tar", "tars/1.tar", "tree",     "tars",   "."};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        char path[256];
+        snprintf(path, sizeof(path), "%s/%s", folder, names[i]);
+        if (remove(i + 1 == ARRAY_LEN(names) ? folder : path) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int build(void *ctx)
+{
+    char text[600];
+    struct dataset_spec spec;
+    snprintf(text, sizeof(text), ctx, folder, folder);
+    int rc = dataset_spec_parse(text, &spec, NULL);
+    if (rc < 0)
+        return rc;
+    int fd = memfd_create("index", MFD_CLOEXEC);
+    struct leat_error err = {0};
+    rc = dataset_index_build(&spec, NULL, NULL, fd, &err);
+    struct index ix;
+    if (rc == 0) {
+        assert_int_equal(index_map(fd, &ix, NULL), 0);
+        rc = index_validate(&ix, NULL);
+        index_close(&ix);
+    }
+    close(fd);
+    dataset_spec_free(&spec);
+    return rc;
+}
+
+static void test_allocations(void **state)
+{
+    static const char *const specs[] = {"a=%s/a.npy;b=%s/b.npy", "%s/tree", "%s/tars", "%s/tars/{0..1}.tar",
+                                        "%s/tars/?.tar"};
+    for (size_t i = 0; i < ARRAY_LEN(specs); i++)
+        assert_true(failalloc_run(build, (void *)(uintptr_t)specs[i]) > 10);
+}
+
+/* The descriptor table of HDF5's child, with all kinds of layout. */
+static int lay_out(void *ctx)
+{
+    struct bytes_out *out = ctx;
+    struct hdf5_table table;
+    int rc = hdf5_table_parse(out->data, out->len, 1 << 20, &table, NULL);
+    if (rc < 0)
+        return rc;
+    struct index_builder *b;
+    rc = index_builder_new(INDEX_KIND_ARRAY, "/", &b);
+    if (rc == 0) {
+        struct stat st = {.st_mode = S_IFREG, .st_size = 1 << 20};
+        int64_t source = index_builder_source(b, "x.h5", &st);
+        for (unsigned i = 0; i < table.n && source >= 0; i++) {
+            uint64_t at;
+            if (hdf5_place(&table.datasets[i], b, (uint32_t)source, &at, NULL) == 0)
+                index_builder_field(b, table.datasets[i].name, "<i4", INDEX_FIELD_UNIFORM, 1, (uint64_t[]){3},
+                                    at, 12);
+        }
+        index_builder_count(b, 10);
+        int fd = memfd_create("index", MFD_CLOEXEC);
+        rc = index_builder_finish(b, fd, NULL);
+        close(fd);
+        index_builder_free(b);
+    }
+    hdf5_table_fini(&table);
+    return rc;
+}
+
+static void put_dataset(struct bytes_out *out, const char *name, const char *fill, enum hdf5_layout layout)
+{
+    bytes_put_u8(out, HDF5_TABLE_DATASET);
+    bytes_put_str(out, name);
+    bytes_put_str(out, "<i4");
+    bytes_put_u32(out, 4);
+    bytes_put_u8(out, 2);
+    bytes_put_u64(out, 10);
+    bytes_put_u64(out, 3);
+    bytes_put_str(out, fill);
+    bytes_put_u8(out, layout);
+}
+
+static void put_table(struct bytes_out *out)
+{
+    bytes_put_u32(out, HDF5_TABLE_MAGIC);
+    put_dataset(out, "contiguous", "", HDF5_CONTIGUOUS);
+    bytes_put_u64(out, 5000);
+    put_dataset(out, "absent", "07000000", HDF5_ABSENT);
+    put_dataset(out, "chunked", "", HDF5_CHUNKED);
+    bytes_put_u64(out, 6);
+    bytes_put_u64(out, 2);
+    for (unsigned c = 0; c < 4; c++) {
+        bytes_put_u64(out, 6000 + 100 * c);
+        bytes_put_u64(out, c ? 30 : 0);
+        bytes_put_u32(out, INDEX_FILTER_DEFLATE | INDEX_FILTER_SHUFFLE);
+    }
+    bytes_put_u8(out, HDF5_TABLE_END);
+}
+
+static void test_table_allocations(void **state)
+{
+    struct bytes_out out = {0};
+    put_table(&out);
+    assert_true(failalloc_run(lay_out, &out) > 10);
+    struct hdf5_table table;
+    struct leat_error err;
+    /* Every cut of it, and a file that is too short for it. */
+    for (size_t len = 0; len < out.len; len++)
+        assert_int_equal(hdf5_table_parse(out.data, len, 1 << 20, &table, &err), LEAT_CORRUPT);
+    assert_int_equal(hdf5_table_parse(out.data, out.len, 5000 + 119, &table, &err), LEAT_CORRUPT);
+    assert_non_null(strstr(err.message, "truncated"));
+    bytes_out_fini(&out);
+}
+
+static void check_spec(const char *text, const char *canonical)
+{
+    struct dataset_spec spec;
+    assert_int_equal(dataset_spec_parse(text, &spec, NULL), 0);
+    char *got = dataset_spec_format(&spec);
+    assert_string_equal(got, canonical);
+    free(got);
+    dataset_spec_free(&spec);
+}
+
+static void test_spec(void **state)
+{
+    check_spec("/a/b.npy", "/a/b.npy");
+    check_spec("file:///a//./b.npy", "/a/b.npy");
+    check_spec("/", "/");
+    check_spec("image=/a.npy;label=file:///b.npy", "image=/a.npy;label=/b.npy");
+    check_spec("/odd=name;with=all", "/odd=name;with=all");
+    check_spec("x=/a.h5#/train/y", "x=/a.h5#/train/y");
+    char *cwd = getcwd(NULL, 0), *want = NULL;
+    assert_true(asprintf(&want, "%s/x/../y", cwd) > 0);
+    check_spec("./x/../y", want);
+    free(cwd);
+    free(want);
+    struct dataset_spec spec;
+    static const char *const refused[] = {"", "a=", "a=/x;a=/y", "a=/x;/y", "a=/x;;b=/y"};
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++)
+        assert_int_equal(dataset_spec_parse(refused[i], &spec, NULL), LEAT_INVALID);
+}
+
+static int cancel(void *user, uint64_t samples, uint64_t bytes)
+{
+    return -ECANCELED;
+}
+
+static void test_cancel(void **state)
+{
+    struct scan scan = {.progress = &(struct dataset_progress){.report = cancel}};
+    int rc = 0;
+    unsigned n = 0;
+    for (; rc == 0 && n < 100000; n++)
+        rc = scan_tick(&scan, 1, NULL);
+    assert_int_equal(rc, -ECANCELED);
+}
+
+/* Opens on behalf: everything that is read goes through it. */
+static unsigned opened;
+static int refuse_y(void *user, const char *path, int flags)
+{
+    opened++;
+    if (strstr(path, "/b.npy"))
+        return -EACCES;
+    int fd = open(path, flags);
+    return fd < 0 ? -errno : fd;
+}
+
+static void test_opener(void **state)
+{
+    char text[300];
+    struct dataset_opener opener = {.open = refuse_y};
+    struct dataset_spec spec;
+    struct leat_error err;
+    snprintf(text, sizeof(text), "a=%s/a.npy;b=%s/b.npy", folder, folder);
+    assert_int_equal(dataset_spec_parse(text, &spec, NULL), 0);
+    int fd = memfd_create("index", MFD_CLOEXEC);
+    assert_int_equal(dataset_index_build(&spec, &opener, NULL, fd, &err), LEAT_DENIED);
+    assert_non_null(strstr(err.message, "b.npy"));
+    assert_true(opened > 1);
+    bool scanned;
+    int index_fd;
+    assert_int_equal(dataset_index_open(&spec, &opener, NULL, false, &index_fd, &scanned, &err), LEAT_DENIED);
+    close(fd);
+    dataset_spec_free(&spec);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_spec),
+        cmocka_unit_test(test_allocations),
+        cmocka_unit_test(test_table_allocations),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_opener),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
