@@ -150,6 +150,8 @@ int ws_map_region(struct leat_ws *ws, uint32_t gid, uint64_t deadline_ns, struct
 /* Takes descriptors of staging regions out of a reply, or asks for them. */
 int ws_map_staging(struct leat_ws *ws, const struct proto_fetched *fetched, struct net_reply *reply,
                    uint64_t deadline_ns, struct leat_error *err);
+/* Bytes of the window that a streamed set comes through; 0: it has none. */
+int ws_window(struct leat_ws *ws, uint64_t deadline_ns, uint64_t *ret_bytes, struct leat_error *err);
 /* Waits until these samples (n = 0: all) are readable. */
 int ws_wait(struct leat_ws *ws, const uint64_t *ids, uint32_t n, const struct rpc_how *how,
             struct leat_error *err);

@@ -95,16 +95,24 @@ static void *read_ahead(void *arg)
 
 /* --- making one ------------------------------------------------------------------------------------------------------ */
 
-static uint64_t choose_block(const struct leat_ws *ws, const struct leat_iter_options *o)
+/* AUTO: a group of blocks and the next one fit into the window together; a power of two, at least one sample. */
+static int choose_block(struct leat_ws *ws, const struct leat_iter_options *o, uint64_t *ret_block,
+                        struct leat_error *err)
 {
-    if (!(o->flags & LEAT_SHUFFLE_AUTO))
-        return o->block;
-    if (!(ws->info.flags & PROTO_WS_STREAMED))
+    *ret_block = o->flags & LEAT_SHUFFLE_AUTO ? 0 : o->block;
+    if (!(o->flags & LEAT_SHUFFLE_AUTO) || !(ws->info.flags & PROTO_WS_STREAMED))
         return 0;
+    uint64_t window;
+    int rc = ws_window(ws, client_deadline(ws->client, 0), &window, err);
+    if (rc)
+        return rc;
     const struct index_header *h = ws->index.header;
-    uint64_t mean = MAX(h->payload_bytes / h->nsamples, 1ull);
-    uint64_t block = MIN(AUTO_BLOCK_BYTES / mean, h->nsamples / (4 * LEAT_ORDER_GROUP));
-    return MAX(block, 1ull);
+    uint64_t mean = MAX(h->payload_bytes / h->nsamples, 1ull), bytes = window / (2 * LEAT_ORDER_GROUP), n = 1;
+    bytes = MIN(bytes, AUTO_BLOCK_BYTES);
+    while (2 * n * mean <= bytes && 2 * n * LEAT_ORDER_GROUP <= h->nsamples)
+        n *= 2;
+    *ret_block = n;
+    return 0;
 }
 
 static int plan(struct leat_iter *it, const struct leat_iter_options *o, struct leat_error *err)
@@ -121,7 +129,10 @@ static int plan(struct leat_iter *it, const struct leat_iter_options *o, struct 
     if (o->first_position > n)
         return error_set(err, LEAT_INVALID, "first_position %llu of an epoch of %llu",
                          (unsigned long long)o->first_position, (unsigned long long)n);
-    int rc = leat_order_init(&it->order, n, o->seed, o->epoch, choose_block(ws, o), ws->fingerprint, err);
+    uint64_t block;
+    int rc = choose_block(it->view->ws, o, &block, err);
+    if (!rc)
+        rc = leat_order_init(&it->order, n, o->seed, o->epoch, block, ws->fingerprint, err);
     if (rc)
         return rc;
     it->first = o->first_position;

@@ -423,6 +423,16 @@ int ws_map_region(struct leat_ws *ws, uint32_t gid, uint64_t deadline_ns, struct
     return rc;
 }
 
+int ws_window(struct leat_ws *ws, uint64_t deadline_ns, uint64_t *ret_bytes, struct leat_error *err)
+{
+    pthread_mutex_lock(&ws->map_lock);
+    int rc = ws->staging[0].at ? 0 : fetch_regions(ws, PROTO_STAGING, 1, deadline_ns, err);
+    if (!rc)
+        *ret_bytes = ws->staging[0].bytes;
+    pthread_mutex_unlock(&ws->map_lock);
+    return rc;
+}
+
 int ws_map_staging(struct leat_ws *ws, const struct proto_fetched *fetched, struct net_reply *reply,
                    uint64_t deadline_ns, struct leat_error *err)
 {
