@@ -428,9 +428,13 @@ struct fake_daemon *fake_start(const struct fake_options *options)
     f->options = *options;
     f->broker_peer = f->connection = -1;
     f->target = (struct net_serve_target){.resolve = resolve, .written = written, .unref = unref};
-    strcpy(f->folder, "/tmp/leat-test-XXXXXX");
-    MUST(mkdtemp(f->folder));
-    snprintf(f->path, sizeof(f->path), "%s/leatd.sock", f->folder);
+    if (options->path) {
+        snprintf(f->path, sizeof(f->path), "%s", options->path);
+    } else {
+        strcpy(f->folder, "/tmp/leat-test-XXXXXX");
+        MUST(mkdtemp(f->folder));
+        snprintf(f->path, sizeof(f->path), "%s/leatd.sock", f->folder);
+    }
     build_index(f);
     fill_pool(f);
     MUST(!net_server_new(1, &f->server));
@@ -448,7 +452,8 @@ void fake_stop(struct fake_daemon *f)
         close(f->broker_peer);
     close(f->listen_fd);
     unlink(f->path);
-    rmdir(f->folder);
+    if (f->folder[0])
+        rmdir(f->folder);
     for (uint32_t r = 0; r < f->nregions; r++) {
         munmap(f->regions[r], FAKE_REGION_BYTES);
         close(f->region_fds[r]);

@@ -26,11 +26,12 @@ struct fake_options {
     bool streamed_tail; /* samples from FAKE_SAMPLES / 2 on are streamed */
     bool pushed;
     uint64_t window_bytes; /* of streaming; 0: no limit */
+    const char *path;      /* to listen at; NULL: in a folder of its own */
 };
 
 struct fake_daemon {
     struct fake_options options;
-    char folder[64], path[96];
+    char folder[64], path[108];
     int listen_fd;
     pthread_t thread;
     _Atomic bool stop;

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Finding and starting the daemon. The program that is started is this one: called with --private it plays leatd as LEAT_TEST_DAEMON
+ * says, notes its process number in the folder, and ends by itself after a few seconds.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <cmocka.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "base/clock.h"
+#include "client/client.h"
+#include "client/connect.h"
+#include "client/fake_daemon.h"
+
+static struct leat_error err;
+static char runtime[64], program[PATH_ROOM];
+
+/* --- the daemon's side ------------------------------------------------------------------------------------------------- */
+
+static void say(const char *text)
+{
+    if (write(3, text, strlen(text)) < 0)
+        _exit(9);
+}
+
+static int play_daemon(int argc, char **argv)
+{
+    const char *mode = getenv("LEAT_TEST_DAEMON"), *socket = NULL;
+    alarm(20);
+    for (int i = 1; i + 1 < argc; i++)
+        if (strcmp(argv[i], "--socket") == 0)
+            socket = argv[i + 1];
+    if (!mode || !socket || strcmp(mode, "die") == 0)
+        return 3;
+    if (strcmp(mode, "error") == 0) {
+        say("error: the pool does not fit\n");
+        return 1;
+    }
+    if (strcmp(mode, "fds") == 0) { /* what did it inherit? */
+        char line[64];
+        unsigned open_fds = 0;
+        for (int fd = 4; fd < 1000; fd++)
+            open_fds += fcntl(fd, F_GETFD) >= 0;
+        snprintf(line, sizeof(line), "error: %u descriptors, session %d\n", open_fds,
+                 getsid(0) != getppid() && getsid(0) > 1);
+        say(line);
+        return 1;
+    }
+    char note[PATH_ROOM];
+    snprintf(note, sizeof(note), "%s.pids", socket);
+    int fd = open(note, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    dprintf(fd, "%d\n", (int)getpid());
+    close(fd);
+    unlink(socket);
+    fake_start(&(struct fake_options){.path = socket});
+    say("ok\n");
+    close(3);
+    pause();
+    return 0;
+}
+
+/* --- names and folders --------------------------------------------------------------------------------------------------- */
+
+static void test_job_names(void **state)
+{
+    char job[CONNECT_JOB_MAX + 1], other[CONNECT_JOB_MAX + 1];
+    connect_job("run-7.a_B", job);
+    assert_string_equal(job, "run-7.a_B");
+    connect_job("a/b", job);
+    assert_null(strchr(job, '/'));
+    connect_job("a b", other);
+    assert_string_not_equal(job, other); /* the hash tells apart what the letters do not */
+    connect_job("..", job);
+    assert_int_not_equal(job[0], '.');
+    connect_job("0123456789012345678901234567890123456789012345678901234567890123456789", job);
+    assert_true(strlen(job) <= CONNECT_JOB_MAX);
+    connect_job("\xff\xfe", job);
+    assert_int_equal(strncmp(job, "job-", 4), 0);
+    unsetenv("LEAT_JOB");
+    unsetenv("SLURM_JOB_ID");
+    setenv("TORCHELASTIC_RUN_ID", "elastic", 1);
+    connect_job(NULL, job);
+    assert_string_equal(job, "elastic");
+    unsetenv("TORCHELASTIC_RUN_ID");
+    connect_job("", job);
+    assert_int_equal(strncmp(job, "session-", 8), 0);
+}
+
+static void test_folders(void **state)
+{
+    char folder[PATH_ROOM], path[PATH_ROOM];
+    struct stat st;
+    assert_int_equal(connect_folder("absent", false, folder, &err), -ENOENT);
+    assert_int_equal(connect_folder("fresh", true, folder, &err), 0);
+    snprintf(path, sizeof(path), "%s/leat/fresh", runtime);
+    assert_string_equal(folder, path);
+    assert_int_equal(stat(folder, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0700);
+    chmod(folder, 0777);
+    assert_int_equal(connect_folder("fresh", true, folder, &err), LEAT_DENIED);
+    assert_non_null(strstr(err.message, "chmod 700"));
+    chmod(folder, 0700);
+    if (geteuid() == 0) { /* somebody else's */
+        assert_int_equal(chown(folder, 12345, 12345), 0);
+        assert_int_equal(connect_folder("fresh", true, folder, &err), LEAT_DENIED);
+        assert_non_null(strstr(err.message, "12345"));
+        assert_int_equal(chown(folder, 0, 0), 0);
+    }
+    rmdir(folder);
+    snprintf(path, sizeof(path), "%s/leat/link", runtime);
+    assert_int_equal(symlink("/tmp", path), 0);
+    assert_int_equal(connect_folder("link", true, folder, &err), LEAT_DENIED);
+    unlink(path);
+
+    /* Too long for a socket: /tmp instead. */
+    char longer[140];
+    memset(longer, 'x', sizeof(longer));
+    longer[0] = '/';
+    longer[sizeof(longer) - 1] = 0;
+    setenv("XDG_RUNTIME_DIR", longer, 1);
+    assert_int_equal(connect_folder("leat-test-long", true, folder, &err), 0);
+    assert_int_equal(strncmp(folder, "/tmp/leat-", 10), 0);
+    assert_true(strlen(folder) + strlen("/leatd.sock") < 108);
+    rmdir(folder);
+    setenv("XDG_RUNTIME_DIR", runtime, 1);
+}
+
+/* --- starting ------------------------------------------------------------------------------------------------------------------ */
+
+static int try_connect(const char *mode, const char *job)
+{
+    struct leat_client *client;
+    struct leat_client_options o = {.size = sizeof(o), .job = job};
+    setenv("LEAT_TEST_DAEMON", mode, 1);
+    int rc = leat_connect(&o, &client, &err);
+    if (!rc)
+        leat_disconnect(client);
+    return rc;
+}
+
+static void test_start_fails(void **state)
+{
+    assert_int_equal(try_connect("error", "sick"), -EIO);
+    assert_non_null(strstr(err.message, "the pool does not fit"));
+    assert_int_equal(try_connect("die", "sick"), -EIO);
+    assert_non_null(strstr(err.message, "leatd.log"));
+    int fds[40];
+    for (unsigned i = 0; i < ARRAY_LEN(fds); i++)
+        fds[i] = open("/dev/null", O_RDONLY); /* not close-on-exec: still not the daemon's */
+    assert_int_equal(try_connect("fds", "sick"), -EIO);
+    assert_non_null(strstr(err.message, "0 descriptors, session 1"));
+    for (unsigned i = 0; i < ARRAY_LEN(fds); i++)
+        close(fds[i]);
+    setenv("LEAT_LEATD", "/nonexistent/leatd", 1);
+    assert_int_equal(try_connect("ok", "sick"), LEAT_NOT_FOUND);
+    setenv("LEAT_LEATD", program, 1);
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* no zombie, no child */
+    assert_int_equal(errno, ECHILD);
+}
+
+static unsigned read_pids(const char *job, pid_t *ret_last)
+{
+    char path[PATH_ROOM];
+    int pid, n = 0;
+    snprintf(path, sizeof(path), "%s/leat/%s/leatd.sock.pids", runtime, job);
+    FILE *f = fopen(path, "r");
+    while (f && fscanf(f, "%d", &pid) == 1) {
+        *ret_last = pid;
+        n++;
+    }
+    if (f)
+        fclose(f);
+    return (unsigned)n;
+}
+
+/* Eight ranks at once: one daemon. It is killed; the next to come starts another. */
+static void test_eight_at_once(void **state)
+{
+    pid_t ranks[8], daemon_pid = 0;
+    for (unsigned i = 0; i < 8; i++) {
+        ranks[i] = fork();
+        if (ranks[i] == 0)
+            _exit(try_connect("ok", "eight") ? 1 : 0);
+    }
+    for (unsigned i = 0; i < 8; i++) {
+        int status;
+        assert_int_equal(waitpid(ranks[i], &status, 0), ranks[i]);
+        assert_int_equal(status, 0);
+    }
+    assert_int_equal(read_pids("eight", &daemon_pid), 1);
+    kill(daemon_pid, SIGKILL);
+    for (unsigned i = 0; i < 400 && kill(daemon_pid, 0) == 0; i++)
+        usleep(5000);
+    assert_int_equal(try_connect("ok", "eight"), 0); /* its socket is still there, and refuses */
+    assert_int_equal(read_pids("eight", &daemon_pid), 2);
+    kill(daemon_pid, SIGKILL);
+}
+
+static int teardown(void **state)
+{
+    static const char *const names[] = {"sick", "eight"}, *const files[] = {"leatd.lock", "leatd.log",
+                                                                            "leatd.sock", "leatd.sock.pids"};
+    char path[PATH_ROOM];
+    for (unsigned i = 0; i < 2; i++) {
+        for (unsigned k = 0; k < 4; k++) {
+            snprintf(path, sizeof(path), "%s/leat/%s/%s", runtime, names[i], files[k]);
+            unlink(path);
+        }
+        snprintf(path, sizeof(path), "%s/leat/%s", runtime, names[i]);
+        rmdir(path);
+    }
+    snprintf(path, sizeof(path), "%s/leat", runtime);
+    rmdir(path);
+    return rmdir(runtime);
+}
+
+static int setup(void **state)
+{
+    strcpy(runtime, "/tmp/leat-test-XXXXXX");
+    if (!mkdtemp(runtime) || !realpath("/proc/self/exe", program))
+        return -1;
+    unsetenv("LEAT_SOCKET");
+    setenv("XDG_RUNTIME_DIR", runtime, 1);
+    setenv("LEAT_LEATD", program, 1);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "--private") == 0)
+        return play_daemon(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_job_names),
+        cmocka_unit_test(test_folders),
+        cmocka_unit_test(test_start_fails),
+        cmocka_unit_test(test_eight_at_once),
+    };
+    return cmocka_run_group_tests_name("client_connect", tests, setup, teardown);
+}
