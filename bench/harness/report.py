@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows for people: lines of a table, docs/benchmarks.md, plots."""
+import json
+import os
+import platform
+import subprocess
+import time
+
+
+def _read(path):
+    try:
+        with open(path) as f:
+            return f.read().strip()
+    except OSError:
+        return ""
+
+
+def _chosen(path):
+    text = _read(path)
+    return text[text.index("[") + 1:text.index("]")] if "[" in text else "?"
+
+
+def machine(args):
+    cpu = next((line.split(":", 1)[1].strip() for line in _read("/proc/cpuinfo").splitlines()
+                if line.startswith("model name")), platform.machine())
+    memory = int(next(line for line in _read("/proc/meminfo").splitlines() if line.startswith("MemTotal")).split()[1])
+    folder = args.data.folder
+    fs = subprocess.run(["findmnt", "-no", "FSTYPE,SOURCE", "-T", folder], capture_output=True, text=True).stdout.split()
+    commit = subprocess.run(["git", "-C", os.path.dirname(os.path.abspath(__file__)), "describe", "--always", "--dirty"],
+                            capture_output=True, text=True).stdout.strip()
+    return {"date": time.strftime("%Y-%m-%d"), "cpu": cpu, "cpus": os.cpu_count(), "memory_gib": round(memory / 1048576, 1),
+            "kernel": platform.release(), "disk": " on ".join(fs) or "?",
+            "shmem_huge": _chosen("/sys/kernel/mm/transparent_hugepage/shmem_enabled"), "commit": commit or "?",
+            "load": os.getloadavg()[0], "quick": args.quick, "repeats": args.repeats}
+
+
+def heading(f):
+    return (f"{f['cpu']}, {f['cpus']} CPUs, {f['memory_gib']} GiB, Linux {f['kernel']}, data on {f['disk']}, huge pages for shared "
+            f"memory: {f['shmem_huge']}\nload before: {f['load']:.1f}; medians of {f['repeats']}, least and most in brackets"
+            + ("; --quick: only to see that it works" if f["quick"] else "") + "\n\n"
+            f"{'metric':<22}{'leat':>9}  {'range':<17}{'limit':>9}  {'range':<17}{'ratio':>6}  {'unit':<9}rival")
+
+
+def _span(pair):
+    return f"[{pair[0]:.3g}, {pair[1]:.3g}]" if pair else ""
+
+
+def line(r):
+    text = (f"{r['metric']:<22}{r['leat']:>9.4g}  {_span(r['range']['leat']):<17}{r['limit']:>9.4g}  "
+            f"{_span(r['range']['limit']):<17}{r['ratio']:>6.2f}  {r['unit']:<9}")
+    more = [f"{name} {v['value']:.4g}" for name, v in r.get("rivals", {}).items()]
+    if "memcpy" in r:
+        more.append(f"[plain memcpy {r['memcpy']['value']:.4g}: {r['memcpy']['ratio']:.2f}]")
+    if "fresh" in r:
+        more.append(f"[into fresh memory {r['fresh']['value']:.4g}: {r['fresh']['ratio']:.2f}]")
+    return text + ", ".join(more)
+
+
+BEGIN, END = "<!-- measured: begin (bench/run read --update-docs writes this part) -->", "<!-- measured: end -->"
+SECTIONS = [
+    ("Same host", "shm", lambda m: m.startswith("shm.") and ".huge" not in m),
+    ("Same host, huge pages", "shm-huge", lambda m: m.startswith("shm.") and ".huge" in m),
+    ("Loopback TCP", "tcp", lambda m: m.startswith("tcp.")),
+    ("Preload", "preload", lambda m: m.startswith(("preload.", "memory."))),
+    ("Open to first sample", None, lambda m: m.startswith("open.")),
+]
+
+
+def _cell(value, pair):
+    return f"{value:.3g} ({pair[0]:.3g} to {pair[1]:.3g})" if value is not None else ""
+
+
+def _table(rows, predictions):
+    out = ["| metric | unit | Leat | limit | ratio | predicted ratio | beside it |", "|---|---|---|---|---|---|---|"]
+    for r in rows:
+        beside = [f"{name} {v['value']:.3g}" for name, v in r.get("rivals", {}).items()]
+        if "memcpy" in r:
+            beside.insert(0, f"plain memcpy {r['memcpy']['value']:.3g} (ratio {r['memcpy']['ratio']:.2f})")
+        if "fresh" in r:
+            beside.insert(0, f"pread into fresh memory {r['fresh']['value']:.3g} (ratio {r['fresh']['ratio']:.2f})")
+        if "p50_us" in r:
+            beside.append(f"a batch: p50 {r['p50_us']:.0f} µs, p99 {r['p99_us']:.0f} µs")
+        predicted = predictions.get(r["metric"])
+        out.append(f"| `{r['metric']}` | {r['unit']} | {_cell(r['leat'], r['range']['leat'])} | "
+                   f"{_cell(r['limit'], r['range']['limit'])} | **{r['ratio']:.2f}** | "
+                   f"{'' if predicted is None else predicted} | {'; '.join(beside)} |")
+    return out
+
+
+def _plot(rows, title):
+    from .svg import bars
+    rows = [r for r in rows if r["unit"] == "GB/s"]
+    if not rows:
+        return None
+    series = {"Leat": [], "limit": []}
+    extra = {"memcpy": "plain memcpy", "fresh": "into fresh memory"}
+    names = [name for key, name in extra.items() if any(key in r for r in rows)]
+    rivals = list(dict.fromkeys(name for r in rows for name in r.get("rivals", {})))
+    for name in names + rivals:
+        series[name] = []
+    for r in rows:
+        series["Leat"].append((r["leat"], *r["range"]["leat"]))
+        series["limit"].append((r["limit"], *r["range"]["limit"]))
+        for key, name in extra.items():
+            if name in series:
+                series[name].append((r[key]["value"], *r[key]["range"]) if key in r else None)
+        for name in rivals:
+            v = r.get("rivals", {}).get(name)
+            series[name].append((v["value"], *v["range"]) if v else None)
+    return bars(title + ": GB/s, median, least and most", "GB/s", [r["metric"].split(".", 1)[1] for r in rows], series)
+
+
+def update_docs(folder, rows, facts):
+    """Writes the part between the marks of docs/benchmarks.md and the plots beside it. What people wrote around it stays."""
+    path, plots = os.path.join(folder, "benchmarks.md"), os.path.join(folder, "benchmarks")
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "predictions.json")) as f:
+        predictions = json.load(f)["ratios"]
+    with open(path) as f:
+        text = f.read()
+    if BEGIN not in text or END not in text:
+        raise SystemExit(f"{path}: the marks that enclose the measured part are gone")
+    os.makedirs(plots, exist_ok=True)
+    out = [BEGIN, "", f"Measured {facts['date']} at {facts['commit']}: {facts['cpu']}, {facts['cpus']} CPUs, {facts['memory_gib']} GiB, "
+           f"Linux {facts['kernel']}, data on {facts['disk']}, huge pages for shared memory: {facts['shmem_huge']}, load before: "
+           f"{facts['load']:.1f}, {facts['repeats']} repetitions{', --quick: too short to be quoted' if facts['quick'] else ''}. "
+           "Medians, least and most in parentheses.", ""]
+    for title, name, belongs in SECTIONS:
+        some = [r for r in rows if belongs(r["metric"])]
+        if not some:
+            continue
+        out += [f"### {title}", ""]
+        plot = _plot(some, title) if name else None
+        if plot:
+            with open(os.path.join(plots, name + ".svg"), "w") as f:
+                f.write(plot)
+            out += [f"![{title}](benchmarks/{name}.svg)", ""]
+        out += _table(some, predictions) + [""]
+    out.append(END)
+    with open(path, "w") as f:
+        f.write(text[:text.index(BEGIN)] + "\n".join(out) + text[text.index(END) + len(END):])

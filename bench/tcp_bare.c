@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tcp_bare: the most that loopback TCP gives the same consumers: each has a connection of its own to a server process with a
+ * thread a connection; a batch is one request of {offset, bytes} and one reply, sent by sendmsg out of the samples' memory and
+ * received by blocking recvs into the batch. No framing, no checksum, no deadline. (tcp_limit asks the same of our transport alone.)
+ */
+#include "driver.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#define IOVS 1024 /* IOV_MAX */
+
+struct range {
+    uint64_t offset, bytes;
+};
+
+struct client {
+    int fd;
+    struct range *ranges;
+    uint8_t *ring;
+    unsigned slot, slots;
+    uint64_t slot_bytes;
+};
+
+static struct bench_setup setup;
+static int listener = -1;
+static struct sockaddr_in address;
+static pid_t server_pid;
+
+static bool receive_all(int fd, void *buf, size_t bytes)
+{
+    for (ssize_t n; bytes; bytes -= (size_t)n) {
+        n = recv(fd, buf, bytes, MSG_WAITALL);
+        if (n <= 0)
+            return false;
+        buf = (char *)buf + n;
+    }
+    return true;
+}
+
+static bool send_ranges(int fd, const uint8_t *pool, const struct range *ranges, unsigned n)
+{
+    struct iovec iov[IOVS];
+    for (unsigned first = 0; first < n; first += IOVS) {
+        unsigned k = MIN(n - first, (unsigned)IOVS);
+        for (unsigned i = 0; i < k; i++)
+            iov[i] = (struct iovec){(void *)(pool + ranges[first + i].offset), ranges[first + i].bytes};
+        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = k};
+        while (msg.msg_iovlen) {
+            ssize_t sent = sendmsg(fd, &msg, MSG_NOSIGNAL);
+            if (sent <= 0)
+                return false;
+            for (; msg.msg_iovlen && (size_t)sent >= msg.msg_iov->iov_len; msg.msg_iov++, msg.msg_iovlen--)
+                sent -= (ssize_t)msg.msg_iov->iov_len;
+            if (sent) {
+                msg.msg_iov->iov_base = (char *)msg.msg_iov->iov_base + sent;
+                msg.msg_iov->iov_len -= (size_t)sent;
+            }
+        }
+    }
+    return true;
+}
+
+struct serving {
+    int fd;
+    const uint8_t *pool;
+};
+
+static void *serve(void *arg)
+{
+    struct serving *s = arg;
+    struct range *ranges = calloc(setup.batch, sizeof(*ranges));
+    uint64_t n;
+    while (ranges && receive_all(s->fd, &n, sizeof(n)) && n <= setup.batch &&
+           receive_all(s->fd, ranges, n * sizeof(*ranges)) &&
+           send_ranges(s->fd, s->pool, ranges, (unsigned)n))
+        ;
+    close(s->fd);
+    return NULL;
+}
+
+static _Noreturn void server(void)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const uint8_t *pool = bench_load_npy(&setup);
+    for (;;) {
+        struct serving *s = malloc(sizeof(*s));
+        pthread_t thread;
+        int on = 1;
+        if (!s || (s->fd = accept(listener, NULL, NULL)) < 0)
+            _exit(1);
+        s->pool = pool;
+        setsockopt(s->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+        if (pthread_create(&thread, NULL, serve, s) != 0)
+            _exit(1);
+    }
+}
+
+static void prepare(const struct bench_setup *s)
+{
+    socklen_t len = sizeof(address);
+    setup = *s;
+    address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 64) < 0 ||
+        getsockname(listener, (struct sockaddr *)&address, &len) < 0)
+        bench_die("listen: %s", strerror(errno));
+    server_pid = fork();
+    if (server_pid < 0)
+        bench_die("fork: %s", strerror(errno));
+    if (server_pid == 0)
+        server();
+}
+
+static void *consumer(const struct bench_setup *s, unsigned number)
+{
+    struct client *c = calloc(1, sizeof(*c));
+    int on = 1;
+    if (!c || !(c->ranges = calloc(setup.batch + 1u, sizeof(*c->ranges))))
+        bench_die("no memory");
+    c->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connect(c->fd, (struct sockaddr *)&address, sizeof(address)) < 0)
+        bench_die("connect: %s", strerror(errno));
+    setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    c->slots = setup.slots;
+    c->slot_bytes = align_up(setup.batch * setup.sample_bytes, 2 * MIB);
+    c->ring = mmap(NULL, c->slots * c->slot_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (c->ring == MAP_FAILED)
+        bench_die("no memory for the ring");
+    madvise(c->ring, c->slots * c->slot_bytes, MADV_HUGEPAGE);
+    memset(c->ring, 0, c->slots * c->slot_bytes);
+    return c;
+}
+
+static void read_batch(void *arg, const uint64_t *ids, unsigned n, const uint8_t **ret_data)
+{
+    struct client *c = arg;
+    uint8_t *to = c->ring + c->slot_bytes * (c->slot++ % c->slots);
+    uint64_t head = n;
+    for (unsigned i = 0; i < n; i++)
+        c->ranges[i] = (struct range){ids[i] * setup.sample_bytes, setup.sample_bytes};
+    struct iovec iov[2] = {{&head, sizeof(head)}, {c->ranges, n * sizeof(*c->ranges)}};
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
+    if (sendmsg(c->fd, &msg, MSG_NOSIGNAL) != (ssize_t)(iov[0].iov_len + iov[1].iov_len) ||
+        !receive_all(c->fd, to, n * setup.sample_bytes))
+        bench_die("the server is gone");
+    *ret_data = to;
+}
+
+static void finish(void)
+{
+    kill(server_pid, SIGKILL);
+    waitpid(server_pid, NULL, 0);
+}
+
+int main(int argc, char **argv)
+{
+    return bench_main(argc, argv,
+                      &(struct bench_reader){
+                          .prepare = prepare, .consumer = consumer, .read = read_batch, .finish = finish});
+}
