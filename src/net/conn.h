@@ -107,7 +107,8 @@ struct net_serve_target {
 struct net_server;
 /* `threads` loops that serve data connections. */
 int net_server_new(unsigned threads, struct net_server **ret_server);
-/* Takes fd (after its handshake) and the target's reference. Least busy thread. Any thread. */
+/* Takes fd (after its handshake) and the target's reference; on failure both stay the caller's. Least busy thread. Any
+ * thread. */
 int net_server_add(struct net_server *server, int fd, struct net_serve_target *target);
 /* Closes every connection of a target and returns when none is touching its memory any more. Not from a data thread. */
 void net_server_revoke(struct net_server *server, struct net_serve_target *target);

@@ -65,7 +65,8 @@ struct net_peer {
     const char *address; /* "host:port"; several rails comma-separated, nearest first */
     uint32_t generation; /* of the working set's descriptor: a stale one fails with -ESTALE */
     int connected_fd;    /* tcp: an authenticated connection already open (the local daemon brokered it), or -1 */
-    /* shm: region mr_gid is mapped at regions[mr_gid] (NULL where it lives elsewhere), region_bytes long */
+    /* shm: region mr_gid is mapped at regions[mr_gid] (NULL where it lives elsewhere), region_bytes long. The array is kept by
+     * reference: it outlives the endpoint, and regions may be mapped into it later */
     const void *const *regions;
     uint32_t nregions;
     uint64_t region_bytes;
@@ -93,7 +94,8 @@ struct net_ops {
     int (*submit)(struct net_endpoint *endpoint, struct net_op *op);
     /* Pushes op->reads[i].dst bytes *to* the remote range instead (preload by ranks). Same life as submit. */
     int (*write)(struct net_endpoint *endpoint, struct net_op *op);
-    /* Progresses everything; fills up to `max` events. timeout_ms as in poll(2). Returns how many, or -errno. */
+    /* Progresses everything; fills up to `max` events. timeout_ms as in poll(2). Returns how many, or -errno; 0 at once when
+     * nothing is in flight. sim: the timeout is virtual time; fault: may return 0 early. */
     int (*poll)(struct net_ctx *ctx, struct net_event *events, unsigned max, int timeout_ms);
     /* For a loop_source: a descriptor that turns readable on progress to make, or -1. */
     int (*event_fd)(struct net_ctx *ctx);
