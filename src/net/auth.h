@@ -8,8 +8,8 @@
  *        │                  ── PROOF ─▶ net_auth_server_proof   (0: serve it; LEAT_DENIED: close)
  *
  * A step out of order is LEAT_DENIED. After a failure the struct refuses every further step. What HELLO says
- * (role, acting user, working set) is covered by both MACs; a recorded handshake is worth nothing, as both sides
- * bring a fresh nonce.
+ * (role, acting user, working set) is covered by both MACs; a recorded handshake is worth nothing, as both
+ * sides bring a fresh nonce.
  */
 #ifndef NET_AUTH_H
 #define NET_AUTH_H
@@ -41,8 +41,9 @@ int net_auth_server_hello(struct net_auth *auth, const void *body, size_t len, s
 int net_auth_server_proof(struct net_auth *auth, const void *body, size_t len);
 
 /*
- * Reads a token: a regular file of ours or root's that nobody else may read, >= NET_TOKEN_MIN bytes without its last
- * newlines. Caller clears and frees *ret_token (net_token_free). LEAT_NOT_FOUND, LEAT_DENIED, LEAT_INVALID.
+ * Reads a token: a regular file of ours or root's that nobody else may read, >= NET_TOKEN_MIN bytes without
+ * its last newlines. Caller clears and frees *ret_token (net_token_free). LEAT_NOT_FOUND, LEAT_DENIED,
+ * LEAT_INVALID.
  */
 int net_token_load(const char *path, void **ret_token, size_t *ret_len, struct leat_error *err);
 void net_token_free(void *token, size_t len);

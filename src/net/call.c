@@ -2,9 +2,10 @@
 /*
  * call.c: the blocking face of the protocol: dial, listen, frames with a deadline, the client's handshake.
  *
- * Works on blocking and non-blocking sockets alike: every transfer is MSG_DONTWAIT and what has to wait, waits in
- * poll(2) until the deadline. A frame is read exactly, never past its end, so that a payload behind it can be received straight
- * into its destination. After any failure but LEAT_TIMED_OUT of a connect the stream's position is lost: close the socket.
+ * Works on blocking and non-blocking sockets alike: every transfer is MSG_DONTWAIT and what has to wait,
+ * waits in poll(2) until the deadline. A frame is read exactly, never past its end, so that a payload behind
+ * it can be received straight into its destination. After any failure but LEAT_TIMED_OUT of a connect the
+ * stream's position is lost: close the socket.
  */
 #include "net/conn.h"
 #include "base/clock.h"

@@ -2,17 +2,20 @@
 /*
  * conn.c: a framed connection driven by a loop.
  *
- * Happy path: progress() reads what is there into one input buffer, hands every whole frame (header and body) to
- * the owner's message(), and sends the replies that were queued meanwhile in as few sendmsg calls as it can. A
- * payload is not part of a frame's buffer: message() names its destination and the bytes are received there.
+ * Happy path: progress() reads what is there into one input buffer, hands every whole frame (header and body)
+ * to the owner's message(), and sends the replies that were queued meanwhile in as few sendmsg calls as it
+ * can. A payload is not part of a frame's buffer: message() names its destination and the bytes are received
+ * there.
  *
- * Failure modes: a peer that sends no frame, sizes past the limits, half a message before it hangs up, or more or
- * fewer descriptors than it says is closed with LEAT_CORRUPT; one that hangs up between frames, with LEAT_PEER_GONE; one
- * that does not read its replies, with LEAT_NO_SPACE once limits.out_bytes wait for it; lack of memory, with -ENOMEM.
+ * Failure modes: a peer that sends no frame, sizes past the limits, half a message before it hangs up, or
+ * more or fewer descriptors than it says is closed with LEAT_CORRUPT; one that hangs up between frames, with
+ * LEAT_PEER_GONE; one that does not read its replies, with LEAT_NO_SPACE once limits.out_bytes wait for it;
+ * lack of memory, with -ENOMEM.
  *
  * Invariants:
  * 1. closed() comes at most once, never from inside conn_send or conn_receive_payload, never after conn_free.
- * 2. done() of a payload comes exactly once: later than the call that named the payload (but at once when that call could not
+ * 2. done() of a payload comes exactly once: later than the call that named the payload (but at once when
+ *    that call could not
  *    take it), at the latest from conn_free.
  * 3. The input buffer grows as bytes arrive, not as a header promises: a peer pays for what it makes us hold.
  * 4. Every descriptor received is the owner's (taken), or closed here.

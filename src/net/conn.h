@@ -16,7 +16,7 @@ struct conn;
 struct conn_message {
     struct proto_frame frame;
     const uint8_t *body; /* valid during the callback */
-    int *fds;            /* frame.nfds descriptors; taken ones are set to -1, the rest is closed after the callback */
+    int *fds; /* frame.nfds descriptors; taken ones are set to -1, the rest is closed after the callback */
 };
 
 struct conn_ops {
@@ -28,12 +28,12 @@ struct conn_ops {
 };
 
 struct conn_limits {
-    uint64_t out_bytes;  /* replies queued to a peer that does not read: past this it is closed; 0: 64 MiB */
+    uint64_t out_bytes; /* replies queued to a peer that does not read: past this it is closed; 0: 64 MiB */
 };
 
 /* Takes fd (a connected stream socket). Loop's thread only, as everything here. */
-int conn_new(struct loop *loop, int fd, const struct conn_ops *ops, void *user, const struct conn_limits *limits,
-             struct conn **ret_conn);
+int conn_new(struct loop *loop, int fd, const struct conn_ops *ops, void *user,
+             const struct conn_limits *limits, struct conn **ret_conn);
 /* Closes at once; queued output is dropped; closed() is not called. Safe inside callbacks. NULL is fine. */
 void conn_free(struct conn *conn);
 /* Hands the descriptor to somebody else (a data thread, a client by SCM_RIGHTS) and frees the conn. Only when no
@@ -46,17 +46,19 @@ bool conn_is_unix(const struct conn *conn);
 int conn_credentials(const struct conn *conn, uint32_t *ret_uid, uint32_t *ret_gid, int32_t *ret_pid);
 
 /* Queues a frame; fds are duplicated. On allocation failure the connection is closed (closed() later). */
-void conn_send(struct conn *conn, uint8_t kind, uint16_t type, uint64_t id, int status, const struct bytes_out *body,
-               const int *fds, unsigned nfds);
+void conn_send(struct conn *conn, uint8_t kind, uint16_t type, uint64_t id, int status,
+               const struct bytes_out *body, const int *fds, unsigned nfds);
 /* status < 0 with err's message as body. */
 void conn_send_error(struct conn *conn, uint16_t type, uint64_t id, const struct leat_error *err);
 /* The same with a payload taken by reference; done(user, status) exactly once: later, when it was sent or dropped; at once
  * when the message could not be taken (the connection is then closed, or will be). */
-void conn_send_payload(struct conn *conn, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
-                       const void *payload, uint64_t bytes, void (*done)(void *user, int status), void *user);
+void conn_send_payload(struct conn *conn, uint8_t kind, uint16_t type, uint64_t id,
+                       const struct bytes_out *body, const void *payload, uint64_t bytes,
+                       void (*done)(void *user, int status), void *user);
 /* From message(), bytes == frame.payload_bytes: the payload goes straight to dst; done(user, 0) when it is there, or with
  * a status when the connection ended first. Messages behind it wait. */
-void conn_receive_payload(struct conn *conn, void *dst, uint64_t bytes, void (*done)(void *user, int status), void *user);
+void conn_receive_payload(struct conn *conn, void *dst, uint64_t bytes, void (*done)(void *user, int status),
+                          void *user);
 
 /* --- blocking calls (client) --------------------------------------------------------------------------------- */
 
@@ -64,12 +66,12 @@ struct net_reply {
     struct proto_frame frame;
     struct bytes_out body; /* owned: net_reply_fini */
     int fds[PROTO_FDS_MAX];
-    unsigned nfds;         /* owned until taken (set to -1) */
+    unsigned nfds; /* owned until taken (set to -1) */
 };
 void net_reply_fini(struct net_reply *reply);
 /* Writes one frame. deadline_ns absolute, 0 none. LEAT_PEER_GONE, LEAT_TIMED_OUT. */
-int net_frame_send(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body, const int *fds,
-                   unsigned nfds, uint64_t deadline_ns);
+int net_frame_send(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
+                   const int *fds, unsigned nfds, uint64_t deadline_ns);
 /* The same with a payload (WRITE, INSTALL) behind the body. */
 int net_frame_send_payload(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
                            const void *payload, uint64_t bytes, uint64_t deadline_ns);
@@ -80,11 +82,11 @@ int net_payload_receive(int fd, void *dst, uint64_t bytes, uint64_t deadline_ns)
 /* The code and message of a reply: 0, or frame.status with err filled from the body. */
 int net_reply_status(const struct net_reply *reply, struct leat_error *err);
 /*
- * HELLO and, where there is a token (TCP), the mutual proof of wire/proto.h. token NULL: HELLO alone (unix). The nonce of
- * `hello` is filled here. LEAT_DENIED: the far side does not know our token or does not take us.
+ * HELLO and, where there is a token (TCP), the mutual proof of wire/proto.h. token NULL: HELLO alone (unix).
+ * The nonce of `hello` is filled here. LEAT_DENIED: the far side does not know our token or does not take us.
  */
-int net_handshake(int fd, const struct proto_hello *hello, const void *token, size_t token_len, uint64_t deadline_ns,
-                  struct proto_welcome *ret_welcome, struct leat_error *err);
+int net_handshake(int fd, const struct proto_hello *hello, const void *token, size_t token_len,
+                  uint64_t deadline_ns, struct proto_welcome *ret_welcome, struct leat_error *err);
 /* Connects a stream socket: "/path" unix, "host:port" TCP (TCP_NODELAY). */
 int net_dial(const char *address, uint64_t deadline_ns, int *ret_fd, struct leat_error *err);
 /* Listens: "/path" unix (mode 0600 or as given), "host:port" TCP. */
@@ -96,8 +98,8 @@ int net_listen(const char *address, unsigned mode, int *ret_fd, struct leat_erro
 struct net_serve_target {
     /* Address of [offset, +bytes) of region gid, or NULL with *ret_status (LEAT_STALE, LEAT_INVALID). The memory stays valid
      * until `unref` of the target. */
-    void *(*resolve)(struct net_serve_target *target, uint32_t gid, uint64_t offset, uint64_t bytes, bool write,
-                     int *ret_status);
+    void *(*resolve)(struct net_serve_target *target, uint32_t gid, uint64_t offset, uint64_t bytes,
+                     bool write, int *ret_status);
     /* After a WRITE's payload has landed. 0 or a status for its reply. */
     int (*written)(struct net_serve_target *target, uint64_t first_sample, uint32_t count);
     /* The connection ended; called once, on the data thread. */

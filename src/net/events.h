@@ -52,8 +52,8 @@ static inline void net_op_quiesced(struct net_op *op, struct list *events)
 }
 
 /*
- * Fills `events` from the queue. An op that is DONE but not quiesced moves to `told` (NULL: cannot be). After its QUIESCED an
- * op is the caller's again.
+ * Fills `events` from the queue. An op that is DONE but not quiesced moves to `told` (NULL: cannot be). After
+ * its QUIESCED an op is the caller's again.
  */
 static inline unsigned net_events_take(struct list *queue, struct list *told, struct net_event *events,
                                        unsigned max)

@@ -2,16 +2,17 @@
 /*
  * net.h: reads of remote registered memory, behind one table. shm/ maps the region and gathers; tcp/ asks the
  * daemon that owns it; sim/ is a network in virtual time and fault/ stacks failures on another transport. A
- * transport with one-sided reads, several rails and device memory fits without a change here: it registers views
- * once (mem_register), reaches a node by any of its rails, and reports completion and quiescence apart.
+ * transport with one-sided reads, several rails and device memory fits without a change here: it registers
+ * views once (mem_register), reaches a node by any of its rails, and reports completion and quiescence apart.
  *
  *   submit(op) ──▶ in flight ──▶ poll: NET_DONE (bytes are there and checksummed, or a status)
  *                                 └──▶ NET_QUIESCED (nothing will touch the destinations any more)
  *
- * Both events come exactly once, in that order, possibly from the same poll. An op whose deadline passes is DONE with
- * -ETIMEDOUT while its bytes may still arrive; until QUIESCED its destinations are in quarantine. A context belongs
- * to one thread at a time. Credits: a receiver asks for no more than it may take; `limit_bytes` per op is the
- * scheduler's business (client/sched), the transport counts what is in flight.
+ * Both events come exactly once, in that order, possibly from the same poll. An op whose deadline passes is
+ * DONE with
+ * -ETIMEDOUT while its bytes may still arrive; until QUIESCED its destinations are in quarantine. A context
+ * belongs to one thread at a time. Credits: a receiver asks for no more than it may take; `limit_bytes` per
+ * op is the scheduler's business (client/sched), the transport counts what is in flight.
  */
 #ifndef NET_NET_H
 #define NET_NET_H
@@ -26,13 +27,13 @@ struct net_memory;
 /* One contiguous remote range; never crosses a memory region. */
 struct net_read {
     /* in */
-    uint32_t mr_gid;     /* region number within the working set */
+    uint32_t mr_gid; /* region number within the working set */
     uint32_t bytes;
-    uint64_t offset;     /* within the region */
-    void *dst;           /* inside registered memory where the transport asks for it */
+    uint64_t offset; /* within the region */
+    void *dst;       /* inside registered memory where the transport asks for it */
     /* out, valid at NET_DONE */
-    uint32_t crc;        /* CRC32C of the bytes as they landed */
-    int32_t status;      /* 0 or -errno */
+    uint32_t crc;   /* CRC32C of the bytes as they landed */
+    int32_t status; /* 0 or -errno */
 };
 
 enum net_event_kind { NET_DONE, NET_QUIESCED };
@@ -64,7 +65,7 @@ struct net_peer {
     uint32_t node;
     const char *address; /* "host:port"; several rails comma-separated, nearest first */
     uint32_t generation; /* of the working set's descriptor: a stale one fails with -ESTALE */
-    int connected_fd;    /* tcp: an authenticated connection already open (the local daemon brokered it), or -1 */
+    int connected_fd; /* tcp: an authenticated connection already open (the local daemon brokered it), or -1 */
     /* shm: region mr_gid is mapped at regions[mr_gid] (NULL where it lives elsewhere), region_bytes long. The array is kept by
      * reference: it outlives the endpoint, and regions may be mapped into it later */
     const void *const *regions;
@@ -73,18 +74,19 @@ struct net_peer {
 };
 
 enum net_caps {
-    NET_CAP_INLINE    = 1 << 0, /* submit() completes at once: nothing is ever in flight (shm) */
+    NET_CAP_INLINE = 1 << 0,    /* submit() completes at once: nothing is ever in flight (shm) */
     NET_CAP_ONE_SIDED = 1 << 1, /* the far CPU takes no part */
-    NET_CAP_REGISTER  = 1 << 2, /* destinations must be registered */
-    NET_CAP_DEVICE    = 1 << 3, /* destinations may be device memory */
-    NET_CAP_WRITE     = 1 << 4, /* write() is there */
+    NET_CAP_REGISTER = 1 << 2,  /* destinations must be registered */
+    NET_CAP_DEVICE = 1 << 3,    /* destinations may be device memory */
+    NET_CAP_WRITE = 1 << 4,     /* write() is there */
 };
 
 struct net_ops {
     const char *name; /* "shm", "tcp", "rdma", "sim" */
     unsigned caps;
     /* Registers [addr, addr+bytes) on every rail, once in a view's life. */
-    int (*mem_register)(struct net_ctx *ctx, void *addr, uint64_t bytes, int device, struct net_memory **ret_memory);
+    int (*mem_register)(struct net_ctx *ctx, void *addr, uint64_t bytes, int device,
+                        struct net_memory **ret_memory);
     void (*mem_deregister)(struct net_ctx *ctx, struct net_memory *memory);
     int (*connect)(struct net_ctx *ctx, const struct net_peer *peer, uint64_t deadline_ns,
                    struct net_endpoint **ret_endpoint, struct leat_error *err);
@@ -127,7 +129,8 @@ struct net_sim_config {
     uint64_t seed;
     const struct net_sim_node *nodes;
     unsigned nnodes;
-    uint64_t receiver_bytes_per_s, receiver_queue_bytes; /* incast: what overruns the queue costs a retry timeout */
+    uint64_t receiver_bytes_per_s,
+        receiver_queue_bytes; /* incast: what overruns the queue costs a retry timeout */
     uint64_t retry_ns;
 };
 int net_sim_new(const struct net_sim_config *config, struct net_ctx **ret_ctx);
@@ -137,8 +140,8 @@ uint64_t net_sim_now_ns(struct net_ctx *ctx);
 struct net_fault_rules {
     uint64_t fail_nth;
     int fail_code;
-    uint64_t corrupt_nth;    /* one byte of the payload is flipped after the checksum of the sender */
-    uint64_t late_nth;       /* DONE with -ETIMEDOUT, and its bytes land late_polls polls later, then QUIESCED */
+    uint64_t corrupt_nth; /* one byte of the payload is flipped after the checksum of the sender */
+    uint64_t late_nth;    /* DONE with -ETIMEDOUT, and its bytes land late_polls polls later, then QUIESCED */
     unsigned late_polls;
 };
 int net_fault_new(struct net_ctx *lower, const struct net_fault_rules *rules, struct net_ctx **ret_ctx);

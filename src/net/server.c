@@ -2,20 +2,21 @@
 /*
  * server.c: the threads that serve READ and WRITE on data connections.
  *
- * Happy path: a connection's input is parsed into its reply queue, which is nothing but an array of iovecs: the reply's
- * frame, then one iovec for each range, pointing into region memory. sendmsg takes as many as the socket takes, so that the
- * replies of several requests share a call and no payload byte is touched in user space. A WRITE's payload is received straight into the
- * region; requests behind it wait for it.
+ * Happy path: a connection's input is parsed into its reply queue, which is nothing but an array of iovecs:
+ * the reply's frame, then one iovec for each range, pointing into region memory. sendmsg takes as many as the
+ * socket takes, so that the replies of several requests share a call and no payload byte is touched in user
+ * space. A WRITE's payload is received straight into the region; requests behind it wait for it.
  *
  *   iov[] … | sent | frame | range range range | frame | range … | free …
  *                  ^iov_head (may be half sent)                   ^iov_tail
  *
- * Failure modes: a range that resolve() refuses fails its request alone, with an error reply; nonsense closes the connection; a
- * peer that does not read is not read from any more (QUEUE_IOVS), so it costs no memory. Lack of memory closes it.
+ * Failure modes: a range that resolve() refuses fails its request alone, with an error reply; nonsense closes
+ * the connection; a peer that does not read is not read from any more (QUEUE_IOVS), so it costs no memory.
+ * Lack of memory closes it.
  *
  * Invariants:
- * 1. A connection lives on one thread, and touches its target's memory on that thread only; revoke posts to each thread
- *    and waits, so once it returns nobody does.
+ * 1. A connection lives on one thread, and touches its target's memory on that thread only; revoke posts to
+ *    each thread and waits, so once it returns nobody does.
  * 2. unref() comes once for each net_server_add that succeeded, on the data thread.
  */
 #include "net/conn.h"
@@ -544,10 +545,11 @@ static bool same_host(int fd)
 }
 
 /*
- * What waits in the send queue has been copied out of the region and will be copied again: the less of it, the likelier it is
- * still in the cache then. Measured over loopback: a tenth to a quarter less CPU and more throughput than the
- * automatic buffer (up to 4 MiB). Across hosts only the part that was not sent yet is limited, because what is in
- * flight there must cover bandwidth times delay. The receiver's side is best left alone: a fixed SO_RCVBUF lost a quarter.
+ * What waits in the send queue has been copied out of the region and will be copied again: the less of it,
+ * the likelier it is still in the cache then. Measured over loopback: a tenth to a quarter less CPU and more
+ * throughput than the automatic buffer (up to 4 MiB). Across hosts only the part that was not sent yet is
+ * limited, because what is in flight there must cover bandwidth times delay. The receiver's side is best left
+ * alone: a fixed SO_RCVBUF lost a quarter.
  */
 #define UNSENT_BYTES     (128 * 1024)
 #define SAME_HOST_SNDBUF (384 * 1024)

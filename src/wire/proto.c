@@ -2,9 +2,9 @@
 /*
  * proto.c: frames and messages, bytes to structs and back.
  *
- * A reader takes any bytes: counts are checked against the bytes that are left before anything is allocated for
- * them, strings have a limit, and what a struct promises (a region's node is in the table, regions are in order)
- * is checked here, so that nobody behind it has to.
+ * A reader takes any bytes: counts are checked against the bytes that are left before anything is allocated
+ * for them, strings have a limit, and what a struct promises (a region's node is in the table, regions are in
+ * order) is checked here, so that nobody behind it has to.
  */
 #include "wire/proto.h"
 

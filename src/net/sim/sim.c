@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sim.c: a network in virtual time, the same for the same seed and calls: what decides about scheduling, deadlines and
- * quarantine is tested on it in microseconds.
+ * sim.c: a network in virtual time, the same for the same seed and calls: what decides about scheduling,
+ * deadlines and quarantine is tested on it in microseconds.
  *
  *   submit ─latency─▶ node: segments leave one after another at its rate ─latency─▶ receiver's queue ─▶ destination
  *
- * A segment (64 KiB) that would overrun the receiver's queue is lost and comes again after retry_ns: incast. A frozen node's segments
- * leave when it thaws, so they land after a deadline that passed meanwhile: DONE with -ETIMEDOUT, then the bytes, then QUIESCED. A
- * node that dies sends nothing more; its ops end with -ECONNRESET one latency later.
+ * A segment (64 KiB) that would overrun the receiver's queue is lost and comes again after retry_ns: incast.
+ * A frozen node's segments leave when it thaws, so they land after a deadline that passed meanwhile: DONE
+ * with -ETIMEDOUT, then the bytes, then QUIESCED. A node that dies sends nothing more; its ops end with
+ * -ECONNRESET one latency later.
  *
- * poll() moves the clock to the next event, further while there is nothing to tell and the timeout (virtual too) allows; with
- * timeout 0 by one event. Invariant: every segment on its way has exactly one entry in the heap, paid for at submit, so
- * that nothing can fail later.
+ * poll() moves the clock to the next event, further while there is nothing to tell and the timeout (virtual
+ * too) allows; with timeout 0 by one event. Invariant: every segment on its way has exactly one entry in the
+ * heap, paid for at submit, so that nothing can fail later.
  */
 #include "base/clock.h"
 #include "base/crc32c.h"

@@ -1,20 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tcp.c: reads over TCP (or any stream socket): one request carries many ranges, the reply's payload is received
- * straight into the destinations and checksummed while it is still in the cache.
+ * tcp.c: reads over TCP (or any stream socket): one request carries many ranges, the reply's payload is
+ * received straight into the destinations and checksummed while it is still in the cache.
  *
- * Happy path: submit() encodes an op as one READ (neighbouring ranges merged on the wire; more than one READ when it has
- * too many ranges) and sends it. Replies come in the order of requests. A recvmsg scatters up to CHUNK bytes into the destinations
- * of the request at the head, and, when that ends the payload, the next reply's frame with it; then the pieces are checksummed.
+ * Happy path: submit() encodes an op as one READ (neighbouring ranges merged on the wire; more than one READ
+ * when it has too many ranges) and sends it. Replies come in the order of requests. A recvmsg scatters up to
+ * CHUNK bytes into the destinations of the request at the head, and, when that ends the payload, the next
+ * reply's frame with it; then the pieces are checksummed.
  *
- * Failure modes: an error reply fails the reads of its request and so its op, nothing else. A deadline that passes, a
- * dead peer or nonsense from it closes the socket: every op on it is DONE (-ETIMEDOUT for those past their
- * deadline, -EBADMSG for the one that nonsense was answered to, -ECONNRESET for the others) and QUIESCED at once, for bytes land by our own recvmsg
- * only. The endpoint then refuses with -ECONNRESET; its owner connects anew.
+ * Failure modes: an error reply fails the reads of its request and so its op, nothing else. A deadline that
+ * passes, a dead peer or nonsense from it closes the socket: every op on it is DONE (-ETIMEDOUT for those
+ * past their deadline, -EBADMSG for the one that nonsense was answered to, -ECONNRESET for the others) and
+ * QUIESCED at once, for bytes land by our own recvmsg only. The endpoint then refuses with -ECONNRESET; its
+ * owner connects anew.
  *
  * Invariants:
- * 1. ep->ops holds exactly the ops in flight, in the order of submission; the first request's op is the first of them.
- * 2. op->cursor, op->cursor_bytes are where the next payload byte of its op lands; only the head request's op moves.
+ * 1. ep->ops holds exactly the ops in flight, in the order of submission; the first request's op is the first
+ *    of them.
+ * 2. op->cursor, op->cursor_bytes are where the next payload byte of its op lands; only the head request's op
+ *    moves.
  */
 #include "base/clock.h"
 #include "base/crc32c.h"
@@ -162,8 +166,8 @@ static int push_request(struct net_endpoint *ep, const struct request *request)
 }
 
 /*
- * Encodes reads [first, …) as one READ; ret_request->end is where the next one starts. Frame and count are written over
- * once they are known.
+ * Encodes reads [first, …) as one READ; ret_request->end is where the next one starts. Frame and count are
+ * written over once they are known.
  */
 static void encode(struct net_endpoint *ep, struct net_op *op, uint32_t first, struct request *ret_request)
 {
