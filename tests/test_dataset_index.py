@@ -188,6 +188,13 @@ def test_tree_refused(tmp_path):
     os.mkdir(tmp_path / "latin")
     os.close(os.open(bad, os.O_CREAT))
     refused(tmp_path / "latin", "invalid", "caf\\xe9", "UTF-8")
+    refused(tmp_path / "fältet", "not found", "fältet")
+    for n in range(180, 230):  # wherever the message is cut
+        refused(tmp_path / ("ä" * 100) / ("x" + "ä" * 110) / ("y" * n), "not found")
+    (tmp_path / "x.bin").write_bytes(b"")
+    weird = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.link(tmp_path / "x.bin", weird)
+    refused(os.fsdecode(weird), "unsupported", "caf\\xe9")
     os.mkdir(tmp_path / "dangling")
     os.symlink("nothing", tmp_path / "dangling" / "x")
     refused(tmp_path / "dangling", "not found", "dangling/x")
@@ -205,8 +212,10 @@ def test_tree_too_deep(tmp_path):
         fd = below
     os.close(os.open("file", os.O_CREAT, dir_fd=fd))
     os.close(fd)
-    refused(tmp_path / "deep", "invalid", "1000 folders deep")
-    subprocess.run(["rm", "-rf", tmp_path / "deep"], check=True)
+    try:
+        refused(tmp_path / "deep", "invalid", "1000 folders deep")
+    finally:  # shutil, and so pytest's own clean-up, recurses and would not come through
+        subprocess.run(["rm", "-rf", tmp_path / "deep"], check=True)
 
 
 def test_tree_denied(tmp_path):

@@ -191,5 +191,7 @@ int dataset_index_build(const struct dataset_spec *spec, const struct dataset_op
     scan_arrays_fini(&arrays);
     index_builder_free(b);
     /* What nobody explained (memory, mostly). */
-    return rc < 0 && !err->code ? error_sys(err, rc, "the dataset could not be scanned") : rc;
+    if (rc < 0 && !err->code)
+        error_sys(err, rc, "the dataset could not be scanned");
+    return scan_fail(rc, err);
 }

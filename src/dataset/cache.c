@@ -324,7 +324,7 @@ int dataset_index_open(const struct dataset_spec *spec, const struct dataset_ope
     struct expected x;
     int rc = expect(spec, opener, progress, &x, err);
     if (rc < 0)
-        return rc;
+        return scan_fail(rc, err);
     AUTO_FREE char *cached = NULL;
     int fd = x.beside ? open_candidate(&x, x.beside, opener != NULL) : -1;
     if (fd < 0 && cache_path(&x, false, &cached) == 0)
@@ -341,7 +341,7 @@ int dataset_index_open(const struct dataset_spec *spec, const struct dataset_ope
     }
     expected_fini(&x);
     if (rc < 0)
-        return rc;
+        return scan_fail(rc, err);
     *ret_fd = fd;
     *ret_scanned = scanned;
     return 0;
@@ -353,7 +353,7 @@ int dataset_index_write(const struct dataset_spec *spec, const struct dataset_pr
     struct expected x;
     int rc = expect(spec, NULL, progress, &x, err);
     if (rc < 0)
-        return rc;
+        return scan_fail(rc, err);
     AUTO_FREE char *path = NULL;
     AUTO_CLOSE int fd = -1;
     bool made = false;
@@ -373,5 +373,5 @@ int dataset_index_write(const struct dataset_spec *spec, const struct dataset_pr
     expected_fini(&x);
     if (rc == 0)
         *ret_path = TAKE_PTR(path);
-    return rc;
+    return scan_fail(rc, err);
 }

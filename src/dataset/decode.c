@@ -175,7 +175,7 @@ static int decode_chunk(const struct index *ix, const struct index_chunk *chunk,
 {
     if (chunk->source_bytes == 0)
         return fill_chunk(ix, dst, chunk, s, err);
-    if (chunk->source_bytes > INDEX_CHUNK_MAX || s->decoded_bytes / 1100 > chunk->source_bytes)
+    if (!index_stored_plausible(chunk->source_bytes, s->decoded_bytes, s->filters))
         return damaged(chunk, err, "has an impossible size");
     if (!scratch->inflate && !(scratch->inflate = libdeflate_alloc_decompressor()))
         return -ENOMEM;

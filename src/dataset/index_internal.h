@@ -13,6 +13,17 @@
 uint32_t index_header_crc(const struct index_header *header);
 /* By bytes, the shorter first: the order of `sorted`. */
 int index_key_compare(const char *a, size_t alen, const char *b, size_t blen);
+/*
+ * Can `source_bytes` be what the filters made of `decoded_bytes`? Deflate shrinks to 1/1032 at best, and grows what it
+ * cannot shrink by a few bytes in a block: more or less than that is a lie that would only cost memory.
+ */
+static inline bool index_stored_plausible(uint64_t source_bytes, uint64_t decoded_bytes, uint32_t filters)
+{
+    if (filters & INDEX_FILTER_DEFLATE)
+        return decoded_bytes / 1100 <= source_bytes &&
+               source_bytes <= decoded_bytes + decoded_bytes / 64 + 1024;
+    return source_bytes == decoded_bytes + (filters & INDEX_FILTER_FLETCHER32 ? 4 : 0);
+}
 /* May this geometry be used on an extent of `extent_bytes`? Checks every offset that dataset_extent_decode computes. */
 bool index_chunk_fits(const struct index_chunk *chunk, const struct index_shape *shape,
                       uint64_t extent_bytes);

@@ -120,14 +120,11 @@ static int validate_chunks(const struct index *ix, const struct index_extent *e,
         if (!index_chunk_fits(chunk, shape, e->bytes))
             return bad(err, "chunk", c, "writes outside of its extent");
         if (add_overflows(chunk->source_offset, chunk->source_bytes, &end) ||
-            end > ix->sources[e->source].bytes || chunk->source_bytes > INDEX_CHUNK_MAX)
+            end > ix->sources[e->source].bytes)
             return bad(err, "chunk", c, "lies outside of its source");
-        if (chunk->source_bytes && !(shape->filters & INDEX_FILTER_DEFLATE) &&
-            chunk->source_bytes != shape->decoded_bytes + (shape->filters & INDEX_FILTER_FLETCHER32 ? 4 : 0))
-            return bad(err, "chunk", c, "has the wrong size");
-        /* Deflate shrinks to 1/1032 at best: more is a lie that would only cost memory. */
-        if (chunk->source_bytes && shape->decoded_bytes / 1100 > chunk->source_bytes)
-            return bad(err, "chunk", c, "grows too much");
+        if (chunk->source_bytes &&
+            !index_stored_plausible(chunk->source_bytes, shape->decoded_bytes, shape->filters))
+            return bad(err, "chunk", c, "has an impossible size");
     }
     return 0;
 }

@@ -5,18 +5,33 @@
 #include <fcntl.h>
 #include <stdio.h>
 
+#include "wire/tar.h"
+
 #define TICK_SAMPLES 4096
 
 void scan_escape(const char *s, char *out, size_t cap)
 {
+    bool utf8 = tar_is_utf8(s);
     size_t used = 0;
     for (; *s && used + 8 < cap; s++) {
-        if ((uint8_t)*s < 0x20 || (uint8_t)*s >= 0x7f)
+        if ((uint8_t)*s < 0x20 || *s == 0x7f || ((uint8_t)*s >= 0x80 && !utf8))
             used += (size_t)snprintf(out + used, cap - used, "\\x%02x", (uint8_t)*s);
         else
             out[used++] = *s;
     }
+    while (*s && utf8 && used && ((uint8_t)*s & 0xc0) == 0x80)
+        s--, used--; /* cut between characters, not inside of one */
     snprintf(out + used, cap - used, "%s", *s ? "..." : "");
+}
+
+int scan_fail(int rc, struct leat_error *err)
+{
+    if (err && rc < 0 && !tar_is_utf8(err->message)) {
+        char raw[sizeof(err->message)];
+        memcpy(raw, err->message, sizeof(raw));
+        scan_escape(raw, err->message, sizeof(err->message));
+    }
+    return rc;
 }
 
 int scan_error(int code, const char *path, struct leat_error *err)

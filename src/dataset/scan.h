@@ -28,6 +28,8 @@ int64_t scan_pread(int fd, void *buf, size_t bytes, uint64_t offset);
 
 /* Printable form of outside bytes: what is not printable UTF-8 as \xNN, cut with "..." when long. */
 void scan_escape(const char *s, char *out, size_t cap);
+/* Passes rc on; a message with bytes of a path in it that are no UTF-8 (or that were cut in two) is made printable. */
+int scan_fail(int rc, struct leat_error *err);
 /* Longest common directory of the paths, without a "/" at its end but for the root itself. Caller frees. */
 char *scan_common_root(char *const *paths, unsigned n);
 /* `path` seen from `root`: "" when equal. */

@@ -104,8 +104,7 @@ static void escape(const char *s, char *out, size_t cap)
     snprintf(out + used, cap - used, "%s", *s ? "..." : "");
 }
 
-/* Well-formed UTF-8 (RFC 3629): no overlong forms, no surrogates, nothing past U+10FFFF. */
-static bool is_utf8(const char *s)
+bool tar_is_utf8(const char *s)
 {
     const uint8_t *p = (const uint8_t *)s;
     while (*p) {
@@ -134,7 +133,7 @@ int tar_path_check(const char *path, struct leat_error *err)
         why = "is empty";
     else if (*path == '/')
         why = "is absolute";
-    else if (!is_utf8(path))
+    else if (!tar_is_utf8(path))
         why = "is not UTF-8; rename it";
     for (const char *p = path; !why && *p;) {
         size_t len = strcspn(p, "/");

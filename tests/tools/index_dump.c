@@ -18,9 +18,10 @@
 
 static int fail_json(int code, const struct leat_error *err)
 {
-    json_t *o =
-        json_pack("{s:s, s:o}", "error", leat_strerror(code), "message",
-                  json_string(err->message) ? json_string(err->message) : json_string_nocheck("(not UTF-8)"));
+    json_t *message = json_string(err->message);
+    if (!message)
+        message = json_string("(not UTF-8)");
+    json_t *o = json_pack("{s:s, s:o}", "error", leat_strerror(code), "message", message);
     json_dumpf(o, stdout, JSON_ENSURE_ASCII);
     putchar('\n');
     json_decref(o);

@@ -26,6 +26,15 @@
 #include "base/bytes.h"
 #include "dataset/hdf5/table.h"
 
+/* Sanitizers map terabytes of shadow; gcc and clang tell of them in different ways. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#    define SANITIZED 1
+#elif defined(__has_feature)
+#    if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#        define SANITIZED 1
+#    endif
+#endif
+
 #define CPU_SECONDS  120
 #define MEMORY_BYTES (4ull << 30)
 
@@ -579,7 +588,7 @@ static void set_limits(void)
     set_limit(RLIMIT_FSIZE, 0);
     set_limit(RLIMIT_NOFILE, 3);
     set_limit(RLIMIT_CPU, CPU_SECONDS);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#ifndef SANITIZED
     set_limit(RLIMIT_AS, MEMORY_BYTES);
 #endif
 }

@@ -71,10 +71,7 @@ static int parse_chunk(struct bytes_in *in, uint64_t decoded_bytes, uint64_t fil
         return bad(err, "a chunk lies behind the end of the file; it is truncated");
     if (c->filters & ~(INDEX_FILTER_DEFLATE | INDEX_FILTER_SHUFFLE | INDEX_FILTER_FLETCHER32))
         return bad(err, "a chunk has unknown filters");
-    uint64_t sum = c->filters & INDEX_FILTER_FLETCHER32 ? 4 : 0;
-    if (c->bytes && !(c->filters & INDEX_FILTER_DEFLATE) && c->bytes != decoded_bytes + sum)
-        return bad(err, "a chunk has the wrong size");
-    if (c->bytes && (c->bytes > INDEX_CHUNK_MAX || decoded_bytes / 1100 > c->bytes))
+    if (c->bytes && !index_stored_plausible(c->bytes, decoded_bytes, c->filters))
         return bad(err, "a chunk has an impossible size");
     return 0;
 }
