@@ -14,9 +14,8 @@
  *
  * Invariants:
  * 1. closed() comes at most once, never from inside conn_send or conn_receive_payload, never after conn_free.
- * 2. done() of a payload comes exactly once: later than the call that named the payload (but at once when
- *    that call could not
- *    take it), at the latest from conn_free.
+ * 2. done() of a payload comes exactly once: later than the call that named the payload (but at once when that
+ *    call could not take it), at the latest from conn_free.
  * 3. The input buffer grows as bytes arrive, not as a header promises: a peer pays for what it makes us hold.
  * 4. Every descriptor received is the owner's (taken), or closed here.
  */
