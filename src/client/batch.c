@@ -25,6 +25,12 @@ static void count(_Atomic uint64_t *counter, uint64_t n)
 
 /* --- waiting ---------------------------------------------------------------------------------------------------------- */
 
+/* Not in the pool now, but to be had through our daemon: streamed, or lost with the node that held it. */
+static bool by_fetch(unsigned state)
+{
+    return state == LIVE_STREAMED || state == LIVE_LOST;
+}
+
 /* Sees to it that every sample is resident or streamed. *ret_streamed: some are. */
 static int make_ready(struct leat_ws *ws, const uint64_t *ids, unsigned n, uint64_t *scratch,
                       const struct rpc_how *how, bool *ret_streamed, struct leat_error *err)
@@ -38,7 +44,7 @@ static int make_ready(struct leat_ws *ws, const uint64_t *ids, unsigned n, uint6
         unsigned state = ws_state(ws, ids[i]);
         if (likely(state == LIVE_RESIDENT))
             continue;
-        if (state == LIVE_STREAMED)
+        if (by_fetch(state))
             streamed = true;
         else
             scratch[absent++] = ids[i];
@@ -54,7 +60,7 @@ static int make_ready(struct leat_ws *ws, const uint64_t *ids, unsigned n, uint6
     }
     for (uint32_t i = 0; i < absent; i++) {
         unsigned state = ws_state(ws, scratch[i]);
-        if (state == LIVE_STREAMED)
+        if (by_fetch(state))
             *ret_streamed = true;
         else if (state != LIVE_RESIDENT)
             return error_set(err, -EIO, "the daemon says that sample %llu is there, its live table says %u",
@@ -78,7 +84,7 @@ struct fill {
 static int add_part(struct fill *fill, uint64_t id, unsigned field, const struct index_part *part, void *dst,
                     struct leat_error *err)
 {
-    if (unlikely(fill->streamed) && ws_state(fill->view->ws, id) == LIVE_STREAMED) {
+    if (unlikely(fill->streamed) && by_fetch(ws_state(fill->view->ws, id))) {
         fill->view->wants[fill->nwants++] =
             (struct stream_want){.sample = id, .field = field, .part = *part, .dst = dst};
         return 0;

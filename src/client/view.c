@@ -172,9 +172,11 @@ static int build_view(struct leat_view *v, const struct leat_view_options *o, st
     v->fields = calloc(v->nfields, sizeof(*v->fields));
     v->slots = calloc(v->nslots, sizeof(*v->slots));
     v->wait_ids = calloc(v->batch_size, sizeof(*v->wait_ids));
-    if (v->ws->info.flags & PROTO_WS_STREAMED)
+    /* Samples that may have to be fetched: streamed ones, and those of a node that may be lost. */
+    bool fetches = (v->ws->info.flags & PROTO_WS_STREAMED) || v->ws->info.nnodes > 1;
+    if (fetches)
         v->wants = calloc((size_t)v->batch_size * v->nfields, sizeof(*v->wants));
-    if (!v->fields || !v->slots || !v->wait_ids || (!v->wants && (v->ws->info.flags & PROTO_WS_STREAMED)))
+    if (!v->fields || !v->slots || !v->wait_ids || (!v->wants && fetches))
         return error_set(err, -ENOMEM, "out of memory for a view");
     for (unsigned s = 0; s < v->nslots; s++)
         v->slots[s].release_fd = -1;

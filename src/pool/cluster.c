@@ -42,9 +42,12 @@ static void resync_answer(void *user, struct peer_reply *reply)
 {
     struct resync *r = user;
     struct wset *ws = pool_find_uuid(r->cluster->pool, r->uuid);
+    struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
     if (ws && reply->status == 0) {
-        wset_node_back(ws, r->node);
-        wset_advanced(ws);
+        if (ws->lost_samples > 0 && bytes_get_u32(&in) == 1) {
+            wset_node_back(ws, r->node);
+            wset_advanced(ws);
+        }
     } else if (ws && reply->status != LEAT_PEER_GONE) {
         /* It is up and does not have the set: it was started anew. */
         wset_node_lost(ws, r->node);

@@ -155,11 +155,21 @@ int cluster_adopt(struct cluster *c, const void *body, size_t body_bytes, int *p
     int code = describe_to_set(c, body, body_bytes, payload_fd, &ws, err);
     if (code < 0)
         return code;
-    if (list_empty(&ws->node)) { /* new here: a replica without regions of its own */
-        if (ws->flags & PROTO_WS_STREAMED)
-            wset_pin(ws, ws->pinned_end);
-        list_push_back(&c->pool->sets, &ws->node);
-        wset_settle_empty(ws);
+    if (list_empty(&ws->node)) {
+        /* New here. Regions that the table gives us were lost with an earlier life of this daemon: they are filled again. */
+        bool ours = cluster_hosts(ws, c->self) && !(ws->flags & PROTO_WS_PUSHED);
+        if (ours && pool_host(c->pool, ws, err) < 0) {
+            wset_unref(ws);
+            return err->code;
+        }
+        if (!ours) {
+            if (ws->flags & PROTO_WS_STREAMED)
+                wset_pin(ws, ws->pinned_end);
+            list_push_back(&c->pool->sets, &ws->node);
+            wset_settle_empty(ws);
+            if (cluster_hosts(ws, c->self))
+                wset_node_lost(ws, c->self);
+        }
         for (unsigned n = 0; n < c->config.nnodes; n++) {
             if (n == c->self || !cluster_hosts(ws, n))
                 continue;
@@ -386,9 +396,22 @@ static int on_resync(struct cluster *c, struct client *client, struct conn_messa
         error_set(&err, LEAT_NOT_FOUND, "the set is not here (any more)");
         return refuse(client, m->frame.type, m->frame.id, &err);
     }
+    bool here = true;
+    for (uint32_t g = 0; g < ws->nregions; g++)
+        here = here && (ws->regions[g].node != c->self || ws->regions[g].region);
+    if (!here) {
+        struct leat_error err;
+        error_set(&err, LEAT_NOT_FOUND,
+                  "this node was started anew and does not hold its regions of the set");
+        return refuse(client, m->frame.type, m->frame.id, &err);
+    }
     ws->holders |= 1ull << client->peer_node;
     cluster_tell_all(c, ws, client->peer_node);
-    return accept_empty(client, m->frame.type, m->frame.id);
+    struct bytes_out body = {0};
+    bytes_put_u32(&body, atomic_load(&ws->pending_bytes) == 0);
+    conn_send(client->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+    return 0;
 }
 
 static int on_ready(struct cluster *c, struct client *client, struct conn_message *m)
@@ -410,8 +433,12 @@ static int on_ready(struct cluster *c, struct client *client, struct conn_messag
             wset_failure(ws, sample, status, "another node could not load it (see the log there)");
         wset_piece(ws, sample, field, offset, bytes, crc, status);
     }
-    if (ws)
+    if (ws) {
         wset_advanced(ws);
+        /* The node fills its regions again: when it is through, they are there again. */
+        if (ws->lost_samples > 0 && client->peer_node < c->config.nnodes)
+            cluster_resync(c, ws, client->peer_node);
+    }
     return bytes_in_done(&in) < 0 ? LEAT_CORRUPT : 0;
 }
 

@@ -507,7 +507,7 @@ static int on_fetch(struct client *c, struct conn_message *m)
         return refuse(c, &m->frame, &err);
     }
     if (ws->flags & PROTO_WS_PUSHED) {
-        error_set(&err, LEAT_NOT_FOUND, "the set was pushed: there is no source to read it from again");
+        error_set(&err, LEAT_PEER_GONE, "the node that held them is gone, and a set that was pushed has no source to read them from again");
         return refuse(c, &m->frame, &err);
     }
     struct pending *p = pending_new(c, &m->frame, ws, PENDING_FETCH, &err);
