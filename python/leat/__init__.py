@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leat: training data in a memory pool, read in batches at memory speed.
+
+    import leat
+
+    ws = leat.open("train.npy")                 # or a folder, tar shards, an HDF5 file, {"image": ..., "label": ...}
+    for batch in leat.batches(ws, 64, seed=1):
+        train(batch["image"], batch["label"])   # zero-copy arrays, valid until the batch is released
+
+The first `leat.open` starts a daemon for this user and job; the ranks of the job share it and its pool. See
+docs/guide-trainers.md.
+"""
+
+import pkgutil as _pkgutil
+
+# The extension may lie in a build folder apart from these sources.
+__path__ = _pkgutil.extend_path(__path__, __name__)
+
+from . import _leat  # noqa: E402
+from ._batch import Batch, Batches, Ragged, batches, order  # noqa: E402
+from ._core import append, counters, create, drop, ls, open, preload, push, share, stat, status, stop, verify  # noqa: E402
+from ._errors import (Busy, Corrupt, Denied, Error, Invalid, NoSpace, NotFound, PeerGone, Stale, TimedOut,  # noqa: E402
+                      UnknownKey, Unsupported)
+from ._fields import Field  # noqa: E402
+from ._progress import Progress  # noqa: E402
+from ._set import Keys, Sample, Stat, View, WorkingSet  # noqa: E402
+
+__version__: str = _leat.version
+
+__all__ = [
+    "Batch", "Batches", "Busy", "Corrupt", "Denied", "Error", "Field", "Invalid", "Keys", "NoSpace", "NotFound", "PeerGone",
+    "Progress", "Ragged", "Sample", "Stale", "Stat", "TimedOut", "UnknownKey", "Unsupported", "View", "WorkingSet",
+    "append", "batches", "counters", "create", "drop", "ls", "open", "order", "preload", "push", "share", "stat", "status",
+    "stop", "verify",
+]
+
+for _name in ("Busy", "Corrupt", "Denied", "Error", "Invalid", "NoSpace", "NotFound", "PeerGone", "Stale", "TimedOut",
+              "UnknownKey", "Unsupported"):
+    globals()[_name].__module__ = __name__  # tracebacks say leat.NotFound

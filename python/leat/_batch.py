@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches: arrays over the slots of a ring, and the iterator that reads an epoch ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Union, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _leat, _ranks
+from ._clients import parse_timeout
+from ._fields import Field
+
+if TYPE_CHECKING:
+    from ._set import WorkingSet
+
+_DATA, _OFFSETS = 0, 1
+SEQUENTIAL = 2**64 - 1  # LEAT_ORDER_SEQUENTIAL
+SHUFFLE_AUTO = 1  # LEAT_SHUFFLE_AUTO
+
+Array = npt.NDArray[Any]
+
+
+class Ragged(Sequence[Array]):
+    """One field of a batch whose values differ in length: sample i is `values[offsets[i]:offsets[i + 1]]`.
+
+    `values` is one zero-copy, writable array of the slot; `offsets` has one entry more than there are samples.
+
+    >>> batch = files.read_batch([0, 1])
+    >>> jpg = batch["jpg"]
+    >>> len(jpg), jpg.bytes(0)
+    (2, b'first picture')
+    >>> batch.release()
+    """
+
+    __slots__ = ("values", "offsets")
+
+    def __init__(self, values: Array, offsets: npt.NDArray[np.uint64]) -> None:
+        self.values = values
+        self.offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Array]: ...
+    def __getitem__(self, index: int | slice) -> Array | Sequence[Array]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        n = len(self)
+        if not -n <= index < n:
+            raise IndexError(f"value {index} of {n}")
+        index %= n
+        return self.values[int(self.offsets[index]) : int(self.offsets[index + 1])]
+
+    def bytes(self, index: int) -> bytes:
+        """A copy of one value."""
+        return self[index].tobytes()
+
+    def tolist(self) -> list[bytes]:
+        """Copies of all values."""
+        return [value.tobytes() for value in self]
+
+    @property
+    def lengths(self) -> npt.NDArray[np.uint64]:
+        """Elements of each value."""
+        return np.diff(self.offsets)
+
+    def __repr__(self) -> str:
+        return f"Ragged({len(self)} values, {self.values.nbytes} bytes, dtype={self.values.dtype.str!r})"
+
+
+Value = Union[Array, Ragged]
+
+
+class Batch:
+    """Some samples in a slot of a ring: zero-copy, writable arrays, one for each field.
+
+    The slot is yours until `release()`, the end of `with`, or until the batch is collected; it is filled again only
+    when also no array over it is left. After `release()` every access raises.
+
+    >>> with ws.read_batch([3, 1, 2]) as batch:
+    ...     batch["image"].shape, batch.ids.tolist()
+    ((3, 2, 3), [3, 1, 2])
+    >>> batch["image"]
+    Traceback (most recent call last):
+    ...
+    ValueError: the batch was released
+    """
+
+    __slots__ = ("_holder", "_fields", "_set", "_values", "_n", "_ids", "position", "slot", "__weakref__")
+
+    #: Position in the epoch's order of the first sample, for batches of `leat.batches`.
+    position: int
+    #: Which buffer of the ring.
+    slot: int
+
+    def __init__(self, holder: _leat.Holder, fields: Sequence[Field], ws: WorkingSet) -> None:
+        self._holder = holder
+        self._fields = fields
+        self._set = ws
+        self._values: dict[str, Value] = {}
+        self._n, self.position, self.slot, ids = holder.info()
+        self._ids: npt.NDArray[np.uint64] = np.frombuffer(ids, np.uint64)
+
+    def __len__(self) -> int:
+        return self._n
+
+    __iter__ = None  # `for x in batch` could mean fields or samples: ask for one of them
+
+    def __contains__(self, name: object) -> bool:
+        return any(field.name == name for field in self._fields)
+
+    def __getitem__(self, name: str) -> Value:
+        """The values of a field: an array of shape (samples, *shape); a `Ragged` for raw fields; uint32 for labels."""
+        if self._holder.released:
+            raise ValueError("the batch was released")
+        value = self._values.get(name)
+        if value is None:
+            value = self._values[name] = self._load(*self._find(name))
+        return value
+
+    def _find(self, name: str) -> tuple[int, Field]:
+        for number, field in enumerate(self._fields):
+            if field.name == name:
+                return number, field
+        raise KeyError(f"no field {name!r}; this batch has {', '.join(self.fields)}")
+
+    def _load(self, number: int, field: Field) -> Value:
+        flat = np.frombuffer(_leat.Memory(self._holder, number, _DATA, "B", 1, None, False), np.uint8)
+        if not field.ragged:
+            return flat.view(field.dtype).reshape(self._n, *field.shape)
+        if field.fixed_bytes:
+            offsets = np.arange(self._n + 1, dtype=np.uint64) * np.uint64(field.fixed_bytes)
+        else:
+            offsets = np.frombuffer(_leat.Memory(self._holder, number, _OFFSETS, "Q", 8, None, True), np.uint64)
+        item = field.dtype.itemsize
+        return Ragged(flat, offsets) if item == 1 else Ragged(flat.view(field.dtype), offsets // np.uint64(item))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields."""
+        return tuple(field.name for field in self._fields)
+
+    @property
+    def data(self) -> Value:
+        """The values of the only field that is not a label."""
+        names = [field.name for field in self._fields if field.kind != "label"] or list(self.fields)
+        if len(names) != 1:
+            raise ValueError(f"this batch has several fields: batch[name] with one of {', '.join(names)}")
+        return self[names[0]]
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """The label field as a new int64 array, as loss functions want it (the slot itself holds uint32)."""
+        names = [field.name for field in self._fields if field.kind == "label"]
+        if len(names) != 1:
+            raise ValueError(f"this batch has {len(names) or 'no'} label fields; its fields are {', '.join(self.fields)}")
+        value = self[names[0]]
+        assert isinstance(value, np.ndarray)
+        return value.astype(np.int64)
+
+    @property
+    def ids(self) -> npt.NDArray[np.uint64]:
+        """Numbers of the samples. Read-only, valid for ever."""
+        return self._ids
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of the samples."""
+        return [self._set.key(int(i)) for i in self._ids]
+
+    def present(self, field: str) -> npt.NDArray[np.bool_]:
+        """Which samples have this field (a tar sample may lack a member)."""
+        if self._holder.released:
+            raise ValueError("the batch was released")
+        return np.frombuffer(self._holder.present(self._find(field)[0]), np.bool_)
+
+    @property
+    def released(self) -> bool:
+        return self._holder.released
+
+    def release(self) -> None:
+        """Gives the slot back, as soon as no array over it is left. May be called more than once, from any thread."""
+        self._values = {}
+        self._holder.release()
+
+    def release_after(self, fd: int) -> None:
+        """Gives the slot back once descriptor `fd` (an eventfd, say) turns readable: a copy engine reads it until then.
+        BufferError while arrays over the slot exist; `fd` may be closed right after the call."""
+        self._values = {}
+        self._holder.release_after(fd)
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        state = "released" if self.released else f"slot {self.slot}"
+        return f"<leat.Batch of {self._n} samples, fields {', '.join(self.fields)}, {state}>"
+
+
+def parse_shuffle(shuffle: str | bool) -> tuple[int, int]:
+    """(block, flags) of a shuffle= argument.
+
+    >>> parse_shuffle("block:1000")
+    (1000, 0)
+    """
+    if shuffle == "auto":
+        return 0, SHUFFLE_AUTO
+    if shuffle == "full" or shuffle is True:
+        return 0, 0
+    if shuffle is False:
+        return SEQUENTIAL, 0
+    if isinstance(shuffle, str) and shuffle.startswith("block:") and shuffle[6:].isdigit() and int(shuffle[6:]) > 0:
+        return int(shuffle[6:]), 0
+    raise ValueError(f"shuffle={shuffle!r}: give 'auto', 'full', 'block:N' or False")
+
+
+class Batches(Iterator[Batch]):
+    """The batches of one epoch for one rank, read ahead by a thread of the library. Made by `leat.batches`.
+
+    `close()`, the end of the epoch, `with`, or being collected end the thread; batches still held stay valid.
+    """
+
+    def __init__(self, ws: WorkingSet, ring: _leat.Ring, fields: Sequence[Field], iterator: _leat.Iter,
+                 timeout: float | None) -> None:
+        self._ws, self._ring, self._fields = ws, ring, fields
+        self._iterator = iterator
+        self._timeout_ns = parse_timeout(timeout)
+        self._steps, self._block = iterator.info()
+        self._ended = False
+
+    def __len__(self) -> int:
+        """Batches that this rank gets in all."""
+        return self._steps
+
+    @property
+    def shuffle(self) -> str | bool:
+        """The kind of order, 'auto' resolved: 'full', 'block:N' or False."""
+        return False if self._block == SEQUENTIAL else f"block:{self._block}" if self._block else "full"
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._ended:
+            raise StopIteration
+        holder = self._iterator.next(self._timeout_ns)
+        if holder is None:
+            self.close()
+            raise StopIteration
+        return Batch(holder, self._fields, self._ws)
+
+    def close(self) -> None:
+        """Ends reading ahead. Held batches stay valid until released."""
+        self._ended = True
+        self._iterator.close()
+        self._ring.close()
+
+    def __enter__(self) -> Batches:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<leat.Batches: {self._steps} steps, shuffle={self.shuffle!r}{', closed' if self._ended else ''}>"
+
+
+def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, shuffle: str | bool = "auto",
+            rank: int | None = None, world_size: int | None = None, drop_last: bool = True, start: int = 0,
+            slots: int = 4, ahead: int | None = None, fields: Sequence[str] | None = None,
+            timeout: float | None = None) -> Batches:
+    """Iterates over one epoch of `ws` in batches of `batch_size` for this rank, reading ahead.
+
+    The order depends on the seed, the epoch, the dataset and the kind of shuffle, never on batch size or ranks: step s takes
+    positions [s * G, (s + 1) * G) with G = batch_size * world_size, and each rank a contiguous slice of them.
+
+    seed, epoch     which order
+    shuffle         "full"; "block:N", blocks of N samples mixed, so that disks are read in runs; False, as stored; "auto":
+                    full for sets in the pool, blocks for sets larger than it (`.shuffle` of the result tells)
+    rank, world_size  else of torch.distributed, RANK and WORLD_SIZE, Slurm or Open MPI; else one process
+    drop_last       leave out the last, short step, so that all ranks get the same number of batches
+    start           position in the epoch's order to start at, over all ranks: `batch.position` of a batch not yet seen
+    slots, ahead    buffers of the ring; how many of them are read ahead (slots - 1)
+    fields          names of the fields that are wanted: all
+
+    >>> seen = []
+    >>> for batch in leat.batches(ws, 2, seed=7):
+    ...     seen += batch.ids.tolist()
+    >>> sorted(seen)
+    [0, 1, 2, 3, 4, 5]
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: at least 1")
+    block, flags = parse_shuffle(shuffle)
+    rank, world_size = _ranks.resolve(rank, world_size)
+    ring, chosen = ws._load(batch_size, slots, fields)
+    iterator = ring.iterate(seed % 2**64, epoch, block, flags, rank, world_size, start, not drop_last, ahead or 0)
+    return Batches(ws, ring, chosen, iterator, timeout)
+
+
+def order(n: WorkingSet | int, seed: int = 0, epoch: int = 0, shuffle: str | bool = "full") -> npt.NDArray[np.uint64]:
+    """The order of an epoch: a permutation of the numbers below `n`. Given a working set instead of its length, the very order
+    in which `leat.batches` goes through it.
+
+    >>> leat.order(5, seed=1, shuffle=False).tolist()
+    [0, 1, 2, 3, 4]
+    >>> sorted(leat.order(1000, seed=1).tolist()) == list(range(1000))
+    True
+    """
+    block, flags = parse_shuffle(shuffle)
+    if flags:
+        raise ValueError("shuffle='auto' depends on the pool: name the kind ('full', 'block:N', False)")
+    fingerprint = None if isinstance(n, int) else n.fingerprint
+    length = n if isinstance(n, int) else len(n)
+    ids = np.empty(length, np.uint64)
+    _leat.Order(length, seed % 2**64, epoch, block, fingerprint).fill(0, ids)
+    return ids

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of the package: open and preload, and looking after the pool."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _clients, _leat
+from ._clients import NO_START, Retried, parse_bytes, parse_timeout
+from ._errors import NotFound
+from ._progress import ProgressArg, Reporter
+from ._set import OPEN_PUBLIC, WorkingSet, open_set
+
+Path = Union[str, "os.PathLike[str]"]
+#: A dataset: a path or URI; or a path for each field.
+Uri = Union[Path, Mapping[str, Path]]
+
+_LIST, _STAT, _STATUS = 1, 2, 3
+_DROP_FORCE = 1
+
+
+def _absolute(path: str) -> str:
+    # By text alone, so that a link stays a link; the daemon stands in another folder than we do.
+    return path if "://" in path or path.startswith("/") or not path else os.path.join(os.getcwd(), path)
+
+
+def _uri(uri: Uri) -> str:
+    if isinstance(uri, Mapping):
+        parts = []
+        for field, path in uri.items():
+            text = os.fspath(path)
+            if ";" in text:
+                raise ValueError(f"{text!r}: a path of several may not hold ';'")
+            parts.append(f"{field}={_absolute(text)}")
+        if not parts:
+            raise ValueError("an empty dict of fields")
+        return ";".join(parts)
+    # A path object is a path, also where its text would read as "field=path".
+    if isinstance(uri, str) and re.match(r"[A-Za-z_][A-Za-z0-9_.-]*=", uri):
+        pairs = (part.partition("=") for part in uri.split(";") if part)
+        return ";".join(f"{field}={_absolute(path)}" for field, _, path in pairs)
+    return _absolute(os.fspath(uri))
+
+
+def _socket(socket: Path | None) -> str | None:
+    return None if socket is None else os.fspath(socket)
+
+
+def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | str | None = None, job: str | None = None,
+         socket: Path | None = None, timeout: float | None = None, public: bool = False, limit: int | str | None = None,
+         progress: ProgressArg = None) -> WorkingSet:
+    """Opens a dataset. Returns at once: it is read into the pool in the background, and a read waits for its own samples only.
+
+    uri       a .npy file, an HDF5 file, a folder of files, a tar shard or folder of shards; a dict {field: path} of several
+              arrays as fields; or "leat://NAME" for a working set in the pool
+    name      makes an explicit working set, which stays in the pool until dropped; without, it goes with its last user
+    wait      return when all of it is in the pool
+    pool      cap of the pool, if this call starts the daemon: bytes, or "8GiB"; half of what memory or cgroup leaves
+    limit     most of the pool for this set; what does not fit is streamed
+    job, socket   which daemon: a job's name (LEAT_JOB, TORCHELASTIC_RUN_ID, SLURM_JOB_ID, the login session), or a path
+    timeout   seconds of this call and of later reads; 30
+    public    other users of a system daemon may read it
+    progress  True for a bar on a terminal, or a function of a `Progress`
+
+    >>> leat.open({"image": "images.npy", "label": "labels.npy"})[0]["label"]
+    0
+    """
+    return open_set(_uri(uri), name=name, flags=OPEN_PUBLIC if public else 0, pool_bytes=parse_bytes(limit),
+                    socket=_socket(socket), job=job, pool=pool, timeout=timeout, progress=progress, wait=wait)
+
+
+def preload(uri: Uri, *, name: str | None = None, pool: int | str | None = None, job: str | None = None,
+            socket: Path | None = None, timeout: float | None = None, public: bool = False,
+            limit: int | str | None = None, progress: ProgressArg = None) -> WorkingSet:
+    """Opens a dataset and waits until it is in the pool; with `name` it stays there for others, as "leat://NAME".
+
+    >>> leat.preload("images.npy", name="digits").uri
+    'leat://digits'
+    """
+    return open(uri, name=name, wait=True, pool=pool, job=job, socket=socket, timeout=timeout, public=public, limit=limit,
+                progress=progress)
+
+
+def append(name: str, uri: Uri, *, job: str | None = None, socket: Path | None = None, timeout: float | None = None,
+           progress: ProgressArg = None) -> int:
+    """Adds the samples of `uri` (the same fields) to explicit set `name`, as a new version; sets already open keep reading
+    theirs. Returns how many samples the new version has."""
+    with Reporter(progress, name) as report, Retried(_clients.connect(socket, job)) as client:
+        return client.append(name, os.fsencode(_uri(uri)), parse_timeout(timeout), report)
+
+
+def drop(name: str, force: bool = False, *, job: str | None = None, socket: Path | None = None,
+         timeout: float | None = None) -> None:
+    """Drops explicit set `name`. Waits for views of it, at most `timeout` seconds, then raises `leat.Busy`; with `force` it
+    does not wait, and readers get `leat.Stale`."""
+    with Retried(_clients.connect(socket, job)) as client:
+        client.drop(name.removeprefix("leat://"), _DROP_FORCE if force else 0, parse_timeout(timeout))
+
+
+def _query(kind: int, arg: str | None, socket: Path | None, job: str | None) -> Any:
+    with Retried(_clients.connect(socket, job, start=False)) as client:
+        return json.loads(client.query(kind, arg))
+
+
+def ls(*, job: str | None = None, socket: Path | None = None) -> list[dict[str, Any]]:
+    """The working sets in the pool that this user may see; none when no daemon runs."""
+    try:
+        found = _query(_LIST, None, socket, job)
+    except NotFound:
+        return []
+    return list(found if isinstance(found, list) else found["sets"])
+
+
+def stat(name: str, *, job: str | None = None, socket: Path | None = None) -> dict[str, Any]:
+    """What the daemon knows about one working set, by name or URI."""
+    found: dict[str, Any] = _query(_STAT, name, socket, job)
+    return found
+
+
+def status(*, job: str | None = None, socket: Path | None = None) -> dict[str, Any]:
+    """The daemon: pool, regions, clients, nodes, page sizes. `leat.NotFound` when none runs."""
+    found: dict[str, Any] = _query(_STATUS, None, socket, job)
+    return found
+
+
+def verify(ws: WorkingSet | Uri, *, source: bool = False, progress: ProgressArg = None) -> None:
+    """Recomputes every checksum of a working set; `leat.Corrupt` names the first bad sample.
+
+    >>> leat.verify(ws)
+    """
+    if isinstance(ws, WorkingSet):
+        ws.verify(source=source, progress=progress)
+    else:
+        with open(ws) as opened:
+            opened.verify(source=source, progress=progress)
+
+
+def stop(force: bool = False, *, job: str | None = None, socket: Path | None = None) -> bool:
+    """Ends the daemon, as `leat stop` does; `leat.Busy` while other processes use it, unless `force`. False when none ran."""
+    try:
+        client = _clients.connect(socket, job, start=False)
+    except NotFound:
+        return False
+    client.stop(force)
+    _clients.forget(client)
+    client.close()
+    return True
+
+
+def counters() -> dict[str, Any]:
+    """Counters of this process: batches, samples, bytes, by where they came from."""
+    found: dict[str, Any] = json.loads(_leat.counters())
+    return found
+
+
+# --- push ---
+
+
+def create(name: str, fields: Mapping[str, Any], samples: int, *, keys: Sequence[str] | None = None,
+           lengths: Mapping[str, Sequence[int]] | None = None, public: bool = False, pool: int | str | None = None,
+           job: str | None = None, socket: Path | None = None) -> WorkingSet:
+    """Allocates an explicit set that ranks fill with `ws.push`, for data that Leat cannot read by itself. One rank creates it, the
+    others open "leat://NAME"; samples are readable one by one as they come.
+
+    fields    {name: (dtype, shape of one sample)}, or {name: bytes} for raw bytes
+    lengths   {name: bytes of each sample} for the raw fields
+
+    >>> pushed = leat.create("squares", {"x": ("f4", (2,))}, samples=3)
+    >>> pushed.push(0, {"x": [[0, 1], [2, 3], [4, 5]]})
+    >>> pushed[2]
+    array([4., 5.], dtype=float32)
+    """
+    raw = []
+    for field, what in fields.items():
+        if what is bytes:
+            raw.append((field, "", ()))
+        else:
+            dtype, shape = what
+            raw.append((field, np.dtype(dtype).str, tuple(int(n) for n in shape)))
+    table: npt.NDArray[np.uint64] | None = None
+    if any(not dtype for _, dtype, _ in raw):
+        if lengths is None or set(lengths) != {field for field, dtype, _ in raw if not dtype}:
+            raise ValueError("lengths: give the bytes of each sample for each raw field")
+        table = np.zeros((samples, len(raw)), np.uint64)
+        for column, (field, dtype, _) in enumerate(raw):
+            if not dtype:
+                table[:, column] = lengths[field]
+    encoded = None if keys is None else [key.encode("utf-8", "surrogateescape") for key in keys]
+    with Retried(_clients.connect(socket, job, pool=pool)) as client:
+        client.create(name, raw, samples, table, encoded, OPEN_PUBLIC if public else 0)
+    return open(f"leat://{name}", job=job, socket=socket)
+
+
+def push(ws: WorkingSet, first: int, data: Mapping[str, Any] | Any, *, timeout: float | None = None) -> None:
+    """`ws.push(first, data)`."""
+    ws.push(first, data, timeout=timeout)
+
+
+def share(samples: int, rank: int, world_size: int) -> range:
+    """The samples that a rank pushes.
+
+    >>> leat.share(10, 1, 4)
+    range(3, 6)
+    """
+    first, end = _leat.share(samples, rank, world_size)
+    return range(first, end)

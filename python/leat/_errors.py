@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exceptions of leat: one for each condition that a caller is expected to tell apart."""
+
+from __future__ import annotations
+
+import errno
+
+from . import _leat
+
+__all__ = ["Error", "NotFound", "UnknownKey", "Stale", "PeerGone", "TimedOut", "Corrupt", "NoSpace", "Denied", "Invalid",
+           "Busy", "Unsupported"]
+
+
+class Error(Exception):
+    """Base of all errors of Leat. The message is one sentence: what was given, what is allowed, what to do.
+
+    >>> try:
+    ...     leat.open("/no/such/dataset")
+    ... except leat.Error as error:
+    ...     print(error.code)
+    not found
+    """
+
+    code: str = "error"  #: short name of the condition: "not found", "peer gone", ...
+
+    def __init__(self, message: str = "", *, code: str | None = None) -> None:
+        super().__init__(message)
+        self._message = message
+        if code is not None:
+            self.code = code
+
+    def __str__(self) -> str:
+        return self._message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_remake, (type(self), self._message, self.code))
+
+
+def _remake(kind: type[Error], message: str, code: str) -> Error:
+    return kind(message, code=code)
+
+
+class NotFound(Error, FileNotFoundError, LookupError):
+    """No such working set, source, index or daemon."""
+
+    code = "not found"
+
+
+class UnknownKey(NotFound, KeyError):
+    """No sample with this key; near matches are in the message."""
+
+
+class Stale(Error):
+    """The working set was dropped or replaced, or its source changed: open it again."""
+
+    code = "stale"
+
+
+class PeerGone(Error, ConnectionError):
+    """The daemon that holds the bytes died or closed the connection: open the working set again."""
+
+    code = "peer gone"
+
+
+class TimedOut(Error, TimeoutError):
+    """The deadline passed."""
+
+    code = "timed out"
+
+
+class Corrupt(Error):
+    """A checksum did not match, or a file is not what its header says."""
+
+    code = "corrupt"
+
+
+class NoSpace(Error, MemoryError):
+    """The cap of the pool would be exceeded, or memory ran out."""
+
+    code = "no space"
+
+
+class Denied(Error, PermissionError):
+    """This user may not read the source or use the working set."""
+
+    code = "denied"
+
+
+class Invalid(Error, ValueError):
+    """An argument, URI or file that is not allowed."""
+
+    code = "invalid"
+
+
+class Busy(Error):
+    """Every slot of a ring is held, or leases stand in the way of a drop."""
+
+    code = "busy"
+
+
+class Unsupported(Error, NotImplementedError):
+    """A well-formed input that Leat does not read, or a way of reading that this sample does not have."""
+
+    code = "unsupported"
+
+
+_BY_CODE: dict[int, type[Error]] = {
+    -errno.ENOENT: NotFound,
+    -errno.ESTALE: Stale,
+    -errno.ECONNRESET: PeerGone,
+    -errno.ETIMEDOUT: TimedOut,
+    -errno.EBADMSG: Corrupt,
+    -errno.ENOSPC: NoSpace,
+    -errno.ENOMEM: NoSpace,
+    -errno.EACCES: Denied,
+    -errno.EINVAL: Invalid,
+    -errno.EBUSY: Busy,
+    -errno.EOPNOTSUPP: Unsupported,
+}
+
+
+def _make(code: int, name: str, message: str) -> Error:
+    return _BY_CODE.get(code, Error)(message, code=name)
+
+
+_leat._set_error_maker(_make)

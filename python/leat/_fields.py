@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fields of a sample, and how their bytes become arrays."""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import Any
+
+import numpy as np
+
+from . import _leat
+
+
+class Field:
+    """One field of the samples of a working set.
+
+    >>> ws.fields[0]
+    Field('image', kind='array', dtype='<f4', shape=(2, 3))
+    """
+
+    __slots__ = ("name", "number", "kind", "dtype", "shape", "max_bytes", "fixed_bytes", "format")
+
+    name: str
+    number: int  #: in the order of `ws.fields`
+    kind: str  #: "array": a shape and a dtype; "raw": bytes; "label": the number of a class
+    dtype: np.dtype[Any]  #: of one element: uint8 for raw, uint32 for labels
+    shape: tuple[int, ...]  #: of one sample; () for raw fields and labels
+    max_bytes: int  #: of the longest value
+    fixed_bytes: int  #: of every value, 0 if they differ
+    format: str | None  #: as of the buffer protocol, None where it has no words for the dtype
+
+    def __init__(self, number: int, raw: _leat.FieldTuple) -> None:
+        name, dtype, shape, self.max_bytes, self.fixed_bytes, is_label = raw
+        self.name, self.number = name, number
+        self.kind = "label" if is_label else "array" if dtype else "raw"
+        self.dtype = np.dtype("<u4" if is_label else _dtype(dtype) if dtype else "u1")
+        self.shape = () if is_label or not dtype else shape
+        # Values of one length that are not what dtype and shape say (a stride, say) are bytes to us.
+        if self.kind == "array" and self.fixed_bytes != self.dtype.itemsize * math.prod(self.shape) and self.fixed_bytes:
+            self.kind, self.dtype, self.shape = "raw", np.dtype("u1"), ()
+        self.format = _format(self.dtype)
+
+    @property
+    def ragged(self) -> bool:
+        """In a batch this field is a `Ragged`: values of any length."""
+        return self.kind == "raw" or self.fixed_bytes == 0
+
+    def __repr__(self) -> str:
+        if self.kind != "array":
+            return f"Field({self.name!r}, kind={self.kind!r})"
+        return f"Field({self.name!r}, kind='array', dtype={self.dtype.str!r}, shape={self.shape})"
+
+
+def _dtype(text: str) -> Any:
+    return np.dtype(ast.literal_eval(text)) if text.startswith("[") else np.dtype(text)
+
+
+def _format(dtype: np.dtype[Any]) -> str | None:
+    try:
+        return memoryview(np.empty(0, dtype)).format
+    except (ValueError, BufferError):  # datetime64 and other things that PEP 3118 does not know
+        return None
+
+
+_DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+
+
+def dlpack_code(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """(code, bits) of a dtype, for DLPack."""
+    if dtype.kind not in _DLPACK_CODES or not dtype.isnative:
+        raise BufferError(f"DLPack has no type for {dtype.str!r}: copy it into one that it has")
+    return _DLPACK_CODES[dtype.kind], dtype.itemsize * 8

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * module.h: leat._leat, the C under the Python package: one Python type for each handle of <leat/leat.h>, and nothing that
+ * Python can do as well itself.
+ *
+ *   module.c  types, errors, small functions      client.c  Client: connect, open, drop, query
+ *   convert.c arguments, ids, progress, signals   set.c     Set: one working set
+ *   memory.c  Memory: buffer protocol, DLPack     ring.c    Ring, Iter, Batch, Hold: slots and leases
+ *
+ * Invariants
+ *  - A handle is freed once, by whoever leaves its gate last after it was closed: a call in another thread, an array over
+ *    a slot and close() may come in any order. Nothing here relies on the GIL for that.
+ *  - A handle made before fork() is neither used nor freed by the child: its memory is the parent's business.
+ *  - The GIL is released around everything that may wait or copies much. Waits end on Ctrl-C: those with a progress
+ *    callback look at signals in it, the others are cut into pieces.
+ */
+#ifndef LEAT_PYTHON_MODULE_H
+#define LEAT_PYTHON_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <leat/leat.h>
+
+/* --- gate: counts those inside a handle; the last to leave after close frees it ------------------------------------ */
+
+struct gate {
+    _Atomic long state;  /* 2 * users + closed */
+    unsigned generation; /* of the process that made the handle */
+};
+
+extern unsigned fork_generation;
+
+void gate_init(struct gate *gate);
+/* False when closed, or when this is a forked child: nothing may be touched. */
+bool gate_enter(struct gate *gate);
+/* True: the caller frees the handle now. */
+bool gate_leave(struct gate *gate);
+bool gate_close(struct gate *gate);
+bool gate_is_closed(const struct gate *gate);
+/* The exception for a gate that could not be entered. */
+PyObject *gate_refuse(const struct gate *gate, const char *what);
+
+/* --- types ----------------------------------------------------------------------------------------------------- */
+
+struct client_object {
+    PyObject ob_base;
+    struct leat_client *client;
+    struct gate gate;
+};
+
+struct set_object {
+    PyObject ob_base;
+    struct leat_ws *ws;
+    struct gate gate; /* rings and holds count as users: "views must be closed first" */
+};
+
+struct ring_object {
+    PyObject ob_base;
+    struct set_object *set;
+    struct leat_view *view;
+    struct gate gate;
+    unsigned *fields; /* by number in the set */
+    unsigned nfields;
+};
+
+struct iter_object {
+    PyObject ob_base;
+    struct ring_object *ring;
+    struct leat_iter *iter;
+    struct gate gate;
+};
+
+/* What keeps memory of the pool or of a slot in place: a batch or a lease. */
+struct holder_object {
+    PyObject ob_base;
+    struct gate gate; /* exported buffers are its users */
+    struct leat_batch *batch;
+    struct leat_hold *hold;
+    struct set_object *set;   /* of a hold */
+    struct ring_object *ring; /* of a batch */
+    const void *data;         /* of a hold */
+    uint64_t bytes;
+};
+
+extern PyTypeObject *client_type, *set_type, *ring_type, *iter_type, *holder_type, *memory_type, *order_type;
+extern PyType_Spec client_spec, set_spec, ring_spec, iter_spec, holder_spec, memory_spec, order_spec;
+
+PyObject *set_new(struct leat_ws *ws);
+void set_leave(struct set_object *set);
+/* Gives back the slot or the lease. */
+void holder_drop(struct holder_object *holder);
+
+/* Frees an object of a heap type. */
+void object_free(PyObject *self);
+/* A fresh object of one of the types above, zeroed. */
+void *object_new(PyTypeObject *type);
+PyObject *set_load(struct set_object *self, PyObject *args);
+PyObject *set_hold(struct set_object *self, PyObject *args);
+PyObject *module_dlpack(PyObject *module, PyObject *args);
+
+/* --- convert.c --------------------------------------------------------------------------------------------------- */
+
+/* Raises the Python exception of a failed call (through the function that leat._errors registered). Returns NULL. */
+PyObject *raise_error(int rc, const struct leat_error *err);
+extern PyObject *error_maker;
+
+/* "O&" converter: an int of [0, 2^64). */
+int to_u64(PyObject *object, void *ret);
+
+/* Numbers of samples out of whatever Python calls a list of integers. */
+struct ids {
+    const uint64_t *ids;
+    unsigned n;
+    uint64_t *owned;
+    Py_buffer buffer;
+    bool has_buffer;
+};
+int ids_get(PyObject *object, uint64_t length, struct ids *ret_ids);
+void ids_fini(struct ids *ids);
+
+/* A long call: the user's callback (None: only signals), and the exception that ended it. */
+struct waiting {
+    PyObject *callback;
+    PyObject *type, *value, *trace;
+};
+int waiting_progress(const struct leat_progress *progress, void *waiting);
+/* Turns the end of such a call into Python's view of it: 0, or -1 with an exception set. */
+int waiting_end(struct waiting *waiting, int rc, const struct leat_error *err);
+
+/* A wait without a callback, cut into pieces: step() says how long the next one may take, 0: it is over. */
+struct pieces {
+    uint64_t deadline_ns; /* UINT64_MAX: none */
+    uint64_t next_ns;
+};
+void pieces_init(struct pieces *pieces, uint64_t timeout_ns, uint64_t first_ns);
+uint64_t pieces_step(struct pieces *pieces);
+/* After LEAT_TIMED_OUT: 1 go on, 0 the deadline has passed, -1 a signal handler raised. Needs the GIL. */
+int pieces_more(struct pieces *pieces);
+/* The time left when a read that gave up early must wait for the ring: sleeps 10 ms. */
+void pieces_pause(void);
+
+#endif
