@@ -126,21 +126,26 @@ static bool source_unchanged(struct expected *x, const struct index *ix, uint64_
            (S_ISDIR(st.st_mode) || (uint64_t)st.st_size == s->bytes);
 }
 
+/* Is source i a folder of a tree? They stand behind the files: looking ends at the first that is none. */
+static const char *folder_path(const struct index *ix, uint64_t i)
+{
+    uint32_t offset = ix->sources[i].path;
+    if (offset >= ix->header->sections[INDEX_STRINGS].bytes)
+        return NULL;
+    const char *path = index_string(ix, offset);
+    size_t len = strlen(path);
+    return len && path[len - 1] == '/' ? path : NULL;
+}
+
 static bool tree_unchanged(struct expected *x, const struct index *ix)
 {
-    uint64_t folders = 0;
     if (ix->header->kind != INDEX_KIND_DIR || strcmp(index_string(ix, ix->header->root), x->tree))
         return false;
-    for (uint64_t i = 0; i < ix->header->nsources; i++) {
-        const char *path = index_string(ix, ix->sources[i].path);
-        size_t len = strlen(path);
-        if (len == 0 || path[len - 1] != '/')
-            continue;
-        folders++;
-        if (!source_unchanged(x, ix, i))
+    uint64_t i = ix->header->nsources;
+    for (; i > 0 && folder_path(ix, i - 1); i--)
+        if (!source_unchanged(x, ix, i - 1))
             return false;
-    }
-    return folders > 0;
+    return i < ix->header->nsources;
 }
 
 static bool files_unchanged(struct expected *x, const struct index *ix)
@@ -153,15 +158,6 @@ static bool files_unchanged(struct expected *x, const struct index *ix)
             strcmp(path, x->files.items[i]) || !source_unchanged(x, ix, i))
             return false;
     }
-    return true;
-}
-
-/* Offsets of source paths are looked at before they are used, whoever wrote the file. */
-static bool source_paths_sound(const struct index *ix)
-{
-    for (uint64_t i = 0; i < ix->header->nsources; i++)
-        if (ix->sources[i].path >= ix->header->sections[INDEX_STRINGS].bytes)
-            return false;
     return true;
 }
 
@@ -179,7 +175,7 @@ static int open_candidate(struct expected *x, const char *path, bool through_ope
     struct index ix;
     if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || index_map(fd, &ix, NULL) < 0)
         return -1;
-    bool good = source_paths_sound(&ix) && (x->tree ? tree_unchanged(x, &ix) : files_unchanged(x, &ix));
+    bool good = x->tree ? tree_unchanged(x, &ix) : files_unchanged(x, &ix);
     if (good && st.st_uid != geteuid())
         good = index_validate(&ix, NULL) == 0;
     index_close(&ix);
@@ -243,18 +239,17 @@ static void settle_root_time(int fd, const char *tree, int64_t before_ns)
     struct stat st;
     if (index_map(fd, &ix, NULL) < 0)
         return;
-    for (uint64_t i = 0; i < ix.header->nsources; i++)
-        if (!strcmp(index_string(&ix, ix.sources[i].path), "./")) {
-            if (ix.sources[i].mtime_ns == before_ns && stat(tree, &st) == 0) {
-                int64_t now_ns = timespec_ns(st.st_mtim);
-                off_t at = (off_t)(ix.header->sections[INDEX_SOURCES].offset +
-                                   i * sizeof(struct index_source) + offsetof(struct index_source, mtime_ns));
-                if (pwrite(fd, &now_ns, sizeof(now_ns), at) < 0) {
-                    /* Then it is stale, and made again. */
-                }
-            }
-            break;
+    uint64_t i = ix.header->nsources;
+    while (i > 0 && folder_path(&ix, i - 1) && strcmp(folder_path(&ix, i - 1), "./"))
+        i--;
+    if (i > 0 && folder_path(&ix, i - 1) && ix.sources[i - 1].mtime_ns == before_ns && stat(tree, &st) == 0) {
+        int64_t now_ns = timespec_ns(st.st_mtim);
+        off_t at = (off_t)(ix.header->sections[INDEX_SOURCES].offset + (i - 1) * sizeof(struct index_source) +
+                           offsetof(struct index_source, mtime_ns));
+        if (pwrite(fd, &now_ns, sizeof(now_ns), at) < 0) {
+            /* Then it is stale, and made again. */
         }
+    }
     index_close(&ix);
 }
 

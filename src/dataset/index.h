@@ -90,7 +90,7 @@ struct index_field {
 
 /*
  * A path that ends with "/" is a directory of a tree: it is there so that a change in it is noticed, has no extents
- * and is never read.
+ * and is never read. Directories stand behind all other sources.
  */
 struct index_source {
     uint32_t path;     /* string, relative to header.root ("" = root itself); see index_source_path */

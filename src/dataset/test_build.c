@@ -269,6 +269,29 @@ static void test_opener(void **state)
     dataset_spec_free(&spec);
 }
 
+/* A child that says nothing is killed at the deadline, and the error says what happened. */
+static void test_silent_child(void **state)
+{
+    char text[300], path[300];
+    struct dataset_spec spec;
+    struct leat_error err;
+    write_file("x.h5", "\x89HDF\r\n\x1a\n        ", 16);
+    write_file("leat-hdf5-table", "#!/bin/sh\nexec sleep 60\n", 24);
+    snprintf(path, sizeof(path), "%s/leat-hdf5-table", folder);
+    assert_int_equal(chmod(path, 0755), 0);
+    setenv("LEAT_LIBEXEC", folder, 1);
+    hdf5_idle_ns = 50000000;
+    snprintf(text, sizeof(text), "%s/x.h5", folder);
+    assert_int_equal(dataset_spec_parse(text, &spec, NULL), 0);
+    int fd = memfd_create("index", MFD_CLOEXEC);
+    assert_int_equal(dataset_index_build(&spec, NULL, NULL, fd, &err), LEAT_TIMED_OUT);
+    assert_non_null(strstr(err.message, "x.h5"));
+    close(fd);
+    dataset_spec_free(&spec);
+    unlink(text);
+    unlink(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -277,6 +300,7 @@ int main(void)
         cmocka_unit_test(test_table_allocations),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_opener),
+        cmocka_unit_test(test_silent_child),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -38,6 +38,12 @@ struct folder {
     size_t path_len; /* of the path up to and with this folder's "/" */
 };
 
+/* Folders are told to the builder after all files: a check of freshness reads the end of a table, not all of it. */
+struct visited {
+    char *path;
+    struct stat st;
+};
+
 struct walk {
     struct scan *scan;
     struct index_builder *b;
@@ -47,6 +53,8 @@ struct walk {
     unsigned depth, stack_cap;
     char path[PATH_MAX]; /* from the root, of what is being looked at */
     int data_field, label_field;
+    struct visited *visited;
+    uint64_t nvisited, visited_cap;
     uint64_t nfiles, nlarge;
 };
 
@@ -144,6 +152,23 @@ static int read_folder(struct walk *w, DIR *dir, struct folder *f)
     }
 }
 
+static int remember_folder(struct walk *w, const char *path, const struct stat *st)
+{
+    if (w->nvisited == w->visited_cap) {
+        uint64_t cap = w->visited_cap ? w->visited_cap * 2 : 64;
+        struct visited *visited = realloc(w->visited, cap * sizeof(*visited));
+        if (!visited)
+            return -ENOMEM;
+        w->visited = visited;
+        w->visited_cap = cap;
+    }
+    char *copy = strdup(path);
+    if (!copy)
+        return -ENOMEM;
+    w->visited[w->nvisited++] = (struct visited){copy, *st};
+    return 0;
+}
+
 /* Opens, reads and sorts the folder that w->path names (empty, or ending with "/"), and pushes it. */
 static int push_folder(struct walk *w, struct leat_error *err)
 {
@@ -179,8 +204,7 @@ static int push_folder(struct walk *w, struct leat_error *err)
     if (f.n)
         qsort_r(f.entries, f.n, sizeof(*f.entries), compare_entries, &f);
     w->stack[w->depth++] = f;
-    int64_t source = index_builder_source(w->b, f.path_len ? w->path : "./", &st);
-    return source < 0 ? (int)source : 0;
+    return remember_folder(w, f.path_len ? w->path : "./", &st);
 }
 
 static int compare_names(const void *x, const void *y)
@@ -318,6 +342,11 @@ int dir_scan(struct scan *scan, const char *path, int fd, const struct stat *st,
     while (w.depth)
         folder_fini(&w.stack[--w.depth]);
     free(w.stack);
+    for (uint64_t i = 0; i < w.nvisited; i++) {
+        index_builder_source(b, w.visited[i].path, &w.visited[i].st);
+        free(w.visited[i].path);
+    }
+    free(w.visited);
     if (rc == 0 && w.nfiles == 0)
         rc = error_set(err, LEAT_INVALID,
                        "the dataset is empty: there is no file in %s (hidden ones do not count)", path);
