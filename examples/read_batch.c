@@ -35,11 +35,14 @@ int main(int argc, char **argv)
     }
     must(leat_connect(NULL, &client, &err)); /* starts a daemon for this job unless one runs */
     must(leat_open(client, argv[1], NULL, &ws, &err));
-    must(leat_load(ws, &(struct leat_view_options){.size = sizeof(struct leat_view_options),
-                                                   .batch_size = argc > 2 ? (unsigned)atoi(argv[2]) : 64},
+    must(leat_load(ws,
+                   &(struct leat_view_options){.size = sizeof(struct leat_view_options),
+                                               .batch_size = argc > 2 ? (unsigned)atoi(argv[2]) : 64},
                    &view, &err));
-    must(leat_iterate(view, &(struct leat_iter_options){.size = sizeof(struct leat_iter_options), .seed = 1, .keep_tail = 1},
-                      &epoch, &err));
+    must(leat_iterate(
+        view,
+        &(struct leat_iter_options){.size = sizeof(struct leat_iter_options), .seed = 1, .keep_tail = 1},
+        &epoch, &err));
 
     clock_gettime(CLOCK_MONOTONIC, &start);
     for (;;) {

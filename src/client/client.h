@@ -86,7 +86,8 @@ uint64_t client_deadline(const struct leat_client *client, uint64_t timeout_ns);
 
 struct rpc_how {
     uint64_t deadline_ns;
-    leat_progress_fn progress; /* called on the waiting thread, no lock held */
+    uint64_t progress_extends_ns; /* each sign of progress moves the deadline so far ahead; 0: it stays */
+    leat_progress_fn progress;    /* called on the waiting thread, no lock held */
     void *progress_user;
     const _Atomic bool *cancel; /* looked at every so often: -ECANCELED */
 };

@@ -213,6 +213,10 @@ static void on_open(struct fake_daemon *f, int fd, const struct net_reply *m)
     bytes_put_u32(&progress, 1);
     for (unsigned i = 1; i <= 4; i++)
         bytes_put_u64(&progress, i);
+    for (unsigned i = 0; i < f->options.slow_open; i++) {
+        net_frame_send(fd, PROTO_EVENT, PROTO_PROGRESS, m->frame.id, &progress, NULL, 0, 0);
+        usleep(40000);
+    }
     net_frame_send(fd, PROTO_EVENT, PROTO_PROGRESS, m->frame.id, &progress, NULL, 0, 0);
     bytes_out_fini(&progress);
     reply(fd, m, 0, &body, fds, 2);

@@ -25,6 +25,7 @@ struct fake_options {
     bool all_loading;   /* samples turn resident when they are waited for */
     bool streamed_tail; /* samples from FAKE_SAMPLES / 2 on are streamed */
     bool pushed;
+    unsigned slow_open;    /* signs of progress before an OPEN is answered, 40 ms apart */
     uint64_t window_bytes; /* of streaming; 0: no limit */
     const char *path;      /* to listen at; NULL: in a folder of its own */
 };

@@ -341,6 +341,7 @@ static void wait_for_reader(struct leat_client *c, uint64_t deadline_ns, bool ha
 /* Under lock: until the waiter is done, 0; or why it gave up. */
 static int wait_done(struct leat_client *c, struct rpc_waiter *w, const struct rpc_how *how)
 {
+    uint64_t deadline_ns = how->deadline_ns;
     for (;;) {
         if (w->done)
             return 0;
@@ -349,6 +350,8 @@ static int wait_done(struct leat_client *c, struct rpc_waiter *w, const struct r
         if (w->has_progress) {
             struct leat_progress progress = w->progress;
             w->has_progress = false;
+            if (deadline_ns && how->progress_extends_ns)
+                deadline_ns = clock_now_ns() + how->progress_extends_ns;
             if (how->progress) {
                 pthread_mutex_unlock(&c->lock);
                 int stop = how->progress(&progress, how->progress_user);
@@ -360,15 +363,15 @@ static int wait_done(struct leat_client *c, struct rpc_waiter *w, const struct r
         }
         if (how->cancel && *how->cancel)
             return -ECANCELED;
-        if (how->deadline_ns && clock_now_ns() >= how->deadline_ns)
+        if (deadline_ns && clock_now_ns() >= deadline_ns)
             return LEAT_TIMED_OUT;
         if (c->reading) {
-            wait_for_reader(c, how->deadline_ns, how->cancel != NULL);
+            wait_for_reader(c, deadline_ns, how->cancel != NULL);
             continue;
         }
         c->reading = true;
         pthread_mutex_unlock(&c->lock);
-        int ms = clock_poll_ms(how->deadline_ns);
+        int ms = clock_poll_ms(deadline_ns);
         pump(c, how->cancel && (ms < 0 || ms > CANCEL_LOOK_MS) ? CANCEL_LOOK_MS : ms);
         pthread_mutex_lock(&c->lock);
         c->reading = false;

@@ -415,6 +415,38 @@ static void test_deadline(void **state)
     close_set(&x);
 }
 
+static int count_progress(const struct leat_progress *progress, void *user)
+{
+    assert_int_equal(progress->samples_total, 2);
+    return ++*(int *)user == 30; /* gives up */
+}
+
+/* A scan may take longer than a deadline as long as it moves; one that the caller gave stays. */
+static void test_slow_open(void **state)
+{
+    struct fake_daemon *f = fake_start(&(struct fake_options){.slow_open = 20});
+    struct leat_client *client;
+    struct leat_ws *ws;
+    int seen = 0;
+    struct leat_client_options o = {.size = sizeof(o), .socket = f->path, .timeout_ns = 400 * NS_PER_MS};
+    struct leat_open_options open = {
+        .size = sizeof(open), .progress = count_progress, .progress_user = &seen};
+    assert_int_equal(leat_connect(&o, &client, &err), 0);
+    assert_int_equal(leat_open(client, "set", &open, &ws, &err), 0);
+    assert_true(seen > 0);
+    leat_close(ws);
+    seen = 29;
+    assert_int_equal(leat_open(client, "set", &open, &ws, &err), -ECANCELED);
+    leat_disconnect(client);
+    o.timeout_ns = 0;
+    assert_int_equal(leat_connect(&o, &client, &err), 0);
+    open.timeout_ns = 100 * NS_PER_MS;
+    open.progress = NULL;
+    assert_int_equal(leat_open(client, "set", &open, &ws, &err), LEAT_TIMED_OUT);
+    leat_disconnect(client);
+    fake_stop(f);
+}
+
 static void test_version(void **state)
 {
     struct fake_daemon *f = fake_start(&(struct fake_options){0});
@@ -756,18 +788,18 @@ static void test_share(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_info),        cmocka_unit_test(test_shm),
-        cmocka_unit_test(test_two_nodes),   cmocka_unit_test(test_waits_once_a_batch),
-        cmocka_unit_test(test_streamed),    cmocka_unit_test(test_hold),
-        cmocka_unit_test(test_arguments),   cmocka_unit_test(test_ring),
-        cmocka_unit_test(test_corrupt),     cmocka_unit_test(test_revoked),
-        cmocka_unit_test(test_daemon_dies), cmocka_unit_test(test_deadline),
-        cmocka_unit_test(test_version),     cmocka_unit_test(test_nobody),
-        cmocka_unit_test(test_fork),        cmocka_unit_test(test_node_dies),
-        cmocka_unit_test(test_frozen_node), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_iterate),     cmocka_unit_test(test_iterate_errors),
-        cmocka_unit_test(test_push),        cmocka_unit_test(test_create),
-        cmocka_unit_test(test_share),
+        cmocka_unit_test(test_info),           cmocka_unit_test(test_shm),
+        cmocka_unit_test(test_two_nodes),      cmocka_unit_test(test_waits_once_a_batch),
+        cmocka_unit_test(test_streamed),       cmocka_unit_test(test_hold),
+        cmocka_unit_test(test_arguments),      cmocka_unit_test(test_ring),
+        cmocka_unit_test(test_corrupt),        cmocka_unit_test(test_revoked),
+        cmocka_unit_test(test_daemon_dies),    cmocka_unit_test(test_deadline),
+        cmocka_unit_test(test_slow_open),      cmocka_unit_test(test_version),
+        cmocka_unit_test(test_nobody),         cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_node_dies),      cmocka_unit_test(test_frozen_node),
+        cmocka_unit_test(test_threads),        cmocka_unit_test(test_iterate),
+        cmocka_unit_test(test_iterate_errors), cmocka_unit_test(test_push),
+        cmocka_unit_test(test_create),         cmocka_unit_test(test_share),
     };
     return cmocka_run_group_tests_name("client_read", tests, NULL, NULL);
 }

@@ -76,8 +76,6 @@ static int init_slot(struct leat_view *v, struct view_slot *slot, unsigned numbe
         return -ENOMEM;
     slot->memory = memory;
     madvise(memory, v->slot_bytes, MADV_HUGEPAGE);
-    madvise(memory, v->slot_bytes,
-            MADV_DONTFORK); /* a child's copy would be of no use and cost page faults */
     int rc = gather_new(v->rails, v->batch_size * v->nfields, v->batch_size * v->nfields, &slot->gather);
     struct net_ctx *ctx = v->rails->tcp ? v->rails->tcp : v->rails->shm;
     if (!rc && ctx->ops->mem_register && (ctx->ops->caps & NET_CAP_REGISTER))

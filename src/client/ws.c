@@ -179,7 +179,9 @@ static int call_open(struct leat_client *client, uint16_t type, const char *uri,
     open.uri = (char *)(uintptr_t)uri;
     struct bytes_out body = {0};
     proto_open_put(&body, &open);
+    /* Scanning a source that has no index takes as long as it takes, while it moves. A deadline of the caller's stays. */
     const struct rpc_how how = {.deadline_ns = client_deadline(client, o->timeout_ns),
+                                .progress_extends_ns = o->timeout_ns ? 0 : client->timeout_ns,
                                 .progress = o->progress,
                                 .progress_user = o->progress_user};
     struct net_reply reply;
