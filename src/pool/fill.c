@@ -9,7 +9,9 @@
  */
 #include "pool/fill.h"
 
+#include "base/clock.h"
 #include "base/crc32c.h"
+#include "base/histogram.h"
 #include "base/log.h"
 #include "pool/fill_internal.h"
 #include "pool/cluster.h"
@@ -27,6 +29,7 @@ enum segment_state { SEGMENT_TODO, SEGMENT_TAKEN, SEGMENT_DONE };
 struct fill {
     struct fill_config config;
     struct fill_counters counters;
+    struct histogram segment_times;
     const char *engine;
     pthread_mutex_t lock;
     pthread_cond_t work;
@@ -185,7 +188,9 @@ static void *thread_main(void *arg)
             load->done(load, nbad ? t->bad[0].code : 0, nbad ? t->bad[0].message : "");
         } else {
             struct wset *ws = wset_ref(p.ws);
+            uint64_t began_ns = clock_now_ns();
             segment_fill(t, ws, &ws->segments[p.segment]);
+            histogram_add(&fill->segment_times, clock_now_ns() - began_ns);
             segment_ended(fill, ws, p.segment);
             wset_unref(ws);
         }
@@ -396,6 +401,11 @@ void fill_load(struct fill *fill, struct fill_load *load)
     list_push_back(&fill->loads, &load->node);
     pthread_cond_signal(&fill->work);
     pthread_mutex_unlock(&fill->lock);
+}
+
+struct histogram *fill_segment_times(struct fill *fill)
+{
+    return &fill->segment_times;
 }
 
 void fill_stats(struct fill *fill, struct fill_stats *ret_stats)

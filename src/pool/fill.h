@@ -58,6 +58,10 @@ struct fill_load {
 };
 void fill_load(struct fill *fill, struct fill_load *load);
 
+struct histogram;
+/* Time from taking a segment to its last checksum. */
+struct histogram *fill_segment_times(struct fill *fill);
+
 struct fill_stats {
     uint64_t bytes_direct, bytes_buffered, bytes_decoded, files_opened, segments, errors;
     const char *engine; /* "uring" or "worker" */

@@ -255,6 +255,13 @@ static int regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, 
     return 0;
 }
 
+/* The smallest window that the largest sample passes through: each field's run is widened to whole blocks. */
+static uint64_t window_least(const struct wset *ws)
+{
+    const struct index_header *h = ws->index.header;
+    return align_up(h->max_sample_bytes, 4096) + (h->nfields + 1) * 3ull * 4096;
+}
+
 /*
  * What the set gets: all of it, or a pinned part and a window of a quarter. Sets ws->pinned_end and *ret_window.
  */
@@ -271,13 +278,14 @@ static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *r
     size_format(need, needs);
     size_format(grant, has);
     size_format(pool->office.cap_bytes, cap);
-    uint64_t window = align_down(MAX(grant / 4, 4 * (ws->index.header->max_sample_bytes + 8 * KIB)), 4096);
+    uint64_t least = window_least(ws);
+    uint64_t window = align_down(MIN(MAX(grant / 4, 4 * least), grant), 4096);
     if (ws->flags & PROTO_WS_PUSHED)
         return error_set(
             err, LEAT_NO_SPACE,
             "the set needs %s and the pool has %s free of %s: raise the pool's size or drop a set", needs,
             has, cap);
-    if (window > grant || window == 0)
+    if (window < least)
         return error_set(err, LEAT_NO_SPACE,
                          "the set needs %s, the pool has %s free of %s, and not even a window for streaming "
                          "it fits: raise the pool's "
@@ -324,9 +332,12 @@ int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_stagin
 {
     if (!ws->staging) {
         /* A sample that was lost with its node: read from its source again, through a small window. */
-        uint64_t window = align_up(MAX(64 * MIB, 4 * (ws->index.header->max_sample_bytes + 8 * KIB)), 4096);
+        uint64_t window = MAX(64 * MIB, 4 * window_least(ws));
         evict_idle(pool, window);
-        int code = staging_make(pool, ws, MIN(window, MAX(pool_room(pool), 4096ull)), err);
+        window = align_down(MIN(window, pool_room(pool)), 4096);
+        if (window < window_least(ws))
+            return error_set(err, LEAT_NO_SPACE, "the pool has no room to read lost samples again");
+        int code = staging_make(pool, ws, window, err);
         if (code < 0)
             return code;
     }

@@ -46,6 +46,7 @@ struct open_request {
     /* On the loop: ws (a lease is the callee's to take) or an error. The request is freed afterwards. */
     void (*opened)(struct open_request *request, struct wset *ws, const struct leat_error *err);
     void (*progress)(struct open_request *request, uint64_t samples, uint64_t bytes);
+    uint64_t began_ns;
     void *user; /* the asker: its connection, and which message */
     uint16_t type;
     uint64_t id;

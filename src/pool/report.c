@@ -197,6 +197,22 @@ static void metric(struct text *t, const char *name, const char *type, const cha
     text_add(t, "# HELP leat_%s %s\n# TYPE leat_%s %s\nleat_%s %.17g\n", name, help, name, type, name, value);
 }
 
+static void histogram_text(struct text *t, const char *name, const char *help, struct histogram *h)
+{
+    uint64_t total = 0;
+    text_add(t, "# HELP leat_%s_seconds %s\n# TYPE leat_%s_seconds histogram\n", name, help, name);
+    for (unsigned k = 0; k <= HISTOGRAM_BUCKETS; k++) {
+        total += atomic_load_explicit(&h->counts[k], memory_order_relaxed);
+        if (k < HISTOGRAM_BUCKETS)
+            text_add(t, "leat_%s_seconds_bucket{le=\"%.9g\"} %" PRIu64 "\n", name, (double)(1ull << k) * 1e-6,
+                     total);
+    }
+    text_add(t,
+             "leat_%s_seconds_bucket{le=\"+Inf\"} %" PRIu64
+             "\nleat_%s_seconds_sum %.9g\nleat_%s_seconds_count %" PRIu64 "\n",
+             name, total, name, (double)atomic_load(&h->sum_ns) * 1e-9, name, total);
+}
+
 static char *metrics_text(const struct server_view *view)
 {
     struct pool *pool = view->pool;
@@ -244,6 +260,13 @@ static char *metrics_text(const struct server_view *view)
     for (unsigned k = 0; k < LEDGER_REASONS; k++)
         text_add(&t, "leat_copied_bytes_total{reason=\"%s\"} %" PRIu64 "\n", ledger_names[k],
                  atomic_load(&ledger_bytes[k]));
+    struct server_times *times = view->times;
+    histogram_text(&t, "open", "Time to answer an open: scan or index at hand, admission, placement.",
+                   &times->open);
+    histogram_text(&t, "wait", "Time readers waited for samples that were not in the pool yet.",
+                   &times->wait);
+    histogram_text(&t, "fetch", "Time to bring streamed samples into the window.", &times->fetch);
+    histogram_text(&t, "segment", "Time to load and checksum a segment.", fill_segment_times(pool->fill));
     if (t.failed) {
         free(t.data);
         return NULL;

@@ -7,22 +7,15 @@
 #include "pool/server_internal.h"
 
 #include "base/clock.h"
-#include "base/crc32c.h"
 #include "base/log.h"
 #include "leat/leat.h"
-#include "pool/cluster.h"
 #include "pool/region.h"
 #include "pool/staging.h"
 #include "pool/wset.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdio.h>
-#include <sys/socket.h>
-
-#define DROP_FOREVER_NS (365ull * 24 * 3600 * NS_PER_S)
 
 static void reply(struct client *c, uint16_t type, uint64_t id, const struct bytes_out *body, const int *fds,
                   unsigned nfds)
@@ -30,7 +23,7 @@ static void reply(struct client *c, uint16_t type, uint64_t id, const struct byt
     conn_send(c->conn, PROTO_REPLY, type, id, 0, body, fds, nfds);
 }
 
-static int refuse(struct client *c, const struct proto_frame *f, const struct leat_error *err)
+int requests_refuse(struct client *c, const struct proto_frame *f, const struct leat_error *err)
 {
     conn_send_error(c->conn, f->type, f->id, err);
     return 0;
@@ -65,11 +58,11 @@ static int handle_add(struct client *c, struct wset *ws, uint64_t *ret_id, struc
     return 0;
 }
 
-static int unknown_handle(struct client *c, const struct proto_frame *f)
+int requests_unknown(struct client *c, const struct proto_frame *f)
 {
     struct leat_error err;
     error_set(&err, LEAT_STALE, "this working set is not open (any more)");
-    return refuse(c, f, &err);
+    return requests_refuse(c, f, &err);
 }
 
 static void drops_advance(struct server *s, struct wset *ws);
@@ -99,6 +92,9 @@ static void pending_free(struct pending *p)
     list_remove(&p->client_node);
     list_remove(&p->set_node);
     loop_timer_clear(&p->timer);
+    struct server_times *times = &p->client->server->times;
+    if (p->kind != PENDING_DROP)
+        histogram_add(p->kind == PENDING_WAIT ? &times->wait : &times->fetch, clock_now_ns() - p->began_ns);
     if (p->fetch)
         fetch_free(p->fetch);
     free(p->samples);
@@ -106,8 +102,8 @@ static void pending_free(struct pending *p)
     free(p);
 }
 
-static struct pending *pending_new(struct client *c, const struct proto_frame *f, struct wset *ws,
-                                   enum pending_kind kind, struct leat_error *err)
+struct pending *pending_new(struct client *c, const struct proto_frame *f, struct wset *ws,
+                            enum pending_kind kind, struct leat_error *err)
 {
     unsigned n = 0;
     list_for_each (node, &c->pendings)
@@ -120,14 +116,19 @@ static struct pending *pending_new(struct client *c, const struct proto_frame *f
             error_set(err, LEAT_BUSY, "%u requests of this process are waiting already", n);
         return NULL;
     }
-    *p = (struct pending){.client = c, .ws = wset_ref(ws), .kind = kind, .type = f->type, .id = f->id};
+    *p = (struct pending){.client = c,
+                          .ws = wset_ref(ws),
+                          .kind = kind,
+                          .type = f->type,
+                          .id = f->id,
+                          .began_ns = clock_now_ns()};
     list_init(&p->set_node);
     list_push_back(&c->pendings, &p->client_node);
     list_push_back(&ws->waiters, &p->set_node);
     return p;
 }
 
-static void pending_refuse(struct pending *p, const struct leat_error *err)
+void pending_refuse(struct pending *p, const struct leat_error *err)
 {
     conn_send_error(p->client->conn, p->type, p->id, err);
     pending_free(p);
@@ -205,7 +206,7 @@ static bool fetch_advance(struct pending *p)
     return true;
 }
 
-static bool drop_advance(struct pending *p)
+bool pending_drop_advance(struct pending *p)
 {
     if (p->ws->leases > 0)
         return false;
@@ -233,7 +234,7 @@ static void drops_advance(struct server *s, struct wset *ws)
     list_for_each_safe (node, &ws->waiters) {
         struct pending *p = container_of(node, struct pending, set_node);
         if (p->kind == PENDING_DROP)
-            drop_advance(p);
+            pending_drop_advance(p);
     }
 }
 
@@ -313,6 +314,7 @@ static void send_ws(struct client *c, uint16_t type, uint64_t id, struct wset *w
 static void opened(struct open_request *r, struct wset *ws, const struct leat_error *err)
 {
     struct client *c = r->user;
+    histogram_add(&c->server->times.open, clock_now_ns() - r->began_ns);
     if (ws)
         send_ws(c, r->type, r->id, ws);
     else
@@ -351,6 +353,7 @@ static int on_open(struct client *c, struct conn_message *m)
                                .append = m->frame.type == PROTO_APPEND,
                                .type = m->frame.type,
                                .id = m->frame.id,
+                               .began_ns = clock_now_ns(),
                                .opened = opened,
                                .progress = open_progress,
                                .user = c};
@@ -375,7 +378,7 @@ static int on_create(struct client *c, struct conn_message *m)
             ? pool_create(c->server->pool, name, m->fds[0], c->uid, c->gid, flags, &ws, &err)
             : error_set(&err, LEAT_INVALID, "the index must be a memfd sealed against writing and shrinking");
     if (code < 0)
-        return refuse(c, &m->frame, &err);
+        return requests_refuse(c, &m->frame, &err);
     m->fds[0] = -1;
     reply(c, m->frame.type, m->frame.id, NULL, NULL, 0);
     return 0;
@@ -406,7 +409,7 @@ static int on_regions(struct client *c, struct conn_message *m)
         return LEAT_CORRUPT;
     struct wset *ws = client_handle(c, id);
     if (!ws)
-        return unknown_handle(c, &m->frame);
+        return requests_unknown(c, &m->frame);
     uint32_t gids[PROTO_FDS_MAX], n = 0;
     int fds[PROTO_FDS_MAX];
     if (first == PROTO_STAGING && ws->staging) {
@@ -439,11 +442,11 @@ static int on_wait(struct client *c, struct conn_message *m)
         return LEAT_CORRUPT;
     struct wset *ws = client_handle(c, id);
     if (!ws)
-        return unknown_handle(c, &m->frame);
+        return requests_unknown(c, &m->frame);
     struct leat_error err;
     struct pending *p = pending_new(c, &m->frame, ws, PENDING_WAIT, &err);
     if (!p)
-        return refuse(c, &m->frame, &err);
+        return requests_refuse(c, &m->frame, &err);
     p->n = n;
     p->samples = n ? malloc(n * sizeof(*p->samples)) : NULL;
     if (n && !p->samples) {
@@ -500,19 +503,21 @@ static int on_fetch(struct client *c, struct conn_message *m)
         return LEAT_CORRUPT;
     struct wset *ws = client_handle(c, id);
     if (!ws)
-        return unknown_handle(c, &m->frame);
+        return requests_unknown(c, &m->frame);
     struct leat_error err = {0};
     if (atomic_load(&ws->revoked)) {
         revoked_error(ws, &err);
-        return refuse(c, &m->frame, &err);
+        return requests_refuse(c, &m->frame, &err);
     }
     if (ws->flags & PROTO_WS_PUSHED) {
-        error_set(&err, LEAT_PEER_GONE, "the node that held them is gone, and a set that was pushed has no source to read them from again");
-        return refuse(c, &m->frame, &err);
+        error_set(&err, LEAT_PEER_GONE,
+                  "the node that held them is gone, and a set that was pushed has no source to read them "
+                  "from again");
+        return requests_refuse(c, &m->frame, &err);
     }
     struct pending *p = pending_new(c, &m->frame, ws, PENDING_FETCH, &err);
     if (!p)
-        return refuse(c, &m->frame, &err);
+        return requests_refuse(c, &m->frame, &err);
     p->fetch = calloc(1, sizeof(*p->fetch));
     if (p->fetch) {
         list_init(&p->fetch->node);
@@ -561,376 +566,17 @@ static int on_cancel(struct client *c, struct conn_message *m)
     return 0;
 }
 
-/* --- data connections ---------------------------------------------------------------------------------------------- */
-
-struct data_target {
-    struct net_serve_target target; /* first */
-    struct wset *ws;                /* a reference */
-    bool may_write;
-};
-
-static void *data_resolve(struct net_serve_target *target, uint32_t gid, uint64_t offset, uint64_t bytes,
-                          bool write, int *ret_status)
-{
-    struct data_target *d = container_of(target, struct data_target, target);
-    struct wset *ws = d->ws;
-    *ret_status = atomic_load(&ws->revoked) ? LEAT_STALE : LEAT_INVALID;
-    if (*ret_status == LEAT_STALE || gid >= ws->nregions || !ws->regions[gid].region)
-        return NULL;
-    struct region *r = ws->regions[gid].region;
-    if (bytes > r->used_bytes || offset > r->used_bytes - bytes || (write && !d->may_write))
-        return NULL;
-    return r->addr + offset;
-}
-
-static void pushed_part(struct wset *ws, uint64_t i, unsigned f, const struct index_part *part,
-                        struct bytes_out *records)
-{
-    /* Region by region: what lies on other hosts is reported from there. */
-    for (uint64_t at = 0; at < part->bytes;) {
-        uint64_t address = part->address + at;
-        uint64_t n = MIN(part->bytes - at, ws->region_bytes - address % ws->region_bytes);
-        const uint8_t *data = wset_address(ws, address, n);
-        if (data) {
-            uint32_t crc = crc32c(0, data, n);
-            wset_piece(ws, i, f, at, n, crc, 0);
-            if (ws->nnodes)
-                cluster_ready_record(records, i, f, crc, at, n, 0);
-        }
-        at += n;
-    }
-}
-
-static int data_written(struct net_serve_target *target, uint64_t first, uint32_t count)
-{
-    struct wset *ws = container_of(target, struct data_target, target)->ws;
-    uint64_t end;
-    if (add_overflows(first, count, &end) || end > ws->index.header->nsamples)
-        return LEAT_INVALID;
-    struct index_part part;
-    struct bytes_out records = {0};
-    for (uint64_t i = first; i < end; i++) {
-        if (wset_sample_state(ws, i) != LIVE_ABSENT)
-            continue; /* written before: readers may rely on it */
-        for (unsigned f = 0; f < ws->index.header->nfields; f++) {
-            if (index_part(&ws->index, i, f, &part) && part.bytes > 0)
-                pushed_part(ws, i, f, &part, &records);
-        }
-    }
-    if (records.len && ws->pool->cluster)
-        cluster_ready(ws->pool->cluster, ws, &records);
-    bytes_out_fini(&records);
-    wset_advanced(ws);
-    return 0;
-}
-
-static void data_unref(struct net_serve_target *target)
-{
-    struct data_target *d = container_of(target, struct data_target, target);
-    wset_unref(d->ws);
-    free(d);
-}
-
-int data_serve(struct server *s, struct wset *ws, uint32_t uid, int fd)
-{
-    struct data_target *d = calloc(1, sizeof(*d));
-    if (!d)
-        return -ENOMEM;
-    *d = (struct data_target){
-        .target = {.resolve = data_resolve, .written = data_written, .unref = data_unref},
-        .ws = wset_ref(ws),
-        .may_write = (ws->flags & PROTO_WS_PUSHED) && (uid == ws->owner_uid || uid == 0)};
-    int code = net_server_add(s->pool->server, fd, &d->target);
-    if (code < 0)
-        data_unref(&d->target);
-    return code;
-}
-
-/* A TCP connection to ourselves, both ends ours: what `transport=tcp` reads through on one host. */
-static int tcp_pair(int ret_fds[2])
-{
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}, b, peer;
-    socklen_t len = sizeof(a);
-    AUTO_CLOSE int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    AUTO_CLOSE int one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (listener < 0 || one < 0 || bind(listener, (struct sockaddr *)&a, sizeof(a)) < 0 ||
-        listen(listener, 1) < 0 || getsockname(listener, (struct sockaddr *)&a, &len) < 0 ||
-        connect(one, (struct sockaddr *)&a, sizeof(a)) < 0)
-        return -errno;
-    len = sizeof(peer);
-    AUTO_CLOSE int two = accept4(listener, (struct sockaddr *)&peer, &len, SOCK_CLOEXEC);
-    len = sizeof(b);
-    if (two < 0 || getsockname(one, (struct sockaddr *)&b, &len) < 0)
-        return -errno;
-    if (peer.sin_port != b.sin_port || peer.sin_addr.s_addr != b.sin_addr.s_addr)
-        return LEAT_DENIED; /* somebody else got in between: not our end */
-    int on = 1;
-    setsockopt(one, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    setsockopt(two, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    ret_fds[0] = TAKE_FD(one);
-    ret_fds[1] = TAKE_FD(two);
-    return 0;
-}
-
-struct brokering {
-    struct server *server;
-    struct client *client; /* compared only: it may be gone */
-    uint16_t type;
-    uint64_t id;
-    char node[256];
-};
-
-static struct client *client_alive(struct server *s, const struct client *client)
-{
-    list_for_each (node, &s->clients) {
-        if (container_of(node, struct client, node) == client)
-            return container_of(node, struct client, node);
-    }
-    return NULL;
-}
-
-static void brokered(void *user, int fd, const char *message)
-{
-    struct brokering *b = user;
-    struct client *c = client_alive(b->server, b->client);
-    struct leat_error err;
-    if (c && fd >= 0) {
-        reply(c, b->type, b->id, NULL, &fd, 1);
-    } else if (c) {
-        error_set(&err, fd == LEAT_STALE || fd == LEAT_DENIED ? fd : LEAT_PEER_GONE, "node %s: %s", b->node,
-                  message);
-        conn_send_error(c->conn, b->type, b->id, &err);
-    }
-    if (fd >= 0)
-        close(fd);
-    free(b);
-}
-
-static int broker_dial(struct client *c, struct wset *ws, uint32_t node, const struct proto_frame *f)
-{
-    struct brokering *b = malloc(sizeof(*b));
-    int code = -ENOMEM;
-    if (b) {
-        *b = (struct brokering){.server = c->server, .client = c, .type = f->type, .id = f->id};
-        snprintf(b->node, sizeof(b->node), "%s", ws->nodes[node].address);
-        code = cluster_dial(c->server->pool->cluster, ws, node, c->uid, c->gid, brokered, b);
-    }
-    if (code < 0) {
-        struct leat_error err;
-        error_sys(&err, code, "cannot connect to node %s", ws->nodes[node].address);
-        free(b);
-        return refuse(c, f, &err);
-    }
-    return 0;
-}
-
-static int on_broker(struct client *c, struct conn_message *m)
-{
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint64_t id = bytes_get_u64(&in);
-    uint32_t node = bytes_get_u32(&in);
-    if (bytes_in_done(&in) < 0)
-        return LEAT_CORRUPT;
-    struct wset *ws = client_handle(c, id);
-    if (!ws)
-        return unknown_handle(c, &m->frame);
-    struct leat_error err;
-    if (node != ws->self_node) {
-        if (ws->nnodes == 0 || node >= ws->nnodes || !c->server->pool->cluster) {
-            error_set(&err, LEAT_NOT_FOUND, "node %u is not part of this working set", node);
-            return refuse(c, &m->frame, &err);
-        }
-        return broker_dial(c, ws, node, &m->frame);
-    }
-    int fds[2];
-    int code = tcp_pair(fds);
-    if (code == 0 && (code = data_serve(c->server, ws, c->uid, fds[1])) < 0) {
-        close(fds[0]);
-        close(fds[1]);
-    }
-    if (code < 0) {
-        error_sys(&err, code, "cannot make a data connection");
-        return refuse(c, &m->frame, &err);
-    }
-    reply(c, m->frame.type, m->frame.id, NULL, fds, 1);
-    close(fds[0]);
-    return 0;
-}
-
-/* --- looking after the pool ------------------------------------------------------------------------------------------ */
-
-static int on_query(struct client *c, struct conn_message *m)
-{
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint32_t query = bytes_get_u32(&in);
-    AUTO_FREE char *arg = bytes_get_str(&in, PROTO_STR_MAX);
-    if (bytes_in_done(&in) < 0)
-        return LEAT_CORRUPT;
-    struct server *s = c->server;
-    struct server_view view = {.pool = s->pool,
-                               .clients = s->nclients,
-                               .requests = s->requests,
-                               .rejected = s->rejected,
-                               .socket = s->config.socket,
-                               .listen = s->config.listen,
-                               .node_name = s->config.node_name,
-                               .program = s->config.program,
-                               .started_ns = s->started_ns};
-    struct leat_error err = {0};
-    AUTO_FREE char *text = NULL;
-    if (report_query(&view, query, arg, c->uid, c->gid, &text, &err) < 0)
-        return refuse(c, &m->frame, &err);
-    struct bytes_out body = {0};
-    bytes_put_str(&body, text);
-    reply(c, m->frame.type, m->frame.id, &body, NULL, 0);
-    bytes_out_fini(&body);
-    return 0;
-}
-
-static void drop_timeout(struct loop_timer *timer)
-{
-    struct pending *p = container_of(timer, struct pending, timer);
-    struct leat_error err;
-    error_set(&err, LEAT_BUSY, "%u process%s still %s working set %s: try later, or drop it by force",
-              p->ws->leases, p->ws->leases == 1 ? "" : "es", p->ws->leases == 1 ? "uses" : "use",
-              p->ws->name[0] ? p->ws->name : p->ws->spec);
-    pending_refuse(p, &err);
-}
-
-static int on_drop(struct client *c, struct conn_message *m)
-{
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint32_t flags = bytes_get_u32(&in);
-    uint64_t wait_ns = bytes_get_u64(&in);
-    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
-    if (bytes_in_done(&in) < 0)
-        return LEAT_CORRUPT;
-    struct leat_error err;
-    struct wset *ws = pool_find(c->server->pool, name);
-    if (!ws) {
-        error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", name);
-        return refuse(c, &m->frame, &err);
-    }
-    if (c->uid != ws->owner_uid && c->uid != 0) {
-        error_set(&err, LEAT_DENIED, "working set '%s' belongs to another user", name);
-        return refuse(c, &m->frame, &err);
-    }
-    if (flags & LEAT_DROP_FORCE) {
-        pool_drop(c->server->pool, ws, POOL_DROP_FORCE);
-        reply(c, m->frame.type, m->frame.id, NULL, NULL, 0);
-        return 0;
-    }
-    struct pending *p = pending_new(c, &m->frame, ws, PENDING_DROP, &err);
-    if (!p)
-        return refuse(c, &m->frame, &err);
-    if (drop_advance(p))
-        return 0;
-    p->timer.fire = drop_timeout;
-    loop_timer_set(c->server->loop, &p->timer, clock_now_ns() + MIN(wait_ns, DROP_FOREVER_NS));
-    return 0;
-}
-
-static int on_stop(struct client *c, struct conn_message *m)
-{
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint32_t force = bytes_get_u32(&in);
-    if (bytes_in_done(&in) < 0)
-        return LEAT_CORRUPT;
-    struct server *s = c->server;
-    struct leat_error err;
-    if (s->config.linger_ns == 0 && c->uid != 0 && c->uid != geteuid()) {
-        error_set(&err, LEAT_DENIED, "only its own user or root may stop a system daemon");
-        return refuse(c, &m->frame, &err);
-    }
-    if (!force && s->nclients > 1) {
-        error_set(&err, LEAT_BUSY,
-                  "%u other process%s use%s this daemon: stop them first, or stop it by force",
-                  s->nclients - 1, s->nclients == 2 ? "" : "es", s->nclients == 2 ? "s" : "");
-        return refuse(c, &m->frame, &err);
-    }
-    reply(c, m->frame.type, m->frame.id, NULL, NULL, 0);
-    log_info("stopped by pid %d", c->pid);
-    loop_stop(s->loop);
-    return 0;
-}
-
-struct verifying {
-    struct server *server;
-    struct client *client; /* compared only: it may be gone */
-    uint64_t serial_id;
-    uint16_t type;
-};
-
-static void verify_progress(void *user, uint64_t done, uint64_t total)
-{
-    struct verifying *v = user;
-    struct client *c = client_alive(v->server, v->client);
-    if (!c)
-        return;
-    struct bytes_out body = {0};
-    bytes_put_u32(&body, LEAT_STAGE_VERIFY);
-    bytes_put_u64(&body, done);
-    bytes_put_u64(&body, total);
-    bytes_put_u64(&body, 0);
-    bytes_put_u64(&body, 0);
-    conn_send(c->conn, PROTO_EVENT, PROTO_PROGRESS, v->serial_id, 0, &body, NULL, 0);
-    bytes_out_fini(&body);
-}
-
-static void verify_done(void *user, const struct verify_result *result)
-{
-    struct verifying *v = user;
-    struct client *c = client_alive(v->server, v->client);
-    struct leat_error err;
-    if (c && result->status < 0) {
-        error_set(&err, result->status, "%s", result->first_bad);
-        conn_send_error(c->conn, v->type, v->serial_id, &err);
-    } else if (c) {
-        struct bytes_out body = {0};
-        bytes_put_u64(&body, result->bad);
-        bytes_put_str(&body, result->first_bad);
-        reply(c, v->type, v->serial_id, &body, NULL, 0);
-        bytes_out_fini(&body);
-    }
-    free(v);
-}
-
-static int on_verify(struct client *c, struct conn_message *m)
-{
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint64_t id = bytes_get_u64(&in);
-    uint32_t flags = bytes_get_u32(&in);
-    if (bytes_in_done(&in) < 0)
-        return LEAT_CORRUPT;
-    struct wset *ws = client_handle(c, id);
-    if (!ws)
-        return unknown_handle(c, &m->frame);
-    struct verifying *v = malloc(sizeof(*v));
-    int code = -ENOMEM;
-    if (v) {
-        *v = (struct verifying){c->server, c, m->frame.id, m->frame.type};
-        code = verify_start(c->server->pool, ws, flags & LEAT_VERIFY_SOURCE, verify_progress, verify_done, v);
-    }
-    if (code < 0) {
-        struct leat_error err;
-        error_sys(&err, code, "cannot start a verification");
-        free(v);
-        return refuse(c, &m->frame, &err);
-    }
-    return 0;
-}
-
 int requests_dispatch(struct client *c, struct conn_message *m)
 {
     static const struct {
         uint16_t type;
         int (*handle)(struct client *, struct conn_message *);
     } table[] = {
-        {PROTO_OPEN, on_open},     {PROTO_APPEND, on_open},     {PROTO_CREATE, on_create},
-        {PROTO_CLOSE, on_close},   {PROTO_REGIONS, on_regions}, {PROTO_WAIT, on_wait},
-        {PROTO_FETCH, on_fetch},   {PROTO_RELEASE, on_release}, {PROTO_CANCEL, on_cancel},
-        {PROTO_BROKER, on_broker}, {PROTO_QUERY, on_query},     {PROTO_DROP, on_drop},
-        {PROTO_STOP, on_stop},     {PROTO_VERIFY, on_verify},
+        {PROTO_OPEN, on_open},           {PROTO_APPEND, on_open},         {PROTO_CREATE, on_create},
+        {PROTO_CLOSE, on_close},         {PROTO_REGIONS, on_regions},     {PROTO_WAIT, on_wait},
+        {PROTO_FETCH, on_fetch},         {PROTO_RELEASE, on_release},     {PROTO_CANCEL, on_cancel},
+        {PROTO_BROKER, requests_broker}, {PROTO_QUERY, requests_query},   {PROTO_DROP, requests_drop},
+        {PROTO_STOP, requests_stop},     {PROTO_VERIFY, requests_verify},
     };
     if (m->frame.payload_bytes > 0)
         return LEAT_CORRUPT;
@@ -941,5 +587,5 @@ int requests_dispatch(struct client *c, struct conn_message *m)
     struct leat_error err;
     error_set(&err, LEAT_UNSUPPORTED, "this daemon does not know request %u: is it older than the client?",
               m->frame.type);
-    return refuse(c, &m->frame, &err);
+    return requests_refuse(c, &m->frame, &err);
 }

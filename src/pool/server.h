@@ -7,6 +7,7 @@
 #define POOL_SERVER_H
 
 #include "base/base.h"
+#include "base/histogram.h"
 #include "pool/pool.h"
 
 struct loop;
@@ -29,8 +30,14 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
 void server_free(struct server *server);
 
 /* JSON or Prometheus text of LEAT_QUERY_*, for a caller: pool/report.c. Caller frees. */
+/* How long requests that wait were open, on the control loop. */
+struct server_times {
+    struct histogram open, wait, fetch;
+};
+
 struct server_view {
     struct pool *pool;
+    struct server_times *times;
     unsigned clients;
     uint64_t requests, rejected;
     const char *socket, *listen, *node_name, *program;

@@ -19,6 +19,7 @@ struct server {
     struct list clients;
     unsigned nclients; /* after their handshake, on the unix socket */
     uint64_t started_ns, requests, rejected;
+    struct server_times times;
     struct loop_timer linger;
 };
 
@@ -40,6 +41,7 @@ struct pending {
     uint64_t id;
     uint64_t *samples; /* WAIT */
     uint32_t n, at;
+    uint64_t began_ns;
     struct fetch *fetch;     /* FETCH */
     struct loop_timer timer; /* DROP */
 };
@@ -75,6 +77,24 @@ struct client {
 #define CLIENT_FETCHES_MAX  65536u
 
 int requests_dispatch(struct client *client, struct conn_message *message);
+/* Answers with err; returns 0: the connection stays. */
+int requests_refuse(struct client *client, const struct proto_frame *frame, const struct leat_error *err);
+int requests_unknown(struct client *client, const struct proto_frame *frame);
+/* admin.c and data.c */
+int requests_query(struct client *client, struct conn_message *message);
+int requests_drop(struct client *client, struct conn_message *message);
+int requests_stop(struct client *client, struct conn_message *message);
+int requests_verify(struct client *client, struct conn_message *message);
+int requests_broker(struct client *client, struct conn_message *message);
+/* NULL with err set when the client has too many, or memory is short. */
+struct pending *pending_new(struct client *client, const struct proto_frame *frame, struct wset *ws,
+                            enum pending_kind kind, struct leat_error *err);
+/* Answers with err and frees. */
+void pending_refuse(struct pending *pending, const struct leat_error *err);
+/* A DROP that waits for leases: true when it was answered (and is gone). */
+bool pending_drop_advance(struct pending *pending);
+/* The client itself if it is still connected, else NULL. */
+struct client *client_alive(struct server *server, const struct client *client);
 /* Looks at what waits for this set. */
 void requests_advance(struct wset *ws);
 /* Gives back everything the client holds. */

@@ -22,6 +22,14 @@ struct rights {
     int ngroups;
 };
 
+static void rights_restore(const struct rights *saved)
+{
+    setfsuid(geteuid());
+    setfsgid(getegid());
+    if (thread_setgroups((size_t)saved->ngroups, saved->groups) < 0)
+        abort(); /* a thread with foreign rights must not go on */
+}
+
 static int rights_take(const struct source_caller *caller, struct rights *saved)
 {
     saved->ngroups = getgroups(GROUPS_MAX, saved->groups);
@@ -37,20 +45,13 @@ static int rights_take(const struct source_caller *caller, struct rights *saved)
             return -EPERM; /* in more groups than we can take on: no guess */
     }
     if (thread_setgroups((size_t)n, groups) < 0)
-        return -EPERM;
+        return -EPERM; /* not allowed to act for others: nothing was changed */
     setfsgid(caller->gid);
     setfsuid(caller->uid);
-    if (setfsuid((uid_t)-1) != (int)caller->uid || setfsgid((gid_t)-1) != (int)caller->gid)
-        return -EPERM;
-    return 0;
-}
-
-static void rights_restore(const struct rights *saved)
-{
-    setfsuid(geteuid());
-    setfsgid(getegid());
-    if (thread_setgroups((size_t)saved->ngroups, saved->groups) < 0)
-        abort(); /* a thread with foreign rights must not go on */
+    if (setfsuid((uid_t)-1) == (int)caller->uid && setfsgid((gid_t)-1) == (int)caller->gid)
+        return 0;
+    rights_restore(saved);
+    return -EPERM;
 }
 
 static int open_beneath(const char *root, const char *path, int flags)
@@ -88,9 +89,10 @@ int source_open(const struct source_opener *opener, const struct source_caller *
     if (!saved)
         return -ENOMEM;
     int fd = rights_take(caller, saved);
-    if (fd == 0)
+    if (fd == 0) {
         fd = open_beneath(root, rest, flags);
-    rights_restore(saved);
+        rights_restore(saved);
+    }
     free(saved);
     return fd;
 }

@@ -433,7 +433,8 @@ void wset_piece(struct wset *ws, uint64_t i, unsigned f, uint64_t offset, uint64
 int wset_streamed(struct wset *ws, uint64_t i, unsigned f, uint32_t crc)
 {
     uint64_t at = i * ws->index.header->nfields + f;
-    bool known = (ws->crc_known && atomic_load_explicit(&ws->crc_known[at], memory_order_acquire)) || wset_part_known(ws, i, f);
+    bool known = (ws->crc_known && atomic_load_explicit(&ws->crc_known[at], memory_order_acquire)) ||
+                 wset_part_known(ws, i, f);
     if (!known) {
         __atomic_store_n(&ws->crc[at], crc, __ATOMIC_RELAXED);
         if (ws->crc_known)

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Data connections: what a data thread may touch on behalf of one (a reference to a working set, its regions and nothing else), and
+ * how a client gets one: from us over a TCP pair of our own, or to another node by a handshake that we make for it, so that the
+ * token never leaves daemons.
+ */
+#include "pool/server_internal.h"
+
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "pool/cluster.h"
+#include "pool/region.h"
+#include "pool/wset.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <sys/socket.h>
+
+struct data_target {
+    struct net_serve_target target; /* first */
+    struct wset *ws;                /* a reference */
+    bool may_write;
+};
+
+static void *data_resolve(struct net_serve_target *target, uint32_t gid, uint64_t offset, uint64_t bytes,
+                          bool write, int *ret_status)
+{
+    struct data_target *d = container_of(target, struct data_target, target);
+    struct wset *ws = d->ws;
+    *ret_status = atomic_load(&ws->revoked) ? LEAT_STALE : LEAT_INVALID;
+    if (*ret_status == LEAT_STALE || gid >= ws->nregions || !ws->regions[gid].region)
+        return NULL;
+    struct region *r = ws->regions[gid].region;
+    if (bytes > r->used_bytes || offset > r->used_bytes - bytes || (write && !d->may_write))
+        return NULL;
+    return r->addr + offset;
+}
+
+static void pushed_part(struct wset *ws, uint64_t i, unsigned f, const struct index_part *part,
+                        struct bytes_out *records)
+{
+    /* Region by region: what lies on other hosts is reported from there. */
+    for (uint64_t at = 0; at < part->bytes;) {
+        uint64_t address = part->address + at;
+        uint64_t n = MIN(part->bytes - at, ws->region_bytes - address % ws->region_bytes);
+        const uint8_t *data = wset_address(ws, address, n);
+        if (data) {
+            uint32_t crc = crc32c(0, data, n);
+            wset_piece(ws, i, f, at, n, crc, 0);
+            if (ws->nnodes)
+                cluster_ready_record(records, i, f, crc, at, n, 0);
+        }
+        at += n;
+    }
+}
+
+static int data_written(struct net_serve_target *target, uint64_t first, uint32_t count)
+{
+    struct wset *ws = container_of(target, struct data_target, target)->ws;
+    uint64_t end;
+    if (add_overflows(first, count, &end) || end > ws->index.header->nsamples)
+        return LEAT_INVALID;
+    struct index_part part;
+    struct bytes_out records = {0};
+    for (uint64_t i = first; i < end; i++) {
+        if (wset_sample_state(ws, i) != LIVE_ABSENT)
+            continue; /* written before: readers may rely on it */
+        for (unsigned f = 0; f < ws->index.header->nfields; f++) {
+            if (index_part(&ws->index, i, f, &part) && part.bytes > 0)
+                pushed_part(ws, i, f, &part, &records);
+        }
+    }
+    if (records.len && ws->pool->cluster)
+        cluster_ready(ws->pool->cluster, ws, &records);
+    bytes_out_fini(&records);
+    wset_advanced(ws);
+    return 0;
+}
+
+static void data_unref(struct net_serve_target *target)
+{
+    struct data_target *d = container_of(target, struct data_target, target);
+    wset_unref(d->ws);
+    free(d);
+}
+
+int data_serve(struct server *s, struct wset *ws, uint32_t uid, int fd)
+{
+    struct data_target *d = calloc(1, sizeof(*d));
+    if (!d)
+        return -ENOMEM;
+    *d = (struct data_target){
+        .target = {.resolve = data_resolve, .written = data_written, .unref = data_unref},
+        .ws = wset_ref(ws),
+        .may_write = (ws->flags & PROTO_WS_PUSHED) && (uid == ws->owner_uid || uid == 0)};
+    int code = net_server_add(s->pool->server, fd, &d->target);
+    if (code < 0)
+        data_unref(&d->target);
+    return code;
+}
+
+/* A TCP connection to ourselves, both ends ours: what `transport=tcp` reads through on one host. */
+static int tcp_pair(int ret_fds[2])
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}, b, peer;
+    socklen_t len = sizeof(a);
+    AUTO_CLOSE int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    AUTO_CLOSE int one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (listener < 0 || one < 0 || bind(listener, (struct sockaddr *)&a, sizeof(a)) < 0 ||
+        listen(listener, 1) < 0 || getsockname(listener, (struct sockaddr *)&a, &len) < 0 ||
+        connect(one, (struct sockaddr *)&a, sizeof(a)) < 0)
+        return -errno;
+    len = sizeof(peer);
+    AUTO_CLOSE int two = accept4(listener, (struct sockaddr *)&peer, &len, SOCK_CLOEXEC);
+    len = sizeof(b);
+    if (two < 0 || getsockname(one, (struct sockaddr *)&b, &len) < 0)
+        return -errno;
+    if (peer.sin_port != b.sin_port || peer.sin_addr.s_addr != b.sin_addr.s_addr)
+        return LEAT_DENIED; /* somebody else got in between: not our end */
+    int on = 1;
+    setsockopt(one, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    setsockopt(two, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    ret_fds[0] = TAKE_FD(one);
+    ret_fds[1] = TAKE_FD(two);
+    return 0;
+}
+
+struct brokering {
+    struct server *server;
+    struct client *client; /* compared only: it may be gone */
+    uint16_t type;
+    uint64_t id;
+    char node[256];
+};
+
+struct client *client_alive(struct server *s, const struct client *client)
+{
+    list_for_each (node, &s->clients) {
+        if (container_of(node, struct client, node) == client)
+            return container_of(node, struct client, node);
+    }
+    return NULL;
+}
+
+static void brokered(void *user, int fd, const char *message)
+{
+    struct brokering *b = user;
+    struct client *c = client_alive(b->server, b->client);
+    struct leat_error err;
+    if (c && fd >= 0) {
+        conn_send(c->conn, PROTO_REPLY, b->type, b->id, 0, NULL, &fd, 1);
+    } else if (c) {
+        error_set(&err, fd == LEAT_STALE || fd == LEAT_DENIED ? fd : LEAT_PEER_GONE, "node %s: %s", b->node,
+                  message);
+        conn_send_error(c->conn, b->type, b->id, &err);
+    }
+    if (fd >= 0)
+        close(fd);
+    free(b);
+}
+
+static int broker_dial(struct client *c, struct wset *ws, uint32_t node, const struct proto_frame *f)
+{
+    struct brokering *b = malloc(sizeof(*b));
+    int code = -ENOMEM;
+    if (b) {
+        *b = (struct brokering){.server = c->server, .client = c, .type = f->type, .id = f->id};
+        snprintf(b->node, sizeof(b->node), "%s", ws->nodes[node].address);
+        code = cluster_dial(c->server->pool->cluster, ws, node, c->uid, c->gid, brokered, b);
+    }
+    if (code < 0) {
+        struct leat_error err;
+        error_sys(&err, code, "cannot connect to node %s", ws->nodes[node].address);
+        free(b);
+        return requests_refuse(c, f, &err);
+    }
+    return 0;
+}
+
+int requests_broker(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    uint32_t node = bytes_get_u32(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    struct wset *ws = client_handle(c, id);
+    if (!ws)
+        return requests_unknown(c, &m->frame);
+    struct leat_error err;
+    if (node != ws->self_node) {
+        if (ws->nnodes == 0 || node >= ws->nnodes || !c->server->pool->cluster) {
+            error_set(&err, LEAT_NOT_FOUND, "node %u is not part of this working set", node);
+            return requests_refuse(c, &m->frame, &err);
+        }
+        return broker_dial(c, ws, node, &m->frame);
+    }
+    int fds[2];
+    int code = tcp_pair(fds);
+    if (code == 0 && (code = data_serve(c->server, ws, c->uid, fds[1])) < 0) {
+        close(fds[0]);
+        close(fds[1]);
+    }
+    if (code < 0) {
+        error_sys(&err, code, "cannot make a data connection");
+        return requests_refuse(c, &m->frame, &err);
+    }
+    conn_send(c->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, fds, 1);
+    close(fds[0]);
+    return 0;
+}
