@@ -223,8 +223,8 @@ static void on_revoked(struct leat_client *c, const struct net_reply *reply)
     }
 }
 
-/* Under lock. Takes the reply. */
-static void dispatch(struct leat_client *c, struct net_reply *reply)
+/* Under lock. Takes the reply when somebody waits for it, or it is an event. */
+static bool dispatch(struct leat_client *c, struct net_reply *reply)
 {
     if (reply->frame.kind == PROTO_EVENT && reply->frame.type == PROTO_REVOKED)
         on_revoked(c, reply);
@@ -238,10 +238,33 @@ static void dispatch(struct leat_client *c, struct net_reply *reply)
             list_remove(&w->node);
             w->reply = *reply;
             w->done = true;
-            return;
+            return true;
         }
         break;
     }
+    return false;
+}
+
+/* A reply whose caller has left: what it grants is given back, or the daemon would keep it for us until we go. */
+static void drop_reply(struct leat_client *c, struct net_reply *reply)
+{
+    uint16_t type = reply->frame.type;
+    struct bytes_out body = {0};
+    struct proto_ws ws;
+    struct proto_fetched fetched;
+    if (reply->frame.kind == PROTO_REPLY && reply->frame.status >= 0) {
+        if ((type == PROTO_OPEN || type == PROTO_APPEND) &&
+            !proto_ws_get(reply->body.data, reply->body.len, &ws)) {
+            bytes_put_u64(&body, ws.ws);
+            rpc_post(c, PROTO_CLOSE, &body);
+            proto_ws_fini(&ws);
+        } else if (type == PROTO_FETCH && !proto_fetched_get(reply->body.data, reply->body.len, &fetched)) {
+            bytes_put_u64(&body, fetched.lease);
+            rpc_post(c, PROTO_RELEASE, &body);
+            proto_fetched_fini(&fetched);
+        }
+    }
+    bytes_out_fini(&body);
     net_reply_fini(reply);
 }
 
@@ -262,8 +285,10 @@ static void pump(struct leat_client *c, int timeout_ms)
             return;
         }
         pthread_mutex_lock(&c->lock);
-        dispatch(c, &reply);
+        bool taken = dispatch(c, &reply);
         pthread_mutex_unlock(&c->lock);
+        if (!taken)
+            drop_reply(c, &reply);
     }
 }
 

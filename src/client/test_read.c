@@ -442,7 +442,14 @@ static void test_slow_open(void **state)
     assert_int_equal(leat_connect(&o, &client, &err), 0);
     open.timeout_ns = 100 * NS_PER_MS;
     open.progress = NULL;
+    unsigned closes = f->closes;
     assert_int_equal(leat_open(client, "set", &open, &ws, &err), LEAT_TIMED_OUT);
+    char *text; /* its answer comes first, and what it opened is closed */
+    assert_int_equal(leat_query(client, LEAT_QUERY_STATUS, NULL, &text, &err), 0);
+    leat_free(text);
+    for (unsigned i = 0; i < 400 && f->closes == closes; i++)
+        usleep(5000);
+    assert_int_equal(f->closes, closes + 1);
     leat_disconnect(client);
     fake_stop(f);
 }
