@@ -189,7 +189,6 @@ int leat_connect(const struct leat_client_options *options, struct leat_client *
     uint64_t timeout_ns = o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS;
     uint64_t deadline_ns = timeout_ns == UINT64_MAX ? 0 : clock_now_ns() + timeout_ns;
     struct leat_client *c;
-    AUTO_CLOSE int fd = -1;
     /* A daemon that has just decided to end may still have accepted us: then the handshake breaks off, once. */
     for (int attempt = 0;; attempt++) {
         int dialed;

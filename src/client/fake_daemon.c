@@ -430,7 +430,8 @@ struct fake_daemon *fake_start(const struct fake_options *options)
     struct leat_error err;
     MUST(f);
     f->options = *options;
-    f->broker_peer = f->connection = -1;
+    f->broker_peer = -1;
+    f->connection = -1;
     f->target = (struct net_serve_target){.resolve = resolve, .written = written, .unref = unref};
     if (options->path) {
         snprintf(f->path, sizeof(f->path), "%s", options->path);
