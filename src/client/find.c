@@ -131,10 +131,10 @@ static bool runnable(const char *path)
 
 static bool beside_library(char ret_path[PATH_ROOM])
 {
-    static const char *const places[] = {"/../bin/leatd",   "/../libexec/leat/leatd",
-                                         "/src/apps/leatd", "/leatd",
-                                         "/bin/leatd",      "/../../bin/leatd", /* lib/x86_64-linux-gnu */
-                                         "/../apps/leatd",  "/../src/apps/leatd"};
+    static const char *const places[] = {
+        "/../bin/leatd",  "/../libexec/leat/leatd", "/src/apps/leatd",      "/leatd",
+        "/bin/leatd",     "/../../bin/leatd", /* lib/x86_64-linux-gnu */
+        "/../apps/leatd", "/../src/apps/leatd",     "/../../src/apps/leatd"};
     Dl_info info;
     if (!dladdr((void *)(uintptr_t)connect_find_leatd, &info) || !info.dli_fname)
         return false;

@@ -389,6 +389,8 @@ static void rearm(struct gather *g, bool pending)
 static int fetch_lost(struct gather *g, const struct rpc_how *how, struct leat_error *err)
 {
     struct leat_ws *ws = g->rails->ws;
+    if (rpc_poll(ws->client)) /* not just a connection: the daemon itself */
+        return rpc_dead_error(ws->client, err);
     if (g->unquiesced)
         return error_set(err, LEAT_PEER_GONE, "a node holding part of %s is gone", ws->uri);
     uint32_t n = 0;

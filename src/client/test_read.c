@@ -387,6 +387,9 @@ static void test_daemon_dies(void **state)
     }
     assert_int_equal(rc, LEAT_PEER_GONE);
     assert_int_equal(leat_open(x.client, "set", NULL, &ws, &err), LEAT_PEER_GONE);
+    struct leat_view *far;
+    struct leat_view_options by_tcp = {.size = sizeof(by_tcp), .batch_size = 4, .transport = "tcp"};
+    assert_int_equal(leat_load(x.ws, &by_tcp, &far, &err), LEAT_PEER_GONE);
     check_batch(batch); /* what was read stays */
     leat_batch_release(batch);
     leat_view_close(view);
