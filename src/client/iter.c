@@ -218,6 +218,9 @@ void leat_iter_close(struct leat_iter *it)
     pthread_mutex_lock(&it->lock);
     pthread_cond_broadcast(&it->changed);
     pthread_mutex_unlock(&it->lock);
+    pthread_mutex_lock(&it->view->lock); /* it may be waiting for a slot */
+    pthread_cond_broadcast(&it->view->freed);
+    pthread_mutex_unlock(&it->view->lock);
     pthread_join(it->thread, NULL);
     for (; it->queued; it->queued--, it->head++)
         leat_batch_release(it->queue[it->head % it->ahead]);
