@@ -8,6 +8,7 @@
 #include "net/auth.h"
 #include "pool/cluster.h"
 #include "pool/config.h"
+#include "pool/hugefs.h"
 #include "pool/pool.h"
 #include "pool/region.h"
 #include "pool/server.h"
@@ -191,6 +192,8 @@ static int serve(const struct config *config, struct leat_error *err)
     struct signals signals = {.source.fd = -1};
     void *token = NULL;
     size_t token_len = 0;
+    /* Before there are threads: it may have to fork. */
+    AUTO_CLOSE int huge_dir = config->huge_pages ? hugefs_open() : -1;
     int code = loop_new(&loop);
     if (code < 0)
         return error_sys(err, code, "cannot start the loop");
@@ -202,7 +205,7 @@ static int serve(const struct config *config, struct leat_error *err)
     struct pool_config pc = {
         .cap_bytes = config->pool_bytes,
         .region_bytes = config->region_bytes,
-        .huge = config->huge_pages,
+        .pages = {.huge = config->huge_pages, .huge_dir = huge_dir},
         .fill_threads = config->disk_threads,
         .data_threads = config->data_threads,
         .disk_depth = config->disk_depth,

@@ -240,12 +240,13 @@ static int regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, 
     for (uint64_t g = first_gid; g < ws->nregions; g++) {
         if (ws->nnodes && ws->regions[g].node != ws->self_node)
             continue;
-        uint64_t used = MIN(ws->region_bytes, align_up(end, 4096) - g * ws->region_bytes);
+        uint64_t used = region_charge(&pool->config.pages, ws->region_bytes,
+                                      MIN(ws->region_bytes, align_up(end, 4096) - g * ws->region_bytes));
         int code = ticket_take(&pool->office, used);
         if (code < 0)
             return error_set(err, LEAT_NO_SPACE, "the pool is full");
-        code =
-            region_new(ws->region_bytes, used, pool->config.huge, &pool->office, &ws->regions[g].region, err);
+        code = region_new(&pool->config.pages, ws->region_bytes, used, &pool->office, &ws->regions[g].region,
+                          err);
         if (code < 0) {
             ticket_give(&pool->office, used);
             return code;
@@ -268,7 +269,8 @@ static uint64_t window_least(const struct wset *ws)
 static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *ret_window,
                  struct leat_error *err)
 {
-    uint64_t need = align_up(ws->index.header->address_end, 4096);
+    uint64_t page = region_charge(&pool->config.pages, ws->region_bytes, 1);
+    uint64_t need = align_up(ws->index.header->address_end, page);
     evict_idle(pool, MIN(need, limit));
     uint64_t grant = MIN(pool_room(pool), limit);
     *ret_window = 0;
@@ -279,7 +281,7 @@ static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *r
     size_format(grant, has);
     size_format(pool->office.cap_bytes, cap);
     uint64_t least = window_least(ws);
-    uint64_t window = align_down(MIN(MAX(grant / 4, 4 * least), grant), 4096);
+    uint64_t window = align_down(MIN(MAX(grant / 4, 4 * least), grant), page);
     if (ws->flags & PROTO_WS_PUSHED)
         return error_set(
             err, LEAT_NO_SPACE,
@@ -291,7 +293,7 @@ static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *r
                          "it fits: raise the pool's "
                          "size or drop a set",
                          needs, has, cap);
-    ws->pinned_end = align_down(grant - window, 4096);
+    ws->pinned_end = align_down(grant - window, page);
     ws->flags |= PROTO_WS_STREAMED;
     *ret_window = window;
     return 0;
@@ -310,7 +312,7 @@ static int staging_make(struct pool *pool, struct wset *ws, uint64_t window, str
     if (code < 0)
         return error_set(err, LEAT_NO_SPACE, "the pool has no room for a window of %" PRIu64 " bytes",
                          window);
-    code = region_new(window, window, pool->config.huge, &pool->office, &region, err);
+    code = region_new(&pool->config.pages, window, window, &pool->office, &region, err);
     if (code < 0) {
         ticket_give(&pool->office, window);
         return code;

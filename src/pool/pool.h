@@ -14,6 +14,7 @@
 #include "base/list.h"
 #include "base/ticket.h"
 #include "pool/fill.h"
+#include "pool/region.h"
 #include "pool/source.h"
 #include "wire/proto.h"
 
@@ -25,9 +26,9 @@ struct index;
 struct staging;
 
 struct pool_config {
-    uint64_t cap_bytes;    /* of regions of all working sets on this host */
-    uint64_t region_bytes; /* power of two */
-    bool huge;             /* ask for huge pages where the kernel gives them */
+    uint64_t cap_bytes;         /* of regions of all working sets on this host */
+    uint64_t region_bytes;      /* power of two */
+    struct region_source pages; /* huge pages, where the kernel gives them */
     unsigned fill_threads, data_threads, disk_depth;
     const char *disk_engine;
     struct source_opener opener;

@@ -26,8 +26,44 @@ bool region_huge_available(void)
            strstr(text, "[force]");
 }
 
-int region_new(uint64_t bytes, uint64_t used_bytes, bool huge, struct ticket_office *office,
-               struct region **ret_region, struct leat_error *err)
+enum region_pages region_pages(const struct region_source *source, uint64_t bytes)
+{
+    if (!source->huge || bytes < REGION_HUGE_BYTES)
+        return REGION_BASE;
+    /* The tmpfs first: fallocate gives its huge pages without zeroing them, a fault through an advised mapping zeroes. */
+    return source->huge_dir >= 0 ? REGION_HUGEFS : region_huge_available() ? REGION_ADVISE : REGION_BASE;
+}
+
+const char *region_pages_name(enum region_pages pages)
+{
+    static const char *const names[] = {"memfd", "memfd, huge pages advised",
+                                        "private tmpfs with huge pages"};
+    return names[pages];
+}
+
+uint64_t region_charge(const struct region_source *source, uint64_t bytes, uint64_t used_bytes)
+{
+    uint64_t page = region_pages(source, bytes) == REGION_BASE ? 4096 : REGION_HUGE_BYTES;
+    return MIN(align_up(used_bytes, page), bytes);
+}
+
+static int file_new(struct region *r, const struct region_source *source, struct leat_error *err)
+{
+    r->fd = r->pages == REGION_HUGEFS ? openat(source->huge_dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)
+                                      : memfd_create("leat-region", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (r->fd < 0)
+        return error_sys(err, -errno, "cannot create a region of %" PRIu64 " bytes", r->bytes);
+    if (ftruncate(r->fd, (off_t)r->bytes) < 0)
+        return error_sys(err, -errno, "cannot size a region of %" PRIu64 " bytes", r->bytes);
+    /* Sealed in size, a mapping can never run past the end of the file. A tmpfs file knows no seals; but nobody else can ever
+     * write or truncate it: it has no name, and what leaves the daemon is open for reading only. */
+    if (r->pages != REGION_HUGEFS && fcntl(r->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+        return error_sys(err, -errno, "cannot seal a region");
+    return 0;
+}
+
+int region_new(const struct region_source *source, uint64_t bytes, uint64_t used_bytes,
+               struct ticket_office *office, struct region **ret_region, struct leat_error *err)
 {
     struct region *r = calloc(1, sizeof(*r));
     if (!r)
@@ -35,20 +71,11 @@ int region_new(uint64_t bytes, uint64_t used_bytes, bool huge, struct ticket_off
     r->refs = 1;
     r->bytes = bytes;
     r->used_bytes = used_bytes;
-    r->huge = huge;
-    r->fd_ro = -1;
-    int code = 0;
-    r->fd = memfd_create("leat-region", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (r->fd < 0) {
-        code = error_sys(err, -errno, "cannot create a region of %" PRIu64 " bytes", bytes);
+    r->pages = region_pages(source, bytes);
+    r->fd = r->fd_ro = -1;
+    int code = file_new(r, source, err);
+    if (code < 0)
         goto fail;
-    }
-    /* Sealed in size: a mapping can never run past the end of the file. */
-    if (ftruncate(r->fd, (off_t)bytes) < 0 ||
-        fcntl(r->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
-        code = error_sys(err, -errno, "cannot size a region of %" PRIu64 " bytes", bytes);
-        goto fail;
-    }
     char path[64];
     snprintf(path, sizeof(path), "/proc/self/fd/%d", r->fd);
     r->fd_ro = open(path, O_RDONLY | O_CLOEXEC);
@@ -62,7 +89,7 @@ int region_new(uint64_t bytes, uint64_t used_bytes, bool huge, struct ticket_off
         code = error_sys(err, -errno, "cannot map a region of %" PRIu64 " bytes", bytes);
         goto fail;
     }
-    if (huge)
+    if (r->pages == REGION_ADVISE)
         madvise(r->addr, bytes, MADV_HUGEPAGE);
     r->office = office;
     *ret_region = r;
@@ -76,7 +103,7 @@ int region_reserve(struct region *r, uint64_t offset, uint64_t bytes)
 {
     assert(offset + bytes <= r->bytes);
     /* fallocate never gives huge pages on `advise`: it knows no mapping. A fault through the advised one does. */
-    if (r->huge) {
+    if (r->pages == REGION_ADVISE) {
         uint64_t first = align_down(offset, 4096), end = align_up(offset + bytes, 4096);
         if (madvise(r->addr + first, MIN(end, r->bytes) - first, MADV_POPULATE_WRITE) == 0)
             return 0;
@@ -123,7 +150,7 @@ void region_unref(struct region *r)
 uint64_t region_page_bytes(const struct region *r)
 {
     uint64_t base = (uint64_t)sysconf(_SC_PAGESIZE);
-    if (!r->huge)
+    if (r->pages == REGION_BASE)
         return base;
     FILE *f = fopen("/proc/self/smaps", "re");
     if (!f)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * region.h: a memory region: a memfd that the daemon maps read-write and passes on re-opened read-only. It belongs to
+ * region.h: a memory region: a memfd (or a nameless file in a tmpfs of our own, for huge pages) that the daemon maps read-write and passes on re-opened read-only. It belongs to
  * one working set for its whole life (several versions of it may share it); it is never used again for another.
  */
 #ifndef POOL_REGION_H
@@ -8,20 +8,39 @@
 
 #include "base/base.h"
 
+/* Where a region's memory comes from. */
+enum region_pages {
+    REGION_BASE,   /* memfd, base pages */
+    REGION_ADVISE, /* memfd, huge pages by madvise: where shmem_enabled allows it */
+    REGION_HUGEFS, /* a file in our own tmpfs with huge=always (pool/hugefs.h) */
+};
+#define REGION_HUGE_BYTES (2 * MIB)
+
+struct region_source {
+    bool huge;    /* ask for huge pages */
+    int huge_dir; /* hugefs_open, or -1 */
+};
+/* What a region of `bytes` gets: regions smaller than a huge page get base pages. */
+enum region_pages region_pages(const struct region_source *source, uint64_t bytes);
+/* "memfd", "memfd, huge pages advised", "private tmpfs with huge pages". */
+const char *region_pages_name(enum region_pages pages);
+/* Memory that the first `used_bytes` of a region take, in whole pages: what its ticket is for. */
+uint64_t region_charge(const struct region_source *source, uint64_t bytes, uint64_t used_bytes);
+
 struct region {
     _Atomic unsigned refs;
-    int fd;                       /* read-write: never leaves the daemon */
-    int fd_ro;                    /* what clients get: cannot be written, nor mapped writable */
-    uint8_t *addr;                /* whole region, mapped shared */
-    uint64_t bytes;               /* a multiple of 2 MiB, or of the system's page in tests */
-    uint64_t used_bytes;          /* the part that holds data: only this is ever backed by memory */
-    bool huge;                    /* huge pages were asked for */
+    int fd;              /* read-write: never leaves the daemon */
+    int fd_ro;           /* what clients get: cannot be written, nor mapped writable */
+    uint8_t *addr;       /* whole region, mapped shared */
+    uint64_t bytes;      /* a multiple of 2 MiB, or of the system's page in tests */
+    uint64_t used_bytes; /* the part that holds data: only this is ever backed by memory */
+    enum region_pages pages;
     struct ticket_office *office; /* gets used_bytes back when the region goes */
 };
 
 /* Creates and maps; no memory is reserved yet. The caller has taken a ticket of used_bytes from office (may be NULL). */
-int region_new(uint64_t bytes, uint64_t used_bytes, bool huge, struct ticket_office *office,
-               struct region **ret_region, struct leat_error *err);
+int region_new(const struct region_source *source, uint64_t bytes, uint64_t used_bytes,
+               struct ticket_office *office, struct region **ret_region, struct leat_error *err);
 /* Backs [offset, +bytes) with memory, so that lack of it is -ENOSPC or -ENOMEM here and never SIGBUS later. Any thread. */
 int region_reserve(struct region *r, uint64_t offset, uint64_t bytes);
 struct region *region_ref(struct region *r);

@@ -142,11 +142,12 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
                   "requests", (json_int_t)view->requests);
     json_object_set_new(
         json, "pool",
-        json_pack("{s:I, s:I, s:I, s:I, s:I, s:b, s:I}", "cap_bytes", (json_int_t)pool->office.cap_bytes,
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s}", "cap_bytes", (json_int_t)pool->office.cap_bytes,
                   "used_bytes", (json_int_t)atomic_load(&pool->office.used_bytes), "peak_bytes",
                   (json_int_t)atomic_load(&pool->office.peak_bytes), "region_bytes",
                   (json_int_t)pool->config.region_bytes, "regions", (json_int_t)regions, "huge_pages_asked",
-                  pool->config.huge, "page_bytes", (json_int_t)(huge ? 2 * MIB : page)));
+                  pool->config.pages.huge, "page_bytes", (json_int_t)(huge ? 2 * MIB : page), "page_source",
+                  region_pages_name(region_pages(&pool->config.pages, pool->config.region_bytes))));
     json_object_set_new(json, "disk",
                         json_pack("{s:s, s:I, s:I, s:I, s:I, s:I}", "engine", fill.engine, "bytes_direct",
                                   (json_int_t)fill.bytes_direct, "bytes_buffered",
