@@ -11,6 +11,7 @@
  */
 #include "client/client.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -149,6 +150,9 @@ int leat_create(struct leat_client *client, const char *name, const struct leat_
     int rc = build_index(fields, nfields, nsamples, lengths, keys, name, fd, err);
     if (rc)
         return rc;
+    /* The daemon takes only what cannot change any more under its feet. */
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW) < 0)
+        return error_sys(err, -errno, "cannot seal the index");
     struct bytes_out body = {0};
     struct net_reply reply;
     bytes_put_u32(&body, flags);
