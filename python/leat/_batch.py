@@ -29,8 +29,8 @@ class Ragged(Sequence[Array]):
     `values` is one zero-copy, writable array of the slot; `offsets` has one entry more than there are samples.
 
     >>> batch = files.read_batch([0, 1])
-    >>> jpg = batch["jpg"]
-    >>> len(jpg), jpg.bytes(0)
+    >>> picture = batch["data"]
+    >>> len(picture), picture.bytes(0)
     (2, b'first picture')
     >>> batch.release()
     """
@@ -124,6 +124,15 @@ class Batch:
             value = self._values[name] = self._load(*self._find(name))
         return value
 
+    def __setitem__(self, name: str, values: Any) -> None:
+        """Writes into the slot, so that `batch[name] *= 2` does what it says."""
+        target = self[name]
+        if values is target:
+            return
+        if isinstance(target, Ragged):
+            raise TypeError(f"field {name!r} is ragged: write to its values")
+        target[...] = values
+
     def _find(self, name: str) -> tuple[int, Field]:
         for number, field in enumerate(self._fields):
             if field.name == name:
@@ -132,7 +141,7 @@ class Batch:
 
     def _load(self, number: int, field: Field) -> Value:
         flat = np.frombuffer(_leat.Memory(self._holder, number, _DATA, "B", 1, None, False), np.uint8)
-        if not field.ragged:
+        if not field.ragged and (field.fixed_bytes or flat.nbytes == self._n * field.max_bytes):
             return flat.view(field.dtype).reshape(self._n, *field.shape)
         if field.fixed_bytes:
             offsets = np.arange(self._n + 1, dtype=np.uint64) * np.uint64(field.fixed_bytes)

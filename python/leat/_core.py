@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from . import _clients, _leat
 from ._clients import NO_START, Retried, parse_bytes, parse_timeout
-from ._errors import NotFound
+from ._errors import NotFound, PeerGone
 from ._progress import ProgressArg, Reporter
 from ._set import OPEN_PUBLIC, WorkingSet, open_set
 
@@ -144,14 +144,20 @@ def verify(ws: WorkingSet | Uri, *, source: bool = False, progress: ProgressArg 
 
 def stop(force: bool = False, *, job: str | None = None, socket: Path | None = None) -> bool:
     """Ends the daemon, as `leat stop` does; `leat.Busy` while other processes use it, unless `force`. False when none ran."""
-    try:
-        client = _clients.connect(socket, job, start=False)
-    except NotFound:
-        return False
-    client.stop(force)
-    _clients.forget(client)
-    client.close()
-    return True
+    for attempt in (0, 1):
+        try:
+            client = _clients.connect(socket, job, start=False)
+        except NotFound:
+            break
+        try:
+            client.stop(force)
+            return True
+        except PeerGone:  # the daemon that we knew has gone; there may be another
+            continue
+        finally:
+            _clients.forget(client)
+            client.close()
+    return False
 
 
 def counters() -> dict[str, Any]:

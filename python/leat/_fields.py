@@ -19,7 +19,7 @@ class Field:
     Field('image', kind='array', dtype='<f4', shape=(2, 3))
     """
 
-    __slots__ = ("name", "number", "kind", "dtype", "shape", "max_bytes", "fixed_bytes", "format")
+    __slots__ = ("name", "number", "kind", "dtype", "shape", "max_bytes", "fixed_bytes", "dense", "format")
 
     name: str
     number: int  #: in the order of `ws.fields`
@@ -28,6 +28,7 @@ class Field:
     shape: tuple[int, ...]  #: of one sample; () for raw fields and labels
     max_bytes: int  #: of the longest value
     fixed_bytes: int  #: of every value, 0 if they differ
+    dense: bool
     format: str | None  #: as of the buffer protocol, None where it has no words for the dtype
 
     def __init__(self, number: int, raw: _leat.FieldTuple) -> None:
@@ -36,15 +37,18 @@ class Field:
         self.kind = "label" if is_label else "array" if dtype else "raw"
         self.dtype = np.dtype("<u4" if is_label else _dtype(dtype) if dtype else "u1")
         self.shape = () if is_label or not dtype else shape
+        size = self.dtype.itemsize * math.prod(self.shape)
         # Values of one length that are not what dtype and shape say (a stride, say) are bytes to us.
-        if self.kind == "array" and self.fixed_bytes != self.dtype.itemsize * math.prod(self.shape) and self.fixed_bytes:
+        if self.kind == "array" and self.fixed_bytes not in (0, size):
             self.kind, self.dtype, self.shape = "raw", np.dtype("u1"), ()
+        #: Every value has this shape, though the index may place each by itself (an array that grew by append).
+        self.dense = self.kind == "array" and self.max_bytes == size
         self.format = _format(self.dtype)
 
     @property
     def ragged(self) -> bool:
         """In a batch this field is a `Ragged`: values of any length."""
-        return self.kind == "raw" or self.fixed_bytes == 0
+        return self.kind == "raw" or not self.fixed_bytes and not self.dense
 
     def __repr__(self) -> str:
         if self.kind != "array":

@@ -71,7 +71,7 @@ class View(_leat.Memory):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        if self._field.kind == "array" and self._field.fixed_bytes:
+        if self._field.dense:
             return self._field.shape
         return (self.nbytes // self._field.dtype.itemsize,)
 
@@ -312,7 +312,7 @@ class WorkingSet:
         int, or a dict of these if there are several fields. A field that this sample lacks is None, or not in the dict.
 
         >>> files["b/3.jpg"]
-        {'jpg': b'third picture', 'label': 1}
+        {'data': b'third picture', 'label': 1}
         """
         if isinstance(which, str):
             i = self.index(which)
@@ -332,7 +332,7 @@ class WorkingSet:
 
     def _read(self, i: int, field: Field) -> FieldValue:
         handle = self._set
-        if field.kind == "array" and field.fixed_bytes:
+        if field.dense:
             out = np.empty(field.shape, field.dtype)
             raw = out.reshape(-1).view(np.uint8) if out.size else out
             try:
@@ -401,7 +401,7 @@ class WorkingSet:
         if chosen.format is None:
             view = View(holder, chosen.number, 0, "B", 1, None, True)
         else:
-            shape = chosen.shape if chosen.kind == "array" and chosen.fixed_bytes else None
+            shape = chosen.shape if chosen.dense else None
             view = View(holder, chosen.number, 0, chosen.format, chosen.dtype.itemsize, shape, True)
         view._field = chosen
         return view

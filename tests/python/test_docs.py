@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples of docstrings and of the guide for trainers, run."""
+
+import doctest
+import importlib
+import re
+
+import numpy as np
+import pytest
+
+import leat
+from conftest import FILES, IMAGES, LABELS, ROOT
+
+MODULES = ["leat", "leat._batch", "leat._clients", "leat._core", "leat._errors", "leat._fields", "leat._progress",
+           "leat._ranks", "leat._set"]
+
+
+def examples():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    for module in map(importlib.import_module, MODULES):
+        for test in finder.find(module):
+            if test.examples:
+                yield pytest.param(test, id=test.name)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, npy, folder):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(test):
+    out = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    runner.run(test, out=out.append, clear_globs=False)
+    assert runner.summarize(verbose=False).failed == 0, "".join(out)
+
+
+@pytest.mark.parametrize("test", list(examples()))
+def test_docstring(test, here, ws, files):
+    test.globs.update(leat=leat, ws=ws, files=files, np=np)
+    run(test)
+    test.globs.clear()
+
+
+def test_guide(here):
+    """Blocks run one after another in one namespace: those with >>> as doctests, the others as they are."""
+    guide = ROOT / "docs" / "guide-trainers.md"
+    text = guide.read_text()
+    names = {"leat": leat, "np": np}
+    parser = doctest.DocTestParser()
+    blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.M | re.S))
+    assert len(blocks) > 5
+    for block in blocks:
+        line = text[: block.start()].count("\n") + 1
+        code = block[1]
+        if ">>>" in code:
+            test = parser.get_doctest(code, names, "guide", str(guide), line)
+            test.globs = names
+            run(test)
+        else:
+            exec(compile("\n" * line + code, str(guide), "exec"), names)
+    for value in list(names.values()):
+        if isinstance(value, leat.WorkingSet):
+            value.close()
+
+
+def test_everything_public_is_documented():
+    for name in leat.__all__:
+        thing = getattr(leat, name)
+        if callable(thing) and name != "Sample":
+            assert thing.__doc__ and thing.__doc__.strip(), name
+            for attribute, value in vars(thing).items() if isinstance(thing, type) else ():
+                if not attribute.startswith("_") and callable(value):
+                    assert value.__doc__ or attribute in ("field", "index"), f"{name}.{attribute}"
+    assert FILES and len(IMAGES) == len(LABELS)

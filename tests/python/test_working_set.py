@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""leat.open and the working set as a sequence of private copies."""
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+import leat
+from conftest import FILES, IMAGES, LABELS
+
+
+def test_length_and_samples(ws):
+    assert len(ws) == 6
+    for i in range(-6, 6):
+        np.testing.assert_array_equal(ws[i], IMAGES[i])
+    assert ws[np.int32(2)].dtype == np.float32
+    assert [sample.sum() for sample in ws] == [image.sum() for image in IMAGES]
+
+
+def test_samples_are_private_copies(ws):
+    before = ws[0]
+    before += 100
+    np.testing.assert_array_equal(ws[0], IMAGES[0])
+    ws.verify()
+
+
+def test_several_fields_make_a_dict(npy):
+    with leat.open({"image": npy, "label": npy.parent / "labels.npy"}) as ws:
+        sample = ws[3]
+        assert sorted(sample) == ["image", "label"]
+        np.testing.assert_array_equal(sample["image"], IMAGES[3])
+        assert sample["label"] == LABELS[3]
+        assert ws.field("label").shape == ()
+
+
+@pytest.mark.parametrize("uri", ["images.npy", "./images.npy", pathlib.Path("images.npy"), "image=images.npy"])
+def test_uris_relative_to_where_we_are(npy, monkeypatch, uri):
+    monkeypatch.chdir(npy.parent)
+    with leat.open(uri) as ws:
+        np.testing.assert_array_equal(ws[1], IMAGES[1])
+
+
+def test_a_path_object_is_a_path_whatever_it_holds(npy, monkeypatch):
+    monkeypatch.chdir(npy.parent)
+    odd = npy.rename(npy.parent / "a=b;c.npy")
+    with leat.open(odd) as ws, leat.open(pathlib.Path("a=b;c.npy")) as relative:
+        assert len(ws) == len(relative) == 6
+    with pytest.raises(ValueError, match="';'"):
+        leat.open({"x": odd})
+
+
+def test_files_labels_keys_and_classes(files):
+    assert len(files) == 3
+    assert list(files.keys()) == sorted(FILES)
+    assert files.classes == ("a", "b")
+    label = next(field.name for field in files.fields if field.kind == "label")
+    raw = next(field.name for field in files.fields if field.kind == "raw")
+    for i, (key, data) in enumerate(sorted(FILES.items())):
+        sample = files[key]
+        assert sample[raw] == data and type(sample[raw]) is bytes
+        assert files.classes[sample[label]] == key[0] and type(sample[label]) is int
+        assert files.index(key) == i and files.key(i) == key == files.key(i - 3)
+        assert key in files and key in files.keys()
+    assert files.keys()[-1] == "b/3.jpg" and files.keys()[:2] == ["a/1.jpg", "a/2.jpg"]
+    assert "a/9.jpg" not in files and 2 in files and 3 not in files
+    assert files.keys().index("b/3.jpg") == 2 and len(files.keys()) == 3
+
+
+def test_a_key_that_is_not_utf8(tmp_path):
+    (tmp_path / "d").mkdir()
+    name = os.fsdecode(b"caf\xe9.bin")
+    (tmp_path / "d" / name).write_bytes(b"odd")
+    with pytest.raises(leat.Invalid, match=r"caf.xe9.bin. is not UTF-8"):
+        leat.open(tmp_path / "d")
+
+
+def test_absent_fields(shard):
+    with leat.open(shard) as ws:
+        assert ws["x"] == {"jpg": b"JPEG0", "cls": b"3"}
+        assert ws["y"] == {"jpg": b"JPEG11"}
+        assert ws["z"] == {"jpg": b"", "cls": b"12"}
+        assert ws.__getitems__([2, 1, 0]) == [ws[2], ws[1], ws[0]]
+        with ws.read_batch([0, 1, 2]) as batch:
+            assert batch.present("cls").tolist() == [True, False, True]
+            assert batch["jpg"].tolist() == [b"JPEG0", b"JPEG11", b""]
+            assert batch["jpg"].lengths.tolist() == [5, 6, 0]
+
+
+def test_getitems_is_a_list_of_private_samples(ws, files):
+    samples = ws.__getitems__([5, 0, 5])
+    assert type(samples) is list
+    np.testing.assert_array_equal(samples, IMAGES[[5, 0, 5]])
+    samples[0][:] = -1
+    np.testing.assert_array_equal(ws[5], IMAGES[5])
+    assert files.__getitems__([0, 2]) == [files[0], files[2]]
+    assert ws.__getitems__([]) == []
+
+
+def test_uri_opens_the_same_set(ws, npy):
+    with leat.open(ws.uri) as again:
+        assert again.fingerprint == ws.fingerprint and len(again.fingerprint) == 32
+        assert repr(ws).startswith("<leat.WorkingSet 'image=/") and "6 samples of image <f4[2, 3]" in repr(ws)
+
+
+def test_stat_and_wait(ws):
+    seen = []
+    stat = ws.wait(seen.append, timeout=60).stat()
+    assert stat.samples == stat.resident_samples == 6 and stat.failed_samples == 0
+    assert stat.payload_bytes == IMAGES.nbytes and stat.transport == "shm" and stat.streamed is False
+    assert all(isinstance(p, leat.Progress) for p in seen)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "<u2", ">i4", "<f8", "<c8", "?", "S5", "<U3", "M8[s]", "f2"])
+def test_dtypes(tmp_path, dtype):
+    array = np.zeros((4, 3), dtype)
+    array.view(np.uint8).reshape(-1)[:] = np.arange(array.nbytes) % 2
+    np.save(tmp_path / "x.npy", array)
+    with leat.open(tmp_path / "x.npy") as ws:
+        assert ws[2].dtype == array.dtype and ws[2].tobytes() == array[2].tobytes()
+        with ws.read_batch([3, 0]) as batch:
+            assert batch.data.dtype == array.dtype and batch.data.tobytes() == array[[3, 0]].tobytes()
+        with ws.view(1) as view:
+            assert view.array.dtype == array.dtype and view.array.tobytes() == array[1].tobytes()
+
+
+def test_closing(npy):
+    ws = leat.open(npy)
+    batch, view = ws.read_batch([1]), ws.view(2)
+    ws.close()
+    ws.close()
+    with pytest.raises(ValueError, match="closed"):
+        ws[0]
+    with pytest.raises(ValueError, match="closed"):
+        ws.read_batch([0])
+    np.testing.assert_array_equal(batch.data[0], IMAGES[1])
+    np.testing.assert_array_equal(view.array, IMAGES[2])
+    assert "closed" in repr(ws)
+
+
+def test_torch_fetcher_shape(ws):
+    """What torch.utils.data._utils.fetch._MapDatasetFetcher does."""
+    assert hasattr(ws, "__getitems__") and ws.__getitems__
+    data = ws.__getitems__([0, 1])
+    assert np.stack(data).shape == (2, 2, 3)
