@@ -248,6 +248,8 @@ struct stream_range {
 int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n, const struct rpc_how *how,
                  struct stream_lease **ret_lease, struct leat_error *err);
 void stream_release(struct stream_lease *lease); /* NULL is fine */
+/* Tells the daemon what will be fetched soon: sends and returns. */
+void stream_prefetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n);
 /* Copies one part out of a lease and checks it. */
 int stream_copy(const struct stream_lease *lease, uint64_t sample, unsigned field,
                 const struct index_part *part, void *dst, struct leat_error *err);
@@ -263,6 +265,12 @@ struct stream_want {
  * samples are asked for: the daemon keeps them while there is room, and finds them again by the same range. */
 int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, uint64_t block,
                 const struct rpc_how *how, struct leat_error *err);
+
+/* --- order.c ---------------------------------------------------------------------------------------------------- */
+
+/* Block order: the group that `position` is in covers positions [*ret_start, *ret_end), which are the samples of `n` blocks. */
+unsigned order_group(const struct leat_order *order, uint64_t position, uint64_t *ret_start,
+                     uint64_t *ret_end, uint64_t ret_blocks[LEAT_ORDER_GROUP]);
 
 /* --- view.c ----------------------------------------------------------------------------------------------------- */
 

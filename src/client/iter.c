@@ -41,7 +41,9 @@ struct leat_iter {
     uint64_t delivered; /* steps handed out */
     bool failed;        /* the thread waits: `error` belongs to next_step */
     struct leat_error error;
-    uint64_t *ids; /* the thread's */
+    uint64_t *ids;               /* the thread's */
+    struct stream_range *ranges; /* the thread's, of a streamed set */
+    uint64_t hinted_end;         /* positions below have been announced to the daemon */
 };
 
 static void step_positions(const struct leat_iter *it, uint64_t step, uint64_t *ret_first, unsigned *ret_n)
@@ -53,6 +55,50 @@ static void step_positions(const struct leat_iter *it, uint64_t step, uint64_t *
         *ret_first = it->tail_first;
         *ret_n = (unsigned)it->tail_count;
     }
+}
+
+/* The samples of [first, first + n) that the pool does not hold. Uses ids. */
+static uint32_t absent_samples(struct leat_iter *it, uint64_t first, unsigned n)
+{
+    uint32_t count = 0;
+    leat_order_fill(&it->order, first, n, it->ids);
+    for (unsigned i = 0; i < n; i++) {
+        if (ws_state(it->view->ws, it->ids[i]) == LIVE_STREAMED)
+            it->ranges[count++] = (struct stream_range){it->ids[i], 1};
+    }
+    return count;
+}
+
+/*
+ * A streamed set: the daemon is told what comes next, so that it reads the source while this batch is copied and the consumer
+ * computes. In block order the next group's blocks, once, when the reading enters a group; in full order the next batch's samples.
+ */
+static void announce(struct leat_iter *it, uint64_t step, uint64_t position)
+{
+    struct leat_ws *ws = it->view->ws;
+    const uint64_t block = it->order.block;
+    uint64_t start, end, blocks[LEAT_ORDER_GROUP];
+    uint32_t n = 0;
+    if (block == 0 || block == LEAT_ORDER_SEQUENTIAL) {
+        unsigned count;
+        if (step + 1 >= it->steps)
+            return;
+        step_positions(it, step + 1, &start, &count);
+        n = absent_samples(it, start, count);
+    } else {
+        order_group(&it->order, position, &start, &end, blocks);
+        if (end >= it->order.n || end < it->hinted_end)
+            return;
+        unsigned nblocks = order_group(&it->order, end, &start, &end, blocks);
+        it->hinted_end = end;
+        for (unsigned i = 0; i < nblocks; i++) {
+            uint64_t first = blocks[i] * block, count = MIN(block, it->order.n - first);
+            if (ws_state(ws, first) == LIVE_STREAMED || ws_state(ws, first + count - 1) == LIVE_STREAMED)
+                it->ranges[n++] = (struct stream_range){first, count};
+        }
+    }
+    if (n)
+        stream_prefetch(ws, it->ranges, n);
 }
 
 static void *read_ahead(void *arg)
@@ -72,6 +118,8 @@ static void *read_ahead(void *arg)
         struct leat_batch *batch = NULL;
         struct leat_error error = {0};
         step_positions(it, step, &first, &n);
+        if (it->ranges)
+            announce(it, step, first);
         leat_order_fill(&it->order, first, n, it->ids);
         int rc = batch_fill(
             it->view, it->ids, n,
@@ -156,6 +204,7 @@ static void iter_free(struct leat_iter *it)
     view_unref(it->view);
     free(it->queue);
     free(it->ids);
+    free(it->ranges);
     free(it);
 }
 
@@ -198,7 +247,10 @@ int leat_iterate(struct leat_view *view, const struct leat_iter_options *options
     if (!rc) {
         it->queue = calloc(it->ahead, sizeof(*it->queue));
         it->ids = calloc(view->batch_size, sizeof(*it->ids));
-        rc = it->queue && it->ids ? start_thread(it) : -ENOMEM;
+        bool streamed = view->ws->info.flags & PROTO_WS_STREAMED;
+        if (streamed)
+            it->ranges = calloc(MAX(view->batch_size, LEAT_ORDER_GROUP), sizeof(*it->ranges));
+        rc = it->queue && it->ids && (it->ranges || !streamed) ? start_thread(it) : -ENOMEM;
         if (rc)
             error_sys(err, rc, "cannot start an iterator's thread");
     }

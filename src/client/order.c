@@ -168,6 +168,18 @@ static uint64_t group_sample(const struct leat_order *o, const struct group *g, 
     return block * o->block + (q - slot * o->block);
 }
 
+unsigned order_group(const struct leat_order *order, uint64_t position, uint64_t *ret_start,
+                     uint64_t *ret_end, uint64_t ret_blocks[LEAT_ORDER_GROUP])
+{
+    struct group g;
+    group_find(order, position, &g);
+    group_blocks(order, &g);
+    memcpy(ret_blocks, g.blocks, sizeof(g.blocks));
+    *ret_start = g.start;
+    *ret_end = g.start + g.length;
+    return (unsigned)MIN((uint64_t)LEAT_ORDER_GROUP, order->nblocks - g.number * LEAT_ORDER_GROUP);
+}
+
 /* --- public ------------------------------------------------------------------------------------------------- */
 
 static int hex_value(char c)

@@ -72,6 +72,19 @@ int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t
     return 0;
 }
 
+void stream_prefetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n)
+{
+    struct bytes_out body = {0};
+    bytes_put_u64(&body, ws->info.ws);
+    bytes_put_u32(&body, n);
+    for (uint32_t i = 0; i < n; i++) {
+        bytes_put_u64(&body, ranges[i].first);
+        bytes_put_u64(&body, ranges[i].count);
+    }
+    rpc_post(ws->client, PROTO_PREFETCH, &body);
+    bytes_out_fini(&body);
+}
+
 void stream_release(struct stream_lease *lease)
 {
     if (!lease)

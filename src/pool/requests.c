@@ -533,6 +533,28 @@ static int on_fetch(struct client *c, struct conn_message *m)
     return 0;
 }
 
+/* A hint: what cannot be had now is simply not there ahead of time. */
+static int on_prefetch(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    uint32_t n = bytes_get_u32(&in);
+    if (in.bad || n > PROTO_IDS_MAX || bytes_left(&in) != (size_t)n * 16)
+        return LEAT_CORRUPT;
+    struct wset *ws = client_handle(c, id);
+    if (!ws || !ws->staging || atomic_load(&ws->revoked))
+        return 0;
+    for (uint32_t k = 0; k < n; k++) {
+        uint64_t first = bytes_get_u64(&in), count = bytes_get_u64(&in), end;
+        struct staging_entry *entry;
+        if (count == 0 || add_overflows(first, count, &end) || end > ws->index.header->nsamples ||
+            staging_get(ws->staging, first, count, &entry) < 0)
+            break;
+        staging_put(entry);
+    }
+    return 0;
+}
+
 static int on_release(struct client *c, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
@@ -572,11 +594,11 @@ int requests_dispatch(struct client *c, struct conn_message *m)
         uint16_t type;
         int (*handle)(struct client *, struct conn_message *);
     } table[] = {
-        {PROTO_OPEN, on_open},           {PROTO_APPEND, on_open},         {PROTO_CREATE, on_create},
-        {PROTO_CLOSE, on_close},         {PROTO_REGIONS, on_regions},     {PROTO_WAIT, on_wait},
-        {PROTO_FETCH, on_fetch},         {PROTO_RELEASE, on_release},     {PROTO_CANCEL, on_cancel},
-        {PROTO_BROKER, requests_broker}, {PROTO_QUERY, requests_query},   {PROTO_DROP, requests_drop},
-        {PROTO_STOP, requests_stop},     {PROTO_VERIFY, requests_verify},
+        {PROTO_OPEN, on_open},         {PROTO_APPEND, on_open},         {PROTO_CREATE, on_create},
+        {PROTO_CLOSE, on_close},       {PROTO_REGIONS, on_regions},     {PROTO_WAIT, on_wait},
+        {PROTO_FETCH, on_fetch},       {PROTO_RELEASE, on_release},     {PROTO_CANCEL, on_cancel},
+        {PROTO_PREFETCH, on_prefetch}, {PROTO_BROKER, requests_broker}, {PROTO_QUERY, requests_query},
+        {PROTO_DROP, requests_drop},   {PROTO_STOP, requests_stop},     {PROTO_VERIFY, requests_verify},
     };
     if (m->frame.payload_bytes > 0)
         return LEAT_CORRUPT;

@@ -63,6 +63,8 @@ enum proto_type {
     PROTO_STOP = 27,      /* u32 force -> empty, then the daemon ends */
     PROTO_VERIFY = 28,    /* u64 ws, u32 flags -> u64 bad, str first bad key; events: PROGRESS */
     PROTO_CANCEL = 29,    /* u64 id of an own request: it is answered with -ECANCELED if it still can; no reply */
+    PROTO_PREFETCH = 30,  /* u64 ws, u32 n, n × {u64 first sample, u64 count}; no reply: into staging, while there is room that nobody
+                             holds. A FETCH of the same range finds it there. */
 
     /* data: on a connection bound to one working set by its HELLO (or, on the control socket, by u64 ws ahead) */
     PROTO_READ = 48,      /* u32 n, n × proto_range -> payload: the ranges, one after another */
