@@ -92,7 +92,7 @@ class Suite:
 
     def ddstore(self, stack, array, batch):
         from . import ddstore
-        return ddstore.reader(self, stack, array, batch)
+        return ddstore.reader(self, stack, array, batch, CONSUMERS)
 
     # --- same host and loopback TCP --------------------------------------------------------------------------------
 
