@@ -3,7 +3,7 @@
  * read_leat: ReadBatch as a training process calls it: leat_read_batch into the view's ring, then release. Every
  * consumer is a thread with a view of its own.
  *
- *   read_leat [driver's options] SOCKET URI TRANSPORT      TRANSPORT: shm, tcp or best
+ *   read_leat [driver's options] SOCKET URI TRANSPORT [INFLIGHT]      TRANSPORT: shm, tcp or best
  */
 #include "driver.h"
 #include "leat/leat.h"
@@ -13,6 +13,7 @@
 static struct leat_client *client;
 static struct leat_ws *ws;
 static const char *transport;
+static uint64_t inflight_bytes; /* 0: measured by the library */
 
 struct reader {
     struct leat_view *view;
@@ -28,8 +29,9 @@ static void check(int code, const char *what, const struct leat_error *err)
 static void prepare(const struct bench_setup *setup)
 {
     struct leat_error err = {0};
-    if (setup->nargs != 3)
-        bench_die("needs SOCKET URI TRANSPORT");
+    if (setup->nargs != 3 && setup->nargs != 4)
+        bench_die("needs SOCKET URI TRANSPORT [INFLIGHT]");
+    inflight_bytes = setup->nargs == 4 ? strtoull(setup->args[3], NULL, 10) : 0;
     transport = strcmp(setup->args[2], "best") == 0 ? NULL : setup->args[2];
     struct leat_client_options co = {
         .size = sizeof(co), .socket = setup->args[0], .flags = LEAT_CONNECT_NO_START};
@@ -47,8 +49,11 @@ static void *consumer(const struct bench_setup *setup, unsigned number)
     struct reader *r = calloc(1, sizeof(*r));
     if (!r)
         bench_die("no memory");
-    struct leat_view_options vo = {
-        .size = sizeof(vo), .batch_size = setup->batch, .slots = setup->slots, .transport = transport};
+    struct leat_view_options vo = {.size = sizeof(vo),
+                                   .batch_size = setup->batch,
+                                   .slots = setup->slots,
+                                   .transport = transport,
+                                   .inflight_bytes = inflight_bytes};
     check(leat_load(ws, &vo, &r->view, &err), "load", &err);
     return r;
 }

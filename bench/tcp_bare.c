@@ -2,7 +2,7 @@
 /*
  * tcp_bare: the most that loopback TCP gives the same consumers: each has a connection of its own to a server process with a
  * thread a connection; a batch is one request of {offset, bytes} and one reply, sent by sendmsg out of the samples' memory and
- * received by blocking recvs into the batch. No framing, no checksum, no deadline. (tcp_limit asks the same of our transport alone.)
+ * received by recvs into the batch. No framing, no checksum, no deadline. (tcp_limit asks the same of our transport alone.)
  */
 #include "driver.h"
 
@@ -17,6 +17,10 @@
 #include <sys/wait.h>
 
 #define IOVS 1024 /* IOV_MAX */
+/* The best of those tried: with the kernel's own sizes a batch of 4 MiB takes half as long again, as what is sent ahead falls
+ * out of the cache before it is received. */
+#define CHUNK  (256 * KIB)
+#define SNDBUF (384 * 1024)
 
 struct range {
     uint64_t offset, bytes;
@@ -38,7 +42,7 @@ static pid_t server_pid;
 static bool receive_all(int fd, void *buf, size_t bytes)
 {
     for (ssize_t n; bytes; bytes -= (size_t)n) {
-        n = recv(fd, buf, bytes, MSG_WAITALL);
+        n = recv(fd, buf, MIN(bytes, (size_t)CHUNK), 0);
         if (n <= 0)
             return false;
         buf = (char *)buf + n;
@@ -99,6 +103,7 @@ static _Noreturn void server(void)
             _exit(1);
         s->pool = pool;
         setsockopt(s->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+        setsockopt(s->fd, SOL_SOCKET, SO_SNDBUF, &(int){SNDBUF}, sizeof(int));
         if (pthread_create(&thread, NULL, serve, s) != 0)
             _exit(1);
     }

@@ -36,11 +36,14 @@ struct sched {
     uint64_t in_flight_bytes;
     uint64_t min_rtt_ns, rate_bytes_per_s; /* measured; windowed min and max */
     uint64_t fixed_limit_bytes;            /* set by the user: no adapting */
+    uint64_t floor_bytes;                  /* adapting goes no lower */
     /* window of measurement */
     uint64_t window_start_ns, window_bytes, rtt_stamp_ns;
     unsigned stages;
 };
 void sched_init(struct sched *s, uint64_t fixed_limit_bytes);
+/* All servers are on this host: no network queue to spare. Right after sched_init. */
+void sched_same_host(struct sched *s);
 /* How many bytes may be asked for now (0: wait for a completion). Never 0 when nothing is in flight: no stall. */
 uint64_t sched_grant(const struct sched *s);
 void sched_sent(struct sched *s, uint64_t bytes);

@@ -20,6 +20,8 @@ int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, bool no_shm, struct r
     r->local_node = no_shm ? UINT32_MAX : ws->local_node;
     r->all_local = ws->all_local && !no_shm;
     sched_init(&r->sched, inflight_bytes);
+    if (ws->all_local)
+        sched_same_host(&r->sched);
     r->endpoints = calloc((size_t)ws->info.nnodes + 1, sizeof(struct net_endpoint *));
     int rc = r->endpoints ? net_shm_new(&r->shm) : -ENOMEM;
     if (!rc && !r->all_local)

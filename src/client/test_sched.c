@@ -45,6 +45,30 @@ static void test_outstanding(void **state)
     assert_int_equal(s.in_flight_bytes, 0);
 }
 
+/* Servers on this host: a short round trip must not bring the limit down to what a shallow switch could take. */
+static void test_same_host(void **state)
+{
+    struct sched far, near, fixed;
+    sched_init(&far, 0);
+    sched_init(&near, 0);
+    sched_init(&fixed, 100000);
+    sched_same_host(&near);
+    sched_same_host(&fixed);
+    assert_int_equal(near.limit_bytes, 4 * MIB);
+    assert_int_equal(fixed.limit_bytes, 100000);
+    for (uint64_t t = 1; t < 1000; t++) {
+        struct sched *both[] = {&far, &near};
+        for (unsigned i = 0; i < 2; i++) {
+            sched_sent(both[i],
+                       64 * KIB * (t == 1 ? 2 : 1)); /* never idle: idle stretches are not measured */
+            sched_done(both[i], 64 * KIB, 20 * NS_PER_US, t * 20 * NS_PER_US + NS_PER_S);
+        }
+    }
+    assert_true(far.limit_bytes < MIB);
+    assert_int_equal(near.limit_bytes, 4 * MIB);
+    assert_int_equal(near.stage_bytes, MIB);
+}
+
 /* --- against sim/ ---------------------------------------------------------------------------------------------------- */
 
 #define NODES  8u
@@ -193,8 +217,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_never_stalls), cmocka_unit_test(test_outstanding),
-        cmocka_unit_test(test_incast),       cmocka_unit_test(test_long_path),
-        cmocka_unit_test(test_short_path),   cmocka_unit_test(test_tiny_limit),
+        cmocka_unit_test(test_same_host),    cmocka_unit_test(test_incast),
+        cmocka_unit_test(test_long_path),    cmocka_unit_test(test_short_path),
+        cmocka_unit_test(test_tiny_limit),
     };
     return cmocka_run_group_tests_name("client_sched", tests, NULL, NULL);
 }
