@@ -13,7 +13,7 @@ def program() -> str | None:
     """The `leat` of this package: of the wheel, of the build tree, or the one on PATH."""
     here = pathlib.Path(__file__).resolve().parent
     for path in (here / "bin" / "leat", here.parent.parent / "src" / "apps" / "leat"):
-        if os.access(path, os.X_OK):
+        if path.is_file() and os.access(path, os.X_OK):
             return str(path)
     return shutil.which("leat")
 

@@ -93,10 +93,10 @@ static void count(_Atomic uint64_t *counter, uint64_t n)
 static void conn_close(struct data_conn *c)
 {
     loop_remove(&c->source);
-    close(c->source.fd);
     list_remove(&c->node);
     c->target->unref(c->target);
     atomic_fetch_sub(&c->thread->connections, 1);
+    close(c->source.fd); /* last: a peer that sees the end may count on the rest */
     free(c->in);
     free(c->iov);
     free(c->write_iov);
