@@ -21,6 +21,7 @@ SEQUENTIAL = 2**64 - 1  # LEAT_ORDER_SEQUENTIAL
 SHUFFLE_AUTO = 1  # LEAT_SHUFFLE_AUTO
 
 Array = npt.NDArray[Any]
+_Bytes = bytes  # Ragged has a method of this name
 
 
 class Ragged(Sequence[Array]):
@@ -57,11 +58,11 @@ class Ragged(Sequence[Array]):
         index %= n
         return self.values[int(self.offsets[index]) : int(self.offsets[index + 1])]
 
-    def bytes(self, index: int) -> bytes:
+    def bytes(self, index: int) -> _Bytes:
         """A copy of one value."""
         return self[index].tobytes()
 
-    def tolist(self) -> list[bytes]:
+    def tolist(self) -> list[_Bytes]:
         """Copies of all values."""
         return [value.tobytes() for value in self]
 

@@ -69,7 +69,7 @@ def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | s
     public    other users of a system daemon may read it
     progress  True for a bar on a terminal, or a function of a `Progress`
 
-    >>> leat.open({"image": "images.npy", "label": "labels.npy"})[0]["label"]
+    >>> int(leat.open({"image": "images.npy", "label": "labels.npy"})[0]["label"])
     0
     """
     return open_set(_uri(uri), name=name, flags=OPEN_PUBLIC if public else 0, pool_bytes=parse_bytes(limit),
@@ -183,7 +183,7 @@ def create(name: str, fields: Mapping[str, Any], samples: int, *, keys: Sequence
     >>> pushed[2]
     array([4., 5.], dtype=float32)
     """
-    raw = []
+    raw: list[tuple[str, str, tuple[int, ...]]] = []
     for field, what in fields.items():
         if what is bytes:
             raw.append((field, "", ()))

@@ -62,7 +62,8 @@ def _dtype(text: str) -> Any:
 
 def _format(dtype: np.dtype[Any]) -> str | None:
     try:
-        return memoryview(np.empty(0, dtype)).format
+        format: str = np.empty(0, dtype).data.format
+        return format
     except (ValueError, BufferError):  # datetime64 and other things that PEP 3118 does not know
         return None
 

@@ -59,7 +59,7 @@ class View(_leat.Memory):
     the view is collected; arrays over it prolong it until they are gone.
 
     >>> with ws.view(0, "image") as view:
-    ...     view.array.sum(), view.array.flags.writeable
+    ...     float(view.array.sum()), view.array.flags.writeable
     (15.0, False)
     """
 
@@ -80,7 +80,8 @@ class View(_leat.Memory):
         """A read-only ndarray over the bytes; flat for raw fields."""
         if self.holder.released:
             raise ValueError("the view was released")
-        return np.frombuffer(self, np.uint8).view(self.dtype).reshape(self.shape)
+        flat = np.frombuffer(memoryview(self).cast("B"), np.uint8)
+        return flat.view(self.dtype).reshape(self.shape)
 
     def tobytes(self) -> bytes:
         """A copy."""
@@ -323,7 +324,7 @@ class WorkingSet:
             i = self._at(which)
         if len(self._fields) == 1:
             return self._read(i, self._fields[0])
-        sample = {}
+        sample: dict[str, FieldValue] = {}
         for field in self._fields:
             value = self._read(i, field)
             if value is not None:
@@ -364,10 +365,9 @@ class WorkingSet:
         with self.read_batch(numbers) as batch:
             columns = []
             for field in self._fields:
-                value = batch[field.name]
-                present = batch.present(field.name)
+                value, present = batch[field.name], batch.present(field.name)
                 columns.append([self._cell(value, present, field, i) for i in range(len(numbers))])
-            value = None
+                del value
         if len(columns) == 1:
             return list(columns[0])
         names = [field.name for field in self._fields]
@@ -399,7 +399,7 @@ class WorkingSet:
             chosen = self.field(field)
         holder = self._set.hold(i, chosen.number, self._timeout_ns)
         if chosen.format is None:
-            view = View(holder, chosen.number, 0, "B", 1, None, True)
+            view: View = View(holder, chosen.number, 0, "B", 1, None, True)
         else:
             shape = chosen.shape if chosen.dense else None
             view = View(holder, chosen.number, 0, chosen.format, chosen.dtype.itemsize, shape, True)
