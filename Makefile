@@ -33,10 +33,12 @@ build: ## compile everything into build/
 	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD) >/dev/null || { cat $(BUILD)/meson-logs/meson-log.txt; exit 1; }
 	@ninja -C $(BUILD) -j $(JOBS)
 
-demo: ## real digits and photographs: load, train a classifier, measure; under 10 minutes on a bare machine
+demo: ## real digits and pictures: load, train a classifier, measure; under 10 minutes on a bare machine
 	@tools/deps build demo
-	@$(MAKE) build
-	@examples/demo/run
+	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD) >/dev/null || { cat $(BUILD)/meson-logs/meson-log.txt; exit 1; }
+	@echo "building Leat"
+	@out=$$(ninja -C $(BUILD) -j $(JOBS) --quiet 2>&1) || { echo "$$out"; exit 1; }
+	@BUILD=$(BUILD) examples/demo/run
 
 check: ## what every change must pass: unit, ASan+UBSan, TSan, fuzz corpus, layers, headers, pytest
 	@tools/deps build test
