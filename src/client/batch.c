@@ -103,7 +103,9 @@ static int add_fixed(struct fill *fill, const struct view_field *f, uint8_t *dat
     }
     for (unsigned i = 0; i < fill->n; i++) {
         struct index_part part;
-        index_part(index, fill->ids[i], f->field, &part);
+        if (unlikely(!index_part(index, fill->ids[i], f->field, &part) || part.bytes != f->fixed_bytes))
+            return error_set(err, LEAT_CORRUPT, "sample %llu has another length than its field",
+                             (unsigned long long)fill->ids[i]);
         int rc = add_part(fill, fill->ids[i], f->field, &part, data + i * f->fixed_bytes, err);
         if (unlikely(rc))
             return rc;

@@ -30,16 +30,11 @@ int leat_ws_field(const struct leat_ws *ws, unsigned field, struct leat_field *r
         out.dtype = "<u4";
         out.max_bytes = out.fixed_bytes = 4;
         out.is_label = 1;
-    } else if (f->kind == INDEX_FIELD_UNIFORM) {
+    } else if (f->stride) { /* an array, or one that was appended to */
         out.ndim = MIN(f->ndim, INDEX_MAX_DIMS);
         memcpy(out.shape, f->shape, sizeof(out.shape));
         out.max_bytes = out.fixed_bytes = f->stride;
     } else {
-        /* Places in a table, yet of a shape: an array that grew by append. */
-        if (*out.dtype) {
-            out.ndim = MIN(f->ndim, INDEX_MAX_DIMS);
-            memcpy(out.shape, f->shape, sizeof(out.shape));
-        }
         out.max_bytes = f->max_bytes;
     }
     *ret_field = out;

@@ -28,4 +28,7 @@ struct index_builder {
     int failed; /* the first failure; finish reports it */
 };
 
+/* index_builder_class of a name without a NUL at its end. */
+uint32_t index_builder_class_text(struct index_builder *b, const char *name, size_t len);
+
 #endif

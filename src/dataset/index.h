@@ -71,7 +71,7 @@ _Static_assert(sizeof(struct index_header) == 512, "header layout");
 
 enum index_field_kind {
     INDEX_FIELD_UNIFORM = 1, /* sample i is `stride` bytes at address + i * stride: arrays */
-    INDEX_FIELD_TABLE = 2,   /* parts[] says: files and tar members; may be absent in a sample */
+    INDEX_FIELD_TABLE = 2,   /* parts[] says: files and tar members; may be absent in a sample, unless a stride is given */
     INDEX_FIELD_LABEL = 3,   /* inline: a u32 out of labels[], named by classes[] */
 };
 
@@ -80,8 +80,9 @@ struct index_field {
     uint32_t dtype; /* string: NumPy's ("<f4"), or "" for raw bytes */
     uint32_t kind;  /* enum index_field_kind */
     uint32_t ndim;  /* of one sample; 0: scalar, or raw bytes */
-    uint64_t shape[INDEX_MAX_DIMS]; /* of one sample, UNIFORM only */
-    uint64_t address, stride;       /* UNIFORM only */
+    uint64_t shape[INDEX_MAX_DIMS]; /* of one sample, where stride is not 0 */
+    uint64_t address;               /* UNIFORM only */
+    uint64_t stride;                /* bytes of every part. UNIFORM; TABLE: arrays after an append, else 0 */
     uint64_t max_bytes;             /* longest part */
     uint64_t total_bytes;           /* all parts */
     uint32_t table_slot;            /* TABLE: column in parts */
@@ -254,7 +255,8 @@ static inline uint64_t live_bytes(uint64_t nsamples, uint32_t nfields)
 struct index_builder;
 int index_builder_new(enum index_kind kind, const char *root, struct index_builder **ret_builder);
 void index_builder_free(struct index_builder *b);
-/* Field number, or -errno. UNIFORM: shape, dtype, address and stride; TABLE and LABEL: name only. Same name: same number. */
+/* Field number, or -errno. UNIFORM: shape, dtype, address and stride; TABLE: name only, or all but the address when every
+ * part has `stride` bytes; LABEL: name only. Same name: same number. */
 int index_builder_field(struct index_builder *b, const char *name, const char *dtype, enum index_field_kind kind,
                         unsigned ndim, const uint64_t *shape, uint64_t address, uint64_t stride);
 struct stat;
@@ -284,9 +286,10 @@ int index_builder_finish(struct index_builder *b, int fd, struct leat_error *err
 
 /*
  * Writes an index with the samples of `old` and, behind them, those of `added` with every address of theirs moved up by
- * `base` (a multiple of the region size at or above old's address_end). Fields must be the same in number, order, names, dtypes and
- * sample shapes, else LEAT_INVALID naming the difference; keys must not repeat. Uniform fields become tables (a part
- * for each sample), and keep dtype and shape. Numbered keys go on counting.
+ * `base` (a multiple of the region size at or above old's address_end). Fields must be the same in names, dtypes and sample shapes,
+ * in any order, else LEAT_INVALID naming the difference; keys must not repeat. Uniform fields become tables (a part for
+ * each sample), and keep dtype, shape and stride. Numbered keys go on counting; new classes follow those of `old`. The result's
+ * sources have absolute paths and an empty root; directories stand behind the files of each half.
  */
 int index_append(const struct index *old, const struct index *added, uint64_t base, int fd, struct leat_error *err);
 

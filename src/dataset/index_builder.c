@@ -228,7 +228,11 @@ static int class_slots_grow(struct index_builder *b)
 
 uint32_t index_builder_class(struct index_builder *b, const char *name)
 {
-    size_t len = strlen(name);
+    return index_builder_class_text(b, name, strlen(name));
+}
+
+uint32_t index_builder_class_text(struct index_builder *b, const char *name, size_t len)
+{
     if (b->failed || class_slots_grow(b) < 0)
         return UINT32_MAX;
     uint64_t slot = class_slot(b, name, len);

@@ -203,8 +203,12 @@ static int validate_parts(const struct index *ix, unsigned f, struct leat_error 
         if (!index_part(ix, i, f, &part)) {
             if (part.bytes)
                 return bad(err, name, i, "has a length and no address");
+            if (field->stride)
+                return bad(err, name, i, "is absent, in a field of fixed length");
             continue;
         }
+        if (field->stride && part.bytes != field->stride)
+            return bad(err, name, i, "has another length than all others");
         if (part.address < before || add_overflows(part.address, part.bytes, &end) ||
             end > ix->header->address_end)
             return bad(err, name, i, "is out of order");
