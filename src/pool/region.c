@@ -9,6 +9,7 @@
 #include <linux/falloc.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #ifndef MADV_POPULATE_WRITE
 #    define MADV_POPULATE_WRITE 23
@@ -79,7 +80,8 @@ int region_new(const struct region_source *source, uint64_t bytes, uint64_t used
     char path[64];
     snprintf(path, sizeof(path), "/proc/self/fd/%d", r->fd);
     r->fd_ro = open(path, O_RDONLY | O_CLOEXEC);
-    if (r->fd_ro < 0) {
+    /* Read-only for everybody, also for another user who re-opens by /proc what we pass: a memfd is born 0777. */
+    if (r->fd_ro < 0 || fchmod(r->fd, 0400) < 0) {
         code = error_sys(err, -errno, "cannot re-open a region read-only");
         goto fail;
     }

@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 
 #define FAILURES_KEPT 256u
 
@@ -53,7 +54,8 @@ static int live_create(struct wset *ws, struct leat_error *err)
     char path[64];
     snprintf(path, sizeof(path), "/proc/self/fd/%d", ws->live_fd);
     ws->live_fd_ro = open(path, O_RDONLY | O_CLOEXEC);
-    if (ws->live_fd_ro < 0)
+    /* A memfd is born 0777: without this another user could re-open what we pass for writing. */
+    if (ws->live_fd_ro < 0 || fchmod(ws->live_fd, 0400) < 0)
         return error_sys(err, -errno, "cannot re-open the table of samples read-only");
     void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ws->live_fd, 0);
     if (map == MAP_FAILED)
