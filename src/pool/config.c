@@ -176,7 +176,7 @@ int config_set(struct config *config, const char *section, const char *key, cons
                struct leat_error *err)
 {
     char padded[128];
-    snprintf(padded, sizeof(padded), " %s ", key);
+    snprintf(padded, sizeof(padded), " %s ", strchr(key, ' ') ? "" : key); /* "size region_size" is no key */
     for (unsigned k = 0; k < ARRAY_LEN(sections); k++) {
         if (strcmp(section, sections[k].section))
             continue;
@@ -191,28 +191,60 @@ int config_set(struct config *config, const char *section, const char *key, cons
 struct load {
     struct config *config;
     struct leat_error *err;
-    int code;
+    FILE *file;
+    int code, lines, bad_line; /* lines read; where the first bad value stands */
+    bool too_long;
 };
 
 static int on_pair(void *user, const char *section, const char *key, const char *value)
 {
     struct load *load = user;
-    if (load->code == 0)
+    if (load->code == 0) {
         load->code = config_set(load->config, section, key, value, load->err);
+        load->bad_line = load->lines;
+    }
     return load->code == 0;
+}
+
+/* One line for the parser, which would take the rest of a long one for a line of its own. */
+static char *next_line(char *buf, int cap, void *user)
+{
+    struct load *load = user;
+    if (load->code < 0 || load->too_long || !fgets(buf, cap, load->file))
+        return NULL;
+    load->lines++;
+    if (strchr(buf, '\n') || strlen(buf) + 1 < (size_t)cap)
+        return buf;
+    const char *first = buf + strspn(buf, " \t");
+    load->too_long = *first != ';' && *first != '#';
+    for (int c = 0; c != '\n' && c != EOF;)
+        c = fgetc(load->file);
+    return load->too_long ? NULL : buf;
 }
 
 int config_load(struct config *config, const char *path, struct leat_error *err)
 {
     struct leat_error scratch = {0};
-    struct load load = {config, err ? err : &scratch, 0};
-    int line = ini_parse(path, on_pair, &load);
-    if (line < 0)
+    struct load load = {.config = config, .err = err ? err : &scratch, .file = fopen(path, "re")};
+    if (!load.file)
         return error_set(err, LEAT_NOT_FOUND, "cannot read the configuration %s: %s", path, strerror(errno));
-    if (load.code < 0)
+    int line = ini_parse_stream(next_line, &load, on_pair, &load);
+    bool unreadable = ferror(load.file);
+    fclose(load.file);
+    if (line < 0)
+        return error_set(err, -ENOMEM, "out of memory for the configuration %s", path);
+    if (unreadable)
+        return error_set(err, LEAT_NOT_FOUND, "cannot read the configuration %s", path);
+    /* The first thing that is wrong: the parser goes on behind a line that it does not understand. */
+    if (load.code < 0 && load.bad_line == line)
         return error_prefix(err, load.code, "%s, line %d", path, line);
     if (line > 0)
         return error_set(err, LEAT_INVALID, "%s, line %d: give `key = value` or `[section]`", path, line);
+    if (load.too_long)
+        return error_set(
+            err, LEAT_INVALID,
+            "%s, line %d: it is too long; go on in the next line, which then begins with a space", path,
+            load.lines);
     return 0;
 }
 

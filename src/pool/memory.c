@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How much memory this host, and the control group we live in, leave us. */
-#include "pool/pool.h"
+#include "pool/memory.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -74,13 +74,25 @@ static uint64_t groups_headroom(const char *mount, const char *group, bool v2)
     }
 }
 
-static uint64_t cgroup_headroom(void)
+/* One of a list with commas. */
+static bool has_memory(const char *controllers)
 {
-    char text[8192];
+    for (const char *at = controllers; at; at = strchr(at, ',')) {
+        at += *at == ',';
+        if (strncmp(at, "memory", 6) == 0 && (at[6] == ',' || at[6] == 0))
+            return true;
+    }
+    return false;
+}
+
+static uint64_t cgroup_headroom(const struct memory_paths *paths)
+{
+    char text[8192], v1[4200], *save;
     uint64_t least = UINT64_MAX;
-    if (!read_file("/proc/self/cgroup", text, sizeof(text)))
+    if (!read_file(paths->self_cgroup, text, sizeof(text)))
         return least;
-    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+    snprintf(v1, sizeof(v1), "%s/memory", paths->cgroup_root);
+    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
         if (!group)
             continue;
@@ -89,24 +101,30 @@ static uint64_t cgroup_headroom(void)
         if (strcmp(group, "/") == 0)
             *group = 0;
         if (*controllers == 0)
-            least = MIN(least, groups_headroom("/sys/fs/cgroup", group, true));
-        else if (strstr(controllers, "memory"))
-            least = MIN(least, groups_headroom("/sys/fs/cgroup/memory", group, false));
+            least = MIN(least, groups_headroom(paths->cgroup_root, group, true));
+        else if (has_memory(controllers))
+            least = MIN(least, groups_headroom(v1, group, false));
     }
     return least;
 }
 
-uint64_t pool_memory_available(void)
+uint64_t memory_available(const struct memory_paths *paths)
 {
     char text[4096];
     uint64_t available = 1 * GIB;
-    if (read_file("/proc/meminfo", text, sizeof(text))) {
+    if (read_file(paths->meminfo, text, sizeof(text))) {
         const char *at = strstr(text, "MemAvailable:");
         uint64_t kib;
         if (at && sscanf(at, "MemAvailable: %" SCNu64, &kib) == 1)
             available = kib * KIB;
     }
-    return MIN(available, cgroup_headroom());
+    return MIN(available, cgroup_headroom(paths));
+}
+
+uint64_t pool_memory_available(void)
+{
+    return memory_available(&(struct memory_paths){
+        .meminfo = "/proc/meminfo", .self_cgroup = "/proc/self/cgroup", .cgroup_root = "/sys/fs/cgroup"});
 }
 
 uint64_t pool_default_cap(void)

@@ -2,10 +2,11 @@
 /*
  * placement.h: which node holds which region of a working set. Pure and deterministic.
  *
- * The mapping: smooth weighted round robin. Region 0, 1, 2, … each goes to the node with the largest credit, where before
- * each turn every node's credit grows by its weight and the chosen one pays the sum of all weights; a node that
- * is full leaves the round. So neighbouring regions lie on different nodes, any prefix is split in proportion to the
- * weights within one region, and equal inputs give equal maps on every host.
+ * The mapping: at each turn every node's credit grows by its weight, and the chosen one pays the sum of all weights. Only a node
+ * with credit may be chosen, and of those the one whose credit would be the first to reach the price of a region were it passed over
+ * (Tijdeman's chairman assignment, Discrete Mathematics 32, 1980). So neighbouring regions lie on different nodes, any prefix is split
+ * in proportion to the weights within one region, and equal inputs give equal maps on every host. A node that is full leaves,
+ * and the others begin anew from there.
  */
 #ifndef POOL_PLACEMENT_H
 #define POOL_PLACEMENT_H
