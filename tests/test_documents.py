@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documents say holds: README's first dataset runs, links lead somewhere, the C example does what it prints."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD = pathlib.Path(os.environ.get("LEAT_BUILD", ROOT / "build"))
+DOCUMENTS = sorted(p for p in ROOT.rglob("*.md") if not p.relative_to(ROOT).parts[0].startswith(("build", ".")))
+
+
+@pytest.fixture
+def env(tmp_path):
+    """A daemon of its own, stopped at the end."""
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700)
+    env = {k: v for k, v in os.environ.items() if k not in ("LEAT_SOCKET", "RANK", "WORLD_SIZE")}
+    env.update(XDG_RUNTIME_DIR=str(runtime), XDG_CACHE_HOME=str(tmp_path / "cache"), LEAT_JOB="documents",
+               PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+    yield env
+    subprocess.run([BUILD / "src/apps/leat", "stop", "--force"], env=env, capture_output=True, timeout=60)
+
+
+def test_first_dataset_of_the_readme(tmp_path, env):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert len(blocks) == 1
+    assert sum(bool(line.strip()) for line in blocks[0].splitlines()) <= 10, "it is promised to be ten lines"
+    script = tmp_path / "first.py"
+    script.write_text(blocks[0] + "print(len(ws), batch.position)\n")
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"10000 {155 * 64}\n"), done.stderr
+
+
+def test_readme_gives_both_commands_first():
+    code = re.search(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S).group(1)
+    assert [line.split("#")[0].strip() for line in code.splitlines()] == ["make demo", "make check"]
+
+
+def anchors(document):
+    for heading in re.findall(r"^#+ (.*)$", document.read_text(), re.M):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links(document):
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S)
+    text = re.sub(r"`[^`\n]*`", "", text)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), f"{link} leads nowhere"
+        if anchor:
+            assert anchor in anchors(target), f"{link}: no such heading"
+
+
+def test_c_example(tmp_path, env):
+    folder = tmp_path / "files"
+    for name in ("a/1", "a/2", "b/3"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode() * 1000)
+    done = subprocess.run([BUILD / "examples/read_batch", folder, "2"], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"3 samples, 0\.0 MB in [\d.]+ s: \d+ samples/s", done.stdout), done.stdout
+
+    missing = subprocess.run([BUILD / "examples/read_batch", tmp_path / "nothing"], env=env, capture_output=True, text=True, timeout=60)
+    assert missing.returncode == 1 and "nothing" in missing.stderr
