@@ -109,16 +109,16 @@ int requests_stop(struct client *c, struct conn_message *m)
 }
 
 struct verifying {
-    struct server *server;
-    struct client *client; /* compared only: it may be gone */
-    uint64_t serial_id;
+    struct pool *pool;
+    uint64_t client; /* its serial: it may be gone */
+    uint64_t id;
     uint16_t type;
 };
 
 static void verify_progress(void *user, uint64_t done, uint64_t total)
 {
     struct verifying *v = user;
-    struct client *c = client_alive(v->server, v->client);
+    struct client *c = client_alive(v->pool, v->client);
     if (!c)
         return;
     struct bytes_out body = {0};
@@ -127,23 +127,25 @@ static void verify_progress(void *user, uint64_t done, uint64_t total)
     bytes_put_u64(&body, total);
     bytes_put_u64(&body, 0);
     bytes_put_u64(&body, 0);
-    conn_send(c->conn, PROTO_EVENT, PROTO_PROGRESS, v->serial_id, 0, &body, NULL, 0);
+    conn_send(c->conn, PROTO_EVENT, PROTO_PROGRESS, v->id, 0, &body, NULL, 0);
     bytes_out_fini(&body);
 }
 
 static void verify_done(void *user, const struct verify_result *result)
 {
     struct verifying *v = user;
-    struct client *c = client_alive(v->server, v->client);
+    struct client *c = client_alive(v->pool, v->client);
     struct leat_error err;
+    if (c)
+        c->nverifying--;
     if (c && result->status < 0) {
         error_set(&err, result->status, "%s", result->first_bad);
-        conn_send_error(c->conn, v->type, v->serial_id, &err);
+        conn_send_error(c->conn, v->type, v->id, &err);
     } else if (c) {
         struct bytes_out body = {0};
         bytes_put_u64(&body, result->bad);
         bytes_put_str(&body, result->first_bad);
-        conn_send(c->conn, PROTO_REPLY, v->type, v->serial_id, 0, &body, NULL, 0);
+        conn_send(c->conn, PROTO_REPLY, v->type, v->id, 0, &body, NULL, 0);
         bytes_out_fini(&body);
     }
     free(v);
@@ -159,17 +161,26 @@ int requests_verify(struct client *c, struct conn_message *m)
     struct wset *ws = client_handle(c, id);
     if (!ws)
         return requests_unknown(c, &m->frame);
+    if (c->nverifying > 0) {
+        struct leat_error err;
+        error_set(&err, LEAT_BUSY, "this process has a verification under way already");
+        return requests_refuse(c, &m->frame, &err);
+    }
     struct verifying *v = malloc(sizeof(*v));
     int code = -ENOMEM;
     if (v) {
-        *v = (struct verifying){c->server, c, m->frame.id, m->frame.type};
+        *v = (struct verifying){c->server->pool, c->serial, m->frame.id, m->frame.type};
         code = verify_start(c->server->pool, ws, flags & LEAT_VERIFY_SOURCE, verify_progress, verify_done, v);
     }
     if (code < 0) {
         struct leat_error err;
-        error_sys(&err, code, "cannot start a verification");
+        if (code == LEAT_BUSY)
+            error_set(&err, code, "several verifications are under way already: try later");
+        else
+            error_sys(&err, code, "cannot start a verification");
         free(v);
         return requests_refuse(c, &m->frame, &err);
     }
+    c->nverifying++;
     return 0;
 }

@@ -127,18 +127,22 @@ static int tcp_pair(int ret_fds[2])
 }
 
 struct brokering {
-    struct server *server;
-    struct client *client; /* compared only: it may be gone */
+    struct pool *pool;
+    uint64_t client; /* its serial: it may be gone */
     uint16_t type;
     uint64_t id;
     char node[256];
 };
 
-struct client *client_alive(struct server *s, const struct client *client)
+struct client *client_alive(struct pool *pool, uint64_t serial)
 {
+    struct server *s = pool->user;
+    if (!s)
+        return NULL;
     list_for_each (node, &s->clients) {
-        if (container_of(node, struct client, node) == client)
-            return container_of(node, struct client, node);
+        struct client *c = container_of(node, struct client, node);
+        if (c->serial == serial)
+            return c;
     }
     return NULL;
 }
@@ -146,8 +150,10 @@ struct client *client_alive(struct server *s, const struct client *client)
 static void brokered(void *user, int fd, const char *message)
 {
     struct brokering *b = user;
-    struct client *c = client_alive(b->server, b->client);
+    struct client *c = client_alive(b->pool, b->client);
     struct leat_error err;
+    if (c)
+        c->ndialing--;
     if (c && fd >= 0) {
         conn_send(c->conn, PROTO_REPLY, b->type, b->id, 0, NULL, &fd, 1);
     } else if (c) {
@@ -162,15 +168,21 @@ static void brokered(void *user, int fd, const char *message)
 
 static int broker_dial(struct client *c, struct wset *ws, uint32_t node, const struct proto_frame *f)
 {
+    struct leat_error err;
+    if (c->ndialing == CLIENT_DIALING_MAX) {
+        error_set(&err, LEAT_BUSY, "this process is making %u connections already", c->ndialing);
+        return requests_refuse(c, f, &err);
+    }
     struct brokering *b = malloc(sizeof(*b));
     int code = -ENOMEM;
     if (b) {
-        *b = (struct brokering){.server = c->server, .client = c, .type = f->type, .id = f->id};
+        *b = (struct brokering){.pool = c->server->pool, .client = c->serial, .type = f->type, .id = f->id};
         snprintf(b->node, sizeof(b->node), "%s", ws->nodes[node].address);
+        c->ndialing++;
         code = cluster_dial(c->server->pool->cluster, ws, node, c->uid, c->gid, brokered, b);
+        c->ndialing -= code < 0;
     }
     if (code < 0) {
-        struct leat_error err;
         error_sys(&err, code, "cannot connect to node %s", ws->nodes[node].address);
         free(b);
         return requests_refuse(c, f, &err);

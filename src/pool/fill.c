@@ -158,6 +158,19 @@ static void segment_ended(struct fill *fill, struct wset *ws, uint32_t segment)
         wset_unref(ws);
 }
 
+static void load_run(struct fill_thread *t, struct fill_load *load)
+{
+    struct fill *fill = t->fill;
+    if (load->region &&
+        region_reserve(load->region, (uint64_t)(load->dst - load->region->addr), load->bytes) < 0) {
+        load->done(load, LEAT_NO_SPACE, "the host has no memory for it");
+        return;
+    }
+    unsigned nbad = fill_read_range(t, load->ws, load->address, load->bytes, load->dst, fill->config.opener,
+                                    &fill->counters);
+    load->done(load, nbad ? t->bad[0].code : 0, nbad ? t->bad[0].message : "");
+}
+
 static void *thread_main(void *arg)
 {
     struct fill_thread *t = arg;
@@ -182,10 +195,7 @@ static void *thread_main(void *arg)
         open_sources = true;
         pthread_mutex_unlock(&fill->lock);
         if (p.load) {
-            struct fill_load *load = p.load;
-            unsigned nbad = fill_read_range(t, load->ws, load->address, load->bytes, load->dst,
-                                            fill->config.opener, &fill->counters);
-            load->done(load, nbad ? t->bad[0].code : 0, nbad ? t->bad[0].message : "");
+            load_run(t, p.load);
         } else {
             struct wset *ws = wset_ref(p.ws);
             uint64_t began_ns = clock_now_ns();

@@ -16,6 +16,7 @@
 #include "base/list.h"
 
 struct fill;
+struct region;
 struct wset;
 
 /* How to open sources with the right rights: pool/source.h. */
@@ -54,6 +55,7 @@ struct fill_load {
     struct wset *ws;
     uint64_t address, bytes;
     uint8_t *dst;
+    struct region *region; /* dst lies in it, and is backed with memory first; NULL: it is */
     void (*done)(struct fill_load *load, int status, const char *message);
 };
 void fill_load(struct fill *fill, struct fill_load *load);

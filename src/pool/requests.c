@@ -17,6 +17,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#define URGENT_MAX 4096u /* samples of one WAIT that go first */
+
 static void reply(struct client *c, uint16_t type, uint64_t id, const struct bytes_out *body, const int *fds,
                   unsigned nfds)
 {
@@ -84,7 +86,15 @@ static void fetch_free(struct fetch *f)
         staging_put(f->entries[k]);
     list_remove(&f->node);
     free(f->entries);
+    wset_unref(f->ws); /* whose window the entries are in */
     free(f);
+}
+
+/* A lease that was granted goes back. */
+static void fetch_end(struct client *c, struct fetch *f)
+{
+    c->nfetches--;
+    fetch_free(f);
 }
 
 static void pending_free(struct pending *p)
@@ -97,6 +107,8 @@ static void pending_free(struct pending *p)
         histogram_add(p->kind == PENDING_WAIT ? &times->wait : &times->fetch, clock_now_ns() - p->began_ns);
     if (p->fetch)
         fetch_free(p->fetch);
+    p->client->npendings--;
+    p->client->waiting_samples -= p->n;
     free(p->samples);
     wset_unref(p->ws);
     free(p);
@@ -105,17 +117,15 @@ static void pending_free(struct pending *p)
 struct pending *pending_new(struct client *c, const struct proto_frame *f, struct wset *ws,
                             enum pending_kind kind, struct leat_error *err)
 {
-    unsigned n = 0;
-    list_for_each (node, &c->pendings)
-        n++;
-    struct pending *p = n < CLIENT_PENDINGS_MAX ? calloc(1, sizeof(*p)) : NULL;
+    struct pending *p = c->npendings < CLIENT_PENDINGS_MAX ? calloc(1, sizeof(*p)) : NULL;
     if (!p) {
-        if (n < CLIENT_PENDINGS_MAX)
+        if (c->npendings < CLIENT_PENDINGS_MAX)
             error_set(err, -ENOMEM, "out of memory");
         else
-            error_set(err, LEAT_BUSY, "%u requests of this process are waiting already", n);
+            error_set(err, LEAT_BUSY, "%u requests of this process are waiting already", c->npendings);
         return NULL;
     }
+    c->npendings++;
     *p = (struct pending){.client = c,
                           .ws = wset_ref(ws),
                           .kind = kind,
@@ -200,6 +210,7 @@ static bool fetch_advance(struct pending *p)
     proto_fetched_fini(&m);
     p->fetch = NULL;
     list_push_back(&p->client->fetches, &f->node);
+    p->client->nfetches++;
     reply(p->client, p->type, p->id, &body, NULL, 0);
     bytes_out_fini(&body);
     pending_free(p);
@@ -244,7 +255,7 @@ void requests_client_gone(struct client *c)
     list_for_each_safe (node, &c->pendings)
         pending_free(container_of(node, struct pending, client_node));
     list_for_each_safe (node, &c->fetches)
-        fetch_free(container_of(node, struct fetch, node));
+        fetch_end(c, container_of(node, struct fetch, node));
     while (c->nhandles > 0)
         handle_close(c, c->nhandles - 1);
 }
@@ -314,6 +325,7 @@ static void send_ws(struct client *c, uint16_t type, uint64_t id, struct wset *w
 static void opened(struct open_request *r, struct wset *ws, const struct leat_error *err)
 {
     struct client *c = r->user;
+    c->nopening--;
     histogram_add(&c->server->times.open, clock_now_ns() - r->began_ns);
     if (ws)
         send_ws(c, r->type, r->id, ws);
@@ -339,6 +351,12 @@ static int on_open(struct client *c, struct conn_message *m)
     struct proto_open o = {0};
     if (proto_open_get(m->body, m->frame.body_bytes, &o) < 0)
         return LEAT_CORRUPT;
+    if (c->nopening == CLIENT_OPENING_MAX) {
+        struct leat_error err;
+        proto_open_fini(&o);
+        error_set(&err, LEAT_BUSY, "this process is opening %u working sets already", c->nopening);
+        return requests_refuse(c, &m->frame, &err);
+    }
     struct open_request *r = calloc(1, sizeof(*r));
     if (!r) {
         proto_open_fini(&o);
@@ -358,6 +376,7 @@ static int on_open(struct client *c, struct conn_message *m)
                                .progress = open_progress,
                                .user = c};
     proto_open_fini(&o);
+    c->nopening++;
     pool_open(c->server->pool, r);
     return 0;
 }
@@ -447,7 +466,13 @@ static int on_wait(struct client *c, struct conn_message *m)
     struct pending *p = pending_new(c, &m->frame, ws, PENDING_WAIT, &err);
     if (!p)
         return requests_refuse(c, &m->frame, &err);
+    if (n > CLIENT_WAITING_MAX - c->waiting_samples) {
+        error_set(&err, LEAT_BUSY, "this process waits for %u samples already", c->waiting_samples);
+        pending_refuse(p, &err);
+        return 0;
+    }
     p->n = n;
+    c->waiting_samples += n;
     p->samples = n ? malloc(n * sizeof(*p->samples)) : NULL;
     if (n && !p->samples) {
         error_set(&err, -ENOMEM, "out of memory");
@@ -465,7 +490,8 @@ static int on_wait(struct client *c, struct conn_message *m)
     }
     if (wait_advance(p))
         return 0;
-    for (uint32_t k = p->at; k < n; k++)
+    /* The first ones: a reader of a whole set cannot have all of it first. */
+    for (uint32_t k = p->at; k < n && k - p->at < URGENT_MAX; k++)
         fill_urgent(c->server->pool->fill, ws, p->samples[k]);
     return 0;
 }
@@ -515,12 +541,17 @@ static int on_fetch(struct client *c, struct conn_message *m)
                   "from again");
         return requests_refuse(c, &m->frame, &err);
     }
+    if (c->nfetches >= CLIENT_FETCHES_MAX) {
+        error_set(&err, LEAT_BUSY, "this process holds %u fetched ranges: release some", c->nfetches);
+        return requests_refuse(c, &m->frame, &err);
+    }
     struct pending *p = pending_new(c, &m->frame, ws, PENDING_FETCH, &err);
     if (!p)
         return requests_refuse(c, &m->frame, &err);
     p->fetch = calloc(1, sizeof(*p->fetch));
     if (p->fetch) {
         list_init(&p->fetch->node);
+        p->fetch->ws = wset_ref(ws);
         p->fetch->id = c->next_id++;
         p->fetch->entries = calloc(n, sizeof(*p->fetch->entries));
     }
@@ -564,7 +595,7 @@ static int on_release(struct client *c, struct conn_message *m)
     list_for_each (node, &c->fetches) {
         struct fetch *f = container_of(node, struct fetch, node);
         if (f->id == lease) {
-            fetch_free(f);
+            fetch_end(c, f);
             break;
         }
     }

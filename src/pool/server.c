@@ -57,7 +57,7 @@ static void client_free(struct client *c)
     bool others = false;
     list_for_each (node, &s->clients) {
         struct client *other = container_of(node, struct client, node);
-        others = others || (other->ready && other->uid == uid);
+        others = others || (other->is_unix && other->ready && other->uid == uid);
     }
     if (!others)
         pool_sweep(s->pool, s->config.linger_ns ? UINT32_MAX : uid);
@@ -218,6 +218,7 @@ static void accept_one(struct server *s, int listener, bool is_unix)
                          .uid = UINT32_MAX,
                          .gid = UINT32_MAX,
                          .peer_node = UINT32_MAX};
+    c->serial = ++s->serials;
     list_init(&c->pendings);
     list_init(&c->fetches);
     list_init(&c->node);
@@ -326,5 +327,6 @@ void server_free(struct server *s)
     s->pool->advanced = NULL;
     s->pool->revoked = NULL;
     s->pool->changed = NULL;
+    s->pool->user = NULL;
     free(s);
 }

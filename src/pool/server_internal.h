@@ -18,7 +18,7 @@ struct server {
     struct loop_source unix_source, tcp_source;
     struct list clients;
     unsigned nclients; /* after their handshake, on the unix socket */
-    uint64_t started_ns, requests, rejected;
+    uint64_t started_ns, requests, rejected, serials;
     struct server_times times;
     struct loop_timer linger;
 };
@@ -50,6 +50,7 @@ struct pending {
 struct fetch {
     struct list node; /* client.fetches */
     uint64_t id;
+    struct wset *ws; /* a reference: the entries are in its window */
     struct staging_entry **entries;
     uint32_t n;
 };
@@ -67,6 +68,9 @@ struct client {
     unsigned nhandles, handles_cap;
     uint64_t next_id;
     struct list pendings, fetches;
+    unsigned npendings, nfetches, nopening, nverifying, ndialing;
+    uint32_t waiting_samples; /* of all its WAITs */
+    uint64_t serial;          /* unique: what callbacks that may come too late remember */
     uint64_t requests;
     bool is_peer;       /* another node */
     uint32_t peer_node; /* which, once it said so; UINT32_MAX before */
@@ -74,6 +78,10 @@ struct client {
 
 #define CLIENT_HANDLES_MAX  4096u
 #define CLIENT_PENDINGS_MAX 1024u
+#define CLIENT_FETCHES_MAX  1024u
+#define CLIENT_OPENING_MAX  64u
+#define CLIENT_DIALING_MAX  64u
+#define CLIENT_WAITING_MAX  (8u << 20) /* samples */
 #define CLIENT_FETCHES_MAX  65536u
 
 int requests_dispatch(struct client *client, struct conn_message *message);
@@ -93,8 +101,8 @@ struct pending *pending_new(struct client *client, const struct proto_frame *fra
 void pending_refuse(struct pending *pending, const struct leat_error *err);
 /* A DROP that waits for leases: true when it was answered (and is gone). */
 bool pending_drop_advance(struct pending *pending);
-/* The client itself if it is still connected, else NULL. */
-struct client *client_alive(struct server *server, const struct client *client);
+/* The client if it, and the server, are still there, else NULL. */
+struct client *client_alive(struct pool *pool, uint64_t serial);
 /* Looks at what waits for this set. */
 void requests_advance(struct wset *ws);
 /* Gives back everything the client holds. */

@@ -4,8 +4,9 @@
  * that direct I/O fits), each run gets a place in the window congruent to its address modulo 4096, and a fill_load brings it.
  * When its bytes are there the fill thread checksums the samples: the first time that is what later reads are compared with.
  *
- * Places are found first-fit over the runs sorted by offset; when nothing fits, the least recently used entry that nobody
- * holds goes, until something does.
+ * The window is a ring: a new place is looked for from behind the last one on, and what nobody holds there goes, oldest first;
+ * what somebody holds, or what is still loading, is stepped over. So finding a place costs what it makes room for, however
+ * many thousands of small samples are in the window, and neighbours in time are neighbours in the window.
  */
 #include "pool/staging.h"
 
@@ -19,9 +20,13 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#define MERGE_GAP 4096u
+#define MERGE_GAP     4096u
+#define BUCKETS_LEAST 64u
+#define BUCKETS_MOST  (1u << 18)
+#define SAMPLES_MOST  (1u << 20) /* in one entry: the loop walks over them */
 
 struct place {
+    struct list node; /* staging.places, by offset */
     uint64_t offset, bytes;
     struct staging_entry *entry;
 };
@@ -32,10 +37,12 @@ struct staging {
     struct wset *ws;
     struct region *region;
     void (*ready)(struct wset *ws);
-    struct list entries;  /* least recently used first */
-    struct place *places; /* by offset */
-    unsigned nplaces, places_cap;
+    struct list entries;
+    struct list places;
+    struct list *cursor; /* the place, or the list's head, before which the next one is tried first */
     uint64_t held_bytes;
+    struct staging_entry **buckets; /* entries by (first, count) */
+    uint64_t mask;
 };
 
 struct staging_load {
@@ -48,11 +55,22 @@ struct staging_load {
 int staging_new(struct loop *loop, struct fill *fill, struct wset *ws, struct region *region,
                 void (*ready)(struct wset *ws), struct staging **ret_staging)
 {
+    uint64_t buckets = BUCKETS_LEAST;
+    while (buckets < BUCKETS_MOST && buckets * 4 * INDEX_FILE_ALIGN < region->bytes)
+        buckets *= 2;
     struct staging *st = calloc(1, sizeof(*st));
     if (!st)
         return -ENOMEM;
     *st = (struct staging){.loop = loop, .fill = fill, .ws = ws, .region = region, .ready = ready};
     list_init(&st->entries);
+    list_init(&st->places);
+    st->cursor = &st->places;
+    st->mask = buckets - 1;
+    st->buckets = calloc(buckets, sizeof(*st->buckets));
+    if (!st->buckets) {
+        free(st);
+        return -ENOMEM;
+    }
     *ret_staging = st;
     return 0;
 }
@@ -72,16 +90,28 @@ uint64_t staging_held_bytes(const struct staging *st)
     return st->held_bytes;
 }
 
+static struct staging_entry **bucket_of(struct staging *st, uint64_t first, uint64_t count)
+{
+    uint64_t h = (first * 0x9E3779B97F4A7C15ull) ^ (count * 0xC2B2AE3D27D4EB4Full);
+    return &st->buckets[(h ^ h >> 32) & st->mask];
+}
+
 static void entry_free(struct staging_entry *entry)
 {
     struct staging *st = entry->staging;
-    unsigned kept = 0;
-    for (unsigned k = 0; k < st->nplaces; k++) {
-        if (st->places[k].entry != entry)
-            st->places[kept++] = st->places[k];
+    for (uint32_t k = 0; k < entry->nplaces; k++) {
+        struct list *node = &entry->places[k].node;
+        if (st->cursor == node)
+            st->cursor = node->next;
+        list_remove(node);
     }
-    st->nplaces = kept;
+    struct staging_entry **at = bucket_of(st, entry->first, entry->count);
+    while (*at && *at != entry)
+        at = &(*at)->next_in_bucket;
+    if (*at)
+        *at = entry->next_in_bucket;
     list_remove(&entry->node);
+    free(entry->places);
     free(entry->runs);
     free(entry);
 }
@@ -96,47 +126,42 @@ void staging_free(struct staging *st)
         entry_free(entry);
     }
     region_unref(st->region);
-    free(st->places);
+    free(st->buckets);
     free(st);
 }
 
+/* -EAGAIN: the room is held or being filled, wherever one looks. */
 static int place_find(struct staging *st, uint64_t address, uint64_t bytes, struct staging_entry *entry,
                       uint64_t *ret_offset)
 {
-    uint64_t phase = address % INDEX_FILE_ALIGN, at = phase;
-    unsigned k = 0;
-    for (; k < st->nplaces; k++) {
-        if (st->places[k].offset >= at + bytes)
-            break;
-        at = align_up(st->places[k].offset + st->places[k].bytes, INDEX_FILE_ALIGN) + phase;
-    }
-    if (at + bytes > st->region->bytes)
-        return -EAGAIN;
-    if (st->nplaces == st->places_cap) {
-        unsigned cap = st->places_cap ? st->places_cap * 2 : 64;
-        struct place *more = realloc(st->places, cap * sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        st->places = more;
-        st->places_cap = cap;
-    }
-    memmove(&st->places[k + 1], &st->places[k], (st->nplaces - k) * sizeof(*st->places));
-    st->places[k] = (struct place){at, bytes, entry};
-    st->nplaces++;
-    *ret_offset = at;
-    return 0;
-}
-
-static bool evict_one(struct staging *st, const struct staging_entry *keep)
-{
-    list_for_each (node, &st->entries) {
-        struct staging_entry *entry = container_of(node, struct staging_entry, node);
-        if (entry != keep && entry->refs == 0 && entry->loading == 0) {
-            entry_free(entry);
-            return true;
+    uint64_t phase = address % INDEX_FILE_ALIGN;
+    bool wrapped = false;
+    for (struct list *next = st->cursor;;) {
+        struct list *prev = next->prev;
+        struct place *before = prev == &st->places ? NULL : container_of(prev, struct place, node);
+        struct place *after = next == &st->places ? NULL : container_of(next, struct place, node);
+        uint64_t at = (before ? align_up(before->offset + before->bytes, INDEX_FILE_ALIGN) : 0) + phase;
+        if (at + bytes <= (after ? after->offset : st->region->bytes)) {
+            struct place *place = &entry->places[entry->nplaces++];
+            *place = (struct place){.offset = at, .bytes = bytes, .entry = entry};
+            list_add_before(next, &place->node);
+            st->cursor = next;
+            *ret_offset = at;
+            return 0;
+        }
+        if (!after) {
+            if (wrapped)
+                return -EAGAIN;
+            wrapped = true;
+            next = st->places.next;
+        } else if (after->entry->refs == 0 && after->entry->loading == 0) {
+            st->cursor = next; /* moves on with the places that go */
+            entry_free(after->entry);
+            next = st->cursor;
+        } else {
+            next = next->next;
         }
     }
-    return false;
 }
 
 static int run_order(const void *a, const void *b)
@@ -164,22 +189,50 @@ static void run_widen(const struct wset *ws, struct proto_run *run)
     run->bytes = end - run->address;
 }
 
-static int entry_runs(struct wset *ws, struct staging_entry *entry)
+/* LEAT_NO_SPACE: more than the window holds. */
+static int entry_parts(const struct staging *st, const struct staging_entry *entry,
+                       struct proto_run **ret_runs, uint32_t *ret_n)
 {
-    unsigned nfields = ws->index.header->nfields;
-    struct proto_run *runs = calloc(entry->count * nfields + 1, sizeof(*runs));
-    if (!runs)
-        return -ENOMEM;
-    uint32_t n = 0;
+    const struct index *index = &st->ws->index;
+    AUTO_FREE struct proto_run *runs = NULL;
+    uint32_t n = 0, cap = 0;
+    uint64_t total = 0;
     struct index_part part;
+    if (entry->count > SAMPLES_MOST)
+        return LEAT_NO_SPACE;
     for (uint64_t i = entry->first; i < entry->first + entry->count; i++) {
-        for (unsigned f = 0; f < nfields; f++) {
-            if (index_part(&ws->index, i, f, &part) && part.bytes > 0)
-                runs[n++] =
-                    (struct proto_run){.address = part.address, .bytes = part.bytes, .gid = PROTO_STAGING};
+        for (unsigned f = 0; f < index->header->nfields; f++) {
+            if (!index_part(index, i, f, &part) || part.bytes == 0)
+                continue;
+            total += part.bytes;
+            if (total > st->region->bytes)
+                return LEAT_NO_SPACE;
+            if (n == cap) {
+                cap = cap ? cap * 2 : 16;
+                struct proto_run *more = realloc(runs, cap * sizeof(*runs));
+                if (!more)
+                    return -ENOMEM;
+                runs = more;
+            }
+            runs[n++] =
+                (struct proto_run){.address = part.address, .bytes = part.bytes, .gid = PROTO_STAGING};
         }
     }
-    qsort(runs, n, sizeof(*runs), run_order);
+    *ret_runs = TAKE_PTR(runs);
+    *ret_n = n;
+    return 0;
+}
+
+static int entry_runs(struct staging *st, struct staging_entry *entry)
+{
+    struct wset *ws = st->ws;
+    struct proto_run *runs = NULL;
+    uint32_t n = 0;
+    int code = entry_parts(st, entry, &runs, &n);
+    if (code < 0)
+        return code;
+    if (n > 0)
+        qsort(runs, n, sizeof(*runs), run_order);
     uint32_t kept = 0;
     for (uint32_t k = 0; k < n; k++) {
         run_widen(ws, &runs[k]);
@@ -193,7 +246,8 @@ static int entry_runs(struct wset *ws, struct staging_entry *entry)
     }
     entry->runs = runs;
     entry->nruns = kept;
-    return 0;
+    entry->places = calloc(kept ? kept : 1, sizeof(*entry->places));
+    return entry->places ? 0 : -ENOMEM;
 }
 
 /* Fill thread: every part that lies whole in the run is checksummed; parts of samples outside the entry too (they were read). */
@@ -214,6 +268,12 @@ static void check_part(void *user, uint64_t i, unsigned f, const struct index_pa
     }
 }
 
+static void entry_hold(struct staging_entry *entry)
+{
+    if (entry->refs++ == 0)
+        entry->staging->held_bytes += entry->bytes;
+}
+
 static void load_ended(void *arg)
 {
     struct staging_load *sl = arg;
@@ -225,9 +285,10 @@ static void load_ended(void *arg)
     }
     if (--entry->loading == 0) {
         entry->state = entry->code ? STAGING_FAILED : STAGING_READY;
+        /* Its readers may let go of it in ready(): it stays until that is over. */
+        entry_hold(entry);
         entry->staging->ready(ws);
-        if (entry->refs == 0 && entry->state == STAGING_FAILED)
-            entry_free(entry);
+        staging_put(entry);
     }
     free(sl);
     wset_unref(ws);
@@ -240,8 +301,9 @@ static void load_done(struct fill_load *load, int status, const char *message)
     snprintf(sl->message, sizeof(sl->message), "%s", message);
     if (status == 0)
         wset_parts_in(load->ws, load->address, load->address + load->bytes, check_part, sl);
-    if (loop_post(sl->entry->staging->loop, load_ended, sl) < 0)
-        log_error("out of memory: a streamed range is lost to its readers");
+    struct loop *loop = sl->entry->staging->loop;
+    while (loop_post(loop, load_ended, sl) < 0)
+        usleep(10000); /* out of memory: its readers are still there, and so are we */
 }
 
 static int run_load(struct staging *st, struct staging_entry *entry, const struct proto_run *run)
@@ -254,6 +316,7 @@ static int run_load(struct staging *st, struct staging_entry *entry, const struc
                                   .address = run->address,
                                   .bytes = run->bytes,
                                   .dst = st->region->addr + run->offset,
+                                  .region = st->region,
                                   .done = load_done};
     entry->loading++;
     fill_load(st->fill, &sl->load);
@@ -262,13 +325,10 @@ static int run_load(struct staging *st, struct staging_entry *entry, const struc
 
 int staging_get(struct staging *st, uint64_t first, uint64_t count, struct staging_entry **ret_entry)
 {
-    list_for_each (node, &st->entries) {
-        struct staging_entry *entry = container_of(node, struct staging_entry, node);
+    struct staging_entry **bucket = bucket_of(st, first, count);
+    for (struct staging_entry *entry = *bucket; entry; entry = entry->next_in_bucket) {
         if (entry->first == first && entry->count == count && entry->state != STAGING_FAILED) {
-            if (entry->refs++ == 0)
-                st->held_bytes += entry->bytes;
-            list_remove(node);
-            list_push_back(&st->entries, node);
+            entry_hold(entry);
             *ret_entry = entry;
             return 0;
         }
@@ -278,26 +338,23 @@ int staging_get(struct staging *st, uint64_t first, uint64_t count, struct stagi
         return -ENOMEM;
     *entry = (struct staging_entry){.staging = st, .first = first, .count = count, .refs = 1};
     list_init(&entry->node);
-    int code = entry_runs(st->ws, entry);
-    uint64_t total = 0;
-    for (uint32_t k = 0; code == 0 && k < entry->nruns; k++) {
-        total += entry->runs[k].bytes + INDEX_FILE_ALIGN;
-        if (total > st->region->bytes)
-            code = LEAT_NO_SPACE;
-        while (code == 0 && (code = place_find(st, entry->runs[k].address, entry->runs[k].bytes, entry,
-                                               &entry->runs[k].offset)) == -EAGAIN) {
-            if (!evict_one(st, entry))
-                break;
-            code = 0;
-        }
-    }
-    entry->bytes = total;
-    list_push_back(&st->entries, &entry->node);
+    int code = entry_runs(st, entry);
+    uint64_t bytes = 0;
+    for (uint32_t k = 0; code == 0 && k < entry->nruns; k++)
+        bytes += entry->runs[k].bytes;
+    entry->bytes = bytes + entry->nruns * INDEX_FILE_ALIGN;
+    if (code == 0 && entry->bytes > st->region->bytes)
+        code = LEAT_NO_SPACE;
+    for (uint32_t k = 0; code == 0 && k < entry->nruns; k++)
+        code = place_find(st, entry->runs[k].address, entry->runs[k].bytes, entry, &entry->runs[k].offset);
     if (code < 0) {
         entry_free(entry);
         return code;
     }
-    st->held_bytes += total;
+    list_push_back(&st->entries, &entry->node);
+    entry->next_in_bucket = *bucket_of(st, first, count);
+    *bucket_of(st, first, count) = entry;
+    st->held_bytes += entry->bytes;
     /* Held up until every load is queued: the first may end before the last is begun. */
     entry->loading = 1;
     for (uint32_t k = 0; k < entry->nruns && code == 0; k++)
@@ -318,6 +375,7 @@ void staging_put(struct staging_entry *entry)
     if (--entry->refs > 0)
         return;
     entry->staging->held_bytes -= entry->bytes;
-    if (entry->state == STAGING_FAILED)
+    /* One without bytes takes no room, so nothing would ever push it out. */
+    if (entry->state == STAGING_FAILED || (entry->nruns == 0 && entry->loading == 0))
         entry_free(entry);
 }

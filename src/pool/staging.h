@@ -2,7 +2,7 @@
 /*
  * staging.h: the window of a working set that is larger than its share of the pool. Ranges of samples are loaded into one
  * staging region, shared by all readers who ask for the same range while it is there, kept while somebody holds it, and after
- * that until the room is needed (least recently used first). Belongs to the control loop; loading happens on fill threads.
+ * that until the room is needed (oldest first). Belongs to the control loop; loading happens on fill threads.
  */
 #ifndef POOL_STAGING_H
 #define POOL_STAGING_H
@@ -20,7 +20,8 @@ struct wset;
 enum staging_state { STAGING_LOADING, STAGING_READY, STAGING_FAILED };
 
 struct staging_entry {
-    struct list node; /* staging's, by last use */
+    struct list node; /* staging's */
+    struct staging_entry *next_in_bucket;
     struct staging *staging;
     uint64_t first, count; /* samples */
     unsigned refs;
@@ -28,8 +29,9 @@ struct staging_entry {
     int code;
     char message[200];
     struct proto_run *runs;
-    uint32_t nruns, loading;
-    uint64_t bytes; /* of the window */
+    uint32_t nruns, nplaces, loading;
+    struct place *places; /* of the runs, in the window */
+    uint64_t bytes;       /* of the window */
 };
 
 /* `ready` is called on the loop when an entry that was loading is READY or FAILED. `region` is taken. */
