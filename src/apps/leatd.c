@@ -242,6 +242,11 @@ static int serve(const struct config *config, struct leat_error *err)
             error_sys(err, code, "the loop failed");
     }
     server_free(server);
+    if (pool_stop(pool) < 0) {
+        log_warning(
+            "a source does not answer (a network file system that hangs?): ending without waiting for it");
+        _exit(code < 0);
+    }
     cluster_free(cluster);
     pool_free(pool);
     net_token_free(token, token_len);

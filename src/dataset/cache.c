@@ -299,6 +299,10 @@ static int scan_to_memory(const struct dataset_spec *spec, struct expected *x, i
     int rc = dataset_index_build(spec, x->scan.opener, x->scan.progress, fd, err);
     if (rc < 0)
         return rc;
+    /* It goes to every reader: none of them may change it for the others. Open for reading only is not enough: a memfd can be
+     * opened again through /proc. */
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+        return error_sys(err, -errno, "the index cannot be sealed");
     int again = reopen(fd);
     if (again < 0)
         return error_sys(err, again, "the index cannot be read back");

@@ -60,7 +60,7 @@ int requests_drop(struct client *c, struct conn_message *m)
     if (bytes_in_done(&in) < 0)
         return LEAT_CORRUPT;
     struct leat_error err;
-    struct wset *ws = pool_find(c->server->pool, name);
+    struct wset *ws = pool_find(c->server->pool, name, c->uid, c->gid);
     if (!ws) {
         error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", name);
         return requests_refuse(c, &m->frame, &err);

@@ -133,8 +133,11 @@ static int describe_to_set(struct cluster *c, const void *body, size_t body_byte
         return 0;
     }
     struct wset *ws = NULL;
+    /* It goes on to our clients: none of them may change it for the others. */
+    int seals = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
     int code = *fd < 0 ? error_set(err, LEAT_CORRUPT, "a node sent a description without its index")
-                       : wset_new(c->pool, *fd, false, &ws, err);
+               : fcntl(*fd, F_ADD_SEALS, seals) < 0 ? error_sys(err, -errno, "cannot seal an index")
+                                                    : wset_new(c->pool, *fd, false, &ws, err);
     if (code == 0) {
         *fd = -1;
         code = take_description(c, ws, &m, err);
@@ -206,7 +209,8 @@ static int install(struct cluster *c, struct installing *in, struct leat_error *
         return code;
     if (!list_empty(&ws->node))
         return error_set(err, LEAT_INVALID, "the set is installed here already");
-    if (ws->name[0] && pool_find_name(c->pool, ws->name))
+    struct wset *named = ws->name[0] ? pool_find_name(c->pool, ws->name, ws->owner_uid, ws->owner_gid) : NULL;
+    if (named && named->owner_uid == ws->owner_uid)
         code =
             error_set(err, LEAT_INVALID, "there is another working set '%s' here: drop it first", ws->name);
     if (code == 0)

@@ -268,7 +268,7 @@ int fill_new(const struct fill_config *config, struct fill **ret_fill, struct le
     return 0;
 }
 
-void fill_free(struct fill *fill)
+void fill_stop(struct fill *fill)
 {
     if (!fill)
         return;
@@ -280,11 +280,19 @@ void fill_free(struct fill *fill)
     pthread_mutex_unlock(&fill->lock);
     for (unsigned k = 0; k < fill->nthreads; k++)
         pthread_join(fill->threads[k], NULL);
+    fill->nthreads = 0;
     list_for_each_safe (node, &fill->sets) {
         struct wset *ws = container_of(node, struct wset, fill_node);
         list_remove(node);
         wset_unref(ws);
     }
+}
+
+void fill_free(struct fill *fill)
+{
+    if (!fill)
+        return;
+    fill_stop(fill);
     free(fill->threads);
     pthread_mutex_destroy(&fill->lock);
     pthread_cond_destroy(&fill->work);

@@ -35,7 +35,9 @@ struct fill_config {
 };
 
 int fill_new(const struct fill_config *config, struct fill **ret_fill, struct leat_error *err);
-/* Cancels everything and joins. NULL is fine. */
+/* Cancels everything and joins: no thread is left; what was asked for is only freed by fill_free. NULL is fine. */
+void fill_stop(struct fill *fill);
+/* Stops, and frees. NULL is fine. */
 void fill_free(struct fill *fill);
 
 /* Queues all local segments of ws that are not shared with an earlier version. 0 or -ENOMEM. */

@@ -108,6 +108,9 @@ static void call_payload_done(void *user, int status)
     struct call *c = user;
     if (status < 0)
         return; /* the connection is going: go_down answers */
+    /* No writable mapping is left, so that who gets it can seal it. */
+    munmap(c->map, c->reply.payload_bytes);
+    c->map = NULL;
     call_answer(c, &c->reply);
 }
 

@@ -21,13 +21,21 @@
 #include "pool/staging.h"
 #include "pool/wset.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
 
-#define INDEXING_MAX      2u
+#define INDEXING_MAX      8u
+#define INDEXING_USER_MAX 2u /* so that one user's slow source does not hold up everybody */
+#define SETS_MAX          4096u
+#define SETS_USER_MAX     1024u
+#define NAME_MAX_BYTES    255u
 #define PROGRESS_EVERY_NS (100 * NS_PER_MS)
+#define STOP_NS           (10 * NS_PER_S)
 #define MEMORY_MARGIN     (64 * MIB) /* left to everybody else when regions are taken */
 
 /* One scan (or look at the cache), and everybody who waits for it. */
@@ -120,30 +128,77 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
     return 0;
 }
 
-void pool_free(struct pool *pool)
+static void opening_serve(struct opening *o);
+
+/* Messages of fill threads and closed connections may hold last references. */
+static void wait_for_sets(struct pool *pool)
 {
-    if (!pool)
-        return;
-    net_server_free(pool->server);
-    list_for_each_safe (node, &pool->sets)
-        pool_drop(pool, container_of(node, struct wset, node), POOL_SWEEP);
-    fill_free(pool->fill);
-    /* Messages of fill threads that hold the last references. */
     for (int turns = 0; atomic_load(&pool->sets_alive) > 0 && turns < 1000; turns++)
         loop_turn(pool->loop, 1);
+}
+
+int pool_stop(struct pool *pool)
+{
+    if (!pool || !pool->fill)
+        return 0;
+    atomic_store(&pool->stopping, true);
+    list_for_each_safe (node, &pool->openings) {
+        struct opening *o = container_of(node, struct opening, node);
+        if (!o->running) {
+            o->err.code = error_set(&o->err, -ECANCELED, "the daemon is ending");
+            opening_serve(o);
+        }
+    }
+    uint64_t deadline_ns = clock_now_ns() + STOP_NS;
+    while (atomic_load(&pool->threads) > 0 && clock_now_ns() < deadline_ns)
+        loop_turn(pool->loop, 10);
+    if (atomic_load(&pool->threads) > 0)
+        return LEAT_TIMED_OUT;
+    net_server_free(pool->server);
+    pool->server = NULL;
+    while (!list_empty(&pool->sets))
+        pool_drop(pool, list_first(&pool->sets, struct wset, node), POOL_SWEEP);
+    fill_stop(pool->fill);
+    wait_for_sets(pool);
+    return 0;
+}
+
+void pool_free(struct pool *pool)
+{
+    if (!pool || pool_stop(pool) < 0)
+        return;
+    net_server_free(pool->server);
+    wait_for_sets(pool);
+    fill_free(pool->fill);
     free(pool);
 }
 
 /* --- finding --------------------------------------------------------------------------------------------------- */
 
-struct wset *pool_find_name(struct pool *pool, const char *name)
+/* What of two sets that both are meant by a word a user means: their own, else what they may read. */
+static struct wset *prefer(struct wset *a, struct wset *b, uint32_t uid, uint32_t gid)
 {
+    if (!a || a->owner_uid == uid)
+        return a ? a : b;
+    return b->owner_uid == uid || (!wset_allows(a, uid, gid) && wset_allows(b, uid, gid)) ? b : a;
+}
+
+struct wset *pool_find_name(struct pool *pool, const char *name, uint32_t uid, uint32_t gid)
+{
+    struct wset *best = NULL;
     list_for_each (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
         if (ws->state != WSET_ENDING && ws->name[0] && strcmp(ws->name, name) == 0)
-            return ws;
+            best = prefer(best, ws, uid, gid);
     }
-    return NULL;
+    return best;
+}
+
+/* A name stands for one set of its owner. */
+static struct wset *find_own_name(struct pool *pool, const char *name, uint32_t uid)
+{
+    struct wset *ws = pool_find_name(pool, name, uid, UINT32_MAX);
+    return ws && ws->owner_uid == uid ? ws : NULL;
 }
 
 struct wset *pool_find_uuid(struct pool *pool, const uint8_t uuid[PROTO_UUID])
@@ -156,24 +211,24 @@ struct wset *pool_find_uuid(struct pool *pool, const uint8_t uuid[PROTO_UUID])
     return NULL;
 }
 
-struct wset *pool_find(struct pool *pool, const char *text)
+struct wset *pool_find(struct pool *pool, const char *text, uint32_t uid, uint32_t gid)
 {
     if (strncmp(text, "leat://", 7) == 0)
-        return pool_find_name(pool, text + 7);
-    struct wset *ws = pool_find_name(pool, text);
-    if (ws)
-        return ws;
+        return pool_find_name(pool, text + 7, uid, gid);
+    struct wset *named = pool_find_name(pool, text, uid, gid), *best = NULL;
+    if (named)
+        return named;
     struct dataset_spec spec;
     if (dataset_spec_parse(text, &spec, NULL) < 0)
         return NULL;
     AUTO_FREE char *canonical = dataset_spec_format(&spec);
     dataset_spec_free(&spec);
     list_for_each (node, &pool->sets) {
-        ws = container_of(node, struct wset, node);
+        struct wset *ws = container_of(node, struct wset, node);
         if (canonical && ws->state != WSET_ENDING && strcmp(ws->spec, canonical) == 0)
-            return ws;
+            best = prefer(best, ws, uid, gid);
     }
-    return NULL;
+    return best;
 }
 
 /* The same samples from the same, unchanged sources. */
@@ -192,7 +247,9 @@ static struct wset *find_same(struct pool *pool, const char *spec, const struct 
         struct wset *ws = container_of(node, struct wset, node);
         if (ws->state == WSET_ENDING || strcmp(ws->spec, spec) != 0 || !index_same(&ws->index, index))
             continue;
-        bool named_otherwise = r->name[0] && ws->name[0] && strcmp(ws->name, r->name) != 0;
+        /* A name is given by the owner alone: it keeps the set, and its memory, for good. */
+        bool named_otherwise =
+            r->name[0] && (ws->owner_uid != r->uid || (ws->name[0] && strcmp(ws->name, r->name) != 0));
         if (!named_otherwise && wset_allows(ws, r->uid, r->gid))
             return ws;
     }
@@ -205,6 +262,9 @@ uint64_t pool_room(struct pool *pool)
 {
     uint64_t used = atomic_load(&pool->office.used_bytes), cap = pool->office.cap_bytes;
     uint64_t memory = pool_memory_available();
+    /* What other sets were promised and have not taken yet still counts as available there. */
+    list_for_each (node, &pool->sets)
+        memory -= MIN(memory, atomic_load(&container_of(node, struct wset, node)->pending_bytes));
     uint64_t free_bytes = cap > used ? cap - used : 0;
     return MIN(free_bytes, memory > MEMORY_MARGIN ? memory - MEMORY_MARGIN : 0);
 }
@@ -393,14 +453,19 @@ int pool_host(struct pool *pool, struct wset *ws, struct leat_error *err)
 
 int pool_name(struct wset *ws, const char *name, const char *spec)
 {
-    char *n = strdup(name), *s = strdup(spec);
+    /* Fill threads say the spec in their messages: once given, it stays where it is. */
+    bool same = strcmp(ws->spec, spec) == 0;
+    assert(same || !ws->spec[0]);
+    char *n = strdup(name), *s = same ? ws->spec : strdup(spec);
     if (!n || !s) {
         free(n);
-        free(s);
+        if (!same)
+            free(s);
         return -ENOMEM;
     }
     free(ws->name);
-    free(ws->spec);
+    if (!same)
+        free(ws->spec);
     ws->name = n;
     ws->spec = s;
     if (name[0])
@@ -415,15 +480,45 @@ static void wset_own(struct wset *ws, uint32_t uid, uint32_t gid, uint32_t flags
     ws->mode = flags & LEAT_OPEN_PUBLIC ? 0644 : 0600;
 }
 
+/* Names go into messages, logs and other programs' output. */
+static int name_check(const char *name, struct leat_error *err)
+{
+    size_t len = strlen(name);
+    bool good = len <= NAME_MAX_BYTES;
+    for (size_t k = 0; k < len; k++)
+        good = good && (unsigned char)name[k] >= 0x20 && name[k] != 0x7f;
+    return good ? 0
+                : error_set(err, LEAT_INVALID,
+                            "a name has at most %u bytes and no control characters: choose another",
+                            NAME_MAX_BYTES);
+}
+
+/* Each set costs descriptors, which are everybody's. */
+static int sets_check(struct pool *pool, uint32_t uid, struct leat_error *err)
+{
+    unsigned all = 0, own = 0;
+    list_for_each (node, &pool->sets) {
+        all++;
+        own += container_of(node, struct wset, node)->owner_uid == uid;
+    }
+    if (all < SETS_MAX && own < SETS_USER_MAX)
+        return 0;
+    return error_set(err, LEAT_BUSY, "there are %u working sets, %u of this user: drop some (see `leat ls`)",
+                     all, own);
+}
+
 /* A set for the first request of an opening that may have one: not listed, no memory yet. */
 static int set_new(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
                    struct leat_error *err)
 {
-    int fd = dup(o->index_fd);
+    int code = sets_check(pool, r->uid, err);
+    if (code < 0)
+        return code;
+    int fd = fcntl(o->index_fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
         return error_sys(err, -errno, "cannot keep the index");
     struct wset *ws;
-    int code = wset_new(pool, fd, true, &ws, err);
+    code = wset_new(pool, fd, true, &ws, err);
     if (code < 0) {
         close(fd);
         return code;
@@ -463,11 +558,15 @@ int pool_create(struct pool *pool, const char *name, int index_fd, uint32_t uid,
 {
     if (!name[0])
         return error_set(err, LEAT_INVALID, "a set that ranks push needs a name");
-    if (pool_find_name(pool, name))
+    if (find_own_name(pool, name, uid))
         return error_set(err, LEAT_INVALID,
                          "there is a working set '%s' already: drop it first, or choose another name", name);
     struct wset *ws;
-    int code = wset_new(pool, index_fd, false, &ws, err);
+    int code = name_check(name, err);
+    if (code == 0)
+        code = sets_check(pool, uid, err);
+    if (code == 0)
+        code = wset_new(pool, index_fd, false, &ws, err);
     if (code < 0)
         return code;
     wset_own(ws, uid, gid, flags);
@@ -490,11 +589,13 @@ int pool_create(struct pool *pool, const char *name, int index_fd, uint32_t uid,
 
 /* --- append ------------------------------------------------------------------------------------------------------ */
 
+static int index_seal(int fd, struct leat_error *err);
+
 /* A new version: the old samples in the old regions, the new ones in new regions behind them. */
 static int set_append(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
                       struct leat_error *err)
 {
-    struct wset *old = pool_find_name(pool, r->name);
+    struct wset *old = pool_find_name(pool, r->name, r->uid, r->gid);
     if (!old)
         return error_set(err, LEAT_NOT_FOUND, "no working set '%s': preload it first", r->name);
     if (old->owner_uid != r->uid && r->uid != 0)
@@ -520,6 +621,8 @@ static int set_append(struct pool *pool, struct opening *o, struct open_request 
                   : index_append(&old->index, &added, base, fd, err);
     index_close(&added);
     struct wset *ws = NULL;
+    if (code == 0)
+        code = index_seal(fd, err);
     if (code == 0)
         code = wset_new(pool, fd, true, &ws, err);
     if (code < 0)
@@ -589,7 +692,7 @@ static int request_serve(struct pool *pool, struct opening *o, struct open_reque
         return code;
     struct wset *ws = find_same(pool, o->spec, &index, r);
     index_close(&index);
-    struct wset *named = r->name[0] ? pool_find_name(pool, r->name) : NULL;
+    struct wset *named = r->name[0] ? find_own_name(pool, r->name, r->uid) : NULL;
     if (named && named != ws)
         return error_set(err, LEAT_INVALID,
                          "working set '%s' holds %.200s: drop it first, or choose another name", r->name,
@@ -621,13 +724,16 @@ static void opening_placed(void *user, int status, const char *message)
 {
     struct opening *o = user;
     struct wset *ws = o->placing;
-    if (status == 0)
+    if (status == 0 && ws->name[0] && find_own_name(o->pool, ws->name, ws->owner_uid))
+        status = error_set(&o->err, LEAT_INVALID, "there is a working set '%s' already", ws->name);
+    else if (status == 0)
         status = pool_host(o->pool, ws, &o->err);
     else
         error_set(&o->err, status, "%s: %s", o->spec, message);
     if (status < 0) {
         o->err.code = status;
-        cluster_forget(o->pool->cluster, ws, true, true);
+        if (o->pool->cluster)
+            cluster_forget(o->pool->cluster, ws, true, true);
         wset_unref(ws);
     }
     opening_serve(o);
@@ -637,14 +743,19 @@ static void opening_placed(void *user, int status, const char *message)
 static bool opening_place(struct opening *o)
 {
     struct pool *pool = o->pool;
-    struct open_request *first = list_first(&o->requests, struct open_request, node);
+    struct open_request *first = NULL;
+    list_for_each_safe (node, &o->requests) {
+        struct open_request *r = container_of(node, struct open_request, node);
+        if (!first && r->opened) /* the asker is still there */
+            first = r;
+    }
     if (!pool->cluster || o->err.code || !first || first->append)
         return false;
     struct index index;
     if (index_map(o->index_fd, &index, NULL) < 0)
         return false;
-    bool known =
-        find_same(pool, o->spec, &index, first) || (first->name[0] && pool_find_name(pool, first->name));
+    bool known = find_same(pool, o->spec, &index, first) ||
+                 (first->name[0] && find_own_name(pool, first->name, first->uid));
     index_close(&index);
     if (known || set_new(pool, o, first, &o->placing, &o->err) < 0)
         return false;
@@ -661,6 +772,8 @@ static void opening_done(void *arg)
     struct opening *o = arg;
     struct pool *pool = o->pool;
     pool->indexing--;
+    if (atomic_load(&pool->stopping))
+        o->err.code = error_set(&o->err, -ECANCELED, "the daemon is ending");
     atomic_fetch_add(o->scanned ? &pool->index_scans : &pool->index_hits, o->err.code == 0);
     if (!opening_place(o))
         opening_serve(o);
@@ -687,6 +800,8 @@ static int progress_report(void *user, uint64_t samples, uint64_t bytes)
 {
     struct opening *o = user;
     uint64_t now = clock_now_ns();
+    if (atomic_load(&o->pool->stopping))
+        return -ECANCELED;
     if (now - o->reported_ns < PROGRESS_EVERY_NS)
         return 0;
     o->reported_ns = now;
@@ -699,23 +814,79 @@ static int progress_report(void *user, uint64_t samples, uint64_t bytes)
     return 0;
 }
 
+/* Clients get the descriptor: from here on it cannot be written by anybody. */
+static int index_seal(int fd, struct leat_error *err)
+{
+    int seals = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    return fcntl(fd, F_ADD_SEALS, seals) < 0 ? error_sys(err, -errno, "cannot seal an index") : 0;
+}
+
+/* An index file of somebody else could change under us, or end where a page is still wanted: what we use is a copy that cannot. */
+static int index_keep(struct opening *o, struct leat_error *err)
+{
+    struct stat st;
+    int seals = fcntl(o->index_fd, F_GET_SEALS);
+    if (seals >= 0 && (seals & F_SEAL_WRITE))
+        return 0;
+    if (fstat(o->index_fd, &st) < 0)
+        return error_sys(err, -errno, "cannot look at the index");
+    if (st.st_uid == geteuid())
+        return 0;
+    AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return error_sys(err, -errno, "no memory for the index");
+    for (off_t at = 0; at < st.st_size;) {
+        ssize_t n = sendfile(fd, o->index_fd, &at, (size_t)MIN(st.st_size - at, (off_t)(64 * MIB)));
+        if (n <= 0 && errno != EINTR)
+            return error_sys(err, n < 0 ? -errno : LEAT_STALE, "cannot copy the index");
+    }
+    int code = index_seal(fd, err);
+    struct index index;
+    if (code == 0 && (code = index_map(fd, &index, err)) == 0) {
+        code = index_validate(&index, err);
+        index_close(&index);
+    }
+    if (code < 0)
+        return code;
+    close(o->index_fd);
+    o->index_fd = TAKE_FD(fd);
+    return 0;
+}
+
 static void *index_main(void *arg)
 {
     struct opening *o = arg;
+    struct pool *pool = o->pool;
     struct dataset_opener opener = source_dataset_opener(&o->binding);
     struct dataset_progress progress = {progress_report, o};
     o->err.code = dataset_index_open(&o->parsed, &opener, &progress, !o->binding.opener->system, &o->index_fd,
                                      &o->scanned, &o->err);
-    while (loop_post(o->pool->loop, opening_done, o) < 0)
+    if (o->err.code == 0)
+        o->err.code = index_keep(o, &o->err);
+    while (loop_post(pool->loop, opening_done, o) < 0)
         usleep(10000); /* out of memory: the askers are still there, and so are we */
+    atomic_fetch_sub(&pool->threads, 1);
     return NULL;
+}
+
+static unsigned indexing_of(const struct pool *pool, uint32_t uid)
+{
+    unsigned n = 0;
+    list_for_each (node, &pool->openings) {
+        const struct opening *o = container_of(node, struct opening, node);
+        n += o->running && o->binding.caller.uid == uid;
+    }
+    return n;
 }
 
 static void openings_start(struct pool *pool)
 {
+    if (atomic_load(&pool->stopping))
+        return;
     list_for_each_safe (node, &pool->openings) {
         struct opening *o = container_of(node, struct opening, node);
-        if (o->running || pool->indexing >= INDEXING_MAX)
+        if (o->running || pool->indexing >= INDEXING_MAX ||
+            indexing_of(pool, o->binding.caller.uid) >= INDEXING_USER_MAX)
             continue;
         o->running = true;
         pool->indexing++;
@@ -723,9 +894,11 @@ static void openings_start(struct pool *pool)
         pthread_attr_init(&attr);
         pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
         pthread_t thread;
+        atomic_fetch_add(&pool->threads, 1);
         int code = -pthread_create(&thread, &attr, index_main, o);
         pthread_attr_destroy(&attr);
         if (code < 0) {
+            atomic_fetch_sub(&pool->threads, 1);
             o->err.code = error_sys(&o->err, code, "cannot start an index thread");
             opening_done(o);
             return;
@@ -743,6 +916,11 @@ static int opening_join(struct pool *pool, struct open_request *r, struct leat_e
     if (!canonical) {
         dataset_spec_free(&spec);
         return error_set(err, -ENOMEM, "out of memory");
+    }
+    if (pool->cluster && !r->append && cluster_open(pool->cluster, r, canonical)) {
+        free(canonical);
+        dataset_spec_free(&spec);
+        return 0;
     }
     list_for_each (node, &pool->openings) {
         struct opening *o = container_of(node, struct opening, node);
@@ -777,9 +955,14 @@ void pool_open(struct pool *pool, struct open_request *r)
     struct wset *ws = NULL;
     list_init(&r->node);
     atomic_fetch_add(&pool->opens, 1);
-    int code;
+    int code = atomic_load(&pool->stopping) ? error_set(&err, -ECANCELED, "the daemon is ending")
+                                            : name_check(r->name, &err);
+    if (code < 0) {
+        pool_answer(r, NULL, &err);
+        return;
+    }
     if (strncmp(r->uri, "leat://", 7) == 0 && !r->append) {
-        ws = pool_find_name(pool, r->uri + 7);
+        ws = pool_find_name(pool, r->uri + 7, r->uid, r->gid);
         if (!ws && pool->cluster && cluster_open(pool->cluster, r, NULL))
             return;
         code = !ws ? error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`",
@@ -788,7 +971,7 @@ void pool_open(struct pool *pool, struct open_request *r)
                    ? error_set(&err, LEAT_DENIED, "working set '%s' belongs to another user", ws->name)
                    : 0;
     } else if ((r->flags & LEAT_OPEN_NO_LOAD) && !r->append) {
-        ws = pool_find(pool, r->uri);
+        ws = pool_find(pool, r->uri, r->uid, r->gid);
         code = ws && wset_allows(ws, r->uid, r->gid)
                    ? 0
                    : error_set(&err, LEAT_NOT_FOUND, "%s is not in the pool", r->uri);
@@ -855,7 +1038,7 @@ void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
                 pool->revoked(pool->user, ws);
             for (uint32_t g = 0; g < ws->nregions; g++) {
                 if (ws->regions[g].region)
-                    region_punch(ws->regions[g].region);
+                    region_give_up(ws->regions[g].region);
             }
         }
         wset_unref(ws);

@@ -62,6 +62,7 @@ struct pool {
     struct list sets;        /* wset.node */
     struct list openings;    /* struct opening.node */
     unsigned indexing;       /* index threads that run */
+    unsigned verifying;      /* verifications under way */
     struct cluster *cluster; /* NULL: this node alone */
     /* Samples of ws changed state: waiters are looked at (server.c). */
     void (*advanced)(void *user, struct wset *ws);
@@ -72,11 +73,18 @@ struct pool {
     void *user;
     _Atomic uint64_t opens, index_scans, index_hits, drops, evictions;
     _Atomic uint64_t sets_alive; /* until their memory is gone */
+    _Atomic unsigned threads;    /* of indexing and verifying: each has a message to the loop to deliver */
+    _Atomic bool stopping;
 };
 
 int pool_new(struct loop *loop, const struct pool_config *config, struct pool **ret_pool,
              struct leat_error *err);
-/* Every working set goes; NULL is fine. Clients' connections must be gone. */
+/*
+ * Before cluster_free, so that no thread is left that could call into it: openings end, threads are joined, every set goes.
+ * LEAT_TIMED_OUT: a thread does not come back (a file system that hangs): then nothing may be freed. NULL is fine.
+ */
+int pool_stop(struct pool *pool);
+/* After pool_stop (or it is called); NULL is fine. Clients' connections must be gone. */
 void pool_free(struct pool *pool);
 
 /* Takes the request (also on failure, when it calls back later with the error). */
@@ -87,10 +95,11 @@ void pool_open_forget(struct pool *pool, void *user);
 int pool_create(struct pool *pool, const char *name, int index_fd, uint32_t uid, uint32_t gid, uint32_t flags,
                 struct wset **ret_ws, struct leat_error *err);
 
-struct wset *pool_find_name(struct pool *pool, const char *name);
+/* Names are each user's own: theirs first, then one that they may read, then any (which the caller refuses). */
+struct wset *pool_find_name(struct pool *pool, const char *name, uint32_t uid, uint32_t gid);
 struct wset *pool_find_uuid(struct pool *pool, const uint8_t uuid[PROTO_UUID]);
 /* By name or, for implicit sets, by source. */
-struct wset *pool_find(struct pool *pool, const char *name_or_uri);
+struct wset *pool_find(struct pool *pool, const char *name_or_uri, uint32_t uid, uint32_t gid);
 
 /* A handle: keeps the set alive and stands in the way of a drop. */
 void pool_lease(struct wset *ws);

@@ -54,6 +54,9 @@ static int file_new(struct region *r, const struct region_source *source, struct
                                       : memfd_create("leat-region", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (r->fd < 0)
         return error_sys(err, -errno, "cannot create a region of %" PRIu64 " bytes", r->bytes);
+    /* A memfd is born with mode 0777: whoever is given one open for reading could open it again for writing, through /proc. */
+    if (fchmod(r->fd, 0600) < 0)
+        return error_sys(err, -errno, "cannot protect a region");
     if (ftruncate(r->fd, (off_t)r->bytes) < 0)
         return error_sys(err, -errno, "cannot size a region of %" PRIu64 " bytes", r->bytes);
     /* Sealed in size, a mapping can never run past the end of the file. A tmpfs file knows no seals; but nobody else can ever
@@ -130,6 +133,16 @@ void region_punch(struct region *r)
     if (r->fd >= 0 && fallocate(r->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)r->bytes) < 0 &&
         errno != EBADF)
         log_warning("cannot give back the memory of a region: %s", strerror(errno));
+}
+
+void region_give_up(struct region *r)
+{
+    if (atomic_load(&r->refs) > 1)
+        return;
+    region_punch(r);
+    if (r->office)
+        ticket_give(r->office, r->used_bytes);
+    r->office = NULL;
 }
 
 void region_unref(struct region *r)

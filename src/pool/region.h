@@ -48,6 +48,9 @@ struct region *region_ref(struct region *r);
 void region_unref(struct region *r);
 /* Takes the memory away at once (drop by force): mappings read zeros from here on. */
 void region_punch(struct region *r);
+/* The same for a region of a set that ends by force, and its ticket goes back too; not when another version of the set has it.
+ * Control loop. */
+void region_give_up(struct region *r);
 /* Page size that backs it: 2 MiB when huge pages map part of it, else the base page. Reads smaps: slow. */
 uint64_t region_page_bytes(const struct region *r);
 /* Whether the kernel gives huge pages to memfds on madvise (or always): shmem_enabled. */

@@ -286,7 +286,7 @@ int report_query(const struct server_view *view, uint32_t query, const char *arg
         json = sets_json(view->pool, uid, gid);
         break;
     case LEAT_QUERY_STAT:
-        ws = pool_find(view->pool, arg);
+        ws = pool_find(view->pool, arg, uid, gid);
         if (!ws || !wset_allows(ws, uid, gid))
             return error_set(err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", arg);
         json = set_details(ws);

@@ -78,11 +78,10 @@ struct client {
 
 #define CLIENT_HANDLES_MAX  4096u
 #define CLIENT_PENDINGS_MAX 1024u
-#define CLIENT_FETCHES_MAX  1024u
 #define CLIENT_OPENING_MAX  64u
 #define CLIENT_DIALING_MAX  64u
 #define CLIENT_WAITING_MAX  (8u << 20) /* samples */
-#define CLIENT_FETCHES_MAX  65536u
+#define CLIENT_FETCHES_MAX  4096u
 
 int requests_dispatch(struct client *client, struct conn_message *message);
 /* Answers with err; returns 0: the connection stays. */

@@ -15,6 +15,7 @@
 
 #define WINDOW_BYTES (8 * MIB)
 #define REPORT_NS    (100 * NS_PER_MS)
+#define VERIFIES_MAX 4u /* in all */
 
 struct verify {
     struct pool *pool;
@@ -163,6 +164,7 @@ static void report(struct verify *v, uint64_t done)
 static void done_on_loop(void *arg)
 {
     struct verify *v = arg;
+    v->pool->verifying--;
     v->done(v->user, &v->result);
     pthread_mutex_destroy(&v->lock);
     pthread_cond_destroy(&v->cond);
@@ -171,12 +173,18 @@ static void done_on_loop(void *arg)
     free(v);
 }
 
+static bool given_up(const struct verify *v)
+{
+    return atomic_load(&v->ws->revoked) || atomic_load(&v->pool->stopping);
+}
+
 static void *verify_main(void *arg)
 {
     struct verify *v = arg;
+    struct pool *pool = v->pool;
     const struct index_header *h = v->ws->index.header;
     struct index_part part;
-    for (uint64_t i = 0; i < h->nsamples; i++) {
+    for (uint64_t i = 0; i < h->nsamples && !given_up(v); i++) {
         for (unsigned f = 0; f < h->nfields; f++) {
             uint32_t crc;
             if (part_of(v, i, f, &part) && part_crc(v->ws, &part, &crc) &&
@@ -186,7 +194,7 @@ static void *verify_main(void *arg)
         report(v, i);
     }
     for (unsigned f = 0; v->source && f < h->nfields; f++) {
-        for (uint64_t i = 0; i < h->nsamples;) {
+        for (uint64_t i = 0; i < h->nsamples && !given_up(v);) {
             i = source_window(v, i, f);
             report(v, i);
         }
@@ -196,8 +204,9 @@ static void *verify_main(void *arg)
         snprintf(v->result.first_bad, sizeof(v->result.first_bad),
                  "the set was dropped by force while it was verified");
     }
-    while (loop_post(v->pool->loop, done_on_loop, v) < 0)
+    while (loop_post(pool->loop, done_on_loop, v) < 0)
         usleep(10000);
+    atomic_fetch_sub(&pool->threads, 1);
     return NULL;
 }
 
@@ -205,6 +214,8 @@ int verify_start(struct pool *pool, struct wset *ws, bool source,
                  void (*progress)(void *user, uint64_t done, uint64_t total),
                  void (*done)(void *user, const struct verify_result *result), void *user)
 {
+    if (pool->verifying >= VERIFIES_MAX)
+        return LEAT_BUSY;
     struct verify *v = calloc(1, sizeof(*v));
     if (!v)
         return -ENOMEM;
@@ -218,12 +229,17 @@ int verify_start(struct pool *pool, struct wset *ws, bool source,
     pthread_mutex_init(&v->lock, NULL);
     pthread_cond_init(&v->cond, NULL);
     pthread_t thread;
+    atomic_fetch_add(&pool->threads, 1);
     int code = -pthread_create(&thread, NULL, verify_main, v);
     if (code < 0) {
+        atomic_fetch_sub(&pool->threads, 1);
+        pthread_mutex_destroy(&v->lock);
+        pthread_cond_destroy(&v->cond);
         wset_unref(ws);
         free(v);
         return code;
     }
     pthread_detach(thread);
+    pool->verifying++;
     return 0;
 }

@@ -44,6 +44,8 @@ static int live_create(struct wset *ws, struct leat_error *err)
     if (ws->live_fd < 0)
         return error_sys(err, -errno, "cannot create the table of samples");
     int code;
+    if (fchmod(ws->live_fd, 0600) < 0) /* or clients could open it again for writing, through /proc */
+        return error_sys(err, -errno, "cannot protect the table of samples");
     if (ftruncate(ws->live_fd, (off_t)bytes) < 0)
         return error_sys(err, -errno, "cannot size the table of %" PRIu64 " samples", n);
     do
@@ -212,6 +214,8 @@ bool wset_part_known(const struct wset *ws, uint64_t i, unsigned f)
     return atomic_load(&ws->parts_done[i * ws->mask_bytes + f / 8]) & (1u << f % 8);
 }
 
+static void sample_resident(struct wset *ws, uint64_t i);
+
 static bool sample_is_done(const struct wset *ws, uint64_t i)
 {
     struct index_part part;
@@ -222,7 +226,7 @@ static bool sample_is_done(const struct wset *ws, uint64_t i)
     return true;
 }
 
-static bool sample_on_node(const struct wset *ws, uint64_t i, uint32_t node)
+static bool sample_on_nodes(const struct wset *ws, uint64_t i, uint64_t nodes)
 {
     struct index_part part;
     for (unsigned f = 0; f < ws->index.header->nfields; f++) {
@@ -231,7 +235,7 @@ static bool sample_on_node(const struct wset *ws, uint64_t i, uint32_t node)
         uint64_t first = part.address / ws->region_bytes,
                  last = (part.address + part.bytes - 1) / ws->region_bytes;
         for (uint64_t g = first; g <= last && g < ws->nregions; g++) {
-            if (ws->regions[g].node == node)
+            if (nodes >> ws->regions[g].node & 1)
                 return true;
         }
     }
@@ -240,34 +244,37 @@ static bool sample_on_node(const struct wset *ws, uint64_t i, uint32_t node)
 
 void wset_node_lost(struct wset *ws, uint32_t node)
 {
+    ws->lost_nodes |= 1ull << node;
     for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
-        enum live_state state = wset_sample_state(ws, i);
-        if ((state == LIVE_RESIDENT || state == LIVE_ABSENT) && sample_on_node(ws, i, node)) {
-            if (state == LIVE_RESIDENT)
-                atomic_fetch_sub(&ws->live->resident_samples, 1);
-            atomic_store(&ws->sample_state[i], LIVE_LOST);
-            ws->lost_samples++;
-        }
+        uint8_t state = (uint8_t)wset_sample_state(ws, i);
+        if ((state != LIVE_RESIDENT && state != LIVE_ABSENT) || !sample_on_nodes(ws, i, 1ull << node) ||
+            !atomic_compare_exchange_strong(&ws->sample_state[i], &state, LIVE_LOST))
+            continue; /* when a fill thread was faster, its piece decides: it was a sample of two hosts */
+        if (state == LIVE_RESIDENT)
+            atomic_fetch_sub(&ws->live->resident_samples, 1);
+        atomic_fetch_add(&ws->lost_samples, 1);
     }
 }
 
 void wset_node_back(struct wset *ws, uint32_t node)
 {
+    ws->lost_nodes &= ~(1ull << node);
     for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
-        if (wset_sample_state(ws, i) != LIVE_LOST || !sample_on_node(ws, i, node))
+        uint8_t lost = LIVE_LOST;
+        if (wset_sample_state(ws, i) != LIVE_LOST || !sample_on_nodes(ws, i, 1ull << node) ||
+            sample_on_nodes(ws, i, ws->lost_nodes) ||
+            !atomic_compare_exchange_strong(&ws->sample_state[i], &lost, LIVE_ABSENT))
             continue;
-        ws->lost_samples--;
-        bool done = sample_is_done(ws, i);
-        atomic_store_explicit(&ws->sample_state[i], done ? LIVE_RESIDENT : LIVE_ABSENT, memory_order_release);
-        if (done)
-            atomic_fetch_add(&ws->live->resident_samples, 1);
+        atomic_fetch_sub(&ws->lost_samples, 1);
+        if (sample_is_done(ws, i))
+            sample_resident(ws, i);
     }
 }
 
 bool wset_complete(const struct wset *ws)
 {
     return atomic_load(&ws->live->resident_samples) + atomic_load(&ws->live->failed_samples) +
-               ws->streamed_samples >=
+               atomic_load(&ws->lost_samples) + ws->streamed_samples >=
            ws->index.header->nsamples;
 }
 
@@ -322,11 +329,19 @@ int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err)
                      why);
 }
 
+/* A streamed sample keeps its state: its reads go to the source and say themselves what is wrong with it. */
 static void sample_failed(struct wset *ws, uint64_t i)
 {
-    uint8_t was = atomic_exchange(&ws->sample_state[i], LIVE_FAILED);
-    if (was != LIVE_FAILED)
-        atomic_fetch_add(&ws->live->failed_samples, 1);
+    uint8_t was = atomic_load(&ws->sample_state[i]);
+    do {
+        if (was == LIVE_FAILED || was == LIVE_STREAMED)
+            return;
+    } while (!atomic_compare_exchange_weak(&ws->sample_state[i], &was, LIVE_FAILED));
+    atomic_fetch_add(&ws->live->failed_samples, 1);
+    if (was == LIVE_RESIDENT)
+        atomic_fetch_sub(&ws->live->resident_samples, 1);
+    else if (was == LIVE_LOST)
+        atomic_fetch_sub(&ws->lost_samples, 1);
 }
 
 static void sample_resident(struct wset *ws, uint64_t i)
@@ -386,7 +401,8 @@ static int straddle_add(struct wset *ws, uint64_t i, unsigned f, uint64_t total,
     unsigned k = s->n;
     while (k > 0 && s->pieces[k - 1].offset > piece->offset)
         k--;
-    if (k > 0 && s->pieces[k - 1].offset + s->pieces[k - 1].bytes > piece->offset)
+    if ((k > 0 && s->pieces[k - 1].offset + s->pieces[k - 1].bytes > piece->offset) ||
+        (k < s->n && piece->offset + piece->bytes > s->pieces[k].offset))
         return 0;
     memmove(&s->pieces[k + 1], &s->pieces[k], (s->n - k) * sizeof(*s->pieces));
     s->pieces[k] = *piece;
@@ -413,6 +429,8 @@ void wset_piece(struct wset *ws, uint64_t i, unsigned f, uint64_t offset, uint64
         sample_failed(ws, i);
         return;
     }
+    if (bytes == 0)
+        return;
     if (bytes == part.bytes) {
         part_complete(ws, i, f, bytes, crc);
         return;
