@@ -127,7 +127,8 @@ static uint64_t source_window(struct verify *v, uint64_t first, unsigned f)
         return i;
     int code = load_range(v, begin, end);
     for (uint64_t k = first; k < i; k++) {
-        if (part_of(v, k, f, &part) &&
+        /* One that became resident meanwhile may lie outside of what was read. */
+        if (part_of(v, k, f, &part) && part.address >= begin && part.address + part.bytes <= end &&
             (code < 0 || crc32c(0, v->buffer + (part.address - begin), part.bytes) !=
                              v->ws->crc[k * index->header->nfields + f]))
             bad_sample(v, k, f, code < 0 ? v->load_message : "in its source");

@@ -1,0 +1,488 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A real server on a thread of its own, and a client that speaks the protocol by hand, in orders that a good one would not use. */
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include "base/clock.h"
+#include "dataset/index.h"
+#include "leat/leat.h"
+#include "loop/loop.h"
+#include "net/conn.h"
+#include "pool/pool.h"
+#include "pool/region.h"
+#include "pool/server.h"
+#include "pool/wset.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#define ROWS      2048u
+#define ROW_BYTES 4096u
+
+struct host {
+    char folder[64], data[128], more[128], socket[128];
+    struct loop *loop;
+    struct pool *pool;
+    struct server *server;
+    pthread_t thread;
+};
+
+static void write_array(const char *path, unsigned seed)
+{
+    char header[128];
+    int n = snprintf(header + 10, sizeof(header) - 10,
+                     "{'descr': '|u1', 'fortran_order': False, 'shape': (%u, %u), }", ROWS, ROW_BYTES);
+    memset(header + 10 + n, ' ', sizeof(header) - 10 - (size_t)n);
+    header[127] = '\n';
+    memcpy(header, "\x93NUMPY\x01\x00\x76\x00", 10);
+    FILE *f = fopen(path, "we");
+    assert_non_null(f);
+    assert_int_equal(fwrite(header, 1, sizeof(header), f), sizeof(header));
+    uint8_t row[ROW_BYTES];
+    for (unsigned i = 0; i < ROWS; i++) {
+        memset(row, (int)(seed + i), sizeof(row));
+        assert_int_equal(fwrite(row, 1, sizeof(row), f), sizeof(row));
+    }
+    fclose(f);
+}
+
+static void *run(void *arg)
+{
+    loop_run(arg);
+    return NULL;
+}
+
+static void host_start(struct host *h, uint64_t cap_bytes)
+{
+    *h = (struct host){.folder = "/tmp/leat-test-XXXXXX"};
+    assert_non_null(mkdtemp(h->folder));
+    setenv("XDG_CACHE_HOME", h->folder, 1);
+    snprintf(h->data, sizeof(h->data), "%s/a.npy", h->folder);
+    snprintf(h->more, sizeof(h->more), "%s/b.npy", h->folder);
+    snprintf(h->socket, sizeof(h->socket), "%s/leatd.sock", h->folder);
+    write_array(h->data, 1);
+    write_array(h->more, 7);
+    struct leat_error err = {0};
+    struct pool_config pc = {.cap_bytes = cap_bytes,
+                             .region_bytes = 2 * MIB,
+                             .pages = {.huge_dir = -1},
+                             .fill_threads = 2,
+                             .data_threads = 1,
+                             .disk_depth = 8,
+                             .disk_engine = "worker"};
+    struct server_config sc = {
+        .socket = h->socket, .socket_mode = 0600, .node_name = "test", .program = "test"};
+    assert_int_equal(loop_new(&h->loop), 0);
+    assert_int_equal(pool_new(h->loop, &pc, &h->pool, &err), 0);
+    assert_int_equal(server_new(h->loop, h->pool, &sc, &h->server, &err), 0);
+}
+
+static void host_run(struct host *h)
+{
+    assert_int_equal(pthread_create(&h->thread, NULL, run, h->loop), 0);
+}
+
+static void host_stop(struct host *h, bool running)
+{
+    if (running) {
+        loop_stop(h->loop);
+        pthread_join(h->thread, NULL);
+    }
+    server_free(h->server);
+    assert_int_equal(pool_stop(h->pool), 0);
+    assert_int_equal(atomic_load(&h->pool->sets_alive), 0);
+    assert_int_equal(atomic_load(&h->pool->office.used_bytes), 0);
+    pool_free(h->pool);
+    loop_free(h->loop);
+    char command[128];
+    snprintf(command, sizeof(command), "rm -rf %s", h->folder);
+    assert_int_equal(system(command), 0);
+}
+
+/* --- a client by hand ---------------------------------------------------------------------------------------------- */
+
+static int dial(struct host *h)
+{
+    int fd;
+    struct leat_error err = {0};
+    struct proto_welcome welcome;
+    struct proto_hello hello = {
+        .version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_CONTROL};
+    assert_int_equal(net_dial(h->socket, 0, &fd, &err), 0);
+    assert_int_equal(net_handshake(fd, &hello, NULL, 0, 0, &welcome, &err), 0);
+    return fd;
+}
+
+static uint64_t last_id;
+
+static void send_request(int fd, uint16_t type, struct bytes_out *body)
+{
+    assert_int_equal(net_frame_send(fd, PROTO_REQUEST, type, ++last_id, body, NULL, 0, 0), 0);
+    bytes_out_fini(body);
+}
+
+/* The reply to `id`; events are passed over. */
+static void receive_reply(int fd, uint64_t id, struct net_reply *reply)
+{
+    for (;;) {
+        assert_int_equal(net_frame_receive(fd, reply, clock_now_ns() + 20 * NS_PER_S), 0);
+        if (reply->frame.kind == PROTO_REPLY && reply->frame.id == id)
+            return;
+        net_reply_fini(reply);
+    }
+}
+
+static int ask(int fd, uint16_t type, struct bytes_out *body, struct net_reply *ret_reply)
+{
+    struct net_reply reply;
+    send_request(fd, type, body);
+    receive_reply(fd, last_id, &reply);
+    int status = reply.frame.status;
+    if (ret_reply)
+        *ret_reply = reply;
+    else
+        net_reply_fini(&reply);
+    return status;
+}
+
+static void open_body(struct bytes_out *body, const char *name, const char *uri)
+{
+    struct proto_open o = {.name = (char *)name, .uri = (char *)uri};
+    proto_open_put(body, &o);
+}
+
+static uint64_t open_set(int fd, uint16_t type, const char *name, const char *uri, struct proto_ws *ret_ws,
+                         int ret_fds[2])
+{
+    struct bytes_out body = {0};
+    struct net_reply reply;
+    struct proto_ws ws;
+    open_body(&body, name, uri);
+    assert_int_equal(ask(fd, type, &body, &reply), 0);
+    assert_int_equal(proto_ws_get(reply.body.data, reply.body.len, &ws), 0);
+    for (unsigned k = 0; ret_fds && k < 2; k++) {
+        ret_fds[k] = reply.fds[k];
+        reply.fds[k] = -1;
+    }
+    net_reply_fini(&reply);
+    uint64_t id = ws.ws;
+    if (ret_ws)
+        *ret_ws = ws;
+    else
+        proto_ws_fini(&ws);
+    return id;
+}
+
+static int wait_for(int fd, uint64_t ws)
+{
+    struct bytes_out body = {0};
+    bytes_put_u64(&body, ws);
+    bytes_put_u32(&body, 0);
+    return ask(fd, PROTO_WAIT, &body, NULL);
+}
+
+static int fetch(int fd, uint64_t ws, uint64_t first, uint64_t count, uint64_t *ret_lease)
+{
+    struct bytes_out body = {0};
+    struct net_reply reply;
+    bytes_put_u64(&body, ws);
+    bytes_put_u32(&body, 1);
+    bytes_put_u64(&body, first);
+    bytes_put_u64(&body, count);
+    int status = ask(fd, PROTO_FETCH, &body, &reply);
+    struct proto_fetched f;
+    if (status == 0) {
+        assert_int_equal(proto_fetched_get(reply.body.data, reply.body.len, &f), 0);
+        *ret_lease = f.lease;
+        proto_fetched_fini(&f);
+    }
+    net_reply_fini(&reply);
+    return status;
+}
+
+static void release(int fd, uint64_t lease)
+{
+    struct bytes_out body = {0};
+    bytes_put_u64(&body, lease);
+    send_request(fd, PROTO_RELEASE, &body);
+}
+
+static int close_set(int fd, uint64_t ws)
+{
+    struct bytes_out body = {0};
+    bytes_put_u64(&body, ws);
+    return ask(fd, PROTO_CLOSE, &body, NULL);
+}
+
+static int drop(int fd, const char *name, uint32_t flags)
+{
+    struct bytes_out body = {0};
+    bytes_put_u32(&body, flags);
+    bytes_put_u64(&body, 0);
+    bytes_put_str(&body, name);
+    return ask(fd, PROTO_DROP, &body, NULL);
+}
+
+/* --- tests --------------------------------------------------------------------------------------------------------- */
+
+static void test_lease_outlives_its_set(void **state)
+{
+    struct host h;
+    host_start(&h, 4 * MIB);
+    host_run(&h);
+    int fd = dial(&h);
+    uint64_t lease, ws = open_set(fd, PROTO_OPEN, "", h.data, NULL, NULL);
+    assert_int_equal(fetch(fd, ws, ROWS - 8, 8, &lease), 0);
+    assert_int_equal(close_set(fd, ws), 0);
+    assert_int_equal(drop(fd, h.data, 0), 0);
+    release(fd, lease);
+    assert_int_equal(wait_for(fd, 99), LEAT_STALE); /* it is still there, and answers */
+    close(fd);
+    host_stop(&h, true);
+}
+
+static void test_failed_range(void **state)
+{
+    struct host h;
+    host_start(&h, 4 * MIB);
+    host_run(&h);
+    int fd = dial(&h);
+    uint64_t lease, ws = open_set(fd, PROTO_OPEN, "", h.data, NULL, NULL);
+    assert_int_equal(wait_for(fd, ws), 0);
+    assert_int_equal(truncate(h.data, 4096), 0);
+    for (unsigned k = 0; k < 4; k++)
+        assert_int_equal(fetch(fd, ws, ROWS - 8, 8, &lease), LEAT_STALE);
+    close(fd);
+    host_stop(&h, true);
+}
+
+/* Many small ranges through a small window: each finds a place, whatever was there before. */
+static void test_window_turns_over(void **state)
+{
+    struct host h;
+    host_start(&h, 4 * MIB);
+    host_run(&h);
+    int fd = dial(&h);
+    uint64_t held, lease, ws = open_set(fd, PROTO_OPEN, "", h.data, NULL, NULL);
+    assert_int_equal(fetch(fd, ws, ROWS - 1, 1, &held), 0);
+    for (unsigned k = 0; k < 3 * ROWS / 4; k++) {
+        assert_int_equal(fetch(fd, ws, ROWS - 2 - k * 7919 % (ROWS / 4), 1 + k % 3 % 2, &lease), 0);
+        release(fd, lease);
+    }
+    /* A count that is nobody's business to walk over, and a range past the window. */
+    assert_int_equal(fetch(fd, ws, 0, ROWS, &lease), LEAT_NO_SPACE);
+    release(fd, held);
+    close(fd);
+    host_stop(&h, true);
+}
+
+static void test_nothing_is_writable(void **state)
+{
+    struct host h;
+    host_start(&h, 64 * MIB);
+    host_run(&h);
+    int fd = dial(&h), fds[2];
+    open_set(fd, PROTO_OPEN, "set", h.data, NULL, fds);
+    uint64_t ws = open_set(fd, PROTO_OPEN, "set", h.data, NULL, NULL);
+    assert_int_equal(wait_for(fd, ws), 0);
+    int more[2];
+    ws = open_set(fd, PROTO_APPEND, "set", h.more, NULL, more);
+    struct bytes_out body = {0};
+    struct net_reply reply;
+    bytes_put_u64(&body, ws);
+    bytes_put_u32(&body, 0);
+    bytes_put_u32(&body, 4);
+    assert_int_equal(ask(fd, PROTO_REGIONS, &body, &reply), 0);
+    assert_int_equal(reply.nfds, 4);
+    int all[] = {fds[0], fds[1], more[0], more[1], reply.fds[0], reply.fds[1]};
+    for (unsigned k = 0; k < ARRAY_LEN(all); k++) {
+        struct stat st;
+        int seals = fcntl(all[k], F_GET_SEALS);
+        assert_int_equal(fstat(all[k], &st), 0);
+        bool sealed = seals >= 0 && (seals & F_SEAL_WRITE);
+        assert_true(sealed || (st.st_mode & 0077) == 0);
+        assert_true(sealed || (fcntl(all[k], F_GETFL) & O_ACCMODE) == O_RDONLY);
+    }
+    for (unsigned k = 0; k < 4; k++)
+        close(all[k]);
+    net_reply_fini(&reply);
+    close(fd);
+    host_stop(&h, true);
+}
+
+static void test_forced_drop_spares_old_version(void **state)
+{
+    struct host h;
+    host_start(&h, 64 * MIB);
+    host_run(&h);
+    int fd = dial(&h);
+    uint64_t old = open_set(fd, PROTO_OPEN, "set", h.data, NULL, NULL);
+    assert_int_equal(wait_for(fd, old), 0);
+    struct bytes_out body = {0};
+    struct net_reply reply;
+    bytes_put_u64(&body, old);
+    bytes_put_u32(&body, 0);
+    bytes_put_u32(&body, 1);
+    assert_int_equal(ask(fd, PROTO_REGIONS, &body, &reply), 0);
+    uint8_t *map = mmap(NULL, 2 * MIB, PROT_READ, MAP_SHARED, reply.fds[0], 0);
+    assert_ptr_not_equal(map, MAP_FAILED);
+    net_reply_fini(&reply);
+    uint64_t ws = open_set(fd, PROTO_APPEND, "set", h.more, NULL, NULL);
+    assert_int_equal(wait_for(fd, ws), 0);
+    assert_int_equal(map[128], 1); /* behind the header, which is read along */
+    assert_int_equal(drop(fd, "set", LEAT_DROP_FORCE), 0);
+    assert_int_equal(map[128], 1); /* behind the header, which is read along */
+    /* What the new version had for itself is free for others, though readers have not let go of it. */
+    assert_true(atomic_load(&h.pool->office.used_bytes) <= align_up(ROWS * ROW_BYTES, 2 * MIB) + 2 * MIB);
+    munmap(map, 2 * MIB);
+    close(fd);
+    host_stop(&h, true);
+}
+
+static void test_one_verification_each(void **state)
+{
+    struct host h;
+    host_start(&h, 64 * MIB);
+    host_run(&h);
+    int fd = dial(&h), busy = 0, good = 0;
+    uint64_t ws = open_set(fd, PROTO_OPEN, "", h.data, NULL, NULL);
+    assert_int_equal(wait_for(fd, ws), 0);
+    uint64_t first = last_id + 1;
+    for (unsigned k = 0; k < 200; k++) {
+        struct bytes_out body = {0};
+        bytes_put_u64(&body, ws);
+        bytes_put_u32(&body, LEAT_VERIFY_SOURCE);
+        send_request(fd, PROTO_VERIFY, &body);
+    }
+    for (unsigned k = 0; k < 200;) {
+        struct net_reply reply;
+        assert_int_equal(net_frame_receive(fd, &reply, clock_now_ns() + 20 * NS_PER_S), 0);
+        if (reply.frame.kind == PROTO_REPLY && reply.frame.id >= first) {
+            busy += reply.frame.status == LEAT_BUSY;
+            good += reply.frame.status == 0;
+            k++;
+        }
+        net_reply_fini(&reply);
+    }
+    assert_true(good >= 1 && busy >= 1 && good + busy == 200);
+    close(fd);
+    host_stop(&h, true);
+}
+
+/* An end in the middle of everything. */
+static void test_stop_under_way(void **state)
+{
+    for (unsigned k = 0; k < 5; k++) {
+        struct host h;
+        host_start(&h, k % 2 ? 4 * MIB : 64 * MIB);
+        host_run(&h);
+        int fd = dial(&h);
+        uint64_t ws = open_set(fd, PROTO_OPEN, k % 2 ? "" : "set", h.data, NULL, NULL);
+        struct bytes_out body = {0};
+        bytes_put_u64(&body, ws);
+        bytes_put_u32(&body, LEAT_VERIFY_SOURCE);
+        send_request(fd, PROTO_VERIFY, &body);
+        for (unsigned n = 0; n < 4; n++) {
+            body = (struct bytes_out){0};
+            open_body(&body, "", n % 2 ? h.data : h.more);
+            send_request(fd, PROTO_OPEN, &body);
+        }
+        body = (struct bytes_out){0};
+        bytes_put_u64(&body, ws);
+        bytes_put_u32(&body, 1);
+        bytes_put_u64(&body, ROWS - 8);
+        bytes_put_u64(&body, 8);
+        send_request(fd, PROTO_FETCH, &body);
+        host_stop(&h, true);
+        close(fd);
+    }
+}
+
+/* --- whose is what: requests as the server makes them, with any user --------------------------------------------------- */
+
+struct answer {
+    bool here;
+    struct wset *ws;
+    int code;
+};
+
+static void opened(struct open_request *r, struct wset *ws, const struct leat_error *err)
+{
+    struct answer *a = r->user;
+    *a = (struct answer){.here = true, .ws = ws, .code = err ? err->code : 0};
+}
+
+static struct answer open_as(struct host *h, uint32_t uid, uint32_t flags, const char *name, const char *uri)
+{
+    struct answer a = {0};
+    struct open_request *r = calloc(1, sizeof(*r));
+    assert_non_null(r);
+    *r = (struct open_request){.uid = uid,
+                               .gid = uid,
+                               .flags = flags,
+                               .name = strdup(name),
+                               .uri = strdup(uri),
+                               .opened = opened,
+                               .user = &a};
+    pool_open(h->pool, r);
+    for (unsigned k = 0; k < 2000 && !a.here; k++)
+        loop_turn(h->loop, 10);
+    assert_true(a.here);
+    return a;
+}
+
+static void test_names_of_users(void **state)
+{
+    struct host h;
+    host_start(&h, 64 * MIB);
+    struct answer a = open_as(&h, 1000, 0, "train", h.data);
+    assert_int_equal(a.code, 0);
+    /* The name is taken by somebody else: neither in the way, nor to be looked at. */
+    assert_int_equal(open_as(&h, 2000, 0, "", "leat://train").code, LEAT_DENIED);
+    struct answer b = open_as(&h, 2000, 0, "train", h.more);
+    assert_int_equal(b.code, 0);
+    assert_ptr_not_equal(a.ws, b.ws);
+    assert_ptr_equal(open_as(&h, 2000, 0, "", "leat://train").ws, b.ws);
+    assert_ptr_equal(open_as(&h, 1000, 0, "", "leat://train").ws, a.ws);
+    assert_int_equal(open_as(&h, 1000, 0, "train", h.more).code, LEAT_INVALID);
+    assert_int_equal(open_as(&h, 1000, 0, "two\nlines", h.more).code, LEAT_INVALID);
+    host_stop(&h, false);
+}
+
+static void test_only_the_owner_names(void **state)
+{
+    struct host h;
+    host_start(&h, 64 * MIB);
+    struct answer a = open_as(&h, 1000, LEAT_OPEN_PUBLIC, "", h.data);
+    assert_int_equal(a.code, 0);
+    assert_ptr_equal(open_as(&h, 2000, 0, "", h.data).ws, a.ws);
+    struct answer b = open_as(&h, 2000, 0, "mine", h.data);
+    assert_int_equal(b.code, 0);
+    assert_ptr_not_equal(b.ws, a.ws);
+    assert_false(a.ws->flags & PROTO_WS_EXPLICIT);
+    /* One's own is meant before another's. */
+    assert_ptr_equal(pool_find(h.pool, h.data, 2000, 2000), b.ws);
+    assert_ptr_equal(pool_find(h.pool, h.data, 1000, 1000), a.ws);
+    host_stop(&h, false);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lease_outlives_its_set),
+        cmocka_unit_test(test_failed_range),
+        cmocka_unit_test(test_window_turns_over),
+        cmocka_unit_test(test_nothing_is_writable),
+        cmocka_unit_test(test_forced_drop_spares_old_version),
+        cmocka_unit_test(test_one_verification_each),
+        cmocka_unit_test(test_stop_under_way),
+        cmocka_unit_test(test_names_of_users),
+        cmocka_unit_test(test_only_the_owner_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
