@@ -54,9 +54,6 @@ static int file_new(struct region *r, const struct region_source *source, struct
                                       : memfd_create("leat-region", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (r->fd < 0)
         return error_sys(err, -errno, "cannot create a region of %" PRIu64 " bytes", r->bytes);
-    /* A memfd is born with mode 0777: whoever is given one open for reading could open it again for writing, through /proc. */
-    if (fchmod(r->fd, 0600) < 0)
-        return error_sys(err, -errno, "cannot protect a region");
     if (ftruncate(r->fd, (off_t)r->bytes) < 0)
         return error_sys(err, -errno, "cannot size a region of %" PRIu64 " bytes", r->bytes);
     /* Sealed in size, a mapping can never run past the end of the file. A tmpfs file knows no seals; but nobody else can ever

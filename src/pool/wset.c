@@ -44,8 +44,6 @@ static int live_create(struct wset *ws, struct leat_error *err)
     if (ws->live_fd < 0)
         return error_sys(err, -errno, "cannot create the table of samples");
     int code;
-    if (fchmod(ws->live_fd, 0600) < 0) /* or clients could open it again for writing, through /proc */
-        return error_sys(err, -errno, "cannot protect the table of samples");
     if (ftruncate(ws->live_fd, (off_t)bytes) < 0)
         return error_sys(err, -errno, "cannot size the table of %" PRIu64 " samples", n);
     do
