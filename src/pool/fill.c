@@ -353,25 +353,24 @@ int fill_start(struct fill *fill, struct wset *ws)
     return 0;
 }
 
-static void urgent_add(struct wset *ws, uint64_t address)
+/* The segments of ours that overlap [begin, end), as far as the ring has room. */
+static void urgent_add(struct wset *ws, uint64_t begin, uint64_t end)
 {
     uint32_t low = 0, high = ws->nsegments;
     while (low < high) {
         uint32_t mid = low + (high - low) / 2;
-        if (ws->segments[mid].address + ws->segments[mid].bytes <= address)
+        if (ws->segments[mid].address + ws->segments[mid].bytes <= begin)
             low = mid + 1;
         else
             high = mid;
     }
-    if (low == ws->nsegments || ws->segments[low].state != SEGMENT_TODO ||
-        ws->segments[low].address > address)
-        return;
-    for (uint32_t k = 0; k < ws->nurgent; k++) {
-        if (ws->urgent[k] == low)
-            return;
+    for (; low < ws->nsegments && ws->segments[low].address < end && ws->nurgent < ws->urgent_cap; low++) {
+        bool asked = ws->segments[low].state != SEGMENT_TODO;
+        for (uint32_t k = 0; k < ws->nurgent && !asked; k++)
+            asked = ws->urgent[k] == low;
+        if (!asked)
+            ws->urgent[ws->nurgent++] = low;
     }
-    if (ws->nurgent < ws->urgent_cap)
-        ws->urgent[ws->nurgent++] = low;
 }
 
 void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i)
@@ -379,12 +378,8 @@ void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i)
     struct index_part part;
     pthread_mutex_lock(&fill->lock);
     for (unsigned f = 0; ws->urgent && f < ws->index.header->nfields; f++) {
-        if (!index_part(&ws->index, i, f, &part) || part.bytes == 0)
-            continue;
-        urgent_add(ws, part.address);
-        if (part.address / fill->config.segment_bytes !=
-            (part.address + part.bytes - 1) / fill->config.segment_bytes)
-            urgent_add(ws, part.address + part.bytes - 1);
+        if (index_part(&ws->index, i, f, &part) && part.bytes > 0)
+            urgent_add(ws, part.address, part.address + part.bytes);
     }
     pthread_mutex_unlock(&fill->lock);
 }

@@ -224,47 +224,81 @@ static bool sample_is_done(const struct wset *ws, uint64_t i)
     return true;
 }
 
-static bool sample_on_nodes(const struct wset *ws, uint64_t i, uint64_t nodes)
+static uint64_t node_bit(uint32_t node)
 {
+    return node < 64 ? 1ull << node : 0; /* CLUSTER_NODES_MAX */
+}
+
+/* The nodes that its bytes are on, a bit each. */
+static uint64_t sample_nodes(const struct wset *ws, uint64_t i)
+{
+    uint64_t nodes = 0;
     struct index_part part;
     for (unsigned f = 0; f < ws->index.header->nfields; f++) {
         if (!index_part(&ws->index, i, f, &part) || part.bytes == 0)
             continue;
         uint64_t first = part.address / ws->region_bytes,
                  last = (part.address + part.bytes - 1) / ws->region_bytes;
-        for (uint64_t g = first; g <= last && g < ws->nregions; g++) {
-            if (nodes >> ws->regions[g].node & 1)
-                return true;
-        }
+        for (uint64_t g = first; g <= last && g < ws->nregions; g++)
+            nodes |= node_bit(ws->regions[g].node);
     }
-    return false;
+    return nodes;
 }
 
+static void sample_resident(struct wset *ws, uint64_t i)
+{
+    uint8_t expected = LIVE_ABSENT;
+    if (atomic_compare_exchange_strong_explicit(&ws->sample_state[i], &expected, LIVE_RESIDENT,
+                                                memory_order_release, memory_order_relaxed))
+        atomic_fetch_add_explicit(&ws->live->resident_samples, 1, memory_order_relaxed);
+}
+
+/* Whatever it was, except that a streamed sample is read from its source and does not need what failed here. */
+static void sample_failed(struct wset *ws, uint64_t i)
+{
+    uint8_t was = atomic_load(&ws->sample_state[i]);
+    do {
+        if (was == LIVE_FAILED || was == LIVE_STREAMED)
+            return;
+    } while (!atomic_compare_exchange_weak(&ws->sample_state[i], &was, LIVE_FAILED));
+    if (was == LIVE_RESIDENT)
+        atomic_fetch_sub(&ws->live->resident_samples, 1);
+    if (was == LIVE_LOST)
+        atomic_fetch_sub(&ws->lost_samples, 1);
+    atomic_fetch_add(&ws->live->failed_samples, 1);
+}
+
+/* Fill threads and peers report pieces meanwhile: states move by exchange only. */
 void wset_node_lost(struct wset *ws, uint32_t node)
 {
-    ws->lost_nodes |= 1ull << node;
+    ws->lost_nodes |= node_bit(node);
     for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
-        uint8_t state = (uint8_t)wset_sample_state(ws, i);
-        if ((state != LIVE_RESIDENT && state != LIVE_ABSENT) || !sample_on_nodes(ws, i, 1ull << node) ||
-            !atomic_compare_exchange_strong(&ws->sample_state[i], &state, LIVE_LOST))
-            continue; /* when a fill thread was faster, its piece decides: it was a sample of two hosts */
-        if (state == LIVE_RESIDENT)
+        uint8_t was = wset_sample_state(ws, i);
+        if ((was != LIVE_RESIDENT && was != LIVE_ABSENT) || !(sample_nodes(ws, i) & node_bit(node)))
+            continue;
+        while ((was == LIVE_RESIDENT || was == LIVE_ABSENT) &&
+               !atomic_compare_exchange_weak(&ws->sample_state[i], &was, LIVE_LOST))
+            ;
+        if (was == LIVE_RESIDENT)
             atomic_fetch_sub(&ws->live->resident_samples, 1);
-        atomic_fetch_add(&ws->lost_samples, 1);
+        if (was == LIVE_RESIDENT || was == LIVE_ABSENT)
+            atomic_fetch_add(&ws->lost_samples, 1);
     }
 }
 
 void wset_node_back(struct wset *ws, uint32_t node)
 {
-    ws->lost_nodes &= ~(1ull << node);
+    ws->lost_nodes &= ~node_bit(node);
     for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
-        uint8_t lost = LIVE_LOST;
-        if (wset_sample_state(ws, i) != LIVE_LOST || !sample_on_nodes(ws, i, 1ull << node) ||
-            sample_on_nodes(ws, i, ws->lost_nodes) ||
-            !atomic_compare_exchange_strong(&ws->sample_state[i], &lost, LIVE_ABSENT))
+        uint8_t expected = LIVE_LOST;
+        if (wset_sample_state(ws, i) != LIVE_LOST)
+            continue;
+        uint64_t nodes = sample_nodes(ws, i);
+        if (!(nodes & node_bit(node)) || (nodes & ws->lost_nodes) ||
+            !atomic_compare_exchange_strong(&ws->sample_state[i], &expected, LIVE_ABSENT))
             continue;
         atomic_fetch_sub(&ws->lost_samples, 1);
-        if (sample_is_done(ws, i))
+        if (sample_is_done(ws, i)) /* after the exchange: who sets the last bit from here on sees ABSENT */
             sample_resident(ws, i);
     }
 }
@@ -280,6 +314,8 @@ void wset_inherit(struct wset *ws, const struct wset *old)
 {
     uint64_t n = old->index.header->nsamples, nfields = old->index.header->nfields;
     memcpy(ws->crc, old->crc, n * nfields * sizeof(*ws->crc));
+    for (uint64_t k = 0; k < n * ws->mask_bytes; k++)
+        atomic_store_explicit(&ws->parts_done[k], atomic_load(&old->parts_done[k]), memory_order_relaxed);
     for (uint64_t i = 0; i < n; i++)
         atomic_store_explicit(&ws->sample_state[i], wset_sample_state(old, i), memory_order_release);
     atomic_store(&ws->live->resident_samples, atomic_load(&old->live->resident_samples));
@@ -327,29 +363,6 @@ int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err)
                      why);
 }
 
-/* A streamed sample keeps its state: its reads go to the source and say themselves what is wrong with it. */
-static void sample_failed(struct wset *ws, uint64_t i)
-{
-    uint8_t was = atomic_load(&ws->sample_state[i]);
-    do {
-        if (was == LIVE_FAILED || was == LIVE_STREAMED)
-            return;
-    } while (!atomic_compare_exchange_weak(&ws->sample_state[i], &was, LIVE_FAILED));
-    atomic_fetch_add(&ws->live->failed_samples, 1);
-    if (was == LIVE_RESIDENT)
-        atomic_fetch_sub(&ws->live->resident_samples, 1);
-    else if (was == LIVE_LOST)
-        atomic_fetch_sub(&ws->lost_samples, 1);
-}
-
-static void sample_resident(struct wset *ws, uint64_t i)
-{
-    uint8_t expected = LIVE_ABSENT;
-    if (atomic_compare_exchange_strong_explicit(&ws->sample_state[i], &expected, LIVE_RESIDENT,
-                                                memory_order_release, memory_order_relaxed))
-        atomic_fetch_add_explicit(&ws->live->resident_samples, 1, memory_order_relaxed);
-}
-
 /* Setting a bit twice (a host that was asked again) changes nothing; who sets the last one turns the sample resident. */
 static void part_complete(struct wset *ws, uint64_t i, unsigned f, uint64_t bytes, uint32_t crc)
 {
@@ -370,8 +383,8 @@ static uint32_t pieces_crc(const struct straddle *s)
     return crc;
 }
 
-/* Adds a piece; true when the part is whole and its CRC is in *ret_crc. A piece that comes twice (a host that was asked again)
- * is ignored. */
+/* Adds a piece; *ret_whole when the part is whole and its CRC is in *ret_crc. A piece that comes twice (a host that was asked
+ * again) or overlaps another is ignored. */
 static int straddle_add(struct wset *ws, uint64_t i, unsigned f, uint64_t total, const struct piece *piece,
                         bool *ret_whole, uint32_t *ret_crc)
 {
@@ -433,7 +446,7 @@ void wset_piece(struct wset *ws, uint64_t i, unsigned f, uint64_t offset, uint64
         part_complete(ws, i, f, bytes, crc);
         return;
     }
-    if (wset_part_known(ws, i, f))
+    if (wset_part_known(ws, i, f) || bytes == 0)
         return;
     bool whole = false;
     uint32_t whole_crc = 0;

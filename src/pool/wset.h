@@ -72,9 +72,8 @@ struct wset {
     struct wset_region *regions;
     uint32_t nnodes, self_node; /* nnodes 0: this host alone */
     struct proto_node *nodes;
-    _Atomic uint64_t lost_samples;
-    uint64_t lost_nodes; /* control loop */
-    uint64_t holders;    /* control loop: nodes that keep it here, a bit each */
+    uint64_t lost_nodes;   /* control loop: a bit each */
+    uint64_t holders;      /* control loop: nodes that keep it here, a bit each */
     uint64_t streamed_samples, window_bytes;
     uint64_t pinned_end; /* addresses at and above are streamed */
     uint64_t
@@ -84,6 +83,7 @@ struct wset {
     /* any thread */
     _Atomic unsigned refs;
     _Atomic bool revoked;        /* dropped by force */
+    _Atomic uint64_t lost_samples;
     _Atomic uint8_t *parts_done; /* per sample: a bit for each field that is complete, mask_bytes of them */
     unsigned mask_bytes;
     _Atomic uint8_t
@@ -133,7 +133,8 @@ bool wset_part_known(const struct wset *ws, uint64_t i, unsigned f);
 int wset_streamed(struct wset *ws, uint64_t i, unsigned f, uint32_t crc);
 /* Remembers why (the first 256 samples), for the message that a reader gets. */
 void wset_failure(struct wset *ws, uint64_t sample, int code, const char *message);
-/* A node is lost: samples with bytes on it turn LOST; it is back with them: RESIDENT again. O(samples). */
+/* A node is lost: samples with bytes on it turn LOST; it is back with them: RESIDENT again, unless another of theirs is lost.
+ * Control loop; O(samples). */
 void wset_node_lost(struct wset *ws, uint32_t node);
 void wset_node_back(struct wset *ws, uint32_t node);
 /* Fills err for a sample whose state is FAILED or LOST; returns its code. */
