@@ -238,6 +238,7 @@ def test_doctor_on_a_good_host(doctor):
         ({"proc/sys/kernel/osrelease": "5.4.0"}, [], "kernel", "bad", "6.1"),
         ({"proc/sys/kernel/osrelease": "5.15.0-91-generic"}, [], "kernel", "warn", "6.1"),
         ({SHMEM: "always within_size advise [never] deny force"}, [], "huge pages", "warn", "echo advise | sudo tee /" + SHMEM),
+        ({SHMEM: "always within_size advise [never] deny force", "probe/hugefs": "0"}, [], "huge pages", "ok", None),
         ({SHMEM: "[always] within_size advise never deny force"}, [], "huge pages", "ok", None),
         ({SHMEM: None}, [], "huge pages", "warn", "CONFIG_TRANSPARENT_HUGEPAGE"),
         (

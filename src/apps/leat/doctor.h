@@ -60,6 +60,7 @@ void doctor_cgroup_memory(const struct doctor *d, uint64_t *ret_limit, uint64_t 
 /* doctor_probe.c: the running kernel. 0 or -errno; -ENODATA when a recorded tree does not have it. */
 int probe_io_uring(const struct doctor *d);
 int probe_memfd(const struct doctor *d);
+int probe_hugefs(const struct doctor *d);
 /* GB/s of copying 64 KiB pieces, at random, out of `bytes` of pool-like memory, at most `budget_ns`; the share of it that huge pages
  * hold goes to *ret_huge. kind: a memfd as a region is, with or without huge pages advised; private memory, advised. */
 enum probe_memory { PROBE_MEMFD_PLAIN, PROBE_MEMFD_HUGE, PROBE_PRIVATE_HUGE };

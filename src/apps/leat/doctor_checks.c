@@ -189,6 +189,11 @@ static void check_huge_pages(const struct doctor *d, struct finding *f)
         finding_say(f, DOCTOR_OK, "allowed for shared memory (%s)%s", rule, speed);
         return;
     }
+    /* The daemon does not depend on the switch where it may make a tmpfs of its own (docs/decisions/0030). */
+    if (probe_hugefs(d) == 0) {
+        finding_say(f, DOCTOR_OK, "in a private tmpfs of leatd's own (shmem_enabled is %s)%s", rule, speed);
+        return;
+    }
     finding_say(f, DOCTOR_WARN, "not for shared memory (shmem_enabled is %s)", rule);
     finding_cost(f, "the pool gets 4 KiB pages: more TLB misses in every gather%s", speed);
     finding_mend(f, "echo advise | sudo tee " SHMEM_ENABLED);

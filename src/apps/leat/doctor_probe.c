@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/crc32c.h"
+#include "pool/hugefs.h"
 
 /* probe/NAME of a recorded tree holds 0 or a negative errno value. */
 static int recorded(const struct doctor *d, const char *name)
@@ -31,6 +32,14 @@ int probe_io_uring(const struct doctor *d)
         return -errno;
     close(fd);
     return 0;
+}
+
+int probe_hugefs(const struct doctor *d)
+{
+    if (d->recorded)
+        return recorded(d, "hugefs");
+    AUTO_CLOSE int dir = hugefs_open();
+    return dir < 0 ? dir : 0;
 }
 
 int probe_memfd(const struct doctor *d)
