@@ -365,7 +365,7 @@ bool tar_sample_key(const char *path, size_t *ret_key_len, char *ret_field, size
     const char *base = path;
     for (const char *p = path; *p;) {
         size_t len = strcspn(p, "/");
-        if (len >= 4 && p[0] == '_' && p[1] == '_' && p[len - 1] == '_' && p[len - 2] == '_')
+        if (p == path && len >= 4 && p[0] == '_' && p[1] == '_' && p[len - 1] == '_' && p[len - 2] == '_')
             return false;
         base = p;
         p += len;

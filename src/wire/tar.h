@@ -55,7 +55,7 @@ int tar_path_check(const char *path, struct leat_error *err);
 /*
  * WebDataset's convention: key = directory + basename up to its *first* dot, field = the rest, lower-cased.
  * "a/b.seg.PNG" -> key "a/b", field "seg.png". Returns false for members that carry no sample (no dot, directories,
- * any path component that starts with "__" and ends with "__").
+ * a path whose first component starts with "__" and ends with "__").
  */
 bool tar_sample_key(const char *path, size_t *ret_key_len, char *ret_field, size_t field_cap);
 
