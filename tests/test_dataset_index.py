@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the index says, held against NumPy, h5py, tarfile and the file system; and what it refuses."""
+import fcntl
 import io
 import json
 import os
 import pathlib
+import re
 import subprocess
 import tarfile
 import time
@@ -218,18 +220,26 @@ def test_tree_too_deep(tmp_path):
         subprocess.run(["rm", "-rf", tmp_path / "deep"], check=True)
 
 
+def let_in(path):
+    for folder in [path, *path.parents]:
+        if folder != pathlib.Path("/tmp") and folder != pathlib.Path("/"):
+            os.chmod(folder, os.stat(folder).st_mode | 0o055)
+
+
+def user(uid):
+    if not os.access(DUMP, os.X_OK) or subprocess.run([DUMP], user=uid, capture_output=True).returncode != 2:
+        pytest.skip("the build is not readable by other users")
+    return {"user": uid, "group": uid, "extra_groups": []}
+
+
 def test_tree_denied(tmp_path):
     """As another user where the tests run as root, to whom no permission is denied."""
     write_tree(tmp_path / "set", {"open/x": b"1", "closed/x": b"2"})
     os.chmod(tmp_path / "set" / "closed", 0)
     as_user = {}
     if os.geteuid() == 0:
-        for folder in [tmp_path, *tmp_path.parents]:
-            if folder != pathlib.Path("/tmp") and folder != pathlib.Path("/"):
-                os.chmod(folder, os.stat(folder).st_mode | 0o055)
-        if not os.access(DUMP, os.X_OK) or subprocess.run([DUMP], user=65534, capture_output=True).returncode != 2:
-            pytest.skip("the build is not readable by other users")
-        as_user = {"user": 65534, "group": 65534, "extra_groups": []}
+        let_in(tmp_path)
+        as_user = user(65534)
     refused(tmp_path / "set", "denied", "closed", **as_user)
     os.chmod(tmp_path / "set" / "closed", 0o755)
     os.chmod(tmp_path / "set" / "open", 0o644)
@@ -259,7 +269,7 @@ def test_tar(tmp_path, form):
     long = "long-folder/" * 12 if form != tarfile.USTAR_FORMAT else "folder/" * 12
     want = {f"{long}{i:04}": {"jpg": os.urandom(i * 700), "seg.png": os.urandom(5), "cls": b"1"} for i in range(20)}
     members = [(f"./{key}.{ext.upper()}", data) for key, parts in want.items() for ext, data in parts.items()]
-    members += [("README", b"no dot"), ("__meta__", b"skip"), ("x/__meta__/a.jpg", b"skip"), (".hidden", b"skip")]
+    members += [("README", b"no dot"), ("__meta__", b"skip"), ("__meta__/x/a.jpg", b"skip"), (".hidden", b"skip")]
     members += [(link("l.jpg", tarfile.SYMTYPE, "x"), b""), (link("folder/x.y", tarfile.DIRTYPE, ""), b"")]
     write_tar(tmp_path / "a.tar", members, format=form)
     got = dump(tmp_path / "a.tar")
@@ -506,6 +516,46 @@ def hdf5_helper(tmp_path, script):
     return {"env": {**os.environ, "LEAT_LIBEXEC": str(folder)}}
 
 
+def test_hdf5_chunks_that_claim_much(tmp_path):
+    """A few MiB that would be gigabytes once decoded are refused before anybody asks for memory."""
+    with h5py.File(tmp_path / "x.h5", "w") as f:
+        x = f.create_dataset("x", (1 << 29, 7), "u1", chunks=(1 << 29, 4), compression=9)
+        x.id.write_direct_chunk((0, 0), os.urandom(2 << 20))
+    refused(tmp_path / "x.h5", "unsupported", "2147483648 bytes", "1 GiB", "h5repack")
+    with h5py.File(tmp_path / "x.h5", "w") as f:
+        x = f.create_dataset("x", (1 << 29, 1), "u1", chunks=(1 << 29, 1), compression=9)
+        x.id.write_direct_chunk((0, 0), os.urandom(1000))
+    refused(tmp_path / "x.h5", "corrupt", "impossible size")
+
+
+def test_hdf5_child_is_confined(tmp_path):
+    """What runs libhdf5 has its three descriptors and no more, may open nothing, and has limits."""
+    child = BUILD / "src" / "dataset" / "hdf5" / "leat-hdf5-table"
+    if b"__asan_init" in child.read_bytes() or b"__tsan_init" in child.read_bytes():
+        pytest.skip("sanitizers map more than the limit")
+    with h5py.File(tmp_path / "x.h5", "w") as f:  # its table does not fit into a pipe
+        f.create_dataset("x", data=np.zeros((40_000, 1), "u1"), chunks=(4, 1))
+    out, into = os.pipe()
+    high = fcntl.fcntl(out, fcntl.F_DUPFD, 900)
+    with open(tmp_path / "x.h5", "rb") as f:
+        run = subprocess.Popen([child], stdin=f, stdout=into, stderr=subprocess.DEVNULL, pass_fds=(high,))
+    os.close(into)
+    try:
+        proc = pathlib.Path("/proc") / str(run.pid)
+        os.read(out, 1)  # it is writing
+        assert sorted(os.listdir(proc / "fd")) == ["0", "1", "2"]
+        status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines() if ":\t" in line)
+        assert status["Seccomp"] == "2" and status["NoNewPrivs"] == "1"
+        limits = (proc / "limits").read_text()
+        assert re.search(r"Max open files +3 +3 ", limits) and re.search(rf"Max address space +{4 << 30} ", limits)
+        assert re.search(r"Max cpu time +120 +120 ", limits) and re.search(r"Max core file size +0 +0 ", limits)
+    finally:
+        run.kill()
+        run.wait()
+        os.close(out)
+        os.close(high)
+
+
 def test_hdf5_child_misbehaves(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as f:
         f["x"] = np.arange(5)
@@ -562,6 +612,51 @@ def test_beside(tmp_path):
     np.save(tmp_path / "b.npy", np.arange(12))
     os.rename(tmp_path / "a.npy.leat-index", tmp_path / "b.npy.leat-index")
     assert dump(tmp_path / "b.npy", "--open")["nsamples"] == 12
+
+
+def test_cache_notices_what_keeps_size_and_time(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(10))
+    before = os.stat(tmp_path / "a.npy")
+    assert dump(tmp_path / "a.npy", "--open")["scanned"]
+    time.sleep(0.02)
+    np.save(tmp_path / "b.npy", np.arange(10, 20).reshape(10, 1)[:, 0])
+    os.utime(tmp_path / "b.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.rename(tmp_path / "b.npy", tmp_path / "a.npy")
+    assert dump(tmp_path / "a.npy", "--open")["scanned"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs several users")
+def test_index_of_somebody_else(tmp_path):
+    """Beside the data only those may put an index who may write there; in a folder open to all, the owner of the data."""
+    let_in(tmp_path)
+    mine, folder = user(65534), tmp_path / "d"
+    folder.mkdir()
+
+    def place(mode, data_owner, index_owner):
+        os.chmod(folder, 0o777)
+        np.save(folder / "a.npy", np.arange(10))
+        os.chown(folder / "a.npy", data_owner, -1)
+        dump(folder / "a.npy", "--write")
+        os.chown(folder / "a.npy.leat-index", index_owner, -1)
+        os.chmod(folder, mode)
+        return dump(folder / "a.npy", "--open", **mine)
+
+    assert not place(0o755, 65534, 65534)["scanned"]  # all mine
+    assert not place(0o755, 65534, 0)["scanned"]  # root's
+    assert not place(0o1777, 65532, 65532)["scanned"]  # of whom the data is
+    assert not place(0o775, 65534, 65533)["scanned"]  # a colleague's, who may write there
+    assert place(0o1777, 65534, 65533)["scanned"]  # a stranger's
+    assert place(0o777, 65532, 65533)["scanned"]
+    # What a colleague wrote is held to every word of it.
+    place(0o775, 65534, 65533)
+    whole = (folder / "a.npy.leat-index").read_bytes()
+    at = whole.index((128).to_bytes(8, "little"), 512)  # the field's address: behind the end of the file
+    for damage in (whole[:at] + b"\xf8" + whole[at + 1 :], whole[:-64], whole + b"\0" * 64):
+        (folder / "a.npy.leat-index").write_bytes(damage)
+        assert dump(folder / "a.npy", "--open", **mine)["scanned"]
+    # Not copied because it claims to be large.
+    os.truncate(folder / "a.npy.leat-index", 1 << 40)
+    assert dump(folder / "a.npy", "--open", **mine)["scanned"]
 
 
 def test_cache_of_shards(tmp_path):

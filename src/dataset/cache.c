@@ -9,8 +9,10 @@
  * Failure modes: an index that is damaged, stale or about other files is passed over without a word, for it can be made
  * again. No cache (read-only home, no space): the index is made in memory.
  *
- * Trust: what another user wrote passes index_validate, and an index is only ever used for the very files that its
- * spec means. A file of our own is checked by its header alone, since opening must not cost O(samples).
+ * Trust: an index is only ever used for the very files that its spec means. What another user wrote is copied first, so
+ * that it can neither change nor shrink under our feet, and passes index_validate; and beside a file in a folder where
+ * everybody may put files (/tmp) it is taken only from the file's owner. A file of our own, or of root, is checked by its
+ * header alone, since opening must not cost O(samples).
  *
  * Not seen: a file inside a tree that is changed in place, without its folder changing. The reader of that file sees it
  * later, by the size and time that the index has for it.
@@ -21,9 +23,12 @@
 #include <sys/mman.h>
 #include <xxhash.h>
 
+#include "dataset/index_internal.h"
 #include "dataset/scan.h"
 
-#define BESIDE ".leat-index"
+#define BESIDE      ".leat-index"
+#define FOREIGN_MAX (4ll << 30) /* bytes of an index that somebody else wrote: some 30 million files */
+#define COPY_PIECE  (1ull << 20)
 
 /* What the spec means now. */
 struct expected {
@@ -31,6 +36,8 @@ struct expected {
     struct scan_paths files; /* shards or arrays, each once, in order */
     char *tree;              /* or the root of a tree */
     char *beside;            /* where an index beside the data would lie; NULL: nowhere */
+    uid_t owner;             /* of what it would lie beside */
+    bool beside_now;         /* it is that one which is being looked at */
     char *cache_name;
 };
 
@@ -65,6 +72,7 @@ static int expect_source(struct expected *x, const struct dataset_source *source
     if (rc < 0)
         return rc;
     bool folder = S_ISDIR(st.st_mode);
+    x->owner = st.st_uid;
     if (single && !inner && !source->field &&
         asprintf(&x->beside, folder ? "%s/" BESIDE : "%s" BESIDE, path) < 0) {
         x->beside = NULL;
@@ -107,7 +115,12 @@ static int64_t timespec_ns(struct timespec ts)
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-/* Opened, not only looked at, when somebody opens for us: so that a cached index tells nobody more than a scan would. */
+/*
+ * In the cache times are compared that nobody can set, so that a file of the same size and time put in the place of the old one
+ * is noticed; an index beside the data may have been copied together with them.
+ *
+ * Opened, not only looked at, when somebody opens for us: so that a cached index tells nobody more than a scan would.
+ */
 static bool source_unchanged(struct expected *x, const struct index *ix, uint64_t i)
 {
     char path[PATH_MAX];
@@ -122,8 +135,10 @@ static bool source_unchanged(struct expected *x, const struct index *ix, uint64_
     } else if (stat(path, &st) < 0) {
         return false;
     }
-    return timespec_ns(st.st_mtim) == s->mtime_ns &&
-           (S_ISDIR(st.st_mode) || (uint64_t)st.st_size == s->bytes);
+    if (timespec_ns(st.st_mtim) != s->mtime_ns)
+        return false;
+    return S_ISDIR(st.st_mode) ||
+           ((uint64_t)st.st_size == s->bytes && (x->beside_now || timespec_ns(st.st_ctim) == s->ctime_ns));
 }
 
 /* Is source i a folder of a tree? They stand behind the files: looking ends at the first that is none. */
@@ -161,22 +176,83 @@ static bool files_unchanged(struct expected *x, const struct index *ix)
     return true;
 }
 
-/* A descriptor of the index at `path`, or -1 when there is none that can be used. */
-static int open_candidate(struct expected *x, const char *path, bool through_opener)
+/* The same file, read-only. */
+static int reopen(int fd)
+{
+    char path[40];
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    int again = open(path, O_RDONLY | O_CLOEXEC);
+    return again < 0 ? -errno : again;
+}
+
+/* For good: who is given the descriptor could open it again for writing otherwise, for a memfd has no mode to speak of. */
+static int seal(int fd)
+{
+    return fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0 ? -errno : 0;
+}
+
+/* A sealed copy in memory: what is looked at is what will be used. */
+static int copy_foreign(int from, const struct stat *st)
+{
+    struct index_header h;
+    if (st->st_size > FOREIGN_MAX || scan_pread(from, &h, sizeof(h), 0) != (int64_t)sizeof(h) ||
+        h.magic != INDEX_MAGIC || h.header_crc != index_header_crc(&h) ||
+        h.total_bytes != (uint64_t)st->st_size)
+        return LEAT_CORRUPT;
+    AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    AUTO_FREE char *buf = malloc(COPY_PIECE);
+    if (fd < 0 || !buf)
+        return -ENOMEM;
+    for (uint64_t at = 0; at < h.total_bytes;) {
+        int64_t n = scan_pread(from, buf, MIN(COPY_PIECE, h.total_bytes - at), at);
+        if (n <= 0 || pwrite(fd, buf, (size_t)n, (off_t)at) != (ssize_t)n)
+            return -EIO;
+        at += (uint64_t)n;
+    }
+    int rc = seal(fd);
+    return rc < 0 ? rc : reopen(fd);
+}
+
+/* May a file of this owner beside the data be looked at? Who may write into the data's folder may as well change the data,
+ * unless everybody may. */
+static bool may_lie_beside(struct expected *x, const char *path, uid_t uid)
 {
     AUTO_CLOSE int fd = -1;
     struct stat st;
-    if (through_opener) {
+    const char *slash = strrchr(path, '/');
+    AUTO_FREE char *folder = strndup(path, (size_t)MAX(slash - path, (ptrdiff_t)1));
+    if (uid == x->owner)
+        return true;
+    return folder && scan_open(&x->scan, folder, &fd, &st, NULL) == 0 && !(st.st_mode & S_IWOTH);
+}
+
+/* A descriptor of the index at `path`, or -1 when there is none that can be used. */
+static int open_candidate(struct expected *x, const char *path, bool beside)
+{
+    AUTO_CLOSE int fd = -1;
+    struct stat st;
+    if (beside && x->scan.opener) {
         if (scan_open(&x->scan, path, &fd, &st, NULL) < 0)
             return -1;
     } else {
         fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     }
     struct index ix;
-    if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || index_map(fd, &ix, NULL) < 0)
+    if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
         return -1;
+    bool foreign = st.st_uid != geteuid() && st.st_uid != 0;
+    if (foreign) {
+        if (!beside || !may_lie_beside(x, path, st.st_uid))
+            return -1;
+        int copy = copy_foreign(fd, &st);
+        close(fd);
+        fd = copy < 0 ? -1 : copy;
+    }
+    if (fd < 0 || index_map(fd, &ix, NULL) < 0)
+        return -1;
+    x->beside_now = beside;
     bool good = x->tree ? tree_unchanged(x, &ix) : files_unchanged(x, &ix);
-    if (good && st.st_uid != geteuid())
+    if (good && foreign)
         good = index_validate(&ix, NULL) == 0;
     index_close(&ix);
     return good ? TAKE_FD(fd) : -1;
@@ -220,15 +296,6 @@ static int cache_path(const struct expected *x, bool make, char **ret_path)
         return -ENOMEM;
     *ret_path = full;
     return 0;
-}
-
-/* The same file, read-only. */
-static int reopen(int fd)
-{
-    char path[40];
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    int again = open(path, O_RDONLY | O_CLOEXEC);
-    return again < 0 ? -errno : again;
 }
 
 /* Writing an index into a tree touches the tree's root, and must not make that index stale: if nothing else touched the
@@ -299,11 +366,8 @@ static int scan_to_memory(const struct dataset_spec *spec, struct expected *x, i
     int rc = dataset_index_build(spec, x->scan.opener, x->scan.progress, fd, err);
     if (rc < 0)
         return rc;
-    /* It goes to every reader: none of them may change it for the others. Open for reading only is not enough: a memfd can be
-     * opened again through /proc. */
-    if (fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
-        return error_sys(err, -errno, "the index cannot be sealed");
-    int again = reopen(fd);
+    rc = seal(fd);
+    int again = rc < 0 ? rc : reopen(fd);
     if (again < 0)
         return error_sys(err, again, "the index cannot be read back");
     *ret_fd = again;
@@ -325,7 +389,7 @@ int dataset_index_open(const struct dataset_spec *spec, const struct dataset_ope
     if (rc < 0)
         return scan_fail(rc, err);
     AUTO_FREE char *cached = NULL;
-    int fd = x.beside ? open_candidate(&x, x.beside, opener != NULL) : -1;
+    int fd = x.beside ? open_candidate(&x, x.beside, true) : -1;
     if (fd < 0 && cache_path(&x, false, &cached) == 0)
         fd = open_candidate(&x, cached, false);
     bool scanned = fd < 0;

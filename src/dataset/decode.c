@@ -136,13 +136,18 @@ static int damaged(const struct index_chunk *chunk, struct leat_error *err, cons
                      (unsigned long long)chunk->source_offset, what);
 }
 
+static bool is_shuffled(const struct index_shape *s)
+{
+    return (s->filters & INDEX_FILTER_SHUFFLE) && s->element_bytes > 1;
+}
+
 /* Undoes the filters: *ret_out is `decoded_bytes` of the chunk, in `direct` if that is given and a filter ran. */
 static int undo_filters(const struct index_chunk *chunk, const struct index_shape *s, uint8_t *direct,
                         struct dataset_scratch *scratch, const uint8_t **ret_out, struct leat_error *err)
 {
     const uint8_t *data = scratch->stored;
     uint64_t bytes = chunk->source_bytes;
-    bool shuffled = (s->filters & INDEX_FILTER_SHUFFLE) && s->element_bytes > 1;
+    bool shuffled = is_shuffled(s);
     if (s->filters & INDEX_FILTER_FLETCHER32) {
         if (bytes < 4)
             return damaged(chunk, err, "is too short for its checksum");
@@ -162,7 +167,8 @@ static int undo_filters(const struct index_chunk *chunk, const struct index_shap
         return damaged(chunk, err, "has the wrong size");
     }
     if (shuffled) {
-        uint8_t *out = direct ? direct : (uint8_t *)scratch->decoded + s->decoded_bytes;
+        uint64_t behind = s->filters & INDEX_FILTER_DEFLATE ? s->decoded_bytes : 0;
+        uint8_t *out = direct ? direct : (uint8_t *)scratch->decoded + behind;
         unshuffle(out, data, s->decoded_bytes, s->element_bytes);
         data = out;
     }
@@ -179,9 +185,14 @@ static int decode_chunk(const struct index *ix, const struct index_chunk *chunk,
         return damaged(chunk, err, "has an impossible size");
     if (!scratch->inflate && !(scratch->inflate = libdeflate_alloc_decompressor()))
         return -ENOMEM;
+    bool one_run = s->nloops == 0 && s->run_bytes == s->decoded_bytes;
+    bool inflated = s->filters & INDEX_FILTER_DEFLATE, shuffled = is_shuffled(s);
+    /* In `decoded`: what is inflated, if it is not yet in its place, and behind it what is unshuffled, likewise. */
+    uint64_t room = (inflated && (shuffled || !one_run) ? s->decoded_bytes : 0) +
+                    (shuffled && !one_run ? s->decoded_bytes : 0);
     int rc = scratch_grow(&scratch->stored, &scratch->stored_cap, chunk->source_bytes);
     if (rc == 0)
-        rc = scratch_grow(&scratch->decoded, &scratch->decoded_cap, 2 * s->decoded_bytes);
+        rc = scratch_grow(&scratch->decoded, &scratch->decoded_cap, room);
     if (rc < 0)
         return rc;
     int64_t n = scan_pread(fd, scratch->stored, chunk->source_bytes, chunk->source_offset);
@@ -190,7 +201,6 @@ static int decode_chunk(const struct index *ix, const struct index_chunk *chunk,
                          (unsigned long long)chunk->source_offset);
     if ((uint64_t)n != chunk->source_bytes)
         return damaged(chunk, err, "is cut off: the file is shorter than it was");
-    bool one_run = s->nloops == 0 && s->run_bytes == s->decoded_bytes;
     const uint8_t *data = NULL;
     rc = undo_filters(chunk, s, one_run ? dst + chunk->extent_offset : NULL, scratch, &data, err);
     if (rc == 0 && data != dst + chunk->extent_offset)

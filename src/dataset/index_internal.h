@@ -13,12 +13,16 @@
 uint32_t index_header_crc(const struct index_header *header);
 /* By bytes, the shorter first: the order of `sorted`. */
 int index_key_compare(const char *a, size_t alen, const char *b, size_t blen);
+/* Of a stored chunk, after the filters: a reader holds it in memory, some of them twice. 4 MiB of a file could claim 4 GiB. */
+#define INDEX_DECODED_MAX (1ull << 30)
 /*
  * Can `source_bytes` be what the filters made of `decoded_bytes`? Deflate shrinks to 1/1032 at best, and grows what it
  * cannot shrink by a few bytes in a block: more or less than that is a lie that would only cost memory.
  */
 static inline bool index_stored_plausible(uint64_t source_bytes, uint64_t decoded_bytes, uint32_t filters)
 {
+    if (decoded_bytes > INDEX_DECODED_MAX)
+        return false;
     if (filters & INDEX_FILTER_DEFLATE)
         return decoded_bytes / 1100 <= source_bytes &&
                source_bytes <= decoded_bytes + decoded_bytes / 64 + 1024;

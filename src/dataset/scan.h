@@ -89,6 +89,7 @@ int tar_scan(struct scan *scan, char *const *paths, unsigned n, struct index_bui
 struct scan_paths {
     char **items;
     unsigned n;
+    uint64_t bytes; /* of all paths */
 };
 void scan_paths_fini(struct scan_paths *paths);
 int scan_paths_add(struct scan_paths *paths, const char *path);

@@ -12,7 +12,8 @@
 
 #include "dataset/scan.h"
 
-#define SHARDS_MAX 1000000u
+#define SHARDS_MAX       1000000u
+#define SHARDS_BYTES_MAX (256 * MIB) /* of all paths together */
 
 void scan_paths_fini(struct scan_paths *paths)
 {
@@ -24,7 +25,8 @@ void scan_paths_fini(struct scan_paths *paths)
 
 int scan_paths_add(struct scan_paths *paths, const char *path)
 {
-    if (paths->n >= SHARDS_MAX)
+    size_t len = strlen(path) + 1;
+    if (paths->n >= SHARDS_MAX || len > SHARDS_BYTES_MAX - paths->bytes)
         return -E2BIG;
     if ((paths->n & (paths->n - 1)) == 0) { /* full at every power of two */
         char **items = realloc(paths->items, (paths->n ? paths->n * 2 : 1) * sizeof(*items));
@@ -36,6 +38,7 @@ int scan_paths_add(struct scan_paths *paths, const char *path)
     if (!copy)
         return -ENOMEM;
     paths->items[paths->n++] = copy;
+    paths->bytes += len;
     return 0;
 }
 
@@ -195,7 +198,9 @@ int shards_expand(struct scan *scan, const char *pattern, struct scan_paths *ret
     if (rc < 0)
         scan_paths_fini(&out);
     if (rc == -E2BIG)
-        return error_set(err, LEAT_INVALID, "%s: it means more than %u files", pattern, SHARDS_MAX);
+        return error_set(err, LEAT_INVALID,
+                         "%.300s: it means more than %u files, or paths of more than 256 MiB", pattern,
+                         SHARDS_MAX);
     if (rc == 0)
         *ret_paths = out;
     return rc;

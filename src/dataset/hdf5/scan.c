@@ -4,7 +4,7 @@
  * the parser of its answer did not check (table.c).
  *
  * Happy path: spawn with the file as standard input and a pipe as output, read to the end, reap, parse.
- * Failure modes: LEAT_TIMED_OUT after a minute without a byte (the child is killed), LEAT_CORRUPT when it died of a
+ * Failure modes: LEAT_TIMED_OUT after a minute without a byte, or ten in all (the child is killed), LEAT_CORRUPT when it died of a
  * signal or of its limits, -ENOENT with the names looked at when it is not installed, and what it reports.
  */
 #include <dlfcn.h>
@@ -21,7 +21,9 @@
 #include "dataset/scan.h"
 #include "leat-config.h"
 
-#define PROGRAM "leat-hdf5-table"
+#define PROGRAM     "leat-hdf5-table"
+
+#define WHOLE_IDLES 10 /* as many times idle_ns may the child take in all, whatever it sends */
 
 uint64_t hdf5_idle_ns = 60 * NS_PER_S; /* without a byte from the child; tests lower it */
 
@@ -121,12 +123,13 @@ static int read_all(int fd, struct bytes_out *out, struct leat_error *err)
     AUTO_FREE char *buf = malloc(64 * KIB);
     if (!buf)
         return -ENOMEM;
+    uint64_t end = clock_now_ns() + WHOLE_IDLES * hdf5_idle_ns;
     for (;;) {
         struct pollfd p = {.fd = fd, .events = POLLIN};
-        int ready = poll(&p, 1, clock_poll_ms(clock_now_ns() + hdf5_idle_ns));
-        if (ready < 0 && errno == EINTR)
+        int ready = poll(&p, 1, clock_poll_ms(MIN(end, clock_now_ns() + hdf5_idle_ns)));
+        if (ready < 0 && errno == EINTR && clock_now_ns() < end)
             continue;
-        if (ready == 0)
+        if (ready == 0 || clock_now_ns() >= end)
             return error_set(err, LEAT_TIMED_OUT, "libhdf5 found no end in it within %llu s",
                              (unsigned long long)(hdf5_idle_ns / NS_PER_S));
         ssize_t n = ready < 0 ? -1 : read(fd, buf, 64 * KIB);
@@ -156,6 +159,15 @@ static int ask_child(const char *inner, int file_fd, struct bytes_out *out, stru
     if (pipe2(ends, O_CLOEXEC) < 0)
         return -errno;
     AUTO_CLOSE int from = ends[0];
+    /* In a process without standard streams the pipe may have got their numbers, which the child's are put on. */
+    if (ends[1] <= STDERR_FILENO) {
+        int high = fcntl(ends[1], F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+        rc = high < 0 ? -errno : 0;
+        close(ends[1]);
+        if (rc < 0)
+            return rc;
+        ends[1] = high;
+    }
     pid_t pid;
     rc = spawn_child(program, inner, file_fd, ends[1], &pid);
     close(ends[1]);

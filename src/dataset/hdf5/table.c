@@ -59,8 +59,8 @@ static int parse_error(struct bytes_in *in, struct leat_error *err)
     return error_set(err, rc, "%s", message);
 }
 
-static int parse_chunk(struct bytes_in *in, uint64_t decoded_bytes, uint64_t file_bytes, struct hdf5_chunk *c,
-                       struct leat_error *err)
+static int parse_chunk(struct bytes_in *in, uint64_t decoded_bytes, bool whole_rows, uint64_t file_bytes,
+                       struct hdf5_chunk *c, struct leat_error *err)
 {
     *c = (struct hdf5_chunk){
         .offset = bytes_get_u64(in), .bytes = bytes_get_u64(in), .filters = bytes_get_u32(in)};
@@ -71,6 +71,15 @@ static int parse_chunk(struct bytes_in *in, uint64_t decoded_bytes, uint64_t fil
         return bad(err, "a chunk lies behind the end of the file; it is truncated");
     if (c->filters & ~(INDEX_FILTER_DEFLATE | INDEX_FILTER_SHUFFLE | INDEX_FILTER_FLETCHER32))
         return bad(err, "a chunk has unknown filters");
+    /* Whole rows as they are need no decoding, so they may be of any size. */
+    if (whole_rows && c->filters == 0 && c->bytes == decoded_bytes)
+        return 0;
+    if (c->bytes && decoded_bytes > INDEX_DECODED_MAX)
+        return error_set(
+            err, LEAT_UNSUPPORTED,
+            "its chunks are of %llu bytes, and at most 1 GiB is decoded at a time; rewrite it with smaller "
+            "ones (`h5repack -l CHUNK=...`)",
+            (unsigned long long)decoded_bytes);
     if (c->bytes && !index_stored_plausible(c->bytes, decoded_bytes, c->filters))
         return bad(err, "a chunk has an impossible size");
     return 0;
@@ -80,12 +89,14 @@ static int parse_chunked(struct bytes_in *in, struct hdf5_dataset *d, uint64_t f
                          struct leat_error *err)
 {
     uint64_t decoded = d->itemsize, grid = 1;
+    bool whole_rows = true;
     for (unsigned i = 0; i < d->ndim; i++) {
         d->chunk_dims[i] = bytes_get_u64(in);
         if (in->bad || d->chunk_dims[i] == 0 || mul_overflows(decoded, d->chunk_dims[i], &decoded) ||
             decoded > INDEX_CHUNK_MAX || mul_overflows(grid, div_up(d->dims[i], d->chunk_dims[i]), &grid) ||
             grid > HDF5_CHUNKS_MAX)
             return bad(err, "the shape of its chunks is impossible");
+        whole_rows = whole_rows && (i == 0 || d->chunk_dims[i] == d->dims[i]);
     }
     /* Each takes 20 bytes of the table: a count that the table cannot hold is refused before memory is asked for. */
     if (grid > bytes_left(in) / 20)
@@ -95,7 +106,7 @@ static int parse_chunked(struct bytes_in *in, struct hdf5_dataset *d, uint64_t f
         return -ENOMEM;
     d->nchunks = grid;
     for (uint64_t c = 0; c < grid; c++) {
-        int rc = parse_chunk(in, decoded, file_bytes, &d->chunks[c], err);
+        int rc = parse_chunk(in, decoded, whole_rows, file_bytes, &d->chunks[c], err);
         if (rc < 0)
             return rc;
     }
