@@ -80,22 +80,42 @@ void fill_sources_close(struct fill_thread *t)
         source_close(&t->sources[k]);
 }
 
-/* 0, or LEAT_STALE when the file is not the one that was scanned. */
-static int source_check(const struct index_source *source, int fd, char *why, size_t why_cap)
+/* A path as messages have it: the end of a long one, which tells more. */
+static const char *shown(const char *path, char buf[96])
 {
+    size_t len = strlen(path);
+    if (len < 96)
+        return memcpy(buf, path, len + 1);
+    memcpy(buf, "...", 3);
+    memcpy(buf + 3, path + len - 92, 93);
+    return buf;
+}
+
+static const char *source_shown(const struct index *index, uint64_t number, char buf[96])
+{
+    char full[2 * 4096];
+    int len = index_source_path(index, number, full, sizeof(full));
+    return len < 0 || (size_t)len >= sizeof(full) ? "a source" : shown(full, buf);
+}
+
+/* 0, or LEAT_STALE when the file is not the one that was scanned. */
+static int source_check(const struct index *index, uint64_t number, int fd, char *why, size_t why_cap)
+{
+    const struct index_source *source = &index->sources[number];
     struct stat st;
+    char name[96];
     if (fstat(fd, &st) < 0) {
         int code = -errno;
-        snprintf(why, why_cap, "%s", strerror(errno));
+        snprintf(why, why_cap, "%s: %s", source_shown(index, number, name), strerror(-code));
         return code;
     }
     int64_t mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
     if ((uint64_t)st.st_size == source->bytes && mtime_ns == source->mtime_ns)
         return 0;
     snprintf(why, why_cap,
-             "the file changed after it was indexed (%" PRIu64 " bytes then, %" PRIu64
+             "%s changed after it was indexed (%" PRIu64 " bytes then, %" PRIu64
              " now): open the dataset again",
-             source->bytes, (uint64_t)st.st_size);
+             source_shown(index, number, name), source->bytes, (uint64_t)st.st_size);
     return LEAT_STALE;
 }
 
@@ -104,7 +124,7 @@ static int source_open_number(struct fill_thread *t, struct wset *ws, uint64_t n
                               size_t why_cap)
 {
     const struct index *index = &ws->index;
-    char full[2 * 4096];
+    char full[2 * 4096], name[96];
     int len = index_source_path(index, number, full, sizeof(full));
     if (len < 0 || (size_t)len >= sizeof(full)) {
         snprintf(why, why_cap, "its path is too long");
@@ -114,10 +134,10 @@ static int source_open_number(struct fill_thread *t, struct wset *ws, uint64_t n
     int fd = source_open(opener, &caller, full, 0);
     atomic_fetch_add_explicit(&counters->files_opened, 1, memory_order_relaxed);
     if (fd < 0) {
-        snprintf(why, why_cap, "cannot open %.140s: %s", full, strerror(-fd));
+        snprintf(why, why_cap, "cannot open %s: %s", shown(full, name), strerror(-fd));
         return fd;
     }
-    int code = source_check(&index->sources[number], fd, why, why_cap);
+    int code = source_check(index, number, fd, why, why_cap);
     if (code < 0) {
         close(fd);
         return code;
@@ -282,7 +302,7 @@ static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, co
         done += (unsigned)reaped;
     }
     /* A file that was rewritten in place while we read it. */
-    if (t->nbad == nbad && (code = source_check(&ws->index.sources[e->source], s->fd, why, sizeof(why))) < 0)
+    if (t->nbad == nbad && (code = source_check(&ws->index, e->source, s->fd, why, sizeof(why))) < 0)
         bad_add(t, r->begin, r->end, code, "%s", why);
     atomic_fetch_add_explicit(direct ? &counters->bytes_direct : &counters->bytes_buffered, bytes,
                               memory_order_relaxed);
