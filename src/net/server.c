@@ -205,7 +205,7 @@ static void describe(char *buf, const struct proto_range *r, int status)
 static int serve_read(struct data_conn *c, const struct proto_frame *frame, struct bytes_in in)
 {
     uint32_t n = bytes_get_u32(&in);
-    if (n > PROTO_READS_MAX || frame->payload_bytes || bytes_left(&in) != (size_t)n * 16)
+    if (in.bad || n > PROTO_READS_MAX || frame->payload_bytes || bytes_left(&in) != (size_t)n * 16)
         return LEAT_CORRUPT;
     int rc = iov_reserve(c, n + 1);
     if (rc < 0)

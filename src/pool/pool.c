@@ -341,7 +341,7 @@ static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *r
     size_format(grant, has);
     size_format(pool->office.cap_bytes, cap);
     uint64_t least = window_least(ws);
-    uint64_t window = align_down(MIN(MAX(grant / 4, 4 * least), grant), page);
+    uint64_t window = MIN(align_up(MAX(grant / 4, 4 * least), page), align_down(grant, page));
     if (ws->flags & PROTO_WS_PUSHED)
         return error_set(
             err, LEAT_NO_SPACE,

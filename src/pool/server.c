@@ -19,6 +19,8 @@
 #include <sys/stat.h>
 
 #define CONNECTIONS_MAX 4096u
+#define HANDSHAKE_NS    (10 * NS_PER_S)
+#define REFUSED_NS      (100 * NS_PER_MS) /* for the reason to reach a peer that is refused */
 
 static void linger_update(struct server *s)
 {
@@ -46,6 +48,8 @@ static void client_free(struct client *c)
         cluster_client_gone(s->pool->cluster, c);
     bool counted = c->is_unix && c->ready;
     uint32_t uid = c->uid;
+    s->nconnections--;
+    loop_timer_clear(&c->handshake);
     conn_free(c->conn);
     list_remove(&c->node);
     net_auth_fini(&c->auth);
@@ -72,6 +76,37 @@ static void client_closed(struct conn *conn, int status)
         log_warning("closed a connection (pid %d, uid %u) that broke the protocol", c->pid, c->uid);
     }
     client_free(c);
+}
+
+static void handshake_late(struct loop_timer *timer)
+{
+    struct client *c = container_of(timer, struct client, handshake);
+    c->server->rejected++;
+    client_free(c);
+}
+
+/* Says why, and closes soon. */
+static int handshake_refuse(struct client *c, uint16_t type, uint64_t id, const struct leat_error *err)
+{
+    conn_send_error(c->conn, type, id, err);
+    loop_timer_set(c->server->loop, &c->handshake, clock_now_ns() + REFUSED_NS);
+    return 0;
+}
+
+static int handshake_version(struct client *c, uint64_t id)
+{
+    struct leat_error err;
+    error_set(
+        &err, LEAT_UNSUPPORTED,
+        "this daemon speaks protocol version %d, the other side %u to %u: stop it (`leat stop`) and start "
+        "one of the same release",
+        PROTO_VERSION, c->hello.version_min, c->hello.version_max);
+    return handshake_refuse(c, PROTO_HELLO, id, &err);
+}
+
+static bool version_spoken(const struct proto_hello *hello)
+{
+    return hello->version_min <= PROTO_VERSION && hello->version_max >= PROTO_VERSION;
 }
 
 static void welcome_fill(struct server *s, struct proto_welcome *w)
@@ -101,10 +136,8 @@ static int data_begin(struct client *c, uint16_t type, uint64_t id)
         error_set(&err, LEAT_STALE, "this node does not hold the working set any more");
     else if (!wset_allows(ws, c->uid, c->gid))
         error_set(&err, LEAT_DENIED, "the working set belongs to another user");
-    if (err.code) {
-        conn_send_error(c->conn, type, id, &err);
-        return 0;
-    }
+    if (err.code)
+        return handshake_refuse(c, type, id, &err);
     /* The reply is written by hand: conn must have nothing queued when its descriptor moves on. */
     struct proto_welcome w = {0};
     welcome_fill(s, &w);
@@ -129,20 +162,14 @@ static int handshake_unix(struct client *c, struct conn_message *m)
     struct proto_welcome w = {0};
     if (m->frame.type != PROTO_HELLO || proto_hello_get(m->body, m->frame.body_bytes, &c->hello) < 0)
         return LEAT_CORRUPT;
-    if (c->hello.version_min > PROTO_VERSION || c->hello.version_max < PROTO_VERSION) {
-        struct leat_error err;
-        error_set(&err, LEAT_UNSUPPORTED,
-                  "this daemon speaks protocol version %d, the client %u to %u: stop it (`leat stop`) and "
-                  "start one of the same release",
-                  PROTO_VERSION, c->hello.version_min, c->hello.version_max);
-        conn_send_error(c->conn, PROTO_HELLO, m->frame.id, &err);
-        return 0;
-    }
+    if (!version_spoken(&c->hello))
+        return handshake_version(c, m->frame.id);
     if (c->hello.role == PROTO_ROLE_DATA)
         return data_begin(c, PROTO_HELLO, m->frame.id);
     if (c->hello.role != PROTO_ROLE_CONTROL)
         return LEAT_CORRUPT;
     c->ready = true;
+    loop_timer_clear(&c->handshake);
     c->server->nclients++;
     welcome_fill(c->server, &w);
     reply_welcome(c, PROTO_HELLO, m->frame.id, &w);
@@ -157,6 +184,8 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
         int code = net_auth_server_hello(&c->auth, m->body, m->frame.body_bytes, &c->hello, &w);
         if (code < 0)
             return code;
+        if (!version_spoken(&c->hello))
+            return handshake_version(c, m->frame.id);
         welcome_fill(c->server, &w);
         reply_welcome(c, PROTO_HELLO, m->frame.id, &w);
         return 0;
@@ -167,10 +196,9 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
         struct leat_error err;
         error_set(&err, LEAT_DENIED,
                   "the token does not match this node's: the same file must be on every node");
-        conn_send_error(c->conn, PROTO_PROOF, m->frame.id, &err);
         c->server->rejected++;
         log_warning("refused a TCP connection: wrong token");
-        return 0;
+        return handshake_refuse(c, PROTO_PROOF, m->frame.id, &err);
     }
     c->uid = c->hello.acting_uid;
     c->gid = c->hello.acting_gid;
@@ -179,6 +207,7 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
     if (c->hello.role != PROTO_ROLE_PEER || !c->server->pool->cluster)
         return LEAT_CORRUPT;
     c->ready = c->is_peer = true;
+    loop_timer_clear(&c->handshake);
     welcome_fill(c->server, &w);
     reply_welcome(c, PROTO_PROOF, m->frame.id, &w);
     return 0;
@@ -201,12 +230,28 @@ static int client_message(struct conn *conn, struct conn_message *message)
 
 static const struct conn_ops client_ops = {.message = client_message, .closed = client_closed};
 
-static void accept_one(struct server *s, int listener, bool is_unix)
+/* Whoever cannot be served must not stay in the queue either: the loop would turn over it for ever. */
+static int accept_fd(struct server *s, int listener)
 {
     int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd >= 0 || (errno != EMFILE && errno != ENFILE))
+        return fd;
+    log_error("no descriptor is left for another connection: raise the limit (LimitNOFILE, ulimit -n)");
+    if (s->spare_fd >= 0)
+        close(s->spare_fd);
+    fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+    s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    return -EMFILE;
+}
+
+static void accept_one(struct server *s, int listener, bool is_unix)
+{
+    int fd = accept_fd(s, listener);
     if (fd < 0)
         return;
-    struct client *c = calloc(1, sizeof(*c));
+    struct client *c = s->nconnections < CONNECTIONS_MAX ? calloc(1, sizeof(*c)) : NULL;
     if (!c) {
         close(fd);
         return;
@@ -233,6 +278,9 @@ static void accept_one(struct server *s, int listener, bool is_unix)
         free(c);
         return;
     }
+    s->nconnections++;
+    c->handshake.fire = handshake_late;
+    loop_timer_set(s->loop, &c->handshake, clock_now_ns() + HANDSHAKE_NS);
     list_push_back(&s->clients, &c->node);
 }
 
@@ -283,6 +331,7 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
     s->pool = pool;
     s->config = *config;
     s->unix_source.fd = s->tcp_source.fd = -1;
+    s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     s->started_ns = clock_now_ns();
     s->linger.fire = linger_fire;
     list_init(&s->clients);
@@ -324,6 +373,8 @@ void server_free(struct server *s)
         }
     }
     loop_timer_clear(&s->linger);
+    if (s->spare_fd >= 0)
+        close(s->spare_fd);
     s->pool->advanced = NULL;
     s->pool->revoked = NULL;
     s->pool->changed = NULL;

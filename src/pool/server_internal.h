@@ -18,6 +18,8 @@ struct server {
     struct loop_source unix_source, tcp_source;
     struct list clients;
     unsigned nclients; /* after their handshake, on the unix socket */
+    unsigned nconnections;
+    int spare_fd; /* given up for a moment to turn somebody away when descriptors run out */
     uint64_t started_ns, requests, rejected, serials;
     struct server_times times;
     struct loop_timer linger;
@@ -59,7 +61,8 @@ struct client {
     struct list node; /* server.clients */
     struct server *server;
     struct conn *conn;
-    bool is_unix, ready; /* ready: handshake done */
+    bool is_unix, ready;         /* ready: handshake done */
+    struct loop_timer handshake; /* until then */
     struct net_auth auth;
     struct proto_hello hello;
     uint32_t uid, gid;

@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources and requests that are not as they should be: each gives one clear error, and the rest goes on."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import lib_data
+import lib_host
+import numpy as np
+import pytest
+
+MIB = lib_data.MIB
+SMALL = {"pool": {"size": "64MiB", "region_size": "256KiB"}}
+#: One thread that reads one range at a time: there is time to change a source behind its back.
+SLOW = {"pool": {"size": "256MiB", "region_size": "1MiB"}, "disk": {"engine": "worker", "threads": 1, "depth": 1}}
+
+
+@pytest.fixture
+def daemon(host):
+    return host.daemon(SMALL)
+
+
+# --- sources that change ----------------------------------------------------------------------------------------------
+
+
+def frozen_open(host, leat, daemon, path):
+    """Opens `path`, and stops the daemon before it has read much of it. (ws, thaw)"""
+    os.sync()
+    ws = leat.open(path, socket=daemon.socket)
+    os.kill(daemon.pid, 19)
+    return ws, lambda: os.kill(daemon.pid, 18)
+
+
+def damaged(ws, leat, right):
+    """Every sample is as it was, or an error that names it: {number: error}."""
+    errors = {}
+    for i in range(len(ws)):
+        try:
+            got = ws[i]
+        except leat.Error as e:
+            assert str(i) in str(e) or ws.key(i) in str(e), e
+            errors[i] = e
+        else:
+            right(i, got)
+    return errors
+
+
+def test_files_that_vanish_during_a_preload(host, leat):
+    """What was read is there, what vanished is reported, sample by sample."""
+    files = lib_data.make_files(host.data / "files", 1000, 20000)
+    daemon = host.daemon(SLOW)
+    ws, thaw = frozen_open(host, leat, daemon, host.data / "files")
+    for key in list(files)[1::2]:
+        (host.data / "files" / key).unlink()
+    thaw()
+    field = next(f.name for f in ws.fields if f.kind != "label")
+
+    def right(i, got):
+        assert (got[field] if isinstance(got, dict) else got) == files[ws.key(i)]
+
+    errors = damaged(ws, leat, right)
+    assert errors, "nothing vanished in time: the test shows nothing"
+    assert all(isinstance(e, (leat.NotFound, leat.Stale)) for e in errors.values()), sorted({f'{type(e)}: {e}' for e in errors.values()})[:9]
+    assert all(ws.key(i) in list(files)[1::2] for i in errors)
+    with pytest.raises(leat.Error):
+        ws.wait(timeout=20)
+    with pytest.raises(leat.Error):
+        leat.preload(host.data / "files", name="half", socket=daemon.socket)  # the same set, damaged
+    assert daemon.running()
+
+
+def test_files_that_change_during_a_preload(host, leat):
+    """Rewritten, shortened and lengthened: never old bytes beside new ones."""
+    files = lib_data.make_files(host.data / "files", 480, 30000)
+    daemon = host.daemon(SLOW)
+    ws, thaw = frozen_open(host, leat, daemon, host.data / "files")
+    time.sleep(0.02)  # another time of change
+    for n, key in enumerate(files):
+        path = host.data / "files" / key
+        if n % 3 == 0:
+            os.truncate(path, 100)
+        elif n % 3 == 1:
+            path.write_bytes(bytes(len(files[key])))
+        else:
+            path.write_bytes(files[key] + b"more")
+    thaw()
+    field = next(f.name for f in ws.fields if f.kind != "label")
+
+    def right(i, got):
+        assert (got[field] if isinstance(got, dict) else got) == files[ws.key(i)], "bytes of after the change passed for those of before"
+
+    errors = damaged(ws, leat, right)
+    assert errors, "nothing changed in time: the test shows nothing"
+    assert all(isinstance(e, (leat.Stale, leat.Corrupt)) for e in errors.values()), sorted({f'{type(e)}: {e}' for e in errors.values()})[:9]
+
+
+def test_an_array_that_is_cut_during_a_preload(host, leat):
+    path = lib_data.make_npy(host.data / "a.npy", 16384)
+    daemon = host.daemon(SLOW)
+    ws, thaw = frozen_open(host, leat, daemon, path)
+    os.truncate(path, 4096)
+    thaw()
+    with pytest.raises((leat.Stale, leat.Corrupt)):
+        ws.wait(timeout=30)
+    with pytest.raises(leat.Error):
+        ws[16383]
+    ws.close()
+    with pytest.raises((leat.Corrupt, leat.Invalid)):
+        leat.open(path, socket=daemon.socket)
+
+
+def test_a_source_that_changed_since_is_read_anew(host, leat, daemon):
+    """A handle keeps what it has; the next open gets what is there now."""
+    path = host.data / "a.npy"
+    np.save(path, np.zeros((8, 4)))
+    old = leat.preload(path, socket=daemon.socket)
+    time.sleep(0.02)
+    np.save(path, np.ones((8, 4)))
+    new = leat.preload(path, socket=daemon.socket)
+    assert (old[3] == 0).all() and (new[3] == 1).all()
+    leat.verify(new, source=True)
+    with pytest.raises((leat.Stale, leat.Corrupt)):
+        old.verify(source=True)
+
+
+def test_a_streamed_source_that_is_cut(host, leat):
+    path = lib_data.make_npy(host.data / "a.npy", 4096)
+    daemon = host.daemon({"pool": {"size": "8MiB", "region_size": "256KiB"}})
+    ws = leat.open(path, socket=daemon.socket)
+    assert ws.stat().streamed
+    lib_data.check_rows([ws[4000]], [4000])
+    os.truncate(path, 100)
+    with pytest.raises((leat.Stale, leat.Corrupt)):
+        for i in range(3000, 4096):
+            ws[i]
+    assert daemon.running()
+
+
+def test_a_verified_source_that_was_changed_in_secret(host, leat, daemon):
+    """The same length and times, other bytes: only --source can tell, and does."""
+    path = lib_data.make_npy(host.data / "a.npy", 64)
+    ws = leat.preload(path, socket=daemon.socket)
+    was = path.stat()
+    with open(path, "r+b") as f:
+        f.seek(128 + 8192 * 7)
+        f.write(b"spoilt")
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    ws.verify()
+    with pytest.raises((leat.Corrupt, leat.Stale), match="7|source|changed"):
+        ws.verify(source=True)
+
+
+def test_a_verify_by_the_command_line_tells_by_its_exit_code(host, leat, daemon):
+    path = lib_data.make_npy(host.data / "a.npy", 64)
+    leat.preload(path, name="v", socket=daemon.socket).close()
+    assert host.cli("--socket", daemon.socket, "verify", "v", "--source").returncode == 0
+    os.truncate(path, 5000)
+    assert host.cli("--socket", daemon.socket, "verify", "v", "--source").returncode not in (0, 2)
+
+
+# --- sources that are not there, or not readable ----------------------------------------------------------------------
+
+
+def test_an_empty_folder_and_an_empty_array(host, leat, daemon):
+    (host.data / "empty").mkdir()
+    with pytest.raises(leat.Error, match="empty|no sample|no file|nothing|holds no"):
+        leat.open(host.data / "empty", socket=daemon.socket)
+    np.save(host.data / "none.npy", np.zeros((0, 5)))
+    try:
+        ws = leat.open(host.data / "none.npy", socket=daemon.socket)
+    except leat.Error as e:
+        assert str(e)
+    else:
+        assert len(ws) == 0 and list(leat.batches(ws, 4)) == []
+        with pytest.raises(IndexError):
+            ws[0]
+    (host.data / "empty.npy").touch()
+    (host.data / "empty.tar").touch()
+    (host.data / "empty.h5").touch()
+    for name in ("empty.npy", "empty.tar", "empty.h5"):
+        with pytest.raises(leat.Error):
+            leat.open(host.data / name, socket=daemon.socket)
+    np.save(host.data / "wide.npy", np.zeros((5, 0, 3)))
+    try:
+        ws = leat.open(host.data / "wide.npy", socket=daemon.socket)
+    except leat.Error as e:
+        assert str(e)
+    else:
+        assert ws[2].shape == (0, 3)
+    assert daemon.running()
+
+
+NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+
+
+def test_a_folder_without_permission(host):
+    """By a user whom rights do bind."""
+    folder = host.data / "locked"
+    lib_data.make_files(folder, 3)
+    (host.data / "secret.npy").write_bytes(b"x")
+    (host.data / "secret.npy").chmod(0)
+    (folder / "c000").chmod(0)
+    code = """
+for path in argv:
+    try:
+        leat.open(path)
+        say('opened')
+    except leat.Denied as e:
+        say('denied', os.path.basename(path) in str(e), len(str(e)) > 20)
+say(leat.ls())
+leat.stop(force=True)
+"""
+    runtime = host.folder / "nobody"
+    runtime.mkdir()
+    prefix = []
+    if os.geteuid() == 0:
+        os.chown(runtime, 65534, 65534)
+        prefix = NOBODY
+    client = host.python(code, folder / "c000", host.data / "secret.npy", prefix=prefix,
+                         env={"XDG_RUNTIME_DIR": str(runtime), "XDG_CACHE_HOME": str(runtime), "HOME": str(runtime)})
+    assert client.finish() == "denied True True\ndenied True True\n[]"
+    (folder / "c000").chmod(0o755)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device", "folder as array", "dangling link", "link to itself"])
+def test_paths_that_are_no_datasets(host, leat, daemon, kind):
+    path = host.data / "x.npy"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        import socket
+
+        s = socket.socket(socket.AF_UNIX)
+        s.bind(str(path))
+        s.close()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder as array":
+        path = f"x={host.data}"
+    elif kind == "dangling link":
+        path.symlink_to(host.data / "nothing")
+    else:
+        path.symlink_to(path)
+    with pytest.raises(leat.Error):
+        leat.open(path, socket=daemon.socket, timeout=10)
+    daemon.serves(lib_data.make_npy(host.data / "good.npy", 4))
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def test_indices_and_keys_that_are_not_there(host, leat, daemon):
+    path = lib_data.make_npy(host.data / "a.npy", 10)
+    ws = leat.open(path, socket=daemon.socket)
+    lib_data.check_rows([ws[-1], ws[-10]], [9, 0])
+    for i in (10, -11, 1 << 62, -(1 << 62), 1 << 64, -(1 << 200)):
+        with pytest.raises(IndexError):
+            ws[i]
+        with pytest.raises((IndexError, OverflowError)):
+            ws.read_batch([0, i])
+        with pytest.raises(IndexError):
+            ws.key(i)
+    with pytest.raises((IndexError, leat.Error)):
+        ws.read_batch(np.array([0, 1 << 63, (1 << 64) - 1], np.uint64))
+    for key in ("10", "-1", "", "x", "0x1", " 1", "1 ", "00", "18446744073709551616", "é", "a" * 100000):
+        with pytest.raises(leat.UnknownKey):
+            ws[key]
+    lib_data.check_rows([ws["7"]], [7])
+
+
+def test_a_batch_larger_than_the_dataset(host, leat, daemon):
+    ws = leat.open(lib_data.make_npy(host.data / "a.npy", 10), socket=daemon.socket)
+    with ws.read_batch([i % 10 for i in range(1000)]) as batch:
+        lib_data.check_rows(batch.data, [i % 10 for i in range(1000)])
+    assert list(leat.batches(ws, 11)) == []
+    with leat.batches(ws, 1000, drop_last=False) as epoch:
+        batch = next(epoch)
+        assert sorted(batch.ids.tolist()) == list(range(10))
+        batch.release()
+        with pytest.raises(StopIteration):
+            next(epoch)
+
+
+def test_names_that_are_not_there_or_taken(host, leat, daemon):
+    a, b = (lib_data.make_npy(host.data / f"{n}.npy", 4 + i) for i, n in enumerate("ab"))
+    with pytest.raises(leat.NotFound):
+        leat.open("leat://nobody", socket=daemon.socket)
+    with pytest.raises(leat.NotFound):
+        leat.drop("nobody", socket=daemon.socket)
+    with pytest.raises(leat.NotFound):
+        leat.append("nobody", a, socket=daemon.socket)
+    leat.preload(a, name="taken", socket=daemon.socket)
+    with pytest.raises(leat.Error, match="taken"):
+        leat.preload(b, name="taken", socket=daemon.socket)
+    with pytest.raises(leat.Error, match="taken"):
+        leat.create("taken", {"x": ("f4", (1,))}, samples=1, socket=daemon.socket)
+    with pytest.raises(leat.Error):
+        leat.append("taken", host.data / "nothing.npy", socket=daemon.socket)
+    np.save(host.data / "other.npy", np.zeros((3, 3), "f2"))
+    with pytest.raises(leat.Error):
+        leat.append("taken", host.data / "other.npy", socket=daemon.socket)
+    assert len(leat.open("leat://taken", socket=daemon.socket)) == 4
+
+
+# --- a pool that is too small ----------------------------------------------------------------------------------------------
+
+
+def test_a_pool_with_no_room_even_for_a_window(host, leat):
+    np.save(host.data / "wide.npy", np.zeros((4, 1 << 20)))  # samples of 8 MiB
+    daemon = host.daemon({"pool": {"size": "4MiB", "region_size": "1MiB"}})
+    with pytest.raises(leat.NoSpace, match="pool") as caught:
+        leat.open(host.data / "wide.npy", socket=daemon.socket)
+    assert "32" in str(caught.value) and "4.0 MiB" in str(caught.value), "what is needed, and what there is"
+    with pytest.raises(leat.NoSpace):
+        leat.create("pushed", {"x": ("f8", (1 << 20,))}, samples=4, socket=daemon.socket)
+    assert daemon.status()["pool"]["used_bytes"] == 0
+    small = lib_data.make_npy(host.data / "small.npy", 4)
+    lib_data.check_rows([leat.open(small, socket=daemon.socket)[1]], [1])
+
+
+@pytest.mark.parametrize("shuffle", ["auto", "full", "block:64", False])
+def test_a_pool_a_quarter_of_the_data(host, leat, shuffle):
+    """Every sample right, each once, whatever the order; and the cap holds."""
+    path = lib_data.make_npy(host.data / "a.npy", 4096)
+    daemon = host.daemon({"pool": {"size": "8MiB", "region_size": "256KiB"}})
+    ws = leat.open(path, socket=daemon.socket)
+    stat = ws.stat()
+    assert stat.streamed and stat.pool_bytes <= 8 * MIB
+    for epoch in range(2):
+        seen = []
+        with leat.batches(ws, 50, seed=5, epoch=epoch, shuffle=shuffle, drop_last=False) as batches:
+            for batch in batches:
+                lib_data.check_rows(batch.data, batch.ids)
+                seen += batch.ids.tolist()
+                batch.release()
+        assert sorted(seen) == list(range(4096))
+        kind = batches.shuffle
+        assert seen == leat.order(ws, 5, epoch, kind).tolist()
+    assert shuffle != "auto" or kind.startswith("block:")
+    ws.verify()
+    ids = np.random.default_rng(1).integers(0, 4096, 200)
+    lib_data.check_rows(ws.read_batch(ids).data, ids)
+    assert daemon.status()["pool"]["peak_bytes"] <= 8 * MIB
+
+
+def test_many_readers_of_one_window(host, leat):
+    """Six readers in orders of their own, through a window a tenth of the data."""
+    path = lib_data.make_npy(host.data / "a.npy", 2048)
+    daemon = host.daemon({"pool": {"size": "2MiB", "region_size": "128KiB"}})
+    code = lib_data.CLIENT + """
+ws = leat.open(argv[0], socket=argv[1], timeout=60)
+seen = []
+for b in leat.batches(ws, 16, seed=int(argv[2]), timeout=60):
+    assert (b.data == rows(b.ids)).all()
+    seen += b.ids.tolist(); b.release()
+say(sorted(seen) == list(range(2048)))
+"""
+    readers = [host.python(code, path, daemon.socket, seed) for seed in range(6)]
+    for reader in readers:
+        assert reader.finish() == "True"
+
+
+def test_a_full_pool_makes_room_by_what_nobody_uses(host, leat):
+    daemon = host.daemon({"pool": {"size": "8MiB", "region_size": "256KiB"}})
+    paths = [lib_data.make_npy(host.data / f"{n}.npy", 640) for n in range(4)]  # 5 MiB each
+    for path in paths:
+        with leat.preload(path, socket=daemon.socket) as ws:
+            assert not ws.stat().streamed
+            lib_data.check_rows([ws[600]], [600])
+    assert daemon.metrics()["leat_evictions_total"] >= 3
+    held = leat.preload(paths[0], socket=daemon.socket)
+    with leat.open(paths[1], socket=daemon.socket) as ws:
+        assert ws.stat().streamed, "what is in use makes no room"
+        lib_data.check_rows([ws[639]], [639])
+    lib_data.check_rows([held[3]], [3])
+
+
+# --- what depends on nothing but the seed ------------------------------------------------------------------------------------
+
+
+def test_two_processes_agree_on_the_order(host, leat, daemon):
+    path = lib_data.make_npy(host.data / "a.npy", 1000)
+    code = ("ws = leat.open(argv[0], socket=argv[1])\n"
+            "for s in ('full', 'block:32'):\n"
+            "    say([b.ids.tolist() for b in leat.batches(ws, 48, seed=11, epoch=3, shuffle=s, drop_last=False)])\n")
+    first = host.python(code, path, daemon.socket).finish()
+    assert first == host.python(code, path, daemon.socket).finish()
+    copy = host.data / "copied.npy"
+    copy.write_bytes(path.read_bytes())
+    assert first == host.python(code, copy, daemon.socket).finish(), "the order is the data's, not the place's"
+    assert first != host.python(code.replace("epoch=3", "epoch=4"), path, daemon.socket).finish()
+    ws = leat.open(path, socket=daemon.socket)
+    ranks = [np.concatenate([b.ids for b in leat.batches(ws, 12, seed=11, epoch=3, shuffle="full", rank=r, world_size=4)])
+             for r in range(4)]
+    whole = leat.order(ws, 11, 3, "full")
+    steps = np.concatenate([np.concatenate([rank[s * 12 : s * 12 + 12] for rank in ranks]) for s in range(1000 // 48)])
+    assert (steps == whole[: len(steps)]).all()
+
+
+# --- the copy ledger ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_byte_is_copied_once_over_shared_memory_and_never_for_a_view(host, leat, daemon):
+    path = lib_data.make_npy(host.data / "a.npy", 1024)
+    code = """
+ws = leat.open(argv[0], socket=argv[1]).wait()
+def copied(): return {k: v for k, v in leat.counters().items() if 'cop' in k}
+def total(c): return sum(v if not isinstance(v, dict) else sum(v.values()) for v in c.values())
+before = total(copied())
+for b in leat.batches(ws, 64): b.release()
+batches = total(copied()) - before
+before = total(copied())
+for i in range(1024):
+    with ws.view(i % 31) as v: v.array.sum()
+views = total(copied()) - before
+say(batches, views, 1024 * 8192)
+"""
+    batches, views, whole = map(int, host.python(code, path, daemon.socket).finish().split())
+    assert batches == whole
+    assert views == 0
+    served = {k: v for k, v in daemon.metrics().items() if k.startswith("leat_copied_bytes_total")}
+    assert served and sum(served.values()) == 0, served

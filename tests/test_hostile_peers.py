@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers that do not keep to the protocol, on the unix socket and over TCP: each is refused or hung up on, and the daemon goes on."""
+
+import base64
+import os
+import random
+import socket
+import struct
+
+import lib_data
+import lib_host
+import pytest
+from lib_wire import (APPEND, BROKER, CANCEL, CLOSE, CONTROL, CREATE, DATA, DROP, EVENT, FETCH, FRAME, HELLO, INSTALL, MAGIC, OPEN,
+                      PEER, PROOF, QUERY, READ, REGIONS, RELEASE, REPLY, VERIFY, WAIT, WRITE, Gone, Peer, frame, hello, opening,
+                      prove, text)
+
+TOKEN = base64.b64encode(bytes(range(32)))
+EINVAL, ESTALE, EACCES, EOPNOTSUPP = 22, 116, 13, 95
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture
+def daemon(host):
+    """Serves on a unix socket and over TCP; one set of 64 samples is in it."""
+    token = host.folder / "token"
+    token.write_bytes(TOKEN + b"\n")
+    token.chmod(0o600)
+    made = host.daemon({"pool": {"size": "8MiB", "region_size": "64KiB"},
+                        "net": {"listen": f"127.0.0.1:{free_port()}", "token_file": token}})
+    made.address = made.config.read_text().split("listen = ")[1].split()[0]
+    made.path = lib_data.make_npy(host.data / "a.npy", 64)
+    made.keeper = Peer(made.socket).greet()
+    made.handle, made.uuid, made.generation = made.keeper.open(str(made.path), name="kept")
+    assert made.keeper.call(WAIT, struct.pack("<QI", made.handle, 0))[0] == 0
+    made.most_fds = lib_host.footprint(made.pid)["fds"]
+    made.bytes = made.path.read_bytes()  # regions hold the file as it is: its header first
+    yield made
+    made.serves(made.path)
+    # Whatever they brought along was closed again, descriptors included.
+    lib_host.wait_for(lambda: lib_host.footprint(made.pid)["fds"] <= made.most_fds, message="descriptors leak")
+    assert made.keeper.call(WAIT, struct.pack("<QI", made.handle, 0))[0] == 0, "an innocent connection suffered"
+    made.keeper.close()
+
+
+GARBAGE = {
+    "noise": random.Random(1).randbytes(4096),
+    "zeros": bytes(4096),
+    "http": b"GET / HTTP/1.1\r\nHost: leat\r\nAccept: */*\r\n\r\n" + b" " * 40,
+    "magic of another": frame(HELLO, hello(), magic=MAGIC + 1),
+    "unknown kind": frame(HELLO, hello(), kind=9),
+    "a reply nobody asked for": frame(HELLO, hello(), kind=REPLY),
+    "an event": frame(HELLO, hello(), kind=EVENT),
+    "positive status": frame(HELLO, hello(), status=5),
+    "oversized body": frame(HELLO, b"", body_bytes=(16 << 20) + 1),
+    "body of 4 GiB": frame(HELLO, b"", body_bytes=0xFFFFFFFF),
+    "payload past all limits": frame(HELLO, hello(), payload=1 << 60),
+    "more descriptors than may be": frame(HELLO, hello(), nfds=65),
+    "descriptors that are not there": frame(HELLO, hello(), nfds=3) + bytes(64),
+    "body cut short": frame(HELLO, hello()[:-1]),
+    "body with a tail": frame(HELLO, hello() + b"x"),
+    "a request before HELLO": frame(OPEN, opening("/etc/passwd")),
+    "a role that is none": frame(HELLO, hello(role=7)),
+    "versions upside down": frame(HELLO, hello(low=9, high=1)),
+}
+
+
+@pytest.mark.parametrize("raw", GARBAGE.values(), ids=GARBAGE.keys())
+@pytest.mark.parametrize("door", ["unix", "tcp"])
+def test_garbage_is_hung_up_on(daemon, door, raw):
+    with Peer(daemon.socket if door == "unix" else daemon.address) as peer:
+        try:
+            peer.send(raw)
+        except Gone:
+            return
+        peer.socket.shutdown(socket.SHUT_WR)
+        assert peer.closed()
+
+
+def test_a_peer_in_a_clusters_role_on_the_unix_socket(daemon):
+    with Peer(daemon.socket) as peer:
+        peer.send(frame(HELLO, hello(role=PEER)))
+        assert peer.closed()
+
+
+@pytest.mark.parametrize("role", [CONTROL, PEER])
+def test_roles_that_tcp_does_not_serve(daemon, role):
+    """A control connection is the unix socket's; a peer is of no use to a daemon that knows no others."""
+    with Peer(daemon.address) as peer:
+        body = hello(role=role, nonce=os.urandom(32))
+        try:
+            prove(peer, TOKEN, body)
+        except Gone:
+            return
+        assert peer.closed()
+
+
+@pytest.mark.parametrize("door", ["unix", "tcp"])
+def test_another_version_is_told_and_not_served(daemon, door):
+    with Peer(daemon.socket if door == "unix" else daemon.address) as peer:
+        status, body, _ = peer.call(HELLO, hello(low=2, high=9, role=CONTROL if door == "unix" else DATA))
+        assert status == -EOPNOTSUPP and b"version" in body
+        try:
+            assert peer.call(QUERY, struct.pack("<I", 3) + text(""), id=2)[0] < 0
+        except Gone:
+            pass
+
+
+@pytest.mark.parametrize("cut", [1, 4, 39, 40, 41, -1])
+def test_half_a_message_holds_nobody_up(daemon, cut):
+    whole = frame(HELLO, hello())
+    with Peer(daemon.socket) as peer:
+        peer.send(whole[:cut])
+        daemon.serves(daemon.path)
+        peer.send(whole[cut:])
+        assert peer.receive()[2] == 0, "the other half was late, not wrong"
+    with Peer(daemon.socket) as peer:
+        peer.send(whole[:cut])
+
+
+def test_half_a_request_then_gone(daemon):
+    with Peer(daemon.socket).greet() as peer:
+        body = opening(str(daemon.path))
+        peer.send(frame(OPEN, body)[: 40 + len(body) // 2])
+
+
+def test_many_who_never_say_hello(daemon):
+    """They cost a descriptor each, for as long as a handshake may take."""
+    before = lib_host.footprint(daemon.pid)["fds"]
+    peers = [Peer(daemon.address if i % 2 else daemon.socket) for i in range(300)]
+    try:
+        lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["fds"] >= before + 300)
+        daemon.serves(daemon.path)
+        lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["fds"] <= before + 2,
+                          message="silent connections are kept for ever")
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+HOSTILE_BODIES = {
+    "open of nothing": (OPEN, b""),
+    "open with a length past the end": (OPEN, struct.pack("<IQI", 0, 0, 0xFFFFFFFF)),
+    "open with a NUL inside": (OPEN, opening("/tmp/a\0b")),
+    "open of a name beyond all limits": (OPEN, opening("/x", name="n" * 5000)),
+    "append of half": (APPEND, opening("/x")[:-1]),
+    "close of half a number": (CLOSE, b"\1\2\3"),
+    "regions, too many": (REGIONS, struct.pack("<QII", 1, 0, 65)),
+    "wait for more than are named": (WAIT, struct.pack("<QI", 1, 1000)),
+    "wait for 4 billion": (WAIT, struct.pack("<QI", 1, 0xFFFFFFFF)),
+    "fetch of none": (FETCH, struct.pack("<QI", 1, 0)),
+    "fetch with a length past the end": (FETCH, struct.pack("<QI", 1, 0x10000000)),
+    "release of a tail": (RELEASE, struct.pack("<QQ", 1, 1)),
+    "create without a descriptor": (CREATE, struct.pack("<I", 0) + text("name")),
+    "broker of half": (BROKER, struct.pack("<Q", 1)),
+    "query of a long name": (QUERY, struct.pack("<I", 2) + text("x" * 5000)),
+    "drop of half": (DROP, struct.pack("<I", 0)),
+    "cancel of nothing": (CANCEL, b""),
+    "verify of half": (VERIFY, struct.pack("<Q", 1)),
+}
+
+
+@pytest.mark.parametrize("type, body", HOSTILE_BODIES.values(), ids=HOSTILE_BODIES.keys())
+def test_bodies_that_break_the_protocol(daemon, type, body):
+    with Peer(daemon.socket).greet() as peer:
+        peer.send(frame(type, body, id=7))
+        assert peer.closed()
+
+
+def test_requests_that_are_refused_politely(daemon):
+    """Well-formed nonsense: an error each, and the connection stays."""
+    with Peer(daemon.socket).greet() as peer:
+        some = struct.pack("<Q", 0)
+        for type, body in [
+            (READ, struct.pack("<I", 0)), (INSTALL, b"x"), (999, b""), (QUERY, struct.pack("<I", 77) + text("")),
+            (QUERY, struct.pack("<I", 2) + text("nobody")), (DROP, struct.pack("<IQ", 0, 0) + text("nobody")),
+            (WAIT, struct.pack("<QIQ", daemon.handle, 1, 0)), (FETCH, struct.pack("<QIQQ", daemon.handle, 1, 0, 1)),
+            (REGIONS, struct.pack("<QII", daemon.handle, 0, 1)), (BROKER, struct.pack("<QI", daemon.handle, 0)),
+            (VERIFY, struct.pack("<QI", daemon.handle, 0)), (OPEN, opening("leat://nobody")), (OPEN, opening("")),
+            (OPEN, opening("relative/path")), (OPEN, opening("ftp://x/y")), (OPEN, opening("/nonexistent/file.npy")),
+        ]:
+            status, message, _ = peer.call(type, body)
+            assert status < 0 and len(message) > 10, (type, body)
+        assert peer.call(CLOSE, some)[0] == 0, "closing what is not open is no harm"
+        daemon.most_fds += 2  # the window that the first FETCH makes stays as long as its set
+        handle, _, _ = peer.open("leat://kept")
+        assert handle, "a handle is its connection's: that of the other one was not ours to use, this one is"
+        for n, first, count in [(1, 64, 1), (1, 63, 2), (1, 1 << 63, 1 << 63), (1, 0, 1 << 40), (1, 5, 0)]:
+            status, _, _ = peer.call(FETCH, struct.pack("<QIQQ", handle, n, first, count))
+            assert status < 0, (first, count)
+        for sample in (64, 1 << 63, (1 << 64) - 1):
+            assert peer.call(WAIT, struct.pack("<QIQ", handle, 1, sample))[0] < 0
+        assert peer.call(REGIONS, struct.pack("<QII", handle, 0xFFFFFFFF, 64))[0] == 0
+        assert peer.call(REGIONS, struct.pack("<QII", handle, 0x80000000, 1))[0] == 0, "there is no window: none is given"
+        assert peer.call(WAIT, struct.pack("<QI", handle, 0))[0] == 0
+
+
+def test_descriptors_that_nobody_asked_for_are_closed(daemon):
+    with open("/dev/null") as null:
+        with Peer(daemon.socket).greet() as peer:
+            for _ in range(50):
+                peer.call(QUERY, struct.pack("<I", 3) + text(""), fds=[null.fileno()] * 64)
+        with Peer(daemon.socket).greet() as peer:  # more than the frame says
+            peer.send(frame(QUERY, struct.pack("<I", 3) + text(""), nfds=1), [null.fileno()] * 20)
+            peer.closed()
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a file", "an unsealed memfd", "a sealed memfd of noise", "an empty sealed memfd"])
+def test_a_created_set_with_an_index_that_is_none(daemon, what):
+    import fcntl
+
+    if what == "a pipe":
+        fd, other = os.pipe()
+        os.close(other)
+    elif what == "a file":
+        fd = os.open(daemon.path, os.O_RDONLY)
+    else:
+        fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+        if "noise" in what:
+            os.write(fd, random.Random(2).randbytes(100000))
+        if "unsealed" not in what:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    try:
+        with Peer(daemon.socket).greet() as peer:
+            status, message, _ = peer.call(CREATE, struct.pack("<I", 0) + text("made"), fds=[fd])
+            assert status < 0 and message
+            assert peer.call(QUERY, struct.pack("<I", 2) + text("made"))[0] < 0
+    finally:
+        os.close(fd)
+
+
+# --- data connections ------------------------------------------------------------------------------------------
+
+
+def data(daemon, **how):
+    how = {"set_uuid": daemon.uuid, "generation": daemon.generation, **how}
+    return Peer(daemon.socket), hello(role=DATA, **how)
+
+
+def reading(*ranges):
+    return struct.pack("<I", len(ranges)) + b"".join(struct.pack("<IIQ", gid, n, offset) for gid, n, offset in ranges)
+
+
+def test_a_data_connection_reads_its_set_and_no_more(daemon):
+    peer, greeting = data(daemon)
+    with peer:
+        assert peer.call(HELLO, greeting)[0] == 0
+        status, _, payload = peer.call(READ, reading((0, 8192, 0), (1, 100, 8)))
+        assert status == 0
+        assert payload == daemon.bytes[:8192] + daemon.bytes[65536 + 8 : 65536 + 108]
+        for bad in [(0, 65537, 0), (0, 1, 65536), (0, 1, (1 << 64) - 1), (0, 0xFFFFFFFF, 1), (9, 1, 0), (0xFFFFFFFF, 1, 0),
+                    (0x80000000, 1, 0)]:
+            status, _, payload = peer.call(READ, reading(bad))
+            assert status < 0 and not payload, bad
+        status, _, _ = peer.call(READ, reading((0, 8, 0)))
+        assert status == 0, "one bad range costs its request, not the connection"
+
+
+@pytest.mark.parametrize("body", [b"", struct.pack("<I", 70000), reading((0, 8, 0))[:-1], struct.pack("<I", 0xFFFFFFFF) + bytes(64)])
+def test_reads_that_break_the_protocol(daemon, body):
+    peer, greeting = data(daemon)
+    with peer:
+        assert peer.call(HELLO, greeting)[0] == 0
+        peer.send(frame(READ, body))
+        assert peer.closed()
+
+
+def test_a_set_from_a_file_is_not_written(daemon):
+    peer, greeting = data(daemon)
+    with peer:
+        assert peer.call(HELLO, greeting)[0] == 0
+        body = struct.pack("<QII", 0, 1, 1) + struct.pack("<IIQ", 0, 8192, 0)
+        try:
+            peer.send(frame(WRITE, body, payload=8192) + bytes(8192))
+            assert peer.receive()[2] < 0
+        except Gone:
+            pass
+    with Peer(daemon.socket) as again:
+        assert again.call(HELLO, greeting)[0] == 0
+        assert again.call(READ, reading((0, 8192, 0)))[2] == daemon.bytes[:8192]
+
+
+def test_data_connections_to_what_is_not_there(daemon):
+    for how, code in [({"set_uuid": bytes(16)}, ESTALE), ({"generation": daemon.generation + 1}, ESTALE)]:
+        peer, greeting = data(daemon, **how)
+        with peer:
+            assert peer.call(HELLO, greeting)[0] == -code
+
+
+def test_a_reader_that_does_not_receive(daemon):
+    """Its replies wait in the kernel and in the server's bounded queue, and nobody else waits."""
+    peer, greeting = data(daemon)
+    with peer:
+        assert peer.call(HELLO, greeting)[0] == 0
+        peer.socket.setblocking(False)
+        asked = frame(READ, reading(*[(0, 65536, 0)] * 64))
+        try:
+            for _ in range(2000):
+                peer.socket.send(asked)
+        except (BlockingIOError, ConnectionError):
+            pass
+        daemon.serves(daemon.path)
+        assert lib_host.footprint(daemon.pid)["rss"] < 200 << 20 or lib_host.SANITIZED
+
+
+# --- TCP and the token -----------------------------------------------------------------------------------------
+
+
+def tcp_hello(daemon, nonce=None):
+    return hello(role=DATA, set_uuid=daemon.uuid, generation=daemon.generation, nonce=nonce or os.urandom(32))
+
+
+def test_the_token_opens_the_door(daemon):
+    with Peer(daemon.address) as peer:
+        status, server_knows, _ = prove(peer, TOKEN, tcp_hello(daemon))
+        assert status == 0 and server_knows
+        assert peer.call(READ, reading((0, 8192, 0)))[2] == daemon.bytes[:8192]
+
+
+@pytest.mark.parametrize("token", [TOKEN[:-1] + b"!", b"x" * 40, b""])
+def test_a_wrong_token_is_refused(daemon, token):
+    with Peer(daemon.address) as peer:
+        status, server_knows, _ = prove(peer, token, tcp_hello(daemon))
+        assert status == -EACCES and not server_knows
+        assert peer.closed()
+    assert daemon.metrics()["leat_rejected_total"] >= 1
+
+
+def test_a_replayed_proof_is_refused(daemon):
+    body = tcp_hello(daemon)
+    with Peer(daemon.address) as peer:
+        status, _, proof = prove(peer, TOKEN, body)
+        assert status == 0
+    with Peer(daemon.address) as peer:
+        assert prove(peer, TOKEN, body, proof=proof)[0] == -EACCES
+        assert peer.closed()
+
+
+def test_the_servers_own_proof_is_no_proof_of_ours(daemon):
+    """Reflection: what the server proves with cannot be sent back to it."""
+    with Peer(daemon.address) as peer:
+        status, got, _ = peer.call(HELLO, tcp_hello(daemon))
+        assert status == 0
+        assert peer.call(PROOF, got[33:65])[0] == -EACCES
+
+
+def test_nothing_is_served_between_hello_and_proof(daemon):
+    with Peer(daemon.address) as peer:
+        assert peer.call(HELLO, tcp_hello(daemon))[0] == 0
+        try:
+            status, _, payload = peer.call(READ, reading((0, 8, 0)), id=2)
+            assert status < 0 and not payload
+        except Gone:
+            pass
+
+
+def test_a_second_hello_starts_nothing_anew(daemon):
+    with Peer(daemon.address) as peer:
+        assert peer.call(HELLO, tcp_hello(daemon))[0] == 0
+        peer.send(frame(HELLO, tcp_hello(daemon), id=2))
+        assert peer.closed()
+
+
+def test_random_bytes_behind_a_good_start(daemon):
+    """Frames with the right head and bodies of noise, a thousand of them."""
+    rng = random.Random(3)
+    types = [OPEN, CLOSE, REGIONS, WAIT, FETCH, RELEASE, APPEND, CREATE, BROKER, QUERY, DROP, VERIFY, CANCEL, HELLO, PROOF, READ, WRITE]
+    for _ in range(300):
+        with Peer(daemon.socket).greet() as peer:
+            try:
+                for k in range(4):
+                    body = rng.randbytes(rng.choice([0, 1, 8, 12, 16, 20, 28, 64, 300]))
+                    peer.send(frame(rng.choice(types), body, id=k, body_bytes=rng.choice([None, None, None, len(body) + 8])))
+            except Gone:
+                pass
