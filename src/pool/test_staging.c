@@ -169,11 +169,11 @@ static void test_sharing(void **state)
     release(ws);
 }
 
-/* One run of 36 or 40 KiB in each: three fit with their blocks. */
+/* One run of 36 or 40 KiB in each: three fit with their blocks, and a fourth does not. */
 static void test_room(void **state)
 {
     struct wset *ws = streamed("a.npy", 128 * KIB);
-    struct staging_entry *a = get(ws, 0, 7), *b = get(ws, 50, 7), *c = get(ws, 100, 7), *d = NULL;
+    struct staging_entry *a = get(ws, 0, 7), *b = get(ws, 50, 7), *c = get(ws, 100, 7), *d = NULL, *e;
     check(ws, a);
     check(ws, b);
     check(ws, c);
@@ -194,21 +194,25 @@ static void test_room(void **state)
     check(ws, a);
     check(ws, c);
     assert_true(bytes_read() > before);
-    /* a, which is oldest of those that nobody holds, goes next; c stays. */
+    /* The ring goes on behind the fourth: c makes room though a is older, and a stays. */
     staging_put(a);
     staging_put(c);
     b = get(ws, 50, 7);
     check(ws, b);
     check(ws, d);
     before = bytes_read();
-    c = get(ws, 100, 7);
-    staging_put(d);
-    a = get(ws, 150, 7);
-    assert_ptr_equal(a, d);
+    e = get(ws, 0, 7);
+    assert_ptr_equal(e, a);
+    check(ws, e);
     assert_int_equal(bytes_read(), before);
-    staging_put(a);
+    assert_int_equal(staging_get(ws->staging, 100, 7, &c), -EAGAIN);
+    staging_put(e);
+    c = get(ws, 100, 7);
+    assert_true(bytes_read() > before);
+    check(ws, c);
     staging_put(b);
     staging_put(c);
+    staging_put(d);
     release(ws);
 }
 
