@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/rng.h"
+#include "pool/hugefs.h"
 
 #include <fcntl.h>
 #include <getopt.h>
@@ -63,26 +64,55 @@ uint64_t bench_npy_data(int fd)
     return 10u + head[8] + 256u * head[9];
 }
 
-uint8_t *bench_load_npy(const struct bench_setup *setup)
+uint8_t *bench_memory(uint64_t bytes, bool huge, int *ret_fd)
 {
-    uint64_t bytes = setup->samples * setup->sample_bytes, room = align_up(bytes, 2 * MIB);
-    int memfd = memfd_create("bench", MFD_CLOEXEC), fd = open(setup->file, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || memfd < 0 || ftruncate(memfd, (off_t)room) < 0)
-        bench_die("%s: %s", setup->file, strerror(errno));
-    uint64_t from = bench_npy_data(fd);
-    uint8_t *map = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+    static int huge_dir = -1;
+    uint64_t room = align_up(bytes, 2 * MIB);
+    if (huge && huge_dir < 0 && (huge_dir = hugefs_open()) < 0)
+        bench_die("no tmpfs with huge pages here: %s", strerror(-huge_dir));
+    int fd = huge ? openat(huge_dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)
+                  : memfd_create("bench", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)room) < 0)
+        bench_die("no shared memory: %s", strerror(errno));
+    uint8_t *map = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (map == MAP_FAILED)
         bench_die("mmap: %s", strerror(errno));
-    madvise(map, room, MADV_HUGEPAGE);
+    if (ret_fd)
+        *ret_fd = fd;
+    else
+        close(fd);
+    return map;
+}
+
+uint8_t *bench_load_npy(const struct bench_setup *setup)
+{
+    uint64_t bytes = setup->samples * setup->sample_bytes;
+    AUTO_CLOSE int memory = -1;
+    AUTO_CLOSE int fd = open(setup->file, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        bench_die("%s: %s", setup->file, strerror(errno));
+    uint64_t from = bench_npy_data(fd);
+    uint8_t *map = bench_memory(bytes, setup->huge, &memory);
+    if (fallocate(memory, 0, 0, (off_t)bytes) < 0) /* as the daemon does: whole huge pages */
+        bench_die("no memory for %s: %s", setup->file, strerror(errno));
     for (uint64_t at = 0; at < bytes;) {
         ssize_t n = pread(fd, map + at, MIN(bytes - at, 16 * MIB), (off_t)(from + at));
         if (n <= 0)
             bench_die("%s: shorter than said", setup->file);
         at += (uint64_t)n;
     }
-    close(fd);
-    close(memfd);
     return map;
+}
+
+uint8_t *bench_ring(uint64_t bytes)
+{
+    uint8_t *ring =
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (ring == MAP_FAILED)
+        bench_die("no memory for the ring");
+    madvise(ring, bytes, MADV_HUGEPAGE);
+    memset(ring, 0, bytes);
+    return ring;
 }
 
 /* --- consumers ------------------------------------------------------------------------------------------------- */
@@ -233,15 +263,19 @@ static void answer(char *line)
 
 static void parse(int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"file", 1, NULL, 'f'},  {"samples", 1, NULL, 'n'}, {"bytes", 1, NULL, 'b'},
-        {"batch", 1, NULL, 'k'}, {"slots", 1, NULL, 's'},   {"consumers", 1, NULL, 'c'},
-        {"first", 1, NULL, '1'}, {"all", 1, NULL, 'a'},     {0}};
+    static const struct option options[] = {{"file", 1, NULL, 'f'},  {"samples", 1, NULL, 'n'},
+                                            {"bytes", 1, NULL, 'b'}, {"batch", 1, NULL, 'k'},
+                                            {"slots", 1, NULL, 's'}, {"consumers", 1, NULL, 'c'},
+                                            {"first", 1, NULL, '1'}, {"all", 1, NULL, 'a'},
+                                            {"pages", 1, NULL, 'p'}, {0}};
     for (int c; (c = getopt_long(argc, argv, "+", options, NULL)) != -1;) {
-        unsigned long long v = c == 'f' || c == '?' ? 0 : strtoull(optarg, NULL, 10);
+        unsigned long long v = c == 'f' || c == 'p' || c == '?' ? 0 : strtoull(optarg, NULL, 10);
         switch (c) {
         case 'f':
             setup.file = optarg;
+            break;
+        case 'p':
+            setup.huge = strcmp(optarg, "huge") == 0;
             break;
         case 'n':
             setup.samples = v;

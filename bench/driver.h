@@ -28,6 +28,7 @@ struct bench_setup {
     uint64_t samples, sample_bytes; /* all of one size */
     unsigned batch, slots, consumers;
     unsigned first_consumer, all_consumers; /* this process runs [first, first + consumers) of all */
+    bool huge;                              /* --pages huge: as the daemon's */
     const char *file;                       /* the .npy */
     char **args;                            /* what is left of the command line */
     int nargs;
@@ -51,7 +52,12 @@ _Noreturn void bench_die(const char *format, ...) __attribute__((format(printf, 
 
 /* Where the samples begin in a .npy of version 1. */
 uint64_t bench_npy_data(int fd);
-/* A memfd with the file's samples in it, mapped; huge pages are advised as the daemon advises them. */
+/* Shared memory of the kind that the daemon has, mapped and untouched: with --pages huge from a tmpfs of its kind, else a memfd.
+ * *ret_fd (may be NULL) stays open, else the mapping alone keeps it. */
+uint8_t *bench_memory(uint64_t bytes, bool huge, int *ret_fd);
+/* The file's samples in such memory. */
 uint8_t *bench_load_npy(const struct bench_setup *setup);
+/* A consumer's ring of batch buffers, touched: private memory with huge pages advised, as a view's. */
+uint8_t *bench_ring(uint64_t bytes);
 
 #endif

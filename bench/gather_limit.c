@@ -32,11 +32,7 @@ static void *consumer(const struct bench_setup *setup, unsigned number)
         bench_die("no memory");
     g->slots = setup->slots;
     g->slot_bytes = align_up((uint64_t)setup->batch * bytes, 2 * MIB);
-    g->ring = mmap(NULL, g->slots * g->slot_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (g->ring == MAP_FAILED)
-        bench_die("no memory for the ring");
-    madvise(g->ring, g->slots * g->slot_bytes, MADV_HUGEPAGE);
-    memset(g->ring, 0, g->slots * g->slot_bytes);
+    g->ring = bench_ring(g->slots * g->slot_bytes);
     return g;
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pread_limit: the most that reading files gives: `pread_limit THREADS`, then lines of its input:
+ * pread_limit: the most that reading files gives: `pread_limit THREADS [huge]`, then lines of its input:
  *     warm FILE     1 MiB preads into a buffer a thread, the same one again and again       -> {"bytes", "ns"}
- *     fresh FILE    the same into memory that has to be got first: a new memfd, fallocated   -> …, its freeing not timed
+ *     fresh FILE    the same into memory that has to be got first: shared memory as the daemon's, fallocated   -> …, its freeing not timed
+ *     direct FILE   past the page cache by 16 threads for each, into memory that is there already
  *     list DIR      takes down the files below DIR                                           -> {"files"}
  *     small         open, fstat, pread, close of each of them into a buffer a thread
  *     smallfresh    the same into a new memfd, one file behind the other
@@ -21,11 +22,13 @@
 
 #define BLOCK       MIB
 #define THREADS_MAX 64
+#define DEPTH       16
 #define FDS_WALK    32
 
-enum way { WARM, FRESH, SMALL, SMALL_FRESH };
+enum way { WARM, FRESH, DIRECT, SMALL, SMALL_FRESH };
 
 static unsigned nthreads;
+static bool huge;
 static char **paths;
 static size_t npaths, cap_paths;
 static uint64_t listed_bytes;
@@ -37,6 +40,7 @@ static struct {
     uint8_t *map;
     int memfd;
     atomic_uint_fast64_t next, done, place;
+    pthread_barrier_t begin; /* buffers are there */
 } job;
 
 static int take_down(const char *path, const struct stat *st, int kind, struct FTW *at)
@@ -87,9 +91,12 @@ static uint64_t read_small(const char *path, uint8_t **buf, uint64_t *cap)
 static void *work(void *arg)
 {
     uint64_t cap = 4 * MIB, done = 0;
-    uint8_t *buf = malloc(cap);
+    uint8_t *buf = job.way == DIRECT ? bench_memory(BLOCK, huge, NULL) : malloc(cap);
     if (!buf)
         bench_die("no memory");
+    if (job.way == DIRECT)
+        memset(buf, 0, BLOCK);
+    pthread_barrier_wait(&job.begin);
     for (;;) {
         uint64_t at = atomic_fetch_add(&job.next, job.way >= SMALL ? 1 : BLOCK);
         if (job.way >= SMALL) {
@@ -103,12 +110,16 @@ static void *work(void *arg)
         uint64_t n = MIN((uint64_t)BLOCK, job.bytes - at);
         if (job.way == FRESH && fallocate(job.memfd, 0, (off_t)at, (off_t)n) < 0)
             bench_die("fallocate: %s", strerror(errno));
-        if (pread(job.fd, job.way == FRESH ? job.map + at : buf, n, (off_t)at) != (ssize_t)n)
+        uint64_t ask = job.way == DIRECT ? align_up(n, 4096) : n; /* direct reads are of whole blocks */
+        if (pread(job.fd, job.way == FRESH ? job.map + at : buf, ask, (off_t)at) != (ssize_t)n)
             bench_die("short read");
         done += n;
     }
     atomic_fetch_add(&job.done, done);
-    free(buf);
+    if (job.way == DIRECT)
+        munmap(buf, 2 * MIB);
+    else
+        free(buf);
     return NULL;
 }
 
@@ -120,7 +131,7 @@ static void run(enum way way, const char *path)
     job.bytes = listed_bytes;
     job.fd = job.memfd = -1;
     if (way < SMALL) {
-        job.fd = open(path, O_RDONLY | O_CLOEXEC);
+        job.fd = open(path, O_RDONLY | O_CLOEXEC | (way == DIRECT ? O_DIRECT : 0));
         if (job.fd < 0 || fstat(job.fd, &st) < 0)
             bench_die("%s: %s", path, strerror(errno));
         job.bytes = (uint64_t)st.st_size;
@@ -128,19 +139,18 @@ static void run(enum way way, const char *path)
     uint64_t start = clock_now_ns();
     bool fresh = way == FRESH || way == SMALL_FRESH;
     if (fresh) {
-        job.memfd = memfd_create("bench", MFD_CLOEXEC);
-        if (job.memfd < 0 || ftruncate(job.memfd, (off_t)align_up(job.bytes, 2 * MIB)) < 0)
-            bench_die("memfd: %s", strerror(errno));
-        job.map = mmap(NULL, align_up(job.bytes, 2 * MIB), PROT_READ | PROT_WRITE, MAP_SHARED, job.memfd, 0);
-        if (job.map == MAP_FAILED)
-            bench_die("mmap: %s", strerror(errno));
-        madvise(job.map, align_up(job.bytes, 2 * MIB), MADV_HUGEPAGE);
+        job.map = bench_memory(job.bytes, huge, &job.memfd);
     }
-    pthread_t threads[THREADS_MAX];
-    for (unsigned i = 0; i < nthreads; i++)
+    pthread_t threads[THREADS_MAX * DEPTH];
+    unsigned n = way == DIRECT ? nthreads * DEPTH : nthreads;
+    pthread_barrier_init(&job.begin, NULL, n + 1);
+    for (unsigned i = 0; i < n; i++)
         if (pthread_create(&threads[i], NULL, work, NULL) != 0)
             bench_die("no thread");
-    for (unsigned i = 0; i < nthreads; i++)
+    if (!fresh) /* getting fresh memory belongs to it */
+        start = clock_now_ns();
+    pthread_barrier_wait(&job.begin);
+    for (unsigned i = 0; i < n; i++)
         pthread_join(threads[i], NULL);
     uint64_t ns = clock_now_ns() - start;
     if (fresh) {
@@ -165,6 +175,7 @@ int main(int argc, char **argv)
 {
     char line[4200];
     nthreads = argc > 1 ? (unsigned)atoi(argv[1]) : 0;
+    huge = argc > 2 && strcmp(argv[2], "huge") == 0;
     if (nthreads == 0 || nthreads > THREADS_MAX)
         bench_die("THREADS: 1 to %d", THREADS_MAX);
     printf("{\"ready\": true, \"pid\": %d}\n", getpid());
@@ -175,6 +186,8 @@ int main(int argc, char **argv)
             run(WARM, line + 5);
         } else if (strncmp(line, "fresh ", 6) == 0) {
             run(FRESH, line + 6);
+        } else if (strncmp(line, "direct ", 7) == 0) {
+            run(DIRECT, line + 7);
         } else if (strncmp(line, "list ", 5) == 0) {
             npaths = listed_bytes = 0;
             if (nftw(line + 5, take_down, FDS_WALK, FTW_PHYS) != 0)

@@ -75,10 +75,7 @@ static void *consumer(const struct bench_setup *setup, unsigned number)
     r->redis = dial();
     r->slots = setup->slots;
     r->slot_bytes = setup->batch * sample_bytes;
-    r->ring = malloc(r->slots * r->slot_bytes);
-    if (!r->ring)
-        bench_die("no memory for the ring");
-    memset(r->ring, 0, r->slots * r->slot_bytes);
+    r->ring = bench_ring(r->slots * r->slot_bytes);
     return r;
 }
 

@@ -137,11 +137,7 @@ static void *consumer(const struct bench_setup *s, unsigned number)
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     c->slots = setup.slots;
     c->slot_bytes = align_up(setup.batch * setup.sample_bytes, 2 * MIB);
-    c->ring = mmap(NULL, c->slots * c->slot_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (c->ring == MAP_FAILED)
-        bench_die("no memory for the ring");
-    madvise(c->ring, c->slots * c->slot_bytes, MADV_HUGEPAGE);
-    memset(c->ring, 0, c->slots * c->slot_bytes);
+    c->ring = bench_ring(c->slots * c->slot_bytes);
     return c;
 }
 

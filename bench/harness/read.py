@@ -18,7 +18,6 @@ from .workers import Daemon, Failed, Group, MemoryWatch, Worker, children, cpu_s
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CONSUMERS, SLOTS = 2, 4
-SHMEM_HUGE = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 GIB = 1 << 30
 PROMISE_POOL_MS, PROMISE_COLD_MS, PROMISE_MIB = 20, 100, 64
 
@@ -31,10 +30,20 @@ class Suite:
     def __init__(self, args, emit):
         self.args, self.emit, self.data = args, emit, args.data
         self.seconds = 0.3 if args.quick else 0.5
+        self.huge = self.huge_pages()
         self.fill_threads = min(max(os.cpu_count(), 2), 8)  # as leatd chooses
 
     def program(self, name):
         return os.path.join(self.args.build, "bench", name)
+
+    def huge_pages(self):
+        """Does leatd get huge pages here? The limits get what it gets."""
+        with contextlib.closing(leatd(self.args.build, self.args.folder, GIB)) as daemon:
+            out = subprocess.run([os.path.join(self.args.build, "src/apps/leat"), "--socket", daemon.socket, "status", "--json"],
+                                 capture_output=True, text=True)
+            if out.returncode:
+                raise Failed("leat status: " + out.stderr.strip())
+            return "huge" in json.loads(out.stdout).get("pool", {}).get("page_source", "")
 
     def wanted(self, *metrics):
         """Is any of these, or a part of it, asked for?"""
@@ -60,7 +69,8 @@ class Suite:
             each = CONSUMERS // processes
             workers.append(Worker(argv + ["--file", array.path, "--samples", array.samples, "--bytes", array.sample_bytes,
                                           "--batch", batch, "--slots", SLOTS, "--consumers", each, "--first", i * each,
-                                          "--all", CONSUMERS, *rest], servers))
+                                          "--all", CONSUMERS, *(["--pages", "huge" if self.huge else "base"] * (not program.endswith(".py"))),
+                                          *rest], servers))
             stack.callback(workers[-1].close)
         group = Group(workers)
         found = group.ask("verify")["verified"]
@@ -110,23 +120,22 @@ class Suite:
         self.put(row(metric, "GB/s", leat["rate"], limit["rate"], of("rate"), limit_name, **extra))
         self.put(row(metric + ".cpu", "CPU-s/GB", leat["cpu"], limit["cpu"], of("cpu"), limit_name, **more))
 
-    def reads(self, size, huge=False):
-        suffix = ".huge" if huge else ""
+    def reads(self, size, suffix=""):
         shm, tcp = f"shm.{size}{suffix}", f"tcp.{size}{suffix}"
         if not self.wanted(shm, tcp):
             return
         array = self.data.array(size)
         with contextlib.ExitStack() as stack:
-            daemon = leatd(self.args.build, self.args.folder, 4 * GIB)
+            daemon = leatd(self.args.build, self.args.folder, 4 * GIB, self.huge)
             stack.callback(daemon.close)
             loader = Worker([self.program("load_leat"), daemon.socket])
             stack.callback(loader.close)
-            pages = Group([loader]).ask(f"preload bench {array.path}")["page_bytes"]
-            server = redis(self.args.folder) if not huge else None
+            Group([loader]).ask(f"preload bench {array.path}")
+            server = redis(self.args.folder) if not suffix else None
             if server:
                 stack.callback(server.close)
             uri = "leat://bench"
-            about = {"samples": array.samples, "sample_bytes": array.sample_bytes, "page_bytes": pages}
+            about = {"samples": array.samples, "sample_bytes": array.sample_bytes, "huge_pages": self.huge}
             filled = False
 
             def redis_case(stack, batch, tcp):
@@ -139,25 +148,25 @@ class Suite:
                 return case
 
             variants = [(64, 1, "")]
-            if not huge and not self.args.quick and size != "1m":  # 256 x 1 MiB x 4 x 2 are 2 GiB of batches a reader
+            if not suffix and not self.args.quick and size != "1m":  # 256 x 1 MiB x 4 x 2 are 2 GiB of batches a reader
                 variants += [(256, 1, ".b256")]
-            if size == "150k" and not huge and not self.args.quick:
+            if size == "150k" and not suffix and not self.args.quick:
                 variants += [(64, CONSUMERS, ".procs")]
             for batch, processes, variant in variants:
                 if self.wanted(shm, shm + variant):
                     with contextlib.ExitStack() as inner:
-                        self.shm(inner, shm + variant, array, batch, processes, daemon, uri, redis_case, huge, about)
-                if processes == 1 and not huge and self.wanted(tcp, tcp + variant):
+                        self.shm(inner, shm + variant, array, batch, processes, daemon, uri, redis_case, about)
+                if processes == 1 and not suffix and self.wanted(tcp, tcp + variant):
                     with contextlib.ExitStack() as inner:
                         self.tcp(inner, tcp + variant, array, batch, daemon, uri, redis_case, about)
 
-    def shm(self, stack, metric, array, batch, processes, daemon, uri, redis_case, huge, about):
+    def shm(self, stack, metric, array, batch, processes, daemon, uri, redis_case, about):
         if not self.wanted_exactly(metric) and not self.wanted_exactly(metric + ".cpu"):
             return
         ours = self.reader(stack, "read_leat", array, batch, [daemon.socket, uri, "shm"], [daemon.pid], processes)
         bare = self.reader(stack, "gather_limit", array, batch, processes=processes)
         cases = {"leat": self.timed(ours), "limit": self.timed(bare, "crc"), "memcpy": self.timed(bare, "memcpy")}
-        if not huge and processes == 1:
+        if processes == 1 and not metric.endswith(".base"):
             case = redis_case(stack, batch, False)
             if case:
                 cases["redis (unix socket)"] = self.timed(case)
@@ -190,20 +199,17 @@ class Suite:
 
     # --- preload ---------------------------------------------------------------------------------------------------
 
-    def preloads(self, huge=False):
-        suffix = ".huge" if huge else ""
-        names = [f"preload.{kind}{suffix}" for kind in ("cold", "warm", "small", "small.cold")] + ["memory.preload" + suffix]
-        if huge:
-            names = ["preload.warm.huge", "memory.preload.huge"]
+    def preloads(self, suffix=""):
+        names = [f"preload.{kind}{suffix}" for kind in ("cold", "warm", "small")] + ["memory.preload" + suffix]
         if not self.wanted(*names):
             return
         array = self.data.array("150k")
         with contextlib.ExitStack() as stack:
-            daemon = leatd(self.args.build, self.args.folder, 4 * GIB)
+            daemon = leatd(self.args.build, self.args.folder, 4 * GIB, self.huge)
             stack.callback(daemon.close)
             ours = Group([Worker([self.program("load_leat"), daemon.socket], [daemon.pid])])
             stack.callback(ours.close)
-            bare = Group([Worker([self.program("pread_limit"), self.fill_threads])])
+            bare = Group([Worker([self.program("pread_limit"), self.fill_threads, "huge" if self.huge else "base"])])
             stack.callback(bare.close)
             peaks = []
 
@@ -242,18 +248,18 @@ class Suite:
                 raise Failed("preload: wrong bytes in the pool")
             ours.ask("drop bench")
 
-            if not huge and self.wanted("preload.cold"):
+            if self.wanted("preload.cold" + suffix):
                 cold = f"uncache {array.path}"
                 got = in_turns({"leat": preload(array.path, cold, True), "limit": lambda: (ready(cold), self.fio(array.path))[1],
-                                "cp": copied(array.path, cold)}, self.args.repeats)
-                self.preload_rows("preload.cold", got, "fio, direct, 1 MiB, depth 16", file_bytes=os.path.getsize(array.path))
+                                "direct": limit(f"direct {array.path}", cold), "cp": copied(array.path, cold)}, self.args.repeats)
+                self.preload_rows("preload.cold" + suffix, got, "fio, direct, 1 MiB, depth 16", file_bytes=os.path.getsize(array.path))
             if self.wanted("preload.warm" + suffix):
                 got = in_turns({"leat": preload(array.path, f"warm {array.path}", True), "limit": limit(f"warm {array.path}"),
                                 "fresh": limit(f"fresh {array.path}"), "cp": copied(array.path)}, self.args.repeats)
                 self.preload_rows("preload.warm" + suffix, got, "pread into a warm buffer", file_bytes=os.path.getsize(array.path))
             if peaks and self.wanted_exactly("memory.preload" + suffix):
                 self.put(row("memory.preload" + suffix, "MiB", peaks, PROMISE_MIB, limit_name="promised: beyond the samples"))
-            if not huge and self.wanted("preload.small"):
+            if self.wanted("preload.small" + suffix):
                 files = self.data.files()
                 bare.ask(f"list {files.path}")
                 first = ours.ask(f"preload bench {files.path}")
@@ -264,10 +270,11 @@ class Suite:
                 got = in_turns({"leat": preload(files.path, "small"), "limit": limit("small"), "fresh": limit("smallfresh"),
                                 "cp": copied(files.path)},
                                self.args.repeats)
-                self.preload_rows("preload.small", got, "open, fstat, pread, close", **about)
-                got = in_turns({"leat": preload(files.path, "uncache ."), "limit": limit("small", "uncache ."),
-                                "cp": copied(files.path, "uncache .")}, self.args.repeats)
-                self.preload_rows("preload.small.cold", got, "open, fstat, pread, close", **about)
+                self.preload_rows("preload.small" + suffix, got, "open, fstat, pread, close", **about)
+                if not suffix:
+                    got = in_turns({"leat": preload(files.path, "uncache ."), "limit": limit("small", "uncache ."),
+                                    "cp": copied(files.path, "uncache .")}, self.args.repeats)
+                    self.preload_rows("preload.small.cold", got, "open, fstat, pread, close", **about)
 
     @staticmethod
     def figures(got):
@@ -277,10 +284,10 @@ class Suite:
         rivals = {"cp to /dev/shm": got["cp"]["rate"]}, {"cp to /dev/shm": got["cp"]["cpu"]}
         more["threads"] = self.fill_threads
         extra = dict(more)
-        if "fresh" in got:
-            fresh = row(metric, "GB/s", got["leat"]["rate"], got["fresh"]["rate"])
-            extra["fresh"] = {"value": fresh["limit"], "ratio": fresh["ratio"], "range": fresh["range"]["limit"],
-                              "ratio_range": fresh["range"]["ratio"]}
+        for beside in ("fresh", "direct"):
+            if beside in got:
+                r = row(metric, "GB/s", got["leat"]["rate"], got[beside]["rate"])
+                extra[beside] = {"value": r["limit"], "ratio": r["ratio"], "range": r["range"]["limit"], "ratio_range": r["range"]["ratio"]}
         self.put(row(metric, "GB/s", got["leat"]["rate"], got["limit"]["rate"], rivals[0], limit_name, **extra))
         self.put(row(metric + ".cpu", "CPU-s/GB", got["leat"]["cpu"], got["limit"]["cpu"], rivals[1], limit_name, **more))
 
@@ -328,7 +335,7 @@ class Suite:
                 continue
             array = self.data.array(name)
             with contextlib.ExitStack() as stack:
-                daemon = leatd(self.args.build, self.args.folder, 4 * GIB)
+                daemon = leatd(self.args.build, self.args.folder, 4 * GIB, self.huge)
                 stack.callback(daemon.close)
                 bare = Group([Worker([self.program("pread_limit"), 2])])
                 stack.callback(bare.close)
@@ -366,43 +373,14 @@ class Suite:
                              open_ms=sorted(got["open"])[len(got["open"]) // 2], **about))
 
 
-@contextlib.contextmanager
-def huge_pages():
-    """Yields True while this host gives shared memory huge pages where they are advised; puts the setting back."""
-    try:
-        with open(SHMEM_HUGE) as f:
-            text = f.read()
-        was = text[text.index("[") + 1:text.index("]")]
-    except (OSError, ValueError):
-        yield False
-        return
-    if was in ("advise", "always", "within_size", "force"):
-        yield False  # the rows without a suffix had them already: reported in page_bytes
-        return
-    try:
-        with open(SHMEM_HUGE, "w") as f:
-            f.write("advise")
-    except OSError:
-        note(f"rows with huge pages are left out: {SHMEM_HUGE} says {was} and is not ours to change")
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        with open(SHMEM_HUGE, "w") as f:
-            f.write(was)
-
-
 def run(args, emit):
     suite = Suite(args, emit)
     for size in SIZES:
         suite.reads(size)
     suite.preloads()
     suite.opens()
-    wanted = [f"shm.{s}.huge" for s in SIZES] + ["preload.warm.huge", "memory.preload.huge"]
-    if suite.wanted(*wanted) and (not args.quick or args.only):
-        with huge_pages() as on:
-            if on:
-                for size in SIZES:
-                    suite.reads(size, huge=True)
-                suite.preloads(huge=True)
+    if suite.huge and (not args.quick or args.only):
+        suite.huge = False  # from here on without
+        for size in SIZES:
+            suite.reads(size, ".base")
+        suite.preloads(".base")

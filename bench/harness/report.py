@@ -34,6 +34,10 @@ def machine(args):
             "load": os.getloadavg()[0], "quick": args.quick, "repeats": args.repeats}
 
 
+# Other limits of the same turns, each with its own ratio.
+BESIDE = {"memcpy": "plain memcpy", "fresh": "into fresh memory", "direct": "direct, memory like ours"}
+
+
 def heading(f):
     return (f"{f['cpu']}, {f['cpus']} CPUs, {f['memory_gib']} GiB, Linux {f['kernel']}, data on {f['disk']}, huge pages for shared "
             f"memory: {f['shmem_huge']}\nload before: {f['load']:.1f}; medians of {f['repeats']}, least and most in brackets"
@@ -49,19 +53,19 @@ def line(r):
     text = (f"{r['metric']:<22}{r['leat']:>9.4g}  {_span(r['range']['leat']):<17}{r['limit']:>9.4g}  "
             f"{_span(r['range']['limit']):<17}{r['ratio']:>6.2f}  {r['unit']:<9}")
     more = [f"{name} {v['value']:.4g}" for name, v in r.get("rivals", {}).items()]
-    if "memcpy" in r:
-        more.append(f"[plain memcpy {r['memcpy']['value']:.4g}: {r['memcpy']['ratio']:.2f}]")
-    if "fresh" in r:
-        more.append(f"[into fresh memory {r['fresh']['value']:.4g}: {r['fresh']['ratio']:.2f}]")
+    for key, name in BESIDE.items():
+        if key in r:
+            more.append(f"[{name} {r[key]['value']:.4g}: {r[key]['ratio']:.2f}]")
     return text + ", ".join(more)
 
 
 BEGIN, END = "<!-- measured: begin (bench/run read --update-docs writes this part) -->", "<!-- measured: end -->"
 SECTIONS = [
-    ("Same host", "shm", lambda m: m.startswith("shm.") and ".huge" not in m),
-    ("Same host, huge pages", "shm-huge", lambda m: m.startswith("shm.") and ".huge" in m),
+    ("Same host", "shm", lambda m: m.startswith("shm.") and ".base" not in m),
+    ("Same host, without huge pages", "shm-base", lambda m: m.startswith("shm.") and ".base" in m),
     ("Loopback TCP", "tcp", lambda m: m.startswith("tcp.")),
-    ("Preload", "preload", lambda m: m.startswith(("preload.", "memory."))),
+    ("Preload", "preload", lambda m: m.startswith(("preload.", "memory.")) and ".base" not in m),
+    ("Preload, without huge pages", "preload-base", lambda m: m.startswith(("preload.", "memory.")) and ".base" in m),
     ("Open to first sample", None, lambda m: m.startswith("open.")),
 ]
 
@@ -74,10 +78,9 @@ def _table(rows, predictions):
     out = ["| metric | unit | Leat | limit | ratio | predicted ratio | beside it |", "|---|---|---|---|---|---|---|"]
     for r in rows:
         beside = [f"{name} {v['value']:.3g}" for name, v in r.get("rivals", {}).items()]
-        if "memcpy" in r:
-            beside.insert(0, f"plain memcpy {r['memcpy']['value']:.3g} (ratio {r['memcpy']['ratio']:.2f})")
-        if "fresh" in r:
-            beside.insert(0, f"pread into fresh memory {r['fresh']['value']:.3g} (ratio {r['fresh']['ratio']:.2f})")
+        for key, name in BESIDE.items():
+            if key in r:
+                beside.insert(0, f"{name} {r[key]['value']:.3g} (ratio {r[key]['ratio']:.2f})")
         if "p50_us" in r:
             beside.append(f"a batch: p50 {r['p50_us']:.0f} µs, p99 {r['p99_us']:.0f} µs")
         predicted = predictions.get(r["metric"])
@@ -93,7 +96,7 @@ def _plot(rows, title):
     if not rows:
         return None
     series = {"Leat": [], "limit": []}
-    extra = {"memcpy": "plain memcpy", "fresh": "into fresh memory"}
+    extra = BESIDE
     names = [name for key, name in extra.items() if any(key in r for r in rows)]
     rivals = list(dict.fromkeys(name for r in rows for name in r.get("rivals", {})))
     for name in names + rivals:

@@ -9,6 +9,7 @@ import os
 import select
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
@@ -142,10 +143,12 @@ class Daemon:
                 self.proc.wait()
 
 
-def leatd(build, folder, pool_bytes):
-    sock = os.path.join(folder, "leatd.sock")
-    d = Daemon([os.path.join(build, "src/apps/leatd"), "--private", "--socket", sock, "--pool", str(pool_bytes),
-                "--linger", "0"], lambda: os.path.exists(sock), os.path.join(folder, "leatd.log"))
+def leatd(build, folder, pool_bytes, huge=True):
+    sock, conf = os.path.join(folder, "leatd.sock"), os.path.join(folder, "leatd.conf")
+    with open(conf, "w") as f:
+        f.write(f"[pool]\nhuge_pages = {'yes' if huge else 'no'}\n")
+    d = Daemon([os.path.join(build, "src/apps/leatd"), "--config", conf, "--private", "--socket", sock, "--pool",
+                str(pool_bytes), "--linger", "0"], lambda: os.path.exists(sock), os.path.join(folder, "leatd.log"))
     d.socket = sock
     return d
 
@@ -167,7 +170,8 @@ def redis(folder):
 
 
 class MemoryWatch:
-    """The most memory a process ever holds while this is open: anonymous and file pages resident, and its memfds."""
+    """The most memory a process ever holds while this is open: its resident pages that are not shared memory, and the files
+    without a name (memfds, files of a private tmpfs) that it has open."""
 
     def __init__(self, pid):
         self.pid, self.peak, self._stop = pid, 0, threading.Event()
@@ -183,10 +187,10 @@ class MemoryWatch:
         for fd in os.listdir(f"/proc/{self.pid}/fd"):
             path = f"/proc/{self.pid}/fd/{fd}"
             try:
-                if os.readlink(path).startswith("/memfd:"):
-                    st = os.stat(path)
-                    if st.st_ino not in seen:
-                        seen.add(st.st_ino)
+                st = os.stat(path)
+                if stat.S_ISREG(st.st_mode) and st.st_nlink == 0:
+                    if (st.st_dev, st.st_ino) not in seen:
+                        seen.add((st.st_dev, st.st_ino))
                         held += st.st_blocks * 512
             except OSError:
                 continue
