@@ -69,12 +69,17 @@ lint: ## check the format, compile the Python, shellcheck the scripts
 	@tools/deps lint
 	@tools/lint
 
+# Debian's Python looks below /usr/local where meson does not install by itself.
+PYTHON_DIR = $(shell $(PYTHON) -c "import site; print(next((d for d in site.getsitepackages() if d.startswith('$(PREFIX)/lib')), ''))")
+
 install: ## install under PREFIX (DESTDIR is honoured)
 	@tools/deps build docs
-	@if [ -f build-release/build.ninja ]; then meson configure build-release --prefix=$(PREFIX); \
-	else meson setup build-release --buildtype=release --prefix=$(PREFIX) -Dtests=false -Dbench=false >/dev/null; fi
+	@dir="$(PYTHON_DIR)"; options="--prefix=$(PREFIX) $${dir:+-Dpython.platlibdir=$$dir -Dpython.purelibdir=$$dir}"; \
+	if [ -f build-release/build.ninja ]; then meson configure build-release $$options; \
+	else meson setup build-release --buildtype=release $$options -Dtests=false -Dbench=false >/dev/null; fi
 	@ninja -C build-release -j $(JOBS)
 	@meson install -C build-release --no-rebuild $(if $(DESTDIR),--destdir $(abspath $(DESTDIR)))
+	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
 
 clean: ## remove what was built
 	@rm -rf build build-asan build-tsan build-fuzz build-release
