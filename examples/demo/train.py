@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import leat
 
-EPOCHS, BATCH_SIZE, SEED = 6, 64, 1
+EPOCHS, LEAST_STEPS, BATCH_SIZE, SEED = 6, 240, 64, 1
 
 
 def model():
@@ -49,10 +49,11 @@ def main():
     net = DistributedDataParallel(model())
     optimizer = torch.optim.Adam(net.parameters())
     loss_of = nn.CrossEntropyLoss()
-    steps = EPOCHS * (len(train) // (BATCH_SIZE * world_size))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
+    steps = len(train) // (BATCH_SIZE * world_size)
+    epochs = max(EPOCHS, LEAST_STEPS // steps)  # a small dataset is gone through more often
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=epochs * steps)
 
-    for epoch in range(EPOCHS):
+    for epoch in range(epochs):
         start, waited, losses, seen = time.monotonic(), 0.0, 0.0, 0
         batches = leat.batches(train, BATCH_SIZE, seed=SEED, epoch=epoch, rank=rank, world_size=world_size)
         for step in range(len(batches)):
@@ -68,7 +69,7 @@ def main():
             losses, seen = losses + loss.item(), seen + len(labels)
         if rank == 0:
             seconds = time.monotonic() - start
-            print(json.dumps({"epoch": epoch + 1, "loss": losses / len(batches), "samples": seen * world_size,
+            print(json.dumps({"epoch": epoch + 1, "of": epochs, "loss": losses / len(batches), "samples": seen * world_size,
                               "seconds": seconds, "waited": waited}), flush=True)
 
     # Each rank tests its share of what was held out, to the last sample.
@@ -80,7 +81,7 @@ def main():
             counts += torch.tensor([int((net.module(images).argmax(1) == labels).sum()), len(labels)])
     dist.all_reduce(counts)
     if rank == 0:
-        print(json.dumps({"right": int(counts[0]), "of": int(counts[1]), "held_out": len(test)}), flush=True)
+        print(json.dumps({"right": int(counts[0]), "tested": int(counts[1]), "held_out": len(test)}), flush=True)
     dist.barrier()
 
 
