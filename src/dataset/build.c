@@ -77,7 +77,8 @@ bool scan_exists(struct scan *scan, const char *path)
 {
     AUTO_CLOSE int fd = -1;
     struct stat st;
-    return scan_open(scan, path, &fd, &st, NULL) != LEAT_NOT_FOUND;
+    int rc = scan_open(scan, path, &fd, &st, NULL);
+    return rc != LEAT_NOT_FOUND && rc != -ENAMETOOLONG; /* a pattern may be longer than any name */
 }
 
 int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char **ret_inner)

@@ -186,6 +186,12 @@ static int find_next_archive(struct shard *s, uint64_t *offset)
     for (*offset = align_up(*offset, TAR_BLOCK); *offset < s->bytes;) {
         const char *p;
         size_t len;
+        /* A file of some KiB may claim to be a TiB, all hole. */
+        off_t data = lseek(s->fd, (off_t)*offset, SEEK_DATA);
+        if (data < 0 && errno == ENXIO)
+            break;
+        if (data > 0)
+            *offset = MAX(*offset, align_down((uint64_t)data, TAR_BLOCK));
         int rc = window_get(s, *offset, WINDOW_BYTES, WINDOW_BYTES, &p, &len);
         if (rc < 0)
             return rc;
