@@ -163,6 +163,11 @@ static bool wait_advance(struct pending *p)
     if (p->n == 0) {
         if (!wset_complete(ws))
             return false;
+        if (atomic_load(&ws->live->failed_samples) > 0) {
+            wset_failure_any(ws, &err);
+            pending_refuse(p, &err);
+            return true;
+        }
     }
     for (; p->at < p->n; p->at++) {
         enum live_state state = wset_sample_state(ws, p->samples[p->at]);

@@ -348,10 +348,12 @@ int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err)
     char scratch[24];
     size_t len;
     const char *key = index_key(&ws->index, sample, scratch, &len);
-    int code = -EIO;
     char why[200] = "it could not be loaded (see the daemon's log)";
     pthread_mutex_lock(&ws->failure_lock);
+    /* One past those that are kept: what all of them have in common is likely its reason, too. */
+    int code = ws->nfailures ? ws->failures[0].code : -EIO;
     for (unsigned k = 0; k < ws->nfailures; k++) {
+        code = ws->failures[k].code == code ? code : -EIO;
         if (ws->failures[k].sample == sample) {
             code = ws->failures[k].code;
             snprintf(why, sizeof(why), "%s", ws->failures[k].message);
@@ -361,6 +363,19 @@ int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err)
     pthread_mutex_unlock(&ws->failure_lock);
     return error_set(err, code, "sample %" PRIu64 " (%.*s): %s", sample, (int)MIN(len, (size_t)120), key,
                      why);
+}
+
+int wset_failure_any(struct wset *ws, struct leat_error *err)
+{
+    uint64_t failed = atomic_load(&ws->live->failed_samples), total = ws->index.header->nsamples;
+    pthread_mutex_lock(&ws->failure_lock);
+    bool known = ws->nfailures > 0;
+    uint64_t sample = known ? ws->failures[0].sample : 0;
+    pthread_mutex_unlock(&ws->failure_lock);
+    if (!known)
+        return error_set(err, -EIO, "%" PRIu64 " of %" PRIu64 " samples could not be loaded", failed, total);
+    int code = wset_failure_get(ws, sample, err);
+    return error_prefix(err, code, "%" PRIu64 " of %" PRIu64 " samples could not be loaded", failed, total);
 }
 
 /* Setting a bit twice (a host that was asked again) changes nothing; who sets the last one turns the sample resident. */

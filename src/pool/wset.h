@@ -72,8 +72,8 @@ struct wset {
     struct wset_region *regions;
     uint32_t nnodes, self_node; /* nnodes 0: this host alone */
     struct proto_node *nodes;
-    uint64_t lost_nodes;   /* control loop: a bit each */
-    uint64_t holders;      /* control loop: nodes that keep it here, a bit each */
+    uint64_t lost_nodes; /* control loop: a bit each */
+    uint64_t holders;    /* control loop: nodes that keep it here, a bit each */
     uint64_t streamed_samples, window_bytes;
     uint64_t pinned_end; /* addresses at and above are streamed */
     uint64_t
@@ -82,7 +82,7 @@ struct wset {
 
     /* any thread */
     _Atomic unsigned refs;
-    _Atomic bool revoked;        /* dropped by force */
+    _Atomic bool revoked; /* dropped by force */
     _Atomic uint64_t lost_samples;
     _Atomic uint8_t *parts_done; /* per sample: a bit for each field that is complete, mask_bytes of them */
     unsigned mask_bytes;
@@ -139,6 +139,8 @@ void wset_node_lost(struct wset *ws, uint32_t node);
 void wset_node_back(struct wset *ws, uint32_t node);
 /* Fills err for a sample whose state is FAILED or LOST; returns its code. */
 int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err);
+/* One that failed, and how many did: for who waits for all. */
+int wset_failure_any(struct wset *ws, struct leat_error *err);
 /* Every sample is resident, failed, lost (and so read from its source), or streamed. */
 bool wset_complete(const struct wset *ws);
 /* Append: takes over states and CRCs of the version before, which is complete; fields are the same and in the same order. */
