@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two users on one host: private daemons apart, and one system daemon that is nobody's deputy."""
+
+import os
+import pathlib
+import shutil
+import struct
+
+import lib_data
+import lib_host
+import pytest
+from lib_wire import APPEND, BROKER, DATA, DROP, HELLO, OPEN, QUERY, REGIONS, WAIT, Peer, hello, opening, text
+
+ANN, BOB = 20001, 20002
+EACCES, ENOENT, ESTALE = 13, 2, 116
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users"),
+    pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv"),
+]
+
+
+def user(uid):
+    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+
+
+def own(path, uid, mode=None):
+    os.chown(path, uid, uid)
+    if mode is not None:
+        path.chmod(mode)
+    return path
+
+
+@pytest.fixture
+def daemon(host):
+    """A system daemon that reads below `data`, run by root."""
+    host.data.chmod(0o755)
+    made = host.daemon({"pool": {"size": "16MiB", "region_size": "64KiB"}, "daemon": {"mode": "system", "roots": host.data}})
+    made.folder.chmod(0o755)
+    return made
+
+
+def as_user(host, daemon, uid, code, *args):
+    """Lines that `code` says, run by this user with a connection to the system daemon."""
+    home = host.folder / f"home-{uid}"
+    if not home.exists():
+        home.mkdir()
+        own(home, uid, 0o700)
+    env = {"LEAT_SOCKET": str(daemon.socket), "HOME": str(home), "XDG_CACHE_HOME": str(home), "XDG_RUNTIME_DIR": str(home)}
+    return host.python(TRY + code, *args, prefix=user(uid), env=env)
+
+
+TRY = """
+def attempt(what):
+    try:
+        return what()
+    except leat.Error as e:
+        return type(e).__name__
+"""
+
+
+def test_private_daemons_are_each_users_own(host):
+    """The same job's name, two users: two daemons in two folders that the other one cannot enter."""
+    path = lib_data.make_npy(host.data / "a.npy", 8)
+    path.chmod(0o644)
+    code = "ws = leat.open(argv[0]); say(leat.status()['pid'], leat.status()['socket']); hear()"
+    clients = []
+    for uid in (ANN, BOB):
+        runtime = host.folder / f"run-{uid}"
+        runtime.mkdir()
+        own(runtime, uid, 0o700)
+        clients.append(host.python(code, path, prefix=user(uid), env={
+            "XDG_RUNTIME_DIR": str(runtime), "HOME": str(runtime), "XDG_CACHE_HOME": str(runtime), "LEAT_JOB": "same"}))
+    answers = [client.hear().split() for client in clients]
+    assert answers[0][0] != answers[1][0] and answers[0][1] != answers[1][1]
+    for (pid, socket), uid in zip(answers, (ANN, BOB)):
+        assert f"Uid:\t{uid}\t{uid}\t{uid}" in (lib_host.proc_text(pid, "status").decode())
+        folder = pathlib.Path(socket).parent
+        assert folder.stat().st_mode & 0o777 == 0o700 and folder.stat().st_uid == uid
+        assert pathlib.Path(socket).stat().st_mode & 0o777 == 0o600
+    stranger = host.python("""
+try:
+    leat.status(socket=argv[0]); say('in')
+except leat.Error as e:
+    say(type(e).__name__)
+""", answers[0][1], prefix=user(BOB))
+    assert stranger.finish() in ("Denied", "NotFound")
+    for client in clients:
+        client.tell()
+        client.finish()
+
+
+def test_a_folder_in_tmp_that_another_user_made_first_is_refused(host):
+    """/tmp/leat-UID made by somebody else beforehand: not used, and said."""
+    path = lib_data.make_npy(host.data / "a.npy", 8)
+    trap = pathlib.Path(f"/tmp/leat-{ANN}")
+    assert not trap.exists()
+    trap.mkdir(mode=0o777)
+    own(trap, BOB, 0o777)
+    try:
+        client = host.python("try:\n    leat.open(argv[0]); say('opened')\nexcept leat.Denied as e:\n    say(str(e))", path,
+                             prefix=user(ANN), env={"XDG_RUNTIME_DIR": "", "HOME": "/nonexistent", "XDG_CACHE_HOME": ""})
+        assert f"/tmp/leat-{ANN} belongs to uid {BOB}" in client.finish()
+        assert list(trap.iterdir()) == []
+    finally:
+        shutil.rmtree(trap)
+
+
+def test_a_private_set_is_its_owners(host, daemon):
+    path = own(lib_data.make_npy(host.data / "ann.npy", 32), ANN, 0o600)
+    ann = as_user(host, daemon, ANN, "ws = leat.preload(argv[0], name='hers'); say('there'); hear()\n"
+                  "say(len(leat.open('leat://hers'))); leat.drop('hers', force=True)", path)
+    assert ann.hear() == "there"
+    with_ann = next(s for s in daemon.sets() if s["name"] == "hers")
+    assert with_ann["owner_uid"] == ANN and with_ann["mode"] == "private"
+    bob = as_user(host, daemon, BOB, """
+say(attempt(lambda: leat.open('leat://hers')))
+say(attempt(lambda: leat.open(argv[0])))
+say(attempt(lambda: leat.stat('hers')))
+say(attempt(lambda: leat.stat(argv[0])))
+say(leat.ls())
+say(attempt(lambda: leat.drop('hers', timeout=1)), attempt(lambda: leat.drop('hers', force=True, timeout=1)))
+say(attempt(lambda: leat.append('hers', argv[0])))
+say(attempt(lambda: leat.stop(force=True)))
+say('hers' in str(leat.status()))
+""", path)
+    said = bob.finish().splitlines()
+    assert said[0] in ("Denied", "NotFound") and said[1] == "Denied" and said[2] in ("NotFound", "Denied")
+    assert said[3] in ("NotFound", "Denied") and said[4] == "[]"
+    assert set(said[5].split()) <= {"Denied", "NotFound"} and said[6] in ("Denied", "NotFound")
+    assert said[7] == "Denied" and said[8] == "False"
+    ann.tell()
+    assert ann.finish() == "32"
+    assert daemon.running()
+
+
+def test_another_users_set_by_the_bare_protocol(host, daemon):
+    """Bob guesses handles, and even knows the uuid: nothing is given to him."""
+    path = own(lib_data.make_npy(host.data / "ann.npy", 32), ANN, 0o600)
+    ann = as_user(host, daemon, ANN, "ws = leat.preload(argv[0], name='hers'); say('there'); hear()", path)
+    ann.hear()
+    with Peer(daemon.socket).greet() as root:
+        _, uuid, generation = root.open("leat://hers")
+    # A child of ours turns into Bob and speaks the protocol.
+    answers, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(BOB, BOB, BOB)
+            os.setresuid(BOB, BOB, BOB)
+            found = []
+            with Peer(daemon.socket).greet(uid=0) as peer:  # who he says that he acts for counts for nothing here
+                for handle in range(20):
+                    for type, body in [(WAIT, struct.pack("<QI", handle, 0)), (REGIONS, struct.pack("<QII", handle, 0, 64)),
+                                       (BROKER, struct.pack("<QI", handle, 0))]:
+                        found.append(peer.call(type, body)[0])
+                for type, body in [(OPEN, opening("leat://hers")), (APPEND, opening(str(path), name="hers")),
+                                   (DROP, struct.pack("<IQ", 1, 0) + text("hers")), (QUERY, struct.pack("<I", 2) + text("hers"))]:
+                    found.append(peer.call(type, body)[0])
+                assert not peer.fds
+            with Peer(daemon.socket) as peer:
+                found.append(peer.call(HELLO, hello(role=DATA, set_uuid=uuid, generation=generation, uid=ANN, gid=ANN))[0])
+            os.write(told, repr(found).encode())
+        finally:
+            os._exit(0)
+    os.close(told)
+    os.waitpid(child, 0)
+    found = eval(os.read(answers, 65536).decode())
+    os.close(answers)
+    assert len(found) == 65 and all(status < 0 for status in found), found
+    assert set(found[-5:]) <= {-EACCES, -ENOENT, -ESTALE}
+    ann.tell()
+    ann.finish()
+
+
+def test_a_public_set_is_everybodys_to_read(host, daemon):
+    path = own(lib_data.make_npy(host.data / "ann.npy", 32), ANN, 0o600)
+    ann = as_user(host, daemon, ANN, "leat.preload(argv[0], name='all', public=True); say('there')", path)
+    assert ann.finish() == "there"
+    bob = as_user(host, daemon, BOB, lib_data.CLIENT + """
+ws = leat.open('leat://all')
+say((ws.read_batch(range(32)).data == rows(range(32))).all())
+say(attempt(lambda: leat.drop('all', force=True)), attempt(lambda: leat.append('all', argv[0])))
+say(attempt(lambda: leat.open(argv[0])))  # the source itself is hers, all the same
+""", path)
+    said = bob.finish().splitlines()
+    assert said[0] == "True" and said[1] == "Denied Denied" and said[2] == "Denied"
+    assert len(daemon.sets()) == 1, "an explicit set outlives its makers"
+
+
+def test_memory_passed_to_one_reader_cannot_be_written_by_it(host, daemon):
+    """The descriptors that Bob gets for a public set: read-only, and not to be opened anew for writing."""
+    path = own(lib_data.make_npy(host.data / "ann.npy", 32), ANN, 0o644)
+    as_user(host, daemon, ANN, "leat.preload(argv[0], name='all', public=True)", path).finish()
+    bob = as_user(host, daemon, BOB, """
+import mmap
+ws = leat.open('leat://all'); ws.read_batch([0]).release()
+tried = written = 0
+for fd in os.listdir('/proc/self/fd'):
+    try:
+        target = os.readlink(f'/proc/self/fd/{fd}')
+    except OSError:
+        continue
+    if 'leat' not in target or target.startswith('/tmp') or not target.strip('/'):
+        continue
+    tried += 1
+    for how in (lambda: os.open(f'/proc/self/fd/{fd}', os.O_RDWR), lambda: os.write(int(fd), b'x'),
+                lambda: os.ftruncate(int(fd), 0), lambda: mmap.mmap(int(fd), 4096, prot=mmap.PROT_WRITE)):
+        try:
+            how(); written += 1
+        except (OSError, ValueError):
+            pass
+for line in open('/proc/self/maps'):
+    if 'leat-' in line and '/tmp' not in line:
+        tried += 1
+        written += line.split()[1][1] == 'w'
+say(tried > 0, written)
+""")
+    assert bob.finish() == "True 0"
+
+
+@pytest.mark.parametrize("what", ["outside", "dots", "link out", "link to a folder out", "folder of a link out", "relative link out",
+                                  "absolute link inside", "proc", "field of two", "prefix of a root's name"])
+def test_nothing_outside_the_roots(host, daemon, what):
+    """Not by name, not by dots, not by any link, whoever asks: root too."""
+    secret = host.folder / "secret"
+    secret.mkdir()
+    lib_data.make_npy(secret / "s.npy", 4).chmod(0o644)
+    lib_data.make_npy(host.data / "in.npy", 4).chmod(0o644)
+    data = host.data
+    if what == "outside":
+        uri = secret / "s.npy"
+    elif what == "dots":
+        uri = f"{data}/../secret/s.npy"
+    elif what == "link out":
+        (data / "l.npy").symlink_to(secret / "s.npy")
+        uri = data / "l.npy"
+    elif what == "link to a folder out":
+        (data / "l").symlink_to(secret)
+        uri = data / "l" / "s.npy"
+    elif what == "folder of a link out":
+        (data / "l").mkdir()
+        (data / "l" / "x.npy").symlink_to("/etc/passwd")
+        uri = data / "l"
+    elif what == "relative link out":
+        (data / "l.npy").symlink_to("../secret/s.npy")
+        uri = data / "l.npy"
+    elif what == "absolute link inside":
+        (data / "l.npy").symlink_to("/etc/hostname")
+        uri = data / "l.npy"
+    elif what == "proc":
+        (data / "l.npy").symlink_to(f"/proc/{os.getpid()}/root/etc/passwd")
+        uri = data / "l.npy"
+    elif what == "field of two":
+        uri = f"x={data}/in.npy;y={secret}/s.npy"
+    else:
+        other = pathlib.Path(f"{data}-more")
+        other.mkdir()
+        lib_data.make_npy(other / "s.npy", 4)
+        uri = other / "s.npy"
+    code = "say(attempt(lambda: len(leat.open(argv[0]))))"
+    for uid in (ANN, 0):
+        client = as_user(host, daemon, uid, code, uri) if uid else host.python(TRY + code, uri, env={"LEAT_SOCKET": str(daemon.socket)})
+        said = client.finish()
+        assert said in ("Denied", "NotFound", "Invalid", "Error"), said
+    daemon.serves(data / "in.npy")
+
+
+def test_the_callers_rights_bind_below_the_roots(host, daemon):
+    """What Bob may not read he cannot have read for him: by file, by folder, by group."""
+    own(lib_data.make_npy(host.data / "ann.npy", 4), ANN, 0o600)
+    (host.data / "closed").mkdir()
+    lib_data.make_npy(host.data / "closed" / "a.npy", 4).chmod(0o644)
+    own(host.data / "closed", ANN, 0o700)
+    (host.data / "half").mkdir()
+    (host.data / "half" / "open.bin").write_bytes(b"open")
+    own(host.data / "half" / "open.bin", ANN, 0o644)
+    (host.data / "half" / "shut.bin").write_bytes(b"shut")
+    own(host.data / "half" / "shut.bin", ANN, 0o600)
+    code = "for p in argv:\n    say(attempt(lambda: len(leat.preload(p))))"
+    paths = [host.data / "ann.npy", host.data / "closed" / "a.npy", host.data / "closed", host.data / "half"]
+    assert as_user(host, daemon, ANN, code, *paths).finish().splitlines()[:2] == ["4", "4"]
+    said = as_user(host, daemon, BOB, code, *paths).finish().splitlines()
+    assert said[:3] == ["Denied", "Denied", "Denied"] and said[3] in ("Denied", "Error"), said
+
+
+def test_implicit_sets_of_two_users_are_apart_or_each_allowed(host, daemon):
+    """The same readable file opened by both: each reads it, and what Ann leaves does not take it from Bob."""
+    path = lib_data.make_npy(host.data / "both.npy", 16)
+    path.chmod(0o644)
+    code = lib_data.CLIENT + "ws = leat.open(argv[0]); ws.wait(); say((ws[3] == rows([3])[0]).all()); hear(); say((ws[5] == rows([5])[0]).all())"
+    ann, bob = (as_user(host, daemon, uid, code, path) for uid in (ANN, BOB))
+    assert ann.hear() == bob.hear() == "True"
+    ann.kill()
+    bob.tell()
+    assert bob.hear() == "True"
+    bob.finish()
+    lib_host.wait_for(lambda: daemon.status()["pool"]["used_bytes"] == 0)
+
+
+def test_a_set_opened_while_another_users_scan_runs(host, daemon):
+    """Bob joins no scan that ran with Ann's rights."""
+    folder = host.data / "many"
+    for i in range(3000):
+        if i % 500 == 0:
+            (folder / str(i // 500)).mkdir(parents=True)
+        (folder / str(i // 500) / f"{i}.bin").write_bytes(b"%d" % i)
+    own(folder, ANN, 0o700)
+    ann = as_user(host, daemon, ANN, "say('go'); hear(); say(attempt(lambda: len(leat.open(argv[0]))))", folder)
+    bob = as_user(host, daemon, BOB, "say('go'); hear(); say(attempt(lambda: len(leat.open(argv[0]))))", folder)
+    ann.hear(), bob.hear()
+    ann.tell(), bob.tell()
+    assert ann.finish() == "3000"
+    assert bob.finish() == "Denied"
