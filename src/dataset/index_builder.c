@@ -201,7 +201,7 @@ static uint64_t class_slot(const struct index_builder *b, const char *name, size
             return slot;
         size_t have_len;
         const char *have = class_name(b, b->class_slots[slot] - 1, &have_len);
-        if (have_len == len && !memcmp(have, name, len))
+        if (have_len == len && (len == 0 || !memcmp(have, name, len)))
             return slot;
     }
 }
