@@ -20,6 +20,8 @@
 #include <xxhash.h>
 
 #define RECORD_BYTES 36u
+#define TICK_NS      (2 * NS_PER_S)
+#define SILENCE_NS   (30 * NS_PER_S) /* a node may validate a large index meanwhile */
 
 static unsigned link_number(const struct peer *peer)
 {
@@ -42,13 +44,15 @@ static void resync_answer(void *user, struct peer_reply *reply)
 {
     struct resync *r = user;
     struct wset *ws = pool_find_uuid(r->cluster->pool, r->uuid);
+    if (ws)
+        ws->resyncing &= ~(1ull << r->node);
     struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
     if (ws && reply->status == 0) {
-        if (ws->lost_samples > 0 && bytes_get_u32(&in) == 1) {
+        if ((ws->lost_nodes >> r->node & 1) && bytes_get_u32(&in) == 1) {
             wset_node_back(ws, r->node);
             wset_advanced(ws);
         }
-    } else if (ws && reply->status != LEAT_PEER_GONE) {
+    } else if (ws && reply->status != LEAT_PEER_GONE && !(ws->lost_nodes >> r->node & 1)) {
         /* It is up and does not have the set: it was started anew. */
         wset_node_lost(ws, r->node);
         wset_advanced(ws);
@@ -56,7 +60,7 @@ static void resync_answer(void *user, struct peer_reply *reply)
     free(r);
 }
 
-void cluster_resync(struct cluster *c, struct wset *ws, unsigned n)
+void cluster_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags)
 {
     struct resync *r = cluster_is_up(c, n) ? malloc(sizeof(*r)) : NULL;
     if (!r)
@@ -65,8 +69,11 @@ void cluster_resync(struct cluster *c, struct wset *ws, unsigned n)
     memcpy(r->uuid, ws->uuid, PROTO_UUID);
     struct bytes_out body = {0};
     bytes_put(&body, ws->uuid, PROTO_UUID);
+    bytes_put_u32(&body, flags);
     if (peer_call(c->links[n].peer, PROTO_RESYNC, &body, NULL, 0, NULL, resync_answer, r) < 0)
         free(r);
+    else
+        ws->resyncing |= 1ull << n;
     bytes_out_fini(&body);
 }
 
@@ -97,8 +104,48 @@ static void link_up(struct peer *peer)
             continue;
         cluster_tell_all(c, ws, n);
         if (cluster_hosts(ws, n))
-            cluster_resync(c, ws, n);
+            cluster_resync(c, ws, n, RESYNC_TELL | (ws->holding ? RESYNC_HOLD : 0));
     }
+}
+
+static void pong(void *user, struct peer_reply *reply)
+{
+    struct link *link = user;
+    link->pinged = false;
+}
+
+/* A node that is stopped, or stuck, keeps its connections: only an answer tells. What waits for it is answered with its loss. */
+static void link_look_after(struct link *link, unsigned n)
+{
+    struct cluster *c = link->cluster;
+    uint64_t now = clock_now_ns();
+    if (link->pinged && now - link->pinged_ns > SILENCE_NS) {
+        peer_fail(link->peer, LEAT_TIMED_OUT, "the node does not answer");
+    } else if (!link->pinged && cluster_is_up(c, n)) {
+        struct bytes_out body = {0};
+        bytes_put_str(&body, c->config.self);
+        link->pinged = peer_call(link->peer, PROTO_NODE, &body, NULL, 0, NULL, pong, link) == 0;
+        link->pinged_ns = now;
+        bytes_out_fini(&body);
+    }
+}
+
+static void tick(struct loop_timer *timer)
+{
+    struct cluster *c = container_of(timer, struct cluster, tick);
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (n != c->self)
+            link_look_after(&c->links[n], n);
+    }
+    /* A node that came back fills its regions again: when it is through, they are there again. */
+    list_for_each (node, &c->pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        for (unsigned n = 0; ws->lost_nodes && n < c->config.nnodes; n++) {
+            if ((ws->lost_nodes & ~ws->resyncing) >> n & 1)
+                cluster_resync(c, ws, n, 0);
+        }
+    }
+    loop_timer_set(c->loop, &c->tick, clock_now_ns() + TICK_NS);
 }
 
 static void link_down(struct peer *peer, int status, const char *message)
@@ -124,6 +171,17 @@ static void link_up_first(struct peer *peer)
     ((struct link *)peer_user(peer))->said_down = false;
     link_up(peer);
 }
+
+struct dial {
+    struct list node;
+    struct cluster *cluster;
+    struct peer *peer;
+    struct loop_timer reaper; /* a peer is not freed from inside its own callback */
+    cluster_dialed_fn done;
+    void *user;
+};
+
+static void dial_free(struct dial *d);
 
 static const struct peer_ops link_ops = {.up = link_up_first, .down = link_down};
 
@@ -171,6 +229,8 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
         cluster_free(c);
         return code;
     }
+    c->tick.fire = tick;
+    loop_timer_set(loop, &c->tick, clock_now_ns() + TICK_NS);
     pool->cluster = c;
     *ret_cluster = c;
     return 0;
@@ -181,8 +241,16 @@ void cluster_free(struct cluster *c)
     if (!c)
         return;
     c->pool->cluster = NULL;
+    loop_timer_clear(&c->tick);
+    /* Whoever waits for an answer gets one, and frees what it has. */
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (c->links[n].peer)
+            peer_fail(c->links[n].peer, -ECANCELED, "the daemon is ending");
+    }
     for (unsigned n = 0; n < c->config.nnodes; n++)
         peer_free(c->links[n].peer);
+    list_for_each_safe (node, &c->dials)
+        dial_free(container_of(node, struct dial, node));
     free(c);
 }
 
@@ -221,13 +289,14 @@ static void ready_on_loop(void *arg)
 {
     struct ready_post *p = arg;
     for (unsigned n = 0; n < p->cluster->config.nnodes; n++)
-        cluster_send_records(p->cluster, p->ws, n, &p->records);
+        cluster_send_records(p->cluster, p->ws, n, &p->records, NULL, NULL);
     wset_unref(p->ws);
     bytes_out_fini(&p->records);
     free(p);
 }
 
-void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const struct bytes_out *records)
+void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const struct bytes_out *records,
+                          void (*done)(void *user, int status), void *user)
 {
     const size_t most = PROTO_BODY_MAX / 2 / RECORD_BYTES * RECORD_BYTES;
     for (size_t at = 0; at < records->len && cluster_is_up(c, n); at += most) {
@@ -236,9 +305,14 @@ void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const 
         bytes_put(&body, ws->uuid, PROTO_UUID);
         bytes_put_u32(&body, (uint32_t)(len / RECORD_BYTES));
         bytes_put(&body, records->data + at, len);
-        cluster_send(c, n, PROTO_READY, &body);
+        if (done && at + len == records->len)
+            peer_event_done(c->links[n].peer, PROTO_READY, &body, TAKE_PTR(done), user);
+        else
+            cluster_send(c, n, PROTO_READY, &body);
         bytes_out_fini(&body);
     }
+    if (done)
+        done(user, -ENOTCONN);
 }
 
 void cluster_ready(struct cluster *c, struct wset *ws, struct bytes_out *records)
@@ -274,7 +348,17 @@ struct placing {
 struct placing_call {
     struct placing *placing;
     unsigned node;
+    struct wset *ws; /* INSTALL: a reference, for the blob on its way */
+    unsigned refs;   /* INSTALL: the answer, and the blob */
 };
+
+static void placing_call_unref(struct placing_call *call)
+{
+    if (--call->refs > 0)
+        return;
+    wset_unref(call->ws);
+    free(call);
+}
 
 static void placing_end(struct placing *p)
 {
@@ -300,28 +384,32 @@ static void installed(void *user, struct peer_reply *reply)
         snprintf(p->message, sizeof(p->message), "node %s: %.180s", p->cluster->config.nodes[call->node],
                  reply->message);
     }
-    free(call);
+    placing_call_unref(call);
     if (--p->waiting == 0)
         placing_end(p);
 }
 
-static void blob_sent(void *user, int status) {}
+/* It may be sent after the answer: from a node that refuses early. */
+static void blob_sent(void *user, int status)
+{
+    placing_call_unref(user);
+}
 
 static int install_on(struct placing *p, unsigned n)
 {
     struct placing_call *call = malloc(sizeof(*call));
     if (!call)
         return -ENOMEM;
-    *call = (struct placing_call){p, n};
+    *call = (struct placing_call){p, n, wset_ref(p->ws), 2};
     struct bytes_out body = {0};
     cluster_describe(p->ws, &body);
-    /* The blob is the set's own mapping, and the set lives until every answer is here. */
     int code = body.failed ? -ENOMEM
                            : peer_call(p->cluster->links[n].peer, PROTO_INSTALL, &body, p->ws->index.blob,
                                        p->ws->index.blob_bytes, blob_sent, installed, call);
     bytes_out_fini(&body);
     if (code < 0) {
-        free(call);
+        call->refs = 1;
+        placing_call_unref(call);
         return code;
     }
     p->waiting++;
@@ -384,7 +472,7 @@ int cluster_name_nodes(struct cluster *c, struct wset *ws)
 
 static void offers_complete(struct placing *p)
 {
-    p->status = map_regions(p);
+    p->status = atomic_load(&p->cluster->pool->stopping) ? -ECANCELED : map_regions(p);
     if (p->status < 0 && !p->message[0])
         snprintf(p->message, sizeof(p->message), "cannot place its regions: %s", strerror(-p->status));
     p->waiting = 1;
@@ -429,7 +517,7 @@ int cluster_place(struct cluster *c, struct wset *ws, uint64_t limit, cluster_pl
         struct placing_call *call = cluster_is_up(c, n) ? malloc(sizeof(*call)) : NULL;
         if (!call)
             continue;
-        *call = (struct placing_call){p, n};
+        *call = (struct placing_call){.placing = p, .node = n};
         if (peer_call(c->links[n].peer, PROTO_NODE, &body, NULL, 0, NULL, offered, call) < 0)
             free(call);
         else
@@ -466,7 +554,10 @@ static void described(void *user, struct peer_reply *reply)
     struct describing *d = user;
     struct leat_error err = {0};
     struct wset *ws = NULL;
-    if (reply->status == LEAT_PEER_GONE || (reply->status == LEAT_NOT_FOUND && !d->spec)) {
+    if (reply->status == LEAT_UNSUPPORTED && d->spec)
+        d->tried = UINT64_MAX; /* it has a set of its own, that others cannot read there */
+    if (reply->status == LEAT_PEER_GONE || (reply->status == LEAT_NOT_FOUND && !d->spec) ||
+        d->tried == UINT64_MAX) {
         describe_next(d);
         return;
     }
@@ -573,28 +664,45 @@ void cluster_send_forget(struct cluster *c, const struct wset *ws, unsigned n, b
 void cluster_forget(struct cluster *c, struct wset *ws, bool end, bool force)
 {
     for (unsigned n = 0; ws->nnodes && n < c->config.nnodes; n++) {
-        if (n != c->self && (end || cluster_hosts(ws, n)))
+        if (n != c->self)
             cluster_send_forget(c, ws, n, end, force);
+    }
+}
+
+void cluster_let_go(struct cluster *c, struct wset *ws)
+{
+    if (ws->nnodes == 0 || !ws->holding)
+        return;
+    ws->holding = false;
+    cluster_forget(c, ws, false, false);
+}
+
+void cluster_hold(struct cluster *c, struct wset *ws)
+{
+    if (ws->nnodes == 0 || ws->holding)
+        return;
+    ws->holding = true;
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (n != c->self && cluster_hosts(ws, n))
+            cluster_resync(c, ws, n, RESYNC_HOLD);
     }
 }
 
 /* --- data connections for clients ------------------------------------------------------------------------------------- */
 
-struct dial {
-    struct list node;
-    struct cluster *cluster;
-    struct peer *peer;
-    struct loop_timer reaper; /* a peer is not freed from inside its own callback */
-    cluster_dialed_fn done;
-    void *user;
-};
-
-static void dial_reap(struct loop_timer *timer)
+static void dial_free(struct dial *d)
 {
-    struct dial *d = container_of(timer, struct dial, reaper);
+    if (d->done)
+        d->done(d->user, -ECANCELED, "the daemon is ending");
+    loop_timer_clear(&d->reaper);
     list_remove(&d->node);
     peer_free(d->peer);
     free(d);
+}
+
+static void dial_reap(struct loop_timer *timer)
+{
+    dial_free(container_of(timer, struct dial, reaper));
 }
 
 static void dial_end(struct dial *d, int fd, const char *message)

@@ -45,6 +45,9 @@ void cluster_open_forget(struct cluster *cluster, const void *user);
 typedef void (*cluster_placed_fn)(void *user, int status, const char *message);
 int cluster_place(struct cluster *cluster, struct wset *ws, uint64_t limit, cluster_placed_fn done,
                   void *user);
+/* Nobody here uses ws any more; it stays for those who hold it here. Somebody does again. */
+void cluster_let_go(struct cluster *cluster, struct wset *ws);
+void cluster_hold(struct cluster *cluster, struct wset *ws);
 /* The set is gone from this node: hosts are told. `end`: it was dropped by name, for all. */
 void cluster_forget(struct cluster *cluster, struct wset *ws, bool end, bool force);
 /* Pieces that this node filled, as proto READY records; any thread. Takes the buffer. */

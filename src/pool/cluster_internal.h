@@ -13,7 +13,8 @@
 struct link {
     struct cluster *cluster;
     struct peer *peer; /* NULL: ourselves */
-    bool said_down;
+    bool said_down, pinged;
+    uint64_t pinged_ns;
 };
 
 struct cluster {
@@ -23,7 +24,11 @@ struct cluster {
     unsigned self;
     struct link links[CLUSTER_NODES_MAX];
     struct list describing, dials;
+    struct loop_timer tick; /* are the others alive; are lost regions back */
 };
+
+#define RESYNC_TELL 1u /* and to say what it has filled */
+#define RESYNC_HOLD 2u /* and to keep the set for us */
 
 struct resync {
     struct cluster *cluster;
@@ -33,14 +38,16 @@ struct resync {
 
 bool cluster_is_up(const struct cluster *c, unsigned n);
 void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct bytes_out *body);
-void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const struct bytes_out *records);
+/* done (may be NULL): when the last was sent or dropped, which may be at once. */
+void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const struct bytes_out *records,
+                          void (*done)(void *user, int status), void *user);
 void cluster_send_forget(struct cluster *c, const struct wset *ws, unsigned n, bool end, bool force);
 /* Does node n hold regions of ws? */
 bool cluster_hosts(const struct wset *ws, unsigned n);
-/* Everything that this node has filled of ws, to node n. */
+/* Everything that this node has filled of ws, to node n, portion by portion as it is sent. */
 void cluster_tell_all(struct cluster *c, struct wset *ws, unsigned n);
-/* Asks node n what it has of ws, and that it keeps it for us. */
-void cluster_resync(struct cluster *c, struct wset *ws, unsigned n);
+/* Asks node n whether it has its regions of ws: RESYNC_*. */
+void cluster_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags);
 /* proto_ws of a set, for INSTALL and DESCRIBE. */
 void cluster_describe(const struct wset *ws, struct bytes_out *out);
 int cluster_name_nodes(struct cluster *c, struct wset *ws);

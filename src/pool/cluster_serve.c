@@ -173,11 +173,12 @@ int cluster_adopt(struct cluster *c, const void *body, size_t body_bytes, int *p
             if (cluster_hosts(ws, c->self))
                 wset_node_lost(ws, c->self);
         }
+        ws->holding = true;
         for (unsigned n = 0; n < c->config.nnodes; n++) {
             if (n == c->self || !cluster_hosts(ws, n))
                 continue;
             if (cluster_is_up(c, n))
-                cluster_resync(c, ws, n);
+                cluster_resync(c, ws, n, RESYNC_TELL | RESYNC_HOLD);
             else
                 wset_node_lost(ws, n);
         }
@@ -330,8 +331,15 @@ static int on_describe(struct cluster *c, struct client *client, struct conn_mes
 
 /* --- what is where ----------------------------------------------------------------------------------------------------------- */
 
+#define TELL_BYTES   MIB   /* of records, before the next are made */
+#define TELL_SAMPLES 4096u /* of a pushed set at a time */
+
+/* All of a large set at once would be more than a connection may have queued. */
 struct telling {
-    struct wset *ws;
+    struct cluster *cluster;
+    struct wset *ws; /* a reference */
+    unsigned node;
+    uint64_t at; /* segment, or sample of a pushed set */
     struct bytes_out records;
 };
 
@@ -362,36 +370,70 @@ static void tell_part(void *user, uint64_t i, unsigned f, const struct index_par
     cluster_ready_record(&t->records, i, f, crc, offset, bytes, 0);
 }
 
-static void tell_range(void *user, uint64_t begin, uint64_t end)
+static void tell_pushed(struct telling *t)
+{
+    struct wset *ws = t->ws;
+    struct index_part part;
+    uint64_t end = MIN(t->at + TELL_SAMPLES, ws->index.header->nsamples);
+    for (; t->at < end; t->at++) {
+        for (unsigned f = 0; f < ws->index.header->nfields; f++) {
+            if (wset_sample_state(ws, t->at) == LIVE_RESIDENT && index_part(&ws->index, t->at, f, &part) &&
+                wset_part_known(ws, t->at, f))
+                tell_part(t, t->at, f, &part, 0, part.bytes);
+        }
+    }
+}
+
+static void tell_filled(struct telling *t)
+{
+    uint64_t begin, end;
+    if (fill_segment_done(t->cluster->pool->fill, t->ws, (uint32_t)t->at++, &begin, &end))
+        wset_parts_in(t->ws, begin, end, tell_part, t);
+}
+
+static void tell_next(void *user, int status)
 {
     struct telling *t = user;
-    wset_parts_in(t->ws, begin, end, tell_part, t);
+    struct wset *ws = t->ws;
+    bool pushed = ws->flags & PROTO_WS_PUSHED;
+    uint64_t end = pushed ? ws->index.header->nsamples : ws->nsegments;
+    bool over = status < 0 || ws->state == WSET_ENDING;
+    while (!over && t->at < end && t->records.len < TELL_BYTES && !t->records.failed) {
+        if (pushed)
+            tell_pushed(t);
+        else
+            tell_filled(t);
+    }
+    if (over || t->records.len == 0 || t->records.failed) {
+        if (t->records.failed)
+            log_error("out of memory: a node does not hear what was loaded of %s", ws->spec);
+        bytes_out_fini(&t->records);
+        wset_unref(ws);
+        free(t);
+        return;
+    }
+    struct bytes_out records = t->records;
+    t->records = (struct bytes_out){0};
+    cluster_send_records(t->cluster, ws, t->node, &records, tell_next, t);
+    bytes_out_fini(&records);
 }
 
 void cluster_tell_all(struct cluster *c, struct wset *ws, unsigned n)
 {
-    struct telling t = {.ws = ws};
-    if (ws->flags & PROTO_WS_PUSHED) {
-        for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
-            struct index_part part;
-            for (unsigned f = 0; f < ws->index.header->nfields; f++) {
-                if (wset_sample_state(ws, i) == LIVE_RESIDENT && index_part(&ws->index, i, f, &part) &&
-                    wset_part_known(ws, i, f))
-                    tell_part(&t, i, f, &part, 0, part.bytes);
-            }
-        }
-    } else {
-        fill_done_ranges(c->pool->fill, ws, tell_range, &t);
+    struct telling *t = calloc(1, sizeof(*t));
+    if (!t) {
+        log_error("out of memory: a node does not hear what was loaded of %s", ws->spec);
+        return;
     }
-    if (!t.records.failed)
-        cluster_send_records(c, ws, n, &t.records);
-    bytes_out_fini(&t.records);
+    *t = (struct telling){.cluster = c, .ws = wset_ref(ws), .node = n};
+    tell_next(t, 0);
 }
 
 static int on_resync(struct cluster *c, struct client *client, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
     const uint8_t *uuid = bytes_get(&in, PROTO_UUID);
+    uint32_t flags = bytes_get_u32(&in);
     if (bytes_in_done(&in) < 0)
         return LEAT_CORRUPT;
     struct wset *ws = pool_find_uuid(c->pool, uuid);
@@ -409,8 +451,10 @@ static int on_resync(struct cluster *c, struct client *client, struct conn_messa
                   "this node was started anew and does not hold its regions of the set");
         return refuse(client, m->frame.type, m->frame.id, &err);
     }
-    ws->holders |= 1ull << client->peer_node;
-    cluster_tell_all(c, ws, client->peer_node);
+    if (flags & RESYNC_HOLD)
+        ws->holders |= 1ull << client->peer_node;
+    if (flags & RESYNC_TELL)
+        cluster_tell_all(c, ws, client->peer_node);
     struct bytes_out body = {0};
     bytes_put_u32(&body, atomic_load(&ws->pending_bytes) == 0);
     conn_send(client->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
@@ -437,12 +481,8 @@ static int on_ready(struct cluster *c, struct client *client, struct conn_messag
             wset_failure(ws, sample, status, "another node could not load it (see the log there)");
         wset_piece(ws, sample, field, offset, bytes, crc, status);
     }
-    if (ws) {
+    if (ws)
         wset_advanced(ws);
-        /* The node fills its regions again: when it is through, they are there again. */
-        if (ws->lost_samples > 0 && client->peer_node < c->config.nnodes)
-            cluster_resync(c, ws, client->peer_node);
-    }
     return bytes_in_done(&in) < 0 ? LEAT_CORRUPT : 0;
 }
 

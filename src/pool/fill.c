@@ -384,16 +384,14 @@ void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i)
     pthread_mutex_unlock(&fill->lock);
 }
 
-void fill_done_ranges(struct fill *fill, struct wset *ws,
-                      void (*fn)(void *user, uint64_t begin, uint64_t end), void *user)
+bool fill_segment_done(struct fill *fill, struct wset *ws, uint32_t s, uint64_t *ret_begin, uint64_t *ret_end)
 {
-    for (uint32_t s = 0; s < ws->nsegments; s++) {
-        pthread_mutex_lock(&fill->lock);
-        bool done = ws->segments[s].state == SEGMENT_DONE;
-        pthread_mutex_unlock(&fill->lock);
-        if (done)
-            fn(user, ws->segments[s].address, ws->segments[s].address + ws->segments[s].bytes);
-    }
+    pthread_mutex_lock(&fill->lock);
+    bool done = ws->segments[s].state == SEGMENT_DONE;
+    pthread_mutex_unlock(&fill->lock);
+    *ret_begin = ws->segments[s].address;
+    *ret_end = ws->segments[s].address + ws->segments[s].bytes;
+    return done;
 }
 
 void fill_cancel(struct fill *fill, struct wset *ws)

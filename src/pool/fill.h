@@ -44,9 +44,9 @@ void fill_free(struct fill *fill);
 int fill_start(struct fill *fill, struct wset *ws);
 /* Sample i is waited for: its segments go first. Any thread. */
 void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i);
-/* Address ranges that are filled, in order; the control loop's thread. */
-void fill_done_ranges(struct fill *fill, struct wset *ws,
-                      void (*fn)(void *user, uint64_t begin, uint64_t end), void *user);
+/* Is segment s (below ws->nsegments) filled, and which addresses is it? Control loop. */
+bool fill_segment_done(struct fill *fill, struct wset *ws, uint32_t s, uint64_t *ret_begin,
+                       uint64_t *ret_end);
 /* No further segment is begun. Any thread; returns at once. */
 void fill_cancel(struct fill *fill, struct wset *ws);
 

@@ -199,6 +199,18 @@ static void on_closed(struct conn *conn, int status)
 
 static const struct conn_ops ops = {.message = on_message, .closed = on_closed};
 
+void peer_socket_watch(int fd)
+{
+    /* A host that vanishes without a word is noticed within about ten seconds. */
+    int on = 1, idle = 3, interval = 2, count = 3;
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
+    unsigned unacknowledged_ms = 15000;
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms, sizeof(unacknowledged_ms));
+}
+
 static void on_connected(struct loop_source *source, uint32_t events)
 {
     struct peer *p = container_of(source, struct peer, connecting);
@@ -212,12 +224,7 @@ static void on_connected(struct loop_source *source, uint32_t events)
     int fd = source->fd, on = 1;
     loop_remove(source);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    /* A host that vanishes without a word is noticed within about ten seconds. */
-    int idle = 3, interval = 2, count = 3;
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
+    peer_socket_watch(fd);
     struct conn *conn;
     int code = conn_new(p->loop, fd, &ops, p, NULL, &conn);
     p->connecting.fd = -1;
@@ -354,6 +361,21 @@ void peer_event(struct peer *p, uint16_t type, const struct bytes_out *body)
 {
     if (p->state == PEER_UP)
         conn_send(p->conn, PROTO_EVENT, type, 0, 0, body, NULL, 0);
+}
+
+void peer_event_done(struct peer *p, uint16_t type, const struct bytes_out *body,
+                     void (*done)(void *user, int status), void *user)
+{
+    if (p->state == PEER_UP)
+        conn_send_payload(p->conn, PROTO_EVENT, type, 0, body, NULL, 0, done, user);
+    else
+        done(user, -ENOTCONN);
+}
+
+void peer_fail(struct peer *p, int status, const char *message)
+{
+    if (p->state != PEER_DOWN)
+        go_down(p, status, message);
 }
 
 int peer_release_fd(struct peer *p)

@@ -51,8 +51,15 @@ typedef void (*peer_reply_fn)(void *user, struct peer_reply *reply);
 int peer_call(struct peer *peer, uint16_t type, const struct bytes_out *body, const void *payload,
               uint64_t payload_bytes, void (*payload_done)(void *user, int status), peer_reply_fn answer,
               void *user);
+/* Answers every call out and goes down, as if the connection had ended; connects again if asked to stay. */
+void peer_fail(struct peer *peer, int status, const char *message);
+/* An event; done(user, status) once it was sent or dropped, which may be at once. */
+void peer_event_done(struct peer *peer, uint16_t type, const struct bytes_out *body,
+                     void (*done)(void *user, int status), void *user);
 /* Fire and forget. */
 void peer_event(struct peer *peer, uint16_t type, const struct bytes_out *body);
+/* A host that vanishes without a word is noticed within about fifteen seconds, from either end of a connection. */
+void peer_socket_watch(int fd);
 /* UP, DATA role: the socket, which is the caller's from here on; the peer is DOWN and may be freed. */
 int peer_release_fd(struct peer *peer);
 

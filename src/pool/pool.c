@@ -730,6 +730,7 @@ static void opening_placed(void *user, int status, const char *message)
         status = pool_host(o->pool, ws, &o->err);
     else
         error_set(&o->err, status, "%s: %s", o->spec, message);
+    ws->holding = status == 0; /* at the hosts, since they installed it for us */
     if (status < 0) {
         o->err.code = status;
         if (o->pool->cluster)
@@ -1002,6 +1003,8 @@ void pool_lease(struct wset *ws)
 {
     ws->leases++;
     wset_ref(ws);
+    if (ws->pool->cluster)
+        cluster_hold(ws->pool->cluster, ws);
 }
 
 void pool_unlease(struct wset *ws)
@@ -1015,9 +1018,12 @@ void pool_sweep(struct pool *pool, uint32_t uid)
 {
     list_for_each_safe (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (ws->leases == 0 && ws->holders == 0 && !(ws->flags & PROTO_WS_EXPLICIT) &&
-            (uid == UINT32_MAX || ws->owner_uid == uid))
+        if (ws->leases > 0 || (ws->flags & PROTO_WS_EXPLICIT) || (uid != UINT32_MAX && ws->owner_uid != uid))
+            continue;
+        if (ws->holders == 0)
             pool_drop(pool, ws, POOL_SWEEP);
+        else if (pool->cluster) /* or two nodes would keep it for each other, for ever */
+            cluster_let_go(pool->cluster, ws);
     }
 }
 

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "pool/cluster.h"
+#include "pool/peer.h"
 #include "pool/wset.h"
 
 #include <fcntl.h>
@@ -26,7 +27,8 @@ static void linger_update(struct server *s)
 {
     bool keep = s->nclients > 0;
     list_for_each (node, &s->pool->sets)
-        keep = keep || (container_of(node, struct wset, node)->flags & PROTO_WS_EXPLICIT);
+        keep = keep || (container_of(node, struct wset, node)->flags & PROTO_WS_EXPLICIT) ||
+               container_of(node, struct wset, node)->holders; /* other nodes read it here */
     if (keep || !s->config.linger_ns)
         loop_timer_clear(&s->linger);
     else if (s->linger.due_ns == 0)
@@ -200,6 +202,7 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
         log_warning("refused a TCP connection: wrong token");
         return handshake_refuse(c, PROTO_PROOF, m->frame.id, &err);
     }
+    peer_socket_watch(conn_fd(c->conn));
     c->uid = c->hello.acting_uid;
     c->gid = c->hello.acting_gid;
     if (c->hello.role == PROTO_ROLE_DATA)

@@ -32,6 +32,9 @@ static void rights_restore(const struct rights *saved)
 
 static int rights_take(const struct source_caller *caller, struct rights *saved)
 {
+    /* Only root's rights over files go with its fsuid; capabilities of another user would stay, and read everything. */
+    if (geteuid() != 0)
+        return -EPERM;
     saved->ngroups = getgroups(GROUPS_MAX, saved->groups);
     if (saved->ngroups < 0)
         return -EPERM;

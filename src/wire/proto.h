@@ -77,7 +77,7 @@ enum proto_type {
     PROTO_READY = 67,     /* event: uuid, u32 n, n × {u64 sample, u32 field, u32 crc, u64 offset in the part, u64 bytes, i32 status} */
     PROTO_FORGET = 68,    /* event: uuid, u32 flags (1: dropped for all; 2: by force; else: we no longer need it held) */
     PROTO_DESCRIBE = 69,  /* proto_open, u32 acting uid, u32 gid -> proto_ws; payload: the index blob */
-    PROTO_RESYNC = 70,    /* uuid -> u32 1: all its regions are filled, after READY of everything it filled; it holds the set for us */
+    PROTO_RESYNC = 70,    /* uuid, u32 flags (1: READY of all it filled, too; 2: it holds the set for us) -> u32 1: all its regions are filled */
 
     /* events from the daemon */
     PROTO_PROGRESS = 96,  /* u32 stage, u64 samples done, total, bytes done, total */

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two daemons on this host that are nodes of one cluster: one set for both, and nothing left of it when its users are gone."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD = pathlib.Path(os.environ.get("LEAT_BUILD", ROOT / "build")).resolve()
+LEATD = BUILD / "src" / "apps" / "leatd"
+try:
+    import leat
+except ImportError:
+    sys.path.insert(0, str(ROOT / "build" / "python"))
+    leat = pytest.importorskip("leat", reason="the Python extension is not built")
+np = pytest.importorskip("numpy")
+
+ROWS, ROW_BYTES = 4096, 4096
+
+
+def free_ports(n):
+    sockets = [socket.socket() for _ in range(n)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+class Node:
+    def __init__(self, folder, number, nodes):
+        self.socket = f"{folder}/{number}.sock"
+        self.log = open(f"{folder}/{number}.log", "wb")
+        config = pathlib.Path(f"{folder}/{number}.conf")
+        config.write_text(
+            f"[pool]\nsize = 64MiB\nregion_size = 2MiB\nhuge_pages = no\n[daemon]\nmode = private\n"
+            f"socket = {self.socket}\n[net]\nlisten = {nodes[number]}\nnodes = {', '.join(nodes)}\n"
+            f"token_file = {folder}/token\n[disk]\nengine = worker\n[log]\nlevel = info\n"
+        )
+        self.process = subprocess.Popen([LEATD, "--config", config], stderr=self.log)
+
+    def query(self, what="status"):
+        got = subprocess.run(
+            [BUILD / "src" / "apps" / "leat", what, "--json", f"--socket={self.socket}"],
+            capture_output=True,
+            check=False,
+        )
+        return json.loads(got.stdout) if got.returncode == 0 else None
+
+    def used(self):
+        status = self.query()
+        return status and status["pool"]["used_bytes"]
+
+    def text(self):
+        return pathlib.Path(self.log.name).read_text()
+
+
+def eventually(what, seconds=30):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if what():
+            return
+        time.sleep(0.05)
+    assert what()
+
+
+@pytest.fixture
+def nodes():
+    with tempfile.TemporaryDirectory(prefix="leat-") as folder:
+        token = pathlib.Path(folder, "token")
+        token.write_text("0123456789abcdef" * 4)
+        token.chmod(0o600)
+        np.save(f"{folder}/a.npy", np.arange(ROWS * ROW_BYTES, dtype=np.uint8).reshape(ROWS, ROW_BYTES))
+        names = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        both = [Node(folder, n, names) for n in range(2)]
+        try:
+            for node in both:
+                eventually(lambda node=node: "is up" in node.text())
+            yield folder, both
+        finally:
+            for node in both:
+                if node.process.poll() is None:
+                    node.process.send_signal(signal.SIGCONT)
+                    node.process.terminate()
+            codes = [node.process.wait(30) for node in both]
+        assert codes == [0, 0], [node.text() for node in both]
+
+
+READER = """
+import sys, leat
+import numpy as np
+ws = leat.open(sys.argv[2], socket=sys.argv[1])
+print(np.asarray(ws[4000]).tobytes()[:4].hex(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def reader(node, path):
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    return subprocess.Popen(
+        [sys.executable, "-c", READER, node.socket, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=env,
+        text=True,
+    )
+
+
+def test_one_set_for_both_and_none_afterwards(nodes):
+    folder, both = nodes
+    readers = [reader(node, f"{folder}/a.npy") for node in both]
+    for r in readers:
+        assert r.stdout.readline().strip() == "00010203"
+    total = ROWS * ROW_BYTES
+    used = [node.used() for node in both]
+    assert total <= sum(used) <= total + 4 * 2**20, used
+    assert all(used), "one node has it all"
+    for r in readers:
+        r.stdin.close()
+        assert r.wait(30) == 0
+    # Each holds it for the other only: that is no reason to keep it.
+    eventually(lambda: [node.used() for node in both] == [0, 0])
+
+
+@pytest.mark.slow
+def test_stopped_node_is_noticed(nodes):
+    folder, both = nodes
+    first = reader(both[0], f"{folder}/a.npy")
+    assert first.stdout.readline().strip() == "00010203"
+    both[1].process.send_signal(signal.SIGSTOP)
+    eventually(lambda: "does not answer" in both[0].text(), 60)
+    first.stdin.close()
+    assert first.wait(30) == 0
+    # Who asks now is not held up by it.
+    again = reader(both[0], f"{folder}/a.npy")
+    assert again.stdout.readline().strip() == "00010203"
+    again.stdin.close()
+    assert again.wait(30) == 0
