@@ -124,7 +124,9 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
         snprintf(t->bad[0].message, sizeof(t->bad[0].message), "no memory for it in the pool (%s)",
                  strerror(-code));
     } else {
-        fill_read_range(t, ws, segment->address, segment->bytes, region->addr + offset, fill->config.opener,
+        bool small_pages = region->pages == REGION_BASE;
+        struct fill_target target = {region->addr + offset, small_pages ? region->fd : -1, offset};
+        fill_read_range(t, ws, segment->address, segment->bytes, &target, fill->config.opener,
                         &fill->counters);
     }
     if (t->nbad) {
@@ -161,12 +163,13 @@ static void segment_ended(struct fill *fill, struct wset *ws, uint32_t segment)
 static void load_run(struct fill_thread *t, struct fill_load *load)
 {
     struct fill *fill = t->fill;
+    struct fill_target target = {load->dst, -1, 0};
     if (load->region &&
         region_reserve(load->region, (uint64_t)(load->dst - load->region->addr), load->bytes) < 0) {
         load->done(load, LEAT_NO_SPACE, "the host has no memory for it");
         return;
     }
-    unsigned nbad = fill_read_range(t, load->ws, load->address, load->bytes, load->dst, fill->config.opener,
+    unsigned nbad = fill_read_range(t, load->ws, load->address, load->bytes, &target, fill->config.opener,
                                     &fill->counters);
     load->done(load, nbad ? t->bad[0].code : 0, nbad ? t->bad[0].message : "");
 }
@@ -211,6 +214,7 @@ out:
     fill_sources_close(t);
     dataset_scratch_fini(&t->scratch);
     free(t->band);
+    free(t->bounce);
     disk_engine_free(t->engine);
     free(t);
     return NULL;

@@ -9,6 +9,7 @@
 
 #define SOURCES_CACHED 8u
 #define RANGES_BAD_MAX 64u
+#define AHEAD_MAX      16u
 
 /* A range that did not arrive, and why. */
 struct fill_bad {
@@ -26,6 +27,21 @@ struct fill_source {
     uint64_t used; /* for least-recently-used */
 };
 
+/* Where a range goes. */
+struct fill_target {
+    uint8_t *addr;
+    /* The file that addr maps, from `offset` on, or -1. Given for fresh memory of base pages: copies then go by write(2), which takes
+     * pages without clearing them and without a fault each. */
+    int fd;
+    uint64_t offset;
+};
+
+/* A small file that was not in the page cache: open, being read ahead by the kernel. */
+struct fill_ahead {
+    int fd;
+    uint64_t begin, end, source_offset;
+};
+
 struct fill_thread {
     struct fill *fill;
     struct disk_engine *engine;
@@ -34,6 +50,11 @@ struct fill_thread {
     struct dataset_scratch scratch;
     uint8_t *band; /* a decoded extent of which only a piece is wanted */
     uint64_t band_cap;
+    struct fill_target target; /* of the range being read, which begins at target_begin */
+    uint64_t target_begin;
+    uint8_t *bounce;
+    struct fill_ahead ahead[AHEAD_MAX]; /* oldest first */
+    unsigned nahead;
     struct fill_bad bad[RANGES_BAD_MAX];
     unsigned nbad;
 };
@@ -44,11 +65,12 @@ struct fill_counters {
 };
 
 /*
- * Reads [address, +bytes) of the set's linear space to dst. Ranges that could not be read are in t->bad afterwards; the last
+ * Reads [address, +bytes) of the set's linear space to target. Ranges that could not be read are in t->bad afterwards; the last
  * entry covers everything from there on when there are too many. Returns how many bad ranges.
  */
 unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t address, uint64_t bytes,
-                         uint8_t *dst, const struct source_opener *opener, struct fill_counters *counters);
+                         const struct fill_target *target, const struct source_opener *opener,
+                         struct fill_counters *counters);
 /* The bad range that overlaps [begin, end), or NULL. */
 const struct fill_bad *fill_bad_in(const struct fill_thread *t, uint64_t begin, uint64_t end);
 /* Closes the cached sources. */

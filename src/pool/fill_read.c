@@ -2,7 +2,8 @@
 /*
  * One range of addresses into memory. The range is walked extent by extent; raw extents become reads of up to 1 MiB:
  *
- *   small file      open, fstat, pread, close in this thread: the opening is what costs
+ *   small file      open, fstat, read, close in this thread, as the opening is what costs; one that the page cache lacks is
+ *                   left open and read ahead by the kernel while the next ones are opened
  *   cold and large  direct I/O, whole blocks, through the engine, many in flight
  *   warm            the page cache has it: pread copies; no second copy of the file in memory
  *   chunk           stored bytes through filters to rows (dataset/)
@@ -24,9 +25,11 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 
 #define READ_BYTES    (1 * MIB)
-#define SMALL_BYTES   (128 * KIB)
+#define SMALL_BYTES   (256 * KIB)
+#define BOUNCE_BYTES  (256 * KIB) /* stays in the second-level cache */
 #define WARM_PERMILLE 500
 
 struct range {
@@ -186,24 +189,107 @@ static int pread_all(int fd, uint8_t *dst, uint64_t bytes, uint64_t offset)
     return 0;
 }
 
+static uint8_t *target_address(const struct fill_thread *t, uint64_t address)
+{
+    return t->target.addr + (address - t->target_begin);
+}
+
+static int pwrite_all(int fd, const uint8_t *src, uint64_t bytes, uint64_t offset)
+{
+    while (bytes > 0) {
+        ssize_t n = pwrite(fd, src, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -EIO;
+        src += n;
+        offset += (uint64_t)n;
+        bytes -= (uint64_t)n;
+    }
+    return 0;
+}
+
+/* May copies go by the target's descriptor? */
+static bool bounces(struct fill_thread *t)
+{
+    if (t->target.fd >= 0 && !t->bounce)
+        t->bounce = malloc(BOUNCE_BYTES);
+    return t->target.fd >= 0 && t->bounce;
+}
+
+static int bounce_out(struct fill_thread *t, uint64_t address, uint64_t bytes)
+{
+    ledger_add(LEDGER_BOUNCE, bytes);
+    return pwrite_all(t->target.fd, t->bounce, bytes, t->target.offset + (address - t->target_begin));
+}
+
+/* Bytes of the file at `offset` to [begin, end), the file being in the page cache or about to be. */
+static int read_copy(struct fill_thread *t, int fd, uint64_t offset, uint64_t begin, uint64_t end)
+{
+    if (!bounces(t))
+        return pread_all(fd, target_address(t, begin), end - begin, offset);
+    while (begin < end) {
+        uint64_t bytes = MIN(end - begin, BOUNCE_BYTES);
+        int code = pread_all(fd, t->bounce, bytes, offset);
+        if (code == 0)
+            code = bounce_out(t, begin, bytes);
+        if (code < 0)
+            return code;
+        begin += bytes;
+        offset += bytes;
+    }
+    return 0;
+}
+
+static const char *read_error(int code)
+{
+    return code == LEAT_STALE ? "the file became shorter while it was read" : strerror(-code);
+}
+
+static void read_ahead_finish(struct fill_thread *t, struct fill_counters *counters)
+{
+    struct fill_ahead a = t->ahead[0];
+    memmove(t->ahead, t->ahead + 1, --t->nahead * sizeof(*t->ahead));
+    int code = read_copy(t, a.fd, a.source_offset, a.begin, a.end);
+    close(a.fd);
+    if (code < 0)
+        bad_add(t, a.begin, a.end, code, "%s", read_error(code));
+    else
+        atomic_fetch_add_explicit(&counters->bytes_buffered, a.end - a.begin, memory_order_relaxed);
+}
+
+/* The whole of it without waiting for a disk: true when it is there. */
+static bool read_cached(struct fill_thread *t, int fd, uint64_t offset, uint64_t begin, uint64_t bytes)
+{
+    bool bounce = bounces(t);
+    struct iovec iov = {bounce ? t->bounce : target_address(t, begin), bytes};
+    if (bounce && bytes > BOUNCE_BYTES)
+        return false;
+    return preadv2(fd, &iov, 1, (off_t)offset, RWF_NOWAIT) == (ssize_t)bytes &&
+           (!bounce || bounce_out(t, begin, bytes) == 0);
+}
+
 static void read_small(struct fill_thread *t, struct wset *ws, const struct index_extent *e,
                        const struct range *r, const struct source_opener *opener,
                        struct fill_counters *counters)
 {
     char why[180];
+    uint64_t offset = e->source_offset + (r->begin - e->address), bytes = r->end - r->begin;
     int fd = source_open_number(t, ws, e->source, opener, counters, why, sizeof(why));
-    int code = fd;
-    if (fd >= 0) {
-        code = pread_all(fd, r->dst, r->end - r->begin, e->source_offset + (r->begin - e->address));
-        if (code < 0)
-            snprintf(why, sizeof(why), "%s",
-                     code == LEAT_STALE ? "the file became shorter while it was read" : strerror(-code));
-        close(fd);
+    if (fd < 0) {
+        bad_add(t, r->begin, r->end, fd, "%s", why);
+        return;
     }
-    if (code < 0)
-        bad_add(t, r->begin, r->end, code, "%s", why);
-    else
-        atomic_fetch_add_explicit(&counters->bytes_buffered, r->end - r->begin, memory_order_relaxed);
+    if (read_cached(t, fd, offset, r->begin, bytes)) {
+        close(fd);
+        atomic_fetch_add_explicit(&counters->bytes_buffered, bytes, memory_order_relaxed);
+        return;
+    }
+    if (t->nahead == AHEAD_MAX)
+        read_ahead_finish(t, counters);
+    posix_fadvise(fd, (off_t)offset, (off_t)bytes, POSIX_FADV_WILLNEED);
+    t->ahead[t->nahead++] =
+        (struct fill_ahead){.fd = fd, .begin = r->begin, .end = r->end, .source_offset = offset};
 }
 
 struct pending {
@@ -241,6 +327,22 @@ static bool direct_fits(const struct wset *ws, uint64_t extent, const struct ran
            index->extents[extent + 1].address >= high;
 }
 
+/* The reads of a large file are over: with an error, or for good unless it was rewritten in place meanwhile. */
+static void read_raw_end(struct fill_thread *t, struct wset *ws, const struct index_extent *e,
+                         const struct fill_source *s, const struct range *r, int code,
+                         _Atomic uint64_t *counter)
+{
+    char why[180] = "";
+    if (code < 0)
+        snprintf(why, sizeof(why), "%s", read_error(code));
+    else
+        code = source_check(&ws->index, e->source, s->fd, why, sizeof(why));
+    if (code < 0)
+        bad_add(t, r->begin, r->end, code, "%s", why);
+    else
+        atomic_fetch_add_explicit(counter, r->end - r->begin, memory_order_relaxed);
+}
+
 static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, const struct range *whole,
                      const struct range *r, const struct source_opener *opener,
                      struct fill_counters *counters)
@@ -255,9 +357,14 @@ static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, co
     }
     uint64_t offset = e->source_offset + (r->begin - e->address), bytes = r->end - r->begin;
     uint64_t align = s->traits.direct_align;
-    bool direct = align && offset % align == r->begin % align &&
-                  direct_fits(ws, extent, whole, r->begin, r->end, align) &&
-                  disk_cached_permille(s->fd, offset, bytes) < WARM_PERMILLE;
+    bool warm = disk_cached_permille(s->fd, offset, bytes) >= WARM_PERMILLE;
+    if (warm && bounces(t)) {
+        code = read_copy(t, s->fd, offset, r->begin, r->end);
+        read_raw_end(t, ws, e, s, r, code, &counters->bytes_buffered);
+        return;
+    }
+    bool direct = !warm && align && offset % align == r->begin % align &&
+                  direct_fits(ws, extent, whole, r->begin, r->end, align);
     if (direct && s->fd_direct < 0) {
         s->fd_direct = disk_open_direct(s->fd);
         direct = s->fd_direct >= 0;
@@ -301,11 +408,8 @@ static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, co
         }
         done += (unsigned)reaped;
     }
-    /* A file that was rewritten in place while we read it. */
-    if (t->nbad == nbad && (code = source_check(&ws->index, e->source, s->fd, why, sizeof(why))) < 0)
-        bad_add(t, r->begin, r->end, code, "%s", why);
-    atomic_fetch_add_explicit(direct ? &counters->bytes_direct : &counters->bytes_buffered, bytes,
-                              memory_order_relaxed);
+    if (t->nbad == nbad)
+        read_raw_end(t, ws, e, s, r, 0, direct ? &counters->bytes_direct : &counters->bytes_buffered);
 out:
     free(reads);
     free(ptrs);
@@ -346,11 +450,14 @@ static void read_chunk(struct fill_thread *t, struct wset *ws, const struct inde
 }
 
 unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t address, uint64_t bytes,
-                         uint8_t *dst, const struct source_opener *opener, struct fill_counters *counters)
+                         const struct fill_target *target, const struct source_opener *opener,
+                         struct fill_counters *counters)
 {
     const struct index *index = &ws->index;
-    struct range whole = {address, address + bytes, dst};
+    struct range whole = {address, address + bytes, target->addr};
     t->nbad = 0;
+    t->target = *target;
+    t->target_begin = address;
     for (uint64_t k = index_extent_at(index, address); k < index->header->nextents; k++) {
         const struct index_extent *e = &index->extents[k];
         if (e->address >= whole.end)
@@ -358,7 +465,7 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
         struct range r = {MAX(e->address, address), MIN(e->address + e->bytes, whole.end), NULL};
         if (r.begin >= r.end)
             continue;
-        r.dst = dst + (r.begin - address);
+        r.dst = target_address(t, r.begin);
         if (e->kind == INDEX_EXTENT_ZERO)
             memset(r.dst, 0, r.end - r.begin);
         else if (e->kind == INDEX_EXTENT_CHUNK)
@@ -368,5 +475,7 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
         else
             read_raw(t, ws, k, &whole, &r, opener, counters);
     }
+    while (t->nahead > 0)
+        read_ahead_finish(t, counters);
     return t->nbad;
 }
