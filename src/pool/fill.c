@@ -131,7 +131,9 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
     }
     if (t->nbad) {
         atomic_fetch_add(&fill->counters.errors, t->nbad);
-        log_warning("%s: %s%s", ws->spec, t->bad[0].message, t->nbad > 1 ? " (and more)" : "");
+        if (strcmp(t->logged, t->bad[0].message) != 0)
+            log_warning("%s: %s%s", ws->spec, t->bad[0].message, t->nbad > 1 ? " (and more)" : "");
+        memcpy(t->logged, t->bad[0].message, sizeof(t->logged));
     }
     struct report report = {{0}, t, ws, segment, region->addr + offset};
     wset_parts_in(ws, segment->address, segment->address + segment->bytes, report_part, &report);
@@ -226,7 +228,9 @@ static int thread_start(struct fill *fill, struct leat_error *err)
     if (!t)
         return error_set(err, -ENOMEM, "out of memory for a fill thread");
     t->fill = fill;
-    int code = disk_engine_new(fill->config.disk_engine, fill->config.depth, &t->engine);
+    int code = fill->config.engine_new
+                   ? fill->config.engine_new(fill->config.depth, &t->engine)
+                   : disk_engine_new(fill->config.disk_engine, fill->config.depth, &t->engine);
     if (code < 0) {
         error_sys(err, code, "cannot start the disk engine '%s'", fill->config.disk_engine);
         free(t);

@@ -15,6 +15,7 @@
 #include "base/bytes.h"
 #include "base/list.h"
 
+struct disk_engine;
 struct fill;
 struct region;
 struct wset;
@@ -27,6 +28,8 @@ struct fill_config {
     unsigned depth;          /* reads in flight per thread */
     const char *disk_engine; /* "auto", "uring", "worker" */
     uint64_t segment_bytes;  /* 0: 8 MiB */
+    /* Tests: makes each thread's engine instead of disk_engine_new. */
+    int (*engine_new)(unsigned depth, struct disk_engine **ret_engine);
     const struct source_opener *opener;
     /* A segment of a set that spans nodes: what arrived, as READY records (pool/cluster.h). May take the buffer. Fill threads. */
     void (*ready)(struct wset *ws, struct bytes_out *records);

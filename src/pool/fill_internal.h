@@ -57,6 +57,7 @@ struct fill_thread {
     unsigned nahead;
     struct fill_bad bad[RANGES_BAD_MAX];
     unsigned nbad;
+    char logged[200]; /* the last message: a large file that changed is not told of once a segment */
 };
 
 /* Totals: relaxed atomics, readable while threads run. */

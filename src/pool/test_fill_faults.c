@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a disk and a lack of memory do to a fill, and the two ways by which warm bytes come into a region. */
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include "base/crc32c.h"
+#include "base/ledger.h"
+#include "disk/disk.h"
+#include "pool/fill.h"
+#include "pool/region.h"
+#include "pool/testing.h"
+#include "pool/wset.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#define ROWS    400u
+#define ROW     3001u
+#define SEGMENT (16 * KIB)
+#define REGION  (64 * KIB)
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t cond = PTHREAD_COND_INITIALIZER;
+
+static void advanced(struct wset *ws)
+{
+    (void)ws;
+    pthread_mutex_lock(&lock);
+    pthread_cond_broadcast(&cond);
+    pthread_mutex_unlock(&lock);
+}
+
+static struct disk_fault_rules rules;
+
+static int faulty_engine(unsigned depth, struct disk_engine **ret_engine)
+{
+    struct disk_engine *lower;
+    int code = disk_worker_new(depth, &lower);
+    if (code == 0 && (code = disk_fault_new(lower, &rules, ret_engine)) < 0)
+        disk_engine_free(lower);
+    return code;
+}
+
+/* Fills with one thread; returns the statistics. */
+static struct fill_stats fill_all(struct wset *ws, bool faulty)
+{
+    struct fill_config config = {.threads = 1,
+                                 .depth = 4,
+                                 .segment_bytes = SEGMENT,
+                                 .advanced = advanced,
+                                 .engine_new = faulty ? faulty_engine : NULL};
+    struct fill *fill;
+    struct fill_stats stats;
+    assert_int_equal(fill_new(&config, &fill, NULL), 0);
+    assert_int_equal(fill_start(fill, ws), 0);
+    pthread_mutex_lock(&lock);
+    while (!wset_complete(ws))
+        pthread_cond_wait(&cond, &lock);
+    pthread_mutex_unlock(&lock);
+    testing_wait_alone(ws);
+    fill_stats(fill, &stats);
+    fill_free(fill);
+    return stats;
+}
+
+static void check_row(const struct wset *ws, uint64_t i)
+{
+    uint8_t want[ROW], got[ROW];
+    for (uint64_t k = 0; k < ROW; k++)
+        want[k] = testing_byte(1, i * ROW + k);
+    assert_int_equal(wset_sample_state(ws, i), LIVE_RESIDENT);
+    testing_part(ws, i, 0, got);
+    assert_memory_equal(got, want, ROW);
+    assert_int_equal(ws->crc[i], crc32c(0, want, ROW));
+}
+
+static bool row_in(const struct wset *ws, uint64_t i, uint64_t begin, uint64_t end)
+{
+    struct index_part part = {0};
+    assert_true(index_part(&ws->index, i, 0, &part));
+    return part.address < end && part.address + part.bytes > begin;
+}
+
+static struct wset *array(const char *name)
+{
+    testing_npy(name, 1, ROWS, ROW);
+    return testing_wset(testing_index(name), REGION);
+}
+
+/* As if they had huge pages: bytes are then read into them, never written. */
+static void advise(struct wset *ws)
+{
+    for (uint32_t g = 0; g < ws->nregions; g++)
+        ws->regions[g].region->pages = REGION_ADVISE;
+}
+
+static void warm(const char *name)
+{
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/%s", testing_folder(), name);
+    AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
+    uint8_t buf[4096];
+    while (read(fd, buf, sizeof(buf)) > 0)
+        ;
+}
+
+/* One read fails: the samples with bytes in it, and no others. */
+static void test_disk_error(void **state)
+{
+    (void)state;
+    struct wset *ws = array("bad.npy");
+    advise(ws);
+    rules = (struct disk_fault_rules){.fail_nth = 5, .fail_code = -EIO};
+    struct fill_stats stats = fill_all(ws, true);
+    unsigned failed = 0;
+    for (uint64_t i = 0; i < ROWS; i++) {
+        if (!row_in(ws, i, 4 * SEGMENT, 5 * SEGMENT)) { /* a read a segment */
+            check_row(ws, i);
+            continue;
+        }
+        struct leat_error err = {0};
+        failed++;
+        assert_int_equal(wset_sample_state(ws, i), LIVE_FAILED);
+        assert_int_equal(wset_failure_get(ws, i, &err), -EIO);
+        assert_non_null(strstr(err.message, "cannot read"));
+    }
+    assert_true(failed >= 5 && failed <= 7);
+    assert_int_equal(stats.errors, 1);
+    wset_unref(ws);
+}
+
+/* A read that ends early: the file shrank under us. */
+static void test_short_read(void **state)
+{
+    (void)state;
+    struct wset *ws = array("short.npy");
+    advise(ws);
+    rules = (struct disk_fault_rules){.short_nth = 3};
+    fill_all(ws, true);
+    for (uint64_t i = 0; i < ROWS; i++) {
+        struct leat_error err = {0};
+        if (!row_in(ws, i, 2 * SEGMENT, 3 * SEGMENT))
+            check_row(ws, i);
+        else
+            assert_int_equal(wset_failure_get(ws, i, &err), LEAT_STALE);
+    }
+    wset_unref(ws);
+}
+
+/* A region that cannot be backed with memory. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    struct wset *ws = array("none.npy");
+    struct region *r = ws->regions[2].region;
+    assert_int_equal(dup2(r->fd_ro, r->fd), r->fd); /* fallocate refuses it */
+    fill_all(ws, false);
+    for (uint64_t i = 0; i < ROWS; i++) {
+        struct leat_error err = {0};
+        if (!row_in(ws, i, 2 * REGION, 3 * REGION)) {
+            check_row(ws, i);
+            continue;
+        }
+        assert_int_equal(wset_failure_get(ws, i, &err), LEAT_NO_SPACE);
+        assert_non_null(strstr(err.message, "no memory"));
+    }
+    wset_unref(ws);
+}
+
+/* What the page cache has goes to base pages through a buffer and write(2), which the ledger counts; to huge pages straight. */
+static void test_bounce(void **state)
+{
+    (void)state;
+    for (int huge = 0; huge < 2; huge++) {
+        struct wset *ws = array("warm.npy");
+        warm("warm.npy");
+        if (huge)
+            advise(ws);
+        uint64_t before = atomic_load(&ledger_bytes[LEDGER_BOUNCE]);
+        struct fill_stats stats = fill_all(ws, false);
+        uint64_t bounced = atomic_load(&ledger_bytes[LEDGER_BOUNCE]) - before;
+        /* A file that does not stay in the cache is read past it: no warm bytes, no copies. */
+        assert_int_equal(bounced, huge ? 0 : stats.bytes_buffered);
+        for (uint64_t i = 0; i < ROWS; i++)
+            check_row(ws, i);
+        wset_unref(ws);
+    }
+}
+
+/* More cold small files than are read ahead at a time; one of them is gone when its turn comes. */
+static void test_small_cold(void **state)
+{
+    (void)state;
+    enum { FILES = 50 };
+    char name[64], path[4096];
+    for (unsigned k = 0; k < FILES; k++) {
+        snprintf(name, sizeof(name), "cold/%02u.bin", k);
+        testing_file(name, NULL, 0, k, 1000 + 100 * k); /* out of the page cache */
+    }
+    struct wset *ws = testing_wset(testing_index("cold"), 16 * MIB);
+    snprintf(path, sizeof(path), "%s/cold/20.bin", testing_folder());
+    assert_int_equal(unlink(path), 0);
+    struct fill_stats stats = fill_all(ws, false);
+    assert_true(stats.files_opened >= FILES); /* once a segment that it lies in */
+    for (unsigned k = 0; k < FILES; k++) {
+        uint8_t got[1000 + 100 * FILES];
+        struct leat_error err = {0};
+        if (k == 20) {
+            assert_int_equal(wset_failure_get(ws, k, &err), -ENOENT);
+            assert_non_null(strstr(err.message, "cold/20.bin"));
+            continue;
+        }
+        assert_int_equal(wset_sample_state(ws, k), LIVE_RESIDENT);
+        testing_part(ws, k, 0, got);
+        for (unsigned b = 0; b < 1000 + 100 * k; b++)
+            assert_int_equal(got[b], testing_byte(k, b));
+    }
+    wset_unref(ws);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    testing_folder_remove();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_disk_error), cmocka_unit_test(test_short_read),
+        cmocka_unit_test(test_no_memory),  cmocka_unit_test(test_bounce),
+        cmocka_unit_test(test_small_cold),
+    };
+    return cmocka_run_group_tests(tests, NULL, teardown);
+}
