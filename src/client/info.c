@@ -113,9 +113,6 @@ int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_
     if (rc)
         return rc;
     const struct proto_ws *info = &ws->info;
-    uint64_t page = info->nregions ? UINT64_MAX : 0;
-    for (uint32_t i = 0; i < info->nregions; i++)
-        page = MIN(page, (uint64_t)info->regions[i].page_bytes);
     struct leat_ws_stat out = {
         .size = ret_stat->size,
         .samples = ws->index.header->nsamples,
@@ -126,7 +123,7 @@ int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_
         .pool_bytes = info->nregions * info->region_bytes,
         .regions = info->nregions,
         .region_bytes = info->region_bytes,
-        .page_bytes = page,
+        .page_bytes = ws->live->page_bytes,
         .streamed = !!(info->flags & PROTO_WS_STREAMED),
         .generation = info->generation,
         .version = info->version,

@@ -235,6 +235,7 @@ struct live_header {
     _Atomic uint32_t generation; /* raised by a revoke: every address handed out before is stale */
     _Atomic uint64_t resident_samples, resident_bytes, failed_samples;
     uint64_t state_offset, crc_offset, total_bytes;
+    _Atomic uint32_t page_bytes; /* smallest page size obtained by a region of this host that holds data; 0: none yet */
 };
 #define LIVE_MAGIC 0x3145564954414541ull
 static inline uint64_t live_crc_offset(uint64_t nsamples)

@@ -46,6 +46,8 @@ static void pushed_part(struct wset *ws, uint64_t i, unsigned f, const struct in
         uint64_t n = MIN(part->bytes - at, ws->region_bytes - address % ws->region_bytes);
         const uint8_t *data = wset_address(ws, address, n);
         if (data) {
+            if (at == 0)
+                wset_note_pages(ws, ws->regions[address / ws->region_bytes].region);
             uint32_t crc = crc32c(0, data, n);
             wset_piece(ws, i, f, at, n, crc, 0);
             if (ws->nnodes)

@@ -140,6 +140,7 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
     if (report.records.len && fill->config.ready)
         fill->config.ready(ws, &report.records);
     bytes_out_fini(&report.records);
+    wset_note_pages(ws, region);
     atomic_fetch_add(&fill->counters.segments, 1);
 }
 

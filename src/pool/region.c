@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <linux/falloc.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -159,27 +160,63 @@ void region_unref(struct region *r)
     free(r);
 }
 
+/* linux/fs.h of 6.7; older headers do not have it. */
+struct pagemap_scan {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+struct pagemap_range {
+    uint64_t start, end, categories;
+};
+#define PAGEMAP_SCAN_CALL _IOWR('f', 16, struct pagemap_scan)
+#define PAGEMAP_IS_HUGE   (1u << 6)
+
+/* 1: a huge page maps part of the range; 0: none; -errno: the kernel does not tell this way. */
+static int scan_for_huge(const uint8_t *addr, uint64_t bytes)
+{
+    AUTO_CLOSE int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    struct pagemap_range found;
+    struct pagemap_scan scan = {.size = sizeof(scan),
+                                .start = (uintptr_t)addr,
+                                .end = (uintptr_t)addr + bytes,
+                                .vec = (uintptr_t)&found,
+                                .vec_len = 1,
+                                .max_pages = 1,
+                                .category_mask = PAGEMAP_IS_HUGE,
+                                .return_mask = PAGEMAP_IS_HUGE};
+    int n = ioctl(fd, PAGEMAP_SCAN_CALL, &scan);
+    return n < 0 ? -errno : n > 0;
+}
+
+static bool smaps_show_huge(const uint8_t *addr)
+{
+    FILE *f = fopen("/proc/self/smaps", "re");
+    if (!f)
+        return false;
+    char line[512];
+    bool ours = false, huge = false;
+    while (fgets(line, sizeof(line), f)) {
+        uint64_t from, to, kib;
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &from, &to) == 2) {
+            ours = from <= (uintptr_t)addr && (uintptr_t)addr < to;
+        } else if (ours && sscanf(line, "ShmemPmdMapped: %" SCNu64, &kib) == 1) {
+            huge = kib > 0;
+            break;
+        }
+    }
+    fclose(f);
+    return huge;
+}
+
 uint64_t region_page_bytes(const struct region *r)
 {
     uint64_t base = (uint64_t)sysconf(_SC_PAGESIZE);
     if (r->pages == REGION_BASE)
         return base;
-    FILE *f = fopen("/proc/self/smaps", "re");
-    if (!f)
-        return base;
-    char line[512];
-    bool ours = false;
-    uint64_t page = base;
-    while (fgets(line, sizeof(line), f)) {
-        uint64_t from, to, kib;
-        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &from, &to) == 2)
-            ours = from <= (uintptr_t)r->addr && (uintptr_t)r->addr < to;
-        else if (ours && sscanf(line, "ShmemPmdMapped: %" SCNu64, &kib) == 1) {
-            if (kib)
-                page = 2 * MIB;
-            break;
-        }
-    }
-    fclose(f);
-    return page;
+    int huge = scan_for_huge(r->addr, r->bytes);
+    if (huge < 0)
+        huge = smaps_show_huge(r->addr);
+    return huge ? REGION_HUGE_BYTES : base;
 }

@@ -51,7 +51,7 @@ void region_punch(struct region *r);
 /* The same for a region of a set that ends by force, and its ticket goes back too; not when another version of the set has it.
  * Control loop. */
 void region_give_up(struct region *r);
-/* Page size that backs it: 2 MiB when huge pages map part of it, else the base page. Reads smaps: slow. */
+/* Page size that backs it: 2 MiB when huge pages map part of it, else the base page. Before 6.7 it reads smaps: slow. */
 uint64_t region_page_bytes(const struct region *r);
 /* Whether the kernel gives huge pages to memfds on madvise (or always): shmem_enabled. */
 bool region_huge_available(void);

@@ -155,6 +155,8 @@ static inline enum live_state wset_sample_state(const struct wset *ws, uint64_t 
 }
 /* Wakes whoever waits for samples of this set; any thread, coalesced. */
 void wset_advanced(struct wset *ws);
+/* A region of ours has been written: notes the page size that it got. Any thread. */
+void wset_note_pages(struct wset *ws, const struct region *region);
 /* May this user read it? */
 bool wset_allows(const struct wset *ws, uint32_t uid, uint32_t gid);
 

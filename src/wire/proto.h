@@ -127,7 +127,7 @@ struct proto_node {
 struct proto_region {
     uint32_t gid;
     uint32_t node;       /* index into nodes */
-    uint32_t page_bytes; /* obtained */
+    uint32_t page_bytes; /* reserved: the live table says what was obtained */
     uint32_t generation;
 };
 struct proto_ws {
