@@ -29,6 +29,7 @@ extern "C" {
 #define LEAT_INVALID   (-EINVAL)      /* an argument, URI or file that is not allowed */
 #define LEAT_BUSY      (-EBUSY)       /* every slot of a view is held; leases stand in the way of a drop */
 #define LEAT_UNSUPPORTED (-EOPNOTSUPP) /* a well-formed input that Leat does not read (Fortran order, ...) */
+#define LEAT_CANCELED  (-ECANCELED)    /* a progress callback, or the interrupt hook, gave the call up */
 
 #define LEAT_ERROR_MESSAGE_MAX 480
 

@@ -13,7 +13,9 @@
  *  - Functions return 0 or a negative code of <leat/error.h>; outputs come last and are written only on success;
  *    `err` may be NULL.
  *  - Structs of options begin with `size` = sizeof of the struct the caller was compiled with; zero means default.
- *  - Deadlines are durations in nanoseconds from the call; 0 means the client's default (30 s), UINT64_MAX none.
+ *  - Deadlines are durations in nanoseconds from the call; 0 means the client's default (30 s), UINT64_MAX none. What may
+ *    rightly take longer than that says so below. Waiting for another thread that uses the same view counts as well.
+ *  - Whatever waits can be interrupted: leat_client_options.interrupt.
  *  - A client, its working sets and views may be used from any thread; one view is filled by one thread at a time
  *    (others wait). After fork() the child must not touch them: it connects anew (leat_forked tells).
  *  - Complete means: the bytes are in the destination and their CRC32C matched what was recorded at preload.
@@ -46,6 +48,13 @@ const char *leat_version(void);
 
 #define LEAT_CONNECT_NO_START 1u /* never start a private daemon: LEAT_NOT_FOUND when none runs */
 
+/*
+ * Asked every so often (some 50 ms) by every call that waits, on the thread that made the call, with no lock of the library
+ * held. Non-zero: the call ends with LEAT_CANCELED, as if its deadline had passed. It must not call back into the
+ * set, view or iterator that the call is about (LEAT_BUSY). Python looks at signals in it: Ctrl-C ends a read.
+ */
+typedef int (*leat_interrupt_fn)(void *user);
+
 struct leat_client_options {
     size_t size;
     const char *socket;       /* NULL: LEAT_SOCKET, else the private daemon of this user and job */
@@ -54,6 +63,8 @@ struct leat_client_options {
     uint64_t region_bytes;    /* of a daemon started by this call; 0: 512 MiB, less when the pool is small */
     uint64_t timeout_ns;      /* default deadline of operations; 0: 30 s */
     unsigned flags;           /* LEAT_CONNECT_* */
+    leat_interrupt_fn interrupt; /* NULL: calls end by their deadlines only. Must stay callable as long as the client */
+    void *interrupt_user;
 };
 
 /* Finds or starts the daemon and shakes hands. Starting is serialised over all processes of the job by a lock. */
@@ -65,7 +76,7 @@ const char *leat_client_socket(const struct leat_client *client);
 /* 1 when this process is a forked child of the one that connected. */
 int leat_forked(const struct leat_client *client);
 
-/* Work that takes long tells how far it is. Return non-zero to give up (the call ends with -ECANCELED). */
+/* Work that takes long tells how far it is. Return non-zero to give up (the call ends with LEAT_CANCELED). */
 enum leat_stage { LEAT_STAGE_INDEX = 1, LEAT_STAGE_LOAD = 2, LEAT_STAGE_VERIFY = 3 };
 struct leat_progress {
     enum leat_stage stage;
@@ -91,7 +102,9 @@ struct leat_open_options {
 };
 
 /*
- * Opens a dataset: a path, "file://…", "field=path;field=path", or "leat://NAME" for a set already in the pool. Does not wait
+ * Opens a dataset: a path, "file://…", "field=path;field=path", or "leat://NAME" for a set already in the pool. Relative paths
+ * are seen from this process's working directory. Scanning a source without an index may take long: while it moves, only
+ * a timeout_ns that was given ends it. Does not wait
  * for the data: a background preload runs, and a read waits for its own samples only. LEAT_NOT_FOUND,
  * LEAT_DENIED, LEAT_INVALID, LEAT_CORRUPT, LEAT_UNSUPPORTED (the source), LEAT_NO_SPACE (not even a window fits).
  */
@@ -104,7 +117,8 @@ int leat_preload(struct leat_client *client, const char *uri, const struct leat_
  * reading theirs. *ret_length (may be NULL): samples of the new version. */
 int leat_append(struct leat_client *client, const char *name, const char *uri, const struct leat_open_options *options,
                 uint64_t *ret_length, struct leat_error *err);
-void leat_close(struct leat_ws *ws); /* NULL is fine; views of it must be closed first */
+/* NULL is fine. Views, iterators and leases of it keep what they need until they are closed themselves. */
+void leat_close(struct leat_ws *ws);
 
 struct leat_field {
     const char *name;     /* valid as long as the working set */
@@ -146,7 +160,7 @@ struct leat_ws_stat {
     const char *transport;      /* what this process reads it by: "shm", "tcp", "shm+tcp" */
 };
 int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_error *err);
-/* Waits until all of it is resident. */
+/* Waits until all of it is resident: timeout_ns 0 is without end. */
 int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint64_t timeout_ns, struct leat_error *err);
 
 /* --- single samples -------------------------------------------------------------------------------------------- */
@@ -252,6 +266,7 @@ int leat_iterate(struct leat_view *view, const struct leat_iter_options *options
 int leat_next(struct leat_iter *iter, uint64_t timeout_ns, struct leat_batch **ret_batch, struct leat_error *err);
 uint64_t leat_iter_steps(const struct leat_iter *iter); /* batches this rank gets in all */
 uint64_t leat_iter_block(const struct leat_iter *iter); /* the block chosen: 0 full */
+/* Ends reading ahead; batches handed out stay valid. Not while another thread is in leat_next of it. */
 void leat_iter_close(struct leat_iter *iter);
 
 /* --- push: ranks fill a set that has no source Leat can read ----------------------------------------------------- */
@@ -269,7 +284,8 @@ struct leat_push_field {
 int leat_create(struct leat_client *client, const char *name, const struct leat_push_field *fields, unsigned nfields,
                 uint64_t nsamples, const uint64_t *lengths, const char *const *keys, unsigned flags,
                 struct leat_error *err);
-/* Any rank: writes all fields of samples [first, first + n). data[f] holds the n values one after another. */
+/* Any rank: writes all fields of samples [first, first + n). data[f] holds the n values one after another, as long as
+ * leat_ws_field_bytes says. Not readable before all fields are there. */
 int leat_push(struct leat_ws *ws, uint64_t first, unsigned n, const void *const *data, uint64_t timeout_ns,
               struct leat_error *err);
 /* The share of a rank: [*ret_first, *ret_end). */
@@ -293,7 +309,7 @@ void leat_free(void *text);
 int leat_drop(struct leat_client *client, const char *name, unsigned flags, uint64_t timeout_ns, struct leat_error *err);
 
 #define LEAT_VERIFY_SOURCE 1u /* read the source again as well, not only the pool */
-/* Recomputes every CRC. LEAT_CORRUPT naming the first bad key; *ret_bad is how many. */
+/* Recomputes every CRC, however long that takes. LEAT_CORRUPT naming the first bad key; *ret_bad is how many. */
 int leat_verify(struct leat_ws *ws, unsigned flags, leat_progress_fn progress, void *user, uint64_t *ret_bad,
                 struct leat_error *err);
 /* Ends the daemon: refused with LEAT_BUSY while others use it, unless force. */

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
@@ -26,27 +25,19 @@ _LIST, _STAT, _STATUS = 1, 2, 3
 _DROP_FORCE = 1
 
 
-def _absolute(path: str) -> str:
-    # By text alone, so that a link stays a link; the daemon stands in another folder than we do.
-    return path if "://" in path or path.startswith("/") or not path else os.path.join(os.getcwd(), path)
-
-
 def _uri(uri: Uri) -> str:
-    if isinstance(uri, Mapping):
-        parts = []
-        for field, path in uri.items():
-            text = os.fspath(path)
-            if ";" in text:
-                raise ValueError(f"{text!r}: a path of several may not hold ';'")
-            parts.append(f"{field}={_absolute(text)}")
-        if not parts:
-            raise ValueError("an empty dict of fields")
-        return ";".join(parts)
-    # A path object is a path, also where its text would read as "field=path".
-    if isinstance(uri, str) and re.match(r"[A-Za-z_][A-Za-z0-9_.-]*=", uri):
-        pairs = (part.partition("=") for part in uri.split(";") if part)
-        return ";".join(f"{field}={_absolute(path)}" for field, _, path in pairs)
-    return _absolute(os.fspath(uri))
+    # Relative paths are made absolute by the library. A path object is a path, also where its text reads as "field=path".
+    if isinstance(uri, str):
+        return uri
+    if not isinstance(uri, Mapping):
+        return os.path.join(os.getcwd(), os.fspath(uri))
+    paths = {field: os.fspath(path) for field, path in uri.items()}
+    if not paths:
+        raise ValueError("an empty dict of fields")
+    for path in paths.values():
+        if ";" in path:
+            raise ValueError(f"{path!r}: a path of several may not hold ';'")
+    return ";".join(f"{field}={path}" for field, path in paths.items())
 
 
 def _socket(socket: Path | None) -> str | None:

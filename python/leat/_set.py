@@ -286,7 +286,7 @@ class WorkingSet:
     def __contains__(self, key: object) -> bool:
         if isinstance(key, str):
             return self._set.index(key.encode("utf-8", "surrogateescape")) is not None
-        return isinstance(key, int) and -self._length <= key < self._length
+        return isinstance(key, int) and not isinstance(key, bool) and -self._length <= key < self._length
 
     def _unknown(self, key: str) -> str:
         # The keys around where it would stand, and some others, are enough to notice a slip.
@@ -300,6 +300,8 @@ class WorkingSet:
         return f"no sample {key!r} among {n}" + (f", {keys[0]!r} to {keys[n - 1]!r}" if n else "")
 
     def _at(self, index: SupportsIndex) -> int:
+        if isinstance(index, bool):
+            raise TypeError("a sample's number is not True or False")
         i = operator.index(index)
         n = self._length
         if not -n <= i < n:
@@ -450,9 +452,17 @@ class WorkingSet:
         n = len(ids)
         if n == 0:
             raise ValueError("a batch of no samples")
-        ring = self._ring_of(n)
         timeout_ns = self._timeout_ns if timeout is None else parse_timeout(timeout)
-        batch = Batch(ring.read_batch(ids, timeout_ns, self._length), self._fields, self)
+        while True:
+            ring = self._ring_of(n)
+            try:
+                holder = ring.read_batch(ids, timeout_ns, self._length)
+                break
+            except ValueError:
+                if ring is self._ring or self._closed:
+                    raise
+                # another thread has replaced the ring by a larger one meanwhile
+        batch = Batch(holder, self._fields, self)
         if out is not None:
             _copy_out(batch, out)
         return batch
@@ -491,6 +501,10 @@ class WorkingSet:
             value = values[field.name]
             if field.ragged:
                 counts.add(len(value))
+                for i, item in enumerate(value, first):
+                    if i < self._length and len(item) != (self._set.field_bytes(i, field.number) or 0):
+                        raise ValueError(f"field {field.name!r}, sample {i}: {len(item)} bytes, its length was given as "
+                                         f"{self._set.field_bytes(i, field.number) or 0}")
                 buffers.append(b"".join(bytes(item) for item in value))
                 continue
             array = np.ascontiguousarray(value, field.dtype)

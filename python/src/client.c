@@ -9,7 +9,7 @@ static PyObject *client_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 {
     static char *names[] = {(char *)"socket",     (char *)"job",   (char *)"pool_bytes",
                             (char *)"timeout_ns", (char *)"flags", NULL};
-    struct leat_client_options o = {.size = sizeof(o)};
+    struct leat_client_options o = {.size = sizeof(o), .interrupt = waiting_interrupt};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zzO&O&I", names, &o.socket, &o.job, to_u64,
                                      &o.pool_bytes, to_u64, &o.timeout_ns, &o.flags))
         return NULL;
@@ -19,8 +19,10 @@ static PyObject *client_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     Py_BEGIN_ALLOW_THREADS;
     rc = leat_connect(&o, &client, &err);
     Py_END_ALLOW_THREADS;
-    if (rc)
-        return raise_error(rc, &err);
+    if (rc == 0 && PyErr_Occurred())
+        leat_disconnect(client);
+    if (rc || PyErr_Occurred())
+        return raise_error(rc ? rc : LEAT_CANCELED, &err);
     struct client_object *self = object_new(type);
     if (!self) {
         leat_disconnect(client);
@@ -119,7 +121,7 @@ static PyObject *client_query(struct client_object *self, PyObject *args)
     leave(self);
     if (rc)
         return raise_error(rc, &err);
-    PyObject *result = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "surrogateescape");
+    PyObject *result = PyErr_Occurred() ? NULL : PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "surrogateescape");
     leat_free(text);
     return result;
 }
@@ -144,7 +146,7 @@ static PyObject *client_drop(struct client_object *self, PyObject *args)
         Py_END_ALLOW_THREADS;
     } while ((rc == LEAT_BUSY || rc == LEAT_TIMED_OUT) && (more = pieces_more(&pieces)) > 0);
     leave(self);
-    if (more < 0)
+    if (more < 0 || PyErr_Occurred())
         return NULL;
     if (rc)
         return raise_error(rc, &err);
@@ -164,8 +166,8 @@ static PyObject *client_stop(struct client_object *self, PyObject *args)
     rc = leat_stop(self->client, force, &err);
     Py_END_ALLOW_THREADS;
     leave(self);
-    if (rc)
-        return raise_error(rc, &err);
+    if (rc || PyErr_Occurred())
+        return raise_error(rc ? rc : LEAT_CANCELED, &err);
     Py_RETURN_NONE;
 }
 
@@ -265,7 +267,7 @@ static PyObject *client_create(struct client_object *self, PyObject *args)
     PyMem_Free(c.keys);
     if (rc < 0)
         raise_error(rc, &err);
-    if (rc)
+    if (rc || PyErr_Occurred())
         return NULL;
     Py_RETURN_NONE;
 }

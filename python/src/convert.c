@@ -109,6 +109,11 @@ static int from_sequence(PyObject *object, uint64_t length, struct ids *ids)
         PyObject *item = PySequence_GetItem(object, i);
         if (!item)
             return -1;
+        if (PyBool_Check(item)) { /* a mask, surely: as numbers it would be samples 0 and 1 */
+            Py_DECREF(item);
+            PyErr_SetString(PyExc_TypeError, "ids are numbers of samples, not True and False: numpy.flatnonzero(mask)");
+            return -1;
+        }
         PyObject *number = PyNumber_Index(item);
         Py_DECREF(item);
         if (!number)
@@ -168,7 +173,7 @@ int waiting_progress(const struct leat_progress *p, void *user)
 {
     struct waiting *w = user;
     PyGILState_STATE gil = PyGILState_Ensure();
-    int rc = PyErr_CheckSignals();
+    int rc = PyErr_Occurred() ? -1 : PyErr_CheckSignals();
     if (rc == 0 && w->callback && w->callback != Py_None) {
         PyObject *result =
             PyObject_CallFunction(w->callback, "iKKKK", (int)p->stage, (unsigned long long)p->samples_done,
@@ -185,15 +190,24 @@ int waiting_progress(const struct leat_progress *p, void *user)
     return rc;
 }
 
+int waiting_interrupt(void *none)
+{
+    PyGILState_STATE gil = PyGILState_Ensure();
+    int stop = PyErr_Occurred() || PyErr_CheckSignals() < 0;
+    PyGILState_Release(gil);
+    return stop;
+}
+
 int waiting_end(struct waiting *w, int rc, const struct leat_error *err)
 {
     if (w->type) {
         PyErr_Restore(w->type, w->value, w->trace);
         return -1;
     }
-    if (rc == 0)
+    if (rc == 0 && !PyErr_Occurred())
         return 0;
-    raise_error(rc, err);
+    if (rc)
+        raise_error(rc, err); /* unless a signal handler has raised */
     return -1;
 }
 
@@ -223,14 +237,8 @@ uint64_t pieces_step(struct pieces *pieces)
 
 int pieces_more(struct pieces *pieces)
 {
-    if (PyErr_CheckSignals() < 0)
+    if (PyErr_Occurred() || PyErr_CheckSignals() < 0)
         return -1;
-    /* A read that timed out starts anew: each try gets twice as long, so that a slow one ends as well. */
     pieces->next_ns *= 2;
     return now_ns() < pieces->deadline_ns;
-}
-
-void pieces_pause(void)
-{
-    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
 }

@@ -11,8 +11,9 @@
  *  - A handle is freed once, by whoever leaves its gate last after it was closed: a call in another thread, an array over
  *    a slot and close() may come in any order. Nothing here relies on the GIL for that.
  *  - A handle made before fork() is neither used nor freed by the child: its memory is the parent's business.
- *  - The GIL is released around everything that may wait or copies much. Waits end on Ctrl-C: those with a progress
- *    callback look at signals in it, the others are cut into pieces.
+ *  - The GIL is released around everything that may wait or copies much. Waits end on Ctrl-C: the library asks
+ *    waiting_interrupt every so often, which runs signal handlers. An exception of theirs is set when the call returns, whatever
+ *    the call itself came to: raised() after each.
  */
 #ifndef LEAT_PYTHON_MODULE_H
 #define LEAT_PYTHON_MODULE_H
@@ -131,8 +132,10 @@ struct waiting {
 int waiting_progress(const struct leat_progress *progress, void *waiting);
 /* Turns the end of such a call into Python's view of it: 0, or -1 with an exception set. */
 int waiting_end(struct waiting *waiting, int rc, const struct leat_error *err);
+/* The interrupt hook of every connection: runs Python's signal handlers. What they raise stays set in the thread that waits. */
+int waiting_interrupt(void *none);
 
-/* A wait without a callback, cut into pieces: step() says how long the next one may take, 0: it is over. */
+/* A wait cut into pieces: step() says how long the next one may take, 0: it is over. */
 struct pieces {
     uint64_t deadline_ns; /* UINT64_MAX: none */
     uint64_t next_ns;
@@ -141,7 +144,5 @@ void pieces_init(struct pieces *pieces, uint64_t timeout_ns, uint64_t first_ns);
 uint64_t pieces_step(struct pieces *pieces);
 /* After LEAT_TIMED_OUT: 1 go on, 0 the deadline has passed, -1 a signal handler raised. Needs the GIL. */
 int pieces_more(struct pieces *pieces);
-/* The time left when a read that gave up early must wait for the ring: sleeps 10 ms. */
-void pieces_pause(void);
 
 #endif

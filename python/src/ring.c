@@ -10,9 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define READ_PIECE_NS 2000000000ull /* as in set.c: a read that times out starts anew */
-#define NEXT_PIECE_NS 200000000ull  /* an iterator's batch keeps coming meanwhile */
-
 /* --- Holder -------------------------------------------------------------------------------------------------------- */
 
 void holder_drop(struct holder_object *self)
@@ -162,20 +159,18 @@ PyObject *set_hold(struct set_object *set, PyObject *args)
     struct holder_object *self = holder_new();
     struct leat_error err = {0};
     struct leat_hold *hold = NULL;
-    struct pieces pieces;
-    pieces_init(&pieces, timeout_ns, READ_PIECE_NS);
-    int rc = self ? LEAT_TIMED_OUT : -ENOMEM, more = 1;
-    while (rc == LEAT_TIMED_OUT && more > 0) {
+    int rc = -ENOMEM;
+    if (self) {
         Py_BEGIN_ALLOW_THREADS;
-        rc = leat_hold(set->ws, index, field, pieces_step(&pieces), &hold, &self->data, &self->bytes, &err);
+        rc = leat_hold(set->ws, index, field, timeout_ns, &hold, &self->data, &self->bytes, &err);
         Py_END_ALLOW_THREADS;
-        if (rc == LEAT_TIMED_OUT)
-            more = pieces_more(&pieces);
     }
-    if (rc) {
+    if (rc || PyErr_Occurred()) {
+        if (rc == 0)
+            leat_hold_release(hold);
         set_leave(set);
         Py_XDECREF((PyObject *)self);
-        return more < 0 || !self ? NULL : raise_error(rc, &err);
+        return raise_error(rc ? rc : LEAT_CANCELED, &err);
     }
     Py_INCREF((PyObject *)set);
     self->set = set;
@@ -288,23 +283,16 @@ static PyObject *ring_read_batch(struct ring_object *self, PyObject *args)
     }
     struct leat_error err = {0};
     struct leat_batch *batch = NULL;
-    struct pieces pieces;
-    pieces_init(&pieces, timeout_ns, READ_PIECE_NS);
-    bool tried =
-        false; /* a try that timed out may leave a slot in quarantine for a moment: then BUSY is not the user's */
-    int rc = 0, more = 0;
-    do {
-        Py_BEGIN_ALLOW_THREADS;
-        if (tried && rc == LEAT_BUSY)
-            pieces_pause();
-        rc = leat_read_batch(self->view, ids.ids, ids.n, pieces_step(&pieces), &batch, &err);
-        Py_END_ALLOW_THREADS;
-        tried = tried || rc == LEAT_TIMED_OUT;
-    } while ((rc == LEAT_TIMED_OUT || (tried && rc == LEAT_BUSY)) && (more = pieces_more(&pieces)) > 0);
+    int rc;
+    Py_BEGIN_ALLOW_THREADS;
+    rc = leat_read_batch(self->view, ids.ids, ids.n, timeout_ns, &batch, &err);
+    Py_END_ALLOW_THREADS;
     ids_fini(&ids);
+    if (rc == 0 && PyErr_Occurred())
+        leat_batch_release(batch);
     ring_leave(self);
-    if (rc)
-        return more < 0 ? NULL : raise_error(rc, &err);
+    if (rc || PyErr_Occurred())
+        return raise_error(rc ? rc : LEAT_CANCELED, &err);
     return holder_of_batch(self, batch);
 }
 
@@ -387,18 +375,15 @@ static PyObject *iter_next(struct iter_object *self, PyObject *args)
         return gate_refuse(&self->gate, "the iterator");
     struct leat_error err = {0};
     struct leat_batch *batch = NULL;
-    struct pieces pieces;
-    pieces_init(&pieces, timeout_ns, NEXT_PIECE_NS);
-    int rc = 0, more = 0;
-    do {
-        Py_BEGIN_ALLOW_THREADS;
-        rc = leat_next(self->iter, pieces_step(&pieces), &batch, &err);
-        Py_END_ALLOW_THREADS;
-        pieces.next_ns = NEXT_PIECE_NS / 2;
-    } while (rc == LEAT_TIMED_OUT && (more = pieces_more(&pieces)) > 0);
+    int rc;
+    Py_BEGIN_ALLOW_THREADS;
+    rc = leat_next(self->iter, timeout_ns, &batch, &err);
+    Py_END_ALLOW_THREADS;
     PyObject *result = NULL;
     if (rc)
-        more < 0 ? NULL : raise_error(rc, &err);
+        raise_error(rc, &err);
+    else if (PyErr_Occurred())
+        leat_batch_release(batch);
     else if (batch)
         result = holder_of_batch(self->ring, batch);
     else

@@ -5,10 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How long one try of a read may take before signals are looked at; each next one takes twice as long. */
-#define READ_PIECE_NS 2000000000ull
-#define WAIT_PIECE_NS 400000000ull
-
 PyObject *set_new(struct leat_ws *ws)
 {
     struct set_object *self = object_new(set_type);
@@ -212,17 +208,12 @@ static PyObject *set_wait(struct set_object *self, PyObject *args)
     struct leat_error err = {0};
     if (!PyArg_ParseTuple(args, "O&O", to_u64, &timeout_ns, &w.callback) || !enter(self))
         return NULL;
-    struct pieces pieces;
-    pieces_init(&pieces, timeout_ns, WAIT_PIECE_NS);
-    int rc, more = 0;
-    do {
-        Py_BEGIN_ALLOW_THREADS;
-        rc = leat_ws_wait(self->ws, waiting_progress, &w, pieces_step(&pieces), &err);
-        Py_END_ALLOW_THREADS;
-        pieces.next_ns = WAIT_PIECE_NS / 2; /* a wait goes on where it was: no longer pieces */
-    } while (rc == LEAT_TIMED_OUT && !w.type && (more = pieces_more(&pieces)) > 0);
+    int rc;
+    Py_BEGIN_ALLOW_THREADS;
+    rc = leat_ws_wait(self->ws, waiting_progress, &w, timeout_ns, &err);
+    Py_END_ALLOW_THREADS;
     set_leave(self);
-    if (more < 0 || waiting_end(&w, rc, &err) < 0)
+    if (waiting_end(&w, rc, &err) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -244,21 +235,17 @@ static PyObject *set_verify(struct set_object *self, PyObject *args)
 }
 
 /* The GIL must be held, and is released inside. 0, or -1 with an exception set. */
-static int read_pieces(struct set_object *self, uint64_t index, unsigned field, void *buf, uint64_t cap,
+static int read_waiting(struct set_object *self, uint64_t index, unsigned field, void *buf, uint64_t cap,
                        uint64_t timeout_ns, uint64_t *ret_bytes)
 {
     struct leat_error err = {0};
-    struct pieces pieces;
-    pieces_init(&pieces, timeout_ns, READ_PIECE_NS);
-    int rc, more = 0;
-    do {
-        Py_BEGIN_ALLOW_THREADS;
-        rc = leat_read(self->ws, index, field, buf, cap, pieces_step(&pieces), ret_bytes, &err);
-        Py_END_ALLOW_THREADS;
-    } while (rc == LEAT_TIMED_OUT && (more = pieces_more(&pieces)) > 0);
-    if (rc && more >= 0)
+    int rc;
+    Py_BEGIN_ALLOW_THREADS;
+    rc = leat_read(self->ws, index, field, buf, cap, timeout_ns, ret_bytes, &err);
+    Py_END_ALLOW_THREADS;
+    if (rc)
         raise_error(rc, &err);
-    return rc ? -1 : 0;
+    return rc || PyErr_Occurred() ? -1 : 0;
 }
 
 static PyObject *set_read_bytes(struct set_object *self, PyObject *args)
@@ -274,7 +261,7 @@ static PyObject *set_read_bytes(struct set_object *self, PyObject *args)
         raise_error(rc, &err);
     else
         result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
-    if (result && (read_pieces(self, index, field, PyBytes_AsString(result), bytes, timeout_ns, &got) < 0))
+    if (result && (read_waiting(self, index, field, PyBytes_AsString(result), bytes, timeout_ns, &got) < 0))
         Py_CLEAR(result);
     set_leave(self);
     if (result && got != bytes) {
@@ -293,7 +280,7 @@ static PyObject *set_read_into(struct set_object *self, PyObject *args)
         return NULL;
     int rc = -1;
     if (enter(self)) {
-        rc = read_pieces(self, index, field, out.buf, (uint64_t)out.len, timeout_ns, &got);
+        rc = read_waiting(self, index, field, out.buf, (uint64_t)out.len, timeout_ns, &got);
         set_leave(self);
     }
     PyBuffer_Release(&out);
@@ -301,6 +288,25 @@ static PyObject *set_read_into(struct set_object *self, PyObject *args)
 }
 
 #define MAX_FIELDS 256
+
+/* leat_push takes lengths from the index: a shorter buffer would be read past its end. 0, or 1 with an exception set. */
+static int push_bytes(const struct leat_ws *ws, uint64_t first, unsigned n, const Py_buffer *buffers, unsigned nfields)
+{
+    for (unsigned f = 0; f < nfields; f++) {
+        struct leat_field field;
+        uint64_t total = 0, bytes;
+        for (uint64_t i = first; i - first < n; i++)
+            if (leat_ws_field_bytes(ws, i, f, &bytes) == 0)
+                total += bytes;
+        if (total == (uint64_t)buffers[f].len || leat_ws_field(ws, f, &field))
+            continue;
+        PyErr_Format(PyExc_ValueError, "field %s: samples %llu to %llu take %llu bytes, %zd were given", field.name,
+                     (unsigned long long)first, (unsigned long long)(first + n - 1), (unsigned long long)total,
+                     buffers[f].len);
+        return 1;
+    }
+    return 0;
+}
 
 static PyObject *set_push(struct set_object *self, PyObject *args)
 {
@@ -330,6 +336,8 @@ static PyObject *set_push(struct set_object *self, PyObject *args)
         }
         data[have] = buffers[have].buf;
     }
+    if (rc == 0)
+        rc = push_bytes(self->ws, first, n, buffers, (unsigned)count);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS;
         rc = leat_push(self->ws, first, n, data, timeout_ns, &err);
@@ -341,7 +349,7 @@ static PyObject *set_push(struct set_object *self, PyObject *args)
     set_leave(self);
     if (rc < 0)
         raise_error(rc, &err);
-    if (rc)
+    if (rc || PyErr_Occurred())
         return NULL;
     Py_RETURN_NONE;
 }

@@ -29,6 +29,8 @@ const char *leat_strerror(int code)
         return "busy";
     case LEAT_UNSUPPORTED:
         return "unsupported";
+    case LEAT_CANCELED:
+        return "canceled";
     case -ENOMEM:
         return "out of memory";
     case -EIO:

@@ -31,7 +31,7 @@ static bool by_fetch(unsigned state)
     return state == LIVE_STREAMED || state == LIVE_LOST;
 }
 
-/* Sees to it that every sample is resident or streamed. *ret_streamed: some are. */
+/* Sees to it that every sample is resident or streamed. *ret_streamed: some are. GATHER_MOVED: one that was there is gone again. */
 static int make_ready(struct leat_ws *ws, const uint64_t *ids, unsigned n, uint64_t *scratch,
                       const struct rpc_how *how, bool *ret_streamed, struct leat_error *err)
 {
@@ -62,6 +62,8 @@ static int make_ready(struct leat_ws *ws, const uint64_t *ids, unsigned n, uint6
         unsigned state = ws_state(ws, scratch[i]);
         if (by_fetch(state))
             *ret_streamed = true;
+        else if (state == LIVE_ABSENT || state == LIVE_LOADING)
+            return GATHER_MOVED;
         else if (state != LIVE_RESIDENT)
             return error_set(err, -EIO, "the daemon says that sample %llu is there, its live table says %u",
                              (unsigned long long)scratch[i], state);
@@ -77,19 +79,59 @@ struct fill {
     const uint64_t *ids;
     unsigned n;
     bool streamed;
+    bool direct; /* all of the set is in this host's memory: copied here and now */
     uint32_t nwants;
-    uint64_t deadline_ns, block;
+    uint64_t block, copied;
+    const struct rpc_how *how;
+    struct {
+        bool present;
+        struct index_part part;
+        const uint8_t *at;
+    } next; /* what look_ahead saw */
 };
 
-static int add_part(struct fill *fill, uint64_t id, unsigned field, const struct index_part *part, void *dst,
-                    struct leat_error *err)
+/* Where a part lies when it is in one piece of a region that is mapped, or NULL. */
+static inline const uint8_t *in_place(const struct leat_ws *ws, const struct index_part *part)
+{
+    const uint64_t region_bytes = ws->info.region_bytes, address = part->address;
+    uint64_t gid =
+        (address | region_bytes) >> 32 ? address / region_bytes : (uint32_t)address / (uint32_t)region_bytes;
+    uint64_t offset = address - gid * region_bytes;
+    if (unlikely(gid >= ws->info.nregions || part->bytes > region_bytes - offset))
+        return NULL;
+    const uint8_t *region = ws_region(ws, (uint32_t)gid);
+    return region ? region + offset : NULL;
+}
+
+/* Sample i of a field: its part, and its first bytes and checksum on their way into the cache while sample i - 1 is copied. A
+ * gather of small samples spends its time waiting for these. */
+static inline void look_ahead(struct fill *fill, unsigned i, unsigned field)
+{
+    const struct leat_ws *ws = fill->view->ws;
+    if (i >= fill->n)
+        return;
+    fill->next.present = index_part(&ws->index, fill->ids[i], field, &fill->next.part);
+    fill->next.at = fill->direct && fill->next.present ? in_place(ws, &fill->next.part) : NULL;
+    if (fill->next.at) {
+        crc32c_copy_prefetch(fill->next.at, fill->next.part.bytes);
+        __builtin_prefetch(&ws->crc[fill->ids[i] * ws->index.header->nfields + field]);
+    }
+}
+
+static int add_part(struct fill *fill, uint64_t id, unsigned field, const struct index_part *part,
+                    const uint8_t *at, void *dst, struct leat_error *err)
 {
     if (unlikely(fill->streamed) && by_fetch(ws_state(fill->view->ws, id))) {
         fill->view->wants[fill->nwants++] =
             (struct stream_want){.sample = id, .field = field, .part = *part, .dst = dst};
         return 0;
     }
-    return gather_add(fill->slot->gather, id, field, part, dst, fill->deadline_ns, err);
+    if (unlikely(!at))
+        return gather_add(fill->slot->gather, id, field, part, dst, fill->how, err);
+    fill->copied += part->bytes;
+    if (likely(crc32c_copy(0, dst, at, part->bytes) == ws_crc(fill->view->ws, id, field)) || !part->bytes)
+        return 0;
+    return gather_mismatch(fill->view->ws, id, field, err);
 }
 
 static int add_fixed(struct fill *fill, const struct view_field *f, uint8_t *data, struct leat_error *err)
@@ -101,12 +143,16 @@ static int add_fixed(struct fill *fill, const struct view_field *f, uint8_t *dat
             labels[i] = index->labels[fill->ids[i]];
         return 0;
     }
+    look_ahead(fill, 0, f->field);
     for (unsigned i = 0; i < fill->n; i++) {
-        struct index_part part;
-        if (unlikely(!index_part(index, fill->ids[i], f->field, &part) || part.bytes != f->fixed_bytes))
+        const struct index_part part = fill->next.part;
+        const uint8_t *at = fill->next.at;
+        bool present = fill->next.present;
+        look_ahead(fill, i + 1, f->field);
+        if (unlikely(!present || part.bytes != f->fixed_bytes))
             return error_set(err, LEAT_CORRUPT, "sample %llu has another length than its field",
                              (unsigned long long)fill->ids[i]);
-        int rc = add_part(fill, fill->ids[i], f->field, &part, data + i * f->fixed_bytes, err);
+        int rc = add_part(fill, fill->ids[i], f->field, &part, at, data + i * f->fixed_bytes, err);
         if (unlikely(rc))
             return rc;
     }
@@ -116,12 +162,15 @@ static int add_fixed(struct fill *fill, const struct view_field *f, uint8_t *dat
 static int add_ragged(struct fill *fill, const struct view_field *f, uint8_t *data, uint64_t *offsets,
                       struct leat_error *err)
 {
-    const struct index *index = &fill->view->ws->index;
     uint64_t end = 0;
+    look_ahead(fill, 0, f->field);
     for (unsigned i = 0; i < fill->n; i++) {
-        struct index_part part;
+        const struct index_part part = fill->next.part;
+        const uint8_t *at = fill->next.at;
+        bool present = fill->next.present;
+        look_ahead(fill, i + 1, f->field);
         offsets[i] = end;
-        if (!index_part(index, fill->ids[i], f->field, &part))
+        if (!present)
             continue;
         if (unlikely(part.bytes > f->cap_bytes - end)) {
             char what[256];
@@ -130,7 +179,7 @@ static int add_ragged(struct fill *fill, const struct view_field *f, uint8_t *da
                              ws_describe(fill->view->ws, fill->ids[i], f->field, what),
                              (unsigned long long)f->cap_bytes);
         }
-        int rc = add_part(fill, fill->ids[i], f->field, &part, data + end, err);
+        int rc = add_part(fill, fill->ids[i], f->field, &part, at, data + end, err);
         if (unlikely(rc))
             return rc;
         end += part.bytes;
@@ -139,16 +188,18 @@ static int add_ragged(struct fill *fill, const struct view_field *f, uint8_t *da
     return 0;
 }
 
-static int fill_slot(struct fill *fill, const struct rpc_how *how, struct leat_error *err)
+static int fill_once(struct fill *fill, struct leat_error *err)
 {
     struct leat_view *v = fill->view;
     struct view_slot *slot = fill->slot;
+    const struct rpc_how *how = fill->how;
     int rc = make_ready(v->ws, fill->ids, fill->n, v->wait_ids, how, &fill->streamed, err);
     if (rc)
         return rc;
     if (unlikely(fill->streamed && !v->wants))
         return error_set(err, -EIO, "the daemon streams samples of a set that it said was all in the pool");
     gather_reset(slot->gather);
+    fill->nwants = 0;
     for (unsigned f = 0; f < v->nfields; f++) {
         uint8_t *data = slot->memory + v->fields[f].data_offset;
         rc = slot->offsets[f] ? add_ragged(fill, &v->fields[f], data, slot->offsets[f], err)
@@ -156,10 +207,28 @@ static int fill_slot(struct fill *fill, const struct rpc_how *how, struct leat_e
         if (rc)
             return rc;
     }
-    rc = gather_run(slot->gather, fill->deadline_ns, how->cancel, err);
+    rc = gather_run(slot->gather, how, err);
     if (!rc && fill->nwants)
         rc = stream_read(v->ws, v->wants, fill->nwants, fill->block, how, err);
     return rc ? rc : ws_check_generation(v->ws, err);
+}
+
+#define MOVES_MAX 8 /* a node that comes and goes while one batch is read */
+
+static int moved_error(const struct leat_ws *ws, struct leat_error *err)
+{
+    return error_set(err, LEAT_PEER_GONE, "samples of %s went away again and again while they were read",
+                     ws->uri);
+}
+
+static int fill_slot(struct fill *fill, struct leat_error *err)
+{
+    int rc = GATHER_MOVED;
+    for (unsigned i = 0; i < MOVES_MAX && rc == GATHER_MOVED && !fill->slot->gather->unquiesced; i++)
+        rc = fill_once(fill, err);
+    if (fill->copied)
+        ledger_add(LEDGER_GATHER, fill->copied);
+    return rc == GATHER_MOVED ? moved_error(fill->view->ws, err) : rc;
 }
 
 static void count_batch(const struct leat_view *v, const struct leat_batch *batch)
@@ -179,9 +248,8 @@ int batch_fill(struct leat_view *v, const uint64_t *ids, unsigned n, const struc
     struct rpc_how how = {.deadline_ns = client_deadline(v->ws->client, fill_how->timeout_ns),
                           .cancel = fill_how->cancel};
     struct view_slot *slot;
-    pthread_mutex_lock(&v->fill_lock);
-    int rc = view_slot_take(v, fill_how->iterator, fill_how->iterator ? 0 : how.deadline_ns, how.cancel,
-                            &slot, err);
+    const struct rpc_how patient = {.cancel = fill_how->cancel};
+    int rc = view_slot_take(v, fill_how->iterator, fill_how->iterator ? &patient : &how, &slot, err);
     if (!rc) {
         if (fill_how->iterator)
             how.deadline_ns = client_deadline(v->ws->client, fill_how->timeout_ns);
@@ -191,19 +259,20 @@ int batch_fill(struct leat_view *v, const uint64_t *ids, unsigned n, const struc
                             .slot = slot,
                             .ids = slot->batch.ids,
                             .n = n,
-                            .deadline_ns = how.deadline_ns,
+                            .direct = v->rails->all_local,
+                            .how = &how,
                             .block = fill_how->block};
         rc = ws_check(v->ws, err);
         if (!rc)
-            rc = fill_slot(&fill, &how, err);
+            rc = fill_slot(&fill, err);
         if (!rc) {
             *ret_batch = view_slot_hold(v, slot, fill_how->position, fill_how->iterator);
             count_batch(v, *ret_batch);
         } else {
             view_slot_drop(v, slot);
         }
+        turn_give(&v->fill_turn);
     }
-    pthread_mutex_unlock(&v->fill_lock);
     if (rc == LEAT_TIMED_OUT)
         count(&client_counters.timeouts, 1);
     if (rc == LEAT_STALE)
@@ -227,7 +296,7 @@ int leat_read_batch(struct leat_view *view, const uint64_t *ids, unsigned n, uin
 /* --- single samples --------------------------------------------------------------------------------------------------------- */
 
 /* What read and hold do first: the part, and its state. Labels: *ret_label. */
-static int find_part(struct leat_ws *ws, uint64_t index, unsigned field, uint64_t deadline_ns,
+static int find_part(struct leat_ws *ws, uint64_t index, unsigned field, const struct rpc_how *how,
                      struct index_part *ret_part, bool *ret_streamed, const uint32_t **ret_label,
                      struct leat_error *err)
 {
@@ -251,12 +320,14 @@ static int find_part(struct leat_ws *ws, uint64_t index, unsigned field, uint64_
         return error_set(err, LEAT_NOT_FOUND, "%s is absent", ws_describe(ws, index, field, what));
     }
     uint64_t scratch[1];
-    return make_ready(ws, &index, 1, scratch, &(struct rpc_how){.deadline_ns = deadline_ns}, ret_streamed,
-                      err);
+    rc = GATHER_MOVED;
+    for (unsigned i = 0; i < MOVES_MAX && rc == GATHER_MOVED; i++)
+        rc = make_ready(ws, &index, 1, scratch, how, ret_streamed, err);
+    return rc == GATHER_MOVED ? moved_error(ws, err) : rc;
 }
 
 /* The part in one piece of this host's pool, or NULL. */
-static const uint8_t *direct(struct leat_ws *ws, const struct index_part *part, uint64_t deadline_ns,
+static const uint8_t *direct(struct leat_ws *ws, const struct index_part *part, const struct rpc_how *how,
                              int *ret_rc, struct leat_error *err)
 {
     uint64_t gid = part->address / ws->info.region_bytes, offset = part->address % ws->info.region_bytes;
@@ -265,7 +336,7 @@ static const uint8_t *direct(struct leat_ws *ws, const struct index_part *part, 
         ws->info.regions[gid].node != ws->local_node)
         return NULL;
     if (!ws_region(ws, (uint32_t)gid)) {
-        *ret_rc = ws_map_region(ws, (uint32_t)gid, deadline_ns, err);
+        *ret_rc = ws_map_region(ws, (uint32_t)gid, how, err);
         if (*ret_rc)
             return NULL;
     }
@@ -277,50 +348,47 @@ static int verdict(struct leat_ws *ws, uint64_t index, unsigned field, uint32_t 
     int rc = ws_check_generation(ws, err);
     if (rc || crc == ws_crc(ws, index, field))
         return rc;
-    char what[256];
-    count(&client_counters.corrupt, 1);
-    return error_set(err, LEAT_CORRUPT, "checksum of %s does not match what was recorded at preload",
-                     ws_describe(ws, index, field, what));
+    return gather_mismatch(ws, index, field, err);
 }
 
 /* A sample in pieces, or on another node. On a timeout nothing may land in the caller's buffer any more, so what is
  * still out is torn down before returning. */
 static int read_by_rails(struct leat_ws *ws, uint64_t index, unsigned field, const struct index_part *part,
-                         void *buf, uint64_t deadline_ns, struct leat_error *err)
+                         void *buf, const struct rpc_how *how, struct leat_error *err)
 {
-    pthread_mutex_lock(&ws->read_lock);
-    int rc = ws->rails ? 0 : rails_new(ws, 0, false, &ws->rails);
+    int rc = turn_take(&ws->read_turn, ws->client, how, "reading a sample of another node", err);
+    if (rc)
+        return rc;
+    rc = ws->rails ? 0 : rails_new(ws, 0, false, &ws->rails);
     if (!rc && !ws->gather)
         rc = gather_new(ws->rails, 1, 16, &ws->gather);
     if (rc) {
-        pthread_mutex_unlock(&ws->read_lock);
+        turn_give(&ws->read_turn);
         return error_set(err, rc, "out of memory");
     }
     gather_reset(ws->gather);
-    rc = gather_add(ws->gather, index, field, part, buf, deadline_ns, err);
+    rc = gather_add(ws->gather, index, field, part, buf, how, err);
     if (!rc)
-        rc = gather_run(ws->gather, deadline_ns, NULL, err);
+        rc = gather_run(ws->gather, how, err);
     for (uint32_t node = 0; ws->gather->unquiesced && node < ws->info.nnodes; node++)
         if (!rails_is_local(ws->rails, node))
             rails_disconnect(ws->rails, node);
     while (ws->gather->unquiesced)
         rails_progress(ws->rails, 1);
-    pthread_mutex_unlock(&ws->read_lock);
+    turn_give(&ws->read_turn);
     return rc ? rc : ws_check_generation(ws, err);
 }
 
-int leat_read(struct leat_ws *ws, uint64_t index, unsigned field, void *buf, uint64_t cap,
-              uint64_t timeout_ns, uint64_t *ret_bytes, struct leat_error *err)
+static int read_once(struct leat_ws *ws, uint64_t index, unsigned field, void *buf, uint64_t cap,
+                     const struct rpc_how *how, uint64_t *ret_bytes, struct leat_error *err)
 {
     struct index_part part = {.bytes = sizeof(uint32_t)};
     const uint32_t *label;
     bool streamed = false;
-    uint64_t deadline_ns = ws ? client_deadline(ws->client, timeout_ns) : 0;
-    int rc = find_part(ws, index, field, deadline_ns, &part, &streamed, &label, err);
+    int rc = find_part(ws, index, field, how, &part, &streamed, &label, err);
     if (rc)
         return rc;
-    if (ret_bytes)
-        *ret_bytes = part.bytes;
+    *ret_bytes = part.bytes;
     if (part.bytes > cap) {
         char what[256];
         return error_set(err, LEAT_NO_SPACE, "%s takes %llu bytes, the buffer has %llu",
@@ -335,21 +403,32 @@ int leat_read(struct leat_ws *ws, uint64_t index, unsigned field, void *buf, uin
         return 0;
     if (streamed) {
         struct stream_want want = {.sample = index, .field = field, .part = part, .dst = buf};
-        rc = stream_read(ws, &want, 1, 0, &(struct rpc_how){.deadline_ns = deadline_ns}, err);
-    } else {
-        const uint8_t *at = direct(ws, &part, deadline_ns, &rc, err);
-        if (rc)
-            return rc;
-        if (at) {
-            rc = verdict(ws, index, field, crc32c_copy(0, buf, at, part.bytes), err);
-            ledger_add(LEDGER_GATHER, part.bytes);
-        } else {
-            rc = read_by_rails(ws, index, field, &part, buf, deadline_ns, err);
-        }
+        return stream_read(ws, &want, 1, 0, how, err);
     }
+    const uint8_t *at = direct(ws, &part, how, &rc, err);
+    if (rc)
+        return rc;
+    if (!at)
+        return read_by_rails(ws, index, field, &part, buf, how, err);
+    ledger_add(LEDGER_GATHER, part.bytes);
+    return verdict(ws, index, field, crc32c_copy(0, buf, at, part.bytes), err);
+}
+
+int leat_read(struct leat_ws *ws, uint64_t index, unsigned field, void *buf, uint64_t cap,
+              uint64_t timeout_ns, uint64_t *ret_bytes, struct leat_error *err)
+{
+    const struct rpc_how how = {.deadline_ns = ws ? client_deadline(ws->client, timeout_ns) : 0};
+    uint64_t bytes = 0;
+    int rc = GATHER_MOVED;
+    for (unsigned i = 0; i < MOVES_MAX && rc == GATHER_MOVED; i++)
+        rc = read_once(ws, index, field, buf, cap, &how, &bytes, err);
+    if (rc == GATHER_MOVED)
+        return moved_error(ws, err);
+    if (ret_bytes && (rc == 0 || rc == LEAT_NO_SPACE))
+        *ret_bytes = bytes;
     if (!rc) {
         count(&client_counters.samples, 1);
-        count(&client_counters.bytes, part.bytes);
+        count(&client_counters.bytes, bytes);
     }
     return rc;
 }
@@ -364,13 +443,13 @@ int leat_hold(struct leat_ws *ws, uint64_t index, unsigned field, uint64_t timeo
     struct index_part part = {.bytes = sizeof(uint32_t)};
     const uint32_t *label;
     bool streamed = false;
-    uint64_t deadline_ns = ws ? client_deadline(ws->client, timeout_ns) : 0;
+    const struct rpc_how how = {.deadline_ns = ws ? client_deadline(ws->client, timeout_ns) : 0};
     if (!ret_hold || !ret_data || !ret_bytes)
         return error_set(err, LEAT_INVALID, "an output of leat_hold is NULL");
-    int rc = find_part(ws, index, field, deadline_ns, &part, &streamed, &label, err);
+    int rc = find_part(ws, index, field, &how, &part, &streamed, &label, err);
     const uint8_t *at = rc ? NULL : label ? (const uint8_t *)label : NULL;
     if (!rc && !at && !streamed)
-        at = direct(ws, &part, deadline_ns, &rc, err);
+        at = direct(ws, &part, &how, &rc, err);
     if (rc)
         return rc;
     if (!at) {
@@ -381,7 +460,7 @@ int leat_hold(struct leat_ws *ws, uint64_t index, unsigned field, uint64_t timeo
     if (!label) {
         rc = verdict(ws, index, field, crc32c(0, at, part.bytes), err);
         if (rc)
-            return rc;
+            return rc == GATHER_MOVED ? moved_error(ws, err) : rc;
     }
     struct leat_hold *hold = malloc(sizeof(*hold));
     if (!hold)

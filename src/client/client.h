@@ -11,7 +11,7 @@
  *   iter.c     epoch iterator: reads ahead
  *
  * Who may touch what. A client's socket is written under `send_lock` and read by one thread at a time, whichever of the
- * waiting callers is `reading`; everything else of it is under `lock`. A view is filled under its `fill_lock`; the
+ * waiting callers is `reading`; everything else of it is under `lock`. A view is filled by who has its `fill_turn`; the
  * states of its slots are under `lock`, so that a batch may be released by any thread at any time.
  */
 #ifndef CLIENT_CLIENT_H
@@ -20,6 +20,7 @@
 #include <pthread.h>
 
 #include "base/base.h"
+#include "base/forkfd.h"
 #include "base/list.h"
 #include "dataset/index.h"
 #include "leat/leat.h"
@@ -62,6 +63,9 @@ struct leat_client {
     _Atomic unsigned refs; /* the handle, and every working set */
     unsigned fork_count;   /* of this process when it connected */
     int fd;
+    struct forkfd forkfd;
+    leat_interrupt_fn interrupt; /* NULL: none */
+    void *interrupt_user;
     _Atomic int dead; /* 0, or the negative code every call returns from now on */
     uint64_t timeout_ns;
     char *socket;
@@ -92,8 +96,37 @@ struct rpc_how {
     uint64_t progress_extends_ns; /* each sign of progress moves the deadline so far ahead; 0: it stays */
     leat_progress_fn progress;    /* called on the waiting thread, no lock held */
     void *progress_user;
-    const _Atomic bool *cancel; /* looked at every so often: -ECANCELED */
+    const _Atomic bool *
+        cancel; /* looked at every so often: -ECANCELED. NULL: a call of the user's own thread, interruptible */
 };
+#define LOOK_MS 20 /* how long a wait may sleep before it looks whether it is given up */
+/* Whether a wait is to be given up: its cancel flag, or the client's interrupt hook, asked not too often. *look_ns starts as 0. No
+ * lock may be held: the hook is the user's. */
+bool client_gives_up(const struct leat_client *client, const struct rpc_how *how, uint64_t *look_ns);
+int client_gave_up_error(struct leat_error *err);
+/* What poll(2) may sleep of deadline_ns. */
+int client_sleep_ms(const struct leat_client *client, const struct rpc_how *how);
+/* The same as a point in time for pthread_cond_timedwait; 0: no end. */
+uint64_t client_sleep_until(const struct leat_client *client, const struct rpc_how *how);
+
+/* --- turn.c ------------------------------------------------------------------------------------------------- */
+
+/* A lock for what takes long: whoever waits for it keeps his deadline, and can be interrupted. */
+struct turn {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool taken;
+    pthread_t owner;
+};
+void turn_init(struct turn *turn);
+void turn_fini(struct turn *turn);
+/* LEAT_TIMED_OUT, -ECANCELED; LEAT_BUSY when this very thread has it: a hook that calls back in. `what` for messages. */
+int turn_take(struct turn *turn, const struct leat_client *client, const struct rpc_how *how,
+              const char *what, struct leat_error *err);
+void turn_give(struct turn *turn);
+/* A condition whose timed waits go by CLOCK_MONOTONIC; waits until the point in time, 0: for ever. */
+void client_cond_init(pthread_cond_t *cond);
+void client_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns);
 /* One call. A negative status of the reply is returned, its message in err. -ENOMEM, LEAT_PEER_GONE, LEAT_TIMED_OUT, -ECANCELED. */
 int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *body, const int *fds,
              unsigned nfds, const struct rpc_how *how, struct net_reply *ret_reply, struct leat_error *err);
@@ -131,12 +164,12 @@ struct leat_ws {
     bool all_local;
     _Atomic bool revoked;
 
-    /* Mapped on first use, never unmapped before the end: read with acquire, written under map_lock. */
-    pthread_mutex_t map_lock;
+    /* Mapped on first use, never unmapped before the end: read with acquire, written by who has the turn. */
+    struct turn map_turn;
     const void **maps;          /* [nregions]: NULL where not mapped (yet), or on another node */
     struct ws_staging *staging; /* [WS_STAGING_MAX] */
 
-    pthread_mutex_t read_lock; /* single reads that need a transport */
+    struct turn read_turn; /* single reads that need a transport */
     struct rails *rails;
     struct gather *gather;
 };
@@ -150,12 +183,12 @@ int ws_check(struct leat_ws *ws, struct leat_error *err);
 /* The same without a system call: for after the bytes were taken. */
 int ws_check_generation(const struct leat_ws *ws, struct leat_error *err);
 /* Maps the run of regions around gid. */
-int ws_map_region(struct leat_ws *ws, uint32_t gid, uint64_t deadline_ns, struct leat_error *err);
+int ws_map_region(struct leat_ws *ws, uint32_t gid, const struct rpc_how *how, struct leat_error *err);
 /* Takes descriptors of staging regions out of a reply, or asks for them. */
 int ws_map_staging(struct leat_ws *ws, const struct proto_fetched *fetched, struct net_reply *reply,
-                   uint64_t deadline_ns, struct leat_error *err);
+                   const struct rpc_how *how, struct leat_error *err);
 /* Bytes of the window that a streamed set comes through; 0: it has none. */
-int ws_window(struct leat_ws *ws, uint64_t deadline_ns, uint64_t *ret_bytes, struct leat_error *err);
+int ws_window(struct leat_ws *ws, const struct rpc_how *how, uint64_t *ret_bytes, struct leat_error *err);
 /* Waits until these samples (n = 0: all) are readable. */
 int ws_wait(struct leat_ws *ws, const uint64_t *ids, uint32_t n, const struct rpc_how *how,
             struct leat_error *err);
@@ -190,7 +223,7 @@ struct rails {
 /* no_shm: our own node, too, is read through a connection. */
 int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, bool no_shm, struct rails **ret_rails);
 void rails_free(struct rails *rails); /* disconnects and waits for quiescence. NULL is fine */
-int rails_connect(struct rails *rails, uint32_t node, uint64_t deadline_ns, struct leat_error *err);
+int rails_connect(struct rails *rails, uint32_t node, const struct rpc_how *how, struct leat_error *err);
 void rails_disconnect(struct rails *rails, uint32_t node);
 static inline bool rails_is_local(const struct rails *rails, uint32_t node)
 {
@@ -222,19 +255,23 @@ struct gather {
     struct net_read *sorted; /* [reads_cap] */
     struct gather_part *parts;
     uint32_t nparts, parts_cap;
-    uint32_t *cursor, *end; /* [nnodes] of sorted reads not yet asked for */
-    bool remote;            /* some read is not local */
-    unsigned unquiesced;    /* own operations that may still write */
+    uint32_t *cursor, *end;  /* [nnodes] of sorted reads not yet asked for */
+    bool remote;             /* some read is not local */
+    unsigned unquiesced;     /* own operations that may still write */
+    struct leat_error cause; /* why the node that failed last could not be asked */
     struct gather_op ops[GATHER_OPS];
 };
 int gather_new(struct rails *rails, uint32_t parts, uint32_t reads, struct gather **ret_gather);
 void gather_free(struct gather *gather); /* must be quiesced */
 void gather_reset(struct gather *gather);
 int gather_add(struct gather *gather, uint64_t sample, unsigned field, const struct index_part *part,
-               void *dst, uint64_t deadline_ns, struct leat_error *err);
-/* Asks for everything and waits; then checks every CRC. *ret_bad (may be NULL): sample of the first failure. */
-int gather_run(struct gather *gather, uint64_t deadline_ns, const _Atomic bool *cancel,
-               struct leat_error *err);
+               void *dst, const struct rpc_how *how, struct leat_error *err);
+/* Asks for everything and waits; then checks every CRC. GATHER_MOVED: a sample is not where it was when it was added (its node was
+ * lost, or came back): add everything anew. */
+#define GATHER_MOVED 1
+/* What a checksum that does not match means: LEAT_STALE, GATHER_MOVED or LEAT_CORRUPT. */
+int gather_mismatch(struct leat_ws *ws, uint64_t sample, unsigned field, struct leat_error *err);
+int gather_run(struct gather *gather, const struct rpc_how *how, struct leat_error *err);
 /* Takes in completions of earlier, timed-out operations, without waiting longer than timeout_ms. */
 void rails_progress(struct rails *rails, int timeout_ms);
 
@@ -318,7 +355,7 @@ struct leat_view {
     unsigned batch_size, nslots, nfields, next_slot;
     struct view_field *fields;
     uint64_t slot_bytes;
-    pthread_mutex_t fill_lock;
+    struct turn fill_turn;
     pthread_mutex_t lock; /* states of slots, sequence */
     pthread_cond_t freed; /* a slot was given back */
     struct view_slot *slots;
@@ -328,8 +365,9 @@ struct leat_view {
     struct stream_want *wants; /* [batch_size * nfields], streamed sets only */
 };
 
-/* A free slot, under fill_lock. wait_held: wait for a consumer to release one instead of LEAT_BUSY. */
-int view_slot_take(struct leat_view *view, bool wait_held, uint64_t deadline_ns, const _Atomic bool *cancel,
+/* A free slot, and with it the turn to fill, which the caller gives back. wait_held: wait for a consumer to release one instead of
+ * LEAT_BUSY. Others may fill while this waits. */
+int view_slot_take(struct leat_view *view, bool wait_held, const struct rpc_how *how,
                    struct view_slot **ret_slot, struct leat_error *err);
 /* After the fill: held by the caller, or back in the ring (or quarantine when operations are still out). */
 struct leat_batch *view_slot_hold(struct leat_view *view, struct view_slot *slot, uint64_t position,

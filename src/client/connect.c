@@ -104,7 +104,8 @@ static int shake_hands(struct leat_client *c, uint64_t deadline_ns, struct leat_
 
 /* --- starting -------------------------------------------------------------------------------------------------------- */
 
-static int take_lock(const char *folder, uint64_t deadline_ns, int *ret_fd, struct leat_error *err)
+static int take_lock(const char *folder, const struct leat_client_options *o, uint64_t deadline_ns,
+                     int *ret_fd, struct leat_error *err)
 {
     char path[PATH_ROOM];
     snprintf(path, sizeof(path), "%.4000s/leatd.lock", folder);
@@ -118,6 +119,8 @@ static int take_lock(const char *folder, uint64_t deadline_ns, int *ret_fd, stru
         if (deadline_ns && clock_now_ns() >= deadline_ns)
             return error_set(err, LEAT_TIMED_OUT,
                              "another process is starting the daemon and does not finish (lock %s)", path);
+        if (pause_us >= 10000 && o->interrupt && o->interrupt(o->interrupt_user))
+            return client_gave_up_error(err);
         usleep((useconds_t)pause_us);
     }
     *ret_fd = TAKE_FD(fd);
@@ -135,11 +138,15 @@ static int find_or_start(const struct leat_client_options *o, const char *socket
     int rc = net_dial(socket, deadline_ns, ret_fd, err);
     if (rc == 0 || !nobody_there(rc))
         return rc;
-    if (!folder || (o->flags & LEAT_CONNECT_NO_START))
-        return error_set(err, LEAT_NOT_FOUND, "no daemon listens at %s", socket);
+    if (folder && (o->flags & LEAT_CONNECT_NO_START))
+        return error_set(err, LEAT_NOT_FOUND, "no daemon runs for job %s of this user (nobody listens at %s)",
+                         job, socket);
+    if (!folder)
+        return error_set(err, LEAT_NOT_FOUND,
+                         "no daemon listens at %s, which was given and so is not started", socket);
 
     AUTO_CLOSE int lock = -1;
-    rc = take_lock(folder, deadline_ns, &lock, err);
+    rc = take_lock(folder, o, deadline_ns, &lock, err);
     if (rc)
         return rc;
     rc = net_dial(socket, deadline_ns, ret_fd, err);
@@ -149,7 +156,9 @@ static int find_or_start(const struct leat_client_options *o, const char *socket
                                         .folder = folder,
                                         .job = job,
                                         .pool_bytes = o->pool_bytes,
-                                        .region_bytes = o->region_bytes};
+                                        .region_bytes = o->region_bytes,
+                                        .interrupt = o->interrupt,
+                                        .interrupt_user = o->interrupt_user};
     rc = connect_spawn(&spawn, clock_now_ns() + START_NS, err);
     if (rc)
         return rc;
@@ -180,6 +189,9 @@ int leat_connect(const struct leat_client_options *options, struct leat_client *
         snprintf(socket, sizeof(socket), "%s", given);
     } else {
         rc = connect_folder(job, !(o.flags & LEAT_CONNECT_NO_START), folder, err);
+        if (rc == -ENOENT && (o.flags & LEAT_CONNECT_NO_START))
+            return error_set(err, LEAT_NOT_FOUND,
+                             "no daemon runs for job %s of this user (%.200s is not there)", job, folder);
         if (rc)
             return rc;
         snprintf(socket, sizeof(socket), "%.200s/leatd.sock", folder);
@@ -187,7 +199,9 @@ int leat_connect(const struct leat_client_options *options, struct leat_client *
     }
 
     uint64_t timeout_ns = o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS;
-    uint64_t deadline_ns = timeout_ns == UINT64_MAX ? 0 : clock_now_ns() + timeout_ns;
+    uint64_t deadline_ns = 0;
+    if (timeout_ns != UINT64_MAX && add_overflows(clock_now_ns(), timeout_ns, &deadline_ns))
+        deadline_ns = 0;
     struct leat_client *c;
     /* A daemon that has just decided to end may still have accepted us: then the handshake breaks off, once. */
     for (int attempt = 0;; attempt++) {
@@ -200,6 +214,8 @@ int leat_connect(const struct leat_client_options *options, struct leat_client *
             close(dialed);
             return error_set(err, rc, "out of memory");
         }
+        c->interrupt = o.interrupt;
+        c->interrupt_user = o.interrupt_user;
         rc = shake_hands(c, deadline_ns, err);
         if (rc == 0)
             break;

@@ -22,6 +22,8 @@ int connect_folder(const char *job, bool make, char ret_folder[PATH_ROOM], struc
 struct connect_spawn {
     const char *socket, *folder, *job;
     uint64_t pool_bytes, region_bytes; /* 0: the daemon's own choice */
+    int (*interrupt)(void *user);      /* NULL: none */
+    void *interrupt_user;
 };
 /* Starts leatd, detached from everything of this process, and waits until it says that it listens. */
 int connect_spawn(const struct connect_spawn *what, uint64_t deadline_ns, struct leat_error *err);

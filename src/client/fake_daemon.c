@@ -181,7 +181,7 @@ static void on_open(struct fake_daemon *f, int fd, const struct net_reply *m)
 {
     struct proto_open o;
     MUST(!proto_open_get(m->body.data, m->body.len, &o));
-    if (strcmp(o.uri, "missing") == 0) {
+    if (strstr(o.uri, "missing")) {
         proto_open_fini(&o);
         reply(fd, m, LEAT_NOT_FOUND, NULL, NULL, 0);
         return;

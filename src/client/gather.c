@@ -19,9 +19,8 @@
 #include "base/clock.h"
 #include "base/crc32c.h"
 
-#define PENDING        1 /* net_read.status before it was asked for: no errno is positive */
-#define LOCAL_MAX      (1 * GIB)
-#define CANCEL_LOOK_MS 20
+#define PENDING   1 /* net_read.status before it was asked for: no errno is positive */
+#define LOCAL_MAX (1 * GIB)
 
 /* --- arrays --------------------------------------------------------------------------------------------------------- */
 
@@ -93,7 +92,7 @@ void gather_reset(struct gather *g)
 /* --- cutting --------------------------------------------------------------------------------------------------------- */
 
 int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct index_part *part, void *dst,
-               uint64_t deadline_ns, struct leat_error *err)
+               const struct rpc_how *how, struct leat_error *err)
 {
     struct leat_ws *ws = g->rails->ws;
     const uint64_t region_bytes = ws->info.region_bytes, stage = g->rails->sched.stage_bytes;
@@ -119,7 +118,7 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
         if (likely(node == g->rails->local_node)) {
             bytes = MIN(bytes, LOCAL_MAX);
             if (unlikely(!ws_region(ws, (uint32_t)gid))) {
-                int rc = ws_map_region(ws, (uint32_t)gid, deadline_ns, err);
+                int rc = ws_map_region(ws, (uint32_t)gid, how, err);
                 if (rc)
                     return rc;
             }
@@ -200,7 +199,7 @@ static int run_local(struct gather *g, uint32_t node, struct net_read *reads, ui
                      struct leat_error *err)
 {
     struct rails *r = g->rails;
-    int rc = rails_connect(r, node, 0, err);
+    int rc = rails_connect(r, node, &(struct rpc_how){0}, err);
     if (rc || !n)
         return rc;
     /* This transport is NET_CAP_INLINE: after submit and one poll nothing of the operation is left anywhere. */
@@ -264,15 +263,16 @@ static void fail_node(struct gather *g, uint32_t node, int rc)
 }
 
 static int send_run(struct gather *g, uint32_t node, struct gather_op *gop, uint32_t first, uint32_t n,
-                    uint64_t bytes, uint64_t deadline_ns, struct leat_error *err)
+                    uint64_t bytes, const struct rpc_how *how, struct leat_error *err)
 {
     struct rails *r = g->rails;
-    int rc = rails_connect(r, node, deadline_ns, err);
+    int rc = rails_connect(r, node, how, err);
     if (rc)
         return rc;
     *gop = (struct gather_op){
         .gather = g, .node = node, .busy = true, .bytes = bytes, .sent_ns = clock_now_ns()};
-    gop->op = (struct net_op){.reads = &g->sorted[first], .n = n, .deadline_ns = deadline_ns, .user = gop};
+    gop->op =
+        (struct net_op){.reads = &g->sorted[first], .n = n, .deadline_ns = how->deadline_ns, .user = gop};
     rc = r->tcp->ops->submit(r->endpoints[node], &gop->op);
     if (rc) {
         gop->busy = false;
@@ -286,7 +286,7 @@ static int send_run(struct gather *g, uint32_t node, struct gather_op *gop, uint
 }
 
 /* Asks all nodes in turns for what may be in flight. True: something is left to ask for. */
-static bool dispatch(struct gather *g, uint64_t deadline_ns, struct leat_error *err)
+static bool dispatch(struct gather *g, const struct rpc_how *how)
 {
     const uint32_t nnodes = g->rails->ws->info.nnodes;
     for (bool any = true; any;) {
@@ -301,7 +301,7 @@ static bool dispatch(struct gather *g, uint64_t deadline_ns, struct leat_error *
                 return true;
             if (!next_run(g, node, grant, &first, &n, &bytes))
                 continue;
-            int rc = send_run(g, node, gop, first, n, bytes, deadline_ns, err);
+            int rc = send_run(g, node, gop, first, n, bytes, how, &g->cause);
             if (rc)
                 fail_node(g, node, rc);
             any = true;
@@ -322,24 +322,27 @@ static bool waiting(const struct gather *g)
 }
 
 /* One pass over all reads still pending. Returns when each was answered, or failed, or the deadline has passed. */
-static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, uint64_t deadline_ns,
-                const _Atomic bool *cancel, struct leat_error *err)
+static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, const struct rpc_how *how,
+                struct leat_error *err)
 {
-    bool left = dispatch(g, deadline_ns, err);
+    const struct leat_client *client = g->rails->ws->client;
+    uint64_t look_ns = 0;
+    bool left = dispatch(g, how);
     if (nlocal) {
         int rc = run_local(g, g->rails->local_node, local, nlocal, err);
         if (rc)
             return rc;
     }
     while (left || waiting(g)) {
-        if (cancel && *cancel)
-            return error_set(err, -ECANCELED, "given up by the caller");
-        int ms = clock_poll_ms(deadline_ns);
+        if (client_gives_up(client, how, &look_ns))
+            return client_gave_up_error(err);
+        int ms = clock_poll_ms(how->deadline_ns);
         if (ms == 0 && !waiting(g))
             return error_set(err, LEAT_TIMED_OUT, "the deadline passed before every server was asked");
-        rails_progress(g->rails, cancel && (ms < 0 || ms > CANCEL_LOOK_MS) ? CANCEL_LOOK_MS : MAX(ms, 1));
-        if (ms != 0 || !deadline_ns)
-            left = dispatch(g, deadline_ns, err);
+        int sleep_ms = client_sleep_ms(client, how);
+        rails_progress(g->rails, sleep_ms ? sleep_ms : 1);
+        if (ms != 0 || !how->deadline_ns)
+            left = dispatch(g, how);
     }
     return 0;
 }
@@ -419,54 +422,64 @@ static int fetch_lost(struct gather *g, const struct rpc_how *how, struct leat_e
                          "node %s is gone, and with it its part of %s, which has no source", address,
                          ws->uri);
     int rc = stream_read(ws, wants, n, 0, how, err);
-    if (rc && rc != LEAT_TIMED_OUT && rc != -ECANCELED && err)
-        err->code = rc =
-            LEAT_PEER_GONE; /* what happened first; why its source did not help stands in the message */
+    if (rc && rc != LEAT_TIMED_OUT && rc != LEAT_CANCELED) {
+        rc = LEAT_PEER_GONE; /* what happened first; why its source did not help stands in the message */
+        if (err)
+            err->code = rc;
+    }
     return rc ? error_prefix(err, rc, "node %s is gone, and its part could not be read from the source",
                              address)
               : 0;
 }
 
-static int run_remote(struct gather *g, uint64_t deadline_ns, const _Atomic bool *cancel,
-                      struct leat_error *err)
+/* A read that failed for good, with what is known about why. */
+static int bad_read(const struct gather *g, const struct net_read *bad, struct leat_error *err)
 {
-    struct leat_ws *ws = g->rails->ws;
+    const struct leat_ws *ws = g->rails->ws;
+    if (bad->status == PENDING)
+        return error_set(err, LEAT_TIMED_OUT, "the deadline passed before every server was asked");
+    return error_set(err, bad->status, "reading region %u of %s from node %s: %s", bad->mr_gid, ws->uri,
+                     ws->info.nodes[ws->info.regions[bad->mr_gid].node].address,
+                     g->cause.code == bad->status ? g->cause.message : leat_strerror(bad->status));
+}
+
+static int run_remote(struct gather *g, const struct rpc_how *how, struct leat_error *err)
+{
     bool again;
+    g->cause.code = 0;
     sort_by_node(g);
     uint32_t local = g->rails->local_node;
     uint32_t nlocal = local == UINT32_MAX ? 0 : g->end[local] - g->cursor[local];
     struct net_read *local_reads = nlocal ? &g->sorted[g->cursor[local]] : NULL;
 
     for (unsigned attempt = 0; attempt < 2; attempt++) {
-        int rc = pass(g, local_reads, attempt ? 0 : nlocal, deadline_ns, cancel, err);
+        int rc = pass(g, local_reads, attempt ? 0 : nlocal, how, err);
         if (rc)
             return rc;
         const struct net_read *bad = judge(g, &again);
         if (bad)
-            return bad->status == PENDING
-                       ? error_set(err, LEAT_TIMED_OUT, "the deadline passed before every server was asked")
-                       : error_set(err, bad->status, "reading region %u of %s from node %s: %s", bad->mr_gid,
-                                   ws->uri, ws->info.nodes[ws->info.regions[bad->mr_gid].node].address,
-                                   leat_strerror(bad->status));
+            return bad_read(g, bad, err);
         if (!again)
             return 0;
         atomic_fetch_add_explicit(&client_counters.reconnects, 1, memory_order_relaxed);
         rearm(g, attempt == 0);
     }
-    return fetch_lost(g, &(struct rpc_how){.deadline_ns = deadline_ns, .cancel = cancel}, err);
+    return fetch_lost(g, how, err);
 }
 
 /* --- checking --------------------------------------------------------------------------------------------------------- */
 
-static int mismatch(struct leat_ws *ws, const struct gather_part *part, struct leat_error *err)
+int gather_mismatch(struct leat_ws *ws, uint64_t sample, unsigned field, struct leat_error *err)
 {
     char what[256];
     int rc = ws_check_generation(ws, err); /* bytes of a set that is going away are nobody's fault */
     if (rc)
         return rc;
+    if (ws_state(ws, sample) != LIVE_RESIDENT) /* nor those of a node that was lost, and now fills anew */
+        return GATHER_MOVED;
     atomic_fetch_add_explicit(&client_counters.corrupt, 1, memory_order_relaxed);
     return error_set(err, LEAT_CORRUPT, "checksum of %s does not match what was recorded at preload",
-                     ws_describe(ws, part->sample, part->field, what));
+                     ws_describe(ws, sample, field, what));
 }
 
 static int check_crcs(struct gather *g, struct leat_error *err)
@@ -482,16 +495,16 @@ static int check_crcs(struct gather *g, struct leat_error *err)
             crc = crc32c_combine(crc, r->crc, r->bytes);
         }
         if (unlikely(crc != ws_crc(ws, part->sample, part->field)))
-            return mismatch(ws, part, err);
+            return gather_mismatch(ws, part->sample, part->field, err);
     }
     return 0;
 }
 
-int gather_run(struct gather *g, uint64_t deadline_ns, const _Atomic bool *cancel, struct leat_error *err)
+int gather_run(struct gather *g, const struct rpc_how *how, struct leat_error *err)
 {
     if (!g->nreads)
         return 0;
-    int rc = g->remote ? run_remote(g, deadline_ns, cancel, err)
-                       : run_local(g, g->rails->local_node, g->reads, g->nreads, err);
+    int rc =
+        g->remote ? run_remote(g, how, err) : run_local(g, g->rails->local_node, g->reads, g->nreads, err);
     return rc ? rc : check_crcs(g, err);
 }

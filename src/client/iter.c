@@ -151,7 +151,7 @@ static int choose_block(struct leat_ws *ws, const struct leat_iter_options *o, u
     if (!(o->flags & LEAT_SHUFFLE_AUTO) || !(ws->info.flags & PROTO_WS_STREAMED))
         return 0;
     uint64_t window;
-    int rc = ws_window(ws, client_deadline(ws->client, 0), &window, err);
+    int rc = ws_window(ws, &(struct rpc_how){.deadline_ns = client_deadline(ws->client, 0)}, &window, err);
     if (rc)
         return rc;
     const struct index_header *h = ws->index.header;
@@ -238,11 +238,7 @@ int leat_iterate(struct leat_view *view, const struct leat_iter_options *options
     atomic_fetch_add(&view->refs, 1);
     it->view = view;
     pthread_mutex_init(&it->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&it->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    client_cond_init(&it->changed);
     int rc = plan(it, &o, err);
     if (!rc) {
         it->queue = calloc(it->ahead, sizeof(*it->queue));
@@ -327,17 +323,22 @@ int leat_next(struct leat_iter *it, uint64_t timeout_ns, struct leat_batch **ret
         return error_set(err, LEAT_INVALID, "%s is NULL", it ? "ret_batch" : "iter");
     if (it->view->fork_count != client_fork_count())
         return client_forked_error(err);
-    uint64_t deadline_ns = client_deadline(it->view->ws->client, timeout_ns);
-    struct timespec ts = {.tv_sec = (time_t)(deadline_ns / NS_PER_S),
-                          .tv_nsec = (long)(deadline_ns % NS_PER_S)};
+    const struct leat_client *client = it->view->ws->client;
+    const struct rpc_how how = {.deadline_ns = client_deadline(client, timeout_ns)};
+    uint64_t look_ns = 0;
     int rc;
     pthread_mutex_lock(&it->lock);
     while ((rc = take(it, ret_batch, err)) == 0) {
-        if (!deadline_ns)
-            pthread_cond_wait(&it->changed, &it->lock);
-        else if (pthread_cond_timedwait(&it->changed, &it->lock, &ts) == ETIMEDOUT && !it->queued &&
-                 !it->failed) {
+        if (how.deadline_ns && clock_now_ns() >= how.deadline_ns) {
             rc = error_set(err, LEAT_TIMED_OUT, "the next batch was not there within the deadline");
+            break;
+        }
+        client_cond_wait(&it->changed, &it->lock, client_sleep_until(client, &how));
+        pthread_mutex_unlock(&it->lock);
+        bool stop = client_gives_up(client, &how, &look_ns);
+        pthread_mutex_lock(&it->lock);
+        if (stop) {
+            rc = client_gave_up_error(err);
             break;
         }
     }

@@ -229,15 +229,14 @@ static int collect(struct push *p, uint64_t first, unsigned n, const void *const
     return 0;
 }
 
-static int broker(struct leat_ws *ws, uint32_t node, uint64_t deadline_ns, int *ret_fd,
+static int broker(struct leat_ws *ws, uint32_t node, const struct rpc_how *how, int *ret_fd,
                   struct leat_error *err)
 {
     struct bytes_out body = {0};
     struct net_reply reply;
     bytes_put_u64(&body, ws->info.ws);
     bytes_put_u32(&body, ws->info.nodes[node].id);
-    int rc = rpc_call(ws->client, PROTO_BROKER, &body, NULL, 0, &(struct rpc_how){.deadline_ns = deadline_ns},
-                      &reply, err);
+    int rc = rpc_call(ws->client, PROTO_BROKER, &body, NULL, 0, how, &reply, err);
     bytes_out_fini(&body);
     if (rc)
         return rc;
@@ -249,7 +248,22 @@ static int broker(struct leat_ws *ws, uint32_t node, uint64_t deadline_ns, int *
     return rc;
 }
 
-static int send_bytes(int fd, const void *data, uint64_t bytes, uint64_t deadline_ns)
+/* Until fd is ready; the connection is given up with whatever ends this. */
+static int wait_ready(const struct leat_client *client, int fd, short events, const struct rpc_how *how)
+{
+    for (uint64_t look_ns = 0;;) {
+        struct pollfd pfd = {.fd = fd, .events = events};
+        if (poll(&pfd, 1, client_sleep_ms(client, how)) > 0)
+            return 0;
+        if (how->deadline_ns && clock_now_ns() >= how->deadline_ns)
+            return LEAT_TIMED_OUT;
+        if (client_gives_up(client, how, &look_ns))
+            return LEAT_CANCELED;
+    }
+}
+
+static int send_bytes(const struct leat_client *client, int fd, const void *data, uint64_t bytes,
+                      const struct rpc_how *how)
 {
     while (bytes) {
         ssize_t sent = send(fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -257,9 +271,9 @@ static int send_bytes(int fd, const void *data, uint64_t bytes, uint64_t deadlin
             data = (const uint8_t *)data + sent;
             bytes -= (uint64_t)sent;
         } else if (errno == EAGAIN) {
-            struct pollfd pfd = {.fd = fd, .events = POLLOUT};
-            if (poll(&pfd, 1, clock_poll_ms(deadline_ns)) == 0)
-                return LEAT_TIMED_OUT;
+            int rc = wait_ready(client, fd, POLLOUT, how);
+            if (rc)
+                return rc;
         } else if (errno != EINTR) {
             return LEAT_PEER_GONE;
         }
@@ -269,8 +283,9 @@ static int send_bytes(int fd, const void *data, uint64_t bytes, uint64_t deadlin
 
 /* The frame, its ranges, and their bytes straight from the caller's memory. */
 static int send_write(int fd, const struct bytes_out *body, uint64_t payload_bytes, const struct push *p,
-                      uint32_t node, uint64_t deadline_ns)
+                      uint32_t node, const struct rpc_how *how)
 {
+    const struct leat_client *client = p->ws->client;
     uint8_t head[PROTO_FRAME];
     struct proto_frame frame = {.version = PROTO_VERSION,
                                 .kind = PROTO_REQUEST,
@@ -281,17 +296,17 @@ static int send_write(int fd, const struct bytes_out *body, uint64_t payload_byt
     if (body->failed)
         return -ENOMEM;
     proto_frame_put(head, &frame);
-    int rc = send_bytes(fd, head, sizeof(head), deadline_ns);
+    int rc = send_bytes(client, fd, head, sizeof(head), how);
     if (!rc)
-        rc = send_bytes(fd, body->data, body->len, deadline_ns);
+        rc = send_bytes(client, fd, body->data, body->len, how);
     for (uint32_t i = 0; !rc && i < p->n; i++)
         if (p->node[i] == node)
-            rc = send_bytes(fd, p->iov[i].iov_base, p->iov[i].iov_len, deadline_ns);
+            rc = send_bytes(client, fd, p->iov[i].iov_base, p->iov[i].iov_len, how);
     return rc;
 }
 
-static int write_node(const struct push *p, uint32_t node, uint64_t first, unsigned n, uint64_t deadline_ns,
-                      struct leat_error *err)
+static int write_node(const struct push *p, uint32_t node, uint64_t first, unsigned n,
+                      const struct rpc_how *how, struct leat_error *err)
 {
     struct bytes_out body = {0};
     uint32_t nranges = 0;
@@ -310,15 +325,17 @@ static int write_node(const struct push *p, uint32_t node, uint64_t first, unsig
         }
     AUTO_CLOSE int fd = -1;
     struct net_reply reply;
-    int rc = broker(p->ws, node, deadline_ns, &fd, err);
+    int rc = broker(p->ws, node, how, &fd, err);
     if (rc) {
         bytes_out_fini(&body);
         return rc;
     }
-    rc = send_write(fd, &body, bytes, p, node, deadline_ns);
+    rc = send_write(fd, &body, bytes, p, node, how);
     bytes_out_fini(&body);
     if (!rc)
-        rc = net_frame_receive(fd, &reply, deadline_ns);
+        rc = wait_ready(p->ws->client, fd, POLLIN, how);
+    if (!rc)
+        rc = net_frame_receive(fd, &reply, how->deadline_ns);
     if (rc)
         return error_sys(err, rc, "pushing samples %llu to %llu", (unsigned long long)first,
                          (unsigned long long)first + n - 1);
@@ -340,12 +357,12 @@ static uint64_t span_bytes(const struct index *index, unsigned field, uint64_t f
 }
 
 static int push_some(struct leat_ws *ws, uint64_t first, unsigned n, const void *const *data,
-                     uint64_t deadline_ns, struct leat_error *err)
+                     const struct rpc_how *how, struct leat_error *err)
 {
     struct push p = {.ws = ws};
     int rc = collect(&p, first, n, data, err);
     for (uint32_t node = 0; !rc && node < ws->info.nnodes; node++)
-        rc = write_node(&p, node, first, n, deadline_ns, err);
+        rc = write_node(&p, node, first, n, how, err);
     free(p.ranges);
     free(p.iov);
     free(p.node);
@@ -367,7 +384,7 @@ int leat_push(struct leat_ws *ws, uint64_t first, unsigned n, const void *const 
         return error_set(err, LEAT_INVALID, "samples %llu to %llu of a set of %llu",
                          (unsigned long long)first, (unsigned long long)first + n,
                          (unsigned long long)h->nsamples);
-    uint64_t deadline_ns = client_deadline(ws->client, timeout_ns);
+    const struct rpc_how how = {.deadline_ns = client_deadline(ws->client, timeout_ns)};
     const void *at[INDEX_MAX_FIELDS];
     for (unsigned f = 0; f < h->nfields; f++)
         at[f] = data[f];
@@ -376,7 +393,7 @@ int leat_push(struct leat_ws *ws, uint64_t first, unsigned n, const void *const 
     unsigned most = (unsigned)MAX((uint64_t)PROTO_READS_MAX / pieces, 1ull);
     while (n && !rc) {
         unsigned now = MIN(n, most);
-        rc = push_some(ws, first, now, at, deadline_ns, err);
+        rc = push_some(ws, first, now, at, &how, err);
         for (unsigned f = 0; !rc && f < h->nfields; f++)
             at[f] = (const uint8_t *)at[f] + span_bytes(&ws->index, f, first, now);
         first += now;

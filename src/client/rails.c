@@ -39,14 +39,14 @@ static struct net_ctx *ctx_of(struct rails *r, uint32_t node)
     return rails_is_local(r, node) ? r->shm : r->tcp;
 }
 
-static int broker(struct rails *r, uint32_t node, uint64_t deadline_ns, int *ret_fd, struct leat_error *err)
+static int broker(struct rails *r, uint32_t node, const struct rpc_how *how, int *ret_fd,
+                  struct leat_error *err)
 {
     struct bytes_out body = {0};
     struct net_reply reply;
     bytes_put_u64(&body, r->ws->info.ws);
     bytes_put_u32(&body, r->ws->info.nodes[node].id);
-    int rc = rpc_call(r->ws->client, PROTO_BROKER, &body, NULL, 0,
-                      &(struct rpc_how){.deadline_ns = deadline_ns}, &reply, err);
+    int rc = rpc_call(r->ws->client, PROTO_BROKER, &body, NULL, 0, how, &reply, err);
     bytes_out_fini(&body);
     if (rc)
         return error_prefix(err, rc, "node %s", r->ws->info.nodes[node].address);
@@ -58,7 +58,7 @@ static int broker(struct rails *r, uint32_t node, uint64_t deadline_ns, int *ret
     return rc;
 }
 
-int rails_connect(struct rails *r, uint32_t node, uint64_t deadline_ns, struct leat_error *err)
+int rails_connect(struct rails *r, uint32_t node, const struct rpc_how *how, struct leat_error *err)
 {
     const struct proto_ws *info = &r->ws->info;
     if (r->endpoints[node])
@@ -71,13 +71,13 @@ int rails_connect(struct rails *r, uint32_t node, uint64_t deadline_ns, struct l
                             .nregions = info->nregions,
                             .region_bytes = info->region_bytes};
     if (!rails_is_local(r, node)) {
-        int rc = broker(r, node, deadline_ns, &peer.connected_fd, err);
+        int rc = broker(r, node, how, &peer.connected_fd, err);
         if (rc)
             return rc;
         peer.regions = NULL;
     }
     struct net_ctx *ctx = ctx_of(r, node);
-    int rc = ctx->ops->connect(ctx, &peer, deadline_ns, &r->endpoints[node], err);
+    int rc = ctx->ops->connect(ctx, &peer, how->deadline_ns, &r->endpoints[node], err);
     if (rc && peer.connected_fd >= 0)
         close(peer.connected_fd); /* an endpoint owns it only once it is there */
     return rc;

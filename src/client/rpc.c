@@ -24,8 +24,6 @@
 
 #include "base/clock.h"
 
-#define CANCEL_LOOK_MS 20
-
 struct rpc_waiter {
     struct list node;
     uint64_t id;
@@ -55,11 +53,8 @@ int client_new(int fd, const char *socket, uint64_t timeout_ns, struct leat_clie
     list_init(&c->sets);
     pthread_mutex_init(&c->send_lock, NULL);
     pthread_mutex_init(&c->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->wake, &attr);
-    pthread_condattr_destroy(&attr);
+    client_cond_init(&c->wake);
+    forkfd_watch(&c->forkfd, &c->fd); /* a child that kept it would keep our leases after our death */
     *ret_client = c;
     return 0;
 }
@@ -74,7 +69,7 @@ void client_unref(struct leat_client *client)
 {
     if (!client || atomic_fetch_sub(&client->refs, 1) != 1)
         return;
-    close(client->fd);
+    forkfd_close(&client->forkfd);
     net_reply_fini(&client->rx.reply);
     pthread_cond_destroy(&client->wake);
     pthread_mutex_destroy(&client->lock);
@@ -98,25 +93,31 @@ int rpc_dead_error(const struct leat_client *client, struct leat_error *err)
     int dead = client->dead;
     if (dead == LEAT_PEER_GONE)
         return error_set(err, dead, "the daemon at %s is gone; open again to start over", client->socket);
+    if (dead == -EMFILE)
+        return error_set(
+            err, dead,
+            "the daemon at %s sent descriptors for which this process has no room: raise its limit of open "
+            "files (ulimit -n) and open again",
+            client->socket);
     return error_set(err, dead, "the connection to the daemon at %s broke off: %s", client->socket,
                      leat_strerror(dead));
 }
 
+/* Nothing can be sent or received any more. Shut down, so that who is waiting for the socket wakes up, and so does the daemon. */
 static void die(struct leat_client *c, int code)
 {
     int alive = 0;
-    atomic_compare_exchange_strong(&c->dead, &alive,
-                                   code == -ENOMEM        ? -ENOMEM
-                                   : code == LEAT_CORRUPT ? code
-                                                          : LEAT_PEER_GONE);
+    bool kept = code == -ENOMEM || code == -EMFILE || code == LEAT_CORRUPT;
+    if (atomic_compare_exchange_strong(&c->dead, &alive, kept ? code : LEAT_PEER_GONE))
+        shutdown(c->fd, SHUT_RDWR);
 }
 
 /* --- taking frames in ------------------------------------------------------------------------------------------ */
 
 static int take_fds(struct rpc_rx *rx, struct msghdr *msg)
 {
-    int rc = msg->msg_flags & MSG_CTRUNC ? LEAT_CORRUPT
-                                         : 0; /* descriptors were lost: out of step with the frame */
+    int rc =
+        msg->msg_flags & MSG_CTRUNC ? -EMFILE : 0; /* descriptors were lost: out of step with the frame */
     for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
             continue;
@@ -325,7 +326,7 @@ static int send_frame(struct leat_client *c, uint16_t type, uint64_t id, const s
     int rc = c->dead;
     if (!rc) {
         rc = net_frame_send(c->fd, PROTO_REQUEST, type, id, body ? body : &empty, fds, nfds, deadline_ns);
-        if (rc)
+        if (rc && rc != LEAT_INVALID) /* too long: nothing was sent */
             die(c, rc);
     }
     pthread_mutex_unlock(&c->send_lock);
@@ -347,57 +348,44 @@ void rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out 
     pthread_mutex_lock(&client->lock);
     uint64_t id = client->next_id++;
     pthread_mutex_unlock(&client->lock);
-    send_frame(client, type, id, body, NULL, 0, clock_now_ns() + NS_PER_S);
-}
-
-static void wait_for_reader(struct leat_client *c, uint64_t deadline_ns, bool has_cancel)
-{
-    uint64_t until = has_cancel ? clock_now_ns() + CANCEL_LOOK_MS * NS_PER_MS : deadline_ns;
-    if (deadline_ns && deadline_ns < until)
-        until = deadline_ns;
-    if (!until) {
-        pthread_cond_wait(&c->wake, &c->lock);
-        return;
-    }
-    struct timespec ts = {.tv_sec = (time_t)(until / NS_PER_S), .tv_nsec = (long)(until % NS_PER_S)};
-    pthread_cond_timedwait(&c->wake, &c->lock, &ts);
+    send_frame(client, type, id, body, NULL, 0, client_deadline(client, 0));
 }
 
 /* Under lock: until the waiter is done, 0; or why it gave up. */
-static int wait_done(struct leat_client *c, struct rpc_waiter *w, const struct rpc_how *how)
+static int wait_done(struct leat_client *c, struct rpc_waiter *w, const struct rpc_how *given)
 {
-    uint64_t deadline_ns = how->deadline_ns;
+    struct rpc_how how = *given;
+    uint64_t look_ns = 0;
     for (;;) {
         if (w->done)
             return 0;
         if (c->dead)
             return c->dead;
-        if (w->has_progress) {
-            struct leat_progress progress = w->progress;
+        bool progress = w->has_progress;
+        if (progress) {
             w->has_progress = false;
-            if (deadline_ns && how->progress_extends_ns)
-                deadline_ns = clock_now_ns() + how->progress_extends_ns;
-            if (how->progress) {
-                pthread_mutex_unlock(&c->lock);
-                int stop = how->progress(&progress, how->progress_user);
-                pthread_mutex_lock(&c->lock);
-                if (stop)
-                    return w->done ? 0 : -ECANCELED;
-            }
-            continue;
+            if (how.deadline_ns && how.progress_extends_ns)
+                how.deadline_ns = clock_now_ns() + how.progress_extends_ns;
         }
-        if (how->cancel && *how->cancel)
-            return -ECANCELED;
-        if (deadline_ns && clock_now_ns() >= deadline_ns)
+        struct leat_progress seen = w->progress;
+        pthread_mutex_unlock(&c->lock);
+        bool stop = client_gives_up(c, &how, &look_ns);
+        if (progress && how.progress)
+            stop = how.progress(&seen, how.progress_user) || stop;
+        pthread_mutex_lock(&c->lock);
+        if (stop)
+            return w->done ? 0 : LEAT_CANCELED;
+        if (progress || w->done || c->dead)
+            continue;
+        if (how.deadline_ns && clock_now_ns() >= how.deadline_ns)
             return LEAT_TIMED_OUT;
         if (c->reading) {
-            wait_for_reader(c, deadline_ns, how->cancel != NULL);
+            client_cond_wait(&c->wake, &c->lock, client_sleep_until(c, &how));
             continue;
         }
         c->reading = true;
         pthread_mutex_unlock(&c->lock);
-        int ms = clock_poll_ms(deadline_ns);
-        pump(c, how->cancel && (ms < 0 || ms > CANCEL_LOOK_MS) ? CANCEL_LOOK_MS : ms);
+        pump(c, client_sleep_ms(c, &how));
         pthread_mutex_lock(&c->lock);
         c->reading = false;
         pthread_cond_broadcast(&c->wake);
@@ -428,8 +416,10 @@ int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *
 
     int rc = send_frame(client, type, w.id, body, fds, nfds, how->deadline_ns);
     pthread_mutex_lock(&client->lock);
-    if (!rc || !w.done)
+    if (!w.done && (!rc || client->dead))
         rc = wait_done(client, &w, how);
+    else if (w.done)
+        rc = 0;
     list_remove(&w.node);
     if (rc && client->dead)
         pthread_cond_broadcast(&client->wake);
@@ -443,8 +433,10 @@ int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *
     }
     if (client->dead)
         return rpc_dead_error(client, err);
+    if (rc == LEAT_INVALID)
+        return error_set(err, rc, "a request of %zu bytes to the daemon is too long", body ? body->len : 0);
     send_cancel(client, w.id);
     if (rc == LEAT_TIMED_OUT)
         return error_set(err, rc, "the daemon at %s did not answer within the deadline", client->socket);
-    return error_set(err, rc, "given up by the caller");
+    return client_gave_up_error(err);
 }

@@ -23,6 +23,7 @@
 #include "leat/leat.h"
 
 #define READY_FD 3
+#define LOOK_MS  50
 
 /* Out of the way of 0..3, which the child fills. */
 static int moved_up(int fd)
@@ -62,13 +63,20 @@ _Noreturn static void become_daemon(const char *path, char *const argv[], int nu
 }
 
 /* The line that leatd writes when it listens, or cannot. */
-static int read_ready(int fd, const char *log_path, uint64_t deadline_ns, struct leat_error *err)
+static int read_ready(int fd, const struct connect_spawn *what, const char *log_path, uint64_t deadline_ns,
+                      struct leat_error *err)
 {
     char line[LEAT_ERROR_MESSAGE_MAX];
     size_t len = 0;
     while (len < sizeof(line) - 1 && !memchr(line, '\n', len)) {
         struct pollfd pfd = {.fd = fd, .events = POLLIN};
-        int n = poll(&pfd, 1, clock_poll_ms(deadline_ns));
+        int left = clock_poll_ms(deadline_ns);
+        int n = poll(&pfd, 1, what->interrupt && (left < 0 || left > LOOK_MS) ? LOOK_MS : left);
+        bool again = (n == 0 && left != 0) || (n < 0 && errno == EINTR);
+        if (again && what->interrupt && what->interrupt(what->interrupt_user))
+            return error_set(err, LEAT_CANCELED, "given up by the caller while leatd was starting");
+        if (again)
+            continue;
         if (n == 0)
             return error_set(err, LEAT_TIMED_OUT, "leatd did not come up in time; see %s", log_path);
         ssize_t got = n < 0 ? -1 : read(fd, line + len, sizeof(line) - 1 - len);
@@ -138,5 +146,5 @@ int connect_spawn(const struct connect_spawn *what, uint64_t deadline_ns, struct
     while (waitpid(child, &status, 0) < 0 && errno == EINTR)
         ;
     close(TAKE_FD(ready)); /* so that its death is an end of file */
-    return read_ready(hear, log_path, deadline_ns, err);
+    return read_ready(hear, what, log_path, deadline_ns, err);
 }

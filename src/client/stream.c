@@ -62,7 +62,7 @@ int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t
     }
     lease->ws = ws;
     qsort(lease->fetched.runs, lease->fetched.nruns, sizeof(*lease->fetched.runs), by_address);
-    rc = ws_map_staging(ws, &lease->fetched, &reply, how->deadline_ns, err);
+    rc = ws_map_staging(ws, &lease->fetched, &reply, how, err);
     net_reply_fini(&reply);
     if (rc) {
         stream_release(lease);
@@ -75,6 +75,7 @@ int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t
 void stream_prefetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n)
 {
     struct bytes_out body = {0};
+    n = MIN(n, RANGES_MAX); /* a hint: never so long that it fills the socket of a daemon that is busy */
     bytes_put_u64(&body, ws->info.ws);
     bytes_put_u32(&body, n);
     for (uint32_t i = 0; i < n; i++) {
@@ -221,6 +222,7 @@ int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, uint6
     if (!ranges)
         return error_set(err, -ENOMEM, "out of memory");
     p.ranges = ranges;
+    uint64_t look_ns = 0;
     qsort(wants, n, sizeof(*wants), by_sample);
     for (uint32_t at = 0; at < n;) {
         uint32_t count = make_portion(ws, wants + at, n - at, &p);
@@ -228,8 +230,9 @@ int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, uint6
         int rc = stream_fetch(ws, p.ranges, p.nranges, how, &lease, err);
         if ((rc == LEAT_NO_SPACE || rc == LEAT_BUSY) && shrink(&p, wants + at, count))
             continue;
-        if (rc == LEAT_BUSY && !(how->deadline_ns && clock_now_ns() >= how->deadline_ns) &&
-            !(how->cancel && *how->cancel)) {
+        if (rc == LEAT_BUSY && client_gives_up(ws->client, how, &look_ns))
+            return client_gave_up_error(err);
+        if (rc == LEAT_BUSY && !(how->deadline_ns && clock_now_ns() >= how->deadline_ns)) {
             usleep(RETRY_US); /* somebody else's leases: they end when their copies are made */
             continue;
         }

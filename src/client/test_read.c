@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <cmocka.h>
+#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -485,13 +486,16 @@ static void test_fork(void **state)
     struct leat_batch *batch;
     const uint64_t ids[] = {10, 11};
     assert_int_equal(leat_read_batch(view, ids, 2, 0, &batch, &err), 0);
+    int parents_fd = x.client->fd;
     pid_t pid = fork();
     if (pid == 0) {
         struct leat_batch *other;
         struct leat_ws *ws;
         uint8_t buf[100];
         uint64_t bytes;
-        int bad = !leat_forked(x.client) || leat_open(x.client, "set", NULL, &ws, &err) != LEAT_INVALID ||
+        int bad = !leat_forked(x.client) || x.client->fd != -1 || /* the daemon hears of its parent's death */
+                  fcntl(parents_fd, F_GETFD) != -1 ||
+                  leat_open(x.client, "set", NULL, &ws, &err) != LEAT_INVALID ||
                   leat_read_batch(view, ids, 2, 0, &other, &err) != LEAT_INVALID ||
                   leat_read(x.ws, 1, 0, buf, 100, 0, &bytes, &err) != LEAT_INVALID;
         leat_batch_release(batch); /* all without effect */
@@ -507,6 +511,189 @@ static void test_fork(void **state)
     leat_batch_release(batch);
     leat_view_close(view);
     read_all(x.ws);
+    close_set(&x);
+}
+
+/* Paths are seen from where the program stands, in every form of a source. */
+static void test_paths(void **state)
+{
+    struct fixture x;
+    char cwd[4096], wanted[9000];
+    open_set(&x, (struct fake_options){0});
+    assert_non_null(getcwd(cwd, sizeof(cwd)));
+    leat_close(x.ws);
+    assert_int_equal(leat_open(x.client, "image=a.npy;label=file://d/b*.npy;more=/c", NULL, &x.ws, &err), 0);
+    snprintf(wanted, sizeof(wanted), "image=%s/a.npy;label=%s/d/b*.npy;more=/c", cwd, cwd);
+    assert_string_equal(leat_ws_uri(x.ws), wanted);
+    struct leat_ws *ws;
+    assert_int_equal(leat_open(x.client, "s3://bucket/key", NULL, &ws, &err), LEAT_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "s3://bucket/key"));
+    assert_int_equal(leat_open(x.client, "image=", NULL, &ws, &err), LEAT_INVALID);
+    assert_int_equal(leat_open(x.client, "missing", NULL, &ws, &err), LEAT_NOT_FOUND);
+    /* A request that is too long fails alone. */
+    char *huge = calloc(1, PROTO_BODY_MAX + 10), *text;
+    memset(huge, 'x', PROTO_BODY_MAX + 9);
+    assert_int_equal(leat_query(x.client, LEAT_QUERY_STAT, huge, &text, &err), LEAT_INVALID);
+    free(huge);
+    assert_int_equal(leat_query(x.client, LEAT_QUERY_STATUS, NULL, &text, &err), 0);
+    leat_free(text);
+    close_set(&x);
+}
+
+/* Every wait asks the hook, and ends when it says so, long before its deadline. */
+static _Atomic int hook_left;
+static struct leat_ws *hook_ws;
+
+static int hook(void *user)
+{
+    assert_ptr_equal(user, &hook_left);
+    return --hook_left <= 0;
+}
+
+static int hook_calls_back(void *user)
+{
+    struct leat_error e;
+    if (leat_read(hook_ws, 1, 0, user, 60, 0, NULL, &e) == LEAT_BUSY)
+        hook_left--;
+    return hook_left <= 0;
+}
+
+static void open_hooked(struct fixture *x, struct fake_options options)
+{
+    x->daemon = fake_start(&options);
+    struct leat_client_options o = {.size = sizeof(o),
+                                    .socket = x->daemon->path,
+                                    .timeout_ns = UINT64_MAX,
+                                    .interrupt = hook,
+                                    .interrupt_user = &hook_left};
+    assert_int_equal(leat_connect(&o, &x->client, &err), 0);
+    assert_int_equal(leat_open(x->client, "set", NULL, &x->ws, &err), 0);
+}
+
+static void test_interrupt(void **state)
+{
+    struct fixture x;
+    struct leat_ws *ws;
+    struct leat_batch *batch, *held[3];
+    struct leat_iter *it;
+    uint8_t buf[60];
+    const uint64_t ids[] = {5, 6};
+    char *text;
+    open_hooked(&x, (struct fake_options){.all_loading = true});
+    struct leat_view *view = load(x.ws, 4, 3);
+    x.daemon->mute = true;
+    hook_left = 2;
+    assert_int_equal(leat_read(x.ws, 3, 0, buf, sizeof(buf), 0, NULL, &err), LEAT_CANCELED);
+    hook_left = 1;
+    assert_int_equal(leat_read_batch(view, ids, 2, 0, &batch, &err), LEAT_CANCELED);
+    hook_left = 1;
+    assert_int_equal(leat_open(x.client, "set", NULL, &ws, &err), LEAT_CANCELED);
+    hook_left = 1;
+    assert_int_equal(leat_ws_wait(x.ws, NULL, NULL, 0, &err), LEAT_CANCELED);
+    hook_left = 1;
+    assert_int_equal(leat_query(x.client, LEAT_QUERY_STATUS, NULL, &text, &err), LEAT_CANCELED);
+    struct leat_iter_options io = {.size = sizeof(io), .block = LEAT_ORDER_SEQUENTIAL};
+    assert_int_equal(leat_iterate(view, &io, &it, &err), 0);
+    hook_left = 1;
+    assert_int_equal(leat_next(it, 0, &batch, &err), LEAT_CANCELED);
+    leat_iter_close(it);
+    x.daemon->mute = false;
+
+    /* A slot that comes back when a descriptor says so, which is never. */
+    int fd = eventfd(0, EFD_CLOEXEC);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(leat_read_batch(view, ids, 2, 0, &held[i], &err), 0);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(leat_batch_release_after(held[i], fd, &err), 0);
+    hook_left = 1;
+    assert_int_equal(leat_read_batch(view, ids, 2, 0, &batch, &err), LEAT_CANCELED);
+    close(fd);
+    leat_view_close(view);
+    close_set(&x);
+
+    /* A node that is silent; and a hook that calls back in. */
+    open_hooked(&x, (struct fake_options){.remote_odd = true});
+    uint64_t far = FAKE_REGION_BYTES / 60 + 1;
+    x.daemon->hold_broker = true;
+    hook_left = 1;
+    assert_int_equal(leat_read(x.ws, far, 0, buf, 60, 0, NULL, &err), LEAT_CANCELED);
+    hook_left = 1;
+    hook_ws = x.ws;
+    x.client->interrupt = hook_calls_back;
+    x.client->interrupt_user = buf;
+    hook_left = 0;
+    assert_int_equal(leat_read(x.ws, far, 0, buf, 60, 0, NULL, &err), LEAT_CANCELED);
+    x.client->interrupt = NULL;
+    x.daemon->hold_broker = false;
+    assert_int_equal(leat_read(x.ws, far, 0, buf, 60, 0, NULL, &err), 0);
+    close_set(&x);
+}
+
+/* An iterator that waits for a slot keeps nobody else waiting, with or without a deadline. */
+static void test_iterator_waits_alone(void **state)
+{
+    struct fixture x;
+    struct leat_iter *it;
+    struct leat_batch *held[2], *batch;
+    const uint64_t ids[] = {5, 6};
+    open_set(&x, (struct fake_options){0});
+    struct leat_view *view = load(x.ws, 4, 3);
+    struct leat_iter_options o = {.size = sizeof(o)};
+    assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(leat_next(it, 0, &held[i], &err), 0);
+    usleep(50000); /* the third is read ahead, and the thread waits for a slot */
+    assert_int_equal(leat_read_batch(view, ids, 2, UINT64_MAX, &batch, &err), LEAT_BUSY);
+    for (unsigned i = 0; i < 2; i++)
+        leat_batch_release(held[i]);
+    assert_int_equal(leat_next(it, 0, &batch, &err), 0);
+    check_batch(batch);
+    leat_batch_release(batch);
+    leat_iter_close(it);
+    leat_view_close(view);
+    close_set(&x);
+}
+
+/* Another thread that is at it for long does not move our deadline. */
+static void *read_for_long(void *arg)
+{
+    struct fixture *x = arg;
+    uint8_t buf[60];
+    struct leat_error e;
+    return (void *)(intptr_t)leat_read(x->ws, FAKE_REGION_BYTES / 60 + 1, 0, buf, 60, 0, NULL, &e);
+}
+
+static void test_turns(void **state)
+{
+    struct fixture x;
+    pthread_t thread;
+    uint8_t buf[60];
+    void *rc;
+    open_hooked(&x, (struct fake_options){.remote_odd = true});
+    hook_left = 1 << 30;
+    x.daemon->hold_broker = true;
+    assert_int_equal(pthread_create(&thread, NULL, read_for_long, &x), 0);
+    while (!x.daemon->brokers)
+        usleep(1000);
+    usleep(20000);
+    assert_int_equal(leat_read(x.ws, FAKE_REGION_BYTES / 60 + 2, 0, buf, 60, 50 * NS_PER_MS, NULL, &err),
+                     LEAT_TIMED_OUT);
+    hook_left = 0;
+    pthread_join(thread, &rc);
+    assert_int_equal((int)(intptr_t)rc, LEAT_CANCELED);
+    close_set(&x);
+}
+
+/* A checksum that does not match is no fault of the data when the sample has gone away meanwhile. */
+static void test_moved(void **state)
+{
+    struct fixture x;
+    open_set(&x, (struct fake_options){0});
+    assert_int_equal(gather_mismatch(x.ws, 7, 0, &err), LEAT_CORRUPT);
+    x.daemon->live_map[4096 + 7] = LIVE_LOST;
+    assert_int_equal(gather_mismatch(x.ws, 7, 0, &err), GATHER_MOVED);
+    fake_revoke(x.daemon, false);
+    assert_int_equal(gather_mismatch(x.ws, 7, 0, &err), LEAT_STALE);
     close_set(&x);
 }
 
@@ -735,7 +922,7 @@ static void test_push(void **state)
 {
     struct fixture x;
     open_set(&x, (struct fake_options){.pushed = true, .remote_odd = true, .all_loading = true});
-    assert_int_equal(strncmp(leat_ws_uri(x.ws), "set", 3), 0);
+    assert_string_equal(strrchr(leat_ws_uri(x.ws), 0) - 4, "/set"); /* absolute */
     /* Wipe the pool, push it all back, and read it. */
     for (uint32_t r = 0; r < x.daemon->nregions; r++)
         memset(x.daemon->regions[r], 0, FAKE_REGION_BYTES);
@@ -810,6 +997,9 @@ int main(void)
         cmocka_unit_test(test_threads),        cmocka_unit_test(test_iterate),
         cmocka_unit_test(test_iterate_errors), cmocka_unit_test(test_push),
         cmocka_unit_test(test_create),         cmocka_unit_test(test_share),
+        cmocka_unit_test(test_paths),          cmocka_unit_test(test_interrupt),
+        cmocka_unit_test(test_moved),          cmocka_unit_test(test_iterator_waits_alone),
+        cmocka_unit_test(test_turns),
     };
     return cmocka_run_group_tests_name("client_read", tests, NULL, NULL);
 }

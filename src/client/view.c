@@ -12,7 +12,7 @@
  *
  * Failure modes: every slot held: LEAT_BUSY naming the holders, nothing is overwritten; a quarantined slot whose peer stays
  * frozen comes back once the connection is torn down, which happens when no other slot is left.
- * Invariants: only the filler (under fill_lock) takes slots; any thread gives them back; the memory lives until
+ * Invariants: only who has the fill turn takes slots; any thread gives them back; the memory lives until
  * the handle and the last held batch are gone.
  */
 #include "client/client.h"
@@ -27,7 +27,6 @@
 #define DEFAULT_SLOTS 4u
 #define MAX_SLOTS     256u
 #define MAX_BATCH     (1u << 24)
-#define LOOK_MS       20
 
 /* --- layout ------------------------------------------------------------------------------------------------------ */
 
@@ -110,7 +109,7 @@ static void view_free(struct leat_view *v)
         fini_slot(v, &v->slots[s]);
     pthread_cond_destroy(&v->freed);
     pthread_mutex_destroy(&v->lock);
-    pthread_mutex_destroy(&v->fill_lock);
+    turn_fini(&v->fill_turn);
     ws_unref(v->ws);
     free(v->slots);
     free(v->fields);
@@ -209,13 +208,9 @@ int leat_load(struct leat_ws *ws, const struct leat_view_options *options, struc
     v->refs = 1;
     v->fork_count = ws->client->fork_count;
     v->ws = ws_ref(ws);
-    pthread_mutex_init(&v->fill_lock, NULL);
+    turn_init(&v->fill_turn);
     pthread_mutex_init(&v->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&v->freed, &attr);
-    pthread_condattr_destroy(&attr);
+    client_cond_init(&v->freed);
     rc = build_view(v, &o, err);
     if (rc) {
         view_free(v);
@@ -319,44 +314,61 @@ static void wait_a_little(struct leat_view *v, uint64_t deadline_ns)
         pthread_mutex_lock(&v->lock);
         return;
     }
-    uint64_t until = clock_now_ns() + (uint64_t)ms * NS_PER_MS;
-    struct timespec ts = {.tv_sec = (time_t)(until / NS_PER_S), .tv_nsec = (long)(until % NS_PER_S)};
-    pthread_cond_timedwait(&v->freed, &v->lock, &ts);
+    client_cond_wait(&v->freed, &v->lock, clock_now_ns() + (uint64_t)ms * NS_PER_MS);
 }
 
-int view_slot_take(struct leat_view *v, bool wait_held, uint64_t deadline_ns, const _Atomic bool *cancel,
+/* Under lock: why there is nothing to wait for, or 0. */
+static int no_slot(const struct leat_view *v, bool wait_held, const struct rpc_how *how,
+                   struct leat_error *err)
+{
+    unsigned held = count_state(v, SLOT_HELD);
+    if (how->cancel && *how->cancel)
+        return client_gave_up_error(err);
+    if (held == v->nslots && !wait_held)
+        return all_held_error(v, err);
+    if (how->deadline_ns && clock_now_ns() >= how->deadline_ns)
+        return error_set(err, LEAT_TIMED_OUT,
+                         "no slot of the view was given back within the deadline (%u held of %u)", held,
+                         v->nslots);
+    return 0;
+}
+
+int view_slot_take(struct leat_view *v, bool wait_held, const struct rpc_how *how,
                    struct view_slot **ret_slot, struct leat_error *err)
 {
-    int rc = 0;
+    const struct leat_client *client = v->ws->client;
+    uint64_t look_ns = 0;
+    int rc = turn_take(&v->fill_turn, client, how, "reading a batch", err);
+    if (rc)
+        return rc;
     if (unlikely(v->rails->unquiesced))
         rails_progress(v->rails, 0);
-    pthread_mutex_lock(&v->lock);
     struct view_slot *slot;
-    while (!(slot = find_free(v))) {
-        unsigned held = count_state(v, SLOT_HELD);
-        if (cancel && *cancel)
-            rc = error_set(err, -ECANCELED, "given up by the caller");
-        else if (held == v->nslots && !wait_held)
-            rc = all_held_error(v, err);
-        else if (deadline_ns && clock_now_ns() >= deadline_ns)
-            rc = error_set(err, LEAT_TIMED_OUT,
-                           "no slot of the view was given back within the deadline (%u held of %u)", held,
-                           v->nslots);
-        if (rc)
-            break;
-        if (held + count_state(v, SLOT_RELEASING) < v->nslots) {
+    pthread_mutex_lock(&v->lock);
+    while (!(slot = find_free(v)) && !(rc = no_slot(v, wait_held, how, err))) {
+        if (count_state(v, SLOT_HELD) + count_state(v, SLOT_RELEASING) < v->nslots) {
             pthread_mutex_unlock(&v->lock);
             break_quarantine(v);
             pthread_mutex_lock(&v->lock);
             continue;
         }
-        wait_a_little(v, deadline_ns);
+        turn_give(&v->fill_turn); /* an iterator may wait here for long: others get their answer meanwhile */
+        wait_a_little(v, how->deadline_ns);
+        pthread_mutex_unlock(&v->lock);
+        rc = client_gives_up(client, how, &look_ns)
+                 ? client_gave_up_error(err)
+                 : turn_take(&v->fill_turn, client, how, "reading a batch", err);
+        if (rc)
+            return rc;
+        pthread_mutex_lock(&v->lock);
     }
     if (slot) {
         slot->state = SLOT_FILLING;
         *ret_slot = slot;
     }
     pthread_mutex_unlock(&v->lock);
+    if (!slot)
+        turn_give(&v->fill_turn);
     return rc;
 }
 

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 
 #include "base/clock.h"
+#include "dataset/dataset.h"
 
 #define REGION_RUN 64u
 
@@ -109,8 +110,8 @@ int ws_new(struct leat_client *client, struct net_reply *reply, struct leat_ws *
         return error_set(err, -ENOMEM, "out of memory");
     ws->refs = 1;
     ws->client = client_ref(client);
-    pthread_mutex_init(&ws->map_lock, NULL);
-    pthread_mutex_init(&ws->read_lock, NULL);
+    turn_init(&ws->map_turn);
+    turn_init(&ws->read_turn);
     list_init(&ws->node);
     int rc = fill_ws(ws, reply, err);
     if (rc) {
@@ -163,10 +164,35 @@ void ws_unref(struct leat_ws *ws)
     free(ws->maps);
     free(ws->staging);
     free(ws->uri);
-    pthread_mutex_destroy(&ws->map_lock);
-    pthread_mutex_destroy(&ws->read_lock);
+    turn_fini(&ws->map_turn);
+    turn_fini(&ws->read_turn);
     client_unref(ws->client);
     free(ws);
+}
+
+/* What the daemon is asked for: it stands in another folder than we do, so paths become absolute here. */
+static int absolute_uri(const char *uri, char **ret_uri, struct leat_error *err)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-";
+    size_t scheme = strspn(uri, letters);
+    if (strncmp(uri, "leat://", 7) == 0) {
+        *ret_uri = strdup(uri);
+    } else if (scheme && strncmp(uri + scheme, "://", 3) == 0 && strncmp(uri, "file:", 5) != 0) {
+        return error_set(err, LEAT_UNSUPPORTED, "%.200s: datasets are paths, file:// or leat://NAME", uri);
+    } else {
+        struct dataset_spec spec;
+        int rc = dataset_spec_parse(uri, &spec, err);
+        if (rc)
+            return rc;
+        *ret_uri = dataset_spec_format(&spec);
+        dataset_spec_free(&spec);
+    }
+    if (!*ret_uri)
+        return error_set(err, -ENOMEM, "out of memory");
+    if (strlen(*ret_uri) <= PROTO_STR_MAX)
+        return 0;
+    free(TAKE_PTR(*ret_uri));
+    return error_set(err, LEAT_INVALID, "uri of more than %d bytes", PROTO_STR_MAX);
 }
 
 /* OPEN and APPEND: the same body, the same reply. */
@@ -175,8 +201,12 @@ static int call_open(struct leat_client *client, uint16_t type, const char *uri,
                      struct leat_error *err)
 {
     struct proto_open open = {.flags = flags, .pool_bytes = o->pool_bytes};
+    AUTO_FREE char *absolute = NULL;
+    int rc = absolute_uri(uri, &absolute, err);
+    if (rc)
+        return rc;
     open.name = (char *)(uintptr_t)(o->name ? o->name : "");
-    open.uri = (char *)(uintptr_t)uri;
+    open.uri = absolute;
     struct bytes_out body = {0};
     proto_open_put(&body, &open);
     /* Scanning a source that has no index takes as long as it takes, while it moves. A deadline of the caller's stays. */
@@ -185,7 +215,7 @@ static int call_open(struct leat_client *client, uint16_t type, const char *uri,
                                 .progress = o->progress,
                                 .progress_user = o->progress_user};
     struct net_reply reply;
-    int rc = rpc_call(client, type, &body, NULL, 0, &how, &reply, err);
+    rc = rpc_call(client, type, &body, NULL, 0, &how, &reply, err);
     bytes_out_fini(&body);
     if (rc)
         return rc;
@@ -348,7 +378,7 @@ static bool mapped(struct leat_ws *ws, uint32_t gid)
     return staging ? staging->at != NULL : gid < ws->info.nregions && ws->maps[gid];
 }
 
-/* Maps fd as region gid and publishes it. Under map_lock. */
+/* Maps fd as region gid and publishes it. By who has the turn. */
 static int map_one(struct leat_ws *ws, uint32_t gid, int fd, struct leat_error *err)
 {
     struct ws_staging *staging = staging_place(ws, gid);
@@ -376,25 +406,24 @@ static int map_one(struct leat_ws *ws, uint32_t gid, int fd, struct leat_error *
     return 0;
 }
 
-static int call_regions(struct leat_ws *ws, uint32_t first, uint32_t count, uint64_t deadline_ns,
+static int call_regions(struct leat_ws *ws, uint32_t first, uint32_t count, const struct rpc_how *how,
                         struct net_reply *ret_reply, struct leat_error *err)
 {
     struct bytes_out body = {0};
     bytes_put_u64(&body, ws->info.ws);
     bytes_put_u32(&body, first);
     bytes_put_u32(&body, count);
-    int rc = rpc_call(ws->client, PROTO_REGIONS, &body, NULL, 0,
-                      &(struct rpc_how){.deadline_ns = deadline_ns}, ret_reply, err);
+    int rc = rpc_call(ws->client, PROTO_REGIONS, &body, NULL, 0, how, ret_reply, err);
     bytes_out_fini(&body);
     return rc;
 }
 
-/* Under map_lock: asks for [first, +count) and maps what comes. */
-static int fetch_regions(struct leat_ws *ws, uint32_t first, uint32_t count, uint64_t deadline_ns,
+/* By who has the turn: asks for [first, +count) and maps what comes. */
+static int fetch_regions(struct leat_ws *ws, uint32_t first, uint32_t count, const struct rpc_how *how,
                          struct leat_error *err)
 {
     struct net_reply reply;
-    int rc = call_regions(ws, first, count, deadline_ns, &reply, err);
+    int rc = call_regions(ws, first, count, how, &reply, err);
     if (rc)
         return rc;
     struct bytes_in in = bytes_in_of(reply.body.data, reply.body.len);
@@ -410,48 +439,52 @@ static int fetch_regions(struct leat_ws *ws, uint32_t first, uint32_t count, uin
     return rc;
 }
 
-int ws_map_region(struct leat_ws *ws, uint32_t gid, uint64_t deadline_ns, struct leat_error *err)
+int ws_map_region(struct leat_ws *ws, uint32_t gid, const struct rpc_how *how, struct leat_error *err)
 {
-    pthread_mutex_lock(&ws->map_lock);
-    int rc = 0;
+    int rc = turn_take(&ws->map_turn, ws->client, how, "mapping a region", err);
+    if (rc)
+        return rc;
     if (!ws->maps[gid]) {
         uint32_t first = gid - gid % REGION_RUN;
-        rc = fetch_regions(ws, first, MIN(REGION_RUN, ws->info.nregions - first), deadline_ns, err);
+        rc = fetch_regions(ws, first, MIN(REGION_RUN, ws->info.nregions - first), how, err);
         if (!rc && !ws->maps[gid])
             rc =
                 error_set(err, LEAT_STALE, "the daemon does not have region %u of %s any more", gid, ws->uri);
     }
-    pthread_mutex_unlock(&ws->map_lock);
+    turn_give(&ws->map_turn);
     return rc;
 }
 
-int ws_window(struct leat_ws *ws, uint64_t deadline_ns, uint64_t *ret_bytes, struct leat_error *err)
+int ws_window(struct leat_ws *ws, const struct rpc_how *how, uint64_t *ret_bytes, struct leat_error *err)
 {
-    pthread_mutex_lock(&ws->map_lock);
-    int rc = ws->staging[0].at ? 0 : fetch_regions(ws, PROTO_STAGING, 1, deadline_ns, err);
+    int rc = turn_take(&ws->map_turn, ws->client, how, "mapping the window", err);
+    if (rc)
+        return rc;
+    rc = ws->staging[0].at ? 0 : fetch_regions(ws, PROTO_STAGING, 1, how, err);
     if (!rc)
         *ret_bytes = ws->staging[0].bytes;
-    pthread_mutex_unlock(&ws->map_lock);
+    turn_give(&ws->map_turn);
     return rc;
 }
 
 int ws_map_staging(struct leat_ws *ws, const struct proto_fetched *fetched, struct net_reply *reply,
-                   uint64_t deadline_ns, struct leat_error *err)
+                   const struct rpc_how *how, struct leat_error *err)
 {
-    int rc = 0;
     unsigned taken = 0;
-    pthread_mutex_lock(&ws->map_lock);
+    int rc = turn_take(&ws->map_turn, ws->client, how, "mapping the window", err);
+    if (rc)
+        return rc;
     for (uint32_t i = 0; !rc && i < fetched->nruns; i++) {
         const struct proto_run *run = &fetched->runs[i];
         const struct ws_staging *staging = staging_place(ws, run->gid);
         if (!mapped(ws, run->gid)) /* descriptors, when they come along, are in the order of first use */
             rc = taken < reply->nfds ? map_one(ws, run->gid, reply->fds[taken++], err)
-                                     : fetch_regions(ws, run->gid, 1, deadline_ns, err);
+                                     : fetch_regions(ws, run->gid, 1, how, err);
         uint64_t bytes = staging ? staging->bytes : ws->info.region_bytes;
         if (!rc && (!mapped(ws, run->gid) || run->offset > bytes || run->bytes > bytes - run->offset))
             rc = error_set(err, LEAT_CORRUPT, "the daemon named a staging place that cannot be (region %u)",
                            run->gid);
     }
-    pthread_mutex_unlock(&ws->map_lock);
+    turn_give(&ws->map_turn);
     return rc;
 }

@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 
 #include <cmocka.h>
+#include <poll.h>
 
 #define REGIONS      4u
 #define REGION_BYTES (1u << 20)
@@ -581,6 +582,24 @@ static void test_tcp_deadline(void **state)
     rig_fini(&r);
 }
 
+/* A process forked meanwhile has a duplicate of the connection: what is torn down here must not come back as an event. */
+static void test_tcp_duplicate(void **state)
+{
+    struct rig r = {.kind = TCP_UNIX};
+    int fds[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    r.ctx = new_ctx(TCP);
+    rig_connect(&r, fds[0]);
+    int duplicate = dup(fds[0]);
+    r.ctx->ops->disconnect(r.ctx, r.ep);
+    assert_int_equal(write(fds[1], "late", 4), 4);
+    struct pollfd pfd = {.fd = r.ctx->ops->event_fd(r.ctx), .events = POLLIN};
+    assert_int_equal(poll(&pfd, 1, 0), 0);
+    close(duplicate);
+    close(fds[1]);
+    net_free(r.ctx);
+}
+
 static void test_tcp_stale(void **state)
 {
     struct rig r;
@@ -1008,15 +1027,25 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_many_ops),           cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_disconnect),         cmocka_unit_test(test_shm_ledger),
-        cmocka_unit_test(test_tcp_split),          cmocka_unit_test(test_tcp_merges),
-        cmocka_unit_test(test_tcp_peer_dies),      cmocka_unit_test(test_tcp_lies),
-        cmocka_unit_test(test_tcp_deadline),       cmocka_unit_test(test_tcp_stale),
-        cmocka_unit_test(test_server_write),       cmocka_unit_test(test_revoke_under_load),
-        cmocka_unit_test(test_server_slow_reader), cmocka_unit_test(test_sim_time),
-        cmocka_unit_test(test_sim_freeze),         cmocka_unit_test(test_sim_death),
-        cmocka_unit_test(test_sim_incast),         cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_many_ops),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_disconnect),
+        cmocka_unit_test(test_shm_ledger),
+        cmocka_unit_test(test_tcp_split),
+        cmocka_unit_test(test_tcp_merges),
+        cmocka_unit_test(test_tcp_peer_dies),
+        cmocka_unit_test(test_tcp_lies),
+        cmocka_unit_test(test_tcp_deadline),
+        cmocka_unit_test(test_tcp_stale),
+        cmocka_unit_test(test_tcp_duplicate),
+        cmocka_unit_test(test_server_write),
+        cmocka_unit_test(test_revoke_under_load),
+        cmocka_unit_test(test_server_slow_reader),
+        cmocka_unit_test(test_sim_time),
+        cmocka_unit_test(test_sim_freeze),
+        cmocka_unit_test(test_sim_death),
+        cmocka_unit_test(test_sim_incast),
+        cmocka_unit_test(test_faults),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

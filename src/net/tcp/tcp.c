@@ -22,6 +22,7 @@
  */
 #include "base/clock.h"
 #include "base/crc32c.h"
+#include "base/forkfd.h"
 #include "net/conn.h"
 #include "net/events.h"
 
@@ -50,6 +51,7 @@ struct net_endpoint {
     struct tcp_ctx *ctx;
     struct list node;
     int fd; /* -1: torn down */
+    struct forkfd forkfd;
     bool want_out;
     struct list ops;
 
@@ -71,6 +73,7 @@ struct tcp_ctx {
     struct net_ctx base;
     int epoll_fd;
     struct list endpoints;
+    struct forkfd forkfd;
     struct list events;
     struct list told;         /* stays empty: DONE and QUIESCED come together here */
     uint64_t min_deadline_ns; /* of all ops in flight; 0: none. May be too early, never too late */
@@ -96,9 +99,10 @@ static void op_over(struct tcp_ctx *ctx, struct net_op *op, int status)
 static void tear_down(struct net_endpoint *ep, int first, int others, uint64_t now)
 {
     struct net_op *op;
+    /* epoll forgets a closed descriptor only when no process that was forked meanwhile has a duplicate of it. */
     if (ep->fd >= 0)
-        close(ep->fd); /* epoll forgets it */
-    ep->fd = -1;
+        epoll_ctl(ep->ctx->epoll_fd, EPOLL_CTL_DEL, ep->fd, NULL);
+    forkfd_close(&ep->forkfd);
     int status = first;
     while ((op = list_first(&ep->ops, struct net_op, node))) {
         int s = now && op->deadline_ns && op->deadline_ns <= now ? LEAT_TIMED_OUT : status;
@@ -505,6 +509,7 @@ static int tcp_connect(struct net_ctx *base, const struct net_peer *peer, uint64
         free(ep);
         return rc;
     }
+    forkfd_watch(&ep->forkfd, &ep->fd);
     list_push_back(&ctx->endpoints, &ep->node);
     *ret_endpoint = ep;
     return 0;
@@ -540,7 +545,7 @@ static void tcp_free(struct net_ctx *base)
     struct tcp_ctx *ctx = container_of(base, struct tcp_ctx, base);
     list_for_each_safe (node, &ctx->endpoints)
         tcp_disconnect(base, container_of(node, struct net_endpoint, node));
-    close(ctx->epoll_fd);
+    forkfd_close(&ctx->forkfd);
     free(ctx);
 }
 
@@ -571,6 +576,7 @@ int net_tcp_new(struct net_ctx **ret_ctx)
         free(ctx);
         return rc;
     }
+    forkfd_watch(&ctx->forkfd, &ctx->epoll_fd);
     *ret_ctx = &ctx->base;
     return 0;
 }

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * turn.c: waiting so that it can be given up: deadlines, the cancel flag of an iterator, the user's interrupt hook.
+ *
+ * The hook is asked with no lock held, on the thread that made the call, at most every HOOK_NS: it may be as costly as
+ * taking Python's interpreter lock. Waits sleep LOOK_MS at most when there is a hook or a flag to look at.
+ */
+#include "client/client.h"
+
+#include "base/clock.h"
+
+#define HOOK_NS (40 * NS_PER_MS)
+
+bool client_gives_up(const struct leat_client *client, const struct rpc_how *how, uint64_t *look_ns)
+{
+    if (how->cancel)
+        return *how->cancel;
+    if (!client->interrupt)
+        return false;
+    uint64_t now_ns = clock_now_ns(), due_ns = *look_ns;
+    if (due_ns && now_ns < due_ns)
+        return false;
+    *look_ns = now_ns + HOOK_NS;
+    return due_ns && client->interrupt(client->interrupt_user); /* not at once: most waits are over soon */
+}
+
+int client_gave_up_error(struct leat_error *err)
+{
+    return error_set(err, LEAT_CANCELED, "given up by the caller");
+}
+
+static bool looks(const struct leat_client *client, const struct rpc_how *how)
+{
+    return how->cancel || client->interrupt;
+}
+
+int client_sleep_ms(const struct leat_client *client, const struct rpc_how *how)
+{
+    int ms = clock_poll_ms(how->deadline_ns);
+    return looks(client, how) && (ms < 0 || ms > LOOK_MS) ? LOOK_MS : ms;
+}
+
+uint64_t client_sleep_until(const struct leat_client *client, const struct rpc_how *how)
+{
+    if (!looks(client, how))
+        return how->deadline_ns;
+    uint64_t until = clock_now_ns() + LOOK_MS * NS_PER_MS;
+    return how->deadline_ns && how->deadline_ns < until ? how->deadline_ns : until;
+}
+
+void client_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+void client_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns)
+{
+    if (!until_ns) {
+        pthread_cond_wait(cond, lock);
+        return;
+    }
+    struct timespec ts = {.tv_sec = (time_t)(until_ns / NS_PER_S), .tv_nsec = (long)(until_ns % NS_PER_S)};
+    pthread_cond_timedwait(cond, lock, &ts);
+}
+
+/* --- turns ------------------------------------------------------------------------------------------------------- */
+
+void turn_init(struct turn *turn)
+{
+    *turn = (struct turn){0};
+    pthread_mutex_init(&turn->lock, NULL);
+    client_cond_init(&turn->changed);
+}
+
+void turn_fini(struct turn *turn)
+{
+    pthread_cond_destroy(&turn->changed);
+    pthread_mutex_destroy(&turn->lock);
+}
+
+int turn_take(struct turn *turn, const struct leat_client *client, const struct rpc_how *how,
+              const char *what, struct leat_error *err)
+{
+    int rc = 0;
+    uint64_t look_ns = 0;
+    pthread_mutex_lock(&turn->lock);
+    while (turn->taken && !rc) {
+        if (pthread_equal(turn->owner, pthread_self()))
+            rc = error_set(err, LEAT_BUSY,
+                           "%s: this thread is at it already (called from an interrupt hook?)", what);
+        else if (how->deadline_ns && clock_now_ns() >= how->deadline_ns)
+            rc = error_set(err, LEAT_TIMED_OUT, "%s: another thread was at it past the deadline", what);
+        if (rc)
+            break;
+        client_cond_wait(&turn->changed, &turn->lock, client_sleep_until(client, how));
+        pthread_mutex_unlock(&turn->lock);
+        if (client_gives_up(client, how, &look_ns))
+            rc = client_gave_up_error(err);
+        pthread_mutex_lock(&turn->lock);
+    }
+    if (!rc) {
+        turn->taken = true;
+        turn->owner = pthread_self();
+    } else {
+        pthread_cond_signal(&turn->changed); /* a wake-up that this thread may have used up */
+    }
+    pthread_mutex_unlock(&turn->lock);
+    return rc;
+}
+
+void turn_give(struct turn *turn)
+{
+    pthread_mutex_lock(&turn->lock);
+    turn->taken = false;
+    pthread_cond_signal(&turn->changed);
+    pthread_mutex_unlock(&turn->lock);
+}
