@@ -447,6 +447,8 @@ class WorkingSet:
                     raise TypeError(f"ids of dtype {ids.dtype}: give numbers of samples")
                 ids = ids.astype(np.int64)
             ids = ids.reshape(-1)
+        elif len(ids) and isinstance(ids[0], (bool, np.bool_)):
+            raise TypeError("ids are numbers of samples, not True and False: numpy.flatnonzero(mask)")
         elif len(ids) and isinstance(ids[0], str):
             ids = [self.index(key) for key in ids]  # type: ignore[arg-type]
         n = len(ids)

@@ -292,6 +292,9 @@ static PyObject *set_read_into(struct set_object *self, PyObject *args)
 /* leat_push takes lengths from the index: a shorter buffer would be read past its end. 0, or 1 with an exception set. */
 static int push_bytes(const struct leat_ws *ws, uint64_t first, unsigned n, const Py_buffer *buffers, unsigned nfields)
 {
+    uint64_t length = leat_ws_length(ws);
+    if (first > length || n > length - first)
+        return 0; /* which leat_push refuses */
     for (unsigned f = 0; f < nfields; f++) {
         struct leat_field field;
         uint64_t total = 0, bytes;

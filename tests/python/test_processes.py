@@ -139,8 +139,55 @@ def test_ctrl_c_ends_a_wait(npy):
                  lambda: ws.view(0)):
         signal.signal(signal.SIGALRM, _interrupt)
         signal.setitimer(signal.ITIMER_REAL, 0.2)
+        before = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             wait()
+        assert time.monotonic() - before < 10  # at once; no wait here ends by itself before 30 s
+
+
+def test_ctrl_c_ends_what_a_stopped_daemon_does_not_answer(npy, runtime):
+    leat.open(npy)
+    (daemon,) = daemons(runtime)
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        for wait in (lambda: leat.open(npy), lambda: leat.status(), lambda: leat.create("new", {"x": ("f4", (2,))}, 4)):
+            signal.signal(signal.SIGALRM, _interrupt)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            before = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                wait()
+            assert time.monotonic() - before < 10
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    assert leat.status()  # the connection is still good
+
+
+def test_a_handler_that_returns_ends_nothing(npy):
+    ws, seen = leat.create("never", {"x": ("f4", (2,))}, 4), []
+    signal.signal(signal.SIGALRM, lambda number, frame: seen.append(number))
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    with pytest.raises(TimeoutError):
+        ws.read_batch([0], timeout=0.5)
+    assert seen == [signal.SIGALRM]
+
+
+def test_a_forked_child_holds_no_lease_of_a_dead_parent(npy, runtime):
+    """The child of a process that is killed lives on: what the process had open is closed."""
+    code = ("import leat, os, time, sys\n"
+            f"leat.preload({os.fspath(npy)!r}, name='kept'); ws = leat.open('leat://kept'); view = ws.view(0)\n"
+            "pid = os.fork()\n"
+            "if pid: print(pid, flush=True)\n"
+            "time.sleep(60)\n")
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        try:
+            with pytest.raises(leat.Busy):
+                leat.drop("kept", timeout=0.2)
+            parent.kill()
+            parent.wait()
+            leat.drop("kept", timeout=10)
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def _interrupt(number, frame):

@@ -144,3 +144,44 @@ def test_torch_fetcher_shape(ws):
     assert hasattr(ws, "__getitems__") and ws.__getitems__
     data = ws.__getitems__([0, 1])
     assert np.stack(data).shape == (2, 2, 3)
+
+
+def test_masks_are_no_ids(ws):
+    for ids in ([True, False], np.array([True, False]), [np.bool_(True)], (False,)):
+        with pytest.raises(TypeError):
+            ws.read_batch(ids)
+    with pytest.raises(TypeError):
+        ws[True]
+
+
+def test_ids_of_every_kind_of_integer(ws):
+    wanted = IMAGES[[5, 0, 3]]
+    for dtype in ("i1", "u1", "<i2", ">i4", "<u4", "<i8", ">i8", "<u8", ">u8"):
+        strided = np.zeros(6, dtype)
+        strided[::2] = [5, 0, 3]
+        for ids in (np.array([5, 0, 3], dtype), strided[::2], list(np.array([5, 0, 3], dtype))):
+            with ws.read_batch(ids) as batch:
+                assert (batch.data == wanted).all()
+    assert (ws[np.uint8(5)] == IMAGES[5]).all() and (ws[np.int64(-1)] == IMAGES[5]).all()
+    for ids in (np.array([0.0]), [0.0], np.array(["0"]), {0}, None):
+        with pytest.raises((TypeError, leat.UnknownKey)):
+            ws.read_batch(ids)
+
+
+def test_pushed_bytes_are_as_long_as_announced():
+    ws = leat.create("texts", {"text": bytes}, 3, lengths={"text": [1, 20, 3]})
+    for texts in ([b"a", b"b", b"ccc"], [b"a", b"b" * 21, b"cc"], [b"a", b"b" * 20]):
+        with pytest.raises(ValueError):
+            ws.push(0, {"text": texts if len(texts) == 3 else texts + [b""]})
+    with pytest.raises(ValueError):
+        ws._set.push(0, 3, [b"short"], 0)
+    ws.push(0, {"text": [b"a", b"b" * 20, b"ccc"]})
+    assert ws[1] == b"b" * 20
+
+
+def test_relative_paths(npy, monkeypatch):
+    monkeypatch.chdir(npy.parent)
+    for uri in ("images.npy", "./images.npy", "file://images.npy", "image=images.npy;label=labels.npy",
+                {"image": "images.npy"}, pathlib.Path("images.npy")):
+        with leat.open(uri) as ws:
+            assert len(ws) == 6 and os.fspath(npy) in ws.uri
