@@ -16,24 +16,24 @@
 #include "base/error.h"
 
 #define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
-#define MIN(a, b)                                                                                                 \
-    ({                                                                                                           \
-        __typeof__(a) min_a_ = (a);                                                                               \
-        __typeof__(b) min_b_ = (b);                                                                               \
-        min_a_ < min_b_ ? min_a_ : min_b_;                                                                        \
+#define MIN(a, b)                                                                                            \
+    ({                                                                                                       \
+        __typeof__(a) min_a_ = (a);                                                                          \
+        __typeof__(b) min_b_ = (b);                                                                          \
+        min_a_ < min_b_ ? min_a_ : min_b_;                                                                   \
     })
-#define MAX(a, b)                                                                                                 \
-    ({                                                                                                           \
-        __typeof__(a) max_a_ = (a);                                                                               \
-        __typeof__(b) max_b_ = (b);                                                                               \
-        max_a_ > max_b_ ? max_a_ : max_b_;                                                                        \
+#define MAX(a, b)                                                                                            \
+    ({                                                                                                       \
+        __typeof__(a) max_a_ = (a);                                                                          \
+        __typeof__(b) max_b_ = (b);                                                                          \
+        max_a_ > max_b_ ? max_a_ : max_b_;                                                                   \
     })
 #define container_of(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
-#define likely(x)   __builtin_expect(!!(x), 1)
-#define unlikely(x) __builtin_expect(!!(x), 0)
-#define KIB         1024ull
-#define MIB         (1024ull * 1024)
-#define GIB         (1024ull * 1024 * 1024)
+#define likely(x)                       __builtin_expect(!!(x), 1)
+#define unlikely(x)                     __builtin_expect(!!(x), 0)
+#define KIB                             1024ull
+#define MIB                             (1024ull * 1024)
+#define GIB                             (1024ull * 1024 * 1024)
 
 /* `align` is a power of two. */
 static inline uint64_t align_down(uint64_t v, uint64_t align)
@@ -65,17 +65,17 @@ static inline void auto_close_(int *fd)
 }
 #define AUTO_FREE  __attribute__((cleanup(auto_free_)))
 #define AUTO_CLOSE __attribute__((cleanup(auto_close_)))
-#define TAKE_PTR(p)                                                                                               \
-    ({                                                                                                           \
-        __typeof__(p) take_ = (p);                                                                                \
-        (p) = NULL;                                                                                              \
-        take_;                                                                                                   \
+#define TAKE_PTR(p)                                                                                          \
+    ({                                                                                                       \
+        __typeof__(p) take_ = (p);                                                                           \
+        (p) = NULL;                                                                                          \
+        take_;                                                                                               \
     })
-#define TAKE_FD(fd)                                                                                               \
-    ({                                                                                                           \
-        int take_ = (fd);                                                                                         \
-        (fd) = -1;                                                                                               \
-        take_;                                                                                                   \
+#define TAKE_FD(fd)                                                                                          \
+    ({                                                                                                       \
+        int take_ = (fd);                                                                                    \
+        (fd) = -1;                                                                                           \
+        take_;                                                                                               \
     })
 
 #endif

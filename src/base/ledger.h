@@ -8,10 +8,10 @@
 #include <stdint.h>
 
 enum ledger_reason {
-    LEDGER_GATHER,  /* pool region to view, shared memory: the one copy of that path */
-    LEDGER_BOUNCE,  /* through a buffer of ours because a destination could not be reached directly */
-    LEDGER_DECODE,  /* a filter's output moved to its place (HDF5 chunks) */
-    LEDGER_USER,    /* handed out as a private copy (ws[i]) */
+    LEDGER_GATHER, /* pool region to view, shared memory: the one copy of that path */
+    LEDGER_BOUNCE, /* through a buffer of ours because a destination could not be reached directly */
+    LEDGER_DECODE, /* a filter's output moved to its place (HDF5 chunks) */
+    LEDGER_USER,   /* handed out as a private copy (ws[i]) */
     LEDGER_REASONS
 };
 

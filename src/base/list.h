@@ -35,8 +35,8 @@ static inline void list_remove(struct list *node)
 }
 #define list_first(head, type, member) (list_empty(head) ? NULL : container_of((head)->next, type, member))
 #define list_for_each(pos, head)       for (struct list *pos = (head)->next; pos != (head); pos = pos->next)
-#define list_for_each_safe(pos, head)                                                                            \
-    for (struct list *pos = (head)->next, *pos##_next = pos->next; pos != (head);                                 \
+#define list_for_each_safe(pos, head)                                                                        \
+    for (struct list *pos = (head)->next, *pos##_next = pos->next; pos != (head);                            \
          pos = pos##_next, pos##_next = pos->next)
 
 #endif

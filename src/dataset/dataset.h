@@ -62,8 +62,8 @@ int dataset_index_open(const struct dataset_spec *spec, const struct dataset_ope
                        struct leat_error *err);
 /* `leat index`: scans and writes beside the data (or into the cache when that directory cannot be written and
  * `cache_ok`). *ret_path is where; caller frees. */
-int dataset_index_write(const struct dataset_spec *spec, const struct dataset_progress *progress, bool cache_ok,
-                        char **ret_path, struct leat_error *err);
+int dataset_index_write(const struct dataset_spec *spec, const struct dataset_progress *progress,
+                        bool cache_ok, char **ret_path, struct leat_error *err);
 
 /* Fills `dst` (extent->bytes long) for a CHUNK or ZERO extent: reads the stored chunks with pread from fd, undoes the
  * filters, moves rows to their place. `scratch` grows as needed and is the caller's to keep. */

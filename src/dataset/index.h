@@ -39,30 +39,34 @@
 #define INDEX_FILE_ALIGN  4096u /* extents read with direct I/O: address = file offset modulo this */
 #define INDEX_SMALL_ALIGN 64u
 
+/* clang-format off */
 enum index_section {
     INDEX_FIELDS, INDEX_SOURCES, INDEX_EXTENTS, INDEX_PARTS, INDEX_LABELS, INDEX_KEY_ENDS, INDEX_KEYS, INDEX_SORTED,
     INDEX_CLASS_ENDS, INDEX_CLASSES, INDEX_CHUNKS, INDEX_SHAPES, INDEX_STRINGS, INDEX_SECTIONS
 };
+/* clang-format on */
 
 enum index_kind { INDEX_KIND_ARRAY = 1, INDEX_KIND_DIR = 2, INDEX_KIND_TAR = 3, INDEX_KIND_PUSHED = 4 };
 
 struct index_header {
     uint64_t magic;
     uint32_t version;
-    uint32_t header_crc;      /* CRC32C of the header with this field 0 */
-    uint64_t total_bytes;     /* of the blob */
+    uint32_t header_crc;  /* CRC32C of the header with this field 0 */
+    uint64_t total_bytes; /* of the blob */
     uint64_t nsamples;
     uint32_t nfields, ntable_fields;
     uint64_t nsources, nextents, nchunks, nclasses;
-    uint64_t address_end;     /* of the linear space, before rounding up to a region */
-    uint64_t payload_bytes;   /* sum of all part lengths: what the samples weigh */
+    uint64_t address_end;      /* of the linear space, before rounding up to a region */
+    uint64_t payload_bytes;    /* sum of all part lengths: what the samples weigh */
     uint64_t max_sample_bytes; /* all fields together */
-    uint8_t fingerprint[16];  /* XXH3-128 over keys, field names, dtypes, shapes and lengths; never times */
-    uint32_t kind;            /* enum index_kind */
-    uint32_t flags;           /* INDEX_FLAG_* */
-    uint32_t root;            /* string: canonical path or URI that source paths are relative to */
+    uint8_t fingerprint[16];   /* XXH3-128 over keys, field names, dtypes, shapes and lengths; never times */
+    uint32_t kind;             /* enum index_kind */
+    uint32_t flags;            /* INDEX_FLAG_* */
+    uint32_t root;             /* string: canonical path or URI that source paths are relative to */
     uint32_t nshapes;
-    struct { uint64_t offset, bytes; } sections[INDEX_SECTIONS];
+    struct {
+        uint64_t offset, bytes;
+    } sections[INDEX_SECTIONS];
     uint8_t pad[512 - 128 - 16 * INDEX_SECTIONS];
 };
 _Static_assert(sizeof(struct index_header) == 512, "header layout");
@@ -71,15 +75,16 @@ _Static_assert(sizeof(struct index_header) == 512, "header layout");
 
 enum index_field_kind {
     INDEX_FIELD_UNIFORM = 1, /* sample i is `stride` bytes at address + i * stride: arrays */
-    INDEX_FIELD_TABLE = 2,   /* parts[] says: files and tar members; may be absent in a sample, unless a stride is given */
-    INDEX_FIELD_LABEL = 3,   /* inline: a u32 out of labels[], named by classes[] */
+    /* parts[] says: files and tar members; may be absent in a sample, unless a stride is given */
+    INDEX_FIELD_TABLE = 2,
+    INDEX_FIELD_LABEL = 3, /* inline: a u32 out of labels[], named by classes[] */
 };
 
 struct index_field {
-    uint32_t name;  /* string: "image", "jpg", "data", "label", ... */
-    uint32_t dtype; /* string: NumPy's ("<f4"), or "" for raw bytes */
-    uint32_t kind;  /* enum index_field_kind */
-    uint32_t ndim;  /* of one sample; 0: scalar, or raw bytes */
+    uint32_t name;                  /* string: "image", "jpg", "data", "label", ... */
+    uint32_t dtype;                 /* string: NumPy's ("<f4"), or "" for raw bytes */
+    uint32_t kind;                  /* enum index_field_kind */
+    uint32_t ndim;                  /* of one sample; 0: scalar, or raw bytes */
     uint64_t shape[INDEX_MAX_DIMS]; /* of one sample, where stride is not 0 */
     uint64_t address;               /* UNIFORM only */
     uint64_t stride;                /* bytes of every part. UNIFORM; TABLE: arrays after an append, else 0 */
@@ -94,10 +99,10 @@ struct index_field {
  * and is never read. Directories stand behind all other sources.
  */
 struct index_source {
-    uint32_t path;     /* string, relative to header.root ("" = root itself); see index_source_path */
+    uint32_t path; /* string, relative to header.root ("" = root itself); see index_source_path */
     uint32_t reserved;
     uint64_t bytes;
-    int64_t mtime_ns;  /* with ctime and size: to notice a change, never part of the fingerprint */
+    int64_t mtime_ns; /* with ctime and size: to notice a change, never part of the fingerprint */
     int64_t ctime_ns;
     uint64_t inode;
 };
@@ -140,9 +145,9 @@ struct index_shape {
         uint64_t count, decoded_step, extent_step;
     } loops[INDEX_MAX_DIMS];
 };
-#define INDEX_CHUNK_MAX (1ull << 32) /* HDF5's own limit on a chunk */
-#define INDEX_FILTER_DEFLATE 1u
-#define INDEX_FILTER_SHUFFLE 2u
+#define INDEX_CHUNK_MAX         (1ull << 32) /* HDF5's own limit on a chunk */
+#define INDEX_FILTER_DEFLATE    1u
+#define INDEX_FILTER_SHUFFLE    2u
 #define INDEX_FILTER_FLETCHER32 4u
 
 /* A part of 0 bytes is legal. Whether an extent suits direct I/O is seen from its address: = source_offset mod 4096. */
@@ -207,7 +212,8 @@ const char *index_key(const struct index *index, uint64_t i, char scratch[24], s
 uint64_t index_find(const struct index *index, const char *key, size_t len);
 /* Samples whose keys begin with prefix are sorted positions [*ret_first, *ret_end); index_sorted maps to a number.
  * Numbered samples are in order of number, not of text: there only "" and a whole number find something. */
-void index_prefix(const struct index *index, const char *prefix, size_t len, uint64_t *ret_first, uint64_t *ret_end);
+void index_prefix(const struct index *index, const char *prefix, size_t len, uint64_t *ret_first,
+                  uint64_t *ret_end);
 static inline uint64_t index_sorted(const struct index *index, uint64_t position)
 {
     return index->sorted ? index->sorted[position] : position;
@@ -226,7 +232,9 @@ uint64_t index_sample_at(const struct index *index, unsigned f, uint64_t address
  *   4096  _Atomic uint8_t state[nsamples], padded to 64
  *   …     uint32_t crc[nsamples × nfields]
  */
+/* clang-format off */
 enum live_state { LIVE_ABSENT = 0, LIVE_LOADING = 1, LIVE_RESIDENT = 2, LIVE_FAILED = 3, LIVE_LOST = 4, LIVE_STREAMED = 5 };
+/* clang-format on */
 
 struct live_header {
     uint64_t magic;
@@ -235,7 +243,8 @@ struct live_header {
     _Atomic uint32_t generation; /* raised by a revoke: every address handed out before is stale */
     _Atomic uint64_t resident_samples, resident_bytes, failed_samples;
     uint64_t state_offset, crc_offset, total_bytes;
-    _Atomic uint32_t page_bytes; /* smallest page size obtained by a region of this host that holds data; 0: none yet */
+    _Atomic uint32_t
+        page_bytes; /* smallest page size obtained by a region of this host that holds data; 0: none yet */
 };
 #define LIVE_MAGIC 0x3145564954414541ull
 static inline uint64_t live_crc_offset(uint64_t nsamples)
@@ -258,8 +267,9 @@ int index_builder_new(enum index_kind kind, const char *root, struct index_build
 void index_builder_free(struct index_builder *b);
 /* Field number, or -errno. UNIFORM: shape, dtype, address and stride; TABLE: name only, or all but the address when every
  * part has `stride` bytes; LABEL: name only. Same name: same number. */
-int index_builder_field(struct index_builder *b, const char *name, const char *dtype, enum index_field_kind kind,
-                        unsigned ndim, const uint64_t *shape, uint64_t address, uint64_t stride);
+int index_builder_field(struct index_builder *b, const char *name, const char *dtype,
+                        enum index_field_kind kind, unsigned ndim, const uint64_t *shape, uint64_t address,
+                        uint64_t stride);
 struct stat;
 /* Source number or -errno (as int64). */
 int64_t index_builder_source(struct index_builder *b, const char *relative_path, const struct stat *st);
@@ -267,10 +277,12 @@ int64_t index_builder_source(struct index_builder *b, const char *relative_path,
  * comes back from finish. */
 uint64_t index_builder_reserve(struct index_builder *b, uint64_t bytes, uint64_t align, uint64_t phase);
 int index_builder_extent(struct index_builder *b, const struct index_extent *extent);
-int64_t index_builder_shape(struct index_builder *b, const struct index_shape *shape); /* same shape: same number */
-int64_t index_builder_chunk(struct index_builder *b, const struct index_chunk *chunk); /* its number or -errno */
+int64_t index_builder_shape(struct index_builder *b,
+                            const struct index_shape *shape); /* same shape: same number */
+int64_t index_builder_chunk(struct index_builder *b,
+                            const struct index_chunk *chunk); /* its number or -errno */
 void index_builder_flags(struct index_builder *b, uint32_t flags);
-int64_t index_builder_string(struct index_builder *b, const char *s);                  /* its offset or -errno */
+int64_t index_builder_string(struct index_builder *b, const char *s); /* its offset or -errno */
 /* Number, same name: same number. UINT32_MAX: out of memory. */
 uint32_t index_builder_class(struct index_builder *b, const char *name);
 /* Begins sample number nsamples with this key (NULL: numbered). Then its parts and label. */
@@ -292,6 +304,7 @@ int index_builder_finish(struct index_builder *b, int fd, struct leat_error *err
  * each sample), and keep dtype, shape and stride. Numbered keys go on counting; new classes follow those of `old`. The result's
  * sources have absolute paths and an empty root; directories stand behind the files of each half.
  */
-int index_append(const struct index *old, const struct index *added, uint64_t base, int fd, struct leat_error *err);
+int index_append(const struct index *old, const struct index *added, uint64_t base, int fd,
+                 struct leat_error *err);
 
 #endif

@@ -21,8 +21,8 @@ struct loop_source {
     int (*arm)(struct loop_source *source);
     /* `events` is what epoll reported (0 after a busy arm()). It may remove and free its own source, and others. */
     void (*progress)(struct loop_source *source, uint32_t events);
-    struct loop *loop;       /* set by loop_add */
-    struct list arm_node;    /* loop's */
+    struct loop *loop;    /* set by loop_add */
+    struct list arm_node; /* loop's */
 };
 
 struct loop_timer {

@@ -10,9 +10,10 @@
 #define NPY_MAX_HEADER (1u << 20)
 
 struct npy_header {
-    char dtype[16];   /* NumPy's array-protocol string, byte order first: "<f4", "|u1", ">i8", "<U12", "|S5", "|V16" */
+    /* NumPy's array-protocol string, byte order first: "<f4", "|u1", ">i8", "<U12", "|S5", "|V16" */
+    char dtype[16];
     uint32_t itemsize;
-    uint32_t ndim;    /* 0 for a scalar array */
+    uint32_t ndim; /* 0 for a scalar array */
     uint64_t shape[NPY_MAX_DIMS];
     uint64_t data_offset; /* of the first element, from the start of the file */
     uint64_t data_bytes;  /* product of shape and itemsize; checked for overflow */

@@ -28,21 +28,22 @@
 #include "base/base.h"
 #include "base/bytes.h"
 
-#define PROTO_MAGIC      0x5441454cu /* "LEAT" */
-#define PROTO_VERSION    1
-#define PROTO_FRAME      40
-#define PROTO_BODY_MAX   (16u << 20)
-#define PROTO_FDS_MAX    64
-#define PROTO_STR_MAX    4096
-#define PROTO_IDS_MAX    (1u << 20) /* samples in one WAIT or FETCH */
-#define PROTO_READS_MAX  65536u     /* ranges in one READ */
+#define PROTO_MAGIC       0x5441454cu /* "LEAT" */
+#define PROTO_VERSION     1
+#define PROTO_FRAME       40
+#define PROTO_BODY_MAX    (16u << 20)
+#define PROTO_FDS_MAX     64
+#define PROTO_STR_MAX     4096
+#define PROTO_IDS_MAX     (1u << 20) /* samples in one WAIT or FETCH */
+#define PROTO_READS_MAX   65536u     /* ranges in one READ */
 #define PROTO_PAYLOAD_MAX (1ull << 48)
-#define PROTO_UUID       16
+#define PROTO_UUID        16
 
 enum proto_kind { PROTO_REQUEST = 1, PROTO_REPLY = 2, PROTO_EVENT = 3 };
 
 enum proto_role { PROTO_ROLE_CONTROL = 1, PROTO_ROLE_DATA = 2, PROTO_ROLE_PEER = 3 };
 
+/* clang-format off */
 enum proto_type {
     PROTO_HELLO = 1, /* struct proto_hello -> proto_welcome */
     PROTO_PROOF = 2, /* mac[32] -> proto_welcome again, now with node and generation */
@@ -83,6 +84,7 @@ enum proto_type {
     PROTO_PROGRESS = 96,  /* u32 stage, u64 samples done, total, bytes done, total */
     PROTO_REVOKED = 97,   /* u64 ws, u32 generation: dropped by force, or its node lost it */
 };
+/* clang-format on */
 
 struct proto_frame {
     uint8_t version, kind;
@@ -101,7 +103,7 @@ struct proto_hello {
     uint8_t role;
     uint32_t pid;
     char program[32];
-    uint8_t nonce[32];       /* TCP; zeros on a unix socket */
+    uint8_t nonce[32];               /* TCP; zeros on a unix socket */
     uint32_t acting_uid, acting_gid; /* TCP: on whose behalf */
     uint8_t uuid[PROTO_UUID];        /* DATA: the working set */
     uint32_t generation;             /* DATA: of its descriptor */
@@ -117,7 +119,7 @@ struct proto_welcome {
 struct proto_open {
     uint32_t flags; /* LEAT_OPEN_* */
     uint64_t pool_bytes;
-    char *name;     /* owned; "" = implicit */
+    char *name; /* owned; "" = implicit */
     char *uri;
 };
 struct proto_node {
@@ -135,7 +137,8 @@ struct proto_ws {
     uint8_t uuid[PROTO_UUID];
     uint32_t generation, version, flags, mode, owner_uid, owner_gid;
     uint64_t region_bytes;
-    uint64_t pinned_end; /* addresses below are (or become) resident; at and above are streamed. address_end: none */
+    /* addresses below are (or become) resident; at and above are streamed. address_end: none */
+    uint64_t pinned_end;
     uint64_t index_bytes, live_bytes;
     char *name; /* owned */
     char *uri;

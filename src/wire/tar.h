@@ -9,14 +9,17 @@
 
 #include "base/base.h"
 
-#define TAR_BLOCK    512u
-#define TAR_PATH_MAX 4096u
+#define TAR_BLOCK     512u
+#define TAR_PATH_MAX  4096u
 #define TAR_DEPTH_MAX 1000u
 
 struct tar_member {
-    char path[TAR_PATH_MAX]; /* NUL-terminated, as in the archive but "./" prefixes removed; checked by tar_path_check */
-    char type;               /* '0' regular, '5' directory, '1' hard link, '2' symbolic link, 'S' sparse (GNU or pax), others as in the archive */
-    uint64_t header_offset;  /* of the first header block that belongs to the member (long-name blocks included) */
+    /* NUL-terminated, as in the archive but "./" prefixes removed; checked by tar_path_check */
+    char path[TAR_PATH_MAX];
+    /* '0' regular, '5' directory, '1' hard link, '2' symbolic link, 'S' sparse (GNU or pax), others as in the archive */
+    char type;
+    /* of the first header block that belongs to the member (long-name blocks included) */
+    uint64_t header_offset;
     uint64_t data_offset, bytes; /* of the payload */
 };
 
