@@ -17,6 +17,7 @@
 #include "loop/loop.h"
 #include "net/conn.h"
 #include "pool/cluster.h"
+#include "pool/pool_internal.h"
 #include "pool/region.h"
 #include "pool/staging.h"
 #include "pool/wset.h"
@@ -36,7 +37,6 @@
 #define NAME_MAX_BYTES    255u
 #define PROGRESS_EVERY_NS (100 * NS_PER_MS)
 #define STOP_NS           (10 * NS_PER_S)
-#define MEMORY_MARGIN     (64 * MIB) /* left to everybody else when regions are taken */
 
 /* One scan (or look at the cache), and everybody who waits for it. */
 struct opening {
@@ -256,175 +256,7 @@ static struct wset *find_same(struct pool *pool, const char *spec, const struct 
     return NULL;
 }
 
-/* --- admission ------------------------------------------------------------------------------------------------- */
-
-uint64_t pool_room(struct pool *pool)
-{
-    uint64_t used = atomic_load(&pool->office.used_bytes), cap = pool->office.cap_bytes;
-    uint64_t memory = pool_memory_available();
-    /* What other sets were promised and have not taken yet still counts as available there. */
-    list_for_each (node, &pool->sets)
-        memory -= MIN(memory, atomic_load(&container_of(node, struct wset, node)->pending_bytes));
-    uint64_t free_bytes = cap > used ? cap - used : 0;
-    return MIN(free_bytes, memory > MEMORY_MARGIN ? memory - MEMORY_MARGIN : 0);
-}
-
-/* Idle implicit sets make room for one that is wanted. */
-static void evict_idle(struct pool *pool, uint64_t want)
-{
-    list_for_each_safe (node, &pool->sets) {
-        struct wset *ws = container_of(node, struct wset, node);
-        if (pool_room(pool) >= want)
-            return;
-        if (ws->state != WSET_ENDING && ws->leases == 0 && ws->holders == 0 &&
-            !(ws->flags & PROTO_WS_EXPLICIT)) {
-            log_info("dropping idle %s to make room", ws->spec);
-            atomic_fetch_add(&pool->evictions, 1);
-            pool_drop(pool, ws, POOL_SWEEP);
-        }
-    }
-}
-
-static int regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, uint64_t end,
-                        struct leat_error *err)
-{
-    uint32_t n = (uint32_t)div_up(end, ws->region_bytes);
-    if (n > ws->nregions || !ws->regions) {
-        struct wset_region *regions = realloc(ws->regions, MAX(n, 1u) * sizeof(*regions));
-        if (!regions)
-            return error_set(err, -ENOMEM, "out of memory for %u regions", n);
-        ws->regions = regions;
-        memset(regions + ws->nregions, 0, (n - MIN(n, ws->nregions)) * sizeof(*regions));
-        ws->nregions = n;
-    }
-    for (uint64_t g = first_gid; g < ws->nregions; g++) {
-        if (ws->nnodes && ws->regions[g].node != ws->self_node)
-            continue;
-        uint64_t used = region_charge(&pool->config.pages, ws->region_bytes,
-                                      MIN(ws->region_bytes, align_up(end, 4096) - g * ws->region_bytes));
-        int code = ticket_take(&pool->office, used);
-        if (code < 0)
-            return error_set(err, LEAT_NO_SPACE, "the pool is full");
-        code = region_new(&pool->config.pages, ws->region_bytes, used, &pool->office, &ws->regions[g].region,
-                          err);
-        if (code < 0) {
-            ticket_give(&pool->office, used);
-            return code;
-        }
-        ws->pool_bytes += used;
-    }
-    return 0;
-}
-
-/* The smallest window that the largest sample passes through: each field's run is widened to whole blocks. */
-static uint64_t window_least(const struct wset *ws)
-{
-    const struct index_header *h = ws->index.header;
-    return align_up(h->max_sample_bytes, 4096) + (h->nfields + 1) * 3ull * 4096;
-}
-
-/*
- * What the set gets: all of it, or a pinned part and a window of a quarter. Sets ws->pinned_end and *ret_window.
- */
-static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *ret_window,
-                 struct leat_error *err)
-{
-    uint64_t page = region_charge(&pool->config.pages, ws->region_bytes, 1);
-    uint64_t need = align_up(ws->index.header->address_end, page);
-    evict_idle(pool, MIN(need, limit));
-    uint64_t grant = MIN(pool_room(pool), limit);
-    *ret_window = 0;
-    if (need <= grant)
-        return 0;
-    char needs[32], has[32], cap[32];
-    size_format(need, needs);
-    size_format(grant, has);
-    size_format(pool->office.cap_bytes, cap);
-    uint64_t least = window_least(ws);
-    uint64_t window = MIN(align_up(MAX(grant / 4, 4 * least), page), align_down(grant, page));
-    if (ws->flags & PROTO_WS_PUSHED)
-        return error_set(
-            err, LEAT_NO_SPACE,
-            "the set needs %s and the pool has %s free of %s: raise the pool's size or drop a set", needs,
-            has, cap);
-    if (window < least)
-        return error_set(err, LEAT_NO_SPACE,
-                         "the set needs %s, the pool has %s free of %s, and not even a window for streaming "
-                         "it fits: raise the pool's "
-                         "size or drop a set",
-                         needs, has, cap);
-    ws->pinned_end = align_down(grant - window, page);
-    ws->flags |= PROTO_WS_STREAMED;
-    *ret_window = window;
-    return 0;
-}
-
-static void staging_ready(struct wset *ws)
-{
-    if (ws->pool->advanced)
-        ws->pool->advanced(ws->pool->user, ws);
-}
-
-static int staging_make(struct pool *pool, struct wset *ws, uint64_t window, struct leat_error *err)
-{
-    struct region *region = NULL;
-    int code = ticket_take(&pool->office, window);
-    if (code < 0)
-        return error_set(err, LEAT_NO_SPACE, "the pool has no room for a window of %" PRIu64 " bytes",
-                         window);
-    code = region_new(&pool->config.pages, window, window, &pool->office, &region, err);
-    if (code < 0) {
-        ticket_give(&pool->office, window);
-        return code;
-    }
-    uint64_t parts = ws->index.header->nsamples * ws->index.header->nfields;
-    if (!ws->crc_known)
-        ws->crc_known = calloc(MAX(parts, (uint64_t)1), 1);
-    code = ws->crc_known ? staging_new(pool->loop, pool->fill, ws, region, staging_ready, &ws->staging)
-                         : -ENOMEM;
-    if (code < 0) {
-        region_unref(region);
-        return error_set(err, code, "out of memory for a window");
-    }
-    ws->pool_bytes += window;
-    return 0;
-}
-
-int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_staging, struct leat_error *err)
-{
-    if (!ws->staging) {
-        /* A sample that was lost with its node: read from its source again, through a small window. */
-        uint64_t window = MAX(64 * MIB, 4 * window_least(ws));
-        evict_idle(pool, window);
-        window = align_down(MIN(window, pool_room(pool)), 4096);
-        if (window < window_least(ws))
-            return error_set(err, LEAT_NO_SPACE, "the pool has no room to read lost samples again");
-        int code = staging_make(pool, ws, window, err);
-        if (code < 0)
-            return code;
-    }
-    *ret_staging = ws->staging;
-    return 0;
-}
-
 /* --- creating --------------------------------------------------------------------------------------------------- */
-
-/* Takes what the set needs on this host, or what the cluster decided. */
-static int wset_begin(struct pool *pool, struct wset *ws, uint64_t limit, struct leat_error *err)
-{
-    int code = 0;
-    if (ws->nnodes == 0) {
-        ws->region_bytes = pool->config.region_bytes;
-        code = admit(pool, ws, limit ? limit : UINT64_MAX, &ws->window_bytes, err);
-    }
-    if (code == 0 && ws->window_bytes)
-        code = staging_make(pool, ws, ws->window_bytes, err);
-    if (code == 0)
-        code = regions_make(pool, ws, 0, MIN(ws->index.header->address_end, ws->pinned_end), err);
-    if (code == 0 && (ws->flags & PROTO_WS_STREAMED))
-        wset_pin(ws, ws->pinned_end);
-    return code;
-}
 
 static int regions_reserve(struct wset *ws, struct leat_error *err)
 {
@@ -439,7 +271,7 @@ static int regions_reserve(struct wset *ws, struct leat_error *err)
 int pool_host(struct pool *pool, struct wset *ws, struct leat_error *err)
 {
     ws->created_ns = clock_now_ns();
-    int code = wset_begin(pool, ws, 0, err);
+    int code = pool_begin(pool, ws, 0, err);
     if (code == 0 && (ws->flags & PROTO_WS_PUSHED)) {
         code = regions_reserve(ws, err);
         wset_settle_empty(ws);
@@ -541,7 +373,7 @@ static int set_create(struct pool *pool, struct opening *o, struct open_request 
     if (code < 0)
         return code;
     ws->created_ns = clock_now_ns();
-    code = wset_begin(pool, ws, r->pool_bytes, err);
+    code = pool_begin(pool, ws, r->pool_bytes, err);
     if (code == 0 && (code = fill_start(pool->fill, ws)) < 0)
         error_set(err, code, "out of memory while starting to load");
     if (code < 0) {
@@ -635,7 +467,7 @@ static int set_append(struct pool *pool, struct opening *o, struct open_request 
     ws->first_new_address = base;
     code = pool_name(ws, old->name, old->spec);
     uint64_t need = align_up(ws->index.header->address_end, 4096) - base;
-    evict_idle(pool, need);
+    pool_evict_idle(pool, need);
     if (code == 0 && pool_room(pool) < need) {
         char needs[32], has[32];
         size_format(need, needs);
@@ -651,7 +483,7 @@ static int set_append(struct pool *pool, struct opening *o, struct open_request 
     if (code < 0)
         ws->nregions = 0;
     else
-        code = regions_make(pool, ws, old->nregions, ws->index.header->address_end, err);
+        code = pool_regions_make(pool, ws, old->nregions, ws->index.header->address_end, err);
     if (code == 0) {
         wset_inherit(ws, old);
         if ((code = fill_start(pool->fill, ws)) < 0)
@@ -760,7 +592,7 @@ static bool opening_place(struct opening *o)
     index_close(&index);
     if (known || set_new(pool, o, first, &o->placing, &o->err) < 0)
         return false;
-    evict_idle(pool, align_up(o->placing->index.header->address_end, 4096));
+    pool_evict_idle(pool, align_up(o->placing->index.header->address_end, 4096));
     if (cluster_place(pool->cluster, o->placing, first->pool_bytes, opening_placed, o) < 0) {
         wset_unref(o->placing);
         return false;
