@@ -81,6 +81,14 @@ def test_garbage_is_hung_up_on(daemon, door, raw):
         assert peer.closed()
 
 
+@pytest.mark.parametrize("door", ["unix", "tcp"])
+def test_a_stranger_may_not_make_us_hold_much(daemon, door):
+    """Before HELLO a body of 1 KiB is the most: closed at its header, without waiting for the bytes."""
+    with Peer(daemon.socket if door == "unix" else daemon.address) as peer:
+        peer.send(frame(HELLO, b"", body_bytes=1025))
+        assert peer.closed()
+
+
 def test_a_peer_in_a_clusters_role_on_the_unix_socket(daemon):
     with Peer(daemon.socket) as peer:
         peer.send(frame(HELLO, hello(role=PEER)))

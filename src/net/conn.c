@@ -58,6 +58,7 @@ struct conn {
     const struct conn_ops *ops;
     void *user;
     uint64_t out_limit;
+    uint32_t body_limit;
     bool is_unix;
 
     unsigned depth; /* of progress() and timers on the stack: conn_free waits for 0 */
@@ -471,7 +472,7 @@ static int consume(struct conn *conn, size_t *ret_need)
         int rc = proto_frame_get(conn->in + conn->in_pos, &frame);
         if (rc < 0)
             return rc;
-        if (frame.nfds && !conn->is_unix)
+        if ((frame.nfds && !conn->is_unix) || frame.body_bytes > conn->body_limit)
             return LEAT_CORRUPT;
         *ret_need = PROTO_FRAME + (size_t)frame.body_bytes;
         if (have < *ret_need)
@@ -585,6 +586,7 @@ int conn_new(struct loop *loop, int fd, const struct conn_ops *ops, void *user,
     conn->loop = loop;
     conn->ops = ops;
     conn->user = user;
+    conn->body_limit = limits && limits->body_bytes ? limits->body_bytes : PROTO_BODY_MAX;
     conn->out_limit = limits && limits->out_bytes ? limits->out_bytes : OUT_BYTES;
     conn->is_unix = address.ss_family == AF_UNIX;
     conn->source = (struct loop_source){.fd = fd, .events = EPOLLIN, .progress = progress};
@@ -636,6 +638,11 @@ int conn_release_fd(struct conn *conn)
     int fd = conn->source.fd;
     tear_down(conn, false);
     return fd;
+}
+
+void conn_trust(struct conn *conn)
+{
+    conn->body_limit = PROTO_BODY_MAX;
 }
 
 void *conn_user(const struct conn *conn)

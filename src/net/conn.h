@@ -28,12 +28,15 @@ struct conn_ops {
 };
 
 struct conn_limits {
-    uint64_t out_bytes; /* replies queued to a peer that does not read: past this it is closed; 0: 64 MiB */
+    uint64_t out_bytes;  /* replies queued to a peer that does not read: past this it is closed; 0: 64 MiB */
+    uint32_t body_bytes; /* longest body taken, until conn_trust; 0: PROTO_BODY_MAX */
 };
 
 /* Takes fd (a connected stream socket). Loop's thread only, as everything here. */
 int conn_new(struct loop *loop, int fd, const struct conn_ops *ops, void *user,
              const struct conn_limits *limits, struct conn **ret_conn);
+/* The peer has shown who it is: bodies up to PROTO_BODY_MAX from here on. */
+void conn_trust(struct conn *conn);
 /* Closes at once; queued output is dropped; closed() is not called. Safe inside callbacks. NULL is fine. */
 void conn_free(struct conn *conn);
 /* Hands the descriptor to somebody else (a data thread, a client by SCM_RIGHTS) and frees the conn. Only when no

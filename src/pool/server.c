@@ -19,6 +19,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#define HANDSHAKE_BODY  1024u /* of HELLO and PROOF: a stranger costs no more memory than that */
 #define CONNECTIONS_MAX 4096u
 #define HANDSHAKE_NS    (10 * NS_PER_S)
 #define REFUSED_NS      (100 * NS_PER_MS) /* for the reason to reach a peer that is refused */
@@ -171,6 +172,7 @@ static int handshake_unix(struct client *c, struct conn_message *m)
     if (c->hello.role != PROTO_ROLE_CONTROL)
         return LEAT_CORRUPT;
     c->ready = true;
+    conn_trust(c->conn);
     loop_timer_clear(&c->handshake);
     c->server->nclients++;
     welcome_fill(c->server, &w);
@@ -210,6 +212,7 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
     if (c->hello.role != PROTO_ROLE_PEER || !c->server->pool->cluster)
         return LEAT_CORRUPT;
     c->ready = c->is_peer = true;
+    conn_trust(c->conn);
     loop_timer_clear(&c->handshake);
     welcome_fill(c->server, &w);
     reply_welcome(c, PROTO_PROOF, m->frame.id, &w);
@@ -271,7 +274,8 @@ static void accept_one(struct server *s, int listener, bool is_unix)
     list_init(&c->fetches);
     list_init(&c->node);
     net_auth_init(&c->auth, s->config.token, s->config.token_len);
-    if (conn_new(s->loop, fd, &client_ops, c, NULL, &c->conn) < 0) {
+    static const struct conn_limits strangers = {.body_bytes = HANDSHAKE_BODY};
+    if (conn_new(s->loop, fd, &client_ops, c, &strangers, &c->conn) < 0) {
         close(fd);
         free(c);
         return;
