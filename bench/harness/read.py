@@ -31,7 +31,7 @@ class Suite:
         self.args, self.emit, self.data = args, emit, args.data
         self.seconds = 0.2 if args.quick else 0.5
         self.huge = self.huge_pages()
-        self.fill_threads = min(max(os.cpu_count(), 2), 8)  # as leatd chooses
+        self.fill_threads = min(max(os.cpu_count(), 4), 8)  # as leatd chooses
 
     def program(self, name):
         return os.path.join(self.args.build, "bench", name)

@@ -255,8 +255,9 @@ int config_finish(struct config *c, struct leat_error *err)
         c->pool_bytes = pool_default_cap();
     if (!c->region_bytes)
         c->region_bytes = pool_default_region(c->pool_bytes);
+    /* More than CPUs where those are few: while one thread checksums, another's reads keep the disk busy. */
     if (!c->disk_threads)
-        c->disk_threads = MIN(MAX(cpus, 2u), 8u);
+        c->disk_threads = MIN(MAX(cpus, 4u), 8u);
     if (!c->data_threads)
         c->data_threads = MIN(cpus, 4u);
     if (!c->disk_engine && set_string(&c->disk_engine, "auto", err) < 0)
