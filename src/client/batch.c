@@ -79,59 +79,20 @@ struct fill {
     const uint64_t *ids;
     unsigned n;
     bool streamed;
-    bool direct; /* all of the set is in this host's memory: copied here and now */
     uint32_t nwants;
-    uint64_t block, copied;
+    uint64_t block;
     const struct rpc_how *how;
-    struct {
-        bool present;
-        struct index_part part;
-        const uint8_t *at;
-    } next; /* what look_ahead saw */
 };
 
-/* Where a part lies when it is in one piece of a region that is mapped, or NULL. */
-static inline const uint8_t *in_place(const struct leat_ws *ws, const struct index_part *part)
-{
-    const uint64_t region_bytes = ws->info.region_bytes, address = part->address;
-    uint64_t gid =
-        (address | region_bytes) >> 32 ? address / region_bytes : (uint32_t)address / (uint32_t)region_bytes;
-    uint64_t offset = address - gid * region_bytes;
-    if (unlikely(gid >= ws->info.nregions || part->bytes > region_bytes - offset))
-        return NULL;
-    const uint8_t *region = ws_region(ws, (uint32_t)gid);
-    return region ? region + offset : NULL;
-}
-
-/* Sample i of a field: its part, and its first bytes and checksum on their way into the cache while sample i - 1 is copied. A
- * gather of small samples spends its time waiting for these. */
-static inline void look_ahead(struct fill *fill, unsigned i, unsigned field)
-{
-    const struct leat_ws *ws = fill->view->ws;
-    if (i >= fill->n)
-        return;
-    fill->next.present = index_part(&ws->index, fill->ids[i], field, &fill->next.part);
-    fill->next.at = fill->direct && fill->next.present ? in_place(ws, &fill->next.part) : NULL;
-    if (fill->next.at) {
-        crc32c_copy_prefetch(fill->next.at, fill->next.part.bytes);
-        __builtin_prefetch(&ws->crc[fill->ids[i] * ws->index.header->nfields + field]);
-    }
-}
-
-static int add_part(struct fill *fill, uint64_t id, unsigned field, const struct index_part *part,
-                    const uint8_t *at, void *dst, struct leat_error *err)
+static int add_part(struct fill *fill, uint64_t id, unsigned field, const struct index_part *part, void *dst,
+                    struct leat_error *err)
 {
     if (unlikely(fill->streamed) && by_fetch(ws_state(fill->view->ws, id))) {
         fill->view->wants[fill->nwants++] =
             (struct stream_want){.sample = id, .field = field, .part = *part, .dst = dst};
         return 0;
     }
-    if (unlikely(!at))
-        return gather_add(fill->slot->gather, id, field, part, dst, fill->how, err);
-    fill->copied += part->bytes;
-    if (likely(crc32c_copy(0, dst, at, part->bytes) == ws_crc(fill->view->ws, id, field)) || !part->bytes)
-        return 0;
-    return gather_mismatch(fill->view->ws, id, field, err);
+    return gather_add(fill->slot->gather, id, field, part, dst, fill->how, err);
 }
 
 static int add_fixed(struct fill *fill, const struct view_field *f, uint8_t *data, struct leat_error *err)
@@ -143,16 +104,12 @@ static int add_fixed(struct fill *fill, const struct view_field *f, uint8_t *dat
             labels[i] = index->labels[fill->ids[i]];
         return 0;
     }
-    look_ahead(fill, 0, f->field);
     for (unsigned i = 0; i < fill->n; i++) {
-        const struct index_part part = fill->next.part;
-        const uint8_t *at = fill->next.at;
-        bool present = fill->next.present;
-        look_ahead(fill, i + 1, f->field);
-        if (unlikely(!present || part.bytes != f->fixed_bytes))
+        struct index_part part;
+        if (unlikely(!index_part(index, fill->ids[i], f->field, &part) || part.bytes != f->fixed_bytes))
             return error_set(err, LEAT_CORRUPT, "sample %llu has another length than its field",
                              (unsigned long long)fill->ids[i]);
-        int rc = add_part(fill, fill->ids[i], f->field, &part, at, data + i * f->fixed_bytes, err);
+        int rc = add_part(fill, fill->ids[i], f->field, &part, data + i * f->fixed_bytes, err);
         if (unlikely(rc))
             return rc;
     }
@@ -162,15 +119,12 @@ static int add_fixed(struct fill *fill, const struct view_field *f, uint8_t *dat
 static int add_ragged(struct fill *fill, const struct view_field *f, uint8_t *data, uint64_t *offsets,
                       struct leat_error *err)
 {
+    const struct index *index = &fill->view->ws->index;
     uint64_t end = 0;
-    look_ahead(fill, 0, f->field);
     for (unsigned i = 0; i < fill->n; i++) {
-        const struct index_part part = fill->next.part;
-        const uint8_t *at = fill->next.at;
-        bool present = fill->next.present;
-        look_ahead(fill, i + 1, f->field);
+        struct index_part part;
         offsets[i] = end;
-        if (!present)
+        if (!index_part(index, fill->ids[i], f->field, &part))
             continue;
         if (unlikely(part.bytes > f->cap_bytes - end)) {
             char what[256];
@@ -179,7 +133,7 @@ static int add_ragged(struct fill *fill, const struct view_field *f, uint8_t *da
                              ws_describe(fill->view->ws, fill->ids[i], f->field, what),
                              (unsigned long long)f->cap_bytes);
         }
-        int rc = add_part(fill, fill->ids[i], f->field, &part, at, data + end, err);
+        int rc = add_part(fill, fill->ids[i], f->field, &part, data + end, err);
         if (unlikely(rc))
             return rc;
         end += part.bytes;
@@ -226,8 +180,6 @@ static int fill_slot(struct fill *fill, struct leat_error *err)
     int rc = GATHER_MOVED;
     for (unsigned i = 0; i < MOVES_MAX && rc == GATHER_MOVED && !fill->slot->gather->unquiesced; i++)
         rc = fill_once(fill, err);
-    if (fill->copied)
-        ledger_add(LEDGER_GATHER, fill->copied);
     return rc == GATHER_MOVED ? moved_error(fill->view->ws, err) : rc;
 }
 
@@ -255,13 +207,8 @@ int batch_fill(struct leat_view *v, const uint64_t *ids, unsigned n, const struc
             how.deadline_ns = client_deadline(v->ws->client, fill_how->timeout_ns);
         memcpy(slot->batch.ids, ids, n * sizeof(*ids));
         slot->batch.n = n;
-        struct fill fill = {.view = v,
-                            .slot = slot,
-                            .ids = slot->batch.ids,
-                            .n = n,
-                            .direct = v->rails->all_local,
-                            .how = &how,
-                            .block = fill_how->block};
+        struct fill fill = {
+            .view = v, .slot = slot, .ids = slot->batch.ids, .n = n, .how = &how, .block = fill_how->block};
         rc = ws_check(v->ws, err);
         if (!rc)
             rc = fill_slot(&fill, err);
