@@ -5,6 +5,7 @@
 #include "base/ledger.h"
 #include "leat/leat.h"
 #include "net/conn.h"
+#include "pool/cluster.h"
 #include "pool/region.h"
 #include "pool/server.h"
 #include "pool/staging.h"
@@ -117,6 +118,19 @@ static json_t *sets_json(const struct pool *pool, uint32_t uid, uint32_t gid)
     return sets;
 }
 
+/* Empty for a daemon that knows no others. */
+static json_t *nodes_json(const struct cluster *cluster)
+{
+    json_t *nodes = json_array();
+    for (unsigned n = 0; cluster && n < cluster_nodes(cluster); n++) {
+        const char *address;
+        bool self, connected = cluster_node(cluster, n, &address, &self);
+        json_array_append_new(
+            nodes, json_pack("{s:s, s:b, s:b}", "address", address, "self", self, "connected", connected));
+    }
+    return nodes;
+}
+
 static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_t gid)
 {
     struct pool *pool = view->pool;
@@ -160,6 +174,7 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
                                   (json_int_t)net.bytes_sent, "bytes_received",
                                   (json_int_t)net.bytes_received, "errors", (json_int_t)net.errors));
     json_object_set_new(json, "checksum", json_string(crc32c_impl()));
+    json_object_set_new(json, "nodes", nodes_json(pool->cluster));
     json_object_set_new(json, "sets", sets_json(pool, uid, gid));
     return json;
 }

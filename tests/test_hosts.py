@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two hosts, as network namespaces: a working set spans both daemons, and either one's death is reported or survived."""
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import lib_data
+import lib_host
+import lib_net
+import numpy as np
+import pytest
+
+MIB = lib_data.MIB
+A, B = 0, 1
+#: As long as it may take until a node that is lost without a word is noticed; reads have deadlines of their own.
+NOTICED = 30
+
+
+@pytest.fixture
+def network():
+    made = lib_net.Network(2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cluster(network, host):
+    # Closed before the network: daemons live in it.
+    return lib_net.Cluster(host, network)
+
+
+@pytest.fixture
+def pair(cluster):
+    """Both daemons, up and connected."""
+    cluster.start_all()
+    return cluster
+
+
+@pytest.fixture
+def array(host):
+    """24 MiB: more than one daemon's pool of 16 MiB."""
+    return lib_data.make_npy(host.data / "a.npy", 3072)
+
+
+def nodes_of(daemon, name):
+    import leat
+
+    return {region["node"] for region in leat.stat(str(name), socket=daemon.socket)["regions"]}
+
+
+def read_all(ws, seed=1):
+    seen = []
+    with ws_batches(ws, seed) as batches:
+        for batch in batches:
+            lib_data.check_rows(batch.data, batch.ids)
+            seen += batch.ids.tolist()
+            batch.release()
+    assert sorted(seen) == list(range(len(ws)))
+
+
+def ws_batches(ws, seed):
+    import leat
+
+    return leat.batches(ws, 64, seed=seed, drop_last=False)
+
+
+def preload(leat, daemon, path, name="spread"):
+    return leat.preload(path, name=name, socket=daemon.socket, timeout=lib_host.PATIENCE)
+
+
+# --- both alive ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_set_spans_both(leat, pair, array):
+    a, b = pair.daemons
+    ws = preload(leat, a, array)
+    assert not ws.stat().streamed and nodes_of(a, "spread") == {0, 1}
+    assert 0 < a.status()["pool"]["used_bytes"] < 24 * MIB and 0 < b.status()["pool"]["used_bytes"] < 24 * MIB
+    read_all(ws)
+    there = leat.open("leat://spread", socket=b.socket)
+    assert there.fingerprint == ws.fingerprint and len(there) == 3072
+    read_all(there, seed=2)
+    lib_data.check_rows([there[i] for i in (0, 1500, -1)], [0, 1500, 3071])
+    assert there.stat().transport == "shm+tcp"
+    ws.verify()
+    there.verify(source=True)
+    assert a.metrics()["leat_data_sent_bytes_total"] > 0 and b.metrics()["leat_data_sent_bytes_total"] > 0
+
+
+def test_processes_on_both_hosts_read(host, leat, pair, array):
+    """Clients inside the namespaces, so that nothing reaches them but through the link."""
+    preload(leat, pair.daemons[A], array).close()
+    code = lib_data.CLIENT + """
+ws = leat.open('leat://spread', socket=argv[0], timeout=30)
+seen = []
+for b in leat.batches(ws, 32, seed=5, rank=int(argv[1]), world_size=2):
+    assert (b.data == rows(b.ids)).all()
+    seen += b.ids.tolist(); b.release()
+say(seen)
+"""
+    ranks = [host.python(code, pair.daemons[i].socket, i, prefix=pair.network.inside(i)) for i in (A, B)]
+    parts = [set(eval(rank.finish())) for rank in ranks]
+    assert len(parts[0] & parts[1]) == 0 and parts[0] | parts[1] == set(range(3072))
+
+
+def test_both_open_the_same_path_at_once(host, pair, array):
+    """One set, not two; scanned and loaded once."""
+    code = lib_data.CLIENT + """
+say('ready'); hear()
+ws = leat.open(argv[0], socket=argv[1], timeout=30)
+say(ws.fingerprint); ws.wait(timeout=30)
+assert (ws.read_batch(range(0, 3072, 7)).data == rows(range(0, 3072, 7))).all()
+say('read'); hear()
+"""
+    for turn in range(3):
+        clients = [host.python(code, array, pair.daemons[i % 2].socket) for i in range(4)]
+        for client in clients:
+            client.hear()
+        for client in clients:
+            client.tell()
+        assert len({client.hear() for client in clients}) == 1
+        for client in clients:
+            assert client.hear() == "read"
+        for daemon in pair.daemons:
+            assert len(daemon.sets()) == 1, daemon.sets()
+        together = sum(daemon.status()["pool"]["used_bytes"] for daemon in pair.daemons)
+        assert together < 26 * MIB, "it lies in memory once"
+        for client in clients:
+            client.tell()
+            client.finish()
+        # Implicit: gone on both when the last client of either is.
+        lib_host.wait_for(lambda: all(d.status()["pool"]["used_bytes"] == 0 for d in pair.daemons), NOTICED,
+                          f"turn {turn}: {[d.sets() for d in pair.daemons]}")
+
+
+def test_an_implicit_set_lives_as_long_as_a_client_on_either(host, pair, array):
+    code = lib_data.CLIENT + "ws = leat.open(argv[0], socket=argv[1]); ws.wait(timeout=30); say('there'); hear(); say((ws.read_batch(range(3072)).data == rows(range(3072))).all())"
+    one, two = (host.python(code, array, pair.daemons[i].socket) for i in (A, B))
+    one.hear(), two.hear()
+    one.kill()
+    time.sleep(0.2)
+    two.tell()
+    assert two.finish() == "True"
+    lib_host.wait_for(lambda: all(d.status()["pool"]["used_bytes"] == 0 for d in pair.daemons), NOTICED)
+
+
+@pytest.mark.parametrize("side", [A, B])
+def test_a_drop_on_one_side_drops_on_both(leat, pair, array, side):
+    preload(leat, pair.daemons[A], array).close()
+    leat.drop("spread", socket=pair.daemons[side].socket, timeout=20)
+    lib_host.wait_for(lambda: all(d.status()["pool"]["used_bytes"] == 0 and not d.sets() for d in pair.daemons),
+                      message=[d.sets() for d in pair.daemons])
+    for daemon in pair.daemons:
+        with pytest.raises(leat.NotFound):
+            leat.open("leat://spread", socket=daemon.socket)
+    read_all(preload(leat, pair.daemons[B], array))
+
+
+def test_a_forced_drop_tells_readers_on_the_other_side(leat, pair, array):
+    preload(leat, pair.daemons[A], array).close()
+    there = leat.open("leat://spread", socket=pair.daemons[B].socket)
+    there.read_batch([0, 3071]).release()
+    leat.drop("spread", force=True, socket=pair.daemons[A].socket)
+
+    def stale():
+        try:
+            there.read_batch(range(0, 3072, 50), timeout=20).release()
+        except (leat.Stale, leat.PeerGone):
+            return True
+
+    lib_host.wait_for(stale)
+
+
+def test_a_pushed_set_lies_on_the_node_that_made_it(leat, pair):
+    """And the other one says so."""
+    a, b = pair.daemons
+    made = leat.create("pushed", {"x": ("u8", (1024,))}, samples=64, socket=a.socket)
+    made.push(0, {"x": lib_data.rows(range(64))})
+    lib_data.check_rows(made.read_batch(range(64)).data, range(64))
+    with pytest.raises(leat.Unsupported, match="one node"):
+        leat.open("leat://pushed", socket=b.socket)
+
+
+# --- one dies -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_other_is_killed_and_comes_back(leat, pair, array):
+    """Its samples come from the source meanwhile; back again it fills its regions, and they are read from it."""
+    a, b = pair.daemons
+    ws = preload(leat, a, array)
+    read_all(ws)
+    b.kill()
+    read_all(ws, seed=2)
+    lib_data.check_rows([ws[i] for i in range(0, 3072, 100)], range(0, 3072, 100))
+    assert a.running()
+    with leat.open("leat://spread", socket=a.socket) as again:
+        read_all(again, seed=3)
+    pair.start(B)
+    pair.joined(A)
+    lib_host.wait_for(lambda: ws.stat().resident_samples == 3072, NOTICED, f"it does not heal: {ws.stat()}\n{a.text()}")
+    served = pair.daemons[B].metrics()["leat_data_sent_bytes_total"]
+    read_all(ws, seed=4)
+    assert pair.daemons[B].metrics()["leat_data_sent_bytes_total"] > served, "what came back is not used"
+    read_all(leat.open("leat://spread", socket=pair.daemons[B].socket), seed=5)
+
+
+def test_the_first_is_killed_and_the_other_goes_on(leat, pair, array):
+    """Whoever placed the set: no daemon is special afterwards."""
+    for name, dead in (("one", A), ("two", B)):
+        alive = 1 - dead
+        preload(leat, pair.daemons[dead], array, name=name).close()
+        ws = leat.open(f"leat://{name}", socket=pair.daemons[alive].socket)
+        pair.daemons[dead].kill()
+        read_all(ws)
+        with leat.open(array, socket=pair.daemons[alive].socket, timeout=lib_host.PATIENCE) as fresh:
+            lib_data.check_rows([fresh[5]], [5])
+        ws.close()
+        leat.drop(name, force=True, socket=pair.daemons[alive].socket)
+        pair.start(dead)
+        pair.joined(A), pair.joined(B)
+
+
+def test_killed_at_any_moment_of_a_read(host, leat, pair, array):
+    """A reader that never stops; the other daemon is killed and started under it, three times. No sample is ever wrong or missing."""
+    preload(leat, pair.daemons[A], array).close()
+    reader = host.python(lib_data.CLIENT + """
+import threading
+over = []
+threading.Thread(target=lambda: (hear(), over.append(1)), daemon=True).start()
+ws = leat.open('leat://spread', socket=argv[0], timeout=60)
+say('reading')
+epochs, errors = 0, []
+while not over:
+    for b in leat.batches(ws, 48, seed=epochs, drop_last=False, timeout=60):
+        assert (b.data == rows(b.ids)).all()
+        b.release()
+    epochs += 1
+say('ok', epochs > 0)
+""", pair.daemons[A].socket)
+    reader.hear()
+    for _ in range(3):
+        time.sleep(0.4)
+        pair.daemons[B].kill()
+        time.sleep(0.4)
+        pair.start(B)
+        pair.joined(A)
+    reader.tell()
+    assert reader.finish() == "ok True"
+
+
+def test_a_pushed_set_goes_with_its_node(leat, pair):
+    """There is no source to read it from again: a clear error within the deadline."""
+    made = leat.create("pushed", {"x": ("u8", (1024,))}, samples=64, socket=pair.daemons[A].socket)
+    made.push(0, {"x": lib_data.rows(range(64))})
+    ring = made._set.load(8, 1, None, 0, "tcp")
+    ring.read_batch(list(range(8)), 0, 64).release()
+    pair.daemons[A].kill()
+    with pytest.raises(leat.PeerGone):
+        ring.read_batch(list(range(8)), 5 * 10**9, 64)
+    with pytest.raises((leat.PeerGone, leat.NotFound)):
+        leat.open("leat://pushed", socket=pair.daemons[A].socket)
+    with pytest.raises(leat.NotFound):
+        leat.open("leat://pushed", socket=pair.daemons[B].socket)
+
+
+# --- one is not what it should be -------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_token_is_refused_and_said(leat, cluster, array):
+    a = cluster.start(A)
+    b = cluster.start(B, token=cluster.make_token("other", b"another secret, as long as the first one is"))
+    lib_host.wait_for(lambda: "token" in a.text() and "token" in b.text(), message=f"{a.text()}\n{b.text()}")
+    assert not any(n["connected"] for n in cluster.states(A) + cluster.states(B) if not n["self"])
+    assert a.metrics()["leat_rejected_total"] >= 1
+    small = lib_data.make_npy(array.parent / "small.npy", 64)
+    for daemon in (a, b):  # each serves its own host alone
+        with leat.preload(small, socket=daemon.socket) as ws:
+            read_all(ws)
+            assert nodes_of(daemon, small) == {cluster.daemons.index(daemon)}
+
+
+def test_lists_of_nodes_that_differ(leat, cluster, array):
+    """Not a set that each side reads differently: an error, or two sets apart."""
+    elsewhere = f"{cluster.network.addresses[0]}:7999"
+    a = cluster.start(A)
+    b = cluster.start(B, nodes=[elsewhere, cluster.nodes[B], cluster.nodes[A]])
+    time.sleep(1)
+    for daemon in (a, b):
+        try:
+            ws = preload(leat, daemon, array, name=f"n{daemon.name}")
+        except leat.Error as e:
+            assert len(str(e)) > 20
+        else:
+            read_all(ws)
+    assert "list" in a.text() + b.text() or "nodes" in a.text() + b.text(), "nobody says that the lists differ"
+
+
+def test_a_daemon_that_is_not_in_its_own_list(host, network, cluster):
+    daemon = cluster.start(A, nodes=[cluster.nodes[B], f"{network.addresses[0]}:9999"], wait=False)
+    assert daemon.process.wait(lib_host.PATIENCE) == 1
+    daemon.killed = True
+    assert cluster.nodes[A] in daemon.text()
+
+
+# --- the link ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_link_goes_down_while_reading(leat, pair, array):
+    """Within the deadline: a distinct error, or the samples from their source. With the link up again everything works."""
+    a, b = pair.daemons
+    ws = preload(leat, a, array)
+    read_all(ws)
+    pair.network.link(B, False)
+    try:
+        started = time.monotonic()
+        outcomes = set()
+        for first in range(0, 3072, 512):
+            try:
+                with ws.read_batch(range(first, first + 512), timeout=1) as batch:
+                    lib_data.check_rows(batch.data, range(first, first + 512))
+                outcomes.add("read")
+            except (leat.TimedOut, leat.PeerGone) as e:
+                outcomes.add(type(e).__name__)
+        assert time.monotonic() - started < 6 * 1 + lib_host.PATIENCE, "a deadline was not kept"
+        assert outcomes <= {"read", "TimedOut", "PeerGone"}
+
+        def from_the_source():
+            try:
+                read_all(ws, seed=2)
+                return True
+            except (leat.TimedOut, leat.PeerGone):
+                return False
+
+        lib_host.wait_for(from_the_source, NOTICED * 2, "a lost link is never noticed")
+    finally:
+        pair.network.link(B, True)
+    pair.joined(A), pair.joined(B)
+    lib_host.wait_for(lambda: ws.stat().resident_samples == 3072, NOTICED, str(ws.stat()))
+    read_all(ws, seed=3)
+    read_all(leat.open("leat://spread", socket=b.socket), seed=4)
+
+
+def test_a_frozen_node_over_a_real_link(leat, pair, array):
+    """Its late bytes land in no batch that was filled again since."""
+    a, b = pair.daemons
+    ws = preload(leat, a, array)
+    read_all(ws)
+    for turn in range(3):
+        os.kill(b.pid, signal.SIGSTOP)
+        try:
+            for first in (0, 1000, 2000):
+                try:
+                    ws.read_batch(range(first, first + 500), timeout=0.2).release()
+                except (leat.TimedOut, leat.PeerGone):
+                    pass
+        finally:
+            os.kill(b.pid, signal.SIGCONT)
+        ids = np.random.default_rng(turn).integers(0, 3072, 500)
+        with ws.read_batch(ids, timeout=lib_host.PATIENCE) as batch:
+            for _ in range(20):
+                lib_data.check_rows(batch.data, ids)
+                time.sleep(0.005)
