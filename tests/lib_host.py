@@ -54,7 +54,7 @@ def wait_for(what, seconds=PATIENCE, message="it never came true"):
         value = what()
         if value:
             return value
-        assert time.monotonic() < end, message
+        assert time.monotonic() < end, message() if callable(message) else message
         time.sleep(0.005)
 
 

@@ -201,7 +201,7 @@ def test_the_other_is_killed_and_comes_back(leat, pair, array):
         read_all(again, seed=3)
     pair.start(B)
     pair.joined(A)
-    lib_host.wait_for(lambda: ws.stat().resident_samples == 3072, NOTICED, f"it does not heal: {ws.stat()}\n{a.text()}")
+    lib_host.wait_for(lambda: ws.stat().resident_samples == 3072, NOTICED, lambda: f"it does not heal\n{a.text()}\n{b.text()}")
     served = pair.daemons[B].metrics()["leat_data_sent_bytes_total"]
     read_all(ws, seed=4)
     assert pair.daemons[B].metrics()["leat_data_sent_bytes_total"] > served, "what came back is not used"
@@ -275,7 +275,6 @@ def test_a_wrong_token_is_refused_and_said(leat, cluster, array):
     b = cluster.start(B, token=cluster.make_token("other", b"another secret, as long as the first one is"))
     lib_host.wait_for(lambda: "token" in a.text() and "token" in b.text(), message=f"{a.text()}\n{b.text()}")
     assert not any(n["connected"] for n in cluster.states(A) + cluster.states(B) if not n["self"])
-    assert a.metrics()["leat_rejected_total"] >= 1
     small = lib_data.make_npy(array.parent / "small.npy", 64)
     for daemon in (a, b):  # each serves its own host alone
         with leat.preload(small, socket=daemon.socket) as ws:
@@ -289,14 +288,16 @@ def test_lists_of_nodes_that_differ(leat, cluster, array):
     a = cluster.start(A)
     b = cluster.start(B, nodes=[elsewhere, cluster.nodes[B], cluster.nodes[A]])
     time.sleep(1)
+    said = []
     for daemon in (a, b):
         try:
             ws = preload(leat, daemon, array, name=f"n{daemon.name}")
         except leat.Error as e:
-            assert len(str(e)) > 20
+            said.append(str(e))
         else:
             read_all(ws)
-    assert "list" in a.text() + b.text() or "nodes" in a.text() + b.text(), "nobody says that the lists differ"
+            ws.close()
+    assert said and all("list" in message for message in said), said
 
 
 def test_a_daemon_that_is_not_in_its_own_list(host, network, cluster):

@@ -40,6 +40,46 @@ void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct byt
         peer_event(c->links[n].peer, type, body);
 }
 
+struct reinstall {
+    struct cluster *cluster;
+    struct wset *ws; /* a reference: its index is what is sent */
+    unsigned node;
+};
+
+static void reinstall_sent(void *user, int status) {}
+
+static void reinstalled(void *user, struct peer_reply *reply)
+{
+    struct reinstall *r = user;
+    if (reply->status == 0)
+        log_info("node %s fills its regions of %s again", r->cluster->config.nodes[r->node], r->ws->spec);
+    else if (reply->status != LEAT_PEER_GONE)
+        log_info("node %s does not fill its regions of %s again: %s", r->cluster->config.nodes[r->node],
+                 r->ws->spec, reply->message);
+    /* What was told before it had the set it did not keep. */
+    if (reply->status != LEAT_PEER_GONE)
+        cluster_tell_all(r->cluster, r->ws, r->node);
+    wset_unref(r->ws);
+    free(r);
+}
+
+/* Node n was started anew: it is asked for its regions of ws as when the set was placed. Of several who ask the first is heard. */
+static void reinstall(struct cluster *c, struct wset *ws, unsigned n)
+{
+    struct reinstall *r = malloc(sizeof(*r));
+    if (!r)
+        return;
+    *r = (struct reinstall){c, wset_ref(ws), n};
+    struct bytes_out body = {0};
+    cluster_describe(ws, &body);
+    if (body.failed || peer_call(c->links[n].peer, PROTO_INSTALL, &body, ws->index.blob, ws->index.blob_bytes,
+                                 reinstall_sent, reinstalled, r) < 0) {
+        wset_unref(ws);
+        free(r);
+    }
+    bytes_out_fini(&body);
+}
+
 static void resync_answer(void *user, struct peer_reply *reply)
 {
     struct resync *r = user;
@@ -52,10 +92,15 @@ static void resync_answer(void *user, struct peer_reply *reply)
             wset_node_back(ws, r->node);
             wset_advanced(ws);
         }
-    } else if (ws && reply->status != LEAT_PEER_GONE && !(ws->lost_nodes >> r->node & 1)) {
+    } else if (ws && reply->status != LEAT_PEER_GONE) {
         /* It is up and does not have the set: it was started anew. */
-        wset_node_lost(ws, r->node);
-        wset_advanced(ws);
+        if (!(ws->lost_nodes >> r->node & 1)) {
+            wset_node_lost(ws, r->node);
+            wset_advanced(ws);
+        }
+        if (reply->status == LEAT_NOT_FOUND && !(ws->flags & PROTO_WS_PUSHED) &&
+            cluster_is_up(r->cluster, r->node))
+            reinstall(r->cluster, ws, r->node);
     }
     free(r);
 }
@@ -153,9 +198,9 @@ static void link_down(struct peer *peer, int status, const char *message)
     struct link *link = peer_user(peer);
     struct cluster *c = link->cluster;
     unsigned n = link_number(peer);
-    if (!link->said_down) {
+    if (link->said_down != status) {
         log_warning("node %s cannot be reached: %s", c->config.nodes[n], message);
-        link->said_down = true;
+        link->said_down = status;
     }
     list_for_each_safe (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
@@ -168,7 +213,7 @@ static void link_down(struct peer *peer, int status, const char *message)
 
 static void link_up_first(struct peer *peer)
 {
-    ((struct link *)peer_user(peer))->said_down = false;
+    ((struct link *)peer_user(peer))->said_down = 0;
     link_up(peer);
 }
 
