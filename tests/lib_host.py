@@ -82,6 +82,14 @@ def footprint(pid):
     }
 
 
+def program(pid):
+    """Name of its executable; None when it has just gone."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return None
+
+
 def tagged(tag):
     """Living processes that carry our tag in their environment, but for this one."""
     mark = f"{TAG}={tag}".encode()
@@ -300,7 +308,7 @@ class Host:
     def private_daemons(self):
         """Pids of daemons that clients started by themselves."""
         own = {d.pid for d in self.daemons}
-        return [p for p in tagged(self.tag) if p not in own and os.path.basename(os.readlink(f"/proc/{p}/exe")) == "leatd"]
+        return [p for p in tagged(self.tag) if p not in own and program(p) == "leatd"]
 
     def close(self):
         import gc
