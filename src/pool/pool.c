@@ -154,6 +154,9 @@ int pool_stop(struct pool *pool)
         loop_turn(pool->loop, 10);
     if (atomic_load(&pool->threads) > 0)
         return LEAT_TIMED_OUT;
+    /* The last message of a thread that has ended may still wait its turn. */
+    for (int turns = 0; !list_empty(&pool->openings) && turns < 1000; turns++)
+        loop_turn(pool->loop, 1);
     net_server_free(pool->server);
     pool->server = NULL;
     while (!list_empty(&pool->sets))

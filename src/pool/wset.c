@@ -395,7 +395,8 @@ static void part_complete(struct wset *ws, uint64_t i, unsigned f, uint64_t byte
 {
     if (wset_part_known(ws, i, f))
         return;
-    ws->crc[i * ws->index.header->nfields + f] = crc;
+    /* A FETCH of the same sample may note the same value at this moment. */
+    __atomic_store_n(&ws->crc[i * ws->index.header->nfields + f], crc, __ATOMIC_RELAXED);
     atomic_fetch_add_explicit(&ws->live->resident_bytes, bytes, memory_order_relaxed);
     atomic_fetch_or(&ws->parts_done[i * ws->mask_bytes + f / 8], (uint8_t)(1u << f % 8));
     if (sample_is_done(ws, i))
