@@ -422,4 +422,6 @@ say(batches, views, 1024 * 8192)
     assert batches == whole
     assert views == 0
     served = {k: v for k, v in daemon.metrics().items() if k.startswith("leat_copied_bytes_total")}
-    assert served and sum(served.values()) == 0, served
+    # Loading may pass base pages through a warm buffer (docs/decisions/0031), each byte once; serving copies nothing.
+    bounced = sum(v for k, v in served.items() if "bounce" in k)
+    assert served and sum(served.values()) == bounced <= path.stat().st_size, served
