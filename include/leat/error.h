@@ -12,24 +12,26 @@
 #include <errno.h>
 
 #if defined(__GNUC__)
-#pragma GCC visibility push(default)
+#    pragma GCC visibility push(default)
 #endif
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* The conditions a caller is expected to tell apart; anything else is -EIO, -ENOMEM or another plain errno. */
-#define LEAT_NOT_FOUND (-ENOENT)      /* no such working set, key, index or source */
-#define LEAT_STALE     (-ESTALE)      /* the working set was dropped or replaced, or its source changed */
-#define LEAT_PEER_GONE (-ECONNRESET)  /* the daemon that holds the bytes died or closed the connection */
-#define LEAT_TIMED_OUT (-ETIMEDOUT)   /* the deadline passed; the destination is in quarantine until quiesced */
-#define LEAT_CORRUPT   (-EBADMSG)     /* a checksum did not match, or a file is not what its header says */
-#define LEAT_NO_SPACE  (-ENOSPC)      /* the pool's (or the view's) cap would be exceeded */
-#define LEAT_DENIED    (-EACCES)      /* the caller may not use this working set, or read this source */
-#define LEAT_INVALID   (-EINVAL)      /* an argument, URI or file that is not allowed */
-#define LEAT_BUSY      (-EBUSY)       /* every slot of a view is held; leases stand in the way of a drop */
+/* clang-format off */
+#define LEAT_NOT_FOUND   (-ENOENT)     /* no such working set, key, index or source */
+#define LEAT_STALE       (-ESTALE)     /* the working set was dropped or replaced, or its source changed */
+#define LEAT_PEER_GONE   (-ECONNRESET) /* the daemon that holds the bytes died or closed the connection */
+#define LEAT_TIMED_OUT   (-ETIMEDOUT)  /* the deadline passed; the destination is in quarantine until quiesced */
+#define LEAT_CORRUPT     (-EBADMSG)    /* a checksum did not match, or a file is not what its header says */
+#define LEAT_NO_SPACE    (-ENOSPC)     /* the pool's (or the view's) cap would be exceeded */
+#define LEAT_DENIED      (-EACCES)     /* the caller may not use this working set, or read this source */
+#define LEAT_INVALID     (-EINVAL)     /* an argument, URI or file that is not allowed */
+#define LEAT_BUSY        (-EBUSY)      /* every slot of a view is held; leases stand in the way of a drop */
 #define LEAT_UNSUPPORTED (-EOPNOTSUPP) /* a well-formed input that Leat does not read (Fortran order, ...) */
-#define LEAT_CANCELED  (-ECANCELED)    /* a progress callback, or the interrupt hook, gave the call up */
+#define LEAT_CANCELED    (-ECANCELED)  /* a progress callback, or the interrupt hook, gave the call up */
+/* clang-format on */
 
 #define LEAT_ERROR_MESSAGE_MAX 480
 
@@ -45,6 +47,6 @@ const char *leat_strerror(int code);
 }
 #endif
 #if defined(__GNUC__)
-#pragma GCC visibility pop
+#    pragma GCC visibility pop
 #endif
 #endif

@@ -29,7 +29,7 @@
 #include <leat/error.h>
 
 #if defined(__GNUC__)
-#pragma GCC visibility push(default)
+#    pragma GCC visibility push(default)
 #endif
 #ifdef __cplusplus
 extern "C" {
@@ -57,18 +57,20 @@ typedef int (*leat_interrupt_fn)(void *user);
 
 struct leat_client_options {
     size_t size;
-    const char *socket;       /* NULL: LEAT_SOCKET, else the private daemon of this user and job */
-    const char *job;          /* NULL: LEAT_JOB, TORCHELASTIC_RUN_ID, SLURM_JOB_ID, else the login session */
-    uint64_t pool_bytes;      /* cap of a daemon started by this call; 0: half of what memory or cgroup leaves */
-    uint64_t region_bytes;    /* of a daemon started by this call; 0: 512 MiB, less when the pool is small */
-    uint64_t timeout_ns;      /* default deadline of operations; 0: 30 s */
-    unsigned flags;           /* LEAT_CONNECT_* */
-    leat_interrupt_fn interrupt; /* NULL: calls end by their deadlines only. Must stay callable as long as the client */
+    const char *socket;    /* NULL: LEAT_SOCKET, else the private daemon of this user and job */
+    const char *job;       /* NULL: LEAT_JOB, TORCHELASTIC_RUN_ID, SLURM_JOB_ID, else the login session */
+    uint64_t pool_bytes;   /* cap of a daemon started by this call; 0: half of what memory or cgroup leaves */
+    uint64_t region_bytes; /* of a daemon started by this call; 0: 512 MiB, less when the pool is small */
+    uint64_t timeout_ns;   /* default deadline of operations; 0: 30 s */
+    unsigned flags;        /* LEAT_CONNECT_* */
+    /* NULL: calls end by their deadlines only. Must stay callable as long as the client */
+    leat_interrupt_fn interrupt;
     void *interrupt_user;
 };
 
 /* Finds or starts the daemon and shakes hands. Starting is serialised over all processes of the job by a lock. */
-int leat_connect(const struct leat_client_options *options, struct leat_client **ret_client, struct leat_error *err);
+int leat_connect(const struct leat_client_options *options, struct leat_client **ret_client,
+                 struct leat_error *err);
 /* Working sets and views still open stay usable until closed themselves. NULL is fine. */
 void leat_disconnect(struct leat_client *client);
 /* The daemon's socket path; valid as long as the client. */
@@ -87,15 +89,17 @@ typedef int (*leat_progress_fn)(const struct leat_progress *progress, void *user
 
 /* --- working sets ---------------------------------------------------------------------------------------------- */
 
-#define LEAT_OPEN_NO_LOAD     1u /* fail with LEAT_NOT_FOUND unless it is in the pool already */
-#define LEAT_OPEN_WAIT        2u /* return only when every sample is resident (or streamed: when the pinned part is) */
-#define LEAT_OPEN_PUBLIC      4u /* other users of a system daemon may read it (mode 0644; default 0600) */
+#define LEAT_OPEN_NO_LOAD 1u /* fail with LEAT_NOT_FOUND unless it is in the pool already */
+#define LEAT_OPEN_WAIT                                                                                       \
+    2u /* return only when every sample is resident (or streamed: when the pinned part is) */
+#define LEAT_OPEN_PUBLIC 4u /* other users of a system daemon may read it (mode 0644; default 0600) */
 
 struct leat_open_options {
     size_t size;
-    const char *name;      /* explicit working set: stays until dropped. NULL: implicit, goes with its last user */
-    unsigned flags;        /* LEAT_OPEN_* */
-    uint64_t pool_bytes;   /* at most this much pool for it; the rest is streamed. 0: as much as it needs and there is */
+    const char *name; /* explicit working set: stays until dropped. NULL: implicit, goes with its last user */
+    unsigned flags;   /* LEAT_OPEN_* */
+    /* at most this much pool for it; the rest is streamed. 0: as much as it needs and there is */
+    uint64_t pool_bytes;
     leat_progress_fn progress;
     void *progress_user;
     uint64_t timeout_ns;
@@ -115,8 +119,8 @@ int leat_preload(struct leat_client *client, const char *uri, const struct leat_
                  struct leat_ws **ret_ws, struct leat_error *err);
 /* Adds the samples of `uri` (same fields) to explicit set `name`, as a new version; handles already open keep
  * reading theirs. *ret_length (may be NULL): samples of the new version. */
-int leat_append(struct leat_client *client, const char *name, const char *uri, const struct leat_open_options *options,
-                uint64_t *ret_length, struct leat_error *err);
+int leat_append(struct leat_client *client, const char *name, const char *uri,
+                const struct leat_open_options *options, uint64_t *ret_length, struct leat_error *err);
 /* NULL is fine. Views, iterators and leases of it keep what they need until they are closed themselves. */
 void leat_close(struct leat_ws *ws);
 
@@ -152,23 +156,24 @@ struct leat_ws_stat {
     size_t size;
     uint64_t samples, resident_samples, failed_samples;
     uint64_t payload_bytes, resident_bytes;
-    uint64_t pool_bytes;        /* regions held */
+    uint64_t pool_bytes; /* regions held */
     uint64_t regions, region_bytes;
-    uint64_t page_bytes;        /* smallest page size obtained for a region of it */
-    unsigned streamed;          /* 1: larger than the pool; unpinned samples come through a window */
+    uint64_t page_bytes; /* smallest page size obtained for a region of it */
+    unsigned streamed;   /* 1: larger than the pool; unpinned samples come through a window */
     unsigned generation, version;
-    const char *transport;      /* what this process reads it by: "shm", "tcp", "shm+tcp" */
+    const char *transport; /* what this process reads it by: "shm", "tcp", "shm+tcp" */
 };
 int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_error *err);
 /* Waits until all of it is resident: timeout_ns 0 is without end. */
-int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint64_t timeout_ns, struct leat_error *err);
+int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint64_t timeout_ns,
+                 struct leat_error *err);
 
 /* --- single samples -------------------------------------------------------------------------------------------- */
 
 /* Copies one field of one sample into buf (cap bytes); *ret_bytes is its length. LEAT_NO_SPACE when cap is short
  * (*ret_bytes is then what it takes). Labels are 4 bytes, little-endian. Negative numbers are the caller's to resolve. */
-int leat_read(struct leat_ws *ws, uint64_t index, unsigned field, void *buf, uint64_t cap, uint64_t timeout_ns,
-              uint64_t *ret_bytes, struct leat_error *err);
+int leat_read(struct leat_ws *ws, uint64_t index, unsigned field, void *buf, uint64_t cap,
+              uint64_t timeout_ns, uint64_t *ret_bytes, struct leat_error *err);
 
 /*
  * Zero copy: a read-only pointer into the pool. Holds a lease until leat_hold_release; the set cannot be dropped meanwhile but
@@ -176,21 +181,23 @@ int leat_read(struct leat_ws *ws, uint64_t index, unsigned field, void *buf, uin
  * piece (another node, a region boundary, a streamed sample): use leat_read.
  */
 struct leat_hold;
-int leat_hold(struct leat_ws *ws, uint64_t index, unsigned field, uint64_t timeout_ns, struct leat_hold **ret_hold,
-              const void **ret_data, uint64_t *ret_bytes, struct leat_error *err);
+int leat_hold(struct leat_ws *ws, uint64_t index, unsigned field, uint64_t timeout_ns,
+              struct leat_hold **ret_hold, const void **ret_data, uint64_t *ret_bytes,
+              struct leat_error *err);
 void leat_hold_release(struct leat_hold *hold);
 
 /* --- batches --------------------------------------------------------------------------------------------------- */
 
 struct leat_view_options {
     size_t size;
-    unsigned batch_size;       /* most samples a batch; required */
-    unsigned slots;            /* batch buffers in the ring; 0: 4 */
-    const unsigned *fields;    /* field numbers; NULL: all */
+    unsigned batch_size;    /* most samples a batch; required */
+    unsigned slots;         /* batch buffers in the ring; 0: 4 */
+    const unsigned *fields; /* field numbers; NULL: all */
     unsigned nfields;
-    uint64_t max_batch_bytes;  /* of one ragged field of one batch; 0: batch_size * longest, reserved lazily */
-    const char *transport;     /* NULL: best there is; "shm", "tcp": required, LEAT_UNSUPPORTED when not to be had */
-    uint64_t inflight_bytes;   /* most bytes asked for and not yet here; 0: measured */
+    uint64_t max_batch_bytes; /* of one ragged field of one batch; 0: batch_size * longest, reserved lazily */
+    const char
+        *transport; /* NULL: best there is; "shm", "tcp": required, LEAT_UNSUPPORTED when not to be had */
+    uint64_t inflight_bytes; /* most bytes asked for and not yet here; 0: measured */
 };
 
 /* Load: allocates and registers the ring of batch buffers, once. */
@@ -213,7 +220,8 @@ uint64_t leat_batch_position(const struct leat_batch *batch);
 /* Field `f` counts within the view's fields. Fixed: sample i at data + i * fixed_bytes. Ragged: sample i is
  * [offsets[i], offsets[i + 1]) of data; absent fields have length 0 and present(…) = 0. Labels: u32 each. */
 void *leat_batch_data(const struct leat_batch *batch, unsigned f, uint64_t *ret_bytes);
-const uint64_t *leat_batch_offsets(const struct leat_batch *batch, unsigned f); /* NULL for fixed fields; n + 1 entries */
+const uint64_t *leat_batch_offsets(const struct leat_batch *batch,
+                                   unsigned f); /* NULL for fixed fields; n + 1 entries */
 int leat_batch_present(const struct leat_batch *batch, unsigned f, unsigned i);
 unsigned leat_batch_slot(const struct leat_batch *batch); /* which buffer of the ring */
 /* Gives the slot back. Any thread, exactly once. */
@@ -233,7 +241,7 @@ int leat_batch_release_after(struct leat_batch *batch, int fd, struct leat_error
 #define LEAT_ORDER_GROUP      16u
 struct leat_order {
     uint64_t n, seed, epoch, block;
-    uint64_t key[4];          /* private from here: filled by leat_order_init */
+    uint64_t key[4]; /* private from here: filled by leat_order_init */
     uint64_t a, b, ga, gb;
     uint64_t nblocks, tail_slot;
 };
@@ -251,19 +259,21 @@ void leat_order_fill(const struct leat_order *order, uint64_t first, unsigned co
 struct leat_iter_options {
     size_t size;
     uint64_t seed, epoch;
-    uint64_t block;            /* as in leat_order */
-    unsigned flags;            /* LEAT_SHUFFLE_AUTO overrides block. The choice depends on this host's pool: ranks of several
+    uint64_t block; /* as in leat_order */
+    unsigned
+        flags; /* LEAT_SHUFFLE_AUTO overrides block. The choice depends on this host's pool: ranks of several
                                   hosts agree by taking leat_iter_block of rank 0 as their block */
     unsigned rank, world_size; /* 0, 0: one rank */
     uint64_t first_position;   /* global position to start at: resume */
-    int keep_tail;             /* 0: the last, short step is dropped; 1: it is delivered, possibly shorter on some ranks */
-    unsigned ahead;            /* batches read ahead by the iterator's thread; 0: slots - 1; at most slots - 1 */
+    int keep_tail; /* 0: the last, short step is dropped; 1: it is delivered, possibly shorter on some ranks */
+    unsigned ahead; /* batches read ahead by the iterator's thread; 0: slots - 1; at most slots - 1 */
 };
 /* Step s takes positions [s*G, (s+1)*G), G = batch_size * world_size; this rank its contiguous slice of them. */
 int leat_iterate(struct leat_view *view, const struct leat_iter_options *options, struct leat_iter **ret_iter,
                  struct leat_error *err);
 /* Next batch, in order. *ret_batch = NULL at the end of the epoch. */
-int leat_next(struct leat_iter *iter, uint64_t timeout_ns, struct leat_batch **ret_batch, struct leat_error *err);
+int leat_next(struct leat_iter *iter, uint64_t timeout_ns, struct leat_batch **ret_batch,
+              struct leat_error *err);
 uint64_t leat_iter_steps(const struct leat_iter *iter); /* batches this rank gets in all */
 uint64_t leat_iter_block(const struct leat_iter *iter); /* the block chosen: 0 full */
 /* Ends reading ahead; batches handed out stay valid. Not while another thread is in leat_next of it. */
@@ -273,23 +283,24 @@ void leat_iter_close(struct leat_iter *iter);
 
 struct leat_push_field {
     const char *name;
-    const char *dtype;       /* NumPy's; "" for raw bytes */
+    const char *dtype; /* NumPy's; "" for raw bytes */
     unsigned ndim;
-    const uint64_t *shape;   /* of one sample; with dtype and shape the field is fixed */
+    const uint64_t *shape; /* of one sample; with dtype and shape the field is fixed */
 };
 /*
  * Rank 0 allocates: nsamples samples of these fields; lengths[i * nfields + f] are needed for raw (ragged) fields and
  * ignored for fixed ones (NULL when all are fixed). The set is explicit and readable sample by sample as they come.
  */
-int leat_create(struct leat_client *client, const char *name, const struct leat_push_field *fields, unsigned nfields,
-                uint64_t nsamples, const uint64_t *lengths, const char *const *keys, unsigned flags,
-                struct leat_error *err);
+int leat_create(struct leat_client *client, const char *name, const struct leat_push_field *fields,
+                unsigned nfields, uint64_t nsamples, const uint64_t *lengths, const char *const *keys,
+                unsigned flags, struct leat_error *err);
 /* Any rank: writes all fields of samples [first, first + n). data[f] holds the n values one after another, as long as
  * leat_ws_field_bytes says. Not readable before all fields are there. */
 int leat_push(struct leat_ws *ws, uint64_t first, unsigned n, const void *const *data, uint64_t timeout_ns,
               struct leat_error *err);
 /* The share of a rank: [*ret_first, *ret_end). */
-void leat_share(uint64_t nsamples, unsigned rank, unsigned world_size, uint64_t *ret_first, uint64_t *ret_end);
+void leat_share(uint64_t nsamples, unsigned rank, unsigned world_size, uint64_t *ret_first,
+                uint64_t *ret_end);
 
 /* --- looking after the pool -------------------------------------------------------------------------------------- */
 
@@ -306,7 +317,8 @@ void leat_free(void *text);
 
 #define LEAT_DROP_FORCE 1u /* do not wait for leases: readers get LEAT_STALE */
 /* Waits for leases up to timeout_ns, then LEAT_BUSY naming how many. */
-int leat_drop(struct leat_client *client, const char *name, unsigned flags, uint64_t timeout_ns, struct leat_error *err);
+int leat_drop(struct leat_client *client, const char *name, unsigned flags, uint64_t timeout_ns,
+              struct leat_error *err);
 
 #define LEAT_VERIFY_SOURCE 1u /* read the source again as well, not only the pool */
 /* Recomputes every CRC, however long that takes. LEAT_CORRUPT naming the first bad key; *ret_bad is how many. */
@@ -322,6 +334,6 @@ int leat_counters(char **ret_json, struct leat_error *err);
 }
 #endif
 #if defined(__GNUC__)
-#pragma GCC visibility pop
+#    pragma GCC visibility pop
 #endif
 #endif

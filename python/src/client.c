@@ -121,7 +121,8 @@ static PyObject *client_query(struct client_object *self, PyObject *args)
     leave(self);
     if (rc)
         return raise_error(rc, &err);
-    PyObject *result = PyErr_Occurred() ? NULL : PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "surrogateescape");
+    PyObject *result =
+        PyErr_Occurred() ? NULL : PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "surrogateescape");
     leat_free(text);
     return result;
 }

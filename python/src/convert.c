@@ -111,7 +111,8 @@ static int from_sequence(PyObject *object, uint64_t length, struct ids *ids)
             return -1;
         if (PyBool_Check(item)) { /* a mask, surely: as numbers it would be samples 0 and 1 */
             Py_DECREF(item);
-            PyErr_SetString(PyExc_TypeError, "ids are numbers of samples, not True and False: numpy.flatnonzero(mask)");
+            PyErr_SetString(PyExc_TypeError,
+                            "ids are numbers of samples, not True and False: numpy.flatnonzero(mask)");
             return -1;
         }
         PyObject *number = PyNumber_Index(item);

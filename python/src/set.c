@@ -236,7 +236,7 @@ static PyObject *set_verify(struct set_object *self, PyObject *args)
 
 /* The GIL must be held, and is released inside. 0, or -1 with an exception set. */
 static int read_waiting(struct set_object *self, uint64_t index, unsigned field, void *buf, uint64_t cap,
-                       uint64_t timeout_ns, uint64_t *ret_bytes)
+                        uint64_t timeout_ns, uint64_t *ret_bytes)
 {
     struct leat_error err = {0};
     int rc;
@@ -290,7 +290,8 @@ static PyObject *set_read_into(struct set_object *self, PyObject *args)
 #define MAX_FIELDS 256
 
 /* leat_push takes lengths from the index: a shorter buffer would be read past its end. 0, or 1 with an exception set. */
-static int push_bytes(const struct leat_ws *ws, uint64_t first, unsigned n, const Py_buffer *buffers, unsigned nfields)
+static int push_bytes(const struct leat_ws *ws, uint64_t first, unsigned n, const Py_buffer *buffers,
+                      unsigned nfields)
 {
     uint64_t length = leat_ws_length(ws);
     if (first > length || n > length - first)
@@ -303,9 +304,9 @@ static int push_bytes(const struct leat_ws *ws, uint64_t first, unsigned n, cons
                 total += bytes;
         if (total == (uint64_t)buffers[f].len || leat_ws_field(ws, f, &field))
             continue;
-        PyErr_Format(PyExc_ValueError, "field %s: samples %llu to %llu take %llu bytes, %zd were given", field.name,
-                     (unsigned long long)first, (unsigned long long)(first + n - 1), (unsigned long long)total,
-                     buffers[f].len);
+        PyErr_Format(PyExc_ValueError, "field %s: samples %llu to %llu take %llu bytes, %zd were given",
+                     field.name, (unsigned long long)first, (unsigned long long)(first + n - 1),
+                     (unsigned long long)total, buffers[f].len);
         return 1;
     }
     return 0;

@@ -78,7 +78,8 @@ int error_prefix(struct leat_error *err, int code, const char *fmt, ...)
     if (!err)
         return code;
     char inner[LEAT_ERROR_MESSAGE_MAX];
-    snprintf(inner, sizeof(inner), "%s", err->code == code && err->message[0] ? err->message : strerror(-code));
+    snprintf(inner, sizeof(inner), "%s",
+             err->code == code && err->message[0] ? err->message : strerror(-code));
     va_list ap;
     va_start(ap, fmt);
     set_va(err, code, fmt, ap);
