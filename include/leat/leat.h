@@ -90,8 +90,8 @@ typedef int (*leat_progress_fn)(const struct leat_progress *progress, void *user
 /* --- working sets ---------------------------------------------------------------------------------------------- */
 
 #define LEAT_OPEN_NO_LOAD 1u /* fail with LEAT_NOT_FOUND unless it is in the pool already */
-#define LEAT_OPEN_WAIT                                                                                       \
-    2u /* return only when every sample is resident (or streamed: when the pinned part is) */
+/* return only when every sample is resident (or streamed: when the pinned part is) */
+#define LEAT_OPEN_WAIT   2u
 #define LEAT_OPEN_PUBLIC 4u /* other users of a system daemon may read it (mode 0644; default 0600) */
 
 struct leat_open_options {
@@ -195,8 +195,8 @@ struct leat_view_options {
     const unsigned *fields; /* field numbers; NULL: all */
     unsigned nfields;
     uint64_t max_batch_bytes; /* of one ragged field of one batch; 0: batch_size * longest, reserved lazily */
-    const char
-        *transport; /* NULL: best there is; "shm", "tcp": required, LEAT_UNSUPPORTED when not to be had */
+    /* NULL: best there is; "shm", "tcp": required, LEAT_UNSUPPORTED when not to be had */
+    const char *transport;
     uint64_t inflight_bytes; /* most bytes asked for and not yet here; 0: measured */
 };
 
@@ -220,8 +220,8 @@ uint64_t leat_batch_position(const struct leat_batch *batch);
 /* Field `f` counts within the view's fields. Fixed: sample i at data + i * fixed_bytes. Ragged: sample i is
  * [offsets[i], offsets[i + 1]) of data; absent fields have length 0 and present(…) = 0. Labels: u32 each. */
 void *leat_batch_data(const struct leat_batch *batch, unsigned f, uint64_t *ret_bytes);
-const uint64_t *leat_batch_offsets(const struct leat_batch *batch,
-                                   unsigned f); /* NULL for fixed fields; n + 1 entries */
+/* NULL for fixed fields; n + 1 entries */
+const uint64_t *leat_batch_offsets(const struct leat_batch *batch, unsigned f);
 int leat_batch_present(const struct leat_batch *batch, unsigned f, unsigned i);
 unsigned leat_batch_slot(const struct leat_batch *batch); /* which buffer of the ring */
 /* Gives the slot back. Any thread, exactly once. */
