@@ -260,9 +260,9 @@ struct leat_iter_options {
     size_t size;
     uint64_t seed, epoch;
     uint64_t block; /* as in leat_order */
-    unsigned
-        flags; /* LEAT_SHUFFLE_AUTO overrides block. The choice depends on this host's pool: ranks of several
+    /* LEAT_SHUFFLE_AUTO overrides block. The choice depends on this host's pool: ranks of several
                                   hosts agree by taking leat_iter_block of rank 0 as their block */
+    unsigned flags;
     unsigned rank, world_size; /* 0, 0: one rank */
     uint64_t first_position;   /* global position to start at: resume */
     int keep_tail; /* 0: the last, short step is dropped; 1: it is delivered, possibly shorter on some ranks */
