@@ -3,9 +3,6 @@
 
 import os
 import signal
-import socket
-import subprocess
-import threading
 import time
 
 import lib_data
