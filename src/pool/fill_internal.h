@@ -38,6 +38,8 @@ struct fill_target {
 
 /* A small file that was not in the page cache: open, being read ahead by the kernel. */
 struct fill_ahead {
+    struct wset *ws; /* of the range that is being read */
+    uint64_t source;
     int fd;
     uint64_t begin, end, source_offset;
 };

@@ -2,7 +2,7 @@
 /*
  * One range of addresses into memory. The range is walked extent by extent; raw extents become reads of up to 1 MiB:
  *
- *   small file      open, fstat, read, close in this thread, as the opening is what costs; one that the page cache lacks is
+ *   small file      open, read, fstat, close in this thread, as the opening is what costs; one that the page cache lacks is
  *                   left open and read ahead by the kernel while the next ones are opened
  *   cold and large  direct I/O, whole blocks, through the engine, many in flight
  *   warm            the page cache has it: pread copies; no second copy of the file in memory
@@ -122,9 +122,9 @@ static int source_check(const struct index *index, uint64_t number, int fd, char
     return LEAT_STALE;
 }
 
-static int source_open_number(struct fill_thread *t, struct wset *ws, uint64_t number,
-                              const struct source_opener *opener, struct fill_counters *counters, char *why,
-                              size_t why_cap)
+/* Not looked at yet: the caller checks, before it relies on the file or, better, once it has read. */
+static int source_open_number(struct wset *ws, uint64_t number, const struct source_opener *opener,
+                              struct fill_counters *counters, char *why, size_t why_cap)
 {
     const struct index *index = &ws->index;
     char full[2 * 4096], name[96];
@@ -134,16 +134,10 @@ static int source_open_number(struct fill_thread *t, struct wset *ws, uint64_t n
         return -ENAMETOOLONG;
     }
     struct source_caller caller = {ws->owner_uid, ws->owner_gid};
-    int fd = source_open(opener, &caller, full, 0);
+    int fd = source_open(opener, &caller, full, O_NONBLOCK); /* what is a pipe by now must not hold us up */
     atomic_fetch_add_explicit(&counters->files_opened, 1, memory_order_relaxed);
     if (fd < 0) {
         snprintf(why, why_cap, "cannot open %s: %s", shown(full, name), strerror(-fd));
-        return fd;
-    }
-    int code = source_check(index, number, fd, why, why_cap);
-    if (code < 0) {
-        close(fd);
-        return code;
     }
     return fd;
 }
@@ -163,9 +157,14 @@ static int source_get(struct fill_thread *t, struct wset *ws, uint64_t number,
         if (!s->serial || (victim->serial && s->used < victim->used))
             victim = s;
     }
-    int fd = source_open_number(t, ws, number, opener, counters, why, why_cap);
+    int fd = source_open_number(ws, number, opener, counters, why, why_cap);
     if (fd < 0)
         return fd;
+    int code = source_check(&ws->index, number, fd, why, why_cap);
+    if (code < 0) {
+        close(fd);
+        return code;
+    }
     source_close(victim);
     *victim = (struct fill_source){
         .serial = ws->serial, .source = number, .fd = fd, .fd_direct = -1, .used = ++t->clock};
@@ -246,16 +245,27 @@ static const char *read_error(int code)
     return code == LEAT_STALE ? "the file became shorter while it was read" : strerror(-code);
 }
 
+/* A small file has been read, or `code` says why not. Only now is it compared with what was indexed: whatever was written to it
+ * before or while we read shows. Closes it. */
+static void small_end(struct fill_thread *t, const struct fill_ahead *a, int code,
+                      struct fill_counters *counters)
+{
+    char why[180];
+    int changed = source_check(&a->ws->index, a->source, a->fd, why, sizeof(why));
+    close(a->fd);
+    if (changed < 0)
+        bad_add(t, a->begin, a->end, changed, "%s", why);
+    else if (code < 0)
+        bad_add(t, a->begin, a->end, code, "%s", read_error(code));
+    else
+        atomic_fetch_add_explicit(&counters->bytes_buffered, a->end - a->begin, memory_order_relaxed);
+}
+
 static void read_ahead_finish(struct fill_thread *t, struct fill_counters *counters)
 {
     struct fill_ahead a = t->ahead[0];
     memmove(t->ahead, t->ahead + 1, --t->nahead * sizeof(*t->ahead));
-    int code = read_copy(t, a.fd, a.source_offset, a.begin, a.end);
-    close(a.fd);
-    if (code < 0)
-        bad_add(t, a.begin, a.end, code, "%s", read_error(code));
-    else
-        atomic_fetch_add_explicit(&counters->bytes_buffered, a.end - a.begin, memory_order_relaxed);
+    small_end(t, &a, read_copy(t, a.fd, a.source_offset, a.begin, a.end), counters);
 }
 
 /* The whole of it without waiting for a disk: true when it is there. */
@@ -275,21 +285,21 @@ static void read_small(struct fill_thread *t, struct wset *ws, const struct inde
 {
     char why[180];
     uint64_t offset = e->source_offset + (r->begin - e->address), bytes = r->end - r->begin;
-    int fd = source_open_number(t, ws, e->source, opener, counters, why, sizeof(why));
+    int fd = source_open_number(ws, e->source, opener, counters, why, sizeof(why));
     if (fd < 0) {
         bad_add(t, r->begin, r->end, fd, "%s", why);
         return;
     }
+    struct fill_ahead a = {
+        .ws = ws, .source = e->source, .fd = fd, .begin = r->begin, .end = r->end, .source_offset = offset};
     if (read_cached(t, fd, offset, r->begin, bytes)) {
-        close(fd);
-        atomic_fetch_add_explicit(&counters->bytes_buffered, bytes, memory_order_relaxed);
+        small_end(t, &a, 0, counters);
         return;
     }
     if (t->nahead == AHEAD_MAX)
         read_ahead_finish(t, counters);
     posix_fadvise(fd, (off_t)offset, (off_t)bytes, POSIX_FADV_WILLNEED);
-    t->ahead[t->nahead++] =
-        (struct fill_ahead){.fd = fd, .begin = r->begin, .end = r->end, .source_offset = offset};
+    t->ahead[t->nahead++] = a;
 }
 
 struct pending {
@@ -438,6 +448,8 @@ static void read_chunk(struct fill_thread *t, struct wset *ws, const struct inde
     }
     struct leat_error err = {0};
     code = dst ? dataset_extent_decode(&ws->index, e, s->fd, dst, &t->scratch, &err) : -ENOMEM;
+    if (code == 0 && (code = source_check(&ws->index, e->source, s->fd, why, sizeof(why))) < 0)
+        error_set(&err, code, "%s", why);
     if (code < 0) {
         bad_add(t, r->begin, r->end, code, "%.190s", err.message[0] ? err.message : strerror(-code));
         return;
