@@ -243,10 +243,14 @@ class Client:
 
     def hear(self, seconds=PATIENCE):
         """Its next line."""
-        assert select.select([self.process.stdout], [], [], seconds)[0], "the client says nothing"
+        assert self.speaks(seconds), "the client says nothing"
         line = self.process.stdout.readline()
         assert line, self.process.stderr.read()
         return line.rstrip("\n")
+
+    def speaks(self, seconds):
+        """Whether it says something within this time."""
+        return bool(select.select([self.process.stdout], [], [], seconds)[0])
 
     def tell(self, line=""):
         self.process.stdin.write(f"{line}\n")

@@ -87,11 +87,8 @@ void wset_advanced(struct wset *ws)
     if (atomic_exchange(&ws->notify_pending, true))
         return;
     wset_ref(ws);
-    if (loop_post(ws->pool->loop, advanced_on_loop, ws) < 0) {
-        atomic_store(&ws->notify_pending, false);
-        log_error("out of memory: readers of %s are not woken", ws->spec);
-        wset_unref(ws);
-    }
+    while (loop_post(ws->pool->loop, advanced_on_loop, ws) < 0)
+        usleep(1000); /* out of memory: readers wait for this, and nothing else may come to wake them */
 }
 
 static void fill_ready(struct wset *ws, struct bytes_out *records)

@@ -9,6 +9,7 @@
  */
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -53,9 +54,16 @@ static int fails(void)
         }
         return 0;
     }
+    /* Where: for `addr2line -fie leatd`. */
+    void *frames[12];
+    atomic_store(&armed, 2); /* what backtrace allocates does not count */
+    backtrace_symbols_fd(frames, backtrace(frames, 12), STDERR_FILENO);
+    atomic_store(&armed, 1);
     errno = ENOMEM;
     return 1;
 }
+
+#pragma GCC visibility push(default) /* the rest is what LD_PRELOAD is to find; the build hides all else */
 
 extern void *__libc_malloc(size_t);
 extern void *__libc_calloc(size_t, size_t);
