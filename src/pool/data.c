@@ -37,8 +37,9 @@ static void *data_resolve(struct net_serve_target *target, uint32_t gid, uint64_
     return r->addr + offset;
 }
 
+/* `noted`: the region whose page size was looked at last, once for a run of parts in it. */
 static void pushed_part(struct wset *ws, uint64_t i, unsigned f, const struct index_part *part,
-                        struct bytes_out *records)
+                        struct bytes_out *records, const struct region **noted)
 {
     /* Region by region: what lies on other hosts is reported from there. */
     for (uint64_t at = 0; at < part->bytes;) {
@@ -46,8 +47,10 @@ static void pushed_part(struct wset *ws, uint64_t i, unsigned f, const struct in
         uint64_t n = MIN(part->bytes - at, ws->region_bytes - address % ws->region_bytes);
         const uint8_t *data = wset_address(ws, address, n);
         if (data) {
-            if (at == 0)
-                wset_note_pages(ws, ws->regions[address / ws->region_bytes].region);
+            const struct region *region = ws->regions[address / ws->region_bytes].region;
+            if (region != *noted)
+                wset_note_pages(ws, region);
+            *noted = region;
             uint32_t crc = crc32c(0, data, n);
             wset_piece(ws, i, f, at, n, crc, 0);
             if (ws->nnodes)
@@ -65,12 +68,13 @@ static int data_written(struct net_serve_target *target, uint64_t first, uint32_
         return LEAT_INVALID;
     struct index_part part;
     struct bytes_out records = {0};
+    const struct region *noted = NULL;
     for (uint64_t i = first; i < end; i++) {
         if (wset_sample_state(ws, i) != LIVE_ABSENT)
             continue; /* written before: readers may rely on it */
         for (unsigned f = 0; f < ws->index.header->nfields; f++) {
             if (index_part(&ws->index, i, f, &part) && part.bytes > 0)
-                pushed_part(ws, i, f, &part, &records);
+                pushed_part(ws, i, f, &part, &records, &noted);
         }
     }
     if (records.len && ws->pool->cluster)

@@ -90,7 +90,7 @@ int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws
     static _Atomic uint64_t serials;
     ws->serial = atomic_fetch_add(&serials, 1) + 1;
     ws->refs = 1;
-    ws->index_fd = ws->live_fd = ws->live_fd_ro = ws->root_fd = -1;
+    ws->index_fd = ws->live_fd = ws->live_fd_ro = -1;
     ws->pool = pool;
     if (pool)
         pool_wset_born(pool);
@@ -156,8 +156,8 @@ void wset_unref(struct wset *ws)
     if (ws->live)
         munmap(ws->live, ws->live->total_bytes);
     index_close(&ws->index);
-    for (unsigned i = 0; i < 4; i++) {
-        int fd = (int[]){ws->live_fd, ws->live_fd_ro, ws->index_fd, ws->root_fd}[i];
+    for (unsigned i = 0; i < 3; i++) {
+        int fd = (int[]){ws->live_fd, ws->live_fd_ro, ws->index_fd}[i];
         if (fd >= 0)
             close(fd);
     }

@@ -105,7 +105,6 @@ struct wset {
     uint32_t *urgent; /* ring of segment numbers asked for first */
     uint32_t nurgent, urgent_cap;
     bool fill_cancelled;
-    int root_fd; /* O_PATH of the sources' root, or -1 */
 
     struct staging *staging; /* NULL until first needed */
 };
