@@ -68,7 +68,10 @@ struct leat_client_options {
     void *interrupt_user;
 };
 
-/* Finds or starts the daemon and shakes hands. Starting is serialised over all processes of the job by a lock. */
+/*
+ * Finds or starts the daemon and shakes hands. Starting is serialised over all processes of the job by a lock.
+ * LEAT_PEER_GONE: three times running the daemon ended meanwhile, killed for example; its log may say why.
+ */
 int leat_connect(const struct leat_client_options *options, struct leat_client **ret_client,
                  struct leat_error *err);
 /* Working sets and views still open stay usable until closed themselves. NULL is fine. */

@@ -7,7 +7,8 @@
  *
  * Failure modes: a socket left by a killed daemon refuses connections like a missing one, and the daemon started in its
  * place takes it over; the lock dies with its holder; a daemon that cannot start says why on the ready pipe, one that
- * says nothing costs START_NS. A folder that is not ours, or that others may write, is refused.
+ * says nothing costs START_NS. A daemon that goes between any two steps (killed, stopped, or through with waiting) is
+ * looked for anew, ATTEMPTS times in all. A folder that is not ours, or that others may write, is refused.
  * Invariants: the lock's descriptor never reaches the daemon; nothing of the caller's is open in it but the log.
  */
 #include "client/client.h"
@@ -24,6 +25,7 @@
 
 #define START_NS           (10 * NS_PER_S)
 #define DEFAULT_TIMEOUT_NS (30 * NS_PER_S)
+#define ATTEMPTS           3 /* one that dies each time is sick, not unlucky */
 
 const char *leat_version(void)
 {
@@ -163,7 +165,35 @@ static int find_or_start(const struct leat_client_options *o, const char *socket
     if (rc)
         return rc;
     rc = net_dial(socket, deadline_ns, ret_fd, err);
-    return rc ? error_prefix(err, rc, "the daemon was started and does not answer") : 0;
+    return rc ? error_prefix(err, nobody_there(rc) ? LEAT_PEER_GONE : rc,
+                             "the daemon was started and does not answer")
+              : 0;
+}
+
+/* LEAT_PEER_GONE: the daemon went in the midst of it. */
+static int find_and_greet(const struct leat_client_options *o, const char *socket, const char *folder,
+                          const char *job, uint64_t timeout_ns, uint64_t deadline_ns,
+                          struct leat_client **ret_client, struct leat_error *err)
+{
+    int fd;
+    int rc = find_or_start(o, socket, folder, job, deadline_ns, &fd, err);
+    if (rc)
+        return rc;
+    struct leat_client *c;
+    rc = client_new(fd, socket, timeout_ns, &c);
+    if (rc) {
+        close(fd);
+        return error_set(err, rc, "out of memory");
+    }
+    c->interrupt = o->interrupt;
+    c->interrupt_user = o->interrupt_user;
+    rc = shake_hands(c, deadline_ns, err);
+    if (rc) {
+        client_unref(c);
+        return rc;
+    }
+    *ret_client = c;
+    return 0;
 }
 
 int leat_connect(const struct leat_client_options *options, struct leat_client **ret_client,
@@ -202,29 +232,10 @@ int leat_connect(const struct leat_client_options *options, struct leat_client *
     uint64_t deadline_ns = 0;
     if (timeout_ns != UINT64_MAX && add_overflows(clock_now_ns(), timeout_ns, &deadline_ns))
         deadline_ns = 0;
-    struct leat_client *c;
-    /* A daemon that has just decided to end may still have accepted us: then the handshake breaks off, once. */
-    for (int attempt = 0;; attempt++) {
-        int dialed;
-        rc = find_or_start(&o, socket, given ? NULL : folder, job, deadline_ns, &dialed, err);
-        if (rc)
-            return rc;
-        rc = client_new(dialed, socket, timeout_ns, &c);
-        if (rc) {
-            close(dialed);
-            return error_set(err, rc, "out of memory");
-        }
-        c->interrupt = o.interrupt;
-        c->interrupt_user = o.interrupt_user;
-        rc = shake_hands(c, deadline_ns, err);
-        if (rc == 0)
-            break;
-        client_unref(c);
-        if (rc != LEAT_PEER_GONE || attempt > 0)
-            return rc;
-    }
-    *ret_client = c;
-    return 0;
+    rc = LEAT_PEER_GONE;
+    for (unsigned i = 0; i < ATTEMPTS && rc == LEAT_PEER_GONE; i++)
+        rc = find_and_greet(&o, socket, given ? NULL : folder, job, timeout_ns, deadline_ns, ret_client, err);
+    return rc;
 }
 
 void leat_disconnect(struct leat_client *client)

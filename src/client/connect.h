@@ -25,7 +25,8 @@ struct connect_spawn {
     int (*interrupt)(void *user);      /* NULL: none */
     void *interrupt_user;
 };
-/* Starts leatd, detached from everything of this process, and waits until it says that it listens. */
+/* Starts leatd, detached from everything of this process, and waits until it says that it listens. LEAT_PEER_GONE: it
+ * ended without a word. */
 int connect_spawn(const struct connect_spawn *what, uint64_t deadline_ns, struct leat_error *err);
 /* Path of the leatd to run: LEAT_LEATD, beside this library, its build tree, where it was configured to be, PATH. */
 int connect_find_leatd(char ret_path[PATH_ROOM], struct leat_error *err);

@@ -92,7 +92,7 @@ static int read_ready(int fd, const struct connect_spawn *what, const char *log_
         return 0;
     if (strncmp(line, "error: ", 7) == 0)
         return error_set(err, -EIO, "leatd did not start: %s", line + 7);
-    return error_set(err, -EIO, "leatd ended before it listened; see %s", log_path);
+    return error_set(err, LEAT_PEER_GONE, "leatd ended before it listened; see %s", log_path);
 }
 
 int connect_spawn(const struct connect_spawn *what, uint64_t deadline_ns, struct leat_error *err)

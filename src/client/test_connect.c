@@ -29,6 +29,20 @@ static void say(const char *text)
         _exit(9);
 }
 
+/* Which start this is: 1 for the first in this folder. */
+static unsigned note_start(const char *socket)
+{
+    char note[PATH_ROOM], line[16];
+    snprintf(note, sizeof(note), "%s.pids", socket);
+    FILE *f = fopen(note, "a+");
+    unsigned lines = 1;
+    while (f && fgets(line, sizeof(line), f))
+        lines++;
+    if (!f || fprintf(f, "%d\n", (int)getpid()) < 0 || fclose(f))
+        _exit(9);
+    return lines;
+}
+
 static int play_daemon(int argc, char **argv)
 {
     const char *mode = getenv("LEAT_TEST_DAEMON"), *socket = NULL;
@@ -36,8 +50,17 @@ static int play_daemon(int argc, char **argv)
     for (int i = 1; i + 1 < argc; i++)
         if (strcmp(argv[i], "--socket") == 0)
             socket = argv[i + 1];
-    if (!mode || !socket || strcmp(mode, "die") == 0)
+    if (!mode || !socket)
         return 3;
+    unsigned start = note_start(socket);
+    /* "unlucky": killed before it listens, then after it said so, then spared */
+    bool unlucky = strcmp(mode, "unlucky") == 0;
+    if (strcmp(mode, "die") == 0 || (unlucky && start == 1))
+        raise(SIGKILL);
+    if (unlucky && start == 2) {
+        say("ok\n");
+        raise(SIGKILL);
+    }
     if (strcmp(mode, "error") == 0) {
         say("error: the pool does not fit\n");
         return 1;
@@ -52,11 +75,6 @@ static int play_daemon(int argc, char **argv)
         say(line);
         return 1;
     }
-    char note[PATH_ROOM];
-    snprintf(note, sizeof(note), "%s.pids", socket);
-    int fd = open(note, O_WRONLY | O_CREAT | O_APPEND, 0600);
-    dprintf(fd, "%d\n", (int)getpid());
-    close(fd);
     unlink(socket);
     fake_start(&(struct fake_options){.path = socket});
     say("ok\n");
@@ -133,6 +151,21 @@ static void test_folders(void **state)
 
 /* --- starting ------------------------------------------------------------------------------------------------------------------ */
 
+static unsigned read_pids(const char *job, pid_t *ret_last)
+{
+    char path[PATH_ROOM];
+    int pid, n = 0;
+    snprintf(path, sizeof(path), "%s/leat/%s/leatd.sock.pids", runtime, job);
+    FILE *f = fopen(path, "r");
+    while (f && fscanf(f, "%d", &pid) == 1) {
+        *ret_last = pid;
+        n++;
+    }
+    if (f)
+        fclose(f);
+    return (unsigned)n;
+}
+
 static int try_connect(const char *mode, const char *job)
 {
     struct leat_client *client;
@@ -148,8 +181,11 @@ static void test_start_fails(void **state)
 {
     assert_int_equal(try_connect("error", "sick"), -EIO);
     assert_non_null(strstr(err.message, "the pool does not fit"));
-    assert_int_equal(try_connect("die", "sick"), -EIO);
+    pid_t pid;
+    unsigned starts = read_pids("sick", &pid);
+    assert_int_equal(try_connect("die", "sick"), LEAT_PEER_GONE);
     assert_non_null(strstr(err.message, "leatd.log"));
+    assert_int_equal(read_pids("sick", &pid), starts + 3); /* it was given its chances, and no more */
     int fds[40];
     for (unsigned i = 0; i < ARRAY_LEN(fds); i++)
         fds[i] = open("/dev/null", O_RDONLY); /* not close-on-exec: still not the daemon's */
@@ -164,19 +200,13 @@ static void test_start_fails(void **state)
     assert_int_equal(errno, ECHILD);
 }
 
-static unsigned read_pids(const char *job, pid_t *ret_last)
+/* The daemon is killed while it starts, and the next between its word and our call: each is started anew. */
+static void test_killed_between_the_steps(void **state)
 {
-    char path[PATH_ROOM];
-    int pid, n = 0;
-    snprintf(path, sizeof(path), "%s/leat/%s/leatd.sock.pids", runtime, job);
-    FILE *f = fopen(path, "r");
-    while (f && fscanf(f, "%d", &pid) == 1) {
-        *ret_last = pid;
-        n++;
-    }
-    if (f)
-        fclose(f);
-    return (unsigned)n;
+    pid_t pid = 0;
+    assert_int_equal(try_connect("unlucky", "unlucky"), 0);
+    assert_int_equal(read_pids("unlucky", &pid), 3);
+    kill(pid, SIGKILL);
 }
 
 /* Eight ranks at once: one daemon. It is killed; the next to come starts another. */
@@ -204,11 +234,11 @@ static void test_eight_at_once(void **state)
 
 static int teardown(void **state)
 {
-    static const char *const names[] = {"sick", "eight"}, *const files[] = {"leatd.lock", "leatd.log",
-                                                                            "leatd.sock", "leatd.sock.pids"};
+    static const char *const names[] = {"sick", "eight", "unlucky"};
+    static const char *const files[] = {"leatd.lock", "leatd.log", "leatd.sock", "leatd.sock.pids"};
     char path[PATH_ROOM];
-    for (unsigned i = 0; i < 2; i++) {
-        for (unsigned k = 0; k < 4; k++) {
+    for (unsigned i = 0; i < ARRAY_LEN(names); i++) {
+        for (unsigned k = 0; k < ARRAY_LEN(files); k++) {
             snprintf(path, sizeof(path), "%s/leat/%s/%s", runtime, names[i], files[k]);
             unlink(path);
         }
@@ -236,9 +266,8 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "--private") == 0)
         return play_daemon(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_job_names),
-        cmocka_unit_test(test_folders),
-        cmocka_unit_test(test_start_fails),
+        cmocka_unit_test(test_job_names),     cmocka_unit_test(test_folders),
+        cmocka_unit_test(test_start_fails),   cmocka_unit_test(test_killed_between_the_steps),
         cmocka_unit_test(test_eight_at_once),
     };
     return cmocka_run_group_tests_name("client_connect", tests, setup, teardown);

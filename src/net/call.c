@@ -18,6 +18,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -322,6 +323,25 @@ int net_dial(const char *address, uint64_t deadline_ns, int *ret_fd, struct leat
     return error_sys(err, rc, "cannot connect to %s", address);
 }
 
+/*
+ * Whoever binds in a folder does so one at a time: between its bind and its listen a socket refuses like a dead one, and
+ * would be taken for one. -1 (somebody does not let go, or the file system has no locks): it is done without.
+ */
+static int lock_folder(const char *path)
+{
+    char folder[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
+    const char *slash = strrchr(path, '/');
+    snprintf(folder, sizeof(folder), "%.*s/", (int)(slash - path), path);
+    AUTO_CLOSE int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    uint64_t deadline_ns = clock_now_ns() + NS_PER_S;
+    while (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        if ((errno != EWOULDBLOCK && errno != EINTR) || clock_now_ns() > deadline_ns)
+            return -1;
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    return TAKE_FD(fd);
+}
+
 static int listen_unix(const char *path, unsigned mode, int *ret_fd, struct leat_error *err)
 {
     struct sockaddr_un un;
@@ -331,6 +351,7 @@ static int listen_unix(const char *path, unsigned mode, int *ret_fd, struct leat
     AUTO_CLOSE int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return error_sys(err, -errno, "cannot listen on %s", path);
+    AUTO_CLOSE int lock = lock_folder(path);
     /* The bound file takes the socket inode's mode, so that it never is wider than asked, not even for a moment. */
     mode = mode ? mode : 0600;
     if (fchmod(fd, mode) < 0)

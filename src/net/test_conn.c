@@ -7,9 +7,13 @@
 
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #include <cmocka.h>
 
@@ -449,6 +453,53 @@ static void test_addresses(void **state)
         assert_int_equal(net_dial(bad[i], 0, &fd, &err), LEAT_INVALID);
 }
 
+struct slow_bind {
+    char folder[32];
+    sem_t bound;
+    int fd;
+    bool failed;
+};
+
+/* Binds as a daemon that is slow to listen. */
+static void *bind_slowly(void *user)
+{
+    struct slow_bind *b = user;
+    struct sockaddr_un un = {.sun_family = AF_UNIX};
+    snprintf(un.sun_path, sizeof(un.sun_path), "%s/sock", b->folder);
+    b->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int lock = open(b->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    b->failed = lock < 0 || flock(lock, LOCK_EX) || bind(b->fd, (struct sockaddr *)&un, sizeof(un));
+    sem_post(&b->bound);
+    usleep(100000);
+    b->failed = b->failed || listen(b->fd, 5);
+    close(lock);
+    return NULL;
+}
+
+/* A socket that is bound and does not listen yet is not taken for one that a dead process left. */
+static void test_listen_beside_a_slow_one(void **state)
+{
+    struct slow_bind b = {.folder = "/tmp/leat-test-XXXXXX"};
+    struct leat_error err;
+    char path[64];
+    int other = -1;
+    pthread_t thread;
+    assert_non_null(mkdtemp(b.folder));
+    sem_init(&b.bound, 0, 0);
+    assert_int_equal(pthread_create(&thread, NULL, bind_slowly, &b), 0);
+    while (sem_wait(&b.bound) < 0)
+        ;
+    snprintf(path, sizeof(path), "%s/sock", b.folder);
+    assert_int_equal(net_listen(path, 0, &other, &err), -EADDRINUSE);
+    pthread_join(thread, NULL);
+    assert_false(b.failed);
+    assert_int_equal(net_dial(path, 0, &other, &err), 0);
+    close(other);
+    close(b.fd);
+    unlink(path);
+    rmdir(b.folder);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -457,7 +508,7 @@ int main(void)
         cmocka_unit_test(test_descriptors), cmocka_unit_test(test_payload),
         cmocka_unit_test(test_slow_reader), cmocka_unit_test(test_free_inside),
         cmocka_unit_test(test_release_fd),  cmocka_unit_test(test_blocking_face),
-        cmocka_unit_test(test_addresses),
+        cmocka_unit_test(test_addresses),   cmocka_unit_test(test_listen_beside_a_slow_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -349,6 +349,8 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
                          config->listen);
     if (code == 0)
         code = door_open(loop, &s->unix_source, config->socket, config->socket_mode, unix_progress, err);
+    if (code == 0 && stat(config->socket, &s->socket_file) < 0)
+        code = error_sys(err, -errno, "cannot look at %s", config->socket);
     if (code == 0 && config->listen)
         code = door_open(loop, &s->tcp_source, config->listen, 0, tcp_progress, err);
     if (code < 0) {
@@ -364,6 +366,15 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
     return 0;
 }
 
+/* Before the listener is closed: from then on whoever finds the name refused may bind another socket to it. */
+static void socket_unlink(const struct server *s)
+{
+    struct stat now;
+    if (stat(s->config.socket, &now) == 0 && now.st_ino == s->socket_file.st_ino &&
+        now.st_dev == s->socket_file.st_dev)
+        unlink(s->config.socket);
+}
+
 void server_free(struct server *s)
 {
     if (!s)
@@ -374,9 +385,9 @@ void server_free(struct server *s)
         struct loop_source *source = k ? &s->tcp_source : &s->unix_source;
         if (source->fd >= 0) {
             loop_remove(source);
-            close(source->fd);
             if (!k)
-                unlink(s->config.socket);
+                socket_unlink(s);
+            close(source->fd);
         }
     }
     loop_timer_clear(&s->linger);

@@ -8,6 +8,8 @@
 #include "net/conn.h"
 #include "pool/server.h"
 
+#include <sys/stat.h>
+
 struct wset;
 struct client;
 
@@ -16,6 +18,7 @@ struct server {
     struct pool *pool;
     struct server_config config;
     struct loop_source unix_source, tcp_source;
+    struct stat socket_file; /* ours; by the end another daemon's may have its name */
     struct list clients;
     unsigned nclients; /* after their handshake, on the unix socket */
     unsigned nconnections;

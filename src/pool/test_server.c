@@ -436,6 +436,23 @@ static struct answer open_as(struct host *h, uint32_t uid, uint32_t flags, const
     return a;
 }
 
+/* Another daemon has taken the name of our socket (somebody had removed the file): it is not ours to remove. */
+static void test_the_name_of_another(void **state)
+{
+    struct host h;
+    struct leat_error err;
+    int other, fd;
+    host_start(&h, 16 * MIB);
+    assert_int_equal(unlink(h.socket), 0);
+    assert_int_equal(net_listen(h.socket, 0, &other, &err), 0);
+    server_free(h.server);
+    h.server = NULL;
+    assert_int_equal(net_dial(h.socket, 0, &fd, &err), 0);
+    close(fd);
+    close(other);
+    host_stop(&h, false);
+}
+
 static void test_names_of_users(void **state)
 {
     struct host h;
@@ -482,6 +499,7 @@ int main(void)
         cmocka_unit_test(test_one_verification_each),
         cmocka_unit_test(test_stop_under_way),
         cmocka_unit_test(test_names_of_users),
+        cmocka_unit_test(test_the_name_of_another),
         cmocka_unit_test(test_only_the_owner_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
