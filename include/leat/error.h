@@ -35,8 +35,10 @@ extern "C" {
 
 #define LEAT_ERROR_MESSAGE_MAX 480
 
+/* Of this size for good: it is filled where things go wrong, so nothing in it need be set before a call. */
 struct leat_error {
     int code;                             /* 0, or the negative errno value that was returned */
+    unsigned reserved[7];                 /* 0; what later releases add */
     char message[LEAT_ERROR_MESSAGE_MAX]; /* UTF-8, NUL-terminated, no trailing full stop or newline */
 };
 

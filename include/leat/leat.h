@@ -12,7 +12,12 @@
  * Rules that hold throughout
  *  - Functions return 0 or a negative code of <leat/error.h>; outputs come last and are written only on success;
  *    `err` may be NULL.
- *  - Structs of options begin with `size` = sizeof of the struct the caller was compiled with; zero means default.
+ *  - Structs begin with `size` = sizeof of the struct the caller was compiled with; other members that are zero mean their
+ *    default. Of a shorter one (an older program's) the rest is taken as zero; in a longer one (a newer program's) what this
+ *    library does not know must be zero, LEAT_UNSUPPORTED otherwise. Structs that the library fills are filled as far as `size`
+ *    goes, and zero behind what it knows; of those that it hands to a callback it sets `size` itself. An array of such structs
+ *    has one size throughout, that of its first. struct leat_error and leat_order have no `size`: theirs never changes.
+ *  - Unknown bits in `flags` are LEAT_INVALID. Every buffer comes with its length, which is checked before it is used.
  *  - Deadlines are durations in nanoseconds from the call; 0 means the client's default (30 s), UINT64_MAX none. What may
  *    rightly take longer than that says so below. Waiting for another thread that uses the same view counts as well.
  *  - Whatever waits can be interrupted: leat_client_options.interrupt.
@@ -84,6 +89,7 @@ int leat_forked(const struct leat_client *client);
 /* Work that takes long tells how far it is. Return non-zero to give up (the call ends with LEAT_CANCELED). */
 enum leat_stage { LEAT_STAGE_INDEX = 1, LEAT_STAGE_LOAD = 2, LEAT_STAGE_VERIFY = 3 };
 struct leat_progress {
+    size_t size;
     enum leat_stage stage;
     uint64_t samples_done, samples_total; /* total 0: not known yet */
     uint64_t bytes_done, bytes_total;
@@ -127,18 +133,21 @@ int leat_append(struct leat_client *client, const char *name, const char *uri,
 /* NULL is fine. Views, iterators and leases of it keep what they need until they are closed themselves. */
 void leat_close(struct leat_ws *ws);
 
+#define LEAT_MAX_DIMS 8
 struct leat_field {
-    const char *name;     /* valid as long as the working set */
-    const char *dtype;    /* NumPy's ("<f4", "|u1"); "" for raw bytes; "<u4" for labels */
-    unsigned ndim;        /* of one sample */
-    uint64_t shape[8];    /* of one sample, elements */
-    uint64_t max_bytes;   /* longest value */
-    uint64_t fixed_bytes; /* every value has this length; 0: ragged */
-    int is_label;         /* a class number: value held in the index, named by leat_ws_class */
+    size_t size;
+    const char *name;              /* valid as long as the working set */
+    const char *dtype;             /* NumPy's ("<f4", "|u1"); "" for raw bytes; "<u4" for labels */
+    uint64_t max_bytes;            /* longest value */
+    uint64_t fixed_bytes;          /* every value has this length; 0: ragged */
+    unsigned is_label;             /* 1: a class number: value held in the index, named by leat_ws_class */
+    unsigned ndim;                 /* of one sample */
+    uint64_t shape[LEAT_MAX_DIMS]; /* of one sample, elements */
 };
 
 uint64_t leat_ws_length(const struct leat_ws *ws);
 unsigned leat_ws_fields(const struct leat_ws *ws);
+/* ret_field->size is the caller's to set. LEAT_NOT_FOUND: no such field; LEAT_INVALID: size is not set. */
 int leat_ws_field(const struct leat_ws *ws, unsigned field, struct leat_field *ret_field);
 int leat_ws_find_field(const struct leat_ws *ws, const char *name); /* number or -1 */
 /* "leat://NAME", or the canonical source: opens the same set in another process. */
@@ -148,8 +157,12 @@ const char *leat_ws_fingerprint(const struct leat_ws *ws);
 uint64_t leat_ws_classes(const struct leat_ws *ws);
 /* Not NUL-terminated; valid as long as the set. NULL past the end. */
 const char *leat_ws_class(const struct leat_ws *ws, uint64_t label, size_t *ret_len);
-/* Key of a sample: pathname in filesets, decimal number in arrays. buf of 24 bytes is used for numbers. */
-const char *leat_ws_key(const struct leat_ws *ws, uint64_t index, char buf[24], size_t *ret_len);
+/*
+ * Key of a sample: pathname in filesets (valid as long as the set, not NUL-terminated), decimal number in arrays, which is written to
+ * buf: cap of LEAT_KEY_BUF is enough for any. NULL past the end, or when buf is too short.
+ */
+#define LEAT_KEY_BUF 24
+const char *leat_ws_key(const struct leat_ws *ws, uint64_t index, char *buf, size_t cap, size_t *ret_len);
 /* Number of a key, LEAT_NOT_FOUND otherwise. */
 int leat_ws_index(const struct leat_ws *ws, const char *key, size_t key_len, uint64_t *ret_index);
 /* Bytes of one field of one sample; LEAT_NOT_FOUND when the sample has no such field. No I/O. */
@@ -191,6 +204,13 @@ void leat_hold_release(struct leat_hold *hold);
 
 /* --- batches --------------------------------------------------------------------------------------------------- */
 
+/* Where the buffers of a view are. Offsets and ids of a batch are always in host memory. */
+enum leat_memory {
+    LEAT_MEMORY_HOST = 0,   /* plain memory of this process */
+    LEAT_MEMORY_PINNED = 1, /* page-locked memory of the host that `device` copies from at full speed */
+    LEAT_MEMORY_CUDA = 2,   /* memory of CUDA device `device`: leat_batch_data is a device pointer */
+};
+
 struct leat_view_options {
     size_t size;
     unsigned batch_size;    /* most samples a batch; required */
@@ -201,9 +221,15 @@ struct leat_view_options {
     /* NULL: best there is; "shm", "tcp": required, LEAT_UNSUPPORTED when not to be had */
     const char *transport;
     uint64_t inflight_bytes; /* most bytes asked for and not yet here; 0: measured */
+    unsigned memory;         /* enum leat_memory: required; LEAT_UNSUPPORTED when it cannot be had */
+    int device;              /* CUDA ordinal, as the process sees them; 0 for LEAT_MEMORY_HOST */
 };
 
-/* Load: allocates and registers the ring of batch buffers, once. */
+/*
+ * Load: allocates and registers the ring of batch buffers, once. This release has LEAT_MEMORY_HOST alone: the others are
+ * LEAT_UNSUPPORTED. Wherever the buffers are, a batch is handed out when its bytes are there and were checked: a kernel on any
+ * stream may read it at once.
+ */
 int leat_load(struct leat_ws *ws, const struct leat_view_options *options, struct leat_view **ret_view,
               struct leat_error *err);
 /* Batches still held stay valid until released; the memory goes with the last one. */
@@ -227,11 +253,30 @@ void *leat_batch_data(const struct leat_batch *batch, unsigned f, uint64_t *ret_
 const uint64_t *leat_batch_offsets(const struct leat_batch *batch, unsigned f);
 int leat_batch_present(const struct leat_batch *batch, unsigned f, unsigned i);
 unsigned leat_batch_slot(const struct leat_batch *batch); /* which buffer of the ring */
+/* Where leat_batch_data points to; *ret_device (may be NULL): the CUDA ordinal, 0 for host memory. */
+enum leat_memory leat_batch_memory(const struct leat_batch *batch, int *ret_device);
 /* Gives the slot back. Any thread, exactly once. */
 void leat_batch_release(struct leat_batch *batch);
-/* The same once eventfd (or any descriptor) `fd` turns readable: a copy engine still reads the slot until then.
- * The library keeps a duplicate of fd. */
-int leat_batch_release_after(struct leat_batch *batch, int fd, struct leat_error *err);
+
+/*
+ * When something that still reads a slot (a copy engine, a kernel) has finished. Either a descriptor that turns readable then, or a
+ * function that tells. `finished` is asked now and then by whichever thread looks for a free slot, with locks of the view held: it
+ * returns at once and calls nothing of this library. After it has said non-zero (yes, or it cannot tell any more) it is not
+ * called again, so it may free what `user` points to. For CUDA: cudaEventQuery(event) != cudaErrorNotReady.
+ */
+struct leat_event {
+    size_t size;
+    int (*finished)(void *user); /* NULL: fd is meant */
+    void *user;
+    int fd; /* an eventfd, or anything for poll(2); the library keeps a duplicate. Not looked at beside `finished` */
+    unsigned reserved;
+};
+/*
+ * Gives the slot back once the event has come. Any thread. After a failure the batch is still held. When the view is closed
+ * before, the slot's memory stays until the event has come.
+ */
+int leat_batch_release_after(struct leat_batch *batch, const struct leat_event *event,
+                             struct leat_error *err);
 
 /* --- epoch order ----------------------------------------------------------------------------------------------- */
 
@@ -242,18 +287,20 @@ int leat_batch_release_after(struct leat_batch *batch, int fd, struct leat_error
  */
 #define LEAT_ORDER_SEQUENTIAL UINT64_MAX
 #define LEAT_ORDER_GROUP      16u
-struct leat_order {
+struct leat_order { /* of this size for good: a value that may be copied */
     uint64_t n, seed, epoch, block;
     uint64_t key[4]; /* private from here: filled by leat_order_init */
     uint64_t a, b, ga, gb;
     uint64_t nblocks, tail_slot;
+    uint64_t reserved[18]; /* 0 */
 };
 /* fingerprint: 32 hex digits or NULL. LEAT_INVALID when n == 0. */
 int leat_order_init(struct leat_order *order, uint64_t n, uint64_t seed, uint64_t epoch, uint64_t block,
                     const char *fingerprint, struct leat_error *err);
-/* Sample at position p < n. Pure; any thread. */
+/* Sample at position p < n, UINT64_MAX past the end. Pure; any thread. */
 uint64_t leat_order_at(const struct leat_order *order, uint64_t position);
-void leat_order_fill(const struct leat_order *order, uint64_t first, unsigned count, uint64_t *ret_ids);
+/* The samples at positions [first, first + count). LEAT_INVALID, and nothing is written, when that goes past the end. */
+int leat_order_fill(const struct leat_order *order, uint64_t first, unsigned count, uint64_t *ret_ids);
 
 /* --- batches of an epoch, read ahead ----------------------------------------------------------------------------- */
 
@@ -284,23 +331,44 @@ void leat_iter_close(struct leat_iter *iter);
 
 /* --- push: ranks fill a set that has no source Leat can read ----------------------------------------------------- */
 
-struct leat_push_field {
+struct leat_create_field {
+    size_t size;
     const char *name;
-    const char *dtype; /* NumPy's; "" for raw bytes */
-    unsigned ndim;
-    const uint64_t *shape; /* of one sample; with dtype and shape the field is fixed */
+    const char *dtype;     /* NumPy's: the field is fixed; NULL or "": raw bytes, ragged */
+    const uint64_t *shape; /* of one sample, ndim numbers */
+    unsigned ndim;         /* at most LEAT_MAX_DIMS */
+    unsigned reserved;
+    const uint64_t *lengths; /* of a raw field: bytes of each sample. NULL for fixed ones */
+    uint64_t nlengths;       /* numbers in lengths: nsamples, or 0 */
+};
+struct leat_create_options {
+    size_t size;
+    const struct leat_create_field *fields;
+    unsigned nfields;
+    unsigned flags; /* LEAT_OPEN_PUBLIC */
+    uint64_t nsamples;
+    const char *const *keys; /* NUL-terminated; NULL: samples are called by their numbers */
+    uint64_t nkeys;          /* pointers in keys: nsamples, or 0 */
+    uint64_t timeout_ns;
+};
+/* Rank 0 allocates explicit set `name`. It is readable sample by sample as they come. */
+int leat_create(struct leat_client *client, const char *name, const struct leat_create_options *options,
+                struct leat_error *err);
+
+struct leat_push_field {
+    size_t size;
+    const void *data; /* the values of the samples, one after another */
+    uint64_t bytes;   /* of all of data */
+    /* Of a raw field: the bytes of each value, which must be what it was created with. NULL for fixed ones */
+    const uint64_t *lengths;
+    uint64_t nlengths; /* numbers in lengths: n, or 0 */
 };
 /*
- * Rank 0 allocates: nsamples samples of these fields; lengths[i * nfields + f] are needed for raw (ragged) fields and
- * ignored for fixed ones (NULL when all are fixed). The set is explicit and readable sample by sample as they come.
+ * Any rank: writes all fields of samples [first, first + n), in the set's order of fields; nfields of the set. Not readable before
+ * all fields are there. LEAT_INVALID, before anything is sent, when some length is not the set's.
  */
-int leat_create(struct leat_client *client, const char *name, const struct leat_push_field *fields,
-                unsigned nfields, uint64_t nsamples, const uint64_t *lengths, const char *const *keys,
-                unsigned flags, struct leat_error *err);
-/* Any rank: writes all fields of samples [first, first + n). data[f] holds the n values one after another, as long as
- * leat_ws_field_bytes says. Not readable before all fields are there. */
-int leat_push(struct leat_ws *ws, uint64_t first, unsigned n, const void *const *data, uint64_t timeout_ns,
-              struct leat_error *err);
+int leat_push(struct leat_ws *ws, uint64_t first, unsigned n, const struct leat_push_field *fields,
+              unsigned nfields, uint64_t timeout_ns, struct leat_error *err);
 /* The share of a rank: [*ret_first, *ret_end). */
 void leat_share(uint64_t nsamples, unsigned rank, unsigned world_size, uint64_t *ret_first,
                 uint64_t *ret_end);

@@ -174,24 +174,18 @@ def create(name: str, fields: Mapping[str, Any], samples: int, *, keys: Sequence
     >>> pushed[2]
     array([4., 5.], dtype=float32)
     """
-    raw: list[tuple[str, str, tuple[int, ...]]] = []
+    if set(lengths or ()) != {field for field, what in fields.items() if what is bytes}:
+        raise ValueError("lengths: give the bytes of each sample for each raw field")
+    described: list[_leat.CreateField] = []
     for field, what in fields.items():
         if what is bytes:
-            raw.append((field, "", ()))
+            described.append((field, "", (), np.ascontiguousarray((lengths or {})[field], np.uint64)))
         else:
             dtype, shape = what
-            raw.append((field, np.dtype(dtype).str, tuple(int(n) for n in shape)))
-    table: npt.NDArray[np.uint64] | None = None
-    if any(not dtype for _, dtype, _ in raw):
-        if lengths is None or set(lengths) != {field for field, dtype, _ in raw if not dtype}:
-            raise ValueError("lengths: give the bytes of each sample for each raw field")
-        table = np.zeros((samples, len(raw)), np.uint64)
-        for column, (field, dtype, _) in enumerate(raw):
-            if not dtype:
-                table[:, column] = lengths[field]
+            described.append((field, np.dtype(dtype).str, tuple(int(n) for n in shape), None))
     encoded = None if keys is None else [key.encode("utf-8", "surrogateescape") for key in keys]
     with Retried(_clients.connect(socket, job, pool=pool)) as client:
-        client.create(name, raw, samples, table, encoded, OPEN_PUBLIC if public else 0)
+        client.create(name, described, samples, encoded, OPEN_PUBLIC if public else 0)
     return open(f"leat://{name}", job=job, socket=socket)
 
 

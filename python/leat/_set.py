@@ -31,6 +31,7 @@ Sample = Union[FieldValue, dict[str, FieldValue]]
 
 OPEN_NO_LOAD, OPEN_WAIT, OPEN_PUBLIC = 1, 2, 4
 VERIFY_SOURCE = 1
+_MEMORIES = {"cpu": 0, "pinned": 1, "cuda": 2}
 
 
 @dataclass(frozen=True)
@@ -410,10 +411,11 @@ class WorkingSet:
 
     # --- batches ---
 
-    def _load(self, batch_size: int, slots: int, fields: Sequence[str] | None) -> tuple[_leat.Ring, tuple[Field, ...]]:
+    def _load(self, batch_size: int, slots: int, fields: Sequence[str] | None,
+              device: object = "cpu") -> tuple[_leat.Ring, tuple[Field, ...]]:
         chosen = self._fields if fields is None else tuple(self.field(name) for name in fields)
         numbers = None if fields is None else [field.number for field in chosen]
-        return self._set.load(batch_size, slots, numbers, 0, None), chosen
+        return self._set.load(batch_size, slots, numbers, 0, None, *parse_device(device)), chosen
 
     def _ring_of(self, n: int) -> _leat.Ring:
         handle = self._set  # reconnects first
@@ -421,7 +423,7 @@ class WorkingSet:
             ring = self._ring
             if ring is None or self._ring_size < n:
                 size = max(16, 1 << (n - 1).bit_length())
-                self._ring = handle.load(size, 4, None, 0, None)
+                self._ring = handle.load(size, 4, None, 0, None, 0, 0)
                 self._ring_size = size
                 if ring is not None:
                     ring.close()  # batches of it that are still held stay valid
@@ -497,23 +499,20 @@ class WorkingSet:
         values = data if isinstance(data, Mapping) else {self._fields[0].name: data}
         if set(values) != {field.name for field in self._fields}:
             raise ValueError(f"fields {', '.join(values)}: give {', '.join(field.name for field in self._fields)}")
-        buffers: list[object] = []
+        buffers: list[tuple[object, object]] = []
         counts = set()
         for field in self._fields:
             value = values[field.name]
             if field.ragged:
                 counts.add(len(value))
-                for i, item in enumerate(value, first):
-                    if i < self._length and len(item) != (self._set.field_bytes(i, field.number) or 0):
-                        raise ValueError(f"field {field.name!r}, sample {i}: {len(item)} bytes, its length was given as "
-                                         f"{self._set.field_bytes(i, field.number) or 0}")
-                buffers.append(b"".join(bytes(item) for item in value))
+                items = [bytes(item) for item in value]
+                buffers.append((b"".join(items), np.array([len(item) for item in items], np.uint64)))
                 continue
             array = np.ascontiguousarray(value, field.dtype)
             if array.shape[1:] != field.shape:
                 raise ValueError(f"field {field.name!r}: shape {array.shape}, wanted (samples, {', '.join(map(str, field.shape))})")
             counts.add(len(array))
-            buffers.append(array.reshape(-1).view(np.uint8))
+            buffers.append((array.reshape(-1).view(np.uint8), None))
         if len(counts) != 1:
             raise ValueError(f"fields of different numbers of samples: {sorted(counts)}")
         self._set.push(first, counts.pop(), buffers, self._timeout_ns if timeout is None else parse_timeout(timeout))
@@ -536,6 +535,15 @@ class WorkingSet:
     def __repr__(self) -> str:
         fields = ", ".join(f.name if f.kind != "array" else f"{f.name} {f.dtype.str}{list(f.shape)}" for f in self._fields)
         return f"<leat.WorkingSet {self._uri!r}: {self._length} samples of {fields}{', closed' if self._closed else ''}>"
+
+
+def parse_device(device: object) -> tuple[int, int]:
+    """(enum leat_memory, ordinal) of "cpu", "pinned", "cuda", "cuda:1", or a torch.device."""
+    kind, colon, number = str(device).partition(":")
+    if (kind not in _MEMORIES or (colon and not (number.isascii() and number.isdigit()))
+            or (kind == "cpu" and int(number or 0))):
+        raise ValueError(f"device={str(device)!r}: 'cpu', 'pinned' or 'cuda:N'")
+    return _MEMORIES[kind], min(int(number or 0), 2**31 - 1)
 
 
 def _copy_out(batch: Batch, out: Mapping[str, Array] | Array) -> None:

@@ -175,8 +175,9 @@ static PyObject *client_stop(struct client_object *self, PyObject *args)
 /* --- create ------------------------------------------------------------------------------------------------------ */
 
 struct create {
-    struct leat_push_field *fields;
-    uint64_t (*shapes)[8];
+    struct leat_create_field *fields;
+    uint64_t (*shapes)[LEAT_MAX_DIMS];
+    Py_buffer *lengths; /* [nfields]: of raw fields */
     unsigned nfields;
     const char **keys; /* into the strings of the list, which the caller holds */
 };
@@ -191,19 +192,24 @@ static int create_fields(struct create *c, PyObject *fields)
     c->nfields = (unsigned)n;
     c->fields = PyMem_Calloc((size_t)n, sizeof(*c->fields));
     c->shapes = PyMem_Calloc((size_t)n, sizeof(*c->shapes));
-    if (!c->fields || !c->shapes) {
+    c->lengths = PyMem_Calloc((size_t)n, sizeof(*c->lengths));
+    if (!c->fields || !c->shapes || !c->lengths) {
         PyErr_NoMemory();
         return -1;
     }
     for (Py_ssize_t i = 0; i < n; i++) {
-        struct leat_push_field *f = &c->fields[i];
+        struct leat_create_field *f = &c->fields[i];
         PyObject *shape;
-        if (!PyArg_ParseTuple(PyList_GetItem(fields, i), "ssO!", &f->name, &f->dtype, &PyTuple_Type, &shape))
+        f->size = sizeof(*f);
+        if (!PyArg_ParseTuple(PyList_GetItem(fields, i), "ssO!z*", &f->name, &f->dtype, &PyTuple_Type, &shape,
+                              &c->lengths[i]))
+            return -1;
+        if (lengths_of(&c->lengths[i], &f->lengths, &f->nlengths) < 0)
             return -1;
         f->ndim = (unsigned)PyTuple_Size(shape);
         f->shape = c->shapes[i];
-        if (f->ndim > 8) {
-            PyErr_SetString(PyExc_ValueError, "at most 8 dimensions");
+        if (f->ndim > LEAT_MAX_DIMS) {
+            PyErr_Format(PyExc_ValueError, "at most %d dimensions", LEAT_MAX_DIMS);
             return -1;
         }
         for (unsigned d = 0; d < f->ndim; d++)
@@ -227,9 +233,10 @@ static int create_keys(struct create *c, PyObject *keys, uint64_t nsamples)
         return -1;
     }
     for (uint64_t i = 0; i < nsamples; i++) {
-        c->keys[i] = PyBytes_AsString(PyList_GetItem(keys, (Py_ssize_t)i));
-        if (!c->keys[i])
+        char *key; /* a NUL inside is a ValueError */
+        if (PyBytes_AsStringAndSize(PyList_GetItem(keys, (Py_ssize_t)i), &key, NULL) < 0)
             return -1;
+        c->keys[i] = key;
     }
     return 0;
 }
@@ -238,31 +245,30 @@ static PyObject *client_create(struct client_object *self, PyObject *args)
 {
     const char *name;
     PyObject *fields, *keys;
-    Py_buffer lengths = {0};
-    uint64_t nsamples;
-    unsigned flags;
-    if (!PyArg_ParseTuple(args, "sO!O&z*OI", &name, &PyList_Type, &fields, to_u64, &nsamples, &lengths, &keys,
-                          &flags))
+    struct leat_create_options o = {.size = sizeof(o)};
+    if (!PyArg_ParseTuple(args, "sO!O&OI", &name, &PyList_Type, &fields, to_u64, &o.nsamples, &keys,
+                          &o.flags))
         return NULL;
     struct create c = {0};
     struct leat_error err = {0};
-    int rc = create_fields(&c, fields) || create_keys(&c, keys, nsamples) ? 1 : 0;
-    if (rc == 0 && lengths.buf &&
-        ((uint64_t)lengths.len / 8 / c.nfields != nsamples || (uint64_t)lengths.len % (8ull * c.nfields))) {
-        PyErr_SetString(PyExc_ValueError, "lengths must have one uint64 for each sample and field");
-        rc = 1;
-    }
+    int rc = create_fields(&c, fields) || create_keys(&c, keys, o.nsamples) ? 1 : 0;
+    o.fields = c.fields;
+    o.nfields = c.nfields;
+    o.keys = c.keys;
+    o.nkeys = c.keys ? o.nsamples : 0;
     if (rc == 0 && !gate_enter(&self->gate)) {
         gate_refuse(&self->gate, "the connection");
         rc = 1;
     }
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS;
-        rc = leat_create(self->client, name, c.fields, c.nfields, nsamples, lengths.buf, c.keys, flags, &err);
+        rc = leat_create(self->client, name, &o, &err);
         Py_END_ALLOW_THREADS;
         leave(self);
     }
-    PyBuffer_Release(&lengths);
+    for (unsigned f = 0; c.lengths && f < c.nfields; f++)
+        PyBuffer_Release(&c.lengths[f]);
+    PyMem_Free(c.lengths);
     PyMem_Free(c.fields);
     PyMem_Free(c.shapes);
     PyMem_Free(c.keys);
@@ -287,7 +293,7 @@ static PyMethodDef client_methods[] = {
      "open(uri, name, flags, pool_bytes, timeout_ns, progress) -> Set"},
     {"append", (PyCFunction)client_append, METH_VARARGS, "append(name, uri, timeout_ns, progress) -> int"},
     {"create", (PyCFunction)client_create, METH_VARARGS,
-     "create(name, [(field, dtype, shape)], n, lengths, keys, flags)"},
+     "create(name, [(field, dtype, shape, lengths or None)], n, keys, flags)"},
     {"query", (PyCFunction)client_query, METH_VARARGS, "query(kind, arg) -> str"},
     {"drop", (PyCFunction)client_drop, METH_VARARGS, "drop(name, flags, timeout_ns)"},
     {"stop", (PyCFunction)client_stop, METH_VARARGS, "stop(force)"},

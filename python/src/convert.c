@@ -44,6 +44,17 @@ int to_u64(PyObject *object, void *ret)
     return 1;
 }
 
+int lengths_of(const Py_buffer *buffer, const uint64_t **ret_lengths, uint64_t *ret_n)
+{
+    if (buffer->len % 8 || (uintptr_t)buffer->buf % 8) {
+        PyErr_SetString(PyExc_ValueError, "lengths are uint64");
+        return -1;
+    }
+    *ret_lengths = buffer->buf;
+    *ret_n = (uint64_t)buffer->len / 8;
+    return 0;
+}
+
 /* --- ids ------------------------------------------------------------------------------------------------------- */
 
 static int bad_id(int64_t id, uint64_t length)

@@ -129,6 +129,8 @@ struct waiting {
     PyObject *callback;
     PyObject *type, *value, *trace;
 };
+/* A buffer of uint64 (or none) as the library takes lengths. 0, or -1 with an exception set. */
+int lengths_of(const Py_buffer *buffer, const uint64_t **ret_lengths, uint64_t *ret_n);
 int waiting_progress(const struct leat_progress *progress, void *waiting);
 /* Turns the end of such a call into Python's view of it: 0, or -1 with an exception set. */
 int waiting_end(struct waiting *waiting, int rc, const struct leat_error *err);

@@ -116,8 +116,8 @@ static PyObject *holder_present(struct holder_object *self, PyObject *args)
 /* Ends this handle at once: the slot is free again when fd turns readable. Refused while arrays look at it. */
 static PyObject *holder_release_after(struct holder_object *self, PyObject *args)
 {
-    int fd;
-    if (!PyArg_ParseTuple(args, "i", &fd) || !enter_batch(self))
+    struct leat_event event = {.size = sizeof(event)};
+    if (!PyArg_ParseTuple(args, "i", &event.fd) || !enter_batch(self))
         return NULL;
     long alone = 2;
     if (!atomic_compare_exchange_strong(&self->gate.state, &alone, 1)) {
@@ -127,7 +127,7 @@ static PyObject *holder_release_after(struct holder_object *self, PyObject *args
         return NULL;
     }
     struct leat_error err = {0};
-    int rc = leat_batch_release_after(self->batch, fd, &err);
+    int rc = leat_batch_release_after(self->batch, &event, &err);
     if (rc) {
         atomic_store(&self->gate.state, 0);
         return raise_error(rc, &err);
@@ -237,8 +237,8 @@ PyObject *set_load(struct set_object *set, PyObject *args)
 {
     struct leat_view_options o = {.size = sizeof(o)};
     PyObject *fields;
-    if (!PyArg_ParseTuple(args, "IIOO&z", &o.batch_size, &o.slots, &fields, to_u64, &o.max_batch_bytes,
-                          &o.transport))
+    if (!PyArg_ParseTuple(args, "IIOO&zIi", &o.batch_size, &o.slots, &fields, to_u64, &o.max_batch_bytes,
+                          &o.transport, &o.memory, &o.device))
         return NULL;
     struct ring_object *self = object_new(ring_type);
     if (!self || ring_fields(self, fields) < 0) {

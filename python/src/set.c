@@ -74,7 +74,7 @@ static PyObject *set_fingerprint(struct set_object *self, void *closure)
 
 static PyObject *field_tuple(const struct leat_field *f)
 {
-    unsigned ndim = f->ndim <= 8 ? f->ndim : 8;
+    unsigned ndim = f->ndim <= LEAT_MAX_DIMS ? f->ndim : LEAT_MAX_DIMS;
     PyObject *shape = PyTuple_New(ndim);
     for (unsigned d = 0; shape && d < ndim; d++) {
         PyObject *extent = PyLong_FromUnsignedLongLong(f->shape[d]);
@@ -96,7 +96,7 @@ static PyObject *set_fields(struct set_object *self, PyObject *none)
     unsigned n = leat_ws_fields(self->ws);
     PyObject *list = PyList_New(0);
     for (unsigned i = 0; list && i < n; i++) {
-        struct leat_field f;
+        struct leat_field f = {.size = sizeof(f)};
         int rc = leat_ws_field(self->ws, i, &f);
         PyObject *item = rc ? raise_error(rc, NULL) : field_tuple(&f);
         if (!item || PyList_Append(list, item) < 0)
@@ -133,11 +133,11 @@ static PyObject *set_classes(struct set_object *self, PyObject *none)
 static PyObject *set_key(struct set_object *self, PyObject *args)
 {
     uint64_t index;
-    char buf[24];
+    char buf[LEAT_KEY_BUF];
     size_t len = 0;
     if (!PyArg_ParseTuple(args, "O&", to_u64, &index) || !enter(self))
         return NULL;
-    const char *key = leat_ws_key(self->ws, index, buf, &len);
+    const char *key = leat_ws_key(self->ws, index, buf, sizeof(buf), &len);
     PyObject *text = key ? name_string(key, len) : NULL;
     if (!key)
         PyErr_Format(PyExc_IndexError, "sample %llu of a working set of %llu samples",
@@ -289,25 +289,32 @@ static PyObject *set_read_into(struct set_object *self, PyObject *args)
 
 #define MAX_FIELDS 256
 
-/* leat_push takes lengths from the index: a shorter buffer would be read past its end. 0, or 1 with an exception set. */
-static int push_bytes(const struct leat_ws *ws, uint64_t first, unsigned n, const Py_buffer *buffers,
-                      unsigned nfields)
+struct push {
+    Py_buffer data[MAX_FIELDS], lengths[MAX_FIELDS];
+    struct leat_push_field fields[MAX_FIELDS];
+    unsigned n;
+};
+
+/* list: (buffer, lengths or None) for each field. 0, or -1 with an exception set. */
+static int push_fields(struct push *p, PyObject *list)
 {
-    uint64_t length = leat_ws_length(ws);
-    if (first > length || n > length - first)
-        return 0; /* which leat_push refuses */
-    for (unsigned f = 0; f < nfields; f++) {
-        struct leat_field field;
-        uint64_t total = 0, bytes;
-        for (uint64_t i = first; i - first < n; i++)
-            if (leat_ws_field_bytes(ws, i, f, &bytes) == 0)
-                total += bytes;
-        if (total == (uint64_t)buffers[f].len || leat_ws_field(ws, f, &field))
-            continue;
-        PyErr_Format(PyExc_ValueError, "field %s: samples %llu to %llu take %llu bytes, %zd were given",
-                     field.name, (unsigned long long)first, (unsigned long long)(first + n - 1),
-                     (unsigned long long)total, buffers[f].len);
-        return 1;
+    Py_ssize_t count = PyList_Size(list);
+    if (count > MAX_FIELDS) {
+        PyErr_Format(PyExc_ValueError, "at most %d fields", MAX_FIELDS);
+        return -1;
+    }
+    for (; p->n < (unsigned)count; p->n++) {
+        Py_buffer *data = &p->data[p->n], *lengths = &p->lengths[p->n];
+        struct leat_push_field *f = &p->fields[p->n];
+        if (!PyArg_ParseTuple(PyList_GetItem(list, p->n), "y*z*", data, lengths))
+            return -1;
+        f->size = sizeof(*f);
+        f->data = data->buf;
+        f->bytes = (uint64_t)data->len;
+        if (lengths_of(lengths, &f->lengths, &f->nlengths) < 0) {
+            p->n++;
+            return -1;
+        }
     }
     return 0;
 }
@@ -319,38 +326,22 @@ static PyObject *set_push(struct set_object *self, PyObject *args)
     PyObject *list;
     if (!PyArg_ParseTuple(args, "O&IO!O&", to_u64, &first, &n, &PyList_Type, &list, to_u64, &timeout_ns))
         return NULL;
-    Py_ssize_t count = PyList_Size(list);
-    if (count > MAX_FIELDS)
-        return PyErr_Format(PyExc_ValueError, "at most %d fields", MAX_FIELDS);
-    if (!enter(self))
-        return NULL;
-    Py_buffer *buffers = PyMem_Calloc((size_t)count + 1, sizeof(*buffers));
-    const void *data[MAX_FIELDS];
+    struct push *p = PyMem_Calloc(1, sizeof(*p));
+    if (!p)
+        return PyErr_NoMemory();
     struct leat_error err = {0};
-    int rc = buffers && (unsigned)count == leat_ws_fields(self->ws) ? 0 : 1;
-    Py_ssize_t have = 0;
-    if (!buffers)
-        PyErr_NoMemory();
-    else if (rc)
-        PyErr_Format(PyExc_ValueError, "%zd arrays for %u fields", count, leat_ws_fields(self->ws));
-    for (; rc == 0 && have < count; have++) {
-        if (PyObject_GetBuffer(PyList_GetItem(list, have), &buffers[have], PyBUF_SIMPLE) < 0) {
-            rc = 1;
-            break;
-        }
-        data[have] = buffers[have].buf;
-    }
-    if (rc == 0)
-        rc = push_bytes(self->ws, first, n, buffers, (unsigned)count);
+    int rc = push_fields(p, list) < 0 || !enter(self) ? 1 : 0;
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS;
-        rc = leat_push(self->ws, first, n, data, timeout_ns, &err);
+        rc = leat_push(self->ws, first, n, p->fields, p->n, timeout_ns, &err);
         Py_END_ALLOW_THREADS;
+        set_leave(self);
     }
-    while (have-- > 0)
-        PyBuffer_Release(&buffers[have]);
-    PyMem_Free(buffers);
-    set_leave(self);
+    for (unsigned f = 0; f < p->n; f++) {
+        PyBuffer_Release(&p->data[f]);
+        PyBuffer_Release(&p->lengths[f]);
+    }
+    PyMem_Free(p);
     if (rc < 0)
         raise_error(rc, &err);
     if (rc || PyErr_Occurred())
@@ -374,8 +365,8 @@ static PyMethodDef set_methods[] = {
      "read_into(index, field, out, timeout_ns) -> int"},
     {"hold", (PyCFunction)set_hold, METH_VARARGS, "hold(index, field, timeout_ns) -> Holder"},
     {"load", (PyCFunction)set_load, METH_VARARGS,
-     "load(batch_size, slots, fields, max_batch_bytes, transport) -> Ring"},
-    {"push", (PyCFunction)set_push, METH_VARARGS, "push(first, n, [buffer], timeout_ns)"},
+     "load(batch_size, slots, fields, max_batch_bytes, transport, memory, device) -> Ring"},
+    {"push", (PyCFunction)set_push, METH_VARARGS, "push(first, n, [(buffer, lengths or None)], timeout_ns)"},
     {"close", (PyCFunction)set_close, METH_NOARGS, "close()"},
     {0},
 };

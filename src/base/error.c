@@ -45,6 +45,7 @@ static int set_va(struct leat_error *err, int code, const char *fmt, va_list ap)
     assert(code < 0);
     if (err) {
         err->code = code;
+        memset(err->reserved, 0, sizeof(err->reserved));
         vsnprintf(err->message, sizeof(err->message), fmt, ap);
     }
     return code;

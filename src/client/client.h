@@ -8,6 +8,7 @@
  *   gather.c   parts -> pieces -> transports -> CRC      stream.c  the window of a set larger than the pool
  *   batch.c    read, hold and ReadBatch                  push.c    create and push
  *   rails.c    this process's endpoints to the nodes     query.c   query, drop, verify, stop, counters
+ *   options.c  structs of programs older and newer       info.c    what the index tells
  *   iter.c     epoch iterator: reads ahead
  *
  * Who may touch what. A client's socket is written under `send_lock` and read by one thread at a time, whichever of the
@@ -49,6 +50,20 @@ void sched_same_host(struct sched *s);
 uint64_t sched_grant(const struct sched *s);
 void sched_sent(struct sched *s, uint64_t bytes);
 void sched_done(struct sched *s, uint64_t bytes, uint64_t rtt_ns, uint64_t now_ns);
+
+/* --- options.c ----------------------------------------------------------------------------------------------- */
+
+/* A copy of `given` (NULL: all zero) as large as ours. `least`: what any caller sets. LEAT_INVALID: size cannot be right;
+ * LEAT_UNSUPPORTED: something behind what we know is not zero. */
+int options_take(const char *name, const void *given, size_t least, void *ret, size_t own,
+                 struct leat_error *err);
+/* n of them in a row, each as large as the first. */
+int options_take_array(const char *name, const void *given, unsigned n, size_t least, void *ret, size_t own,
+                       struct leat_error *err);
+/* The other way: fills `given` as far as its size goes; size itself stays. */
+int options_give(const char *name, void *given, size_t least, const void *own, size_t own_size,
+                 struct leat_error *err);
+int options_flags(const char *name, unsigned flags, unsigned known, struct leat_error *err);
 
 /* --- connect.c, rpc.c --------------------------------------------------------------------------------------- */
 
@@ -318,7 +333,7 @@ enum slot_state {
     SLOT_FREE,
     SLOT_FILLING,
     SLOT_HELD,
-    SLOT_RELEASING,  /* until release_fd turns readable */
+    SLOT_RELEASING,  /* until its event has come */
     SLOT_QUARANTINE, /* until its operations are quiesced */
 };
 
@@ -338,9 +353,15 @@ struct view_field {
     bool label;
 };
 
+struct view_event { /* struct leat_event, kept: one of the two */
+    int (*finished)(void *user);
+    void *user;
+    int fd; /* our own; -1: none */
+};
+
 struct view_slot {
     enum slot_state state;
-    int release_fd;
+    struct view_event event;
     uint8_t *memory;
     uint64_t **offsets; /* [nfields]: NULL for fixed ones */
     struct gather *gather;
@@ -365,6 +386,8 @@ struct leat_view {
     struct stream_want *wants; /* [batch_size * nfields], streamed sets only */
 };
 
+/* In the child of a fork: what the parent's slots wait for is the parent's. */
+void view_forget_orphans(void);
 /* A free slot, and with it the turn to fill, which the caller gives back. wait_held: wait for a consumer to release one instead of
  * LEAT_BUSY. Others may fill while this waits. */
 int view_slot_take(struct leat_view *view, bool wait_held, const struct rpc_how *how,

@@ -39,6 +39,7 @@ static unsigned fork_count;
 static void on_fork_child(void)
 {
     fork_count++;
+    view_forget_orphans();
 }
 
 static void install_fork_handler(void)
@@ -199,18 +200,19 @@ static int find_and_greet(const struct leat_client_options *o, const char *socke
 int leat_connect(const struct leat_client_options *options, struct leat_client **ret_client,
                  struct leat_error *err)
 {
-    struct leat_client_options o = {0};
-    if (options)
-        memcpy(&o, options, MIN(options->size, sizeof(o)));
+    struct leat_client_options o;
     if (!ret_client)
         return error_set(err, LEAT_INVALID, "ret_client is NULL");
-    if (options && options->size < offsetof(struct leat_client_options, socket))
-        return error_set(err, LEAT_INVALID, "leat_client_options.size is not set");
+    int rc = options_take("leat_client_options", options, offsetof(struct leat_client_options, socket), &o,
+                          sizeof(o), err);
+    if (!rc)
+        rc = options_flags("leat_client_options", o.flags, LEAT_CONNECT_NO_START, err);
+    if (rc)
+        return rc;
     client_fork_count();
 
     char socket[PATH_ROOM], folder[PATH_ROOM], job[CONNECT_JOB_MAX + 1];
     const char *given = o.socket ? o.socket : getenv("LEAT_SOCKET");
-    int rc = 0;
     connect_job(o.job, job);
     if (given && *given) {
         if (strlen(given) >= sizeof(((struct sockaddr_un *)0)->sun_path))

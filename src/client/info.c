@@ -22,8 +22,8 @@ unsigned leat_ws_fields(const struct leat_ws *ws)
 int leat_ws_field(const struct leat_ws *ws, unsigned field, struct leat_field *ret_field)
 {
     const struct index_field *f = field_of(ws, field);
-    if (!f)
-        return LEAT_NOT_FOUND;
+    if (!f || !ret_field)
+        return f ? LEAT_INVALID : LEAT_NOT_FOUND;
     struct leat_field out = {.name = index_string(&ws->index, f->name),
                              .dtype = index_string(&ws->index, f->dtype)};
     if (f->kind == INDEX_FIELD_LABEL) {
@@ -37,8 +37,7 @@ int leat_ws_field(const struct leat_ws *ws, unsigned field, struct leat_field *r
     } else {
         out.max_bytes = f->max_bytes;
     }
-    *ret_field = out;
-    return 0;
+    return options_give("leat_field", ret_field, offsetof(struct leat_field, name), &out, sizeof(out), NULL);
 }
 
 int leat_ws_find_field(const struct leat_ws *ws, const char *name)
@@ -73,12 +72,19 @@ const char *leat_ws_class(const struct leat_ws *ws, uint64_t label, size_t *ret_
     return name;
 }
 
-const char *leat_ws_key(const struct leat_ws *ws, uint64_t index, char buf[24], size_t *ret_len)
+const char *leat_ws_key(const struct leat_ws *ws, uint64_t index, char *buf, size_t cap, size_t *ret_len)
 {
+    char scratch[LEAT_KEY_BUF];
     size_t len;
     if (index >= ws->index.header->nsamples)
         return NULL;
-    const char *key = index_key(&ws->index, index, buf, &len);
+    const char *key = index_key(&ws->index, index, scratch, &len);
+    if (key == scratch) {
+        if (!buf || cap <= len)
+            return NULL;
+        memcpy(buf, scratch, len + 1);
+        key = buf;
+    }
     if (key && ret_len)
         *ret_len = len;
     return key;
@@ -107,14 +113,13 @@ int leat_ws_field_bytes(const struct leat_ws *ws, uint64_t index, unsigned field
 
 int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_error *err)
 {
-    if (!ret_stat || ret_stat->size < offsetof(struct leat_ws_stat, resident_samples))
-        return error_set(err, LEAT_INVALID, "leat_ws_stat.size is not set");
+    if (!ret_stat)
+        return error_set(err, LEAT_INVALID, "ret_stat is NULL");
     int rc = ws_check(ws, err);
     if (rc)
         return rc;
     const struct proto_ws *info = &ws->info;
     struct leat_ws_stat out = {
-        .size = ret_stat->size,
         .samples = ws->index.header->nsamples,
         .resident_samples = ws->live->resident_samples,
         .failed_samples = ws->live->failed_samples,
@@ -129,8 +134,8 @@ int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_
         .version = info->version,
         .transport = ws->transport,
     };
-    memcpy(ret_stat, &out, MIN(ret_stat->size, sizeof(out)));
-    return 0;
+    return options_give("leat_ws_stat", ret_stat, offsetof(struct leat_ws_stat, samples), &out, sizeof(out),
+                        err);
 }
 
 int ws_bad_index(const struct leat_ws *ws, uint64_t index, struct leat_error *err)
@@ -141,9 +146,9 @@ int ws_bad_index(const struct leat_ws *ws, uint64_t index, struct leat_error *er
 
 const char *ws_describe(const struct leat_ws *ws, uint64_t index, unsigned field, char buf[256])
 {
-    char scratch[24];
+    char scratch[LEAT_KEY_BUF];
     size_t len = 0;
-    const char *key = leat_ws_key(ws, index, scratch, &len);
+    const char *key = leat_ws_key(ws, index, scratch, sizeof(scratch), &len);
     const struct index_field *f = field_of(ws, field);
     snprintf(buf, 256, "sample %llu (%.*s), field %s", (unsigned long long)index, (int)MIN(len, (size_t)160),
              key ? key : "", f ? index_string(&ws->index, f->name) : "?");

@@ -223,15 +223,17 @@ static int start_thread(struct leat_iter *it)
 int leat_iterate(struct leat_view *view, const struct leat_iter_options *options, struct leat_iter **ret_iter,
                  struct leat_error *err)
 {
-    struct leat_iter_options o = {0};
+    struct leat_iter_options o;
     if (!view || !ret_iter)
         return error_set(err, LEAT_INVALID, "%s is NULL", view ? "ret_iter" : "view");
     if (view->fork_count != client_fork_count())
         return client_forked_error(err);
-    if (options && options->size < offsetof(struct leat_iter_options, block))
-        return error_set(err, LEAT_INVALID, "leat_iter_options.size is not set");
-    if (options)
-        memcpy(&o, options, MIN(options->size, sizeof(o)));
+    int rc = options_take("leat_iter_options", options, offsetof(struct leat_iter_options, seed), &o,
+                          sizeof(o), err);
+    if (!rc)
+        rc = options_flags("leat_iter_options", o.flags, LEAT_SHUFFLE_AUTO, err);
+    if (rc)
+        return rc;
     struct leat_iter *it = calloc(1, sizeof(*it));
     if (!it)
         return error_set(err, -ENOMEM, "out of memory for an iterator");
@@ -239,7 +241,7 @@ int leat_iterate(struct leat_view *view, const struct leat_iter_options *options
     it->view = view;
     pthread_mutex_init(&it->lock, NULL);
     client_cond_init(&it->changed);
-    int rc = plan(it, &o, err);
+    rc = plan(it, &o, err);
     if (!rc) {
         it->queue = calloc(it->ahead, sizeof(*it->queue));
         it->ids = calloc(view->batch_size, sizeof(*it->ids));

@@ -238,7 +238,8 @@ int leat_order_init(struct leat_order *order, uint64_t n, uint64_t seed, uint64_
 
 uint64_t leat_order_at(const struct leat_order *order, uint64_t position)
 {
-    assert(position < order->n);
+    if (unlikely(position >= order->n))
+        return UINT64_MAX;
     if (order->block == LEAT_ORDER_SEQUENTIAL)
         return position;
     if (order->block == 0)
@@ -248,17 +249,18 @@ uint64_t leat_order_at(const struct leat_order *order, uint64_t position)
     return group_sample(order, &g, position);
 }
 
-void leat_order_fill(const struct leat_order *order, uint64_t first, unsigned count, uint64_t *ret_ids)
+int leat_order_fill(const struct leat_order *order, uint64_t first, unsigned count, uint64_t *ret_ids)
 {
+    if (first > order->n || count > order->n - first)
+        return LEAT_INVALID;
     if (order->block == 0 || order->block == LEAT_ORDER_SEQUENTIAL) {
         for (unsigned i = 0; i < count; i++)
             ret_ids[i] = leat_order_at(order, first + i);
-        return;
+        return 0;
     }
     struct group g = {.length = 0};
     for (unsigned i = 0; i < count; i++) {
         uint64_t position = first + i;
-        assert(position < order->n);
         if (position - g.start >= g.length) {
             group_find(order, position, &g);
             if (count - i >= LEAT_ORDER_GROUP)
@@ -266,4 +268,5 @@ void leat_order_fill(const struct leat_order *order, uint64_t first, unsigned co
         }
         ret_ids[i] = group_sample(order, &g, position);
     }
+    return 0;
 }

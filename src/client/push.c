@@ -35,7 +35,7 @@ static int item_bytes(const char *dtype, uint64_t *ret)
     return 0;
 }
 
-static int fixed_stride(const struct leat_push_field *f, uint64_t *ret, struct leat_error *err)
+static int fixed_stride(const struct leat_create_field *f, uint64_t *ret, struct leat_error *err)
 {
     uint64_t bytes;
     if (item_bytes(f->dtype, &bytes))
@@ -53,18 +53,16 @@ static int fixed_stride(const struct leat_push_field *f, uint64_t *ret, struct l
     return 0;
 }
 
-static bool is_fixed(const struct leat_push_field *f)
+static bool is_fixed(const struct leat_create_field *f)
 {
     return f->dtype && *f->dtype;
 }
 
-static int add_fields(struct index_builder *b, const struct leat_push_field *fields, unsigned nfields,
+static int add_fields(struct index_builder *b, const struct leat_create_field *fields, unsigned nfields,
                       uint64_t nsamples, int *numbers, struct leat_error *err)
 {
     for (unsigned f = 0; f < nfields; f++) {
         uint64_t stride = 0, address = 0, total = 0;
-        if (!fields[f].name || !*fields[f].name)
-            return error_set(err, LEAT_INVALID, "field %u has no name", f);
         if (is_fixed(&fields[f])) {
             int rc = fixed_stride(&fields[f], &stride, err);
             if (rc)
@@ -84,70 +82,108 @@ static int add_fields(struct index_builder *b, const struct leat_push_field *fie
     return 0;
 }
 
-static int add_samples(struct index_builder *b, const struct leat_push_field *fields, unsigned nfields,
-                       uint64_t nsamples, const uint64_t *lengths, const char *const *keys,
-                       const int *numbers)
+static int add_samples(struct index_builder *b, const struct leat_create_options *o,
+                       const struct leat_create_field *fields, const int *numbers, struct leat_error *err)
 {
-    for (uint64_t i = 0; i < nsamples; i++) {
-        int rc = index_builder_sample(b, keys ? keys[i] : NULL, keys ? strlen(keys[i]) : 0);
-        for (unsigned f = 0; !rc && f < nfields; f++) {
+    for (uint64_t i = 0; i < o->nsamples; i++) {
+        const char *key = o->keys ? o->keys[i] : NULL;
+        if (o->keys && !key)
+            return error_set(err, LEAT_INVALID, "key %llu is NULL", (unsigned long long)i);
+        int rc = index_builder_sample(b, key, key ? strlen(key) : 0);
+        for (unsigned f = 0; !rc && f < o->nfields; f++) {
             if (is_fixed(&fields[f]))
                 continue;
-            uint64_t bytes = lengths[i * nfields + f];
+            uint64_t bytes = fields[f].lengths[i];
             rc = index_builder_part(b, (unsigned)numbers[f], index_builder_reserve(b, bytes, 64, 0), bytes);
         }
         if (rc)
-            return rc;
+            return error_sys(err, rc, "cannot build the index of sample %llu", (unsigned long long)i);
     }
     return 0;
 }
 
-static int build_index(const struct leat_push_field *fields, unsigned nfields, uint64_t nsamples,
-                       const uint64_t *lengths, const char *const *keys, const char *name, int fd,
-                       struct leat_error *err)
+static int build_index(const struct leat_create_options *o, const struct leat_create_field *fields,
+                       const char *name, int fd, struct leat_error *err)
 {
     struct index_builder *b;
     int numbers[INDEX_MAX_FIELDS];
-    bool tables = keys != NULL;
-    for (unsigned f = 0; f < nfields; f++)
+    bool tables = o->keys != NULL;
+    for (unsigned f = 0; f < o->nfields; f++)
         tables = tables || !is_fixed(&fields[f]);
     int rc = index_builder_new(INDEX_KIND_PUSHED, name, &b);
     if (rc)
         return error_set(err, rc, "out of memory for an index");
-    rc = add_fields(b, fields, nfields, nsamples, numbers, err);
-    if (!rc && tables) {
-        rc = add_samples(b, fields, nfields, nsamples, lengths, keys, numbers);
-        if (rc)
-            error_sys(err, rc, "cannot build the index of %s", name);
-    } else if (!rc) {
-        index_builder_count(b, nsamples);
-    }
+    rc = add_fields(b, fields, o->nfields, o->nsamples, numbers, err);
+    if (!rc && tables)
+        rc = add_samples(b, o, fields, numbers, err);
+    else if (!rc)
+        index_builder_count(b, o->nsamples);
     if (!rc)
         rc = index_builder_finish(b, fd, err);
     index_builder_free(b);
     return rc;
 }
 
-int leat_create(struct leat_client *client, const char *name, const struct leat_push_field *fields,
-                unsigned nfields, uint64_t nsamples, const uint64_t *lengths, const char *const *keys,
-                unsigned flags, struct leat_error *err)
+/* Every array has as many entries as what is read of it. */
+static int check_field(const struct leat_create_field *f, unsigned number, uint64_t nsamples,
+                       struct leat_error *err)
 {
-    if (!client || !name || !*name || !fields)
-        return error_set(err, LEAT_INVALID, "client, name and fields are required");
-    if (client_forked(client))
-        return client_forked_error(err);
-    if (nfields == 0 || nfields > INDEX_MAX_FIELDS || nsamples == 0)
+    if (!f->name || !*f->name)
+        return error_set(err, LEAT_INVALID, "field %u has no name", number);
+    if (f->ndim && !f->shape)
+        return error_set(err, LEAT_INVALID, "field %s: %u dimensions and no shape", f->name, f->ndim);
+    if (is_fixed(f))
+        return !f->lengths && !f->nlengths
+                   ? 0
+                   : error_set(err, LEAT_INVALID, "field %s is fixed by its dtype and shape: no lengths",
+                               f->name);
+    if (!f->lengths || f->nlengths != nsamples)
+        return error_set(
+            err, LEAT_INVALID,
+            "field %s is of raw bytes: %llu lengths are needed, one for each sample; %llu were given",
+            f->name, (unsigned long long)nsamples, (unsigned long long)(f->lengths ? f->nlengths : 0));
+    return 0;
+}
+
+static int take_create(const struct leat_create_options *options, struct leat_create_options *o,
+                       struct leat_create_field *fields, struct leat_error *err)
+{
+    int rc = options_take("leat_create_options", options, offsetof(struct leat_create_options, flags), o,
+                          sizeof(*o), err);
+    if (!rc)
+        rc = options_flags("leat_create_options", o->flags, LEAT_OPEN_PUBLIC, err);
+    if (rc)
+        return rc;
+    if (!o->fields || o->nfields == 0 || o->nfields > INDEX_MAX_FIELDS || o->nsamples == 0)
         return error_set(err, LEAT_INVALID,
                          "%u fields of %llu samples: 1 to %u fields and at least 1 sample are needed",
-                         nfields, (unsigned long long)nsamples, INDEX_MAX_FIELDS);
-    for (unsigned f = 0; f < nfields; f++)
-        if (!is_fixed(&fields[f]) && !lengths)
-            return error_set(err, LEAT_INVALID, "field %s is of raw bytes: lengths are needed",
-                             fields[f].name);
+                         o->fields ? o->nfields : 0, (unsigned long long)o->nsamples, INDEX_MAX_FIELDS);
+    if (o->keys ? o->nkeys != o->nsamples : o->nkeys)
+        return error_set(err, LEAT_INVALID, "%llu keys for %llu samples", (unsigned long long)o->nkeys,
+                         (unsigned long long)o->nsamples);
+    rc = options_take_array("leat_create_field", o->fields, o->nfields,
+                            offsetof(struct leat_create_field, dtype), fields, sizeof(*fields), err);
+    for (unsigned f = 0; !rc && f < o->nfields; f++)
+        rc = check_field(&fields[f], f, o->nsamples, err);
+    return rc;
+}
+
+int leat_create(struct leat_client *client, const char *name, const struct leat_create_options *options,
+                struct leat_error *err)
+{
+    struct leat_create_options o;
+    struct leat_create_field fields[INDEX_MAX_FIELDS];
+    if (!client || !name || !*name || !options)
+        return error_set(err, LEAT_INVALID, "client, name and options are required");
+    if (client_forked(client))
+        return client_forked_error(err);
+    int rc = take_create(options, &o, fields, err);
+    if (rc)
+        return rc;
     AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return error_sys(err, -errno, "cannot make a memfd");
-    int rc = build_index(fields, nfields, nsamples, lengths, keys, name, fd, err);
+    rc = build_index(&o, fields, name, fd, err);
     if (rc)
         return rc;
     /* The daemon takes only what cannot change any more under its feet. */
@@ -155,9 +191,9 @@ int leat_create(struct leat_client *client, const char *name, const struct leat_
         return error_sys(err, -errno, "cannot seal the index");
     struct bytes_out body = {0};
     struct net_reply reply;
-    bytes_put_u32(&body, flags);
+    bytes_put_u32(&body, o.flags);
     bytes_put_str(&body, name);
-    const struct rpc_how how = {.deadline_ns = client_deadline(client, 0)};
+    const struct rpc_how how = {.deadline_ns = client_deadline(client, o.timeout_ns)};
     rc = rpc_call(client, PROTO_CREATE, &body, &fd, 1, &how, &reply, err);
     bytes_out_fini(&body);
     if (!rc)
@@ -208,14 +244,13 @@ static int push_add(struct push *p, uint64_t address, uint64_t bytes, const uint
     return 0;
 }
 
+/* data[f]: where the values of field f begin, which check_lengths has found long enough. */
 static int collect(struct push *p, uint64_t first, unsigned n, const void *const *data,
                    struct leat_error *err)
 {
     const struct index *index = &p->ws->index;
     for (unsigned f = 0; f < index->header->nfields; f++) {
         const uint8_t *at = data[f];
-        if (!at)
-            return error_set(err, LEAT_INVALID, "field %u: all fields of a sample are pushed together", f);
         for (uint64_t i = first; i < first + n; i++) {
             struct index_part part;
             if (!index_part(index, i, f, &part))
@@ -369,25 +404,75 @@ static int push_some(struct leat_ws *ws, uint64_t first, unsigned n, const void 
     return rc;
 }
 
-int leat_push(struct leat_ws *ws, uint64_t first, unsigned n, const void *const *data, uint64_t timeout_ns,
-              struct leat_error *err)
+/* The caller's lengths against the index's, so that nothing is read past data and no byte goes into another sample. */
+static int check_lengths(struct leat_ws *ws, unsigned field, const struct leat_push_field *f, uint64_t first,
+                         unsigned n, struct leat_error *err)
 {
-    if (!ws || !data)
-        return error_set(err, LEAT_INVALID, "%s is NULL", ws ? "data" : "ws");
-    int rc = ws_check(ws, err);
-    if (rc)
-        return rc;
+    const struct index *index = &ws->index;
+    const struct index_field *known = &index->fields[field];
+    const char *name = index_string(index, known->name);
+    if (known->kind == INDEX_FIELD_LABEL)
+        return f->bytes ? error_set(err, LEAT_INVALID, "field %s: labels stand in the index", name) : 0;
+    if (f->bytes && !f->data)
+        return error_set(err, LEAT_INVALID, "field %s: data is NULL", name);
+    if (known->stride ? f->lengths || f->nlengths : !f->lengths || f->nlengths != n)
+        return error_set(err, LEAT_INVALID, "field %s is %s", name,
+                         known->stride ? "fixed by its dtype and shape: no lengths"
+                                       : "of raw bytes: as many lengths as samples are needed");
+    for (unsigned i = 0; !known->stride && i < n; i++) {
+        struct index_part part;
+        uint64_t bytes = index_part(index, first + i, field, &part) ? part.bytes : 0;
+        char what[256];
+        if (f->lengths[i] != bytes)
+            return error_set(err, LEAT_INVALID, "%s: %llu bytes, its length was given as %llu",
+                             ws_describe(ws, first + i, field, what), (unsigned long long)f->lengths[i],
+                             (unsigned long long)bytes);
+    }
+    uint64_t bytes = span_bytes(index, field, first, n);
+    if (f->bytes == bytes)
+        return 0;
+    return error_set(err, LEAT_INVALID, "field %s: samples %llu to %llu take %llu bytes, %llu were given",
+                     name, (unsigned long long)first, (unsigned long long)first + n - 1,
+                     (unsigned long long)bytes, (unsigned long long)f->bytes);
+}
+
+static int take_push(struct leat_ws *ws, uint64_t first, unsigned n, const struct leat_push_field *given,
+                     unsigned nfields, const void **ret_at, struct leat_error *err)
+{
     const struct index_header *h = ws->index.header;
+    struct leat_push_field fields[INDEX_MAX_FIELDS];
     if (!(ws->info.flags & PROTO_WS_PUSHED))
         return error_set(err, LEAT_INVALID, "%s has a source of its own and cannot be pushed to", ws->uri);
+    if (nfields != h->nfields)
+        return error_set(err, LEAT_INVALID,
+                         "%u fields pushed of %u: all fields of a sample are pushed together", nfields,
+                         h->nfields);
     if (first > h->nsamples || n > h->nsamples - first)
         return error_set(err, LEAT_INVALID, "samples %llu to %llu of a set of %llu",
                          (unsigned long long)first, (unsigned long long)first + n,
                          (unsigned long long)h->nsamples);
-    const struct rpc_how how = {.deadline_ns = client_deadline(ws->client, timeout_ns)};
+    int rc = options_take_array("leat_push_field", given, nfields, offsetof(struct leat_push_field, lengths),
+                                fields, sizeof(*fields), err);
+    for (unsigned f = 0; !rc && f < nfields; f++) {
+        rc = check_lengths(ws, f, &fields[f], first, n, err);
+        ret_at[f] = fields[f].data;
+    }
+    return rc;
+}
+
+int leat_push(struct leat_ws *ws, uint64_t first, unsigned n, const struct leat_push_field *fields,
+              unsigned nfields, uint64_t timeout_ns, struct leat_error *err)
+{
     const void *at[INDEX_MAX_FIELDS];
-    for (unsigned f = 0; f < h->nfields; f++)
-        at[f] = data[f];
+    if (!ws || !fields)
+        return error_set(err, LEAT_INVALID, "%s is NULL", ws ? "fields" : "ws");
+    int rc = ws_check(ws, err);
+    if (!rc)
+        rc = take_push(ws, first, n, fields, nfields, at, err);
+    if (rc)
+        return rc;
+    const struct index_header *h = ws->index.header;
+    const struct rpc_how how = {.deadline_ns = client_deadline(ws->client, timeout_ns)};
     /* A WRITE names at most PROTO_READS_MAX ranges; a sample has one a field, and one more a region it reaches into. */
     uint64_t pieces = h->nfields * (2 + h->max_sample_bytes / ws->info.region_bytes);
     unsigned most = (unsigned)MAX((uint64_t)PROTO_READS_MAX / pieces, 1ull);
@@ -395,7 +480,8 @@ int leat_push(struct leat_ws *ws, uint64_t first, unsigned n, const void *const 
         unsigned now = MIN(n, most);
         rc = push_some(ws, first, now, at, &how, err);
         for (unsigned f = 0; !rc && f < h->nfields; f++)
-            at[f] = (const uint8_t *)at[f] + span_bytes(&ws->index, f, first, now);
+            if (at[f]) /* all of its values may be of 0 bytes */
+                at[f] = (const uint8_t *)at[f] + span_bytes(&ws->index, f, first, now);
         first += now;
         n -= now;
     }

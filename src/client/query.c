@@ -65,6 +65,9 @@ int leat_drop(struct leat_client *client, const char *name, unsigned flags, uint
         return rc;
     if (!name || !*name)
         return error_set(err, LEAT_INVALID, "which working set is to be dropped? give its name");
+    rc = options_flags("leat_drop", flags, LEAT_DROP_FORCE, err);
+    if (rc)
+        return rc;
     uint64_t wait_ns = timeout_ns ? timeout_ns : client->timeout_ns, allowed;
     /* The daemon waits that long for leases; its answer may take a little longer. */
     if (add_overflows(wait_ns, client->timeout_ns, &allowed))
@@ -81,7 +84,9 @@ int leat_verify(struct leat_ws *ws, unsigned flags, leat_progress_fn progress, v
 {
     if (!ws)
         return error_set(err, LEAT_INVALID, "ws is NULL");
-    int rc = ws_check(ws, err);
+    int rc = options_flags("leat_verify", flags, LEAT_VERIFY_SOURCE, err);
+    if (!rc)
+        rc = ws_check(ws, err);
     if (rc)
         return rc;
     struct bytes_out body = {0};

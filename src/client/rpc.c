@@ -199,7 +199,7 @@ static int rx_step(int fd, struct rpc_rx *rx, struct net_reply *ret)
 static void on_progress(struct rpc_waiter *w, const struct net_reply *reply)
 {
     struct bytes_in in = bytes_in_of(reply->body.data, reply->body.len);
-    struct leat_progress p = {.stage = (enum leat_stage)bytes_get_u32(&in)};
+    struct leat_progress p = {.size = sizeof(p), .stage = (enum leat_stage)bytes_get_u32(&in)};
     p.samples_done = bytes_get_u64(&in);
     p.samples_total = bytes_get_u64(&in);
     p.bytes_done = bytes_get_u64(&in);

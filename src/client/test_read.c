@@ -37,6 +37,8 @@ static void close_set(struct fixture *x)
     fake_stop(x->daemon);
 }
 
+#define FD_EVENT(number) ((struct leat_event){.size = sizeof(struct leat_event), .fd = (number)})
+
 static struct leat_view *load(struct leat_ws *ws, unsigned batch, unsigned slots)
 {
     struct leat_view *view;
@@ -115,7 +117,7 @@ static void batches_all(struct leat_ws *ws)
 static void test_info(void **state)
 {
     struct fixture x;
-    struct leat_field field;
+    struct leat_field field = {.size = sizeof(field)};
     char buf[24];
     size_t len;
     uint64_t index, bytes;
@@ -134,10 +136,10 @@ static void test_info(void **state)
     assert_int_equal(leat_ws_field(x.ws, 3, &field), LEAT_NOT_FOUND);
     assert_int_equal(leat_ws_find_field(x.ws, "blob"), 1);
     assert_int_equal(leat_ws_find_field(x.ws, "nothing"), -1);
-    const char *key = leat_ws_key(x.ws, 17, buf, &len);
+    const char *key = leat_ws_key(x.ws, 17, buf, sizeof(buf), &len);
     assert_int_equal(len, 11);
     assert_memory_equal(key, "s/00017.bin", 11);
-    assert_null(leat_ws_key(x.ws, FAKE_SAMPLES, buf, &len));
+    assert_null(leat_ws_key(x.ws, FAKE_SAMPLES, buf, sizeof(buf), &len));
     assert_int_equal(leat_ws_index(x.ws, "s/00017.bin", 11, &index), 0);
     assert_int_equal(index, 17);
     assert_int_equal(leat_ws_index(x.ws, "s/00017.bi", 10, &index), LEAT_NOT_FOUND);
@@ -310,13 +312,13 @@ static void test_ring(void **state)
 
     /* A slot given back after an event: not before it. */
     int event = eventfd(0, EFD_CLOEXEC);
-    assert_int_equal(leat_batch_release_after(batches[0], event, &err), 0);
+    assert_int_equal(leat_batch_release_after(batches[0], &FD_EVENT(event), &err), 0);
     assert_int_equal(leat_read_batch(view, ids, 4, 30 * NS_PER_MS, &batches[1], &err), LEAT_TIMED_OUT);
     assert_int_equal(eventfd_write(event, 1), 0);
     close(event);
     assert_int_equal(leat_read_batch(view, ids, 4, 0, &batches[0], &err), 0);
     assert_int_equal(leat_batch_slot(batches[0]), 0);
-    assert_int_equal(leat_batch_release_after(batches[0], -1, &err), LEAT_INVALID);
+    assert_int_equal(leat_batch_release_after(batches[0], &FD_EVENT(-1), &err), LEAT_INVALID);
 
     /* The memory of held batches outlives the view, the set and the client. */
     leat_view_close(view);
@@ -604,7 +606,7 @@ static void test_interrupt(void **state)
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(leat_read_batch(view, ids, 2, 0, &held[i], &err), 0);
     for (unsigned i = 0; i < 3; i++)
-        assert_int_equal(leat_batch_release_after(held[i], fd, &err), 0);
+        assert_int_equal(leat_batch_release_after(held[i], &FD_EVENT(fd), &err), 0);
     hook_left = 1;
     assert_int_equal(leat_read_batch(view, ids, 2, 0, &batch, &err), LEAT_CANCELED);
     close(fd);
@@ -928,24 +930,67 @@ static void test_push(void **state)
         memset(x.daemon->regions[r], 0, FAKE_REGION_BYTES);
     uint8_t *data = malloc(60 * FAKE_SAMPLES), *blob = malloc(6000 * FAKE_SAMPLES), *at = blob;
     uint32_t labels[FAKE_SAMPLES];
+    uint64_t lengths[FAKE_SAMPLES];
     for (uint64_t i = 0; i < FAKE_SAMPLES; i++) {
         bool present;
         for (unsigned k = 0; k < 60; k++)
             data[i * 60 + k] = fake_byte(i, 0, k);
         uint64_t bytes = fake_bytes(i, 1, &present);
-        for (uint64_t k = 0; present && k < bytes; k++)
+        lengths[i] = present ? bytes : 0;
+        for (uint64_t k = 0; k < lengths[i]; k++)
             *at++ = fake_byte(i, 1, k);
         labels[i] = i % 3;
     }
-    const void *fields[] = {data, blob, labels};
-    int rc = leat_push(x.ws, 0, FAKE_SAMPLES, fields, 0, &err);
+    struct leat_push_field fields[] = {
+        {.size = sizeof(fields[0]), .data = data, .bytes = 60 * FAKE_SAMPLES},
+        {.size = sizeof(fields[0]),
+         .data = blob,
+         .bytes = (uint64_t)(at - blob),
+         .lengths = lengths,
+         .nlengths = FAKE_SAMPLES},
+        {.size = sizeof(fields[0])},
+    };
+    int rc = leat_push(x.ws, 0, FAKE_SAMPLES, fields, 3, 0, &err);
     if (rc)
         print_message("%s\n", err.message);
     assert_int_equal(rc, 0);
-    assert_int_equal(leat_push(x.ws, FAKE_SAMPLES - 1, 2, fields, 0, &err), LEAT_INVALID);
+    read_all(x.ws);
+    assert_int_equal(leat_push(x.ws, FAKE_SAMPLES - 1, 2, fields, 3, 0, &err), LEAT_INVALID);
+    assert_int_equal(leat_push(x.ws, 0, FAKE_SAMPLES, fields, 2, 0, &err), LEAT_INVALID);
+    assert_int_equal(leat_push(x.ws, 0, FAKE_SAMPLES, NULL, 3, 0, &err), LEAT_INVALID);
+
+    /* Each wrong in one thing, which the message names. */
+    const struct push_slip {
+        unsigned field;
+        struct leat_push_field is;
+        const char *says;
+    } slips[] = {
+        {0, {sizeof(fields[0]), data, 60 * FAKE_SAMPLES - 1, NULL, 0}, "were given"},
+        {0, {sizeof(fields[0]), NULL, 60 * FAKE_SAMPLES, NULL, 0}, "NULL"},
+        {0, {sizeof(fields[0]), data, 60 * FAKE_SAMPLES, lengths, FAKE_SAMPLES}, "no lengths"},
+        {1, {sizeof(fields[0]), blob, fields[1].bytes, NULL, 0}, "as many lengths"},
+        {1, {sizeof(fields[0]), blob, fields[1].bytes, lengths, FAKE_SAMPLES - 1}, "as many lengths"},
+        {1, {sizeof(fields[0]), blob, fields[1].bytes + 1, lengths, FAKE_SAMPLES}, "were given"},
+        {2, {sizeof(fields[0]), labels, sizeof(labels), NULL, 0}, "labels"},
+        {2, {0, NULL, 0, NULL, 0}, "another size"},
+    };
+    for (unsigned i = 0; i < ARRAY_LEN(slips); i++) {
+        struct leat_push_field slip[3] = {fields[0], fields[1], fields[2]};
+        slip[slips[i].field] = slips[i].is;
+        assert_int_equal(leat_push(x.ws, 0, FAKE_SAMPLES, slip, 3, 0, &err), LEAT_INVALID);
+        assert_non_null(strstr(err.message, slips[i].says));
+    }
+    /* The same sum, shared out otherwise: nothing may land in another sample. */
+    unsigned i = 0;
+    while (lengths[i] == lengths[i + 1])
+        i++;
+    const uint64_t swapped = lengths[i];
+    lengths[i] = lengths[i + 1];
+    lengths[i + 1] = swapped;
+    assert_int_equal(leat_push(x.ws, 0, FAKE_SAMPLES, fields, 3, 0, &err), LEAT_INVALID);
+    assert_non_null(strstr(err.message, "its length was given as"));
     free(data);
     free(blob);
-    read_all(x.ws);
     close_set(&x);
 }
 
@@ -953,17 +998,53 @@ static void test_create(void **state)
 {
     struct fixture x;
     open_set(&x, (struct fake_options){0});
-    const uint64_t shape[] = {28, 28}, lengths[] = {0, 10, 0, 20, 0, 0};
-    const struct leat_push_field fields[] = {{"image", "|u1", 2, shape}, {"text", "", 0, NULL}};
+    const uint64_t shape[] = {28, 28}, lengths[] = {10, 20, 0}, huge[] = {1ull << 40, 1ull << 40};
     const char *const keys[] = {"a", "b", "c"};
-    assert_int_equal(leat_create(x.client, "mine", fields, 1, 100, NULL, NULL, 0, &err), 0);
-    assert_int_equal(leat_create(x.client, "mine", fields, 2, 3, lengths, keys, 0, &err), 0);
-    assert_int_equal(leat_create(x.client, "mine", fields, 2, 3, NULL, keys, 0, &err), LEAT_INVALID);
-    const struct leat_push_field bad = {"image", "object", 0, NULL};
-    assert_int_equal(leat_create(x.client, "mine", &bad, 1, 3, NULL, NULL, 0, &err), LEAT_INVALID);
-    const uint64_t huge[] = {1ull << 40, 1ull << 40};
-    const struct leat_push_field big = {"image", "<f8", 2, huge};
-    assert_int_equal(leat_create(x.client, "mine", &big, 1, 3, NULL, NULL, 0, &err), LEAT_INVALID);
+    enum { SIZE = sizeof(struct leat_create_field) };
+    const struct leat_create_field image = {
+        .size = SIZE, .name = "image", .dtype = "|u1", .shape = shape, .ndim = 2};
+    const struct leat_create_field text = {.size = SIZE, .name = "text", .lengths = lengths, .nlengths = 3};
+    struct leat_create_field fields[2] = {image, text};
+    struct leat_create_options o = {.size = sizeof(o), .fields = fields, .nfields = 1, .nsamples = 100};
+    assert_int_equal(leat_create(x.client, "mine", &o, &err), 0);
+    o = (struct leat_create_options){
+        .size = sizeof(o), .fields = fields, .nfields = 2, .nsamples = 3, .keys = keys, .nkeys = 3};
+    assert_int_equal(leat_create(x.client, "mine", &o, &err), 0);
+
+    const struct leat_create_field bad[] = {
+        {.size = SIZE, .name = "text"},
+        {.size = SIZE, .name = "text", .lengths = lengths, .nlengths = 2},
+        {.size = SIZE, .name = "text", .nlengths = 3},
+        {.size = SIZE, .name = "", .lengths = lengths, .nlengths = 3},
+        {.size = SIZE,
+         .name = "image",
+         .dtype = "|u1",
+         .shape = shape,
+         .ndim = 2,
+         .lengths = lengths,
+         .nlengths = 3},
+        {.size = SIZE, .name = "image", .dtype = "|u1", .ndim = 2},
+        {.size = SIZE, .name = "image", .dtype = "|u1", .shape = shape, .ndim = 9},
+        {.size = SIZE, .name = "image", .dtype = "object"},
+        {.size = SIZE, .name = "image", .dtype = "<f8", .shape = huge, .ndim = 2},
+    };
+    for (unsigned i = 0; i < ARRAY_LEN(bad); i++) {
+        fields[1] = bad[i];
+        assert_int_equal(leat_create(x.client, "mine", &o, &err), LEAT_INVALID);
+    }
+    fields[1] = text;
+    o.nkeys = 2;
+    assert_int_equal(leat_create(x.client, "mine", &o, &err), LEAT_INVALID);
+    o.nkeys = 3;
+    o.keys = NULL;
+    assert_int_equal(leat_create(x.client, "mine", &o, &err), LEAT_INVALID);
+    o.keys = (const char *const[]){"a", NULL, "c"};
+    assert_int_equal(leat_create(x.client, "mine", &o, &err), LEAT_INVALID);
+    o.keys = keys;
+    o.flags = LEAT_OPEN_PUBLIC | 1u << 20;
+    assert_int_equal(leat_create(x.client, "mine", &o, &err), LEAT_INVALID);
+    o.flags = LEAT_OPEN_PUBLIC;
+    assert_int_equal(leat_create(x.client, "mine", &o, &err), 0);
     close_set(&x);
 }
 

@@ -3,7 +3,7 @@
  * view.c: the ring of batch buffers that a consumer and the fills share.
  *
  *   FREE ─ take ─▶ FILLING ─ hold ─▶ HELD ─ release ─▶ FREE
- *                     │                └─ release_after ─▶ RELEASING ─ fd readable ─▶ FREE
+ *                     │                └─ release_after ─▶ RELEASING ─ event came ─▶ FREE
  *                     └─ drop ─▶ FREE, or QUARANTINE while operations may still write into it ─ quiesced ─▶ FREE
  *
  * A slot is one mapping of all fields, page-aligned, reserved and touched as needed:
@@ -13,7 +13,7 @@
  * Failure modes: every slot held: LEAT_BUSY naming the holders, nothing is overwritten; a quarantined slot whose peer stays
  * frozen comes back once the connection is torn down, which happens when no other slot is left.
  * Invariants: only who has the fill turn takes slots; any thread gives them back; the memory lives until
- * the handle and the last held batch are gone.
+ * the handle and the last held batch are gone, and that of a slot in RELEASING until its event has come (orphans).
  */
 #include "client/client.h"
 
@@ -23,17 +23,19 @@
 #include <sys/mman.h>
 
 #include "base/clock.h"
+#include "leat-config.h"
 
 #define DEFAULT_SLOTS 4u
 #define MAX_SLOTS     256u
 #define MAX_BATCH     (1u << 24)
+#define ASK_MS        1 /* between two questions whether an event has come that has no descriptor */
 
 /* --- layout ------------------------------------------------------------------------------------------------------ */
 
 static int lay_out_field(struct leat_view *v, unsigned f, unsigned field, uint64_t max_batch_bytes,
                          struct leat_error *err)
 {
-    struct leat_field info;
+    struct leat_field info = {.size = sizeof(info)};
     struct view_field *out = &v->fields[f];
     if (leat_ws_field(v->ws, field, &info))
         return error_set(err, LEAT_INVALID, "field %u of a working set with %u", field,
@@ -56,7 +58,6 @@ static int lay_out_field(struct leat_view *v, unsigned f, unsigned field, uint64
 
 static int init_slot(struct leat_view *v, struct view_slot *slot, unsigned number)
 {
-    slot->release_fd = -1;
     slot->batch = (struct leat_batch){.view = v, .slot = number};
     slot->batch.ids = calloc(v->batch_size, sizeof(uint64_t));
     slot->offsets = calloc(v->nfields, sizeof(*slot->offsets));
@@ -82,15 +83,88 @@ static int init_slot(struct leat_view *v, struct view_slot *slot, unsigned numbe
     return rc;
 }
 
+/* --- events ---------------------------------------------------------------------------------------------------------- */
+
+static bool fd_ready(int fd, int timeout_ms)
+{
+    struct pollfd pfd = {.fd = fd, .events = POLLIN};
+    return poll(&pfd, 1, timeout_ms) >
+           0; /* an error or hang-up ends the wait as well: nobody will signal it any more */
+}
+
+/* True once: the event is used up then. */
+static bool event_came(struct view_event *event)
+{
+    if (event->finished) {
+        if (!event->finished(event->user))
+            return false;
+    } else {
+        if (!fd_ready(event->fd, 0))
+            return false;
+        close(event->fd);
+    }
+    *event = (struct view_event){.fd = -1};
+    return true;
+}
+
+/*
+ * Memory of slots whose view has gone while something still read them. Nobody waits for it: each view that is made or
+ * freed looks whether some can go. What a program that opens no view any more leaves here is gone with the process.
+ */
+struct orphan {
+    struct list node;
+    struct view_event event;
+    void *memory;
+    uint64_t bytes;
+};
+static struct list orphans = {&orphans, &orphans};
+static pthread_mutex_t orphans_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void free_orphans(void)
+{
+    pthread_mutex_lock(&orphans_lock);
+    list_for_each_safe (at, &orphans) {
+        struct orphan *orphan = container_of(at, struct orphan, node);
+        if (!event_came(&orphan->event))
+            continue;
+        list_remove(&orphan->node);
+        munmap(orphan->memory, orphan->bytes);
+        free(orphan);
+    }
+    pthread_mutex_unlock(&orphans_lock);
+}
+
+void view_forget_orphans(void)
+{
+    list_init(&orphans);
+    pthread_mutex_init(&orphans_lock, NULL);
+}
+
+/* Without memory for a note the slot's own stays mapped for good: something may still read it. */
+static void orphan_slot(struct leat_view *v, struct view_slot *slot)
+{
+    struct orphan *orphan = malloc(sizeof(*orphan));
+    if (orphan) {
+        *orphan = (struct orphan){.event = slot->event, .memory = slot->memory, .bytes = v->slot_bytes};
+        pthread_mutex_lock(&orphans_lock);
+        list_push_back(&orphans, &orphan->node);
+        pthread_mutex_unlock(&orphans_lock);
+    } else if (slot->event.fd >= 0) {
+        close(slot->event.fd);
+    }
+    slot->event = (struct view_event){.fd = -1};
+    slot->memory = NULL;
+}
+
 static void fini_slot(struct leat_view *v, struct view_slot *slot)
 {
+    if (slot->state == SLOT_RELEASING && !event_came(&slot->event))
+        orphan_slot(v, slot);
     for (unsigned f = 0; slot->offsets && f < v->nfields; f++)
         free(slot->offsets[f]);
     free(slot->offsets);
     free(slot->batch.ids);
     gather_free(slot->gather);
-    if (slot->release_fd >= 0)
-        close(slot->release_fd);
     if (slot->memory)
         munmap(slot->memory, v->slot_bytes);
 }
@@ -116,6 +190,7 @@ static void view_free(struct leat_view *v)
     free(v->wait_ids);
     free(v->wants);
     free(v);
+    free_orphans();
 }
 
 void view_unref(struct leat_view *view)
@@ -137,13 +212,34 @@ static int check_transport(const struct leat_ws *ws, const char *asked, struct l
                      asked, ws->uri, ws->transport);
 }
 
+static int check_memory(const struct leat_view_options *o, struct leat_error *err)
+{
+    switch (o->memory) {
+    case LEAT_MEMORY_HOST:
+        return o->device ? error_set(err, LEAT_INVALID, "device %d of host memory: it has none", o->device)
+                         : 0;
+    case LEAT_MEMORY_PINNED:
+    case LEAT_MEMORY_CUDA:
+        if (o->device < 0)
+            return error_set(err, LEAT_INVALID, "CUDA device %d: they are numbered from 0", o->device);
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "batches in %s CUDA device %d are required, but this libleat " LEAT_VERSION
+                         " delivers to host memory only; copy from there",
+                         o->memory == LEAT_MEMORY_PINNED ? "memory pinned for" : "the memory of", o->device);
+    default:
+        return error_set(err, LEAT_INVALID, "memory %u is not one of enum leat_memory", o->memory);
+    }
+}
+
 static int take_view_options(const struct leat_ws *ws, const struct leat_view_options *options,
                              struct leat_view_options *ret, struct leat_error *err)
 {
-    *ret = (struct leat_view_options){0};
-    if (!options || options->size < offsetof(struct leat_view_options, slots))
+    if (!options)
         return error_set(err, LEAT_INVALID, "leat_view_options with size and batch_size are required");
-    memcpy(ret, options, MIN(options->size, sizeof(*ret)));
+    int rc = options_take("leat_view_options", options, offsetof(struct leat_view_options, slots), ret,
+                          sizeof(*ret), err);
+    if (rc)
+        return rc;
     if (ret->batch_size == 0 || ret->batch_size > MAX_BATCH)
         return error_set(err, LEAT_INVALID, "batch_size %u: 1 to %u are possible", ret->batch_size,
                          MAX_BATCH);
@@ -158,7 +254,8 @@ static int take_view_options(const struct leat_ws *ws, const struct leat_view_op
     if (ret->nfields > INDEX_MAX_FIELDS || (uint64_t)ret->nfields * ret->batch_size > UINT32_MAX / 4)
         return error_set(err, LEAT_INVALID, "%u fields of %u samples are too many", ret->nfields,
                          ret->batch_size);
-    return check_transport(ws, ret->transport, err);
+    rc = check_memory(ret, err);
+    return rc ? rc : check_transport(ws, ret->transport, err);
 }
 
 static int build_view(struct leat_view *v, const struct leat_view_options *o, struct leat_error *err)
@@ -176,7 +273,7 @@ static int build_view(struct leat_view *v, const struct leat_view_options *o, st
     if (!v->fields || !v->slots || !v->wait_ids || (!v->wants && fetches))
         return error_set(err, -ENOMEM, "out of memory for a view");
     for (unsigned s = 0; s < v->nslots; s++)
-        v->slots[s].release_fd = -1;
+        v->slots[s].event.fd = -1;
     for (unsigned f = 0; f < v->nfields; f++) {
         int rc = lay_out_field(v, f, o->fields ? o->fields[f] : f, o->max_batch_bytes, err);
         if (rc)
@@ -202,6 +299,7 @@ int leat_load(struct leat_ws *ws, const struct leat_view_options *options, struc
         rc = take_view_options(ws, options, &o, err);
     if (rc)
         return rc;
+    free_orphans();
     struct leat_view *v = calloc(1, sizeof(*v));
     if (!v)
         return error_set(err, -ENOMEM, "out of memory for a view");
@@ -228,21 +326,12 @@ void leat_view_close(struct leat_view *view)
 
 /* --- slots: taking ----------------------------------------------------------------------------------------------------- */
 
-static bool fd_ready(int fd, int timeout_ms)
-{
-    struct pollfd pfd = {.fd = fd, .events = POLLIN};
-    return poll(&pfd, 1, timeout_ms) >
-           0; /* an error or hang-up ends the wait as well: nobody will signal it any more */
-}
-
 static struct view_slot *find_free(struct leat_view *v)
 {
     for (unsigned i = 0; i < v->nslots; i++) {
         struct view_slot *slot = &v->slots[(v->next_slot + i) % v->nslots];
-        if (slot->state == SLOT_RELEASING && fd_ready(slot->release_fd, 0)) {
-            close(TAKE_FD(slot->release_fd));
+        if (slot->state == SLOT_RELEASING && event_came(&slot->event))
             slot->state = SLOT_FREE;
-        }
         if (slot->state == SLOT_QUARANTINE && !slot->gather->unquiesced)
             slot->state = SLOT_FREE;
         if (slot->state == SLOT_FREE) {
@@ -301,9 +390,13 @@ static void wait_a_little(struct leat_view *v, uint64_t deadline_ns)
 {
     int left = clock_poll_ms(deadline_ns), ms = left < 0 ? LOOK_MS : MIN(left, LOOK_MS);
     int fd = -1;
-    for (unsigned s = 0; s < v->nslots; s++)
-        if (v->slots[s].state == SLOT_RELEASING)
-            fd = v->slots[s].release_fd;
+    for (unsigned s = 0; s < v->nslots; s++) {
+        if (v->slots[s].state != SLOT_RELEASING)
+            continue;
+        fd = v->slots[s].event.fd;
+        if (v->slots[s].event.finished)
+            ms = MIN(ms, ASK_MS);
+    }
     if (fd >= 0) {
         fd = fcntl(fd, F_DUPFD_CLOEXEC, 0); /* the slot's own may go while we sleep */
         pthread_mutex_unlock(&v->lock);
@@ -421,6 +514,14 @@ unsigned leat_batch_slot(const struct leat_batch *batch)
     return batch->slot;
 }
 
+enum leat_memory leat_batch_memory(const struct leat_batch *batch, int *ret_device)
+{
+    (void)batch;
+    if (ret_device)
+        *ret_device = 0;
+    return LEAT_MEMORY_HOST;
+}
+
 void *leat_batch_data(const struct leat_batch *batch, unsigned f, uint64_t *ret_bytes)
 {
     const struct leat_view *v = batch->view;
@@ -446,14 +547,16 @@ int leat_batch_present(const struct leat_batch *batch, unsigned f, unsigned i)
     return v->fields[f].label || index_part(&v->ws->index, batch->ids[i], v->fields[f].field, &part);
 }
 
-static void give_back(struct leat_batch *batch, int release_fd)
+/* event NULL: at once. */
+static void give_back(struct leat_batch *batch, const struct view_event *event)
 {
     struct leat_view *v = batch->view;
     struct view_slot *slot = slot_of(batch);
     pthread_mutex_lock(&v->lock);
     assert(slot->state == SLOT_HELD);
-    slot->release_fd = release_fd;
-    slot->state = release_fd >= 0 ? SLOT_RELEASING : SLOT_FREE;
+    if (event)
+        slot->event = *event;
+    slot->state = event ? SLOT_RELEASING : SLOT_FREE;
     pthread_cond_broadcast(&v->freed);
     pthread_mutex_unlock(&v->lock);
     view_unref(v);
@@ -462,18 +565,24 @@ static void give_back(struct leat_batch *batch, int release_fd)
 void leat_batch_release(struct leat_batch *batch)
 {
     if (batch && batch->view->fork_count == client_fork_count())
-        give_back(batch, -1);
+        give_back(batch, NULL);
 }
 
-int leat_batch_release_after(struct leat_batch *batch, int fd, struct leat_error *err)
+int leat_batch_release_after(struct leat_batch *batch, const struct leat_event *event, struct leat_error *err)
 {
-    if (!batch)
-        return error_set(err, LEAT_INVALID, "batch is NULL");
+    struct leat_event e;
+    if (!batch || !event)
+        return error_set(err, LEAT_INVALID, "%s is NULL", batch ? "event" : "batch");
     if (batch->view->fork_count != client_fork_count())
         return client_forked_error(err);
-    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (copy < 0)
-        return error_sys(err, errno == EBADF ? LEAT_INVALID : -errno, "cannot keep descriptor %d", fd);
-    give_back(batch, copy);
+    int rc = options_take("leat_event", event, offsetof(struct leat_event, user), &e, sizeof(e), err);
+    if (rc)
+        return rc;
+    struct view_event own = {.finished = e.finished, .user = e.user, .fd = -1};
+    if (!own.finished)
+        own.fd = fcntl(e.fd, F_DUPFD_CLOEXEC, 0);
+    if (!own.finished && own.fd < 0)
+        return error_sys(err, errno == EBADF ? LEAT_INVALID : -errno, "cannot keep descriptor %d", e.fd);
+    give_back(batch, &own);
     return 0;
 }

@@ -234,10 +234,13 @@ static int take_open_options(const struct leat_client *client, const char *uri,
                          !client ? "client is NULL" : "uri is empty: give a path or leat://NAME");
     if (client_forked(client))
         return client_forked_error(err);
-    if (options && options->size < offsetof(struct leat_open_options, name))
-        return error_set(err, LEAT_INVALID, "leat_open_options.size is not set");
-    if (options)
-        memcpy(ret, options, MIN(options->size, sizeof(*ret)));
+    int rc = options_take("leat_open_options", options, offsetof(struct leat_open_options, name), ret,
+                          sizeof(*ret), err);
+    if (!rc)
+        rc = options_flags("leat_open_options", ret->flags,
+                           LEAT_OPEN_NO_LOAD | LEAT_OPEN_WAIT | LEAT_OPEN_PUBLIC, err);
+    if (rc)
+        return rc;
     if (strlen(uri) > PROTO_STR_MAX || (ret->name && strlen(ret->name) > PROTO_STR_MAX))
         return error_set(err, LEAT_INVALID, "uri or name of more than %d bytes", PROTO_STR_MAX);
     return 0;

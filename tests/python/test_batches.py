@@ -267,3 +267,14 @@ def test_ranks_of_the_launcher(big, monkeypatch, variables, caplog):
         assert next(leat.batches(ws, 10, shuffle=False)).position == 10
         assert next(leat.batches(ws, 10, shuffle=False, rank=0, world_size=1)).position == 0
     assert f"rank 1 of 4, from {variables[0]}" in caplog.text
+
+
+def test_device(ws):
+    with leat.batches(ws, 2, device="cpu") as batches:
+        assert len(next(batches)) == 2
+    for device in ("cuda", "cuda:1", "pinned"):
+        with pytest.raises(leat.Unsupported, match="host memory only"):
+            leat.batches(ws, 2, device=device)
+    for device in ("gpu", "cuda:x", "cuda:", "cuda:-1", "cpu:1", "CUDA", None):
+        with pytest.raises(ValueError, match="'cpu', 'pinned' or 'cuda:N'"):
+            leat.batches(ws, 2, device=device)

@@ -173,8 +173,13 @@ def test_pushed_bytes_are_as_long_as_announced():
     for texts in ([b"a", b"b", b"ccc"], [b"a", b"b" * 21, b"cc"], [b"a", b"b" * 20]):
         with pytest.raises(ValueError):
             ws.push(0, {"text": texts if len(texts) == 3 else texts + [b""]})
+    lengths = np.array([1, 20, 3], np.uint64)
+    for data, of in ((b"short", lengths), (b"x" * 24, None), (b"x" * 24, lengths[:2]), (b"x" * 24, lengths[::-1].copy()),
+                     (b"x" * 25, lengths), (b"x" * 24, b"odd")):
+        with pytest.raises(ValueError):
+            ws._set.push(0, 3, [(data, of)], 0)
     with pytest.raises(ValueError):
-        ws._set.push(0, 3, [b"short"], 0)
+        ws._set.push(0, 3, [], 0)
     ws.push(0, {"text": [b"a", b"b" * 20, b"ccc"]})
     assert ws[1] == b"b" * 20
 

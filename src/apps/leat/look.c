@@ -137,7 +137,7 @@ static int list_keys(struct cli *cli, const char *name, const char *prefix, bool
     for (uint64_t i = 0; i < n && shown < limit && !ferror(stdout); i++) {
         char scratch[24], size[SIZE_TEXT_MAX];
         size_t len;
-        const char *key = leat_ws_key(ws, i, scratch, &len);
+        const char *key = leat_ws_key(ws, i, scratch, sizeof(scratch), &len);
         if (!key || len < prefix_len || memcmp(key, prefix, prefix_len) != 0)
             continue;
         shown++;
@@ -218,7 +218,7 @@ static void stat_json(const struct leat_ws *ws, const struct leat_ws_stat *stat)
     json_u64(&j, "classes", leat_ws_classes(ws));
     json_open(&j, "fields", '[');
     for (unsigned i = 0; i < leat_ws_fields(ws); i++) {
-        struct leat_field f;
+        struct leat_field f = {.size = sizeof(f)};
         if (leat_ws_field(ws, i, &f) < 0)
             continue;
         json_open(&j, NULL, '{');
@@ -255,7 +255,7 @@ static void stat_text(const struct leat_ws *ws, const struct leat_ws_stat *s)
            s->page_bytes ? size_format(s->page_bytes, a) : "unknown size");
     printf("%-12s %s\n", "transport", s->transport ? s->transport : "-");
     for (unsigned i = 0; i < leat_ws_fields(ws); i++) {
-        struct leat_field f;
+        struct leat_field f = {.size = sizeof(f)};
         if (leat_ws_field(ws, i, &f) < 0)
             continue;
         char shape[200];
@@ -310,7 +310,7 @@ static int choose_field(const struct cli *cli, const struct leat_ws *ws, const c
     unsigned candidates = 0;
     list[0] = '\0';
     for (unsigned i = 0; i < leat_ws_fields(ws); i++) {
-        struct leat_field f;
+        struct leat_field f = {.size = sizeof(f)};
         if (leat_ws_field(ws, i, &f) < 0)
             continue;
         if (at < sizeof(list))
@@ -362,10 +362,10 @@ static bool looks_binary(const unsigned char *s, size_t len)
 static void cat_json(const struct leat_ws *ws, uint64_t index, unsigned field, const void *data,
                      uint64_t bytes)
 {
-    struct leat_field f = {0};
+    struct leat_field f = {.size = sizeof(f)};
     char scratch[24];
     size_t len = 0;
-    const char *key = leat_ws_key(ws, index, scratch, &len);
+    const char *key = leat_ws_key(ws, index, scratch, sizeof(scratch), &len);
     leat_ws_field(ws, field, &f);
     struct cli_json j;
     json_begin(&j, stdout, false);

@@ -169,7 +169,7 @@ static void test_json(void **state)
 static void test_progress_line(void **state)
 {
     char line[256];
-    struct leat_progress r = {LEAT_STAGE_LOAD, 10, 40, GIB, 4 * GIB};
+    struct leat_progress r = {sizeof(r), LEAT_STAGE_LOAD, 10, 40, GIB, 4 * GIB};
     progress_line(&r, (double)GIB, 120, line, sizeof(line));
     assert_string_equal(
         line, "loading    25% [#######-----------------------] 1.0 GiB of 4.0 GiB  1.0 GiB/s  3.00 s left");
@@ -178,11 +178,11 @@ static void test_progress_line(void **state)
     progress_line(&r, 0, 20, line, sizeof(line));
     assert_int_equal(strlen(line), 20);
     /* An index knows neither total. */
-    r = (struct leat_progress){LEAT_STAGE_INDEX, 1500, 0, 3 * MIB, 0};
+    r = (struct leat_progress){sizeof(r), LEAT_STAGE_INDEX, 1500, 0, 3 * MIB, 0};
     progress_line(&r, (double)MIB, 120, line, sizeof(line));
     assert_string_equal(line, "indexing  1,500 samples  3.0 MiB  1.0 MiB/s");
     /* Totals that turn out too small never show more than all. */
-    r = (struct leat_progress){LEAT_STAGE_VERIFY, 9, 4, 0, 0};
+    r = (struct leat_progress){sizeof(r), LEAT_STAGE_VERIFY, 9, 4, 0, 0};
     progress_line(&r, 2, 70, line, sizeof(line));
     assert_string_equal(line, "verifying 100% 9 samples  2/s  0.00 s left");
 }

@@ -244,7 +244,8 @@ int cmd_append(struct cli *cli, int argc, char **argv)
 
 static int report_scan(void *user, uint64_t samples, uint64_t bytes)
 {
-    struct leat_progress report = {.stage = LEAT_STAGE_INDEX, .samples_done = samples, .bytes_done = bytes};
+    struct leat_progress report = {
+        .size = sizeof(report), .stage = LEAT_STAGE_INDEX, .samples_done = samples, .bytes_done = bytes};
     return progress_report(&report, user);
 }
 
