@@ -15,12 +15,12 @@ TARGET  ?=
 # make bench: arguments of bench/run.
 ARGS ?= read
 
-.PHONY: help deps build demo check check-all check-extra bench fuzz fmt lint install clean
+.PHONY: help deps build demo check check-all check-rdma check-extra bench fuzz fmt lint install clean
 
 help: ## this list
 	@echo "Leat feeds training jobs: samples from disks, through a memory pool, into registered batch views."
 	@echo
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
 	@echo
 	@echo "Missing Debian packages are installed when you are root; otherwise the line to run is printed."
 	@echo "Variables: JOBS=$(JOBS) BUILD=$(BUILD) PREFIX=$(PREFIX) DESTDIR= SECONDS=$(SECONDS) TARGET= ARGS="
@@ -46,10 +46,17 @@ check: ## what every change must pass: unit, ASan+UBSan, TSan, fuzz corpus, laye
 
 check-all: ## check, and what takes longer: fuzzing, pytest on sanitized programs, slow tests, lint
 	@tools/deps build test fuzz lint
+	@tools/deps rdma || true
 	@$(PYTHON) tools/check --build $(BUILD) --jobs $(JOBS) --all
+
+check-rdma: ## RDMA on real verbs, emulated in a guest under QEMU; skipped where that cannot run
+	@tools/deps build test
+	@tools/deps rdma || true
+	@$(PYTHON) tools/check --build $(BUILD) --jobs $(JOBS) --only rdma
 
 check-extra: # what check-all has beyond check
 	@tools/deps build test fuzz lint
+	@tools/deps rdma || true
 	@$(PYTHON) tools/check --build $(BUILD) --jobs $(JOBS) --extra
 
 bench: ## measure, beside the limits of this machine (ARGS="read --json")
