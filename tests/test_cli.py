@@ -616,6 +616,24 @@ def test_sources_that_cannot_be_had(job, tmp_path):
 
 
 @needs_daemon
+def test_file_uris(job, tmp_path):
+    """The same as in C and Python: decoded strictly, this host's alone; a plain path is not decoded."""
+    folder = tmp_path / "a b%20"
+    (folder / "c").mkdir(parents=True)
+    (folder / "c" / "1").write_bytes(b"one")
+    job("preload", folder.as_uri(), "--name", "by-uri", "--quiet", check=0)
+    for name in (folder.as_uri(), folder, f"file://localhost{folder.as_uri()[7:]}", "by-uri"):
+        assert json.loads(job("stat", name, "--json", check=0).stdout)["samples"] == 1
+    for bad, words in (("file://nas/a", "this host's files"), ("file:a", "absolute path"), ("file:///a%00", "NUL"),
+                       ("file:///a%2", "hexadecimal"), ("C:/a", "Windows"), ("leat://by-uri", "in the pool")):
+        for command in (("preload", bad, "--name", "x"), ("index", bad)):
+            done = job(*command)
+            assert done.returncode not in (0, 3) and words in done.stderr.decode(), (command, done.stderr)
+    job("stat", str(folder).replace(" ", "%20").replace("b%20", "b%2520"), check=3)
+    job("drop", "by-uri", check=0)
+
+
+@needs_daemon
 def test_index_lies_beside_the_data(job, tree):
     root, files, _ = tree
     document = json.loads(job("index", root / "pets", "--json", check=0).stdout)

@@ -115,8 +115,9 @@ struct leat_open_options {
 };
 
 /*
- * Opens a dataset: a path, "file://…", "field=path;field=path", or "leat://NAME" for a set already in the pool. Relative paths
- * are seen from this process's working directory. Scanning a source without an index may take long: while it moves, only
+ * Opens a dataset: a path, a file URI, "field=path;field=path" (either), or "leat://NAME" for a set already in the pool. A path is
+ * taken as it stands; relative ones are seen from this process's working directory. A file URI is "file:///absolute", host empty
+ * or "localhost", percent-encoded (RFC 8089). LEAT_INVALID: it is not well-formed; LEAT_UNSUPPORTED: another scheme. Scanning a source without an index may take long: while it moves, only
  * a timeout_ns that was given ends it. Does not wait
  * for the data: a background preload runs, and a read waits for its own samples only. LEAT_NOT_FOUND,
  * LEAT_DENIED, LEAT_INVALID, LEAT_CORRUPT, LEAT_UNSUPPORTED (the source), LEAT_NO_SPACE (not even a window fits).

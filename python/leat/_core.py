@@ -17,7 +17,7 @@ from ._errors import NotFound, PeerGone
 from ._progress import ProgressArg, Reporter
 from ._set import OPEN_PUBLIC, WorkingSet, open_set
 
-Path = Union[str, "os.PathLike[str]"]
+Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 #: A dataset: a path or URI; or a path for each field.
 Uri = Union[Path, Mapping[str, Path]]
 
@@ -26,12 +26,13 @@ _DROP_FORCE = 1
 
 
 def _uri(uri: Uri) -> str:
-    # Relative paths are made absolute by the library. A path object is a path, also where its text reads as "field=path".
+    # The library makes relative paths absolute and reads URIs. A path object is a path, also where its text reads as one of those.
     if isinstance(uri, str):
         return uri
     if not isinstance(uri, Mapping):
-        return os.path.join(os.getcwd(), os.fspath(uri))
-    paths = {field: os.fspath(path) for field, path in uri.items()}
+        return os.path.join(os.getcwd(), os.fsdecode(uri))
+    paths = {field: path if isinstance(path, str) else os.path.join(os.getcwd(), os.fsdecode(path))
+             for field, path in uri.items()}
     if not paths:
         raise ValueError("an empty dict of fields")
     for path in paths.values():
@@ -41,7 +42,7 @@ def _uri(uri: Uri) -> str:
 
 
 def _socket(socket: Path | None) -> str | None:
-    return None if socket is None else os.fspath(socket)
+    return None if socket is None else os.fsdecode(socket)
 
 
 def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | str | None = None, job: str | None = None,
@@ -50,7 +51,8 @@ def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | s
     """Opens a dataset. Returns at once: it is read into the pool in the background, and a read waits for its own samples only.
 
     uri       a .npy file, an HDF5 file, a folder of files, a tar shard or folder of shards; a dict {field: path} of several
-              arrays as fields; or "leat://NAME" for a working set in the pool
+              arrays as fields; or "leat://NAME" for a working set in the pool. A str may be a "file:///path" URI, percent-encoded;
+              a path object, and bytes, are a path whatever they hold
     name      makes an explicit working set, which stays in the pool until dropped; without, it goes with its last user
     wait      return when all of it is in the pool
     pool      cap of the pool, if this call starts the daemon: bytes, or "8GiB"; half of what memory or cgroup leaves

@@ -189,6 +189,8 @@ struct leat_ws {
     struct gather *gather;
 };
 
+/* What the daemon, which stands in another folder, understands. Caller frees. */
+int ws_absolute_uri(const char *uri, char **ret_uri, struct leat_error *err);
 int ws_new(struct leat_client *client, struct net_reply *reply, struct leat_ws **ret_ws,
            struct leat_error *err);
 struct leat_ws *ws_ref(struct leat_ws *ws);

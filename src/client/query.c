@@ -3,6 +3,7 @@
 #include "client/client.h"
 
 #include <jansson.h>
+#include <strings.h>
 
 #include "base/ledger.h"
 
@@ -34,6 +35,13 @@ int leat_query(struct leat_client *client, enum leat_query query, const char *ar
         return rc;
     if (!ret_text)
         return error_set(err, LEAT_INVALID, "ret_text is NULL");
+    AUTO_FREE char *absolute = NULL;
+    if (query == LEAT_QUERY_STAT && arg && (strpbrk(arg, "/=") || strncasecmp(arg, "file:", 5) == 0)) {
+        rc = ws_absolute_uri(arg, &absolute, err); /* no name has these */
+        if (rc)
+            return rc;
+        arg = absolute;
+    }
     struct bytes_out body = {0};
     struct net_reply reply;
     bytes_put_u32(&body, query);

@@ -524,7 +524,7 @@ static void test_paths(void **state)
     open_set(&x, (struct fake_options){0});
     assert_non_null(getcwd(cwd, sizeof(cwd)));
     leat_close(x.ws);
-    assert_int_equal(leat_open(x.client, "image=a.npy;label=file://d/b*.npy;more=/c", NULL, &x.ws, &err), 0);
+    assert_int_equal(leat_open(x.client, "image=a.npy;label=d/b*.npy;more=file:///c", NULL, &x.ws, &err), 0);
     snprintf(wanted, sizeof(wanted), "image=%s/a.npy;label=%s/d/b*.npy;more=/c", cwd, cwd);
     assert_string_equal(leat_ws_uri(x.ws), wanted);
     struct leat_ws *ws;

@@ -171,14 +171,10 @@ void ws_unref(struct leat_ws *ws)
 }
 
 /* What the daemon is asked for: it stands in another folder than we do, so paths become absolute here. */
-static int absolute_uri(const char *uri, char **ret_uri, struct leat_error *err)
+int ws_absolute_uri(const char *uri, char **ret_uri, struct leat_error *err)
 {
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-";
-    size_t scheme = strspn(uri, letters);
     if (strncmp(uri, "leat://", 7) == 0) {
         *ret_uri = strdup(uri);
-    } else if (scheme && strncmp(uri + scheme, "://", 3) == 0 && strncmp(uri, "file:", 5) != 0) {
-        return error_set(err, LEAT_UNSUPPORTED, "%.200s: datasets are paths, file:// or leat://NAME", uri);
     } else {
         struct dataset_spec spec;
         int rc = dataset_spec_parse(uri, &spec, err);
@@ -202,7 +198,7 @@ static int call_open(struct leat_client *client, uint16_t type, const char *uri,
 {
     struct proto_open open = {.flags = flags, .pool_bytes = o->pool_bytes};
     AUTO_FREE char *absolute = NULL;
-    int rc = absolute_uri(uri, &absolute, err);
+    int rc = ws_absolute_uri(uri, &absolute, err);
     if (rc)
         return rc;
     open.name = (char *)(uintptr_t)(o->name ? o->name : "");

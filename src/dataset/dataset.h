@@ -17,7 +17,7 @@
 
 struct dataset_source {
     const char *field; /* NULL: named by the format ("data" for an array, the extension in tar, ...) */
-    const char *uri;   /* path, or file:// URI; a relative one is seen from the working directory */
+    const char *uri;   /* path; a relative one is seen from the working directory */
 };
 
 struct dataset_spec {
@@ -25,8 +25,8 @@ struct dataset_spec {
     unsigned n;
 };
 
-/* "image=a.npy;label=b.npy" or a bare path; the canonical form (absolute, symlinks kept, "file://" removed) is what
- * identifies a dataset. dataset_spec_free frees what parse made. */
+/* "image=a.npy;label=b.npy" or one path or file URI (uri.c); the canonical form (absolute paths, symlinks kept) is what identifies
+ * a dataset, and is read back as itself. LEAT_INVALID; LEAT_UNSUPPORTED: another scheme. dataset_spec_free frees what parse made. */
 int dataset_spec_parse(const char *text, struct dataset_spec *ret_spec, struct leat_error *err);
 void dataset_spec_free(struct dataset_spec *spec);
 char *dataset_spec_format(const struct dataset_spec *spec); /* caller frees; NULL: out of memory */

@@ -35,8 +35,10 @@ char *scan_common_root(char *const *paths, unsigned n);
 /* `path` seen from `root`: "" when equal. */
 const char *scan_relative(const char *root, const char *path);
 
-/* Absolute, without "file://", "//" and "/./". NULL: out of memory. Caller frees. */
+/* A path made absolute, without "//" and "/./". NULL: out of memory. Caller frees. */
 char *spec_absolute(const char *path, size_t len);
+/* uri.c: what a user wrote for one source, as a path. Caller frees. */
+int spec_source_path(const char *text, size_t len, char **ret_path, struct leat_error *err);
 /* "x.h5#/train/images" -> file and inner name, unless a file has just that name (*ret_inner NULL). Caller frees both. */
 int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char **ret_inner);
 bool scan_exists(struct scan *scan, const char *path);

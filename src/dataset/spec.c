@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * spec.c: the text that names a dataset. "image=a.npy;label=b.npy" is several named sources; anything that does not
- * begin with a name and "=" is one path, whatever characters it holds. Paths become absolute, by text alone: symbolic
+ * begin with a name and "=" is one path or file URI (uri.c). Paths become absolute, by text alone: symbolic
  * links stay, so that moving a "current" link is noticed as a change and not as another dataset.
  */
 #include <ctype.h>
@@ -22,10 +22,6 @@ static size_t field_prefix(const char *s)
 
 char *spec_absolute(const char *path, size_t len)
 {
-    if (len >= 7 && !strncmp(path, "file://", 7)) {
-        path += 7;
-        len -= 7;
-    }
     AUTO_FREE char *cwd = len && path[0] == '/' ? strdup("") : getcwd(NULL, 0);
     if (!cwd)
         return NULL;
@@ -57,17 +53,26 @@ static int add_source(struct dataset_spec *spec, const char *field, size_t field
 {
     if (path_len == 0)
         return error_set(err, LEAT_INVALID, "a dataset's path is empty");
+    AUTO_FREE char *plain = NULL;
+    int rc = spec_source_path(path, path_len, &plain, err);
+    if (rc < 0)
+        return rc;
     if (spec->n == INDEX_MAX_FIELDS)
         return error_set(err, LEAT_INVALID, "more than %u sources", INDEX_MAX_FIELDS);
     struct dataset_source *sources =
         realloc((void *)(uintptr_t)spec->sources, (spec->n + 1) * sizeof(struct dataset_source));
     if (!sources)
-        return -ENOMEM;
+        return error_set(err, -ENOMEM, "out of memory");
     spec->sources = sources;
     struct dataset_source *s = &sources[spec->n++];
     s->field = field_len ? strndup(field, field_len) : NULL;
-    s->uri = spec_absolute(path, path_len);
-    return s->uri && (s->field || !field_len) ? 0 : -ENOMEM;
+    s->uri = spec_absolute(plain, strlen(plain));
+    if (!s->uri || (field_len && !s->field))
+        return error_set(err, -ENOMEM, "out of memory");
+    if (field_len && strchr(s->uri, ';')) /* the canonical form has no way to write it */
+        return error_set(err, LEAT_INVALID, "%.200s: a path of several cannot have a semicolon in it",
+                         s->uri);
+    return 0;
 }
 
 static int parse_named(const char *text, struct dataset_spec *spec, struct leat_error *err)
@@ -96,7 +101,7 @@ int dataset_spec_parse(const char *text, struct dataset_spec *ret_spec, struct l
 {
     struct dataset_spec spec = {0};
     int rc;
-    if (field_prefix(text) && strncmp(text, "file://", 7))
+    if (field_prefix(text))
         rc = parse_named(text, &spec, err);
     else
         rc = add_source(&spec, NULL, 0, text, strlen(text), err);

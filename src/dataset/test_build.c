@@ -224,6 +224,74 @@ static void test_spec(void **state)
         assert_int_equal(dataset_spec_parse(refused[i], &spec, NULL), LEAT_INVALID);
 }
 
+static void test_uri(void **state)
+{
+    check_spec("file:/a/b.npy", "/a/b.npy");
+    check_spec("file://localhost/a", "/a");
+    check_spec("FILE://LOCALHOST/a", "/a");
+    check_spec("file:///", "/");
+    check_spec("file:///a%20b/%c3%A9%25%3f%3B%3d%23", "/a b/\xc3\xa9%?;=#");
+    check_spec("file:///x.h5#/train/images", "/x.h5#/train/images");
+    check_spec("file:///s-{000..017}.tar", "/s-{000..017}.tar");
+    check_spec("i=file:///a%20b;l=/a%20b", "i=/a b;l=/a%20b"); /* a plain path is not decoded */
+    check_spec("/file:///a", "/file:/a");
+    check_spec("/C:/a?b\\c", "/C:/a?b\\c");
+    check_spec("/a%00%zz", "/a%00%zz");
+    static const struct {
+        const char *text, *says;
+        int rc;
+    } refused[] = {
+        {"file://host/a", "\"host\"", LEAT_INVALID},
+        {"file://localhost.example/a", "host", LEAT_INVALID},
+        {"file://user@localhost/a", "host", LEAT_INVALID},
+        {"file://localhost:80/a", "host", LEAT_INVALID},
+        {"file://images.npy", "no file:// for a relative one", LEAT_INVALID},
+        {"file:", "absolute", LEAT_INVALID},
+        {"file://", "absolute", LEAT_INVALID},
+        {"file://localhost", "absolute", LEAT_INVALID},
+        {"file:a.npy", "absolute", LEAT_INVALID},
+        {"file:./a.npy", "absolute", LEAT_INVALID},
+        {"image=file:a.npy", "absolute", LEAT_INVALID},
+        {"file:///a%00b", "NUL", LEAT_INVALID},
+        {"file:///a%2Fb", "slash", LEAT_INVALID},
+        {"file:///a%2", "hexadecimal", LEAT_INVALID},
+        {"file:///a%", "hexadecimal", LEAT_INVALID},
+        {"file:///a%zz", "hexadecimal", LEAT_INVALID},
+        {"file:///a%+1", "hexadecimal", LEAT_INVALID},
+        {"i=file:///a%2;l=/b", "hexadecimal", LEAT_INVALID}, /* not past the source's end */
+        {"file:///a?b", "query", LEAT_INVALID},
+        {"file:///a b", "encode", LEAT_INVALID},
+        {"file:///a\tb", "encode", LEAT_INVALID},
+        {"file:///a\\b", "encode", LEAT_INVALID},
+        {"file:///C:/a", "Windows", LEAT_INVALID},
+        {"file:///c%7C/a", "Windows", LEAT_INVALID},
+        {"file:C:/a", "absolute", LEAT_INVALID},
+        {"C:\\a", "Windows", LEAT_INVALID},
+        {"c:/a", "Windows", LEAT_INVALID},
+        {"image=c:/a", "Windows", LEAT_INVALID},
+        {"\\\\server\\share", "Windows", LEAT_INVALID},
+        {"i=file:///a%3Bb;l=/c", "semicolon", LEAT_INVALID},
+        {"i=leat://x", "set in the pool", LEAT_INVALID},
+        {"s3://bucket/x", "leat://NAME", LEAT_UNSUPPORTED},
+        {"image=https://x/y", "leat://NAME", LEAT_UNSUPPORTED},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
+        struct dataset_spec spec;
+        struct leat_error err = {0};
+        int rc = dataset_spec_parse(refused[i].text, &spec, &err);
+        if (rc != refused[i].rc || !strstr(err.message, refused[i].says))
+            fail_msg("%s: %d %s", refused[i].text, rc, err.message);
+    }
+    char *cwd = getcwd(NULL, 0), *want = NULL;
+    assert_true(asprintf(&want, "%s/C:/a", cwd) > 0);
+    check_spec("./C:/a", want);
+    free(want);
+    assert_true(asprintf(&want, "%s/file:/a", cwd) > 0);
+    check_spec("./file:///a", want);
+    free(want);
+    free(cwd);
+}
+
 static int cancel(void *user, uint64_t samples, uint64_t bytes)
 {
     return -ECANCELED;
@@ -295,11 +363,9 @@ static void test_silent_child(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_spec),
-        cmocka_unit_test(test_allocations),
-        cmocka_unit_test(test_table_allocations),
-        cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_opener),
+        cmocka_unit_test(test_spec),         cmocka_unit_test(test_uri),
+        cmocka_unit_test(test_allocations),  cmocka_unit_test(test_table_allocations),
+        cmocka_unit_test(test_cancel),       cmocka_unit_test(test_opener),
         cmocka_unit_test(test_silent_child),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -186,7 +186,48 @@ def test_pushed_bytes_are_as_long_as_announced():
 
 def test_relative_paths(npy, monkeypatch):
     monkeypatch.chdir(npy.parent)
-    for uri in ("images.npy", "./images.npy", "file://images.npy", "image=images.npy;label=labels.npy",
-                {"image": "images.npy"}, pathlib.Path("images.npy")):
+    for uri in ("images.npy", "./images.npy", npy.parent.joinpath("images.npy").as_uri(), "image=images.npy;label=labels.npy",
+                {"image": "images.npy"}, {"image": pathlib.Path("images.npy")}, pathlib.Path("images.npy"), b"images.npy",
+                BytesPath(b"images.npy"), {"image": BytesPath(b"./images.npy")}):
         with leat.open(uri) as ws:
             assert len(ws) == 6 and os.fspath(npy) in ws.uri
+    assert leat.preload("images.npy", name="kept").name == "kept"
+    assert leat.stat("kept")["name"] == leat.stat("./images.npy")["name"] == "kept"
+
+
+class BytesPath:
+    def __init__(self, path: bytes):
+        self.path = path
+
+    def __fspath__(self):
+        return self.path
+
+
+def test_uris(npy, tmp_path):
+    """A string may be a URI; a path object, and bytes, are a path, whatever they hold."""
+    folder = tmp_path / "a b%41\udcff;=é"
+    folder.mkdir()
+    data = folder / "x.npy"
+    data.write_bytes(npy.read_bytes())
+    uri = data.as_uri()
+    assert "%20" in uri and "%25" in uri and "%FF" in uri
+    for given in (uri, uri.replace("file://", "file:"), uri.replace("file://", "file://localhost"), data, os.fsencode(data), str(data)):
+        with leat.open(given) as ws:
+            assert len(ws) == 6 and ws.uri == str(data)
+    for bad in ("file://host/x.npy", "file:x.npy", "file:///x%00", "file:///x%2", "C:\\x.npy", "file:///C:/x.npy"):
+        with pytest.raises(leat.Invalid):
+            leat.open(bad)
+    for bad in ({"image": data}, {"image": os.fsencode(data)}):
+        with pytest.raises(ValueError, match=";"):
+            leat.open(bad)
+    for odd in ("file:x.npy", "C:x.npy", "s3:", "image=x"):
+        (tmp_path / odd).write_bytes(npy.read_bytes())
+        for path in (tmp_path / odd, {"image": tmp_path / odd}):
+            with leat.open(path) as ws:
+                assert len(ws) == 6
+    with pytest.raises(leat.Unsupported):
+        leat.open("s3://bucket/x.npy")
+    with pytest.raises(ValueError):
+        leat.open("x\0y")
+    with pytest.raises(TypeError):
+        leat.open(7)

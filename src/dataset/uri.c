@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * uri.c: one source of a dataset, as a user writes it, to a path.
+ *
+ *   images.npy, /data/x            a path as it stands: no character has a meaning, "%20" is three of them
+ *   file:///data/a%20b             RFC 8089: absolute, percent-encoded (RFC 3986, 2.1), host empty or localhost
+ *   file:/data/x                   the same without an authority
+ *   s3://…, C:\…, file://host/…    refused, each with what to write instead
+ *
+ * In a file URI "#" parts a dataset within an HDF5 file, as it does in a path, and "*", "{", "}", "[" and "]" stand for
+ * themselves, since patterns need them; other characters that RFC 3986 does not allow must be encoded. Bytes above 127
+ * may stand as they are. Failure modes: all of them are the user's, LEAT_INVALID or LEAT_UNSUPPORTED.
+ */
+#include <ctype.h>
+#include <strings.h>
+
+#include "dataset/scan.h"
+
+#define SHOWN(len) ((int)MIN((len), (size_t)200))
+
+static int refuse(struct leat_error *err, const char *text, size_t len, const char *why)
+{
+    return error_set(err, LEAT_INVALID, "%.*s: %s", SHOWN(len), text, why);
+}
+
+static int hex(char c)
+{
+    return isdigit((unsigned char)c) ? c - '0' : isxdigit((unsigned char)c) ? (c | 32) - 'a' + 10 : -1;
+}
+
+static bool drive(const char *path, size_t len)
+{
+    return len >= 2 && isalpha((unsigned char)path[0]) && (path[1] == ':' || path[1] == '|') &&
+           (len == 2 || path[2] == '/' || path[2] == '\\');
+}
+
+/* One character at *at, which moves on. -1: *ret_why. */
+static int next_char(const char **at, const char *end, const char **ret_why)
+{
+    unsigned char c = (unsigned char)*(*at)++;
+    if (c == '?') {
+        *ret_why = "a file URI has no query; write %3F for a question mark in a name";
+        return -1;
+    }
+    if (c <= ' ' || c == 127 || strchr("\"<>\\^`|", c)) {
+        *ret_why =
+            "a character that a URI cannot hold as it is: encode it (a space is %20), or give a plain path";
+        return -1;
+    }
+    if (c != '%')
+        return c;
+    int high = *at < end ? hex((*at)[0]) : -1, low = high >= 0 && *at + 1 < end ? hex((*at)[1]) : -1;
+    if (low < 0) {
+        *ret_why = "behind % two hexadecimal digits are needed; a % in a name is %25, or give a plain path";
+        return -1;
+    }
+    *at += 2;
+    c = (unsigned char)(high << 4 | low);
+    if (c == 0 || c == '/') {
+        *ret_why = c ? "%2F: no file's name has a slash in it" : "%00: no file's name has a NUL in it";
+        return -1;
+    }
+    return c;
+}
+
+static int file_path(const char *text, size_t len, char **ret_path, struct leat_error *err)
+{
+    const char *at = text + strlen("file:"), *end = text + len, *why;
+    if (end - at >= 2 && at[0] == '/' && at[1] == '/') {
+        const char *host = at + 2;
+        at = memchr(host, '/', (size_t)(end - host));
+        size_t host_len = (size_t)((at ? at : end) - host);
+        if (host_len && !(host_len == 9 && strncasecmp(host, "localhost", 9) == 0))
+            return error_set(
+                err, LEAT_INVALID,
+                "%.*s: \"%.*s\" stands where a host is named, and only this host's files are read: "
+                "file:///PATH for an absolute path, no file:// for a relative one",
+                SHOWN(len), text, (int)MIN(host_len, (size_t)100), host);
+    }
+    if (!at || at == end || *at != '/')
+        return refuse(err, text, len,
+                      "a file URI needs an absolute path (file:///PATH); give a relative one without file:");
+    AUTO_FREE char *path = malloc((size_t)(end - at) + 1);
+    if (!path)
+        return error_set(err, -ENOMEM, "out of memory");
+    size_t used = 0;
+    while (at < end) {
+        int c = next_char(&at, end, &why);
+        if (c < 0)
+            return refuse(err, text, len, why);
+        path[used++] = (char)c;
+    }
+    path[used] = 0;
+    if (drive(path + 1, used - 1))
+        return refuse(err, text, len, "a path of Windows; there are no drives here");
+    *ret_path = TAKE_PTR(path);
+    return 0;
+}
+
+int spec_source_path(const char *text, size_t len, char **ret_path, struct leat_error *err)
+{
+    size_t scheme = 0;
+    while (scheme < len && (isalnum((unsigned char)text[scheme]) || strchr("+.-", text[scheme])))
+        scheme++;
+    if (len >= 5 && strncasecmp(text, "file:", 5) == 0)
+        return file_path(text, len, ret_path, err);
+    if (drive(text, len) || (len >= 2 && text[0] == '\\' && text[1] == '\\'))
+        return refuse(err, text, len, "a path of Windows; put ./ in front if a file is called so");
+    if (isalpha((unsigned char)text[0]) && len - scheme >= 3 && strncmp(text + scheme, "://", 3) == 0) {
+        if (scheme == 4 && strncmp(text, "leat", 4) == 0)
+            return refuse(err, text, len,
+                          "names a set in the pool, and a source is needed: a path or a file:// URI");
+        return error_set(err, LEAT_UNSUPPORTED, "%.*s: datasets are paths, file:// URIs or leat://NAME",
+                         SHOWN(len), text);
+    }
+    *ret_path = strndup(text, len);
+    return *ret_path ? 0 : error_set(err, -ENOMEM, "out of memory");
+}
