@@ -3,9 +3,14 @@
  * tcp_bare: the most that loopback TCP gives the same consumers: each has a connection of its own to a server process with a
  * thread a connection; a batch is one request of {offset, bytes} and one reply, sent by sendmsg out of the samples' memory and
  * received by recvs into the batch. No framing, no checksum, no deadline. (tcp_limit asks the same of our transport alone.)
+ *
+ *   tcp_bare [driver's options]                     both sides here, over loopback
+ *   tcp_bare [driver's options] serve ADDRESS PORT  the server alone, until it is ended
+ *   tcp_bare [driver's options] read ADDRESS PORT   the consumers alone
  */
 #include "driver.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -109,15 +114,31 @@ static _Noreturn void server(void)
     }
 }
 
-static void prepare(const struct bench_setup *s)
+static void listen_there(void)
 {
     socklen_t len = sizeof(address);
-    setup = *s;
-    address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
     if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 64) < 0 ||
         getsockname(listener, (struct sockaddr *)&address, &len) < 0)
         bench_die("listen: %s", strerror(errno));
+}
+
+static void prepare(const struct bench_setup *s)
+{
+    setup = *s;
+    address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    if (setup.nargs) {
+        if (setup.nargs != 3 || inet_pton(AF_INET, setup.args[1], &address.sin_addr) != 1)
+            bench_die("needs serve|read ADDRESS PORT, or nothing");
+        address.sin_port = htons((uint16_t)atoi(setup.args[2]));
+        if (strcmp(setup.args[0], "serve") == 0) {
+            listen_there();
+            server();
+        }
+        return;
+    }
+    listen_there();
     server_pid = fork();
     if (server_pid < 0)
         bench_die("fork: %s", strerror(errno));
@@ -158,6 +179,8 @@ static void read_batch(void *arg, const uint64_t *ids, unsigned n, const uint8_t
 
 static void finish(void)
 {
+    if (!server_pid)
+        return;
     kill(server_pid, SIGKILL);
     waitpid(server_pid, NULL, 0);
 }

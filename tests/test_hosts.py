@@ -362,3 +362,29 @@ def test_a_frozen_node_over_a_real_link(leat, pair, array):
             for _ in range(20):
                 lib_data.check_rows(batch.data, ids)
                 time.sleep(0.005)
+
+
+def test_processes_of_a_host_share_its_credit(host, leat, pair, array):
+    """What a process had in flight when it was killed is nobody's; a second one goes on with what the first measured."""
+    preload(leat, pair.daemons[A], array).close()
+    code = lib_data.CLIENT + """
+ws = leat.open('leat://spread', socket=argv[0], timeout=30)
+assert (ws.read_batch(range(3072)).data == rows(range(3072))).all()
+say('read'); hear()
+while True:
+    ws.read_batch(range(3072)).release()
+"""
+    readers = [host.python(code, pair.daemons[A].socket, prefix=pair.network.inside(A)) for _ in range(2)]
+    for reader in readers:
+        assert reader.hear() == "read"
+    (credit,) = pair.daemons[A].status()["credits"]
+    assert credit["processes"] == 2 and credit["rail"] == 0 and credit["in_flight_bytes"] == 0
+    assert credit["delivered_bytes"] > 12 * MIB and credit["rate_bytes_per_s"] > 0 and credit["delay_ns"] > 0
+    assert 0 < credit["limit_bytes"] <= 64 * MIB
+    for reader in readers:
+        reader.tell()
+    time.sleep(0.3)
+    for reader in readers:
+        reader.process.kill()
+        reader.process.wait()
+    lib_host.wait_for(lambda: pair.daemons[A].status()["credits"] == [], NOTICED, "the slots are not given back")

@@ -3,13 +3,12 @@
  * client.h: inside of the DataClient (include/leat/leat.h is its face).
  *
  *   connect.c  find or start the daemon, hello          order.c   epoch order: pure
- *   rpc.c      one socket, many threads: calls, events   sched.c   how much may be in flight: pure
+ *   rpc.c      one socket, many threads: calls, events   rails.c   this process's endpoints to the nodes, and their credit
  *   ws.c       working sets: index, live table, regions  view.c    ring of slots: holders, quarantine, release events
  *   gather.c   parts -> pieces -> transports -> CRC      stream.c  the window of a set larger than the pool
  *   batch.c    read, hold and ReadBatch                  push.c    create and push
- *   rails.c    this process's endpoints to the nodes     query.c   query, drop, verify, stop, counters
- *   options.c  structs of programs older and newer       info.c    what the index tells
- *   iter.c     epoch iterator: reads ahead
+ *   options.c  structs of programs older and newer       query.c   query, drop, verify, stop, counters
+ *   iter.c     epoch iterator: reads ahead               info.c    what the index tells
  *
  * Who may touch what. A client's socket is written under `send_lock` and read by one thread at a time, whichever of the
  * waiting callers is `reading`; everything else of it is under `lock`. A view is filled by who has its `fill_turn`; the
@@ -26,30 +25,9 @@
 #include "dataset/index.h"
 #include "leat/leat.h"
 #include "net/conn.h"
+#include "net/credit.h"
 #include "net/net.h"
 #include "wire/proto.h"
-
-/* Where a piece of a batch comes from and how it is checked is batch.c's; what may be in flight is decided here, purely:
- * stages of pipelined requests, bytes granted by the receiver (us), adapted to the rate and delay that completions show. */
-struct sched {
-    uint64_t limit_bytes; /* in flight, all servers */
-    uint64_t
-        stage_bytes; /* a request to one server carries at least this much where there is more to ask for */
-    uint64_t in_flight_bytes;
-    uint64_t min_rtt_ns, rate_bytes_per_s; /* measured; windowed min and max */
-    uint64_t fixed_limit_bytes;            /* set by the user: no adapting */
-    uint64_t floor_bytes;                  /* adapting goes no lower */
-    /* window of measurement */
-    uint64_t window_start_ns, window_bytes, rtt_stamp_ns;
-    unsigned stages;
-};
-void sched_init(struct sched *s, uint64_t fixed_limit_bytes);
-/* All servers are on this host: no network queue to spare. Right after sched_init. */
-void sched_same_host(struct sched *s);
-/* How many bytes may be asked for now (0: wait for a completion). Never 0 when nothing is in flight: no stall. */
-uint64_t sched_grant(const struct sched *s);
-void sched_sent(struct sched *s, uint64_t bytes);
-void sched_done(struct sched *s, uint64_t bytes, uint64_t rtt_ns, uint64_t now_ns);
 
 /* --- options.c ----------------------------------------------------------------------------------------------- */
 
@@ -94,6 +72,11 @@ struct leat_client {
     struct list sets;  /* struct leat_ws */
     uint64_t next_id;
     struct rpc_rx rx; /* of who is reading */
+
+    pthread_mutex_t credit_lock;
+    bool credit_asked;            /* the daemon, once */
+    struct credit_table *credits; /* shared by this user's processes on this host; NULL: none to be had */
+    unsigned credit_slot;
 };
 
 int client_new(int fd, const char *socket, uint64_t timeout_ns, struct leat_client **ret_client);
@@ -232,8 +215,9 @@ struct rails {
     struct leat_ws *ws;
     struct net_ctx *shm, *tcp;
     struct net_endpoint **endpoints; /* [nnodes], NULL: not connected */
-    struct sched sched;
-    uint32_t local_node; /* read through shared memory; UINT32_MAX: none is, as required of this view */
+    struct credit credit;
+    uint64_t lost_segments; /* of the transport's statistics, as far as credit was told */
+    uint32_t local_node;    /* read through shared memory; UINT32_MAX: none is, as required of this view */
     bool all_local;
     unsigned unquiesced; /* operations that may still write somewhere */
 };
@@ -259,7 +243,7 @@ struct gather_op {
     struct net_op op;
     struct gather *gather;
     uint32_t node;
-    bool busy, done;
+    bool busy, done, alone; /* alone: nothing else was in flight when it was sent */
     uint64_t bytes, sent_ns;
 };
 #define GATHER_OPS 64u
@@ -273,6 +257,8 @@ struct gather {
     struct gather_part *parts;
     uint32_t nparts, parts_cap;
     uint32_t *cursor, *end;  /* [nnodes] of sorted reads not yet asked for */
+    uint64_t *in_flight;     /* [nnodes] bytes */
+    uint32_t turn;           /* node that is asked first when there is credit again */
     bool remote;             /* some read is not local */
     unsigned unquiesced;     /* own operations that may still write */
     struct leat_error cause; /* why the node that failed last could not be asked */

@@ -6,7 +6,7 @@
  *        ──▶ completions ──▶ CRCs of a part's pieces combined in order ──▶ compared with the live table's
  *
  * The local node is one operation of a transport that completes at once. Other nodes are asked in turns, as many
- * bytes as sched grants over all of them together; the local copy is made while the first answers are on their way.
+ * bytes as credit allows over all of them together, and half of that of one while others have work left; the local copy is made while the first answers are on their way.
  *
  * Failure modes: a connection that breaks is brokered anew once, and what it owed is asked for again; if that fails too the
  * samples are fetched through our own daemon, which reads them from their source; a set without one is LEAT_PEER_GONE. An
@@ -58,8 +58,9 @@ int gather_new(struct rails *rails, uint32_t parts, uint32_t reads, struct gathe
     g->parts = calloc(MAX(parts, 1u), sizeof(*g->parts));
     g->cursor = calloc(nodes, sizeof(*g->cursor));
     g->end = calloc(nodes, sizeof(*g->end));
+    g->in_flight = calloc(nodes, sizeof(*g->in_flight));
     g->parts_cap = MAX(parts, 1u);
-    if (!g->parts || !g->cursor || !g->end || reserve_reads(g, MAX(reads, 1u))) {
+    if (!g->parts || !g->cursor || !g->end || !g->in_flight || reserve_reads(g, MAX(reads, 1u))) {
         gather_free(g);
         return -ENOMEM;
     }
@@ -79,6 +80,7 @@ void gather_free(struct gather *g)
     free(g->parts);
     free(g->cursor);
     free(g->end);
+    free(g->in_flight);
     free(g);
 }
 
@@ -95,7 +97,8 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
                const struct rpc_how *how, struct leat_error *err)
 {
     struct leat_ws *ws = g->rails->ws;
-    const uint64_t region_bytes = ws->info.region_bytes, stage = g->rails->sched.stage_bytes;
+    const uint64_t region_bytes = ws->info.region_bytes,
+                   stage = g->rails->all_local ? UINT32_MAX : credit_stage(&g->rails->credit);
     uint64_t address = part->address, left = part->bytes;
     uint8_t *at = dst;
 
@@ -176,7 +179,9 @@ static void on_event(struct rails *r, const struct net_event *event, uint64_t no
     struct gather_op *gop = event->op->user;
     if (event->kind == NET_DONE) {
         gop->done = true;
-        sched_done(&r->sched, gop->bytes, now_ns - gop->sent_ns, now_ns);
+        gop->gather->in_flight[gop->node] -= gop->bytes;
+        uint64_t rtt_ns = gop->op.status ? 0 : MAX(now_ns - gop->sent_ns, 1ull);
+        credit_done(&r->credit, gop->bytes, rtt_ns, gop->alone, now_ns);
     } else {
         gop->busy = false;
         gop->gather->unquiesced--;
@@ -189,6 +194,10 @@ void rails_progress(struct rails *r, int timeout_ms)
     struct net_event events[32];
     int n = r->tcp ? r->tcp->ops->poll(r->tcp, events, ARRAY_LEN(events), timeout_ms) : 0;
     uint64_t now_ns = n > 0 ? clock_now_ns() : 0;
+    if (n > 0 && r->tcp->stats.lost_segments != r->lost_segments) {
+        credit_lost(&r->credit, r->tcp->stats.lost_segments - r->lost_segments);
+        r->lost_segments = r->tcp->stats.lost_segments;
+    }
     for (int i = 0; i < n; i++)
         on_event(r, &events[i], now_ns);
 }
@@ -230,23 +239,21 @@ static struct gather_op *free_op(struct gather *g)
     return NULL;
 }
 
-/* The next request to a node: whole reads up to a stage, at least one. False: not now. */
-static bool next_run(struct gather *g, uint32_t node, uint64_t grant, uint32_t *ret_first, uint32_t *ret_n,
+/* The next request to a node: whole reads up to a stage, at least one. False: nothing is left. */
+static bool next_run(struct gather *g, uint32_t node, uint32_t *ret_first, uint32_t *ret_n,
                      uint64_t *ret_bytes)
 {
-    const struct sched *s = &g->rails->sched;
+    const uint64_t stage = credit_stage(&g->rails->credit);
     uint32_t at = g->cursor[node];
     while (at < g->end[node] && g->sorted[at].status != PENDING)
         at++;
     g->cursor[node] = at;
     if (at == g->end[node])
         return false;
-    uint64_t bytes = g->sorted[at].bytes, most = MIN(grant, s->stage_bytes);
-    if (bytes > grant && s->in_flight_bytes)
-        return false;
+    uint64_t bytes = g->sorted[at].bytes;
     uint32_t n = 1;
     while (at + n < g->end[node] && n < PROTO_READS_MAX && g->sorted[at + n].status == PENDING &&
-           bytes + g->sorted[at + n].bytes <= most)
+           bytes + g->sorted[at + n].bytes <= stage)
         bytes += g->sorted[at + n++].bytes;
     *ret_first = at;
     *ret_n = n;
@@ -262,15 +269,16 @@ static void fail_node(struct gather *g, uint32_t node, int rc)
     g->cursor[node] = g->end[node];
 }
 
+/* Its credit is taken already. */
 static int send_run(struct gather *g, uint32_t node, struct gather_op *gop, uint32_t first, uint32_t n,
-                    uint64_t bytes, const struct rpc_how *how, struct leat_error *err)
+                    uint64_t bytes, bool alone, const struct rpc_how *how, struct leat_error *err)
 {
     struct rails *r = g->rails;
     int rc = rails_connect(r, node, how, err);
     if (rc)
         return rc;
     *gop = (struct gather_op){
-        .gather = g, .node = node, .busy = true, .bytes = bytes, .sent_ns = clock_now_ns()};
+        .gather = g, .node = node, .busy = true, .bytes = bytes, .alone = alone, .sent_ns = clock_now_ns()};
     gop->op =
         (struct net_op){.reads = &g->sorted[first], .n = n, .deadline_ns = how->deadline_ns, .user = gop};
     rc = r->tcp->ops->submit(r->endpoints[node], &gop->op);
@@ -281,36 +289,58 @@ static int send_run(struct gather *g, uint32_t node, struct gather_op *gop, uint
     g->cursor[node] = first + n;
     g->unquiesced++;
     r->unquiesced++;
-    sched_sent(&r->sched, bytes);
+    g->in_flight[node] += bytes;
     return 0;
+}
+
+static unsigned nodes_with_work(const struct gather *g)
+{
+    unsigned n = 0;
+    for (uint32_t node = 0; node < g->rails->ws->info.nnodes; node++)
+        n += !rails_is_local(g->rails, node) && g->cursor[node] < g->end[node];
+    return n;
 }
 
 /* Asks all nodes in turns for what may be in flight. True: something is left to ask for. */
 static bool dispatch(struct gather *g, const struct rpc_how *how)
 {
+    struct credit *credit = &g->rails->credit;
     const uint32_t nnodes = g->rails->ws->info.nnodes;
-    for (bool any = true; any;) {
+    unsigned working = nodes_with_work(g);
+    for (bool any = true; any && working;) {
         any = false;
-        for (uint32_t node = 0; node < nnodes; node++) {
-            uint32_t first, n;
-            uint64_t bytes, grant = sched_grant(&g->rails->sched);
+        for (uint32_t k = 0; k < nnodes; k++) {
+            uint32_t first, n, node = (g->turn + k) % nnodes;
+            uint64_t bytes;
+            bool alone;
+            if (rails_is_local(g->rails, node) || g->cursor[node] == g->end[node])
+                continue;
             struct gather_op *gop = free_op(g);
-            if (rails_is_local(g->rails, node))
-                continue;
-            if (!grant || !gop)
+            if (!gop)
                 return true;
-            if (!next_run(g, node, grant, &first, &n, &bytes))
+            if (!next_run(g, node, &first, &n, &bytes)) {
+                working--;
                 continue;
-            int rc = send_run(g, node, gop, first, n, bytes, how, &g->cause);
-            if (rc)
+            }
+            /* A server that is slow, or frozen, holds half of the credit at most while others could use it. */
+            if (working > 1 && g->in_flight[node] &&
+                g->in_flight[node] + bytes > MAX(credit_limit(credit) / 2, credit_stage(credit)))
+                continue;
+            uint64_t now_ns = clock_now_ns();
+            if (!credit_take(credit, bytes, now_ns, &alone)) {
+                g->turn = node;
+                return true;
+            }
+            int rc = send_run(g, node, gop, first, n, bytes, alone, how, &g->cause);
+            if (rc) {
+                credit_done(credit, bytes, 0, false, now_ns);
                 fail_node(g, node, rc);
+            }
             any = true;
+            working -= g->cursor[node] == g->end[node];
         }
     }
-    for (uint32_t node = 0; node < nnodes; node++)
-        if (!rails_is_local(g->rails, node) && g->cursor[node] < g->end[node])
-            return true;
-    return false;
+    return nodes_with_work(g) > 0;
 }
 
 static bool waiting(const struct gather *g)
@@ -340,7 +370,10 @@ static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, const
         if (ms == 0 && !waiting(g))
             return error_set(err, LEAT_TIMED_OUT, "the deadline passed before every server was asked");
         int sleep_ms = client_sleep_ms(client, how);
-        rails_progress(g->rails, sleep_ms ? sleep_ms : 1);
+        if (waiting(g)) /* what others give back while we wait for our own is taken with it */
+            rails_progress(g->rails, sleep_ms ? sleep_ms : 1);
+        else
+            credit_wait(&g->rails->credit, 1);
         if (ms != 0 || !how->deadline_ns)
             left = dispatch(g, how);
     }

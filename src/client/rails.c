@@ -11,6 +11,26 @@
 
 #include "base/clock.h"
 
+/* The table that this user's processes share. Whatever goes wrong, a private one does. */
+static void credit_ask(struct leat_client *client)
+{
+    pthread_mutex_lock(&client->credit_lock);
+    if (!client->credit_asked) {
+        struct net_reply reply;
+        const struct rpc_how how = {.deadline_ns = client_deadline(client, 0)};
+        client->credit_asked = true;
+        if (rpc_call(client, PROTO_CREDITS, NULL, NULL, 0, &how, &reply, NULL) == 0) {
+            struct bytes_in in = bytes_in_of(reply.body.data, reply.body.len);
+            uint32_t slot = bytes_get_u32(&in);
+            if (bytes_in_done(&in) == 0 && reply.nfds == 1 && slot < CREDIT_SLOTS &&
+                credit_table_map(reply.fds[0], &client->credits) == 0)
+                client->credit_slot = slot;
+            net_reply_fini(&reply);
+        }
+    }
+    pthread_mutex_unlock(&client->credit_lock);
+}
+
 int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, bool no_shm, struct rails **ret_rails)
 {
     struct rails *r = calloc(1, sizeof(*r));
@@ -19,13 +39,16 @@ int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, bool no_shm, struct r
     r->ws = ws;
     r->local_node = no_shm ? UINT32_MAX : ws->local_node;
     r->all_local = ws->all_local && !no_shm;
-    sched_init(&r->sched, inflight_bytes);
-    if (ws->all_local)
-        sched_same_host(&r->sched);
     r->endpoints = calloc((size_t)ws->info.nnodes + 1, sizeof(struct net_endpoint *));
     int rc = r->endpoints ? net_shm_new(&r->shm) : -ENOMEM;
-    if (!rc && !r->all_local)
+    if (!rc && !r->all_local) {
         rc = net_tcp_new(&r->tcp);
+        if (!rc && !ws->all_local)
+            credit_ask(ws->client);
+        if (!rc)
+            rc = credit_init(&r->credit, ws->client->credits, ws->client->credit_slot, 0, inflight_bytes,
+                             ws->all_local);
+    }
     if (rc) {
         rails_free(r);
         return rc;
@@ -101,6 +124,7 @@ void rails_free(struct rails *r)
     /* What was torn down is quiesced by the next polls; a bounded number, should a transport break its word. */
     for (unsigned i = 0; r->tcp && r->unquiesced && i < 1000; i++)
         rails_progress(r, 1);
+    credit_fini(&r->credit);
     if (r->tcp)
         net_free(r->tcp);
     if (r->shm)

@@ -54,6 +54,7 @@ int client_new(int fd, const char *socket, uint64_t timeout_ns, struct leat_clie
     pthread_mutex_init(&c->send_lock, NULL);
     pthread_mutex_init(&c->lock, NULL);
     client_cond_init(&c->wake);
+    pthread_mutex_init(&c->credit_lock, NULL);
     forkfd_watch(&c->forkfd, &c->fd); /* a child that kept it would keep our leases after our death */
     *ret_client = c;
     return 0;
@@ -74,6 +75,8 @@ void client_unref(struct leat_client *client)
     pthread_cond_destroy(&client->wake);
     pthread_mutex_destroy(&client->lock);
     pthread_mutex_destroy(&client->send_lock);
+    pthread_mutex_destroy(&client->credit_lock);
+    credit_table_unmap(client->credits);
     free(client->socket);
     free(client);
 }

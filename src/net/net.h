@@ -12,7 +12,7 @@
  * DONE with
  * -ETIMEDOUT while its bytes may still arrive; until QUIESCED its destinations are in quarantine. A context
  * belongs to one thread at a time. Credits: a receiver asks for no more than it may take; `limit_bytes` per
- * op is the scheduler's business (client/sched), the transport counts what is in flight.
+ * op is its user's business (net/credit.h), the transport counts what is in flight.
  */
 #ifndef NET_NET_H
 #define NET_NET_H
@@ -106,6 +106,8 @@ struct net_ops {
 
 struct net_stats {
     uint64_t ops, reads, bytes, errors, timeouts, in_flight_bytes, in_flight_peak_bytes;
+    uint64_t
+        lost_segments; /* that servers say they sent anew, on all connections; 0 where the transport cannot know */
 };
 
 struct net_ctx {

@@ -61,6 +61,8 @@ struct data_conn {
     struct reply replies[QUEUE_REPLIES]; /* a ring */
     unsigned reply_head, reply_count;
 
+    bool tells_losses; /* not over loopback or a unix socket: nothing is lost there */
+
     /* A WRITE whose payload is on its way. */
     bool writing;
     struct iovec *write_iov;
@@ -130,6 +132,14 @@ static int iov_reserve(struct data_conn *c, size_t n)
     return 0;
 }
 
+/* Segments that TCP sent anew on this connection: what the reader's credit is judged by. */
+static uint32_t lost_segments(int fd)
+{
+    struct tcp_info info;
+    socklen_t len = sizeof(info);
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 ? info.tcpi_total_retrans : 0;
+}
+
 /* The frame of the next reply; its iovec is the first of `niov`, the rest (payload) the caller has put behind it. */
 static void push_reply(struct data_conn *c, uint16_t type, uint64_t id, int status, const char *message,
                        size_t head_at, uint64_t payload_bytes)
@@ -139,6 +149,7 @@ static void push_reply(struct data_conn *c, uint16_t type, uint64_t id, int stat
                                 .kind = PROTO_REPLY,
                                 .type = type,
                                 .status = status,
+                                .lost = c->tells_losses ? lost_segments(c->source.fd) : 0,
                                 .id = id,
                                 .payload_bytes = payload_bytes};
     size_t bytes = PROTO_FRAME;
@@ -565,6 +576,18 @@ static void tune_socket(int fd)
         setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof(unsent));
 }
 
+static bool goes_over_a_network(int fd)
+{
+    struct sockaddr_storage a = {0};
+    socklen_t len = sizeof(a);
+    if (getpeername(fd, (struct sockaddr *)&a, &len) < 0)
+        return false;
+    if (a.ss_family == AF_INET6)
+        return !IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)&a)->sin6_addr);
+    return a.ss_family == AF_INET &&
+           ntohl(((struct sockaddr_in *)&a)->sin_addr.s_addr) >> 24 != IN_LOOPBACKNET;
+}
+
 int net_server_add(struct net_server *server, int fd, struct net_serve_target *target)
 {
     int flags = fcntl(fd, F_GETFL);
@@ -581,6 +604,7 @@ int net_server_add(struct net_server *server, int fd, struct net_serve_target *t
     list_init(&c->node);
     c->thread = t;
     c->target = target;
+    c->tells_losses = goes_over_a_network(fd);
     c->source = (struct loop_source){.fd = fd, .events = EPOLLIN, .progress = progress};
     atomic_fetch_add(&t->connections, 1);
     int rc = loop_post(t->loop, add_posted, c);

@@ -175,6 +175,7 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
                                   (json_int_t)net.bytes_received, "errors", (json_int_t)net.errors));
     json_object_set_new(json, "checksum", json_string(crc32c_impl()));
     json_object_set_new(json, "nodes", nodes_json(pool->cluster));
+    json_object_set_new(json, "credits", credits_json(view->credits, uid));
     json_object_set_new(json, "sets", sets_json(pool, uid, gid));
     return json;
 }

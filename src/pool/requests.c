@@ -630,11 +630,14 @@ int requests_dispatch(struct client *c, struct conn_message *m)
         uint16_t type;
         int (*handle)(struct client *, struct conn_message *);
     } table[] = {
-        {PROTO_OPEN, on_open},         {PROTO_APPEND, on_open},         {PROTO_CREATE, on_create},
-        {PROTO_CLOSE, on_close},       {PROTO_REGIONS, on_regions},     {PROTO_WAIT, on_wait},
-        {PROTO_FETCH, on_fetch},       {PROTO_RELEASE, on_release},     {PROTO_CANCEL, on_cancel},
-        {PROTO_PREFETCH, on_prefetch}, {PROTO_BROKER, requests_broker}, {PROTO_QUERY, requests_query},
-        {PROTO_DROP, requests_drop},   {PROTO_STOP, requests_stop},     {PROTO_VERIFY, requests_verify},
+        {PROTO_OPEN, on_open},           {PROTO_APPEND, on_open},
+        {PROTO_CREATE, on_create},       {PROTO_CLOSE, on_close},
+        {PROTO_REGIONS, on_regions},     {PROTO_WAIT, on_wait},
+        {PROTO_FETCH, on_fetch},         {PROTO_RELEASE, on_release},
+        {PROTO_CANCEL, on_cancel},       {PROTO_PREFETCH, on_prefetch},
+        {PROTO_BROKER, requests_broker}, {PROTO_QUERY, requests_query},
+        {PROTO_DROP, requests_drop},     {PROTO_STOP, requests_stop},
+        {PROTO_VERIFY, requests_verify}, {PROTO_CREDITS, requests_credits},
     };
     if (m->frame.payload_bytes > 0)
         return LEAT_CORRUPT;

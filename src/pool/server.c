@@ -47,6 +47,7 @@ static void client_free(struct client *c)
 {
     struct server *s = c->server;
     requests_client_gone(c);
+    credits_client_gone(c);
     if (c->is_peer && s->pool->cluster)
         cluster_client_gone(s->pool->cluster, c);
     bool counted = c->is_unix && c->ready;
@@ -342,6 +343,7 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
     s->started_ns = clock_now_ns();
     s->linger.fire = linger_fire;
     list_init(&s->clients);
+    list_init(&s->credits);
     int code = 0;
     if (config->listen && !config->token)
         code = error_set(err, LEAT_INVALID,

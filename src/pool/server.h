@@ -42,9 +42,14 @@ struct server_view {
     uint64_t requests, rejected;
     const char *socket, *listen, *node_name, *program;
     uint64_t started_ns;
+    const struct list *credits;
 };
 int report_query(const struct server_view *view, uint32_t query, const char *arg, uint32_t uid, uint32_t gid,
                  char **ret_text, struct leat_error *err);
+
+/* What the processes of this user (0: of all) may have in flight, rail by rail, and what they measured. A new reference, or NULL. */
+struct json_t;
+struct json_t *credits_json(const struct list *credits, uint32_t uid);
 
 /* Recomputes every CRC on a thread of its own; done on the loop. Takes a reference to ws. */
 struct verify_result {

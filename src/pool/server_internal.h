@@ -20,7 +20,8 @@ struct server {
     struct loop_source unix_source, tcp_source;
     struct stat socket_file; /* ours; by the end another daemon's may have its name */
     struct list clients;
-    unsigned nclients; /* after their handshake, on the unix socket */
+    struct list credits; /* credits.c: a table for each user */
+    unsigned nclients;   /* after their handshake, on the unix socket */
     unsigned nconnections;
     int spare_fd; /* given up for a moment to turn somebody away when descriptors run out */
     uint64_t started_ns, requests, rejected, serials;
@@ -60,6 +61,8 @@ struct fetch {
     uint32_t n;
 };
 
+struct credits;
+
 struct client {
     struct list node; /* server.clients */
     struct server *server;
@@ -78,6 +81,8 @@ struct client {
     uint32_t waiting_samples; /* of all its WAITs */
     uint64_t serial;          /* unique: what callbacks that may come too late remember */
     uint64_t requests;
+    struct credits *credits; /* NULL: it asked for none */
+    unsigned credit_slot;
     bool is_peer;       /* another node */
     uint32_t peer_node; /* which, once it said so; UINT32_MAX before */
 };
@@ -99,6 +104,9 @@ int requests_drop(struct client *client, struct conn_message *message);
 int requests_stop(struct client *client, struct conn_message *message);
 int requests_verify(struct client *client, struct conn_message *message);
 int requests_broker(struct client *client, struct conn_message *message);
+/* credits.c */
+int requests_credits(struct client *client, struct conn_message *message);
+void credits_client_gone(struct client *client);
 /* NULL with err set when the client has too many, or memory is short. */
 struct pending *pending_new(struct client *client, const struct proto_frame *frame, struct wset *ws,
                             enum pending_kind kind, struct leat_error *err);

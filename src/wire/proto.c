@@ -44,7 +44,7 @@ void proto_frame_put(uint8_t out[PROTO_FRAME], const struct proto_frame *frame)
     out[6] = (uint8_t)frame->type;
     out[7] = (uint8_t)(frame->type >> 8);
     put_le32(out + 8, (uint32_t)frame->status);
-    put_le32(out + 12, 0);
+    put_le32(out + 12, frame->lost);
     put_le64(out + 16, frame->id);
     put_le32(out + 24, frame->body_bytes);
     put_le32(out + 28, frame->nfds);
@@ -58,6 +58,7 @@ int proto_frame_get(const uint8_t in[PROTO_FRAME], struct proto_frame *ret_frame
         .kind = in[5],
         .type = (uint16_t)(in[6] | in[7] << 8),
         .status = (int32_t)get_le32(in + 8),
+        .lost = get_le32(in + 12),
         .id = get_le64(in + 16),
         .body_bytes = get_le32(in + 24),
         .nfds = get_le32(in + 28),

@@ -8,7 +8,7 @@
  *            5  u8  kind (enum)       28  u32 nfds: descriptors sent beside it (SCM_RIGHTS), unix only
  *            6  u16 type              32  u64 payload bytes behind the body: sample bytes of READ replies, WRITE requests
  *            8  i32 status            40  body …, payload …
- *           12  u32 reserved
+ *           12  u32 lost: of a READ reply: segments that were sent anew on this connection so far (mod 2^32), else 0
  *
  * All integers little-endian; strings are u32 length + UTF-8 bytes. A reply with status < 0 has a body of one string: the
  * message. A request may be followed by events with its id (progress) before its one reply. Daemon-initiated events have id 0.
@@ -64,6 +64,7 @@ enum proto_type {
     PROTO_STOP = 27,      /* u32 force -> empty, then the daemon ends */
     PROTO_VERIFY = 28,    /* u64 ws, u32 flags -> u64 bad, str first bad key; events: PROGRESS */
     PROTO_CANCEL = 29,    /* u64 id of an own request: it is answered with -ECANCELED if it still can; no reply */
+    PROTO_CREDITS = 31,   /* -> u32 slot; fd: the credit table (net/credit.h) that this user's processes on this host share */
     PROTO_PREFETCH = 30,  /* u64 ws, u32 n, n × {u64 first sample, u64 count}; no reply: into staging, while there is room that nobody
                              holds. A FETCH of the same range finds it there. */
 
@@ -90,6 +91,7 @@ struct proto_frame {
     uint8_t version, kind;
     uint16_t type;
     int32_t status;
+    uint32_t lost;
     uint64_t id;
     uint32_t body_bytes, nfds;
     uint64_t payload_bytes;

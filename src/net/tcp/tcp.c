@@ -67,6 +67,7 @@ struct net_endpoint {
     uint64_t payload_left;
     uint32_t error_left;
     int error_status;
+    uint32_t lost; /* what the server said last */
 };
 
 struct tcp_ctx {
@@ -295,6 +296,8 @@ static int frame_came(struct net_endpoint *ep)
     }
     if (f.body_bytes || f.payload_bytes != rq->bytes)
         return LEAT_CORRUPT;
+    ep->ctx->base.stats.lost_segments += f.lost - ep->lost; /* modulo 2^32 */
+    ep->lost = f.lost;
     ep->rx = RX_PAYLOAD;
     ep->payload_left = f.payload_bytes;
     if (ep->payload_left == 0)

@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * credit.c: see credit.h.
+ *
+ * Happy path: take adds to the own slot, then sums all slots; above the limit it takes back what it added. So two who take at
+ * once may both be refused, never both be granted too much. done subtracts, adds up what was delivered, and whoever finds
+ * nobody adapting closes the window when it is long enough.
+ *
+ *   base    Only a request that was alone on the rail shows the path's own delay: under load the answer takes
+ *           in flight / rate, and a limit computed from that would feed itself. Batches begin with such a request; where
+ *           none comes for BASE_NS, the rail is drained for a moment to get one.
+ *   limit   4 × rate × base: one product is on its way, the rest covers the turn-around of both sides.
+ *   losses  Servers tell how many segments they sent anew. A loss draws a ceiling at 0.7 of what was allowed then; it is raised by
+ *           a quarter after a pause, which doubles each time the raise was followed by a loss: a lost tail costs a
+ *           retransmission timeout (200 ms), which is why trying it is rare.
+ *
+ * Fairness: of those who want credit each gets limit / their number at most, and who holds none and waits longest goes first;
+ * one that has not asked again for WANT_NS is not waited for (it may be stopped).
+ */
+#include "net/credit.h"
+
+#include "base/clock.h"
+#include "leat/error.h"
+
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <unistd.h>
+
+#define MAGIC            0x7264634cu /* "Lcdr" */
+#define VERSION          1u
+#define STAGES           4u
+#define LIMIT_MIN        (8 * KIB) /* below a ceiling */
+#define LIMIT_FLOOR      (24 * KIB)
+#define LIMIT_START      (32 * KIB)
+#define LIMIT_SAME_HOST  (4 * MIB)
+#define LIMIT_MAX        (64 * MIB)
+#define WINDOW_NS        (5 * NS_PER_MS)
+#define BASE_NS          (10 * NS_PER_S)
+#define DRAIN_NS         (200 * NS_PER_MS) /* as long as draining may take before the old base is kept */
+#define WANT_NS          (20 * NS_PER_MS)
+#define LOSS_NS          (300 * NS_PER_MS) /* reports of one loss come from several servers, after a timeout */
+#define PAUSE_MIN_NS     (2 * NS_PER_S)
+#define PAUSE_MAX_NS     (64 * NS_PER_S)
+
+#define load(at)         atomic_load_explicit(at, memory_order_relaxed)
+#define store(at, value) atomic_store_explicit(at, value, memory_order_relaxed)
+
+/* --- tables ------------------------------------------------------------------------------------------------------ */
+
+static void table_init(struct credit_table *t)
+{
+    t->magic = MAGIC;
+    t->version = VERSION;
+    for (unsigned i = 0; i < CREDIT_RAILS; i++)
+        store(&t->rails[i].limit_bytes, LIMIT_START);
+}
+
+int credit_table_new(int *ret_fd, struct credit_table **ret_table)
+{
+    AUTO_CLOSE int fd = memfd_create("leat-credits", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return -errno;
+    if (ftruncate(fd, sizeof(struct credit_table)) < 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+        return -errno;
+    void *at =
+        mmap(NULL, sizeof(struct credit_table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    if (at == MAP_FAILED)
+        return -errno;
+    table_init(at);
+    *ret_table = at;
+    *ret_fd = TAKE_FD(fd);
+    return 0;
+}
+
+int credit_table_map(int fd, struct credit_table **ret_table)
+{
+    struct stat st;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (fstat(fd, &st) < 0 || seals < 0)
+        return -errno;
+    if (st.st_size != (off_t)sizeof(struct credit_table) || !(seals & F_SEAL_SHRINK))
+        return LEAT_CORRUPT;
+    struct credit_table *t = mmap(NULL, sizeof(*t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (t == MAP_FAILED)
+        return -errno;
+    if (t->magic != MAGIC || t->version != VERSION) {
+        munmap(t, sizeof(*t));
+        return LEAT_CORRUPT;
+    }
+    *ret_table = t;
+    return 0;
+}
+
+void credit_table_unmap(struct credit_table *table)
+{
+    if (table)
+        munmap(table, sizeof(*table));
+}
+
+static uint32_t used(const struct credit_rail *r)
+{
+    return MIN(load(&r->slots_used), CREDIT_SLOTS);
+}
+
+static void wake_all(struct credit_rail *r)
+{
+    atomic_fetch_add(&r->wake, 1);
+    syscall(SYS_futex, &r->wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void credit_slot_clear(struct credit_table *table, unsigned slot)
+{
+    for (unsigned i = 0; i < CREDIT_RAILS; i++) {
+        struct credit_rail *r = &table->rails[i];
+        struct credit_slot *s = &r->slots[slot];
+        bool held = atomic_exchange(&s->in_flight_bytes, 0) != 0;
+        store(&s->want_since_ns, 0);
+        uint32_t mine = slot + 1;
+        atomic_compare_exchange_strong(&r->adapting, &mine, 0);
+        if (held)
+            wake_all(r);
+    }
+}
+
+void credit_slot_begin(struct credit_table *table, unsigned slot)
+{
+    for (unsigned i = 0; i < CREDIT_RAILS; i++) {
+        struct credit_rail *r = &table->rails[i];
+        uint32_t was = load(&r->slots_used);
+        while (was <= slot && !atomic_compare_exchange_weak(&r->slots_used, &was, slot + 1))
+            ;
+    }
+}
+
+/* --- one user of a rail --------------------------------------------------------------------------------------------- */
+
+int credit_init(struct credit *c, struct credit_table *table, unsigned slot, unsigned rail,
+                uint64_t fixed_limit_bytes, bool same_host)
+{
+    *c = (struct credit){.fixed_limit_bytes = fixed_limit_bytes, .floor_bytes = LIMIT_FLOOR};
+    if (!table || same_host || slot >= CREDIT_SLOTS || rail >= CREDIT_RAILS) {
+        c->own = aligned_alloc(64, sizeof(*c->own));
+        if (!c->own)
+            return -ENOMEM;
+        memset(c->own, 0, sizeof(*c->own));
+        table_init(c->own);
+        table = c->own;
+        slot = rail = 0;
+        credit_slot_begin(table, slot);
+    }
+    c->rail = &table->rails[rail];
+    c->slot = slot;
+    if (same_host) {
+        c->floor_bytes = LIMIT_SAME_HOST;
+        store(&c->rail->limit_bytes, LIMIT_SAME_HOST);
+    }
+    return 0;
+}
+
+void credit_fini(struct credit *c)
+{
+    if (!c->rail)
+        return;
+    if (c->in_flight_bytes)
+        credit_done(c, c->in_flight_bytes, 0, false, clock_now_ns());
+    store(&c->rail->slots[c->slot].want_since_ns, 0);
+    free(c->own);
+    *c = (struct credit){0};
+}
+
+uint64_t credit_limit(const struct credit *c)
+{
+    if (c->fixed_limit_bytes)
+        return c->fixed_limit_bytes;
+    uint64_t limit = load(&c->rail->limit_bytes);
+    return limit < LIMIT_MIN ? LIMIT_MIN : MIN(limit, (uint64_t)LIMIT_MAX);
+}
+
+static uint64_t stage_of(uint64_t limit)
+{
+    uint64_t stage = MAX(limit / STAGES, (uint64_t)CREDIT_STAGE_MIN);
+    stage = MIN(MIN(stage, (uint64_t)CREDIT_STAGE_MAX), limit);
+    return MAX(stage, 1ull);
+}
+
+uint64_t credit_stage(const struct credit *c)
+{
+    return stage_of(credit_limit(c));
+}
+
+/* --- adapting -------------------------------------------------------------------------------------------------------- */
+
+static bool adapt_begin(struct credit *c)
+{
+    uint32_t nobody = 0;
+    return atomic_compare_exchange_strong_explicit(&c->rail->adapting, &nobody, c->slot + 1,
+                                                   memory_order_acquire, memory_order_relaxed);
+}
+
+static void adapt_end(struct credit *c)
+{
+    atomic_store_explicit(&c->rail->adapting, 0, memory_order_release);
+}
+
+static void window_open(struct credit_rail *r, uint64_t now_ns)
+{
+    r->window_start_ns = now_ns;
+    r->window_delivered = load(&r->delivered_bytes);
+}
+
+static void set_limit(struct credit *c)
+{
+    struct credit_rail *r = c->rail;
+    double limit = (double)STAGES * (double)load(&r->rate_bytes_per_s) * (double)load(&r->base_ns) / 1e9;
+    uint64_t bytes = limit < LIMIT_MAX ? (uint64_t)limit : LIMIT_MAX, ceiling = load(&r->ceiling_bytes);
+    bytes = MAX(bytes, c->floor_bytes);
+    if (ceiling)
+        bytes = MIN(bytes, ceiling);
+    store(&r->limit_bytes, bytes < LIMIT_MIN ? LIMIT_MIN : bytes);
+}
+
+static void judge_losses(struct credit_rail *r, uint64_t now_ns)
+{
+    uint64_t lost = load(&r->lost_segments), ceiling = load(&r->ceiling_bytes);
+    bool recent = r->ceiling_stamp_ns && now_ns - r->ceiling_stamp_ns < LOSS_NS;
+    if (lost != r->lost_seen && !recent) {
+        uint64_t limit = load(&r->limit_bytes);
+        bool again = r->ceiling_stamp_ns && now_ns - r->ceiling_stamp_ns < PAUSE_MAX_NS;
+        r->ceiling_pause_ns =
+            again ? MIN(MAX(r->ceiling_pause_ns * 2, PAUSE_MIN_NS), PAUSE_MAX_NS) : PAUSE_MIN_NS;
+        store(&r->ceiling_bytes, MAX(limit / 10 * 7, (uint64_t)LIMIT_MIN));
+        r->ceiling_stamp_ns = now_ns;
+    } else if (ceiling && lost == r->lost_seen && now_ns - r->ceiling_stamp_ns > r->ceiling_pause_ns) {
+        store(&r->ceiling_bytes, ceiling < LIMIT_MAX ? ceiling + ceiling / 4 : 0);
+        r->ceiling_stamp_ns = now_ns;
+    }
+    r->lost_seen = lost;
+}
+
+static void window_close(struct credit *c, uint64_t now_ns)
+{
+    struct credit_rail *r = c->rail;
+    uint64_t spent_ns = now_ns > r->window_start_ns ? now_ns - r->window_start_ns : 0;
+    uint64_t bytes = load(&r->delivered_bytes) - r->window_delivered;
+    if (spent_ns) {
+        uint64_t rate = (uint64_t)((double)bytes * 1e9 / (double)spent_ns), old = load(&r->rate_bytes_per_s);
+        store(&r->rate_bytes_per_s, MAX(rate, old - old / 16));
+    }
+    judge_losses(r, now_ns);
+    set_limit(c);
+    window_open(r, now_ns);
+}
+
+/* --- taking and giving back ------------------------------------------------------------------------------------------- */
+
+struct look { /* at the other slots of the rail */
+    uint64_t bytes;
+    unsigned wanting;
+    bool older; /* one that holds nothing waits for longer than us */
+};
+
+static struct look look_at_others(const struct credit *c, uint64_t now_ns)
+{
+    const struct credit_rail *r = c->rail;
+    uint64_t my_want_ns = load(&r->slots[c->slot].want_since_ns);
+    struct look l = {0};
+    for (uint32_t i = 0, n = used(r); i < n; i++) {
+        const struct credit_slot *s = &r->slots[i];
+        if (i == c->slot)
+            continue;
+        uint64_t held = atomic_load(&s->in_flight_bytes), since = load(&s->want_since_ns);
+        bool wants = since && now_ns - MIN(load(&s->want_seen_ns), now_ns) < WANT_NS;
+        l.bytes += MIN(held, (uint64_t)LIMIT_MAX * 2); /* a sum that cannot wrap */
+        l.wanting += held || wants;
+        l.older |= wants && !held && (!my_want_ns || since < my_want_ns);
+    }
+    return l;
+}
+
+/* The base is old: everybody waits until the rail is empty, for one request alone. */
+static bool draining(const struct credit_rail *r, uint64_t now_ns)
+{
+    uint64_t stamp = load(&r->base_stamp_ns), age = now_ns > stamp ? now_ns - stamp : 0;
+    return stamp && age > BASE_NS && age < BASE_NS + DRAIN_NS;
+}
+
+bool credit_take(struct credit *c, uint64_t bytes, uint64_t now_ns, bool *ret_alone)
+{
+    struct credit_rail *r = c->rail;
+    struct credit_slot *s = &r->slots[c->slot];
+    *ret_alone = false;
+    if (c->fixed_limit_bytes) {
+        if (c->in_flight_bytes && c->in_flight_bytes + bytes > c->fixed_limit_bytes)
+            return false;
+        atomic_fetch_add(&s->in_flight_bytes, bytes);
+        c->in_flight_bytes += bytes;
+        return true;
+    }
+    const uint64_t limit = credit_limit(c);
+    uint64_t mine = atomic_fetch_add(&s->in_flight_bytes, bytes) + bytes;
+    struct look others = look_at_others(c, now_ns);
+    uint64_t total = mine + others.bytes, share = MAX(limit / (others.wanting + 1), stage_of(limit));
+    bool alone = total == bytes;
+    if (!alone &&
+        (total > limit || others.older || (others.wanting && mine > share) || draining(r, now_ns))) {
+        atomic_fetch_sub(&s->in_flight_bytes, bytes);
+        if (!load(&s->want_since_ns))
+            store(&s->want_since_ns, now_ns);
+        store(&s->want_seen_ns, now_ns);
+        return false;
+    }
+    store(&s->want_since_ns, 0);
+    c->in_flight_bytes += bytes;
+    if (total > load(&r->peak_bytes))
+        store(&r->peak_bytes, total);
+    if (alone && adapt_begin(c)) { /* time with nothing asked for says nothing about the path */
+        window_open(r, now_ns);
+        adapt_end(c);
+    }
+    *ret_alone = alone;
+    return true;
+}
+
+static void take_base(struct credit_rail *r, uint64_t bytes, uint64_t rtt_ns, uint64_t now_ns)
+{
+    uint64_t rate = load(&r->rate_bytes_per_s), base = load(&r->base_ns), stamp = load(&r->base_stamp_ns);
+    uint64_t own_ns = rate ? (uint64_t)((double)bytes * 1e9 / (double)rate) : 0;
+    uint64_t found =
+        rtt_ns > 2 * own_ns ? rtt_ns - own_ns : rtt_ns / 2; /* the rate may still be far too low */
+    found = MAX(found, 1000ull);
+    if (!base || found <= base || now_ns - stamp > BASE_NS) {
+        store(&r->base_ns, found);
+        store(&r->base_stamp_ns, now_ns);
+    }
+}
+
+void credit_done(struct credit *c, uint64_t bytes, uint64_t rtt_ns, bool alone, uint64_t now_ns)
+{
+    struct credit_rail *r = c->rail;
+    struct credit_slot *s = &r->slots[c->slot];
+    uint64_t held = atomic_load(&s->in_flight_bytes);
+    bytes = MIN(bytes, c->in_flight_bytes);
+    c->in_flight_bytes -= bytes;
+    while (!atomic_compare_exchange_weak(&s->in_flight_bytes, &held, held - MIN(held, bytes)))
+        ;
+    atomic_fetch_add_explicit(&r->delivered_bytes, rtt_ns ? bytes : 0, memory_order_relaxed);
+    struct look others = look_at_others(c, now_ns);
+    if (others.wanting)
+        wake_all(r);
+    if (c->fixed_limit_bytes || !rtt_ns)
+        return;
+    if (alone)
+        take_base(r, bytes, rtt_ns, now_ns);
+    if (!adapt_begin(c))
+        return;
+    bool idle = held - MIN(held, bytes) + others.bytes == 0;
+    uint64_t spent_ns = now_ns - MIN(r->window_start_ns, now_ns);
+    const uint64_t limit = credit_limit(c), full = limit - stage_of(limit); /* what whole stages fill of it */
+    if (r->window_start_ns && load(&r->base_ns) &&
+        (spent_ns >= MAX(WINDOW_NS, 2 * load(&r->base_ns)) ||
+         (idle && load(&r->delivered_bytes) - r->window_delivered > full)))
+        window_close(c, now_ns);
+    adapt_end(c);
+}
+
+void credit_lost(struct credit *c, uint64_t segments)
+{
+    if (segments && !c->fixed_limit_bytes)
+        atomic_fetch_add_explicit(&c->rail->lost_segments, segments, memory_order_relaxed);
+}
+
+void credit_wait(struct credit *c, int timeout_ms)
+{
+    struct timespec t = {.tv_sec = timeout_ms / 1000, .tv_nsec = timeout_ms % 1000 * 1000000l};
+    uint32_t seen = atomic_load(&c->rail->wake);
+    if (look_at_others(c, clock_now_ns()).bytes)
+        syscall(SYS_futex, &c->rail->wake, FUTEX_WAIT, seen, &t, NULL, 0);
+}

@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How much may be in flight: its promises one by one, several processes on one table, then a network in virtual time. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include "base/clock.h"
+#include "leat/error.h"
+#include "net/credit.h"
+#include "net/net.h"
+
+static bool take(struct credit *c, uint64_t bytes, uint64_t now_ns)
+{
+    bool alone;
+    return credit_take(c, bytes, now_ns, &alone);
+}
+
+static void test_never_stalls(void **state)
+{
+    static const uint64_t limits[] = {0, 1, 100, 4096, 65536, 1 << 20, 1 << 26};
+    for (unsigned i = 0; i < ARRAY_LEN(limits); i++) {
+        struct credit c;
+        assert_int_equal(credit_init(&c, NULL, 0, 0, limits[i], false), 0);
+        assert_true(credit_stage(&c) > 0 && credit_stage(&c) <= credit_limit(&c));
+        assert_true(take(&c, 1 << 27, 1000)); /* one request larger than any limit */
+        assert_false(take(&c, 1, 1000));
+        credit_done(&c, 1 << 27, 1000, true, 2000);
+        assert_true(take(&c, 1, 3000));
+        if (limits[i])
+            assert_int_equal(credit_limit(&c), limits[i]); /* what the user fixed stays */
+        credit_fini(&c);
+    }
+}
+
+static void test_outstanding(void **state)
+{
+    struct credit c;
+    assert_int_equal(credit_init(&c, NULL, 0, 0, 1000000, false), 0);
+    uint64_t sent = 0, stage = credit_stage(&c);
+    while (take(&c, stage, 1000))
+        assert_int_equal(c.in_flight_bytes, sent += stage);
+    assert_true(sent <= 1000000 && sent > 1000000 - stage);
+    credit_done(&c, stage, 1000, false, 5000);
+    assert_true(take(&c, stage, 5000));
+    credit_done(&c, sent * 2, 1000, false, 6000); /* more than there is: stays at none */
+    assert_int_equal(c.in_flight_bytes, 0);
+    credit_fini(&c);
+}
+
+/* Servers on this host: a short round trip must not bring the limit down to what a shallow switch could take. */
+static void test_same_host(void **state)
+{
+    struct credit far, near, fixed, *both[] = {&far, &near};
+    assert_int_equal(credit_init(&far, NULL, 0, 0, 0, false), 0);
+    assert_int_equal(credit_init(&near, NULL, 0, 0, 0, true), 0);
+    assert_int_equal(credit_init(&fixed, NULL, 0, 0, 100000, true), 0);
+    assert_int_equal(credit_limit(&near), 4 * MIB);
+    assert_int_equal(credit_limit(&fixed), 100000);
+    for (uint64_t t = 1; t < 1000; t++)
+        for (unsigned i = 0; i < 2; i++) {
+            bool alone;
+            assert_true(credit_take(both[i], 8 * KIB, t * 20 * NS_PER_US + NS_PER_S, &alone));
+            credit_done(both[i], 8 * KIB, 15 * NS_PER_US, alone,
+                        t * 20 * NS_PER_US + NS_PER_S + 15 * NS_PER_US);
+        }
+    assert_true(credit_limit(&far) < MIB);
+    assert_int_equal(credit_limit(&near), 4 * MIB);
+    assert_int_equal(credit_stage(&near), MIB);
+    credit_fini(&far);
+    credit_fini(&near);
+    credit_fini(&fixed);
+}
+
+/* A path of 1 GB/s and 100 us, kept busy; then its queue loses something. */
+static void drive(struct credit *c, uint64_t from_ns, unsigned batches)
+{
+    uint64_t now = from_ns;
+    for (unsigned b = 0; b < batches; b++) {
+        bool alone;
+        uint64_t stage = credit_stage(c), n = 0, own = stage; /* 1 byte a ns */
+        assert_true(credit_take(c, stage, now, &alone));
+        assert_true(alone);
+        while (take(c, stage, now))
+            n++;
+        now += 100 * NS_PER_US + own;
+        credit_done(c, stage, 100 * NS_PER_US + own, true, now);
+        for (; n; n--) {
+            now += own;
+            credit_done(c, stage, 100 * NS_PER_US + own * 2, false, now);
+        }
+    }
+}
+
+static void test_adapts_and_loses(void **state)
+{
+    struct credit c;
+    assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
+    assert_true(credit_limit(&c) <= 64 * KIB); /* starts low: nobody knows what the first queue takes */
+    drive(&c, NS_PER_S, 1000);
+    uint64_t grown = credit_limit(&c);
+    print_message("1 GB/s and 100 us: %llu KiB\n", (unsigned long long)(grown / KIB));
+    assert_true(grown > 100 * KIB && grown < 800 * KIB);
+    credit_lost(&c, 3);
+    drive(&c, 3 * NS_PER_S, 100);
+    uint64_t cut = credit_limit(&c);
+    assert_true(cut <= grown / 10 * 7 && cut > grown / 2);
+    /* Told of the same loss by another server: one cut. */
+    credit_lost(&c, 2);
+    drive(&c, 3 * NS_PER_S + 100 * NS_PER_MS, 100);
+    assert_int_equal(credit_limit(&c), cut);
+    /* Raised again, slowly; the next loss makes it slower. */
+    drive(&c, 6 * NS_PER_S, 100);
+    assert_true(credit_limit(&c) > cut && credit_limit(&c) <= cut / 4 * 5 + 1);
+    credit_lost(&c, 1);
+    drive(&c, 8 * NS_PER_S, 100);
+    uint64_t again = credit_limit(&c);
+    drive(&c, 11 * NS_PER_S, 100);
+    assert_int_equal(credit_limit(&c), again);
+    drive(&c, 13 * NS_PER_S, 100);
+    assert_true(credit_limit(&c) > again);
+    credit_fini(&c);
+}
+
+/* --- processes ------------------------------------------------------------------------------------------------------- */
+
+static struct credit_table *shared(int *ret_fd)
+{
+    struct credit_table *t;
+    assert_int_equal(credit_table_new(ret_fd, &t), 0);
+    return t;
+}
+
+static void join(struct credit *c, struct credit_table *t, unsigned slot)
+{
+    credit_slot_begin(t, slot);
+    assert_int_equal(credit_init(c, t, slot, 0, 0, false), 0);
+}
+
+static void test_processes_share(void **state)
+{
+    int fd;
+    struct credit_table *mine = shared(&fd), *other;
+    struct credit a, b;
+    assert_int_equal(credit_table_map(fd, &other), 0);
+    join(&a, mine, 0);
+    join(&b, other, 1);
+    const uint64_t stage = credit_stage(&a), limit = credit_limit(&a);
+    uint64_t held = 0;
+    while (take(&a, stage, 1000))
+        held += stage;
+    assert_true(held <= limit && held + stage > limit);
+    assert_false(take(&b, stage, 1001)); /* it waits now, */
+    assert_false(take(&b, stage, 1002));
+    credit_done(&a, stage, 500, false, 1500);
+    assert_false(take(&a, stage, 1600)); /* and goes before who holds so much */
+    assert_true(take(&b, stage, 1700));
+    credit_done(&a, stage, 500, false, 1800);
+    credit_done(&a, stage, 500, false, 1801);
+    assert_true(take(&b, stage, 1900));
+    /* Neither takes more than its half while the other wants too. */
+    assert_false(take(&b, stage, 1901) && take(&b, stage, 1902));
+    /* Killed: what it had in flight is nobody's any more. */
+    credit_slot_clear(mine, 1);
+    credit_done(&a, held, 500, false, 2000);
+    held = 0;
+    while (take(&a, stage, 3000))
+        held += stage;
+    assert_true(held + stage > limit);
+    credit_fini(&a);
+    credit_table_unmap(mine);
+    credit_table_unmap(other);
+    close(fd);
+}
+
+/* One that waits and is stopped, or is killed while it adapts, holds nobody up. */
+static void test_stopped_and_killed(void **state)
+{
+    int fd;
+    struct credit_table *t = shared(&fd);
+    struct credit a, b;
+    join(&a, t, 0);
+    join(&b, t, 1);
+    uint64_t limit = credit_limit(&a), stage = credit_stage(&a), s = NS_PER_S;
+    assert_true(take(&a, limit, s));
+    assert_false(take(&b, stage, s));
+    credit_done(&a, limit, 500, false, s + 1);
+    assert_true(take(&a, stage, s + 2)); /* the rail was empty */
+    assert_false(take(&a, stage, s + 3));
+    assert_true(take(&a, stage, s + 30 * NS_PER_MS)); /* b did not ask again */
+    atomic_store(&t->rails[0].adapting, 2);           /* b's mark */
+    credit_done(&a, 2 * stage, 500, true, s + 31 * NS_PER_MS);
+    assert_int_equal(atomic_load(&t->rails[0].adapting), 2);
+    credit_slot_clear(t, 1);
+    assert_int_equal(atomic_load(&t->rails[0].adapting), 0);
+    credit_fini(&a);
+    credit_table_unmap(t);
+    close(fd);
+}
+
+/* A neighbour of the same user that writes nonsense costs speed, nothing else. */
+static void test_nonsense(void **state)
+{
+    int fd;
+    struct credit_table *t = shared(&fd);
+    struct credit a;
+    join(&a, t, 0);
+    memset(&t->rails[0], 0xff, offsetof(struct credit_rail, slots));
+    memset(&t->rails[0].slots[1], 0xff, (CREDIT_SLOTS - 1) * sizeof(struct credit_slot));
+    assert_true(credit_limit(&a) <= 64 * MIB && credit_stage(&a) <= MIB);
+    assert_false(take(&a, 1 << 20, 1000)); /* others seem to have it all */
+    credit_done(&a, 1 << 20, 1000, true, 2000);
+    credit_slot_clear(t, 1);
+    memset(&t->rails[0], 0, offsetof(struct credit_rail, slots));
+    assert_true(credit_limit(&a) >= 8 * KIB);
+    assert_true(take(&a, 1 << 20, 3000));
+    credit_fini(&a);
+    credit_table_unmap(t);
+    close(fd);
+    struct credit_table *none;
+    int not_one = memfd_create("x", 0);
+    assert_true(credit_table_map(not_one, &none) < 0);
+    close(not_one);
+}
+
+struct racer {
+    struct credit_table *t;
+    unsigned slot;
+    _Atomic uint64_t *in_flight, *worst;
+    uint64_t taken;
+};
+
+static void *race(void *arg)
+{
+    struct racer *r = arg;
+    struct credit c;
+    join(&c, r->t, r->slot);
+    for (unsigned i = 0; i < 20000; i++) {
+        bool alone;
+        uint64_t bytes = 4 * KIB;
+        if (!credit_take(&c, bytes, clock_now_ns(), &alone)) {
+            credit_wait(&c, 1);
+            continue;
+        }
+        uint64_t now = atomic_fetch_add(r->in_flight, bytes) + bytes, worst = atomic_load(r->worst);
+        while (now > worst && !atomic_compare_exchange_weak(r->worst, &worst, now))
+            ;
+        r->taken++;
+        atomic_fetch_sub(r->in_flight, bytes);
+        credit_done(&c, bytes, 0, false, clock_now_ns());
+    }
+    credit_fini(&c);
+    return NULL;
+}
+
+/* However they interleave, what is granted never exceeds the limit. */
+static void test_race(void **state)
+{
+    int fd;
+    struct credit_table *t = shared(&fd);
+    _Atomic uint64_t in_flight = 0, worst = 0;
+    struct racer racers[6];
+    pthread_t threads[6];
+    atomic_store(&t->rails[0].limit_bytes, 12 * KIB);
+    for (unsigned i = 0; i < 6; i++) {
+        racers[i] = (struct racer){.t = t, .slot = i, .in_flight = &in_flight, .worst = &worst};
+        assert_int_equal(pthread_create(&threads[i], NULL, race, &racers[i]), 0);
+    }
+    for (unsigned i = 0; i < 6; i++) {
+        pthread_join(threads[i], NULL);
+        assert_true(racers[i].taken > 0);
+    }
+    assert_true(worst <= 12 * KIB);
+    credit_table_unmap(t);
+    close(fd);
+}
+
+/* --- against sim/ ---------------------------------------------------------------------------------------------------- */
+
+#define NODES  8u
+#define READS  2048u
+#define PIECE  (64 * KIB)
+#define REGION (16 * MIB)
+
+struct run {
+    uint64_t took_ns, peak_bytes, limit_bytes;
+};
+
+/* READS pieces spread over the nodes, asked for in turns as gather.c does. unlimited: everything at once. */
+static struct run simulate(uint64_t latency_ns, uint64_t node_rate, uint64_t receiver_rate,
+                           uint64_t queue_bytes, uint64_t fixed_limit, bool unlimited)
+{
+    uint8_t *memory = calloc(1, REGION), *dst = malloc(READS * PIECE);
+    struct net_sim_node nodes[NODES];
+    for (unsigned i = 0; i < NODES; i++)
+        nodes[i] = (struct net_sim_node){.memory = memory,
+                                         .region_bytes = REGION,
+                                         .nregions = 1,
+                                         .latency_ns = latency_ns,
+                                         .bytes_per_s = node_rate};
+    const struct net_sim_config config = {.seed = 3,
+                                          .nodes = nodes,
+                                          .nnodes = NODES,
+                                          .receiver_bytes_per_s = receiver_rate,
+                                          .receiver_queue_bytes = queue_bytes,
+                                          .retry_ns = 5 * NS_PER_MS};
+    struct net_ctx *ctx;
+    struct net_endpoint *endpoints[NODES];
+    struct net_read *reads = calloc(READS, sizeof(*reads));
+    struct net_op *ops = calloc(READS, sizeof(*ops));
+    uint64_t *sent_ns = calloc(READS, sizeof(*sent_ns)), in_flight = 0;
+    unsigned next[NODES], finished = 0, used = 0;
+    struct run out = {0};
+    struct credit s;
+    bool *alone = calloc(READS, sizeof(*alone));
+    assert_int_equal(net_sim_new(&config, &ctx), 0);
+    for (unsigned i = 0; i < NODES; i++) {
+        struct net_peer peer = {.node = i, .connected_fd = -1};
+        assert_int_equal(ctx->ops->connect(ctx, &peer, 0, &endpoints[i], NULL), 0);
+        next[i] = i * (READS / NODES);
+    }
+    for (unsigned i = 0; i < READS; i++)
+        reads[i] = (struct net_read){.bytes = PIECE, .offset = i % 256 * PIECE, .dst = dst + i * PIECE};
+    assert_int_equal(credit_init(&s, NULL, 0, 0, fixed_limit, false), 0);
+    while (finished < READS) {
+        bool any = true;
+        while (any) {
+            any = false;
+            for (unsigned node = 0; node < NODES; node++) {
+                unsigned end = (node + 1) * (READS / NODES);
+                unsigned n = (unsigned)MAX(credit_stage(&s) / PIECE, 1ull);
+                n = MIN(n, end - next[node]); /* the tail is what remains */
+                if (next[node] == end ||
+                    (!unlimited && !credit_take(&s, n * PIECE, net_sim_now_ns(ctx), &alone[used])))
+                    continue;
+                struct net_op *op = &ops[used];
+                *op = (struct net_op){.reads = &reads[next[node]], .n = n};
+                sent_ns[used++] = net_sim_now_ns(ctx);
+                assert_int_equal(ctx->ops->submit(endpoints[node], op), 0);
+                in_flight += n * PIECE;
+                out.peak_bytes = MAX(out.peak_bytes, in_flight);
+                next[node] += n;
+                any = true;
+            }
+        }
+        struct net_event events[16];
+        int got = ctx->ops->poll(ctx, events, 16, 1000);
+        assert_true(got > 0); /* something is always on its way: no stall */
+        for (int e = 0; e < got; e++) {
+            if (events[e].kind != NET_DONE)
+                continue;
+            uint64_t now = net_sim_now_ns(ctx), bytes = events[e].op->n * PIECE;
+            assert_int_equal(events[e].op->status, 0);
+            if (!unlimited)
+                credit_done(&s, bytes, now - sent_ns[events[e].op - ops], alone[events[e].op - ops], now);
+            in_flight -= bytes;
+            finished += events[e].op->n;
+        }
+    }
+    out.took_ns = net_sim_now_ns(ctx);
+    out.limit_bytes = credit_limit(&s);
+    credit_fini(&s);
+    for (unsigned i = 0; i < NODES; i++)
+        ctx->ops->disconnect(ctx, endpoints[i]);
+    net_free(ctx);
+    free(alone);
+    free(sent_ns);
+    free(ops);
+    free(reads);
+    free(dst);
+    free(memory);
+    return out;
+}
+
+static double rate(struct run r)
+{
+    return (double)READS * PIECE / (double)r.took_ns; /* GB/s */
+}
+
+static void tell(const char *what, struct run r, double link)
+{
+    print_message("%s: %.2f GB/s (%.0f %% of the link), peak in flight %llu KiB, limit %llu KiB\n", what,
+                  rate(r), 100 * rate(r) / link, (unsigned long long)(r.peak_bytes / KIB),
+                  (unsigned long long)(r.limit_bytes / KIB));
+}
+
+/* Eight servers into one receiver with a shallow queue: asking for all at once loses segments and waits for retries. */
+static void test_incast(void **state)
+{
+    struct run all = simulate(20 * NS_PER_US, 2000000000, 2000000000, 1 * MIB, 0, true);
+    struct run ours = simulate(20 * NS_PER_US, 2000000000, 2000000000, 1 * MIB, 0, false);
+    tell("incast, all at once", all, 2);
+    tell("incast, adapting", ours, 2);
+    assert_true(rate(ours) > 0.8 * 2);
+    assert_true(rate(ours) > rate(all));
+}
+
+/* A long way: the limit must grow far past where it starts. */
+static void test_long_path(void **state)
+{
+    struct run ours = simulate(2 * NS_PER_MS, 4000000000, 4000000000, 256 * MIB, 0, false);
+    struct run start = simulate(2 * NS_PER_MS, 4000000000, 4000000000, 256 * MIB, 1 * MIB, false);
+    tell("2 ms away, adapting", ours, 4);
+    tell("2 ms away, 1 MiB fixed", start, 4);
+    assert_true(rate(ours) > 3 * rate(start));
+    assert_true(ours.limit_bytes > 4 * MIB);
+}
+
+/* A short way: no more in flight than helps. */
+static void test_short_path(void **state)
+{
+    struct run ours = simulate(5 * NS_PER_US, 1000000000, 1000000000, 64 * MIB, 0, false);
+    tell("5 us away, adapting", ours, 1);
+    assert_true(rate(ours) > 0.85);
+    assert_true(ours.limit_bytes <= 2 * MIB);
+}
+
+/* Limits below one request: one at a time, to the end. */
+static void test_tiny_limit(void **state)
+{
+    struct run r = simulate(10 * NS_PER_US, 1000000000, 1000000000, 64 * MIB, 1000, false);
+    assert_int_equal(r.peak_bytes, PIECE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_never_stalls),    cmocka_unit_test(test_outstanding),
+        cmocka_unit_test(test_same_host),       cmocka_unit_test(test_adapts_and_loses),
+        cmocka_unit_test(test_processes_share), cmocka_unit_test(test_stopped_and_killed),
+        cmocka_unit_test(test_nonsense),        cmocka_unit_test(test_race),
+        cmocka_unit_test(test_incast),          cmocka_unit_test(test_long_path),
+        cmocka_unit_test(test_short_path),      cmocka_unit_test(test_tiny_limit),
+    };
+    return cmocka_run_group_tests_name("net_credit", tests, NULL, NULL);
+}
