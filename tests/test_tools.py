@@ -85,3 +85,13 @@ def test_help_lists_every_target():
     out = subprocess.run(["make", "-C", TOP], capture_output=True, text=True).stdout
     for target in "deps build demo check check-all bench fuzz fmt lint install clean".split():
         assert f"make {target}" in out
+
+
+@pytest.mark.parametrize("end, status", [("exit 0", 0), ("exit 3", 3), ("kill -SEGV $$", -11), ("kill -KILL $$", -9)])
+def test_tap_hides_no_failure(end, status):
+    """tools/tap mends cmocka's skips alone: failures, the plan and the end go through."""
+    text = ["1..4", "ok 1 - a", "not ok 2 - SKIP b", "not ok 3 # SKIP c d", "# not ok 3 # SKIP x", "not ok 4 - e # SKIP"]
+    done = subprocess.run([TOP / "tools" / "tap", "sh", "-c", 'printf "%s\\n" "$@"; ' + end, "sh", *text],
+                          capture_output=True, text=True)
+    assert done.returncode == status and done.stderr == ""
+    assert done.stdout.splitlines() == [*text[:3], "ok 3 - c d # SKIP", *text[4:]]
