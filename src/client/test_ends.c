@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What ends a call: a set that is dropped, a daemon or a node that dies or falls silent, deadlines, interrupts, fork. */
+#include "client/test_fixture.h"
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "base/clock.h"
+
+static struct leat_error err;
+
+static void test_revoked(void **state)
+{
+    for (int with_event = 0; with_event < 2; with_event++) {
+        struct fixture x;
+        struct leat_batch *batch;
+        const uint64_t ids[] = {10, 11};
+        fixture_open(&x, (struct fake_options){0});
+        struct leat_view *view = fixture_load(x.ws, 4, 2);
+        assert_int_equal(leat_read_batch(view, ids, 2, 0, &batch, &err), 0);
+        leat_batch_release(batch);
+        fake_revoke(x.daemon, with_event);
+        assert_int_equal(leat_read_batch(view, ids, 2, 0, &batch, &err), LEAT_STALE);
+        leat_view_close(view);
+        fixture_close(&x);
+    }
+}
+
+static void test_daemon_dies(void **state)
+{
+    struct fixture x;
+    struct leat_batch *batch;
+    struct leat_ws *ws;
+    const uint64_t ids[] = {10, 11};
+    fixture_open(&x, (struct fake_options){0});
+    struct leat_view *view = fixture_load(x.ws, 4, 2);
+    assert_int_equal(leat_read_batch(view, ids, 2, 0, &batch, &err), 0);
+    fake_hang_up(x.daemon);
+    struct leat_batch *other;
+    int rc = 0;
+    for (unsigned i = 0; i < 400 && rc == 0; i++) { /* the end of file takes a moment to arrive */
+        rc = leat_read_batch(view, ids, 2, 0, &other, &err);
+        if (!rc)
+            leat_batch_release(other);
+        usleep(5000);
+    }
+    assert_int_equal(rc, LEAT_PEER_GONE);
+    assert_int_equal(leat_open(x.client, "set", NULL, &ws, &err), LEAT_PEER_GONE);
+    struct leat_view *far;
+    struct leat_view_options by_tcp = {.size = sizeof(by_tcp), .batch_size = 4, .transport = "tcp"};
+    assert_int_equal(leat_load(x.ws, &by_tcp, &far, &err), LEAT_PEER_GONE);
+    fixture_check_batch(batch); /* what was read stays */
+    leat_batch_release(batch);
+    leat_view_close(view);
+    leat_close(x.ws);
+    leat_disconnect(x.client);
+    struct leat_client_options o = {.size = sizeof(o), .socket = x.daemon->path};
+    assert_int_equal(leat_connect(&o, &x.client, &err), 0);
+    assert_int_equal(leat_open(x.client, "set", NULL, &x.ws, &err), 0);
+    fixture_read_all(x.ws);
+    fixture_close(&x);
+}
+
+static void test_deadline(void **state)
+{
+    struct fixture x;
+    uint8_t buf[100];
+    uint64_t bytes;
+    fixture_open(&x, (struct fake_options){.all_loading = true});
+    x.daemon->mute = true;
+    assert_int_equal(leat_read(x.ws, 3, 0, buf, sizeof(buf), 50 * NS_PER_MS, &bytes, &err), LEAT_TIMED_OUT);
+    for (unsigned i = 0; i < 200 && !x.daemon->cancels; i++)
+        usleep(5000);
+    assert_int_equal(x.daemon->cancels, 1);
+    x.daemon->mute = false;
+    assert_int_equal(leat_read(x.ws, 3, 0, buf, sizeof(buf), 0, &bytes, &err), 0);
+    fixture_close(&x);
+}
+
+static int count_progress(const struct leat_progress *progress, void *user)
+{
+    assert_int_equal(progress->samples_total, 2);
+    return ++*(int *)user == 30; /* gives up */
+}
+
+/* A scan may take longer than a deadline as long as it moves; one that the caller gave stays. */
+static void test_slow_open(void **state)
+{
+    struct fake_daemon *f = fake_start(&(struct fake_options){.slow_open = 20});
+    struct leat_client *client;
+    struct leat_ws *ws;
+    int seen = 0;
+    struct leat_client_options o = {.size = sizeof(o), .socket = f->path, .timeout_ns = 400 * NS_PER_MS};
+    struct leat_open_options open = {
+        .size = sizeof(open), .progress = count_progress, .progress_user = &seen};
+    assert_int_equal(leat_connect(&o, &client, &err), 0);
+    assert_int_equal(leat_open(client, "set", &open, &ws, &err), 0);
+    assert_true(seen > 0);
+    leat_close(ws);
+    seen = 29;
+    assert_int_equal(leat_open(client, "set", &open, &ws, &err), -ECANCELED);
+    leat_disconnect(client);
+    o.timeout_ns = 0;
+    assert_int_equal(leat_connect(&o, &client, &err), 0);
+    open.timeout_ns = 100 * NS_PER_MS;
+    open.progress = NULL;
+    unsigned closes = f->closes;
+    assert_int_equal(leat_open(client, "set", &open, &ws, &err), LEAT_TIMED_OUT);
+    char *text; /* its answer comes first, and what it opened is closed */
+    assert_int_equal(leat_query(client, LEAT_QUERY_STATUS, NULL, &text, &err), 0);
+    leat_free(text);
+    for (unsigned i = 0; i < 400 && f->closes == closes; i++)
+        usleep(5000);
+    assert_int_equal(f->closes, closes + 1);
+    leat_disconnect(client);
+    fake_stop(f);
+}
+
+static void test_version(void **state)
+{
+    struct fake_daemon *f = fake_start(&(struct fake_options){0});
+    struct leat_client *client;
+    f->hello_version = 9;
+    struct leat_client_options o = {.size = sizeof(o), .socket = f->path};
+    assert_int_equal(leat_connect(&o, &client, &err), LEAT_INVALID);
+    assert_non_null(strstr(err.message, "9"));
+    assert_non_null(strstr(err.message, leat_version()));
+    fake_stop(f);
+}
+
+static void test_nobody(void **state)
+{
+    struct leat_client *client;
+    struct leat_client_options o = {
+        .size = sizeof(o), .socket = "/tmp/leat-test-nobody.sock", .flags = LEAT_CONNECT_NO_START};
+    assert_int_equal(leat_connect(&o, &client, &err), LEAT_NOT_FOUND);
+}
+
+static void test_fork(void **state)
+{
+    struct fixture x;
+    fixture_open(&x, (struct fake_options){0});
+    struct leat_view *view = fixture_load(x.ws, 4, 2);
+    struct leat_batch *batch;
+    const uint64_t ids[] = {10, 11};
+    assert_int_equal(leat_read_batch(view, ids, 2, 0, &batch, &err), 0);
+    int parents_fd = x.client->fd;
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct leat_batch *other;
+        struct leat_ws *ws;
+        uint8_t buf[100];
+        uint64_t bytes;
+        int bad = !leat_forked(x.client) || x.client->fd != -1 || /* the daemon hears of its parent's death */
+                  fcntl(parents_fd, F_GETFD) != -1 ||
+                  leat_open(x.client, "set", NULL, &ws, &err) != LEAT_INVALID ||
+                  leat_read_batch(view, ids, 2, 0, &other, &err) != LEAT_INVALID ||
+                  leat_read(x.ws, 1, 0, buf, 100, 0, &bytes, &err) != LEAT_INVALID;
+        leat_batch_release(batch); /* all without effect */
+        leat_view_close(view);
+        leat_close(x.ws);
+        leat_disconnect(x.client);
+        _exit(bad);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_false(leat_forked(x.client));
+    leat_batch_release(batch);
+    leat_view_close(view);
+    fixture_read_all(x.ws);
+    fixture_close(&x);
+}
+
+/* Every wait asks the hook, and ends when it says so, long before its deadline. */
+static _Atomic int hook_left;
+static struct leat_ws *hook_ws;
+
+static int hook(void *user)
+{
+    assert_ptr_equal(user, &hook_left);
+    return --hook_left <= 0;
+}
+
+static int hook_calls_back(void *user)
+{
+    struct leat_error e;
+    if (leat_read(hook_ws, 1, 0, user, 60, 0, NULL, &e) == LEAT_BUSY)
+        hook_left--;
+    return hook_left <= 0;
+}
+
+static void open_hooked(struct fixture *x, struct fake_options options)
+{
+    x->daemon = fake_start(&options);
+    struct leat_client_options o = {.size = sizeof(o),
+                                    .socket = x->daemon->path,
+                                    .timeout_ns = UINT64_MAX,
+                                    .interrupt = hook,
+                                    .interrupt_user = &hook_left};
+    assert_int_equal(leat_connect(&o, &x->client, &err), 0);
+    assert_int_equal(leat_open(x->client, "set", NULL, &x->ws, &err), 0);
+}
+
+static void test_interrupt(void **state)
+{
+    struct fixture x;
+    struct leat_ws *ws;
+    struct leat_batch *batch, *held[3];
+    struct leat_iter *it;
+    uint8_t buf[60];
+    const uint64_t ids[] = {5, 6};
+    char *text;
+    open_hooked(&x, (struct fake_options){.all_loading = true});
+    struct leat_view *view = fixture_load(x.ws, 4, 3);
+    x.daemon->mute = true;
+    hook_left = 2;
+    assert_int_equal(leat_read(x.ws, 3, 0, buf, sizeof(buf), 0, NULL, &err), LEAT_CANCELED);
+    hook_left = 1;
+    assert_int_equal(leat_read_batch(view, ids, 2, 0, &batch, &err), LEAT_CANCELED);
+    hook_left = 1;
+    assert_int_equal(leat_open(x.client, "set", NULL, &ws, &err), LEAT_CANCELED);
+    hook_left = 1;
+    assert_int_equal(leat_ws_wait(x.ws, NULL, NULL, 0, &err), LEAT_CANCELED);
+    hook_left = 1;
+    assert_int_equal(leat_query(x.client, LEAT_QUERY_STATUS, NULL, &text, &err), LEAT_CANCELED);
+    struct leat_iter_options io = {.size = sizeof(io), .block = LEAT_ORDER_SEQUENTIAL};
+    assert_int_equal(leat_iterate(view, &io, &it, &err), 0);
+    hook_left = 1;
+    assert_int_equal(leat_next(it, 0, &batch, &err), LEAT_CANCELED);
+    leat_iter_close(it);
+    x.daemon->mute = false;
+
+    /* A slot that comes back when a descriptor says so, which is never. */
+    int fd = eventfd(0, EFD_CLOEXEC);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(leat_read_batch(view, ids, 2, 0, &held[i], &err), 0);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(leat_batch_release_after(held[i], &FD_EVENT(fd), &err), 0);
+    hook_left = 1;
+    assert_int_equal(leat_read_batch(view, ids, 2, 0, &batch, &err), LEAT_CANCELED);
+    close(fd);
+    leat_view_close(view);
+    fixture_close(&x);
+
+    /* A node that is silent; and a hook that calls back in. */
+    open_hooked(&x, (struct fake_options){.remote_odd = true});
+    uint64_t far = FAKE_REGION_BYTES / 60 + 1;
+    x.daemon->hold_broker = true;
+    hook_left = 1;
+    assert_int_equal(leat_read(x.ws, far, 0, buf, 60, 0, NULL, &err), LEAT_CANCELED);
+    hook_left = 1;
+    hook_ws = x.ws;
+    x.client->interrupt = hook_calls_back;
+    x.client->interrupt_user = buf;
+    hook_left = 0;
+    assert_int_equal(leat_read(x.ws, far, 0, buf, 60, 0, NULL, &err), LEAT_CANCELED);
+    x.client->interrupt = NULL;
+    x.daemon->hold_broker = false;
+    assert_int_equal(leat_read(x.ws, far, 0, buf, 60, 0, NULL, &err), 0);
+    fixture_close(&x);
+}
+
+/* Another thread that is at it for long does not move our deadline. */
+static void *read_for_long(void *arg)
+{
+    struct fixture *x = arg;
+    uint8_t buf[60];
+    struct leat_error e;
+    return (void *)(intptr_t)leat_read(x->ws, FAKE_REGION_BYTES / 60 + 1, 0, buf, 60, 0, NULL, &e);
+}
+
+static void test_turns(void **state)
+{
+    struct fixture x;
+    pthread_t thread;
+    uint8_t buf[60];
+    void *rc;
+    open_hooked(&x, (struct fake_options){.remote_odd = true});
+    hook_left = 1 << 30;
+    x.daemon->hold_broker = true;
+    assert_int_equal(pthread_create(&thread, NULL, read_for_long, &x), 0);
+    while (!x.daemon->brokers)
+        usleep(1000);
+    usleep(20000);
+    assert_int_equal(leat_read(x.ws, FAKE_REGION_BYTES / 60 + 2, 0, buf, 60, 50 * NS_PER_MS, NULL, &err),
+                     LEAT_TIMED_OUT);
+    hook_left = 0;
+    pthread_join(thread, &rc);
+    assert_int_equal((int)(intptr_t)rc, LEAT_CANCELED);
+    fixture_close(&x);
+}
+
+/* --- other nodes --------------------------------------------------------------------------------------------------------------- */
+
+/* The connection breaks in the middle: brokered anew, once; then the samples come by way of their source. */
+static void test_node_dies(void **state)
+{
+    struct fixture x;
+    struct leat_batch *batch;
+    uint64_t ids[32];
+    fixture_open(&x, (struct fake_options){.remote_odd = true});
+    struct leat_view *view = fixture_load(x.ws, 32, 2);
+    for (unsigned i = 0; i < 32; i++)
+        ids[i] = i * 12;
+    x.daemon->broker_fails = 1;
+    assert_int_equal(leat_read_batch(view, ids, 32, 0, &batch, &err), 0);
+    fixture_check_batch(batch);
+    leat_batch_release(batch);
+    assert_int_equal(x.daemon->brokers, 2);
+    assert_int_equal(x.daemon->fetches, 0);
+    net_server_revoke(x.daemon->server, &x.daemon->target); /* every data connection is closed */
+    assert_int_equal(leat_read_batch(view, ids, 32, 0, &batch, &err), 0);
+    fixture_check_batch(batch);
+    leat_batch_release(batch);
+    assert_int_equal(x.daemon->fetches, 0);
+    net_server_revoke(x.daemon->server, &x.daemon->target);
+    x.daemon->broker_fails = 100;
+    int rc = leat_read_batch(view, ids, 32, 0, &batch, &err);
+    if (rc)
+        print_message("%s\n", err.message);
+    assert_int_equal(rc, 0);
+    fixture_check_batch(batch);
+    leat_batch_release(batch);
+    assert_true(x.daemon->fetches > 0);
+    leat_view_close(view);
+    fixture_close(&x);
+
+    fixture_open(&x, (struct fake_options){.remote_odd = true, .pushed = true});
+    view = fixture_load(x.ws, 32, 2);
+    x.daemon->broker_fails = 100;
+    assert_int_equal(leat_read_batch(view, ids, 32, 0, &batch, &err), LEAT_PEER_GONE);
+    assert_non_null(strstr(err.message, "other:1"));
+    leat_view_close(view);
+    fixture_close(&x);
+}
+
+/* A peer frozen past the deadline: its slot is in quarantine, others go on, and nothing late lands in a slot in use. */
+static void test_frozen_node(void **state)
+{
+    struct fixture x;
+    struct leat_batch *batch, *kept[2];
+    const uint64_t local[] = {0, 1, 2, 3}; /* of field data: region 0 */
+    uint64_t far = UINT64_MAX;
+    fixture_open(&x, (struct fake_options){.remote_odd = true});
+    for (uint64_t i = 0; i < FAKE_SAMPLES && far == UINT64_MAX; i++)
+        if (i * 60 / FAKE_REGION_BYTES == 1)
+            far = i + 1;
+    x.daemon->hold_broker = true;
+    struct leat_view *view;
+    const unsigned fields[] = {0};
+    struct leat_view_options o = {
+        .size = sizeof(o), .batch_size = 4, .slots = 2, .fields = fields, .nfields = 1};
+    assert_int_equal(leat_load(x.ws, &o, &view, &err), 0);
+    assert_int_equal(leat_read_batch(view, &far, 1, 50 * NS_PER_MS, &batch, &err), LEAT_TIMED_OUT);
+    /* One slot is in quarantine; the other serves. */
+    assert_int_equal(leat_read_batch(view, local, 4, 0, &kept[0], &err), 0);
+    /* Now nothing but the quarantined one is left: the connection is torn down and the slot used. */
+    assert_int_equal(leat_read_batch(view, local, 4, 0, &kept[1], &err), 0);
+    assert_int_not_equal(leat_batch_slot(kept[0]), leat_batch_slot(kept[1]));
+    /* The peer wakes up and sends what it owed; nobody may see it. */
+    uint8_t late[256];
+    memset(late, 0xee, sizeof(late));
+    send(x.daemon->broker_peer, late, sizeof(late), MSG_NOSIGNAL | MSG_DONTWAIT);
+    usleep(20000);
+    for (unsigned b = 0; b < 2; b++) {
+        const uint8_t *data = leat_batch_data(kept[b], 0, NULL);
+        for (unsigned i = 0; i < 4; i++)
+            assert_true(fake_matches(local[i], 0, data + i * 60, 60));
+        leat_batch_release(kept[b]);
+    }
+    x.daemon->hold_broker = false;
+    assert_int_equal(leat_read_batch(view, &far, 1, 0, &batch, &err), 0);
+    assert_true(fake_matches(far, 0, leat_batch_data(batch, 0, NULL), 60));
+    leat_batch_release(batch);
+    leat_view_close(view);
+
+    /* The same for a single read: nothing is outstanding when it returns. */
+    x.daemon->hold_broker = true;
+    uint8_t buf[60];
+    assert_int_equal(leat_read(x.ws, far, 0, buf, 60, 50 * NS_PER_MS, NULL, &err), LEAT_TIMED_OUT);
+    assert_int_equal(x.ws->rails->unquiesced, 0);
+    x.daemon->hold_broker = false;
+    assert_int_equal(leat_read(x.ws, far, 0, buf, 60, 0, NULL, &err), 0);
+    fixture_close(&x);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_revoked),   cmocka_unit_test(test_daemon_dies), cmocka_unit_test(test_deadline),
+        cmocka_unit_test(test_slow_open), cmocka_unit_test(test_version),     cmocka_unit_test(test_nobody),
+        cmocka_unit_test(test_fork),      cmocka_unit_test(test_interrupt),   cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_node_dies), cmocka_unit_test(test_frozen_node),
+    };
+    return cmocka_run_group_tests_name("client_ends", tests, NULL, NULL);
+}

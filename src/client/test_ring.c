@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ring of batches: who holds what, several threads, epochs read ahead. */
+#include "client/test_fixture.h"
+
+#include <sys/eventfd.h>
+
+#include "base/clock.h"
+
+static struct leat_error err;
+
+static void test_ring(void **state)
+{
+    struct fixture x;
+    struct leat_batch *batches[3], *extra;
+    const uint64_t ids[] = {1, 2, 3, 4};
+    fixture_open(&x, (struct fake_options){0});
+    struct leat_view *view = fixture_load(x.ws, 4, 3);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(leat_read_batch(view, ids, 4, 0, &batches[i], &err), 0);
+    assert_int_equal(leat_read_batch(view, ids, 4, 0, &extra, &err), LEAT_BUSY);
+    assert_non_null(strstr(err.message, "1, 2, 3"));
+    leat_batch_release(batches[1]);
+    assert_int_equal(leat_read_batch(view, ids, 4, 0, &extra, &err), 0);
+    assert_int_equal(leat_batch_slot(extra), 1);
+
+    /* A slot given back after an event: not before it. */
+    int event = eventfd(0, EFD_CLOEXEC);
+    assert_int_equal(leat_batch_release_after(batches[0], &FD_EVENT(event), &err), 0);
+    assert_int_equal(leat_read_batch(view, ids, 4, 30 * NS_PER_MS, &batches[1], &err), LEAT_TIMED_OUT);
+    assert_int_equal(eventfd_write(event, 1), 0);
+    close(event);
+    assert_int_equal(leat_read_batch(view, ids, 4, 0, &batches[0], &err), 0);
+    assert_int_equal(leat_batch_slot(batches[0]), 0);
+    assert_int_equal(leat_batch_release_after(batches[0], &FD_EVENT(-1), &err), LEAT_INVALID);
+
+    /* The memory of held batches outlives the view, the set and the client. */
+    leat_view_close(view);
+    leat_close(x.ws);
+    leat_disconnect(x.client);
+    fixture_check_batch(extra);
+    leat_batch_release(extra);
+    leat_batch_release(batches[0]);
+    leat_batch_release(batches[2]);
+    fake_stop(x.daemon);
+}
+
+/* --- several threads -------------------------------------------------------------------------------------------------------------- */
+
+static void *reader(void *arg)
+{
+    struct leat_ws *ws = arg;
+    uint64_t errors = 0;
+    for (unsigned round = 0; round < 3; round++)
+        for (uint64_t i = 0; i < FAKE_SAMPLES; i += 3) {
+            uint8_t buf[60];
+            struct leat_error e;
+            char *text;
+            errors += leat_read(ws, i, 0, buf, 60, 0, NULL, &e) != 0 || !fake_matches(i, 0, buf, 60);
+            errors += leat_query(ws->client, LEAT_QUERY_STATUS, NULL, &text, &e) != 0;
+            leat_free(text);
+        }
+    return (void *)(uintptr_t)errors;
+}
+
+static void test_threads(void **state)
+{
+    struct fixture x;
+    pthread_t threads[4];
+    fixture_open(&x, (struct fake_options){.all_loading = true});
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, reader, x.ws), 0);
+    for (unsigned i = 0; i < 4; i++) {
+        void *errors;
+        pthread_join(threads[i], &errors);
+        assert_null(errors);
+    }
+    fixture_close(&x);
+}
+
+/* --- epochs ------------------------------------------------------------------------------------------------------------------------- */
+
+static void test_iterate(void **state)
+{
+    struct fixture x;
+    fixture_open(&x, (struct fake_options){0});
+    static const unsigned worlds[] = {1, 3};
+    for (unsigned w = 0; w < 2; w++)
+        for (int keep = 0; keep < 2; keep++) {
+            uint8_t seen[FAKE_SAMPLES] = {0};
+            uint64_t total = 0, global = 32ull * worlds[w];
+            for (unsigned rank = 0; rank < worlds[w]; rank++) {
+                struct leat_view *view = fixture_load(x.ws, 32, 3);
+                struct leat_iter *it;
+                struct leat_iter_options o = {
+                    .size = sizeof(o), .seed = 5, .rank = rank, .world_size = worlds[w], .keep_tail = keep};
+                assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
+                leat_view_close(view); /* the iterator keeps it */
+                struct leat_order order;
+                assert_int_equal(
+                    leat_order_init(&order, FAKE_SAMPLES, 5, 0, 0, leat_ws_fingerprint(x.ws), NULL), 0);
+                uint64_t steps = 0;
+                for (;; steps++) {
+                    struct leat_batch *batch;
+                    assert_int_equal(leat_next(it, 0, &batch, &err), 0);
+                    if (!batch)
+                        break;
+                    fixture_check_batch(batch);
+                    for (unsigned i = 0; i < leat_batch_size(batch); i++) {
+                        uint64_t id = leat_batch_ids(batch)[i];
+                        assert_int_equal(id, leat_order_at(&order, leat_batch_position(batch) + i));
+                        assert_int_equal(seen[id]++, 0);
+                        total++;
+                    }
+                    leat_batch_release(batch);
+                }
+                assert_int_equal(steps, leat_iter_steps(it));
+                struct leat_batch *end;
+                assert_int_equal(leat_next(it, 0, &end, &err), 0);
+                assert_null(end);
+                leat_iter_close(it);
+            }
+            assert_int_equal(total, keep ? FAKE_SAMPLES : FAKE_SAMPLES / global * global);
+        }
+    fixture_close(&x);
+}
+
+static void test_iterate_errors(void **state)
+{
+    struct fixture x;
+    struct leat_iter *it;
+    struct leat_batch *batch, *held[3];
+    fixture_open(&x, (struct fake_options){0});
+    struct leat_view *view = fixture_load(x.ws, 10, 3);
+    struct leat_iter_options o = {.size = sizeof(o), .block = LEAT_ORDER_SEQUENTIAL};
+    assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(leat_next(it, 0, &held[i], &err), 0);
+    assert_int_equal(leat_next(it, 0, &batch, &err), LEAT_BUSY);
+    for (unsigned i = 0; i < 3; i++)
+        leat_batch_release(held[i]);
+    leat_iter_close(it);
+
+    /* An error comes at its place, and only there. */
+    fake_corrupt(x.daemon, 25, 0);
+    assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(leat_next(it, 0, &batch, &err), 0);
+        leat_batch_release(batch);
+    }
+    assert_int_equal(leat_next(it, 0, &batch, &err), LEAT_CORRUPT);
+    fake_corrupt(x.daemon, 25, 0); /* mends it */
+    int rc = leat_next(it, 0, &batch, &err);
+    if (rc == LEAT_CORRUPT) /* the thread had tried again before it was mended */
+        rc = leat_next(it, 0, &batch, &err);
+    assert_int_equal(rc, 0);
+    assert_int_equal(leat_batch_position(batch), 20);
+    leat_batch_release(batch);
+    leat_iter_close(it);
+
+    /* Closing in the middle of a wait that would last. */
+    x.daemon->mute = true;
+    for (unsigned i = 0; i < FAKE_SAMPLES; i++)
+        x.daemon->live_map[4096 + i] = LIVE_LOADING;
+    assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
+    usleep(30000);
+    uint64_t before = clock_now_ns();
+    leat_iter_close(it);
+    assert_true(clock_now_ns() - before < 10 * NS_PER_S); /* the call's own deadline is 20 s */
+    leat_view_close(view);
+    x.daemon->mute = false;
+    fixture_close(&x);
+}
+
+/* An iterator that waits for a slot keeps nobody else waiting, with or without a deadline. */
+static void test_iterator_waits_alone(void **state)
+{
+    struct fixture x;
+    struct leat_iter *it;
+    struct leat_batch *held[2], *batch;
+    const uint64_t ids[] = {5, 6};
+    fixture_open(&x, (struct fake_options){0});
+    struct leat_view *view = fixture_load(x.ws, 4, 3);
+    struct leat_iter_options o = {.size = sizeof(o)};
+    assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(leat_next(it, 0, &held[i], &err), 0);
+    usleep(50000); /* the third is read ahead, and the thread waits for a slot */
+    assert_int_equal(leat_read_batch(view, ids, 2, UINT64_MAX, &batch, &err), LEAT_BUSY);
+    for (unsigned i = 0; i < 2; i++)
+        leat_batch_release(held[i]);
+    assert_int_equal(leat_next(it, 0, &batch, &err), 0);
+    fixture_check_batch(batch);
+    leat_batch_release(batch);
+    leat_iter_close(it);
+    leat_view_close(view);
+    fixture_close(&x);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ring),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_iterate),
+        cmocka_unit_test(test_iterate_errors),
+        cmocka_unit_test(test_iterator_waits_alone),
+    };
+    return cmocka_run_group_tests_name("client_ring", tests, NULL, NULL);
+}

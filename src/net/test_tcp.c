@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What only TCP can do: split and merge requests; peers that die, freeze, lie or come too late. */
+#include "net/test_rig.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include "base/clock.h"
+
+/* More ranges than one READ may have. */
+static void test_tcp_split(void **state)
+{
+    struct rig r;
+    rig_init(&r, TCP, true);
+    uint32_t n = PROTO_READS_MAX * 2 + 77;
+    AUTO_FREE struct net_read *reads = calloc(n, sizeof(*reads));
+    for (uint32_t i = 0; i < n; i++)
+        reads[i] = (struct net_read){.mr_gid = i % REGIONS, .offset = i * 3, .bytes = i < n - 5 ? 3 : 0};
+    struct test_op *t = op_new(reads, n), *bad;
+    rig_submit(&r, t);
+    rig_run(&r, 1);
+    op_check_good(t);
+    op_free(t);
+    reads[PROTO_READS_MAX + 1].mr_gid = 99; /* in its second request: the op fails, the connection lives */
+    bad = op_new(reads, n);
+    rig_submit(&r, bad);
+    rig_run(&r, 1);
+    assert_int_equal(bad->op.status, LEAT_INVALID);
+    assert_int_equal(bad->reads[0].status, 0);
+    assert_int_equal(bad->reads[n - 6].status, 0);
+    op_free(bad);
+    rig_fini(&r);
+}
+
+/* The request that the transport sent; answered (or not) by the test. */
+static uint64_t raw_request(struct rig *r)
+{
+    struct net_reply request;
+    assert_int_equal(net_frame_receive(r->raw, &request, clock_now_ns() + 10 * NS_PER_S), 0);
+    assert_int_equal(request.frame.type, PROTO_READ);
+    net_reply_fini(&request);
+    return request.frame.id;
+}
+
+static void raw_reply(struct rig *r, uint64_t id, int status, uint64_t payload, size_t sent)
+{
+    uint8_t wire[PROTO_FRAME];
+    AUTO_FREE uint8_t *bytes = calloc(1, sent ? sent : 1);
+    struct proto_frame frame = {.version = 1,
+                                .kind = PROTO_REPLY,
+                                .type = PROTO_READ,
+                                .id = id,
+                                .status = status,
+                                .payload_bytes = payload};
+    proto_frame_put(wire, &frame);
+    assert_int_equal(write(r->raw, wire, sizeof(wire)), sizeof(wire));
+    if (sent)
+        assert_int_equal(write(r->raw, bytes, sent), (ssize_t)sent);
+}
+
+static void test_tcp_merges(void **state)
+{
+    struct rig r;
+    rig_init(&r, TCP, false);
+    struct net_read reads[] = {{.mr_gid = 1, .offset = 10, .bytes = 5},
+                               {.mr_gid = 1, .offset = 15, .bytes = 0},
+                               {.mr_gid = 1, .offset = 15, .bytes = 6},
+                               {.mr_gid = 2, .offset = 21, .bytes = 7},
+                               {.mr_gid = 2, .offset = 27, .bytes = 8}};
+    struct test_op *t = op_new(reads, 5);
+    rig_submit(&r, t);
+    struct net_reply request;
+    assert_int_equal(net_frame_receive(r.raw, &request, 0), 0);
+    struct bytes_in in = bytes_in_of(request.body.data, request.body.len);
+    assert_int_equal(bytes_get_u32(&in), 3);
+    struct proto_range expected[] = {{1, 11, 10}, {2, 7, 21}, {2, 8, 27}};
+    for (unsigned i = 0; i < 3; i++) {
+        struct proto_range range;
+        proto_range_get(&in, &range);
+        assert_memory_equal(&range, &expected[i], sizeof(range));
+    }
+    net_reply_fini(&request);
+    raw_reply(&r, request.frame.id, 0, 26, 26);
+    rig_run(&r, 1);
+    assert_int_equal(t->op.status, 0);
+    op_free(t);
+    rig_fini(&r);
+}
+
+static void test_tcp_peer_dies(void **state)
+{
+    for (unsigned when = 0; when < 3; when++) {
+        struct rig r;
+        rig_init(&r, TCP, false);
+        struct test_op *a = op_plain(1000), *b = op_plain(1000);
+        rig_submit(&r, a);
+        rig_submit(&r, b);
+        uint64_t id = raw_request(&r);
+        if (when == 1)
+            raw_reply(&r, id, 0, 1000, 400); /* half a payload */
+        if (when == 2)
+            raw_reply(&r, id, 0, 1000, 1000);
+        close(r.raw);
+        r.raw = -1;
+        rig_run(&r, 2);
+        assert_int_equal(a->op.status, when == 2 ? 0 : LEAT_PEER_GONE);
+        assert_int_equal(b->op.status, LEAT_PEER_GONE);
+        assert_int_equal(b->reads[0].status, LEAT_PEER_GONE);
+        rig_expect_dead(&r);
+        op_free(a);
+        op_free(b);
+        rig_fini(&r);
+    }
+}
+
+static void test_tcp_lies(void **state)
+{
+    for (unsigned lie = 0; lie < 5; lie++) {
+        struct rig r;
+        rig_init(&r, TCP, false);
+        struct test_op *a = op_plain(1000), *b = op_plain(1000);
+        rig_submit(&r, a);
+        rig_submit(&r, b);
+        uint64_t id = raw_request(&r);
+        char garbage[100];
+        memset(garbage, 'g', sizeof(garbage));
+        switch (lie) {
+        case 0:
+            assert_int_equal(write(r.raw, garbage, sizeof(garbage)), sizeof(garbage));
+            break;
+        case 1:
+            raw_reply(&r, id + 1, 0, 1000, 1000); /* the wrong request */
+            break;
+        case 2:
+            raw_reply(&r, id, 0, 1001, 1000); /* more than was asked for */
+            break;
+        case 3:
+            raw_reply(&r, id, 0, 999, 999);
+            break;
+        case 4:
+            raw_reply(&r, id, LEAT_STALE, 1000, 1000); /* an error with a payload */
+            break;
+        }
+        rig_run(&r, 2);
+        assert_int_equal(a->op.status, LEAT_CORRUPT);
+        assert_int_equal(b->op.status, LEAT_PEER_GONE);
+        rig_expect_dead(&r);
+        op_free(a);
+        op_free(b);
+        rig_fini(&r);
+    }
+}
+
+/* A peer that is frozen half-way: the op times out, and what the peer sends when it thaws lands nowhere. */
+static void test_tcp_deadline(void **state)
+{
+    struct rig r;
+    rig_init(&r, TCP, false);
+    struct test_op *a = op_plain(1000), *b = op_plain(1000);
+    a->op.deadline_ns = clock_now_ns() + 30 * NS_PER_MS;
+    b->op.deadline_ns = clock_now_ns() + 3600 * NS_PER_S;
+    rig_submit(&r, a);
+    rig_submit(&r, b);
+    uint64_t id = raw_request(&r);
+    raw_reply(&r, id, 0, 1000, 500);
+    rig_run(&r, 2);
+    assert_int_equal(a->op.status, LEAT_TIMED_OUT);
+    assert_int_equal(b->op.status, LEAT_PEER_GONE);
+    assert_int_equal(r.ctx->stats.timeouts, 1);
+    memset(a->dst, 0x5a, 1000); /* QUIESCED: it is ours again */
+    memset(b->dst, 0x5a, 1000);
+    uint8_t late[1600] = {0};
+    ssize_t n = send(r.raw, late, sizeof(late), MSG_NOSIGNAL);
+    (void)n; /* it may notice already that nobody listens */
+    struct net_event event;
+    for (unsigned i = 0; i < 10; i++)
+        assert_int_equal(r.ctx->ops->poll(r.ctx, &event, 1, 1), 0);
+    for (unsigned i = 0; i < 1000; i++) {
+        assert_int_equal(a->dst[i], 0x5a);
+        assert_int_equal(b->dst[i], 0x5a);
+    }
+    rig_expect_dead(&r);
+    op_free(a);
+    op_free(b);
+    rig_fini(&r);
+}
+
+/* A process forked meanwhile has a duplicate of the connection: what is torn down here must not come back as an event. */
+static void test_tcp_duplicate(void **state)
+{
+    struct rig r = {.kind = TCP_UNIX};
+    int fds[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    r.ctx = rig_ctx(TCP);
+    rig_connect(&r, fds[0]);
+    int duplicate = dup(fds[0]);
+    r.ctx->ops->disconnect(r.ctx, r.ep);
+    assert_int_equal(write(fds[1], "late", 4), 4);
+    struct pollfd pfd = {.fd = r.ctx->ops->event_fd(r.ctx), .events = POLLIN};
+    assert_int_equal(poll(&pfd, 1, 0), 0);
+    close(duplicate);
+    close(fds[1]);
+    net_free(r.ctx);
+}
+
+static void test_tcp_stale(void **state)
+{
+    struct rig r;
+    rig_init(&r, TCP, true);
+    struct test_op *a = op_plain(1000);
+    r.pool.stale = true;
+    rig_submit(&r, a);
+    rig_run(&r, 1);
+    assert_int_equal(a->op.status, LEAT_STALE);
+    op_free(a);
+    rig_fini(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tcp_split),     cmocka_unit_test(test_tcp_merges),
+        cmocka_unit_test(test_tcp_peer_dies), cmocka_unit_test(test_tcp_lies),
+        cmocka_unit_test(test_tcp_deadline),  cmocka_unit_test(test_tcp_duplicate),
+        cmocka_unit_test(test_tcp_stale),
+    };
+    return cmocka_run_group_tests_name("net_tcp", tests, rig_setup, rig_teardown);
+}
