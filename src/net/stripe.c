@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stripe.c: see stripe.h.
+ *
+ * A rate is a mean that forgets: bytes that came in a stretch in which the path was always busy, a quarter of each new stretch.
+ * Not a maximum: a rail that slows down must lose its share within a few stretches. A stretch of one small slice says more about
+ * latency than about the rail, so short ones are joined. Failure modes: none; numbers saturate.
+ */
+#include "net/stripe.h"
+
+#include "base/clock.h"
+
+#define WINDOW_NS    (2 * NS_PER_MS)
+#define WINDOW_BYTES (256 * KIB)
+#define PAUSE_MIN_NS (1 * NS_PER_S)
+#define PAUSE_MAX_NS (32 * NS_PER_S)
+
+/* Of a path that was not measured: its link's, else the best of the others', else all are alike. */
+static uint64_t believed(const struct stripe_path *paths, unsigned n, const struct stripe_path *p)
+{
+    if (p->rate_bytes_per_s)
+        return p->rate_bytes_per_s;
+    uint64_t best = 0;
+    for (unsigned i = 0; i < n; i++)
+        best = MAX(best, paths[i].rate_bytes_per_s);
+    if (p->nominal_bytes_per_s && !best)
+        return p->nominal_bytes_per_s;
+    return best ? best : 1000000000ull;
+}
+
+int stripe_choose(const struct stripe_path *paths, unsigned n, uint64_t bytes)
+{
+    int best = -1;
+    double best_s = 0;
+    for (unsigned i = 0; i < n; i++) {
+        const struct stripe_path *p = &paths[i];
+        if (p->down)
+            continue;
+        double s =
+            (double)(p->out_bytes + bytes) / (double)believed(paths, n, p) + (double)p->penalty_ns / 1e9;
+        if (best < 0 || s < best_s) {
+            best = (int)i;
+            best_s = s;
+        }
+    }
+    return best;
+}
+
+void stripe_sent(struct stripe_path *p, uint64_t bytes, uint64_t now_ns)
+{
+    if (p->out_bytes == 0 && p->window_bytes == 0)
+        p->window_start_ns = now_ns;
+    else if (p->out_bytes == 0) /* time without work is cut out of the stretch */
+        p->window_start_ns += now_ns - MIN(now_ns, p->idle_since_ns);
+    p->out_bytes += bytes;
+}
+
+void stripe_done(struct stripe_path *p, uint64_t bytes, uint64_t now_ns)
+{
+    p->out_bytes -= MIN(bytes, p->out_bytes);
+    p->window_bytes += bytes;
+    p->total_bytes += bytes;
+    uint64_t spent_ns = now_ns > p->window_start_ns ? now_ns - p->window_start_ns : 0;
+    if (spent_ns >= WINDOW_NS || (p->window_bytes >= WINDOW_BYTES && spent_ns)) {
+        uint64_t rate = (uint64_t)((double)p->window_bytes * 1e9 / (double)spent_ns),
+                 old = p->rate_bytes_per_s;
+        p->rate_bytes_per_s = MAX(old ? old - old / 4 + rate / 4 : rate, 1ull);
+        p->window_start_ns = now_ns;
+        p->window_bytes = 0;
+        p->pause_ns = 0; /* it works: the next failure is a first one */
+    }
+    p->idle_since_ns = now_ns;
+}
+
+void stripe_failed(struct stripe_path *p, uint64_t now_ns)
+{
+    p->pause_ns = p->pause_ns ? MIN(p->pause_ns * 2, PAUSE_MAX_NS) : PAUSE_MIN_NS;
+    p->down = true;
+    p->down_until_ns = now_ns + p->pause_ns;
+    p->out_bytes = p->window_bytes = 0;
+    p->rate_bytes_per_s = 0;
+}
+
+bool stripe_try(const struct stripe_path *p, uint64_t now_ns)
+{
+    return p->down && now_ns >= p->down_until_ns;
+}
+
+void stripe_up(struct stripe_path *p)
+{
+    p->down = false;
+    p->down_until_ns = 0;
+}
+
+uint64_t stripe_next_try_ns(const struct stripe_path *paths, unsigned n)
+{
+    uint64_t next = 0;
+    for (unsigned i = 0; i < n; i++)
+        if (paths[i].down && (!next || paths[i].down_until_ns < next))
+            next = paths[i].down_until_ns;
+    return next;
+}

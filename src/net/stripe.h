@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stripe.h: which of several paths to a node the next slice takes: the one that is predicted to bring it first.
+ *
+ *   finish = (bytes asked for on the path and not here yet + the slice) / the path's rate + its penalty
+ *
+ * Rates are measured while a path is busy; before that the link's nominal one is believed. A path that fails is left at once and
+ * tried again after a pause, which doubles from 1 to 32 s as long as it goes on failing. Pure: the caller gives the time and owns the
+ * paths; one thread at a time. docs/decisions/0051-rails.md tells why so.
+ */
+#ifndef NET_STRIPE_H
+#define NET_STRIPE_H
+
+#include "base/base.h"
+
+struct stripe_path {
+    uint64_t nominal_bytes_per_s; /* 0: unknown */
+    uint64_t penalty_ns;          /* of a rail on another NUMA node than the destination */
+    /* this module's */
+    uint64_t out_bytes;
+    uint64_t rate_bytes_per_s; /* measured; 0: not yet */
+    uint64_t down_until_ns, pause_ns;
+    uint64_t window_start_ns, window_bytes;
+    uint64_t idle_since_ns; /* with nothing out */
+    uint64_t total_bytes;   /* that came over it */
+    bool down;
+};
+
+/* What crossing from one NUMA node to the other costs a slice: some microseconds of the interconnect's queue. */
+#define STRIPE_NUMA_PENALTY_NS 5000ull
+
+/* Index of the path for a slice of so many bytes; -1: none is up. */
+int stripe_choose(const struct stripe_path *paths, unsigned n, uint64_t bytes);
+void stripe_sent(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
+/* The slice is here. */
+void stripe_done(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
+/* The path broke: what was out on it is not any more, and is asked for elsewhere. */
+void stripe_failed(struct stripe_path *path, uint64_t now_ns);
+/* Down, and its pause is over: connect it anew, then say stripe_up, or stripe_failed again. */
+bool stripe_try(const struct stripe_path *path, uint64_t now_ns);
+void stripe_up(struct stripe_path *path);
+/* When the next path may be tried (0: none is down): for a sleep's length. */
+uint64_t stripe_next_try_ns(const struct stripe_path *paths, unsigned n);
+
+#endif

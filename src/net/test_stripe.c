@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which path a slice takes: against rails in virtual time, each a queue with a rate. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "net/stripe.h"
+
+#define RAILS 4u
+#define SLICE (64 * KIB)
+
+struct rail {
+    double rate; /* bytes a second */
+    uint64_t free_ns, dies_ns, latency_ns;
+};
+
+/* Moves `slices` slices with `window` out at a time; returns ns it took. */
+static uint64_t move(struct stripe_path *paths, const struct rail *rails_in, unsigned n, unsigned slices,
+                     unsigned window, uint64_t start_ns)
+{
+    struct rail rails[RAILS];
+    struct out {
+        uint64_t at_ns;
+        int rail;
+    } out[64];
+    unsigned nout = 0, left = slices, came = 0;
+    uint64_t now = start_ns;
+    memcpy(rails, rails_in, n * sizeof(*rails));
+    while (came < slices) {
+        while (left && nout < window) {
+            int k = stripe_choose(paths, n, SLICE);
+            if (k < 0)
+                break;
+            stripe_sent(&paths[k], SLICE, now);
+            rails[k].free_ns = MAX(rails[k].free_ns, now) + (uint64_t)(SLICE * 1e9 / rails[k].rate);
+            out[nout++] = (struct out){rails[k].free_ns + rails[k].latency_ns, k};
+            left--;
+        }
+        assert_true(nout > 0);
+        unsigned first = 0;
+        for (unsigned i = 1; i < nout; i++)
+            if (out[i].at_ns < out[first].at_ns)
+                first = i;
+        struct out done = out[first];
+        out[first] = out[--nout];
+        now = MAX(now, done.at_ns);
+        if (rails[done.rail].dies_ns && done.at_ns >= rails[done.rail].dies_ns) {
+            left++; /* asked for elsewhere */
+            if (!paths[done.rail].down)
+                stripe_failed(&paths[done.rail], now);
+            continue;
+        }
+        stripe_done(&paths[done.rail], SLICE, now);
+        came++;
+    }
+    return now - start_ns;
+}
+
+static void test_equal_rails_share(void **state)
+{
+    struct stripe_path paths[2] = {0};
+    const struct rail rails[2] = {{.rate = 1e9, .latency_ns = 20000}, {.rate = 1e9, .latency_ns = 20000}};
+    uint64_t two = move(paths, rails, 2, 4000, 16, 1);
+    assert_true(paths[0].total_bytes > 1900 * SLICE && paths[1].total_bytes > 1900 * SLICE);
+    struct stripe_path one[1] = {0};
+    assert_true((double)move(one, rails, 1, 4000, 16, 1) / (double)two > 1.95);
+}
+
+static void test_shares_follow_rates(void **state)
+{
+    struct stripe_path paths[3] = {0};
+    const struct rail rails[3] = {{.rate = 3e9}, {.rate = 1e9}, {.rate = 5e8}};
+    uint64_t ns = move(paths, rails, 3, 9000, 24, 1);
+    double rate = 9000.0 * SLICE * 1e9 / (double)ns;
+    print_message("3 + 1 + 0.5 GB/s: %.2f GB/s\n", rate / 1e9);
+    assert_true(rate > 0.95 * 4.5e9);
+    assert_true(paths[0].total_bytes > 2 * paths[1].total_bytes &&
+                paths[1].total_bytes > paths[2].total_bytes);
+}
+
+/* A single slice at a time goes to the near rail; under load the far one helps. */
+static void test_far_rail(void **state)
+{
+    struct stripe_path paths[2] = {{.nominal_bytes_per_s = 1000000000},
+                                   {.nominal_bytes_per_s = 1000000000, .penalty_ns = STRIPE_NUMA_PENALTY_NS}};
+    const struct rail rails[2] = {{.rate = 1e9}, {.rate = 1e9}};
+    move(paths, rails, 2, 1, 1, 1);
+    assert_int_equal(paths[1].total_bytes, 0);
+    move(paths, rails, 2, 4000, 16, NS_PER_S);
+    assert_true(paths[1].total_bytes > 1500 * SLICE);
+}
+
+static void test_a_rail_dies_and_comes_back(void **state)
+{
+    struct stripe_path paths[2] = {0};
+    struct rail rails[2] = {{.rate = 1e9}, {.rate = 1e9, .dies_ns = 20 * NS_PER_MS}};
+    move(paths, rails, 2, 2000, 16, 1);
+    assert_true(paths[1].down);
+    assert_int_equal(paths[0].total_bytes + paths[1].total_bytes, 2000 * SLICE);
+    uint64_t at = stripe_next_try_ns(paths, 2);
+    assert_true(at >= 20 * NS_PER_MS + NS_PER_S && !stripe_try(&paths[1], at - 1) &&
+                stripe_try(&paths[1], at));
+    assert_false(stripe_try(&paths[0], at));
+    /* Fails again, and again: later each time, not for ever. */
+    uint64_t pause = NS_PER_S;
+    for (unsigned i = 0; i < 10; i++) {
+        stripe_failed(&paths[1], at);
+        assert_true(stripe_next_try_ns(paths, 2) - at >= pause);
+        pause = stripe_next_try_ns(paths, 2) - at;
+        at += pause;
+    }
+    assert_int_equal(pause, 32 * NS_PER_S);
+    stripe_up(&paths[1]);
+    rails[1].dies_ns = 0;
+    uint64_t before = paths[1].total_bytes;
+    move(paths, rails, 2, 2000, 16, at);
+    assert_true(paths[1].total_bytes - before > 800 * SLICE);
+    assert_int_equal(stripe_next_try_ns(paths, 2), 0);
+    stripe_failed(&paths[1], at); /* it had worked: a first failure again */
+    assert_int_equal(paths[1].down_until_ns - at, NS_PER_S);
+}
+
+static void test_none_is_up(void **state)
+{
+    struct stripe_path paths[2] = {0};
+    stripe_failed(&paths[0], 1);
+    stripe_failed(&paths[1], 2);
+    assert_int_equal(stripe_choose(paths, 2, SLICE), -1);
+    assert_int_equal(stripe_choose(paths, 0, SLICE), -1);
+}
+
+/* A rail that slows down loses its share soon. */
+static void test_a_rail_slows_down(void **state)
+{
+    struct stripe_path paths[2] = {0};
+    struct rail rails[2] = {{.rate = 1e9}, {.rate = 1e9}};
+    move(paths, rails, 2, 2000, 16, 1);
+    rails[1].rate = 1e8;
+    uint64_t ns = move(paths, rails, 2, 2000, 16, NS_PER_S);
+    assert_true(2000.0 * SLICE * 1e9 / (double)ns > 0.9 * 1.1e9);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_equal_rails_share), cmocka_unit_test(test_shares_follow_rates),
+        cmocka_unit_test(test_far_rail),          cmocka_unit_test(test_a_rail_dies_and_comes_back),
+        cmocka_unit_test(test_none_is_up),        cmocka_unit_test(test_a_rail_slows_down),
+    };
+    return cmocka_run_group_tests_name("net_stripe", tests, NULL, NULL);
+}
