@@ -172,14 +172,228 @@ def test_a_forced_drop_tells_readers_on_the_other_side(leat, pair, array):
     lib_host.wait_for(stale)
 
 
-def test_a_pushed_set_lies_on_the_node_that_made_it(leat, pair):
-    """And the other one says so."""
+def create(leat, daemon, samples=1500, name="pushed"):
+    """24 MB by ranks: two fields that lie far apart, and bytes that reach from region to region."""
+    lengths = {"text": [3000 + i % 7 for i in range(samples)]}
+    fields = {"x": ("u8", (640,)), "y": ("<i4", (2048,)), "text": bytes}
+    return leat.create(name, fields, samples, lengths=lengths, socket=daemon.socket)
+
+
+def pushed_fields(ids):
+    rows = lib_data.rows(ids)
+    return {"x": rows[:, :640], "y": rows.view("<i4")[:, :2048],
+            "text": [rows[k].tobytes()[:3000 + int(i) % 7] for k, i in enumerate(ids)]}
+
+
+def push(ws, first, n, **more):
+    values = pushed_fields(range(first, first + n))
+    ws.push(first, {name: np.ascontiguousarray(v) if isinstance(v, np.ndarray) else v for name, v in values.items()}, **more)
+
+
+def check_pushed(ws, ids, **more):
+    want = pushed_fields(ids)
+    for k, i in enumerate(ids):
+        got = ws[i]
+        assert (got["x"] == want["x"][k]).all() and (got["y"] == want["y"][k]).all() and bytes(got["text"]) == want["text"][k], i
+
+
+def test_ranks_push_over_both(host, leat, pair):
+    """Placed like a pulled set; ranks on either host push, each sample's bytes go to the nodes that own them."""
     a, b = pair.daemons
-    made = leat.create("pushed", {"x": ("u8", (1024,))}, samples=64, socket=a.socket)
-    made.push(0, {"x": lib_data.rows(range(64))})
-    lib_data.check_rows(made.read_batch(range(64)).data, range(64))
-    with pytest.raises(leat.Unsupported, match="one node"):
-        leat.open("leat://pushed", socket=b.socket)
+    made = create(leat, a)
+    assert nodes_of(a, "pushed") == {0, 1} == nodes_of(b, "pushed")
+    there = leat.open("leat://pushed", socket=b.socket)
+    with pytest.raises(leat.Error):
+        there.read_batch([0], timeout=0.2)
+    for first in range(0, 1500, 100):
+        push(made if first % 200 else there, first, 100)
+    for ws in (made, there):
+        lib_host.wait_for(lambda: ws.stat().resident_samples == 1500, message=lambda: str(ws.stat()))
+        check_pushed(ws, range(0, 1500, 3))
+        ws.verify()
+    assert all(d.metrics()["leat_data_received_bytes_total"] > 0 for d in pair.daemons)
+    # One that opens it late is told all of it.
+    code = "ws = leat.open('leat://pushed', socket=argv[0], timeout=30); ws.wait(timeout=30); say(ws.stat().resident_samples)"
+    assert host.python(code, b.socket, prefix=pair.network.inside(B)).finish() == "1500"
+    with pytest.raises(leat.Error, match="already"):
+        create(leat, b)
+    leat.drop("pushed", force=True, socket=b.socket)
+    lib_host.wait_for(lambda: all(d.status()["pool"]["used_bytes"] == 0 and not d.sets() for d in pair.daemons))
+
+
+def test_half_a_push_is_no_sample(leat, pair):
+    """What lies on one node alone is not read before the other has its part; pushed again it is whole."""
+    a, b = pair.daemons
+    made = create(leat, a, 600)
+    os.kill(b.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises((leat.TimedOut, leat.PeerGone)):
+            push(made, 0, 600, timeout=1)
+    finally:
+        os.kill(b.pid, signal.SIGCONT)
+    stat = made.stat()
+    assert stat.resident_samples < 600
+    pair.joined(A), pair.joined(B)
+    push(made, 0, 600)
+    there = leat.open("leat://pushed", socket=b.socket)
+    for ws in (made, there):
+        lib_host.wait_for(lambda: ws.stat().resident_samples == 600, message=lambda: str(ws.stat()))
+        check_pushed(ws, range(600))
+
+
+def test_a_node_is_killed_while_ranks_push(leat, pair):
+    """A clear error; nothing half is seen; what lies on the other alone goes on, and the rest is said to be lost."""
+    a, b = pair.daemons
+    made = create(leat, a)
+    push(made, 0, 100)
+    b.kill()
+    with pytest.raises(leat.PeerGone):
+        for first in range(100, 1500, 100):
+            push(made, first, 100, timeout=20)
+    lib_host.wait_for(lambda: made.stat().lost_samples > 0, NOTICED)
+    with pytest.raises(leat.PeerGone, match="no source"):
+        made.read_batch(range(100), timeout=20)
+    pair.start(B)
+    pair.joined(A), pair.joined(B)
+    there = leat.open("leat://pushed", socket=pair.daemons[B].socket)
+    with pytest.raises(leat.PeerGone, match="no source"):
+        there.read_batch(range(100), timeout=20)
+    said = a.query("stat", "pushed")
+    assert said["lost_samples"] > 0
+
+
+def test_what_the_dead_did_not_hold_goes_on(leat, pair):
+    """Samples of one field: each lies on one node, but for those at a border."""
+    a, b = pair.daemons
+    made = leat.create("pushed", {"x": ("u8", (1024,))}, samples=2048, socket=a.socket)
+    assert nodes_of(a, "pushed") == {0, 1}
+    made.push(0, {"x": lib_data.rows(range(2048))})
+    lib_host.wait_for(lambda: made.stat().resident_samples == 2048)
+    regions = {r["mr_gid"]: r["node"] for r in leat.stat("pushed", socket=a.socket)["regions"]}
+    per_region = 256 * 1024 // 8192
+    mine = [i for i in range(2048) if regions.get(i // per_region) == 0]
+    lost = [i for i in range(2048) if regions.get(i // per_region) == 1]
+    b.kill()
+    lib_host.wait_for(lambda: made.stat().lost_samples == 2048 - len(mine), NOTICED, lambda: str(made.stat()))
+    lib_data.check_rows(made.read_batch(mine).data, mine)
+    with pytest.raises(leat.PeerGone, match="no source"):
+        made.read_batch(lost[:3], timeout=20)
+
+
+# --- longer ---------------------------------------------------------------------------------------------------------------
+
+
+def make_part(host, name, first, n):
+    path = host.data / name
+    np.save(path, lib_data.rows(range(first, first + n)))
+    return path
+
+
+@pytest.mark.parametrize("side", [A, B])
+def test_append_over_both(host, leat, pair, side):
+    a, b = pair.daemons
+    old = [preload(leat, a, make_part(host, "one.npy", 0, 1000)), leat.open("leat://spread", socket=b.socket)]
+    for ws in old:
+        ws.wait(timeout=30)
+    leat.append("spread", make_part(host, "two.npy", 1000, 1500), socket=pair.daemons[side].socket)
+    assert nodes_of(a, "spread") == {0, 1}
+    for d in pair.daemons:
+        new = leat.open("leat://spread", socket=d.socket)
+        assert len(new) == 2500
+        new.wait(timeout=30)
+        read_all(new)
+        new.verify(source=True)
+        new.close()
+        assert len(d.sets()) == 1
+    for ws in old:
+        assert len(ws) == 1000
+        read_all(ws, seed=2)
+        ws.close()
+    leat.append("spread", make_part(host, "three.npy", 2500, 10), socket=pair.daemons[1 - side].socket)
+    for d in pair.daemons:
+        ws = leat.open("leat://spread", socket=d.socket)
+        assert len(ws) == 2510
+        ws.wait(timeout=30)
+        read_all(ws)
+        ws.close()
+    together = sum(d.status()["pool"]["used_bytes"] for d in pair.daemons)
+    assert together < 22 * MIB, "each sample lies in memory once"
+    with pytest.raises(leat.NoSpace):
+        leat.append("spread", make_part(host, "four.npy", 0, 3000), socket=a.socket)
+    with leat.open("leat://spread", socket=b.socket) as ws:
+        assert len(ws) == 2510
+    leat.drop("spread", force=True, socket=b.socket)
+    lib_host.wait_for(lambda: all(d.status()["pool"]["used_bytes"] == 0 and not d.sets() for d in pair.daemons),
+                      message=lambda: [(d.status()["pool"], d.sets()) for d in pair.daemons])
+
+
+def test_a_longer_set_heals(host, leat, pair):
+    """A node that is lost after an append fills the old and the new samples again."""
+    a, b = pair.daemons
+    preload(leat, a, make_part(host, "one.npy", 0, 1000)).wait(timeout=30)
+    leat.append("spread", make_part(host, "two.npy", 1000, 1000), socket=a.socket)
+    ws = leat.open("leat://spread", socket=a.socket)
+    ws.wait(timeout=30)
+    b.kill()
+    read_all(ws)
+    pair.start(B)
+    pair.joined(A), pair.joined(B)
+    lib_host.wait_for(lambda: ws.stat().resident_samples == 2000, NOTICED, lambda: str(ws.stat()))
+    there = leat.open("leat://spread", socket=pair.daemons[B].socket)
+    there.wait(timeout=30)
+    assert there.stat().resident_samples == 2000
+    read_all(there, seed=3)
+
+
+def test_appends_at_once_from_both(host, leat, pair):
+    """One after another, or an error for the loser: never two sets of one name, nor half a version."""
+    preload(leat, pair.daemons[A], make_part(host, "one.npy", 0, 500)).wait(timeout=30)
+    part = make_part(host, "two.npy", 500, 200)
+    code = """
+say('ready'); hear()
+try: leat.append('spread', argv[1], socket=argv[0]); say('done')
+except leat.Busy: say('busy')
+"""
+    clients = [host.python(code, pair.daemons[i % 2].socket, part) for i in range(6)]
+    for client in clients:
+        client.hear()
+    for client in clients:
+        client.tell()
+    done = [client.finish() for client in clients].count("done")
+    assert done >= 1
+    for d in pair.daemons:
+        assert len(leat.open("leat://spread", socket=d.socket)) == 500 + 200 * done
+        assert len(d.sets()) == 1
+
+
+@pytest.mark.parametrize("dead", [A, B])
+def test_a_node_is_killed_while_a_set_grows(host, leat, pair, dead):
+    """Whoever is left has the version before or the new one, whole."""
+    alive = pair.daemons[1 - dead]
+    part = make_part(host, "two.npy", 500, 200)
+    for turn in range(4):
+        name = f"n{turn}"
+        preload(leat, pair.daemons[A], make_part(host, f"{name}.npy", 0, 500), name=name).wait(timeout=30)
+        leat.open(f"leat://{name}", socket=alive.socket).wait(timeout=30)
+        code = "say('ready'); hear()\ntry: leat.append(argv[1], argv[2], socket=argv[0])\nexcept leat.Error as e: say(e)"
+        client = host.python(code, alive.socket, name, part)
+        client.hear()
+        client.tell()
+        time.sleep(0.005 * turn)
+        pair.daemons[dead].kill()
+        client.process.wait(60)
+
+        def settled():
+            ws = leat.open(f"leat://{name}", socket=alive.socket)
+            return len(ws) if ws.stat().version >= 1 else None
+
+        assert lib_host.wait_for(settled) in (500, 700)
+        ws = leat.open(f"leat://{name}", socket=alive.socket)
+        read_all(ws)
+        ws.close()
+        pair.start(dead)
+        pair.joined(A), pair.joined(B)
+        leat.drop(name, force=True, socket=alive.socket)
 
 
 # --- one dies -------------------------------------------------------------------------------------------------------------
@@ -247,21 +461,6 @@ say('ok', epochs > 0)
         pair.joined(A)
     reader.tell()
     assert reader.finish() == "ok True"
-
-
-def test_a_pushed_set_goes_with_its_node(leat, pair):
-    """There is no source to read it from again: a clear error within the deadline."""
-    made = leat.create("pushed", {"x": ("u8", (1024,))}, samples=64, socket=pair.daemons[A].socket)
-    made.push(0, {"x": lib_data.rows(range(64))})
-    ring = made._set.load(8, 1, None, 0, "tcp")
-    ring.read_batch(list(range(8)), 0, 64).release()
-    pair.daemons[A].kill()
-    with pytest.raises(leat.PeerGone):
-        ring.read_batch(list(range(8)), 5 * 10**9, 64)
-    with pytest.raises((leat.PeerGone, leat.NotFound)):
-        leat.open("leat://pushed", socket=pair.daemons[A].socket)
-    with pytest.raises(leat.NotFound):
-        leat.open("leat://pushed", socket=pair.daemons[B].socket)
 
 
 # --- one is not what it should be -------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class Stat:
     generation: int
     version: int
     transport: str  #: what this process reads it by: "shm", "tcp", "shm+tcp"
+    lost_samples: int  #: with a node that is gone: read from their source, or, of a pushed set, not to be had
 
 
 class View(_leat.Memory):

@@ -189,14 +189,15 @@ static PyObject *set_stat(struct set_object *self, PyObject *none)
     PyObject *stat =
         rc ? raise_error(rc, &err)
            : Py_BuildValue(
-                 "{sKsKsKsKsKsKsKsKsKsNsIsIss}", "samples", (unsigned long long)s.samples, "resident_samples",
-                 (unsigned long long)s.resident_samples, "failed_samples",
+                 "{sKsKsKsKsKsKsKsKsKsNsIsIsssK}", "samples", (unsigned long long)s.samples,
+                 "resident_samples", (unsigned long long)s.resident_samples, "failed_samples",
                  (unsigned long long)s.failed_samples, "payload_bytes", (unsigned long long)s.payload_bytes,
                  "resident_bytes", (unsigned long long)s.resident_bytes, "pool_bytes",
                  (unsigned long long)s.pool_bytes, "regions", (unsigned long long)s.regions, "region_bytes",
                  (unsigned long long)s.region_bytes, "page_bytes", (unsigned long long)s.page_bytes,
                  "streamed", PyBool_FromLong(s.streamed), "generation", s.generation, "version", s.version,
-                 "transport", s.transport ? s.transport : "");
+                 "transport", s.transport ? s.transport : "", "lost_samples",
+                 (unsigned long long)s.lost_samples);
     set_leave(self);
     return stat;
 }

@@ -133,6 +133,7 @@ int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_
         .generation = info->generation,
         .version = info->version,
         .transport = ws->transport,
+        .lost_samples = ws->live->lost_samples,
     };
     return options_give("leat_ws_stat", ret_stat, offsetof(struct leat_ws_stat, samples), &out, sizeof(out),
                         err);

@@ -25,7 +25,7 @@ ENDS_WITH(leat_client_options, interrupt_user);
 ENDS_WITH(leat_progress, bytes_total);
 ENDS_WITH(leat_open_options, timeout_ns);
 ENDS_WITH(leat_field, shape);
-ENDS_WITH(leat_ws_stat, transport);
+ENDS_WITH(leat_ws_stat, lost_samples);
 ENDS_WITH(leat_view_options, device);
 ENDS_WITH(leat_event, reserved);
 ENDS_WITH(leat_iter_options, ahead);

@@ -245,6 +245,7 @@ struct live_header {
     uint64_t state_offset, crc_offset, total_bytes;
     _Atomic uint32_t
         page_bytes; /* smallest page size obtained by a region of this host that holds data; 0: none yet */
+    _Atomic uint64_t lost_samples; /* with a node that is gone */
 };
 #define LIVE_MAGIC 0x3145564954414541ull
 static inline uint64_t live_crc_offset(uint64_t nsamples)

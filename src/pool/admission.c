@@ -34,7 +34,7 @@ void pool_evict_idle(struct pool *pool, uint64_t want)
         struct wset *ws = container_of(node, struct wset, node);
         if (pool_room(pool) >= want)
             return;
-        if (ws->state != WSET_ENDING && ws->leases == 0 && ws->holders == 0 &&
+        if (ws->state != WSET_ENDING && !ws->prepared && ws->leases == 0 && ws->holders == 0 &&
             !(ws->flags & PROTO_WS_EXPLICIT)) {
             log_info("dropping idle %s to make room", ws->spec);
             atomic_fetch_add(&pool->evictions, 1);

@@ -71,7 +71,7 @@ static void reinstall(struct cluster *c, struct wset *ws, unsigned n)
         return;
     *r = (struct reinstall){c, wset_ref(ws), n};
     struct bytes_out body = {0};
-    cluster_describe(ws, &body);
+    cluster_put_install(ws, 0, &body);
     if (body.failed || peer_call(c->links[n].peer, PROTO_INSTALL, &body, ws->index.blob, ws->index.blob_bytes,
                                  reinstall_sent, reinstalled, r) < 0) {
         wset_unref(ws);
@@ -98,8 +98,8 @@ static void resync_answer(void *user, struct peer_reply *reply)
             wset_node_lost(ws, r->node);
             wset_advanced(ws);
         }
-        if (reply->status == LEAT_NOT_FOUND && !(ws->flags & PROTO_WS_PUSHED) &&
-            cluster_is_up(r->cluster, r->node))
+        if (reply->status == LEAT_NOT_FOUND && !(ws->flags & PROTO_WS_PUSHED) && !ws->prepared &&
+            !ws->superseded && cluster_is_up(r->cluster, r->node))
             reinstall(r->cluster, ws, r->node);
     }
     free(r);
@@ -185,11 +185,12 @@ static void tick(struct loop_timer *timer)
     /* A node that came back fills its regions again: when it is through, they are there again. */
     list_for_each (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        for (unsigned n = 0; ws->lost_nodes && n < c->config.nnodes; n++) {
+        for (unsigned n = 0; ws->lost_nodes && !ws->prepared && n < c->config.nnodes; n++) {
             if ((ws->lost_nodes & ~ws->resyncing) >> n & 1)
                 cluster_resync(c, ws, n, 0);
         }
     }
+    cluster_drop_orphans(c);
     loop_timer_set(c->loop, &c->tick, clock_now_ns() + TICK_NS);
 }
 
@@ -242,6 +243,7 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
     c->self = UINT32_MAX;
     list_init(&c->describing);
     list_init(&c->dials);
+    list_init(&c->arrivals);
     int code = config->nnodes > CLUSTER_NODES_MAX
                    ? error_set(err, LEAT_INVALID, "nodes names %u hosts: at most %u", config->nnodes,
                                CLUSTER_NODES_MAX)
@@ -296,6 +298,7 @@ void cluster_free(struct cluster *c)
         peer_free(c->links[n].peer);
     list_for_each_safe (node, &c->dials)
         dial_free(container_of(node, struct dial, node));
+    cluster_end_arrivals(c);
     free(c);
 }
 
@@ -375,205 +378,6 @@ void cluster_ready(struct cluster *c, struct wset *ws, struct bytes_out *records
     log_error("out of memory: other nodes do not hear what was loaded of %s", ws->spec);
 }
 
-/* --- placement ----------------------------------------------------------------------------------------------------- */
-
-struct placing {
-    struct cluster *cluster;
-    struct wset *ws;
-    uint64_t limit;
-    cluster_placed_fn done;
-    void *user;
-    unsigned waiting;
-    uint64_t free_bytes[CLUSTER_NODES_MAX];
-    bool asked[CLUSTER_NODES_MAX], accepted[CLUSTER_NODES_MAX];
-    int status;
-    char message[256];
-};
-
-struct placing_call {
-    struct placing *placing;
-    unsigned node;
-    struct wset *ws; /* INSTALL: a reference, for the blob on its way */
-    unsigned refs;   /* INSTALL: the answer, and the blob */
-};
-
-static void placing_call_unref(struct placing_call *call)
-{
-    if (--call->refs > 0)
-        return;
-    wset_unref(call->ws);
-    free(call);
-}
-
-static void placing_end(struct placing *p)
-{
-    if (p->status < 0) {
-        for (unsigned n = 0; n < p->cluster->config.nnodes; n++) {
-            if (p->accepted[n])
-                cluster_send_forget(p->cluster, p->ws, n, true, true);
-        }
-    }
-    p->done(p->user, p->status, p->message);
-    wset_unref(p->ws);
-    free(p);
-}
-
-static void installed(void *user, struct peer_reply *reply)
-{
-    struct placing_call *call = user;
-    struct placing *p = call->placing;
-    if (reply->status == 0) {
-        p->accepted[call->node] = true;
-    } else if (p->status == 0) {
-        p->status = reply->status;
-        snprintf(p->message, sizeof(p->message), "node %s: %.180s", p->cluster->config.nodes[call->node],
-                 reply->message);
-    }
-    placing_call_unref(call);
-    if (--p->waiting == 0)
-        placing_end(p);
-}
-
-/* It may be sent after the answer: from a node that refuses early. */
-static void blob_sent(void *user, int status)
-{
-    placing_call_unref(user);
-}
-
-static int install_on(struct placing *p, unsigned n)
-{
-    struct placing_call *call = malloc(sizeof(*call));
-    if (!call)
-        return -ENOMEM;
-    *call = (struct placing_call){p, n, wset_ref(p->ws), 2};
-    struct bytes_out body = {0};
-    cluster_describe(p->ws, &body);
-    int code = body.failed ? -ENOMEM
-                           : peer_call(p->cluster->links[n].peer, PROTO_INSTALL, &body, p->ws->index.blob,
-                                       p->ws->index.blob_bytes, blob_sent, installed, call);
-    bytes_out_fini(&body);
-    if (code < 0) {
-        call->refs = 1;
-        placing_call_unref(call);
-        return code;
-    }
-    p->waiting++;
-    return 0;
-}
-
-/* Everybody has said what is free: the map is made. */
-static int map_regions(struct placing *p)
-{
-    struct cluster *c = p->cluster;
-    struct wset *ws = p->ws;
-    uint64_t region = ws->region_bytes, total = 0, need = align_up(ws->index.header->address_end, 4096);
-    struct placement_node nodes[CLUSTER_NODES_MAX];
-    p->free_bytes[c->self] = pool_room(c->pool);
-    for (unsigned n = 0; n < c->config.nnodes; n++)
-        total += align_down(p->free_bytes[n], region);
-    total = MIN(total, p->limit);
-    if (need > total) {
-        uint64_t window = align_up(
-            MAX(p->free_bytes[c->self] / 4, 4 * (ws->index.header->max_sample_bytes + 8 * KIB)), region);
-        if (window > p->free_bytes[c->self] || (ws->flags & PROTO_WS_PUSHED)) {
-            char needs[32], has[32];
-            size_format(need, needs);
-            size_format(total, has);
-            snprintf(p->message, sizeof(p->message), "the set needs %s and all nodes together have %s free",
-                     needs, has);
-            return LEAT_NO_SPACE;
-        }
-        p->free_bytes[c->self] -= window;
-        ws->window_bytes = window;
-        ws->pinned_end = total > window ? total - window : 0;
-        ws->flags |= PROTO_WS_STREAMED;
-    }
-    for (unsigned n = 0; n < c->config.nnodes; n++)
-        nodes[n] = (struct placement_node){p->free_bytes[n], p->free_bytes[n] / region};
-    ws->nregions = (uint32_t)div_up(MIN(need, ws->pinned_end), region);
-    ws->regions = calloc(MAX(ws->nregions, 1u), sizeof(*ws->regions));
-    AUTO_FREE uint32_t *map = calloc(MAX(ws->nregions, 1u), sizeof(*map));
-    int code = ws->regions && map ? placement_map(nodes, c->config.nnodes, ws->nregions, map) : -ENOMEM;
-    if (code < 0)
-        return code;
-    for (uint32_t g = 0; g < ws->nregions; g++)
-        ws->regions[g].node = map[g];
-    return cluster_name_nodes(c, ws);
-}
-
-int cluster_name_nodes(struct cluster *c, struct wset *ws)
-{
-    ws->nodes = calloc(c->config.nnodes, sizeof(*ws->nodes));
-    if (!ws->nodes)
-        return -ENOMEM;
-    ws->nnodes = c->config.nnodes;
-    ws->self_node = c->self;
-    for (unsigned n = 0; n < ws->nnodes; n++) {
-        ws->nodes[n].id = n;
-        snprintf(ws->nodes[n].address, sizeof(ws->nodes[n].address), "%s", c->config.nodes[n]);
-    }
-    return 0;
-}
-
-static void offers_complete(struct placing *p)
-{
-    p->status = atomic_load(&p->cluster->pool->stopping) ? -ECANCELED : map_regions(p);
-    if (p->status < 0 && !p->message[0])
-        snprintf(p->message, sizeof(p->message), "cannot place its regions: %s", strerror(-p->status));
-    p->waiting = 1;
-    for (unsigned n = 0; p->status == 0 && n < p->cluster->config.nnodes; n++) {
-        if (n != p->cluster->self && cluster_hosts(p->ws, n) && (p->status = install_on(p, n)) < 0)
-            snprintf(p->message, sizeof(p->message), "node %s went away", p->cluster->config.nodes[n]);
-    }
-    if (--p->waiting == 0)
-        placing_end(p);
-}
-
-static void offered(void *user, struct peer_reply *reply)
-{
-    struct placing_call *call = user;
-    struct placing *p = call->placing;
-    if (reply->status == 0) {
-        struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
-        AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
-        bytes_get_u64(&in);
-        uint64_t free_bytes = bytes_get_u64(&in);
-        p->free_bytes[call->node] = in.bad ? 0 : free_bytes;
-    }
-    free(call);
-    if (--p->waiting == 0)
-        offers_complete(p);
-}
-
-int cluster_place(struct cluster *c, struct wset *ws, uint64_t limit, cluster_placed_fn done, void *user)
-{
-    struct placing *p = calloc(1, sizeof(*p));
-    if (!p)
-        return -ENOMEM;
-    *p = (struct placing){.cluster = c,
-                          .ws = wset_ref(ws),
-                          .limit = limit ? limit : UINT64_MAX,
-                          .done = done,
-                          .user = user,
-                          .waiting = 1};
-    struct bytes_out body = {0};
-    bytes_put_str(&body, c->config.self);
-    for (unsigned n = 0; n < c->config.nnodes; n++) {
-        struct placing_call *call = cluster_is_up(c, n) ? malloc(sizeof(*call)) : NULL;
-        if (!call)
-            continue;
-        *call = (struct placing_call){.placing = p, .node = n};
-        if (peer_call(c->links[n].peer, PROTO_NODE, &body, NULL, 0, NULL, offered, call) < 0)
-            free(call);
-        else
-            p->waiting++;
-    }
-    bytes_out_fini(&body);
-    if (--p->waiting == 0)
-        offers_complete(p);
-    return 0;
-}
-
 /* --- asking another node for a set ---------------------------------------------------------------------------------- */
 
 struct describing {
@@ -582,6 +386,7 @@ struct describing {
     struct open_request *request;
     char *spec; /* NULL: by name */
     uint64_t tried;
+    unsigned first; /* by name: asked before the others, or UINT32_MAX */
 };
 
 static void describe_next(struct describing *d);
@@ -594,23 +399,27 @@ static void describe_end(struct describing *d, struct wset *ws, const struct lea
     free(d);
 }
 
+static void adopted(void *user, struct wset *ws, const struct leat_error *err)
+{
+    describe_end(user, ws, err);
+}
+
 static void described(void *user, struct peer_reply *reply)
 {
     struct describing *d = user;
     struct leat_error err = {0};
-    struct wset *ws = NULL;
     if (reply->status == LEAT_UNSUPPORTED && d->spec)
         d->tried = UINT64_MAX; /* it has a set of its own, that others cannot read there */
-    if (reply->status == LEAT_PEER_GONE || (reply->status == LEAT_NOT_FOUND && !d->spec) ||
-        d->tried == UINT64_MAX) {
+    /* Whether an append was made there before the node went nobody knows: it is not asked for twice. */
+    bool elsewhere = reply->status == LEAT_PEER_GONE && !d->request->append;
+    if (elsewhere || (reply->status == LEAT_NOT_FOUND && !d->spec) || d->tried == UINT64_MAX) {
         describe_next(d);
         return;
     }
-    if (reply->status < 0)
-        error_set(&err, reply->status, "%s", reply->message);
-    else
-        cluster_adopt(d->cluster, reply->body, reply->body_bytes, &reply->payload_fd, &ws, &err);
-    describe_end(d, ws, ws ? NULL : &err);
+    int code = reply->status < 0 ? error_set(&err, reply->status, "%s", reply->message)
+                                 : cluster_adopt(d->cluster, reply, adopted, d, &err);
+    if (code < 0)
+        describe_end(d, NULL, &err);
 }
 
 /* Rendezvous: every node ranks the live nodes alike for a source. */
@@ -634,7 +443,7 @@ static void describe_next(struct describing *d)
 {
     struct cluster *c = d->cluster;
     struct open_request *r = d->request;
-    unsigned n = d->spec ? coordinator(c, d->spec, d->tried) : UINT32_MAX;
+    unsigned n = d->spec ? coordinator(c, d->spec, d->tried) : d->tried ? UINT32_MAX : d->first;
     for (unsigned k = 0; !d->spec && k < c->config.nnodes && n == UINT32_MAX; k++) {
         if (cluster_is_up(c, k) && !(d->tried >> k & 1))
             n = k;
@@ -654,7 +463,7 @@ static void describe_next(struct describing *d)
     struct leat_error err;
     if (n == UINT32_MAX) {
         error_set(&err, LEAT_NOT_FOUND, "no working set '%s' on any node: see `leat ls`",
-                  r->uri + strlen("leat://"));
+                  r->append ? r->name : r->uri + strlen("leat://"));
         describe_end(d, NULL, &err);
         return;
     }
@@ -664,7 +473,8 @@ static void describe_next(struct describing *d)
     proto_open_put(&body, &o);
     bytes_put_u32(&body, r->uid);
     bytes_put_u32(&body, r->gid);
-    int code = peer_call(c->links[n].peer, PROTO_DESCRIBE, &body, NULL, 0, NULL, described, d);
+    int code = peer_call(c->links[n].peer, r->append ? PROTO_APPEND : PROTO_DESCRIBE, &body, NULL, 0, NULL,
+                         described, d);
     bytes_out_fini(&body);
     if (code < 0)
         describe_next(d);
@@ -681,6 +491,30 @@ bool cluster_open(struct cluster *c, struct open_request *r, const char *spec)
     }
     d->cluster = c;
     d->request = r;
+    d->first = UINT32_MAX;
+    list_push_back(&c->describing, &d->node);
+    describe_next(d);
+    return true;
+}
+
+/* Appends to one set are made by one node, so that they meet: the first of its hosts that is alive. */
+static unsigned append_node(const struct cluster *c, const struct wset *ws)
+{
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (cluster_hosts(ws, n) && (n == c->self || cluster_is_up(c, n)))
+            return n;
+    }
+    return c->self;
+}
+
+bool cluster_append(struct cluster *c, struct open_request *r)
+{
+    const struct wset *ws = pool_find_name(c->pool, r->name, r->uid, r->gid);
+    unsigned n = ws ? append_node(c, ws) : UINT32_MAX;
+    struct describing *d = r->local || n == c->self ? NULL : calloc(1, sizeof(*d));
+    if (!d)
+        return false;
+    *d = (struct describing){.cluster = c, .request = r, .first = n};
     list_push_back(&c->describing, &d->node);
     describe_next(d);
     return true;

@@ -41,8 +41,11 @@ void cluster_free(struct cluster *cluster); /* NULL is fine */
 bool cluster_open(struct cluster *cluster, struct open_request *request, const char *canonical_spec);
 /* The asker is gone. */
 void cluster_open_forget(struct cluster *cluster, const void *user);
-/* Places ws (not on any list yet) over the live nodes and installs it on them; done(user, status, message) later, on the loop. */
-typedef void (*cluster_placed_fn)(void *user, int status, const char *message);
+/* An APPEND to a set that another node is to lengthen, or may know: true when the request was taken. */
+bool cluster_append(struct cluster *cluster, struct open_request *request);
+/* Places ws (not on any list yet; its first reference is taken, also on failure) over the live nodes, and commits it on all of them
+ * or none. done: on the loop, maybe at once; NULL: it is there. ws->replaces is the version before, whose hosts must be alive. */
+typedef pool_prepared_fn cluster_placed_fn;
 int cluster_place(struct cluster *cluster, struct wset *ws, uint64_t limit, cluster_placed_fn done,
                   void *user);
 /* Nobody here uses ws any more; it stays for those who hold it here. Somebody does again. */

@@ -23,7 +23,7 @@ struct cluster {
     struct cluster_config config;
     unsigned self;
     struct link links[CLUSTER_NODES_MAX];
-    struct list describing, dials;
+    struct list describing, dials, arrivals;
     struct loop_timer tick; /* are the others alive; are lost regions back */
 };
 
@@ -51,8 +51,22 @@ void cluster_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t fla
 /* proto_ws of a set, for INSTALL and DESCRIBE. */
 void cluster_describe(const struct wset *ws, struct bytes_out *out);
 int cluster_name_nodes(struct cluster *c, struct wset *ws);
-/* A set that another node described: ours already, or a replica of it. *payload_fd is taken. */
-int cluster_adopt(struct cluster *c, const void *body, size_t body_bytes, int *payload_fd,
-                  struct wset **ret_ws, struct leat_error *err);
+#define INSTALL_PREPARE 1u /* and wait for COMMIT; else it begins to fill */
+/* proto_ws of a set with what INSTALL says behind it. */
+void cluster_put_install(const struct wset *ws, uint32_t flags, struct bytes_out *body);
+int cluster_on_install(struct cluster *c, struct client *client, struct conn_message *m);
+void cluster_end_arrivals(struct cluster *c);
+/* Here, and to all nodes; nothing when it is committed already. */
+void cluster_commit(struct cluster *c, struct wset *ws);
+int cluster_on_commit(struct cluster *c, struct bytes_in *in);
+/* The node that was to commit it is gone; those for whom nobody has done it since. */
+void cluster_orphan(struct wset *ws);
+void cluster_drop_orphans(struct cluster *c);
+int cluster_refuse(struct client *client, uint16_t type, uint64_t id, const struct leat_error *err);
+int cluster_accept(struct client *client, uint16_t type, uint64_t id);
+/* A set that another node described: ours already, or a replica of it. reply->payload_fd is taken. done: later or at once. */
+typedef void (*cluster_adopted_fn)(void *user, struct wset *ws, const struct leat_error *err);
+int cluster_adopt(struct cluster *c, struct peer_reply *reply, cluster_adopted_fn done, void *user,
+                  struct leat_error *err);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What other nodes ask of us, on connections that they made: our free memory (NODE), to hold regions of a set (INSTALL), to say
- * what a set is (DESCRIBE), what we have of it (RESYNC), to take note of what they filled (READY) and to let go (FORGET). They have
+ * What other nodes ask of us, on connections that they made: our free memory (NODE), to hold regions of a set (INSTALL, in
+ * install.c), to say what a set is (DESCRIBE), to append to one of ours (APPEND), what we have of it (RESYNC), to take note of what they filled (READY) and to let go (FORGET). They have
  * proved the token; what they send is checked all the same.
  */
 #include "pool/cluster_internal.h"
@@ -18,15 +18,13 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-#define INDEX_BLOB_MAX (64 * GIB)
-
-static int refuse(struct client *client, uint16_t type, uint64_t id, const struct leat_error *err)
+int cluster_refuse(struct client *client, uint16_t type, uint64_t id, const struct leat_error *err)
 {
     conn_send_error(client->conn, type, id, err);
     return 0;
 }
 
-static int accept_empty(struct client *client, uint16_t type, uint64_t id)
+int cluster_accept(struct client *client, uint16_t type, uint64_t id)
 {
     conn_send(client->conn, PROTO_REPLY, type, id, 0, NULL, NULL, 0);
     return 0;
@@ -82,196 +80,6 @@ void cluster_describe(const struct wset *ws, struct bytes_out *out)
     free(m.regions);
 }
 
-/* Makes ws what `m` says. The node table must be ours. */
-static int take_description(struct cluster *c, struct wset *ws, const struct proto_ws *m,
-                            struct leat_error *err)
-{
-    if (m->nnodes != c->config.nnodes)
-        return error_set(err, LEAT_INVALID,
-                         "the other node's list has %u nodes, ours %u: they must be the same", m->nnodes,
-                         c->config.nnodes);
-    for (unsigned n = 0; n < m->nnodes; n++) {
-        if (strcmp(m->nodes[n].address, c->config.nodes[n]) != 0)
-            return error_set(err, LEAT_INVALID, "node %u is %s there and %s here: the lists must be the same",
-                             n, m->nodes[n].address, c->config.nodes[n]);
-    }
-    ws->region_bytes = m->region_bytes;
-    if (m->region_bytes < 4096 || (m->region_bytes & (m->region_bytes - 1)) ||
-        m->nregions !=
-            div_up(MIN(align_up(ws->index.header->address_end, 4096), m->pinned_end), m->region_bytes))
-        return error_set(err, LEAT_CORRUPT, "its region table does not fit its index");
-    memcpy(ws->uuid, m->uuid, PROTO_UUID);
-    atomic_store(&ws->live->generation, m->generation);
-    ws->version = m->version;
-    ws->flags = m->flags & (PROTO_WS_STREAMED | PROTO_WS_EXPLICIT | PROTO_WS_PUSHED);
-    ws->mode = m->mode;
-    ws->owner_uid = m->owner_uid;
-    ws->owner_gid = m->owner_gid;
-    ws->pinned_end = m->pinned_end;
-    ws->regions = calloc(MAX(m->nregions, 1u), sizeof(*ws->regions));
-    if (!ws->regions || cluster_name_nodes(c, ws) < 0)
-        return error_set(err, -ENOMEM, "out of memory");
-    ws->nregions = m->nregions;
-    for (uint32_t g = 0; g < m->nregions; g++) {
-        if (m->regions[g].gid != g || m->regions[g].node >= m->nnodes)
-            return error_set(err, LEAT_CORRUPT, "its region table is out of order");
-        ws->regions[g].node = m->regions[g].node;
-    }
-    return 0;
-}
-
-static int describe_to_set(struct cluster *c, const void *body, size_t body_bytes, int *fd,
-                           struct wset **ret_ws, struct leat_error *err)
-{
-    struct proto_ws m = {0};
-    if (proto_ws_get(body, body_bytes, &m) < 0)
-        return error_set(err, LEAT_CORRUPT, "a node sent a broken description of a set");
-    struct wset *known = pool_find_uuid(c->pool, m.uuid);
-    if (known) {
-        *ret_ws = known;
-        proto_ws_fini(&m);
-        return 0;
-    }
-    struct wset *ws = NULL;
-    /* It goes on to our clients: none of them may change it for the others. */
-    int seals = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-    int code = *fd < 0 ? error_set(err, LEAT_CORRUPT, "a node sent a description without its index")
-               : fcntl(*fd, F_ADD_SEALS, seals) < 0 ? error_sys(err, -errno, "cannot seal an index")
-                                                    : wset_new(c->pool, *fd, false, &ws, err);
-    if (code == 0) {
-        *fd = -1;
-        code = take_description(c, ws, &m, err);
-        if (code == 0 && pool_name(ws, m.name, m.uri) < 0)
-            code = error_set(err, -ENOMEM, "out of memory");
-        if (code < 0)
-            wset_unref(ws);
-    }
-    proto_ws_fini(&m);
-    *ret_ws = ws;
-    return code;
-}
-
-int cluster_adopt(struct cluster *c, const void *body, size_t body_bytes, int *payload_fd,
-                  struct wset **ret_ws, struct leat_error *err)
-{
-    struct wset *ws;
-    int code = describe_to_set(c, body, body_bytes, payload_fd, &ws, err);
-    if (code < 0)
-        return code;
-    if (list_empty(&ws->node)) {
-        /* New here. Regions that the table gives us were lost with an earlier life of this daemon: they are filled again. */
-        bool ours = cluster_hosts(ws, c->self) && !(ws->flags & PROTO_WS_PUSHED);
-        if (ours && pool_host(c->pool, ws, err) < 0) {
-            wset_unref(ws);
-            return err->code;
-        }
-        if (!ours) {
-            if (ws->flags & PROTO_WS_STREAMED)
-                wset_pin(ws, ws->pinned_end);
-            list_push_back(&c->pool->sets, &ws->node);
-            wset_settle_empty(ws);
-            if (cluster_hosts(ws, c->self))
-                wset_node_lost(ws, c->self);
-        }
-        ws->holding = true;
-        for (unsigned n = 0; n < c->config.nnodes; n++) {
-            if (n == c->self || !cluster_hosts(ws, n))
-                continue;
-            if (cluster_is_up(c, n))
-                cluster_resync(c, ws, n, RESYNC_TELL | RESYNC_HOLD);
-            else
-                wset_node_lost(ws, n);
-        }
-    }
-    *ret_ws = ws;
-    return 0;
-}
-
-/* --- INSTALL ------------------------------------------------------------------------------------------------------------ */
-
-struct installing {
-    struct cluster *cluster;
-    struct client
-        *client; /* alive while its connection is: the payload's end comes before that of the client */
-    uint16_t type;
-    uint64_t id;
-    uint8_t *body;
-    uint32_t body_bytes;
-    int fd;
-    void *map;
-    uint64_t bytes;
-};
-
-static int install(struct cluster *c, struct installing *in, struct leat_error *err)
-{
-    struct wset *ws;
-    int code = describe_to_set(c, in->body, in->body_bytes, &in->fd, &ws, err);
-    if (code < 0)
-        return code;
-    if (!list_empty(&ws->node))
-        return error_set(err, LEAT_INVALID, "the set is installed here already");
-    struct wset *named = ws->name[0] ? pool_find_name(c->pool, ws->name, ws->owner_uid, ws->owner_gid) : NULL;
-    if (named && named->owner_uid == ws->owner_uid)
-        code =
-            error_set(err, LEAT_INVALID, "there is another working set '%s' here: drop it first", ws->name);
-    if (code == 0)
-        code = pool_host(c->pool, ws, err);
-    if (code < 0) {
-        wset_unref(ws);
-        return code;
-    }
-    if (in->client->peer_node < CLUSTER_NODES_MAX)
-        ws->holders |= 1ull << in->client->peer_node;
-    return 0;
-}
-
-static void install_arrived(void *user, int status)
-{
-    struct installing *in = user;
-    struct leat_error err = {0};
-    munmap(in->map, in->bytes);
-    if (status == 0) {
-        if (install(in->cluster, in, &err) < 0)
-            refuse(in->client, in->type, in->id, &err);
-        else
-            accept_empty(in->client, in->type, in->id);
-    }
-    if (in->fd >= 0)
-        close(in->fd);
-    free(in->body);
-    free(in);
-}
-
-static int on_install(struct cluster *c, struct client *client, struct conn_message *m)
-{
-    if (m->frame.payload_bytes == 0 || m->frame.payload_bytes > INDEX_BLOB_MAX)
-        return LEAT_CORRUPT;
-    struct installing *in = calloc(1, sizeof(*in));
-    if (!in)
-        return -ENOMEM;
-    *in = (struct installing){.cluster = c,
-                              .client = client,
-                              .type = m->frame.type,
-                              .id = m->frame.id,
-                              .body = malloc(m->frame.body_bytes ? m->frame.body_bytes : 1),
-                              .body_bytes = m->frame.body_bytes,
-                              .fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING),
-                              .map = MAP_FAILED,
-                              .bytes = m->frame.payload_bytes};
-    if (in->body && in->fd >= 0 && fallocate(in->fd, 0, 0, (off_t)in->bytes) == 0)
-        in->map = mmap(NULL, in->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, in->fd, 0);
-    if (in->map == MAP_FAILED) {
-        if (in->fd >= 0)
-            close(in->fd);
-        free(in->body);
-        free(in);
-        return -ENOMEM;
-    }
-    memcpy(in->body, m->body, m->frame.body_bytes);
-    conn_receive_payload(client->conn, in->map, in->bytes, install_arrived, in);
-    return 0;
-}
-
 /* --- DESCRIBE ------------------------------------------------------------------------------------------------------------- */
 
 static void describe_sent(void *user, int status)
@@ -300,6 +108,7 @@ static void describe_opened(struct open_request *r, struct wset *ws, const struc
     bytes_out_fini(&body);
 }
 
+/* DESCRIBE and APPEND: on behalf of a client of another node. */
 static int on_describe(struct cluster *c, struct client *client, struct conn_message *m)
 {
     if (m->frame.body_bytes < 8)
@@ -316,6 +125,7 @@ static int on_describe(struct cluster *c, struct client *client, struct conn_mes
                                    .name = TAKE_PTR(o.name),
                                    .uri = TAKE_PTR(o.uri),
                                    .local = true,
+                                   .append = m->frame.type == PROTO_APPEND,
                                    .type = m->frame.type,
                                    .id = m->frame.id,
                                    .opened = describe_opened,
@@ -370,6 +180,12 @@ static void tell_part(void *user, uint64_t i, unsigned f, const struct index_par
     cluster_ready_record(&t->records, i, f, crc, offset, bytes, 0);
 }
 
+/* Also of samples that are not whole yet: the rest is told by whoever holds it. */
+static void tell_piece(void *user, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes, uint32_t crc)
+{
+    cluster_ready_record(&((struct telling *)user)->records, i, f, crc, offset, bytes, 0);
+}
+
 static void tell_pushed(struct telling *t)
 {
     struct wset *ws = t->ws;
@@ -377,18 +193,28 @@ static void tell_pushed(struct telling *t)
     uint64_t end = MIN(t->at + TELL_SAMPLES, ws->index.header->nsamples);
     for (; t->at < end; t->at++) {
         for (unsigned f = 0; f < ws->index.header->nfields; f++) {
-            if (wset_sample_state(ws, t->at) == LIVE_RESIDENT && index_part(&ws->index, t->at, f, &part) &&
-                wset_part_known(ws, t->at, f))
-                tell_part(t, t->at, f, &part, 0, part.bytes);
+            if (index_part(&ws->index, t->at, f, &part) && part.bytes > 0)
+                wset_pieces(ws, t->at, f, tell_piece, t);
         }
     }
 }
 
+/* Regions of the version before, which was complete; then our segments. */
+static uint64_t filled_units(const struct wset *ws)
+{
+    return ws->first_new_address / ws->region_bytes + ws->nsegments;
+}
+
 static void tell_filled(struct telling *t)
 {
-    uint64_t begin, end;
-    if (fill_segment_done(t->cluster->pool->fill, t->ws, (uint32_t)t->at++, &begin, &end))
-        wset_parts_in(t->ws, begin, end, tell_part, t);
+    struct wset *ws = t->ws;
+    uint64_t unit = t->at++, old = ws->first_new_address / ws->region_bytes, begin, end;
+    if (unit < old) {
+        if (ws->regions[unit].region)
+            wset_parts_in(ws, unit * ws->region_bytes, (unit + 1) * ws->region_bytes, tell_part, t);
+    } else if (fill_segment_done(t->cluster->pool->fill, ws, (uint32_t)(unit - old), &begin, &end)) {
+        wset_parts_in(ws, begin, end, tell_part, t);
+    }
 }
 
 static void tell_next(void *user, int status)
@@ -396,7 +222,7 @@ static void tell_next(void *user, int status)
     struct telling *t = user;
     struct wset *ws = t->ws;
     bool pushed = ws->flags & PROTO_WS_PUSHED;
-    uint64_t end = pushed ? ws->index.header->nsamples : ws->nsegments;
+    uint64_t end = pushed ? ws->index.header->nsamples : filled_units(ws);
     bool over = status < 0 || ws->state == WSET_ENDING;
     while (!over && t->at < end && t->records.len < TELL_BYTES && !t->records.failed) {
         if (pushed)
@@ -440,7 +266,7 @@ static int on_resync(struct cluster *c, struct client *client, struct conn_messa
     if (!ws || client->peer_node >= c->config.nnodes) {
         struct leat_error err;
         error_set(&err, LEAT_NOT_FOUND, "the set is not here (any more)");
-        return refuse(client, m->frame.type, m->frame.id, &err);
+        return cluster_refuse(client, m->frame.type, m->frame.id, &err);
     }
     bool here = true;
     for (uint32_t g = 0; g < ws->nregions; g++)
@@ -449,7 +275,7 @@ static int on_resync(struct cluster *c, struct client *client, struct conn_messa
         struct leat_error err;
         error_set(&err, LEAT_NOT_FOUND,
                   "this node was started anew and does not hold its regions of the set");
-        return refuse(client, m->frame.type, m->frame.id, &err);
+        return cluster_refuse(client, m->frame.type, m->frame.id, &err);
     }
     if (flags & RESYNC_HOLD)
         ws->holders |= 1ull << client->peer_node;
@@ -489,8 +315,16 @@ static int on_ready(struct cluster *c, struct client *client, struct conn_messag
 static void holder_gone(struct cluster *c, struct wset *ws, unsigned n)
 {
     ws->holders &= ~(1ull << n);
-    if (ws->holders == 0 && ws->leases == 0 && !(ws->flags & PROTO_WS_EXPLICIT))
+    if (ws->prepared && n == ws->placer)
+        cluster_orphan(ws);
+    if (!ws->prepared && ws->holders == 0 && ws->leases == 0 && !(ws->flags & PROTO_WS_EXPLICIT))
         pool_drop(c->pool, ws, POOL_SWEEP);
+}
+
+static int on_commit(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    return cluster_on_commit(c, &in);
 }
 
 static int on_forget(struct cluster *c, struct client *client, struct conn_message *m)
@@ -526,7 +360,8 @@ int cluster_message(struct cluster *c, struct client *client, struct conn_messag
         uint8_t kind;
         int (*handle)(struct cluster *, struct client *, struct conn_message *);
     } table[] = {
-        {PROTO_NODE, PROTO_REQUEST, on_node},         {PROTO_INSTALL, PROTO_REQUEST, on_install},
+        {PROTO_NODE, PROTO_REQUEST, on_node},         {PROTO_INSTALL, PROTO_REQUEST, cluster_on_install},
+        {PROTO_APPEND, PROTO_REQUEST, on_describe},   {PROTO_COMMIT, PROTO_EVENT, on_commit},
         {PROTO_DESCRIBE, PROTO_REQUEST, on_describe}, {PROTO_RESYNC, PROTO_REQUEST, on_resync},
         {PROTO_READY, PROTO_EVENT, on_ready},         {PROTO_FORGET, PROTO_EVENT, on_forget},
     };

@@ -333,7 +333,7 @@ static int segments_cut(struct fill *fill, struct wset *ws, uint64_t begin, uint
     return 0;
 }
 
-int fill_start(struct fill *fill, struct wset *ws)
+int fill_plan(struct fill *fill, struct wset *ws)
 {
     uint32_t cap = 0;
     uint64_t end = MIN(align_up(ws->index.header->address_end, 4096), ws->pinned_end);
@@ -349,16 +349,30 @@ int fill_start(struct fill *fill, struct wset *ws)
     if (!ws->urgent)
         return -ENOMEM;
     ws->segments_left = ws->nsegments;
+    return 0;
+}
+
+void fill_go(struct fill *fill, struct wset *ws)
+{
     if (ws->nsegments == 0) {
-        wset_settle_empty(ws);
         fill->config.advanced(ws);
-        return 0;
+        return;
     }
     wset_ref(ws);
     pthread_mutex_lock(&fill->lock);
     list_push_back(&fill->sets, &ws->fill_node);
     pthread_cond_broadcast(&fill->work);
     pthread_mutex_unlock(&fill->lock);
+}
+
+int fill_start(struct fill *fill, struct wset *ws)
+{
+    int code = fill_plan(fill, ws);
+    if (code < 0)
+        return code;
+    if (ws->nsegments == 0)
+        wset_settle_empty(ws);
+    fill_go(fill, ws);
     return 0;
 }
 

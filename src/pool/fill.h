@@ -45,6 +45,9 @@ void fill_free(struct fill *fill);
 
 /* Queues all local segments of ws that are not shared with an earlier version. 0 or -ENOMEM. */
 int fill_start(struct fill *fill, struct wset *ws);
+/* The same in two steps, the second of which cannot fail. With no segments at all, wset_settle_empty is the caller's. */
+int fill_plan(struct fill *fill, struct wset *ws);
+void fill_go(struct fill *fill, struct wset *ws);
 /* Sample i is waited for: its segments go first. Any thread. */
 void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i);
 /* Is segment s (below ws->nsegments) filled, and which addresses is it? Control loop. */

@@ -20,6 +20,7 @@
 #include "pool/pool_internal.h"
 #include "pool/region.h"
 #include "pool/staging.h"
+#include "pool/work.h"
 #include "pool/wset.h"
 
 #include <fcntl.h>
@@ -107,6 +108,8 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
     pool->loop = loop;
     list_init(&pool->sets);
     list_init(&pool->openings);
+    list_init(&pool->changes);
+    list_init(&pool->works);
     ticket_office_init(&pool->office, config->cap_bytes);
     struct fill_config fc = {.threads = config->fill_threads,
                              .depth = config->disk_depth,
@@ -146,13 +149,16 @@ int pool_stop(struct pool *pool)
             opening_serve(o);
         }
     }
+    work_cancel_waiting(pool);
     uint64_t deadline_ns = clock_now_ns() + STOP_NS;
     while (atomic_load(&pool->threads) > 0 && clock_now_ns() < deadline_ns)
         loop_turn(pool->loop, 10);
     if (atomic_load(&pool->threads) > 0)
         return LEAT_TIMED_OUT;
     /* The last message of a thread that has ended may still wait its turn. */
-    for (int turns = 0; !list_empty(&pool->openings) && turns < 1000; turns++)
+    for (int turns = 0; turns < 1000 && (!list_empty(&pool->openings) || !list_empty(&pool->works) ||
+                                         !list_empty(&pool->changes));
+         turns++)
         loop_turn(pool->loop, 1);
     net_server_free(pool->server);
     pool->server = NULL;
@@ -188,17 +194,24 @@ struct wset *pool_find_name(struct pool *pool, const char *name, uint32_t uid, u
     struct wset *best = NULL;
     list_for_each (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (ws->state != WSET_ENDING && ws->name[0] && strcmp(ws->name, name) == 0)
+        if (ws->state != WSET_ENDING && !ws->prepared && !ws->superseded && ws->name[0] &&
+            strcmp(ws->name, name) == 0)
             best = prefer(best, ws, uid, gid);
     }
     return best;
 }
 
-/* A name stands for one set of its owner. */
-static struct wset *find_own_name(struct pool *pool, const char *name, uint32_t uid)
+struct wset *pool_find_own_name(struct pool *pool, const char *name, uint32_t uid)
 {
-    struct wset *ws = pool_find_name(pool, name, uid, UINT32_MAX);
-    return ws && ws->owner_uid == uid ? ws : NULL;
+    struct wset *found = NULL;
+    list_for_each (node, &pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->state != WSET_ENDING && !ws->superseded && ws->owner_uid == uid && ws->name[0] &&
+            strcmp(ws->name, name) == 0 &&
+            (!found || found->prepared)) /* of two versions the one that is there */
+            found = ws;
+    }
+    return found;
 }
 
 struct wset *pool_find_uuid(struct pool *pool, const uint8_t uuid[PROTO_UUID])
@@ -225,7 +238,8 @@ struct wset *pool_find(struct pool *pool, const char *text, uint32_t uid, uint32
     dataset_spec_free(&spec);
     list_for_each (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (canonical && ws->state != WSET_ENDING && strcmp(ws->spec, canonical) == 0)
+        if (canonical && ws->state != WSET_ENDING && !ws->prepared && !ws->superseded &&
+            strcmp(ws->spec, canonical) == 0)
             best = prefer(best, ws, uid, gid);
     }
     return best;
@@ -245,7 +259,8 @@ static struct wset *find_same(struct pool *pool, const char *spec, const struct 
 {
     list_for_each (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (ws->state == WSET_ENDING || strcmp(ws->spec, spec) != 0 || !index_same(&ws->index, index))
+        if (ws->state == WSET_ENDING || ws->prepared || ws->superseded || strcmp(ws->spec, spec) != 0 ||
+            !index_same(&ws->index, index))
             continue;
         /* A name is given by the owner alone: it keeps the set, and its memory, for good. */
         bool named_otherwise =
@@ -258,26 +273,12 @@ static struct wset *find_same(struct pool *pool, const char *spec, const struct 
 
 /* --- creating --------------------------------------------------------------------------------------------------- */
 
-static int regions_reserve(struct wset *ws, struct leat_error *err)
-{
-    for (uint32_t g = 0; g < ws->nregions; g++) {
-        struct region *r = ws->regions[g].region;
-        if (r && region_reserve(r, 0, r->used_bytes) < 0)
-            return error_set(err, LEAT_NO_SPACE, "the host has no memory for the set");
-    }
-    return 0;
-}
-
 int pool_host(struct pool *pool, struct wset *ws, struct leat_error *err)
 {
     ws->created_ns = clock_now_ns();
     int code = pool_begin(pool, ws, 0, err);
-    if (code == 0 && (ws->flags & PROTO_WS_PUSHED)) {
-        code = regions_reserve(ws, err);
-        wset_settle_empty(ws);
-    } else if (code == 0 && (code = fill_start(pool->fill, ws)) < 0) {
+    if (code == 0 && (code = fill_start(pool->fill, ws)) < 0)
         error_set(err, code, "out of memory while starting to load");
-    }
     if (code == 0)
         list_push_back(&pool->sets, &ws->node);
     return code;
@@ -305,7 +306,7 @@ int pool_name(struct wset *ws, const char *name, const char *spec)
     return 0;
 }
 
-static void wset_own(struct wset *ws, uint32_t uid, uint32_t gid, uint32_t flags)
+void pool_own(struct wset *ws, uint32_t uid, uint32_t gid, uint32_t flags)
 {
     ws->owner_uid = uid;
     ws->owner_gid = gid;
@@ -313,7 +314,7 @@ static void wset_own(struct wset *ws, uint32_t uid, uint32_t gid, uint32_t flags
 }
 
 /* Names go into messages, logs and other programs' output. */
-static int name_check(const char *name, struct leat_error *err)
+int pool_name_check(const char *name, struct leat_error *err)
 {
     size_t len = strlen(name);
     bool good = len <= NAME_MAX_BYTES;
@@ -326,7 +327,7 @@ static int name_check(const char *name, struct leat_error *err)
 }
 
 /* Each set costs descriptors, which are everybody's. */
-static int sets_check(struct pool *pool, uint32_t uid, struct leat_error *err)
+int pool_sets_check(struct pool *pool, uint32_t uid, struct leat_error *err)
 {
     unsigned all = 0, own = 0;
     list_for_each (node, &pool->sets) {
@@ -343,7 +344,7 @@ static int sets_check(struct pool *pool, uint32_t uid, struct leat_error *err)
 static int set_new(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
                    struct leat_error *err)
 {
-    int code = sets_check(pool, r->uid, err);
+    int code = pool_sets_check(pool, r->uid, err);
     if (code < 0)
         return code;
     int fd = fcntl(o->index_fd, F_DUPFD_CLOEXEC, 0);
@@ -355,7 +356,7 @@ static int set_new(struct pool *pool, struct opening *o, struct open_request *r,
         close(fd);
         return code;
     }
-    wset_own(ws, r->uid, r->gid, r->flags);
+    pool_own(ws, r->uid, r->gid, r->flags);
     ws->region_bytes = pool->config.region_bytes;
     if (pool_name(ws, r->name, o->spec) < 0) {
         wset_unref(ws);
@@ -385,120 +386,6 @@ static int set_create(struct pool *pool, struct opening *o, struct open_request 
     return 0;
 }
 
-int pool_create(struct pool *pool, const char *name, int index_fd, uint32_t uid, uint32_t gid, uint32_t flags,
-                struct wset **ret_ws, struct leat_error *err)
-{
-    if (!name[0])
-        return error_set(err, LEAT_INVALID, "a set that ranks push needs a name");
-    if (find_own_name(pool, name, uid))
-        return error_set(err, LEAT_INVALID,
-                         "there is a working set '%s' already: drop it first, or choose another name", name);
-    struct wset *ws;
-    int code = name_check(name, err);
-    if (code == 0)
-        code = sets_check(pool, uid, err);
-    if (code == 0)
-        code = wset_new(pool, index_fd, false, &ws, err);
-    if (code < 0)
-        return code;
-    wset_own(ws, uid, gid, flags);
-    ws->flags |= PROTO_WS_PUSHED;
-    if (ws->index.header->kind != INDEX_KIND_PUSHED)
-        code = error_set(err, LEAT_INVALID, "the index of a pushed set must be of kind PUSHED");
-    else if (pool_name(ws, name, "") < 0)
-        code = error_set(err, -ENOMEM, "out of memory");
-    if (code == 0)
-        code = pool_host(pool, ws, err);
-    if (code < 0) {
-        ws->index_fd = -1; /* stays the caller's */
-        wset_unref(ws);
-        return code;
-    }
-    ws->state = WSET_READY;
-    *ret_ws = ws;
-    return 0;
-}
-
-/* --- append ------------------------------------------------------------------------------------------------------ */
-
-static int index_seal(int fd, struct leat_error *err);
-
-/* A new version: the old samples in the old regions, the new ones in new regions behind them. */
-static int set_append(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
-                      struct leat_error *err)
-{
-    struct wset *old = pool_find_name(pool, r->name, r->uid, r->gid);
-    if (!old)
-        return error_set(err, LEAT_NOT_FOUND, "no working set '%s': preload it first", r->name);
-    if (old->owner_uid != r->uid && r->uid != 0)
-        return error_set(err, LEAT_DENIED, "working set '%s' belongs to another user", r->name);
-    if (old->nnodes)
-        return error_set(err, LEAT_UNSUPPORTED,
-                         "'%s' spans several nodes: drop it and preload old and new data together", r->name);
-    if (old->state != WSET_READY)
-        return error_set(err, LEAT_BUSY,
-                         "'%s' is still being loaded: append when it is complete (see `leat stat %s`)",
-                         r->name, r->name);
-    if (old->flags & PROTO_WS_STREAMED)
-        return error_set(err, LEAT_UNSUPPORTED,
-                         "'%s' is larger than its pool: drop it and preload old and new data together",
-                         r->name);
-    struct index added;
-    int code = index_map(o->index_fd, &added, err);
-    if (code < 0)
-        return code;
-    uint64_t base = (uint64_t)old->nregions * old->region_bytes;
-    AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    code = fd < 0 ? error_sys(err, -errno, "cannot create an index")
-                  : index_append(&old->index, &added, base, fd, err);
-    index_close(&added);
-    struct wset *ws = NULL;
-    if (code == 0)
-        code = index_seal(fd, err);
-    if (code == 0)
-        code = wset_new(pool, fd, true, &ws, err);
-    if (code < 0)
-        return code;
-    fd = -1;
-    wset_own(ws, old->owner_uid, old->owner_gid, old->mode & 0004 ? LEAT_OPEN_PUBLIC : 0);
-    ws->version = old->version + 1;
-    ws->region_bytes = old->region_bytes;
-    ws->created_ns = clock_now_ns();
-    ws->first_new_address = base;
-    code = pool_name(ws, old->name, old->spec);
-    uint64_t need = align_up(ws->index.header->address_end, 4096) - base;
-    pool_evict_idle(pool, need);
-    if (code == 0 && pool_room(pool) < need) {
-        char needs[32], has[32];
-        size_format(need, needs);
-        size_format(pool_room(pool), has);
-        code = error_set(err, LEAT_NO_SPACE, "the new samples need %s and the pool has %s free", needs, has);
-    }
-    ws->nregions = old->nregions;
-    ws->regions = code == 0 ? calloc(MAX(old->nregions, 1u), sizeof(*ws->regions)) : NULL;
-    if (code == 0 && !ws->regions)
-        code = error_set(err, -ENOMEM, "out of memory");
-    for (uint32_t g = 0; g < old->nregions && code == 0; g++)
-        ws->regions[g].region = old->regions[g].region ? region_ref(old->regions[g].region) : NULL;
-    if (code < 0)
-        ws->nregions = 0;
-    else
-        code = pool_regions_make(pool, ws, old->nregions, ws->index.header->address_end, err);
-    if (code == 0) {
-        wset_inherit(ws, old);
-        if ((code = fill_start(pool->fill, ws)) < 0)
-            error_set(err, code, "out of memory while starting to load");
-    }
-    if (code < 0) {
-        wset_unref(ws);
-        return code;
-    }
-    list_push_back(&pool->sets, &ws->node);
-    pool_drop(pool, old, POOL_SWEEP); /* its readers keep it; the name is the new version's */
-    *ret_ws = ws;
-    return 0;
-}
-
 /* --- opening ------------------------------------------------------------------------------------------------------ */
 
 static void openings_start(struct pool *pool);
@@ -516,15 +403,13 @@ static void opening_free(struct opening *o)
 static int request_serve(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
                          struct leat_error *err)
 {
-    if (r->append)
-        return set_append(pool, o, r, ret_ws, err);
     struct index index;
     int code = index_map(o->index_fd, &index, err);
     if (code < 0)
         return code;
     struct wset *ws = find_same(pool, o->spec, &index, r);
     index_close(&index);
-    struct wset *named = r->name[0] ? find_own_name(pool, r->name, r->uid) : NULL;
+    struct wset *named = r->name[0] ? pool_find_own_name(pool, r->name, r->uid) : NULL;
     if (named && named != ws)
         return error_set(err, LEAT_INVALID,
                          "working set '%s' holds %.200s: drop it first, or choose another name", r->name,
@@ -544,6 +429,11 @@ static void opening_serve(struct opening *o)
         struct open_request *r = container_of(node, struct open_request, node);
         struct leat_error err = o->err;
         struct wset *ws = NULL;
+        if (err.code == 0 && r->opened && r->append) {
+            list_remove(&r->node);
+            change_append(pool, r, o->index_fd);
+            continue;
+        }
         if (err.code == 0 && r->opened)
             err.code = request_serve(pool, o, r, &ws, &err);
         pool_answer(r, ws, err.code < 0 ? &err : NULL);
@@ -552,23 +442,14 @@ static void opening_serve(struct opening *o)
     openings_start(pool);
 }
 
-static void opening_placed(void *user, int status, const char *message)
+static void opening_placed(void *user, const struct leat_error *err)
 {
     struct opening *o = user;
-    struct wset *ws = o->placing;
-    if (status == 0 && ws->name[0] && find_own_name(o->pool, ws->name, ws->owner_uid))
-        status = error_set(&o->err, LEAT_INVALID, "there is a working set '%s' already", ws->name);
-    else if (status == 0)
-        status = pool_host(o->pool, ws, &o->err);
+    struct wset *ws = TAKE_PTR(o->placing);
+    if (err)
+        error_set(&o->err, err->code, "%s: %s", o->spec, err->message);
     else
-        error_set(&o->err, status, "%s: %s", o->spec, message);
-    ws->holding = status == 0; /* at the hosts, since they installed it for us */
-    if (status < 0) {
-        o->err.code = status;
-        if (o->pool->cluster)
-            cluster_forget(o->pool->cluster, ws, true, true);
-        wset_unref(ws);
-    }
+        ws->holding = true; /* at the hosts, since they installed it for us */
     opening_serve(o);
 }
 
@@ -579,25 +460,21 @@ static bool opening_place(struct opening *o)
     struct open_request *first = NULL;
     list_for_each_safe (node, &o->requests) {
         struct open_request *r = container_of(node, struct open_request, node);
-        if (!first && r->opened) /* the asker is still there */
+        if (!first && r->opened && !r->append) /* the asker is still there */
             first = r;
     }
-    if (!pool->cluster || o->err.code || !first || first->append)
+    if (!pool->cluster || o->err.code || !first)
         return false;
     struct index index;
     if (index_map(o->index_fd, &index, NULL) < 0)
         return false;
     bool known = find_same(pool, o->spec, &index, first) ||
-                 (first->name[0] && find_own_name(pool, first->name, first->uid));
+                 (first->name[0] && pool_find_own_name(pool, first->name, first->uid));
     index_close(&index);
     if (known || set_new(pool, o, first, &o->placing, &o->err) < 0)
         return false;
     pool_evict_idle(pool, align_up(o->placing->index.header->address_end, 4096));
-    if (cluster_place(pool->cluster, o->placing, first->pool_bytes, opening_placed, o) < 0) {
-        wset_unref(o->placing);
-        return false;
-    }
-    return true;
+    return cluster_place(pool->cluster, o->placing, first->pool_bytes, opening_placed, o) == 0;
 }
 
 static void opening_done(void *arg)
@@ -648,7 +525,7 @@ static int progress_report(void *user, uint64_t samples, uint64_t bytes)
 }
 
 /* Clients get the descriptor: from here on it cannot be written by anybody. */
-static int index_seal(int fd, struct leat_error *err)
+int pool_index_seal(int fd, struct leat_error *err)
 {
     int seals = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
     return fcntl(fd, F_ADD_SEALS, seals) < 0 ? error_sys(err, -errno, "cannot seal an index") : 0;
@@ -673,7 +550,7 @@ static int index_keep(struct opening *o, struct leat_error *err)
         if (n <= 0 && errno != EINTR)
             return error_sys(err, n < 0 ? -errno : LEAT_STALE, "cannot copy the index");
     }
-    int code = index_seal(fd, err);
+    int code = pool_index_seal(fd, err);
     struct index index;
     if (code == 0 && (code = index_map(fd, &index, err)) == 0) {
         code = index_validate(&index, err);
@@ -750,7 +627,9 @@ static int opening_join(struct pool *pool, struct open_request *r, struct leat_e
         dataset_spec_free(&spec);
         return error_set(err, -ENOMEM, "out of memory");
     }
-    if (pool->cluster && !r->append && cluster_open(pool->cluster, r, canonical)) {
+    bool taken = pool->cluster &&
+                 (r->append ? cluster_append(pool->cluster, r) : cluster_open(pool->cluster, r, canonical));
+    if (taken) {
         free(canonical);
         dataset_spec_free(&spec);
         return 0;
@@ -789,7 +668,7 @@ void pool_open(struct pool *pool, struct open_request *r)
     list_init(&r->node);
     atomic_fetch_add(&pool->opens, 1);
     int code = atomic_load(&pool->stopping) ? error_set(&err, -ECANCELED, "the daemon is ending")
-                                            : name_check(r->name, &err);
+                                            : pool_name_check(r->name, &err);
     if (code < 0) {
         pool_answer(r, NULL, &err);
         return;
@@ -820,6 +699,7 @@ void pool_open_forget(struct pool *pool, void *user)
 {
     if (pool->cluster)
         cluster_open_forget(pool->cluster, user);
+    changes_forget(pool, user);
     list_for_each (node, &pool->openings) {
         list_for_each (at, &container_of(node, struct opening, node)->requests) {
             struct open_request *r = container_of(at, struct open_request, node);
@@ -830,6 +710,29 @@ void pool_open_forget(struct pool *pool, void *user)
 }
 
 /* --- ending -------------------------------------------------------------------------------------------------------- */
+
+/* Its last reader here is gone. */
+static void superseded_sweep(struct wset *ws)
+{
+    if (!ws->superseded || ws->leases > 0 || ws->state == WSET_ENDING)
+        return;
+    if (ws->holders == 0)
+        pool_drop(ws->pool, ws, POOL_SWEEP);
+    else
+        cluster_let_go(ws->pool->cluster, ws);
+}
+
+void pool_supersede(struct pool *pool, struct wset *ws)
+{
+    if (ws->nnodes == 0) {
+        pool_drop(pool, ws, POOL_SWEEP); /* readers here keep its memory by their references */
+        return;
+    }
+    /* Readers on other nodes come for it by its uuid: it stays listed as long as somebody holds it. */
+    ws->superseded = true;
+    ws->flags &= ~PROTO_WS_EXPLICIT;
+    superseded_sweep(ws);
+}
 
 void pool_lease(struct wset *ws)
 {
@@ -843,6 +746,7 @@ void pool_unlease(struct wset *ws)
 {
     assert(ws->leases > 0);
     ws->leases--;
+    superseded_sweep(ws);
     wset_unref(ws);
 }
 
@@ -850,12 +754,25 @@ void pool_sweep(struct pool *pool, uint32_t uid)
 {
     list_for_each_safe (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (ws->leases > 0 || (ws->flags & PROTO_WS_EXPLICIT) || (uid != UINT32_MAX && ws->owner_uid != uid))
+        if (ws->leases > 0 || ws->prepared || (ws->flags & PROTO_WS_EXPLICIT) ||
+            (uid != UINT32_MAX && ws->owner_uid != uid))
             continue;
         if (ws->holders == 0)
             pool_drop(pool, ws, POOL_SWEEP);
         else if (pool->cluster) /* or two nodes would keep it for each other, for ever */
             cluster_let_go(pool->cluster, ws);
+    }
+}
+
+/* Whoever drops a set means the version that is being made of it, too. */
+static void drop_successor(struct pool *pool, const struct wset *ws, enum pool_end end)
+{
+    list_for_each_safe (node, &pool->sets) {
+        struct wset *next = container_of(node, struct wset, node);
+        if (next->replaces == ws) {
+            pool_drop(pool, next, end);
+            return;
+        }
     }
 }
 
@@ -868,6 +785,10 @@ void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
         if (pool->cluster)
             cluster_forget(pool->cluster, ws, end != POOL_SWEEP, end == POOL_DROP_FORCE);
         wset_ref(ws);
+        if (ws->replaces && ws->replaces->appender == ws)
+            ws->replaces->appender = NULL;
+        if (ws->appender && end != POOL_SWEEP)
+            drop_successor(pool, ws, end);
         fill_cancel(pool->fill, ws);
         if (end == POOL_DROP_FORCE) {
             atomic_fetch_add(&ws->live->generation, 1);

@@ -61,6 +61,9 @@ struct pool {
     struct ticket_office office;
     struct list sets;        /* wset.node */
     struct list openings;    /* struct opening.node */
+    struct list changes;     /* change.c: sets that are being made of a given index, or longer */
+    struct list works;       /* work.node */
+    unsigned working;        /* works whose thread runs */
     unsigned indexing;       /* index threads that run */
     unsigned verifying;      /* verifications under way */
     struct cluster *cluster; /* NULL: this node alone */
@@ -91,9 +94,16 @@ void pool_free(struct pool *pool);
 void pool_open(struct pool *pool, struct open_request *request);
 /* The asker is gone: it is not called back any more. */
 void pool_open_forget(struct pool *pool, void *user);
-/* Memory set by ranks: index of kind PUSHED in index_fd, which is taken on success. */
-int pool_create(struct pool *pool, const char *name, int index_fd, uint32_t uid, uint32_t gid, uint32_t flags,
-                struct wset **ret_ws, struct leat_error *err);
+/* Memory set by ranks: index of kind PUSHED in index_fd, which is taken. Takes the request, as pool_open does. */
+void pool_create(struct pool *pool, struct open_request *request, int index_fd);
+/*
+ * A set comes into being in two steps. Prepared: it has its memory here and all that can fail has been done, off the loop where it
+ * takes long; nobody finds it by name. Committed: it is there, and the version that it replaces is gone, in one turn of the loop.
+ * Takes the set's first reference, also on failure. done: later, on the loop; the set is prepared, or gone.
+ */
+typedef void (*pool_prepared_fn)(void *user, const struct leat_error *err); /* NULL: it is */
+int pool_prepare(struct pool *pool, struct wset *ws, uint64_t limit, pool_prepared_fn done, void *user);
+void pool_commit(struct pool *pool, struct wset *ws);
 
 /* Names are each user's own: theirs first, then one that they may read, then any (which the caller refuses). */
 struct wset *pool_find_name(struct pool *pool, const char *name, uint32_t uid, uint32_t gid);

@@ -13,4 +13,17 @@ int pool_regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, ui
 /* Takes what the set needs on this host, or what the cluster decided. `limit`: 0 for none. */
 int pool_begin(struct pool *pool, struct wset *ws, uint64_t limit, struct leat_error *err);
 
+/* A name stands for one set of its owner: that set, also while it is only prepared. */
+struct wset *pool_find_own_name(struct pool *pool, const char *name, uint32_t uid);
+void pool_own(struct wset *ws, uint32_t uid, uint32_t gid, uint32_t flags);
+int pool_name_check(const char *name, struct leat_error *err);
+int pool_sets_check(struct pool *pool, uint32_t uid, struct leat_error *err);
+int pool_index_seal(int fd, struct leat_error *err);
+/* There is a later version: who reads this one keeps it. */
+void pool_supersede(struct pool *pool, struct wset *ws);
+/* Takes the request; index_fd, of the samples to add, stays the caller's. */
+void change_append(struct pool *pool, struct open_request *request, int index_fd);
+/* The asker is gone. */
+void changes_forget(struct pool *pool, const void *user);
+
 #endif

@@ -20,7 +20,9 @@ static const char *state_name(const struct wset *ws)
 {
     if (ws->state == WSET_ENDING)
         return "ending";
-    if (atomic_load(&ws->live->failed_samples) > 0 && wset_complete(ws))
+    /* What ranks pushed has no source to come from again. */
+    bool gone = (ws->flags & PROTO_WS_PUSHED) && atomic_load(&ws->live->lost_samples) > 0;
+    if ((gone || atomic_load(&ws->live->failed_samples) > 0) && wset_complete(ws))
         return "damaged";
     return wset_complete(ws) ? "ready" : "loading";
 }
@@ -44,17 +46,19 @@ static const char *kind_name(const struct wset *ws)
 static json_t *set_summary(const struct wset *ws)
 {
     const struct index_header *h = ws->index.header;
-    return json_pack("{s:s, s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:i, s:s, s:i}",   //
-                     "name", ws->name, "source", ws->spec, "kind", kind_name(ws), "state", state_name(ws), //
-                     "version", (int)ws->version, "samples", (json_int_t)h->nsamples,                      //
-                     "resident_samples", (json_int_t)atomic_load(&ws->live->resident_samples),             //
-                     "failed_samples", (json_int_t)atomic_load(&ws->live->failed_samples),                 //
-                     "payload_bytes", (json_int_t)h->payload_bytes,                                        //
-                     "resident_bytes", (json_int_t)atomic_load(&ws->live->resident_bytes),                 //
-                     "pool_bytes", (json_int_t)ws->pool_bytes, "streamed",
-                     !!(ws->flags & PROTO_WS_STREAMED),                                        //
-                     "explicit", !!(ws->flags & PROTO_WS_EXPLICIT), "leases", (int)ws->leases, //
-                     "mode", ws->mode & 0004 ? "public" : "private", "owner_uid", (int)ws->owner_uid);
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:i, s:s, s:i}", //
+        "name", ws->name, "source", ws->spec, "kind", kind_name(ws), "state", state_name(ws),    //
+        "version", (int)ws->version, "samples", (json_int_t)h->nsamples,                         //
+        "resident_samples", (json_int_t)atomic_load(&ws->live->resident_samples),                //
+        "failed_samples", (json_int_t)atomic_load(&ws->live->failed_samples),                    //
+        "lost_samples", (json_int_t)atomic_load(&ws->live->lost_samples),                        //
+        "payload_bytes", (json_int_t)h->payload_bytes,                                           //
+        "resident_bytes", (json_int_t)atomic_load(&ws->live->resident_bytes),                    //
+        "pool_bytes", (json_int_t)ws->pool_bytes, "streamed",
+        !!(ws->flags & PROTO_WS_STREAMED),                                        //
+        "explicit", !!(ws->flags & PROTO_WS_EXPLICIT), "leases", (int)ws->leases, //
+        "mode", ws->mode & 0004 ? "public" : "private", "owner_uid", (int)ws->owner_uid);
 }
 
 static json_t *fields_json(const struct index *index)
@@ -112,7 +116,7 @@ static json_t *sets_json(const struct pool *pool, uint32_t uid, uint32_t gid)
     json_t *sets = json_array();
     list_for_each (node, &pool->sets) {
         const struct wset *ws = container_of(node, struct wset, node);
-        if (wset_allows(ws, uid, gid))
+        if (!ws->prepared && !ws->superseded && wset_allows(ws, uid, gid))
             json_array_append_new(sets, set_summary(ws));
     }
     return sets;

@@ -309,6 +309,7 @@ static void send_ws(struct client *c, uint16_t type, uint64_t id, struct wset *w
     m.nnodes = ws->nnodes ? ws->nnodes : 1;
     m.nodes = calloc(m.nnodes, sizeof(*m.nodes));
     for (uint32_t n = 0; m.nodes && n < ws->nnodes; n++) {
+        m.nodes[n].id = n;
         if (n != ws->self_node)
             m.nodes[n] = ws->nodes[n];
     }
@@ -386,6 +387,16 @@ static int on_open(struct client *c, struct conn_message *m)
     return 0;
 }
 
+static void created(struct open_request *r, struct wset *ws, const struct leat_error *err)
+{
+    struct client *c = r->user;
+    c->nopening--;
+    if (ws)
+        reply(c, r->type, r->id, NULL, NULL, 0);
+    else
+        conn_send_error(c->conn, r->type, r->id, err);
+}
+
 static int on_create(struct client *c, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
@@ -394,17 +405,27 @@ static int on_create(struct client *c, struct conn_message *m)
     if (bytes_in_done(&in) < 0 || m->frame.nfds != 1)
         return LEAT_CORRUPT;
     struct leat_error err = {0};
-    struct wset *ws;
     /* A memfd that can no longer change, or what is validated is not what is used. */
     int seals = fcntl(m->fds[0], F_GET_SEALS);
-    int code =
-        seals >= 0 && (seals & (F_SEAL_WRITE | F_SEAL_SHRINK)) == (F_SEAL_WRITE | F_SEAL_SHRINK)
-            ? pool_create(c->server->pool, name, m->fds[0], c->uid, c->gid, flags, &ws, &err)
-            : error_set(&err, LEAT_INVALID, "the index must be a memfd sealed against writing and shrinking");
-    if (code < 0)
+    if (seals < 0 || (seals & (F_SEAL_WRITE | F_SEAL_SHRINK)) != (F_SEAL_WRITE | F_SEAL_SHRINK))
+        error_set(&err, LEAT_INVALID, "the index must be a memfd sealed against writing and shrinking");
+    else if (c->nopening == CLIENT_OPENING_MAX)
+        error_set(&err, LEAT_BUSY, "this process is opening %u working sets already", c->nopening);
+    if (err.code < 0)
         return requests_refuse(c, &m->frame, &err);
-    m->fds[0] = -1;
-    reply(c, m->frame.type, m->frame.id, NULL, NULL, 0);
+    struct open_request *r = calloc(1, sizeof(*r));
+    if (!r)
+        return -ENOMEM;
+    *r = (struct open_request){.uid = c->uid,
+                               .gid = c->gid,
+                               .flags = flags,
+                               .name = TAKE_PTR(name),
+                               .type = m->frame.type,
+                               .id = m->frame.id,
+                               .opened = created,
+                               .user = c};
+    c->nopening++;
+    pool_create(c->server->pool, r, TAKE_FD(m->fds[0]));
     return 0;
 }
 

@@ -179,7 +179,7 @@ static void test_set_on_both(void **state)
     assert_true(both > 5);
     /* One of them dies. */
     stop(&h[1]);
-    while (ws->lost_samples == 0)
+    while (ws->live->lost_samples == 0)
         loop_turn(loop, 100);
     assert_false(is_up(&h[0], 1));
     for (uint64_t i = 0; i < ROWS; i++) {
@@ -195,7 +195,7 @@ static void test_set_on_both(void **state)
         loop_turn(loop, 100);
     for (unsigned k = 0; k < 20; k++)
         loop_turn(loop, 1);
-    assert_true(ws->lost_samples > 0);
+    assert_true(ws->live->lost_samples > 0);
     pool_unlease(ws);
     stop(&h[1]);
     stop(&h[0]);

@@ -326,13 +326,13 @@ static void test_lost_and_back(void **state)
     for (unsigned i = 0; i < 5; i++)
         STATE(ws, i, without_1[i]);
     RESIDENT(ws, 1);
-    assert_int_equal(ws->lost_samples, 3);
+    assert_int_equal(ws->live->lost_samples, 3);
     wset_node_lost(ws, 1);
-    assert_int_equal(ws->lost_samples, 3);
+    assert_int_equal(ws->live->lost_samples, 3);
     assert_false(wset_complete(ws));
     wset_node_lost(ws, 2);
     STATE(ws, 4, LIVE_LOST);
-    assert_int_equal(ws->lost_samples, 4);
+    assert_int_equal(ws->live->lost_samples, 4);
     /* Sample 3 needs both. */
     wset_node_back(ws, 1);
     static const uint8_t without_2[] = {LIVE_RESIDENT, LIVE_RESIDENT, LIVE_RESIDENT, LIVE_LOST, LIVE_LOST};
@@ -342,7 +342,7 @@ static void test_lost_and_back(void **state)
     STATE(ws, 3, LIVE_RESIDENT);
     STATE(ws, 4, LIVE_ABSENT); /* never came */
     RESIDENT(ws, 4);
-    assert_int_equal(ws->lost_samples, 0);
+    assert_int_equal(ws->live->lost_samples, 0);
     assert_false(wset_complete(ws));
     piece(ws, 4, 0, 0, 100);
     assert_true(wset_complete(ws));
@@ -354,19 +354,19 @@ static void test_pieces_while_lost(void **state)
 {
     struct wset *ws = make(spread, 5, 1, 3);
     wset_node_lost(ws, 1);
-    assert_int_equal(ws->lost_samples, 3);
+    assert_int_equal(ws->live->lost_samples, 3);
     piece(ws, 1, 0, 0, 64);
     piece(ws, 1, 0, 64, 136);
     STATE(ws, 1, LIVE_LOST);
     wset_piece(ws, 3, 0, 896, 1104, 0, -EIO); /* on node 2 */
     STATE(ws, 3, LIVE_FAILED);
-    assert_int_equal(ws->lost_samples, 2);
+    assert_int_equal(ws->live->lost_samples, 2);
     wset_node_back(ws, 1);
     STATE(ws, 1, LIVE_RESIDENT);
     STATE(ws, 2, LIVE_ABSENT);
     STATE(ws, 3, LIVE_FAILED);
     RESIDENT(ws, 1);
-    assert_int_equal(ws->lost_samples, 0);
+    assert_int_equal(ws->live->lost_samples, 0);
     wset_unref(ws);
 }
 
@@ -433,7 +433,7 @@ static void test_threads(void **state)
     for (unsigned k = 0; k < 2; k++)
         pthread_join(threads[k], NULL);
     RESIDENT(ws, 512);
-    assert_int_equal(ws->lost_samples, 0);
+    assert_int_equal(ws->live->lost_samples, 0);
     for (unsigned i = 0; i < 512; i++) {
         STATE(ws, i, LIVE_RESIDENT);
         assert_int_equal(ws->crc[2 * i], crc_of(0, 48));

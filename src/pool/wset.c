@@ -137,6 +137,7 @@ void wset_unref(struct wset *ws)
     staging_free(ws->staging);
     for (uint32_t g = 0; g < ws->nregions; g++)
         region_unref(ws->regions[g].region);
+    wset_unref(ws->replaces);
     free(ws->regions);
     free(ws->nodes);
     for (unsigned h = 0; h < ARRAY_LEN(ws->straddles); h++) {
@@ -276,7 +277,7 @@ static void sample_failed(struct wset *ws, uint64_t i)
     if (was == LIVE_RESIDENT)
         atomic_fetch_sub(&ws->live->resident_samples, 1);
     if (was == LIVE_LOST)
-        atomic_fetch_sub(&ws->lost_samples, 1);
+        atomic_fetch_sub(&ws->live->lost_samples, 1);
     atomic_fetch_add(&ws->live->failed_samples, 1);
 }
 
@@ -284,6 +285,7 @@ static void sample_failed(struct wset *ws, uint64_t i)
 void wset_node_lost(struct wset *ws, uint32_t node)
 {
     ws->lost_nodes |= node_bit(node);
+    ws->losses++;
     for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
         uint8_t was = wset_sample_state(ws, i);
         if ((was != LIVE_RESIDENT && was != LIVE_ABSENT) || !(sample_nodes(ws, i) & node_bit(node)))
@@ -294,7 +296,7 @@ void wset_node_lost(struct wset *ws, uint32_t node)
         if (was == LIVE_RESIDENT)
             atomic_fetch_sub(&ws->live->resident_samples, 1);
         if (was == LIVE_RESIDENT || was == LIVE_ABSENT)
-            atomic_fetch_add(&ws->lost_samples, 1);
+            atomic_fetch_add(&ws->live->lost_samples, 1);
     }
 }
 
@@ -309,7 +311,7 @@ void wset_node_back(struct wset *ws, uint32_t node)
         if (!(nodes & node_bit(node)) || (nodes & ws->lost_nodes) ||
             !atomic_compare_exchange_strong(&ws->sample_state[i], &expected, LIVE_ABSENT))
             continue;
-        atomic_fetch_sub(&ws->lost_samples, 1);
+        atomic_fetch_sub(&ws->live->lost_samples, 1);
         if (sample_is_done(ws, i)) /* after the exchange: who sets the last bit from here on sees ABSENT */
             sample_resident(ws, i);
     }
@@ -318,7 +320,7 @@ void wset_node_back(struct wset *ws, uint32_t node)
 bool wset_complete(const struct wset *ws)
 {
     return atomic_load(&ws->live->resident_samples) + atomic_load(&ws->live->failed_samples) +
-               atomic_load(&ws->lost_samples) + ws->streamed_samples >=
+               atomic_load(&ws->live->lost_samples) + ws->streamed_samples >=
            ws->index.header->nsamples;
 }
 
@@ -487,6 +489,28 @@ void wset_piece(struct wset *ws, uint64_t i, unsigned f, uint64_t offset, uint64
     } else if (whole) {
         part_complete(ws, i, f, part.bytes, whole_crc);
     }
+}
+
+void wset_pieces(struct wset *ws, uint64_t i, unsigned f,
+                 void (*fn)(void *user, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes,
+                            uint32_t crc),
+                 void *user)
+{
+    struct index_part part;
+    if (!index_part(&ws->index, i, f, &part) || part.bytes == 0)
+        return;
+    pthread_mutex_lock(&ws->straddle_lock);
+    /* Looked at under the lock: pieces become a part under it, or the part was known before. */
+    bool known = wset_part_known(ws, i, f);
+    const struct straddle *s = known ? NULL : ws->straddles[(i * 31 + f) % ARRAY_LEN(ws->straddles)];
+    while (s && (s->sample != i || s->field != f))
+        s = s->next;
+    for (unsigned k = 0; s && k < s->n; k++)
+        fn(user, i, f, s->pieces[k].offset, s->pieces[k].bytes, s->pieces[k].crc);
+    pthread_mutex_unlock(&ws->straddle_lock);
+    if (known)
+        fn(user, i, f, 0, part.bytes,
+           __atomic_load_n(&ws->crc[i * ws->index.header->nfields + f], __ATOMIC_RELAXED));
 }
 
 int wset_streamed(struct wset *ws, uint64_t i, unsigned f, uint32_t crc)

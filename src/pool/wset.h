@@ -55,6 +55,14 @@ struct wset {
     unsigned leases;     /* handles of clients */
     struct list waiters; /* struct waiter */
     uint64_t created_ns;
+    /* Placed and installed, not committed: nobody finds it by name or source, and it may still be taken back. */
+    bool prepared, preparing; /* preparing: not yet, and not to be committed */
+    uint32_t placer;          /* prepared: the node that is to commit it */
+    uint64_t orphaned_ns;     /* prepared, and the node that is to commit it went away then */
+    struct wset *replaces;    /* prepared: the version before, a reference, or NULL */
+    bool superseded;          /* by a later version: readers who have it keep it, nobody else finds it */
+    const void *appender;     /* whoever makes the next version of this set, or NULL: one at a time */
+    uint64_t losses;          /* how often a node of it was lost */
 
     /* immutable after wset_new */
     uint64_t serial; /* unique in this process: what caches are keyed by, never the address */
@@ -84,8 +92,7 @@ struct wset {
 
     /* any thread */
     _Atomic unsigned refs;
-    _Atomic bool revoked; /* dropped by force */
-    _Atomic uint64_t lost_samples;
+    _Atomic bool revoked;        /* dropped by force */
     _Atomic uint8_t *parts_done; /* per sample: a bit for each field that is complete, mask_bytes of them */
     unsigned mask_bytes;
     _Atomic uint8_t
@@ -128,6 +135,11 @@ uint8_t *wset_address(const struct wset *ws, uint64_t address, uint64_t bytes);
 /* Bytes [offset, +bytes) of field f of sample i are in place with this CRC, or will not come (status < 0). */
 void wset_piece(struct wset *ws, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes, uint32_t crc,
                 int status);
+/* What is known of a part: all of it, or the pieces that have come. */
+void wset_pieces(struct wset *ws, uint64_t i, unsigned f,
+                 void (*fn)(void *user, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes,
+                            uint32_t crc),
+                 void *user);
 /* Has part f of sample i arrived whole? */
 bool wset_part_known(const struct wset *ws, uint64_t i, unsigned f);
 /* The same for streamed samples: the CRC is recorded the first time and compared afterwards: LEAT_CORRUPT. Whole parts only. */

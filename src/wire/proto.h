@@ -75,7 +75,10 @@ enum proto_type {
 
     /* peer, daemon to daemon */
     PROTO_NODE = 64,      /* str who asks -> str name, u64 capacity_bytes, u64 free_bytes, u64 region_bytes */
-    PROTO_INSTALL = 66,   /* proto_ws with spec, owner, mode and full region table; payload: the index blob -> empty; it then pulls */
+    /* APPEND = 22 as well: as DESCRIBE; the set `name` is made longer first */
+    PROTO_INSTALL = 66,   /* proto_ws with spec, owner, mode and full region table, u32 flags (1: wait for COMMIT), u64 first new address,
+                             uuid of the version it replaces (zeros: none); payload: the index blob -> empty; it then pulls */
+    PROTO_COMMIT = 71,    /* event: uuid, uuid of the version it replaces: an installed set is there now */
     PROTO_READY = 67,     /* event: uuid, u32 n, n × {u64 sample, u32 field, u32 crc, u64 offset in the part, u64 bytes, i32 status} */
     PROTO_FORGET = 68,    /* event: uuid, u32 flags (1: dropped for all; 2: by force; else: we no longer need it held) */
     PROTO_DESCRIBE = 69,  /* proto_open, u32 acting uid, u32 gid -> proto_ws; payload: the index blob */

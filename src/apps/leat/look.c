@@ -205,6 +205,7 @@ static void stat_json(const struct leat_ws *ws, const struct leat_ws_stat *stat)
     json_u64(&j, "samples", stat->samples);
     json_u64(&j, "resident_samples", stat->resident_samples);
     json_u64(&j, "failed_samples", stat->failed_samples);
+    json_u64(&j, "lost_samples", stat->lost_samples);
     json_u64(&j, "payload_bytes", stat->payload_bytes);
     json_u64(&j, "resident_bytes", stat->resident_bytes);
     json_u64(&j, "pool_bytes", stat->pool_bytes);
@@ -248,6 +249,9 @@ static void stat_text(const struct leat_ws *ws, const struct leat_ws_stat *s)
     printf("%-12s %s %3.0f%%, %s\n", "in the pool", bar, share * 100, size_format(s->resident_bytes, c));
     if (s->failed_samples)
         printf("%-12s %s samples could not be read\n", "failed", cli_count(s->failed_samples, a));
+    if (s->lost_samples)
+        printf("%-12s %s samples went with a node; what has a source is read from there\n", "lost",
+               cli_count(s->lost_samples, a));
     if (s->streamed)
         printf("%-12s larger than its share of the pool: the rest is streamed\n", "streamed");
     printf("%-12s %s in %s regions of %s; pages of %s\n", "pool", size_format(s->pool_bytes, c),
