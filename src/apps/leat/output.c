@@ -75,7 +75,8 @@ int cli_finish(const struct cli *cli, int exit_code)
 
 char *cli_set_uri(const char *text)
 {
-    bool is_uri = strncasecmp(text, "file:", 5) == 0 || strpbrk(text, "/=") || strcmp(text, ".") == 0 || strcmp(text, "..") == 0;
+    bool is_uri = strncasecmp(text, "file:", 5) == 0 || strpbrk(text, "/=") || strcmp(text, ".") == 0 ||
+                  strcmp(text, "..") == 0;
     char *uri = NULL;
     if (asprintf(&uri, "%s%s", is_uri ? "" : "leat://", text) < 0)
         return NULL;

@@ -17,11 +17,6 @@ static void client_close(struct leat_client **client)
 #define AUTO_WS     __attribute__((cleanup(ws_close)))
 #define AUTO_CLIENT __attribute__((cleanup(client_close)))
 
-static uint64_t timeout_or(const struct cli *cli, uint64_t otherwise)
-{
-    return cli->timeout_ns ? cli->timeout_ns : otherwise;
-}
-
 /* "a=x b=y" -> "a=x;b=y". One operand is passed as it is. NULL after a message. */
 static char *join_sources(const struct cli *cli, int n, char **operands)
 {
@@ -71,6 +66,41 @@ char *cli_canonical(struct cli *cli, const char *text, int *ret_code)
     return uri;
 }
 
+/* The dataset that the operands name, for a daemon. An enum cli_exit, after a message unless it is CLI_OK. */
+static int take_dataset(struct cli *cli, int n, char **operands, char **ret_uri)
+{
+    AUTO_FREE char *given = join_sources(cli, n, operands);
+    if (!given)
+        return CLI_USAGE;
+    int rc;
+    *ret_uri = cli_canonical(cli, given, &rc);
+    return *ret_uri ? CLI_OK : cli_fail(cli, rc);
+}
+
+/* The last document of a command, a line of its own among progress lines. */
+static void result_begin(struct cli_json *j, const struct cli *cli)
+{
+    json_begin(j, stdout, cli->progress == CLI_PROGRESS_JSON);
+    json_open(j, NULL, '{');
+    if (cli->progress == CLI_PROGRESS_JSON)
+        json_text(j, "event", "done");
+}
+
+static void result_end(struct cli_json *j, double seconds)
+{
+    json_double(j, "seconds", seconds);
+    json_close(j, '}');
+}
+
+/* What takes long takes as long as it takes, unless --timeout was given. */
+static void open_begin(struct cli *cli, struct leat_open_options *options, struct progress *progress)
+{
+    progress_begin(progress, cli);
+    options->progress = progress_report;
+    options->progress_user = progress;
+    options->timeout_ns = cli->timeout_ns ? cli->timeout_ns : UINT64_MAX;
+}
+
 static bool name_ok(const struct cli *cli, const char *name)
 {
     if (name[0] == '\0' || strchr(name, '/') || strstr(name, "://") || strchr(name, '=')) {
@@ -87,10 +117,7 @@ static void print_loaded(const struct cli *cli, struct leat_ws *ws, const char *
     bool known = leat_ws_stat(ws, &stat, NULL) == 0;
     if (cli->json) {
         struct cli_json j;
-        json_begin(&j, stdout, cli->progress == CLI_PROGRESS_JSON);
-        json_open(&j, NULL, '{');
-        if (cli->progress == CLI_PROGRESS_JSON)
-            json_text(&j, "event", "done");
+        result_begin(&j, cli);
         json_text(&j, "name", name);
         json_text(&j, "source", uri);
         json_text(&j, "uri", leat_ws_uri(ws));
@@ -106,8 +133,7 @@ static void print_loaded(const struct cli *cli, struct leat_ws *ws, const char *
             json_bool(&j, "streamed", stat.streamed);
             json_u64(&j, "version", stat.version);
         }
-        json_double(&j, "seconds", seconds);
-        json_close(&j, '}');
+        result_end(&j, seconds);
         return;
     }
     if (cli->quiet)
@@ -159,23 +185,16 @@ int cmd_preload(struct cli *cli, int argc, char **argv)
         return cli_usage_error(cli, "--name NAME is needed: a set without a name goes with this command");
     if (!name_ok(cli, options.name))
         return CLI_USAGE;
-    AUTO_FREE char *given = join_sources(cli, argc - first, argv + first);
-    if (!given)
-        return CLI_USAGE;
-    int rc;
-    AUTO_FREE char *uri = cli_canonical(cli, given, &rc);
-    if (!uri)
-        return cli_fail(cli, rc);
-
+    AUTO_FREE char *uri = NULL;
+    int rc = take_dataset(cli, argc - first, argv + first, &uri);
+    if (rc != CLI_OK)
+        return rc;
     AUTO_CLIENT struct leat_client *client = NULL;
     rc = cli_connect(cli, 0, 0, &client);
     if (rc < 0)
         return cli_fail(cli, rc);
     struct progress progress;
-    progress_begin(&progress, cli);
-    options.progress = progress_report;
-    options.progress_user = &progress;
-    options.timeout_ns = timeout_or(cli, UINT64_MAX);
+    open_begin(cli, &options, &progress);
     AUTO_WS struct leat_ws *ws = NULL;
     if (wait)
         rc = leat_preload(client, uri, &options, &ws, &cli->err);
@@ -201,23 +220,16 @@ int cmd_append(struct cli *cli, int argc, char **argv)
     const char *name = argv[first];
     if (!name_ok(cli, name))
         return CLI_USAGE;
-    AUTO_FREE char *given = join_sources(cli, argc - first - 1, argv + first + 1);
-    if (!given)
-        return CLI_USAGE;
-    int rc;
-    AUTO_FREE char *uri = cli_canonical(cli, given, &rc);
-    if (!uri)
-        return cli_fail(cli, rc);
-
+    AUTO_FREE char *uri = NULL;
+    int rc = take_dataset(cli, argc - first - 1, argv + first + 1, &uri);
+    if (rc != CLI_OK)
+        return rc;
     AUTO_CLIENT struct leat_client *client = NULL;
     rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, &client);
     if (rc < 0)
         return cli_fail(cli, rc);
     struct progress progress;
-    progress_begin(&progress, cli);
-    options.progress = progress_report;
-    options.progress_user = &progress;
-    options.timeout_ns = timeout_or(cli, UINT64_MAX);
+    open_begin(cli, &options, &progress);
     uint64_t length = 0;
     rc = leat_append(client, name, uri, &options, &length, &cli->err);
     progress_end(&progress);
@@ -227,15 +239,11 @@ int cmd_append(struct cli *cli, int argc, char **argv)
     char count[32], took[SIZE_TEXT_MAX];
     if (cli->json) {
         struct cli_json j;
-        json_begin(&j, stdout, cli->progress == CLI_PROGRESS_JSON);
-        json_open(&j, NULL, '{');
-        if (cli->progress == CLI_PROGRESS_JSON)
-            json_text(&j, "event", "done");
+        result_begin(&j, cli);
         json_text(&j, "name", name);
         json_text(&j, "source", uri);
         json_u64(&j, "samples", length);
-        json_double(&j, "seconds", seconds);
-        json_close(&j, '}');
+        result_end(&j, seconds);
     } else if (!cli->quiet) {
         printf("%s: %s samples now, in %s\n", name, cli_count(length, count), cli_duration(seconds, took));
     }
@@ -305,17 +313,13 @@ int cmd_index(struct cli *cli, int argc, char **argv)
     char count[32], payload[SIZE_TEXT_MAX], size[SIZE_TEXT_MAX], took[SIZE_TEXT_MAX];
     if (cli->json) {
         struct cli_json j;
-        json_begin(&j, stdout, cli->progress == CLI_PROGRESS_JSON);
-        json_open(&j, NULL, '{');
-        if (cli->progress == CLI_PROGRESS_JSON)
-            json_text(&j, "event", "done");
+        result_begin(&j, cli);
         json_text(&j, "source", uri);
         json_text(&j, "index", path);
         json_u64(&j, "samples", summary.samples);
         json_u64(&j, "payload_bytes", summary.payload_bytes);
         json_u64(&j, "index_bytes", summary.index_bytes);
-        json_double(&j, "seconds", seconds);
-        json_close(&j, '}');
+        result_end(&j, seconds);
     } else if (!cli->quiet) {
         printf("%s: %s samples, %s; the index takes %s; %s\n", path, cli_count(summary.samples, count),
                size_format(summary.payload_bytes, payload), size_format(summary.index_bytes, size),
@@ -353,17 +357,13 @@ int cmd_verify(struct cli *cli, int argc, char **argv)
     char count[32], took[SIZE_TEXT_MAX];
     if (cli->json) {
         struct cli_json j;
-        json_begin(&j, stdout, cli->progress == CLI_PROGRESS_JSON);
-        json_open(&j, NULL, '{');
-        if (cli->progress == CLI_PROGRESS_JSON)
-            json_text(&j, "event", "done");
+        result_begin(&j, cli);
         json_text(&j, "name", name);
         json_u64(&j, "samples", leat_ws_length(ws));
         json_u64(&j, "bad", bad);
         json_bool(&j, "source_read", flags & LEAT_VERIFY_SOURCE);
         json_text(&j, "message", rc < 0 ? cli->err.message : NULL);
-        json_double(&j, "seconds", seconds);
-        json_close(&j, '}');
+        result_end(&j, seconds);
     }
     if (rc < 0) {
         cli_error(cli, CLI_CORRUPT, "%s: %s bad: %s", name, cli_count(bad, count), cli->err.message);
