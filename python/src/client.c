@@ -127,7 +127,6 @@ static PyObject *client_query(struct client_object *self, PyObject *args)
     return result;
 }
 
-/* The daemon answers only when the leases are gone: asked again in pieces, so that Ctrl-C ends the wait. */
 static PyObject *client_drop(struct client_object *self, PyObject *args)
 {
     const char *name;
@@ -138,19 +137,13 @@ static PyObject *client_drop(struct client_object *self, PyObject *args)
     if (!gate_enter(&self->gate))
         return gate_refuse(&self->gate, "the connection");
     struct leat_error err = {0};
-    struct pieces pieces;
-    pieces_init(&pieces, timeout_ns, 500000000);
-    int rc, more = 0;
-    do {
-        Py_BEGIN_ALLOW_THREADS;
-        rc = leat_drop(self->client, name, flags, pieces_step(&pieces), &err);
-        Py_END_ALLOW_THREADS;
-    } while ((rc == LEAT_BUSY || rc == LEAT_TIMED_OUT) && (more = pieces_more(&pieces)) > 0);
+    int rc;
+    Py_BEGIN_ALLOW_THREADS;
+    rc = leat_drop(self->client, name, flags, timeout_ns, &err);
+    Py_END_ALLOW_THREADS;
     leave(self);
-    if (more < 0 || PyErr_Occurred())
-        return NULL;
-    if (rc)
-        return raise_error(rc, &err);
+    if (rc || PyErr_Occurred())
+        return raise_error(rc ? rc : LEAT_CANCELED, &err);
     Py_RETURN_NONE;
 }
 

@@ -4,7 +4,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 PyObject *error_maker;
 
@@ -221,36 +220,4 @@ int waiting_end(struct waiting *w, int rc, const struct leat_error *err)
     if (rc)
         raise_error(rc, err); /* unless a signal handler has raised */
     return -1;
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-#define DEFAULT_TIMEOUT_NS 30000000000ull /* that of leat_connect */
-
-void pieces_init(struct pieces *pieces, uint64_t timeout_ns, uint64_t first_ns)
-{
-    uint64_t now = now_ns();
-    timeout_ns = timeout_ns ? timeout_ns : DEFAULT_TIMEOUT_NS;
-    pieces->deadline_ns = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
-    pieces->next_ns = first_ns;
-}
-
-uint64_t pieces_step(struct pieces *pieces)
-{
-    uint64_t now = now_ns();
-    uint64_t left = pieces->deadline_ns > now ? pieces->deadline_ns - now : 1;
-    return left < pieces->next_ns ? left : pieces->next_ns;
-}
-
-int pieces_more(struct pieces *pieces)
-{
-    if (PyErr_Occurred() || PyErr_CheckSignals() < 0)
-        return -1;
-    pieces->next_ns *= 2;
-    return now_ns() < pieces->deadline_ns;
 }

@@ -137,14 +137,4 @@ int waiting_end(struct waiting *waiting, int rc, const struct leat_error *err);
 /* The interrupt hook of every connection: runs Python's signal handlers. What they raise stays set in the thread that waits. */
 int waiting_interrupt(void *none);
 
-/* A wait cut into pieces: step() says how long the next one may take, 0: it is over. */
-struct pieces {
-    uint64_t deadline_ns; /* UINT64_MAX: none */
-    uint64_t next_ns;
-};
-void pieces_init(struct pieces *pieces, uint64_t timeout_ns, uint64_t first_ns);
-uint64_t pieces_step(struct pieces *pieces);
-/* After LEAT_TIMED_OUT: 1 go on, 0 the deadline has passed, -1 a signal handler raised. Needs the GIL. */
-int pieces_more(struct pieces *pieces);
-
 #endif

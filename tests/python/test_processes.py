@@ -145,6 +145,20 @@ def test_ctrl_c_ends_a_wait(npy):
         assert time.monotonic() - before < 10  # at once; no wait here ends by itself before 30 s
 
 
+def test_ctrl_c_takes_a_drop_back(npy):
+    ws = leat.preload(npy, name="held")
+    view = ws.view(0)
+    signal.signal(signal.SIGALRM, _interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        leat.drop("held", timeout=20)
+    view.release()
+    ws.close()
+    time.sleep(0.3)  # a drop that went on would be done now
+    assert [found["name"] for found in leat.ls()] == ["held"]
+    leat.drop("held")
+
+
 def test_ctrl_c_ends_what_a_stopped_daemon_does_not_answer(npy, runtime):
     leat.open(npy)
     (daemon,) = daemons(runtime)
