@@ -44,7 +44,7 @@ int main(int argc, char **argv)
         &(struct leat_iter_options){.size = sizeof(struct leat_iter_options), .seed = 1, .keep_tail = 1},
         &epoch, &err));
 
-    clock_gettime(CLOCK_MONOTONIC, &start);
+    timespec_get(&start, TIME_UTC);
     for (;;) {
         must(leat_next(epoch, 0, &batch, &err)); /* bytes are here, and their checksums matched */
         if (!batch)
@@ -57,7 +57,7 @@ int main(int argc, char **argv)
         samples += leat_batch_size(batch);
         leat_batch_release(batch);
     }
-    clock_gettime(CLOCK_MONOTONIC, &end);
+    timespec_get(&end, TIME_UTC);
 
     double s = (double)(end.tv_sec - start.tv_sec) + (double)(end.tv_nsec - start.tv_nsec) / 1e9;
     printf("%llu samples, %.1f MB in %.3f s: %.0f samples/s, %.2f GB/s\n", samples, (double)bytes / 1e6, s,
