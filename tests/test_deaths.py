@@ -214,6 +214,101 @@ def test_a_client_killed_while_it_streams(host, leat, array):
     assert daemon.status()["pool"]["used_bytes"] == 0
 
 
+#: One of these at a time runs in a child; `there()` says that it holds what it is about.
+VICTIMS = """
+import random
+def slots():
+    ws = leat.open('leat://kept'); held = [ws.read_batch(range(16)) for _ in range(4)]; there(); time.sleep(60)
+def views():
+    ws = leat.open('leat://kept'); held = [ws.view(i) for i in range(30)]; there(); time.sleep(60)
+def tcp():
+    ws = leat.open('leat://kept'); ring = ws._set.load(32, 2, None, 0, 'tcp'); i = 0
+    while True:
+        i = (i + 37) % 400; h = ring.read_batch(list(range(i, i + 32)), 0, len(ws)); there(); del h
+def window():
+    ws = leat.open('leat://streamed'); epoch = 0
+    while True:
+        epoch += 1
+        for b in leat.batches(ws, 16, seed=os.getpid(), epoch=epoch): there(); b.release()
+def window_held():
+    ws = leat.open('leat://streamed'); held = ws.read_batch(range(os.getpid() % 1000, os.getpid() % 1000 + 64)); there(); time.sleep(60)
+def push():
+    ws = leat.open('leat://pushed'); there()
+    for i in range(0, 256, 8): ws.push(i, {'x': rows(range(i, i + 8))})
+    time.sleep(60)
+def verify():
+    ws = leat.open('leat://streamed'); there(); ws.verify(); time.sleep(60)
+def implicit():
+    ws = leat.open(argv[0]); ws[5]; there(); time.sleep(60)
+def load():
+    while True: leat.preload(argv[1], name='made').close(); there(); leat.drop('made', force=True)
+victims = [slots, views, tcp, window, window_held, push, verify, implicit, load]
+while True:
+    word = hear().split()
+    if not word: break
+    rng = random.Random(int(word[0]))
+    for turn in range(int(word[1])):
+        victim, told, tells = victims[turn % len(victims)], *os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            def there(): os.write(tells, b'.')
+            try: victim()
+            except BaseException as e: os.write(2, f'{victim.__name__}: {e!r}'.encode())
+            os._exit(1)
+        if rng.random() < 0.6: os.read(told, 1)
+        time.sleep(rng.random() * 0.05)
+        os.kill(pid, signal.SIGKILL)
+        if os.waitpid(pid, 0)[1] != signal.SIGKILL: say('died by itself:', victim.__name__)
+        os.close(told); os.close(tells)
+    say('done')
+"""
+
+
+def test_a_hundred_clients_killed_at_any_moment(host, leat, array):
+    """What they held (leases, slots, ranges of a window, connections, half a push) is the daemon's again, and it has not grown."""
+    daemon = host.daemon(SMALL)
+    kept = leat.preload(lib_data.make_npy(host.data / "kept.npy", 512), name="kept", socket=daemon.socket)
+    streamed = leat.preload(array, name="streamed", limit=4 * MIB, socket=daemon.socket)
+    pushed = leat.create("pushed", {"x": ("u8", (1024,))}, samples=256, socket=daemon.socket)
+    small = lib_data.make_npy(host.data / "small.npy", 64)
+    implicit = leat.open(small, socket=daemon.socket)
+    murderer = host.python(lib_data.CLIENT + VICTIMS, small, lib_data.make_npy(host.data / "other.npy", 64),
+                           env={"LEAT_SOCKET": str(daemon.socket)})
+
+    def kill(seed, times):
+        murderer.tell(f"{seed} {times}")
+        assert murderer.hear(120) == "done"
+        if any(s["name"] == "made" for s in daemon.sets()):
+            leat.drop("made", socket=daemon.socket, force=True, timeout=20)
+
+    def state():
+        metrics = daemon.metrics()
+        sets = daemon.sets()
+        return {"leases": {s["name"]: s["leases"] for s in sets}, "clients": metrics["leat_clients"],
+                "connections": metrics["leat_data_connections"], "used": metrics["leat_pool_used_bytes"],
+                "held": sum(s["window_held_bytes"] for s in sets)}
+
+    kill(1, 27)  # for whatever comes with the first use
+    lib_host.wait_for(lambda: state()["held"] == 0)
+    base = state()
+    before = lib_host.footprint(daemon.pid)
+    assert base["leases"] == {"kept": 1, "streamed": 1, "pushed": 1, "": 1}
+    kill(2, 100)
+    lib_host.wait_for(lambda: state() == base, message=lambda: f"{state()} and not {base}")
+    lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["fds"] <= before["fds"], message="descriptors are left")
+    after = lib_host.footprint(daemon.pid)
+    assert after["maps"] <= before["maps"] + 8 and after["threads"] <= before["threads"] + 1
+    if not lib_host.SANITIZED:
+        assert after["rss"] <= before["rss"] + 4 * MIB
+    for ws in (kept, implicit):
+        lib_data.check_rows(ws.read_batch(range(64)).data, range(64))
+    lib_data.check_rows(streamed.read_batch(range(300, 364)).data, range(300, 364))
+    pushed.push(0, {"x": lib_data.rows(range(256))})
+    lib_data.check_rows(pushed.read_batch(range(256)).data, range(256))
+    murderer.tell("")
+    assert "died" not in murderer.finish()
+
+
 def test_an_implicit_set_goes_with_its_killed_user(host, array):
     daemon = host.daemon(SMALL)
     client = host.python("ws = leat.open(argv[0], socket=argv[1]).wait(); say('there'); hear()", array, daemon.socket)

@@ -83,7 +83,7 @@ def test_deps_reports_what_apt_could_not_do(tmp_path):
 @pytest.mark.skipif(not shutil.which("make"), reason="no make")
 def test_help_lists_every_target():
     out = subprocess.run(["make", "-C", TOP], capture_output=True, text=True).stdout
-    for target in "deps build demo check check-all bench fuzz fmt lint install clean".split():
+    for target in "deps build demo check check-all bench fuzz fmt lint install uninstall wheel clean".split():
         assert f"make {target}" in out
 
 

@@ -16,7 +16,13 @@ import pkgutil as _pkgutil
 # The extension may lie in a build folder apart from these sources.
 __path__ = _pkgutil.extend_path(__path__, __name__)
 
-from . import _leat  # noqa: E402
+try:
+    from . import _leat  # noqa: E402
+except ImportError as _e:
+    if "cannot open shared object file" not in str(_e):
+        raise
+    raise ImportError(f"{_e}. Leat uses this library of the system: install it (Debian 12: apt install liburing2 libxxhash0 libjansson4 "
+                      "libinih1 libssl3 libdeflate0 libhdf5-103-1), or a wheel that `make wheel` made, which has it inside") from None
 from ._batch import Batch, Batches, Ragged, batches, order  # noqa: E402
 from ._core import append, counters, create, drop, ls, open, preload, push, share, stat, status, stop, verify  # noqa: E402
 from ._errors import (Busy, Corrupt, Denied, Error, Invalid, NoSpace, NotFound, PeerGone, Stale, TimedOut,  # noqa: E402

@@ -12,6 +12,7 @@
 #include "pool/pool.h"
 #include "pool/region.h"
 #include "pool/server.h"
+#include "pool/source.h"
 
 #include <fcntl.h>
 #include <getopt.h>
@@ -20,7 +21,9 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 static const char usage_text[] =
     "leatd: keeps datasets in a pool of memory and serves them to training jobs\n"
@@ -81,8 +84,29 @@ static const struct option options[] = {
 
 static int ready_fd = -1;
 
+/* sd_notify(3): what Type=notify of the unit waits for. */
+static void tell_systemd(void)
+{
+    static const char ready[] = "READY=1";
+    const char *path = getenv("NOTIFY_SOCKET");
+    struct sockaddr_un un = {.sun_family = AF_UNIX};
+    size_t len = path ? strlen(path) : 0;
+    if (len < 2 || len >= sizeof(un.sun_path) || (path[0] != '/' && path[0] != '@'))
+        return;
+    memcpy(un.sun_path, path, len);
+    if (path[0] == '@')
+        un.sun_path[0] = 0;
+    AUTO_CLOSE int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    socklen_t un_len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len);
+    if (fd < 0 ||
+        sendto(fd, ready, sizeof(ready) - 1, MSG_NOSIGNAL, (const struct sockaddr *)&un, un_len) < 0)
+        log_warning("cannot tell systemd that I serve: %s", strerror(errno));
+}
+
 static void tell_ready(const struct leat_error *err)
 {
+    if (!err)
+        tell_systemd();
     if (ready_fd < 0)
         return;
     char line[LEAT_ERROR_MESSAGE_MAX + 16];
@@ -200,6 +224,8 @@ static int serve(const struct config *config, struct leat_error *err)
     code = signals_watch(&signals, loop);
     if (code < 0)
         error_sys(err, code, "cannot watch signals");
+    if (code == 0 && config->system)
+        code = source_check_system(err);
     if (code == 0 && config->token_file)
         code = net_token_load(config->token_file, &token, &token_len, err);
     struct pool_config pc = {

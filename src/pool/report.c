@@ -47,18 +47,19 @@ static json_t *set_summary(const struct wset *ws)
 {
     const struct index_header *h = ws->index.header;
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:i, s:s, s:i}", //
-        "name", ws->name, "source", ws->spec, "kind", kind_name(ws), "state", state_name(ws),    //
-        "version", (int)ws->version, "samples", (json_int_t)h->nsamples,                         //
-        "resident_samples", (json_int_t)atomic_load(&ws->live->resident_samples),                //
-        "failed_samples", (json_int_t)atomic_load(&ws->live->failed_samples),                    //
-        "lost_samples", (json_int_t)atomic_load(&ws->live->lost_samples),                        //
-        "payload_bytes", (json_int_t)h->payload_bytes,                                           //
-        "resident_bytes", (json_int_t)atomic_load(&ws->live->resident_bytes),                    //
+        "{s:s, s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:i, s:s, s:i, s:I}", //
+        "name", ws->name, "source", ws->spec, "kind", kind_name(ws), "state", state_name(ws),         //
+        "version", (int)ws->version, "samples", (json_int_t)h->nsamples,                              //
+        "resident_samples", (json_int_t)atomic_load(&ws->live->resident_samples),                     //
+        "failed_samples", (json_int_t)atomic_load(&ws->live->failed_samples),                         //
+        "lost_samples", (json_int_t)atomic_load(&ws->live->lost_samples),                             //
+        "payload_bytes", (json_int_t)h->payload_bytes,                                                //
+        "resident_bytes", (json_int_t)atomic_load(&ws->live->resident_bytes),                         //
         "pool_bytes", (json_int_t)ws->pool_bytes, "streamed",
         !!(ws->flags & PROTO_WS_STREAMED),                                        //
         "explicit", !!(ws->flags & PROTO_WS_EXPLICIT), "leases", (int)ws->leases, //
-        "mode", ws->mode & 0004 ? "public" : "private", "owner_uid", (int)ws->owner_uid);
+        "mode", ws->mode & 0004 ? "public" : "private", "owner_uid", (int)ws->owner_uid, "window_held_bytes",
+        (json_int_t)(ws->staging ? staging_held_bytes(ws->staging) : 0));
 }
 
 static json_t *fields_json(const struct index *index)

@@ -68,6 +68,19 @@ static int open_beneath(const char *root, const char *path, int flags)
     return fd >= 0 ? fd : errno == EXDEV ? -EACCES : -errno;
 }
 
+int source_check_system(struct leat_error *err)
+{
+    int fd = open_beneath("/", "", O_PATH | O_CLOEXEC);
+    if (fd == -ENOSYS)
+        return error_set(
+            err, LEAT_UNSUPPORTED,
+            "a system daemon opens files with openat2, which is refused here: Linux before 5.6, or a "
+            "seccomp filter (RestrictSUIDSGID= of systemd has one)");
+    if (fd >= 0)
+        close(fd);
+    return 0;
+}
+
 int source_open(const struct source_opener *opener, const struct source_caller *caller,
                 const char *absolute_path, int flags)
 {

@@ -19,6 +19,8 @@ struct source_caller {
     uint32_t uid, gid;
 };
 
+/* Whether a system daemon can open anything here: LEAT_UNSUPPORTED with the reason. */
+int source_check_system(struct leat_error *err);
 /* Opens read-only (O_CLOEXEC is added). A descriptor or -errno: -EACCES outside the roots or where the caller may not read,
  * -EPERM when the daemon lacks the rights to act for this caller. Any thread. */
 int source_open(const struct source_opener *opener, const struct source_caller *caller,
