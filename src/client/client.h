@@ -364,6 +364,8 @@ struct leat_view {
     unsigned batch_size, nslots, nfields, next_slot;
     struct view_field *fields;
     uint64_t slot_bytes;
+    uint8_t *spare; /* what fills the last huge page behind the slots; the slots' memory is theirs */
+    uint64_t spare_bytes;
     struct turn fill_turn;
     pthread_mutex_t lock; /* states of slots, sequence */
     pthread_cond_t freed; /* a slot was given back */

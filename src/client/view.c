@@ -29,6 +29,7 @@
 #define MAX_SLOTS     256u
 #define MAX_BATCH     (1u << 24)
 #define ASK_MS        1 /* between two questions whether an event has come that has no descriptor */
+#define HUGE_PAGE     (2 * MIB)
 
 /* --- layout ------------------------------------------------------------------------------------------------------ */
 
@@ -56,6 +57,33 @@ static int lay_out_field(struct leat_view *v, unsigned f, unsigned field, uint64
     return 0;
 }
 
+/* One mapping for all slots, on a border of huge pages: a slot alone may be smaller than one (a batch of 64 samples of 4 KiB is an
+ * eighth), and each 4 KiB written to base pages costs a walk of the page tables. Each slot's part is unmapped on its own. */
+static int map_ring(struct leat_view *v)
+{
+    uint64_t slots_bytes, asked;
+    if (mul_overflows(v->nslots, v->slot_bytes, &slots_bytes) ||
+        add_overflows(slots_bytes, 2 * HUGE_PAGE, &asked))
+        return -ENOMEM;
+    void *at = mmap(NULL, asked, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED)
+        return -ENOMEM;
+    uint64_t ahead = align_up((uintptr_t)at, HUGE_PAGE) - (uintptr_t)at;
+    /* A last huge page that the slots would fill less than half stays of base pages. */
+    uint64_t huge = align_down(slots_bytes + HUGE_PAGE / 2, HUGE_PAGE), bytes = MAX(slots_bytes, huge);
+    uint8_t *ring = (uint8_t *)at + ahead;
+    if (ahead)
+        munmap(at, ahead);
+    munmap(ring + bytes, asked - ahead - bytes);
+    if (huge)
+        madvise(ring, huge, MADV_HUGEPAGE);
+    for (unsigned s = 0; s < v->nslots; s++)
+        v->slots[s].memory = ring + s * v->slot_bytes;
+    v->spare = ring + slots_bytes;
+    v->spare_bytes = bytes - slots_bytes;
+    return 0;
+}
+
 static int init_slot(struct leat_view *v, struct view_slot *slot, unsigned number)
 {
     slot->batch = (struct leat_batch){.view = v, .slot = number};
@@ -70,16 +98,10 @@ static int init_slot(struct leat_view *v, struct view_slot *slot, unsigned numbe
         if (!slot->offsets[f])
             return -ENOMEM;
     }
-    void *memory =
-        mmap(NULL, v->slot_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED)
-        return -ENOMEM;
-    slot->memory = memory;
-    madvise(memory, v->slot_bytes, MADV_HUGEPAGE);
     int rc = gather_new(v->rails, v->batch_size * v->nfields, v->batch_size * v->nfields, &slot->gather);
     struct net_ctx *ctx = v->rails->tcp ? v->rails->tcp : v->rails->shm;
     if (!rc && ctx->ops->mem_register && (ctx->ops->caps & NET_CAP_REGISTER))
-        rc = ctx->ops->mem_register(ctx, memory, v->slot_bytes, -1, &slot->registered);
+        rc = ctx->ops->mem_register(ctx, slot->memory, v->slot_bytes, -1, &slot->registered);
     return rc;
 }
 
@@ -181,6 +203,8 @@ static void view_free(struct leat_view *v)
     rails_free(v->rails); /* first: it quiesces what is in quarantine */
     for (unsigned s = 0; v->slots && s < v->nslots; s++)
         fini_slot(v, &v->slots[s]);
+    if (v->spare_bytes)
+        munmap(v->spare, v->spare_bytes);
     pthread_cond_destroy(&v->freed);
     pthread_mutex_destroy(&v->lock);
     turn_fini(&v->fill_turn);
@@ -281,6 +305,7 @@ static int build_view(struct leat_view *v, const struct leat_view_options *o, st
     }
     v->slot_bytes = align_up(MAX(v->slot_bytes, 1ull), 4096);
     int rc = rails_new(v->ws, o->inflight_bytes, o->transport && strcmp(o->transport, "tcp") == 0, &v->rails);
+    rc = rc ? rc : map_ring(v);
     for (unsigned s = 0; !rc && s < v->nslots; s++)
         rc = init_slot(v, &v->slots[s], s);
     return rc ? error_set(err, rc, "out of memory for %u batch buffers of %llu bytes", v->nslots,
