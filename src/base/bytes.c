@@ -15,8 +15,7 @@ void bytes_out_reset(struct bytes_out *out)
     out->failed = false;
 }
 
-/* Room for `len` more bytes at the end, which then belong to the contents; NULL when failed. */
-static uint8_t *extend(struct bytes_out *out, size_t len)
+uint8_t *bytes_room(struct bytes_out *out, size_t len)
 {
     if (out->failed)
         return NULL;
@@ -47,14 +46,14 @@ void bytes_put(struct bytes_out *out, const void *data, size_t len)
 {
     if (len == 0)
         return;
-    uint8_t *at = extend(out, len);
+    uint8_t *at = bytes_room(out, len);
     if (at)
         memcpy(at, data, len);
 }
 
 static void put_le(struct bytes_out *out, uint64_t v, unsigned bytes)
 {
-    uint8_t *at = extend(out, bytes);
+    uint8_t *at = bytes_room(out, bytes);
     for (unsigned i = 0; at && i < bytes; i++)
         at[i] = (uint8_t)(v >> (8 * i));
 }

@@ -16,6 +16,9 @@ struct bytes_out {
 };
 void bytes_out_fini(struct bytes_out *out);
 void bytes_out_reset(struct bytes_out *out); /* len = 0, memory kept */
+/* Room for `len` more bytes at the end, which then belong to the contents, for the caller to write; NULL when failed. Valid until
+ * the next call. */
+uint8_t *bytes_room(struct bytes_out *out, size_t len);
 void bytes_put(struct bytes_out *out, const void *data, size_t len);
 void bytes_put_u8(struct bytes_out *out, uint8_t v);
 void bytes_put_u16(struct bytes_out *out, uint16_t v);

@@ -109,6 +109,8 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
     }
     struct gather_part *p = &g->parts[g->nparts];
     *p = (struct gather_part){.sample = sample, .field = field, .first = g->nreads};
+    __builtin_prefetch(
+        &ws->crc[sample * ws->index.header->nfields + field]); /* compared once the bytes are there */
     while (left) {
         uint64_t gid = (address | region_bytes) >> 32 ? address / region_bytes
                                                       : (uint32_t)address / (uint32_t)region_bytes;

@@ -12,7 +12,7 @@
 #include <openssl/hmac.h>
 
 /* Least bytes of one element on the wire: a count is believed only as far as the bytes behind it go. */
-enum { NODE_WIRE_MIN = 8, REGION_WIRE = 16, RUN_WIRE = 28, RANGE_WIRE = 16 };
+enum { NODE_WIRE_MIN = 8, REGION_WIRE = 16, RUN_WIRE = 28 };
 
 static void put_le32(uint8_t *at, uint32_t v)
 {
@@ -389,18 +389,23 @@ void proto_fetched_fini(struct proto_fetched *m)
     m->nruns = 0;
 }
 
-void proto_range_put(struct bytes_out *out, const struct proto_range *m)
+void proto_range_write(uint8_t wire[PROTO_RANGE], const struct proto_range *m)
 {
-    uint8_t wire[RANGE_WIRE]; /* one append a range: a READ has thousands */
     put_le32(wire, m->gid);
     put_le32(wire + 4, m->bytes);
     put_le64(wire + 8, m->offset);
-    bytes_put(out, wire, sizeof(wire));
+}
+
+void proto_range_put(struct bytes_out *out, const struct proto_range *m)
+{
+    uint8_t *wire = bytes_room(out, PROTO_RANGE); /* one append a range: a READ has thousands */
+    if (wire)
+        proto_range_write(wire, m);
 }
 
 void proto_range_get(struct bytes_in *in, struct proto_range *ret)
 {
-    const uint8_t *wire = bytes_get(in, RANGE_WIRE);
+    const uint8_t *wire = bytes_get(in, PROTO_RANGE);
     if (!wire) {
         *ret = (struct proto_range){0};
         return;

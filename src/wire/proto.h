@@ -31,6 +31,7 @@
 #define PROTO_MAGIC       0x5441454cu /* "LEAT" */
 #define PROTO_VERSION     1
 #define PROTO_FRAME       40
+#define PROTO_RANGE       16 /* a proto_range */
 #define PROTO_BODY_MAX    (16u << 20)
 #define PROTO_FDS_MAX     64
 #define PROTO_STR_MAX     4096
@@ -186,6 +187,7 @@ void proto_ws_fini(struct proto_ws *m);
 void proto_fetched_put(struct bytes_out *out, const struct proto_fetched *m);
 int proto_fetched_get(const void *body, size_t len, struct proto_fetched *ret);
 void proto_fetched_fini(struct proto_fetched *m);
+void proto_range_write(uint8_t wire[PROTO_RANGE], const struct proto_range *m);
 void proto_range_put(struct bytes_out *out, const struct proto_range *m);
 void proto_range_get(struct bytes_in *in, struct proto_range *ret);
 

@@ -5,8 +5,10 @@
  *
  * Happy path: submit() encodes an op as one READ (neighbouring ranges merged on the wire; more than one READ
  * when it has too many ranges) and sends it. Replies come in the order of requests. A recvmsg scatters up to
- * CHUNK bytes into the destinations of the request at the head, and, when that ends the payload, the next
- * reply's frame with it; then the pieces are checksummed.
+ * CHUNK bytes into the destinations of the request at the head (neighbouring ones as one), and, when that ends the
+ * payload, the next reply's frame with it; the frame of a reply that nothing can follow comes with its payload. Then
+ * the pieces are checksummed. While only one endpoint has something in flight poll() sleeps in that recvmsg, as a
+ * program with one socket would; otherwise in epoll.
  *
  * Failure modes: an error reply fails the reads of its request and so its op, nothing else. A deadline that
  * passes, a dead peer or nonsense from it closes the socket: every op on it is DONE (-ETIMEDOUT for those
@@ -26,6 +28,7 @@
 #include "net/conn.h"
 #include "net/events.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -38,6 +41,7 @@
 #define BYTES_PER_TURN   (8 * MIB) /* of one endpoint, before the others and the deadlines get their turn */
 #define ERROR_BODY_MAX   (4 + PROTO_STR_MAX)
 #define ENDPOINTS_A_POLL 32
+#define SLEEP_MS         10 /* how long a recvmsg may sleep before deadlines are looked at again */
 
 struct request {
     struct net_op *op;
@@ -53,6 +57,7 @@ struct net_endpoint {
     int fd; /* -1: torn down */
     struct forkfd forkfd;
     bool want_out;
+    bool may_sleep; /* a recvmsg without MSG_DONTWAIT comes back after SLEEP_MS */
     struct list ops;
 
     struct request *requests; /* a ring; cap is a power of two */
@@ -171,17 +176,18 @@ static int push_request(struct net_endpoint *ep, const struct request *request)
 }
 
 /*
- * Encodes reads [first, …) as one READ; ret_request->end is where the next one starts. Frame and count are
- * written over once they are known.
+ * Encodes reads [first, …) as one READ; ret_request->end is where the next one starts. Room is made for as many ranges
+ * as there may be, and what merging leaves of it is given back.
  */
 static void encode(struct net_endpoint *ep, struct net_op *op, uint32_t first, struct request *ret_request)
 {
-    static const uint8_t blank[PROTO_FRAME + 4];
-    size_t at = ep->out.len;
-    uint32_t i = first, n = 0;
+    uint32_t i = first, n = 0, most = MIN(op->n - first, PROTO_READS_MAX);
     struct proto_range run = {0};
     *ret_request = (struct request){.op = op, .id = ep->next_id++, .first = first};
-    bytes_put(&ep->out, blank, sizeof(blank));
+    uint8_t *at = bytes_room(&ep->out, PROTO_FRAME + 4 + (size_t)most * PROTO_RANGE);
+    if (!at)
+        return;
+    uint8_t *range = at + PROTO_FRAME + 4;
     for (; i < op->n; i++) {
         const struct net_read *r = &op->reads[i];
         if (r->bytes == 0)
@@ -192,26 +198,27 @@ static void encode(struct net_endpoint *ep, struct net_op *op, uint32_t first, s
         } else {
             if (n == PROTO_READS_MAX)
                 break;
-            if (run.bytes)
-                proto_range_put(&ep->out, &run);
+            if (run.bytes) {
+                proto_range_write(range, &run);
+                range += PROTO_RANGE;
+            }
             run = (struct proto_range){.gid = r->mr_gid, .bytes = r->bytes, .offset = r->offset};
             n++;
         }
         ret_request->bytes += r->bytes;
     }
     if (run.bytes)
-        proto_range_put(&ep->out, &run);
+        proto_range_write(range, &run);
     ret_request->end = i;
-    if (ep->out.failed)
-        return;
+    ep->out.len -= (size_t)(most - n) * PROTO_RANGE;
     struct proto_frame frame = {.version = PROTO_VERSION,
                                 .kind = PROTO_REQUEST,
                                 .type = PROTO_READ,
                                 .id = ret_request->id,
-                                .body_bytes = 4 + n * 16};
-    proto_frame_put(ep->out.data + at, &frame);
+                                .body_bytes = 4 + n * PROTO_RANGE};
+    proto_frame_put(at, &frame);
     for (int b = 0; b < 4; b++)
-        ep->out.data[at + PROTO_FRAME + b] = (uint8_t)(n >> (8 * b));
+        at[PROTO_FRAME + b] = (uint8_t)(n >> (8 * b));
 }
 
 static int tcp_submit(struct net_endpoint *ep, struct net_op *op)
@@ -305,33 +312,58 @@ static int frame_came(struct net_endpoint *ep)
     return 0;
 }
 
-/* Where the next bytes go: destinations up to CHUNK, then the next frame if the payload ends there. */
+/* The next up to `room` bytes of an op's destinations, from byte `skip` of read `at`. Returns how many iovecs. */
+static unsigned scatter_payload(const struct net_op *op, uint32_t at, uint32_t skip, uint64_t room,
+                                struct iovec *iov, unsigned most, uint64_t *ret_bytes)
+{
+    uint64_t left = room;
+    unsigned n = 0;
+    for (; left; at++, skip = 0) {
+        const struct net_read *r = &op->reads[at];
+        uint64_t bytes = MIN((uint64_t)(r->bytes - skip), left);
+        char *dst = (char *)r->dst + skip;
+        if (bytes == 0)
+            continue;
+        if (n && (char *)iov[n - 1].iov_base + iov[n - 1].iov_len == dst)
+            iov[n - 1].iov_len += (size_t)bytes;
+        else if (n == most)
+            break;
+        else
+            iov[n++] = (struct iovec){dst, (size_t)bytes};
+        left -= bytes;
+    }
+    *ret_bytes = room - left;
+    return n;
+}
+
+/* Where the next bytes go: destinations up to CHUNK, with the frame ahead of them or behind. */
 static unsigned scatter(struct net_endpoint *ep, struct iovec *iov, uint8_t *junk, size_t junk_bytes,
                         size_t *ret_asked)
 {
-    if (ep->rx != RX_PAYLOAD) {
-        if (ep->rx == RX_ERROR)
-            iov[0] = (struct iovec){junk, MIN((size_t)ep->error_left, junk_bytes)};
-        else
-            iov[0] = (struct iovec){ep->frame + ep->frame_got, PROTO_FRAME - ep->frame_got};
+    struct request *rq = head_request(ep);
+    bool last = ep->request_tail - ep->request_head == 1;
+    uint64_t bytes;
+    if (ep->rx == RX_ERROR) {
+        iov[0] = (struct iovec){junk, MIN((size_t)ep->error_left, junk_bytes)};
         *ret_asked = iov[0].iov_len;
         return 1;
     }
-    const struct net_op *op = head_request(ep)->op;
-    uint64_t room = MIN((uint64_t)CHUNK, ep->payload_left), left = room;
-    uint32_t at = op->cursor, skip = op->cursor_bytes;
-    unsigned n = 0;
-    while (left && n < IOVS - 1) {
-        const struct net_read *r = &op->reads[at++];
-        uint64_t bytes = MIN((uint64_t)(r->bytes - skip), left);
-        if (bytes == 0)
-            continue;
-        iov[n++] = (struct iovec){(char *)r->dst + skip, (size_t)bytes};
-        left -= bytes;
-        skip = 0;
+    if (ep->rx == RX_FRAME) {
+        iov[0] = (struct iovec){ep->frame + ep->frame_got, PROTO_FRAME - ep->frame_got};
+        *ret_asked = iov[0].iov_len;
+        /* Nothing can follow this reply, so what is behind its frame is the payload, or else the text of an error, which
+         * does no harm there: the op has failed then. */
+        if (!last)
+            return 1;
+        unsigned n = 1 + scatter_payload(rq->op, rq->first, 0, MIN((uint64_t)CHUNK, rq->bytes), iov + 1,
+                                         IOVS - 1, &bytes);
+        *ret_asked += (size_t)bytes;
+        return n;
     }
-    *ret_asked = (size_t)(room - left);
-    if (*ret_asked == ep->payload_left && ep->request_tail - ep->request_head > 1) {
+    unsigned n = scatter_payload(rq->op, rq->op->cursor, rq->op->cursor_bytes,
+                                 MIN((uint64_t)CHUNK, ep->payload_left), iov, IOVS - 1, &bytes);
+    *ret_asked = (size_t)bytes;
+    if (bytes == ep->payload_left && !last) {
         iov[n++] = (struct iovec){ep->frame, PROTO_FRAME};
         *ret_asked += PROTO_FRAME;
     }
@@ -358,25 +390,36 @@ static void landed(struct net_endpoint *ep, uint64_t bytes)
 
 static int received(struct net_endpoint *ep, size_t bytes)
 {
-    if (ep->rx == RX_PAYLOAD) {
-        uint64_t payload = MIN((uint64_t)bytes, ep->payload_left);
-        landed(ep, payload);
-        bytes -= (size_t)payload;
-        if (ep->payload_left)
-            return 0;
-        request_over(ep);
+    while (bytes) {
+        size_t step;
+        int rc = 0;
+        if (ep->rx == RX_PAYLOAD) {
+            step = (size_t)MIN((uint64_t)bytes, ep->payload_left);
+            landed(ep, step);
+            if (ep->payload_left == 0)
+                request_over(ep);
+        } else if (ep->rx == RX_ERROR) {
+            step = MIN(bytes, (size_t)ep->error_left);
+            ep->error_left -= (uint32_t)step;
+            if (ep->error_left == 0)
+                request_over(ep);
+        } else {
+            step = MIN(bytes, PROTO_FRAME - ep->frame_got);
+            ep->frame_got += step;
+            if (step == 0 || list_empty(&ep->ops)) /* more than the replies we asked for */
+                rc = LEAT_CORRUPT;
+            else if (ep->frame_got == PROTO_FRAME)
+                rc = frame_came(ep);
+        }
+        if (rc < 0)
+            return rc;
+        bytes -= step;
     }
-    if (ep->rx == RX_ERROR) {
-        ep->error_left -= (uint32_t)bytes;
-        if (ep->error_left == 0)
-            request_over(ep);
-        return 0;
-    }
-    ep->frame_got += bytes;
-    return ep->frame_got == PROTO_FRAME ? frame_came(ep) : 0;
+    return 0;
 }
 
-static int receive(struct net_endpoint *ep)
+/* `sleep`: waits a little if nothing is there. */
+static int receive(struct net_endpoint *ep, bool sleep)
 {
     uint64_t budget = BYTES_PER_TURN;
     for (;;) {
@@ -385,13 +428,14 @@ static int receive(struct net_endpoint *ep)
         size_t asked;
         struct msghdr msg = {.msg_iov = iov};
         msg.msg_iovlen = scatter(ep, iov, junk, sizeof(junk), &asked);
-        ssize_t n = recvmsg(ep->fd, &msg, MSG_DONTWAIT);
-        if (n < 0 && errno == EINTR)
+        ssize_t n = recvmsg(ep->fd, &msg, sleep ? 0 : MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR && !sleep)
             continue;
         if (n < 0)
-            return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : LEAT_PEER_GONE;
+            return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : LEAT_PEER_GONE;
         if (n == 0)
             return LEAT_PEER_GONE;
+        sleep = false;
         int rc = received(ep, (size_t)n);
         if (rc < 0)
             return rc;
@@ -403,11 +447,11 @@ static int receive(struct net_endpoint *ep)
 
 /* --- progress -------------------------------------------------------------------------------------------------- */
 
-static void progress(struct net_endpoint *ep, uint32_t events)
+static void progress(struct net_endpoint *ep, uint32_t events, bool sleep)
 {
     int rc = 0;
     if (events & (EPOLLIN | EPOLLHUP | EPOLLERR))
-        rc = receive(ep);
+        rc = receive(ep, sleep);
     if (rc == 0 && (events & EPOLLOUT))
         rc = flush(ep);
     if (rc < 0)
@@ -439,6 +483,21 @@ static void check_deadlines(struct tcp_ctx *ctx)
     ctx->min_deadline_ns = min;
 }
 
+/* The endpoint whose answer is all there is to wait for, if a recvmsg may wait for it. */
+static struct net_endpoint *sole_endpoint(const struct tcp_ctx *ctx)
+{
+    struct net_endpoint *sole = NULL;
+    list_for_each (node, &ctx->endpoints) {
+        struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
+        if (list_empty(&ep->ops))
+            continue;
+        if (sole || !ep->may_sleep || ep->want_out)
+            return NULL;
+        sole = ep;
+    }
+    return sole;
+}
+
 static int tcp_poll(struct net_ctx *base, struct net_event *events, unsigned max, int timeout_ms)
 {
     struct tcp_ctx *ctx = container_of(base, struct tcp_ctx, base);
@@ -452,13 +511,18 @@ static int tcp_poll(struct net_ctx *base, struct net_event *events, unsigned max
             int due = clock_poll_ms(ctx->min_deadline_ns);
             wait = wait < 0 ? due : MIN(wait, due);
         }
+        struct net_endpoint *sole = wait < 0 || wait >= SLEEP_MS ? sole_endpoint(ctx) : NULL;
         struct epoll_event ready[ENDPOINTS_A_POLL];
-        int k = epoll_wait(ctx->epoll_fd, ready, ENDPOINTS_A_POLL, wait);
+        int k = 0;
+        if (sole)
+            progress(sole, EPOLLIN, true);
+        else
+            k = epoll_wait(ctx->epoll_fd, ready, ENDPOINTS_A_POLL, wait);
         if (k < 0 && errno != EINTR)
             return -errno;
         /* One endpoint's progress never touches another, so no entry here can have gone stale. */
         for (int i = 0; i < k; i++)
-            progress(ready[i].data.ptr, ready[i].events);
+            progress(ready[i].data.ptr, ready[i].events, false);
         check_deadlines(ctx);
         if (list_empty(&ctx->events) && (timeout_ms == 0 || (timeout_ms > 0 && clock_now_ns() >= until)))
             return 0;
@@ -501,6 +565,10 @@ static int tcp_connect(struct net_ctx *base, const struct net_peer *peer, uint64
         int on = 1;
         setsockopt(ep->fd, IPPROTO_TCP, TCP_NODELAY, &on,
                    sizeof(on)); /* a unix socket refuses, and has no need */
+        const struct timeval nap = {.tv_usec = SLEEP_MS * 1000};
+        int flags = fcntl(ep->fd, F_GETFL);
+        ep->may_sleep = setsockopt(ep->fd, SOL_SOCKET, SO_RCVTIMEO, &nap, sizeof(nap)) == 0 && flags >= 0 &&
+                        fcntl(ep->fd, F_SETFL, flags & ~O_NONBLOCK) == 0;
         struct epoll_event event = {.events = EPOLLIN, .data.ptr = ep};
         if (epoll_ctl(ctx->epoll_fd, EPOLL_CTL_ADD, ep->fd, &event) < 0) {
             rc = error_sys(err, -errno, "cannot watch the connection to node %" PRIu32, peer->node);
