@@ -21,8 +21,14 @@ uint32_t crc32c_copy(uint32_t crc, void *restrict dst, const void *restrict src,
  * less time. No more than 512 bytes, because the lines a core can wait for at once are few. */
 static inline void crc32c_copy_prefetch(const void *src, size_t bytes)
 {
+    const char *from = src, *border = from + (4096 - (uintptr_t)from % 4096);
     for (size_t at = 0; at < bytes && at < 512; at += 64)
-        __builtin_prefetch((const char *)src + at);
+        __builtin_prefetch(from + at);
+    /* What fetches ahead in hardware stops at a page's end, and so may what the TLB knows. */
+    if (border < from + bytes) {
+        __builtin_prefetch(border);
+        __builtin_prefetch(border + 64);
+    }
 }
 
 /* CRC of a‖b from crc(a), crc(b) and b's length. O(log bytes_b), no memory touched. */

@@ -20,6 +20,7 @@
  * 2. unref() comes once for each net_server_add that succeeded, on the data thread.
  */
 #include "net/conn.h"
+#include "base/crc32c.h"
 #include "base/ledger.h"
 
 #include <fcntl.h>
@@ -38,7 +39,9 @@
 #define QUEUE_REPLIES 256
 #define QUEUE_IOVS                                                                                           \
     4096 /* with as many waiting, no further request is parsed; one request may add PROTO_READS_MAX */
-#define SEND_BYTES     (4 * MIB)
+#define SEND_BYTES (4 * MIB)
+#define PREFETCH_BYTES                                                                                       \
+    (256 * KIB) /* of what is sent next: small samples lie anywhere, and sendmsg meets each anew */
 #define BYTES_PER_TURN (16 * MIB)
 #define MESSAGE_MAX    160
 
@@ -52,6 +55,8 @@ struct data_conn {
     struct data_thread *thread;
     struct loop_source source;
     struct net_serve_target *target;
+    bool readable; /* until a recvmsg finds nothing, or not as much as it asked for */
+    bool ended;    /* the peer has sent its last: its end must be read even behind a short recvmsg */
 
     uint8_t *in;
     size_t in_cap, in_pos, in_end;
@@ -194,12 +199,18 @@ static int flush(struct data_conn *c, uint64_t *budget)
     struct msghdr msg = {.msg_iov = c->iov + c->iov_head};
     uint64_t bytes = 0;
     size_t n = 0;
-    while (c->iov_head + n < c->iov_tail && n < IOV_MAX && bytes < SEND_BYTES)
-        bytes += msg.msg_iov[n++].iov_len;
+    for (; c->iov_head + n < c->iov_tail && n < IOV_MAX && bytes < SEND_BYTES; n++) {
+        if (bytes < PREFETCH_BYTES)
+            crc32c_copy_prefetch(msg.msg_iov[n].iov_base, msg.msg_iov[n].iov_len);
+        bytes += msg.msg_iov[n].iov_len;
+    }
     msg.msg_iovlen = n;
-    ssize_t sent = sendmsg(c->source.fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t sent;
+    do
+        sent = sendmsg(c->source.fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (sent < 0 && errno == EINTR);
     if (sent < 0)
-        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -errno;
+        return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -errno;
     output_sent(c, (size_t)sent);
     *budget -= MIN(*budget, (uint64_t)sent);
     return (uint64_t)sent == bytes ? 1 : 0; /* a short one means that the socket is full */
@@ -426,8 +437,11 @@ static int receive(struct data_conn *c, size_t need, bool *ret_empty)
     }
     for (size_t i = 0; i < msg.msg_iovlen; i++)
         asked += msg.msg_iov[i].iov_len;
-    ssize_t n = recvmsg(c->source.fd, &msg, MSG_DONTWAIT);
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+    ssize_t n;
+    do
+        n = recvmsg(c->source.fd, &msg, MSG_DONTWAIT);
+    while (n < 0 && errno == EINTR);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return 0;
     if (n <= 0)
         return n == 0 ? LEAT_PEER_GONE : -errno;
@@ -439,8 +453,8 @@ static int receive(struct data_conn *c, size_t need, bool *ret_empty)
     return 1;
 }
 
-/* Serves, sends and reads until the socket has nothing for us in either direction or the turn is over. */
-static int serve(struct data_conn *c, bool readable)
+/* Serves, sends and reads until the socket has nothing for us in either direction, or (1) the turn is over. */
+static int serve(struct data_conn *c)
 {
     uint64_t budget = BYTES_PER_TURN;
     for (;;) {
@@ -452,29 +466,39 @@ static int serve(struct data_conn *c, bool readable)
         if (sent < 0)
             return sent;
         if (budget == 0)
-            return 0;
+            return 1;
         if (sent > 0)
             continue; /* there may be more, or room to parse more */
-        if (!readable || queue_full(c))
+        if (!c->readable || queue_full(c))
             return 0;
         bool empty = false;
         int got = receive(c, need, &empty);
         if (got < 0)
             return got;
-        if (got == 0 || empty)
-            readable = false;
+        if (got == 0 || (empty && !c->ended))
+            c->readable = false;
     }
 }
+
+/*
+ * Edge-triggered, for both directions at once: what does not fit the socket's buffer costs no epoll_ctl. Whoever takes an edge goes
+ * on until the socket refuses, or asks for the edge anew.
+ */
+#define EVENTS (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET)
 
 static void progress(struct loop_source *source, uint32_t events)
 {
     struct data_conn *c = container_of(source, struct data_conn, source);
-    int rc = serve(c, events & (EPOLLIN | EPOLLHUP | EPOLLERR));
-    if (rc == 0) {
-        uint32_t want = (queue_full(c) ? 0 : EPOLLIN) | (c->iov_head < c->iov_tail ? EPOLLOUT : 0);
-        rc = loop_modify(source, want);
+    if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+        c->readable = true;
+    if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+        c->ended = true;
+    int rc = serve(c);
+    if (rc > 0) {
+        source->events = 0;
+        rc = loop_modify(source, EVENTS); /* the others' turn; epoll looks at this one again */
     }
-    /* A hang-up is reported whatever we wait for; with a full queue it would spin, so the end is taken at once. */
+    /* Nobody will make room in a full queue any more. */
     if (rc < 0 || ((events & (EPOLLHUP | EPOLLERR)) && queue_full(c)))
         conn_close(c);
 }
@@ -605,7 +629,7 @@ int net_server_add(struct net_server *server, int fd, struct net_serve_target *t
     c->thread = t;
     c->target = target;
     c->tells_losses = goes_over_a_network(fd);
-    c->source = (struct loop_source){.fd = fd, .events = EPOLLIN, .progress = progress};
+    c->source = (struct loop_source){.fd = fd, .events = EVENTS, .progress = progress};
     atomic_fetch_add(&t->connections, 1);
     int rc = loop_post(t->loop, add_posted, c);
     if (rc < 0) {
