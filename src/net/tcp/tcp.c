@@ -7,8 +7,8 @@
  * when it has too many ranges) and sends it. Replies come in the order of requests. A recvmsg scatters up to
  * CHUNK bytes into the destinations of the request at the head (neighbouring ones as one), and, when that ends the
  * payload, the next reply's frame with it; the frame of a reply that nothing can follow comes with its payload. Then
- * the pieces are checksummed. While only one endpoint has something in flight poll() sleeps in that recvmsg, as a
- * program with one socket would; otherwise in epoll.
+ * the pieces are checksummed. With one endpoint alone poll() sleeps in that recvmsg, as a program with one
+ * socket would; otherwise in epoll.
  *
  * Failure modes: an error reply fails the reads of its request and so its op, nothing else. A deadline that
  * passes, a dead peer or nonsense from it closes the socket: every op on it is DONE (-ETIMEDOUT for those
@@ -56,8 +56,8 @@ struct net_endpoint {
     struct list node;
     int fd; /* -1: torn down */
     struct forkfd forkfd;
-    bool want_out;
-    bool may_sleep; /* a recvmsg without MSG_DONTWAIT comes back after SLEEP_MS */
+    bool watched, want_out; /* by epoll */
+    bool may_sleep;         /* a recvmsg without MSG_DONTWAIT comes back after SLEEP_MS */
     struct list ops;
 
     struct request *requests; /* a ring; cap is a power of two */
@@ -78,6 +78,7 @@ struct net_endpoint {
 struct tcp_ctx {
     struct net_ctx base;
     int epoll_fd;
+    bool event_fd_given; /* somebody else sleeps on epoll_fd: every endpoint stays watched */
     struct list endpoints;
     struct forkfd forkfd;
     struct list events;
@@ -106,8 +107,9 @@ static void tear_down(struct net_endpoint *ep, int first, int others, uint64_t n
 {
     struct net_op *op;
     /* epoll forgets a closed descriptor only when no process that was forked meanwhile has a duplicate of it. */
-    if (ep->fd >= 0)
+    if (ep->fd >= 0 && ep->watched)
         epoll_ctl(ep->ctx->epoll_fd, EPOLL_CTL_DEL, ep->fd, NULL);
+    ep->watched = ep->want_out = false;
     forkfd_close(&ep->forkfd);
     int status = first;
     while ((op = list_first(&ep->ops, struct net_op, node))) {
@@ -127,12 +129,23 @@ static void tear_down(struct net_endpoint *ep, int first, int others, uint64_t n
 
 /* --- sending --------------------------------------------------------------------------------------------------- */
 
+static int watch(struct net_endpoint *ep, bool want)
+{
+    struct epoll_event event = {.events = EPOLLIN | (ep->want_out ? EPOLLOUT : 0), .data.ptr = ep};
+    if (want == ep->watched)
+        return 0;
+    if (epoll_ctl(ep->ctx->epoll_fd, want ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, ep->fd, &event) < 0)
+        return -errno;
+    ep->watched = want;
+    return 0;
+}
+
 static int want_out(struct net_endpoint *ep, bool want)
 {
+    struct epoll_event event = {.events = EPOLLIN | (want ? EPOLLOUT : 0), .data.ptr = ep};
     if (want == ep->want_out)
         return 0;
-    struct epoll_event event = {.events = EPOLLIN | (want ? EPOLLOUT : 0), .data.ptr = ep};
-    if (epoll_ctl(ep->ctx->epoll_fd, EPOLL_CTL_MOD, ep->fd, &event) < 0)
+    if (ep->watched && epoll_ctl(ep->ctx->epoll_fd, EPOLL_CTL_MOD, ep->fd, &event) < 0)
         return -errno;
     ep->want_out = want;
     return 0;
@@ -483,19 +496,27 @@ static void check_deadlines(struct tcp_ctx *ctx)
     ctx->min_deadline_ns = min;
 }
 
-/* The endpoint whose answer is all there is to wait for, if a recvmsg may wait for it. */
+/*
+ * The only endpoint, if a recvmsg may sleep for it. epoll forgets it then: a socket that somebody watches takes a lock and walks its
+ * waiters with each segment that comes, sleeping or not.
+ */
 static struct net_endpoint *sole_endpoint(const struct tcp_ctx *ctx)
 {
-    struct net_endpoint *sole = NULL;
+    struct net_endpoint *ep = list_first(&ctx->endpoints, struct net_endpoint, node);
+    bool sole = ep && !ctx->event_fd_given && ep->node.next == &ctx->endpoints && ep->fd >= 0 &&
+                ep->may_sleep && !ep->want_out;
+    return sole && watch(ep, false) == 0 ? ep : NULL;
+}
+
+static int watch_all(struct tcp_ctx *ctx)
+{
     list_for_each (node, &ctx->endpoints) {
         struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
-        if (list_empty(&ep->ops))
-            continue;
-        if (sole || !ep->may_sleep || ep->want_out)
-            return NULL;
-        sole = ep;
+        int rc = ep->fd >= 0 ? watch(ep, true) : 0;
+        if (rc < 0)
+            return rc;
     }
-    return sole;
+    return 0;
 }
 
 static int tcp_poll(struct net_ctx *base, struct net_event *events, unsigned max, int timeout_ms)
@@ -516,7 +537,7 @@ static int tcp_poll(struct net_ctx *base, struct net_event *events, unsigned max
         int k = 0;
         if (sole)
             progress(sole, EPOLLIN, true);
-        else
+        else if ((k = watch_all(ctx)) == 0)
             k = epoll_wait(ctx->epoll_fd, ready, ENDPOINTS_A_POLL, wait);
         if (k < 0 && errno != EINTR)
             return -errno;
@@ -569,9 +590,9 @@ static int tcp_connect(struct net_ctx *base, const struct net_peer *peer, uint64
         int flags = fcntl(ep->fd, F_GETFL);
         ep->may_sleep = setsockopt(ep->fd, SOL_SOCKET, SO_RCVTIMEO, &nap, sizeof(nap)) == 0 && flags >= 0 &&
                         fcntl(ep->fd, F_SETFL, flags & ~O_NONBLOCK) == 0;
-        struct epoll_event event = {.events = EPOLLIN, .data.ptr = ep};
-        if (epoll_ctl(ctx->epoll_fd, EPOLL_CTL_ADD, ep->fd, &event) < 0) {
-            rc = error_sys(err, -errno, "cannot watch the connection to node %" PRIu32, peer->node);
+        rc = watch(ep, true);
+        if (rc < 0) {
+            error_sys(err, rc, "cannot watch the connection to node %" PRIu32, peer->node);
             if (peer->connected_fd < 0)
                 close(ep->fd);
         }
@@ -608,7 +629,9 @@ static void tcp_mem_deregister(struct net_ctx *ctx, struct net_memory *memory) {
 
 static int tcp_event_fd(struct net_ctx *base)
 {
-    return container_of(base, struct tcp_ctx, base)->epoll_fd;
+    struct tcp_ctx *ctx = container_of(base, struct tcp_ctx, base);
+    ctx->event_fd_given = true;
+    return watch_all(ctx) < 0 ? -1 : ctx->epoll_fd;
 }
 
 static void tcp_free(struct net_ctx *base)
