@@ -303,7 +303,7 @@ static int build_view(struct leat_view *v, const struct leat_view_options *o, st
         if (rc)
             return rc;
     }
-    v->slot_bytes = align_up(MAX(v->slot_bytes, 1ull), 4096);
+    v->slot_bytes = align_up(MAX(v->slot_bytes, 1ull), (uint64_t)sysconf(_SC_PAGESIZE));
     int rc = rails_new(v->ws, o->inflight_bytes, o->transport && strcmp(o->transport, "tcp") == 0, &v->rails);
     rc = rc ? rc : map_ring(v);
     for (unsigned s = 0; !rc && s < v->nslots; s++)
