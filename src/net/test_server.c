@@ -3,6 +3,7 @@
 #include "net/test_rig.h"
 
 #include <pthread.h>
+#include <sys/socket.h>
 
 #include "base/clock.h"
 
@@ -150,6 +151,60 @@ static void test_revoke_under_load(void **state)
     assert_int_equal(keep.unrefs, 2);
 }
 
+/* The server sees that a client has gone, also when the end comes with one edge together with its last request. */
+static void test_server_last_words(void **state)
+{
+    struct bytes_out body = {0};
+    struct proto_range range = {0, 10, 0};
+    bytes_put_u32(&body, 1);
+    proto_range_put(&body, &range);
+    for (unsigned asked = 0; asked < 3; asked++) {
+        struct net_server *server;
+        struct pool pool;
+        uint8_t reply[PROTO_FRAME + 10];
+        int fds[2];
+        rig_pool_init(&pool);
+        rig_tcp_pair(fds);
+        for (unsigned i = 0; i < asked; i++)
+            assert_int_equal(net_frame_send(fds[0], PROTO_REQUEST, PROTO_READ, i, &body, NULL, 0,
+                                            clock_now_ns() + 10 * NS_PER_S),
+                             0);
+        assert_int_equal(shutdown(fds[0], SHUT_WR), 0);
+        assert_int_equal(net_server_new(1, &server), 0);
+        assert_int_equal(net_server_add(server, fds[1], &pool.target), 0);
+        for (unsigned i = 0; i < asked; i++)
+            assert_int_equal(recv(fds[0], reply, sizeof(reply), MSG_WAITALL), sizeof(reply));
+        assert_int_equal(recv(fds[0], reply, 1, 0), 0);
+        while (!atomic_load(&pool.unrefs))
+            usleep(100);
+        close(fds[0]);
+        net_server_free(server);
+    }
+    bytes_out_fini(&body);
+}
+
+/* More than the server sends in a turn, to two at once. */
+static void test_server_turns(void **state)
+{
+    struct rig r;
+    rig_init(&r, TCP, true);
+    enum { N = 64 };
+    struct net_read reads[N];
+    for (unsigned i = 0; i < N; i++)
+        reads[i] = (struct net_read){.mr_gid = i % REGIONS, .bytes = REGION_BYTES};
+    for (uint64_t sent = 0; sent < 48 * MIB; sent += (uint64_t)N * REGION_BYTES) {
+        struct test_op *t = op_new(reads, N), *u = op_new(reads, N);
+        rig_submit(&r, t);
+        rig_submit(&r, u);
+        rig_run(&r, 2);
+        op_check_good(t);
+        op_check_good(u);
+        op_free(t);
+        op_free(u);
+    }
+    rig_fini(&r);
+}
+
 /* A client that asks and never reads costs the server nothing but its queue. */
 static void test_server_slow_reader(void **state)
 {
@@ -181,9 +236,9 @@ static void test_server_slow_reader(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_server_write),
-        cmocka_unit_test(test_revoke_under_load),
-        cmocka_unit_test(test_server_slow_reader),
+        cmocka_unit_test(test_server_write),       cmocka_unit_test(test_revoke_under_load),
+        cmocka_unit_test(test_server_slow_reader), cmocka_unit_test(test_server_last_words),
+        cmocka_unit_test(test_server_turns),
     };
     return cmocka_run_group_tests_name("net_server", tests, rig_setup, rig_teardown);
 }

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include "base/clock.h"
+#include "base/crc32c.h"
 
 /* More ranges than one READ may have. */
 static void test_tcp_split(void **state)
@@ -58,6 +59,24 @@ static void raw_reply(struct rig *r, uint64_t id, int status, uint64_t payload, 
         assert_int_equal(write(r->raw, bytes, sent), (ssize_t)sent);
 }
 
+/* An error's frame and text in one segment, with `stray` bytes behind that nobody asked for. */
+static void raw_error(struct rig *r, uint64_t id, int status, const char *text, size_t stray)
+{
+    uint8_t wire[PROTO_FRAME + 4 + 100] = {0};
+    uint32_t len = (uint32_t)strlen(text);
+    struct proto_frame frame = {.version = 1,
+                                .kind = PROTO_REPLY,
+                                .type = PROTO_READ,
+                                .id = id,
+                                .status = status,
+                                .body_bytes = 4 + len};
+    proto_frame_put(wire, &frame);
+    wire[PROTO_FRAME] = (uint8_t)len;
+    memcpy(wire + PROTO_FRAME + 4, text, len);
+    size_t bytes = PROTO_FRAME + 4 + len + stray;
+    assert_int_equal(write(r->raw, wire, bytes), (ssize_t)bytes);
+}
+
 static void test_tcp_merges(void **state)
 {
     struct rig r;
@@ -83,6 +102,66 @@ static void test_tcp_merges(void **state)
     raw_reply(&r, request.frame.id, 0, 26, 26);
     rig_run(&r, 1);
     assert_int_equal(t->op.status, 0);
+    op_free(t);
+    rig_fini(&r);
+}
+
+/* The frame of a lone reply is received together with what is behind it: the text of an error is not taken for a payload. */
+static void test_tcp_lone_error(void **state)
+{
+    struct rig r;
+    rig_init(&r, TCP, false);
+    for (unsigned i = 0; i < 3; i++) {
+        struct test_op *bad = op_plain(i == 2 ? 8 : 1000),
+                       *good = op_plain(1000); /* 8: shorter than the text */
+        rig_submit(&r, bad);
+        raw_error(&r, raw_request(&r), LEAT_STALE, "gone with the wind", 0);
+        rig_run(&r, 1);
+        assert_int_equal(bad->op.status, LEAT_STALE);
+        assert_int_equal(bad->reads[0].status, LEAT_STALE);
+        rig_submit(&r, good);
+        raw_reply(&r, raw_request(&r), 0, 1000, 1000);
+        rig_run(&r, 1);
+        assert_int_equal(good->op.status, 0);
+        assert_int_equal(good->dst[999], 0);
+        op_free(bad);
+        op_free(good);
+    }
+    struct test_op *bad = op_plain(1000);
+    rig_submit(&r, bad);
+    raw_error(&r, raw_request(&r), LEAT_STALE, "and more", 5);
+    rig_run(&r, 1);
+    assert_int_equal(bad->op.status, LEAT_STALE);
+    op_free(bad);
+    rig_expect_dead(&r);
+    rig_fini(&r);
+}
+
+/* A reply that comes byte by byte, around the border between frame and payload. */
+static void test_tcp_in_crumbs(void **state)
+{
+    struct rig r;
+    rig_init(&r, TCP, false);
+    struct test_op *t = op_plain(1000);
+    rig_submit(&r, t);
+    uint8_t wire[PROTO_FRAME + 1000];
+    struct proto_frame frame = {
+        .version = 1, .kind = PROTO_REPLY, .type = PROTO_READ, .id = raw_request(&r), .payload_bytes = 1000};
+    proto_frame_put(wire, &frame);
+    for (unsigned i = 0; i < 1000; i++)
+        wire[PROTO_FRAME + i] = (uint8_t)(i * 7);
+    struct net_event event;
+    for (size_t at = 0, step; at < sizeof(wire); at += step) {
+        step = at < PROTO_FRAME - 3 ? PROTO_FRAME - 3 : at < PROTO_FRAME + 3 ? 1 : sizeof(wire) - at;
+        assert_int_equal(write(r.raw, wire + at, step), (ssize_t)step);
+        if (at + step < sizeof(wire))
+            assert_int_equal(r.ctx->ops->poll(r.ctx, &event, 1, at % 2 ? 0 : 15),
+                             0); /* by epoll, by recvmsg */
+    }
+    rig_run(&r, 1);
+    assert_int_equal(t->op.status, 0);
+    assert_memory_equal(t->dst, wire + PROTO_FRAME, 1000);
+    assert_int_equal(t->reads[0].crc, crc32c(0, wire + PROTO_FRAME, 1000));
     op_free(t);
     rig_fini(&r);
 }
@@ -222,7 +301,8 @@ int main(void)
         cmocka_unit_test(test_tcp_split),     cmocka_unit_test(test_tcp_merges),
         cmocka_unit_test(test_tcp_peer_dies), cmocka_unit_test(test_tcp_lies),
         cmocka_unit_test(test_tcp_deadline),  cmocka_unit_test(test_tcp_duplicate),
-        cmocka_unit_test(test_tcp_stale),
+        cmocka_unit_test(test_tcp_stale),     cmocka_unit_test(test_tcp_lone_error),
+        cmocka_unit_test(test_tcp_in_crumbs),
     };
     return cmocka_run_group_tests_name("net_tcp", tests, rig_setup, rig_teardown);
 }
