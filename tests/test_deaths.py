@@ -37,7 +37,7 @@ USES = {
     "streaming": "ws = leat.open(uri, limit=4 << 20, timeout=T)\nepoch = 0\nwhile True:\n    epoch += 1\n"
                  "    for b in leat.batches(ws, 32, epoch=epoch, timeout=T):\n"
                  "        assert (b.data == rows(b.ids)).all(); b.release()",
-    "tcp": "ws = leat.open(uri, timeout=T)\nring = ws._set.load(32, 2, None, 0, 'tcp')\ni = 0\nwhile True:\n    i = (i + 37) % 2000\n"
+    "tcp": "ws = leat.open(uri, timeout=T)\nring = ws._set.load(32, 2, None, 0, 'tcp', 0, 0)\ni = 0\nwhile True:\n    i = (i + 37) % 2000\n"
            "    h = ring.read_batch(list(range(i, i + 32)), 20 * 10**9, len(ws)); b = leat.Batch(h, ws.fields, ws)\n"
            "    assert (b.data == rows(b.ids)).all(); b.release()",
     "views": "ws = leat.open(uri, timeout=T).wait()\ni = 0\nwhile True:\n    i = (i + 1) % len(ws)\n"
@@ -166,7 +166,7 @@ HOLDERS = {
     "slots": "ws = leat.open('leat://kept')\nheld = [ws.read_batch(range(16)) for _ in range(4)]",
     "slots of an iterator": "ws = leat.open('leat://kept')\nit = leat.batches(ws, 16)\nheld = [next(it) for _ in range(3)]",
     "views": "ws = leat.open('leat://kept')\nheld = [ws.view(i) for i in range(30)]",
-    "a tcp connection": "ws = leat.open('leat://kept')\nring = ws._set.load(32, 2, None, 0, 'tcp')\n"
+    "a tcp connection": "ws = leat.open('leat://kept')\nring = ws._set.load(32, 2, None, 0, 'tcp', 0, 0)\n"
                         "held = ring.read_batch(list(range(32)), 0, len(ws))",
     "a verification": "ws = leat.open('leat://kept')\nimport threading\nthreading.Thread(target=ws.verify).start()",
 }
@@ -345,7 +345,7 @@ def test_late_bytes_never_land(host, leat, array):
     other samples by then."""
     daemon = host.daemon(SMALL)
     ws = leat.preload(array, socket=daemon.socket)
-    ring = ws._set.load(256, 1, None, 0, "tcp")
+    ring = ws._set.load(256, 1, None, 0, "tcp", 0, 0)
     assert ws.stat().transport
 
     def read(ids, seconds):

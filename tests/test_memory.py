@@ -140,7 +140,7 @@ FAILNTH = lib_host.BUILD / "tests" / "tools" / "failnth.so"
 
 
 def over_tcp(leat, ws):
-    ring = ws._set.load(16, 1, None, 0, "tcp")
+    ring = ws._set.load(16, 1, None, 0, "tcp", 0, 0)
     with leat.Batch(ring.read_batch(list(range(16)), 10 * 10**9, len(ws)), ws.fields, ws) as batch:
         lib_data.check_rows(batch.data, range(16))
 
