@@ -43,6 +43,11 @@ class Data:
         self._make(path, "npy", path, samples, sample_bytes, SEED)
         return Array(name, samples, sample_bytes, path)
 
+    def sized(self, samples, sample_bytes):
+        path = os.path.join(self.folder, f"sized-{samples}x{sample_bytes}-{SEED}.npy")
+        self._make(path, "npy", path, samples, sample_bytes, SEED)
+        return path
+
     def files(self):
         n = FILES // self.scale
         path = os.path.join(self.folder, f"files-{n}-{SEED}")

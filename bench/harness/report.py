@@ -59,15 +59,20 @@ def line(r):
     return text + ", ".join(more)
 
 
-BEGIN, END = "<!-- measured: begin (bench/run read --update-docs writes this part) -->", "<!-- measured: end -->"
-SECTIONS = [
+BEGIN, END = "<!-- measured: begin (bench/run %s --update-docs writes this part) -->", "<!-- measured: end (%s) -->"
+SECTIONS = {"read": [
     ("Same host", "shm", lambda m: m.startswith("shm.") and ".base" not in m),
     ("Same host, without huge pages", "shm-base", lambda m: m.startswith("shm.") and ".base" in m),
     ("Loopback TCP", "tcp", lambda m: m.startswith("tcp.")),
     ("Preload", "preload", lambda m: m.startswith(("preload.", "memory.")) and ".base" not in m),
     ("Preload, without huge pages", "preload-base", lambda m: m.startswith(("preload.", "memory.")) and ".base" in m),
     ("Open to first sample", None, lambda m: m.startswith("open.")),
-]
+], "net": [
+    ("Eight servers into one receiver", "incast", lambda m: m.startswith("incast.") and not m.startswith("incast.sweep")),
+    ("Limits fixed by hand, and the one that adapts", "sweep", lambda m: m.startswith("incast.sweep")),
+    ("Four servers, nothing shaped", "servers4", lambda m: m.startswith("servers4.")),
+    ("Rails", None, lambda m: m.startswith("rails.")),
+]}
 
 
 def _cell(value, pair):
@@ -92,7 +97,10 @@ def _table(rows, predictions):
 
 def _plot(rows, title):
     from .svg import bars
-    rows = [r for r in rows if r["unit"] == "GB/s"]
+    if rows[0]["metric"].startswith("incast.sweep"):
+        return _curves(rows, title)
+    unit = next((r["unit"] for r in rows if r["unit"] in ("GB/s", "MB/s")), None)
+    rows = [r for r in rows if r["unit"] == unit]
     if not rows:
         return None
     series = {"Leat": [], "limit": []}
@@ -110,24 +118,34 @@ def _plot(rows, title):
         for name in rivals:
             v = r.get("rivals", {}).get(name)
             series[name].append((v["value"], *v["range"]) if v else None)
-    return bars(title + ": GB/s, median, least and most", "GB/s", [r["metric"].split(".", 1)[1] for r in rows], series)
+    labels = [r["metric"].split(".", 1)[1].removesuffix(".goodput") for r in rows]
+    return bars(f"{title}: {unit}, median, least and most", unit, labels, series)
 
 
-def update_docs(folder, rows, facts):
+def _curves(rows, title):
+    from .svg import lines
+    labels = ["adapting"] + list(rows[0]["rivals"])
+    series = {r["metric"].removeprefix("incast.sweep.").replace(".", ", ") + " packets":
+              [r["leat"]] + [v["value"] for v in r["rivals"].values()] for r in rows}
+    return lines(f"{title}: MB/s by what may be in flight", "MB/s", labels, series)
+
+
+def update_docs(folder, suite, rows, facts):
     """Writes the part between the marks of docs/benchmarks.md and the plots beside it. What people wrote around it stays."""
     path, plots = os.path.join(folder, "benchmarks.md"), os.path.join(folder, "benchmarks")
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "predictions.json")) as f:
         predictions = json.load(f)["ratios"]
     with open(path) as f:
         text = f.read()
-    if BEGIN not in text or END not in text:
+    begin, end = BEGIN % suite, END % suite
+    if begin not in text or end not in text:
         raise SystemExit(f"{path}: the marks that enclose the measured part are gone")
     os.makedirs(plots, exist_ok=True)
-    out = [BEGIN, "", f"Measured {facts['date']} at {facts['commit']}: {facts['cpu']}, {facts['cpus']} CPUs, {facts['memory_gib']} GiB, "
+    out = [begin, "", f"Measured {facts['date']} at {facts['commit']}: {facts['cpu']}, {facts['cpus']} CPUs, {facts['memory_gib']} GiB, "
            f"Linux {facts['kernel']}, data on {facts['disk']}, huge pages for shared memory: {facts['shmem_huge']}, load before: "
            f"{facts['load']:.1f}, {facts['repeats']} repetitions{', --quick: too short to be quoted' if facts['quick'] else ''}. "
            "Medians, least and most in parentheses.", ""]
-    for title, name, belongs in SECTIONS:
+    for title, name, belongs in SECTIONS[suite]:
         some = [r for r in rows if belongs(r["metric"])]
         if not some:
             continue
@@ -138,6 +156,6 @@ def update_docs(folder, rows, facts):
                 f.write(plot)
             out += [f"![{title}](benchmarks/{name}.svg)", ""]
         out += _table(some, predictions) + [""]
-    out.append(END)
+    out.append(end)
     with open(path, "w") as f:
-        f.write(text[:text.index(BEGIN)] + "\n".join(out) + text[text.index(END) + len(END):])
+        f.write(text[:text.index(begin)] + "\n".join(out) + text[text.index(end) + len(end):])

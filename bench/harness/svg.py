@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grouped bars as SVG, with no library: one group a label, one bar a series, whiskers from least to most."""
+"""Grouped bars (one group a label, one bar a series, whiskers from least to most) and lines as SVG, with no library."""
 from xml.sax.saxutils import escape
 
 COLOURS = ["#1b6ca8", "#9aa5b1", "#d5dade", "#c8553d", "#e6a23c", "#6b8f71", "#7d5ba6"]
@@ -18,18 +18,13 @@ def _ticks(most):
         n += 1
 
 
-def bars(title, unit, labels, series):
-    """series: {name: [(value, least, most) or None, one a label]}."""
-    most = max((v[2] for values in series.values() for v in values if v), default=1) or 1
-    scale = (HEIGHT - TOP - BOTTOM) / most
-    group = (WIDTH - LEFT - 8) / max(len(labels), 1)
-    bar = min(group * 0.86 / max(len(series), 1), 46)
-    base = HEIGHT - BOTTOM
+def _frame(title, unit, names, most):
+    """Background, legend and scale of every plot. Returns (parts, y of zero, pixels a unit)."""
+    base, scale, at = HEIGHT - BOTTOM, (HEIGHT - TOP - BOTTOM) / most, LEFT
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
            'font-family="sans-serif" font-size="11">', f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
            f'<text x="{LEFT}" y="16" font-size="13" font-weight="bold">{escape(title)}</text>']
-    at = LEFT
-    for i, name in enumerate(series):
+    for i, name in enumerate(names):
         out.append(f'<rect x="{at}" y="25" width="9" height="9" fill="{COLOURS[i % len(COLOURS)]}"/>'
                    f'<text x="{at + 13}" y="33">{escape(name)}</text>')
         at += 26 + 6.1 * len(name)
@@ -38,6 +33,32 @@ def bars(title, unit, labels, series):
         out.append(f'<line x1="{LEFT}" x2="{WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e8e8e8"/>'
                    f'<text x="{LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
     out.append(f'<text x="12" y="{TOP - 2}" fill="#555">{escape(unit)}</text>')
+    return out, base, scale
+
+
+def lines(title, unit, labels, series):
+    """series: {name: [value or None, one a label]}. The first label is apart from the others: what adapts by itself."""
+    most = max((v for values in series.values() for v in values if v), default=1) or 1
+    out, base, scale = _frame(title, unit, series, most)
+    step = (WIDTH - LEFT - 8) / max(len(labels), 1)
+    for i, values in enumerate(series.values()):
+        colour = COLOURS[i % len(COLOURS)]
+        points = [(LEFT + (k + 0.5) * step, base - v * scale) for k, v in enumerate(values) if v is not None]
+        out.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="' +
+                   " ".join(f"{x:.1f},{y:.1f}" for x, y in points[1:]) + '"/>')
+        out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4 if k == 0 else 2}" fill="{colour}"/>' for k, (x, y) in enumerate(points)]
+    for k, label in enumerate(labels):
+        out.append(f'<text x="{LEFT + (k + 0.5) * step:.1f}" y="{base + 16}" text-anchor="middle">{escape(label)}</text>')
+    out.append(f'<line x1="{LEFT}" x2="{WIDTH - 8}" y1="{base}" y2="{base}" stroke="#333"/></svg>\n')
+    return "\n".join(out)
+
+
+def bars(title, unit, labels, series):
+    """series: {name: [(value, least, most) or None, one a label]}."""
+    most = max((v[2] for values in series.values() for v in values if v), default=1) or 1
+    group = (WIDTH - LEFT - 8) / max(len(labels), 1)
+    bar = min(group * 0.86 / max(len(series), 1), 46)
+    out, base, scale = _frame(title, unit, series, most)
     for g, label in enumerate(labels):
         x = LEFT + g * group + (group - bar * len(series)) / 2
         for i, values in enumerate(series.values()):

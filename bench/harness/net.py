@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suite `net`: several servers into one receiver, over networks that are namespaces of this machine.
+
+incast.RATE.QUEUE.GSO   eight servers, a queue of so many packets in front of the receiver, GSO on or off: batches with credits, beside
+                        one bare flow through the same queue, and beside the same servers without credits (all at once)
+incast.sweep            limits fixed by hand beside the one that adapts
+servers4.SIZE           four servers, no shaping: ReadBatch beside bare sockets to the same hosts
+rails.tcp               two shaped rails beside one
+"""
+import contextlib
+import os
+import shutil
+import tempfile
+
+from .data import KIB, MIB
+from .hosts import Cluster, Network
+from .hosts import run as command
+from .rows import in_turns, median, row
+from .workers import Daemon, Failed, Group, Worker
+
+SERVERS = 8
+RATES = {"200m": "200mbit", "1g": "1gbit"}
+QUEUES = (30, 64)
+SWEEP = [8, 16, 24, 32, 48, 64, 96, 128, 256]  # KiB
+BATCH, SAMPLES, SAMPLE = 8, 1024, 64 * KIB
+NO_CREDITS = 64 * MIB
+PORT = 7800
+
+
+class Rig:
+    """A network, a cluster holding the data, a bare server on each server host; readers on the receiver."""
+
+    def __init__(self, suite, stack, servers, links=1, size=(SAMPLES, SAMPLE)):
+        self.suite, self.stack = suite, stack
+        self.samples, self.sample_bytes = size
+        self.folder = tempfile.mkdtemp(dir=suite.args.folder)
+        stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        self.network = Network(servers + 1, links)
+        stack.callback(self.network.close)
+        self.path = suite.data_of(*size)
+        total = self.samples * self.sample_bytes
+        self.cluster = Cluster(suite.args.build, self.folder, self.network, pool=total // servers * 2 + 16 * MIB)
+        stack.callback(self.cluster.close)
+        loader = Worker([suite.program("load_leat"), self.cluster.daemons[0].socket])
+        stack.callback(loader.close)
+        Group([loader]).ask(f"preload bench {self.path}")
+        self.bare_servers = []
+
+    def _common(self, consumers, batch):
+        return ["--file", self.path, "--samples", self.samples, "--bytes", self.sample_bytes, "--batch", batch, "--slots", 4,
+                "--consumers", consumers]
+
+    def reader(self, program, rest, consumers=1, batch=BATCH, servers=()):
+        worker = Worker([*self.network.inside(0), self.suite.program(program), *self._common(consumers, batch), "--first", 0, "--all",
+                         consumers, *rest], servers)
+        self.stack.callback(worker.close)
+        group = Group([worker])
+        return group
+
+    def leat(self, limit=0, **more):
+        group = self.reader("read_leat", [self.cluster.daemons[0].socket, "leat://bench", "best", *([limit] if limit else [])],
+                            servers=[d.pid for d in self.cluster.daemons], **more)
+        if not limit and group.ask("verify")["verified"] != self.samples:
+            raise Failed("read_leat did not read every sample")
+        return group
+
+    def bare(self, host=1, link=0, **more):
+        """Bare request and reply with one server host."""
+        argv = [*self.network.inside(host), self.suite.program("tcp_bare"), *self._common(1, 256), "serve",
+                self.network.address(host, link), PORT + link]
+        listening = [*self.network.inside(host), "ss", "-Hltn", f"sport = :{PORT + link}"]
+        server = Daemon(argv, lambda: "LISTEN" in command(*listening), os.path.join(self.folder, f"bare{host}.{link}.log"))
+        self.stack.callback(server.close)
+        return self.reader("tcp_bare", ["read", self.network.address(host, link), PORT + link], servers=[server.pid], **more)
+
+
+class Suite:
+    def __init__(self, args, emit):
+        self.args, self.emit = args, emit
+        self.seconds = 1 if args.quick else 4
+
+    def program(self, name):
+        return os.path.join(self.args.build, "bench", name)
+
+    def data_of(self, samples, sample_bytes):
+        return self.args.data.sized(samples, sample_bytes)
+
+    def wanted(self, metric):
+        return not self.args.only or any(metric == o or metric.startswith(o + ".") or o.startswith(metric + ".") for o in self.args.only)
+
+    def put(self, one):
+        if not self.args.only or any(one["metric"] == o or one["metric"].startswith(o + ".") for o in self.args.only):
+            self.emit(one)
+
+    def timed(self, group, network=None, seconds=None):
+        def measure():
+            group.ask("run 0.3")  # adapt, and leave behind what the neighbour's packets did to the queue
+            before = network.dropped() if network else 0
+            got = group.ask(f"run {seconds or self.seconds}")
+            return {"rate": got["bytes"] / got["ns"] * 1000, "p99": got["p99_us"] / 1000, "p50": got["p50_us"] / 1000,
+                    "cpu": got["cpu_s"] / (got["bytes"] / 1e9), "drops": network.dropped() - before if network else 0}
+        return measure
+
+    # --- incast ----------------------------------------------------------------------------------------------------
+
+    def incast(self):
+        if not self.wanted("incast"):
+            return
+        with contextlib.ExitStack() as stack:
+            rig = Rig(self, stack, SERVERS)
+            ours, bare, all_at_once = rig.leat(), rig.bare(), rig.leat(NO_CREDITS)
+            for rate, tc_rate in RATES.items():
+                for queue in QUEUES:
+                    for gso in ("on", "off"):
+                        metric = f"incast.{rate}.{queue}.{gso}"
+                        if self.wanted(metric):
+                            rig.network.shape(tc_rate, queue, gso == "on")
+                            self.cell(metric, rig, ours, bare, all_at_once)
+            if self.wanted("incast.sweep"):
+                self.sweep(rig, ours)
+
+    def cell(self, metric, rig, ours, bare, all_at_once):
+        got = in_turns({"leat": self.timed(ours, rig.network), "limit": self.timed(bare, rig.network),
+                        "none": self.timed(all_at_once, rig.network)}, self.args.repeats)
+        leat, limit, none = got["leat"], got["limit"], got["none"]
+        about = {"servers": SERVERS, "batch_bytes": BATCH * SAMPLE, "mtu": 1500,
+                 "dropped": {name: median(got[name]["drops"]) for name in got},
+                 "credit": (rig.cluster.status()["credits"] or [{}])[0]}
+        self.put(row(metric + ".goodput", "MB/s", leat["rate"], limit["rate"], {"without credits": none["rate"]},
+                     "one bare flow through the same queue", **about))
+        self.put(row(metric + ".p99", "ms", leat["p99"], limit["p99"], {"without credits": none["p99"]},
+                     "one bare flow through the same queue", **about))
+        self.put(row(metric + ".cpu", "CPU-s/GB", leat["cpu"], limit["cpu"], {"without credits": none["cpu"]},
+                     "one bare flow through the same queue"))
+
+    def sweep(self, rig, ours):
+        fixed = {k: rig.leat(k * KIB) for k in SWEEP}
+        for rate, tc_rate in RATES.items():
+            for queue in QUEUES:
+                rig.network.shape(tc_rate, queue, True)
+                cases = {"adapting": self.timed(ours, rig.network, self.seconds / 2)}
+                cases.update({f"{k} KiB": self.timed(g, rig.network, self.seconds / 2) for k, g in fixed.items()})
+                got = in_turns(cases, max(self.args.repeats // 2, 2))
+                best = max((f"{k} KiB" for k in SWEEP), key=lambda name: median(got[name]["rate"]))
+                self.put(row(f"incast.sweep.{rate}.{queue}", "MB/s", got["adapting"]["rate"], got[best]["rate"],
+                             {name: got[name]["rate"] for name in cases if name != "adapting"}, f"the best fixed limit ({best})",
+                             p99_ms={name: median(got[name]["p99"]) for name in cases},
+                             dropped={name: median(got[name]["drops"]) for name in cases}))
+
+    # --- four servers, no shaping ------------------------------------------------------------------------------------
+
+    def servers4(self):
+        for name, size, consumers, batch in (("4k", (65536, 4 * KIB), 2, 64), ("64k", (8192, 64 * KIB), 2, 64),
+                                             ("150k", (2048, 150528), 2, 64), ("1m", (512, MIB), 2, 64)):
+            metric = f"servers4.{name}"
+            if not self.wanted(metric):
+                continue
+            with contextlib.ExitStack() as stack:
+                rig = Rig(self, stack, 4, size=(size[0] // (4 if self.args.quick else 1), size[1]))
+                ours, bare = rig.leat(consumers=consumers, batch=batch), rig.bare(consumers=consumers, batch=batch)
+                got = in_turns({"leat": self.timed(ours, seconds=1), "limit": self.timed(bare, seconds=1)}, self.args.repeats)
+                for figure, unit, suffix in (("rate", "GB/s", ""), ("cpu", "CPU-s/GB", ".cpu")):
+                    scale = 1000 if figure == "rate" else 1
+                    self.put(row(metric + suffix, unit, [v / scale for v in got["leat"][figure]],
+                                 [v / scale for v in got["limit"][figure]], None, "bare socket to one of the servers"))
+
+    # --- rails -----------------------------------------------------------------------------------------------------
+
+    def rails(self):
+        if not self.wanted("rails.tcp"):
+            return
+        rates = {}
+        with contextlib.ExitStack() as stack:
+            for links in (1, 2):
+                rig = Rig(self, stack, 2, links=links)
+                rig.network.shape("400mbit", 256)
+                rates[links] = self.timed(rig.leat(), rig.network)
+                if links == 2:
+                    bare = self.timed(rig.bare(link=0), rig.network)
+            got = in_turns({"two": rates[2], "one": rates[1], "bare": bare}, self.args.repeats)
+        self.put(row("rails.tcp", "MB/s", got["two"]["rate"], got["one"]["rate"], {"one bare flow over one rail": got["bare"]["rate"]},
+                     "Leat over one rail", mbit=400))
+
+
+def run(args, emit):
+    for tool in ("ip", "tc", "ethtool", "ss"):
+        if not shutil.which(tool):
+            raise Failed(f"{tool} is not installed (apt-get install iproute2 ethtool)")
+    suite = Suite(args, emit)
+    suite.incast()
+    suite.servers4()
+    suite.rails()
+
