@@ -6,9 +6,9 @@
 #include "base/log.h"
 #include "loop/loop.h"
 #include "net/auth.h"
+#include "pool/resolve.h"
 
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -37,6 +37,8 @@ struct peer {
     struct peer_config config;
     enum peer_state state;
     struct loop_source connecting;
+    struct resolve *resolving; /* a name is being looked up */
+    struct loop_source resolved;
     struct loop_timer timer; /* handshake deadline, or the pause before the next try */
     struct conn *conn;
     struct net_auth auth;
@@ -100,7 +102,8 @@ static void on_timer(struct loop_timer *timer)
     if (p->state == PEER_DOWN)
         begin(p);
     else
-        go_down(p, LEAT_TIMED_OUT, "the node does not answer");
+        go_down(p, LEAT_TIMED_OUT,
+                p->resolving ? "its name is not resolved in time" : "the node does not answer");
 }
 
 static void call_payload_done(void *user, int status)
@@ -245,40 +248,13 @@ static void on_connected(struct loop_source *source, uint32_t events)
         go_down(p, code, "cannot begin the handshake");
 }
 
-static int resolve(const char *address, struct sockaddr_storage *ret, socklen_t *ret_len)
+static int try_connect(struct peer *p, const struct sockaddr_storage *address, socklen_t len)
 {
-    char host[256];
-    const char *colon = strrchr(address, ':');
-    if (!colon || (size_t)(colon - address) >= sizeof(host))
-        return -EINVAL;
-    snprintf(host, sizeof(host), "%.*s", (int)(colon - address), address);
-    char *name = host;
-    size_t len = strlen(host);
-    if (len > 1 && host[0] == '[' && host[len - 1] == ']') {
-        host[len - 1] = 0;
-        name++;
-    }
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
-    if (getaddrinfo(name, colon + 1, &hints, &list) != 0 || !list)
-        return -EHOSTUNREACH;
-    memcpy(ret, list->ai_addr, list->ai_addrlen);
-    *ret_len = list->ai_addrlen;
-    freeaddrinfo(list);
-    return 0;
-}
-
-static int try_connect(struct peer *p)
-{
-    struct sockaddr_storage address;
-    socklen_t len;
-    int code = resolve(p->config.address, &address, &len);
-    if (code < 0)
-        return code;
-    AUTO_CLOSE int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0 || (connect(fd, (struct sockaddr *)&address, len) < 0 && errno != EINPROGRESS))
+    AUTO_CLOSE int fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0 || (connect(fd, (const struct sockaddr *)address, len) < 0 && errno != EINPROGRESS))
         return -errno;
     p->connecting = (struct loop_source){.fd = fd, .events = EPOLLOUT, .progress = on_connected};
-    code = loop_add(p->loop, &p->connecting);
+    int code = loop_add(p->loop, &p->connecting);
     if (code == 0)
         fd = -1;
     else
@@ -286,10 +262,56 @@ static int try_connect(struct peer *p)
     return code;
 }
 
+static void resolving_end(struct peer *p)
+{
+    if (p->resolving)
+        loop_remove(&p->resolved);
+    resolve_free(TAKE_PTR(p->resolving));
+}
+
+static void on_resolved(struct loop_source *source, uint32_t events)
+{
+    struct peer *p = container_of(source, struct peer, resolved);
+    struct sockaddr_storage address;
+    socklen_t len = 0;
+    int code = resolve_result(p->resolving, &address, &len);
+    if (code == -EAGAIN)
+        return;
+    resolving_end(p);
+    if (p->state != PEER_CONNECTING)
+        return; /* it took longer than we waited: the next try asks again, and is likely told at once */
+    if (code == 0)
+        code = try_connect(p, &address, len);
+    if (code < 0)
+        go_down(p, LEAT_PEER_GONE, code == -EHOSTUNREACH ? "its name is not known" : strerror(-code));
+}
+
+/* A lookup that hangs is waited for by the next try, too: there is one at a time. */
+static int resolve_name(struct peer *p)
+{
+    if (p->resolving)
+        return 0;
+    int code = resolve_start(p->config.address, &p->resolving);
+    if (code < 0)
+        return code;
+    p->resolved =
+        (struct loop_source){.fd = resolve_fd(p->resolving), .events = EPOLLIN, .progress = on_resolved};
+    code = loop_add(p->loop, &p->resolved);
+    if (code < 0)
+        resolve_free(TAKE_PTR(p->resolving));
+    return code;
+}
+
 static void begin(struct peer *p)
 {
     p->state = PEER_CONNECTING;
-    int code = try_connect(p);
+    struct sockaddr_storage address;
+    socklen_t len = 0;
+    int code = resolve_numeric(p->config.address, &address, &len);
+    if (code == 0)
+        code = try_connect(p, &address, len);
+    else if (code == -EHOSTUNREACH)
+        code = resolve_name(p);
     /* A failure is told later, like every other answer. */
     loop_timer_set(p->loop, &p->timer, code < 0 ? clock_now_ns() + RETRY_NS : clock_now_ns() + HANDSHAKE_NS);
 }
@@ -315,6 +337,7 @@ void peer_free(struct peer *p)
     if (!p)
         return;
     disconnect(p);
+    resolving_end(p);
     list_for_each_safe (node, &p->calls) {
         struct call *c = container_of(node, struct call, node);
         list_remove(node);

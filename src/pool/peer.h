@@ -31,7 +31,7 @@ struct peer_config {
     void *user;
 };
 
-/* Begins to connect. Numeric addresses and names in /etc/hosts resolve at once; a slow resolver would hold the loop up. */
+/* Begins to connect. Names are looked up on a thread of their own, before each try. */
 int peer_new(struct loop *loop, const struct peer_config *config, struct peer **ret_peer);
 void peer_free(
     struct peer *peer); /* calls out are dropped without an answer; NULL is fine; safe in callbacks */

@@ -15,6 +15,7 @@
 
 #include <netinet/in.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 
 #include <cmocka.h>
@@ -257,6 +258,211 @@ static void test_wrong_token(void **state)
     stop(&h[0]);
 }
 
+/* By name: looked up beside the loop. */
+static void test_names(void **state)
+{
+    struct host h[1];
+    addresses(h, 1);
+    char *nodes[] = {h[0].address, NULL}, by_name[64];
+    start(&h[0], token, nodes, 1);
+    snprintf(by_name, sizeof(by_name), "localhost%s", strrchr(h[0].address, ':'));
+    static const struct peer_ops ops = {.up = on_up, .down = on_down};
+    struct peer_config pc = {
+        .address = by_name,
+        .hello = {.version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_PEER},
+        .token = token,
+        .token_len = sizeof(token) - 1,
+        .stay = true, /* localhost may be ::1 first, which nobody listens on */
+        .ops = &ops};
+    struct peer *peer;
+    came_up = false;
+    down_status = 0;
+    assert_int_equal(peer_new(loop, &pc, &peer), 0);
+    assert_false(came_up);
+    while (!down_status && !came_up)
+        loop_turn(loop, 100);
+    peer_free(peer);
+    pc.stay = false;
+    down_status = 0;
+    pc.address = "no-such-host.invalid:1";
+    assert_int_equal(peer_new(loop, &pc, &peer), 0);
+    assert_int_equal(down_status, 0);
+    while (!down_status)
+        loop_turn(loop, 100);
+    assert_true(down_status < 0);
+    peer_free(peer);
+    /* Freed while a thread looks it up. */
+    assert_int_equal(peer_new(loop, &pc, &peer), 0);
+    peer_free(peer);
+    stop(&h[0]);
+}
+
+static int pushed_index(uint64_t nsamples)
+{
+    struct index_builder *b;
+    struct leat_error err = {0};
+    uint64_t shape[] = {1024};
+    int fd = memfd_create("index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_int_equal(index_builder_new(INDEX_KIND_PUSHED, "p", &b), 0);
+    uint64_t address = index_builder_reserve(b, nsamples * 1024, INDEX_FILE_ALIGN, 0);
+    assert_int_equal(index_builder_field(b, "x", "|u1", INDEX_FIELD_UNIFORM, 1, shape, address, 1024), 0);
+    index_builder_count(b, nsamples);
+    assert_int_equal(index_builder_finish(b, fd, &err), 0);
+    index_builder_free(b);
+    return fd;
+}
+
+static struct open_request *ask(struct opened *o, const char *name, const char *file)
+{
+    char uri[700] = "";
+    *o = (struct opened){0};
+    struct open_request *r = calloc(1, sizeof(*r));
+    if (file)
+        snprintf(uri, sizeof(uri), "%s/%s", testing_folder(), file);
+    *r = (struct open_request){.uid = geteuid(),
+                               .gid = getegid(),
+                               .name = strdup(name),
+                               .uri = strdup(uri),
+                               .opened = on_opened,
+                               .progress = on_progress,
+                               .user = o,
+                               .began_ns = clock_now_ns()};
+    return r;
+}
+
+static struct wset *named(struct host *h, const char *name)
+{
+    return pool_find_name(h->pool, name, geteuid(), getegid());
+}
+
+static void turns(unsigned n)
+{
+    for (unsigned k = 0; k < n; k++)
+        loop_turn(loop, 1);
+}
+
+static void both_up(struct host h[2])
+{
+    while (!is_up(&h[0], 1) || !is_up(&h[1], 0))
+        loop_turn(loop, 10);
+}
+
+/* One of the two goes after any number of turns: the other has all of the set, or nothing that could be found. */
+static void test_gone_while_placed(void **state)
+{
+    static const unsigned after[] = {0, 3, 6, 12, 25};
+    struct host h[2];
+    struct opened o;
+    unsigned there = 0, nothing = 0;
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    for (unsigned k = 0; k < 2 * ARRAY_LEN(after); k++) {
+        unsigned dead = k & 1;
+        start(&h[0], token, nodes, 2);
+        start(&h[1], token, nodes, 2);
+        both_up(h);
+        pool_create(h[0].pool, ask(&o, "p", NULL), pushed_index(2000));
+        turns(after[k / 2]);
+        /* Whoever asked is not to be called back by a pool that ends. */
+        if (dead == 0)
+            pool_open_forget(h[0].pool, &o);
+        stop(&h[dead]);
+        while (dead == 1 && !o.done)
+            loop_turn(loop, 10);
+        struct host *left = &h[1 - dead];
+        struct wset *ws = named(left, "p");
+        assert_true(dead == 0 || !o.ws == !ws);
+        there += ws != NULL;
+        nothing += ws == NULL;
+        if (dead == 1 && !ws)
+            assert_int_equal(left->pool->office.used_bytes, 0);
+        if (ws)
+            assert_true(ws->nnodes == 2 && cluster_nodes(left->cluster) == 2 && !ws->prepared);
+        if (dead == 1 && o.ws)
+            pool_unlease(o.ws);
+        stop(left);
+    }
+    assert_true(there > 0 && nothing > 0);
+}
+
+/* A new version for both or for none, and one at a time. */
+static void test_append(void **state)
+{
+    struct host h[2];
+    struct opened first, a, b;
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    start(&h[0], token, nodes, 2);
+    start(&h[1], token, nodes, 2);
+    both_up(h);
+    testing_npy("one.npy", 1, 500, 5003);
+    testing_npy("two.npy", 2, 300, 5003);
+    pool_open(h[0].pool, ask(&first, "s", "one.npy"));
+    while (!first.done)
+        loop_turn(loop, 10);
+    if (!first.ws)
+        fail_msg("%s", first.message);
+    struct wset *one = first.ws;
+    while (!wset_complete(one) || one->state != WSET_READY)
+        loop_turn(loop, 10);
+    struct open_request *ra = ask(&a, "s", "two.npy"), *rb = ask(&b, "s", "two.npy");
+    ra->append = rb->append = true;
+    pool_open(h[0].pool, ra);
+    pool_open(h[1].pool, rb);
+    while (!a.done || !b.done)
+        loop_turn(loop, 10);
+    /* They met at one node, or came one after the other. */
+    unsigned done = !!a.ws + !!b.ws;
+    assert_true(done >= 1);
+    for (unsigned n = 0; n < 2; n++) {
+        struct wset *ws = named(&h[n], "s");
+        assert_non_null(ws);
+        assert_int_equal(ws->index.header->nsamples, 500 + 300 * done);
+        assert_int_equal(ws->version, 1 + done);
+        while (!wset_complete(ws))
+            loop_turn(loop, 10);
+        assert_int_equal(ws->live->resident_samples, 500 + 300 * done);
+        static uint8_t row[5003];
+        for (uint64_t i = 500; i < 800; i++) {
+            for (unsigned k = 0; k < sizeof(row); k++)
+                row[k] = testing_byte(2, (i - 500) * sizeof(row) + k);
+            assert_int_equal(ws->crc[i], crc32c(0, row, sizeof(row)));
+        }
+        assert_int_equal(ws->crc[7], one->crc[7]);
+    }
+    /* The version before is there as long as somebody reads it. */
+    assert_true(one->superseded && one->state != WSET_ENDING);
+    assert_ptr_equal(pool_find_uuid(h[0].pool, one->uuid), one);
+    pool_unlease(one);
+    if (a.ws)
+        pool_unlease(a.ws);
+    if (b.ws)
+        pool_unlease(b.ws);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
+/* A large index is validated beside the loop, which goes on. */
+static void test_loop_goes_on(void **state)
+{
+    struct host h[1];
+    struct opened o;
+    addresses(h, 1);
+    char *nodes[] = {h[0].address, NULL};
+    start(&h[0], token, nodes, 1);
+    unsigned turned = 0;
+    pool_create(h[0].pool, ask(&o, "p", NULL), pushed_index(12000));
+    assert_false(o.done);
+    while (!o.done) {
+        loop_turn(loop, 0);
+        turned++;
+    }
+    assert_non_null(o.ws);
+    assert_true(turned > 1);
+    pool_unlease(o.ws);
+    stop(&h[0]);
+}
+
 static void test_other_list(void **state)
 {
     struct host h[2];
@@ -313,9 +519,10 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_set_on_both),
-        cmocka_unit_test(test_wrong_token),
-        cmocka_unit_test(test_other_list),
+        cmocka_unit_test(test_set_on_both),       cmocka_unit_test(test_wrong_token),
+        cmocka_unit_test(test_other_list),        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_gone_while_placed), cmocka_unit_test(test_append),
+        cmocka_unit_test(test_loop_goes_on),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
