@@ -2,6 +2,7 @@
 """Two hosts, as network namespaces: a working set spans both daemons, and either one's death is reported or survived."""
 
 import os
+import select
 import signal
 import time
 
@@ -364,6 +365,75 @@ except leat.Busy: say('busy')
     for d in pair.daemons:
         assert len(leat.open("leat://spread", socket=d.socket)) == 500 + 200 * done
         assert len(d.sets()) == 1
+
+
+def test_the_daemons_answer_while_a_long_set_grows(host, leat, cluster):
+    """Joining and validating the indexes of millions of samples holds nobody up, on either node."""
+    cluster.pool = "400MiB"
+    cluster.start_all()
+    for name, first in (("one", 0), ("two", 1500000)):
+        np.save(host.data / f"{name}.npy", np.arange(first, first + 1500000, dtype="<i4"))
+    preload(leat, cluster.daemons[A], host.data / "one.npy").wait(timeout=60)
+    code = "say('ready'); hear(); leat.append('spread', argv[1], socket=argv[0], timeout=120); say('done')"
+    client = host.python(code, cluster.daemons[A].socket, host.data / "two.npy")
+    client.hear()
+    client.tell()
+    answers = [0, 0]
+    while client.process.poll() is None and not select.select([client.process.stdout], [], [], 0)[0]:
+        for i, daemon in enumerate(cluster.daemons):
+            leat.status(socket=daemon.socket)
+            answers[i] += 1
+    assert client.finish() == "done"
+    assert min(answers) > 0, answers
+    for daemon in cluster.daemons:
+        ws = leat.open("leat://spread", socket=daemon.socket)
+        ws.wait(timeout=60)
+        ids = np.random.default_rng(1).integers(0, 3000000, 500)
+        assert (np.asarray(ws.read_batch(ids).data) == ids).all()
+        ws.close()
+
+
+def test_the_asker_goes_while_a_set_grows(host, leat, pair):
+    """The version before or the next one, and either can be appended to again."""
+    a, b = pair.daemons
+    preload(leat, a, make_part(host, "one.npy", 0, 500)).wait(timeout=30)
+    part = make_part(host, "two.npy", 500, 100)
+    for turn in range(5):
+        client = host.python("say('ready'); hear(); leat.append('spread', argv[1], socket=argv[0])", a.socket, part)
+        client.hear()
+        client.tell()
+        time.sleep(0.002 * turn)
+        client.kill()
+
+    def again():
+        try:
+            return leat.append("spread", part, socket=b.socket)
+        except leat.Busy:
+            return 0
+
+    total = lib_host.wait_for(again)
+    assert total % 100 == 0 and 600 <= total <= 1100
+    for daemon in pair.daemons:
+        assert len(leat.open("leat://spread", socket=daemon.socket)) == total
+
+
+def test_the_daemon_is_stopped_while_a_set_grows(host, leat, cluster):
+    """It ends in time, with all that it was about to do given up."""
+    cluster.pool = "400MiB"
+    cluster.start_all()
+    for name in ("one", "two"):
+        np.save(host.data / f"{name}.npy", np.arange(1000000, dtype="<i4"))
+    preload(leat, cluster.daemons[A], host.data / "one.npy").wait(timeout=60)
+    client = host.python("say('ready'); hear()\ntry: leat.append('spread', argv[1], socket=argv[0])\nexcept leat.Error: pass",
+                         cluster.daemons[A].socket, host.data / "two.npy")
+    client.hear()
+    client.tell()
+    time.sleep(0.15)
+    cluster.daemons[A].stop()
+    client.process.wait(60)
+    ws = leat.open("leat://spread", socket=cluster.daemons[B].socket)
+    assert len(ws) in (1000000, 2000000)
+    assert (np.asarray(ws.read_batch(range(0, 1000000, 5000), timeout=60).data) == np.arange(0, 1000000, 5000)).all()
 
 
 @pytest.mark.parametrize("dead", [A, B])

@@ -147,6 +147,7 @@ static void link_up(struct peer *peer)
         struct wset *ws = container_of(node, struct wset, node);
         if (ws->nnodes == 0)
             continue;
+        cluster_tell_commit(c, ws, n); /* before all else: it may have prepared the set and not heard of it */
         cluster_tell_all(c, ws, n);
         if (cluster_hosts(ws, n))
             cluster_resync(c, ws, n, RESYNC_TELL | (ws->holding ? RESYNC_HOLD : 0));

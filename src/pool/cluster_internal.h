@@ -58,6 +58,8 @@ int cluster_on_install(struct cluster *c, struct client *client, struct conn_mes
 void cluster_end_arrivals(struct cluster *c);
 /* Here, and to all nodes; nothing when it is committed already. */
 void cluster_commit(struct cluster *c, struct wset *ws);
+/* To one node, that may have missed it. */
+void cluster_tell_commit(struct cluster *c, const struct wset *ws, unsigned n);
 int cluster_on_commit(struct cluster *c, struct bytes_in *in);
 /* The node that was to commit it is gone; those for whom nobody has done it since. */
 void cluster_orphan(struct wset *ws);

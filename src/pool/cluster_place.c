@@ -54,6 +54,18 @@ static void tell_commit(struct cluster *c, const uint8_t uuid[PROTO_UUID], const
     bytes_out_fini(&body);
 }
 
+void cluster_tell_commit(struct cluster *c, const struct wset *ws, unsigned n)
+{
+    static const uint8_t none[PROTO_UUID];
+    if (ws->prepared || !cluster_hosts(ws, n))
+        return;
+    struct bytes_out body = {0};
+    bytes_put(&body, ws->uuid, PROTO_UUID);
+    bytes_put(&body, none, PROTO_UUID); /* who has prepared it knows which */
+    cluster_send(c, n, PROTO_COMMIT, &body);
+    bytes_out_fini(&body);
+}
+
 void cluster_commit(struct cluster *c, struct wset *ws)
 {
     uint8_t old[PROTO_UUID] = {0};
