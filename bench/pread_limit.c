@@ -3,10 +3,13 @@
  * pread_limit: the most that reading files gives: `pread_limit THREADS [huge]`, then lines of its input:
  *     warm FILE     1 MiB preads into a buffer a thread, the same one again and again       -> {"bytes", "ns"}
  *     fresh FILE    the same into memory that has to be got first: shared memory as the daemon's, fallocated   -> …, its freeing not timed
+ *     resident FILE  the same into memory of the file's size that is there already, made by the first call: as a pool's that is ready
  *     direct FILE   past the page cache by 16 threads for each, into memory that is there already
  *     list DIR      takes down the files below DIR                                           -> {"files"}
  *     small         open, fstat, pread, close of each of them into a buffer a thread
  *     smallfresh    the same into a new memfd, one file behind the other
+ *     smallresident  the same into memory of their size that is there already
+ *     forget        gives that memory back                                              -> {}
  *     uncache PATH  drops a file, or "." what was listed, from the page cache  -> {"cached"}: per mille still there
  */
 #include "base/clock.h"
@@ -25,13 +28,16 @@
 #define DEPTH       16
 #define FDS_WALK    32
 
-enum way { WARM, FRESH, DIRECT, SMALL, SMALL_FRESH };
+enum way { WARM, FRESH, RESIDENT, DIRECT, SMALL, SMALL_FRESH, SMALL_RESIDENT };
 
 static unsigned nthreads;
 static bool huge;
 static char **paths;
 static size_t npaths, cap_paths;
 static uint64_t listed_bytes;
+
+static uint8_t *resident;
+static uint64_t resident_bytes;
 
 static struct {
     enum way way;
@@ -71,9 +77,9 @@ static uint64_t read_small(const char *path, uint8_t **buf, uint64_t *cap)
         bench_die("%s: %s", path, strerror(errno));
     uint64_t bytes = (uint64_t)st.st_size;
     uint8_t *to = *buf;
-    if (job.way == SMALL_FRESH) {
+    if (job.way == SMALL_FRESH || job.way == SMALL_RESIDENT) {
         uint64_t at = atomic_fetch_add(&job.place, bytes);
-        if (fallocate(job.memfd, 0, (off_t)at, (off_t)bytes) < 0)
+        if (job.way == SMALL_FRESH && fallocate(job.memfd, 0, (off_t)at, (off_t)bytes) < 0)
             bench_die("fallocate: %s", strerror(errno));
         to = job.map + at;
     } else if (bytes > *cap) {
@@ -111,7 +117,8 @@ static void *work(void *arg)
         if (job.way == FRESH && fallocate(job.memfd, 0, (off_t)at, (off_t)n) < 0)
             bench_die("fallocate: %s", strerror(errno));
         uint64_t ask = job.way == DIRECT ? align_up(n, 4096) : n; /* direct reads are of whole blocks */
-        if (pread(job.fd, job.way == FRESH ? job.map + at : buf, ask, (off_t)at) != (ssize_t)n)
+        if (pread(job.fd, job.way == FRESH || job.way == RESIDENT ? job.map + at : buf, ask, (off_t)at) !=
+            (ssize_t)n)
             bench_die("short read");
         done += n;
     }
@@ -121,6 +128,29 @@ static void *work(void *arg)
     else
         free(buf);
     return NULL;
+}
+
+static void forget(void)
+{
+    if (resident)
+        munmap(resident, align_up(resident_bytes, 2 * MIB));
+    resident = NULL;
+    resident_bytes = 0;
+}
+
+/* Touched, so that every page is there and cleared. */
+static uint8_t *memory_there(uint64_t bytes)
+{
+    if (bytes > resident_bytes) {
+        AUTO_CLOSE int memfd = -1;
+        forget();
+        resident = bench_memory(bytes, huge, &memfd);
+        resident_bytes = bytes;
+        if (fallocate(memfd, 0, 0, (off_t)bytes) < 0)
+            bench_die("fallocate: %s", strerror(errno));
+        memset(resident, 0, bytes);
+    }
+    return resident;
 }
 
 static void run(enum way way, const char *path)
@@ -136,6 +166,8 @@ static void run(enum way way, const char *path)
             bench_die("%s: %s", path, strerror(errno));
         job.bytes = (uint64_t)st.st_size;
     }
+    if (way == RESIDENT || way == SMALL_RESIDENT)
+        job.map = memory_there(job.bytes);
     uint64_t start = clock_now_ns();
     bool fresh = way == FRESH || way == SMALL_FRESH;
     if (fresh) {
@@ -186,6 +218,11 @@ int main(int argc, char **argv)
             run(WARM, line + 5);
         } else if (strncmp(line, "fresh ", 6) == 0) {
             run(FRESH, line + 6);
+        } else if (strncmp(line, "resident ", 9) == 0) {
+            run(RESIDENT, line + 9);
+        } else if (strcmp(line, "forget") == 0) {
+            forget();
+            printf("{}\n");
         } else if (strncmp(line, "direct ", 7) == 0) {
             run(DIRECT, line + 7);
         } else if (strncmp(line, "list ", 5) == 0) {
@@ -194,8 +231,10 @@ int main(int argc, char **argv)
                 bench_die("%s: %s", line + 5, strerror(errno));
             qsort(paths, npaths, sizeof(*paths), by_name);
             printf("{\"files\": %zu}\n", npaths);
-        } else if (strcmp(line, "small") == 0 || strcmp(line, "smallfresh") == 0) {
-            run(line[5] ? SMALL_FRESH : SMALL, NULL);
+        } else if (strcmp(line, "small") == 0) {
+            run(SMALL, NULL);
+        } else if (strcmp(line, "smallfresh") == 0 || strcmp(line, "smallresident") == 0) {
+            run(line[5] == 'f' ? SMALL_FRESH : SMALL_RESIDENT, NULL);
         } else if (strncmp(line, "uncache ", 8) == 0) {
             uint64_t cached = 0, of = 1;
             if (strcmp(line + 8, ".") == 0) {

@@ -6,8 +6,10 @@
  */
 #include "pool/pool_internal.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/size.h"
+#include "pool/ready.h"
 #include "pool/region.h"
 #include "pool/staging.h"
 #include "pool/wset.h"
@@ -15,16 +17,76 @@
 #include <inttypes.h>
 
 #define MEMORY_MARGIN (64 * MIB) /* left to everybody else when regions are taken */
+#define TEND_EVERY_NS (200 * NS_PER_MS)
+#define LOADING_NS    (5 * NS_PER_S) /* a load is not disturbed for so long */
 
-uint64_t pool_room(struct pool *pool)
+/* What can still be taken of the host's memory, the ready regions' own being gone from it already. */
+static uint64_t host_room(struct pool *pool)
 {
-    uint64_t used = atomic_load(&pool->office.used_bytes), cap = pool->office.cap_bytes;
     uint64_t memory = pool_memory_available();
     /* What other sets were promised and have not taken yet still counts as available there. */
     list_for_each (node, &pool->sets)
         memory -= MIN(memory, atomic_load(&container_of(node, struct wset, node)->pending_bytes));
-    uint64_t free_bytes = cap > used ? cap - used : 0;
-    return MIN(free_bytes, memory > MEMORY_MARGIN ? memory - MEMORY_MARGIN : 0);
+    return memory > MEMORY_MARGIN ? memory - MEMORY_MARGIN : 0;
+}
+
+/* Memory that is ready is as good as free: who is admitted gets it, or it is given up. */
+uint64_t pool_room(struct pool *pool)
+{
+    uint64_t used = atomic_load(&pool->office.used_bytes), cap = pool->office.cap_bytes,
+             ready = ready_bytes(pool->ready);
+    used -= MIN(used, ready);
+    return MIN(cap > used ? cap - used : 0, host_room(pool) + ready);
+}
+
+static bool loading_since(struct pool *pool, uint64_t when_ns)
+{
+    list_for_each (node, &pool->sets) {
+        const struct wset *ws = container_of(node, struct wset, node);
+        if (atomic_load(&ws->pending_bytes) > 0 && ws->created_ns > when_ns)
+            return true;
+    }
+    return false;
+}
+
+void pool_ready_tend(struct loop_timer *timer)
+{
+    struct pool *pool = container_of(timer, struct pool, ready_timer);
+    uint64_t now = clock_now_ns(), used = atomic_load(&pool->office.used_bytes),
+             memory = pool_memory_available();
+    if (memory < MEMORY_MARGIN) {
+        ready_give_up(pool->ready, MEMORY_MARGIN - memory);
+    } else if (ready_bytes(pool->ready) < pool->config.ready_bytes &&
+               !loading_since(pool, now - MIN(now, (uint64_t)LOADING_NS))) {
+        /* Twice the margin, or it would be given up again at once. */
+        uint64_t room = host_room(pool), cap = pool->office.cap_bytes;
+        room -= MIN(room, (uint64_t)MEMORY_MARGIN);
+        ready_allow(pool->ready, MIN(room, cap > used ? cap - used : 0));
+    }
+    loop_timer_set(pool->loop, timer, now + TEND_EVERY_NS);
+}
+
+/* A region for a set: one that is ready, else a new one, for which ready ones give way. */
+static int region_get(struct pool *pool, uint64_t region_bytes, uint64_t used, struct region **ret_region,
+                      struct leat_error *err)
+{
+    struct region *region = ready_take(pool->ready, region_bytes, used);
+    if (region) {
+        *ret_region = region;
+        return 0;
+    }
+    uint64_t taken = atomic_load(&pool->office.used_bytes), cap = pool->office.cap_bytes;
+    uint64_t lacking = taken + used > cap ? taken + used - cap : 0;
+    if (ready_bytes(pool->ready) > 0) {
+        uint64_t room = host_room(pool);
+        ready_give_up(pool->ready, MAX(lacking, used > room ? used - room : 0));
+    }
+    if (ticket_take(&pool->office, used) < 0)
+        return error_set(err, LEAT_NO_SPACE, "the pool is full");
+    int code = region_new(&pool->config.pages, region_bytes, used, &pool->office, ret_region, err);
+    if (code < 0)
+        ticket_give(&pool->office, used);
+    return code;
 }
 
 /* Idle implicit sets make room for one that is wanted. */
@@ -60,15 +122,9 @@ int pool_regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, ui
             continue;
         uint64_t used = region_charge(&pool->config.pages, ws->region_bytes,
                                       MIN(ws->region_bytes, align_up(end, 4096) - g * ws->region_bytes));
-        int code = ticket_take(&pool->office, used);
+        int code = region_get(pool, ws->region_bytes, used, &ws->regions[g].region, err);
         if (code < 0)
-            return error_set(err, LEAT_NO_SPACE, "the pool is full");
-        code = region_new(&pool->config.pages, ws->region_bytes, used, &pool->office, &ws->regions[g].region,
-                          err);
-        if (code < 0) {
-            ticket_give(&pool->office, used);
             return code;
-        }
         ws->pool_bytes += used;
     }
     return 0;
@@ -126,15 +182,9 @@ static void staging_ready(struct wset *ws)
 static int staging_make(struct pool *pool, struct wset *ws, uint64_t window, struct leat_error *err)
 {
     struct region *region = NULL;
-    int code = ticket_take(&pool->office, window);
+    int code = region_get(pool, window, window, &region, err);
     if (code < 0)
-        return error_set(err, LEAT_NO_SPACE, "the pool has no room for a window of %" PRIu64 " bytes",
-                         window);
-    code = region_new(&pool->config.pages, window, window, &pool->office, &region, err);
-    if (code < 0) {
-        ticket_give(&pool->office, window);
-        return code;
-    }
+        return error_prefix(err, code, "no room for a window of %" PRIu64 " bytes", window);
     uint64_t parts = ws->index.header->nsamples * ws->index.header->nfields;
     if (!ws->crc_known)
         ws->crc_known = calloc(MAX(parts, (uint64_t)1), 1);
@@ -153,6 +203,7 @@ int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_stagin
     if (!ws->staging) {
         /* A sample that was lost with its node: read from its source again, through a small window. */
         uint64_t window = MAX(64 * MIB, 4 * window_least(ws));
+        ready_hold(pool->ready);
         pool_evict_idle(pool, window);
         window = align_down(MIN(window, pool_room(pool)), 4096);
         if (window < window_least(ws))
@@ -169,6 +220,7 @@ int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_stagin
 int pool_begin(struct pool *pool, struct wset *ws, uint64_t limit, struct leat_error *err)
 {
     int code = 0;
+    ready_hold(pool->ready);
     if (ws->nnodes == 0) {
         ws->region_bytes = pool->config.region_bytes;
         code = admit(pool, ws, limit ? limit : UINT64_MAX, &ws->window_bytes, err);

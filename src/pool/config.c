@@ -100,6 +100,10 @@ static int set_pool(struct config *c, const char *key, const char *value, struct
         c->pool_bytes = bytes;
         return 0;
     }
+    if (!strcmp(key, "ready")) {
+        c->ready_bytes = bytes;
+        return 0;
+    }
     if (bytes < 64 * KIB || (bytes & (bytes - 1)))
         return error_set(err, LEAT_INVALID, "region_size = %s: give a power of two of at least 64KiB", value);
     c->region_bytes = bytes;
@@ -165,7 +169,7 @@ static const struct {
     const char *section, *keys; /* keys: separated by spaces, with one at either end */
     int (*set)(struct config *, const char *key, const char *value, struct leat_error *);
 } sections[] = {
-    {"pool", " size region_size huge_pages ", set_pool},
+    {"pool", " size region_size ready huge_pages ", set_pool},
     {"daemon", " mode socket job node_name roots linger ", set_daemon},
     {"net", " listen token_file nodes data_threads ", set_net},
     {"disk", " engine threads depth ", set_disk},
@@ -255,6 +259,15 @@ int config_finish(struct config *c, struct leat_error *err)
         c->pool_bytes = pool_default_cap();
     if (!c->region_bytes)
         c->region_bytes = pool_default_region(c->pool_bytes);
+    if (c->ready_bytes > c->pool_bytes) {
+        char ready[32], pool[32];
+        size_format(c->ready_bytes, ready);
+        size_format(c->pool_bytes, pool);
+        return error_set(
+            err, LEAT_INVALID,
+            "ready = %s is more than the pool's size, %s: it is part of the pool; give less, or 0", ready,
+            pool);
+    }
     /* More than CPUs where those are few: while one thread checksums, another's reads keep the disk busy. */
     if (!c->disk_threads)
         c->disk_threads = MIN(MAX(cpus, 4u), 8u);

@@ -124,7 +124,8 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
         snprintf(t->bad[0].message, sizeof(t->bad[0].message), "no memory for it in the pool (%s)",
                  strerror(-code));
     } else {
-        bool small_pages = region->pages == REGION_BASE;
+        bool small_pages =
+            region->pages == REGION_BASE && offset + segment->bytes > atomic_load(&region->ready_bytes);
         struct fill_target target = {region->addr + offset, small_pages ? region->fd : -1, offset};
         fill_read_range(t, ws, segment->address, segment->bytes, &target, fill->config.opener,
                         &fill->counters);

@@ -18,6 +18,7 @@
 #include "net/conn.h"
 #include "pool/cluster.h"
 #include "pool/pool_internal.h"
+#include "pool/ready.h"
 #include "pool/region.h"
 #include "pool/staging.h"
 #include "pool/work.h"
@@ -120,6 +121,12 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
     int code = fill_new(&fc, &pool->fill, err);
     if (code == 0 && (code = net_server_new(config->data_threads, &pool->server)) < 0)
         error_sys(err, code, "cannot start the data threads");
+    struct ready_config rc = {.pages = config->pages,
+                              .region_bytes = config->region_bytes,
+                              .bytes = config->ready_bytes,
+                              .office = &pool->office};
+    if (code == 0 && config->ready_bytes && (code = ready_new(&rc, &pool->ready, err)) == 0)
+        pool_ready_tend(&pool->ready_timer);
     if (code < 0) {
         pool_free(pool);
         return code;
@@ -166,6 +173,9 @@ int pool_stop(struct pool *pool)
         pool_drop(pool, list_first(&pool->sets, struct wset, node), POOL_SWEEP);
     fill_stop(pool->fill);
     wait_for_sets(pool);
+    loop_timer_clear(&pool->ready_timer);
+    ready_free(pool->ready);
+    pool->ready = NULL;
     return 0;
 }
 

@@ -13,14 +13,15 @@
 #include "base/base.h"
 #include "base/list.h"
 #include "base/ticket.h"
+#include "loop/loop.h"
 #include "pool/fill.h"
 #include "pool/region.h"
 #include "pool/source.h"
 #include "wire/proto.h"
 
 struct cluster;
-struct loop;
 struct net_server;
+struct ready;
 struct wset;
 struct index;
 struct staging;
@@ -28,6 +29,7 @@ struct staging;
 struct pool_config {
     uint64_t cap_bytes;         /* of regions of all working sets on this host */
     uint64_t region_bytes;      /* power of two */
+    uint64_t ready_bytes;       /* of memory to make ready ahead, part of cap_bytes (pool/ready.h); 0: none */
     struct region_source pages; /* huge pages, where the kernel gives them */
     unsigned fill_threads, data_threads, disk_depth;
     const char *disk_engine;
@@ -59,6 +61,8 @@ struct pool {
     struct fill *fill;
     struct net_server *server;
     struct ticket_office office;
+    struct ready *ready; /* NULL: none is wanted */
+    struct loop_timer ready_timer;
     struct list sets;        /* wset.node */
     struct list openings;    /* struct opening.node */
     struct list changes;     /* change.c: sets that are being made of a given index, or longer */

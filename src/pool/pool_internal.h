@@ -10,6 +10,8 @@ void pool_evict_idle(struct pool *pool, uint64_t want);
 /* The regions of ws from first_gid on that are this host's, up to address `end`: tickets and mappings, no memory yet. */
 int pool_regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, uint64_t end,
                       struct leat_error *err);
+/* How much may be made ready now; what is too much for the host is given up. Sets the timer for the next time. */
+void pool_ready_tend(struct loop_timer *timer);
 /* Takes what the set needs on this host, or what the cluster decided. `limit`: 0 for none. */
 int pool_begin(struct pool *pool, struct wset *ws, uint64_t limit, struct leat_error *err);
 

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/size.h"
 #include "leat/leat.h"
+#include "pool/ready.h"
 #include "pool/region.h"
 #include "pool/work.h"
 #include "pool/wset.h"
@@ -100,6 +101,7 @@ static int regions_share(struct pool *pool, struct wset *ws, struct leat_error *
         if (!ws->nnodes || ws->regions[g].node == ws->self_node)
             need += MIN(ws->region_bytes, align_up(end, 4096) - g * ws->region_bytes);
     }
+    ready_hold(pool->ready);
     pool_evict_idle(pool, need);
     if (pool_room(pool) < need) {
         char needs[32], has[32];

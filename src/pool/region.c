@@ -105,6 +105,13 @@ fail:
 int region_reserve(struct region *r, uint64_t offset, uint64_t bytes)
 {
     assert(offset + bytes <= r->bytes);
+    uint64_t ready = atomic_load_explicit(&r->ready_bytes, memory_order_relaxed);
+    if (offset + bytes <= ready)
+        return 0;
+    if (offset < ready) {
+        bytes -= ready - offset;
+        offset = ready;
+    }
     /* fallocate never gives huge pages on `advise`: it knows no mapping. A fault through the advised one does. */
     if (r->pages == REGION_ADVISE) {
         uint64_t first = align_down(offset, 4096), end = align_up(offset + bytes, 4096);
@@ -120,6 +127,33 @@ int region_reserve(struct region *r, uint64_t offset, uint64_t bytes)
     return 0;
 }
 
+int region_prepare(struct region *r, uint64_t bytes)
+{
+    uint64_t from = atomic_load(&r->ready_bytes), page = (uint64_t)sysconf(_SC_PAGESIZE);
+    int code = region_reserve(r, from, bytes);
+    if (code < 0)
+        return code;
+    /* What fallocate gave is cleared only when it is touched. */
+    if (madvise(r->addr + from, bytes, MADV_POPULATE_WRITE) < 0) {
+        if (errno != EINVAL) /* before 5.14 */
+            return errno == EFAULT ? -ENOSPC : -errno;
+        for (uint64_t at = from; at < from + bytes; at += page)
+            *(volatile uint8_t *)(r->addr + at) = 0;
+    }
+    atomic_store(&r->ready_bytes, from + bytes);
+    return 0;
+}
+
+void region_trim(struct region *r, uint64_t bytes)
+{
+    if (bytes >= r->bytes)
+        return;
+    if (fallocate(r->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)bytes,
+                  (off_t)(r->bytes - bytes)) < 0)
+        log_warning("cannot give back the memory of a region: %s", strerror(errno));
+    atomic_store(&r->ready_bytes, MIN(atomic_load(&r->ready_bytes), bytes));
+}
+
 struct region *region_ref(struct region *r)
 {
     atomic_fetch_add(&r->refs, 1);
@@ -128,6 +162,7 @@ struct region *region_ref(struct region *r)
 
 void region_punch(struct region *r)
 {
+    atomic_store(&r->ready_bytes, 0);
     if (r->fd >= 0 && fallocate(r->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)r->bytes) < 0 &&
         errno != EBADF)
         log_warning("cannot give back the memory of a region: %s", strerror(errno));

@@ -6,6 +6,7 @@
 #include "leat/leat.h"
 #include "net/conn.h"
 #include "pool/cluster.h"
+#include "pool/ready.h"
 #include "pool/region.h"
 #include "pool/server.h"
 #include "pool/staging.h"
@@ -167,6 +168,13 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
                   (json_int_t)pool->config.region_bytes, "regions", (json_int_t)regions, "huge_pages_asked",
                   pool->config.pages.huge, "page_bytes", (json_int_t)(huge ? 2 * MIB : page), "page_source",
                   region_pages_name(region_pages(&pool->config.pages, pool->config.region_bytes))));
+    struct ready_stats ready;
+    ready_stats(pool->ready, &ready);
+    json_object_set_new(json_object_get(json, "pool"), "ready",
+                        json_pack("{s:I, s:I, s:I, s:I, s:I}", "target_bytes", (json_int_t)ready.target_bytes,
+                                  "bytes", (json_int_t)ready.bytes, "made_bytes",
+                                  (json_int_t)ready.made_bytes, "taken_bytes", (json_int_t)ready.taken_bytes,
+                                  "given_up_bytes", (json_int_t)ready.given_up_bytes));
     json_object_set_new(json, "disk",
                         json_pack("{s:s, s:I, s:I, s:I, s:I, s:I}", "engine", fill.engine, "bytes_direct",
                                   (json_int_t)fill.bytes_direct, "bytes_buffered",
@@ -250,6 +258,17 @@ static char *metrics_text(const struct server_view *view)
            (double)pool->office.cap_bytes);
     metric(&t, "pool_used_bytes", "gauge", "Memory reserved for regions.",
            (double)atomic_load(&pool->office.used_bytes));
+    struct ready_stats ready;
+    ready_stats(pool->ready, &ready);
+    metric(&t, "pool_ready_bytes", "gauge",
+           "Memory made ready ahead that no working set has yet; part of the used.", (double)ready.bytes);
+    metric(&t, "pool_ready_made_bytes_total", "counter", "Memory made ready ahead.",
+           (double)ready.made_bytes);
+    metric(&t, "pool_ready_taken_bytes_total", "counter", "Of it, what working sets took.",
+           (double)ready.taken_bytes);
+    metric(&t, "pool_ready_given_up_bytes_total", "counter",
+           "Of it, what was given back unused: its room was needed, or a set's last region is shorter.",
+           (double)ready.given_up_bytes);
     metric(&t, "pool_refused_total", "counter", "Reservations refused because the pool was full.",
            (double)atomic_load(&pool->office.refused));
     metric(&t, "working_sets", "gauge", "Working sets in the pool.", sets);
