@@ -94,21 +94,55 @@ struct report {
     struct wset *ws;
     const struct wset_segment *segment;
     const uint8_t *data;
+    uint64_t begin,
+        end; /* addresses: what is looked at now; below is reported, but for the part that is open */
+    /* A part of which more is to come in this segment: its bytes so far. */
+    bool open;
+    uint64_t sample, offset, bytes;
+    unsigned field;
+    uint32_t crc;
 };
 
 static void report_part(void *user, uint64_t i, unsigned f, const struct index_part *part, uint64_t offset,
                         uint64_t bytes)
 {
     struct report *r = user;
+    uint64_t from = part->address + offset, to = from + bytes;
+    bool goes_on = r->open && r->sample == i && r->field == f;
+    uint32_t crc = crc32c(goes_on ? r->crc : 0, r->data + (from - r->segment->address), bytes);
+    if (goes_on) {
+        offset = r->offset;
+        bytes += r->bytes;
+        r->open = false;
+    }
+    if (to == r->end && to < r->segment->address + r->segment->bytes && offset + bytes < part->bytes) {
+        r->open = true;
+        r->sample = i;
+        r->field = f;
+        r->offset = offset;
+        r->bytes = bytes;
+        r->crc = crc;
+        return;
+    }
     uint64_t begin = part->address + offset;
     const struct fill_bad *bad = r->thread->nbad ? fill_bad_in(r->thread, begin, begin + bytes) : NULL;
     if (bad)
         wset_failure(r->ws, i, bad->code, bad->message);
     int status = bad ? bad->code : 0;
-    uint32_t crc = bad ? 0 : crc32c(0, r->data + (begin - r->segment->address), bytes);
+    crc = bad ? 0 : crc;
     wset_piece(r->ws, i, f, offset, bytes, crc, status);
     if (r->ws->nnodes)
         cluster_ready_record(&r->records, i, f, crc, offset, bytes, status);
+}
+
+/* Fill thread: the segment is there up to `address`. Addresses only go up; parts lie one behind the other in them. */
+static void report_up_to(void *user, uint64_t address)
+{
+    struct report *r = user;
+    r->begin = r->end;
+    r->end = address;
+    if (r->begin < r->end)
+        wset_parts_in(r->ws, r->begin, r->end, report_part, r);
 }
 
 static void segment_fill(struct fill_thread *t, struct wset *ws, const struct wset_segment *segment)
@@ -116,6 +150,12 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
     struct fill *fill = t->fill;
     uint64_t gid = segment->address / ws->region_bytes, offset = segment->address % ws->region_bytes;
     struct region *region = ws->regions[gid].region;
+    struct report report = {.thread = t,
+                            .ws = ws,
+                            .segment = segment,
+                            .data = region->addr + offset,
+                            .begin = segment->address,
+                            .end = segment->address};
     int code = region_reserve(region, offset, segment->bytes);
     if (code < 0) {
         t->nbad = 1;
@@ -127,8 +167,11 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
         bool small_pages =
             region->pages == REGION_BASE && offset + segment->bytes > atomic_load(&region->ready_bytes);
         struct fill_target target = {region->addr + offset, small_pages ? region->fd : -1, offset};
+        t->arrived = report_up_to;
+        t->arrived_user = &report;
         fill_read_range(t, ws, segment->address, segment->bytes, &target, fill->config.opener,
                         &fill->counters);
+        t->arrived = NULL;
     }
     if (t->nbad) {
         atomic_fetch_add(&fill->counters.errors, t->nbad);
@@ -136,8 +179,7 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
             log_warning("%s: %s%s", ws->spec, t->bad[0].message, t->nbad > 1 ? " (and more)" : "");
         memcpy(t->logged, t->bad[0].message, sizeof(t->logged));
     }
-    struct report report = {{0}, t, ws, segment, region->addr + offset};
-    wset_parts_in(ws, segment->address, segment->address + segment->bytes, report_part, &report);
+    report_up_to(&report, segment->address + segment->bytes);
     if (report.records.len && fill->config.ready)
         fill->config.ready(ws, &report.records);
     bytes_out_fini(&report.records);

@@ -57,6 +57,10 @@ struct fill_thread {
     uint8_t *bounce;
     struct fill_ahead ahead[AHEAD_MAX]; /* oldest first */
     unsigned nahead;
+    /* Everything of the range below `address` has arrived, or is in `bad`: it is checksummed while it is in the cache. NULL: who asked
+     * for the range looks when it is over. */
+    void (*arrived)(void *user, uint64_t address);
+    void *arrived_user;
     struct fill_bad bad[RANGES_BAD_MAX];
     unsigned nbad;
     char logged[200]; /* the last message: a large file that changed is not told of once a segment */

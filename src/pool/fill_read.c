@@ -27,10 +27,12 @@
 #include <sys/stat.h>
 #include <sys/uio.h>
 
-#define READ_BYTES    (1 * MIB)
-#define SMALL_BYTES   (256 * KIB)
-#define BOUNCE_BYTES  (256 * KIB) /* stays in the second-level cache */
-#define WARM_PERMILLE 500
+#define READ_BYTES     (1 * MIB)
+#define SMALL_BYTES    (256 * KIB)
+#define BOUNCE_BYTES   (256 * KIB) /* stays in the second-level cache */
+#define PIECE_BYTES    (256 * KIB) /* of a cached file, before it is checksummed: the same */
+#define WARM_PERMILLE  500         /* from here on by the page cache */
+#define THERE_PERMILLE 990         /* what is missing does not need many reads in flight */
 
 struct range {
     uint64_t begin, end; /* addresses */
@@ -48,7 +50,7 @@ static void bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int cod
         last->end = MAX(last->end, end);
         return;
     }
-    struct fill_bad *bad = &t->bad[t->nbad++];
+    struct fill_bad *bad = &t->bad[t->nbad];
     bad->begin = begin;
     bad->end = end;
     bad->code = code;
@@ -56,6 +58,11 @@ static void bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int cod
     va_start(ap, fmt);
     vsnprintf(bad->message, sizeof(bad->message), fmt, ap);
     va_end(ap);
+    /* Pieces of one file, one behind the other, that fail alike are one. */
+    if (t->nbad > 0 && bad[-1].end == begin && bad[-1].code == code && !strcmp(bad[-1].message, bad->message))
+        bad[-1].end = end;
+    else
+        t->nbad++;
 }
 
 const struct fill_bad *fill_bad_in(const struct fill_thread *t, uint64_t begin, uint64_t end)
@@ -353,6 +360,25 @@ static void read_raw_end(struct fill_thread *t, struct wset *ws, const struct in
         atomic_fetch_add_explicit(counter, r->end - r->begin, memory_order_relaxed);
 }
 
+static void arrived(struct fill_thread *t, uint64_t address)
+{
+    if (t->arrived)
+        t->arrived(t->arrived_user, address);
+}
+
+/* A large file that the page cache has, piece by piece: each is compared with what was indexed and handed on while the CPU's cache
+ * has it. */
+static void read_warm(struct fill_thread *t, struct wset *ws, const struct index_extent *e,
+                      const struct fill_source *s, const struct range *r, struct fill_counters *counters)
+{
+    for (struct range piece = *r; piece.begin < r->end; piece.begin = piece.end) {
+        piece.end = MIN(r->end, piece.begin + PIECE_BYTES);
+        int code = read_copy(t, s->fd, e->source_offset + (piece.begin - e->address), piece.begin, piece.end);
+        read_raw_end(t, ws, e, s, &piece, code, &counters->bytes_buffered);
+        arrived(t, piece.end);
+    }
+}
+
 static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, const struct range *whole,
                      const struct range *r, const struct source_opener *opener,
                      struct fill_counters *counters)
@@ -367,10 +393,10 @@ static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, co
     }
     uint64_t offset = e->source_offset + (r->begin - e->address), bytes = r->end - r->begin;
     uint64_t align = s->traits.direct_align;
-    bool warm = disk_cached_permille(s->fd, offset, bytes) >= WARM_PERMILLE;
-    if (warm && bounces(t)) {
-        code = read_copy(t, s->fd, offset, r->begin, r->end);
-        read_raw_end(t, ws, e, s, r, code, &counters->bytes_buffered);
+    int cached = disk_cached_permille(s->fd, offset, bytes);
+    bool warm = cached >= WARM_PERMILLE;
+    if (cached >= THERE_PERMILLE || (warm && bounces(t))) {
+        read_warm(t, ws, e, s, r, counters);
         return;
     }
     bool direct = !warm && align && offset % align == r->begin % align &&
@@ -486,6 +512,8 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
             read_small(t, ws, e, &r, opener, counters);
         else
             read_raw(t, ws, k, &whole, &r, opener, counters);
+        if (t->nahead == 0) /* else what is read ahead lies below it */
+            arrived(t, r.end);
     }
     while (t->nahead > 0)
         read_ahead_finish(t, counters);

@@ -125,6 +125,7 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
                               .region_bytes = config->region_bytes,
                               .bytes = config->ready_bytes,
                               .office = &pool->office};
+    pool->ready_timer.fire = pool_ready_tend;
     if (code == 0 && config->ready_bytes && (code = ready_new(&rc, &pool->ready, err)) == 0)
         pool_ready_tend(&pool->ready_timer);
     if (code < 0) {

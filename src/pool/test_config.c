@@ -29,7 +29,7 @@ static void test_every_key(void **state)
     struct leat_error err = {0};
     assert_int_equal(load(&c,
                           "; a comment\n"
-                          "[pool]\nsize = 3 GiB\nregion_size = 64MiB\nhuge_pages = off\n"
+                          "[pool]\nsize = 3 GiB\nregion_size = 64MiB\nready = 1GiB\nhuge_pages = off\n"
                           "[daemon]\nmode = system\nsocket = /run/x.sock\njob = train 1\nnode_name = n1\n"
                           "roots = /data, /scratch/\nroots = /more\nlinger = 1.5m\n"
                           "[net]\nlisten = 10.0.0.1:7000\ntoken_file = /etc/token\nnodes = 10.0.0.1:7000\n"
@@ -41,6 +41,7 @@ static void test_every_key(void **state)
     assert_int_equal(config_finish(&c, &err), 0);
     assert_int_equal(c.pool_bytes, 3 * GIB);
     assert_int_equal(c.region_bytes, 64 * MIB);
+    assert_int_equal(c.ready_bytes, 1 * GIB);
     assert_false(c.huge_pages);
     assert_true(c.system);
     assert_string_equal(c.socket, "/run/x.sock");
@@ -72,6 +73,7 @@ static void test_defaults(void **state)
     assert_int_equal(config_set(&c, "daemon", "socket", "/tmp/s", NULL), 0);
     assert_int_equal(config_finish(&c, NULL), 0);
     assert_true(c.huge_pages);
+    assert_int_equal(c.ready_bytes, 0);
     assert_false(c.system);
     assert_int_equal(c.linger_ns, 120ull * 1000000000);
     assert_int_equal(c.disk_depth, 16);
@@ -93,8 +95,10 @@ static void test_refused(void **state)
         {"pool", "region_size", "3MiB", "region_size = 3MiB: give a power of two of at least 64KiB"},
         {"pool", "region_size", "32KiB", "region_size = 32KiB: give a power of two of at least 64KiB"},
         {"pool", "region_size", "-1", "region_size"},
+        {"pool", "ready", "soon", "ready"},
+        {"pool", "ready", "-1", "ready"},
         {"pool", "huge_pages", "maybe", "huge_pages = maybe: give yes or no"},
-        {"pool", "colour", "red", "[pool] has no key 'colour': it has size region_size huge_pages"},
+        {"pool", "colour", "red", "[pool] has no key 'colour': it has size region_size ready huge_pages"},
         {"pool", "size region_size", "1GiB", "[pool] has no key 'size region_size'"},
         {"pool", "", "1GiB", "[pool] has no key ''"},
         {"daemon", "mode", "public", "mode = public: give private or system"},
@@ -123,6 +127,27 @@ static void test_refused(void **state)
             fail_msg("[%s] %s = %s: %d, \"%s\"", cases[k].section, cases[k].key, cases[k].value, code,
                      err.message);
         assert_int_equal(config_set(&c, cases[k].section, cases[k].key, cases[k].value, NULL), LEAT_INVALID);
+        config_fini(&c);
+    }
+}
+
+/* It is part of the pool: more than all of it is a mistake. */
+static void test_ready_fits_the_pool(void **state)
+{
+    static const struct {
+        const char *ready;
+        int code;
+    } cases[] = {{"0", 0}, {"64MiB", 0}, {"65MiB", LEAT_INVALID}};
+    for (unsigned k = 0; k < ARRAY_LEN(cases); k++) {
+        struct config c;
+        struct leat_error err = {0};
+        config_init(&c);
+        assert_int_equal(config_set(&c, "daemon", "socket", "/tmp/s", NULL), 0);
+        assert_int_equal(config_set(&c, "pool", "size", "64MiB", NULL), 0);
+        assert_int_equal(config_set(&c, "pool", "ready", cases[k].ready, NULL), 0);
+        assert_int_equal(config_finish(&c, &err), cases[k].code);
+        if (cases[k].code)
+            assert_non_null(strstr(err.message, "ready = 65.0 MiB is more than the pool's size, 64.0 MiB"));
         config_fini(&c);
     }
 }
@@ -274,10 +299,15 @@ static int end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_key), cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_refused),   cmocka_unit_test(test_booleans),
-        cmocka_unit_test(test_files),     cmocka_unit_test(test_long_lines),
-        cmocka_unit_test(test_finish),    cmocka_unit_test(test_allocations),
+        cmocka_unit_test(test_every_key),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_booleans),
+        cmocka_unit_test(test_ready_fits_the_pool),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_long_lines),
+        cmocka_unit_test(test_finish),
+        cmocka_unit_test(test_allocations),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }

@@ -145,6 +145,30 @@ static void test_npy(void **state)
     with_engines("long.npy", npy_content);
 }
 
+/* What the page cache has is checksummed piece by piece, as it arrives: samples that begin in one piece and end in a later one, with
+ * a second field between them. Memory that was ready takes the bytes straight. */
+static void test_cached_in_pieces(void **state)
+{
+    testing_npy("wide.npy", 1, 9, 700001);
+    testing_npy("tall.npy", 2, 9, 40003);
+    int fd = testing_index("x=wide.npy;y=tall.npy");
+    struct fill *fill = fill_of("worker", 2, 0);
+    for (unsigned turn = 0; turn < 2; turn++) {
+        struct wset *ws = testing_wset(turn ? testing_index("x=wide.npy;y=tall.npy") : fd, 4 * MIB);
+        for (uint32_t g = 0; turn && g < ws->nregions; g++)
+            assert_int_equal(region_prepare(ws->regions[g].region, 3 * MIB), 0);
+        testing_warm("wide.npy");
+        testing_warm("tall.npy");
+        assert_int_equal(fill_start(fill, ws), 0);
+        testing_wait_alone(ws);
+        for (uint64_t i = 0; i < ws->index.header->nsamples; i++)
+            check_sample(ws, i, npy_content);
+        assert_true(wset_complete(ws));
+        wset_unref(ws);
+    }
+    fill_free(fill);
+}
+
 static uint32_t number_in(const char *key, unsigned f, uint64_t i, uint64_t bytes, uint64_t *ret_offset)
 {
     const char *digits = key + strcspn(key, "0123456789");
@@ -576,19 +600,13 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_npy),
-        cmocka_unit_test(test_dir),
-        cmocka_unit_test(test_empty_files),
-        cmocka_unit_test(test_tar),
-        cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_roads),
-        cmocka_unit_test(test_spoiled),
-        cmocka_unit_test(test_urgent_first),
-        cmocka_unit_test(test_urgent_whole),
-        cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_free_in_the_middle),
-        cmocka_unit_test(test_done_ranges),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_npy),          cmocka_unit_test(test_cached_in_pieces),
+        cmocka_unit_test(test_dir),          cmocka_unit_test(test_empty_files),
+        cmocka_unit_test(test_tar),          cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_roads),        cmocka_unit_test(test_spoiled),
+        cmocka_unit_test(test_urgent_first), cmocka_unit_test(test_urgent_whole),
+        cmocka_unit_test(test_cancel),       cmocka_unit_test(test_free_in_the_middle),
+        cmocka_unit_test(test_done_ranges),  cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, teardown);
 }

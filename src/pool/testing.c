@@ -86,6 +86,16 @@ static void finish(int fd)
     close(fd);
 }
 
+void testing_warm(const char *name)
+{
+    char full[1024], buf[4096];
+    snprintf(full, sizeof(full), "%s/%s", folder, name);
+    AUTO_CLOSE int fd = open(full, O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    while (read(fd, buf, sizeof(buf)) > 0)
+        ;
+}
+
 void testing_cool(const char *name)
 {
     char full[1024];

@@ -29,6 +29,8 @@ struct testing_member {
     uint64_t bytes;
 };
 void testing_tar(const char *name, const struct testing_member *members, unsigned n);
+/* Into the page cache, where its file system has one. */
+void testing_warm(const char *name);
 /* Out of the page cache again. */
 void testing_cool(const char *name);
 
