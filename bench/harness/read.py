@@ -200,15 +200,27 @@ class Suite:
     # --- preload ---------------------------------------------------------------------------------------------------
 
     def preloads(self, suffix=""):
-        names = [f"preload.{kind}{suffix}" for kind in ("cold", "warm", "small")] + ["memory.preload" + suffix]
-        if not self.wanted(*names):
+        """Into memory that is ready, as a node's daemon has it, and (.fresh) into memory that has to be got first."""
+        kinds = [k for k in ("cold", "warm", "small", "small.cold")
+                 if self.wanted_exactly(f"preload.{k}{suffix}") or self.wanted(f"preload.{k}{suffix}.fresh")
+                 or self.wanted(f"preload.{k}{suffix}.cpu")]
+        memory = "memory.preload" + suffix
+        if suffix and not self.args.only:
+            kinds = [k for k in kinds if not k.startswith("small")]
+        if not kinds and not self.wanted(memory):
             return
-        array = self.data.array("150k")
+        array, small = self.data.array("150k"), any(k.startswith("small") for k in kinds)
+        files = self.data.files() if small else None
         with contextlib.ExitStack() as stack:
-            daemon = leatd(self.args.build, self.args.folder, 4 * GIB, self.huge)
-            stack.callback(daemon.close)
-            ours = Group([Worker([self.program("load_leat"), daemon.socket], [daemon.pid])])
-            stack.callback(ours.close)
+            needs = max(os.path.getsize(array.path), files.bytes if files else 0)
+            ready_bytes = -(-needs // (1 << 29)) * (1 << 29) + (1 << 29)  # and one region, for the last, shorter one
+            daemons = {"leat": leatd(self.args.build, self.args.folder, 4 * GIB, self.huge, ready_bytes),
+                       "new": leatd(self.args.build, self.args.folder, 4 * GIB, self.huge)}
+            ours = {}
+            for name, daemon in daemons.items():
+                stack.callback(daemon.close)
+                ours[name] = Group([Worker([self.program("load_leat"), daemon.socket], [daemon.pid])])
+                stack.callback(ours[name].close)
             bare = Group([Worker([self.program("pread_limit"), self.fill_threads, "huge" if self.huge else "base"])])
             stack.callback(bare.close)
             peaks = []
@@ -218,15 +230,17 @@ class Suite:
                 if got.get("cached", 0) > 10:
                     note(f"{got['cached']} per mille stay in the page cache: the cold figures are not cold")
 
-            def preload(path, before=None, watch=False):
+            def preload(name, path, before=None, watch=False):
                 def measure():
+                    if name == "leat":
+                        daemons[name].wait_ready()
                     ready(before)
                     with contextlib.ExitStack() as watching:
-                        seen = watching.enter_context(MemoryWatch(daemon.pid)) if watch else None
-                        got = ours.ask(f"preload bench {path}")
+                        seen = watching.enter_context(MemoryWatch(daemons[name].pid)) if watch else None
+                        got = ours[name].ask(f"preload bench {path}")
                     if seen:
                         peaks.append((max(seen.peak, seen.look()) - got["bytes"]) / (1 << 20))
-                    ours.ask("drop bench")
+                    ours[name].ask("drop bench")
                     return self.figures(got)
                 return measure
 
@@ -242,39 +256,47 @@ class Suite:
                     return self.copy(path)
                 return measure
 
-            # Once, checked: every CRC of the pool against the source's bytes as they were read.
-            ours.ask(f"preload bench {array.path}")
-            if ours.ask("check bench")["bad"]:
-                raise Failed("preload: wrong bytes in the pool")
-            ours.ask("drop bench")
+            def checked(path):
+                """Once: every CRC of the pool against the source's bytes as they were read."""
+                for one in ours.values():
+                    first = one.ask(f"preload bench {path}")
+                    if one.ask("check bench")["bad"]:
+                        raise Failed("preload: wrong bytes in the pool")
+                    one.ask("drop bench")
+                return first
 
-            if self.wanted("preload.cold" + suffix):
+            def turns(path, before, watch=False, **others):
+                return in_turns({"leat": preload("leat", path, before), "new": preload("new", path, before, watch), **others}, self.args.repeats)
+
+            if "cold" in kinds or "warm" in kinds or self.wanted_exactly(memory):
+                checked(array.path)
+            about = {"file_bytes": os.path.getsize(array.path)}
+            if "cold" in kinds:
                 cold = f"uncache {array.path}"
-                got = in_turns({"leat": preload(array.path, cold, True), "limit": lambda: (ready(cold), self.fio(array.path))[1],
-                                "direct": limit(f"direct {array.path}", cold), "cp": copied(array.path, cold)}, self.args.repeats)
-                self.preload_rows("preload.cold" + suffix, got, "fio, direct, 1 MiB, depth 16", file_bytes=os.path.getsize(array.path))
-            if self.wanted("preload.warm" + suffix):
-                got = in_turns({"leat": preload(array.path, f"warm {array.path}", True), "limit": limit(f"warm {array.path}"),
-                                "fresh": limit(f"fresh {array.path}"), "cp": copied(array.path)}, self.args.repeats)
-                self.preload_rows("preload.warm" + suffix, got, "pread into a warm buffer", file_bytes=os.path.getsize(array.path))
-            if peaks and self.wanted_exactly("memory.preload" + suffix):
-                self.put(row("memory.preload" + suffix, "MiB", peaks, PROMISE_MIB, limit_name="promised: beyond the samples"))
-            if self.wanted("preload.small" + suffix) and (not suffix or self.args.only):
-                files = self.data.files()
+                got = turns(array.path, cold, True, limit=lambda: (ready(cold), self.fio(array.path))[1],
+                            direct=limit(f"direct {array.path}", cold), cp=copied(array.path, cold))
+                self.preload_rows("preload.cold" + suffix, got, "fio, direct, 1 MiB, depth 16", **about)
+            if "warm" in kinds or (self.wanted_exactly(memory) and not peaks):
+                bare.ask(f"resident {array.path}")  # makes the memory
+                got = turns(array.path, f"warm {array.path}", True, limit=limit(f"resident {array.path}"), hot=limit(f"warm {array.path}"),
+                            fresh=limit(f"fresh {array.path}"), cp=copied(array.path))
+                self.preload_rows("preload.warm" + suffix, got, "pread into memory that is there", **about)
+                bare.ask("forget")
+            if peaks and self.wanted_exactly(memory):
+                self.put(row(memory, "MiB", peaks, PROMISE_MIB, limit_name="promised: beyond the samples"))
+            if small:
                 bare.ask(f"list {files.path}")
-                first = ours.ask(f"preload bench {files.path}")
-                if ours.ask("check bench")["bad"]:
-                    raise Failed("preload: wrong bytes in the pool")
-                ours.ask("drop bench")
+                first = checked(files.path)
                 about = {"files": files.files, "first_with_index_s": first["ns"] / 1e9}
-                got = in_turns({"leat": preload(files.path, "small"), "limit": limit("small"), "fresh": limit("smallfresh"),
-                                "cp": copied(files.path)},
-                               self.args.repeats)
-                self.preload_rows("preload.small" + suffix, got, "open, fstat, pread, close", **about)
-                if not suffix:
-                    got = in_turns({"leat": preload(files.path, "uncache ."), "limit": limit("small", "uncache ."),
-                                    "cp": copied(files.path, "uncache .")}, self.args.repeats)
-                    self.preload_rows("preload.small.cold", got, "open, fstat, pread, close", **about)
+                bare.ask("smallresident")
+                if "small" in kinds:
+                    got = turns(files.path, "small", limit=limit("smallresident"), hot=limit("small"), fresh=limit("smallfresh"),
+                                cp=copied(files.path))
+                    self.preload_rows("preload.small" + suffix, got, "open, fstat, pread, close", **about)
+                if "small.cold" in kinds:
+                    cold = "uncache ."
+                    got = turns(files.path, cold, limit=limit("smallresident", cold), cp=copied(files.path, cold))
+                    self.preload_rows("preload.small.cold" + suffix, got, "open, fstat, pread, close", **about)
 
     @staticmethod
     def figures(got):
@@ -283,13 +305,14 @@ class Suite:
     def preload_rows(self, metric, got, limit_name, **more):
         rivals = {"cp to /dev/shm": got["cp"]["rate"]}, {"cp to /dev/shm": got["cp"]["cpu"]}
         more["threads"] = self.fill_threads
-        extra = dict(more)
-        for beside in ("fresh", "direct"):
-            if beside in got:
-                r = row(metric, "GB/s", got["leat"]["rate"], got[beside]["rate"])
-                extra[beside] = {"value": r["limit"], "ratio": r["ratio"], "range": r["range"]["limit"], "ratio_range": r["range"]["ratio"]}
-        self.put(row(metric, "GB/s", got["leat"]["rate"], got["limit"]["rate"], rivals[0], limit_name, **extra))
-        self.put(row(metric + ".cpu", "CPU-s/GB", got["leat"]["cpu"], got["limit"]["cpu"], rivals[1], limit_name, **more))
+        for name, who in ((metric, "leat"), (metric + ".fresh", "new")):
+            for unit, figure, end, rival in (("GB/s", "rate", "", rivals[0]), ("CPU-s/GB", "cpu", ".cpu", rivals[1])):
+                extra = dict(more)
+                for beside in ("hot", "fresh", "direct"):
+                    if beside in got:
+                        r = row(metric, unit, got[who][figure], got[beside][figure])
+                        extra[beside] = {"value": r["limit"], "ratio": r["ratio"], "range": r["range"]["limit"], "ratio_range": r["range"]["ratio"]}
+                self.put(row(name + end, unit, got[who][figure], got["limit"][figure], rival, limit_name, **extra))
 
     @staticmethod
     def copy(path):

@@ -143,13 +143,30 @@ class Daemon:
                 self.proc.wait()
 
 
-def leatd(build, folder, pool_bytes, huge=True):
-    sock, conf = os.path.join(folder, "leatd.sock"), os.path.join(folder, "leatd.conf")
+def leatd(build, folder, pool_bytes, huge=True, ready=0):
+    """ready: bytes of memory that it keeps ready; daemon.wait_ready() waits for them."""
+    name = "ready" if ready else "leatd"
+    sock, conf = os.path.join(folder, name + ".sock"), os.path.join(folder, name + ".conf")
     with open(conf, "w") as f:
-        f.write(f"[pool]\nhuge_pages = {'yes' if huge else 'no'}\n")
+        f.write(f"[pool]\nhuge_pages = {'yes' if huge else 'no'}\nready = {ready}\n")
     d = Daemon([os.path.join(build, "src/apps/leatd"), "--config", conf, "--private", "--socket", sock, "--pool",
-                str(pool_bytes), "--linger", "0"], lambda: os.path.exists(sock), os.path.join(folder, "leatd.log"))
+                str(pool_bytes), "--linger", "0"], lambda: os.path.exists(sock), os.path.join(folder, name + ".log"))
     d.socket = sock
+
+    def wait_ready():
+        deadline = time.monotonic() + 60
+        while True:
+            out = subprocess.run([os.path.join(build, "src/apps/leat"), "--socket", sock, "status", "--json"], capture_output=True, text=True)
+            if out.returncode:
+                raise Failed("leat status: " + out.stderr.strip())
+            kept = json.loads(out.stdout)["pool"]["ready"]["bytes"]
+            if kept >= ready - (16 << 20):  # the ladder's last rung
+                return
+            if time.monotonic() > deadline:
+                raise Failed(f"leatd made {kept} bytes ready of {ready} in a minute: is there memory?")
+            time.sleep(0.05)
+
+    d.wait_ready = wait_ready
     return d
 
 

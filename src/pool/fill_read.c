@@ -360,9 +360,10 @@ static void read_raw_end(struct fill_thread *t, struct wset *ws, const struct in
         atomic_fetch_add_explicit(counter, r->end - r->begin, memory_order_relaxed);
 }
 
+/* Not while small files below are still to be read: they all tell when the range is over. */
 static void arrived(struct fill_thread *t, uint64_t address)
 {
-    if (t->arrived)
+    if (t->arrived && t->nahead == 0)
         t->arrived(t->arrived_user, address);
 }
 
@@ -512,8 +513,7 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
             read_small(t, ws, e, &r, opener, counters);
         else
             read_raw(t, ws, k, &whole, &r, opener, counters);
-        if (t->nahead == 0) /* else what is read ahead lies below it */
-            arrived(t, r.end);
+        arrived(t, r.end);
     }
     while (t->nahead > 0)
         read_ahead_finish(t, counters);
