@@ -160,7 +160,7 @@ def leatd(build, folder, pool_bytes, huge=True, ready=0):
             if out.returncode:
                 raise Failed("leat status: " + out.stderr.strip())
             kept = json.loads(out.stdout)["pool"]["ready"]["bytes"]
-            if kept >= ready - (16 << 20):  # the ladder's last rung
+            if kept >= ready:
                 return
             if time.monotonic() > deadline:
                 raise Failed(f"leatd made {kept} bytes ready of {ready} in a minute: is there memory?")

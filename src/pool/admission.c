@@ -16,9 +16,10 @@
 
 #include <inttypes.h>
 
-#define MEMORY_MARGIN (64 * MIB) /* left to everybody else when regions are taken */
-#define TEND_EVERY_NS (200 * NS_PER_MS)
-#define LOADING_NS    (5 * NS_PER_S) /* a load is not disturbed for so long */
+#define MEMORY_MARGIN  (64 * MIB)        /* left to everybody else when regions are taken */
+#define TEND_EVERY_NS  (200 * NS_PER_MS) /* while the stock is not complete; */
+#define WATCH_EVERY_NS NS_PER_S          /* then only the host's memory is looked at */
+#define LOADING_NS     (5 * NS_PER_S)    /* a load is not disturbed for so long */
 
 /* What can still be taken of the host's memory, the ready regions' own being gone from it already. */
 static uint64_t host_room(struct pool *pool)
@@ -63,7 +64,8 @@ void pool_ready_tend(struct loop_timer *timer)
         room -= MIN(room, (uint64_t)MEMORY_MARGIN);
         ready_allow(pool->ready, MIN(room, cap > used ? cap - used : 0));
     }
-    loop_timer_set(pool->loop, timer, now + TEND_EVERY_NS);
+    bool complete = ready_bytes(pool->ready) >= pool->config.ready_bytes;
+    loop_timer_set(pool->loop, timer, now + (complete ? WATCH_EVERY_NS : TEND_EVERY_NS));
 }
 
 /* A region for a set: one that is ready, else a new one, for which ready ones give way. */

@@ -112,7 +112,7 @@ static uint64_t want_next(const struct ready *r)
         if (!has_rung(r, rung))
             return MIN(left, rung);
     }
-    return left >= region ? region : 0;
+    return MIN(left, region);
 }
 
 /* The region that the next step goes into; NULL: nothing to do, or nothing that may be done. */
