@@ -57,7 +57,7 @@ void pool_ready_tend(struct loop_timer *timer)
              memory = pool_memory_available();
     if (memory < MEMORY_MARGIN) {
         ready_give_up(pool->ready, MEMORY_MARGIN - memory);
-    } else if (ready_bytes(pool->ready) < pool->config.ready_bytes &&
+    } else if (ready_bytes(pool->ready) < pool->config.ready_bytes && list_empty(&pool->works) &&
                !loading_since(pool, now - MIN(now, (uint64_t)LOADING_NS))) {
         /* Twice the margin, or it would be given up again at once. */
         uint64_t room = host_room(pool), cap = pool->office.cap_bytes;
