@@ -222,7 +222,7 @@ def slots():
 def views():
     ws = leat.open('leat://kept'); held = [ws.view(i) for i in range(30)]; there(); time.sleep(60)
 def tcp():
-    ws = leat.open('leat://kept'); ring = ws._set.load(32, 2, None, 0, 'tcp'); i = 0
+    ws = leat.open('leat://kept'); ring = ws._set.load(32, 2, None, 0, 'tcp', 0, 0); i = 0
     while True:
         i = (i + 37) % 400; h = ring.read_batch(list(range(i, i + 32)), 0, len(ws)); there(); del h
 def window():
@@ -255,11 +255,12 @@ while True:
             try: victim()
             except BaseException as e: os.write(2, f'{victim.__name__}: {e!r}'.encode())
             os._exit(1)
+        os.close(tells)
         if rng.random() < 0.6: os.read(told, 1)
         time.sleep(rng.random() * 0.05)
         os.kill(pid, signal.SIGKILL)
         if os.waitpid(pid, 0)[1] != signal.SIGKILL: say('died by itself:', victim.__name__)
-        os.close(told); os.close(tells)
+        os.close(told)
     say('done')
 """
 
