@@ -3,11 +3,12 @@
  * What UCX itself does on these rails, with the settings of the environment (UCX_*): so that a failure of Leat can be told
  * from one of UCX, the kernel or the test bed.
  *
- *     probe get|put [stop|kill|EVENT] [MiB]
+ *     probe get|put IP|worker [stop|kill|EVENT] [MiB]
  *
- * Two processes. The owner registers 4 MiB and tells the reader address and key over a socket pair. The reader gets (or
- * puts) slices of 64 KiB, 16 in flight, round and round, and compares every byte. When half of them are done, something
- * happens: the owner is stopped, or killed, or EVENT is run by the shell. stdout is one line of JSON:
+ * Two processes. The owner registers 4 MiB and tells the reader address and key over a socket pair. They connect by a
+ * listener on IP, or (worker) by the address of the owner's worker. The reader gets (or puts) slices of 64 KiB, 16 in
+ * flight, round and round, and compares every byte. When half of them are done, something happens: the owner is stopped, or
+ * killed, or EVENT is run by the shell. stdout is one line of JSON:
  *
  *     {"outcome": "done" | "error" | "overdue", "bytes": N, "status": "...", "ms_to_error": N, "ms_to_close": N}
  *
@@ -15,7 +16,9 @@
  * -1, it never ended. ms_to_quiet, how long after the event the last operation came back; -1, one never did.
  * Exit status 0 but for a wrong byte (3) or when nothing could be set up (4).
  */
+#include <arpa/inet.h>
 #include <errno.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -39,7 +42,7 @@ struct side {
     uint8_t *region;
 };
 
-/* Sent once in each direction; the address of the sender's worker and the key of its region follow. */
+/* Sent once by the owner; the address (a sockaddr_in, or its worker's) and the key of its region follow. */
 struct hello {
     uint64_t region;
     uint64_t address_bytes;
@@ -136,30 +139,67 @@ static void receive_all(int fd, void *data, size_t bytes)
          UCS_ERR_CONNECTION_RESET);
 }
 
-/* Reads and writes SLICE-wise until told otherwise; says "ready" by one byte once its words are in place. */
-static _Noreturn void owner(int fd)
+static void nothing(void *arg, ucp_ep_h ep, ucs_status_t status) {}
+
+static void accept_it(ucp_conn_request_h request, void *arg)
+{
+    struct side *side = arg;
+    ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .conn_request = request,
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler = {.cb = nothing},
+    };
+    ucp_ep_h ep;
+    ucs_status_t status = ucp_ep_create(side->worker, &params, &ep);
+    need(status == UCS_OK, "ucp_ep_create of the owner", status);
+}
+
+static void listen_on(struct side *side, const char *ip, struct sockaddr_storage *ret_address)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET};
+    need(inet_pton(AF_INET, ip, &at.sin_addr) == 1, "IP address", UCS_ERR_INVALID_PARAM);
+    ucp_listener_params_t params = {.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR |
+                                                  UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
+                                    .sockaddr = {(struct sockaddr *)&at, sizeof at},
+                                    .conn_handler = {.cb = accept_it, .arg = side}};
+    ucp_listener_h listener;
+    ucs_status_t status = ucp_listener_create(side->worker, &params, &listener);
+    need(status == UCS_OK, "ucp_listener_create", status);
+    ucp_listener_attr_t attr = {.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
+    status = ucp_listener_query(listener, &attr);
+    need(status == UCS_OK, "ucp_listener_query", status);
+    *ret_address = attr.sockaddr;
+}
+
+/* Owns its region and progresses until it is killed; compares what was put when asked by a byte, and answers with it. */
+static _Noreturn void owner(int fd, const char *ip)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     struct side side;
     side_open(&side);
     for (int i = 0; i < SLICES; i++)
         pattern(side.region + (size_t)i * SLICE, i);
-    ucp_address_t *address;
+    struct sockaddr_storage listening;
+    ucp_address_t *address = NULL;
     void *key;
-    struct hello hello = {.region = (uintptr_t)side.region};
-    size_t address_bytes, key_bytes;
-    ucs_status_t status = ucp_worker_get_address(side.worker, &address, &address_bytes);
+    size_t address_bytes = sizeof listening, key_bytes;
+    ucs_status_t status = UCS_OK;
+    if (ip)
+        listen_on(&side, ip, &listening);
+    else
+        status = ucp_worker_get_address(side.worker, &address, &address_bytes);
     need(status == UCS_OK, "ucp_worker_get_address", status);
     status = ucp_rkey_pack(side.context, side.memory, &key, &key_bytes);
     need(status == UCS_OK, "ucp_rkey_pack", status);
-    hello.address_bytes = address_bytes;
-    hello.key_bytes = key_bytes;
+    struct hello hello = {(uintptr_t)side.region, address_bytes, key_bytes};
     send_all(fd, &hello, sizeof hello);
-    send_all(fd, address, address_bytes);
+    send_all(fd, ip ? (void *)&listening : address, address_bytes);
     send_all(fd, key, key_bytes);
     for (char c;;) {
         ucp_worker_progress(side.worker);
-        if (recv(fd, &c, 1, MSG_DONTWAIT) == 1) { /* "compare what was put" */
+        if (recv(fd, &c, 1, MSG_DONTWAIT) == 1) {
             for (int i = 0; i < SLICES; i++)
                 check_pattern(side.region + (size_t)i * SLICE, i);
             send_all(fd, &c, 1);
@@ -214,7 +254,20 @@ static void op_start(struct op *op, int slice)
         op_done(NULL, UCS_PTR_STATUS(p), op);
 }
 
-static void connect_to(struct run *run, int fd)
+/* Until what was begun has ended, or the connection is known to be broken, or LIMIT_S are over. */
+static void flush(struct run *run)
+{
+    double start = now_ms();
+    ucp_request_param_t none = {0};
+    ucs_status_ptr_t p = ucp_ep_flush_nbx(run->ep, &none);
+    if (!UCS_PTR_IS_PTR(p))
+        return;
+    while (ucp_request_check_status(p) == UCS_INPROGRESS && now_ms() - start < LIMIT_S * 1e3)
+        ucp_worker_progress(run->side.worker);
+    ucp_request_free(p);
+}
+
+static void connect_to(struct run *run, int fd, bool by_ip)
 {
     struct hello hello;
     receive_all(fd, &hello, sizeof hello);
@@ -223,14 +276,20 @@ static void connect_to(struct run *run, int fd)
     receive_all(fd, address, hello.address_bytes);
     receive_all(fd, key, hello.key_bytes);
     ucp_ep_params_t params = {
-        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .field_mask = UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER |
+                      (by_ip ? UCP_EP_PARAM_FIELD_SOCK_ADDR | UCP_EP_PARAM_FIELD_FLAGS
+                             : UCP_EP_PARAM_FIELD_REMOTE_ADDRESS),
+        .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER,
+        .sockaddr = {address, sizeof(struct sockaddr_in)},
         .address = address,
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
         .err_handler = {.cb = ep_failed, .arg = run},
     };
     ucs_status_t status = ucp_ep_create(run->side.worker, &params, &run->ep);
     need(status == UCS_OK, "ucp_ep_create", status);
+    /* A key that is unpacked before the connection is there knows no device: all goes by messages, which the owner answers. */
+    if (by_ip)
+        flush(run);
     status = ucp_ep_rkey_unpack(run->ep, key, &run->key);
     need(status == UCS_OK, "ucp_ep_rkey_unpack", status);
     run->remote = hello.region;
@@ -268,19 +327,20 @@ static void happen(const char *event, pid_t child)
 
 int main(int argc, char **argv)
 {
-    if (argc < 2 || (strcmp(argv[1], "get") != 0 && strcmp(argv[1], "put") != 0)) {
-        fprintf(stderr, "usage: probe get|put [stop|kill|EVENT] [MiB]\n");
+    if (argc < 3 || (strcmp(argv[1], "get") != 0 && strcmp(argv[1], "put") != 0)) {
+        fprintf(stderr, "usage: probe get|put IP|worker [stop|kill|EVENT] [MiB]\n");
         return 4;
     }
-    const char *event = argc > 2 && *argv[2] ? argv[2] : NULL;
-    uint64_t total = (argc > 3 ? strtoull(argv[3], NULL, 10) : 8) << 20;
+    const char *ip = strcmp(argv[2], "worker") == 0 ? NULL : argv[2];
+    const char *event = argc > 3 && *argv[3] ? argv[3] : NULL;
+    uint64_t total = (argc > 4 ? strtoull(argv[4], NULL, 10) : 8) << 20;
     int pair[2];
     need(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair", UCS_ERR_IO_ERROR);
     pid_t child = fork();
     need(child >= 0, "fork", UCS_ERR_NO_RESOURCE);
     if (child == 0) {
         close(pair[0]);
-        owner(pair[1]);
+        owner(pair[1], ip);
     }
     close(pair[1]);
 
@@ -289,7 +349,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < DEPTH; i++)
         ops[i] = (struct op){.run = &run, .number = i};
     side_open(&run.side);
-    connect_to(&run, pair[0]);
+    connect_to(&run, pair[0], ip != NULL);
 
     double event_at = 0, error_at = 0;
     bool overdue = false;
@@ -320,10 +380,7 @@ int main(int argc, char **argv)
 
     double closing = 0;
     if (run.put && !failed && !overdue) { /* a flush, then the owner compares */
-        ucp_request_param_t none = {0};
-        ucs_status_ptr_t p = ucp_ep_flush_nbx(run.ep, &none);
-        while (UCS_PTR_IS_PTR(p) && ucp_request_check_status(p) == UCS_INPROGRESS)
-            ucp_worker_progress(run.side.worker);
+        flush(&run);
         kill(child, SIGCONT);
         char c = 0;
         send_all(pair[0], &c, 1);
