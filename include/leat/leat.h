@@ -179,7 +179,8 @@ struct leat_ws_stat {
     unsigned streamed;   /* 1: larger than the pool; unpinned samples come through a window */
     unsigned generation, version;
     const char *transport; /* what this process reads it by: "shm", "tcp", "shm+tcp" */
-    uint64_t lost_samples; /* with a node that is gone: read from their source, or, of a pushed set, not to be had */
+    uint64_t
+        lost_samples; /* with a node that is gone: read from their source, or, of a pushed set, not to be had */
 };
 int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_error *err);
 /* Waits until all of it is resident: timeout_ns 0 is without end. */
