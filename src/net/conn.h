@@ -107,6 +107,10 @@ struct net_serve_target {
     int (*written)(struct net_serve_target *target, uint64_t first_sample, uint32_t count);
     /* The connection ended; called once, on the data thread. */
     void (*unref)(struct net_serve_target *target);
+    /* A request that is neither READ nor WRITE: appends the body of its reply, or answers with a status and its message.
+     * LEAT_CORRUPT ends the connection, as NULL here does: nothing else is said on it. On the data thread, which it holds up. */
+    int (*request)(struct net_serve_target *target, uint16_t type, struct bytes_in *in,
+                   struct bytes_out *reply, struct leat_error *err);
 };
 
 struct net_server;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * server.c: the threads that serve READ and WRITE on data connections.
+ * server.c: the threads that serve READ and WRITE on data connections, and pass what else is asked on to the target.
  *
  * Happy path: a connection's input is parsed into its reply queue, which is nothing but an array of iovecs:
  * the reply's frame, then one iovec for each range, pointing into region memory. sendmsg takes as many as the
@@ -47,6 +47,7 @@
 
 struct reply {
     unsigned niov; /* of its iovecs, those not sent yet */
+    uint8_t *body; /* owned: of an answer that the target gave; its iovec is the second */
     uint8_t head[PROTO_FRAME + 4 + MESSAGE_MAX];
 };
 
@@ -104,6 +105,8 @@ static void conn_close(struct data_conn *c)
     c->target->unref(c->target);
     atomic_fetch_sub(&c->thread->connections, 1);
     close(c->source.fd); /* last: a peer that sees the end may count on the rest */
+    for (unsigned i = 0; i < c->reply_count; i++)
+        free(c->replies[(c->reply_head + i) % QUEUE_REPLIES].body);
     free(c->in);
     free(c->iov);
     free(c->write_iov);
@@ -158,6 +161,7 @@ static void push_reply(struct data_conn *c, uint16_t type, uint64_t id, int stat
                                 .id = id,
                                 .payload_bytes = payload_bytes};
     size_t bytes = PROTO_FRAME;
+    r->body = NULL;
     if (status < 0) {
         uint32_t len = (uint32_t)strnlen(message, MESSAGE_MAX);
         for (int i = 0; i < 4; i++)
@@ -184,7 +188,9 @@ static void output_sent(struct data_conn *c, size_t bytes)
         }
         bytes -= v->iov_len;
         c->iov_head++;
-        if (--c->replies[c->reply_head].niov == 0) {
+        struct reply *r = &c->replies[c->reply_head];
+        if (--r->niov == 0) {
+            free(r->body);
             c->reply_head = (c->reply_head + 1) % QUEUE_REPLIES;
             c->reply_count--;
         }
@@ -312,6 +318,42 @@ static int begin_write(struct data_conn *c, const struct proto_frame *frame, str
     return c->write_left == 0 ? finish_write(c) : 0;
 }
 
+/* What only the target understands. */
+static int serve_other(struct data_conn *c, const struct proto_frame *frame, struct bytes_in in)
+{
+    struct bytes_out body = {0};
+    struct leat_error err = {0};
+    if (!c->target->request || frame->payload_bytes)
+        return LEAT_CORRUPT;
+    int rc = iov_reserve(c, 2);
+    if (rc < 0)
+        return rc;
+    rc = c->target->request(c->target, frame->type, &in, &body, &err);
+    if (rc == 0 && body.failed)
+        rc = error_set(&err, -ENOMEM, "out of memory for an answer");
+    if (rc == LEAT_CORRUPT) {
+        bytes_out_fini(&body);
+        return rc;
+    }
+    size_t head_at = c->iov_tail++;
+    if (rc == 0 && body.len)
+        c->iov[c->iov_tail++] = (struct iovec){body.data, body.len};
+    push_reply(c, frame->type, frame->id, rc, err.message, head_at, 0);
+    if (rc < 0 || !body.len) {
+        bytes_out_fini(&body);
+        return 0;
+    }
+    struct reply *r = &c->replies[(c->reply_head + c->reply_count - 1) % QUEUE_REPLIES];
+    struct proto_frame again = {.version = PROTO_VERSION,
+                                .kind = PROTO_REPLY,
+                                .type = frame->type,
+                                .id = frame->id,
+                                .body_bytes = (uint32_t)body.len};
+    proto_frame_put(r->head, &again);
+    r->body = body.data;
+    return 0;
+}
+
 static int serve_frame(struct data_conn *c, const struct proto_frame *frame, const uint8_t *body)
 {
     struct bytes_in in = bytes_in_of(body, frame->body_bytes);
@@ -322,7 +364,7 @@ static int serve_frame(struct data_conn *c, const struct proto_frame *frame, con
         return serve_read(c, frame, in);
     if (frame->type == PROTO_WRITE)
         return begin_write(c, frame, in);
-    return LEAT_CORRUPT; /* nothing else is said on a data connection */
+    return serve_other(c, frame, in);
 }
 
 static void write_landed(struct data_conn *c, size_t bytes)

@@ -37,18 +37,50 @@ static int pool_written(struct net_serve_target *t, uint64_t first, uint32_t cou
 
 static void pool_unref(struct net_serve_target *t)
 {
-    container_of(t, struct pool, target)->unrefs++;
+    struct pool *p = container_of(t, struct pool, target);
+    net_rdma_peer_free(TAKE_PTR(p->peer));
+    p->unrefs++;
+}
+
+static int pool_request(struct net_serve_target *t, uint16_t type, struct bytes_in *in,
+                        struct bytes_out *reply, struct leat_error *err)
+{
+    struct pool *p = container_of(t, struct pool, target);
+    int rc = 0;
+    if (!p->rdma)
+        return error_set(err, LEAT_UNSUPPORTED, "no rails");
+    if (type == PROTO_RDMA_CONNECT) {
+        if (!p->peer && (rc = net_rdma_peer_new(p->rdma, &p->peer)))
+            return rc;
+        return net_rdma_peer_connect(p->peer, in, reply, err);
+    }
+    uint32_t n = bytes_get_u32(in);
+    bytes_put_u32(reply, n);
+    for (uint32_t i = 0; !rc && i < n; i++) {
+        uint32_t gid = bytes_get_u32(in);
+        int status = LEAT_INVALID;
+        uint8_t *at = pool_resolve(t, gid, 0, REGION_BYTES, false, &status);
+        if (!at)
+            return error_set(err, status, "region %u is refused", gid);
+        bytes_put_u32(reply, gid);
+        bytes_put_u32(reply, RIG_GENERATION);
+        rc = net_rdma_put_keys(p->rdma, &p->slots[gid], at, REGION_BYTES, reply, err);
+    }
+    return rc;
 }
 
 void rig_pool_init(struct pool *p)
 {
-    *p = (struct pool){.target = {pool_resolve, pool_written, pool_unref}, .memory = rig_memory};
+    *p = (struct pool){.target = {pool_resolve, pool_written, pool_unref, pool_request}, .memory = rig_memory};
 }
 
 /* --- one context and endpoint over a transport -------------------------------------------------------------------- */
 
-static const char *const kind_names[KINDS] = {"shm", "tcp",          "tcp over unix",
-                                              "sim", "fault on shm", "fault on tcp"};
+static const char *const kind_names[KINDS] = {"shm",          "tcp",          "tcp over unix", "sim",
+                                              "fault on shm", "fault on tcp", "rdma",          "fault on rdma"};
+
+const struct net_rdma_config rig_by_tcp = {.rails = "lo", .tls = "tcp"};
+struct net_rdma_server *rig_rdma;
 
 void rig_tcp_pair(int fds[2])
 {
@@ -79,6 +111,7 @@ void rig_connect(struct rig *r, int connected_fd)
                             .connected_fd = connected_fd,
                             .regions = r->regions,
                             .nregions = REGIONS,
+                            .generation = RIG_GENERATION,
                             .region_bytes = REGION_BYTES};
     struct leat_error err = {0};
     assert_int_equal(r->ctx->ops->connect(r->ctx, &peer, 0, &r->ep, &err), 0);
@@ -97,9 +130,13 @@ struct net_ctx *rig_ctx(enum kind kind)
     case SIM:
         assert_int_equal(net_sim_new(&sim, &ctx), 0);
         break;
+    case RDMA:
+        assert_int_equal(net_rdma_new(&rig_by_tcp, &ctx, NULL), 0);
+        break;
     case FAULT_SHM:
     case FAULT_TCP:
-        lower = rig_ctx(kind == FAULT_SHM ? SHM : TCP);
+    case FAULT_RDMA:
+        lower = rig_ctx(kind == FAULT_SHM ? SHM : kind == FAULT_TCP ? TCP : RDMA);
         assert_int_equal(net_fault_new(lower, &none, &ctx), 0);
         break;
     default:
@@ -110,7 +147,7 @@ struct net_ctx *rig_ctx(enum kind kind)
 
 bool rig_over_tcp(enum kind kind)
 {
-    return kind == TCP || kind == TCP_UNIX || kind == FAULT_TCP;
+    return kind == TCP || kind == TCP_UNIX || kind == FAULT_TCP || kind == RDMA || kind == FAULT_RDMA;
 }
 
 void rig_init(struct rig *r, enum kind kind, bool serve)
@@ -126,6 +163,7 @@ void rig_init(struct rig *r, enum kind kind, bool serve)
         else
             rig_tcp_pair(fds);
         if (serve) {
+            r->pool.rdma = rig_rdma;
             assert_int_equal(net_server_new(2, &r->server), 0);
             assert_int_equal(net_server_add(r->server, fds[1], &r->pool.target), 0);
         } else {
@@ -143,6 +181,8 @@ void rig_fini(struct rig *r)
     net_server_free(r->server);
     if (r->server)
         assert_int_equal(r->pool.unrefs, 1);
+    for (unsigned i = 0; i < REGIONS; i++)
+        net_rdma_slot_close(&r->pool.slots[i]);
     if (r->raw >= 0)
         close(r->raw);
 }
@@ -255,6 +295,8 @@ void rig_each(void (*body)(struct rig *r))
 {
     for (enum kind k = 0; k < KINDS; k++) {
         struct rig r;
+        if ((k == RDMA || k == FAULT_RDMA) && !rig_rdma)
+            continue;
         print_message("    over %s\n", kind_names[k]);
         rig_init(&r, k, true);
         body(&r);
@@ -269,11 +311,15 @@ int rig_setup(void **state)
         uint64_t v = rig_rng();
         memcpy(rig_memory + i, &v, 8);
     }
+    struct leat_error err = {0};
+    if (net_rdma_server_new(&rig_by_tcp, &rig_rdma, &err) < 0)
+        print_message("RDMA is left out: %s\n", err.message);
     return 0;
 }
 
 int rig_teardown(void **state)
 {
+    net_rdma_server_free(TAKE_PTR(rig_rdma));
     free(rig_memory);
     return 0;
 }

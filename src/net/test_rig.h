@@ -11,6 +11,7 @@
 
 #include "net/conn.h"
 #include "net/net.h"
+#include "net/rdma.h"
 
 #include <cmocka.h>
 
@@ -25,10 +26,16 @@ struct pool {
     _Atomic unsigned unrefs, written;
     _Atomic bool stale;
     uint8_t *memory;
+    struct net_rdma_server *rdma; /* NULL: it has no rails */
+    struct net_rdma_slot slots[REGIONS];
+    struct net_rdma_peer *peer;
 };
+#define RIG_GENERATION 7u
 void rig_pool_init(struct pool *p);
 
-enum kind { SHM, TCP, TCP_UNIX, SIM, FAULT_SHM, FAULT_TCP, KINDS };
+enum kind { SHM, TCP, TCP_UNIX, SIM, FAULT_SHM, FAULT_TCP, RDMA, FAULT_RDMA, KINDS };
+extern struct net_rdma_server *rig_rdma; /* UCX's own TCP in the place of verbs; NULL: no UCX, RDMA kinds are left out */
+extern const struct net_rdma_config rig_by_tcp;
 
 struct rig {
     enum kind kind;

@@ -38,6 +38,8 @@
 #define PROTO_IDS_MAX     (1u << 20) /* samples in one WAIT or FETCH */
 #define PROTO_READS_MAX   65536u     /* ranges in one READ */
 #define PROTO_PAYLOAD_MAX (1ull << 48)
+#define PROTO_KEYS_MAX    64u /* regions in one RDMA_KEYS */
+#define PROTO_KEY_BYTES   1024u
 #define PROTO_UUID        16
 
 enum proto_kind { PROTO_REQUEST = 1, PROTO_REPLY = 2, PROTO_EVENT = 3 };
@@ -73,6 +75,10 @@ enum proto_type {
     PROTO_READ = 48,      /* u32 n, n × proto_range -> payload: the ranges, one after another */
     PROTO_WRITE = 49,     /* u64 first sample, u32 count, u32 nranges, ranges; payload: their bytes -> empty. PUSHED sets only;
                              the daemon checksums what arrives */
+    PROTO_RDMA_CONNECT = 50, /* u32 n<=16, n × u64 secret of a rail of the client -> u32 rails, rails × str address. A connection to one of
+                                them that shows one of the secrets is accepted while this one lives */
+    PROTO_RDMA_KEYS = 51, /* u32 n<=PROTO_KEYS_MAX, n × u32 gid -> u32 n, n × {u32 gid, u32 generation, u64 address, u64 bytes, u32 rails,
+                             rails × {u32 length, packed key}} */
 
     /* peer, daemon to daemon */
     PROTO_NODE = 64,      /* str who asks -> str name, u64 capacity_bytes, u64 free_bytes, u64 region_bytes */

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rdma.h: reads by RDMA. Its client is a transport of net.h ("rdma"); its server half, here, is what a daemon does for it: it
+ * registers regions with every rail, hands their keys to who has been let in, and accepts their connections.
+ *
+ * A client asks on its data connection, which was authenticated, so that no key and no connection reaches anybody else:
+ *
+ *   client ── RDMA_CONNECT {secrets of its rails} ──▶ daemon    the addresses of its rails
+ *   client ── connects (RDMA_CM), shows its secret ──▶ rail    others are turned away
+ *   client ── RDMA_KEYS {regions} ──▶ daemon    registers them if they are not, gives their keys
+ *   client ◀══ reads ══ region    the daemon's CPU takes no part
+ *
+ * Built without UCX's headers, or run without its library or a device: every net_rdma_*_new is LEAT_UNSUPPORTED with the reason.
+ */
+#ifndef NET_RDMA_H
+#define NET_RDMA_H
+
+#include "net/net.h"
+
+#include "base/bytes.h"
+
+#define NET_RDMA_RAILS_MAX 16u
+
+struct net_rdma_config {
+    /* "mlx5_0:1,mlx5_1:1" devices and ports; NULL or "": $LEAT_RAILS, else every active port that has an IP address. */
+    const char *rails;
+    /* UCX's names of transports; NULL or "": $LEAT_RDMA_TLS, else RC over verbs. "tcp" is for tests without RDMA hardware (rails
+     * are network interfaces then): whoever reaches its ports can write into the process. */
+    const char *tls;
+};
+
+/* --- the client: a transport of net.h ---------------------------------------------------------------------------- */
+
+/* Its connect() needs a peer with connected_fd (the brokered data connection) and nregions; LEAT_UNSUPPORTED from there: the far end
+ * has no RDMA, and the connection is still good for TCP (and still the caller's). */
+int net_rdma_new(const struct net_rdma_config *config, struct net_ctx **ret_ctx, struct leat_error *err);
+/* Whether net_rdma_new can be expected to work, without loading anything: some RDMA port is active. */
+bool net_rdma_likely(void);
+
+/* What leat doctor tells: library, devices and limits, a line each (without the newline), in the order of asking. */
+struct net_rdma_report {
+    bool built, library, devices, memlock_unlimited;
+    char library_text[160], devices_text[400];
+    uint64_t memlock_bytes;
+};
+void net_rdma_report(struct net_rdma_report *ret_report);
+
+/* --- the daemon's half ------------------------------------------------------------------------------------------- */
+
+struct net_rdma_server;
+struct net_rdma_peer;
+struct net_rdma_memory;
+
+/* Opens every rail; nothing is registered yet. A rail that cannot be opened is logged and left out; LEAT_UNSUPPORTED: none could. */
+int net_rdma_server_new(const struct net_rdma_config *config, struct net_rdma_server **ret_server,
+                        struct leat_error *err);
+/* After every peer and registration is gone. NULL is fine. */
+void net_rdma_server_free(struct net_rdma_server *server);
+
+/* A region's registration: zeroed at first; made when the first client asks for its keys. Any thread. */
+struct net_rdma_slot {
+    struct net_rdma_memory *memory; /* under a lock of serve.c */
+    bool closed;
+};
+/* Deregisters from every rail, so that its pages may be given back, and refuses from then on. Harmless twice, and on a zeroed one. */
+void net_rdma_slot_close(struct net_rdma_slot *slot);
+
+/* One client's data connection, as long as it lives. Any thread. */
+int net_rdma_peer_new(struct net_rdma_server *server, struct net_rdma_peer **ret_peer);
+/* Closes its connections, later, on the rails' threads. NULL is fine. */
+void net_rdma_peer_free(struct net_rdma_peer *peer);
+/* Answers RDMA_CONNECT: appends the reply's body. */
+int net_rdma_peer_connect(struct net_rdma_peer *peer, struct bytes_in *in, struct bytes_out *reply,
+                          struct leat_error *err);
+/* Appends the keys of [addr, +bytes), registered in `slot`, to a reply of RDMA_KEYS. LEAT_STALE: the slot is closed. */
+int net_rdma_put_keys(struct net_rdma_server *server, struct net_rdma_slot *slot, void *addr, uint64_t bytes,
+                      struct bytes_out *reply, struct leat_error *err);
+
+struct net_rdma_rail_stats {
+    char name[32];
+    uint64_t connections, refused, errors;
+};
+struct net_rdma_stats {
+    uint64_t registrations, registered_bytes, key_requests;
+    unsigned nrails;
+    struct net_rdma_rail_stats rails[NET_RDMA_RAILS_MAX];
+};
+void net_rdma_server_stats(struct net_rdma_server *server, struct net_rdma_stats *ret_stats);
+
+#endif

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rail.h: one port of one RDMA device: a UCX context and worker of its own, and the IP address by which connections find it. */
+#ifndef NET_UCX_RAIL_H
+#define NET_UCX_RAIL_H
+
+#include "net/rdma.h"
+#include "net/ucx/symbols.h"
+
+#include <netinet/in.h>
+
+struct ucx_rail {
+    const struct ucx_symbols *ucx;
+    char name[32]; /* "mlx5_0:1" */
+    struct sockaddr_in6 address; /* large enough for either family; port 0 */
+    struct sockaddr_in6 netmask;
+    ucp_context_h context;
+    ucp_worker_h worker;
+    int fd; /* readable when there is progress to make, after arm */
+};
+
+/* Names of the rails to open, from the configuration, the environment or the host: "a:1", … LEAT_UNSUPPORTED: there is none, and why. */
+int ucx_rails_find(const struct net_rdma_config *config, char names[NET_RDMA_RAILS_MAX][32],
+                   unsigned *ret_n, struct leat_error *err);
+/* client_id is shown to whom the worker connects; 0: none. */
+int ucx_rail_open(const struct net_rdma_config *config, const char *name, uint64_t client_id,
+                  struct ucx_rail *ret_rail, struct leat_error *err);
+void ucx_rail_close(struct ucx_rail *rail); /* harmless on a zeroed one */
+/* Progresses until there is no more, but not for ever. True: there may be more. */
+bool ucx_rail_progress(struct ucx_rail *rail);
+/* 0: its fd may be slept on; -EBUSY: progress first. */
+int ucx_rail_arm(struct ucx_rail *rail);
+
+/* Registers [addr, +bytes). `remote_read`: others read it; else it is ours to read into. device < 0: host memory. */
+int ucx_rail_map(struct ucx_rail *rail, void *addr, uint64_t bytes, bool remote_read, int device,
+                 ucp_mem_h *ret_memh, struct leat_error *err);
+
+bool ucx_is_tcp(const struct net_rdma_config *config);
+const char *ucx_tls(const struct net_rdma_config *config);
+/* "10.0.0.1:1234", "[fe80::1]:1234" and back. */
+void ucx_address_print(const struct sockaddr *address, char buf[80]);
+int ucx_address_parse(const char *text, struct sockaddr_in6 *ret_address);
+static inline socklen_t ucx_address_len(const struct sockaddr_in6 *a)
+{
+    return a->sin6_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(*a);
+}
+bool ucx_same_subnet(const struct ucx_rail *rail, const struct sockaddr_in6 *other);
+
+#endif

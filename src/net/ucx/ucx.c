@@ -1,0 +1,1120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ucx.c: reads by RDMA: a transport of net.h over UCX.
+ *
+ * Happy path: connect() asks on the brokered data connection where the far rails are, and begins a path to each from the rail
+ * of ours that shares its subnet. submit() takes an op in; once the keys of its regions are there (asked for the first time they are
+ * needed, on the same connection) and a path is up, it is cut into slices, which go to the path with the fewest bytes
+ * outstanding. A slice is a get straight into the destination. With the last one back the op's reads are checksummed where
+ * they lie, and it is DONE and QUIESCED.
+ *
+ *   flight: WAITING (keys, path) ──▶ FLYING (slices out) ──▶ DONE and QUIESCED
+ *              └──────────────┬───────────┘
+ *                deadline, dead peer, disconnect: DONE with a status ─── every slice back, every path closed ──▶ QUIESCED
+ *
+ * Failure modes: a path that breaks is closed, and fails the reads of its slices with LEAT_PEER_GONE; the last one takes the endpoint with
+ * it. A refused key fails the ops that need it. A passed deadline, and the end of the data connection, close everything: what
+ * was out is DONE at once, and QUIESCED when UCX has given each slice back and has closed the paths, which takes the queue pairs
+ * down: nothing lands after that.
+ *
+ * Invariants:
+ * 1. A flight is on exactly one list of its endpoint: waiting, flying or held (DONE, not yet QUIESCED).
+ * 2. After DONE its reads' statuses are not written any more, after QUIESCED its op is not touched.
+ * 3. A path is created CONNECTING, turns UP once, then CLOSING, then CLOSED; keys are unpacked when it is UP, not before (UCX would
+ *    remember that it cannot reach the memory one-sided, and have the far CPU do it).
+ * 4. No callback of UCX closes anything: it leaves a mark, and settle() acts after progress.
+ */
+#include "net/ucx/rail.h"
+
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "base/forkfd.h"
+#include "base/log.h"
+#include "net/conn.h"
+#include "net/events.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#define SLICE            (64 * KIB)
+#define BODY_MAX         (4 * MIB) /* of a reply: PROTO_KEYS_MAX regions with the keys of every rail */
+#define KEY_PADDING      256 /* zeros behind a packed key: UCX is not told its length */
+#define ENDPOINTS_A_POLL 32
+#define FREE_NS          (5 * NS_PER_S)
+
+struct net_memory {
+    struct list node;
+    uint8_t *addr;
+    uint64_t bytes;
+    ucp_mem_h memh[NET_RDMA_RAILS_MAX];
+};
+
+enum path_state { PATH_CONNECTING, PATH_UP, PATH_CLOSING, PATH_CLOSED };
+
+struct path {
+    struct net_endpoint *endpoint;
+    unsigned rail, far_rail; /* ours, theirs */
+    enum path_state state;
+    bool failed; /* by a callback: to be closed */
+    ucp_ep_h ep;
+    uint64_t out_bytes;
+};
+
+enum key_state { KEY_NONE, KEY_ASKED, KEY_HERE, KEY_REFUSED };
+
+struct key {
+    enum key_state state;
+    int status; /* REFUSED */
+    uint64_t asked_id, addr, bytes;
+    uint8_t *packed[NET_RDMA_RAILS_MAX]; /* by their rail; padded */
+    ucp_rkey_h rkey[NET_RDMA_RAILS_MAX]; /* by path */
+};
+
+struct slice {
+    struct list node;
+    struct flight *flight;
+    struct path *path;
+    uint32_t first, last, bytes; /* reads that it touches */
+};
+
+struct flight {
+    struct list node;
+    struct net_endpoint *endpoint;
+    struct net_op *op;
+    struct list slices; /* reserved, not out */
+    unsigned out;
+    bool over;   /* DONE was queued */
+    bool failed; /* a slice was */
+};
+
+struct net_endpoint {
+    struct list node;
+    struct ucx_ctx *ctx;
+    int fd; /* the data connection; -1: torn down */
+    struct forkfd forkfd;
+    bool want_out, disconnected;
+    uint32_t node_id, generation;
+    unsigned npaths;
+    struct path paths[NET_RDMA_RAILS_MAX];
+    uint32_t nkeys;
+    struct key *keys;
+    bool refused; /* some key is KEY_REFUSED */
+    struct list waiting, flying, held;
+
+    uint64_t next_id;
+    struct bytes_out out;
+    size_t out_sent;
+    uint8_t head[PROTO_FRAME];
+    size_t have; /* of head, then of the body */
+    bool in_body;
+    struct proto_frame frame;
+    uint8_t *body;
+};
+
+struct ucx_ctx {
+    struct net_ctx base;
+    const struct ucx_symbols *ucx;
+    int epoll_fd;
+    struct forkfd forkfd;
+    unsigned nrails;
+    struct ucx_rail rails[NET_RDMA_RAILS_MAX];
+    uint64_t secrets[NET_RDMA_RAILS_MAX];
+    struct list endpoints, memories, spares;
+    struct list events, told;
+    uint64_t min_deadline_ns; /* as in tcp.c: may be too early, never too late */
+    unsigned in_flight;       /* ops not yet QUIESCED */
+    bool look;                /* a callback left a mark somewhere */
+};
+
+static struct ucx_ctx *ctx_of(struct net_ctx *base)
+{
+    return container_of(base, struct ucx_ctx, base);
+}
+
+/* --- flights ------------------------------------------------------------------------------------------------------ */
+
+static void flight_quiesced(struct flight *f)
+{
+    struct ucx_ctx *ctx = f->endpoint->ctx;
+    assert(f->over && f->out == 0);
+    list_remove(&f->node);
+    list_for_each_safe (node, &f->slices) {
+        list_remove(node);
+        list_push_front(&ctx->spares, node);
+    }
+    if (f->op->state == NET_OP_TOLD)
+        list_remove(&f->op->node);
+    net_op_quiesced(f->op, &ctx->events);
+    ctx->in_flight--;
+    free(f);
+}
+
+static void flight_done(struct flight *f, int status)
+{
+    f->over = true;
+    if (f->op->status == 0)
+        f->op->status = status;
+    net_op_done(&f->endpoint->ctx->base, f->op, &f->endpoint->ctx->events);
+}
+
+/* Every slice is back and nothing went wrong, or what did is known by read. */
+static void flight_landed(struct flight *f)
+{
+    struct net_op *op = f->op;
+    for (uint32_t i = 0; i < op->n; i++) {
+        struct net_read *r = &op->reads[i];
+        if (r->status == 0)
+            r->crc = crc32c(0, r->dst, r->bytes);
+        else if (op->status == 0)
+            op->status = r->status;
+    }
+    flight_done(f, 0);
+}
+
+static void slice_back(struct slice *s, ucs_status_t status)
+{
+    struct flight *f = s->flight;
+    struct net_endpoint *ep = f->endpoint;
+    s->path->out_bytes -= s->bytes;
+    ep->ctx->look |= --f->out == 0;
+    list_push_front(&ep->ctx->spares, &s->node);
+    if (status != UCS_OK)
+        f->failed = true;
+    if (status != UCS_OK && !f->over)
+        for (uint32_t i = s->first; i <= s->last; i++)
+            if (f->op->reads[i].status == 0)
+                f->op->reads[i].status = LEAT_PEER_GONE;
+    if (f->out == 0 && list_empty(&f->slices) && !f->over) {
+        flight_landed(f);
+        if (!f->failed) {
+            flight_quiesced(f);
+        } else { /* until the paths that failed are closed */
+            list_remove(&f->node);
+            list_push_back(&ep->held, &f->node);
+        }
+    }
+}
+
+static void on_slice(void *request, ucs_status_t status, void *arg)
+{
+    struct slice *s = arg;
+    const struct ucx_symbols *ucx = s->flight->endpoint->ctx->ucx;
+    slice_back(s, status);
+    ucx->ucp_request_free(request);
+}
+
+/* --- cutting --------------------------------------------------------------------------------------------------------- */
+
+struct cut {
+    uint32_t gid, bytes, first, last;
+    uint64_t offset;
+    uint8_t *dst;
+};
+
+/*
+ * The next slice behind the cursor; false: none is left. Neighbours (in the region and at the destination) are combined up to a slice,
+ * a large read is split, and a tail shorter than a quarter stays with the slice before it.
+ */
+static bool next_cut(const struct net_op *op, uint32_t *at, uint32_t *skip, struct cut *ret)
+{
+    while (*at < op->n && op->reads[*at].bytes == *skip) {
+        ++*at;
+        *skip = 0;
+    }
+    if (*at == op->n)
+        return false;
+    const struct net_read *r = &op->reads[*at];
+    *ret = (struct cut){.gid = r->mr_gid,
+                        .first = *at,
+                        .last = *at,
+                        .offset = r->offset + *skip,
+                        .dst = (uint8_t *)r->dst + *skip};
+    for (;;) {
+        uint32_t left = r->bytes - *skip, room = (uint32_t)SLICE - ret->bytes;
+        uint32_t take = left <= room + SLICE / 4 ? left : room;
+        ret->bytes += take;
+        ret->last = *at;
+        *skip += take;
+        if (take < left || ret->bytes >= SLICE || *at + 1 == op->n)
+            return true;
+        const struct net_read *next = r + 1;
+        if (next->bytes == 0 || next->mr_gid != r->mr_gid || next->offset != r->offset + r->bytes ||
+            (uint8_t *)next->dst != (uint8_t *)r->dst + r->bytes)
+            return true;
+        ++*at;
+        *skip = 0;
+        r = next;
+    }
+}
+
+static bool reserve_slices(struct ucx_ctx *ctx, const struct net_op *op, struct list *slices)
+{
+    uint32_t at = 0, skip = 0;
+    struct cut cut;
+    while (next_cut(op, &at, &skip, &cut)) {
+        struct slice *s = list_first(&ctx->spares, struct slice, node);
+        if (s)
+            list_remove(&s->node);
+        else if (!(s = malloc(sizeof(*s))))
+            return false;
+        list_push_back(slices, &s->node);
+    }
+    return true;
+}
+
+/* --- the data connection: sending -------------------------------------------------------------------------------------- */
+
+static int want_out(struct net_endpoint *ep, bool want)
+{
+    if (want == ep->want_out)
+        return 0;
+    struct epoll_event event = {.events = EPOLLIN | (want ? EPOLLOUT : 0), .data.ptr = ep};
+    if (epoll_ctl(ep->ctx->epoll_fd, EPOLL_CTL_MOD, ep->fd, &event) < 0)
+        return -errno;
+    ep->want_out = want;
+    return 0;
+}
+
+static int flush(struct net_endpoint *ep)
+{
+    while (ep->out_sent < ep->out.len) {
+        ssize_t n = send(ep->fd, ep->out.data + ep->out_sent, ep->out.len - ep->out_sent,
+                         MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return errno == EAGAIN || errno == EWOULDBLOCK ? want_out(ep, true) : LEAT_PEER_GONE;
+        ep->out_sent += (size_t)n;
+    }
+    bytes_out_reset(&ep->out);
+    ep->out_sent = 0;
+    return want_out(ep, false);
+}
+
+static int put_request(struct net_endpoint *ep, uint16_t type, const struct bytes_out *body)
+{
+    uint8_t head[PROTO_FRAME];
+    struct proto_frame frame = {.version = PROTO_VERSION,
+                                .kind = PROTO_REQUEST,
+                                .type = type,
+                                .id = ++ep->next_id,
+                                .body_bytes = (uint32_t)body->len};
+    size_t before = ep->out.len;
+    proto_frame_put(head, &frame);
+    bytes_put(&ep->out, head, sizeof(head));
+    bytes_put(&ep->out, body->data, body->len);
+    if (!ep->out.failed && !body->failed)
+        return 0;
+    ep->out.len = before;
+    ep->out.failed = false;
+    return -ENOMEM;
+}
+
+static int ask_keys(struct net_endpoint *ep, const uint32_t *gids, uint32_t n)
+{
+    struct bytes_out body = {0};
+    bytes_put_u32(&body, n);
+    for (uint32_t i = 0; i < n; i++)
+        bytes_put_u32(&body, gids[i]);
+    int rc = put_request(ep, PROTO_RDMA_KEYS, &body);
+    bytes_out_fini(&body);
+    for (uint32_t i = 0; rc == 0 && i < n; i++) {
+        ep->keys[gids[i]].state = KEY_ASKED;
+        ep->keys[gids[i]].asked_id = ep->next_id;
+    }
+    return rc;
+}
+
+/* --- starting -------------------------------------------------------------------------------------------------------- */
+
+static struct path *best_path(struct net_endpoint *ep)
+{
+    struct path *best = NULL;
+    for (unsigned i = 0; i < ep->npaths; i++) {
+        struct path *p = &ep->paths[i];
+        if (p->state == PATH_UP && !p->failed && (!best || p->out_bytes < best->out_bytes))
+            best = p;
+    }
+    return best;
+}
+
+static ucp_mem_h memh_of(const struct ucx_ctx *ctx, const struct cut *cut, unsigned rail)
+{
+    list_for_each (node, &ctx->memories) {
+        const struct net_memory *m = container_of(node, struct net_memory, node);
+        if (cut->dst >= m->addr && cut->bytes <= m->bytes &&
+            (uint64_t)(cut->dst - m->addr) <= m->bytes - cut->bytes)
+            return m->memh[rail];
+    }
+    return NULL;
+}
+
+static ucs_status_t unpack_key(struct net_endpoint *ep, struct key *key, const struct path *p,
+                               ucp_rkey_h *ret_rkey)
+{
+    ucp_rkey_h *rkey = &key->rkey[p - ep->paths];
+    ucs_status_t status = UCS_OK;
+    if (!*rkey && !key->packed[p->far_rail])
+        return UCS_ERR_UNREACHABLE;
+    if (!*rkey)
+        status = ep->ctx->ucx->ucp_ep_rkey_unpack(p->ep, key->packed[p->far_rail], rkey);
+    *ret_rkey = *rkey;
+    return status;
+}
+
+static void send_slice(struct flight *f, struct slice *s, const struct cut *cut)
+{
+    struct net_endpoint *ep = f->endpoint;
+    struct ucx_ctx *ctx = ep->ctx;
+    struct key *key = &ep->keys[cut->gid];
+    struct path *p = best_path(ep);
+    ucp_rkey_h rkey = NULL;
+    *s = (struct slice){.flight = f, .path = p, .first = cut->first, .last = cut->last, .bytes = cut->bytes};
+    list_init(&s->node);
+    if (!p) { /* the last one broke while this op was being sent */
+        s->path = &ep->paths[0];
+        s->path->out_bytes += s->bytes;
+        slice_back(s, UCS_ERR_NOT_CONNECTED);
+        return;
+    }
+    p->out_bytes += s->bytes;
+    ucs_status_t status = unpack_key(ep, key, p, &rkey);
+    if (status != UCS_OK) {
+        slice_back(s, status);
+        return;
+    }
+    ucp_mem_h memh = memh_of(ctx, cut, p->rail);
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                                                 (memh ? UCP_OP_ATTR_FIELD_MEMH : 0),
+                                 .cb.send = on_slice,
+                                 .user_data = s,
+                                 .memh = memh};
+    ucs_status_ptr_t request =
+        ctx->ucx->ucp_get_nbx(p->ep, cut->dst, cut->bytes, key->addr + cut->offset, rkey, &param);
+    if (!UCS_PTR_IS_PTR(request))
+        slice_back(s, UCS_PTR_STATUS(request));
+}
+
+static void fly(struct flight *f)
+{
+    struct net_op *op = f->op;
+    uint32_t at = 0, skip = 0;
+    struct cut cut;
+    list_remove(&f->node);
+    list_push_back(&f->endpoint->flying, &f->node);
+    /* With its last slice the flight may be over, and gone. */
+    for (bool last = false; !last && next_cut(op, &at, &skip, &cut);) {
+        struct slice *s = list_first(&f->slices, struct slice, node);
+        list_remove(&s->node);
+        last = list_empty(&f->slices);
+        f->out++;
+        send_slice(f, s, &cut);
+    }
+}
+
+enum ready { READY, NOT_READY, REFUSED };
+
+/* Whether all of a flight's keys are here; those that nobody asked for go to `gids`. */
+static enum ready check_keys(struct flight *f, uint32_t gids[PROTO_KEYS_MAX], uint32_t *n)
+{
+    struct net_endpoint *ep = f->endpoint;
+    bool missing = false, refused = false;
+    for (uint32_t i = 0; i < f->op->n; i++) {
+        struct net_read *r = &f->op->reads[i];
+        struct key *key = r->mr_gid < ep->nkeys ? &ep->keys[r->mr_gid] : NULL;
+        if (!key || (key->state == KEY_HERE && (r->bytes > key->bytes || r->offset > key->bytes - r->bytes)))
+            r->status = LEAT_INVALID;
+        else if (key->state == KEY_REFUSED)
+            r->status = key->status;
+        else if (key->state != KEY_HERE)
+            missing = true;
+        refused |= r->status != 0;
+        if (key && key->state == KEY_NONE && *n < PROTO_KEYS_MAX) {
+            gids[(*n)++] = r->mr_gid;
+            key->state = KEY_ASKED;
+        }
+    }
+    return missing ? NOT_READY : refused ? REFUSED : READY; /* told together: which of its reads cannot be */
+}
+
+/* Sends what can be sent, in order; asks for keys. -ENOMEM, LEAT_PEER_GONE: the endpoint is of no use. */
+static int start(struct net_endpoint *ep)
+{
+    uint32_t gids[PROTO_KEYS_MAX], n = 0;
+    list_for_each_safe (node, &ep->waiting) {
+        struct flight *f = container_of(node, struct flight, node);
+        enum ready ready = check_keys(f, gids, &n);
+        if (ready == REFUSED) {
+            for (uint32_t i = 0; i < f->op->n; i++)
+                if (f->op->reads[i].status && !f->op->status)
+                    f->op->status = f->op->reads[i].status;
+            flight_done(f, 0);
+            flight_quiesced(f);
+        } else if (ready == READY && best_path(ep)) {
+            fly(f);
+        }
+    }
+    for (uint32_t i = 0; ep->refused && i < ep->nkeys; i++)
+        if (ep->keys[i].state == KEY_REFUSED) /* the next op may ask again */
+            ep->keys[i].state = KEY_NONE;
+    ep->refused = false;
+    int rc = n ? ask_keys(ep, gids, n) : 0;
+    return rc ? rc : flush(ep);
+}
+
+/* --- the end ----------------------------------------------------------------------------------------------------------- */
+
+static void on_closed(void *request, ucs_status_t status, void *arg)
+{
+    struct path *p = arg;
+    p->state = PATH_CLOSED;
+    p->endpoint->ctx->look = true;
+    p->endpoint->ctx->ucx->ucp_request_free(request);
+}
+
+static void close_path(struct path *p)
+{
+    const struct ucx_symbols *ucx = p->endpoint->ctx->ucx;
+    if (p->state >= PATH_CLOSING)
+        return;
+    p->state = PATH_CLOSING;
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK |
+                                                 UCP_OP_ATTR_FIELD_USER_DATA,
+                                 .flags = UCP_EP_CLOSE_FLAG_FORCE,
+                                 .cb.send = on_closed,
+                                 .user_data = p};
+    if (!UCS_PTR_IS_PTR(ucx->ucp_ep_close_nbx(p->ep, &param)))
+        p->state = PATH_CLOSED;
+    p->endpoint->ctx->look = true;
+}
+
+/* What is out ends with `status`, ops past `now` (0: none are) with LEAT_TIMED_OUT. */
+static void tear_down(struct net_endpoint *ep, int status, uint64_t now)
+{
+    struct ucx_ctx *ctx = ep->ctx;
+    if (ep->fd >= 0)
+        epoll_ctl(ctx->epoll_fd, EPOLL_CTL_DEL, ep->fd, NULL);
+    forkfd_close(&ep->forkfd);
+    for (unsigned i = 0; i < ep->npaths; i++)
+        close_path(&ep->paths[i]);
+    struct list *lists[] = {&ep->waiting, &ep->flying};
+    for (unsigned l = 0; l < 2; l++)
+        list_for_each_safe (node, lists[l]) {
+            struct flight *f = container_of(node, struct flight, node);
+            int s = now && f->op->deadline_ns && f->op->deadline_ns <= now ? LEAT_TIMED_OUT : status;
+            for (uint32_t i = 0; i < f->op->n; i++)
+                if (f->op->reads[i].status == 0)
+                    f->op->reads[i].status = s;
+            flight_done(f, s);
+            list_remove(&f->node);
+            list_push_back(&ep->held, &f->node);
+            if (l == 0)
+                flight_quiesced(f); /* nothing of it was sent */
+        }
+    ctx->look = true;
+}
+
+static void endpoint_free(struct net_endpoint *ep)
+{
+    const struct ucx_symbols *ucx = ep->ctx->ucx;
+    for (uint32_t g = 0; ep->keys && g < ep->nkeys; g++)
+        for (unsigned i = 0; i < NET_RDMA_RAILS_MAX; i++) {
+            if (ep->keys[g].rkey[i])
+                ucx->ucp_rkey_destroy(ep->keys[g].rkey[i]);
+            free(ep->keys[g].packed[i]);
+        }
+    list_remove(&ep->node);
+    bytes_out_fini(&ep->out);
+    free(ep->keys);
+    free(ep->body);
+    free(ep);
+}
+
+/* After progress: closes what broke, gives back what is quiet. */
+static void settle_endpoint(struct net_endpoint *ep)
+{
+    unsigned alive = 0, closing = 0;
+    for (unsigned i = 0; i < ep->npaths; i++) {
+        if (ep->paths[i].failed)
+            close_path(&ep->paths[i]);
+        alive += ep->paths[i].state < PATH_CLOSING;
+        closing += ep->paths[i].state == PATH_CLOSING;
+    }
+    if (ep->fd >= 0 && alive == 0)
+        tear_down(ep, LEAT_PEER_GONE, 0);
+    list_for_each_safe (node, &ep->held) {
+        struct flight *f = container_of(node, struct flight, node);
+        if (f->out == 0 && closing == 0)
+            flight_quiesced(f);
+    }
+    if (ep->fd >= 0 && !list_empty(&ep->waiting)) {
+        int rc = start(ep);
+        if (rc)
+            tear_down(ep, rc, 0);
+    }
+    if (ep->disconnected && closing == 0 && list_empty(&ep->held))
+        endpoint_free(ep);
+}
+
+static void settle(struct ucx_ctx *ctx)
+{
+    while (ctx->look) {
+        ctx->look = false;
+        list_for_each_safe (node, &ctx->endpoints)
+            settle_endpoint(container_of(node, struct net_endpoint, node));
+    }
+}
+
+static void check_deadlines(struct ucx_ctx *ctx)
+{
+    uint64_t now, min = 0;
+    if (ctx->min_deadline_ns == 0 || (now = clock_now_ns()) < ctx->min_deadline_ns)
+        return;
+    list_for_each (node, &ctx->endpoints) {
+        struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
+        struct list *lists[] = {&ep->waiting, &ep->flying};
+        uint64_t first = 0;
+        for (unsigned l = 0; l < 2; l++)
+            list_for_each (f, lists[l]) {
+                uint64_t due = container_of(f, struct flight, node)->op->deadline_ns;
+                if (due && (first == 0 || due < first))
+                    first = due;
+            }
+        if (first && first <= now)
+            tear_down(ep, LEAT_PEER_GONE, now);
+        else if (first && (min == 0 || first < min))
+            min = first;
+    }
+    ctx->min_deadline_ns = min;
+}
+
+/* --- the data connection: receiving --------------------------------------------------------------------------------------- */
+
+static int take_key(struct net_endpoint *ep, struct bytes_in *in)
+{
+    uint32_t gid = bytes_get_u32(in), generation = bytes_get_u32(in);
+    uint64_t addr = bytes_get_u64(in), bytes = bytes_get_u64(in);
+    uint32_t nrails = bytes_get_u32(in);
+    if (in->bad || gid >= ep->nkeys || nrails == 0 || nrails > NET_RDMA_RAILS_MAX)
+        return LEAT_CORRUPT;
+    struct key *key = &ep->keys[gid];
+    if (key->state != KEY_ASKED || key->asked_id != ep->frame.id)
+        return LEAT_CORRUPT;
+    if (generation != ep->generation)
+        return LEAT_STALE;
+    for (uint32_t i = 0; i < nrails; i++) {
+        uint32_t len = bytes_get_u32(in);
+        const void *packed = len <= PROTO_KEY_BYTES ? bytes_get(in, len) : NULL;
+        if (!packed)
+            return LEAT_CORRUPT;
+        if (!(key->packed[i] = calloc(1, len + KEY_PADDING)))
+            return -ENOMEM;
+        memcpy(key->packed[i], packed, len);
+    }
+    key->addr = addr;
+    key->bytes = bytes;
+    key->state = KEY_HERE;
+    return 0;
+}
+
+static void refuse_keys(struct net_endpoint *ep, int status)
+{
+    struct bytes_in in = bytes_in_of(ep->body, ep->frame.body_bytes);
+    AUTO_FREE char *message = bytes_get_str(&in, PROTO_STR_MAX);
+    log_debug("keys of node %" PRIu32 ": %s", ep->node_id, message ? message : leat_strerror(status));
+    if (message)
+        snprintf(ep->ctx->base.why.message, sizeof(ep->ctx->base.why.message), "%s", message);
+    ep->ctx->base.why.code = message ? status : 0;
+    for (uint32_t i = 0; i < ep->nkeys; i++)
+        if (ep->keys[i].state == KEY_ASKED && ep->keys[i].asked_id == ep->frame.id) {
+            ep->keys[i].state = KEY_REFUSED;
+            ep->keys[i].status = status;
+        }
+    ep->refused = true;
+}
+
+static int message_came(struct net_endpoint *ep)
+{
+    ep->ctx->look = true;
+    if (ep->frame.type != PROTO_RDMA_KEYS)
+        return LEAT_CORRUPT;
+    if (ep->frame.status < 0) {
+        refuse_keys(ep, ep->frame.status);
+        return 0;
+    }
+    struct bytes_in in = bytes_in_of(ep->body, ep->frame.body_bytes);
+    uint32_t n = bytes_get_u32(&in);
+    if (in.bad || n > PROTO_KEYS_MAX)
+        return LEAT_CORRUPT;
+    for (uint32_t i = 0; i < n; i++) {
+        int rc = take_key(ep, &in);
+        if (rc)
+            return rc;
+    }
+    return bytes_in_done(&in);
+}
+
+static int frame_came(struct net_endpoint *ep)
+{
+    int rc = proto_frame_get(ep->head, &ep->frame);
+    if (rc < 0)
+        return rc;
+    if (ep->frame.version != PROTO_VERSION || ep->frame.kind != PROTO_REPLY || ep->frame.nfds ||
+        ep->frame.payload_bytes || ep->frame.body_bytes > BODY_MAX)
+        return LEAT_CORRUPT;
+    free(ep->body);
+    ep->have = 0;
+    ep->in_body = true;
+    ep->body = malloc(ep->frame.body_bytes ? ep->frame.body_bytes : 1);
+    return ep->body ? 0 : -ENOMEM;
+}
+
+static int receive(struct net_endpoint *ep)
+{
+    for (;;) {
+        uint8_t *at = ep->in_body ? ep->body : ep->head;
+        size_t want = ep->in_body ? ep->frame.body_bytes : PROTO_FRAME;
+        if (ep->have == want) {
+            int rc = ep->in_body ? message_came(ep) : frame_came(ep);
+            if (rc)
+                return rc;
+            if (at != ep->head) {
+                ep->in_body = false;
+                ep->have = 0;
+            }
+            continue;
+        }
+        ssize_t n = recv(ep->fd, at + ep->have, want - ep->have, MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : LEAT_PEER_GONE;
+        if (n == 0)
+            return LEAT_PEER_GONE;
+        ep->have += (size_t)n;
+    }
+}
+
+static void serve_socket(struct net_endpoint *ep, uint32_t events)
+{
+    int rc = 0;
+    if (ep->fd < 0)
+        return;
+    if (events & (EPOLLIN | EPOLLHUP | EPOLLERR))
+        rc = receive(ep);
+    if (rc == 0 && (events & EPOLLOUT))
+        rc = flush(ep);
+    if (rc)
+        tear_down(ep, rc, 0);
+}
+
+/* --- poll ------------------------------------------------------------------------------------------------------------------ */
+
+static int submit(struct net_endpoint *ep, struct net_op *op)
+{
+    struct ucx_ctx *ctx = ep->ctx;
+    uint64_t bytes = 0;
+    if (ep->fd < 0)
+        return LEAT_PEER_GONE;
+    struct flight *f = calloc(1, sizeof(*f));
+    if (!f)
+        return -ENOMEM;
+    *f = (struct flight){.endpoint = ep, .op = op};
+    list_init(&f->slices);
+    if (!reserve_slices(ctx, op, &f->slices)) {
+        list_for_each_safe (node, &f->slices) {
+            list_remove(node);
+            list_push_front(&ctx->spares, node);
+        }
+        free(f);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < op->n; i++) {
+        op->reads[i].crc = 0;
+        op->reads[i].status = 0;
+        bytes += op->reads[i].bytes;
+    }
+    net_op_begin(&ctx->base, ep, op, bytes);
+    ctx->in_flight++;
+    list_init(&op->node);
+    list_push_back(&ep->waiting, &f->node);
+    if (op->deadline_ns && (ctx->min_deadline_ns == 0 || op->deadline_ns < ctx->min_deadline_ns))
+        ctx->min_deadline_ns = op->deadline_ns;
+    if (list_empty(&f->slices)) {
+        flight_done(f, 0);
+        flight_quiesced(f);
+        return 0;
+    }
+    int rc = start(ep);
+    if (rc)
+        tear_down(ep, rc, 0);
+    return 0;
+}
+
+static bool progress(struct ucx_ctx *ctx)
+{
+    bool more = false;
+    for (unsigned i = 0; i < ctx->nrails; i++)
+        more |= ucx_rail_progress(&ctx->rails[i]);
+    return more;
+}
+
+/* 1: a rail has more to do; else what epoll_wait said. */
+static int wait_and_serve(struct ucx_ctx *ctx, int timeout_ms)
+{
+    struct epoll_event ready[ENDPOINTS_A_POLL];
+    bool busy = false;
+    if (timeout_ms != 0)
+        for (unsigned i = 0; i < ctx->nrails; i++)
+            busy |= ucx_rail_arm(&ctx->rails[i]) == -EBUSY;
+    int n = epoll_wait(ctx->epoll_fd, ready, ENDPOINTS_A_POLL, busy ? 0 : timeout_ms);
+    if (n < 0)
+        return errno == EINTR ? 0 : -errno;
+    /* A rail's entry is NULL. Endpoints are freed by settle() only. */
+    for (int i = 0; i < n; i++)
+        if (ready[i].data.ptr)
+            serve_socket(ready[i].data.ptr, ready[i].events);
+    return 0;
+}
+
+static int ucx_poll(struct net_ctx *base, struct net_event *events, unsigned max, int timeout_ms)
+{
+    struct ucx_ctx *ctx = ctx_of(base);
+    uint64_t until = timeout_ms > 0 ? clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS : 0;
+    for (;;) {
+        unsigned n = net_events_take(&ctx->events, &ctx->told, events, max);
+        if (n > 0 || ctx->in_flight == 0)
+            return (int)n;
+        bool more = progress(ctx);
+        settle(ctx);
+        int wait = timeout_ms > 0 ? clock_poll_ms(until) : timeout_ms;
+        if (ctx->min_deadline_ns) {
+            int due = clock_poll_ms(ctx->min_deadline_ns);
+            wait = wait < 0 ? due : MIN(wait, due);
+        }
+        int rc = wait_and_serve(ctx, more || !list_empty(&ctx->events) ? 0 : wait);
+        if (rc < 0)
+            return rc;
+        check_deadlines(ctx);
+        settle(ctx);
+        if (list_empty(&ctx->events) && (timeout_ms == 0 || (timeout_ms > 0 && clock_now_ns() >= until)))
+            return 0;
+    }
+}
+
+/* --- connecting ---------------------------------------------------------------------------------------------------------- */
+
+static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
+{
+    struct path *p = arg;
+    struct ucx_ctx *ctx = p->endpoint->ctx;
+    log_debug("rail %s: node %" PRIu32 ": %s", ctx->rails[p->rail].name, p->endpoint->node_id,
+              ctx->ucx->ucs_status_string(status));
+    p->failed = ctx->look = true;
+}
+
+static void on_up(void *request, ucs_status_t status, void *arg)
+{
+    struct path *p = arg;
+    if (status == UCS_OK && p->state == PATH_CONNECTING)
+        p->state = PATH_UP;
+    else
+        p->failed = true;
+    p->endpoint->ctx->look = true;
+    if (request)
+        p->endpoint->ctx->ucx->ucp_request_free(request);
+}
+
+/* Our rail for one of theirs: in its subnet, and used by the fewest paths so far. */
+static unsigned choose_rail(const struct net_endpoint *ep, const struct sockaddr_in6 *far)
+{
+    const struct ucx_ctx *ctx = ep->ctx;
+    unsigned best = 0, best_cost = UINT32_MAX;
+    for (unsigned r = 0; r < ctx->nrails; r++) {
+        unsigned cost = ucx_same_subnet(&ctx->rails[r], far) ? 0 : 1000;
+        for (unsigned i = 0; i < ep->npaths; i++)
+            cost += ep->paths[i].rail == r;
+        if (cost < best_cost) {
+            best = r;
+            best_cost = cost;
+        }
+    }
+    return best;
+}
+
+static int add_path(struct net_endpoint *ep, unsigned far_rail, const char *text, struct leat_error *err)
+{
+    struct ucx_ctx *ctx = ep->ctx;
+    struct sockaddr_in6 far;
+    if (ucx_address_parse(text, &far) < 0)
+        return error_set(err, LEAT_CORRUPT, "node %" PRIu32 " gave an address that is none", ep->node_id);
+    struct path *p = &ep->paths[ep->npaths];
+    *p = (struct path){.endpoint = ep, .rail = choose_rail(ep, &far), .far_rail = far_rail};
+    const struct ucx_rail *rail = &ctx->rails[p->rail];
+    bool bind = rail->address.sin6_family == far.sin6_family;
+    ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER |
+                      (bind ? UCP_EP_PARAM_FIELD_LOCAL_SOCK_ADDR : 0),
+        .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER | UCP_EP_PARAMS_FLAGS_SEND_CLIENT_ID,
+        .sockaddr = {(const struct sockaddr *)&far, ucx_address_len(&far)},
+        .local_sockaddr = {(const struct sockaddr *)&rail->address, ucx_address_len(&rail->address)},
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler = {on_error, p}};
+    ucs_status_t status = ctx->ucx->ucp_ep_create(rail->worker, &params, &p->ep);
+    if (status != UCS_OK)
+        return error_set(err, ucx_errno(status), "rail %s cannot connect to %s: %s", rail->name, text,
+                         ctx->ucx->ucs_status_string(status));
+    ep->npaths++;
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+                                 .cb.send = on_up,
+                                 .user_data = p};
+    ucs_status_ptr_t request = ctx->ucx->ucp_ep_flush_nbx(p->ep, &param);
+    if (!UCS_PTR_IS_PTR(request))
+        on_up(NULL, UCS_PTR_STATUS(request), p);
+    return 0;
+}
+
+static int ask_rails(struct net_endpoint *ep, int fd, uint64_t deadline_ns, struct net_reply *reply,
+                     struct leat_error *err)
+{
+    struct ucx_ctx *ctx = ep->ctx;
+    struct bytes_out body = {0};
+    bytes_put_u32(&body, ctx->nrails);
+    for (unsigned i = 0; i < ctx->nrails; i++)
+        bytes_put_u64(&body, ctx->secrets[i]);
+    int rc = body.failed ? -ENOMEM
+                         : net_frame_send(fd, PROTO_REQUEST, PROTO_RDMA_CONNECT, ++ep->next_id, &body, NULL,
+                                          0, deadline_ns);
+    bytes_out_fini(&body);
+    if (rc == 0)
+        rc = net_frame_receive(fd, reply, deadline_ns);
+    if (rc)
+        return error_sys(err, rc, "node %" PRIu32 " does not answer", ep->node_id);
+    rc = net_reply_status(reply, err);
+    if (rc == 0 && (reply->frame.type != PROTO_RDMA_CONNECT || reply->frame.payload_bytes))
+        rc = error_set(err, LEAT_CORRUPT, "node %" PRIu32 " answered something else", ep->node_id);
+    if (rc)
+        net_reply_fini(reply);
+    return rc;
+}
+
+static int add_paths(struct net_endpoint *ep, const struct net_reply *reply, struct leat_error *err)
+{
+    struct bytes_in in = bytes_in_of(reply->body.data, reply->body.len);
+    uint32_t n = bytes_get_u32(&in);
+    struct leat_error why = {0};
+    int rc = in.bad || n == 0 || n > NET_RDMA_RAILS_MAX
+                 ? error_set(&why, LEAT_CORRUPT, "node %" PRIu32 " has %" PRIu32 " rails", ep->node_id, n)
+                 : 0;
+    for (uint32_t i = 0; !rc && i < n; i++) {
+        AUTO_FREE char *text = bytes_get_str(&in, 80);
+        int one = text ? add_path(ep, i, text, &why) : LEAT_CORRUPT;
+        if (one == LEAT_CORRUPT)
+            rc = error_set(err, one, "node %" PRIu32 " gave no address", ep->node_id);
+    }
+    if (!rc && ep->npaths == 0)
+        rc = why.code;
+    return rc ? error_set(err, rc, "%s", why.message) : 0;
+}
+
+static void ucx_disconnect(struct net_ctx *base, struct net_endpoint *ep)
+{
+    if (!ep)
+        return;
+    ep->disconnected = true;
+    tear_down(ep, LEAT_PEER_GONE, 0);
+    settle(ctx_of(base));
+}
+
+static int watch(struct ucx_ctx *ctx, int fd, struct net_endpoint *ep)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = ep};
+    return epoll_ctl(ctx->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? -errno : 0;
+}
+
+static int ucx_connect(struct net_ctx *base, const struct net_peer *peer, uint64_t deadline_ns,
+                       struct net_endpoint **ret_endpoint, struct leat_error *err)
+{
+    struct ucx_ctx *ctx = ctx_of(base);
+    if (peer->connected_fd < 0)
+        return error_set(err, LEAT_INVALID, "RDMA needs an authenticated connection");
+    struct net_endpoint *ep = calloc(1, sizeof(*ep));
+    struct key *keys = calloc(peer->nregions ? peer->nregions : 1, sizeof(*keys));
+    if (!ep || !keys) {
+        free(ep);
+        free(keys);
+        return error_set(err, -ENOMEM, "no memory for an endpoint");
+    }
+    *ep = (struct net_endpoint){.ctx = ctx,
+                                .fd = -1,
+                                .node_id = peer->node,
+                                .generation = peer->generation,
+                                .nkeys = peer->nregions,
+                                .keys = keys};
+    list_init(&ep->waiting);
+    list_init(&ep->flying);
+    list_init(&ep->held);
+    list_push_back(&ctx->endpoints, &ep->node);
+    struct net_reply reply;
+    int rc = ask_rails(ep, peer->connected_fd, deadline_ns, &reply, err);
+    if (rc == 0) {
+        rc = add_paths(ep, &reply, err);
+        net_reply_fini(&reply);
+    }
+    if (rc == 0 && (rc = watch(ctx, peer->connected_fd, ep)) < 0)
+        error_sys(err, rc, "cannot watch the connection to node %" PRIu32, peer->node);
+    if (rc) {
+        ucx_disconnect(base, ep);
+        return rc;
+    }
+    ep->fd = peer->connected_fd;
+    forkfd_watch(&ep->forkfd, &ep->fd);
+    *ret_endpoint = ep;
+    return 0;
+}
+
+/* --- memory and life ------------------------------------------------------------------------------------------------------ */
+
+static void ucx_mem_deregister(struct net_ctx *base, struct net_memory *memory)
+{
+    struct ucx_ctx *ctx = ctx_of(base);
+    if (!memory)
+        return;
+    for (unsigned i = 0; i < ctx->nrails; i++)
+        if (memory->memh[i])
+            ctx->ucx->ucp_mem_unmap(ctx->rails[i].context, memory->memh[i]);
+    list_remove(&memory->node);
+    free(memory);
+}
+
+static int ucx_mem_register(struct net_ctx *base, void *addr, uint64_t bytes, int device,
+                            struct net_memory **ret_memory)
+{
+    struct ucx_ctx *ctx = ctx_of(base);
+    struct net_memory *m = calloc(1, sizeof(*m));
+    if (!m)
+        return -ENOMEM;
+    m->addr = addr;
+    m->bytes = bytes;
+    list_push_back(&ctx->memories, &m->node);
+    for (unsigned i = 0; i < ctx->nrails; i++) {
+        int rc = ucx_rail_map(&ctx->rails[i], addr, bytes, false, device, &m->memh[i], &base->why);
+        if (rc) {
+            m->memh[i] = NULL;
+            ucx_mem_deregister(base, m);
+            return rc;
+        }
+    }
+    *ret_memory = m;
+    return 0;
+}
+
+static int ucx_event_fd(struct net_ctx *base)
+{
+    return ctx_of(base)->epoll_fd;
+}
+
+static void ucx_free(struct net_ctx *base)
+{
+    struct ucx_ctx *ctx = ctx_of(base);
+    list_for_each (node, &ctx->endpoints) {
+        struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
+        ep->disconnected = true;
+        tear_down(ep, LEAT_PEER_GONE, 0);
+    }
+    settle(ctx);
+    for (uint64_t until = clock_now_ns() + FREE_NS; !list_empty(&ctx->endpoints);) {
+        progress(ctx);
+        settle(ctx);
+        if (clock_now_ns() >= until) { /* what UCX still holds may not be freed under it */
+            log_error("a rail does not give its operations back: it is left as it is");
+            forkfd_close(&ctx->forkfd);
+            return;
+        }
+        usleep(100);
+    }
+    list_for_each_safe (node, &ctx->memories)
+        ucx_mem_deregister(base, container_of(node, struct net_memory, node));
+    for (unsigned i = 0; i < ctx->nrails; i++)
+        ucx_rail_close(&ctx->rails[i]);
+    list_for_each_safe (node, &ctx->spares)
+        free(container_of(node, struct slice, node));
+    forkfd_close(&ctx->forkfd);
+    free(ctx);
+}
+
+static const struct net_ops ucx_ops = {
+    .name = "rdma",
+    .caps = NET_CAP_ONE_SIDED | NET_CAP_REGISTER,
+    .mem_register = ucx_mem_register,
+    .mem_deregister = ucx_mem_deregister,
+    .connect = ucx_connect,
+    .disconnect = ucx_disconnect,
+    .submit = submit,
+    .poll = ucx_poll,
+    .event_fd = ucx_event_fd,
+    .free = ucx_free,
+};
+
+static int open_rails(struct ucx_ctx *ctx, const struct net_rdma_config *config, struct leat_error *err)
+{
+    char names[NET_RDMA_RAILS_MAX][32];
+    unsigned n = 0;
+    int rc = ucx_rails_find(config, names, &n, err);
+    for (unsigned i = 0; !rc && i < n; i++) {
+        struct ucx_rail *rail = &ctx->rails[ctx->nrails];
+        struct leat_error why = {0};
+        uint64_t secret = 0;
+        while (secret == 0)
+            if (getrandom(&secret, sizeof(secret), 0) != sizeof(secret))
+                return error_sys(err, -errno, "no random numbers");
+        int one = ucx_rail_open(config, names[i], secret, rail, &why);
+        if (one == 0 && (one = watch(ctx, rail->fd, NULL)) < 0) {
+            error_sys(&why, one, "cannot watch rail %s", names[i]);
+            ucx_rail_close(rail);
+        }
+        if (one < 0) {
+            error_set(err, one, "%s", why.message);
+            log_debug("%s", why.message);
+            continue;
+        }
+        ctx->secrets[ctx->nrails++] = secret;
+    }
+    if (rc == 0 && ctx->nrails == 0)
+        rc = err && err->code < 0 ? err->code : LEAT_UNSUPPORTED;
+    return rc;
+}
+
+int net_rdma_new(const struct net_rdma_config *config, struct net_ctx **ret_ctx, struct leat_error *err)
+{
+    static const struct net_rdma_config defaults;
+    struct leat_error why = {0};
+    struct ucx_ctx *ctx = calloc(1, sizeof(*ctx));
+    if (!ctx)
+        return error_set(err, -ENOMEM, "no memory for a transport");
+    ctx->base.ops = &ucx_ops;
+    struct list *lists[] = {&ctx->endpoints, &ctx->memories, &ctx->spares, &ctx->events, &ctx->told};
+    for (unsigned i = 0; i < ARRAY_LEN(lists); i++)
+        list_init(lists[i]);
+    ctx->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (ctx->epoll_fd < 0) {
+        int rc = error_sys(err, -errno, "cannot make an epoll");
+        free(ctx);
+        return rc;
+    }
+    forkfd_watch(&ctx->forkfd, &ctx->epoll_fd);
+    int rc = ucx_load(&ctx->ucx, &why);
+    if (rc == 0)
+        rc = open_rails(ctx, config ? config : &defaults, &why);
+    if (rc) {
+        ucx_free(&ctx->base);
+        return error_set(err, rc, "%s", why.message);
+    }
+    *ret_ctx = &ctx->base;
+    return 0;
+}
