@@ -287,7 +287,7 @@ class Batches(Iterator[Batch]):
 def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, shuffle: str | bool = "auto",
             rank: int | None = None, world_size: int | None = None, drop_last: bool = True, start: int = 0,
             slots: int = 4, ahead: int | None = None, fields: Sequence[str] | None = None,
-            device: object = "cpu", timeout: float | None = None) -> Batches:
+            device: object = "cpu", timeout: float | None = None, transport: str | None = None) -> Batches:
     """Iterates over one epoch of `ws` in batches of `batch_size` for this rank, reading ahead.
 
     The order depends on the seed, the epoch, the dataset and the kind of shuffle, never on batch size or ranks: step s takes
@@ -302,6 +302,9 @@ def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, s
     slots, ahead    buffers of the ring; how many of them are read ahead (slots - 1)
     fields          names of the fields that are wanted: all
     device          where batches are to be: "cpu"; "pinned", "cuda:N" or a torch.device are `leat.Unsupported` in this release
+    transport       what to read by: "shm", "tcp", "rdma", "shm+tcp", "shm+rdma" are required, an error where they cannot be had;
+                    "auto": shared memory on this host, RDMA where both ends have it, else TCP (`ws.stat().transport` tells).
+                    None: $LEAT_TRANSPORT, else auto
 
     >>> seen = []
     >>> for batch in leat.batches(ws, 2, seed=7):
@@ -313,7 +316,7 @@ def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, s
         raise ValueError(f"batch_size={batch_size}: at least 1")
     block, flags = parse_shuffle(shuffle)
     rank, world_size = _ranks.resolve(rank, world_size)
-    ring, chosen = ws._load(batch_size, slots, fields, device)
+    ring, chosen = ws._load(batch_size, slots, fields, device, transport)
     iterator = ring.iterate(seed % 2**64, epoch, block, flags, rank, world_size, start, not drop_last, ahead or 0)
     return Batches(ws, ring, chosen, iterator, timeout)
 

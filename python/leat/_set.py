@@ -413,10 +413,10 @@ class WorkingSet:
     # --- batches ---
 
     def _load(self, batch_size: int, slots: int, fields: Sequence[str] | None,
-              device: object = "cpu") -> tuple[_leat.Ring, tuple[Field, ...]]:
+              device: object = "cpu", transport: str | None = None) -> tuple[_leat.Ring, tuple[Field, ...]]:
         chosen = self._fields if fields is None else tuple(self.field(name) for name in fields)
         numbers = None if fields is None else [field.number for field in chosen]
-        return self._set.load(batch_size, slots, numbers, 0, None, *parse_device(device)), chosen
+        return self._set.load(batch_size, slots, numbers, 0, transport, *parse_device(device)), chosen
 
     def _ring_of(self, n: int) -> _leat.Ring:
         handle = self._set  # reconnects first

@@ -306,12 +306,16 @@ static int read_by_rails(struct leat_ws *ws, uint64_t index, unsigned field, con
     int rc = turn_take(&ws->read_turn, ws->client, how, "reading a sample of another node", err);
     if (rc)
         return rc;
-    rc = ws->rails ? 0 : rails_new(ws, 0, false, &ws->rails);
-    if (!rc && !ws->gather)
-        rc = gather_new(ws->rails, 1, 16, &ws->gather);
+    struct rails_wish wish;
+    if (!ws->rails && (rc = rails_wish(NULL, &wish)))
+        error_set(err, rc, "LEAT_TRANSPORT is not the name of a transport");
+    if (!ws->rails && !rc)
+        rc = rails_new(ws, 0, &wish, &ws->rails, err);
+    if (!rc && !ws->gather && (rc = gather_new(ws->rails, 1, 16, &ws->gather)))
+        error_set(err, rc, "out of memory");
     if (rc) {
         turn_give(&ws->read_turn);
-        return error_set(err, rc, "out of memory");
+        return rc;
     }
     gather_reset(ws->gather);
     rc = gather_add(ws->gather, index, field, part, buf, how, err);

@@ -211,19 +211,42 @@ static inline uint32_t ws_crc(const struct leat_ws *ws, uint64_t index, unsigned
 /* --- rails.c ------------------------------------------------------------------------------------------------- */
 
 /* Endpoints 0 .. nnodes - 1 are the nodes of the region table. One thread at a time. */
+struct rails_wish {
+    bool shm, tcp,
+        rdma; /* what may be used; rdma without tcp is required, with it taken where both ends have it */
+};
+/* "shm", "tcp", "rdma", "shm+tcp", "shm+rdma"; "auto" allows all; NULL is $LEAT_TRANSPORT, else auto. LEAT_INVALID. */
+int rails_wish(const char *transport, struct rails_wish *ret_wish);
+
+struct rails_end {
+    struct net_endpoint *endpoint; /* NULL: not connected */
+    struct net_ctx *ctx;           /* its transport */
+    uint64_t rdma_again_ns;        /* no RDMA to this node before */
+};
 struct rails {
     struct leat_ws *ws;
-    struct net_ctx *shm, *tcp;
-    struct net_endpoint **endpoints; /* [nnodes], NULL: not connected */
+    struct rails_wish wish;
+    struct net_ctx *shm, *tcp, *rdma; /* NULL: not used */
+    struct rails_end *ends;           /* [nnodes] */
     struct credit credit;
     uint64_t lost_segments; /* of the transport's statistics, as far as credit was told */
     uint32_t local_node;    /* read through shared memory; UINT32_MAX: none is, as required of this view */
     bool all_local;
     unsigned unquiesced; /* operations that may still write somewhere */
 };
-/* no_shm: our own node, too, is read through a connection. */
-int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, bool no_shm, struct rails **ret_rails);
-void rails_free(struct rails *rails); /* disconnects and waits for quiescence. NULL is fine */
+/* Without wish->shm our own node, too, is read through a connection. */
+int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct rails_wish *wish,
+              struct rails **ret_rails, struct leat_error *err);
+/* Disconnects and waits until nothing can land any more; what is registered may go then. NULL is fine. */
+void rails_quiesce(struct rails *rails);
+void rails_free(struct rails *rails); /* that too. NULL is fine */
+/* A destination for the life of a view. *ret_memory stays NULL where no transport wants it. */
+int rails_register(struct rails *rails, void *addr, uint64_t bytes, struct net_memory **ret_memory,
+                   struct leat_error *err);
+void rails_deregister(struct rails *rails, struct net_memory *memory);
+int rails_submit(struct rails *rails, uint32_t node, struct net_op *op);
+/* Completions of all remote transports, as net_ops.poll. */
+int rails_poll(struct rails *rails, struct net_event *events, unsigned max, int timeout_ms);
 int rails_connect(struct rails *rails, uint32_t node, const struct rpc_how *how, struct leat_error *err);
 void rails_disconnect(struct rails *rails, uint32_t node);
 static inline bool rails_is_local(const struct rails *rails, uint32_t node)

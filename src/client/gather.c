@@ -194,9 +194,9 @@ static void on_event(struct rails *r, const struct net_event *event, uint64_t no
 void rails_progress(struct rails *r, int timeout_ms)
 {
     struct net_event events[32];
-    int n = r->tcp ? r->tcp->ops->poll(r->tcp, events, ARRAY_LEN(events), timeout_ms) : 0;
+    int n = rails_poll(r, events, ARRAY_LEN(events), timeout_ms);
     uint64_t now_ns = n > 0 ? clock_now_ns() : 0;
-    if (n > 0 && r->tcp->stats.lost_segments != r->lost_segments) {
+    if (n > 0 && r->tcp && r->tcp->stats.lost_segments != r->lost_segments) {
         credit_lost(&r->credit, r->tcp->stats.lost_segments - r->lost_segments);
         r->lost_segments = r->tcp->stats.lost_segments;
     }
@@ -216,7 +216,7 @@ static int run_local(struct gather *g, uint32_t node, struct net_read *reads, ui
     /* This transport is NET_CAP_INLINE: after submit and one poll nothing of the operation is left anywhere. */
     struct net_op op = {.reads = reads, .n = n};
     struct net_event events[2];
-    rc = r->shm->ops->submit(r->endpoints[node], &op);
+    rc = rails_submit(r, node, &op);
     for (unsigned seen = 0; !rc && seen < 2;) {
         int got = r->shm->ops->poll(r->shm, events, 2, 0);
         if (got <= 0)
@@ -283,7 +283,7 @@ static int send_run(struct gather *g, uint32_t node, struct gather_op *gop, uint
         .gather = g, .node = node, .busy = true, .bytes = bytes, .alone = alone, .sent_ns = clock_now_ns()};
     gop->op =
         (struct net_op){.reads = &g->sorted[first], .n = n, .deadline_ns = how->deadline_ns, .user = gop};
-    rc = r->tcp->ops->submit(r->endpoints[node], &gop->op);
+    rc = rails_submit(r, node, &gop->op);
     if (rc) {
         gop->busy = false;
         return error_sys(err, rc, "cannot ask node %s", r->ws->info.nodes[node].address);

@@ -3,13 +3,43 @@
  * rails.c: the endpoints by which one view, or the single reads of a working set, reach the nodes that hold its regions.
  *
  * The node we talk to is read through shared memory, the others through connections that our daemon opens and
- * authenticates for us (BROKER), so that no token ever reaches this process. Failure modes: a node that cannot be
- * reached is LEAT_PEER_GONE with its address. Invariants: one thread at a time; `unquiesced` operations still own their
- * destinations, and rails_free waits for them by tearing their connections down.
+ * authenticates for us (BROKER), so that no token ever reaches this process: by RDMA where both ends have it (the connection
+ * then carries keys), else by TCP. Failure modes: a node that cannot be reached is LEAT_PEER_GONE with its address. RDMA that
+ * nobody required and that does not come about gives way to TCP on that node, with a line in the log, and is not tried again
+ * for RDMA_PAUSE_NS. Invariants: one thread at a time; `unquiesced` operations still own their destinations, and rails_quiesce waits
+ * for them by tearing their connections down: registrations and memory go after that.
  */
 #include "client/client.h"
 
 #include "base/clock.h"
+#include "base/log.h"
+#include "net/rdma.h"
+
+#define RDMA_PAUSE_NS (30 * NS_PER_S)
+
+int rails_wish(const char *transport, struct rails_wish *ret_wish)
+{
+    static const struct {
+        const char *name;
+        struct rails_wish wish;
+    } known[] = {{"shm", {.shm = true}},
+                 {"tcp", {.tcp = true}},
+                 {"rdma", {.rdma = true}},
+                 {"shm+tcp", {.shm = true, .tcp = true}},
+                 {"shm+rdma", {.shm = true, .rdma = true}}};
+    if (!transport)
+        transport = secure_getenv("LEAT_TRANSPORT");
+    if (!transport || !transport[0] || strcmp(transport, "auto") == 0) {
+        *ret_wish = (struct rails_wish){.shm = true, .tcp = true, .rdma = true};
+        return 0;
+    }
+    for (unsigned i = 0; i < ARRAY_LEN(known); i++)
+        if (strcmp(transport, known[i].name) == 0) {
+            *ret_wish = known[i].wish;
+            return 0;
+        }
+    return LEAT_INVALID;
+}
 
 /* The table that this user's processes share. Whatever goes wrong, a private one does. */
 static void credit_ask(struct leat_client *client)
@@ -31,24 +61,44 @@ static void credit_ask(struct leat_client *client)
     pthread_mutex_unlock(&client->credit_lock);
 }
 
-int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, bool no_shm, struct rails **ret_rails)
+static int open_rdma(struct rails *r, struct leat_error *err)
+{
+    struct leat_error why = {0};
+    bool required = !r->wish.tcp;
+    if (!r->wish.rdma || (!required && !net_rdma_likely()))
+        return 0;
+    int rc = net_rdma_new(NULL, &r->rdma, &why);
+    if (rc && !required) {
+        log_info("reading by TCP: %s", why.message);
+        return 0;
+    }
+    return rc ? error_set(err, rc, "transport rdma was required: %s", why.message) : 0;
+}
+
+int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct rails_wish *wish,
+              struct rails **ret_rails, struct leat_error *err)
 {
     struct rails *r = calloc(1, sizeof(*r));
     if (!r)
-        return -ENOMEM;
+        return error_set(err, -ENOMEM, "out of memory");
     r->ws = ws;
-    r->local_node = no_shm ? UINT32_MAX : ws->local_node;
-    r->all_local = ws->all_local && !no_shm;
-    r->endpoints = calloc((size_t)ws->info.nnodes + 1, sizeof(struct net_endpoint *));
-    int rc = r->endpoints ? net_shm_new(&r->shm) : -ENOMEM;
-    if (!rc && !r->all_local) {
+    r->wish = *wish;
+    r->local_node = wish->shm ? ws->local_node : UINT32_MAX;
+    r->all_local = ws->all_local && wish->shm;
+    r->ends = calloc((size_t)ws->info.nnodes + 1, sizeof(*r->ends));
+    int rc = r->ends ? net_shm_new(&r->shm) : -ENOMEM;
+    if (!rc && !r->all_local && wish->tcp)
         rc = net_tcp_new(&r->tcp);
-        if (!rc && !ws->all_local)
+    if (!rc && !r->all_local) {
+        if (!ws->all_local)
             credit_ask(ws->client);
-        if (!rc)
-            rc = credit_init(&r->credit, ws->client->credits, ws->client->credit_slot, 0, inflight_bytes,
-                             ws->all_local);
+        rc = credit_init(&r->credit, ws->client->credits, ws->client->credit_slot, 0, inflight_bytes,
+                         ws->all_local);
     }
+    if (rc)
+        error_set(err, rc, "out of memory");
+    if (!rc && !r->all_local)
+        rc = open_rdma(r, err);
     if (rc) {
         rails_free(r);
         return rc;
@@ -57,9 +107,27 @@ int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, bool no_shm, struct r
     return 0;
 }
 
-static struct net_ctx *ctx_of(struct rails *r, uint32_t node)
+int rails_register(struct rails *r, void *addr, uint64_t bytes, struct net_memory **ret_memory,
+                   struct leat_error *err)
 {
-    return rails_is_local(r, node) ? r->shm : r->tcp;
+    if (!r->rdma)
+        return 0;
+    int rc = r->rdma->ops->mem_register(r->rdma, addr, bytes, -1, ret_memory);
+    if (rc == 0)
+        return 0;
+    const char *why = r->rdma->why.code == rc ? r->rdma->why.message : leat_strerror(rc);
+    if (!r->wish.tcp)
+        return error_set(err, rc, "transport rdma was required: %s", why);
+    /* One that cannot take the destinations is of no use to this view. */
+    log_warning("reading by TCP: %s", why);
+    net_free(TAKE_PTR(r->rdma));
+    return 0;
+}
+
+void rails_deregister(struct rails *r, struct net_memory *memory)
+{
+    if (r && r->rdma && memory)
+        r->rdma->ops->mem_deregister(r->rdma, memory);
 }
 
 static int broker(struct rails *r, uint32_t node, const struct rpc_how *how, int *ret_fd,
@@ -81,10 +149,43 @@ static int broker(struct rails *r, uint32_t node, const struct rpc_how *how, int
     return rc;
 }
 
+static int connect_by(struct rails *r, uint32_t node, struct net_ctx *ctx, const struct net_peer *peer,
+                      const struct rpc_how *how, struct leat_error *err)
+{
+    struct rails_end *end = &r->ends[node];
+    int rc = ctx->ops->connect(ctx, peer, how->deadline_ns, &end->endpoint, err);
+    if (rc == 0)
+        end->ctx = ctx;
+    return rc;
+}
+
+static int connect_remote(struct rails *r, uint32_t node, const struct net_peer *peer,
+                          const struct rpc_how *how, struct leat_error *err)
+{
+    struct leat_error why = {0};
+    struct rails_end *end = &r->ends[node];
+    const char *address = r->ws->info.nodes[node].address;
+    if (r->rdma && (!r->tcp || clock_now_ns() >= end->rdma_again_ns)) {
+        int rc = connect_by(r, node, r->rdma, peer, how, &why);
+        if (rc == 0) {
+            const char *now = r->ws->local_node == UINT32_MAX || !r->wish.shm ? "rdma" : "shm+rdma";
+            __atomic_store_n(&r->ws->transport, now, __ATOMIC_RELAXED);
+            return 0;
+        }
+        end->rdma_again_ns = clock_now_ns() + RDMA_PAUSE_NS;
+        /* In the midst of a message, the connection is good for nothing else. */
+        bool broken = rc == LEAT_PEER_GONE || rc == LEAT_TIMED_OUT || rc == LEAT_CORRUPT;
+        if (!r->tcp || broken)
+            return error_set(err, rc, "node %s by RDMA: %s", address, why.message);
+        log_warning("node %s is read by TCP: %s", address, why.message);
+    }
+    return connect_by(r, node, r->tcp, peer, how, err);
+}
+
 int rails_connect(struct rails *r, uint32_t node, const struct rpc_how *how, struct leat_error *err)
 {
     const struct proto_ws *info = &r->ws->info;
-    if (r->endpoints[node])
+    if (r->ends[node].endpoint)
         return 0;
     struct net_peer peer = {.node = info->nodes[node].id,
                             .address = info->nodes[node].address,
@@ -93,42 +194,75 @@ int rails_connect(struct rails *r, uint32_t node, const struct rpc_how *how, str
                             .regions = r->ws->maps,
                             .nregions = info->nregions,
                             .region_bytes = info->region_bytes};
-    if (!rails_is_local(r, node)) {
-        int rc = broker(r, node, how, &peer.connected_fd, err);
-        if (rc)
-            return rc;
-        peer.regions = NULL;
-    }
-    struct net_ctx *ctx = ctx_of(r, node);
-    int rc = ctx->ops->connect(ctx, &peer, how->deadline_ns, &r->endpoints[node], err);
-    if (rc && peer.connected_fd >= 0)
+    if (rails_is_local(r, node))
+        return connect_by(r, node, r->shm, &peer, how, err);
+    int rc = broker(r, node, how, &peer.connected_fd, err);
+    if (rc)
+        return rc;
+    peer.regions = NULL;
+    rc = connect_remote(r, node, &peer, how, err);
+    if (rc)
         close(peer.connected_fd); /* an endpoint owns it only once it is there */
     return rc;
 }
 
+int rails_submit(struct rails *r, uint32_t node, struct net_op *op)
+{
+    return r->ends[node].ctx->ops->submit(r->ends[node].endpoint, op);
+}
+
+int rails_poll(struct rails *r, struct net_event *events, unsigned max, int timeout_ms)
+{
+    struct net_ctx *ctx[] = {r->rdma, r->tcp};
+    int n = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        struct net_ctx *other = ctx[1 - i];
+        if (!ctx[i])
+            continue;
+        /* Waiting for one of two is waiting for neither for long: some nodes by RDMA and others by TCP is not the rule. */
+        bool both = i == 0 && other && other->stats.in_flight_bytes;
+        int wait = both && timeout_ms != 0 ? 1 : timeout_ms;
+        int got = ctx[i]->ops->poll(ctx[i], events + n, max - (unsigned)n, n ? 0 : wait);
+        if (got < 0)
+            return n ? n : got;
+        n += got;
+        if ((unsigned)n == max)
+            break;
+    }
+    return n;
+}
+
 void rails_disconnect(struct rails *r, uint32_t node)
 {
-    struct net_endpoint *endpoint = TAKE_PTR(r->endpoints[node]);
-    struct net_ctx *ctx = ctx_of(r, node);
+    struct rails_end *end = &r->ends[node];
+    struct net_endpoint *endpoint = TAKE_PTR(end->endpoint);
     if (endpoint)
-        ctx->ops->disconnect(ctx, endpoint);
+        end->ctx->ops->disconnect(end->ctx, endpoint);
+}
+
+void rails_quiesce(struct rails *r)
+{
+    if (!r)
+        return;
+    for (uint32_t i = 0; r->ends && i < r->ws->info.nnodes; i++)
+        rails_disconnect(r, i);
+    /* What was torn down is quiesced by the next polls; a bounded number, should a transport break its word. */
+    for (unsigned i = 0; (r->tcp || r->rdma) && r->unquiesced && i < 1000; i++)
+        rails_progress(r, 1);
 }
 
 void rails_free(struct rails *r)
 {
     if (!r)
         return;
-    for (uint32_t i = 0; r->endpoints && i < r->ws->info.nnodes; i++)
-        if (r->endpoints[i])
-            rails_disconnect(r, i);
-    /* What was torn down is quiesced by the next polls; a bounded number, should a transport break its word. */
-    for (unsigned i = 0; r->tcp && r->unquiesced && i < 1000; i++)
-        rails_progress(r, 1);
+    rails_quiesce(r);
     credit_fini(&r->credit);
+    if (r->rdma)
+        net_free(r->rdma);
     if (r->tcp)
         net_free(r->tcp);
     if (r->shm)
         net_free(r->shm);
-    free(r->endpoints);
+    free(r->ends);
     free(r);
 }

@@ -84,7 +84,7 @@ static int map_ring(struct leat_view *v)
     return 0;
 }
 
-static int init_slot(struct leat_view *v, struct view_slot *slot, unsigned number)
+static int init_slot(struct leat_view *v, struct view_slot *slot, unsigned number, struct leat_error *err)
 {
     slot->batch = (struct leat_batch){.view = v, .slot = number};
     slot->batch.ids = calloc(v->batch_size, sizeof(uint64_t));
@@ -99,10 +99,7 @@ static int init_slot(struct leat_view *v, struct view_slot *slot, unsigned numbe
             return -ENOMEM;
     }
     int rc = gather_new(v->rails, v->batch_size * v->nfields, v->batch_size * v->nfields, &slot->gather);
-    struct net_ctx *ctx = v->rails->tcp ? v->rails->tcp : v->rails->shm;
-    if (!rc && ctx->ops->mem_register && (ctx->ops->caps & NET_CAP_REGISTER))
-        rc = ctx->ops->mem_register(ctx, slot->memory, v->slot_bytes, -1, &slot->registered);
-    return rc;
+    return rc ? rc : rails_register(v->rails, slot->memory, v->slot_bytes, &slot->registered, err);
 }
 
 /* --- events ---------------------------------------------------------------------------------------------------------- */
@@ -195,12 +192,10 @@ static void fini_slot(struct leat_view *v, struct view_slot *slot)
 
 static void view_free(struct leat_view *v)
 {
-    for (unsigned s = 0; v->slots && v->rails && s < v->nslots; s++) {
-        struct net_ctx *ctx = v->rails->tcp ? v->rails->tcp : v->rails->shm;
-        if (v->slots[s].registered)
-            ctx->ops->mem_deregister(ctx, v->slots[s].registered);
-    }
-    rails_free(v->rails); /* first: it quiesces what is in quarantine */
+    rails_quiesce(v->rails); /* first: what is in quarantine */
+    for (unsigned s = 0; v->slots && v->rails && s < v->nslots; s++)
+        rails_deregister(v->rails, v->slots[s].registered);
+    rails_free(v->rails);
     for (unsigned s = 0; v->slots && s < v->nslots; s++)
         fini_slot(v, &v->slots[s]);
     if (v->spare_bytes)
@@ -225,15 +220,18 @@ void view_unref(struct leat_view *view)
 
 static int check_transport(const struct leat_ws *ws, const char *asked, struct leat_error *err)
 {
-    if (!asked || strcmp(asked, ws->transport) == 0)
-        return 0;
-    if (strcmp(asked, "shm") && strcmp(asked, "tcp"))
-        return error_set(err, LEAT_INVALID, "transport '%s': \"shm\" and \"tcp\" are possible, NULL chooses",
-                         asked);
-    if (strcmp(asked, "tcp") == 0)
+    struct rails_wish wish;
+    if (rails_wish(asked, &wish) < 0)
+        return error_set(err, LEAT_INVALID,
+                         "transport '%s': \"shm\", \"tcp\", \"rdma\", \"shm+tcp\" and \"shm+rdma\" are "
+                         "possible, NULL or \"auto\" choose",
+                         asked ? asked : "of LEAT_TRANSPORT");
+    if (wish.tcp || wish.rdma || ws->all_local)
         return 0; /* our own node serves connections as well */
-    return error_set(err, LEAT_UNSUPPORTED, "transport %s was required, but %s is read by %s from here",
-                     asked, ws->uri, ws->transport);
+    return error_set(
+        err, LEAT_UNSUPPORTED,
+        "transport %s was required, but part of %s is on other hosts: it is read by %s from here",
+        asked ? asked : "of LEAT_TRANSPORT", ws->uri, ws->transport);
 }
 
 static int check_memory(const struct leat_view_options *o, struct leat_error *err)
@@ -304,13 +302,17 @@ static int build_view(struct leat_view *v, const struct leat_view_options *o, st
             return rc;
     }
     v->slot_bytes = align_up(MAX(v->slot_bytes, 1ull), (uint64_t)sysconf(_SC_PAGESIZE));
-    int rc = rails_new(v->ws, o->inflight_bytes, o->transport && strcmp(o->transport, "tcp") == 0, &v->rails);
+    struct rails_wish wish;
+    struct leat_error why = {0};
+    int rc = rails_wish(o->transport, &wish);
+    rc = rc ? rc : rails_new(v->ws, o->inflight_bytes, &wish, &v->rails, &why);
     rc = rc ? rc : map_ring(v);
     for (unsigned s = 0; !rc && s < v->nslots; s++)
-        rc = init_slot(v, &v->slots[s], s);
-    return rc ? error_set(err, rc, "out of memory for %u batch buffers of %llu bytes", v->nslots,
-                          (unsigned long long)v->slot_bytes)
-              : 0;
+        rc = init_slot(v, &v->slots[s], s, &why);
+    if (!rc || why.code)
+        return rc ? error_set(err, rc, "%s", why.message) : 0;
+    return error_set(err, rc, "out of memory for %u batch buffers of %llu bytes", v->nslots,
+                     (unsigned long long)v->slot_bytes);
 }
 
 int leat_load(struct leat_ws *ws, const struct leat_view_options *options, struct leat_view **ret_view,

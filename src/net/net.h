@@ -113,7 +113,8 @@ struct net_stats {
 struct net_ctx {
     const struct net_ops *ops;
     struct net_stats stats;
-    struct leat_error why; /* what stood in the way last, where more is known than the status says; code 0: nothing */
+    struct leat_error
+        why; /* what stood in the way last, where more is known than the status says; code 0: nothing */
 };
 
 int net_shm_new(struct net_ctx **ret_ctx);

@@ -71,13 +71,14 @@ static int pool_request(struct net_serve_target *t, uint16_t type, struct bytes_
 
 void rig_pool_init(struct pool *p)
 {
-    *p = (struct pool){.target = {pool_resolve, pool_written, pool_unref, pool_request}, .memory = rig_memory};
+    *p =
+        (struct pool){.target = {pool_resolve, pool_written, pool_unref, pool_request}, .memory = rig_memory};
 }
 
 /* --- one context and endpoint over a transport -------------------------------------------------------------------- */
 
-static const char *const kind_names[KINDS] = {"shm",          "tcp",          "tcp over unix", "sim",
-                                              "fault on shm", "fault on tcp", "rdma",          "fault on rdma"};
+static const char *const kind_names[KINDS] = {"shm",          "tcp",  "tcp over unix", "sim", "fault on shm",
+                                              "fault on tcp", "rdma", "fault on rdma"};
 
 const struct net_rdma_config rig_by_tcp = {.rails = "lo", .tls = "tcp"};
 struct net_rdma_server *rig_rdma;

@@ -34,7 +34,8 @@ struct pool {
 void rig_pool_init(struct pool *p);
 
 enum kind { SHM, TCP, TCP_UNIX, SIM, FAULT_SHM, FAULT_TCP, RDMA, FAULT_RDMA, KINDS };
-extern struct net_rdma_server *rig_rdma; /* UCX's own TCP in the place of verbs; NULL: no UCX, RDMA kinds are left out */
+extern struct net_rdma_server
+    *rig_rdma; /* UCX's own TCP in the place of verbs; NULL: no UCX, RDMA kinds are left out */
 extern const struct net_rdma_config rig_by_tcp;
 
 struct rig {

@@ -31,6 +31,8 @@ void config_fini(struct config *config)
     free(config->listen);
     free(config->token_file);
     free(config->disk_engine);
+    free(config->rails);
+    free(config->rdma_tls);
     strings_free(config->roots);
     strings_free(config->nodes);
 }
@@ -134,6 +136,18 @@ static int set_daemon(struct config *c, const char *key, const char *value, stru
     return code < 0 ? error_prefix(err, code, "linger") : 0;
 }
 
+static int set_rdma_users(struct config *c, const char *value, struct leat_error *err)
+{
+    static const char *const names[] = {
+        [RDMA_SAME_USER] = "same", [RDMA_NOBODY] = "nobody", [RDMA_ANYBODY] = "anybody"};
+    for (unsigned i = 0; i < ARRAY_LEN(names); i++)
+        if (!strcmp(value, names[i])) {
+            c->rdma_users = (enum pool_rdma_users)i;
+            return 0;
+        }
+    return error_set(err, LEAT_INVALID, "rdma_users = %s: give same, anybody or nobody", value);
+}
+
 static int set_net(struct config *c, const char *key, const char *value, struct leat_error *err)
 {
     if (!strcmp(key, "listen"))
@@ -142,6 +156,12 @@ static int set_net(struct config *c, const char *key, const char *value, struct 
         return set_string(&c->token_file, value, err);
     if (!strcmp(key, "nodes"))
         return add_words(&c->nodes, &c->nnodes, value, err);
+    if (!strcmp(key, "rails"))
+        return set_string(&c->rails, value, err);
+    if (!strcmp(key, "rdma_tls"))
+        return set_string(&c->rdma_tls, value, err);
+    if (!strcmp(key, "rdma_users"))
+        return set_rdma_users(c, value, err);
     return set_count(&c->data_threads, value, 256, key, err);
 }
 
@@ -171,7 +191,7 @@ static const struct {
 } sections[] = {
     {"pool", " size region_size ready huge_pages ", set_pool},
     {"daemon", " mode socket job node_name roots linger ", set_daemon},
-    {"net", " listen token_file nodes data_threads ", set_net},
+    {"net", " listen token_file nodes data_threads rails rdma_users rdma_tls ", set_net},
     {"disk", " engine threads depth ", set_disk},
     {"log", " level ", set_log},
 };

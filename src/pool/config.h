@@ -4,6 +4,7 @@
 #define POOL_CONFIG_H
 
 #include "base/base.h"
+#include "pool/rdma.h"
 
 struct config {
     /* [pool] */
@@ -21,6 +22,8 @@ struct config {
     char **nodes; /* static list, NULL-terminated */
     unsigned nnodes;
     unsigned data_threads;
+    char *rails, *rdma_tls;
+    enum pool_rdma_users rdma_users;
     /* [disk] */
     char *disk_engine;
     unsigned disk_threads, disk_depth;

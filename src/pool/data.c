@@ -20,7 +20,9 @@
 struct data_target {
     struct net_serve_target target; /* first */
     struct wset *ws;                /* a reference */
+    uint32_t uid;
     bool may_write;
+    struct net_rdma_peer *peer; /* NULL: it reads over this connection */
 };
 
 static void *data_resolve(struct net_serve_target *target, uint32_t gid, uint64_t offset, uint64_t bytes,
@@ -87,8 +89,16 @@ static int data_written(struct net_serve_target *target, uint64_t first, uint32_
 static void data_unref(struct net_serve_target *target)
 {
     struct data_target *d = container_of(target, struct data_target, target);
+    net_rdma_peer_free(d->peer);
     wset_unref(d->ws);
     free(d);
+}
+
+static int data_request(struct net_serve_target *target, uint16_t type, struct bytes_in *in,
+                        struct bytes_out *reply, struct leat_error *err)
+{
+    struct data_target *d = container_of(target, struct data_target, target);
+    return pool_rdma_request(d->ws->pool, d->ws, d->uid, &d->peer, type, in, reply, err);
 }
 
 int data_serve(struct server *s, struct wset *ws, uint32_t uid, int fd)
@@ -96,10 +106,14 @@ int data_serve(struct server *s, struct wset *ws, uint32_t uid, int fd)
     struct data_target *d = calloc(1, sizeof(*d));
     if (!d)
         return -ENOMEM;
-    *d = (struct data_target){
-        .target = {.resolve = data_resolve, .written = data_written, .unref = data_unref},
-        .ws = wset_ref(ws),
-        .may_write = (ws->flags & PROTO_WS_PUSHED) && (uid == ws->owner_uid || uid == 0)};
+    *d = (struct data_target){.target = {.resolve = data_resolve,
+                                         .written = data_written,
+                                         .unref = data_unref,
+                                         .request = data_request},
+                              .ws = wset_ref(ws),
+                              .uid = uid,
+                              .may_write =
+                                  (ws->flags & PROTO_WS_PUSHED) && (uid == ws->owner_uid || uid == 0)};
     int code = net_server_add(s->pool->server, fd, &d->target);
     if (code < 0)
         data_unref(&d->target);

@@ -111,6 +111,7 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
     list_init(&pool->openings);
     list_init(&pool->changes);
     list_init(&pool->works);
+    pthread_mutex_init(&pool->rdma_lock, NULL);
     ticket_office_init(&pool->office, config->cap_bytes);
     struct fill_config fc = {.threads = config->fill_threads,
                              .depth = config->disk_depth,
@@ -187,6 +188,8 @@ void pool_free(struct pool *pool)
     net_server_free(pool->server);
     wait_for_sets(pool);
     fill_free(pool->fill);
+    pool_rdma_stop(pool);
+    pthread_mutex_destroy(&pool->rdma_lock);
     free(pool);
 }
 

@@ -15,9 +15,12 @@
 #include "base/ticket.h"
 #include "loop/loop.h"
 #include "pool/fill.h"
+#include "pool/rdma.h"
 #include "pool/region.h"
 #include "pool/source.h"
 #include "wire/proto.h"
+
+#include <pthread.h>
 
 struct cluster;
 struct net_server;
@@ -34,6 +37,7 @@ struct pool_config {
     unsigned fill_threads, data_threads, disk_depth;
     const char *disk_engine;
     struct source_opener opener;
+    struct pool_rdma_config rdma; /* its strings are the caller's, and outlive the pool */
 };
 
 struct opening;
@@ -71,6 +75,10 @@ struct pool {
     unsigned indexing;       /* index threads that run */
     unsigned verifying;      /* verifications under way */
     struct cluster *cluster; /* NULL: this node alone */
+    pthread_mutex_t rdma_lock;
+    struct net_rdma_server
+        *rdma; /* under rdma_lock; NULL: nobody asked for it, or it cannot be had: rdma_why */
+    struct leat_error rdma_why;
     /* Samples of ws changed state: waiters are looked at (server.c). */
     void (*advanced)(void *user, struct wset *ws);
     /* ws is going by force: holders are told. */

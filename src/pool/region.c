@@ -172,6 +172,7 @@ void region_give_up(struct region *r)
 {
     if (atomic_load(&r->refs) > 1)
         return;
+    net_rdma_slot_close(&r->rdma); /* or NICs would go on reading (and holding) the pages */
     region_punch(r);
     if (r->office)
         ticket_give(r->office, r->used_bytes);
@@ -182,6 +183,7 @@ void region_unref(struct region *r)
 {
     if (!r || atomic_fetch_sub(&r->refs, 1) != 1)
         return;
+    net_rdma_slot_close(&r->rdma);
     if (r->addr) {
         munmap(r->addr, r->bytes);
         region_punch(r);

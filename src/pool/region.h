@@ -7,6 +7,7 @@
 #define POOL_REGION_H
 
 #include "base/base.h"
+#include "net/rdma.h"
 
 /* Where a region's memory comes from. */
 enum region_pages {
@@ -37,6 +38,7 @@ struct region {
     _Atomic uint64_t
         ready_bytes; /* from its beginning: backed, zero and mapped before a set had it (pool/ready.h) */
     enum region_pages pages;
+    struct net_rdma_slot rdma;    /* registered with the rails when the first client asks for its keys */
     struct ticket_office *office; /* gets used_bytes back when the region goes */
 };
 

@@ -82,8 +82,7 @@ static int load(void)
     }
     UCX_SYMBOLS(UCX_SYMBOL)
 #undef UCX_SYMBOL
-    void (*push_handler)(ucs_handler_fn) =
-        (void (*)(ucs_handler_fn))dlsym(library, "ucs_log_push_handler");
+    void (*push_handler)(ucs_handler_fn) = (void (*)(ucs_handler_fn))dlsym(library, "ucs_log_push_handler");
     if (push_handler)
         push_handler(on_log);
     log_debug("UCX %s is loaded", symbols.ucp_get_version_string());

@@ -92,8 +92,8 @@ bool net_rdma_likely(void)
     return (tls && tls[0]) || active_ports(names) > 0;
 }
 
-int ucx_rails_find(const struct net_rdma_config *config, char names[NET_RDMA_RAILS_MAX][32],
-                   unsigned *ret_n, struct leat_error *err)
+int ucx_rails_find(const struct net_rdma_config *config, char names[NET_RDMA_RAILS_MAX][32], unsigned *ret_n,
+                   struct leat_error *err)
 {
     const char *list = config->rails && config->rails[0] ? config->rails : secure_getenv("LEAT_RAILS");
     unsigned n = 0;
@@ -174,9 +174,10 @@ static int interface_address(const char *interface, struct ucx_rail *rail, struc
         }
     freeifaddrs(list);
     return found ? 0
-                 : error_set(err, LEAT_UNSUPPORTED,
-                             "rail %s: its interface %s has no IP address, by which RDMA connections are set up",
-                             rail->name, interface);
+                 : error_set(
+                       err, LEAT_UNSUPPORTED,
+                       "rail %s: its interface %s has no IP address, by which RDMA connections are set up",
+                       rail->name, interface);
 }
 
 static int find_address(const struct net_rdma_config *config, struct ucx_rail *rail, struct leat_error *err)
@@ -319,8 +320,7 @@ static int open_context(struct ucx_rail *rail, const struct net_rdma_config *con
     ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
                            .features = UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP,
                            .mt_workers_shared = 1};
-    ucs_status_t status =
-        ucx->ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, c, &rail->context);
+    ucs_status_t status = ucx->ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, c, &rail->context);
     ucx->ucp_config_release(c);
     if (status != UCS_OK) {
         rail->context = NULL;
@@ -397,17 +397,18 @@ int ucx_rail_map(struct ucx_rail *rail, void *addr, uint64_t bytes, bool remote_
                       UCP_MEM_MAP_PARAM_FIELD_PROT | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
         .address = addr,
         .length = bytes,
-        .prot = remote_read
-                    ? UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_REMOTE_READ
-                    : UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_LOCAL_WRITE | UCP_MEM_MAP_PROT_REMOTE_WRITE,
+        .prot = remote_read ? UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_REMOTE_READ
+                            : UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_LOCAL_WRITE |
+                                  UCP_MEM_MAP_PROT_REMOTE_WRITE,
         .memory_type = device >= 0 ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST};
     ucs_status_t status = rail->ucx->ucp_mem_map(rail->context, &params, ret_memh);
     if (status == UCS_OK)
         return 0;
     if (device >= 0)
-        return error_set(err, LEAT_UNSUPPORTED,
-                         "rail %s cannot reach the memory of GPU %d (%s): it goes through a buffer in host memory",
-                         rail->name, device, rail->ucx->ucs_status_string(status));
+        return error_set(
+            err, LEAT_UNSUPPORTED,
+            "rail %s cannot reach the memory of GPU %d (%s): it goes through a buffer in host memory",
+            rail->name, device, rail->ucx->ucs_status_string(status));
     struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
     getrlimit(RLIMIT_MEMLOCK, &limit);
     if (limit.rlim_cur != RLIM_INFINITY)

@@ -10,7 +10,7 @@
 
 struct ucx_rail {
     const struct ucx_symbols *ucx;
-    char name[32]; /* "mlx5_0:1" */
+    char name[32];               /* "mlx5_0:1" */
     struct sockaddr_in6 address; /* large enough for either family; port 0 */
     struct sockaddr_in6 netmask;
     ucp_context_h context;
@@ -19,8 +19,8 @@ struct ucx_rail {
 };
 
 /* Names of the rails to open, from the configuration, the environment or the host: "a:1", … LEAT_UNSUPPORTED: there is none, and why. */
-int ucx_rails_find(const struct net_rdma_config *config, char names[NET_RDMA_RAILS_MAX][32],
-                   unsigned *ret_n, struct leat_error *err);
+int ucx_rails_find(const struct net_rdma_config *config, char names[NET_RDMA_RAILS_MAX][32], unsigned *ret_n,
+                   struct leat_error *err);
 /* client_id is shown to whom the worker connects; 0: none. */
 int ucx_rail_open(const struct net_rdma_config *config, const char *name, uint64_t client_id,
                   struct ucx_rail *ret_rail, struct leat_error *err);

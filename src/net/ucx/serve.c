@@ -159,8 +159,7 @@ static void on_connection(ucp_conn_request_h request, void *arg)
     if (ucx->ucp_conn_request_query(request, &attr) == UCS_OK &&
         (attr.field_mask & UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ID))
         serial = find_peer(r->server, attr.client_id);
-    struct serve_ep *e =
-        serial && count_eps(r, serial) < PEER_ENDPOINTS_MAX ? calloc(1, sizeof(*e)) : NULL;
+    struct serve_ep *e = serial && count_eps(r, serial) < PEER_ENDPOINTS_MAX ? calloc(1, sizeof(*e)) : NULL;
     if (!e) {
         atomic_fetch_add(&r->refused, 1);
         ucx->ucp_listener_reject(r->listener, request);
@@ -209,10 +208,11 @@ static int listen_on(struct serve_rail *r, struct leat_error *err)
     if (status == UCS_OK)
         status = ucx->ucp_listener_query(r->listener, &attr);
     if (status != UCS_OK)
-        return error_set(err, LEAT_UNSUPPORTED,
-                         "rail %s cannot take connections: %s (is rdma_cm loaded, and /dev/infiniband/rdma_cm "
-                         "there for us?)",
-                         r->rail.name, ucx->ucs_status_string(status));
+        return error_set(
+            err, LEAT_UNSUPPORTED,
+            "rail %s cannot take connections: %s (is rdma_cm loaded, and /dev/infiniband/rdma_cm "
+            "there for us?)",
+            r->rail.name, ucx->ucs_status_string(status));
     ucx_address_print((const struct sockaddr *)&attr.sockaddr, r->address);
     return 0;
 }
@@ -240,8 +240,7 @@ static int rail_start(struct net_rdma_server *server, struct serve_rail *r,
         rc = listen_on(r, err);
     if (rc == 0 && (rc = loop_new(&r->loop)) < 0)
         error_sys(err, rc, "rail %s: cannot start its loop", name);
-    r->source =
-        (struct loop_source){.fd = r->rail.fd, .events = EPOLLIN, .arm = arm, .progress = progress};
+    r->source = (struct loop_source){.fd = r->rail.fd, .events = EPOLLIN, .arm = arm, .progress = progress};
     if (rc == 0 && (rc = loop_add(r->loop, &r->source)) < 0)
         error_sys(err, rc, "rail %s: cannot watch it", name);
     if (rc == 0 && (rc = -pthread_create(&r->thread, NULL, thread_main, r)) < 0)
@@ -405,9 +404,8 @@ static int memory_new(struct net_rdma_server *server, void *addr, uint64_t bytes
     for (unsigned i = 0; i < server->n; i++) {
         struct ucx_rail *rail = &server->rails[i].rail;
         int rc = ucx_rail_map(rail, addr, bytes, true, -1, &m->memh[i], err);
-        ucs_status_t status = rc ? UCS_OK
-                                 : rail->ucx->ucp_rkey_pack(rail->context, m->memh[i], &m->key[i],
-                                                            &m->key_bytes[i]);
+        ucs_status_t status =
+            rc ? UCS_OK : rail->ucx->ucp_rkey_pack(rail->context, m->memh[i], &m->key[i], &m->key_bytes[i]);
         if (status != UCS_OK)
             rc = error_set(err, ucx_errno(status), "rail %s gives no key: %s", rail->name,
                            rail->ucx->ucs_status_string(status));

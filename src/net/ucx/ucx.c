@@ -42,8 +42,9 @@
 
 #define SLICE            (64 * KIB)
 #define BODY_MAX         (4 * MIB) /* of a reply: PROTO_KEYS_MAX regions with the keys of every rail */
-#define KEY_PADDING      256 /* zeros behind a packed key: UCX is not told its length */
+#define KEY_PADDING      256       /* zeros behind a packed key: UCX is not told its length */
 #define ENDPOINTS_A_POLL 32
+#define CONNECT_NS       (3 * NS_PER_S) /* most time for a path to come up, where the caller gives more */
 #define FREE_NS          (5 * NS_PER_S)
 
 struct net_memory {
@@ -931,6 +932,30 @@ static void ucx_disconnect(struct net_ctx *base, struct net_endpoint *ep)
     settle(ctx_of(base));
 }
 
+/* Until a path is up: what cannot be reached is told here, while there is still another way. LEAT_UNSUPPORTED: none came up. */
+static int wait_path(struct net_endpoint *ep, uint64_t deadline_ns, struct leat_error *err)
+{
+    struct ucx_ctx *ctx = ep->ctx;
+    uint64_t until = clock_now_ns() + CONNECT_NS;
+    if (deadline_ns && deadline_ns < until)
+        until = deadline_ns;
+    for (;;) {
+        unsigned alive = 0;
+        bool more = progress(ctx);
+        for (unsigned i = 0; i < ep->npaths; i++) {
+            if (ep->paths[i].state == PATH_UP && !ep->paths[i].failed)
+                return 0;
+            alive += !ep->paths[i].failed;
+        }
+        if (alive == 0 || clock_now_ns() >= until)
+            return error_set(err, LEAT_UNSUPPORTED, "no rail reaches it (%s)",
+                             alive ? "no answer" : "refused, or no route");
+        int rc = wait_and_serve(ctx, more ? 0 : MIN(clock_poll_ms(until), 100));
+        if (rc < 0)
+            return error_sys(err, rc, "cannot wait for a rail");
+    }
+}
+
 static int watch(struct ucx_ctx *ctx, int fd, struct net_endpoint *ep)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = ep};
@@ -966,6 +991,8 @@ static int ucx_connect(struct net_ctx *base, const struct net_peer *peer, uint64
         rc = add_paths(ep, &reply, err);
         net_reply_fini(&reply);
     }
+    if (rc == 0)
+        rc = wait_path(ep, deadline_ns, err);
     if (rc == 0 && (rc = watch(ctx, peer->connected_fd, ep)) < 0)
         error_sys(err, rc, "cannot watch the connection to node %" PRIu32, peer->node);
     if (rc) {

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rdma.h: what a data connection may ask for to read by RDMA: the rails, opened by the first who asks, and keys of regions. */
+#ifndef POOL_RDMA_H
+#define POOL_RDMA_H
+
+#include "net/rdma.h"
+#include "wire/proto.h"
+
+struct pool;
+struct wset;
+
+enum pool_rdma_users { RDMA_SAME_USER, RDMA_NOBODY, RDMA_ANYBODY };
+
+struct pool_rdma_config {
+    struct net_rdma_config net;
+    /* Who gets keys. They let their holder write, too: UCX registers nothing for reading alone. SAME_USER: processes of the user
+     * that the daemon runs as, and root's. */
+    enum pool_rdma_users users;
+};
+
+/* A request of a data connection of user `uid`, bound to ws; *peer lives as long as it. As net_serve_target.request. */
+int pool_rdma_request(struct pool *pool, struct wset *ws, uint32_t uid, struct net_rdma_peer **peer,
+                      uint16_t type, struct bytes_in *in, struct bytes_out *reply, struct leat_error *err);
+/* When no region is left. */
+void pool_rdma_stop(struct pool *pool);
+/* False: the rails were never opened. */
+bool pool_rdma_stats(struct pool *pool, struct net_rdma_stats *ret_stats);
+
+#endif
