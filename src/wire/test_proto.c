@@ -21,7 +21,10 @@ static void test_frame(void **state)
     proto_frame_put(wire, &f);
     assert_memory_equal(wire, "LEAT\1\2\x1c\0\xfb\xff\xff\xff\0\0\0\0", 16);
     assert_int_equal(proto_frame_get(wire, &g), 0);
-    assert_memory_equal(&f, &g, sizeof(f));
+    /* Member by member: there is padding between them. */
+    assert_true(g.version == f.version && g.kind == f.kind && g.type == f.type && g.status == f.status);
+    assert_true(g.lost == f.lost && g.id == f.id && g.body_bytes == f.body_bytes && g.nfds == f.nfds);
+    assert_true(g.payload_bytes == f.payload_bytes);
 
     struct proto_frame bad[] = {f, f, f, f, f, f};
     bad[0].kind = 0;
