@@ -366,6 +366,8 @@ static void test_gone_while_placed(void **state)
         /* Whoever asked is not to be called back by a pool that ends. */
         if (dead == 0)
             pool_open_forget(h[0].pool, &o);
+        if (dead == 0 && o.ws)
+            pool_unlease(o.ws);
         stop(&h[dead]);
         while (dead == 1 && !o.done)
             loop_turn(loop, 10);
