@@ -533,6 +533,52 @@ say('ok', epochs > 0)
     assert reader.finish() == "ok True"
 
 
+# --- three ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(host):
+    network = lib_net.Network(3)
+    cluster = lib_net.Cluster(host, network)
+    cluster.start_all()
+    yield cluster
+    network.close()
+
+
+def test_three_push_and_grow(host, leat, three):
+    """Through every node byte by byte; then one of them is killed, and the two others agree."""
+    sockets = [d.socket for d in three.daemons]
+    ranks = [create(leat, three.daemons[0])] + [leat.open("leat://pushed", socket=s) for s in sockets[1:]]
+    assert nodes_of(three.daemons[0], "pushed") == {0, 1, 2}
+    for first in range(0, 1500, 100):
+        push(ranks[first // 100 % 3], first, 100)
+    for ws in ranks:
+        lib_host.wait_for(lambda: ws.stat().resident_samples == 1500, message=lambda: str(ws.stat()))
+        check_pushed(ws, range(0, 1500, 7))
+        ws.close()
+    leat.drop("pushed", force=True, socket=sockets[2])
+    preload(leat, three.daemons[1], make_part(host, "one.npy", 0, 1500)).wait(timeout=30)
+    for turn in range(3):
+        leat.append("spread", make_part(host, f"more{turn}.npy", 1500 + 100 * turn, 100), socket=sockets[turn])
+        for s in sockets:
+            with leat.open("leat://spread", socket=s) as ws:
+                assert len(ws) == 1600 + 100 * turn
+                ws.wait(timeout=30)
+                read_all(ws, seed=turn)
+    code = "say('ready'); hear()\ntry: leat.append('spread', argv[1], socket=argv[0])\nexcept leat.Error as e: say(e)"
+    client = host.python(code, sockets[0], make_part(host, "last.npy", 1800, 100))
+    client.hear()
+    client.tell()
+    three.daemons[2].kill()
+    client.process.wait(60)
+    lengths = set()
+    for s in sockets[:2]:
+        with leat.open("leat://spread", socket=s) as ws:
+            lengths.add(len(ws))
+            read_all(ws)
+    assert len(lengths) == 1 and lengths <= {1800, 1900}, lengths
+
+
 # --- one is not what it should be -------------------------------------------------------------------------------------------
 
 
