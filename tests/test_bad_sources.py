@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources and requests that are not as they should be: each gives one clear error, and the rest goes on."""
 
+import gc
 import os
+import subprocess
 import time
 
 import lib_data
@@ -425,3 +427,148 @@ say(batches, views, 1024 * 8192)
     assert views == 0
     assert served() == loaded, "the daemon takes no part in reading"
     kept.close()
+
+
+def test_names_that_are_no_utf8(host, leat):
+    """Shown escaped, as `ls -b` has it, in text and in JSON, and marked: nothing drops out."""
+    raw = os.fsencode(host.data) + b"/caf\xe9\\n.npy"
+    np.save(os.fsdecode(raw), np.arange(12, dtype=np.int32).reshape(4, 3))
+    plain = host.data / "caf\u00e9\\xe9.npy"
+    np.save(plain, np.arange(12, dtype=np.int32).reshape(4, 3))
+    daemon = host.daemon()
+    with leat.open(os.fsdecode(raw), socket=daemon.socket) as ws, leat.open(plain, socket=daemon.socket) as other:
+        assert len(ws) == len(other) == 4
+        shown = os.fsdecode(raw[: raw.index(b"/caf")]) + "/caf\\xe9\\\\n.npy"
+        for sets in (daemon.sets(), daemon.status()["sets"], leat.ls(socket=daemon.socket)):
+            assert len(sets) == 2
+            found = [(s["source"], s.get("escaped", False)) if isinstance(s, dict) else (s.source, None) for s in sets]
+            assert any(source.endswith(shown) and marked in (True, None) for source, marked in found), found
+            assert any(source.endswith(str(plain)) and marked in (False, None) for source, marked in found), found
+        text = host.cli("--socket", daemon.socket, "ls").stdout
+        assert shown in text and str(plain) in text
+        assert shown in host.cli("--socket", daemon.socket, "status").stdout
+        stat = subprocess.run([lib_host.LEAT, "--socket", daemon.socket, "stat", "--json", raw], capture_output=True)
+        assert stat.returncode == 0, stat.stderr
+        assert daemon.metrics()["leat_working_sets"] == 2
+
+
+# --- disks and memory that fail: tests/tools/failio.c -----------------------------------------------------------------
+
+FAILIO = lib_host.BUILD / "tests" / "tools" / "failio.so"
+
+
+@pytest.fixture
+def failing(host):
+    """Makes a daemon with a fault: failing(FAILIO_PATH=..., ...)."""
+    if lib_host.SANITIZED or not FAILIO.exists():
+        pytest.skip("needs the plain build's failio.so")
+    host.off = host.folder / "off"
+
+    def make(pages="no", **env):
+        return host.daemon({"pool": {"size": "64MiB", "region_size": "2MiB", "huge_pages": pages}, "disk": {"engine": "worker"}},
+                           env={"LD_PRELOAD": str(FAILIO), "FAILIO_OFF": str(host.off), **{k: str(v) for k, v in env.items()}})
+
+    return make
+
+
+def drop_from_cache(path):
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("cache", ["warm", "cold"])
+def test_a_bad_block_in_the_middle(failing, host, leat, cache):
+    """EIO names the file and the offset; what else the file has is read; when the disk is mended so is the set."""
+    path = lib_data.make_npy(host.data / "a.npy", 2048)  # 16 MiB
+    if cache == "cold":
+        drop_from_cache(path)
+    at = 9_000_000
+    daemon = failing(FAILIO_PATH="a.npy", FAILIO_OFFSET=at)
+    with pytest.raises(leat.Error, match=r"a\.npy at offset \d+: Input/output error") as caught:
+        leat.preload(path, name="bad", socket=daemon.socket, timeout=lib_host.PATIENCE)
+    said = int(str(caught.value).split("at offset ")[1].split(":")[0])
+    assert said <= at < said + MIB
+    with leat.open(path, socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:
+        bad = (at - 128) // 8192
+        with pytest.raises(leat.Error, match="Input/output error"):
+            ws[bad]
+        for i in (0, 5, 700, 2047):
+            lib_data.check_rows([ws[i]], [i])
+        stat = ws.stat()
+        assert 1 <= stat.failed_samples <= 1 + 3 * MIB // 8192, stat
+    assert daemon.metrics()["leat_load_errors_total"] >= 1
+    del caught  # its traceback holds the set
+    gc.collect()
+    leat.drop("bad", force=True, socket=daemon.socket)
+    lib_host.wait_for(lambda: daemon.status()["pool"]["used_bytes"] == 0)
+    host.off.touch()
+    with leat.preload(path, name="good", socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:
+        lib_data.check_rows([ws[bad]], [bad])
+
+
+def test_a_small_file_that_cannot_be_read(failing, host, leat):
+    files = lib_data.make_files(host.data / "files", 50, 5000)
+    keys = sorted(files)
+    daemon = failing(FAILIO_PATH=keys[7], FAILIO_OFFSET=4500)
+    with leat.open(host.data / "files", socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:
+        with pytest.raises(leat.Error, match=f"{keys[7]} at offset 4096: Input/output error"):
+            ws[7]
+        for i in (0, 6, 8, 49):
+            got = ws[i]
+            assert bytes(got["data"] if isinstance(got, dict) else got[0]) == files[keys[i]]
+        assert ws.stat().failed_samples == 1
+
+
+def test_a_bad_block_under_a_streamed_set(failing, host, leat):
+    path = lib_data.make_npy(host.data / "a.npy", 4096)  # 32 MiB
+    at = 31 * MIB
+    daemon = failing(FAILIO_PATH="a.npy", FAILIO_OFFSET=at)
+    with leat.open(path, socket=daemon.socket, limit=8 * MIB, timeout=lib_host.PATIENCE) as ws:
+        with pytest.raises(leat.Error, match=r"a\.npy at offset \d+: Input/output error"):
+            ws[(at - 128) // 8192]
+        lib_data.check_rows([ws[4000 - 300]], [4000 - 300])
+        host.off.touch()
+        i = (at - 128) // 8192
+        lib_data.check_rows([ws[i]], [i])
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_memory_that_is_not_there(failing, host, leat, nth):
+    """ENOSPC of a region's file: its samples fail with the reason, the others are read, all memory comes back."""
+    path = lib_data.make_npy(host.data / "a.npy", 2048)
+    daemon = failing(FAILIO_FULL="leat-region", FAILIO_FULL_NTH=nth)
+    with pytest.raises(leat.NoSpace, match="no memory for it in the pool .No space left on device"):
+        leat.preload(path, name="full", socket=daemon.socket, timeout=lib_host.PATIENCE)
+    if nth > 1:
+        stat = leat.stat("full", socket=daemon.socket)
+        assert 0 < stat["failed_samples"] < 2048
+    leat.drop("full", force=True, socket=daemon.socket)
+    lib_host.wait_for(lambda: daemon.status()["pool"]["used_bytes"] == 0)
+    host.off.touch()
+    with leat.preload(path, name="full", socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:
+        lib_data.check_rows([ws[2047]], [2047])
+
+
+def test_huge_pages_that_run_out(failing, host, leat):
+    """The same in our own tmpfs."""
+    path = lib_data.make_npy(host.data / "a.npy", 2048)
+    daemon = failing(pages="yes", FAILIO_FULL="/#", FAILIO_FULL_NTH=2)
+    if "tmpfs" not in daemon.status()["pool"]["page_source"]:
+        pytest.skip("this host gives no tmpfs with huge pages")
+    with pytest.raises(leat.NoSpace, match="No space left on device"):
+        leat.preload(path, name="full", socket=daemon.socket, timeout=lib_host.PATIENCE)
+    leat.drop("full", force=True, socket=daemon.socket)
+    lib_host.wait_for(lambda: daemon.status()["pool"]["used_bytes"] == 0)
+
+
+def test_no_memory_for_tables(failing, host, leat):
+    path = lib_data.make_npy(host.data / "a.npy", 2048)
+    daemon = failing(FAILIO_FULL="leat-live")
+    with pytest.raises(leat.NoSpace, match="no memory for the table of 2048 samples"):
+        leat.open(path, socket=daemon.socket, timeout=lib_host.PATIENCE)
+    assert daemon.status()["pool"]["used_bytes"] == 0
+    host.off.touch()
+    with leat.open(path, socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:
+        lib_data.check_rows([ws[3]], [3])

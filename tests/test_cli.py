@@ -657,7 +657,7 @@ def test_stop_ends_the_daemon(tmp_path, tree):
 def test_leatd_conf_page_names_the_keys_that_leatd_knows():
     """Of each section, what pool/config.c has in its table and what the page explains are the same."""
     table = (ROOT / "src" / "pool" / "config.c").read_text()
-    known = {s: set(keys.split()) for s, keys in re.findall(r'\{"(\w+)", " ([\w ]+) ", set_\w+\}', table)}
+    known = {s: set(keys.split()) for s, keys in re.findall(r'\{"(\w+)",\s+" ([\w ]+) ",\s+set_\w+\}', table)}
     assert known
     page = re.split(r"^# \[(\w+)\]$", (MAN / "leatd.conf.5.scd").read_text(), flags=re.M)
     told = {s: set(re.findall(r"^\*(\w+)\*$", text.split("\n# ")[0], re.M)) for s, text in zip(page[1::2], page[2::2])}

@@ -145,3 +145,18 @@ def test_stopped_node_is_noticed(nodes):
     assert again.stdout.readline().strip() == "00010203"
     again.stdin.close()
     assert again.wait(30) == 0
+
+
+def test_status_shows_the_nodes(nodes):
+    """Each node says of all: where, in what state, how much it has and how much of that is taken; also for people."""
+    _, both = nodes
+    eventually(lambda: all("cap_bytes" in n for node in both for n in node.query()["nodes"]))
+    seen = both[0].query()["nodes"]
+    assert [n["state"] for n in seen] == ["self", "up"] and [n["connected"] for n in seen] == [True, True]
+    assert [n["cap_bytes"] for n in seen] == [64 << 20] * 2 and all(n["used_bytes"] == 0 for n in seen)
+    both[1].process.terminate()
+    eventually(lambda: both[0].query()["nodes"][1]["state"] == "down")
+    text = subprocess.run([BUILD / "src" / "apps" / "leat", "status", f"--socket={both[0].socket}"],
+                          capture_output=True, text=True, check=True).stdout
+    lines = [line for line in text.splitlines() if ":" in line and "state" in line]
+    assert len(lines) == 2 and "64.0 MiB" in lines[0] and "self" in lines[0] and "down" in lines[1], text

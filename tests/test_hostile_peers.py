@@ -194,7 +194,6 @@ def test_requests_that_are_refused_politely(daemon):
             status, message, _ = peer.call(type, body)
             assert status < 0 and len(message) > 10, (type, body)
         assert peer.call(CLOSE, some)[0] == 0, "closing what is not open is no harm"
-        daemon.most_fds += 2  # the window that the first FETCH makes stays as long as its set
         handle, _, _ = peer.open("leat://kept")
         assert handle, "a handle is its connection's: that of the other one was not ours to use, this one is"
         for n, first, count in [(1, 64, 1), (1, 63, 2), (1, 1 << 63, 1 << 63), (1, 0, 1 << 40), (1, 5, 0)]:
@@ -385,3 +384,109 @@ def test_random_bytes_behind_a_good_start(daemon):
                     peer.send(frame(rng.choice(types), body, id=k, body_bytes=rng.choice([None, None, None, len(body) + 8])))
             except Gone:
                 pass
+
+
+# --- more than one's share -------------------------------------------------------------------------------------
+
+LIMITS = {"user_connections": 6, "user_data_connections": 3, "user_sets": 3, "user_creates": 1, "handshakes": 8}
+EBUSY = 16
+
+
+@pytest.fixture
+def strict(host):
+    """A daemon that gives nobody much."""
+    token = host.folder / "token"
+    token.write_bytes(TOKEN + b"\n")
+    token.chmod(0o600)
+    address = f"127.0.0.1:{free_port()}"
+    made = host.daemon({"pool": {"size": "16MiB", "region_size": "64KiB"}, "limits": LIMITS,
+                        "net": {"listen": address, "token_file": token}})
+    made.address = address
+    made.path = lib_data.make_npy(host.data / "a.npy", 64)
+    yield made
+    made.serves(made.path)
+
+
+def busy(status, message, *said):
+    assert status == -EBUSY, (status, message)
+    for word in said:
+        assert word in message, message
+
+
+def test_connections_of_one_user(strict):
+    peers = [Peer(strict.socket).greet() for _ in range(6)]
+    for _ in range(3):
+        with Peer(strict.socket) as peer:
+            status, message, _ = peer.call(HELLO, hello())
+            busy(status, message, b"6", b"user_connections", b"[limits]")
+            assert peer.closed()
+    # Those who are told no, and stay silent, are few and do not stay.
+    silent = [Peer(strict.socket) for _ in range(200)]
+    lib_host.wait_for(lambda: lib_host.footprint(strict.pid)["fds"] < 150, message="they pile up")
+    peers.pop().close()
+    lib_host.wait_for(lambda: serves(strict), message="a place that came free is not given")
+    for peer in peers + silent:
+        peer.close()
+
+
+def serves(daemon):
+    try:
+        daemon.serves(daemon.path)
+    except (AssertionError, Gone):
+        return False
+    return True
+
+
+def test_data_connections_of_one_user(strict):
+    with Peer(strict.socket).greet() as peer:
+        handle, uuid, generation = peer.open(str(strict.path))
+        before = lib_host.footprint(strict.pid)["fds"]
+        for _ in range(3):
+            assert peer.call(BROKER, struct.pack("<QI", handle, 0))[0] == 0
+        for _ in range(50):
+            status, message, _ = peer.call(BROKER, struct.pack("<QI", handle, 0))
+            busy(status, message, b"3", b"user_data_connections")
+        with Peer(strict.socket) as other:  # the other way to one
+            status, message, _ = other.call(HELLO, hello(role=DATA, set_uuid=uuid, generation=generation))
+            busy(status, message, b"user_data_connections")
+        with Peer(strict.address) as other:  # and over TCP, in another's name: that one's own share
+            assert prove(other, TOKEN, hello(role=DATA, uid=12345, set_uuid=uuid, generation=generation,
+                                             nonce=os.urandom(32)))[0] == -EACCES, "not their set"
+            assert lib_host.footprint(strict.pid)["fds"] <= before + 3 + 4
+        for fd in peer.fds:
+            os.close(fd)
+        peer.fds = []
+        lib_host.wait_for(lambda: peer.call(BROKER, struct.pack("<QI", handle, 0))[0] == 0)
+
+
+def test_sets_of_one_user(strict, host):
+    paths = [lib_data.make_npy(host.data / f"s{k}.npy", 8) for k in range(4)]
+    with Peer(strict.socket).greet() as peer:
+        for k in range(3):
+            peer.open(str(paths[k]), name=f"n{k}")
+        status, message, _ = peer.call(OPEN, opening(str(paths[3])))
+        busy(status, message, b"3 working sets", b"user_sets")
+        assert peer.call(DROP, struct.pack("<IQ", 1, 0) + text("n0"))[0] == 0
+        peer.open(str(paths[3]))
+
+
+def test_sets_that_are_being_pushed(strict, leat):
+    one = leat.create("one", {"n": ("i4", ())}, 4, socket=strict.socket)
+    with pytest.raises(leat.Busy, match="user_creates"):
+        leat.create("two", {"n": ("i4", ())}, 4, socket=strict.socket)
+    one.push(0, {"n": [1, 2, 3, 4]})
+    leat.create("two", {"n": ("i4", ())}, 4, socket=strict.socket).close()
+
+
+def test_half_handshakes_push_each_other_out(strict):
+    """However many half-open connections there are, a whole handshake goes through and the daemon keeps a few."""
+    before = lib_host.footprint(strict.pid)["fds"]
+    half = [Peer(strict.address) for _ in range(100)]
+    lib_host.wait_for(lambda: lib_host.footprint(strict.pid)["fds"] <= before + 8 + 2)
+    with Peer(strict.address) as peer:
+        status, server_knows, _ = prove(peer, TOKEN, hello(role=DATA, nonce=os.urandom(32)))
+        assert status == -ESTALE and server_knows, "the set is not there, but the token was looked at"
+    assert strict.metrics()["leat_rejected_total"] >= 80
+    for peer in half:
+        peer.close()
+

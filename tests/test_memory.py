@@ -103,6 +103,46 @@ def test_a_pool_that_was_told_to_be_larger_than_its_control_group(in_group, grou
     assert group.kills() == 0 and daemon.running()
 
 
+# --- tables -----------------------------------------------------------------------------------------------------------------
+
+
+def test_tables_that_are_larger_than_the_pool(host, leat):
+    """Ten million samples of a byte each: what the daemon keeps of them is more than they are, and it says so."""
+    path = host.data / "tiny.npy"
+    np.save(path, np.zeros((10_000_000, 1), np.uint8))
+    daemon = host.daemon({"pool": {"size": "32MiB", "region_size": "1MiB"}})
+    small = lib_data.make_npy(host.data / "small.npy", 8)
+    for _ in range(2):
+        with pytest.raises(leat.NoSpace, match=r"10000000 samples need 5[0-9.]+ MiB .* 32.0 MiB free of 32.0 MiB") as caught:
+            leat.open(path, socket=daemon.socket)
+        assert "raise the pool's size" in str(caught.value)
+    assert lib_host.footprint(daemon.pid)["rss"] < 64 * MIB or lib_host.SANITIZED
+    assert daemon.status()["pool"]["used_bytes"] == 0
+    with leat.open(small, socket=daemon.socket) as ws:
+        lib_data.check_rows([ws[1]], [1])
+        pool, made = daemon.status()["pool"], daemon.sets()[0]
+        assert pool["used_bytes"] == made["pool_bytes"] + made["table_bytes"] and made["table_bytes"] == pool["table_bytes"] > 0
+        assert daemon.metrics()["leat_pool_table_bytes"] == pool["table_bytes"]
+
+
+def test_chunks_are_unpacked_within_the_pool(host, leat):
+    """A chunk takes scratch memory as it is inflated: charged to the set, by as many threads as there is room for."""
+    h5py = pytest.importorskip("h5py")
+    path = host.data / "chunks.h5"
+    data = np.repeat(np.arange(4096, dtype=np.uint64)[:, None], 512, 1)
+    with h5py.File(path, "w") as f:
+        f.create_dataset("x", data=data, chunks=(1024, 512), compression="gzip", shuffle=True)
+    daemon = host.daemon({"pool": {"size": "40MiB", "region_size": "1MiB"}, "disk": {"threads": 8}})
+    with leat.open(path, socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:
+        np.testing.assert_array_equal(np.asarray(ws[3000]).reshape(-1), data[3000])
+        pool = daemon.status()["pool"]
+        assert 8 * MIB <= pool["scratch_bytes"] <= 24 * MIB, "not for eight threads: that is 100 MiB"
+        assert pool["peak_bytes"] <= 40 * MIB
+    tight = host.daemon({"pool": {"size": "8MiB", "region_size": "1MiB"}}, name="tight")
+    with pytest.raises(leat.NoSpace, match="unpacking a chunk of it takes .* smaller chunks"):
+        leat.open(path, socket=tight.socket)
+
+
 # --- descriptors --------------------------------------------------------------------------------------------------------------
 
 

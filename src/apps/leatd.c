@@ -247,6 +247,7 @@ static int serve(const struct config *config, struct leat_error *err)
         .disk_engine = config->disk_engine,
         .opener = {.system = config->system, .roots = config->roots},
         .rdma = {.net = {.rails = config->rails, .tls = config->rdma_tls}, .users = config->rdma_users},
+        .limits = config->limits,
     };
     if (code == 0)
         code = pool_new(loop, &pc, &pool, err);

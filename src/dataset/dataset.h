@@ -73,6 +73,9 @@ struct dataset_scratch {
     void *inflate; /* libdeflate decompressor */
 };
 void dataset_scratch_fini(struct dataset_scratch *scratch);
+/* The most memory that decoding extents of this index takes beside their destination: scratch, and a whole extent of which only a
+ * piece is wanted. 0 for an index without chunks. O(extents + chunks). */
+uint64_t dataset_scratch_bytes(const struct index *ix);
 int dataset_extent_decode(const struct index *index, const struct index_extent *extent, int fd, void *dst,
                           struct dataset_scratch *scratch, struct leat_error *err);
 

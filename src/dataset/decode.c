@@ -26,6 +26,25 @@ void dataset_scratch_fini(struct dataset_scratch *scratch)
     *scratch = (struct dataset_scratch){0};
 }
 
+uint64_t dataset_scratch_bytes(const struct index *ix)
+{
+    uint64_t stored = 0, decoded = 0, whole = 0, sum;
+    for (uint64_t k = 0; k < ix->header->nextents; k++) {
+        if (ix->extents[k].kind == INDEX_EXTENT_CHUNK)
+            whole = MAX(whole, ix->extents[k].bytes);
+    }
+    if (!whole)
+        return 0;
+    for (uint64_t k = 0; k < ix->header->nchunks; k++)
+        stored = MAX(stored, ix->chunks[k].source_bytes);
+    for (uint64_t k = 0; k < ix->header->nshapes; k++)
+        decoded = MAX(decoded, ix->shapes[k].decoded_bytes);
+    if (mul_overflows(decoded, 2, &sum) || add_overflows(sum, stored, &sum) ||
+        add_overflows(sum, whole, &sum))
+        return UINT64_MAX;
+    return sum;
+}
+
 static int scratch_grow(void **buf, uint64_t *cap, uint64_t bytes)
 {
     if (bytes <= *cap)

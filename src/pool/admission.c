@@ -3,12 +3,17 @@
  * What a set gets of the pool: all of it, or a pinned part and a window, under the cap and under what the host's memory allows. Idle
  * implicit sets go first. Failure: LEAT_NO_SPACE, saying how much is needed and free; what was taken stays with the set and goes
  * back with it.
+ *
+ *   tables (wset_new) ── scratch for the threads that decode it ── window and its tables, if streamed ── regions
+ *
+ * All of it comes out of one office. A set that needs much scratch is decoded by fewer threads at a time, not refused.
  */
 #include "pool/pool_internal.h"
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/size.h"
+#include "dataset/dataset.h"
 #include "pool/ready.h"
 #include "pool/region.h"
 #include "pool/staging.h"
@@ -20,6 +25,9 @@
 #define TEND_EVERY_NS  (200 * NS_PER_MS) /* while the stock is not complete; */
 #define WATCH_EVERY_NS NS_PER_S          /* then only the host's memory is looked at */
 #define LOADING_NS     (5 * NS_PER_S)    /* a load is not disturbed for so long */
+#define LEAVING_NS     NS_PER_S          /* that long memory which is coming back is waited for */
+/* Of what is free goes to the threads that decode a set, if one of them needs no more. */
+#define SCRATCH_SHARE 8
 
 /* What can still be taken of the host's memory, the ready regions' own being gone from it already. */
 static uint64_t host_room(struct pool *pool)
@@ -91,12 +99,11 @@ static int region_get(struct pool *pool, uint64_t region_bytes, uint64_t used, s
     return code;
 }
 
-/* Idle implicit sets make room for one that is wanted. */
-void pool_evict_idle(struct pool *pool, uint64_t want)
+void pool_evict_idle(struct pool *pool, uint64_t want, bool patient)
 {
     list_for_each_safe (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (pool_room(pool) >= want)
+        if (pool_room(pool) + (patient ? atomic_load(&pool->leaving_bytes) : 0) >= want)
             return;
         if (ws->state != WSET_ENDING && !ws->prepared && ws->leases == 0 && ws->holders == 0 &&
             !(ws->flags & PROTO_WS_EXPLICIT)) {
@@ -105,6 +112,116 @@ void pool_evict_idle(struct pool *pool, uint64_t want)
             pool_drop(pool, ws, POOL_SWEEP);
         }
     }
+}
+
+bool pool_awaits_room(struct pool *pool, uint64_t want, uint64_t *until_ns)
+{
+    uint64_t now = clock_now_ns();
+    pool_evict_idle(pool, want, true);
+    if (!*until_ns)
+        *until_ns = now + LEAVING_NS;
+    if (pool_room(pool) < want && atomic_load(&pool->leaving_bytes) > 0 && now < *until_ns)
+        return true;
+    pool_evict_idle(pool, want, false);
+    return false;
+}
+
+/* A ticket for what is no region: memory that is ready gives way. Any thread. */
+static int ticket_from_ready(struct pool *pool, uint64_t bytes)
+{
+    int code = ticket_take(&pool->office, bytes);
+    if (code < 0 && ready_bytes(pool->ready) > 0) {
+        ready_give_up(pool->ready, bytes);
+        code = ticket_take(&pool->office, bytes);
+    }
+    return code;
+}
+
+static int tables_refuse(const struct wset *ws, uint64_t bytes, struct leat_error *err)
+{
+    const struct ticket_office *office = &ws->pool->office;
+    char needs[32], each[32], has[32], cap[32];
+    uint64_t n = MAX(ws->index.header->nsamples, (uint64_t)1), used = atomic_load(&office->used_bytes);
+    size_format(bytes, needs);
+    size_format(div_up(bytes, n), each);
+    size_format(office->cap_bytes - MIN(used, office->cap_bytes), has);
+    size_format(office->cap_bytes, cap);
+    return error_set(
+        err, LEAT_NO_SPACE,
+        "the tables of its %" PRIu64 " samples need %s (%s a sample, beside its bytes) and the "
+        "pool has %s free of %s: raise the pool's size, drop a set, or put several samples into one",
+        n, needs, each, has, cap);
+}
+
+int pool_tables_take(struct wset *ws, uint64_t bytes, struct leat_error *err)
+{
+    struct pool *pool = ws->pool;
+    if (ticket_from_ready(pool, bytes) < 0)
+        return tables_refuse(ws, bytes, err);
+    atomic_fetch_add(&ws->table_bytes, bytes);
+    atomic_fetch_add(&pool->table_bytes, bytes);
+    return 0;
+}
+
+void pool_wset_gone(struct wset *ws)
+{
+    struct pool *pool = ws->pool;
+    uint64_t tables = atomic_load(&ws->table_bytes);
+    ticket_give(&pool->office, tables + ws->scratch_bytes);
+    atomic_fetch_sub(&pool->table_bytes, tables);
+    atomic_fetch_sub(&pool->scratch_bytes, ws->scratch_bytes);
+    atomic_fetch_sub(&pool->leaving_bytes, atomic_load(&ws->leaving_bytes));
+    atomic_fetch_sub(&pool->sets_alive, 1);
+}
+
+uint64_t pool_bytes_wanted(const struct pool *pool, const struct index *index)
+{
+    uint64_t each = dataset_scratch_bytes(index), bytes = wset_table_bytes(index, true, pool), sum;
+    each = each > FILL_SCRATCH_KEPT ? each : 0;
+    if (mul_overflows(each, pool->config.fill_threads, &sum) || sum > pool->office.cap_bytes / SCRATCH_SHARE)
+        sum = each;
+    return add_overflows(bytes, sum, &sum) ||
+                   add_overflows(sum, align_up(index->header->address_end, REGION_HUGE_BYTES), &sum)
+               ? UINT64_MAX
+               : sum;
+}
+
+/* Memory for samples that it takes here if it takes all that it may. */
+static uint64_t samples_bytes(const struct wset *ws)
+{
+    uint64_t bytes = ws->window_bytes ? ws->window_bytes + pool_window_tables(ws, ws->window_bytes) : 0;
+    if (ws->nnodes == 0)
+        return align_up(ws->index.header->address_end, REGION_HUGE_BYTES);
+    for (uint32_t g = 0; g < ws->nregions; g++)
+        bytes += ws->regions[g].node == ws->self_node ? ws->region_bytes : 0;
+    return bytes;
+}
+
+/* Before regions: as many threads at a time as decode in what the samples leave (in a share of it all, when they do not fit
+ * anyway), and one at least. */
+static int scratch_take(struct pool *pool, struct wset *ws, struct leat_error *err)
+{
+    uint64_t each = ws->scratch_each;
+    if (each <= FILL_SCRATCH_KEPT)
+        return 0;
+    pool_evict_idle(pool, each, false);
+    uint64_t room = pool_room(pool), samples = samples_bytes(ws),
+             spare = samples <= room && room - samples >= each ? room - samples : room / SCRATCH_SHARE,
+             threads = MIN(MAX(spare / each, (uint64_t)1), MAX(pool->config.fill_threads, 1u));
+    if (each > room || ticket_from_ready(pool, threads * each) < 0) {
+        char needs[32], has[32], cap[32];
+        size_format(each, needs);
+        size_format(room, has);
+        size_format(pool->office.cap_bytes, cap);
+        return error_set(err, LEAT_NO_SPACE,
+                         "unpacking a chunk of it takes %s and the pool has %s free of %s: raise the pool's "
+                         "size, drop a set, or write the file with smaller chunks",
+                         needs, has, cap);
+    }
+    ws->decoders = (unsigned)threads;
+    ws->scratch_bytes = threads * each;
+    atomic_fetch_add(&pool->scratch_bytes, ws->scratch_bytes);
+    return 0;
 }
 
 int pool_regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, uint64_t end,
@@ -139,6 +256,25 @@ static uint64_t window_least(const struct wset *ws)
     return align_up(h->max_sample_bytes, 4096) + (h->nfields + 1) * 3ull * 4096;
 }
 
+/* Checksums that are known, a byte each, for a set that is streamed. */
+static uint64_t known_bytes(const struct wset *ws)
+{
+    return ws->index.header->nsamples * ws->index.header->nfields;
+}
+
+uint64_t pool_window_tables(const struct wset *ws, uint64_t window)
+{
+    return staging_table_bytes(window) + known_bytes(ws);
+}
+
+/* The largest window that fits `bytes` with its tables. */
+static uint64_t window_in(const struct wset *ws, uint64_t bytes, uint64_t page)
+{
+    uint64_t known = known_bytes(ws), window = bytes > known ? (bytes - known) / 9 * 8 : 0;
+    window = align_down(window, page);
+    return window + pool_window_tables(ws, window) <= bytes ? window : 0;
+}
+
 /*
  * What the set gets: all of it, or a pinned part and a window of a quarter. Sets ws->pinned_end and *ret_window.
  */
@@ -147,7 +283,7 @@ static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *r
 {
     uint64_t page = region_charge(&pool->config.pages, ws->region_bytes, 1);
     uint64_t need = align_up(ws->index.header->address_end, page);
-    pool_evict_idle(pool, MIN(need, limit));
+    pool_evict_idle(pool, MIN(need, limit), false);
     uint64_t grant = MIN(pool_room(pool), limit);
     *ret_window = 0;
     if (need <= grant)
@@ -157,7 +293,7 @@ static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *r
     size_format(grant, has);
     size_format(pool->office.cap_bytes, cap);
     uint64_t least = window_least(ws);
-    uint64_t window = MIN(align_up(MAX(grant / 4, 4 * least), page), align_down(grant, page));
+    uint64_t window = MIN(align_up(MAX(grant / 4, 4 * least), page), window_in(ws, grant, page));
     if (ws->flags & PROTO_WS_PUSHED)
         return error_set(
             err, LEAT_NO_SPACE,
@@ -169,7 +305,7 @@ static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *r
                          "it fits: raise the pool's "
                          "size or drop a set",
                          needs, has, cap);
-    ws->pinned_end = align_down(grant - window, page);
+    ws->pinned_end = align_down(grant - window - pool_window_tables(ws, window), page);
     ws->flags |= PROTO_WS_STREAMED;
     *ret_window = window;
     return 0;
@@ -184,12 +320,14 @@ static void staging_ready(struct wset *ws)
 static int staging_make(struct pool *pool, struct wset *ws, uint64_t window, struct leat_error *err)
 {
     struct region *region = NULL;
-    int code = region_get(pool, window, window, &region, err);
+    int code = pool_tables_take(ws, pool_window_tables(ws, window), err);
+    if (code < 0)
+        return code;
+    code = region_get(pool, window, window, &region, err);
     if (code < 0)
         return error_prefix(err, code, "no room for a window of %" PRIu64 " bytes", window);
-    uint64_t parts = ws->index.header->nsamples * ws->index.header->nfields;
     if (!ws->crc_known)
-        ws->crc_known = calloc(MAX(parts, (uint64_t)1), 1);
+        ws->crc_known = calloc(MAX(known_bytes(ws), (uint64_t)1), 1);
     code = ws->crc_known ? staging_new(pool->loop, pool->fill, ws, region, staging_ready, &ws->staging)
                          : -ENOMEM;
     if (code < 0) {
@@ -206,8 +344,8 @@ int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_stagin
         /* A sample that was lost with its node: read from its source again, through a small window. */
         uint64_t window = MAX(64 * MIB, 4 * window_least(ws));
         ready_hold(pool->ready);
-        pool_evict_idle(pool, window);
-        window = align_down(MIN(window, pool_room(pool)), 4096);
+        pool_evict_idle(pool, window + pool_window_tables(ws, window), false);
+        window = align_down(MIN(window, window_in(ws, pool_room(pool), 4096)), 4096);
         if (window < window_least(ws))
             return error_set(err, LEAT_NO_SPACE, "the pool has no room to read lost samples again");
         int code = staging_make(pool, ws, window, err);
@@ -221,9 +359,9 @@ int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_stagin
 /* Takes what the set needs on this host, or what the cluster decided. */
 int pool_begin(struct pool *pool, struct wset *ws, uint64_t limit, struct leat_error *err)
 {
-    int code = 0;
     ready_hold(pool->ready);
-    if (ws->nnodes == 0) {
+    int code = scratch_take(pool, ws, err);
+    if (code == 0 && ws->nnodes == 0) {
         ws->region_bytes = pool->config.region_bytes;
         code = admit(pool, ws, limit ? limit : UINT64_MAX, &ws->window_bytes, err);
     }

@@ -154,6 +154,12 @@ static int change_begin(struct pool *pool, struct open_request *r, int index_fd,
     if (old)
         old->appender = ch;
     list_push_back(&pool->changes, &ch->node);
+    /* The thread takes tickets for tables, and cannot make room for them. */
+    struct index index;
+    if (index_map(index_fd, &index, NULL) == 0) {
+        pool_evict_idle(pool, pool_bytes_wanted(pool, &index), false);
+        index_close(&index);
+    }
     work_start(pool, &ch->work);
     return 0;
 }
@@ -170,6 +176,8 @@ void pool_create(struct pool *pool, struct open_request *r, int index_fd)
             : pool_name_check(r->name, &err);
     if (code == 0)
         code = pool_sets_check(pool, r->uid, &err);
+    if (code == 0)
+        code = pool_creates_check(pool, r->uid, &err);
     if (code < 0)
         close(index_fd);
     else if ((code = change_begin(pool, r, index_fd, NULL)) < 0)

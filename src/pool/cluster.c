@@ -6,6 +6,7 @@
  * ends the placement: those that accepted are told to forget. One that dies takes its regions along: wset_node_lost.
  */
 #include "pool/cluster_internal.h"
+#include "pool/pool_internal.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -131,7 +132,26 @@ bool cluster_hosts(const struct wset *ws, unsigned n)
     return false;
 }
 
-static void noted(void *user, struct peer_reply *reply) {}
+/* Its answer to NODE: what it has. One of an older release says less. */
+static void link_note(struct link *link, struct peer_reply *reply)
+{
+    struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
+    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
+    uint64_t cap = bytes_get_u64(&in);
+    bytes_get_u64(&in); /* free */
+    bytes_get_u64(&in); /* region */
+    uint64_t used = bytes_get_u64(&in);
+    if (reply->status < 0 || in.bad)
+        return;
+    link->known = true;
+    link->cap_bytes = cap;
+    link->used_bytes = used;
+}
+
+static void noted(void *user, struct peer_reply *reply)
+{
+    link_note(user, reply);
+}
 
 static void link_up(struct peer *peer)
 {
@@ -141,7 +161,7 @@ static void link_up(struct peer *peer)
     log_info("node %s is up", c->config.nodes[n]);
     struct bytes_out body = {0};
     bytes_put_str(&body, c->config.self);
-    peer_call(peer, PROTO_NODE, &body, NULL, 0, NULL, noted, NULL); /* who we are */
+    peer_call(peer, PROTO_NODE, &body, NULL, 0, NULL, noted, link); /* who we are */
     bytes_out_fini(&body);
     list_for_each (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
@@ -158,6 +178,7 @@ static void pong(void *user, struct peer_reply *reply)
 {
     struct link *link = user;
     link->pinged = false;
+    link_note(link, reply);
 }
 
 /* A node that is stopped, or stuck, keeps its connections: only an answer tells. What waits for it is answered with its loss. */
@@ -308,11 +329,18 @@ unsigned cluster_nodes(const struct cluster *c)
     return c->config.nnodes;
 }
 
-bool cluster_node(const struct cluster *c, unsigned n, const char **ret_address, bool *ret_self)
+void cluster_node(const struct cluster *c, unsigned n, struct cluster_node_view *ret)
 {
-    *ret_address = c->config.nodes[n];
-    *ret_self = n == c->self;
-    return *ret_self || cluster_is_up(c, n);
+    const struct link *link = &c->links[n];
+    bool self = n == c->self;
+    *ret = (struct cluster_node_view){
+        .address = c->config.nodes[n],
+        .self = self,
+        .connected = self || cluster_is_up(c, n),
+        .known = self || link->known,
+        .cap_bytes = self ? c->pool->office.cap_bytes : link->cap_bytes,
+        .used_bytes = self ? atomic_load(&c->pool->office.used_bytes) : link->used_bytes,
+    };
 }
 
 /* --- who fills what is told -------------------------------------------------------------------------------------- */

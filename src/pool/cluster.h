@@ -68,8 +68,14 @@ int cluster_message(struct cluster *cluster, struct client *client, struct conn_
 /* That connection ended. */
 void cluster_client_gone(struct cluster *cluster, struct client *client);
 
-/* For status: address, whether connected. */
+/* For status. */
+struct cluster_node_view {
+    const char *address;
+    bool self, connected;
+    bool known;                     /* it has said what it has */
+    uint64_t cap_bytes, used_bytes; /* of its pool; as it said last */
+};
 unsigned cluster_nodes(const struct cluster *cluster);
-bool cluster_node(const struct cluster *cluster, unsigned n, const char **ret_address, bool *ret_self);
+void cluster_node(const struct cluster *cluster, unsigned n, struct cluster_node_view *ret_view);
 
 #endif

@@ -15,6 +15,8 @@ struct link {
     struct peer *peer; /* NULL: ourselves */
     bool said_down, pinged;
     uint64_t pinged_ns;
+    bool known; /* what it answered last */
+    uint64_t cap_bytes, used_bytes;
 };
 
 struct cluster {

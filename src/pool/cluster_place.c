@@ -227,16 +227,17 @@ static int leave_window(struct placing *p, uint64_t need, uint64_t total)
     uint64_t *own = &p->free_bytes[p->cluster->self];
     uint64_t window =
         align_up(MAX(*own / 4, 4 * (ws->index.header->max_sample_bytes + 8 * KIB)), ws->region_bytes);
-    if (window > *own || (ws->flags & PROTO_WS_PUSHED) || ws->replaces) {
+    uint64_t with_tables = align_up(window + pool_window_tables(ws, window), ws->region_bytes);
+    if (with_tables > *own || (ws->flags & PROTO_WS_PUSHED) || ws->replaces) {
         char needs[32], has[32];
         size_format(need, needs);
         size_format(total, has);
         return error_set(&p->err, LEAT_NO_SPACE, "%s %s and all nodes together have %s free",
                          ws->replaces ? "the new samples need" : "the set needs", needs, has);
     }
-    *own -= window;
+    *own -= with_tables;
     ws->window_bytes = window;
-    ws->pinned_end = total > window ? total - window : 0;
+    ws->pinned_end = total > with_tables ? total - with_tables : 0;
     ws->flags |= PROTO_WS_STREAMED;
     return 0;
 }
@@ -250,8 +251,13 @@ static int map_regions(struct placing *p)
     uint64_t need = align_up(ws->index.header->address_end, 4096) - ws->first_new_address;
     struct placement_node nodes[CLUSTER_NODES_MAX];
     p->free_bytes[c->self] = pool_room(c->pool);
-    for (unsigned n = 0; n < c->config.nnodes; n++)
+    uint64_t tables = wset_table_bytes(&ws->index, true, c->pool);
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        /* Beside regions: the tables, which we have already, and scratch for one thread at least. */
+        uint64_t least = (n == c->self ? 0 : tables) + ws->scratch_each;
+        p->free_bytes[n] -= MIN(p->free_bytes[n], least);
         total += align_down(p->free_bytes[n], region);
+    }
     total = MIN(total, p->limit);
     int code = need > total ? leave_window(p, need, total) : 0;
     if (code < 0)

@@ -46,6 +46,7 @@ static int on_node(struct cluster *c, struct client *client, struct conn_message
     bytes_put_u64(&body, c->pool->office.cap_bytes);
     bytes_put_u64(&body, pool_room(c->pool));
     bytes_put_u64(&body, c->pool->config.region_bytes);
+    bytes_put_u64(&body, atomic_load(&c->pool->office.used_bytes));
     conn_send(client->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
     bytes_out_fini(&body);
     return 0;

@@ -176,6 +176,25 @@ static int set_disk(struct config *c, const char *key, const char *value, struct
     return set_string(&c->disk_engine, value, err);
 }
 
+static int set_limits(struct config *c, const char *key, const char *value, struct leat_error *err)
+{
+    const struct {
+        const char *key;
+        unsigned *field;
+    } keys[] = {{"connections", &c->limits.connections},
+                {"user_connections", &c->limits.user_connections},
+                {"user_data_connections", &c->limits.user_data},
+                {"sets", &c->limits.sets},
+                {"user_sets", &c->limits.user_sets},
+                {"user_creates", &c->limits.user_creates},
+                {"handshakes", &c->limits.handshakes}};
+    for (unsigned k = 0; k < ARRAY_LEN(keys); k++) {
+        if (!strcmp(key, keys[k].key))
+            return set_count(keys[k].field, value, 1000000, key, err);
+    }
+    return -ENOENT; /* not in the table of sections */
+}
+
 static int set_log(struct config *c, const char *key, const char *value, struct leat_error *err)
 {
     enum log_level level;
@@ -193,6 +212,8 @@ static const struct {
     {"daemon", " mode socket job node_name roots linger ", set_daemon},
     {"net", " listen token_file nodes data_threads rails rdma_users rdma_tls ", set_net},
     {"disk", " engine threads depth ", set_disk},
+    {"limits", " connections user_connections user_data_connections sets user_sets user_creates handshakes ",
+     set_limits},
     {"log", " level ", set_log},
 };
 
@@ -209,7 +230,8 @@ int config_set(struct config *config, const char *section, const char *key, cons
                              sections[k].keys);
         return sections[k].set(config, key, value, err);
     }
-    return error_set(err, LEAT_INVALID, "no section [%s]: there are pool, daemon, net, disk, log", section);
+    return error_set(err, LEAT_INVALID, "no section [%s]: there are pool, daemon, net, disk, limits, log",
+                     section);
 }
 
 struct load {

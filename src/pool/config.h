@@ -5,6 +5,7 @@
 
 #include "base/base.h"
 #include "pool/rdma.h"
+#include "pool/limits.h"
 
 struct config {
     /* [pool] */
@@ -27,6 +28,8 @@ struct config {
     /* [disk] */
     char *disk_engine;
     unsigned disk_threads, disk_depth;
+    /* [limits] */
+    struct limits limits; /* 0: the default */
 };
 
 void config_init(struct config *config);

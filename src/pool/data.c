@@ -12,6 +12,7 @@
 #include "pool/region.h"
 #include "pool/wset.h"
 
+#include <inttypes.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -20,7 +21,8 @@
 struct data_target {
     struct net_serve_target target; /* first */
     struct wset *ws;                /* a reference */
-    uint32_t uid;
+    struct pool *pool;
+    uint32_t uid; /* who is charged for it */
     bool may_write;
     struct net_rdma_peer *peer; /* NULL: it reads over this connection */
 };
@@ -88,9 +90,16 @@ static int data_written(struct net_serve_target *target, uint64_t first, uint32_
 
 static void data_unref(struct net_serve_target *target)
 {
-    struct data_target *d = container_of(target, struct data_target, target);
+    data_target_free(container_of(target, struct data_target, target));
+}
+
+void data_target_free(struct data_target *d)
+{
+    if (!d)
+        return;
+    shares_give(&d->pool->shares, d->uid, SHARE_DATA, 1);
     net_rdma_peer_free(d->peer);
-    wset_unref(d->ws);
+    wset_unref(d->ws); /* the pool may go with the last one */
     free(d);
 }
 
@@ -101,23 +110,38 @@ static int data_request(struct net_serve_target *target, uint16_t type, struct b
     return pool_rdma_request(d->ws->pool, d->ws, d->uid, &d->peer, type, in, reply, err);
 }
 
-int data_serve(struct server *s, struct wset *ws, uint32_t uid, int fd)
+int data_target_new(struct server *s, struct wset *ws, uint32_t uid, struct data_target **ret_target,
+                    struct leat_error *err)
 {
-    struct data_target *d = calloc(1, sizeof(*d));
+    unsigned most = s->pool->config.limits.user_data;
+    uint64_t has = 0;
+    int code = shares_take(&s->pool->shares, uid, SHARE_DATA, 1, most, &has);
+    if (code == -EDQUOT)
+        return error_set(err, LEAT_BUSY,
+                         "user %u has %" PRIu64 " data connections, and a user may have %u: end readers over "
+                         "TCP, or raise user_data_connections in [limits] of leatd.conf",
+                         uid, has, most);
+    struct data_target *d = code == 0 ? calloc(1, sizeof(*d)) : NULL;
+    if (code == 0 && !d)
+        shares_give(&s->pool->shares, uid, SHARE_DATA, 1);
     if (!d)
-        return -ENOMEM;
-    *d = (struct data_target){.target = {.resolve = data_resolve,
+        return error_set(err, -ENOMEM, "out of memory");
+    *d = (struct data_target){.pool = s->pool,
+                              .uid = uid,
+                              .target = {.resolve = data_resolve,
                                          .written = data_written,
                                          .unref = data_unref,
                                          .request = data_request},
                               .ws = wset_ref(ws),
-                              .uid = uid,
                               .may_write =
                                   (ws->flags & PROTO_WS_PUSHED) && (uid == ws->owner_uid || uid == 0)};
-    int code = net_server_add(s->pool->server, fd, &d->target);
-    if (code < 0)
-        data_unref(&d->target);
-    return code;
+    *ret_target = d;
+    return 0;
+}
+
+int data_serve(struct server *s, struct data_target *target, int fd)
+{
+    return net_server_add(s->pool->server, fd, &target->target);
 }
 
 /* A TCP connection to ourselves, both ends ours: what `transport=tcp` reads through on one host. */
@@ -229,12 +253,17 @@ int requests_broker(struct client *c, struct conn_message *m)
         return broker_dial(c, ws, node, &m->frame);
     }
     int fds[2];
-    int code = tcp_pair(fds);
-    if (code == 0 && (code = data_serve(c->server, ws, c->uid, fds[1])) < 0) {
+    struct data_target *target = NULL;
+    int code = data_target_new(c->server, ws, c->uid, &target, &err);
+    if (code < 0)
+        return requests_refuse(c, &m->frame, &err);
+    code = tcp_pair(fds);
+    if (code == 0 && (code = data_serve(c->server, target, fds[1])) < 0) {
         close(fds[0]);
         close(fds[1]);
     }
     if (code < 0) {
+        data_target_free(target);
         error_sys(&err, code, "cannot make a data connection");
         return requests_refuse(c, &m->frame, &err);
     }

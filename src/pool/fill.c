@@ -64,21 +64,33 @@ static bool pick_segment(struct wset *ws, uint32_t *ret_segment)
     return true;
 }
 
+/* Only as many threads at a time as there are tickets for their scratch. */
+static bool decoder_free(const struct wset *ws)
+{
+    return ws->decoders == 0 || ws->decoding < ws->decoders;
+}
+
 static bool pick(struct fill *fill, struct pick *ret)
 {
     *ret = (struct pick){0};
-    if (!list_empty(&fill->loads)) {
-        ret->load = list_first(&fill->loads, struct fill_load, node);
-        list_remove(&ret->load->node);
+    list_for_each (node, &fill->loads) {
+        struct fill_load *load = container_of(node, struct fill_load, node);
+        if (!decoder_free(load->ws))
+            continue;
+        ret->load = load;
+        list_remove(&load->node);
+        load->ws->decoding++;
         return true;
     }
     for (int urgent = 1; urgent >= 0; urgent--) {
         list_for_each (node, &fill->sets) {
             struct wset *ws = container_of(node, struct wset, fill_node);
-            if (ws->fill_cancelled || (urgent && ws->nurgent == 0) || !pick_segment(ws, &ret->segment))
+            if (ws->fill_cancelled || !decoder_free(ws) || (urgent && ws->nurgent == 0) ||
+                !pick_segment(ws, &ret->segment))
                 continue;
             ws->segments[ret->segment].state = SEGMENT_TAKEN;
             ws->active++;
+            ws->decoding++;
             ret->ws = ws;
             list_remove(&ws->fill_node); /* to the end of the queue: sets take turns */
             list_push_back(&fill->sets, &ws->fill_node);
@@ -206,17 +218,36 @@ static void segment_ended(struct fill *fill, struct wset *ws, uint32_t segment)
         wset_unref(ws);
 }
 
+/* What the set paid for goes before the set may. */
+static void decoder_done(struct fill_thread *t, struct wset *ws)
+{
+    struct fill *fill = t->fill;
+    if (t->band_cap + t->scratch.stored_cap + t->scratch.decoded_cap > FILL_SCRATCH_KEPT) {
+        dataset_scratch_fini(&t->scratch);
+        free(t->band);
+        t->band = NULL;
+        t->band_cap = 0;
+    }
+    pthread_mutex_lock(&fill->lock);
+    ws->decoding--;
+    if (ws->decoders) /* whoever passed it over may take it now */
+        pthread_cond_signal(&fill->work);
+    pthread_mutex_unlock(&fill->lock);
+}
+
 static void load_run(struct fill_thread *t, struct fill_load *load)
 {
     struct fill *fill = t->fill;
     struct fill_target target = {load->dst, -1, 0};
     if (load->region &&
         region_reserve(load->region, (uint64_t)(load->dst - load->region->addr), load->bytes) < 0) {
+        decoder_done(t, load->ws);
         load->done(load, LEAT_NO_SPACE, "the host has no memory for it");
         return;
     }
     unsigned nbad = fill_read_range(t, load->ws, load->address, load->bytes, &target, fill->config.opener,
                                     &fill->counters);
+    decoder_done(t, load->ws); /* the last moment that it is sure to be there */
     load->done(load, nbad ? t->bad[0].code : 0, nbad ? t->bad[0].message : "");
 }
 
@@ -250,6 +281,7 @@ static void *thread_main(void *arg)
             uint64_t began_ns = clock_now_ns();
             segment_fill(t, ws, &ws->segments[p.segment]);
             histogram_add(&fill->segment_times, clock_now_ns() - began_ns);
+            decoder_done(t, ws);
             segment_ended(fill, ws, p.segment);
             wset_unref(ws);
         }

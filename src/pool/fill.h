@@ -23,6 +23,9 @@ struct wset;
 /* How to open sources with the right rights: pool/source.h. */
 struct source_opener;
 
+/* What a thread keeps of its scratch between one range and the next; more is charged to the set that needs it. */
+#define FILL_SCRATCH_KEPT (256 * KIB)
+
 struct fill_config {
     unsigned threads;
     unsigned depth;          /* reads in flight per thread */

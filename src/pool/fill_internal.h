@@ -63,7 +63,8 @@ struct fill_thread {
     void *arrived_user;
     struct fill_bad bad[RANGES_BAD_MAX];
     unsigned nbad;
-    char logged[200]; /* the last message: a large file that changed is not told of once a segment */
+    uint64_t bad_offset; /* in the file, where the last read failed; UINT64_MAX: it was not the read */
+    char logged[200];    /* the last message: a large file that changed is not told of once a segment */
 };
 
 /* Totals: relaxed atomics, readable while threads run. */

@@ -180,14 +180,16 @@ static int source_get(struct fill_thread *t, struct wset *ws, uint64_t number,
     return 0;
 }
 
-static int pread_all(int fd, uint8_t *dst, uint64_t bytes, uint64_t offset)
+static int pread_all(struct fill_thread *t, int fd, uint8_t *dst, uint64_t bytes, uint64_t offset)
 {
     while (bytes > 0) {
         ssize_t n = pread(fd, dst, MIN(bytes, (uint64_t)1 << 30), (off_t)offset);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n <= 0)
+        if (n <= 0) {
+            t->bad_offset = offset;
             return n < 0 ? -errno : LEAT_STALE;
+        }
         dst += n;
         offset += (uint64_t)n;
         bytes -= (uint64_t)n;
@@ -232,11 +234,12 @@ static int bounce_out(struct fill_thread *t, uint64_t address, uint64_t bytes)
 /* Bytes of the file at `offset` to [begin, end), the file being in the page cache or about to be. */
 static int read_copy(struct fill_thread *t, int fd, uint64_t offset, uint64_t begin, uint64_t end)
 {
+    t->bad_offset = UINT64_MAX;
     if (!bounces(t))
-        return pread_all(fd, target_address(t, begin), end - begin, offset);
+        return pread_all(t, fd, target_address(t, begin), end - begin, offset);
     while (begin < end) {
         uint64_t bytes = MIN(end - begin, BOUNCE_BYTES);
-        int code = pread_all(fd, t->bounce, bytes, offset);
+        int code = pread_all(t, fd, t->bounce, bytes, offset);
         if (code == 0)
             code = bounce_out(t, begin, bytes);
         if (code < 0)
@@ -247,9 +250,18 @@ static int read_copy(struct fill_thread *t, int fd, uint64_t offset, uint64_t be
     return 0;
 }
 
-static const char *read_error(int code)
+/* Why read_copy failed, with file and place. */
+static void read_error(const struct fill_thread *t, const struct index *index, uint64_t source, int code,
+                       char *why, size_t cap)
 {
-    return code == LEAT_STALE ? "the file became shorter while it was read" : strerror(-code);
+    char name[96];
+    source_shown(index, source, name);
+    if (code == LEAT_STALE)
+        snprintf(why, cap, "%s became shorter while it was read", name);
+    else if (t->bad_offset != UINT64_MAX)
+        snprintf(why, cap, "cannot read %s at offset %" PRIu64 ": %s", name, t->bad_offset, strerror(-code));
+    else
+        snprintf(why, cap, "cannot put %s into memory: %s", name, strerror(-code));
 }
 
 /* A small file has been read, or `code` says why not. Only now is it compared with what was indexed: whatever was written to it
@@ -262,9 +274,10 @@ static void small_end(struct fill_thread *t, const struct fill_ahead *a, int cod
     close(a->fd);
     if (changed < 0)
         bad_add(t, a->begin, a->end, changed, "%s", why);
-    else if (code < 0)
-        bad_add(t, a->begin, a->end, code, "%s", read_error(code));
-    else
+    else if (code < 0) {
+        read_error(t, &a->ws->index, a->source, code, why, sizeof(why));
+        bad_add(t, a->begin, a->end, code, "%s", why);
+    } else
         atomic_fetch_add_explicit(&counters->bytes_buffered, a->end - a->begin, memory_order_relaxed);
 }
 
@@ -312,6 +325,8 @@ static void read_small(struct fill_thread *t, struct wset *ws, const struct inde
 struct pending {
     struct disk_read read; /* first */
     struct fill_thread *thread;
+    const struct index *index;
+    uint64_t source;
     uint64_t begin, end; /* addresses that this read is wanted for */
     uint64_t need;       /* bytes that must arrive */
 };
@@ -321,11 +336,11 @@ static void read_done(struct disk_read *read, int64_t result)
     struct pending *p = container_of(read, struct pending, read);
     if (result >= (int64_t)p->need)
         return;
-    if (result < 0)
-        bad_add(p->thread, p->begin, p->end, (int)result, "cannot read the source at offset %" PRIu64 ": %s",
-                read->offset, strerror((int)-result));
-    else
-        bad_add(p->thread, p->begin, p->end, LEAT_STALE, "the file became shorter while it was read");
+    char why[180];
+    int code = result < 0 ? (int)result : LEAT_STALE;
+    p->thread->bad_offset = read->offset;
+    read_error(p->thread, p->index, p->source, code, why, sizeof(why));
+    bad_add(p->thread, p->begin, p->end, code, "%s", why);
 }
 
 /* Room to read whole blocks: nothing else of the set lies in the blocks at either end, and they are inside the range. */
@@ -351,7 +366,7 @@ static void read_raw_end(struct fill_thread *t, struct wset *ws, const struct in
 {
     char why[180] = "";
     if (code < 0)
-        snprintf(why, sizeof(why), "%s", read_error(code));
+        read_error(t, &ws->index, e->source, code, why, sizeof(why));
     else
         code = source_check(&ws->index, e->source, s->fd, why, sizeof(why));
     if (code < 0)
@@ -425,6 +440,8 @@ static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, co
                      .buffer = -1,
                      .done = read_done},
             .thread = t,
+            .index = &ws->index,
+            .source = e->source,
             .begin = MAX(from, r->begin),
             .end = MIN(to, r->end),
             .need = MIN(to, r->end) - from,
@@ -475,10 +492,15 @@ static void read_chunk(struct fill_thread *t, struct wset *ws, const struct inde
     }
     struct leat_error err = {0};
     code = dst ? dataset_extent_decode(&ws->index, e, s->fd, dst, &t->scratch, &err) : -ENOMEM;
-    if (code == 0 && (code = source_check(&ws->index, e->source, s->fd, why, sizeof(why))) < 0)
-        error_set(&err, code, "%s", why);
+    bool changed = code == 0 && (code = source_check(&ws->index, e->source, s->fd, why, sizeof(why))) < 0;
     if (code < 0) {
-        bad_add(t, r->begin, r->end, code, "%.190s", err.message[0] ? err.message : strerror(-code));
+        char name[96];
+        source_shown(&ws->index, e->source, name);
+        if (changed)
+            bad_add(t, r->begin, r->end, code, "%s", why);
+        else
+            bad_add(t, r->begin, r->end, code, "%s: %.100s", name,
+                    err.message[0] ? err.message : strerror(-code));
         return;
     }
     if (!whole) {

@@ -268,6 +268,8 @@ static void install_go(struct arrival *a)
                    : error_set(&a->err, -ECANCELED, "the node that asked is gone");
     if (code == 0 && pool_find_uuid(c->pool, ws->uuid))
         code = error_set(&a->err, LEAT_INVALID, "the set is installed here already");
+    if (code == 0)
+        code = pool_sets_check(c->pool, ws->owner_uid, &a->err);
     if (code == 0 && memcmp(a->replaces, none, PROTO_UUID) != 0) {
         old = pool_find_uuid(c->pool, a->replaces);
         code = find_replaced(a, old);

@@ -34,8 +34,6 @@
 
 #define INDEXING_MAX      8u
 #define INDEXING_USER_MAX 2u /* so that one user's slow source does not hold up everybody */
-#define SETS_MAX          4096u
-#define SETS_USER_MAX     1024u
 #define NAME_MAX_BYTES    255u
 #define PROGRESS_EVERY_NS (100 * NS_PER_MS)
 #define STOP_NS           (10 * NS_PER_S)
@@ -50,6 +48,8 @@ struct opening {
     bool running;
     struct source_binding binding;
     struct wset *placing;
+    struct loop_timer room; /* looks whether what ended has gone */
+    uint64_t room_until_ns;
     uint64_t reported_ns;
     /* from the index thread */
     int index_fd;
@@ -113,6 +113,8 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
     list_init(&pool->works);
     pthread_mutex_init(&pool->rdma_lock, NULL);
     ticket_office_init(&pool->office, config->cap_bytes);
+    limits_default(&pool->config.limits);
+    shares_init(&pool->shares);
     struct fill_config fc = {.threads = config->fill_threads,
                              .depth = config->disk_depth,
                              .disk_engine = config->disk_engine,
@@ -190,6 +192,7 @@ void pool_free(struct pool *pool)
     fill_free(pool->fill);
     pool_rdma_stop(pool);
     pthread_mutex_destroy(&pool->rdma_lock);
+    shares_fini(&pool->shares);
     free(pool);
 }
 
@@ -343,15 +346,39 @@ int pool_name_check(const char *name, struct leat_error *err)
 /* Each set costs descriptors, which are everybody's. */
 int pool_sets_check(struct pool *pool, uint32_t uid, struct leat_error *err)
 {
+    const struct limits *l = &pool->config.limits;
     unsigned all = 0, own = 0;
     list_for_each (node, &pool->sets) {
         all++;
         own += container_of(node, struct wset, node)->owner_uid == uid;
     }
-    if (all < SETS_MAX && own < SETS_USER_MAX)
+    if (own >= l->user_sets)
+        return error_set(err, LEAT_BUSY,
+                         "user %u has %u working sets, and a user may have %u: drop some (see `leat ls`), or "
+                         "raise user_sets in [limits] of leatd.conf",
+                         uid, own, l->user_sets);
+    if (all >= l->sets)
+        return error_set(err, LEAT_BUSY,
+                         "there are %u working sets, and %u are allowed: drop some (see `leat ls`), or raise "
+                         "sets in [limits] of leatd.conf",
+                         all, l->sets);
+    return 0;
+}
+
+/* Memory that is taken and cannot be read yet. */
+int pool_creates_check(struct pool *pool, uint32_t uid, struct leat_error *err)
+{
+    unsigned open = 0, most = pool->config.limits.user_creates;
+    list_for_each (node, &pool->sets) {
+        const struct wset *ws = container_of(node, struct wset, node);
+        open += ws->owner_uid == uid && (ws->flags & PROTO_WS_PUSHED) && !wset_complete(ws);
+    }
+    if (open < most)
         return 0;
-    return error_set(err, LEAT_BUSY, "there are %u working sets, %u of this user: drop some (see `leat ls`)",
-                     all, own);
+    return error_set(err, LEAT_BUSY,
+                     "user %u has %u sets that are being pushed, and a user may have %u: finish or drop one, "
+                     "or raise user_creates in [limits] of leatd.conf",
+                     uid, open, most);
 }
 
 /* A set for the first request of an opening that may have one: not listed, no memory yet. */
@@ -487,8 +514,43 @@ static bool opening_place(struct opening *o)
     index_close(&index);
     if (known || set_new(pool, o, first, &o->placing, &o->err) < 0)
         return false;
-    pool_evict_idle(pool, align_up(o->placing->index.header->address_end, 4096));
+    pool_evict_idle(pool, align_up(o->placing->index.header->address_end, 4096), false);
     return cluster_place(pool->cluster, o->placing, first->pool_bytes, opening_placed, o) == 0;
+}
+
+/*
+ * Memory of a set that made room comes back when the thread that loads it, or a connection that reads it, has let go. What was
+ * asked for waits for that a moment: streamed because it was early, it would be streamed for good. True: look again later.
+ */
+static bool opening_waits(struct opening *o)
+{
+    struct pool *pool = o->pool;
+    struct open_request *first = NULL;
+    list_for_each_safe (node, &o->requests) {
+        struct open_request *r = container_of(node, struct open_request, node);
+        if (!first && r->opened)
+            first = r;
+    }
+    struct index index;
+    if (o->err.code || !first || atomic_load(&pool->stopping) || index_map(o->index_fd, &index, NULL) < 0)
+        return false;
+    bool known = !first->append && find_same(pool, o->spec, &index, first);
+    uint64_t want = pool_bytes_wanted(pool, &index);
+    index_close(&index);
+    if (known)
+        return false;
+    return pool_awaits_room(pool, want, &o->room_until_ns);
+}
+
+static void opening_go_on(struct loop_timer *timer)
+{
+    struct opening *o = container_of(timer, struct opening, room);
+    if (atomic_load(&o->pool->stopping) && !o->err.code)
+        o->err.code = error_set(&o->err, -ECANCELED, "the daemon is ending");
+    if (opening_waits(o))
+        loop_timer_set(o->pool->loop, &o->room, clock_now_ns() + LEAVING_LOOK_NS);
+    else if (!opening_place(o))
+        opening_serve(o);
 }
 
 static void opening_done(void *arg)
@@ -499,8 +561,7 @@ static void opening_done(void *arg)
     if (atomic_load(&pool->stopping))
         o->err.code = error_set(&o->err, -ECANCELED, "the daemon is ending");
     atomic_fetch_add(o->scanned ? &pool->index_scans : &pool->index_hits, o->err.code == 0);
-    if (!opening_place(o))
-        opening_serve(o);
+    opening_go_on(&o->room);
 }
 
 struct progress_post {
@@ -668,6 +729,7 @@ static int opening_join(struct pool *pool, struct open_request *r, struct leat_e
     o->parsed = spec;
     o->index_fd = -1;
     o->binding = (struct source_binding){&pool->config.opener, {r->uid, r->gid}};
+    o->room.fire = opening_go_on;
     list_init(&o->requests);
     list_push_back(&o->requests, &r->node);
     list_push_back(&pool->openings, &o->node);
@@ -796,6 +858,12 @@ void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
         atomic_fetch_add(&pool->drops, 1);
         ws->state = WSET_ENDING;
         list_remove(&ws->node);
+        if (ws->leases == 0 && end != POOL_DROP_FORCE) {
+            /* Back at once, or when a thread or a connection has let go of it. */
+            uint64_t bytes = ws->pool_bytes + atomic_load(&ws->table_bytes) + ws->scratch_bytes;
+            atomic_store(&ws->leaving_bytes, bytes);
+            atomic_fetch_add(&pool->leaving_bytes, bytes);
+        }
         if (pool->cluster)
             cluster_forget(pool->cluster, ws, end != POOL_SWEEP, end == POOL_DROP_FORCE);
         wset_ref(ws);
@@ -824,9 +892,4 @@ void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
 void pool_wset_born(struct pool *pool)
 {
     atomic_fetch_add(&pool->sets_alive, 1);
-}
-
-void pool_wset_gone(struct pool *pool)
-{
-    atomic_fetch_sub(&pool->sets_alive, 1);
 }

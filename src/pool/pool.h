@@ -16,6 +16,7 @@
 #include "loop/loop.h"
 #include "pool/fill.h"
 #include "pool/rdma.h"
+#include "pool/limits.h"
 #include "pool/region.h"
 #include "pool/source.h"
 #include "wire/proto.h"
@@ -30,7 +31,7 @@ struct index;
 struct staging;
 
 struct pool_config {
-    uint64_t cap_bytes;         /* of regions of all working sets on this host */
+    uint64_t cap_bytes;         /* of all working sets on this host: regions, windows, tables, scratch */
     uint64_t region_bytes;      /* power of two */
     uint64_t ready_bytes;       /* of memory to make ready ahead, part of cap_bytes (pool/ready.h); 0: none */
     struct region_source pages; /* huge pages, where the kernel gives them */
@@ -38,6 +39,7 @@ struct pool_config {
     const char *disk_engine;
     struct source_opener opener;
     struct pool_rdma_config rdma; /* its strings are the caller's, and outlive the pool */
+    struct limits limits;
 };
 
 struct opening;
@@ -67,6 +69,7 @@ struct pool {
     struct ticket_office office;
     struct ready *ready; /* NULL: none is wanted */
     struct loop_timer ready_timer;
+    struct shares shares;    /* what each user has */
     struct list sets;        /* wset.node */
     struct list openings;    /* struct opening.node */
     struct list changes;     /* change.c: sets that are being made of a given index, or longer */
@@ -87,6 +90,9 @@ struct pool {
     void (*changed)(void *user);
     void *user;
     _Atomic uint64_t opens, index_scans, index_hits, drops, evictions;
+    _Atomic uint64_t table_bytes, scratch_bytes; /* of the tickets taken */
+    _Atomic uint64_t
+        leaving_bytes; /* of sets that ended, unused, and have a thread inside or a connection: it comes back soon */
     _Atomic uint64_t sets_alive; /* until their memory is gone */
     _Atomic unsigned threads;    /* of indexing and verifying: each has a message to the loop to deliver */
     _Atomic bool stopping;
@@ -137,8 +143,15 @@ void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end);
 /* For cluster.c: takes tickets and makes the regions of ws that are ours, lists it, and begins to fill. */
 int pool_host(struct pool *pool, struct wset *ws, struct leat_error *err);
 int pool_name(struct wset *ws, const char *name, const char *spec);
+/*
+ * Idle sets go until `want` bytes are there or on their way. True: they are on their way, the caller looks again in some ms;
+ * *until_ns (0 at first) says until when. False: they are there, or there is nothing to wait for.
+ */
+bool pool_awaits_room(struct pool *pool, uint64_t want, uint64_t *until_ns);
 /* Bytes that could be admitted now. */
 uint64_t pool_room(struct pool *pool);
+/* LEAT_BUSY when the user, or all of them, have as many sets as they may. */
+int pool_sets_check(struct pool *pool, uint32_t uid, struct leat_error *err);
 /* Answers and frees a request that was taken from pool_open. */
 void pool_answer(struct open_request *request, struct wset *ws, const struct leat_error *err);
 
@@ -152,8 +165,10 @@ uint64_t pool_default_cap(void);
 /* A region size for a pool of this cap: 512 MiB, smaller where fewer than eight would fit. */
 uint64_t pool_default_region(uint64_t cap_bytes);
 
-/* From wset.c, any thread: a set exists; the last reference to it is gone. */
+/* From wset.c, any thread: a set exists; the last reference to it is gone, and its tickets for tables and scratch come back. */
 void pool_wset_born(struct pool *pool);
-void pool_wset_gone(struct pool *pool);
+void pool_wset_gone(struct wset *ws);
+/* Tickets for tables of ws, given back with it; who can has made room. Any thread. LEAT_NO_SPACE has the figures. */
+int pool_tables_take(struct wset *ws, uint64_t bytes, struct leat_error *err);
 
 #endif

@@ -3,15 +3,21 @@
 #ifndef POOL_POOL_INTERNAL_H
 #define POOL_POOL_INTERNAL_H
 
+#include "base/clock.h"
 #include "pool/pool.h"
 
-/* Idle implicit sets make room for one that is wanted. */
-void pool_evict_idle(struct pool *pool, uint64_t want);
+/* Idle implicit sets make room for one that is wanted. `patient`: what is on its way back counts as there. */
+void pool_evict_idle(struct pool *pool, uint64_t want, bool patient);
+#define LEAVING_LOOK_NS (2 * NS_PER_MS) /* between looks whether what ended has gone */
+/* What a set of this index takes of the pool when it gets all it asks for. */
+uint64_t pool_bytes_wanted(const struct pool *pool, const struct index *index);
 /* The regions of ws from first_gid on that are this host's, up to address `end`: tickets and mappings, no memory yet. */
 int pool_regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, uint64_t end,
                       struct leat_error *err);
 /* How much may be made ready now; what is too much for the host is given up. Sets the timer for the next time. */
 void pool_ready_tend(struct loop_timer *timer);
+/* Memory beside a window of this size: its bookkeeping, and which checksums of the set are known. */
+uint64_t pool_window_tables(const struct wset *ws, uint64_t window);
 /* Takes what the set needs on this host, or what the cluster decided. `limit`: 0 for none. */
 int pool_begin(struct pool *pool, struct wset *ws, uint64_t limit, struct leat_error *err);
 
@@ -19,7 +25,8 @@ int pool_begin(struct pool *pool, struct wset *ws, uint64_t limit, struct leat_e
 struct wset *pool_find_own_name(struct pool *pool, const char *name, uint32_t uid);
 void pool_own(struct wset *ws, uint32_t uid, uint32_t gid, uint32_t flags);
 int pool_name_check(const char *name, struct leat_error *err);
-int pool_sets_check(struct pool *pool, uint32_t uid, struct leat_error *err);
+/* LEAT_BUSY when the user has as many sets that are not whole yet as they may. */
+int pool_creates_check(struct pool *pool, uint32_t uid, struct leat_error *err);
 int pool_index_seal(int fd, struct leat_error *err);
 /* There is a later version: who reads this one keeps it. */
 void pool_supersede(struct pool *pool, struct wset *ws);

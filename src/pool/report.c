@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/ledger.h"
+#include "base/utf8.h"
 #include "leat/leat.h"
 #include "net/conn.h"
 #include "pool/cluster.h"
@@ -44,23 +45,38 @@ static const char *kind_name(const struct wset *ws)
     }
 }
 
+/* Names are bytes, JSON is not: what is no UTF-8 is escaped. NULL becomes null. */
+static json_t *json_bytes(const char *s)
+{
+    if (!s)
+        return json_null();
+    AUTO_FREE char *shown = utf8_escape(s);
+    return shown ? json_string(shown) : NULL;
+}
+
 static json_t *set_summary(const struct wset *ws)
 {
     const struct index_header *h = ws->index.header;
-    return json_pack(
-        "{s:s, s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:i, s:s, s:i, s:I}", //
-        "name", ws->name, "source", ws->spec, "kind", kind_name(ws), "state", state_name(ws),         //
-        "version", (int)ws->version, "samples", (json_int_t)h->nsamples,                              //
-        "resident_samples", (json_int_t)atomic_load(&ws->live->resident_samples),                     //
-        "failed_samples", (json_int_t)atomic_load(&ws->live->failed_samples),                         //
-        "lost_samples", (json_int_t)atomic_load(&ws->live->lost_samples),                             //
-        "payload_bytes", (json_int_t)h->payload_bytes,                                                //
-        "resident_bytes", (json_int_t)atomic_load(&ws->live->resident_bytes),                         //
-        "pool_bytes", (json_int_t)ws->pool_bytes, "streamed",
+    json_t *json = json_pack(
+        "{s:o, s:o, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:i, s:s, s:i, s:I}",
+        "name", json_bytes(ws->name), "source", json_bytes(ws->spec), "kind", kind_name(ws), "state",
+        state_name(ws),                                                           //
+        "version", (int)ws->version, "samples", (json_int_t)h->nsamples,          //
+        "resident_samples", (json_int_t)atomic_load(&ws->live->resident_samples), //
+        "failed_samples", (json_int_t)atomic_load(&ws->live->failed_samples),     //
+        "lost_samples", (json_int_t)atomic_load(&ws->live->lost_samples),         //
+        "payload_bytes", (json_int_t)h->payload_bytes,                            //
+        "resident_bytes", (json_int_t)atomic_load(&ws->live->resident_bytes),     //
+        "pool_bytes", (json_int_t)ws->pool_bytes, "table_bytes",
+        (json_int_t)(atomic_load(&ws->table_bytes) + ws->scratch_bytes), "streamed",
         !!(ws->flags & PROTO_WS_STREAMED),                                        //
         "explicit", !!(ws->flags & PROTO_WS_EXPLICIT), "leases", (int)ws->leases, //
         "mode", ws->mode & 0004 ? "public" : "private", "owner_uid", (int)ws->owner_uid, "window_held_bytes",
         (json_int_t)(ws->staging ? staging_held_bytes(ws->staging) : 0));
+    /* A name may look like an escaped one: this tells them apart. */
+    if (!utf8_valid(ws->name) || !utf8_valid(ws->spec))
+        json_object_set_new(json, "escaped", json_true());
+    return json;
 }
 
 static json_t *fields_json(const struct index *index)
@@ -72,11 +88,12 @@ static json_t *fields_json(const struct index *index)
         for (unsigned d = 0; d < field->ndim; d++)
             json_array_append_new(shape, json_integer((json_int_t)field->shape[d]));
         bool label = field->kind == INDEX_FIELD_LABEL;
-        json_array_append_new(
-            fields, json_pack("{s:s, s:s, s:o, s:b, s:I, s:I}", "name", index_string(index, field->name),
-                              "dtype", label ? "<u4" : index_string(index, field->dtype), "shape", shape,
-                              "label", label, "max_bytes", (json_int_t)field->max_bytes, "total_bytes",
-                              (json_int_t)field->total_bytes));
+        json_array_append_new(fields, json_pack("{s:o, s:o, s:o, s:b, s:I, s:I}", "name",
+                                                json_bytes(index_string(index, field->name)), "dtype",
+                                                json_bytes(label ? "<u4" : index_string(index, field->dtype)),
+                                                "shape", shape, "label", label, "max_bytes",
+                                                (json_int_t)field->max_bytes, "total_bytes",
+                                                (json_int_t)field->total_bytes));
     }
     return fields;
 }
@@ -124,17 +141,35 @@ static json_t *sets_json(const struct pool *pool, uint32_t uid, uint32_t gid)
     return sets;
 }
 
-/* Empty for a daemon that knows no others. */
+/* Empty for a daemon that knows no others. What a node has is what it last said; unknown before it said anything. */
 static json_t *nodes_json(const struct cluster *cluster)
 {
     json_t *nodes = json_array();
     for (unsigned n = 0; cluster && n < cluster_nodes(cluster); n++) {
-        const char *address;
-        bool self, connected = cluster_node(cluster, n, &address, &self);
-        json_array_append_new(
-            nodes, json_pack("{s:s, s:b, s:b}", "address", address, "self", self, "connected", connected));
+        struct cluster_node_view v;
+        cluster_node(cluster, n, &v);
+        json_t *node = json_pack("{s:o, s:s, s:b, s:b}", "address", json_bytes(v.address), "state",
+                                 v.self        ? "self"
+                                 : v.connected ? "up"
+                                               : "down",
+                                 "self", v.self, "connected", v.connected);
+        if (node && v.known) {
+            json_object_set_new(node, "used_bytes", json_integer((json_int_t)v.used_bytes));
+            json_object_set_new(node, "cap_bytes", json_integer((json_int_t)v.cap_bytes));
+        }
+        json_array_append_new(nodes, node);
     }
     return nodes;
+}
+
+static uint64_t windows_bytes(const struct pool *pool)
+{
+    uint64_t bytes = 0;
+    list_for_each (node, &pool->sets) {
+        const struct wset *ws = container_of(node, struct wset, node);
+        bytes += ws->staging ? staging_window_bytes(ws->staging) : 0;
+    }
+    return bytes;
 }
 
 static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_t gid)
@@ -146,7 +181,7 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
     net_server_stats(pool->server, &net);
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     bool huge = false;
-    uint64_t regions = 0;
+    uint64_t regions = 0, windows = windows_bytes(pool);
     list_for_each (node, &pool->sets) {
         const struct wset *ws = container_of(node, struct wset, node);
         for (uint32_t g = 0; g < ws->nregions; g++) {
@@ -155,18 +190,22 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
                 huge || (g == 0 && ws->regions[g].region && region_page_bytes(ws->regions[g].region) > page);
         }
     }
-    json_t *json =
-        json_pack("{s:s, s:i, s:s, s:s?, s:s, s:f, s:i, s:I}", "program", view->program, "pid", (int)getpid(),
-                  "socket", view->socket, "listen", view->listen, "node", view->node_name, "uptime_seconds",
-                  (double)(clock_now_ns() - view->started_ns) / NS_PER_S, "clients", (int)view->clients,
-                  "requests", (json_int_t)view->requests);
+    json_t *json = json_pack("{s:s, s:i, s:o, s:o, s:o, s:f, s:i, s:I}", "program", view->program, "pid",
+                             (int)getpid(), "socket", json_bytes(view->socket), "listen",
+                             json_bytes(view->listen), "node", json_bytes(view->node_name), "uptime_seconds",
+                             (double)(clock_now_ns() - view->started_ns) / NS_PER_S, "clients",
+                             (int)view->clients, "requests", (json_int_t)view->requests);
     json_object_set_new(
         json, "pool",
-        json_pack("{s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s}", "cap_bytes", (json_int_t)pool->office.cap_bytes,
-                  "used_bytes", (json_int_t)atomic_load(&pool->office.used_bytes), "peak_bytes",
-                  (json_int_t)atomic_load(&pool->office.peak_bytes), "region_bytes",
-                  (json_int_t)pool->config.region_bytes, "regions", (json_int_t)regions, "huge_pages_asked",
-                  pool->config.pages.huge, "page_bytes", (json_int_t)(huge ? 2 * MIB : page), "page_source",
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s}", "cap_bytes",
+                  (json_int_t)pool->office.cap_bytes, "used_bytes",
+                  (json_int_t)atomic_load(&pool->office.used_bytes), "peak_bytes",
+                  (json_int_t)atomic_load(&pool->office.peak_bytes), "table_bytes",
+                  (json_int_t)atomic_load(&pool->table_bytes), "scratch_bytes",
+                  (json_int_t)atomic_load(&pool->scratch_bytes), "window_bytes", (json_int_t)windows,
+                  "region_bytes", (json_int_t)pool->config.region_bytes, "regions", (json_int_t)regions,
+                  "huge_pages_asked", pool->config.pages.huge, "page_bytes",
+                  (json_int_t)(huge ? 2 * MIB : page), "page_source",
                   region_pages_name(region_pages(&pool->config.pages, pool->config.region_bytes))));
     struct ready_stats ready;
     ready_stats(pool->ready, &ready);
@@ -254,9 +293,10 @@ static char *metrics_text(const struct server_view *view)
     unsigned sets = 0;
     list_for_each (node, &pool->sets)
         sets++;
-    metric(&t, "pool_cap_bytes", "gauge", "Most memory the regions of all working sets may take.",
+    metric(&t, "pool_cap_bytes", "gauge",
+           "Most memory that working sets may take: samples, windows, tables, scratch.",
            (double)pool->office.cap_bytes);
-    metric(&t, "pool_used_bytes", "gauge", "Memory reserved for regions.",
+    metric(&t, "pool_used_bytes", "gauge", "Memory reserved for all of that.",
            (double)atomic_load(&pool->office.used_bytes));
     struct ready_stats ready;
     ready_stats(pool->ready, &ready);
@@ -269,6 +309,12 @@ static char *metrics_text(const struct server_view *view)
     metric(&t, "pool_ready_given_up_bytes_total", "counter",
            "Of it, what was given back unused: its room was needed, or a set's last region is shorter.",
            (double)ready.given_up_bytes);
+    metric(&t, "pool_table_bytes", "gauge", "Of it: indexes, states and checksums of samples, bookkeeping.",
+           (double)atomic_load(&pool->table_bytes));
+    metric(&t, "pool_scratch_bytes", "gauge", "Of it: for the threads that unpack chunks.",
+           (double)atomic_load(&pool->scratch_bytes));
+    metric(&t, "pool_window_bytes", "gauge", "Of it: windows of sets that are streamed.",
+           (double)windows_bytes(pool));
     metric(&t, "pool_refused_total", "counter", "Reservations refused because the pool was full.",
            (double)atomic_load(&pool->office.refused));
     metric(&t, "working_sets", "gauge", "Working sets in the pool.", sets);

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "leat/leat.h"
+#include "pool/pool_internal.h"
 #include "pool/region.h"
 #include "pool/staging.h"
 #include "pool/wset.h"
@@ -17,7 +18,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#define URGENT_MAX 4096u /* samples of one WAIT that go first */
+#define URGENT_MAX        4096u /* samples of one WAIT that go first */
+#define FETCH_SAMPLES_MAX (1u << 20)
 
 static void reply(struct client *c, uint16_t type, uint64_t id, const struct bytes_out *body, const int *fds,
                   unsigned nfds)
@@ -86,6 +88,7 @@ static void fetch_free(struct fetch *f)
         staging_put(f->entries[k]);
     list_remove(&f->node);
     free(f->entries);
+    shares_give(&f->ws->pool->shares, f->uid, SHARE_RANGES, f->cap);
     wset_unref(f->ws); /* whose window the entries are in */
     free(f);
 }
@@ -108,7 +111,7 @@ static void pending_free(struct pending *p)
     if (p->fetch)
         fetch_free(p->fetch);
     p->client->npendings--;
-    p->client->waiting_samples -= p->n;
+    shares_give(&p->ws->pool->shares, p->client->uid, SHARE_WAITING, p->n);
     free(p->samples);
     wset_unref(p->ws);
     free(p);
@@ -196,7 +199,7 @@ static bool fetch_advance(struct pending *p)
         if (e->state == STAGING_FAILED) {
             struct leat_error err;
             error_set(&err, e->code, "samples %" PRIu64 " to %" PRIu64 ": %s", e->first,
-                      e->first + e->count - 1, e->message);
+                      e->first + e->count - 1, e->message ? e->message : "out of memory while loading");
             pending_refuse(p, &err);
             return true;
         }
@@ -492,13 +495,16 @@ static int on_wait(struct client *c, struct conn_message *m)
     struct pending *p = pending_new(c, &m->frame, ws, PENDING_WAIT, &err);
     if (!p)
         return requests_refuse(c, &m->frame, &err);
-    if (n > CLIENT_WAITING_MAX - c->waiting_samples) {
-        error_set(&err, LEAT_BUSY, "this process waits for %u samples already", c->waiting_samples);
+    uint64_t has = 0;
+    if (shares_take(&ws->pool->shares, c->uid, SHARE_WAITING, n, USER_WAITING_MAX, &has) < 0) {
+        error_set(&err, LEAT_BUSY,
+                  "%u more samples to wait for, where user %u waits for %" PRIu64
+                  " already and %u are allowed: wait for fewer at a time",
+                  n, c->uid, has, USER_WAITING_MAX);
         pending_refuse(p, &err);
         return 0;
     }
     p->n = n;
-    c->waiting_samples += n;
     p->samples = n ? malloc(n * sizeof(*p->samples)) : NULL;
     if (n && !p->samples) {
         error_set(&err, -ENOMEM, "out of memory");
@@ -546,6 +552,84 @@ static int fetch_begin(struct client *c, struct wset *ws, struct fetch *f, struc
     return code;
 }
 
+/* Neighbours become one run, as far as a region goes. */
+static int resident_runs(const struct wset *ws, uint64_t address, uint64_t bytes, struct proto_fetched *m,
+                         uint32_t *cap)
+{
+    while (bytes > 0) {
+        uint64_t offset = address % ws->region_bytes, n = MIN(bytes, ws->region_bytes - offset);
+        struct proto_run *last = m->nruns ? &m->runs[m->nruns - 1] : NULL;
+        if (last && last->address + last->bytes == address && offset > 0) {
+            last->bytes += n;
+        } else {
+            if (m->nruns == *cap) {
+                *cap = *cap ? *cap * 2 : 16;
+                struct proto_run *more = realloc(m->runs, *cap * sizeof(*more));
+                if (!more)
+                    return -ENOMEM;
+                m->runs = more;
+            }
+            m->runs[m->nruns++] = (struct proto_run){.address = address,
+                                                     .bytes = n,
+                                                     .gid = (uint32_t)(address / ws->region_bytes),
+                                                     .offset = offset};
+        }
+        address += n;
+        bytes -= n;
+    }
+    return 0;
+}
+
+/* Samples of a set that is in the pool whole: where they lie there, and no window is made for them. */
+static int fetch_resident(const struct wset *ws, struct bytes_in *in, uint32_t n, struct proto_fetched *m,
+                          struct leat_error *err)
+{
+    uint64_t samples = 0;
+    uint32_t cap = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        uint64_t first = bytes_get_u64(in), count = bytes_get_u64(in), end;
+        if (count == 0 || add_overflows(first, count, &end) || end > ws->index.header->nsamples)
+            return error_set(err, LEAT_INVALID, "samples %" PRIu64 " + %" PRIu64 " of a set of %" PRIu64,
+                             first, count, ws->index.header->nsamples);
+        samples += count;
+        if (samples > FETCH_SAMPLES_MAX)
+            return error_set(err, LEAT_NO_SPACE, "a fetch has at most %u samples: ask for fewer at a time",
+                             FETCH_SAMPLES_MAX);
+        for (uint64_t i = first; i < end; i++) {
+            enum live_state state = wset_sample_state(ws, i);
+            if (state == LIVE_FAILED)
+                return wset_failure_get((struct wset *)ws, i, err);
+            if (state != LIVE_RESIDENT)
+                return error_set(err, LEAT_BUSY, "sample %" PRIu64 " is still being loaded: wait for it", i);
+            struct index_part part;
+            for (unsigned f = 0; f < ws->index.header->nfields; f++) {
+                if (index_part(&ws->index, i, f, &part) && part.bytes > 0 &&
+                    resident_runs(ws, part.address, part.bytes, m, &cap) < 0)
+                    return error_set(err, -ENOMEM, "out of memory");
+            }
+        }
+    }
+    return 0;
+}
+
+static int fetch_answer_resident(struct client *c, const struct wset *ws, const struct proto_frame *f,
+                                 struct bytes_in *in, uint32_t n)
+{
+    struct leat_error err = {0};
+    struct proto_fetched m = {.lease = c->next_id++};
+    int code = fetch_resident(ws, in, n, &m, &err);
+    if (code < 0) {
+        requests_refuse(c, f, &err);
+    } else {
+        struct bytes_out body = {0};
+        proto_fetched_put(&body, &m);
+        reply(c, f->type, f->id, &body, NULL, 0);
+        bytes_out_fini(&body);
+    }
+    proto_fetched_fini(&m);
+    return 0;
+}
+
 static int on_fetch(struct client *c, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
@@ -567,6 +651,8 @@ static int on_fetch(struct client *c, struct conn_message *m)
                   "from again");
         return requests_refuse(c, &m->frame, &err);
     }
+    if (ws->nnodes == 0 && !(ws->flags & PROTO_WS_STREAMED))
+        return fetch_answer_resident(c, ws, &m->frame, &in, n);
     if (c->nfetches >= CLIENT_FETCHES_MAX) {
         error_set(&err, LEAT_BUSY, "this process holds %u fetched ranges: release some", c->nfetches);
         return requests_refuse(c, &m->frame, &err);
@@ -574,8 +660,21 @@ static int on_fetch(struct client *c, struct conn_message *m)
     struct pending *p = pending_new(c, &m->frame, ws, PENDING_FETCH, &err);
     if (!p)
         return requests_refuse(c, &m->frame, &err);
+    uint64_t has = 0;
+    if (shares_take(&ws->pool->shares, c->uid, SHARE_RANGES, n, USER_RANGES_MAX, &has) < 0) {
+        error_set(&err, LEAT_BUSY,
+                  "%u more ranges to fetch, where user %u holds %" PRIu64
+                  " already and %u are allowed: release some",
+                  n, c->uid, has, USER_RANGES_MAX);
+        pending_refuse(p, &err);
+        return 0;
+    }
     p->fetch = calloc(1, sizeof(*p->fetch));
+    if (!p->fetch)
+        shares_give(&ws->pool->shares, c->uid, SHARE_RANGES, n);
     if (p->fetch) {
+        p->fetch->cap = n;
+        p->fetch->uid = c->uid;
         list_init(&p->fetch->node);
         p->fetch->ws = wset_ref(ws);
         p->fetch->id = c->next_id++;

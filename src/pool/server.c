@@ -20,9 +20,11 @@
 #include <sys/stat.h>
 
 #define HANDSHAKE_BODY  1024u /* of HELLO and PROOF: a stranger costs no more memory than that */
-#define CONNECTIONS_MAX 4096u
+#define TURNED_AWAY_MAX 64u   /* at a time; others are hung up on */
+#define PEERS_MAX       (4u * CLUSTER_NODES_MAX)
 #define HANDSHAKE_NS    (10 * NS_PER_S)
 #define REFUSED_NS      (100 * NS_PER_MS) /* for the reason to reach a peer that is refused */
+#define TURN_AWAY_NS    NS_PER_S          /* for one past a limit to say HELLO and hear that */
 
 static void linger_update(struct server *s)
 {
@@ -52,7 +54,14 @@ static void client_free(struct client *c)
         cluster_client_gone(s->pool->cluster, c);
     bool counted = c->is_unix && c->ready;
     uint32_t uid = c->uid;
-    s->nconnections--;
+    if (c->turned_away)
+        s->nturned_away--;
+    else
+        s->nconnections--;
+    if (c->is_unix && !c->turned_away)
+        shares_give(&s->pool->shares, uid, SHARE_CONNECTIONS, 1);
+    s->npeers -= c->is_peer;
+    s->nstrangers -= !c->is_unix && !c->proved;
     loop_timer_clear(&c->handshake);
     conn_free(c->conn);
     list_remove(&c->node);
@@ -108,6 +117,25 @@ static int handshake_version(struct client *c, uint64_t id)
     return handshake_refuse(c, PROTO_HELLO, id, &err);
 }
 
+static int handshake_too_many(struct client *c, uint64_t id)
+{
+    const struct limits *l = &c->server->pool->config.limits;
+    struct leat_error err;
+    if (c->server->nconnections >= l->connections)
+        error_set(
+            &err, LEAT_BUSY,
+            "the daemon has %u connections, and %u are allowed: end some processes, or raise connections "
+            "in [limits] of leatd.conf",
+            c->server->nconnections, l->connections);
+    else
+        error_set(
+            &err, LEAT_BUSY,
+            "user %u has as many connections as one may have, which is %u: end some processes, or raise "
+            "user_connections in [limits] of leatd.conf",
+            c->uid, l->user_connections);
+    return handshake_refuse(c, PROTO_HELLO, id, &err);
+}
+
 static bool version_spoken(const struct proto_hello *hello)
 {
     return hello->version_min <= PROTO_VERSION && hello->version_max >= PROTO_VERSION;
@@ -140,6 +168,9 @@ static int data_begin(struct client *c, uint16_t type, uint64_t id)
         error_set(&err, LEAT_STALE, "this node does not hold the working set any more");
     else if (!wset_allows(ws, c->uid, c->gid))
         error_set(&err, LEAT_DENIED, "the working set belongs to another user");
+    struct data_target *target = NULL;
+    if (!err.code)
+        data_target_new(s, ws, c->uid, &target, &err);
     if (err.code)
         return handshake_refuse(c, type, id, &err);
     /* The reply is written by hand: conn must have nothing queued when its descriptor moves on. */
@@ -152,11 +183,14 @@ static int data_begin(struct client *c, uint16_t type, uint64_t id)
         c->conn = NULL;
         int code = net_frame_send(fd, PROTO_REPLY, type, id, &body, NULL, 0, clock_now_ns() + NS_PER_S);
         if (code == 0)
-            code = data_serve(s, ws, c->uid, fd);
+            code = data_serve(s, target, fd);
         if (code < 0)
             close(fd);
+        if (code == 0)
+            target = NULL;
         client_free(c);
     }
+    data_target_free(target);
     bytes_out_fini(&body);
     return fd < 0 ? fd : 1;
 }
@@ -168,6 +202,8 @@ static int handshake_unix(struct client *c, struct conn_message *m)
         return LEAT_CORRUPT;
     if (!version_spoken(&c->hello))
         return handshake_version(c, m->frame.id);
+    if (c->turned_away)
+        return handshake_too_many(c, m->frame.id);
     if (c->hello.role == PROTO_ROLE_DATA)
         return data_begin(c, PROTO_HELLO, m->frame.id);
     if (c->hello.role != PROTO_ROLE_CONTROL)
@@ -205,6 +241,8 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
         log_warning("refused a TCP connection: wrong token");
         return handshake_refuse(c, PROTO_PROOF, m->frame.id, &err);
     }
+    c->proved = true;
+    c->server->nstrangers--;
     peer_socket_watch(conn_fd(c->conn));
     c->uid = c->hello.acting_uid;
     c->gid = c->hello.acting_gid;
@@ -212,6 +250,13 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
         return data_begin(c, PROTO_PROOF, m->frame.id);
     if (c->hello.role != PROTO_ROLE_PEER || !c->server->pool->cluster)
         return LEAT_CORRUPT;
+    if (c->server->npeers >= PEERS_MAX) {
+        struct leat_error err;
+        error_set(&err, LEAT_BUSY, "there are %u connections of other nodes, and %u are allowed",
+                  c->server->npeers, PEERS_MAX);
+        return handshake_refuse(c, PROTO_PROOF, m->frame.id, &err);
+    }
+    c->server->npeers++;
     c->ready = c->is_peer = true;
     conn_trust(c->conn);
     loop_timer_clear(&c->handshake);
@@ -253,12 +298,48 @@ static int accept_fd(struct server *s, int listener)
     return -EMFILE;
 }
 
+/* Who floods the port with half a handshake pushes out their own kind: a whole one takes milliseconds. */
+static void stranger_push_out(struct server *s)
+{
+    list_for_each_safe (node, &s->clients) {
+        struct client *c = container_of(node, struct client, node);
+        if (!c->is_unix && !c->proved) {
+            s->rejected++;
+            client_free(c);
+            return;
+        }
+    }
+}
+
+/* Is there a place for c? One of this host who finds none is told so when they have said HELLO. */
+static bool client_admit(struct server *s, struct client *c)
+{
+    const struct limits *l = &s->pool->config.limits;
+    uint64_t has;
+    if (!c->is_unix && s->nstrangers >= l->handshakes)
+        stranger_push_out(s);
+    c->turned_away = s->nconnections >= l->connections;
+    if (c->is_unix && !c->turned_away)
+        c->turned_away =
+            shares_take(&s->pool->shares, c->uid, SHARE_CONNECTIONS, 1, l->user_connections, &has) < 0;
+    if (!c->turned_away) {
+        s->nconnections++;
+        s->nstrangers += !c->is_unix;
+        return true;
+    }
+    s->rejected++;
+    if (!c->is_unix || s->nturned_away >= TURNED_AWAY_MAX)
+        return false;
+    s->nturned_away++;
+    return true;
+}
+
 static void accept_one(struct server *s, int listener, bool is_unix)
 {
     int fd = accept_fd(s, listener);
     if (fd < 0)
         return;
-    struct client *c = s->nconnections < CONNECTIONS_MAX ? calloc(1, sizeof(*c)) : NULL;
+    struct client *c = calloc(1, sizeof(*c));
     if (!c) {
         close(fd);
         return;
@@ -281,14 +362,13 @@ static void accept_one(struct server *s, int listener, bool is_unix)
         free(c);
         return;
     }
-    if (is_unix && conn_credentials(c->conn, &c->uid, &c->gid, &c->pid) < 0) {
+    if ((is_unix && conn_credentials(c->conn, &c->uid, &c->gid, &c->pid) < 0) || !client_admit(s, c)) {
         conn_free(c->conn);
         free(c);
         return;
     }
-    s->nconnections++;
     c->handshake.fire = handshake_late;
-    loop_timer_set(s->loop, &c->handshake, clock_now_ns() + HANDSHAKE_NS);
+    loop_timer_set(s->loop, &c->handshake, clock_now_ns() + (c->turned_away ? TURN_AWAY_NS : HANDSHAKE_NS));
     list_push_back(&s->clients, &c->node);
 }
 

@@ -22,8 +22,10 @@ struct server {
     struct list clients;
     struct list credits; /* credits.c: a table for each user */
     unsigned nclients;   /* after their handshake, on the unix socket */
-    unsigned nconnections;
-    int spare_fd; /* given up for a moment to turn somebody away when descriptors run out */
+    unsigned nconnections, npeers;
+    unsigned nturned_away; /* past a limit: here until they have heard why */
+    unsigned nstrangers;   /* on TCP, before their proof */
+    int spare_fd;          /* given up for a moment to turn somebody away when descriptors run out */
     uint64_t started_ns, requests, rejected, serials;
     struct server_times times;
     struct loop_timer linger;
@@ -58,7 +60,8 @@ struct fetch {
     uint64_t id;
     struct wset *ws; /* a reference: the entries are in its window */
     struct staging_entry **entries;
-    uint32_t n;
+    uint32_t n, cap;
+    uint32_t uid; /* who is charged for cap */
 };
 
 struct credits;
@@ -67,7 +70,9 @@ struct client {
     struct list node; /* server.clients */
     struct server *server;
     struct conn *conn;
-    bool is_unix, ready;         /* ready: handshake done */
+    bool is_unix, ready; /* ready: handshake done */
+    bool turned_away;
+    bool proved;                 /* TCP: has shown the token */
     struct loop_timer handshake; /* until then */
     struct net_auth auth;
     struct proto_hello hello;
@@ -78,8 +83,7 @@ struct client {
     uint64_t next_id;
     struct list pendings, fetches;
     unsigned npendings, nfetches, nopening, nverifying, ndialing;
-    uint32_t waiting_samples; /* of all its WAITs */
-    uint64_t serial;          /* unique: what callbacks that may come too late remember */
+    uint64_t serial; /* unique: what callbacks that may come too late remember */
     uint64_t requests;
     struct credits *credits; /* NULL: it asked for none */
     unsigned credit_slot;
@@ -91,7 +95,8 @@ struct client {
 #define CLIENT_PENDINGS_MAX 1024u
 #define CLIENT_OPENING_MAX  64u
 #define CLIENT_DIALING_MAX  64u
-#define CLIENT_WAITING_MAX  (8u << 20) /* samples */
+#define USER_WAITING_MAX    (8u << 20) /* samples of all WAITs of a user: 8 bytes each */
+#define USER_RANGES_MAX     (4u << 20) /* fetched ranges that a user holds */
 #define CLIENT_FETCHES_MAX  4096u
 
 int requests_dispatch(struct client *client, struct conn_message *message);
@@ -124,7 +129,12 @@ void requests_client_gone(struct client *client);
 void requests_revoked(struct server *server, struct wset *ws);
 struct wset *client_handle(struct client *client, uint64_t id);
 
-/* A data connection's target: a reference to a working set, for net_server. */
-int data_serve(struct server *server, struct wset *ws, uint32_t uid, int fd);
+/* A data connection's target: a reference to a working set, for net_server. LEAT_BUSY when the user has too many. */
+struct data_target;
+int data_target_new(struct server *server, struct wset *ws, uint32_t uid, struct data_target **ret_target,
+                    struct leat_error *err);
+void data_target_free(struct data_target *target); /* one that was not served; NULL is fine */
+/* Takes both on success. */
+int data_serve(struct server *server, struct data_target *target, int fd);
 
 #endif

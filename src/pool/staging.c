@@ -49,8 +49,21 @@ struct staging_load {
     struct fill_load load;
     struct staging_entry *entry;
     int status;
-    char message[200];
+    char *message; /* of status */
 };
+
+uint64_t staging_table_bytes(uint64_t window_bytes)
+{
+    /* An entry, its run, its place, and the load that is under way: rounded up to what malloc takes. */
+    const uint64_t each = sizeof(struct staging_entry) + sizeof(struct proto_run) + sizeof(struct place) +
+                          sizeof(struct staging_load) + 4 * 16;
+    static_assert(sizeof(struct staging_entry) + sizeof(struct proto_run) + sizeof(struct place) +
+                          sizeof(struct staging_load) + 4 * 16 <=
+                      INDEX_FILE_ALIGN / 8,
+                  "a ninth of the pool's room for a window is enough for its tables");
+    return window_bytes / INDEX_FILE_ALIGN * each + BUCKETS_LEAST * sizeof(void *) +
+           window_bytes / (2 * INDEX_FILE_ALIGN) * sizeof(void *);
+}
 
 int staging_new(struct loop *loop, struct fill *fill, struct wset *ws, struct region *region,
                 void (*ready)(struct wset *ws), struct staging **ret_staging)
@@ -113,6 +126,7 @@ static void entry_free(struct staging_entry *entry)
     list_remove(&entry->node);
     free(entry->places);
     free(entry->runs);
+    free(entry->message);
     free(entry);
 }
 
@@ -244,7 +258,9 @@ static int entry_runs(struct staging *st, struct staging_entry *entry)
             runs[kept++] = runs[k];
         }
     }
-    entry->runs = runs;
+    /* The sorting took more than is kept. */
+    struct proto_run *less = kept ? realloc(runs, kept * sizeof(*runs)) : NULL;
+    entry->runs = less ? less : runs;
     entry->nruns = kept;
     entry->places = calloc(kept ? kept : 1, sizeof(*entry->places));
     return entry->places ? 0 : -ENOMEM;
@@ -261,10 +277,12 @@ static void check_part(void *user, uint64_t i, unsigned f, const struct index_pa
         return;
     uint32_t crc = crc32c(0, load->dst + (part->address - load->address), bytes);
     if (wset_streamed(load->ws, i, f, crc) < 0) {
+        char why[120];
         sl->status = LEAT_CORRUPT;
-        snprintf(sl->message, sizeof(sl->message),
+        snprintf(why, sizeof(why),
                  "sample %" PRIu64 " reads differently than the first time: its source changed or is damaged",
                  i);
+        sl->message = strdup(why);
     }
 }
 
@@ -281,7 +299,7 @@ static void load_ended(void *arg)
     struct wset *ws = sl->load.ws;
     if (sl->status < 0 && entry->code == 0) {
         entry->code = sl->status;
-        snprintf(entry->message, sizeof(entry->message), "%s", sl->message);
+        entry->message = TAKE_PTR(sl->message);
     }
     if (--entry->loading == 0) {
         entry->state = entry->code ? STAGING_FAILED : STAGING_READY;
@@ -290,6 +308,7 @@ static void load_ended(void *arg)
         entry->staging->ready(ws);
         staging_put(entry);
     }
+    free(sl->message);
     free(sl);
     wset_unref(ws);
 }
@@ -298,7 +317,7 @@ static void load_done(struct fill_load *load, int status, const char *message)
 {
     struct staging_load *sl = container_of(load, struct staging_load, load);
     sl->status = status;
-    snprintf(sl->message, sizeof(sl->message), "%s", message);
+    sl->message = status < 0 ? strdup(message) : NULL;
     if (status == 0)
         wset_parts_in(load->ws, load->address, load->address + load->bytes, check_part, sl);
     struct loop *loop = sl->entry->staging->loop;
@@ -361,7 +380,6 @@ int staging_get(struct staging *st, uint64_t first, uint64_t count, struct stagi
         code = run_load(st, entry, &entry->runs[k]);
     if (code < 0) {
         entry->code = code;
-        snprintf(entry->message, sizeof(entry->message), "out of memory while loading");
     }
     if (--entry->loading == 0)
         entry->state = entry->code ? STAGING_FAILED : STAGING_READY;

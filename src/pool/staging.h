@@ -27,7 +27,7 @@ struct staging_entry {
     unsigned refs;
     enum staging_state state;
     int code;
-    char message[200];
+    char *message; /* why it FAILED; NULL: for want of memory */
     struct proto_run *runs;
     uint32_t nruns, nplaces, loading;
     struct place *places; /* of the runs, in the window */
@@ -39,6 +39,8 @@ int staging_new(struct loop *loop, struct fill *fill, struct wset *ws, struct re
                 void (*ready)(struct wset *ws), struct staging **ret_staging);
 /* No entry may be loading (the working set's last reference is gone). NULL is fine. */
 void staging_free(struct staging *st);
+/* The most memory that the entries of a window of this size take: a place begins a block, so there are no more than blocks. */
+uint64_t staging_table_bytes(uint64_t window_bytes);
 const struct region *staging_region(const struct staging *st);
 
 /*

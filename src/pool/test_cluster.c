@@ -89,9 +89,9 @@ static void stop(struct host *h)
 
 static bool is_up(struct host *h, unsigned n)
 {
-    const char *address;
-    bool self;
-    return cluster_node(h->cluster, n, &address, &self);
+    struct cluster_node_view v;
+    cluster_node(h->cluster, n, &v);
+    return v.connected;
 }
 
 struct opened {

@@ -598,6 +598,93 @@ static void test_ready_memory_serves_once(void **state)
     host_stop(&h, false);
 }
 
+/* It is in the pool whole: the answer names its regions, and no window is made. */
+static void test_fetch_of_what_is_there(void **state)
+{
+    struct host h;
+    host_start(&h, 64 * MIB);
+    host_run(&h);
+    int fd = dial(&h);
+    struct proto_fetched f;
+    struct net_reply reply;
+    uint64_t ws = open_set(fd, PROTO_OPEN, "", h.data, NULL, NULL);
+    assert_int_equal(wait_for(fd, ws), 0);
+    uint64_t used = atomic_load(&h.pool->office.used_bytes);
+    struct bytes_out body = {0};
+    bytes_put_u64(&body, ws);
+    bytes_put_u32(&body, 2);
+    bytes_put_u64(&body, 1);
+    bytes_put_u64(&body, 1);
+    bytes_put_u64(&body, 2 * MIB / ROW_BYTES - 2);
+    bytes_put_u64(&body, 4); /* across the end of a region */
+    assert_int_equal(ask(fd, PROTO_FETCH, &body, &reply), 0);
+    assert_int_equal(proto_fetched_get(reply.body.data, reply.body.len, &f), 0);
+    net_reply_fini(&reply);
+    assert_int_equal(f.nruns, 3);
+    assert_int_equal(f.runs[0].gid, 0);
+    assert_int_equal(f.runs[0].bytes, ROW_BYTES);
+    assert_int_equal(f.runs[0].offset, f.runs[0].address);
+    assert_int_equal(f.runs[2].gid, 1);
+    assert_int_equal(f.runs[2].offset, 0);
+    assert_int_equal(f.runs[1].bytes + f.runs[2].bytes, 4 * ROW_BYTES);
+    proto_fetched_fini(&f);
+    uint64_t lease;
+    assert_int_equal(fetch(fd, ws, ROWS, 1, &lease), LEAT_INVALID);
+    assert_int_equal(atomic_load(&h.pool->office.used_bytes), used);
+    close(fd);
+    host_stop(&h, true);
+}
+
+static void *let_go_later(void *arg)
+{
+    usleep(50000);
+    wset_unref(arg);
+    return NULL;
+}
+
+/* A set that makes room may still have a thread or a connection inside: who takes its place waits for that, and is not streamed. */
+static void test_room_that_comes_back_late(void **state)
+{
+    struct host h;
+    pthread_t reader;
+    host_start(&h, 12 * MIB);
+    struct answer a = open_as(&h, 1000, 0, "", h.data);
+    assert_int_equal(a.code, 0);
+    assert_int_equal(a.ws->streamed_samples, 0);
+    wset_ref(a.ws);
+    assert_int_equal(pthread_create(&reader, NULL, let_go_later, a.ws), 0);
+    struct answer b = open_as(&h, 1000, 0, "", h.more);
+    pthread_join(reader, NULL);
+    assert_int_equal(b.code, 0);
+    assert_int_equal(b.ws->flags & PROTO_WS_STREAMED, 0);
+    assert_int_equal(atomic_load(&h.pool->evictions), 1);
+    assert_int_equal(atomic_load(&h.pool->leaving_bytes), 0);
+    host_stop(&h, false);
+}
+
+/* Tables are paid for like samples, and so is the window's bookkeeping. */
+static void test_tables_are_charged(void **state)
+{
+    struct host h;
+    host_start(&h, 64 * MIB);
+    struct answer a = open_as(&h, 1000, 0, "", h.data);
+    assert_int_equal(a.code, 0);
+    uint64_t tables = atomic_load(&h.pool->table_bytes);
+    assert_true(tables >= live_bytes(ROWS, 1) + ROWS);
+    assert_int_equal(atomic_load(&h.pool->office.used_bytes), a.ws->pool_bytes + tables);
+    host_stop(&h, false);
+
+    host_start(&h, 4 * MIB);
+    a = open_as(&h, 1000, 0, "", h.data);
+    assert_int_equal(a.code, 0);
+    assert_true(a.ws->flags & PROTO_WS_STREAMED);
+    assert_true(atomic_load(&h.pool->table_bytes) > tables + a.ws->window_bytes / 32);
+    assert_true(atomic_load(&h.pool->office.used_bytes) <= 4 * MIB);
+    assert_int_equal(atomic_load(&h.pool->office.used_bytes),
+                     a.ws->pool_bytes + atomic_load(&h.pool->table_bytes));
+    host_stop(&h, false);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -608,6 +695,9 @@ int main(void)
         cmocka_unit_test(test_forced_drop_spares_old_version),
         cmocka_unit_test(test_one_verification_each),
         cmocka_unit_test(test_stop_under_way),
+        cmocka_unit_test(test_fetch_of_what_is_there),
+        cmocka_unit_test(test_room_that_comes_back_late),
+        cmocka_unit_test(test_tables_are_charged),
         cmocka_unit_test(test_names_of_users),
         cmocka_unit_test(test_the_name_of_another),
         cmocka_unit_test(test_only_the_owner_names),

@@ -13,6 +13,7 @@
 #include "pool/pool.h"
 #include "pool/region.h"
 #include "pool/staging.h"
+#include "dataset/dataset.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -22,7 +23,13 @@
 #include <sys/stat.h>
 
 #define FAILURES_KEPT   256u
+#define FAILURES_FIRST  8u
 #define LIVE_HUGE_BYTES (4 * MIB)
+#define SET_BYTES       (16 * KIB) /* of a set of nothing: its object, names, first failures */
+#define REGION_BYTES    512u       /* of a region: its object, and its place in the set's table */
+#define SEGMENT_TABLE                                                                                        \
+    320u /* of a segment: twice its entry, as tables grow, and the part that straddles its end */
+#define SEGMENT_LEAST (8 * MIB)
 
 struct piece {
     uint64_t offset, bytes;
@@ -38,11 +45,16 @@ struct straddle {
     struct piece *pieces; /* sorted by offset */
 };
 
+static bool live_is_huge(const struct pool *pool, uint64_t bytes)
+{
+    return pool && bytes >= LIVE_HUGE_BYTES && pool->config.pages.huge_dir >= 0;
+}
+
 static int live_create(struct wset *ws, struct leat_error *err)
 {
     uint64_t n = ws->index.header->nsamples, bytes = live_bytes(n, ws->index.header->nfields);
     /* Of many samples it is worth huge pages: made in a few milliseconds, and looked up at random by readers. */
-    int huge_dir = ws->pool && bytes >= LIVE_HUGE_BYTES ? ws->pool->config.pages.huge_dir : -1;
+    int huge_dir = live_is_huge(ws->pool, bytes) ? ws->pool->config.pages.huge_dir : -1;
     ws->live_fd = huge_dir >= 0 ? openat(huge_dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)
                                 : memfd_create("leat-live", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (ws->live_fd < 0)
@@ -79,6 +91,26 @@ static int live_create(struct wset *ws, struct leat_error *err)
     return 0;
 }
 
+uint64_t wset_table_bytes(const struct index *index, bool in_memory, const struct pool *pool)
+{
+    const struct index_header *h = index->header;
+    uint64_t live = live_bytes(h->nsamples, h->nfields), region = pool->config.region_bytes;
+    uint64_t regions = h->address_end / region + 2,
+             segments = h->address_end / MIN(SEGMENT_LEAST, region) + regions;
+    return (in_memory ? align_up(index->blob_bytes, 4096) : 0) +
+           align_up(live, live_is_huge(pool, live) ? REGION_HUGE_BYTES : 4096) +
+           h->nsamples * div_up(h->nfields, 8) + regions * REGION_BYTES + segments * SEGMENT_TABLE +
+           SET_BYTES;
+}
+
+static int tables_charge(struct wset *ws, int index_fd, struct leat_error *err)
+{
+    /* Seals are for memory: memfds and tmpfs know them, other file systems do not. */
+    uint64_t bytes = wset_table_bytes(&ws->index, fcntl(index_fd, F_GET_SEALS) >= 0, ws->pool);
+    ws->scratch_each = dataset_scratch_bytes(&ws->index);
+    return pool_tables_take(ws, bytes, err);
+}
+
 int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws, struct leat_error *err)
 {
     struct wset *ws = calloc(1, sizeof(*ws));
@@ -99,6 +131,8 @@ int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws
     int code = index_map(index_fd, &ws->index, err);
     if (code == 0 && !trusted)
         code = index_validate(&ws->index, err);
+    if (code == 0 && pool)
+        code = tables_charge(ws, index_fd, err);
     if (code == 0)
         code = live_create(ws, err);
     if (code == 0) {
@@ -165,7 +199,7 @@ void wset_unref(struct wset *ws)
     pthread_mutex_destroy(&ws->straddle_lock);
     pthread_mutex_destroy(&ws->failure_lock);
     if (ws->pool)
-        pool_wset_gone(ws->pool);
+        pool_wset_gone(ws);
     free(ws);
 }
 
@@ -341,8 +375,11 @@ void wset_failure(struct wset *ws, uint64_t sample, int code, const char *messag
 {
     pthread_mutex_lock(&ws->failure_lock);
     if (ws->nfailures == ws->failures_cap && ws->nfailures < FAILURES_KEPT) {
-        unsigned cap = ws->failures_cap ? ws->failures_cap * 2 : 8;
-        struct wset_failure *more = realloc(ws->failures, cap * sizeof(*more));
+        /* The first are in SET_BYTES; more only as far as the pool has room for them. */
+        unsigned cap = ws->failures_cap ? ws->failures_cap * 2 : FAILURES_FIRST;
+        bool paid = cap == FAILURES_FIRST || !ws->pool ||
+                    pool_tables_take(ws, (cap - ws->failures_cap) * sizeof(*ws->failures), NULL) == 0;
+        struct wset_failure *more = paid ? realloc(ws->failures, cap * sizeof(*more)) : NULL;
         if (more) {
             ws->failures = more;
             ws->failures_cap = cap;

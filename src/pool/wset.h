@@ -87,10 +87,15 @@ struct wset {
     uint64_t streamed_samples, window_bytes;
     uint64_t pinned_end; /* addresses at and above are streamed */
     uint64_t
-        first_new_address; /* append: below, the previous version's regions are shared and already filled */
-    uint64_t pool_bytes;   /* charged on this host */
+        first_new_address;  /* append: below, the previous version's regions are shared and already filled */
+    uint64_t pool_bytes;    /* regions and window: charged on this host */
+    uint64_t scratch_each;  /* what a thread that decodes its chunks takes; 0: nothing to speak of */
+    uint64_t scratch_bytes; /* charged: for `decoders` threads at a time */
+    unsigned decoders;      /* 0: as many as there are */
 
     /* any thread */
+    _Atomic uint64_t table_bytes; /* charged: index, live table, bookkeeping of samples, regions and window */
+    _Atomic uint64_t leaving_bytes; /* ended, and this much comes back with the last reference */
     _Atomic unsigned refs;
     _Atomic bool revoked;        /* dropped by force */
     _Atomic uint8_t *parts_done; /* per sample: a bit for each field that is complete, mask_bytes of them */
@@ -109,7 +114,8 @@ struct wset {
     struct list fill_node;
     struct wset_segment *segments;
     uint32_t nsegments, next_segment, segments_left, active;
-    uint32_t *urgent; /* ring of segment numbers asked for first */
+    unsigned decoding; /* threads inside, of sets with `decoders` */
+    uint32_t *urgent;  /* ring of segment numbers asked for first */
     uint32_t nurgent, urgent_cap;
     bool fill_cancelled;
 
@@ -124,6 +130,12 @@ int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws
 struct wset *wset_ref(struct wset *ws);
 /* Any thread. The last one frees everything, the regions' memory with it. */
 void wset_unref(struct wset *ws);
+
+/*
+ * Memory that the tables of a set with this index take: the index itself when it is memory (`in_memory`; a file of the cache is the
+ * kernel's page cache), states and checksums, and what is kept of each region and segment.
+ */
+uint64_t wset_table_bytes(const struct index *index, bool in_memory, const struct pool *pool);
 
 /* How many regions hold the whole set. */
 uint32_t wset_region_count(const struct wset *ws);

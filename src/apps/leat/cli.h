@@ -125,8 +125,6 @@ void json_u64(struct cli_json *j, const char *key, uint64_t v);
 void json_double(struct cli_json *j, const char *key, double v);
 void json_bool(struct cli_json *j, const char *key, bool v);
 void json_base64(struct cli_json *j, const char *key, const void *data, size_t bytes);
-/* Length of the UTF-8 sequence at s, 0 when broken. */
-unsigned cli_utf8(const unsigned char *s, size_t len);
 
 /* progress.c: a leat_progress_fn with `user` = struct progress. Redraws at most ten times a second. */
 struct progress {

@@ -2,6 +2,8 @@
 /* look.c: the commands that look at sets: ls, stat, cat. None of them starts a daemon or loads anything. */
 #include "apps/leat/cli.h"
 
+#include "base/utf8.h"
+
 #include <inttypes.h>
 
 static void ws_close(struct leat_ws **ws)
@@ -355,7 +357,7 @@ static int choose_sample(const struct cli *cli, const struct leat_ws *ws, const 
 static bool looks_binary(const unsigned char *s, size_t len)
 {
     for (size_t i = 0; i < len;) {
-        unsigned n = cli_utf8(s + i, len - i);
+        unsigned n = utf8_length(s + i, len - i);
         if (n == 0 || (s[i] < 0x20 && s[i] != '\n' && s[i] != '\t' && s[i] != '\r') || s[i] == 0x7f)
             return true;
         i += n;

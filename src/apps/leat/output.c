@@ -2,6 +2,8 @@
 /* output.c: what the commands print and how: errors with exit codes, sizes for people, JSON for programs. */
 #include "apps/leat/cli.h"
 
+#include "base/utf8.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -168,29 +170,6 @@ void cli_bar(char *out, size_t cap, unsigned width, double share)
     out[width + 2] = '\0';
 }
 
-unsigned cli_utf8(const unsigned char *s, size_t len)
-{
-    if (len == 0)
-        return 0;
-    if (s[0] < 0x80)
-        return 1;
-    unsigned n = s[0] >= 0xc2 && s[0] < 0xe0   ? 2
-                 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
-                 : s[0] >= 0xf0 && s[0] < 0xf5 ? 4
-                                               : 0;
-    if (n == 0 || len < n)
-        return 0;
-    for (unsigned i = 1; i < n; i++) {
-        if ((s[i] & 0xc0) != 0x80)
-            return 0;
-    }
-    /* Overlong forms, surrogates, past U+10FFFF. */
-    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf0 && s[1] < 0x90) ||
-        (s[0] == 0xf4 && s[1] > 0x8f))
-        return 0;
-    return n;
-}
-
 void cli_print_key(FILE *out, const char *s, size_t len)
 {
     if (!isatty(fileno(out))) {
@@ -199,7 +178,7 @@ void cli_print_key(FILE *out, const char *s, size_t len)
     }
     const unsigned char *u = (const unsigned char *)s;
     for (size_t i = 0; i < len;) {
-        unsigned n = cli_utf8(u + i, len - i);
+        unsigned n = utf8_length(u + i, len - i);
         bool c1 = n == 2 && u[i] == 0xc2 && u[i + 1] < 0xa0; /* control characters of ISO 6429 */
         if (n == 0 || c1 || u[i] < 0x20 || u[i] == 0x7f) {
             fprintf(out, "\\x%02x", u[i]);
@@ -223,7 +202,7 @@ static void json_quote(FILE *out, const char *s, size_t len)
     const unsigned char *u = (const unsigned char *)s;
     fputc('"', out);
     for (size_t i = 0; i < len;) {
-        unsigned n = cli_utf8(u + i, len - i);
+        unsigned n = utf8_length(u + i, len - i);
         if (n == 0) {
             fprintf(out, "\\udc%02x", u[i]);
             i++;

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A user is in the table as long as they have something: it is no longer than there are connections. */
+#include "pool/limits.h"
+
+struct share_user {
+    uint32_t uid;
+    uint64_t has[SHARES];
+};
+
+void limits_default(struct limits *l)
+{
+    static const struct limits usual = {.connections = 4096,
+                                        .user_connections = 1024,
+                                        .user_data = 2048,
+                                        .sets = 4096,
+                                        .user_sets = 1024,
+                                        .user_creates = 64,
+                                        .handshakes = 256};
+    const unsigned *from = &usual.connections;
+    unsigned *to = &l->connections;
+    static_assert(sizeof(usual) == 7 * sizeof(unsigned), "nothing but counts");
+    for (unsigned k = 0; k < sizeof(usual) / sizeof(unsigned); k++)
+        to[k] = to[k] ? to[k] : from[k];
+}
+
+void shares_init(struct shares *s)
+{
+    *s = (struct shares){0};
+    pthread_mutex_init(&s->lock, NULL);
+}
+
+void shares_fini(struct shares *s)
+{
+    free(s->users);
+    pthread_mutex_destroy(&s->lock);
+}
+
+static struct share_user *user_find(struct shares *s, uint32_t uid)
+{
+    for (unsigned k = 0; k < s->n; k++) {
+        if (s->users[k].uid == uid)
+            return &s->users[k];
+    }
+    return NULL;
+}
+
+static struct share_user *user_get(struct shares *s, uint32_t uid)
+{
+    struct share_user *user = user_find(s, uid);
+    if (user)
+        return user;
+    if (s->n == s->cap) {
+        unsigned cap = s->cap ? s->cap * 2 : 8;
+        struct share_user *more = realloc(s->users, cap * sizeof(*more));
+        if (!more)
+            return NULL;
+        s->users = more;
+        s->cap = cap;
+    }
+    s->users[s->n] = (struct share_user){.uid = uid};
+    return &s->users[s->n++];
+}
+
+static void user_forget_empty(struct shares *s, struct share_user *user)
+{
+    for (unsigned k = 0; k < SHARES; k++) {
+        if (user->has[k])
+            return;
+    }
+    *user = s->users[--s->n];
+}
+
+int shares_take(struct shares *s, uint32_t uid, enum share kind, uint64_t n, uint64_t most, uint64_t *ret_has)
+{
+    int code = 0;
+    pthread_mutex_lock(&s->lock);
+    struct share_user *user = user_get(s, uid);
+    if (!user) {
+        code = -ENOMEM;
+    } else if (n > most || user->has[kind] > most - n) {
+        *ret_has = user->has[kind];
+        code = -EDQUOT;
+        user_forget_empty(s, user);
+    } else {
+        user->has[kind] += n;
+        user_forget_empty(s, user); /* n may be 0 */
+    }
+    pthread_mutex_unlock(&s->lock);
+    return code;
+}
+
+void shares_give(struct shares *s, uint32_t uid, enum share kind, uint64_t n)
+{
+    pthread_mutex_lock(&s->lock);
+    struct share_user *user = user_find(s, uid);
+    assert(n == 0 || (user && user->has[kind] >= n));
+    if (user) {
+        user->has[kind] -= n;
+        user_forget_empty(s, user);
+    }
+    pthread_mutex_unlock(&s->lock);
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * limits.h: what one user, and all of them together, may have of things that are not bytes of the pool: connections, working sets,
+ * samples waited for. A user is who the kernel says is at the other end of the unix socket; over TCP, whom another node acts for.
+ */
+#ifndef POOL_LIMITS_H
+#define POOL_LIMITS_H
+
+#include "base/base.h"
+
+#include <pthread.h>
+
+/* leatd.conf, [limits]; 0: the default. */
+struct limits {
+    unsigned connections;      /* control connections, all users, and other nodes' */
+    unsigned user_connections; /* of one user */
+    unsigned user_data;        /* data connections of one user: brokered, or made for them by other nodes */
+    unsigned sets, user_sets;
+    unsigned user_creates; /* sets of one user that ranks push and that are not whole yet */
+    unsigned
+        handshakes; /* TCP connections that have not shown the token yet: the oldest goes for a new one */
+};
+void limits_default(struct limits *limits);
+
+enum share { SHARE_CONNECTIONS, SHARE_DATA, SHARE_WAITING /* samples */, SHARE_RANGES /* fetched */, SHARES };
+
+/* Who has how much. Any thread. */
+struct shares {
+    pthread_mutex_t lock;
+    struct share_user *users;
+    unsigned n, cap;
+};
+
+void shares_init(struct shares *shares);
+void shares_fini(struct shares *shares);
+/* n more for this user: 0, -EDQUOT when that is past `most` (they have *ret_has), -ENOMEM. */
+int shares_take(struct shares *shares, uint32_t uid, enum share kind, uint64_t n, uint64_t most,
+                uint64_t *ret_has);
+void shares_give(struct shares *shares, uint32_t uid, enum share kind, uint64_t n);
+
+#endif
