@@ -157,7 +157,9 @@ static void report_up_to(void *user, uint64_t address)
         wset_parts_in(r->ws, r->begin, r->end, report_part, r);
 }
 
-static void segment_fill(struct fill_thread *t, struct wset *ws, const struct wset_segment *segment)
+/* ret_records: what other nodes are to hear of it. */
+static void segment_fill(struct fill_thread *t, struct wset *ws, const struct wset_segment *segment,
+                         struct bytes_out *ret_records)
 {
     struct fill *fill = t->fill;
     uint64_t gid = segment->address / ws->region_bytes, offset = segment->address % ws->region_bytes;
@@ -192,14 +194,12 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
         memcpy(t->logged, t->bad[0].message, sizeof(t->logged));
     }
     report_up_to(&report, segment->address + segment->bytes);
-    if (report.records.len && fill->config.ready)
-        fill->config.ready(ws, &report.records);
-    bytes_out_fini(&report.records);
+    *ret_records = report.records;
     wset_note_pages(ws, region);
     atomic_fetch_add(&fill->counters.segments, 1);
 }
 
-static void segment_ended(struct fill *fill, struct wset *ws, uint32_t segment)
+static void segment_ended(struct fill *fill, struct wset *ws, uint32_t segment, struct bytes_out *records)
 {
     pthread_mutex_lock(&fill->lock);
     ws->segments[segment].state = SEGMENT_DONE;
@@ -213,6 +213,10 @@ static void segment_ended(struct fill *fill, struct wset *ws, uint32_t segment)
     pthread_mutex_unlock(&fill->lock);
     if (complete)
         wset_settle_empty(ws);
+    /* After it is marked done: who asks in between for all that is done (fill_segment_done) hears of it twice, not never. */
+    if (records->len && fill->config.ready)
+        fill->config.ready(ws, records);
+    bytes_out_fini(records);
     fill->config.advanced(ws);
     if (over)
         wset_unref(ws);
@@ -279,10 +283,11 @@ static void *thread_main(void *arg)
         } else {
             struct wset *ws = wset_ref(p.ws);
             uint64_t began_ns = clock_now_ns();
-            segment_fill(t, ws, &ws->segments[p.segment]);
+            struct bytes_out records;
+            segment_fill(t, ws, &ws->segments[p.segment], &records);
             histogram_add(&fill->segment_times, clock_now_ns() - began_ns);
             decoder_done(t, ws);
-            segment_ended(fill, ws, p.segment);
+            segment_ended(fill, ws, p.segment, &records);
             wset_unref(ws);
         }
         pthread_mutex_lock(&fill->lock);

@@ -578,6 +578,44 @@ static void test_done_ranges(void **state)
     fill_free(fill);
 }
 
+static struct {
+    struct fill *fill;
+    _Atomic unsigned told, early;
+} telling;
+
+static void on_ready(struct wset *ws, struct bytes_out *records)
+{
+    unsigned done = 0, told = atomic_fetch_add(&telling.told, 1) + 1;
+    uint64_t begin, end;
+    for (uint32_t k = 0; k < ws->nsegments; k++)
+        done += fill_segment_done(telling.fill, ws, k, &begin, &end);
+    if (done < told)
+        atomic_fetch_add(&telling.early, 1);
+}
+
+/* Other nodes are told of a segment after it counts as done: one that asks for all that is done meanwhile must not miss it. */
+static void test_told_when_done(void **state)
+{
+    struct leat_error err;
+    const struct fill_config config = {.threads = 1,
+                                       .disk_engine = "worker",
+                                       .segment_bytes = 16 * KIB,
+                                       .opener = &opener,
+                                       .advanced = advanced,
+                                       .ready = on_ready};
+    telling.told = telling.early = 0;
+    assert_int_equal(fill_new(&config, &telling.fill, &err), 0);
+    struct wset *ws = testing_wset(testing_index("cancel.npy"), 256 * KIB);
+    ws->nnodes = 1;
+    assert_int_equal(fill_start(telling.fill, ws), 0);
+    testing_wait_alone(ws);
+    ws->nnodes = 0;
+    assert_true(telling.told > 4);
+    assert_int_equal(telling.early, 0);
+    wset_unref(ws);
+    fill_free(telling.fill);
+}
+
 static void test_refused(void **state)
 {
     struct fill *fill;
@@ -606,7 +644,8 @@ int main(void)
         cmocka_unit_test(test_roads),        cmocka_unit_test(test_spoiled),
         cmocka_unit_test(test_urgent_first), cmocka_unit_test(test_urgent_whole),
         cmocka_unit_test(test_cancel),       cmocka_unit_test(test_free_in_the_middle),
-        cmocka_unit_test(test_done_ranges),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_done_ranges),  cmocka_unit_test(test_told_when_done),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, teardown);
 }
