@@ -53,6 +53,10 @@ def test_an_epoch(fabric, leat, host, array):
     # Not a byte of a sample went over the data connection: keys and addresses did.
     assert daemon.metrics()["leat_data_sent_bytes_total"] - sent < 64 * 1024
     read_all(leat, ws, "rdma", batch=7)
+    read_all(leat, ws, "rdma-write")
+    read_all(leat, ws, "rdma-write", batch=7)
+    assert ws.stat().transport == "rdma-write"
+    assert daemon.metrics()["leat_data_sent_bytes_total"] - sent < 64 * 1024
     read_all(leat, ws, "tcp")
 
 
@@ -81,21 +85,22 @@ def test_the_far_end_has_none(fabric, leat, host, array):
     read_all(leat, ws, "tcp")
 
 
-def test_frozen_then_thawed(fabric, leat, host, array):
+@pytest.mark.parametrize("transport", ["rdma", "rdma-write"])
+def test_frozen_then_thawed(fabric, leat, host, array, transport):
     """Emulated by its CPU, a frozen server does not answer: a deadline ends the read, and a later one is good."""
     daemon = daemon_of(host)
     ws = leat.open(array, socket=daemon.socket)
     ws.wait()
-    with leat.batches(ws, 64, transport="rdma", drop_last=False, timeout=lib_host.PATIENCE) as batches:
+    with leat.batches(ws, 64, transport=transport, drop_last=False, timeout=lib_host.PATIENCE) as batches:
         next(batches).release()
         os.kill(daemon.pid, signal.SIGSTOP)
         try:
-            with leat.batches(ws, 64, seed=1, transport="rdma", timeout=1) as frozen, pytest.raises(leat.TimedOut):
+            with leat.batches(ws, 64, seed=1, transport=transport, timeout=1) as frozen, pytest.raises(leat.TimedOut):
                 for b in frozen:
                     b.release()
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
-    read_all(leat, ws, "rdma")
+    read_all(leat, ws, transport)
 
 
 READER = lib_data.CLIENT + """
@@ -109,9 +114,10 @@ for epoch in range(10**6):
 """
 
 
-def test_a_killed_server(fabric, host, array):
+@pytest.mark.parametrize("transport", ["rdma", "rdma-write"])
+def test_a_killed_server(fabric, host, array, transport):
     daemon = daemon_of(host)
-    client = host.python(READER, array, daemon.socket)
+    client = host.python(READER.replace('"rdma"', f'"{transport}"'), array, daemon.socket)
     assert client.hear() == "reading"
     daemon.kill()
     began = time.monotonic()
@@ -134,11 +140,12 @@ def test_a_killed_client(fabric, leat, host, array):
     lib_host.wait_for(lambda: daemon.metrics()["leat_data_connections"] == 0)
 
 
-def test_dropped_by_force(fabric, leat, host, array):
+@pytest.mark.parametrize("transport", ["rdma", "rdma-write"])
+def test_dropped_by_force(fabric, leat, host, array, transport):
     daemon = daemon_of(host)
     ws = leat.preload(array, name="gone", socket=daemon.socket, timeout=lib_host.PATIENCE)
-    read_all(leat, ws, "rdma")
-    with leat.batches(ws, 16, transport="rdma", timeout=5) as batches:
+    read_all(leat, ws, transport)
+    with leat.batches(ws, 16, transport=transport, timeout=5) as batches:
         next(batches).release()
         leat.drop("gone", force=True, socket=daemon.socket)
         with pytest.raises(leat.Stale):

@@ -212,10 +212,11 @@ static inline uint32_t ws_crc(const struct leat_ws *ws, uint64_t index, unsigned
 
 /* Endpoints 0 .. nnodes - 1 are the nodes of the region table. One thread at a time. */
 struct rails_wish {
-    bool shm, tcp,
-        rdma; /* what may be used; rdma without tcp is required, with it taken where both ends have it */
+    /* What may be used; rdma without tcp is required, with it taken where both ends have it. */
+    bool shm, tcp, rdma;
+    bool put; /* RDMA: servers write, instead of our reading */
 };
-/* "shm", "tcp", "rdma", "shm+tcp", "shm+rdma"; "auto" allows all; NULL is $LEAT_TRANSPORT, else auto. LEAT_INVALID. */
+/* "shm", "tcp", "rdma" or "rdma-read", "rdma-write", "shm+tcp", "shm+rdma"; "auto" allows all; NULL is $LEAT_TRANSPORT, else auto. LEAT_INVALID. */
 int rails_wish(const char *transport, struct rails_wish *ret_wish);
 
 struct rails_end {

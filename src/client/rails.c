@@ -25,6 +25,8 @@ int rails_wish(const char *transport, struct rails_wish *ret_wish)
     } known[] = {{"shm", {.shm = true}},
                  {"tcp", {.tcp = true}},
                  {"rdma", {.rdma = true}},
+                 {"rdma-read", {.rdma = true}},
+                 {"rdma-write", {.rdma = true, .put = true}},
                  {"shm+tcp", {.shm = true, .tcp = true}},
                  {"shm+rdma", {.shm = true, .rdma = true}}};
     if (!transport)
@@ -67,7 +69,8 @@ static int open_rdma(struct rails *r, struct leat_error *err)
     bool required = !r->wish.tcp;
     if (!r->wish.rdma || (!required && !net_rdma_likely()))
         return 0;
-    int rc = net_rdma_new(NULL, &r->rdma, &why);
+    const struct net_rdma_config config = {.put = r->wish.put};
+    int rc = net_rdma_new(&config, &r->rdma, &why);
     if (rc && !required) {
         log_info("reading by TCP: %s", why.message);
         return 0;
@@ -168,7 +171,9 @@ static int connect_remote(struct rails *r, uint32_t node, const struct net_peer 
     if (r->rdma && (!r->tcp || clock_now_ns() >= end->rdma_again_ns)) {
         int rc = connect_by(r, node, r->rdma, peer, how, &why);
         if (rc == 0) {
-            const char *now = r->ws->local_node == UINT32_MAX || !r->wish.shm ? "rdma" : "shm+rdma";
+            const char *now = r->wish.put                                               ? "rdma-write"
+                              : r->ws->local_node == UINT32_MAX || !r->wish.shm ? "rdma"
+                                                                                : "shm+rdma";
             __atomic_store_n(&r->ws->transport, now, __ATOMIC_RELAXED);
             return 0;
         }

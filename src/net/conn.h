@@ -97,6 +97,14 @@ int net_listen(const char *address, unsigned mode, int *ret_fd, struct leat_erro
 
 /* --- the server side of PROTO_READ and PROTO_WRITE: data threads ----------------------------------------------- */
 
+/* Where the answer to a request goes that is not answered at once: a value, to be kept by who will answer. */
+struct net_later {
+    struct data_thread *thread;
+    uint64_t conn, id;
+    uint16_t type;
+};
+#define NET_LATER 1
+
 /* What a data connection may touch: implemented by the pool. Thread-safe, called from data threads. */
 struct net_serve_target {
     /* Address of [offset, +bytes) of region gid, or NULL with *ret_status (LEAT_STALE, LEAT_INVALID). The memory stays valid
@@ -108,9 +116,10 @@ struct net_serve_target {
     /* The connection ended; called once, on the data thread. */
     void (*unref)(struct net_serve_target *target);
     /* A request that is neither READ nor WRITE: appends the body of its reply, or answers with a status and its message.
-     * LEAT_CORRUPT ends the connection, as NULL here does: nothing else is said on it. On the data thread, which it holds up. */
+     * LEAT_CORRUPT ends the connection, as NULL here does: nothing else is said on it. On the data thread, which it holds up;
+     * NET_LATER: it will be answered by net_server_answer, once, unless unref comes first. */
     int (*request)(struct net_serve_target *target, uint16_t type, struct bytes_in *in,
-                   struct bytes_out *reply, struct leat_error *err);
+                   struct bytes_out *reply, const struct net_later *later, struct leat_error *err);
 };
 
 struct net_server;
@@ -119,6 +128,8 @@ int net_server_new(unsigned threads, struct net_server **ret_server);
 /* Takes fd (after its handshake) and the target's reference; on failure both stay the caller's. Least busy thread. Any
  * thread. */
 int net_server_add(struct net_server *server, int fd, struct net_serve_target *target);
+/* Any thread, while the server is there; after the target's unref it must not be called. `message` for status < 0. */
+void net_server_answer(const struct net_later *later, int status, const char *message);
 /* Closes every connection of a target and returns when none is touching its memory any more. Not from a data thread. */
 void net_server_revoke(struct net_server *server, struct net_serve_target *target);
 void net_server_free(struct net_server *server); /* closes all, joins. NULL is fine */

@@ -27,6 +27,8 @@ struct net_rdma_config {
     /* UCX's names of transports; NULL or "": $LEAT_RDMA_TLS, else RC over verbs. "tcp" is for tests without RDMA hardware (rails
      * are network interfaces then): whoever reaches its ports can write into the process. */
     const char *tls;
+    /* Clients: the far end writes into registered destinations after a request (RDMA_PUT), instead of our reading its memory. */
+    bool put;
 };
 
 /* --- the client: a transport of net.h ---------------------------------------------------------------------------- */
@@ -59,8 +61,9 @@ void net_rdma_server_free(struct net_rdma_server *server);
 
 /* A region's registration: zeroed at first; made when the first client asks for its keys. Any thread. */
 struct net_rdma_slot {
-    struct net_rdma_memory *memory; /* under a lock of serve.c */
+    struct net_rdma_memory *memory; /* under a lock of serve.c, as closed is */
     bool closed;
+    _Atomic bool known; /* it was registered: its memory is there */
 };
 /* Deregisters from every rail, so that its pages may be given back, and refuses from then on. Harmless twice, and on a zeroed one. */
 void net_rdma_slot_close(struct net_rdma_slot *slot);
@@ -76,9 +79,21 @@ int net_rdma_peer_connect(struct net_rdma_peer *peer, struct bytes_in *in, struc
 int net_rdma_put_keys(struct net_rdma_server *server, struct net_rdma_slot *slot, void *addr, uint64_t bytes,
                       struct bytes_out *reply, struct leat_error *err);
 
+/* Answers RDMA_VIEW: the client's buffers, for puts. */
+int net_rdma_peer_view(struct net_rdma_peer *peer, struct bytes_in *in, struct leat_error *err);
+/* Where a range of a put comes from: the whole of what `slot` registers or will, and that the range lies in it. */
+struct proto_range;
+typedef int (*net_rdma_source_fn)(void *user, const struct proto_range *range, struct net_rdma_slot **ret_slot,
+                                  uint8_t **ret_addr, uint64_t *ret_bytes, struct leat_error *err);
+/* Answers RDMA_PUT: NET_LATER, or why not. source_fn is called before this returns. */
+struct net_later;
+int net_rdma_peer_put(struct net_rdma_peer *peer, struct bytes_in *in, net_rdma_source_fn source, void *user,
+                      const struct net_later *later, struct leat_error *err);
+
 struct net_rdma_rail_stats {
     char name[32];
     uint64_t connections, refused, errors;
+    uint64_t put_bytes; /* written into clients' views; what they read by themselves only they know */
 };
 struct net_rdma_stats {
     uint64_t registrations, registered_bytes, key_requests;

@@ -56,6 +56,8 @@ struct data_conn {
     struct data_thread *thread;
     struct loop_source source;
     struct net_serve_target *target;
+    uint64_t serial;  /* within its thread: what an answer that comes later goes by */
+    unsigned waiting; /* requests that will be answered later */
     bool readable; /* until a recvmsg finds nothing, or not as much as it asked for */
     bool ended;    /* the peer has sent its last: its end must be read even behind a short recvmsg */
 
@@ -84,6 +86,7 @@ struct data_thread {
     pthread_t thread;
     struct loop *loop;
     struct list conns;
+    uint64_t serials;
     _Atomic uint64_t connections, requests, bytes_sent, bytes_received, errors;
     uint8_t sink[64 * KIB]; /* for the payload of a WRITE that was refused */
 };
@@ -328,7 +331,14 @@ static int serve_other(struct data_conn *c, const struct proto_frame *frame, str
     int rc = iov_reserve(c, 2);
     if (rc < 0)
         return rc;
-    rc = c->target->request(c->target, frame->type, &in, &body, &err);
+    const struct net_later later = {
+        .thread = c->thread, .conn = c->serial, .id = frame->id, .type = frame->type};
+    rc = c->target->request(c->target, frame->type, &in, &body, &later, &err);
+    if (rc == NET_LATER) {
+        bytes_out_fini(&body);
+        c->waiting++;
+        return 0;
+    }
     if (rc == 0 && body.failed)
         rc = error_set(&err, -ENOMEM, "out of memory for an answer");
     if (rc == LEAT_CORRUPT) {
@@ -400,7 +410,7 @@ static void write_from_buffer(struct data_conn *c)
 
 static bool queue_full(const struct data_conn *c)
 {
-    return c->reply_count == QUEUE_REPLIES || c->iov_tail - c->iov_head >= QUEUE_IOVS;
+    return c->reply_count + c->waiting >= QUEUE_REPLIES || c->iov_tail - c->iov_head >= QUEUE_IOVS;
 }
 
 /* Serves what is buffered. *ret_need: bytes that the frame at in_pos needs in all. */
@@ -545,6 +555,49 @@ static void progress(struct loop_source *source, uint32_t events)
         conn_close(c);
 }
 
+/* --- answers that come later ----------------------------------------------------------------------------------- */
+
+struct answer {
+    struct net_later later;
+    int status;
+    char message[MESSAGE_MAX];
+};
+
+static void answer_posted(void *arg)
+{
+    struct answer a = *(struct answer *)arg;
+    struct data_conn *c = NULL;
+    free(arg);
+    list_for_each (node, &a.later.thread->conns) {
+        struct data_conn *one = container_of(node, struct data_conn, node);
+        c = one->serial == a.later.conn ? one : c;
+    }
+    if (!c)
+        return;
+    c->waiting--;
+    if (iov_reserve(c, 1) < 0) {
+        conn_close(c);
+        return;
+    }
+    size_t head_at = c->iov_tail++;
+    push_reply(c, a.later.type, a.later.id, a.status, a.message, head_at, 0);
+    progress(&c->source, 0);
+}
+
+void net_server_answer(const struct net_later *later, int status, const char *message)
+{
+    struct answer *a;
+    /* It must not fail: who asked waits for it. */
+    while (!(a = calloc(1, sizeof(*a))))
+        usleep(1000);
+    a->later = *later;
+    a->status = status;
+    if (message)
+        snprintf(a->message, sizeof(a->message), "%s", message);
+    while (loop_post(later->thread->loop, answer_posted, a) < 0)
+        usleep(1000);
+}
+
 /* --- threads --------------------------------------------------------------------------------------------------- */
 
 static void *thread_main(void *arg)
@@ -602,6 +655,7 @@ void net_server_free(struct net_server *server)
 static void add_posted(void *arg)
 {
     struct data_conn *c = arg;
+    c->serial = ++c->thread->serials;
     list_push_back(&c->thread->conns, &c->node);
     if (loop_add(c->thread->loop, &c->source) < 0)
         conn_close(c);

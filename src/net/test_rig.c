@@ -42,8 +42,19 @@ static void pool_unref(struct net_serve_target *t)
     p->unrefs++;
 }
 
+static int pool_source(void *user, const struct proto_range *range, struct net_rdma_slot **ret_slot,
+                       uint8_t **ret_addr, uint64_t *ret_bytes, struct leat_error *err)
+{
+    struct pool *p = user;
+    int status = LEAT_INVALID;
+    *ret_addr = pool_resolve(&p->target, range->gid, 0, REGION_BYTES, false, &status);
+    *ret_slot = &p->slots[range->gid % REGIONS];
+    *ret_bytes = REGION_BYTES;
+    return *ret_addr ? 0 : error_set(err, status, "region %u is refused", range->gid);
+}
+
 static int pool_request(struct net_serve_target *t, uint16_t type, struct bytes_in *in,
-                        struct bytes_out *reply, struct leat_error *err)
+                        struct bytes_out *reply, const struct net_later *later, struct leat_error *err)
 {
     struct pool *p = container_of(t, struct pool, target);
     int rc = 0;
@@ -54,6 +65,10 @@ static int pool_request(struct net_serve_target *t, uint16_t type, struct bytes_
             return rc;
         return net_rdma_peer_connect(p->peer, in, reply, err);
     }
+    if (type == PROTO_RDMA_VIEW)
+        return net_rdma_peer_view(p->peer, in, err);
+    if (type == PROTO_RDMA_PUT)
+        return net_rdma_peer_put(p->peer, in, pool_source, p, later, err);
     uint32_t n = bytes_get_u32(in);
     bytes_put_u32(reply, n);
     for (uint32_t i = 0; !rc && i < n; i++) {
@@ -77,10 +92,12 @@ void rig_pool_init(struct pool *p)
 
 /* --- one context and endpoint over a transport -------------------------------------------------------------------- */
 
-static const char *const kind_names[KINDS] = {"shm",          "tcp",  "tcp over unix", "sim", "fault on shm",
-                                              "fault on tcp", "rdma", "fault on rdma"};
+static const char *const kind_names[KINDS] = {"shm",  "tcp",          "tcp over unix",
+                                              "sim",  "fault on shm", "fault on tcp",
+                                              "rdma", "rdma, put",    "fault on rdma"};
 
 const struct net_rdma_config rig_by_tcp = {.rails = "lo", .tls = "tcp"};
+const struct net_rdma_config rig_put_by_tcp = {.rails = "lo", .tls = "tcp", .put = true};
 struct net_rdma_server *rig_rdma;
 
 void rig_tcp_pair(int fds[2])
@@ -132,7 +149,8 @@ struct net_ctx *rig_ctx(enum kind kind)
         assert_int_equal(net_sim_new(&sim, &ctx), 0);
         break;
     case RDMA:
-        assert_int_equal(net_rdma_new(&rig_by_tcp, &ctx, NULL), 0);
+    case RDMA_PUT:
+        assert_int_equal(net_rdma_new(kind == RDMA ? &rig_by_tcp : &rig_put_by_tcp, &ctx, NULL), 0);
         break;
     case FAULT_SHM:
     case FAULT_TCP:
@@ -148,7 +166,7 @@ struct net_ctx *rig_ctx(enum kind kind)
 
 bool rig_over_tcp(enum kind kind)
 {
-    return kind == TCP || kind == TCP_UNIX || kind == FAULT_TCP || kind == RDMA || kind == FAULT_RDMA;
+    return kind == TCP || kind == TCP_UNIX || kind == FAULT_TCP || kind >= RDMA;
 }
 
 void rig_init(struct rig *r, enum kind kind, bool serve)
@@ -250,6 +268,8 @@ void op_free(struct test_op *t)
 {
     assert_int_equal(t->done, 1);
     assert_int_equal(t->quiesced, 1);
+    if (t->memory)
+        t->ctx->ops->mem_deregister(t->ctx, t->memory);
     free(t->reads);
     free(t->dst);
     free(t);
@@ -281,6 +301,9 @@ void rig_run(struct rig *r, unsigned want)
 
 void rig_submit(struct rig *r, struct test_op *t)
 {
+    t->ctx = r->ctx;
+    if ((r->ctx->ops->caps & NET_CAP_REGISTER) && t->bytes)
+        assert_int_equal(r->ctx->ops->mem_register(r->ctx, t->dst, t->bytes, -1, &t->memory), 0);
     assert_int_equal(r->ctx->ops->submit(r->ep, &t->op), 0);
 }
 
@@ -296,7 +319,7 @@ void rig_each(void (*body)(struct rig *r))
 {
     for (enum kind k = 0; k < KINDS; k++) {
         struct rig r;
-        if ((k == RDMA || k == FAULT_RDMA) && !rig_rdma)
+        if (k >= RDMA && !rig_rdma)
             continue;
         print_message("    over %s\n", kind_names[k]);
         rig_init(&r, k, true);

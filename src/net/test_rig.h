@@ -33,10 +33,10 @@ struct pool {
 #define RIG_GENERATION 7u
 void rig_pool_init(struct pool *p);
 
-enum kind { SHM, TCP, TCP_UNIX, SIM, FAULT_SHM, FAULT_TCP, RDMA, FAULT_RDMA, KINDS };
+enum kind { SHM, TCP, TCP_UNIX, SIM, FAULT_SHM, FAULT_TCP, RDMA, RDMA_PUT, FAULT_RDMA, KINDS };
 extern struct net_rdma_server
     *rig_rdma; /* UCX's own TCP in the place of verbs; NULL: no UCX, RDMA kinds are left out */
-extern const struct net_rdma_config rig_by_tcp;
+extern const struct net_rdma_config rig_by_tcp, rig_put_by_tcp;
 
 struct rig {
     enum kind kind;
@@ -63,6 +63,8 @@ struct test_op {
     uint8_t *dst;
     size_t bytes;
     unsigned done, quiesced;
+    struct net_ctx *ctx; /* where its destination is registered */
+    struct net_memory *memory;
 };
 struct test_op *op_new(const struct net_read *reads, uint32_t n);
 struct test_op *op_plain(uint32_t bytes); /* one range, from the beginning */

@@ -104,10 +104,10 @@ void data_target_free(struct data_target *d)
 }
 
 static int data_request(struct net_serve_target *target, uint16_t type, struct bytes_in *in,
-                        struct bytes_out *reply, struct leat_error *err)
+                        struct bytes_out *reply, const struct net_later *later, struct leat_error *err)
 {
     struct data_target *d = container_of(target, struct data_target, target);
-    return pool_rdma_request(d->ws->pool, d->ws, d->uid, &d->peer, type, in, reply, err);
+    return pool_rdma_request(d->ws->pool, d->ws, d->uid, &d->peer, type, in, reply, later, err);
 }
 
 int data_target_new(struct server *s, struct wset *ws, uint32_t uid, struct data_target **ret_target,

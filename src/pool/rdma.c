@@ -44,26 +44,52 @@ static int may(const struct pool *pool, uint32_t uid, struct leat_error *err)
     return 0;
 }
 
-static int put_region(struct wset *ws, struct net_rdma_server *server, uint32_t gid, struct bytes_out *reply,
-                      struct leat_error *err)
+static int find_region(struct wset *ws, uint32_t gid, struct region **ret_region, struct leat_error *err)
 {
     struct region *r = gid < ws->nregions ? ws->regions[gid].region : NULL;
+    if (atomic_load(&ws->revoked))
+        return error_set(err, LEAT_STALE, "the working set was dropped");
     if (!r)
         return error_set(err, LEAT_INVALID, "region %" PRIu32 " is not here", gid);
-    int rc = region_reserve(r, 0, r->used_bytes);
+    int rc = atomic_load(&r->rdma.known) ? 0 : region_reserve(r, 0, r->used_bytes);
     if (rc)
         return error_sys(err, rc == -ENOMEM ? LEAT_NO_SPACE : rc, "region %" PRIu32 " of %" PRIu64 " bytes",
                          gid, r->used_bytes);
+    *ret_region = r;
+    return 0;
+}
+
+static int put_source(void *user, const struct proto_range *range, struct net_rdma_slot **ret_slot,
+                      uint8_t **ret_addr, uint64_t *ret_bytes, struct leat_error *err)
+{
+    struct region *r = NULL;
+    int rc = find_region(user, range->gid, &r, err);
+    if (rc)
+        return rc;
+    *ret_slot = &r->rdma;
+    *ret_addr = r->addr;
+    *ret_bytes = r->used_bytes;
+    return 0;
+}
+
+static int put_region(struct wset *ws, struct net_rdma_server *server, uint32_t gid, struct bytes_out *reply,
+                      struct leat_error *err)
+{
+    struct region *r = NULL;
+    int rc = find_region(ws, gid, &r, err);
+    if (rc)
+        return rc;
     bytes_put_u32(reply, gid);
     bytes_put_u32(reply, atomic_load(&ws->live->generation));
     return net_rdma_put_keys(server, &r->rdma, r->addr, r->used_bytes, reply, err);
 }
 
 int pool_rdma_request(struct pool *pool, struct wset *ws, uint32_t uid, struct net_rdma_peer **peer,
-                      uint16_t type, struct bytes_in *in, struct bytes_out *reply, struct leat_error *err)
+                      uint16_t type, struct bytes_in *in, struct bytes_out *reply,
+                      const struct net_later *later, struct leat_error *err)
 {
     struct net_rdma_server *server = NULL;
-    if (type != PROTO_RDMA_CONNECT && type != PROTO_RDMA_KEYS)
+    if (type < PROTO_RDMA_CONNECT || type > PROTO_RDMA_PUT)
         return LEAT_CORRUPT;
     int rc = may(pool, uid, err);
     if (rc == 0)
@@ -75,13 +101,18 @@ int pool_rdma_request(struct pool *pool, struct wset *ws, uint32_t uid, struct n
             return error_set(err, rc, "out of memory for a connection");
         return net_rdma_peer_connect(*peer, in, reply, err);
     }
+    if (!*peer)
+        return LEAT_CORRUPT;
+    if (type == PROTO_RDMA_VIEW)
+        return net_rdma_peer_view(*peer, in, err);
+    if (type == PROTO_RDMA_PUT)
+        return net_rdma_peer_put(*peer, in, put_source, ws, later, err);
     uint32_t n = bytes_get_u32(in);
-    if (!*peer || in->bad || n > PROTO_KEYS_MAX || bytes_left(in) != n * 4ull)
+    if ( in->bad || n > PROTO_KEYS_MAX || bytes_left(in) != n * 4ull)
         return LEAT_CORRUPT;
     bytes_put_u32(reply, n);
     for (uint32_t i = 0; rc == 0 && i < n; i++)
-        rc = atomic_load(&ws->revoked) ? error_set(err, LEAT_STALE, "the working set was dropped")
-                                       : put_region(ws, server, bytes_get_u32(in), reply, err);
+        rc = put_region(ws, server, bytes_get_u32(in), reply, err);
     return rc;
 }
 

@@ -40,6 +40,8 @@
 #define PROTO_PAYLOAD_MAX (1ull << 48)
 #define PROTO_KEYS_MAX    64u /* regions in one RDMA_KEYS */
 #define PROTO_KEY_BYTES   1024u
+#define PROTO_PUTS_MAX    4096u /* ranges in one RDMA_PUT */
+#define PROTO_VIEWS_MAX   1024u /* of one data connection */
 #define PROTO_UUID        16
 
 enum proto_kind { PROTO_REQUEST = 1, PROTO_REPLY = 2, PROTO_EVENT = 3 };
@@ -77,6 +79,9 @@ enum proto_type {
                              the daemon checksums what arrives */
     PROTO_RDMA_CONNECT = 50, /* u32 n<=16, n × u64 secret of a rail of the client -> u32 rails, rails × str address. A connection to one of
                                 them that shows one of the secrets is accepted while this one lives */
+    PROTO_RDMA_VIEW = 52, /* u32 id<PROTO_VIEWS_MAX, u64 address, u64 bytes, u32 rails of the client, rails × {u32 length, packed key} -> empty */
+    PROTO_RDMA_PUT = 53, /* u32 view, u32 rail of the server, u32 n<=PROTO_PUTS_MAX, n × {proto_range, u64 offset in the view} -> empty, once the
+                            bytes are there */
     PROTO_RDMA_KEYS = 51, /* u32 n<=PROTO_KEYS_MAX, n × u32 gid -> u32 n, n × {u32 gid, u32 generation, u64 address, u64 bytes, u32 rails,
                              rails × {u32 length, packed key}} */
 

@@ -63,6 +63,17 @@ int net_rdma_put_keys(struct net_rdma_server *server, struct net_rdma_slot *slot
     return missing(err);
 }
 
+int net_rdma_peer_view(struct net_rdma_peer *peer, struct bytes_in *in, struct leat_error *err)
+{
+    return missing(err);
+}
+
+int net_rdma_peer_put(struct net_rdma_peer *peer, struct bytes_in *in, net_rdma_source_fn source, void *user,
+                      const struct net_later *later, struct leat_error *err)
+{
+    return missing(err);
+}
+
 void net_rdma_server_stats(struct net_rdma_server *server, struct net_rdma_stats *ret_stats)
 {
     *ret_stats = (struct net_rdma_stats){0};

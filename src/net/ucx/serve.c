@@ -13,84 +13,68 @@
  * Invariants:
  * 1. A worker, its listener and its endpoints are touched by its rail's thread alone; registration goes through the context,
  *    which is shared (mt_workers_shared), under `slot_lock`.
- * 2. When net_rdma_slot_close returns no NIC can reach the memory any more: reads that were under way fail at the reader.
+ * 2. When net_rdma_slot_close returns no NIC can reach the memory any more: it waits for puts out of it; reads that were under
+ *    way fail at the reader.
  * 3. Once a peer is off the list no connection is accepted in its name; the message that closes those it has comes later to
  *    each rail's thread than whatever accepted them.
  */
-#include "net/ucx/rail.h"
+#include "net/ucx/serve.h"
 
-#include "base/list.h"
 #include "base/log.h"
-#include "loop/loop.h"
 
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 
-#define PEER_ENDPOINTS_MAX 64u /* connections of one data connection, on one rail */
-
-struct serve_ep {
-    struct list node;
-    ucp_ep_h ep;
-    uint64_t serial; /* of its peer */
-    bool failed;
-};
-
-struct serve_rail {
-    struct net_rdma_server *server;
-    struct ucx_rail rail;
-    ucp_listener_h listener;
-    char address[80];
-    pthread_t thread;
-    bool running;
-    struct loop *loop;
-    struct loop_source source;
-    struct list eps; /* struct serve_ep */
-    bool any_failed;
-    _Atomic uint64_t connections, refused, errors;
-};
-
-struct net_rdma_peer {
-    struct list node;
-    struct net_rdma_server *server;
-    uint64_t serial;
-    unsigned n;
-    uint64_t secrets[NET_RDMA_RAILS_MAX];
-};
-
-struct net_rdma_memory {
-    struct net_rdma_server *server;
-    uint64_t bytes;
-    ucp_mem_h memh[NET_RDMA_RAILS_MAX];
-    void *key[NET_RDMA_RAILS_MAX];
-    size_t key_bytes[NET_RDMA_RAILS_MAX];
-};
-
-struct net_rdma_server {
-    pthread_mutex_t lock;
-    struct list peers; /* newest first; under lock, and what is in them */
-    uint64_t serials;
-    _Atomic uint64_t registrations, registered_bytes, key_requests;
-    unsigned n;
-    struct serve_rail rails[NET_RDMA_RAILS_MAX];
-};
+#define END_TURNS 5000 /* of a millisecond, for puts to come back */
 
 /* Of every slot: registering is rare. */
 static pthread_mutex_t slot_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t slot_unused = PTHREAD_COND_INITIALIZER;
 
 /* --- connections: on the rail's thread ----------------------------------------------------------------------------- */
 
+static void ep_free(struct serve_ep *e)
+{
+    list_for_each_safe (node, &e->keys) {
+        struct view_key *key = container_of(node, struct view_key, node);
+        e->rail->rail.ucx->ucp_rkey_destroy(key->rkey);
+        free(key);
+    }
+    free(e);
+}
+
+void serve_ep_done(struct serve_ep *e)
+{
+    if (--e->out == 0 && e->closed)
+        ep_free(e);
+}
+
+/* What was out of it comes back by its callbacks. */
 static void close_ep(struct serve_rail *r, struct serve_ep *e)
 {
     const struct ucx_symbols *ucx = r->rail.ucx;
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    e->closed = true;
+    e->out++;
+    list_remove(&e->node);
     ucs_status_ptr_t request = ucx->ucp_ep_close_nbx(e->ep, &param);
     if (UCS_PTR_IS_PTR(request))
         ucx->ucp_request_free(request); /* it goes on by itself */
-    list_remove(&e->node);
     atomic_fetch_sub(&r->connections, 1);
-    free(e);
+    serve_ep_done(e);
+    r->look = true;
+}
+
+struct serve_ep *serve_find(struct serve_rail *r, uint64_t serial)
+{
+    struct serve_ep *found = NULL;
+    list_for_each (node, &r->eps) { /* the newest, if the client connected anew */
+        struct serve_ep *e = container_of(node, struct serve_ep, node);
+        if (e->serial == serial && !e->failed)
+            found = e;
+    }
+    return found;
 }
 
 /* Within progress: closed after it. */
@@ -101,10 +85,23 @@ static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
         struct serve_ep *e = container_of(node, struct serve_ep, node);
         if (e->ep != ep)
             continue;
-        e->failed = r->any_failed = true;
+        e->failed = r->look = true;
         if (status != UCS_ERR_CONNECTION_RESET) /* a client that left */
             atomic_fetch_add(&r->errors, 1);
         log_debug("rail %s: a connection ended: %s", r->rail.name, r->rail.ucx->ucs_status_string(status));
+    }
+}
+
+static void look(struct serve_rail *r)
+{
+    while (r->look) {
+        r->look = false;
+        list_for_each_safe (node, &r->eps) {
+            struct serve_ep *e = container_of(node, struct serve_ep, node);
+            if (e->failed)
+                close_ep(r, e);
+        }
+        serve_puts_look(r);
     }
 }
 
@@ -112,14 +109,7 @@ static void progress(struct loop_source *source, uint32_t events)
 {
     struct serve_rail *r = container_of(source, struct serve_rail, source);
     ucx_rail_progress(&r->rail);
-    if (!r->any_failed)
-        return;
-    r->any_failed = false;
-    list_for_each_safe (node, &r->eps) {
-        struct serve_ep *e = container_of(node, struct serve_ep, node);
-        if (e->failed)
-            close_ep(r, e);
-    }
+    look(r);
 }
 
 static int arm(struct loop_source *source)
@@ -127,16 +117,18 @@ static int arm(struct loop_source *source)
     return ucx_rail_arm(&container_of(source, struct serve_rail, source)->rail);
 }
 
-/* Whose secret it is; 0: nobody's. */
-static uint64_t find_peer(struct net_rdma_server *server, uint64_t secret)
+/* Whose secret it is, and of which of its rails; 0: nobody's. */
+static uint64_t find_peer(struct net_rdma_server *server, uint64_t secret, unsigned *ret_far)
 {
     uint64_t serial = 0;
     pthread_mutex_lock(&server->lock);
     list_for_each (node, &server->peers) {
         const struct net_rdma_peer *peer = container_of(node, struct net_rdma_peer, node);
         for (unsigned i = 0; i < peer->n && !serial; i++)
-            if (secret && peer->secrets[i] == secret)
+            if (secret && peer->secrets[i] == secret) {
                 serial = peer->serial;
+                *ret_far = i;
+            }
     }
     pthread_mutex_unlock(&server->lock);
     return serial;
@@ -150,15 +142,28 @@ static unsigned count_eps(const struct serve_rail *r, uint64_t serial)
     return n;
 }
 
+static void on_up(void *request, ucs_status_t status, void *arg)
+{
+    struct serve_ep *e = arg;
+    struct serve_rail *r = e->rail;
+    e->up = status == UCS_OK;
+    e->failed |= status != UCS_OK;
+    r->look = true;
+    if (request)
+        r->rail.ucx->ucp_request_free(request);
+    serve_ep_done(e);
+}
+
 static void on_connection(ucp_conn_request_h request, void *arg)
 {
     struct serve_rail *r = arg;
     const struct ucx_symbols *ucx = r->rail.ucx;
     ucp_conn_request_attr_t attr = {.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ID};
     uint64_t serial = 0;
+    unsigned far = 0;
     if (ucx->ucp_conn_request_query(request, &attr) == UCS_OK &&
         (attr.field_mask & UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ID))
-        serial = find_peer(r->server, attr.client_id);
+        serial = find_peer(r->server, attr.client_id, &far);
     struct serve_ep *e = serial && count_eps(r, serial) < PEER_ENDPOINTS_MAX ? calloc(1, sizeof(*e)) : NULL;
     if (!e) {
         atomic_fetch_add(&r->refused, 1);
@@ -178,9 +183,19 @@ static void on_connection(ucp_conn_request_h request, void *arg)
         free(e);
         return;
     }
+    e->rail = r;
     e->serial = serial;
+    e->far = far;
+    list_init(&e->keys);
     list_push_back(&r->eps, &e->node);
     atomic_fetch_add(&r->connections, 1);
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+                                 .cb.send = on_up,
+                                 .user_data = e};
+    e->out++;
+    ucs_status_ptr_t up = ucx->ucp_ep_flush_nbx(e->ep, &param);
+    if (!UCS_PTR_IS_PTR(up))
+        on_up(NULL, UCS_PTR_STATUS(up), e);
 }
 
 /* --- rails ------------------------------------------------------------------------------------------------------------ */
@@ -192,7 +207,12 @@ static void *thread_main(void *arg)
     loop_remove(&r->source);
     list_for_each_safe (node, &r->eps)
         close_ep(r, container_of(node, struct serve_ep, node));
-    ucx_rail_progress(&r->rail);
+    for (unsigned i = 0; (i == 0 || r->puts) && i < END_TURNS; i++) {
+        ucx_rail_progress(&r->rail);
+        look(r);
+        if (r->puts)
+            usleep(1000);
+    }
     return NULL;
 }
 
@@ -233,8 +253,9 @@ static void rail_stop(struct serve_rail *r)
 static int rail_start(struct net_rdma_server *server, struct serve_rail *r,
                       const struct net_rdma_config *config, const char *name, struct leat_error *err)
 {
-    *r = (struct serve_rail){.server = server};
+    *r = (struct serve_rail){.server = server, .number = (unsigned)(r - server->rails)};
     list_init(&r->eps);
+    list_init(&r->waiting);
     int rc = ucx_rail_open(config, name, 0, &r->rail, err);
     if (rc == 0)
         rc = listen_on(r, err);
@@ -307,12 +328,22 @@ int net_rdma_peer_new(struct net_rdma_server *server, struct net_rdma_peer **ret
     if (!peer)
         return -ENOMEM;
     peer->server = server;
+    atomic_init(&peer->refs, 1);
     pthread_mutex_lock(&server->lock);
     peer->serial = ++server->serials;
     list_push_front(&server->peers, &peer->node);
     pthread_mutex_unlock(&server->lock);
     *ret_peer = peer;
     return 0;
+}
+
+void serve_peer_unref(struct net_rdma_peer *peer)
+{
+    if (atomic_fetch_sub(&peer->refs, 1) != 1)
+        return;
+    for (unsigned i = 0; i < PROTO_VIEWS_MAX; i++)
+        serve_view_free(peer->views[i]);
+    free(peer);
 }
 
 struct closing {
@@ -329,6 +360,7 @@ static void close_posted(void *arg)
         if (e->serial == c.serial)
             close_ep(c.rail, e);
     }
+    look(c.rail);
 }
 
 void net_rdma_peer_free(struct net_rdma_peer *peer)
@@ -338,6 +370,7 @@ void net_rdma_peer_free(struct net_rdma_peer *peer)
     struct net_rdma_server *server = peer->server;
     pthread_mutex_lock(&server->lock);
     list_remove(&peer->node);
+    peer->gone = true;
     pthread_mutex_unlock(&server->lock);
     for (unsigned i = 0; peer->n && i < server->n; i++) {
         struct closing *c;
@@ -348,7 +381,7 @@ void net_rdma_peer_free(struct net_rdma_peer *peer)
         while (loop_post(server->rails[i].loop, close_posted, c) < 0)
             usleep(1000);
     }
-    free(peer);
+    serve_peer_unref(peer);
 }
 
 int net_rdma_peer_connect(struct net_rdma_peer *peer, struct bytes_in *in, struct bytes_out *reply,
@@ -418,16 +451,23 @@ static int memory_new(struct net_rdma_server *server, void *addr, uint64_t bytes
     return 0;
 }
 
+static int slot_memory(struct net_rdma_server *server, struct net_rdma_slot *slot, void *addr, uint64_t bytes,
+                       struct leat_error *err)
+{
+    if (slot->closed)
+        return error_set(err, LEAT_STALE, "the region was given back");
+    int rc = slot->memory ? 0 : memory_new(server, addr, bytes, &slot->memory, err);
+    if (rc == 0)
+        atomic_store(&slot->known, true);
+    return rc;
+}
+
 int net_rdma_put_keys(struct net_rdma_server *server, struct net_rdma_slot *slot, void *addr, uint64_t bytes,
                       struct bytes_out *reply, struct leat_error *err)
 {
-    int rc = 0;
     atomic_fetch_add(&server->key_requests, 1);
     pthread_mutex_lock(&slot_lock);
-    if (slot->closed)
-        rc = error_set(err, LEAT_STALE, "the region was given back");
-    else if (!slot->memory)
-        rc = memory_new(server, addr, bytes, &slot->memory, err);
+    int rc = slot_memory(server, slot, addr, bytes, err);
     if (rc == 0) {
         const struct net_rdma_memory *m = slot->memory;
         bytes_put_u64(reply, (uintptr_t)addr);
@@ -442,10 +482,33 @@ int net_rdma_put_keys(struct net_rdma_server *server, struct net_rdma_slot *slot
     return rc;
 }
 
+int serve_use(struct net_rdma_server *server, struct net_rdma_slot *slot, void *addr, uint64_t bytes,
+              struct net_rdma_memory **ret_memory, struct leat_error *err)
+{
+    pthread_mutex_lock(&slot_lock);
+    int rc = slot_memory(server, slot, addr, bytes, err);
+    if (rc == 0) {
+        slot->memory->users++;
+        *ret_memory = slot->memory;
+    }
+    pthread_mutex_unlock(&slot_lock);
+    return rc;
+}
+
+void serve_unuse(struct net_rdma_memory *memory)
+{
+    pthread_mutex_lock(&slot_lock);
+    if (--memory->users == 0)
+        pthread_cond_broadcast(&slot_unused);
+    pthread_mutex_unlock(&slot_lock);
+}
+
 void net_rdma_slot_close(struct net_rdma_slot *slot)
 {
     pthread_mutex_lock(&slot_lock);
     slot->closed = true;
+    while (slot->memory && slot->memory->users)
+        pthread_cond_wait(&slot_unused, &slot_lock);
     memory_free(TAKE_PTR(slot->memory));
     pthread_mutex_unlock(&slot_lock);
 }
@@ -462,6 +525,7 @@ void net_rdma_server_stats(struct net_rdma_server *server, struct net_rdma_stats
         s.rails[i].connections = atomic_load(&r->connections);
         s.rails[i].refused = atomic_load(&r->refused);
         s.rails[i].errors = atomic_load(&r->errors);
+        s.rails[i].put_bytes = atomic_load(&r->put_bytes);
     }
     *ret_stats = s;
 }

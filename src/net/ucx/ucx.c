@@ -24,14 +24,10 @@
  *    remember that it cannot reach the memory one-sided, and have the far CPU do it).
  * 4. No callback of UCX closes anything: it leaves a mark, and settle() acts after progress.
  */
-#include "net/ucx/rail.h"
+#include "net/ucx/endpoint.h"
 
 #include "base/clock.h"
-#include "base/crc32c.h"
-#include "base/forkfd.h"
 #include "base/log.h"
-#include "net/conn.h"
-#include "net/events.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -40,231 +36,15 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 
-#define SLICE            (64 * KIB)
 #define BODY_MAX         (4 * MIB) /* of a reply: PROTO_KEYS_MAX regions with the keys of every rail */
 #define KEY_PADDING      256       /* zeros behind a packed key: UCX is not told its length */
 #define ENDPOINTS_A_POLL 32
 #define CONNECT_NS       (3 * NS_PER_S) /* most time for a path to come up, where the caller gives more */
 #define FREE_NS          (5 * NS_PER_S)
 
-struct net_memory {
-    struct list node;
-    uint8_t *addr;
-    uint64_t bytes;
-    ucp_mem_h memh[NET_RDMA_RAILS_MAX];
-};
-
-enum path_state { PATH_CONNECTING, PATH_UP, PATH_CLOSING, PATH_CLOSED };
-
-struct path {
-    struct net_endpoint *endpoint;
-    unsigned rail, far_rail; /* ours, theirs */
-    enum path_state state;
-    bool failed; /* by a callback: to be closed */
-    ucp_ep_h ep;
-    uint64_t out_bytes;
-};
-
-enum key_state { KEY_NONE, KEY_ASKED, KEY_HERE, KEY_REFUSED };
-
-struct key {
-    enum key_state state;
-    int status; /* REFUSED */
-    uint64_t asked_id, addr, bytes;
-    uint8_t *packed[NET_RDMA_RAILS_MAX]; /* by their rail; padded */
-    ucp_rkey_h rkey[NET_RDMA_RAILS_MAX]; /* by path */
-};
-
-struct slice {
-    struct list node;
-    struct flight *flight;
-    struct path *path;
-    uint32_t first, last, bytes; /* reads that it touches */
-};
-
-struct flight {
-    struct list node;
-    struct net_endpoint *endpoint;
-    struct net_op *op;
-    struct list slices; /* reserved, not out */
-    unsigned out;
-    bool over;   /* DONE was queued */
-    bool failed; /* a slice was */
-};
-
-struct net_endpoint {
-    struct list node;
-    struct ucx_ctx *ctx;
-    int fd; /* the data connection; -1: torn down */
-    struct forkfd forkfd;
-    bool want_out, disconnected;
-    uint32_t node_id, generation;
-    unsigned npaths;
-    struct path paths[NET_RDMA_RAILS_MAX];
-    uint32_t nkeys;
-    struct key *keys;
-    bool refused; /* some key is KEY_REFUSED */
-    struct list waiting, flying, held;
-
-    uint64_t next_id;
-    struct bytes_out out;
-    size_t out_sent;
-    uint8_t head[PROTO_FRAME];
-    size_t have; /* of head, then of the body */
-    bool in_body;
-    struct proto_frame frame;
-    uint8_t *body;
-};
-
-struct ucx_ctx {
-    struct net_ctx base;
-    const struct ucx_symbols *ucx;
-    int epoll_fd;
-    struct forkfd forkfd;
-    unsigned nrails;
-    struct ucx_rail rails[NET_RDMA_RAILS_MAX];
-    uint64_t secrets[NET_RDMA_RAILS_MAX];
-    struct list endpoints, memories, spares;
-    struct list events, told;
-    uint64_t min_deadline_ns; /* as in tcp.c: may be too early, never too late */
-    unsigned in_flight;       /* ops not yet QUIESCED */
-    bool look;                /* a callback left a mark somewhere */
-};
-
 static struct ucx_ctx *ctx_of(struct net_ctx *base)
 {
     return container_of(base, struct ucx_ctx, base);
-}
-
-/* --- flights ------------------------------------------------------------------------------------------------------ */
-
-static void flight_quiesced(struct flight *f)
-{
-    struct ucx_ctx *ctx = f->endpoint->ctx;
-    assert(f->over && f->out == 0);
-    list_remove(&f->node);
-    list_for_each_safe (node, &f->slices) {
-        list_remove(node);
-        list_push_front(&ctx->spares, node);
-    }
-    if (f->op->state == NET_OP_TOLD)
-        list_remove(&f->op->node);
-    net_op_quiesced(f->op, &ctx->events);
-    ctx->in_flight--;
-    free(f);
-}
-
-static void flight_done(struct flight *f, int status)
-{
-    f->over = true;
-    if (f->op->status == 0)
-        f->op->status = status;
-    net_op_done(&f->endpoint->ctx->base, f->op, &f->endpoint->ctx->events);
-}
-
-/* Every slice is back and nothing went wrong, or what did is known by read. */
-static void flight_landed(struct flight *f)
-{
-    struct net_op *op = f->op;
-    for (uint32_t i = 0; i < op->n; i++) {
-        struct net_read *r = &op->reads[i];
-        if (r->status == 0)
-            r->crc = crc32c(0, r->dst, r->bytes);
-        else if (op->status == 0)
-            op->status = r->status;
-    }
-    flight_done(f, 0);
-}
-
-static void slice_back(struct slice *s, ucs_status_t status)
-{
-    struct flight *f = s->flight;
-    struct net_endpoint *ep = f->endpoint;
-    s->path->out_bytes -= s->bytes;
-    ep->ctx->look |= --f->out == 0;
-    list_push_front(&ep->ctx->spares, &s->node);
-    if (status != UCS_OK)
-        f->failed = true;
-    if (status != UCS_OK && !f->over)
-        for (uint32_t i = s->first; i <= s->last; i++)
-            if (f->op->reads[i].status == 0)
-                f->op->reads[i].status = LEAT_PEER_GONE;
-    if (f->out == 0 && list_empty(&f->slices) && !f->over) {
-        flight_landed(f);
-        if (!f->failed) {
-            flight_quiesced(f);
-        } else { /* until the paths that failed are closed */
-            list_remove(&f->node);
-            list_push_back(&ep->held, &f->node);
-        }
-    }
-}
-
-static void on_slice(void *request, ucs_status_t status, void *arg)
-{
-    struct slice *s = arg;
-    const struct ucx_symbols *ucx = s->flight->endpoint->ctx->ucx;
-    slice_back(s, status);
-    ucx->ucp_request_free(request);
-}
-
-/* --- cutting --------------------------------------------------------------------------------------------------------- */
-
-struct cut {
-    uint32_t gid, bytes, first, last;
-    uint64_t offset;
-    uint8_t *dst;
-};
-
-/*
- * The next slice behind the cursor; false: none is left. Neighbours (in the region and at the destination) are combined up to a slice,
- * a large read is split, and a tail shorter than a quarter stays with the slice before it.
- */
-static bool next_cut(const struct net_op *op, uint32_t *at, uint32_t *skip, struct cut *ret)
-{
-    while (*at < op->n && op->reads[*at].bytes == *skip) {
-        ++*at;
-        *skip = 0;
-    }
-    if (*at == op->n)
-        return false;
-    const struct net_read *r = &op->reads[*at];
-    *ret = (struct cut){.gid = r->mr_gid,
-                        .first = *at,
-                        .last = *at,
-                        .offset = r->offset + *skip,
-                        .dst = (uint8_t *)r->dst + *skip};
-    for (;;) {
-        uint32_t left = r->bytes - *skip, room = (uint32_t)SLICE - ret->bytes;
-        uint32_t take = left <= room + SLICE / 4 ? left : room;
-        ret->bytes += take;
-        ret->last = *at;
-        *skip += take;
-        if (take < left || ret->bytes >= SLICE || *at + 1 == op->n)
-            return true;
-        const struct net_read *next = r + 1;
-        if (next->bytes == 0 || next->mr_gid != r->mr_gid || next->offset != r->offset + r->bytes ||
-            (uint8_t *)next->dst != (uint8_t *)r->dst + r->bytes)
-            return true;
-        ++*at;
-        *skip = 0;
-        r = next;
-    }
-}
-
-static bool reserve_slices(struct ucx_ctx *ctx, const struct net_op *op, struct list *slices)
-{
-    uint32_t at = 0, skip = 0;
-    struct cut cut;
-    while (next_cut(op, &at, &skip, &cut)) {
-        struct slice *s = list_first(&ctx->spares, struct slice, node);
-        if (s)
-            list_remove(&s->node);
-        else if (!(s = malloc(sizeof(*s))))
-            return false;
-        list_push_back(slices, &s->node);
-    }
-    return true;
 }
 
 /* --- the data connection: sending -------------------------------------------------------------------------------------- */
@@ -294,177 +74,6 @@ static int flush(struct net_endpoint *ep)
     bytes_out_reset(&ep->out);
     ep->out_sent = 0;
     return want_out(ep, false);
-}
-
-static int put_request(struct net_endpoint *ep, uint16_t type, const struct bytes_out *body)
-{
-    uint8_t head[PROTO_FRAME];
-    struct proto_frame frame = {.version = PROTO_VERSION,
-                                .kind = PROTO_REQUEST,
-                                .type = type,
-                                .id = ++ep->next_id,
-                                .body_bytes = (uint32_t)body->len};
-    size_t before = ep->out.len;
-    proto_frame_put(head, &frame);
-    bytes_put(&ep->out, head, sizeof(head));
-    bytes_put(&ep->out, body->data, body->len);
-    if (!ep->out.failed && !body->failed)
-        return 0;
-    ep->out.len = before;
-    ep->out.failed = false;
-    return -ENOMEM;
-}
-
-static int ask_keys(struct net_endpoint *ep, const uint32_t *gids, uint32_t n)
-{
-    struct bytes_out body = {0};
-    bytes_put_u32(&body, n);
-    for (uint32_t i = 0; i < n; i++)
-        bytes_put_u32(&body, gids[i]);
-    int rc = put_request(ep, PROTO_RDMA_KEYS, &body);
-    bytes_out_fini(&body);
-    for (uint32_t i = 0; rc == 0 && i < n; i++) {
-        ep->keys[gids[i]].state = KEY_ASKED;
-        ep->keys[gids[i]].asked_id = ep->next_id;
-    }
-    return rc;
-}
-
-/* --- starting -------------------------------------------------------------------------------------------------------- */
-
-static struct path *best_path(struct net_endpoint *ep)
-{
-    struct path *best = NULL;
-    for (unsigned i = 0; i < ep->npaths; i++) {
-        struct path *p = &ep->paths[i];
-        if (p->state == PATH_UP && !p->failed && (!best || p->out_bytes < best->out_bytes))
-            best = p;
-    }
-    return best;
-}
-
-static ucp_mem_h memh_of(const struct ucx_ctx *ctx, const struct cut *cut, unsigned rail)
-{
-    list_for_each (node, &ctx->memories) {
-        const struct net_memory *m = container_of(node, struct net_memory, node);
-        if (cut->dst >= m->addr && cut->bytes <= m->bytes &&
-            (uint64_t)(cut->dst - m->addr) <= m->bytes - cut->bytes)
-            return m->memh[rail];
-    }
-    return NULL;
-}
-
-static ucs_status_t unpack_key(struct net_endpoint *ep, struct key *key, const struct path *p,
-                               ucp_rkey_h *ret_rkey)
-{
-    ucp_rkey_h *rkey = &key->rkey[p - ep->paths];
-    ucs_status_t status = UCS_OK;
-    if (!*rkey && !key->packed[p->far_rail])
-        return UCS_ERR_UNREACHABLE;
-    if (!*rkey)
-        status = ep->ctx->ucx->ucp_ep_rkey_unpack(p->ep, key->packed[p->far_rail], rkey);
-    *ret_rkey = *rkey;
-    return status;
-}
-
-static void send_slice(struct flight *f, struct slice *s, const struct cut *cut)
-{
-    struct net_endpoint *ep = f->endpoint;
-    struct ucx_ctx *ctx = ep->ctx;
-    struct key *key = &ep->keys[cut->gid];
-    struct path *p = best_path(ep);
-    ucp_rkey_h rkey = NULL;
-    *s = (struct slice){.flight = f, .path = p, .first = cut->first, .last = cut->last, .bytes = cut->bytes};
-    list_init(&s->node);
-    if (!p) { /* the last one broke while this op was being sent */
-        s->path = &ep->paths[0];
-        s->path->out_bytes += s->bytes;
-        slice_back(s, UCS_ERR_NOT_CONNECTED);
-        return;
-    }
-    p->out_bytes += s->bytes;
-    ucs_status_t status = unpack_key(ep, key, p, &rkey);
-    if (status != UCS_OK) {
-        slice_back(s, status);
-        return;
-    }
-    ucp_mem_h memh = memh_of(ctx, cut, p->rail);
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                                                 (memh ? UCP_OP_ATTR_FIELD_MEMH : 0),
-                                 .cb.send = on_slice,
-                                 .user_data = s,
-                                 .memh = memh};
-    ucs_status_ptr_t request =
-        ctx->ucx->ucp_get_nbx(p->ep, cut->dst, cut->bytes, key->addr + cut->offset, rkey, &param);
-    if (!UCS_PTR_IS_PTR(request))
-        slice_back(s, UCS_PTR_STATUS(request));
-}
-
-static void fly(struct flight *f)
-{
-    struct net_op *op = f->op;
-    uint32_t at = 0, skip = 0;
-    struct cut cut;
-    list_remove(&f->node);
-    list_push_back(&f->endpoint->flying, &f->node);
-    /* With its last slice the flight may be over, and gone. */
-    for (bool last = false; !last && next_cut(op, &at, &skip, &cut);) {
-        struct slice *s = list_first(&f->slices, struct slice, node);
-        list_remove(&s->node);
-        last = list_empty(&f->slices);
-        f->out++;
-        send_slice(f, s, &cut);
-    }
-}
-
-enum ready { READY, NOT_READY, REFUSED };
-
-/* Whether all of a flight's keys are here; those that nobody asked for go to `gids`. */
-static enum ready check_keys(struct flight *f, uint32_t gids[PROTO_KEYS_MAX], uint32_t *n)
-{
-    struct net_endpoint *ep = f->endpoint;
-    bool missing = false, refused = false;
-    for (uint32_t i = 0; i < f->op->n; i++) {
-        struct net_read *r = &f->op->reads[i];
-        struct key *key = r->mr_gid < ep->nkeys ? &ep->keys[r->mr_gid] : NULL;
-        if (!key || (key->state == KEY_HERE && (r->bytes > key->bytes || r->offset > key->bytes - r->bytes)))
-            r->status = LEAT_INVALID;
-        else if (key->state == KEY_REFUSED)
-            r->status = key->status;
-        else if (key->state != KEY_HERE)
-            missing = true;
-        refused |= r->status != 0;
-        if (key && key->state == KEY_NONE && *n < PROTO_KEYS_MAX) {
-            gids[(*n)++] = r->mr_gid;
-            key->state = KEY_ASKED;
-        }
-    }
-    return missing ? NOT_READY : refused ? REFUSED : READY; /* told together: which of its reads cannot be */
-}
-
-/* Sends what can be sent, in order; asks for keys. -ENOMEM, LEAT_PEER_GONE: the endpoint is of no use. */
-static int start(struct net_endpoint *ep)
-{
-    uint32_t gids[PROTO_KEYS_MAX], n = 0;
-    list_for_each_safe (node, &ep->waiting) {
-        struct flight *f = container_of(node, struct flight, node);
-        enum ready ready = check_keys(f, gids, &n);
-        if (ready == REFUSED) {
-            for (uint32_t i = 0; i < f->op->n; i++)
-                if (f->op->reads[i].status && !f->op->status)
-                    f->op->status = f->op->reads[i].status;
-            flight_done(f, 0);
-            flight_quiesced(f);
-        } else if (ready == READY && best_path(ep)) {
-            fly(f);
-        }
-    }
-    for (uint32_t i = 0; ep->refused && i < ep->nkeys; i++)
-        if (ep->keys[i].state == KEY_REFUSED) /* the next op may ask again */
-            ep->keys[i].state = KEY_NONE;
-    ep->refused = false;
-    int rc = n ? ask_keys(ep, gids, n) : 0;
-    return rc ? rc : flush(ep);
 }
 
 /* --- the end ----------------------------------------------------------------------------------------------------------- */
@@ -547,13 +156,17 @@ static void settle_endpoint(struct net_endpoint *ep)
     }
     if (ep->fd >= 0 && alive == 0)
         tear_down(ep, LEAT_PEER_GONE, 0);
+    /* What was asked for and not answered: with every queue pair gone it cannot come any more. */
+    while (ep->fd < 0 && closing == 0 && !list_empty(&ep->asks))
+        ask_over(ep, list_first(&ep->asks, struct ask, node), LEAT_PEER_GONE);
     list_for_each_safe (node, &ep->held) {
         struct flight *f = container_of(node, struct flight, node);
         if (f->out == 0 && closing == 0)
             flight_quiesced(f);
     }
     if (ep->fd >= 0 && !list_empty(&ep->waiting)) {
-        int rc = start(ep);
+        int rc = endpoint_start(ep);
+        rc = rc ? rc : flush(ep);
         if (rc)
             tear_down(ep, rc, 0);
     }
@@ -622,14 +235,18 @@ static int take_key(struct net_endpoint *ep, struct bytes_in *in)
     return 0;
 }
 
-static void refuse_keys(struct net_endpoint *ep, int status)
+static void keep_reason(struct net_endpoint *ep, int status)
 {
     struct bytes_in in = bytes_in_of(ep->body, ep->frame.body_bytes);
     AUTO_FREE char *message = bytes_get_str(&in, PROTO_STR_MAX);
-    log_debug("keys of node %" PRIu32 ": %s", ep->node_id, message ? message : leat_strerror(status));
+    log_debug("node %" PRIu32 ": %s", ep->node_id, message ? message : leat_strerror(status));
     if (message)
         snprintf(ep->ctx->base.why.message, sizeof(ep->ctx->base.why.message), "%s", message);
     ep->ctx->base.why.code = message ? status : 0;
+}
+
+static void refuse_keys(struct net_endpoint *ep, int status)
+{
     for (uint32_t i = 0; i < ep->nkeys; i++)
         if (ep->keys[i].state == KEY_ASKED && ep->keys[i].asked_id == ep->frame.id) {
             ep->keys[i].state = KEY_REFUSED;
@@ -638,11 +255,8 @@ static void refuse_keys(struct net_endpoint *ep, int status)
     ep->refused = true;
 }
 
-static int message_came(struct net_endpoint *ep)
+static int keys_came(struct net_endpoint *ep)
 {
-    ep->ctx->look = true;
-    if (ep->frame.type != PROTO_RDMA_KEYS)
-        return LEAT_CORRUPT;
     if (ep->frame.status < 0) {
         refuse_keys(ep, ep->frame.status);
         return 0;
@@ -657,6 +271,31 @@ static int message_came(struct net_endpoint *ep)
             return rc;
     }
     return bytes_in_done(&in);
+}
+
+static int message_came(struct net_endpoint *ep)
+{
+    struct ask *ask;
+    int status = ep->frame.status;
+    ep->ctx->look = true;
+    if (status > 0)
+        return LEAT_CORRUPT;
+    if (status < 0)
+        keep_reason(ep, status);
+    switch (ep->frame.type) {
+    case PROTO_RDMA_KEYS:
+        return keys_came(ep);
+    case PROTO_RDMA_VIEW:
+        return status;
+    case PROTO_RDMA_PUT:
+        ask = ask_find(ep, ep->frame.id);
+        if (!ask)
+            return LEAT_CORRUPT;
+        ask_over(ep, ask, status);
+        return 0;
+    default:
+        return LEAT_CORRUPT;
+    }
 }
 
 static int frame_came(struct net_endpoint *ep)
@@ -715,42 +354,15 @@ static void serve_socket(struct net_endpoint *ep, uint32_t events)
 
 /* --- poll ------------------------------------------------------------------------------------------------------------------ */
 
-static int submit(struct net_endpoint *ep, struct net_op *op)
+static int ucx_submit(struct net_endpoint *ep, struct net_op *op)
 {
-    struct ucx_ctx *ctx = ep->ctx;
-    uint64_t bytes = 0;
     if (ep->fd < 0)
         return LEAT_PEER_GONE;
-    struct flight *f = calloc(1, sizeof(*f));
-    if (!f)
-        return -ENOMEM;
-    *f = (struct flight){.endpoint = ep, .op = op};
-    list_init(&f->slices);
-    if (!reserve_slices(ctx, op, &f->slices)) {
-        list_for_each_safe (node, &f->slices) {
-            list_remove(node);
-            list_push_front(&ctx->spares, node);
-        }
-        free(f);
-        return -ENOMEM;
-    }
-    for (uint32_t i = 0; i < op->n; i++) {
-        op->reads[i].crc = 0;
-        op->reads[i].status = 0;
-        bytes += op->reads[i].bytes;
-    }
-    net_op_begin(&ctx->base, ep, op, bytes);
-    ctx->in_flight++;
-    list_init(&op->node);
-    list_push_back(&ep->waiting, &f->node);
-    if (op->deadline_ns && (ctx->min_deadline_ns == 0 || op->deadline_ns < ctx->min_deadline_ns))
-        ctx->min_deadline_ns = op->deadline_ns;
-    if (list_empty(&f->slices)) {
-        flight_done(f, 0);
-        flight_quiesced(f);
-        return 0;
-    }
-    int rc = start(ep);
+    int rc = flight_new(ep, op);
+    if (rc)
+        return rc;
+    rc = endpoint_start(ep);
+    rc = rc ? rc : flush(ep);
     if (rc)
         tear_down(ep, rc, 0);
     return 0;
@@ -984,6 +596,7 @@ static int ucx_connect(struct net_ctx *base, const struct net_peer *peer, uint64
     list_init(&ep->waiting);
     list_init(&ep->flying);
     list_init(&ep->held);
+    list_init(&ep->asks);
     list_push_back(&ctx->endpoints, &ep->node);
     struct net_reply reply;
     int rc = ask_rails(ep, peer->connected_fd, deadline_ns, &reply, err);
@@ -1012,9 +625,12 @@ static void ucx_mem_deregister(struct net_ctx *base, struct net_memory *memory)
     struct ucx_ctx *ctx = ctx_of(base);
     if (!memory)
         return;
-    for (unsigned i = 0; i < ctx->nrails; i++)
+    for (unsigned i = 0; i < ctx->nrails; i++) {
+        if (memory->key[i])
+            ctx->ucx->ucp_rkey_buffer_release(memory->key[i]);
         if (memory->memh[i])
             ctx->ucx->ucp_mem_unmap(ctx->rails[i].context, memory->memh[i]);
+    }
     list_remove(&memory->node);
     free(memory);
 }
@@ -1028,11 +644,17 @@ static int ucx_mem_register(struct net_ctx *base, void *addr, uint64_t bytes, in
         return -ENOMEM;
     m->addr = addr;
     m->bytes = bytes;
+    m->id = ctx->ids < PROTO_VIEWS_MAX ? ctx->ids++ : PROTO_VIEWS_MAX;
     list_push_back(&ctx->memories, &m->node);
     for (unsigned i = 0; i < ctx->nrails; i++) {
         int rc = ucx_rail_map(&ctx->rails[i], addr, bytes, false, device, &m->memh[i], &base->why);
+        ucs_status_t status = rc || !ctx->put ? UCS_OK
+                                              : ctx->ucx->ucp_rkey_pack(ctx->rails[i].context, m->memh[i],
+                                                                        &m->key[i], &m->key_bytes[i]);
+        if (status != UCS_OK)
+            rc = error_set(&base->why, ucx_errno(status), "rail %s gives no key: %s", ctx->rails[i].name,
+                           ctx->ucx->ucs_status_string(status));
         if (rc) {
-            m->memh[i] = NULL;
             ucx_mem_deregister(base, m);
             return rc;
         }
@@ -1082,7 +704,7 @@ static const struct net_ops ucx_ops = {
     .mem_deregister = ucx_mem_deregister,
     .connect = ucx_connect,
     .disconnect = ucx_disconnect,
-    .submit = submit,
+    .submit = ucx_submit,
     .poll = ucx_poll,
     .event_fd = ucx_event_fd,
     .free = ucx_free,
@@ -1125,6 +747,7 @@ int net_rdma_new(const struct net_rdma_config *config, struct net_ctx **ret_ctx,
     if (!ctx)
         return error_set(err, -ENOMEM, "no memory for a transport");
     ctx->base.ops = &ucx_ops;
+    ctx->put = config && config->put;
     struct list *lists[] = {&ctx->endpoints, &ctx->memories, &ctx->spares, &ctx->events, &ctx->told};
     for (unsigned i = 0; i < ARRAY_LEN(lists); i++)
         list_init(lists[i]);

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* endpoint.h: between ucx.c (contexts, data connections, poll, paths) and flight.c (ops on their way). ucx.c tells how it goes. */
+#ifndef NET_UCX_ENDPOINT_H
+#define NET_UCX_ENDPOINT_H
+
+#include "base/forkfd.h"
+#include "net/conn.h"
+#include "net/events.h"
+#include "net/ucx/rail.h"
+
+struct net_memory {
+    struct list node;
+    uint32_t id; /* within its context, never used again; PROTO_VIEWS_MAX: no puts */
+    uint8_t *addr;
+    uint64_t bytes;
+    ucp_mem_h memh[NET_RDMA_RAILS_MAX];
+    void *key[NET_RDMA_RAILS_MAX]; /* packed, for puts */
+    size_t key_bytes[NET_RDMA_RAILS_MAX];
+};
+
+enum path_state { PATH_CONNECTING, PATH_UP, PATH_CLOSING, PATH_CLOSED };
+
+struct path {
+    struct net_endpoint *endpoint;
+    unsigned rail, far_rail; /* ours, theirs */
+    enum path_state state;
+    bool failed; /* by a callback: to be closed */
+    ucp_ep_h ep;
+    uint64_t out_bytes;
+};
+
+enum key_state { KEY_NONE, KEY_ASKED, KEY_HERE, KEY_REFUSED };
+
+struct key {
+    enum key_state state;
+    int status; /* REFUSED */
+    uint64_t asked_id, addr, bytes;
+    uint8_t *packed[NET_RDMA_RAILS_MAX]; /* by their rail; padded */
+    ucp_rkey_h rkey[NET_RDMA_RAILS_MAX]; /* by path */
+};
+
+struct cut {
+    uint32_t gid, bytes, first, last; /* first, last: the reads that it touches */
+    uint64_t offset;
+    uint8_t *dst;
+};
+
+struct slice {
+    struct list node;
+    struct flight *flight;
+    struct path *path;
+    struct cut cut;
+};
+
+/* A PUT that was asked for. */
+struct ask {
+    struct list node;
+    uint64_t id;
+    struct list slices;
+};
+
+struct flight {
+    struct list node;
+    struct net_endpoint *endpoint;
+    struct net_op *op;
+    struct net_memory *memory; /* its destinations, when the far end is to put them there; NULL: gets */
+    struct list slices;        /* reserved, not out */
+    unsigned out;              /* and one while it is being sent */
+    bool over;                 /* DONE was queued */
+    bool failed;               /* a slice was */
+};
+
+struct net_endpoint {
+    struct list node;
+    struct ucx_ctx *ctx;
+    int fd; /* the data connection; -1: torn down */
+    struct forkfd forkfd;
+    bool want_out, disconnected;
+    uint32_t node_id, generation;
+    unsigned npaths;
+    struct path paths[NET_RDMA_RAILS_MAX];
+    uint32_t nkeys;
+    struct key *keys;
+    bool refused; /* some key is KEY_REFUSED */
+    struct list waiting, flying, held, asks;
+    uint8_t told[PROTO_VIEWS_MAX / 8]; /* the views that it knows, a bit each */
+
+    uint64_t next_id;
+    struct bytes_out out;
+    size_t out_sent;
+    uint8_t head[PROTO_FRAME];
+    size_t have; /* of head, then of the body */
+    bool in_body;
+    struct proto_frame frame;
+    uint8_t *body;
+};
+
+struct ucx_ctx {
+    struct net_ctx base;
+    const struct ucx_symbols *ucx;
+    int epoll_fd;
+    struct forkfd forkfd;
+    bool put; /* the far end writes */
+    uint32_t ids;
+    unsigned nrails;
+    struct ucx_rail rails[NET_RDMA_RAILS_MAX];
+    uint64_t secrets[NET_RDMA_RAILS_MAX];
+    struct list endpoints, memories, spares;
+    struct list events, told;
+    uint64_t min_deadline_ns; /* as in tcp.c: may be too early, never too late */
+    unsigned in_flight;       /* ops not yet QUIESCED */
+    bool look;                /* a callback left a mark somewhere */
+};
+
+/* --- flight.c ---------------------------------------------------------------------------------------------------- */
+
+/* Takes the op in: 0, -ENOMEM. It waits until endpoint_start finds that it can go. */
+int flight_new(struct net_endpoint *ep, struct net_op *op);
+void flight_done(struct flight *f, int status);
+void flight_quiesced(struct flight *f);
+/* The answer to a PUT, or its end. */
+void ask_over(struct net_endpoint *ep, struct ask *ask, int status);
+struct ask *ask_find(struct net_endpoint *ep, uint64_t id);
+/* Sends what can be sent, in order; asks for keys. -ENOMEM: the endpoint is of no use. What it wrote is for the caller to flush. */
+int endpoint_start(struct net_endpoint *ep);
+
+#endif

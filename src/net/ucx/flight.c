@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* flight.c: ops on their way: cut into slices, sent as gets or asked for as puts, checksummed where they lie. See ucx.c. */
+#include "net/ucx/endpoint.h"
+
+#include "base/crc32c.h"
+
+#define SLICE (64 * KIB)
+
+/* --- flights ------------------------------------------------------------------------------------------------------ */
+
+void flight_quiesced(struct flight *f)
+{
+    struct ucx_ctx *ctx = f->endpoint->ctx;
+    assert(f->over && f->out == 0);
+    list_remove(&f->node);
+    list_for_each_safe (node, &f->slices) {
+        list_remove(node);
+        list_push_front(&ctx->spares, node);
+    }
+    if (f->op->state == NET_OP_TOLD)
+        list_remove(&f->op->node);
+    net_op_quiesced(f->op, &ctx->events);
+    ctx->in_flight--;
+    free(f);
+}
+
+void flight_done(struct flight *f, int status)
+{
+    f->over = true;
+    if (f->op->status == 0)
+        f->op->status = status;
+    net_op_done(&f->endpoint->ctx->base, f->op, &f->endpoint->ctx->events);
+}
+
+/* Every slice is back and nothing went wrong, or what did is known by read. */
+static void flight_landed(struct flight *f)
+{
+    struct net_op *op = f->op;
+    for (uint32_t i = 0; i < op->n; i++) {
+        struct net_read *r = &op->reads[i];
+        if (r->status == 0)
+            r->crc = crc32c(0, r->dst, r->bytes);
+        else if (op->status == 0)
+            op->status = r->status;
+    }
+    flight_done(f, 0);
+}
+
+static void flight_back(struct flight *f)
+{
+    struct net_endpoint *ep = f->endpoint;
+    if (--f->out)
+        return;
+    ep->ctx->look = true;
+    if (f->over)
+        return;
+    flight_landed(f);
+    if (!f->failed) {
+        flight_quiesced(f);
+    } else { /* until the paths that failed are closed */
+        list_remove(&f->node);
+        list_push_back(&ep->held, &f->node);
+    }
+}
+
+static void slice_back(struct slice *s, int status)
+{
+    struct flight *f = s->flight;
+    if (s->path)
+        s->path->out_bytes -= s->cut.bytes;
+    list_remove(&s->node);
+    list_push_front(&f->endpoint->ctx->spares, &s->node);
+    if (status)
+        f->failed = true;
+    if (status && !f->over)
+        for (uint32_t i = s->cut.first; i <= s->cut.last; i++)
+            if (f->op->reads[i].status == 0)
+                f->op->reads[i].status = status;
+    flight_back(f);
+}
+
+static void on_slice(void *request, ucs_status_t status, void *arg)
+{
+    struct slice *s = arg;
+    s->flight->endpoint->ctx->ucx->ucp_request_free(request);
+    slice_back(s, status == UCS_OK ? 0 : LEAT_PEER_GONE);
+}
+
+/* --- cutting --------------------------------------------------------------------------------------------------------- */
+
+/*
+ * The next slice behind the cursor; false: none is left. Neighbours (in the region and at the destination) are combined up to a slice,
+ * a large read is split, and a tail shorter than a quarter stays with the slice before it.
+ */
+static bool next_cut(const struct net_op *op, uint32_t *at, uint32_t *skip, struct cut *ret)
+{
+    while (*at < op->n && op->reads[*at].bytes == *skip) {
+        ++*at;
+        *skip = 0;
+    }
+    if (*at == op->n)
+        return false;
+    const struct net_read *r = &op->reads[*at];
+    *ret = (struct cut){.gid = r->mr_gid,
+                        .first = *at,
+                        .last = *at,
+                        .offset = r->offset + *skip,
+                        .dst = (uint8_t *)r->dst + *skip};
+    for (;;) {
+        uint32_t left = r->bytes - *skip, room = (uint32_t)SLICE - ret->bytes;
+        uint32_t take = left <= room + SLICE / 4 ? left : room;
+        ret->bytes += take;
+        ret->last = *at;
+        *skip += take;
+        if (take < left || ret->bytes >= SLICE || *at + 1 == op->n)
+            return true;
+        const struct net_read *next = r + 1;
+        if (next->bytes == 0 || next->mr_gid != r->mr_gid || next->offset != r->offset + r->bytes ||
+            (uint8_t *)next->dst != (uint8_t *)r->dst + r->bytes)
+            return true;
+        ++*at;
+        *skip = 0;
+        r = next;
+    }
+}
+
+static bool reserve_slices(struct ucx_ctx *ctx, const struct net_op *op, struct list *slices)
+{
+    uint32_t at = 0, skip = 0;
+    struct cut cut;
+    while (next_cut(op, &at, &skip, &cut)) {
+        struct slice *s = list_first(&ctx->spares, struct slice, node);
+        if (s)
+            list_remove(&s->node);
+        else if (!(s = malloc(sizeof(*s))))
+            return false;
+        list_push_back(slices, &s->node);
+    }
+    return true;
+}
+
+/* --- requests on the data connection ------------------------------------------------------------------------------------- */
+
+static int put_request(struct net_endpoint *ep, uint16_t type, const struct bytes_out *body)
+{
+    uint8_t head[PROTO_FRAME];
+    struct proto_frame frame = {.version = PROTO_VERSION,
+                                .kind = PROTO_REQUEST,
+                                .type = type,
+                                .id = ++ep->next_id,
+                                .body_bytes = (uint32_t)body->len};
+    size_t before = ep->out.len;
+    proto_frame_put(head, &frame);
+    bytes_put(&ep->out, head, sizeof(head));
+    bytes_put(&ep->out, body->data, body->len);
+    if (!ep->out.failed && !body->failed)
+        return 0;
+    ep->out.len = before;
+    ep->out.failed = false;
+    return -ENOMEM;
+}
+
+static int ask_keys(struct net_endpoint *ep, const uint32_t *gids, uint32_t n)
+{
+    struct bytes_out body = {0};
+    bytes_put_u32(&body, n);
+    for (uint32_t i = 0; i < n; i++)
+        bytes_put_u32(&body, gids[i]);
+    int rc = put_request(ep, PROTO_RDMA_KEYS, &body);
+    bytes_out_fini(&body);
+    for (uint32_t i = 0; rc == 0 && i < n; i++) {
+        ep->keys[gids[i]].state = KEY_ASKED;
+        ep->keys[gids[i]].asked_id = ep->next_id;
+    }
+    return rc;
+}
+
+static int tell_view(struct net_endpoint *ep, const struct net_memory *m)
+{
+    struct bytes_out body = {0};
+    if (ep->told[m->id / 8] & 1u << m->id % 8)
+        return 0;
+    bytes_put_u32(&body, m->id);
+    bytes_put_u64(&body, (uintptr_t)m->addr);
+    bytes_put_u64(&body, m->bytes);
+    bytes_put_u32(&body, ep->ctx->nrails);
+    for (unsigned i = 0; i < ep->ctx->nrails; i++) {
+        bytes_put_u32(&body, (uint32_t)m->key_bytes[i]);
+        bytes_put(&body, m->key[i], m->key_bytes[i]);
+    }
+    int rc = put_request(ep, PROTO_RDMA_VIEW, &body);
+    bytes_out_fini(&body);
+    if (rc == 0)
+        ep->told[m->id / 8] |= (uint8_t)(1u << m->id % 8);
+    return rc;
+}
+
+struct ask *ask_find(struct net_endpoint *ep, uint64_t id)
+{
+    list_for_each (node, &ep->asks) {
+        struct ask *ask = container_of(node, struct ask, node);
+        if (ask->id == id)
+            return ask;
+    }
+    return NULL;
+}
+
+void ask_over(struct net_endpoint *ep, struct ask *ask, int status)
+{
+    list_remove(&ask->node);
+    list_for_each_safe (node, &ask->slices)
+        slice_back(container_of(node, struct slice, node), status);
+    free(ask);
+}
+
+/* Takes slices off the list, as many as one PUT may have, and asks for them; all of them come back if that fails. */
+static void ask_put(struct flight *f, const struct path *p, struct list *slices)
+{
+    struct net_endpoint *ep = f->endpoint;
+    struct bytes_out ranges = {0}, body = {0};
+    struct ask *ask = calloc(1, sizeof(*ask));
+    struct list taken;
+    struct slice *s;
+    uint32_t n = 0;
+    list_init(&taken);
+    while (n < PROTO_PUTS_MAX && (s = list_first(slices, struct slice, node))) {
+        struct proto_range range = {.gid = s->cut.gid, .bytes = s->cut.bytes, .offset = s->cut.offset};
+        list_remove(&s->node);
+        list_push_back(&taken, &s->node);
+        proto_range_put(&ranges, &range);
+        bytes_put_u64(&ranges, (uint64_t)(s->cut.dst - f->memory->addr));
+        n++;
+    }
+    bytes_put_u32(&body, f->memory->id);
+    bytes_put_u32(&body, p->far_rail);
+    bytes_put_u32(&body, n);
+    bytes_put(&body, ranges.data, ranges.len);
+    int rc = !ask || ranges.failed ? -ENOMEM : tell_view(ep, f->memory);
+    if (rc == 0)
+        rc = put_request(ep, PROTO_RDMA_PUT, &body);
+    bytes_out_fini(&ranges);
+    bytes_out_fini(&body);
+    if (rc) {
+        free(ask);
+        while ((s = list_first(&taken, struct slice, node)))
+            slice_back(s, rc);
+        return;
+    }
+    ask->id = ep->next_id;
+    list_init(&ask->slices);
+    while ((s = list_first(&taken, struct slice, node))) {
+        list_remove(&s->node);
+        list_push_back(&ask->slices, &s->node);
+    }
+    list_push_back(&ep->asks, &ask->node);
+}
+
+/* --- starting -------------------------------------------------------------------------------------------------------- */
+
+static struct path *best_path(struct net_endpoint *ep)
+{
+    struct path *best = NULL;
+    for (unsigned i = 0; i < ep->npaths; i++) {
+        struct path *p = &ep->paths[i];
+        if (p->state == PATH_UP && !p->failed && (!best || p->out_bytes < best->out_bytes))
+            best = p;
+    }
+    return best;
+}
+
+static struct net_memory *memory_of(const struct ucx_ctx *ctx, const uint8_t *at, uint64_t bytes)
+{
+    list_for_each (node, &ctx->memories) {
+        struct net_memory *m = container_of(node, struct net_memory, node);
+        if (at >= m->addr && bytes <= m->bytes && (uint64_t)(at - m->addr) <= m->bytes - bytes)
+            return m;
+    }
+    return NULL;
+}
+
+static ucs_status_t unpack_key(struct net_endpoint *ep, struct key *key, const struct path *p,
+                               ucp_rkey_h *ret_rkey)
+{
+    ucp_rkey_h *rkey = &key->rkey[p - ep->paths];
+    ucs_status_t status = UCS_OK;
+    if (!*rkey && !key->packed[p->far_rail])
+        return UCS_ERR_UNREACHABLE;
+    if (!*rkey)
+        status = ep->ctx->ucx->ucp_ep_rkey_unpack(p->ep, key->packed[p->far_rail], rkey);
+    *ret_rkey = *rkey;
+    return status;
+}
+
+static void send_get(struct slice *s)
+{
+    struct net_endpoint *ep = s->flight->endpoint;
+    struct key *key = &ep->keys[s->cut.gid];
+    ucp_rkey_h rkey = NULL;
+    ucs_status_t status = unpack_key(ep, key, s->path, &rkey);
+    if (status != UCS_OK) {
+        slice_back(s, ucx_errno(status));
+        return;
+    }
+    const struct net_memory *m = memory_of(ep->ctx, s->cut.dst, s->cut.bytes);
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                                                 (m ? UCP_OP_ATTR_FIELD_MEMH : 0),
+                                 .cb.send = on_slice,
+                                 .user_data = s,
+                                 .memh = m ? m->memh[s->path->rail] : NULL};
+    ucs_status_ptr_t request = ep->ctx->ucx->ucp_get_nbx(s->path->ep, s->cut.dst, s->cut.bytes,
+                                                         key->addr + s->cut.offset, rkey, &param);
+    if (!UCS_PTR_IS_PTR(request))
+        slice_back(s, UCS_PTR_STATUS(request) == UCS_OK ? 0 : LEAT_PEER_GONE);
+}
+
+/* It may be over, and gone, when this returns. */
+static void fly(struct flight *f)
+{
+    struct net_endpoint *ep = f->endpoint;
+    struct list by_path[NET_RDMA_RAILS_MAX];
+    uint32_t at = 0, skip = 0;
+    struct cut cut;
+    list_remove(&f->node);
+    list_push_back(&ep->flying, &f->node);
+    for (unsigned i = 0; i < ep->npaths; i++)
+        list_init(&by_path[i]);
+    f->out++;
+    while (next_cut(f->op, &at, &skip, &cut)) {
+        struct slice *s = list_first(&f->slices, struct slice, node);
+        struct path *p = best_path(ep);
+        list_remove(&s->node);
+        *s = (struct slice){.flight = f, .path = p, .cut = cut};
+        list_init(&s->node);
+        f->out++;
+        if (p)
+            p->out_bytes += cut.bytes;
+        if (!p) /* the last one broke while this op was being sent */
+            slice_back(s, LEAT_PEER_GONE);
+        else if (f->memory)
+            list_push_back(&by_path[p - ep->paths], &s->node);
+        else
+            send_get(s);
+    }
+    for (unsigned i = 0; i < ep->npaths; i++)
+        while (!list_empty(&by_path[i]))
+            ask_put(f, &ep->paths[i], &by_path[i]);
+    flight_back(f);
+}
+
+enum ready { READY, NOT_READY, REFUSED };
+
+/* Whether all of a flight's keys are here; those that nobody asked for go to `gids`. */
+static enum ready check_keys(struct flight *f, uint32_t gids[PROTO_KEYS_MAX], uint32_t *n)
+{
+    struct net_endpoint *ep = f->endpoint;
+    bool missing = false, refused = false;
+    for (uint32_t i = 0; i < f->op->n; i++) {
+        struct net_read *r = &f->op->reads[i];
+        struct key *key = r->mr_gid < ep->nkeys ? &ep->keys[r->mr_gid] : NULL;
+        if (f->memory) /* the far end looks after it */
+            continue;
+        if (!key || (key->state == KEY_HERE && (r->bytes > key->bytes || r->offset > key->bytes - r->bytes)))
+            r->status = LEAT_INVALID;
+        else if (key->state == KEY_REFUSED)
+            r->status = key->status;
+        else if (key->state != KEY_HERE)
+            missing = true;
+        refused |= r->status != 0;
+        if (key && key->state == KEY_NONE && *n < PROTO_KEYS_MAX) {
+            gids[(*n)++] = r->mr_gid;
+            key->state = KEY_ASKED;
+        }
+    }
+    return missing ? NOT_READY : refused ? REFUSED : READY; /* told together: which of its reads cannot be */
+}
+
+int endpoint_start(struct net_endpoint *ep)
+{
+    uint32_t gids[PROTO_KEYS_MAX], n = 0;
+    list_for_each_safe (node, &ep->waiting) {
+        struct flight *f = container_of(node, struct flight, node);
+        enum ready ready = check_keys(f, gids, &n);
+        if (ready == REFUSED) {
+            for (uint32_t i = 0; i < f->op->n; i++)
+                if (f->op->reads[i].status && !f->op->status)
+                    f->op->status = f->op->reads[i].status;
+            flight_done(f, 0);
+            flight_quiesced(f);
+        } else if (ready == READY && best_path(ep)) {
+            fly(f);
+        }
+    }
+    for (uint32_t i = 0; ep->refused && i < ep->nkeys; i++)
+        if (ep->keys[i].state == KEY_REFUSED) /* the next op may ask again */
+            ep->keys[i].state = KEY_NONE;
+    ep->refused = false;
+    return n ? ask_keys(ep, gids, n) : 0;
+}
+
+int flight_new(struct net_endpoint *ep, struct net_op *op)
+{
+    struct ucx_ctx *ctx = ep->ctx;
+    uint64_t bytes = 0;
+    struct flight *f = calloc(1, sizeof(*f));
+    if (!f)
+        return -ENOMEM;
+    f->endpoint = ep;
+    f->op = op;
+    list_init(&f->slices);
+    if (!reserve_slices(ctx, op, &f->slices)) {
+        list_for_each_safe (node, &f->slices) {
+            list_remove(node);
+            list_push_front(&ctx->spares, node);
+        }
+        free(f);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < op->n; i++) {
+        struct net_read *r = &op->reads[i];
+        struct net_memory *m = ctx->put && r->bytes ? memory_of(ctx, r->dst, r->bytes) : f->memory;
+        bool first = bytes == 0;
+        r->crc = 0;
+        r->status = 0;
+        bytes += r->bytes;
+        if (r->bytes && first)
+            f->memory = m && m->id < PROTO_VIEWS_MAX ? m : NULL;
+        else if (m != f->memory) /* not all of it can be put: then nothing is */
+            f->memory = NULL;
+    }
+    net_op_begin(&ctx->base, ep, op, bytes);
+    ctx->in_flight++;
+    list_init(&op->node);
+    list_push_back(&ep->waiting, &f->node);
+    if (op->deadline_ns && (ctx->min_deadline_ns == 0 || op->deadline_ns < ctx->min_deadline_ns))
+        ctx->min_deadline_ns = op->deadline_ns;
+    if (bytes == 0) {
+        flight_done(f, 0);
+        flight_quiesced(f);
+    }
+    return 0;
+}

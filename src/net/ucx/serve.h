@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* serve.h: between serve.c (rails, connections, registrations) and put.c (writes into the views of clients). */
+#ifndef NET_UCX_SERVE_H
+#define NET_UCX_SERVE_H
+
+#include "base/list.h"
+#include "loop/loop.h"
+#include "net/ucx/rail.h"
+#include "wire/proto.h"
+
+#include <pthread.h>
+
+#define PEER_ENDPOINTS_MAX 64u  /* connections of one data connection, on one rail */
+#define KEY_PADDING        4096 /* zeros behind a packed key: UCX is not told its length */
+
+struct view_key {
+    struct list node;
+    const struct serve_view *view;
+    ucp_rkey_h rkey;
+};
+
+struct serve_ep {
+    struct list node;
+    struct serve_rail *rail;
+    ucp_ep_h ep;
+    uint64_t serial;  /* of its peer */
+    unsigned far;     /* the client's rail */
+    struct list keys; /* struct view_key */
+    unsigned out;     /* callbacks of UCX that will come */
+    bool up, failed, closed;
+};
+
+struct serve_rail {
+    struct net_rdma_server *server;
+    unsigned number;
+    struct ucx_rail rail;
+    ucp_listener_h listener;
+    char address[80];
+    pthread_t thread;
+    bool running;
+    struct loop *loop;
+    struct loop_source source;
+    struct list eps;     /* struct serve_ep */
+    struct list waiting; /* struct put: their connection is not up yet */
+    unsigned puts;       /* all there are */
+    bool look;           /* a callback left a mark */
+    _Atomic uint64_t connections, refused, errors, put_bytes;
+};
+
+/* A client's registered batch buffers. Immutable once it is in its peer. */
+struct serve_view {
+    uint64_t addr, bytes;
+    unsigned n;
+    uint8_t *key[NET_RDMA_RAILS_MAX]; /* by the client's rail; padded */
+};
+
+struct net_rdma_peer {
+    struct list node;
+    struct net_rdma_server *server;
+    uint64_t serial;
+    _Atomic unsigned refs; /* the data connection, and every put */
+    bool gone;             /* under the server's lock: nothing is answered any more */
+    unsigned n;
+    uint64_t secrets[NET_RDMA_RAILS_MAX];
+    struct serve_view *views[PROTO_VIEWS_MAX]; /* the data thread's */
+};
+
+struct net_rdma_memory {
+    struct net_rdma_server *server;
+    uint64_t bytes;
+    unsigned users; /* puts out of it */
+    ucp_mem_h memh[NET_RDMA_RAILS_MAX];
+    void *key[NET_RDMA_RAILS_MAX];
+    size_t key_bytes[NET_RDMA_RAILS_MAX];
+};
+
+struct net_rdma_server {
+    pthread_mutex_t lock;
+    struct list peers; /* newest first; under lock, and what is in them */
+    uint64_t serials;
+    _Atomic uint64_t registrations, registered_bytes, key_requests;
+    unsigned n;
+    struct serve_rail rails[NET_RDMA_RAILS_MAX];
+};
+
+void serve_peer_unref(struct net_rdma_peer *peer);
+/* The registration of [addr, +bytes), made now if need be, and kept until serve_unuse. */
+int serve_use(struct net_rdma_server *server, struct net_rdma_slot *slot, void *addr, uint64_t bytes,
+              struct net_rdma_memory **ret_memory, struct leat_error *err);
+void serve_unuse(struct net_rdma_memory *memory);
+/* On the rail's thread: the connection of a peer, or NULL. */
+struct serve_ep *serve_find(struct serve_rail *rail, uint64_t serial);
+/* One callback fewer to come: frees it when it was closed and this was the last. */
+void serve_ep_done(struct serve_ep *ep);
+/* put.c, on the rail's thread: connections came up or went. */
+void serve_puts_look(struct serve_rail *rail);
+void serve_view_free(struct serve_view *view);
+
+#endif
