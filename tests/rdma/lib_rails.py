@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two rails that tests/rdma/inside makes."""
 
+import json
 import pathlib
 import subprocess
 
@@ -37,3 +38,9 @@ def counters(rail):
     """{"sent_pkts": n, ...} since the device was made. Reads and writes by the NIC count in sent_pkts, messages also in rdma_sends."""
     folder = pathlib.Path(f"/sys/class/infiniband/{device(rail)}/ports/1/hw_counters")
     return {p.name: int(p.read_text()) for p in folder.iterdir()}
+
+
+def connections(pid):
+    """The reliable queue pairs of a process, as rdma(8) prints them."""
+    done = subprocess.run(["rdma", "-j", "res", "show", "qp"], capture_output=True, text=True, timeout=60)
+    return [qp for qp in json.loads(done.stdout) if qp.get("pid") == pid and qp["type"] == "RC"]
