@@ -2,8 +2,10 @@
 /*
  * load.c: libucp at run time.
  *
- * Two things that its libraries do to a process as they are loaded are undone: signal handlers for crashes (they would take the
- * place of the program's, Python's faulthandler for one), and a log on stdout. Failure modes: a library or a symbol
+ * Three things that its libraries do to a process as they are loaded are undone or kept from it: signal handlers for crashes (they
+ * would take the place of the program's, Python's faulthandler for one), a log on stdout, and hooks in mmap, munmap and madvise
+ * by rewriting libc's code. Those serve a cache of registrations; we register once and by hand. Only the environment can
+ * say so early enough, for as long as the loading takes; what a user has set there stays. Failure modes: a library or a symbol
  * that is not there is remembered, and answered again without trying anew.
  */
 #include "net/ucx/symbols.h"
@@ -61,13 +63,29 @@ static void restore_signals(const struct sigaction saved[NSIG])
     }
 }
 
+static const char *const no_hooks[][2] = {{"UCX_MEM_EVENTS", "n"}, {"UCX_MEM_MMAP_HOOK_MODE", "none"}};
+
+/* Returns which of them were set, as a mask. */
+static unsigned say_no_hooks(void)
+{
+    unsigned set = 0;
+    for (unsigned i = 0; i < ARRAY_LEN(no_hooks); i++)
+        if (!getenv(no_hooks[i][0]) && setenv(no_hooks[i][0], no_hooks[i][1], 0) == 0)
+            set |= 1u << i;
+    return set;
+}
+
 static int load(void)
 {
     const char *name = secure_getenv("LEAT_LIBUCP");
     struct sigaction saved[NSIG];
     name = name ? name : LIBRARY;
     save_signals(saved);
+    unsigned said = say_no_hooks();
     void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    for (unsigned i = 0; i < ARRAY_LEN(no_hooks); i++)
+        if (said >> i & 1)
+            unsetenv(no_hooks[i][0]);
     restore_signals(saved);
     if (!library) {
         const char *reason = dlerror();
