@@ -27,7 +27,7 @@ MAN = ROOT / "docs" / "man"
 pytestmark = pytest.mark.skipif(not LEAT.exists(), reason=f"{LEAT} is not built")
 needs_daemon = pytest.mark.skipif(not LEATD.exists(), reason=f"{LEATD} is not built")
 
-COMMANDS = "preload append index ls stat cat drop verify status stop doctor help".split()
+COMMANDS = "preload append index ls stat cat drop verify status stop doctor topo help".split()
 
 
 def leat(*args, env=None, check=None, **kwargs):
@@ -138,6 +138,11 @@ def test_man_page_compiles(page):
         (["ls", "--timeout", "x"], "--timeout x"),
         (["ls", "--progress", "much"], "one of auto, bar, json, none"),
         (["doctor", "/", "/"], "one path at most"),
+        (["topo", "x"], "no argument is expected"),
+        (["topo", "--gpu", "-1"], "--gpu -1: give a GPU's number"),
+        (["topo", "--gpu", "63"], "there is no GPU 63"),
+        (["topo", "--cpus", "3-1"], "--cpus 3-1: give a list"),
+        (["topo", "--rails", "nic77"], "there is no NIC nic77 here"),
     ],
 )
 def test_usage_errors(args, words):

@@ -7,15 +7,15 @@ _leat()
     for ((i = 1; i < COMP_CWORD; i++)); do
         word=${COMP_WORDS[i]}
         case $word in
-        --socket | --job | --progress | --timeout | --name | --pool | --limit | --field | -n) ((i++)) ;;
+        --socket | --job | --progress | --timeout | --name | --pool | --limit | --field | --root | --gpu | --cpus | --rails | --record | -n) ((i++)) ;;
         -*) ;;
         *) if [[ -z $command ]]; then command=$word; else ((operands++)); fi ;;
         esac
     done
     case $prev in
     --progress) mapfile -t COMPREPLY < <(compgen -W 'auto bar json none' -- "$cur"); return ;;
-    --job | --timeout | --name | --pool | --limit | --field | -n) return ;;
-    --socket) mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;
+    --job | --timeout | --name | --pool | --limit | --field | --gpu | --cpus | --rails | -n) return ;;
+    --socket | --root | --record) mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;
     esac
     if [[ $cur == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$("$leat" $command --help 2>/dev/null |

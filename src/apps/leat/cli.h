@@ -7,6 +7,7 @@
  *   usage.c   help screens, nearest names, getopt      look.c      ls, stat, cat
  *   output.c  sizes, JSON, errors                      daemon.c    status, stop, drop
  *   progress.c  bars and progress lines                doctor.c    the host; doctor_*.c its checks
+ *                                                      topo.c      NICs and GPUs; topo_record.c keeps where that is said
  */
 #ifndef APPS_LEAT_CLI_H
 #define APPS_LEAT_CLI_H
@@ -165,6 +166,7 @@ int cmd_status(struct cli *cli, int argc, char **argv);
 int cmd_stop(struct cli *cli, int argc, char **argv);
 int cmd_drop(struct cli *cli, int argc, char **argv);
 int cmd_doctor(struct cli *cli, int argc, char **argv);
+int cmd_topo(struct cli *cli, int argc, char **argv);
 int cmd_help(struct cli *cli, int argc, char **argv);
 
 #endif

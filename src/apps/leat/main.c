@@ -105,6 +105,22 @@ static const char *const doctor_examples[] = {
     "leat doctor --pool 400G --json",
     NULL,
 };
+static const struct cli_option topo_options[] = {
+    {320, "root", "DIR", "show a recorded tree (a folder, or one file) instead of this host"},
+    {321, "gpu", "N", "what a process that uses this GPU would get; none: one that uses none"},
+    {322, "cpus", "LIST", "what a process confined to these cores would get, as 0-3,8"},
+    {323, "rails", "NAMES", "these NICs in this order, as mlx5_0:1,eth2 (default: LEAT_RAILS)"},
+    {324, "record", "FILE", "write what is read of /sys to a new tar archive"},
+    {'a', "all", NULL, "virtual interfaces too"},
+    {0},
+};
+static const char *const topo_examples[] = {
+    "leat topo",
+    "leat topo --gpu 3 --json",
+    "leat topo --record $(hostname).tar",
+    "leat topo --root unpacked/ --cpus 64-95",
+    NULL,
+};
 static const char *const help_examples[] = {
     "leat help preload",
     NULL,
@@ -144,6 +160,8 @@ const struct cli_command cli_commands[] = {
      stop_examples, cmd_stop},
     {"doctor", "name what this host lacks, what it costs and how to mend it", "[PATH] [OPTION ...]",
      "With PATH, also how the files there can be read.", doctor_options, doctor_examples, cmd_doctor},
+    {"topo", "show NICs, GPUs, how far apart they are, and which are used", "[OPTION ...]",
+     "No daemon is needed.", topo_options, topo_examples, cmd_topo},
     {"help", "show help on a command", "[COMMAND]", NULL, NULL, help_examples, cmd_help},
     {0},
 };

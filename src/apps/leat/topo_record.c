@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * topo_record.c: a tar archive (ustar) of what was read: small text files and links, nothing else, by construction. Names longer
+ * than the format takes, and a second reading of the same path, are left out.
+ */
+#include "apps/leat/topo.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+
+struct topo_record {
+    struct topo_files under;
+    char *path;
+    FILE *out;
+    char **seen;
+    unsigned nseen, cap;
+    bool failed;
+};
+
+static bool first_time(struct topo_record *r, const char *path)
+{
+    for (unsigned i = 0; i < r->nseen; i++)
+        if (strcmp(r->seen[i], path) == 0)
+            return false;
+    if (r->nseen == r->cap) {
+        char **more = realloc(r->seen, (r->cap ? r->cap * 2 : 256) * sizeof(*more));
+        if (!more)
+            return !(r->failed = true);
+        r->seen = more;
+        r->cap = r->cap ? r->cap * 2 : 256;
+    }
+    r->seen[r->nseen] = strdup(path);
+    if (!r->seen[r->nseen])
+        return !(r->failed = true);
+    r->nseen++;
+    return true;
+}
+
+/* The ustar header: name (100), mode, uid, gid, size, mtime (octal), checksum, type, link name (100), magic, …, prefix (155). */
+static void put(struct topo_record *r, const char *path, char type, const char *data)
+{
+    struct {
+        char name[100], mode[8], uid[8], gid[8], size[12], mtime[12], sum[8], type, link[100], magic[8],
+            user[32], group[32], major[8], minor[8], prefix[155], pad[12];
+    } h = {.type = type};
+    _Static_assert(sizeof(h) == 512, "a tar header is a block");
+    static const char zeros[512];
+    size_t len = strlen(path + 1), size = type == '2' ? 0 : strlen(data);
+    const char *name = path + 1;
+    if (len > 100) { /* cut at a slash */
+        name = strchr(path + 1 + len - 100, '/');
+        if (!name || name - path - 1 > 155)
+            return;
+        memcpy(h.prefix, path + 1, (size_t)(name - path - 1));
+        name++;
+    }
+    if ((type == '2' && strlen(data) > sizeof(h.link)) || !first_time(r, path))
+        return;
+    memcpy(h.name, name, strnlen(name, sizeof(h.name)));
+    if (type == '2')
+        memcpy(h.link, data, strlen(data));
+    memcpy(h.mode, "0000644", 7);
+    memcpy(h.uid, "0000000", 7);
+    memcpy(h.gid, "0000000", 7);
+    snprintf(h.size, sizeof(h.size), "%011o", (unsigned)size);
+    memcpy(h.mtime, "00000000000", 11);
+    memcpy(h.magic, "ustar\00000", 8);
+    memset(h.sum, ' ', 8);
+    unsigned sum = 0;
+    for (size_t i = 0; i < sizeof(h); i++)
+        sum += ((const unsigned char *)&h)[i];
+    snprintf(h.sum, sizeof(h.sum), "%06o", sum);
+    fwrite(&h, 1, sizeof(h), r->out);
+    fwrite(data, 1, size, r->out);
+    fwrite(zeros, 1, (512 - size % 512) % 512, r->out);
+}
+
+static int record_text(void *ctx, const char *path, char *out, size_t cap)
+{
+    struct topo_record *r = ctx;
+    int rc = r->under.text(r->under.ctx, path, out, cap);
+    if (rc == 0)
+        put(r, path, '0', out);
+    return rc;
+}
+
+static int record_link(void *ctx, const char *path, char *out, size_t cap)
+{
+    struct topo_record *r = ctx;
+    int rc = r->under.link(r->under.ctx, path, out, cap);
+    if (rc == 0)
+        put(r, path, '2', out);
+    return rc;
+}
+
+static int record_list(void *ctx, const char *path, bool (*each)(void *arg, const char *name), void *arg)
+{
+    struct topo_record *r = ctx;
+    return r->under.list(r->under.ctx, path, each, arg);
+}
+
+int topo_record_new(const char *path, const struct topo_files *under, struct topo_record **ret_record,
+                    struct topo_files *ret_files, struct leat_error *err)
+{
+    struct topo_record *r = calloc(1, sizeof(*r));
+    if (!r || !(r->path = strdup(path))) {
+        free(r);
+        return error_set(err, -ENOMEM, "out of memory");
+    }
+    r->out = fopen(path, "wxe");
+    if (!r->out) {
+        int rc = error_sys(err, -errno, "%s", path);
+        free(TAKE_PTR(r->path)); /* not ours: it is not taken away */
+        topo_record_free(r);
+        return rc;
+    }
+    r->under = *under;
+    *ret_record = r;
+    *ret_files = (struct topo_files){.ctx = r, .text = record_text, .link = record_link, .list = record_list};
+    return 0;
+}
+
+unsigned topo_record_count(const struct topo_record *record)
+{
+    return record->nseen;
+}
+
+int topo_record_finish(struct topo_record *r, struct leat_error *err)
+{
+    static const char zeros[1024];
+    fwrite(zeros, 1, sizeof(zeros), r->out);
+    errno = 0;
+    bool bad = r->failed || ferror(r->out) || fflush(r->out) != 0;
+    int rc = bad ? error_sys(err, errno ? -errno : r->failed ? -ENOMEM : -EIO, "%s", r->path) : 0;
+    if (!rc)
+        free(TAKE_PTR(r->path)); /* it stays */
+    topo_record_free(r);
+    return rc;
+}
+
+void topo_record_free(struct topo_record *r)
+{
+    if (!r)
+        return;
+    if (r->out)
+        fclose(r->out);
+    if (r->path)
+        unlink(r->path);
+    for (unsigned i = 0; i < r->nseen; i++)
+        free(r->seen[i]);
+    free(r->seen);
+    free(r->path);
+    free(r);
+}

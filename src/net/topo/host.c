@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* host.c: this host's topology, read once, and its threads. */
+#include "net/topo/topo.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static struct topo *host;
+
+int topo_addresses(struct topo *topo)
+{
+    struct ifaddrs *all;
+    if (getifaddrs(&all) < 0)
+        return -errno;
+    for (unsigned i = 0; i < topo->nnics; i++) {
+        struct topo_nic *nic = &topo->nics[i];
+        nic->naddresses = 0;
+        for (const struct ifaddrs *a = all; a && nic->netdev[0]; a = a->ifa_next) {
+            int family = a->ifa_addr ? a->ifa_addr->sa_family : AF_UNSPEC;
+            if ((family != AF_INET && family != AF_INET6) || strcmp(a->ifa_name, nic->netdev) != 0 ||
+                nic->naddresses == ARRAY_LEN(nic->addresses))
+                continue;
+            memcpy(&nic->addresses[nic->naddresses++], a->ifa_addr,
+                   family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
+        }
+    }
+    freeifaddrs(all);
+    topo->addresses_known = true;
+    return 0;
+}
+
+static void read_host(void)
+{
+    struct topo_dir dir;
+    struct topo_files files;
+    if (topo_dir_open("/", &dir, &files, NULL) < 0)
+        return;
+    if (topo_read(&files, &host, NULL) == 0)
+        topo_addresses(host);
+    topo_dir_close(&dir);
+}
+
+const struct topo *topo_host(void)
+{
+    pthread_once(&once, read_host);
+    return host;
+}
+
+static void pin(pthread_t thread, const struct topo_wish *wish, bool to_rail)
+{
+    const struct topo *topo = topo_host();
+    struct topo_choice *choice = topo && topo->nnodes > 1 ? malloc(sizeof(*choice)) : NULL;
+    if (choice && topo_choose(topo, wish, choice, NULL) == 0)
+        topo_pin(thread, to_rail ? &choice->rails[0].pin : &choice->pin); /* none is none */
+    free(choice);
+}
+
+void topo_pin_to_rail(pthread_t thread, const char *rail)
+{
+    const struct topo_wish wish = {
+        .kind = strchr(rail, ':') ? TOPO_RDMA : TOPO_TCP, .rails = rail, .whole_host = true};
+    pin(thread, &wish, true);
+}
+
+void topo_pin_to_gpu(pthread_t thread)
+{
+    const struct topo_wish wish = {.kind = TOPO_TCP, .gpu = TOPO_GPU_FROM_ENV};
+    pin(thread, &wish, false);
+}
