@@ -47,6 +47,12 @@ def need_root():
         pytest.skip("needs root")
 
 
+def only_tables(daemon):
+    """No memory of samples is left in the pool."""
+    pool = daemon.status()["pool"]
+    return pool["used_bytes"] == pool["table_bytes"]
+
+
 def wait_for(what, seconds=PATIENCE, message="it never came true"):
     """The first true value of what()."""
     end = time.monotonic() + seconds
