@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rail that goes while batches are read. Readers are processes of their own, and these tests run before test_leat.py: a rail is
+made anew when nobody has its device open, and RDMA_CM's library keeps it open in a process that has used it once."""
+
+import lib_data
+import lib_host
+import lib_rails
+import pytest
+
+SAMPLES, SAMPLE_BYTES = 4096, 8192
+
+READER = lib_data.CLIENT + """
+ws = leat.open("leat://set", socket=argv[0])
+seen = []
+with leat.batches(ws, 8, seed=1, drop_last=False, transport=argv[1], timeout=20) as batches:
+    for nth, b in enumerate(batches):
+        np.testing.assert_array_equal(b.data, rows(b.ids))
+        seen += b.ids.tolist()
+        b.release()
+        if nth == 32: say("reading")
+assert sorted(seen) == list(range(len(ws)))
+say("all")
+"""
+
+
+@pytest.fixture
+def rail():
+    """Number 1, which is made anew when all processes are gone: so this comes before every other fixture."""
+    yield 1
+    lib_rails.restore(1)
+
+
+def sent():
+    return [lib_rails.counters(n)["sent_pkts"] for n in lib_rails.RAILS]
+
+
+@pytest.mark.parametrize("transport", ["rdma-read", "rdma-write"])
+def test_all_goes_on_over_the_other_one(rail, host, leat, transport):
+    daemon = host.daemon({"pool": {"size": "64MiB", "region_size": "4MiB"}}, options=["--linger", "10m"])
+    path = lib_data.make_npy(host.data / "a.npy", SAMPLES)
+    leat.preload(path, name="set", socket=daemon.socket, timeout=lib_host.PATIENCE).close()
+    reader = host.python(READER, daemon.socket, transport)
+    assert reader.hear(60) == "reading"
+    lib_rails.lose(rail)
+    lost = sent()
+    assert reader.finish() == "all"
+    packets = [b - a for a, b in zip(lost, sent())]
+    print("packets by rail afterwards", packets)
+    assert packets[0] > SAMPLES * SAMPLE_BYTES // 4096 / 4, "it was lost too late to show anything"
+    assert packets[rail] < packets[0] / 10
