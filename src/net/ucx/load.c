@@ -2,11 +2,16 @@
 /*
  * load.c: libucp at run time.
  *
- * Three things that its libraries do to a process as they are loaded are undone or kept from it: signal handlers for crashes (they
- * would take the place of the program's, Python's faulthandler for one), a log on stdout, and hooks in mmap, munmap and madvise
- * by rewriting libc's code. Those serve a cache of registrations; we register once and by hand. Only the environment can
- * say so early enough, for as long as the loading takes; what a user has set there stays. Failure modes: a library or a symbol
- * that is not there is remembered, and answered again without trying anew.
+ * What its libraries do to a process as they are loaded is kept from happening, or undone. They write jumps to themselves into libc's
+ * mmap, munmap, madvise and others, for a cache of registrations that we do not use, while other threads may be running
+ * through there: UCX_MEM_EVENTS=n. They take the program's signal handlers for crashes (Python's faulthandler's, for one):
+ * UCX_HANDLE_ERRORS=none, and handlers are put back. They log on stdout: a handler of ours takes that.
+ *
+ * Constructors can be told by the environment alone, which is not ours to change: setenv moves it under the feet of other threads. For
+ * the time of dlopen `environ` is a longer copy instead, which stays allocated, so that whoever reads meanwhile reads
+ * one or the other.
+ *
+ * Failure modes: a library or a symbol that is not there is remembered, and answered again without trying anew.
  */
 #include "net/ucx/symbols.h"
 
@@ -63,30 +68,43 @@ static void restore_signals(const struct sigaction saved[NSIG])
     }
 }
 
-static const char *const no_hooks[][2] = {{"UCX_MEM_EVENTS", "n"}, {"UCX_MEM_MMAP_HOOK_MODE", "none"}};
-
-/* Returns which of them were set, as a mask. */
-static unsigned say_no_hooks(void)
+/* NULL: no memory. */
+static char **longer_environ(void)
 {
-    unsigned set = 0;
-    for (unsigned i = 0; i < ARRAY_LEN(no_hooks); i++)
-        if (!getenv(no_hooks[i][0]) && setenv(no_hooks[i][0], no_hooks[i][1], 0) == 0)
-            set |= 1u << i;
-    return set;
+    static char events[] = "UCX_MEM_EVENTS=n", errors[] = "UCX_HANDLE_ERRORS=none";
+    char *const more[] = {events, errors};
+    size_t n = 0, at = ARRAY_LEN(more);
+    while (environ && environ[n])
+        n++;
+    char **made = calloc(n + ARRAY_LEN(more) + 1, sizeof(*made));
+    if (!made)
+        return NULL;
+    memcpy(made, more, sizeof(more)); /* the first one of a name counts */
+    for (size_t i = 0; i < n; i++)
+        made[at++] = environ[i];
+    return made;
+}
+
+static void *open_library(const char *name)
+{
+    static char **ours; /* never freed */
+    char **theirs = environ;
+    struct sigaction saved[NSIG];
+    if (!ours && !(ours = longer_environ()))
+        return NULL;
+    save_signals(saved);
+    __atomic_store_n(&environ, ours, __ATOMIC_RELEASE);
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    __atomic_store_n(&environ, theirs, __ATOMIC_RELEASE);
+    restore_signals(saved);
+    return library;
 }
 
 static int load(void)
 {
     const char *name = secure_getenv("LEAT_LIBUCP");
-    struct sigaction saved[NSIG];
     name = name ? name : LIBRARY;
-    save_signals(saved);
-    unsigned said = say_no_hooks();
-    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    for (unsigned i = 0; i < ARRAY_LEN(no_hooks); i++)
-        if (said >> i & 1)
-            unsetenv(no_hooks[i][0]);
-    restore_signals(saved);
+    void *library = open_library(name);
     if (!library) {
         const char *reason = dlerror();
         snprintf(why, sizeof(why), "%s is not there: %s (Debian: apt install libucx0)", name,

@@ -278,6 +278,7 @@ static int configure(const struct ucx_rail *rail, const struct net_rdma_config *
         {"SOCKADDR_TLS_PRIORITY", tcp ? "tcp" : "rdmacm"},
         {"CM_USE_ALL_DEVICES", "n"},
         {"RCACHE_ENABLE", "n"},
+        {"MEMTYPE_CACHE", "n"},
         {"KEEPALIVE_INTERVAL", "2s"},
         /* 4 × 2^n × 4.096 µs each time, the next n that reaches it: a peer that vanished is noticed within about 2 s. */
         {"RC_TIMEOUT", "200ms"},

@@ -525,10 +525,14 @@ static int add_paths(struct net_endpoint *ep, const struct net_reply *reply, str
                  ? error_set(&why, LEAT_CORRUPT, "node %" PRIu32 " has %" PRIu32 " rails", ep->node_id, n)
                  : 0;
     for (uint32_t i = 0; !rc && i < n; i++) {
-        AUTO_FREE char *text = bytes_get_str(&in, 80);
-        int one = text ? add_path(ep, i, text, &why) : LEAT_CORRUPT;
+        char text[80] = "";
+        uint32_t len = bytes_get_u32(&in);
+        const void *bytes = len < sizeof(text) ? bytes_get(&in, len) : NULL;
+        if (bytes)
+            memcpy(text, bytes, len);
+        int one = bytes ? add_path(ep, i, text, &why) : LEAT_CORRUPT;
         if (one == LEAT_CORRUPT)
-            rc = error_set(err, one, "node %" PRIu32 " gave no address", ep->node_id);
+            rc = error_set(&why, one, "node %" PRIu32 " gave no address", ep->node_id);
     }
     if (!rc && ep->npaths == 0)
         rc = why.code;

@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * RDMA over UCX's own TCP, between this process and a child of it: what the library may do to us, every allocation of the client failed
+ * in turn, a server that freezes, dies, refuses or lies. What holds for every transport is in test_transport.c.
+ */
+#include "net/test_rig.h"
+
+#include <dlfcn.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "base/clock.h"
+#include "failalloc.h"
+#include "net/ucx/rail.h"
+
+/* What the child is told to do by the port that a connection comes to. */
+enum far { SERVE, SILENT, LIE, OTHER_GENERATION, KINDS_OF_FAR };
+static pid_t child;
+static char ports[KINDS_OF_FAR][32];
+static const struct net_rdma_config by_tcp = {.rails = "lo", .tls = "tcp"},
+                                    put_by_tcp = {.rails = "lo", .tls = "tcp", .put = true};
+
+/* --- the child ------------------------------------------------------------------------------------------------------ */
+
+struct target {
+    struct pool pool;
+    enum far far;
+    int (*serve)(struct net_serve_target *target, uint16_t type, struct bytes_in *in, struct bytes_out *reply,
+                 const struct net_later *later, struct leat_error *err);
+};
+
+static int far_request(struct net_serve_target *t, uint16_t type, struct bytes_in *in,
+                       struct bytes_out *reply, const struct net_later *later, struct leat_error *err)
+{
+    struct target *target = container_of(t, struct target, pool.target);
+    if (type == PROTO_RDMA_CONNECT || type == PROTO_RDMA_VIEW || target->far == SERVE)
+        return target->serve(t, type, in, reply, later, err);
+    if (target->far == SILENT)
+        return NET_LATER; /* and never again */
+    int rc = target->serve(t, type, in, reply, later, err);
+    if (target->far == LIE && reply->len > 8)
+        reply->data[4] ^= 1; /* another region than was asked for */
+    if (target->far == OTHER_GENERATION && reply->len > 12)
+        reply->data[8] ^= 1;
+    return rc;
+}
+
+static void far_main(const int listeners[KINDS_OF_FAR], int ready)
+{
+    struct net_server *server;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    rig_setup(NULL);
+    if (!rig_rdma || net_server_new(1, &server) < 0 || write(ready, "y", 1) != 1)
+        _exit(1);
+    for (;;) {
+        struct pollfd fds[KINDS_OF_FAR];
+        for (unsigned i = 0; i < KINDS_OF_FAR; i++)
+            fds[i] = (struct pollfd){.fd = listeners[i], .events = POLLIN};
+        if (poll(fds, KINDS_OF_FAR, -1) < 0)
+            continue;
+        for (unsigned i = 0; i < KINDS_OF_FAR; i++) {
+            if (!fds[i].revents)
+                continue;
+            struct target *target = calloc(1, sizeof(*target)); /* goes with the process */
+            rig_pool_init(&target->pool);
+            target->pool.rdma = rig_rdma;
+            target->far = (enum far)i;
+            target->serve = target->pool.target.request;
+            target->pool.target.request = far_request;
+            net_server_add(server, accept(listeners[i], NULL, NULL), &target->pool.target);
+        }
+    }
+}
+
+static int start_child(void **state)
+{
+    int listeners[KINDS_OF_FAR], pipes[2];
+    char yes;
+    for (unsigned i = 0; i < KINDS_OF_FAR; i++) {
+        struct sockaddr_storage a;
+        socklen_t len = sizeof(a);
+        assert_int_equal(net_listen("127.0.0.1:0", 0, &listeners[i], NULL), 0);
+        assert_int_equal(getsockname(listeners[i], (struct sockaddr *)&a, &len), 0);
+        ucx_address_print((struct sockaddr *)&a, ports[i]);
+    }
+    assert_int_equal(pipe(pipes), 0);
+    child = fork(); /* UCX is loaded by neither yet */
+    if (child == 0)
+        far_main(listeners, pipes[1]);
+    close(pipes[1]);
+    if (read(pipes[0], &yes, 1) != 1) {
+        print_message("no UCX here: skipped\n");
+        child = 0;
+    }
+    close(pipes[0]);
+    for (unsigned i = 0; i < KINDS_OF_FAR; i++)
+        close(listeners[i]);
+    return 0;
+}
+
+static int end_child(void **state)
+{
+    if (child) {
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+    }
+    return 0;
+}
+
+/* --- one op ---------------------------------------------------------------------------------------------------------- */
+
+static uint8_t dst[REGION_BYTES];
+
+struct one {
+    struct net_ctx *ctx;
+    struct net_endpoint *ep;
+    struct net_memory *memory;
+    struct net_read reads[50];
+    struct net_op op;
+    unsigned done, quiesced;
+};
+
+static int one_connect(struct one *x, enum far far, const struct net_rdma_config *config)
+{
+    struct net_peer peer = {.generation = RIG_GENERATION, .nregions = REGIONS, .connected_fd = -1};
+    *x = (struct one){0};
+    int rc = net_rdma_new(config, &x->ctx, NULL);
+    if (rc < 0)
+        return rc;
+    rc = x->ctx->ops->mem_register(x->ctx, dst, sizeof(dst), -1, &x->memory);
+    if (rc == 0)
+        rc = net_dial(ports[far], 0, &peer.connected_fd, NULL);
+    if (rc == 0)
+        rc = x->ctx->ops->connect(x->ctx, &peer, clock_now_ns() + 20 * NS_PER_S, &x->ep, NULL);
+    if (rc < 0) {
+        if (peer.connected_fd >= 0)
+            close(peer.connected_fd);
+        net_free(x->ctx);
+    }
+    return rc;
+}
+
+static void one_wait(struct one *x)
+{
+    struct net_event events[4];
+    for (unsigned i = 0; x->quiesced == 0 && i < 100; i++) {
+        int n = x->ctx->ops->poll(x->ctx, events, 4, 1000);
+        for (int e = 0; e < n; e++) {
+            x->done += events[e].kind == NET_DONE;
+            x->quiesced += events[e].kind == NET_QUIESCED;
+        }
+    }
+    assert_int_equal(x->done, 1);
+    assert_int_equal(x->quiesced, 1);
+}
+
+static int one_read(struct one *x, uint64_t deadline_ns)
+{
+    memset(dst, 0, sizeof(dst));
+    x->done = x->quiesced = 0;
+    for (unsigned i = 0; i < ARRAY_LEN(x->reads); i++)
+        x->reads[i] = (struct net_read){
+            .mr_gid = i % REGIONS, .offset = i * 4001, .bytes = 4000, .dst = dst + i * 4000ull};
+    x->op = (struct net_op){.reads = x->reads, .n = ARRAY_LEN(x->reads), .deadline_ns = deadline_ns};
+    int rc = x->ctx->ops->submit(x->ep, &x->op);
+    if (rc == 0) {
+        one_wait(x);
+        rc = x->op.status;
+    }
+    return rc;
+}
+
+static void one_end(struct one *x)
+{
+    x->ctx->ops->disconnect(x->ctx, x->ep);
+    net_free(x->ctx); /* and what is registered */
+}
+
+static int whole(void *user)
+{
+    struct one x;
+    int rc = one_connect(&x, SERVE, user);
+    if (rc < 0)
+        return rc;
+    rc = one_read(&x, 0);
+    one_end(&x);
+    return rc;
+}
+
+/* --- tests --------------------------------------------------------------------------------------------------------------- */
+
+#define NEEDS_UCX()                                                                                          \
+    if (!child)                                                                                              \
+    skip()
+
+/* First of all: it is loaded here. */
+static void test_the_process_stays_as_it_was(void **state)
+{
+    NEEDS_UCX();
+    const void *functions[] = {dlsym(RTLD_DEFAULT, "mmap"), dlsym(RTLD_DEFAULT, "munmap"),
+                               dlsym(RTLD_DEFAULT, "madvise"), dlsym(RTLD_DEFAULT, "mremap")};
+    uint8_t code[ARRAY_LEN(functions)][32];
+    struct sigaction segv, bus, now;
+    char **environment = environ;
+    const struct ucx_symbols *ucx;
+    for (unsigned i = 0; i < ARRAY_LEN(functions); i++)
+        memcpy(code[i], functions[i], sizeof(code[i]));
+    sigaction(SIGSEGV, NULL, &segv);
+    sigaction(SIGBUS, NULL, &bus);
+    assert_int_equal(ucx_load(&ucx, NULL), 0);
+    struct one x;
+    assert_int_equal(one_connect(&x, SERVE, &by_tcp), 0);
+    assert_int_equal(one_read(&x, 0), 0);
+    for (unsigned i = 0; i < ARRAY_LEN(functions); i++)
+        assert_memory_equal(code[i], functions[i], sizeof(code[i]));
+    one_end(&x);
+    sigaction(SIGSEGV, NULL, &now);
+    assert_true(now.sa_handler == segv.sa_handler);
+    sigaction(SIGBUS, NULL, &now);
+    assert_true(now.sa_handler == bus.sa_handler);
+    assert_true(environ == environment);
+    assert_null(getenv("UCX_MEM_EVENTS"));
+}
+
+static void test_allocations_fail(void **state)
+{
+    NEEDS_UCX();
+    assert_true(failalloc_run(whole, (void *)&by_tcp) > 5);
+    assert_true(failalloc_run(whole, (void *)&put_by_tcp) > 5);
+}
+
+static void stays_silent(const struct net_rdma_config *config)
+{
+    struct one x;
+    assert_int_equal(one_connect(&x, SILENT, config), 0);
+    assert_int_equal(one_read(&x, clock_now_ns() + 50 * NS_PER_MS), LEAT_TIMED_OUT);
+    assert_int_equal(x.ctx->stats.timeouts, 1);
+    assert_int_equal(x.ctx->stats.in_flight_bytes, 0);
+    assert_int_equal(x.ctx->ops->submit(x.ep, &x.op), LEAT_PEER_GONE);
+    one_end(&x);
+}
+
+static void test_silence(void **state)
+{
+    NEEDS_UCX();
+    stays_silent(&by_tcp);
+    stays_silent(&put_by_tcp);
+}
+
+static void test_lies(void **state)
+{
+    NEEDS_UCX();
+    struct one x;
+    assert_int_equal(one_connect(&x, LIE, &by_tcp), 0);
+    assert_int_equal(one_read(&x, 0), LEAT_CORRUPT);
+    one_end(&x);
+    assert_int_equal(one_connect(&x, OTHER_GENERATION, &by_tcp), 0);
+    assert_int_equal(one_read(&x, 0), LEAT_STALE);
+    one_end(&x);
+}
+
+/* What is asked for while the server is frozen times out; what it does when it thaws changes nothing any more. (Puts: gets over TCP
+ * are emulated in the server, where UCX 1.13 aborts when it cannot answer any more. On verbs there is nothing to answer.) */
+static void test_freezes(void **state)
+{
+    const struct net_rdma_config *config = &put_by_tcp;
+    NEEDS_UCX();
+    struct one x;
+    assert_int_equal(one_connect(&x, SERVE, config), 0);
+    assert_int_equal(one_read(&x, 0), 0);
+    kill(child, SIGSTOP);
+    int rc = one_read(&x, clock_now_ns() + 100 * NS_PER_MS);
+    memset(dst, 0x5a, sizeof(dst)); /* QUIESCED: it is ours again */
+    kill(child, SIGCONT);
+    assert_int_equal(rc, LEAT_TIMED_OUT);
+    struct one y;
+    assert_int_equal(one_connect(&y, SERVE, config), 0); /* it is awake */
+    for (unsigned i = 0; i < 20; i++)
+        assert_int_equal(x.ctx->ops->poll(x.ctx, (struct net_event[1]){{0}}, 1, 1), 0);
+    for (size_t i = 0; i < sizeof(dst); i++)
+        assert_int_equal(dst[i], 0x5a);
+    assert_int_equal(one_read(&y, 0), 0);
+    one_end(&x);
+    one_end(&y);
+}
+
+static void test_turned_away(void **state)
+{
+    NEEDS_UCX();
+    struct net_ctx *ctx;
+    struct leat_error err = {0};
+    struct net_rdma_config config = {.rails = "nosuch0", .tls = "tcp"};
+    assert_int_equal(net_rdma_new(&config, &ctx, &err), LEAT_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "nosuch0"));
+    config = (struct net_rdma_config){.rails = "nosuch_0:1", .tls = "rc_verbs"};
+    assert_int_equal(net_rdma_new(&config, &ctx, &err), LEAT_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "no such device"));
+    config = (struct net_rdma_config){.rails = "lo", .tls = "smoke"};
+    assert_true(net_rdma_new(&config, &ctx, &err) < 0);
+    assert_true(err.message[0]);
+}
+
+static void test_addresses(void **state)
+{
+    static const char *const good[] = {"10.1.2.3:4567", "[::1]:80", "[fe80::1:2]:65535"};
+    static const char *const bad[] = {"",         "10.1.2.3", "10.1.2.3:0", "10.1.2.3:65536",
+                                      "10.1.2:5", "::1:80",   "[::1]",      "[10.0.0.1]:5",
+                                      "[:5",      "]:5",      ":5"};
+    struct sockaddr_in6 a;
+    char text[80];
+    for (unsigned i = 0; i < ARRAY_LEN(good); i++) {
+        assert_int_equal(ucx_address_parse(good[i], &a), 0);
+        ucx_address_print((struct sockaddr *)&a, text);
+        assert_string_equal(text, good[i]);
+    }
+    for (unsigned i = 0; i < ARRAY_LEN(bad); i++)
+        assert_int_equal(ucx_address_parse(bad[i], &a), LEAT_CORRUPT);
+}
+
+static void test_subnets(void **state)
+{
+    struct ucx_rail rail = {0};
+    struct sockaddr_in6 near, far, other;
+    ucx_address_parse("10.1.2.3:1", &rail.address);
+    ucx_address_parse("255.255.0.0:1", &rail.netmask);
+    ucx_address_parse("10.1.9.9:1", &near);
+    ucx_address_parse("10.2.2.3:1", &far);
+    ucx_address_parse("[::1]:1", &other);
+    assert_true(ucx_same_subnet(&rail, &near));
+    assert_false(ucx_same_subnet(&rail, &far));
+    assert_false(ucx_same_subnet(&rail, &other));
+}
+
+/* The last: nobody is there afterwards. */
+static void test_dies(void **state)
+{
+    NEEDS_UCX();
+    struct one x;
+    assert_int_equal(one_connect(&x, SERVE, &by_tcp), 0);
+    assert_int_equal(one_read(&x, 0), 0);
+    end_child(NULL);
+    assert_int_equal(one_read(&x, clock_now_ns() + 20 * NS_PER_S), LEAT_PEER_GONE);
+    one_end(&x);
+    child = 0;
+    assert_true(one_connect(&x, SERVE, &by_tcp) < 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_process_stays_as_it_was), /* the first */
+        cmocka_unit_test(test_allocations_fail),
+        cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_lies),
+        cmocka_unit_test(test_freezes),
+        cmocka_unit_test(test_turned_away),
+        cmocka_unit_test(test_addresses),
+        cmocka_unit_test(test_subnets),
+        cmocka_unit_test(test_dies), /* the last */
+    };
+    return cmocka_run_group_tests(tests, start_child, end_child);
+}
