@@ -47,7 +47,7 @@ def read_all(leat, ws, transport, batch=64):
 def test_an_epoch(fabric, leat, host, array):
     daemon = daemon_of(host)
     ws = leat.open(array, socket=daemon.socket)
-    sent = daemon.metrics()["leat_data_sent_bytes_total"]
+    sent, read = daemon.metrics()["leat_data_sent_bytes_total"], leat.counters()["rails"].get("lo", {"bytes": 0})
     read_all(leat, ws, "rdma")
     assert ws.stat().transport == "rdma"
     # Not a byte of a sample went over the data connection: keys and addresses did.
@@ -56,6 +56,10 @@ def test_an_epoch(fabric, leat, host, array):
     read_all(leat, ws, "rdma-write")
     read_all(leat, ws, "rdma-write", batch=7)
     assert ws.stat().transport == "rdma-write"
+    assert leat.counters()["rails"]["lo"]["bytes"] - read["bytes"] == 4 * len(ws) * 8192
+    rdma = daemon.status()["rdma"]
+    assert rdma["registered_bytes"] >= len(ws) * 8192 and rdma["rails"][0]["name"] == "lo"
+    assert daemon.metrics()['leat_rdma_written_bytes_total{rail="lo"}'] == 2 * len(ws) * 8192
     assert daemon.metrics()["leat_data_sent_bytes_total"] - sent < 64 * 1024
     read_all(leat, ws, "tcp")
 
@@ -83,6 +87,14 @@ def test_the_far_end_has_none(fabric, leat, host, array):
     with leat.batches(ws, 8, transport="rdma") as batches, pytest.raises(leat.Unsupported, match="rdma_users = nobody"):
         next(batches)
     read_all(leat, ws, "tcp")
+
+
+def test_nobody_asked(leat, host, array):
+    """UCX is not touched where nobody wants it."""
+    daemon = daemon_of(host)
+    read_all(leat, leat.open(array, socket=daemon.socket), "tcp")
+    assert daemon.status()["rdma"] is None
+    assert b"libucp" not in lib_host.proc_text(daemon.pid, "maps")
 
 
 @pytest.mark.parametrize("transport", ["rdma", "rdma-write"])
@@ -152,6 +164,7 @@ def test_dropped_by_force(fabric, leat, host, array, transport):
             for b in batches:
                 b.release()
     lib_host.wait_for(lambda: lib_host.only_tables(daemon))  # which the handle that is still open keeps
+    lib_host.wait_for(lambda: daemon.status()["rdma"]["registered_bytes"] == 0)
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 /* query.c: looking after the pool: one call to the daemon each. Errors are the daemon's, passed on as they are. */
 #include "client/client.h"
 
+#include "net/rdma.h"
+
 #include <jansson.h>
 #include <strings.h>
 
@@ -153,6 +155,16 @@ int leat_counters(char **ret_json, struct leat_error *err)
         bad = json_object_set_new(ledger, ledger_names[i], json_integer((json_int_t)ledger_bytes[i]));
     if (!bad)
         bad = json_object_set(root, "copied_bytes", ledger);
+    const struct net_rdma_total *totals;
+    unsigned ntotals = net_rdma_totals(&totals);
+    json_t *rails = json_object();
+    for (unsigned i = 0; !bad && i < ntotals; i++)
+        bad = json_object_set_new(rails, totals[i].name,
+                                  json_pack("{s:I, s:I}", "bytes", (json_int_t)totals[i].bytes, "failures",
+                                            (json_int_t)totals[i].failures));
+    if (!bad)
+        bad = json_object_set(root, "rails", rails);
+    json_decref(rails);
     char *text = bad ? NULL : json_dumps(root, JSON_COMPACT);
     json_decref(ledger);
     json_decref(root);

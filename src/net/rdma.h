@@ -47,6 +47,14 @@ struct net_rdma_report {
 };
 void net_rdma_report(struct net_rdma_report *ret_report);
 
+/* What this process has read by each rail so far, all contexts together. Any thread. */
+struct net_rdma_total {
+    char name[32];
+    _Atomic uint64_t bytes, failures;
+};
+/* *ret_totals: of this process's life. Returns how many. */
+unsigned net_rdma_totals(const struct net_rdma_total **ret_totals);
+
 /* --- the daemon's half ------------------------------------------------------------------------------------------- */
 
 struct net_rdma_server;
@@ -83,8 +91,9 @@ int net_rdma_put_keys(struct net_rdma_server *server, struct net_rdma_slot *slot
 int net_rdma_peer_view(struct net_rdma_peer *peer, struct bytes_in *in, struct leat_error *err);
 /* Where a range of a put comes from: the whole of what `slot` registers or will, and that the range lies in it. */
 struct proto_range;
-typedef int (*net_rdma_source_fn)(void *user, const struct proto_range *range, struct net_rdma_slot **ret_slot,
-                                  uint8_t **ret_addr, uint64_t *ret_bytes, struct leat_error *err);
+typedef int (*net_rdma_source_fn)(void *user, const struct proto_range *range,
+                                  struct net_rdma_slot **ret_slot, uint8_t **ret_addr, uint64_t *ret_bytes,
+                                  struct leat_error *err);
 /* Answers RDMA_PUT: NET_LATER, or why not. source_fn is called before this returns. */
 struct net_later;
 int net_rdma_peer_put(struct net_rdma_peer *peer, struct bytes_in *in, net_rdma_source_fn source, void *user,

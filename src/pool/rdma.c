@@ -14,6 +14,7 @@
 #include "pool/wset.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 static int rails(struct pool *pool, struct net_rdma_server **ret_server, struct leat_error *err)
 {
@@ -108,7 +109,7 @@ int pool_rdma_request(struct pool *pool, struct wset *ws, uint32_t uid, struct n
     if (type == PROTO_RDMA_PUT)
         return net_rdma_peer_put(*peer, in, put_source, ws, later, err);
     uint32_t n = bytes_get_u32(in);
-    if ( in->bad || n > PROTO_KEYS_MAX || bytes_left(in) != n * 4ull)
+    if (in->bad || n > PROTO_KEYS_MAX || bytes_left(in) != n * 4ull)
         return LEAT_CORRUPT;
     bytes_put_u32(reply, n);
     for (uint32_t i = 0; rc == 0 && i < n; i++)
@@ -122,6 +123,16 @@ void pool_rdma_stop(struct pool *pool)
     if (pool_rdma_stats(pool, &stats) &&
         stats.registrations == 0) /* else a set is still held: it ends with us */
         net_rdma_server_free(TAKE_PTR(pool->rdma));
+}
+
+bool pool_rdma_why(struct pool *pool, char *buf, size_t size)
+{
+    pthread_mutex_lock(&pool->rdma_lock);
+    bool failed = pool->rdma_why.code != 0;
+    if (failed)
+        snprintf(buf, size, "%s", pool->rdma_why.message);
+    pthread_mutex_unlock(&pool->rdma_lock);
+    return failed;
 }
 
 bool pool_rdma_stats(struct pool *pool, struct net_rdma_stats *ret_stats)

@@ -25,6 +25,8 @@ int pool_rdma_request(struct pool *pool, struct wset *ws, uint32_t uid, struct n
                       struct leat_error *err);
 /* When no region is left. */
 void pool_rdma_stop(struct pool *pool);
+/* Why there are no rails, once somebody has asked for them; false: nobody has, or there are. */
+bool pool_rdma_why(struct pool *pool, char *buf, size_t size);
 /* False: the rails were never opened. */
 bool pool_rdma_stats(struct pool *pool, struct net_rdma_stats *ret_stats);
 

@@ -172,6 +172,27 @@ static uint64_t windows_bytes(const struct pool *pool)
     return bytes;
 }
 
+/* null until somebody asked to read by it. */
+static json_t *rdma_json(struct pool *pool)
+{
+    struct net_rdma_stats s;
+    char why[LEAT_ERROR_MESSAGE_MAX];
+    if (pool_rdma_why(pool, why, sizeof(why)))
+        return json_pack("{s:s}", "unavailable", why);
+    if (!pool_rdma_stats(pool, &s))
+        return json_null();
+    json_t *rails = json_array();
+    for (unsigned i = 0; i < s.nrails; i++)
+        json_array_append_new(rails, json_pack("{s:s, s:I, s:I, s:I, s:I}", "name", s.rails[i].name,
+                                               "connections", (json_int_t)s.rails[i].connections, "refused",
+                                               (json_int_t)s.rails[i].refused, "errors",
+                                               (json_int_t)s.rails[i].errors, "written_bytes",
+                                               (json_int_t)s.rails[i].put_bytes));
+    return json_pack("{s:I, s:I, s:I, s:o}", "registered_regions", (json_int_t)s.registrations,
+                     "registered_bytes", (json_int_t)s.registered_bytes, "key_requests",
+                     (json_int_t)s.key_requests, "rails", rails);
+}
+
 static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_t gid)
 {
     struct pool *pool = view->pool;
@@ -225,6 +246,7 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
                                   "requests", (json_int_t)net.requests, "bytes_sent",
                                   (json_int_t)net.bytes_sent, "bytes_received",
                                   (json_int_t)net.bytes_received, "errors", (json_int_t)net.errors));
+    json_object_set_new(json, "rdma", rdma_json(pool));
     json_object_set_new(json, "checksum", json_string(crc32c_impl()));
     json_object_set_new(json, "nodes", nodes_json(pool->cluster));
     json_object_set_new(json, "credits", credits_json(view->credits, uid));
@@ -280,6 +302,48 @@ static void histogram_text(struct text *t, const char *name, const char *help, s
              "leat_%s_seconds_bucket{le=\"+Inf\"} %" PRIu64
              "\nleat_%s_seconds_sum %.9g\nleat_%s_seconds_count %" PRIu64 "\n",
              name, total, name, (double)atomic_load(&h->sum_ns) * 1e-9, name, total);
+}
+
+static void rail_text(struct text *t, const struct net_rdma_stats *s, const char *name, const char *type,
+                      const char *help, uint64_t (*value)(const struct net_rdma_rail_stats *))
+{
+    text_add(t, "# HELP leat_rdma_%s %s\n# TYPE leat_rdma_%s %s\n", name, help, name, type);
+    for (unsigned i = 0; i < s->nrails; i++)
+        text_add(t, "leat_rdma_%s{rail=\"%s\"} %" PRIu64 "\n", name, s->rails[i].name, value(&s->rails[i]));
+}
+
+static uint64_t rail_connections(const struct net_rdma_rail_stats *r)
+{
+    return r->connections;
+}
+static uint64_t rail_refused(const struct net_rdma_rail_stats *r)
+{
+    return r->refused;
+}
+static uint64_t rail_errors(const struct net_rdma_rail_stats *r)
+{
+    return r->errors;
+}
+static uint64_t rail_written(const struct net_rdma_rail_stats *r)
+{
+    return r->put_bytes;
+}
+
+static void rdma_text(struct text *t, struct pool *pool)
+{
+    struct net_rdma_stats s;
+    if (!pool_rdma_stats(pool, &s))
+        return;
+    metric(t, "rdma_registered_regions", "gauge", "Regions registered with every rail.",
+           (double)s.registrations);
+    metric(t, "rdma_registered_bytes", "gauge", "Their bytes, which are locked in memory.",
+           (double)s.registered_bytes);
+    rail_text(t, &s, "connections", "gauge", "RDMA connections of clients.", rail_connections);
+    rail_text(t, &s, "refused_total", "counter", "RDMA connections of nobody who had been let in.",
+              rail_refused);
+    rail_text(t, &s, "errors_total", "counter", "RDMA connections that broke.", rail_errors);
+    rail_text(t, &s, "written_bytes_total", "counter", "Sample bytes written into views of clients.",
+              rail_written);
 }
 
 static char *metrics_text(const struct server_view *view)
@@ -342,6 +406,7 @@ static char *metrics_text(const struct server_view *view)
     metric(&t, "data_requests_total", "counter", "Read and write requests on them.", (double)net.requests);
     metric(&t, "data_sent_bytes_total", "counter", "Sample bytes sent.", (double)net.bytes_sent);
     metric(&t, "data_received_bytes_total", "counter", "Sample bytes received.", (double)net.bytes_received);
+    rdma_text(&t, pool);
     text_add(&t, "# HELP leat_copied_bytes_total Sample bytes copied in user space by the daemon.\n# TYPE "
                  "leat_copied_bytes_total counter\n");
     for (unsigned k = 0; k < LEDGER_REASONS; k++)

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "disk/disk.h"
+#include "net/rdma.h"
 #include "leat-config.h"
 
 #define CAP_IPC_LOCK 14
@@ -131,6 +132,44 @@ static void check_memlock(const struct doctor *d, struct finding *f)
     else
         finding_mend(f, "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/leat.conf  "
                         "(then log in again; in a unit: LimitMEMLOCK=infinity)");
+}
+
+/* The device's directory is in the tree; library and limits are this process's, as leatd's will be if it is started alike. */
+static void check_rdma(const struct doctor *d, struct finding *f)
+{
+    char path[4200];
+    struct net_rdma_report r;
+    snprintf(path, sizeof(path), "%.4000s/sys/class/infiniband", d->root);
+    if (d->recorded || access(path, F_OK) < 0) {
+        if (!d->recorded || access(path, F_OK) < 0)
+            finding_say(f, DOCTOR_OK, "no RDMA device: other hosts are read by TCP");
+        return;
+    }
+    net_rdma_report(&r);
+    finding_number(f, "library", r.library);
+    if (!r.devices) {
+        finding_say(f, DOCTOR_WARN, "RDMA devices, but no port of them is active");
+        finding_cost(f, "other hosts are read by TCP");
+        finding_mend(f, "rdma link   (cable, switch port, or on RoCE: ip link set NAME up)");
+    } else if (!r.library) {
+        finding_say(f, DOCTOR_WARN, "%.150s; %.120s", r.devices_text, r.library_text);
+        finding_cost(f, "other hosts are read by TCP");
+        finding_mend(f, r.built ? "sudo apt install libucx0"
+                                : "sudo apt install libucx-dev   (and build Leat again)");
+    } else if (access("/dev/infiniband/rdma_cm", R_OK | W_OK) < 0) {
+        finding_say(f, DOCTOR_WARN, "%.150s, but /dev/infiniband/rdma_cm: %s", r.devices_text,
+                    strerror(errno));
+        finding_cost(f, "no RDMA connection can be made: other hosts are read by TCP");
+        finding_mend(
+            f, "sudo modprobe rdma_ucm   (in a container: --device=/dev/infiniband --ulimit memlock=-1)");
+    } else if (!r.memlock_unlimited && r.memlock_bytes < d->pool_bytes) {
+        finding_say(f, DOCTOR_WARN, "%.150s, %.60s, but RLIMIT_MEMLOCK is less than the pool", r.devices_text,
+                    r.library_text);
+        finding_cost(f, "regions cannot be registered: reads by RDMA fail or go by TCP");
+        finding_mend(f, "ulimit -l unlimited   (in a unit: LimitMEMLOCK=infinity)");
+    } else {
+        finding_say(f, DOCTOR_OK, "%.200s, %.60s", r.devices_text, r.library_text);
+    }
 }
 
 /* The word in brackets. */
@@ -460,6 +499,7 @@ const struct doctor_check doctor_checks[] = {
     {"memory", check_memory},
     {"huge pages", check_huge_pages},
     {"memlock", check_memlock},
+    {"rdma", check_rdma},
     {"io_uring", check_io_uring},
     {"memfd", check_memfd},
     {"overcommit", check_overcommit},

@@ -66,8 +66,13 @@ static void flight_back(struct flight *f)
 static void slice_back(struct slice *s, int status)
 {
     struct flight *f = s->flight;
-    if (s->path)
+    if (s->path) {
+        struct net_rdma_total *total = f->endpoint->ctx->rails[s->path->rail].total;
         s->path->out_bytes -= s->cut.bytes;
+        if (total)
+            atomic_fetch_add_explicit(status ? &total->failures : &total->bytes, status ? 1 : s->cut.bytes,
+                                      memory_order_relaxed);
+    }
     list_remove(&s->node);
     list_push_front(&f->endpoint->ctx->spares, &s->node);
     if (status)

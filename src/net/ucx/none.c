@@ -21,6 +21,12 @@ bool net_rdma_likely(void)
     return false;
 }
 
+unsigned net_rdma_totals(const struct net_rdma_total **ret_totals)
+{
+    *ret_totals = NULL;
+    return 0;
+}
+
 void net_rdma_report(struct net_rdma_report *ret_report)
 {
     struct rlimit limit = {0};

@@ -21,6 +21,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <net/if.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <sys/resource.h>
 
@@ -261,6 +262,34 @@ bool ucx_same_subnet(const struct ucx_rail *rail, const struct sockaddr_in6 *oth
     return true;
 }
 
+/* --- totals -------------------------------------------------------------------------------------------------------- */
+
+static pthread_mutex_t totals_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct net_rdma_total totals[NET_RDMA_RAILS_MAX];
+static _Atomic unsigned ntotals; /* names are written once, before they are counted */
+
+static struct net_rdma_total *find_total(const char *name)
+{
+    struct net_rdma_total *found = NULL;
+    pthread_mutex_lock(&totals_lock);
+    unsigned n = ntotals;
+    for (unsigned i = 0; i < n && !found; i++)
+        found = strcmp(totals[i].name, name) == 0 ? &totals[i] : NULL;
+    if (!found && n < ARRAY_LEN(totals)) {
+        found = &totals[n];
+        snprintf(found->name, sizeof(found->name), "%s", name);
+        ntotals = n + 1;
+    }
+    pthread_mutex_unlock(&totals_lock);
+    return found;
+}
+
+unsigned net_rdma_totals(const struct net_rdma_total **ret_totals)
+{
+    *ret_totals = totals;
+    return ntotals;
+}
+
 /* --- context and worker --------------------------------------------------------------------------------------------- */
 
 struct setting {
@@ -360,6 +389,8 @@ int ucx_rail_open(const struct net_rdma_config *config, const char *name, uint64
         ucx_rail_close(&rail);
         return rc;
     }
+    if (client_id)
+        rail.total = find_total(name);
     *ret_rail = rail;
     return 0;
 }

@@ -15,7 +15,8 @@ struct ucx_rail {
     struct sockaddr_in6 netmask;
     ucp_context_h context;
     ucp_worker_h worker;
-    int fd; /* readable when there is progress to make, after arm */
+    struct net_rdma_total *total; /* the process's, for clients; NULL: too many names */
+    int fd;                       /* readable when there is progress to make, after arm */
 };
 
 /* Names of the rails to open, from the configuration, the environment or the host: "a:1", … LEAT_UNSUPPORTED: there is none, and why. */
