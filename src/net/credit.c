@@ -10,6 +10,8 @@
  *           in flight / rate, and a limit computed from that would feed itself. Batches begin with such a request; where
  *           none comes for BASE_NS, the rail is drained for a moment to get one.
  *   limit   4 × rate × base: one product is on its way, the rest covers the turn-around of both sides.
+ *   boost   1 where that keeps the path busy. Where less comes than has come before (servers or readers that do not get their CPU in
+ *           time leave the link idle), more is asked for, an eighth a window, up to 16 times as much.
  *   losses  Servers tell how many segments they sent anew. A loss draws a ceiling at 0.7 of what was allowed then; it is raised by
  *           a quarter after a pause, which doubles each time the raise was followed by a loss: a lost tail costs a
  *           retransmission timeout (200 ms), which is why trying it is rare.
@@ -43,6 +45,8 @@
 #define DRAIN_NS         (200 * NS_PER_MS) /* as long as draining may take before the old base is kept */
 #define WANT_NS          (20 * NS_PER_MS)
 #define LOSS_NS          (300 * NS_PER_MS) /* reports of one loss come from several servers, after a timeout */
+#define BOOST_ONE        1024u
+#define BOOST_MAX        (16 * BOOST_ONE)
 #define PAUSE_MIN_NS     (2 * NS_PER_S)
 #define PAUSE_MAX_NS     (64 * NS_PER_S)
 
@@ -216,7 +220,9 @@ static void window_open(struct credit_rail *r, uint64_t now_ns)
 static void set_limit(struct credit *c)
 {
     struct credit_rail *r = c->rail;
-    double limit = (double)STAGES * (double)load(&r->rate_bytes_per_s) * (double)load(&r->base_ns) / 1e9;
+    double boost = (double)MIN(MAX(r->boost, BOOST_ONE), BOOST_MAX) / BOOST_ONE;
+    double limit =
+        boost * (double)STAGES * (double)load(&r->rate_bytes_per_s) * (double)load(&r->base_ns) / 1e9;
     uint64_t bytes = limit < LIMIT_MAX ? (uint64_t)limit : LIMIT_MAX, ceiling = load(&r->ceiling_bytes);
     bytes = MAX(bytes, c->floor_bytes);
     if (ceiling)
@@ -242,6 +248,17 @@ static void judge_losses(struct credit_rail *r, uint64_t now_ns)
     r->lost_seen = lost;
 }
 
+static void judge_rate(struct credit_rail *r, uint64_t rate)
+{
+    uint64_t best = r->best_bytes_per_s = MAX(rate, r->best_bytes_per_s - r->best_bytes_per_s / 256);
+    uint32_t boost = MIN(MAX(r->boost, BOOST_ONE), BOOST_MAX);
+    if (rate < best - best / 16)
+        boost += boost / 8;
+    else if (rate > best - best / 64)
+        boost -= boost / 64;
+    r->boost = MIN(MAX(boost, BOOST_ONE), BOOST_MAX);
+}
+
 static void window_close(struct credit *c, uint64_t now_ns)
 {
     struct credit_rail *r = c->rail;
@@ -250,6 +267,7 @@ static void window_close(struct credit *c, uint64_t now_ns)
     if (spent_ns) {
         uint64_t rate = (uint64_t)((double)bytes * 1e9 / (double)spent_ns), old = load(&r->rate_bytes_per_s);
         store(&r->rate_bytes_per_s, MAX(rate, old - old / 16));
+        judge_rate(r, rate);
     }
     judge_losses(r, now_ns);
     set_limit(c);

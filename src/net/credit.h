@@ -7,7 +7,7 @@
  *   credit_take ──▶ asked ──▶ answered ──▶ credit_done: given back, and what it tells about the path
  *        └── false: not now; ask again after an own completion, or credit_wait
  *
- *   limit = 4 × rate × base   (bytes; 24 KiB … 64 MiB; below the ceiling that losses drew)
+ *   limit = 4 × rate × base × boost   (bytes; 24 KiB … 64 MiB; below the ceiling that losses drew)
  *
  * The table is a memfd that the daemon makes for each user of the host and passes to his clients, each of which gets a
  * slot of its own. What is in flight is the sum of the slots: the daemon clears the slot of a process that is gone, so a
@@ -46,6 +46,8 @@ struct credit_rail {
     /* of who is adapting */
     uint64_t window_start_ns, window_delivered;
     uint64_t lost_seen, ceiling_stamp_ns, ceiling_pause_ns;
+    uint64_t best_bytes_per_s; /* as rate, fading far more slowly */
+    uint32_t boost;            /* in 1/1024, at least 1024; 0 is 1024 */
     struct credit_slot slots[CREDIT_SLOTS];
 };
 

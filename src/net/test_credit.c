@@ -76,7 +76,7 @@ static void test_same_host(void **state)
 }
 
 /* A path of 1 GB/s and 100 us, kept busy; then its queue loses something. */
-static void drive(struct credit *c, uint64_t from_ns, unsigned batches)
+static void drive_late(struct credit *c, uint64_t from_ns, unsigned batches, uint64_t late_ns)
 {
     uint64_t now = from_ns;
     for (unsigned b = 0; b < batches; b++) {
@@ -88,11 +88,34 @@ static void drive(struct credit *c, uint64_t from_ns, unsigned batches)
             n++;
         now += 100 * NS_PER_US + own;
         credit_done(c, stage, 100 * NS_PER_US + own, true, now);
+        now += late_ns; /* for the link it is the same whether servers or reader did not get their CPU */
         for (; n; n--) {
             now += own;
             credit_done(c, stage, 100 * NS_PER_US + own * 2, false, now);
         }
     }
+}
+
+static void drive(struct credit *c, uint64_t from_ns, unsigned batches)
+{
+    drive_late(c, from_ns, batches, 0);
+}
+
+/* Where the link idles though the path is as it was, more is asked for; and less again when it does not. */
+static void test_boost(void **state)
+{
+    struct credit c;
+    assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
+    drive(&c, NS_PER_S, 1000);
+    uint64_t still = credit_limit(&c);
+    drive_late(&c, 3 * NS_PER_S, 40, 400 * NS_PER_US);
+    uint64_t late = credit_limit(&c);
+    print_message("late by 400 us: %llu KiB after %llu\n", (unsigned long long)(late / KIB),
+                  (unsigned long long)(still / KIB));
+    assert_true(late > still * 2);
+    drive(&c, 4 * NS_PER_S, 2000);
+    assert_true(credit_limit(&c) < late / 2);
+    credit_fini(&c);
 }
 
 static void test_adapts_and_loses(void **state)
@@ -428,12 +451,19 @@ static void test_tiny_limit(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_never_stalls),    cmocka_unit_test(test_outstanding),
-        cmocka_unit_test(test_same_host),       cmocka_unit_test(test_adapts_and_loses),
-        cmocka_unit_test(test_processes_share), cmocka_unit_test(test_stopped_and_killed),
-        cmocka_unit_test(test_nonsense),        cmocka_unit_test(test_race),
-        cmocka_unit_test(test_incast),          cmocka_unit_test(test_long_path),
-        cmocka_unit_test(test_short_path),      cmocka_unit_test(test_tiny_limit),
+        cmocka_unit_test(test_never_stalls),
+        cmocka_unit_test(test_outstanding),
+        cmocka_unit_test(test_same_host),
+        cmocka_unit_test(test_adapts_and_loses),
+        cmocka_unit_test(test_boost),
+        cmocka_unit_test(test_processes_share),
+        cmocka_unit_test(test_stopped_and_killed),
+        cmocka_unit_test(test_nonsense),
+        cmocka_unit_test(test_race),
+        cmocka_unit_test(test_incast),
+        cmocka_unit_test(test_long_path),
+        cmocka_unit_test(test_short_path),
+        cmocka_unit_test(test_tiny_limit),
     };
     return cmocka_run_group_tests_name("net_credit", tests, NULL, NULL);
 }
