@@ -416,7 +416,10 @@ bool ucx_rail_progress(struct ucx_rail *rail)
 
 int ucx_rail_arm(struct ucx_rail *rail)
 {
-    return rail->ucx->ucp_worker_arm(rail->worker) == UCS_OK ? 0 : -EBUSY;
+    if (rail->ucx->ucp_worker_arm(rail->worker) != UCS_OK)
+        return -EBUSY;
+    /* Over plain verbs a completion that came between the last progress and the request for an event causes none. */
+    return rail->ucx->ucp_worker_progress(rail->worker) ? -EBUSY : 0;
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
