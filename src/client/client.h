@@ -27,6 +27,7 @@
 #include "net/conn.h"
 #include "net/credit.h"
 #include "net/net.h"
+#include "net/paths.h"
 #include "wire/proto.h"
 
 /* --- options.c ----------------------------------------------------------------------------------------------- */
@@ -128,6 +129,18 @@ void client_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t unti
 /* One call. A negative status of the reply is returned, its message in err. -ENOMEM, LEAT_PEER_GONE, LEAT_TIMED_OUT, -ECANCELED. */
 int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *body, const int *fds,
              unsigned nfds, const struct rpc_how *how, struct net_reply *ret_reply, struct leat_error *err);
+/* The same without waiting: begun, looked at now and then, taken once it is ready (or the client dead), or forgotten. */
+struct rpc_pending;
+int rpc_begin(struct leat_client *client, uint16_t type, const struct bytes_out *body,
+              struct rpc_pending **ret_pending);
+bool rpc_ready(struct leat_client *client, const struct rpc_pending *pending);
+/* As rpc_call returns; frees it. */
+int rpc_take(struct leat_client *client, struct rpc_pending *pending, struct net_reply *ret_reply,
+             struct leat_error *err);
+void rpc_forget(struct leat_client *client, struct rpc_pending *pending); /* NULL is fine */
+/* Waits for one of n, some of them NULL: its number; or LEAT_TIMED_OUT, -ECANCELED, what the client died of. */
+int rpc_wait_any(struct leat_client *client, struct rpc_pending *const *pendings, unsigned n,
+                 const struct rpc_how *how, struct leat_error *err);
 /* A request whose reply, if any, nobody waits for. Failures show in the next call. */
 void rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out *body);
 /* Takes in what has come, without waiting. 0, or the code the connection died with. */
@@ -220,9 +233,10 @@ struct rails_wish {
 int rails_wish(const char *transport, struct rails_wish *ret_wish);
 
 struct rails_end {
-    struct net_endpoint *endpoint; /* NULL: not connected */
-    struct net_ctx *ctx;           /* its transport */
-    uint64_t rdma_again_ns;        /* no RDMA to this node before */
+    struct net_endpoint *endpoint;            /* NULL: not connected */
+    struct net_ctx *ctx;                      /* its transport */
+    uint64_t rdma_again_ns;                   /* no RDMA to this node before */
+    struct rpc_pending *dials[NET_PATHS_MAX]; /* rails that our daemon is connecting for us */
 };
 struct rails {
     struct leat_ws *ws;
@@ -233,6 +247,7 @@ struct rails {
     uint64_t lost_segments; /* of the transport's statistics, as far as credit was told */
     uint32_t local_node;    /* read through shared memory; UINT32_MAX: none is, as required of this view */
     bool all_local;
+    uint64_t mend_ns;    /* when missing rails were looked after last */
     unsigned unquiesced; /* operations that may still write somewhere */
 };
 /* Without wish->shm our own node, too, is read through a connection. */

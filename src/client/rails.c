@@ -13,9 +13,12 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "net/addresses.h"
 #include "net/rdma.h"
 
 #define RDMA_PAUSE_NS (30 * NS_PER_S)
+#define MEND_NS       NS_PER_MS
+#define ANY_RAIL      UINT32_MAX
 
 int rails_wish(const char *transport, struct rails_wish *ret_wish)
 {
@@ -63,6 +66,13 @@ static void credit_ask(struct leat_client *client)
     pthread_mutex_unlock(&client->credit_lock);
 }
 
+static int open_tcp(struct rails *r)
+{
+    struct net_ctx *tcp;
+    int rc = net_tcp_new(&tcp);
+    return rc ? rc : net_paths_new(tcp, &r->tcp);
+}
+
 static int open_rdma(struct rails *r, struct leat_error *err)
 {
     struct leat_error why = {0};
@@ -91,7 +101,7 @@ int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct rails_wi
     r->ends = calloc((size_t)ws->info.nnodes + 1, sizeof(*r->ends));
     int rc = r->ends ? net_shm_new(&r->shm) : -ENOMEM;
     if (!rc && !r->all_local && wish->tcp)
-        rc = net_tcp_new(&r->tcp);
+        rc = open_tcp(r);
     if (!rc && !r->all_local) {
         if (!ws->all_local)
             credit_ask(ws->client);
@@ -133,23 +143,37 @@ void rails_deregister(struct rails *r, struct net_memory *memory)
         r->rdma->ops->mem_deregister(r->rdma, memory);
 }
 
+/* u64 ws, u32 node and, of one rail, its number. */
+static void broker_body(struct rails *r, uint32_t node, uint32_t rail, struct bytes_out *body)
+{
+    bytes_put_u64(body, r->ws->info.ws);
+    bytes_put_u32(body, r->ws->info.nodes[node].id);
+    if (rail != ANY_RAIL)
+        bytes_put_u32(body, rail);
+}
+
+static int brokered(struct rails *r, uint32_t node, int rc, struct net_reply *reply, int *ret_fd,
+                    struct leat_error *err)
+{
+    if (rc)
+        return error_prefix(err, rc, "node %s", r->ws->info.nodes[node].address);
+    if (reply->nfds != 1)
+        rc = error_set(err, LEAT_CORRUPT, "the daemon brokered a connection and sent no descriptor");
+    else
+        *ret_fd = TAKE_FD(reply->fds[0]);
+    net_reply_fini(reply);
+    return rc;
+}
+
 static int broker(struct rails *r, uint32_t node, const struct rpc_how *how, int *ret_fd,
                   struct leat_error *err)
 {
     struct bytes_out body = {0};
     struct net_reply reply;
-    bytes_put_u64(&body, r->ws->info.ws);
-    bytes_put_u32(&body, r->ws->info.nodes[node].id);
+    broker_body(r, node, ANY_RAIL, &body);
     int rc = rpc_call(r->ws->client, PROTO_BROKER, &body, NULL, 0, how, &reply, err);
     bytes_out_fini(&body);
-    if (rc)
-        return error_prefix(err, rc, "node %s", r->ws->info.nodes[node].address);
-    if (reply.nfds != 1)
-        rc = error_set(err, LEAT_CORRUPT, "the daemon brokered a connection and sent no descriptor");
-    else
-        *ret_fd = TAKE_FD(reply.fds[0]);
-    net_reply_fini(&reply);
-    return rc;
+    return brokered(r, node, rc, &reply, ret_fd, err);
 }
 
 static int connect_by(struct rails *r, uint32_t node, struct net_ctx *ctx, const struct net_peer *peer,
@@ -162,29 +186,183 @@ static int connect_by(struct rails *r, uint32_t node, struct net_ctx *ctx, const
     return rc;
 }
 
-static int connect_remote(struct rails *r, uint32_t node, const struct net_peer *peer,
-                          const struct rpc_how *how, struct leat_error *err)
+static unsigned rails_of(const struct rails *r, uint32_t node)
 {
-    struct leat_error why = {0};
+    return MIN(net_addresses_count(r->ws->info.nodes[node].address), NET_PATHS_MAX);
+}
+
+/* --- several rails to a node ----------------------------------------------------------------------------------------- */
+
+/* Where to ask which rails are near the memory that is filled, and how fast they are. Until then all are alike. */
+static void rails_hint(struct rails *r, uint32_t node, unsigned rail)
+{
+    net_paths_hint(r->ends[node].endpoint, rail, 0, false);
+}
+
+/* What stat() says: how many rails the node with most of them is read by now. */
+static void tell_rails(struct rails *r)
+{
+    static const char *const names[2][NET_PATHS_MAX + 1] = {
+        {"tcp", "tcp", "tcp x2", "tcp x3", "tcp x4", "tcp x5", "tcp x6", "tcp x7", "tcp x8"},
+        {"shm+tcp", "shm+tcp", "shm+tcp x2", "shm+tcp x3", "shm+tcp x4", "shm+tcp x5", "shm+tcp x6",
+         "shm+tcp x7", "shm+tcp x8"}};
+    unsigned most = 0;
+    for (uint32_t node = 0; node < r->ws->info.nnodes; node++) {
+        struct net_path_info info[NET_PATHS_MAX];
+        const struct rails_end *end = &r->ends[node];
+        if (end->endpoint && end->ctx == r->rdma)
+            return; /* that was told */
+        unsigned up = 0, n = end->endpoint && end->ctx == r->tcp ? net_paths_info(end->endpoint, info) : 0;
+        for (unsigned k = 0; k < n; k++)
+            up += info[k].up;
+        most = MAX(most, up);
+    }
+    const char *now = names[r->ws->local_node != UINT32_MAX && r->wish.shm][most];
+    __atomic_store_n(&r->ws->transport, now, __ATOMIC_RELAXED);
+}
+
+static int dial_begin(struct rails *r, uint32_t node, unsigned rail)
+{
+    struct bytes_out body = {0};
+    broker_body(r, node, rail, &body);
+    int rc = rpc_begin(r->ws->client, PROTO_BROKER, &body, &r->ends[node].dials[rail]);
+    bytes_out_fini(&body);
+    return rc;
+}
+
+static int dial_take(struct rails *r, uint32_t node, unsigned rail, int *ret_fd, struct leat_error *err)
+{
+    struct net_reply reply;
+    int rc = rpc_take(r->ws->client, TAKE_PTR(r->ends[node].dials[rail]), &reply, err);
+    return brokered(r, node, rc, &reply, ret_fd, err);
+}
+
+static void dials_forget(struct rails *r, uint32_t node)
+{
+    for (unsigned k = 0; k < NET_PATHS_MAX; k++)
+        rpc_forget(r->ws->client, TAKE_PTR(r->ends[node].dials[k]));
+}
+
+/* All rails are dialled at once; the first that is there is read by, and the others join when they come. */
+static int connect_rails(struct rails *r, uint32_t node, const struct net_peer *peer,
+                         const struct rpc_how *how, struct leat_error *err)
+{
     struct rails_end *end = &r->ends[node];
-    const char *address = r->ws->info.nodes[node].address;
-    if (r->rdma && (!r->tcp || clock_now_ns() >= end->rdma_again_ns)) {
-        int rc = connect_by(r, node, r->rdma, peer, how, &why);
-        if (rc == 0) {
-            const char *now = r->wish.put                                               ? "rdma-write"
-                              : r->ws->local_node == UINT32_MAX || !r->wish.shm ? "rdma"
-                                                                                : "shm+rdma";
-            __atomic_store_n(&r->ws->transport, now, __ATOMIC_RELAXED);
+    unsigned n = rails_of(r, node);
+    struct leat_error why = {0};
+    int rc = 0, first = 0;
+    for (unsigned k = 0; k < n && rc == 0; k++)
+        rc = end->dials[k] ? 0 : dial_begin(r, node, k);
+    if (rc)
+        error_sys(err, rc, "cannot ask for a connection to node %s", peer->address);
+    for (unsigned left = n; left && rc == 0; left--) {
+        int k = rpc_wait_any(r->ws->client, end->dials, n, how, err);
+        if (k < 0) {
+            rc = k;
+            break;
+        }
+        struct net_peer rail = *peer;
+        rail.path = (unsigned)k;
+        rail.npaths = n;
+        int code = dial_take(r, node, (unsigned)k, &rail.connected_fd, &why);
+        if (code == 0 && (code = connect_by(r, node, r->tcp, &rail, how, &why)))
+            close(rail.connected_fd);
+        if (code == 0) {
+            rails_hint(r, node, (unsigned)k);
+            tell_rails(r);
             return 0;
         }
-        end->rdma_again_ns = clock_now_ns() + RDMA_PAUSE_NS;
-        /* In the midst of a message, the connection is good for nothing else. */
-        bool broken = rc == LEAT_PEER_GONE || rc == LEAT_TIMED_OUT || rc == LEAT_CORRUPT;
-        if (!r->tcp || broken)
-            return error_set(err, rc, "node %s by RDMA: %s", address, why.message);
-        log_warning("node %s is read by TCP: %s", address, why.message);
+        log_info("%s", why.message);
+        first = first ? first : error_set(err, code, "%s", why.message);
     }
-    return connect_by(r, node, r->tcp, peer, how, err);
+    dials_forget(r, node);
+    return rc ? rc : first;
+}
+
+static void rail_came(struct rails *r, uint32_t node, unsigned k)
+{
+    struct rails_end *end = &r->ends[node];
+    struct leat_error why = {0};
+    struct net_peer peer = {.node = r->ws->info.nodes[node].id, .connected_fd = -1, .path = k};
+    int rc = dial_take(r, node, k, &peer.connected_fd, &why);
+    if (rc == 0 && (rc = net_paths_add(end->endpoint, &peer, 0, &why)))
+        close(peer.connected_fd);
+    if (rc) {
+        log_debug("%s", why.message);
+        net_paths_failed(end->endpoint, k, clock_now_ns());
+        return;
+    }
+    rails_hint(r, node, k);
+}
+
+/* Rails that are not there: those that came join, those whose pause is over are dialled. Never waits. */
+static void rails_mend(struct rails *r)
+{
+    uint64_t now = clock_now_ns();
+    if (now - r->mend_ns < MEND_NS)
+        return;
+    r->mend_ns = now;
+    bool polled = false;
+    for (uint32_t node = 0; node < r->ws->info.nnodes; node++) {
+        struct rails_end *end = &r->ends[node];
+        if (!end->endpoint || end->ctx != r->tcp)
+            continue;
+        unsigned wanted = net_paths_wanted(end->endpoint, now);
+        for (unsigned k = 0; k < NET_PATHS_MAX; k++) {
+            if (!end->dials[k] && (wanted >> k & 1) && dial_begin(r, node, k))
+                net_paths_failed(end->endpoint, k, now);
+            if (end->dials[k] && !polled)
+                polled = rpc_poll(r->ws->client) == 0 || true;
+            if (end->dials[k] && rpc_ready(r->ws->client, end->dials[k]))
+                rail_came(r, node, k);
+        }
+    }
+    tell_rails(r);
+}
+
+/* --- one node ---------------------------------------------------------------------------------------------------------- */
+
+/* By RDMA, if that may be: 0, or why not. *ret_broken: it ended in the midst of a message, and the connection is good for nothing else. */
+static int connect_rdma(struct rails *r, uint32_t node, const struct net_peer *peer,
+                        const struct rpc_how *how, bool *ret_broken, struct leat_error *err)
+{
+    struct rails_end *end = &r->ends[node];
+    struct leat_error why = {0};
+    int rc = connect_by(r, node, r->rdma, peer, how, &why);
+    if (rc == 0) {
+        const char *now = r->wish.put                                               ? "rdma-write"
+                          : r->ws->local_node == UINT32_MAX || !r->wish.shm ? "rdma"
+                                                                            : "shm+rdma";
+        __atomic_store_n(&r->ws->transport, now, __ATOMIC_RELAXED);
+        return 0;
+    }
+    end->rdma_again_ns = clock_now_ns() + RDMA_PAUSE_NS;
+    *ret_broken = rc == LEAT_PEER_GONE || rc == LEAT_TIMED_OUT || rc == LEAT_CORRUPT;
+    if (r->tcp && !*ret_broken)
+        log_warning("node %s is read by TCP: %s", r->ws->info.nodes[node].address, why.message);
+    return error_set(err, rc, "node %s by RDMA: %s", r->ws->info.nodes[node].address, why.message);
+}
+
+static int connect_remote(struct rails *r, uint32_t node, struct net_peer *peer, const struct rpc_how *how,
+                          struct leat_error *err)
+{
+    bool rdma = r->rdma && (!r->tcp || clock_now_ns() >= r->ends[node].rdma_again_ns), broken = false;
+    if (!rdma && rails_of(r, node) > 1)
+        return connect_rails(r, node, peer, how, err);
+    int rc = broker(r, node, how, &peer->connected_fd, err);
+    if (rc == 0 && rdma) {
+        rc = connect_rdma(r, node, peer, how, &broken, err);
+        if (rc && r->tcp && !broken && rails_of(r, node) > 1) {
+            close(TAKE_FD(peer->connected_fd)); /* of which rail it is nobody said */
+            return connect_rails(r, node, peer, how, err);
+        }
+        rdma = rc == 0 || !r->tcp || broken;
+    }
+    if (!rdma && peer->connected_fd >= 0)
+        rc = connect_by(r, node, r->tcp, peer, how, err);
+    if (rc && peer->connected_fd >= 0)
+        close(peer->connected_fd); /* an endpoint owns it only once it is there */
+    return rc;
 }
 
 int rails_connect(struct rails *r, uint32_t node, const struct rpc_how *how, struct leat_error *err)
@@ -201,14 +379,8 @@ int rails_connect(struct rails *r, uint32_t node, const struct rpc_how *how, str
                             .region_bytes = info->region_bytes};
     if (rails_is_local(r, node))
         return connect_by(r, node, r->shm, &peer, how, err);
-    int rc = broker(r, node, how, &peer.connected_fd, err);
-    if (rc)
-        return rc;
     peer.regions = NULL;
-    rc = connect_remote(r, node, &peer, how, err);
-    if (rc)
-        close(peer.connected_fd); /* an endpoint owns it only once it is there */
-    return rc;
+    return connect_remote(r, node, &peer, how, err);
 }
 
 int rails_submit(struct rails *r, uint32_t node, struct net_op *op)
@@ -220,6 +392,8 @@ int rails_poll(struct rails *r, struct net_event *events, unsigned max, int time
 {
     struct net_ctx *ctx[] = {r->rdma, r->tcp};
     int n = 0;
+    if (r->tcp && net_paths_any_wanted(r->tcp))
+        rails_mend(r);
     for (unsigned i = 0; i < 2; i++) {
         struct net_ctx *other = ctx[1 - i];
         if (!ctx[i])
@@ -241,6 +415,7 @@ void rails_disconnect(struct rails *r, uint32_t node)
 {
     struct rails_end *end = &r->ends[node];
     struct net_endpoint *endpoint = TAKE_PTR(end->endpoint);
+    dials_forget(r, node);
     if (endpoint)
         end->ctx->ops->disconnect(end->ctx, endpoint);
 }

@@ -354,6 +354,21 @@ void rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out 
     send_frame(client, type, id, body, NULL, 0, client_deadline(client, 0));
 }
 
+/* Under lock: reads, or waits until who is reading has. */
+static void take_turn(struct leat_client *c, const struct rpc_how *how)
+{
+    if (c->reading) {
+        client_cond_wait(&c->wake, &c->lock, client_sleep_until(c, how));
+        return;
+    }
+    c->reading = true;
+    pthread_mutex_unlock(&c->lock);
+    pump(c, client_sleep_ms(c, how));
+    pthread_mutex_lock(&c->lock);
+    c->reading = false;
+    pthread_cond_broadcast(&c->wake);
+}
+
 /* Under lock: until the waiter is done, 0; or why it gave up. */
 static int wait_done(struct leat_client *c, struct rpc_waiter *w, const struct rpc_how *given)
 {
@@ -382,16 +397,7 @@ static int wait_done(struct leat_client *c, struct rpc_waiter *w, const struct r
             continue;
         if (how.deadline_ns && clock_now_ns() >= how.deadline_ns)
             return LEAT_TIMED_OUT;
-        if (c->reading) {
-            client_cond_wait(&c->wake, &c->lock, client_sleep_until(c, &how));
-            continue;
-        }
-        c->reading = true;
-        pthread_mutex_unlock(&c->lock);
-        pump(c, client_sleep_ms(c, &how));
-        pthread_mutex_lock(&c->lock);
-        c->reading = false;
-        pthread_cond_broadcast(&c->wake);
+        take_turn(c, &how);
     }
 }
 
@@ -441,5 +447,104 @@ int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *
     send_cancel(client, w.id);
     if (rc == LEAT_TIMED_OUT)
         return error_set(err, rc, "the daemon at %s did not answer within the deadline", client->socket);
+    return client_gave_up_error(err);
+}
+
+/* --- calls that nobody waits in ------------------------------------------------------------------------------------- */
+
+struct rpc_pending {
+    struct rpc_waiter waiter;
+};
+
+int rpc_begin(struct leat_client *client, uint16_t type, const struct bytes_out *body,
+              struct rpc_pending **ret_pending)
+{
+    struct rpc_pending *p = body && body->failed ? NULL : calloc(1, sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    pthread_mutex_lock(&client->lock);
+    p->waiter.id = client->next_id++;
+    list_push_back(&client->calls, &p->waiter.node);
+    pthread_mutex_unlock(&client->lock);
+    int rc = send_frame(client, type, p->waiter.id, body, NULL, 0, client_deadline(client, 0));
+    if (rc) {
+        rpc_forget(client, p);
+        return rc;
+    }
+    *ret_pending = p;
+    return 0;
+}
+
+bool rpc_ready(struct leat_client *client, const struct rpc_pending *pending)
+{
+    pthread_mutex_lock(&client->lock);
+    bool ready = pending->waiter.done || client->dead;
+    pthread_mutex_unlock(&client->lock);
+    return ready;
+}
+
+int rpc_take(struct leat_client *client, struct rpc_pending *pending, struct net_reply *ret_reply,
+             struct leat_error *err)
+{
+    int rc = 0;
+    pthread_mutex_lock(&client->lock);
+    bool done = pending->waiter.done;
+    list_remove(&pending->waiter.node);
+    pthread_mutex_unlock(&client->lock);
+    if (!done)
+        rc = rpc_dead_error(client, err);
+    else if (pending->waiter.reply.frame.status < 0)
+        rc = reply_error(&pending->waiter.reply, err);
+    else
+        *ret_reply = pending->waiter.reply;
+    free(pending);
+    return rc;
+}
+
+void rpc_forget(struct leat_client *client, struct rpc_pending *pending)
+{
+    if (!pending)
+        return;
+    pthread_mutex_lock(&client->lock);
+    list_remove(&pending->waiter.node);
+    pthread_mutex_unlock(&client->lock);
+    if (pending->waiter.done)
+        drop_reply(client, &pending->waiter.reply);
+    free(pending);
+}
+
+/* Under lock. */
+static int first_done(struct rpc_pending *const *pendings, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (pendings[i] && pendings[i]->waiter.done)
+            return (int)i;
+    return -1;
+}
+
+int rpc_wait_any(struct leat_client *c, struct rpc_pending *const *pendings, unsigned n,
+                 const struct rpc_how *how, struct leat_error *err)
+{
+    uint64_t look_ns = 0;
+    int rc = 0, found;
+    pthread_mutex_lock(&c->lock);
+    while ((found = first_done(pendings, n)) < 0 && !c->dead) {
+        pthread_mutex_unlock(&c->lock);
+        rc = client_gives_up(c, how, &look_ns) ? LEAT_CANCELED : 0;
+        pthread_mutex_lock(&c->lock);
+        if (rc == 0 && how->deadline_ns && clock_now_ns() >= how->deadline_ns)
+            rc = LEAT_TIMED_OUT;
+        if (rc || first_done(pendings, n) >= 0)
+            break;
+        take_turn(c, how);
+    }
+    found = found < 0 ? first_done(pendings, n) : found;
+    pthread_mutex_unlock(&c->lock);
+    if (found >= 0)
+        return found;
+    if (c->dead)
+        return rpc_dead_error(c, err);
+    if (rc == LEAT_TIMED_OUT)
+        return error_set(err, rc, "the daemon at %s did not answer within the deadline", c->socket);
     return client_gave_up_error(err);
 }

@@ -72,6 +72,12 @@ void stripe_done(struct stripe_path *p, uint64_t bytes, uint64_t now_ns)
     p->idle_since_ns = now_ns;
 }
 
+void stripe_missed(struct stripe_path *p, uint64_t bytes, uint64_t now_ns)
+{
+    p->out_bytes -= MIN(bytes, p->out_bytes);
+    p->idle_since_ns = now_ns;
+}
+
 void stripe_failed(struct stripe_path *p, uint64_t now_ns)
 {
     p->pause_ns = p->pause_ns ? MIN(p->pause_ns * 2, PAUSE_MAX_NS) : PAUSE_MIN_NS;

@@ -34,6 +34,8 @@ int stripe_choose(const struct stripe_path *paths, unsigned n, uint64_t bytes);
 void stripe_sent(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
 /* The slice is here. */
 void stripe_done(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
+/* It was answered with an error: that tells nothing about the path. */
+void stripe_missed(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
 /* The path broke: what was out on it is not any more, and is asked for elsewhere. */
 void stripe_failed(struct stripe_path *path, uint64_t now_ns);
 /* Down, and its pause is over: connect it anew, then say stripe_up, or stripe_failed again. */

@@ -244,6 +244,7 @@ struct dial {
     struct list node;
     struct cluster *cluster;
     struct peer *peer;
+    uint32_t to, rail; /* of that node */
     struct loop_timer reaper; /* a peer is not freed from inside its own callback */
     cluster_dialed_fn done;
     void *user;
@@ -284,6 +285,7 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
             continue;
         struct peer_config pc = {
             .address = config->nodes[n],
+            .rail = -1,
             .hello = {.version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_PEER},
             .token = config->token,
             .token_len = config->token_len,
@@ -624,9 +626,38 @@ static void dial_end(struct dial *d, int fd, const char *message)
     loop_timer_set(d->cluster->loop, &d->reaper, clock_now_ns());
 }
 
+static void rail_note(struct cluster *c, uint32_t node, unsigned rail, const char *why)
+{
+    if (rail >= NET_ADDRESSES_MAX)
+        return;
+    struct rail_state *s = &c->links[node].rails[rail];
+    enum cluster_rail_state now = why ? CLUSTER_RAIL_DOWN : CLUSTER_RAIL_UP, before = s->state;
+    s->state = now;
+    snprintf(s->why, sizeof(s->why), "%s", why ? why : "");
+    if (now == before || (before == CLUSTER_RAIL_UNTRIED && !why))
+        return;
+    char address[NET_ADDRESS_BYTES];
+    net_addresses_at(c->config.nodes[node], rail, address);
+    if (why)
+        log_warning("rail %s is down: %s", address, why);
+    else
+        log_info("rail %s is up", address);
+}
+
+enum cluster_rail_state cluster_rail(const struct cluster *c, unsigned n, unsigned k, const char **ret_why)
+{
+    const struct link *link = &c->links[n];
+    *ret_why = link->rails[k].why;
+    /* What answers for all of the node answers for the address that it came by. */
+    if (link->peer && peer_state(link->peer) == PEER_UP && peer_address(link->peer) == k)
+        return CLUSTER_RAIL_UP;
+    return link->rails[k].state;
+}
+
 static void dial_up(struct peer *peer)
 {
     struct dial *d = peer_user(peer);
+    rail_note(d->cluster, d->to, peer_address(peer), NULL);
     int fd = peer_release_fd(peer);
     dial_end(d, fd, fd < 0 ? strerror(-fd) : "");
 }
@@ -634,20 +665,25 @@ static void dial_up(struct peer *peer)
 static void dial_down(struct peer *peer, int status, const char *message)
 {
     struct dial *d = peer_user(peer);
+    bool refused = status == LEAT_STALE || status == LEAT_DENIED; /* it answered */
+    if (d->rail != CLUSTER_ANY_RAIL && !refused)
+        rail_note(d->cluster, d->to, d->rail, message);
     if (d->done)
         dial_end(d, status, message);
 }
 
 static const struct peer_ops dial_ops = {.up = dial_up, .down = dial_down};
 
-int cluster_dial(struct cluster *c, struct wset *ws, uint32_t node, uint32_t uid, uint32_t gid,
+int cluster_dial(struct cluster *c, struct wset *ws, uint32_t node, uint32_t rail, uint32_t uid, uint32_t gid,
                  cluster_dialed_fn done, void *user)
 {
     struct dial *d = calloc(1, sizeof(*d));
     if (!d)
         return -ENOMEM;
-    *d = (struct dial){.cluster = c, .done = done, .user = user};
+    *d = (struct dial){.cluster = c, .to = node, .rail = rail, .done = done, .user = user};
     struct peer_config pc = {.address = c->config.nodes[node],
+                             .rail = rail == CLUSTER_ANY_RAIL ? -1 : (int)rail,
+                             .listen = c->config.self,
                              .hello = {.version_min = PROTO_VERSION,
                                        .version_max = PROTO_VERSION,
                                        .role = PROTO_ROLE_DATA,

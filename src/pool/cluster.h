@@ -26,7 +26,7 @@ struct server;
 #define CLUSTER_NODES_MAX 64u /* holders are a bit mask */
 
 struct cluster_config {
-    char **nodes; /* "host:port", the same list in the same order on every node */
+    char **nodes; /* "host:port[,host:port]", the same list in the same order on every node */
     unsigned nnodes;
     const char *self; /* one of them: what we listen on */
     const void *token;
@@ -58,10 +58,12 @@ struct bytes_out;
 void cluster_ready(struct cluster *cluster, struct wset *ws, struct bytes_out *records);
 void cluster_ready_record(struct bytes_out *out, uint64_t sample, uint32_t field, uint32_t crc,
                           uint64_t offset, uint64_t bytes, int status);
-/* An authenticated data connection to a node of ws, for a client: done(user, fd or -errno, message) later. */
+/* An authenticated data connection to a node of ws, for a client: done(user, fd or -errno, message) later. By one rail of it, from our
+ * interface in that subnet, or by whichever address answers. */
+#define CLUSTER_ANY_RAIL UINT32_MAX
 typedef void (*cluster_dialed_fn)(void *user, int fd, const char *message);
-int cluster_dial(struct cluster *cluster, struct wset *ws, uint32_t node, uint32_t uid, uint32_t gid,
-                 cluster_dialed_fn done, void *user);
+int cluster_dial(struct cluster *cluster, struct wset *ws, uint32_t node, uint32_t rail, uint32_t uid,
+                 uint32_t gid, cluster_dialed_fn done, void *user);
 
 /* A message on a connection that another node made to us. 0 or -errno (the connection is closed). */
 int cluster_message(struct cluster *cluster, struct client *client, struct conn_message *message);
@@ -77,5 +79,9 @@ struct cluster_node_view {
 };
 unsigned cluster_nodes(const struct cluster *cluster);
 void cluster_node(const struct cluster *cluster, unsigned n, struct cluster_node_view *ret_view);
+/* Rail k of node n: how its last connection went. `why` of a rail that is down. */
+enum cluster_rail_state { CLUSTER_RAIL_UNTRIED, CLUSTER_RAIL_UP, CLUSTER_RAIL_DOWN };
+enum cluster_rail_state cluster_rail(const struct cluster *cluster, unsigned n, unsigned k,
+                                     const char **ret_why);
 
 #endif

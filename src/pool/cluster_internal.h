@@ -6,11 +6,18 @@
 #include "base/bytes.h"
 #include "base/list.h"
 #include "loop/loop.h"
+#include "net/addresses.h"
 #include "pool/cluster.h"
 #include "pool/peer.h"
 #include "pool/wset.h"
 
+struct rail_state {
+    enum cluster_rail_state state;
+    char why[96];
+};
+
 struct link {
+    struct rail_state rails[NET_ADDRESSES_MAX];
     struct cluster *cluster;
     struct peer *peer; /* NULL: ourselves */
     bool said_down, pinged;

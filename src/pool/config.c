@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/size.h"
+#include "net/addresses.h"
 #include "pool/pool.h"
 
 #include <ini.h>
@@ -62,6 +63,35 @@ static int add_words(char ***list, unsigned *n, const char *value, struct leat_e
         if (!(more[*n] = strdup(word)))
             return error_set(err, -ENOMEM, "out of memory");
         more[++*n] = NULL;
+    }
+    return 0;
+}
+
+/*
+ * Nodes stand apart by white space, with or without a comma before it; a comma alone joins the addresses of one node.
+ */
+static int add_nodes(struct config *c, const char *value, struct leat_error *err)
+{
+    AUTO_FREE char *copy = strdup(value);
+    if (!copy)
+        return error_set(err, -ENOMEM, "out of memory");
+    char *save;
+    for (char *word = strtok_r(copy, " \t", &save); word; word = strtok_r(NULL, " \t", &save)) {
+        size_t len = strlen(word);
+        if (len && word[len - 1] == ',')
+            word[len - 1] = 0;
+        int code = *word ? net_addresses_check("nodes", word, err) : 0;
+        char **more = code || !*word ? NULL : realloc(c->nodes, (c->nnodes + 2) * sizeof(*more));
+        if (code)
+            return code;
+        if (!*word)
+            continue;
+        if (!more)
+            return error_set(err, -ENOMEM, "out of memory");
+        c->nodes = more;
+        if (!(more[c->nnodes] = strdup(word)))
+            return error_set(err, -ENOMEM, "out of memory");
+        more[++c->nnodes] = NULL;
     }
     return 0;
 }
@@ -150,12 +180,14 @@ static int set_rdma_users(struct config *c, const char *value, struct leat_error
 
 static int set_net(struct config *c, const char *key, const char *value, struct leat_error *err)
 {
-    if (!strcmp(key, "listen"))
-        return set_string(&c->listen, value, err);
+    if (!strcmp(key, "listen")) {
+        int code = net_addresses_check("listen", value, err);
+        return code ? code : set_string(&c->listen, value, err);
+    }
     if (!strcmp(key, "token_file"))
         return set_string(&c->token_file, value, err);
     if (!strcmp(key, "nodes"))
-        return add_words(&c->nodes, &c->nnodes, value, err);
+        return add_nodes(c, value, err);
     if (!strcmp(key, "rails"))
         return set_string(&c->rails, value, err);
     if (!strcmp(key, "rdma_tls"))
@@ -294,6 +326,35 @@ int config_load(struct config *config, const char *path, struct leat_error *err)
     return 0;
 }
 
+/* Every address is one node's, and one node is this one, with the addresses that it listens on. */
+static int check_nodes(const struct config *c, struct leat_error *err)
+{
+    const char *self = NULL;
+    char one[NET_ADDRESS_BYTES];
+    for (unsigned n = 0; n < c->nnodes; n++) {
+        for (unsigned k = 0; k < net_addresses_count(c->nodes[n]); k++) {
+            net_addresses_at(c->nodes[n], k, one);
+            for (unsigned m = 0; m < n; m++)
+                if (net_addresses_find(c->nodes[m], one) >= 0)
+                    return error_set(err, LEAT_INVALID, "nodes: %s is an address of both %s and %s", one,
+                                     c->nodes[m], c->nodes[n]);
+            if (net_addresses_find(c->listen, one) >= 0)
+                self = c->nodes[n];
+        }
+    }
+    if (!self)
+        return error_set(err, LEAT_INVALID,
+                         "nodes does not contain listen = %s: write it there as the other nodes do",
+                         c->listen);
+    if (strcmp(self, c->listen) != 0)
+        return error_set(
+            err, LEAT_INVALID,
+            "nodes has this node as %s, but listen = %s: write the same addresses in the same order, "
+            "and a space, not a comma, between nodes",
+            self, c->listen);
+    return 0;
+}
+
 int config_finish(struct config *c, struct leat_error *err)
 {
     unsigned cpus = (unsigned)MAX(sysconf(_SC_NPROCESSORS_ONLN), 1L);
@@ -349,5 +410,5 @@ int config_finish(struct config *c, struct leat_error *err)
     if (c->nnodes && !c->listen)
         return error_set(err, LEAT_INVALID,
                          "nodes needs listen = the address by which the other nodes reach this one");
-    return 0;
+    return c->nnodes ? check_nodes(c, err) : 0;
 }

@@ -210,9 +210,14 @@ static void brokered(void *user, int fd, const char *message)
     free(b);
 }
 
-static int broker_dial(struct client *c, struct wset *ws, uint32_t node, const struct proto_frame *f)
+static int broker_dial(struct client *c, struct wset *ws, uint32_t node, uint32_t rail,
+                       const struct proto_frame *f)
 {
     struct leat_error err;
+    if (rail != CLUSTER_ANY_RAIL && rail >= net_addresses_count(ws->nodes[node].address)) {
+        error_set(&err, LEAT_NOT_FOUND, "node %s has no rail %u", ws->nodes[node].address, rail);
+        return requests_refuse(c, f, &err);
+    }
     if (c->ndialing == CLIENT_DIALING_MAX) {
         error_set(&err, LEAT_BUSY, "this process is making %u connections already", c->ndialing);
         return requests_refuse(c, f, &err);
@@ -223,7 +228,7 @@ static int broker_dial(struct client *c, struct wset *ws, uint32_t node, const s
         *b = (struct brokering){.pool = c->server->pool, .client = c->serial, .type = f->type, .id = f->id};
         snprintf(b->node, sizeof(b->node), "%s", ws->nodes[node].address);
         c->ndialing++;
-        code = cluster_dial(c->server->pool->cluster, ws, node, c->uid, c->gid, brokered, b);
+        code = cluster_dial(c->server->pool->cluster, ws, node, rail, c->uid, c->gid, brokered, b);
         c->ndialing -= code < 0;
     }
     if (code < 0) {
@@ -239,6 +244,7 @@ int requests_broker(struct client *c, struct conn_message *m)
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
     uint64_t id = bytes_get_u64(&in);
     uint32_t node = bytes_get_u32(&in);
+    uint32_t rail = in.pos < in.len ? bytes_get_u32(&in) : CLUSTER_ANY_RAIL;
     if (bytes_in_done(&in) < 0)
         return LEAT_CORRUPT;
     struct wset *ws = client_handle(c, id);
@@ -250,7 +256,7 @@ int requests_broker(struct client *c, struct conn_message *m)
             error_set(&err, LEAT_NOT_FOUND, "node %u is not part of this working set", node);
             return requests_refuse(c, &m->frame, &err);
         }
-        return broker_dial(c, ws, node, &m->frame);
+        return broker_dial(c, ws, node, rail, &m->frame);
     }
     int fds[2];
     struct data_target *target = NULL;

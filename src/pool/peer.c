@@ -5,7 +5,9 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "loop/loop.h"
+#include "net/addresses.h"
 #include "net/auth.h"
+#include "pool/nic.h"
 #include "pool/resolve.h"
 
 #include <fcntl.h>
@@ -18,7 +20,8 @@
 
 #define HANDSHAKE_NS (5 * NS_PER_S)
 #define RETRY_NS     (NS_PER_S / 2)
-#define PAYLOAD_MAX  (64 * GIB) /* an index */
+#define NEXT_NS      (2 * NS_PER_S) /* for one address to answer, while there are others to try */
+#define PAYLOAD_MAX  (64 * GIB)     /* an index */
 
 struct call {
     struct list node;
@@ -36,6 +39,10 @@ struct peer {
     struct loop *loop;
     struct peer_config config;
     enum peer_state state;
+    unsigned naddresses, at,
+        tried; /* which of them is being tried, and how many failed since the last was up */
+    char address[NET_ADDRESS_BYTES];
+    int begin_code; /* why this try ended before it began: told by the timer */
     struct loop_source connecting;
     struct resolve *resolving; /* a name is being looked up */
     struct loop_source resolved;
@@ -47,6 +54,7 @@ struct peer {
 };
 
 static void begin(struct peer *p);
+static void resolving_end(struct peer *p);
 
 static void call_answer(struct call *c, struct peer_reply *reply)
 {
@@ -76,10 +84,15 @@ static void disconnect(struct peer *p)
     net_auth_fini(&p->auth);
 }
 
-static void go_down(struct peer *p, int status, const char *message)
+static const char *why_not(int code)
 {
-    disconnect(p);
-    p->state = PEER_DOWN;
+    return code == -EADDRNOTAVAIL ? "no interface of this node is in that address's subnet"
+           : code == -ENETDOWN    ? "this node's interface in that subnet is down"
+                                  : strerror(-code);
+}
+
+static void answer_calls(struct peer *p, const char *message)
+{
     struct list calls;
     list_init(&calls);
     while (!list_empty(&p->calls)) {
@@ -87,13 +100,41 @@ static void go_down(struct peer *p, int status, const char *message)
         list_remove(node);
         list_push_back(&calls, node);
     }
-    if (p->config.stay)
-        loop_timer_set(p->loop, &p->timer, clock_now_ns() + RETRY_NS);
     while (!list_empty(&calls)) {
         struct call *c = container_of(calls.next, struct call, node);
         call_answer(c, &(struct peer_reply){.status = LEAT_PEER_GONE, .message = message, .payload_fd = -1});
     }
+}
+
+static void go_down(struct peer *p, int status, const char *message)
+{
+    disconnect(p);
+    p->state = PEER_DOWN;
+    p->tried = 0;
+    if (p->config.stay)
+        loop_timer_set(p->loop, &p->timer, clock_now_ns() + RETRY_NS);
+    answer_calls(p, message);
     p->config.ops->down(p, status, message);
+}
+
+/*
+ * This address does not answer, or does not any more: the next one is tried before anybody hears that the node is down. Only what was
+ * asked for over the lost connection is answered with its loss.
+ */
+static void address_failed(struct peer *p, int status, const char *message)
+{
+    bool lost = p->state == PEER_UP;
+    if (++p->tried >= p->naddresses || (lost && !p->config.stay)) {
+        go_down(p, status, message);
+        return;
+    }
+    if (lost)
+        log_info("%s does not answer any more (%s): trying the node's next address", p->address, message);
+    disconnect(p);
+    resolving_end(p); /* that was of this address */
+    p->at = (p->at + 1) % p->naddresses;
+    begin(p);
+    answer_calls(p, message);
 }
 
 static void on_timer(struct loop_timer *timer)
@@ -101,9 +142,11 @@ static void on_timer(struct loop_timer *timer)
     struct peer *p = container_of(timer, struct peer, timer);
     if (p->state == PEER_DOWN)
         begin(p);
+    else if (p->begin_code < 0)
+        address_failed(p, LEAT_PEER_GONE, why_not(p->begin_code));
     else
-        go_down(p, LEAT_TIMED_OUT,
-                p->resolving ? "its name is not resolved in time" : "the node does not answer");
+        address_failed(p, LEAT_TIMED_OUT,
+                       p->resolving ? "its name is not resolved in time" : "the node does not answer");
 }
 
 static void call_payload_done(void *user, int status)
@@ -169,6 +212,7 @@ static int on_welcome(struct peer *p, struct conn_message *m)
     }
     if (p->state == PEER_PROOF) {
         p->state = PEER_UP;
+        p->tried = 0;
         loop_timer_clear(&p->timer);
         p->config.ops->up(p);
         return 0;
@@ -197,7 +241,7 @@ static int on_message(struct conn *conn, struct conn_message *m)
 static void on_closed(struct conn *conn, int status)
 {
     struct peer *p = conn_user(conn);
-    go_down(p, status < 0 ? status : LEAT_PEER_GONE, "the node closed the connection");
+    address_failed(p, status < 0 ? status : LEAT_PEER_GONE, "the node closed the connection");
 }
 
 static const struct conn_ops ops = {.message = on_message, .closed = on_closed};
@@ -221,7 +265,7 @@ static void on_connected(struct loop_source *source, uint32_t events)
     socklen_t len = sizeof(error);
     getsockopt(source->fd, SOL_SOCKET, SO_ERROR, &error, &len);
     if (error) {
-        go_down(p, LEAT_PEER_GONE, strerror(error));
+        address_failed(p, LEAT_PEER_GONE, strerror(error));
         return;
     }
     int fd = source->fd, on = 1;
@@ -248,9 +292,44 @@ static void on_connected(struct loop_source *source, uint32_t events)
         go_down(p, code, "cannot begin the handshake");
 }
 
+/* Is another rail of that node in a subnet of ours? Only as far as no name has to be looked up. */
+static bool other_rail(const struct peer *p)
+{
+    const char *all = p->config.address;
+    char one[NET_ADDRESS_BYTES];
+    for (unsigned k = 0; k < net_addresses_count(all); k++) {
+        struct sockaddr_storage far;
+        socklen_t len = 0;
+        struct nic nic;
+        net_addresses_at(all, k, one);
+        if ((int)k != p->config.rail && resolve_numeric(one, &far, &len) == 0 &&
+            nic_find(&far, k, p->config.listen, &nic) == 0)
+            return true;
+    }
+    return false;
+}
+
+/*
+ * One rail is dialled from the interface that shares its subnet, or not at all: over another one it would be no rail of its own. Where
+ * no subnet is shared, the way to the first address is routing's affair, and it is the only rail.
+ */
+static int bind_rail(const struct peer *p, int fd, const struct sockaddr_storage *far)
+{
+    struct nic nic;
+    int code = nic_find(far, (unsigned)p->config.rail, p->config.listen, &nic);
+    if (code == LEAT_NOT_FOUND)
+        return p->config.rail == 0 && !other_rail(p) ? 0 : -EADDRNOTAVAIL;
+    if (code < 0)
+        return code;
+    return nic.running ? nic_bind(fd, &nic) : -ENETDOWN;
+}
+
 static int try_connect(struct peer *p, const struct sockaddr_storage *address, socklen_t len)
 {
     AUTO_CLOSE int fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int bound = fd < 0 || p->config.rail < 0 ? 0 : bind_rail(p, fd, address);
+    if (bound < 0)
+        return bound;
     if (fd < 0 || (connect(fd, (const struct sockaddr *)address, len) < 0 && errno != EINPROGRESS))
         return -errno;
     p->connecting = (struct loop_source){.fd = fd, .events = EPOLLOUT, .progress = on_connected};
@@ -280,10 +359,13 @@ static void on_resolved(struct loop_source *source, uint32_t events)
     resolving_end(p);
     if (p->state != PEER_CONNECTING)
         return; /* it took longer than we waited: the next try asks again, and is likely told at once */
-    if (code == 0)
-        code = try_connect(p, &address, len);
+    if (code < 0) {
+        address_failed(p, LEAT_PEER_GONE, "its name is not known");
+        return;
+    }
+    code = try_connect(p, &address, len);
     if (code < 0)
-        go_down(p, LEAT_PEER_GONE, code == -EHOSTUNREACH ? "its name is not known" : strerror(-code));
+        address_failed(p, LEAT_PEER_GONE, why_not(code));
 }
 
 /* A lookup that hangs is waited for by the next try, too: there is one at a time. */
@@ -291,7 +373,7 @@ static int resolve_name(struct peer *p)
 {
     if (p->resolving)
         return 0;
-    int code = resolve_start(p->config.address, &p->resolving);
+    int code = resolve_start(p->address, &p->resolving);
     if (code < 0)
         return code;
     p->resolved =
@@ -305,15 +387,18 @@ static int resolve_name(struct peer *p)
 static void begin(struct peer *p)
 {
     p->state = PEER_CONNECTING;
+    net_addresses_at(p->config.address, p->config.rail < 0 ? p->at : (unsigned)p->config.rail, p->address);
     struct sockaddr_storage address;
     socklen_t len = 0;
-    int code = resolve_numeric(p->config.address, &address, &len);
+    int code = resolve_numeric(p->address, &address, &len);
     if (code == 0)
         code = try_connect(p, &address, len);
     else if (code == -EHOSTUNREACH)
         code = resolve_name(p);
     /* A failure is told later, like every other answer. */
-    loop_timer_set(p->loop, &p->timer, code < 0 ? clock_now_ns() + RETRY_NS : clock_now_ns() + HANDSHAKE_NS);
+    p->begin_code = code;
+    uint64_t patience = code < 0 ? NS_PER_MS : p->tried + 1 < p->naddresses ? NEXT_NS : HANDSHAKE_NS;
+    loop_timer_set(p->loop, &p->timer, clock_now_ns() + patience);
 }
 
 int peer_new(struct loop *loop, const struct peer_config *config, struct peer **ret_peer)
@@ -323,6 +408,7 @@ int peer_new(struct loop *loop, const struct peer_config *config, struct peer **
         return -ENOMEM;
     p->loop = loop;
     p->config = *config;
+    p->naddresses = config->rail < 0 ? net_addresses_count(config->address) : 1;
     p->connecting.fd = -1;
     p->timer.fire = on_timer;
     p->next_id = 1;
@@ -354,6 +440,11 @@ void peer_free(struct peer *p)
 void *peer_user(const struct peer *p)
 {
     return p->config.user;
+}
+
+unsigned peer_address(const struct peer *p)
+{
+    return p->config.rail < 0 ? p->at : (unsigned)p->config.rail;
 }
 
 enum peer_state peer_state(const struct peer *p)

@@ -17,12 +17,14 @@ enum peer_state { PEER_DOWN, PEER_CONNECTING, PEER_HELLO, PEER_PROOF, PEER_UP };
 
 struct peer_ops {
     void (*up)(struct peer *peer);
-    /* Was up, or could not come up: every call out has been answered with -ECONNRESET. `message` for people. */
+    /* Was up, or could not come up by any address: every call out has been answered with -ECONNRESET. `message` for people. */
     void (*down)(struct peer *peer, int status, const char *message);
 };
 
 struct peer_config {
-    const char *address;      /* "host:port" */
+    const char *address; /* "host:port[,host:port]": the next is tried when one does not answer */
+    int rail; /* the number of this one rail: by the interface in its subnet alone. -1: by whichever way */
+    const char *listen;       /* our own addresses, for that */
     struct proto_hello hello; /* role, acting user, working set */
     const void *token;
     size_t token_len;
@@ -31,6 +33,8 @@ struct peer_config {
     void *user;
 };
 
+/* Which of its addresses it is connected by, or tried last. */
+unsigned peer_address(const struct peer *peer);
 /* Begins to connect. Names are looked up on a thread of their own, before each try. */
 int peer_new(struct loop *loop, const struct peer_config *config, struct peer **ret_peer);
 void peer_free(

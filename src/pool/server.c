@@ -379,7 +379,7 @@ static void unix_progress(struct loop_source *source, uint32_t events)
 
 static void tcp_progress(struct loop_source *source, uint32_t events)
 {
-    accept_one(container_of(source, struct server, tcp_source), source->fd, false);
+    accept_one(container_of(source, struct door, source)->server, source->fd, false);
 }
 
 static void pool_advanced(void *user, struct wset *ws)
@@ -418,14 +418,14 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
     s->loop = loop;
     s->pool = pool;
     s->config = *config;
-    s->unix_source.fd = s->tcp_source.fd = -1;
+    s->unix_source.fd = -1;
     s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     s->started_ns = clock_now_ns();
     s->linger.fire = linger_fire;
     list_init(&s->clients);
     list_init(&s->credits);
-    int code = 0;
-    if (config->listen && !config->token)
+    int code = config->listen ? net_addresses_check("listen", config->listen, err) : 0;
+    if (code == 0 && config->listen && !config->token)
         code = error_set(err, LEAT_INVALID,
                          "listen = %s needs token_file: whoever can reach the port could read every dataset",
                          config->listen);
@@ -433,8 +433,13 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
         code = door_open(loop, &s->unix_source, config->socket, config->socket_mode, unix_progress, err);
     if (code == 0 && stat(config->socket, &s->socket_file) < 0)
         code = error_sys(err, -errno, "cannot look at %s", config->socket);
-    if (code == 0 && config->listen)
-        code = door_open(loop, &s->tcp_source, config->listen, 0, tcp_progress, err);
+    for (unsigned k = 0; code == 0 && config->listen && k < net_addresses_count(config->listen); k++) {
+        char address[NET_ADDRESS_BYTES];
+        net_addresses_at(config->listen, k, address);
+        s->doors[k] = (struct door){.server = s, .source.fd = -1};
+        s->ndoors = k + 1;
+        code = door_open(loop, &s->doors[k].source, address, 0, tcp_progress, err);
+    }
     if (code < 0) {
         server_free(s);
         return code;
@@ -463,8 +468,8 @@ void server_free(struct server *s)
         return;
     list_for_each_safe (node, &s->clients)
         client_free(container_of(node, struct client, node));
-    for (unsigned k = 0; k < 2; k++) {
-        struct loop_source *source = k ? &s->tcp_source : &s->unix_source;
+    for (unsigned k = 0; k <= s->ndoors; k++) {
+        struct loop_source *source = k ? &s->doors[k - 1].source : &s->unix_source;
         if (source->fd >= 0) {
             loop_remove(source);
             if (!k)

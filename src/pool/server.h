@@ -16,7 +16,7 @@ struct server;
 struct server_config {
     const char *socket;   /* path of the unix socket */
     unsigned socket_mode; /* 0600 private, 0666 system */
-    const char *listen;   /* "host:port", or NULL */
+    const char *listen;   /* "host:port[,host:port]", one for each rail, or NULL */
     const void *token;    /* needed with listen */
     size_t token_len;
     const char *node_name;

@@ -4,6 +4,7 @@
 #define POOL_SERVER_INTERNAL_H
 
 #include "loop/loop.h"
+#include "net/addresses.h"
 #include "net/auth.h"
 #include "net/conn.h"
 #include "pool/server.h"
@@ -13,11 +14,18 @@
 struct wset;
 struct client;
 
+struct door { /* one address that we listen on */
+    struct loop_source source;
+    struct server *server;
+};
+
 struct server {
     struct loop *loop;
     struct pool *pool;
     struct server_config config;
-    struct loop_source unix_source, tcp_source;
+    struct loop_source unix_source;
+    struct door doors[NET_ADDRESSES_MAX];
+    unsigned ndoors;
     struct stat socket_file; /* ours; by the end another daemon's may have its name */
     struct list clients;
     struct list credits; /* credits.c: a table for each user */

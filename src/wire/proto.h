@@ -63,7 +63,8 @@ enum proto_type {
     PROTO_RELEASE = 21,   /* u64 lease of a FETCH; no reply */
     PROTO_APPEND = 22,    /* proto_open with name set -> proto_ws of the new version (fds as OPEN) */
     PROTO_CREATE = 23,    /* u32 flags, str name, fd: memfd with an index of kind PUSHED -> empty */
-    PROTO_BROKER = 24,    /* u64 ws, u32 node -> fd: authenticated DATA connection to that node */
+    PROTO_BROKER = 24,    /* u64 ws, u32 node[, u32 rail] -> fd: authenticated DATA connection to that node: by one rail of it (the k-th of
+                             its addresses), or by whichever address answers */
     PROTO_QUERY = 25,     /* u32 enum leat_query, str arg -> str text */
     PROTO_DROP = 26,      /* u32 flags, u64 wait_ns, str name -> empty */
     PROTO_STOP = 27,      /* u32 force -> empty, then the daemon ends */

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * paths.h: several connections to each node, one for each rail, stacked on a transport whose endpoints are one connection each.
+ *
+ *   op ──▶ slices ──▶ the path that is predicted to bring each first (net/stripe.h) ──▶ ops of the lower transport ──▶ DONE, QUIESCED
+ *                                  path broke, or stalls ──▶ closed; what it owed goes by the others
+ *
+ * Who owns an endpoint brings its connections: paths that are not there yet, or were left, are asked for by net_paths_wanted and
+ * given by net_paths_add, while the others are used. An endpoint of one path costs a function call.
+ */
+#ifndef NET_PATHS_H
+#define NET_PATHS_H
+
+#include "net/net.h"
+
+#define NET_PATHS_MAX 8u
+
+/* Takes `lower`, also when it fails. Its connect makes an endpoint of peer->npaths paths (0 is 1), of which peer->path is there. */
+int net_paths_new(struct net_ctx *lower, struct net_ctx **ret_ctx);
+
+struct net_path_info {
+    bool up;
+    uint64_t bytes;   /* that came over it */
+    const char *left; /* why it was left last; NULL: it never was */
+};
+
+/* True when some endpoint may have a path to be tried: cheap, for a look after each poll. */
+bool net_paths_any_wanted(const struct net_ctx *ctx);
+/* Bit k: path k is not there, and not tried now; each is reported once and is then the caller's to add or to say failed. */
+unsigned net_paths_wanted(struct net_endpoint *endpoint, uint64_t now_ns);
+/* A connection for path peer->path; peer->connected_fd is taken when 0 is returned. */
+int net_paths_add(struct net_endpoint *endpoint, const struct net_peer *peer, uint64_t deadline_ns,
+                  struct leat_error *err);
+/* It could not be connected: wanted again after a pause. */
+void net_paths_failed(struct net_endpoint *endpoint, unsigned path, uint64_t now_ns);
+/* What is known of a path's link, for whoever knows: nominal rate (0: unknown), far from the destinations' NUMA node. */
+void net_paths_hint(struct net_endpoint *endpoint, unsigned path, uint64_t bytes_per_s, bool far);
+unsigned net_paths_info(const struct net_endpoint *endpoint, struct net_path_info ret_info[NET_PATHS_MAX]);
+
+#endif
