@@ -16,36 +16,63 @@ def ip(*args):
 
 
 class Network:
-    """`n` hosts, each a namespace; 10.231.X.{1..n} over one bridge in a namespace of its own. Undone by close()."""
+    """`n` hosts, each a namespace; 10.231.X.{1..n} over one bridge in a namespace of its own, and with more links 10.232.X.{1..n} over a
+    second one, and so on. Undone by close()."""
 
-    def __init__(self, n):
+    def __init__(self, n, links=1):
         if os.geteuid() != 0 or not shutil.which("ip"):
             pytest.skip("needs root and ip(8) for network namespaces")
         tag = f"leat{os.getpid() % 100000}"
-        self.hub, self.names = f"{tag}h", [f"{tag}{chr(ord('a') + i)}" for i in range(n)]
-        self.addresses = [f"10.231.{os.getpid() % 250}.{i + 1}" for i in range(n)]
+        self.hub, self.names, self.links = f"{tag}h", [f"{tag}{chr(ord('a') + i)}" for i in range(n)], links
+        #: [host][link]
+        self.rails = [[f"10.{231 + k}.{os.getpid() % 250}.{i + 1}" for k in range(links)] for i in range(n)]
+        self.addresses = [rails[0] for rails in self.rails]
         if subprocess.run(["ip", "netns", "add", self.hub], capture_output=True).returncode:
             pytest.skip("network namespaces are not permitted here")
         try:
-            ip("-n", self.hub, "link", "add", "br0", "type", "bridge")
-            ip("-n", self.hub, "link", "set", "br0", "up")
+            for k in range(links):
+                ip("-n", self.hub, "link", "add", f"br{k}", "type", "bridge")
+                ip("-n", self.hub, "link", "set", f"br{k}", "up")
             for i, name in enumerate(self.names):
                 ip("netns", "add", name)
                 ip("-n", name, "link", "set", "lo", "up")
-                ip("-n", self.hub, "link", "add", f"p{i}", "type", "veth", "peer", "name", "eth0", "netns", name)
-                ip("-n", self.hub, "link", "set", f"p{i}", "master", "br0", "up")
-                ip("-n", name, "addr", "add", f"{self.addresses[i]}/24", "dev", "eth0")
-                ip("-n", name, "link", "set", "eth0", "up")
+                for k in range(links):
+                    nic, port = f"eth{k}", self.port(i, k)
+                    ip("-n", self.hub, "link", "add", port, "type", "veth", "peer", "name", nic, "netns", name)
+                    ip("-n", self.hub, "link", "set", port, "master", f"br{k}", "up")
+                    ip("-n", name, "addr", "add", f"{self.rails[i][k]}/24", "dev", nic)
+                    ip("-n", name, "link", "set", nic, "up")
         except BaseException:
             self.close()
             raise
+
+    @staticmethod
+    def port(i, k):
+        """The hub's end of a host's link."""
+        return f"p{i}x{k}"
 
     def inside(self, i):
         """The command prefix that runs something on host i."""
         return ["ip", "netns", "exec", self.names[i]]
 
-    def link(self, i, up):
-        ip("-n", self.hub, "link", "set", f"p{i}", "up" if up else "down")
+    def link(self, i, up, k=0):
+        ip("-n", self.hub, "link", "set", self.port(i, k), "up" if up else "down")
+
+    def silence(self, i, on, k=0):
+        """Packets to and from a host vanish, and nobody hears of it: its interface keeps its carrier."""
+        ip("-n", self.hub, "link", "set", self.port(i, k), *(["nomaster"] if on else ["master", f"br{k}"]))
+
+    def shape(self, i, k, rate):
+        """What the host may receive over a link, in tc's words."""
+        subprocess.run(["tc", "-n", self.hub, "qdisc", "replace", "dev", self.port(i, k), "root", "tbf", "rate", rate, "burst", "32k",
+                        "latency", "50ms"], check=True, timeout=20)
+
+    def received(self, i):
+        """Bytes that a host received so far, by link."""
+        path = "/sys/class/net/eth{}/statistics/rx_bytes"
+        out = subprocess.run([*self.inside(i), "cat", *(path.format(k) for k in range(self.links))], capture_output=True, text=True,
+                             timeout=20, check=True).stdout
+        return [int(line) for line in out.split()]
 
     def close(self):
         for name in [self.hub, *self.names]:
@@ -58,7 +85,7 @@ class Cluster:
     def __init__(self, host, network, *, pool="16MiB", region="256KiB"):
         self.host, self.network = host, network
         self.pool, self.region = pool, region
-        self.nodes = [f"{address}:7700" for address in network.addresses]
+        self.nodes = [",".join(f"{address}:7700" for address in rails) for rails in network.rails]
         self.daemons = [None] * len(self.nodes)
         self.token = self.make_token("token", bytes(range(40)))
 

@@ -22,10 +22,13 @@ def run(*argv, may_fail=False):
 class Network:
     """Host 0 is the receiver, the others are servers. `links`: separate networks, each host with an interface in all of them."""
 
+    made = 0  # by this process: several may stand side by side
+
     def __init__(self, hosts, links=1):
         if os.geteuid() != 0:
             raise Failed("network namespaces need root")
-        tag = f"lb{os.getpid() % 100000}"
+        tag = f"lb{os.getpid() % 100000}{chr(ord('a') + Network.made % 26)}"
+        Network.made += 1
         self.links, self.hub = links, tag + "h"
         self.names = [f"{tag}n{i}" for i in range(hosts)]
         try:

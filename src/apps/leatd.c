@@ -144,7 +144,6 @@ static int signals_watch(struct signals *s, struct loop *loop)
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGHUP);
     sigprocmask(SIG_BLOCK, &set, NULL);
-    signal(SIGPIPE, SIG_IGN);
     s->source.fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (s->source.fd < 0)
         return -errno;
@@ -295,6 +294,7 @@ static int serve(const struct config *config, struct leat_error *err)
 
 int main(int argc, char **argv)
 {
+    signal(SIGPIPE, SIG_IGN); /* whoever started us may be gone before we can tell him why we do not serve */
     log_set_output(STDERR_FILENO, "leatd");
     struct leat_error err = {0};
     struct config config;

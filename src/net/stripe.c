@@ -12,6 +12,7 @@
 
 #define WINDOW_NS    (2 * NS_PER_MS)
 #define WINDOW_BYTES (256 * KIB)
+#define AGE_NS       (20 * NS_PER_MS)
 #define PAUSE_MIN_NS (1 * NS_PER_S)
 #define PAUSE_MAX_NS (32 * NS_PER_S)
 
@@ -28,17 +29,49 @@ static uint64_t believed(const struct stripe_path *paths, unsigned n, const stru
     return best ? best : 1000000000ull;
 }
 
-int stripe_choose(const struct stripe_path *paths, unsigned n, uint64_t bytes)
+/*
+ * Rates that differ by less than a quarter, or by half where the path could have done more, are taken for the same: they are noise,
+ * and who got more of the work looks faster.
+ */
+static double seconds(const struct stripe_path *paths, unsigned n, const struct stripe_path *p,
+                      uint64_t bytes)
+{
+    uint64_t best = 0, rate = believed(paths, n, p);
+    for (unsigned i = 0; i < n; i++)
+        if (!paths[i].down)
+            best = MAX(best, believed(paths, n, &paths[i]));
+    if (rate > best - best / (p->spare ? 2 : 4))
+        rate = best;
+    return (double)(p->out_bytes + bytes) / (double)rate + (double)p->penalty_ns / 1e9;
+}
+
+static void age(struct stripe_path *paths, unsigned n, uint64_t now_ns)
+{
+    uint64_t best = 0;
+    for (unsigned i = 0; i < n; i++)
+        best = MAX(best, paths[i].down ? 0 : paths[i].rate_bytes_per_s);
+    for (unsigned i = 0; i < n; i++) {
+        struct stripe_path *p = &paths[i];
+        if (!p->rate_bytes_per_s || p->out_bytes || now_ns < p->measured_ns + AGE_NS)
+            continue;
+        p->rate_bytes_per_s =
+            MIN(p->rate_bytes_per_s + p->rate_bytes_per_s / 4 + 1, MAX(best, p->rate_bytes_per_s));
+        p->measured_ns = now_ns;
+    }
+}
+
+int stripe_choose(struct stripe_path *paths, unsigned n, uint64_t bytes, uint64_t now_ns)
 {
     int best = -1;
     double best_s = 0;
+    age(paths, n, now_ns);
     for (unsigned i = 0; i < n; i++) {
         const struct stripe_path *p = &paths[i];
         if (p->down)
             continue;
-        double s =
-            (double)(p->out_bytes + bytes) / (double)believed(paths, n, p) + (double)p->penalty_ns / 1e9;
-        if (best < 0 || s < best_s) {
+        double s = seconds(paths, n, p, bytes);
+        /* Of two that are alike the one that rested longer. */
+        if (best < 0 || s < best_s || (s == best_s && p->idle_since_ns < paths[best].idle_since_ns)) {
             best = (int)i;
             best_s = s;
         }
@@ -59,14 +92,20 @@ void stripe_done(struct stripe_path *p, uint64_t bytes, uint64_t now_ns)
 {
     p->out_bytes -= MIN(bytes, p->out_bytes);
     p->window_bytes += bytes;
+    p->ran_dry |= p->out_bytes == 0;
     p->total_bytes += bytes;
     uint64_t spent_ns = now_ns > p->window_start_ns ? now_ns - p->window_start_ns : 0;
     if (spent_ns >= WINDOW_NS || (p->window_bytes >= WINDOW_BYTES && spent_ns)) {
         uint64_t rate = (uint64_t)((double)p->window_bytes * 1e9 / (double)spent_ns),
                  old = p->rate_bytes_per_s;
-        p->rate_bytes_per_s = MAX(old ? old - old / 4 + rate / 4 : rate, 1ull);
+        /* One that ran dry had no more to do, or waited for the server or for us: it is not slower for that, unless by far. */
+        unsigned share = rate > old ? 2 : !p->ran_dry ? 4 : rate < old / 4 ? 16 : 0;
+        p->rate_bytes_per_s = MAX(!old ? rate : share ? old - old / share + rate / share : old, 1ull);
         p->window_start_ns = now_ns;
         p->window_bytes = 0;
+        p->measured_ns = now_ns;
+        p->spare = p->ran_dry;
+        p->ran_dry = false;
         p->pause_ns = 0; /* it works: the next failure is a first one */
     }
     p->idle_since_ns = now_ns;

@@ -4,7 +4,8 @@
  *
  *   finish = (bytes asked for on the path and not here yet + the slice) / the path's rate + its penalty
  *
- * Rates are measured while a path is busy; before that the link's nominal one is believed. A path that fails is left at once and
+ * Rates are measured while a path is busy; before that the link's nominal one is believed. What was not measured for a while is
+ * believed to be better by and by, or a path that looked slow once would never be tried again. A path that fails is left at once and
  * tried again after a pause, which doubles from 1 to 32 s as long as it goes on failing. Pure: the caller gives the time and owns the
  * paths; one thread at a time. docs/decisions/0051-rails.md tells why so.
  */
@@ -21,16 +22,18 @@ struct stripe_path {
     uint64_t rate_bytes_per_s; /* measured; 0: not yet */
     uint64_t down_until_ns, pause_ns;
     uint64_t window_start_ns, window_bytes;
+    uint64_t measured_ns;   /* when the rate was measured, or raised, last */
     uint64_t idle_since_ns; /* with nothing out */
     uint64_t total_bytes;   /* that came over it */
     bool down;
+    bool ran_dry, spare; /* nothing was out on it for a while in this stretch; in the one before */
 };
 
 /* What crossing from one NUMA node to the other costs a slice: some microseconds of the interconnect's queue. */
 #define STRIPE_NUMA_PENALTY_NS 5000ull
 
 /* Index of the path for a slice of so many bytes; -1: none is up. */
-int stripe_choose(const struct stripe_path *paths, unsigned n, uint64_t bytes);
+int stripe_choose(struct stripe_path *paths, unsigned n, uint64_t bytes, uint64_t now_ns);
 void stripe_sent(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
 /* The slice is here. */
 void stripe_done(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);

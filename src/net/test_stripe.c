@@ -30,7 +30,7 @@ static uint64_t move(struct stripe_path *paths, const struct rail *rails_in, uns
     memcpy(rails, rails_in, n * sizeof(*rails));
     while (came < slices) {
         while (left && nout < window) {
-            int k = stripe_choose(paths, n, SLICE);
+            int k = stripe_choose(paths, n, SLICE, now);
             if (k < 0)
                 break;
             stripe_sent(&paths[k], SLICE, now);
@@ -127,8 +127,8 @@ static void test_none_is_up(void **state)
     struct stripe_path paths[2] = {0};
     stripe_failed(&paths[0], 1);
     stripe_failed(&paths[1], 2);
-    assert_int_equal(stripe_choose(paths, 2, SLICE), -1);
-    assert_int_equal(stripe_choose(paths, 0, SLICE), -1);
+    assert_int_equal(stripe_choose(paths, 2, SLICE, 3), -1);
+    assert_int_equal(stripe_choose(paths, 0, SLICE, 3), -1);
 }
 
 /* A rail that slows down loses its share soon. */

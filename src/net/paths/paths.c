@@ -235,7 +235,7 @@ static int part_send(struct net_endpoint *ep, struct part *p, uint64_t now)
 {
     struct paths_ctx *ctx = ep->ctx;
     for (;;) {
-        int k = stripe_choose(ep->stripe, ep->npaths, p->bytes);
+        int k = stripe_choose(ep->stripe, ep->npaths, p->bytes, now);
         if (k < 0)
             return LEAT_PEER_GONE;
         struct path *path = &ep->paths[k];
