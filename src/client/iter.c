@@ -19,6 +19,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "net/topo/topo.h"
 
 #define AUTO_BLOCK_BYTES                                                                                     \
     (4 * MIB) /* of a streamed set: long enough for a disk, 16 of them small beside a window */
@@ -215,8 +216,10 @@ static int start_thread(struct leat_iter *it)
     pthread_sigmask(SIG_SETMASK, &all, &old);
     int rc = pthread_create(&it->thread, NULL, read_ahead, it);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (!rc)
+    if (!rc) {
         pthread_setname_np(it->thread, "leat-ahead");
+        topo_pin_to_gpu(it->thread);
+    }
     return -rc;
 }
 

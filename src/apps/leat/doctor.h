@@ -70,4 +70,9 @@ int probe_crc(uint64_t budget_ns, double *ret_gb_s);
 /* GB/s of direct, sequential 1 MiB reads of fd by one thread. */
 int probe_direct_read(int fd, uint64_t budget_ns, double *ret_gb_s);
 
+/* doctor_net.c */
+void check_ports(const struct doctor *d, struct finding *f);
+void check_slots(const struct doctor *d, struct finding *f);
+void check_nodes(const struct doctor *d, struct finding *f);
+
 #endif

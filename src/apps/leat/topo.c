@@ -20,7 +20,7 @@ struct ask {
 
 static bool shown(const struct topo_nic *nic, const struct ask *ask)
 {
-    return ask->all || !nic->is_virtual || nic->lowers;
+    return ask->all || nic->device[0] || !nic->is_virtual || nic->lowers;
 }
 
 static const char *rate_text(uint64_t mbps, char out[32])

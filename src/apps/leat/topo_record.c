@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * topo_record.c: a tar archive (ustar) of what was read: small text files and links, nothing else, by construction. Names longer
- * than the format takes, and a second reading of the same path, are left out.
+ * topo_record.c: a tar archive of what was read: small text files and links, nothing else, by construction. A second reading of a
+ * path is left out.
  */
 #include "apps/leat/topo.h"
 
@@ -36,35 +36,24 @@ static bool first_time(struct topo_record *r, const char *path)
     return true;
 }
 
-/* The ustar header: name (100), mode, uid, gid, size, mtime (octal), checksum, type, link name (100), magic, …, prefix (155). */
-static void put(struct topo_record *r, const char *path, char type, const char *data)
+/* A header, and what belongs to it. Names longer than its 100 bytes were given before, by an entry of their own. */
+static void put_block(struct topo_record *r, char type, const char *name, const char *link, const char *data,
+                      size_t size)
 {
     struct {
         char name[100], mode[8], uid[8], gid[8], size[12], mtime[12], sum[8], type, link[100], magic[8],
-            user[32], group[32], major[8], minor[8], prefix[155], pad[12];
+            rest[247];
     } h = {.type = type};
     _Static_assert(sizeof(h) == 512, "a tar header is a block");
     static const char zeros[512];
-    size_t len = strlen(path + 1), size = type == '2' ? 0 : strlen(data);
-    const char *name = path + 1;
-    if (len > 100) { /* cut at a slash */
-        name = strchr(path + 1 + len - 100, '/');
-        if (!name || name - path - 1 > 155)
-            return;
-        memcpy(h.prefix, path + 1, (size_t)(name - path - 1));
-        name++;
-    }
-    if ((type == '2' && strlen(data) > sizeof(h.link)) || !first_time(r, path))
-        return;
     memcpy(h.name, name, strnlen(name, sizeof(h.name)));
-    if (type == '2')
-        memcpy(h.link, data, strlen(data));
+    memcpy(h.link, link, strnlen(link, sizeof(h.link)));
     memcpy(h.mode, "0000644", 7);
     memcpy(h.uid, "0000000", 7);
     memcpy(h.gid, "0000000", 7);
     snprintf(h.size, sizeof(h.size), "%011o", (unsigned)size);
     memcpy(h.mtime, "00000000000", 11);
-    memcpy(h.magic, "ustar\00000", 8);
+    memcpy(h.magic, "ustar  ", 8); /* GNU's: its long names are understood everywhere */
     memset(h.sum, ' ', 8);
     unsigned sum = 0;
     for (size_t i = 0; i < sizeof(h); i++)
@@ -75,12 +64,24 @@ static void put(struct topo_record *r, const char *path, char type, const char *
     fwrite(zeros, 1, (512 - size % 512) % 512, r->out);
 }
 
+static void put(struct topo_record *r, const char *path, bool is_link, const char *data)
+{
+    if (!first_time(r, path))
+        return;
+    const char *name = path + 1, *target = is_link ? data : "";
+    if (strlen(name) > 100)
+        put_block(r, 'L', "././@LongLink", "", name, strlen(name) + 1);
+    if (strlen(target) > 100)
+        put_block(r, 'K', "././@LongLink", "", target, strlen(target) + 1);
+    put_block(r, is_link ? '2' : '0', name, target, is_link ? "" : data, is_link ? 0 : strlen(data));
+}
+
 static int record_text(void *ctx, const char *path, char *out, size_t cap)
 {
     struct topo_record *r = ctx;
     int rc = r->under.text(r->under.ctx, path, out, cap);
     if (rc == 0)
-        put(r, path, '0', out);
+        put(r, path, false, out);
     return rc;
 }
 
@@ -89,7 +90,7 @@ static int record_link(void *ctx, const char *path, char *out, size_t cap)
     struct topo_record *r = ctx;
     int rc = r->under.link(r->under.ctx, path, out, cap);
     if (rc == 0)
-        put(r, path, '2', out);
+        put(r, path, true, out);
     return rc;
 }
 

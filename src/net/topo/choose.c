@@ -197,8 +197,8 @@ static uint64_t rate_of(const struct topo_nic *nic, enum topo_kind kind)
 /* Why a NIC is not used unless it is named; NULL: it is fit. "": not worth a word. */
 static const char *unfit(const struct topo *topo, const struct topo_nic *nic, enum topo_kind kind)
 {
-    if (nic->is_virtual && !nic->lowers)
-        return "";
+    if (kind == TOPO_TCP && nic->is_virtual && !nic->lowers)
+        return ""; /* a soft-RoCE device on one is another thing: somebody made it to be used */
     if (kind == TOPO_TCP && nic->master[0])
         return "its bond or bridge is used";
     if (kind == TOPO_TCP ? !nic->netdev_up : !nic->up)

@@ -47,10 +47,24 @@ const struct topo *topo_host(void)
     return host;
 }
 
+/* Where there is one node, or somebody said LEAT_PIN=0, nothing else is looked at. */
+static bool worth_it(void)
+{
+    const char *said = secure_getenv("LEAT_PIN");
+    char text[64] = "";
+    struct topo_dir dir;
+    struct topo_files files;
+    if ((said && strcmp(said, "0") == 0) || topo_dir_open("/", &dir, &files, NULL) < 0)
+        return false;
+    files.text(files.ctx, "/sys/devices/system/node/online", text, sizeof(text));
+    topo_dir_close(&dir);
+    return strpbrk(text, ",-") != NULL;
+}
+
 static void pin(pthread_t thread, const struct topo_wish *wish, bool to_rail)
 {
-    const struct topo *topo = topo_host();
-    struct topo_choice *choice = topo && topo->nnodes > 1 ? malloc(sizeof(*choice)) : NULL;
+    const struct topo *topo = worth_it() ? topo_host() : NULL;
+    struct topo_choice *choice = topo ? malloc(sizeof(*choice)) : NULL;
     if (choice && topo_choose(topo, wish, choice, NULL) == 0)
         topo_pin(thread, to_rail ? &choice->rails[0].pin : &choice->pin); /* none is none */
     free(choice);

@@ -185,6 +185,9 @@ static bool parse_link(const char *target, char dir[PATHS], char pci_dir[PATHS],
         target += 3;
     if (strncmp(target, "devices/", 8) != 0 || strlen(target) + 8 > PATHS)
         return false;
+    for (const char *c = target; *c; c++)
+        if (*c <= ' ' || *c > '~') /* on the way to a device there are letters, digits and signs */
+            return false;
     pci_dir[0] = '\0';
     int len = snprintf(dir, PATHS, "/sys/%s", target);
     const char *path = NULL, *end = NULL, *last = NULL;

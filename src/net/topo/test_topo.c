@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "failalloc.h"
 #include "net/stripe.h"
 
 static struct topo *topo_of(const char *text, size_t len)
@@ -127,6 +128,28 @@ static void pinning_never_widens(void **state)
     assert_int_equal(topo_cpus_allowed(&back), 0); /* the test's thread is the first */
     assert_true(topo_cpus_equal(&one, &back));
     assert_int_equal(sched_setaffinity(0, sizeof(now), (cpu_set_t *)(void *)&now), 0);
+}
+
+static void threads_of_this_host(void **state)
+{
+    struct topo_cpus before, after;
+    assert_int_equal(topo_cpus_allowed(&before), 0);
+    setenv("LEAT_PIN", "0", 1);
+    topo_pin_to_gpu(pthread_self());
+    topo_pin_to_rail(pthread_self(), "lo");
+    assert_int_equal(topo_cpus_allowed(&after), 0);
+    assert_true(topo_cpus_equal(&before, &after));
+    unsetenv("LEAT_PIN");
+    topo_pin_to_rail(pthread_self(), "no such:1");
+    topo_pin_to_rail(pthread_self(), "lo"); /* it is virtual: on no node */
+    assert_int_equal(topo_cpus_allowed(&after), 0);
+    assert_true(topo_cpus_equal(&before, &after));
+    const struct topo *topo = topo_host();
+    assert_non_null(topo);
+    assert_ptr_equal(topo, topo_host());
+    for (unsigned i = 0; i < topo->nnics; i++)
+        if (strcmp(topo->nics[i].netdev, "lo") == 0)
+            assert_true(topo->nics[i].naddresses > 0 || !topo->nics[i].netdev_up);
 }
 
 /* --- hosts ------------------------------------------------------------------------------------------------------------ */
@@ -517,7 +540,9 @@ static void links_to_anywhere(void **state)
                                           "..",
                                           "",
                                           "e",
-                                          "../../devices/pci0000:00/../../../../root"};
+                                          "../../devices/pci0000:00/../../../../root",
+                                          "../../devices/\x1b[2J/net/e",
+                                          "../../devices/a b/net/e"};
     for (unsigned i = 0; i < ARRAY_LEN(targets); i++) {
         char text[300];
         int len = snprintf(text, sizeof(text), "/sys/class/net/e -> %s\n", targets[i]);
@@ -633,6 +658,35 @@ static void texts_that_are_no_trees(void **state)
     topo_text_free(tree);
 }
 
+struct source {
+    const char *text;
+    size_t len;
+};
+
+static int read_and_choose(void *ctx)
+{
+    const struct source *source = ctx;
+    struct topo_text *tree = NULL;
+    struct topo_files files;
+    struct topo *topo = NULL;
+    int rc = topo_text_new(source->text, source->len, &tree, &files, NULL);
+    if (!rc)
+        rc = topo_read(&files, &topo, NULL);
+    topo_free(topo);
+    topo_text_free(tree);
+    return rc;
+}
+
+static void every_allocation_fails(void **state)
+{
+    static char text[256 * 1024];
+    FILE *in = fopen(TOPO_TREES "/dgx_a100.tree", "re");
+    assert_non_null(in);
+    struct source source = {text, fread(text, 1, sizeof(text), in)};
+    fclose(in);
+    assert_in_range(failalloc_run(read_and_choose, &source), 10, 1000);
+}
+
 static int setup(void **state)
 {
     clean_env();
@@ -644,6 +698,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lists_of_cores),
         cmocka_unit_test(pinning_never_widens),
+        cmocka_unit_test(threads_of_this_host),
         cmocka_unit_test(a_dgx_a100),
         cmocka_unit_test(a_dgx_h100),
         cmocka_unit_test(gpus_that_share_their_nics),
@@ -659,6 +714,7 @@ int main(void)
         cmocka_unit_test(a_hostile_folder),
         cmocka_unit_test(too_many_of_everything),
         cmocka_unit_test(texts_that_are_no_trees),
+        cmocka_unit_test(every_allocation_fails),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

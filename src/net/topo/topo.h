@@ -197,7 +197,8 @@ struct topo_choice {
 int topo_choose(const struct topo *topo, const struct topo_wish *wish, struct topo_choice *ret_choice,
                 struct leat_error *err);
 /* By topo_host: a daemon's thread that serves one rail (by name), a client's that fills the GPU's views. No-ops where that is not
- * known, or the process is confined. */
+ * known, the process is confined, there is one node, or LEAT_PIN=0 is set. They read the environment: from the thread that starts
+ * the other. */
 void topo_pin_to_rail(pthread_t thread, const char *rail);
 void topo_pin_to_gpu(pthread_t thread);
 

@@ -21,6 +21,7 @@
 #include "net/ucx/serve.h"
 
 #include "base/log.h"
+#include "net/topo/topo.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -272,6 +273,7 @@ static int rail_start(struct net_rdma_server *server, struct serve_rail *r,
     }
     r->running = true;
     pthread_setname_np(r->thread, "leat-rdma");
+    topo_pin_to_rail(r->thread, name);
     return 0;
 }
 
