@@ -178,7 +178,8 @@ struct leat_ws_stat {
     uint64_t page_bytes; /* smallest page size obtained for a region of it */
     unsigned streamed;   /* 1: larger than the pool; unpinned samples come through a window */
     unsigned generation, version;
-    const char *transport; /* what this process reads it by: "shm", "tcp", "shm+tcp" */
+    const char *
+        transport; /* what this process reads it by: "shm", "tcp", "shm+tcp", "rdma", "rdma-write", "shm+rdma" */
     uint64_t
         lost_samples; /* with a node that is gone: read from their source, or, of a pushed set, not to be had */
 };
@@ -221,7 +222,9 @@ struct leat_view_options {
     const unsigned *fields; /* field numbers; NULL: all */
     unsigned nfields;
     uint64_t max_batch_bytes; /* of one ragged field of one batch; 0: batch_size * longest, reserved lazily */
-    /* NULL: best there is; "shm", "tcp": required, LEAT_UNSUPPORTED when not to be had */
+    /* "shm", "tcp", "rdma" (or "rdma-read"), "rdma-write" (servers write on request), "shm+tcp", "shm+rdma": required,
+     * LEAT_UNSUPPORTED, -ENOMEM or LEAT_DENIED with the reason when not to be had. "auto": shared memory on this host, RDMA where both
+     * ends have it, else TCP. NULL: $LEAT_TRANSPORT, else auto */
     const char *transport;
     uint64_t inflight_bytes; /* most bytes asked for and not yet here; 0: measured */
     unsigned memory;         /* enum leat_memory: required; LEAT_UNSUPPORTED when it cannot be had */

@@ -28,7 +28,7 @@ int ucx_rail_open(const struct net_rdma_config *config, const char *name, uint64
 void ucx_rail_close(struct ucx_rail *rail); /* harmless on a zeroed one */
 /* Progresses until there is no more, but not for ever. True: there may be more. */
 bool ucx_rail_progress(struct ucx_rail *rail);
-/* 0: its fd may be slept on; -EBUSY: progress first. */
+/* 0: its fd may be slept on; -EBUSY: progress first. Callbacks may come. */
 int ucx_rail_arm(struct ucx_rail *rail);
 
 /* Registers [addr, +bytes). `remote_read`: others read it; else it is ours to read into. device < 0: host memory. */
