@@ -283,6 +283,7 @@ struct gather_op {
     struct gather *gather;
     uint32_t node;
     bool busy, done, alone; /* alone: nothing else was in flight when it was sent */
+    bool given_up;          /* its credit was given back: nobody may ever poll for it again */
     uint64_t bytes, sent_ns;
 };
 #define GATHER_OPS 64u

@@ -183,7 +183,8 @@ static void on_event(struct rails *r, const struct net_event *event, uint64_t no
         gop->done = true;
         gop->gather->in_flight[gop->node] -= gop->bytes;
         uint64_t rtt_ns = gop->op.status ? 0 : MAX(now_ns - gop->sent_ns, 1ull);
-        credit_done(&r->credit, gop->bytes, rtt_ns, gop->alone, now_ns);
+        if (!gop->given_up)
+            credit_done(&r->credit, gop->bytes, rtt_ns, gop->alone, now_ns);
     } else {
         gop->busy = false;
         gop->gather->unquiesced--;
@@ -467,6 +468,21 @@ static int fetch_lost(struct gather *g, const struct rpc_how *how, struct leat_e
               : 0;
 }
 
+/*
+ * What is still out when the caller is told that it failed: its view may lie about unused for ever (in a traceback, say), and all
+ * others of the process, and of the user, would wait for the credit.
+ */
+static void give_up_credit(struct gather *g)
+{
+    uint64_t now_ns = clock_now_ns();
+    for (unsigned i = 0; i < GATHER_OPS; i++) {
+        struct gather_op *gop = &g->ops[i];
+        if (gop->busy && !gop->done && !gop->given_up)
+            credit_done(&g->rails->credit, gop->bytes, 0, false, now_ns);
+        gop->given_up = true;
+    }
+}
+
 /* A read that failed for good, with what is known about why. */
 static int bad_read(const struct gather *g, const struct net_read *bad, struct leat_error *err)
 {
@@ -541,5 +557,7 @@ int gather_run(struct gather *g, const struct rpc_how *how, struct leat_error *e
         return 0;
     int rc =
         g->remote ? run_remote(g, how, err) : run_local(g, g->rails->local_node, g->reads, g->nreads, err);
+    if (rc && g->unquiesced)
+        give_up_credit(g);
     return rc ? rc : check_crcs(g, err);
 }

@@ -387,13 +387,47 @@ static void test_frozen_node(void **state)
     fixture_close(&x);
 }
 
+static int interrupted(void *user)
+{
+    (void)user;
+    return 1;
+}
+
+/* Interrupted while a server is asked: the view may never be used again, others must not wait for its credit. */
+static void test_given_up(void **state)
+{
+    struct fixture x;
+    struct leat_batch *batch;
+    fixture_open(&x, (struct fake_options){.remote_odd = true});
+    const uint64_t far = FAKE_REGION_BYTES / 60 + 1;
+    x.daemon->hold_broker = true;
+    struct leat_view *view;
+    const unsigned fields[] = {0};
+    struct leat_view_options o = {
+        .size = sizeof(o), .batch_size = 4, .slots = 2, .fields = fields, .nfields = 1};
+    assert_int_equal(leat_load(x.ws, &o, &view, &err), 0);
+    x.ws->client->interrupt = interrupted;
+    assert_int_equal(leat_read_batch(view, &far, 1, 0, &batch, &err), LEAT_CANCELED);
+    struct rails *r = view->rails;
+    assert_int_equal(r->unquiesced, 1);
+    assert_int_equal(r->credit.in_flight_bytes, 0);
+    x.ws->client->interrupt = NULL;
+    x.daemon->hold_broker = false;
+    rails_disconnect(r, 1);
+    assert_int_equal(leat_read_batch(view, &far, 1, 0, &batch, &err), 0);
+    assert_int_equal(r->credit.in_flight_bytes, 0);
+    leat_batch_release(batch);
+    leat_view_close(view);
+    fixture_close(&x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_revoked),   cmocka_unit_test(test_daemon_dies), cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_slow_open), cmocka_unit_test(test_version),     cmocka_unit_test(test_nobody),
         cmocka_unit_test(test_fork),      cmocka_unit_test(test_interrupt),   cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_node_dies), cmocka_unit_test(test_frozen_node),
+        cmocka_unit_test(test_node_dies), cmocka_unit_test(test_frozen_node), cmocka_unit_test(test_given_up),
     };
     return cmocka_run_group_tests_name("client_ends", tests, NULL, NULL);
 }

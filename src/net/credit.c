@@ -33,7 +33,7 @@
 #include <unistd.h>
 
 #define MAGIC            0x7264634cu /* "Lcdr" */
-#define VERSION          1u
+#define VERSION          2u
 #define STAGES           4u
 #define LIMIT_MIN        (8 * KIB) /* below a ceiling */
 #define LIMIT_FLOOR      (24 * KIB)
@@ -44,6 +44,7 @@
 #define BASE_NS          (10 * NS_PER_S)
 #define DRAIN_NS         (200 * NS_PER_MS) /* as long as draining may take before the old base is kept */
 #define WANT_NS          (20 * NS_PER_MS)
+#define HELD_NS          (1 * NS_PER_S) /* who has not moved for as long is stopped, or waits for a server that is */
 #define LOSS_NS          (300 * NS_PER_MS) /* reports of one loss come from several servers, after a timeout */
 #define BOOST_ONE        1024u
 #define BOOST_MAX        (16 * BOOST_ONE)
@@ -292,6 +293,8 @@ static struct look look_at_others(const struct credit *c, uint64_t now_ns)
         if (i == c->slot)
             continue;
         uint64_t held = atomic_load(&s->in_flight_bytes), since = load(&s->want_since_ns);
+        if (now_ns - MIN(load(&s->moved_ns), now_ns) > HELD_NS)
+            held = 0;
         bool wants = since && now_ns - MIN(load(&s->want_seen_ns), now_ns) < WANT_NS;
         l.bytes += MIN(held, (uint64_t)LIMIT_MAX * 2); /* a sum that cannot wrap */
         l.wanting += held || wants;
@@ -315,21 +318,23 @@ bool credit_take(struct credit *c, uint64_t bytes, uint64_t now_ns, bool *ret_al
     if (c->fixed_limit_bytes) {
         if (c->in_flight_bytes && c->in_flight_bytes + bytes > c->fixed_limit_bytes)
             return false;
+        store(&s->moved_ns, now_ns);
         atomic_fetch_add(&s->in_flight_bytes, bytes);
         c->in_flight_bytes += bytes;
         return true;
     }
     const uint64_t limit = credit_limit(c);
+    store(&s->moved_ns, now_ns); /* first: who sees the bytes counts them */
     uint64_t mine = atomic_fetch_add(&s->in_flight_bytes, bytes) + bytes;
     struct look others = look_at_others(c, now_ns);
     uint64_t total = mine + others.bytes, share = MAX(limit / (others.wanting + 1), stage_of(limit));
     bool alone = total == bytes;
     if (!alone &&
         (total > limit || others.older || (others.wanting && mine > share) || draining(r, now_ns))) {
-        atomic_fetch_sub(&s->in_flight_bytes, bytes);
         if (!load(&s->want_since_ns))
             store(&s->want_since_ns, now_ns);
         store(&s->want_seen_ns, now_ns);
+        atomic_fetch_sub(&s->in_flight_bytes, bytes); /* last: who gives back from now on sees that we wait */
         return false;
     }
     store(&s->want_since_ns, 0);
@@ -367,8 +372,9 @@ void credit_done(struct credit *c, uint64_t bytes, uint64_t rtt_ns, bool alone, 
     while (!atomic_compare_exchange_weak(&s->in_flight_bytes, &held, held - MIN(held, bytes)))
         ;
     atomic_fetch_add_explicit(&r->delivered_bytes, rtt_ns ? bytes : 0, memory_order_relaxed);
+    store(&s->moved_ns, now_ns);
     struct look others = look_at_others(c, now_ns);
-    if (others.wanting)
+    if (others.wanting || load(&s->want_since_ns)) /* of our own slot: another view of this process */
         wake_all(r);
     if (c->fixed_limit_bytes || !rtt_ns)
         return;
@@ -396,6 +402,6 @@ void credit_wait(struct credit *c, int timeout_ms)
 {
     struct timespec t = {.tv_sec = timeout_ms / 1000, .tv_nsec = timeout_ms % 1000 * 1000000l};
     uint32_t seen = atomic_load(&c->rail->wake);
-    if (look_at_others(c, clock_now_ns()).bytes)
+    if (atomic_load(&c->rail->slots[c->slot].in_flight_bytes) || look_at_others(c, clock_now_ns()).bytes)
         syscall(SYS_futex, &c->rail->wake, FUTEX_WAIT, seen, &t, NULL, 0);
 }

@@ -11,7 +11,8 @@
  *
  * The table is a memfd that the daemon makes for each user of the host and passes to his clients, each of which gets a
  * slot of its own. What is in flight is the sum of the slots: the daemon clears the slot of a process that is gone, so a
- * process killed at any moment leaves nothing behind. There is no lock: a process stopped anywhere stops nobody else.
+ * process killed at any moment leaves nothing behind. There is no lock: a process stopped anywhere stops nobody else; what it
+ * holds counts for a second more, since by then its answers wait in its own sockets.
  * What other processes of the same user wrote is only ever used after clamping it.
  *
  * Threads: any; one `struct credit` belongs to one thread at a time. docs/decisions/0020-inflight-limit.md tells why so.
@@ -30,7 +31,8 @@
 struct credit_slot {
     _Alignas(64) _Atomic uint64_t in_flight_bytes;
     _Atomic uint64_t want_since_ns,
-        want_seen_ns; /* it waits for credit since, and asked last; 0: it does not */
+        want_seen_ns;          /* it waits for credit since, and asked last; 0: it does not */
+    _Atomic uint64_t moved_ns; /* asked for credit or gave some back last */
 };
 
 struct credit_rail {

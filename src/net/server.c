@@ -58,8 +58,8 @@ struct data_conn {
     struct net_serve_target *target;
     uint64_t serial;  /* within its thread: what an answer that comes later goes by */
     unsigned waiting; /* requests that will be answered later */
-    bool readable; /* until a recvmsg finds nothing, or not as much as it asked for */
-    bool ended;    /* the peer has sent its last: its end must be read even behind a short recvmsg */
+    bool readable;    /* until a recvmsg finds nothing, or not as much as it asked for */
+    bool ended;       /* the peer has sent its last: its end must be read even behind a short recvmsg */
 
     uint8_t *in;
     size_t in_cap, in_pos, in_end;
@@ -470,7 +470,7 @@ static int make_room(struct data_conn *c, size_t need)
 }
 
 /* 1: something came; 0: nothing there; -errno, LEAT_PEER_GONE at the end. */
-static int receive(struct data_conn *c, size_t need, bool *ret_empty)
+static int receive(struct data_conn *c, size_t need, uint64_t *budget, bool *ret_empty)
 {
     struct iovec sink = {c->thread->sink, (size_t)MIN(c->write_left, (uint64_t)sizeof(c->thread->sink))},
                  buffer;
@@ -498,6 +498,7 @@ static int receive(struct data_conn *c, size_t need, bool *ret_empty)
     if (n <= 0)
         return n == 0 ? LEAT_PEER_GONE : -errno;
     *ret_empty = (size_t)n < asked;
+    *budget -= MIN(*budget, (uint64_t)n);
     if (c->writing)
         write_landed(c, (size_t)n);
     else
@@ -524,7 +525,7 @@ static int serve(struct data_conn *c)
         if (!c->readable || queue_full(c))
             return 0;
         bool empty = false;
-        int got = receive(c, need, &empty);
+        int got = receive(c, need, &budget, &empty);
         if (got < 0)
             return got;
         if (got == 0 || (empty && !c->ended))

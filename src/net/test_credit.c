@@ -224,6 +224,53 @@ static void test_stopped_and_killed(void **state)
     close(fd);
 }
 
+/* One that is stopped with all of the credit in its hands: its answers wait in its own sockets, not on the rail. */
+static void test_stopped_holding(void **state)
+{
+    int fd;
+    struct credit_table *t = shared(&fd);
+    struct credit a, b;
+    join(&a, t, 0);
+    join(&b, t, 1);
+    uint64_t limit = credit_limit(&a), stage = credit_stage(&a), s = NS_PER_S;
+    assert_true(take(&a, limit, s));
+    for (uint64_t ms = 1; ms < 500; ms++)
+        assert_false(take(&b, stage, s + ms * NS_PER_MS));
+    assert_true(take(&b, stage, 4 * s));
+    assert_true(take(&b, stage, 4 * s + 1));
+    credit_done(&b, 2 * stage, 500, false, 4 * s + 2);
+    credit_done(&a, limit, 0, false, 5 * s); /* it goes on */
+    assert_true(take(&b, limit, 5 * s + 1));
+    assert_false(take(&a, stage, 5 * s + 2));
+    credit_fini(&a);
+    credit_fini(&b);
+    credit_table_unmap(t);
+    close(fd);
+}
+
+/* Two views of a process have one slot: the second sleeps while the first holds the credit, and is woken. */
+static void test_one_slot(void **state)
+{
+    int fd;
+    struct credit_table *t = shared(&fd);
+    struct credit a, b;
+    join(&a, t, 0);
+    join(&b, t, 0);
+    uint64_t now = clock_now_ns();
+    assert_true(take(&a, credit_limit(&a), now));
+    assert_false(take(&b, credit_stage(&b), now));
+    credit_wait(&b, 30);
+    assert_true(clock_now_ns() - now >= 30 * NS_PER_MS); /* it did sleep */
+    uint32_t wake = atomic_load(&t->rails[0].wake);
+    credit_done(&a, a.in_flight_bytes, 500, true, clock_now_ns());
+    assert_int_not_equal(atomic_load(&t->rails[0].wake), wake);
+    assert_true(take(&b, credit_stage(&b), clock_now_ns()));
+    credit_fini(&a);
+    credit_fini(&b);
+    credit_table_unmap(t);
+    close(fd);
+}
+
 /* A neighbour of the same user that writes nonsense costs speed, nothing else. */
 static void test_nonsense(void **state)
 {
@@ -458,6 +505,8 @@ int main(void)
         cmocka_unit_test(test_boost),
         cmocka_unit_test(test_processes_share),
         cmocka_unit_test(test_stopped_and_killed),
+        cmocka_unit_test(test_stopped_holding),
+        cmocka_unit_test(test_one_slot),
         cmocka_unit_test(test_nonsense),
         cmocka_unit_test(test_race),
         cmocka_unit_test(test_incast),

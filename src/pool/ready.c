@@ -13,6 +13,7 @@
  */
 #include "pool/ready.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/ticket.h"
 
@@ -21,7 +22,8 @@
 
 #define STEP_BYTES (2 * MIB)
 #define RUNG_BYTES (16 * MIB) /* the least of the ladder */
-#define STOCK_MAX  1024u      /* regions: each is two descriptors */
+#define AGAIN_NS   (1 * NS_PER_MS)
+#define STOCK_MAX  1024u /* regions: each is two descriptors */
 
 struct stocked {
     struct region *region; /* its used_bytes are the ticket's: ready_bytes, and the step under way */
@@ -226,7 +228,11 @@ int ready_new(const struct ready_config *config, struct ready **ret_ready, struc
         r->config.prepare = region_prepare;
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->work, NULL);
-    pthread_cond_init(&r->idle, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&r->idle, &attr);
+    pthread_condattr_destroy(&attr);
     r->cap_stock = (unsigned)MIN(config->bytes / config->region_bytes + 40, (uint64_t)STOCK_MAX);
     r->stock = calloc(r->cap_stock, sizeof(*r->stock));
     r->idles = may_idle();
@@ -274,8 +280,14 @@ void ready_allow(struct ready *r, uint64_t bytes)
 static void hold(struct ready *r)
 {
     r->allowed_bytes = 0;
-    while (r->making)
-        pthread_cond_wait(&r->idle, &r->lock);
+    while (r->making) {
+        /* Again and again: it may have gone idle just behind our back, and then waits for the whole host to do so. */
+        if (r->idles)
+            policy_set(r->thread, SCHED_OTHER);
+        uint64_t at = clock_now_ns() + AGAIN_NS;
+        struct timespec until = {.tv_sec = (time_t)(at / NS_PER_S), .tv_nsec = (long)(at % NS_PER_S)};
+        pthread_cond_timedwait(&r->idle, &r->lock, &until);
+    }
 }
 
 void ready_hold(struct ready *r)
