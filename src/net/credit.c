@@ -189,7 +189,8 @@ uint64_t credit_limit(const struct credit *c)
 static uint64_t stage_of(uint64_t limit)
 {
     uint64_t stage = MAX(limit / STAGES, (uint64_t)CREDIT_STAGE_MIN);
-    stage = MIN(MIN(stage, (uint64_t)CREDIT_STAGE_MAX), limit);
+    stage = MIN(stage, (uint64_t)CREDIT_STAGE_MAX);
+    stage = MIN(stage, limit);
     return MAX(stage, 1ull);
 }
 

@@ -38,7 +38,8 @@ static int pool_written(struct net_serve_target *t, uint64_t first, uint32_t cou
 static void pool_unref(struct net_serve_target *t)
 {
     struct pool *p = container_of(t, struct pool, target);
-    net_rdma_peer_free(TAKE_PTR(p->peer));
+    net_rdma_peer_free(
+        __atomic_exchange_n(&p->peer, NULL, __ATOMIC_ACQ_REL)); /* of the connections of any thread */
     p->unrefs++;
 }
 
