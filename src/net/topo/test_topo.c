@@ -227,6 +227,42 @@ static void a_dgx_h100(void **state)
     topo_free(topo);
 }
 
+static void distances(void **state)
+{
+    static const struct {
+        const char *a, *b;
+        int node_a, node_b;
+        enum topo_distance want;
+    } cases[] = {
+        {"pci0000:00/0000:00:01.0/0000:01:00.0", "pci0000:00/0000:00:01.0/0000:01:00.1", 0, 0,
+         TOPO_PIX}, /* one card */
+        {"pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0",
+         "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0", 0, 0, TOPO_PIX},
+        {"pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0",
+         "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0/0000:05:00.0", 0, 0, TOPO_PXB},
+        {"pci0000:00/0000:00:01.0/0000:01:00.0", "pci0000:00/0000:00:02.0/0000:02:00.0", 0, 0, TOPO_PHB},
+        {"pci0000:00/0000:00:01.0", "pci0000:00/0000:00:02.0", 0, 0,
+         TOPO_PHB}, /* as a virtual machine has them */
+        {"pci0000:00/0000:00:01.0/0000:01:00.0", "pci0000:40/0000:40:01.0/0000:41:00.0", 0, 0, TOPO_NODE},
+        {"pci0000:00/0000:00:01.0/0000:01:00.0", "pci0000:40/0000:40:01.0/0000:41:00.0", 0, 1, TOPO_SYS},
+        {"pci0000:00/0000:00:01.0/0000:01:00.0", "pci0000:40/0000:40:01.0/0000:41:00.0", 0, TOPO_NODE_ANY,
+         TOPO_NODE},
+        {"pci0000:0/0000:00:01.0", "pci0000:00/0000:00:01.1", 0, 1,
+         TOPO_SYS}, /* a name that begins the other */
+        {"", "", 0, 1, TOPO_SYS},
+        {"", "", TOPO_NODE_ANY, TOPO_NODE_ANY, TOPO_NODE},
+    };
+    const struct topo two = {.nnodes = 2}, one = {.nnodes = 1};
+    for (unsigned i = 0; i < ARRAY_LEN(cases); i++) {
+        struct topo_place a = {.node = cases[i].node_a}, b = {.node = cases[i].node_b};
+        strcpy(a.path, cases[i].a);
+        strcpy(b.path, cases[i].b);
+        assert_int_equal(topo_distance(&two, &a, &b), cases[i].want);
+        assert_int_equal(topo_distance(&two, &b, &a), cases[i].want);
+        assert_int_equal(topo_distance(&one, &a, &b), MIN((int)cases[i].want, (int)TOPO_NODE));
+    }
+}
+
 static void gpus_that_share_their_nics(void **state)
 {
     static const char tree[] =
@@ -265,8 +301,9 @@ static void a_server(void **state)
     assert_string_equal(got, "ens2f0 ens1f0 ens1f1");
     assert_int_equal(c->rails[0].penalty_ns, 0);
     assert_int_equal(c->rails[1].penalty_ns, STRIPE_NUMA_PENALTY_NS);
-    choose(topo, TOPO_TCP, TOPO_GPU_FROM_ENV, "0,20", NULL, got); /* on both nodes: nothing is nearer */
+    c = choose(topo, TOPO_TCP, TOPO_GPU_FROM_ENV, "0,20", NULL, got); /* on both nodes */
     assert_string_equal(got, "ens1f0 ens1f1 ens2f0");
+    assert_string_equal(c->rails[2].why, "no NIC is nearer than another");
     choose(topo, TOPO_RDMA, TOPO_GPU_FROM_ENV, NULL, NULL, got);
     assert_string_equal(got, "");
     /* With addresses known, who has none is not used. */
@@ -595,15 +632,24 @@ static void a_hostile_folder(void **state)
         symlink("../../../../../../secret", AT("sys/devices/pci0000:00/0000:00:03.0/net/e/speed")), errno);
     assert_return_code(symlink(".", AT("sys/class/infiniband")), errno);
     assert_return_code(symlink("..", AT("sys/devices/system")), errno);
-    assert_return_code(mkfifo(AT("sys/devices/pci0000:00/0000:00:03.0/net/e/carrier"), 0600), errno);
+    assert_return_code(mkfifo(AT("sys/devices/pci0000:00/0000:00:03.0/net/e/dev_port"), 0600), errno);
+    int pipe = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    assert_int_equal(write(pipe, "7\n", 2), 2);
+    put_file(root, "outside/net/f/speed", "25000\n", 6); /* a link in the middle of a path */
+    assert_return_code(symlink("../../../outside", AT("sys/devices/pci0000:00/0000:00:04.0")), errno);
+    assert_return_code(symlink("../../devices/pci0000:00/0000:00:04.0/net/f", AT("sys/class/net/f")), errno);
     struct topo_dir dir;
     struct topo_files files;
     struct topo *topo;
     assert_int_equal(topo_dir_open(root, &dir, &files, NULL), 0);
     assert_int_equal(topo_read(&files, &topo, NULL), 0);
     topo_dir_close(&dir);
-    assert_int_equal(topo->nnics, 1);
+    close(pipe);
+    assert_int_equal(topo->nnics, 2);
     assert_string_equal(topo->nics[0].netdev, "e");
+    assert_int_equal(topo->nics[0].port, 1);
+    assert_string_equal(topo->nics[1].netdev, "f");
+    assert_int_equal(topo->nics[1].rate_mbps, 0);
     assert_int_equal(topo->nics[0].rate_mbps, 0); /* the link was not followed */
     assert_int_equal(topo->nics[0].place.node, TOPO_NODE_ANY);
     assert_int_equal(topo->left_out, 2);
@@ -701,6 +747,7 @@ int main(void)
         cmocka_unit_test(threads_of_this_host),
         cmocka_unit_test(a_dgx_a100),
         cmocka_unit_test(a_dgx_h100),
+        cmocka_unit_test(distances),
         cmocka_unit_test(gpus_that_share_their_nics),
         cmocka_unit_test(a_server),
         cmocka_unit_test(by_hand),
