@@ -330,7 +330,7 @@ static int connect_rdma(struct rails *r, uint32_t node, const struct net_peer *p
     struct leat_error why = {0};
     int rc = connect_by(r, node, r->rdma, peer, how, &why);
     if (rc == 0) {
-        const char *now = r->wish.put                                               ? "rdma-write"
+        const char *now = r->wish.put                                       ? "rdma-write"
                           : r->ws->local_node == UINT32_MAX || !r->wish.shm ? "rdma"
                                                                             : "shm+rdma";
         __atomic_store_n(&r->ws->transport, now, __ATOMIC_RELAXED);

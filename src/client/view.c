@@ -222,10 +222,11 @@ static int check_transport(const struct leat_ws *ws, const char *asked, struct l
 {
     struct rails_wish wish;
     if (rails_wish(asked, &wish) < 0)
-        return error_set(err, LEAT_INVALID,
-                         "transport '%s': \"shm\", \"tcp\", \"rdma\", \"rdma-write\", \"shm+tcp\" and \"shm+rdma\" are "
-                         "possible, NULL or \"auto\" choose",
-                         asked ? asked : "of LEAT_TRANSPORT");
+        return error_set(
+            err, LEAT_INVALID,
+            "transport '%s': \"shm\", \"tcp\", \"rdma\", \"rdma-write\", \"shm+tcp\" and \"shm+rdma\" are "
+            "possible, NULL or \"auto\" choose",
+            asked ? asked : "of LEAT_TRANSPORT");
     if (wish.tcp || wish.rdma || ws->all_local)
         return 0; /* our own node serves connections as well */
     return error_set(

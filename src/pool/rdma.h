@@ -21,8 +21,8 @@ struct pool_rdma_config {
 
 /* A request of a data connection of user `uid`, bound to ws; *peer lives as long as it. As net_serve_target.request. */
 int pool_rdma_request(struct pool *pool, struct wset *ws, uint32_t uid, struct net_rdma_peer **peer,
-                      uint16_t type, struct bytes_in *in, struct bytes_out *reply, const struct net_later *later,
-                      struct leat_error *err);
+                      uint16_t type, struct bytes_in *in, struct bytes_out *reply,
+                      const struct net_later *later, struct leat_error *err);
 /* When no region is left. */
 void pool_rdma_stop(struct pool *pool);
 /* Why there are no rails, once somebody has asked for them; false: nobody has, or there are. */

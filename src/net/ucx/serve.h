@@ -10,7 +10,8 @@
 
 #include <pthread.h>
 
-#define PEER_ENDPOINTS_MAX 64u  /* connections of one data connection, on one rail */
+#define PEER_ENDPOINTS_MAX 64u /* connections of one data connection, on one rail */
+#define SAMPLE_KEY         10u /* of a packed key: devices, kind of memory, size of the first device's part */
 #define KEY_PADDING        4096 /* zeros behind a packed key: UCX is not told its length */
 
 struct view_key {
@@ -78,6 +79,9 @@ struct net_rdma_server {
     pthread_mutex_t lock;
     struct list peers; /* newest first; under lock, and what is in them */
     uint64_t serials;
+    uint8_t sample[4096]; /* registered for one thing: to see what a key looks like here */
+    uint8_t sample_key[SAMPLE_KEY];
+    size_t sample_key_bytes; /* of all of it */
     _Atomic uint64_t registrations, registered_bytes, key_requests;
     unsigned n;
     struct serve_rail rails[NET_RDMA_RAILS_MAX];

@@ -336,6 +336,57 @@ static void test_subnets(void **state)
     assert_false(ucx_same_subnet(&rail, &other));
 }
 
+/* A client that lies about its keys is cut off; the server goes on. */
+static void test_false_keys(void **state)
+{
+    NEEDS_UCX();
+    for (unsigned i = 0; i < 40; i++) {
+        struct one x;
+        struct bytes_out body = {0};
+        uint8_t key[64];
+        uint32_t len = i < 20 ? 10 : (uint32_t)(rig_rng() % sizeof(key));
+        for (unsigned k = 0; k < sizeof(key); k++)
+            key[k] = (uint8_t)rig_rng();
+        int fd;
+        assert_int_equal(net_dial(ports[SERVE], 0, &fd, NULL), 0);
+        bytes_put_u32(&body, 1);
+        bytes_put_u64(&body, 4711);
+        struct net_reply reply;
+        assert_int_equal(net_frame_send(fd, PROTO_REQUEST, PROTO_RDMA_CONNECT, 1, &body, NULL, 0, 0), 0);
+        assert_int_equal(net_frame_receive(fd, &reply, 0), 0);
+        net_reply_fini(&reply);
+        bytes_out_reset(&body);
+        bytes_put_u32(&body, 0);
+        bytes_put_u64(&body, 4096);
+        bytes_put_u64(&body, 4096);
+        bytes_put_u32(&body, 1);
+        bytes_put_u32(&body, len);
+        bytes_put(&body, key, len);
+        assert_int_equal(net_frame_send(fd, PROTO_REQUEST, PROTO_RDMA_VIEW, 2, &body, NULL, 0, 0), 0);
+        assert_int_equal(net_frame_receive(fd, &reply, clock_now_ns() + 20 * NS_PER_S), LEAT_PEER_GONE);
+        bytes_out_fini(&body);
+        close(fd);
+        if (i == 39) {
+            assert_int_equal(one_connect(&x, SERVE, &put_by_tcp), 0);
+            assert_int_equal(one_read(&x, 0), 0);
+            one_end(&x);
+        }
+    }
+}
+
+/* No device here knows GPU memory: that is said, and not found out by a crash. */
+static void test_gpu_memory(void **state)
+{
+    NEEDS_UCX();
+    struct net_ctx *ctx;
+    struct net_memory *memory = NULL;
+    assert_int_equal(net_rdma_new(&by_tcp, &ctx, NULL), 0);
+    assert_int_equal(ctx->ops->mem_register(ctx, dst, sizeof(dst), 0, &memory), LEAT_UNSUPPORTED);
+    assert_null(memory);
+    assert_non_null(strstr(ctx->why.message, "GPU 0"));
+    net_free(ctx);
+}
+
 /* The last: nobody is there afterwards. */
 static void test_dies(void **state)
 {
@@ -361,6 +412,8 @@ int main(void)
         cmocka_unit_test(test_turned_away),
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_subnets),
+        cmocka_unit_test(test_false_keys),
+        cmocka_unit_test(test_gpu_memory),
         cmocka_unit_test(test_dies), /* the last */
     };
     return cmocka_run_group_tests(tests, start_child, end_child);
