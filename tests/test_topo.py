@@ -57,7 +57,7 @@ def test_json_of_a_dgx():
     assert seen["process"] == {"cpus": "0-223", "confined": False, "gpu": 6, "pin": "56-111,168-223"}
     rails = seen["rdma"]["rails"]
     assert rails[0] == {"name": "mlx5_6:1", "use": True, "distance": "PIX", "penalty_ns": 0, "nominal_bytes_per_s": 50_000_000_000,
-                        "pin": "56-111,168-223", "why": "PIX from GPU 6"}
+                        "pin": "56-111,168-223", "addresses": [], "why": "PIX from GPU 6"}
     assert not rails[1]["use"] and rails[-1]["distance"] == "SYS"
     assert seen["rdma"]["left_out"] == [{"name": "mlx5_5:1", "why": "DOWN: Polling"}]
 

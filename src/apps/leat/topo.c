@@ -163,6 +163,15 @@ static void json_place(struct cli_json *j, const struct topo_place *place)
     json_cpus(j, "cpus", &place->cpus);
 }
 
+static void json_addresses(struct cli_json *j, const struct sockaddr_in6 *addresses, unsigned n)
+{
+    char text[INET6_ADDRSTRLEN];
+    json_open(j, "addresses", '[');
+    for (unsigned i = 0; i < n; i++)
+        json_text(j, NULL, address_text(&addresses[i], text));
+    json_close(j, ']');
+}
+
 static void json_nic(struct cli_json *j, const struct topo *topo, const struct topo_nic *nic)
 {
     char text[64];
@@ -186,10 +195,7 @@ static void json_nic(struct cli_json *j, const struct topo *topo, const struct t
     for (unsigned i = 0; i < nic->ngids; i++)
         json_text(j, NULL, gid_text(nic->gids[i], text));
     json_close(j, ']');
-    json_open(j, "addresses", '[');
-    for (unsigned i = 0; i < nic->naddresses; i++)
-        json_text(j, NULL, address_text(&nic->addresses[i], text));
-    json_close(j, ']');
+    json_addresses(j, nic->addresses, nic->naddresses);
     json_open(j, "gpu_distances", '[');
     for (unsigned g = 0; g < topo->ngpus; g++)
         json_text(j, NULL, topo_distance_name(topo_distance(topo, &topo->gpus[g].place, &nic->place)));
@@ -212,6 +218,7 @@ static void json_choice(struct cli_json *j, const char *key, const struct topo_c
         json_u64(j, "penalty_ns", c->rails[i].penalty_ns);
         json_u64(j, "nominal_bytes_per_s", c->rails[i].nominal_bytes_per_s);
         json_cpus(j, "pin", &c->rails[i].pin);
+        json_addresses(j, c->rails[i].addresses, c->rails[i].naddresses);
         json_text(j, "why", c->rails[i].why);
         json_close(j, '}');
     }

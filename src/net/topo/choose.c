@@ -292,6 +292,13 @@ static void add_rail(const struct topo *topo, const struct topo_wish *wish, cons
                                .penalty_ns = at->distance == TOPO_SYS ? STRIPE_NUMA_PENALTY_NS : 0,
                                .nominal_bytes_per_s = at->rate * 125000};
     rail_name(nic, wish->kind, rail->name);
+    const struct topo_nic *named = nic;
+    for (unsigned i = 0; wish->kind == TOPO_RDMA && !nic->naddresses && nic->master[0] && i < topo->nnics;
+         i++)
+        if (strcmp(topo->nics[i].netdev, nic->master) == 0)
+            named = &topo->nics[i];
+    memcpy(rail->addresses, named->addresses, sizeof(rail->addresses));
+    rail->naddresses = named->naddresses;
     /* Its thread writes to where the GPU reads; a daemon's only feeds the NIC. */
     if (anchor->gpu)
         rail->pin = c->pin;

@@ -30,21 +30,43 @@ int topo_addresses(struct topo *topo)
     return 0;
 }
 
-static void read_host(void)
+static int read_now(struct topo **ret_topo, struct leat_error *err)
 {
     struct topo_dir dir;
     struct topo_files files;
-    if (topo_dir_open("/", &dir, &files, NULL) < 0)
-        return;
-    if (topo_read(&files, &host, NULL) == 0)
-        topo_addresses(host);
+    int rc = topo_dir_open("/", &dir, &files, err);
+    if (rc)
+        return rc;
+    rc = topo_read(&files, ret_topo, err);
     topo_dir_close(&dir);
+    if (!rc)
+        topo_addresses(*ret_topo); /* unknown, if that fails */
+    return rc;
+}
+
+static void read_host(void)
+{
+    read_now(&host, NULL);
 }
 
 const struct topo *topo_host(void)
 {
     pthread_once(&once, read_host);
     return host;
+}
+
+int topo_choose_here(const struct topo_wish *wish, struct topo_choice **ret_choice, struct leat_error *err)
+{
+    struct topo *topo = NULL;
+    struct topo_choice *choice = malloc(sizeof(*choice));
+    int rc = choice ? read_now(&topo, err) : error_set(err, -ENOMEM, "out of memory for the choice of rails");
+    if (!rc)
+        rc = topo_choose(topo, wish, choice, err);
+    topo_free(topo);
+    if (!rc)
+        *ret_choice = TAKE_PTR(choice);
+    free(choice);
+    return rc;
 }
 
 /* Where there is one node, or somebody said LEAT_PIN=0, nothing else is looked at. */

@@ -152,6 +152,22 @@ static void threads_of_this_host(void **state)
             assert_true(topo->nics[i].naddresses > 0 || !topo->nics[i].netdev_up);
 }
 
+static void the_choice_here(void **state)
+{
+    const struct topo_wish wish = {.kind = TOPO_TCP, .gpu = TOPO_GPU_FROM_ENV};
+    const struct topo_wish bad = {
+        .kind = TOPO_TCP, .gpu = TOPO_GPU_FROM_ENV, .rails = "a-name-that-is-longer-than-that-of-any-device"};
+    struct topo_choice *choice = NULL;
+    assert_int_equal(topo_choose_here(&wish, &choice, NULL), 0);
+    for (unsigned i = 0; i < choice->n; i++)
+        assert_in_range(choice->rails[i].naddresses, 1, TOPO_ADDRESSES);
+    free(choice);
+    choice = NULL;
+    if (topo_host()->nnics)
+        assert_int_equal(topo_choose_here(&bad, &choice, NULL), LEAT_INVALID);
+    assert_null(choice);
+}
+
 /* --- hosts ------------------------------------------------------------------------------------------------------------ */
 
 static void a_dgx_a100(void **state)
@@ -497,6 +513,23 @@ static void bonds_bridges_and_soft_roce(void **state)
     const struct topo_choice *c = choose(topo, TOPO_RDMA, TOPO_GPU_NONE, "0", NULL, got);
     assert_string_equal(got, "rxe0:1");
     assert_int_equal(c->rails[0].penalty_ns, STRIPE_NUMA_PENALTY_NS);
+    /* A RoCE port below a bond is found by the bond's address. */
+    static const char roce[] =
+        "/sys/class/net/e0 -> ../../devices/pci0000:00/0000:00:03.0/net/e0\n"
+        "/sys/devices/pci0000:00/0000:00:03.0/net/e0/operstate = up\n"
+        "/sys/devices/pci0000:00/0000:00:03.0/net/e0/master -> ../../../../virtual/net/bond0\n"
+        "/sys/class/net/bond0 -> ../../devices/virtual/net/bond0\n"
+        "/sys/class/infiniband/m -> ../../devices/pci0000:00/0000:00:03.0/infiniband/m\n"
+        "/sys/devices/pci0000:00/0000:00:03.0/infiniband/m/ports/1/state = 4: ACTIVE\n";
+    topo_free(topo);
+    topo = topo_of(roce, sizeof(roce) - 1);
+    struct topo_nic *upper = (struct topo_nic *)(uintptr_t)nic_of(topo, "bond0");
+    upper->naddresses = 1;
+    upper->addresses[0].sin6_family = AF_INET6;
+    c = choose(topo, TOPO_RDMA, TOPO_GPU_NONE, "0", NULL, got);
+    assert_string_equal(got, "m:1");
+    assert_int_equal(c->rails[0].naddresses, 1);
+    assert_int_equal(c->rails[0].addresses[0].sin6_family, AF_INET6);
     topo_free(topo);
 }
 
@@ -745,6 +778,7 @@ int main(void)
         cmocka_unit_test(lists_of_cores),
         cmocka_unit_test(pinning_never_widens),
         cmocka_unit_test(threads_of_this_host),
+        cmocka_unit_test(the_choice_here),
         cmocka_unit_test(a_dgx_a100),
         cmocka_unit_test(a_dgx_h100),
         cmocka_unit_test(distances),

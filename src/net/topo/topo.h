@@ -68,6 +68,7 @@ void topo_text_free(struct topo_text *tree); /* NULL is fine */
 #define TOPO_NICS_MAX  512u /* physical ones first; what is above is counted in `left_out` */
 #define TOPO_GPUS_MAX  64u
 #define TOPO_NODES_MAX 64u
+#define TOPO_ADDRESSES 4u
 #define TOPO_NODE_ANY  (-1) /* one node, or a virtual machine that does not tell */
 
 struct topo_place {
@@ -94,7 +95,8 @@ struct topo_nic {
     unsigned pcie_gts10, pcie_width, pcie_max_gts10, pcie_max_width; /* speed in 0.1 GT/s; 0: not told */
     uint8_t gids[4][16];
     unsigned ngids;
-    struct sockaddr_in6 addresses[4]; /* of its netdev, of either family; filled by topo_addresses */
+    struct sockaddr_in6
+        addresses[TOPO_ADDRESSES]; /* of its netdev, of either family; filled by topo_addresses */
     unsigned naddresses;
 };
 
@@ -171,6 +173,9 @@ struct topo_rail {
     uint64_t penalty_ns;          /* for stripe.h */
     uint64_t nominal_bytes_per_s; /* for stripe.h; 0: unknown */
     struct topo_cpus pin;         /* for its threads, by topo_pin; empty: leave them */
+    struct sockaddr_in6
+        addresses[TOPO_ADDRESSES]; /* of its netdev (RDMA: else of the bond above it), of either family */
+    unsigned naddresses;
     char why[96];
 };
 
@@ -196,6 +201,8 @@ struct topo_choice {
  */
 int topo_choose(const struct topo *topo, const struct topo_wish *wish, struct topo_choice *ret_choice,
                 struct leat_error *err);
+/* What transports call: the host as it is now, with its addresses. The choice is the caller's to free(). 0 or -errno. */
+int topo_choose_here(const struct topo_wish *wish, struct topo_choice **ret_choice, struct leat_error *err);
 /* By topo_host: a daemon's thread that serves one rail (by name), a client's that fills the GPU's views. No-ops where that is not
  * known, the process is confined, there is one node, or LEAT_PIN=0 is set. They read the environment: from the thread that starts
  * the other. */
