@@ -366,6 +366,10 @@ static int listen_unix(const char *path, unsigned mode, int *ret_fd, struct leat
         if (dialled == -ECONNREFUSED && unlink(path) == 0)
             rc = bind(fd, (struct sockaddr *)&un, sizeof(un)) < 0 ? -errno : 0;
     }
+    if (rc == -EADDRINUSE)
+        return error_set(err, rc,
+                         "cannot listen on %s: a daemon answers there already (`leat --socket %s status`)",
+                         path, path);
     if (rc < 0)
         return error_sys(err, rc, "cannot listen on %s", path);
     if (chmod(path, mode) < 0 || listen(fd, SOMAXCONN) < 0) {
@@ -402,6 +406,9 @@ int net_listen(const char *address, unsigned mode, int *ret_fd, struct leat_erro
         if (rc == 0)
             return 0;
     }
+    if (rc == -EADDRINUSE)
+        return error_set(err, rc, "cannot listen on %s: another process has this port (`ss -ltnp` names it)",
+                         address);
     return error_sys(err, rc, "cannot listen on %s", address);
 }
 

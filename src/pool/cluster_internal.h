@@ -20,7 +20,8 @@ struct link {
     struct rail_state rails[NET_ADDRESSES_MAX];
     struct cluster *cluster;
     struct peer *peer; /* NULL: ourselves */
-    bool said_down, pinged;
+    bool pinged;
+    int said_down; /* the status that was logged last; 0: none since it was up */
     uint64_t pinged_ns;
     bool known; /* what it answered last */
     uint64_t cap_bytes, used_bytes;
