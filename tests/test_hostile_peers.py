@@ -206,6 +206,20 @@ def test_requests_that_are_refused_politely(daemon):
         assert peer.call(WAIT, struct.pack("<QI", handle, 0))[0] == 0
 
 
+def test_a_fetch_of_more_pieces_than_an_answer_may_have(daemon, host):
+    """Each sample of two fields is two pieces: the answer to a few bytes would take gigabytes of a wider set."""
+    n = 140_000
+    a, b = (lib_data.make_npy(host.data / f"{name}.npy", n, 1) for name in "xy")
+    with Peer(daemon.socket).greet() as peer:
+        handle, _, _ = peer.open(f"x={a};y={b}", name="two")
+        assert peer.call(WAIT, struct.pack("<QI", handle, 0))[0] == 0
+        status, message, _ = peer.call(FETCH, struct.pack("<QIQQ", handle, 1, 0, n))
+        assert status < 0 and b"fewer" in message, (status, message[:100])
+        assert peer.call(FETCH, struct.pack("<QIQQ", handle, 1, 0, n // 2))[0] == 0
+        assert peer.call(CLOSE, struct.pack("<Q", handle))[0] == 0
+        assert peer.call(DROP, struct.pack("<IQ", 0, 0) + text("two"))[0] == 0
+
+
 def test_descriptors_that_nobody_asked_for_are_closed(daemon):
     with open("/dev/null") as null:
         with Peer(daemon.socket).greet() as peer:

@@ -244,7 +244,7 @@ struct dial {
     struct list node;
     struct cluster *cluster;
     struct peer *peer;
-    uint32_t to, rail; /* of that node */
+    uint32_t to, rail;        /* of that node */
     struct loop_timer reaper; /* a peer is not freed from inside its own callback */
     cluster_dialed_fn done;
     void *user;

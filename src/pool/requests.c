@@ -20,6 +20,7 @@
 
 #define URGENT_MAX        4096u /* samples of one WAIT that go first */
 #define FETCH_SAMPLES_MAX (1u << 20)
+#define FETCH_RUNS_MAX    (1u << 18) /* of one answer: 7 MiB of it */
 
 static void reply(struct client *c, uint16_t type, uint64_t id, const struct bytes_out *body, const int *fds,
                   unsigned nfds)
@@ -562,6 +563,8 @@ static int resident_runs(const struct wset *ws, uint64_t address, uint64_t bytes
         if (last && last->address + last->bytes == address && offset > 0) {
             last->bytes += n;
         } else {
+            if (m->nruns == FETCH_RUNS_MAX)
+                return LEAT_NO_SPACE;
             if (m->nruns == *cap) {
                 *cap = *cap ? *cap * 2 : 16;
                 struct proto_run *more = realloc(m->runs, *cap * sizeof(*more));
@@ -603,9 +606,13 @@ static int fetch_resident(const struct wset *ws, struct bytes_in *in, uint32_t n
                 return error_set(err, LEAT_BUSY, "sample %" PRIu64 " is still being loaded: wait for it", i);
             struct index_part part;
             for (unsigned f = 0; f < ws->index.header->nfields; f++) {
-                if (index_part(&ws->index, i, f, &part) && part.bytes > 0 &&
-                    resident_runs(ws, part.address, part.bytes, m, &cap) < 0)
-                    return error_set(err, -ENOMEM, "out of memory");
+                if (!index_part(&ws->index, i, f, &part) || part.bytes == 0)
+                    continue;
+                int code = resident_runs(ws, part.address, part.bytes, m, &cap);
+                if (code < 0)
+                    return error_set(err, code,
+                                     "a fetch has at most %u pieces: ask for fewer samples at a time",
+                                     FETCH_RUNS_MAX);
             }
         }
     }
