@@ -89,7 +89,7 @@ def test_reads_go_on_while_the_daemon_is_stopped(leat, daemon, ws):
 
 
 def test_a_stopped_daemon_writes_nothing_and_goes_on_when_it_runs(leat, daemon, ws):
-    with leat.batches(ws, 32, seed=2, transport="rdma-write", timeout=2) as batches:
+    with leat.batches(ws, 32, seed=2, transport="rdma-write", timeout=8) as batches:
         next(batches).release()
         os.kill(daemon.pid, signal.SIGSTOP)
         try:
