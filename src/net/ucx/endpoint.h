@@ -20,8 +20,18 @@ struct net_memory {
 
 enum path_state { PATH_CONNECTING, PATH_UP, PATH_CLOSING, PATH_CLOSED };
 
+struct path;
+
+/* The flush that tells when a path is up. UCX may give it back after the path was closed by force and freed, as late as when its
+ * worker is destroyed, so it is the callback's to free, and knows the path as long as there is one. */
+struct coming {
+    struct path *path;
+    const struct ucx_symbols *ucx;
+};
+
 struct path {
     struct net_endpoint *endpoint;
+    struct coming *coming;   /* NULL: was told */
     unsigned rail, far_rail; /* ours, theirs */
     enum path_state state;
     bool failed; /* by a callback: to be closed */

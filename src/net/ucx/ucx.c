@@ -137,6 +137,9 @@ static void endpoint_free(struct net_endpoint *ep)
                 ucx->ucp_rkey_destroy(ep->keys[g].rkey[i]);
             free(ep->keys[g].packed[i]);
         }
+    for (unsigned i = 0; i < ep->npaths; i++)
+        if (ep->paths[i].coming)
+            ep->paths[i].coming->path = NULL;
     list_remove(&ep->node);
     bytes_out_fini(&ep->out);
     free(ep->keys);
@@ -432,14 +435,19 @@ static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 
 static void on_up(void *request, ucs_status_t status, void *arg)
 {
-    struct path *p = arg;
-    if (status == UCS_OK && p->state == PATH_CONNECTING)
-        p->state = PATH_UP;
-    else
-        p->failed = true;
-    p->endpoint->ctx->look = true;
+    struct coming *coming = arg;
+    struct path *p = coming->path;
+    if (p) {
+        p->coming = NULL;
+        if (status == UCS_OK && p->state == PATH_CONNECTING)
+            p->state = PATH_UP;
+        else
+            p->failed = true;
+        p->endpoint->ctx->look = true;
+    }
     if (request)
-        p->endpoint->ctx->ucx->ucp_request_free(request);
+        coming->ucx->ucp_request_free(request);
+    free(coming);
 }
 
 /* Our rail for one of theirs: in its subnet, and used by the fewest paths so far. */
@@ -478,17 +486,24 @@ static int add_path(struct net_endpoint *ep, unsigned far_rail, const char *text
         .local_sockaddr = {(const struct sockaddr *)&rail->address, ucx_address_len(&rail->address)},
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
         .err_handler = {on_error, p}};
+    struct coming *coming = malloc(sizeof(*coming));
+    if (!coming)
+        return error_set(err, -ENOMEM, "out of memory");
+    *coming = (struct coming){.path = p, .ucx = ctx->ucx};
     ucs_status_t status = ctx->ucx->ucp_ep_create(rail->worker, &params, &p->ep);
-    if (status != UCS_OK)
+    if (status != UCS_OK) {
+        free(coming);
         return error_set(err, ucx_errno(status), "rail %s cannot connect to %s: %s", rail->name, text,
                          ctx->ucx->ucs_status_string(status));
+    }
+    p->coming = coming;
     ep->npaths++;
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
                                  .cb.send = on_up,
-                                 .user_data = p};
+                                 .user_data = coming};
     ucs_status_ptr_t request = ctx->ucx->ucp_ep_flush_nbx(p->ep, &param);
     if (!UCS_PTR_IS_PTR(request))
-        on_up(NULL, UCS_PTR_STATUS(request), p);
+        on_up(NULL, UCS_PTR_STATUS(request), coming);
     return 0;
 }
 
