@@ -141,7 +141,7 @@ def test_a_client_killed_in_mid_batch_harms_nobody(leat, host, daemon, array, ws
 class OneMachine:
     """Two hosts as far as daemons can tell: rxe works in one network namespace only."""
 
-    addresses = ["127.0.0.1", "127.0.0.2"]
+    rails = [["127.0.0.1"], ["127.0.0.2"]]
 
     def inside(self, i):
         return []
