@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two hosts with two links between them: reads are striped over both, and go on over one of them."""
 
-import signal
 
 import lib_data
 import lib_host
@@ -74,3 +73,93 @@ def test_each_link_carries_its_share(host, leat, pair, far):
     client.tell()
     came = [now - then for now, then in zip(pair.network.received(A), before)]
     assert sum(came) > 20 * MIB and min(came) > 0.4 * sum(came), came
+
+
+def until(client, what):
+    """Listens to a reader until what(batches, transport) is true."""
+    def heard():
+        n, transport = eval(client.hear())
+        return what(n, transport)
+    lib_host.wait_for(heard, message="the reader never said so")
+
+
+def on(rails):
+    return lambda n, transport: transport == ("shm+tcp" if rails == 1 else f"shm+tcp x{rails}")
+
+
+def ended(client):
+    client.tell()
+    assert client.finish().splitlines()[-1].startswith("('end'")
+
+
+def moves(network, link, client):
+    """Does the link carry payload now?"""
+    before = network.received(A)[link]
+    for _ in range(3):
+        client.hear()
+    return network.received(A)[link] - before > MIB
+
+
+@pytest.mark.parametrize("how", ["down", "silent"])
+def test_a_link_is_lost_in_mid_batch_and_comes_back(host, leat, pair, far, how):
+    """Taken down, or silent: nobody is told, and only that nothing comes gives it away."""
+    network = pair.network
+    client = reader(host, pair, far)
+    until(client, on(2))
+    for link in (1, 0):  # the second time it is the one that the daemons talk over
+        lost = (lambda gone: network.link(B, not gone, link)) if how == "down" else (lambda gone: network.silence(B, gone, link))
+        lost(True)
+        until(client, on(1))
+        assert moves(network, 1 - link, client)
+        lost(False)
+        until(client, on(2))
+        assert moves(network, link, client) and moves(network, 1 - link, client)
+    ended(client)
+    assert "is lost" not in pair.daemons[A].text()
+
+
+def test_a_rail_that_is_down_does_not_delay_the_first_read(host, pair, far):
+    """The daemon tries it for five seconds: by then the read's deadline has passed."""
+    pair.network.silence(B, True, 1)
+    client = reader(host, pair, far, timeout=4)
+    until(client, on(1))
+    pair.network.silence(B, False, 1)
+    until(client, on(2))
+    ended(client)
+
+
+def test_the_server_is_killed(host, leat, pair, far):
+    """Its samples come from their source, as with one rail; and from its memory again when it is back."""
+    client = reader(host, pair, far)
+    until(client, on(2))
+    pair.daemons[B].kill()
+    said = eval(client.hear())[0]
+    until(client, lambda n, transport: n > said + 20)
+    pair.start(B)
+    pair.joined(A)
+    until(client, on(2))
+    ended(client)
+
+
+def test_nodes_find_each_other_over_the_second_address(host, leat, cluster):
+    """The first one's network is cut from the beginning."""
+    cluster.network.silence(B, True, 0)
+    cluster.start_all()
+    array = lib_data.make_npy(host.data / "a.npy", SAMPLES)
+    with leat.preload(array, name="spread", socket=cluster.daemons[A].socket, timeout=lib_host.PATIENCE) as ws:
+        lib_data.check_rows([ws[i] for i in (0, SAMPLES // 2, -1)], [0, SAMPLES // 2, SAMPLES - 1])
+
+
+def test_nodes_keep_each_other_when_the_first_address_fails(host, leat, pair, far):
+    """The connection between the daemons moves to the other link; nobody takes the node for dead, and the set stays in its memory."""
+    host_b = pair.daemons[B]
+    pair.network.silence(B, True, 0)
+    lib_host.wait_for(lambda: any("next address" in d.text() for d in pair.daemons), seconds=lib_host.PATIENCE + 20, message=lambda: f"A did not notice\n{pair.daemons[A].text()}\n{pair.daemons[B].text()}")
+    pair.joined(A)
+    pair.joined(B)
+    down = [line for d in pair.daemons for line in d.text().splitlines() if "cannot be reached" in line and "refused" not in line]
+    assert not down, "refused: before the other one had started"
+    sent = host_b.metrics()["leat_data_sent_bytes_total"]
+    with leat.open(far, socket=pair.daemons[A].socket, timeout=lib_host.PATIENCE) as ws:
+        lib_data.check_rows(ws.read_batch(range(0, SAMPLES, 7)).data, range(0, SAMPLES, 7))
+    assert host_b.metrics()["leat_data_sent_bytes_total"] > sent

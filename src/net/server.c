@@ -182,6 +182,8 @@ static void push_reply(struct data_conn *c, uint16_t type, uint64_t id, int stat
 static void output_sent(struct data_conn *c, size_t bytes)
 {
     count(&c->thread->bytes_sent, bytes);
+    if (c->target->sent_bytes)
+        atomic_fetch_add_explicit(c->target->sent_bytes, bytes, memory_order_relaxed);
     while (bytes) {
         struct iovec *v = &c->iov[c->iov_head];
         if (bytes < v->iov_len) {

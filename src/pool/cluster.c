@@ -213,6 +213,7 @@ static void tick(struct loop_timer *timer)
         }
     }
     cluster_drop_orphans(c);
+    cluster_end_doubts(c);
     loop_timer_set(c->loop, &c->tick, clock_now_ns() + TICK_NS);
 }
 

@@ -17,8 +17,9 @@ struct rail_state {
 };
 
 struct link {
-    struct rail_state rails[NET_ADDRESSES_MAX];
     struct cluster *cluster;
+    struct rail_state rails[NET_ADDRESSES_MAX];
+    uint64_t gone_ns; /* a connection that it made to us ended; 0: it is known what it holds */
     struct peer *peer; /* NULL: ourselves */
     bool pinged;
     int said_down; /* the status that was logged last; 0: none since it was up */
@@ -46,6 +47,10 @@ struct resync {
     uint8_t uuid[PROTO_UUID];
 };
 
+/* Node n keeps ws here. */
+void cluster_holder(struct wset *ws, unsigned n);
+/* Of those who held sets here and did not come back in time. */
+void cluster_end_doubts(struct cluster *c);
 bool cluster_is_up(const struct cluster *c, unsigned n);
 void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct bytes_out *body);
 /* done (may be NULL): when the last was sent or dropped, which may be at once. */

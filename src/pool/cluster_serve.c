@@ -6,6 +6,8 @@
  */
 #include "pool/cluster_internal.h"
 
+#include "base/clock.h"
+
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "leat/leat.h"
@@ -29,6 +31,9 @@ int cluster_accept(struct client *client, uint16_t type, uint64_t id)
     conn_send(client->conn, PROTO_REPLY, type, id, 0, NULL, NULL, 0);
     return 0;
 }
+
+/* For another connection of a node with several addresses: longer than it takes to find out that one is dead, and to make it. */
+#define DOUBT_NS (30 * NS_PER_S)
 
 static int on_node(struct cluster *c, struct client *client, struct conn_message *m)
 {
@@ -103,7 +108,7 @@ static void describe_opened(struct open_request *r, struct wset *ws, const struc
     struct bytes_out body = {0};
     cluster_describe(ws, &body);
     if (client->peer_node < CLUSTER_NODES_MAX)
-        ws->holders |= 1ull << client->peer_node;
+        cluster_holder(ws, client->peer_node);
     conn_send_payload(client->conn, PROTO_REPLY, r->type, r->id, &body, ws->index.blob, ws->index.blob_bytes,
                       describe_sent, wset_ref(ws));
     bytes_out_fini(&body);
@@ -279,7 +284,7 @@ static int on_resync(struct cluster *c, struct client *client, struct conn_messa
         return cluster_refuse(client, m->frame.type, m->frame.id, &err);
     }
     if (flags & RESYNC_HOLD)
-        ws->holders |= 1ull << client->peer_node;
+        cluster_holder(ws, client->peer_node);
     if (flags & RESYNC_TELL)
         cluster_tell_all(c, ws, client->peer_node);
     struct bytes_out body = {0};
@@ -313,9 +318,16 @@ static int on_ready(struct cluster *c, struct client *client, struct conn_messag
     return bytes_in_done(&in) < 0 ? LEAT_CORRUPT : 0;
 }
 
+void cluster_holder(struct wset *ws, unsigned n)
+{
+    ws->holders |= 1ull << n;
+    ws->doubted &= ~(1ull << n);
+}
+
 static void holder_gone(struct cluster *c, struct wset *ws, unsigned n)
 {
     ws->holders &= ~(1ull << n);
+    ws->doubted &= ~(1ull << n);
     if (ws->prepared && n == ws->placer)
         cluster_orphan(ws);
     if (!ws->prepared && ws->holders == 0 && ws->leases == 0 && !(ws->flags & PROTO_WS_EXPLICIT))
@@ -343,14 +355,41 @@ static int on_forget(struct cluster *c, struct client *client, struct conn_messa
     return 0;
 }
 
+/*
+ * A node with several addresses comes back by another one, if it lives, and says what it holds: until then that is in doubt. One that
+ * has a single address is as good as dead.
+ */
 void cluster_client_gone(struct cluster *c, struct client *client)
 {
-    if (client->peer_node >= CLUSTER_NODES_MAX)
+    unsigned n = client->peer_node;
+    if (n >= c->config.nnodes)
         return;
+    bool others = net_addresses_count(c->config.nodes[n]) > 1;
+    if (others && c->links[n].gone_ns == 0)
+        c->links[n].gone_ns = clock_now_ns();
     list_for_each_safe (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (ws->holders >> client->peer_node & 1)
-            holder_gone(c, ws, client->peer_node);
+        if (!(ws->holders >> n & 1))
+            continue;
+        if (others)
+            ws->doubted |= 1ull << n;
+        else
+            holder_gone(c, ws, n);
+    }
+}
+
+void cluster_end_doubts(struct cluster *c)
+{
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        struct link *link = &c->links[n];
+        if (link->gone_ns == 0 || clock_now_ns() - link->gone_ns < DOUBT_NS)
+            continue;
+        link->gone_ns = 0;
+        list_for_each_safe (node, &c->pool->sets) {
+            struct wset *ws = container_of(node, struct wset, node);
+            if (ws->doubted >> n & 1)
+                holder_gone(c, ws, n);
+        }
     }
 }
 

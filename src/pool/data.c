@@ -139,8 +139,22 @@ int data_target_new(struct server *s, struct wset *ws, uint32_t uid, struct data
     return 0;
 }
 
+/* Counts what goes by the rail that this connection came in by; NULL: by none, or it came to "any" address. */
+static _Atomic uint64_t *rail_of(struct server *s, int fd)
+{
+    struct sockaddr_storage ours = {0};
+    socklen_t len = sizeof(ours);
+    if (getsockname(fd, (struct sockaddr *)&ours, &len) < 0)
+        return NULL;
+    for (unsigned k = 0; k < s->ndoors; k++)
+        if (s->doors[k].address.ss_family == ours.ss_family && memcmp(&s->doors[k].address, &ours, len) == 0)
+            return &s->pool->rail_sent_bytes[k];
+    return NULL;
+}
+
 int data_serve(struct server *s, struct data_target *target, int fd)
 {
+    target->target.sent_bytes = rail_of(s, fd);
     return net_server_add(s->pool->server, fd, &target->target);
 }
 

@@ -110,7 +110,7 @@ static void go_down(struct peer *p, int status, const char *message)
 {
     disconnect(p);
     p->state = PEER_DOWN;
-    p->tried = 0;
+    p->tried = p->at = 0; /* the nearest first */
     if (p->config.stay)
         loop_timer_set(p->loop, &p->timer, clock_now_ns() + RETRY_NS);
     answer_calls(p, message);

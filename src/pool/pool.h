@@ -14,6 +14,7 @@
 #include "base/list.h"
 #include "base/ticket.h"
 #include "loop/loop.h"
+#include "net/addresses.h"
 #include "pool/fill.h"
 #include "pool/rdma.h"
 #include "pool/limits.h"
@@ -96,6 +97,7 @@ struct pool {
     _Atomic uint64_t sets_alive; /* until their memory is gone */
     _Atomic unsigned threads;    /* of indexing and verifying: each has a message to the loop to deliver */
     _Atomic bool stopping;
+    _Atomic uint64_t rail_sent_bytes[NET_ADDRESSES_MAX]; /* any thread: by each of the addresses that we listen on */
 };
 
 int pool_new(struct loop *loop, const struct pool_config *config, struct pool **ret_pool,

@@ -142,6 +142,24 @@ static json_t *sets_json(const struct pool *pool, uint32_t uid, uint32_t gid)
 }
 
 /* Empty for a daemon that knows no others. What a node has is what it last said; unknown before it said anything. */
+static json_t *rails_json(const struct cluster *cluster, unsigned n, const struct cluster_node_view *v)
+{
+    static const char *const names[] = {
+        [CLUSTER_RAIL_UNTRIED] = "untried", [CLUSTER_RAIL_UP] = "up", [CLUSTER_RAIL_DOWN] = "down"};
+    json_t *rails = json_array();
+    char address[NET_ADDRESS_BYTES];
+    for (unsigned k = 0; k < net_addresses_count(v->address); k++) {
+        const char *why = "";
+        enum cluster_rail_state state = v->self ? CLUSTER_RAIL_UP : cluster_rail(cluster, n, k, &why);
+        net_addresses_at(v->address, k, address);
+        json_t *rail = json_pack("{s:o, s:s}", "address", json_bytes(address), "state", names[state]);
+        if (rail && state == CLUSTER_RAIL_DOWN)
+            json_object_set_new(rail, "why", json_bytes(why));
+        json_array_append_new(rails, rail);
+    }
+    return rails;
+}
+
 static json_t *nodes_json(const struct cluster *cluster)
 {
     json_t *nodes = json_array();
@@ -153,6 +171,8 @@ static json_t *nodes_json(const struct cluster *cluster)
                                  : v.connected ? "up"
                                                : "down",
                                  "self", v.self, "connected", v.connected);
+        if (node)
+            json_object_set_new(node, "rails", rails_json(cluster, n, &v));
         if (node && v.known) {
             json_object_set_new(node, "used_bytes", json_integer((json_int_t)v.used_bytes));
             json_object_set_new(node, "cap_bytes", json_integer((json_int_t)v.cap_bytes));
@@ -405,6 +425,15 @@ static char *metrics_text(const struct server_view *view)
            (double)net.connections);
     metric(&t, "data_requests_total", "counter", "Read and write requests on them.", (double)net.requests);
     metric(&t, "data_sent_bytes_total", "counter", "Sample bytes sent.", (double)net.bytes_sent);
+    char rail[NET_ADDRESS_BYTES];
+    if (view->listen)
+        text_add(&t, "# HELP leat_rail_sent_bytes_total Sample bytes sent, by the address of this node that was asked.\n# TYPE "
+                     "leat_rail_sent_bytes_total counter\n");
+    for (unsigned k = 0; view->listen && k < net_addresses_count(view->listen); k++) {
+        net_addresses_at(view->listen, k, rail);
+        text_add(&t, "leat_rail_sent_bytes_total{address=\"%s\"} %" PRIu64 "\n", rail,
+                 atomic_load(&pool->rail_sent_bytes[k]));
+    }
     metric(&t, "data_received_bytes_total", "counter", "Sample bytes received.", (double)net.bytes_received);
     rdma_text(&t, pool);
     text_add(&t, "# HELP leat_copied_bytes_total Sample bytes copied in user space by the daemon.\n# TYPE "

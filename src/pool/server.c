@@ -439,6 +439,9 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
         s->doors[k] = (struct door){.server = s, .source.fd = -1};
         s->ndoors = k + 1;
         code = door_open(loop, &s->doors[k].source, address, 0, tcp_progress, err);
+        socklen_t len = sizeof(s->doors[k].address);
+        if (code == 0)
+            getsockname(s->doors[k].source.fd, (struct sockaddr *)&s->doors[k].address, &len);
     }
     if (code < 0) {
         server_free(s);

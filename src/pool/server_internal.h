@@ -9,6 +9,7 @@
 #include "net/conn.h"
 #include "pool/server.h"
 
+#include <sys/socket.h>
 #include <sys/stat.h>
 
 struct wset;
@@ -17,6 +18,7 @@ struct client;
 struct door { /* one address that we listen on */
     struct loop_source source;
     struct server *server;
+    struct sockaddr_storage address;
 };
 
 struct server {
