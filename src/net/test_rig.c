@@ -93,9 +93,9 @@ void rig_pool_init(struct pool *p)
 
 /* --- one context and endpoint over a transport -------------------------------------------------------------------- */
 
-static const char *const kind_names[KINDS] = {"shm",  "tcp",          "tcp over unix",
-                                              "sim",  "fault on shm", "fault on tcp",
-                                              "rdma", "rdma, put",    "fault on rdma"};
+static const char *const kind_names[KINDS] = {"shm",          "tcp",          "tcp over unix", "sim",
+                                              "fault on shm", "fault on tcp", "one path",      "two paths",
+                                              "rdma",         "rdma, put",    "fault on rdma"};
 
 const struct net_rdma_config rig_by_tcp = {.rails = "lo", .tls = "tcp"};
 const struct net_rdma_config rig_put_by_tcp = {.rails = "lo", .tls = "tcp", .put = true};
@@ -131,6 +131,7 @@ void rig_connect(struct rig *r, int connected_fd)
                             .regions = r->regions,
                             .nregions = REGIONS,
                             .generation = RIG_GENERATION,
+                            .npaths = r->kind == PATHS_TWO ? 2 : 1,
                             .region_bytes = REGION_BYTES};
     struct leat_error err = {0};
     assert_int_equal(r->ctx->ops->connect(r->ctx, &peer, 0, &r->ep, &err), 0);
@@ -148,6 +149,10 @@ struct net_ctx *rig_ctx(enum kind kind)
         break;
     case SIM:
         assert_int_equal(net_sim_new(&sim, &ctx), 0);
+        break;
+    case PATHS_ONE:
+    case PATHS_TWO:
+        assert_int_equal(net_paths_new(rig_ctx(TCP), &ctx), 0);
         break;
     case RDMA:
     case RDMA_PUT:
@@ -167,13 +172,13 @@ struct net_ctx *rig_ctx(enum kind kind)
 
 bool rig_over_tcp(enum kind kind)
 {
-    return kind == TCP || kind == TCP_UNIX || kind == FAULT_TCP || kind >= RDMA;
+    return kind == TCP || kind == TCP_UNIX || kind == FAULT_TCP || kind >= PATHS_ONE;
 }
 
 void rig_init(struct rig *r, enum kind kind, bool serve)
 {
     int fds[2] = {-1, -1};
-    *r = (struct rig){.kind = kind, .raw = -1};
+    *r = (struct rig){.kind = kind, .raw = -1, .connections = 1};
     rig_pool_init(&r->pool);
     for (unsigned i = 0; i < REGIONS; i++)
         r->regions[i] = rig_memory + (size_t)i * REGION_BYTES;
@@ -192,6 +197,18 @@ void rig_init(struct rig *r, enum kind kind, bool serve)
     }
     r->ctx = rig_ctx(kind);
     rig_connect(r, fds[0]);
+    if (kind == PATHS_TWO && serve)
+        rig_add_path(r, 1);
+}
+
+void rig_add_path(struct rig *r, unsigned path)
+{
+    int fds[2];
+    rig_tcp_pair(fds);
+    assert_int_equal(net_server_add(r->server, fds[1], &r->pool.target), 0);
+    r->connections++;
+    const struct net_peer peer = {.connected_fd = fds[0], .path = path};
+    assert_int_equal(net_paths_add(r->ep, &peer, 0, NULL), 0);
 }
 
 void rig_fini(struct rig *r)
@@ -200,7 +217,7 @@ void rig_fini(struct rig *r)
     net_free(r->ctx);
     net_server_free(r->server);
     if (r->server)
-        assert_int_equal(r->pool.unrefs, 1);
+        assert_int_equal(r->pool.unrefs, r->connections);
     for (unsigned i = 0; i < REGIONS; i++)
         net_rdma_slot_close(&r->pool.slots[i]);
     if (r->raw >= 0)

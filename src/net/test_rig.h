@@ -11,6 +11,7 @@
 
 #include "net/conn.h"
 #include "net/net.h"
+#include "net/paths.h"
 #include "net/rdma.h"
 
 #include <cmocka.h>
@@ -33,7 +34,20 @@ struct pool {
 #define RIG_GENERATION 7u
 void rig_pool_init(struct pool *p);
 
-enum kind { SHM, TCP, TCP_UNIX, SIM, FAULT_SHM, FAULT_TCP, RDMA, RDMA_PUT, FAULT_RDMA, KINDS };
+enum kind {
+    SHM,
+    TCP,
+    TCP_UNIX,
+    SIM,
+    FAULT_SHM,
+    FAULT_TCP,
+    PATHS_ONE,
+    PATHS_TWO,
+    RDMA,
+    RDMA_PUT,
+    FAULT_RDMA,
+    KINDS
+};
 extern struct net_rdma_server
     *rig_rdma; /* UCX's own TCP in the place of verbs; NULL: no UCX, RDMA kinds are left out */
 extern const struct net_rdma_config rig_by_tcp, rig_put_by_tcp;
@@ -45,12 +59,14 @@ struct rig {
     const void *regions[REGIONS];
     struct net_ctx *ctx;
     struct net_endpoint *ep;
-    int raw; /* the far end, where the test itself is the server; -1 */
+    unsigned connections; /* that the server was given */
+    int raw;              /* the far end, where the test itself is the server; -1 */
 };
 /* serve: a net_server is at the far end; else r->raw is. */
 void rig_init(struct rig *r, enum kind kind, bool serve);
 struct net_ctx *rig_ctx(enum kind kind);
 void rig_connect(struct rig *r, int connected_fd);
+void rig_add_path(struct rig *r, unsigned path); /* of PATHS_TWO: to the server */
 void rig_fini(struct rig *r);
 bool rig_over_tcp(enum kind kind);
 struct net_sim_node rig_sim_node(void);
