@@ -247,6 +247,8 @@ struct rails {
     uint64_t lost_segments; /* of the transport's statistics, as far as credit was told */
     uint32_t local_node;    /* read through shared memory; UINT32_MAX: none is, as required of this view */
     bool all_local;
+    struct topo_choice *topo; /* NULL: nothing is known of our interfaces */
+    bool topo_asked;
     uint64_t mend_ns;    /* when missing rails were looked after last */
     unsigned unquiesced; /* operations that may still write somewhere */
 };

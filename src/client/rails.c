@@ -15,6 +15,10 @@
 #include "base/log.h"
 #include "net/addresses.h"
 #include "net/rdma.h"
+#include "net/topo/topo.h"
+
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #define RDMA_PAUSE_NS (30 * NS_PER_S)
 #define MEND_NS       NS_PER_MS
@@ -193,10 +197,35 @@ static unsigned rails_of(const struct rails *r, uint32_t node)
 
 /* --- several rails to a node ----------------------------------------------------------------------------------------- */
 
-/* Where to ask which rails are near the memory that is filled, and how fast they are. Until then all are alike. */
-static void rails_hint(struct rails *r, uint32_t node, unsigned rail)
+static bool same_address(const struct sockaddr_in6 *a, const struct sockaddr_storage *b)
 {
-    net_paths_hint(r->ends[node].endpoint, rail, 0, false);
+    if (a->sin6_family != b->ss_family)
+        return false;
+    return b->ss_family == AF_INET
+               ? memcmp(&((const struct sockaddr_in *)(const void *)a)->sin_addr,
+                        &((const struct sockaddr_in *)(const void *)b)->sin_addr, sizeof(struct in_addr)) == 0
+               : memcmp(&a->sin6_addr, &((const struct sockaddr_in6 *)(const void *)b)->sin6_addr,
+                        sizeof(a->sin6_addr)) == 0;
+}
+
+/* What the host's topology tells of the interface that a rail leaves by: its link's rate, and how far it is from this process. */
+static void rails_hint(struct rails *r, uint32_t node, unsigned rail, int fd)
+{
+    struct sockaddr_storage ours = {0};
+    socklen_t len = sizeof(ours);
+    const struct topo_wish wish = {.kind = TOPO_TCP, .gpu = TOPO_GPU_FROM_ENV};
+    if (!r->topo_asked && topo_choose_here(&wish, &r->topo, NULL))
+        r->topo = NULL; /* all are alike then */
+    r->topo_asked = true;
+    if (!r->topo || getsockname(fd, (struct sockaddr *)&ours, &len) < 0)
+        return;
+    for (unsigned i = 0; i < r->topo->n; i++)
+        for (unsigned k = 0; k < r->topo->rails[i].naddresses; k++)
+            if (same_address(&r->topo->rails[i].addresses[k], &ours)) {
+                net_paths_hint(r->ends[node].endpoint, rail, r->topo->rails[i].nominal_bytes_per_s,
+                               r->topo->rails[i].penalty_ns);
+                return;
+            }
 }
 
 /* What stat() says: how many rails the node with most of them is read by now. */
@@ -268,7 +297,7 @@ static int connect_rails(struct rails *r, uint32_t node, const struct net_peer *
         if (code == 0 && (code = connect_by(r, node, r->tcp, &rail, how, &why)))
             close(rail.connected_fd);
         if (code == 0) {
-            rails_hint(r, node, (unsigned)k);
+            rails_hint(r, node, (unsigned)k, rail.connected_fd);
             tell_rails(r);
             return 0;
         }
@@ -292,7 +321,7 @@ static void rail_came(struct rails *r, uint32_t node, unsigned k)
         net_paths_failed(end->endpoint, k, clock_now_ns());
         return;
     }
-    rails_hint(r, node, k);
+    rails_hint(r, node, k, peer.connected_fd);
 }
 
 /* Rails that are not there: those that came join, those whose pause is over are dialled. Never waits. */
@@ -444,5 +473,6 @@ void rails_free(struct rails *r)
     if (r->shm)
         net_free(r->shm);
     free(r->ends);
+    free(r->topo);
     free(r);
 }

@@ -33,8 +33,8 @@ int net_paths_add(struct net_endpoint *endpoint, const struct net_peer *peer, ui
                   struct leat_error *err);
 /* It could not be connected: wanted again after a pause. */
 void net_paths_failed(struct net_endpoint *endpoint, unsigned path, uint64_t now_ns);
-/* What is known of a path's link, for whoever knows: nominal rate (0: unknown), far from the destinations' NUMA node. */
-void net_paths_hint(struct net_endpoint *endpoint, unsigned path, uint64_t bytes_per_s, bool far);
+/* What is known of a path's link: its nominal rate (0: unknown), and what a slice pays for being far from the destination. */
+void net_paths_hint(struct net_endpoint *endpoint, unsigned path, uint64_t bytes_per_s, uint64_t penalty_ns);
 unsigned net_paths_info(const struct net_endpoint *endpoint, struct net_path_info ret_info[NET_PATHS_MAX]);
 
 #endif

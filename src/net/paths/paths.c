@@ -601,12 +601,12 @@ void net_paths_failed(struct net_endpoint *ep, unsigned k, uint64_t now_ns)
     stripe_failed(&ep->stripe[k], now_ns);
 }
 
-void net_paths_hint(struct net_endpoint *ep, unsigned k, uint64_t bytes_per_s, bool far)
+void net_paths_hint(struct net_endpoint *ep, unsigned k, uint64_t bytes_per_s, uint64_t penalty_ns)
 {
     if (k >= ep->npaths)
         return;
     ep->stripe[k].nominal_bytes_per_s = bytes_per_s;
-    ep->stripe[k].penalty_ns = far ? STRIPE_NUMA_PENALTY_NS : 0;
+    ep->stripe[k].penalty_ns = penalty_ns;
 }
 
 unsigned net_paths_info(const struct net_endpoint *ep, struct net_path_info ret_info[NET_PATHS_MAX])
