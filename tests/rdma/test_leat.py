@@ -196,7 +196,7 @@ def test_another_node_is_killed_while_it_is_read(leat, nodes, spread):
         assert sorted(read(batches, [], kill)) == list(range(3072))
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.15, 0.4])
+@pytest.mark.parametrize("delay", [0.02, 0.15, 0.4])
 def test_another_node_dies_at_any_moment(leat, nodes, spread, delay):
     """While connections are made, keys are asked for, memory is registered, reads are under way."""
     timer = threading.Timer(delay, nodes.daemons[1].kill)
