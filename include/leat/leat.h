@@ -179,7 +179,7 @@ struct leat_ws_stat {
     unsigned streamed;   /* 1: larger than the pool; unpinned samples come through a window */
     unsigned generation, version;
     const char *
-        transport; /* what this process reads it by: "shm", "tcp", "shm+tcp", "rdma", "rdma-write", "shm+rdma" */
+        transport; /* what this process reads it by: "shm", "tcp", "shm+tcp", "rdma", "rdma-write", "shm+rdma"; by several rails "tcp x2" */
     uint64_t
         lost_samples; /* with a node that is gone: read from their source, or, of a pushed set, not to be had */
 };

@@ -261,6 +261,45 @@ static void test_finish(void **state)
     config_fini(&c);
 }
 
+/* A comma joins the addresses of one node, white space parts nodes. */
+static void test_rails(void **state)
+{
+    static const struct {
+        const char *nodes, *says;
+    } bad[] = {
+        {"a1:7,a2:7 b1:7,", NULL}, /* as a list with commas and spaces may end */
+        {"a1:7,a2:7, b1:7,b2:7", NULL},
+        {"a1:7 b1:7", "nodes has this node as a1:7, but listen = a1:7,a2:7"},
+        {"a2:7,a1:7 b1:7", "write the same addresses in the same order"},
+        {"a1:7,a2:7,b1:7,b2:7", "a space, not a comma, between nodes"},
+        {"b1:7,b2:7", "nodes does not contain listen = a1:7,a2:7"},
+        {"a1:7,a2:7 b1:7,a2:7", "a2:7 is an address of both a1:7,a2:7 and b1:7,a2:7"},
+        {"a1:7,,a2:7", "'' is neither host:port nor [ipv6]:port"},
+        {"a1:7,a2:7 b1", "'b1' is neither host:port nor [ipv6]:port"},
+        {"a1:7,a2:7 fe80::1:7", "'fe80::1:7' is neither"},
+        {"a1:7,a2:7 [fe80::1]:7,[fe80::2]:7", NULL},
+        {"a1:7,a2:7 b1:7,b1:7", "b1:7 is there twice"},
+        {"a1:7,a2:7 b:1,b:2,b:3,b:4,b:5,b:6,b:7,b:8,b:9", "at most 8 addresses"},
+    };
+    for (unsigned i = 0; i < ARRAY_LEN(bad); i++) {
+        char text[512];
+        struct config c;
+        struct leat_error err = {0};
+        snprintf(text, sizeof(text),
+                 "[daemon]\nsocket = /s\n[net]\nlisten = a1:7,a2:7\ntoken_file = /t\nnodes = %s\n",
+                 bad[i].nodes);
+        int code = load(&c, text, &err);
+        code = code ? code : config_finish(&c, &err);
+        if (bad[i].says ? code != LEAT_INVALID || !strstr(err.message, bad[i].says) : code != 0)
+            fail_msg("%s: %d, \"%s\"", bad[i].nodes, code, err.message);
+        if (!bad[i].says) {
+            assert_int_equal(c.nnodes, 2);
+            assert_string_equal(c.nodes[0], "a1:7,a2:7");
+        }
+        config_fini(&c);
+    }
+}
+
 static int all(void *ctx)
 {
     struct config c;
@@ -301,15 +340,11 @@ static int end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_key),
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_booleans),
-        cmocka_unit_test(test_ready_fits_the_pool),
-        cmocka_unit_test(test_files),
-        cmocka_unit_test(test_long_lines),
-        cmocka_unit_test(test_finish),
-        cmocka_unit_test(test_allocations),
+        cmocka_unit_test(test_every_key), cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_rails),     cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_booleans),  cmocka_unit_test(test_ready_fits_the_pool),
+        cmocka_unit_test(test_files),     cmocka_unit_test(test_long_lines),
+        cmocka_unit_test(test_finish),    cmocka_unit_test(test_allocations),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }
