@@ -152,6 +152,32 @@ def test_a_killed_client(fabric, leat, host, array):
     lib_host.wait_for(lambda: daemon.metrics()["leat_data_connections"] == 0)
 
 
+def test_a_fork(fabric, host, array):
+    """A child does not use what UCX has of its parent, nor does its end."""
+    daemon = daemon_of(host)
+    client = host.python(lib_data.CLIENT + """
+def read(ws, transport):
+    for b in leat.batches(ws, 64, drop_last=False, transport=transport, timeout=20):
+        np.testing.assert_array_equal(b.data, rows(b.ids))
+        b.release()
+ws = leat.open(argv[0], socket=argv[1])
+batches = leat.batches(ws, 64, transport="rdma", timeout=20)
+next(batches).release()
+if os.fork() == 0:
+    mine = leat.open(argv[0], socket=argv[1])
+    read(mine, "tcp")
+    try: read(mine, "rdma")
+    except leat.Unsupported as e: say(e)
+    sys.exit(7)
+say(os.waitstatus_to_exitcode(os.wait()[1]))
+for b in batches: b.release()
+read(ws, "rdma")
+say("good")
+""", array, daemon.socket)
+    said = client.finish().splitlines()
+    assert "before this process was forked off" in said[0] and said[1:] == ["7", "good"], said
+
+
 @pytest.mark.parametrize("transport", ["rdma", "rdma-write"])
 def test_dropped_by_force(fabric, leat, host, array, transport):
     daemon = daemon_of(host)

@@ -487,11 +487,14 @@ static void give_up_credit(struct gather *g)
 static int bad_read(const struct gather *g, const struct net_read *bad, struct leat_error *err)
 {
     const struct leat_ws *ws = g->rails->ws;
+    const struct net_ctx *rdma = g->rails->rdma;
     if (bad->status == PENDING)
         return error_set(err, LEAT_TIMED_OUT, "the deadline passed before every server was asked");
     return error_set(err, bad->status, "reading region %u of %s from node %s: %s", bad->mr_gid, ws->uri,
                      ws->info.nodes[ws->info.regions[bad->mr_gid].node].address,
-                     g->cause.code == bad->status ? g->cause.message : leat_strerror(bad->status));
+                     g->cause.code == bad->status            ? g->cause.message
+                     : rdma && rdma->why.code == bad->status ? rdma->why.message
+                                                             : leat_strerror(bad->status));
 }
 
 static int run_remote(struct gather *g, const struct rpc_how *how, struct leat_error *err)

@@ -28,6 +28,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ucx_symbols symbols;
 static int loaded = 1; /* 1: not tried; then what to answer */
+static pid_t loaded_by;
 static char why[200];
 
 /* UCX's enum ucs_log_level, and what its handlers return for "the next one need not look": 1.6 and later. */
@@ -128,9 +129,17 @@ static int load(void)
 int ucx_load(const struct ucx_symbols **ret_ucx, struct leat_error *err)
 {
     pthread_mutex_lock(&lock);
-    if (loaded == 1)
+    if (loaded == 1) {
         loaded = load();
+        loaded_by = getpid();
+    }
+    bool forked = loaded == 0 && getpid() != loaded_by;
     pthread_mutex_unlock(&lock);
+    /* The thread by which UCX learns of connections stayed with the parent, and UCX does not know. */
+    if (forked)
+        return error_set(
+            err, LEAT_UNSUPPORTED,
+            "RDMA was in use before this process was forked off: start it by spawn to have it here");
     if (loaded < 0)
         return error_set(err, loaded, "%s", why);
     *ret_ucx = &symbols;

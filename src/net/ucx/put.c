@@ -253,8 +253,8 @@ int net_rdma_peer_put(struct net_rdma_peer *peer, struct bytes_in *in, net_rdma_
 {
     struct net_rdma_server *server = peer->server;
     uint32_t id = bytes_get_u32(in), rail = bytes_get_u32(in), n = bytes_get_u32(in);
-    if (in->bad || id >= PROTO_VIEWS_MAX || !peer->views[id] || rail >= server->n || n > PROTO_PUTS_MAX ||
-        bytes_left(in) != n * 24ull)
+    if (in->bad || id >= PROTO_VIEWS_MAX || !peer->views[id] || rail >= server->n || n == 0 ||
+        n > PROTO_PUTS_MAX || bytes_left(in) != n * 24ull)
         return LEAT_CORRUPT;
     struct put *p = calloc(1, sizeof(*p) + n * sizeof(p->ranges[0]));
     if (!p)
