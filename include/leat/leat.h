@@ -229,17 +229,39 @@ struct leat_view_options {
     uint64_t inflight_bytes; /* most bytes asked for and not yet here; 0: measured */
     unsigned memory;         /* enum leat_memory: required; LEAT_UNSUPPORTED when it cannot be had */
     int device;              /* CUDA ordinal, as the process sees them; 0 for LEAT_MEMORY_HOST */
+    unsigned flags;          /* LEAT_LOAD_* */
+    unsigned reserved;       /* 0 */
 };
 
+/* LEAT_MEMORY_CUDA: batches are handed out while they are still copied: leat_batch_wait_on_stream before each use. */
+#define LEAT_LOAD_ASYNC 1u
+
 /*
- * Load: allocates and registers the ring of batch buffers, once. This release has LEAT_MEMORY_HOST alone: the others are
- * LEAT_UNSUPPORTED. Wherever the buffers are, a batch is handed out when its bytes are there and were checked: a kernel on any
- * stream may read it at once.
+ * Load: allocates, pins and registers the ring of batch buffers, once. Wherever the buffers are, a batch is handed out when its bytes
+ * are there and were checked: a kernel on any stream may read it at once (but see LEAT_LOAD_ASYNC).
+ *
+ * LEAT_MEMORY_PINNED and LEAT_MEMORY_CUDA need NVIDIA's driver (libcuda.so.1, loaded now): LEAT_UNSUPPORTED says what is missing,
+ * LEAT_INVALID that there is no such device, -ENOMEM what could not be pinned or allocated. Pinned memory is committed as a whole,
+ * slots times the longest batch: set max_batch_bytes where a field is ragged. With LEAT_MEMORY_CUDA each slot is pinned memory
+ * ("bounce"), where checksums are compared, and as much memory of the device, to which it is then copied on a stream of
+ * the library's own. A copy that fails is -EIO with the driver's words; leat_batch_data is not for the CPU.
  */
 int leat_load(struct leat_ws *ws, const struct leat_view_options *options, struct leat_view **ret_view,
               struct leat_error *err);
 /* Batches still held stay valid until released; the memory goes with the last one. */
 void leat_view_close(struct leat_view *view);
+
+struct leat_view_stat {
+    size_t size;
+    unsigned memory; /* enum leat_memory */
+    int device;
+    const char *delivery; /* "host", "pinned", "bounce": through pinned memory to the device. A constant */
+    uint64_t slots, slot_bytes;
+    uint64_t pinned_bytes, device_bytes; /* of all slots */
+    uint64_t bounced_bytes, copies;      /* to the device so far */
+};
+/* Any thread, at any time. LEAT_INVALID: size is not set. */
+int leat_view_stat(const struct leat_view *view, struct leat_view_stat *ret_stat, struct leat_error *err);
 
 /*
  * ReadBatch: n <= batch_size samples, any order, repeats allowed, into a free slot. When every slot is held: LEAT_BUSY, naming
@@ -283,6 +305,16 @@ struct leat_event {
  */
 int leat_batch_release_after(struct leat_batch *batch, const struct leat_event *event,
                              struct leat_error *err);
+
+/*
+ * For views in LEAT_MEMORY_PINNED or LEAT_MEMORY_CUDA; `stream` is a CUstream or cudaStream_t of the view's device, NULL its default
+ * stream (1 and 2, CU_STREAM_LEGACY and _PER_THREAD, as well). Neither call waits. -EIO: the driver refused; the batch is still held.
+ *
+ * What is put on `stream` from now on runs after the batch has come. Needed with LEAT_LOAD_ASYNC only.
+ */
+int leat_batch_wait_on_stream(const struct leat_batch *batch, void *stream, struct leat_error *err);
+/* Gives the slot back once all that is on `stream` by now has finished. As leat_batch_release_after, without an event of your own. */
+int leat_batch_release_on_stream(struct leat_batch *batch, void *stream, struct leat_error *err);
 
 /* --- epoch order ----------------------------------------------------------------------------------------------- */
 

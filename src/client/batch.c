@@ -212,6 +212,8 @@ int batch_fill(struct leat_view *v, const uint64_t *ids, unsigned n, const struc
         rc = ws_check(v->ws, err);
         if (!rc)
             rc = fill_slot(&fill, err);
+        if (!rc)
+            rc = device_deliver(v, slot, &how, err);
         if (!rc) {
             *ret_batch = view_slot_hold(v, slot, fill_how->position, fill_how->iterator);
             count_batch(v, *ret_batch);

@@ -23,6 +23,7 @@
 #include "base/forkfd.h"
 #include "base/list.h"
 #include "dataset/index.h"
+#include "gpu/gpu.h"
 #include "leat/leat.h"
 #include "net/conn.h"
 #include "net/credit.h"
@@ -392,8 +393,10 @@ struct view_event { /* struct leat_event, kept: one of the two */
 struct view_slot {
     enum slot_state state;
     struct view_event event;
-    uint8_t *memory;
-    uint64_t **offsets; /* [nfields]: NULL for fixed ones */
+    uint8_t *memory;           /* where bytes land and are checked; pinned where the view has a gpu */
+    struct gpu_buffer *buffer; /* NULL without a gpu */
+    bool copying;              /* a copy to the device may be under way; view->lock, or who fills */
+    uint64_t **offsets;        /* [nfields]: NULL for fixed ones */
     struct gather *gather;
     struct net_memory *registered;
     struct leat_batch batch;
@@ -406,6 +409,11 @@ struct leat_view {
     unsigned batch_size, nslots, nfields, next_slot;
     struct view_field *fields;
     uint64_t slot_bytes;
+    enum leat_memory memory;
+    int device;
+    bool async;      /* LEAT_LOAD_ASYNC */
+    struct gpu *gpu; /* NULL: batches in plain host memory */
+    _Atomic uint64_t bounced_bytes, copies;
     uint8_t *spare; /* what fills the last huge page behind the slots; the slots' memory is theirs */
     uint64_t spare_bytes;
     struct turn fill_turn;
@@ -429,6 +437,21 @@ struct leat_batch *view_slot_hold(struct leat_view *view, struct view_slot *slot
                                   bool undelivered);
 void view_slot_drop(struct leat_view *view, struct view_slot *slot);
 void view_unref(struct leat_view *view);
+/* A held batch: its slot is free once `event` has come (NULL: at once) and no copy of it is under way. */
+void view_give_back(struct leat_batch *batch, const struct view_event *event);
+
+/* --- device.c --------------------------------------------------------------------------------------------------- */
+
+int device_open(struct leat_view *view, const struct leat_view_options *options, struct leat_error *err);
+int device_slot_new(struct leat_view *view, struct view_slot *slot, struct leat_error *err);
+/* A copy of this slot is under way. Under view->lock, or with the slot in no list of anybody. */
+bool device_copying(struct view_slot *slot);
+/* After the slot was filled and checked: to where the view wants it. */
+int device_deliver(struct leat_view *view, struct view_slot *slot, const struct rpc_how *how,
+                   struct leat_error *err);
+
+/* --- batch.c ---------------------------------------------------------------------------------------------------- */
+
 /* ReadBatch, and what an iterator does besides: it waits for a slot as long as its consumer likes, its deadline runs from
  * then on, and its batches are `undelivered` until leat_next hands them out. */
 struct fill_how {

@@ -4,6 +4,7 @@
  *
  *   FREE ─ take ─▶ FILLING ─ hold ─▶ HELD ─ release ─▶ FREE
  *                     │                └─ release_after ─▶ RELEASING ─ event came ─▶ FREE
+ *                     ├─ drop ─▶ RELEASING while a copy to a GPU is under way (device.c)
  *                     └─ drop ─▶ FREE, or QUARANTINE while operations may still write into it ─ quiesced ─▶ FREE
  *
  * A slot is one mapping of all fields, page-aligned, reserved and touched as needed:
@@ -30,6 +31,7 @@
 #define MAX_BATCH     (1u << 24)
 #define ASK_MS        1 /* between two questions whether an event has come that has no descriptor */
 #define HUGE_PAGE     (2 * MIB)
+#define GPU_ALIGN     256 /* as cuMemAlloc's memory, and as DLPack asks for */
 
 /* --- layout ------------------------------------------------------------------------------------------------------ */
 
@@ -53,7 +55,7 @@ static int lay_out_field(struct leat_view *v, unsigned f, unsigned field, uint64
     if (add_overflows(v->slot_bytes, out->cap_bytes, &end) || end > 1ull << 46)
         return error_set(err, LEAT_NO_SPACE,
                          "a batch buffer of more than 64 TiB: set max_batch_bytes or a smaller batch");
-    v->slot_bytes = align_up(MAX(end, v->slot_bytes + 1), 64);
+    v->slot_bytes = align_up(MAX(end, v->slot_bytes + 1), v->memory == LEAT_MEMORY_HOST ? 64 : GPU_ALIGN);
     return 0;
 }
 
@@ -99,7 +101,8 @@ static int init_slot(struct leat_view *v, struct view_slot *slot, unsigned numbe
             return -ENOMEM;
     }
     int rc = gather_new(v->rails, v->batch_size * v->nfields, v->batch_size * v->nfields, &slot->gather);
-    return rc ? rc : rails_register(v->rails, slot->memory, v->slot_bytes, &slot->registered, err);
+    rc = rc ? rc : rails_register(v->rails, slot->memory, v->slot_bytes, &slot->registered, err);
+    return rc ? rc : device_slot_new(v, slot, err);
 }
 
 /* --- events ---------------------------------------------------------------------------------------------------------- */
@@ -126,14 +129,20 @@ static bool event_came(struct view_event *event)
     return true;
 }
 
+/* Of a slot in RELEASING, under lock: nothing reads it any more. */
+static bool is_released(struct view_slot *slot)
+{
+    bool waits = slot->event.finished || slot->event.fd >= 0;
+    return (!waits || event_came(&slot->event)) && !device_copying(slot);
+}
+
 /*
  * Memory of slots whose view has gone while something still read them. Nobody waits for it: each view that is made or
  * freed looks whether some can go. What a program that opens no view any more leaves here is gone with the process.
  */
 struct orphan {
     struct list node;
-    struct view_event event;
-    void *memory;
+    struct view_slot slot; /* event, memory and what the device has of it */
     uint64_t bytes;
 };
 static struct list orphans = {&orphans, &orphans};
@@ -144,10 +153,11 @@ static void free_orphans(void)
     pthread_mutex_lock(&orphans_lock);
     list_for_each_safe (at, &orphans) {
         struct orphan *orphan = container_of(at, struct orphan, node);
-        if (!event_came(&orphan->event))
+        if (!is_released(&orphan->slot))
             continue;
         list_remove(&orphan->node);
-        munmap(orphan->memory, orphan->bytes);
+        gpu_buffer_free(orphan->slot.buffer);
+        munmap(orphan->slot.memory, orphan->bytes);
         free(orphan);
     }
     pthread_mutex_unlock(&orphans_lock);
@@ -164,7 +174,11 @@ static void orphan_slot(struct leat_view *v, struct view_slot *slot)
 {
     struct orphan *orphan = malloc(sizeof(*orphan));
     if (orphan) {
-        *orphan = (struct orphan){.event = slot->event, .memory = slot->memory, .bytes = v->slot_bytes};
+        *orphan = (struct orphan){.slot = {.event = slot->event,
+                                           .memory = slot->memory,
+                                           .buffer = slot->buffer,
+                                           .copying = slot->copying},
+                                  .bytes = v->slot_bytes};
         pthread_mutex_lock(&orphans_lock);
         list_push_back(&orphans, &orphan->node);
         pthread_mutex_unlock(&orphans_lock);
@@ -173,17 +187,19 @@ static void orphan_slot(struct leat_view *v, struct view_slot *slot)
     }
     slot->event = (struct view_event){.fd = -1};
     slot->memory = NULL;
+    slot->buffer = NULL;
 }
 
 static void fini_slot(struct leat_view *v, struct view_slot *slot)
 {
-    if (slot->state == SLOT_RELEASING && !event_came(&slot->event))
+    if (slot->state == SLOT_RELEASING && !is_released(slot))
         orphan_slot(v, slot);
     for (unsigned f = 0; slot->offsets && f < v->nfields; f++)
         free(slot->offsets[f]);
     free(slot->offsets);
     free(slot->batch.ids);
     gather_free(slot->gather);
+    gpu_buffer_free(slot->buffer);
     if (slot->memory)
         munmap(slot->memory, v->slot_bytes);
 }
@@ -198,6 +214,7 @@ static void view_free(struct leat_view *v)
     rails_free(v->rails);
     for (unsigned s = 0; v->slots && s < v->nslots; s++)
         fini_slot(v, &v->slots[s]);
+    gpu_unref(v->gpu);
     if (v->spare_bytes)
         munmap(v->spare, v->spare_bytes);
     pthread_cond_destroy(&v->freed);
@@ -239,16 +256,15 @@ static int check_memory(const struct leat_view_options *o, struct leat_error *er
 {
     switch (o->memory) {
     case LEAT_MEMORY_HOST:
+        if (o->flags & LEAT_LOAD_ASYNC)
+            return error_set(err, LEAT_INVALID, "LEAT_LOAD_ASYNC of host memory: nothing is copied");
         return o->device ? error_set(err, LEAT_INVALID, "device %d of host memory: it has none", o->device)
                          : 0;
     case LEAT_MEMORY_PINNED:
     case LEAT_MEMORY_CUDA:
         if (o->device < 0)
             return error_set(err, LEAT_INVALID, "CUDA device %d: they are numbered from 0", o->device);
-        return error_set(err, LEAT_UNSUPPORTED,
-                         "batches in %s CUDA device %d are required, but this libleat " LEAT_VERSION
-                         " delivers to host memory only; copy from there",
-                         o->memory == LEAT_MEMORY_PINNED ? "memory pinned for" : "the memory of", o->device);
+        return 0;
     default:
         return error_set(err, LEAT_INVALID, "memory %u is not one of enum leat_memory", o->memory);
     }
@@ -277,6 +293,9 @@ static int take_view_options(const struct leat_ws *ws, const struct leat_view_op
     if (ret->nfields > INDEX_MAX_FIELDS || (uint64_t)ret->nfields * ret->batch_size > UINT32_MAX / 4)
         return error_set(err, LEAT_INVALID, "%u fields of %u samples are too many", ret->nfields,
                          ret->batch_size);
+    if (ret->flags & ~LEAT_LOAD_ASYNC || ret->reserved)
+        return error_set(err, LEAT_INVALID, "flags 0x%x of a view: only LEAT_LOAD_ASYNC is known",
+                         ret->flags);
     rc = check_memory(ret, err);
     return rc ? rc : check_transport(ws, ret->transport, err);
 }
@@ -297,15 +316,18 @@ static int build_view(struct leat_view *v, const struct leat_view_options *o, st
         return error_set(err, -ENOMEM, "out of memory for a view");
     for (unsigned s = 0; s < v->nslots; s++)
         v->slots[s].event.fd = -1;
+    int rc = device_open(v, o, err);
+    if (rc)
+        return rc;
     for (unsigned f = 0; f < v->nfields; f++) {
-        int rc = lay_out_field(v, f, o->fields ? o->fields[f] : f, o->max_batch_bytes, err);
+        rc = lay_out_field(v, f, o->fields ? o->fields[f] : f, o->max_batch_bytes, err);
         if (rc)
             return rc;
     }
     v->slot_bytes = align_up(MAX(v->slot_bytes, 1ull), (uint64_t)sysconf(_SC_PAGESIZE));
     struct rails_wish wish;
     struct leat_error why = {0};
-    int rc = rails_wish(o->transport, &wish);
+    rc = rails_wish(o->transport, &wish);
     rc = rc ? rc : rails_new(v->ws, o->inflight_bytes, &wish, &v->rails, &why);
     rc = rc ? rc : map_ring(v);
     for (unsigned s = 0; !rc && s < v->nslots; s++)
@@ -358,7 +380,7 @@ static struct view_slot *find_free(struct leat_view *v)
 {
     for (unsigned i = 0; i < v->nslots; i++) {
         struct view_slot *slot = &v->slots[(v->next_slot + i) % v->nslots];
-        if (slot->state == SLOT_RELEASING && event_came(&slot->event))
+        if (slot->state == SLOT_RELEASING && is_released(slot))
             slot->state = SLOT_FREE;
         if (slot->state == SLOT_QUARANTINE && !slot->gather->unquiesced)
             slot->state = SLOT_FREE;
@@ -422,7 +444,7 @@ static void wait_a_little(struct leat_view *v, uint64_t deadline_ns)
         if (v->slots[s].state != SLOT_RELEASING)
             continue;
         fd = v->slots[s].event.fd;
-        if (v->slots[s].event.finished)
+        if (fd < 0)
             ms = MIN(ms, ASK_MS);
     }
     if (fd >= 0) {
@@ -509,8 +531,10 @@ struct leat_batch *view_slot_hold(struct leat_view *v, struct view_slot *slot, u
 void view_slot_drop(struct leat_view *v, struct view_slot *slot)
 {
     pthread_mutex_lock(&v->lock);
-    slot->state = slot->gather->unquiesced ? SLOT_QUARANTINE : SLOT_FREE;
-    if (slot->state == SLOT_QUARANTINE)
+    slot->state = slot->gather->unquiesced ? SLOT_QUARANTINE
+                  : device_copying(slot)   ? SLOT_RELEASING
+                                           : SLOT_FREE;
+    if (slot->state != SLOT_FREE)
         atomic_fetch_add_explicit(&client_counters.quarantined, 1, memory_order_relaxed);
     pthread_mutex_unlock(&v->lock);
 }
@@ -544,10 +568,9 @@ unsigned leat_batch_slot(const struct leat_batch *batch)
 
 enum leat_memory leat_batch_memory(const struct leat_batch *batch, int *ret_device)
 {
-    (void)batch;
     if (ret_device)
-        *ret_device = 0;
-    return LEAT_MEMORY_HOST;
+        *ret_device = batch->view->device;
+    return batch->view->memory;
 }
 
 void *leat_batch_data(const struct leat_batch *batch, unsigned f, uint64_t *ret_bytes)
@@ -558,7 +581,8 @@ void *leat_batch_data(const struct leat_batch *batch, unsigned f, uint64_t *ret_
     const struct view_slot *slot = slot_of(batch);
     if (ret_bytes)
         *ret_bytes = slot->offsets[f] ? slot->offsets[f][batch->n] : batch->n * v->fields[f].fixed_bytes;
-    return slot->memory + v->fields[f].data_offset;
+    uint8_t *memory = v->memory == LEAT_MEMORY_CUDA ? gpu_buffer_device(slot->buffer) : slot->memory;
+    return memory + v->fields[f].data_offset;
 }
 
 const uint64_t *leat_batch_offsets(const struct leat_batch *batch, unsigned f)
@@ -575,8 +599,7 @@ int leat_batch_present(const struct leat_batch *batch, unsigned f, unsigned i)
     return v->fields[f].label || index_part(&v->ws->index, batch->ids[i], v->fields[f].field, &part);
 }
 
-/* event NULL: at once. */
-static void give_back(struct leat_batch *batch, const struct view_event *event)
+void view_give_back(struct leat_batch *batch, const struct view_event *event)
 {
     struct leat_view *v = batch->view;
     struct view_slot *slot = slot_of(batch);
@@ -584,7 +607,7 @@ static void give_back(struct leat_batch *batch, const struct view_event *event)
     assert(slot->state == SLOT_HELD);
     if (event)
         slot->event = *event;
-    slot->state = event ? SLOT_RELEASING : SLOT_FREE;
+    slot->state = event || device_copying(slot) ? SLOT_RELEASING : SLOT_FREE;
     pthread_cond_broadcast(&v->freed);
     pthread_mutex_unlock(&v->lock);
     view_unref(v);
@@ -593,7 +616,7 @@ static void give_back(struct leat_batch *batch, const struct view_event *event)
 void leat_batch_release(struct leat_batch *batch)
 {
     if (batch && batch->view->fork_count == client_fork_count())
-        give_back(batch, NULL);
+        view_give_back(batch, NULL);
 }
 
 int leat_batch_release_after(struct leat_batch *batch, const struct leat_event *event, struct leat_error *err)
@@ -611,6 +634,6 @@ int leat_batch_release_after(struct leat_batch *batch, const struct leat_event *
         own.fd = fcntl(e.fd, F_DUPFD_CLOEXEC, 0);
     if (!own.finished && own.fd < 0)
         return error_sys(err, errno == EBADF ? LEAT_INVALID : -errno, "cannot keep descriptor %d", e.fd);
-    give_back(batch, &own);
+    view_give_back(batch, &own);
     return 0;
 }

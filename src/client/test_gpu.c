@@ -1,0 +1,450 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Batches in pinned memory and on a GPU, against a libcuda of ours (tests/fakecuda): when slots are copied, handed out and reused. */
+#include "client/test_fixture.h"
+
+#include <dlfcn.h>
+
+#include "base/clock.h"
+#include "base/ledger.h"
+#include "failalloc.h"
+#include "fakecuda.h"
+#include "gpu/cuda.h"
+
+static struct leat_error err;
+static struct cuda_symbols cuda;
+static CUresult (*copy_back)(void *, CUdeviceptr, size_t);
+static struct {
+    void (*stat)(struct fakecuda_stat *);
+    void (*delay)(unsigned);
+    void (*freeze)(int);
+    void (*refuse)(const char *, unsigned, int);
+    void (*lose)(int);
+    void (*kernel)(void *, void *, unsigned long long, size_t, const volatile int *);
+} fake;
+
+static void *library(void)
+{
+    void *lib = dlopen(FAKECUDA, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(lib);
+    return lib;
+}
+
+static void find_fake(void)
+{
+    void *lib = library();
+    fake.stat = (void (*)(struct fakecuda_stat *))dlsym(lib, "fakecuda_stat");
+    fake.delay = (void (*)(unsigned))dlsym(lib, "fakecuda_delay");
+    fake.freeze = (void (*)(int))dlsym(lib, "fakecuda_freeze");
+    fake.refuse = (void (*)(const char *, unsigned, int))dlsym(lib, "fakecuda_fail");
+    fake.lose = (void (*)(int))dlsym(lib, "fakecuda_lose");
+    fake.kernel = (void (*)(void *, void *, unsigned long long, size_t, const volatile int *))dlsym(
+        lib, "fakecuda_kernel");
+#define CUDA_SYMBOL(name, parameters) cuda.name = (__typeof__(cuda.name))dlsym(lib, #name);
+    CUDA_SYMBOLS(CUDA_SYMBOL)
+#undef CUDA_SYMBOL
+    copy_back = (__typeof__(copy_back))dlsym(lib, "cuMemcpyDtoH_v2");
+}
+
+static int setup(void **state)
+{
+    static struct fixture x;
+    fixture_open(&x, (struct fake_options){0});
+    for (uint32_t r = 0; r < x.ws->info.nregions; r++)
+        assert_int_equal(ws_map_region(x.ws, r, &(struct rpc_how){0}, NULL), 0);
+    *state = &x;
+    return 0;
+}
+
+/* What no test may leave behind. */
+static int teardown(void **state)
+{
+    struct fixture *x = *state;
+    struct fakecuda_stat s;
+    for (fake.stat(&s); s.pinned; fake.stat(&s)) /* what a closed view left to the next one */
+        leat_view_close(fixture_load(x->ws, 8, 1));
+    fixture_close(x);
+    fake.stat(&s);
+    assert_int_equal(s.wrong, 0);
+    assert_int_equal(s.depth, 0);
+    assert_true(s.pinned == 0 && s.allocated == 0 && s.streams == 0 && s.events == 0 && s.contexts == 0);
+    return 0;
+}
+
+static int load(struct leat_ws *ws, unsigned memory, unsigned slots, unsigned flags, struct leat_view **ret)
+{
+    struct leat_view_options o = {
+        .size = sizeof(o), .batch_size = 8, .slots = slots, .memory = memory, .device = 1, .flags = flags};
+    return leat_load(ws, &o, ret, &err);
+}
+
+static struct leat_view *cuda_view(struct fixture *x, unsigned slots, unsigned flags)
+{
+    struct leat_view *view = NULL;
+    int rc = load(x->ws, LEAT_MEMORY_CUDA, slots, flags, &view);
+    if (rc)
+        print_message("load: %s\n", err.message);
+    assert_int_equal(rc, 0);
+    return view;
+}
+
+static void ids_from(uint64_t ids[8], uint64_t first)
+{
+    for (unsigned i = 0; i < 8; i++)
+        ids[i] = (first + 37 * i) % FAKE_SAMPLES;
+}
+
+static int read_from(struct leat_view *view, uint64_t first, struct leat_batch **ret)
+{
+    uint64_t ids[8];
+    ids_from(ids, first);
+    return leat_read_batch(view, ids, 8, 0, ret, &err);
+}
+
+/* The fixed field as the device has it. */
+static bool device_matches(struct leat_batch *batch)
+{
+    uint8_t back[8 * 60];
+    assert_int_equal(copy_back(back, (uintptr_t)leat_batch_data(batch, 0, NULL), sizeof(back)), 0);
+    bool good = true;
+    for (unsigned i = 0; i < 8; i++)
+        good = good && fake_matches(leat_batch_ids(batch)[i], 0, back + 60 * i, 60);
+    return good;
+}
+
+static void check_device(struct leat_batch *batch)
+{
+    assert_true(device_matches(batch));
+    uint64_t bytes, labels_bytes;
+    const uint64_t *offsets = leat_batch_offsets(batch, 1);
+    uint8_t *blob = leat_batch_data(batch, 1, &bytes), *back = malloc(bytes + 1);
+    assert_int_equal(copy_back(back, (uintptr_t)blob, bytes), 0);
+    uint32_t labels[8];
+    const void *at = leat_batch_data(batch, 2, &labels_bytes);
+    assert_int_equal(labels_bytes, sizeof(labels));
+    assert_int_equal(copy_back(labels, (uintptr_t)at, sizeof(labels)), 0);
+    for (unsigned i = 0; i < 8; i++) {
+        uint64_t id = leat_batch_ids(batch)[i];
+        assert_true(!leat_batch_present(batch, 1, i) ||
+                    fake_matches(id, 1, back + offsets[i], offsets[i + 1] - offsets[i]));
+        assert_int_equal(labels[i], id % 3);
+    }
+    free(back);
+}
+
+static void test_delivery(void **state)
+{
+    struct fixture *x = *state;
+    struct leat_view *view = cuda_view(x, 2, 0);
+    uint64_t before = ledger_bytes[LEDGER_BOUNCE], bytes = 0;
+    fake.delay(2000);
+    for (unsigned i = 0; i < 6; i++) {
+        struct leat_batch *batch;
+        int device;
+        assert_int_equal(read_from(view, 3 * i, &batch), 0);
+        assert_int_equal(leat_batch_memory(batch, &device), LEAT_MEMORY_CUDA);
+        assert_int_equal(device, 1);
+        check_device(batch);
+        for (unsigned f = 0; f < 3; f++) {
+            uint64_t n;
+            assert_int_equal((uintptr_t)leat_batch_data(batch, f, &n) % 256, 0);
+            bytes += n;
+        }
+        leat_batch_release(batch);
+    }
+    fake.delay(0);
+    struct leat_view_stat s = {.size = sizeof(s)};
+    assert_int_equal(leat_view_stat(view, &s, &err), 0);
+    assert_string_equal(s.delivery, "bounce");
+    assert_int_equal(s.bounced_bytes, bytes);
+    assert_int_equal(s.copies, 18);
+    assert_int_equal(ledger_bytes[LEDGER_BOUNCE] - before, bytes);
+    assert_int_equal(s.pinned_bytes, 2 * s.slot_bytes);
+    assert_int_equal(s.device_bytes, 2 * s.slot_bytes);
+    leat_view_close(view);
+}
+
+static void test_pinned(void **state)
+{
+    struct fixture *x = *state;
+    struct leat_view *view;
+    struct leat_batch *batch;
+    struct fakecuda_stat f;
+    struct leat_view_stat s = {.size = sizeof(s)};
+    assert_int_equal(load(x->ws, LEAT_MEMORY_PINNED, 3, 0, &view), 0);
+    assert_int_equal(read_from(view, 1, &batch), 0);
+    fixture_check_batch(batch);
+    assert_int_equal(leat_view_stat(view, &s, &err), 0);
+    assert_string_equal(s.delivery, "pinned");
+    fake.stat(&f);
+    assert_true(f.pinned == 3 && f.pinned_bytes == s.pinned_bytes && f.allocated == 0);
+    assert_int_equal(leat_batch_wait_on_stream(batch, NULL, &err), 0);
+    assert_int_equal(leat_batch_release_on_stream(batch, NULL, &err), 0);
+    leat_view_close(view);
+}
+
+/* With one slot: a kernel that reads late sees its own batch, whatever was asked for meanwhile. */
+static void test_consumer_stream(void **state)
+{
+    struct fixture *x = *state;
+    struct leat_view *view = cuda_view(x, 1, LEAT_LOAD_ASYNC);
+    struct leat_batch *batch, *next;
+    uint64_t ids[8];
+    uint8_t seen[8 * 60] = {0};
+    volatile int go = 0;
+    fake.freeze(1);
+    assert_int_equal(read_from(view, 5, &batch), 0); /* at once, though nothing was copied */
+    assert_false(device_matches(batch));
+    void *data = leat_batch_data(batch, 0, NULL), *stream = (void *)2;
+    assert_int_equal(leat_batch_wait_on_stream(batch, stream, &err), 0);
+    fake.kernel(stream, seen, (uintptr_t)data, sizeof(seen), &go);
+    assert_int_equal(leat_batch_release_on_stream(batch, stream, &err), 0);
+    ids_from(ids, 100);
+    assert_int_equal(leat_read_batch(view, ids, 8, 20 * NS_PER_MS, &next, &err), LEAT_TIMED_OUT);
+    fake.freeze(0);
+    assert_int_equal(leat_read_batch(view, ids, 8, 20 * NS_PER_MS, &next, &err), LEAT_TIMED_OUT);
+    go = 1;
+    assert_int_equal(read_from(view, 100, &next), 0);
+    ids_from(ids, 5);
+    for (unsigned i = 0; i < 8; i++)
+        assert_true(fake_matches(ids[i], 0, seen + 60 * i, 60));
+    leat_batch_release(next);
+    leat_view_close(view);
+}
+
+/* Given back before its copy was done: the pinned half is not written until then. */
+static void test_release_while_copying(void **state)
+{
+    struct fixture *x = *state;
+    struct leat_view *view = cuda_view(x, 1, LEAT_LOAD_ASYNC);
+    struct leat_batch *batch, *next;
+    const uint64_t id = 9;
+    fake.freeze(1);
+    assert_int_equal(read_from(view, 5, &batch), 0);
+    leat_batch_release(batch);
+    assert_int_equal(leat_read_batch(view, &id, 1, 20 * NS_PER_MS, &next, &err), LEAT_TIMED_OUT);
+    fake.freeze(0);
+    assert_int_equal(leat_read_batch(view, &id, 1, 0, &next, &err), 0);
+    leat_batch_release(next);
+    leat_view_close(view);
+}
+
+/* The deadline passes while the copy is under way: no batch, and the slot waits. */
+static void test_deadline(void **state)
+{
+    struct fixture *x = *state;
+    struct leat_view *view = cuda_view(x, 1, 0);
+    struct leat_batch *batch;
+    uint64_t ids[8];
+    ids_from(ids, 0);
+    fake.freeze(1);
+    assert_int_equal(leat_read_batch(view, ids, 8, 20 * NS_PER_MS, &batch, &err), LEAT_TIMED_OUT);
+    assert_non_null(strstr(err.message, "CUDA device 1"));
+    assert_int_equal(leat_read_batch(view, ids, 8, 20 * NS_PER_MS, &batch, &err), LEAT_TIMED_OUT);
+    assert_non_null(strstr(err.message, "no slot"));
+    fake.freeze(0);
+    assert_int_equal(read_from(view, 7, &batch), 0);
+    check_device(batch);
+    leat_batch_release(batch);
+    leat_view_close(view);
+}
+
+static void test_copy_fails(void **state)
+{
+    struct fixture *x = *state;
+    struct leat_view *view = cuda_view(x, 2, 0);
+    struct leat_batch *batch;
+    for (unsigned nth = 1; nth <= 3; nth++) {
+        fake.refuse("cuMemcpyHtoDAsync_v2", nth, 999);
+        assert_int_equal(read_from(view, nth, &batch), -EIO);
+        assert_non_null(strstr(err.message, "cuMemcpyHtoDAsync_v2"));
+        assert_int_equal(read_from(view, nth, &batch), 0);
+        check_device(batch);
+        leat_batch_release(batch);
+    }
+    fake.refuse("cuEventRecord", 1, 999); /* the copies run, nothing tells when: the stream is asked */
+    fake.delay(1000);
+    assert_int_equal(read_from(view, 50, &batch), -EIO);
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(read_from(view, 60 + i, &batch), 0);
+        check_device(batch);
+        leat_batch_release(batch);
+    }
+    fake.delay(0);
+    fake.refuse("cuEventRecord", 2, 999); /* a release on a stream that is refused: still held */
+    assert_int_equal(read_from(view, 1, &batch), 0);
+    assert_int_equal(leat_batch_release_on_stream(batch, NULL, &err), -EIO);
+    leat_batch_release(batch);
+    leat_view_close(view);
+}
+
+static void test_load_fails(void **state)
+{
+    struct fixture *x = *state;
+    struct leat_view *view;
+    const struct {
+        const char *call;
+        unsigned nth;
+        int result, rc;
+        const char *says;
+    } cases[] = {
+        {"cuInit", 1, 100, LEAT_UNSUPPORTED, "cuInit"},
+        {"cuInit", 1, 3, -EIO, "fork"},
+        {"cuDeviceGetCount", 1, 999, -EIO, "cuDeviceGetCount"},
+        {"cuDevicePrimaryCtxRetain", 1, 2, -ENOMEM, "CUDA device 1"},
+        {"cuCtxPushCurrent_v2", 1, 999, -EIO, "cuCtxPushCurrent_v2"},
+        {"cuStreamCreate", 1, 999, -EIO, "cuStreamCreate"},
+        {"cuMemHostRegister_v2", 2, 2, -ENOMEM, "cannot pin"},
+        {"cuMemAlloc_v2", 3, 2, -ENOMEM, "bytes for a batch"},
+        {"cuEventCreate", 4, 2, -ENOMEM, "cuEventCreate"},
+    };
+    for (unsigned i = 0; i < ARRAY_LEN(cases); i++) {
+        fake.refuse(cases[i].call, cases[i].nth, cases[i].result);
+        assert_int_equal(load(x->ws, LEAT_MEMORY_CUDA, 3, 0, &view), cases[i].rc);
+        assert_non_null(strstr(err.message, cases[i].says));
+    }
+    setenv("FAKECUDA_DEVICES", "1", 1);
+    assert_int_equal(load(x->ws, LEAT_MEMORY_PINNED, 3, 0, &view), LEAT_INVALID);
+    assert_non_null(strstr(err.message, "there are 1"));
+    setenv("FAKECUDA_DEVICES", "0", 1);
+    assert_int_equal(load(x->ws, LEAT_MEMORY_CUDA, 3, 0, &view), LEAT_UNSUPPORTED);
+    unsetenv("FAKECUDA_DEVICES");
+    assert_int_equal(load(x->ws, LEAT_MEMORY_HOST, 3, LEAT_LOAD_ASYNC, &view), LEAT_INVALID);
+    assert_int_equal(load(x->ws, LEAT_MEMORY_CUDA, 3, 2, &view), LEAT_INVALID);
+}
+
+/* After the device is lost every call says so, none hangs, and closing works. */
+static void test_lost(void **state)
+{
+    struct fixture *x = *state;
+    struct leat_view *view = cuda_view(x, 2, LEAT_LOAD_ASYNC);
+    struct leat_batch *batch[2];
+    fake.freeze(1);
+    assert_int_equal(read_from(view, 1, &batch[0]), 0);
+    assert_int_equal(read_from(view, 2, &batch[1]), 0);
+    assert_int_equal(leat_batch_release_on_stream(batch[0], NULL, &err), 0);
+    fake.lose(1);
+    fake.freeze(0);
+    assert_int_equal(leat_batch_wait_on_stream(batch[1], NULL, &err), -EIO);
+    assert_non_null(strstr(err.message, "CUDA_ERROR_LAUNCH_FAILED"));
+    assert_int_equal(leat_batch_release_on_stream(batch[1], NULL, &err), -EIO);
+    leat_batch_release(batch[1]);
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(read_from(view, 3, &batch[0]), -EIO);
+    fake.lose(0); /* so that this process of many tests can go on; what is pinned is given back */
+    leat_view_close(view);
+}
+
+/* The view is closed with a copy and a kernel under way: both memories stay until they are done. */
+static void test_close_while_used(void **state)
+{
+    struct fixture *x = *state;
+    struct leat_view *view = cuda_view(x, 2, LEAT_LOAD_ASYNC);
+    struct leat_batch *batch[2];
+    struct fakecuda_stat s;
+    uint8_t seen[8 * 60];
+    volatile int go = 0;
+    fake.freeze(1);
+    assert_int_equal(read_from(view, 1, &batch[0]), 0);
+    assert_int_equal(read_from(view, 2, &batch[1]), 0);
+    assert_int_equal(leat_batch_wait_on_stream(batch[0], NULL, &err), 0);
+    fake.kernel(NULL, seen, (uintptr_t)leat_batch_data(batch[0], 0, NULL), sizeof(seen), &go);
+    assert_int_equal(leat_batch_release_on_stream(batch[0], NULL, &err), 0);
+    leat_batch_release(batch[1]);
+    leat_view_close(view);
+    fake.stat(&s);
+    assert_true(s.pinned == 2 && s.allocated == 2);
+    fake.freeze(0);
+    for (s.pinned = 2; s.pinned > 1; fake.stat(&s)) /* views that come and go look after it */
+        leat_view_close(cuda_view(x, 1, 0));
+    leat_view_close(cuda_view(x, 1, 0));
+    fake.stat(&s);
+    assert_true(s.pinned == 1 && s.allocated == 1);
+    go = 1;
+    for (s.pinned = 1; s.pinned; fake.stat(&s))
+        leat_view_close(cuda_view(x, 1, 0));
+}
+
+/* Slots in turn, at speed: every kernel sees the batch that it was given. */
+static void test_reuse(void **state)
+{
+    struct fixture *x = *state;
+    struct leat_view *view = cuda_view(x, 3, LEAT_LOAD_ASYNC);
+    static uint8_t seen[300][8 * 60];
+    struct leat_view *host = fixture_load(x->ws, 8, 1);
+    volatile int go = 1;
+    fake.delay(100);
+    for (unsigned i = 0; i < ARRAY_LEN(seen); i++) {
+        struct leat_batch *batch;
+        assert_int_equal(read_from(view, i, &batch), 0);
+        void *stream = (void *)(uintptr_t)(i % 3);
+        assert_int_equal(leat_batch_wait_on_stream(batch, stream, &err), 0);
+        fake.kernel(stream, seen[i], (uintptr_t)leat_batch_data(batch, 0, NULL), sizeof(seen[i]), &go);
+        assert_int_equal(leat_batch_release_on_stream(batch, stream, &err), 0);
+    }
+    struct leat_batch *last[3]; /* whoever holds all slots knows that all kernels are done */
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(read_from(view, i, &last[i]), 0);
+    for (unsigned i = 0; i < 3; i++)
+        leat_batch_release(last[i]);
+    fake.delay(0);
+    for (unsigned i = 0; i < ARRAY_LEN(seen); i++) {
+        uint64_t ids[8];
+        ids_from(ids, i);
+        for (unsigned k = 0; k < 8; k++)
+            assert_true(fake_matches(ids[k], 0, seen[i] + 60 * k, 60));
+    }
+    leat_view_close(host);
+    leat_view_close(view);
+}
+
+/* What the checksum refuses never reaches the device. */
+static void test_corrupt(void **state)
+{
+    struct fixture *x = *state;
+    struct fakecuda_stat before, after;
+    struct leat_view *view = cuda_view(x, 1, 0);
+    struct leat_batch *batch;
+    fake_corrupt(x->daemon, 5, 0);
+    fake.stat(&before);
+    assert_int_equal(read_from(view, 5, &batch), LEAT_CORRUPT);
+    fake.stat(&after);
+    assert_int_equal(before.copies, after.copies);
+    leat_view_close(view);
+}
+
+static int load_and_read(void *arg)
+{
+    struct fixture *x = arg;
+    struct leat_view *view;
+    struct leat_batch *batch;
+    int rc = load(x->ws, LEAT_MEMORY_CUDA, 2, 0, &view);
+    if (rc)
+        return rc;
+    rc = read_from(view, 1, &batch);
+    if (!rc)
+        leat_batch_release(batch);
+    leat_view_close(view);
+    return rc;
+}
+
+static void test_alloc(void **state)
+{
+    assert_true(failalloc_run(load_and_read, *state) > 20);
+}
+
+int main(void)
+{
+    setenv("LEAT_LIBCUDA", FAKECUDA, 1);
+    setenv("LEAT_PIN", "0", 1);
+    find_fake();
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(test_delivery),         TEST(test_pinned),
+        TEST(test_consumer_stream),  TEST(test_release_while_copying),
+        TEST(test_deadline),         TEST(test_copy_fails),
+        TEST(test_load_fails),       TEST(test_lost),
+        TEST(test_close_while_used), TEST(test_reuse),
+        TEST(test_corrupt),          TEST(test_alloc),
+    };
+    return cmocka_run_group_tests_name("client_gpu", tests, NULL, NULL);
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cuda.h: what of the CUDA driver API is used, declared here, because its headers are not free to carry and not needed to build:
+ * names with the versions that libcuda.so.1 has exported since CUDA 7.0 (cuDevicePrimaryCtxRelease_v2: 11.0), and values that are
+ * ABI. https://docs.nvidia.com/cuda/cuda-driver-api/ (groups CUDA_DEVICE, CUDA_PRIMARY_CTX, CUDA_CTX, CUDA_MEM, CUDA_STREAM,
+ * CUDA_EVENT, and "Data types used by CUDA driver" for the numbers).
+ */
+#ifndef GPU_CUDA_H
+#define GPU_CUDA_H
+
+#include <stddef.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
+
+enum {
+    CUDA_SUCCESS = 0,
+    CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_NO_DEVICE = 100,
+    CUDA_ERROR_INVALID_DEVICE = 101,
+    CUDA_ERROR_NOT_READY = 600,
+    CUDA_ERROR_LAUNCH_FAILED = 719,
+};
+#define CU_STREAM_NON_BLOCKING      1u /* nothing waits for the legacy default stream */
+#define CU_EVENT_DISABLE_TIMING     2u
+#define CU_MEMHOSTREGISTER_PORTABLE 1u /* pinned for every context */
+
+/* X(name, parameters) */
+#define CUDA_SYMBOLS(X)                                                                                      \
+    X(cuInit, (unsigned flags))                                                                              \
+    X(cuGetErrorName, (CUresult error, const char **ret))                                                    \
+    X(cuGetErrorString, (CUresult error, const char **ret))                                                  \
+    X(cuDeviceGetCount, (int *ret))                                                                          \
+    X(cuDeviceGet, (CUdevice * ret, int ordinal))                                                            \
+    X(cuDevicePrimaryCtxRetain, (CUcontext * ret, CUdevice device))                                          \
+    X(cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                                       \
+    X(cuCtxPushCurrent_v2, (CUcontext context))                                                              \
+    X(cuCtxPopCurrent_v2, (CUcontext * ret))                                                                 \
+    X(cuMemAlloc_v2, (CUdeviceptr * ret, size_t bytes))                                                      \
+    X(cuMemFree_v2, (CUdeviceptr at))                                                                        \
+    X(cuMemHostRegister_v2, (void *at, size_t bytes, unsigned flags))                                        \
+    X(cuMemHostUnregister, (void *at))                                                                       \
+    X(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream))               \
+    X(cuStreamCreate, (CUstream * ret, unsigned flags))                                                      \
+    X(cuStreamDestroy_v2, (CUstream stream))                                                                 \
+    X(cuStreamQuery, (CUstream stream))                                                                      \
+    X(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))                                   \
+    X(cuEventCreate, (CUevent * ret, unsigned flags))                                                        \
+    X(cuEventRecord, (CUevent event, CUstream stream))                                                       \
+    X(cuEventQuery, (CUevent event))                                                                         \
+    X(cuEventDestroy_v2, (CUevent event))
+
+struct cuda_symbols {
+#define CUDA_SYMBOL(name, parameters) CUresult(*name) parameters;
+    CUDA_SYMBOLS(CUDA_SYMBOL)
+#undef CUDA_SYMBOL
+};
+
+#endif

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gpu.c: one CUDA device as the copier of batches.
+ *
+ *   gpu_open ─ gpu_buffer_new ─▶ [ copy … copy, mark ─▶ busy? ─▶ handed out ─ use(stream) ─▶ used? ] ─▶ gpu_buffer_free
+ *
+ * Failure modes: each call of the driver may fail, and after some errors (an illegal address in somebody's kernel, an ECC error, a
+ * GPU that fell off the bus) all of them do, for good: -EIO with the call and the driver's own words; what waits then is over, for
+ * nothing moves on that device any more. Where an event could not be put behind copies that are already under way, the whole
+ * stream is asked instead.
+ * Invariants: the thread's current context is what it was when a call returns; the copies of a gpu are in order, on one
+ * stream that waits for no other.
+ */
+#include "gpu/gpu.h"
+
+#include <stdatomic.h>
+#include <sys/resource.h>
+
+#include "gpu/load.h"
+
+struct gpu {
+    _Atomic unsigned refs;
+    const struct cuda_symbols *cuda;
+    int ordinal;
+    CUdevice device;
+    CUcontext context;
+    CUstream stream;
+};
+
+struct gpu_buffer {
+    struct gpu *gpu;
+    void *host; /* pinned */
+    uint64_t bytes;
+    CUdeviceptr device; /* 0: none */
+    CUevent copied, used;
+    bool unmarked; /* copies are under way behind which no event could be put */
+};
+
+static int failed(const struct gpu *gpu, const char *call, CUresult result, struct leat_error *err)
+{
+    const char *name = NULL, *text = NULL;
+    gpu->cuda->cuGetErrorName(result, &name);
+    gpu->cuda->cuGetErrorString(result, &text);
+    int code = result == CUDA_ERROR_OUT_OF_MEMORY    ? -ENOMEM
+               : result == CUDA_ERROR_NO_DEVICE      ? LEAT_UNSUPPORTED
+               : result == CUDA_ERROR_INVALID_DEVICE ? LEAT_INVALID
+                                                     : -EIO;
+    return error_set(
+        err, code, "CUDA device %d: %s said %s (%d): %s%s", gpu->ordinal, call,
+        name ? name : "an unknown error", result, text ? text : "no text",
+        result == CUDA_ERROR_NOT_INITIALIZED
+            ? "; CUDA does not work in a child of fork() of a process that used it: spawn instead"
+            : "");
+}
+#define CALL(gpu, err, name, ...)                                                                            \
+    ({                                                                                                       \
+        CUresult call_result = (gpu)->cuda->name(__VA_ARGS__);                                               \
+        call_result ? failed(gpu, #name, call_result, err) : 0;                                              \
+    })
+
+static int enter(const struct gpu *gpu, struct leat_error *err)
+{
+    return CALL(gpu, err, cuCtxPushCurrent_v2, gpu->context);
+}
+
+static void leave(const struct gpu *gpu)
+{
+    CUcontext popped;
+    gpu->cuda->cuCtxPopCurrent_v2(&popped);
+}
+
+/* --- the device ------------------------------------------------------------------------------------------------------ */
+
+static int find_device(struct gpu *gpu, struct leat_error *err)
+{
+    int count = 0;
+    int rc = CALL(gpu, err, cuInit, 0);
+    rc = rc ? rc : CALL(gpu, err, cuDeviceGetCount, &count);
+    if (!rc && count == 0)
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "the driver knows no CUDA device here (CUDA_VISIBLE_DEVICES hides some)");
+    if (!rc && gpu->ordinal >= count)
+        return error_set(err, LEAT_INVALID, "CUDA device %d: there are %d, numbered from 0", gpu->ordinal,
+                         count);
+    return rc ? rc : CALL(gpu, err, cuDeviceGet, &gpu->device, gpu->ordinal);
+}
+
+int gpu_open(int ordinal, struct gpu **ret_gpu, struct leat_error *err)
+{
+    const struct cuda_symbols *cuda;
+    int rc = cuda_load(&cuda, err);
+    if (rc)
+        return rc;
+    struct gpu *gpu = calloc(1, sizeof(*gpu));
+    if (!gpu)
+        return error_set(err, -ENOMEM, "out of memory");
+    *gpu = (struct gpu){.refs = 1, .cuda = cuda, .ordinal = ordinal};
+    rc = find_device(gpu, err);
+    rc = rc ? rc : CALL(gpu, err, cuDevicePrimaryCtxRetain, &gpu->context, gpu->device);
+    rc = rc ? rc : enter(gpu, err);
+    if (!rc) {
+        rc = CALL(gpu, err, cuStreamCreate, &gpu->stream, CU_STREAM_NON_BLOCKING);
+        leave(gpu);
+    }
+    if (rc) {
+        gpu_unref(gpu);
+        return rc;
+    }
+    *ret_gpu = gpu;
+    return 0;
+}
+
+struct gpu *gpu_ref(struct gpu *gpu)
+{
+    atomic_fetch_add(&gpu->refs, 1);
+    return gpu;
+}
+
+void gpu_unref(struct gpu *gpu)
+{
+    if (!gpu || atomic_fetch_sub(&gpu->refs, 1) != 1)
+        return;
+    if (gpu->stream && enter(gpu, NULL) == 0) {
+        gpu->cuda->cuStreamDestroy_v2(gpu->stream);
+        leave(gpu);
+    }
+    if (gpu->context)
+        gpu->cuda->cuDevicePrimaryCtxRelease_v2(gpu->device);
+    free(gpu);
+}
+
+/* --- buffers --------------------------------------------------------------------------------------------------------- */
+
+static int pin(struct gpu_buffer *b, void *host, struct leat_error *err)
+{
+    const struct gpu *gpu = b->gpu;
+    struct leat_error why = {0};
+    int rc = CALL(gpu, &why, cuMemHostRegister_v2, host, b->bytes, CU_MEMHOSTREGISTER_PORTABLE);
+    if (!rc) {
+        b->host = host;
+        return 0;
+    }
+    struct rlimit limit = {0};
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    if (limit.rlim_cur == RLIM_INFINITY)
+        return error_set(err, rc, "cannot pin %llu bytes: %s", (unsigned long long)b->bytes, why.message);
+    return error_set(err, rc, "cannot pin %llu bytes (RLIMIT_MEMLOCK, ulimit -l, is %llu): %s",
+                     (unsigned long long)b->bytes, (unsigned long long)limit.rlim_cur, why.message);
+}
+
+int gpu_buffer_new(struct gpu *gpu, void *host, uint64_t bytes, bool device, struct gpu_buffer **ret_buffer,
+                   struct leat_error *err)
+{
+    struct gpu_buffer *b = calloc(1, sizeof(*b));
+    if (!b)
+        return error_set(err, -ENOMEM, "out of memory");
+    b->gpu = gpu_ref(gpu);
+    b->bytes = bytes;
+    int rc = enter(gpu, err);
+    if (!rc) {
+        rc = pin(b, host, err);
+        rc = rc ? rc : CALL(gpu, err, cuEventCreate, &b->used, CU_EVENT_DISABLE_TIMING);
+        if (!rc && device)
+            rc = CALL(gpu, err, cuEventCreate, &b->copied, CU_EVENT_DISABLE_TIMING);
+        if (!rc && device && (rc = CALL(gpu, err, cuMemAlloc_v2, &b->device, bytes)))
+            error_prefix(err, rc, "no %llu bytes for a batch", (unsigned long long)bytes);
+        leave(gpu);
+    }
+    if (rc) {
+        gpu_buffer_free(b);
+        return rc;
+    }
+    *ret_buffer = b;
+    return 0;
+}
+
+void gpu_buffer_free(struct gpu_buffer *b)
+{
+    if (!b)
+        return;
+    const struct cuda_symbols *cuda = b->gpu->cuda;
+    if (enter(b->gpu, NULL) == 0) {
+        if (b->device)
+            cuda->cuMemFree_v2(b->device);
+        if (b->copied)
+            cuda->cuEventDestroy_v2(b->copied);
+        if (b->used)
+            cuda->cuEventDestroy_v2(b->used);
+        if (b->host)
+            cuda->cuMemHostUnregister(b->host);
+        leave(b->gpu);
+    }
+    gpu_unref(b->gpu);
+    free(b);
+}
+
+void *gpu_buffer_device(const struct gpu_buffer *b)
+{
+    return (void *)(uintptr_t)b->device;
+}
+
+int gpu_buffer_copy(struct gpu_buffer *b, uint64_t offset, uint64_t bytes, struct leat_error *err)
+{
+    assert(b->device && offset <= b->bytes && bytes <= b->bytes - offset);
+    int rc = enter(b->gpu, err);
+    if (rc)
+        return rc;
+    rc = CALL(b->gpu, err, cuMemcpyHtoDAsync_v2, b->device + offset, (const uint8_t *)b->host + offset, bytes,
+              b->gpu->stream);
+    leave(b->gpu);
+    return rc;
+}
+
+int gpu_buffer_mark(struct gpu_buffer *b, struct leat_error *err)
+{
+    int rc = enter(b->gpu, err);
+    if (!rc) {
+        rc = CALL(b->gpu, err, cuEventRecord, b->copied, b->gpu->stream);
+        leave(b->gpu);
+    }
+    b->unmarked = rc != 0;
+    return rc;
+}
+
+int gpu_buffer_busy(struct gpu_buffer *b, struct leat_error *err)
+{
+    int rc = enter(b->gpu, err);
+    if (rc)
+        return rc;
+    const struct cuda_symbols *cuda = b->gpu->cuda;
+    CUresult result = b->unmarked ? cuda->cuStreamQuery(b->gpu->stream) : cuda->cuEventQuery(b->copied);
+    leave(b->gpu);
+    return result == CUDA_ERROR_NOT_READY ? 1 : result ? failed(b->gpu, "copying a batch", result, err) : 0;
+}
+
+int gpu_buffer_wait_on(struct gpu_buffer *b, void *stream, struct leat_error *err)
+{
+    int rc = enter(b->gpu, err);
+    if (rc)
+        return rc;
+    rc = CALL(b->gpu, err, cuStreamWaitEvent, stream, b->copied, 0);
+    leave(b->gpu);
+    return rc;
+}
+
+int gpu_buffer_use(struct gpu_buffer *b, void *stream, struct leat_error *err)
+{
+    int rc = enter(b->gpu, err);
+    if (rc)
+        return rc;
+    rc = CALL(b->gpu, err, cuEventRecord, b->used, stream);
+    leave(b->gpu);
+    return rc;
+}
+
+int gpu_buffer_used(void *buffer)
+{
+    struct gpu_buffer *b = buffer;
+    if (enter(b->gpu, NULL))
+        return 1;
+    CUresult result = b->gpu->cuda->cuEventQuery(b->used);
+    leave(b->gpu);
+    return result != CUDA_ERROR_NOT_READY;
+}

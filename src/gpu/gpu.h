@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gpu.h: buffers that a CUDA device copies from, and memory of the device that they are copied to.
+ *
+ * A buffer is pinned host memory of the caller's and, where wanted, as much memory of the device. gpu_buffer_copy puts copies on
+ * the library's own stream, gpu_buffer_mark an event behind them; gpu_buffer_busy asks. The caller's thread has its own CUDA
+ * context current before and after each call. All of it may be called from any thread; one buffer is filled by one at a time.
+ */
+#ifndef GPU_GPU_H
+#define GPU_GPU_H
+
+#include "base/base.h"
+
+struct gpu;
+struct gpu_buffer;
+
+/*
+ * The device's primary context, which PyTorch and the CUDA runtime use as well, and a stream of its own. LEAT_UNSUPPORTED: no driver
+ * library (which, and what was wrong), or no device; LEAT_INVALID: no device of this ordinal.
+ */
+int gpu_open(int ordinal, struct gpu **ret_gpu, struct leat_error *err);
+struct gpu *gpu_ref(struct gpu *gpu);
+void gpu_unref(struct gpu *gpu); /* NULL is fine */
+
+/* Pins [host, +bytes), whole pages, which must stay mapped until gpu_buffer_free; `device`: allocates as much there. -ENOMEM. */
+int gpu_buffer_new(struct gpu *gpu, void *host, uint64_t bytes, bool device, struct gpu_buffer **ret_buffer,
+                   struct leat_error *err);
+/* Nothing may be copied or used any more (gpu_buffer_busy, gpu_buffer_used). Keeps the gpu as long as it needs. NULL is fine. */
+void gpu_buffer_free(struct gpu_buffer *buffer);
+/* Address in the device's memory; NULL without one. Not for the CPU. */
+void *gpu_buffer_device(const struct gpu_buffer *buffer);
+
+/* [offset, +bytes) to the same place in the device's memory, later. -EIO: the driver refused. */
+int gpu_buffer_copy(struct gpu_buffer *buffer, uint64_t offset, uint64_t bytes, struct leat_error *err);
+/* After the copies, also when one of them failed: what gpu_buffer_busy is about. */
+int gpu_buffer_mark(struct gpu_buffer *buffer, struct leat_error *err);
+/* 1: not yet copied. 0: copied. -EIO: the copy failed, or the device is lost: nothing will land any more. */
+int gpu_buffer_busy(struct gpu_buffer *buffer, struct leat_error *err);
+/* What is put on `stream` (a CUstream) from now on waits for the copy. Returns at once. */
+int gpu_buffer_wait_on(struct gpu_buffer *buffer, void *stream, struct leat_error *err);
+/* What is on `stream` by now uses the buffer: gpu_buffer_used tells when that has finished (or the device is lost). */
+int gpu_buffer_use(struct gpu_buffer *buffer, void *stream, struct leat_error *err);
+int gpu_buffer_used(void *buffer); /* as leat_event.finished */
+
+#endif

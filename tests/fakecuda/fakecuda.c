@@ -1,0 +1,516 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* fakecuda.c: see fakecuda.h. One lock for everything; each stream has a queue and a thread; an event counts how often it was recorded
+ * and up to which of these it has come. */
+#include "fakecuda.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+enum {
+    OK = 0,
+    INVALID = 1,
+    NO_MEMORY = 2,
+    NOT_INIT = 3,
+    BAD_DEVICE = 101,
+    BAD_CONTEXT = 201,
+    NOT_READY = 600,
+    NOT_PINNED = 713,
+    LOST = 719
+};
+
+#define DEVICES 2
+
+struct event {
+    unsigned long recorded, came;
+};
+enum kind { COPY, RECORD, WAIT, KERNEL };
+struct op {
+    struct op *next;
+    enum kind kind;
+    CUdeviceptr device;
+    const void *from;
+    void *to;
+    size_t bytes;
+    const volatile int *go;
+    struct event *event;
+    unsigned long number;
+    int losses; /* as many as there were when it was asked for: else it is of a device that is gone */
+};
+struct stream {
+    struct op *first, **last;
+    bool busy, ends;
+    pthread_t thread;
+};
+struct block {
+    struct block *next;
+    uintptr_t at;
+    size_t bytes;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
+static struct block *pinned, *allocated;
+static struct stream *default_stream;
+static struct fakecuda_stat stat_;
+static unsigned delay_us, fail_nth;
+static char fail_name[64];
+static int fail_result, frozen, lost, losses;
+static bool inited;
+static int contexts[DEVICES];
+static _Thread_local int stack[16], depth;
+
+/* --- control --------------------------------------------------------------------------------------------------------- */
+
+void fakecuda_stat(struct fakecuda_stat *ret)
+{
+    pthread_mutex_lock(&lock);
+    *ret = stat_;
+    ret->contexts = (unsigned long)(contexts[0] + contexts[1]);
+    ret->depth = depth;
+    pthread_mutex_unlock(&lock);
+}
+
+static void set(int *what, int value)
+{
+    pthread_mutex_lock(&lock);
+    *what = value;
+    pthread_cond_broadcast(&moved);
+    pthread_mutex_unlock(&lock);
+}
+
+void fakecuda_delay(unsigned us)
+{
+    set((int *)&delay_us, (int)us);
+}
+
+void fakecuda_freeze(int value)
+{
+    set(&frozen, value);
+}
+
+void fakecuda_lose(int value)
+{
+    set(&lost, value);
+    if (value)
+        set(&losses, losses + 1);
+}
+
+void fakecuda_fail(const char *name, unsigned nth, int result)
+{
+    pthread_mutex_lock(&lock);
+    strncpy(fail_name, name, sizeof(fail_name) - 1);
+    fail_nth = nth;
+    fail_result = result;
+    pthread_mutex_unlock(&lock);
+}
+
+/* --- every call ------------------------------------------------------------------------------------------------------- */
+
+/* Takes the lock; what the call says at once, or 0. */
+static CUresult begin(const char *name, bool in_context)
+{
+    pthread_mutex_lock(&lock);
+    if (!inited && strcmp(name, "cuInit") != 0)
+        return NOT_INIT;
+    if (lost)
+        return LOST;
+    if (fail_nth && strcmp(name, fail_name) == 0 && --fail_nth == 0) {
+        stat_.refused++;
+        return fail_result;
+    }
+    if (in_context && depth == 0) {
+        stat_.wrong++;
+        return BAD_CONTEXT;
+    }
+    return OK;
+}
+
+static CUresult end(CUresult result)
+{
+    pthread_cond_broadcast(&moved);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+#define BEGIN(in_context)                                                                                    \
+    do {                                                                                                     \
+        CUresult begun = begin(__func__, in_context);                                                        \
+        if (begun)                                                                                           \
+            return end(begun);                                                                               \
+    } while (0)
+
+static struct block *within(struct block *list, uintptr_t at, size_t bytes)
+{
+    for (; list; list = list->next)
+        if (at >= list->at && bytes <= list->bytes && at - list->at <= list->bytes - bytes)
+            return list;
+    return NULL;
+}
+
+static bool add(struct block **list, uintptr_t at, size_t bytes)
+{
+    struct block *block = malloc(sizeof(*block));
+    if (!block)
+        return false;
+    *block = (struct block){*list, at, bytes};
+    *list = block;
+    return true;
+}
+
+static size_t take(struct block **list, uintptr_t at)
+{
+    for (; *list; list = &(*list)->next)
+        if ((*list)->at == at) {
+            struct block *block = *list;
+            size_t bytes = block->bytes;
+            *list = block->next;
+            free(block);
+            return bytes;
+        }
+    return 0;
+}
+
+/* --- streams -------------------------------------------------------------------------------------------------------------- */
+
+/* Under lock: device memory is open only here, so that whoever touches it otherwise faults. */
+static void touch(CUdeviceptr device, void *host, size_t bytes, bool to_device)
+{
+    struct block *block = within(allocated, (uintptr_t)device, bytes);
+    if (!block || (to_device && !within(pinned, (uintptr_t)host, bytes))) {
+        stat_.wrong++;
+        return;
+    }
+    mprotect((void *)block->at, block->bytes, PROT_READ | PROT_WRITE);
+    memcpy(to_device ? (void *)(uintptr_t)device : host, to_device ? host : (void *)(uintptr_t)device, bytes);
+    mprotect((void *)block->at, block->bytes, PROT_NONE);
+}
+
+/* Under lock. */
+static bool gone(const struct op *op)
+{
+    return lost || op->losses != losses;
+}
+
+/* Under lock. */
+static bool may_run(const struct op *op)
+{
+    if (gone(op))
+        return true;
+    if (frozen)
+        return false;
+    return op->kind == WAIT ? op->event->came >= op->number : op->kind != KERNEL || *op->go;
+}
+
+static void run_op(struct op *op)
+{
+    if (op->kind == COPY && delay_us && !gone(op)) {
+        unsigned us = delay_us;
+        pthread_mutex_unlock(&lock);
+        usleep(us);
+        pthread_mutex_lock(&lock);
+    }
+    if (op->kind == COPY && !gone(op)) {
+        touch(op->device, (void *)(uintptr_t)op->from, op->bytes, true);
+        stat_.copies++;
+        stat_.copied_bytes += op->bytes;
+    }
+    if (op->kind == KERNEL && !gone(op))
+        touch(op->device, op->to, op->bytes, false);
+    if (op->kind == RECORD && op->event->came < op->number)
+        op->event->came = op->number;
+}
+
+static void *worker(void *arg)
+{
+    struct stream *s = arg;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        struct op *op = s->first;
+        if (!op && s->ends)
+            break;
+        if (!op || !may_run(op)) {
+            struct timespec until;
+            clock_gettime(CLOCK_REALTIME, &until);
+            until.tv_nsec += 1000000;
+            if (until.tv_nsec >= 1000000000) {
+                until.tv_sec++;
+                until.tv_nsec -= 1000000000;
+            }
+            pthread_cond_timedwait(&moved, &lock, &until); /* `go` is not ours to be told about */
+            continue;
+        }
+        s->first = op->next;
+        if (!s->first)
+            s->last = &s->first;
+        s->busy = true;
+        run_op(op);
+        s->busy = false;
+        free(op);
+        pthread_cond_broadcast(&moved);
+    }
+    pthread_mutex_unlock(&lock);
+    free(s);
+    return NULL;
+}
+
+static struct stream *stream_new(void)
+{
+    struct stream *s = calloc(1, sizeof(*s));
+    s->last = &s->first;
+    if (pthread_create(&s->thread, NULL, worker, s))
+        abort();
+    pthread_detach(s->thread);
+    return s;
+}
+
+static struct stream *stream_of(void *stream)
+{
+    if ((uintptr_t)stream > 2)
+        return stream;
+    if (!default_stream)
+        default_stream = stream_new();
+    return default_stream;
+}
+
+static void push(void *stream, struct op value)
+{
+    struct stream *s = stream_of(stream);
+    struct op *op = malloc(sizeof(*op));
+    *op = value;
+    op->next = NULL;
+    op->losses = losses;
+    *s->last = op;
+    s->last = &op->next;
+}
+
+void fakecuda_kernel(void *stream, void *to, unsigned long long from, size_t bytes, const volatile int *go)
+{
+    pthread_mutex_lock(&lock);
+    push(stream, (struct op){.kind = KERNEL, .device = from, .to = to, .bytes = bytes, .go = go});
+    end(OK);
+}
+
+/* The driver's header would declare them. */
+#pragma GCC visibility push(default)
+CUresult cuInit(unsigned flags);
+CUresult cuGetErrorName(CUresult error, const char **ret);
+CUresult cuGetErrorString(CUresult error, const char **ret);
+CUresult cuDeviceGetCount(int *ret);
+CUresult cuDeviceGet(CUdevice *ret, int ordinal);
+CUresult cuDevicePrimaryCtxRetain(void **ret, CUdevice device);
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
+CUresult cuCtxPushCurrent_v2(void *context);
+CUresult cuCtxPopCurrent_v2(void **ret);
+CUresult cuMemAlloc_v2(CUdeviceptr *ret, size_t bytes);
+CUresult cuMemFree_v2(CUdeviceptr at);
+CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags);
+CUresult cuMemHostUnregister(void *at);
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, void *stream);
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
+CUresult cuStreamCreate(void **ret, unsigned flags);
+CUresult cuStreamDestroy_v2(void *stream);
+CUresult cuStreamQuery(void *stream);
+CUresult cuStreamWaitEvent(void *stream, struct event *event, unsigned flags);
+CUresult cuEventCreate(struct event **ret, unsigned flags);
+CUresult cuEventRecord(struct event *event, void *stream);
+CUresult cuEventQuery(struct event *event);
+CUresult cuEventDestroy_v2(struct event *event);
+
+/* --- the driver's calls ------------------------------------------------------------------------------------------------------ */
+
+CUresult cuInit(unsigned flags)
+{
+    BEGIN(false);
+    inited = true;
+    return end(flags ? INVALID : OK);
+}
+
+CUresult cuGetErrorName(CUresult error, const char **ret)
+{
+    *ret = error == LOST        ? "CUDA_ERROR_LAUNCH_FAILED"
+           : error == NO_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
+                                : "CUDA_ERROR_FAKE";
+    return OK;
+}
+
+CUresult cuGetErrorString(CUresult error, const char **ret)
+{
+    *ret = error == LOST ? "unspecified launch failure" : error == NO_MEMORY ? "out of memory" : "told to";
+    return OK;
+}
+
+CUresult cuDeviceGetCount(int *ret)
+{
+    BEGIN(false);
+    const char *devices = getenv("FAKECUDA_DEVICES");
+    *ret = devices ? atoi(devices) : DEVICES;
+    return end(OK);
+}
+
+CUresult cuDeviceGet(CUdevice *ret, int ordinal)
+{
+    BEGIN(false);
+    if (ordinal < 0 || ordinal >= DEVICES)
+        return end(BAD_DEVICE);
+    *ret = ordinal;
+    return end(OK);
+}
+
+CUresult cuDevicePrimaryCtxRetain(void **ret, CUdevice device)
+{
+    BEGIN(false);
+    contexts[device]++;
+    *ret = &contexts[device];
+    return end(OK);
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+    pthread_mutex_lock(&lock);
+    contexts[device]--;
+    return end(lost ? LOST : OK);
+}
+
+CUresult cuCtxPushCurrent_v2(void *context)
+{
+    BEGIN(false);
+    stack[depth++] = (int)((int *)context - contexts);
+    return end(OK);
+}
+
+CUresult cuCtxPopCurrent_v2(void **ret)
+{
+    pthread_mutex_lock(&lock);
+    *ret = depth ? &contexts[stack[--depth]] : NULL;
+    return end(*ret ? OK : BAD_CONTEXT);
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *ret, size_t bytes)
+{
+    BEGIN(true);
+    bytes = (bytes + 4095) & ~4095ul;
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED || !add(&allocated, (uintptr_t)at, bytes))
+        return end(NO_MEMORY);
+    memset(at, 0xA5, bytes);
+    mprotect(at, bytes, PROT_NONE);
+    stat_.allocated++;
+    stat_.allocated_bytes += bytes;
+    *ret = (uintptr_t)at;
+    return end(OK);
+}
+
+CUresult cuMemFree_v2(CUdeviceptr at)
+{
+    BEGIN(true);
+    size_t bytes = take(&allocated, (uintptr_t)at);
+    if (!bytes) {
+        stat_.wrong++;
+        return end(INVALID);
+    }
+    munmap((void *)(uintptr_t)at, bytes);
+    stat_.allocated--;
+    stat_.allocated_bytes -= bytes;
+    return end(OK);
+}
+
+CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
+{
+    BEGIN(true);
+    if (((uintptr_t)at | bytes) & 4095 || !add(&pinned, (uintptr_t)at, bytes))
+        return end(INVALID);
+    stat_.pinned++;
+    stat_.pinned_bytes += bytes;
+    return end(OK);
+}
+
+CUresult cuMemHostUnregister(void *at)
+{
+    BEGIN(true);
+    size_t bytes = take(&pinned, (uintptr_t)at);
+    if (!bytes)
+        return end(NOT_PINNED);
+    stat_.pinned--;
+    stat_.pinned_bytes -= bytes;
+    return end(OK);
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, void *stream)
+{
+    BEGIN(true);
+    push(stream, (struct op){.kind = COPY, .device = to, .from = from, .bytes = bytes});
+    return end(OK);
+}
+
+/* As the real one on the legacy default stream and memory that is not pinned: when it returns it is done. */
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
+{
+    BEGIN(false);
+    touch(from, to, bytes, false);
+    return end(OK);
+}
+
+CUresult cuStreamCreate(void **ret, unsigned flags)
+{
+    BEGIN(true);
+    *ret = stream_new();
+    stat_.streams++;
+    return end(OK);
+}
+
+CUresult cuStreamDestroy_v2(void *stream)
+{
+    pthread_mutex_lock(&lock);
+    ((struct stream *)stream)->ends = true;
+    stat_.streams--;
+    return end(OK);
+}
+
+CUresult cuStreamQuery(void *stream)
+{
+    BEGIN(false);
+    struct stream *s = stream_of(stream);
+    return end(s->first || s->busy ? NOT_READY : OK);
+}
+
+CUresult cuStreamWaitEvent(void *stream, struct event *event, unsigned flags)
+{
+    BEGIN(true);
+    push(stream, (struct op){.kind = WAIT, .event = event, .number = event->recorded});
+    return end(OK);
+}
+
+CUresult cuEventCreate(struct event **ret, unsigned flags)
+{
+    BEGIN(true);
+    *ret = calloc(1, sizeof(**ret)); /* never freed: an operation may still name it */
+    stat_.events++;
+    return end(*ret ? OK : NO_MEMORY);
+}
+
+CUresult cuEventRecord(struct event *event, void *stream)
+{
+    BEGIN(true);
+    push(stream, (struct op){.kind = RECORD, .event = event, .number = ++event->recorded});
+    return end(OK);
+}
+
+CUresult cuEventQuery(struct event *event)
+{
+    BEGIN(false);
+    return end(event->came >= event->recorded ? OK : NOT_READY);
+}
+
+CUresult cuEventDestroy_v2(struct event *event)
+{
+    pthread_mutex_lock(&lock);
+    stat_.events--;
+    return end(OK);
+}

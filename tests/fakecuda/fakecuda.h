@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fakecuda.h: what a test may tell the fake libcuda, beside the driver's own calls. Found by dlsym; from Python by ctypes.
+ *
+ * Device memory is memory of this process that faults when the CPU touches it, filled with 0xA5; copies run on a thread for each
+ * stream, in order, after a delay, and read the host's memory when they run, so that a buffer written too early is seen. Host memory
+ * that is copied from must be pinned. Two devices.
+ */
+#ifndef FAKECUDA_H
+#define FAKECUDA_H
+
+#include <stddef.h>
+
+#pragma GCC visibility push(default)
+
+struct fakecuda_stat {
+    unsigned long pinned, pinned_bytes, allocated, allocated_bytes, streams, events, contexts; /* alive */
+    unsigned long copies, copied_bytes, refused,
+        wrong; /* wrong: calls that a real driver would not have survived */
+    int depth; /* contexts pushed by this thread */
+};
+void fakecuda_stat(struct fakecuda_stat *ret);
+/* Each copy takes at least this long. */
+void fakecuda_delay(unsigned us);
+/* While 1 no stream moves. */
+void fakecuda_freeze(int frozen);
+/* Call number `nth` from now of `name` says `result`. nth 0: none. */
+void fakecuda_fail(const char *name, unsigned nth, int result);
+/* 719 from everything from now on, and nothing is copied any more, until 0. */
+void fakecuda_lose(int lost);
+/* A kernel on `stream` that reads [from, +bytes) of device memory into `to` once `go` is non-zero. */
+void fakecuda_kernel(void *stream, void *to, unsigned long long from, size_t bytes, const volatile int *go);
+
+#pragma GCC visibility pop
+
+#endif
