@@ -300,13 +300,14 @@ static void test_memory(void **state)
     } cases[] = {
         {LEAT_MEMORY_HOST, 0, 0, ""},
         {LEAT_MEMORY_HOST, 1, LEAT_INVALID, "it has none"},
-        {LEAT_MEMORY_CUDA, 0, LEAT_UNSUPPORTED, "memory of CUDA device 0"},
+        {LEAT_MEMORY_CUDA, 0, LEAT_UNSUPPORTED, "libnot-there.so.1"},
         {LEAT_MEMORY_CUDA, 3, LEAT_UNSUPPORTED, "CUDA device 3"},
         {LEAT_MEMORY_CUDA, -1, LEAT_INVALID, "numbered from 0"},
         {LEAT_MEMORY_PINNED, 0, LEAT_UNSUPPORTED, "pinned for CUDA device 0"},
         {3, 0, LEAT_INVALID, "enum leat_memory"},
     };
     struct fixture x;
+    setenv("LEAT_LIBCUDA", "libnot-there.so.1", 1); /* also where there is a GPU */
     open_set(&x);
     for (unsigned i = 0; i < ARRAY_LEN(cases); i++) {
         struct leat_view *view;
