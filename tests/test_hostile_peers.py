@@ -492,6 +492,22 @@ def test_sets_that_are_being_pushed(strict, leat):
     leat.create("two", {"n": ("i4", ())}, 4, socket=strict.socket).close()
 
 
+def test_sets_to_be_pushed_that_are_asked_for_all_at_once(strict, leat):
+    """Each is looked at before the others are there: what one may have is looked at again when it comes to be."""
+    one = leat.create("one", {"n": ("i4", ())}, 4, socket=strict.socket)
+    one.push(0, {"n": [1, 2, 3, 4]})
+    with Peer(strict.socket).greet() as peer:
+        peer.open("leat://one")
+        index = peer.fds[0]
+        for k in range(8):
+            peer.send(frame(CREATE, struct.pack("<I", 0) + text(f"two{k}"), id=100 + k, nfds=1), [index])
+        answers = [peer.receive() for _ in range(8)]
+        assert sorted(status for _, _, status, _, _, _ in answers) == [-EBUSY] * 7 + [0]
+        for k in range(8):
+            peer.call(DROP, struct.pack("<IQ", 1, 0) + text(f"two{k}"))
+    one.close()
+
+
 def test_half_handshakes_push_each_other_out(strict):
     """However many half-open connections there are, a whole handshake goes through and the daemon keeps a few."""
     before = lib_host.footprint(strict.pid)["fds"]

@@ -96,6 +96,12 @@ static int finish_create(struct change *ch, struct leat_error *err)
 {
     struct wset *ws = ch->ws;
     const struct open_request *r = ch->request;
+    /* Again: others were built beside it. */
+    int code = pool_sets_check(ch->pool, r->uid, err);
+    if (code == 0)
+        code = pool_creates_check(ch->pool, r->uid, err);
+    if (code < 0)
+        return code;
     pool_own(ws, r->uid, r->gid, r->flags);
     ws->flags |= PROTO_WS_PUSHED;
     ws->region_bytes = ch->pool->config.region_bytes;
