@@ -278,7 +278,12 @@ static int on_pair(void *user, const char *section, const char *key, const char 
 {
     struct load *load = user;
     if (load->code == 0) {
-        load->code = config_set(load->config, section, key, value, load->err);
+        bool comment = strstr(value, " #") || strstr(value, "\t#");
+        load->code = comment ? error_set(load->err, LEAT_INVALID,
+                                         "%s: a comment behind a value begins with ; (one that begins with # "
+                                         "has a line of its own)",
+                                         key)
+                             : config_set(load->config, section, key, value, load->err);
         load->bad_line = load->lines;
     }
     return load->code == 0;

@@ -183,6 +183,9 @@ static void test_files(void **state)
         /* What is wrong first is named, whatever kind it is. */
         {"[pool]\nnonsense\nsize = 1\n", 2, "give `key = value` or `[section]`"},
         {"[pool]\nsize = 1\nnonsense\n", 2, "size = 1: a pool"},
+        /* It would be taken for a part of the name of a file. */
+        {"[net]\ntoken_file = /etc/token # ours\n", 2, "token_file: a comment behind a value begins with ;"},
+        {"[pool]\nsize = 1GiB\t# half of it\n", 2, "size: a comment behind a value begins with ;"},
     };
     for (unsigned k = 0; k < ARRAY_LEN(cases); k++) {
         struct config c;
