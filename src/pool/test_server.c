@@ -587,6 +587,8 @@ static void test_ready_memory_serves_once(void **state)
         memset(want, 1 + 7, sizeof(want));
         struct index_part part = {0};
         assert_true(index_part(&a.ws->index, 7, 0, &part));
+        assert_int_equal(wset_sample_state(a.ws, 7),
+                         LIVE_RESIDENT); /* by which its bytes are published; a count is not */
         memcpy(row, wset_address(a.ws, part.address, part.bytes), sizeof(row));
         assert_memory_equal(row, want, sizeof(row));
         for (unsigned g = 0; g < 4; g++) /* or their numbers could come again */
