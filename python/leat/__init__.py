@@ -25,6 +25,7 @@ except ImportError as _e:
                       "libinih1 libssl3 libdeflate0 libhdf5-103-1), or a wheel that `make wheel` made, which has it inside") from None
 from ._batch import Batch, Batches, Ragged, batches, order  # noqa: E402
 from ._core import append, counters, create, drop, ls, open, preload, push, share, stat, status, stop, verify  # noqa: E402
+from ._cuda import CudaArray  # noqa: E402
 from ._errors import (Busy, Corrupt, Denied, Error, Invalid, NoSpace, NotFound, PeerGone, Stale, TimedOut,  # noqa: E402
                       UnknownKey, Unsupported)
 from ._fields import Field  # noqa: E402
@@ -34,12 +35,12 @@ from ._set import Keys, Sample, Stat, View, WorkingSet  # noqa: E402
 __version__: str = _leat.version
 
 __all__ = [
-    "Batch", "Batches", "Busy", "Corrupt", "Denied", "Error", "Field", "Invalid", "Keys", "NoSpace", "NotFound", "PeerGone",
+    "Batch", "Batches", "Busy", "Corrupt", "CudaArray", "Denied", "Error", "Field", "Invalid", "Keys", "NoSpace", "NotFound", "PeerGone",
     "Progress", "Ragged", "Sample", "Stale", "Stat", "TimedOut", "UnknownKey", "Unsupported", "View", "WorkingSet",
     "append", "batches", "counters", "create", "drop", "ls", "open", "order", "preload", "push", "share", "stat", "status",
     "stop", "verify",
 ]
 
-for _name in ("Busy", "Corrupt", "Denied", "Error", "Invalid", "NoSpace", "NotFound", "PeerGone", "Stale", "TimedOut",
+for _name in ("Busy", "Corrupt", "CudaArray", "Denied", "Error", "Invalid", "NoSpace", "NotFound", "PeerGone", "Stale", "TimedOut",
               "UnknownKey", "Unsupported"):
     globals()[_name].__module__ = __name__  # tracebacks say leat.NotFound

@@ -11,12 +11,14 @@ import numpy.typing as npt
 
 from . import _leat, _ranks
 from ._clients import parse_timeout
+from ._cuda import CudaArray
 from ._fields import Field
 
 if TYPE_CHECKING:
     from ._set import WorkingSet
 
 _DATA, _OFFSETS = 0, 1
+_CUDA = 2  # LEAT_MEMORY_CUDA
 SEQUENTIAL = 2**64 - 1  # LEAT_ORDER_SEQUENTIAL
 SHUFFLE_AUTO = 1  # LEAT_SHUFFLE_AUTO
 
@@ -75,7 +77,7 @@ class Ragged(Sequence[Array]):
         return f"Ragged({len(self)} values, {self.values.nbytes} bytes, dtype={self.values.dtype.str!r})"
 
 
-Value = Union[Array, Ragged]
+Value = Union[Array, Ragged, CudaArray]
 
 
 class Batch:
@@ -132,6 +134,8 @@ class Batch:
             return
         if isinstance(target, Ragged):
             raise TypeError(f"field {name!r} is ragged: write to its values")
+        if isinstance(target, CudaArray):
+            raise TypeError(f"field {name!r} is on a GPU: write to it there")
         target[...] = values
 
     def _find(self, name: str) -> tuple[int, Field]:
@@ -141,6 +145,9 @@ class Batch:
         raise KeyError(f"no field {name!r}; this batch has {', '.join(self.fields)}")
 
     def _load(self, number: int, field: Field) -> Value:
+        memory, device = self._holder.place()
+        if memory == _CUDA:
+            return self._load_cuda(number, field, device)
         flat = np.frombuffer(_leat.Memory(self._holder, number, _DATA, "B", 1, None, False), np.uint8)
         if not field.ragged and (field.fixed_bytes or flat.nbytes == self._n * field.max_bytes):
             return flat.view(field.dtype).reshape(self._n, *field.shape)
@@ -150,6 +157,17 @@ class Batch:
             offsets = np.frombuffer(_leat.Memory(self._holder, number, _OFFSETS, "Q", 8, None, True), np.uint64)
         item = field.dtype.itemsize
         return Ragged(flat, offsets) if item == 1 else Ragged(flat.view(field.dtype), offsets // np.uint64(item))
+
+    def _load_cuda(self, number: int, field: Field, device: int) -> Value:
+        item = field.dtype.itemsize
+        if field.ragged or not field.fixed_bytes:
+            flat = _leat.Memory(self._holder, number, _DATA, "B", item, None, False)
+            values = CudaArray(flat, (flat.nbytes // item,), field.dtype, device)
+            offsets = np.frombuffer(_leat.Memory(self._holder, number, _OFFSETS, "Q", 8, None, True), np.uint64)
+            return Ragged(values, offsets if item == 1 else offsets // np.uint64(item))  # type: ignore[arg-type]
+        shape = (self._n, *field.shape)
+        memory = _leat.Memory(self._holder, number, _DATA, "B", item, shape, False)
+        return CudaArray(memory, shape, field.dtype, device)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -171,6 +189,8 @@ class Batch:
         if len(names) != 1:
             raise ValueError(f"this batch has {len(names) or 'no'} label fields; its fields are {', '.join(self.fields)}")
         value = self[names[0]]
+        if isinstance(value, CudaArray):
+            raise TypeError(f"the labels are on a GPU: torch.from_dlpack(batch[{names[0]!r}]).long()")
         assert isinstance(value, np.ndarray)
         return value.astype(np.int64)
 
@@ -204,6 +224,11 @@ class Batch:
         BufferError while arrays over the slot exist; `fd` may be closed right after the call."""
         self._values = {}
         self._holder.release_after(fd)
+
+    def record_stream(self, stream: int) -> None:
+        """For batches in pinned or GPU memory: the slot is filled again only after what is on `stream` (its address, as
+        `torch.cuda.Stream.cuda_stream`) when the batch and the last array over it go. Without it that is the default stream."""
+        self._holder.record_stream(int(stream))
 
     def __enter__(self) -> Batch:
         return self
@@ -268,6 +293,11 @@ class Batches(Iterator[Batch]):
             raise StopIteration
         return Batch(holder, self._fields, self._ws)
 
+    def delivery(self) -> dict[str, Any]:
+        """How batches come to where they are: "delivery" is "host", "pinned", or "bounce", through pinned memory to a GPU; sizes
+        of the buffers, and what was copied. Not after `close()`."""
+        return self._ring.stat()
+
     def close(self) -> None:
         """Ends reading ahead. Held batches stay valid until released."""
         self._ended = True
@@ -301,7 +331,8 @@ def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, s
     start           position in the epoch's order to start at, over all ranks: `batch.position` of a batch not yet seen
     slots, ahead    buffers of the ring; how many of them are read ahead (slots - 1)
     fields          names of the fields that are wanted: all
-    device          where batches are to be: "cpu"; "pinned", "cuda:N" or a torch.device are `leat.Unsupported` in this release
+    device          where batches are to be: "cpu"; "pinned", page-locked for copies to a GPU; "cuda:N" or a torch.device: fields are
+                    then `CudaArray`s. `leat.Unsupported` where NVIDIA's driver is missing
     transport       what to read by: "shm", "tcp", "rdma", "shm+tcp", "shm+rdma" are required, an error where they cannot be had;
                     "auto": shared memory on this host, RDMA where both ends have it, else TCP (`ws.stat().transport` tells).
                     None: $LEAT_TRANSPORT, else auto

@@ -20,6 +20,7 @@ struct memory_object {
     const void *data;
     Py_ssize_t bytes, itemsize;
     bool read_only;
+    int cuda; /* -1, or the device that `data` is an address of: then this is inside the gate as long as it lives */
     int ndim;
     Py_ssize_t shape[MAX_DIMS], strides[MAX_DIMS];
     char *format;
@@ -38,6 +39,9 @@ static int memory_place(struct memory_object *self, unsigned field, int part)
         bytes = 8 * (leat_batch_size(h->batch) + 1ull);
     } else if (h->batch) {
         self->data = leat_batch_data(h->batch, field, &bytes);
+        int device;
+        if (leat_batch_memory(h->batch, &device) == LEAT_MEMORY_CUDA)
+            self->cuda = device;
     }
     if (!self->data && bytes) {
         PyErr_SetString(PyExc_ValueError,
@@ -95,6 +99,7 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         Py_INCREF((PyObject *)holder);
         self->holder = holder;
         self->itemsize = itemsize;
+        self->cuda = -1;
         self->read_only = read_only;
         self->format = PyMem_Malloc(strlen(format) + 1);
         if (self->format)
@@ -110,7 +115,9 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     } else if (rc == 0) {
         rc = memory_shape(self, shape);
     }
-    if (gate_leave(&holder->gate))
+    if (rc && self)
+        self->cuda = -1;
+    if ((!self || self->cuda < 0) && gate_leave(&holder->gate))
         holder_drop(holder); /* released meanwhile by another thread */
     if (rc)
         Py_CLEAR(self);
@@ -120,6 +127,8 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 static void memory_dealloc(struct memory_object *self)
 {
     PyMem_Free(self->format);
+    if (self->holder && self->cuda >= 0 && gate_leave(&self->holder->gate))
+        holder_drop(self->holder);
     Py_XDECREF((PyObject *)self->holder);
     object_free((PyObject *)self);
 }
@@ -127,6 +136,10 @@ static void memory_dealloc(struct memory_object *self)
 static int memory_getbuffer(struct memory_object *self, Py_buffer *view, int flags)
 {
     view->obj = NULL;
+    if (self->cuda >= 0) {
+        PyErr_Format(PyExc_BufferError, "this memory is of CUDA device %d, not the CPU's", self->cuda);
+        return -1;
+    }
     if ((flags & PyBUF_WRITABLE) && self->read_only) {
         PyErr_SetString(PyExc_BufferError,
                         "this memory belongs to the pool and is read-only: copy it to write");
@@ -168,7 +181,13 @@ static PyObject *memory_nbytes(struct memory_object *self, void *closure)
     return PyLong_FromSsize_t(self->bytes);
 }
 
-static PyGetSetDef memory_getset[] = {{"holder", (getter)memory_holder, NULL, "what keeps the memory", NULL},
+static PyObject *memory_address(struct memory_object *self, void *closure)
+{
+    return PyLong_FromVoidPtr((void *)(uintptr_t)self->data);
+}
+
+static PyGetSetDef memory_getset[] = {{"address", (getter)memory_address, NULL, "int", NULL},
+                                      {"holder", (getter)memory_holder, NULL, "what keeps the memory", NULL},
                                       {"nbytes", (getter)memory_nbytes, NULL, "bytes", NULL},
                                       {0}};
 static PyType_Slot memory_slots[] = {{Py_tp_new, memory_new},
@@ -212,6 +231,7 @@ struct dl_managed_versioned {
     struct dl_tensor tensor;
 };
 #define DL_CPU            1
+#define DL_CUDA           2
 #define DL_FLAG_READ_ONLY 1u
 #define DL_FLAG_COPIED    2u
 
@@ -221,6 +241,7 @@ struct dl_box {
         struct dl_managed_versioned versioned;
     };
     Py_buffer buffer;
+    PyObject *owner; /* of device memory, which is no buffer */
     int64_t shape[MAX_DIMS], strides[MAX_DIMS];
 };
 
@@ -229,7 +250,10 @@ static void box_free(struct dl_box *box)
     /* At exit consumers may outlive the interpreter: then there is nothing to give back. */
     if (Py_IsInitialized()) {
         PyGILState_STATE gil = PyGILState_Ensure();
-        PyBuffer_Release(&box->buffer);
+        if (box->owner)
+            Py_DECREF(box->owner);
+        else
+            PyBuffer_Release(&box->buffer);
         PyGILState_Release(gil);
     }
     free(box);
@@ -267,18 +291,29 @@ PyObject *module_dlpack(PyObject *module, PyObject *args)
     struct dl_box *box = calloc(1, sizeof(*box));
     if (!box)
         return PyErr_NoMemory();
-    if (PyObject_GetBuffer(object, &box->buffer, PyBUF_STRIDES | (read_only ? 0 : PyBUF_WRITABLE)) < 0) {
+    struct memory_object *memory =
+        PyObject_TypeCheck(object, memory_type) ? (struct memory_object *)object : NULL;
+    bool cuda = memory && memory->cuda >= 0;
+    if (cuda) {
+        Py_INCREF(object);
+        box->owner = object;
+        box->buffer = (Py_buffer){.buf = (void *)(uintptr_t)memory->data,
+                                  .itemsize = memory->itemsize,
+                                  .ndim = memory->ndim,
+                                  .shape = memory->shape,
+                                  .strides = memory->strides};
+    } else if (PyObject_GetBuffer(object, &box->buffer, PyBUF_STRIDES | (read_only ? 0 : PyBUF_WRITABLE)) <
+               0) {
         free(box);
         return NULL;
     }
     const Py_buffer *b = &box->buffer;
     if (b->ndim > MAX_DIMS || b->itemsize * 8 != (Py_ssize_t)bits) {
-        PyBuffer_Release(&box->buffer);
-        free(box);
+        box_free(box);
         return PyErr_Format(PyExc_BufferError, "not an array that DLPack describes");
     }
     struct dl_tensor tensor = {.data = b->buf,
-                               .device = {.type = DL_CPU},
+                               .device = {.type = cuda ? DL_CUDA : DL_CPU, .id = cuda ? memory->cuda : 0},
                                .ndim = b->ndim,
                                .dtype = {.code = (uint8_t)code, .bits = (uint8_t)bits, .lanes = 1},
                                .shape = box->shape,

@@ -84,6 +84,7 @@ struct holder_object {
     struct leat_hold *hold;
     struct set_object *set;   /* of a hold */
     struct ring_object *ring; /* of a batch */
+    void *stream;             /* CUDA: the slot is free when what is on it by then has finished */
     const void *data;         /* of a hold */
     uint64_t bytes;
 };

@@ -14,7 +14,9 @@
 
 void holder_drop(struct holder_object *self)
 {
-    if (self->batch)
+    /* Kernels that were launched on the last tensor may still run when it goes. */
+    if (self->batch && (leat_batch_memory(self->batch, NULL) == LEAT_MEMORY_HOST ||
+                        leat_batch_release_on_stream(self->batch, self->stream, NULL)))
         leat_batch_release(self->batch);
     if (self->hold) {
         leat_hold_release(self->hold);
@@ -135,11 +137,40 @@ static PyObject *holder_release_after(struct holder_object *self, PyObject *args
     Py_RETURN_NONE;
 }
 
+static PyObject *holder_place(struct holder_object *self, PyObject *none)
+{
+    int device;
+    if (!enter_batch(self))
+        return NULL;
+    enum leat_memory memory = leat_batch_memory(self->batch, &device);
+    leave_holder(self);
+    return Py_BuildValue("ii", (int)memory, device);
+}
+
+static PyObject *holder_record_stream(struct holder_object *self, PyObject *args)
+{
+    uint64_t stream;
+    if (!PyArg_ParseTuple(args, "O&", to_u64, &stream) || !enter_batch(self))
+        return NULL;
+    bool other = self->stream && self->stream != (void *)(uintptr_t)stream;
+    if (!other)
+        self->stream = (void *)(uintptr_t)stream;
+    leave_holder(self);
+    if (other) {
+        PyErr_SetString(PyExc_ValueError,
+                        "another stream was recorded for this batch: let one wait for the other");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef holder_methods[] = {
     {"info", (PyCFunction)holder_info, METH_NOARGS, "info() -> (n, position, slot, ids)"},
     {"present", (PyCFunction)holder_present, METH_VARARGS, "present(field) -> bytes, one for each sample"},
     {"release", (PyCFunction)holder_release, METH_NOARGS, "release()"},
     {"release_after", (PyCFunction)holder_release_after, METH_VARARGS, "release_after(fd)"},
+    {"place", (PyCFunction)holder_place, METH_NOARGS, "place() -> (enum leat_memory, device)"},
+    {"record_stream", (PyCFunction)holder_record_stream, METH_VARARGS, "record_stream(address)"},
     {0},
 };
 static PyGetSetDef holder_getset[] = {{"released", (getter)holder_released, NULL, "bool", NULL}, {0}};
@@ -328,11 +359,29 @@ static PyObject *ring_iterate(struct ring_object *self, PyObject *args)
     return (PyObject *)iter;
 }
 
+static PyObject *ring_stat(struct ring_object *self, PyObject *none)
+{
+    struct leat_view_stat s = {.size = sizeof(s)};
+    struct leat_error err = {0};
+    if (!gate_enter(&self->gate))
+        return gate_refuse(&self->gate, "the ring of batches");
+    int rc = leat_view_stat(self->view, &s, &err);
+    ring_leave(self);
+    if (rc)
+        return raise_error(rc, &err);
+    return Py_BuildValue("{s:s,s:i,s:K,s:K,s:K,s:K,s:K,s:K}", "delivery", s.delivery, "device", s.device,
+                         "slots", (unsigned long long)s.slots, "slot_bytes", (unsigned long long)s.slot_bytes,
+                         "pinned_bytes", (unsigned long long)s.pinned_bytes, "device_bytes",
+                         (unsigned long long)s.device_bytes, "bounced_bytes",
+                         (unsigned long long)s.bounced_bytes, "copies", (unsigned long long)s.copies);
+}
+
 static PyMethodDef ring_methods[] = {
     {"read_batch", (PyCFunction)ring_read_batch, METH_VARARGS,
      "read_batch(ids, timeout_ns, length) -> Holder"},
     {"iterate", (PyCFunction)ring_iterate, METH_VARARGS,
      "iterate(seed, epoch, block, flags, rank, world_size, first_position, keep_tail, ahead) -> Iter"},
+    {"stat", (PyCFunction)ring_stat, METH_NOARGS, "stat() -> dict"},
     {"close", (PyCFunction)ring_close, METH_NOARGS, "close()"},
     {0},
 };

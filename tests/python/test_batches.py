@@ -272,9 +272,6 @@ def test_ranks_of_the_launcher(big, monkeypatch, variables, caplog):
 def test_device(ws):
     with leat.batches(ws, 2, device="cpu") as batches:
         assert len(next(batches)) == 2
-    for device in ("cuda", "cuda:1", "pinned"):
-        with pytest.raises(leat.Unsupported, match="CUDA device"):
-            leat.batches(ws, 2, device=device)
     for device in ("gpu", "cuda:x", "cuda:", "cuda:-1", "cpu:1", "CUDA", None):
         with pytest.raises(ValueError, match="'cpu', 'pinned' or 'cuda:N'"):
             leat.batches(ws, 2, device=device)

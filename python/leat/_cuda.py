@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays in the memory of a GPU: descriptions of a slot that PyTorch, CuPy, Numba and JAX take without a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import _leat
+from ._fields import dlpack_code
+
+_CUDA = 2  # kDLCUDA
+
+
+class CudaArray:
+    """One field of a batch on a CUDA device: `torch.from_dlpack(array)`, `cupy.asarray(array)`, `jax.dlpack.from_dlpack(array)`.
+
+    The slot stays while the array, or what was made of it, exists. The bytes are there already: no stream need wait for
+    them. Work on them that is on another stream than the default one when the last array goes must be told of:
+    `batch.record_stream(stream)`.
+    """
+
+    __slots__ = ("_memory", "shape", "dtype", "device", "__weakref__")
+
+    def __init__(self, memory: _leat.Memory, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> None:
+        self._memory = memory
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3 (https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html); stream None: nothing to wait for."""
+        address = self._memory.address if self.nbytes else 0
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (address, False), "version": 3,
+                "strides": None, "stream": None}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (_CUDA, self.device)
+
+    def __dlpack__(self, *, stream: object = None, max_version: tuple[int, int] | None = None,
+                   dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> object:
+        """A DLPack capsule. `stream` is the consumer's: the bytes are there before any of them, so it need not wait."""
+        if stream is not None and (not isinstance(stream, int) or stream < -1 or stream == 0):
+            raise BufferError(f"stream={stream!r}: None, -1, 1, 2 or a CUDA stream's address")
+        if dl_device is not None and tuple(dl_device) != (_CUDA, self.device):
+            raise BufferError(f"this memory is of CUDA device {self.device}: copy it to device {tuple(dl_device)}")
+        if copy:
+            raise BufferError("a copy on the device is the consumer's to make")
+        code, bits = dlpack_code(self.dtype)
+        versioned = max_version is not None and tuple(max_version) >= (1, 0)
+        return _leat.dlpack(self._memory, code, bits, versioned, False, False)
+
+    def __repr__(self) -> str:
+        return f"<leat.CudaArray of shape {self.shape}, dtype {self.dtype.str!r}, CUDA device {self.device}>"

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches on a GPU, with the libcuda of tests/fakecuda: each test in a process of its own, since a process loads one libcuda."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from conftest import BUILD
+
+FAKE = BUILD / "tests" / "fakecuda" / "fakecuda.so"
+
+PRELUDE = """
+import ctypes, gc, os
+import numpy as np, leat
+fake = ctypes.CDLL(os.environ["LEAT_LIBCUDA"]) if "/" in os.environ["LEAT_LIBCUDA"] else None
+rows = np.arange(40 * 6, dtype=np.float32).reshape(40, 2, 3)
+np.save("rows.npy", rows)
+ws = leat.open("rows.npy")
+def back(address, like):
+    out = np.empty_like(like)
+    assert fake.cuMemcpyDtoH_v2(out.ctypes.data_as(ctypes.c_void_p), ctypes.c_ulonglong(address), ctypes.c_size_t(out.nbytes)) == 0
+    return out
+"""
+
+
+@pytest.fixture
+def run(runtime, tmp_path):
+    def run(code, library=FAKE):
+        done = subprocess.run([sys.executable, "-c", PRELUDE + code], cwd=tmp_path, env={**os.environ, "LEAT_LIBCUDA": str(library)},
+                              capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+    return run
+
+
+def test_an_epoch(run):
+    run("""
+fake.fakecuda_delay(300)
+seen = []
+with leat.batches(ws, 4, shuffle="full", device="cuda:1", slots=2) as batches:
+    for batch in batches:
+        field = batch.data
+        what = field.__cuda_array_interface__
+        assert what["shape"] == field.shape == (4, 2, 3) and what["typestr"] == "<f4" and what["version"] == 3
+        assert what["stream"] is None and what["strides"] is None and field.nbytes == 96
+        assert (back(what["data"][0], rows[:4]) == rows[batch.ids]).all()
+        seen += batch.ids.tolist()
+        del field
+    assert sorted(seen) == list(range(40))
+    del batch
+""")
+
+
+def test_dlpack(run):
+    run("""
+class Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64))]
+get = ctypes.pythonapi.PyCapsule_GetPointer
+get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+batches = leat.batches(ws, 4, shuffle=False, device="cuda:1", slots=2)
+batch = next(batches)
+field = batch.data
+assert field.__dlpack_device__() == (2, 1)
+for stream in (None, -1, 1, 2, 12345):
+    capsule = field.__dlpack__(stream=stream)
+tensor = Tensor.from_address(get(capsule, b"dltensor"))
+address = field.__cuda_array_interface__["data"][0]
+assert (tensor.data, tensor.device_type, tensor.device_id, tensor.ndim, tensor.code, tensor.bits) == (address, 2, 1, 3, 2, 32)
+assert list(tensor.shape[:3]) == [4, 2, 3]
+for wrong in (dict(stream=0), dict(dl_device=(1, 0)), dict(copy=True)):
+    try:
+        field.__dlpack__(**wrong)
+    except BufferError:
+        continue
+    raise SystemExit(wrong)
+for wrong in (lambda: memoryview(field._memory), lambda: batch.release_after(0)):
+    try:
+        wrong()
+    except BufferError:
+        continue
+    raise SystemExit("a view of device memory for the CPU")
+# The slot is not filled again before the capsule has gone.
+del field
+batch.release()
+second = next(batches)
+try:
+    batches._timeout_ns = 50_000_000
+    next(batches)
+    raise SystemExit("a slot that is looked at was filled")
+except (leat.TimedOut, leat.Busy):
+    pass
+del capsule
+batches._timeout_ns = 0
+third = next(batches)
+assert third.data.__cuda_array_interface__["data"][0] == address
+assert (back(address, rows[:4]) == rows[8:12]).all()
+""")
+
+
+def test_a_kernel_still_reads(run):
+    """The batch goes while a kernel on a stream of its own reads it."""
+    run("""
+out, go = np.zeros((4, 2, 3), np.float32), ctypes.c_int(0)
+batches = leat.batches(ws, 4, shuffle=False, device="cuda:0", slots=2)
+batch = next(batches)
+stream = 2
+fake.fakecuda_kernel(ctypes.c_void_p(stream), out.ctypes.data_as(ctypes.c_void_p),
+                     ctypes.c_ulonglong(batch.data.__cuda_array_interface__["data"][0]), ctypes.c_size_t(out.nbytes), ctypes.byref(go))
+batch.record_stream(stream)
+batch.record_stream(stream)
+try:
+    batch.record_stream(7)
+    raise SystemExit("two streams")
+except ValueError:
+    pass
+del batch
+second = next(batches)
+del second
+batches._timeout_ns = 50_000_000
+held = []
+try:
+    for i in range(3):
+        held.append(next(batches))
+    raise SystemExit("a slot in use was filled")
+except (leat.TimedOut, leat.Busy):
+    pass
+go.value = 1
+held.clear()
+batches._timeout_ns = 0
+while True:
+    batch = next(batches, None)
+    if batch is None:
+        break
+    assert (back(batch.data.__cuda_array_interface__["data"][0], rows[:4]) == rows[batch.ids]).all()
+assert (out == rows[:4]).all()
+""")
+
+
+def test_pinned_and_delivery(run):
+    run("""
+with leat.batches(ws, 4, shuffle=False, device="pinned") as batches:
+    assert (next(batches).data == rows[:4]).all()
+    assert batches.delivery()["delivery"] == "pinned" and batches.delivery()["pinned_bytes"] > 0
+with leat.batches(ws, 4, shuffle=False, device="cuda") as batches:
+    next(batches)
+    how = batches.delivery()
+    assert how["delivery"] == "bounce" and how["bounced_bytes"] >= 96 and how["device_bytes"] == how["pinned_bytes"], how
+with leat.batches(ws, 4) as batches:
+    assert batches.delivery()["delivery"] == "host"
+try:
+    leat.batches(ws, 4, device="cuda:9")
+    raise SystemExit("device 9")
+except ValueError as e:
+    assert "there are 2" in str(e), e
+""")
+
+
+def test_no_driver(run):
+    run("""
+for device in ("cuda", "pinned"):
+    try:
+        leat.batches(ws, 4, device=device)
+        raise SystemExit("no driver")
+    except leat.Unsupported as e:
+        assert "libnot-there.so.1" in str(e), e
+""", library="libnot-there.so.1")
