@@ -50,7 +50,7 @@ class Stat:
     streamed: bool  #: larger than the pool: part of it comes through a window
     generation: int
     version: int
-    transport: str  #: what this process reads it by: "shm", "tcp", "shm+tcp"; over two rails "tcp x2"
+    transport: str  #: what this process reads it by: "shm", "tcp", "shm+tcp", "rdma", "rdma-write", "shm+rdma"; over two rails "tcp x2"
     lost_samples: int  #: with a node that is gone: read from their source, or, of a pushed set, not to be had
 
 

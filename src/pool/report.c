@@ -427,7 +427,8 @@ static char *metrics_text(const struct server_view *view)
     metric(&t, "data_sent_bytes_total", "counter", "Sample bytes sent.", (double)net.bytes_sent);
     char rail[NET_ADDRESS_BYTES];
     if (view->listen)
-        text_add(&t, "# HELP leat_rail_sent_bytes_total Sample bytes sent, by the address of this node that was asked.\n# TYPE "
+        text_add(&t, "# HELP leat_rail_sent_bytes_total Sample bytes sent, by the address of this node that "
+                     "was asked.\n# TYPE "
                      "leat_rail_sent_bytes_total counter\n");
     for (unsigned k = 0; view->listen && k < net_addresses_count(view->listen); k++) {
         net_addresses_at(view->listen, k, rail);

@@ -273,7 +273,9 @@ static void test_freezes(void **state)
     struct one x;
     assert_int_equal(one_connect(&x, SERVE, config), 0);
     assert_int_equal(one_read(&x, 0), 0);
+    int stopped;
     kill(child, SIGSTOP);
+    assert_int_equal(waitpid(child, &stopped, WUNTRACED), child); /* all of its threads */
     int rc = one_read(&x, clock_now_ns() + 100 * NS_PER_MS);
     memset(dst, 0x5a, sizeof(dst)); /* QUIESCED: it is ours again */
     kill(child, SIGCONT);
