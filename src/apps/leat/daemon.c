@@ -98,7 +98,7 @@ static void show_list(const json_t *list, unsigned depth)
             printf("%*s%s\n", (int)(2 * depth), "", text);
             continue;
         }
-        /* One line an element: its scalars. */
+        /* One line an element: its scalars; then its lists, where there is more than one thing in them: rails of a node. */
         printf("%*s- ", (int)(2 * depth), "");
         const char *key, *gap = "";
         json_t *v;
@@ -113,6 +113,13 @@ static void show_list(const json_t *list, unsigned depth)
             gap = ", ";
         }
         putchar('\n');
+        json_object_foreach((json_t *)row, key, v)
+        {
+            if (depth < DEPTH_MAX && json_is_array(v) && json_array_size(v) > 1) {
+                printf("%*s%s\n", (int)(2 * depth + 2), "", key);
+                show_list(v, depth + 2);
+            }
+        }
     }
 }
 
