@@ -136,9 +136,13 @@ static uint64_t path_seen(const struct path *path)
     return p ? ((uint64_t)(uintptr_t)p << 20) ^ ((uint64_t)p->op.cursor << 32) ^ p->op.cursor_bytes : 0;
 }
 
+/* How long it may be silent. */
 static uint64_t stall_ns(const struct path *path)
 {
-    const struct flight *f = list_first(&path->parts, struct part, node)->flight;
+    const struct part *p = list_first(&path->parts, struct part, node);
+    const struct flight *f = p ? p->flight : NULL;
+    if (!f)
+        return UINT64_MAX;
     if (!f->op->deadline_ns || f->op->deadline_ns <= f->started_ns)
         return STALL_MAX_NS;
     uint64_t share = (f->op->deadline_ns - f->started_ns) / STALL_SHARE;
@@ -157,7 +161,7 @@ static void look_at(struct net_endpoint *ep, uint64_t now)
             path->seen = seen;
             path->moved_ns = now;
         }
-        uint64_t limit = list_empty(&path->parts) ? UINT64_MAX : stall_ns(path), quiet = now - path->moved_ns;
+        uint64_t limit = stall_ns(path), quiet = now - path->moved_ns;
         if (quiet >= limit)
             silent |= 1u << k;
         else if (quiet < limit / 2) /* one that is about to be silent itself takes nothing over */
