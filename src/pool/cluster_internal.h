@@ -19,7 +19,7 @@ struct rail_state {
 struct link {
     struct cluster *cluster;
     struct rail_state rails[NET_ADDRESSES_MAX];
-    uint64_t gone_ns; /* a connection that it made to us ended; 0: it is known what it holds */
+    uint64_t gone_ns;  /* a connection that it made to us ended; 0: it is known what it holds */
     struct peer *peer; /* NULL: ourselves */
     bool pinged;
     int said_down; /* the status that was logged last; 0: none since it was up */

@@ -97,7 +97,8 @@ struct pool {
     _Atomic uint64_t sets_alive; /* until their memory is gone */
     _Atomic unsigned threads;    /* of indexing and verifying: each has a message to the loop to deliver */
     _Atomic bool stopping;
-    _Atomic uint64_t rail_sent_bytes[NET_ADDRESSES_MAX]; /* any thread: by each of the addresses that we listen on */
+    _Atomic uint64_t
+        rail_sent_bytes[NET_ADDRESSES_MAX]; /* any thread: by each of the addresses that we listen on */
 };
 
 int pool_new(struct loop *loop, const struct pool_config *config, struct pool **ret_pool,

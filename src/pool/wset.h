@@ -82,9 +82,10 @@ struct wset {
     struct proto_node *nodes;
     uint64_t lost_nodes; /* control loop: a bit each */
     uint64_t holders;    /* control loop: nodes that keep it here, a bit each */
-    uint64_t doubted;    /* control loop: holders whose connection ended and who have not said since that they keep it */
-    uint64_t resyncing;  /* control loop: nodes that were asked and have not answered */
-    bool holding;        /* control loop: the hosts keep it for us */
+    uint64_t
+        doubted; /* control loop: holders whose connection ended and who have not said since that they keep it */
+    uint64_t resyncing; /* control loop: nodes that were asked and have not answered */
+    bool holding;       /* control loop: the hosts keep it for us */
     uint64_t streamed_samples, window_bytes;
     uint64_t pinned_end; /* addresses at and above are streamed */
     uint64_t
