@@ -10,11 +10,12 @@
 
 #include "base/clock.h"
 
-#define WINDOW_NS    (2 * NS_PER_MS)
-#define WINDOW_BYTES (256 * KIB)
-#define AGE_NS       (20 * NS_PER_MS)
-#define PAUSE_MIN_NS (1 * NS_PER_S)
-#define PAUSE_MAX_NS (32 * NS_PER_S)
+#define WINDOW_NS     (2 * NS_PER_MS)
+#define WINDOW_MAX_NS (20 * NS_PER_MS)
+#define WINDOW_BYTES  (256 * KIB)
+#define AGE_NS        (20 * NS_PER_MS)
+#define PAUSE_MIN_NS  (1 * NS_PER_S)
+#define PAUSE_MAX_NS  (32 * NS_PER_S)
 
 /* Of a path that was not measured: its link's, else the best of the others', else all are alike. */
 static uint64_t believed(const struct stripe_path *paths, unsigned n, const struct stripe_path *p)
@@ -95,7 +96,8 @@ void stripe_done(struct stripe_path *p, uint64_t bytes, uint64_t now_ns)
     p->ran_dry |= p->out_bytes == 0;
     p->total_bytes += bytes;
     uint64_t spent_ns = now_ns > p->window_start_ns ? now_ns - p->window_start_ns : 0;
-    if (spent_ns >= WINDOW_NS || (p->window_bytes >= WINDOW_BYTES && spent_ns)) {
+    bool enough = spent_ns >= WINDOW_NS && p->window_bytes >= WINDOW_BYTES;
+    if (enough || spent_ns >= WINDOW_MAX_NS) {
         uint64_t rate = (uint64_t)((double)p->window_bytes * 1e9 / (double)spent_ns),
                  old = p->rate_bytes_per_s;
         /* One that ran dry had no more to do, or waited for the server or for us: it is not slower for that, unless by far. */
