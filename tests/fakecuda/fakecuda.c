@@ -31,7 +31,7 @@ enum {
 struct event {
     unsigned long recorded, came;
 };
-enum kind { COPY, RECORD, WAIT, KERNEL };
+enum kind { COPY, RECORD, WAIT, KERNEL, FILL };
 struct op {
     struct op *next;
     enum kind kind;
@@ -223,6 +223,12 @@ static void run_op(struct op *op)
     }
     if (op->kind == KERNEL && !gone(op))
         touch(op->device, op->to, op->bytes, false);
+    if (op->kind == FILL && !gone(op)) {
+        struct block *block = within(allocated, (uintptr_t)op->device, op->bytes);
+        mprotect((void *)block->at, block->bytes, PROT_READ | PROT_WRITE);
+        memset((void *)(uintptr_t)op->device, 0xA5, op->bytes);
+        mprotect((void *)block->at, block->bytes, PROT_NONE);
+    }
     if (op->kind == RECORD && op->event->came < op->number)
         op->event->came = op->number;
 }
@@ -314,6 +320,8 @@ CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags);
 CUresult cuMemHostUnregister(void *at);
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, void *stream);
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, void *stream);
+CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t bytes, void *stream);
 CUresult cuStreamCreate(void **ret, unsigned flags);
 CUresult cuStreamDestroy_v2(void *stream);
 CUresult cuStreamQuery(void *stream);
@@ -455,6 +463,21 @@ CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
     BEGIN(false);
     touch(from, to, bytes, false);
     return end(OK);
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, void *stream)
+{
+    static const int at_once = 1;
+    BEGIN(true);
+    push(stream, (struct op){.kind = KERNEL, .device = from, .to = to, .bytes = bytes, .go = &at_once});
+    return end(OK);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t bytes, void *stream)
+{
+    BEGIN(true);
+    push(stream, (struct op){.kind = FILL, .device = at, .bytes = bytes});
+    return end(value == 0xA5 ? OK : INVALID);
 }
 
 CUresult cuStreamCreate(void **ret, unsigned flags)
