@@ -29,6 +29,7 @@ enum {
 #define DEVICES 2
 
 struct event {
+    struct event *next;
     unsigned long recorded, came;
 };
 enum kind { COPY, RECORD, WAIT, KERNEL, FILL };
@@ -58,6 +59,7 @@ struct block {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 static struct block *pinned, *allocated;
+static struct event *all_events; /* never freed: an operation may still name one */
 static struct stream *default_stream;
 static struct fakecuda_stat stat_;
 static unsigned delay_us, fail_nth;
@@ -513,9 +515,12 @@ CUresult cuStreamWaitEvent(void *stream, struct event *event, unsigned flags)
 CUresult cuEventCreate(struct event **ret, unsigned flags)
 {
     BEGIN(true);
-    *ret = calloc(1, sizeof(**ret)); /* never freed: an operation may still name it */
+    if (!(*ret = calloc(1, sizeof(**ret))))
+        return end(NO_MEMORY);
+    (*ret)->next = all_events;
+    all_events = *ret;
     stat_.events++;
-    return end(*ret ? OK : NO_MEMORY);
+    return end(OK);
 }
 
 CUresult cuEventRecord(struct event *event, void *stream)
