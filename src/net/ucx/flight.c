@@ -84,11 +84,19 @@ static void slice_back(struct slice *s, int status)
     flight_back(f);
 }
 
+/* UCX may give a failed get back before it says that the path broke, and another part of it may still land until that is closed. */
+static void get_back(struct slice *s, ucs_status_t status)
+{
+    if (status != UCS_OK)
+        s->path->failed = s->flight->endpoint->ctx->look = true;
+    slice_back(s, status == UCS_OK ? 0 : LEAT_PEER_GONE);
+}
+
 static void on_slice(void *request, ucs_status_t status, void *arg)
 {
     struct slice *s = arg;
     s->flight->endpoint->ctx->ucx->ucp_request_free(request);
-    slice_back(s, status == UCS_OK ? 0 : LEAT_PEER_GONE);
+    get_back(s, status);
 }
 
 /* --- cutting --------------------------------------------------------------------------------------------------------- */
@@ -315,7 +323,7 @@ static void send_get(struct slice *s)
     ucs_status_ptr_t request = ep->ctx->ucx->ucp_get_nbx(s->path->ep, s->cut.dst, s->cut.bytes,
                                                          key->addr + s->cut.offset, rkey, &param);
     if (!UCS_PTR_IS_PTR(request))
-        slice_back(s, UCS_PTR_STATUS(request) == UCS_OK ? 0 : LEAT_PEER_GONE);
+        get_back(s, UCS_PTR_STATUS(request));
 }
 
 /* It may be over, and gone, when this returns. */

@@ -6,7 +6,8 @@
  * writes every range, then flushes: once the flush is back the bytes are there, and the request is answered.
  *
  * Failure modes: a range that cannot be, or a view that is not known, refuse the whole request. A connection that breaks ends its puts
- * with LEAT_PEER_GONE. A peer that is gone is not answered.
+ * with LEAT_PEER_GONE, which nothing else is answered with once a byte may have been written: the client then closes its paths before
+ * it uses the destination again. A peer that is gone is not answered.
  *
  * Invariants: a put holds its peer and its registrations until UCX has given back everything that belongs to it; what a client names
  * is written nowhere but into the view that it registered itself.

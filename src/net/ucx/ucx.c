@@ -13,8 +13,8 @@
  *                deadline, dead peer, disconnect: DONE with a status ─── every slice back, every path closed ──▶ QUIESCED
  *
  * Failure modes: a path that breaks is closed, and fails the reads of its slices with LEAT_PEER_GONE; the last one takes the endpoint with
- * it. A refused key fails the ops that need it. A passed deadline, and the end of the data connection, close everything: what
- * was out is DONE at once, and QUIESCED when UCX has given each slice back and has closed the paths, which takes the queue pairs
+ * it. A refused key fails the ops that need it. A passed deadline, the end of the data connection, and a put that failed after it
+ * may have begun close everything: what was out is DONE at once, and QUIESCED when UCX has given each slice back and has closed the paths, which takes the queue pairs
  * down: nothing lands after that.
  *
  * Invariants:
@@ -276,6 +276,18 @@ static int keys_came(struct net_endpoint *ep)
     return bytes_in_done(&in);
 }
 
+/* What a daemon says to a PUT before it writes a byte (put.c). After any other error bytes may still be on their way into a
+ * destination, and only closed paths keep them out. */
+static bool put_refused(int status)
+{
+    static const int refusals[] = {LEAT_INVALID,     LEAT_STALE,    LEAT_DENIED,
+                                   LEAT_UNSUPPORTED, LEAT_NO_SPACE, -ENOMEM};
+    for (unsigned i = 0; i < ARRAY_LEN(refusals); i++)
+        if (status == refusals[i])
+            return true;
+    return false;
+}
+
 static int message_came(struct net_endpoint *ep)
 {
     struct ask *ask;
@@ -294,6 +306,8 @@ static int message_came(struct net_endpoint *ep)
         ask = ask_find(ep, ep->frame.id);
         if (!ask)
             return LEAT_CORRUPT;
+        if (status && !put_refused(status))
+            return status;
         ask_over(ep, ask, status);
         return 0;
     default:
