@@ -31,6 +31,7 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
@@ -40,6 +41,7 @@
 #define KEY_PADDING      256       /* zeros behind a packed key: UCX is not told its length */
 #define ENDPOINTS_A_POLL 32
 #define CONNECT_NS       (3 * NS_PER_S) /* most time for a path to come up, where the caller gives more */
+#define DEATH_MS         200
 #define FREE_NS          (5 * NS_PER_S)
 
 static struct ucx_ctx *ctx_of(struct net_ctx *base)
@@ -577,6 +579,14 @@ static void ucx_disconnect(struct net_ctx *base, struct net_endpoint *ep)
     settle(ctx_of(base));
 }
 
+/* A rail that refuses tells a node that just died from one whose rails are closed to us as little as a port does: the data connection
+ * knows, if not at once. */
+static bool far_end_died(const struct net_endpoint *ep)
+{
+    struct pollfd p = {.fd = ep->fd, .events = POLLRDHUP};
+    return poll(&p, 1, DEATH_MS) == 1 && p.revents & (POLLRDHUP | POLLHUP | POLLERR);
+}
+
 /* Until a path is up: what cannot be reached is told here, while there is still another way. LEAT_UNSUPPORTED: none came up. */
 static int wait_path(struct net_endpoint *ep, uint64_t deadline_ns, struct leat_error *err)
 {
@@ -592,9 +602,12 @@ static int wait_path(struct net_endpoint *ep, uint64_t deadline_ns, struct leat_
                 return 0;
             alive += !ep->paths[i].failed;
         }
-        if (alive == 0 || clock_now_ns() >= until)
+        if (alive == 0 || clock_now_ns() >= until) {
+            if (far_end_died(ep))
+                return error_set(err, LEAT_PEER_GONE, "it went while rails were connected to it");
             return error_set(err, LEAT_UNSUPPORTED, "no rail reaches it (%s)",
                              alive ? "no answer" : "refused, or no route");
+        }
         int rc = wait_and_serve(ctx, more ? 0 : MIN(clock_poll_ms(until), 100));
         if (rc < 0)
             return error_sys(err, rc, "cannot wait for a rail");
