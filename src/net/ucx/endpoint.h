@@ -115,12 +115,18 @@ struct ucx_ctx {
     unsigned nrails;
     struct ucx_rail rails[NET_RDMA_RAILS_MAX];
     uint64_t secrets[NET_RDMA_RAILS_MAX];
+    struct ucx_shape shape; /* of the keys that we believe */
     struct list endpoints, memories, spares;
     struct list events, told;
     uint64_t min_deadline_ns; /* as in tcp.c: may be too early, never too late */
     unsigned in_flight;       /* ops not yet QUIESCED */
     bool look;                /* a callback left a mark somewhere */
 };
+
+/* --- keys.c ------------------------------------------------------------------------------------------------------ */
+
+/* The answer to RDMA_KEYS is in `frame` and `body`. LEAT_CORRUPT, LEAT_STALE, -ENOMEM: the endpoint is of no use. */
+int keys_came(struct net_endpoint *ep);
 
 /* --- flight.c ---------------------------------------------------------------------------------------------------- */
 

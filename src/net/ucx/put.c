@@ -181,14 +181,6 @@ void serve_view_free(struct serve_view *view)
     free(view);
 }
 
-/* UCX believes what a packed key says of itself (its devices, sizes, kind of memory), and crashes on one that lies. One that is shaped as
- * ours are holds nothing but numbers for the NIC, which checks them. */
-static bool shaped_as_ours(const struct net_rdma_server *server, const uint8_t *key, size_t len)
-{
-    return len == server->sample_key_bytes &&
-           memcmp(key, server->sample_key, MIN(len, sizeof(server->sample_key))) == 0;
-}
-
 int net_rdma_peer_view(struct net_rdma_peer *peer, struct bytes_in *in, struct leat_error *err)
 {
     uint32_t id = bytes_get_u32(in);
@@ -204,12 +196,10 @@ int net_rdma_peer_view(struct net_rdma_peer *peer, struct bytes_in *in, struct l
     for (uint32_t i = 0; rc == 0 && i < n; i++) {
         uint32_t len = bytes_get_u32(in);
         const void *packed = len <= PROTO_KEY_BYTES ? bytes_get(in, len) : NULL;
-        if (!packed || !shaped_as_ours(peer->server, packed, len))
+        if (!packed || !ucx_shape_fits(&peer->server->shape, packed, len))
             rc = LEAT_CORRUPT;
-        else if (!(view->key[i] = calloc(1, len + KEY_PADDING)))
+        else if (!(view->key[i] = ucx_key_copy(packed, len)))
             rc = error_set(err, -ENOMEM, "out of memory for a view");
-        else
-            memcpy(view->key[i], packed, len);
         view->n += rc == 0;
     }
     if (rc == 0)

@@ -27,6 +27,7 @@
 
 #define DEVICES     "/sys/class/infiniband"
 #define DEFAULT_TLS "rc_mlx5,rc_verbs"
+#define KEY_PADDING 4096  /* zeros behind a packed key */
 #define TURN        10000 /* calls of progress before others get their turn */
 
 const char *ucx_tls(const struct net_rdma_config *config)
@@ -462,6 +463,44 @@ int ucx_rail_map(struct ucx_rail *rail, void *addr, uint64_t bytes, bool remote_
                      "rail %s cannot register %" PRIu64 " bytes: %s", rail->name, bytes,
                      rail->ucx->ucs_status_string(status));
 }
+
+int ucx_shape_take(struct ucx_rail *rail, struct ucx_shape *ret_shape, struct leat_error *err)
+{
+    struct ucx_shape shape = {0};
+    ucp_mem_h memh;
+    void *key, *page = aligned_alloc(4 * KIB, 4 * KIB);
+    if (!page)
+        return error_set(err, -ENOMEM, "out of memory for a key");
+    int rc = ucx_rail_map(rail, page, 4 * KIB, true, -1, &memh, err);
+    if (rc) {
+        free(page);
+        return rc;
+    }
+    ucs_status_t status = rail->ucx->ucp_rkey_pack(rail->context, memh, &key, &shape.bytes);
+    if (status == UCS_OK) {
+        memcpy(shape.head, key, MIN(shape.bytes, sizeof(shape.head)));
+        rail->ucx->ucp_rkey_buffer_release(key);
+        *ret_shape = shape;
+    }
+    rail->ucx->ucp_mem_unmap(rail->context, memh);
+    free(page);
+    return status == UCS_OK ? 0 : error_set(err, ucx_errno(status), "rail %s gives no key", rail->name);
+}
+
+bool ucx_shape_fits(const struct ucx_shape *shape, const void *key, size_t len)
+{
+    return len == shape->bytes && memcmp(key, shape->head, MIN(len, sizeof(shape->head))) == 0;
+}
+
+void *ucx_key_copy(const void *key, size_t len)
+{
+    uint8_t *copy = calloc(1, len + KEY_PADDING);
+    if (copy)
+        memcpy(copy, key, len);
+    return copy;
+}
+
+/* --- for leat doctor -------------------------------------------------------------------------------------------------- */
 
 void net_rdma_report(struct net_rdma_report *ret_report)
 {

@@ -35,6 +35,20 @@ int ucx_rail_arm(struct ucx_rail *rail);
 int ucx_rail_map(struct ucx_rail *rail, void *addr, uint64_t bytes, bool remote_read, int device,
                  ucp_mem_h *ret_memh, struct leat_error *err);
 
+/* What a packed key of host memory begins with on our rails (devices, kind of memory, size of the first device's part), and its length. */
+#define UCX_SHAPE 10u
+struct ucx_shape {
+    uint8_t head[UCX_SHAPE];
+    size_t bytes;
+};
+/* Registers a page for as long as it takes to see its key. */
+int ucx_shape_take(struct ucx_rail *rail, struct ucx_shape *ret_shape, struct leat_error *err);
+/* UCX believes what a packed key says of itself, and crashes on one that lies. One that fits holds nothing but numbers for the NIC,
+ * which checks them. */
+bool ucx_shape_fits(const struct ucx_shape *shape, const void *key, size_t len);
+/* With zeros behind it: UCX is not told the length of a key. NULL: no memory. */
+void *ucx_key_copy(const void *key, size_t len);
+
 bool ucx_is_tcp(const struct net_rdma_config *config);
 const char *ucx_tls(const struct net_rdma_config *config);
 /* "10.0.0.1:1234", "[fe80::1]:1234" and back. */

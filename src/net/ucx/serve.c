@@ -277,24 +277,6 @@ static int rail_start(struct net_rdma_server *server, struct serve_rail *r,
     return 0;
 }
 
-/* What a packed key of host memory begins with, and how long it is, on these rails. */
-static int take_sample(struct net_rdma_server *server, struct leat_error *err)
-{
-    struct ucx_rail *rail = &server->rails[0].rail;
-    ucp_mem_h memh;
-    void *key;
-    int rc = ucx_rail_map(rail, server->sample, sizeof(server->sample), false, -1, &memh, err);
-    if (rc)
-        return rc;
-    ucs_status_t status = rail->ucx->ucp_rkey_pack(rail->context, memh, &key, &server->sample_key_bytes);
-    if (status == UCS_OK) {
-        memcpy(server->sample_key, key, MIN(server->sample_key_bytes, sizeof(server->sample_key)));
-        rail->ucx->ucp_rkey_buffer_release(key);
-    }
-    rail->ucx->ucp_mem_unmap(rail->context, memh);
-    return status == UCS_OK ? 0 : error_set(err, ucx_errno(status), "rail %s gives no key", rail->name);
-}
-
 int net_rdma_server_new(const struct net_rdma_config *config, struct net_rdma_server **ret_server,
                         struct leat_error *err)
 {
@@ -322,8 +304,8 @@ int net_rdma_server_new(const struct net_rdma_config *config, struct net_rdma_se
             server->n++;
     }
     if (server->n)
-        rc = take_sample(server, &why);
-    if (rc && (server->n == 0 || !server->sample_key_bytes)) {
+        rc = ucx_shape_take(&server->rails[0].rail, &server->shape, &why);
+    if (rc && (server->n == 0 || !server->shape.bytes)) {
         net_rdma_server_free(server);
         return error_set(err, rc, "%s", why.message);
     }

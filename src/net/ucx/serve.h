@@ -11,8 +11,6 @@
 #include <pthread.h>
 
 #define PEER_ENDPOINTS_MAX 64u /* connections of one data connection, on one rail */
-#define SAMPLE_KEY         10u /* of a packed key: devices, kind of memory, size of the first device's part */
-#define KEY_PADDING        4096 /* zeros behind a packed key: UCX is not told its length */
 
 struct view_key {
     struct list node;
@@ -79,9 +77,7 @@ struct net_rdma_server {
     pthread_mutex_t lock;
     struct list peers; /* newest first; under lock, and what is in them */
     uint64_t serials;
-    uint8_t sample[4096]; /* registered for one thing: to see what a key looks like here */
-    uint8_t sample_key[SAMPLE_KEY];
-    size_t sample_key_bytes; /* of all of it */
+    struct ucx_shape shape; /* of the keys that we believe */
     _Atomic uint64_t registrations, registered_bytes, key_requests;
     unsigned n;
     struct serve_rail rails[NET_RDMA_RAILS_MAX];

@@ -19,7 +19,7 @@
 #include "net/ucx/serve.h"
 
 /* What the child is told to do by the port that a connection comes to. */
-enum far { SERVE, SILENT, LIE, OTHER_GENERATION, BEGUN, KINDS_OF_FAR };
+enum far { SERVE, SILENT, LIE, OTHER_GENERATION, FALSE_KEY, BEGUN, KINDS_OF_FAR };
 static pid_t child;
 static char ports[KINDS_OF_FAR][32];
 static const struct net_rdma_config by_tcp = {.rails = "lo", .tls = "tcp"},
@@ -55,6 +55,8 @@ static int far_request(struct net_serve_target *t, uint16_t type, struct bytes_i
         return rc == NET_LATER ? error_set(err, LEAT_PEER_GONE, "a rail broke") : LEAT_CORRUPT;
     if (target->far == LIE && reply->len > 8)
         reply->data[4] ^= 1; /* another region than was asked for */
+    if (target->far == FALSE_KEY && reply->len > 36)
+        reply->data[36] ^= 0xff; /* the key's first byte: which devices it is for */
     if (target->far == OTHER_GENERATION && reply->len > 12)
         reply->data[8] ^= 1;
     return rc;
@@ -267,6 +269,9 @@ static void test_lies(void **state)
     NEEDS_UCX();
     struct one x;
     assert_int_equal(one_connect(&x, LIE, &by_tcp), 0);
+    assert_int_equal(one_read(&x, 0), LEAT_CORRUPT);
+    one_end(&x);
+    assert_int_equal(one_connect(&x, FALSE_KEY, &by_tcp), 0);
     assert_int_equal(one_read(&x, 0), LEAT_CORRUPT);
     one_end(&x);
     assert_int_equal(one_connect(&x, OTHER_GENERATION, &by_tcp), 0);

@@ -38,7 +38,6 @@
 #include <sys/socket.h>
 
 #define BODY_MAX         (4 * MIB) /* of a reply: PROTO_KEYS_MAX regions with the keys of every rail */
-#define KEY_PADDING      256       /* zeros behind a packed key: UCX is not told its length */
 #define ENDPOINTS_A_POLL 32
 #define CONNECT_NS       (3 * NS_PER_S) /* most time for a path to come up, where the caller gives more */
 #define DEATH_MS         200
@@ -213,33 +212,6 @@ static void check_deadlines(struct ucx_ctx *ctx)
 
 /* --- the data connection: receiving --------------------------------------------------------------------------------------- */
 
-static int take_key(struct net_endpoint *ep, struct bytes_in *in)
-{
-    uint32_t gid = bytes_get_u32(in), generation = bytes_get_u32(in);
-    uint64_t addr = bytes_get_u64(in), bytes = bytes_get_u64(in);
-    uint32_t nrails = bytes_get_u32(in);
-    if (in->bad || gid >= ep->nkeys || nrails == 0 || nrails > NET_RDMA_RAILS_MAX)
-        return LEAT_CORRUPT;
-    struct key *key = &ep->keys[gid];
-    if (key->state != KEY_ASKED || key->asked_id != ep->frame.id)
-        return LEAT_CORRUPT;
-    if (generation != ep->generation)
-        return LEAT_STALE;
-    for (uint32_t i = 0; i < nrails; i++) {
-        uint32_t len = bytes_get_u32(in);
-        const void *packed = len <= PROTO_KEY_BYTES ? bytes_get(in, len) : NULL;
-        if (!packed)
-            return LEAT_CORRUPT;
-        if (!(key->packed[i] = calloc(1, len + KEY_PADDING)))
-            return -ENOMEM;
-        memcpy(key->packed[i], packed, len);
-    }
-    key->addr = addr;
-    key->bytes = bytes;
-    key->state = KEY_HERE;
-    return 0;
-}
-
 static void keep_reason(struct net_endpoint *ep, int status)
 {
     struct bytes_in in = bytes_in_of(ep->body, ep->frame.body_bytes);
@@ -248,34 +220,6 @@ static void keep_reason(struct net_endpoint *ep, int status)
     if (message)
         snprintf(ep->ctx->base.why.message, sizeof(ep->ctx->base.why.message), "%s", message);
     ep->ctx->base.why.code = message ? status : 0;
-}
-
-static void refuse_keys(struct net_endpoint *ep, int status)
-{
-    for (uint32_t i = 0; i < ep->nkeys; i++)
-        if (ep->keys[i].state == KEY_ASKED && ep->keys[i].asked_id == ep->frame.id) {
-            ep->keys[i].state = KEY_REFUSED;
-            ep->keys[i].status = status;
-        }
-    ep->refused = true;
-}
-
-static int keys_came(struct net_endpoint *ep)
-{
-    if (ep->frame.status < 0) {
-        refuse_keys(ep, ep->frame.status);
-        return 0;
-    }
-    struct bytes_in in = bytes_in_of(ep->body, ep->frame.body_bytes);
-    uint32_t n = bytes_get_u32(&in);
-    if (in.bad || n > PROTO_KEYS_MAX)
-        return LEAT_CORRUPT;
-    for (uint32_t i = 0; i < n; i++) {
-        int rc = take_key(ep, &in);
-        if (rc)
-            return rc;
-    }
-    return bytes_in_done(&in);
 }
 
 /* What a daemon says to a PUT before it writes a byte (put.c). After any other error bytes may still be on their way into a
@@ -782,7 +726,7 @@ static int open_rails(struct ucx_ctx *ctx, const struct net_rdma_config *config,
     }
     if (rc == 0 && ctx->nrails == 0)
         rc = err && err->code < 0 ? err->code : LEAT_UNSUPPORTED;
-    return rc;
+    return rc ? rc : ucx_shape_take(&ctx->rails[0], &ctx->shape, err);
 }
 
 int net_rdma_new(const struct net_rdma_config *config, struct net_ctx **ret_ctx, struct leat_error *err)
