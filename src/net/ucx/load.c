@@ -8,8 +8,9 @@
  * UCX_HANDLE_ERRORS=none, and handlers are put back. They log on stdout: a handler of ours takes that.
  *
  * Constructors can be told by the environment alone, which is not ours to change: setenv moves it under the feet of other threads. For
- * the time of dlopen `environ` is a longer copy instead, which stays allocated, so that whoever reads meanwhile reads
- * one or the other.
+ * the time of dlopen `environ` is a longer copy instead, with our settings first, and afterwards that copy without them. The one that was
+ * there is not put back: a setenv meanwhile, in whatever thread, frees it, and what it changed is in the copy. Nothing that `environ`
+ * ever pointed to is freed by us. When setenv has put a new environment in place of the copy, our settings are unset in that.
  *
  * Failure modes: a library or a symbol that is not there is remembered, and answered again without trying anew.
  */
@@ -69,35 +70,76 @@ static void restore_signals(const struct sigaction saved[NSIG])
     }
 }
 
-/* NULL: no memory. */
-static char **longer_environ(void)
+/* The first one of a name counts. */
+static char events[] = "UCX_MEM_EVENTS=n", errors[] = "UCX_HANDLE_ERRORS=none";
+#define MORE 2
+
+/* A copy of `from` behind our settings. NULL: no memory. */
+static char **longer_environ(char *const *from)
 {
-    static char events[] = "UCX_MEM_EVENTS=n", errors[] = "UCX_HANDLE_ERRORS=none";
-    char *const more[] = {events, errors};
-    size_t n = 0, at = ARRAY_LEN(more);
-    while (environ && environ[n])
+    size_t n = 0;
+    while (from && from[n])
         n++;
-    char **made = calloc(n + ARRAY_LEN(more) + 1, sizeof(*made));
+    char **made = calloc(n + MORE + 1, sizeof(*made));
     if (!made)
         return NULL;
-    memcpy(made, more, sizeof(more)); /* the first one of a name counts */
+    made[0] = events;
+    made[1] = errors;
     for (size_t i = 0; i < n; i++)
-        made[at++] = environ[i];
+        made[MORE + i] = from[i];
     return made;
+}
+
+/* The program's own value for what `setting` sets, or NULL. */
+static const char *own_value(char *const *env, const char *setting)
+{
+    size_t len = strcspn(setting, "=") + 1;
+    for (; *env; env++)
+        if (strncmp(*env, setting, len) == 0)
+            return *env + len;
+    return NULL;
+}
+
+/* Another thread has put an environment of its own in place of ours, with what was in that: `setting` goes, the program's own value
+ * of that name comes back. By libc's functions, which take its lock. */
+static void take_out(const char *setting, const char *own)
+{
+    char name[40];
+    const char *value = strchr(setting, '=') + 1;
+    snprintf(name, sizeof(name), "%.*s", (int)(value - 1 - setting), setting);
+    if (getenv(name) != value)
+        return;
+    unsetenv(name);
+    if (own)
+        setenv(name, own, 1);
+}
+
+static bool swap_environ(char **from, char **to)
+{
+    return __atomic_compare_exchange_n(&environ, &from, to, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
 static void *open_library(const char *name)
 {
-    static char **ours; /* never freed */
-    char **theirs = environ;
+    static char **ours; /* never freed: who reads the environment may be in it */
+    const char *own_events, *own_errors;
     struct sigaction saved[NSIG];
-    if (!ours && !(ours = longer_environ()))
-        return NULL;
+    char **theirs;
+    do {
+        theirs = __atomic_load_n(&environ, __ATOMIC_ACQUIRE);
+        free(ours);
+        if (!(ours = longer_environ(theirs)))
+            return NULL;
+        own_events = own_value(ours + MORE, events);
+        own_errors = own_value(ours + MORE, errors);
+    } while (!swap_environ(theirs, ours));
     save_signals(saved);
-    __atomic_store_n(&environ, ours, __ATOMIC_RELEASE);
     void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    __atomic_store_n(&environ, theirs, __ATOMIC_RELEASE);
     restore_signals(saved);
+    if (ours[0] != events || ours[1] != errors || !swap_environ(ours, ours + MORE)) {
+        take_out(events, own_events);
+        take_out(errors, own_errors);
+    }
     return library;
 }
 
