@@ -119,7 +119,7 @@ _BY_CODE: dict[int, type[Error]] = {
 }
 
 
-def _make(code: int, name: str, message: str) -> Error:
+def _make(code: int, name: str | None, message: str) -> Error:
     return _BY_CODE.get(code, Error)(message, code=name)
 
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JPEGs to samples: decoded, cropped, resized, flipped and normalised in C, in threads, into arrays that are there already.
+
+>>> crop = leat.prep.RandomResizedCrop(224, seed=7)
+>>> images = crop(files, indices=range(len(files)))              # float32, N x 3 x 224 x 224, as torchvision's with antialias=True
+>>> images = crop(files, indices=ids, epoch=3, out=slot)         # where the caller wants it
+
+The crop of a sample is a function of (seed, epoch, index) alone. Other formats (PNG, WebP) are Pillow's business.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import numpy as np
+
+from . import _prep
+from ._errors import _make
+
+__all__ = ["CenterCrop", "RandomResizedCrop", "decode_jpeg", "jpeg_size"]
+
+_prep._set_error_maker(_make)
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+_FILTERS = {"bilinear": 0, "bicubic": 1}
+_FORMATS = {"uint8": (0, np.uint8), "float32": (1, np.float32), "bfloat16": (2, np.uint16)}
+
+
+def jpeg_size(data: Any, *, max_pixels: int = 0, orient: bool = True) -> tuple[int, int]:
+    """(height, width) as decode_jpeg would give them, from the header."""
+    width, height, _ = _prep.size(data, max_pixels, not orient)
+    return height, width
+
+
+def decode_jpeg(data: Any, *, max_pixels: int = 0, accept_damaged: bool = False, orient: bool = True) -> np.ndarray:
+    """The whole image: uint8, height x width x 3 (RGB), turned as EXIF says unless orient=False.
+
+    Raises leat.Corrupt (damaged, truncated), leat.Unsupported (12 bits, lossless), leat.Invalid (more than max_pixels).
+    """
+    height, width = jpeg_size(data, max_pixels=max_pixels, orient=orient)
+    out = np.empty((height, width, 3), np.uint8)
+    _prep.decode_into(data, out, max_pixels, accept_damaged, not orient)
+    return out
+
+
+class _Transform:
+    def __init__(self, mode: int, size: int | tuple[int, int], *, scale: tuple[float, float] = (0.08, 1.0),
+                 ratio: tuple[float, float] = (3 / 4, 4 / 3), flip: float = 0.5, resize: int = 256, interpolation: str = "bilinear",
+                 dtype: str = "float32", layout: str = "chw", mean: Sequence[float] = IMAGENET_MEAN,
+                 std: Sequence[float] = IMAGENET_STD, seed: int = 0, threads: int = 1, max_pixels: int = 0,
+                 accept_damaged: bool = False, orient: bool = True, exact: bool = False) -> None:
+        height, width = (size, size) if isinstance(size, int) else size
+        if interpolation not in _FILTERS or dtype not in _FORMATS or layout not in ("chw", "hwc"):
+            raise ValueError(f"interpolation is one of {list(_FILTERS)}, dtype one of {list(_FORMATS)}, layout 'chw' or 'hwc'")
+        number, self.dtype = _FORMATS[dtype]
+        self.seed = seed
+        self.shape = (3, height, width) if layout == "chw" else (height, width, 3)
+        self._transform = _prep.Transform(mode, _FILTERS[interpolation], number, layout == "chw", height, width, tuple(scale),
+                                          tuple(ratio), flip, resize, tuple(mean), tuple(std), max_pixels, accept_damaged,
+                                          not orient, exact, threads)
+
+    def __call__(self, buffers: Sequence[Any], indices: Sequence[int] | None = None, *, epoch: int = 0,
+                 out: Any = None) -> Any:
+        """Prepares a batch into `out` (any writable buffer of N samples of self.shape and self.dtype; bfloat16 as uint16), or a
+        fresh array. Raises for the first sample that can not be prepared; the others are there all the same."""
+        if out is None:
+            out = np.empty((len(buffers), *self.shape), self.dtype)
+        failed = self.run(buffers, range(len(buffers)) if indices is None else indices, epoch=epoch, out=out)
+        if failed:
+            i, code, message = failed[0]
+            more = f" (and {len(failed) - 1} more of this batch)" if len(failed) > 1 else ""
+            raise _make(code, None, f"image {i} of the batch: {message}{more}")
+        return out
+
+    def run(self, buffers: Sequence[Any], indices: Sequence[int], *, epoch: int = 0, out: Any) -> list[tuple[int, int, str]]:
+        """The same, but gives [(position in the batch, code, message)] of those that failed instead of raising."""
+        return self._transform.run(buffers, indices, self.seed, epoch, out)
+
+
+class RandomResizedCrop(_Transform):
+    """torchvision's RandomResizedCrop(size, scale, ratio, antialias=True), RandomHorizontalFlip(flip), normalisation.
+
+    dtype: "float32", "bfloat16" ((level / 255 - mean) / std) or "uint8" (levels; mean and std do not count). layout: "chw" or "hwc".
+    exact=False lets the decoder shrink by 2, 4 or 8 where the crop is at least so many times the output.
+    """
+
+    def __init__(self, size: int | tuple[int, int], **options: Any) -> None:
+        super().__init__(0, size, **options)
+
+    def crop(self, width: int, height: int, index: int, *, epoch: int = 0) -> tuple[int, int, int, int, bool]:
+        """left, top, width, height, flip of a sample's crop in an image of this size."""
+        return self._transform.crop(width, height, self.seed, epoch, index)
+
+
+class CenterCrop(_Transform):
+    """torchvision's Resize(resize, antialias=True), CenterCrop(size), normalisation: what validation does. Options as above."""
+
+    def __init__(self, size: int | tuple[int, int], *, resize: int = 256, **options: Any) -> None:
+        super().__init__(1, size, resize=resize, **options)

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * prep.c: leat._prep, an extension of its own so that only who decodes pictures loads libjpeg. Transform: parameters and threads, and
+ * run() over a batch; size() and decode_into() for single images. The GIL is released around all decoding.
+ *
+ * A forked child makes threads of its own on its first run: the parent's are not there.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "prep/pool.h"
+
+struct transform_object {
+    PyObject ob_base;
+    struct prep_params params;
+    bool chw;
+    unsigned threads;
+    struct prep_pool *pool;
+    pid_t pid; /* of the process that the pool belongs to */
+};
+
+static const int item_bytes[] = {[PREP_U8] = 1, [PREP_F32] = 4, [PREP_BF16] = 2};
+
+static PyObject *error_maker; /* f(code, name, message) -> exception */
+
+static PyObject *raise_error(int rc, const struct leat_error *err)
+{
+    if (rc == -ENOMEM)
+        return PyErr_NoMemory();
+    if (!error_maker)
+        return PyErr_Format(PyExc_RuntimeError, "%s", err->message);
+    PyObject *made = PyObject_CallFunction(error_maker, "iss", rc, leat_strerror(rc), err->message);
+    if (made)
+        PyErr_SetObject((PyObject *)Py_TYPE(made), made);
+    Py_XDECREF(made);
+    return NULL;
+}
+
+static PyObject *transform_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    int mode, filter, format, chw, accept, ignore, exact;
+    unsigned threads;
+    unsigned long long max_pixels;
+    struct prep_params p;
+    prep_params_init(&p);
+    if (!PyArg_ParseTuple(args, "iiipII(dd)(dd)dI(fff)(fff)KpppI", &mode, &filter, &format, &chw, &p.out_height, &p.out_width,
+                          &p.scale[0], &p.scale[1], &p.ratio[0], &p.ratio[1], &p.flip, &p.resize, &p.mean[0], &p.mean[1],
+                          &p.mean[2], &p.std[0], &p.std[1], &p.std[2], &max_pixels, &accept, &ignore, &exact, &threads))
+        return NULL;
+    p.mode = (enum prep_mode)mode;
+    p.filter = (enum prep_filter_kind)filter;
+    p.format = (enum prep_format)format;
+    p.max_pixels = max_pixels;
+    p.accept_damaged = accept;
+    p.ignore_orientation = ignore;
+    p.exact = exact;
+    struct leat_error err = {0};
+    int rc = prep_params_check(&p, &err);
+    if (rc)
+        return raise_error(rc, &err);
+    prep_params_layout(&p, chw);
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct transform_object *self = (struct transform_object *)alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->params = p;
+    self->chw = chw;
+    self->threads = threads;
+    return (PyObject *)self;
+}
+
+static void transform_free(PyObject *object)
+{
+    struct transform_object *self = (struct transform_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    if (self->pid == getpid()) {
+        Py_BEGIN_ALLOW_THREADS;
+        prep_pool_free(self->pool);
+        Py_END_ALLOW_THREADS;
+    }
+    release(object);
+    Py_DECREF(type);
+}
+
+struct batch {
+    struct prep_params params;
+    const Py_buffer *in;
+    const uint64_t *indices;
+    uint64_t seed, epoch;
+    uint8_t *out;
+    Py_ssize_t stride;
+    struct leat_error *errors;
+};
+
+static void one(void *arg, size_t i, struct prep_scratch *scratch)
+{
+    struct batch *b = arg;
+    struct leat_error *err = &b->errors[i];
+    err->code = 0;
+    err->code = prep_jpeg(&b->params, b->in[i].buf, (size_t)b->in[i].len, b->seed, b->epoch, b->indices[i],
+                          b->out + (Py_ssize_t)i * b->stride, scratch, err);
+}
+
+/* The strides of `out` into params; out must be n samples of the transform's shape and items. */
+static int place(const struct transform_object *self, const Py_buffer *out, Py_ssize_t n, struct prep_params *params)
+{
+    Py_ssize_t h = (Py_ssize_t)params->out_height, w = (Py_ssize_t)params->out_width;
+    int y = self->chw ? 2 : 1, x = self->chw ? 3 : 2, c = self->chw ? 1 : 3;
+    if (out->ndim != 4 || out->shape[0] < n || out->shape[y] != h || out->shape[x] != w || out->shape[c] != 3 ||
+        out->itemsize != item_bytes[params->format]) {
+        PyErr_Format(PyExc_ValueError, "out: wanted is an array of at least %zd x %s for %zd x %zd pixels, of items of %d bytes", n,
+                     self->chw ? "3 x height x width" : "height x width x 3", h, w, item_bytes[params->format]);
+        return -1;
+    }
+    params->stride_y = out->strides[y];
+    params->stride_x = out->strides[x];
+    params->stride_c = out->strides[c];
+    return 0;
+}
+
+static struct prep_pool *pool_of(struct transform_object *self)
+{
+    if (self->pid == getpid())
+        return self->pool;
+    struct leat_error err = {0};
+    struct prep_pool *pool;
+    int rc = prep_pool_new(self->threads, &pool, &err);
+    if (rc)
+        return (struct prep_pool *)raise_error(rc, &err);
+    self->pool = pool; /* one inherited by fork is left alone: its threads' state is not ours */
+    self->pid = getpid();
+    return pool;
+}
+
+static PyObject *failures_of(const struct leat_error *errors, Py_ssize_t n)
+{
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t i = 0; i < n && list; i++) {
+        if (!errors[i].code)
+            continue;
+        PyObject *one_of = Py_BuildValue("(nis)", i, errors[i].code, errors[i].message);
+        if (!one_of || PyList_Append(list, one_of) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(one_of);
+    }
+    return list;
+}
+
+static PyObject *transform_run(struct transform_object *self, PyObject *args)
+{
+    PyObject *buffers, *numbers, *out_object, *failures = NULL;
+    unsigned long long seed, epoch;
+    if (!PyArg_ParseTuple(args, "OOKKO", &buffers, &numbers, &seed, &epoch, &out_object))
+        return NULL;
+    Py_ssize_t n = PySequence_Size(buffers), opened = 0;
+    if (n < 0 || PySequence_Size(numbers) != n)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "as many indices as buffers are wanted");
+    Py_buffer out = {0}, *in = calloc((size_t)n + 1, sizeof(*in));
+    uint64_t *indices = calloc((size_t)n + 1, sizeof(*indices));
+    struct leat_error *errors = calloc((size_t)n + 1, sizeof(*errors));
+    struct prep_params params = self->params;
+    struct prep_pool *pool = NULL;
+    if (!in || !indices || !errors)
+        PyErr_NoMemory();
+    else if (PyObject_GetBuffer(out_object, &out, PyBUF_STRIDES | PyBUF_WRITABLE) == 0 && place(self, &out, n, &params) == 0)
+        pool = pool_of(self);
+    for (; pool && opened < n; opened++) {
+        PyObject *number = PySequence_GetItem(numbers, opened), *buffer = PySequence_GetItem(buffers, opened);
+        PyObject *index = number ? PyNumber_Index(number) : NULL;
+        indices[opened] = index ? PyLong_AsUnsignedLongLong(index) : 0;
+        int rc = index && buffer && !PyErr_Occurred() ? PyObject_GetBuffer(buffer, &in[opened], PyBUF_SIMPLE) : -1;
+        Py_XDECREF(index);
+        Py_XDECREF(number);
+        Py_XDECREF(buffer);
+        if (rc < 0)
+            break;
+    }
+    if (pool && opened == n) {
+        struct batch batch = {params, in, indices, seed, epoch, out.buf, n ? out.strides[0] : 0, errors};
+        Py_BEGIN_ALLOW_THREADS;
+        prep_pool_run(pool, (size_t)n, one, &batch);
+        Py_END_ALLOW_THREADS;
+        failures = failures_of(errors, n);
+    }
+    while (opened > 0)
+        PyBuffer_Release(&in[--opened]);
+    if (out.obj)
+        PyBuffer_Release(&out);
+    free(in);
+    free(indices);
+    free(errors);
+    return failures;
+}
+
+static PyObject *transform_crop(struct transform_object *self, PyObject *args)
+{
+    unsigned width, height;
+    unsigned long long seed, epoch, index;
+    if (!PyArg_ParseTuple(args, "IIKKK", &width, &height, &seed, &epoch, &index))
+        return NULL;
+    if (!width || !height || width > 65535 || height > 65535)
+        return PyErr_Format(PyExc_ValueError, "%u x %u: a JPEG's edges are 1 to 65535", width, height);
+    struct prep_crop crop;
+    prep_random_crop(&self->params, width, height, seed, epoch, index, &crop);
+    return Py_BuildValue("(IIIIN)", crop.left, crop.top, crop.width, crop.height, PyBool_FromLong(crop.flip));
+}
+
+static PyMethodDef transform_methods[] = {
+    {"run", (PyCFunction)transform_run, METH_VARARGS,
+     "run(buffers, indices, seed, epoch, out) -> [(i, code, message)] of those that failed"},
+    {"crop", (PyCFunction)transform_crop, METH_VARARGS, "crop(width, height, seed, epoch, index) -> left, top, width, height, flip"},
+    {0},
+};
+static PyType_Slot transform_slots[] = {
+    {Py_tp_new, transform_new}, {Py_tp_dealloc, transform_free}, {Py_tp_methods, transform_methods}, {0}};
+static PyType_Spec transform_spec = {"leat._prep.Transform", sizeof(struct transform_object), 0, Py_TPFLAGS_DEFAULT,
+                                     transform_slots};
+
+/* ---- single images ---- */
+
+static PyObject *module_size(PyObject *module, PyObject *args)
+{
+    Py_buffer in;
+    unsigned long long max_pixels;
+    int ignore;
+    if (!PyArg_ParseTuple(args, "y*Kp", &in, &max_pixels, &ignore))
+        return NULL;
+    struct prep_scratch *scratch;
+    struct prep_size size;
+    struct leat_error err = {0};
+    int rc = prep_scratch_new(&scratch);
+    if (!rc) {
+        Py_BEGIN_ALLOW_THREADS;
+        rc = prep_jpeg_size(in.buf, (size_t)in.len, max_pixels, ignore, scratch, &size, &err);
+        prep_scratch_free(scratch);
+        Py_END_ALLOW_THREADS;
+    }
+    PyBuffer_Release(&in);
+    return rc ? raise_error(rc, &err) : Py_BuildValue("(III)", size.width, size.height, size.orientation);
+}
+
+static PyObject *module_decode_into(PyObject *module, PyObject *args)
+{
+    Py_buffer in, out;
+    unsigned long long max_pixels;
+    int accept, ignore;
+    if (!PyArg_ParseTuple(args, "y*w*Kpp", &in, &out, &max_pixels, &accept, &ignore))
+        return NULL;
+    struct prep_scratch *scratch;
+    struct leat_error err = {0};
+    int rc = prep_scratch_new(&scratch);
+    if (!rc) {
+        Py_BEGIN_ALLOW_THREADS;
+        rc = prep_jpeg_decode(in.buf, (size_t)in.len, max_pixels, accept, ignore, out.buf, (size_t)out.len, scratch, &err);
+        prep_scratch_free(scratch);
+        Py_END_ALLOW_THREADS;
+    }
+    PyBuffer_Release(&in);
+    PyBuffer_Release(&out);
+    if (rc)
+        return raise_error(rc, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *module_set_error_maker(PyObject *module, PyObject *maker)
+{
+    PyObject *old = error_maker;
+    Py_INCREF(maker);
+    error_maker = maker;
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"size", module_size, METH_VARARGS, "size(bytes, max_pixels, ignore_orientation) -> width, height, orientation"},
+    {"decode_into", module_decode_into, METH_VARARGS, "decode_into(bytes, out, max_pixels, accept_damaged, ignore_orientation)"},
+    {"_set_error_maker", module_set_error_maker, METH_O, "registers f(code, name, message) -> exception"},
+    {0},
+};
+static struct PyModuleDef module_def = {PyModuleDef_HEAD_INIT, .m_name = "leat._prep", .m_doc = "JPEGs to samples",
+                                        .m_size = -1, .m_methods = module_methods};
+
+PyMODINIT_FUNC PyInit__prep(void);
+PyMODINIT_FUNC PyInit__prep(void)
+{
+    PyObject *module = PyModule_Create(&module_def), *type = module ? PyType_FromSpec(&transform_spec) : NULL;
+#ifdef Py_GIL_DISABLED
+    if (module)
+        PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+#endif
+    if (!type || PyModule_AddType(module, (PyTypeObject *)type) < 0)
+        Py_CLEAR(module);
+    Py_XDECREF(type);
+    return module;
+}
