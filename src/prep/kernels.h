@@ -42,6 +42,9 @@ extern const struct kernels kernels_plain;
 const struct kernels *kernels_best(void);
 unsigned kernels_all(const struct kernels *const **ret_all);
 
+/* Makes a scratch use these (NULL: the best): for tests and the benchmark. */
+void prep_scratch_kernels(struct prep_scratch *scratch, const struct kernels *kernels);
+
 #ifdef __x86_64__
 extern const struct kernels kernels_avx2, kernels_avx512;
 #endif

@@ -49,6 +49,11 @@ void prep_scratch_free(struct prep_scratch *scratch)
     free(scratch);
 }
 
+void prep_scratch_kernels(struct prep_scratch *scratch, const struct kernels *kernels)
+{
+    scratch->kernels = kernels ? kernels : kernels_best();
+}
+
 static int scratch_room(struct prep_scratch *scratch, size_t bytes, struct leat_error *err)
 {
     if (bytes <= scratch->room_bytes)
