@@ -20,6 +20,7 @@
 #include "prep/kernels.h"
 
 #define RING_MAX (64 * MIB)
+#define OFF_GRID 16
 
 struct prep_scratch {
     struct decoder decoder;
@@ -216,11 +217,12 @@ static int prepare(struct decoder *d, void *arg)
     size_t acc_bytes = 16 * align_up(x.outs, 4), rows_bytes = align_up(down.taps * sizeof(uint8_t *), 64);
     if (down.taps * row_bytes > RING_MAX)
         return error_set(job->err, LEAT_UNSUPPORTED, "an output row needs %u rows of %u pixels", down.taps, d->info.output_width);
-    rc = scratch_room(scratch, down.taps * row_bytes + mid_bytes + acc_bytes + rows_bytes, job->err);
+    rc = scratch_room(scratch, KERNEL_BLOCK + down.taps * row_bytes + mid_bytes + acc_bytes + rows_bytes, job->err);
     if (rc)
         return rc;
-    uint8_t *ring = scratch->room;
-    int16_t *mid = (int16_t *)(ring + down.taps * row_bytes);
+    /* Off the grid of 32 bytes: to aligned rows libjpeg-turbo's colour conversion writes past the caches, and we read them at once. */
+    uint8_t *ring = scratch->room + OFF_GRID;
+    int16_t *mid = (int16_t *)(scratch->room + KERNEL_BLOCK + down.taps * row_bytes);
     int32_t *acc = (int32_t *)((char *)mid + mid_bytes);
     const uint8_t **rows = (const uint8_t **)((char *)acc + acc_bytes);
     memset(mid, 0, mid_bytes);
