@@ -48,9 +48,10 @@ static PyObject *transform_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     unsigned long long max_pixels;
     struct prep_params p;
     prep_params_init(&p);
-    if (!PyArg_ParseTuple(args, "iiipII(dd)(dd)dI(fff)(fff)KpppI", &mode, &filter, &format, &chw, &p.out_height, &p.out_width,
-                          &p.scale[0], &p.scale[1], &p.ratio[0], &p.ratio[1], &p.flip, &p.resize, &p.mean[0], &p.mean[1],
-                          &p.mean[2], &p.std[0], &p.std[1], &p.std[2], &max_pixels, &accept, &ignore, &exact, &threads))
+    if (!PyArg_ParseTuple(args, "iiipII(dd)(dd)dI(fff)(fff)KpppI", &mode, &filter, &format, &chw,
+                          &p.out_height, &p.out_width, &p.scale[0], &p.scale[1], &p.ratio[0], &p.ratio[1],
+                          &p.flip, &p.resize, &p.mean[0], &p.mean[1], &p.mean[2], &p.std[0], &p.std[1],
+                          &p.std[2], &max_pixels, &accept, &ignore, &exact, &threads))
         return NULL;
     p.mode = (enum prep_mode)mode;
     p.filter = (enum prep_filter_kind)filter;
@@ -108,14 +109,17 @@ static void one(void *arg, size_t i, struct prep_scratch *scratch)
 }
 
 /* The strides of `out` into params; out must be n samples of the transform's shape and items. */
-static int place(const struct transform_object *self, const Py_buffer *out, Py_ssize_t n, struct prep_params *params)
+static int place(const struct transform_object *self, const Py_buffer *out, Py_ssize_t n,
+                 struct prep_params *params)
 {
     Py_ssize_t h = (Py_ssize_t)params->out_height, w = (Py_ssize_t)params->out_width;
     int y = self->chw ? 2 : 1, x = self->chw ? 3 : 2, c = self->chw ? 1 : 3;
-    if (out->ndim != 4 || out->shape[0] < n || out->shape[y] != h || out->shape[x] != w || out->shape[c] != 3 ||
-        out->itemsize != item_bytes[params->format]) {
-        PyErr_Format(PyExc_ValueError, "out: wanted is an array of at least %zd x %s for %zd x %zd pixels, of items of %d bytes", n,
-                     self->chw ? "3 x height x width" : "height x width x 3", h, w, item_bytes[params->format]);
+    if (out->ndim != 4 || out->shape[0] < n || out->shape[y] != h || out->shape[x] != w ||
+        out->shape[c] != 3 || out->itemsize != item_bytes[params->format]) {
+        PyErr_Format(
+            PyExc_ValueError,
+            "out: wanted is an array of at least %zd x %s for %zd x %zd pixels, of items of %d bytes", n,
+            self->chw ? "3 x height x width" : "height x width x 3", h, w, item_bytes[params->format]);
         return -1;
     }
     params->stride_y = out->strides[y];
@@ -160,7 +164,8 @@ static PyObject *transform_run(struct transform_object *self, PyObject *args)
         return NULL;
     Py_ssize_t n = PySequence_Size(buffers), opened = 0;
     if (n < 0 || PySequence_Size(numbers) != n)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "as many indices as buffers are wanted");
+        return PyErr_Occurred() ? NULL
+                                : PyErr_Format(PyExc_ValueError, "as many indices as buffers are wanted");
     Py_buffer out = {0}, *in = calloc((size_t)n + 1, sizeof(*in));
     uint64_t *indices = calloc((size_t)n + 1, sizeof(*indices));
     struct leat_error *errors = calloc((size_t)n + 1, sizeof(*errors));
@@ -168,13 +173,15 @@ static PyObject *transform_run(struct transform_object *self, PyObject *args)
     struct prep_pool *pool = NULL;
     if (!in || !indices || !errors)
         PyErr_NoMemory();
-    else if (PyObject_GetBuffer(out_object, &out, PyBUF_STRIDES | PyBUF_WRITABLE) == 0 && place(self, &out, n, &params) == 0)
+    else if (PyObject_GetBuffer(out_object, &out, PyBUF_STRIDES | PyBUF_WRITABLE) == 0 &&
+             place(self, &out, n, &params) == 0)
         pool = pool_of(self);
     for (; pool && opened < n; opened++) {
         PyObject *number = PySequence_GetItem(numbers, opened), *buffer = PySequence_GetItem(buffers, opened);
         PyObject *index = number ? PyNumber_Index(number) : NULL;
         indices[opened] = index ? PyLong_AsUnsignedLongLong(index) : 0;
-        int rc = index && buffer && !PyErr_Occurred() ? PyObject_GetBuffer(buffer, &in[opened], PyBUF_SIMPLE) : -1;
+        int rc =
+            index && buffer && !PyErr_Occurred() ? PyObject_GetBuffer(buffer, &in[opened], PyBUF_SIMPLE) : -1;
         Py_XDECREF(index);
         Py_XDECREF(number);
         Py_XDECREF(buffer);
@@ -214,13 +221,14 @@ static PyObject *transform_crop(struct transform_object *self, PyObject *args)
 static PyMethodDef transform_methods[] = {
     {"run", (PyCFunction)transform_run, METH_VARARGS,
      "run(buffers, indices, seed, epoch, out) -> [(i, code, message)] of those that failed"},
-    {"crop", (PyCFunction)transform_crop, METH_VARARGS, "crop(width, height, seed, epoch, index) -> left, top, width, height, flip"},
+    {"crop", (PyCFunction)transform_crop, METH_VARARGS,
+     "crop(width, height, seed, epoch, index) -> left, top, width, height, flip"},
     {0},
 };
 static PyType_Slot transform_slots[] = {
     {Py_tp_new, transform_new}, {Py_tp_dealloc, transform_free}, {Py_tp_methods, transform_methods}, {0}};
-static PyType_Spec transform_spec = {"leat._prep.Transform", sizeof(struct transform_object), 0, Py_TPFLAGS_DEFAULT,
-                                     transform_slots};
+static PyType_Spec transform_spec = {"leat._prep.Transform", sizeof(struct transform_object), 0,
+                                     Py_TPFLAGS_DEFAULT, transform_slots};
 
 /* ---- single images ---- */
 
@@ -257,7 +265,8 @@ static PyObject *module_decode_into(PyObject *module, PyObject *args)
     int rc = prep_scratch_new(&scratch);
     if (!rc) {
         Py_BEGIN_ALLOW_THREADS;
-        rc = prep_jpeg_decode(in.buf, (size_t)in.len, max_pixels, accept, ignore, out.buf, (size_t)out.len, scratch, &err);
+        rc = prep_jpeg_decode(in.buf, (size_t)in.len, max_pixels, accept, ignore, out.buf, (size_t)out.len,
+                              scratch, &err);
         prep_scratch_free(scratch);
         Py_END_ALLOW_THREADS;
     }
@@ -278,13 +287,16 @@ static PyObject *module_set_error_maker(PyObject *module, PyObject *maker)
 }
 
 static PyMethodDef module_methods[] = {
-    {"size", module_size, METH_VARARGS, "size(bytes, max_pixels, ignore_orientation) -> width, height, orientation"},
-    {"decode_into", module_decode_into, METH_VARARGS, "decode_into(bytes, out, max_pixels, accept_damaged, ignore_orientation)"},
+    {"size", module_size, METH_VARARGS,
+     "size(bytes, max_pixels, ignore_orientation) -> width, height, orientation"},
+    {"decode_into", module_decode_into, METH_VARARGS,
+     "decode_into(bytes, out, max_pixels, accept_damaged, ignore_orientation)"},
     {"_set_error_maker", module_set_error_maker, METH_O, "registers f(code, name, message) -> exception"},
     {0},
 };
-static struct PyModuleDef module_def = {PyModuleDef_HEAD_INIT, .m_name = "leat._prep", .m_doc = "JPEGs to samples",
-                                        .m_size = -1, .m_methods = module_methods};
+static struct PyModuleDef module_def = {PyModuleDef_HEAD_INIT, .m_name = "leat._prep",
+                                        .m_doc = "JPEGs to samples", .m_size = -1,
+                                        .m_methods = module_methods};
 
 PyMODINIT_FUNC PyInit__prep(void);
 PyMODINIT_FUNC PyInit__prep(void)

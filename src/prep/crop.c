@@ -66,25 +66,29 @@ static bool within(double low, double value, double high)
 int prep_params_check(const struct prep_params *p, struct leat_error *err)
 {
     if (!p->out_width || !p->out_height || p->out_width > PREP_MAX_OUT || p->out_height > PREP_MAX_OUT)
-        return error_set(err, LEAT_INVALID, "an output of %u x %u pixels: each edge must be 1 to %u", p->out_width, p->out_height,
-                         PREP_MAX_OUT);
-    if ((unsigned)p->mode > PREP_CENTER_CROP || (unsigned)p->filter > PREP_BICUBIC || (unsigned)p->format > PREP_BF16)
+        return error_set(err, LEAT_INVALID, "an output of %u x %u pixels: each edge must be 1 to %u",
+                         p->out_width, p->out_height, PREP_MAX_OUT);
+    if ((unsigned)p->mode > PREP_CENTER_CROP || (unsigned)p->filter > PREP_BICUBIC ||
+        (unsigned)p->format > PREP_BF16)
         return error_set(err, LEAT_INVALID, "no such mode, filter or format");
     if (p->mode == PREP_RANDOM_CROP) {
         if (!within(1e-6, p->scale[0], p->scale[1]) || !within(1e-6, p->scale[1], 1))
-            return error_set(err, LEAT_INVALID, "scale (%g, %g): wanted is 0 < low <= high <= 1", p->scale[0], p->scale[1]);
+            return error_set(err, LEAT_INVALID, "scale (%g, %g): wanted is 0 < low <= high <= 1", p->scale[0],
+                             p->scale[1]);
         if (!within(1e-3, p->ratio[0], p->ratio[1]) || !within(1e-3, p->ratio[1], 1e3))
-            return error_set(err, LEAT_INVALID, "ratio (%g, %g): wanted is 0.001 <= low <= high <= 1000", p->ratio[0], p->ratio[1]);
+            return error_set(err, LEAT_INVALID, "ratio (%g, %g): wanted is 0.001 <= low <= high <= 1000",
+                             p->ratio[0], p->ratio[1]);
         if (!within(0, p->flip, 1))
             return error_set(err, LEAT_INVALID, "flip %g: a probability is 0 to 1", p->flip);
     } else if (p->resize < MAX(p->out_width, p->out_height) || p->resize > PREP_MAX_OUT) {
-        return error_set(err, LEAT_INVALID, "resize %u: wanted is at least the output (%u x %u) and at most %u", p->resize,
+        return error_set(err, LEAT_INVALID,
+                         "resize %u: wanted is at least the output (%u x %u) and at most %u", p->resize,
                          p->out_width, p->out_height, PREP_MAX_OUT);
     }
     for (unsigned c = 0; c < 3 && p->format != PREP_U8; c++) {
         if (!within(-1e6, p->mean[c], 1e6) || !within(1e-6, p->std[c], 1e6))
-            return error_set(err, LEAT_INVALID, "mean %g, std %g: wanted are finite numbers, std above 0", (double)p->mean[c],
-                             (double)p->std[c]);
+            return error_set(err, LEAT_INVALID, "mean %g, std %g: wanted are finite numbers, std above 0",
+                             (double)p->mean[c], (double)p->std[c]);
     }
     return 0;
 }
@@ -94,8 +98,8 @@ static double uniform(uint64_t *state, double low, double high)
     return low + (high - low) * ((double)(rng_next(state) >> 11) * 0x1p-53);
 }
 
-void prep_random_crop(const struct prep_params *p, unsigned width, unsigned height, uint64_t seed, uint64_t epoch, uint64_t index,
-                      struct prep_crop *ret_crop)
+void prep_random_crop(const struct prep_params *p, unsigned width, unsigned height, uint64_t seed,
+                      uint64_t epoch, uint64_t index, struct prep_crop *ret_crop)
 {
     uint64_t state = rng_seed(rng_seed(rng_seed(seed, epoch), index), PREP_RNG_CROP);
     struct prep_crop crop = {.width = 0};

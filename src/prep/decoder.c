@@ -13,7 +13,8 @@
 
 #include <jerror.h>
 
-#define MAX_SCANS 500 /* libjpeg-turbo's advice against images of nothing but scans (its fuzzers use it, too) */
+#define MAX_SCANS                                                                                            \
+    500 /* libjpeg-turbo's advice against images of nothing but scans (its fuzzers use it, too) */
 
 _Noreturn static void leave(struct decoder *d, int rc)
 {
@@ -51,7 +52,8 @@ static void say(struct decoder *d, int rc)
     if (d->ended && rc == LEAT_CORRUPT)
         error_set(d->err, rc, "this JPEG is truncated");
     else if (d->errors.msg_code == JERR_BAD_PRECISION)
-        error_set(d->err, rc, "a JPEG of %d bits a sample; only those of 8 are read", d->errors.msg_parm.i[0]);
+        error_set(d->err, rc, "a JPEG of %d bits a sample; only those of 8 are read",
+                  d->errors.msg_parm.i[0]);
     else
         error_set(d->err, rc, "JPEG: %s", text);
 }
@@ -67,8 +69,8 @@ static void on_error(j_common_ptr info)
 /* What a file may have, and the pixels are right all the same. */
 static bool harmless(int msg)
 {
-    return msg == JWRN_EXTRANEOUS_DATA || msg == JWRN_ADOBE_XFORM || msg == JWRN_JFIF_MAJOR || msg == JWRN_BOGUS_ICC ||
-           msg == JWRN_TOO_MUCH_DATA;
+    return msg == JWRN_EXTRANEOUS_DATA || msg == JWRN_ADOBE_XFORM || msg == JWRN_JFIF_MAJOR ||
+           msg == JWRN_BOGUS_ICC || msg == JWRN_TOO_MUCH_DATA;
 }
 
 static void on_message(j_common_ptr info, int level)
@@ -118,8 +120,8 @@ static void source_skip(j_decompress_ptr info, long bytes)
     }
 }
 
-int decoder_run(struct decoder *d, const uint8_t *bytes, size_t n, bool accept_damaged, int (*body)(struct decoder *, void *),
-                void *arg, struct leat_error *err)
+int decoder_run(struct decoder *d, const uint8_t *bytes, size_t n, bool accept_damaged,
+                int (*body)(struct decoder *, void *), void *arg, struct leat_error *err)
 {
     d->err = err;
     d->strict = !accept_damaged;
@@ -168,7 +170,8 @@ int decoder_header(struct decoder *d, uint64_t max_pixels)
     jpeg_read_header(&d->info, TRUE);
     uint64_t pixels = (uint64_t)d->info.image_width * d->info.image_height;
     if (pixels > (max_pixels ? max_pixels : PREP_MAX_PIXELS))
-        return error_set(d->err, LEAT_INVALID, "an image of %u x %u pixels: more than the limit of %llu (max_pixels)",
+        return error_set(d->err, LEAT_INVALID,
+                         "an image of %u x %u pixels: more than the limit of %llu (max_pixels)",
                          d->info.image_width, d->info.image_height,
                          (unsigned long long)(max_pixels ? max_pixels : PREP_MAX_PIXELS));
     switch (d->info.jpeg_color_space) {
@@ -191,8 +194,10 @@ int decoder_header(struct decoder *d, uint64_t max_pixels)
         d->partial &= part->h_samp_factor <= 2 && part->v_samp_factor <= 2;
     }
     if (jpeg_has_multiple_scans(&d->info) && coefficients > PREP_MAX_COEFFICIENT)
-        return error_set(d->err, LEAT_UNSUPPORTED, "a progressive JPEG that takes %llu bytes while it is put together; the limit is %llu",
-                         (unsigned long long)coefficients, (unsigned long long)PREP_MAX_COEFFICIENT);
+        return error_set(
+            d->err, LEAT_UNSUPPORTED,
+            "a progressive JPEG that takes %llu bytes while it is put together; the limit is %llu",
+            (unsigned long long)coefficients, (unsigned long long)PREP_MAX_COEFFICIENT);
     return 0;
 }
 

@@ -21,10 +21,10 @@ struct decoder {
     struct jpeg_source_mgr source;
     struct jpeg_progress_mgr progress;
     jmp_buf back;
-    bool made;           /* info is a decompressor */
-    bool strict;         /* damage is an error */
-    bool ended;          /* the decoder asked for more than there was */
-    bool partial;        /* rows may be skipped and columns left out */
+    bool made;    /* info is a decompressor */
+    bool strict;  /* damage is an error */
+    bool ended;   /* the decoder asked for more than there was */
+    bool partial; /* rows may be skipped and columns left out */
     int rc;
     struct leat_error *err;
 };
@@ -33,8 +33,8 @@ struct decoder {
 unsigned exif_orientation(const uint8_t *bytes, size_t n);
 
 /* Calls body between opening and abandoning an image; what libjpeg or decoder_fail says ends it. Returns body's code, or theirs. */
-int decoder_run(struct decoder *d, const uint8_t *bytes, size_t n, bool accept_damaged, int (*body)(struct decoder *d, void *arg),
-                void *arg, struct leat_error *err);
+int decoder_run(struct decoder *d, const uint8_t *bytes, size_t n, bool accept_damaged,
+                int (*body)(struct decoder *d, void *arg), void *arg, struct leat_error *err);
 void decoder_fini(struct decoder *d);
 
 /* Within body: */

@@ -12,7 +12,8 @@ static unsigned get16(const uint8_t *p, bool little)
 
 static uint32_t get32(const uint8_t *p, bool little)
 {
-    return little ? get16(p, true) | (uint32_t)get16(p + 2, true) << 16 : (uint32_t)get16(p, false) << 16 | get16(p + 2, false);
+    return little ? get16(p, true) | (uint32_t)get16(p + 2, true) << 16
+                  : (uint32_t)get16(p, false) << 16 | get16(p + 2, false);
 }
 
 static unsigned of_tiff(const uint8_t *t, size_t n)

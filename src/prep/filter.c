@@ -36,7 +36,8 @@ struct span {
 /* The source pixels within reach of a centre; at least one. */
 static struct span reach(const struct filter_key *key, double centre, double support)
 {
-    int low = MAX(0, (int)(centre - support + 0.5)), high = MIN((int)key->source, (int)(centre + support + 0.5));
+    int low = MAX(0, (int)(centre - support + 0.5)),
+        high = MIN((int)key->source, (int)(centre + support + 0.5));
     low = MIN(low, (int)key->source - 1);
     return (struct span){low, MAX(high, low + 1)};
 }
@@ -68,14 +69,16 @@ static int fill(struct filter *f, const struct filter_key *key, struct leat_erro
     double support = (key->kind == PREP_BICUBIC ? 2 : 1) * stretch;
     int most = 0;
     if (support > FILTER_MAX_TAPS / 2)
-        return error_set(err, LEAT_UNSUPPORTED, "shrinking %.0f pixels to %u: more than this filter does at once", key->extent,
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "shrinking %.0f pixels to %u: more than this filter does at once", key->extent,
                          key->full);
     for (unsigned i = 0; i < key->outs; i++) {
         struct span span = reach(key, key->start + (key->skip + i + 0.5) * scale, support);
         most = MAX(most, span.high - span.low);
     }
     unsigned taps = (unsigned)align_up((unsigned)most, 2);
-    size_t firsts = align_up(key->outs, 16) * sizeof(int32_t), room = firsts + (size_t)key->outs * taps * sizeof(int16_t);
+    size_t firsts = align_up(key->outs, 16) * sizeof(int32_t),
+           room = firsts + (size_t)key->outs * taps * sizeof(int16_t);
     if (room > f->room) {
         free(f->first);
         *f = (struct filter){.first = aligned_alloc(64, align_up(room, 64))};
@@ -102,16 +105,18 @@ static int fill(struct filter *f, const struct filter_key *key, struct leat_erro
 
 static bool same(const struct filter_key *a, const struct filter_key *b)
 {
-    return a->start == b->start && a->extent == b->extent && a->source == b->source && a->full == b->full && a->skip == b->skip &&
-           a->outs == b->outs && a->kind == b->kind && a->reverse == b->reverse;
+    return a->start == b->start && a->extent == b->extent && a->source == b->source && a->full == b->full &&
+           a->skip == b->skip && a->outs == b->outs && a->kind == b->kind && a->reverse == b->reverse;
 }
 
-int filter_get(struct filter_cache *cache, const struct filter_key *key, struct filter *ret_filter, struct leat_error *err)
+int filter_get(struct filter_cache *cache, const struct filter_key *key, struct filter *ret_filter,
+               struct leat_error *err)
 {
     uint64_t start_bits, hash;
     memcpy(&start_bits, &key->start, 8);
-    hash = rng_mix64(start_bits ^ ((uint64_t)key->source << 32) ^ ((uint64_t)key->full << 17) ^ ((uint64_t)key->skip << 9) ^
-                     (key->outs << 2) ^ ((unsigned)key->kind << 1) ^ key->reverse);
+    hash =
+        rng_mix64(start_bits ^ ((uint64_t)key->source << 32) ^ ((uint64_t)key->full << 17) ^
+                  ((uint64_t)key->skip << 9) ^ (key->outs << 2) ^ ((unsigned)key->kind << 1) ^ key->reverse);
     struct filter *pair = &cache->entries[hash % (FILTER_CACHE / 2) * 2];
     if (!(pair[0].first && same(&pair[0].key, key))) {
         struct filter moved = pair[1];

@@ -41,7 +41,8 @@ struct filter_cache {
 /* -ENOMEM; LEAT_UNSUPPORTED more than FILTER_MAX_TAPS. What it points to is good until the second call from now: two tables are in
  * use at a time. */
 #define FILTER_MAX_TAPS 4096
-int filter_get(struct filter_cache *cache, const struct filter_key *key, struct filter *ret_filter, struct leat_error *err);
+int filter_get(struct filter_cache *cache, const struct filter_key *key, struct filter *ret_filter,
+               struct leat_error *err);
 void filter_cache_fini(struct filter_cache *cache);
 
 #endif

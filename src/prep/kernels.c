@@ -2,7 +2,8 @@
 /* kernels.c: the inner loops in plain C, which the others are measured against bit by bit; and the choice. */
 #include "prep/kernels.h"
 
-static void vertical(int16_t *mid, const uint8_t *const *rows, const int16_t *weights, unsigned taps, size_t n)
+static void vertical(int16_t *mid, const uint8_t *const *rows, const int16_t *weights, unsigned taps,
+                     size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         int32_t sum = 1 << (FILTER_BITS - MID_BITS - 1);

@@ -22,15 +22,16 @@
 
 struct store {
     enum prep_format format;
-    unsigned n;             /* pixels */
-    ptrdiff_t x, c;         /* strides, bytes */
+    unsigned n;              /* pixels */
+    ptrdiff_t x, c;          /* strides, bytes */
     float times[4], plus[4]; /* float = sum * times + plus */
 };
 
 struct kernels {
     const char *name;
     /* mid[i] = (sum over t < taps of weights[t] * rows[t][i], rounded) >> (FILTER_BITS - MID_BITS), i < n; taps is even. */
-    void (*vertical)(int16_t *mid, const uint8_t *const *rows, const int16_t *weights, unsigned taps, size_t n);
+    void (*vertical)(int16_t *mid, const uint8_t *const *rows, const int16_t *weights, unsigned taps,
+                     size_t n);
     /* acc[4 * i + c] = sum over t of weights[i * taps + t] * mid[4 * (first[i] + t) + c], i < outs. */
     void (*horizontal)(int32_t *acc, const int16_t *mid, const struct filter *filter);
     void (*store)(const struct store *store, uint8_t *dst, const int32_t *acc);

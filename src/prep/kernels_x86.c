@@ -8,10 +8,10 @@
 #ifdef __x86_64__
 #    include <immintrin.h>
 
-#    define AVX2    __attribute__((target("avx2")))
-#    define AVX512  __attribute__((target("avx2,avx512f,avx512bw,avx512vl,avx512dq")))
-#    define ROUND   (1 << (FILTER_BITS - MID_BITS - 1))
-#    define SHIFT   (FILTER_BITS - MID_BITS)
+#    define AVX2   __attribute__((target("avx2")))
+#    define AVX512 __attribute__((target("avx2,avx512f,avx512bw,avx512vl,avx512dq")))
+#    define ROUND  (1 << (FILTER_BITS - MID_BITS - 1))
+#    define SHIFT  (FILTER_BITS - MID_BITS)
 
 static inline int32_t two(const int16_t *weights)
 {
@@ -22,7 +22,8 @@ static inline int32_t two(const int16_t *weights)
 
 /* ---- vertical: unpacking and packing stay within lanes, so they undo each other ---- */
 
-AVX2 static void vertical_avx2(int16_t *mid, const uint8_t *const *rows, const int16_t *weights, unsigned taps, size_t n)
+AVX2 static void vertical_avx2(int16_t *mid, const uint8_t *const *rows, const int16_t *weights,
+                               unsigned taps, size_t n)
 {
     const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(ROUND);
     for (size_t i = 0; i < n; i += 32) {
@@ -44,10 +45,12 @@ AVX2 static void vertical_avx2(int16_t *mid, const uint8_t *const *rows, const i
     }
 }
 
-AVX512 static void vertical_avx512(int16_t *mid, const uint8_t *const *rows, const int16_t *weights, unsigned taps, size_t n)
+AVX512 static void vertical_avx512(int16_t *mid, const uint8_t *const *rows, const int16_t *weights,
+                                   unsigned taps, size_t n)
 {
     const __m512i zero = _mm512_setzero_si512(), half = _mm512_set1_epi32(ROUND);
-    const __m512i front = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), back = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    const __m512i front = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
+                  back = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
     for (size_t i = 0; i < n; i += 64) {
         __m512i a = half, b = half, c = half, d = half;
         for (unsigned t = 0; t < taps; t += 2) {
@@ -81,8 +84,8 @@ AVX2 static inline __m128i one_output(const int16_t *from, const int16_t *weight
     return sum;
 }
 
-AVX2 static inline __attribute__((always_inline)) void horizontal_by(int32_t *acc, const int16_t *mid, const struct filter *f,
-                                                                      const unsigned taps)
+AVX2 static inline __attribute__((always_inline)) void
+horizontal_by(int32_t *acc, const int16_t *mid, const struct filter *f, const unsigned taps)
 {
     const __m256i pairs = _mm256_setr_epi8(PAIRS, PAIRS);
     const int16_t *w = f->weights;
@@ -91,9 +94,11 @@ AVX2 static inline __attribute__((always_inline)) void horizontal_by(int32_t *ac
         const int16_t *a = mid + 4 * (ptrdiff_t)f->first[i], *b = mid + 4 * (ptrdiff_t)f->first[i + 1];
         __m256i sum = _mm256_setzero_si256();
         for (unsigned t = 0; t < taps; t += 2) {
-            __m256i v = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(a + 4 * t))),
-                                                _mm_loadu_si128((const __m128i *)(b + 4 * t)), 1);
-            __m256i weights = _mm256_blend_epi32(_mm256_set1_epi32(two(w + t)), _mm256_set1_epi32(two(w + taps + t)), 0xf0);
+            __m256i v =
+                _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(a + 4 * t))),
+                                        _mm_loadu_si128((const __m128i *)(b + 4 * t)), 1);
+            __m256i weights =
+                _mm256_blend_epi32(_mm256_set1_epi32(two(w + t)), _mm256_set1_epi32(two(w + taps + t)), 0xf0);
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(v, pairs), weights));
         }
         _mm256_storeu_si256((__m256i *)acc, sum);
@@ -121,8 +126,8 @@ AVX512 static inline __m512i four(const int16_t *a, const int16_t *b, const int1
     return _mm512_inserti64x4(_mm512_castsi256_si512(ab), cd, 1);
 }
 
-AVX512 static inline __attribute__((always_inline)) void horizontal_by4(int32_t *acc, const int16_t *mid, const struct filter *f,
-                                                                        const unsigned taps)
+AVX512 static inline __attribute__((always_inline)) void
+horizontal_by4(int32_t *acc, const int16_t *mid, const struct filter *f, const unsigned taps)
 {
     const __m512i pairs = _mm512_broadcast_i32x4(_mm_setr_epi8(PAIRS));
     const __m512i spread0 = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6);
@@ -135,21 +140,25 @@ AVX512 static inline __attribute__((always_inline)) void horizontal_by4(int32_t 
         const int16_t *c = mid + 4 * (ptrdiff_t)f->first[i + 2], *d = mid + 4 * (ptrdiff_t)f->first[i + 3];
         __m512i sum;
         if (taps == 2) { /* the weights of four outputs lie side by side */
-            __m512i weights = _mm512_permutexvar_epi32(spread, _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)w)));
+            __m512i weights =
+                _mm512_permutexvar_epi32(spread, _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)w)));
             sum = _mm512_madd_epi16(_mm512_shuffle_epi8(four(a, b, c, d), pairs), weights);
         } else if (taps == 4) {
             __m512i all = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)w));
-            sum = _mm512_add_epi32(_mm512_madd_epi16(_mm512_shuffle_epi8(four(a, b, c, d), pairs),
-                                                     _mm512_permutexvar_epi32(spread0, all)),
-                                   _mm512_madd_epi16(_mm512_shuffle_epi8(four(a + 8, b + 8, c + 8, d + 8), pairs),
-                                                     _mm512_permutexvar_epi32(spread1, all)));
+            sum = _mm512_add_epi32(
+                _mm512_madd_epi16(_mm512_shuffle_epi8(four(a, b, c, d), pairs),
+                                  _mm512_permutexvar_epi32(spread0, all)),
+                _mm512_madd_epi16(_mm512_shuffle_epi8(four(a + 8, b + 8, c + 8, d + 8), pairs),
+                                  _mm512_permutexvar_epi32(spread1, all)));
         } else {
             sum = _mm512_setzero_si512();
             for (unsigned t = 0; t < taps; t += 2) {
-                __m128i four_w = _mm_setr_epi32(two(w + t), two(w + taps + t), two(w + 2 * taps + t), two(w + 3 * taps + t));
+                __m128i four_w = _mm_setr_epi32(two(w + t), two(w + taps + t), two(w + 2 * taps + t),
+                                                two(w + 3 * taps + t));
                 __m512i v = four(a + 4 * t, b + 4 * t, c + 4 * t, d + 4 * t);
-                sum = _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_shuffle_epi8(v, pairs),
-                                                              _mm512_permutexvar_epi32(spread, _mm512_castsi128_si512(four_w))));
+                sum = _mm512_add_epi32(
+                    sum, _mm512_madd_epi16(_mm512_shuffle_epi8(v, pairs),
+                                           _mm512_permutexvar_epi32(spread, _mm512_castsi128_si512(four_w))));
             }
         }
         _mm512_storeu_si512(acc, sum);
@@ -192,14 +201,16 @@ AVX2 static inline struct planes planes_of(const int32_t *acc)
 
 AVX2 static inline __m128i bytes_of(__m256i sums)
 {
-    __m256i level = _mm256_srai_epi32(_mm256_add_epi32(sums, _mm256_set1_epi32(1 << (ACC_BITS - 1))), ACC_BITS);
+    __m256i level =
+        _mm256_srai_epi32(_mm256_add_epi32(sums, _mm256_set1_epi32(1 << (ACC_BITS - 1))), ACC_BITS);
     __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(level), _mm256_extracti128_si256(level, 1));
     return _mm_packus_epi16(words, words);
 }
 
 AVX2 static inline __m256i bf16_of(__m256 value) /* in the low halves of eight int32 */
 {
-    __m256i bits = _mm256_castps_si256(value), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i bits = _mm256_castps_si256(value),
+            odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     return _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
 }
 
@@ -217,7 +228,8 @@ AVX2 static inline void store_planes(const struct store *s, uint8_t *dst, const 
             _mm256_storeu_ps((float *)dst, value);
         } else {
             __m256i half = bf16_of(value);
-            _mm_storeu_si128((__m128i *)dst, _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+            _mm_storeu_si128((__m128i *)dst, _mm_packus_epi32(_mm256_castsi256_si128(half),
+                                                              _mm256_extracti128_si256(half, 1)));
         }
     }
 }
@@ -226,11 +238,13 @@ AVX2 static inline void store_planes(const struct store *s, uint8_t *dst, const 
 AVX2 static inline void store_pixels(const struct store *s, uint8_t *dst, const int32_t *acc)
 {
     const __m256i top = _mm256_set1_epi32(255 << ACC_BITS), zero = _mm256_setzero_si256();
-    const __m256 times = _mm256_broadcast_ps((const __m128 *)s->times), plus = _mm256_broadcast_ps((const __m128 *)s->plus);
+    const __m256 times = _mm256_broadcast_ps((const __m128 *)s->times),
+                 plus = _mm256_broadcast_ps((const __m128 *)s->plus);
     for (unsigned k = 0; k < 4; k++, acc += 8) {
         __m256i v = _mm256_max_epi32(zero, _mm256_min_epi32(top, _mm256_loadu_si256((const __m256i *)acc)));
         if (s->format == PREP_U8) {
-            __m128i bytes = _mm_shuffle_epi8(bytes_of(v), _mm_setr_epi8(0, 1, 2, 4, 5, 6, 3, 7, -1, -1, -1, -1, -1, -1, -1, -1));
+            __m128i bytes = _mm_shuffle_epi8(
+                bytes_of(v), _mm_setr_epi8(0, 1, 2, 4, 5, 6, 3, 7, -1, -1, -1, -1, -1, -1, -1, -1));
             _mm_storel_epi64((__m128i *)(dst + 6 * k), bytes);
             continue;
         }
@@ -241,7 +255,8 @@ AVX2 static inline void store_pixels(const struct store *s, uint8_t *dst, const 
         } else {
             __m256i half = bf16_of(value);
             __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-            words = _mm_shuffle_epi8(words, _mm_setr_epi8(0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 6, 7, 14, 15));
+            words =
+                _mm_shuffle_epi8(words, _mm_setr_epi8(0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 6, 7, 14, 15));
             _mm_storeu_si128((__m128i *)(dst + 12 * k), words);
         }
     }

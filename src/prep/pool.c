@@ -109,7 +109,8 @@ void prep_pool_free(struct prep_pool *pool)
     free(pool);
 }
 
-void prep_pool_run(struct prep_pool *pool, size_t n, void (*item)(void *arg, size_t i, struct prep_scratch *scratch), void *arg)
+void prep_pool_run(struct prep_pool *pool, size_t n,
+                   void (*item)(void *arg, size_t i, struct prep_scratch *scratch), void *arg)
 {
     pthread_mutex_lock(&pool->turn);
     pthread_mutex_lock(&pool->lock);

@@ -16,6 +16,7 @@ int prep_pool_new(unsigned threads, struct prep_pool **ret_pool, struct leat_err
 void prep_pool_free(struct prep_pool *pool);
 
 /* Calls item(arg, i, scratch) once for each i < n and returns when all have returned. Concurrent runs take turns. */
-void prep_pool_run(struct prep_pool *pool, size_t n, void (*item)(void *arg, size_t i, struct prep_scratch *scratch), void *arg);
+void prep_pool_run(struct prep_pool *pool, size_t n,
+                   void (*item)(void *arg, size_t i, struct prep_scratch *scratch), void *arg);
 
 #endif

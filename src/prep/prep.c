@@ -63,7 +63,8 @@ static int scratch_room(struct prep_scratch *scratch, size_t bytes, struct leat_
     void *room = aligned_alloc(64, bytes);
     if (!room)
         return error_sys(err, -ENOMEM, "rows of an image");
-    memset(room, 0, bytes); /* kernels read a little past a row; what is there does not count, but is defined */
+    memset(room, 0,
+           bytes); /* kernels read a little past a row; what is there does not count, but is defined */
     free(scratch->room);
     scratch->room = room;
     scratch->room_bytes = bytes;
@@ -111,7 +112,8 @@ static bool rows_reversed(unsigned orientation)
     return orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7;
 }
 
-static int choose_axes(const struct job *job, unsigned width, unsigned height, struct axis *ret_x, struct axis *ret_y)
+static int choose_axes(const struct job *job, unsigned width, unsigned height, struct axis *ret_x,
+                       struct axis *ret_y)
 {
     const struct prep_params *p = job->params;
     *ret_x = (struct axis){.size = width, .extent = width, .outs = p->out_width};
@@ -119,7 +121,8 @@ static int choose_axes(const struct job *job, unsigned width, unsigned height, s
     if (p->mode == PREP_CENTER_CROP && !job->crop) {
         uint64_t longer = (uint64_t)p->resize * MAX(width, height) / MIN(width, height);
         if (longer > 64ull * PREP_MAX_OUT)
-            return error_set(job->err, LEAT_UNSUPPORTED, "an image of %u x %u pixels is too narrow to resize", width, height);
+            return error_set(job->err, LEAT_UNSUPPORTED, "an image of %u x %u pixels is too narrow to resize",
+                             width, height);
         ret_x->full = width <= height ? p->resize : (unsigned)longer;
         ret_y->full = width <= height ? (unsigned)longer : p->resize;
         ret_x->skip = (unsigned)rint((ret_x->full - ret_x->outs) / 2.0);
@@ -131,10 +134,10 @@ static int choose_axes(const struct job *job, unsigned width, unsigned height, s
         crop = *job->crop;
     else
         prep_random_crop(p, width, height, job->seed, job->epoch, job->index, &crop);
-    if (!crop.width || !crop.height || crop.width > width || crop.left > width - crop.width || crop.height > height ||
-        crop.top > height - crop.height)
-        return error_set(job->err, LEAT_INVALID, "a crop of %u x %u pixels at %u, %u of an image of %u x %u", crop.width, crop.height,
-                         crop.left, crop.top, width, height);
+    if (!crop.width || !crop.height || crop.width > width || crop.left > width - crop.width ||
+        crop.height > height || crop.top > height - crop.height)
+        return error_set(job->err, LEAT_INVALID, "a crop of %u x %u pixels at %u, %u of an image of %u x %u",
+                         crop.width, crop.height, crop.left, crop.top, width, height);
     ret_x->start = crop.left;
     ret_x->extent = crop.width;
     ret_x->full = ret_x->outs;
@@ -146,8 +149,9 @@ static int choose_axes(const struct job *job, unsigned width, unsigned height, s
 }
 
 /* The table of an axis of an image that the decoder shrinks; *ret_base is the first pixel that it may use. */
-static int axis_filter(struct prep_scratch *scratch, const struct axis *axis, unsigned shrink, unsigned shrunk_size,
-                       enum prep_filter_kind kind, bool reverse, unsigned *ret_base, struct filter *ret_filter, struct leat_error *err)
+static int axis_filter(struct prep_scratch *scratch, const struct axis *axis, unsigned shrink,
+                       unsigned shrunk_size, enum prep_filter_kind kind, bool reverse, unsigned *ret_base,
+                       struct filter *ret_filter, struct leat_error *err)
 {
     double start = axis->start / shrink, extent = axis->extent / shrink, base = floor(start);
     unsigned end = MIN((unsigned)ceil(start + extent), shrunk_size);
@@ -165,7 +169,8 @@ static int axis_filter(struct prep_scratch *scratch, const struct axis *axis, un
 
 static struct store store_of(const struct prep_params *p, unsigned n, bool side)
 {
-    struct store store = {.format = p->format, .n = n, .x = side ? p->stride_y : p->stride_x, .c = p->stride_c};
+    struct store store = {
+        .format = p->format, .n = n, .x = side ? p->stride_y : p->stride_x, .c = p->stride_c};
     for (unsigned c = 0; c < 3; c++) {
         store.times[c] = (float)(1.0 / (255.0 * (1 << ACC_BITS) * (double)p->std[c]));
         store.plus[c] = (float)(-(double)p->mean[c] / (double)p->std[c]);
@@ -184,8 +189,8 @@ static int prepare(struct decoder *d, void *arg)
     unsigned orientation = p->ignore_orientation ? 1 : exif_orientation(job->bytes, job->n);
     bool side = on_its_side(orientation);
     struct axis upright[2]; /* x, y */
-    rc = choose_axes(job, side ? d->info.image_height : d->info.image_width, side ? d->info.image_width : d->info.image_height,
-                     &upright[0], &upright[1]);
+    rc = choose_axes(job, side ? d->info.image_height : d->info.image_width,
+                     side ? d->info.image_width : d->info.image_height, &upright[0], &upright[1]);
     if (rc)
         return rc;
     struct axis x = upright[side], y = upright[!side]; /* of the stored image */
@@ -202,7 +207,8 @@ static int prepare(struct decoder *d, void *arg)
 
     struct filter across, down;
     unsigned left, top, from;
-    rc = axis_filter(scratch, &x, shrink, d->info.output_width, p->filter, x.reverse, &left, &across, job->err);
+    rc = axis_filter(scratch, &x, shrink, d->info.output_width, p->filter, x.reverse, &left, &across,
+                     job->err);
     if (!rc) /* rows are made in the order in which they are decoded: y.reverse is in the stride */
         rc = axis_filter(scratch, &y, shrink, d->info.output_height, p->filter, false, &top, &down, job->err);
     if (rc)
@@ -213,11 +219,14 @@ static int prepare(struct decoder *d, void *arg)
 
     /* Room: the ring, the row of int16 (from across.low on), the row of int32, pointers. */
     size_t row_bytes = align_up(4 * (size_t)d->info.output_width, KERNEL_BLOCK) + KERNEL_BLOCK;
-    size_t mid_bytes = 2 * (align_up(4 * (size_t)columns, KERNEL_BLOCK) + align_up(4 * (size_t)across.taps, KERNEL_BLOCK));
+    size_t mid_bytes =
+        2 * (align_up(4 * (size_t)columns, KERNEL_BLOCK) + align_up(4 * (size_t)across.taps, KERNEL_BLOCK));
     size_t acc_bytes = 16 * align_up(x.outs, 4), rows_bytes = align_up(down.taps * sizeof(uint8_t *), 64);
     if (down.taps * row_bytes > RING_MAX)
-        return error_set(job->err, LEAT_UNSUPPORTED, "an output row needs %u rows of %u pixels", down.taps, d->info.output_width);
-    rc = scratch_room(scratch, KERNEL_BLOCK + down.taps * row_bytes + mid_bytes + acc_bytes + rows_bytes, job->err);
+        return error_set(job->err, LEAT_UNSUPPORTED, "an output row needs %u rows of %u pixels", down.taps,
+                         d->info.output_width);
+    rc = scratch_room(scratch, KERNEL_BLOCK + down.taps * row_bytes + mid_bytes + acc_bytes + rows_bytes,
+                      job->err);
     if (rc)
         return rc;
     /* Off the grid of 32 bytes: to aligned rows libjpeg-turbo's colour conversion writes past the caches, and we read them at once. */
@@ -252,18 +261,20 @@ static int prepare(struct decoder *d, void *arg)
 
 static int run(struct job *job)
 {
-    return decoder_run(&job->scratch->decoder, job->bytes, job->n, job->params->accept_damaged, prepare, job, job->err);
+    return decoder_run(&job->scratch->decoder, job->bytes, job->n, job->params->accept_damaged, prepare, job,
+                       job->err);
 }
 
-int prep_jpeg(const struct prep_params *params, const uint8_t *bytes, size_t n, uint64_t seed, uint64_t epoch, uint64_t index,
-              void *dst, struct prep_scratch *scratch, struct leat_error *err)
+int prep_jpeg(const struct prep_params *params, const uint8_t *bytes, size_t n, uint64_t seed, uint64_t epoch,
+              uint64_t index, void *dst, struct prep_scratch *scratch, struct leat_error *err)
 {
     struct job job = {params, scratch, seed, epoch, index, NULL, bytes, n, dst, err};
     return run(&job);
 }
 
-int prep_jpeg_crop(const struct prep_params *params, const uint8_t *bytes, size_t n, const struct prep_crop *crop, void *dst,
-                   struct prep_scratch *scratch, struct leat_error *err)
+int prep_jpeg_crop(const struct prep_params *params, const uint8_t *bytes, size_t n,
+                   const struct prep_crop *crop, void *dst, struct prep_scratch *scratch,
+                   struct leat_error *err)
 {
     struct job job = {params, scratch, 0, 0, 0, crop, bytes, n, dst, err};
     return run(&job);
@@ -297,8 +308,8 @@ static int decode_whole(struct decoder *d, void *arg)
         return 0;
     }
     if ((uint64_t)w * h * 3 != job->dst_bytes)
-        return error_set(d->err, LEAT_INVALID, "an image of %u x %u pixels takes %llu bytes, not %zu", size.width, size.height,
-                         (unsigned long long)w * h * 3, job->dst_bytes);
+        return error_set(d->err, LEAT_INVALID, "an image of %u x %u pixels takes %llu bytes, not %zu",
+                         size.width, size.height, (unsigned long long)w * h * 3, job->dst_bytes);
     rc = decoder_start(d, JCS_EXT_RGBX, 1);
     if (!rc)
         rc = scratch_room(job->scratch, 4 * (size_t)w, d->err);
@@ -324,15 +335,20 @@ static int decode_whole(struct decoder *d, void *arg)
     return 0;
 }
 
-int prep_jpeg_size(const uint8_t *bytes, size_t n, uint64_t max_pixels, bool ignore_orientation, struct prep_scratch *scratch,
-                   struct prep_size *ret_size, struct leat_error *err)
+int prep_jpeg_size(const uint8_t *bytes, size_t n, uint64_t max_pixels, bool ignore_orientation,
+                   struct prep_scratch *scratch, struct prep_size *ret_size, struct leat_error *err)
 {
-    struct whole job = {.bytes = bytes, .n = n, .max_pixels = max_pixels, .ignore_orientation = ignore_orientation, .ret_size = ret_size};
+    struct whole job = {.bytes = bytes,
+                        .n = n,
+                        .max_pixels = max_pixels,
+                        .ignore_orientation = ignore_orientation,
+                        .ret_size = ret_size};
     return decoder_run(&scratch->decoder, bytes, n, false, decode_whole, &job, err);
 }
 
-int prep_jpeg_decode(const uint8_t *bytes, size_t n, uint64_t max_pixels, bool accept_damaged, bool ignore_orientation, void *dst,
-                     size_t dst_bytes, struct prep_scratch *scratch, struct leat_error *err)
+int prep_jpeg_decode(const uint8_t *bytes, size_t n, uint64_t max_pixels, bool accept_damaged,
+                     bool ignore_orientation, void *dst, size_t dst_bytes, struct prep_scratch *scratch,
+                     struct leat_error *err)
 {
     struct whole job = {bytes, n, max_pixels, ignore_orientation, NULL, dst, dst_bytes, scratch};
     return decoder_run(&scratch->decoder, bytes, n, accept_damaged, decode_whole, &job, err);

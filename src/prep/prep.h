@@ -34,25 +34,27 @@ enum prep_mode { PREP_RANDOM_CROP, PREP_CENTER_CROP };
 enum prep_filter_kind { PREP_BILINEAR, PREP_BICUBIC };
 enum prep_format { PREP_U8, PREP_F32, PREP_BF16 };
 
-#define PREP_MAX_OUT         8192                 /* pixels of an edge */
-#define PREP_MAX_PIXELS      (UINT64_C(178956970)) /* where Pillow refuses, too */
-#define PREP_MAX_COEFFICIENT (256 * MIB)          /* bytes that a progressive image may take while it is put together */
-#define PREP_RNG_CROP        UINT64_C(0x63726f70) /* "crop": so that other users of (seed, epoch, index) see other numbers */
+#define PREP_MAX_OUT    8192                  /* pixels of an edge */
+#define PREP_MAX_PIXELS (UINT64_C(178956970)) /* where Pillow refuses, too */
+#define PREP_MAX_COEFFICIENT                                                                                 \
+    (256 * MIB) /* bytes that a progressive image may take while it is put together */
+#define PREP_RNG_CROP                                                                                        \
+    UINT64_C(0x63726f70) /* "crop": so that other users of (seed, epoch, index) see other numbers */
 
 struct prep_params {
     enum prep_mode mode;
     enum prep_filter_kind filter;
     enum prep_format format;
-    unsigned out_width, out_height;              /* 1..PREP_MAX_OUT */
-    ptrdiff_t stride_y, stride_x, stride_c;      /* bytes */
-    double scale[2], ratio[2];                   /* random crop: share of the area; width / height */
-    double flip;                                 /* random crop: probability of a horizontal flip */
-    unsigned resize;                             /* centre crop: the shorter edge; at least both out_... */
-    float mean[3], std[3];                       /* of levels / 255; std > 0. Not for PREP_U8 */
-    uint64_t max_pixels;                         /* refused beyond, by the header; 0: PREP_MAX_PIXELS */
-    bool accept_damaged;                         /* what is missing is grey, what is damaged is as it comes */
-    bool ignore_orientation;                     /* EXIF's */
-    bool exact;                                  /* never let the decoder shrink by itself (prep_jpeg says when) */
+    unsigned out_width, out_height;         /* 1..PREP_MAX_OUT */
+    ptrdiff_t stride_y, stride_x, stride_c; /* bytes */
+    double scale[2], ratio[2];              /* random crop: share of the area; width / height */
+    double flip;                            /* random crop: probability of a horizontal flip */
+    unsigned resize;                        /* centre crop: the shorter edge; at least both out_... */
+    float mean[3], std[3];                  /* of levels / 255; std > 0. Not for PREP_U8 */
+    uint64_t max_pixels;                    /* refused beyond, by the header; 0: PREP_MAX_PIXELS */
+    bool accept_damaged;                    /* what is missing is grey, what is damaged is as it comes */
+    bool ignore_orientation;                /* EXIF's */
+    bool exact;                             /* never let the decoder shrink by itself (prep_jpeg says when) */
 };
 
 /* Defaults: 224 x 224, random crop, scale 0.08..1, ratio 3/4..4/3, flip 0.5, bilinear, resize 256, PREP_F32 as CHW, ImageNet's mean
@@ -69,8 +71,8 @@ struct prep_crop {
     bool flip;
 };
 /* The random crop of one sample of an image of this size (both at least 1). */
-void prep_random_crop(const struct prep_params *params, unsigned width, unsigned height, uint64_t seed, uint64_t epoch,
-                      uint64_t index, struct prep_crop *ret_crop);
+void prep_random_crop(const struct prep_params *params, unsigned width, unsigned height, uint64_t seed,
+                      uint64_t epoch, uint64_t index, struct prep_crop *ret_crop);
 
 /* What one thread keeps between samples: a decoder, rows, filter tables. */
 struct prep_scratch;
@@ -83,23 +85,25 @@ void prep_scratch_free(struct prep_scratch *scratch); /* NULL: nothing */
  * Errors: LEAT_CORRUPT damaged or truncated (as far as was read: damage behind the crop's last row is not seen); LEAT_UNSUPPORTED 12
  * bits, lossless, an unknown colour space; LEAT_INVALID more than max_pixels; -ENOMEM. After an error dst's bytes are undefined.
  */
-int prep_jpeg(const struct prep_params *params, const uint8_t *bytes, size_t n, uint64_t seed, uint64_t epoch, uint64_t index,
-              void *dst, struct prep_scratch *scratch, struct leat_error *err);
+int prep_jpeg(const struct prep_params *params, const uint8_t *bytes, size_t n, uint64_t seed, uint64_t epoch,
+              uint64_t index, void *dst, struct prep_scratch *scratch, struct leat_error *err);
 
 /* The same with a crop that the caller chose; it must lie within the upright image, else LEAT_INVALID. */
-int prep_jpeg_crop(const struct prep_params *params, const uint8_t *bytes, size_t n, const struct prep_crop *crop, void *dst,
-                   struct prep_scratch *scratch, struct leat_error *err);
+int prep_jpeg_crop(const struct prep_params *params, const uint8_t *bytes, size_t n,
+                   const struct prep_crop *crop, void *dst, struct prep_scratch *scratch,
+                   struct leat_error *err);
 
 /* The size that prep_jpeg_decode will give, from the header. max_pixels 0: PREP_MAX_PIXELS. */
 struct prep_size {
     unsigned width, height; /* upright */
     unsigned orientation;   /* EXIF's, 1..8; 1 where there is none, or it is to be ignored */
 };
-int prep_jpeg_size(const uint8_t *bytes, size_t n, uint64_t max_pixels, bool ignore_orientation, struct prep_scratch *scratch,
-                   struct prep_size *ret_size, struct leat_error *err);
+int prep_jpeg_size(const uint8_t *bytes, size_t n, uint64_t max_pixels, bool ignore_orientation,
+                   struct prep_scratch *scratch, struct prep_size *ret_size, struct leat_error *err);
 
 /* The whole image, upright, uint8, HWC, rows of 3 * width bytes without a gap; dst_bytes must be their sum, else LEAT_INVALID. */
-int prep_jpeg_decode(const uint8_t *bytes, size_t n, uint64_t max_pixels, bool accept_damaged, bool ignore_orientation, void *dst,
-                     size_t dst_bytes, struct prep_scratch *scratch, struct leat_error *err);
+int prep_jpeg_decode(const uint8_t *bytes, size_t n, uint64_t max_pixels, bool accept_damaged,
+                     bool ignore_orientation, void *dst, size_t dst_bytes, struct prep_scratch *scratch,
+                     struct leat_error *err);
 
 #endif
