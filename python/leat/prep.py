@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """JPEGs to samples: decoded, cropped, resized, flipped and normalised in C, in threads, into arrays that are there already.
 
+>>> import leat.prep
 >>> crop = leat.prep.RandomResizedCrop(224, seed=7)
 >>> images = crop(files, indices=range(len(files)))              # float32, N x 3 x 224 x 224, as torchvision's with antialias=True
 >>> images = crop(files, indices=ids, epoch=3, out=slot)         # where the caller wants it
