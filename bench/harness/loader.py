@@ -2,7 +2,7 @@
 """Suite `loader`: what lies between resident bytes and a batch that a training loop takes.
 
 jpeg.crop224          images a second and core: random crop to 224, flip, normalise, float32 CHW; the limit is what users do without: Pillow's full
-                      decode and resize, NumPy's normalisation, of the same files and crops
+                      decode and resize, NumPy's normalisation, of the same files; crops drawn alike, not the same ones
 jpeg.beyond_entropy   CPU time of ours less that of entropy decoding alone (jpeg_read_coefficients of the whole file), over the latter
 jpeg.beyond_entropy.strict   the same against entropy decoding that stops where ours stops and keeps nothing
 *.asis                the same for the photographs as they are, instead of scaled to ImageNet's average
