@@ -69,9 +69,9 @@ void net_rdma_server_free(struct net_rdma_server *server);
 
 /* A region's registration: zeroed at first; made when the first client asks for its keys. Any thread. */
 struct net_rdma_slot {
-    struct net_rdma_memory *memory; /* under a lock of serve.c, as closed is */
-    bool closed;
-    _Atomic bool known; /* it was registered: its memory is there */
+    struct net_rdma_memory *memory; /* under a lock of serve.c, as closed and busy are */
+    bool closed, busy;              /* busy: somebody registers it, or takes that down */
+    _Atomic bool known;             /* it was registered: its memory is there */
 };
 /* Deregisters from every rail, so that its pages may be given back, and refuses from then on. Harmless twice, and on a zeroed one. */
 void net_rdma_slot_close(struct net_rdma_slot *slot);

@@ -12,7 +12,7 @@
  *
  * Invariants:
  * 1. A worker, its listener and its endpoints are touched by its rail's thread alone; registration goes through the context,
- *    which is shared (mt_workers_shared), under `slot_lock`.
+ *    which is shared (mt_workers_shared), by whoever needs it.
  * 2. When net_rdma_slot_close returns no NIC can reach the memory any more: it waits for puts out of it; reads that were under
  *    way fail at the reader.
  * 3. Once a peer is off the list no connection is accepted in its name; the message that closes those it has comes later to
@@ -29,9 +29,10 @@
 
 #define END_TURNS 5000 /* of a millisecond, for puts to come back */
 
-/* Of every slot: registering is rare. */
+/* Of every slot, held for a moment. Who registers a region, or takes its registration down, has marked its slot `busy` and holds no lock
+ * meanwhile: only who wants the same region waits. */
 static pthread_mutex_t slot_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t slot_unused = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t slot_changed = PTHREAD_COND_INITIALIZER;
 
 /* --- connections: on the rail's thread ----------------------------------------------------------------------------- */
 
@@ -455,14 +456,28 @@ static int memory_new(struct net_rdma_server *server, void *addr, uint64_t bytes
     return 0;
 }
 
+/* With slot_lock held, which is let go while the region is registered. 0: slot->memory is there as long as the lock is held. */
 static int slot_memory(struct net_rdma_server *server, struct net_rdma_slot *slot, void *addr, uint64_t bytes,
                        struct leat_error *err)
 {
+    while (slot->busy)
+        pthread_cond_wait(&slot_changed, &slot_lock);
     if (slot->closed)
         return error_set(err, LEAT_STALE, "the region was given back");
-    int rc = slot->memory ? 0 : memory_new(server, addr, bytes, &slot->memory, err);
+    if (slot->memory)
+        return 0;
+    slot->busy = true;
+    pthread_mutex_unlock(&slot_lock);
+    struct net_rdma_memory *memory = NULL;
+    int rc = memory_new(server, addr, bytes, &memory, err);
+    pthread_mutex_lock(&slot_lock);
+    slot->busy = false;
+    pthread_cond_broadcast(&slot_changed);
+    slot->memory = memory;
     if (rc == 0)
         atomic_store(&slot->known, true);
+    if (rc == 0 && slot->closed) /* who closes it waits for us, and takes the registration down */
+        rc = error_set(err, LEAT_STALE, "the region was given back");
     return rc;
 }
 
@@ -503,7 +518,7 @@ void serve_unuse(struct net_rdma_memory *memory)
 {
     pthread_mutex_lock(&slot_lock);
     if (--memory->users == 0)
-        pthread_cond_broadcast(&slot_unused);
+        pthread_cond_broadcast(&slot_changed);
     pthread_mutex_unlock(&slot_lock);
 }
 
@@ -511,9 +526,15 @@ void net_rdma_slot_close(struct net_rdma_slot *slot)
 {
     pthread_mutex_lock(&slot_lock);
     slot->closed = true;
-    while (slot->memory && slot->memory->users)
-        pthread_cond_wait(&slot_unused, &slot_lock);
-    memory_free(TAKE_PTR(slot->memory));
+    while (slot->busy || (slot->memory && slot->memory->users))
+        pthread_cond_wait(&slot_changed, &slot_lock);
+    struct net_rdma_memory *memory = TAKE_PTR(slot->memory);
+    slot->busy = true;
+    pthread_mutex_unlock(&slot_lock);
+    memory_free(memory);
+    pthread_mutex_lock(&slot_lock);
+    slot->busy = false;
+    pthread_cond_broadcast(&slot_changed);
     pthread_mutex_unlock(&slot_lock);
 }
 

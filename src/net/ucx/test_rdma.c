@@ -7,6 +7,7 @@
 
 #include <dlfcn.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -421,6 +422,51 @@ static void test_false_keys(void **state)
     }
 }
 
+#define SLOTS 200
+struct askers {
+    struct net_rdma_server *server;
+    struct net_rdma_slot slots[SLOTS];
+    _Atomic unsigned given, stale, other;
+};
+
+static void *ask_for_keys(void *arg)
+{
+    struct askers *a = arg;
+    for (unsigned i = 0; i < SLOTS; i++) {
+        struct bytes_out reply = {0};
+        int rc = net_rdma_put_keys(a->server, &a->slots[i], dst, sizeof(dst), &reply, NULL);
+        bool good = (rc == 0) == (reply.len > 0);
+        atomic_fetch_add(good && rc == 0 ? &a->given : good && rc == LEAT_STALE ? &a->stale : &a->other, 1);
+        bytes_out_fini(&reply);
+    }
+    return NULL;
+}
+
+/* Many ask for the keys of the same regions, each is registered once; they are closed amid that, and nothing stays registered. */
+static void test_slots(void **state)
+{
+    static struct askers a;
+    pthread_t threads[3];
+    struct net_rdma_stats stats;
+    NEEDS_UCX();
+    assert_int_equal(net_rdma_server_new(&by_tcp, &a.server, NULL), 0);
+    for (unsigned i = 0; i < ARRAY_LEN(threads); i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, ask_for_keys, &a), 0);
+    for (unsigned i = 0; i < SLOTS; i += 2)
+        net_rdma_slot_close(&a.slots[i]);
+    for (unsigned i = 0; i < ARRAY_LEN(threads); i++)
+        pthread_join(threads[i], NULL);
+    net_rdma_server_stats(a.server, &stats);
+    assert_int_equal(stats.registrations, SLOTS / 2);
+    assert_int_equal(a.other, 0);
+    assert_int_equal(a.given + a.stale, SLOTS * ARRAY_LEN(threads));
+    for (unsigned i = 0; i < SLOTS; i++)
+        net_rdma_slot_close(&a.slots[i]);
+    net_rdma_server_stats(a.server, &stats);
+    assert_int_equal(stats.registrations, 0);
+    net_rdma_server_free(a.server);
+}
+
 /* No device here knows GPU memory: that is said, and not found out by a crash. */
 static void test_gpu_memory(void **state)
 {
@@ -461,6 +507,7 @@ int main(void)
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_subnets),
         cmocka_unit_test(test_false_keys),
+        cmocka_unit_test(test_slots),
         cmocka_unit_test(test_gpu_memory),
         cmocka_unit_test(test_dies), /* the last */
     };
