@@ -166,6 +166,10 @@ const char *leat_ws_class(const struct leat_ws *ws, uint64_t label, size_t *ret_
 const char *leat_ws_key(const struct leat_ws *ws, uint64_t index, char *buf, size_t cap, size_t *ret_len);
 /* Number of a key, LEAT_NOT_FOUND otherwise. */
 int leat_ws_index(const struct leat_ws *ws, const char *key, size_t key_len, uint64_t *ret_index);
+/* Where one field of one sample comes from: path of the file (or URI; snprintf's way: *ret_len may be >= cap) and the offset of
+ * its bytes there. LEAT_NOT_FOUND: absent, made by a filter, a label, or pushed. No I/O. For messages to people. */
+int leat_ws_source(const struct leat_ws *ws, uint64_t index, unsigned field, char *buf, size_t cap,
+                   size_t *ret_len, uint64_t *ret_offset);
 /* Bytes of one field of one sample; LEAT_NOT_FOUND when the sample has no such field. No I/O. */
 int leat_ws_field_bytes(const struct leat_ws *ws, uint64_t index, unsigned field, uint64_t *ret_bytes);
 
@@ -353,8 +357,16 @@ struct leat_iter_options {
     unsigned flags;
     unsigned rank, world_size; /* 0, 0: one rank */
     uint64_t first_position;   /* global position to start at: resume */
-    int keep_tail; /* 0: the last, short step is dropped; 1: it is delivered, possibly shorter on some ranks */
+    /* The last, short step: 0: is dropped; 1: is delivered, possibly shorter on some ranks; 2: is padded to batch_size on
+     * all ranks, with the epoch's first positions again: what stands at a position >= the epoch's length is padding */
+    int keep_tail;
     unsigned ahead; /* batches read ahead by the iterator's thread; 0: slots - 1; at most slots - 1 */
+    /* Not NULL: a plan of the caller's instead of an order. This rank's samples, one batch after another, of which batch b ends
+     * before ends[b]; read during the call only. The members above but ahead are not looked at; positions count ids */
+    const uint64_t *ids;
+    uint64_t nids;
+    const uint64_t *ends; /* rising, the last one nids; NULL: batch_size each */
+    uint64_t nends;
 };
 /* Step s takes positions [s*G, (s+1)*G), G = batch_size * world_size; this rank its contiguous slice of them. */
 int leat_iterate(struct leat_view *view, const struct leat_iter_options *options, struct leat_iter **ret_iter,

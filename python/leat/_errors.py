@@ -8,7 +8,7 @@ import errno
 from . import _leat
 
 __all__ = ["Error", "NotFound", "UnknownKey", "Stale", "PeerGone", "TimedOut", "Corrupt", "NoSpace", "Denied", "Invalid",
-           "Busy", "Unsupported"]
+           "Busy", "Unsupported", "BadSample", "WorkerDied"]
 
 
 class Error(Exception):
@@ -102,6 +102,23 @@ class Unsupported(Error, NotImplementedError):
     """A well-formed input that Leat does not read, or a way of reading that this sample does not have."""
 
     code = "unsupported"
+
+
+class BadSample(Corrupt):
+    """A sample of a `leat.Loader` that could not be read, decoded or transformed. The cause is `__cause__`."""
+
+    code = "bad sample"
+    index: int = -1  #: number of the sample
+    key: str = ""
+    position: int = -1  #: in the epoch
+    file: str | None = None  #: where its bytes come from
+    offset: int | None = None  #: in that file
+
+
+class WorkerDied(Error, RuntimeError):
+    """A worker process of a `leat.Loader` ended by itself: killed, or crashed in a transform."""
+
+    code = "worker died"
 
 
 _BY_CODE: dict[int, type[Error]] = {

@@ -8,16 +8,20 @@ import os
 import sys
 
 _log = logging.getLogger("leat")
+# Inner launchers first: mpirun inside a Slurm job hands its daemons' SLURM_PROCID on to the ranks. A step of Slurm (srun) knows its own
+# number of tasks; that of the job may be another.
 _VARIABLES = (
     ("RANK", "WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
 )
 
 
 def resolve(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
     """(rank, world size): as given; else of torch.distributed where it is initialised; else of RANK and WORLD_SIZE,
-    Slurm's or Open MPI's variables; else (0, 1). Where it came from is logged.
+    Open MPI's or Slurm's variables (the step's before the job's); else (0, 1). Where it came from is logged; ValueError when
+    two that speak of the same ranks disagree: torch.distributed and RANK, or Open MPI and Slurm in a world of one size.
 
     >>> resolve(1, 4)
     (1, 4)
@@ -33,21 +37,51 @@ def resolve(rank: int | None = None, world_size: int | None = None) -> tuple[int
     return found
 
 
-def _find() -> tuple[str, tuple[int, int]]:
+def groups(rank: int, world_size: int, replication: int) -> tuple[int, int]:
+    """(rank, world size) among groups of `replication` neighbouring ranks, each of which reads the same samples.
+
+    >>> groups(5, 8, 4)
+    (1, 2)
+    """
+    if replication < 1 or world_size % replication:
+        raise ValueError(f"replication={replication}: a number that divides the world size, {world_size}")
+    return rank // replication, world_size // replication
+
+
+_Found = tuple[str, tuple[int, int]]
+
+
+def _variables(rank_name: str, size_name: str) -> _Found | None:
+    rank, size = os.environ.get(rank_name), os.environ.get(size_name)
+    if not rank or not size:
+        return None
+    try:
+        found = (int(rank), int(size))
+    except ValueError:
+        raise ValueError(f"{rank_name}={rank}, {size_name}={size}: not numbers") from None
+    if not 0 <= found[0] < found[1]:
+        raise ValueError(f"{rank_name}={rank}, {size_name}={size}: ranks count from 0")
+    return f"{rank_name} and {size_name}", found
+
+
+def _same(a: _Found, b: _Found | None) -> None:
+    if b is not None and a[1] != b[1]:
+        raise ValueError(f"{a[0]}: rank {a[1][0]} of {a[1][1]}; {b[0]}: rank {b[1][0]} of {b[1][1]}: give rank= and world_size=")
+
+
+def _find() -> _Found:
     torch = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return "torch.distributed", (int(distributed.get_rank()), int(distributed.get_world_size()))
-    for rank_name, size_name in _VARIABLES:
-        rank, size = os.environ.get(rank_name), os.environ.get(size_name)
-        if not rank or not size:
-            continue
-        source = f"{rank_name} and {size_name}"
-        try:
-            found = (int(rank), int(size))
-        except ValueError:
-            raise ValueError(f"{rank_name}={rank}, {size_name}={size}: not numbers") from None
-        if not 0 <= found[0] < found[1]:
-            raise ValueError(f"{rank_name}={rank}, {size_name}={size}: ranks count from 0")
-        return source, found
-    return "nothing: a single process", (0, 1)
+        found = "torch.distributed", (int(distributed.get_rank()), int(distributed.get_world_size()))
+        _same(found, _variables("RANK", "WORLD_SIZE"))
+        return found
+    given = [found for found in (_variables(*names) for names in _VARIABLES) if found is not None]
+    if not given:
+        return "nothing: a single process", (0, 1)
+    if given[0][0].startswith("OMPI"):
+        for other in given[1:]:
+            if other[1][1] == given[0][1][1]:
+                _same(given[0], other)
+                break
+    return given[0]

@@ -327,13 +327,8 @@ static PyObject *ring_read_batch(struct ring_object *self, PyObject *args)
     return holder_of_batch(self, batch);
 }
 
-static PyObject *ring_iterate(struct ring_object *self, PyObject *args)
+static PyObject *iter_new(struct ring_object *self, const struct leat_iter_options *o)
 {
-    struct leat_iter_options o = {.size = sizeof(o)};
-    if (!PyArg_ParseTuple(args, "O&O&O&IIIO&pI", to_u64, &o.seed, to_u64, &o.epoch, to_u64, &o.block,
-                          &o.flags, &o.rank, &o.world_size, to_u64, &o.first_position, &o.keep_tail,
-                          &o.ahead))
-        return NULL;
     struct iter_object *iter = object_new(iter_type);
     if (!iter)
         return NULL;
@@ -346,7 +341,7 @@ static PyObject *ring_iterate(struct ring_object *self, PyObject *args)
     struct leat_iter *handle = NULL;
     int rc;
     Py_BEGIN_ALLOW_THREADS;
-    rc = leat_iterate(self->view, &o, &handle, &err);
+    rc = leat_iterate(self->view, o, &handle, &err);
     Py_END_ALLOW_THREADS;
     if (rc) {
         ring_leave(self);
@@ -376,12 +371,41 @@ static PyObject *ring_stat(struct ring_object *self, PyObject *none)
                          (unsigned long long)s.bounced_bytes, "copies", (unsigned long long)s.copies);
 }
 
+static PyObject *ring_iterate(struct ring_object *self, PyObject *args)
+{
+    struct leat_iter_options o = {.size = sizeof(o)};
+    if (!PyArg_ParseTuple(args, "O&O&O&IIIO&iI", to_u64, &o.seed, to_u64, &o.epoch, to_u64, &o.block,
+                          &o.flags, &o.rank, &o.world_size, to_u64, &o.first_position, &o.keep_tail,
+                          &o.ahead))
+        return NULL;
+    return iter_new(self, &o);
+}
+
+/* plan(ids: buffer of uint64, ends: the same or None, ahead) */
+static PyObject *ring_plan(struct ring_object *self, PyObject *args)
+{
+    struct leat_iter_options o = {.size = sizeof(o)};
+    PyObject *ends_object, *result = NULL;
+    Py_buffer ids, ends = {0};
+    if (!PyArg_ParseTuple(args, "y*OI", &ids, &ends_object, &o.ahead))
+        return NULL;
+    if ((ends_object == Py_None || PyObject_GetBuffer(ends_object, &ends, PyBUF_SIMPLE) == 0) &&
+        lengths_of(&ids, &o.ids, &o.nids) == 0 &&
+        (ends_object == Py_None || lengths_of(&ends, &o.ends, &o.nends) == 0))
+        result = iter_new(self, &o);
+    PyBuffer_Release(&ids);
+    if (ends.obj)
+        PyBuffer_Release(&ends);
+    return result;
+}
+
 static PyMethodDef ring_methods[] = {
     {"read_batch", (PyCFunction)ring_read_batch, METH_VARARGS,
      "read_batch(ids, timeout_ns, length) -> Holder"},
     {"iterate", (PyCFunction)ring_iterate, METH_VARARGS,
      "iterate(seed, epoch, block, flags, rank, world_size, first_position, keep_tail, ahead) -> Iter"},
     {"stat", (PyCFunction)ring_stat, METH_NOARGS, "stat() -> dict"},
+    {"plan", (PyCFunction)ring_plan, METH_VARARGS, "plan(ids, ends, ahead) -> Iter"},
     {"close", (PyCFunction)ring_close, METH_NOARGS, "close()"},
     {0},
 };

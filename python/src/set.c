@@ -174,6 +174,23 @@ static PyObject *set_field_bytes(struct set_object *self, PyObject *args)
     return rc ? raise_error(rc, NULL) : PyLong_FromUnsignedLongLong(bytes);
 }
 
+/* (path, offset), or None */
+static PyObject *set_source(struct set_object *self, PyObject *args)
+{
+    uint64_t index, offset;
+    unsigned field;
+    size_t len;
+    char path[4096];
+    if (!PyArg_ParseTuple(args, "O&I", to_u64, &index, &field) || !enter(self))
+        return NULL;
+    int rc = leat_ws_source(self->ws, index, field, path, sizeof(path), &len, &offset);
+    set_leave(self);
+    if (rc || len >= sizeof(path))
+        Py_RETURN_NONE;
+    PyObject *text = PyUnicode_DecodeFSDefault(path);
+    return text ? Py_BuildValue("NK", text, (unsigned long long)offset) : NULL;
+}
+
 /* --- what waits ---------------------------------------------------------------------------------------------------- */
 
 static PyObject *set_stat(struct set_object *self, PyObject *none)
@@ -357,6 +374,7 @@ static PyMethodDef set_methods[] = {
     {"key", (PyCFunction)set_key, METH_VARARGS, "key(index) -> str"},
     {"index", (PyCFunction)set_index, METH_VARARGS, "index(key: bytes) -> int or None"},
     {"field_bytes", (PyCFunction)set_field_bytes, METH_VARARGS, "field_bytes(index, field) -> int or None"},
+    {"source", (PyCFunction)set_source, METH_VARARGS, "source(index, field) -> (path, offset) or None"},
     {"stat", (PyCFunction)set_stat, METH_NOARGS, "stat() -> dict"},
     {"wait", (PyCFunction)set_wait, METH_VARARGS, "wait(timeout_ns, progress)"},
     {"verify", (PyCFunction)set_verify, METH_VARARGS, "verify(flags, progress) -> int"},

@@ -111,6 +111,28 @@ int leat_ws_field_bytes(const struct leat_ws *ws, uint64_t index, unsigned field
     return 0;
 }
 
+int leat_ws_source(const struct leat_ws *ws, uint64_t index, unsigned field, char *buf, size_t cap,
+                   size_t *ret_len, uint64_t *ret_offset)
+{
+    const struct index_field *f = field_of(ws, field);
+    struct index_part part;
+    if (!f || index >= ws->index.header->nsamples || f->kind == INDEX_FIELD_LABEL ||
+        !index_part(&ws->index, index, field, &part))
+        return LEAT_NOT_FOUND;
+    uint64_t at = index_extent_at(&ws->index, part.address);
+    if (at >= ws->index.header->nextents)
+        return LEAT_NOT_FOUND;
+    const struct index_extent *e = &ws->index.extents[at];
+    if (e->kind != INDEX_EXTENT_RAW || e->address > part.address || e->source >= ws->index.header->nsources)
+        return LEAT_NOT_FOUND;
+    int len = index_source_path(&ws->index, e->source, buf, cap);
+    if (len <= 0)
+        return LEAT_NOT_FOUND;
+    *ret_len = (size_t)len;
+    *ret_offset = e->source_offset + (part.address - e->address);
+    return 0;
+}
+
 int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_error *err)
 {
     if (!ret_stat)

@@ -6,7 +6,8 @@
  *   consumer: leat_next takes from the queue
  *
  *   step s:  │ rank 0: batch_size │ rank 1 │ … │   G = batch_size * world_size positions from first_position + s * G;
- *   the last, short step is dropped, or shared out evenly (keep_tail).
+ *   the last, short step is dropped, shared out evenly, or padded from the epoch's start (keep_tail).
+ *   Or a plan: the ids of each batch, as the caller gave them.
  *
  * Failure modes: an error stands in the queue at its batch's place; once delivered, the next leat_next tries that batch again.
  * A consumer that holds every slot gets LEAT_BUSY instead of waiting for itself. Closing cancels a read in progress, within
@@ -42,6 +43,7 @@ struct leat_iter {
     uint64_t delivered; /* steps handed out */
     bool failed;        /* the thread waits: `error` belongs to next_step */
     struct leat_error error;
+    uint64_t *plan, *plan_ends;  /* the caller's ids instead of an order */
     uint64_t *ids;               /* the thread's */
     struct stream_range *ranges; /* the thread's, of a streamed set */
     uint64_t hinted_end;         /* positions below have been announced to the daemon */
@@ -49,7 +51,11 @@ struct leat_iter {
 
 static void step_positions(const struct leat_iter *it, uint64_t step, uint64_t *ret_first, unsigned *ret_n)
 {
-    if (step < it->full_steps) {
+    if (it->plan) {
+        uint64_t end = it->plan_ends[step];
+        *ret_first = step ? it->plan_ends[step - 1] : 0;
+        *ret_n = (unsigned)(end - *ret_first);
+    } else if (step < it->full_steps) {
         *ret_first = it->first + step * it->global + (uint64_t)it->rank * it->view->batch_size;
         *ret_n = it->view->batch_size;
     } else {
@@ -58,11 +64,25 @@ static void step_positions(const struct leat_iter *it, uint64_t step, uint64_t *
     }
 }
 
+/* Positions past the end are padding: the epoch's first ones again. */
+static void step_ids(struct leat_iter *it, uint64_t first, unsigned n, uint64_t *ret_ids)
+{
+    if (it->plan) {
+        memcpy(ret_ids, it->plan + first, n * sizeof(*ret_ids));
+        return;
+    }
+    for (unsigned done = 0, count; done < n; done += count) {
+        uint64_t at = (first + done) % it->order.n;
+        count = (unsigned)MIN((uint64_t)(n - done), it->order.n - at);
+        leat_order_fill(&it->order, at, count, ret_ids + done);
+    }
+}
+
 /* The samples of [first, first + n) that the pool does not hold. Uses ids. */
 static uint32_t absent_samples(struct leat_iter *it, uint64_t first, unsigned n)
 {
     uint32_t count = 0;
-    leat_order_fill(&it->order, first, n, it->ids);
+    step_ids(it, first, n, it->ids);
     for (unsigned i = 0; i < n; i++) {
         if (ws_state(it->view->ws, it->ids[i]) == LIVE_STREAMED)
             it->ranges[count++] = (struct stream_range){it->ids[i], 1};
@@ -87,6 +107,8 @@ static void announce(struct leat_iter *it, uint64_t step, uint64_t position)
         step_positions(it, step + 1, &start, &count);
         n = absent_samples(it, start, count);
     } else {
+        if (position >= it->order.n)
+            return; /* padding */
         order_group(&it->order, position, &start, &end, blocks);
         if (end >= it->order.n || end < it->hinted_end)
             return;
@@ -121,7 +143,7 @@ static void *read_ahead(void *arg)
         step_positions(it, step, &first, &n);
         if (it->ranges)
             announce(it, step, first);
-        leat_order_fill(&it->order, first, n, it->ids);
+        step_ids(it, first, n, it->ids);
         int rc = batch_fill(
             it->view, it->ids, n,
             &(struct fill_how){.iterator = true, .position = first, .block = block, .cancel = &it->cancel},
@@ -164,7 +186,45 @@ static int choose_block(struct leat_ws *ws, const struct leat_iter_options *o, u
     return 0;
 }
 
-static int plan(struct leat_iter *it, const struct leat_iter_options *o, struct leat_error *err)
+static int check_slots(const struct leat_iter *it, struct leat_error *err)
+{
+    if (it->view->nslots >= 2)
+        return 0;
+    return error_set(err, LEAT_INVALID, "an iterator needs a view with at least 2 slots, this one has %u",
+                     it->view->nslots);
+}
+
+/* A plan of the caller's: checked here, so that the thread meets nothing that is out of bounds. */
+static int plan_given(struct leat_iter *it, const struct leat_iter_options *o, struct leat_error *err)
+{
+    const uint64_t n = leat_ws_length(it->view->ws), batch = it->view->batch_size;
+    it->steps = o->ends ? o->nends : (o->nids + batch - 1) / batch;
+    it->plan = calloc(o->nids + 1, sizeof(*it->plan));
+    it->plan_ends = calloc(it->steps + 1, sizeof(*it->plan_ends));
+    if (!it->plan || !it->plan_ends)
+        return error_set(err, -ENOMEM, "out of memory for a plan of %llu samples",
+                         (unsigned long long)o->nids);
+    for (uint64_t i = 0; i < o->nids; i++) {
+        if (o->ids[i] >= n)
+            return error_set(err, LEAT_INVALID, "sample %llu of a working set of %llu, at place %llu of the plan",
+                             (unsigned long long)o->ids[i], (unsigned long long)n, (unsigned long long)i);
+        it->plan[i] = o->ids[i];
+    }
+    uint64_t before = 0;
+    for (uint64_t s = 0; s < it->steps; s++) {
+        uint64_t end = o->ends ? o->ends[s] : MIN((s + 1) * batch, o->nids);
+        if (end <= before || end - before > batch || end > o->nids)
+            return error_set(err, LEAT_INVALID, "batch %llu of the plan has ids [%llu, %llu): 1 to %llu of %llu are possible",
+                             (unsigned long long)s, (unsigned long long)before, (unsigned long long)end,
+                             (unsigned long long)batch, (unsigned long long)o->nids);
+        it->plan_ends[s] = before = end;
+    }
+    it->order.n = n;
+    it->full_steps = it->steps;
+    return 0;
+}
+
+static int plan_order(struct leat_iter *it, const struct leat_iter_options *o, struct leat_error *err)
 {
     const struct leat_ws *ws = it->view->ws;
     uint64_t n = leat_ws_length(ws), batch = it->view->batch_size;
@@ -172,9 +232,8 @@ static int plan(struct leat_iter *it, const struct leat_iter_options *o, struct 
     it->world = o->world_size ? o->world_size : 1;
     if (it->rank >= it->world)
         return error_set(err, LEAT_INVALID, "rank %u of a world of %u", it->rank, it->world);
-    if (it->view->nslots < 2)
-        return error_set(err, LEAT_INVALID, "an iterator needs a view with at least 2 slots, this one has %u",
-                         it->view->nslots);
+    if (o->keep_tail < 0 || o->keep_tail > 2)
+        return error_set(err, LEAT_INVALID, "keep_tail %d: 0, 1 and 2 are possible", o->keep_tail);
     if (o->first_position > n)
         return error_set(err, LEAT_INVALID, "first_position %llu of an epoch of %llu",
                          (unsigned long long)o->first_position, (unsigned long long)n);
@@ -192,9 +251,12 @@ static int plan(struct leat_iter *it, const struct leat_iter_options *o, struct 
     leat_share(tail, it->rank, it->world, &share_first, &share_end);
     it->tail_first = it->first + it->full_steps * it->global + share_first;
     it->tail_count = share_end - share_first;
+    if (o->keep_tail == 2 && tail) {
+        it->tail_first = it->first + it->full_steps * it->global + (uint64_t)it->rank * batch;
+        it->tail_count = batch;
+    }
     if (o->keep_tail && it->tail_count)
         it->steps++;
-    it->ahead = o->ahead && o->ahead < it->view->nslots ? o->ahead : it->view->nslots - 1;
     return 0;
 }
 
@@ -204,6 +266,8 @@ static void iter_free(struct leat_iter *it)
     pthread_mutex_destroy(&it->lock);
     view_unref(it->view);
     free(it->queue);
+    free(it->plan);
+    free(it->plan_ends);
     free(it->ids);
     free(it->ranges);
     free(it);
@@ -244,8 +308,11 @@ int leat_iterate(struct leat_view *view, const struct leat_iter_options *options
     it->view = view;
     pthread_mutex_init(&it->lock, NULL);
     client_cond_init(&it->changed);
-    rc = plan(it, &o, err);
+    rc = check_slots(it, err);
+    if (!rc)
+        rc = o.ids ? plan_given(it, &o, err) : plan_order(it, &o, err);
     if (!rc) {
+        it->ahead = o.ahead && o.ahead < view->nslots ? o.ahead : view->nslots - 1;
         it->queue = calloc(it->ahead, sizeof(*it->queue));
         it->ids = calloc(view->batch_size, sizeof(*it->ids));
         bool streamed = view->ws->info.flags & PROTO_WS_STREAMED;

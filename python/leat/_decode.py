@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the bytes of a sample to what a transform sees: which fields are wanted under which names, and how each is decoded."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+
+from ._batch import Array
+from ._fields import Field
+
+if TYPE_CHECKING:
+    from ._set import WorkingSet
+
+#: A decoder takes the bytes of one field of one sample (a memoryview) and returns its value.
+Decoder = Callable[[memoryview], Any]
+FieldSpec = Union[str, tuple[str, Union[str, Decoder, None]]]
+FieldsArg = Union[Mapping[str, FieldSpec], Sequence[str], None]
+
+#: Largest picture that is decoded: a small file may claim any size.
+MAX_PIXELS = 1 << 27
+
+
+def decode_image(data: memoryview) -> Array:
+    """A JPEG or PNG as uint8 (height, width, 3), RGB. Orientation tags are not applied, as by PIL and torchvision."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError("decoding pictures takes Pillow: install it, or give fields={name: (field, your decoder)}") from None
+    with Image.open(io.BytesIO(data)) as picture:
+        width, height = picture.size
+        if width * height > MAX_PIXELS:
+            raise ValueError(f"a picture of {width} x {height} pixels: at most {MAX_PIXELS} are decoded")
+        return np.asarray(picture if picture.mode == "RGB" else picture.convert("RGB"))
+
+
+def decode_npy(data: memoryview) -> Array:
+    array: Array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    return array
+
+
+def decode_json(data: memoryview) -> Any:
+    return json.loads(bytes(data))
+
+
+def decode_txt(data: memoryview) -> str:
+    return bytes(data).decode("utf-8")
+
+
+def decode_cls(data: memoryview) -> int:
+    """A class number as text, as WebDataset writes it.
+
+    >>> decode_cls(memoryview(b"12\\n"))
+    12
+    """
+    text = bytes(data).decode("ascii").strip()
+    if not text.lstrip("-").isdigit():
+        raise ValueError(f"{text[:40]!r} is not the number of a class")
+    return int(text)
+
+
+DECODERS: dict[str, Decoder] = {
+    "jpg": decode_image, "jpeg": decode_image, "png": decode_image, "npy": decode_npy, "json": decode_json,
+    "txt": decode_txt, "cls": decode_cls,
+}
+#: Values of these are numbers: one array of int64 a batch.
+SCALARS = (decode_cls,)
+
+
+class Column:
+    """One entry of a sample: a field of the set, and its decoder. Pickles."""
+
+    __slots__ = ("name", "number", "field", "decoder")
+
+    def __init__(self, name: str, number: int, field: Field, decoder: Decoder | None) -> None:
+        self.name = name
+        self.number = number  #: among the fields that are read
+        self.field = field
+        self.decoder = decoder
+
+
+def resolve(ws: WorkingSet, fields: FieldsArg) -> tuple[Column, ...]:
+    """The columns of a fields= argument.
+
+    None              all fields, as they are
+    ["jpg", "cls"]    these, as they are
+    {"image": "jpg"}  field jpg, decoded as its name says, under the name image; in a folder of files (field data) the value names
+                      the decoder; {"image": ("data", "png")} and {"image": ("data", function)} say both
+    """
+    names = [field.name for field in ws.fields]
+    if fields is None:
+        return tuple(Column(field.name, i, field, None) for i, field in enumerate(ws.fields))
+    if isinstance(fields, str):
+        raise TypeError(f"fields={fields!r}: a list of names, or a dict {{name: field}}")
+    if not isinstance(fields, Mapping):
+        return tuple(Column(name, i, ws.field(name), None) for i, name in enumerate(fields))
+    if not fields:
+        raise ValueError("fields={}: name some, or leave it out for all")
+    columns = []
+    for i, (name, spec) in enumerate(fields.items()):
+        if isinstance(spec, str):
+            field_name, how = spec, None
+            if spec in names:
+                how = spec if ws.field(spec).kind == "raw" and spec in DECODERS else None
+            elif spec in DECODERS and "data" in names and ws.field("data").kind == "raw":
+                field_name, how = "data", spec
+            else:
+                raise ValueError(f"fields: {name!r} wants {spec!r}, but the fields are {', '.join(names)}, and the decoders "
+                                 f"{', '.join(DECODERS)}")
+            decoder = DECODERS[how] if how else None
+        else:
+            field_name, given = spec
+            if isinstance(given, str) and given not in DECODERS:
+                raise ValueError(f"fields: no decoder {given!r}; there are {', '.join(DECODERS)}")
+            decoder = DECODERS[given] if isinstance(given, str) else given
+        field = ws.field(field_name)
+        if decoder is not None and field.kind == "label":
+            raise ValueError(f"fields: {name!r}: the label of a folder needs no decoder")
+        columns.append(Column(name, i, field, decoder))
+    return tuple(columns)

@@ -1,0 +1,896 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`leat.Loader`: batches that a training loop takes as they are. See docs/decisions/0061-loader.md.
+
+Happy path: the library's iterator reads this rank's slices of the order ahead, into the slots of a ring; without anything to decode
+or to transform those are the user's batches. Else they go to an engine (_prep) and come back in output slots.
+
+Failure modes: see the table of the decision record. Whatever is raised, the loader can be iterated again.
+Invariants: what stands in a step depends on seed, epoch, set, kind of shuffle and position alone; all ranks make the same number
+of steps; only what the user received counts as delivered; one epoch is in progress at a time.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core, _leat, _plan, _prep, _ranks
+from ._batch import SEQUENTIAL, SHUFFLE_AUTO, Array, Batch, Ragged, parse_shuffle
+from ._clients import parse_timeout
+from ._decode import FieldsArg, resolve
+from ._errors import BadSample, Busy, Corrupt, Error, NotFound, Stale, TimedOut
+from ._set import WorkingSet
+
+_log = logging.getLogger("leat")
+
+STATE_VERSION = 1
+CollateFn = Callable[[list[Any]], Any]
+OnError = Union[str, Callable[[BadSample], Any]]
+
+
+class LoadedBatch(Batch):
+    """A `Batch` of a loader: also knows which of its samples are padding."""
+
+    __slots__ = ("valid",)
+
+    #: False where a sample is padding: the last step of an epoch with drop_last=False is filled up.
+    valid: npt.NDArray[np.bool_]
+
+    def torch(self) -> dict[str, Any]:
+        """The arrays as torch tensors over the same memory; what has no array is left as it is."""
+        return _tensors(self)
+
+
+class PreparedBatch:
+    """A batch of a loader that decodes or transforms: arrays over an output slot where values have one shape, `Ragged` where
+    they are arrays of several, lists of whatever else they are.
+
+    The slot is written again when the batch was released or collected and no array over it is left.
+    """
+
+    __slots__ = ("_values", "_lease", "_set", "_n", "ids", "valid", "position", "__weakref__")
+
+    def __init__(self, ws: WorkingSet, values: dict[str, Any], lease: object, ids: Array, valid: npt.NDArray[np.bool_],
+                 position: int) -> None:
+        self._set, self._values, self._lease = ws, values, lease
+        self._n = len(ids)
+        self.ids, self.valid, self.position = ids, valid, position
+
+    def __len__(self) -> int:
+        return self._n
+
+    __iter__ = None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __getitem__(self, name: str) -> Any:
+        if self._lease is None:
+            raise ValueError("the batch was released")
+        try:
+            return self._values[name]
+        except KeyError:
+            raise KeyError(f"no field {name!r}; this batch has {', '.join(self._values)}") from None
+
+    def __setitem__(self, name: str, values: Any) -> None:
+        target = self[name]
+        if values is not target:
+            target[...] = values
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(self._values)
+
+    @property
+    def keys(self) -> list[str]:
+        return [self._set.key(int(i)) for i in self.ids]
+
+    @property
+    def released(self) -> bool:
+        return self._lease is None
+
+    def release(self) -> None:
+        """Gives the slot back, as soon as no array over it is left."""
+        self._values, self._lease = {}, None
+
+    def torch(self) -> dict[str, Any]:
+        """The arrays as torch tensors over the same memory; what has no array is left as it is."""
+        return _tensors(self)
+
+    def __enter__(self) -> PreparedBatch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<leat.PreparedBatch of {self._n} samples, fields {', '.join(self._values)}{', released' if self.released else ''}>"
+
+
+def _tensors(batch: Any) -> dict[str, Any]:
+    import torch
+
+    return {name: torch.from_numpy(value) if isinstance(value := batch[name], np.ndarray) and value.dtype.kind in "biuf" else value
+            for name in batch.fields}
+
+
+class Shapes(Ragged):
+    """Arrays of several shapes: `values` flat, `offsets`, and the shape of each in `shapes`."""
+
+    __slots__ = ("shapes",)
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        self.shapes = [array.shape for array in arrays]
+        offsets = np.zeros(len(arrays) + 1, np.uint64)
+        np.cumsum([array.size for array in arrays], out=offsets[1:])
+        super().__init__(np.concatenate([array.reshape(-1) for array in arrays]), offsets)
+
+    def __getitem__(self, index: Any) -> Any:
+        value = super().__getitem__(index)
+        return value.reshape(self.shapes[index]) if isinstance(value, np.ndarray) else value
+
+
+def pad(values: Sequence[Array] | Ragged, value: Any = 0) -> Array:
+    """One array out of values of several lengths or shapes, filled up with `value` at the ends.
+
+    >>> leat.pad([np.array([1, 2]), np.array([3])]).tolist()
+    [[1, 2], [3, 0]]
+    """
+    arrays = [np.asarray(v) for v in values]
+    if not arrays:
+        return np.empty(0)
+    shape = [max(sizes) for sizes in zip(*(a.shape for a in arrays))]
+    out = np.full((len(arrays), *shape), value, arrays[0].dtype)
+    for i, a in enumerate(arrays):
+        out[(i, *map(slice, a.shape))] = a
+    return out
+
+
+def pad_collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """A collate_fn: stacks arrays, padded at the ends to the largest shape of the batch; lists of whatever else there is.
+
+    >>> pad_collate([{"x": np.array([1, 2]), "t": "a"}, {"x": np.array([3]), "t": "b"}])["x"].tolist()
+    [[1, 2], [3, 0]]
+    """
+    out: dict[str, Any] = {}
+    for name in samples[0]:
+        column = [sample[name] for sample in samples]
+        arrays = all(isinstance(v, (np.ndarray, np.generic, int, float)) for v in column)
+        out[name] = pad(column) if arrays else column
+    return out
+
+
+class Loader(Iterable[Any]):
+    """Batches of a working set for a training loop: shuffled, decoded, transformed, collated; exact and resumable on any number of ranks.
+
+    ws            a working set, or what `leat.open` takes
+    batch_size    samples a batch and rank
+    shuffle       True: "full", or blocks if the set is larger than the pool; "full"; "block:N"; False
+    seed          of the order and of augmentation
+    fields        None: all as they are; a list of names; {"image": "jpg", "label": "cls"}: decoded, under new names
+    transform     f(sample: dict, rng: numpy.random.Generator) -> dict. rng depends on seed, epoch and sample alone
+    collate_fn    f(list of samples) -> what the loop gets instead of a batch; runs in the thread that iterates
+    sampler       numbers of samples of an epoch, the same on all ranks, which share them; its set_epoch is called
+    batch_sampler lists of numbers, each a step of all ranks
+    num_workers   threads or processes for decoding and the transform; 0: one thread
+    workers       "thread"; "process"; or "fork", "spawn", "forkserver"
+    prefetch      batches ahead
+    drop_last     True: leave out the last, short step. False: fill it up; `batch.valid` tells. All ranks make the same number of steps
+    device, pin_memory   "cpu"; what this release cannot deliver to is `leat.Unsupported`
+    timeout       seconds that a batch may take to come
+    on_error      "raise"; "skip": a bad sample is replaced by another, the same one each time; f(BadSample): may raise, else it is replaced
+    max_errors    of an epoch and rank; 1 % of its samples, at least 10
+    rank, world_size  of torch.distributed, RANK and WORLD_SIZE, Open MPI or Slurm, if not given
+    replication   groups of so many neighbouring ranks get the same samples (tensor parallelism)
+    skip_ranges   [first, end) positions of each epoch that are left out
+    job           of `leat.open`, when ws is a path
+
+    >>> loader = leat.Loader(ws, 2, seed=1)
+    >>> len(loader)
+    3
+    >>> sorted(i for batch in loader for i in batch.ids.tolist())
+    [0, 1, 2, 3, 4, 5]
+    >>> loader.state_dict()["epoch"]
+    1
+    """
+
+    def __init__(self, ws: WorkingSet | _core.Uri, batch_size: int = 1, *, shuffle: str | bool = True, seed: int = 0,
+                 fields: FieldsArg = None, transform: _prep.Transform | None = None, collate_fn: CollateFn | None = None,
+                 sampler: Iterable[int] | None = None, batch_sampler: Iterable[Sequence[int]] | None = None,
+                 num_workers: int = 0, workers: str = "thread", prefetch: int = 2, drop_last: bool = True, device: object = "cpu",
+                 pin_memory: bool = False, timeout: float | None = None, on_error: OnError = "raise",
+                 max_errors: int | None = None, rank: int | None = None, world_size: int | None = None, replication: int = 1,
+                 skip_ranges: Iterable[Sequence[int]] = (), job: str | None = None) -> None:
+        self._epoch_now: _Epoch | None = None
+        self._engine: _prep.Threads | _prep.Processes | None = None
+        self._ring: _leat.Ring | None = None
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: at least 1")
+        if prefetch < 1 or num_workers < 0:
+            raise ValueError(f"prefetch={prefetch}, num_workers={num_workers}: at least 1 and 0")
+        if workers not in ("thread", "process", "fork", "spawn", "forkserver"):
+            raise ValueError(f"workers={workers!r}: 'thread', 'process', 'fork', 'spawn' or 'forkserver'")
+        if isinstance(on_error, str) and on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error={on_error!r}: 'raise', 'skip' or a function")
+        if sampler is not None and batch_sampler is not None:
+            raise ValueError("sampler and batch_sampler: give one of them")
+        self.ws = ws if isinstance(ws, WorkingSet) else _core.open(ws, job=job)
+        rank, world_size = _ranks.resolve(rank, world_size)
+        self.rank, self.world_size = rank, world_size
+        self._group, self._groups = _ranks.groups(rank, world_size, replication)
+        for one in (sampler, batch_sampler):
+            if getattr(one, "num_replicas", 1) > 1:
+                raise ValueError("the sampler is one rank's share already: give one that yields the samples of all ranks, or none")
+        self.batch_size, self.drop_last, self.prefetch = batch_size, drop_last, prefetch
+        self._sampler, self._batch_sampler = sampler, batch_sampler
+        self._seed = seed % 2**64
+        self._transform, self._collate = transform, collate_fn
+        self._columns = resolve(self.ws, fields)
+        self._named = _prep.renamed(self._columns)
+        self._workers, self._method = num_workers, workers
+        self._device = "pinned" if pin_memory and str(device) == "cpu" else device
+        self._timeout = timeout
+        self._timeout_ns = parse_timeout(timeout)
+        self._on_error, self._max_errors = on_error, max_errors
+        self._skip = _plan.parse_ranges(skip_ranges)
+        self._shuffle, self._block = self._resolve_shuffle(shuffle)
+        self._prepares = (transform is not None or collate_fn is not None
+                          or any(column.decoder is not None for column in self._columns))
+        self._work = _prep.Work(self._columns, transform, self._seed)
+        self._epoch = self._start = self._delivered = 0
+        self._sampler_state: Any = None
+        self._all_valid = np.ones(batch_size, bool)
+        self._all_valid.flags.writeable = False
+        self._stats = dict.fromkeys(("batches", "samples", "wait_s", "consume_s", "fetch_s", "skipped"), 0.0)
+        self._load_ring()
+
+    # --- set up ---
+
+    def _resolve_shuffle(self, shuffle: str | bool) -> tuple[str | bool, int]:
+        block, flags = parse_shuffle("auto" if shuffle is True else shuffle)
+        if flags == SHUFFLE_AUTO:
+            block = 0
+            if self.ws.stat().streamed:
+                ring, _ = self.ws._load(1, 2, None)
+                probe = ring.iterate(0, 0, 0, SHUFFLE_AUTO, 0, 1, 0, 0, 1)
+                block = probe.info()[1]
+                probe.close()
+                ring.close()
+        return (False if block == SEQUENTIAL else f"block:{block}" if block else "full"), block
+
+    def _load_ring(self) -> None:
+        numbers = [column.field.number for column in self._columns]
+        from ._set import parse_device
+
+        self._ring = self.ws._set.load(self.batch_size, self.prefetch + 2, numbers, 0, None, *parse_device(self._device))
+        self._generation = _leat.generation()
+
+    def _plan(self) -> tuple[_plan.Plan, Any]:
+        """The plan of the epoch, and (ids, ends, valid, global ends) of a batch sampler."""
+        if self._sampler is None and self._batch_sampler is None:
+            order = _leat.Order(len(self.ws), self._seed, self._epoch, self._block, self.ws.fingerprint)
+            return _plan.Plan(order, None, len(self.ws), self._skip), None
+        source: Any = self._sampler if self._sampler is not None else self._batch_sampler
+        if hasattr(source, "set_epoch"):
+            source.set_epoch(self._epoch)
+        if hasattr(source, "state_dict") and not isinstance(source, Sampler):
+            self._sampler_state = source.state_dict()
+        if self._sampler is not None:
+            ids = np.fromiter(self._sampler, np.int64)
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.ws):
+                raise IndexError(f"sampler: numbers of samples are 0 to {len(self.ws) - 1}")
+            return _plan.Plan.of_ids(ids, self._skip), None
+        batches = [np.asarray(batch, np.uint64).reshape(-1) for batch in source]
+        whole = np.concatenate(batches) if batches else np.empty(0, np.uint64)
+        return _plan.Plan.of_ids(whole), _plan.cut(batches, self._group, self._groups)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step of all ranks (replicas counted once)."""
+        return self.batch_size * self._groups
+
+    def _length(self) -> int:
+        if self._sampler is not None:
+            return len(self._sampler)  # type: ignore[arg-type]
+        return len(self.ws) - sum(min(end, len(self.ws)) - first for first, end in self._skip if first < len(self.ws))
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, the same on all ranks."""
+        if self._batch_sampler is not None:
+            return len(self._batch_sampler)  # type: ignore[arg-type]
+        return _plan.steps(self._length(), 0, self.global_batch, self.drop_last)
+
+    # --- iteration ---
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begins the epoch: where a loaded state says, else at its start, also when it was left in the middle before."""
+        if self._epoch_now is not None:
+            self._epoch_now.close()
+        if self._generation != _leat.generation():  # in the child of a fork
+            self._engine = None
+            self._load_ring()
+        start, self._start = self._start, 0
+        self._delivered = start
+        self._epoch_now = _Epoch(self, start)
+        return self._epoch_now
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next `iter()` begins this epoch. The place in it that a state was loaded with is kept, if it is the state's epoch."""
+        if epoch < 0:
+            raise ValueError(f"epoch={epoch}")
+        if epoch != self._epoch:
+            self._epoch, self._start, self._delivered = epoch, 0, 0
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def _advance(self) -> None:
+        self._epoch += 1
+        self._start = self._delivered = 0
+
+    # --- state ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is: plain JSON, the same on all ranks. Counts what the loop received, and nothing read ahead.
+
+        >>> loader = leat.Loader(ws, 2)
+        >>> received = next(iter(loader)).ids.tolist()
+        >>> state = loader.state_dict()
+        >>> state["samples"]
+        2
+        >>> again = leat.Loader(ws, 4)
+        >>> again.load_state_dict(state)
+        >>> sorted(received + next(iter(again)).ids.tolist())
+        [0, 1, 2, 3, 4, 5]
+        """
+        epoch, samples = self._epoch, self._delivered
+        if self._epoch_now is not None and self._epoch_now.exhausted and samples:
+            epoch, samples = epoch + 1, 0
+        return {
+            "version": STATE_VERSION, "kind": "leat.Loader", "seed": self._seed, "epoch": epoch, "samples": samples,
+            "global_batch": self.global_batch, "length": len(self.ws), "fingerprint": self.ws.fingerprint,
+            "shuffle": self._shuffle, "skip_ranges": [list(one) for one in self._skip],
+            "sampler": None if self._sampler is None and self._batch_sampler is None
+            else {"kind": type(self._sampler or self._batch_sampler).__name__, "state": self._sampler_state},
+            "mixture": None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken: at the next sample, whatever the batch size, the workers and the number of ranks
+        are now. The state's seed is taken. `leat.Stale`: it is of another dataset; ValueError: of another kind of loader."""
+        check_state(state)
+        if state["fingerprint"] != self.ws.fingerprint:
+            raise Stale(f"this state is of a dataset with fingerprint {state['fingerprint']} and {state['length']} samples; {self.ws.uri} "
+                        f"has {self.ws.fingerprint} and {len(self.ws)}", code="stale")
+        for name, mine in (("shuffle", self._shuffle), ("skip_ranges", [list(one) for one in self._skip])):
+            if state[name] != mine:
+                raise ValueError(f"this state is of a loader with {name}={state[name]!r}, this one has {mine!r}: the order is another")
+        if (state["sampler"] is None) != (self._sampler is None and self._batch_sampler is None):
+            raise ValueError("this state is of a loader " + ("without" if state["sampler"] is None else "with") + " a sampler")
+        if state["mixture"] is not None:
+            raise ValueError("this state is of a mixture of sets")
+        if state["global_batch"] != self.global_batch:
+            _log.info("resuming with %d samples a step, the state was taken with %d", self.global_batch, state["global_batch"])
+        if state["seed"] != self._seed:
+            _log.warning("seed %d of the state is taken, not %d", state["seed"], self._seed)
+            self._seed = state["seed"]
+            self._close_engine()
+            self._work.seed = self._seed
+        if self._epoch_now is not None:
+            self._epoch_now.close()
+            self._epoch_now = None
+        source: Any = self._sampler if self._sampler is not None else self._batch_sampler
+        inner = (state["sampler"] or {}).get("state")
+        if inner is not None and hasattr(source, "load_state_dict"):
+            source.load_state_dict(inner)
+        self._epoch = state["epoch"]
+        self._start = self._delivered = state["samples"]
+
+    # --- looking ---
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and seconds since the loader was made, and a verdict: what bounds the loop, and what would help.
+
+        >>> sorted(leat.Loader(ws, 2).stats())[:3]
+        ['advice', 'batches', 'consume_s']
+        """
+        found: dict[str, Any] = dict(self._stats)
+        for name in ("batches", "samples", "skipped"):
+            found[name] = int(found[name])
+        busy = self._engine.busy_s if self._engine else 0.0
+        read = self._engine.read_s if self._engine else 0.0
+        found["prep_s"] = busy
+        found["read_s"] = read
+        wait, consume = found["wait_s"], found["consume_s"]
+        workers = max(1, self._workers)
+        if found["batches"] < 2:
+            verdict, advice = "unknown", "let it run for some batches"
+        elif wait <= 0.05 * (wait + consume):
+            verdict, advice = "consumer-bound", "nothing: batches are there before they are asked for"
+        elif self._prepares and busy >= read and busy / workers >= 0.5 * (wait + consume):
+            more = "num_workers=" + str(2 * workers) + (", or workers='process' if the transform holds the GIL"
+                                                        if self._method == "thread" else "")
+            verdict, advice = "prep-bound", f"{more}; a cheaper transform"
+        else:
+            verdict = "fetch-bound"
+            stat = self.ws.stat()
+            advice = ("shuffle='block:N', a larger pool, or faster disks" if stat.streamed
+                      else "wait until the set is in the pool" if stat.resident_samples < stat.samples
+                      else "larger batches, more prefetch, or another transport than " + stat.transport)
+        found.update(verdict=verdict, advice=advice, epoch=self._epoch, position=self._delivered)
+        return found
+
+    # --- life ---
+
+    def _close_engine(self, kill: bool = False) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None and self._generation == _leat.generation():
+            engine.close(kill)
+
+    def close(self) -> None:
+        """Ends workers and reading ahead. Batches that are held stay valid. A closed loader may be iterated again."""
+        if self._epoch_now is not None:
+            self._epoch_now.close()
+        self._close_engine()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except Exception:  # at exit, when half of the interpreter is gone
+            pass
+
+    def __repr__(self) -> str:
+        return (f"<leat.Loader of {self.ws.uri!r}: {self.batch_size} a batch, rank {self.rank} of {self.world_size}, "
+                f"epoch {self._epoch}, shuffle={self._shuffle!r}>")
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """ValueError unless it is a state of a loader that this release reads."""
+    if not isinstance(state, Mapping) or state.get("kind") != "leat.Loader":
+        raise ValueError("this is not the state of a leat.Loader")
+    if not isinstance(state.get("version"), int) or not 1 <= state["version"] <= STATE_VERSION:
+        raise ValueError(f"this state has version {state.get('version')}: this release reads up to {STATE_VERSION}")
+    for name in ("seed", "epoch", "samples", "global_batch", "length"):
+        if not isinstance(state.get(name), int) or state[name] < 0:
+            raise ValueError(f"this state has {name}={state.get(name)!r}")
+    for name in ("fingerprint", "shuffle", "skip_ranges", "sampler", "mixture"):
+        if name not in state:
+            raise ValueError(f"this state has no {name!r}")
+
+
+class _Epoch(Iterator[Any]):
+    """One pass, from a position to the end of the epoch."""
+
+    def __init__(self, loader: Loader, start: int) -> None:
+        self._loader, self._first = loader, start
+        self._plan, self._cut = loader._plan()
+        self._global = loader.global_batch
+        self._iter: _leat.Iter | None = None
+        self._closed = False
+        self._asked = 0  # steps given to the source
+        self._done = 0  # steps handed out
+        self._errors = 0
+        self._jobs: collections.deque[tuple[_prep.Job, int]] = collections.deque()
+        self._returned_at: float | None = None
+        if self._cut is not None:
+            ends = self._cut[3]
+            self._cut_start = int(np.searchsorted(ends, start, side="left")) + 1 if start else 0
+            self._steps = len(ends) - self._cut_start
+        else:
+            self._steps = _plan.steps(self._plan.length, start, self._global, loader.drop_last)
+        share = len(loader) * loader.batch_size
+        self._ceiling = loader._max_errors if loader._max_errors is not None else max(10, share // 100)
+
+    @property
+    def exhausted(self) -> bool:
+        """All steps were handed out."""
+        return self._done >= self._steps
+
+    # --- what stands in a step ---
+
+    def _span(self, step: int) -> tuple[int, int]:
+        """(position of this rank's first sample, samples)."""
+        if self._cut is not None:
+            s = step + self._cut_start
+            ends = self._cut[1]
+            first = int(ends[s - 1]) if s else 0
+            return first, int(ends[s]) - first
+        return self._first + step * self._global + self._loader._group * self._loader.batch_size, self._loader.batch_size
+
+    def _ids(self, step: int) -> Array:
+        first, n = self._span(step)
+        if self._cut is not None:
+            ids: Array = self._cut[0][first : first + n]
+            return ids
+        return self._plan.ids(first, n)
+
+    def _valid(self, step: int) -> npt.NDArray[np.bool_]:
+        first, n = self._span(step)
+        if self._cut is not None:
+            valid: npt.NDArray[np.bool_] = self._cut[2][first : first + n]
+            return valid
+        if first + n <= self._plan.length:
+            return self._loader._all_valid
+        return np.arange(first, first + n) < self._plan.length
+
+    def _end(self, step: int) -> int:
+        """Samples of all ranks behind this step."""
+        if self._cut is not None:
+            return int(self._cut[3][step + self._cut_start])
+        return min(self._first + (step + 1) * self._global, self._plan.length)
+
+    # --- raw batches ---
+
+    def _open(self, step: int) -> _leat.Iter:
+        loader, ring = self._loader, self._loader._ring
+        assert ring is not None
+        if self._plan.plain:
+            return ring.iterate(loader._seed, loader._epoch, loader._block, 0, loader._group, loader._groups,
+                                self._first + step * self._global, 0 if loader.drop_last else 2, loader.prefetch)
+        parts = [self._ids(s) for s in range(step, self._steps)]
+        ends = np.cumsum([len(part) for part in parts]).astype(np.uint64)
+        return ring.plan(np.concatenate(parts), ends, loader.prefetch)
+
+    def _raw(self, step: int, timeout_ns: int) -> LoadedBatch:
+        if self._iter is None:
+            self._iter = self._open(step)
+        start = time.perf_counter()
+        try:
+            holder = self._iter.next(timeout_ns)
+        except (Corrupt, NotFound) as error:
+            self._iter.close()
+            self._iter = None
+            return self._mend(step, error)
+        finally:
+            self._loader._stats["fetch_s"] += time.perf_counter() - start
+        if holder is None:
+            raise Error("the iterator ended early")
+        return self._dress(LoadedBatch(holder, self._loader._named, self._loader.ws), step)
+
+    def _dress(self, batch: LoadedBatch, step: int) -> LoadedBatch:
+        batch.valid = self._valid(step)
+        batch.position = self._span(step)[0]
+        return batch
+
+    def _mend(self, step: int, error: BaseException) -> LoadedBatch:
+        """A batch with a sample that cannot be read: which, and what stands in for it."""
+        ids = self._ids(step).copy()
+        loader = self._loader
+        assert loader._ring is not None
+        found = False
+        for i in range(len(ids)):
+            for attempt in range(1, 100):
+                try:
+                    for column in loader._columns:
+                        loader.ws._read(int(ids[i]), column.field)
+                    break
+                except (Corrupt, NotFound) as bad:
+                    found = True
+                    self._bad(step, i, int(ids[i]), bad)
+                    ids[i] = self._substitute(step, i, attempt)
+        if not found:
+            raise error
+        holder = loader._ring.read_batch(ids, loader._timeout_ns, len(loader.ws))
+        return self._dress(LoadedBatch(holder, loader._named, loader.ws), step)
+
+    # --- bad samples ---
+
+    def _substitute(self, step: int, i: int, attempt: int) -> int:
+        """The attempt-th stand-in of a place: another position of the epoch, the same on any number of ranks."""
+        n = self._plan.length
+        if self._cut is not None:
+            here = int(np.searchsorted(np.array([0]), 0)) + self._span(step)[0] + i
+        else:
+            here = self._span(step)[0] + i
+        stride = (self._loader._seed * 0x9E3779B97F4A7C15 + n // 3) % n | 1
+        while math.gcd(stride, n) != 1:
+            stride += 2
+        return self._plan.at((here + attempt * stride) % n)
+
+    def _bad(self, step: int, i: int, index: int, cause: BaseException) -> None:
+        """Raises, or counts what will be replaced."""
+        loader = self._loader
+        error = bad_sample(loader.ws, loader._columns, index, self._span(step)[0] + i, cause)
+        if loader._on_error == "raise":
+            raise error from cause
+        if callable(loader._on_error):
+            loader._on_error(error)
+        self._errors += 1
+        loader._stats["skipped"] += 1
+        if self._errors > self._ceiling:
+            raise BadSample(f"{self._errors} bad samples in this epoch, max_errors={self._ceiling}; the last: {error}",
+                            code=error.code) from cause
+        _log.warning("replaced: %s", error)
+
+    # --- prepared batches ---
+
+    def _start_engine(self) -> None:
+        loader = self._loader
+        work = loader._work
+        if not work.layout:
+            self._learn(work)
+        slots = _prep.Slots(work.layout, loader.batch_size, loader.prefetch + 2, shared=loader._method != "thread")
+        if loader._method == "thread":
+            loader._engine = _prep.Threads(work, slots, loader._workers)
+        else:
+            method = None if loader._method == "process" else loader._method
+            loader._engine = _prep.Processes(work, slots, loader._workers, loader.ws, method)
+
+    def _learn(self, work: _prep.Work) -> None:
+        """What a prepared sample looks like, out of the first good one."""
+        work.strict = self._loader._collate is None
+        n = self._plan.length
+        for attempt in range(16):
+            index = self._plan.at((self._first + attempt) % n)
+            try:
+                work.learn(self._one(index))
+                return
+            except (Error, Exception) as cause:
+                if self._loader._on_error == "raise" or attempt == 15:
+                    raise bad_sample(self._loader.ws, self._loader._columns, index, self._first + attempt, cause) from cause
+
+    def _one(self, index: int) -> dict[str, Any]:
+        """One sample, prepared here and now."""
+        loader = self._loader
+        reader = _prep.Reader(loader.ws, loader._columns, 1)
+        try:
+            with reader.read(np.array([index], np.uint64)) as batch:
+                made = loader._work.apply(_prep.values_of(batch, loader._columns, 0), loader._epoch, index)
+                return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in made.items()}
+        finally:
+            reader.close()
+
+    def _submit(self, timeout_ns: int) -> bool:
+        """Gives the next step to the engine. False: nothing to give, no room, or its bytes are not here yet."""
+        engine = self._loader._engine
+        assert engine is not None
+        if self._asked >= self._steps or len(self._jobs) > self._loader.prefetch:
+            return False
+        lease = engine.slots.take()
+        if lease is None:
+            return False
+        step = self._asked
+        if engine.reads:
+            job = _prep.Job(step, lease, self._ids(step), self._loader._epoch, None)
+        else:
+            try:
+                raw = self._raw(step, timeout_ns)
+            except TimedOut:
+                if timeout_ns == 1:
+                    return False
+                raise
+            job = _prep.Job(step, lease, raw.ids, self._loader._epoch, raw)
+        self._asked += 1
+        self._jobs.append((job, step))
+        engine.submit(job)
+        return True
+
+    def _prepared(self) -> Any:
+        loader = self._loader
+        if loader._engine is None:
+            self._start_engine()
+        engine = loader._engine
+        assert engine is not None
+        if not self._jobs and not self._submit(loader._timeout_ns):
+            raise Busy(f"all {engine.slots.count} output slots of the loader are held: release batches, or copy what is to be kept")
+        while self._submit(1):
+            pass
+        job, step = self._jobs[0]
+        engine.wait(job, loader._timeout)
+        self._jobs.popleft()
+        self._mend_prepared(job, step)
+        batch = self._finish(job, step)
+        job.raw = None
+        while self._submit(1):  # the workers go on while the loop computes
+            pass
+        return batch
+
+    def _mend_prepared(self, job: _prep.Job, step: int) -> None:
+        if not job.failures:
+            return
+        assert self._loader._engine is not None
+        outs = self._loader._engine.slots.outs(job.lease.number)
+        ids = job.ids = job.ids.copy()
+        for i, cause in sorted(job.failures, key=lambda failure: failure[0]):
+            for attempt in range(1, 100):
+                self._bad(step, i, int(ids[i]), cause)
+                ids[i] = self._substitute(step, i, attempt)
+                try:
+                    self._loader._work.store(outs, job.loose, i, self._one(int(ids[i])))
+                    break
+                except Exception as again:
+                    cause = again
+
+    def _finish(self, job: _prep.Job, step: int) -> Any:
+        loader = self._loader
+        n = len(job.ids)
+        values: dict[str, Any] = {}
+        for name, place in loader._work.layout.items():
+            if place is not None:
+                values[name] = job.lease.array(name, n)
+                continue
+            loose = job.loose.get(name, {})
+            column = [loose.get(i) for i in range(n)]
+            arrays = loader._collate is None and all(isinstance(v, np.ndarray) and v.dtype == column[0].dtype for v in column)
+            values[name] = Shapes(column) if arrays else column  # type: ignore[arg-type]
+        if loader._collate is None:
+            return PreparedBatch(loader.ws, values, job.lease, job.ids, self._valid(step), self._span(step)[0])
+        samples = []
+        for i in range(n):
+            mixed = {name: job.loose[name][i] if i in job.loose.get(name, ()) else value[i] for name, value in values.items()}
+            samples.append(mixed)
+        return loader._collate(samples)
+
+    # --- the loop ---
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        now = time.perf_counter()
+        stats = loader._stats
+        if self._returned_at is not None:
+            stats["consume_s"] += now - self._returned_at
+            self._returned_at = None
+        if self._closed:
+            raise StopIteration
+        if self._done >= self._steps:
+            self.close()
+            loader._epoch_now = None
+            loader._advance()
+            raise StopIteration
+        try:
+            batch = self._prepared() if loader._prepares else self._raw(self._done, loader._timeout_ns)
+        except (Busy, StopIteration):
+            raise
+        except BaseException as error:
+            if loader._prepares:  # jobs are at sixes and sevens: the next iter() begins with new workers
+                self.close(kill=not isinstance(error, BadSample))
+            elif isinstance(error, BadSample):
+                self.close()
+            raise
+        stats["batches"] += 1
+        stats["samples"] += loader.batch_size
+        loader._delivered = self._end(self._done)
+        self._done += 1
+        self._returned_at = time.perf_counter()
+        stats["wait_s"] += self._returned_at - now
+        return batch
+
+    def close(self, kill: bool = False) -> None:
+        """Ends reading ahead; jobs under way are waited for, or their workers ended."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._loader._generation != _leat.generation():
+            return
+        if self._iter is not None:
+            self._iter.close()
+            self._iter = None
+        engine = self._loader._engine
+        if engine is not None and (self._jobs or kill):
+            try:
+                while self._jobs and not kill:
+                    engine.wait(self._jobs[0][0], 1.0)
+                    self._jobs.popleft()
+            except (TimedOut, Error):
+                kill = True
+            if kill:
+                self._loader._close_engine(kill=True)
+        self._jobs.clear()
+
+
+def bad_sample(ws: WorkingSet, columns: Sequence[Any], index: int, position: int, cause: BaseException) -> BadSample:
+    """The error that names a sample by key, file and offset."""
+    key = ws.key(index)
+    where = None
+    for column in columns:
+        where = ws._set.source(index, column.field.number) if column.field.kind != "label" else None
+        if where is not None:
+            break
+    place = f", {where[0]} at offset {where[1]}" if where else ""
+    error = BadSample(f"sample {index} ({key}){place}: {type(cause).__name__}: {cause}", code="bad sample")
+    error.index, error.key, error.position = index, key, position
+    if where:
+        error.file, error.offset = where
+    return error
+
+
+class Sampler:
+    """The order of a rank as a sampler for torch.utils.data.DataLoader(ws, batch_size, sampler=...): the same samples in the same
+    batches as `leat.Loader` gives.
+
+    Its state counts the samples of all ranks. DataLoader asks a sampler ahead of what the loop has received: give `state_dict` the number of
+    batches received in this epoch. torchdata's StatefulDataLoader keeps count by itself.
+
+    >>> sampler = leat.Sampler(ws, 2, seed=1, rank=0, world_size=1)
+    >>> list(sampler) == [i for batch in leat.Loader(ws, 2, seed=1) for i in batch.ids.tolist()]
+    True
+    """
+
+    def __init__(self, ws: WorkingSet | int, batch_size: int = 1, *, shuffle: str | bool = "full", seed: int = 0,
+                 rank: int | None = None, world_size: int | None = None, drop_last: bool = True, replication: int = 1) -> None:
+        rank, world_size = _ranks.resolve(rank, world_size)
+        self._group, self._groups = _ranks.groups(rank, world_size, replication)
+        block, flags = parse_shuffle("full" if shuffle is True else shuffle)
+        if flags:
+            raise ValueError("shuffle='auto' depends on the pool: name the kind ('full', 'block:N', False)")
+        self._shuffle, self._block = "full" if shuffle is True else shuffle, block
+        self._n = ws if isinstance(ws, int) else len(ws)
+        self._fingerprint = None if isinstance(ws, int) else ws.fingerprint
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self._seed, self._epoch, self._start = seed % 2**64, 0, 0
+        self._begun, self._given = 0, 0
+
+    def __len__(self) -> int:
+        return _plan.steps(self._n, self._start, self.batch_size * self._groups, self.drop_last) * self.batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """As of `leat.Loader`."""
+        if epoch != self._epoch:
+            self._epoch, self._start = epoch, 0
+
+    def __iter__(self) -> Iterator[int]:
+        epoch, first, self._start = self._epoch, self._start, 0
+        self._begun, self._given = first, 0
+        plan = _plan.Plan(_leat.Order(self._n, self._seed, epoch, self._block, self._fingerprint), None, self._n)
+        whole = self.batch_size * self._groups
+        for step in range(_plan.steps(self._n, first, whole, self.drop_last)):
+            for index in plan.ids(first + step * whole + self._group * self.batch_size, self.batch_size).tolist():
+                self._given += 1
+                yield index
+        self._epoch, self._begun, self._given = epoch + 1, 0, 0
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Where it is: behind `batches` batches of this pass, or behind what was asked of it."""
+        steps = self._given // self.batch_size if batches is None else batches
+        samples = min(self._begun + steps * self.batch_size * self._groups, self._n)
+        return {"version": STATE_VERSION, "kind": "leat.Sampler", "seed": self._seed, "epoch": self._epoch, "samples": samples,
+                "length": self._n, "fingerprint": self._fingerprint, "shuffle": self._shuffle}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on there, also with another batch size or number of ranks."""
+        if state.get("kind") != "leat.Sampler" or state.get("version") != STATE_VERSION:
+            raise ValueError("this is not the state of a leat.Sampler of this release")
+        if (state["length"], state["fingerprint"], state["shuffle"]) != (self._n, self._fingerprint, self._shuffle):
+            raise Stale(f"this state is of {state['length']} samples with fingerprint {state['fingerprint']}, "
+                        f"shuffle={state['shuffle']!r}", code="stale")
+        self._seed, self._epoch, self._start = state["seed"], state["epoch"], state["samples"]
+
+
+def replay(state: Mapping[str, Any], step: int, rank: int = 0, world_size: int | None = None, batch_size: int | None = None) -> Array:
+    """Which samples stood in step `step` of the epoch of a loader's state, for one rank: the state of then, or any later one of that
+    epoch. Padding is left out. With neither world_size nor batch_size, the whole step of all ranks.
+
+    >>> loader = leat.Loader(ws, 2, seed=3)
+    >>> seen = [batch.ids.tolist() for batch, _ in zip(loader, range(2))]
+    >>> replay(loader.state_dict(), 1, 0, world_size=1).tolist() == seen[1]
+    True
+    """
+    check_state(state)
+    if state["sampler"] is not None:
+        raise ValueError("the order of this state came from a sampler: only the sampler knows it")
+    whole = state["global_batch"]
+    if batch_size is None:
+        batch_size = whole // (world_size or 1)
+    whole = batch_size * (world_size or 1)
+    block, _ = parse_shuffle(state["shuffle"])
+    n = state["length"]
+    order = _leat.Order(n, state["seed"], state["epoch"], block, state["fingerprint"])
+    plan = _plan.Plan(order, None, n, _plan.parse_ranges(state["skip_ranges"]))
+    first = step * whole + rank * batch_size
+    if step < 0 or not 0 <= rank < (world_size or 1) or step * whole >= plan.length:
+        raise ValueError(f"step {step}, rank {rank}: an epoch has {-(-plan.length // whole)} steps of {world_size or 1} ranks")
+    return plan.ids(first, max(0, min(batch_size, plan.length - first)))

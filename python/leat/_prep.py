@@ -1,0 +1,515 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work between a raw batch and a user's: decode, transform, write into an output slot; by threads or by processes.
+
+Happy path: the thread that iterates gives jobs (one batch each) to an engine, which cuts them into chunks; workers write fixed
+shapes into the job's slot and hand back what has no fixed shape, and the samples that failed. Jobs are taken in order.
+
+Failure modes: a sample that fails is reported, not raised, in a worker: the thread that iterates decides. A worker that dies is
+WorkerDied, one that hangs TimedOut; both name the samples at work.
+Invariants: a slot is written only by the job that owns it, and free again when no array over it is left. Nothing here has a name in the
+system: slots are a memfd. What a sample becomes depends on (seed, epoch, index) alone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import queue
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing import connection, get_context, parent_process, reduction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._batch import Array, Batch, Ragged
+from ._decode import SCALARS, Column
+from ._errors import Error, TimedOut, WorkerDied
+
+if TYPE_CHECKING:
+    from ._set import WorkingSet
+
+Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
+#: Of each name: (dtype, shape) of every value, or None where values have no shape in common.
+Layout = dict[str, "tuple[str, tuple[int, ...]] | None"]
+Failure = tuple[int, BaseException]  #: place in the batch, what happened
+Loose = dict[str, dict[int, Any]]  #: values without a place in the slot, by name and place in the batch
+
+_TAG = 0x6C656174  # "leat"
+_HEAD = 4096
+
+
+def make_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """The generator of one sample in one epoch: the same wherever and whenever it is prepared.
+
+    >>> int(make_rng(1, 2, 3).integers(1000)) == int(make_rng(1, 2, 3).integers(1000))
+    True
+    """
+    return np.random.Generator(np.random.Philox(key=[seed % 2**64, _TAG], counter=[0, 0, index, epoch]))
+
+
+class Work:
+    """What is done with a sample. Pickles, if the transform does."""
+
+    def __init__(self, columns: Sequence[Column], transform: Transform | None, seed: int) -> None:
+        self.columns, self.transform, self.seed = tuple(columns), transform, seed
+        self.layout: Layout = {}
+        self.strict = True  # a value that does not fit the layout is a failure
+
+    def apply(self, values: dict[str, Any], epoch: int, index: int) -> dict[str, Any]:
+        if self.transform is None:
+            return values
+        made = self.transform(values, make_rng(self.seed, epoch, index))
+        if not isinstance(made, dict):
+            if len(self.columns) == 1 and made is not None:
+                return {self.columns[0].name: made}
+            raise TypeError(f"transform returned {type(made).__name__}: a dict of names and values is wanted")
+        return made
+
+    def learn(self, made: dict[str, Any]) -> None:
+        """The layout, out of a first sample."""
+        for name, value in made.items():
+            column = next((c for c in self.columns if c.name == name), None)
+            if self.transform is None and column is not None and column.decoder is not None:
+                fixed = column.decoder in SCALARS
+            elif self.transform is None and column is not None:
+                fixed = not column.field.ragged
+            else:
+                fixed = isinstance(value, (bool, int, float, np.generic)) or hasattr(value, "__array__")
+            array = np.asarray(value) if fixed else None
+            self.layout[name] = None if array is None or array.dtype.hasobject else (array.dtype.str, array.shape)
+
+    def store(self, outs: dict[str, Array], loose: Loose, i: int, made: dict[str, Any]) -> None:
+        if made.keys() != self.layout.keys():
+            raise ValueError(f"fields {', '.join(map(str, made))}; those before had {', '.join(self.layout)}")
+        for name, value in made.items():
+            place = self.layout[name]
+            if place is None:
+                loose.setdefault(name, {})[i] = value
+                continue
+            array = np.asarray(value)
+            if array.shape == place[1] and (array.dtype.str == place[0] or np.can_cast(array.dtype, place[0], "same_kind")):
+                outs[name][i] = array
+            elif self.strict:
+                raise ValueError(f"{name!r} has shape {array.shape} and dtype {array.dtype.str!r}, those before "
+                                 f"{place[1]} and {place[0]!r}: make them alike in transform, or give a collate_fn")
+            else:
+                loose.setdefault(name, {})[i] = value
+
+
+def values_of(batch: Batch, columns: Sequence[Column], i: int) -> dict[str, Any]:
+    """Sample i of a raw batch, decoded. Arrays are views into the batch's slot."""
+    values: dict[str, Any] = {}
+    for column in columns:
+        value = batch[column.name]
+        if isinstance(value, Ragged):
+            part = value[i]
+            if not len(part) and not batch.present(column.name)[i]:
+                raise KeyError(f"no field {column.field.name!r}")
+            if column.decoder is not None:
+                values[column.name] = column.decoder(memoryview(part).cast("B"))
+            else:
+                values[column.name] = part.tobytes() if column.field.kind == "raw" else part
+        elif column.field.kind == "label":
+            values[column.name] = int(value[i])
+        else:
+            part = value[i]
+            values[column.name] = column.decoder(memoryview(part.tobytes())) if column.decoder is not None else part
+    return values
+
+
+# --- slots --------------------------------------------------------------------------------------------------------------------
+
+
+class _Lease:
+    """Keeps a slot from being written: arrays over it have this as their base."""
+
+    def __init__(self, slots: Slots, number: int) -> None:
+        self._slots, self.number = slots, number
+
+    def array(self, name: str, n: int) -> Array:
+        offset, dtype, shape = self._slots.places[name]
+        part = _Part(self, offset, dtype, (n, *shape))
+        return np.asarray(part)
+
+    def __del__(self) -> None:
+        self._slots.free.append(self.number)
+
+
+class _Part:
+    __slots__ = ("_lease", "__array_interface__")
+
+    def __init__(self, lease: _Lease, offset: int, dtype: str, shape: tuple[int, ...]) -> None:
+        self._lease = lease
+        slots = lease._slots
+        address = slots.address + slots.start(lease.number) + offset
+        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype, "data": (address, False)}
+
+
+class Slots:
+    """Output slots in one memory: of this process, or a memfd that workers map. A slot begins with the ids of its batch."""
+
+    def __init__(self, layout: Layout, batch_size: int, count: int, *, shared: bool, fd: int = -1) -> None:
+        self.layout, self.batch_size, self.count = layout, batch_size, count
+        at = 8 * batch_size
+        self.places: dict[str, tuple[int, str, tuple[int, ...]]] = {}
+        for name, place in layout.items():
+            if place is not None:
+                at = (at + 63) // 64 * 64
+                self.places[name] = (at, *place)
+                at += batch_size * int(np.prod(place[1], dtype=np.int64)) * np.dtype(place[0]).itemsize
+        self.slot_bytes = (at + 4095) // 4096 * 4096
+        size = _HEAD + count * self.slot_bytes
+        self.fd = fd
+        if shared and fd < 0:
+            self.fd = os.memfd_create("leat-loader", os.MFD_CLOEXEC)
+            os.ftruncate(self.fd, size)
+        self.memory = mmap.mmap(self.fd, size) if self.fd >= 0 else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._whole = np.frombuffer(self.memory, np.uint8)
+        self.address = self._whole.ctypes.data
+        #: Sample that each worker is at, plus one; 0: none.
+        self.current = self._whole[:_HEAD].view(np.uint64)
+        self.free = list(range(count))
+
+    def start(self, slot: int) -> int:
+        return _HEAD + slot * self.slot_bytes
+
+    def ids(self, slot: int) -> Array:
+        at = self.start(slot)
+        return self._whole[at : at + 8 * self.batch_size].view(np.uint64)
+
+    def outs(self, slot: int) -> dict[str, Array]:
+        """Arrays to write to, for those who know what they are doing: they are no lease."""
+        found = {}
+        for name, (offset, dtype, shape) in self.places.items():
+            at = self.start(slot) + offset
+            count = self.batch_size * int(np.prod(shape, dtype=np.int64))
+            found[name] = self._whole[at : at + count * np.dtype(dtype).itemsize].view(dtype).reshape(self.batch_size, *shape)
+        return found
+
+    def take(self) -> _Lease | None:
+        return _Lease(self, self.free.pop()) if self.free else None
+
+    def close_fd(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Job:
+    """One batch on its way."""
+
+    def __init__(self, number: int, lease: _Lease, ids: Array, epoch: int, raw: Batch | None) -> None:
+        self.number, self.lease, self.ids, self.epoch, self.raw = number, lease, ids, epoch, raw
+        self.chunks = 0
+        self.failures: list[Failure] = []
+        self.loose: Loose = {}
+
+    def add(self, failures: list[Failure], loose: Loose) -> None:
+        self.chunks -= 1
+        self.failures += failures
+        for name, values in loose.items():
+            self.loose.setdefault(name, {}).update(values)
+
+
+def _chunks(n: int, workers: int) -> list[tuple[int, int]]:
+    size = max(1, -(-n // workers))
+    return [(at, min(at + size, n)) for at in range(0, n, size)]
+
+
+def _run_chunk(work: Work, batch: Batch, base: int, lo: int, hi: int, ids: Array, epoch: int, outs: dict[str, Array],
+               at: Callable[[int], None]) -> tuple[list[Failure], Loose]:
+    """Samples [lo, hi) of a job; sample lo is number lo - base of `batch`."""
+    failures: list[Failure] = []
+    loose: Loose = {}
+    for i in range(lo, hi):
+        index = int(ids[i])
+        at(index + 1)
+        try:
+            made = work.apply(values_of(batch, work.columns, i - base), epoch, index)
+            work.store(outs, loose, i, made)
+        except Exception as error:
+            failures.append((i, error))
+    at(0)
+    return failures, loose
+
+
+# --- threads ------------------------------------------------------------------------------------------------------------------
+
+
+class Threads:
+    """Workers in this process. They take raw batches that the library read ahead."""
+
+    reads = False
+
+    def __init__(self, work: Work, slots: Slots, workers: int) -> None:
+        self.work, self.slots, self.workers = work, slots, max(1, workers)
+        self.busy_s = 0.0
+        self.read_s = 0.0
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=_thread_main, args=(work, slots, w, self._tasks, self._done), daemon=True,
+                                          name=f"leat-prep-{w}") for w in range(self.workers)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job) -> None:
+        chunks = _chunks(len(job.ids), self.workers)
+        job.chunks = len(chunks)
+        for lo, hi in chunks:
+            self._tasks.put((job, lo, hi))
+
+    def wait(self, job: Job, timeout: float | None) -> None:
+        end = None if timeout is None else time.monotonic() + timeout
+        while job.chunks:
+            try:
+                done, failures, loose, busy = self._done.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                raise TimedOut(f"no batch within {timeout} s: {_at_work(self.slots, self.workers)}") from None
+            done.add(failures, loose)
+            self.busy_s += busy
+
+    def close(self, kill: bool = False) -> None:
+        for _ in self._threads:
+            self._tasks.put(None)
+        if not kill:
+            for thread in self._threads:
+                thread.join(1.0)
+
+
+def _thread_main(work: Work, slots: Slots, number: int, tasks: queue.SimpleQueue[Any], done: queue.SimpleQueue[Any]) -> None:
+    def at(index: int) -> None:
+        slots.current[number] = index
+
+    while True:
+        task = tasks.get()
+        if task is None:
+            return
+        job, lo, hi = task
+        start = time.perf_counter()
+        try:
+            failures, loose = _run_chunk(work, job.raw, 0, lo, hi, job.ids, job.epoch, slots.outs(job.lease.number), at)
+        except BaseException as error:  # SystemExit in a transform
+            failures, loose = [(i, error) for i in range(lo, hi)], {}
+        done.put((job, failures, loose, time.perf_counter() - start))
+        del task, job, failures, loose
+
+
+def _at_work(slots: Slots, workers: int) -> str:
+    found = [int(slots.current[w]) - 1 for w in range(workers) if slots.current[w]]
+    return f"samples {', '.join(map(str, found))} are being prepared" if found else "no sample is being prepared"
+
+
+# --- processes ----------------------------------------------------------------------------------------------------------------
+
+
+class _Fd:
+    """A descriptor among the arguments of a process: inherited by fork, passed by spawn and forkserver."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_fd_here, (reduction.DupFd(self.fd),))
+
+
+def _fd_here(passed: Any) -> _Fd:
+    return _Fd(passed.detach())
+
+
+class Processes:
+    """Workers that open the set by its address and read for themselves."""
+
+    reads = True
+
+    def __init__(self, work: Work, slots: Slots, workers: int, ws: WorkingSet, method: str | None) -> None:
+        self.work, self.slots, self.workers = work, slots, max(1, workers)
+        self.busy_s = self.read_s = 0.0
+        context = get_context(method)
+        self._jobs: dict[int, Job] = {}
+        self._conns: list[Any] = []
+        self._processes: list[Any] = []
+        self._load = [0] * self.workers
+        try:
+            for number in range(self.workers):
+                ours, theirs = context.Pipe()
+                process = context.Process(  # type: ignore[attr-defined]
+                    target=_process_main, daemon=True, name=f"leat-prep-{number}",
+                    args=(theirs, ws, work, _Fd(slots.fd), slots.batch_size, slots.count, number))
+                process.start()
+                theirs.close()
+                self._conns.append(ours)
+                self._processes.append(process)
+        except BaseException:
+            self.close(kill=True)
+            raise
+
+    def submit(self, job: Job) -> None:
+        self.slots.ids(job.lease.number)[: len(job.ids)] = job.ids
+        chunks = _chunks(len(job.ids), self.workers)
+        job.chunks = len(chunks)
+        self._jobs[job.number] = job
+        for lo, hi in chunks:
+            worker = min(range(self.workers), key=self._load.__getitem__)
+            self._load[worker] += 1
+            try:
+                self._conns[worker].send((job.number, job.lease.number, lo, hi, job.epoch))
+            except OSError:
+                self._died(worker)
+
+    def wait(self, job: Job, timeout: float | None) -> None:
+        end = None if timeout is None else time.monotonic() + timeout
+        conns: dict[Any, int] = {conn: w for w, conn in enumerate(self._conns)}
+        sentinels: dict[Any, int] = {process.sentinel: w for w, process in enumerate(self._processes)}
+        while job.chunks:
+            ready = connection.wait([*conns, *sentinels], None if end is None else max(0.0, end - time.monotonic()))
+            if not ready:
+                raise TimedOut(f"no batch within {timeout} s: {_at_work(self.slots, self.workers)}")
+            for one in ready:
+                if one in conns:
+                    self._receive(conns[one])
+            for one in ready:
+                if one in sentinels and job.chunks:
+                    self._died(sentinels[one])
+
+    def _receive(self, worker: int) -> None:
+        try:
+            number, failures, loose, read, busy = self._conns[worker].recv()
+        except (EOFError, OSError):
+            self._died(worker)
+        self._load[worker] -= 1
+        self.read_s += read
+        self.busy_s += busy
+        job = self._jobs.get(number)
+        if job is not None:
+            job.add(failures, loose)
+            if not job.chunks:
+                del self._jobs[number]
+
+    def _died(self, worker: int) -> None:
+        process = self._processes[worker]
+        process.join(5)
+        code = process.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with exit code {code}"
+        at = int(self.slots.current[worker])
+        raise WorkerDied(f"worker {worker} (pid {process.pid}) {how}"
+                         + (f", at sample {at - 1}" if at else ""))
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def close(self, kill: bool = False) -> None:
+        for conn in self._conns:
+            conn.close()
+        for process in self._processes:
+            if kill:
+                process.kill()
+        for process in self._processes:
+            process.join(2)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+            process.close()
+        self._conns, self._processes = [], []
+        self.slots.close_fd()
+
+
+def portable(error: BaseException) -> BaseException:
+    """The same, as it passes through a pipe, with where it came from."""
+    where = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.__traceback__ = None
+    error.add_note(f"in a worker:\n{where}")
+    return error
+
+
+def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: int, count: int, number: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank decides what Ctrl-C means
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+    slots = Slots(work.layout, batch_size, count, shared=True, fd=fd.fd)
+
+    def at(index: int) -> None:
+        slots.current[number] = index
+
+    reader = Reader(ws, work.columns, batch_size)
+    while True:
+        try:
+            job, slot, lo, hi, epoch = conn.recv()
+        except (EOFError, OSError):
+            os._exit(0)  # nothing of the parent's that was inherited is to be cleaned up here
+        start = time.perf_counter()
+        ids = slots.ids(slot)[:hi].copy()
+        outs = slots.outs(slot)
+        failures: list[Failure] = []
+        loose: Loose = {}
+        try:
+            batch = reader.read(ids[lo:hi])
+            read = time.perf_counter()
+            failures, loose = _run_chunk(work, batch, lo, lo, hi, ids, epoch, outs, at)
+            batch.release()
+        except Error:  # one by one, to see which
+            read = time.perf_counter()
+            for i in range(lo, hi):
+                try:
+                    batch = reader.read(ids[i : i + 1])
+                    failed, more = _run_chunk(work, batch, i, i, i + 1, ids, epoch, outs, at)
+                    batch.release()
+                    failures += failed
+                    for name, values in more.items():
+                        loose.setdefault(name, {}).update(values)
+                except Error as error:
+                    failures.append((i, error))
+        message = (job, [(i, portable(error)) for i, error in failures], loose, read - start, time.perf_counter() - read)
+        try:
+            conn.send(message)
+        except OSError:
+            os._exit(0)
+        except Exception as error:  # values that do not pickle
+            conn.send((job, [(i, portable(error)) for i in range(lo, hi)], {}, 0.0, 0.0))
+
+
+def _follow(sentinel: Any) -> None:
+    connection.wait([sentinel])
+    os._exit(1)
+
+
+class Reader:
+    """Batches of some columns, read one at a time."""
+
+    def __init__(self, ws: WorkingSet, columns: Sequence[Column], batch_size: int) -> None:
+        self._ws, self._columns, self._size = ws, tuple(columns), batch_size
+        self._ring: Any = None
+        self.fields = renamed(columns)
+
+    def read(self, ids: Array) -> Batch:
+        if self._ring is None:
+            self._ring = self._ws._set.load(self._size, 4, [c.field.number for c in self._columns], 0, None, 0, 0)
+        holder = self._ring.read_batch(ids, self._ws._timeout_ns, len(self._ws))
+        return Batch(holder, self.fields, self._ws)
+
+    def close(self) -> None:
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+
+
+def renamed(columns: Sequence[Column]) -> tuple[Any, ...]:
+    """The fields that are read, by the names that the user gave them."""
+    import copy
+
+    fields = []
+    for column in columns:
+        field = copy.copy(column.field)
+        field.name = column.name
+        fields.append(field)
+    return tuple(fields)
