@@ -26,21 +26,23 @@ except ImportError as _e:
 from ._batch import Batch, Batches, Ragged, batches, order  # noqa: E402
 from ._core import append, counters, create, drop, ls, open, preload, push, share, stat, status, stop, verify  # noqa: E402
 from ._cuda import CudaArray  # noqa: E402
-from ._errors import (Busy, Corrupt, Denied, Error, Invalid, NoSpace, NotFound, PeerGone, Stale, TimedOut,  # noqa: E402
-                      UnknownKey, Unsupported)
+from ._errors import (BadSample, Busy, Corrupt, Denied, Error, Invalid, NoSpace, NotFound, PeerGone, Stale, TimedOut,  # noqa: E402
+                      UnknownKey, Unsupported, WorkerDied)
 from ._fields import Field  # noqa: E402
+from ._loader import LoadedBatch, Loader, PreparedBatch, Sampler, pad, pad_collate, replay  # noqa: E402
 from ._progress import Progress  # noqa: E402
 from ._set import Keys, Sample, Stat, View, WorkingSet  # noqa: E402
 
 __version__: str = _leat.version
 
 __all__ = [
-    "Batch", "Batches", "Busy", "Corrupt", "CudaArray", "Denied", "Error", "Field", "Invalid", "Keys", "NoSpace", "NotFound", "PeerGone",
-    "Progress", "Ragged", "Sample", "Stale", "Stat", "TimedOut", "UnknownKey", "Unsupported", "View", "WorkingSet",
-    "append", "batches", "counters", "create", "drop", "ls", "open", "order", "preload", "push", "share", "stat", "status",
-    "stop", "verify",
+    "BadSample", "Batch", "Batches", "Busy", "Corrupt", "CudaArray", "Denied", "Error", "Field", "Invalid", "Keys", "LoadedBatch",
+    "Loader", "NoSpace", "NotFound", "PeerGone", "PreparedBatch", "Progress", "Ragged", "Sample", "Sampler", "Stale",
+    "Stat", "TimedOut", "UnknownKey", "Unsupported", "View", "WorkerDied", "WorkingSet", "append", "batches",
+    "counters", "create", "drop", "ls", "open", "order", "pad", "pad_collate", "preload", "push", "replay", "share",
+    "stat", "status", "stop", "verify",
 ]
 
-for _name in ("Busy", "Corrupt", "CudaArray", "Denied", "Error", "Invalid", "NoSpace", "NotFound", "PeerGone", "Stale", "TimedOut",
-              "UnknownKey", "Unsupported"):
+for _name in ("BadSample", "Busy", "Corrupt", "CudaArray", "Denied", "Error", "Invalid", "NoSpace", "NotFound", "PeerGone", "Stale", "TimedOut",
+              "UnknownKey", "Unsupported", "WorkerDied"):
     globals()[_name].__module__ = __name__  # tracebacks say leat.NotFound

@@ -870,12 +870,13 @@ class Sampler:
         self._seed, self._epoch, self._start = state["seed"], state["epoch"], state["samples"]
 
 
-def replay(state: Mapping[str, Any], step: int, rank: int = 0, world_size: int | None = None, batch_size: int | None = None) -> Array:
-    """Which samples stood in step `step` of the epoch of a loader's state, for one rank: the state of then, or any later one of that
-    epoch. Padding is left out. With neither world_size nor batch_size, the whole step of all ranks.
+def replay(state: Mapping[str, Any], step: int, rank: int = 0, world_size: int | None = None,
+           batch_size: int | None = None, epoch: int | None = None) -> Array:
+    """Which samples stood in step `step`, counted from the start of the epoch of a loader's state (or of `epoch`), for one rank.
+    Padding is left out. With neither world_size nor batch_size, the whole step of all ranks.
 
     >>> loader = leat.Loader(ws, 2, seed=3)
-    >>> seen = [batch.ids.tolist() for batch, _ in zip(loader, range(2))]
+    >>> seen = [batch.ids.tolist() for _, batch in zip(range(2), loader)]
     >>> replay(loader.state_dict(), 1, 0, world_size=1).tolist() == seen[1]
     True
     """
@@ -888,7 +889,7 @@ def replay(state: Mapping[str, Any], step: int, rank: int = 0, world_size: int |
     whole = batch_size * (world_size or 1)
     block, _ = parse_shuffle(state["shuffle"])
     n = state["length"]
-    order = _leat.Order(n, state["seed"], state["epoch"], block, state["fingerprint"])
+    order = _leat.Order(n, state["seed"], state["epoch"] if epoch is None else epoch, block, state["fingerprint"])
     plan = _plan.Plan(order, None, n, _plan.parse_ranges(state["skip_ranges"]))
     first = step * whole + rank * batch_size
     if step < 0 or not 0 <= rank < (world_size or 1) or step * whole >= plan.length:

@@ -404,11 +404,16 @@ class Processes:
         return [process.pid for process in self._processes]
 
     def close(self, kill: bool = False) -> None:
-        for conn in self._conns:
-            conn.close()
-        for process in self._processes:
+        for conn, process in zip(self._conns, self._processes):
             if kill:
                 process.kill()
+            else:
+                try:
+                    conn.send(None)  # closing alone does not tell: workers forked later hold copies of this end
+                except OSError:
+                    pass
+        for conn in self._conns:
+            conn.close()
         for process in self._processes:
             process.join(2)
             if process.exitcode is None:
@@ -444,9 +449,12 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
     reader = Reader(ws, work.columns, batch_size)
     while True:
         try:
-            job, slot, lo, hi, epoch = conn.recv()
+            task = conn.recv()
         except (EOFError, OSError):
+            task = None
+        if task is None:
             os._exit(0)  # nothing of the parent's that was inherited is to be cleaned up here
+        job, slot, lo, hi, epoch = task
         start = time.perf_counter()
         ids = slots.ids(slot)[:hi].copy()
         outs = slots.outs(slot)

@@ -11,7 +11,8 @@ import pytest
 import leat
 from conftest import FILES, IMAGES, LABELS, ROOT
 
-MODULES = ["leat", "leat._batch", "leat._clients", "leat._core", "leat._errors", "leat._fields", "leat._progress",
+MODULES = ["leat", "leat._batch", "leat._clients", "leat._core", "leat._decode", "leat._errors", "leat._fields", "leat._loader",
+           "leat._plan", "leat._prep", "leat._progress",
            "leat._ranks", "leat._set"]
 
 

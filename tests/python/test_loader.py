@@ -1,0 +1,563 @@
+# SPDX-License-Identifier: Apache-2.0
+"""leat.Loader: which samples, to whom, in what order; state; ranks; errors; processes."""
+
+import gc
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+
+import leat
+from leat import _leat, _ranks
+
+N = 1000
+
+
+@pytest.fixture
+def numbers(big):
+    with leat.open({"x": big}) as opened:
+        opened.wait()
+        yield opened
+
+
+def ids_of(loader):
+    found = []
+    for batch in loader:
+        found.append(batch.ids[batch.valid].tolist())
+    return found
+
+
+def flat(lists):
+    return [i for one in lists for i in one]
+
+
+# --- which samples -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [True, "full", "block:10", False])
+@pytest.mark.parametrize("world", [1, 3])
+def test_an_epoch_is_the_order(numbers, shuffle, world):
+    order = leat.order(numbers, seed=4, epoch=0, shuffle="full" if shuffle is True else shuffle)
+    whole = 16 * world
+    for rank in range(world):
+        loader = leat.Loader(numbers, 16, seed=4, shuffle=shuffle, rank=rank, world_size=world)
+        got = ids_of(loader)
+        assert len(got) == len(loader) == N // whole
+        for step, ids in enumerate(got):
+            assert ids == order[step * whole + rank * 16 :][:16].tolist()
+
+
+def test_values_come_with_their_ids(numbers):
+    for batch in leat.Loader(numbers, 32):
+        assert (batch["x"] == batch.ids[:, None].astype(np.int64)).all() and batch.valid.all()
+
+
+@pytest.mark.parametrize("world", [1, 2, 7, 64])
+def test_padding_keeps_ranks_even(numbers, world):
+    seen, counts = [], set()
+    for rank in range(world):
+        loader = leat.Loader(numbers, 48, drop_last=False, rank=rank, world_size=world)
+        batches = 0
+        for batch in loader:
+            assert len(batch) == 48 and (batch["x"][:, 0] == batch.ids).all()
+            seen += batch.ids[batch.valid].tolist()
+            batches += 1
+        counts.add(batches)
+        assert batches == len(loader)
+    assert sorted(seen) == list(range(N)) and len(counts) == 1
+
+
+def test_epochs_advance_and_set_epoch_overrides(numbers):
+    loader = leat.Loader(numbers, 100, seed=2)
+    first, second = ids_of(loader), ids_of(loader)
+    assert first != second and loader.epoch == 2
+    loader.set_epoch(0)
+    assert ids_of(loader) == first and ids_of(loader) == second
+
+
+def test_an_epoch_that_was_left_begins_anew(numbers):
+    loader = leat.Loader(numbers, 100)
+    for batch in loader:
+        break
+    kept = batch.ids.tolist()
+    del batch
+    again = ids_of(loader)
+    assert len(again) == 10 and again[0] == kept
+
+
+def test_left_half_way_a_thousand_times(numbers):
+    loader = leat.Loader(numbers, 10)
+
+    def leave(times):
+        for _ in range(times):
+            for step, batch in enumerate(loader):
+                if step == 2:
+                    break
+            del batch
+
+    def held():
+        gc.collect()
+        resident = int(open("/proc/self/statm").read().split()[1]) * 4096
+        return resident, threading.active_count(), len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    leave(50)
+    before = held()
+    leave(1000)
+    after = held()
+    assert after[1:] == before[1:] and after[0] - before[0] < 8 << 20
+
+
+def test_two_loaders_on_one_set(numbers):
+    a, b = leat.Loader(numbers, 50, seed=1), leat.Loader(numbers, 50, seed=2)
+    for x, y in zip(a, b):
+        assert (x["x"][:, 0] == x.ids).all() and (y["x"][:, 0] == y.ids).all()
+
+
+def test_list_of_a_loader_says_what_is_wrong(numbers):
+    with pytest.raises(leat.Busy, match="slots"):
+        list(leat.Loader(numbers, 10))
+    with pytest.raises(leat.Busy, match="slots"):
+        list(leat.Loader(numbers, 10, transform=keep))
+    few = leat.Loader(numbers, 500)
+    assert len(list(few)) == 2
+
+
+def test_replicas_get_the_same(numbers):
+    got = [flat(ids_of(leat.Loader(numbers, 10, rank=r, world_size=4, replication=2))) for r in range(4)]
+    assert got[0] == got[1] and got[2] == got[3] and not set(got[0]) & set(got[2])
+    with pytest.raises(ValueError, match="replication"):
+        leat.Loader(numbers, 10, rank=0, world_size=4, replication=3)
+
+
+def test_skip_ranges(numbers):
+    order = leat.order(numbers, seed=0).tolist()
+    loader = leat.Loader(numbers, 10, skip_ranges=[(0, 100), (250, 300), (990, 2000)], drop_last=False)
+    assert flat(ids_of(loader)) == order[100:250] + order[300:990]
+    assert len(loader) == 84
+
+
+def test_samplers(numbers):
+    evens = list(range(0, N, 2))
+    got = [flat(ids_of(leat.Loader(numbers, 10, sampler=evens, rank=r, world_size=2))) for r in range(2)]
+    assert sorted(got[0] + got[1]) == evens and got[0][:10] == evens[:10] and got[1][:10] == evens[10:20]
+    batches = [[1, 2, 3], [4], [5, 6, 7, 8]]
+    got = [ids_of(leat.Loader(numbers, 4, batch_sampler=batches, rank=r, world_size=2)) for r in range(2)]
+    assert got == [[[1, 2], [4], [5, 6]], [[3], [], [7, 8]]]
+    with pytest.raises(IndexError):
+        next(iter(leat.Loader(numbers, 4, sampler=[5, N])))
+    with pytest.raises(ValueError, match="one rank's share"):
+        leat.Loader(numbers, 4, sampler=types.SimpleNamespace(num_replicas=2))
+
+
+# --- state ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_exact_over_worlds_with_kills(numbers):
+    """A bitmap of (epoch, sample): each exactly once, whatever the world, the batch size and where it was killed."""
+    rng = np.random.default_rng(5)
+    seen = np.zeros((3, N), int)
+    state = None
+    worlds = [(1, 7), (3, 5), (2, 11), (1, 16), (3, 4), (2, 9)]
+    for life in range(200):
+        world, batch_size = worlds[life % len(worlds)]
+        loaders = [leat.Loader(numbers, batch_size, seed=9, rank=r, world_size=world, drop_last=False,
+                               num_workers=2 * (life % 2), transform=keep if life % 3 == 0 else None) for r in range(world)]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+        iterators = [iter(loader) for loader in loaders]
+        epoch = loaders[0].epoch
+        for _ in range(int(rng.integers(1, 30))):
+            batches = [next(iterator, None) for iterator in iterators]
+            assert len({batch is None for batch in batches}) == 1
+            if batches[0] is None:
+                break
+            for batch in batches:
+                np.add.at(seen[epoch], batch.ids[batch.valid].astype(int), 1)
+        states = [json.dumps(loader.state_dict()) for loader in loaders]
+        assert len(set(states)) == 1
+        state = json.loads(states[0])
+        for loader in loaders:
+            loader.close()
+        if state["epoch"] == 3:
+            break
+    assert state["epoch"] == 3 and (seen == 1).all()
+
+
+def test_only_what_was_received_counts(numbers):
+    loader = leat.Loader(numbers, 10, prefetch=8)
+    assert loader.state_dict()["samples"] == 0
+    iterator = iter(loader)
+    next(iterator)
+    time.sleep(0.05)
+    assert loader.state_dict()["samples"] == 10
+    assert json.loads(json.dumps(loader.state_dict())) == loader.state_dict()
+
+
+def test_set_epoch_keeps_the_place_of_its_epoch(numbers):
+    loader = leat.Loader(numbers, 10)
+    next(iter(loader))
+    state = loader.state_dict()
+    again = leat.Loader(numbers, 10)
+    again.load_state_dict(state)
+    again.set_epoch(0)
+    assert len(ids_of(again)) == 99
+    again.load_state_dict(state)
+    again.set_epoch(1)
+    assert len(ids_of(again)) == 100
+
+
+def test_states_that_are_refused(numbers, ws):
+    good = leat.Loader(numbers, 10).state_dict()
+    loader = leat.Loader(numbers, 10)
+    for change, error in (({"version": 2}, ValueError), ({"kind": "x"}, ValueError), ({"samples": -1}, ValueError),
+                          ({"shuffle": "block:5"}, ValueError), ({"skip_ranges": [[1, 2]]}, ValueError),
+                          ({"fingerprint": "0" * 32}, leat.Stale), ({"epoch": "1"}, ValueError), ({"sampler": {}}, ValueError)):
+        with pytest.raises(error):
+            loader.load_state_dict({**good, **change})
+    with pytest.raises(leat.Stale, match="fingerprint"):
+        leat.Loader(ws, 2).load_state_dict(good)
+    with pytest.raises(ValueError):
+        loader.load_state_dict({})
+
+
+def test_replay(numbers):
+    loaders = [leat.Loader(numbers, 10, seed=3, rank=r, world_size=2, skip_ranges=[(5, 50)]) for r in range(2)]
+    got = [ids_of(loader) for loader in loaders]
+    state = loaders[0].state_dict()
+    assert leat.replay(state, 7, 1, world_size=2, epoch=0).tolist() == got[1][7]
+    assert leat.replay(state, 7, epoch=0).tolist() == got[0][7] + got[1][7]
+    with pytest.raises(ValueError, match="step"):
+        leat.replay(state, 1000)
+
+
+# --- samples to batches --------------------------------------------------------------------------------------------------------
+
+
+def keep(sample, rng):
+    return sample
+
+
+def jitter(sample, rng):
+    return {"x": sample["x"].astype(np.float32) + rng.random(dtype=np.float32), "n": int(sample["x"][0]), "name": str(sample["x"][0])}
+
+
+WORKERS = [("thread", 0), ("thread", 3), ("fork", 2), ("spawn", 1), ("forkserver", 2)]
+
+
+def prepared(numbers, how, workers, world=1, batch_size=20, limit=5, epoch=1):
+    found = {}
+    for rank in range(world):
+        with leat.Loader(numbers, batch_size, transform=jitter, num_workers=workers, workers=how, rank=rank, world_size=world,
+                         seed=3) as loader:
+            loader.set_epoch(epoch)
+            for _, batch in zip(range(limit), loader):
+                for i, index in enumerate(batch.ids.tolist()):
+                    found[index] = batch["x"][i].tobytes()
+                    assert batch["n"][i] == index and batch["name"][i] == str(index)
+                assert batch["n"].dtype == np.int64 and batch["x"].shape == (batch_size, 16)
+    return found
+
+
+def test_augmentation_is_the_same_whatever_the_workers(numbers):
+    want = prepared(numbers, "thread", 0)
+    assert len(want) == 100 and prepared(numbers, "thread", 0, epoch=0) != want
+    for how, workers in WORKERS[1:]:
+        assert prepared(numbers, how, workers) == want, how
+    assert prepared(numbers, "thread", 2, world=2, batch_size=5, limit=10) == want
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A shard of 24 JPEGs of several sizes; sample 5 is cut short, the label of sample 7 does not parse."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
+        for i in range(24):
+            out = io.BytesIO()
+            image.fromarray(np.full((8 + i, 10, 3), 10 * i, np.uint8)).save(out, "JPEG")
+            data = out.getvalue()[:150] if i == 5 else out.getvalue()
+            for suffix, content in (("cls", b"x" if i == 7 else b"%d\n" % i), ("jpg", data)):
+                info = tarfile.TarInfo(f"{i:03d}.{suffix}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    with leat.open(tmp_path / "train-0.tar") as opened:
+        yield opened
+
+
+def crop(sample, rng):
+    at = int(rng.integers(0, 3))
+    return {"image": sample["image"][at : at + 5, :5], "label": sample["label"]}
+
+
+FIELDS = {"image": "jpg", "label": "cls"}
+
+
+@pytest.mark.parametrize("how,workers", [("thread", 2), ("fork", 2)])
+def test_a_bad_sample_is_named(pictures, how, workers):
+    loader = leat.Loader(pictures, 4, fields=FIELDS, transform=crop, shuffle=False, workers=how, num_workers=workers)
+    with pytest.raises(leat.BadSample, match=r"sample 5 \(005\), .*train-0.tar at offset \d+") as caught:
+        for _ in loader:
+            pass
+    error = caught.value
+    assert (error.index, error.key, error.position) == (5, "005", 5) and error.file.endswith("train-0.tar")
+    with open(error.file, "rb") as shard:
+        shard.seek(error.offset)
+        assert shard.read(2) == b"\xff\xd8"
+    assert loader.state_dict()["samples"] == 4
+
+
+@pytest.mark.parametrize("how,workers", [("thread", 2), ("fork", 2)])
+def test_bad_samples_are_replaced_by_the_same_ones(pictures, how, workers):
+    def run(**more):
+        loader = leat.Loader(pictures, 4, fields=FIELDS, transform=crop, on_error="skip", workers=how, num_workers=workers, **more)
+        got = [(b.ids.tolist(), b["label"].tolist(), b["image"].tobytes()) for b in loader]
+        assert loader.stats()["skipped"] in (0, 1, 2)
+        loader.close()
+        return got
+
+    whole = run()
+    assert len(whole) == 6 and whole == run()
+    for ids, labels, _ in whole:
+        assert ids == labels and 5 not in ids and 7 not in ids
+    halves = [leat.Loader(pictures, 2, fields=FIELDS, transform=crop, on_error="skip", rank=r, world_size=2) for r in range(2)]
+    for (ids, _, _), a, b in zip(whole, *halves):
+        assert ids == a.ids.tolist() + b.ids.tolist()
+    with pytest.raises(leat.BadSample, match="max_errors=1"):
+        run(max_errors=1)
+    told = []
+    loader = leat.Loader(pictures, 4, fields=FIELDS, transform=crop, on_error=told.append)
+    assert len(ids_of(loader)) == 6 and sorted(e.index for e in told) == [5, 7]
+
+
+def test_pictures_of_several_sizes(pictures):
+    good = [i for i in range(24) if i not in (5, 7)]
+    loader = leat.Loader(pictures, 4, fields=FIELDS, sampler=good)
+    for batch in loader:
+        images = batch["image"]
+        assert [image.shape for image in images] == [(8 + i, 10, 3) for i in batch.ids.tolist()]
+        assert batch["label"].tolist() == batch.ids.tolist() and batch["label"].dtype == np.int64
+        assert leat.pad(images).shape == (4, max(8 + int(i) for i in batch.ids), 10, 3)
+    padded = next(iter(leat.Loader(pictures, 4, fields=FIELDS, sampler=good, shuffle=False, collate_fn=leat.pad_collate)))
+    assert padded["image"].shape == (4, 11, 10, 3) and padded["label"].tolist() == [0, 1, 2, 3]
+    loader = leat.Loader(pictures, 4, fields=FIELDS, sampler=good, transform=lambda s, rng: {"image": s["image"]})
+    with pytest.raises(leat.BadSample, match="make them alike"):
+        list(loader)
+
+
+def test_fields(files, shard):
+    batch = next(iter(leat.Loader(files, 3, shuffle=False, fields={"text": ("data", bytes), "y": "label"})))
+    assert batch["text"] == [b"first picture", b"second", b"third picture"] and batch["y"].tolist() == [0, 0, 1]
+    batch = next(iter(leat.Loader(files, 3, shuffle=False, fields={"text": "txt"})))
+    assert batch["text"][1] == "second"
+    batch = next(iter(leat.Loader(files, 3, shuffle=False, fields=["label"])))
+    assert batch.fields == ("label",) and batch["label"].tolist() == [0, 0, 1]
+    for fields in ({"x": "mp3"}, {"x": ("data", "mp3")}, {}, {"x": ("label", "cls")}):
+        with pytest.raises(ValueError):
+            leat.Loader(files, 3, fields=fields)
+    with leat.open(shard) as tar:
+        with pytest.raises(leat.BadSample, match="no field 'cls'"):
+            next(iter(leat.Loader(tar, 3, shuffle=False, fields={"label": "cls"})))
+
+
+def test_a_slot_waits_for_its_arrays(numbers):
+    loader = leat.Loader(numbers, 10, transform=keep, shuffle=False, num_workers=2)
+    iterator = iter(loader)
+    array = next(iterator)["x"][2:4]  # the batch has gone
+    for batch in iterator:
+        assert (batch["x"][:, 0] == batch.ids).all()
+    assert array[:, 0].tolist() == [2, 3]
+    batch.release()
+    with pytest.raises(ValueError, match="released"):
+        batch["x"]
+
+
+# --- what goes wrong -----------------------------------------------------------------------------------------------------------
+
+
+def hang(sample, rng):
+    if int(sample["x"][0]) == 25:
+        time.sleep(60)
+    return sample
+
+
+def die(sample, rng):
+    if int(sample["x"][0]) == 25:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+def fail(sample, rng):
+    if int(sample["x"][0]) == 25:
+        raise ZeroDivisionError("a transform of mine")
+    return sample
+
+
+@pytest.mark.parametrize("how", ["thread", "fork", "spawn"])
+def test_transform_that_raises(numbers, how):
+    loader = leat.Loader(numbers, 10, transform=fail, shuffle=False, workers=how, num_workers=2)
+    with pytest.raises(leat.BadSample, match="ZeroDivisionError: a transform of mine") as caught:
+        ids_of(loader)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError) and loader.state_dict()["samples"] == 20
+    loader.close()
+
+
+@pytest.mark.parametrize("how", ["thread", "fork"])
+def test_transform_that_hangs(numbers, how):
+    loader = leat.Loader(numbers, 10, transform=hang, shuffle=False, workers=how, num_workers=2, timeout=0.5)
+    with pytest.raises(leat.TimedOut, match="25"):
+        ids_of(loader)
+    loader.close()
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
+def test_worker_that_dies(numbers, how):
+    loader = leat.Loader(numbers, 10, transform=die, shuffle=False, workers=how, num_workers=2)
+    with pytest.raises(leat.WorkerDied, match="SIGKILL, at sample 25"):
+        ids_of(loader)
+    loader.load_state_dict({**loader.state_dict(), "samples": 30})
+    assert flat(ids_of(loader)) == list(range(30, N))
+    loader.close()
+
+
+def children(pid):
+    try:
+        return [int(p) for p in open(f"/proc/{pid}/task/{pid}/children").read().split()]
+    except OSError:
+        return []
+
+
+SCRIPT = """
+import sys, time, leat, numpy as np
+def slow(sample, rng):
+    time.sleep(0.01)
+    return sample
+if __name__ == "__main__":
+    ws = leat.open({"x": sys.argv[1]})
+    loader = leat.Loader(ws, 10, transform=slow, workers=sys.argv[2], num_workers=2, shuffle=False)
+    try:
+        for batch in loader:
+            print(*(loader._engine.pids if loader._engine.reads else ()), flush=True)
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        print("interrupted", loader.state_dict()["samples"], flush=True)
+        loader.close()
+"""
+
+
+@pytest.mark.parametrize("how,sig", [("thread", signal.SIGINT), ("fork", signal.SIGINT), ("fork", signal.SIGKILL),
+                                     ("spawn", signal.SIGKILL)])
+def test_the_rank_is_stopped_and_nothing_stays(big, tmp_path, how, sig):
+    (tmp_path / "job.py").write_text(SCRIPT)
+    job = subprocess.Popen([sys.executable, str(tmp_path / "job.py"), str(big), how], stdout=subprocess.PIPE, text=True,
+                           start_new_session=True)
+    pids = [int(p) for p in job.stdout.readline().split()]
+    job.stdout.readline()
+    assert len(pids) == (2 if how != "thread" else 0)
+    if sig == signal.SIGINT:
+        os.killpg(job.pid, sig)  # as a terminal does
+        assert "interrupted" in job.stdout.read()
+    else:
+        job.send_signal(sig)
+    job.wait(20)
+    job.stdout.close()
+    assert job.returncode == (0 if sig == signal.SIGINT else -sig)
+    end = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") and open(f"/proc/{pid}/stat").read().split()[2] != "Z" for pid in pids):
+        assert time.monotonic() < end, "workers outlive their rank"
+        time.sleep(0.05)
+
+
+def test_arguments(numbers):
+    for bad in ({"batch_size": 0}, {"prefetch": 0}, {"workers": "x"}, {"on_error": "x"}, {"shuffle": "x"}, {"num_workers": -1},
+                {"sampler": [1], "batch_sampler": [[1]]}, {"skip_ranges": [(5, 5)]}, {"rank": 0}, {"device": "tpu"}):
+        with pytest.raises(ValueError):
+            leat.Loader(numbers, **{"batch_size": 4, **bad})
+    for device in ({"device": "cuda:0"}, {"pin_memory": True}):
+        with pytest.raises(leat.Unsupported):
+            leat.Loader(numbers, 4, **device)
+
+
+def test_stats(numbers):
+    loader = leat.Loader(numbers, 10)
+    for _ in loader:
+        time.sleep(0.002)
+    stats = loader.stats()
+    assert stats["batches"] == 100 and stats["samples"] == 1000 and stats["verdict"] == "consumer-bound"
+    loader = leat.Loader(numbers, 10, transform=lambda s, rng: time.sleep(0.001) or s)
+    ids_of(loader)
+    assert loader.stats()["verdict"] == "prep-bound" and "num_workers" in loader.stats()["advice"]
+    assert all(isinstance(v, (int, float, str)) for v in stats.values())
+
+
+def test_in_the_child_of_a_fork(numbers):
+    loader = leat.Loader(numbers, 10, shuffle=False)
+    next(iter(loader))
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if flat(ids_of(loader)) == list(range(N)) else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert flat(ids_of(loader)) == list(range(N))
+
+
+# --- ranks ---------------------------------------------------------------------------------------------------------------------
+
+NOBODY = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK",
+          "OMPI_COMM_WORLD_SIZE")
+
+
+@pytest.mark.parametrize("env,want", [
+    ({}, (0, 1)),
+    ({"RANK": 2, "WORLD_SIZE": 4}, (2, 4)),
+    ({"SLURM_PROCID": 1, "SLURM_NTASKS": 8, "SLURM_STEP_NUM_TASKS": 2}, (1, 2)),
+    ({"SLURM_PROCID": 1, "SLURM_NTASKS": 8}, (1, 8)),
+    ({"OMPI_COMM_WORLD_RANK": 3, "OMPI_COMM_WORLD_SIZE": 4}, (3, 4)),
+    ({"OMPI_COMM_WORLD_RANK": 3, "OMPI_COMM_WORLD_SIZE": 4, "SLURM_PROCID": 1, "SLURM_STEP_NUM_TASKS": 2}, (3, 4)),
+    ({"RANK": 2, "WORLD_SIZE": 4, "SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 2}, (2, 4)),
+    ({"OMPI_COMM_WORLD_RANK": 3, "OMPI_COMM_WORLD_SIZE": 4, "SLURM_PROCID": 1, "SLURM_STEP_NUM_TASKS": 4}, ValueError),
+    ({"RANK": 4, "WORLD_SIZE": 4}, ValueError),
+    ({"RANK": "x", "WORLD_SIZE": 4}, ValueError),
+])
+def test_where_ranks_come_from(monkeypatch, caplog, env, want):
+    for name in NOBODY:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, str(value))
+    if want is ValueError:
+        with pytest.raises(ValueError):
+            _ranks.resolve()
+    else:
+        with caplog.at_level("INFO", "leat"):
+            assert _ranks.resolve() == want
+        assert "from" in caplog.text
+    assert _ranks.resolve(1, 5) == (1, 5)
+
+
+def test_torch_distributed_comes_first_and_must_agree(monkeypatch):
+    distributed = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 1,
+                                        get_world_size=lambda: 2)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(distributed=distributed))
+    assert _ranks.resolve() == (1, 2)
+    monkeypatch.setenv("RANK", "1"), monkeypatch.setenv("WORLD_SIZE", "2")
+    assert _ranks.resolve() == (1, 2)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="torch.distributed: rank 1 of 2; RANK"):
+        _ranks.resolve()
+
+
+def test_torch_is_not_imported():
+    code = "import sys, leat; leat.Loader; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert _leat.version
