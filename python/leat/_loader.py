@@ -15,6 +15,7 @@ import collections
 import logging
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Union
 
@@ -208,7 +209,8 @@ class Loader(Iterable[Any]):
                  pin_memory: bool = False, timeout: float | None = None, on_error: OnError = "raise",
                  max_errors: int | None = None, rank: int | None = None, world_size: int | None = None, replication: int = 1,
                  skip_ranges: Iterable[Sequence[int]] = (), job: str | None = None) -> None:
-        self._epoch_now: _Epoch | None = None
+        self._epoch_ref: weakref.ref[_Epoch] | None = None  # who iterates keeps it: it ends when nobody does any more
+        self._ended = False  # the last batch of the epoch was received
         self._engine: _prep.Threads | _prep.Processes | None = None
         self._ring: _leat.Ring | None = None
         if batch_size < 1:
@@ -311,22 +313,28 @@ class Loader(Iterable[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the epoch: where a loaded state says, else at its start, also when it was left in the middle before."""
-        if self._epoch_now is not None:
-            self._epoch_now.close()
+        self._close_epoch()
         if self._generation != _leat.generation():  # in the child of a fork
             self._engine = None
             self._load_ring()
         start, self._start = self._start, 0
-        self._delivered = start
-        self._epoch_now = _Epoch(self, start)
-        return self._epoch_now
+        self._delivered, self._ended = start, False
+        epoch = _Epoch(self, start)
+        self._epoch_ref = weakref.ref(epoch)
+        return epoch
+
+    def _close_epoch(self) -> None:
+        epoch = self._epoch_ref() if self._epoch_ref is not None else None
+        if epoch is not None:
+            epoch.close()
+        self._epoch_ref = None
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter()` begins this epoch. The place in it that a state was loaded with is kept, if it is the state's epoch."""
         if epoch < 0:
             raise ValueError(f"epoch={epoch}")
         if epoch != self._epoch:
-            self._epoch, self._start, self._delivered = epoch, 0, 0
+            self._epoch, self._start, self._delivered, self._ended = epoch, 0, 0, False
 
     @property
     def epoch(self) -> int:
@@ -335,6 +343,7 @@ class Loader(Iterable[Any]):
     def _advance(self) -> None:
         self._epoch += 1
         self._start = self._delivered = 0
+        self._ended = False
 
     # --- state ---
 
@@ -352,7 +361,7 @@ class Loader(Iterable[Any]):
         [0, 1, 2, 3, 4, 5]
         """
         epoch, samples = self._epoch, self._delivered
-        if self._epoch_now is not None and self._epoch_now.exhausted and samples:
+        if self._ended:
             epoch, samples = epoch + 1, 0
         return {
             "version": STATE_VERSION, "kind": "leat.Loader", "seed": self._seed, "epoch": epoch, "samples": samples,
@@ -384,15 +393,14 @@ class Loader(Iterable[Any]):
             self._seed = state["seed"]
             self._close_engine()
             self._work.seed = self._seed
-        if self._epoch_now is not None:
-            self._epoch_now.close()
-            self._epoch_now = None
+        self._close_epoch()
         source: Any = self._sampler if self._sampler is not None else self._batch_sampler
         inner = (state["sampler"] or {}).get("state")
         if inner is not None and hasattr(source, "load_state_dict"):
             source.load_state_dict(inner)
         self._epoch = state["epoch"]
         self._start = self._delivered = state["samples"]
+        self._ended = False
 
     # --- looking ---
 
@@ -437,8 +445,7 @@ class Loader(Iterable[Any]):
 
     def close(self) -> None:
         """Ends workers and reading ahead. Batches that are held stay valid. A closed loader may be iterated again."""
-        if self._epoch_now is not None:
-            self._epoch_now.close()
+        self._close_epoch()
         self._close_engine()
 
     def __enter__(self) -> Loader:
@@ -495,11 +502,6 @@ class _Epoch(Iterator[Any]):
         share = len(loader) * loader.batch_size
         self._ceiling = loader._max_errors if loader._max_errors is not None else max(10, share // 100)
 
-    @property
-    def exhausted(self) -> bool:
-        """All steps were handed out."""
-        return self._done >= self._steps
-
     # --- what stands in a step ---
 
     def _span(self, step: int) -> tuple[int, int]:
@@ -510,6 +512,14 @@ class _Epoch(Iterator[Any]):
             first = int(ends[s - 1]) if s else 0
             return first, int(ends[s]) - first
         return self._first + step * self._global + self._loader._group * self._loader.batch_size, self._loader.batch_size
+
+    def _position(self, step: int) -> int:
+        """Of this rank's first sample, among those of all ranks."""
+        first, n = self._span(step)
+        if self._cut is None:
+            return first
+        s = step + self._cut_start
+        return (int(self._cut[3][s - 1]) if s else 0) + self._loader._group * n
 
     def _ids(self, step: int) -> Array:
         first, n = self._span(step)
@@ -563,7 +573,7 @@ class _Epoch(Iterator[Any]):
 
     def _dress(self, batch: LoadedBatch, step: int) -> LoadedBatch:
         batch.valid = self._valid(step)
-        batch.position = self._span(step)[0]
+        batch.position = self._position(step)
         return batch
 
     def _mend(self, step: int, error: BaseException) -> LoadedBatch:
@@ -592,10 +602,7 @@ class _Epoch(Iterator[Any]):
     def _substitute(self, step: int, i: int, attempt: int) -> int:
         """The attempt-th stand-in of a place: another position of the epoch, the same on any number of ranks."""
         n = self._plan.length
-        if self._cut is not None:
-            here = int(np.searchsorted(np.array([0]), 0)) + self._span(step)[0] + i
-        else:
-            here = self._span(step)[0] + i
+        here = self._position(step) + i
         stride = (self._loader._seed * 0x9E3779B97F4A7C15 + n // 3) % n | 1
         while math.gcd(stride, n) != 1:
             stride += 2
@@ -604,7 +611,7 @@ class _Epoch(Iterator[Any]):
     def _bad(self, step: int, i: int, index: int, cause: BaseException) -> None:
         """Raises, or counts what will be replaced."""
         loader = self._loader
-        error = bad_sample(loader.ws, loader._columns, index, self._span(step)[0] + i, cause)
+        error = bad_sample(loader.ws, loader._columns, index, self._position(step) + i, cause)
         if loader._on_error == "raise":
             raise error from cause
         if callable(loader._on_error):
@@ -728,7 +735,7 @@ class _Epoch(Iterator[Any]):
             arrays = loader._collate is None and all(isinstance(v, np.ndarray) and v.dtype == column[0].dtype for v in column)
             values[name] = Shapes(column) if arrays else column  # type: ignore[arg-type]
         if loader._collate is None:
-            return PreparedBatch(loader.ws, values, job.lease, job.ids, self._valid(step), self._span(step)[0])
+            return PreparedBatch(loader.ws, values, job.lease, job.ids, self._valid(step), self._position(step))
         samples = []
         for i in range(n):
             mixed = {name: job.loose[name][i] if i in job.loose.get(name, ()) else value[i] for name, value in values.items()}
@@ -748,7 +755,6 @@ class _Epoch(Iterator[Any]):
             raise StopIteration
         if self._done >= self._steps:
             self.close()
-            loader._epoch_now = None
             loader._advance()
             raise StopIteration
         try:
@@ -765,9 +771,16 @@ class _Epoch(Iterator[Any]):
         stats["samples"] += loader.batch_size
         loader._delivered = self._end(self._done)
         self._done += 1
+        loader._ended = self._done == self._steps
         self._returned_at = time.perf_counter()
         stats["wait_s"] += self._returned_at - now
         return batch
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except Exception:  # at exit, when half of the interpreter is gone
+            pass
 
     def close(self, kill: bool = False) -> None:
         """Ends reading ahead; jobs under way are waited for, or their workers ended."""
