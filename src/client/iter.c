@@ -206,7 +206,8 @@ static int plan_given(struct leat_iter *it, const struct leat_iter_options *o, s
                          (unsigned long long)o->nids);
     for (uint64_t i = 0; i < o->nids; i++) {
         if (o->ids[i] >= n)
-            return error_set(err, LEAT_INVALID, "sample %llu of a working set of %llu, at place %llu of the plan",
+            return error_set(err, LEAT_INVALID,
+                             "sample %llu of a working set of %llu, at place %llu of the plan",
                              (unsigned long long)o->ids[i], (unsigned long long)n, (unsigned long long)i);
         it->plan[i] = o->ids[i];
     }
@@ -214,7 +215,8 @@ static int plan_given(struct leat_iter *it, const struct leat_iter_options *o, s
     for (uint64_t s = 0; s < it->steps; s++) {
         uint64_t end = o->ends ? o->ends[s] : MIN((s + 1) * batch, o->nids);
         if (end <= before || end - before > batch || end > o->nids)
-            return error_set(err, LEAT_INVALID, "batch %llu of the plan has ids [%llu, %llu): 1 to %llu of %llu are possible",
+            return error_set(err, LEAT_INVALID,
+                             "batch %llu of the plan has ids [%llu, %llu): 1 to %llu of %llu are possible",
                              (unsigned long long)s, (unsigned long long)before, (unsigned long long)end,
                              (unsigned long long)batch, (unsigned long long)o->nids);
         it->plan_ends[s] = before = end;

@@ -124,6 +124,84 @@ static void test_iterate(void **state)
     fixture_close(&x);
 }
 
+/* keep_tail 2: every rank gets whole batches, and those before the end each sample once; behind it the first positions again. */
+static void test_iterate_padded(void **state)
+{
+    struct fixture x;
+    fixture_open(&x, (struct fake_options){0});
+    uint8_t seen[FAKE_SAMPLES] = {0};
+    uint64_t total = 0, steps = (FAKE_SAMPLES + 3 * 32 - 1) / (3 * 32);
+    struct leat_order order;
+    assert_int_equal(leat_order_init(&order, FAKE_SAMPLES, 5, 0, 0, leat_ws_fingerprint(x.ws), NULL), 0);
+    for (unsigned rank = 0; rank < 3; rank++) {
+        struct leat_view *view = fixture_load(x.ws, 32, 3);
+        struct leat_iter *it;
+        struct leat_iter_options o = {
+            .size = sizeof(o), .seed = 5, .rank = rank, .world_size = 3, .keep_tail = 2};
+        assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
+        leat_view_close(view);
+        assert_int_equal(leat_iter_steps(it), steps);
+        for (uint64_t s = 0; s < steps; s++) {
+            struct leat_batch *batch;
+            assert_int_equal(leat_next(it, 0, &batch, &err), 0);
+            assert_int_equal(leat_batch_size(batch), 32);
+            fixture_check_batch(batch);
+            for (unsigned i = 0; i < 32; i++) {
+                uint64_t p = leat_batch_position(batch) + i, id = leat_batch_ids(batch)[i];
+                assert_int_equal(p, s * 96 + rank * 32 + i);
+                assert_int_equal(id, leat_order_at(&order, p % FAKE_SAMPLES));
+                if (p < FAKE_SAMPLES) {
+                    assert_int_equal(seen[id]++, 0);
+                    total++;
+                }
+            }
+            leat_batch_release(batch);
+        }
+        leat_iter_close(it);
+    }
+    assert_int_equal(total, FAKE_SAMPLES);
+    fixture_close(&x);
+}
+
+static void test_iterate_plan(void **state)
+{
+    struct fixture x;
+    struct leat_iter *it;
+    struct leat_batch *batch;
+    fixture_open(&x, (struct fake_options){0});
+    struct leat_view *view = fixture_load(x.ws, 4, 2);
+    uint64_t ids[] = {5, 3, 3, 9, 0, 7}, ends[] = {2, 3, 6};
+    struct leat_iter_options o = {.size = sizeof(o), .ids = ids, .nids = 6, .ends = ends, .nends = 3};
+    assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
+    ids[0] = ends[0] = 1; /* they were copied */
+    static const unsigned sizes[] = {2, 1, 3};
+    for (unsigned b = 0, at = 0; b < 3; at += sizes[b++]) {
+        static const uint64_t want[] = {5, 3, 3, 9, 0, 7};
+        assert_int_equal(leat_next(it, 0, &batch, &err), 0);
+        assert_int_equal(leat_batch_size(batch), sizes[b]);
+        assert_memory_equal(leat_batch_ids(batch), want + at, sizes[b] * 8);
+        fixture_check_batch(batch);
+        leat_batch_release(batch);
+    }
+    assert_int_equal(leat_next(it, 0, &batch, &err), 0);
+    assert_null(batch);
+    leat_iter_close(it);
+    o.ends = NULL; /* batch_size each */
+    assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
+    assert_int_equal(leat_iter_steps(it), 2);
+    leat_iter_close(it);
+    static const uint64_t wrong[][3] = {{0, 3, 6}, {2, 2, 6}, {1, 6, 6}, {2, 3, 7}};
+    for (unsigned i = 0; i < 4; i++) {
+        o.ends = wrong[i];
+        assert_int_equal(leat_iterate(view, &o, &it, &err), LEAT_INVALID);
+    }
+    o.ends = NULL;
+    ids[5] = FAKE_SAMPLES;
+    assert_int_equal(leat_iterate(view, &o, &it, &err), LEAT_INVALID);
+    leat_view_close(view);
+    fixture_close(&x);
+}
+
 static void test_iterate_errors(void **state)
 {
     struct fixture x;
@@ -202,6 +280,8 @@ int main(void)
         cmocka_unit_test(test_ring),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_iterate),
+        cmocka_unit_test(test_iterate_padded),
+        cmocka_unit_test(test_iterate_plan),
         cmocka_unit_test(test_iterate_errors),
         cmocka_unit_test(test_iterator_waits_alone),
     };

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import leat
-from leat import _leat, _ranks
+from leat import __main__, _leat, _ranks
 
 N = 1000
 
@@ -561,3 +561,27 @@ def test_torch_is_not_imported():
     code = "import sys, leat; leat.Loader; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert _leat.version
+
+
+def test_replay_of_the_command_line(numbers, tmp_path):
+    program = __main__.program()
+    loaders = [leat.Loader(numbers, 10, seed=3, rank=r, world_size=2, skip_ranges=[(5, 50), (200, 201)]) for r in range(2)]
+    got = [ids_of(loader) for loader in loaders]
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(loaders[0].state_dict()))
+
+    def run(*args):
+        done = subprocess.run([program, "replay", "--state", path, *args], capture_output=True, text=True)
+        return done.returncode, done.stdout
+
+    for step in (0, 7, 20):
+        for rank in range(2):
+            code, out = run("--step", str(step), "--rank", str(rank), "--world-size", "2", "--epoch", "0")
+            rows = [line.split("\t") for line in out.splitlines()]
+            assert code == 0 and [int(row[1]) for row in rows] == got[rank][step]
+            assert [int(row[0]) for row in rows] == list(range(step * 20 + rank * 10, step * 20 + rank * 10 + 10))
+    code, out = run("--step", "1", "--epoch", "0", "--json", numbers.uri)
+    assert code == 0 and [int(row["key"]) for row in json.loads(out)] == got[0][1] + got[1][1]
+    assert run("--step", "48")[0] == run("--step", "1", "--rank", "2", "--world-size", "2")[0] == run("--step", "x")[0] == 2
+    path.write_text(json.dumps({**loaders[0].state_dict(), "version": 2}))
+    assert run("--step", "1")[0] == 2

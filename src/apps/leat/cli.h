@@ -167,6 +167,7 @@ int cmd_stop(struct cli *cli, int argc, char **argv);
 int cmd_drop(struct cli *cli, int argc, char **argv);
 int cmd_doctor(struct cli *cli, int argc, char **argv);
 int cmd_topo(struct cli *cli, int argc, char **argv);
+int cmd_replay(struct cli *cli, int argc, char **argv);
 int cmd_help(struct cli *cli, int argc, char **argv);
 
 #endif

@@ -105,6 +105,19 @@ static const char *const doctor_examples[] = {
     "leat doctor --pool 400G --json",
     NULL,
 };
+static const struct cli_option replay_options[] = {
+    {330, "state", "FILE", "JSON of Loader.state_dict(); - for standard input; required"},
+    {331, "step", "N", "which step of the epoch, from 0; required"},
+    {332, "rank", "R", "that rank's part; without: all of the step"},
+    {333, "world-size", "N", "ranks there were; needed with --rank unless it was 1"},
+    {334, "epoch", "N", "of this epoch; without: the state's"},
+    {0},
+};
+static const char *const replay_examples[] = {
+    "leat replay --state state.json --step 1200",
+    "leat replay --state state.json --step 1200 --rank 3 --world-size 8 imagenet",
+    NULL,
+};
 static const struct cli_option topo_options[] = {
     {320, "root", "DIR", "show a recorded tree (a folder, or one file) instead of this host"},
     {321, "gpu", "N", "what a process that uses this GPU would get; none: one that uses none"},
@@ -160,6 +173,10 @@ const struct cli_command cli_commands[] = {
      stop_examples, cmd_stop},
     {"doctor", "name what this host lacks, what it costs and how to mend it", "[PATH] [OPTION ...]",
      "With PATH, also how the files there can be read.", doctor_options, doctor_examples, cmd_doctor},
+    {"replay", "show which samples stood in a past batch", "--state FILE --step N [OPTION ...] [SET]",
+     "One line a sample: position in the epoch, number, and, when the set is given, its key.\n"
+     "No daemon is needed without a set.",
+     replay_options, replay_examples, cmd_replay},
     {"topo", "show NICs, GPUs, how far apart they are, and which are used", "[OPTION ...]",
      "No daemon is needed.", topo_options, topo_examples, cmd_topo},
     {"help", "show help on a command", "[COMMAND]", NULL, NULL, help_examples, cmd_help},

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * replay.c: which samples stood in a past batch, out of the state of a leat.Loader (python/leat/_loader.py, docs/decisions/0061).
+ *
+ * Happy path: state ──▶ order (seed, epoch, length, fingerprint, shuffle) ──▶ the step's positions, less skip_ranges ──▶ samples.
+ * Failure modes: a state that is not one, of a newer version, or of a sampler (only the sampler knows) is refused by name.
+ */
+#include "apps/leat/cli.h"
+
+#include <inttypes.h>
+
+struct replay {
+    uint64_t seed, epoch, length, global_batch, block;
+    const char *fingerprint;
+    uint64_t nskips, *skips; /* first, end; sorted, disjoint */
+    uint64_t left;           /* samples of the epoch without those left out */
+};
+
+static void json_unref(json_t **j)
+{
+    json_decref(*j);
+}
+#define AUTO_JSON __attribute__((cleanup(json_unref)))
+
+static bool parse_u64(const char *text, uint64_t *ret)
+{
+    char *end;
+    errno = 0;
+    *ret = strtoull(text, &end, 10);
+    return *text >= '0' && *text <= '9' && !*end && !errno;
+}
+
+static bool get_u64(const json_t *state, const char *name, uint64_t *ret)
+{
+    const json_t *v = json_object_get(state, name);
+    if (!json_is_integer(v) || json_integer_value(v) < 0)
+        return false;
+    *ret = (uint64_t)json_integer_value(v);
+    return true;
+}
+
+static bool get_shuffle(const json_t *state, uint64_t *ret_block)
+{
+    const json_t *v = json_object_get(state, "shuffle");
+    const char *text = json_string_value(v);
+    *ret_block = json_is_false(v) ? LEAT_ORDER_SEQUENTIAL : 0;
+    if (json_is_false(v) || (text && strcmp(text, "full") == 0))
+        return true;
+    return text && strncmp(text, "block:", 6) == 0 && parse_u64(text + 6, ret_block) && *ret_block > 0;
+}
+
+static bool get_skips(const json_t *state, struct replay *r)
+{
+    const json_t *list = json_object_get(state, "skip_ranges");
+    size_t n = json_array_size(list);
+    uint64_t before = 0;
+    r->left = r->length;
+    r->skips = calloc(2 * n + 1, sizeof(*r->skips));
+    if (!r->skips || !json_is_array(list))
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *one = json_array_get(list, i);
+        json_int_t first = json_integer_value(json_array_get(one, 0)),
+                   end = json_integer_value(json_array_get(one, 1));
+        if (first < 0 || end <= first || (uint64_t)first < before)
+            return false;
+        before = (uint64_t)end;
+        if ((uint64_t)first >= r->length)
+            continue;
+        r->skips[2 * r->nskips] = (uint64_t)first;
+        r->skips[2 * r->nskips++ + 1] = MIN((uint64_t)end, r->length);
+        r->left -= MIN((uint64_t)end, r->length) - (uint64_t)first;
+    }
+    return true;
+}
+
+/* The place in the order of the position-th sample that was not left out. */
+static uint64_t place_of(const struct replay *r, uint64_t position)
+{
+    for (uint64_t i = 0; i < r->nskips && position >= r->skips[2 * i]; i++)
+        position += r->skips[2 * i + 1] - r->skips[2 * i];
+    return position;
+}
+
+/* 0, or an exit code with the message printed. */
+static int read_state(const struct cli *cli, const json_t *state, struct replay *r)
+{
+    const char *kind = json_string_value(json_object_get(state, "kind"));
+    uint64_t version;
+    if (!kind || strcmp(kind, "leat.Loader") != 0 || !get_u64(state, "version", &version))
+        return cli_error(cli, CLI_USAGE, "this is not the state of a leat.Loader");
+    if (version != 1)
+        return cli_error(cli, CLI_USAGE, "this state has version %" PRIu64 ", this program reads 1", version);
+    if (!json_is_null(json_object_get(state, "sampler")) || !json_is_null(json_object_get(state, "mixture")))
+        return cli_error(cli, CLI_USAGE,
+                         "the order of this state came from a sampler or a mixture: only it knows");
+    r->fingerprint = json_string_value(json_object_get(state, "fingerprint"));
+    if (!get_u64(state, "seed", &r->seed) || !get_u64(state, "epoch", &r->epoch) ||
+        !get_u64(state, "length", &r->length) || !get_u64(state, "global_batch", &r->global_batch) ||
+        !get_shuffle(state, &r->block) || !get_skips(state, r) || !r->fingerprint || !r->global_batch)
+        return cli_error(cli, CLI_USAGE, "this state is damaged");
+    return 0;
+}
+
+static void print_samples(const struct cli *cli, const struct leat_order *order, const struct replay *r,
+                          const struct leat_ws *ws, uint64_t first, uint64_t end)
+{
+    struct cli_json j;
+    if (cli->json) {
+        json_begin(&j, stdout, false);
+        json_open(&j, NULL, '[');
+    }
+    for (uint64_t p = first; p < end; p++) {
+        char buf[LEAT_KEY_BUF];
+        size_t len = 0;
+        uint64_t index = leat_order_at(order, place_of(r, p));
+        const char *key = ws ? leat_ws_key(ws, index, buf, sizeof(buf), &len) : NULL;
+        if (cli->json) {
+            json_open(&j, NULL, '{');
+            json_u64(&j, "position", p);
+            json_u64(&j, "index", index);
+            if (key)
+                json_str(&j, "key", key, len);
+            json_close(&j, '}');
+            continue;
+        }
+        printf("%" PRIu64 "\t%" PRIu64, p, index);
+        if (key) {
+            putchar('\t');
+            cli_print_key(stdout, key, len);
+        }
+        putchar('\n');
+    }
+    if (cli->json)
+        json_close(&j, ']');
+}
+
+static int replay_step(struct cli *cli, const struct replay *r, uint64_t step, uint64_t rank, uint64_t world,
+                       bool all, const char *set)
+{
+    struct leat_client *client = NULL;
+    struct leat_ws *ws = NULL;
+    struct leat_order order;
+    uint64_t share = r->global_batch / world;
+    if (step >= (r->left + r->global_batch - 1) / r->global_batch || rank >= world || share == 0)
+        return cli_error(cli, CLI_USAGE,
+                         "step %" PRIu64 ", rank %" PRIu64 ": the epoch has %" PRIu64 " steps of %" PRIu64
+                         " ranks",
+                         step, rank, (r->left + r->global_batch - 1) / r->global_batch, world);
+    uint64_t first = step * r->global_batch + (all ? 0 : rank * share);
+    uint64_t end = MIN(first + (all ? r->global_batch : share), r->left);
+    int rc = leat_order_init(&order, r->length, r->seed, r->epoch, r->block, r->fingerprint, &cli->err);
+    if (!rc && set)
+        rc = cli_open_set(cli, set, &client, &ws);
+    if (rc < 0) {
+        rc = cli_fail(cli, rc);
+    } else if (ws && strcmp(leat_ws_fingerprint(ws), r->fingerprint) != 0) {
+        rc = cli_error(cli, CLI_STALE, "%s is another dataset than that of the state", set);
+    } else {
+        print_samples(cli, &order, r, ws, first, end);
+        rc = cli_finish(cli, CLI_OK);
+    }
+    leat_close(ws);
+    leat_disconnect(client);
+    return rc;
+}
+
+int cmd_replay(struct cli *cli, int argc, char **argv)
+{
+    struct cli_parse parse = {argc, argv};
+    const char *arg, *path = NULL;
+    uint64_t step = UINT64_MAX, rank = UINT64_MAX, world = 1, epoch = UINT64_MAX;
+    bool good = true;
+    int first = 0, id;
+    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
+        if (id == 330)
+            path = arg;
+        else
+            good = good && parse_u64(arg, id == 331   ? &step
+                                          : id == 332 ? &rank
+                                          : id == 333 ? &world
+                                                      : &epoch);
+    }
+    if (id < 0)
+        return id == -2 ? CLI_OK : CLI_USAGE;
+    if (!good || world == 0)
+        return cli_usage_error(cli, "steps, ranks and epochs are whole numbers");
+    if (!path || step == UINT64_MAX || argc - first > 1)
+        return cli_usage_error(cli, "give --state and --step, and at most one set");
+    json_error_t why;
+    AUTO_JSON json_t *state = strcmp(path, "-") == 0 ? json_loadf(stdin, JSON_REJECT_DUPLICATES, &why)
+                                                     : json_load_file(path, JSON_REJECT_DUPLICATES, &why);
+    if (!state)
+        return cli_error(cli, CLI_FAILURE, "%s: %s", path, why.text);
+    struct replay r = {0};
+    int rc = read_state(cli, state, &r);
+    if (epoch != UINT64_MAX)
+        r.epoch = epoch;
+    bool all = rank == UINT64_MAX;
+    if (!rc)
+        rc = replay_step(cli, &r, step, all ? 0 : rank, world, all, first < argc ? argv[first] : NULL);
+    free(r.skips);
+    return rc;
+}
