@@ -29,8 +29,10 @@ from ._cuda import CudaArray  # noqa: E402
 from ._errors import (BadSample, Busy, Corrupt, Denied, Error, Invalid, NoSpace, NotFound, PeerGone, Stale, TimedOut,  # noqa: E402
                       UnknownKey, Unsupported, WorkerDied)
 from ._fields import Field  # noqa: E402
-from ._loader import LoadedBatch, Loader, PreparedBatch, Sampler, pad, pad_collate, replay  # noqa: E402
+from ._loader import Loader  # noqa: E402
+from ._prepared import LoadedBatch, PreparedBatch, pad, pad_collate  # noqa: E402
 from ._progress import Progress  # noqa: E402
+from ._sampler import Sampler, replay  # noqa: E402
 from ._set import Keys, Sample, Stat, View, WorkingSet  # noqa: E402
 
 __version__: str = _leat.version

@@ -23,149 +23,18 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core, _leat, _plan, _prep, _ranks
-from ._batch import SEQUENTIAL, SHUFFLE_AUTO, Array, Batch, Ragged, parse_shuffle
+from ._batch import SEQUENTIAL, SHUFFLE_AUTO, Array, parse_shuffle
 from ._clients import parse_timeout
 from ._decode import FieldsArg, resolve
 from ._errors import BadSample, Busy, Corrupt, Error, NotFound, Stale, TimedOut
-from ._set import WorkingSet
+from ._prepared import LoadedBatch, PreparedBatch, Shapes
+from ._sampler import STATE_VERSION, Sampler, check_state
+from ._set import WorkingSet, parse_device
 
 _log = logging.getLogger("leat")
 
-STATE_VERSION = 1
 CollateFn = Callable[[list[Any]], Any]
 OnError = Union[str, Callable[[BadSample], Any]]
-
-
-class LoadedBatch(Batch):
-    """A `Batch` of a loader: also knows which of its samples are padding."""
-
-    __slots__ = ("valid",)
-
-    #: False where a sample is padding: the last step of an epoch with drop_last=False is filled up.
-    valid: npt.NDArray[np.bool_]
-
-    def torch(self) -> dict[str, Any]:
-        """The arrays as torch tensors over the same memory; what has no array is left as it is."""
-        return _tensors(self)
-
-
-class PreparedBatch:
-    """A batch of a loader that decodes or transforms: arrays over an output slot where values have one shape, `Ragged` where
-    they are arrays of several, lists of whatever else they are.
-
-    The slot is written again when the batch was released or collected and no array over it is left.
-    """
-
-    __slots__ = ("_values", "_lease", "_set", "_n", "ids", "valid", "position", "__weakref__")
-
-    def __init__(self, ws: WorkingSet, values: dict[str, Any], lease: object, ids: Array, valid: npt.NDArray[np.bool_],
-                 position: int) -> None:
-        self._set, self._values, self._lease = ws, values, lease
-        self._n = len(ids)
-        self.ids, self.valid, self.position = ids, valid, position
-
-    def __len__(self) -> int:
-        return self._n
-
-    __iter__ = None
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._values
-
-    def __getitem__(self, name: str) -> Any:
-        if self._lease is None:
-            raise ValueError("the batch was released")
-        try:
-            return self._values[name]
-        except KeyError:
-            raise KeyError(f"no field {name!r}; this batch has {', '.join(self._values)}") from None
-
-    def __setitem__(self, name: str, values: Any) -> None:
-        target = self[name]
-        if values is not target:
-            target[...] = values
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return tuple(self._values)
-
-    @property
-    def keys(self) -> list[str]:
-        return [self._set.key(int(i)) for i in self.ids]
-
-    @property
-    def released(self) -> bool:
-        return self._lease is None
-
-    def release(self) -> None:
-        """Gives the slot back, as soon as no array over it is left."""
-        self._values, self._lease = {}, None
-
-    def torch(self) -> dict[str, Any]:
-        """The arrays as torch tensors over the same memory; what has no array is left as it is."""
-        return _tensors(self)
-
-    def __enter__(self) -> PreparedBatch:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
-
-    def __repr__(self) -> str:
-        return f"<leat.PreparedBatch of {self._n} samples, fields {', '.join(self._values)}{', released' if self.released else ''}>"
-
-
-def _tensors(batch: Any) -> dict[str, Any]:
-    import torch
-
-    return {name: torch.from_numpy(value) if isinstance(value := batch[name], np.ndarray) and value.dtype.kind in "biuf" else value
-            for name in batch.fields}
-
-
-class Shapes(Ragged):
-    """Arrays of several shapes: `values` flat, `offsets`, and the shape of each in `shapes`."""
-
-    __slots__ = ("shapes",)
-
-    def __init__(self, arrays: Sequence[Array]) -> None:
-        self.shapes = [array.shape for array in arrays]
-        offsets = np.zeros(len(arrays) + 1, np.uint64)
-        np.cumsum([array.size for array in arrays], out=offsets[1:])
-        super().__init__(np.concatenate([array.reshape(-1) for array in arrays]), offsets)
-
-    def __getitem__(self, index: Any) -> Any:
-        value = super().__getitem__(index)
-        return value.reshape(self.shapes[index]) if isinstance(value, np.ndarray) else value
-
-
-def pad(values: Sequence[Array] | Ragged, value: Any = 0) -> Array:
-    """One array out of values of several lengths or shapes, filled up with `value` at the ends.
-
-    >>> leat.pad([np.array([1, 2]), np.array([3])]).tolist()
-    [[1, 2], [3, 0]]
-    """
-    arrays = [np.asarray(v) for v in values]
-    if not arrays:
-        return np.empty(0)
-    shape = [max(sizes) for sizes in zip(*(a.shape for a in arrays))]
-    out = np.full((len(arrays), *shape), value, arrays[0].dtype)
-    for i, a in enumerate(arrays):
-        out[(i, *map(slice, a.shape))] = a
-    return out
-
-
-def pad_collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """A collate_fn: stacks arrays, padded at the ends to the largest shape of the batch; lists of whatever else there is.
-
-    >>> pad_collate([{"x": np.array([1, 2]), "t": "a"}, {"x": np.array([3]), "t": "b"}])["x"].tolist()
-    [[1, 2], [3, 0]]
-    """
-    out: dict[str, Any] = {}
-    for name in samples[0]:
-        column = [sample[name] for sample in samples]
-        arrays = all(isinstance(v, (np.ndarray, np.generic, int, float)) for v in column)
-        out[name] = pad(column) if arrays else column
-    return out
 
 
 class Loader(Iterable[Any]):
@@ -269,8 +138,6 @@ class Loader(Iterable[Any]):
 
     def _load_ring(self) -> None:
         numbers = [column.field.number for column in self._columns]
-        from ._set import parse_device
-
         self._ring = self.ws._set.load(self.batch_size, self.prefetch + 2, numbers, 0, None, *parse_device(self._device))
         self._generation = _leat.generation()
 
@@ -465,20 +332,6 @@ class Loader(Iterable[Any]):
                 f"epoch {self._epoch}, shuffle={self._shuffle!r}>")
 
 
-def check_state(state: Mapping[str, Any]) -> None:
-    """ValueError unless it is a state of a loader that this release reads."""
-    if not isinstance(state, Mapping) or state.get("kind") != "leat.Loader":
-        raise ValueError("this is not the state of a leat.Loader")
-    if not isinstance(state.get("version"), int) or not 1 <= state["version"] <= STATE_VERSION:
-        raise ValueError(f"this state has version {state.get('version')}: this release reads up to {STATE_VERSION}")
-    for name in ("seed", "epoch", "samples", "global_batch", "length"):
-        if not isinstance(state.get(name), int) or state[name] < 0:
-            raise ValueError(f"this state has {name}={state.get(name)!r}")
-    for name in ("fingerprint", "shuffle", "skip_ranges", "sampler", "mixture"):
-        if name not in state:
-            raise ValueError(f"this state has no {name!r}")
-
-
 class _Epoch(Iterator[Any]):
     """One pass, from a position to the end of the epoch."""
 
@@ -492,6 +345,7 @@ class _Epoch(Iterator[Any]):
         self._done = 0  # steps handed out
         self._errors = 0
         self._jobs: collections.deque[tuple[_prep.Job, int]] = collections.deque()
+        self._met: Exception | None = None  # by work ahead: raised when it is that step's turn
         self._returned_at: float | None = None
         if self._cut is not None:
             ends = self._cut[3]
@@ -665,6 +519,10 @@ class _Epoch(Iterator[Any]):
         """Gives the next step to the engine. False: nothing to give, no room, or its bytes are not here yet."""
         engine = self._loader._engine
         assert engine is not None
+        if self._met is not None:
+            if self._jobs:
+                return False
+            raise self._met
         if self._asked >= self._steps or len(self._jobs) > self._loader.prefetch:
             return False
         lease = engine.slots.take()
@@ -694,17 +552,22 @@ class _Epoch(Iterator[Any]):
         assert engine is not None
         if not self._jobs and not self._submit(loader._timeout_ns):
             raise Busy(f"all {engine.slots.count} output slots of the loader are held: release batches, or copy what is to be kept")
-        while self._submit(1):
-            pass
+        self._submit_ahead()
         job, step = self._jobs[0]
         engine.wait(job, loader._timeout)
         self._jobs.popleft()
         self._mend_prepared(job, step)
         batch = self._finish(job, step)
         job.raw = None
-        while self._submit(1):  # the workers go on while the loop computes
-            pass
+        self._submit_ahead()  # the workers go on while the loop computes
         return batch
+
+    def _submit_ahead(self) -> None:
+        try:
+            while self._submit(1):
+                pass
+        except Exception as error:
+            self._met = error
 
     def _mend_prepared(self, job: _prep.Job, step: int) -> None:
         if not job.failures:
@@ -819,92 +682,3 @@ def bad_sample(ws: WorkingSet, columns: Sequence[Any], index: int, position: int
     if where:
         error.file, error.offset = where
     return error
-
-
-class Sampler:
-    """The order of a rank as a sampler for torch.utils.data.DataLoader(ws, batch_size, sampler=...): the same samples in the same
-    batches as `leat.Loader` gives.
-
-    Its state counts the samples of all ranks. DataLoader asks a sampler ahead of what the loop has received: give `state_dict` the number of
-    batches received in this epoch. torchdata's StatefulDataLoader keeps count by itself.
-
-    >>> sampler = leat.Sampler(ws, 2, seed=1, rank=0, world_size=1)
-    >>> list(sampler) == [i for batch in leat.Loader(ws, 2, seed=1) for i in batch.ids.tolist()]
-    True
-    """
-
-    def __init__(self, ws: WorkingSet | int, batch_size: int = 1, *, shuffle: str | bool = "full", seed: int = 0,
-                 rank: int | None = None, world_size: int | None = None, drop_last: bool = True, replication: int = 1) -> None:
-        rank, world_size = _ranks.resolve(rank, world_size)
-        self._group, self._groups = _ranks.groups(rank, world_size, replication)
-        block, flags = parse_shuffle("full" if shuffle is True else shuffle)
-        if flags:
-            raise ValueError("shuffle='auto' depends on the pool: name the kind ('full', 'block:N', False)")
-        self._shuffle, self._block = "full" if shuffle is True else shuffle, block
-        self._n = ws if isinstance(ws, int) else len(ws)
-        self._fingerprint = None if isinstance(ws, int) else ws.fingerprint
-        self.batch_size, self.drop_last = batch_size, drop_last
-        self._seed, self._epoch, self._start = seed % 2**64, 0, 0
-        self._begun, self._given = 0, 0
-
-    def __len__(self) -> int:
-        return _plan.steps(self._n, self._start, self.batch_size * self._groups, self.drop_last) * self.batch_size
-
-    def set_epoch(self, epoch: int) -> None:
-        """As of `leat.Loader`."""
-        if epoch != self._epoch:
-            self._epoch, self._start = epoch, 0
-
-    def __iter__(self) -> Iterator[int]:
-        epoch, first, self._start = self._epoch, self._start, 0
-        self._begun, self._given = first, 0
-        plan = _plan.Plan(_leat.Order(self._n, self._seed, epoch, self._block, self._fingerprint), None, self._n)
-        whole = self.batch_size * self._groups
-        for step in range(_plan.steps(self._n, first, whole, self.drop_last)):
-            for index in plan.ids(first + step * whole + self._group * self.batch_size, self.batch_size).tolist():
-                self._given += 1
-                yield index
-        self._epoch, self._begun, self._given = epoch + 1, 0, 0
-
-    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Where it is: behind `batches` batches of this pass, or behind what was asked of it."""
-        steps = self._given // self.batch_size if batches is None else batches
-        samples = min(self._begun + steps * self.batch_size * self._groups, self._n)
-        return {"version": STATE_VERSION, "kind": "leat.Sampler", "seed": self._seed, "epoch": self._epoch, "samples": samples,
-                "length": self._n, "fingerprint": self._fingerprint, "shuffle": self._shuffle}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on there, also with another batch size or number of ranks."""
-        if state.get("kind") != "leat.Sampler" or state.get("version") != STATE_VERSION:
-            raise ValueError("this is not the state of a leat.Sampler of this release")
-        if (state["length"], state["fingerprint"], state["shuffle"]) != (self._n, self._fingerprint, self._shuffle):
-            raise Stale(f"this state is of {state['length']} samples with fingerprint {state['fingerprint']}, "
-                        f"shuffle={state['shuffle']!r}", code="stale")
-        self._seed, self._epoch, self._start = state["seed"], state["epoch"], state["samples"]
-
-
-def replay(state: Mapping[str, Any], step: int, rank: int = 0, world_size: int | None = None,
-           batch_size: int | None = None, epoch: int | None = None) -> Array:
-    """Which samples stood in step `step`, counted from the start of the epoch of a loader's state (or of `epoch`), for one rank.
-    Padding is left out. With neither world_size nor batch_size, the whole step of all ranks.
-
-    >>> loader = leat.Loader(ws, 2, seed=3)
-    >>> seen = [batch.ids.tolist() for _, batch in zip(range(2), loader)]
-    >>> replay(loader.state_dict(), 1, 0, world_size=1).tolist() == seen[1]
-    True
-    """
-    check_state(state)
-    if state["sampler"] is not None:
-        raise ValueError("the order of this state came from a sampler: only the sampler knows it")
-    whole = state["global_batch"]
-    if batch_size is None:
-        batch_size = whole // (world_size or 1)
-    whole = batch_size * (world_size or 1)
-    block, _ = parse_shuffle(state["shuffle"])
-    n = state["length"]
-    order = _leat.Order(n, state["seed"], state["epoch"] if epoch is None else epoch, block, state["fingerprint"])
-    plan = _plan.Plan(order, None, n, _plan.parse_ranges(state["skip_ranges"]))
-    first = step * whole + rank * batch_size
-    if step < 0 or not 0 <= rank < (world_size or 1) or step * whole >= plan.length:
-        raise ValueError(f"step {step}, rank {rank}: an epoch has {-(-plan.length // whole)} steps of {world_size or 1} ranks")
-    return plan.ids(first, max(0, min(batch_size, plan.length - first)))

@@ -380,6 +380,40 @@ def test_a_slot_waits_for_its_arrays(numbers):
         batch["x"]
 
 
+@pytest.mark.parametrize("transform", [None, keep])
+def test_samples_that_cannot_be_read(numbers, monkeypatch, transform):
+    """The pool says that samples 25 and 26 are corrupt: by the batch that holds them, and by themselves."""
+    corrupt = {25, 26}
+    read, opened = type(numbers)._read, leat._loader._Epoch._open
+
+    class Iter:
+        def __init__(self, epoch, step):
+            self.epoch, self.step, self.inner = epoch, step, opened(epoch, step)
+            self.close = self.inner.close
+
+        def next(self, timeout_ns):
+            if corrupt & set(self.epoch._ids(self.step).tolist()):
+                raise leat.Corrupt("checksum")
+            holder = self.inner.next(timeout_ns)
+            self.step += 1
+            return holder
+
+    def _read(ws, i, field):
+        if i in corrupt:
+            raise leat.Corrupt(f"sample {i}: checksum")
+        return read(ws, i, field)
+
+    monkeypatch.setattr(leat._loader._Epoch, "_open", lambda epoch, step: Iter(epoch, step))
+    monkeypatch.setattr(type(numbers), "_read", _read)
+    loader = leat.Loader(numbers, 10, shuffle=False, transform=transform)
+    with pytest.raises(leat.BadSample, match=r"sample 25 \(25\), .*numbers.npy at offset \d+: Corrupt: sample 25: checksum"):
+        ids_of(loader)
+    assert loader.state_dict()["samples"] == 20  # an error comes in its place, though it was met ahead
+    got = ids_of(leat.Loader(numbers, 10, shuffle=False, transform=transform, on_error="skip"))
+    assert len(got) == 100 and got[2][:5] == [20, 21, 22, 23, 24] and not corrupt & set(flat(got))
+    assert got == ids_of(leat.Loader(numbers, 10, shuffle=False, transform=transform, on_error="skip", num_workers=3))
+
+
 # --- what goes wrong -----------------------------------------------------------------------------------------------------------
 
 

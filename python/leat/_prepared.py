@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a `leat.Loader` gives: batches that lie in the ring, batches that were prepared, and ways to put values together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._batch import Array, Batch, Ragged
+
+if TYPE_CHECKING:
+    from ._set import WorkingSet
+
+
+class LoadedBatch(Batch):
+    """A `Batch` of a loader: also knows which of its samples are padding."""
+
+    __slots__ = ("valid",)
+
+    #: False where a sample is padding: the last step of an epoch with drop_last=False is filled up.
+    valid: npt.NDArray[np.bool_]
+
+    def torch(self) -> dict[str, Any]:
+        """The arrays as torch tensors over the same memory; what has no array is left as it is."""
+        return _tensors(self)
+
+
+class PreparedBatch:
+    """A batch of a loader that decodes or transforms: arrays over an output slot where values have one shape, `Ragged` where
+    they are arrays of several, lists of whatever else they are.
+
+    The slot is written again when the batch was released or collected and no array over it is left.
+    """
+
+    __slots__ = ("_values", "_lease", "_set", "_n", "ids", "valid", "position", "__weakref__")
+
+    def __init__(self, ws: WorkingSet, values: dict[str, Any], lease: object, ids: Array, valid: npt.NDArray[np.bool_],
+                 position: int) -> None:
+        self._set, self._values, self._lease = ws, values, lease
+        self._n = len(ids)
+        self.ids, self.valid, self.position = ids, valid, position
+
+    def __len__(self) -> int:
+        return self._n
+
+    __iter__ = None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __getitem__(self, name: str) -> Any:
+        if self._lease is None:
+            raise ValueError("the batch was released")
+        try:
+            return self._values[name]
+        except KeyError:
+            raise KeyError(f"no field {name!r}; this batch has {', '.join(self._values)}") from None
+
+    def __setitem__(self, name: str, values: Any) -> None:
+        target = self[name]
+        if values is not target:
+            target[...] = values
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(self._values)
+
+    @property
+    def keys(self) -> list[str]:
+        return [self._set.key(int(i)) for i in self.ids]
+
+    @property
+    def released(self) -> bool:
+        return self._lease is None
+
+    def release(self) -> None:
+        """Gives the slot back, as soon as no array over it is left."""
+        self._values, self._lease = {}, None
+
+    def torch(self) -> dict[str, Any]:
+        """The arrays as torch tensors over the same memory; what has no array is left as it is."""
+        return _tensors(self)
+
+    def __enter__(self) -> PreparedBatch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<leat.PreparedBatch of {self._n} samples, fields {', '.join(self._values)}{', released' if self.released else ''}>"
+
+
+def _tensors(batch: Any) -> dict[str, Any]:
+    import torch
+
+    return {name: torch.from_numpy(value) if isinstance(value := batch[name], np.ndarray) and value.dtype.kind in "biuf" else value
+            for name in batch.fields}
+
+
+class Shapes(Ragged):
+    """Arrays of several shapes: `values` flat, `offsets`, and the shape of each in `shapes`."""
+
+    __slots__ = ("shapes",)
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        self.shapes = [array.shape for array in arrays]
+        offsets = np.zeros(len(arrays) + 1, np.uint64)
+        np.cumsum([array.size for array in arrays], out=offsets[1:])
+        super().__init__(np.concatenate([array.reshape(-1) for array in arrays]), offsets)
+
+    def __getitem__(self, index: Any) -> Any:
+        value = super().__getitem__(index)
+        return value.reshape(self.shapes[index]) if isinstance(value, np.ndarray) else value
+
+
+def pad(values: Sequence[Array] | Ragged, value: Any = 0) -> Array:
+    """One array out of values of several lengths or shapes, filled up with `value` at the ends.
+
+    >>> leat.pad([np.array([1, 2]), np.array([3])]).tolist()
+    [[1, 2], [3, 0]]
+    """
+    arrays = [np.asarray(v) for v in values]
+    if not arrays:
+        return np.empty(0)
+    shape = [max(sizes) for sizes in zip(*(a.shape for a in arrays))]
+    out = np.full((len(arrays), *shape), value, arrays[0].dtype)
+    for i, a in enumerate(arrays):
+        out[(i, *map(slice, a.shape))] = a
+    return out
+
+
+def pad_collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """A collate_fn: stacks arrays, padded at the ends to the largest shape of the batch; lists of whatever else there is.
+
+    >>> pad_collate([{"x": np.array([1, 2]), "t": "a"}, {"x": np.array([3]), "t": "b"}])["x"].tolist()
+    [[1, 2], [3, 0]]
+    """
+    out: dict[str, Any] = {}
+    for name in samples[0]:
+        column = [sample[name] for sample in samples]
+        arrays = all(isinstance(v, (np.ndarray, np.generic, int, float)) for v in column)
+        out[name] = pad(column) if arrays else column
+    return out
