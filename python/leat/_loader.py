@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`leat.Loader`: batches that a training loop takes as they are. See docs/decisions/0061-loader.md.
+"""`leat.Loader`: batches that a training loop takes as they are. See docs/decisions/0062-loader.md.
 
 Happy path: the library's iterator reads this rank's slices of the order ahead, into the slots of a ring; without anything to decode
 or to transform those are the user's batches. Else they go to an engine (_prep) and come back in output slots.

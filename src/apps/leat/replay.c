@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * replay.c: which samples stood in a past batch, out of the state of a leat.Loader (python/leat/_loader.py, docs/decisions/0061).
+ * replay.c: which samples stood in a past batch, out of the state of a leat.Loader (python/leat/_loader.py, docs/decisions/0062).
  *
  * Happy path: state ──▶ order (seed, epoch, length, fingerprint, shuffle) ──▶ the step's positions, less skip_ranges ──▶ samples.
  * Failure modes: a state that is not one, of a newer version, or of a sampler (only the sampler knows) is refused by name.
