@@ -2,7 +2,7 @@
 """`leat.Loader`: batches that a training loop takes as they are. See docs/decisions/0062-loader.md.
 
 Happy path: the library's iterator reads this rank's slices of the order ahead, into the slots of a ring; without anything to decode
-or to transform those are the user's batches. Else they go to an engine (_prep) and come back in output slots.
+or to transform those are the user's batches. Else they go to an engine (_workers) and come back in output slots.
 
 Failure modes: see the table of the decision record. Whatever is raised, the loader can be iterated again.
 Invariants: what stands in a step depends on seed, epoch, set, kind of shuffle and position alone; all ranks make the same number
@@ -22,7 +22,7 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 
-from . import _core, _leat, _plan, _prep, _ranks
+from . import _core, _leat, _plan, _workers, _ranks
 from ._batch import SEQUENTIAL, SHUFFLE_AUTO, Array, parse_shuffle
 from ._clients import parse_timeout
 from ._decode import FieldsArg, resolve
@@ -72,7 +72,7 @@ class Loader(Iterable[Any]):
     """
 
     def __init__(self, ws: WorkingSet | _core.Uri, batch_size: int = 1, *, shuffle: str | bool = True, seed: int = 0,
-                 fields: FieldsArg = None, transform: _prep.Transform | None = None, collate_fn: CollateFn | None = None,
+                 fields: FieldsArg = None, transform: _workers.Transform | None = None, collate_fn: CollateFn | None = None,
                  sampler: Iterable[int] | None = None, batch_sampler: Iterable[Sequence[int]] | None = None,
                  num_workers: int = 0, workers: str = "thread", prefetch: int = 2, drop_last: bool = True, device: object = "cpu",
                  pin_memory: bool = False, timeout: float | None = None, on_error: OnError = "raise",
@@ -80,7 +80,7 @@ class Loader(Iterable[Any]):
                  skip_ranges: Iterable[Sequence[int]] = (), job: str | None = None) -> None:
         self._epoch_ref: weakref.ref[_Epoch] | None = None  # who iterates keeps it: it ends when nobody does any more
         self._ended = False  # the last batch of the epoch was received
-        self._engine: _prep.Threads | _prep.Processes | None = None
+        self._engine: _workers.Threads | _workers.Processes | None = None
         self._ring: _leat.Ring | None = None
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: at least 1")
@@ -104,7 +104,7 @@ class Loader(Iterable[Any]):
         self._seed = seed % 2**64
         self._transform, self._collate = transform, collate_fn
         self._columns = resolve(self.ws, fields)
-        self._named = _prep.renamed(self._columns)
+        self._named = _workers.renamed(self._columns)
         self._workers, self._method = num_workers, workers
         self._device = "pinned" if pin_memory and str(device) == "cpu" else device
         self._timeout = timeout
@@ -114,7 +114,7 @@ class Loader(Iterable[Any]):
         self._shuffle, self._block = self._resolve_shuffle(shuffle)
         self._prepares = (transform is not None or collate_fn is not None
                           or any(column.decoder is not None for column in self._columns))
-        self._work = _prep.Work(self._columns, transform, self._seed)
+        self._work = _workers.Work(self._columns, transform, self._seed)
         self._epoch = self._start = self._delivered = 0
         self._sampler_state: Any = None
         self._all_valid = np.ones(batch_size, bool)
@@ -344,7 +344,7 @@ class _Epoch(Iterator[Any]):
         self._asked = 0  # steps given to the source
         self._done = 0  # steps handed out
         self._errors = 0
-        self._jobs: collections.deque[tuple[_prep.Job, int]] = collections.deque()
+        self._jobs: collections.deque[tuple[_workers.Job, int]] = collections.deque()
         self._met: Exception | None = None  # by work ahead: raised when it is that step's turn
         self._returned_at: float | None = None
         if self._cut is not None:
@@ -484,14 +484,14 @@ class _Epoch(Iterator[Any]):
         work = loader._work
         if not work.layout:
             self._learn(work)
-        slots = _prep.Slots(work.layout, loader.batch_size, loader.prefetch + 2, shared=loader._method != "thread")
+        slots = _workers.Slots(work.layout, loader.batch_size, loader.prefetch + 2, shared=loader._method != "thread")
         if loader._method == "thread":
-            loader._engine = _prep.Threads(work, slots, loader._workers)
+            loader._engine = _workers.Threads(work, slots, loader._workers)
         else:
             method = None if loader._method == "process" else loader._method
-            loader._engine = _prep.Processes(work, slots, loader._workers, loader.ws, method)
+            loader._engine = _workers.Processes(work, slots, loader._workers, loader.ws, method)
 
-    def _learn(self, work: _prep.Work) -> None:
+    def _learn(self, work: _workers.Work) -> None:
         """What a prepared sample looks like, out of the first good one."""
         work.strict = self._loader._collate is None
         n = self._plan.length
@@ -507,10 +507,10 @@ class _Epoch(Iterator[Any]):
     def _one(self, index: int) -> dict[str, Any]:
         """One sample, prepared here and now."""
         loader = self._loader
-        reader = _prep.Reader(loader.ws, loader._columns, 1)
+        reader = _workers.Reader(loader.ws, loader._columns, 1)
         try:
             with reader.read(np.array([index], np.uint64)) as batch:
-                made = loader._work.apply(_prep.values_of(batch, loader._columns, 0), loader._epoch, index)
+                made = loader._work.apply(_workers.values_of(batch, loader._columns, 0), loader._epoch, index)
                 return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in made.items()}
         finally:
             reader.close()
@@ -530,7 +530,7 @@ class _Epoch(Iterator[Any]):
             return False
         step = self._asked
         if engine.reads:
-            job = _prep.Job(step, lease, self._ids(step), self._loader._epoch, None)
+            job = _workers.Job(step, lease, self._ids(step), self._loader._epoch, None)
         else:
             try:
                 raw = self._raw(step, timeout_ns)
@@ -538,7 +538,7 @@ class _Epoch(Iterator[Any]):
                 if timeout_ns == 1:
                     return False
                 raise
-            job = _prep.Job(step, lease, raw.ids, self._loader._epoch, raw)
+            job = _workers.Job(step, lease, raw.ids, self._loader._epoch, raw)
         self._asked += 1
         self._jobs.append((job, step))
         engine.submit(job)
@@ -569,7 +569,7 @@ class _Epoch(Iterator[Any]):
         except Exception as error:
             self._met = error
 
-    def _mend_prepared(self, job: _prep.Job, step: int) -> None:
+    def _mend_prepared(self, job: _workers.Job, step: int) -> None:
         if not job.failures:
             return
         assert self._loader._engine is not None
@@ -585,7 +585,7 @@ class _Epoch(Iterator[Any]):
                 except Exception as again:
                     cause = again
 
-    def _finish(self, job: _prep.Job, step: int) -> Any:
+    def _finish(self, job: _workers.Job, step: int) -> Any:
         loader = self._loader
         n = len(job.ids)
         values: dict[str, Any] = {}
