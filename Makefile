@@ -80,7 +80,7 @@ lint: ## check the format, compile the Python, shellcheck the scripts
 PYTHON_DIR = $(shell $(PYTHON) -c "import site; print(next((d for d in site.getsitepackages() if d.startswith('$(PREFIX)/lib')), ''))")
 
 install: ## install under PREFIX (DESTDIR is honoured)
-	@tools/deps build docs
+	@tools/deps build
 	@dir="$(PYTHON_DIR)"; options="--prefix=$(PREFIX) $${dir:+-Dpython.platlibdir=$$dir -Dpython.purelibdir=$$dir}"; \
 	if [ -f build-release/build.ninja ]; then meson configure build-release $$options; \
 	else meson setup build-release --buildtype=release $$options -Dtests=false -Dbench=false >/dev/null; fi

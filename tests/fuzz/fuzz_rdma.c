@@ -29,7 +29,8 @@ static void answer(struct bytes_in *in)
     ep.frame.body_bytes = (uint32_t)bytes_left(in);
     ep.body = malloc(ep.frame.body_bytes + 1u); /* of its own: reading past its end is noticed */
     if (ep.body) {
-        memcpy(ep.body, bytes_get(in, ep.frame.body_bytes), ep.frame.body_bytes);
+        if (ep.frame.body_bytes)
+            memcpy(ep.body, bytes_get(in, ep.frame.body_bytes), ep.frame.body_bytes);
         keys_came(&ep);
     }
     free(ep.body);
