@@ -35,6 +35,7 @@
 #define MAGIC            0x7264634cu /* "Lcdr" */
 #define VERSION          2u
 #define STAGES           4u
+#define SLICES           2u
 #define LIMIT_MIN        (8 * KIB) /* below a ceiling */
 #define LIMIT_FLOOR      (24 * KIB)
 #define LIMIT_START      (32 * KIB)
@@ -188,7 +189,7 @@ uint64_t credit_limit(const struct credit *c)
 
 static uint64_t stage_of(uint64_t limit)
 {
-    uint64_t stage = MAX(limit / STAGES, (uint64_t)CREDIT_STAGE_MIN);
+    uint64_t stage = MAX(limit / SLICES, (uint64_t)CREDIT_STAGE_MIN);
     stage = MIN(stage, (uint64_t)CREDIT_STAGE_MAX);
     stage = MIN(stage, limit);
     return MAX(stage, 1ull);
@@ -250,9 +251,17 @@ static void judge_losses(struct credit_rail *r, uint64_t now_ns)
     r->lost_seen = lost;
 }
 
-static void judge_rate(struct credit_rail *r, uint64_t rate)
+/* By 1/part for each window's length: where answers take long, windows are few. */
+static uint64_t faded(uint64_t value, uint64_t part, uint64_t spent_ns)
 {
-    uint64_t best = r->best_bytes_per_s = MAX(rate, r->best_bytes_per_s - r->best_bytes_per_s / 256);
+    for (uint64_t n = MIN(spent_ns / WINDOW_NS, 256ull); n > 1; n--)
+        value -= value / part;
+    return value - value / part;
+}
+
+static void judge_rate(struct credit_rail *r, uint64_t rate, uint64_t spent_ns)
+{
+    uint64_t best = r->best_bytes_per_s = MAX(rate, faded(r->best_bytes_per_s, 256, spent_ns));
     uint32_t boost = MIN(MAX(r->boost, BOOST_ONE), BOOST_MAX);
     if (rate < best - best / 16)
         boost += boost / 8;
@@ -268,8 +277,8 @@ static void window_close(struct credit *c, uint64_t now_ns)
     uint64_t bytes = load(&r->delivered_bytes) - r->window_delivered;
     if (spent_ns) {
         uint64_t rate = (uint64_t)((double)bytes * 1e9 / (double)spent_ns), old = load(&r->rate_bytes_per_s);
-        store(&r->rate_bytes_per_s, MAX(rate, old - old / 16));
-        judge_rate(r, rate);
+        store(&r->rate_bytes_per_s, MAX(rate, faded(old, 16, spent_ns)));
+        judge_rate(r, rate, spent_ns);
     }
     judge_losses(r, now_ns);
     set_limit(c);
