@@ -76,7 +76,7 @@ def test_deps_knows_its_groups(tmp_path):
 
 
 def test_deps_reports_what_apt_could_not_do(tmp_path):
-    done = deps(tmp_path, [], "docs", uid="0")
+    done = deps(tmp_path, [], "lint", uid="0")
     assert done.returncode == 1 and "called" in done.stderr
 
 
