@@ -525,14 +525,14 @@ static void ucx_disconnect(struct net_ctx *base, struct net_endpoint *ep)
 
 /* A rail that refuses tells a node that just died from one whose rails are closed to us as little as a port does: the data connection
  * knows, if not at once. */
-static bool far_end_died(const struct net_endpoint *ep)
+static bool far_end_died(int connected_fd)
 {
-    struct pollfd p = {.fd = ep->fd, .events = POLLRDHUP};
+    struct pollfd p = {.fd = connected_fd, .events = POLLRDHUP};
     return poll(&p, 1, DEATH_MS) == 1 && p.revents & (POLLRDHUP | POLLHUP | POLLERR);
 }
 
 /* Until a path is up: what cannot be reached is told here, while there is still another way. LEAT_UNSUPPORTED: none came up. */
-static int wait_path(struct net_endpoint *ep, uint64_t deadline_ns, struct leat_error *err)
+static int wait_path(struct net_endpoint *ep, int connected_fd, uint64_t deadline_ns, struct leat_error *err)
 {
     struct ucx_ctx *ctx = ep->ctx;
     uint64_t until = clock_now_ns() + CONNECT_NS;
@@ -547,7 +547,7 @@ static int wait_path(struct net_endpoint *ep, uint64_t deadline_ns, struct leat_
             alive += !ep->paths[i].failed;
         }
         if (alive == 0 || clock_now_ns() >= until) {
-            if (far_end_died(ep))
+            if (far_end_died(connected_fd))
                 return error_set(err, LEAT_PEER_GONE, "it went while rails were connected to it");
             return error_set(err, LEAT_UNSUPPORTED, "no rail reaches it (%s)",
                              alive ? "no answer" : "refused, or no route");
@@ -595,7 +595,7 @@ static int ucx_connect(struct net_ctx *base, const struct net_peer *peer, uint64
         net_reply_fini(&reply);
     }
     if (rc == 0)
-        rc = wait_path(ep, deadline_ns, err);
+        rc = wait_path(ep, peer->connected_fd, deadline_ns, err);
     if (rc == 0 && (rc = watch(ctx, peer->connected_fd, ep)) < 0)
         error_sys(err, rc, "cannot watch the connection to node %" PRIu32, peer->node);
     if (rc) {
