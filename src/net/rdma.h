@@ -41,8 +41,8 @@ bool net_rdma_likely(void);
 
 /* What leat doctor tells: library, devices and limits, a line each (without the newline), in the order of asking. */
 struct net_rdma_report {
-    bool built, library, devices, memlock_unlimited;
-    char library_text[160], devices_text[400];
+    bool built, ucx, devices, memlock_unlimited;
+    char ucx_text[160], devices_text[400];
     uint64_t memlock_bytes;
 };
 void net_rdma_report(struct net_rdma_report *ret_report);

@@ -146,13 +146,13 @@ static void check_rdma(const struct doctor *d, struct finding *f)
         return;
     }
     net_rdma_report(&r);
-    finding_number(f, "library", r.library);
+    finding_number(f, "ucx", r.ucx);
     if (!r.devices) {
         finding_say(f, DOCTOR_WARN, "RDMA devices, but no port of them is active");
         finding_cost(f, "other hosts are read by TCP");
         finding_mend(f, "rdma link   (cable, switch port, or on RoCE: ip link set NAME up)");
-    } else if (!r.library) {
-        finding_say(f, DOCTOR_WARN, "%.150s; %.120s", r.devices_text, r.library_text);
+    } else if (!r.ucx) {
+        finding_say(f, DOCTOR_WARN, "%.150s; %.120s", r.devices_text, r.ucx_text);
         finding_cost(f, "other hosts are read by TCP");
         finding_mend(f, r.built ? "sudo apt install libucx0"
                                 : "sudo apt install libucx-dev   (and build Leat again)");
@@ -164,11 +164,11 @@ static void check_rdma(const struct doctor *d, struct finding *f)
             f, "sudo modprobe rdma_ucm   (in a container: --device=/dev/infiniband --ulimit memlock=-1)");
     } else if (!r.memlock_unlimited && r.memlock_bytes < d->pool_bytes) {
         finding_say(f, DOCTOR_WARN, "%.150s, %.60s, but RLIMIT_MEMLOCK is less than the pool", r.devices_text,
-                    r.library_text);
+                    r.ucx_text);
         finding_cost(f, "regions cannot be registered: reads by RDMA fail or go by TCP");
         finding_mend(f, "ulimit -l unlimited   (in a unit: LimitMEMLOCK=infinity)");
     } else {
-        finding_say(f, DOCTOR_OK, "%.200s, %.60s", r.devices_text, r.library_text);
+        finding_say(f, DOCTOR_OK, "%.200s, %.60s", r.devices_text, r.ucx_text);
     }
 }
 

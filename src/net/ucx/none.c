@@ -34,7 +34,7 @@ void net_rdma_report(struct net_rdma_report *ret_report)
     getrlimit(RLIMIT_MEMLOCK, &limit);
     ret_report->memlock_unlimited = limit.rlim_cur == RLIM_INFINITY;
     ret_report->memlock_bytes = limit.rlim_cur;
-    snprintf(ret_report->library_text, sizeof(ret_report->library_text), "built without UCX");
+    snprintf(ret_report->ucx_text, sizeof(ret_report->ucx_text), "built without UCX");
 }
 
 int net_rdma_server_new(const struct net_rdma_config *config, struct net_rdma_server **ret_server,

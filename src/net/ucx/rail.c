@@ -509,11 +509,11 @@ void net_rdma_report(struct net_rdma_report *ret_report)
     struct leat_error err = {0};
     char names[NET_RDMA_RAILS_MAX][32];
     struct rlimit limit = {0};
-    r.library = ucx_load(&ucx, &err) == 0;
-    if (r.library)
-        snprintf(r.library_text, sizeof(r.library_text), "UCX %s", ucx->ucp_get_version_string());
+    r.ucx = ucx_load(&ucx, &err) == 0;
+    if (r.ucx)
+        snprintf(r.ucx_text, sizeof(r.ucx_text), "UCX %s", ucx->ucp_get_version_string());
     else
-        snprintf(r.library_text, sizeof(r.library_text), "%.150s", err.message);
+        snprintf(r.ucx_text, sizeof(r.ucx_text), "%.150s", err.message);
     unsigned n = active_ports(names);
     r.devices = n > 0;
     size_t used = 0;

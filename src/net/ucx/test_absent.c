@@ -25,8 +25,8 @@ static void test_absent(void **state)
     }
     struct net_rdma_report report;
     net_rdma_report(&report);
-    assert_false(report.library);
-    assert_true(report.library_text[0]);
+    assert_false(report.ucx);
+    assert_true(report.ucx_text[0]);
     struct net_rdma_slot slot = {0};
     net_rdma_slot_close(&slot);
     net_rdma_slot_close(&slot);
