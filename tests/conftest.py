@@ -4,6 +4,7 @@
 import pytest
 
 import lib_host
+import lib_net
 
 
 @pytest.fixture
@@ -17,3 +18,16 @@ def host(monkeypatch):
 @pytest.fixture
 def leat(host):
     return host.leat
+
+
+@pytest.fixture
+def cluster(network, host):
+    """A daemon for each host of the test's `network`; closed before it, since daemons live in it."""
+    return lib_net.Cluster(host, network)
+
+
+@pytest.fixture
+def pair(cluster):
+    """All of its daemons, up and connected."""
+    cluster.start_all()
+    return cluster

@@ -26,19 +26,6 @@ def network():
 
 
 @pytest.fixture
-def cluster(network, host):
-    # Closed before the network: daemons live in it.
-    return lib_net.Cluster(host, network)
-
-
-@pytest.fixture
-def pair(cluster):
-    """Both daemons, up and connected."""
-    cluster.start_all()
-    return cluster
-
-
-@pytest.fixture
 def array(host):
     """24 MiB: more than one daemon's pool of 16 MiB."""
     return lib_data.make_npy(host.data / "a.npy", 3072)

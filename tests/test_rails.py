@@ -40,17 +40,6 @@ def network():
 
 
 @pytest.fixture
-def cluster(network, host):
-    return lib_net.Cluster(host, network)
-
-
-@pytest.fixture
-def pair(cluster):
-    cluster.start_all()
-    return cluster
-
-
-@pytest.fixture
 def far(leat, pair, host):
     """A set that lies on both; its reader on host A."""
     array = lib_data.make_npy(host.data / "a.npy", SAMPLES)

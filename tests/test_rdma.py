@@ -200,12 +200,6 @@ def network():
     made.close()
 
 
-@pytest.fixture
-def cluster(network, host):
-    # Closed before the network: daemons live in it.
-    return lib_net.Cluster(host, network)
-
-
 def test_two_hosts(network, cluster, host, monkeypatch):
     """Not required, it is taken where both ends have it."""
     monkeypatch.setenv("LEAT_RDMA_TLS", "tcp")

@@ -140,4 +140,8 @@ struct net_server_stats {
 };
 void net_server_stats(struct net_server *server, struct net_server_stats *ret_stats);
 
+/* What a transport has queued for its socket, from *sent on, without waiting. 0: all of it went, and the queue is empty; -EAGAIN: wait for
+ * EPOLLOUT; LEAT_PEER_GONE. */
+int net_send_queued(int fd, struct bytes_out *out, size_t *sent);
+
 #endif

@@ -63,18 +63,8 @@ static int want_out(struct net_endpoint *ep, bool want)
 
 static int flush(struct net_endpoint *ep)
 {
-    while (ep->out_sent < ep->out.len) {
-        ssize_t n = send(ep->fd, ep->out.data + ep->out_sent, ep->out.len - ep->out_sent,
-                         MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return errno == EAGAIN || errno == EWOULDBLOCK ? want_out(ep, true) : LEAT_PEER_GONE;
-        ep->out_sent += (size_t)n;
-    }
-    bytes_out_reset(&ep->out);
-    ep->out_sent = 0;
-    return want_out(ep, false);
+    int rc = net_send_queued(ep->fd, &ep->out, &ep->out_sent);
+    return rc == 0 || rc == -EAGAIN ? want_out(ep, rc != 0) : rc;
 }
 
 /* --- the end ----------------------------------------------------------------------------------------------------------- */
