@@ -101,6 +101,23 @@ static void drive(struct credit *c, uint64_t from_ns, unsigned batches)
     drive_late(c, from_ns, batches, 0);
 }
 
+/* A link that turns out slow is known as such after a few answers, however long each takes. */
+static void test_slows_down(void **state)
+{
+    struct credit c;
+    assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
+    drive(&c, NS_PER_S, 1000);
+    uint64_t fast = atomic_load(&c.rail->rate_bytes_per_s), now = 4 * NS_PER_S;
+    for (unsigned i = 0; i < 3; i++, now += NS_PER_S) {
+        bool alone;
+        assert_true(credit_take(&c, 8 * KIB, now, &alone));
+        credit_done(&c, 8 * KIB, 250 * NS_PER_MS, alone, now + 250 * NS_PER_MS);
+    }
+    assert_true(atomic_load(&c.rail->rate_bytes_per_s) < fast / 8);
+    assert_true(credit_limit(&c) <= 64 * KIB);
+    credit_fini(&c);
+}
+
 /* Where the link idles though the path is as it was, more is asked for; and less again when it does not. */
 static void test_boost(void **state)
 {
@@ -202,6 +219,32 @@ static void test_processes_share(void **state)
     credit_fini(&a);
     credit_table_unmap(mine);
     credit_table_unmap(other);
+    close(fd);
+}
+
+/* Of two that hold nothing, who waits for longer goes first, whoever asks first. */
+static void test_longest_first(void **state)
+{
+    int fd;
+    struct credit_table *t = shared(&fd);
+    struct credit a, b, c;
+    join(&a, t, 0);
+    join(&b, t, 1);
+    join(&c, t, 2);
+    const uint64_t bytes = 8 * KIB;
+    while (take(&a, bytes, 1000))
+        ;
+    assert_false(take(&b, bytes, 1001));
+    assert_false(take(&c, bytes, 1002));
+    credit_done(&a, bytes, 500, false, 1500);
+    assert_false(take(&c, bytes, 1600));
+    assert_true(take(&b, bytes, 1700));
+    credit_done(&a, bytes, 500, false, 1800);
+    assert_true(take(&c, bytes, 1900));
+    credit_fini(&a);
+    credit_fini(&b);
+    credit_fini(&c);
+    credit_table_unmap(t);
     close(fd);
 }
 
@@ -509,7 +552,9 @@ int main(void)
         cmocka_unit_test(test_same_host),
         cmocka_unit_test(test_adapts_and_loses),
         cmocka_unit_test(test_boost),
+        cmocka_unit_test(test_slows_down),
         cmocka_unit_test(test_processes_share),
+        cmocka_unit_test(test_longest_first),
         cmocka_unit_test(test_stopped_and_killed),
         cmocka_unit_test(test_stopped_holding),
         cmocka_unit_test(test_one_slot),
