@@ -32,7 +32,8 @@ from ._fields import Field  # noqa: E402
 from ._loader import Loader  # noqa: E402
 from ._prepared import LoadedBatch, PreparedBatch, pad, pad_collate  # noqa: E402
 from ._progress import Progress  # noqa: E402
-from ._sampler import Sampler, replay  # noqa: E402
+from ._sampler import Sampler  # noqa: E402
+from ._state import replay  # noqa: E402
 from ._set import Keys, Sample, Stat, View, WorkingSet  # noqa: E402
 
 __version__: str = _leat.version

@@ -22,13 +22,13 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 
-from . import _core, _leat, _plan, _workers, _ranks
+from . import _core, _leat, _plan, _ranks, _state, _stats, _workers
 from ._batch import SEQUENTIAL, SHUFFLE_AUTO, Array, parse_shuffle
 from ._clients import parse_timeout
 from ._decode import FieldsArg, resolve
-from ._errors import BadSample, Busy, Corrupt, Error, NotFound, Stale, TimedOut
+from ._errors import BadSample, Busy, Corrupt, Error, NotFound, TimedOut
 from ._prepared import LoadedBatch, PreparedBatch, Shapes
-from ._sampler import STATE_VERSION, Sampler, check_state
+from ._sampler import Sampler
 from ._set import WorkingSet, parse_device
 
 _log = logging.getLogger("leat")
@@ -119,6 +119,8 @@ class Loader(Iterable[Any]):
         self._sampler_state: Any = None
         self._all_valid = np.ones(batch_size, bool)
         self._all_valid.flags.writeable = False
+        self._runs: list[_state.Run] = []
+        self._recent: _stats.Recent = collections.deque(maxlen=_stats.WINDOW)
         self._stats = dict.fromkeys(("batches", "samples", "wait_s", "consume_s", "fetch_s", "skipped"), 0.0)
         self._load_ring()
 
@@ -186,6 +188,7 @@ class Loader(Iterable[Any]):
             self._load_ring()
         start, self._start = self._start, 0
         self._delivered, self._ended = start, False
+        self._runs = _state.add_run(self._runs, self._epoch, start, self.global_batch, self.batch_size)
         epoch = _Epoch(self, start)
         self._epoch_ref = weakref.ref(epoch)
         return epoch
@@ -227,47 +230,12 @@ class Loader(Iterable[Any]):
         >>> sorted(received + next(iter(again)).ids.tolist())
         [0, 1, 2, 3, 4, 5]
         """
-        epoch, samples = self._epoch, self._delivered
-        if self._ended:
-            epoch, samples = epoch + 1, 0
-        return {
-            "version": STATE_VERSION, "kind": "leat.Loader", "seed": self._seed, "epoch": epoch, "samples": samples,
-            "global_batch": self.global_batch, "length": len(self.ws), "fingerprint": self.ws.fingerprint,
-            "shuffle": self._shuffle, "skip_ranges": [list(one) for one in self._skip],
-            "sampler": None if self._sampler is None and self._batch_sampler is None
-            else {"kind": type(self._sampler or self._batch_sampler).__name__, "state": self._sampler_state},
-            "mixture": None,
-        }
+        return _state.of_loader(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state` was taken: at the next sample, whatever the batch size, the workers and the number of ranks
         are now. The state's seed is taken. `leat.Stale`: it is of another dataset; ValueError: of another kind of loader."""
-        check_state(state)
-        if state["fingerprint"] != self.ws.fingerprint:
-            raise Stale(f"this state is of a dataset with fingerprint {state['fingerprint']} and {state['length']} samples; {self.ws.uri} "
-                        f"has {self.ws.fingerprint} and {len(self.ws)}", code="stale")
-        for name, mine in (("shuffle", self._shuffle), ("skip_ranges", [list(one) for one in self._skip])):
-            if state[name] != mine:
-                raise ValueError(f"this state is of a loader with {name}={state[name]!r}, this one has {mine!r}: the order is another")
-        if (state["sampler"] is None) != (self._sampler is None and self._batch_sampler is None):
-            raise ValueError("this state is of a loader " + ("without" if state["sampler"] is None else "with") + " a sampler")
-        if state["mixture"] is not None:
-            raise ValueError("this state is of a mixture of sets")
-        if state["global_batch"] != self.global_batch:
-            _log.info("resuming with %d samples a step, the state was taken with %d", self.global_batch, state["global_batch"])
-        if state["seed"] != self._seed:
-            _log.warning("seed %d of the state is taken, not %d", state["seed"], self._seed)
-            self._seed = state["seed"]
-            self._close_engine()
-            self._work.seed = self._seed
-        self._close_epoch()
-        source: Any = self._sampler if self._sampler is not None else self._batch_sampler
-        inner = (state["sampler"] or {}).get("state")
-        if inner is not None and hasattr(source, "load_state_dict"):
-            source.load_state_dict(inner)
-        self._epoch = state["epoch"]
-        self._start = self._delivered = state["samples"]
-        self._ended = False
+        _state.load(self, state)
 
     # --- looking ---
 
@@ -277,31 +245,7 @@ class Loader(Iterable[Any]):
         >>> sorted(leat.Loader(ws, 2).stats())[:3]
         ['advice', 'batches', 'consume_s']
         """
-        found: dict[str, Any] = dict(self._stats)
-        for name in ("batches", "samples", "skipped"):
-            found[name] = int(found[name])
-        busy = self._engine.busy_s if self._engine else 0.0
-        read = self._engine.read_s if self._engine else 0.0
-        found["prep_s"] = busy
-        found["read_s"] = read
-        wait, consume = found["wait_s"], found["consume_s"]
-        workers = max(1, self._workers)
-        if found["batches"] < 2:
-            verdict, advice = "unknown", "let it run for some batches"
-        elif wait <= 0.05 * (wait + consume):
-            verdict, advice = "consumer-bound", "nothing: batches are there before they are asked for"
-        elif self._prepares and busy >= read and busy / workers >= 0.5 * (wait + consume):
-            more = "num_workers=" + str(2 * workers) + (", or workers='process' if the transform holds the GIL"
-                                                        if self._method == "thread" else "")
-            verdict, advice = "prep-bound", f"{more}; a cheaper transform"
-        else:
-            verdict = "fetch-bound"
-            stat = self.ws.stat()
-            advice = ("shuffle='block:N', a larger pool, or faster disks" if stat.streamed
-                      else "wait until the set is in the pool" if stat.resident_samples < stat.samples
-                      else "larger batches, more prefetch, or another transport than " + stat.transport)
-        found.update(verdict=verdict, advice=advice, epoch=self._epoch, position=self._delivered)
-        return found
+        return _stats.of_loader(self)
 
     # --- life ---
 
@@ -611,8 +555,10 @@ class _Epoch(Iterator[Any]):
         loader = self._loader
         now = time.perf_counter()
         stats = loader._stats
+        consumed = 0.0
         if self._returned_at is not None:
-            stats["consume_s"] += now - self._returned_at
+            consumed = now - self._returned_at
+            stats["consume_s"] += consumed
             self._returned_at = None
         if self._closed:
             raise StopIteration
@@ -636,7 +582,10 @@ class _Epoch(Iterator[Any]):
         self._done += 1
         loader._ended = self._done == self._steps
         self._returned_at = time.perf_counter()
-        stats["wait_s"] += self._returned_at - now
+        waited = self._returned_at - now
+        stats["wait_s"] += waited
+        engine = loader._engine
+        loader._recent.append((waited, consumed, engine.busy_s, engine.read_s) if engine else (waited, consumed, 0.0, 0.0))
         return batch
 
     def __del__(self) -> None:

@@ -219,7 +219,9 @@ def test_set_epoch_keeps_the_place_of_its_epoch(numbers):
 def test_states_that_are_refused(numbers, ws):
     good = leat.Loader(numbers, 10).state_dict()
     loader = leat.Loader(numbers, 10)
-    for change, error in (({"version": 2}, ValueError), ({"kind": "x"}, ValueError), ({"samples": -1}, ValueError),
+    for change, error in (({"version": 3}, ValueError), ({"version": 0}, ValueError), ({"runs": None}, ValueError),
+                          ({"runs": [[0, 0, 0, 1]]}, ValueError), ({"runs": [[0, 0, 2]]}, ValueError),
+                          ({"runs": [[0, 9, 2, 2], [0, 8, 2, 2]]}, ValueError), ({"kind": "x"}, ValueError), ({"samples": -1}, ValueError),
                           ({"shuffle": "block:5"}, ValueError), ({"skip_ranges": [[1, 2]]}, ValueError),
                           ({"fingerprint": "0" * 32}, leat.Stale), ({"epoch": "1"}, ValueError), ({"sampler": {}}, ValueError)):
         with pytest.raises(error):
@@ -617,5 +619,57 @@ def test_replay_of_the_command_line(numbers, tmp_path):
     code, out = run("--step", "1", "--epoch", "0", "--json", numbers.uri)
     assert code == 0 and [int(row["key"]) for row in json.loads(out)] == got[0][1] + got[1][1]
     assert run("--step", "48")[0] == run("--step", "1", "--rank", "2", "--world-size", "2")[0] == run("--step", "x")[0] == 2
-    path.write_text(json.dumps({**loaders[0].state_dict(), "version": 2}))
-    assert run("--step", "1")[0] == 2
+    for change in ({"version": 3}, {"runs": [[0, 0, 0, 1]]}, {"runs": [[0, 9, 2, 2], [0, 8, 2, 2]]}, {"runs": 1}):
+        path.write_text(json.dumps({**loaders[0].state_dict(), **change}))
+        assert run("--step", "1", "--epoch", "0")[0] == 2
+
+
+def test_replay_knows_restarts(numbers, tmp_path):
+    """Steps count on through restarts in the middle of epochs, on other worlds and with other batches; by program and by function."""
+    program, path = __main__.program(), tmp_path / "state.json"
+    steps, state = {0: [], 1: [], 2: []}, None
+    for world, batch_size, count in ((2, 10, 7), (3, 5, 11), (1, 40, 100), (2, 16, 20), (2, 16, 3), (3, 11, 100), (1, 999, 100)):
+        loaders = [leat.Loader(numbers, batch_size, seed=3, drop_last=False, rank=r, world_size=world, skip_ranges=[(5, 50)])
+                   for r in range(world)]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+        epoch = loaders[0].epoch
+        for _, batches in zip(range(count), zip(*loaders)):
+            steps[epoch].append([batch.ids[batch.valid].tolist() for batch in batches])
+        states = [loader.state_dict() for loader in loaders]
+        assert all(one == states[0] for one in states)
+        state = json.loads(json.dumps(states[0]))
+        for loader in loaders:
+            loader.close()
+    assert [sum(map(len, map(flat, steps[e]))) for e in range(3)] == [955, 955, 955]
+    path.write_text(json.dumps(state))
+    for epoch, wanted in steps.items():
+        for step, ranks in list(enumerate(wanted))[:: 5 if epoch < 2 else 1]:
+            assert leat.replay(state, step, epoch=epoch).tolist() == flat(ranks)
+            for rank, ids in enumerate(ranks):
+                assert leat.replay(state, step, rank, epoch=epoch).tolist() == ids
+            done = subprocess.run([program, "replay", "--state", path, "--step", str(step), "--epoch", str(epoch), "--rank",
+                                   str(len(ranks) - 1)], capture_output=True, text=True)
+            assert [int(line.split()[1]) for line in done.stdout.splitlines()] == ranks[-1], done.stderr
+        with pytest.raises(ValueError, match=f"has {len(wanted)} steps"):
+            leat.replay(state, len(wanted), epoch=epoch)
+        done = subprocess.run([program, "replay", "--state", path, "--step", str(len(wanted)), "--epoch", str(epoch)],
+                              capture_output=True, text=True)
+        assert done.returncode == 2 and f"has {len(wanted)} steps" in done.stderr
+    with pytest.raises(ValueError, match="rank 1"):
+        leat.replay(state, 0, 1, epoch=2)
+
+
+def test_a_state_of_the_first_version(numbers):
+    old = leat.Loader(numbers, 10).state_dict()
+    del old["runs"]
+    old.update(version=1, samples=300, global_batch=20)
+    loader = leat.Loader(numbers, 50)
+    loader.load_state_dict(old)
+    assert len(ids_of(loader)) == 14
+    state = loader.state_dict()
+    assert state["version"] == 2 and state["runs"] == [[0, 0, 20, 0], [0, 300, 50, 50]]
+    order = leat.order(numbers, seed=0).tolist()
+    for one, step, want in ((old, 3, order[60:80]), (state, 3, order[60:80]), (state, 15, order[300:350])):
+        assert leat.replay(one, step, epoch=0).tolist() == want

@@ -3,17 +3,32 @@
  * replay.c: which samples stood in a past batch, out of the state of a leat.Loader (python/leat/_loader.py, docs/decisions/0062).
  *
  * Happy path: state ──▶ order (seed, epoch, length, fingerprint, shuffle) ──▶ the step's positions, less skip_ranges ──▶ samples.
+ * A restart may change the size of a step: "runs" of the state says from which position on (python/leat/_state.py has the same in Python).
  * Failure modes: a state that is not one, of a newer version, or of a sampler (only the sampler knows) is refused by name.
  */
 #include "apps/leat/cli.h"
 
 #include <inttypes.h>
 
+#define STATE_VERSION 2
+
+/* From (epoch, position) on a step has global_batch samples, batch of each rank (0: not known). */
+struct run {
+    uint64_t epoch, position, global_batch, batch;
+};
+
+/* A step: samples [first, end), in batches of `batch` for each of `world` ranks. */
+struct step {
+    uint64_t first, end, batch, world;
+};
+
 struct replay {
     uint64_t seed, epoch, length, global_batch, block;
     const char *fingerprint;
     uint64_t nskips, *skips; /* first, end; sorted, disjoint */
     uint64_t left;           /* samples of the epoch without those left out */
+    size_t nruns;
+    struct run *runs;
 };
 
 static void json_unref(json_t **j)
@@ -74,6 +89,68 @@ static bool get_skips(const json_t *state, struct replay *r)
     return true;
 }
 
+static bool get_run(const json_t *one, struct run *ret_run)
+{
+    uint64_t *fields[4] = {&ret_run->epoch, &ret_run->position, &ret_run->global_batch, &ret_run->batch};
+    for (size_t k = 0; k < 4; k++) {
+        const json_t *v = json_array_get(one, k);
+        if (!json_is_integer(v) || json_integer_value(v) < 0)
+            return false;
+        *fields[k] = (uint64_t)json_integer_value(v);
+    }
+    return ret_run->global_batch > 0 && json_array_size(one) == 4;
+}
+
+/* Version 1 has no runs: all of it was of one size. */
+static bool get_runs(const json_t *state, uint64_t version, struct replay *r)
+{
+    const json_t *list = json_object_get(state, "runs");
+    size_t n = version > 1 ? json_array_size(list) : 0;
+    r->runs = calloc(n + 1, sizeof(*r->runs));
+    if (!r->runs || (version > 1 && !json_is_array(list)))
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        struct run *run = &r->runs[i];
+        if (!get_run(json_array_get(list, i), run))
+            return false;
+        if (i && (run->epoch < run[-1].epoch ||
+                  (run->epoch == run[-1].epoch && run->position <= run[-1].position)))
+            return false;
+    }
+    r->nruns = n;
+    if (n == 0)
+        r->runs[r->nruns++] = (struct run){.global_batch = r->global_batch};
+    return true;
+}
+
+/* Steps count from the start of the epoch, through all runs in it. False: it has *ret_steps steps, no more. */
+static bool find_step(const struct replay *r, uint64_t number, struct step *ret_step, uint64_t *ret_steps)
+{
+    size_t at = 0;
+    while (at + 1 < r->nruns && (r->runs[at + 1].epoch < r->epoch ||
+                                 (r->runs[at + 1].epoch == r->epoch && r->runs[at + 1].position == 0)))
+        at++; /* the one that the epoch began in */
+    for (uint64_t first = 0, done = 0;; at++) {
+        const struct run *run = &r->runs[at];
+        bool last = at + 1 == r->nruns || r->runs[at + 1].epoch != r->epoch;
+        uint64_t end = last ? r->left : MIN(r->runs[at + 1].position, r->left);
+        uint64_t steps = end > first ? (end - first - 1) / run->global_batch + 1 : 0;
+        if (number - done < steps) {
+            ret_step->first = first + (number - done) * run->global_batch;
+            ret_step->end = ret_step->first + MIN(run->global_batch, end - ret_step->first);
+            ret_step->batch = run->batch ? run->batch : run->global_batch;
+            ret_step->world = run->global_batch / ret_step->batch;
+            return true;
+        }
+        done += steps;
+        first = end;
+        if (last) {
+            *ret_steps = done;
+            return false;
+        }
+    }
+}
+
 /* The place in the order of the position-th sample that was not left out. */
 static uint64_t place_of(const struct replay *r, uint64_t position)
 {
@@ -89,15 +166,17 @@ static int read_state(const struct cli *cli, const json_t *state, struct replay 
     uint64_t version;
     if (!kind || strcmp(kind, "leat.Loader") != 0 || !get_u64(state, "version", &version))
         return cli_error(cli, CLI_USAGE, "this is not the state of a leat.Loader");
-    if (version != 1)
-        return cli_error(cli, CLI_USAGE, "this state has version %" PRIu64 ", this program reads 1", version);
+    if (version < 1 || version > STATE_VERSION)
+        return cli_error(cli, CLI_USAGE, "this state has version %" PRIu64 ", this program reads up to %d",
+                         version, STATE_VERSION);
     if (!json_is_null(json_object_get(state, "sampler")) || !json_is_null(json_object_get(state, "mixture")))
         return cli_error(cli, CLI_USAGE,
                          "the order of this state came from a sampler or a mixture: only it knows");
     r->fingerprint = json_string_value(json_object_get(state, "fingerprint"));
     if (!get_u64(state, "seed", &r->seed) || !get_u64(state, "epoch", &r->epoch) ||
         !get_u64(state, "length", &r->length) || !get_u64(state, "global_batch", &r->global_batch) ||
-        !get_shuffle(state, &r->block) || !get_skips(state, r) || !r->fingerprint || !r->global_batch)
+        !get_shuffle(state, &r->block) || !get_skips(state, r) || !r->fingerprint || !r->global_batch ||
+        !get_runs(state, version, r))
         return cli_error(cli, CLI_USAGE, "this state is damaged");
     return 0;
 }
@@ -135,20 +214,27 @@ static void print_samples(const struct cli *cli, const struct leat_order *order,
         json_close(&j, ']');
 }
 
-static int replay_step(struct cli *cli, const struct replay *r, uint64_t step, uint64_t rank, uint64_t world,
-                       bool all, const char *set)
+/* world: 0 takes what the state knows. */
+static int replay_step(struct cli *cli, const struct replay *r, uint64_t number, uint64_t rank,
+                       uint64_t world, bool all, const char *set)
 {
     struct leat_client *client = NULL;
     struct leat_ws *ws = NULL;
     struct leat_order order;
-    uint64_t share = r->global_batch / world;
-    if (step >= (r->left + r->global_batch - 1) / r->global_batch || rank >= world || share == 0)
+    struct step step;
+    uint64_t steps;
+    if (!find_step(r, number, &step, &steps))
+        return cli_error(cli, CLI_USAGE, "step %" PRIu64 ": the epoch has %" PRIu64 " steps", number, steps);
+    if (world) {
+        step.batch = step.batch * step.world / world;
+        step.world = world;
+    }
+    if (rank >= step.world || step.batch == 0)
         return cli_error(cli, CLI_USAGE,
-                         "step %" PRIu64 ", rank %" PRIu64 ": the epoch has %" PRIu64 " steps of %" PRIu64
-                         " ranks",
-                         step, rank, (r->left + r->global_batch - 1) / r->global_batch, world);
-    uint64_t first = step * r->global_batch + (all ? 0 : rank * share);
-    uint64_t end = MIN(first + (all ? r->global_batch : share), r->left);
+                         "rank %" PRIu64 ": step %" PRIu64 " was of %" PRIu64 " samples on %" PRIu64 " ranks",
+                         rank, number, step.end - step.first, step.world);
+    uint64_t first = step.first + MIN(all ? 0 : rank * step.batch, step.end - step.first);
+    uint64_t end = all ? step.end : MIN(first + step.batch, step.end);
     int rc = leat_order_init(&order, r->length, r->seed, r->epoch, r->block, r->fingerprint, &cli->err);
     if (!rc && set)
         rc = cli_open_set(cli, set, &client, &ws);
@@ -169,7 +255,7 @@ int cmd_replay(struct cli *cli, int argc, char **argv)
 {
     struct cli_parse parse = {argc, argv};
     const char *arg, *path = NULL;
-    uint64_t step = UINT64_MAX, rank = UINT64_MAX, world = 1, epoch = UINT64_MAX;
+    uint64_t step = UINT64_MAX, rank = UINT64_MAX, world = UINT64_MAX, epoch = UINT64_MAX;
     bool good = true;
     int first = 0, id;
     while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
@@ -198,7 +284,9 @@ int cmd_replay(struct cli *cli, int argc, char **argv)
         r.epoch = epoch;
     bool all = rank == UINT64_MAX;
     if (!rc)
-        rc = replay_step(cli, &r, step, all ? 0 : rank, world, all, first < argc ? argv[first] : NULL);
+        rc = replay_step(cli, &r, step, all ? 0 : rank, world == UINT64_MAX ? 0 : world, all,
+                         first < argc ? argv[first] : NULL);
     free(r.skips);
+    free(r.runs);
     return rc;
 }

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `Loader.stats` says: counts, waits, and a verdict on the last batches: what bounds the loop, and what would help."""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._loader import Loader
+
+#: Of each of the last batches: seconds waited for it, seconds that the loop took before it asked, and the engine's seconds of work and of
+#: reading up to then.
+Recent = collections.deque[tuple[float, float, float, float]]
+WINDOW = 256
+
+
+def quantile(values: list[float], q: float) -> float:
+    """
+    >>> quantile([3.0, 1.0, 2.0], 0.5), quantile([], 0.99)
+    (2.0, 0.0)
+    """
+    return sorted(values)[min(int(q * len(values)), len(values) - 1)] if values else 0.0
+
+
+def of_loader(loader: Loader) -> dict[str, Any]:
+    found: dict[str, Any] = dict(loader._stats)
+    for name in ("batches", "samples", "skipped"):
+        found[name] = int(found[name])
+    engine = loader._engine
+    found["prep_s"] = engine.busy_s if engine else 0.0
+    found["read_s"] = engine.read_s if engine else 0.0
+    recent = list(loader._recent)
+    waits = [one[0] for one in recent]
+    found["wait_p50_s"], found["wait_p99_s"] = quantile(waits, 0.5), quantile(waits, 0.99)
+    verdict, advice = judge(loader, recent)
+    found.update(verdict=verdict, advice=advice, epoch=loader._epoch, position=loader._delivered)
+    return found
+
+
+def judge(loader: Loader, recent: list[tuple[float, float, float, float]]) -> tuple[str, str]:
+    """(verdict, advice). The first batch of the window only begins it: it waited for what had no time to be read ahead."""
+    if len(recent) < 3:
+        return "unknown", "let it run for some batches"
+    wait = sum(one[0] for one in recent[1:])
+    wall = wait + sum(one[1] for one in recent[1:])
+    busy, read = (max(0.0, recent[-1][k] - recent[0][k]) for k in (2, 3))  # an engine that was started anew counts from 0
+    if wait <= 0.05 * wall:
+        return "consumer-bound", "nothing: batches are there before they are asked for"
+    workers = max(1, loader._workers)
+    if loader._prepares and busy >= read and busy / workers >= 0.5 * wall:
+        more = f"num_workers={2 * workers}"
+        if loader._method == "thread":
+            more += ", or workers='process' if the transform holds the GIL"
+        return "prep-bound", f"{more}; a cheaper transform"
+    stat = loader.ws.stat()
+    if stat.streamed:
+        return "fetch-bound", "shuffle='block:N', a larger pool, or faster disks"
+    if stat.resident_samples < stat.samples:
+        return "fetch-bound", "wait until the set is in the pool"
+    return "fetch-bound", f"larger batches, more prefetch, or another transport than {stat.transport}"
