@@ -33,7 +33,7 @@ build: ## compile everything into build/
 	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD) >/dev/null || { cat $(BUILD)/meson-logs/meson-log.txt; exit 1; }
 	@ninja -C $(BUILD) -j $(JOBS)
 
-demo: ## real digits and pictures: load, train a classifier, measure; under 10 minutes on a bare machine
+demo: ## real digits and pictures: load, measure, train, be killed and resume; under 10 minutes on a bare machine
 	@tools/deps build demo
 	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD) >/dev/null || { cat $(BUILD)/meson-logs/meson-log.txt; exit 1; }
 	@echo "building Leat"

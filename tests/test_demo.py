@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of `make demo`, on small data: digits out of an npm package, pictures as files and shards, the comparison with the
-files, the limits. The training itself needs PyTorch and is `make demo`'s own test."""
+files, the limits, tiles, the proof that nothing was lost. The training itself needs PyTorch and is `make demo`'s own test."""
 
 import io
 import json
@@ -17,6 +17,7 @@ leat = pytest.importorskip("leat")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples/demo"))
 import digits  # noqa: E402
+import exact  # noqa: E402
 import limits  # noqa: E402
 import photos  # noqa: E402
 
@@ -113,6 +114,64 @@ def test_limits_copy_what_they_say(tmp_path):
     (tmp_path / "file").write_bytes(b"x" * 10_000)
     limits.read_files([tmp_path / "file"])()
     assert len(limits.median_seconds(lambda: None, lambda: None)) == 2
+
+
+def test_tiles_are_jpegs_that_do_not_overlap(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    import tiles
+
+    noise = np.random.default_rng(2).integers(0, 256, (200, 330, 3), np.uint8)
+    noise[:64, :64] = 200  # nothing to be seen here
+    for name in tiles.SCENES:
+        (tmp_path / "photos/data").mkdir(parents=True, exist_ok=True)
+        image.fromarray(noise).save(tmp_path / f"photos/data/{name}.jpg", quality=95)
+    assert not tiles.prepare(tmp_path) and tiles.prepare(tmp_path)
+    found = {}
+    for part in ("train", "test"):
+        for shard in sorted((tmp_path / "tiles" / part).glob("*.tar")):
+            with tarfile.open(shard) as archive:
+                names = archive.getnames()
+                assert names[::2] == [name.replace(".jpg", ".cls") for name in names[1::2]]
+                for name in names[1::2]:
+                    with image.open(archive.extractfile(name)) as tile:
+                        assert tile.size == (64, 64)
+                    found.setdefault(part, []).append(name)
+    places = 5 * 3 - 1
+    assert len(found["train"]) + len(found["test"]) == places * len(tiles.SCENES) and not {*found["train"]} & {*found["test"]}
+
+    (tmp_path / "tiles.done").unlink()
+    (tmp_path / "photos/data/home.jpg").unlink()
+    with pytest.raises(SystemExit, match="has no home"):
+        tiles.prepare(tmp_path)
+
+
+def write_run(work, run, steps):
+    """A rank's record: steps of (epoch, position, ids)."""
+    with open(work / f"{run}.0.jsonl", "w") as file:
+        for epoch, position, ids in steps:
+            file.write(json.dumps({"epoch": epoch, "position": position, "ids": ids, "pixels": [100 * epoch + i for i in ids]}) + "\n")
+    return exact.Received(work, run, 1)
+
+
+def test_the_proof_of_exactness_finds_what_is_wrong(tmp_path):
+    state = {"epoch": 1, "samples": 2}
+    first = write_run(tmp_path, "first", [(0, 0, [2, 0]), (0, 2, [3, 1]), (1, 0, [0, 1]), (1, 2, [3])])
+    second = write_run(tmp_path, "second", [(1, 2, [3, 2])])
+    pixels = exact.once(first, second, state, samples=4, epochs=2)
+    assert pixels == {(epoch, i): 100 * epoch + i for epoch in range(2) for i in range(4)}
+    assert first.behind(state) == [(1, 2, 3, 103)]
+    exact.same_pixels("all", pixels, [(0, 2, 2), (1, 3, 103)])
+    with pytest.raises(exact.Wrong, match=r"1 of 2 crops differ: \(epoch, sample\) \[\(1, 3\)\]"):
+        exact.same_pixels("all", pixels, [(0, 2, 2), (1, 3, 104)])
+
+    for steps, message in (([(1, 2, [3])], "1 did not come, 0 came more"), ([(1, 2, [3, 2, 0])], "0 did not come, 1 came more"),
+                           ([(1, 2, [3, 2, 4])], "1 should not have"), ([(1, 2, [3, 3])], "1 did not come, 1 came more")):
+        with pytest.raises(exact.Wrong, match=message):
+            exact.once(first, write_run(tmp_path, "second", steps), state, samples=4, epochs=2)
+
+    with open(tmp_path / "first.0.jsonl", "a") as file:
+        file.write('{"epoch": 1, "pos')  # killed while it wrote
+    assert exact.Received(tmp_path, "first", 1).samples == first.samples
 
 
 def test_demo_says_what_is_missing(tmp_path):
