@@ -49,3 +49,11 @@ __all__ = [
 for _name in ("BadSample", "Busy", "Corrupt", "CudaArray", "Denied", "Error", "Invalid", "NoSpace", "NotFound", "PeerGone", "Stale", "TimedOut",
               "UnknownKey", "Unsupported", "WorkerDied"):
     globals()[_name].__module__ = __name__  # tracebacks say leat.NotFound
+
+
+def __getattr__(name: str) -> object:
+    if name == "prep":  # loads libjpeg, so not before somebody asks
+        import importlib
+
+        return importlib.import_module(".prep", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,7 +22,7 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 
-from . import _core, _leat, _plan, _ranks, _state, _stats, _workers
+from . import _core, _leat, _pictures, _plan, _ranks, _state, _stats, _workers
 from ._batch import SEQUENTIAL, SHUFFLE_AUTO, Array, parse_shuffle
 from ._clients import parse_timeout
 from ._decode import FieldsArg, resolve
@@ -45,11 +45,12 @@ class Loader(Iterable[Any]):
     shuffle       True: "full", or blocks if the set is larger than the pool; "full"; "block:N"; False
     seed          of the order and of augmentation
     fields        None: all as they are; a list of names; {"image": "jpg", "label": "cls"}: decoded, under new names
-    transform     f(sample: dict, rng: numpy.random.Generator) -> dict. rng depends on seed, epoch and sample alone
+    transform     f(sample: dict, rng: numpy.random.Generator) -> dict, rng depends on seed, epoch and sample alone; or one of leat.prep, which
+                  takes the picture's bytes through C threads; {name: prep}; a list, those of leat.prep before functions
     collate_fn    f(list of samples) -> what the loop gets instead of a batch; runs in the thread that iterates
     sampler       numbers of samples of an epoch, the same on all ranks, which share them; its set_epoch is called
     batch_sampler lists of numbers, each a step of all ranks
-    num_workers   threads or processes for decoding and the transform; 0: one thread
+    num_workers   threads or processes for decoding and the transform; 0: one thread, for leat.prep alone this rank's share of the cores
     workers       "thread"; "process"; or "fork", "spawn", "forkserver"
     prefetch      batches ahead
     drop_last     True: leave out the last, short step. False: fill it up; `batch.valid` tells. All ranks make the same number of steps
@@ -72,7 +73,7 @@ class Loader(Iterable[Any]):
     """
 
     def __init__(self, ws: WorkingSet | _core.Uri, batch_size: int = 1, *, shuffle: str | bool = True, seed: int = 0,
-                 fields: FieldsArg = None, transform: _workers.Transform | None = None, collate_fn: CollateFn | None = None,
+                 fields: FieldsArg = None, transform: _pictures.Transforms | None = None, collate_fn: CollateFn | None = None,
                  sampler: Iterable[int] | None = None, batch_sampler: Iterable[Sequence[int]] | None = None,
                  num_workers: int = 0, workers: str = "thread", prefetch: int = 2, drop_last: bool = True, device: object = "cpu",
                  pin_memory: bool = False, timeout: float | None = None, on_error: OnError = "raise",
@@ -102,7 +103,7 @@ class Loader(Iterable[Any]):
         self.batch_size, self.drop_last, self.prefetch = batch_size, drop_last, prefetch
         self._sampler, self._batch_sampler = sampler, batch_sampler
         self._seed = seed % 2**64
-        self._transform, self._collate = transform, collate_fn
+        self._collate = collate_fn
         self._columns = resolve(self.ws, fields)
         self._named = _workers.renamed(self._columns)
         self._workers, self._method = num_workers, workers
@@ -115,6 +116,8 @@ class Loader(Iterable[Any]):
         self._prepares = (transform is not None or collate_fn is not None
                           or any(column.decoder is not None for column in self._columns))
         self._work = _workers.Work(self._columns, transform, self._seed)
+        if self._work.in_c and not num_workers and workers == "thread":
+            self._workers = _pictures.cores()
         self._epoch = self._start = self._delivered = 0
         self._sampler_state: Any = None
         self._all_valid = np.ones(batch_size, bool)
@@ -454,7 +457,7 @@ class _Epoch(Iterator[Any]):
         reader = _workers.Reader(loader.ws, loader._columns, 1)
         try:
             with reader.read(np.array([index], np.uint64)) as batch:
-                made = loader._work.apply(_workers.values_of(batch, loader._columns, 0), loader._epoch, index)
+                made = loader._work.one(batch, 0, loader._epoch, index)
                 return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in made.items()}
         finally:
             reader.close()

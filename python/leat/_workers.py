@@ -27,6 +27,7 @@ import numpy as np
 from ._batch import Array, Batch, Ragged
 from ._decode import SCALARS, Column
 from ._errors import Error, TimedOut, WorkerDied
+from ._pictures import Stages, Transforms, split
 from ._slots import Layout, Lease, Slots
 
 if TYPE_CHECKING:
@@ -51,8 +52,10 @@ def make_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
 class Work:
     """What is done with a sample. Pickles, if the transform does."""
 
-    def __init__(self, columns: Sequence[Column], transform: Transform | None, seed: int) -> None:
-        self.columns, self.transform, self.seed = tuple(columns), transform, seed
+    def __init__(self, columns: Sequence[Column], transform: Transforms | None, seed: int) -> None:
+        preps, self.transform = split(transform, columns)
+        self.columns, self.seed = tuple(columns), seed
+        self.stages = Stages(preps, columns, self.transform is None) if preps else None
         self.layout: Layout = {}
         self.strict = True  # a value that does not fit the layout is a failure
 
@@ -66,9 +69,32 @@ class Work:
             raise TypeError(f"transform returned {type(made).__name__}: a dict of names and values is wanted")
         return made
 
+    @property
+    def in_c(self) -> bool:
+        return self.stages is not None and self.stages.in_c
+
+    def one(self, batch: Batch, i: int, epoch: int, index: int) -> dict[str, Any]:
+        """Sample i of a raw batch, prepared."""
+        if self.stages is None:
+            return self.apply(values_of(batch, self.columns, i), epoch, index)
+        staged, failed = self.stages.run(batch, i, i + 1, np.array([index], np.uint64), self.seed, epoch, None)
+        for error in failed.values():
+            raise error
+        return self.apply(self.merge(batch, i, staged, 0), epoch, index)
+
+    def merge(self, batch: Batch, i: int, staged: dict[str, Array], at: int) -> dict[str, Any]:
+        """Sample i of a raw batch, decoded, with place `at` of what the stages made."""
+        assert self.stages is not None
+        values = values_of(batch, self.stages.rest, i)
+        return {column.name: staged[column.name][at] if column.name in staged else values[column.name] for column in self.columns}
+
     def learn(self, made: dict[str, Any]) -> None:
         """The layout, out of a first sample."""
+        known = self.stages.layout() if self.stages is not None and self.stages.alone else {}
         for name, value in made.items():
+            if name in known:
+                self.layout[name] = known[name]
+                continue
             column = next((c for c in self.columns if c.name == name), None)
             if self.transform is None and column is not None and column.decoder is not None:
                 fixed = column.decoder in SCALARS
@@ -82,6 +108,9 @@ class Work:
     def store(self, outs: dict[str, Array], loose: Loose, i: int, made: dict[str, Any]) -> None:
         if made.keys() != self.layout.keys():
             raise ValueError(f"fields {', '.join(map(str, made))}; those before had {', '.join(self.layout)}")
+        self.store_some(outs, loose, i, made)
+
+    def store_some(self, outs: dict[str, Array], loose: Loose, i: int, made: dict[str, Any]) -> None:
         for name, value in made.items():
             place = self.layout[name]
             if place is None:
@@ -145,6 +174,8 @@ def _chunks(n: int, workers: int) -> list[tuple[int, int]]:
 def _run_chunk(work: Work, batch: Batch, base: int, lo: int, hi: int, ids: Array, epoch: int, outs: dict[str, Array],
                at: Callable[[int], None]) -> tuple[list[Failure], Loose]:
     """Samples [lo, hi) of a job; sample lo is number lo - base of `batch`."""
+    if work.stages is not None:
+        return _run_stages(work, work.stages, batch, base, lo, hi, ids, epoch, outs, at)
     failures: list[Failure] = []
     loose: Loose = {}
     for i in range(lo, hi):
@@ -157,6 +188,33 @@ def _run_chunk(work: Work, batch: Batch, base: int, lo: int, hi: int, ids: Array
             failures.append((i, error))
     at(0)
     return failures, loose
+
+
+def _run_stages(work: Work, stages: Stages, batch: Batch, base: int, lo: int, hi: int, ids: Array, epoch: int,
+                outs: dict[str, Array], at: Callable[[int], None]) -> tuple[list[Failure], Loose]:
+    """The same where the prep comes first: pictures of the whole chunk at once, then what is left of each sample."""
+    loose: Loose = {}
+    if lo < hi:
+        at(int(ids[lo]) + 1)
+    parts = {name: out[lo:hi] for name, out in outs.items()}
+    staged, failed = stages.run(batch, lo - base, hi - base, ids[lo:hi], work.seed, epoch, parts if stages.alone else None)
+    if stages.alone:
+        for i, error in stages.move(batch, lo - base, hi - base, parts).items():
+            failed.setdefault(i, error)
+    for i in range(lo, hi) if stages.single or not stages.alone else ():
+        index = int(ids[i])
+        at(index + 1)
+        if i - lo in failed:
+            continue
+        try:
+            if stages.alone:
+                work.store_some(outs, loose, i, values_of(batch, stages.single, i - base))
+            else:
+                work.store(outs, loose, i, work.apply(work.merge(batch, i - base, staged, i - lo), epoch, index))
+        except Exception as error:
+            failed[i - lo] = error
+    at(0)
+    return [(lo + i, error) for i, error in sorted(failed.items())], loose
 
 
 # --- threads ------------------------------------------------------------------------------------------------------------------
@@ -173,13 +231,17 @@ class Threads:
         self.read_s = 0.0
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        if work.stages is not None:
+            work.stages.start(self.workers if work.in_c else 1)
+        # C's threads share the samples of a whole batch among themselves; a second driver is there with the next batch meanwhile.
+        self._drivers = 2 if work.in_c else self.workers
         self._threads = [threading.Thread(target=_thread_main, args=(work, slots, w, self._tasks, self._done), daemon=True,
-                                          name=f"leat-prep-{w}") for w in range(self.workers)]
+                                          name=f"leat-prep-{w}") for w in range(self._drivers)]
         for thread in self._threads:
             thread.start()
 
     def submit(self, job: Job) -> None:
-        chunks = _chunks(len(job.ids), self.workers)
+        chunks = _chunks(len(job.ids), 1 if self.work.in_c else self.workers)
         job.chunks = len(chunks)
         for lo, hi in chunks:
             self._tasks.put((job, lo, hi))
@@ -190,9 +252,9 @@ class Threads:
             try:
                 done, failures, loose, busy = self._done.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
             except queue.Empty:
-                raise TimedOut(f"no batch within {timeout} s: {_at_work(self.slots, self.workers)}") from None
+                raise TimedOut(f"no batch within {timeout} s: {_at_work(self.slots, self._drivers)}") from None
             done.add(failures, loose)
-            self.busy_s += busy
+            self.busy_s += busy * (self.workers if self.work.in_c else 1)
 
     def close(self, kill: bool = False) -> None:
         for _ in self._threads:

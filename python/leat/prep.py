@@ -17,6 +17,7 @@ import numpy as np
 
 from . import _prep
 from ._errors import _make
+from ._pictures import Prep
 
 __all__ = ["CenterCrop", "RandomResizedCrop", "decode_jpeg", "jpeg_size"]
 
@@ -24,6 +25,7 @@ _prep._set_error_maker(_make)
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+MAX_PIXELS = 178956970  # PREP_MAX_PIXELS
 _FILTERS = {"bilinear": 0, "bicubic": 1}
 _FORMATS = {"uint8": (0, np.uint8), "float32": (1, np.float32), "bfloat16": (2, np.uint16)}
 
@@ -45,7 +47,7 @@ def decode_jpeg(data: Any, *, max_pixels: int = 0, accept_damaged: bool = False,
     return out
 
 
-class _Transform:
+class _Transform(Prep):
     def __init__(self, mode: int, size: int | tuple[int, int], *, scale: tuple[float, float] = (0.08, 1.0),
                  ratio: tuple[float, float] = (3 / 4, 4 / 3), flip: float = 0.5, resize: int = 256, interpolation: str = "bilinear",
                  dtype: str = "float32", layout: str = "chw", mean: Sequence[float] = IMAGENET_MEAN,
@@ -57,9 +59,20 @@ class _Transform:
         number, self.dtype = _FORMATS[dtype]
         self.seed = seed
         self.shape = (3, height, width) if layout == "chw" else (height, width, 3)
-        self._transform = _prep.Transform(mode, _FILTERS[interpolation], number, layout == "chw", height, width, tuple(scale),
-                                          tuple(ratio), flip, resize, tuple(mean), tuple(std), max_pixels, accept_damaged,
-                                          not orient, exact, threads)
+        self.max_pixels, self.orient, self._threads = max_pixels or MAX_PIXELS, orient, threads
+        self.args = (mode, _FILTERS[interpolation], number, layout == "chw", height, width, tuple(scale), tuple(ratio), flip, resize,
+                     tuple(mean), tuple(std), max_pixels, accept_damaged, not orient, exact)
+        self._transform = self.bind(threads)
+
+    def bind(self, threads: int) -> Any:
+        return _prep.Transform(*self.args, threads)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_transform"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._transform = self.bind(self._threads)
 
     def __call__(self, buffers: Sequence[Any], indices: Sequence[int] | None = None, *, epoch: int = 0,
                  out: Any = None) -> Any:

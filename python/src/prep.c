@@ -104,8 +104,8 @@ static void one(void *arg, size_t i, struct prep_scratch *scratch)
     struct batch *b = arg;
     struct leat_error *err = &b->errors[i];
     err->code = 0;
-    err->code = prep_jpeg(&b->params, b->in[i].buf, (size_t)b->in[i].len, b->seed, b->epoch, b->indices[i],
-                          b->out + (Py_ssize_t)i * b->stride, scratch, err);
+    err->code = prep_image(&b->params, b->in[i].buf, (size_t)b->in[i].len, b->seed, b->epoch, b->indices[i],
+                           b->out + (Py_ssize_t)i * b->stride, scratch, err);
 }
 
 /* The strides of `out` into params; out must be n samples of the transform's shape and items. */
@@ -205,6 +205,91 @@ static PyObject *transform_run(struct transform_object *self, PyObject *args)
     return failures;
 }
 
+/* Samples that lie one behind the other, as in a slot. */
+struct packed {
+    struct prep_params params;
+    const uint8_t *values;
+    const uint64_t *offsets, *indices;
+    unsigned height, width; /* 0: each begins with a header of its own */
+    uint64_t seed, epoch;
+    uint8_t *out;
+    Py_ssize_t stride;
+    struct leat_error *errors;
+};
+
+static void one_packed(void *arg, size_t i, struct prep_scratch *scratch)
+{
+    struct packed *b = arg;
+    struct leat_error *err = &b->errors[i];
+    const uint8_t *bytes = b->values + b->offsets[i];
+    size_t n = b->offsets[i + 1] - b->offsets[i];
+    void *dst = b->out + (Py_ssize_t)i * b->stride;
+    err->code = 0;
+    if (b->width)
+        err->code = prep_pixels(&b->params, bytes, b->width, b->height, b->seed, b->epoch, b->indices[i], dst,
+                                scratch, err);
+    else
+        err->code = prep_image(&b->params, bytes, n, b->seed, b->epoch, b->indices[i], dst, scratch, err);
+}
+
+/* Offsets lie within the values, in order, and far enough apart for pixels of the size given. */
+static bool offsets_fit(const struct packed *b, Py_ssize_t n, Py_ssize_t bytes)
+{
+    uint64_t least = 3 * (uint64_t)b->width * b->height;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (b->offsets[i] > b->offsets[i + 1] || b->offsets[i + 1] > (uint64_t)bytes ||
+            b->offsets[i + 1] - b->offsets[i] < least)
+            return false;
+    }
+    return true;
+}
+
+static PyObject *transform_run_packed(struct transform_object *self, PyObject *args)
+{
+    PyObject *out_object, *failures = NULL;
+    Py_buffer values = {0}, offsets = {0}, numbers = {0}, out = {0};
+    unsigned long long seed, epoch;
+    unsigned height, width;
+    if (!PyArg_ParseTuple(args, "y*y*y*KKOII", &values, &offsets, &numbers, &seed, &epoch, &out_object,
+                          &height, &width))
+        return NULL;
+    Py_ssize_t n = numbers.len / 8;
+    struct packed batch = {.params = self->params,
+                           .values = values.buf,
+                           .offsets = offsets.buf,
+                           .indices = numbers.buf,
+                           .height = height,
+                           .width = width,
+                           .seed = seed,
+                           .epoch = epoch,
+                           .errors = calloc((size_t)n + 1, sizeof(*batch.errors))};
+    struct prep_pool *pool = NULL;
+    if (!batch.errors)
+        PyErr_NoMemory();
+    else if (offsets.len / 8 != n + 1 || height > 65535 || width > 65535 || !height != !width ||
+             !offsets_fit(&batch, n, values.len))
+        PyErr_SetString(PyExc_ValueError,
+                        "offsets: wanted is one more than indices, in order, within the values");
+    else if (PyObject_GetBuffer(out_object, &out, PyBUF_STRIDES | PyBUF_WRITABLE) == 0 &&
+             place(self, &out, n, &batch.params) == 0)
+        pool = pool_of(self);
+    if (pool) {
+        batch.out = out.buf;
+        batch.stride = out.strides[0];
+        Py_BEGIN_ALLOW_THREADS;
+        prep_pool_run(pool, (size_t)n, one_packed, &batch);
+        Py_END_ALLOW_THREADS;
+        failures = failures_of(batch.errors, n);
+    }
+    free(batch.errors);
+    if (out.obj)
+        PyBuffer_Release(&out);
+    PyBuffer_Release(&values);
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&numbers);
+    return failures;
+}
+
 static PyObject *transform_crop(struct transform_object *self, PyObject *args)
 {
     unsigned width, height;
@@ -221,6 +306,9 @@ static PyObject *transform_crop(struct transform_object *self, PyObject *args)
 static PyMethodDef transform_methods[] = {
     {"run", (PyCFunction)transform_run, METH_VARARGS,
      "run(buffers, indices, seed, epoch, out) -> [(i, code, message)] of those that failed"},
+    {"run_packed", (PyCFunction)transform_run_packed, METH_VARARGS,
+     "run_packed(values, offsets, indices, seed, epoch, out, height, width) -> the same; samples lie in "
+     "`values`"},
     {"crop", (PyCFunction)transform_crop, METH_VARARGS,
      "crop(width, height, seed, epoch, index) -> left, top, width, height, flip"},
     {0},
@@ -277,6 +365,55 @@ static PyObject *module_decode_into(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Decimal digits with a sign and white space around them; false for whatever else int() may take. */
+static bool parse_number(const char *text, size_t n, int64_t *ret_number)
+{
+    while (n && (text[n - 1] == '\n' || text[n - 1] == '\r' || text[n - 1] == ' '))
+        n--;
+    for (; n && (*text == ' ' || *text == '\n'); text++)
+        n--;
+    bool minus = n && *text == '-';
+    text += minus;
+    n -= minus;
+    if (!n || n > 18)
+        return false;
+    int64_t number = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (text[i] < '0' || text[i] > '9')
+            return false;
+        number = number * 10 + (text[i] - '0');
+    }
+    *ret_number = minus ? -number : number;
+    return true;
+}
+
+static PyObject *module_numbers(PyObject *module, PyObject *args)
+{
+    Py_buffer values, offsets, out;
+    if (!PyArg_ParseTuple(args, "y*y*w*", &values, &offsets, &out))
+        return NULL;
+    Py_ssize_t n = out.len / 8;
+    const uint64_t *at = offsets.buf;
+    PyObject *others = NULL;
+    if (offsets.len / 8 != n + 1)
+        PyErr_SetString(PyExc_ValueError, "offsets: wanted is one more than numbers");
+    else
+        others = PyList_New(0);
+    for (Py_ssize_t i = 0; others && i < n; i++) {
+        if (at[i] <= at[i + 1] && at[i + 1] <= (uint64_t)values.len &&
+            parse_number((const char *)values.buf + at[i], at[i + 1] - at[i], (int64_t *)out.buf + i))
+            continue;
+        PyObject *number = PyLong_FromSsize_t(i);
+        if (!number || PyList_Append(others, number) < 0)
+            Py_CLEAR(others);
+        Py_XDECREF(number);
+    }
+    PyBuffer_Release(&values);
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&out);
+    return others;
+}
+
 static PyObject *module_set_error_maker(PyObject *module, PyObject *maker)
 {
     PyObject *old = error_maker;
@@ -291,6 +428,8 @@ static PyMethodDef module_methods[] = {
      "size(bytes, max_pixels, ignore_orientation) -> width, height, orientation"},
     {"decode_into", module_decode_into, METH_VARARGS,
      "decode_into(bytes, out, max_pixels, accept_damaged, ignore_orientation)"},
+    {"numbers", module_numbers, METH_VARARGS,
+     "numbers(values, offsets, out) -> places of those that are no plain decimal numbers"},
     {"_set_error_maker", module_set_error_maker, METH_O, "registers f(code, name, message) -> exception"},
     {0},
 };

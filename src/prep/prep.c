@@ -178,19 +178,40 @@ static struct store store_of(const struct prep_params *p, unsigned n, bool side)
     return store;
 }
 
-static int prepare(struct decoder *d, void *arg)
+/* Where rows come from: a decoder, or pixels that lie there already (decoder is NULL). */
+struct source {
+    struct decoder *decoder;
+    const uint8_t *pixels;
+    size_t line;            /* bytes from row to row */
+    unsigned width, height; /* as stored */
+    unsigned column, row;   /* of pixels: the first column that is wanted, the next row */
+};
+
+/* R, G, B to R, G, B and one that does not count: the copy reads a byte beyond its pixel, so that the last goes by itself. */
+static void expand(uint8_t *restrict to, const uint8_t *restrict from, unsigned n)
 {
-    struct job *job = arg;
+    for (unsigned x = 0; x + 1 < n; x++)
+        memcpy(to + 4 * (size_t)x, from + 3 * (size_t)x, 4);
+    memcpy(to + 4 * (size_t)(n - 1), from + 3 * (size_t)(n - 1), 3);
+}
+
+static void next_row(struct source *source, uint8_t *row, unsigned columns)
+{
+    if (source->decoder)
+        decoder_row(source->decoder, row);
+    else
+        expand(row, source->pixels + source->row++ * source->line + 3 * (size_t)source->column, columns);
+}
+
+static int pass(const struct job *job, struct source *source, unsigned orientation)
+{
     struct prep_scratch *scratch = job->scratch;
     const struct prep_params *p = job->params;
-    int rc = decoder_header(d, p->max_pixels);
-    if (rc)
-        return rc;
-    unsigned orientation = p->ignore_orientation ? 1 : exif_orientation(job->bytes, job->n);
+    struct decoder *d = source->decoder;
     bool side = on_its_side(orientation);
     struct axis upright[2]; /* x, y */
-    rc = choose_axes(job, side ? d->info.image_height : d->info.image_width,
-                     side ? d->info.image_width : d->info.image_height, &upright[0], &upright[1]);
+    int rc = choose_axes(job, side ? source->height : source->width, side ? source->width : source->height,
+                         &upright[0], &upright[1]);
     if (rc)
         return rc;
     struct axis x = upright[side], y = upright[!side]; /* of the stored image */
@@ -198,33 +219,43 @@ static int prepare(struct decoder *d, void *arg)
         mirror(&x);
     if (rows_reversed(orientation))
         mirror(&y);
-    unsigned shrink = 1;
-    while (!p->exact && shrink < 8 && x.extent >= 2.0 * shrink * x.full && y.extent >= 2.0 * shrink * y.full)
-        shrink *= 2;
-    rc = decoder_start(d, JCS_EXT_RGBX, shrink);
-    if (rc)
-        return rc;
+    unsigned shrink = 1, width = source->width, height = source->height;
+    if (d) {
+        while (!p->exact && shrink < 8 && x.extent >= 2.0 * shrink * x.full &&
+               y.extent >= 2.0 * shrink * y.full)
+            shrink *= 2;
+        rc = decoder_start(d, JCS_EXT_RGBX, shrink);
+        if (rc)
+            return rc;
+        width = d->info.output_width;
+        height = d->info.output_height;
+    }
 
     struct filter across, down;
-    unsigned left, top, from;
-    rc = axis_filter(scratch, &x, shrink, d->info.output_width, p->filter, x.reverse, &left, &across,
-                     job->err);
+    unsigned left, top, from = 0;
+    rc = axis_filter(scratch, &x, shrink, width, p->filter, x.reverse, &left, &across, job->err);
     if (!rc) /* rows are made in the order in which they are decoded: y.reverse is in the stride */
-        rc = axis_filter(scratch, &y, shrink, d->info.output_height, p->filter, false, &top, &down, job->err);
+        rc = axis_filter(scratch, &y, shrink, height, p->filter, false, &top, &down, job->err);
     if (rc)
         return rc;
     unsigned columns = across.high - across.low;
-    decoder_columns(d, left + across.low, columns, &from);
-    from = left + across.low - from; /* pixels of each row before those that count */
+    if (d) {
+        decoder_columns(d, left + across.low, columns, &from);
+        from = left + across.low - from; /* pixels of each row before those that count */
+        width = d->info.output_width;
+    } else {
+        source->column = left + across.low;
+        width = columns;
+    }
 
     /* Room: the ring, the row of int16 (from across.low on), the row of int32, pointers. */
-    size_t row_bytes = align_up(4 * (size_t)d->info.output_width, KERNEL_BLOCK) + KERNEL_BLOCK;
+    size_t row_bytes = align_up(4 * (size_t)width, KERNEL_BLOCK) + KERNEL_BLOCK;
     size_t mid_bytes =
         2 * (align_up(4 * (size_t)columns, KERNEL_BLOCK) + align_up(4 * (size_t)across.taps, KERNEL_BLOCK));
     size_t acc_bytes = 16 * align_up(x.outs, 4), rows_bytes = align_up(down.taps * sizeof(uint8_t *), 64);
     if (down.taps * row_bytes > RING_MAX)
         return error_set(job->err, LEAT_UNSUPPORTED, "an output row needs %u rows of %u pixels", down.taps,
-                         d->info.output_width);
+                         width);
     rc = scratch_room(scratch, KERNEL_BLOCK + down.taps * row_bytes + mid_bytes + acc_bytes + rows_bytes,
                       job->err);
     if (rc)
@@ -243,13 +274,15 @@ static int prepare(struct decoder *d, void *arg)
         dst += step * (ptrdiff_t)(y.outs - 1);
         step = -step;
     }
-    decoder_skip(d, top + down.low, ring);
+    if (d)
+        decoder_skip(d, top + down.low, ring);
+    source->row = top + down.low;
     unsigned have = 0, most = down.high - down.low;
     const int16_t *weights = down.weights;
     for (unsigned i = 0; i < y.outs; i++, weights += down.taps, dst += step) {
         unsigned first = (unsigned)down.first[i];
         for (; have < MIN(first + down.taps, most); have++)
-            decoder_row(d, ring + have % down.taps * row_bytes);
+            next_row(source, ring + have % down.taps * row_bytes, columns);
         for (unsigned t = 0; t < down.taps; t++) /* behind the last row: a tap that weighs nothing */
             rows[t] = ring + MIN(first + t, most - 1) % down.taps * row_bytes + 4 * (size_t)from;
         scratch->kernels->vertical(mid, rows, weights, down.taps, 4 * (size_t)columns);
@@ -257,6 +290,16 @@ static int prepare(struct decoder *d, void *arg)
         scratch->kernels->store(&store, dst, acc);
     }
     return 0;
+}
+
+static int prepare(struct decoder *d, void *arg)
+{
+    struct job *job = arg;
+    int rc = decoder_header(d, job->params->max_pixels);
+    if (rc)
+        return rc;
+    struct source source = {.decoder = d, .width = d->info.image_width, .height = d->info.image_height};
+    return pass(job, &source, job->params->ignore_orientation ? 1 : exif_orientation(job->bytes, job->n));
 }
 
 static int run(struct job *job)
@@ -278,6 +321,52 @@ int prep_jpeg_crop(const struct prep_params *params, const uint8_t *bytes, size_
 {
     struct job job = {params, scratch, 0, 0, 0, crop, bytes, n, dst, err};
     return run(&job);
+}
+
+/* ---- pixels ---- */
+
+int prep_pixels(const struct prep_params *params, const uint8_t *pixels, unsigned width, unsigned height,
+                uint64_t seed, uint64_t epoch, uint64_t index, void *dst, struct prep_scratch *scratch,
+                struct leat_error *err)
+{
+    uint64_t most = params->max_pixels ? params->max_pixels : PREP_MAX_PIXELS;
+    if (!width || !height || (uint64_t)width * height > most)
+        return error_set(err, LEAT_INVALID, "an image of %u x %u pixels: at most %llu are taken", width,
+                         height, (unsigned long long)most);
+    struct job job = {params, scratch, seed, epoch, index, NULL, NULL, 0, dst, err};
+    struct source source = {.pixels = pixels, .line = 3 * (size_t)width, .width = width, .height = height};
+    return pass(&job, &source, 1);
+}
+
+/* A number of a PPM's header, behind at least one white space. 0: there is none. */
+static unsigned header_number(const uint8_t *bytes, size_t n, size_t *at)
+{
+    size_t i = *at;
+    unsigned found = 0, digits = 0;
+    while (i < n && (bytes[i] == ' ' || bytes[i] == '\n' || bytes[i] == '\t' || bytes[i] == '\r'))
+        i++;
+    if (i == *at)
+        return 0;
+    for (; i < n && bytes[i] >= '0' && bytes[i] <= '9' && digits < 8; i++, digits++)
+        found = found * 10 + (unsigned)(bytes[i] - '0');
+    *at = i;
+    return found;
+}
+
+int prep_image(const struct prep_params *params, const uint8_t *bytes, size_t n, uint64_t seed,
+               uint64_t epoch, uint64_t index, void *dst, struct prep_scratch *scratch,
+               struct leat_error *err)
+{
+    if (n < 2 || bytes[0] != 'P' || bytes[1] != '6')
+        return prep_jpeg(params, bytes, n, seed, epoch, index, dst, scratch, err);
+    size_t at = 2;
+    unsigned width = header_number(bytes, n, &at), height = header_number(bytes, n, &at);
+    if (!width || !height || header_number(bytes, n, &at) != 255 || at == n)
+        return error_set(err, LEAT_UNSUPPORTED, "a PPM whose header is not width, height and 255");
+    at++; /* one white space */
+    if ((n - at) / 3 / width < height)
+        return error_set(err, LEAT_CORRUPT, "a PPM of %u x %u pixels in %zu bytes", width, height, n);
+    return prep_pixels(params, bytes + at, width, height, seed, epoch, index, dst, scratch, err);
 }
 
 /* ---- the whole image ---- */

@@ -93,6 +93,17 @@ int prep_jpeg_crop(const struct prep_params *params, const uint8_t *bytes, size_
                    const struct prep_crop *crop, void *dst, struct prep_scratch *scratch,
                    struct leat_error *err);
 
+/* The same from pixels that were decoded before: uint8, R, G, B, rows of 3 * width bytes. Filters as with `exact`. LEAT_INVALID:
+ * no pixels, or more than max_pixels; LEAT_UNSUPPORTED as above. */
+int prep_pixels(const struct prep_params *params, const uint8_t *pixels, unsigned width, unsigned height,
+                uint64_t seed, uint64_t epoch, uint64_t index, void *dst, struct prep_scratch *scratch,
+                struct leat_error *err);
+
+/* What the first bytes say: pixels behind the header of a binary PPM ("P6 width height 255", no comments), else a JPEG. */
+int prep_image(const struct prep_params *params, const uint8_t *bytes, size_t n, uint64_t seed,
+               uint64_t epoch, uint64_t index, void *dst, struct prep_scratch *scratch,
+               struct leat_error *err);
+
 /* The size that prep_jpeg_decode will give, from the header. max_pixels 0: PREP_MAX_PIXELS. */
 struct prep_size {
     unsigned width, height; /* upright */

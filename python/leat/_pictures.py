@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of a batch through `leat.prep`: from the raw bytes in its slot straight into the output slot, in C, without the GIL.
+
+Happy path: `split` finds the prep among a loader's transforms and the column it is for; `Stages.run` prepares a chunk's pictures with
+one call into C a column, then moves labels, numbers and arrays as whole columns. Without a Python transform nothing runs per sample.
+
+Failure modes: a picture that fails is an entry of the failures, as in _workers. What is no JPEG goes to Pillow, whose pixels take the same
+way from there (the same crop, the same sums).
+Invariant: what a picture becomes depends on (seed, epoch, index) and its bytes alone. This module does not load libjpeg: leat.prep does.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+
+from ._batch import Array, Batch, Ragged
+from ._decode import Column, decode_cls, decode_image, decode_json, decode_txt
+
+if TYPE_CHECKING:
+    from ._slots import Layout
+
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+_MAX_THREADS = 256
+
+
+class Prep:
+    """Base of the classes of leat.prep: parameters, and how to make the C object out of them. Pickles."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    args: tuple[Any, ...]
+    max_pixels: int
+    orient: bool
+
+    def bind(self, threads: int) -> Any:
+        """A _prep.Transform with that many threads."""
+        raise NotImplementedError
+
+
+#: What a loader takes as transform.
+Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
+Transforms = Union[Transform, Prep, Mapping[str, Prep], Sequence[Union[Transform, Prep, Mapping[str, Prep]]]]
+
+
+def split(transform: Any, columns: Sequence[Column]) -> tuple[dict[str, Prep], Transform | None]:
+    """(the preps by column, the Python transform after them) of a transform= argument."""
+    parts = list(transform) if isinstance(transform, (list, tuple)) else [] if transform is None else [transform]
+    preps: dict[str, Prep] = {}
+    while parts and isinstance(parts[0], (Prep, Mapping)):
+        part = parts.pop(0)
+        for name, prep in part.items() if isinstance(part, Mapping) else [(_picture(columns), part)]:
+            column = next((c for c in columns if c.name == name), None)
+            if not isinstance(prep, Prep):
+                raise TypeError(f"transform: for {name!r} {prep!r} was given, not one of leat.prep")
+            if column is None:
+                raise ValueError(f"transform: no field {name!r}; there are {', '.join(c.name for c in columns)}")
+            if not takes(column):
+                raise ValueError(f"transform: field {name!r} ({column.field!r}) is no picture: leat.prep takes encoded pictures, "
+                                 "and arrays of uint8 of shape (height, width, 3)")
+            if name in preps:
+                raise ValueError(f"transform: field {name!r} has two of leat.prep")
+            preps[name] = prep
+    for part in parts:
+        if not callable(part) or isinstance(part, Prep):
+            raise TypeError(f"transform: {part!r}: functions come after those of leat.prep")
+    if len(parts) > 1:
+        return preps, _Chain(parts)
+    return preps, parts[0] if parts else None
+
+
+class _Chain:
+    """Functions one after the other. Pickles, if they do."""
+
+    def __init__(self, parts: Sequence[Transform]) -> None:
+        self._parts = tuple(parts)
+
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        for part in self._parts:
+            sample = part(sample, rng)
+        return sample
+
+
+def takes(column: Column) -> bool:
+    field = column.field
+    if field.kind == "raw":
+        return column.decoder in (None, decode_image)
+    return field.kind == "array" and column.decoder is None and not field.ragged and _is_pixels(field)
+
+
+def _is_pixels(field: Any) -> bool:
+    return bool(field.dtype == np.uint8 and len(field.shape) == 3 and field.shape[2] == 3)
+
+
+def _picture(columns: Sequence[Column]) -> str:
+    """The one column that is a picture: by its decoder, else by its name, else the only one that could be."""
+    able = [c for c in columns if takes(c)]
+    for found in ([c for c in able if c.decoder is decode_image or c.field.kind == "array"],
+                  [c for c in able if c.field.name in ("jpg", "jpeg", "png")], able):
+        if len(found) == 1:
+            return found[0].name
+        if found:
+            names = ", ".join(c.name for c in found)
+            raise ValueError(f"transform: which of {names} is the picture? Give {{name: leat.prep....}}")
+    raise ValueError(f"transform: none of the fields {', '.join(c.name for c in columns)} is a picture")
+
+
+def cores() -> int:
+    """Threads for num_workers=0: the cores that this process may use (affinity and the cgroup's quota), shared among the ranks of this
+    host where the launcher says how many those are."""
+    count = len(os.sched_getaffinity(0))
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()[:2]
+        if quota != "max":
+            count = min(count, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    for name in _LOCAL_SIZES:
+        text = os.environ.get(name, "")
+        if text.isdigit() and int(text) > 0:
+            count //= int(text)
+            break
+    return max(1, min(count, _MAX_THREADS))
+
+
+class Stages:
+    """The preps of a loader. Pickles; threads of its own start with the first run."""
+
+    def __init__(self, preps: Mapping[str, Prep], columns: Sequence[Column], alone: bool) -> None:
+        self.preps = dict(preps)
+        #: True: no Python transform follows, results go where they are to be.
+        self.alone = alone
+        self.rest = tuple(c for c in columns if c.name not in preps)
+        #: Columns that move as a whole.
+        self.whole = tuple(c for c in self.rest if c.decoder is decode_cls and c.field.kind == "raw"
+                           or c.decoder is None and not c.field.ragged) if alone else ()
+        self.single = tuple(c for c in self.rest if c not in self.whole)
+        #: Threads are the preps' own: nothing comes after them that would keep the GIL for long.
+        self.in_c = alone and all(c.decoder in (None, decode_json, decode_txt) for c in self.single)
+        self.threads = 1
+        self._bound: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "threads": 1, "_bound": {}}
+
+    def start(self, threads: int) -> None:
+        self.threads = threads
+        self._bound = {}
+
+    def layout(self) -> Layout:
+        return {name: (np.dtype(prep.dtype).str, prep.shape) for name, prep in self.preps.items()}
+
+    def run(self, batch: Batch, lo: int, hi: int, ids: Array, seed: int, epoch: int,
+            outs: Mapping[str, Array] | None) -> tuple[dict[str, Array], dict[int, Exception]]:
+        """Samples [lo, hi) of a raw batch, whose numbers are `ids`: pictures into outs[name][0 .. hi - lo), or into arrays of
+        its own. Returns the arrays by name, and what happened to the others by place (0 for lo)."""
+        made: dict[str, Array] = {}
+        failed: dict[int, Exception] = {}
+        ids = np.ascontiguousarray(ids, np.uint64)
+        for name, prep in self.preps.items():
+            bound = self._bound.get(name)
+            if bound is None:
+                bound = self._bound[name] = prep.bind(self.threads)
+            out = made[name] = outs[name] if outs is not None else np.empty((hi - lo, *prep.shape), prep.dtype)
+            value = batch[name]
+            if isinstance(value, Ragged):
+                values, offsets, size = value.values, value.offsets[lo : hi + 1], (0, 0)
+            else:
+                assert isinstance(value, np.ndarray)
+                bytes_each = int(np.prod(value.shape[1:]))
+                values, size = value.reshape(-1), value.shape[1:3]
+                offsets = np.arange(lo, hi + 1, dtype=np.uint64) * np.uint64(bytes_each)
+            for i, code, message in bound.run_packed(values, offsets, ids, seed, epoch, out, *size):
+                data = memoryview(values[int(offsets[i]) : int(offsets[i + 1])])
+                try:
+                    if not len(data) and not batch.present(name)[lo + i]:
+                        raise KeyError(f"no field {name!r}")
+                    again(prep, bound, data, int(ids[i]), seed, epoch, out[i : i + 1], code, message)
+                except Exception as error:
+                    failed.setdefault(i, error)
+        return made, failed
+
+    def move(self, batch: Batch, lo: int, hi: int, outs: Mapping[str, Array]) -> dict[int, Exception]:
+        """The columns that move as a whole: [lo, hi) of a raw batch to outs[name][0 .. hi - lo)."""
+        failed: dict[int, Exception] = {}
+        for column in self.whole:
+            out, value = outs[column.name], batch[column.name]
+            if column.decoder is None:
+                out[...] = value[lo:hi]
+                continue
+            assert isinstance(value, Ragged)
+            from . import _prep  # it is there already: leat.prep has loaded it
+
+            numbers = out if out.flags.c_contiguous and out.dtype == np.int64 else np.empty(hi - lo, np.int64)
+            for i in _prep.numbers(value.values, value.offsets[lo : hi + 1], numbers):
+                try:
+                    part = value[lo + i]
+                    if not len(part) and not batch.present(column.name)[lo + i]:
+                        raise KeyError(f"no field {column.field.name!r}")
+                    numbers[i] = decode_cls(memoryview(part))
+                except Exception as error:
+                    failed.setdefault(i, error)
+            if numbers is not out:
+                out[...] = numbers
+        return failed
+
+
+def again(prep: Prep, bound: Any, data: memoryview, index: int, seed: int, epoch: int, out: Array, code: int, message: str) -> None:
+    """A picture that the C code did not take: by Pillow, if it is no JPEG; else the error."""
+    from ._errors import _make
+
+    if data[:2] == b"\xff\xd8" or data[:2] == b"P6" or not len(data):
+        raise _make(code, None, message)
+    pixels = foreign(prep, data, _make(code, None, message))
+    height, width = pixels.shape[:2]
+    numbers, offsets = np.array([index], np.uint64), np.array([0, pixels.size], np.uint64)
+    for _, code, message in bound.run_packed(pixels.reshape(-1), offsets, numbers, seed, epoch, out, height, width):
+        raise _make(code, None, message)
+
+
+def foreign(prep: Prep, data: memoryview, refused: Exception) -> Array:
+    """A picture of another format, decoded by Pillow: uint8, height x width x 3. `refused`: what the JPEG decoder said."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise type(refused)(f"{refused}: no JPEG, and Pillow, which might read it, is not installed") from None
+    try:
+        picture: Any = Image.open(io.BytesIO(data))
+    except Image.UnidentifiedImageError:
+        raise type(refused)(f"no picture that is known: {refused}") from None
+    with picture:
+        width, height = picture.size
+        if prep.max_pixels and width * height > prep.max_pixels:
+            raise ValueError(f"a picture of {width} x {height} pixels: at most {prep.max_pixels} are decoded")
+        if prep.orient:
+            picture = ImageOps.exif_transpose(picture)
+        return np.ascontiguousarray(picture if picture.mode == "RGB" else picture.convert("RGB"), np.uint8)
