@@ -20,12 +20,15 @@ import numpy as np
 
 from ._batch import Array, Batch, Ragged
 from ._decode import Column, decode_cls, decode_image, decode_json, decode_txt
+from ._errors import Corrupt, Invalid, _make
 
 if TYPE_CHECKING:
     from ._slots import Layout
 
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
 _MAX_THREADS = 256
+#: What Pillow is asked for: formats that begin with a signature. Some of its others take nearly any bytes for theirs.
+FORMATS = ("PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "PPM")
 
 
 class Prep:
@@ -176,7 +179,7 @@ class Stages:
                 values, size = value.reshape(-1), value.shape[1:3]
                 offsets = np.arange(lo, hi + 1, dtype=np.uint64) * np.uint64(bytes_each)
             for i, code, message in bound.run_packed(values, offsets, ids, seed, epoch, out, *size):
-                data = memoryview(values[int(offsets[i]) : int(offsets[i + 1])])
+                data = values[int(offsets[i]) : int(offsets[i + 1])].data
                 try:
                     if not len(data) and not batch.present(name)[lo + i]:
                         raise KeyError(f"no field {name!r}")
@@ -191,6 +194,7 @@ class Stages:
         for column in self.whole:
             out, value = outs[column.name], batch[column.name]
             if column.decoder is None:
+                assert isinstance(value, np.ndarray)
                 out[...] = value[lo:hi]
                 continue
             assert isinstance(value, Ragged)
@@ -202,7 +206,7 @@ class Stages:
                     part = value[lo + i]
                     if not len(part) and not batch.present(column.name)[lo + i]:
                         raise KeyError(f"no field {column.field.name!r}")
-                    numbers[i] = decode_cls(memoryview(part))
+                    numbers[i] = decode_cls(part.data)
                 except Exception as error:
                     failed.setdefault(i, error)
             if numbers is not out:
@@ -212,9 +216,7 @@ class Stages:
 
 def again(prep: Prep, bound: Any, data: memoryview, index: int, seed: int, epoch: int, out: Array, code: int, message: str) -> None:
     """A picture that the C code did not take: by Pillow, if it is no JPEG; else the error."""
-    from ._errors import _make
-
-    if data[:2] == b"\xff\xd8" or data[:2] == b"P6" or not len(data):
+    if bytes(data[:2]) == b"\xff\xd8" or not len(data):
         raise _make(code, None, message)
     pixels = foreign(prep, data, _make(code, None, message))
     height, width = pixels.shape[:2]
@@ -230,13 +232,18 @@ def foreign(prep: Prep, data: memoryview, refused: Exception) -> Array:
     except ImportError:
         raise type(refused)(f"{refused}: no JPEG, and Pillow, which might read it, is not installed") from None
     try:
-        picture: Any = Image.open(io.BytesIO(data))
+        picture: Any = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.UnidentifiedImageError:
         raise type(refused)(f"no picture that is known: {refused}") from None
+    except Image.DecompressionBombError as error:
+        raise Invalid(str(error)) from None
     with picture:
         width, height = picture.size
-        if prep.max_pixels and width * height > prep.max_pixels:
-            raise ValueError(f"a picture of {width} x {height} pixels: at most {prep.max_pixels} are decoded")
-        if prep.orient:
-            picture = ImageOps.exif_transpose(picture)
-        return np.ascontiguousarray(picture if picture.mode == "RGB" else picture.convert("RGB"), np.uint8)
+        if width * height > prep.max_pixels:
+            raise Invalid(f"a picture of {width} x {height} pixels: at most {prep.max_pixels} are decoded")
+        try:
+            if prep.orient:
+                picture = ImageOps.exif_transpose(picture)
+            return np.ascontiguousarray(picture if picture.mode == "RGB" else picture.convert("RGB"), np.uint8)
+        except (OSError, SyntaxError) as error:
+            raise Corrupt(f"{picture.format}: {error}") from error

@@ -6,7 +6,12 @@
 >>> images = crop(files, indices=range(len(files)))              # float32, N x 3 x 224 x 224, as torchvision's with antialias=True
 >>> images = crop(files, indices=ids, epoch=3, out=slot)         # where the caller wants it
 
-The crop of a sample is a function of (seed, epoch, index) alone. Other formats (PNG, WebP) are Pillow's business.
+In a loader nothing of Python runs per sample, and seed, epoch and the number of threads are the loader's:
+
+>>> loader = leat.Loader(ws, 64, fields={"image": "jpg", "label": "cls"}, transform=leat.prep.RandomResizedCrop(224))
+
+The crop of a sample is a function of (seed, epoch, index) alone. Besides JPEGs binary PPMs (P6) are taken, pixels that were decoded before;
+a loader has other formats (PNG, WebP) decoded by Pillow.
 """
 
 from __future__ import annotations
@@ -108,7 +113,8 @@ class RandomResizedCrop(_Transform):
 
 
 class CenterCrop(_Transform):
-    """torchvision's Resize(resize, antialias=True), CenterCrop(size), normalisation: what validation does. Options as above."""
+    """torchvision's Resize(resize, antialias=True), CenterCrop(size), normalisation: what validation does. Options as above, but
+    exact=True unless told otherwise: figures of a validation are compared with those of others."""
 
-    def __init__(self, size: int | tuple[int, int], *, resize: int = 256, **options: Any) -> None:
-        super().__init__(1, size, resize=resize, **options)
+    def __init__(self, size: int | tuple[int, int], *, resize: int = 256, exact: bool = True, **options: Any) -> None:
+        super().__init__(1, size, resize=resize, exact=exact, **options)
