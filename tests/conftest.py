@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of tests that run real processes."""
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import pytest
 
 import lib_host
@@ -31,3 +36,16 @@ def pair(cluster):
     """All of its daemons, up and connected."""
     cluster.start_all()
     return cluster
+
+
+@pytest.fixture
+def user_env(tmp_path):
+    """The environment of somebody who tries a document or an example: a daemon of its own, stopped at the end."""
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700)
+    env = {k: v for k, v in os.environ.items() if k not in ("LEAT_SOCKET", "RANK", "WORLD_SIZE")}
+    env.update(XDG_RUNTIME_DIR=str(runtime), XDG_CACHE_HOME=str(tmp_path / "cache"), LEAT_JOB="documents",
+               PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+    yield env
+    build = pathlib.Path(os.environ.get("LEAT_BUILD", pathlib.Path(__file__).resolve().parent.parent / "build"))
+    subprocess.run([build / "src/apps/leat", "stop", "--force"], env=env, capture_output=True, timeout=60)

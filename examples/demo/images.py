@@ -24,28 +24,18 @@ import leat
 import leat.prep
 
 EPOCHS, BATCH_SIZE, SEED, SAVE_EVERY, SIZE, MAX_LR = 24, 32, 7, 5, 48, 4e-3
-FIELDS = {"image": ("jpg", None), "label": "cls"}
-
-
-class InC:
-    """A crop of leat.prep as a transform of one sample."""
-
-    def __init__(self, crop):
-        self.crop = crop
-
-    def __call__(self, sample, rng):
-        return {"image": self.crop([sample["image"]], [int(rng.integers(1 << 62))])[0], "label": sample["label"]}
+FIELDS = {"image": "jpg", "label": "cls"}
 
 
 def train_loader(path, batch_size=BATCH_SIZE, **options):
     """What is trained on. drop_last=False: the last step of an epoch is filled up, and batch.valid tells with what."""
     crop = leat.prep.RandomResizedCrop(SIZE, scale=(0.4, 1.0))
-    return leat.Loader(path, batch_size, seed=SEED, fields=FIELDS, transform=InC(crop), drop_last=False, **options)
+    return leat.Loader(path, batch_size, seed=SEED, fields=FIELDS, transform=crop, drop_last=False, **options)
 
 
 def test_loader(path, **options):
     crop = leat.prep.CenterCrop(SIZE, resize=SIZE)
-    return leat.Loader(path, BATCH_SIZE, shuffle=False, fields=FIELDS, transform=InC(crop), drop_last=False, **options)
+    return leat.Loader(path, BATCH_SIZE, shuffle=False, fields=FIELDS, transform=crop, drop_last=False, **options)
 
 
 def model(classes):

@@ -61,3 +61,16 @@ def prepare(folder):
                     add(archive, f"{name}.jpg", data)
     done.touch()
     return False
+
+
+if __name__ == "__main__":  # tiles.py FOLDER: FOLDER/{train,test}/*.tar for the examples
+    import pathlib
+    import sys
+    import tempfile
+
+    import photos
+
+    with tempfile.TemporaryDirectory() as tmp:
+        photos.prepare(pathlib.Path(tmp))
+        prepare(pathlib.Path(tmp))
+        shutil.copytree(pathlib.Path(tmp) / "tiles", sys.argv[1], dirs_exist_ok=True)

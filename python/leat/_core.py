@@ -168,13 +168,13 @@ def create(name: str, fields: Mapping[str, Any], samples: int, *, keys: Sequence
     """Allocates an explicit set that ranks fill with `ws.push`, for data that Leat cannot read by itself. One rank creates it, the
     others open "leat://NAME"; samples are readable one by one as they come.
 
-    fields    {name: (dtype, shape of one sample)}, or {name: bytes} for raw bytes
+    fields    {name: (dtype, shape of one sample)}, {name: dtype} for numbers, {name: bytes} for raw bytes
     lengths   {name: bytes of each sample} for the raw fields
 
-    >>> pushed = leat.create("squares", {"x": ("f4", (2,))}, samples=3)
-    >>> pushed.push(0, {"x": [[0, 1], [2, 3], [4, 5]]})
-    >>> pushed[2]
-    array([4., 5.], dtype=float32)
+    >>> pushed = leat.create("squares", {"x": ("f4", (2,)), "y": "i8"}, samples=3)
+    >>> pushed.push(0, {"x": [[0, 1], [2, 3], [4, 5]], "y": [7, 8, 9]})
+    >>> pushed[2]["x"], int(pushed[2]["y"])
+    (array([4., 5.], dtype=float32), 9)
     """
     if set(lengths or ()) != {field for field, what in fields.items() if what is bytes}:
         raise ValueError("lengths: give the bytes of each sample for each raw field")
@@ -183,7 +183,7 @@ def create(name: str, fields: Mapping[str, Any], samples: int, *, keys: Sequence
         if what is bytes:
             described.append((field, "", (), np.ascontiguousarray((lengths or {})[field], np.uint64)))
         else:
-            dtype, shape = what
+            dtype, shape = what if isinstance(what, (tuple, list)) else (what, ())
             described.append((field, np.dtype(dtype).str, tuple(int(n) for n in shape), None))
     encoded = None if keys is None else [key.encode("utf-8", "surrogateescape") for key in keys]
     with Retried(_clients.connect(socket, job, pool=pool)) as client:

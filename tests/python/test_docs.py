@@ -4,6 +4,7 @@
 import doctest
 import importlib
 import re
+import tarfile
 
 import numpy as np
 import pytest
@@ -44,10 +45,9 @@ def test_docstring(test, here, ws, files):
     test.globs.clear()
 
 
-def test_guide(here):
+def run_document(path):
     """Blocks run one after another in one namespace: those with >>> as doctests, the others as they are."""
-    guide = ROOT / "docs" / "guide-trainers.md"
-    text = guide.read_text()
+    text = path.read_text()
     names = {"leat": leat, "np": np}
     parser = doctest.DocTestParser()
     blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.M | re.S))
@@ -56,14 +56,39 @@ def test_guide(here):
         line = text[: block.start()].count("\n") + 1
         code = block[1]
         if ">>>" in code:
-            test = parser.get_doctest(code, names, "guide", str(guide), line)
+            test = parser.get_doctest(code, names, path.stem, str(path), line)
             test.globs = names
             run(test)
         else:
-            exec(compile("\n" * line + code, str(guide), "exec"), names)
+            exec(compile("\n" * line + code, str(path), "exec"), names)
     for value in list(names.values()):
         if isinstance(value, leat.WorkingSet):
             value.close()
+
+
+def test_guide(here):
+    run_document(ROOT / "docs/guide-trainers.md")
+
+
+def test_migration(tmp_path, monkeypatch):
+    """What stood there before runs as well, where it needs PyTorch only."""
+    pytest.importorskip("torch")
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.chdir(tmp_path)
+    np.save("images.npy", np.random.default_rng(0).random((1000, 28, 28), np.float32))
+    np.save("labels.npy", np.arange(1000) % 10)
+    for i in range(16):
+        folder = tmp_path / "pets" / ("cat", "dog")[i % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        image.fromarray(np.full((90, 120, 3), 10 * i, np.uint8)).save(folder / f"{i}.jpg")
+    (tmp_path / "shards").mkdir()
+    for shard in range(4):
+        with tarfile.open(f"shards/train-{shard:03d}.tar", "w") as archive:
+            for path in sorted(tmp_path.glob("pets/*/*.jpg"))[shard::4]:
+                archive.add(path, f"{path.stem}.jpg")
+                (tmp_path / "cls").write_text(str(["cat", "dog"].index(path.parent.name)))
+                archive.add(tmp_path / "cls", f"{path.stem}.cls")
+    run_document(ROOT / "docs/migrate.md")
 
 
 def test_everything_public_is_documented():
