@@ -107,8 +107,8 @@ class Batch:
         self._fields = fields
         self._set = ws
         self._values: dict[str, Value] = {}
-        self._n, self.position, self.slot, ids = holder.info()
-        self._ids: npt.NDArray[np.uint64] = np.frombuffer(ids, np.uint64)
+        self._ids: npt.NDArray[np.uint64] | bytes  # an array when somebody asks for it
+        self._n, self.position, self.slot, self._ids = holder.info()
 
     def __len__(self) -> int:
         return self._n
@@ -148,7 +148,10 @@ class Batch:
         memory, device = self._holder.place()
         if memory == _CUDA:
             return self._load_cuda(number, field, device)
-        flat = np.frombuffer(_leat.Memory(self._holder, number, _DATA, "B", 1, None, False), np.uint8)
+        data = memoryview(_leat.Memory(self._holder, number, _DATA, "B", 1, None, False))
+        if field.fixed_bytes and not field.ragged:
+            return np.ndarray((self._n, *field.shape), field.dtype, data)
+        flat = np.frombuffer(data, np.uint8)
         if not field.ragged and (field.fixed_bytes or flat.nbytes == self._n * field.max_bytes):
             return flat.view(field.dtype).reshape(self._n, *field.shape)
         if field.fixed_bytes:
@@ -197,12 +200,14 @@ class Batch:
     @property
     def ids(self) -> npt.NDArray[np.uint64]:
         """Numbers of the samples. Read-only, valid for ever."""
+        if isinstance(self._ids, bytes):
+            self._ids = np.frombuffer(self._ids, np.uint64)
         return self._ids
 
     @property
     def keys(self) -> list[str]:
         """Keys of the samples."""
-        return [self._set.key(int(i)) for i in self._ids]
+        return [self._set.key(int(i)) for i in self.ids]
 
     def present(self, field: str) -> npt.NDArray[np.bool_]:
         """Which samples have this field (a tar sample may lack a member)."""

@@ -30,6 +30,8 @@ def of_loader(loader: Loader) -> dict[str, Any]:
     engine = loader._engine
     found["prep_s"] = engine.busy_s if engine else 0.0
     found["read_s"] = engine.read_s if engine else 0.0
+    if not loader._prepares:
+        found["fetch_s"] = found["wait_s"]
     recent = list(loader._recent)
     waits = [one[0] for one in recent]
     found["wait_p50_s"], found["wait_p99_s"] = quantile(waits, 0.5), quantile(waits, 0.99)

@@ -82,6 +82,37 @@ static inline uint64_t permute(const uint64_t key[4], uint64_t tweak, uint64_t n
     return x;
 }
 
+#define LANES 4u
+
+/* permute() of LANES positions from x on: one alone waits for each of its multiplications. */
+static void permute_lanes(const uint64_t key[4], uint64_t n, uint64_t a, unsigned shift, uint64_t x,
+                          uint64_t *ret_ids)
+{
+    const uint64_t mask = (1ull << shift) - 1, k0 = key[0], k1 = key[1], k2 = key[2], k3 = key[3];
+    const unsigned rounds = a << shift < 4096 ? ROUNDS_SMALL : ROUNDS_LARGE;
+    uint64_t left[LANES], right[LANES], step = 0;
+    for (unsigned l = 0; l < LANES; l++) {
+        left[l] = (x + l) >> shift;
+        right[l] = (x + l) & mask;
+    }
+    for (unsigned round = 0; round < rounds; round += 2) {
+        step += ROUND_CONSTANT;
+#pragma GCC unroll 4
+        for (unsigned l = 0; l < LANES; l++) {
+            left[l] += mul_high(mix((right[l] + k0) ^ step) + k1, a);
+            left[l] -= left[l] >= a ? a : 0;
+        }
+#pragma GCC unroll 4
+        for (unsigned l = 0; l < LANES; l++)
+            right[l] = (right[l] + (mix((left[l] + k2) ^ step) + k3)) & mask;
+    }
+    for (unsigned l = 0; l < LANES; l++) {
+        ret_ids[l] = left[l] << shift | right[l];
+        if (unlikely(ret_ids[l] >= n))
+            ret_ids[l] = permute(key, 0, n, a, shift, ret_ids[l]);
+    }
+}
+
 /* The inverse: which position permute() sends to y. Walks the same cycle backwards. */
 static uint64_t unpermute(const uint64_t key[4], uint64_t tweak, uint64_t n, uint64_t a, unsigned shift,
                           uint64_t y)
@@ -254,7 +285,10 @@ int leat_order_fill(const struct leat_order *order, uint64_t first, unsigned cou
     if (first > order->n || count > order->n - first)
         return LEAT_INVALID;
     if (order->block == 0 || order->block == LEAT_ORDER_SEQUENTIAL) {
-        for (unsigned i = 0; i < count; i++)
+        unsigned i = 0;
+        for (; !order->block && order->n > SMALL_MAX && count - i >= LANES; i += LANES)
+            permute_lanes(order->key, order->n, order->a, (unsigned)order->b, first + i, ret_ids + i);
+        for (; i < count; i++)
             ret_ids[i] = leat_order_at(order, first + i);
         return 0;
     }
