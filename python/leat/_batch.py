@@ -149,7 +149,7 @@ class Batch:
         if memory == _CUDA:
             return self._load_cuda(number, field, device)
         data = memoryview(_leat.Memory(self._holder, number, _DATA, "B", 1, None, False))
-        if field.fixed_bytes and not field.ragged:
+        if field.fixed_bytes and field.kind != "raw":
             return np.ndarray((self._n, *field.shape), field.dtype, data)
         flat = np.frombuffer(data, np.uint8)
         if not field.ragged and (field.fixed_bytes or flat.nbytes == self._n * field.max_bytes):

@@ -108,10 +108,14 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
             PyErr_NoMemory();
         rc = self->format ? memory_place(self, field, part) : -1;
     }
-    if (rc == 0 && shape == Py_None) {
-        PyObject *flat = Py_BuildValue("(n)", self->bytes / itemsize);
-        rc = flat ? memory_shape(self, flat) : -1;
-        Py_XDECREF(flat);
+    if (rc == 0 && shape == Py_None && self->bytes % itemsize == 0) {
+        self->ndim = 1;
+        self->shape[0] = self->bytes / itemsize;
+        self->strides[0] = itemsize;
+    } else if (rc == 0 && shape == Py_None) {
+        PyErr_Format(PyExc_ValueError, "%zd bytes are no whole number of items of %zd", self->bytes,
+                     itemsize);
+        rc = -1;
     } else if (rc == 0) {
         rc = memory_shape(self, shape);
     }

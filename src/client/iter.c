@@ -28,11 +28,12 @@
 
 /*
  * Reading ahead gains what the consumer computes meanwhile, and costs a wake-up and another CPU's cache for each batch. A consumer
- * that came back within SOON_NS so many times running, and found nothing there, gets its batches by its own thread: a batch of 64
- * samples of 4 KiB is 24 us of copying, a wake-up in a virtual machine 5 to 20.
+ * that came back within SOON_NS HASTY times running, and found nothing there, reads its batches by itself until it was late
+ * HASTY / LATE times running: a batch of 64 samples of 4 KiB is 24 us of copying, a wake-up in a virtual machine 5 to 20.
  */
 #define SOON_NS 20000u
-#define HASTY   4u
+#define HASTY   9u
+#define LATE    3u
 
 struct leat_iter {
     struct leat_view *view;
@@ -53,7 +54,8 @@ struct leat_iter {
     bool failed;        /* the thread waits: `error` belongs to next_step */
     bool filling;       /* somebody reads next_step */
     bool direct;        /* the thread waits: the consumer reads by itself */
-    unsigned hasty;     /* calls running that came soon and found nothing */
+    unsigned hasty;     /* 0 to HASTY: one more for each call that came soon, LATE less for another */
+    unsigned waiting;   /* consumers */
     uint64_t returned_ns;
     struct leat_error error;
     uint64_t *plan, *plan_ends;  /* the caller's ids instead of an order */
@@ -410,7 +412,7 @@ static void notice_haste(struct leat_iter *it)
 {
     bool soon = it->returned_ns && clock_now_ns() - it->returned_ns < SOON_NS;
     if (!soon)
-        it->hasty = 0;
+        it->hasty -= MIN(it->hasty, LATE); /* one alone may have been another thread's turn on this CPU */
     else if (it->direct || !it->queued)
         it->hasty = MIN(it->hasty + 1, HASTY);
     if (it->ranges || it->view->memory != LEAT_MEMORY_HOST)
@@ -429,18 +431,20 @@ static int fill_here(struct leat_iter *it, uint64_t timeout_ns, struct leat_batc
     pthread_mutex_unlock(&it->lock);
     step_positions(it, it->next_step, &first, &n);
     step_ids(it, first, n, it->ids);
-    int rc = batch_fill(it->view, it->ids, n,
-                        &(struct fill_how){.timeout_ns = timeout_ns, .position = first, .cancel = &it->cancel},
-                        ret_batch, err);
+    int rc =
+        batch_fill(it->view, it->ids, n,
+                   &(struct fill_how){.timeout_ns = timeout_ns, .position = first, .cancel = &it->cancel},
+                   ret_batch, err);
     pthread_mutex_lock(&it->lock);
     it->filling = false;
     if (!rc) {
         it->next_step++;
         it->delivered++;
     }
-    if (rc || it->hasty < HASTY)
+    if (rc || !it->hasty)
         it->direct = false; /* the next one is read while this one is computed with */
-    pthread_cond_broadcast(&it->changed);
+    if (!it->direct || it->waiting)
+        pthread_cond_broadcast(&it->changed);
     return rc;
 }
 
@@ -466,7 +470,9 @@ int leat_next(struct leat_iter *it, uint64_t timeout_ns, struct leat_batch **ret
             rc = error_set(err, LEAT_TIMED_OUT, "the next batch was not there within the deadline");
             break;
         }
+        it->waiting++;
         client_cond_wait(&it->changed, &it->lock, client_sleep_until(client, &how));
+        it->waiting--;
         pthread_mutex_unlock(&it->lock);
         bool stop = client_gives_up(client, &how, &look_ns);
         pthread_mutex_lock(&it->lock);

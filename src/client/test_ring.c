@@ -274,6 +274,102 @@ static void test_iterator_waits_alone(void **state)
     fixture_close(&x);
 }
 
+/* A consumer that is back at once reads by itself, another has it read ahead: the batches are the same ones. */
+static void test_iterate_haste(void **state)
+{
+    enum { STEPS = 600, BATCH = 4 };
+    struct fixture x;
+    struct leat_iter *it;
+    struct leat_batch *batch, *held[3];
+    uint64_t *ids = calloc(STEPS * BATCH, sizeof(*ids)), step = 0;
+    assert_non_null(ids);
+    for (unsigned i = 0; i < STEPS * BATCH; i++)
+        ids[i] = (i * 7ull + i / FAKE_SAMPLES) % FAKE_SAMPLES;
+    fixture_open(&x, (struct fake_options){0});
+    struct leat_view *view = fixture_load(x.ws, BATCH, 3);
+    struct leat_iter_options o = {.size = sizeof(o), .ids = ids, .nids = STEPS * BATCH};
+    assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
+    for (; step < STEPS - 3; step++) {
+        if (step % 200 > 190)
+            usleep(300);
+        assert_int_equal(leat_next(it, 0, &batch, &err), 0);
+        assert_int_equal(leat_batch_position(batch), step * BATCH);
+        assert_memory_equal(leat_batch_ids(batch), ids + step * BATCH, BATCH * sizeof(*ids));
+        fixture_check_batch(batch);
+        leat_batch_release(batch);
+    }
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(leat_next(it, 0, &held[i], &err), 0);
+    assert_int_equal(leat_next(it, 0, &batch, &err), 0);
+    assert_null(batch);
+    for (unsigned i = 0; i < 3; i++)
+        leat_batch_release(held[i]);
+    leat_iter_close(it);
+
+    /* All slots held in haste: the batch that could not be read is the next one. */
+    assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
+    for (step = 0; step < 100; step++) {
+        assert_int_equal(leat_next(it, 0, &batch, &err), 0);
+        leat_batch_release(batch);
+    }
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(leat_next(it, 0, &held[i], &err), 0);
+    assert_int_equal(leat_next(it, 0, &batch, &err), LEAT_BUSY);
+    for (unsigned i = 0; i < 3; i++)
+        leat_batch_release(held[i]);
+    for (step += 3; step < STEPS; step++) {
+        assert_int_equal(leat_next(it, 0, &batch, &err), 0);
+        assert_int_equal(leat_batch_position(batch), step * BATCH);
+        leat_batch_release(batch);
+    }
+    leat_iter_close(it);
+    leat_view_close(view);
+    fixture_close(&x);
+    free(ids);
+}
+
+struct consumer {
+    struct leat_iter *it;
+    _Atomic unsigned *seen; /* by step */
+};
+
+static void *consume(void *arg)
+{
+    struct consumer *c = arg;
+    struct leat_error e;
+    struct leat_batch *batch;
+    while (leat_next(c->it, 0, &batch, &e) == 0 && batch) {
+        atomic_fetch_add(&c->seen[leat_batch_position(batch)], 1);
+        leat_batch_release(batch);
+    }
+    return NULL;
+}
+
+static void test_iterate_haste_of_two(void **state)
+{
+    enum { STEPS = 3000 };
+    static _Atomic unsigned seen[STEPS];
+    uint64_t ids[STEPS];
+    struct fixture x;
+    struct consumer c = {.seen = seen};
+    pthread_t threads[2];
+    for (unsigned i = 0; i < STEPS; i++)
+        ids[i] = i % FAKE_SAMPLES;
+    fixture_open(&x, (struct fake_options){0});
+    struct leat_view *view = fixture_load(x.ws, 1, 4);
+    struct leat_iter_options o = {.size = sizeof(o), .ids = ids, .nids = STEPS};
+    assert_int_equal(leat_iterate(view, &o, &c.it, &err), 0);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, consume, &c), 0);
+    for (unsigned i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    for (unsigned i = 0; i < STEPS; i++)
+        assert_int_equal(seen[i], 1);
+    leat_iter_close(c.it);
+    leat_view_close(view);
+    fixture_close(&x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -284,6 +380,8 @@ int main(void)
         cmocka_unit_test(test_iterate_plan),
         cmocka_unit_test(test_iterate_errors),
         cmocka_unit_test(test_iterator_waits_alone),
+        cmocka_unit_test(test_iterate_haste),
+        cmocka_unit_test(test_iterate_haste_of_two),
     };
     return cmocka_run_group_tests_name("client_ring", tests, NULL, NULL);
 }
