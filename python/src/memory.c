@@ -20,7 +20,8 @@ struct memory_object {
     const void *data;
     Py_ssize_t bytes, itemsize;
     bool read_only;
-    int cuda; /* -1, or the device that `data` is an address of: then this is inside the gate as long as it lives */
+    int cuda;  /* -1, or the device that `data` is an address of */
+    int keeps; /* inside the gate as long as it lives: NumPy's constructor keeps this, and no export of it */
     int ndim;
     Py_ssize_t shape[MAX_DIMS], strides[MAX_DIMS];
     char *format;
@@ -75,19 +76,19 @@ static int memory_shape(struct memory_object *self, PyObject *shape)
     return 0;
 }
 
-/* Memory(holder, field, part, format, itemsize, shape, read_only); shape None: one dimension of whole items. */
+/* Memory(holder, field, part, format, itemsize, shape, read_only, keeps=False); shape None: one dimension of whole items. */
 static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     struct holder_object *holder;
     unsigned field;
-    int part, read_only;
+    int part, read_only, keeps = 0;
     const char *format;
     Py_ssize_t itemsize;
     PyObject *shape;
     if (kwargs && PyDict_Size(kwargs))
         return PyErr_Format(PyExc_TypeError, "Memory() takes no keyword arguments");
-    if (!PyArg_ParseTuple(args, "O!IisnOp", holder_type, &holder, &field, &part, &format, &itemsize, &shape,
-                          &read_only))
+    if (!PyArg_ParseTuple(args, "O!IisnOp|p", holder_type, &holder, &field, &part, &format, &itemsize, &shape,
+                          &read_only, &keeps))
         return NULL;
     if (itemsize <= 0)
         return PyErr_Format(PyExc_ValueError, "items of %zd bytes", itemsize);
@@ -119,9 +120,9 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     } else if (rc == 0) {
         rc = memory_shape(self, shape);
     }
-    if (rc && self)
-        self->cuda = -1;
-    if ((!self || self->cuda < 0) && gate_leave(&holder->gate))
+    if (self)
+        self->keeps = rc == 0 && (keeps || self->cuda >= 0);
+    if ((!self || !self->keeps) && gate_leave(&holder->gate))
         holder_drop(holder); /* released meanwhile by another thread */
     if (rc)
         Py_CLEAR(self);
@@ -131,7 +132,7 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 static void memory_dealloc(struct memory_object *self)
 {
     PyMem_Free(self->format);
-    if (self->holder && self->cuda >= 0 && gate_leave(&self->holder->gate))
+    if (self->holder && self->keeps && gate_leave(&self->holder->gate))
         holder_drop(self->holder);
     Py_XDECREF((PyObject *)self->holder);
     object_free((PyObject *)self);
