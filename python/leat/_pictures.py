@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
 _MAX_THREADS = 256
+MAX_PIXELS = 178956970  # PREP_MAX_PIXELS
 #: What Pillow is asked for: formats that begin with a signature. Some of its others take nearly any bytes for theirs.
 FORMATS = ("PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "PPM")
 
@@ -218,14 +219,14 @@ def again(prep: Prep, bound: Any, data: memoryview, index: int, seed: int, epoch
     """A picture that the C code did not take: by Pillow, if it is no JPEG; else the error."""
     if bytes(data[:2]) == b"\xff\xd8" or not len(data):
         raise _make(code, None, message)
-    pixels = foreign(prep, data, _make(code, None, message))
+    pixels = foreign(data, prep.orient, prep.max_pixels, _make(code, None, message))
     height, width = pixels.shape[:2]
     numbers, offsets = np.array([index], np.uint64), np.array([0, pixels.size], np.uint64)
     for _, code, message in bound.run_packed(pixels.reshape(-1), offsets, numbers, seed, epoch, out, height, width):
         raise _make(code, None, message)
 
 
-def foreign(prep: Prep, data: memoryview, refused: Exception) -> Array:
+def foreign(data: memoryview, orient: bool, max_pixels: int, refused: Exception) -> Array:
     """A picture of another format, decoded by Pillow: uint8, height x width x 3. `refused`: what the JPEG decoder said."""
     try:
         from PIL import Image, ImageOps
@@ -239,10 +240,10 @@ def foreign(prep: Prep, data: memoryview, refused: Exception) -> Array:
         raise Invalid(str(error)) from None
     with picture:
         width, height = picture.size
-        if width * height > prep.max_pixels:
-            raise Invalid(f"a picture of {width} x {height} pixels: at most {prep.max_pixels} are decoded")
+        if width * height > max_pixels:
+            raise Invalid(f"a picture of {width} x {height} pixels: at most {max_pixels} are decoded")
         try:
-            if prep.orient:
+            if orient:
                 picture = ImageOps.exif_transpose(picture)
             return np.ascontiguousarray(picture if picture.mode == "RGB" else picture.convert("RGB"), np.uint8)
         except (OSError, SyntaxError) as error:

@@ -22,15 +22,15 @@ import numpy as np
 
 from . import _prep
 from ._errors import _make
-from ._pictures import Prep
+from ._decoded import decoded
+from ._pictures import MAX_PIXELS, Prep
 
-__all__ = ["CenterCrop", "RandomResizedCrop", "decode_jpeg", "jpeg_size"]
+__all__ = ["CenterCrop", "RandomResizedCrop", "decode_jpeg", "decoded", "jpeg_size"]
 
 _prep._set_error_maker(_make)
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-MAX_PIXELS = 178956970  # PREP_MAX_PIXELS
 _FILTERS = {"bilinear": 0, "bicubic": 1}
 _FORMATS = {"uint8": (0, np.uint8), "float32": (1, np.float32), "bfloat16": (2, np.uint16)}
 

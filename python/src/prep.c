@@ -341,6 +341,67 @@ static PyObject *module_size(PyObject *module, PyObject *args)
     return rc ? raise_error(rc, &err) : Py_BuildValue("(III)", size.width, size.height, size.orientation);
 }
 
+/* The whole image, upright, to the size of `out`: height x width x 3. */
+static int resize(const Py_buffer *in, const Py_buffer *out, uint64_t max_pixels, bool ignore,
+                  struct leat_error *err)
+{
+    struct prep_scratch *scratch;
+    int rc = prep_scratch_new(&scratch);
+    if (rc)
+        return rc;
+    struct prep_params p;
+    prep_params_init(&p);
+    p.format = PREP_U8;
+    p.out_height = (unsigned)out->shape[0];
+    p.out_width = (unsigned)out->shape[1];
+    p.max_pixels = max_pixels;
+    p.ignore_orientation = ignore;
+    p.exact = true;
+    prep_params_layout(&p, false);
+    struct prep_size size = {0};
+    rc = prep_jpeg_size(in->buf, (size_t)in->len, max_pixels, ignore, scratch, &size, err);
+    struct prep_crop all = {.width = size.width, .height = size.height};
+    if (!rc && size.width == p.out_width && size.height == p.out_height) {
+        rc = prep_jpeg_decode(in->buf, (size_t)in->len, max_pixels, false, ignore, out->buf, (size_t)out->len,
+                              scratch, err);
+    } else if (!rc) {
+        rc = prep_params_check(&p, err);
+        if (!rc)
+            rc = prep_jpeg_crop(&p, in->buf, (size_t)in->len, &all, out->buf, scratch, err);
+    }
+    prep_scratch_free(scratch);
+    return rc;
+}
+
+static PyObject *module_resize_into(PyObject *module, PyObject *args)
+{
+    Py_buffer in, out;
+    PyObject *out_object;
+    unsigned long long max_pixels;
+    int ignore;
+    if (!PyArg_ParseTuple(args, "y*OKp", &in, &out_object, &max_pixels, &ignore))
+        return NULL;
+    if (PyObject_GetBuffer(out_object, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0) {
+        PyBuffer_Release(&in);
+        return NULL;
+    }
+    struct leat_error err = {0};
+    int rc;
+    if (out.ndim != 3 || out.itemsize != 1 || out.shape[2] != 3 || out.shape[0] < 1 || out.shape[1] < 1 ||
+        out.shape[0] > 65535 || out.shape[1] > 65535) {
+        rc = error_set(&err, LEAT_INVALID, "out: wanted is height x width x 3 of uint8");
+    } else {
+        Py_BEGIN_ALLOW_THREADS;
+        rc = resize(&in, &out, max_pixels, ignore, &err);
+        Py_END_ALLOW_THREADS;
+    }
+    PyBuffer_Release(&in);
+    PyBuffer_Release(&out);
+    if (rc)
+        return raise_error(rc, &err);
+    Py_RETURN_NONE;
+}
+
 static PyObject *module_decode_into(PyObject *module, PyObject *args)
 {
     Py_buffer in, out;
@@ -428,6 +489,8 @@ static PyMethodDef module_methods[] = {
      "size(bytes, max_pixels, ignore_orientation) -> width, height, orientation"},
     {"decode_into", module_decode_into, METH_VARARGS,
      "decode_into(bytes, out, max_pixels, accept_damaged, ignore_orientation)"},
+    {"resize_into", module_resize_into, METH_VARARGS,
+     "resize_into(bytes, out, max_pixels, ignore_orientation): the whole image to the size of out"},
     {"numbers", module_numbers, METH_VARARGS,
      "numbers(values, offsets, out) -> places of those that are no plain decimal numbers"},
     {"_set_error_maker", module_set_error_maker, METH_O, "registers f(code, name, message) -> exception"},
