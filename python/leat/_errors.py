@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import traceback
 
 from . import _leat
 
@@ -119,6 +120,19 @@ class WorkerDied(Error, RuntimeError):
     """A worker process of a `leat.Loader` ended by itself: killed, or crashed in a transform."""
 
     code = "worker died"
+
+
+def let_go(error: BaseException, where: str = "") -> None:
+    """Of an error that is kept, not raised: the frames that it came through would keep arrays, and these keep slots. Where it was becomes a note."""
+    if error.__traceback__ is not None:
+        error.add_note(where + "".join(traceback.format_exception(error)))
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        one.__traceback__ = None
+        one = one.__cause__ or one.__context__
 
 
 _BY_CODE: dict[int, type[Error]] = {

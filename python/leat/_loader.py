@@ -12,6 +12,7 @@ of steps; only what the user received counts as delivered; one epoch is in progr
 from __future__ import annotations
 
 import collections
+import itertools
 import logging
 import math
 import weakref
@@ -26,7 +27,7 @@ from . import _core, _leat, _pictures, _plan, _ranks, _state, _stats, _workers
 from ._batch import SEQUENTIAL, SHUFFLE_AUTO, Array, parse_shuffle
 from ._clients import parse_timeout
 from ._decode import FieldsArg, resolve
-from ._errors import BadSample, Busy, Corrupt, Error, NotFound, TimedOut
+from ._errors import BadSample, Busy, Corrupt, Denied, Error, NoSpace, NotFound, PeerGone, Stale, TimedOut, WorkerDied, let_go
 from ._prepared import LoadedBatch, PreparedBatch, Shapes
 from ._sampler import Sampler
 from ._set import WorkingSet, parse_device
@@ -34,6 +35,8 @@ from ._set import WorkingSet, parse_device
 _log = logging.getLogger("leat")
 
 CollateFn = Callable[[list[Any]], Any]
+#: Of the pool, of a worker, of the program: no other sample would fare better.
+NOT_OF_A_SAMPLE = (Busy, Denied, NoSpace, PeerGone, Stale, TimedOut, WorkerDied)
 OnError = Union[str, Callable[[BadSample], Any]]
 
 
@@ -274,6 +277,9 @@ class Loader(Iterable[Any]):
         except Exception:  # at exit, when half of the interpreter is gone
             pass
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a leat.Loader does not pickle: make one in each process; its state_dict() and the working set do")
+
     def __repr__(self) -> str:
         return (f"<leat.Loader of {self.ws.uri!r}: {self.batch_size} a batch, rank {self.rank} of {self.world_size}, "
                 f"epoch {self._epoch}, shuffle={self._shuffle!r}>")
@@ -288,6 +294,7 @@ class _Epoch(Iterator[Any]):
         self._global = loader.global_batch
         self._iter: _leat.Iter | None = None
         self._closed = False
+        self._generation = loader._generation
         self._asked = 0  # steps given to the source
         self._done = 0  # steps handed out
         self._errors = 0
@@ -418,9 +425,11 @@ class _Epoch(Iterator[Any]):
         """Raises, or counts what will be replaced."""
         loader = self._loader
         error = bad_sample(loader.ws, loader._columns, index, self._position(step) + i, cause)
-        if loader._on_error == "raise":
+        if loader._on_error == "raise" or isinstance(cause, SystemExit):
             raise error from cause
+        let_go(cause)
         if callable(loader._on_error):
+            error.__cause__ = cause
             loader._on_error(error)
         self._errors += 1
         loader._stats["skipped"] += 1
@@ -487,7 +496,7 @@ class _Epoch(Iterator[Any]):
             start = perf_counter()
             try:
                 raw = self._raw(step, timeout_ns)
-            except TimedOut:
+            except (TimedOut, Busy):
                 if timeout_ns == 1:
                     return False
                 raise
@@ -501,6 +510,8 @@ class _Epoch(Iterator[Any]):
 
     def _prepared(self) -> Any:
         loader = self._loader
+        if self._generation != _leat.generation():
+            raise ValueError("this iterator is of the process that was forked: call iter() again")
         if loader._engine is None:
             self._start_engine()
         engine = loader._engine
@@ -531,13 +542,15 @@ class _Epoch(Iterator[Any]):
         outs = self._loader._engine.slots.outs(job.lease.number)
         ids = job.ids = job.ids.copy()
         for i, cause in sorted(job.failures, key=lambda failure: failure[0]):
-            for attempt in range(1, 100):
+            for attempt in itertools.count(1):
+                if isinstance(cause, NOT_OF_A_SAMPLE) or attempt > self._plan.length:
+                    raise cause
                 self._bad(step, i, int(ids[i]), cause)
                 ids[i] = self._substitute(step, i, attempt)
                 try:
                     self._loader._work.store(outs, job.loose, i, self._one(int(ids[i])))
                     break
-                except Exception as again:
+                except (Exception, SystemExit) as again:
                     cause = again
 
     def _finish(self, job: _workers.Job, step: int) -> Any:
@@ -613,7 +626,7 @@ class _Epoch(Iterator[Any]):
         if self._closed:
             return
         self._closed = True
-        if self._loader._generation != _leat.generation():
+        if self._generation != _leat.generation():
             return
         if self._iter is not None:
             self._iter.close()

@@ -6,6 +6,8 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Any
 
+from ._errors import Error
+
 if TYPE_CHECKING:
     from ._loader import Loader
 
@@ -55,7 +57,10 @@ def judge(loader: Loader, recent: list[tuple[float, float, float, float]]) -> tu
         if loader._method == "thread":
             more += ", or workers='process' if the transform holds the GIL"
         return "prep-bound", f"{more}; a cheaper transform"
-    stat = loader.ws.stat()
+    try:
+        stat = loader.ws.stat()
+    except Error as error:
+        return "fetch-bound", str(error)
     if stat.streamed:
         return "fetch-bound", "shuffle='block:N', a larger pool, or faster disks"
     if stat.resident_samples < stat.samples:

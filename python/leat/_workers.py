@@ -17,7 +17,6 @@ import queue
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing import connection, get_context, parent_process, reduction
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ import numpy as np
 
 from ._batch import Array, Batch, Ragged
 from ._decode import SCALARS, Column
-from ._errors import Error, TimedOut, WorkerDied
+from ._errors import Error, TimedOut, WorkerDied, let_go
 from ._pictures import Stages, Transforms, split
 from ._slots import Layout, Lease, Slots
 
@@ -184,7 +183,7 @@ def _run_chunk(work: Work, batch: Batch, base: int, lo: int, hi: int, ids: Array
         try:
             made = work.apply(values_of(batch, work.columns, i - base), epoch, index)
             work.store(outs, loose, i, made)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failures.append((i, error))
     at(0)
     return failures, loose
@@ -278,7 +277,7 @@ def _thread_main(work: Work, slots: Slots, number: int, tasks: queue.SimpleQueue
         start = time.perf_counter()
         try:
             failures, loose = _run_chunk(work, job.raw, 0, lo, hi, job.ids, job.epoch, slots.outs(job.lease.number), at)
-        except BaseException as error:  # SystemExit in a transform
+        except BaseException as error:  # nothing that we know of; but the loop waits for an answer
             failures, loose = [(i, error) for i in range(lo, hi)], {}
         done.put((job, failures, loose, time.perf_counter() - start))
         del task, job, failures, loose
@@ -411,14 +410,14 @@ class Processes:
 
 def portable(error: BaseException) -> BaseException:
     """The same, as it passes through a pipe, with where it came from."""
-    where = "".join(traceback.format_exception(error))
+    let_go(error, "in a worker:\n")
     try:
         pickle.loads(pickle.dumps(error))
+        return error
     except Exception:
-        error = RuntimeError(f"{type(error).__name__}: {error}")
-    error.__traceback__ = None
-    error.add_note(f"in a worker:\n{where}")
-    return error
+        plain = RuntimeError(f"{type(error).__name__}: {error}")
+        plain.__notes__ = error.__notes__
+        return plain
 
 
 def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: int, count: int, number: int) -> None:
