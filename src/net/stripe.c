@@ -89,28 +89,82 @@ void stripe_sent(struct stripe_path *p, uint64_t bytes, uint64_t now_ns)
     p->out_bytes += bytes;
 }
 
+/* Whether a stretch is over: its rate. */
+static bool measured(const struct stripe_path *p, uint64_t now_ns, uint64_t *ret_rate)
+{
+    uint64_t spent_ns = now_ns > p->window_start_ns ? now_ns - p->window_start_ns : 0;
+    bool enough = spent_ns >= WINDOW_NS && p->window_bytes >= WINDOW_BYTES;
+    if (!enough && spent_ns < WINDOW_MAX_NS)
+        return false;
+    *ret_rate = (uint64_t)((double)p->window_bytes * 1e9 / (double)spent_ns);
+    return true;
+}
+
+static void next_stretch(struct stripe_path *p, uint64_t now_ns)
+{
+    p->window_start_ns = now_ns;
+    p->window_bytes = 0;
+    p->measured_ns = now_ns;
+    p->spare = p->ran_dry;
+    p->ran_dry = false;
+    p->pause_ns = 0; /* it works: the next failure is a first one */
+}
+
 void stripe_done(struct stripe_path *p, uint64_t bytes, uint64_t now_ns)
 {
+    uint64_t rate;
     p->out_bytes -= MIN(bytes, p->out_bytes);
     p->window_bytes += bytes;
     p->ran_dry |= p->out_bytes == 0;
     p->total_bytes += bytes;
-    uint64_t spent_ns = now_ns > p->window_start_ns ? now_ns - p->window_start_ns : 0;
-    bool enough = spent_ns >= WINDOW_NS && p->window_bytes >= WINDOW_BYTES;
-    if (enough || spent_ns >= WINDOW_MAX_NS) {
-        uint64_t rate = (uint64_t)((double)p->window_bytes * 1e9 / (double)spent_ns),
-                 old = p->rate_bytes_per_s;
+    if (measured(p, now_ns, &rate)) {
+        uint64_t old = p->rate_bytes_per_s;
         /* One that ran dry had no more to do, or waited for the server or for us: it is not slower for that, unless by far. */
         unsigned share = rate > old ? 2 : !p->ran_dry ? 4 : rate < old / 4 ? 16 : 0;
         p->rate_bytes_per_s = MAX(!old ? rate : share ? old - old / share + rate / share : old, 1ull);
-        p->window_start_ns = now_ns;
-        p->window_bytes = 0;
-        p->measured_ns = now_ns;
-        p->spare = p->ran_dry;
-        p->ran_dry = false;
-        p->pause_ns = 0; /* it works: the next failure is a first one */
+        next_stretch(p, now_ns);
     }
     p->idle_since_ns = now_ns;
+}
+
+void stripe_came(struct stripe_path *p, uint64_t bytes, uint64_t now_ns)
+{
+    p->out_bytes -= MIN(bytes, p->out_bytes);
+    p->window_bytes += bytes;
+    p->total_bytes += bytes;
+    p->idle_since_ns = now_ns;
+    p->came = true;
+}
+
+/* A path that had spare time could have done more: it is at least what it did, and believed better by an eighth, up to the best. */
+static uint64_t turn_rate(const struct stripe_path *p, uint64_t rate, uint64_t best)
+{
+    uint64_t old = p->rate_bytes_per_s;
+    if (!p->ran_dry)
+        return !old ? rate : rate > old ? old - old / 2 + rate / 2 : old - old / 4 + rate / 4;
+    return !old ? 0 : rate > old ? old - old / 2 + rate / 2 : MIN(old + old / 8 + 1, MAX(best, old));
+}
+
+void stripe_turn(struct stripe_path *paths, unsigned n, uint64_t now_ns)
+{
+    unsigned busy = 0, dry = 0;
+    uint64_t best = 0, rate;
+    for (unsigned i = 0; i < n; i++) {
+        busy += paths[i].out_bytes > 0;
+        dry += paths[i].came && paths[i].out_bytes == 0;
+        best = MAX(best, paths[i].down ? 0 : paths[i].rate_bytes_per_s);
+    }
+    for (unsigned i = 0; i < n; i++) {
+        struct stripe_path *p = &paths[i];
+        if (!p->came)
+            continue;
+        p->came = false;
+        p->ran_dry |= p->out_bytes == 0 && busy + dry > 1;
+        if (!measured(p, now_ns, &rate))
+            continue;
+        p->rate_bytes_per_s = turn_rate(p, MAX(rate, 1ull), best);
+        next_stretch(p, now_ns);
+    }
 }
 
 void stripe_missed(struct stripe_path *p, uint64_t bytes, uint64_t now_ns)

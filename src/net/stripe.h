@@ -27,6 +27,7 @@ struct stripe_path {
     uint64_t total_bytes;   /* that came over it */
     bool down;
     bool ran_dry, spare; /* nothing was out on it for a while in this stretch; in the one before */
+    bool came;           /* something, since the last turn */
 };
 
 /* What crossing from one NUMA node to the other costs a slice: some microseconds of the interconnect's queue. */
@@ -37,6 +38,13 @@ int stripe_choose(struct stripe_path *paths, unsigned n, uint64_t bytes, uint64_
 void stripe_sent(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
 /* The slice is here. */
 void stripe_done(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
+/*
+ * For a transport that finds out what came when it polls, and may poll late: stripe_came instead of stripe_done, then one stripe_turn
+ * when all that could be found was. How long a slice took is known to a turn only, so a path is slow when it was the last that had
+ * something out, or never was without; what was found in the same turn by several tells nothing, and they are believed to be alike by and by.
+ */
+void stripe_came(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
+void stripe_turn(struct stripe_path *paths, unsigned n, uint64_t now_ns);
 /* It was answered with an error: that tells nothing about the path. */
 void stripe_missed(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
 /* The path broke: what was out on it is not any more, and is asked for elsewhere. */

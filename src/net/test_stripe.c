@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which path a slice takes: against rails in virtual time, each a queue with a rate. */
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -142,12 +143,74 @@ static void test_a_rail_slows_down(void **state)
     assert_true(2000.0 * SLICE * 1e9 / (double)ns > 0.9 * 1.1e9);
 }
 
+/* As a transport that is polled every `gap_ns`, with `window` slices out; what came in between is found together. Bytes a second. */
+static double move_by_turns(struct stripe_path *paths, const struct rail *rails_in, unsigned n,
+                            unsigned slices, unsigned window, uint64_t gap_ns)
+{
+    struct rail rails[RAILS];
+    struct out {
+        uint64_t at_ns;
+        int rail;
+    } out[64];
+    unsigned nout = 0, left = slices;
+    const uint64_t start_ns = NS_PER_S + paths[0].idle_since_ns;
+    uint64_t now = start_ns;
+    memcpy(rails, rails_in, n * sizeof(*rails));
+    for (; left || nout; now += gap_ns) {
+        for (unsigned i = 0; i < nout;)
+            if (out[i].at_ns <= now) {
+                stripe_came(&paths[out[i].rail], SLICE, now);
+                out[i] = out[--nout];
+            } else {
+                i++;
+            }
+        stripe_turn(paths, n, now);
+        for (; left && nout < window; left--) {
+            int k = stripe_choose(paths, n, SLICE, now);
+            stripe_sent(&paths[k], SLICE, now);
+            rails[k].free_ns = MAX(rails[k].free_ns, now) + (uint64_t)(SLICE * 1e9 / rails[k].rate);
+            out[nout++] = (struct out){rails[k].free_ns + rails[k].latency_ns, k};
+        }
+    }
+    return (double)slices * SLICE * 1e9 / (double)(now - start_ns);
+}
+
+/* Who polls seldom cannot tell them apart: a false start must not last, or who gets more would look faster for ever. */
+static void test_turns_find_equal_rails_equal(void **state)
+{
+    const struct rail rails[2] = {{.rate = 1e9}, {.rate = 1e9}};
+    for (uint64_t gap_ns = 10000; gap_ns <= 10 * NS_PER_MS; gap_ns *= 10) {
+        struct stripe_path paths[2] = {{.rate_bytes_per_s = 1000000000}, {.rate_bytes_per_s = 20000000}};
+        move_by_turns(paths, rails, 2, 8000, 8, gap_ns);
+        uint64_t before = paths[1].total_bytes;
+        move_by_turns(paths, rails, 2, 8000, 8, gap_ns);
+        double share = (double)(paths[1].total_bytes - before) / (8000.0 * SLICE);
+        print_message("a poll in %" PRIu64 " us: %.0f%%\n", gap_ns / 1000, 100 * share);
+        assert_true(share > 0.4 && share < 0.6);
+    }
+}
+
+static void test_turns_find_a_slow_rail(void **state)
+{
+    const struct rail rails[2] = {{.rate = 1e9}, {.rate = 1e8}};
+    struct stripe_path paths[2] = {0};
+    double rate = move_by_turns(paths, rails, 2, 8000, 16, 20000);
+    print_message("1 + 0.1 GB/s, by turns: %.2f GB/s\n", rate / 1e9);
+    assert_true(rate > 0.9 * 1.1e9);
+    assert_true(paths[1].total_bytes < 1200 * SLICE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equal_rails_share), cmocka_unit_test(test_shares_follow_rates),
-        cmocka_unit_test(test_far_rail),          cmocka_unit_test(test_a_rail_dies_and_comes_back),
-        cmocka_unit_test(test_none_is_up),        cmocka_unit_test(test_a_rail_slows_down),
+        cmocka_unit_test(test_equal_rails_share),
+        cmocka_unit_test(test_shares_follow_rates),
+        cmocka_unit_test(test_far_rail),
+        cmocka_unit_test(test_a_rail_dies_and_comes_back),
+        cmocka_unit_test(test_none_is_up),
+        cmocka_unit_test(test_a_rail_slows_down),
+        cmocka_unit_test(test_turns_find_equal_rails_equal),
+        cmocka_unit_test(test_turns_find_a_slow_rail),
     };
     return cmocka_run_group_tests_name("net_stripe", tests, NULL, NULL);
 }

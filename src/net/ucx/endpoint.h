@@ -6,6 +6,7 @@
 #include "base/forkfd.h"
 #include "net/conn.h"
 #include "net/events.h"
+#include "net/stripe.h"
 #include "net/ucx/rail.h"
 
 struct net_memory {
@@ -23,8 +24,9 @@ enum path_state { PATH_CONNECTING, PATH_UP, PATH_CLOSING, PATH_CLOSED };
 struct path;
 
 /* The flush that tells when a path is up. UCX may give it back after the path was closed by force and freed, as late as when its
- * worker is destroyed, so it is the callback's to free, and knows the path as long as there is one. */
+ * worker is destroyed, or never, so it is the callback's to free, or ucx_free's, and knows the path as long as there is one. */
 struct coming {
+    struct list node; /* ctx->comings */
     struct path *path;
     const struct ucx_symbols *ucx;
 };
@@ -36,7 +38,10 @@ struct path {
     enum path_state state;
     bool failed; /* by a callback: to be closed */
     ucp_ep_h ep;
-    uint64_t out_bytes;
+    struct sockaddr_in6 far;
+    unsigned serial;    /* of its connection: it is tried again after it broke */
+    unsigned out, asks; /* slices that are out on it; PUTs that were not answered */
+    uint64_t began_ns;  /* CONNECTING: since when */
 };
 
 enum key_state { KEY_NONE, KEY_ASKED, KEY_HERE, KEY_REFUSED };
@@ -58,15 +63,19 @@ struct cut {
 struct slice {
     struct list node;
     struct flight *flight;
-    struct path *path;
+    struct path *path; /* that it is out on; NULL: on none */
     struct cut cut;
+    /* Of one that was lost: it goes out again when that connection is closed. */
+    const struct path *was;
+    unsigned was_serial, tries;
 };
 
 /* A PUT that was asked for. */
 struct ask {
     struct list node;
     uint64_t id;
-    struct list slices;
+    struct path *path;
+    struct list slices; /* none: its path was closed, and they went by another */
 };
 
 struct flight {
@@ -89,6 +98,9 @@ struct net_endpoint {
     uint32_t node_id, generation;
     unsigned npaths;
     struct path paths[NET_RDMA_RAILS_MAX];
+    struct stripe_path stripe[NET_RDMA_RAILS_MAX]; /* down unless its path is UP and has not failed */
+    struct list lost;                              /* slices whose path broke */
+    bool came;                                     /* something, since the last stripe_turn */
     uint32_t nkeys;
     struct key *keys;
     bool refused; /* some key is KEY_REFUSED */
@@ -116,9 +128,10 @@ struct ucx_ctx {
     struct ucx_rail rails[NET_RDMA_RAILS_MAX];
     uint64_t secrets[NET_RDMA_RAILS_MAX];
     struct ucx_shape shape; /* of the keys that we believe */
-    struct list endpoints, memories, spares;
+    struct list endpoints, memories, spares, comings;
     struct list events, told;
     uint64_t min_deadline_ns; /* as in tcp.c: may be too early, never too late */
+    uint64_t mend_ns;         /* when some path is to be looked after; 0: all are up */
     unsigned in_flight;       /* ops not yet QUIESCED */
     bool look;                /* a callback left a mark somewhere */
 };
@@ -136,6 +149,21 @@ void flight_done(struct flight *f, int status);
 void flight_quiesced(struct flight *f);
 /* The answer to a PUT, or its end. */
 void ask_over(struct net_endpoint *ep, struct ask *ask, int status);
+/* Its path broke: what it asked for is asked for elsewhere. */
+void ask_lost(struct net_endpoint *ep, struct ask *ask);
+/* What was lost and can land no more goes out again; what is over comes back. True: something went. */
+bool endpoint_resend(struct net_endpoint *ep);
+/* By a callback: it is closed later, and takes nothing from now on. */
+static inline void path_broke(struct path *p)
+{
+    p->failed = p->endpoint->ctx->look = true;
+    p->endpoint->stripe[p - p->endpoint->paths].down = true;
+}
+/* Its connection, as it was then, is closed: nothing lands by it any more. */
+static inline bool path_is_quiet(const struct path *p, unsigned serial)
+{
+    return p->state == PATH_CLOSED || p->serial != serial;
+}
 struct ask *ask_find(struct net_endpoint *ep, uint64_t id);
 /* Sends what can be sent, in order; asks for keys. -ENOMEM: the endpoint is of no use. What it wrote is for the caller to flush. */
 int endpoint_start(struct net_endpoint *ep);

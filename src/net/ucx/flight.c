@@ -2,9 +2,11 @@
 /* flight.c: ops on their way: cut into slices, sent as gets or asked for as puts, checksummed where they lie. See ucx.c. */
 #include "net/ucx/endpoint.h"
 
+#include "base/clock.h"
 #include "base/crc32c.h"
 
 #define SLICE (64 * KIB)
+#define TRIES 3 /* paths that a slice may break before its read fails: it may be the slice */
 
 /* --- flights ------------------------------------------------------------------------------------------------------ */
 
@@ -63,16 +65,31 @@ static void flight_back(struct flight *f)
     }
 }
 
+/* It is not out on its path any more. */
+static void slice_left(struct slice *s, int status)
+{
+    struct path *p = TAKE_PTR(s->path);
+    if (!p)
+        return;
+    struct net_endpoint *ep = p->endpoint;
+    struct net_rdma_total *total = ep->ctx->rails[p->rail].total;
+    struct stripe_path *stripe = &ep->stripe[p - ep->paths];
+    if (status)
+        stripe_missed(stripe, s->cut.bytes, clock_now_ns());
+    else
+        stripe_came(stripe, s->cut.bytes, clock_now_ns());
+    ep->came = ep->ctx->look = true;
+    if (total)
+        atomic_fetch_add_explicit(status ? &total->failures : &total->bytes, status ? 1 : s->cut.bytes,
+                                  memory_order_relaxed);
+    p->out--;
+    s->was = p;
+}
+
 static void slice_back(struct slice *s, int status)
 {
     struct flight *f = s->flight;
-    if (s->path) {
-        struct net_rdma_total *total = f->endpoint->ctx->rails[s->path->rail].total;
-        s->path->out_bytes -= s->cut.bytes;
-        if (total)
-            atomic_fetch_add_explicit(status ? &total->failures : &total->bytes, status ? 1 : s->cut.bytes,
-                                      memory_order_relaxed);
-    }
+    slice_left(s, status);
     list_remove(&s->node);
     list_push_front(&f->endpoint->ctx->spares, &s->node);
     if (status)
@@ -84,12 +101,29 @@ static void slice_back(struct slice *s, int status)
     flight_back(f);
 }
 
+/* Its path broke, and is closed before it goes out again. */
+static void slice_lost(struct slice *s)
+{
+    struct net_endpoint *ep = s->flight->endpoint;
+    slice_left(s, LEAT_PEER_GONE);
+    if (s->flight->over || s->tries == TRIES) {
+        slice_back(s, LEAT_PEER_GONE);
+        return;
+    }
+    list_remove(&s->node);
+    list_push_back(&ep->lost, &s->node);
+    ep->ctx->look = true;
+}
+
 /* UCX may give a failed get back before it says that the path broke, and another part of it may still land until that is closed. */
 static void get_back(struct slice *s, ucs_status_t status)
 {
-    if (status != UCS_OK)
-        s->path->failed = s->flight->endpoint->ctx->look = true;
-    slice_back(s, status == UCS_OK ? 0 : LEAT_PEER_GONE);
+    if (status == UCS_OK) {
+        slice_back(s, 0);
+    } else {
+        path_broke(s->path);
+        slice_lost(s);
+    }
 }
 
 static void on_slice(void *request, ucs_status_t status, void *arg)
@@ -221,13 +255,20 @@ struct ask *ask_find(struct net_endpoint *ep, uint64_t id)
 void ask_over(struct net_endpoint *ep, struct ask *ask, int status)
 {
     list_remove(&ask->node);
+    ask->path->asks--;
     list_for_each_safe (node, &ask->slices)
         slice_back(container_of(node, struct slice, node), status);
     free(ask);
 }
 
+void ask_lost(struct net_endpoint *ep, struct ask *ask)
+{
+    list_for_each_safe (node, &ask->slices)
+        slice_lost(container_of(node, struct slice, node));
+}
+
 /* Takes slices off the list, as many as one PUT may have, and asks for them; all of them come back if that fails. */
-static void ask_put(struct flight *f, const struct path *p, struct list *slices)
+static void ask_put(struct flight *f, struct path *p, struct list *slices)
 {
     struct net_endpoint *ep = f->endpoint;
     struct bytes_out ranges = {0}, body = {0};
@@ -260,6 +301,8 @@ static void ask_put(struct flight *f, const struct path *p, struct list *slices)
         return;
     }
     ask->id = ep->next_id;
+    ask->path = p;
+    p->asks++;
     list_init(&ask->slices);
     while ((s = list_first(&taken, struct slice, node))) {
         list_remove(&s->node);
@@ -270,15 +313,28 @@ static void ask_put(struct flight *f, const struct path *p, struct list *slices)
 
 /* --- starting -------------------------------------------------------------------------------------------------------- */
 
-static struct path *best_path(struct net_endpoint *ep)
+static bool any_path(const struct net_endpoint *ep)
 {
-    struct path *best = NULL;
-    for (unsigned i = 0; i < ep->npaths; i++) {
-        struct path *p = &ep->paths[i];
-        if (p->state == PATH_UP && !p->failed && (!best || p->out_bytes < best->out_bytes))
-            best = p;
-    }
-    return best;
+    for (unsigned i = 0; i < ep->npaths; i++)
+        if (!ep->stripe[i].down)
+            return true;
+    return false;
+}
+
+/* On the path that is predicted to bring it first. False: none is up. */
+static bool take_path(struct slice *s)
+{
+    struct net_endpoint *ep = s->flight->endpoint;
+    uint64_t now = clock_now_ns();
+    int k = stripe_choose(ep->stripe, ep->npaths, s->cut.bytes, now);
+    if (k < 0)
+        return false;
+    stripe_sent(&ep->stripe[k], s->cut.bytes, now);
+    s->path = &ep->paths[k];
+    s->was_serial = s->path->serial;
+    s->path->out++;
+    s->tries++;
+    return true;
 }
 
 static struct net_memory *memory_of(const struct ucx_ctx *ctx, const uint8_t *at, uint64_t bytes)
@@ -340,17 +396,14 @@ static void fly(struct flight *f)
     f->out++;
     while (next_cut(f->op, &at, &skip, &cut)) {
         struct slice *s = list_first(&f->slices, struct slice, node);
-        struct path *p = best_path(ep);
         list_remove(&s->node);
-        *s = (struct slice){.flight = f, .path = p, .cut = cut};
+        *s = (struct slice){.flight = f, .cut = cut};
         list_init(&s->node);
         f->out++;
-        if (p)
-            p->out_bytes += cut.bytes;
-        if (!p) /* the last one broke while this op was being sent */
+        if (!take_path(s)) /* the last one broke while this op was being sent */
             slice_back(s, LEAT_PEER_GONE);
         else if (f->memory)
-            list_push_back(&by_path[p - ep->paths], &s->node);
+            list_push_back(&by_path[s->path - ep->paths], &s->node);
         else
             send_get(s);
     }
@@ -358,6 +411,40 @@ static void fly(struct flight *f)
         while (!list_empty(&by_path[i]))
             ask_put(f, &ep->paths[i], &by_path[i]);
     flight_back(f);
+}
+
+bool endpoint_resend(struct net_endpoint *ep)
+{
+    struct list again;
+    bool sent = false;
+    list_init(&again);
+    list_for_each_safe (node, &ep->lost) {
+        struct slice *s = container_of(node, struct slice, node);
+        if (path_is_quiet(s->was, s->was_serial) && (s->flight->over || any_path(ep))) {
+            list_remove(node);
+            list_push_back(&again, node);
+        }
+    }
+    for (struct slice *s; (s = list_first(&again, struct slice, node));) {
+        struct flight *f = s->flight;
+        list_remove(&s->node);
+        list_init(&s->node);
+        if (f->over) {
+            slice_back(s, LEAT_PEER_GONE);
+        } else if (!take_path(s)) { /* the last one broke just now: they wait for another, or for the end */
+            list_push_back(&ep->lost, &s->node);
+        } else if (f->memory) {
+            struct path *p = s->path;
+            struct list one;
+            list_init(&one);
+            list_push_back(&one, &s->node);
+            ask_put(f, p, &one);
+            sent = true;
+        } else {
+            send_get(s);
+        }
+    }
+    return sent;
 }
 
 enum ready { READY, NOT_READY, REFUSED };
@@ -399,7 +486,7 @@ int endpoint_start(struct net_endpoint *ep)
                     f->op->status = f->op->reads[i].status;
             flight_done(f, 0);
             flight_quiesced(f);
-        } else if (ready == READY && best_path(ep)) {
+        } else if (ready == READY && any_path(ep)) {
             fly(f);
         }
     }

@@ -14,6 +14,7 @@
 #include "net/ucx/rail.h"
 
 #include "base/log.h"
+#include "net/topo/topo.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -94,32 +95,59 @@ bool net_rdma_likely(void)
     return (tls && tls[0]) || active_ports(names) > 0;
 }
 
-int ucx_rails_find(const struct net_rdma_config *config, char names[NET_RDMA_RAILS_MAX][32], unsigned *ret_n,
+/* Over UCX's TCP rails are interfaces, and the loopback one is none that net/topo would choose. */
+static int find_interfaces(const char *list, struct ucx_found *ret, struct leat_error *err)
+{
+    for (const char *at = list && list[0] ? list : "lo"; *at;) {
+        size_t len = strcspn(at, ", ");
+        if (len >= sizeof(ret->rails[0].name) || ret->n == NET_RDMA_RAILS_MAX)
+            return error_set(err, LEAT_INVALID, "rails = %s: give at most %u names of interfaces", list,
+                             NET_RDMA_RAILS_MAX);
+        if (len) {
+            memcpy(ret->rails[ret->n].name, at, len);
+            ret->rails[ret->n++].name[len] = 0;
+        }
+        at += len + (at[len] != 0);
+    }
+    ret->use = ret->n;
+    return 0;
+}
+
+static int find_devices(const struct net_rdma_config *config, bool whole_host, struct ucx_found *ret,
+                        struct leat_error *err)
+{
+    const struct topo_wish wish = {
+        .kind = TOPO_RDMA, .rails = config->rails, .whole_host = whole_host, .gpu = TOPO_GPU_FROM_ENV};
+    struct topo_choice *choice = NULL;
+    int rc = topo_choose_here(&wish, &choice, err);
+    for (unsigned i = 0; !rc && i < choice->n && ret->n < NET_RDMA_RAILS_MAX; i++) {
+        const struct topo_rail *rail = &choice->rails[i];
+        struct ucx_wanted *wanted = &ret->rails[ret->n];
+        if (strlen(rail->name) >= sizeof(wanted->name))
+            continue;
+        memcpy(wanted->name, rail->name, strlen(rail->name) + 1);
+        wanted->nominal_bytes_per_s = rail->nominal_bytes_per_s;
+        wanted->penalty_ns = rail->penalty_ns;
+        ret->n++;
+        ret->use += i < choice->use;
+    }
+    free(choice);
+    return rc;
+}
+
+int ucx_rails_find(const struct net_rdma_config *config, bool whole_host, struct ucx_found *ret_found,
                    struct leat_error *err)
 {
+    struct ucx_found found = {0};
     const char *list = config->rails && config->rails[0] ? config->rails : secure_getenv("LEAT_RAILS");
-    unsigned n = 0;
-    if (list && list[0]) {
-        for (const char *at = list; *at;) {
-            size_t len = strcspn(at, ", ");
-            if (len >= sizeof(names[0]) || n == NET_RDMA_RAILS_MAX)
-                return error_set(err, LEAT_INVALID, "rails = %s: give at most %u names of DEVICE:PORT", list,
-                                 NET_RDMA_RAILS_MAX);
-            if (len) {
-                memcpy(names[n], at, len);
-                names[n++][len] = 0;
-            }
-            at += len + (at[len] != 0);
-        }
-    } else if (ucx_is_tcp(config)) {
-        strcpy(names[n++], "lo");
-    } else {
-        n = active_ports(names);
-    }
-    if (n == 0)
+    int rc = ucx_is_tcp(config) ? find_interfaces(list, &found, err)
+                                : find_devices(config, whole_host, &found, err);
+    if (rc)
+        return rc;
+    if (found.n == 0)
         return error_set(err, LEAT_UNSUPPORTED, "no RDMA device with an active port (%s)",
                          access(DEVICES, F_OK) == 0 ? "see rdma link" : "there is no " DEVICES);
-    *ret_n = n;
+    *ret_found = found;
     return 0;
 }
 
@@ -362,14 +390,15 @@ static int open_context(struct ucx_rail *rail, const struct net_rdma_config *con
     return 0;
 }
 
-int ucx_rail_open(const struct net_rdma_config *config, const char *name, uint64_t client_id,
+int ucx_rail_open(const struct net_rdma_config *config, const struct ucx_wanted *wanted, uint64_t client_id,
                   struct ucx_rail *ret_rail, struct leat_error *err)
 {
-    struct ucx_rail rail = {.fd = -1};
+    struct ucx_rail rail = {
+        .fd = -1, .nominal_bytes_per_s = wanted->nominal_bytes_per_s, .penalty_ns = wanted->penalty_ns};
     int rc = ucx_load(&rail.ucx, err);
     if (rc)
         return rc;
-    snprintf(rail.name, sizeof(rail.name), "%s", name);
+    snprintf(rail.name, sizeof(rail.name), "%s", wanted->name);
     rc = find_address(config, &rail, err);
     if (rc == 0)
         rc = open_context(&rail, config, err);
@@ -391,7 +420,7 @@ int ucx_rail_open(const struct net_rdma_config *config, const char *name, uint64
         return rc;
     }
     if (client_id)
-        rail.total = find_total(name);
+        rail.total = find_total(rail.name);
     *ret_rail = rail;
     return 0;
 }

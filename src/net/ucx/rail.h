@@ -15,15 +15,26 @@ struct ucx_rail {
     struct sockaddr_in6 netmask;
     ucp_context_h context;
     ucp_worker_h worker;
-    struct net_rdma_total *total; /* the process's, for clients; NULL: too many names */
-    int fd;                       /* readable when there is progress to make, after arm */
+    struct net_rdma_total *total;             /* the process's, for clients; NULL: too many names */
+    uint64_t nominal_bytes_per_s, penalty_ns; /* for stripe.h */
+    int fd;                                   /* readable when there is progress to make, after arm */
 };
 
-/* Names of the rails to open, from the configuration, the environment or the host: "a:1", … LEAT_UNSUPPORTED: there is none, and why. */
-int ucx_rails_find(const struct net_rdma_config *config, char names[NET_RDMA_RAILS_MAX][32], unsigned *ret_n,
+/* The rails that there are, nearest first, as net/topo chooses them: what `leat topo` shows is what is opened. */
+struct ucx_found {
+    unsigned n,
+        use; /* all; the first so many carry the bytes, the rest stand by for when none of those can be opened */
+    struct ucx_wanted {
+        char name[32]; /* "a:1" */
+        uint64_t nominal_bytes_per_s, penalty_ns;
+    } rails[NET_RDMA_RAILS_MAX];
+};
+/* From the configuration, the environment or the host. whole_host: for a daemon. LEAT_UNSUPPORTED: there is none, and why; LEAT_INVALID:
+ * one was named that is not there. */
+int ucx_rails_find(const struct net_rdma_config *config, bool whole_host, struct ucx_found *ret_found,
                    struct leat_error *err);
 /* client_id is shown to whom the worker connects; 0: none. */
-int ucx_rail_open(const struct net_rdma_config *config, const char *name, uint64_t client_id,
+int ucx_rail_open(const struct net_rdma_config *config, const struct ucx_wanted *wanted, uint64_t client_id,
                   struct ucx_rail *ret_rail, struct leat_error *err);
 void ucx_rail_close(struct ucx_rail *rail); /* harmless on a zeroed one */
 /* Progresses until there is no more, but not for ever. True: there may be more. */

@@ -253,12 +253,14 @@ static void rail_stop(struct serve_rail *r)
 }
 
 static int rail_start(struct net_rdma_server *server, struct serve_rail *r,
-                      const struct net_rdma_config *config, const char *name, struct leat_error *err)
+                      const struct net_rdma_config *config, const struct ucx_wanted *wanted,
+                      struct leat_error *err)
 {
+    const char *name = wanted->name;
     *r = (struct serve_rail){.server = server, .number = (unsigned)(r - server->rails)};
     list_init(&r->eps);
     list_init(&r->waiting);
-    int rc = ucx_rail_open(config, name, 0, &r->rail, err);
+    int rc = ucx_rail_open(config, wanted, 0, &r->rail, err);
     if (rc == 0)
         rc = listen_on(r, err);
     if (rc == 0 && (rc = loop_new(&r->loop)) < 0)
@@ -281,10 +283,9 @@ static int rail_start(struct net_rdma_server *server, struct serve_rail *r,
 int net_rdma_server_new(const struct net_rdma_config *config, struct net_rdma_server **ret_server,
                         struct leat_error *err)
 {
-    char names[NET_RDMA_RAILS_MAX][32];
-    unsigned n = 0;
+    struct ucx_found found;
     const struct ucx_symbols *ucx;
-    int rc = ucx_rails_find(config, names, &n, err);
+    int rc = ucx_rails_find(config, true, &found, err);
     if (rc == 0)
         rc = ucx_load(&ucx, err);
     if (rc)
@@ -295,9 +296,9 @@ int net_rdma_server_new(const struct net_rdma_config *config, struct net_rdma_se
     pthread_mutex_init(&server->lock, NULL);
     list_init(&server->peers);
     struct leat_error why = {0};
-    for (unsigned i = 0; i < n; i++) {
-        int one = rail_start(server, &server->rails[server->n], config, names[i], &why);
-        if (one < 0 && n > 1)
+    for (unsigned i = 0; i < found.n; i++) {
+        int one = rail_start(server, &server->rails[server->n], config, &found.rails[i], &why);
+        if (one < 0 && found.n > 1)
             log_warning("going on without a rail: %s", why.message);
         if (one < 0)
             rc = one;

@@ -17,14 +17,18 @@
 
 #include "base/clock.h"
 #include "failalloc.h"
+#include "net/ucx/endpoint.h"
 #include "net/ucx/serve.h"
 
 /* What the child is told to do by the port that a connection comes to. */
-enum far { SERVE, SILENT, LIE, OTHER_GENERATION, FALSE_KEY, BEGUN, KINDS_OF_FAR };
+/* BREAK: the second rail loses its connections. */
+enum far { SERVE, SILENT, LIE, OTHER_GENERATION, FALSE_KEY, BEGUN, BREAK, KINDS_OF_FAR };
 static pid_t child;
 static char ports[KINDS_OF_FAR][32];
 static const struct net_rdma_config by_tcp = {.rails = "lo", .tls = "tcp"},
-                                    put_by_tcp = {.rails = "lo", .tls = "tcp", .put = true};
+                                    put_by_tcp = {.rails = "lo", .tls = "tcp", .put = true},
+                                    two_by_tcp = {.rails = "lo,lo", .tls = "tcp"},
+                                    put_two_by_tcp = {.rails = "lo,lo", .tls = "tcp", .put = true};
 
 /* --- the child ------------------------------------------------------------------------------------------------------ */
 
@@ -50,8 +54,12 @@ static int far_request(struct net_serve_target *t, uint16_t type, struct bytes_i
         return NET_LATER; /* and never again */
     if (target->far == BEGUN &&
         type == PROTO_RDMA_PUT) /* it writes when the client has long heard that it failed */
-        loop_post(rig_rdma->rails[0].loop, nap, NULL);
-    int rc = target->serve(t, type, in, reply, later, err);
+        for (unsigned i = 0; i < rig_rdma->n; i++)
+            loop_post(rig_rdma->rails[i].loop, nap, NULL);
+    struct net_later unheard = *later;
+    if (target->far == BEGUN && type == PROTO_RDMA_PUT)
+        unheard.conn = UINT64_MAX; /* it is answered here already */
+    int rc = target->serve(t, type, in, reply, &unheard, err);
     if (target->far == BEGUN && type == PROTO_RDMA_PUT)
         return rc == NET_LATER ? error_set(err, LEAT_PEER_GONE, "a rail broke") : LEAT_CORRUPT;
     if (target->far == LIE && reply->len > 8)
@@ -63,12 +71,22 @@ static int far_request(struct net_serve_target *t, uint16_t type, struct bytes_i
     return rc;
 }
 
+static void break_rail(void *arg)
+{
+    struct serve_rail *r = arg;
+    list_for_each (node, &r->eps)
+        container_of(node, struct serve_ep, node)->failed = r->look = true;
+    ucx_rail_progress(&r->rail);
+}
+
 static void far_main(const int listeners[KINDS_OF_FAR], int ready)
 {
     struct net_server *server;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     rig_setup(NULL);
-    if (!rig_rdma || net_server_new(1, &server) < 0 || write(ready, "y", 1) != 1)
+    net_rdma_server_free(TAKE_PTR(rig_rdma));
+    if (net_rdma_server_new(&two_by_tcp, &rig_rdma, NULL) < 0 || net_server_new(1, &server) < 0 ||
+        write(ready, "y", 1) != 1)
         _exit(1);
     for (;;) {
         struct pollfd fds[KINDS_OF_FAR];
@@ -79,6 +97,11 @@ static void far_main(const int listeners[KINDS_OF_FAR], int ready)
         for (unsigned i = 0; i < KINDS_OF_FAR; i++) {
             if (!fds[i].revents)
                 continue;
+            if (i == BREAK) {
+                loop_post(rig_rdma->rails[1].loop, break_rail, &rig_rdma->rails[1]);
+                close(accept(listeners[i], NULL, NULL));
+                continue;
+            }
             struct target *target = calloc(1, sizeof(*target)); /* goes with the process */
             rig_pool_init(&target->pool);
             target->pool.rdma = rig_rdma;
@@ -337,6 +360,50 @@ static void test_late_put(void **state)
     one_end(&x);
 }
 
+/* Reads go on when a rail breaks, and it carries bytes again after a while. */
+static void comes_back(const struct net_rdma_config *config)
+{
+    struct one x;
+    char bye;
+    uint32_t crcs[ARRAY_LEN(x.reads)];
+    assert_int_equal(one_connect(&x, SERVE, config), 0);
+    const struct path *path = &x.ep->paths[1];
+    assert_int_equal(x.ep->npaths, 2);
+    for (unsigned i = 0; i < 1000 && path->state != PATH_UP; i++)
+        assert_int_equal(one_read(&x, 0), 0);
+    assert_int_equal(path->state, PATH_UP);
+    assert_int_equal(one_read(&x, 0), 0);
+    for (unsigned i = 0; i < ARRAY_LEN(crcs); i++)
+        crcs[i] = x.reads[i].crc;
+    uint64_t until = clock_now_ns() + 60 * NS_PER_S, before = x.ep->stripe[1].total_bytes, others = 0;
+    assert_true(before > 0);
+    int fd;
+    assert_int_equal(net_dial(ports[BREAK], 0, &fd, NULL), 0);
+    while (clock_now_ns() < until && (path->serial == 0 || x.ep->stripe[1].total_bytes == before)) {
+        assert_int_equal(one_read(&x, clock_now_ns() + 20 * NS_PER_S), 0);
+        for (unsigned i = 0; i < ARRAY_LEN(crcs); i++)
+            assert_int_equal(x.reads[i].crc, crcs[i]);
+        if (path->serial == 0)
+            before = x.ep->stripe[1].total_bytes;
+        others += path->state == PATH_CLOSED;
+        usleep(1000);
+    }
+    assert_true(others > 0);
+    assert_int_equal(path->serial, 1);
+    assert_int_equal(path->state, PATH_UP);
+    assert_true(x.ep->stripe[1].total_bytes > before);
+    assert_int_equal(read(fd, &bye, 1), 0);
+    close(fd);
+    one_end(&x);
+}
+
+static void test_a_rail_comes_back(void **state)
+{
+    NEEDS_UCX();
+    comes_back(&two_by_tcp);
+    comes_back(&put_two_by_tcp);
+}
+
 static void test_turned_away(void **state)
 {
     NEEDS_UCX();
@@ -346,8 +413,8 @@ static void test_turned_away(void **state)
     assert_int_equal(net_rdma_new(&config, &ctx, &err), LEAT_UNSUPPORTED);
     assert_non_null(strstr(err.message, "nosuch0"));
     config = (struct net_rdma_config){.rails = "nosuch_0:1", .tls = "rc_verbs"};
-    assert_int_equal(net_rdma_new(&config, &ctx, &err), LEAT_UNSUPPORTED);
-    assert_non_null(strstr(err.message, "no such device"));
+    assert_true(net_rdma_new(&config, &ctx, &err) < 0);
+    assert_non_null(strstr(err.message, "nosuch_0"));
     config = (struct net_rdma_config){.rails = "lo", .tls = "smoke"};
     assert_true(net_rdma_new(&config, &ctx, &err) < 0);
     assert_true(err.message[0]);
@@ -503,6 +570,7 @@ int main(void)
         cmocka_unit_test(test_lies),
         cmocka_unit_test(test_freezes),
         cmocka_unit_test(test_late_put),
+        cmocka_unit_test(test_a_rail_comes_back),
         cmocka_unit_test(test_turned_away),
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_subnets),

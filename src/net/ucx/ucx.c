@@ -4,25 +4,27 @@
  *
  * Happy path: connect() asks on the brokered data connection where the far rails are, and begins a path to each from the rail
  * of ours that shares its subnet. submit() takes an op in; once the keys of its regions are there (asked for the first time they are
- * needed, on the same connection) and a path is up, it is cut into slices, which go to the path with the fewest bytes
- * outstanding. A slice is a get straight into the destination. With the last one back the op's reads are checksummed where
+ * needed, on the same connection) and a path is up, it is cut into slices, each of which takes the path that is predicted to bring
+ * it first (net/stripe.h). A slice is a get straight into the destination. With the last one back the op's reads are checksummed where
  * they lie, and it is DONE and QUIESCED.
  *
  *   flight: WAITING (keys, path) ──▶ FLYING (slices out) ──▶ DONE and QUIESCED
  *              └──────────────┬───────────┘
  *                deadline, dead peer, disconnect: DONE with a status ─── every slice back, every path closed ──▶ QUIESCED
  *
- * Failure modes: a path that breaks is closed, and fails the reads of its slices with LEAT_PEER_GONE; the last one takes the endpoint with
- * it. A refused key fails the ops that need it. A passed deadline, the end of the data connection, and a put that failed after it
- * may have begun close everything: what was out is DONE at once, and QUIESCED when UCX has given each slice back and has closed the paths, which takes the queue pairs
+ * Failure modes: a path that breaks is closed, its slices then go by the others, and it is tried again after a pause, while there are
+ * reads; the last one takes the endpoint with it. A put that failed after it may have begun breaks its path. A refused key fails the ops
+ * that need it. A passed deadline and the end of the data connection close everything: what was out is DONE at once, and QUIESCED when UCX has given each slice back and has closed the paths, which takes the queue pairs
  * down: nothing lands after that.
  *
  * Invariants:
  * 1. A flight is on exactly one list of its endpoint: waiting, flying or held (DONE, not yet QUIESCED).
  * 2. After DONE its reads' statuses are not written any more, after QUIESCED its op is not touched.
- * 3. A path is created CONNECTING, turns UP once, then CLOSING, then CLOSED; keys are unpacked when it is UP, not before (UCX would
- *    remember that it cannot reach the memory one-sided, and have the far CPU do it).
+ * 3. A path is created CONNECTING, turns UP once, then CLOSING, then CLOSED, and perhaps CONNECTING again; keys are unpacked when it is
+ *    UP, not before (UCX would remember that it cannot reach the memory one-sided, and have the far CPU do it).
  * 4. No callback of UCX closes anything: it leaves a mark, and settle() acts after progress.
+ * 5. A slice goes out again only when the connection that lost it is closed, and a path connects again only when UCX gave all its slices
+ *    back and the far end answered all its PUTs: one that it had not begun would be written by the new connection.
  */
 #include "net/ucx/endpoint.h"
 
@@ -41,6 +43,7 @@
 #define ENDPOINTS_A_POLL 32
 #define CONNECT_NS       (3 * NS_PER_S) /* most time for a path to come up, where the caller gives more */
 #define DEATH_MS         200
+#define MEND_NS          (50 * NS_PER_MS) /* between looks at a path that waits for what is still out */
 #define FREE_NS          (5 * NS_PER_S)
 
 static struct ucx_ctx *ctx_of(struct net_ctx *base)
@@ -67,6 +70,14 @@ static int flush(struct net_endpoint *ep)
     return rc == 0 || rc == -EAGAIN ? want_out(ep, rc != 0) : rc;
 }
 
+/* --- paths that broke ---------------------------------------------------------------------------------------------------- */
+
+static void mend_at(struct ucx_ctx *ctx, uint64_t ns)
+{
+    if (ctx->mend_ns == 0 || ns < ctx->mend_ns)
+        ctx->mend_ns = ns;
+}
+
 /* --- the end ----------------------------------------------------------------------------------------------------------- */
 
 static void on_closed(void *request, ucs_status_t status, void *arg)
@@ -83,6 +94,8 @@ static void close_path(struct path *p)
     if (p->state >= PATH_CLOSING)
         return;
     p->state = PATH_CLOSING;
+    stripe_failed(&p->endpoint->stripe[p - p->endpoint->paths], clock_now_ns());
+    mend_at(p->endpoint->ctx, 1);
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK |
                                                  UCP_OP_ATTR_FIELD_USER_DATA,
                                  .flags = UCP_EP_CLOSE_FLAG_FORCE,
@@ -142,6 +155,9 @@ static void endpoint_free(struct net_endpoint *ep)
 static void settle_endpoint(struct net_endpoint *ep)
 {
     unsigned alive = 0, closing = 0;
+    if (ep->came)
+        stripe_turn(ep->stripe, ep->npaths, clock_now_ns());
+    ep->came = false;
     for (unsigned i = 0; i < ep->npaths; i++) {
         if (ep->paths[i].failed)
             close_path(&ep->paths[i]);
@@ -153,12 +169,18 @@ static void settle_endpoint(struct net_endpoint *ep)
     /* What was asked for and not answered: with every queue pair gone it cannot come any more. */
     while (ep->fd < 0 && closing == 0 && !list_empty(&ep->asks))
         ask_over(ep, list_first(&ep->asks, struct ask, node), LEAT_PEER_GONE);
+    list_for_each (node, &ep->asks) {
+        struct ask *ask = container_of(node, struct ask, node);
+        if (ask->path->state == PATH_CLOSED)
+            ask_lost(ep, ask);
+    }
+    bool sent = endpoint_resend(ep);
     list_for_each_safe (node, &ep->held) {
         struct flight *f = container_of(node, struct flight, node);
         if (f->out == 0 && closing == 0)
             flight_quiesced(f);
     }
-    if (ep->fd >= 0 && !list_empty(&ep->waiting)) {
+    if (ep->fd >= 0 && (sent || !list_empty(&ep->waiting))) {
         int rc = endpoint_start(ep);
         rc = rc ? rc : flush(ep);
         if (rc)
@@ -242,8 +264,14 @@ static int message_came(struct net_endpoint *ep)
         ask = ask_find(ep, ep->frame.id);
         if (!ask)
             return LEAT_CORRUPT;
-        if (status && !put_refused(status))
-            return status;
+        if (status && !put_refused(status)) {
+            if (status != LEAT_PEER_GONE)
+                return status;
+            if (ask->path->state <
+                PATH_CLOSING) /* nothing of it may land any more before it is asked for elsewhere */
+                path_broke(ask->path);
+            ask_lost(ep, ask);
+        }
         ask_over(ep, ask, status);
         return 0;
     default:
@@ -305,6 +333,145 @@ static void serve_socket(struct net_endpoint *ep, uint32_t events)
         tear_down(ep, rc, 0);
 }
 
+/* --- paths come, and come again -------------------------------------------------------------------------------------------- */
+
+static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
+{
+    struct path *p = arg;
+    struct ucx_ctx *ctx = p->endpoint->ctx;
+    log_debug("rail %s: node %" PRIu32 ": %s", ctx->rails[p->rail].name, p->endpoint->node_id,
+              ctx->ucx->ucs_status_string(status));
+    path_broke(p);
+}
+
+static void on_up(void *request, ucs_status_t status, void *arg)
+{
+    struct coming *coming = arg;
+    struct path *p = coming->path;
+    if (p) {
+        p->coming = NULL;
+        if (status == UCS_OK && p->state == PATH_CONNECTING && !p->failed) {
+            p->state = PATH_UP;
+            stripe_up(&p->endpoint->stripe[p - p->endpoint->paths]);
+        } else {
+            path_broke(p);
+        }
+        p->endpoint->ctx->look = true;
+    }
+    if (request)
+        coming->ucx->ucp_request_free(request);
+    list_remove(&coming->node);
+    free(coming);
+}
+
+/* Connects it: it is UP, or has failed, later. */
+static int path_begin(struct path *p, struct leat_error *err)
+{
+    struct ucx_ctx *ctx = p->endpoint->ctx;
+    const struct ucx_rail *rail = &ctx->rails[p->rail];
+    bool bind = rail->address.sin6_family == p->far.sin6_family;
+    ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER |
+                      (bind ? UCP_EP_PARAM_FIELD_LOCAL_SOCK_ADDR : 0),
+        .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER | UCP_EP_PARAMS_FLAGS_SEND_CLIENT_ID,
+        .sockaddr = {(const struct sockaddr *)&p->far, ucx_address_len(&p->far)},
+        .local_sockaddr = {(const struct sockaddr *)&rail->address, ucx_address_len(&rail->address)},
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler = {on_error, p}};
+    struct coming *coming = malloc(sizeof(*coming));
+    if (!coming)
+        return error_set(err, -ENOMEM, "out of memory");
+    *coming = (struct coming){.path = p, .ucx = ctx->ucx};
+    list_init(&coming->node);
+    ucs_status_t status = ctx->ucx->ucp_ep_create(rail->worker, &params, &p->ep);
+    if (status != UCS_OK) {
+        char text[80];
+        ucx_address_print((const struct sockaddr *)&p->far, text);
+        free(coming);
+        return error_set(err, ucx_errno(status), "rail %s cannot connect to %s: %s", rail->name, text,
+                         ctx->ucx->ucs_status_string(status));
+    }
+    p->state = PATH_CONNECTING;
+    p->coming = coming;
+    list_push_back(&ctx->comings, &coming->node);
+    p->began_ns = clock_now_ns();
+    mend_at(ctx, p->began_ns + CONNECT_NS);
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+                                 .cb.send = on_up,
+                                 .user_data = coming};
+    ucs_status_ptr_t request = ctx->ucx->ucp_ep_flush_nbx(p->ep, &param);
+    if (!UCS_PTR_IS_PTR(request))
+        on_up(NULL, UCS_PTR_STATUS(request), coming);
+    return 0;
+}
+
+static void path_again(struct path *p, uint64_t now)
+{
+    struct net_endpoint *ep = p->endpoint;
+    const unsigned k = (unsigned)(p - ep->paths);
+    struct leat_error why = {0};
+    for (uint32_t g = 0; g < ep->nkeys; g++) /* they were unpacked for the old connection */
+        if (ep->keys[g].rkey[k])
+            ep->ctx->ucx->ucp_rkey_destroy(TAKE_PTR(ep->keys[g].rkey[k]));
+    if (p->coming)
+        TAKE_PTR(p->coming)->path = NULL;
+    p->serial++;
+    p->failed = false;
+    if (path_begin(p, &why)) {
+        log_debug("%s", why.message);
+        stripe_failed(&ep->stripe[k], now);
+    }
+}
+
+/* When it is to be looked after next; 0: it is well. */
+static uint64_t mend_path(struct path *p, uint64_t now)
+{
+    const struct stripe_path *stripe = &p->endpoint->stripe[p - p->endpoint->paths];
+    if (p->state == PATH_CONNECTING && now >= p->began_ns + CONNECT_NS) /* nobody else would say so */
+        path_broke(p);
+    if (p->state == PATH_CLOSED && stripe_try(stripe, now) && p->out == 0 && p->asks == 0)
+        path_again(p, now);
+    switch (p->state) {
+    case PATH_UP:
+        return 0;
+    case PATH_CONNECTING:
+        return p->failed ? 0 : p->began_ns + CONNECT_NS;
+    default:
+        return MAX(stripe->down_until_ns, now + MEND_NS);
+    }
+}
+
+/* Gives up connections that do not come about; tries paths whose pause is over. */
+static void mend(struct ucx_ctx *ctx)
+{
+    uint64_t now;
+    if (ctx->mend_ns == 0 || (now = clock_now_ns()) < ctx->mend_ns)
+        return;
+    ctx->mend_ns = 0;
+    list_for_each (node, &ctx->endpoints) {
+        struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
+        for (unsigned i = 0; ep->fd >= 0 && i < ep->npaths; i++) {
+            uint64_t next = mend_path(&ep->paths[i], now);
+            if (next)
+                mend_at(ctx, next);
+        }
+    }
+    settle(ctx);
+}
+
+/* Without reads nothing is polled: what could not go on meanwhile gets its time now. */
+static void connecting_anew(struct ucx_ctx *ctx)
+{
+    uint64_t now = clock_now_ns();
+    list_for_each (node, &ctx->endpoints) {
+        struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
+        for (unsigned i = 0; i < ep->npaths; i++)
+            if (ep->paths[i].state == PATH_CONNECTING)
+                ep->paths[i].began_ns = now;
+    }
+}
+
 /* --- poll ------------------------------------------------------------------------------------------------------------------ */
 
 static int ucx_submit(struct net_endpoint *ep, struct net_op *op)
@@ -314,6 +481,8 @@ static int ucx_submit(struct net_endpoint *ep, struct net_op *op)
     int rc = flight_new(ep, op);
     if (rc)
         return rc;
+    if (ep->ctx->mend_ns && ep->ctx->in_flight == 1)
+        connecting_anew(ep->ctx);
     rc = endpoint_start(ep);
     rc = rc ? rc : flush(ep);
     if (rc)
@@ -358,8 +527,11 @@ static int ucx_poll(struct net_ctx *base, struct net_event *events, unsigned max
         bool more = progress(ctx);
         settle(ctx);
         int wait = timeout_ms > 0 ? clock_poll_ms(until) : timeout_ms;
-        if (ctx->min_deadline_ns) {
-            int due = clock_poll_ms(ctx->min_deadline_ns);
+        uint64_t wake = ctx->min_deadline_ns;
+        if (ctx->mend_ns && (!wake || ctx->mend_ns < wake))
+            wake = ctx->mend_ns;
+        if (wake) {
+            int due = clock_poll_ms(wake);
             wait = wait < 0 ? due : MIN(wait, due);
         }
         int rc = wait_and_serve(ctx, more || !list_empty(&ctx->events) ? 0 : wait);
@@ -367,38 +539,13 @@ static int ucx_poll(struct net_ctx *base, struct net_event *events, unsigned max
             return rc;
         check_deadlines(ctx);
         settle(ctx);
+        mend(ctx);
         if (list_empty(&ctx->events) && (timeout_ms == 0 || (timeout_ms > 0 && clock_now_ns() >= until)))
             return 0;
     }
 }
 
 /* --- connecting ---------------------------------------------------------------------------------------------------------- */
-
-static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
-{
-    struct path *p = arg;
-    struct ucx_ctx *ctx = p->endpoint->ctx;
-    log_debug("rail %s: node %" PRIu32 ": %s", ctx->rails[p->rail].name, p->endpoint->node_id,
-              ctx->ucx->ucs_status_string(status));
-    p->failed = ctx->look = true;
-}
-
-static void on_up(void *request, ucs_status_t status, void *arg)
-{
-    struct coming *coming = arg;
-    struct path *p = coming->path;
-    if (p) {
-        p->coming = NULL;
-        if (status == UCS_OK && p->state == PATH_CONNECTING)
-            p->state = PATH_UP;
-        else
-            p->failed = true;
-        p->endpoint->ctx->look = true;
-    }
-    if (request)
-        coming->ucx->ucp_request_free(request);
-    free(coming);
-}
 
 /* Our rail for one of theirs: in its subnet, and used by the fewest paths so far. */
 static unsigned choose_rail(const struct net_endpoint *ep, const struct sockaddr_in6 *far)
@@ -424,37 +571,14 @@ static int add_path(struct net_endpoint *ep, unsigned far_rail, const char *text
     if (ucx_address_parse(text, &far) < 0)
         return error_set(err, LEAT_CORRUPT, "node %" PRIu32 " gave an address that is none", ep->node_id);
     struct path *p = &ep->paths[ep->npaths];
-    *p = (struct path){.endpoint = ep, .rail = choose_rail(ep, &far), .far_rail = far_rail};
-    const struct ucx_rail *rail = &ctx->rails[p->rail];
-    bool bind = rail->address.sin6_family == far.sin6_family;
-    ucp_ep_params_t params = {
-        .field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER |
-                      (bind ? UCP_EP_PARAM_FIELD_LOCAL_SOCK_ADDR : 0),
-        .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER | UCP_EP_PARAMS_FLAGS_SEND_CLIENT_ID,
-        .sockaddr = {(const struct sockaddr *)&far, ucx_address_len(&far)},
-        .local_sockaddr = {(const struct sockaddr *)&rail->address, ucx_address_len(&rail->address)},
-        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-        .err_handler = {on_error, p}};
-    struct coming *coming = malloc(sizeof(*coming));
-    if (!coming)
-        return error_set(err, -ENOMEM, "out of memory");
-    *coming = (struct coming){.path = p, .ucx = ctx->ucx};
-    ucs_status_t status = ctx->ucx->ucp_ep_create(rail->worker, &params, &p->ep);
-    if (status != UCS_OK) {
-        free(coming);
-        return error_set(err, ucx_errno(status), "rail %s cannot connect to %s: %s", rail->name, text,
-                         ctx->ucx->ucs_status_string(status));
-    }
-    p->coming = coming;
-    ep->npaths++;
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
-                                 .cb.send = on_up,
-                                 .user_data = coming};
-    ucs_status_ptr_t request = ctx->ucx->ucp_ep_flush_nbx(p->ep, &param);
-    if (!UCS_PTR_IS_PTR(request))
-        on_up(NULL, UCS_PTR_STATUS(request), coming);
-    return 0;
+    *p = (struct path){.endpoint = ep, .rail = choose_rail(ep, &far), .far_rail = far_rail, .far = far};
+    ep->stripe[ep->npaths] =
+        (struct stripe_path){.nominal_bytes_per_s = ctx->rails[p->rail].nominal_bytes_per_s,
+                             .penalty_ns = ctx->rails[p->rail].penalty_ns,
+                             .down = true};
+    int rc = path_begin(p, err);
+    ep->npaths += rc == 0;
+    return rc;
 }
 
 static int ask_rails(struct net_endpoint *ep, int fd, uint64_t deadline_ns, struct net_reply *reply,
@@ -498,6 +622,8 @@ static int add_paths(struct net_endpoint *ep, const struct net_reply *reply, str
         int one = bytes ? add_path(ep, i, text, &why) : LEAT_CORRUPT;
         if (one == LEAT_CORRUPT)
             rc = error_set(&why, one, "node %" PRIu32 " gave no address", ep->node_id);
+        else if (one == -ENOMEM)
+            rc = one;
     }
     if (!rc && ep->npaths == 0)
         rc = why.code;
@@ -577,6 +703,7 @@ static int ucx_connect(struct net_ctx *base, const struct net_peer *peer, uint64
     list_init(&ep->flying);
     list_init(&ep->held);
     list_init(&ep->asks);
+    list_init(&ep->lost);
     list_push_back(&ctx->endpoints, &ep->node);
     struct net_reply reply;
     int rc = ask_rails(ep, peer->connected_fd, deadline_ns, &reply, err);
@@ -671,6 +798,8 @@ static void ucx_free(struct net_ctx *base)
         ucx_mem_deregister(base, container_of(node, struct net_memory, node));
     for (unsigned i = 0; i < ctx->nrails; i++)
         ucx_rail_close(&ctx->rails[i]);
+    list_for_each_safe (node, &ctx->comings)
+        free(container_of(node, struct coming, node));
     list_for_each_safe (node, &ctx->spares)
         free(container_of(node, struct slice, node));
     forkfd_close(&ctx->forkfd);
@@ -690,29 +819,36 @@ static const struct net_ops ucx_ops = {
     .free = ucx_free,
 };
 
+static int open_rail(struct ucx_ctx *ctx, const struct net_rdma_config *config,
+                     const struct ucx_wanted *wanted, struct leat_error *err)
+{
+    struct ucx_rail *rail = &ctx->rails[ctx->nrails];
+    uint64_t secret = 0;
+    while (secret == 0)
+        if (getrandom(&secret, sizeof(secret), 0) != sizeof(secret))
+            return error_sys(err, -errno, "no random numbers");
+    int rc = ucx_rail_open(config, wanted, secret, rail, err);
+    if (rc == 0 && (rc = watch(ctx, rail->fd, NULL)) < 0) {
+        error_sys(err, rc, "cannot watch rail %s", wanted->name);
+        ucx_rail_close(rail);
+    }
+    if (rc == 0)
+        ctx->secrets[ctx->nrails++] = secret;
+    return rc;
+}
+
+/* Those to use, nearest first; of the reserve one only where none of them can be opened. */
 static int open_rails(struct ucx_ctx *ctx, const struct net_rdma_config *config, struct leat_error *err)
 {
-    char names[NET_RDMA_RAILS_MAX][32];
-    unsigned n = 0;
-    int rc = ucx_rails_find(config, names, &n, err);
-    for (unsigned i = 0; !rc && i < n; i++) {
-        struct ucx_rail *rail = &ctx->rails[ctx->nrails];
+    struct ucx_found found;
+    int rc = ucx_rails_find(config, false, &found, err);
+    for (unsigned i = 0; !rc && i < found.n && (i < found.use || ctx->nrails == 0); i++) {
         struct leat_error why = {0};
-        uint64_t secret = 0;
-        while (secret == 0)
-            if (getrandom(&secret, sizeof(secret), 0) != sizeof(secret))
-                return error_sys(err, -errno, "no random numbers");
-        int one = ucx_rail_open(config, names[i], secret, rail, &why);
-        if (one == 0 && (one = watch(ctx, rail->fd, NULL)) < 0) {
-            error_sys(&why, one, "cannot watch rail %s", names[i]);
-            ucx_rail_close(rail);
-        }
+        int one = open_rail(ctx, config, &found.rails[i], &why);
         if (one < 0) {
             error_set(err, one, "%s", why.message);
             log_debug("%s", why.message);
-            continue;
         }
-        ctx->secrets[ctx->nrails++] = secret;
     }
     if (rc == 0 && ctx->nrails == 0)
         rc = err && err->code < 0 ? err->code : LEAT_UNSUPPORTED;
@@ -728,7 +864,8 @@ int net_rdma_new(const struct net_rdma_config *config, struct net_ctx **ret_ctx,
         return error_set(err, -ENOMEM, "no memory for a transport");
     ctx->base.ops = &ucx_ops;
     ctx->put = config && config->put;
-    struct list *lists[] = {&ctx->endpoints, &ctx->memories, &ctx->spares, &ctx->events, &ctx->told};
+    struct list *lists[] = {&ctx->endpoints, &ctx->memories, &ctx->spares,
+                            &ctx->comings,   &ctx->events,   &ctx->told};
     for (unsigned i = 0; i < ARRAY_LEN(lists); i++)
         list_init(lists[i]);
     ctx->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
