@@ -6,7 +6,8 @@
  *
  *   tcp_bare [driver's options]                     both sides here, over loopback
  *   tcp_bare [driver's options] serve ADDRESS PORT  the server alone, until it is ended
- *   tcp_bare [driver's options] read ADDRESS PORT   the consumers alone
+ *   tcp_bare [driver's options] read ADDRESS[,ADDRESS...] PORT  the consumers alone. Of several servers each is asked for the samples
+ *                                                   whose number it stands for (modulo), all at once, and then received from in turn
  */
 #include "driver.h"
 
@@ -31,8 +32,10 @@ struct range {
     uint64_t offset, bytes;
 };
 
+#define SERVERS 16
+
 struct client {
-    int fd;
+    int fds[SERVERS];
     struct range *ranges;
     uint8_t *ring;
     unsigned slot, slots;
@@ -41,7 +44,8 @@ struct client {
 
 static struct bench_setup setup;
 static int listener = -1;
-static struct sockaddr_in address;
+static struct sockaddr_in address, addresses[SERVERS]; /* to listen on; to read from */
+static unsigned nservers = 1;
 static pid_t server_pid;
 
 static bool receive_all(int fd, void *buf, size_t bytes)
@@ -124,14 +128,29 @@ static void listen_there(void)
         bench_die("listen: %s", strerror(errno));
 }
 
+static void parse_addresses(char *list, const char *port)
+{
+    char *rest = NULL;
+    nservers = 0;
+    for (char *one = strtok_r(list, ",", &rest); one; one = strtok_r(NULL, ",", &rest)) {
+        struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(port))};
+        if (nservers == SERVERS || inet_pton(AF_INET, one, &a.sin_addr) != 1)
+            bench_die("'%s' is no address, or one too many", one);
+        addresses[nservers++] = a;
+    }
+    if (!nservers)
+        bench_die("no address");
+    address = addresses[0];
+}
+
 static void prepare(const struct bench_setup *s)
 {
     setup = *s;
     address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     if (setup.nargs) {
-        if (setup.nargs != 3 || inet_pton(AF_INET, setup.args[1], &address.sin_addr) != 1)
+        if (setup.nargs != 3)
             bench_die("needs serve|read ADDRESS PORT, or nothing");
-        address.sin_port = htons((uint16_t)atoi(setup.args[2]));
+        parse_addresses(setup.args[1], setup.args[2]);
         if (strcmp(setup.args[0], "serve") == 0) {
             listen_there();
             server();
@@ -139,6 +158,7 @@ static void prepare(const struct bench_setup *s)
         return;
     }
     listen_there();
+    addresses[0] = address;
     server_pid = fork();
     if (server_pid < 0)
         bench_die("fork: %s", strerror(errno));
@@ -152,10 +172,12 @@ static void *consumer(const struct bench_setup *s, unsigned number)
     int on = 1;
     if (!c || !(c->ranges = calloc(setup.batch + 1u, sizeof(*c->ranges))))
         bench_die("no memory");
-    c->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (connect(c->fd, (struct sockaddr *)&address, sizeof(address)) < 0)
-        bench_die("connect: %s", strerror(errno));
-    setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    for (unsigned k = 0; k < nservers; k++) {
+        c->fds[k] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (connect(c->fds[k], (struct sockaddr *)&addresses[k], sizeof(addresses[k])) < 0)
+            bench_die("connect: %s", strerror(errno));
+        setsockopt(c->fds[k], IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    }
     c->slots = setup.slots;
     c->slot_bytes = align_up(setup.batch * setup.sample_bytes, 2 * MIB);
     c->ring = bench_ring(c->slots * c->slot_bytes);
@@ -166,14 +188,23 @@ static void read_batch(void *arg, const uint64_t *ids, unsigned n, const uint8_t
 {
     struct client *c = arg;
     uint8_t *to = c->ring + c->slot_bytes * (c->slot++ % c->slots);
-    uint64_t head = n;
-    for (unsigned i = 0; i < n; i++)
-        c->ranges[i] = (struct range){ids[i] * setup.sample_bytes, setup.sample_bytes};
-    struct iovec iov[2] = {{&head, sizeof(head)}, {c->ranges, n * sizeof(*c->ranges)}};
-    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
-    if (sendmsg(c->fd, &msg, MSG_NOSIGNAL) != (ssize_t)(iov[0].iov_len + iov[1].iov_len) ||
-        !receive_all(c->fd, to, n * setup.sample_bytes))
-        bench_die("the server is gone");
+    unsigned asked[SERVERS];
+    for (unsigned k = 0; k < nservers; k++) {
+        asked[k] = 0;
+        for (unsigned i = 0; i < n; i++)
+            if (ids[i] % nservers == k)
+                c->ranges[asked[k]++] = (struct range){ids[i] * setup.sample_bytes, setup.sample_bytes};
+        uint64_t head = asked[k];
+        struct iovec iov[2] = {{&head, sizeof(head)}, {c->ranges, asked[k] * sizeof(*c->ranges)}};
+        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
+        if (asked[k] && sendmsg(c->fds[k], &msg, MSG_NOSIGNAL) != (ssize_t)(iov[0].iov_len + iov[1].iov_len))
+            bench_die("the server is gone");
+    }
+    /* The samples of one server lie side by side: the most that sockets give is asked for, not the batch in its order. */
+    uint8_t *at = to;
+    for (unsigned k = 0; k < nservers; at += asked[k++] * setup.sample_bytes)
+        if (!receive_all(c->fds[k], at, asked[k] * setup.sample_bytes))
+            bench_die("the server is gone");
     *ret_data = to;
 }
 

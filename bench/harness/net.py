@@ -44,7 +44,7 @@ class Rig:
         loader = Worker([suite.program("load_leat"), self.cluster.daemons[0].socket])
         stack.callback(loader.close)
         Group([loader]).ask(f"preload bench {self.path}")
-        self.bare_servers = []
+        self.bare_servers = {}
 
     def _common(self, consumers, batch):
         return ["--file", self.path, "--samples", self.samples, "--bytes", self.sample_bytes, "--batch", batch, "--slots", 4,
@@ -64,14 +64,21 @@ class Rig:
             raise Failed("read_leat did not read every sample")
         return group
 
-    def bare(self, host=1, link=0, **more):
-        """Bare request and reply with one server host."""
-        argv = [*self.network.inside(host), self.suite.program("tcp_bare"), *self._common(1, 256), "serve",
-                self.network.address(host, link), PORT + link]
-        listening = [*self.network.inside(host), "ss", "-Hltn", f"sport = :{PORT + link}"]
-        server = Daemon(argv, lambda: "LISTEN" in command(*listening), os.path.join(self.folder, f"bare{host}.{link}.log"))
-        self.stack.callback(server.close)
-        return self.reader("tcp_bare", ["read", self.network.address(host, link), PORT + link], servers=[server.pid], **more)
+    def bare(self, hosts=(1,), link=0, **more):
+        """Bare request and reply with some server hosts."""
+        servers = [self.bare_server(host, link) for host in hosts]
+        return self.reader("tcp_bare", ["read", ",".join(self.network.address(host, link) for host in hosts), PORT + link],
+                           servers=[s.pid for s in servers], **more)
+
+    def bare_server(self, host, link):
+        if (host, link) not in self.bare_servers:
+            argv = [*self.network.inside(host), self.suite.program("tcp_bare"), *self._common(1, 256), "serve",
+                    self.network.address(host, link), PORT + link]
+            listening = [*self.network.inside(host), "ss", "-Hltn", f"sport = :{PORT + link}"]
+            server = Daemon(argv, lambda: "LISTEN" in command(*listening), os.path.join(self.folder, f"bare{host}.{link}.log"))
+            self.stack.callback(server.close)
+            self.bare_servers[host, link] = server
+        return self.bare_servers[host, link]
 
 
 class Suite:
@@ -157,12 +164,15 @@ class Suite:
                 continue
             with contextlib.ExitStack() as stack:
                 rig = Rig(self, stack, 4, size=(size[0] // (4 if self.args.quick else 1), size[1]))
-                ours, bare = rig.leat(consumers=consumers, batch=batch), rig.bare(consumers=consumers, batch=batch)
-                got = in_turns({"leat": self.timed(ours, seconds=1), "limit": self.timed(bare, seconds=1)}, self.args.repeats)
+                many = {"consumers": consumers, "batch": batch}
+                cases = {"leat": rig.leat(**many), "limit": rig.bare(hosts=(1, 2, 3, 4), **many), "one": rig.bare(**many)}
+                got = in_turns({name: self.timed(group, seconds=1) for name, group in cases.items()}, self.args.repeats)
                 for figure, unit, suffix in (("rate", "GB/s", ""), ("cpu", "CPU-s/GB", ".cpu")):
                     scale = 1000 if figure == "rate" else 1
                     self.put(row(metric + suffix, unit, [v / scale for v in got["leat"][figure]],
-                                 [v / scale for v in got["limit"][figure]], None, "bare socket to one of the servers"))
+                                 [v / scale for v in got["limit"][figure]],
+                                 {"bare sockets to one of them": [v / scale for v in got["one"][figure]]},
+                                 "bare sockets to the same servers"))
 
     # --- rails -----------------------------------------------------------------------------------------------------
 

@@ -562,5 +562,7 @@ int gather_run(struct gather *g, const struct rpc_how *how, struct leat_error *e
         g->remote ? run_remote(g, how, err) : run_local(g, g->rails->local_node, g->reads, g->nreads, err);
     if (rc && g->unquiesced)
         give_up_credit(g);
+    if (g->remote)
+        credit_rest(&g->rails->credit);
     return rc ? rc : check_crcs(g, err);
 }

@@ -10,6 +10,9 @@
  *           in flight / rate, and a limit computed from that would feed itself. Batches begin with such a request; where
  *           none comes for BASE_NS, the rail is drained for a moment to get one.
  *   limit   4 × rate × base: one product is on its way, the rest covers the turn-around of both sides.
+ *   queue   Where the path is fast, at least what a queue in front of a link of that rate holds: half a millisecond of it from
+ *           0.5 GB/s on, and by the square of the rate less below. A request costs its wake-ups whatever it carries, and a link that
+ *           is as fast as the CPUs is limited by them.
  *   boost   1 where that keeps the path busy. Where less comes than has come before (servers or readers that do not get their CPU in
  *           time leave the link idle), more is asked for, an eighth a window, up to 16 times as much.
  *   losses  Servers tell how many segments they sent anew. A loss draws a ceiling at 0.7 of what was allowed then; it is raised by
@@ -32,15 +35,23 @@
 #include <limits.h>
 #include <unistd.h>
 
-#define MAGIC            0x7264634cu /* "Lcdr" */
-#define VERSION          2u
-#define STAGES           4u
-#define SLICES           2u
-#define LIMIT_MIN        (8 * KIB) /* below a ceiling */
-#define LIMIT_FLOOR      (24 * KIB)
-#define LIMIT_START      (32 * KIB)
-#define LIMIT_SAME_HOST  (4 * MIB)
-#define LIMIT_MAX        (64 * MIB)
+#define MAGIC           0x7264634cu /* "Lcdr" */
+#define VERSION         2u
+#define STAGES          4u
+#define SLICES          2u
+#define SLICES_LARGE    4u
+#define LIMIT_MIN       (8 * KIB) /* below a ceiling */
+#define LIMIT_FLOOR     (24 * KIB)
+#define LIMIT_START     (32 * KIB)
+#define LIMIT_SAME_HOST (4 * MIB)
+#define LIMIT_MAX       (64 * MIB)
+#define QUEUE_NS        500000.0
+#define QUEUE_RATE      5e8 /* bytes a second: from here on links have switches with room for QUEUE_NS */
+#define QUEUE_MAX                                                                                            \
+    (2 * MIB) /* more of it falls out of the caches between server and reader where they share them */
+#define BOOSTED_MAX      (2 * MIB)   /* what lacks CPU is not helped by still more */
+#define SLICE_LARGE      (512 * KIB) /* from here on four at a time, so that several servers have one each */
+#define CREDIT_BUSY_MAX  64u         /* what a neighbour may have us believe */
 #define WINDOW_NS        (5 * NS_PER_MS)
 #define BASE_NS          (10 * NS_PER_S)
 #define DRAIN_NS         (200 * NS_PER_MS) /* as long as draining may take before the old base is kept */
@@ -126,6 +137,7 @@ void credit_slot_clear(struct credit_table *table, unsigned slot)
         struct credit_slot *s = &r->slots[slot];
         bool held = atomic_exchange(&s->in_flight_bytes, 0) != 0;
         store(&s->want_since_ns, 0);
+        store(&s->busy, 0);
         uint32_t mine = slot + 1;
         atomic_compare_exchange_strong(&r->adapting, &mine, 0);
         if (held)
@@ -174,7 +186,7 @@ void credit_fini(struct credit *c)
         return;
     if (c->in_flight_bytes)
         credit_done(c, c->in_flight_bytes, 0, false, clock_now_ns());
-    store(&c->rail->slots[c->slot].want_since_ns, 0);
+    credit_rest(c);
     free(c->own);
     *c = (struct credit){0};
 }
@@ -189,7 +201,10 @@ uint64_t credit_limit(const struct credit *c)
 
 static uint64_t stage_of(uint64_t limit)
 {
-    uint64_t stage = MAX(limit / SLICES, (uint64_t)CREDIT_STAGE_MIN);
+    uint64_t stage = limit / SLICES;
+    if (stage > SLICE_LARGE)
+        stage = MAX(limit / SLICES_LARGE, (uint64_t)SLICE_LARGE);
+    stage = MAX(stage, (uint64_t)CREDIT_STAGE_MIN);
     stage = MIN(stage, (uint64_t)CREDIT_STAGE_MAX);
     stage = MIN(stage, limit);
     return MAX(stage, 1ull);
@@ -220,12 +235,21 @@ static void window_open(struct credit_rail *r, uint64_t now_ns)
     r->window_delivered = load(&r->delivered_bytes);
 }
 
+static double queue_of(double rate)
+{
+    double bytes = rate * QUEUE_NS / 1e9 * MIN(rate / QUEUE_RATE, 1.0);
+    return MIN(bytes, (double)QUEUE_MAX);
+}
+
 static void set_limit(struct credit *c)
 {
     struct credit_rail *r = c->rail;
-    double boost = (double)MIN(MAX(r->boost, BOOST_ONE), BOOST_MAX) / BOOST_ONE;
-    double limit =
-        boost * (double)STAGES * (double)load(&r->rate_bytes_per_s) * (double)load(&r->base_ns) / 1e9;
+    uint32_t asked = MAX(r->boost, BOOST_ONE);
+    double boost = (double)MIN(asked, BOOST_MAX) / BOOST_ONE;
+    double rate = (double)load(&r->rate_bytes_per_s);
+    double path = (double)STAGES * rate * (double)load(&r->base_ns) / 1e9;
+    double most = MAX(path, (double)BOOSTED_MAX), boosted = MIN(path * boost, most), queue = queue_of(rate);
+    double limit = MAX(boosted, queue);
     uint64_t bytes = limit < LIMIT_MAX ? (uint64_t)limit : LIMIT_MAX, ceiling = load(&r->ceiling_bytes);
     bytes = MAX(bytes, c->floor_bytes);
     if (ceiling)
@@ -313,6 +337,24 @@ static struct look look_at_others(const struct credit *c, uint64_t now_ns)
     return l;
 }
 
+static void busy_begin(struct credit *c)
+{
+    if (!c->busy)
+        atomic_fetch_add_explicit(&c->rail->slots[c->slot].busy, 1, memory_order_relaxed);
+    c->busy = true;
+}
+
+static void busy_end(struct credit *c)
+{
+    struct credit_slot *s = &c->rail->slots[c->slot];
+    uint32_t was = load(&s->busy);
+    if (!c->busy)
+        return;
+    c->busy = false;
+    while (was && !atomic_compare_exchange_weak(&s->busy, &was, was - 1))
+        ;
+}
+
 /* The base is old: everybody waits until the rail is empty, for one request alone. */
 static bool draining(const struct credit_rail *r, uint64_t now_ns)
 {
@@ -334,13 +376,17 @@ bool credit_take(struct credit *c, uint64_t bytes, uint64_t now_ns, bool *ret_al
         return true;
     }
     const uint64_t limit = credit_limit(c);
+    busy_begin(c);
     store(&s->moved_ns, now_ns); /* first: who sees the bytes counts them */
     uint64_t mine = atomic_fetch_add(&s->in_flight_bytes, bytes) + bytes;
     struct look others = look_at_others(c, now_ns);
     uint64_t total = mine + others.bytes, share = MAX(limit / (others.wanting + 1), stage_of(limit));
+    /* Of it each of ours that is busy has the same. */
+    uint32_t busy = MIN(load(&s->busy), CREDIT_BUSY_MAX);
+    uint64_t own_share = MAX(share / MAX(busy, 1u), stage_of(limit));
     bool alone = total == bytes;
-    if (!alone &&
-        (total > limit || others.older || (others.wanting && mine > share) || draining(r, now_ns))) {
+    if (!alone && (total > limit || others.older || (others.wanting && mine != bytes && mine > share) ||
+                   (c->in_flight_bytes && c->in_flight_bytes + bytes > own_share) || draining(r, now_ns))) {
         if (!load(&s->want_since_ns))
             store(&s->want_since_ns, now_ns);
         store(&s->want_seen_ns, now_ns);
@@ -363,12 +409,11 @@ static void take_base(struct credit_rail *r, uint64_t bytes, uint64_t rtt_ns, ui
 {
     uint64_t rate = load(&r->rate_bytes_per_s), base = load(&r->base_ns), stamp = load(&r->base_stamp_ns);
     uint64_t own_ns = rate ? (uint64_t)((double)bytes * 1e9 / (double)rate) : 0;
-    uint64_t found =
-        rtt_ns > 2 * own_ns ? rtt_ns - own_ns : rtt_ns / 2; /* the rate may still be far too low */
-    found = MAX(found, 1000ull);
-    if (!base || found <= base || now_ns - stamp > BASE_NS) {
+    /* Not all of it: the rate may still be far too low. */
+    uint64_t less = MIN(own_ns, rtt_ns - rtt_ns / 4), found = MAX(rtt_ns - less, 1000ull);
+    if (!base || !stamp || found <= base || now_ns - stamp > BASE_NS) {
         store(&r->base_ns, found);
-        store(&r->base_stamp_ns, now_ns);
+        store(&r->base_stamp_ns, rate ? now_ns : 0); /* without a rate the next one replaces it */
     }
 }
 
@@ -400,6 +445,19 @@ void credit_done(struct credit *c, uint64_t bytes, uint64_t rtt_ns, bool alone, 
          (idle && load(&r->delivered_bytes) - r->window_delivered > full)))
         window_close(c, now_ns);
     adapt_end(c);
+}
+
+void credit_rest(struct credit *c)
+{
+    struct credit_rail *r = c->rail;
+    if (!r)
+        return;
+    if (!c->in_flight_bytes)
+        busy_end(c);
+    if (load(&r->slots[c->slot].want_since_ns) && !load(&r->slots[c->slot].busy)) {
+        store(&r->slots[c->slot].want_since_ns, 0);
+        wake_all(r);
+    }
 }
 
 void credit_lost(struct credit *c, uint64_t segments)

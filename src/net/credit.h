@@ -33,6 +33,7 @@ struct credit_slot {
     _Atomic uint64_t want_since_ns,
         want_seen_ns;          /* it waits for credit since, and asked last; 0: it does not */
     _Atomic uint64_t moved_ns; /* asked for credit or gave some back last */
+    _Atomic uint32_t busy;     /* users of it, of one process, that hold some or want it */
 };
 
 struct credit_rail {
@@ -73,6 +74,7 @@ struct credit {
     unsigned slot;
     struct credit_table *own; /* a private table, where there is none to share */
     uint64_t fixed_limit_bytes, floor_bytes, in_flight_bytes;
+    bool busy; /* counted by its slot */
 };
 
 /*
@@ -93,7 +95,9 @@ uint64_t credit_stage(const struct credit *credit);
 bool credit_take(struct credit *credit, uint64_t bytes, uint64_t now_ns, bool *ret_alone);
 /* Ends what credit_take began, however it ended; rtt_ns 0: it tells nothing about the path. */
 void credit_done(struct credit *credit, uint64_t bytes, uint64_t rtt_ns, bool alone, uint64_t now_ns);
-/* Servers sent so many segments anew. */
+/* It wants no more for now, whatever it was refused last: others need not wait for it. */
+void credit_rest(struct credit *credit);
+/* Servers lost so many segments. */
 void credit_lost(struct credit *credit, uint64_t segments);
 /* For who has nothing in flight himself: sleeps until somebody gave credit back, or timeout_ms. */
 void credit_wait(struct credit *credit, int timeout_ms);

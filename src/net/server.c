@@ -20,8 +20,11 @@
  * 2. unref() comes once for each net_server_add that succeeded, on the data thread.
  */
 #include "net/conn.h"
+
+#include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/ledger.h"
+#include "net/losses.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -70,6 +73,7 @@ struct data_conn {
     unsigned reply_head, reply_count;
 
     bool tells_losses; /* not over loopback or a unix socket: nothing is lost there */
+    struct losses losses;
 
     /* A WRITE whose payload is on its way. */
     bool writing;
@@ -143,14 +147,6 @@ static int iov_reserve(struct data_conn *c, size_t n)
     return 0;
 }
 
-/* Segments that TCP sent anew on this connection: what the reader's credit is judged by. */
-static uint32_t lost_segments(int fd)
-{
-    struct tcp_info info;
-    socklen_t len = sizeof(info);
-    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 ? info.tcpi_total_retrans : 0;
-}
-
 /* The frame of the next reply; its iovec is the first of `niov`, the rest (payload) the caller has put behind it. */
 static void push_reply(struct data_conn *c, uint16_t type, uint64_t id, int status, const char *message,
                        size_t head_at, uint64_t payload_bytes)
@@ -160,7 +156,8 @@ static void push_reply(struct data_conn *c, uint16_t type, uint64_t id, int stat
                                 .kind = PROTO_REPLY,
                                 .type = type,
                                 .status = status,
-                                .lost = c->tells_losses ? lost_segments(c->source.fd) : 0,
+                                .lost =
+                                    c->tells_losses ? losses_of(&c->losses, c->source.fd, clock_now_ns()) : 0,
                                 .id = id,
                                 .payload_bytes = payload_bytes};
     size_t bytes = PROTO_FRAME;

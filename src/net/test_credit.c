@@ -135,6 +135,40 @@ static void test_boost(void **state)
     credit_fini(&c);
 }
 
+/* Many servers into one receiver that is as fast as the CPUs: what is asked for at once is worth its wake-ups. And what a
+ * link of 1 Gb/s may have in flight stays what its shallow queue holds. */
+static void test_fast_and_slow(void **state)
+{
+    static const struct {
+        double bytes_per_ns;
+        uint64_t delay_ns, least, most;
+    } paths[] = {{3.0, 15 * NS_PER_US, 1 * MIB, 2 * MIB},
+                 {1.2, 15 * NS_PER_US, 400 * KIB, 800 * KIB},
+                 {0.118, 40 * NS_PER_US, 24 * KIB, 32 * KIB},
+                 {0.024, 60 * NS_PER_US, 24 * KIB, 24 * KIB}};
+    for (unsigned i = 0; i < ARRAY_LEN(paths); i++) {
+        struct credit c;
+        uint64_t now = NS_PER_S;
+        assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
+        while (now < 3 * NS_PER_S) {
+            bool alone;
+            uint64_t stage = credit_stage(&c), n = 0, own = (uint64_t)((double)stage / paths[i].bytes_per_ns);
+            assert_true(credit_take(&c, stage, now, &alone));
+            while (take(&c, stage, now))
+                n++;
+            now += paths[i].delay_ns + own;
+            credit_done(&c, stage, paths[i].delay_ns + own, alone, now);
+            for (; n; n--)
+                credit_done(&c, stage, paths[i].delay_ns + own * 2, false, now += own);
+        }
+        print_message("%.3f GB/s: %llu KiB, %llu KiB a request\n", paths[i].bytes_per_ns,
+                      (unsigned long long)(credit_limit(&c) / KIB),
+                      (unsigned long long)(credit_stage(&c) / KIB));
+        assert_in_range(credit_limit(&c), paths[i].least, paths[i].most);
+        credit_fini(&c);
+    }
+}
+
 static uint64_t ceiling_of(const struct credit *c)
 {
     return atomic_load(&c->rail->ceiling_bytes);
@@ -314,6 +348,58 @@ static void test_one_slot(void **state)
     credit_done(&a, a.in_flight_bytes, 500, true, clock_now_ns());
     assert_int_not_equal(atomic_load(&t->rails[0].wake), wake);
     assert_true(take(&b, credit_stage(&b), clock_now_ns()));
+    credit_fini(&a);
+    credit_fini(&b);
+    credit_table_unmap(t);
+    close(fd);
+}
+
+/* Two views of a process that both read share what is theirs; one alone has it all again. */
+static void test_views_share(void **state)
+{
+    int fd;
+    struct credit_table *t = shared(&fd);
+    struct credit a, b;
+    join(&a, t, 0);
+    join(&b, t, 0);
+    const uint64_t bytes = 4 * KIB, limit = credit_limit(&a);
+    while (take(&a, bytes, 1000))
+        ;
+    assert_int_equal(a.in_flight_bytes, limit);
+    assert_false(take(&b, bytes, 1001));
+    while (b.in_flight_bytes < limit / 2) { /* what comes back is for who has less */
+        credit_done(&a, bytes, 500, false, 1010);
+        assert_false(take(&a, bytes, 1010) && a.in_flight_bytes > limit / 2);
+        assert_true(take(&b, bytes, 1010));
+    }
+    assert_int_equal(a.in_flight_bytes, limit / 2);
+    credit_done(&b, b.in_flight_bytes, 500, false, 2000);
+    assert_false(take(&a, bytes, 2001)); /* it may come back at any moment, */
+    credit_rest(&b);                     /* or says that it does not */
+    while (take(&a, bytes, 2002))
+        ;
+    assert_int_equal(a.in_flight_bytes, limit);
+    credit_done(&a, limit, 500, false, 3000);
+    credit_fini(&a);
+    credit_fini(&b);
+    credit_table_unmap(t);
+    close(fd);
+}
+
+/* Refused once, and served by another rail since: nobody waits for it. */
+static void test_rests(void **state)
+{
+    int fd;
+    struct credit_table *t = shared(&fd);
+    struct credit a, b;
+    join(&a, t, 0);
+    join(&b, t, 1);
+    uint64_t stage = credit_stage(&a);
+    assert_true(take(&a, credit_limit(&a) - stage, 1000));
+    assert_false(take(&b, 2 * stage, 1001));
+    assert_false(take(&a, stage, 1002)); /* b waits, and goes first */
+    credit_rest(&b);
+    assert_true(take(&a, stage, 1003));
     credit_fini(&a);
     credit_fini(&b);
     credit_table_unmap(t);
@@ -558,6 +644,9 @@ int main(void)
         cmocka_unit_test(test_stopped_and_killed),
         cmocka_unit_test(test_stopped_holding),
         cmocka_unit_test(test_one_slot),
+        cmocka_unit_test(test_views_share),
+        cmocka_unit_test(test_rests),
+        cmocka_unit_test(test_fast_and_slow),
         cmocka_unit_test(test_nonsense),
         cmocka_unit_test(test_race),
         cmocka_unit_test(test_incast),

@@ -8,7 +8,7 @@
  *            5  u8  kind (enum)       28  u32 nfds: descriptors sent beside it (SCM_RIGHTS), unix only
  *            6  u16 type              32  u64 payload bytes behind the body: sample bytes of READ replies, WRITE requests
  *            8  i32 status            40  body …, payload …
- *           12  u32 lost: of a READ reply: segments that were sent anew on this connection so far (mod 2^32), else 0
+ *           12  u32 lost: of a READ reply: segments that were lost on this connection so far (mod 2^32), else 0
  *
  * All integers little-endian; strings are u32 length + UTF-8 bytes. A reply with status < 0 has a body of one string: the
  * message. A request may be followed by events with its id (progress) before its one reply. Daemon-initiated events have id 0.
