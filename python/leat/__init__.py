@@ -29,6 +29,7 @@ from ._cuda import CudaArray  # noqa: E402
 from ._errors import (BadSample, Busy, Corrupt, Denied, Error, Invalid, NoSpace, NotFound, PeerGone, Stale, TimedOut,  # noqa: E402
                       UnknownKey, Unsupported, WorkerDied)
 from ._fields import Field  # noqa: E402
+from ._from_dataset import from_dataset  # noqa: E402
 from ._loader import Loader  # noqa: E402
 from ._prepared import LoadedBatch, PreparedBatch, pad, pad_collate  # noqa: E402
 from ._progress import Progress  # noqa: E402
@@ -42,7 +43,7 @@ __all__ = [
     "BadSample", "Batch", "Batches", "Busy", "Corrupt", "CudaArray", "Denied", "Error", "Field", "Invalid", "Keys", "LoadedBatch",
     "Loader", "NoSpace", "NotFound", "PeerGone", "PreparedBatch", "Progress", "Ragged", "Sample", "Sampler", "Stale",
     "Stat", "TimedOut", "UnknownKey", "Unsupported", "View", "WorkerDied", "WorkingSet", "append", "batches",
-    "counters", "create", "drop", "ls", "open", "order", "pad", "pad_collate", "preload", "push", "replay", "share",
+    "counters", "create", "drop", "from_dataset", "ls", "open", "order", "pad", "pad_collate", "preload", "push", "replay", "share",
     "stat", "status", "stop", "verify",
 ]
 

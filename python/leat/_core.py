@@ -163,7 +163,7 @@ def counters() -> dict[str, Any]:
 
 
 def create(name: str, fields: Mapping[str, Any], samples: int, *, keys: Sequence[str] | None = None,
-           lengths: Mapping[str, Sequence[int]] | None = None, public: bool = False, pool: int | str | None = None,
+           lengths: Mapping[str, Sequence[int] | npt.NDArray[Any]] | None = None, public: bool = False, pool: int | str | None = None,
            job: str | None = None, socket: Path | None = None) -> WorkingSet:
     """Allocates an explicit set that ranks fill with `ws.push`, for data that Leat cannot read by itself. One rank creates it, the
     others open "leat://NAME"; samples are readable one by one as they come.

@@ -12,9 +12,9 @@ import pytest
 import leat
 from conftest import FILES, IMAGES, LABELS, ROOT
 
-MODULES = ["leat", "leat._batch", "leat._clients", "leat._core", "leat._decode", "leat._errors", "leat._fields", "leat._loader",
+MODULES = ["leat", "leat._batch", "leat._clients", "leat._core", "leat._decode", "leat._errors", "leat._fields", "leat._from_dataset", "leat._loader",
            "leat._plan", "leat._prep", "leat._prepared", "leat._progress", "leat._sampler",
-           "leat._ranks", "leat._set"]
+           "leat._ranks", "leat._rows", "leat._set"]
 
 
 def examples():
