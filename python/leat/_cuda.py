@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,6 +11,15 @@ from . import _leat
 from ._fields import dlpack_code
 
 _CUDA = 2  # kDLCUDA
+
+
+class DeviceMemory(Protocol):
+    """Bytes of a device, there as long as this object is."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
 
 
 class CudaArray:
@@ -23,7 +32,7 @@ class CudaArray:
 
     __slots__ = ("_memory", "shape", "dtype", "device", "__weakref__")
 
-    def __init__(self, memory: _leat.Memory, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> None:
+    def __init__(self, memory: DeviceMemory, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> None:
         self._memory = memory
         self.shape = shape
         self.dtype = dtype
@@ -57,7 +66,14 @@ class CudaArray:
             raise BufferError("a copy on the device is the consumer's to make")
         code, bits = dlpack_code(self.dtype)
         versioned = max_version is not None and tuple(max_version) >= (1, 0)
-        return _leat.dlpack(self._memory, code, bits, versioned, False, False)
+        return _leat.dlpack_cuda(self._memory, self._memory.address, self.device, self.shape, code, bits, versioned)
 
     def __repr__(self) -> str:
         return f"<leat.CudaArray of shape {self.shape}, dtype {self.dtype.str!r}, CUDA device {self.device}>"
+
+
+def stream_address(stream: Any) -> int:
+    """Of a stream of torch (`cuda_stream`) or CuPy (`ptr`), or an address as it is."""
+    for name in ("cuda_stream", "ptr"):
+        stream = getattr(stream, name, stream)
+    return int(stream)

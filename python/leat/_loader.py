@@ -23,7 +23,7 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 
-from . import _core, _leat, _pictures, _plan, _ranks, _state, _stats, _workers
+from . import _core, _device, _leat, _pictures, _plan, _ranks, _state, _stats, _workers
 from ._batch import SEQUENTIAL, SHUFFLE_AUTO, Array, parse_shuffle
 from ._clients import parse_timeout
 from ._decode import FieldsArg, resolve
@@ -57,7 +57,8 @@ class Loader(Iterable[Any]):
     workers       "thread"; "process"; or "fork", "spawn", "forkserver"
     prefetch      batches ahead
     drop_last     True: leave out the last, short step. False: fill it up; `batch.valid` tells. All ranks make the same number of steps
-    device, pin_memory   "cpu"; what this release cannot deliver to is `leat.Unsupported`
+    device        where batches are to be: "cpu"; "cuda", "cuda:1", a torch.device: in that GPU's memory, copied there ahead
+    pin_memory    batches in page-locked memory, for copies to a GPU of your own
     timeout       seconds that a batch may take to come
     on_error      "raise"; "skip": a bad sample is replaced by another, the same one each time; f(BadSample): may raise, else it is replaced
     max_errors    of an epoch and rank; 1 % of its samples, at least 10
@@ -110,7 +111,7 @@ class Loader(Iterable[Any]):
         self._columns = resolve(self.ws, fields)
         self._named = _workers.renamed(self._columns)
         self._workers, self._method = num_workers, workers
-        self._device = "pinned" if pin_memory and str(device) == "cpu" else device
+        self._memory = parse_device("pinned" if pin_memory and str(device).startswith("cpu") else device)
         self._timeout = timeout
         self._timeout_ns = parse_timeout(timeout)
         self._on_error, self._max_errors = on_error, max_errors
@@ -118,6 +119,11 @@ class Loader(Iterable[Any]):
         self._shuffle, self._block = self._resolve_shuffle(shuffle)
         self._prepares = (transform is not None or collate_fn is not None
                           or any(column.decoder is not None for column in self._columns))
+        if collate_fn is not None and self._memory[0] == _device.CUDA:
+            raise ValueError(f"device={str(device)!r} with a collate_fn: what it makes is in host memory, and yours to move; give it "
+                             "device='cpu', or do without it")
+        # What a collate_fn makes of a slot is another memory: no need to pin the slot.
+        self._delivery = _device.Delivery(*(self._memory if self._prepares and collate_fn is None else (_device.HOST, 0)))
         self._work = _workers.Work(self._columns, transform, self._seed)
         if self._work.in_c and not num_workers and workers == "thread":
             self._workers = _pictures.cores()
@@ -146,7 +152,8 @@ class Loader(Iterable[Any]):
 
     def _load_ring(self) -> None:
         numbers = [column.field.number for column in self._columns]
-        self._ring = self.ws._set.load(self.batch_size, self.prefetch + 2, numbers, 0, None, *parse_device(self._device))
+        where = (_device.HOST, 0) if self._prepares else self._memory
+        self._ring = self.ws._set.load(self.batch_size, self.prefetch + 2, numbers, 0, None, *where)
         self._generation = _leat.generation()
 
     def _plan(self) -> tuple[_plan.Plan, Any]:
@@ -379,6 +386,8 @@ class _Epoch(Iterator[Any]):
             raise Error("the iterator ended early")
         loader = self._loader
         batch = LoadedBatch(holder, loader._named, loader.ws)
+        if loader._memory[0] == _device.PINNED and not loader._prepares:
+            loader._delivery.bytes += batch.nbytes
         if step >= self._whole:
             return self._dress(batch, step)
         batch.valid = loader._all_valid
@@ -445,7 +454,7 @@ class _Epoch(Iterator[Any]):
         work = loader._work
         if not work.layout:
             self._learn(work)
-        slots = _workers.Slots(work.layout, loader.batch_size, loader.prefetch + 2, shared=loader._method != "thread")
+        slots = loader._delivery.slots(work.layout, loader.batch_size, loader.prefetch, shared=loader._method != "thread")
         if loader._method == "thread":
             loader._engine = _workers.Threads(work, slots, loader._workers)
         else:
@@ -516,17 +525,20 @@ class _Epoch(Iterator[Any]):
             self._start_engine()
         engine = loader._engine
         assert engine is not None
-        if not self._jobs and not self._submit(loader._timeout_ns):
+        while not self._jobs and not self._submit(loader._timeout_ns):
+            if engine.slots.wait_free(loader._timeout):
+                continue
             raise Busy(f"all {engine.slots.count} output slots of the loader are held: release batches, or copy what is to be kept")
         self._submit_ahead()
         job, step = self._jobs[0]
         engine.wait(job, loader._timeout)
         self._jobs.popleft()
         self._mend_prepared(job, step)
-        batch = self._finish(job, step)
         job.raw = None
-        self._submit_ahead()  # the workers go on while the loop computes
-        return batch
+        self._submit_ahead()  # the workers go on while this one is copied, and the loop computes
+        self._send_ahead(job)
+        job.lease.deliver(len(job.ids), loader._timeout)
+        return self._finish(job, step)
 
     def _submit_ahead(self) -> None:
         try:
@@ -534,6 +546,22 @@ class _Epoch(Iterator[Any]):
                 pass
         except Exception as error:
             self._met = error
+
+    def _send_ahead(self, job: _workers.Job) -> None:
+        """On their way to a GPU: `job`, and those behind it that are prepared already."""
+        engine = self._loader._engine
+        assert engine is not None
+        if not engine.slots.sends:
+            return
+        try:
+            job.lease.send(len(job.ids))
+            engine.poll()
+            for ahead, _ in self._jobs:
+                if ahead.chunks or ahead.failures:
+                    break
+                ahead.lease.send(len(ahead.ids))
+        except Error:  # again in their turn
+            pass
 
     def _mend_prepared(self, job: _workers.Job, step: int) -> None:
         if not job.failures:
@@ -559,7 +587,7 @@ class _Epoch(Iterator[Any]):
         values: dict[str, Any] = {}
         for name, place in loader._work.layout.items():
             if place is not None:
-                values[name] = job.lease.array(name, n)
+                values[name] = job.lease.value(name, n)
                 continue
             loose = job.loose.get(name, {})
             column = [loose.get(i) for i in range(n)]

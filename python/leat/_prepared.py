@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ._batch import Array, Batch, Ragged
+from ._cuda import CudaArray, stream_address
+from ._slots import Lease
 
 if TYPE_CHECKING:
     from ._set import WorkingSet
@@ -22,6 +24,12 @@ class LoadedBatch(Batch):
 
     #: False where a sample is padding: the last step of an epoch with drop_last=False is filled up.
     valid: npt.NDArray[np.bool_]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        values = [self[name] for name in self.fields]
+        return sum((value.values if isinstance(value, Ragged) else value).nbytes for value in values)
 
     def torch(self) -> dict[str, Any]:
         """The arrays as torch tensors over the same memory; what has no array is left as it is."""
@@ -37,9 +45,10 @@ class PreparedBatch:
 
     __slots__ = ("_values", "_lease", "_set", "_n", "ids", "valid", "position", "__weakref__")
 
-    def __init__(self, ws: WorkingSet, values: dict[str, Any], lease: object, ids: Array, valid: npt.NDArray[np.bool_],
+    def __init__(self, ws: WorkingSet, values: dict[str, Any], lease: Lease, ids: Array, valid: npt.NDArray[np.bool_],
                  position: int) -> None:
-        self._set, self._values, self._lease = ws, values, lease
+        self._set, self._values = ws, values
+        self._lease: Lease | None = lease
         self._n = len(ids)
         self.ids, self.valid, self.position = ids, valid, position
 
@@ -61,6 +70,8 @@ class PreparedBatch:
 
     def __setitem__(self, name: str, values: Any) -> None:
         target = self[name]
+        if isinstance(target, CudaArray):
+            raise TypeError(f"field {name!r} is on a GPU: write to it there")
         if values is not target:
             target[...] = values
 
@@ -81,8 +92,15 @@ class PreparedBatch:
         self._values, self._lease = {}, None
 
     def torch(self) -> dict[str, Any]:
-        """The arrays as torch tensors over the same memory; what has no array is left as it is."""
+        """The arrays as torch tensors over the same memory, where it is; what has no array is left as it is."""
         return _tensors(self)
+
+    def record_stream(self, stream: object) -> None:
+        """For batches in pinned or GPU memory: the slot is written again only after what is on `stream` (a stream of torch or
+        CuPy, or its address) when the batch and the last array over it go. Without it that is the default stream."""
+        if self._lease is None:
+            raise ValueError("the batch was released")
+        self._lease.record_stream(stream_address(stream))
 
     def __enter__(self) -> PreparedBatch:
         return self
@@ -97,8 +115,15 @@ class PreparedBatch:
 def _tensors(batch: Any) -> dict[str, Any]:
     import torch
 
-    return {name: torch.from_numpy(value) if isinstance(value := batch[name], np.ndarray) and value.dtype.kind in "biuf" else value
-            for name in batch.fields}
+    made = {}
+    for name in batch.fields:
+        value = batch[name]
+        if isinstance(value, CudaArray):
+            value = torch.from_dlpack(value)
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            value = torch.from_numpy(value)
+        made[name] = value
+    return made
 
 
 class Shapes(Ragged):

@@ -7,6 +7,7 @@ import bisect
 import difflib
 import operator
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -539,8 +540,13 @@ class WorkingSet:
 
 
 def parse_device(device: object) -> tuple[int, int]:
-    """(enum leat_memory, ordinal) of "cpu", "pinned", "cuda", "cuda:1", or a torch.device."""
+    """(enum leat_memory, ordinal) of "cpu", "pinned", "cuda", "cuda:1", or a torch.device. Without a number it is the device
+    that is torch's current one, if torch uses CUDA here, else 0."""
     kind, colon, number = str(device).partition(":")
+    if kind in ("cuda", "pinned") and not colon:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            number = str(torch.cuda.current_device())
     if (kind not in _MEMORIES or (colon and not (number.isascii() and number.isdigit()))
             or (kind == "cpu" and int(number or 0))):
         raise ValueError(f"device={str(device)!r}: 'cpu', 'pinned' or 'cuda:N'")

@@ -12,6 +12,7 @@ import os
 import numpy as np
 
 from ._batch import Array
+from ._cuda import CudaArray
 
 #: Of each name: (dtype, shape) of every value, or None where values have no shape in common.
 Layout = dict[str, "tuple[str, tuple[int, ...]] | None"]
@@ -26,12 +27,26 @@ class Lease:
         self._slots, self.number = slots, number
 
     def array(self, name: str, n: int) -> Array:
+        """The values in host memory."""
         offset, dtype, shape = self._slots.places[name]
         part = _Part(self, offset, dtype, (n, *shape))
         return np.asarray(part)
 
+    def value(self, name: str, n: int) -> Array | CudaArray:
+        """The values where the user wants them."""
+        return self.array(name, n)
+
+    def send(self, n: int) -> None:
+        """What is written is on its way to where the user wants it."""
+
+    def deliver(self, n: int, timeout: float | None) -> None:
+        """It is there when this returns, and the slot the user's."""
+
+    def record_stream(self, stream: int) -> None:
+        raise ValueError("a batch in host memory has no CUDA stream: device='cuda', or pin_memory=True")
+
     def __del__(self) -> None:
-        self._slots.free.append(self.number)
+        self._slots.give(self)
 
 
 class _Part:
@@ -47,7 +62,11 @@ class _Part:
 class Slots:
     """Output slots in one memory: of this process, or a memfd that workers map. A slot begins with the ids of its batch."""
 
-    def __init__(self, layout: Layout, batch_size: int, count: int, *, shared: bool, fd: int = -1) -> None:
+    #: Batches go on from here (_device): what is prepared is sent ahead.
+    sends = False
+
+    def __init__(self, layout: Layout, batch_size: int, count: int, *, shared: bool, fd: int = -1,
+                 pinned: bool = False) -> None:
         self.layout, self.batch_size, self.count = layout, batch_size, count
         at = 8 * batch_size
         self.places: dict[str, tuple[int, str, tuple[int, ...]]] = {}
@@ -62,7 +81,9 @@ class Slots:
         if shared and fd < 0:
             self.fd = os.memfd_create("leat-loader", os.MFD_CLOEXEC)
             os.ftruncate(self.fd, size)
-        self.memory = mmap.mmap(self.fd, size) if self.fd >= 0 else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Pages that a device reads must not be replaced when a child of fork() makes them copy-on-write: pinned ones are shared.
+        kind = mmap.MAP_SHARED if pinned else mmap.MAP_PRIVATE
+        self.memory = mmap.mmap(self.fd, size) if self.fd >= 0 else mmap.mmap(-1, size, kind | mmap.MAP_ANONYMOUS)
         self._whole = np.frombuffer(self.memory, np.uint8)
         self.address = self._whole.ctypes.data
         #: Sample that each worker is at, plus one; 0: none.
@@ -87,6 +108,13 @@ class Slots:
 
     def take(self) -> Lease | None:
         return Lease(self, self.free.pop()) if self.free else None
+
+    def give(self, lease: Lease) -> None:
+        self.free.append(lease.number)
+
+    def wait_free(self, timeout: float | None) -> bool:
+        """Waits for a slot that nobody holds but that is not free yet. False: there is none."""
+        return False
 
     def close_fd(self) -> None:
         if self.fd >= 0:

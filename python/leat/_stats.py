@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Any
 
+from . import _leat
 from ._errors import Error
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def of_loader(loader: Loader) -> dict[str, Any]:
     for name in ("batches", "samples", "skipped"):
         found[name] = int(found[name])
     engine = loader._engine
+    found.update(delivery(loader))
     found["prep_s"] = engine.busy_s if engine else 0.0
     found["read_s"] = engine.read_s if engine else 0.0
     if not loader._prepares:
@@ -40,6 +42,16 @@ def of_loader(loader: Loader) -> dict[str, Any]:
     verdict, advice = judge(loader, recent)
     found.update(verdict=verdict, advice=advice, epoch=loader._epoch, position=loader._delivered)
     return found
+
+
+def delivery(loader: Loader) -> dict[str, Any]:
+    """How batches come to where they are: "host"; "pinned"; "bounce", through pinned memory to a GPU; the bytes that came so, in
+    the latter two; and the fields that stay in host memory all the same."""
+    so_far = loader._delivery
+    if loader._prepares or loader._ring is None or loader._generation != _leat.generation():
+        return {"delivery": so_far.kind, "delivered_bytes": so_far.bytes, "on_host": ", ".join(so_far.on_host)}
+    stat = loader._ring.stat()
+    return {"delivery": stat["delivery"], "delivered_bytes": stat["bounced_bytes"] or so_far.bytes, "on_host": ""}
 
 
 def judge(loader: Loader, recent: list[tuple[float, float, float, float]]) -> tuple[str, str]:

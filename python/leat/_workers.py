@@ -249,11 +249,22 @@ class Threads:
         end = None if timeout is None else time.monotonic() + timeout
         while job.chunks:
             try:
-                done, failures, loose, busy = self._done.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
+                self._take(self._done.get(timeout=None if end is None else max(0.0, end - time.monotonic())))
             except queue.Empty:
                 raise TimedOut(f"no batch within {timeout} s: {_at_work(self.slots, self._drivers)}") from None
-            done.add(failures, loose)
-            self.busy_s += busy * (self.workers if self.work.in_c else 1)
+
+    def poll(self) -> None:
+        """Takes what is done, without waiting."""
+        try:
+            while True:
+                self._take(self._done.get_nowait())
+        except queue.Empty:
+            pass
+
+    def _take(self, message: tuple[Job, list[Failure], Loose, float]) -> None:
+        job, failures, loose, busy = message
+        job.add(failures, loose)
+        self.busy_s += busy * (self.workers if self.work.in_c else 1)
 
     def close(self, kill: bool = False) -> None:
         for _ in self._threads:
@@ -359,6 +370,13 @@ class Processes:
             for one in ready:
                 if one in sentinels and job.chunks:
                     self._died(sentinels[one])
+
+    def poll(self) -> None:
+        """Takes what is done, without waiting."""
+        conns: dict[Any, int] = {conn: w for w, conn in enumerate(self._conns)}
+        while ready := connection.wait(list(conns), 0):
+            for one in ready:
+                self._receive(conns[one])
 
     def _receive(self, worker: int) -> None:
         try:

@@ -4,7 +4,7 @@
  * DLPack capsules over any buffer.
  *
  * DLPack: https://dmlc.github.io/dlpack/latest/c_api.html (1.0: DLManagedTensorVersioned). A capsule keeps the buffer it was made
- * from; its deleter may run in any thread, so it takes the GIL itself.
+ * from; its deleter may run in any thread, so it takes the GIL itself. Device memory is no buffer: there it keeps an owner.
  */
 #include "module.h"
 
@@ -286,39 +286,17 @@ static void capsule_free(PyObject *capsule)
         box_free(box);
 }
 
-PyObject *module_dlpack(PyObject *module, PyObject *args)
+/* The capsule of box->buffer, whose items have `bits` bits; takes the box. */
+static PyObject *box_capsule(struct dl_box *box, struct dl_device device, unsigned code, unsigned bits,
+                             bool versioned, uint64_t flags)
 {
-    PyObject *object;
-    unsigned code, bits;
-    int versioned, read_only, copied;
-    if (!PyArg_ParseTuple(args, "OIIppp", &object, &code, &bits, &versioned, &read_only, &copied))
-        return NULL;
-    struct dl_box *box = calloc(1, sizeof(*box));
-    if (!box)
-        return PyErr_NoMemory();
-    struct memory_object *memory =
-        PyObject_TypeCheck(object, memory_type) ? (struct memory_object *)object : NULL;
-    bool cuda = memory && memory->cuda >= 0;
-    if (cuda) {
-        Py_INCREF(object);
-        box->owner = object;
-        box->buffer = (Py_buffer){.buf = (void *)(uintptr_t)memory->data,
-                                  .itemsize = memory->itemsize,
-                                  .ndim = memory->ndim,
-                                  .shape = memory->shape,
-                                  .strides = memory->strides};
-    } else if (PyObject_GetBuffer(object, &box->buffer, PyBUF_STRIDES | (read_only ? 0 : PyBUF_WRITABLE)) <
-               0) {
-        free(box);
-        return NULL;
-    }
     const Py_buffer *b = &box->buffer;
     if (b->ndim > MAX_DIMS || b->itemsize * 8 != (Py_ssize_t)bits) {
         box_free(box);
         return PyErr_Format(PyExc_BufferError, "not an array that DLPack describes");
     }
     struct dl_tensor tensor = {.data = b->buf,
-                               .device = {.type = cuda ? DL_CUDA : DL_CPU, .id = cuda ? memory->cuda : 0},
+                               .device = device,
                                .ndim = b->ndim,
                                .dtype = {.code = (uint8_t)code, .bits = (uint8_t)bits, .lanes = 1},
                                .shape = box->shape,
@@ -329,12 +307,8 @@ PyObject *module_dlpack(PyObject *module, PyObject *args)
     }
     PyObject *capsule;
     if (versioned) {
-        box->versioned = (struct dl_managed_versioned){.version = {1, 0},
-                                                       .context = box,
-                                                       .deleter = delete_versioned,
-                                                       .flags = (read_only ? DL_FLAG_READ_ONLY : 0) |
-                                                                (copied ? DL_FLAG_COPIED : 0),
-                                                       .tensor = tensor};
+        box->versioned = (struct dl_managed_versioned){
+            .version = {1, 0}, .context = box, .deleter = delete_versioned, .flags = flags, .tensor = tensor};
         capsule = PyCapsule_New(&box->versioned, "dltensor_versioned", capsule_free);
     } else {
         box->legacy = (struct dl_managed){.tensor = tensor, .context = box, .deleter = delete_legacy};
@@ -343,4 +317,53 @@ PyObject *module_dlpack(PyObject *module, PyObject *args)
     if (!capsule)
         box_free(box);
     return capsule;
+}
+
+PyObject *module_dlpack(PyObject *module, PyObject *args)
+{
+    PyObject *object;
+    unsigned code, bits;
+    int versioned, read_only, copied;
+    if (!PyArg_ParseTuple(args, "OIIppp", &object, &code, &bits, &versioned, &read_only, &copied))
+        return NULL;
+    struct dl_box *box = calloc(1, sizeof(*box));
+    if (!box)
+        return PyErr_NoMemory();
+    if (PyObject_GetBuffer(object, &box->buffer, PyBUF_STRIDES | (read_only ? 0 : PyBUF_WRITABLE)) < 0) {
+        free(box);
+        return NULL;
+    }
+    return box_capsule(box, (struct dl_device){.type = DL_CPU}, code, bits, versioned,
+                       (read_only ? DL_FLAG_READ_ONLY : 0) | (copied ? DL_FLAG_COPIED : 0));
+}
+
+PyObject *module_dlpack_cuda(PyObject *module, PyObject *args)
+{
+    PyObject *owner, *shape, *address;
+    struct dl_device device = {.type = DL_CUDA};
+    unsigned code, bits;
+    int versioned;
+    if (!PyArg_ParseTuple(args, "OOiO!IIp", &owner, &address, &device.id, &PyTuple_Type, &shape, &code, &bits,
+                          &versioned))
+        return NULL;
+    void *data = PyLong_AsVoidPtr(address);
+    Py_ssize_t ndim = PyTuple_Size(shape), extents[MAX_DIMS], strides[MAX_DIMS], stride = bits / 8;
+    if (PyErr_Occurred())
+        return NULL;
+    if (ndim > MAX_DIMS)
+        return PyErr_Format(PyExc_BufferError, "at most %d dimensions", MAX_DIMS);
+    for (Py_ssize_t d = ndim; d-- > 0; stride *= extents[d]) {
+        strides[d] = stride;
+        extents[d] = PyLong_AsSsize_t(PyTuple_GetItem(shape, d));
+        if (extents[d] < 0)
+            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "negative extent");
+    }
+    struct dl_box *box = calloc(1, sizeof(*box));
+    if (!box)
+        return PyErr_NoMemory();
+    Py_INCREF(owner);
+    box->owner = owner;
+    box->buffer = (Py_buffer){
+        .buf = data, .itemsize = bits / 8, .ndim = (int)ndim, .shape = extents, .strides = strides};
+    return box_capsule(box, device, code, bits, versioned, 0);
 }

@@ -193,6 +193,8 @@ static PyMethodDef module_methods[] = {
     {"counters", module_counters, METH_NOARGS, "counters of this process, as JSON"},
     {"dlpack", module_dlpack, METH_VARARGS,
      "dlpack(buffer, code, bits, versioned, read_only, copied) -> capsule"},
+    {"dlpack_cuda", module_dlpack_cuda, METH_VARARGS,
+     "dlpack_cuda(owner, address, device, shape, code, bits, versioned) -> capsule"},
     {0},
 };
 

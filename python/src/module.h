@@ -104,6 +104,7 @@ void *object_new(PyTypeObject *type);
 PyObject *set_load(struct set_object *self, PyObject *args);
 PyObject *set_hold(struct set_object *self, PyObject *args);
 PyObject *module_dlpack(PyObject *module, PyObject *args);
+PyObject *module_dlpack_cuda(PyObject *module, PyObject *args);
 
 /* --- convert.c --------------------------------------------------------------------------------------------------- */
 

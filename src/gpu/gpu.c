@@ -49,7 +49,7 @@ static int failed(const struct gpu *gpu, const char *call, CUresult result, stru
         err, code, "CUDA device %d: %s said %s (%d): %s%s", gpu->ordinal, call,
         name ? name : "an unknown error", result, text ? text : "no text",
         result == CUDA_ERROR_NOT_INITIALIZED
-            ? "; CUDA does not work in a child of fork() of a process that used it: spawn instead"
+            ? "; CUDA does not work in a child of fork() of a process that used it: use spawn or forkserver"
             : "");
 }
 #define CALL(gpu, err, name, ...)                                                                            \
@@ -222,14 +222,26 @@ int gpu_buffer_mark(struct gpu_buffer *b, struct leat_error *err)
     return rc;
 }
 
+/* How far `event`, or without one the whole stream, is. Only an error that comes twice is one: on it memory may be freed. */
+static CUresult ask(const struct gpu_buffer *b, CUevent event)
+{
+    const struct cuda_symbols *cuda = b->gpu->cuda;
+    CUresult result = CUDA_SUCCESS;
+    for (int i = 0; i < 2; i++) {
+        result = cuda->cuCtxPushCurrent_v2(b->gpu->context);
+        if (result)
+            continue;
+        result = event ? cuda->cuEventQuery(event) : cuda->cuStreamQuery(b->gpu->stream);
+        leave(b->gpu);
+        if (!result || result == CUDA_ERROR_NOT_READY)
+            break;
+    }
+    return result;
+}
+
 int gpu_buffer_busy(struct gpu_buffer *b, struct leat_error *err)
 {
-    int rc = enter(b->gpu, err);
-    if (rc)
-        return rc;
-    const struct cuda_symbols *cuda = b->gpu->cuda;
-    CUresult result = b->unmarked ? cuda->cuStreamQuery(b->gpu->stream) : cuda->cuEventQuery(b->copied);
-    leave(b->gpu);
+    CUresult result = ask(b, b->unmarked ? NULL : b->copied);
     return result == CUDA_ERROR_NOT_READY ? 1 : result ? failed(b->gpu, "copying a batch", result, err) : 0;
 }
 
@@ -256,9 +268,11 @@ int gpu_buffer_use(struct gpu_buffer *b, void *stream, struct leat_error *err)
 int gpu_buffer_used(void *buffer)
 {
     struct gpu_buffer *b = buffer;
-    if (enter(b->gpu, NULL))
-        return 1;
-    CUresult result = b->gpu->cuda->cuEventQuery(b->used);
-    leave(b->gpu);
-    return result != CUDA_ERROR_NOT_READY;
+    return ask(b, b->used) != CUDA_ERROR_NOT_READY;
+}
+
+bool gpu_buffer_lost(struct gpu_buffer *b)
+{
+    CUresult result = ask(b, NULL);
+    return result && result != CUDA_ERROR_NOT_READY;
 }

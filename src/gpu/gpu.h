@@ -41,5 +41,7 @@ int gpu_buffer_wait_on(struct gpu_buffer *buffer, void *stream, struct leat_erro
 /* What is on `stream` by now uses the buffer: gpu_buffer_used tells when that has finished (or the device is lost). */
 int gpu_buffer_use(struct gpu_buffer *buffer, void *stream, struct leat_error *err);
 int gpu_buffer_used(void *buffer); /* as leat_event.finished */
+/* Nothing moves on the device any more: it fell off the bus, or somebody's kernel left its context broken. */
+bool gpu_buffer_lost(struct gpu_buffer *buffer);
 
 #endif

@@ -56,7 +56,7 @@ struct block {
     size_t bytes;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER, lock_of_child = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 static struct block *pinned, *allocated;
 static struct event *all_events; /* never freed: an operation may still name one */
@@ -65,7 +65,7 @@ static struct fakecuda_stat stat_;
 static unsigned delay_us, fail_nth;
 static char fail_name[64];
 static int fail_result, frozen, lost, losses;
-static bool inited;
+static pid_t inited; /* by this process */
 static int contexts[DEVICES];
 static _Thread_local int stack[16], depth;
 
@@ -119,8 +119,9 @@ void fakecuda_fail(const char *name, unsigned nth, int result)
 /* Takes the lock; what the call says at once, or 0. */
 static CUresult begin(const char *name, bool in_context)
 {
-    pthread_mutex_lock(&lock);
-    if (!inited && strcmp(name, "cuInit") != 0)
+    bool foreign = inited && inited != getpid(); /* a child of fork(): its lock may be anybody's */
+    pthread_mutex_lock(foreign ? &lock_of_child : &lock);
+    if (foreign || (!inited && strcmp(name, "cuInit") != 0))
         return NOT_INIT;
     if (lost)
         return LOST;
@@ -137,6 +138,10 @@ static CUresult begin(const char *name, bool in_context)
 
 static CUresult end(CUresult result)
 {
+    if (inited && inited != getpid()) {
+        pthread_mutex_unlock(&lock_of_child);
+        return result;
+    }
     pthread_cond_broadcast(&moved);
     pthread_mutex_unlock(&lock);
     return result;
@@ -338,7 +343,7 @@ CUresult cuEventDestroy_v2(struct event *event);
 CUresult cuInit(unsigned flags)
 {
     BEGIN(false);
-    inited = true;
+    inited = getpid();
     return end(flags ? INVALID : OK);
 }
 

@@ -4,7 +4,7 @@
  *
  * Device memory is memory of this process that faults when the CPU touches it, filled with 0xA5; copies run on a thread for each
  * stream, in order, after a delay, and read the host's memory when they run, so that a buffer written too early is seen. Host memory
- * that is copied from must be pinned. Two devices.
+ * that is copied from must be pinned. Two devices. In a child of fork() nothing works.
  */
 #ifndef FAKECUDA_H
 #define FAKECUDA_H
