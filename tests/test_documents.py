@@ -17,7 +17,7 @@ def test_first_dataset_of_the_readme(tmp_path, user_env):
     assert len(blocks) == 1
     assert sum(bool(line.strip()) for line in blocks[0].splitlines()) <= 10, "it is promised to be ten lines"
     script = tmp_path / "first.py"
-    script.write_text(blocks[0] + "print(len(ws), batch.position)\n")
+    script.write_text(blocks[0] + "print(len(loader.ws), batch.position)\n")
     done = subprocess.run([sys.executable, script], cwd=tmp_path, env=user_env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"10000 {155 * 64}\n"), done.stderr
 
