@@ -74,8 +74,8 @@ def main():
     while loader.epoch < args.epochs:
         total = torch.zeros(2, device=device)
         for step, batch in enumerate(loader, 1):  # the same number of steps on every rank
-            images, labels = (torch.as_tensor(batch[name], device=device) for name in ("image", "label"))
-            loss = nn.functional.cross_entropy(net(images), labels)
+            tensors = batch.torch()  # over the batch's own memory, on this rank's GPU if there is one
+            loss = nn.functional.cross_entropy(net(tensors["image"]), tensors["label"])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -52,8 +52,8 @@ def main():
     for epoch in range(args.epochs):
         total = 0.0
         for batch in loader:  # each pass is the next epoch: another order, other crops
-            # No copy: tensors over the batch's memory, on the GPU if the loader delivers there.
-            images, labels = (torch.as_tensor(batch[name], device=device) for name in ("image", "label"))
+            tensors = batch.torch()  # over the batch's memory, on the GPU if the loader delivers there: nothing is copied
+            images, labels = tensors["image"], tensors["label"]
             loss = nn.functional.cross_entropy(net(images), labels)
             optimizer.zero_grad()
             loss.backward()
@@ -71,8 +71,8 @@ def main():
         net.eval()
         with torch.no_grad():
             for batch in test:
-                images, labels = (torch.as_tensor(batch[name], device=device) for name in ("image", "label"))
-                hit = (net(images).argmax(1) == labels).cpu().numpy() & batch.valid
+                tensors = batch.torch()
+                hit = (net(tensors["image"]).argmax(1) == tensors["label"]).cpu().numpy() & batch.valid
                 right, tested = right + int(hit.sum()), tested + int(batch.valid.sum())
         print(f"held out: {right} of {tested} right ({right / tested:.1%})")
 
