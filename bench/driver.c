@@ -134,12 +134,24 @@ static pthread_barrier_t barrier;
 static uint64_t run_ns;
 static bool verifying;
 
+static void read_orders(const char *path, uint64_t n)
+{
+    FILE *f = fopen(path, "rb");
+    if (!f || fread(orders, n * sizeof(*orders), EPOCHS, f) != EPOCHS)
+        bench_die("%s: no %u orders of %llu samples", path, EPOCHS, (unsigned long long)n);
+    fclose(f);
+}
+
 static void make_orders(void)
 {
     uint64_t n = setup.samples;
     orders = malloc(EPOCHS * n * sizeof(*orders));
     if (!orders)
         bench_die("no memory for %llu numbers", (unsigned long long)n);
+    if (setup.orders) {
+        read_orders(setup.orders, n);
+        return;
+    }
     for (unsigned e = 0; e < EPOCHS; e++) {
         uint64_t *order = orders + e * n, state = rng_seed(ORDER_SEED, e);
         for (uint64_t i = 0; i < n; i++)
@@ -263,16 +275,25 @@ static void answer(char *line)
 
 static void parse(int argc, char **argv)
 {
-    static const struct option options[] = {{"file", 1, NULL, 'f'},  {"samples", 1, NULL, 'n'},
-                                            {"bytes", 1, NULL, 'b'}, {"batch", 1, NULL, 'k'},
-                                            {"slots", 1, NULL, 's'}, {"consumers", 1, NULL, 'c'},
-                                            {"first", 1, NULL, '1'}, {"all", 1, NULL, 'a'},
-                                            {"pages", 1, NULL, 'p'}, {0}};
+    static const struct option options[] = {{"file", 1, NULL, 'f'},
+                                            {"samples", 1, NULL, 'n'},
+                                            {"bytes", 1, NULL, 'b'},
+                                            {"batch", 1, NULL, 'k'},
+                                            {"slots", 1, NULL, 's'},
+                                            {"consumers", 1, NULL, 'c'},
+                                            {"first", 1, NULL, '1'},
+                                            {"all", 1, NULL, 'a'},
+                                            {"pages", 1, NULL, 'p'},
+                                            {"orders", 1, NULL, 'o'},
+                                            {0}};
     for (int c; (c = getopt_long(argc, argv, "+", options, NULL)) != -1;) {
-        unsigned long long v = c == 'f' || c == 'p' || c == '?' ? 0 : strtoull(optarg, NULL, 10);
+        unsigned long long v = c == 'f' || c == 'p' || c == 'o' || c == '?' ? 0 : strtoull(optarg, NULL, 10);
         switch (c) {
         case 'f':
             setup.file = optarg;
+            break;
+        case 'o':
+            setup.orders = optarg;
             break;
         case 'p':
             setup.huge = strcmp(optarg, "huge") == 0;

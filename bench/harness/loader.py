@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import time
 
+from . import batches
 from .rows import in_turns, median, row
 from .workers import Failed
 
@@ -171,6 +172,7 @@ def wanted(args, metric):
 
 
 def run(args, emit):
+    batches.run(args, emit)
     names = ["jpeg.crop224", "jpeg.beyond_entropy", "jpeg.beyond_entropy.strict"]
     if not any(wanted(args, name + end) for name in names for end in ("", ".asis")):
         return

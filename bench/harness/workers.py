@@ -98,6 +98,7 @@ class Group:
         for w in self.workers:
             w.send(line)
         answers = [w._read() for w in self.workers]
+        pids = sorted({p for w in self.workers for p in w.pids()} | set(pids))  # workers that it started meanwhile
         one = dict(answers[0])
         for key in ("bytes", "samples", "batches", "verified"):
             if key in one:
@@ -105,7 +106,8 @@ class Group:
         for key in ("ns", "p50_us", "p99_us"):
             if key in one:
                 one[key] = max(a[key] for a in answers)
-        one["cpu_s"] = sum(map(cpu_seconds, pids)) - before
+        # Children that have ended are in what their parent says of them, the time before this line as well.
+        one["cpu_s"] = sum(map(cpu_seconds, pids)) - before + sum(a.get("reaped_cpu_s", 0) for a in answers)
         return one
 
     def close(self):
