@@ -210,7 +210,7 @@ def _run_stages(work: Work, stages: Stages, batch: Batch, base: int, lo: int, hi
                 work.store_some(outs, loose, i, values_of(batch, stages.single, i - base))
             else:
                 work.store(outs, loose, i, work.apply(work.merge(batch, i - base, staged, i - lo), epoch, index))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failed[i - lo] = error
     at(0)
     return [(lo + i, error) for i, error in sorted(failed.items())], loose

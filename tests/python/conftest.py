@@ -8,13 +8,12 @@ import shutil
 import sys
 import tarfile
 import tempfile
-import time
 import uuid
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("LEAT_BUILD", ROOT / "build"))
+from lib_python import BUILD, FILES, IMAGES, LABELS, ROOT, daemons, wait_for
+
 try:
     import leat
 except ImportError:
@@ -25,28 +24,6 @@ except ImportError:
 import numpy as np  # noqa: E402
 
 from leat import _clients  # noqa: E402
-
-
-def daemons(runtime):
-    """Processes of leatd that serve a socket in this folder."""
-    found = []
-    for entry in pathlib.Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-        except OSError:
-            continue
-        if words and words[0].endswith(b"leatd") and any(os.fsencode(runtime) in word for word in words):
-            found.append(int(entry.name))
-    return found
-
-
-def wait_for(what, seconds=10):
-    end = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 @pytest.fixture(autouse=True)
@@ -70,10 +47,6 @@ def runtime(monkeypatch):
     shutil.rmtree(folder)
 
 
-IMAGES = np.arange(36, dtype="<f4").reshape(6, 2, 3)
-LABELS = np.array([0, 0, 1, 1, 2, 2])
-
-
 @pytest.fixture
 def npy(tmp_path):
     """images.npy: six samples of shape (2, 3)."""
@@ -87,9 +60,6 @@ def ws(npy):
     """The set of the docstrings: six images, one field."""
     with leat.open({"image": npy}) as opened:
         yield opened
-
-
-FILES = {"a/1.jpg": b"first picture", "a/2.jpg": b"second", "b/3.jpg": b"third picture"}
 
 
 @pytest.fixture

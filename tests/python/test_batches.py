@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import leat
-from conftest import FILES, IMAGES
+from lib_python import FILES, IMAGES
 
 
 @pytest.mark.parametrize("ids", [[3, 1, 2], (3, 1, 2), np.array([3, 1, 2]), np.array([3, 1, 2], np.uint64),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from conftest import BUILD
+from lib_python import BUILD
 
 FAKE = BUILD / "tests" / "fakecuda" / "fakecuda.so"
 

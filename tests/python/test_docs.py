@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import leat
-from conftest import FILES, IMAGES, LABELS, ROOT
+from lib_python import FILES, IMAGES, LABELS, ROOT
 
 MODULES = ["leat", "leat._batch", "leat._clients", "leat._core", "leat._decode", "leat._errors", "leat._fields", "leat._from_dataset", "leat._loader",
            "leat._plan", "leat._prep", "leat._prepared", "leat._progress", "leat._sampler",

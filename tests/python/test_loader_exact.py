@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import leat
-from conftest import daemons, wait_for
+from lib_python import daemons, wait_for
 
 N = 503  # a prime: no batch size divides it
 BAD = (7, 100, 101, 390)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import leat
-from conftest import daemons, wait_for
+from lib_python import daemons, wait_for
 
 N = 1000
 PROCESSES = ["fork", "spawn", "forkserver"]

@@ -67,18 +67,62 @@ def test_transforms_that_return_tensors(numbers, how):
         assert batch["x"].dtype == np.float32 and (batch["x"][:, 0].astype(int) == batch.ids).all()
 
 
-def test_stateful_dataloader(numbers):
+def numbers_of(batches):
+    return [batch[:, 0].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_a_samplers_state_at_each_batch(numbers, method):
+    """DataLoader asks its sampler for the whole epoch while the loop is still in the middle: its state counts what the loop received."""
+    order = [leat.order(numbers, seed=2, epoch=epoch).tolist() for epoch in range(4)]
+    sampler = leat.Sampler(numbers, 50, seed=2, rank=0, world_size=1)
+    loader = torch.utils.data.DataLoader(numbers, batch_size=50, sampler=sampler, num_workers=2 if method else 0, prefetch_factor=9 if method else 2,
+                                         multiprocessing_context=method, persistent_workers=method is not None)
+    for epoch in range(3):
+        got = []
+        for done, batch in enumerate(loader, 1):
+            got += batch[:, 0].tolist()
+            state = sampler.state_dict(batches=done)
+            assert (state["epoch"], state["samples"]) == ((epoch, done * 50) if done < 20 else (epoch + 1, 0))
+            if done in (3, 19, 20):
+                rest = []
+                for rank in range(2):
+                    again = leat.Sampler(numbers, 25, rank=rank, world_size=2)
+                    again.load_state_dict(state)
+                    rest += list(again)
+                assert set(rest) == set(order[epoch][done * 50 :] if done < 20 else order[epoch + 1])
+        assert got == order[epoch]
+    sampler.set_epoch(1)
+    assert sampler.state_dict(batches=0)["epoch"] == 1 and numbers_of(loader) == [order[1][at : at + 50] for at in range(0, 1000, 50)]
+
+
+@pytest.mark.parametrize("method,workers,then", [(None, 0, 0), ("fork", 2, 2), ("fork", 2, 0), ("fork", 2, 3),
+                                                 pytest.param("spawn", 2, 2, marks=pytest.mark.slow),
+                                                 pytest.param("forkserver", 2, 2, marks=pytest.mark.slow)])
+def test_stateful_dataloader(numbers, method, workers, then):
+    """torchdata's loader keeps count by itself, with leat.Sampler and without; whether another number of workers may go on is its own
+    decision, and it refuses."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
 
-    def make():
-        return stateful.StatefulDataLoader(numbers, batch_size=50, sampler=leat.Sampler(numbers, 50, seed=2), num_workers=0)
+    def make(workers):
+        sampler = leat.Sampler(numbers, 50, seed=2, rank=0, world_size=1)
+        return stateful.StatefulDataLoader(numbers, batch_size=50, sampler=sampler, num_workers=workers,
+                                           multiprocessing_context=method if workers else None, persistent_workers=workers > 0)
 
-    order = leat.order(numbers, seed=2).tolist()
-    loader = make()
-    for done, _ in enumerate(loader, 1):
-        if done == 4:
-            break
-    again = make()
-    again.load_state_dict(loader.state_dict())
-    assert [i for batch in again for i in batch[:, 0].tolist()] == order[200:]
+    order = [leat.order(numbers, seed=2, epoch=epoch).tolist() for epoch in range(3)]
+    for stop in (4, 19):
+        loader = make(workers)
+        for done, _ in enumerate(loader, 1):
+            if done == stop:
+                break
+        state = loader.state_dict()
+        again = make(then)
+        again.load_state_dict(state)
+        if then != workers:
+            with pytest.raises((AssertionError, KeyError, ValueError)):
+                list(again)
+            continue
+        assert [i for batch in numbers_of(again) for i in batch] == order[0][50 * stop :]
+        assert [i for batch in numbers_of(again) for i in batch] == order[1]
+        del loader, again
     assert sys.modules["torch"] is torch

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import leat
-from conftest import IMAGES, wait_for
+from lib_python import IMAGES, wait_for
 from leat import _clients
 
 

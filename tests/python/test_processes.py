@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import leat
-from conftest import IMAGES, daemons, wait_for
+from lib_python import IMAGES, daemons, wait_for
 
 
 def read_all(ws):

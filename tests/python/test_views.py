@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import leat
-from conftest import FILES, IMAGES
+from lib_python import FILES, IMAGES
 
 
 def test_zero_copy_and_read_only(ws):

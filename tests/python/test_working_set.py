@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import leat
-from conftest import FILES, IMAGES, LABELS
+from lib_python import FILES, IMAGES, LABELS
 
 
 def test_length_and_samples(ws):

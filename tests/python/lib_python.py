@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests share beside fixtures. Not in conftest.py: there are two of that name, and a process that was spawned imports whichever
+folder came last on the path; a test's function that does not import there makes a pool of workers start new ones for ever."""
+
+import os
+import pathlib
+import time
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("LEAT_BUILD", ROOT / "build"))
+IMAGES = np.arange(36, dtype="<f4").reshape(6, 2, 3)
+LABELS = np.array([0, 0, 1, 1, 2, 2])
+FILES = {"a/1.jpg": b"first picture", "a/2.jpg": b"second", "b/3.jpg": b"third picture"}
+
+
+def daemons(runtime):
+    """Processes of leatd that serve a socket in this folder."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+        except OSError:
+            continue
+        if words and words[0].endswith(b"leatd") and any(os.fsencode(runtime) in word for word in words):
+            found.append(int(entry.name))
+    return found
+
+
+def wait_for(what, seconds=10):
+    end = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
