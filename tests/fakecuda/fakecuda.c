@@ -217,7 +217,7 @@ static bool may_run(const struct op *op)
 
 static void run_op(struct op *op)
 {
-    if (op->kind == COPY && delay_us && !gone(op)) {
+    if ((op->kind == COPY || op->kind == FILL) && delay_us && !gone(op)) {
         unsigned us = delay_us;
         pthread_mutex_unlock(&lock);
         usleep(us);

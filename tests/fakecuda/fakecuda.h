@@ -20,7 +20,7 @@ struct fakecuda_stat {
     int depth; /* contexts pushed by this thread */
 };
 void fakecuda_stat(struct fakecuda_stat *ret);
-/* Each copy takes at least this long. */
+/* Each copy and each fill takes at least this long. */
 void fakecuda_delay(unsigned us);
 /* While 1 no stream moves. */
 void fakecuda_freeze(int frozen);
