@@ -70,7 +70,7 @@ class _Transform(Prep):
         self._transform = self.bind(threads)
 
     def bind(self, threads: int) -> Any:
-        return _prep.Transform(*self.args, threads)
+        return _prep.Transform(*(*self.args, threads))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_transform"}
@@ -94,7 +94,8 @@ class _Transform(Prep):
 
     def run(self, buffers: Sequence[Any], indices: Sequence[int], *, epoch: int = 0, out: Any) -> list[tuple[int, int, str]]:
         """The same, but gives [(position in the batch, code, message)] of those that failed instead of raising."""
-        return self._transform.run(buffers, indices, self.seed, epoch, out)
+        failed: list[tuple[int, int, str]] = self._transform.run(buffers, indices, self.seed, epoch, out)
+        return failed
 
 
 class RandomResizedCrop(_Transform):
@@ -109,7 +110,8 @@ class RandomResizedCrop(_Transform):
 
     def crop(self, width: int, height: int, index: int, *, epoch: int = 0) -> tuple[int, int, int, int, bool]:
         """left, top, width, height, flip of a sample's crop in an image of this size."""
-        return self._transform.crop(width, height, self.seed, epoch, index)
+        found: tuple[int, int, int, int, bool] = self._transform.crop(width, height, self.seed, epoch, index)
+        return found
 
 
 class CenterCrop(_Transform):

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * arrays.c: arrays that are opened together: one field each, sample i is row i of all. Their first dimensions must
- * agree; where they lie is the formats' matter.
+ * arrays.c: arrays that are opened together: one field each, sample i is row i of all, or so many rows together. Their numbers of
+ * samples must agree; where they lie is the formats' matter.
  */
 #include <stdio.h>
 
@@ -41,6 +41,12 @@ uint64_t scan_array_row_bytes(const struct scan_array *array)
     return bytes;
 }
 
+/* Rows that do not fill a last sample are left out. */
+static uint64_t samples_of(const struct scan_array *a)
+{
+    return a->rows ? a->shape[0] / a->rows : a->shape[0];
+}
+
 static const char *show_shape(const struct scan_array *a, char *buf, size_t cap)
 {
     size_t used = (size_t)snprintf(buf, cap, "(");
@@ -59,7 +65,7 @@ static int check_array(const struct scan_arrays *arrays, unsigned i, struct leat
     if (a->ndim == 0)
         return error_set(err, LEAT_INVALID, "%s is a single value, not an array: there are no samples in it",
                          a->shown);
-    if (a->shape[0] != first->shape[0])
+    if (samples_of(a) != samples_of(first))
         return error_set(err, LEAT_INVALID,
                          "arrays that are opened together must agree in their first dimension: %s has "
                          "shape %s and %s has shape %s",
@@ -68,6 +74,13 @@ static int check_array(const struct scan_arrays *arrays, unsigned i, struct leat
     if (a->shape[0] == 0)
         return error_set(err, LEAT_INVALID, "the dataset is empty: %s has shape %s", a->shown,
                          show_shape(a, shape, sizeof(shape)));
+    if (samples_of(a) == 0)
+        return error_set(err, LEAT_INVALID, "%s has shape %s: it is shorter than one sample of %llu rows",
+                         a->shown, show_shape(a, shape, sizeof(shape)), (unsigned long long)a->rows);
+    if (a->rows && a->ndim > INDEX_MAX_DIMS)
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "%s has shape %s: samples of several rows have at most %u dimensions", a->shown,
+                         show_shape(a, shape, sizeof(shape)), INDEX_MAX_DIMS);
     if (scan_array_row_bytes(a) == 0)
         return error_set(err, LEAT_INVALID, "the samples of %s (shape %s, dtype %s) have no bytes", a->shown,
                          show_shape(a, shape, sizeof(shape)), a->dtype);
@@ -99,8 +112,11 @@ static int place_arrays(struct scan_arrays *arrays, const char *root, struct ind
         int rc = a->place(a, b, (uint32_t)source, &address, err);
         if (rc < 0)
             return rc;
-        int field = index_builder_field(b, a->field, a->dtype, INDEX_FIELD_UNIFORM, a->ndim - 1, a->shape + 1,
-                                        address, scan_array_row_bytes(a));
+        uint64_t shape[INDEX_MAX_DIMS + 1] = {a->rows}; /* (rows, ...) of a sample */
+        memcpy(shape + 1, a->shape + 1, (a->ndim - 1) * sizeof(*shape));
+        int field = index_builder_field(b, a->field, a->dtype, INDEX_FIELD_UNIFORM, a->ndim - !a->rows,
+                                        a->rows ? shape : shape + 1, address,
+                                        scan_array_row_bytes(a) * MAX(a->rows, 1ull));
         if (field < 0)
             return field == -E2BIG ? error_set(err, LEAT_UNSUPPORTED, "more than %u arrays", INDEX_MAX_FIELDS)
                                    : field;
@@ -124,7 +140,7 @@ int arrays_build(struct scan *scan, struct scan_arrays *arrays, struct index_bui
     struct index_builder *b;
     if (!root || index_builder_new(INDEX_KIND_ARRAY, root, &b) < 0)
         return -ENOMEM;
-    index_builder_count(b, arrays->items[0].shape[0]);
+    index_builder_count(b, samples_of(&arrays->items[0]));
     int rc = place_arrays(arrays, root, b, err);
     if (rc < 0) {
         index_builder_free(b);

@@ -9,6 +9,8 @@
 
 #include "dataset/scan.h"
 
+#define ROWS "#rows="
+
 enum format { FORMAT_NPY, FORMAT_HDF5, FORMAT_TAR };
 
 #define HDF5_MAGIC "\x89HDF\r\n\x1a\n"
@@ -81,18 +83,44 @@ bool scan_exists(struct scan *scan, const char *path)
     return rc != LEAT_NOT_FOUND && rc != -ENAMETOOLONG; /* a pattern may be longer than any name */
 }
 
-int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char **ret_inner)
+/* "...#rows=N": cuts it off. */
+static int split_rows(char *uri, uint64_t *ret_rows, struct leat_error *err)
 {
-    const char *hash = strrchr(uri, '#');
-    bool split = hash && hash[1] && !scan_exists(scan, uri);
+    char *hash = strrchr(uri, '#'), *end;
+    *ret_rows = 0;
+    if (!hash || strncmp(hash, ROWS, strlen(ROWS)))
+        return 0;
+    const char *digits = hash + strlen(ROWS);
+    errno = 0;
+    *ret_rows = strtoull(digits, &end, 10);
+    if (errno || *digits < '1' || *digits > '9' || *end)
+        return error_set(err, LEAT_INVALID, "%s: behind \"" ROWS "\" stands how many rows make a sample",
+                         uri);
+    *hash = 0;
+    return 0;
+}
+
+int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char **ret_inner,
+                     uint64_t *ret_rows, struct leat_error *err)
+{
+    AUTO_FREE char *text = strdup(uri);
+    if (!text)
+        return -ENOMEM;
+    uint64_t rows = 0;
+    int rc = strchr(uri, '#') && !scan_exists(scan, uri) ? split_rows(text, &rows, err) : 0;
+    if (rc)
+        return rc;
+    const char *hash = strrchr(text, '#');
+    bool split = hash && hash[1] && !scan_exists(scan, text);
     AUTO_FREE char *inner = split ? strdup(hash + 1) : NULL;
-    char *file = spec_absolute(uri, split ? (size_t)(hash - uri) : strlen(uri));
+    char *file = spec_absolute(text, split ? (size_t)(hash - text) : strlen(text));
     if (!file || (split && !inner)) {
         free(file);
         return -ENOMEM;
     }
     *ret_file = file;
     *ret_inner = TAKE_PTR(inner);
+    *ret_rows = rows;
     return 0;
 }
 
@@ -141,10 +169,11 @@ static int scan_source(struct scan *scan, const struct dataset_source *source, b
                        struct scan_arrays *arrays, struct index_builder **ret_builder, struct leat_error *err)
 {
     AUTO_FREE char *path = NULL, *inner = NULL;
-    int rc = scan_split_inner(scan, source->uri, &path, &inner);
+    uint64_t rows;
+    int rc = scan_split_inner(scan, source->uri, &path, &inner, &rows, err);
     if (rc < 0)
         return rc;
-    if (single && !inner && shards_is_pattern(path) && !scan_exists(scan, path))
+    if (single && !inner && !rows && shards_is_pattern(path) && !scan_exists(scan, path))
         return scan_shards(scan, path, ret_builder, err);
 
     AUTO_CLOSE int fd = -1;
@@ -159,10 +188,18 @@ static int scan_source(struct scan *scan, const struct dataset_source *source, b
         return rc;
     if (inner && format != FORMAT_HDF5)
         return error_set(err, LEAT_INVALID, "%s: not an HDF5 file, so there is no \"%s\" in it", path, inner);
-    if (format == FORMAT_NPY)
-        return npy_scan(scan, path, source->field, fd, &st, arrays, err);
-    if (format == FORMAT_HDF5)
-        return hdf5_scan(scan, path, inner, source->field, fd, &st, arrays, err);
+    const unsigned before = arrays->n;
+    if (format == FORMAT_NPY || format == FORMAT_HDF5) {
+        rc = format == FORMAT_NPY ? npy_scan(scan, path, source->field, fd, &st, arrays, err)
+                                  : hdf5_scan(scan, path, inner, source->field, fd, &st, arrays, err);
+        for (unsigned i = before; i < arrays->n; i++)
+            arrays->items[i].rows = rows;
+        return rc;
+    }
+    if (rows)
+        return error_set(err, LEAT_INVALID,
+                         "%s: several rows make a sample only of arrays (.npy, HDF5), and this is none",
+                         path);
     if (source->field || !single)
         return error_set(err, LEAT_INVALID,
                          "%s: only arrays (.npy, HDF5) can be given a name and opened together; files and "

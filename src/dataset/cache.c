@@ -61,10 +61,11 @@ static int expect_source(struct expected *x, const struct dataset_source *source
                          struct leat_error *err)
 {
     AUTO_FREE char *path = NULL, *inner = NULL;
-    int rc = scan_split_inner(&x->scan, source->uri, &path, &inner);
+    uint64_t rows;
+    int rc = scan_split_inner(&x->scan, source->uri, &path, &inner, &rows, err);
     if (rc < 0)
         return rc;
-    if (single && !inner && shards_is_pattern(path) && !scan_exists(&x->scan, path))
+    if (single && !inner && !rows && shards_is_pattern(path) && !scan_exists(&x->scan, path))
         return shards_expand(&x->scan, path, &x->files, err);
     AUTO_CLOSE int fd = -1;
     struct stat st;
@@ -73,7 +74,7 @@ static int expect_source(struct expected *x, const struct dataset_source *source
         return rc;
     bool folder = S_ISDIR(st.st_mode);
     x->owner = st.st_uid;
-    if (single && !inner && !source->field &&
+    if (single && !inner && !rows && !source->field &&
         asprintf(&x->beside, folder ? "%s/" BESIDE : "%s" BESIDE, path) < 0) {
         x->beside = NULL;
         return -ENOMEM;

@@ -39,8 +39,10 @@ const char *scan_relative(const char *root, const char *path);
 char *spec_absolute(const char *path, size_t len);
 /* uri.c: what a user wrote for one source, as a path. Caller frees. */
 int spec_source_path(const char *text, size_t len, char **ret_path, struct leat_error *err);
-/* "x.h5#/train/images" -> file and inner name, unless a file has just that name (*ret_inner NULL). Caller frees both. */
-int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char **ret_inner);
+/* "x.h5#/train/images" -> file and inner name, unless a file has just that name (*ret_inner NULL). Caller frees both. A "#rows=N"
+ * at the end goes to *ret_rows (0: there is none); LEAT_INVALID for an N that is no number above 0. */
+int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char **ret_inner,
+                     uint64_t *ret_rows, struct leat_error *err);
 bool scan_exists(struct scan *scan, const char *path);
 
 /* --- formats ------------------------------------------------------------------------------------------------- */
@@ -59,6 +61,7 @@ struct scan_array {
     int (*place)(struct scan_array *array, struct index_builder *b, uint32_t source, uint64_t *ret_address,
                  struct leat_error *err);
     uint64_t data_offset; /* .npy, and HDF5 when contiguous */
+    uint64_t rows;        /* that make one sample; 0: a row is a sample */
     int64_t source;       /* its number, once placed */
     void *format;         /* the format's own, freed with free() after format_fini */
     void (*format_fini)(void *format);
