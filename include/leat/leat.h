@@ -235,6 +235,11 @@ struct leat_view_options {
     int device;              /* CUDA ordinal, as the process sees them; 0 for LEAT_MEMORY_HOST */
     unsigned flags;          /* LEAT_LOAD_* */
     unsigned reserved;       /* 0 */
+    /* Windows over consecutive samples, of fields of fixed length: sample i of this view, its ids and orders is the samples
+     * [i * window_step, i * window_step + window) of the set, side by side; they may overlap. A view has 1 + (length - window) /
+     * window_step of them. 0: 1 each. LEAT_INVALID: longer than the set, or a field that is ragged or a label. */
+    unsigned window, window_step;
+    const char *fingerprint; /* 32 hex digits that orders of this view depend on; NULL: the set's */
 };
 
 /* LEAT_MEMORY_CUDA: batches are handed out while they are still copied: leat_batch_wait_on_stream before each use. */

@@ -150,6 +150,8 @@ class Batch:
             return self._load_cuda(number, field, device)
         if field.fixed_bytes and field.kind != "raw":  # half the time of frombuffer, view and reshape
             data: Any = _leat.Memory(self._holder, number, _DATA, "B", 1, None, False, True)
+            if field.rows:
+                return np.ndarray((self._n, field.rows, *field.shape[1:]), field.dtype, data)[:, : field.shape[0]]
             return np.ndarray((self._n, *field.shape), field.dtype, data)
         flat = np.frombuffer(_leat.Memory(self._holder, number, _DATA, "B", 1, None, False), np.uint8)
         if not field.ragged and (field.fixed_bytes or flat.nbytes == self._n * field.max_bytes):

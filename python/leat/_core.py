@@ -16,6 +16,7 @@ from ._clients import NO_START, Retried, parse_bytes, parse_timeout
 from ._errors import NotFound, PeerGone
 from ._progress import ProgressArg, Reporter
 from ._set import OPEN_PUBLIC, WorkingSet, open_set
+from ._windows import Windows, block_rows
 
 Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 #: A dataset: a path or URI; or a path for each field.
@@ -47,7 +48,7 @@ def _socket(socket: Path | None) -> str | None:
 
 def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | str | None = None, job: str | None = None,
          socket: Path | None = None, timeout: float | None = None, public: bool = False, limit: int | str | None = None,
-         progress: ProgressArg = None) -> WorkingSet:
+         progress: ProgressArg = None, window: int | None = None, stride: int | None = None) -> WorkingSet:
     """Opens a dataset. Returns at once: it is read into the pool in the background, and a read waits for its own samples only.
 
     uri       a .npy file, an HDF5 file, a folder of files, a tar shard or folder of shards; a dict {field: path} of several
@@ -61,24 +62,41 @@ def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | s
     timeout   seconds of this call and of later reads; 30
     public    other users of a system daemon may read it
     progress  True for a bar on a terminal, or a function of a `Progress`
+    window    of arrays, long ones above all: samples are so many rows, from each `stride` rows on (default: window); what does not
+              fill a last one is left out
 
+    >>> leat.open("labels.npy", window=4, stride=2)[1].tolist()
+    [1, 1, 2, 2]
     >>> int(leat.open({"image": "images.npy", "label": "labels.npy"})[0]["label"])
     0
     """
-    return open_set(_uri(uri), name=name, flags=OPEN_PUBLIC if public else 0, pool_bytes=parse_bytes(limit),
-                    socket=_socket(socket), job=job, pool=pool, timeout=timeout, progress=progress, wait=wait)
+    text = _uri(uri)
+    if window is None and stride is not None:
+        raise ValueError(f"stride={stride}: it goes with a window")
+    if window is not None:
+        stride = window if stride is None else stride
+        if window < 1 or stride < 1:
+            raise ValueError(f"window={window}, stride={stride}: at least 1")
+        if text.startswith("leat://"):
+            raise ValueError(f"window={window}: open the array itself; {text} has its samples already")
+        rows = f"#rows={block_rows(window, stride)}"
+        text = ";".join(part + rows for part in text.split(";")) if isinstance(uri, Mapping) else text + rows
+    opened = open_set(text, name=name, flags=OPEN_PUBLIC if public else 0, pool_bytes=parse_bytes(limit),
+                      socket=_socket(socket), job=job, pool=pool, timeout=timeout, progress=progress, wait=wait)
+    return opened if window is None or stride is None or window == stride else Windows(opened, window, stride)
 
 
 def preload(uri: Uri, *, name: str | None = None, pool: int | str | None = None, job: str | None = None,
             socket: Path | None = None, timeout: float | None = None, public: bool = False,
-            limit: int | str | None = None, progress: ProgressArg = None) -> WorkingSet:
+            limit: int | str | None = None, progress: ProgressArg = None, window: int | None = None,
+            stride: int | None = None) -> WorkingSet:
     """Opens a dataset and waits until it is in the pool; with `name` it stays there for others, as "leat://NAME".
 
     >>> leat.preload("images.npy", name="digits").uri
     'leat://digits'
     """
     return open(uri, name=name, wait=True, pool=pool, job=job, socket=socket, timeout=timeout, public=public, limit=limit,
-                progress=progress)
+                progress=progress, window=window, stride=stride)
 
 
 def append(name: str, uri: Uri, *, job: str | None = None, socket: Path | None = None, timeout: float | None = None,

@@ -19,7 +19,7 @@ class Field:
     Field('image', kind='array', dtype='<f4', shape=(2, 3))
     """
 
-    __slots__ = ("name", "number", "kind", "dtype", "shape", "max_bytes", "fixed_bytes", "dense", "format")
+    __slots__ = ("name", "number", "kind", "dtype", "shape", "max_bytes", "fixed_bytes", "dense", "format", "rows")
 
     name: str
     number: int  #: in the order of `ws.fields`
@@ -29,11 +29,12 @@ class Field:
     max_bytes: int  #: of the longest value
     fixed_bytes: int  #: of every value, 0 if they differ
     dense: bool
+    rows: int  #: of windows that are cut out of whole blocks: rows that a slot holds of each; else 0
     format: str | None  #: as of the buffer protocol, None where it has no words for the dtype
 
     def __init__(self, number: int, raw: _leat.FieldTuple) -> None:
         name, dtype, shape, self.max_bytes, self.fixed_bytes, is_label = raw
-        self.name, self.number = name, number
+        self.name, self.number, self.rows = name, number, 0
         self.kind = "label" if is_label else "array" if dtype else "raw"
         self.dtype = np.dtype("<u4" if is_label else _dtype(dtype) if dtype else "u1")
         self.shape = () if is_label or not dtype else shape

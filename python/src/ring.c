@@ -268,8 +268,8 @@ PyObject *set_load(struct set_object *set, PyObject *args)
 {
     struct leat_view_options o = {.size = sizeof(o)};
     PyObject *fields;
-    if (!PyArg_ParseTuple(args, "IIOO&zIi", &o.batch_size, &o.slots, &fields, to_u64, &o.max_batch_bytes,
-                          &o.transport, &o.memory, &o.device))
+    if (!PyArg_ParseTuple(args, "IIOO&zIi|IIz", &o.batch_size, &o.slots, &fields, to_u64, &o.max_batch_bytes,
+                          &o.transport, &o.memory, &o.device, &o.window, &o.window_step, &o.fingerprint))
         return NULL;
     struct ring_object *self = object_new(ring_type);
     if (!self || ring_fields(self, fields) < 0) {

@@ -384,7 +384,8 @@ static PyMethodDef set_methods[] = {
      "read_into(index, field, out, timeout_ns) -> int"},
     {"hold", (PyCFunction)set_hold, METH_VARARGS, "hold(index, field, timeout_ns) -> Holder"},
     {"load", (PyCFunction)set_load, METH_VARARGS,
-     "load(batch_size, slots, fields, max_batch_bytes, transport, memory, device) -> Ring"},
+     "load(batch_size, slots, fields, max_batch_bytes, transport, memory, device, window, step, fingerprint) "
+     "-> Ring"},
     {"push", (PyCFunction)set_push, METH_VARARGS, "push(first, n, [(buffer, lengths or None)], timeout_ns)"},
     {"close", (PyCFunction)set_close, METH_NOARGS, "close()"},
     {0},

@@ -76,7 +76,7 @@ static int make_ready(struct leat_ws *ws, const uint64_t *ids, unsigned n, uint6
 struct fill {
     struct leat_view *view;
     struct view_slot *slot;
-    const uint64_t *ids;
+    const uint64_t *ids; /* of the set, as n is: those of windows one after another */
     unsigned n;
     bool streamed;
     uint32_t nwants;
@@ -106,10 +106,10 @@ static int add_fixed(struct fill *fill, const struct view_field *f, uint8_t *dat
     }
     for (unsigned i = 0; i < fill->n; i++) {
         struct index_part part;
-        if (unlikely(!index_part(index, fill->ids[i], f->field, &part) || part.bytes != f->fixed_bytes))
+        if (unlikely(!index_part(index, fill->ids[i], f->field, &part) || part.bytes != f->part_bytes))
             return error_set(err, LEAT_CORRUPT, "sample %llu has another length than its field",
                              (unsigned long long)fill->ids[i]);
-        int rc = add_part(fill, fill->ids[i], f->field, &part, data + i * f->fixed_bytes, err);
+        int rc = add_part(fill, fill->ids[i], f->field, &part, data + i * f->part_bytes, err);
         if (unlikely(rc))
             return rc;
     }
@@ -194,6 +194,22 @@ static void count_batch(const struct leat_view *v, const struct leat_batch *batc
     count(&client_counters.bytes, bytes);
 }
 
+/* The samples of the set in these windows. */
+static int open_windows(struct leat_view *v, struct fill *fill, struct leat_error *err)
+{
+    uint64_t *at = v->part_ids;
+    for (unsigned i = 0; i < fill->n; i++) {
+        if (fill->ids[i] >= v->length)
+            return error_set(err, LEAT_INVALID, "window %llu of %llu", (unsigned long long)fill->ids[i],
+                             (unsigned long long)v->length);
+        for (unsigned j = 0; j < v->window; j++)
+            *at++ = fill->ids[i] * v->step + j;
+    }
+    fill->ids = v->part_ids;
+    fill->n *= v->window;
+    return 0;
+}
+
 int batch_fill(struct leat_view *v, const uint64_t *ids, unsigned n, const struct fill_how *fill_how,
                struct leat_batch **ret_batch, struct leat_error *err)
 {
@@ -210,6 +226,8 @@ int batch_fill(struct leat_view *v, const uint64_t *ids, unsigned n, const struc
         struct fill fill = {
             .view = v, .slot = slot, .ids = slot->batch.ids, .n = n, .how = &how, .block = fill_how->block};
         rc = ws_check(v->ws, err);
+        if (!rc && v->part_ids)
+            rc = open_windows(v, &fill, err);
         if (!rc)
             rc = fill_slot(&fill, err);
         if (!rc)

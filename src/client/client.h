@@ -379,6 +379,7 @@ struct leat_batch {
 struct view_field {
     unsigned field;       /* of the index */
     uint64_t fixed_bytes; /* 0: ragged */
+    uint64_t part_bytes;  /* of one sample of the set: fixed_bytes is a window of them */
     uint64_t cap_bytes;
     uint64_t data_offset; /* within a slot's memory */
     bool label;
@@ -407,6 +408,9 @@ struct leat_view {
     unsigned fork_count;
     struct leat_ws *ws;
     unsigned batch_size, nslots, nfields, next_slot;
+    unsigned window, step; /* at least 1: samples of the set in one of ours, and from one to the next */
+    uint64_t length;       /* our samples */
+    char fingerprint[33];
     struct view_field *fields;
     uint64_t slot_bytes;
     enum leat_memory memory;
@@ -422,7 +426,8 @@ struct leat_view {
     struct view_slot *slots;
     uint64_t sequence;
     struct rails *rails;
-    uint64_t *wait_ids;        /* [batch_size] scratch of fills */
+    uint64_t *wait_ids;        /* [batch_size * window] scratch of fills */
+    uint64_t *part_ids;        /* the same: samples of the set; NULL: ours are the set's */
     struct stream_want *wants; /* [batch_size * nfields], streamed sets only */
 };
 

@@ -99,8 +99,10 @@ static uint32_t absent_samples(struct leat_iter *it, uint64_t first, unsigned n)
     uint32_t count = 0;
     step_ids(it, first, n, it->ids);
     for (unsigned i = 0; i < n; i++) {
-        if (ws_state(it->view->ws, it->ids[i]) == LIVE_STREAMED)
-            it->ranges[count++] = (struct stream_range){it->ids[i], 1};
+        const uint64_t first_of = it->ids[i] * it->view->step; /* of a window */
+        if (ws_state(it->view->ws, first_of) == LIVE_STREAMED ||
+            ws_state(it->view->ws, first_of + it->view->window - 1) == LIVE_STREAMED)
+            it->ranges[count++] = (struct stream_range){first_of, it->view->window};
     }
     return count;
 }
@@ -131,6 +133,8 @@ static void announce(struct leat_iter *it, uint64_t step, uint64_t position)
         it->hinted_end = end;
         for (unsigned i = 0; i < nblocks; i++) {
             uint64_t first = blocks[i] * block, count = MIN(block, it->order.n - first);
+            first *= it->view->step;
+            count = (count - 1) * it->view->step + it->view->window;
             if (ws_state(ws, first) == LIVE_STREAMED || ws_state(ws, first + count - 1) == LIVE_STREAMED)
                 it->ranges[n++] = (struct stream_range){first, count};
         }
@@ -162,7 +166,8 @@ static void *read_ahead(void *arg)
         step_ids(it, first, n, it->ids);
         int rc = batch_fill(
             it->view, it->ids, n,
-            &(struct fill_how){.iterator = true, .position = first, .block = block, .cancel = &it->cancel},
+            &(struct fill_how){
+                .iterator = true, .position = first, .block = block * it->view->step, .cancel = &it->cancel},
             &batch, &error);
 
         pthread_mutex_lock(&it->lock);
@@ -184,9 +189,10 @@ static void *read_ahead(void *arg)
 /* --- making one ------------------------------------------------------------------------------------------------------ */
 
 /* AUTO: a group of blocks and the next one fit into the window together; a power of two, at least one sample. */
-static int choose_block(struct leat_ws *ws, const struct leat_iter_options *o, uint64_t *ret_block,
+static int choose_block(const struct leat_view *view, const struct leat_iter_options *o, uint64_t *ret_block,
                         struct leat_error *err)
 {
+    struct leat_ws *ws = view->ws;
     *ret_block = o->flags & LEAT_SHUFFLE_AUTO ? 0 : o->block;
     if (!(o->flags & LEAT_SHUFFLE_AUTO) || !(ws->info.flags & PROTO_WS_STREAMED))
         return 0;
@@ -195,9 +201,10 @@ static int choose_block(struct leat_ws *ws, const struct leat_iter_options *o, u
     if (rc)
         return rc;
     const struct index_header *h = ws->index.header;
-    uint64_t mean = MAX(h->payload_bytes / h->nsamples, 1ull), bytes = window / (2 * LEAT_ORDER_GROUP), n = 1;
+    uint64_t mean = MAX(h->payload_bytes / h->nsamples, 1ull) * view->step,
+             bytes = window / (2 * LEAT_ORDER_GROUP), n = 1;
     bytes = MIN(bytes, AUTO_BLOCK_BYTES);
-    while (2 * n * mean <= bytes && 2 * n * LEAT_ORDER_GROUP <= h->nsamples)
+    while (2 * n * mean <= bytes && 2 * n * LEAT_ORDER_GROUP <= view->length)
         n *= 2;
     *ret_block = n;
     return 0;
@@ -214,7 +221,7 @@ static int check_slots(const struct leat_iter *it, struct leat_error *err)
 /* A plan of the caller's: checked here, so that the thread meets nothing that is out of bounds. */
 static int plan_given(struct leat_iter *it, const struct leat_iter_options *o, struct leat_error *err)
 {
-    const uint64_t n = leat_ws_length(it->view->ws), batch = it->view->batch_size;
+    const uint64_t n = it->view->length, batch = it->view->batch_size;
     it->steps = o->ends ? o->nends : (o->nids + batch - 1) / batch;
     it->plan = calloc(o->nids + 1, sizeof(*it->plan));
     it->plan_ends = calloc(it->steps + 1, sizeof(*it->plan_ends));
@@ -245,8 +252,7 @@ static int plan_given(struct leat_iter *it, const struct leat_iter_options *o, s
 
 static int plan_order(struct leat_iter *it, const struct leat_iter_options *o, struct leat_error *err)
 {
-    const struct leat_ws *ws = it->view->ws;
-    uint64_t n = leat_ws_length(ws), batch = it->view->batch_size;
+    uint64_t n = it->view->length, batch = it->view->batch_size;
     it->rank = o->rank;
     it->world = o->world_size ? o->world_size : 1;
     if (it->rank >= it->world)
@@ -257,9 +263,9 @@ static int plan_order(struct leat_iter *it, const struct leat_iter_options *o, s
         return error_set(err, LEAT_INVALID, "first_position %llu of an epoch of %llu",
                          (unsigned long long)o->first_position, (unsigned long long)n);
     uint64_t block;
-    int rc = choose_block(it->view->ws, o, &block, err);
+    int rc = choose_block(it->view, o, &block, err);
     if (!rc)
-        rc = leat_order_init(&it->order, n, o->seed, o->epoch, block, ws->fingerprint, err);
+        rc = leat_order_init(&it->order, n, o->seed, o->epoch, block, it->view->fingerprint, err);
     if (rc)
         return rc;
     it->first = o->first_position;

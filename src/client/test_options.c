@@ -26,7 +26,7 @@ ENDS_WITH(leat_progress, bytes_total);
 ENDS_WITH(leat_open_options, timeout_ns);
 ENDS_WITH(leat_field, shape);
 ENDS_WITH(leat_ws_stat, lost_samples);
-ENDS_WITH(leat_view_options, reserved);
+ENDS_WITH(leat_view_options, fingerprint);
 ENDS_WITH(leat_event, reserved);
 ENDS_WITH(leat_iter_options, nends);
 ENDS_WITH(leat_create_field, nlengths);

@@ -370,6 +370,97 @@ static void test_iterate_haste_of_two(void **state)
     fixture_close(&x);
 }
 
+/* --- windows ------------------------------------------------------------------------------------------------------ */
+
+#define WINDOW 5u
+#define STEP   3u
+
+static bool is_window(struct leat_batch *batch, unsigned i)
+{
+    uint64_t bytes, id = leat_batch_ids(batch)[i];
+    const uint8_t *data = leat_batch_data(batch, 0, &bytes);
+    bool same = bytes == leat_batch_size(batch) * WINDOW * 60ull && leat_batch_present(batch, 0, i);
+    for (unsigned j = 0; j < WINDOW; j++)
+        same = same && fake_matches(id * STEP + j, 0, data + (i * WINDOW + j) * 60ull, 60);
+    return same;
+}
+
+static void test_windows(void **state)
+{
+    static const struct fake_options options[] = {{0}, {.all_loading = true}, {.streamed_tail = true}};
+    static const char fingerprint[] = "000102030405060708090a0b0c0d0e0f";
+    const uint64_t length = (FAKE_SAMPLES - WINDOW) / STEP + 1;
+    const unsigned fields[] = {0};
+    struct leat_view_options o = {.size = sizeof(o),
+                                  .batch_size = 8,
+                                  .slots = 3,
+                                  .fields = fields,
+                                  .nfields = 1,
+                                  .window = WINDOW,
+                                  .window_step = STEP,
+                                  .fingerprint = fingerprint};
+    for (unsigned k = 0; k < ARRAY_LEN(options); k++) {
+        struct fixture x;
+        struct leat_view *view;
+        struct leat_iter *it;
+        struct leat_batch *batch;
+        struct leat_order order;
+        uint8_t seen[FAKE_SAMPLES] = {0};
+        fixture_open(&x, options[k]);
+        assert_int_equal(leat_load(x.ws, &o, &view, &err), 0);
+        const struct leat_iter_options walk = {.size = sizeof(walk), .seed = 5, .keep_tail = 1};
+        assert_int_equal(leat_iterate(view, &walk, &it, &err), 0);
+        assert_int_equal(leat_order_init(&order, length, 5, 0, 0, fingerprint, NULL), 0);
+        for (uint64_t total = 0; total < length; leat_batch_release(batch)) {
+            assert_int_equal(leat_next(it, 0, &batch, &err), 0);
+            assert_non_null(batch);
+            for (unsigned i = 0; i < leat_batch_size(batch); i++, total++) {
+                assert_true(is_window(batch, i));
+                assert_int_equal(leat_batch_ids(batch)[i], leat_order_at(&order, total));
+                assert_int_equal(seen[leat_batch_ids(batch)[i]]++, 0);
+            }
+        }
+        leat_iter_close(it);
+        const uint64_t ids[] = {length - 1, 0, 0}, beyond = length;
+        assert_int_equal(leat_read_batch(view, ids, 3, 0, &batch, &err), 0);
+        assert_true(is_window(batch, 0) && is_window(batch, 1) && is_window(batch, 2));
+        leat_batch_release(batch);
+        assert_int_equal(leat_read_batch(view, &beyond, 1, 0, &batch, &err), LEAT_INVALID);
+        if (k == 0) { /* what is checked is each sample of the set */
+            fake_corrupt(x.daemon, STEP + 4, 0);
+            const uint64_t bad = 1, good = 0;
+            assert_int_equal(leat_read_batch(view, &bad, 1, 0, &batch, &err), LEAT_CORRUPT);
+            assert_int_equal(leat_read_batch(view, &good, 1, 0, &batch, &err), 0);
+            leat_batch_release(batch);
+        }
+        leat_view_close(view);
+        fixture_close(&x);
+    }
+}
+
+static void test_windows_refused(void **state)
+{
+    struct fixture x;
+    struct leat_view *view;
+    fixture_open(&x, (struct fake_options){0});
+    for (unsigned f = 1; f < FAKE_FIELDS; f++) { /* ragged, label */
+        struct leat_view_options o = {
+            .size = sizeof(o), .batch_size = 2, .fields = &f, .nfields = 1, .window = 2};
+        assert_int_equal(leat_load(x.ws, &o, &view, &err), LEAT_INVALID);
+        assert_non_null(strstr(err.message, "fixed length"));
+    }
+    const unsigned field = 0;
+    struct leat_view_options o = {
+        .size = sizeof(o), .batch_size = 1, .fields = &field, .nfields = 1, .window = FAKE_SAMPLES + 1};
+    assert_int_equal(leat_load(x.ws, &o, &view, &err), LEAT_INVALID);
+    o.batch_size = 1u << 24;
+    o.window = 400;
+    assert_int_equal(leat_load(x.ws, &o, &view, &err), LEAT_INVALID);
+    o = (struct leat_view_options){.size = sizeof(o), .batch_size = 1, .fingerprint = "12"};
+    assert_int_equal(leat_load(x.ws, &o, &view, &err), LEAT_INVALID);
+    fixture_close(&x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -382,6 +473,8 @@ int main(void)
         cmocka_unit_test(test_iterator_waits_alone),
         cmocka_unit_test(test_iterate_haste),
         cmocka_unit_test(test_iterate_haste_of_two),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_windows_refused),
     };
     return cmocka_run_group_tests_name("client_ring", tests, NULL, NULL);
 }

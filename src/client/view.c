@@ -43,7 +43,19 @@ static int lay_out_field(struct leat_view *v, unsigned f, unsigned field, uint64
     if (leat_ws_field(v->ws, field, &info))
         return error_set(err, LEAT_INVALID, "field %u of a working set with %u", field,
                          leat_ws_fields(v->ws));
-    *out = (struct view_field){.field = field, .fixed_bytes = info.fixed_bytes, .label = info.is_label};
+    *out = (struct view_field){.field = field,
+                               .fixed_bytes = info.fixed_bytes,
+                               .part_bytes = info.fixed_bytes,
+                               .label = info.is_label};
+    if (v->part_ids) {
+        if (!info.fixed_bytes || info.is_label)
+            return error_set(err, LEAT_INVALID,
+                             "field %s has no fixed length: windows are of arrays, choose their fields",
+                             info.name);
+        if (mul_overflows(info.fixed_bytes, v->window, &info.fixed_bytes))
+            return error_set(err, LEAT_NO_SPACE, "windows of %u samples do not fit into memory", v->window);
+        out->fixed_bytes = info.max_bytes = info.fixed_bytes;
+    }
     if (mul_overflows(v->batch_size, info.max_bytes, &out->cap_bytes))
         return error_set(err, LEAT_NO_SPACE,
                          "batches of %u samples of up to %llu bytes do not fit into memory", v->batch_size,
@@ -100,7 +112,8 @@ static int init_slot(struct leat_view *v, struct view_slot *slot, unsigned numbe
         if (!slot->offsets[f])
             return -ENOMEM;
     }
-    int rc = gather_new(v->rails, v->batch_size * v->nfields, v->batch_size * v->nfields, &slot->gather);
+    int rc = gather_new(v->rails, v->batch_size * v->window * v->nfields,
+                        v->batch_size * v->window * v->nfields, &slot->gather);
     rc = rc ? rc : rails_register(v->rails, slot->memory, v->slot_bytes, &slot->registered, err);
     return rc ? rc : device_slot_new(v, slot, err);
 }
@@ -224,6 +237,7 @@ static void view_free(struct leat_view *v)
     free(v->slots);
     free(v->fields);
     free(v->wait_ids);
+    free(v->part_ids);
     free(v->wants);
     free(v);
     free_orphans();
@@ -293,6 +307,14 @@ static int take_view_options(const struct leat_ws *ws, const struct leat_view_op
     if (ret->nfields > INDEX_MAX_FIELDS || (uint64_t)ret->nfields * ret->batch_size > UINT32_MAX / 4)
         return error_set(err, LEAT_INVALID, "%u fields of %u samples are too many", ret->nfields,
                          ret->batch_size);
+    ret->window = MAX(ret->window, 1u);
+    ret->window_step = MAX(ret->window_step, 1u);
+    if (ret->window > leat_ws_length(ws) ||
+        (uint64_t)ret->nfields * ret->batch_size > UINT32_MAX / 4 / ret->window)
+        return error_set(err, LEAT_INVALID, "windows of %u samples, of a set of %llu, in batches of %u",
+                         ret->window, (unsigned long long)leat_ws_length(ws), ret->batch_size);
+    if (ret->fingerprint && strlen(ret->fingerprint) != 32)
+        return error_set(err, LEAT_INVALID, "a fingerprint is 32 hexadecimal digits");
     if (ret->flags & ~LEAT_LOAD_ASYNC || ret->reserved)
         return error_set(err, LEAT_INVALID, "flags 0x%x of a view: only LEAT_LOAD_ASYNC is known",
                          ret->flags);
@@ -307,12 +329,20 @@ static int build_view(struct leat_view *v, const struct leat_view_options *o, st
     v->nfields = o->nfields;
     v->fields = calloc(v->nfields, sizeof(*v->fields));
     v->slots = calloc(v->nslots, sizeof(*v->slots));
-    v->wait_ids = calloc(v->batch_size, sizeof(*v->wait_ids));
+    v->window = o->window;
+    v->step = o->window_step;
+    v->length = (leat_ws_length(v->ws) - v->window) / v->step + 1;
+    memcpy(v->fingerprint, o->fingerprint ? o->fingerprint : v->ws->fingerprint, sizeof(v->fingerprint));
+    const size_t most = (size_t)v->batch_size * v->window; /* samples of the set in a batch */
+    const bool windows = v->window > 1 || v->step > 1;
+    v->wait_ids = calloc(most, sizeof(*v->wait_ids));
+    if (windows)
+        v->part_ids = calloc(most, sizeof(*v->part_ids));
     /* Samples that may have to be fetched: streamed ones, and those of a node that may be lost. */
     bool fetches = (v->ws->info.flags & PROTO_WS_STREAMED) || v->ws->info.nnodes > 1;
     if (fetches)
-        v->wants = calloc((size_t)v->batch_size * v->nfields, sizeof(*v->wants));
-    if (!v->fields || !v->slots || !v->wait_ids || (!v->wants && fetches))
+        v->wants = calloc(most * v->nfields, sizeof(*v->wants));
+    if (!v->fields || !v->slots || !v->wait_ids || (windows && !v->part_ids) || (!v->wants && fetches))
         return error_set(err, -ENOMEM, "out of memory for a view");
     for (unsigned s = 0; s < v->nslots; s++)
         v->slots[s].event.fd = -1;
@@ -596,7 +626,8 @@ int leat_batch_present(const struct leat_batch *batch, unsigned f, unsigned i)
     const struct leat_view *v = batch->view;
     if (f >= v->nfields || i >= batch->n)
         return 0;
-    return v->fields[f].label || index_part(&v->ws->index, batch->ids[i], v->fields[f].field, &part);
+    return v->fields[f].label ||
+           index_part(&v->ws->index, batch->ids[i] * v->step, v->fields[f].field, &part);
 }
 
 void view_give_back(struct leat_batch *batch, const struct view_event *event)

@@ -115,10 +115,58 @@ static int build(void *ctx)
 
 static void test_allocations(void **state)
 {
-    static const char *const specs[] = {"a=%s/a.npy;b=%s/b.npy", "%s/tree", "%s/tars", "%s/tars/{0..1}.tar",
-                                        "%s/tars/?.tar"};
+    static const char *const specs[] = {
+        "a=%s/a.npy;b=%s/b.npy", "%s/tree",       "%s/tars",
+        "%s/tars/{0..1}.tar",    "%s/tars/?.tar", "a=%s/a.npy#rows=3;b=%s/b.npy#rows=3"};
     for (size_t i = 0; i < ARRAY_LEN(specs); i++)
         assert_true(failalloc_run(build, (void *)(uintptr_t)specs[i]) > 10);
+}
+
+static int build_rows(const char *pattern, struct index *ret_ix, struct leat_error *err)
+{
+    char text[600];
+    struct dataset_spec spec;
+    snprintf(text, sizeof(text), pattern, folder, folder);
+    assert_int_equal(dataset_spec_parse(text, &spec, NULL), 0);
+    int fd = memfd_create("index", MFD_CLOEXEC);
+    *err = (struct leat_error){0};
+    int rc = dataset_index_build(&spec, NULL, NULL, fd, err);
+    if (rc == 0)
+        assert_int_equal(index_map(fd, ret_ix, NULL), 0);
+    close(fd);
+    dataset_spec_free(&spec);
+    return rc;
+}
+
+/* Several rows make a sample; those that do not fill a last one are left out. */
+static void test_rows(void **state)
+{
+    struct index ix, plain;
+    struct leat_error err;
+    assert_int_equal(build_rows("a=%s/a.npy#rows=3;b=%s/b.npy#rows=3", &ix, &err), 0);
+    assert_int_equal(build_rows("a=%s/a.npy;b=%s/b.npy", &plain, &err), 0);
+    assert_int_equal(index_validate(&ix, &err), 0);
+    assert_int_equal(ix.header->nsamples, 3);
+    const struct index_field *a = &ix.fields[0], *b = &ix.fields[1];
+    assert_true(a->ndim == 2 && a->shape[0] == 3 && a->shape[1] == 3 && a->stride == 36);
+    assert_true(b->ndim == 1 && b->shape[0] == 3 && b->stride == 12);
+    assert_int_equal(a->address, plain.fields[0].address);
+    assert_int_equal(ix.extents[0].bytes, plain.extents[0].bytes); /* the file is read as it is */
+    assert_memory_not_equal(ix.header->fingerprint, plain.header->fingerprint, 16);
+    index_close(&ix);
+    index_close(&plain);
+    assert_int_equal(build_rows("a=%s/a.npy#rows=5;b=%s/b.npy#rows=2", &ix, &err), LEAT_INVALID);
+    assert_non_null(strstr(err.message, "agree"));
+    static const char *const refused[] = {"%s/a.npy#rows=11",     "%s/a.npy#rows=0",
+                                          "%s/a.npy#rows=",       "%s/a.npy#rows=-1",
+                                          "%s/a.npy#rows=3 ",     "%s/tree#rows=2",
+                                          "%s/tars/0.tar#rows=2", "%s/a.npy#rows=99999999999999999999999"};
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
+        int rc = build_rows(refused[i], &ix, &err);
+        if (rc != LEAT_INVALID)
+            print_message("%s: %d %s\n", refused[i], rc, err.message);
+        assert_int_equal(rc, LEAT_INVALID);
+    }
 }
 
 /* The descriptor table of HDF5's child, with all kinds of layout. */
@@ -366,7 +414,7 @@ int main(void)
         cmocka_unit_test(test_spec),         cmocka_unit_test(test_uri),
         cmocka_unit_test(test_allocations),  cmocka_unit_test(test_table_allocations),
         cmocka_unit_test(test_cancel),       cmocka_unit_test(test_opener),
-        cmocka_unit_test(test_silent_child),
+        cmocka_unit_test(test_silent_child), cmocka_unit_test(test_rows),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
