@@ -242,11 +242,11 @@ struct rails_end {
 struct rails {
     struct leat_ws *ws;
     struct rails_wish wish;
-    struct net_ctx *shm, *tcp, *rdma; /* NULL: not used */
-    struct rails_end *ends;           /* [nnodes] */
-    struct credit credit;
-    uint64_t lost_segments; /* of the transport's statistics, as far as credit was told */
-    uint32_t local_node;    /* read through shared memory; UINT32_MAX: none is, as required of this view */
+    struct net_ctx *shm, *tcp, *rdma;   /* NULL: not used */
+    struct rails_end *ends;             /* [nnodes] */
+    struct credit credit[CREDIT_RAILS]; /* one for each rail: each has a queue of its own in front of us */
+    unsigned ncredits;
+    uint32_t local_node; /* read through shared memory; UINT32_MAX: none is, as required of this view */
     bool all_local;
     struct topo_choice *topo; /* NULL: nothing is known of our interfaces */
     bool topo_asked;
@@ -263,6 +263,13 @@ void rails_free(struct rails *rails); /* that too. NULL is fine */
 int rails_register(struct rails *rails, void *addr, uint64_t bytes, struct net_memory **ret_memory,
                    struct leat_error *err);
 void rails_deregister(struct rails *rails, struct net_memory *memory);
+/* How long pieces of a sample are, that are asked for of other nodes, at most. */
+uint64_t rails_stage(const struct rails *rails);
+/* Of all rails together. */
+uint64_t rails_limit(const struct rails *rails);
+void rails_rest(struct rails *rails); /* nothing more is wanted for now */
+/* The rail to a node for `bytes` of the `left` that it has, none of `refused` (bits). -1: wait. */
+int rails_pick(struct rails *rails, uint32_t node, uint64_t bytes, uint64_t left, unsigned refused);
 int rails_submit(struct rails *rails, uint32_t node, struct net_op *op);
 /* Completions of all remote transports, as net_ops.poll. */
 int rails_poll(struct rails *rails, struct net_event *events, unsigned max, int timeout_ms);
@@ -287,6 +294,7 @@ struct gather_op {
     uint32_t node;
     bool busy, done, alone; /* alone: nothing else was in flight when it was sent */
     bool given_up;          /* its credit was given back: nobody may ever poll for it again */
+    struct credit *credit;  /* by which it was asked for */
     uint64_t bytes, sent_ns;
 };
 #define GATHER_OPS 64u
@@ -302,6 +310,7 @@ struct gather {
     uint32_t *cursor, *end;  /* [nnodes] of sorted reads not yet asked for */
     uint64_t *in_flight;     /* [nnodes] bytes */
     uint32_t turn;           /* node that is asked first when there is credit again */
+    unsigned refused;        /* rail that had no credit last */
     bool remote;             /* some read is not local */
     unsigned unquiesced;     /* own operations that may still write */
     struct leat_error cause; /* why the node that failed last could not be asked */

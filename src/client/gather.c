@@ -21,6 +21,8 @@
 
 #define PENDING   1 /* net_read.status before it was asked for: no errno is positive */
 #define LOCAL_MAX (1 * GIB)
+#define SHARES    2u /* of what a node has left, for each rail */
+#define SHARE_MIN (64 * KIB)
 
 /* --- arrays --------------------------------------------------------------------------------------------------------- */
 
@@ -93,12 +95,20 @@ void gather_reset(struct gather *g)
 
 /* --- cutting --------------------------------------------------------------------------------------------------------- */
 
+/* Of so many bytes in all: where there are several rails, each gets a share of what is long. */
+static uint64_t slice_of(const struct gather *g, uint64_t stage, uint64_t bytes)
+{
+    unsigned n = g->rails->ncredits;
+    uint64_t share = MAX(bytes / (SHARES * n), SHARE_MIN);
+    return n > 1 ? MIN(stage, share) : stage;
+}
+
 int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct index_part *part, void *dst,
                const struct rpc_how *how, struct leat_error *err)
 {
     struct leat_ws *ws = g->rails->ws;
     const uint64_t region_bytes = ws->info.region_bytes,
-                   stage = g->rails->all_local ? UINT32_MAX : credit_stage(&g->rails->credit);
+                   stage = g->rails->all_local ? UINT32_MAX : slice_of(g, rails_stage(g->rails), part->bytes);
     uint64_t address = part->address, left = part->bytes;
     uint8_t *at = dst;
 
@@ -128,6 +138,10 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
                     return rc;
             }
         } else {
+            if (!g->remote) { /* what is asked for first may have to show the path's delay */
+                bytes = MIN(bytes, credit_request(&g->rails->credit[0], clock_now_ns()));
+                g->turn = node;
+            }
             g->remote = true;
             if (bytes > stage + stage / 4) /* a tail shorter than a quarter stays with its slice */
                 bytes = stage;
@@ -184,7 +198,8 @@ static void on_event(struct rails *r, const struct net_event *event, uint64_t no
         gop->gather->in_flight[gop->node] -= gop->bytes;
         uint64_t rtt_ns = gop->op.status ? 0 : MAX(now_ns - gop->sent_ns, 1ull);
         if (!gop->given_up)
-            credit_done(&r->credit, gop->bytes, rtt_ns, gop->alone, now_ns);
+            credit_done(gop->credit, gop->bytes, rtt_ns, gop->alone, now_ns);
+        credit_lost(gop->credit, gop->op.lost_segments);
     } else {
         gop->busy = false;
         gop->gather->unquiesced--;
@@ -197,10 +212,6 @@ void rails_progress(struct rails *r, int timeout_ms)
     struct net_event events[32];
     int n = rails_poll(r, events, ARRAY_LEN(events), timeout_ms);
     uint64_t now_ns = n > 0 ? clock_now_ns() : 0;
-    if (n > 0 && r->tcp && r->tcp->stats.lost_segments != r->lost_segments) {
-        credit_lost(&r->credit, r->tcp->stats.lost_segments - r->lost_segments);
-        r->lost_segments = r->tcp->stats.lost_segments;
-    }
     for (int i = 0; i < n; i++)
         on_event(r, &events[i], now_ns);
 }
@@ -242,11 +253,17 @@ static struct gather_op *free_op(struct gather *g)
     return NULL;
 }
 
-/* The next request to a node: whole reads up to a stage, at least one. False: nothing is left. */
-static bool next_run(struct gather *g, uint32_t node, uint32_t *ret_first, uint32_t *ret_n,
-                     uint64_t *ret_bytes)
+struct run { /* the next request to a node */
+    uint32_t node, first, n;
+    unsigned rail;
+    uint64_t bytes;
+    bool alone;
+};
+
+/* Whole reads up to a stage, at least one. False: nothing is left. */
+static bool next_run(struct gather *g, struct run *run, uint64_t stage)
 {
-    const uint64_t stage = credit_stage(&g->rails->credit);
+    const uint32_t node = run->node;
     uint32_t at = g->cursor[node];
     while (at < g->end[node] && g->sorted[at].status != PENDING)
         at++;
@@ -258,10 +275,19 @@ static bool next_run(struct gather *g, uint32_t node, uint32_t *ret_first, uint3
     while (at + n < g->end[node] && n < PROTO_READS_MAX && g->sorted[at + n].status == PENDING &&
            bytes + g->sorted[at + n].bytes <= stage)
         bytes += g->sorted[at + n++].bytes;
-    *ret_first = at;
-    *ret_n = n;
-    *ret_bytes = bytes;
+    run->first = at;
+    run->n = n;
+    run->bytes = bytes;
     return true;
+}
+
+/* What a node has left, as far as it matters for the next request by one of several rails. */
+static uint64_t left_of(const struct gather *g, uint32_t node, uint64_t enough)
+{
+    uint64_t bytes = 0;
+    for (uint32_t at = g->cursor[node]; at < g->end[node] && bytes < enough; at++)
+        bytes += g->sorted[at].status == PENDING ? g->sorted[at].bytes : 0;
+    return bytes;
 }
 
 static void fail_node(struct gather *g, uint32_t node, int rc)
@@ -273,26 +299,35 @@ static void fail_node(struct gather *g, uint32_t node, int rc)
 }
 
 /* Its credit is taken already. */
-static int send_run(struct gather *g, uint32_t node, struct gather_op *gop, uint32_t first, uint32_t n,
-                    uint64_t bytes, bool alone, const struct rpc_how *how, struct leat_error *err)
+static int send_run(struct gather *g, const struct run *run, struct gather_op *gop, const struct rpc_how *how,
+                    struct leat_error *err)
 {
     struct rails *r = g->rails;
+    const uint32_t node = run->node;
     int rc = rails_connect(r, node, how, err);
     if (rc)
         return rc;
-    *gop = (struct gather_op){
-        .gather = g, .node = node, .busy = true, .bytes = bytes, .alone = alone, .sent_ns = clock_now_ns()};
-    gop->op =
-        (struct net_op){.reads = &g->sorted[first], .n = n, .deadline_ns = how->deadline_ns, .user = gop};
+    *gop = (struct gather_op){.gather = g,
+                              .node = node,
+                              .busy = true,
+                              .credit = &r->credit[run->rail],
+                              .bytes = run->bytes,
+                              .alone = run->alone,
+                              .sent_ns = clock_now_ns()};
+    gop->op = (struct net_op){.reads = &g->sorted[run->first],
+                              .n = run->n,
+                              .deadline_ns = how->deadline_ns,
+                              .user = gop,
+                              .path = r->ncredits > 1 ? run->rail + 1 : 0};
     rc = rails_submit(r, node, &gop->op);
     if (rc) {
         gop->busy = false;
         return error_sys(err, rc, "cannot ask node %s", r->ws->info.nodes[node].address);
     }
-    g->cursor[node] = first + n;
+    g->cursor[node] = run->first + run->n;
     g->unquiesced++;
     r->unquiesced++;
-    g->in_flight[node] += bytes;
+    g->in_flight[node] += run->bytes;
     return 0;
 }
 
@@ -304,43 +339,67 @@ static unsigned nodes_with_work(const struct gather *g)
     return n;
 }
 
+/* By the best rail that has credit. RUN_SENT, RUN_NONE: nothing is left; RUN_WAIT: not now; RUN_DRY: no rail has any for anybody. */
+enum run_code { RUN_SENT, RUN_NONE, RUN_WAIT, RUN_DRY };
+static enum run_code run_one(struct gather *g, uint32_t node, bool others, struct gather_op *gop,
+                             const struct rpc_how *how)
+{
+    struct rails *r = g->rails;
+    struct run run = {.node = node};
+    const unsigned all = (1u << r->ncredits) - 1;
+    for (unsigned refused = 0;;) {
+        uint64_t stage = credit_stage(&r->credit[run.rail]), left = 0;
+        if (r->ncredits > 1) {
+            left = left_of(g, node, (uint64_t)SHARES * r->ncredits * CREDIT_STAGE_MAX);
+            int rail = rails_pick(r, node, slice_of(g, stage, left), left, refused);
+            if (rail < 0 || rail >= (int)r->ncredits)
+                return refused == all ? RUN_DRY : RUN_WAIT;
+            run.rail = (unsigned)rail;
+            stage = slice_of(g, credit_stage(&r->credit[run.rail]), left);
+        }
+        struct credit *credit = &r->credit[run.rail];
+        uint64_t now_ns = clock_now_ns();
+        if (!next_run(g, &run, MIN(stage, credit_request(credit, now_ns))))
+            return RUN_NONE;
+        /* A server that is slow, or frozen, holds half of the credit at most while others could use it. */
+        if (others && g->in_flight[node] && g->in_flight[node] + run.bytes > MAX(rails_limit(r) / 2, stage))
+            return RUN_WAIT;
+        if (credit_take(credit, run.bytes, now_ns, &run.alone)) {
+            int rc = send_run(g, &run, gop, how, &g->cause);
+            if (rc) {
+                credit_done(credit, run.bytes, 0, false, now_ns);
+                fail_node(g, node, rc);
+            }
+            return RUN_SENT;
+        }
+        g->refused = run.rail;
+        refused |= 1u << run.rail;
+        if (refused == all)
+            return RUN_DRY;
+    }
+}
+
 /* Asks all nodes in turns for what may be in flight. True: something is left to ask for. */
 static bool dispatch(struct gather *g, const struct rpc_how *how)
 {
-    struct credit *credit = &g->rails->credit;
     const uint32_t nnodes = g->rails->ws->info.nnodes;
     unsigned working = nodes_with_work(g);
     for (bool any = true; any && working;) {
         any = false;
         for (uint32_t k = 0; k < nnodes; k++) {
-            uint32_t first, n, node = (g->turn + k) % nnodes;
-            uint64_t bytes;
-            bool alone;
+            uint32_t node = (g->turn + k) % nnodes;
             if (rails_is_local(g->rails, node) || g->cursor[node] == g->end[node])
                 continue;
             struct gather_op *gop = free_op(g);
             if (!gop)
                 return true;
-            if (!next_run(g, node, &first, &n, &bytes)) {
-                working--;
-                continue;
-            }
-            /* A server that is slow, or frozen, holds half of the credit at most while others could use it. */
-            if (working > 1 && g->in_flight[node] &&
-                g->in_flight[node] + bytes > MAX(credit_limit(credit) / 2, credit_stage(credit)))
-                continue;
-            uint64_t now_ns = clock_now_ns();
-            if (!credit_take(credit, bytes, now_ns, &alone)) {
+            enum run_code code = run_one(g, node, working > 1, gop, how);
+            if (code == RUN_DRY) {
                 g->turn = node;
                 return true;
             }
-            int rc = send_run(g, node, gop, first, n, bytes, alone, how, &g->cause);
-            if (rc) {
-                credit_done(credit, bytes, 0, false, now_ns);
-                fail_node(g, node, rc);
-            }
-            any = true;
-            working -= g->cursor[node] == g->end[node];
+            any |= code == RUN_SENT;
+            working -= code == RUN_NONE || (code == RUN_SENT && g->cursor[node] == g->end[node]);
         }
     }
     return nodes_with_work(g) > 0;
@@ -376,7 +435,7 @@ static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, const
         if (waiting(g)) /* what others give back while we wait for our own is taken with it */
             rails_progress(g->rails, sleep_ms ? sleep_ms : 1);
         else
-            credit_wait(&g->rails->credit, 1);
+            credit_wait(&g->rails->credit[g->refused], 1);
         if (ms != 0 || !how->deadline_ns)
             left = dispatch(g, how);
     }
@@ -478,7 +537,7 @@ static void give_up_credit(struct gather *g)
     for (unsigned i = 0; i < GATHER_OPS; i++) {
         struct gather_op *gop = &g->ops[i];
         if (gop->busy && !gop->done && !gop->given_up)
-            credit_done(&g->rails->credit, gop->bytes, 0, false, now_ns);
+            credit_done(gop->credit, gop->bytes, 0, false, now_ns);
         gop->given_up = true;
     }
 }
@@ -563,6 +622,6 @@ int gather_run(struct gather *g, const struct rpc_how *how, struct leat_error *e
     if (rc && g->unquiesced)
         give_up_credit(g);
     if (g->remote)
-        credit_rest(&g->rails->credit);
+        rails_rest(g->rails);
     return rc ? rc : check_crcs(g, err);
 }

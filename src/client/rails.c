@@ -92,6 +92,11 @@ static int open_rdma(struct rails *r, struct leat_error *err)
     return rc ? error_set(err, rc, "transport rdma was required: %s", why.message) : 0;
 }
 
+static unsigned rails_of(const struct rails *r, uint32_t node)
+{
+    return MIN(net_addresses_count(r->ws->info.nodes[node].address), NET_PATHS_MAX);
+}
+
 int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct rails_wish *wish,
               struct rails **ret_rails, struct leat_error *err)
 {
@@ -109,8 +114,13 @@ int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct rails_wi
     if (!rc && !r->all_local) {
         if (!ws->all_local)
             credit_ask(ws->client);
-        rc = credit_init(&r->credit, ws->client->credits, ws->client->credit_slot, 0, inflight_bytes,
-                         ws->all_local);
+        /* A limit that was fixed is the view's, whatever the rails. */
+        for (uint32_t node = 0; node < ws->info.nnodes && !inflight_bytes && !ws->all_local; node++)
+            r->ncredits = MAX(r->ncredits, MIN(rails_of(r, node), CREDIT_RAILS));
+        r->ncredits = MAX(r->ncredits, 1u);
+        for (unsigned k = 0; k < r->ncredits && !rc; k++)
+            rc = credit_init(&r->credit[k], ws->client->credits, ws->client->credit_slot, k, inflight_bytes,
+                             ws->all_local);
     }
     if (rc)
         error_set(err, rc, "out of memory");
@@ -188,11 +198,6 @@ static int connect_by(struct rails *r, uint32_t node, struct net_ctx *ctx, const
     if (rc == 0)
         end->ctx = ctx;
     return rc;
-}
-
-static unsigned rails_of(const struct rails *r, uint32_t node)
-{
-    return MIN(net_addresses_count(r->ws->info.nodes[node].address), NET_PATHS_MAX);
 }
 
 /* --- several rails to a node ----------------------------------------------------------------------------------------- */
@@ -412,6 +417,39 @@ int rails_connect(struct rails *r, uint32_t node, const struct rpc_how *how, str
     return connect_remote(r, node, &peer, how, err);
 }
 
+/* --- credit ------------------------------------------------------------------------------------------------------------ */
+
+uint64_t rails_stage(const struct rails *r)
+{
+    uint64_t stage = credit_stage(&r->credit[0]);
+    for (unsigned k = 1; k < r->ncredits; k++)
+        if (credit_measured(&r->credit[k])) /* one that nothing came by says nothing */
+            stage = MIN(stage, credit_stage(&r->credit[k]));
+    return stage;
+}
+
+uint64_t rails_limit(const struct rails *r)
+{
+    uint64_t limit = 0;
+    for (unsigned k = 0; k < r->ncredits; k++)
+        limit += credit_limit(&r->credit[k]);
+    return limit;
+}
+
+void rails_rest(struct rails *r)
+{
+    for (unsigned k = 0; k < r->ncredits; k++)
+        credit_rest(&r->credit[k]);
+}
+
+int rails_pick(struct rails *r, uint32_t node, uint64_t bytes, uint64_t left, unsigned refused)
+{
+    const struct rails_end *end = &r->ends[node];
+    if (r->ncredits == 1 || !end->endpoint || end->ctx != r->tcp)
+        return refused & 1 ? -1 : 0;
+    return net_paths_pick(end->endpoint, bytes, left, refused, clock_now_ns());
+}
+
 int rails_submit(struct rails *r, uint32_t node, struct net_op *op)
 {
     return r->ends[node].ctx->ops->submit(r->ends[node].endpoint, op);
@@ -465,7 +503,8 @@ void rails_free(struct rails *r)
     if (!r)
         return;
     rails_quiesce(r);
-    credit_fini(&r->credit);
+    for (unsigned k = 0; k < r->ncredits; k++)
+        credit_fini(&r->credit[k]);
     if (r->rdma)
         net_free(r->rdma);
     if (r->tcp)

@@ -410,12 +410,12 @@ static void test_given_up(void **state)
     assert_int_equal(leat_read_batch(view, &far, 1, 0, &batch, &err), LEAT_CANCELED);
     struct rails *r = view->rails;
     assert_int_equal(r->unquiesced, 1);
-    assert_int_equal(r->credit.in_flight_bytes, 0);
+    assert_int_equal(r->credit[0].in_flight_bytes, 0);
     x.ws->client->interrupt = NULL;
     x.daemon->hold_broker = false;
     rails_disconnect(r, 1);
     assert_int_equal(leat_read_batch(view, &far, 1, 0, &batch, &err), 0);
-    assert_int_equal(r->credit.in_flight_bytes, 0);
+    assert_int_equal(r->credit[0].in_flight_bytes, 0);
     leat_batch_release(batch);
     leat_view_close(view);
     fixture_close(&x);

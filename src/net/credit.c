@@ -40,8 +40,8 @@
 #define STAGES          4u
 #define SLICES          2u
 #define SLICES_LARGE    4u
-#define LIMIT_MIN       (8 * KIB) /* below a ceiling */
-#define LIMIT_FLOOR     (24 * KIB)
+#define LIMIT_MIN       (8 * KIB)  /* below a ceiling */
+#define LIMIT_FLOOR     (32 * KIB) /* 23 packets: queues of 30 take them from eight servers at once */
 #define LIMIT_START     (32 * KIB)
 #define LIMIT_SAME_HOST (4 * MIB)
 #define LIMIT_MAX       (64 * MIB)
@@ -53,6 +53,8 @@
 #define SLICE_LARGE      (512 * KIB) /* from here on four at a time, so that several servers have one each */
 #define CREDIT_BUSY_MAX  64u         /* what a neighbour may have us believe */
 #define WINDOW_NS        (5 * NS_PER_MS)
+#define PROBE_NS         (100 * NS_PER_MS) /* so often a request that is alone is a small one */
+#define IDLE_NS          (1 * NS_PER_S)
 #define BASE_NS          (10 * NS_PER_S)
 #define DRAIN_NS         (200 * NS_PER_MS) /* as long as draining may take before the old base is kept */
 #define WANT_NS          (20 * NS_PER_MS)
@@ -215,6 +217,22 @@ uint64_t credit_stage(const struct credit *c)
     return stage_of(credit_limit(c));
 }
 
+uint64_t credit_request(const struct credit *c, uint64_t now_ns)
+{
+    const struct credit_rail *r = c->rail;
+    uint64_t stamp = load(&r->base_stamp_ns);
+    bool due = !stamp || now_ns - MIN(load(&r->probe_ns), now_ns) > PROBE_NS;
+    if (c->fixed_limit_bytes || c->floor_bytes == LIMIT_SAME_HOST || !due ||
+        load(&r->slots[c->slot].in_flight_bytes))
+        return credit_stage(c);
+    return MIN(credit_stage(c), CREDIT_STAGE_MIN);
+}
+
+bool credit_measured(const struct credit *c)
+{
+    return load(&c->rail->rate_bytes_per_s) != 0;
+}
+
 /* --- adapting -------------------------------------------------------------------------------------------------------- */
 
 static bool adapt_begin(struct credit *c)
@@ -233,6 +251,26 @@ static void window_open(struct credit_rail *r, uint64_t now_ns)
 {
     r->window_start_ns = now_ns;
     r->window_delivered = load(&r->delivered_bytes);
+    r->idle_since_ns = 0;
+}
+
+/* Time with nothing asked for says nothing about the path, and is cut out of a window. */
+static void window_pause(struct credit_rail *r, uint64_t now_ns)
+{
+    r->idle_since_ns = now_ns;
+    r->idle_delivered = load(&r->delivered_bytes);
+}
+
+static void window_resume(struct credit_rail *r, uint64_t now_ns)
+{
+    uint64_t since = r->idle_since_ns;
+    if (!r->window_start_ns || !since || now_ns < since || now_ns - since > IDLE_NS) {
+        window_open(r, now_ns);
+        return;
+    }
+    r->window_start_ns += now_ns - since;
+    r->window_delivered += load(&r->delivered_bytes) - r->idle_delivered; /* by whom nothing adapts for */
+    r->idle_since_ns = 0;
 }
 
 static double queue_of(double rate)
@@ -397,8 +435,10 @@ bool credit_take(struct credit *c, uint64_t bytes, uint64_t now_ns, bool *ret_al
     c->in_flight_bytes += bytes;
     if (total > load(&r->peak_bytes))
         store(&r->peak_bytes, total);
-    if (alone && adapt_begin(c)) { /* time with nothing asked for says nothing about the path */
-        window_open(r, now_ns);
+    if (alone && bytes <= 2 * CREDIT_STAGE_MIN)
+        store(&r->probe_ns, now_ns);
+    if (alone && adapt_begin(c)) {
+        window_resume(r, now_ns);
         adapt_end(c);
     }
     *ret_alone = alone;
@@ -409,8 +449,9 @@ static void take_base(struct credit_rail *r, uint64_t bytes, uint64_t rtt_ns, ui
 {
     uint64_t rate = load(&r->rate_bytes_per_s), base = load(&r->base_ns), stamp = load(&r->base_stamp_ns);
     uint64_t own_ns = rate ? (uint64_t)((double)bytes * 1e9 / (double)rate) : 0;
-    /* Not all of it: the rate may still be far too low. */
-    uint64_t less = MIN(own_ns, rtt_ns - rtt_ns / 4), found = MAX(rtt_ns - less, 1000ull);
+    /* Half of it at least: the rate may still be far too low. And what came faster than the rate waited for nothing. */
+    uint64_t found = rtt_ns <= own_ns ? rtt_ns : MAX(rtt_ns - own_ns, rtt_ns / 2);
+    found = MAX(found, 1000ull);
     if (!base || !stamp || found <= base || now_ns - stamp > BASE_NS) {
         store(&r->base_ns, found);
         store(&r->base_stamp_ns, rate ? now_ns : 0); /* without a rate the next one replaces it */
@@ -439,11 +480,11 @@ void credit_done(struct credit *c, uint64_t bytes, uint64_t rtt_ns, bool alone, 
         return;
     bool idle = held - MIN(held, bytes) + others.bytes == 0;
     uint64_t spent_ns = now_ns - MIN(r->window_start_ns, now_ns);
-    const uint64_t limit = credit_limit(c), full = limit - stage_of(limit); /* what whole stages fill of it */
-    if (r->window_start_ns && load(&r->base_ns) &&
-        (spent_ns >= MAX(WINDOW_NS, 2 * load(&r->base_ns)) ||
-         (idle && load(&r->delivered_bytes) - r->window_delivered > full)))
+    /* Never a shorter one: a reader that was late finds much in its sockets, and takes it in no time. */
+    if (r->window_start_ns && load(&r->base_ns) && spent_ns >= MAX(WINDOW_NS, 2 * load(&r->base_ns)))
         window_close(c, now_ns);
+    if (idle)
+        window_pause(r, now_ns);
     adapt_end(c);
 }
 

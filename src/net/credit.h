@@ -7,7 +7,7 @@
  *   credit_take ──▶ asked ──▶ answered ──▶ credit_done: given back, and what it tells about the path
  *        └── false: not now; ask again after an own completion, or credit_wait
  *
- *   limit = 4 × rate × base × boost   (bytes; 24 KiB … 64 MiB; below the ceiling that losses drew)
+ *   limit = 4 × rate × base × boost   (bytes; 32 KiB … 64 MiB; below the ceiling that losses drew)
  *
  * The table is a memfd that the daemon makes for each user of the host and passes to his clients, each of which gets a
  * slot of its own. What is in flight is the sum of the slots: the daemon clears the slot of a process that is gone, so a
@@ -41,6 +41,7 @@ struct credit_rail {
     _Atomic uint64_t rate_bytes_per_s; /* delivered to all processes: windowed maximum that fades */
     _Atomic uint64_t base_ns; /* shortest answer to a request that was alone, less its bytes / rate */
     _Atomic uint64_t base_stamp_ns;
+    _Atomic uint64_t probe_ns; /* when a small request was alone last */
     _Atomic uint64_t delivered_bytes, lost_segments, peak_bytes;
     _Atomic uint64_t ceiling_bytes; /* set by a loss, raised again slowly; 0: none */
     _Atomic uint32_t slots_used;    /* no slot at or above was ever given out */
@@ -48,6 +49,8 @@ struct credit_rail {
     _Atomic uint32_t adapting;      /* slot + 1 of who is; others skip it */
     /* of who is adapting */
     uint64_t window_start_ns, window_delivered;
+    uint64_t idle_since_ns,
+        idle_delivered; /* nothing is in flight since, and what was delivered then; 0: something is */
     uint64_t lost_seen, ceiling_stamp_ns, ceiling_pause_ns;
     uint64_t best_bytes_per_s; /* as rate, fading far more slowly */
     uint32_t boost;            /* in 1/1024, at least 1024; 0 is 1024 */
@@ -90,6 +93,10 @@ void credit_fini(struct credit *credit);
 /* What may be in flight now, all processes together, and what one request should carry. */
 uint64_t credit_limit(const struct credit *credit);
 uint64_t credit_stage(const struct credit *credit);
+/* What the next one should: less where it will be alone and shows the path's delay, which its own bytes would hide. */
+uint64_t credit_request(const struct credit *credit, uint64_t now_ns);
+/* Whether anything was delivered by it so far. */
+bool credit_measured(const struct credit *credit);
 /* False: not now. With nothing of anybody in flight never false, however small the limit. *ret_alone: nothing else was in
  * flight, so that its answer shows the path's own delay. */
 bool credit_take(struct credit *credit, uint64_t bytes, uint64_t now_ns, bool *ret_alone);

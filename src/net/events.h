@@ -13,6 +13,7 @@ static inline void net_op_begin(struct net_ctx *ctx, struct net_endpoint *endpoi
                                 uint64_t bytes)
 {
     op->status = 0;
+    op->lost_segments = 0;
     op->endpoint = endpoint;
     op->cursor = op->cursor_bytes = 0;
     op->total_bytes = bytes;

@@ -44,8 +44,12 @@ struct net_op {
     uint32_t n;
     uint64_t deadline_ns; /* 0: none */
     void *user;
+    unsigned
+        path; /* net/paths.h: by which, from 1 on, uncut, as long as that one is there; 0: by those predicted best */
     /* out */
     int status; /* 0 when all reads are good, else the first failure */
+    uint32_t
+        lost_segments; /* that the server lost since the reply before on that connection; 0 where none can know */
     /* the transport's */
     struct list node;
     struct net_endpoint *endpoint;
@@ -108,7 +112,7 @@ struct net_ops {
 struct net_stats {
     uint64_t ops, reads, bytes, errors, timeouts, in_flight_bytes, in_flight_peak_bytes;
     uint64_t
-        lost_segments; /* that servers say they sent anew, on all connections; 0 where the transport cannot know */
+        lost_segments; /* that servers say they lost, on all connections; 0 where the transport cannot know */
 };
 
 struct net_ctx {

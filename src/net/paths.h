@@ -35,6 +35,13 @@ int net_paths_add(struct net_endpoint *endpoint, const struct net_peer *peer, ui
 void net_paths_failed(struct net_endpoint *endpoint, unsigned path, uint64_t now_ns);
 /* What is known of a path's link: its nominal rate (0: unknown), and what a slice pays for being far from the destination. */
 void net_paths_hint(struct net_endpoint *endpoint, unsigned path, uint64_t bytes_per_s, uint64_t penalty_ns);
+/*
+ * By which path to ask for `bytes` next, of `left` in all (they included): for who says it in op->path, since each has a limit of
+ * its own. `refused`: paths (bits) that have no room now. -1: to wait for the best is predicted to be faster, or
+ * none has room.
+ */
+int net_paths_pick(struct net_endpoint *endpoint, uint64_t bytes, uint64_t left, unsigned refused,
+                   uint64_t now_ns);
 unsigned net_paths_info(const struct net_endpoint *endpoint, struct net_path_info ret_info[NET_PATHS_MAX]);
 
 #endif

@@ -46,6 +46,11 @@ static double seconds(const struct stripe_path *paths, unsigned n, const struct 
     return (double)(p->out_bytes + bytes) / (double)rate + (double)p->penalty_ns / 1e9;
 }
 
+double stripe_seconds(const struct stripe_path *paths, unsigned n, unsigned path, uint64_t bytes)
+{
+    return seconds(paths, n, &paths[path], bytes);
+}
+
 static void age(struct stripe_path *paths, unsigned n, uint64_t now_ns)
 {
     uint64_t best = 0;

@@ -35,6 +35,8 @@ struct stripe_path {
 
 /* Index of the path for a slice of so many bytes; -1: none is up. */
 int stripe_choose(struct stripe_path *paths, unsigned n, uint64_t bytes, uint64_t now_ns);
+/* How long a path is predicted to take for that many more bytes. */
+double stripe_seconds(const struct stripe_path *paths, unsigned n, unsigned path, uint64_t bytes);
 void stripe_sent(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
 /* The slice is here. */
 void stripe_done(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);

@@ -125,7 +125,7 @@ static void test_boost(void **state)
     assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
     drive(&c, NS_PER_S, 1000);
     uint64_t still = credit_limit(&c);
-    drive_late(&c, 3 * NS_PER_S, 40, 400 * NS_PER_US);
+    drive_late(&c, 3 * NS_PER_S, 400, 400 * NS_PER_US);
     uint64_t late = credit_limit(&c);
     print_message("late by 400 us: %llu KiB after %llu\n", (unsigned long long)(late / KIB),
                   (unsigned long long)(still / KIB));
@@ -144,22 +144,25 @@ static void test_fast_and_slow(void **state)
         uint64_t delay_ns, least, most;
     } paths[] = {{3.0, 15 * NS_PER_US, 1 * MIB, 2 * MIB},
                  {1.2, 15 * NS_PER_US, 400 * KIB, 800 * KIB},
-                 {0.118, 40 * NS_PER_US, 24 * KIB, 32 * KIB},
-                 {0.024, 60 * NS_PER_US, 24 * KIB, 24 * KIB}};
+                 {0.118, 40 * NS_PER_US, 32 * KIB, 32 * KIB},
+                 {0.024, 60 * NS_PER_US, 32 * KIB, 32 * KIB}};
     for (unsigned i = 0; i < ARRAY_LEN(paths); i++) {
         struct credit c;
         uint64_t now = NS_PER_S;
         assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
         while (now < 3 * NS_PER_S) {
             bool alone;
-            uint64_t stage = credit_stage(&c), n = 0, own = (uint64_t)((double)stage / paths[i].bytes_per_ns);
-            assert_true(credit_take(&c, stage, now, &alone));
+            uint64_t first = credit_request(&c, now), stage = credit_stage(&c), n = 0;
+            assert_true(credit_take(&c, first, now, &alone));
             while (take(&c, stage, now))
                 n++;
-            now += paths[i].delay_ns + own;
-            credit_done(&c, stage, paths[i].delay_ns + own, alone, now);
-            for (; n; n--)
-                credit_done(&c, stage, paths[i].delay_ns + own * 2, false, now += own);
+            now += paths[i].delay_ns + (uint64_t)((double)first / paths[i].bytes_per_ns);
+            credit_done(&c, first, paths[i].delay_ns + (uint64_t)((double)first / paths[i].bytes_per_ns),
+                        alone, now);
+            for (; n; n--) {
+                now += (uint64_t)((double)stage / paths[i].bytes_per_ns);
+                credit_done(&c, stage, paths[i].delay_ns * 2, false, now);
+            }
         }
         print_message("%.3f GB/s: %llu KiB, %llu KiB a request\n", paths[i].bytes_per_ns,
                       (unsigned long long)(credit_limit(&c) / KIB),
@@ -167,6 +170,49 @@ static void test_fast_and_slow(void **state)
         assert_in_range(credit_limit(&c), paths[i].least, paths[i].most);
         credit_fini(&c);
     }
+}
+
+/* A reader that gets its CPU late finds much in its sockets, and takes it in no time: that is no faster link. */
+static void test_late_reader(void **state)
+{
+    struct credit c;
+    uint64_t now = NS_PER_S, worst = 0;
+    const double bytes_per_ns = 0.05;
+    assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
+    for (unsigned b = 0; b < 2000; b++) {
+        bool alone;
+        uint64_t first = credit_request(&c, now), stage = credit_stage(&c), n = 0;
+        assert_true(credit_take(&c, first, now, &alone));
+        while (take(&c, stage, now))
+            n++;
+        now += 50 * NS_PER_US + (uint64_t)((double)(first + n * stage) / bytes_per_ns);
+        credit_done(&c, first, 50 * NS_PER_US + (uint64_t)((double)first / bytes_per_ns), alone, now);
+        for (unsigned i = 0; i < n; i++)
+            credit_done(&c, stage, 60 * NS_PER_US, false, now += 500);
+        worst = MAX(worst, atomic_load(&c.rail->rate_bytes_per_s));
+    }
+    print_message("50 MB/s, told late: %llu MB/s at most\n", (unsigned long long)(worst / 1000000));
+    assert_in_range(worst, 25000000, 75000000);
+    credit_fini(&c);
+}
+
+/* What is alone is small now and then, and only then. */
+static void test_request(void **state)
+{
+    struct credit c;
+    uint64_t now = NS_PER_S;
+    assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
+    assert_int_equal(credit_request(&c, now), 8 * KIB); /* nothing is known */
+    drive(&c, now, 1000);
+    now += NS_PER_S / 2; /* after the last that was small */
+    assert_true(take(&c, 8 * KIB, now));
+    assert_int_equal(credit_request(&c, now), credit_stage(&c)); /* it would not be alone */
+    credit_done(&c, 8 * KIB, 100 * NS_PER_US, true, now += NS_PER_MS);
+    assert_true(credit_stage(&c) > 8 * KIB);
+    assert_int_equal(credit_request(&c, now), credit_stage(&c));
+    assert_int_equal(credit_request(&c, now + 50 * NS_PER_MS), credit_stage(&c));
+    assert_int_equal(credit_request(&c, now + 200 * NS_PER_MS), 8 * KIB);
+    credit_fini(&c);
 }
 
 static uint64_t ceiling_of(const struct credit *c)
@@ -647,6 +693,8 @@ int main(void)
         cmocka_unit_test(test_views_share),
         cmocka_unit_test(test_rests),
         cmocka_unit_test(test_fast_and_slow),
+        cmocka_unit_test(test_late_reader),
+        cmocka_unit_test(test_request),
         cmocka_unit_test(test_nonsense),
         cmocka_unit_test(test_race),
         cmocka_unit_test(test_incast),

@@ -273,13 +273,60 @@ static void test_adding(void **state)
     rig_fini(&r);
 }
 
+/* An op whose owner says which path it takes goes by that one, whole; by another one where it is not there. */
+static void test_named(void **state)
+{
+    struct rig r;
+    half_rig(&r);
+    struct far far = {.answers = 4, .die = true};
+    far_start(&r, &far, 1);
+    uint64_t before[2] = {0};
+    for (unsigned i = 0; i < 8; i++) {
+        struct test_op *t = large(0);
+        t->op.path = 1 + i % 2;
+        run_good(&r, t);
+        for (unsigned k = 0; k < 2; k++) {
+            assert_int_equal(bytes_by(&r, k) > before[k], k == i % 2);
+            before[k] = bytes_by(&r, k);
+        }
+    }
+    assert_int_equal(far.served, 4); /* one request each */
+    struct test_op *t = large(0);
+    t->op.path = 2;
+    run_good(&r, t);
+    assert_true(bytes_by(&r, 0) > before[0] && bytes_by(&r, 1) == before[1]);
+    far_stop(&far);
+    rig_fini(&r);
+}
+
+/* The next best where the best has no room; not where waiting for it is faster. */
+static void test_pick(void **state)
+{
+    struct rig r;
+    half_rig(&r);
+    uint64_t now = clock_now_ns();
+    assert_int_equal(net_paths_pick(r.ep, 64 * KIB, MIB, 0, now), 0); /* one is up */
+    assert_int_equal(net_paths_pick(r.ep, 64 * KIB, MIB, 1, now), -1);
+    struct far far = {.answers = ANSWERS, .delay_ns = 4 * NS_PER_MS};
+    far_start(&r, &far, 1);
+    for (unsigned turn = 0; turn < 60; turn++)
+        run_good(&r, large(0));
+    assert_int_equal(net_paths_pick(r.ep, 64 * KIB, 1000 * MIB, 1, clock_now_ns()), 1);
+    assert_int_equal(net_paths_pick(r.ep, 64 * KIB, 1000 * MIB, 3, clock_now_ns()), -1);
+    assert_int_equal(net_paths_pick(r.ep, 64 * KIB, 64 * KIB, 1, clock_now_ns()), -1);
+    assert_int_equal(net_paths_pick(r.ep, 64 * KIB, 64 * KIB, 0, clock_now_ns()), 0);
+    far_stop(&far);
+    rig_fini(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_striped),     cmocka_unit_test(test_killed_in_mid_op),
         cmocka_unit_test(test_silent),      cmocka_unit_test(test_both_silent),
         cmocka_unit_test(test_both_killed), cmocka_unit_test(test_slow),
-        cmocka_unit_test(test_adding),
+        cmocka_unit_test(test_adding),      cmocka_unit_test(test_named),
+        cmocka_unit_test(test_pick),
     };
     return cmocka_run_group_tests_name("net_paths", tests, rig_setup, rig_teardown);
 }

@@ -225,6 +225,7 @@ static void part_over(struct part *p, int status)
     }
     if (op->status == 0)
         op->status = status;
+    op->lost_segments += p->op.lost_segments;
     if (--f->left)
         return;
     if (f->cut)
@@ -238,8 +239,11 @@ static void part_over(struct part *p, int status)
 static int part_send(struct net_endpoint *ep, struct part *p, uint64_t now)
 {
     struct paths_ctx *ctx = ep->ctx;
+    const unsigned wish = p->flight->op->path;
     for (;;) {
-        int k = stripe_choose(ep->stripe, ep->npaths, p->bytes, now);
+        int k = wish && wish <= ep->npaths && ep->paths[wish - 1].lower
+                    ? (int)wish - 1
+                    : stripe_choose(ep->stripe, ep->npaths, p->bytes, now);
         if (k < 0)
             return LEAT_PEER_GONE;
         struct path *path = &ep->paths[k];
@@ -377,7 +381,7 @@ static int paths_submit(struct net_endpoint *ep, struct net_op *op)
     for (uint32_t i = 0; i < op->n; i++)
         bytes += op->reads[i].bytes;
     uint64_t slice = MIN(MAX(bytes / (ep->nup * SLICES), SLICE_MIN), SLICE_MAX);
-    bool cut = ep->nup > 1 && bytes >= 2 * SLICE_MIN;
+    bool cut = ep->nup > 1 && !op->path && bytes >= 2 * SLICE_MIN;
     struct flight *f = flight_new(ep, op, bytes, slice, cut ? (unsigned)(2 * bytes / slice) + 2 : 1);
     if (!f)
         return -ENOMEM;
@@ -568,6 +572,25 @@ int net_paths_new(struct net_ctx *lower, struct net_ctx **ret_ctx)
     list_init(&ctx->told);
     *ret_ctx = &ctx->base;
     return 0;
+}
+
+int net_paths_pick(struct net_endpoint *ep, uint64_t bytes, uint64_t left, unsigned refused, uint64_t now_ns)
+{
+    struct stripe_path others[NET_PATHS_MAX];
+    if (ep->npaths == 1)
+        return refused & 1 ? -1 : 0;
+    int best = stripe_choose(ep->stripe, ep->npaths, bytes, now_ns);
+    if (best < 0) /* none is up, which submit tells */
+        return refused & 1 ? -1 : 0;
+    if (!(refused >> best & 1))
+        return best;
+    memcpy(others, ep->stripe, ep->npaths * sizeof(*others));
+    for (unsigned k = 0; k < ep->npaths; k++)
+        others[k].down |= refused >> k & 1;
+    int k = stripe_choose(others, ep->npaths, bytes, now_ns);
+    bool worth = k >= 0 && stripe_seconds(ep->stripe, ep->npaths, (unsigned)k, bytes) <=
+                               stripe_seconds(ep->stripe, ep->npaths, (unsigned)best, left);
+    return worth ? k : -1;
 }
 
 /* --- for the owner ------------------------------------------------------------------------------------------------ */

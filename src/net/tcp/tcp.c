@@ -305,6 +305,7 @@ static int frame_came(struct net_endpoint *ep)
     if (f.body_bytes || f.payload_bytes != rq->bytes)
         return LEAT_CORRUPT;
     ep->ctx->base.stats.lost_segments += f.lost - ep->lost; /* modulo 2^32 */
+    rq->op->lost_segments += f.lost - ep->lost;
     ep->lost = f.lost;
     ep->rx = RX_PAYLOAD;
     ep->payload_left = f.payload_bytes;
