@@ -31,6 +31,7 @@ from ._errors import (BadSample, Busy, Corrupt, Denied, Error, Invalid, NoSpace,
 from ._fields import Field  # noqa: E402
 from ._from_dataset import from_dataset  # noqa: E402
 from ._loader import Loader  # noqa: E402
+from ._mixture import MixedBatch, Mixture  # noqa: E402
 from ._prepared import LoadedBatch, PreparedBatch, pad, pad_collate  # noqa: E402
 from ._progress import Progress  # noqa: E402
 from ._sampler import Sampler  # noqa: E402
@@ -41,7 +42,7 @@ __version__: str = _leat.version
 
 __all__ = [
     "BadSample", "Batch", "Batches", "Busy", "Corrupt", "CudaArray", "Denied", "Error", "Field", "Invalid", "Keys", "LoadedBatch",
-    "Loader", "NoSpace", "NotFound", "PeerGone", "PreparedBatch", "Progress", "Ragged", "Sample", "Sampler", "Stale",
+    "Loader", "MixedBatch", "Mixture", "NoSpace", "NotFound", "PeerGone", "PreparedBatch", "Progress", "Ragged", "Sample", "Sampler", "Stale",
     "Stat", "TimedOut", "UnknownKey", "Unsupported", "View", "WorkerDied", "WorkingSet", "append", "batches",
     "counters", "create", "drop", "from_dataset", "ls", "open", "order", "pad", "pad_collate", "preload", "push", "replay", "share",
     "stat", "status", "stop", "verify",

@@ -28,6 +28,7 @@ from ._batch import SEQUENTIAL, SHUFFLE_AUTO, Array, parse_shuffle
 from ._clients import parse_timeout
 from ._decode import FieldsArg, resolve
 from ._errors import BadSample, Busy, Corrupt, Denied, Error, NoSpace, NotFound, PeerGone, Stale, TimedOut, WorkerDied, let_go
+from ._mixture import Mixture, MixPlan
 from ._prepared import LoadedBatch, PreparedBatch, Shapes
 from ._sampler import Sampler
 from ._set import WorkingSet, parse_device
@@ -43,7 +44,7 @@ OnError = Union[str, Callable[[BadSample], Any]]
 class Loader(Iterable[Any]):
     """Batches of a working set for a training loop: shuffled, decoded, transformed, collated; exact and resumable on any number of ranks.
 
-    ws            a working set, or what `leat.open` takes
+    ws            a working set, a `leat.Mixture` of several, or what `leat.open` takes
     batch_size    samples a batch and rank
     shuffle       True: "full", or blocks if the set is larger than the pool; "full"; "block:N"; False
     seed          of the order and of augmentation
@@ -76,7 +77,7 @@ class Loader(Iterable[Any]):
     1
     """
 
-    def __init__(self, ws: WorkingSet | _core.Uri, batch_size: int = 1, *, shuffle: str | bool = True, seed: int = 0,
+    def __init__(self, ws: WorkingSet | Mixture | _core.Uri, batch_size: int = 1, *, shuffle: str | bool = True, seed: int = 0,
                  fields: FieldsArg = None, transform: _pictures.Transforms | None = None, collate_fn: CollateFn | None = None,
                  sampler: Iterable[int] | None = None, batch_sampler: Iterable[Sequence[int]] | None = None,
                  num_workers: int = 0, workers: str = "thread", prefetch: int = 2, drop_last: bool = True, device: object = "cpu",
@@ -97,7 +98,13 @@ class Loader(Iterable[Any]):
             raise ValueError(f"on_error={on_error!r}: 'raise', 'skip' or a function")
         if sampler is not None and batch_sampler is not None:
             raise ValueError("sampler and batch_sampler: give one of them")
-        self.ws = ws if isinstance(ws, WorkingSet) else _core.open(ws, job=job)
+        self._mixture = ws if isinstance(ws, Mixture) else None
+        if self._mixture is not None:
+            if sampler is not None or batch_sampler is not None:
+                raise ValueError("a mixture has an order of its own: no sampler")
+            if fields is None:
+                self._mixture._check_whole()
+        self.ws: WorkingSet = ws if isinstance(ws, (WorkingSet, Mixture)) else _core.open(ws, job=job)  # type: ignore[assignment]  # a mixture has of a set what is used here
         rank, world_size = _ranks.resolve(rank, world_size)
         self.rank, self.world_size = rank, world_size
         self._group, self._groups = _ranks.groups(rank, world_size, replication)
@@ -117,7 +124,7 @@ class Loader(Iterable[Any]):
         self._on_error, self._max_errors = on_error, max_errors
         self._skip = _plan.parse_ranges(skip_ranges)
         self._shuffle, self._block = self._resolve_shuffle(shuffle)
-        self._prepares = (transform is not None or collate_fn is not None
+        self._prepares = (transform is not None or collate_fn is not None or self._mixture is not None
                           or any(column.decoder is not None for column in self._columns))
         if collate_fn is not None and self._memory[0] == _device.CUDA:
             raise ValueError(f"device={str(device)!r} with a collate_fn: what it makes is in host memory, and yours to move; give it "
@@ -141,23 +148,27 @@ class Loader(Iterable[Any]):
     def _resolve_shuffle(self, shuffle: str | bool) -> tuple[str | bool, int]:
         block, flags = parse_shuffle("auto" if shuffle is True else shuffle)
         if flags == SHUFFLE_AUTO:
-            block = 0
-            if self.ws.stat().streamed:
-                ring, _ = self.ws._load(1, 2, None)
-                probe = ring.iterate(0, 0, 0, SHUFFLE_AUTO, 0, 1, 0, 0, 1)
-                block = probe.info()[1]
-                probe.close()
-                ring.close()
+            block = max(map(_auto_block, self._sets))
         return (False if block == SEQUENTIAL else f"block:{block}" if block else "full"), block
 
+    @property
+    def _sets(self) -> tuple[WorkingSet, ...]:
+        return self._mixture.sets if self._mixture is not None else (self.ws,)
+
     def _load_ring(self) -> None:
-        numbers = [column.field.number for column in self._columns]
         where = (_device.HOST, 0) if self._prepares else self._memory
-        self._ring = self.ws._set.load(self.batch_size, self.prefetch + 2, numbers, 0, None, *where)
+        self._rings = []
+        for k, ws in enumerate(self._sets):
+            columns = self._columns if self._mixture is None else self._mixture._columns(k, self._columns)
+            numbers = [column.field.number for column in columns]
+            self._rings.append(ws._set.load(self.batch_size, self.prefetch + 2, numbers, 0, None, *where))
+        self._ring = self._rings[0]
         self._generation = _leat.generation()
 
     def _plan(self) -> tuple[_plan.Plan, Any]:
         """The plan of the epoch, and (ids, ends, valid, global ends) of a batch sampler."""
+        if self._mixture is not None:
+            return MixPlan(self._mixture.state, len(self._mixture), self._seed, self._epoch, self._block, self._skip), None
         if self._sampler is None and self._batch_sampler is None:
             order = _leat.Order(len(self.ws), self._seed, self._epoch, self._block, self.ws.fingerprint)
             return _plan.Plan(order, None, len(self.ws), self._skip), None
@@ -202,7 +213,12 @@ class Loader(Iterable[Any]):
         start, self._start = self._start, 0
         self._delivered, self._ended = start, False
         self._runs = _state.add_run(self._runs, self._epoch, start, self.global_batch, self.batch_size)
-        epoch = _Epoch(self, start)
+        if self._mixture is not None:
+            from ._mixed_epoch import MixedEpoch
+
+            epoch: _Epoch = MixedEpoch(self, start)
+        else:
+            epoch = _Epoch(self, start)
         self._epoch_ref = weakref.ref(epoch)
         return epoch
 
@@ -292,8 +308,22 @@ class Loader(Iterable[Any]):
                 f"epoch {self._epoch}, shuffle={self._shuffle!r}>")
 
 
+def _auto_block(ws: WorkingSet) -> int:
+    """Of shuffle="auto": 0 where all of the set is in the pool."""
+    if not ws.stat().streamed:
+        return 0
+    ring, _ = ws._load(1, 2, None)
+    probe = ring.iterate(0, 0, 0, SHUFFLE_AUTO, 0, 1, 0, 0, 1)
+    block = probe.info()[1]
+    probe.close()
+    ring.close()
+    return block
+
+
 class _Epoch(Iterator[Any]):
     """One pass, from a position to the end of the epoch."""
+
+    _batch_type: type[PreparedBatch] = PreparedBatch
 
     def __init__(self, loader: Loader, start: int) -> None:
         self._loader, self._first = loader, start
@@ -402,7 +432,6 @@ class _Epoch(Iterator[Any]):
         """A batch with a sample that cannot be read: which, and what stands in for it."""
         ids = self._ids(step).copy()
         loader = self._loader
-        assert loader._ring is not None
         found = False
         for i in range(len(ids)):
             for attempt in range(1, 100):
@@ -416,6 +445,12 @@ class _Epoch(Iterator[Any]):
                     ids[i] = self._substitute(step, i, attempt)
         if not found:
             raise error
+        return self._again(ids, step)
+
+    def _again(self, ids: Array, step: int) -> LoadedBatch:
+        """The step's raw batch, of these samples."""
+        loader = self._loader
+        assert loader._ring is not None
         holder = loader._ring.read_batch(ids, loader._timeout_ns, len(loader.ws))
         return self._dress(LoadedBatch(holder, loader._named, loader.ws), step)
 
@@ -430,10 +465,13 @@ class _Epoch(Iterator[Any]):
             stride += 2
         return self._plan.at((here + attempt * stride) % n)
 
+    def _bad_sample(self, index: int, position: int, cause: BaseException) -> BadSample:
+        return bad_sample(self._loader.ws, self._loader._columns, index, position, cause)
+
     def _bad(self, step: int, i: int, index: int, cause: BaseException) -> None:
         """Raises, or counts what will be replaced."""
         loader = self._loader
-        error = bad_sample(loader.ws, loader._columns, index, self._position(step) + i, cause)
+        error = self._bad_sample(index, self._position(step) + i, cause)
         if loader._on_error == "raise" or isinstance(cause, SystemExit):
             raise error from cause
         let_go(cause)
@@ -472,12 +510,12 @@ class _Epoch(Iterator[Any]):
                 return
             except (Error, Exception) as cause:
                 if self._loader._on_error == "raise" or attempt == 15:
-                    raise bad_sample(self._loader.ws, self._loader._columns, index, self._first + attempt, cause) from cause
+                    raise self._bad_sample(index, self._first + attempt, cause) from cause
 
     def _one(self, index: int) -> dict[str, Any]:
         """One sample, prepared here and now."""
         loader = self._loader
-        reader = _workers.Reader(loader.ws, loader._columns, 1)
+        reader = _workers.reader(loader.ws, loader._columns, 1)
         try:
             with reader.read(np.array([index], np.uint64)) as batch:
                 made = loader._work.one(batch, 0, loader._epoch, index)
@@ -594,7 +632,7 @@ class _Epoch(Iterator[Any]):
             arrays = loader._collate is None and all(isinstance(v, np.ndarray) and v.dtype == column[0].dtype for v in column)
             values[name] = Shapes(column) if arrays else column  # type: ignore[arg-type]
         if loader._collate is None:
-            return PreparedBatch(loader.ws, values, job.lease, job.ids, self._valid(step), self._position(step))
+            return self._batch_type(loader.ws, values, job.lease, job.ids, self._valid(step), self._position(step))
         samples = []
         for i in range(n):
             mixed = {name: job.loose[name][i] if i in job.loose.get(name, ()) else value[i] for name, value in values.items()}
@@ -672,7 +710,8 @@ class _Epoch(Iterator[Any]):
         self._jobs.clear()
 
 
-def bad_sample(ws: WorkingSet, columns: Sequence[Any], index: int, position: int, cause: BaseException) -> BadSample:
+def bad_sample(ws: WorkingSet, columns: Sequence[Any], index: int, position: int, cause: BaseException,
+               of: str = "") -> BadSample:
     """The error that names a sample by key, file and offset."""
     key = ws.key(index)
     where = None
@@ -681,7 +720,7 @@ def bad_sample(ws: WorkingSet, columns: Sequence[Any], index: int, position: int
         if where is not None:
             break
     place = f", {where[0]} at offset {where[1]}" if where else ""
-    error = BadSample(f"sample {index} ({key}){place}: {type(cause).__name__}: {cause}", code="bad sample")
+    error = BadSample(f"sample {index}{of} ({key}){place}: {type(cause).__name__}: {cause}", code="bad sample")
     error.index, error.key, error.position = index, key, position
     if where:
         error.file, error.offset = where

@@ -73,14 +73,19 @@ class Plan:
             out = np.empty(count, np.uint64)
             self._order.fill(first, out)
             return out
-        places = np.arange(first, end, dtype=np.int64) % self.length
-        if self._skip:
-            run = np.searchsorted(self._kept_starts, places, side="right") - 1
-            places = self._starts[run] + (places - self._kept_starts[run])
+        places = self._places(first, count)
         if self._ids is not None:
             return self._ids[places]
         assert self._order is not None
         return np.fromiter(map(self._order.at, places.tolist()), np.uint64, count)
+
+    def _places(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Of positions: in the epoch before leaving out, padding turned into what it means."""
+        places = np.arange(first, first + count, dtype=np.int64) % self.length
+        if self._skip:
+            run = np.searchsorted(self._kept_starts, places, side="right") - 1
+            places = self._starts[run] + (places - self._kept_starts[run])
+        return places
 
     def at(self, position: int) -> int:
         return int(self.ids(position, 1)[0])

@@ -11,9 +11,12 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from . import _leat, _plan
 from ._batch import Array, parse_shuffle
 from ._errors import Stale
+from ._mixture import MixPlan, check_mixture, split
 
 if TYPE_CHECKING:
     from ._loader import Loader
@@ -40,6 +43,7 @@ def check_state(state: Mapping[str, Any]) -> None:
     for name in ("fingerprint", "shuffle", "skip_ranges", "sampler", "mixture"):
         if name not in state:
             raise ValueError(f"this state has no {name!r}")
+    check_mixture(state["mixture"])
     if state["version"] == 1:
         return
     runs = state.get("runs")
@@ -72,7 +76,7 @@ def of_loader(loader: Loader) -> dict[str, Any]:
         "global_batch": loader.global_batch, "length": len(loader.ws), "fingerprint": loader.ws.fingerprint,
         "shuffle": loader._shuffle, "skip_ranges": [list(one) for one in loader._skip],
         "sampler": None if source is None else {"kind": type(source).__name__, "state": loader._sampler_state},
-        "mixture": None, "runs": [list(run) for run in loader._runs],
+        "mixture": None if loader._mixture is None else loader._mixture.state, "runs": [list(run) for run in loader._runs],
     }
 
 
@@ -88,8 +92,8 @@ def load(loader: Loader, state: Mapping[str, Any]) -> None:
     source: Any = loader._sampler if loader._sampler is not None else loader._batch_sampler
     if (state["sampler"] is None) != (source is None):
         raise ValueError("this state is of a loader " + ("without" if state["sampler"] is None else "with") + " a sampler")
-    if state["mixture"] is not None:
-        raise ValueError("this state is of a mixture of sets")
+    if (state["mixture"] is None) != (loader._mixture is None):
+        raise ValueError("this state is of " + ("one set" if state["mixture"] is None else "a mixture of sets"))
     if state["global_batch"] != loader.global_batch:
         _log.info("resuming with %d samples a step, the state was taken with %d", loader.global_batch, state["global_batch"])
     if state["seed"] != loader._seed:
@@ -126,7 +130,7 @@ def span(state: Mapping[str, Any], epoch: int, step: int, length: int) -> tuple[
 def replay(state: Mapping[str, Any], step: int, rank: int | None = None, world_size: int | None = None,
            batch_size: int | None = None, epoch: int | None = None) -> Array:
     """Which samples stood in step `step`, counted from the start of the epoch of a loader's state (or of `epoch`) through all
-    restarts: of one rank, or of all. Padding is left out. What the state does not know is taken from `world_size` and `batch_size`; both given,
+    restarts: of one rank, or of all. Padding is left out. Of a mixture: rows of (number of the set, number in it). What the state does not know is taken from `world_size` and `batch_size`; both given,
     all steps of the epoch were of that size.
 
     >>> loader = leat.Loader(ws, 2, seed=3)
@@ -135,13 +139,18 @@ def replay(state: Mapping[str, Any], step: int, rank: int | None = None, world_s
     True
     """
     check_state(state)
-    if state["sampler"] is not None or state["mixture"] is not None:
-        raise ValueError("the order of this state came from a sampler or a mixture: only it knows it")
+    if state["sampler"] is not None:
+        raise ValueError("the order of this state came from a sampler: only the sampler knows it")
     block, _ = parse_shuffle(state["shuffle"])
     n = state["length"]
     epoch = state["epoch"] if epoch is None else epoch
-    order = _leat.Order(n, state["seed"], epoch, block, state["fingerprint"])
-    plan = _plan.Plan(order, None, n, _plan.parse_ranges(state["skip_ranges"]))
+    skip = _plan.parse_ranges(state["skip_ranges"])
+    mixture = state["mixture"]
+    if mixture is None:
+        order = _leat.Order(n, state["seed"], epoch, block, state["fingerprint"])
+        plan = _plan.Plan(order, None, n, skip)
+    else:
+        plan = MixPlan(mixture, n, state["seed"], epoch, block, skip)
     if batch_size is not None:  # as the caller says, and no restarts
         each, whole = batch_size, batch_size * (world_size or 1)
         first = step * whole
@@ -153,7 +162,12 @@ def replay(state: Mapping[str, Any], step: int, rank: int | None = None, world_s
         if world_size is not None or not each:
             each = whole // (world_size or 1)
     if rank is None:
-        return plan.ids(first, count)
+        return _found(plan, first, count)
     if not 0 <= rank < max(1, whole // max(each, 1)):
         raise ValueError(f"rank {rank}: there were {whole // max(each, 1)} ranks in step {step}")
-    return plan.ids(first + rank * each, max(0, min(each, count - rank * each)))
+    return _found(plan, first + rank * each, max(0, min(each, count - rank * each)))
+
+
+def _found(plan: _plan.Plan, first: int, count: int) -> Array:
+    ids = plan.ids(first, count)
+    return np.stack(split(plan.offsets, ids), axis=1) if isinstance(plan, MixPlan) else ids

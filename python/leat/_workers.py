@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import connection, get_context, parent_process, reduction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -67,6 +67,11 @@ class Work:
                 return {self.columns[0].name: made}
             raise TypeError(f"transform returned {type(made).__name__}: a dict of names and values is wanted")
         return made
+
+    @property
+    def moves(self) -> bool:
+        """There is nothing to do but to bring values of one shape to their places."""
+        return self.transform is None and self.stages is None and all(c.decoder is None and not c.field.ragged for c in self.columns)
 
     @property
     def in_c(self) -> bool:
@@ -146,6 +151,13 @@ def values_of(batch: Batch, columns: Sequence[Column], i: int) -> dict[str, Any]
     return values
 
 
+@runtime_checkable
+class Movable(Protocol):
+    """A raw batch that is not one slot, and knows how to bring rows [lo, hi) of a column to out[lo:hi]; its first row is row `base`."""
+
+    def move(self, name: str, base: int, lo: int, hi: int, out: Array) -> None: ...
+
+
 # --- jobs ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -173,6 +185,10 @@ def _chunks(n: int, workers: int) -> list[tuple[int, int]]:
 def _run_chunk(work: Work, batch: Batch, base: int, lo: int, hi: int, ids: Array, epoch: int, outs: dict[str, Array],
                at: Callable[[int], None]) -> tuple[list[Failure], Loose]:
     """Samples [lo, hi) of a job; sample lo is number lo - base of `batch`."""
+    if work.moves and isinstance(batch, Movable):
+        for name, out in outs.items():
+            batch.move(name, base, lo, hi, out)
+        return [], {}
     if work.stages is not None:
         return _run_stages(work, work.stages, batch, base, lo, hi, ids, epoch, outs, at)
     failures: list[Failure] = []
@@ -295,7 +311,7 @@ def _thread_main(work: Work, slots: Slots, number: int, tasks: queue.SimpleQueue
 
 
 def _at_work(slots: Slots, workers: int) -> str:
-    found = [int(slots.current[w]) - 1 for w in range(workers) if slots.current[w]]
+    found = [int(slots.current[w]) - 1 & 2**44 - 1 for w in range(workers) if slots.current[w]]
     return f"samples {', '.join(map(str, found))} are being prepared" if found else "no sample is being prepared"
 
 
@@ -448,7 +464,7 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
     def at(index: int) -> None:
         slots.current[number] = index
 
-    reader = Reader(ws, work.columns, batch_size)
+    source = reader(ws, work.columns, batch_size)
     while True:
         try:
             task = conn.recv()
@@ -463,7 +479,7 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
         failures: list[Failure] = []
         loose: Loose = {}
         try:
-            batch = reader.read(ids[lo:hi])
+            batch = source.read(ids[lo:hi])
             read = time.perf_counter()
             failures, loose = _run_chunk(work, batch, lo, lo, hi, ids, epoch, outs, at)
             batch.release()
@@ -471,7 +487,7 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
             read = time.perf_counter()
             for i in range(lo, hi):
                 try:
-                    batch = reader.read(ids[i : i + 1])
+                    batch = source.read(ids[i : i + 1])
                     failed, more = _run_chunk(work, batch, i, i, i + 1, ids, epoch, outs, at)
                     batch.release()
                     failures += failed
@@ -491,6 +507,11 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
 def _follow(sentinel: Any) -> None:
     connection.wait([sentinel])
     os._exit(1)
+
+
+def reader(ws: Any, columns: Sequence[Column], batch_size: int) -> Any:
+    """A Reader, or what a mixture of sets has for one."""
+    return ws._reader(columns, batch_size) if hasattr(ws, "_reader") else Reader(ws, columns, batch_size)
 
 
 class Reader:

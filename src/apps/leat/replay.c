@@ -4,13 +4,18 @@
  *
  * Happy path: state ──▶ order (seed, epoch, length, fingerprint, shuffle) ──▶ the step's positions, less skip_ranges ──▶ samples.
  * A restart may change the size of a step: "runs" of the state says from which position on (python/leat/_state.py has the same in Python).
+ * Of a mixture the sample's set comes first, then its place in that set's own order: python/leat/_mixture.py tells how.
  * Failure modes: a state that is not one, of a newer version, or of a sampler (only the sampler knows) is refused by name.
  */
 #include "apps/leat/cli.h"
 
 #include <inttypes.h>
 
-#define STATE_VERSION 2
+#define STATE_VERSION   2
+#define PARTS_MAX       256
+#define MIXTURE_PLACES  (UINT64_C(1) << 38) /* times a weight: below 2^63 */
+#define WEIGHTS_MAX     (UINT64_C(1) << 25) /* all of a mixture */
+#define MIXTURE_SEED_BY UINT64_C(0x9E3779B97F4A7C15)
 
 /* From (epoch, position) on a step has global_batch samples, batch of each rank (0: not known). */
 struct run {
@@ -22,6 +27,15 @@ struct step {
     uint64_t first, end, batch, world;
 };
 
+/* One set of a mixture. */
+struct part {
+    uint64_t weight, length;
+    const char *fingerprint;
+    struct leat_order order; /* of its own epoch `epoch`; UINT64_MAX: none yet */
+    uint64_t epoch;
+    struct leat_ws *ws; /* for keys; NULL: not given */
+};
+
 struct replay {
     uint64_t seed, epoch, length, global_batch, block;
     const char *fingerprint;
@@ -29,6 +43,8 @@ struct replay {
     uint64_t left;           /* samples of the epoch without those left out */
     size_t nruns;
     struct run *runs;
+    size_t nparts; /* 0: no mixture */
+    struct part *parts;
 };
 
 static void json_unref(json_t **j)
@@ -159,6 +175,38 @@ static uint64_t place_of(const struct replay *r, uint64_t position)
     return position;
 }
 
+static bool get_parts(const json_t *state, struct replay *r)
+{
+    const json_t *mixture = json_object_get(state, "mixture");
+    const json_t *weights = json_object_get(mixture, "weights"),
+                 *lengths = json_object_get(mixture, "lengths"),
+                 *fingerprints = json_object_get(mixture, "fingerprints");
+    if (json_is_null(mixture))
+        return true;
+    size_t n = json_array_size(weights);
+    uint64_t sum = 0;
+    if (n < 1 || n > PARTS_MAX || json_array_size(lengths) != n || json_array_size(fingerprints) != n ||
+        r->length >= MIXTURE_PLACES)
+        return false;
+    r->parts = calloc(n, sizeof(*r->parts));
+    if (!r->parts)
+        return false;
+    for (size_t k = 0; k < n; k++) {
+        struct part *part = &r->parts[k];
+        json_int_t weight = json_integer_value(json_array_get(weights, k));
+        json_int_t length = json_integer_value(json_array_get(lengths, k));
+        part->fingerprint = json_string_value(json_array_get(fingerprints, k));
+        part->epoch = UINT64_MAX;
+        if (weight < 1 || (uint64_t)weight >= WEIGHTS_MAX || length < 1 || !part->fingerprint)
+            return false;
+        part->weight = (uint64_t)weight;
+        part->length = (uint64_t)length;
+        sum += part->weight;
+    }
+    r->nparts = n;
+    return sum < WEIGHTS_MAX;
+}
+
 /* 0, or an exit code with the message printed. */
 static int read_state(const struct cli *cli, const json_t *state, struct replay *r)
 {
@@ -169,20 +217,47 @@ static int read_state(const struct cli *cli, const json_t *state, struct replay 
     if (version < 1 || version > STATE_VERSION)
         return cli_error(cli, CLI_USAGE, "this state has version %" PRIu64 ", this program reads up to %d",
                          version, STATE_VERSION);
-    if (!json_is_null(json_object_get(state, "sampler")) || !json_is_null(json_object_get(state, "mixture")))
-        return cli_error(cli, CLI_USAGE,
-                         "the order of this state came from a sampler or a mixture: only it knows");
+    if (!json_is_null(json_object_get(state, "sampler")))
+        return cli_error(cli, CLI_USAGE, "the order of this state came from a sampler: only it knows");
     r->fingerprint = json_string_value(json_object_get(state, "fingerprint"));
     if (!get_u64(state, "seed", &r->seed) || !get_u64(state, "epoch", &r->epoch) ||
         !get_u64(state, "length", &r->length) || !get_u64(state, "global_batch", &r->global_batch) ||
         !get_shuffle(state, &r->block) || !get_skips(state, r) || !r->fingerprint || !r->global_batch ||
-        !get_runs(state, version, r))
+        !get_runs(state, version, r) || !get_parts(state, r))
         return cli_error(cli, CLI_USAGE, "this state is damaged");
     return 0;
 }
 
-static void print_samples(const struct cli *cli, const struct leat_order *order, const struct replay *r,
-                          const struct leat_ws *ws, uint64_t first, uint64_t end)
+/* The set that the sample at a place of the stream is of, and its number there. 0, or a code with err set. */
+static int find_in_parts(const struct replay *r, uint64_t place, size_t *ret_part, uint64_t *ret_index,
+                         struct leat_error *err)
+{
+    uint64_t left = 0;
+    for (size_t k = 0; k < r->nparts; k++)
+        left += r->parts[k].weight;
+    for (size_t k = 0;; k++) {
+        struct part *part = &r->parts[k];
+        uint64_t before = (place * part->weight + left / 2) / left;
+        if (((place + 1) * part->weight + left / 2) / left > before) {
+            uint64_t epoch = before / part->length;
+            int rc = 0;
+            if (part->epoch != epoch)
+                rc = leat_order_init(&part->order, part->length, r->seed + k * MIXTURE_SEED_BY, epoch,
+                                     r->block, part->fingerprint, err);
+            if (rc < 0)
+                return rc;
+            part->epoch = epoch;
+            *ret_part = k;
+            *ret_index = leat_order_at(&part->order, before % part->length);
+            return 0;
+        }
+        place -= before; /* of the last one it is, as its weight is all that is left */
+        left -= part->weight;
+    }
+}
+
+static int print_samples(struct cli *cli, const struct leat_order *order, const struct replay *r,
+                         const struct leat_ws *ws, uint64_t first, uint64_t end)
 {
     struct cli_json j;
     if (cli->json) {
@@ -192,18 +267,32 @@ static void print_samples(const struct cli *cli, const struct leat_order *order,
     for (uint64_t p = first; p < end; p++) {
         char buf[LEAT_KEY_BUF];
         size_t len = 0;
-        uint64_t index = leat_order_at(order, place_of(r, p));
+        uint64_t index = 0;
+        size_t part = 0;
+        if (r->nparts) {
+            int rc = find_in_parts(r, r->epoch * r->length + place_of(r, p), &part, &index, &cli->err);
+            if (rc < 0)
+                return cli_fail(cli, rc);
+            ws = r->parts[part].ws;
+        } else {
+            index = leat_order_at(order, place_of(r, p));
+        }
         const char *key = ws ? leat_ws_key(ws, index, buf, sizeof(buf), &len) : NULL;
         if (cli->json) {
             json_open(&j, NULL, '{');
             json_u64(&j, "position", p);
+            if (r->nparts)
+                json_u64(&j, "source", part);
             json_u64(&j, "index", index);
             if (key)
                 json_str(&j, "key", key, len);
             json_close(&j, '}');
             continue;
         }
-        printf("%" PRIu64 "\t%" PRIu64, p, index);
+        printf("%" PRIu64 "\t", p);
+        if (r->nparts)
+            printf("%zu\t", part);
+        printf("%" PRIu64, index);
         if (key) {
             putchar('\t');
             cli_print_key(stdout, key, len);
@@ -212,12 +301,47 @@ static void print_samples(const struct cli *cli, const struct leat_order *order,
     }
     if (cli->json)
         json_close(&j, ']');
+    return cli_finish(cli, CLI_OK);
+}
+
+/* 0, or an exit code with the message printed. */
+static int open_parts(struct cli *cli, const struct replay *r, char **sets, struct leat_client **clients)
+{
+    for (size_t k = 0; k < r->nparts; k++) {
+        int rc = cli_open_set(cli, sets[k], &clients[k], &r->parts[k].ws);
+        if (rc < 0)
+            return cli_fail(cli, rc);
+        if (strcmp(leat_ws_fingerprint(r->parts[k].ws), r->parts[k].fingerprint) != 0)
+            return cli_error(cli, CLI_STALE, "%s is another dataset than set %zu of the state", sets[k], k);
+    }
+    return 0;
+}
+
+static int replay_mixture(struct cli *cli, const struct replay *r, uint64_t first, uint64_t end, char **sets)
+{
+    struct leat_client **clients = calloc(r->nparts, sizeof(*clients));
+    if (!clients)
+        return cli_fail(cli, -ENOMEM);
+    int rc;
+    if (r->epoch >= MIXTURE_PLACES / r->length)
+        rc = cli_error(cli, CLI_USAGE, "epoch %" PRIu64 " is further than a mixture goes", r->epoch);
+    else
+        rc = sets ? open_parts(cli, r, sets, clients) : 0;
+    if (!rc)
+        rc = print_samples(cli, NULL, r, NULL, first, end);
+    for (size_t k = 0; k < r->nparts; k++) {
+        leat_close(r->parts[k].ws);
+        leat_disconnect(clients[k]);
+    }
+    free(clients);
+    return rc;
 }
 
 /* world: 0 takes what the state knows. */
 static int replay_step(struct cli *cli, const struct replay *r, uint64_t number, uint64_t rank,
-                       uint64_t world, bool all, const char *set)
+                       uint64_t world, bool all, char **sets)
 {
+    const char *set = sets ? sets[0] : NULL;
     struct leat_client *client = NULL;
     struct leat_ws *ws = NULL;
     struct leat_order order;
@@ -235,6 +359,8 @@ static int replay_step(struct cli *cli, const struct replay *r, uint64_t number,
                          rank, number, step.end - step.first, step.world);
     uint64_t first = step.first + MIN(all ? 0 : rank * step.batch, step.end - step.first);
     uint64_t end = all ? step.end : MIN(first + step.batch, step.end);
+    if (r->nparts)
+        return replay_mixture(cli, r, first, end, sets);
     int rc = leat_order_init(&order, r->length, r->seed, r->epoch, r->block, r->fingerprint, &cli->err);
     if (!rc && set)
         rc = cli_open_set(cli, set, &client, &ws);
@@ -243,8 +369,7 @@ static int replay_step(struct cli *cli, const struct replay *r, uint64_t number,
     } else if (ws && strcmp(leat_ws_fingerprint(ws), r->fingerprint) != 0) {
         rc = cli_error(cli, CLI_STALE, "%s is another dataset than that of the state", set);
     } else {
-        print_samples(cli, &order, r, ws, first, end);
-        rc = cli_finish(cli, CLI_OK);
+        rc = print_samples(cli, &order, r, ws, first, end);
     }
     leat_close(ws);
     leat_disconnect(client);
@@ -271,8 +396,8 @@ int cmd_replay(struct cli *cli, int argc, char **argv)
         return id == -2 ? CLI_OK : CLI_USAGE;
     if (!good || world == 0)
         return cli_usage_error(cli, "steps, ranks and epochs are whole numbers");
-    if (!path || step == UINT64_MAX || argc - first > 1)
-        return cli_usage_error(cli, "give --state and --step, and at most one set");
+    if (!path || step == UINT64_MAX)
+        return cli_usage_error(cli, "give --state and --step");
     json_error_t why;
     AUTO_JSON json_t *state = strcmp(path, "-") == 0 ? json_loadf(stdin, JSON_REJECT_DUPLICATES, &why)
                                                      : json_load_file(path, JSON_REJECT_DUPLICATES, &why);
@@ -283,10 +408,14 @@ int cmd_replay(struct cli *cli, int argc, char **argv)
     if (epoch != UINT64_MAX)
         r.epoch = epoch;
     bool all = rank == UINT64_MAX;
+    size_t wanted = MAX(r.nparts, (size_t)1);
+    if (!rc && first < argc && (size_t)(argc - first) != wanted)
+        rc = cli_usage_error(cli, "give no set, or %zu, as many as the state is of", wanted);
     if (!rc)
         rc = replay_step(cli, &r, step, all ? 0 : rank, world == UINT64_MAX ? 0 : world, all,
-                         first < argc ? argv[first] : NULL);
+                         first < argc ? argv + first : NULL);
     free(r.skips);
     free(r.runs);
+    free(r.parts);
     return rc;
 }

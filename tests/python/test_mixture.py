@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""leat.Mixture: proportions, exactness over ranks, batch sizes and restarts, what differs between sets, bad samples."""
+
+import collections
+import json
+import os
+import pickle
+import subprocess
+
+import numpy as np
+import pytest
+
+import leat
+from leat import _mixture
+
+A, B = 700, 90
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Two sets: value = 1000 * number of the set + number of the sample."""
+    for k, n in enumerate((A, B)):
+        np.save(tmp_path / f"x{k}.npy", (np.arange(n) + 1000 * k).astype("i4"))
+        np.save(tmp_path / f"y{k}.npy", np.full((n, 3), k, "f4") + np.arange(n, dtype="f4")[:, None] / 1024)
+    return [leat.open({"x": tmp_path / f"x{k}.npy", "y": tmp_path / f"y{k}.npy"}) for k in range(2)]
+
+
+def run(loader, steps=None):
+    """[(source, id)] of what it gives, checked against the values; padding left out."""
+    found = []
+    for step, batch in enumerate(loader):
+        ids = [int(i) for i in batch.ids]
+        assert batch["x"].tolist() == [1000 * k + i for k, i in zip(batch.source, ids)]
+        assert np.array_equal(batch["y"][:, 1], np.float32(batch.source) + np.float32(ids) / 1024)
+        found += [(int(k), i) for k, i, v in zip(batch.source, ids, batch.valid) if v]
+        batch.release()
+        if steps is not None and step + 1 == steps:
+            break
+    return found
+
+
+def test_draw_is_a_partition_in_proportion():
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        weights = [int(w) for w in rng.integers(1, 1 << 20, rng.integers(1, 7))]
+        n = 5000
+        source, drawn = _mixture.draw(weights, np.arange(n))
+        for k, weight in enumerate(weights):
+            mine = drawn[source == k]
+            assert mine.tolist() == list(range(len(mine)))  # each number of each set once, in order
+            share = np.cumsum(source == k) - np.arange(1, n + 1) * weight / sum(weights)
+            assert np.abs(share).max() < 2.5  # at every place, not only in the end
+        part = _mixture.draw(weights, np.arange(1234, 1300))
+        assert (part[0] == source[1234:1300]).all() and (part[1] == drawn[1234:1300]).all()
+
+
+def test_proportions_and_own_epochs(pair):
+    mixture = leat.Mixture([(pair[0], 0.7), (pair[1], 0.3)], length=1000)
+    loader = leat.Loader(mixture, 50, seed=5)
+    assert len(loader) == 20
+    epochs = [run(loader) for _ in range(3)]
+    assert [sum(k == 0 for k, _ in epoch) for epoch in epochs] == [700, 700, 700]
+    small = [i for epoch in epochs for k, i in epoch if k == 1]
+    for at in range(0, 900, B):  # all of it before any comes again, over the borders of the mixture's epochs
+        assert sorted(small[at : at + B]) == list(range(B))
+    assert small[:B] != small[B : 2 * B]
+    assert [sorted(i for k, i in epoch if k == 0) for epoch in epochs] == [list(range(A))] * 3
+    assert epochs[0] != epochs[1]
+    for batch in leat.Loader(mixture, 50, seed=5):
+        assert abs(int((batch.source == 1).sum()) - 15) <= 1
+
+
+def test_default_length_and_one_set(pair):
+    mixture = leat.Mixture([(pair[0], 1)])
+    assert len(mixture) == A and sorted(run(leat.Loader(mixture, 70))) == [(0, i) for i in range(A)]
+    assert len(leat.Mixture([(pair[0], 3), (pair[1], 1)])) == A + B
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"shuffle": "block:64"}, {"skip_ranges": [(3, 10), (40, 99)]}])
+def test_the_same_on_any_number_of_ranks(pair, options):
+    mixture = leat.Mixture([(pair[0], 2), (pair[1], 1)], length=480)
+    whole = run(leat.Loader(mixture, 24, seed=2, drop_last=False, **options))
+    for world in (2, 3):
+        ranks = [leat.Loader(mixture, 24 // world, seed=2, rank=r, world_size=world, drop_last=False, **options) for r in range(world)]
+        steps = [[[(int(k), int(i)) for k, i, v in zip(b.source, b.ids, b.valid) if v] for b in rank] for rank in ranks]
+        assert [one for step in zip(*steps) for part in step for one in part] == whole
+
+
+def test_state_is_exact_on_another_world(pair):
+    mixture = leat.Mixture([(pair[0], 2), (pair[1], 1)], length=480)
+    full = run(leat.Loader(mixture, 10, seed=9, drop_last=False))
+    again = leat.Loader(mixture, 10, seed=9, drop_last=False)
+    again.set_epoch(1)
+    second = run(again)
+    loader = leat.Loader(mixture, 10, seed=9, drop_last=False)
+    seen = run(loader, 7)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert seen == full[:70] and state["mixture"]["lengths"] == [A, B] and state["samples"] == 70
+    rest = collections.Counter()
+    for rank in range(3):
+        other = leat.Loader(mixture, 8, drop_last=False, rank=rank, world_size=3)
+        other.load_state_dict(state)
+        rest.update(run(other))
+        assert collections.Counter(run(other)) <= collections.Counter(second)  # the next epoch, by itself
+    assert rest == collections.Counter(full[70:])
+
+
+def test_a_state_of_something_else(pair):
+    mixture = leat.Mixture([(pair[0], 2), (pair[1], 1)])
+    state = leat.Loader(mixture, 10).state_dict()
+    for other in (leat.Mixture([(pair[0], 1), (pair[1], 1)]), leat.Mixture([(pair[1], 1), (pair[0], 2)]),
+                  leat.Mixture([(pair[0], 2), (pair[1], 1)], length=100), pair[0]):
+        with pytest.raises(leat.Stale, match="fingerprint"):
+            leat.Loader(other, 10).load_state_dict(state)
+    same = leat.Mixture([(pair[0], 4), (pair[1], 2)])
+    leat.Loader(same, 10).load_state_dict(state)
+    for wrong in ({}, {"weights": [1], "lengths": [1, 2], "fingerprints": ["a"]}, {"weights": [0], "lengths": [1], "fingerprints": ["a"]}):
+        with pytest.raises(ValueError, match="mixture="):
+            leat.Loader(same, 10).load_state_dict({**state, "mixture": wrong})
+
+
+def test_replay(pair, tmp_path):
+    mixture = leat.Mixture([(pair[0], 0.6), (pair[1], 0.4)], length=500)
+    loaders = [leat.Loader(mixture, 10, seed=4, rank=r, world_size=2, skip_ranges=[(5, 9)]) for r in range(2)]
+    for loader in loaders:
+        run(loader)  # an epoch
+    seen = [run(loader, 9) for loader in loaders]
+    state = loaders[0].state_dict()
+    assert state == loaders[1].state_dict()
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    program = os.path.join(os.environ.get("LEAT_BUILD", "build"), "src/apps/leat")
+    for rank in range(2):
+        for step in (0, 4, 8):
+            want = seen[rank][10 * step : 10 * step + 10]
+            assert leat.replay(state, step, rank).tolist() == [list(one) for one in want]
+            if os.path.exists(program):
+                out = subprocess.run([program, "replay", "--state", tmp_path / "state.json", "--step", str(step), "--rank", str(rank), "--json"],
+                                     check=True, stdout=subprocess.PIPE).stdout
+                assert [(one["source"], one["index"]) for one in json.loads(out)] == want
+                text = subprocess.run([program, "replay", "--state", tmp_path / "state.json", "--step", str(step), "--rank", str(rank)],
+                                      check=True, stdout=subprocess.PIPE, text=True).stdout
+                assert [tuple(map(int, line.split()[1:])) for line in text.splitlines()] == want
+    sets = [ws.uri for ws in pair]
+    for given, code in ((sets, 0), (sets[:1], 2), (sets[::-1], 9)):
+        done = subprocess.run([program, "replay", "--state", tmp_path / "state.json", "--step", "3", *given], stdout=subprocess.PIPE, text=True)
+        assert done.returncode == code
+        if code == 0:
+            lines = [line.split() for line in done.stdout.splitlines()]
+            assert [(int(k), int(i)) for _, k, i, _ in lines] == seen[0][30:40] + seen[1][30:40] and all(i == key for _, _, i, key in lines)
+    for wrong in ({"weights": [1], "lengths": [0], "fingerprints": ["a"]}, {"weights": [], "lengths": [], "fingerprints": []}, 7):
+        (tmp_path / "wrong.json").write_text(json.dumps({**state, "mixture": wrong}))
+        done = subprocess.run([program, "replay", "--state", tmp_path / "wrong.json", "--step", "3"], stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 2 and "damaged" in done.stderr
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 3}, {"workers": "fork", "num_workers": 2}, {"workers": "spawn"}])
+def test_transform_and_workers(pair, options):
+    def draw(sample, rng):
+        return {"x": sample["x"], "u": rng.random()}
+
+    mixture = leat.Mixture([(pair[0], 1), (pair[1], 3)], length=400)  # the small one comes three times an epoch
+    given = {}
+    for batch in leat.Loader(mixture, 20, transform=_draw if options.get("workers") == "spawn" else draw, **options):
+        for x, u, k, i in zip(batch["x"].tolist(), batch["u"].tolist(), batch.source.tolist(), batch.ids.tolist()):
+            assert x == 1000 * k + i
+            given.setdefault(x, []).append(u)
+    assert max(map(len, given.values())) == 4 and all(len(set(us)) == len(us) for us in given.values())  # each time in another way
+    test_transform_and_workers.given = getattr(test_transform_and_workers, "given", given)
+    assert given == test_transform_and_workers.given  # whoever did it
+
+
+def _draw(sample, rng):
+    return {"x": sample["x"], "u": rng.random()}
+
+
+def test_files_and_tars(folder, tmp_path):
+    """Bytes of any length from a folder and from pushed rows, under one name."""
+    rows = leat.from_dataset([{"text": f"row {i}"} for i in range(9)], name="rows")
+    with leat.open(folder) as files:
+        mixture = leat.Mixture([(files, 1, {"text": "data"}), (rows, 2)], length=12)
+        got = []
+        for batch in leat.Loader(mixture, 4, fields={"text": ("text", "txt")}):
+            assert batch.keys == [(files, rows)[k].key(int(i)) for k, i in zip(batch.source, batch.ids)]
+            assert batch["text"] == [(files[i]["data"] if k == 0 else rows[i]).decode() for k, i in zip(batch.source.tolist(), batch.ids.tolist())]
+            got += batch["text"]
+        assert len(got) == 12 and len({text for text in got if text.startswith("row")}) == 8
+        raw = next(iter(leat.Loader(mixture, 4)))["text"]
+        assert all(isinstance(value, bytes) for value in raw)
+        together = leat.Loader(mixture, 4, collate_fn=lambda samples: [s["text"] for s in samples])
+        assert len(next(iter(together))) == 4
+
+
+def test_sets_that_differ(pair, tmp_path, folder):
+    np.save(tmp_path / "z.npy", np.zeros((5, 4), "f4"))
+    np.save(tmp_path / "x.npy", np.zeros(A, "i8"))
+    other = leat.open({"x": tmp_path / "x.npy", "y": tmp_path / "y0.npy"})
+    mixture = leat.Mixture([(pair[0], 1), (other, 1)])
+    with pytest.raises(ValueError, match="'x': in set 0 it is '<i4' of shape .*, in set 1 '<i8'"):
+        leat.Loader(mixture, 2)
+    with pytest.raises(ValueError, match="field 'x' of the mixture: in set 0"):
+        leat.Loader(mixture, 2, fields=["x"])
+    assert next(iter(leat.Loader(mixture, 4, fields=["y"])))["y"].shape == (4, 3)
+    with pytest.raises(ValueError, match="no field in common"):
+        leat.Mixture([(pair[0], 1), (leat.open(tmp_path / "z.npy"), 1)])
+    more = tmp_path / "more" / "c"
+    more.mkdir(parents=True)
+    (more / "1.jpg").write_bytes(b"x")
+    mixture = leat.Mixture([(leat.open(folder), 1), (leat.open(more.parent), 1)])
+    with pytest.raises(ValueError, match="'label': in set 0 it is a label, classes a, b, in set 1 a label, classes c"):
+        leat.Loader(mixture, 1)
+    assert len(leat.Loader(mixture, 1, fields=["data"])) == 4
+
+
+def test_what_is_given_wrong(pair):
+    for parts, words in (([], "1 to 256"), ([(pair[0], 0)], "above 0"), ([(pair[0], float("nan"))], "above 0")):
+        with pytest.raises(ValueError, match=words):
+            leat.Mixture(parts)
+    with pytest.raises(ValueError, match="length=0"):
+        leat.Mixture([(pair[0], 1)], length=0)
+    with pytest.raises(ValueError, match="no sampler"):
+        leat.Loader(leat.Mixture([(pair[0], 1)]), 1, sampler=[1, 2])
+
+
+def test_bad_samples(tmp_path):
+    rows = [{"n": str(i) if i != 5 else "five"} for i in range(20)]
+    a, b = (leat.from_dataset(rows if k else rows[6:], name=f"rows{k}") for k in range(2))
+    mixture = leat.Mixture([(a, 1), (b, 1)], length=40)
+    with pytest.raises(leat.BadSample, match=r"sample 5 of set 1 \(5\): ValueError: 'five'") as caught:
+        list(run_n(leat.Loader(mixture, 4, fields={"n": ("n", "cls")})))
+    assert caught.value.index == 5
+    one = [run_n(leat.Loader(mixture, 4, fields={"n": ("n", "cls")}, on_error="skip")) for _ in range(2)]
+    assert one[0] == one[1] and len(one[0]) == 40
+    parts = [run_n(leat.Loader(mixture, 2, fields={"n": ("n", "cls")}, on_error="skip", rank=r, world_size=2)) for r in range(2)]
+    assert sorted(parts[0] + parts[1]) == sorted(one[0])
+
+
+def test_pictures_through_prep(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    prep = pytest.importorskip("leat.prep")
+    rng = np.random.default_rng(1)
+    for k in range(2):
+        (tmp_path / f"p{k}").mkdir()
+        for i in range(10):
+            image.fromarray(rng.integers(0, 255, (40 + i, 50, 3), "u1")).save(tmp_path / f"p{k}" / f"{i:02}.jpg")
+    sets = [leat.open(tmp_path / f"p{k}") for k in range(2)]
+    how = {"fields": {"image": "jpg"}, "transform": prep.CenterCrop(16, resize=20)}
+    alone = [np.concatenate([b["image"].copy() for b in leat.Loader(ws, 5, shuffle=False, **how)]) for ws in sets]
+    n = 0
+    for batch in leat.Loader(leat.Mixture([(sets[0], 1), (sets[1], 2)], length=30), 6, **how):
+        for value, k, i in zip(batch["image"], batch.source, batch.ids):
+            assert (value == alone[k][int(i)]).all()
+            n += 1
+    assert n == 30
+
+
+def run_n(loader):
+    found = []
+    for batch in loader:
+        assert batch["n"].tolist() == [int(i) + (6 if k == 0 else 0) for k, i in zip(batch.source, batch.ids)]
+        found += batch["n"].tolist()
+    return found
+
+
+def test_left_and_begun_again_and_pickled(pair):
+    mixture = pickle.loads(pickle.dumps(leat.Mixture([(pair[0], 2), (pair[1], 1)])))
+    loader = leat.Loader(mixture, 10, seed=1)
+    first = run(loader, 3)
+    assert run(loader, 3) == first and loader.stats()["batches"] == 6
+    assert run(leat.Loader(mixture, 10, seed=1))[:30] == first
+    held = [batch for _, batch in zip(range(3), loader)]
+    with pytest.raises(leat.Busy):
+        for batch in loader:
+            held.append(batch)
