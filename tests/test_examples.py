@@ -69,6 +69,17 @@ def test_single_gpu(tmp_path, torch_env):
     assert right >= 20, done.stdout
 
 
+def test_tokens(tmp_path, torch_env):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.txt").write_text("the same again and " * 1500)
+    (tmp_path / "text/b.py").write_text("pass\n" * 400)
+    made = python("tokens.py", tmp_path / "tokens.npy", "--make", tmp_path / "text", env=torch_env)
+    assert made.stdout == "30,501 tokens of 2 files\n"
+    done = python("tokens.py", tmp_path / "tokens.npy", "--length", 32, "--batch", 8, "--steps", 60, env=torch_env)
+    bits = [float(found) for found in re.findall(r"^step \d+ of 119 an epoch: ([\d.]+) bits", done.stdout, re.M)]
+    assert len(bits) == 4 and bits[-1] < bits[0] / 2, done.stdout
+
+
 def torchrun(ranks, *args, env):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

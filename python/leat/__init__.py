@@ -3,9 +3,13 @@
 
     import leat
 
+    loader = leat.Loader("shards/", 64, seed=1, fields={"image": "jpg", "label": "cls"}, transform=leat.prep.RandomResizedCrop(224))
+    for epoch in range(90):
+        for batch in loader:
+            train(**batch.torch())              # zero-copy, valid until the batch is released
+
     ws = leat.open("train.npy")                 # or a folder, tar shards, an HDF5 file, {"image": ..., "label": ...}
-    for batch in leat.batches(ws, 64, seed=1):
-        train(batch["image"], batch["label"])   # zero-copy arrays, valid until the batch is released
+    sample, batch = ws[0], ws.read_batch([7, 1, 7])
 
 The first `leat.open` starts a daemon for this user and job; the ranks of the job share it and its pool. See
 docs/guide-trainers.md.
