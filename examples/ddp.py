@@ -5,6 +5,8 @@
     python3 examples/demo/tiles.py /tmp/tiles          # makes some data: or take your own
     torchrun --nproc_per_node 2 examples/ddp.py /tmp/tiles/train --checkpoint /tmp/run.pt
 
+Debian 12's own torchrun fails (`'NoneType' object has no attribute 'get'`) unless it is given `--redirects 1 --tee 1` as well.
+
 A scheduler that wants the nodes back sends SIGTERM: all ranks stop behind the same step, and it is saved. kill -9, a crash or a power cut
 lose what came after the last checkpoint. Started again, the next sample is the one after those that the checkpoint has seen: none is
 left out, none comes twice. Shards hold jpg and cls, as WebDataset writes them.
