@@ -8,8 +8,9 @@ import os
 import sys
 
 _log = logging.getLogger("leat")
-# Inner launchers first: mpirun inside a Slurm job hands its daemons' SLURM_PROCID on to the ranks. A step of Slurm (srun) knows its own
-# number of tasks; that of the job may be another.
+# The inner launcher knows the ranks, the outer one only what it started: torchrun under srun is one task a node; mpirun in a Slurm job hands
+# its daemons' SLURM_PROCID on to the ranks, or the batch script's, which is 0 for all. So Open MPI's come before Slurm's, which would put
+# many ranks in one place; alone, either is what it is. A step of Slurm (srun) knows its own number of tasks; that of the job may be another.
 _VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -21,7 +22,7 @@ _VARIABLES = (
 def resolve(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
     """(rank, world size): as given; else of torch.distributed where it is initialised; else of RANK and WORLD_SIZE,
     Open MPI's or Slurm's variables (the step's before the job's); else (0, 1). Where it came from is logged; ValueError when
-    two that speak of the same ranks disagree: torch.distributed and RANK, or Open MPI and Slurm in a world of one size.
+    two that speak of the same ranks disagree: torch.distributed and RANK, or Open MPI and a step of Slurm with as many tasks.
 
     >>> resolve(1, 4)
     (1, 4)
@@ -80,8 +81,8 @@ def _find() -> _Found:
     if not given:
         return "nothing: a single process", (0, 1)
     if given[0][0].startswith("OMPI"):
-        for other in given[1:]:
-            if other[1][1] == given[0][1][1]:
-                _same(given[0], other)
-                break
-    return given[0]
+        step = next((other for other in given if "STEP" in other[0]), None)
+        if step is not None and step[1][1] == given[0][1][1]:
+            _same(given[0], step)
+    others = "".join(f"; {name} say {rank} of {size}" for name, (rank, size) in given[1:] if (rank, size) != given[0][1])
+    return given[0][0] + others, given[0][1]
