@@ -76,6 +76,23 @@ def test_a_set_spans_both(leat, pair, array):
     assert a.metrics()["leat_data_sent_bytes_total"] > 0 and b.metrics()["leat_data_sent_bytes_total"] > 0
 
 
+def test_the_order_of_a_streamed_set_is_the_same_on_both(host, leat, pair):
+    """Larger than both pools together. The nodes' windows differ; the default order, which is in blocks, must not."""
+    array = lib_data.make_npy(host.data / "large.npy", 12288)  # 96 MiB; two pools of 16 MiB
+    a, b = pair.daemons
+    sets = [preload(leat, a, array, "large"), leat.open("leat://large", socket=b.socket)]
+    assert all(ws.stat().streamed for ws in sets) and len({ws.fingerprint for ws in sets}) == 1
+    loaders = [leat.Loader(ws, 64, rank=rank, world_size=2) for rank, ws in enumerate(sets)]
+    states = [loader.state_dict() for loader in loaders]
+    assert states[0] == states[1] and states[0]["shuffle"].startswith("block:")
+    seen = []
+    for batches in zip(*loaders):
+        for batch in batches:
+            lib_data.check_rows(batch["data"], batch.ids)
+            seen += batch.ids.tolist()
+    assert sorted(seen) == list(range(12288))
+
+
 def test_processes_on_both_hosts_read(host, leat, pair, array):
     """Clients inside the namespaces, so that nothing reaches them but through the link."""
     preload(leat, pair.daemons[A], array).close()

@@ -149,6 +149,9 @@ class Loader(Iterable[Any]):
         block, flags = parse_shuffle("auto" if shuffle is True else shuffle)
         if flags == SHUFFLE_AUTO:
             block = max(map(_auto_block, self._sets))
+            if block and _ranks.several_hosts(self.world_size) and any(ws.stat().transport == "shm" for ws in self._sets):
+                raise ValueError(f"shuffle=True: this host streams the set by itself, in blocks of {block}; others may have room "
+                                 f"for all of it, and another order. Name one for all: shuffle='block:{block}'")
         return (False if block == SEQUENTIAL else f"block:{block}" if block else "full"), block
 
     @property

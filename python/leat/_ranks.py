@@ -49,6 +49,16 @@ def groups(rank: int, world_size: int, replication: int) -> tuple[int, int]:
     return rank // replication, world_size // replication
 
 
+def several_hosts(world_size: int) -> bool:
+    """Whether the launcher says that ranks run on other hosts too."""
+    try:
+        here = [int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE") if os.environ.get(name)]
+        nodes = int(os.environ.get("SLURM_STEP_NUM_NODES") or 1)
+    except ValueError:
+        return False
+    return here[0] < world_size if here else world_size > 1 and nodes > 1
+
+
 _Found = tuple[str, tuple[int, int]]
 
 

@@ -23,6 +23,7 @@
 #include "base/clock.h"
 #include "net/topo/topo.h"
 
+#define AUTO_GROUPS 3u
 #define AUTO_BLOCK_BYTES                                                                                     \
     (4 * MIB) /* of a streamed set: long enough for a disk, 16 of them small beside a window */
 
@@ -188,7 +189,12 @@ static void *read_ahead(void *arg)
 
 /* --- making one ------------------------------------------------------------------------------------------------------ */
 
-/* AUTO: a group of blocks and the next one fit into the window together; a power of two, at least one sample. */
+/*
+ * AUTO: three groups of blocks fit into the window: the one that is read, the next one, and what ranks or workers that are behind still
+ * read. A block comes widened to whole pages, each field by itself, and its samples may be longer than others. A power of two, at least one
+ * sample. Of a set on several nodes the windows differ and the order must not: a window there is a third of the node's part of
+ * what is pinned, or more.
+ */
 static int choose_block(const struct leat_view *view, const struct leat_iter_options *o, uint64_t *ret_block,
                         struct leat_error *err)
 {
@@ -196,13 +202,17 @@ static int choose_block(const struct leat_view *view, const struct leat_iter_opt
     *ret_block = o->flags & LEAT_SHUFFLE_AUTO ? 0 : o->block;
     if (!(o->flags & LEAT_SHUFFLE_AUTO) || !(ws->info.flags & PROTO_WS_STREAMED))
         return 0;
-    uint64_t window;
-    int rc = ws_window(ws, &(struct rpc_how){.deadline_ns = client_deadline(ws->client, 0)}, &window, err);
+    uint64_t window = ws->info.nnodes > 1 ? ws->info.pinned_end / (4 * (uint64_t)ws->info.nnodes) : 0;
+    struct rpc_how how = {.deadline_ns = client_deadline(ws->client, 0)};
+    int rc = ws->info.nnodes > 1 ? 0 : ws_window(ws, &how, &window, err);
     if (rc)
         return rc;
     const struct index_header *h = ws->index.header;
-    uint64_t mean = MAX(h->payload_bytes / h->nsamples, 1ull) * view->step,
-             bytes = window / (2 * LEAT_ORDER_GROUP), n = 1;
+    const uint64_t share = window / ((uint64_t)AUTO_GROUPS * LEAT_ORDER_GROUP);
+    const uint64_t pages = (uint64_t)h->nfields * INDEX_FILE_ALIGN;
+    uint64_t mean = h->payload_bytes / h->nsamples, n = 1;
+    mean = MAX(mean, 1ull) * view->step;
+    uint64_t bytes = share > pages ? (share - pages) / 9 * 8 : 0;
     bytes = MIN(bytes, AUTO_BLOCK_BYTES);
     while (2 * n * mean <= bytes && 2 * n * LEAT_ORDER_GROUP <= view->length)
         n *= 2;

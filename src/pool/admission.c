@@ -341,8 +341,12 @@ static int staging_make(struct pool *pool, struct wset *ws, uint64_t window, str
 int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_staging, struct leat_error *err)
 {
     if (!ws->staging) {
-        /* A sample that was lost with its node: read from its source again, through a small window. */
-        uint64_t window = MAX(64 * MIB, 4 * window_least(ws));
+        /* A sample that was lost with its node: read from its source again, through a small window. Or a streamed set that another
+         * node placed: it left a third of this node's part for a window. */
+        uint64_t window = MAX(64 * MIB, 4 * window_least(ws)), own = 0;
+        for (uint32_t g = 0; (ws->flags & PROTO_WS_STREAMED) && g < ws->nregions; g++)
+            own += ws->regions[g].node == ws->self_node ? ws->region_bytes : 0;
+        window = MAX(window, own / 3);
         ready_hold(pool->ready);
         pool_evict_idle(pool, window + pool_window_tables(ws, window), false);
         window = align_down(MIN(window, window_in(ws, pool_room(pool), 4096)), 4096);

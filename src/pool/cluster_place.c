@@ -220,24 +220,41 @@ static void prepared_here(void *user, const struct leat_error *err)
         placing_end(p);
 }
 
-/* What does not fit is streamed by each reader's daemon; pushed and appended samples have to fit. */
+/* Takes a window and its tables out of what a node has free: a quarter, as on a host by itself. False: it does not fit. */
+static bool take_window(const struct wset *ws, uint64_t *free_bytes, uint64_t *ret_window,
+                        uint64_t *ret_taken)
+{
+    uint64_t least = 4 * (ws->index.header->max_sample_bytes + 8 * KIB);
+    *ret_window = align_up(MAX(*free_bytes / 4, least), ws->region_bytes);
+    *ret_taken = align_up(*ret_window + pool_window_tables(ws, *ret_window), ws->region_bytes);
+    if (*ret_taken > *free_bytes)
+        return false;
+    *free_bytes -= *ret_taken;
+    return true;
+}
+
+/* What does not fit is streamed by each reader's daemon, through a window of its own; pushed and appended samples have to fit. */
 static int leave_window(struct placing *p, uint64_t need, uint64_t total)
 {
     struct wset *ws = p->ws;
-    uint64_t *own = &p->free_bytes[p->cluster->self];
-    uint64_t window =
-        align_up(MAX(*own / 4, 4 * (ws->index.header->max_sample_bytes + 8 * KIB)), ws->region_bytes);
-    uint64_t with_tables = align_up(window + pool_window_tables(ws, window), ws->region_bytes);
-    if (with_tables > *own || (ws->flags & PROTO_WS_PUSHED) || ws->replaces) {
+    const unsigned self = p->cluster->self, nnodes = p->cluster->config.nnodes;
+    uint64_t taken, other, left = 0;
+    if ((ws->flags & PROTO_WS_PUSHED) || ws->replaces ||
+        !take_window(ws, &p->free_bytes[self], &ws->window_bytes, &taken)) {
+        ws->window_bytes = 0;
         char needs[32], has[32];
         size_format(need, needs);
         size_format(total, has);
         return error_set(&p->err, LEAT_NO_SPACE, "%s %s and all nodes together have %s free",
                          ws->replaces ? "the new samples need" : "the set needs", needs, has);
     }
-    *own -= with_tables;
-    ws->window_bytes = window;
-    ws->pinned_end = total > with_tables ? total - with_tables : 0;
+    for (unsigned n = 0; n < nnodes; n++) {
+        uint64_t window;
+        if (n != self && !take_window(ws, &p->free_bytes[n], &window, &other))
+            p->free_bytes[n] = 0; /* whoever reads there has at least that little to read through */
+        left += align_down(p->free_bytes[n], ws->region_bytes);
+    }
+    ws->pinned_end = MIN(left, total > taken ? total - taken : 0);
     ws->flags |= PROTO_WS_STREAMED;
     return 0;
 }
