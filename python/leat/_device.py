@@ -56,14 +56,19 @@ class Delivery:
 
     def slots(self, layout: Layout, batch_size: int, prefetch: int, *, shared: bool) -> Slots:
         if self.device is None:
-            return Slots(layout, batch_size, prefetch + 2, shared=shared)
+            return Slots(layout, batch_size, prefetch + spare(HOST), shared=shared)
         if self._generation != _leat.generation():  # in the child of a fork
             self.device, self._generation = open_device(self.ordinal), _leat.generation()
         if self.memory == CUDA:
             self.on_host = tuple(name for name, place in layout.items() if place is None or not _goes(place[0]))
             if self.on_host:
                 _log.warning("fields %s stay in host memory: a GPU takes numbers of one shape", ", ".join(map(repr, self.on_host)))
-        return DeviceSlots(layout, batch_size, prefetch + 3, self, shared=shared)  # one more: GPUs lag behind the loop
+        return DeviceSlots(layout, batch_size, prefetch + spare(self.memory), self, shared=shared)
+
+
+def spare(memory: int) -> int:
+    """Slots beside those that are read ahead: the loop's batch, the next one, and one that a GPU which lags behind the loop still uses."""
+    return 2 if memory == HOST else 3
 
 
 def open_device(ordinal: int) -> _gpu.Device:
@@ -163,11 +168,14 @@ class DeviceSlots(Slots):
 
     def give(self, lease: Lease) -> None:
         assert isinstance(lease, DeviceLease)
-        if self._generation != _leat.generation():
-            return
-        if lease.handed_out:
-            lease.buffer.use(lease.stream or 0)
-        self.draining.append(lease.number)
+        try:
+            if self._generation != _leat.generation():
+                return
+            if lease.handed_out:
+                lease.buffer.use(lease.stream or 0)
+            self.draining.append(lease.number)
+        except AttributeError:  # at exit, when half of the interpreter is gone
+            pass
 
     def _look(self) -> Error | None:
         """Frees slots that nothing uses any more. What is wrong with one of which that cannot be told."""
@@ -195,10 +203,13 @@ class DeviceSlots(Slots):
         return False
 
     def __del__(self) -> None:
-        if self._generation == _leat.generation():
-            _parked.extend((self._generation, buffer) for buffer in self.buffers)
-            self.buffers = []
-            sweep()
+        try:
+            if self._generation == _leat.generation():
+                _parked.extend((self._generation, buffer) for buffer in self.buffers)
+                self.buffers = []
+                sweep()
+        except (AttributeError, TypeError):  # at exit, when half of the interpreter is gone
+            pass
 
 
 def sweep() -> None:

@@ -160,11 +160,12 @@ class Loader(Iterable[Any]):
 
     def _load_ring(self) -> None:
         where = (_device.HOST, 0) if self._prepares else self._memory
+        slots = self.prefetch + _device.spare(where[0])
         self._rings = []
         for k, ws in enumerate(self._sets):
             columns = self._columns if self._mixture is None else self._mixture._columns(k, self._columns)
             numbers = [column.field.number for column in columns]
-            self._rings.append(ws._set.load(self.batch_size, self.prefetch + 2, numbers, 0, None, *where))
+            self._rings.append(ws._set.load(self.batch_size, slots, numbers, 0, None, *where))
         self._ring = self._rings[0]
         self._generation = _leat.generation()
 

@@ -76,7 +76,7 @@ def run(runtime, tmp_path):
         (tmp_path / "main.py").write_text(PRELUDE + code.replace("\n", "\n    ") + END)
         done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, env={**os.environ, "LEAT_LIBCUDA": str(FAKE)},
                               capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0 and not done.stderr, done.stderr
     return run
 
 
