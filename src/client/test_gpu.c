@@ -280,6 +280,16 @@ static void test_copy_fails(void **state)
     assert_int_equal(read_from(view, 1, &batch), 0);
     assert_int_equal(leat_batch_release_on_stream(batch, NULL, &err), -EIO);
     leat_batch_release(batch);
+    fake.delay(2000);
+    for (unsigned nth = 1; nth <= 3;
+         nth++) { /* one refused question is no lost device: memory is not freed on it */
+        fake.refuse("cuEventQuery", nth, 999);
+        assert_int_equal(read_from(view, 70, &batch), 0);
+        check_device(batch);
+        leat_batch_release(batch);
+    }
+    fake.refuse("", 0, 0);
+    fake.delay(0);
     leat_view_close(view);
 }
 

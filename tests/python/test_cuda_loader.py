@@ -334,6 +334,21 @@ assert loader.stats()["delivery"] == "bounce" and loader.stats()["delivered_byte
 """)
 
 
+def test_a_mixture(run):
+    run("""
+np.save("more.npy", rows * 10)
+np.save("more_labels.npy", np.arange(40))
+mixture = leat.Mixture([(ws, 2), (leat.open({"x": "more.npy", "y": "more_labels.npy"}), 1)])
+for how in ({}, {"transform": plus_one, "num_workers": 2}):
+    seen = 0
+    for batch in leat.Loader(mixture, 4, device="cuda:0", **how):
+        plain = rows[batch.ids] * np.where(batch.source, 10, 1)[:, None, None].astype(np.float32)
+        assert (back(batch["x"]) == plain + len(how) / 2).all()
+        seen += len(batch)
+    assert seen == 80
+""")
+
+
 def test_which_device(run):
     """"cuda" without a number is torch's current device."""
     run("""
