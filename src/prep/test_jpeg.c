@@ -199,6 +199,88 @@ static void test_refusals(void **state)
     prep_scratch_free(scratch);
 }
 
+/* Pixels take the way of the JPEG that they are of, to the byte; nothing is read behind them (they end where their memory does). */
+static void test_pixels_are_the_image(void **state)
+{
+    static uint8_t out[2][3 * 96 * 80];
+    struct prep_scratch *scratch;
+    struct leat_error err = {0};
+    assert_int_equal(prep_scratch_new(&scratch), 0);
+    static const unsigned sizes[][2] = {{401, 300}, {97, 33}, {1, 1}, {2, 500}, {640, 1}};
+    for (unsigned s = 0; s < ARRAY_LEN(sizes); s++) {
+        unsigned w = sizes[s][0], h = sizes[s][1];
+        struct picture jpeg = encode(w, h, 3, 2, false);
+        size_t bytes = (size_t)w * h * 3;
+        char head[32];
+        size_t start = (size_t)snprintf(head, sizeof(head), "P6\n%u %u\n255\n", w, h);
+        uint8_t *pixels = malloc(bytes), *ppm = malloc(start + bytes);
+        assert_true(pixels && ppm);
+        assert_int_equal(prep_jpeg_decode(jpeg.bytes, jpeg.n, 0, false, false, pixels, bytes, scratch, &err),
+                         0);
+        memcpy(ppm, head, start);
+        memcpy(ppm + start, pixels, bytes);
+        for (uint64_t i = 0; i < 40; i++) {
+            struct prep_params p;
+            prep_params_init(&p);
+            p.mode = i % 3 ? PREP_RANDOM_CROP : PREP_CENTER_CROP;
+            p.format = PREP_U8;
+            p.filter = i % 2 ? PREP_BICUBIC : PREP_BILINEAR;
+            p.out_width = 96;
+            p.out_height = 80;
+            p.resize = 100;
+            p.exact = true;
+            prep_params_layout(&p, i % 4 == 0);
+            int rc = prep_jpeg(&p, jpeg.bytes, jpeg.n, 1, 2, i, out[0], scratch, &err);
+            assert_int_equal(prep_pixels(&p, pixels, w, h, 1, 2, i, out[1], scratch, &err), rc);
+            if (!rc)
+                assert_memory_equal(out[0], out[1], sizeof(out[0]));
+            memset(out[1], 0, sizeof(out[1]));
+            assert_int_equal(prep_image(&p, ppm, start + bytes, 1, 2, i, out[1], scratch, &err), rc);
+            if (!rc)
+                assert_memory_equal(out[0], out[1], sizeof(out[0]));
+            assert_int_equal(prep_image(&p, jpeg.bytes, jpeg.n, 1, 2, i, out[1], scratch, &err), rc);
+        }
+        struct prep_params p;
+        prep_params_init(&p);
+        p.out_width = p.out_height = 30;
+        prep_params_layout(&p, true);
+        static float room[3 * 30 * 30];
+        assert_int_equal(prep_image(&p, ppm, start + bytes - 1, 1, 2, 3, room, scratch, &err), LEAT_CORRUPT);
+        p.max_pixels = (uint64_t)w * h - 1;
+        if (p.max_pixels)
+            assert_int_equal(prep_image(&p, ppm, start + bytes, 1, 2, 3, room, scratch, &err), LEAT_INVALID);
+        free(pixels);
+        free(ppm);
+        free(jpeg.bytes);
+    }
+    static const struct {
+        const char *text;
+        int code;
+    } refused[] = {{"P6", LEAT_UNSUPPORTED},
+                   {"P6\n1 1\n255", LEAT_UNSUPPORTED},
+                   {"P6\n1 1\n255\n", LEAT_CORRUPT},
+                   {"P6\n0 1\n255\nxxx", LEAT_UNSUPPORTED},
+                   {"P6\n1 1\n65535\nxxxxxx", LEAT_UNSUPPORTED},
+                   {"P6\n# no\n1 1\n255\nxxx", LEAT_UNSUPPORTED},
+                   {"P61 1 255 xxx", LEAT_UNSUPPORTED},
+                   {"P6 99999999 99999999 255 xxx", LEAT_CORRUPT},
+                   {"P6 999999999 1 255 xxx", LEAT_UNSUPPORTED},
+                   {"P5\n1 1\n255\nx", LEAT_CORRUPT}};
+    struct prep_params p;
+    prep_params_init(&p);
+    static float room[3 * 224 * 224];
+    for (unsigned i = 0; i < ARRAY_LEN(refused); i++) {
+        int rc = prep_image(&p, (const uint8_t *)refused[i].text, strlen(refused[i].text), 0, 0, 0, room,
+                            scratch, &err);
+        if (rc != refused[i].code)
+            print_message("%s: %d %s\n", refused[i].text, rc, err.message);
+        assert_int_equal(rc, refused[i].code);
+    }
+    assert_int_equal(prep_image(&p, (const uint8_t *)"P6 1 1 255 abc", 14, 0, 0, 0, room, scratch, &err), 0);
+    assert_int_equal(prep_pixels(&p, (const uint8_t *)"", 0, 1, 0, 0, 0, room, scratch, &err), LEAT_INVALID);
+    prep_scratch_free(scratch);
+}
+
 static int whole_way(void *ctx)
 {
     const struct picture *jpeg = ctx;
@@ -250,6 +332,7 @@ int main(void)
         cmocka_unit_test(test_golden_crops),
         cmocka_unit_test(test_orientation_marker),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_pixels_are_the_image),
         cmocka_unit_test(test_allocations),
         cmocka_unit_test(test_pool),
     };

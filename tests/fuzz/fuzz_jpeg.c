@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* JPEGs: the first byte chooses what is made of the rest. Nothing beside the output is written (its surroundings are checked). */
+/* JPEGs, and PPMs: the first byte chooses what is made of the rest. Nothing beside the output is written (its surroundings are checked). */
 #include "prep/prep.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -28,7 +28,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     prep_params_layout(&p, how & 64);
     memset(out, 0xa5, sizeof(out));
     struct leat_error err = {0};
-    int rc = prep_jpeg(&p, data, size, 1, 2, how, out + GUARD, scratch, &err);
+    int rc = prep_image(&p, data, size, 1, 2, how, out + GUARD, scratch, &err);
     if (rc && !err.message[0])
         abort();
     size_t written = EDGE * EDGE * 3 * (p.format == PREP_F32 ? 4 : p.format == PREP_BF16 ? 2 : 1);
