@@ -206,7 +206,7 @@ class _Work:
                         rooms = [made._set.field_bytes(first + i, number) or 0 for i in range(len(value))]
                         data[field.name] = list(pool.map(self.decode, [value[i].data for i in range(len(value))], rooms))
                     else:
-                        data[field.name] = list(value.tolist()) if isinstance(value, Ragged) else np.asarray(value)
+                        data[field.name] = value.tolist() if isinstance(value, Ragged) else value
                     del value
                 made.push(first, data)
 

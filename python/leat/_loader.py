@@ -636,7 +636,8 @@ class _Epoch(Iterator[Any]):
             arrays = loader._collate is None and all(isinstance(v, np.ndarray) and v.dtype == column[0].dtype for v in column)
             values[name] = Shapes(column) if arrays else column  # type: ignore[arg-type]
         if loader._collate is None:
-            return self._batch_type(loader.ws, values, job.lease, job.ids, self._valid(step), self._position(step))
+            return self._batch_type(loader.ws, values, job.lease, job.ids, self._valid(step), self._position(step),
+                                    loader._work.bfloat16)
         samples = []
         for i in range(n):
             mixed = {name: job.loose[name][i] if i in job.loose.get(name, ()) else value[i] for name, value in values.items()}

@@ -40,6 +40,7 @@ class Prep:
     args: tuple[Any, ...]
     max_pixels: int
     orient: bool
+    bfloat16: bool
 
     def bind(self, threads: int) -> Any:
         """A _prep.Transform with that many threads."""
@@ -160,11 +161,11 @@ class Stages:
         return {name: (np.dtype(prep.dtype).str, prep.shape) for name, prep in self.preps.items()}
 
     def run(self, batch: Batch, lo: int, hi: int, ids: Array, seed: int, epoch: int,
-            outs: Mapping[str, Array] | None) -> tuple[dict[str, Array], dict[int, Exception]]:
+            outs: Mapping[str, Array] | None) -> tuple[dict[str, Array], dict[int, BaseException]]:
         """Samples [lo, hi) of a raw batch, whose numbers are `ids`: pictures into outs[name][0 .. hi - lo), or into arrays of
         its own. Returns the arrays by name, and what happened to the others by place (0 for lo)."""
         made: dict[str, Array] = {}
-        failed: dict[int, Exception] = {}
+        failed: dict[int, BaseException] = {}
         ids = np.ascontiguousarray(ids, np.uint64)
         for name, prep in self.preps.items():
             bound = self._bound.get(name)
@@ -189,9 +190,9 @@ class Stages:
                     failed.setdefault(i, error)
         return made, failed
 
-    def move(self, batch: Batch, lo: int, hi: int, outs: Mapping[str, Array]) -> dict[int, Exception]:
+    def move(self, batch: Batch, lo: int, hi: int, outs: Mapping[str, Array]) -> dict[int, BaseException]:
         """The columns that move as a whole: [lo, hi) of a raw batch to outs[name][0 .. hi - lo)."""
-        failed: dict[int, Exception] = {}
+        failed: dict[int, BaseException] = {}
         for column in self.whole:
             out, value = outs[column.name], batch[column.name]
             if column.decoder is None:

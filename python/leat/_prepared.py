@@ -43,11 +43,12 @@ class PreparedBatch:
     The slot is written again when the batch was released or collected and no array over it is left.
     """
 
-    __slots__ = ("_values", "_lease", "_set", "_n", "ids", "valid", "position", "__weakref__")
+    __slots__ = ("_values", "_lease", "_set", "_n", "_bfloat16", "ids", "valid", "position", "__weakref__")
 
     def __init__(self, ws: WorkingSet, values: dict[str, Any], lease: Lease, ids: Array, valid: npt.NDArray[np.bool_],
-                 position: int) -> None:
+                 position: int, bfloat16: frozenset[str] = frozenset()) -> None:
         self._set, self._values = ws, values
+        self._bfloat16 = bfloat16  # fields of uint16 that mean this, which NumPy does not have
         self._lease: Lease | None = lease
         self._n = len(ids)
         self.ids, self.valid, self.position = ids, valid, position
@@ -116,10 +117,15 @@ def _tensors(batch: Any) -> dict[str, Any]:
     import torch
 
     made = {}
+    bfloat16 = getattr(batch, "_bfloat16", ())
     for name in batch.fields:
         value = batch[name]
         if isinstance(value, CudaArray):
             value = torch.from_dlpack(value)
+            if name in bfloat16:
+                value = value.view(torch.bfloat16)
+        elif name in bfloat16:
+            value = torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
         elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
             value = torch.from_numpy(value)
         made[name] = value

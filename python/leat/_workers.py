@@ -55,6 +55,7 @@ class Work:
         preps, self.transform = split(transform, columns)
         self.columns, self.seed = tuple(columns), seed
         self.stages = Stages(preps, columns, self.transform is None) if preps else None
+        self.bfloat16 = frozenset(name for name, prep in preps.items() if prep.bfloat16 and self.transform is None)
         self.layout: Layout = {}
         self.strict = True  # a value that does not fit the layout is a failure
 

@@ -64,6 +64,7 @@ class _Transform(Prep):
         number, self.dtype = _FORMATS[dtype]
         self.seed = seed
         self.shape = (3, height, width) if layout == "chw" else (height, width, 3)
+        self.bfloat16 = dtype == "bfloat16"
         self.max_pixels, self.orient, self._threads = max_pixels or MAX_PIXELS, orient, threads
         self.args = (mode, _FILTERS[interpolation], number, layout == "chw", height, width, tuple(scale), tuple(ratio), flip, resize,
                      tuple(mean), tuple(std), max_pixels, accept_damaged, not orient, exact)

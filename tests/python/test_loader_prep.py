@@ -114,6 +114,15 @@ def test_batches_are_arrays_in_place(pictures):
         assert np.array_equal(batch["image"][2], expected(crop, 0, 0, int(batch.ids[2])))
 
 
+def test_bfloat16_in_torch(pictures):
+    torch = pytest.importorskip("torch")
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        loader = leat.Loader(pictures, 6, fields=FIELDS, transform=prep.RandomResizedCrop(32, dtype=dtype))
+        found[dtype] = next(iter(loader)).torch()["image"]
+    assert found["bfloat16"].dtype == torch.bfloat16 and torch.equal(found["bfloat16"], found["float32"].to(torch.bfloat16))
+
+
 def test_nothing_of_python_runs_per_sample(pictures, monkeypatch):
     def never(*args):
         raise AssertionError("per sample")
@@ -265,6 +274,19 @@ def test_bad_pictures(with_bad, error, workers):
                     if np.array_equal(batch["image"][batch.ids.tolist().index(i)], expected(CROP, 0, 0, i))]
             assert len(seen) == 30 and 7 not in seen and set(seen) == set(range(30)) - {7}
             assert loader.stats()["skipped"] == 1
+    assert found == ["00007"]
+
+
+@pytest.mark.parametrize("with_bad", [data for data, _ in BAD.values()], ids=BAD, indirect=["with_bad"])
+def test_bad_pictures_by_pillow(with_bad):
+    """The same pictures where a decoder of fields= meets them."""
+    options = {"fields": FIELDS, "num_workers": 2}
+    with pytest.raises(leat.BadSample, match=r"sample 7 \(00007\).*bad.tar at offset \d+"):
+        by_sample(leat.Loader(with_bad, 10, **options))
+    found = []
+    for on_error in ("skip", lambda e: found.append(e.key)):
+        ids = [i for batch in leat.Loader(with_bad, 10, on_error=on_error, **options) for i in batch.ids.tolist()]
+        assert len(ids) == 30 and set(ids) == set(range(30)) - {7}
     assert found == ["00007"]
 
 
