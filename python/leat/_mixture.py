@@ -421,9 +421,10 @@ class MixedBatch(PreparedBatch):
     #: Number of the set, in the order of the mixture's parts.
     source: npt.NDArray[np.int64]
 
-    def __init__(self, mixture: Mixture, values: dict[str, Any], lease: object, ids: Array, valid: npt.NDArray[np.bool_], position: int) -> None:
+    def __init__(self, mixture: Mixture, values: dict[str, Any], lease: object, ids: Array, valid: npt.NDArray[np.bool_], position: int,
+                 bfloat16: frozenset[str] = frozenset()) -> None:
         self.source, numbers = mixture.split(ids)
-        super().__init__(mixture, values, lease, numbers, valid, position)  # type: ignore[arg-type]
+        super().__init__(mixture, values, lease, numbers, valid, position, bfloat16)  # type: ignore[arg-type]
 
     @property
     def keys(self) -> list[str]:

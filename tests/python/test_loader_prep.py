@@ -175,6 +175,18 @@ def test_beside_other_fields(tmp_path):
                     assert [one["n"] for one in batch["about"]] == batch.ids.tolist() == batch["label"].tolist()
 
 
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_mixtures(tmp_path, pictures, workers):
+    with leat.open(shard(tmp_path / "others.tar", JPEGS[30:40])) as others:
+        mixture = leat.Mixture([(pictures, 2), (others, 1)], length=60)
+        with leat.Loader(mixture, 12, fields=FIELDS, transform=CROP, seed=4, workers=workers) as loader:
+            for batch in loader:
+                for i, (source, index) in enumerate(zip(batch.source.tolist(), batch.ids.tolist())):
+                    number = source << 44 | index  # a sample's, in a mixture
+                    assert batch["label"][i] == index
+                    assert np.array_equal(batch["image"][i], expected(CROP, 4, 0, number, JPEGS[index + 30 * source]))
+
+
 def test_a_folder_with_classes(tmp_path):
     for i in range(6):
         (tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)

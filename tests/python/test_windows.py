@@ -143,6 +143,14 @@ def test_several_arrays_of_rows(tmp_path):
             assert batch["sound"].shape == (8, 96, 2)
 
 
+def test_mixtures(tmp_path, tokens):
+    np.save(tmp_path / "other.npy", np.arange(N, dtype="<u4") + 1_000_000)
+    with leat.open(tokens, window=129, stride=128) as a, leat.open(tmp_path / "other.npy", window=129, stride=128) as b:
+        for batch in leat.Loader(leat.Mixture([(a, 3), (b, 1)]), 32):
+            starts = batch.ids.astype(np.int64) * 128 + 1_000_000 * batch.source
+            assert (batch["data"] == starts[:, None] + np.arange(129)).all()
+
+
 def test_larger_than_the_pool(tmp_path):
     rows = 6 << 20
     np.save(tmp_path / "long.npy", np.arange(rows, dtype="<u4"))
