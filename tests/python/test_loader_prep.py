@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """leat.Loader with a transform of leat.prep: the crop of every sample, whoever prepares it; what happens to bad pictures."""
 
+import collections
 import gc
 import io
 import tarfile
@@ -179,12 +180,15 @@ def test_beside_other_fields(tmp_path):
 def test_mixtures(tmp_path, pictures, workers):
     with leat.open(shard(tmp_path / "others.tar", JPEGS[30:40])) as others:
         mixture = leat.Mixture([(pictures, 2), (others, 1)], length=60)
+        rounds = collections.Counter()
         with leat.Loader(mixture, 12, fields=FIELDS, transform=CROP, seed=4, workers=workers) as loader:
             for batch in loader:
                 for i, (source, index) in enumerate(zip(batch.source.tolist(), batch.ids.tolist())):
-                    number = source << 44 | index  # a sample's, in a mixture
+                    number = index + N * source + (rounds[source, index] << 44)  # in a mixture; it comes again with another crop
+                    rounds[source, index] += 1
                     assert batch["label"][i] == index
                     assert np.array_equal(batch["image"][i], expected(CROP, 4, 0, number, JPEGS[index + 30 * source]))
+        assert set(rounds.values()) == {1, 2}
 
 
 def test_a_folder_with_classes(tmp_path):
