@@ -367,7 +367,8 @@ struct leat_iter_options {
     int keep_tail;
     unsigned ahead; /* batches read ahead by the iterator's thread; 0: slots - 1; at most slots - 1 */
     /* Not NULL: a plan of the caller's instead of an order. This rank's samples, one batch after another, of which batch b ends
-     * before ends[b]; read during the call only. The members above but ahead are not looked at; positions count ids */
+     * before ends[b]; read during the call only; positions count ids. Of the members above, ahead counts, and block: what is
+     * fetched of a streamed set comes in whole blocks of so many samples, which pays where those of a block are near in time */
     const uint64_t *ids;
     uint64_t nids;
     const uint64_t *ends; /* rising, the last one nids; NULL: batch_size each */

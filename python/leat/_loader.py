@@ -132,6 +132,8 @@ class Loader(Iterable[Any]):
         # What a collate_fn makes of a slot is another memory: no need to pin the slot.
         self._delivery = _device.Delivery(*(self._memory if self._prepares and collate_fn is None else (_device.HOST, 0)))
         self._work = _workers.Work(self._columns, transform, self._seed)
+        if self._block not in (0, SEQUENTIAL) and self._mixture is None and self.ws.stat().streamed:
+            self._work.block = self._block
         if self._work.in_c and not num_workers and workers == "thread":
             self._workers = _pictures.cores()
         self._epoch = self._start = self._delivered = 0
@@ -405,7 +407,7 @@ class _Epoch(Iterator[Any]):
                                 self._first + step * self._global, 0 if loader.drop_last else 2, loader.prefetch)
         parts = [self._ids(s) for s in range(step, self._steps)]
         ends = np.cumsum([len(part) for part in parts]).astype(np.uint64)
-        return ring.plan(np.concatenate(parts), ends, loader.prefetch)
+        return ring.plan(np.concatenate(parts), ends, loader.prefetch, loader._block)
 
     def _raw(self, step: int, timeout_ns: int) -> LoadedBatch:
         if self._iter is None:

@@ -58,6 +58,7 @@ class Work:
         self.bfloat16 = frozenset(name for name, prep in preps.items() if prep.bfloat16 and self.transform is None)
         self.layout: Layout = {}
         self.strict = True  # a value that does not fit the layout is a failure
+        self.block = 0  # of the order, where the set is streamed
 
     def apply(self, values: dict[str, Any], epoch: int, index: int) -> dict[str, Any]:
         if self.transform is None:
@@ -465,7 +466,7 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
     def at(index: int) -> None:
         slots.current[number] = index
 
-    source = reader(ws, work.columns, batch_size)
+    source = reader(ws, work.columns, batch_size, work.block)
     while True:
         try:
             task = conn.recv()
@@ -510,23 +511,29 @@ def _follow(sentinel: Any) -> None:
     os._exit(1)
 
 
-def reader(ws: Any, columns: Sequence[Column], batch_size: int) -> Any:
+def reader(ws: Any, columns: Sequence[Column], batch_size: int, block: int = 0) -> Any:
     """A Reader, or what a mixture of sets has for one."""
-    return ws._reader(columns, batch_size) if hasattr(ws, "_reader") else Reader(ws, columns, batch_size)
+    return ws._reader(columns, batch_size) if hasattr(ws, "_reader") else Reader(ws, columns, batch_size, block)
 
 
 class Reader:
     """Batches of some columns, read one at a time."""
 
-    def __init__(self, ws: WorkingSet, columns: Sequence[Column], batch_size: int) -> None:
+    def __init__(self, ws: WorkingSet, columns: Sequence[Column], batch_size: int, block: int = 0) -> None:
         self._ws, self._columns, self._size = ws, tuple(columns), batch_size
+        self._block = block  # of the order of a streamed set: read in whole ones, which other batches find there
         self._ring: Any = None
         self.fields = renamed(columns)
 
     def read(self, ids: Array) -> Batch:
         if self._ring is None:
             self._ring = self._ws._set.load(self._size, 4, [c.field.number for c in self._columns], 0, None, 0, 0)
-        holder = self._ring.read_batch(ids, self._ws._timeout_ns, len(self._ws))
+        if self._block:
+            steps = self._ring.plan(np.ascontiguousarray(ids, np.uint64), None, 1, self._block)
+            holder = steps.next(self._ws._timeout_ns)
+            steps.close()
+        else:
+            holder = self._ring.read_batch(ids, self._ws._timeout_ns, len(self._ws))
         return Batch(holder, self.fields, self._ws)
 
     def close(self) -> None:

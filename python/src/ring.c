@@ -381,13 +381,13 @@ static PyObject *ring_iterate(struct ring_object *self, PyObject *args)
     return iter_new(self, &o);
 }
 
-/* plan(ids: buffer of uint64, ends: the same or None, ahead) */
+/* plan(ids: buffer of uint64, ends: the same or None, ahead, block) */
 static PyObject *ring_plan(struct ring_object *self, PyObject *args)
 {
     struct leat_iter_options o = {.size = sizeof(o)};
     PyObject *ends_object, *result = NULL;
     Py_buffer ids, ends = {0};
-    if (!PyArg_ParseTuple(args, "y*OI", &ids, &ends_object, &o.ahead))
+    if (!PyArg_ParseTuple(args, "y*OI|O&", &ids, &ends_object, &o.ahead, to_u64, &o.block))
         return NULL;
     if ((ends_object == Py_None || PyObject_GetBuffer(ends_object, &ends, PyBUF_SIMPLE) == 0) &&
         lengths_of(&ids, &o.ids, &o.nids) == 0 &&
@@ -405,7 +405,7 @@ static PyMethodDef ring_methods[] = {
     {"iterate", (PyCFunction)ring_iterate, METH_VARARGS,
      "iterate(seed, epoch, block, flags, rank, world_size, first_position, keep_tail, ahead) -> Iter"},
     {"stat", (PyCFunction)ring_stat, METH_NOARGS, "stat() -> dict"},
-    {"plan", (PyCFunction)ring_plan, METH_VARARGS, "plan(ids, ends, ahead) -> Iter"},
+    {"plan", (PyCFunction)ring_plan, METH_VARARGS, "plan(ids, ends, ahead, block=0) -> Iter"},
     {"close", (PyCFunction)ring_close, METH_NOARGS, "close()"},
     {0},
 };

@@ -59,6 +59,7 @@ struct leat_iter {
     unsigned waiting;   /* consumers */
     uint64_t returned_ns;
     struct leat_error error;
+    uint64_t block;              /* in which a streamed set is read; 0: sample by sample */
     uint64_t *plan, *plan_ends;  /* the caller's ids instead of an order */
     uint64_t *ids;               /* the thread's */
     struct stream_range *ranges; /* the thread's, of a streamed set */
@@ -94,16 +95,35 @@ static void step_ids(struct leat_iter *it, uint64_t first, unsigned n, uint64_t 
     }
 }
 
-/* The samples of [first, first + n) that the pool does not hold. Uses ids. */
+static bool is_streamed(const struct leat_iter *it, uint64_t first, uint64_t count)
+{
+    return ws_state(it->view->ws, first) == LIVE_STREAMED ||
+           ws_state(it->view->ws, first + count - 1) == LIVE_STREAMED;
+}
+
+/* Samples of a block, counted as the working set does. */
+static struct stream_range block_range(const struct leat_iter *it, uint64_t number)
+{
+    uint64_t first = number * it->block, count = MIN(it->block, it->order.n - first);
+    return (struct stream_range){first * it->view->step, (count - 1) * it->view->step + it->view->window};
+}
+
+/* The samples of [first, first + n), or their blocks, that the pool does not hold. Uses ids. */
 static uint32_t absent_samples(struct leat_iter *it, uint64_t first, unsigned n)
 {
     uint32_t count = 0;
     step_ids(it, first, n, it->ids);
     for (unsigned i = 0; i < n; i++) {
-        const uint64_t first_of = it->ids[i] * it->view->step; /* of a window */
-        if (ws_state(it->view->ws, first_of) == LIVE_STREAMED ||
-            ws_state(it->view->ws, first_of + it->view->window - 1) == LIVE_STREAMED)
-            it->ranges[count++] = (struct stream_range){first_of, it->view->window};
+        struct stream_range range = {it->ids[i] * it->view->step, it->view->window};
+        if (!is_streamed(it, range.first, range.count))
+            continue;
+        if (it->block > 1)
+            range = block_range(it, it->ids[i] / it->block);
+        uint32_t at = 0;
+        while (it->block > 1 && at < count && it->ranges[at].first != range.first)
+            at++; /* there are few blocks in a batch, or it is no block order */
+        if (it->block <= 1 || at == count)
+            it->ranges[count++] = range;
     }
     return count;
 }
@@ -114,11 +134,9 @@ static uint32_t absent_samples(struct leat_iter *it, uint64_t first, unsigned n)
  */
 static void announce(struct leat_iter *it, uint64_t step, uint64_t position)
 {
-    struct leat_ws *ws = it->view->ws;
-    const uint64_t block = it->order.block;
     uint64_t start, end, blocks[LEAT_ORDER_GROUP];
     uint32_t n = 0;
-    if (block == 0 || block == LEAT_ORDER_SEQUENTIAL) {
+    if (it->block == 0 || it->plan) {
         unsigned count;
         if (step + 1 >= it->steps)
             return;
@@ -133,21 +151,18 @@ static void announce(struct leat_iter *it, uint64_t step, uint64_t position)
         unsigned nblocks = order_group(&it->order, end, &start, &end, blocks);
         it->hinted_end = end;
         for (unsigned i = 0; i < nblocks; i++) {
-            uint64_t first = blocks[i] * block, count = MIN(block, it->order.n - first);
-            first *= it->view->step;
-            count = (count - 1) * it->view->step + it->view->window;
-            if (ws_state(ws, first) == LIVE_STREAMED || ws_state(ws, first + count - 1) == LIVE_STREAMED)
-                it->ranges[n++] = (struct stream_range){first, count};
+            struct stream_range range = block_range(it, blocks[i]);
+            if (is_streamed(it, range.first, range.count))
+                it->ranges[n++] = range;
         }
     }
     if (n)
-        stream_prefetch(ws, it->ranges, n);
+        stream_prefetch(it->view->ws, it->ranges, n);
 }
 
 static void *read_ahead(void *arg)
 {
     struct leat_iter *it = arg;
-    const uint64_t block = it->order.block == LEAT_ORDER_SEQUENTIAL ? 0 : it->order.block;
     pthread_mutex_lock(&it->lock);
     while (!it->cancel && it->next_step < it->steps) {
         if (it->failed || it->direct || it->filling || it->queued == it->ahead) {
@@ -165,11 +180,12 @@ static void *read_ahead(void *arg)
         if (it->ranges)
             announce(it, step, first);
         step_ids(it, first, n, it->ids);
-        int rc = batch_fill(
-            it->view, it->ids, n,
-            &(struct fill_how){
-                .iterator = true, .position = first, .block = block * it->view->step, .cancel = &it->cancel},
-            &batch, &error);
+        int rc = batch_fill(it->view, it->ids, n,
+                            &(struct fill_how){.iterator = true,
+                                               .position = first,
+                                               .block = it->block * it->view->step,
+                                               .cancel = &it->cancel},
+                            &batch, &error);
 
         pthread_mutex_lock(&it->lock);
         it->filling = false;
@@ -256,6 +272,7 @@ static int plan_given(struct leat_iter *it, const struct leat_iter_options *o, s
         it->plan_ends[s] = before = end;
     }
     it->order.n = n;
+    it->block = o->block == LEAT_ORDER_SEQUENTIAL ? 0 : MIN(o->block, n);
     it->full_steps = it->steps;
     return 0;
 }
@@ -276,6 +293,7 @@ static int plan_order(struct leat_iter *it, const struct leat_iter_options *o, s
     int rc = choose_block(it->view, o, &block, err);
     if (!rc)
         rc = leat_order_init(&it->order, n, o->seed, o->epoch, block, it->view->fingerprint, err);
+    it->block = it->order.block == LEAT_ORDER_SEQUENTIAL ? 0 : it->order.block;
     if (rc)
         return rc;
     it->first = o->first_position;
