@@ -16,6 +16,7 @@ docs/guide-trainers.md.
 """
 
 import pkgutil as _pkgutil
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 # The extension may lie in a build folder apart from these sources.
 __path__ = _pkgutil.extend_path(__path__, __name__)
@@ -55,6 +56,9 @@ __all__ = [
 for _name in ("BadSample", "Busy", "Corrupt", "CudaArray", "Denied", "Error", "Invalid", "NoSpace", "NotFound", "PeerGone", "Stale", "TimedOut",
               "UnknownKey", "Unsupported", "WorkerDied"):
     globals()[_name].__module__ = __name__  # tracebacks say leat.NotFound
+
+if _TYPE_CHECKING:
+    from . import prep as prep
 
 
 def __getattr__(name: str) -> object:

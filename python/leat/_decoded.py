@@ -183,7 +183,7 @@ class _Work:
         for first in range(0, n, 4096):
             last = min(first + 4096, n)
             with sizes.read_batch(range(first, last)) as batch:
-                for i, (height, width) in enumerate(batch["size"].tolist()):
+                for i, (height, width) in enumerate(np.asarray(batch["size"]).tolist()):
                     if height:
                         at[first + i] = len(header(height, width)) + 3 * height * width
         numbered = ws.key(0) == "0" and ws.key(n - 1) == str(n - 1)

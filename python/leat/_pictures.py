@@ -115,22 +115,28 @@ def _picture(columns: Sequence[Column]) -> str:
 
 
 def cores() -> int:
-    """Threads for num_workers=0: the cores that this process may use (affinity and the cgroup's quota), shared among the ranks of this
-    host where the launcher says how many those are."""
-    count = len(os.sched_getaffinity(0))
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()[:2]
-        if quota != "max":
-            count = min(count, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
+    """Threads for num_workers=0: the cores that this process may use (affinity and the cgroup's quota). Where torchrun has started
+    several ranks on this host, or Slurm or Open MPI without tying each to cores of its own, this one's share of them."""
+    able = len(os.sched_getaffinity(0))
+    tied = able < (os.cpu_count() or 1)
+    count = min(able, _quota() or able)
     for name in _LOCAL_SIZES:
         text = os.environ.get(name, "")
         if text.isdigit() and int(text) > 0:
-            count //= int(text)
+            if name == "LOCAL_WORLD_SIZE" or not tied:
+                count //= int(text)
             break
     return max(1, min(count, _MAX_THREADS))
+
+
+def _quota() -> int | None:
+    """Cores' worth of time that the cgroup gives."""
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()[:2]
+        return None if quota == "max" else max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return None
 
 
 class Stages:
@@ -154,8 +160,16 @@ class Stages:
         return {**self.__dict__, "threads": 1, "_bound": {}}
 
     def start(self, threads: int) -> None:
+        """Before several threads call `run`: makes what they share, with so many threads of C."""
         self.threads = threads
-        self._bound = {}
+        self._bound = {name: prep.bind(threads) for name, prep in self.preps.items()}
+        nothing, offsets = np.empty(0, np.uint64), np.zeros(1, np.uint64)
+        for name, prep in self.preps.items():
+            self._bound[name].run_packed(nothing, offsets, nothing, 0, 0, np.empty((0, *prep.shape), prep.dtype), 0, 0)
+
+    def stop(self) -> None:
+        """Ends the threads, when the last `run` has returned."""
+        self.threads, self._bound = 1, {}
 
     def layout(self) -> Layout:
         return {name: (np.dtype(prep.dtype).str, prep.shape) for name, prep in self.preps.items()}

@@ -43,7 +43,7 @@ def block_rows(window: int, stride: int) -> int:
 
 class Windows(WorkingSet):
     """A working set whose samples are windows over the rows of its arrays. Made by `leat.open(..., window=...)`; everything that takes
-    a working set takes it. `uri` is that of its blocks."""
+    a working set takes it. `uri` is that of its blocks, and `stat()` counts them."""
 
     def __init__(self, blocks: WorkingSet, window: int, stride: int) -> None:
         """Not for users: `leat.open` makes working sets."""

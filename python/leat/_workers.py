@@ -291,7 +291,7 @@ class Threads:
             for thread in self._threads:
                 thread.join(1.0)
         if self.work.stages is not None:
-            self.work.stages.start(1)
+            self.work.stages.stop()
 
 
 def _thread_main(work: Work, slots: Slots, number: int, tasks: queue.SimpleQueue[Any], done: queue.SimpleQueue[Any]) -> None:

@@ -234,6 +234,30 @@ def test_threads_end_with_the_loader(pictures):
     assert threads() <= before - 5  # three of C beside their driver, two drivers
 
 
+def test_threads_are_this_ranks_share(pictures, monkeypatch):
+    from leat import _pictures
+
+    for name in _pictures._LOCAL_SIZES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(_pictures, "_quota", lambda: None)
+    monkeypatch.setattr(_pictures.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(_pictures.os, "sched_getaffinity", lambda pid: set(range(16)))
+    assert _pictures.cores() == 16
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "8")
+    assert _pictures.cores() == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert _pictures.cores() == 4
+    monkeypatch.setattr(_pictures.os, "sched_getaffinity", lambda pid: {0, 1})  # tied to two cores
+    assert _pictures.cores() == 1
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert _pictures.cores() == 2
+    monkeypatch.setattr(_pictures, "_quota", lambda: 1)
+    assert _pictures.cores() == 1
+    monkeypatch.undo()
+    assert leat.Loader(pictures, 4, fields=FIELDS, transform=CROP)._workers == _pictures.cores()
+    assert leat.Loader(pictures, 4, fields=FIELDS, transform=[CROP, brighter])._workers == 0
+
+
 # --- bad pictures --------------------------------------------------------------------------------------------------------------
 
 
