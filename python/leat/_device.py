@@ -45,6 +45,8 @@ class Delivery:
     def __init__(self, memory: int, ordinal: int) -> None:
         self.memory, self.ordinal = memory, ordinal
         self.bytes = 0
+        self.copy_s = 0.0  # that the loop waited for copies
+        self.lag = False  # the loop waited for a slot that its GPU still used
         #: Fields that stay in host memory though batches go to a GPU.
         self.on_host: tuple[str, ...] = ()
         self._generation = _leat.generation()
@@ -53,6 +55,11 @@ class Delivery:
     @property
     def kind(self) -> str:
         return ("host", "pinned", "bounce")[self.memory]
+
+    def lagged(self) -> bool:
+        """Whether the GPU was behind since this was asked last."""
+        lag, self.lag = self.lag, False
+        return lag
 
     def slots(self, layout: Layout, batch_size: int, prefetch: int, *, shared: bool) -> Slots:
         if self.device is None:
@@ -116,10 +123,12 @@ class DeviceLease(Lease):
             slots.delivery.bytes += n * slots.sample_bytes
         else:
             self.send(n)
-            end = None if timeout is None else time.monotonic() + timeout
+            begin = time.monotonic()
+            end = None if timeout is None else begin + timeout
             while self.buffer.wait(_LOOK_NS if end is None else int(1e9 * max(0.0, min(0.05, end - time.monotonic())))):
                 if end is not None and time.monotonic() >= end:
                     raise TimedOut(f"no batch within {timeout} s: the copy to CUDA device {slots.delivery.ordinal} is not done")
+            slots.delivery.copy_s += time.monotonic() - begin
         self.handed_out = True
 
     def record_stream(self, stream: int) -> None:
@@ -195,6 +204,7 @@ class DeviceSlots(Slots):
             wrong = self._look()
             if self.free:
                 return True
+            self.delivery.lag = True
             if wrong is not None:
                 raise wrong
             if end is not None and time.monotonic() >= end:

@@ -683,9 +683,13 @@ class _Epoch(Iterator[Any]):
             loader._ended = True
         self._returned_at = back = perf_counter()
         waited = back - now
-        stats["wait_s"] += waited
         engine = loader._engine
-        loader._recent.append((waited, consumed, engine.busy_s, engine.read_s) if engine else (waited, consumed, 0.0, 0.0))
+        if engine is not None and loader._delivery.lagged():  # the GPU has work still: the loop is not what waits
+            stats["consume_s"] += waited
+            waited, consumed = 0.0, consumed + waited
+        stats["wait_s"] += waited
+        loader._recent.append((waited, consumed, engine.busy_s, engine.read_s, loader._delivery.copy_s) if engine
+                              else (waited, consumed, 0.0, 0.0, 0.0))
         return batch
 
     def __del__(self) -> None:

@@ -12,9 +12,10 @@ from ._errors import Error
 if TYPE_CHECKING:
     from ._loader import Loader
 
-#: Of each of the last batches: seconds waited for it, seconds that the loop took before it asked, and the engine's seconds of work and of
-#: reading up to then.
-Recent = collections.deque[tuple[float, float, float, float]]
+#: Of each of the last batches: seconds waited for it, seconds that the loop took before it asked, and up to then the engine's seconds of
+#: work and of reading, and those that the loop waited for copies to a GPU.
+One = tuple[float, float, float, float, float]
+Recent = collections.deque[One]
 WINDOW = 256
 
 
@@ -34,6 +35,7 @@ def of_loader(loader: Loader) -> dict[str, Any]:
     found.update(delivery(loader))
     found["prep_s"] = engine.busy_s if engine else 0.0
     found["read_s"] = engine.read_s if engine else 0.0
+    found["copy_s"] = loader._delivery.copy_s
     if not loader._prepares:
         found["fetch_s"] = found["wait_s"]
     recent = list(loader._recent)
@@ -54,15 +56,17 @@ def delivery(loader: Loader) -> dict[str, Any]:
     return {"delivery": stat["delivery"], "delivered_bytes": stat["bounced_bytes"] or so_far.bytes, "on_host": ""}
 
 
-def judge(loader: Loader, recent: list[tuple[float, float, float, float]]) -> tuple[str, str]:
+def judge(loader: Loader, recent: list[One]) -> tuple[str, str]:
     """(verdict, advice). The first batch of the window only begins it: it waited for what had no time to be read ahead."""
     if len(recent) < 3:
         return "unknown", "let it run for some batches"
     wait = sum(one[0] for one in recent[1:])
     wall = wait + sum(one[1] for one in recent[1:])
-    busy, read = (max(0.0, recent[-1][k] - recent[0][k]) for k in (2, 3))  # an engine that was started anew counts from 0
+    busy, read, copy = (max(0.0, recent[-1][k] - recent[0][k]) for k in (2, 3, 4))  # an engine that was started anew counts from 0
     if wait <= 0.05 * wall:
         return "consumer-bound", "nothing: batches are there before they are asked for"
+    if copy >= 0.5 * wait:
+        return "copy-bound", "smaller types (uint8, bfloat16), made larger and normalised on the GPU"
     workers = max(1, loader._workers)
     if loader._prepares and busy >= read and busy / workers >= 0.5 * wall:
         more = f"num_workers={2 * workers}"

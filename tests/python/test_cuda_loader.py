@@ -334,6 +334,31 @@ assert loader.stats()["delivery"] == "bounce" and loader.stats()["delivered_byte
 """)
 
 
+def test_what_bounds_the_loop(run):
+    """A GPU that is behind is not a loader that is slow; a copy that is slow is not a slow transform."""
+    run("""
+context = ctypes.c_void_p()
+loader = make(2, num_workers=2, prefetch=1)
+it = iter(loader)
+first = next(it)
+assert fake.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and fake.cuCtxPushCurrent_v2(context) == 0
+for batch in it:
+    for i in range(20):
+        assert fake.cuMemsetD8Async(ctypes.c_ulonglong(address(batch["x"])), 0xA5, ctypes.c_size_t(48), ctypes.c_void_p(0)) == 0
+    fake.fakecuda_delay(2000)
+stats = loader.stats()
+assert stats["verdict"] == "consumer-bound", stats
+fake.fakecuda_delay(0)
+fake.cuCtxPopCurrent_v2(ctypes.byref(context))
+loader = make(2, num_workers=2)
+fake.fakecuda_delay(15000)
+for batch in loader:
+    pass
+stats = loader.stats()
+assert stats["verdict"] == "copy-bound" and stats["copy_s"] > 0.1 and "uint8" in stats["advice"], stats
+""")
+
+
 def test_a_mixture(run):
     run("""
 np.save("more.npy", rows * 10)
