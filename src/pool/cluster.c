@@ -18,6 +18,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <xxhash.h>
 
 #define RECORD_BYTES 36u
@@ -132,6 +133,33 @@ bool cluster_hosts(const struct wset *ws, unsigned n)
     return false;
 }
 
+static void node_lost(struct cluster *c, unsigned n)
+{
+    list_for_each_safe (node, &c->pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->nnodes && cluster_hosts(ws, n)) {
+            wset_node_lost(ws, n);
+            wset_advanced(ws);
+        }
+    }
+}
+
+/*
+ * A daemon that was started anew and answers by another address than the old one's comes up without having gone down. Its regions are
+ * gone all the same, whoever may have had it install our sets since.
+ */
+static void link_incarnation(struct link *link, uint64_t incarnation)
+{
+    struct cluster *c = link->cluster;
+    unsigned n = (unsigned)(link - c->links);
+    if (link->incarnation && incarnation != link->incarnation) {
+        log_info("node %s was started anew", c->config.nodes[n]);
+        node_lost(c, n);
+        cluster_end_doubt(c, n);
+    }
+    link->incarnation = incarnation;
+}
+
 /* Its answer to NODE: what it has. One of an older release says less. */
 static void link_note(struct link *link, struct peer_reply *reply)
 {
@@ -146,6 +174,9 @@ static void link_note(struct link *link, struct peer_reply *reply)
     link->known = true;
     link->cap_bytes = cap;
     link->used_bytes = used;
+    uint64_t incarnation = bytes_get_u64(&in);
+    if (!in.bad && incarnation)
+        link_incarnation(link, incarnation);
 }
 
 static void noted(void *user, struct peer_reply *reply)
@@ -226,13 +257,7 @@ static void link_down(struct peer *peer, int status, const char *message)
         log_warning("node %s cannot be reached: %s", c->config.nodes[n], message);
         link->said_down = status;
     }
-    list_for_each_safe (node, &c->pool->sets) {
-        struct wset *ws = container_of(node, struct wset, node);
-        if (ws->nnodes && cluster_hosts(ws, n)) {
-            wset_node_lost(ws, n);
-            wset_advanced(ws);
-        }
-    }
+    node_lost(c, n);
 }
 
 static void link_up_first(struct peer *peer)
@@ -265,6 +290,9 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
     c->pool = pool;
     c->config = *config;
     c->self = UINT32_MAX;
+    while (c->incarnation == 0)
+        if (getrandom(&c->incarnation, sizeof(c->incarnation), 0) < 0)
+            c->incarnation = clock_now_ns() ^ (uint64_t)getpid() << 32;
     list_init(&c->describing);
     list_init(&c->dials);
     list_init(&c->arrivals);

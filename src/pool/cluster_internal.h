@@ -26,6 +26,7 @@ struct link {
     uint64_t pinged_ns;
     bool known; /* what it answered last */
     uint64_t cap_bytes, used_bytes;
+    uint64_t incarnation; /* 0: not told yet */
 };
 
 struct cluster {
@@ -33,6 +34,7 @@ struct cluster {
     struct pool *pool;
     struct cluster_config config;
     unsigned self;
+    uint64_t incarnation; /* ours */
     struct link links[CLUSTER_NODES_MAX];
     struct list describing, dials, arrivals;
     struct loop_timer tick; /* are the others alive; are lost regions back */
@@ -51,6 +53,8 @@ struct resync {
 void cluster_holder(struct wset *ws, unsigned n);
 /* Of those who held sets here and did not come back in time. */
 void cluster_end_doubts(struct cluster *c);
+/* Node n was started anew: what the one before it held here is not held any more. */
+void cluster_end_doubt(struct cluster *c, unsigned n);
 bool cluster_is_up(const struct cluster *c, unsigned n);
 void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct bytes_out *body);
 /* done (may be NULL): when the last was sent or dropped, which may be at once. */

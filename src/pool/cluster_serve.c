@@ -52,6 +52,7 @@ static int on_node(struct cluster *c, struct client *client, struct conn_message
     bytes_put_u64(&body, pool_room(c->pool));
     bytes_put_u64(&body, c->pool->config.region_bytes);
     bytes_put_u64(&body, atomic_load(&c->pool->office.used_bytes));
+    bytes_put_u64(&body, c->incarnation);
     conn_send(client->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
     bytes_out_fini(&body);
     return 0;
@@ -378,18 +379,22 @@ void cluster_client_gone(struct cluster *c, struct client *client)
     }
 }
 
+void cluster_end_doubt(struct cluster *c, unsigned n)
+{
+    c->links[n].gone_ns = 0;
+    list_for_each_safe (node, &c->pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->doubted >> n & 1)
+            holder_gone(c, ws, n);
+    }
+}
+
 void cluster_end_doubts(struct cluster *c)
 {
     for (unsigned n = 0; n < c->config.nnodes; n++) {
-        struct link *link = &c->links[n];
-        if (link->gone_ns == 0 || clock_now_ns() - link->gone_ns < DOUBT_NS)
-            continue;
-        link->gone_ns = 0;
-        list_for_each_safe (node, &c->pool->sets) {
-            struct wset *ws = container_of(node, struct wset, node);
-            if (ws->doubted >> n & 1)
-                holder_gone(c, ws, n);
-        }
+        const struct link *link = &c->links[n];
+        if (link->gone_ns && clock_now_ns() - link->gone_ns >= DOUBT_NS)
+            cluster_end_doubt(c, n);
     }
 }
 

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "loop/loop.h"
 #include "pool/cluster.h"
+#include "pool/cluster_internal.h"
 #include "pool/peer.h"
 #include "pool/server.h"
 #include "pool/testing.h"
@@ -198,6 +199,45 @@ static void test_set_on_both(void **state)
         loop_turn(loop, 1);
     assert_true(ws->live->lost_samples > 0);
     pool_unlease(ws);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
+/* The one who died comes back as another, and nobody was told that it had gone: what it held is lost at once. */
+static void test_another_incarnation(void **state)
+{
+    struct host h[2];
+    struct opened o;
+    testing_npy("again.npy", 1, 600, 5003);
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    for (unsigned k = 0; k < 2; k++)
+        start(&h[k], token, nodes, 2);
+    while (!is_up(&h[0], 1) || !is_up(&h[1], 0))
+        loop_turn(loop, 100);
+    open_at(&h[0], "again.npy", &o);
+    assert_non_null(o.ws);
+    while (!wset_complete(o.ws))
+        loop_turn(loop, 100);
+    assert_int_equal(o.ws->live->lost_samples, 0);
+    struct link *link = &h[0].cluster->links[1];
+    while (link->incarnation == 0 || link->pinged)
+        loop_turn(loop, 100);
+    assert_int_equal(link->incarnation, h[1].cluster->incarnation);
+    o.ws->doubted = 0;
+    o.ws->holders |= 1u << 1;
+    o.ws->doubted |= 1u << 1; /* as when a connection of one with several addresses ended */
+    unsigned losses = o.ws->losses;
+    h[1].cluster->incarnation++; /* it has the set and all its samples, as one that others told to fill it */
+    while (link->incarnation != h[1].cluster->incarnation)
+        loop_turn(loop, 100);
+    assert_int_equal(o.ws->losses, losses + 1);
+    assert_true(o.ws->live->lost_samples > 0);
+    assert_int_equal(o.ws->holders >> 1 & 1, 0);
+    while (o.ws->live->lost_samples) /* it says that they are there */
+        loop_turn(loop, 100);
+    assert_int_equal(o.ws->losses, losses + 1);
+    pool_unlease(o.ws);
     stop(&h[1]);
     stop(&h[0]);
 }
@@ -521,10 +561,10 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_set_on_both),       cmocka_unit_test(test_wrong_token),
-        cmocka_unit_test(test_other_list),        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_gone_while_placed), cmocka_unit_test(test_append),
-        cmocka_unit_test(test_loop_goes_on),
+        cmocka_unit_test(test_set_on_both), cmocka_unit_test(test_another_incarnation),
+        cmocka_unit_test(test_wrong_token), cmocka_unit_test(test_other_list),
+        cmocka_unit_test(test_names),       cmocka_unit_test(test_gone_while_placed),
+        cmocka_unit_test(test_append),      cmocka_unit_test(test_loop_goes_on),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

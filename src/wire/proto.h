@@ -88,7 +88,7 @@ enum proto_type {
 
     /* peer, daemon to daemon */
     PROTO_NODE = 64,      /* str who asks -> str name, u64 capacity_bytes, u64 free_bytes, u64 region_bytes,
-                           * u64 used_bytes */
+                           * u64 used_bytes, u64 incarnation: another one each time the daemon is started */
     /* APPEND = 22 as well: as DESCRIBE; the set `name` is made longer first */
     PROTO_INSTALL = 66,   /* proto_ws with spec, owner, mode and full region table, u32 flags (1: wait for COMMIT), u64 first new address,
                              uuid of the version it replaces (zeros: none); payload: the index blob -> empty; it then pulls */
