@@ -151,8 +151,8 @@ void flight_quiesced(struct flight *f);
 void ask_over(struct net_endpoint *ep, struct ask *ask, int status);
 /* Its path broke: what it asked for is asked for elsewhere. */
 void ask_lost(struct net_endpoint *ep, struct ask *ask);
-/* What was lost and can land no more goes out again; what is over comes back. True: something went. */
-bool endpoint_resend(struct net_endpoint *ep);
+/* What was lost and can land no more goes out again; what is over comes back. What it wrote is for the caller to flush. */
+void endpoint_resend(struct net_endpoint *ep);
 /* By a callback: it is closed later, and takes nothing from now on. */
 static inline void path_broke(struct path *p)
 {

@@ -366,8 +366,12 @@ static void send_get(struct slice *s)
     struct key *key = &ep->keys[s->cut.gid];
     ucp_rkey_h rkey = NULL;
     ucs_status_t status = unpack_key(ep, key, s->path, &rkey);
-    if (status != UCS_OK) {
+    if (status == UCS_ERR_NO_MEMORY || status == UCS_ERR_UNREACHABLE) {
         slice_back(s, ucx_errno(status));
+        return;
+    }
+    if (status != UCS_OK) { /* it broke, and UCX tells this first */
+        get_back(s, status);
         return;
     }
     const struct net_memory *m = memory_of(ep->ctx, s->cut.dst, s->cut.bytes);
@@ -380,6 +384,13 @@ static void send_get(struct slice *s)
                                                          key->addr + s->cut.offset, rkey, &param);
     if (!UCS_PTR_IS_PTR(request))
         get_back(s, UCS_PTR_STATUS(request));
+}
+
+static void ask_puts(struct flight *f, struct list by_path[NET_RDMA_RAILS_MAX])
+{
+    for (unsigned i = 0; i < f->endpoint->npaths; i++)
+        while (!list_empty(&by_path[i]))
+            ask_put(f, &f->endpoint->paths[i], &by_path[i]);
 }
 
 /* It may be over, and gone, when this returns. */
@@ -407,44 +418,47 @@ static void fly(struct flight *f)
         else
             send_get(s);
     }
-    for (unsigned i = 0; i < ep->npaths; i++)
-        while (!list_empty(&by_path[i]))
-            ask_put(f, &ep->paths[i], &by_path[i]);
+    ask_puts(f, by_path);
     flight_back(f);
 }
 
-bool endpoint_resend(struct net_endpoint *ep)
+/* Those of one flight at the head of the list. */
+static void resend(struct net_endpoint *ep, struct flight *f, struct list *again)
+{
+    struct list by_path[NET_RDMA_RAILS_MAX];
+    struct slice *s;
+    for (unsigned i = 0; i < ep->npaths; i++)
+        list_init(&by_path[i]);
+    f->out++;
+    while ((s = list_first(again, struct slice, node)) && s->flight == f) {
+        list_remove(&s->node);
+        if (f->over)
+            slice_back(s, LEAT_PEER_GONE);
+        else if (!take_path(s)) /* the last one broke just now: it waits for another, or for the end */
+            list_push_back(&ep->lost, &s->node);
+        else if (f->memory)
+            list_push_back(&by_path[s->path - ep->paths], &s->node);
+        else
+            send_get(s);
+    }
+    ask_puts(f, by_path);
+    flight_back(f);
+}
+
+void endpoint_resend(struct net_endpoint *ep)
 {
     struct list again;
-    bool sent = false;
+    struct slice *s;
     list_init(&again);
     list_for_each_safe (node, &ep->lost) {
-        struct slice *s = container_of(node, struct slice, node);
+        s = container_of(node, struct slice, node);
         if (path_is_quiet(s->was, s->was_serial) && (s->flight->over || any_path(ep))) {
             list_remove(node);
             list_push_back(&again, node);
         }
     }
-    for (struct slice *s; (s = list_first(&again, struct slice, node));) {
-        struct flight *f = s->flight;
-        list_remove(&s->node);
-        list_init(&s->node);
-        if (f->over) {
-            slice_back(s, LEAT_PEER_GONE);
-        } else if (!take_path(s)) { /* the last one broke just now: they wait for another, or for the end */
-            list_push_back(&ep->lost, &s->node);
-        } else if (f->memory) {
-            struct path *p = s->path;
-            struct list one;
-            list_init(&one);
-            list_push_back(&one, &s->node);
-            ask_put(f, p, &one);
-            sent = true;
-        } else {
-            send_get(s);
-        }
-    }
-    return sent;
+    while ((s = list_first(&again, struct slice, node)))
+        resend(ep, s->flight, &again);
 }
 
 enum ready { READY, NOT_READY, REFUSED };

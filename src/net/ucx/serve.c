@@ -94,7 +94,7 @@ static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
     }
 }
 
-static void look(struct serve_rail *r)
+void serve_look(struct serve_rail *r)
 {
     while (r->look) {
         r->look = false;
@@ -111,7 +111,7 @@ static void progress(struct loop_source *source, uint32_t events)
 {
     struct serve_rail *r = container_of(source, struct serve_rail, source);
     ucx_rail_progress(&r->rail);
-    look(r);
+    serve_look(r);
 }
 
 static int arm(struct loop_source *source)
@@ -211,7 +211,7 @@ static void *thread_main(void *arg)
         close_ep(r, container_of(node, struct serve_ep, node));
     for (unsigned i = 0; (i == 0 || r->puts) && i < END_TURNS; i++) {
         ucx_rail_progress(&r->rail);
-        look(r);
+        serve_look(r);
         if (r->puts)
             usleep(1000);
     }
@@ -366,7 +366,7 @@ static void close_posted(void *arg)
         if (e->serial == c.serial)
             close_ep(c.rail, e);
     }
-    look(c.rail);
+    serve_look(c.rail);
 }
 
 void net_rdma_peer_free(struct net_rdma_peer *peer)

@@ -90,6 +90,8 @@ int serve_use(struct net_rdma_server *server, struct net_rdma_slot *slot, void *
 void serve_unuse(struct net_rdma_memory *memory);
 /* On the rail's thread: the connection of a peer, or NULL. */
 struct serve_ep *serve_find(struct serve_rail *rail, uint64_t serial);
+/* On the rail's thread, after progress: closes what failed. */
+void serve_look(struct serve_rail *rail);
 /* One callback fewer to come: frees it when it was closed and this was the last. */
 void serve_ep_done(struct serve_ep *ep);
 /* put.c, on the rail's thread: connections came up or went. */

@@ -174,13 +174,13 @@ static void settle_endpoint(struct net_endpoint *ep)
         if (ask->path->state == PATH_CLOSED)
             ask_lost(ep, ask);
     }
-    bool sent = endpoint_resend(ep);
+    endpoint_resend(ep);
     list_for_each_safe (node, &ep->held) {
         struct flight *f = container_of(node, struct flight, node);
         if (f->out == 0 && closing == 0)
             flight_quiesced(f);
     }
-    if (ep->fd >= 0 && (sent || !list_empty(&ep->waiting))) {
+    if (ep->fd >= 0 && (ep->out.len || !list_empty(&ep->waiting))) {
         int rc = endpoint_start(ep);
         rc = rc ? rc : flush(ep);
         if (rc)
