@@ -171,8 +171,9 @@ class Batch:
             offsets = np.frombuffer(_leat.Memory(self._holder, number, _OFFSETS, "Q", 8, None, True), np.uint64)
             return Ragged(values, offsets if item == 1 else offsets // np.uint64(item))  # type: ignore[arg-type]
         shape = (self._n, *field.shape)
-        memory = _leat.Memory(self._holder, number, _DATA, "B", item, shape, False)
-        return CudaArray(memory, shape, field.dtype, device)
+        lies = (self._n, field.rows, *field.shape[1:]) if field.rows else shape
+        memory = _leat.Memory(self._holder, number, _DATA, "B", item, lies, False)
+        return CudaArray(memory, shape, field.dtype, device, field.rows)
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,10 +31,11 @@ class CudaArray:
     `batch.record_stream(stream)`.
     """
 
-    __slots__ = ("_memory", "shape", "dtype", "device", "__weakref__")
+    __slots__ = ("_memory", "_rows", "shape", "dtype", "device", "__weakref__")
 
-    def __init__(self, memory: DeviceMemory, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> None:
+    def __init__(self, memory: DeviceMemory, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, rows: int = 0) -> None:
         self._memory = memory
+        self._rows = rows  # of dimension 1 as it lies in memory, of which the shape has the first (windows); 0: it has all
         self.shape = shape
         self.dtype = dtype
         self.device = device
@@ -43,14 +45,18 @@ class CudaArray:
 
     @property
     def nbytes(self) -> int:
-        return self._memory.nbytes
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3 (https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html); stream None: nothing to wait for."""
         address = self._memory.address if self.nbytes else 0
         return {"shape": self.shape, "typestr": self.dtype.str, "data": (address, False), "version": 3,
-                "strides": None, "stream": None}
+                "strides": self._strides() if self._rows else None, "stream": None}
+
+    def _strides(self) -> tuple[int, ...]:
+        lies = (self.shape[0], self._rows, *self.shape[2:])
+        return tuple(math.prod(lies[d + 1 :]) * self.dtype.itemsize for d in range(len(lies)))
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (_CUDA, self.device)
@@ -66,7 +72,7 @@ class CudaArray:
             raise BufferError("a copy on the device is the consumer's to make")
         code, bits = dlpack_code(self.dtype)
         versioned = max_version is not None and tuple(max_version) >= (1, 0)
-        return _leat.dlpack_cuda(self._memory, self._memory.address, self.device, self.shape, code, bits, versioned)
+        return _leat.dlpack_cuda(self._memory, self._memory.address, self.device, self.shape, code, bits, versioned, self._rows)
 
     def __repr__(self) -> str:
         return f"<leat.CudaArray of shape {self.shape}, dtype {self.dtype.str!r}, CUDA device {self.device}>"

@@ -22,7 +22,6 @@ from ._fields import Field
 from ._set import FieldValue, WorkingSet, _unpickle
 
 _EXACT_PIECES, _MOST_PIECES = 16, 64
-_CUDA = 2  # LEAT_MEMORY_CUDA
 
 
 def block_rows(window: int, stride: int) -> int:
@@ -108,9 +107,6 @@ class _Handle:
 
     def load(self, *args: Any) -> Any:
         of = self._of
-        if args[5] == _CUDA and of._count * of._rows != of.window:
-            raise Unsupported(f"windows of {of.window} rows each {of.stride} are cut out of {of._count} blocks of {of._rows}, which cannot "
-                              f"be delivered to a GPU: take windows of {of._count * of._rows} rows, or device='pinned'", code="unsupported")
         return self._handle.load(*args, of._count, of._step, of.fingerprint)
 
     def key(self, i: int) -> str:

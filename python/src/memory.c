@@ -343,8 +343,9 @@ PyObject *module_dlpack_cuda(PyObject *module, PyObject *args)
     struct dl_device device = {.type = DL_CUDA};
     unsigned code, bits;
     int versioned;
-    if (!PyArg_ParseTuple(args, "OOiO!IIp", &owner, &address, &device.id, &PyTuple_Type, &shape, &code, &bits,
-                          &versioned))
+    Py_ssize_t rows = 0; /* of dimension 1 as it lies in memory, of which the shape has the first; 0: all */
+    if (!PyArg_ParseTuple(args, "OOiO!IIp|n", &owner, &address, &device.id, &PyTuple_Type, &shape, &code,
+                          &bits, &versioned, &rows))
         return NULL;
     void *data = PyLong_AsVoidPtr(address);
     Py_ssize_t ndim = PyTuple_Size(shape), extents[MAX_DIMS], strides[MAX_DIMS], stride = bits / 8;
@@ -352,7 +353,7 @@ PyObject *module_dlpack_cuda(PyObject *module, PyObject *args)
         return NULL;
     if (ndim > MAX_DIMS)
         return PyErr_Format(PyExc_BufferError, "at most %d dimensions", MAX_DIMS);
-    for (Py_ssize_t d = ndim; d-- > 0; stride *= extents[d]) {
+    for (Py_ssize_t d = ndim; d-- > 0; stride *= d == 1 && rows ? rows : extents[d]) {
         strides[d] = stride;
         extents[d] = PyLong_AsSsize_t(PyTuple_GetItem(shape, d));
         if (extents[d] < 0)

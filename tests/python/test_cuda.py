@@ -52,6 +52,33 @@ with leat.batches(ws, 4, shuffle="full", device="cuda:1", slots=2) as batches:
 """)
 
 
+def test_windows(run):
+    """Those that are cut out of whole blocks lie further apart than their shape says."""
+    run("""
+np.save("long.npy", np.arange(8000, dtype=np.float32).reshape(4000, 2))
+class Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64))]
+get = ctypes.pythonapi.PyCapsule_GetPointer
+get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+for window, stride, lies in ((129, 128, 144), (128, 64, 0)):
+    ws = leat.open("long.npy", window=window, stride=stride)
+    batch = next(leat.batches(ws, 4, device="cuda:0", slots=2))
+    field = batch.data
+    what = field.__cuda_array_interface__
+    assert what["shape"] == field.shape == (4, window, 2) and field.nbytes == 4 * window * 8
+    assert what["strides"] == ((lies * 8, 8, 4) if lies else None)
+    found = back(what["data"][0], np.empty((4, lies or window, 2), np.float32))[:, :window]
+    assert (found[..., 0] == 2 * (batch.ids[:, None].astype(int) * stride + np.arange(window))).all()
+    capsule = field.__dlpack__()
+    tensor = Tensor.from_address(get(capsule, b"dltensor"))
+    assert [tensor.shape[d] for d in range(3)] == [4, window, 2]
+    assert [tensor.strides[d] for d in range(3)] == [(lies or window) * 2, 2, 1]
+    del capsule, field, batch
+""")
+
+
 def test_dlpack(run):
     run("""
 class Tensor(ctypes.Structure):

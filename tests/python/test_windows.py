@@ -62,7 +62,7 @@ def test_equal_window_and_stride_is_a_plain_set(tokens):
 
 
 def test_fingerprints_differ(tokens):
-    sets = [leat.open(tokens, window=w, stride=s) for w, s in ((128, 128), (128, 64), (64, 64), (256, 64), (129, 128))]
+    sets = [leat.open(tokens, window=w, stride=s) for w, s in ((128, 128), (128, 64), (128, 192), (64, 64), (256, 64), (129, 128))]
     assert len({ws.fingerprint for ws in sets}) == len(sets)
     assert all(len(ws.fingerprint) == 32 for ws in sets)
     again = leat.open(tokens, window=128, stride=64)
@@ -70,7 +70,7 @@ def test_fingerprints_differ(tokens):
     state = leat.Loader(sets[1], 4).state_dict()
     leat.Loader(again, 8).load_state_dict(state)
     with pytest.raises(leat.Stale):
-        leat.Loader(sets[3], 4).load_state_dict(state)
+        leat.Loader(sets[4], 4).load_state_dict(state)
     for ws in (*sets, again):
         ws.close()
 
