@@ -173,8 +173,8 @@ const struct cli_command cli_commands[] = {
      "One line a sample: position in the epoch, number, and, when the set is given, its key.\n"
      "No daemon is needed without a set.",
      replay_options, replay_examples, cmd_replay},
-    {"status", "show the daemon: pool, sets, clients, nodes", "[OPTION ...]", "With exit code 3: no daemon runs.",
-     status_options, status_examples, cmd_status},
+    {"status", "show the daemon: pool, sets, clients, nodes", "[OPTION ...]",
+     "With exit code 3: no daemon runs.", status_options, status_examples, cmd_status},
     {"stop", "end the daemon of this job", "[OPTION ...]", "No daemon is no error.", stop_options,
      stop_examples, cmd_stop},
     {"doctor", "name what this host lacks, what it costs and how to mend it", "[PATH] [OPTION ...]",
