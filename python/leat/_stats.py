@@ -6,7 +6,7 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Any
 
-from . import _leat
+from . import _core, _leat
 from ._errors import Error
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: work and of reading, and those that the loop waited for copies to a GPU.
 One = tuple[float, float, float, float, float]
 Recent = collections.deque[One]
-WINDOW = 256
+WINDOW = 128
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -40,6 +40,10 @@ def of_loader(loader: Loader) -> dict[str, Any]:
         found["fetch_s"] = found["wait_s"]
     recent = list(loader._recent)
     waits = [one[0] for one in recent]
+    counters = _core.counters()
+    remote = sum(rail["bytes"] for rail in counters["rails"].values())
+    found["bytes_streamed"], found["bytes_remote"] = counters["fetched_bytes"], remote
+    found["bytes_local"] = max(0, counters["bytes"] - counters["fetched_bytes"] - remote)
     found["wait_p50_s"], found["wait_p99_s"] = quantile(waits, 0.5), quantile(waits, 0.99)
     verdict, advice = judge(loader, recent)
     found.update(verdict=verdict, advice=advice, epoch=loader._epoch, position=loader._delivered)

@@ -522,16 +522,66 @@ def test_arguments(numbers):
             leat.Loader(numbers, 4, **device)
 
 
+def until(loader, verdict, nap=0.0):
+    """Passes until that is the verdict: on a busy machine one may go otherwise."""
+    for _ in range(20):
+        for _ in loader:
+            time.sleep(nap)
+        if loader.stats()["verdict"] == verdict:
+            return loader.stats()
+    raise AssertionError(loader.stats())
+
+
 def test_stats(numbers):
-    loader = leat.Loader(numbers, 10)
-    for _ in loader:
-        time.sleep(0.002)
-    stats = loader.stats()
-    assert stats["batches"] == 100 and stats["samples"] == 1000 and stats["verdict"] == "consumer-bound"
-    loader = leat.Loader(numbers, 10, transform=lambda s, rng: time.sleep(0.001) or s)
+    loader = leat.Loader(numbers, 50)
     ids_of(loader)
-    assert loader.stats()["verdict"] == "prep-bound" and "num_workers" in loader.stats()["advice"]
+    stats = loader.stats()
+    assert stats["batches"] == 20 and stats["samples"] == 1000
     assert all(isinstance(v, (int, float, str)) for v in stats.values())
+    assert 0 <= stats["wait_p50_s"] <= stats["wait_p99_s"] <= stats["wait_s"] and stats["bytes_local"] >= 1000 * 128
+    assert stats["bytes_streamed"] == stats["bytes_remote"] == 0
+
+
+@pytest.mark.parametrize("how", [None, "thread", "fork"])
+def test_the_verdict_is_of_late(numbers, how, tmp_path, monkeypatch):
+    """What bounds the loop changes, and so does what is said of it."""
+    monkeypatch.setattr(leat._stats, "WINDOW", 20)
+    slow = tmp_path / "slow"
+
+    def transform(sample, rng):
+        if slow.exists():
+            time.sleep(0.001)
+        return sample
+
+    with leat.Loader(numbers, 50, **({"transform": transform, "num_workers": 1, "workers": how} if how else {})) as loader:
+        until(loader, "consumer-bound", 0.02)
+        slow.touch()
+        stats = until(loader, "prep-bound" if how else "fetch-bound")
+        assert "num_workers=2" in stats["advice"] if how else "prefetch" in stats["advice"]
+        slow.unlink()
+        until(loader, "consumer-bound", 0.02)
+
+
+@pytest.mark.parametrize("more", [{}, {"transform": keep, "num_workers": 1}, {"transform": keep, "num_workers": 1, "workers": "fork"}])
+def test_a_set_that_comes_slowly(more):
+    """Samples are pushed more slowly than they are read."""
+    ws = leat.create("slow", {"x": ("<i8", (16,))}, 200)
+
+    def push():
+        for at in range(0, 200, 5):
+            time.sleep(0.01)
+            ws.push(at, np.repeat(np.arange(at, at + 5), 16).reshape(5, 16))
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    loader, said = leat.Loader(ws, 10, shuffle=False, **more), []
+    for batch in loader:
+        assert (batch["x"][:, 0] == batch.ids).all()
+        said.append((loader.stats()["verdict"], loader.stats()["advice"]))
+    thread.join()
+    loader.close()
+    assert said[-5][0] == "fetch-bound" and ("fetch-bound", "wait until the set is in the pool") in said
+    leat.drop("slow", force=True)
 
 
 def test_in_the_child_of_a_fork(numbers):
