@@ -27,7 +27,7 @@ MAN = ROOT / "docs" / "man"
 pytestmark = pytest.mark.skipif(not LEAT.exists(), reason=f"{LEAT} is not built")
 needs_daemon = pytest.mark.skipif(not LEATD.exists(), reason=f"{LEATD} is not built")
 
-COMMANDS = "preload append index ls stat cat drop verify replay status stop doctor topo help".split()
+COMMANDS = "preload append index convert ls stat cat drop verify replay status stop doctor topo help".split()
 
 
 def leat(*args, env=None, check=None, **kwargs):

@@ -7,14 +7,15 @@ _leat()
     for ((i = 1; i < COMP_CWORD; i++)); do
         word=${COMP_WORDS[i]}
         case $word in
-        --socket | --job | --progress | --timeout | --name | --pool | --limit | --field | --root | --gpu | --cpus | --rails | --record | -n) ((i++)) ;;
+        --socket | --job | --progress | --timeout | --name | --pool | --limit | --field | --root | --gpu | --cpus | --rails | --record | --to | --shard-size | --shard-count | -n) ((i++)) ;;
         -*) ;;
         *) if [[ -z $command ]]; then command=$word; else ((operands++)); fi ;;
         esac
     done
     case $prev in
     --progress) mapfile -t COMPREPLY < <(compgen -W 'auto bar json none' -- "$cur"); return ;;
-    --job | --timeout | --name | --pool | --limit | --field | --gpu | --cpus | --rails | -n) return ;;
+    --to) mapfile -t COMPREPLY < <(compgen -W 'dir tar npy' -- "$cur"); return ;;
+    --shard-size | --shard-count | --job | --timeout | --name | --pool | --limit | --field | --gpu | --cpus | --rails | -n) return ;;
     --socket | --root | --record) mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;
     esac
     if [[ $cur == -* ]]; then
@@ -25,7 +26,7 @@ _leat()
             sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')" -- "$cur")
     elif [[ $operands == 0 && $command =~ ^(append|ls|stat|cat|drop|verify)$ ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$("$leat" ls 2>/dev/null)" -- "$cur")
-    elif [[ $command =~ ^(preload|index|doctor|append)$ ]]; then
+    elif [[ $command =~ ^(preload|index|convert|doctor|append)$ ]]; then
         mapfile -t COMPREPLY < <(compgen -f -- "${cur#*=}")
     fi
 }

@@ -34,6 +34,7 @@ enum cli_exit {
     CLI_INTERRUPTED = 130,
 };
 
+#define CLI_STAGE_CONVERT 100 /* of struct leat_progress, beside enum leat_stage */
 enum cli_progress { CLI_PROGRESS_AUTO, CLI_PROGRESS_BAR, CLI_PROGRESS_JSON, CLI_PROGRESS_NONE };
 
 struct cli_command;
@@ -147,6 +148,8 @@ double progress_seconds(const struct progress *p);
 /* The line of a bar, at most `width` columns: pure, for tests. rate: bytes/s (samples/s when bytes are unknown). */
 void progress_line(const struct leat_progress *report, double rate, unsigned width, char *out, size_t cap);
 
+/* transfer.c: "a=x b=y" -> "a=x;b=y"; one operand as it is. Caller frees; NULL after a message. */
+char *cli_join_sources(const struct cli *cli, int n, char **operands);
 /* transfer.c: a dataset's name with absolute paths. Caller frees; NULL, and *ret_code with cli->err set. */
 char *cli_canonical(struct cli *cli, const char *text, int *ret_code);
 /* look.c: a set that is in the pool already, by name or URI, without starting a daemon. The code, with cli->err set. */
@@ -167,6 +170,7 @@ int cmd_stop(struct cli *cli, int argc, char **argv);
 int cmd_drop(struct cli *cli, int argc, char **argv);
 int cmd_doctor(struct cli *cli, int argc, char **argv);
 int cmd_topo(struct cli *cli, int argc, char **argv);
+int cmd_convert(struct cli *cli, int argc, char **argv);
 int cmd_replay(struct cli *cli, int argc, char **argv);
 int cmd_help(struct cli *cli, int argc, char **argv);
 

@@ -30,6 +30,21 @@ static const char *const index_examples[] = {
     "leat index '/data/shards/train-{000..146}.tar' --json",
     NULL,
 };
+static const struct cli_option convert_options[] = {
+    {340, "to", "FORMAT", "dir, tar or npy (default: by the destination's name)"},
+    {341, "shard-size", "SIZE", "most bytes of a tar shard (default: 1GiB)"},
+    {342, "shard-count", "N", "so many tar shards, of equally many samples"},
+    {343, "field", "EXT", "only files with this extension"},
+    {344, "labels", NULL, "add KEY.cls with the number of the class (the first folder's) to each sample"},
+    {345, "force", NULL, "replace the destination"},
+    {0},
+};
+static const char *const convert_examples[] = {
+    "leat convert /data/imagenet/train /data/shards --shard-size 512MiB --labels",
+    "leat convert '/data/shards/shard-{000000..000009}.tar' /data/files",
+    "leat convert images.npy images.tar",
+    NULL,
+};
 static const struct cli_option ls_options[] = {
     {'l', "long", NULL, "sizes as well, and for sets what is in the pool"},
     {305, "limit", "N", "at most this many keys"},
@@ -155,6 +170,11 @@ const struct cli_command cli_commands[] = {
      "       leat index FIELD=PATH [FIELD=PATH ...] [OPTION ...]",
      "No daemon is needed. Later preloads read the index instead of every header.", index_options,
      index_examples, cmd_index},
+    {"convert", "turn a folder, tar shards and arrays into each other",
+     "SRC [FIELD=PATH ...] DST [OPTION ...]",
+     "DST is written beside itself and takes its name when all of it is there. The same source gives\nthe "
+     "same bytes. No daemon is needed.",
+     convert_options, convert_examples, cmd_convert},
     {"ls", "list the sets of the pool, or the keys of one", "[-l] [NAME [PREFIX]] [OPTION ...]",
      "With NAME: its keys that begin with PREFIX, in order of the sample number.", ls_options, ls_examples,
      cmd_ls},

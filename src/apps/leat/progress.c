@@ -50,6 +50,8 @@ static const char *stage_name(int stage)
         return "loading";
     case LEAT_STAGE_VERIFY:
         return "verifying";
+    case CLI_STAGE_CONVERT:
+        return "converting";
     default:
         return "working";
     }

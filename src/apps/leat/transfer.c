@@ -18,7 +18,7 @@ static void client_close(struct leat_client **client)
 #define AUTO_CLIENT __attribute__((cleanup(client_close)))
 
 /* "a=x b=y" -> "a=x;b=y". One operand is passed as it is. NULL after a message. */
-static char *join_sources(const struct cli *cli, int n, char **operands)
+char *cli_join_sources(const struct cli *cli, int n, char **operands)
 {
     size_t bytes = 1;
     for (int i = 0; i < n; i++) {
@@ -69,7 +69,7 @@ char *cli_canonical(struct cli *cli, const char *text, int *ret_code)
 /* The dataset that the operands name, for a daemon. An enum cli_exit, after a message unless it is CLI_OK. */
 static int take_dataset(struct cli *cli, int n, char **operands, char **ret_uri)
 {
-    AUTO_FREE char *given = join_sources(cli, n, operands);
+    AUTO_FREE char *given = cli_join_sources(cli, n, operands);
     if (!given)
         return CLI_USAGE;
     int rc;
@@ -289,7 +289,7 @@ int cmd_index(struct cli *cli, int argc, char **argv)
         return id == -2 ? CLI_OK : CLI_USAGE;
     if (first >= argc)
         return cli_usage_error(cli, "which dataset?");
-    AUTO_FREE char *uri = join_sources(cli, argc - first, argv + first);
+    AUTO_FREE char *uri = cli_join_sources(cli, argc - first, argv + first);
     if (!uri)
         return CLI_USAGE;
     struct dataset_spec spec;
