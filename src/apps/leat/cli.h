@@ -7,7 +7,7 @@
  *   usage.c   help screens, nearest names, getopt      look.c      ls, stat, cat
  *   output.c  sizes, JSON, errors                      daemon.c    status, stop, drop
  *   progress.c  bars and progress lines                doctor.c    the host; doctor_*.c its checks
- *                                                      topo.c      NICs and GPUs; topo_record.c keeps where that is said
+ *   convert.c   folders, shards, arrays; convert_*.c   topo.c      NICs and GPUs; topo_record.c keeps where that is said
  */
 #ifndef APPS_LEAT_CLI_H
 #define APPS_LEAT_CLI_H
