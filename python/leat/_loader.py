@@ -278,7 +278,7 @@ class Loader(Iterable[Any]):
         """Counts and seconds since the loader was made, and a verdict: what bounds the loop, and what would help.
 
         >>> sorted(leat.Loader(ws, 2).stats())[:3]
-        ['advice', 'batches', 'consume_s']
+        ['advice', 'batches', 'bytes_local']
         """
         return _stats.of_loader(self)
 
