@@ -48,8 +48,8 @@ class Data:
         self._make(path, "npy", path, samples, sample_bytes, SEED)
         return path
 
-    def files(self):
-        n = FILES // self.scale
+    def files(self, count=FILES):
+        n = count // self.scale
         path = os.path.join(self.folder, f"files-{n}-{SEED}")
         total = self._make(path, "files", path, n, MEAN, SIGMA, SEED)
         return Files("files", n, path, int(total))

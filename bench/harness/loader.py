@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 
-from . import batches
+from . import batches, rivals
 from .rows import in_turns, median, row
 from .workers import Failed
 
@@ -173,6 +173,7 @@ def wanted(args, metric):
 
 def run(args, emit):
     batches.run(args, emit)
+    rivals.run(args, emit)
     names = ["jpeg.crop224", "jpeg.beyond_entropy", "jpeg.beyond_entropy.strict"]
     if not any(wanted(args, name + end) for name in names for end in ("", ".asis")):
         return
