@@ -172,15 +172,22 @@ def wanted(args, metric):
 
 
 def run(args, emit):
+    scaled = []
+
+    def pictures():
+        if not scaled:
+            try:
+                import PIL  # noqa: F401
+            except ImportError:
+                raise Failed("the suite loader needs Pillow: apt-get install python3-pil, and Debian's python3") from None
+            files = _usable(args)
+            scaled.extend([files, _scaled(files)])
+        return scaled[1]
+
     batches.run(args, emit)
-    rivals.run(args, emit)
+    rivals.run(args, emit, pictures)
     names = ["jpeg.crop224", "jpeg.beyond_entropy", "jpeg.beyond_entropy.strict"]
     if not any(wanted(args, name + end) for name in names for end in ("", ".asis")):
         return
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        raise Failed("the suite loader needs Pillow: apt-get install python3-pil, and Debian's python3") from None
-    files = _usable(args)
-    _measure(args, emit, "", _scaled(files))
-    _measure(args, emit, ".asis", files)
+    _measure(args, emit, "", pictures())
+    _measure(args, emit, ".asis", scaled[0])

@@ -58,14 +58,19 @@ class Suite(batches.Suite):
             subprocess.run([self.torch, "-m", "venv", "--system-site-packages", folder], check=True)
         for name, (module, what) in PIP.items():
             version = self.version(python, name, module)
-            if not version:
+            failed = os.path.join(folder, f"left-out-{name}")  # why, so that the next run need not try again
+            if not version and not os.path.exists(failed):
                 out = subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *what], capture_output=True, text=True)
                 version = self.version(python, name, module)
+                if not version:
+                    said = [line for line in out.stderr.splitlines() if "rror" in line] or ["does not import"]
+                    with open(failed, "w") as f:
+                        f.write(said[-1].strip()[:160] + "\n")
             if version:
                 self.here[name] = version
             else:
-                said = [line for line in out.stderr.splitlines() if "rror" in line] or ["does not import"]
-                read.note(f"{name}: left out: {said[-1].strip()[:160]}")
+                with open(failed) as f:
+                    read.note(f"{name}: left out: {f.read().strip()} ({failed})")
         return python
 
     @staticmethod
@@ -148,6 +153,57 @@ class Suite(batches.Suite):
                 if figure in got["leat"]:
                     self.versus("loader.files." + figure, unit, got, figure, about)
 
+    def jpegs(self, python, pictures):
+        """pictures: the JPEGs as bytes."""
+        if not self.wanted("loader.jpegs"):
+            return
+        folder, total = os.path.join(self.args.folder, "jpegs"), 0
+        copies = 8
+        for i, data in enumerate(pictures * copies):
+            path = os.path.join(folder, f"class{i % 8}", f"{i:05d}.jpg")
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as f:
+                f.write(data)
+            total += len(data)
+        count = len(pictures) * copies
+        with contextlib.ExitStack() as stack:
+            daemon = leatd(self.args.build, self.args.folder, GIB, self.huge)
+            stack.callback(daemon.close)
+            vision = python and subprocess.run([python, "-c", "import torchvision, PIL"], capture_output=True).returncode == 0
+            if python and not vision:
+                read.note("loader.jpegs: DataLoader left out, no torchvision (apt-get install python3-torchvision)")
+            hows = [("leat-jpeg", 0, "leat")]
+            hows += [("dataloader-jpeg", n, f"DataLoader, torchvision, {n} workers") for n in (0, 1, 2) if vision]
+            hows += [("spdl-jpeg", 2, "SPDL, decode and scale only")] if "spdl" in self.here else []
+
+            def measure(how, workers):
+                mine = how == "leat-jpeg"
+                one = self.worker(python, how, folder, count, total, None, [daemon.socket] if mine else [], [daemon.pid] if mine else [], workers)
+                stack.callback(one.close)
+                group = Group([one])
+                first, _ = group.ask("epoch"), group.ask("epoch")
+                if first["samples"] < count // 64 * 64:
+                    raise Failed(f"{how}: {first['samples']} samples of {count}")
+
+                def turn():
+                    got = group.ask("epoch")
+                    return {"jpeg": got["samples"] / got["ns"] * 1e9, "jpeg.cpu": 1e3 * got["cpu_s"] / got["samples"], "p50_us": got["p50_us"],
+                            "p99_us": got["p99_us"]}
+                return turn
+
+            cases = {}
+            for how, workers, name in hows:
+                try:
+                    cases[name] = measure(how, workers)
+                except Failed as why:
+                    if name == "leat":
+                        raise
+                    read.note(f"loader.jpegs: {name} left out: {str(why)[-200:]}")
+            got = in_turns(cases, self.args.repeats)
+        about = {"images": count, "mean_bytes": total // count, "versions": self.here, "batch": 64}
+        self.versus("loader.jpegs", "img/s", got, "jpeg", about)
+        self.versus("loader.jpegs.cpu", "CPU-ms/img", got, "jpeg.cpu", about)
+
     def versus(self, metric, unit, got, figure, about):
         others = {SHOWN.get(how, how): g[figure] for how, g in got.items() if how != "leat"}
         if not others:
@@ -159,9 +215,12 @@ class Suite(batches.Suite):
         self.put(row(metric, unit, leat[figure], others[best], others, best, **more, **about))
 
 
-def run(args, emit):
+def run(args, emit, pictures):
+    """pictures(): JPEGs as bytes."""
     suite = Suite(args, emit)
-    if not suite.wanted("loader.files"):
+    if not suite.wanted("loader.files", "loader.jpegs"):
         return
     python = suite.prepare()
     suite.files(python)
+    if suite.wanted("loader.jpegs"):
+        suite.jpegs(python, pictures())

@@ -150,7 +150,64 @@ class Spdl(Reader):
             yield from pipeline.get_iterator(timeout=60)
 
 
-HOWS = {"leat": Leat, "dataloader": Loaded, "webdataset": Tars, "streaming": Streams, "litdata": Lit, "spdl": Spdl}
+class Pictures(Reader):
+    """JPEGs to crops of 224, flipped at random, normalised, float32 CHW."""
+
+    def open(self):
+        ws = leat.open(args.file, socket=args.rest[0])
+        return leat.Loader(ws, args.batch, seed=20, shuffle="full", rank=0, world_size=1, num_workers=args.workers, prefetch=4,
+                           fields=[ws.fields[0].name], transform=leat.prep.RandomResizedCrop(224))
+
+    def begin(self, data, number):
+        data.set_epoch(number)
+        return (batch[batch.fields[0]] for batch in data)
+
+
+class Folder:
+    """As torchvision's ImageFolder, whose transforms run by Pillow."""
+
+    def __init__(self):
+        from torchvision import transforms as t
+        self.paths = sorted(glob.glob(os.path.join(args.file, "*", "*.jpg")))
+        self.transform = t.Compose([t.RandomResizedCrop(224), t.RandomHorizontalFlip(), t.ToTensor(),
+                                    t.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))])
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, i):
+        from PIL import Image
+        with Image.open(self.paths[i]) as picture:
+            return self.transform(picture.convert("RGB"))
+
+
+class FolderLoaded(Reader):
+    def open(self):
+        return loader_of(Folder(), batch_size=args.batch, shuffle=True)
+
+
+class SpdlPictures(Reader):
+    """Whole pictures scaled to 224 x 224, uint8 HWC: no crop, no flip, no normalisation."""
+
+    def open(self):
+        return sorted(glob.glob(os.path.join(args.file, "*", "*.jpg")))
+
+    def begin(self, data, number):
+        import spdl.io
+        from spdl.pipeline import PipelineBuilder
+        order = list(data)
+        random.Random(number).shuffle(order)
+        threads = max(1, args.workers)
+
+        def decoded(batch):
+            return spdl.io.to_numpy(spdl.io.load_image_batch(batch, width=224, height=224, pix_fmt="rgb24"))
+
+        pipeline = PipelineBuilder().add_source(order).aggregate(args.batch).pipe(decoded, concurrency=threads).add_sink(4).build(num_threads=threads)
+        with pipeline.auto_stop():
+            yield from pipeline.get_iterator(timeout=60)
+
+
+HOWS = {"leat-jpeg": Pictures, "dataloader-jpeg": FolderLoaded, "spdl-jpeg": SpdlPictures, "leat": Leat, "dataloader": Loaded, "webdataset": Tars, "streaming": Streams, "litdata": Lit, "spdl": Spdl}
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
@@ -159,10 +216,15 @@ if __name__ == "__main__":
         os.makedirs(args.store)
         reader.make()
         sys.exit()
-    if args.how == "leat":
+    if args.how.startswith("leat"):
         sys.path[:0] = [os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../python"), os.path.join(args.build, "python")]
         import leat
+        import leat.prep
     elif args.how in ("webdataset", "streaming", "litdata"):
         __import__(args.how)
         import torch.utils.data  # noqa: F401
+    elif args.how.startswith("dataloader"):
+        import torch
+        import torch.utils.data  # noqa: F401
+        torch.set_num_threads(1)  # as torch sets it in workers: the CPUs are shared
     serve.serve(args, reader)
