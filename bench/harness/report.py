@@ -42,7 +42,7 @@ def heading(f):
     return (f"{f['cpu']}, {f['cpus']} CPUs, {f['memory_gib']} GiB, Linux {f['kernel']}, data on {f['disk']}, huge pages for shared "
             f"memory: {f['shmem_huge']}\nload before: {f['load']:.1f}; medians of {f['repeats']}, least and most in brackets"
             + ("; --quick: only to see that it works" if f["quick"] else "") + "\n\n"
-            f"{'metric':<22}{'leat':>9}  {'range':<17}{'limit':>9}  {'range':<17}{'ratio':>6}  {'unit':<9}rival")
+            f"{'metric':<30}{'leat':>9}  {'range':<17}{'limit':>9}  {'range':<17}{'ratio':>6}  {'unit':<9}rival")
 
 
 def _span(pair):
@@ -50,7 +50,7 @@ def _span(pair):
 
 
 def line(r):
-    text = (f"{r['metric']:<22}{r['leat']:>9.4g}  {_span(r['range']['leat']):<17}{r['limit']:>9.4g}  "
+    text = (f"{r['metric']:<30}{r['leat']:>9.4g}  {_span(r['range']['leat']):<17}{r['limit']:>9.4g}  "
             f"{_span(r['range']['limit']):<17}{r['ratio']:>6.2f}  {r['unit']:<9}")
     more = [f"{name} {v['value']:.4g}" for name, v in r.get("rivals", {}).items()]
     for key, name in BESIDE.items():
@@ -72,22 +72,39 @@ SECTIONS = {"read": [
     ("Limits fixed by hand, and the one that adapts", "sweep", lambda m: m.startswith("incast.sweep")),
     ("Four servers, nothing shaped", "servers4", lambda m: m.startswith("servers4.")),
     ("Rails", None, lambda m: m.startswith("rails.")),
+], "loader": [
+    ("Beside ReadBatch in C", "loader-resident", lambda m: m.startswith("loader.resident.")),
+    ("Beside torch's DataLoader", "loader-dataloader", lambda m: m.startswith("loader.vs_dataloader.")),
+    ("A job that starts again", None, lambda m: m == "loader.restart"),
+    ("Files, beside other loaders: cold", "loader-cold", lambda m: m.startswith(("loader.files.cold", "loader.files.first"))),
+    ("Files, beside other loaders: warm", "loader-warm", lambda m: m.startswith("loader.files.warm")),
+    ("JPEGs to crops, beside other loaders", "loader-jpegs", lambda m: m.startswith("loader.jpegs")),
+    ("JPEGs to crops, one core", "jpeg", lambda m: m.startswith("jpeg.")),
 ]}
 
 
+def _figure(value):
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def _cell(value, pair):
-    return f"{value:.3g} ({pair[0]:.3g} to {pair[1]:.3g})" if value is not None else ""
+    return f"{_figure(value)} ({_figure(pair[0])} to {_figure(pair[1])})" if value is not None else ""
 
 
 def _table(rows, predictions):
     out = ["| metric | unit | Leat | limit | ratio | predicted ratio | beside it |", "|---|---|---|---|---|---|---|"]
     for r in rows:
-        beside = [f"{name} {v['value']:.3g}" for name, v in r.get("rivals", {}).items()]
+        beside = [f"{name} {_figure(v['value'])}" for name, v in r.get("rivals", {}).items()]
+        if r["metric"].startswith("loader.") and r["limit_name"]:
+            beside.insert(0, f"limit: {r['limit_name']}")
+        beside += [f"{name.removesuffix('_ms')} {value:.3g}" for name, value in r.get("parts", {}).items()]
         for key, name in BESIDE.items():
             if key in r:
                 beside.insert(0, f"{name} {r[key]['value']:.3g} (ratio {r[key]['ratio']:.2f})")
         if "p50_us" in r:
             beside.append(f"a batch: p50 {r['p50_us']:.0f} µs, p99 {r['p99_us']:.0f} µs")
+        if "latency" in r and r["metric"] == "loader.files.warm":
+            beside += [f"a batch of {name}: p50 {v['p50_us']:,.0f} µs, p99 {v['p99_us']:,.0f} µs" for name, v in r["latency"].items() if name != "leat"]
         predicted = predictions.get(r["metric"])
         out.append(f"| `{r['metric']}` | {r['unit']} | {_cell(r['leat'], r['range']['leat'])} | "
                    f"{_cell(r['limit'], r['range']['limit'])} | **{r['ratio']:.2f}** | "
@@ -99,7 +116,7 @@ def _plot(rows, title):
     from .svg import bars
     if rows[0]["metric"].startswith("incast.sweep"):
         return _curves(rows, title)
-    unit = next((r["unit"] for r in rows if r["unit"] in ("GB/s", "MB/s")), None)
+    unit = next((r["unit"] for r in rows if r["unit"] in ("GB/s", "MB/s", "samples/s", "img/s")), None)
     rows = [r for r in rows if r["unit"] == unit]
     if not rows:
         return None
@@ -118,7 +135,7 @@ def _plot(rows, title):
         for name in rivals:
             v = r.get("rivals", {}).get(name)
             series[name].append((v["value"], *v["range"]) if v else None)
-    labels = [r["metric"].split(".", 1)[1].removesuffix(".goodput") for r in rows]
+    labels = [r["metric"].removeprefix("loader.").split(".", 1)[-1].removesuffix(".goodput") for r in rows]
     return bars(f"{title}: {unit}, median, least and most", unit, labels, series)
 
 

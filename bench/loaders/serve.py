@@ -91,6 +91,8 @@ class Server:
             now = then
             count += self.reader.count(batch)
         self.number += 1
+        if not lat:
+            sys.exit("no batch came")
         return answer(lat, count, self.args.bytes, perf_counter_ns() - begin, first_ns=lat[0])
 
     def line(self, line):
