@@ -139,6 +139,9 @@ class Batch:
         target[...] = values
 
     def _find(self, name: str) -> tuple[int, Field]:
+        first = self._fields[0]
+        if first.name == name:
+            return 0, first
         for number, field in enumerate(self._fields):
             if field.name == name:
                 return number, field

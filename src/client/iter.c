@@ -29,11 +29,12 @@
 
 /*
  * Reading ahead gains what the consumer computes meanwhile, and costs a wake-up and another CPU's cache for each batch. A consumer
- * that came back within SOON_NS HASTY times running, and found nothing there, reads its batches by itself until it was late
- * HASTY / LATE times running: a batch of 64 samples of 4 KiB is 24 us of copying, a wake-up in a virtual machine 5 to 20.
+ * that came back within SOON_NS HASTY / SOON times running, and found nothing there, reads its batches by itself until it was late
+ * HASTY / LATE times running (or every other time: two batches a step of the loop are worth reading ahead): a batch of 64 samples of 4 KiB is 24 us of copying, a wake-up in a virtual machine 5 to 20.
  */
 #define SOON_NS 20000u
 #define HASTY   9u
+#define SOON    3u
 #define LATE    3u
 
 struct leat_iter {
@@ -55,7 +56,7 @@ struct leat_iter {
     bool failed;        /* the thread waits: `error` belongs to next_step */
     bool filling;       /* somebody reads next_step */
     bool direct;        /* the thread waits: the consumer reads by itself */
-    unsigned hasty;     /* 0 to HASTY: one more for each call that came soon, LATE less for another */
+    unsigned hasty;     /* 0 to HASTY: more for a call that came soon, less for a late one */
     unsigned waiting;   /* consumers */
     uint64_t returned_ns;
     struct leat_error error;
@@ -448,7 +449,7 @@ static void notice_haste(struct leat_iter *it)
     if (!soon)
         it->hasty -= MIN(it->hasty, LATE); /* one alone may have been another thread's turn on this CPU */
     else if (it->direct || !it->queued)
-        it->hasty = MIN(it->hasty + 1, HASTY);
+        it->hasty = MIN(it->hasty + (it->direct ? 1 : SOON), HASTY);
     if (it->ranges || it->view->memory != LEAT_MEMORY_HOST)
         return; /* what is announced ahead, or copied by a device, is worth a thread */
     if (!it->direct && it->hasty == HASTY)
