@@ -171,9 +171,10 @@ const struct cli_command cli_commands[] = {
      "No daemon is needed. Later preloads read the index instead of every header.", index_options,
      index_examples, cmd_index},
     {"convert", "turn a folder, tar shards and arrays into each other",
-     "SRC [FIELD=PATH ...] DST [OPTION ...]",
-     "DST is written beside itself and takes its name when all of it is there. The same source gives\nthe "
-     "same bytes. No daemon is needed.",
+     "SRC DST [OPTION ...]\n"
+     "       leat convert FIELD=PATH [FIELD=PATH ...] DST [OPTION ...]",
+     "DST is there when all of it is written, not before. The same source gives the same bytes.\n"
+     "No daemon is needed.",
      convert_options, convert_examples, cmd_convert},
     {"ls", "list the sets of the pool, or the keys of one", "[-l] [NAME [PREFIX]] [OPTION ...]",
      "With NAME: its keys that begin with PREFIX, in order of the sample number.", ls_options, ls_examples,
