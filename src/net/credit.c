@@ -53,6 +53,7 @@
 #define SLICE_LARGE      (512 * KIB) /* from here on four at a time, so that several servers have one each */
 #define CREDIT_BUSY_MAX  64u         /* what a neighbour may have us believe */
 #define WINDOW_NS        (5 * NS_PER_MS)
+#define PROBES_FIRST     8u
 #define PROBE_NS         (100 * NS_PER_MS) /* so often a request that is alone is a small one */
 #define IDLE_NS          (1 * NS_PER_S)
 #define BASE_NS          (10 * NS_PER_S)
@@ -217,11 +218,17 @@ uint64_t credit_stage(const struct credit *c)
     return stage_of(credit_limit(c));
 }
 
+static bool is_probe(uint64_t bytes)
+{
+    return bytes <= 2 * CREDIT_STAGE_MIN;
+}
+
 uint64_t credit_request(const struct credit *c, uint64_t now_ns)
 {
     const struct credit_rail *r = c->rail;
     uint64_t stamp = load(&r->base_stamp_ns);
-    bool due = !stamp || now_ns - MIN(load(&r->probe_ns), now_ns) > PROBE_NS;
+    bool due = !stamp || load(&r->probes) < PROBES_FIRST || now_ns - MIN(stamp, now_ns) > BASE_NS ||
+               now_ns - MIN(load(&r->probe_ns), now_ns) > PROBE_NS;
     if (c->fixed_limit_bytes || c->floor_bytes == LIMIT_SAME_HOST || !due ||
         load(&r->slots[c->slot].in_flight_bytes))
         return credit_stage(c);
@@ -302,8 +309,8 @@ static void judge_losses(struct credit_rail *r, uint64_t now_ns)
     if (lost != r->lost_seen && !recent) {
         uint64_t limit = load(&r->limit_bytes);
         bool again = r->ceiling_stamp_ns && now_ns - r->ceiling_stamp_ns < PAUSE_MAX_NS;
-        r->ceiling_pause_ns =
-            again ? MIN(MAX(r->ceiling_pause_ns * 2, PAUSE_MIN_NS), PAUSE_MAX_NS) : PAUSE_MIN_NS;
+        uint64_t longer = MAX(r->ceiling_pause_ns * 2, PAUSE_MIN_NS);
+        r->ceiling_pause_ns = again ? MIN(longer, PAUSE_MAX_NS) : PAUSE_MIN_NS;
         store(&r->ceiling_bytes, MAX(limit / 10 * 7, (uint64_t)LIMIT_MIN));
         r->ceiling_stamp_ns = now_ns;
     } else if (ceiling && lost == r->lost_seen && now_ns - r->ceiling_stamp_ns > r->ceiling_pause_ns) {
@@ -324,12 +331,35 @@ static uint64_t faded(uint64_t value, uint64_t part, uint64_t spent_ns)
 static void judge_rate(struct credit_rail *r, uint64_t rate, uint64_t spent_ns)
 {
     uint64_t best = r->best_bytes_per_s = MAX(rate, faded(r->best_bytes_per_s, 256, spent_ns));
-    uint32_t boost = MIN(MAX(r->boost, BOOST_ONE), BOOST_MAX);
+    uint32_t boost = MAX(r->boost, BOOST_ONE);
+    boost = MIN(boost, BOOST_MAX);
+    uint64_t ceiling = load(&r->ceiling_bytes);
     if (rate < best - best / 16)
-        boost += boost / 8;
+        boost += ceiling && load(&r->limit_bytes) >= ceiling ? 0 : boost / 8; /* no more is to be had */
     else if (rate > best - best / 64)
         boost -= boost / 64;
-    r->boost = MIN(MAX(boost, BOOST_ONE), BOOST_MAX);
+    boost = MAX(boost, BOOST_ONE);
+    r->boost = MIN(boost, BOOST_MAX);
+}
+
+static void take_base(struct credit_rail *r, uint64_t bytes, uint64_t rtt_ns, uint64_t now_ns)
+{
+    uint64_t rate = load(&r->rate_bytes_per_s), base = load(&r->base_ns), stamp = load(&r->base_stamp_ns);
+    uint64_t own_ns = rate ? (uint64_t)((double)bytes * 1e9 / (double)rate) : 0;
+    /* Half of it at least: the rate may still be far too low. And what came faster than the rate waited for nothing. */
+    uint64_t found = rtt_ns <= own_ns ? rtt_ns : MAX(rtt_ns - own_ns, rtt_ns / 2);
+    found = MAX(found, 1000ull);
+    if (is_probe(bytes) && load(&r->probes) < PROBES_FIRST)
+        atomic_fetch_add_explicit(&r->probes, 1, memory_order_relaxed);
+    /* A large one may show that it is less, not that it is more. */
+    uint64_t age_ns = now_ns - MIN(stamp, now_ns);
+    if (!base || !stamp || found <= base ||
+        (is_probe(bytes) ? age_ns > BASE_NS : age_ns > 2 * BASE_NS && stamp)) {
+        store(&r->base_ns, found);
+        store(&r->base_stamp_ns,
+              rate ? now_ns : 0); /* without a rate it is looked at again when there is one */
+        r->base_bytes = bytes;
+    }
 }
 
 static void window_close(struct credit *c, uint64_t now_ns)
@@ -341,6 +371,8 @@ static void window_close(struct credit *c, uint64_t now_ns)
         uint64_t rate = (uint64_t)((double)bytes * 1e9 / (double)spent_ns), old = load(&r->rate_bytes_per_s);
         store(&r->rate_bytes_per_s, MAX(rate, faded(old, 16, spent_ns)));
         judge_rate(r, rate, spent_ns);
+        if (rate && !load(&r->base_stamp_ns))
+            take_base(r, r->base_bytes, load(&r->base_ns), now_ns);
     }
     judge_losses(r, now_ns);
     set_limit(c);
@@ -435,7 +467,7 @@ bool credit_take(struct credit *c, uint64_t bytes, uint64_t now_ns, bool *ret_al
     c->in_flight_bytes += bytes;
     if (total > load(&r->peak_bytes))
         store(&r->peak_bytes, total);
-    if (alone && bytes <= 2 * CREDIT_STAGE_MIN)
+    if (alone && is_probe(bytes))
         store(&r->probe_ns, now_ns);
     if (alone && adapt_begin(c)) {
         window_resume(r, now_ns);
@@ -443,19 +475,6 @@ bool credit_take(struct credit *c, uint64_t bytes, uint64_t now_ns, bool *ret_al
     }
     *ret_alone = alone;
     return true;
-}
-
-static void take_base(struct credit_rail *r, uint64_t bytes, uint64_t rtt_ns, uint64_t now_ns)
-{
-    uint64_t rate = load(&r->rate_bytes_per_s), base = load(&r->base_ns), stamp = load(&r->base_stamp_ns);
-    uint64_t own_ns = rate ? (uint64_t)((double)bytes * 1e9 / (double)rate) : 0;
-    /* Half of it at least: the rate may still be far too low. And what came faster than the rate waited for nothing. */
-    uint64_t found = rtt_ns <= own_ns ? rtt_ns : MAX(rtt_ns - own_ns, rtt_ns / 2);
-    found = MAX(found, 1000ull);
-    if (!base || !stamp || found <= base || now_ns - stamp > BASE_NS) {
-        store(&r->base_ns, found);
-        store(&r->base_stamp_ns, rate ? now_ns : 0); /* without a rate the next one replaces it */
-    }
 }
 
 void credit_done(struct credit *c, uint64_t bytes, uint64_t rtt_ns, bool alone, uint64_t now_ns)

@@ -44,6 +44,7 @@ struct credit_rail {
     _Atomic uint64_t probe_ns; /* when a small request was alone last */
     _Atomic uint64_t delivered_bytes, lost_segments, peak_bytes;
     _Atomic uint64_t ceiling_bytes; /* set by a loss, raised again slowly; 0: none */
+    _Atomic uint32_t probes;        /* that told something, up to a few */
     _Atomic uint32_t slots_used;    /* no slot at or above was ever given out */
     _Atomic uint32_t wake;          /* futex: counts returns that somebody waited for */
     _Atomic uint32_t adapting;      /* slot + 1 of who is; others skip it */
@@ -52,6 +53,7 @@ struct credit_rail {
     uint64_t idle_since_ns,
         idle_delivered; /* nothing is in flight since, and what was delivered then; 0: something is */
     uint64_t lost_seen, ceiling_stamp_ns, ceiling_pause_ns;
+    uint64_t base_bytes;       /* of the request that the base is of */
     uint64_t best_bytes_per_s; /* as rate, fading far more slowly */
     uint32_t boost;            /* in 1/1024, at least 1024; 0 is 1024 */
     struct credit_slot slots[CREDIT_SLOTS];
