@@ -52,6 +52,8 @@ def main():
                 return
             if rank == 0:
                 save(loader.state_dict(), CONFIG["state"])
+        if rank == 0:  # a restart may find fewer samples left than a step takes
+            save(loader.state_dict(), CONFIG["state"])
     print("done", flush=True)
     loader.close()
 
