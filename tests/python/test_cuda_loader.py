@@ -431,6 +431,20 @@ assert any("'text', 'many', 'word' stay in host memory" in line for line in said
 """)
 
 
+def test_a_mixture(run):
+    run("""
+np.save("more.npy", rows[:10] + 100)
+np.save("more_labels.npy", np.arange(10) * 2)
+more = leat.open({"x": "more.npy", "y": "more_labels.npy"})
+seen = 0
+for batch in leat.Loader(leat.Mixture([(ws, 1), (more, 1)], length=80), 8, device="cuda:0"):
+    want = [rows[i] + 100 * k for k, i in zip(batch.source, batch.ids.astype(int))]
+    assert (back(batch["x"]) == np.array(want)).all() and (back(batch["y"]) == batch.ids.astype(int) * 2).all()
+    seen += len(batch)
+assert seen == 80
+""")
+
+
 def test_a_child_of_fork(run):
     """CUDA does not work there; that is said, and the parent's memory is left alone."""
     run("""

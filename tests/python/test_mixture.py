@@ -234,6 +234,34 @@ def test_bad_samples(tmp_path):
     assert sorted(parts[0] + parts[1]) == sorted(one[0])
 
 
+def test_samples_that_cannot_be_read(pair, monkeypatch):
+    """What the library refuses is found, named and replaced, and reading ahead goes on behind it."""
+    mixture = leat.Mixture([(pair[0], 1), (pair[1], 1)], length=400)
+    bad = {(0, 17), (1, 30)}
+    real_next, real_read = _mixture.MixedIter.next, _mixture.Mixture._read
+
+    def refuse(self, timeout_ns):
+        if any(mixture._where(int(i)) in bad for i in self._steps[self._at]):
+            raise leat.Corrupt("checksum")
+        return real_next(self, timeout_ns)
+
+    def read(self, index, field):
+        if self._where(index) in bad:
+            raise leat.Corrupt("checksum of it")
+        return real_read(self, index, field)
+
+    monkeypatch.setattr(_mixture.MixedIter, "next", refuse)
+    monkeypatch.setattr(_mixture.Mixture, "_read", read)
+    with pytest.raises(leat.BadSample, match="of set [01] .*checksum of it"):
+        run(leat.Loader(mixture, 20, shuffle=False))
+    loader = leat.Loader(mixture, 20, shuffle=False, on_error="skip")
+    got = run(loader)
+    assert len(got) == 400 and not set(got) & bad and loader.stats()["skipped"] == 1 + 2  # set 1 has 90 samples and gives 200
+    monkeypatch.undo()
+    good = run(leat.Loader(mixture, 20, shuffle=False))
+    assert [one for one, other in zip(good, got) if one != other] == [one for one in good if one in bad]
+
+
 def test_pictures_through_prep(tmp_path):
     image = pytest.importorskip("PIL.Image")
     prep = pytest.importorskip("leat.prep")
