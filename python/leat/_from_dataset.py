@@ -23,9 +23,7 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
-import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -94,7 +92,7 @@ def from_dataset(dataset: Any, *, name: str | None = None, version: str | None =
         raise ValueError("name=: ranks that fill a set together need a name for it")
     if version is not None and name is None:
         raise ValueError("version=: of a set with a name")
-    full = f"dataset-{uuid.uuid4().hex[:12]}" if name is None else name if version is None else f"{name}@{version}"
+    full = f"dataset-{os.urandom(6).hex()}" if name is None else name if version is None else f"{name}@{version}"
     where = {"job": job, "socket": socket}
     source = _Source(dataset, n, _rows.names_of(fields), batch, num_workers)
     with Reporter(progress, name or type(dataset).__name__) as report:
@@ -222,6 +220,8 @@ class _Spool:
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         if folder is None:
             folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else None)
+        import tempfile  # with shutil, bz2 and lzma: not for everybody who imports leat
+
         self._file = tempfile.TemporaryFile(dir=folder, prefix="leat-")
         self._blocks: collections.deque[tuple[int, int, dict[str, Array | None], int]] = collections.deque()
         self._end = 0
@@ -382,7 +382,7 @@ class _Making:
         left = self._drop(self._ranks_name, self._lengths_name)
         if self._anonymous:
             return False
-        attempt = uuid.uuid4().hex[:8]
+        attempt = os.urandom(4).hex()
         self._ranks = _core.create(self._ranks_name, {"word": ("u1", (_WORD_BYTES,))}, 2 * self._world,
                                    keys=[f"{attempt}-{i}" for i in range(2 * self._world)], **self._options, **self._where)
         return left

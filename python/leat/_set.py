@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import bisect
-import difflib
 import operator
 import os
 import sys
@@ -292,6 +291,8 @@ class WorkingSet:
         return isinstance(key, int) and not isinstance(key, bool) and -self._length <= key < self._length
 
     def _unknown(self, key: str) -> str:
+        import difflib
+
         # The keys around where it would stand, and some others, are enough to notice a slip.
         n, keys = self._length, self.keys()
         at = bisect.bisect_left(keys, key)

@@ -18,7 +18,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing import connection, get_context, parent_process, reduction
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -327,6 +326,8 @@ class _Fd:
         self.fd = fd
 
     def __reduce__(self) -> tuple[object, ...]:
+        from multiprocessing import reduction
+
         return (_fd_here, (reduction.DupFd(self.fd),))
 
 
@@ -342,6 +343,9 @@ class Processes:
     def __init__(self, work: Work, slots: Slots, workers: int, ws: WorkingSet, method: str | None) -> None:
         self.work, self.slots, self.workers = work, slots, max(1, workers)
         self.busy_s = self.read_s = 0.0
+        from multiprocessing import connection, get_context  # some ms, for those alone who take processes
+
+        self._wait = connection.wait
         context = get_context(method)
         self._jobs: dict[int, Job] = {}
         self._conns: list[Any] = []
@@ -379,7 +383,7 @@ class Processes:
         conns: dict[Any, int] = {conn: w for w, conn in enumerate(self._conns)}
         sentinels: dict[Any, int] = {process.sentinel: w for w, process in enumerate(self._processes)}
         while job.chunks:
-            ready = connection.wait([*conns, *sentinels], None if end is None else max(0.0, end - time.monotonic()))
+            ready = self._wait([*conns, *sentinels], None if end is None else max(0.0, end - time.monotonic()))
             if not ready:
                 raise TimedOut(f"no batch within {timeout} s: {_at_work(self.slots, self.workers)}")
             for one in ready:
@@ -392,7 +396,7 @@ class Processes:
     def poll(self) -> None:
         """Takes what is done, without waiting."""
         conns: dict[Any, int] = {conn: w for w, conn in enumerate(self._conns)}
-        while ready := connection.wait(list(conns), 0):
+        while ready := self._wait(list(conns), 0):
             for one in ready:
                 self._receive(conns[one])
 
@@ -458,6 +462,8 @@ def portable(error: BaseException) -> BaseException:
 
 def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: int, count: int, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank decides what Ctrl-C means
+    from multiprocessing import parent_process
+
     parent = parent_process()
     if parent is not None:
         threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
@@ -507,6 +513,8 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
 
 
 def _follow(sentinel: Any) -> None:
+    from multiprocessing import connection
+
     connection.wait([sentinel])
     os._exit(1)
 
