@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Calls wait at their origin until a connection has room. Connections are opened up to the limit before requests share one, as an answer
+ * that is behind another waits for it; small ones share because the round trips are what they cost.
+ *
+ * Failure modes: a name that does not resolve, and an origin none of whose addresses answers, end the calls that wait there. Deadlines
+ * and silence are looked at every TICK_NS: exact to that.
+ */
+#include <stdio.h>
+#include <strings.h>
+
+#include "backend/http/http_internal.h"
+#include "base/clock.h"
+
+/* --- calls ------------------------------------------------------------------------------------------------------------- */
+
+void client_enter(struct http_client *client)
+{
+    client->inside++;
+}
+
+static void pool_dispatch(struct http_pool *pool);
+
+void client_leave(struct http_client *client)
+{
+    struct http_conn *conn;
+    while (client->inside == 1 && !client->freeing && (client->kicked || !list_empty(&client->flush))) {
+        if (client->kicked) {
+            client->kicked = false;
+            list_for_each (node, &client->pools)
+                pool_dispatch(container_of(node, struct http_pool, node));
+        }
+        while ((conn = list_first(&client->flush, struct http_conn, flush_node))) {
+            list_remove(&conn->flush_node);
+            conn_send(conn);
+        }
+    }
+    if (--client->inside)
+        return;
+    while ((conn = list_first(&client->dead, struct http_conn, node))) {
+        list_remove(&conn->node);
+        conn_free(conn);
+    }
+}
+
+static void unqueue(struct http_client *client, struct http_pool *pool, struct http_call *call)
+{
+    list_remove(&call->node);
+    if (call->queued) {
+        call->queued = false;
+        pool->nwaiting--;
+        client->stats.waiting--;
+    }
+}
+
+static struct http_pool *pool_of(struct http_client *client, const struct http_origin *origin)
+{
+    list_for_each (node, &client->pools) {
+        struct http_pool *pool = container_of(node, struct http_pool, node);
+        if (pool->origin.port == origin->port && pool->origin.tls == origin->tls &&
+            strcasecmp(pool->origin.host, origin->host) == 0)
+            return pool;
+    }
+    return NULL;
+}
+
+void call_finish(struct http_client *client, struct http_call *call, int rc, const struct leat_error *err)
+{
+    struct http_pool *pool = pool_of(client, call->origin);
+    struct leat_error none = {0};
+    unqueue(client, pool, call);
+    call->conn = NULL;
+    if (rc < 0 && (!err || !err->message[0]))
+        error_sys(&none, rc, "%s:%u", call->origin->host, call->origin->port);
+    call->done(call, rc, rc < 0 ? (err && err->message[0] ? err : &none) : NULL);
+}
+
+static void wait_in_front(struct http_pool *pool, struct http_call *call, bool front)
+{
+    list_remove(&call->node);
+    if (front)
+        list_push_front(&pool->waiting, &call->node);
+    else
+        list_push_back(&pool->waiting, &call->node);
+    call->queued = true;
+    call->conn = NULL;
+    pool->nwaiting++;
+    pool->client->stats.waiting++;
+}
+
+void call_again(struct http_pool *pool, struct http_call *call, const struct leat_error *err)
+{
+    bool touched = call->conn && call->conn->sending != call; /* it may have been acted upon */
+    if ((touched && !call->repeatable) || ++call->tries > TRIES_MAX || pool->client->freeing) {
+        call_finish(pool->client, call, pool->client->freeing ? -ECANCELED : LEAT_PEER_GONE, err);
+        return;
+    }
+    pool->client->stats.repeated++;
+    call->received = 0;
+    call->status = 0;
+    call->text.len = 0;
+    wait_in_front(pool, call, true);
+}
+
+int http_call_start(struct http_client *client, struct http_call *call)
+{
+    call->status = 0;
+    call->received = 0;
+    call->text = (struct bytes_out){0};
+    call->conn = NULL;
+    call->queued = false;
+    call->tries = 0;
+    call->first_byte_ns = 0;
+    call->started_ns = clock_now_ns();
+    list_init(&call->node);
+    struct http_pool *pool = pool_of(client, call->origin);
+    if (!pool) {
+        pool = calloc(1, sizeof(*pool));
+        if (pool) {
+            pool->client = client;
+            pool->origin = *call->origin;
+            pool->pipeline = client->config.pipeline;
+            list_init(&pool->conns);
+            list_init(&pool->waiting);
+            list_push_back(&client->pools, &pool->node);
+        }
+    }
+    if (!pool)
+        return -ENOMEM;
+    client->stats.calls++;
+    wait_in_front(pool, call, false);
+    client->kicked = true;
+    if (client->inside == 0)
+        loop_timer_set(client->loop, &client->kick, 1); /* on its way from the loop, not from in here */
+    return 0;
+}
+
+void http_call_cancel(struct http_client *client, struct http_call *call)
+{
+    struct http_conn *conn = call->conn;
+    if (!conn) {
+        if (call->queued)
+            unqueue(client, pool_of(client, call->origin), call);
+        return;
+    }
+    client_enter(client);
+    bool unsent = conn->sending && conn->sending == call && conn->sent == 0;
+    bool behind = false;
+    for (struct list *at = conn->sending ? conn->sending->node.next : &conn->calls; at != &conn->calls;
+         at = at->next)
+        behind |= at == &call->node;
+    if (unsent) {
+        struct list *next = call->node.next;
+        conn->sending = next == &conn->calls ? NULL : container_of(next, struct http_call, node);
+    }
+    list_remove(&call->node);
+    conn->ncalls--;
+    call->conn = NULL;
+    if (!unsent && !behind) {
+        /* Its answer is due on this connection. Nobody is left to take it. */
+        struct leat_error err;
+        if (conn->sending == call)
+            conn->sending = NULL;
+        conn->answering = false;
+        conn->completed++; /* so that the next one is not taken for the culprit */
+        conn_close(conn, error_set(&err, -ECANCELED, "another call on the connection was cancelled"), &err);
+    }
+    client_leave(client);
+}
+
+/* --- origins ----------------------------------------------------------------------------------------------------------- */
+
+void pool_fail(struct http_pool *pool, int rc, const struct leat_error *err)
+{
+    struct list now = {&now, &now};
+    /* Only those that wait now: done() may start more. */
+    while (!list_empty(&pool->waiting)) {
+        struct list *node = pool->waiting.next;
+        list_remove(node);
+        list_push_back(&now, node);
+    }
+    struct http_call *call;
+    while ((call = list_first(&now, struct http_call, node)))
+        call_finish(pool->client, call, rc, err);
+}
+
+static void resolved(void *user, const struct http_address *addresses, unsigned n, const char *why)
+{
+    struct http_pool *pool = user;
+    struct http_client *client = pool->client;
+    client_enter(client);
+    pool->resolving = NULL;
+    if (n == 0 && pool->resolved_ns) {
+        pool->resolved_ns = clock_now_ns(); /* the old ones serve on */
+    } else if (n == 0) {
+        struct leat_error err;
+        error_set(&err, LEAT_NOT_FOUND, "%s: no address for this name (%s)", pool->origin.host,
+                  why ? why : "none given");
+        pool_fail(pool, LEAT_NOT_FOUND, &err);
+    } else {
+        memcpy(pool->addresses, addresses, n * sizeof(*addresses));
+        pool->naddresses = n;
+        pool->next_address %= n;
+        pool->resolved_ns = clock_now_ns();
+        client->kicked = true;
+    }
+    client_leave(client);
+}
+
+/* Addresses at hand? A name is asked again now and then, while the old ones serve. */
+static bool pool_resolved(struct http_pool *pool)
+{
+    uint64_t now = clock_now_ns();
+    if (!pool->resolving && (pool->resolved_ns == 0 || now - pool->resolved_ns > RESOLVED_NS)) {
+        int rc = resolve_start(pool->client->loop, pool->origin.host, pool->origin.port, resolved, pool,
+                               &pool->resolving);
+        if (rc < 0 && pool->resolved_ns == 0) {
+            struct leat_error err;
+            error_sys(&err, rc, "%s", pool->origin.host);
+            pool_fail(pool, rc, &err);
+        }
+    }
+    return pool->resolved_ns != 0;
+}
+
+/* The open connection that this call should take, or NULL. */
+static struct http_conn *pool_room(struct http_pool *pool, const struct http_call *call, bool share)
+{
+    struct http_conn *best = NULL;
+    list_for_each (node, &pool->conns) {
+        struct http_conn *conn = container_of(node, struct http_conn, node);
+        if (conn->state != CONN_OPEN || conn->last)
+            continue;
+        if (conn->ncalls == 0)
+            return conn;
+        if (!share || conn->ncalls >= pool->pipeline || (best && best->ncalls <= conn->ncalls))
+            continue;
+        struct http_call *last = container_of(conn->calls.prev, struct http_call, node);
+        if (last->small && call->small && call->repeatable && last->body_len == 0)
+            best = conn;
+    }
+    return best;
+}
+
+static void pool_dispatch(struct http_pool *pool)
+{
+    struct http_client *client = pool->client;
+    struct http_call *call;
+    while ((call = list_first(&pool->waiting, struct http_call, node))) {
+        bool full = pool->nconns >= client->config.connections;
+        struct http_conn *conn = pool_room(pool, call, full && pool->pipeline > 1);
+        if (!conn)
+            break;
+        unqueue(client, pool, call);
+        conn_take(conn, call);
+    }
+    while (pool->nwaiting > pool->nconnecting && pool->nconns < client->config.connections &&
+           pool_resolved(pool)) {
+        struct leat_error err = {0};
+        int rc = conn_open(pool, &err);
+        if (rc < 0) {
+            if (pool->nconns == 0)
+                pool_fail(pool, rc, &err);
+            break;
+        }
+    }
+}
+
+/* --- time -------------------------------------------------------------------------------------------------------------- */
+
+static void kick(struct loop_timer *timer)
+{
+    struct http_client *client = container_of(timer, struct http_client, kick);
+    client_enter(client); /* leaving does it */
+    client_leave(client);
+}
+
+static void expire(struct http_client *client, struct http_call *call, uint64_t now)
+{
+    struct leat_error err;
+    error_set(&err, LEAT_TIMED_OUT, "%s:%u: not done after %.1f s%s", call->origin->host, call->origin->port,
+              (double)(now - call->started_ns) / NS_PER_S,
+              call->queued   ? " (no connection was free)"
+              : call->status ? ""
+                             : " (no answer)");
+    http_call_cancel(client, call);
+    call_finish(client, call, LEAT_TIMED_OUT, &err);
+}
+
+static struct http_call *find_expired(struct http_pool *pool, uint64_t now)
+{
+    list_for_each (node, &pool->waiting) {
+        struct http_call *call = container_of(node, struct http_call, node);
+        if (call->deadline_ns && now >= call->deadline_ns)
+            return call;
+    }
+    list_for_each (at, &pool->conns) {
+        struct http_conn *conn = container_of(at, struct http_conn, node);
+        list_for_each (node, &conn->calls) {
+            struct http_call *call = container_of(node, struct http_call, node);
+            if (call->deadline_ns && now >= call->deadline_ns)
+                return call;
+        }
+    }
+    return NULL;
+}
+
+static struct http_conn *find_silent(struct http_pool *pool, uint64_t now, struct leat_error *ret_err)
+{
+    const struct http_client_config *config = &pool->client->config;
+    list_for_each (node, &pool->conns) {
+        struct http_conn *conn = container_of(node, struct http_conn, node);
+        uint64_t silent = now - conn->heard_ns;
+        const char *host = pool->origin.host;
+        unsigned port = pool->origin.port;
+        if (conn->state != CONN_OPEN && now - conn->began_ns > config->connect_ns) {
+            error_set(ret_err, LEAT_TIMED_OUT, "%s:%u: no connection within %.1f s", host, port,
+                      (double)config->connect_ns / NS_PER_S);
+            return conn;
+        }
+        if (conn->state == CONN_OPEN && conn->ncalls == 0 && silent > config->keep_ns) {
+            *ret_err = (struct leat_error){0};
+            return conn;
+        }
+        if (conn->state == CONN_OPEN && conn->ncalls && silent > config->silence_ns) {
+            error_set(ret_err, LEAT_TIMED_OUT, "%s:%u: nothing came for %.1f s", host, port,
+                      (double)config->silence_ns / NS_PER_S);
+            conn->answering = true; /* it is this call that hangs */
+            return conn;
+        }
+    }
+    return NULL;
+}
+
+static void tick(struct loop_timer *timer)
+{
+    struct http_client *client = container_of(timer, struct http_client, tick);
+    uint64_t now = clock_now_ns();
+    client_enter(client);
+    list_for_each (node, &client->pools) {
+        struct http_pool *pool = container_of(node, struct http_pool, node);
+        struct http_call *call;
+        struct http_conn *conn;
+        struct leat_error err;
+        while ((call = find_expired(pool, now)))
+            expire(client, call, now);
+        while ((conn = find_silent(pool, now, &err))) {
+            bool connecting = conn->state != CONN_OPEN;
+            conn_close(conn, err.message[0] ? LEAT_TIMED_OUT : 0, &err);
+            if (connecting && pool->nconns == pool->nconnecting &&
+                ++pool->failed_in_turn >= pool->naddresses) {
+                pool->failed_in_turn = 0;
+                pool->resolved_ns = 0;
+                pool_fail(pool, LEAT_TIMED_OUT, &err);
+            }
+        }
+        client->kicked |= pool->nwaiting != 0;
+    }
+    client_leave(client);
+    loop_timer_set(client->loop, &client->tick, now + TICK_NS);
+}
+
+/* --- the client -------------------------------------------------------------------------------------------------------- */
+
+int http_client_new(struct loop *loop, const struct http_client_config *config,
+                    struct http_client **ret_client, struct leat_error *err)
+{
+    struct http_client *client = calloc(1, sizeof(*client));
+    if (!client)
+        return -ENOMEM;
+    client->loop = loop;
+    client->config = *config;
+    struct http_client_config *c = &client->config;
+    c->connections = c->connections ? c->connections : 16;
+    c->pipeline = c->pipeline ? c->pipeline : 8;
+    c->connect_ns = c->connect_ns ? c->connect_ns : 5 * NS_PER_S;
+    c->silence_ns = c->silence_ns ? c->silence_ns : 20 * NS_PER_S;
+    c->keep_ns = c->keep_ns ? c->keep_ns : 15 * NS_PER_S;
+    list_init(&client->pools);
+    list_init(&client->flush);
+    list_init(&client->dead);
+    client->tick.fire = tick;
+    client->kick.fire = kick;
+    int rc = tls_context(config, &client->tls, err);
+    if (rc < 0) {
+        free(client);
+        return rc;
+    }
+    c->ca_file = NULL; /* was the caller's */
+    loop_timer_set(loop, &client->tick, clock_now_ns() + TICK_NS);
+    *ret_client = client;
+    return 0;
+}
+
+void http_client_free(struct http_client *client)
+{
+    if (!client)
+        return;
+    client->freeing = true;
+    client_enter(client);
+    loop_timer_clear(&client->tick);
+    loop_timer_clear(&client->kick);
+    list_for_each (node, &client->pools) {
+        struct http_pool *pool = container_of(node, struct http_pool, node);
+        struct http_conn *conn;
+        struct leat_error err;
+        error_set(&err, -ECANCELED, "%s:%u: the client was closed", pool->origin.host, pool->origin.port);
+        while ((conn = list_first(&pool->conns, struct http_conn, node)))
+            conn_close(conn, -ECANCELED, &err);
+        pool_fail(pool, -ECANCELED, &err);
+        if (pool->resolving)
+            resolve_forget(pool->resolving);
+    }
+    client_leave(client);
+    struct http_pool *pool;
+    while ((pool = list_first(&client->pools, struct http_pool, node))) {
+        list_remove(&pool->node);
+        if (pool->session)
+            SSL_SESSION_free(pool->session);
+        free(pool);
+    }
+    SSL_CTX_free(client->tls);
+    free(client);
+}
+
+void http_client_stats(const struct http_client *client, struct http_client_stats *ret_stats)
+{
+    *ret_stats = client->stats;
+}

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * getaddrinfo blocks for as long as the network likes, so each question gets a thread. The thread and the asker share one object
+ * with two holders; who lets go last frees it. Nothing waits for the thread: a loop that ends first takes its queued message along, and the
+ * memory of that one question is then lost to the end of the process.
+ */
+#include <netdb.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+
+#include "backend/http/http_internal.h"
+
+struct resolve {
+    pthread_mutex_t lock;
+    unsigned holders;
+    struct loop *loop; /* NULL once forgotten */
+    char host[320], port[8];
+    void (*done)(void *user, const struct http_address *addresses, unsigned n, const char *why);
+    void *user;
+    struct http_address addresses[ADDRESSES_MAX];
+    unsigned n;
+    const char *why;
+};
+
+static void let_go(struct resolve *r)
+{
+    pthread_mutex_lock(&r->lock);
+    bool last = --r->holders == 0;
+    pthread_mutex_unlock(&r->lock);
+    if (last) {
+        pthread_mutex_destroy(&r->lock);
+        free(r);
+    }
+}
+
+static void answer(void *arg)
+{
+    struct resolve *r = arg;
+    if (r->loop) { /* only the loop's thread forgets */
+        r->loop = NULL;
+        r->done(r->user, r->addresses, r->n, r->why);
+        let_go(r); /* the asker's part */
+    }
+    let_go(r);
+}
+
+static void *resolve_main(void *arg)
+{
+    struct resolve *r = arg;
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | AI_ADDRCONFIG},
+                    *found = NULL;
+    int rc = getaddrinfo(r->host, r->port, &hints, &found);
+    if (rc == EAI_ADDRFAMILY || rc == EAI_NONAME) { /* a machine with nothing but loopback */
+        hints.ai_flags = AI_NUMERICSERV;
+        rc = getaddrinfo(r->host, r->port, &hints, &found);
+    }
+    if (rc != 0)
+        r->why = gai_strerror(rc);
+    for (struct addrinfo *a = rc == 0 ? found : NULL; a && r->n < ADDRESSES_MAX; a = a->ai_next) {
+        if (a->ai_addrlen > sizeof(r->addresses[0].addr))
+            continue;
+        memcpy(&r->addresses[r->n].addr, a->ai_addr, a->ai_addrlen);
+        r->addresses[r->n++].len = a->ai_addrlen;
+    }
+    if (found)
+        freeaddrinfo(found);
+    pthread_mutex_lock(&r->lock);
+    struct loop *loop = r->loop;
+    /* Posting under the lock: whoever forgets waits for it, so the loop is still there. */
+    bool posted = loop && loop_post(loop, answer, r) == 0;
+    pthread_mutex_unlock(&r->lock);
+    if (!posted)
+        let_go(r);
+    return NULL;
+}
+
+int resolve_start(struct loop *loop, const char *host, uint16_t port,
+                  void (*done)(void *user, const struct http_address *addresses, unsigned n, const char *why),
+                  void *user, struct resolve **ret_resolve)
+{
+    struct resolve *r = calloc(1, sizeof(*r));
+    pthread_attr_t attr;
+    pthread_t thread;
+    sigset_t all, old;
+    if (!r)
+        return -ENOMEM;
+    pthread_mutex_init(&r->lock, NULL);
+    r->holders = 2;
+    r->loop = loop;
+    r->done = done;
+    r->user = user;
+    snprintf(r->host, sizeof(r->host), "%s", host);
+    snprintf(r->port, sizeof(r->port), "%u", port);
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int rc = pthread_create(&thread, &attr, resolve_main, r);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    if (rc != 0) {
+        pthread_mutex_destroy(&r->lock);
+        free(r);
+        return -rc;
+    }
+    *ret_resolve = r;
+    return 0;
+}
+
+void resolve_forget(struct resolve *r)
+{
+    pthread_mutex_lock(&r->lock);
+    r->loop = NULL;
+    pthread_mutex_unlock(&r->lock);
+    let_go(r);
+}

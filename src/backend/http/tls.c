@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * OpenSSL on a socket of ours. Certificates are checked against the system's authorities (or ca_file) and the name that was asked for;
+ * TLS 1.2 is the least. Sessions are kept for an origin, so that the second connection costs no asymmetric work.
+ */
+#include <arpa/inet.h>
+#include <openssl/err.h>
+#include <openssl/x509v3.h>
+#include <sys/epoll.h>
+
+#include "backend/http/http_internal.h"
+
+static const char *reason(void)
+{
+    unsigned long code = ERR_peek_last_error();
+    const char *text = code ? ERR_reason_error_string(code) : NULL;
+    ERR_clear_error();
+    return text ? text : "unknown error";
+}
+
+static int keep_session(SSL *ssl, SSL_SESSION *session)
+{
+    struct http_conn *conn = SSL_get_app_data(ssl);
+    if (conn->pool->session)
+        SSL_SESSION_free(conn->pool->session);
+    conn->pool->session = session;
+    return 1; /* ours now */
+}
+
+int tls_context(const struct http_client_config *config, SSL_CTX **ret_context, struct leat_error *err)
+{
+    static const unsigned char alpn[] = "\x08http/1.1";
+    SSL_CTX *ctx = SSL_CTX_new(TLS_client_method());
+    if (!ctx)
+        return error_set(err, -ENOMEM, "TLS: %s", reason());
+    SSL_CTX_set_min_proto_version(ctx, TLS1_2_VERSION);
+    SSL_CTX_set_mode(ctx, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
+                              SSL_MODE_AUTO_RETRY);
+    SSL_CTX_set_options(ctx, SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION | SSL_OP_ENABLE_KTLS);
+    SSL_CTX_set_alpn_protos(ctx, alpn, sizeof(alpn) - 1);
+    SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_CLIENT | SSL_SESS_CACHE_NO_INTERNAL);
+    SSL_CTX_sess_set_new_cb(ctx, keep_session);
+    SSL_CTX_set_verify(ctx, config->insecure ? SSL_VERIFY_NONE : SSL_VERIFY_PEER, NULL);
+    if (config->ca_file && !config->insecure) {
+        if (access(config->ca_file, R_OK) < 0) {
+            int rc = -errno;
+            SSL_CTX_free(ctx);
+            return error_sys(err, rc, "CA file %s", config->ca_file);
+        }
+        if (!SSL_CTX_load_verify_locations(ctx, config->ca_file, NULL)) {
+            SSL_CTX_free(ctx);
+            return error_set(err, LEAT_INVALID,
+                             "CA file %s has no certificate that can be read: PEM is wanted (%s)",
+                             config->ca_file, reason());
+        }
+    } else {
+        SSL_CTX_set_default_verify_paths(ctx);
+    }
+    *ret_context = ctx;
+    return 0;
+}
+
+int tls_begin(struct http_conn *conn, struct leat_error *err)
+{
+    const char *host = conn->pool->origin.host;
+    unsigned char address[16];
+    bool numeric = inet_pton(AF_INET, host, address) == 1 || inet_pton(AF_INET6, host, address) == 1;
+    SSL *ssl = conn->ssl = SSL_new(conn->pool->client->tls);
+    if (!ssl || !SSL_set_fd(ssl, conn->source.fd))
+        return error_set(err, -ENOMEM, "TLS: %s", reason());
+    SSL_set_app_data(ssl, conn);
+    int ok = numeric ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), host)
+                     : SSL_set1_host(ssl, host) && SSL_set_tlsext_host_name(ssl, host);
+    if (!ok)
+        return error_set(err, LEAT_INVALID, "TLS: no certificate can be for \"%s\" (%s)", host, reason());
+    if (conn->pool->session)
+        SSL_set_session(ssl, conn->pool->session);
+    SSL_set_connect_state(ssl);
+    return 0;
+}
+
+/* What to do with the answer of an OpenSSL call that is not success. */
+static ssize_t trouble(struct http_conn *conn, int ret, const char *doing, struct leat_error *err)
+{
+    int saved = errno;
+    switch (SSL_get_error(conn->ssl, ret)) {
+    case SSL_ERROR_WANT_READ:
+    case SSL_ERROR_WANT_WRITE:
+        return -EAGAIN;
+    case SSL_ERROR_ZERO_RETURN:
+        return 0;
+    case SSL_ERROR_SYSCALL:
+        ERR_clear_error();
+        if (saved == 0)
+            return error_set(err, LEAT_PEER_GONE, "TLS: the connection ended without notice while %s", doing);
+        return error_set(err, saved == ECONNRESET || saved == EPIPE ? LEAT_PEER_GONE : -saved,
+                         "TLS: %s while %s", strerror(saved), doing);
+    default:
+        break;
+    }
+    long verify = SSL_get_verify_result(conn->ssl);
+    if (verify != X509_V_OK) {
+        ERR_clear_error();
+        return error_set(err, LEAT_DENIED, "TLS: the certificate of %s is not trusted: %s",
+                         conn->pool->origin.host, X509_verify_cert_error_string(verify));
+    }
+    unsigned long code = ERR_peek_last_error();
+    if (ERR_GET_LIB(code) == ERR_LIB_SSL && ERR_GET_REASON(code) == SSL_R_UNEXPECTED_EOF_WHILE_READING) {
+        ERR_clear_error();
+        return error_set(err, LEAT_PEER_GONE, "TLS: the connection ended without notice while %s", doing);
+    }
+    return error_set(err, -EPROTO, "TLS: %s while %s", reason(), doing);
+}
+
+int tls_handshake(struct http_conn *conn, uint32_t *ret_events, struct leat_error *err)
+{
+    ERR_clear_error();
+    errno = 0;
+    int ret = SSL_do_handshake(conn->ssl);
+    if (ret == 1) {
+        struct http_client_stats *stats = &conn->pool->client->stats;
+        stats->handshakes++;
+        stats->resumed += SSL_session_reused(conn->ssl) == 1;
+        return 1;
+    }
+    bool write = SSL_get_error(conn->ssl, ret) == SSL_ERROR_WANT_WRITE;
+    ssize_t rc = trouble(conn, ret, "shaking hands", err);
+    if (rc == -EAGAIN) {
+        *ret_events = write ? EPOLLOUT : EPOLLIN;
+        return 0;
+    }
+    return rc < 0 ? (int)rc : error_set(err, LEAT_PEER_GONE, "TLS: closed while shaking hands");
+}
+
+ssize_t tls_read(struct http_conn *conn, void *buf, size_t len, struct leat_error *err)
+{
+    size_t n = 0;
+    ERR_clear_error();
+    errno = 0;
+    int ret = SSL_read_ex(conn->ssl, buf, len, &n);
+    return ret == 1 ? (ssize_t)n : trouble(conn, ret, "receiving", err);
+}
+
+ssize_t tls_write(struct http_conn *conn, const void *buf, size_t len, struct leat_error *err)
+{
+    size_t n = 0;
+    ERR_clear_error();
+    errno = 0;
+    int ret = SSL_write_ex(conn->ssl, buf, len, &n);
+    return ret == 1 ? (ssize_t)n : trouble(conn, ret, "sending", err);
+}
