@@ -91,7 +91,7 @@ static void wait_in_front(struct http_pool *pool, struct http_call *call, bool f
 void call_again(struct http_pool *pool, struct http_call *call, const struct leat_error *err)
 {
     bool touched = call->conn && call->conn->sending != call; /* it may have been acted upon */
-    if ((touched && !call->repeatable) || ++call->tries > TRIES_MAX || pool->client->freeing) {
+    if ((touched && !call->repeatable) || call->tries > TRIES_MAX || pool->client->freeing) {
         call_finish(pool->client, call, pool->client->freeing ? -ECANCELED : LEAT_PEER_GONE, err);
         return;
     }
@@ -381,7 +381,8 @@ int http_client_new(struct loop *loop, const struct http_client_config *config,
     list_init(&client->dead);
     client->tick.fire = tick;
     client->kick.fire = kick;
-    int rc = tls_context(config, &client->tls, err);
+    /* The system's authorities take some ms to read: not before somebody wants them. */
+    int rc = config->ca_file ? tls_context(config, &client->tls, err) : 0;
     if (rc < 0) {
         free(client);
         return rc;

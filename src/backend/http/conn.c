@@ -108,7 +108,7 @@ void conn_close(struct http_conn *conn, int rc, const struct leat_error *err)
     list_remove(&conn->flush_node);
     list_remove(&conn->node);
     list_push_back(&client->dead, &conn->node);
-    if (was_open && rc == LEAT_PEER_GONE && conn->ncalls > 1 && conn->completed < 4)
+    if (was_open && (rc == LEAT_PEER_GONE || rc == 0) && conn->ncalls > 1 && conn->completed < 4)
         pool->pipeline = 1; /* it answers one request and hangs up: some do */
 
     client_enter(client);
@@ -116,6 +116,9 @@ void conn_close(struct http_conn *conn, int rc, const struct leat_error *err)
     if (first && (conn->answering || conn->completed == 0)) {
         conn->ncalls--;
         call_finish(client, first, rc < 0 ? rc : LEAT_PEER_GONE, err);
+    } else if (first) {
+        first
+            ->tries++; /* those behind it were not looked at; a connection that answers nobody ends its first */
     }
     while (!list_empty(&conn->calls)) {
         /* From the last to the first, as each goes to the front of those that wait. */

@@ -65,7 +65,11 @@ int tls_begin(struct http_conn *conn, struct leat_error *err)
     const char *host = conn->pool->origin.host;
     unsigned char address[16];
     bool numeric = inet_pton(AF_INET, host, address) == 1 || inet_pton(AF_INET6, host, address) == 1;
-    SSL *ssl = conn->ssl = SSL_new(conn->pool->client->tls);
+    struct http_client *client = conn->pool->client;
+    int rc = client->tls ? 0 : tls_context(&client->config, &client->tls, err);
+    if (rc < 0)
+        return rc;
+    SSL *ssl = conn->ssl = SSL_new(client->tls);
     if (!ssl || !SSL_set_fd(ssl, conn->source.fd))
         return error_set(err, -ENOMEM, "TLS: %s", reason());
     SSL_set_app_data(ssl, conn);
