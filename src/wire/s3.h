@@ -91,15 +91,18 @@ struct s3_object {
 };
 
 /*
- * One page of ListObjectsV2, asked for with encoding-type=url. Keys are handed on at the page's end, since some stores say only there
- * whether they encoded them.
+ * One page of ListObjectsV2, asked for with encoding-type=url. First all of it is taken in, since some stores say only at its end whether they
+ * encoded the keys; then its objects are handed on.
  */
 struct s3_list;
-/* object: called for each, in the order of the page (prefixes where they stand); its answer below 0 ends all. NULL: out of memory. */
-struct s3_list *s3_list_new(int (*object)(void *user, const struct s3_object *object), void *user);
+/* NULL: out of memory. */
+struct s3_list *s3_list_new(void);
 void s3_list_free(struct s3_list *l);
-/* `last`: these are the page's last bytes. 0; LEAT_CORRUPT: no list, or one that is contradictory; -ENOMEM; what `object` answered. */
+/* `last`: these are the page's last bytes. 0; LEAT_CORRUPT: no list, or one that is contradictory; -ENOMEM. */
 int s3_list_feed(struct s3_list *l, const void *data, size_t len, bool last, struct leat_error *err);
+/* Calls `object` for each, in the order of the page (prefixes where they stand); its answer below 0 ends all. Once. */
+int s3_list_objects(struct s3_list *l, int (*object)(void *user, const struct s3_object *object), void *user,
+                    struct leat_error *err);
 /* Token of the next page, or NULL: this was the last one. */
 const char *s3_list_next(const struct s3_list *l);
 

@@ -18,8 +18,6 @@ struct listed {
 
 struct s3_list {
     struct xml_reader *xml;
-    int (*object)(void *user, const struct s3_object *object);
-    void *user;
     bool root, truncated, encoded;
     struct listed now;
     struct bytes_out texts, page;
@@ -93,13 +91,11 @@ static int list_end(void *user, const char *path, const char *text, size_t len)
     return l->texts.failed || l->page.failed ? -ENOMEM : 0;
 }
 
-struct s3_list *s3_list_new(int (*object)(void *user, const struct s3_object *object), void *user)
+struct s3_list *s3_list_new(void)
 {
     struct s3_list *l = calloc(1, sizeof(*l));
     if (!l)
         return NULL;
-    l->object = object;
-    l->user = user;
     l->xml = xml_reader_new(list_start, list_end, l);
     bytes_put(&l->texts, "", 1);
     if (!l->xml || l->texts.failed) {
@@ -120,7 +116,18 @@ void s3_list_free(struct s3_list *l)
     free(l);
 }
 
-static int hand_on(struct s3_list *l)
+int s3_list_feed(struct s3_list *l, const void *data, size_t len, bool last, struct leat_error *err)
+{
+    int rc = xml_reader_feed(l->xml, data, len, last, err);
+    if (rc == 0 && last && l->truncated && !l->next)
+        rc = list_fail(l, "a list that goes on does not say where");
+    if (rc == LEAT_CORRUPT && l->why)
+        return error_set(err, rc, "list of objects: %s", l->why);
+    return rc;
+}
+
+int s3_list_objects(struct s3_list *l, int (*object)(void *user, const struct s3_object *object), void *user,
+                    struct leat_error *err)
 {
     const struct listed *page = (const struct listed *)l->page.data;
     size_t n = l->page.len / sizeof(*page);
@@ -132,11 +139,12 @@ static int hand_on(struct s3_list *l)
             for (char *plus = key; (plus = strchr(plus, '+'));)
                 *plus = ' ';
             if (!http_unescape(key, len, &len))
-                return list_fail(l, "a key with a broken escape");
+                return error_set(err, LEAT_CORRUPT, "list of objects: a key with a broken escape");
             key[len] = 0;
         }
         if (len == 0 || len > S3_KEY_MAX || memchr(key, 0, len))
-            return list_fail(l, "a key that is too long, or has a NUL in it");
+            return error_set(err, LEAT_CORRUPT,
+                             "list of objects: a key that is too long, or has a NUL in it");
         struct s3_object o = {
             .key = key,
             .key_len = len,
@@ -145,23 +153,11 @@ static int hand_on(struct s3_list *l)
             .modified = page[i].modified,
             .prefix = page[i].prefix,
         };
-        int rc = l->object(l->user, &o);
+        int rc = object(user, &o);
         if (rc < 0)
             return rc;
     }
     return 0;
-}
-
-int s3_list_feed(struct s3_list *l, const void *data, size_t len, bool last, struct leat_error *err)
-{
-    int rc = xml_reader_feed(l->xml, data, len, last, err);
-    if (rc == 0 && last && l->truncated && !l->next)
-        rc = list_fail(l, "a list that goes on does not say where");
-    if (rc == 0 && last)
-        rc = hand_on(l);
-    if (rc == LEAT_CORRUPT && l->why)
-        return error_set(err, rc, "list of objects: %s", l->why);
-    return rc;
 }
 
 const char *s3_list_next(const struct s3_list *l)

@@ -18,13 +18,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct s3_error e;
     char id[32];
     bool retry;
-    struct s3_list *l = s3_list_new(object, &n);
+    struct s3_list *l = s3_list_new();
     int rc = l ? s3_list_feed(l, data, size, true, NULL) : 0;
+    if (l && rc == 0)
+        rc = s3_list_objects(l, object, &n, NULL);
     s3_list_free(l);
-    l = s3_list_new(object, &pieces);
+    l = s3_list_new();
     int rc_pieces = 0;
     for (size_t at = 0; l && rc_pieces == 0 && at <= size; at += 7)
         rc_pieces = s3_list_feed(l, data + MIN(at, size), MIN((size_t)7, size - at), at + 7 > size, NULL);
+    if (l && rc_pieces == 0)
+        rc_pieces = s3_list_objects(l, object, &pieces, NULL);
     s3_list_free(l);
     if ((rc == 0) != (rc_pieces == 0) || (rc == 0 && n != pieces))
         abort();

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * backend.h: objects that live elsewhere: list, stat, ranged read, write. One session belongs to one thread and drives its own loop:
+ * reads are submitted, any number, and the thread waits for them, or does other things between. s3/ speaks to S3 and what resembles
+ * it, https/ to plain servers, dir/ to a folder, fault/ stands in front of one of them and breaks things in tests.
+ *
+ *   backend_submit ──▶ cut in blocks ──▶ requests, many at a time, tried again where that helps ──▶ done(read), exactly once
+ *
+ * What a read promises: all its bytes are those of one version of the object (its ETag is pinned by If-Match where the caller gives one, and
+ * compared where not), and those that the server gave a checksum for match it. Less is an error; the destination may have been written
+ * to then, and nothing is written to it after done().
+ * Failure modes: LEAT_NOT_FOUND, LEAT_DENIED, LEAT_STALE (changed), LEAT_CORRUPT, LEAT_TIMED_OUT, LEAT_PEER_GONE, LEAT_BUSY (throttled to the
+ * end), LEAT_UNSUPPORTED. Messages name bucket, key, range and cause; never a secret.
+ */
+#ifndef BACKEND_BACKEND_H
+#define BACKEND_BACKEND_H
+
+#include "base/base.h"
+#include "base/list.h"
+
+#define BACKEND_ETAG_MAX 160
+
+struct backend;
+struct backend_file;
+
+struct backend_config {
+    unsigned connections; /* to one host at a time; 0: 16 */
+    uint64_t block_bytes; /* of one request; 0: chosen by the size of a read */
+    uint64_t timeout_ns;  /* of a request, tries included; 0: 60 s */
+    unsigned tries;       /* of a block; 0: 6 */
+    /* S3. NULL: from the environment and AWS's files, as its own tools do it. */
+    const char *endpoint, *region, *profile, *style, *ca_file;
+    bool anonymous; /* requests are not signed */
+    bool insecure;  /* certificates are not looked at */
+};
+
+struct backend_object {
+    const char *uri;  /* the whole address; valid during the callback */
+    const char *name; /* what follows the prefix that was listed */
+    uint64_t bytes;
+    const char *etag; /* with its quotes; "" if there is none */
+    int64_t modified; /* seconds since 1970 */
+    bool prefix;      /* a "folder": only in a list that is not recursive */
+};
+
+struct backend_stat {
+    uint64_t bytes;
+    char etag[BACKEND_ETAG_MAX];
+    int64_t modified;
+};
+
+/* One range of one object. */
+struct backend_read {
+    /* in; the caller's, unchanged until done() */
+    struct backend_file *file;
+    uint64_t offset, bytes; /* bytes > 0, inside the object */
+    void *dst;
+    void (*done)(struct backend_read *read, int rc, const struct leat_error *err);
+    /* the session's */
+    struct list node;
+    uint64_t next, left; /* bytes not yet asked for begin here; bytes not yet there */
+    unsigned inside;     /* requests under way */
+    int rc;              /* the first error, and why */
+    struct leat_error *why;
+};
+
+struct backend_stats {
+    uint64_t requests, retries, throttled, bytes_in, bytes_straight, bytes_out, connections, handshakes,
+        resumed;
+    uint64_t checked, unchecked; /* reads of whole objects with and without a checksum of the server's */
+};
+
+/* Is this an address that a backend reads ("s3://", "http://", "https://")? */
+bool backend_uri(const char *uri);
+
+/* Reads no credentials and makes no connection yet. LEAT_INVALID: a setting. */
+int backend_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err);
+/* What is under way ends with -ECANCELED. NULL is fine. */
+void backend_free(struct backend *b);
+
+/*
+ * Every object below `uri` ("s3://bucket/prefix"), page by page, in the order of keys; `recursive` false: up to the next "/". Pages are asked for
+ * ahead while `object` runs. Its negative answer ends the list with it. LEAT_UNSUPPORTED for a server that has no lists.
+ */
+int backend_list(struct backend *b, const char *uri, bool recursive,
+                 int (*object)(void *user, const struct backend_object *object), void *user,
+                 struct leat_error *err);
+int backend_stat_object(struct backend *b, const char *uri, struct backend_stat *ret_stat,
+                        struct leat_error *err);
+
+/* A handle for reads: keeps what each request needs. etag NULL or "": the first answer pins it. bytes: of the object, if known (a read of all of it
+ * is then checked against the server's checksum), else 0. */
+int backend_open(struct backend *b, const char *uri, const char *etag, uint64_t bytes,
+                 struct backend_file **ret_file, struct leat_error *err);
+void backend_close(struct backend_file *file); /* no read of it is under way */
+
+/* done() does not run in here. */
+void backend_submit(struct backend *b, struct backend_read *read);
+/* Gives it up: returns when nothing touches its destination any more; done() is not called. */
+void backend_cancel(struct backend *b, struct backend_read *read);
+/* Works until at least `min_done` reads have ended, or none is left, or timeout_ms (-1: none) has passed. Number that ended, or -errno. */
+int backend_wait(struct backend *b, unsigned min_done, int timeout_ms);
+/* One range, now. Bytes that came: fewer only at the object's end. */
+int64_t backend_pread(struct backend *b, struct backend_file *file, void *dst, uint64_t bytes,
+                      uint64_t offset, struct leat_error *err);
+
+/* All of a descriptor's [0, bytes) under this name; in parts where that is due. Nothing is visible before all of it is there. */
+int backend_put(struct backend *b, const char *uri, int fd, uint64_t bytes, struct leat_error *err);
+int backend_delete(struct backend *b, const char *uri, struct leat_error *err);
+
+void backend_stats(const struct backend *b, struct backend_stats *ret_stats);
+
+#endif

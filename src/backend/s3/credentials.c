@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The list of credentials.h, one function a place. Each answers 1 (found), 0 (nothing here, go on) or negative (something is here, and it is
+ * wrong: going on would use another identity than the user meant).
+ */
+#include "backend/s3/credentials.h"
+
+#include <ctype.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <sys/wait.h>
+
+#include "backend/http/http_client.h"
+#include "base/clock.h"
+#include "loop/loop.h"
+#include "wire/s3.h"
+#include "wire/xml.h"
+
+#define ENDPOINT_NS (1 * NS_PER_S) /* of this machine or container */
+#define STS_NS      (10 * NS_PER_S)
+#define ANSWER_MAX  (64 * KIB)
+
+static void wipe(char **s)
+{
+    if (*s)
+        explicit_bzero(*s, strlen(*s));
+    free(*s);
+    *s = NULL;
+}
+
+void credentials_fini(struct credentials *c)
+{
+    wipe(&c->access_key);
+    wipe(&c->secret_key);
+    wipe(&c->token);
+    *c = (struct credentials){0};
+}
+
+static const char *env(const char *name)
+{
+    const char *value = getenv(name);
+    return value && *value ? value : NULL;
+}
+
+static int set(struct credentials *c, const char *access, const char *secret, const char *token,
+               const char *source)
+{
+    c->access_key = strdup(access);
+    c->secret_key = strdup(secret);
+    c->token = token && *token ? strdup(token) : NULL;
+    snprintf(c->source, sizeof(c->source), "%s", source);
+    if (!c->access_key || !c->secret_key || (token && *token && !c->token)) {
+        credentials_fini(c);
+        return -ENOMEM;
+    }
+    return 1;
+}
+
+/* --- an endpoint, asked once ------------------------------------------------------------------------------------------- */
+
+struct fetch {
+    struct http_call call;
+    int rc;
+    struct leat_error err;
+    bool over;
+};
+
+static void fetched(struct http_call *call, int rc, const struct leat_error *err)
+{
+    struct fetch *f = container_of(call, struct fetch, call);
+    f->rc = rc;
+    if (err)
+        f->err = *err;
+    f->over = true;
+}
+
+/* `headers`: lines with their ends. The answer's text with a NUL, which the caller wipes and frees. */
+static int fetch(const char *method, const char *url, const char *headers, uint64_t timeout_ns,
+                 int *ret_status, char **ret_text, struct leat_error *err)
+{
+    struct s3_endpoint e;
+    char header[340];
+    struct http_origin origin = {0};
+    const char *rest = strstr(url, "://");
+    const char *path = rest ? rest + 3 + strcspn(rest + 3, "/?") : NULL;
+    AUTO_FREE char *base = rest ? strndup(url, (size_t)(path - url)) : NULL;
+    int rc = base ? s3_endpoint_parse(base, NULL, "path", &e, err)
+                  : error_set(err, LEAT_INVALID, "\"%.200s\" is no address", url);
+    if (rc < 0)
+        return rc;
+    origin.tls = e.tls;
+    origin.port = e.port;
+    s3_endpoint_host(&e, NULL, origin.host, header);
+    struct bytes_out head = {0};
+    http_put(&head, method);
+    http_put(&head, *path == '/' ? " " : " /");
+    http_put(&head, path);
+    http_put(&head, " HTTP/1.1\r\n");
+    http_put_header(&head, "host", header);
+    http_put_header(&head, "user-agent", "leat");
+    http_put(&head, headers);
+    http_put(&head, "\r\n");
+    struct loop *loop = NULL;
+    struct http_client *client = NULL;
+    struct http_client_config config = {
+        .connections = 1, .connect_ns = timeout_ns, .ca_file = e.tls ? env("AWS_CA_BUNDLE") : NULL};
+    struct fetch f = {.call = {.origin = &origin,
+                               .method = method,
+                               .head = head.data,
+                               .head_len = head.len,
+                               .repeatable = true,
+                               .text_max = ANSWER_MAX,
+                               .deadline_ns = clock_now_ns() + timeout_ns,
+                               .done = fetched}};
+    rc = head.failed ? -ENOMEM : loop_new(&loop);
+    if (rc == 0)
+        rc = http_client_new(loop, &config, &client, err);
+    if (rc == 0)
+        rc = http_call_start(client, &f.call);
+    if (rc == 0) {
+        while (!f.over)
+            loop_turn(loop, -1);
+        rc = f.rc;
+        if (rc < 0 && err)
+            *err = f.err;
+    }
+    if (rc == 0) {
+        *ret_status = f.call.status;
+        *ret_text = f.call.text.len ? strndup((const char *)f.call.text.data, f.call.text.len) : strdup("");
+        rc = *ret_text ? 0 : -ENOMEM;
+    }
+    if (f.call.text.data)
+        explicit_bzero(f.call.text.data, f.call.text.len);
+    bytes_out_fini(&f.call.text);
+    if (head.data)
+        explicit_bzero(head.data, head.len);
+    bytes_out_fini(&head);
+    http_client_free(client);
+    loop_free(loop);
+    return rc;
+}
+
+/* --- answers ----------------------------------------------------------------------------------------------------------- */
+
+static time_t parse_time(const char *text)
+{
+    int64_t t;
+    char buf[40];
+    snprintf(buf, sizeof(buf), "%s", text);
+    char *plus = strstr(buf, "+00:00");
+    if (plus)
+        strcpy(plus, "Z");
+    return s3_time_parse(buf, &t) ? (time_t)t : 0;
+}
+
+/* Keys in JSON: of credential_process (SessionToken) and of the endpoints (Token). */
+static int take_json(struct credentials *c, const char *text, const char *source, struct leat_error *err)
+{
+    json_t *root = json_loads(text, 0, NULL);
+    const char *access = json_string_value(json_object_get(root, "AccessKeyId"));
+    const char *secret = json_string_value(json_object_get(root, "SecretAccessKey"));
+    const char *token = json_string_value(json_object_get(root, "SessionToken"));
+    const char *expires = json_string_value(json_object_get(root, "Expiration"));
+    if (!token)
+        token = json_string_value(json_object_get(root, "Token"));
+    int rc = access && secret
+                 ? set(c, access, secret, token, source)
+                 : error_set(err, LEAT_DENIED, "%s gave no AccessKeyId and SecretAccessKey in JSON", source);
+    if (rc == 1 && expires)
+        c->expires = parse_time(expires);
+    json_decref(root);
+    return rc;
+}
+
+/* --- places ------------------------------------------------------------------------------------------------------------ */
+
+static int from_environment(struct credentials *c, struct leat_error *err)
+{
+    const char *access = env("AWS_ACCESS_KEY_ID"), *secret = env("AWS_SECRET_ACCESS_KEY");
+    if (!access && !secret)
+        return 0;
+    if (!access || !secret)
+        return error_set(
+            err, LEAT_DENIED,
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together: only one of them is set");
+    return set(c, access, secret, env("AWS_SESSION_TOKEN"), "the environment");
+}
+
+static int run_process(struct credentials *c, const char *command, struct leat_error *err)
+{
+    FILE *f = popen(command, "re");
+    if (!f)
+        return error_sys(err, -errno, "credential_process");
+    char *text = calloc(1, ANSWER_MAX + 1);
+    size_t n = text ? fread(text, 1, ANSWER_MAX, f) : 0;
+    int status = pclose(f), rc;
+    if (!text)
+        return -ENOMEM;
+    if (status != 0)
+        rc = error_set(err, LEAT_DENIED, "credential_process of the profile ended with status %d",
+                       WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+    else
+        rc = take_json(c, text, "credential_process", err);
+    explicit_bzero(text, n);
+    free(text);
+    return rc;
+}
+
+static int from_profile(struct credentials *c, const struct aws_profile *p, struct leat_error *err)
+{
+    if (p->role && !p->web_token_file)
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "the profile takes on role %.120s, which Leat does not do by itself: add "
+                         "\"credential_process = aws configure "
+                         "export-credentials --profile NAME\" to a profile of its own and name that one",
+                         p->role);
+    if (p->access_key && p->secret_key)
+        return set(c, p->access_key, p->secret_key, p->token, "the profile");
+    if (p->process)
+        return run_process(c, p->process, err);
+    if (p->sso)
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "the profile signs in by SSO, which Leat does not do by itself: run \"aws sso "
+                         "login\", then \"eval $(aws configure "
+                         "export-credentials --format env)\"");
+    return 0;
+}
+
+struct sts {
+    struct bytes_out values[3];
+    char expires[40];
+};
+
+static int sts_element(void *user, const char *path, const char *text, size_t len)
+{
+    struct sts *s = user;
+    static const char at[] = "AssumeRoleWithWebIdentityResponse/AssumeRoleWithWebIdentityResult/Credentials/";
+    static const char *const names[3] = {"AccessKeyId", "SecretAccessKey", "SessionToken"};
+    if (strncmp(path, at, sizeof(at) - 1) != 0)
+        return 0;
+    path += sizeof(at) - 1;
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(path, names[i]) == 0) {
+            bytes_out_reset(&s->values[i]);
+            bytes_put(&s->values[i], text, len + 1);
+        }
+    }
+    if (strcmp(path, "Expiration") == 0)
+        snprintf(s->expires, sizeof(s->expires), "%s", text);
+    return 0;
+}
+
+static int take_sts(struct credentials *c, const char *text, struct leat_error *err)
+{
+    struct sts s = {0};
+    struct xml_reader *xml = xml_reader_new(NULL, sts_element, &s);
+    int rc = xml ? xml_reader_feed(xml, text, strlen(text), true, err) : -ENOMEM;
+    xml_reader_free(xml);
+    if (rc == 0 && s.values[0].len && s.values[1].len)
+        rc = set(c, (char *)s.values[0].data, (char *)s.values[1].data, (char *)s.values[2].data,
+                 "a web identity");
+    else if (rc == 0)
+        rc = error_set(err, LEAT_DENIED, "STS gave no credentials for the web identity");
+    if (rc == 1)
+        c->expires = parse_time(s.expires);
+    for (int i = 0; i < 3; i++) {
+        if (s.values[i].data)
+            explicit_bzero(s.values[i].data, s.values[i].len);
+        bytes_out_fini(&s.values[i]);
+    }
+    return rc;
+}
+
+static char *read_token(const char *path)
+{
+    FILE *f = fopen(path, "re");
+    char *text = f ? calloc(1, ANSWER_MAX + 1) : NULL;
+    if (text && fread(text, 1, ANSWER_MAX, f) == 0) {
+        free(text);
+        text = NULL;
+    }
+    if (f)
+        fclose(f);
+    for (size_t len = text ? strlen(text) : 0; len && isspace((unsigned char)text[len - 1]);)
+        text[--len] = 0;
+    return text;
+}
+
+static int from_web_identity(struct credentials *c, const struct aws_profile *p, struct leat_error *err)
+{
+    const char *file = env("AWS_WEB_IDENTITY_TOKEN_FILE"), *role = env("AWS_ROLE_ARN"),
+               *name = env("AWS_ROLE_SESSION_NAME");
+    const char *region = env("AWS_REGION"), *endpoint = env("AWS_ENDPOINT_URL_STS");
+    if (!file && p->web_token_file) {
+        file = p->web_token_file;
+        role = p->role;
+    }
+    if (!file || !role)
+        return 0;
+    region = region ? region : env("AWS_DEFAULT_REGION") ? env("AWS_DEFAULT_REGION") : p->region;
+    char *token = read_token(file);
+    if (!token)
+        return error_sys(err, LEAT_DENIED, "web identity token %s", file);
+    struct bytes_out url = {0};
+    if (endpoint) {
+        http_put(&url, endpoint);
+    } else {
+        http_put(&url, "https://sts.");
+        http_put(&url, region ? region : "us-east-1");
+        http_put(&url, ".amazonaws.com");
+    }
+    http_put(&url, "/?Action=AssumeRoleWithWebIdentity&RoleArn=");
+    http_escape(&url, role, strlen(role), false);
+    http_put(&url, "&RoleSessionName=");
+    http_escape(&url, name ? name : "leat", strlen(name ? name : "leat"), false);
+    http_put(&url, "&Version=2011-06-15&WebIdentityToken=");
+    http_escape(&url, token, strlen(token), false);
+    bytes_put(&url, "", 1);
+    char *text = NULL;
+    int status = 0;
+    int rc = url.failed
+                 ? -ENOMEM
+                 : fetch("GET", (char *)url.data, "accept: application/xml\r\n", STS_NS, &status, &text, err);
+    if (rc == 0 && status != 200) {
+        struct s3_error e;
+        s3_error_parse(text, strlen(text), &e);
+        rc = error_set(err, LEAT_DENIED, "STS refused the web identity for role %.100s: %d %s %s", role,
+                       status, e.code, e.message);
+    } else if (rc == 0) {
+        rc = take_sts(c, text, err);
+    } else {
+        error_prefix(err, rc, "STS");
+    }
+    wipe(&text);
+    wipe(&token);
+    if (url.data)
+        explicit_bzero(url.data, url.len);
+    bytes_out_fini(&url);
+    return rc;
+}
+
+static int from_container(struct credentials *c, struct leat_error *err)
+{
+    const char *relative = env("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
+               *full = env("AWS_CONTAINER_CREDENTIALS_FULL_URI");
+    const char *token = env("AWS_CONTAINER_AUTHORIZATION_TOKEN"),
+               *file = env("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
+    char url[600];
+    if (relative)
+        snprintf(url, sizeof(url), "http://169.254.170.2%s", relative);
+    else if (full)
+        snprintf(url, sizeof(url), "%s", full);
+    else
+        return 0;
+    char *from_file = file ? read_token(file) : NULL, *text = NULL;
+    struct bytes_out headers = {0};
+    int status = 0;
+    if (from_file || token)
+        http_put_header(&headers, "authorization", from_file ? from_file : token);
+    bytes_put(&headers, "", 1);
+    int rc = headers.failed
+                 ? error_set(err, LEAT_INVALID, "the container's authorization token has line ends in it")
+                 : fetch("GET", url, (char *)headers.data, ENDPOINT_NS, &status, &text, err);
+    if (rc == 0)
+        rc = status == 200
+                 ? take_json(c, text, "the container's endpoint", err)
+                 : error_set(err, LEAT_DENIED, "the container's credentials endpoint answered %d", status);
+    wipe(&text);
+    wipe(&from_file);
+    if (headers.data)
+        explicit_bzero(headers.data, headers.len);
+    bytes_out_fini(&headers);
+    return rc;
+}
+
+static int from_instance(struct credentials *c, struct leat_error *err)
+{
+    const char *disabled = env("AWS_EC2_METADATA_DISABLED"), *base = env("AWS_EC2_METADATA_SERVICE_ENDPOINT");
+    static const char roles[] = "/latest/meta-data/iam/security-credentials/";
+    char url[700], header[300];
+    char *token = NULL, *role = NULL, *text = NULL;
+    int status = 0, rc = 0;
+    if (disabled && strcasecmp(disabled, "true") == 0)
+        return 0;
+    base = base ? base : "http://169.254.169.254";
+    snprintf(url, sizeof(url), "%.300s/latest/api/token", base);
+    /* Nobody there is the usual case: this is no machine of Amazon's. */
+    if (fetch("PUT", url, "x-aws-ec2-metadata-token-ttl-seconds: 300\r\ncontent-length: 0\r\n", ENDPOINT_NS,
+              &status, &token, NULL) < 0 ||
+        status != 200 || strlen(token) > 200 || strpbrk(token, "\r\n"))
+        goto out;
+    snprintf(header, sizeof(header), "x-aws-ec2-metadata-token: %s\r\n", token);
+    snprintf(url, sizeof(url), "%.300s%s", base, roles);
+    if (fetch("GET", url, header, ENDPOINT_NS, &status, &role, NULL) < 0 || status != 200)
+        goto out; /* no role was given to it */
+    role[strcspn(role, "\r\n")] = 0;
+    snprintf(url, sizeof(url), "%.300s%s%.200s", base, roles, role);
+    rc = fetch("GET", url, header, ENDPOINT_NS, &status, &text, err);
+    if (rc == 0)
+        rc = status == 200
+                 ? take_json(c, text, "the instance's endpoint", err)
+                 : error_set(err, LEAT_DENIED, "the instance's credentials endpoint answered %d", status);
+out:
+    explicit_bzero(header, sizeof(header));
+    wipe(&token);
+    wipe(&role);
+    wipe(&text);
+    return rc;
+}
+
+int credentials_find(const char *profile, struct credentials *ret_credentials, struct leat_error *err)
+{
+    struct credentials c = {0};
+    struct aws_profile p = {0};
+    /* A profile that was named comes before the environment's keys, as with AWS's tools. */
+    int rc = profile ? 0 : from_environment(&c, err);
+    if (rc == 0)
+        rc = aws_profile_read(profile, &p, err);
+    if (rc == 0)
+        rc = from_profile(&c, &p, err);
+    if (rc == 0)
+        rc = from_web_identity(&c, &p, err);
+    if (rc == 0)
+        rc = from_container(&c, err);
+    if (rc == 0)
+        rc = from_instance(&c, err);
+    aws_profile_fini(&p);
+    if (rc == 0)
+        return error_set(err, LEAT_DENIED,
+                         "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write "
+                         "~/.aws/credentials (aws configure); "
+                         "a public bucket is read with LEAT_S3_ANONYMOUS=1");
+    if (rc < 0)
+        return rc;
+    *ret_credentials = c;
+    return 0;
+}

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Writing: one PUT, or parts where an object is large. Each request carries a CRC32C of its bytes, which the server checks; over TLS the
+ * payload is not hashed a second time for the signature.
+ *
+ * Failure modes: a part that fails is tried again as any request; when one fails for good the upload is aborted, so that nobody pays for
+ * parts that nobody sees. An upload whose process is killed leaves its parts to the bucket's lifecycle rule.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+
+#include "backend/s3/session.h"
+#include "base/crc32c.h"
+
+#define ONE_PUT         (16 * MIB)
+#define PART_BYTES      (16 * MIB)
+#define PARTS_AT_A_TIME 4u
+
+struct part {
+    struct request rq;
+    unsigned number; /* from 1; 0: idle */
+    char *buf;
+    uint64_t bytes;
+    char query[S3_KEY_MAX + 64], crc[12], sha[SIGV4_SIGNATURE];
+    struct s3_header headers[1];
+    char *etag;
+    int rc;
+    struct leat_error err;
+    bool over;
+};
+
+struct upload {
+    struct backend *b;
+    struct target target;
+    int fd;
+    uint64_t bytes, part_bytes;
+    unsigned nparts;
+    char id[1024];
+    char **etags;
+    struct part parts[PARTS_AT_A_TIME];
+};
+
+static void base64_crc(uint32_t crc, char out[12])
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    uint64_t v = (uint64_t)crc << 4;
+    for (int i = 5; i >= 0; i--, v >>= 6)
+        out[i] = digits[v & 63];
+    strcpy(out + 6, "==");
+}
+
+static int part_head(struct request *rq, const struct http_reader *reader, const char *buf,
+                     struct leat_error *err)
+{
+    struct part *p = container_of(rq, struct part, rq);
+    struct http_text etag = http_header(reader, buf, "etag");
+    free(p->etag);
+    p->etag = etag.len ? strndup(etag.data, etag.len) : strdup("");
+    return p->etag ? 0 : -ENOMEM;
+}
+
+static void part_over(struct request *rq, int rc, const struct leat_error *err)
+{
+    struct part *p = container_of(rq, struct part, rq);
+    p->rc = rc;
+    if (err)
+        p->err = *err;
+    p->over = true;
+}
+
+/* Bytes [at, +bytes) of the file into the part's buffer, and the request that carries them. */
+static int part_start(struct upload *u, struct part *p, uint64_t at, uint64_t bytes, struct leat_error *err)
+{
+    for (uint64_t got = 0; got < bytes;) {
+        ssize_t n = pread(u->fd, p->buf + got, bytes - got, (off_t)(at + got));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? error_sys(err, -errno, "reading what is to be stored as %.300s", u->target.uri)
+                         : error_set(err, LEAT_STALE, "%.300s: the file became shorter while it was stored",
+                                     u->target.uri);
+        got += (uint64_t)n;
+    }
+    base64_crc(crc32c(0, p->buf, bytes), p->crc);
+    const char *payload = SIGV4_UNSIGNED;
+    if (!u->target.bucket->endpoint.tls) {
+        int rc = sigv4_sha256(p->buf, bytes, p->sha);
+        if (rc < 0)
+            return rc;
+        payload = p->sha;
+    }
+    p->bytes = bytes;
+    p->over = false;
+    p->headers[0] = (struct s3_header){"x-amz-checksum-crc32c", p->crc};
+    request_fini(&p->rq);
+    p->rq = (struct request){
+        .b = u->b,
+        .target = &u->target,
+        .say = {.method = "PUT",
+                .query = p->query[0] ? p->query : NULL,
+                .payload = payload,
+                .has_body = true,
+                .content_length = bytes,
+                .headers = p->headers,
+                .nheaders = 1},
+        .body = p->buf,
+        .body_len = bytes,
+        .repeatable = true,
+        .on_head = part_head,
+        .finished = part_over,
+    };
+    u->b->stats.bytes_out += bytes;
+    request_start(&p->rq);
+    return 0;
+}
+
+/* A request without payload of its own, or with some XML; waits for it. */
+static int say(struct upload *u, const char *method, const char *query, const struct bytes_out *body,
+               struct bytes_out *ret_text, struct leat_error *err)
+{
+    struct part *p = &u->parts[0];
+    char sha[SIGV4_SIGNATURE];
+    int rc = body ? sigv4_sha256(body->data, body->len, sha) : 0;
+    if (rc < 0)
+        return rc;
+    p->over = false;
+    request_fini(&p->rq);
+    p->rq = (struct request){
+        .b = u->b,
+        .target = &u->target,
+        .say = {.method = method,
+                .query = query,
+                .payload = body ? sha : NULL,
+                .has_body = strcmp(method, "DELETE") != 0,
+                .content_length = body ? body->len : 0},
+        .body = body ? body->data : NULL,
+        .body_len = body ? body->len : 0,
+        .repeatable = true,
+        .finished = part_over,
+    };
+    request_start(&p->rq);
+    session_run(u->b, &p->over);
+    if (p->rc < 0 && err)
+        *err = p->err;
+    if (p->rc == 0 && ret_text) {
+        *ret_text = p->rq.text;
+        p->rq.text = (struct bytes_out){0};
+    }
+    return p->rc;
+}
+
+static void part_query(struct upload *u, unsigned number, char *out, size_t cap)
+{
+    struct bytes_out q = {0};
+    char text[16];
+    snprintf(text, sizeof(text), "%u", number);
+    if (number)
+        s3_query_put(&q, "partNumber", text);
+    s3_query_put(&q, "uploadId", u->id);
+    bytes_put(&q, "", 1);
+    snprintf(out, cap, "%s", q.failed ? "" : (char *)q.data);
+    bytes_out_fini(&q);
+}
+
+static int upload_parts(struct upload *u, struct leat_error *err)
+{
+    unsigned next = 1, done = 0;
+    int rc = 0;
+    while (rc == 0 && done < u->nparts) {
+        for (unsigned i = 0; i < PARTS_AT_A_TIME && rc == 0; i++) {
+            struct part *p = &u->parts[i];
+            if (p->number && p->over) {
+                rc = p->rc;
+                if (rc < 0 && err)
+                    *err = p->err;
+                u->etags[p->number - 1] = TAKE_PTR(p->etag);
+                p->number = 0;
+                done++;
+            }
+            if (rc == 0 && !p->number && next <= u->nparts) {
+                uint64_t at = (next - 1) * u->part_bytes;
+                p->number = next++;
+                part_query(u, p->number, p->query, sizeof(p->query));
+                rc = part_start(u, p, at, MIN(u->part_bytes, u->bytes - at), err);
+            }
+        }
+        if (rc == 0 && done < u->nparts)
+            loop_turn(u->b->loop, -1);
+    }
+    for (unsigned i = 0; i < PARTS_AT_A_TIME; i++) {
+        request_cancel(&u->parts[i].rq);
+        u->parts[i].number = 0;
+    }
+    return rc;
+}
+
+static int upload(struct upload *u, struct leat_error *err)
+{
+    struct bytes_out text = {0}, body = {0};
+    char query[2 * sizeof(u->id) + 64];
+    u->part_bytes = MAX(PART_BYTES, align_up(div_up(u->bytes, S3_PARTS_MAX), MIB));
+    u->nparts = (unsigned)div_up(u->bytes, u->part_bytes);
+    u->etags = calloc(u->nparts, sizeof(*u->etags));
+    int rc = u->etags ? say(u, "POST", "uploads=", NULL, &text, err) : -ENOMEM;
+    if (rc == 0)
+        rc = s3_upload_id_parse(text.data ? text.data : (uint8_t *)"", text.len, u->id, sizeof(u->id), err);
+    bytes_out_fini(&text);
+    if (rc < 0)
+        return rc;
+    for (unsigned i = 0; i < PARTS_AT_A_TIME && rc == 0; i++) {
+        free(u->parts[i].buf);
+        u->parts[i].buf = malloc(u->part_bytes);
+        rc = u->parts[i].buf ? 0 : -ENOMEM;
+    }
+    if (rc == 0)
+        rc = upload_parts(u, err);
+    part_query(u, 0, query, sizeof(query));
+    if (rc == 0) {
+        s3_complete_put(&body, u->etags, u->nparts);
+        rc = body.failed ? -ENOMEM : say(u, "POST", query, &body, &text, err);
+    }
+    if (rc ==
+        0) { /* 200 is said before the parts are put together: what went wrong then stands in the body */
+        struct s3_error e;
+        s3_error_parse(text.data ? text.data : (uint8_t *)"", text.len, &e);
+        if (e.code[0])
+            rc = error_set(err, -EIO, "%.300s: the upload was not completed: %s: %s", u->target.uri, e.code,
+                           e.message);
+    }
+    if (rc < 0)
+        say(u, "DELETE", query, NULL, NULL, NULL);
+    bytes_out_fini(&text);
+    bytes_out_fini(&body);
+    return rc;
+}
+
+static int upload_begin(struct upload *u, const char *uri, struct leat_error *err)
+{
+    int rc = target_parse(u->b, uri, &u->target, err);
+    if (rc == 0 && !u->target.bucket)
+        rc = error_set(err, LEAT_UNSUPPORTED, "%.300s: a plain web server is read only", uri);
+    if (rc == 0 && !*u->target.key)
+        rc = error_set(err, LEAT_INVALID, "%.300s: a bucket, where an object is wanted", uri);
+    return rc;
+}
+
+static void upload_end(struct upload *u)
+{
+    for (unsigned i = 0; i < PARTS_AT_A_TIME; i++) {
+        request_fini(&u->parts[i].rq);
+        free(u->parts[i].buf);
+        free(u->parts[i].etag);
+    }
+    for (unsigned i = 0; u->etags && i < u->nparts; i++)
+        free(u->etags[i]);
+    free(u->etags);
+    target_fini(&u->target);
+    free(u);
+}
+
+int backend_put(struct backend *b, const char *uri, int fd, uint64_t bytes, struct leat_error *err)
+{
+    struct upload *u = calloc(1, sizeof(*u));
+    if (!u)
+        return -ENOMEM;
+    u->b = b;
+    u->fd = fd;
+    u->bytes = bytes;
+    int rc = upload_begin(u, uri, err);
+    if (rc == 0 && bytes > ONE_PUT) {
+        rc = upload(u, err);
+    } else if (rc == 0) {
+        struct part *p = &u->parts[0];
+        p->buf = malloc(bytes ? bytes : 1);
+        rc = p->buf ? part_start(u, p, 0, bytes, err) : -ENOMEM;
+        if (rc == 0) {
+            session_run(b, &p->over);
+            rc = p->rc;
+            if (rc < 0 && err)
+                *err = p->err;
+        }
+    }
+    upload_end(u);
+    return rc;
+}
+
+int backend_delete(struct backend *b, const char *uri, struct leat_error *err)
+{
+    struct upload *u = calloc(1, sizeof(*u));
+    if (!u)
+        return -ENOMEM;
+    u->b = b;
+    int rc = upload_begin(u, uri, err);
+    if (rc == 0)
+        rc = say(u, "DELETE", NULL, NULL, NULL, err);
+    upload_end(u);
+    return rc;
+}

@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Ranged reads. A read is cut in blocks as requests become free, so that its size at that moment counts: few bytes left for many
+ * connections make small blocks, many make large ones (BLOCK_MIN to BLOCK_MAX).
+ *
+ * Invariants: a byte is asked for once at a time; a block's bytes are of the file's pinned ETag; a read ends when its last block has,
+ * with the first error that any of them met. Requests under way never exceed b->limit, which throttling lowers.
+ */
+#include <stdio.h>
+
+#include "backend/s3/session.h"
+#include "base/clock.h"
+#include "base/crc32c.h"
+
+#define BLOCK_MIN   (1 * MIB)
+#define BLOCK_MAX   (8 * MIB)
+#define SMALL_BYTES (64 * KIB) /* answers up to this share a connection */
+
+struct backend_file {
+    struct backend *b;
+    struct target target;
+    char etag[BACKEND_ETAG_MAX];
+    uint64_t bytes; /* of the object; 0: not known */
+};
+
+struct block {
+    struct request rq;
+    struct list node; /* backend.free_blocks */
+    struct backend_read *read;
+    uint64_t offset, bytes;
+    bool whole, ignored_range;
+    bool has_crc;
+    uint32_t crc;
+};
+
+/* --- files ------------------------------------------------------------------------------------------------------------- */
+
+int backend_open(struct backend *b, const char *uri, const char *etag, uint64_t bytes,
+                 struct backend_file **ret_file, struct leat_error *err)
+{
+    struct backend_file *f = calloc(1, sizeof(*f));
+    if (!f)
+        return -ENOMEM;
+    f->b = b;
+    f->bytes = bytes;
+    int rc = target_parse(b, uri, &f->target, err);
+    if (rc == 0 && etag && strlen(etag) >= sizeof(f->etag))
+        rc = error_set(err, LEAT_INVALID, "%.200s: an ETag of %zu bytes", uri, strlen(etag));
+    if (rc == 0 && f->target.bucket && !*f->target.key)
+        rc = error_set(err, LEAT_INVALID, "%.200s: a bucket, where an object is wanted", uri);
+    if (rc < 0) {
+        backend_close(f);
+        return rc;
+    }
+    if (etag)
+        strcpy(f->etag, etag);
+    *ret_file = f;
+    return 0;
+}
+
+void backend_close(struct backend_file *file)
+{
+    if (!file)
+        return;
+    target_fini(&file->target);
+    free(file);
+}
+
+/* --- one block --------------------------------------------------------------------------------------------------------- */
+
+static void pump(struct backend *b);
+
+/* Base64 of four bytes: a CRC32C as S3 writes it. */
+static bool crc_parse(struct http_text t, uint32_t *ret)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    uint64_t v = 0;
+    if (t.len != 8 || t.data[6] != '=' || t.data[7] != '=')
+        return false;
+    for (int i = 0; i < 6; i++) {
+        const char *at = t.data[i] ? strchr(digits, t.data[i]) : NULL;
+        if (!at)
+            return false;
+        v = v << 6 | (uint64_t)(at - digits);
+    }
+    *ret = (uint32_t)(v >> 4);
+    return true;
+}
+
+static int block_head(struct request *rq, const struct http_reader *reader, const char *buf,
+                      struct leat_error *err)
+{
+    struct block *k = container_of(rq, struct block, rq);
+    struct backend_file *f = k->read->file;
+    uint64_t first, last, total;
+    struct http_text etag = http_header(reader, buf, "etag");
+    if (f->etag[0] && etag.data && !http_text_is(etag, f->etag))
+        return error_set(err, LEAT_STALE, "the object changed: its ETag was %s", f->etag);
+    if (reader->status == 206) {
+        if (!http_content_range(http_header(reader, buf, "content-range"), &first, &last, &total))
+            return error_set(err, LEAT_CORRUPT, "an answer without a Content-Range that makes sense");
+        if (first != k->offset || last - first + 1 != k->bytes)
+            return error_set(err,
+                             last < k->offset + k->bytes && first == k->offset ? LEAT_STALE : LEAT_CORRUPT,
+                             "asked for were %llu bytes from %llu on, answered were %llu from %llu on: the "
+                             "object is shorter than it was",
+                             (unsigned long long)k->bytes, (unsigned long long)k->offset,
+                             (unsigned long long)(last - first + 1), (unsigned long long)first);
+    } else if (k->rq.say.ranged &&
+               !(k->offset == 0 && reader->body == HTTP_BODY_LENGTH && reader->body_bytes == k->bytes)) {
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "the server does not answer ranges: it gave all of the object (status %d)",
+                         reader->status);
+    }
+    if (reader->body != HTTP_BODY_LENGTH && reader->body != HTTP_BODY_CHUNKED)
+        return error_set(err, LEAT_CORRUPT, "an answer that does not say how long it is");
+    if (reader->body == HTTP_BODY_LENGTH && reader->body_bytes != k->bytes)
+        return error_set(err, k->whole ? LEAT_STALE : LEAT_CORRUPT, "%llu bytes, where %llu were asked for",
+                         (unsigned long long)reader->body_bytes, (unsigned long long)k->bytes);
+    if (!f->etag[0] && etag.len && etag.len < sizeof(f->etag) &&
+        !(etag.len > 2 && memcmp(etag.data, "W/", 2) == 0))
+        http_text_copy(etag, f->etag, sizeof(f->etag));
+    k->has_crc = k->whole && crc_parse(http_header(reader, buf, "x-amz-checksum-crc32c"), &k->crc);
+    return 0;
+}
+
+static void read_end(struct backend_read *read)
+{
+    struct backend *b = read->file->b;
+    struct leat_error *why = read->why;
+    struct leat_error none = {0};
+    list_remove(&read->node);
+    read->why = NULL;
+    b->nreads--;
+    b->ended++;
+    if (read->rc < 0 && !why)
+        error_sys(&none, read->rc, "GET %.300s", read->file->target.uri);
+    read->done(read, read->rc, read->rc < 0 ? (why ? why : &none) : NULL);
+    free(why);
+}
+
+/* The first thing that goes wrong is what a read ends with; no more of it is asked for. */
+static void read_spoil(struct backend_read *read, int rc, const struct leat_error *err)
+{
+    if (read->rc < 0)
+        return;
+    read->rc = rc;
+    read->why = err ? malloc(sizeof(*err)) : NULL;
+    if (read->why)
+        *read->why = *err;
+    struct backend *b = read->file->b;
+    b->waiting_bytes -= read->offset + read->bytes - read->next;
+    read->next = read->offset + read->bytes;
+    list_remove(&read->node);
+    list_push_back(&b->asked, &read->node);
+}
+
+static void block_free(struct backend *b, struct block *k)
+{
+    b->nblocks--;
+    b->nsmall -= k->rq.small;
+    list_push_back(&b->free_blocks, &k->node);
+}
+
+static void block_end(struct request *rq, int rc, const struct leat_error *err)
+{
+    struct block *k = container_of(rq, struct block, rq);
+    struct backend *b = rq->b;
+    struct backend_read *read = k->read;
+    struct leat_error local;
+    if (rc == 0 && rq->call.received != k->bytes) {
+        rc = error_set(&local, LEAT_CORRUPT, "GET %.300s: %llu bytes came, where %llu were asked for",
+                       read->file->target.uri, (unsigned long long)rq->call.received,
+                       (unsigned long long)k->bytes);
+        err = &local;
+    } else if (rc == 0 && k->has_crc && crc32c(0, rq->dst, k->bytes) != k->crc) {
+        rc = error_set(&local, LEAT_CORRUPT,
+                       "GET %.300s: the bytes that came do not match the server's CRC32C",
+                       read->file->target.uri);
+        err = &local;
+    } else if (rc == 0 && k->whole) {
+        k->has_crc ? b->stats.checked++ : b->stats.unchecked++;
+    }
+    if (rc < 0)
+        read_spoil(read, rc, err);
+    else
+        b->limit = MIN((double)b->max_blocks, b->limit + 1.0 / b->limit);
+    read->inside--;
+    read->left -= k->bytes;
+    block_free(b, k);
+    if (read->inside == 0 && (read->rc < 0 || read->left == 0))
+        read_end(read);
+    pump(b);
+}
+
+static struct block *block_new(struct backend *b)
+{
+    struct block *k = list_first(&b->free_blocks, struct block, node);
+    if (k) {
+        list_remove(&k->node);
+        return k;
+    }
+    k = calloc(1, sizeof(*k));
+    if (k)
+        list_init(&k->node);
+    return k;
+}
+
+static uint64_t block_bytes(const struct backend *b, uint64_t waiting)
+{
+    if (b->config.block_bytes)
+        return b->config.block_bytes;
+    uint64_t share = align_up(waiting / b->config.connections, 64 * KIB);
+    return MIN(MAX(share, BLOCK_MIN), BLOCK_MAX);
+}
+
+static void block_start(struct block *k, struct backend_read *read, uint64_t bytes)
+{
+    static const struct s3_header checked = {"x-amz-checksum-mode", "ENABLED"};
+    struct backend_file *f = read->file;
+    struct backend *b = f->b;
+    bool whole = f->bytes && read->offset == 0 && bytes == f->bytes;
+    k->rq = (struct request){
+        .b = b,
+        .target = &f->target,
+        .say = {.method = "GET",
+                .ranged = !whole,
+                .first = read->next,
+                .last = read->next + bytes - 1,
+                .if_match = f->etag[0] ? f->etag : NULL,
+                .headers = &checked,
+                .nheaders = whole && f->target.bucket ? 1 : 0},
+        .small = bytes <= SMALL_BYTES,
+        .repeatable = true,
+        .on_head = block_head,
+        .dst = (char *)read->dst + (read->next - read->offset),
+        .dst_bytes = bytes,
+        .finished = block_end,
+        .head = k->rq.head, /* memory that is used again */
+        .text = k->rq.text,
+    };
+    k->read = read;
+    k->offset = read->next;
+    k->bytes = bytes;
+    k->whole = whole;
+    k->has_crc = false;
+    read->next += bytes;
+    read->inside++;
+    b->nblocks++;
+    b->nsmall += k->rq.small;
+    if (read->next == read->offset + read->bytes) {
+        list_remove(&read->node);
+        list_push_back(&b->asked, &read->node);
+    }
+    request_start(&k->rq);
+}
+
+/* Starts requests while there is room. */
+static void pump(struct backend *b)
+{
+    struct backend_read *read;
+    while (b->nblocks < (unsigned)b->limit && (read = list_first(&b->asking, struct backend_read, node))) {
+        uint64_t rest = read->offset + read->bytes - read->next;
+        if (rest > SMALL_BYTES && b->nblocks - b->nsmall >= b->config.connections)
+            return; /* a block that only waited for a connection would use up its time */
+        struct block *k = block_new(b);
+        if (!k && b->nblocks)
+            return; /* one that ends comes back here */
+        if (!k) {
+            read_spoil(read, -ENOMEM, NULL);
+            read_end(read);
+            continue;
+        }
+        uint64_t bytes = MIN(rest, block_bytes(b, b->waiting_bytes));
+        if (rest - bytes < BLOCK_MIN / 2 && rest <= BLOCK_MAX && !b->config.block_bytes)
+            bytes = rest; /* no crumb at the end */
+        b->waiting_bytes -= bytes;
+        block_start(k, read, bytes);
+    }
+}
+
+static void pump_now(struct loop_timer *timer)
+{
+    pump(container_of(timer, struct backend, pump));
+}
+
+void backend_submit(struct backend *b, struct backend_read *read)
+{
+    read->next = read->offset;
+    read->left = read->bytes;
+    read->inside = 0;
+    read->rc = 0;
+    read->why = NULL;
+    list_push_back(&b->asking, &read->node);
+    b->nreads++;
+    b->waiting_bytes += read->bytes;
+    b->pump.fire = pump_now;
+    loop_timer_set(b->loop, &b->pump, 1);
+}
+
+int backend_wait(struct backend *b, unsigned min_done, int timeout_ms)
+{
+    uint64_t before = b->ended, end = timeout_ms < 0 ? 0 : clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
+    while (b->nreads && b->ended - before < min_done) {
+        int rc = loop_turn(b->loop, clock_poll_ms(end));
+        if (rc < 0)
+            return rc;
+        if (end && clock_now_ns() >= end)
+            break;
+    }
+    return (int)(b->ended - before);
+}
+
+void backend_cancel(struct backend *b, struct backend_read *read)
+{
+    struct list *node = b->requests.next;
+    while (node != &b->requests) {
+        struct request *rq = container_of(node, struct request, node);
+        node = node->next;
+        if (rq->finished != block_end || container_of(rq, struct block, rq)->read != read)
+            continue;
+        struct block *k = container_of(rq, struct block, rq);
+        request_cancel(rq);
+        block_free(b, k);
+        node = b->requests.next; /* other requests may have ended meanwhile */
+    }
+    b->waiting_bytes -= read->offset + read->bytes - read->next;
+    list_remove(&read->node);
+    free(read->why);
+    read->why = NULL;
+    b->nreads--;
+}
+
+struct waited {
+    struct backend_read read;
+    struct leat_error err;
+    bool over;
+};
+
+static void waited_done(struct backend_read *read, int rc, const struct leat_error *err)
+{
+    struct waited *w = container_of(read, struct waited, read);
+    if (err)
+        w->err = *err;
+    w->over = true;
+}
+
+int64_t backend_pread(struct backend *b, struct backend_file *file, void *dst, uint64_t bytes,
+                      uint64_t offset, struct leat_error *err)
+{
+    if (file->bytes && offset >= file->bytes)
+        return 0;
+    if (file->bytes)
+        bytes = MIN(bytes, file->bytes - offset);
+    if (bytes == 0)
+        return 0;
+    struct waited w = {
+        .read = {.file = file, .offset = offset, .bytes = bytes, .dst = dst, .done = waited_done}};
+    backend_submit(b, &w.read);
+    session_run(b, &w.over);
+    if (w.read.rc < 0 && err)
+        *err = w.err;
+    return w.read.rc < 0 ? w.read.rc : (int64_t)bytes;
+}
+
+/* --- the end ----------------------------------------------------------------------------------------------------------- */
+
+void backend_free(struct backend *b)
+{
+    if (!b)
+        return;
+    struct request *rq;
+    struct leat_error err;
+    error_set(&err, -ECANCELED, "the session was closed");
+    b->limit = 0; /* nothing new is begun */
+    while ((rq = list_first(&b->requests, struct request, node))) {
+        request_cancel(rq);
+        rq->finished(rq, -ECANCELED, &err);
+    }
+    struct backend_read *read;
+    while ((read = list_first(&b->asking, struct backend_read, node))) {
+        read_spoil(read, -ECANCELED, &err);
+        read_end(read);
+    }
+    if (b->loop)
+        loop_timer_clear(&b->pump);
+    http_client_free(b->http);
+    loop_free(b->loop);
+    struct block *k;
+    while ((k = list_first(&b->free_blocks, struct block, node))) {
+        list_remove(&k->node);
+        request_fini(&k->rq);
+        free(k);
+    }
+    struct bucket *bucket;
+    while ((bucket = list_first(&b->buckets, struct bucket, node))) {
+        list_remove(&bucket->node);
+        sigv4_key_wipe(&bucket->key);
+        free(bucket);
+    }
+    credentials_fini(&b->credentials);
+    aws_settings_fini(&b->settings);
+    free(b->profile);
+    free(b);
+}

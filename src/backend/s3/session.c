@@ -1,0 +1,515 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sessions, addresses, and one request with its tries.
+ *
+ * Happy path: request_start signs a head and gives it to the HTTP client; a 2xx answer goes where the owner says; finished().
+ * Failure modes: what may pass (connection lost, 500, 503, timeouts) is tried again after a pause that grows and is random within its
+ * bounds, or as long as the server asks for; a bucket that lives in another region is asked there; credentials that expired are
+ * found anew, and a clock that is off is corrected by the server's, each once a request. Everything else is the owner's error.
+ * Invariants: finished() runs once, and nothing of a request is touched after it; no secret is in a message.
+ */
+#include "backend/s3/session.h"
+
+#include <stdio.h>
+#include <strings.h>
+#include <sys/random.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#define PAUSE_NS     (100 * NS_PER_MS) /* doubled with each try */
+#define PAUSE_MAX_NS (20 * NS_PER_S)
+#define RENEW_S      300 /* credentials are renewed so long before they expire */
+
+/* --- addresses --------------------------------------------------------------------------------------------------------- */
+
+bool backend_uri(const char *uri)
+{
+    return s3_uri_is(uri) || strncasecmp(uri, "https://", 8) == 0 || strncasecmp(uri, "http://", 7) == 0;
+}
+
+static int bucket_place(struct bucket *bucket, const struct s3_endpoint *e)
+{
+    char header[340];
+    bucket->endpoint = *e;
+    bucket->origin.tls = e->tls;
+    bucket->origin.port = e->port;
+    bucket->generation = 0;
+    s3_endpoint_host(e, bucket->name, bucket->origin.host, header);
+    return 0;
+}
+
+static int bucket_get(struct backend *b, const char *name, struct bucket **ret_bucket, struct leat_error *err)
+{
+    list_for_each (node, &b->buckets) {
+        struct bucket *bucket = container_of(node, struct bucket, node);
+        if (strcmp(bucket->name, name) == 0) {
+            *ret_bucket = bucket;
+            return 0;
+        }
+    }
+    struct s3_endpoint e;
+    int rc = s3_endpoint_parse(b->settings.endpoint, b->settings.region, b->settings.style, &e, err);
+    if (rc < 0)
+        return rc;
+    struct bucket *bucket = calloc(1, sizeof(*bucket));
+    if (!bucket)
+        return -ENOMEM;
+    snprintf(bucket->name, sizeof(bucket->name), "%s", name);
+    bucket_place(bucket, &e);
+    list_push_back(&b->buckets, &bucket->node);
+    *ret_bucket = bucket;
+    return 0;
+}
+
+int target_parse(struct backend *b, const char *uri, struct target *ret_target, struct leat_error *err)
+{
+    struct target t = {.uri = strdup(uri)};
+    int rc = t.uri ? 0 : -ENOMEM;
+    if (rc == 0 && s3_uri_is(uri)) {
+        struct s3_uri parsed;
+        rc = s3_uri_parse(uri, &parsed, err);
+        if (rc == 0)
+            rc = bucket_get(b, parsed.bucket, &t.bucket, err);
+        if (rc == 0 && !(t.key = strdup(parsed.key)))
+            rc = -ENOMEM;
+    } else if (rc == 0 && backend_uri(uri)) {
+        /* Host and port as an endpoint's; then path and query, as they are. */
+        const char *rest = strstr(uri, "//") + 2;
+        size_t n = strcspn(rest, "/?#");
+        AUTO_FREE char *base = strndup(uri, (size_t)(rest - uri) + n);
+        struct s3_endpoint e;
+        rc = base ? s3_endpoint_parse(base, NULL, "path", &e, err) : -ENOMEM;
+        for (const char *c = rest + n; rc == 0 && *c; c++) {
+            if ((unsigned char)*c <= ' ' || (unsigned char)*c >= 0x7f)
+                rc = error_set(err, LEAT_INVALID,
+                               "\"%.200s\": spaces and other odd bytes have to be percent-encoded", uri);
+        }
+        if (rc == 0) {
+            t.origin = (struct http_origin){.tls = e.tls, .port = e.port};
+            s3_endpoint_host(&e, NULL, t.origin.host, t.host_header);
+            t.key = strndup(rest + n, strcspn(rest + n, "#"));
+            if (t.key && t.key[0] != '/') { /* "http://host?query" */
+                char *with = malloc(strlen(t.key) + 2);
+                if (with)
+                    sprintf(with, "/%s", t.key);
+                free(t.key);
+                t.key = with;
+            }
+            rc = t.key ? 0 : -ENOMEM;
+        }
+    } else if (rc == 0) {
+        rc = error_set(err, LEAT_INVALID, "\"%.200s\": s3://BUCKET/KEY, http:// or https://", uri);
+    }
+    if (rc < 0) {
+        target_fini(&t);
+        return rc;
+    }
+    *ret_target = t;
+    return 0;
+}
+
+void target_fini(struct target *t)
+{
+    free(t->key);
+    free(t->uri);
+    *t = (struct target){0};
+}
+
+/* --- who we are -------------------------------------------------------------------------------------------------------- */
+
+int session_credentials(struct backend *b, struct leat_error *err)
+{
+    time_t now = time(NULL);
+    if (b->config.anonymous ||
+        (b->have_credentials && (b->credentials.expires == 0 || b->credentials.expires - RENEW_S > now)))
+        return 0;
+    struct credentials found = {0};
+    int rc = credentials_find(b->profile, &found, err);
+    if (rc < 0 && b->have_credentials && b->credentials.expires > now)
+        return 0; /* they still hold for a while */
+    if (rc < 0)
+        return rc;
+    credentials_fini(&b->credentials);
+    b->credentials = found;
+    b->have_credentials = true;
+    b->generation++;
+    log_debug("S3: credentials from %s", found.source);
+    return 0;
+}
+
+static int bucket_key(struct backend *b, struct bucket *bucket, time_t now, struct leat_error *err)
+{
+    char when[SIGV4_TIME];
+    sigv4_time(now, when);
+    if (bucket->generation == b->generation && memcmp(bucket->key.date, when, 8) == 0)
+        return 0;
+    int rc = sigv4_key_derive(b->credentials.secret_key, now, bucket->endpoint.region, "s3", &bucket->key);
+    if (rc < 0)
+        return error_set(err, rc, "S3: no signature can be made for region \"%s\"", bucket->endpoint.region);
+    bucket->generation = b->generation;
+    return 0;
+}
+
+/* --- one try ----------------------------------------------------------------------------------------------------------- */
+
+static void request_send(struct request *rq);
+
+static void put_plain_head(struct request *rq)
+{
+    const struct s3_request *say = &rq->say;
+    char range[64];
+    http_put(&rq->head, say->method);
+    bytes_put(&rq->head, " ", 1);
+    http_put(&rq->head, rq->target->key);
+    http_put(&rq->head, " HTTP/1.1\r\n");
+    http_put_header(&rq->head, "host", rq->target->host_header);
+    http_put_header(&rq->head, "user-agent", "leat");
+    http_put_header(&rq->head, "accept-encoding", "identity");
+    if (say->ranged) {
+        snprintf(range, sizeof(range), say->last == UINT64_MAX ? "bytes=%llu-" : "bytes=%llu-%llu",
+                 (unsigned long long)say->first, (unsigned long long)say->last);
+        http_put_header(&rq->head, "range", range);
+    }
+    if (say->if_match)
+        http_put_header(&rq->head, "if-match", say->if_match);
+    http_put(&rq->head, "\r\n");
+}
+
+static int request_head(struct request *rq, struct leat_error *err)
+{
+    struct backend *b = rq->b;
+    struct bucket *bucket = rq->target->bucket;
+    bytes_out_reset(&rq->head);
+    if (!bucket) {
+        put_plain_head(rq);
+        return rq->head.failed ? -ENOMEM : 0;
+    }
+    time_t now = time(NULL) + b->skew_s;
+    int rc = session_credentials(b, err);
+    if (rc == 0 && b->have_credentials)
+        rc = bucket_key(b, bucket, now, err);
+    if (rc < 0)
+        return rc;
+    struct s3_signer signer = {
+        .access_key = b->credentials.access_key, .token = b->credentials.token, .key = &bucket->key};
+    rq->say.bucket = bucket->name;
+    rq->say.key = rq->of_bucket ? "" : rq->target->key;
+    rq->say.key_len = strlen(rq->say.key);
+    rc = s3_request_put(&rq->head, &bucket->endpoint, b->config.anonymous ? NULL : &signer, &rq->say, now);
+    return rc == LEAT_INVALID ? error_set(err, rc, "a key or a header that cannot be sent") : rc;
+}
+
+static void request_end(struct request *rq, int rc, const struct leat_error *why)
+{
+    struct leat_error err = {0};
+    const struct s3_request *say = &rq->say;
+    list_remove(&rq->node);
+    loop_timer_clear(&rq->again);
+    rq->running = false;
+    if (rc < 0) {
+        char range[80] = "";
+        if (say->ranged)
+            snprintf(range, sizeof(range), " [%llu, +%llu)", (unsigned long long)say->first,
+                     (unsigned long long)(say->last - say->first + 1));
+        if (why && why->message[0])
+            error_set(&err, rc, "%s %.300s%s: %s", say->method, rq->target->uri, range, why->message);
+        else
+            error_sys(&err, rc, "%s %.300s%s", say->method, rq->target->uri, range);
+    }
+    rq->finished(rq, rc, rc < 0 ? &err : NULL);
+}
+
+static void try_again(struct loop_timer *timer)
+{
+    request_send(container_of(timer, struct request, again));
+}
+
+/* Another try after a pause, or the end. `least_ns`: what the server asked for. */
+static void request_retry(struct request *rq, int rc, const struct leat_error *err, uint64_t least_ns)
+{
+    struct backend *b = rq->b;
+    uint64_t now = clock_now_ns(), pause = PAUSE_NS << MIN(rq->tries, 10u);
+    pause = MIN(pause, PAUSE_MAX_NS);
+    pause = pause / 2 + rng_below(&b->rng, pause / 2 + 1);
+    pause = MAX(pause, least_ns);
+    if (rq->tries >= b->config.tries || now + pause >= rq->deadline_ns ||
+        (!rq->repeatable && rq->call.status == 0)) {
+        request_end(rq, rc, err);
+        return;
+    }
+    b->stats.retries++;
+    log_debug("S3: %s: try %u failed (%s); again in %llu ms", rq->target->uri, rq->tries,
+              err ? err->message : "", (unsigned long long)(pause / NS_PER_MS));
+    loop_timer_set(b->loop, &rq->again, now + pause);
+}
+
+static int on_head(struct http_call *call, const struct http_reader *reader, const char *buf,
+                   struct leat_error *err)
+{
+    struct request *rq = container_of(call, struct request, call);
+    time_t date;
+    uint64_t seconds;
+    rq->status = reader->status;
+    rq->good = reader->status / 100 == 2;
+    rq->retry_after_s = 0;
+    rq->server_time = 0;
+    rq->region[0] = 0;
+    if (rq->good)
+        return rq->on_head ? rq->on_head(rq, reader, buf, err) : 0;
+    /* What an error says goes to `text`. */
+    if (http_retry_after(http_header(reader, buf, "retry-after"), time(NULL), &seconds))
+        rq->retry_after_s = seconds;
+    if (http_date_parse(http_header(reader, buf, "date"), &date))
+        rq->server_time = date;
+    http_text_copy(http_header(reader, buf, "x-amz-bucket-region"), rq->region, sizeof(rq->region));
+    call->dst = NULL;
+    call->sink = NULL;
+    return 0;
+}
+
+static int call_sink(struct http_call *call, const void *data, size_t len)
+{
+    struct request *rq = container_of(call, struct request, call);
+    return rq->sink(rq, data, len);
+}
+
+/* The bucket lives elsewhere. True: asked there now. */
+static bool request_redirect(struct request *rq, const struct s3_error *e)
+{
+    struct bucket *bucket = rq->target->bucket;
+    const char *region = rq->region[0] ? rq->region : e->region;
+    if (!bucket || !*region || strcmp(region, bucket->endpoint.region) == 0 ||
+        ++rq->redirects > REDIRECTS_MAX)
+        return false;
+    struct s3_endpoint there = bucket->endpoint;
+    struct leat_error err;
+    if (bucket->endpoint.aws) {
+        if (s3_endpoint_parse(NULL, region, rq->b->settings.style, &there, &err) < 0)
+            return false;
+    } else {
+        if (strlen(region) >= sizeof(there.region))
+            return false;
+        strcpy(there.region, region); /* the same server, which wants its own region in signatures */
+    }
+    log_info("S3: bucket %s is in region %s", bucket->name, region);
+    bucket_place(bucket, &there);
+    request_send(rq);
+    return true;
+}
+
+static void request_refused(struct request *rq)
+{
+    struct backend *b = rq->b;
+    struct s3_error e;
+    struct leat_error err;
+    bool retry;
+    s3_error_parse(rq->call.text.data ? rq->call.text.data : (const uint8_t *)"", rq->call.text.len, &e);
+    int rc = s3_error_class(rq->status, e.code, &retry);
+    bool moved = rq->status / 100 == 3 && rq->status != 304;
+    if ((moved || rq->status == 400 || rq->status == 403) && request_redirect(rq, &e))
+        return;
+    if (strncmp(e.code, "ExpiredToken", 12) == 0 && !rq->renewed) {
+        rq->renewed = true;
+        b->have_credentials = false;
+        request_send(rq);
+        return;
+    }
+    if (strcmp(e.code, "RequestTimeTooSkewed") == 0 && rq->server_time && !rq->skewed) {
+        rq->skewed = true;
+        b->skew_s = (int64_t)(rq->server_time - time(NULL));
+        log_warning(
+            "S3: the clock of this machine is off by %lld s by the server's: signing with the server's time",
+            (long long)b->skew_s);
+        request_send(rq);
+        return;
+    }
+    if (moved)
+        rc = error_set(&err, LEAT_INVALID, "answered with %d, a redirection%s%s%s", rq->status,
+                       rq->redirects > REDIRECTS_MAX ? " without end" : "", e.endpoint[0] ? " to " : "",
+                       e.endpoint);
+    else
+        error_set(&err, rc, "%d%s%s%s%s%s", rq->status, e.code[0] ? " " : "", e.code,
+                  e.message[0] ? ": " : "", e.message,
+                  strcmp(e.code, "RequestTimeTooSkewed") == 0 ? " (the clock of this machine is wrong)" : "");
+    if (rc == LEAT_BUSY) {
+        b->stats.throttled++;
+        b->limit = MAX(1.0, b->limit * 0.7);
+    }
+    if (retry)
+        request_retry(rq, rc, &err, rq->retry_after_s * NS_PER_S);
+    else
+        request_end(rq, rc, &err);
+}
+
+static void on_done(struct http_call *call, int rc, const struct leat_error *err)
+{
+    struct request *rq = container_of(call, struct request, call);
+    if (rc == 0 && !rq->good) {
+        request_refused(rq);
+        return;
+    }
+    if (rc == 0) {
+        bytes_out_fini(&rq->text);
+        rq->text = call->text;
+        call->text = (struct bytes_out){0};
+        request_end(rq, 0, NULL);
+        return;
+    }
+    switch (rc) {
+    case LEAT_PEER_GONE:
+    case LEAT_TIMED_OUT:
+    case LEAT_CORRUPT: /* framing, lengths: a broken middleman, perhaps */
+    case -ECONNREFUSED:
+    case -EHOSTUNREACH:
+    case -ENETUNREACH:
+    case -EPROTO:
+        request_retry(rq, rc, err, 0);
+        return;
+    default:
+        request_end(rq, rc, err);
+    }
+}
+
+static void request_send(struct request *rq)
+{
+    struct backend *b = rq->b;
+    struct leat_error err = {0};
+    if (rq->tries++ && rq->restart)
+        rq->restart(rq);
+    bytes_out_fini(&rq->call.text);
+    int rc = request_head(rq, &err);
+    if (rc == 0) {
+        b->stats.requests++;
+        rq->good = false;
+        rq->call = (struct http_call){
+            .origin = rq->target->bucket ? &rq->target->bucket->origin : &rq->target->origin,
+            .method = rq->say.method,
+            .head = rq->head.data,
+            .head_len = rq->head.len,
+            .body = rq->body,
+            .body_len = rq->body_len,
+            .repeatable = rq->repeatable,
+            .small = rq->small,
+            .deadline_ns = rq->deadline_ns,
+            .on_head = on_head,
+            .dst = rq->dst,
+            .dst_bytes = rq->dst_bytes,
+            .sink = rq->sink ? call_sink : NULL,
+            .text_max = 8 * MIB, /* a page of 1,000 keys of 1,024 bytes, each of them escaped */
+            .done = on_done,
+        };
+        rc = http_call_start(b->http, &rq->call);
+    }
+    if (rc < 0)
+        request_end(rq, rc, &err);
+}
+
+void request_start(struct request *rq)
+{
+    rq->tries = rq->redirects = 0;
+    rq->renewed = rq->skewed = false;
+    rq->running = true;
+    rq->deadline_ns = clock_now_ns() + rq->b->config.timeout_ns;
+    rq->again = (struct loop_timer){.fire = try_again};
+    list_push_back(&rq->b->requests, &rq->node);
+    /* From the loop, so that finished() never runs in here. */
+    loop_timer_set(rq->b->loop, &rq->again, 1);
+}
+
+void request_cancel(struct request *rq)
+{
+    if (!rq->running)
+        return;
+    rq->running = false;
+    loop_timer_clear(&rq->again);
+    http_call_cancel(rq->b->http, &rq->call);
+    list_remove(&rq->node);
+}
+
+void request_fini(struct request *rq)
+{
+    bytes_out_fini(&rq->head);
+    bytes_out_fini(&rq->text);
+    bytes_out_fini(&rq->call.text);
+}
+
+void session_run(struct backend *b, const bool *over)
+{
+    while (!*over)
+        loop_turn(b->loop, -1);
+}
+
+/* --- the session ------------------------------------------------------------------------------------------------------- */
+
+static int copy(char **to, const char *from)
+{
+    if (!from)
+        return 0;
+    char *text = strdup(from);
+    if (!text)
+        return -ENOMEM;
+    free(*to);
+    *to = text;
+    return 0;
+}
+
+int backend_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err)
+{
+    struct backend *b = calloc(1, sizeof(*b));
+    if (!b)
+        return -ENOMEM;
+    b->config = *config;
+    list_init(&b->buckets);
+    list_init(&b->requests);
+    list_init(&b->asking);
+    list_init(&b->asked);
+    list_init(&b->free_blocks);
+    b->config.connections = config->connections ? config->connections : 16;
+    b->config.tries = config->tries ? config->tries : 6;
+    b->config.timeout_ns = config->timeout_ns ? config->timeout_ns : 60 * NS_PER_S;
+    b->max_blocks = b->config.connections * 8;
+    b->limit = b->max_blocks;
+    if (getrandom(&b->rng, sizeof(b->rng), 0) != sizeof(b->rng))
+        b->rng = clock_now_ns();
+    int rc = copy(&b->profile, config->profile);
+    if (rc == 0)
+        rc = aws_settings_find(config->profile, &b->settings, err);
+    if (rc == 0)
+        rc = copy(&b->settings.endpoint, config->endpoint);
+    if (rc == 0)
+        rc = copy(&b->settings.region, config->region);
+    if (rc == 0)
+        rc = copy(&b->settings.style, config->style);
+    if (rc == 0)
+        rc = copy(&b->settings.ca_file, config->ca_file);
+    struct s3_endpoint tried;
+    if (rc == 0)
+        rc = s3_endpoint_parse(b->settings.endpoint, b->settings.region, b->settings.style, &tried, err);
+    if (rc == 0)
+        rc = loop_new(&b->loop);
+    struct http_client_config http = {
+        .connections = b->config.connections, .ca_file = b->settings.ca_file, .insecure = config->insecure};
+    if (rc == 0)
+        rc = http_client_new(b->loop, &http, &b->http, err);
+    b->config.endpoint = b->config.region = b->config.profile = b->config.style = b->config.ca_file =
+        NULL; /* the caller's */
+    if (rc < 0) {
+        backend_free(b);
+        return rc;
+    }
+    *ret_backend = b;
+    return 0;
+}
+
+void backend_stats(const struct backend *b, struct backend_stats *ret_stats)
+{
+    struct http_client_stats http;
+    http_client_stats(b->http, &http);
+    *ret_stats = b->stats;
+    ret_stats->bytes_in = http.bytes_in;
+    ret_stats->bytes_straight = http.bytes_straight;
+    ret_stats->connections = http.connections;
+    ret_stats->handshakes = http.handshakes;
+    ret_stats->resumed = http.resumed;
+}

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* session.h: inside of a backend session: between session.c (requests, retries), read.c, list.c and put.c. */
+#ifndef BACKEND_S3_SESSION_H
+#define BACKEND_S3_SESSION_H
+
+#include "backend/backend.h"
+#include "backend/http/http_client.h"
+#include "backend/s3/credentials.h"
+#include "base/rng.h"
+#include "loop/loop.h"
+#include "wire/s3.h"
+
+#define REDIRECTS_MAX 4u
+
+/* Where a bucket's requests go: another region than the session's is learnt from the server once. */
+struct bucket {
+    struct list node;
+    char name[S3_BUCKET_MAX + 1];
+    struct s3_endpoint endpoint;
+    struct http_origin origin;
+    struct sigv4_key key; /* of today, this region */
+    unsigned generation;  /* of the credentials that key was derived from */
+};
+
+/* An address taken apart: an object of a bucket, or a file of a plain server. */
+struct target {
+    struct bucket *bucket;     /* NULL: a plain server */
+    char *key;                 /* of the object; the path (escaped) and query of a plain server's file */
+    struct http_origin origin; /* of a plain server */
+    char host_header[340];
+    char *uri; /* as given */
+};
+int target_parse(struct backend *b, const char *uri, struct target *ret_target, struct leat_error *err);
+void target_fini(struct target *t);
+
+struct request;
+/*
+ * One request with its tries. The owner fills what it says, request_start does the rest: signs, sends, waits and tries again; follows a bucket
+ * to its region; gets new credentials when they have expired. finished() runs once, on the session's loop, never inside request_start.
+ */
+struct request {
+    /* in */
+    struct backend *b;
+    const struct target *target;
+    struct s3_request say; /* bucket and key are filled in */
+    const void *body;
+    size_t body_len;
+    bool of_bucket; /* the target's key is no part of the path: lists */
+    bool small, repeatable;
+    /* On a good answer's head (2xx), as http_call.on_head; on others it is not asked. */
+    int (*on_head)(struct request *rq, const struct http_reader *reader, const char *buf,
+                   struct leat_error *err);
+    void *dst;
+    uint64_t dst_bytes;
+    int (*sink)(struct request *rq, const void *data, size_t len);
+    void (*restart)(struct request *rq); /* before another try: forget what came. May be NULL */
+    void (*finished)(struct request *rq, int rc, const struct leat_error *err);
+
+    /* out */
+    int status;
+    struct bytes_out text; /* of an answer that went nowhere else; the owner frees it */
+
+    /* the session's */
+    struct http_call call;
+    struct bytes_out head;
+    struct loop_timer again;
+    struct list node; /* session.requests */
+    unsigned tries, redirects;
+    bool good, renewed, skewed, running;
+    uint64_t deadline_ns, retry_after_s;
+    char region[65];
+    time_t server_time;
+};
+void request_start(struct request *rq);
+/* finished() will not run; the destination is left alone from here on. */
+void request_cancel(struct request *rq);
+void request_fini(struct request *rq);
+
+struct backend {
+    struct backend_config config;
+    char *profile;
+    struct loop *loop;
+    struct http_client *http;
+    struct aws_settings settings;
+    struct credentials credentials;
+    bool have_credentials;
+    unsigned generation; /* of them */
+    int64_t skew_s;      /* the servers' clock, less ours */
+    struct list buckets, requests;
+    struct list asking;     /* backend_read.node: of which some bytes were not asked for yet, in order */
+    struct list asked;      /* ... all were */
+    uint64_t waiting_bytes; /* of all reads, not asked for yet */
+    unsigned nreads, nblocks, nsmall, max_blocks;
+    double limit; /* of blocks under way: goes down when a server says slow down */
+    struct list free_blocks;
+    struct loop_timer pump;
+    uint64_t ended; /* reads */
+    uint64_t rng;
+    struct backend_stats stats;
+};
+
+/* Credentials that hold for some minutes more. 0 also for an anonymous session. */
+int session_credentials(struct backend *b, struct leat_error *err);
+/* Runs the loop until *over. */
+void session_run(struct backend *b, const bool *over);
+
+#endif
