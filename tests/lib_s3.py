@@ -10,6 +10,7 @@ import contextlib
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -215,9 +216,10 @@ class Nginx(Server):
 
 
 if __name__ == "__main__":  # a Swift to try things with: tests/lib_s3.py FOLDER
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     swift = Swift(sys.argv[1])
     print("\n".join(f"export {name}={value}" for name, value in swift.env().items()), flush=True)
     try:
-        time.sleep(1e9)
-    except KeyboardInterrupt:
+        signal.pause()
+    finally:
         swift.stop()
