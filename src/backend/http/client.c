@@ -32,14 +32,14 @@ void client_leave(struct http_client *client)
         }
         while ((conn = list_first(&client->flush, struct http_conn, flush_node))) {
             list_remove(&conn->flush_node);
-            conn_send(conn);
+            http_conn_send(conn);
         }
     }
     if (--client->inside)
         return;
     while ((conn = list_first(&client->dead, struct http_conn, node))) {
         list_remove(&conn->node);
-        conn_free(conn);
+        http_conn_free(conn);
     }
 }
 
@@ -163,7 +163,8 @@ void http_call_cancel(struct http_client *client, struct http_call *call)
             conn->sending = NULL;
         conn->answering = false;
         conn->completed++; /* so that the next one is not taken for the culprit */
-        conn_close(conn, error_set(&err, -ECANCELED, "another call on the connection was cancelled"), &err);
+        http_conn_close(conn, error_set(&err, -ECANCELED, "another call on the connection was cancelled"),
+                        &err);
     }
     client_leave(client);
 }
@@ -252,12 +253,12 @@ static void pool_dispatch(struct http_pool *pool)
         if (!conn)
             break;
         unqueue(client, pool, call);
-        conn_take(conn, call);
+        http_conn_take(conn, call);
     }
     while (pool->nwaiting > pool->nconnecting && pool->nconns < client->config.connections &&
            pool_resolved(pool)) {
         struct leat_error err = {0};
-        int rc = conn_open(pool, &err);
+        int rc = http_conn_open(pool, &err);
         if (rc < 0) {
             if (pool->nconns == 0)
                 pool_fail(pool, rc, &err);
@@ -346,7 +347,7 @@ static void tick(struct loop_timer *timer)
             expire(client, call, now);
         while ((conn = find_silent(pool, now, &err))) {
             bool connecting = conn->state != CONN_OPEN;
-            conn_close(conn, err.message[0] ? LEAT_TIMED_OUT : 0, &err);
+            http_conn_close(conn, err.message[0] ? LEAT_TIMED_OUT : 0, &err);
             if (connecting && pool->nconns == pool->nconnecting &&
                 ++pool->failed_in_turn >= pool->naddresses) {
                 pool->failed_in_turn = 0;
@@ -407,7 +408,7 @@ void http_client_free(struct http_client *client)
         struct leat_error err;
         error_set(&err, -ECANCELED, "%s:%u: the client was closed", pool->origin.host, pool->origin.port);
         while ((conn = list_first(&pool->conns, struct http_conn, node)))
-            conn_close(conn, -ECANCELED, &err);
+            http_conn_close(conn, -ECANCELED, &err);
         pool_fail(pool, -ECANCELED, &err);
         if (pool->resolving)
             resolve_forget(pool->resolving);

@@ -36,7 +36,7 @@ static void want(struct http_conn *conn, uint32_t events)
 
 /* --- its life ---------------------------------------------------------------------------------------------------------- */
 
-int conn_open(struct http_pool *pool, struct leat_error *err)
+int http_conn_open(struct http_pool *pool, struct leat_error *err)
 {
     const struct http_address *a = &pool->addresses[pool->next_address++ % pool->naddresses];
     struct http_conn *conn = calloc(1, sizeof(*conn));
@@ -80,7 +80,7 @@ int conn_open(struct http_pool *pool, struct leat_error *err)
     return 0;
 }
 
-void conn_free(struct http_conn *conn)
+void http_conn_free(struct http_conn *conn)
 {
     SSL_free(conn->ssl);
     close(conn->source.fd);
@@ -88,7 +88,7 @@ void conn_free(struct http_conn *conn)
     free(conn);
 }
 
-void conn_close(struct http_conn *conn, int rc, const struct leat_error *err)
+void http_conn_close(struct http_conn *conn, int rc, const struct leat_error *err)
 {
     struct http_pool *pool = conn->pool;
     struct http_client *client = pool->client;
@@ -139,13 +139,13 @@ static void fail(struct http_conn *conn, int rc, const struct leat_error *why)
     else
         error_sys(&err, rc, "%s:%u", o->host, o->port);
     if (conn->state == CONN_OPEN) {
-        conn_close(conn, rc, &err);
+        http_conn_close(conn, rc, &err);
         return;
     }
     /* Never was one: another address, or bad news for those who wait. */
     struct http_pool *pool = conn->pool;
     client_enter(pool->client);
-    conn_close(conn, rc, &err);
+    http_conn_close(conn, rc, &err);
     bool more = ++pool->failed_in_turn < pool->naddresses && rc != LEAT_DENIED && rc != -EPROTO;
     if (!more && pool->nconns == pool->nconnecting) {
         pool->failed_in_turn = 0;
@@ -166,7 +166,7 @@ static ssize_t conn_read(struct http_conn *conn, void *buf, size_t len, struct l
 }
 
 /* Sends what is left of the requests, several in one call where there are. */
-void conn_send(struct http_conn *conn)
+void http_conn_send(struct http_conn *conn)
 {
     struct leat_error err = {0};
     while (conn->sending) {
@@ -218,7 +218,7 @@ void conn_send(struct http_conn *conn)
     want(conn, EPOLLIN);
 }
 
-void conn_take(struct http_conn *conn, struct http_call *call)
+void http_conn_take(struct http_conn *conn, struct http_call *call)
 {
     list_push_back(&conn->calls, &call->node);
     conn->ncalls++;
@@ -262,7 +262,7 @@ static bool answered(struct http_conn *conn)
     if (conn->state == CONN_DEAD)
         return false;
     if (!keep) {
-        conn_close(conn, 0, NULL);
+        http_conn_close(conn, 0, NULL);
         return false;
     }
     if (conn->ncalls == 0 && conn->have > conn->at) {
@@ -410,7 +410,7 @@ static void ended(struct http_conn *conn)
     struct leat_error err = {0};
     struct http_call *call = current(conn);
     if (!call) {
-        conn_close(conn, 0, NULL);
+        http_conn_close(conn, 0, NULL);
         return;
     }
     if (conn->part != PART_HEAD && conn->reader.body == HTTP_BODY_UNTIL_CLOSE) {
@@ -546,7 +546,7 @@ static void conn_progress(struct loop_source *source, uint32_t events)
             fail(conn, rc, &err);
     }
     if (conn->state == CONN_OPEN && conn->sending)
-        conn_send(conn);
+        http_conn_send(conn);
     if (conn->state == CONN_OPEN && (events & ~(uint32_t)EPOLLOUT || conn->more || conn->ssl))
         conn_receive(conn);
     client->kicked |= conn->pool->nwaiting != 0; /* there may be room for another */

@@ -91,13 +91,13 @@ void client_leave(struct http_client *client);
 
 /* conn.c */
 /* Begins to connect to the pool's next address. 0 or -errno, with a message. */
-int conn_open(struct http_pool *pool, struct leat_error *err);
+int http_conn_open(struct http_pool *pool, struct leat_error *err);
 /* Takes the call at its end; it is sent when the client is left. */
-void conn_take(struct http_conn *conn, struct http_call *call);
+void http_conn_take(struct http_conn *conn, struct http_call *call);
 /* Its calls end, or wait again; the connection is gone afterwards (freed a little later). */
-void conn_close(struct http_conn *conn, int rc, const struct leat_error *err);
-void conn_send(struct http_conn *conn);
-void conn_free(struct http_conn *conn);
+void http_conn_close(struct http_conn *conn, int rc, const struct leat_error *err);
+void http_conn_send(struct http_conn *conn);
+void http_conn_free(struct http_conn *conn);
 
 /* tls.c */
 int tls_context(const struct http_client_config *config, SSL_CTX **ret_context, struct leat_error *err);
