@@ -358,7 +358,7 @@ static void take_base(struct credit_rail *r, uint64_t bytes, uint64_t rtt_ns, ui
         store(&r->base_ns, found);
         store(&r->base_stamp_ns,
               rate ? now_ns : 0); /* without a rate it is looked at again when there is one */
-        r->base_bytes = bytes;
+        store(&r->base_bytes, bytes);
     }
 }
 
@@ -372,7 +372,7 @@ static void window_close(struct credit *c, uint64_t now_ns)
         store(&r->rate_bytes_per_s, MAX(rate, faded(old, 16, spent_ns)));
         judge_rate(r, rate, spent_ns);
         if (rate && !load(&r->base_stamp_ns))
-            take_base(r, r->base_bytes, load(&r->base_ns), now_ns);
+            take_base(r, MIN(load(&r->base_bytes), LIMIT_MAX), load(&r->base_ns), now_ns);
     }
     judge_losses(r, now_ns);
     set_limit(c);

@@ -39,9 +39,10 @@ struct credit_slot {
 struct credit_rail {
     _Alignas(64) _Atomic uint64_t limit_bytes;
     _Atomic uint64_t rate_bytes_per_s; /* delivered to all processes: windowed maximum that fades */
-    _Atomic uint64_t base_ns; /* shortest answer to a request that was alone, less its bytes / rate */
-    _Atomic uint64_t base_stamp_ns;
-    _Atomic uint64_t probe_ns; /* when a small request was alone last */
+    _Atomic uint64_t base_ns;       /* shortest answer to a request that was alone, less its bytes / rate */
+    _Atomic uint64_t base_stamp_ns; /* 0: it is the whole answer, as no rate was known */
+    _Atomic uint64_t base_bytes;    /* of the request that it is of */
+    _Atomic uint64_t probe_ns;      /* when a small request was alone last */
     _Atomic uint64_t delivered_bytes, lost_segments, peak_bytes;
     _Atomic uint64_t ceiling_bytes; /* set by a loss, raised again slowly; 0: none */
     _Atomic uint32_t probes;        /* that told something, up to a few */
@@ -53,7 +54,6 @@ struct credit_rail {
     uint64_t idle_since_ns,
         idle_delivered; /* nothing is in flight since, and what was delivered then; 0: something is */
     uint64_t lost_seen, ceiling_stamp_ns, ceiling_pause_ns;
-    uint64_t base_bytes;       /* of the request that the base is of */
     uint64_t best_bytes_per_s; /* as rate, fading far more slowly */
     uint32_t boost;            /* in 1/1024, at least 1024; 0 is 1024 */
     struct credit_slot slots[CREDIT_SLOTS];
