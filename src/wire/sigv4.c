@@ -45,8 +45,9 @@ void sigv4_time(time_t t, char out[SIGV4_TIME])
 {
     struct tm tm;
     gmtime_r(&t, &tm);
-    if (strftime(out, SIGV4_TIME, "%Y%m%dT%H%M%SZ", &tm) != SIGV4_TIME - 1) /* digits only: the locale has no say */
-        memcpy(out, "19700101T000000Z", SIGV4_TIME);                        /* a year of five digits: no server takes it */
+    if (strftime(out, SIGV4_TIME, "%Y%m%dT%H%M%SZ", &tm) !=
+        SIGV4_TIME - 1)                              /* digits only: the locale has no say */
+        memcpy(out, "19700101T000000Z", SIGV4_TIME); /* a year of five digits: no server takes it */
 }
 
 bool sigv4_time_parse(const char *text, size_t len, time_t *ret)
