@@ -134,6 +134,9 @@ int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *
 struct rpc_pending;
 int rpc_begin(struct leat_client *client, uint16_t type, const struct bytes_out *body,
               struct rpc_pending **ret_pending);
+/* Of a short request: -EAGAIN where sending it would wait for a daemon that does not read, or for another thread's sending. */
+int rpc_begin_now(struct leat_client *client, uint16_t type, const struct bytes_out *body,
+                  struct rpc_pending **ret_pending);
 bool rpc_ready(struct leat_client *client, const struct rpc_pending *pending);
 /* As rpc_call returns; frees it. */
 int rpc_take(struct leat_client *client, struct rpc_pending *pending, struct net_reply *ret_reply,

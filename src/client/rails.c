@@ -255,11 +255,12 @@ static void tell_rails(struct rails *r)
     __atomic_store_n(&r->ws->transport, now, __ATOMIC_RELAXED);
 }
 
-static int dial_begin(struct rails *r, uint32_t node, unsigned rail)
+static int dial_begin(struct rails *r, uint32_t node, unsigned rail, bool now)
 {
     struct bytes_out body = {0};
     broker_body(r, node, rail, &body);
-    int rc = rpc_begin(r->ws->client, PROTO_BROKER, &body, &r->ends[node].dials[rail]);
+    int rc = now ? rpc_begin_now(r->ws->client, PROTO_BROKER, &body, &r->ends[node].dials[rail])
+                 : rpc_begin(r->ws->client, PROTO_BROKER, &body, &r->ends[node].dials[rail]);
     bytes_out_fini(&body);
     return rc;
 }
@@ -286,7 +287,7 @@ static int connect_rails(struct rails *r, uint32_t node, const struct net_peer *
     struct leat_error why = {0};
     int rc = 0, first = 0;
     for (unsigned k = 0; k < n && rc == 0; k++)
-        rc = end->dials[k] ? 0 : dial_begin(r, node, k);
+        rc = end->dials[k] ? 0 : dial_begin(r, node, k, false);
     if (rc)
         error_sys(err, rc, "cannot ask for a connection to node %s", peer->address);
     for (unsigned left = n; left && rc == 0; left--) {
@@ -343,7 +344,7 @@ static void rails_mend(struct rails *r)
             continue;
         unsigned wanted = net_paths_wanted(end->endpoint, now);
         for (unsigned k = 0; k < NET_PATHS_MAX; k++) {
-            if (!end->dials[k] && (wanted >> k & 1) && dial_begin(r, node, k))
+            if (!end->dials[k] && (wanted >> k & 1) && dial_begin(r, node, k, true))
                 net_paths_failed(end->endpoint, k, now);
             if (end->dials[k] && !polled)
                 polled = rpc_poll(r->ws->client) == 0 || true;

@@ -321,17 +321,35 @@ int rpc_poll(struct leat_client *client)
 
 /* --- calls ------------------------------------------------------------------------------------------------------ */
 
-static int send_frame(struct leat_client *c, uint16_t type, uint64_t id, const struct bytes_out *body,
-                      const int *fds, unsigned nfds, uint64_t deadline_ns)
+static int send_locked(struct leat_client *c, uint16_t type, uint64_t id, const struct bytes_out *body,
+                       const int *fds, unsigned nfds, uint64_t deadline_ns)
 {
     static const struct bytes_out empty;
-    pthread_mutex_lock(&c->send_lock);
     int rc = c->dead;
     if (!rc) {
         rc = net_frame_send(c->fd, PROTO_REQUEST, type, id, body ? body : &empty, fds, nfds, deadline_ns);
         if (rc && rc != LEAT_INVALID) /* too long: nothing was sent */
             die(c, rc);
     }
+    return rc;
+}
+
+static int send_frame(struct leat_client *c, uint16_t type, uint64_t id, const struct bytes_out *body,
+                      const int *fds, unsigned nfds, uint64_t deadline_ns)
+{
+    pthread_mutex_lock(&c->send_lock);
+    int rc = send_locked(c, type, id, body, fds, nfds, deadline_ns);
+    pthread_mutex_unlock(&c->send_lock);
+    return rc;
+}
+
+/* -EAGAIN: somebody else is sending, or the daemon does not take in what was sent. A socket that is writable has room for a short frame. */
+static int send_frame_now(struct leat_client *c, uint16_t type, uint64_t id, const struct bytes_out *body)
+{
+    struct pollfd p = {.fd = c->fd, .events = POLLOUT};
+    if (pthread_mutex_trylock(&c->send_lock))
+        return -EAGAIN;
+    int rc = poll(&p, 1, 0) == 1 ? send_locked(c, type, id, body, NULL, 0, client_deadline(c, 0)) : -EAGAIN;
     pthread_mutex_unlock(&c->send_lock);
     return rc;
 }
@@ -456,8 +474,8 @@ struct rpc_pending {
     struct rpc_waiter waiter;
 };
 
-int rpc_begin(struct leat_client *client, uint16_t type, const struct bytes_out *body,
-              struct rpc_pending **ret_pending)
+static int begin(struct leat_client *client, uint16_t type, const struct bytes_out *body, bool now,
+                 struct rpc_pending **ret_pending)
 {
     struct rpc_pending *p = body && body->failed ? NULL : calloc(1, sizeof(*p));
     if (!p)
@@ -466,13 +484,26 @@ int rpc_begin(struct leat_client *client, uint16_t type, const struct bytes_out 
     p->waiter.id = client->next_id++;
     list_push_back(&client->calls, &p->waiter.node);
     pthread_mutex_unlock(&client->lock);
-    int rc = send_frame(client, type, p->waiter.id, body, NULL, 0, client_deadline(client, 0));
+    int rc = now ? send_frame_now(client, type, p->waiter.id, body)
+                 : send_frame(client, type, p->waiter.id, body, NULL, 0, client_deadline(client, 0));
     if (rc) {
         rpc_forget(client, p);
         return rc;
     }
     *ret_pending = p;
     return 0;
+}
+
+int rpc_begin(struct leat_client *client, uint16_t type, const struct bytes_out *body,
+              struct rpc_pending **ret_pending)
+{
+    return begin(client, type, body, false, ret_pending);
+}
+
+int rpc_begin_now(struct leat_client *client, uint16_t type, const struct bytes_out *body,
+                  struct rpc_pending **ret_pending)
+{
+    return begin(client, type, body, true, ret_pending);
 }
 
 bool rpc_ready(struct leat_client *client, const struct rpc_pending *pending)

@@ -132,6 +132,9 @@ int net_server_new(unsigned threads, struct net_server **ret_server);
 int net_server_add(struct net_server *server, int fd, struct net_serve_target *target);
 /* Any thread, while the server is there; after the target's unref it must not be called. `message` for status < 0. */
 void net_server_answer(const struct net_later *later, int status, const char *message);
+/* With the reply's body, which is taken; it has not failed. */
+void net_server_answer_body(const struct net_later *later, int status, const char *message,
+                            struct bytes_out *body);
 /* Closes every connection of a target and returns when none is touching its memory any more. Not from a data thread. */
 void net_server_revoke(struct net_server *server, struct net_serve_target *target);
 void net_server_free(struct net_server *server); /* closes all, joins. NULL is fine */

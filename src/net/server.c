@@ -176,6 +176,28 @@ static void push_reply(struct data_conn *c, uint16_t type, uint64_t id, int stat
     r->niov = (unsigned)(c->iov_tail - head_at);
 }
 
+/* Two iovecs are reserved. Takes the body. */
+static void push_answer(struct data_conn *c, uint16_t type, uint64_t id, int status, const char *message,
+                        struct bytes_out *body)
+{
+    size_t head_at = c->iov_tail++;
+    if (status == 0 && body->len)
+        c->iov[c->iov_tail++] = (struct iovec){body->data, body->len};
+    push_reply(c, type, id, status, message, head_at, 0);
+    if (status < 0 || !body->len) {
+        bytes_out_fini(body);
+        return;
+    }
+    struct reply *r = &c->replies[(c->reply_head + c->reply_count - 1) % QUEUE_REPLIES];
+    struct proto_frame again = {.version = PROTO_VERSION,
+                                .kind = PROTO_REPLY,
+                                .type = type,
+                                .id = id,
+                                .body_bytes = (uint32_t)body->len};
+    proto_frame_put(r->head, &again);
+    r->body = body->data;
+}
+
 static void output_sent(struct data_conn *c, size_t bytes)
 {
     count(&c->thread->bytes_sent, bytes);
@@ -344,22 +366,7 @@ static int serve_other(struct data_conn *c, const struct proto_frame *frame, str
         bytes_out_fini(&body);
         return rc;
     }
-    size_t head_at = c->iov_tail++;
-    if (rc == 0 && body.len)
-        c->iov[c->iov_tail++] = (struct iovec){body.data, body.len};
-    push_reply(c, frame->type, frame->id, rc, err.message, head_at, 0);
-    if (rc < 0 || !body.len) {
-        bytes_out_fini(&body);
-        return 0;
-    }
-    struct reply *r = &c->replies[(c->reply_head + c->reply_count - 1) % QUEUE_REPLIES];
-    struct proto_frame again = {.version = PROTO_VERSION,
-                                .kind = PROTO_REPLY,
-                                .type = frame->type,
-                                .id = frame->id,
-                                .body_bytes = (uint32_t)body.len};
-    proto_frame_put(r->head, &again);
-    r->body = body.data;
+    push_answer(c, frame->type, frame->id, rc, err.message, &body);
     return 0;
 }
 
@@ -561,6 +568,7 @@ struct answer {
     struct net_later later;
     int status;
     char message[MESSAGE_MAX];
+    struct bytes_out body;
 };
 
 static void answer_posted(void *arg)
@@ -572,19 +580,25 @@ static void answer_posted(void *arg)
         struct data_conn *one = container_of(node, struct data_conn, node);
         c = one->serial == a.later.conn ? one : c;
     }
-    if (!c)
-        return;
-    c->waiting--;
-    if (iov_reserve(c, 1) < 0) {
-        conn_close(c);
+    if (c)
+        c->waiting--;
+    if (!c || iov_reserve(c, 2) < 0) {
+        bytes_out_fini(&a.body);
+        if (c)
+            conn_close(c);
         return;
     }
-    size_t head_at = c->iov_tail++;
-    push_reply(c, a.later.type, a.later.id, a.status, a.message, head_at, 0);
+    push_answer(c, a.later.type, a.later.id, a.status, a.message, &a.body);
     progress(&c->source, 0);
 }
 
 void net_server_answer(const struct net_later *later, int status, const char *message)
+{
+    net_server_answer_body(later, status, message, &(struct bytes_out){0});
+}
+
+void net_server_answer_body(const struct net_later *later, int status, const char *message,
+                            struct bytes_out *body)
 {
     struct answer *a;
     /* It must not fail: who asked waits for it. */
@@ -592,6 +606,8 @@ void net_server_answer(const struct net_later *later, int status, const char *me
         usleep(1000);
     a->later = *later;
     a->status = status;
+    a->body = *body;
+    *body = (struct bytes_out){0};
     if (message)
         snprintf(a->message, sizeof(a->message), "%s", message);
     while (loop_post(later->thread->loop, answer_posted, a) < 0)

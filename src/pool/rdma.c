@@ -4,13 +4,17 @@
  *
  * Nothing of UCX is touched before somebody asks. Then the rails are opened once; a failure is remembered and
  * answered to whoever asks next, so that a host without RDMA looks for it once. Failure modes: memory for a region that is not yet
- * filled is reserved before it is registered, so that lack of it is LEAT_NO_SPACE here, not a killed daemon. Invariant: keys
+ * filled is reserved before it is registered, so that lack of it is LEAT_NO_SPACE here, not a killed daemon. Both take a while, and a
+ * data thread serves others: it hands what is not registered yet to the pool's works, which answer (keys), or begin when
+ * a client tells of its first view (puts: a put that comes before that still waits on its data thread). Invariant: keys
  * are given for regions of the connection's working set only, and none after it was dropped by force.
  */
 #include "pool/rdma.h"
 
 #include "base/log.h"
+#include "loop/loop.h"
 #include "pool/pool.h"
+#include "pool/work.h"
 #include "pool/wset.h"
 
 #include <inttypes.h>
@@ -85,6 +89,127 @@ static int put_region(struct wset *ws, struct net_rdma_server *server, uint32_t 
     return net_rdma_put_keys(server, &r->rdma, r->addr, r->used_bytes, reply, err);
 }
 
+/* Regions to be registered, off the data threads. */
+struct keys_work {
+    struct work work;
+    struct wset *ws; /* a reference */
+    struct net_rdma_server *server;
+    bool answer; /* else nobody waits for it */
+    struct net_later later;
+    struct bytes_out reply;
+    int status;
+    struct leat_error err;
+    uint32_t n;
+    uint32_t gids[];
+};
+
+static int put_regions(struct wset *ws, struct net_rdma_server *server, const uint32_t *gids, uint32_t n,
+                       struct bytes_out *reply, struct leat_error *err)
+{
+    int rc = 0;
+    bytes_put_u32(reply, n);
+    for (uint32_t i = 0; rc == 0 && i < n; i++)
+        rc = put_region(ws, server, gids[i], reply, err);
+    return rc == 0 && reply->failed ? error_set(err, -ENOMEM, "out of memory for an answer") : rc;
+}
+
+static void keys_run(struct work *work)
+{
+    struct keys_work *k = container_of(work, struct keys_work, work);
+    struct pool *pool = k->ws->pool;
+    if (k->answer) {
+        k->status = put_regions(k->ws, k->server, k->gids, k->n, &k->reply, &k->err);
+        return;
+    }
+    for (uint32_t i = 0; i < k->n && !atomic_load(&pool->stopping); i++) {
+        put_region(k->ws, k->server, k->gids[i], &k->reply, NULL); /* who asks for it hears why not */
+        bytes_out_reset(&k->reply);
+    }
+}
+
+static void keys_done(struct work *work)
+{
+    struct keys_work *k = container_of(work, struct keys_work, work);
+    if (k->answer && !work->cancelled) /* else the connection ends with the pool */
+        net_server_answer_body(&k->later, k->status, k->status ? k->err.message : NULL, &k->reply);
+    bytes_out_fini(&k->reply);
+    wset_unref(k->ws);
+    free(k);
+}
+
+static void keys_start(void *arg)
+{
+    struct keys_work *k = arg;
+    work_start(k->ws->pool, &k->work);
+}
+
+static struct keys_work *keys_new(struct wset *ws, struct net_rdma_server *server, uint32_t n)
+{
+    struct keys_work *k = calloc(1, sizeof(*k) + n * sizeof(k->gids[0]));
+    if (!k)
+        return NULL;
+    k->work = (struct work){.run = keys_run, .done = keys_done};
+    k->ws = wset_ref(ws);
+    k->server = server;
+    return k;
+}
+
+/* 0, or -ENOMEM, and it is gone. */
+static int keys_post(struct keys_work *k)
+{
+    int rc = loop_post(k->ws->pool->loop, keys_start, k);
+    if (rc) {
+        wset_unref(k->ws);
+        free(k);
+    }
+    return rc;
+}
+
+static bool is_known(const struct wset *ws, uint32_t gid)
+{
+    const struct region *r = gid < ws->nregions ? ws->regions[gid].region : NULL;
+    return !r || atomic_load(&r->rdma.known); /* where it is not here there is nothing to wait for */
+}
+
+static int on_keys(struct wset *ws, struct net_rdma_server *server, struct bytes_in *in,
+                   struct bytes_out *reply, const struct net_later *later, struct leat_error *err)
+{
+    uint32_t gids[PROTO_KEYS_MAX], n = bytes_get_u32(in);
+    bool known = true;
+    if (in->bad || n > PROTO_KEYS_MAX || bytes_left(in) != n * 4ull)
+        return LEAT_CORRUPT;
+    for (uint32_t i = 0; i < n; i++) {
+        gids[i] = bytes_get_u32(in);
+        known = known && is_known(ws, gids[i]);
+    }
+    if (known)
+        return put_regions(ws, server, gids, n, reply, err);
+    struct keys_work *k = keys_new(ws, server, n);
+    if (k) {
+        k->answer = true;
+        k->later = *later;
+        k->n = n;
+        memcpy(k->gids, gids, n * sizeof(gids[0]));
+    }
+    if (!k || keys_post(k) < 0)
+        return error_set(err, -ENOMEM, "out of memory for a request");
+    return NET_LATER;
+}
+
+/* A client that tells of a view will ask for puts. */
+static void prepare_puts(struct wset *ws, struct net_rdma_server *server)
+{
+    uint32_t n = 0;
+    for (uint32_t g = 0; g < ws->nregions; g++)
+        n += !is_known(ws, g);
+    struct keys_work *k = n ? keys_new(ws, server, n) : NULL;
+    for (uint32_t g = 0; k && g < ws->nregions && k->n < n; g++)
+        if (!is_known(ws, g))
+            k->gids[k->n++] = g;
+    if (k)
+        keys_post(k); /* or they are registered as they are asked for */
+}
+
 int pool_rdma_request(struct pool *pool, struct wset *ws, uint32_t uid, struct net_rdma_peer **peer,
                       uint16_t type, struct bytes_in *in, struct bytes_out *reply,
                       const struct net_later *later, struct leat_error *err)
@@ -104,17 +229,15 @@ int pool_rdma_request(struct pool *pool, struct wset *ws, uint32_t uid, struct n
     }
     if (!*peer)
         return LEAT_CORRUPT;
-    if (type == PROTO_RDMA_VIEW)
-        return net_rdma_peer_view(*peer, in, err);
+    if (type == PROTO_RDMA_VIEW) {
+        rc = net_rdma_peer_view(*peer, in, err);
+        if (rc == 0)
+            prepare_puts(ws, server);
+        return rc;
+    }
     if (type == PROTO_RDMA_PUT)
         return net_rdma_peer_put(*peer, in, put_source, ws, later, err);
-    uint32_t n = bytes_get_u32(in);
-    if (in->bad || n > PROTO_KEYS_MAX || bytes_left(in) != n * 4ull)
-        return LEAT_CORRUPT;
-    bytes_put_u32(reply, n);
-    for (uint32_t i = 0; rc == 0 && i < n; i++)
-        rc = put_region(ws, server, bytes_get_u32(in), reply, err);
-    return rc;
+    return on_keys(ws, server, in, reply, later, err);
 }
 
 void pool_rdma_stop(struct pool *pool)
