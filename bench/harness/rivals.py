@@ -20,7 +20,7 @@ from .rows import in_turns, median, row
 from .workers import Failed, Group, Worker, leatd
 
 GIB = 1 << 30
-FILES = 4096
+FILES = 3072
 SEED, MEAN, SIGMA = 20, 110_000, 0.5
 
 #: name: (module, what pip is asked for, is more to be had with it). --no-deps: their torch of today with CUDA is gigabytes.

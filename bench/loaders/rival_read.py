@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders over 16,384 files or fewer, each library in the form that its documentation shows, on the same samples: rival_read.py [serve.py's options] --how HOW.
+"""Loaders over a folder of files, each library in the form that its documentation shows, on the same samples: rival_read.py [serve.py's options] --how HOW.
 
 --file is a folder of files as bench/make_data made it; --store where a library's own form of it lies (made by rival_read.py ... --make first). --workers
 is what a library may have beside the process that iterates. HOW: leat (--rest SOCKET), dataloader, webdataset, streaming, litdata, spdl. The first `epoch` opens
