@@ -219,8 +219,8 @@ static void test_paths(void **state)
     snprintf(wanted, sizeof(wanted), "image=%s/a.npy;label=%s/d/b*.npy;more=/c", cwd, cwd);
     assert_string_equal(leat_ws_uri(x.ws), wanted);
     struct leat_ws *ws;
-    assert_int_equal(leat_open(x.client, "s3://bucket/key", NULL, &ws, &err), LEAT_UNSUPPORTED);
-    assert_non_null(strstr(err.message, "s3://bucket/key"));
+    assert_int_equal(leat_open(x.client, "gs://bucket/key", NULL, &ws, &err), LEAT_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "gs://bucket/key"));
     assert_int_equal(leat_open(x.client, "image=", NULL, &ws, &err), LEAT_INVALID);
     assert_int_equal(leat_open(x.client, "missing", NULL, &ws, &err), LEAT_NOT_FOUND);
     /* A request that is too long fails alone. */

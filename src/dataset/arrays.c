@@ -107,6 +107,7 @@ static int place_arrays(struct scan_arrays *arrays, const char *root, struct ind
             source = index_builder_source(b, scan_relative(root, a->path), &a->st);
         if (source < 0)
             return (int)source;
+        index_builder_etag(b, (uint32_t)source, a->etag);
         a->source = source;
         uint64_t address;
         int rc = a->place(a, b, (uint32_t)source, &address, err);

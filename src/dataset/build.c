@@ -9,9 +9,7 @@
 
 #include "dataset/scan.h"
 
-#define ROWS "#rows="
-
-enum format { FORMAT_NPY, FORMAT_HDF5, FORMAT_TAR };
+#define ROWS       "#rows="
 
 #define HDF5_MAGIC "\x89HDF\r\n\x1a\n"
 
@@ -32,37 +30,48 @@ static const struct {
      "is a Parquet file, which Leat does not read; write its columns as .npy or its rows as tar shards"},
 };
 
+/* A query of an address is no part of the name. */
 static bool has_suffix(const char *s, const char *end)
 {
-    size_t len = strlen(s), end_len = strlen(end);
-    return len >= end_len && !strcmp(s + len - end_len, end);
+    size_t len = dataset_is_remote(s) && !remote_has_lists(s) ? strcspn(s, "?") : strlen(s);
+    size_t end_len = strlen(end);
+    return len >= end_len && !strncmp(s + len - end_len, end, end_len);
 }
 
-static int sniff(const char *path, int fd, enum format *ret_format, struct leat_error *err)
+/* HDF5 may stand behind a user block of 512, 1024, 2048... bytes. */
+static bool is_hdf5(const char *head, size_t len, int fd)
+{
+    for (uint64_t at = 0; at <= 1 << 20; at = at ? at * 2 : 512) {
+        char magic[8] = {0};
+        if (at + sizeof(magic) <= len)
+            memcpy(magic, head + at, sizeof(magic));
+        else if (fd < 0 || scan_pread(fd, magic, sizeof(magic), at) != (int64_t)sizeof(magic))
+            continue;
+        if (!memcmp(magic, HDF5_MAGIC, 8))
+            return true;
+    }
+    return false;
+}
+
+int scan_format(const char *path, const char *bytes, size_t n, int fd, enum scan_format *ret_format,
+                struct leat_error *err)
 {
     char head[512] = {0}, shown[300];
     scan_escape(path, shown, sizeof(shown));
-    int64_t n = scan_pread(fd, head, sizeof(head), 0);
-    if (n < 0)
-        return scan_error((int)n, path, err);
+    memcpy(head, bytes, MIN(n, sizeof(head)));
     if (!memcmp(head, "\x93NUMPY", 6)) {
-        *ret_format = FORMAT_NPY;
+        *ret_format = SCAN_NPY;
         return 0;
     }
-    /* HDF5 may stand behind a user block of 512, 1024, 2048... bytes. */
-    for (uint64_t at = 0; at <= 1 << 20; at = at ? at * 2 : 512) {
-        char magic[8] = {0};
-        if (scan_pread(fd, magic, sizeof(magic), at) == (int64_t)sizeof(magic) &&
-            !memcmp(magic, HDF5_MAGIC, 8)) {
-            *ret_format = FORMAT_HDF5;
-            return 0;
-        }
+    if (is_hdf5(bytes, n, fd)) {
+        *ret_format = SCAN_HDF5;
+        return 0;
     }
     for (size_t i = 0; i < ARRAY_LEN(refused); i++)
         if (!memcmp(head, refused[i].magic, refused[i].len))
             return error_set(err, LEAT_UNSUPPORTED, "%s: %s", shown, refused[i].advice);
     if (!memcmp(head + 257, "ustar", 5) || has_suffix(path, ".tar")) {
-        *ret_format = FORMAT_TAR;
+        *ret_format = SCAN_TAR;
         return 0;
     }
     if (has_suffix(path, ".npy") || has_suffix(path, ".h5") || has_suffix(path, ".hdf5"))
@@ -75,11 +84,37 @@ static int sniff(const char *path, int fd, enum format *ret_format, struct leat_
                      shown);
 }
 
+static int sniff(const char *path, struct scan_file *file, enum scan_format *ret_format,
+                 struct leat_error *err)
+{
+    AUTO_FREE char *head = malloc(SCAN_HEAD);
+    if (!head)
+        return -ENOMEM;
+    struct leat_error why = {0};
+    int64_t n = scan_file_pread(file, head, SCAN_HEAD, 0, &why);
+    if (n < 0 && file->fd >= 0)
+        return scan_error((int)n, path, err);
+    if (n < 0)
+        return error_set(err, (int)n, "%s", why.message);
+    int rc = scan_format(path, head, (size_t)n, file->fd, ret_format, err);
+    if (rc == 0 && *ret_format == SCAN_HDF5 && file->fd < 0)
+        return error_set(
+            err, LEAT_UNSUPPORTED,
+            "%.300s: HDF5 is not read over a network, as its chunks are found by thousands of small reads; "
+            "copy "
+            "it here first (leat cp, aws s3 cp, curl), or convert it to .npy or tar shards (leat convert)",
+            path);
+    return rc;
+}
+
+/* Elsewhere the odd characters are asked about only where they can be part of a name. */
 bool scan_exists(struct scan *scan, const char *path)
 {
-    AUTO_CLOSE int fd = -1;
-    struct stat st;
-    int rc = scan_open(scan, path, &fd, &st, NULL);
+    struct dataset_stat stat;
+    if (dataset_is_remote(path))
+        return remote_has_lists(path) && remote_stat(scan, path, &stat, NULL) == 0;
+    AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
+    int rc = scan_open(scan, path, &file, NULL);
     return rc != LEAT_NOT_FOUND && rc != -ENAMETOOLONG; /* a pattern may be longer than any name */
 }
 
@@ -124,6 +159,14 @@ int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char *
     return 0;
 }
 
+int scan_no_shard(const char *path, struct leat_error *err)
+{
+    return error_set(err, LEAT_INVALID,
+                     "%s: a pattern means tar shards, and this is none; arrays are opened together "
+                     "by name, as in \"image=a.npy;label=b.npy\"",
+                     path);
+}
+
 static int scan_shards(struct scan *scan, const char *pattern, struct index_builder **ret_builder,
                        struct leat_error *err)
 {
@@ -132,17 +175,15 @@ static int scan_shards(struct scan *scan, const char *pattern, struct index_buil
     if (rc < 0)
         return rc;
     for (unsigned i = 0; i < paths.n && rc == 0; i++) {
-        AUTO_CLOSE int fd = -1;
-        struct stat st;
-        enum format format = FORMAT_TAR;
-        rc = scan_open(scan, paths.items[i], &fd, &st, err);
-        if (rc == 0 && S_ISREG(st.st_mode))
-            rc = sniff(paths.items[i], fd, &format, err);
-        if (rc == 0 && (format != FORMAT_TAR || !S_ISREG(st.st_mode)))
-            rc = error_set(err, LEAT_INVALID,
-                           "%s: a pattern means tar shards, and this is none; arrays are opened together "
-                           "by name, as in \"image=a.npy;label=b.npy\"",
-                           paths.items[i]);
+        AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
+        enum scan_format format = SCAN_TAR;
+        if (dataset_is_remote(paths.items[i]))
+            continue; /* tar_scan looks at the first bytes when it has them */
+        rc = scan_open(scan, paths.items[i], &file, err);
+        if (rc == 0 && S_ISREG(file.st.st_mode))
+            rc = sniff(paths.items[i], &file, &format, err);
+        if (rc == 0 && (format != SCAN_TAR || !S_ISREG(file.st.st_mode)))
+            rc = scan_no_shard(paths.items[i], err);
     }
     if (rc == 0)
         rc = tar_scan(scan, paths.items, paths.n, ret_builder, err);
@@ -150,13 +191,15 @@ static int scan_shards(struct scan *scan, const char *pattern, struct index_buil
     return rc;
 }
 
-static int scan_directory(struct scan *scan, const char *path, int fd, const struct stat *st,
+static int scan_directory(struct scan *scan, const char *path, struct scan_file *file,
                           struct index_builder **ret_builder, struct leat_error *err)
 {
     struct scan_paths paths;
-    int rc = shards_in_directory(path, fd, &paths, err);
+    if (file->fd < 0)
+        return remote_scan_prefix(scan, path, ret_builder, err);
+    int rc = shards_in_directory(path, file->fd, &paths, err);
     if (rc == 0)
-        return dir_scan(scan, path, fd, st, ret_builder, err);
+        return dir_scan(scan, path, file->fd, &file->st, ret_builder, err);
     if (rc < 0)
         return rc;
     rc = tar_scan(scan, paths.items, paths.n, ret_builder, err);
@@ -176,22 +219,21 @@ static int scan_source(struct scan *scan, const struct dataset_source *source, b
     if (single && !inner && !rows && shards_is_pattern(path) && !scan_exists(scan, path))
         return scan_shards(scan, path, ret_builder, err);
 
-    AUTO_CLOSE int fd = -1;
-    struct stat st;
-    enum format format = FORMAT_TAR;
-    rc = scan_open(scan, path, &fd, &st, err);
+    AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
+    enum scan_format format = SCAN_TAR;
+    rc = scan_open(scan, path, &file, err);
     if (rc < 0)
         return rc;
-    if (S_ISREG(st.st_mode))
-        rc = sniff(path, fd, &format, err);
+    if (S_ISREG(file.st.st_mode))
+        rc = sniff(path, &file, &format, err);
     if (rc < 0)
         return rc;
-    if (inner && format != FORMAT_HDF5)
+    if (inner && format != SCAN_HDF5)
         return error_set(err, LEAT_INVALID, "%s: not an HDF5 file, so there is no \"%s\" in it", path, inner);
     const unsigned before = arrays->n;
-    if (format == FORMAT_NPY || format == FORMAT_HDF5) {
-        rc = format == FORMAT_NPY ? npy_scan(scan, path, source->field, fd, &st, arrays, err)
-                                  : hdf5_scan(scan, path, inner, source->field, fd, &st, arrays, err);
+    if (format == SCAN_NPY || format == SCAN_HDF5) {
+        rc = format == SCAN_NPY ? npy_scan(scan, path, source->field, &file, arrays, err)
+                                : hdf5_scan(scan, path, inner, source->field, file.fd, &file.st, arrays, err);
         for (unsigned i = before; i < arrays->n; i++)
             arrays->items[i].rows = rows;
         return rc;
@@ -205,15 +247,13 @@ static int scan_source(struct scan *scan, const struct dataset_source *source, b
                          "%s: only arrays (.npy, HDF5) can be given a name and opened together; files and "
                          "tar shards are opened alone, and name their fields themselves",
                          path);
-    if (S_ISDIR(st.st_mode))
-        return scan_directory(scan, path, fd, &st, ret_builder, err);
+    if (S_ISDIR(file.st.st_mode))
+        return scan_directory(scan, path, &file, ret_builder, err);
     return tar_scan(scan, &path, 1, ret_builder, err);
 }
 
-int dataset_index_build(const struct dataset_spec *spec, const struct dataset_opener *opener,
-                        const struct dataset_progress *progress, int fd, struct leat_error *err)
+int scan_build(struct scan *scan, const struct dataset_spec *spec, int fd, struct leat_error *err)
 {
-    struct scan scan = {.opener = opener, .progress = progress};
     struct scan_arrays arrays = {0};
     struct index_builder *b = NULL;
     struct leat_error local = {0};
@@ -221,9 +261,9 @@ int dataset_index_build(const struct dataset_spec *spec, const struct dataset_op
     *err = (struct leat_error){0};
     int rc = spec->n ? 0 : error_set(err, LEAT_INVALID, "a dataset needs a source");
     for (unsigned i = 0; i < spec->n && rc == 0; i++)
-        rc = scan_source(&scan, &spec->sources[i], spec->n == 1, &arrays, &b, err);
+        rc = scan_source(scan, &spec->sources[i], spec->n == 1, &arrays, &b, err);
     if (rc == 0 && !b)
-        rc = arrays_build(&scan, &arrays, &b, err);
+        rc = arrays_build(scan, &arrays, &b, err);
     if (rc == 0)
         rc = index_builder_finish(b, fd, err);
     scan_arrays_fini(&arrays);
@@ -232,4 +272,13 @@ int dataset_index_build(const struct dataset_spec *spec, const struct dataset_op
     if (rc < 0 && !err->code)
         error_sys(err, rc, "the dataset could not be scanned");
     return scan_fail(rc, err);
+}
+
+int dataset_index_build(const struct dataset_spec *spec, const struct dataset_opener *opener,
+                        const struct dataset_progress *progress, int fd, struct leat_error *err)
+{
+    struct scan scan = {.opener = opener, .progress = progress};
+    int rc = scan_build(&scan, spec, fd, err);
+    scan_fini(&scan);
+    return rc;
 }

@@ -6,6 +6,9 @@
  * the index beside the data, then the one in the cache, is mapped and compared: same files, same sizes and times; for a
  * tree, same times of all its folders. Otherwise a scan, written to a temporary file and renamed.
  *
+ * Data elsewhere: one stat of each object, or one list of a prefix, is compared with the index as it comes: sizes and ETags. The cache is
+ * looked at first, since it costs no request.
+ *
  * Failure modes: an index that is damaged, stale or about other files is passed over without a word, for it can be made
  * again. No cache (read-only home, no space): the index is made in memory.
  *
@@ -21,6 +24,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <xxhash.h>
 
 #include "dataset/index_internal.h"
@@ -35,6 +39,7 @@ struct expected {
     struct scan scan;
     struct scan_paths files; /* shards or arrays, each once, in order */
     char *tree;              /* or the root of a tree */
+    char *prefix;            /* or what a list begins with, "s3://bucket/prefix": shards or a tree */
     char *beside;            /* where an index beside the data would lie; NULL: nowhere */
     uid_t owner;             /* of what it would lie beside */
     bool beside_now;         /* it is that one which is being looked at */
@@ -44,7 +49,9 @@ struct expected {
 static void expected_fini(struct expected *x)
 {
     scan_paths_fini(&x->files);
+    scan_fini(&x->scan);
     free(x->tree);
+    free(x->prefix);
     free(x->beside);
     free(x->cache_name);
 }
@@ -67,21 +74,28 @@ static int expect_source(struct expected *x, const struct dataset_source *source
         return rc;
     if (single && !inner && !rows && shards_is_pattern(path) && !scan_exists(&x->scan, path))
         return shards_expand(&x->scan, path, &x->files, err);
-    AUTO_CLOSE int fd = -1;
-    struct stat st;
-    rc = scan_open(&x->scan, path, &fd, &st, err);
+    AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
+    rc = scan_open(&x->scan, path, &file, err);
     if (rc < 0)
         return rc;
-    bool folder = S_ISDIR(st.st_mode);
-    x->owner = st.st_uid;
-    if (single && !inner && !rows && !source->field &&
+    bool folder = S_ISDIR(file.st.st_mode);
+    x->owner = file.st.st_uid;
+    size_t len = strlen(path);
+    if (folder && len > 1 && path[len - 1] == '/' && file.fd < 0)
+        path[len - 1] = 0; /* "s3://bucket/prefix/" */
+    bool query = file.fd < 0 && !remote_has_lists(path) && strchr(path, '?');
+    if (single && !inner && !rows && !source->field && !query &&
         asprintf(&x->beside, folder ? "%s/" BESIDE : "%s" BESIDE, path) < 0) {
         x->beside = NULL;
         return -ENOMEM;
     }
     if (!folder)
         return expect_file(x, path);
-    rc = shards_in_directory(path, fd, &x->files, err);
+    if (file.fd < 0) {
+        x->prefix = TAKE_PTR(path);
+        return 0;
+    }
+    rc = shards_in_directory(path, file.fd, &x->files, err);
     if (rc != 0)
         return MIN(rc, 0);
     x->tree = TAKE_PTR(path);
@@ -116,6 +130,22 @@ static int64_t timespec_ns(struct timespec ts)
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
+/* Somebody opens files for us. */
+static bool guarded(const struct expected *x)
+{
+    return x->scan.opener && x->scan.opener->open;
+}
+
+/* An ETag says more than a time, which has seconds only. */
+static bool object_unchanged(const struct index *ix, const struct index_source *s, uint64_t bytes,
+                             const char *etag, int64_t modified)
+{
+    if (s->etag >= ix->header->sections[INDEX_STRINGS].bytes || bytes != s->bytes)
+        return false;
+    const char *had = index_string(ix, s->etag);
+    return *had && *etag ? !strcmp(had, etag) : s->mtime_ns == modified * 1000000000;
+}
+
 /*
  * In the cache times are compared that nobody can set, so that a file of the same size and time put in the place of the old one
  * is noticed; an index beside the data may have been copied together with them.
@@ -129,10 +159,16 @@ static bool source_unchanged(struct expected *x, const struct index *ix, uint64_
     const struct index_source *s = &ix->sources[i];
     if ((size_t)index_source_path(ix, i, path, sizeof(path)) >= sizeof(path))
         return false;
-    if (x->scan.opener) {
-        AUTO_CLOSE int fd = -1;
-        if (scan_open(&x->scan, path, &fd, &st, NULL) < 0)
+    if (dataset_is_remote(path)) {
+        struct dataset_stat now;
+        return remote_stat(&x->scan, path, &now, NULL) == 0 &&
+               object_unchanged(ix, s, now.bytes, now.etag, now.modified);
+    }
+    if (guarded(x)) {
+        AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
+        if (scan_open(&x->scan, path, &file, NULL) < 0)
             return false;
+        st = file.st;
     } else if (stat(path, &st) < 0) {
         return false;
     }
@@ -177,6 +213,43 @@ static bool files_unchanged(struct expected *x, const struct index *ix)
     return true;
 }
 
+struct listed {
+    const struct index *ix;
+    uint64_t next; /* source */
+};
+
+/* -ECANCELED: something else than what was scanned. */
+static int listed_object(void *ctx, const struct dataset_object *o)
+{
+    struct listed *l = ctx;
+    const struct index *ix = l->ix;
+    if (o->prefix || remote_left_out(o->name))
+        return 0;
+    if (ix->header->kind == INDEX_KIND_TAR && !remote_is_shard(o->name))
+        return remote_beside_shards(o->name) ? 0 : -ECANCELED;
+    char path[PATH_MAX];
+    if (l->next == ix->header->nsources ||
+        (size_t)index_source_path(ix, l->next, path, sizeof(path)) >= sizeof(path) || strcmp(path, o->uri) ||
+        !object_unchanged(ix, &ix->sources[l->next], o->bytes, o->etag, o->modified))
+        return -ECANCELED;
+    l->next++;
+    return 0;
+}
+
+static bool prefix_unchanged(struct expected *x, const struct index *ix)
+{
+    struct listed l = {.ix = ix};
+    if (ix->header->kind != INDEX_KIND_TAR && ix->header->kind != INDEX_KIND_DIR)
+        return false;
+    return remote_list_below(&x->scan, x->prefix, listed_object, &l, NULL) == 0 &&
+           l.next == ix->header->nsources;
+}
+
+static bool all_unchanged(struct expected *x, const struct index *ix)
+{
+    return x->prefix ? prefix_unchanged(x, ix) : x->tree ? tree_unchanged(x, ix) : files_unchanged(x, ix);
+}
+
 /* The same file, read-only. */
 static int reopen(int fd)
 {
@@ -218,13 +291,12 @@ static int copy_foreign(int from, const struct stat *st)
  * unless everybody may. */
 static bool may_lie_beside(struct expected *x, const char *path, uid_t uid)
 {
-    AUTO_CLOSE int fd = -1;
-    struct stat st;
+    AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
     const char *slash = strrchr(path, '/');
     AUTO_FREE char *folder = strndup(path, (size_t)MAX(slash - path, (ptrdiff_t)1));
     if (uid == x->owner)
         return true;
-    return folder && scan_open(&x->scan, folder, &fd, &st, NULL) == 0 && !(st.st_mode & S_IWOTH);
+    return folder && scan_open(&x->scan, folder, &file, NULL) == 0 && !(file.st.st_mode & S_IWOTH);
 }
 
 /* A descriptor of the index at `path`, or -1 when there is none that can be used. */
@@ -232,9 +304,11 @@ static int open_candidate(struct expected *x, const char *path, bool beside)
 {
     AUTO_CLOSE int fd = -1;
     struct stat st;
-    if (beside && x->scan.opener) {
-        if (scan_open(&x->scan, path, &fd, &st, NULL) < 0)
+    if (beside && guarded(x)) {
+        AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
+        if (scan_open(&x->scan, path, &file, NULL) < 0)
             return -1;
+        fd = TAKE_FD(file.fd);
     } else {
         fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     }
@@ -252,11 +326,26 @@ static int open_candidate(struct expected *x, const char *path, bool beside)
     if (fd < 0 || index_map(fd, &ix, NULL) < 0)
         return -1;
     x->beside_now = beside;
-    bool good = x->tree ? tree_unchanged(x, &ix) : files_unchanged(x, &ix);
+    bool good = all_unchanged(x, &ix);
     if (good && foreign)
         good = index_validate(&ix, NULL) == 0;
     index_close(&ix);
     return good ? TAKE_FD(fd) : -1;
+}
+
+/* The index beside data elsewhere: anybody may have put it there. -1: none that can be used. */
+static int fetch_candidate(struct expected *x)
+{
+    AUTO_CLOSE int fd = -1;
+    struct index ix;
+    if (remote_fetch(&x->scan, x->beside, FOREIGN_MAX, &fd, NULL) < 0 || seal(fd) < 0 ||
+        index_map(fd, &ix, NULL) < 0)
+        return -1;
+    x->beside_now = true;
+    bool good = index_validate(&ix, NULL) == 0 && all_unchanged(x, &ix);
+    index_close(&ix);
+    int again = good ? reopen(fd) : -1;
+    return MAX(again, -1);
 }
 
 /* Makes each missing folder of the path, 0700. */
@@ -321,10 +410,21 @@ static void settle_root_time(int fd, const char *tree, int64_t before_ns)
     index_close(&ix);
 }
 
-/* Scans into a temporary file beside `path` and renames it there. *ret_made: the file could be made at all, so that a
- * failure is the scan's own. */
+static int copy_index(int from, int fd)
+{
+    struct stat st;
+    if (fstat(from, &st) < 0)
+        return -errno;
+    for (off_t at = 0; at < st.st_size;)
+        if (sendfile(fd, from, &at, (size_t)(st.st_size - at)) <= 0 && errno != EINTR)
+            return errno ? -errno : -EIO;
+    return 0;
+}
+
+/* Scans into a temporary file beside `path` and renames it there; `from`: an index that was made already, or -1. *ret_made: the file
+ * could be made at all, so that a failure is the scan's own. */
 static int scan_to_file(const struct dataset_spec *spec, struct expected *x, const char *path, mode_t mode,
-                        int *ret_fd, bool *ret_made, struct leat_error *err)
+                        int from, int *ret_fd, bool *ret_made, struct leat_error *err)
 {
     AUTO_FREE char *temporary = NULL;
     const char *slash = strrchr(path, '/');
@@ -336,7 +436,9 @@ static int scan_to_file(const struct dataset_spec *spec, struct expected *x, con
     *ret_made = fd >= 0;
     if (fd < 0)
         return error_sys(err, -errno, "%s: the index cannot be written", path);
-    int rc = dataset_index_build(spec, x->scan.opener, x->scan.progress, fd, err);
+    int rc = from >= 0 ? copy_index(from, fd) : scan_build(&x->scan, spec, fd, err);
+    if (rc < 0 && from >= 0)
+        error_sys(err, rc, "%s: the index cannot be written", path);
     int64_t before_ns = 0;
     struct stat st;
     if (rc == 0 && x->tree && stat(x->tree, &st) == 0)
@@ -364,7 +466,7 @@ static int scan_to_memory(const struct dataset_spec *spec, struct expected *x, i
     AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return error_sys(err, -errno, "no memory for the index");
-    int rc = dataset_index_build(spec, x->scan.opener, x->scan.progress, fd, err);
+    int rc = scan_build(&x->scan, spec, fd, err);
     if (rc < 0)
         return rc;
     rc = seal(fd);
@@ -390,16 +492,19 @@ int dataset_index_open(const struct dataset_spec *spec, const struct dataset_ope
     if (rc < 0)
         return scan_fail(rc, err);
     AUTO_FREE char *cached = NULL;
-    int fd = x.beside ? open_candidate(&x, x.beside, true) : -1;
+    bool elsewhere = x.beside && dataset_is_remote(x.beside);
+    int fd = x.beside && !elsewhere ? open_candidate(&x, x.beside, true) : -1;
     if (fd < 0 && cache_path(&x, false, &cached) == 0)
         fd = open_candidate(&x, cached, false);
+    if (fd < 0 && elsewhere)
+        fd = fetch_candidate(&x);
     bool scanned = fd < 0;
     if (scanned) {
         bool made = false;
         free(TAKE_PTR(cached));
         rc = keep ? cache_path(&x, true, &cached) : -EROFS;
         if (rc == 0)
-            rc = scan_to_file(spec, &x, cached, 0600, &fd, &made, err);
+            rc = scan_to_file(spec, &x, cached, 0600, -1, &fd, &made, err);
         if (rc < 0 && (!made || is_write_trouble(rc)))
             rc = scan_to_memory(spec, &x, &fd, err);
     }
@@ -411,31 +516,56 @@ int dataset_index_open(const struct dataset_spec *spec, const struct dataset_ope
     return 0;
 }
 
-int dataset_index_write(const struct dataset_spec *spec, const struct dataset_progress *progress,
-                        bool cache_ok, char **ret_path, struct leat_error *err)
+/* Beside data elsewhere. */
+static int put_beside(struct expected *x, int fd, struct leat_error *err)
+{
+    const struct dataset_opener *o = x->scan.opener;
+    struct stat st;
+    if (!remote_has_lists(x->beside))
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "%.300s: a plain web server is read only; the index can only lie in the cache",
+                         x->beside);
+    if (fstat(fd, &st) < 0)
+        return error_sys(err, -errno, "the index cannot be looked at");
+    return o->remote->put(o->remote_user, x->beside, fd, (uint64_t)st.st_size, err);
+}
+
+int dataset_index_write(const struct dataset_spec *spec, const struct dataset_opener *opener,
+                        const struct dataset_progress *progress, bool cache_ok, char **ret_path, int *ret_fd,
+                        struct leat_error *err)
 {
     struct expected x;
-    int rc = expect(spec, NULL, progress, &x, err);
+    int rc = expect(spec, opener, progress, &x, err);
     if (rc < 0)
         return scan_fail(rc, err);
     AUTO_FREE char *path = NULL;
-    AUTO_CLOSE int fd = -1;
+    AUTO_CLOSE int fd = -1, memory = -1;
     bool made = false;
     rc = error_set(err, LEAT_INVALID,
                    "there is no one place beside several sources or a pattern; their index can only lie "
                    "in the cache");
-    if (x.beside) {
+    if (x.beside && dataset_is_remote(x.beside)) {
+        rc = scan_to_memory(spec, &x, &memory, err);
+        made = rc < 0;
+        if (rc == 0)
+            rc = put_beside(&x, memory, err);
+        if (rc == 0)
+            fd = TAKE_FD(memory);
         path = TAKE_PTR(x.beside);
-        rc = scan_to_file(spec, &x, path, 0666, &fd, &made, err);
+    } else if (x.beside) {
+        path = TAKE_PTR(x.beside);
+        rc = scan_to_file(spec, &x, path, 0666, -1, &fd, &made, err);
     }
     if (rc < 0 && !made && cache_ok) {
         free(TAKE_PTR(path));
         rc = cache_path(&x, true, &path);
         rc = rc < 0 ? error_sys(err, rc, "the index cache ($XDG_CACHE_HOME/leat/index) cannot be used")
-                    : scan_to_file(spec, &x, path, 0600, &fd, &made, err);
+                    : scan_to_file(spec, &x, path, 0600, memory, &fd, &made, err);
     }
     expected_fini(&x);
-    if (rc == 0)
+    if (rc == 0) {
         *ret_path = TAKE_PTR(path);
+        *ret_fd = TAKE_FD(fd);
+    }
     return scan_fail(rc, err);
 }

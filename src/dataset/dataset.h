@@ -8,6 +8,9 @@
  * tar files with brace ranges or globs ("s3-{000..017}.tar", "s3-*.tar"), a directory of .tar files, or a directory
  * tree (first folder name = label where there are folders). Several sources, each with a field name, are arrays that
  * share their first dimension.
+ *
+ * All of these but HDF5 may lie elsewhere, as "s3://bucket/key", "http://…" or "https://…": who calls brings a
+ * struct dataset_remote that fetches them. A prefix of S3 ("s3://bucket/prefix") is what a directory is here.
  */
 #ifndef DATASET_DATASET_H
 #define DATASET_DATASET_H
@@ -17,7 +20,8 @@
 
 struct dataset_source {
     const char *field; /* NULL: named by the format ("data" for an array, the extension in tar, ...) */
-    const char *uri;   /* path; a relative one is seen from the working directory */
+    const char
+        *uri; /* path; a relative one is seen from the working directory. Or an address, as it stands */
 };
 
 struct dataset_spec {
@@ -25,8 +29,9 @@ struct dataset_spec {
     unsigned n;
 };
 
-/* "image=a.npy;label=b.npy" or one path or file URI (uri.c); the canonical form (absolute paths, symlinks kept) is what identifies
- * a dataset, and is read back as itself. LEAT_INVALID; LEAT_UNSUPPORTED: another scheme. dataset_spec_free frees what parse made. */
+/* "image=a.npy;label=b.npy" or one path, file URI or address (uri.c); the canonical form (absolute paths, symlinks kept; addresses as
+ * they are) is what identifies a dataset, and is read back as itself. LEAT_INVALID; LEAT_UNSUPPORTED: another scheme. dataset_spec_free
+ * frees what parse made. */
 int dataset_spec_parse(const char *text, struct dataset_spec *ret_spec, struct leat_error *err);
 void dataset_spec_free(struct dataset_spec *spec);
 char *dataset_spec_format(const struct dataset_spec *spec); /* caller frees; NULL: out of memory */
@@ -37,11 +42,59 @@ struct dataset_progress {
     void *user;
 };
 
+/* Is this source elsewhere ("s3://", "http://", "https://", in any case)? */
+bool dataset_is_remote(const char *uri);
+
+#define DATASET_ETAG_MAX 160
+
+/* What is known of an object elsewhere. */
+struct dataset_object {
+    const char *uri;  /* the whole address; valid during the call */
+    const char *name; /* what follows the address that was listed */
+    uint64_t bytes;
+    const char *etag; /* "": there is none */
+    int64_t modified; /* seconds since 1970 */
+    bool prefix;      /* a "folder": only in a list that is not recursive */
+};
+struct dataset_stat {
+    uint64_t bytes;
+    char etag[DATASET_ETAG_MAX];
+    int64_t modified;
+};
+
+/*
+ * How objects elsewhere are reached; pool/remote.h makes one of a session of backend.h. Called by the thread that called
+ * dataset_index_*. What fails returns -errno or a LEAT_ code and a message that names the object and the cause.
+ */
+struct dataset_remote {
+    /* LEAT_NOT_FOUND: there is no such object. */
+    int (*stat)(void *user, const char *uri, struct dataset_stat *ret_stat, struct leat_error *err);
+    /* Every object whose address begins with `uri`, in the order of their names, as they come; `recursive` false: up to the next "/". A
+     * negative answer of `object` ends the list with it. */
+    int (*list)(void *user, const char *uri, bool recursive,
+                int (*object)(void *ctx, const struct dataset_object *object), void *ctx,
+                struct leat_error *err);
+    /* A handle; all that is read through it is of this version. */
+    int (*open)(void *user, const char *uri, const char *etag, uint64_t bytes, void **ret_file,
+                struct leat_error *err);
+    void (*close)(void *user, void *file); /* no read of it is under way */
+    /* [offset, +bytes), inside the object, to dst: any number at a time. Each is ended once, by end (which waits) or by cancel. */
+    int (*begin)(void *user, void *file, void *dst, uint64_t bytes, uint64_t offset, void **ret_read,
+                 struct leat_error *err);
+    int (*end)(void *user, void *read, struct leat_error *err);
+    void (*cancel)(void *user, void *read);
+    /* All of a descriptor's [0, bytes) under this name, visible when it is whole. */
+    int (*put)(void *user, const char *uri, int fd, uint64_t bytes, struct leat_error *err);
+};
+
 /* Opens source files on behalf of whoever asks: the user's own rights in a private daemon, openat2 beneath a root and
- * with the caller's rights in a system daemon. NULL: plain open. Returns a descriptor or -errno. */
+ * with the caller's rights in a system daemon. Returns a descriptor or -errno. NULL, here or for `open`: plain open.
+ * `remote` NULL: an address is LEAT_UNSUPPORTED. */
 struct dataset_opener {
     int (*open)(void *user, const char *absolute_path, int flags);
     void *user;
+    const struct dataset_remote *remote;
+    void *remote_user;
 };
 
 /*
@@ -56,14 +109,17 @@ int dataset_index_build(const struct dataset_spec *spec, const struct dataset_op
  * the cache ($XDG_CACHE_HOME/leat/index, 0700), checks that the sources are still those that were scanned (size and
  * mtime of shards; mtimes of all directories of a tree), else scans and, when `keep`, writes it to the cache by rename.
  * *ret_fd is read-only; *ret_scanned says whether a scan was needed.
+ * Of data elsewhere the cache is looked at first, and the sources are the same when a fresh list (of a prefix) or stat (of objects)
+ * shows the sizes and ETags that the index has.
  */
 int dataset_index_open(const struct dataset_spec *spec, const struct dataset_opener *opener,
                        const struct dataset_progress *progress, bool keep, int *ret_fd, bool *ret_scanned,
                        struct leat_error *err);
 /* `leat index`: scans and writes beside the data (or into the cache when that directory cannot be written and
- * `cache_ok`). *ret_path is where; caller frees. */
-int dataset_index_write(const struct dataset_spec *spec, const struct dataset_progress *progress,
-                        bool cache_ok, char **ret_path, struct leat_error *err);
+ * `cache_ok`). *ret_path is where, a path or an address; caller frees. *ret_fd: the index, read-only. */
+int dataset_index_write(const struct dataset_spec *spec, const struct dataset_opener *opener,
+                        const struct dataset_progress *progress, bool cache_ok, char **ret_path, int *ret_fd,
+                        struct leat_error *err);
 
 /* Fills `dst` (extent->bytes long) for a CHUNK or ZERO extent: reads the stored chunks with pread from fd, undoes the
  * filters, moves rows to their place. `scratch` grows as needed and is the caller's to keep. */

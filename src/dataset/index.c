@@ -252,6 +252,11 @@ void index_close(struct index *index)
         *index = (struct index){0};
 }
 
+bool index_is_address(const char *path)
+{
+    return !strncmp(path, "s3://", 5) || !strncmp(path, "http://", 7) || !strncmp(path, "https://", 8);
+}
+
 int index_source_path(const struct index *index, uint64_t source, char *buf, size_t cap)
 {
     const char *root = index_string(index, index->header->root);
@@ -259,7 +264,8 @@ int index_source_path(const struct index *index, uint64_t source, char *buf, siz
     if (offset >= index->header->sections[INDEX_STRINGS].bytes)
         offset = 0;
     const char *path = index_string(index, offset);
-    if (*path == '/') /* an appended set: its sources have different roots */
+    /* An appended set, or arrays of several buckets: sources have different roots. */
+    if (*path == '/' || (!*root && index_is_address(path)))
         return snprintf(buf, cap, "%s", path);
     size_t len = strlen(root);
     const char *slash = !*path || (len && root[len - 1] == '/') ? "" : "/";

@@ -35,6 +35,7 @@
 #define INDEX_VERSION     1u
 #define INDEX_MAX_FIELDS  64u
 #define INDEX_MAX_DIMS    8u
+#define INDEX_MAX_ETAG    159u /* bytes */
 #define INDEX_NO_ADDRESS  UINT64_MAX
 #define INDEX_FILE_ALIGN  4096u /* extents read with direct I/O: address = file offset modulo this */
 #define INDEX_SMALL_ALIGN 64u
@@ -99,10 +100,11 @@ struct index_field {
  * and is never read. Directories stand behind all other sources.
  */
 struct index_source {
-    uint32_t path; /* string, relative to header.root ("" = root itself); see index_source_path */
-    uint32_t reserved;
+    uint32_t
+        path; /* string, relative to header.root ("" = root itself), or an address; see index_source_path */
+    uint32_t etag; /* string: of an object elsewhere, with its quotes; "": there is none */
     uint64_t bytes;
-    int64_t mtime_ns; /* with ctime and size: to notice a change, never part of the fingerprint */
+    int64_t mtime_ns; /* with ETag, ctime and size: to notice a change, never part of the fingerprint */
     int64_t ctime_ns;
     uint64_t inode;
 };
@@ -202,7 +204,7 @@ static inline bool index_part(const struct index *index, uint64_t i, unsigned f,
     *ret = index->parts[i * index->header->ntable_fields + field->table_slot];
     return ret->address != INDEX_NO_ADDRESS;
 }
-/* Root and path of a source joined: snprintf's return value (>= cap: it did not fit). */
+/* Root and path of a source joined, "s3://bucket/key" for what lies there: snprintf's return value (>= cap: it did not fit). */
 int index_source_path(const struct index *index, uint64_t source, char *buf, size_t cap);
 /* Field number by name, or -1. */
 int index_field_find(const struct index *index, const char *name);
@@ -274,6 +276,8 @@ int index_builder_field(struct index_builder *b, const char *name, const char *d
 struct stat;
 /* Source number or -errno (as int64). */
 int64_t index_builder_source(struct index_builder *b, const char *relative_path, const struct stat *st);
+/* The ETag of a source; "" is fine. Every byte of it is to be printable. */
+int index_builder_etag(struct index_builder *b, uint32_t source, const char *etag);
 /* Reserves linear space for `bytes` whose address is = phase modulo align; returns the address. Wraps never: -EOVERFLOW
  * comes back from finish. */
 uint64_t index_builder_reserve(struct index_builder *b, uint64_t bytes, uint64_t align, uint64_t phase);
@@ -286,6 +290,8 @@ void index_builder_flags(struct index_builder *b, uint32_t flags);
 int64_t index_builder_string(struct index_builder *b, const char *s); /* its offset or -errno */
 /* Number, same name: same number. UINT32_MAX: out of memory. */
 uint32_t index_builder_class(struct index_builder *b, const char *name);
+/* Classes in the order of their names' bytes: labels change with them. */
+int index_builder_sort_classes(struct index_builder *b);
 /* Begins sample number nsamples with this key (NULL: numbered). Then its parts and label. */
 int index_builder_sample(struct index_builder *b, const char *key, size_t key_len);
 int index_builder_part(struct index_builder *b, unsigned field, uint64_t address, uint64_t bytes);

@@ -144,7 +144,10 @@ static int64_t add_source(struct index_builder *b, const struct index *index, ui
                       .st_ino = source->inode,
                       .st_mtim = {source->mtime_ns / 1000000000, source->mtime_ns % 1000000000},
                       .st_ctim = {source->ctime_ns / 1000000000, source->ctime_ns % 1000000000}};
-    return index_builder_source(b, path, &st);
+    int64_t number = index_builder_source(b, path, &st);
+    if (number >= 0 && source->etag < index->header->sections[INDEX_STRINGS].bytes)
+        index_builder_etag(b, (uint32_t)number, index_string(index, source->etag));
+    return number;
 }
 
 static int add_sources(struct index_builder *b, struct side *side)

@@ -133,6 +133,25 @@ int64_t index_builder_source(struct index_builder *b, const char *relative_path,
     return (int64_t)b->sources.len - 1;
 }
 
+/* A server's text: kept only if it can be said again in a header. */
+bool index_etag_sound(const char *etag)
+{
+    size_t len = strlen(etag);
+    for (size_t i = 0; i < len; i++)
+        if (etag[i] < 0x21 || etag[i] == 0x7f)
+            return false;
+    return len <= INDEX_MAX_ETAG;
+}
+
+int index_builder_etag(struct index_builder *b, uint32_t source, const char *etag)
+{
+    int64_t at = index_etag_sound(etag) ? index_builder_string(b, etag) : 0;
+    if (b->failed)
+        return b->failed;
+    ((struct index_source *)b->sources.data)[source].etag = (uint32_t)at;
+    return 0;
+}
+
 uint64_t index_builder_reserve(struct index_builder *b, uint64_t bytes, uint64_t align, uint64_t phase)
 {
     uint64_t at = align_down(b->header.address_end, align) + phase % align, end;
@@ -249,6 +268,54 @@ uint32_t index_builder_class_text(struct index_builder *b, const char *name, siz
     *end = b->classes.len;
     b->class_slots[slot] = (uint32_t)b->class_ends.len;
     return (uint32_t)b->class_ends.len - 1;
+}
+
+static int compare_classes(const void *x, const void *y, void *arg)
+{
+    size_t a_len, b_len;
+    const char *a = class_name(arg, *(const uint32_t *)x, &a_len);
+    const char *b = class_name(arg, *(const uint32_t *)y, &b_len);
+    return index_key_compare(a, a_len, b, b_len);
+}
+
+int index_builder_sort_classes(struct index_builder *b)
+{
+    uint64_t n = b->class_ends.len;
+    if (b->failed || n == 0)
+        return b->failed;
+    AUTO_FREE uint32_t *order = malloc(n * sizeof(*order));
+    AUTO_FREE uint32_t *place = malloc(n * sizeof(*place));
+    AUTO_FREE uint64_t *ends = malloc(n * sizeof(*ends));
+    AUTO_FREE char *names = malloc(b->classes.len + 1);
+    if (!order || !place || !ends || !names)
+        return fail(b, -ENOMEM);
+    for (uint64_t i = 0; i < n; i++)
+        order[i] = (uint32_t)i;
+    qsort_r(order, n, sizeof(*order), compare_classes, b);
+    uint64_t used = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        size_t len;
+        const char *name = class_name(b, order[i], &len);
+        if (len)
+            memcpy(names + used, name, len);
+        used += len;
+        ends[i] = used;
+        place[order[i]] = (uint32_t)i;
+    }
+    if (used)
+        memcpy(b->classes.data, names, used);
+    memcpy(b->class_ends.data, ends, n * sizeof(*ends));
+    uint32_t *labels = (uint32_t *)b->labels.data;
+    for (uint64_t i = 0; i < b->labels.len; i++)
+        labels[i] = place[labels[i]];
+    /* The hash table follows. */
+    memset(b->class_slots, 0, b->nclass_slots * sizeof(*b->class_slots));
+    for (uint64_t i = 0; i < n; i++) {
+        size_t len;
+        const char *name = class_name(b, i, &len);
+        b->class_slots[class_slot(b, name, len)] = (uint32_t)i + 1;
+    }
+    return 0;
 }
 
 int index_builder_sample(struct index_builder *b, const char *key, size_t key_len)

@@ -50,6 +50,8 @@ static int validate_sources(const struct index *ix, struct leat_error *err)
             return bad(err, "source", i, "has no path");
         if (!path_stays_below(index_string(ix, ix->header->root), index_string(ix, s->path)))
             return bad(err, "source", i, "leads out of the dataset");
+        if (s->etag >= section_size(ix, INDEX_STRINGS) || !index_etag_sound(index_string(ix, s->etag)))
+            return bad(err, "source", i, "has an impossible ETag");
         if (s->bytes > INT64_MAX)
             return bad(err, "source", i, "has an impossible size");
     }

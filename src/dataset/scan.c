@@ -56,29 +56,90 @@ int scan_error(int code, const char *path, struct leat_error *err)
     }
 }
 
-int scan_open(struct scan *scan, const char *path, int *ret_fd, struct stat *ret_st, struct leat_error *err)
+void scan_close(struct scan_file *file)
+{
+    if (file->fd >= 0)
+        close(file->fd);
+    if (file->handle)
+        file->opener->remote->close(file->opener->remote_user, file->handle);
+    free(file->uri);
+    *file = (struct scan_file){.fd = -1};
+}
+
+static int open_remote(struct scan *scan, const char *uri, struct scan_file *ret_file, struct leat_error *err)
+{
+    struct dataset_stat st;
+    int rc = remote_stat(scan, uri, &st, err);
+    if (rc < 0 && (rc != LEAT_NOT_FOUND || !remote_has_lists(uri)))
+        return rc;
+    ret_file->opener = scan->opener;
+    if (!(ret_file->uri = strdup(uri)))
+        return -ENOMEM;
+    if (rc == LEAT_NOT_FOUND) {
+        ret_file->st.st_mode = S_IFDIR;
+        return 0;
+    }
+    if (st.bytes > INT64_MAX)
+        return error_set(err, LEAT_CORRUPT, "%.300s: the server gives it an impossible size", uri);
+    ret_file->st.st_mode = S_IFREG;
+    ret_file->st.st_size = (off_t)st.bytes;
+    ret_file->st.st_mtim.tv_sec = st.modified;
+    memcpy(ret_file->etag, st.etag, sizeof(st.etag));
+    return 0;
+}
+
+int scan_open(struct scan *scan, const char *path, struct scan_file *ret_file, struct leat_error *err)
 {
     int flags = O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
-    AUTO_CLOSE int fd = -1;
-    if (scan->opener) {
+    if (dataset_is_remote(path))
+        return open_remote(scan, path, ret_file, err);
+    if (scan->opener && scan->opener->open) {
         int rc = scan->opener->open(scan->opener->user, path, flags);
         if (rc < 0)
             return scan_error(rc, path, err);
-        fd = rc;
+        ret_file->fd = rc;
     } else {
-        fd = open(path, flags);
-        if (fd < 0)
+        ret_file->fd = open(path, flags);
+        if (ret_file->fd < 0)
             return scan_error(-errno, path, err);
     }
-    if (fstat(fd, ret_st) < 0)
+    if (fstat(ret_file->fd, &ret_file->st) < 0)
         return scan_error(-errno, path, err);
-    if (!S_ISREG(ret_st->st_mode) && !S_ISDIR(ret_st->st_mode)) {
+    if (!S_ISREG(ret_file->st.st_mode) && !S_ISDIR(ret_file->st.st_mode)) {
         char shown[300];
         scan_escape(path, shown, sizeof(shown));
         return error_set(err, LEAT_INVALID, "%s: neither a file nor a directory", shown);
     }
-    *ret_fd = TAKE_FD(fd);
     return 0;
+}
+
+int scan_handle(struct scan_file *f, struct leat_error *err)
+{
+    if (f->handle)
+        return 0;
+    return f->opener->remote->open(f->opener->remote_user, f->uri, f->etag, (uint64_t)f->st.st_size,
+                                   &f->handle, err);
+}
+
+int64_t scan_file_pread(struct scan_file *f, void *buf, uint64_t bytes, uint64_t offset,
+                        struct leat_error *err)
+{
+    if (f->fd >= 0) {
+        int64_t n = scan_pread(f->fd, buf, bytes, offset);
+        return n < 0 ? error_sys(err, (int)n, "it cannot be read") : n;
+    }
+    uint64_t size = (uint64_t)f->st.st_size;
+    void *read;
+    if (offset >= size || bytes == 0)
+        return 0;
+    bytes = MIN(bytes, size - offset);
+    const struct dataset_remote *remote = f->opener->remote;
+    int rc = scan_handle(f, err);
+    if (rc == 0)
+        rc = remote->begin(f->opener->remote_user, f->handle, buf, bytes, offset, &read, err);
+    if (rc == 0)
+        rc = remote->end(f->opener->remote_user, read, err);
+    return rc < 0 ? rc : (int64_t)bytes;
 }
 
 int scan_tick(struct scan *scan, uint64_t bytes, struct leat_error *err)
@@ -109,22 +170,41 @@ int64_t scan_pread(int fd, void *buf, size_t bytes, uint64_t offset)
     return (int64_t)done;
 }
 
+/* Of an address, what no root may be shorter than: "s3://bucket". */
+static size_t least_root(const char *path)
+{
+    if (!dataset_is_remote(path))
+        return 0;
+    const char *host = strstr(path, "//") + 2;
+    return (size_t)(host - path) + strcspn(host, "/");
+}
+
 char *scan_common_root(char *const *paths, unsigned n)
 {
     const char *slash = strrchr(paths[0], '/');
     size_t len = slash ? (size_t)(slash - paths[0]) : 0; /* "/a/b" of "/a/b/c"; 0: "/" */
+    size_t least = least_root(paths[0]);
     for (unsigned i = 1; i < n; i++)
         while (len && (strncmp(paths[0], paths[i], len) || paths[i][len] != '/'))
             do
                 len--;
             while (len && paths[0][len] != '/');
-    return len ? strndup(paths[0], len) : strdup("/");
+    bool remote = false;
+    for (unsigned i = 0; i < n; i++)
+        remote |= dataset_is_remote(paths[i]);
+    if (!remote)
+        return len ? strndup(paths[0], len) : strdup("/");
+    /* Joined by one "/" the address must come out again. */
+    for (unsigned i = 0; i < n; i++)
+        if (paths[i][len] != '/' || paths[i][len + 1] == '/')
+            len = 0;
+    return strndup(paths[0], len >= MAX(least, 1u) ? len : 0);
 }
 
 const char *scan_relative(const char *root, const char *path)
 {
     size_t len = strlen(root);
-    if (strncmp(path, root, len))
+    if (len == 0 || strncmp(path, root, len))
         return path;
     path += len;
     while (*path == '/')

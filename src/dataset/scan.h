@@ -10,15 +10,43 @@
 
 #include "dataset/dataset.h"
 
+/* Objects elsewhere that were looked at or listed: one scan asks about each once, and means one version of it. remote.c. */
+struct scan_objects {
+    struct scan_object *items;
+    uint32_t *slots; /* hash table: number + 1, 0 = free */
+    uint64_t n, cap, nslots;
+};
+
 struct scan {
-    const struct dataset_opener *opener; /* NULL: plain open */
+    const struct dataset_opener *opener; /* NULL: plain open, and nothing elsewhere */
     const struct dataset_progress *progress;
     uint64_t samples, bytes; /* so far */
     uint64_t reported;
+    struct scan_objects objects;
 };
+void scan_fini(struct scan *scan);
 
-/* O_RDONLY on a regular file or directory: never waits for a FIFO. LEAT_NOT_FOUND, LEAT_DENIED..., naming the path. */
-int scan_open(struct scan *scan, const char *path, int *ret_fd, struct stat *ret_st, struct leat_error *err);
+/* A file, a directory, or an object elsewhere. */
+struct scan_file {
+    int fd;         /* -1: elsewhere */
+    struct stat st; /* of an object: size, mtime and S_IFREG. S_IFDIR: no object, so perhaps a prefix */
+    char etag[DATASET_ETAG_MAX];
+    /* elsewhere */
+    const struct dataset_opener *opener;
+    char *uri;    /* owned */
+    void *handle; /* from the first read on */
+};
+void scan_close(struct scan_file *file);
+#define AUTO_SCAN_FILE __attribute__((cleanup(scan_close)))
+
+/* O_RDONLY on a regular file or directory: never waits for a FIFO. LEAT_NOT_FOUND, LEAT_DENIED..., naming the path. *ret_file is to be
+ * empty before ({.fd = -1}), and closed whatever comes back. */
+int scan_open(struct scan *scan, const char *path, struct scan_file *ret_file, struct leat_error *err);
+/* Of an object: makes its handle. */
+int scan_handle(struct scan_file *file, struct leat_error *err);
+/* Reads all of [offset, +bytes); fewer only at the end of the file. Bytes read, or a negative code with a message. */
+int64_t scan_file_pread(struct scan_file *file, void *buf, uint64_t bytes, uint64_t offset,
+                        struct leat_error *err);
 /* Counts a sample, and every so often tells the progress callback; its answer (0 or negative). */
 int scan_tick(struct scan *scan, uint64_t bytes, struct leat_error *err);
 /* The kind of message a failed file operation gets: LEAT_NOT_FOUND, LEAT_DENIED, or the plain errno. */
@@ -30,7 +58,8 @@ int64_t scan_pread(int fd, void *buf, size_t bytes, uint64_t offset);
 void scan_escape(const char *s, char *out, size_t cap);
 /* Passes rc on; a message with bytes of a path in it that are no UTF-8 (or that were cut in two) is made printable. */
 int scan_fail(int rc, struct leat_error *err);
-/* Longest common directory of the paths, without a "/" at its end but for the root itself. Caller frees. */
+/* Longest common directory of the paths, without a "/" at its end but for the root itself. "": they have none (two buckets), or it would be
+ * less than a bucket or a host. Caller frees. */
 char *scan_common_root(char *const *paths, unsigned n);
 /* `path` seen from `root`: "" when equal. */
 const char *scan_relative(const char *root, const char *path);
@@ -44,6 +73,16 @@ int spec_source_path(const char *text, size_t len, char **ret_path, struct leat_
 int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char **ret_inner,
                      uint64_t *ret_rows, struct leat_error *err);
 bool scan_exists(struct scan *scan, const char *path);
+/* dataset_index_build, with what the scan knows already. */
+int scan_build(struct scan *scan, const struct dataset_spec *spec, int fd, struct leat_error *err);
+/* LEAT_INVALID: a pattern means something that is no tar file. */
+int scan_no_shard(const char *path, struct leat_error *err);
+
+struct scan_paths {
+    char **items;
+    unsigned n;
+    uint64_t bytes; /* of all paths */
+};
 
 /* --- formats ------------------------------------------------------------------------------------------------- */
 
@@ -53,6 +92,7 @@ struct scan_array {
     char *path;  /* absolute, of its file; owned */
     char *shown; /* "x.h5#/train", for messages; owned */
     struct stat st;
+    char etag[DATASET_ETAG_MAX];
     char dtype[16];
     unsigned ndim; /* with the first dimension */
     uint64_t shape[INDEX_MAX_DIMS + 1];
@@ -75,8 +115,8 @@ void scan_arrays_fini(struct scan_arrays *arrays);
 struct scan_array *scan_arrays_add(struct scan_arrays *arrays);
 uint64_t scan_array_row_bytes(const struct scan_array *array);
 
-/* `field` NULL: the format's own name. fd stays the caller's. */
-int npy_scan(struct scan *scan, const char *path, const char *field, int fd, const struct stat *st,
+/* `field` NULL: the format's own name. The file stays the caller's. */
+int npy_scan(struct scan *scan, const char *path, const char *field, struct scan_file *file,
              struct scan_arrays *arrays, struct leat_error *err);
 /* `inner`: path of a dataset in the file, or NULL for all of the root group. `field` demands a single one. */
 int hdf5_scan(struct scan *scan, const char *path, const char *inner, const char *field, int fd,
@@ -89,20 +129,61 @@ int dir_scan(struct scan *scan, const char *path, int fd, const struct stat *st,
 int tar_scan(struct scan *scan, char *const *paths, unsigned n, struct index_builder **ret_builder,
              struct leat_error *err);
 
+enum scan_format { SCAN_NPY, SCAN_HDF5, SCAN_TAR };
+/* What a file is, by its first `len` bytes (as many as it has, SCAN_HEAD at most) and, for tar, its name. fd -1: no more can be had.
+ * LEAT_UNSUPPORTED, LEAT_CORRUPT. */
+#define SCAN_HEAD 4096u
+int scan_format(const char *path, const char *head, size_t len, int fd, enum scan_format *ret_format,
+                struct leat_error *err);
+
+/* Files from this size on are laid out as images of themselves, for direct I/O; smaller ones are packed. */
+#define DIR_LARGE_FILE (128 * 1024u)
+/* Reserves the address of a file of a tree, and says where its bytes come from. */
+uint64_t dir_place(struct index_builder *b, uint32_t source, uint64_t bytes);
+/* A tree out of a list: begin, add for each object (in the order of their names), end. dir/objects.c */
+struct dir_objects;
+int dir_objects_new(struct scan *scan, const char *root, struct dir_objects **ret_tree);
+void dir_objects_free(struct dir_objects *tree);
+int dir_objects_add(struct dir_objects *tree, const struct dataset_object *object, struct leat_error *err);
+int dir_objects_end(struct dir_objects *tree, struct index_builder **ret_builder, struct leat_error *err);
+
+/* --- elsewhere (remote.c) -------------------------------------------------------------------------------------- */
+
+/* Is it there? Asked once a scan. 0, LEAT_NOT_FOUND, or another code with a message. */
+int remote_stat(struct scan *scan, const char *uri, struct dataset_stat *ret_stat, struct leat_error *err);
+/* A name within a prefix that no sample is made of: hidden, or a folder's mark. */
+bool remote_left_out(const char *name);
+/* Beside shards, and none of them: "x.idx", "x.json", "x.leat-index". */
+bool remote_beside_shards(const char *name);
+bool remote_is_shard(const char *name);
+/* All that lies below a prefix: shards, or a tree. */
+int remote_scan_prefix(struct scan *scan, const char *root, struct index_builder **ret_builder,
+                       struct leat_error *err);
+/* "root/" and all behind it, in the order of names. */
+int remote_list_below(struct scan *scan, const char *root,
+                      int (*object)(void *ctx, const struct dataset_object *object), void *ctx,
+                      struct leat_error *err);
+/* The objects that a pattern of S3 means in its last component, sorted. */
+int remote_wildcard(struct scan *scan, const char *pattern, struct scan_paths *out, struct leat_error *err);
+/* One list in the place of a stat for each of these, where that is likely to pay. Never fails: who is not known is asked about. */
+void remote_learn(struct scan *scan, const char *pattern, const struct scan_paths *paths);
+/* All of an object into a memfd, not sealed. */
+int remote_fetch(struct scan *scan, const char *uri, uint64_t most, int *ret_fd, struct leat_error *err);
+/* An object's address below its root: "s3://b/p" and "x" are "s3://b/p/x". Caller frees. */
+char *remote_join(const char *root, const char *name);
+/* "s3://…", not of the web: it has lists. */
+bool remote_has_lists(const char *uri);
+
 /* --- shards (shards.c) --------------------------------------------------------------------------------------- */
 
-struct scan_paths {
-    char **items;
-    unsigned n;
-    uint64_t bytes; /* of all paths */
-};
 void scan_paths_fini(struct scan_paths *paths);
 int scan_paths_add(struct scan_paths *paths, const char *path);
 /* Expands "a-{000..017}.tar", "{a,b}.tar" and, in the last component, "*", "?" and "[…]": sorted within each pattern.
  * LEAT_NOT_FOUND when a pattern meets no file. A path without any of these comes back as it is. */
 int shards_expand(struct scan *scan, const char *pattern, struct scan_paths *ret_paths,
                   struct leat_error *err);
-bool shards_is_pattern(const char *path);
+bool shards_is_pattern(const char *path);         /* of the web: only braces */
+int shards_compare(const void *x, const void *y); /* qsort of scan_paths.items */
 /* 1: the directory holds .tar files and nothing else but hidden files (their paths are returned, sorted); 0: not so. */
 int shards_in_directory(const char *path, int fd, struct scan_paths *ret_paths, struct leat_error *err);
 

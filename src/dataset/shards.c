@@ -44,10 +44,12 @@ int scan_paths_add(struct scan_paths *paths, const char *path)
 
 bool shards_is_pattern(const char *path)
 {
-    return strpbrk(path, "{*?[") != NULL;
+    /* In an address of the web "?" begins a query, "[" an IPv6 host, and "*" is a character as others. */
+    bool web = dataset_is_remote(path) && !remote_has_lists(path);
+    return strpbrk(path, web ? "{" : "{*?[") != NULL;
 }
 
-static int compare_paths(const void *x, const void *y)
+int shards_compare(const void *x, const void *y)
 {
     return strcmp(*(char *const *)x, *(char *const *)y);
 }
@@ -157,16 +159,21 @@ static int expand_wildcard(struct scan *scan, const char *pattern, struct scan_p
     if (strpbrk(folder, "*?["))
         return error_set(err, LEAT_INVALID,
                          "%s: wildcards may stand in the file name only, not in a folder's", pattern);
-    AUTO_CLOSE int fd = -1;
-    struct stat st;
-    int rc = scan_open(scan, folder, &fd, &st, err);
+    unsigned before = out->n;
+    if (dataset_is_remote(pattern)) {
+        int rc = remote_wildcard(scan, pattern, out, err);
+        return rc == 0 && out->n == before
+                   ? error_set(err, LEAT_NOT_FOUND, "%s: no object matches this pattern", pattern)
+                   : rc;
+    }
+    AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
+    int rc = scan_open(scan, folder, &file, err);
     if (rc < 0)
         return rc;
-    DIR *dir = fdopendir(fd);
+    DIR *dir = fdopendir(file.fd);
     if (!dir)
         return scan_error(-errno, folder, err);
-    fd = -1;
-    unsigned before = out->n;
+    file.fd = -1;
     for (struct dirent *d; rc == 0 && (d = readdir(dir));) {
         if (d->d_name[0] == '.' || fnmatch(name, d->d_name, FNM_PERIOD))
             continue;
@@ -180,7 +187,7 @@ static int expand_wildcard(struct scan *scan, const char *pattern, struct scan_p
     if (rc == 0 && out->n == before)
         return error_set(err, LEAT_NOT_FOUND, "%s: no file matches this pattern", pattern);
     if (rc == 0)
-        qsort(out->items + before, out->n - before, sizeof(*out->items), compare_paths);
+        qsort(out->items + before, out->n - before, sizeof(*out->items), shards_compare);
     return rc;
 }
 
@@ -191,9 +198,12 @@ int shards_expand(struct scan *scan, const char *pattern, struct scan_paths *ret
     int rc = expand_braces(pattern, &plain);
     if (rc == -EINVAL)
         return error_set(err, LEAT_INVALID, "%s: the range in braces is not of the form {000..017}", pattern);
+    if (rc == 0 && dataset_is_remote(pattern))
+        remote_learn(scan, pattern, &plain);
     for (unsigned i = 0; i < plain.n && rc == 0; i++)
-        rc = strpbrk(plain.items[i], "*?[") ? expand_wildcard(scan, plain.items[i], &out, err)
-                                            : scan_paths_add(&out, plain.items[i]);
+        rc = strpbrk(plain.items[i], "*?[") && shards_is_pattern(plain.items[i])
+                 ? expand_wildcard(scan, plain.items[i], &out, err)
+                 : scan_paths_add(&out, plain.items[i]);
     scan_paths_fini(&plain);
     if (rc < 0)
         scan_paths_fini(&out);
@@ -237,7 +247,7 @@ int shards_in_directory(const char *path, int fd, struct scan_paths *ret_paths, 
         scan_paths_fini(&out);
         return MIN(rc, 0);
     }
-    qsort(out.items, out.n, sizeof(*out.items), compare_paths);
+    qsort(out.items, out.n, sizeof(*out.items), shards_compare);
     *ret_paths = out;
     return 1;
 }

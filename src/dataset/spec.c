@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * spec.c: the text that names a dataset. "image=a.npy;label=b.npy" is several named sources; anything that does not
- * begin with a name and "=" is one path or file URI (uri.c). Paths become absolute, by text alone: symbolic
+ * begin with a name and "=" is one path, file URI or address (uri.c). Paths become absolute, by text alone: symbolic
  * links stay, so that moving a "current" link is noticed as a change and not as another dataset.
  */
 #include <ctype.h>
@@ -22,6 +22,8 @@ static size_t field_prefix(const char *s)
 
 char *spec_absolute(const char *path, size_t len)
 {
+    if (dataset_is_remote(path))
+        return strndup(path, len);
     AUTO_FREE char *cwd = len && path[0] == '/' ? strdup("") : getcwd(NULL, 0);
     if (!cwd)
         return NULL;

@@ -320,8 +320,17 @@ static void test_uri(void **state)
         {"\\\\server\\share", "Windows", LEAT_INVALID},
         {"i=file:///a%3Bb;l=/c", "semicolon", LEAT_INVALID},
         {"i=leat://x", "set in the pool", LEAT_INVALID},
-        {"s3://bucket/x", "leat://NAME", LEAT_UNSUPPORTED},
-        {"image=https://x/y", "leat://NAME", LEAT_UNSUPPORTED},
+        {"gs://bucket/x", "s3://", LEAT_UNSUPPORTED},
+        {"image=ftp://x/y", "leat://NAME", LEAT_UNSUPPORTED},
+        {"s3://", "no bucket", LEAT_INVALID},
+        {"s3://a*b/x", "no bucket", LEAT_INVALID},
+        {"S3://-b/x", "no bucket", LEAT_INVALID},
+        {"s3://b/a/../c", "without", LEAT_INVALID},
+        {"https://x", "a host and a file", LEAT_INVALID},
+        {"https:///x", "a host and a file", LEAT_INVALID},
+        {"http://x/a b", "encoded", LEAT_INVALID},
+        {"http://x/a/..", "without", LEAT_INVALID},
+        {"i=s3://b/a;l=s3://", "no bucket", LEAT_INVALID},
     };
     for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
         struct dataset_spec spec;
@@ -330,6 +339,11 @@ static void test_uri(void **state)
         if (rc != refused[i].rc || !strstr(err.message, refused[i].says))
             fail_msg("%s: %d %s", refused[i].text, rc, err.message);
     }
+    /* Addresses stay as they are. */
+    check_spec("s3://bucket", "s3://bucket");
+    check_spec("S3://bucket/a//b c%20#x", "s3://bucket/a//b c%20#x");
+    check_spec("image=HTTPS://Host:1/A?b=c;l=s3://b/x-{0..9}.tar",
+               "image=https://Host:1/A?b=c;l=s3://b/x-{0..9}.tar");
     char *cwd = getcwd(NULL, 0), *want = NULL;
     assert_true(asprintf(&want, "%s/C:/a", cwd) > 0);
     check_spec("./C:/a", want);

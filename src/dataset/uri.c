@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * uri.c: one source of a dataset, as a user writes it, to a path.
+ * uri.c: one source of a dataset, as a user writes it, to a path or an address.
  *
  *   images.npy, /data/x            a path as it stands: no character has a meaning, "%20" is three of them
  *   file:///data/a%20b             RFC 8089: absolute, percent-encoded (RFC 3986, 2.1), host empty or localhost
  *   file:/data/x                   the same without an authority
- *   s3://…, C:\…, file://host/…    refused, each with what to write instead
+ *   s3://bucket/a b.npy            an object or a prefix: the key stands as it is, nothing is unescaped
+ *   https://host/a%20b.npy         as it stands; http:// too
+ *   gs://…, C:\…, file://host/…    refused, each with what to write instead
  *
  * In a file URI "#" parts a dataset within an HDF5 file, as it does in a path, and "*", "{", "}", "[" and "]" stand for
  * themselves, since patterns need them; other characters that RFC 3986 does not allow must be encoded. Bytes above 127
@@ -15,8 +17,11 @@
 #include <strings.h>
 
 #include "dataset/scan.h"
+#include "wire/s3.h"
 
-#define SHOWN(len) ((int)MIN((len), (size_t)200))
+#define ADDRESS_MAX 4000u /* of an address with patterns in it; what a source's path may have is PATH_MAX */
+
+#define SHOWN(len)  ((int)MIN((len), (size_t)200))
 
 static int refuse(struct leat_error *err, const char *text, size_t len, const char *why)
 {
@@ -97,6 +102,43 @@ static int file_path(const char *text, size_t len, char **ret_path, struct leat_
     return 0;
 }
 
+bool dataset_is_remote(const char *uri)
+{
+    return strncasecmp(uri, "s3://", 5) == 0 || strncasecmp(uri, "http://", 7) == 0 ||
+           strncasecmp(uri, "https://", 8) == 0;
+}
+
+/* As it stands, but for the scheme's letters. */
+static int address(const char *text, size_t len, char **ret_path, struct leat_error *err)
+{
+    AUTO_FREE char *copy = strndup(text, len);
+    struct s3_uri parsed;
+    if (!copy)
+        return error_set(err, -ENOMEM, "out of memory");
+    for (char *c = copy; *c != ':'; c++)
+        *c = (char)tolower((unsigned char)*c);
+    if (len > ADDRESS_MAX)
+        return refuse(err, text, len, "an address of more than 4000 bytes");
+    if (s3_uri_is(copy)) {
+        int rc = s3_uri_parse(copy, &parsed, err);
+        if (rc < 0)
+            return rc;
+    } else {
+        const char *host = strstr(copy, "//") + 2;
+        size_t host_len = strcspn(host, "/?#");
+        if (host_len == 0 || !host[host_len])
+            return refuse(err, text, len, "an address needs a host and a file: https://HOST/PATH");
+        for (const char *c = host; *c; c++)
+            if ((unsigned char)*c <= ' ' || *c == 127)
+                return refuse(err, text, len, "spaces and other odd bytes have to be percent-encoded");
+    }
+    for (const char *c = strstr(copy, "//") + 2; *(c += strcspn(c, "/")); c++)
+        if (strncmp(c, "/..", 3) == 0 && (c[3] == '/' || c[3] == 0))
+            return refuse(err, text, len, "an address with \"..\" in it; write it without");
+    *ret_path = TAKE_PTR(copy);
+    return 0;
+}
+
 int spec_source_path(const char *text, size_t len, char **ret_path, struct leat_error *err)
 {
     size_t scheme = 0;
@@ -110,7 +152,11 @@ int spec_source_path(const char *text, size_t len, char **ret_path, struct leat_
         if (scheme == 4 && strncmp(text, "leat", 4) == 0)
             return refuse(err, text, len,
                           "names a set in the pool, and a source is needed: a path or a file:// URI");
-        return error_set(err, LEAT_UNSUPPORTED, "%.*s: datasets are paths, file:// URIs or leat://NAME",
+        if (dataset_is_remote(text))
+            return address(text, len, ret_path, err);
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "%.*s: datasets are paths, file:// URIs, s3://, http:// or https:// addresses or "
+                         "leat://NAME",
                          SHOWN(len), text);
     }
     *ret_path = strndup(text, len);

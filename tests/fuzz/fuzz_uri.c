@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a user calls a dataset. What is taken has absolute paths, and its canonical form is read back as itself. */
+/* What a user calls a dataset. What is taken has absolute paths or addresses, and its canonical form is read back as itself. */
 #include "dataset/dataset.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     for (unsigned i = 0; i < spec.n; i++)
-        if (spec.sources[i].uri[0] != '/')
+        if (spec.sources[i].uri[0] != '/' && !dataset_is_remote(spec.sources[i].uri))
             abort();
     AUTO_FREE char *canonical = dataset_spec_format(&spec);
     if (!canonical || dataset_spec_parse(canonical, &again, &err) != 0)

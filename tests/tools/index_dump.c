@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <libdeflate.h>
 
-#include "dataset/dataset.h"
+#include "pool/remote.h"
 
 #define SPACE_MAX (4ull << 30)
 
@@ -28,8 +28,21 @@ static int fail_json(int code, const struct leat_error *err)
     return 1;
 }
 
+static int load_object(const struct index *ix, const struct index_extent *x, const char *uri,
+                       struct backend *session, char *space, struct leat_error *err)
+{
+    const struct index_source *s = &ix->sources[x->source];
+    struct backend_file *file;
+    int rc = backend_open(session, uri, index_string(ix, s->etag), s->bytes, &file, err);
+    if (rc < 0)
+        return rc;
+    int64_t n = backend_pread(session, file, space + x->address, x->bytes, x->source_offset, err);
+    backend_close(file);
+    return n < 0 ? (int)n : 0;
+}
+
 /* Fills the address space with what the extents say. */
-static char *load(const struct index *ix, struct leat_error *err)
+static char *load(const struct index *ix, struct backend *session, struct leat_error *err)
 {
     uint64_t bytes = align_up(ix->header->address_end + 1, 4096);
     if (bytes > SPACE_MAX) {
@@ -47,6 +60,11 @@ static char *load(const struct index *ix, struct leat_error *err)
         const struct index_extent *x = &ix->extents[e];
         char path[PATH_MAX];
         index_source_path(ix, x->source, path, sizeof(path));
+        if (dataset_is_remote(path)) {
+            if (load_object(ix, x, path, session, space, err) < 0)
+                return NULL;
+            continue;
+        }
         AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
         int rc = fd < 0 ? error_sys(err, -errno, "%s", path) : 0;
         if (rc == 0 && x->kind == INDEX_EXTENT_RAW) {
@@ -111,9 +129,10 @@ static json_t *dump_sample(const struct index *ix, uint64_t i, const char *space
     return o;
 }
 
-static int dump(const struct index *ix, bool with_data, bool scanned, struct leat_error *err)
+static int dump(const struct index *ix, bool with_data, bool scanned, struct backend *session,
+                struct leat_error *err)
 {
-    const char *space = with_data ? load(ix, err) : NULL;
+    const char *space = with_data ? load(ix, session, err) : NULL;
     if (with_data && !space)
         return -1;
     char hex[33];
@@ -166,20 +185,32 @@ int main(int argc, char **argv)
     int rc = dataset_spec_parse(text, &spec, &err);
     if (rc < 0)
         return fail_json(rc, &err);
-    if (by_write) {
-        AUTO_FREE char *path = NULL;
-        rc = dataset_index_write(&spec, NULL, true, &path, &err);
+    /* Elsewhere with what the environment says, as the programs do. */
+    struct backend *session = NULL;
+    struct dataset_opener with_session = {0};
+    const struct dataset_opener *opener = NULL;
+    if (dataset_is_remote(spec.sources[0].uri)) {
+        rc = backend_new(&(struct backend_config){0}, &session, &err);
         if (rc == 0)
+            remote_opener(session, &with_session);
+        opener = &with_session;
+    }
+    if (rc == 0 && by_write) {
+        AUTO_FREE char *path = NULL;
+        rc = dataset_index_write(&spec, opener, NULL, true, &path, &fd, &err);
+        if (rc == 0) {
             fprintf(stderr, "%s\n", path);
+            close(fd);
+        }
     }
     if (rc == 0 && (by_open || by_write)) {
-        rc = dataset_index_open(&spec, NULL, NULL, true, &fd, &scanned, &err);
+        rc = dataset_index_open(&spec, opener, NULL, true, &fd, &scanned, &err);
     } else if (rc == 0) {
         fd = memfd_create("index", MFD_CLOEXEC);
-        rc = dataset_index_build(&spec, NULL, NULL, fd, &err);
+        rc = dataset_index_build(&spec, opener, NULL, fd, &err);
     }
     dataset_spec_free(&spec);
-    struct index ix;
+    struct index ix = {0};
     if (rc == 0)
         rc = index_map(fd, &ix, &err);
     if (fd >= 0)
@@ -189,6 +220,7 @@ int main(int argc, char **argv)
     if (rc == 0 && quiet)
         printf("{\"nsamples\": %llu}\n", (unsigned long long)ix.header->nsamples);
     else if (rc == 0)
-        rc = dump(&ix, with_data, scanned, &err);
+        rc = dump(&ix, with_data, scanned, session, &err);
+    backend_free(session);
     return rc < 0 ? fail_json(err.code ? err.code : rc, &err) : 0;
 }

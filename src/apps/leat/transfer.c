@@ -5,6 +5,7 @@
 #include <fcntl.h>
 
 #include "dataset/dataset.h"
+#include "pool/remote.h"
 
 static void ws_close(struct leat_ws **ws)
 {
@@ -262,11 +263,8 @@ struct index_summary {
 };
 
 /* What was written, read back: an index that cannot be opened again is not worth keeping. */
-static int index_summarise(const char *path, struct index_summary *ret_summary, struct leat_error *err)
+static int index_summarise(int fd, struct index_summary *ret_summary, struct leat_error *err)
 {
-    AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return error_sys(err, -errno, "%s", path);
     struct index index;
     int rc = index_map(fd, &index, err);
     if (rc < 0)
@@ -275,6 +273,21 @@ static int index_summarise(const char *path, struct index_summary *ret_summary, 
         (struct index_summary){index.header->nsamples, index.header->payload_bytes, index.blob_bytes};
     index_close(&index);
     return 0;
+}
+
+/* Sources elsewhere are asked with this user's own credentials, as AWS's tools find them. */
+static int index_session(const struct dataset_spec *spec, struct backend **ret_session,
+                         struct dataset_opener *opener, struct leat_error *err)
+{
+    bool elsewhere = false;
+    for (unsigned i = 0; i < spec->n; i++)
+        elsewhere |= dataset_is_remote(spec->sources[i].uri);
+    if (!elsewhere)
+        return 0;
+    int rc = backend_new(&(struct backend_config){0}, ret_session, err);
+    if (rc == 0)
+        remote_opener(*ret_session, opener);
+    return rc;
 }
 
 int cmd_index(struct cli *cli, int argc, char **argv)
@@ -301,13 +314,19 @@ int cmd_index(struct cli *cli, int argc, char **argv)
     progress_begin(&progress, cli);
     struct dataset_progress scan = {.report = report_scan, .user = &progress};
     AUTO_FREE char *path = NULL;
-    rc = dataset_index_write(&spec, &scan, cache_ok, &path, &cli->err);
+    AUTO_CLOSE int fd = -1;
+    struct backend *session = NULL;
+    struct dataset_opener opener = {0};
+    rc = index_session(&spec, &session, &opener, &cli->err);
+    if (rc == 0)
+        rc = dataset_index_write(&spec, &opener, &scan, cache_ok, &path, &fd, &cli->err);
+    backend_free(session);
     double seconds = progress_seconds(&progress);
     progress_end(&progress);
     dataset_spec_free(&spec);
     struct index_summary summary = {0};
     if (rc == 0)
-        rc = index_summarise(path, &summary, &cli->err);
+        rc = index_summarise(fd, &summary, &cli->err);
     if (rc < 0)
         return cli_fail(cli, rc);
     char count[32], payload[SIZE_TEXT_MAX], size[SIZE_TEXT_MAX], took[SIZE_TEXT_MAX];

@@ -2,6 +2,8 @@
 /*
  * dir/scan.c: a directory tree: every file is a sample, its key the path from the root, its label the first folder.
  *
+ * Trees of objects elsewhere come out of a list: objects.c.
+ *
  * Happy path: a stack of folders, each a sorted list of names; a file at the top of the stack is stat'ed and becomes a
  * sample, a folder is read and pushed. A folder sorts as "name/", so keys come out in the order of their bytes. Only the
  * root stays open: deep trees cost no descriptors. No file is opened.
@@ -22,8 +24,6 @@
 
 #include "dataset/scan.h"
 #include "wire/tar.h"
-
-#define LARGE_FILE (128 * 1024u) /* from here on files are laid out for direct I/O */
 
 struct entry {
     uint32_t name; /* in the folder's names */
@@ -237,7 +237,7 @@ static int make_classes(struct walk *w)
 /* A link is looked at through whoever opens files for us, so that it leads nowhere its owner may not go. */
 static int stat_file(struct walk *w, const struct entry *e, struct stat *st)
 {
-    if (!e->link || !w->scan->opener)
+    if (!e->link || !w->scan->opener || !w->scan->opener->open)
         return fstatat(w->root_fd, w->path, st, 0) < 0 ? -errno : 0;
     AUTO_FREE char *full = NULL;
     if (asprintf(&full, "%s/%s", w->root, w->path) < 0)
@@ -248,19 +248,17 @@ static int stat_file(struct walk *w, const struct entry *e, struct stat *st)
     return fstat(fd, st) < 0 ? -errno : 0;
 }
 
-static uint64_t place_file(struct walk *w, uint32_t source, uint64_t bytes)
+uint64_t dir_place(struct index_builder *b, uint32_t source, uint64_t bytes)
 {
-    bool large = bytes >= LARGE_FILE;
-    w->nfiles++;
-    w->nlarge += large;
-    uint64_t at = large ? index_builder_reserve(w->b, align_up(bytes, INDEX_FILE_ALIGN), INDEX_FILE_ALIGN, 0)
-                        : index_builder_reserve(w->b, bytes, INDEX_SMALL_ALIGN, 0);
+    uint64_t at = bytes >= DIR_LARGE_FILE
+                      ? index_builder_reserve(b, align_up(bytes, INDEX_FILE_ALIGN), INDEX_FILE_ALIGN, 0)
+                      : index_builder_reserve(b, bytes, INDEX_SMALL_ALIGN, 0);
     if (bytes)
-        index_builder_extent(w->b, &(struct index_extent){.address = at,
-                                                          .bytes = bytes,
-                                                          .source_bytes = bytes,
-                                                          .source = source,
-                                                          .kind = INDEX_EXTENT_RAW});
+        index_builder_extent(b, &(struct index_extent){.address = at,
+                                                       .bytes = bytes,
+                                                       .source_bytes = bytes,
+                                                       .source = source,
+                                                       .kind = INDEX_EXTENT_RAW});
     return at;
 }
 
@@ -278,7 +276,9 @@ static int visit_file(struct walk *w, const struct entry *e, struct leat_error *
     int64_t source = index_builder_source(w->b, w->path, &st);
     if (source < 0)
         return (int)source;
-    uint64_t at = place_file(w, (uint32_t)source, (uint64_t)st.st_size);
+    w->nfiles++;
+    w->nlarge += (uint64_t)st.st_size >= DIR_LARGE_FILE;
+    uint64_t at = dir_place(w->b, (uint32_t)source, (uint64_t)st.st_size);
     index_builder_sample(w->b, w->path, strlen(w->path));
     index_builder_part(w->b, (unsigned)w->data_field, at, (uint64_t)st.st_size);
 

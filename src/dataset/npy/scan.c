@@ -18,12 +18,12 @@ static int place(struct scan_array *a, struct index_builder *b, uint32_t source,
                                                           .kind = INDEX_EXTENT_RAW});
 }
 
-static int parse_file(int fd, const struct stat *st, struct npy_header *ret_header, struct leat_error *err)
+static int parse_file(struct scan_file *file, struct npy_header *ret_header, struct leat_error *err)
 {
     uint8_t head[12] = {0};
-    int64_t n = scan_pread(fd, head, sizeof(head), 0);
+    int64_t n = scan_file_pread(file, head, sizeof(head), 0, err);
     if (n < 0)
-        return error_sys(err, (int)n, "it cannot be read");
+        return (int)n;
     struct leat_error local = {0};
     uint64_t bytes = npy_header_bytes(head, (size_t)n, &local);
     if (bytes == 0)
@@ -31,27 +31,27 @@ static int parse_file(int fd, const struct stat *st, struct npy_header *ret_head
     AUTO_FREE void *buf = malloc(bytes);
     if (!buf)
         return -ENOMEM;
-    n = scan_pread(fd, buf, bytes, 0);
+    n = scan_file_pread(file, buf, bytes, 0, err);
     if (n < 0)
-        return error_sys(err, (int)n, "it cannot be read");
+        return (int)n;
     int rc = npy_parse(buf, (size_t)n, ret_header, err);
     if (rc < 0)
         return rc;
     uint64_t want = ret_header->data_offset + ret_header->data_bytes;
-    if (want > (uint64_t)st->st_size)
+    if (want > (uint64_t)file->st.st_size)
         return error_set(err, LEAT_CORRUPT, "it is truncated: its header promises %llu bytes and it has %llu",
-                         (unsigned long long)want, (unsigned long long)st->st_size);
+                         (unsigned long long)want, (unsigned long long)file->st.st_size);
     if (ret_header->ndim > INDEX_MAX_DIMS + 1)
         return error_set(err, LEAT_UNSUPPORTED, "it has %u dimensions, and at most %u are read",
                          ret_header->ndim, INDEX_MAX_DIMS + 1);
     return 0;
 }
 
-int npy_scan(struct scan *scan, const char *path, const char *field, int fd, const struct stat *st,
+int npy_scan(struct scan *scan, const char *path, const char *field, struct scan_file *file,
              struct scan_arrays *arrays, struct leat_error *err)
 {
     struct npy_header h;
-    int rc = parse_file(fd, st, &h, err);
+    int rc = parse_file(file, &h, err);
     if (rc < 0) {
         char shown[200];
         scan_escape(path, shown, sizeof(shown));
@@ -65,7 +65,8 @@ int npy_scan(struct scan *scan, const char *path, const char *field, int fd, con
     a->shown = strdup(path);
     if (!a->field || !a->path || !a->shown)
         return -ENOMEM;
-    a->st = *st;
+    a->st = file->st;
+    memcpy(a->etag, file->etag, sizeof(a->etag));
     memcpy(a->dtype, h.dtype, sizeof(a->dtype));
     a->itemsize = h.itemsize;
     a->ndim = h.ndim;

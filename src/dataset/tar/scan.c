@@ -4,7 +4,7 @@
  *
  * Happy path: headers are read through a small window, payload is stepped over; consecutive members with one key are
  * a sample. All shards are scanned first; then keys are compared, and everything goes to the builder. A shard is one RAW
- * extent, the image of its file.
+ * extent, the image of its file. Shards that lie elsewhere are walked by ahead.c, several at a time.
  *
  * Keys: the same key twice in a shard is an error. When a key comes again in another shard (numbering starts anew in
  * each, as many tools write it), every key of the set gets its shard's name in front: "train-003/000017".
@@ -16,8 +16,7 @@
 #include <stdio.h>
 
 #include "base/log.h"
-#include "dataset/scan.h"
-#include "wire/tar.h"
+#include "dataset/tar/ahead.h"
 
 #define WINDOW_BYTES (64 * 1024u)
 #define WINDOW_SHORT 4096u
@@ -37,6 +36,7 @@ struct sample {
 struct shards {
     struct scan *scan;
     struct index_builder *b;
+    struct tar_ahead *ahead; /* NULL: files of this machine */
     char *const *paths;
     unsigned npaths;
     struct member *members;
@@ -237,28 +237,56 @@ static int scan_members(struct shards *all, struct shard *s, struct leat_error *
     }
 }
 
-static int scan_shard(struct shards *all, uint32_t number, const char *root, struct leat_error *err)
+struct shard_here {
+    struct shards *all;
+    struct shard *shard;
+};
+
+static int take_ahead(void *ctx, const struct tar_member *m, struct leat_error *err)
 {
-    AUTO_CLOSE int fd = -1;
-    struct stat st;
-    const char *path = all->paths[number];
-    int rc = scan_open(all->scan, path, &fd, &st, err);
-    if (rc < 0)
-        return rc;
-    if (!S_ISREG(st.st_mode))
-        return error_set(err, LEAT_INVALID, "%s: a directory, where a tar file is expected", path);
-    int64_t source = index_builder_source(all->b, scan_relative(root, path), &st);
+    struct shard_here *here = ctx;
+    return take_member(here->all, here->shard, m, err);
+}
+
+/* A source, and an extent that is its image. */
+static int place_shard(struct shards *all, struct shard *s, const struct scan_file *file, const char *root)
+{
+    int64_t source = index_builder_source(all->b, scan_relative(root, s->path), &file->st);
     if (source < 0)
         return (int)source;
-    struct shard s = {.number = number, .path = path, .fd = fd, .bytes = (uint64_t)st.st_size};
-    s.address = index_builder_reserve(all->b, align_up(s.bytes, INDEX_FILE_ALIGN), INDEX_FILE_ALIGN, 0);
-    if (s.bytes)
-        index_builder_extent(all->b, &(struct index_extent){.address = s.address,
-                                                            .bytes = s.bytes,
-                                                            .source_bytes = s.bytes,
+    index_builder_etag(all->b, (uint32_t)source, file->etag);
+    s->fd = file->fd;
+    s->bytes = (uint64_t)file->st.st_size;
+    s->address = index_builder_reserve(all->b, align_up(s->bytes, INDEX_FILE_ALIGN), INDEX_FILE_ALIGN, 0);
+    if (s->bytes)
+        index_builder_extent(all->b, &(struct index_extent){.address = s->address,
+                                                            .bytes = s->bytes,
+                                                            .source_bytes = s->bytes,
                                                             .source = (uint32_t)source,
                                                             .kind = INDEX_EXTENT_RAW});
-    rc = scan_members(all, &s, err);
+    return 0;
+}
+
+static int scan_shard(struct shards *all, uint32_t number, const char *root, struct leat_error *err)
+{
+    struct shard s = {.number = number, .path = all->paths[number], .fd = -1};
+    if (all->ahead) {
+        const struct scan_file *elsewhere;
+        int rc = tar_ahead_shard(all->ahead, number, &elsewhere, err);
+        if (rc == 0)
+            rc = place_shard(all, &s, elsewhere, root);
+        return rc < 0 ? rc
+                      : tar_ahead_members(all->ahead, number, take_ahead, &(struct shard_here){all, &s}, err);
+    }
+    AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
+    int rc = scan_open(all->scan, s.path, &file, err);
+    if (rc < 0)
+        return rc;
+    if (!S_ISREG(file.st.st_mode))
+        return error_set(err, LEAT_INVALID, "%s: a directory, where a tar file is expected", s.path);
+    rc = place_shard(all, &s, &file, root);
+    if (rc == 0)
+        rc = scan_members(all, &s, err);
     free(s.window);
     return rc;
 }
@@ -403,7 +431,10 @@ int tar_scan(struct scan *scan, char *const *paths, unsigned n, struct index_bui
     struct shards all = {.scan = scan, .paths = paths, .npaths = n};
     if (!root || index_builder_new(INDEX_KIND_TAR, root, &all.b) < 0)
         return -ENOMEM;
-    int rc = scan_all(&all, root, err);
+    int rc = dataset_is_remote(paths[0]) ? tar_ahead_new(scan, paths, n, &all.ahead) : 0;
+    if (rc == 0)
+        rc = scan_all(&all, root, err);
+    tar_ahead_free(all.ahead);
     free(all.members);
     free(all.samples);
     free(all.keys);

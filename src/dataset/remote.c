@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * remote.c: what lies elsewhere: which objects there are, and what they are together.
+ *
+ * Happy path: an address is asked about once (remote_stat), or is known from a list; scan_open makes a file of what is known, and
+ * its ETag pins all reads. A prefix is listed once, and what comes goes straight to the builder: while there are only shards they
+ * are kept, and the first object that is none makes all of it a tree.
+ *
+ * Failure modes: those of the requests, which name the object; LEAT_UNSUPPORTED where nobody brought a way to reach anything; LEAT_NOT_FOUND a
+ * prefix with nothing below it; LEAT_STALE, from a read, what changed after it was listed.
+ */
+#include <fnmatch.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <xxhash.h>
+
+#include "dataset/scan.h"
+
+#define LEARN_LEAST 3u    /* so many objects are worth a list */
+#define LEARN_EXTRA 1000u /* that nobody asked for: then stats are cheaper */
+
+struct scan_object {
+    char *uri;
+    struct dataset_stat stat;
+    bool missing;
+};
+
+void scan_fini(struct scan *scan)
+{
+    for (uint64_t i = 0; i < scan->objects.n; i++)
+        free(scan->objects.items[i].uri);
+    free(scan->objects.items);
+    free(scan->objects.slots);
+    scan->objects = (struct scan_objects){0};
+}
+
+/* --- what is known ----------------------------------------------------------------------------------------------- */
+
+/* The slot of this address, or the free one where it belongs. */
+static uint64_t object_slot(const struct scan_objects *o, const char *uri)
+{
+    uint64_t mask = o->nslots - 1;
+    uint64_t slot = XXH3_64bits(uri, strlen(uri)) & mask;
+    while (o->slots[slot] && strcmp(o->items[o->slots[slot] - 1].uri, uri))
+        slot = (slot + 1) & mask;
+    return slot;
+}
+
+static int objects_grow(struct scan_objects *o)
+{
+    if (o->n == o->cap) {
+        uint64_t cap = MAX(o->cap * 2, 16ull);
+        struct scan_object *items = realloc(o->items, cap * sizeof(*items));
+        if (!items)
+            return -ENOMEM;
+        o->items = items;
+        o->cap = cap;
+    }
+    if (o->n * 2 < o->nslots)
+        return 0;
+    uint64_t n = MAX(o->nslots * 2, 64ull);
+    uint32_t *slots = calloc(n, sizeof(*slots));
+    if (!slots)
+        return -ENOMEM;
+    free(o->slots);
+    o->slots = slots;
+    o->nslots = n;
+    for (uint64_t i = 0; i < o->n; i++)
+        slots[object_slot(o, o->items[i].uri)] = (uint32_t)i + 1;
+    return 0;
+}
+
+/* stat NULL: there is no such object. What is known already stays. */
+static int object_learn(struct scan *scan, const char *uri, const struct dataset_stat *stat)
+{
+    struct scan_objects *o = &scan->objects;
+    int rc = objects_grow(o);
+    if (rc < 0)
+        return rc;
+    uint64_t slot = object_slot(o, uri);
+    if (o->slots[slot])
+        return 0;
+    struct scan_object new = {.uri = strdup(uri), .missing = !stat};
+    if (!new.uri)
+        return -ENOMEM;
+    if (stat)
+        new.stat = *stat;
+    o->items[o->n] = new;
+    o->slots[slot] = (uint32_t)++o->n;
+    return 0;
+}
+
+static int object_learn_listed(struct scan *scan, const struct dataset_object *object)
+{
+    struct dataset_stat stat = {.bytes = object->bytes, .modified = object->modified};
+    snprintf(stat.etag, sizeof(stat.etag), "%s",
+             strlen(object->etag) < sizeof(stat.etag) ? object->etag : "");
+    return object_learn(scan, object->uri, &stat);
+}
+
+static const struct scan_object *object_known(const struct scan *scan, const char *uri)
+{
+    const struct scan_objects *o = &scan->objects;
+    uint32_t at = o->nslots ? o->slots[object_slot(o, uri)] : 0;
+    return at ? &o->items[at - 1] : NULL;
+}
+
+static int reach(const struct scan *scan, const char *uri, struct leat_error *err)
+{
+    if (scan->opener && scan->opener->remote)
+        return 0;
+    return error_set(err, LEAT_UNSUPPORTED,
+                     "%.300s: data elsewhere cannot be read from here; copy it to a disk of this machine "
+                     "first (leat cp, aws s3 cp, curl)",
+                     uri);
+}
+
+int remote_stat(struct scan *scan, const char *uri, struct dataset_stat *ret_stat, struct leat_error *err)
+{
+    int rc = reach(scan, uri, err);
+    if (rc < 0)
+        return rc;
+    const struct scan_object *known = object_known(scan, uri);
+    struct dataset_stat stat;
+    struct leat_error why = {0};
+    if (!known && remote_has_lists(uri) && (uri[strlen(uri) - 1] == '/' || !strchr(uri + 5, '/')))
+        rc = LEAT_NOT_FOUND; /* a prefix, or a bucket: no object has such a name, but for marks of folders */
+    else if (!known)
+        rc = scan->opener->remote->stat(scan->opener->remote_user, uri, &stat, &why);
+    if (!known && (rc == 0 || rc == LEAT_NOT_FOUND)) {
+        int learnt = object_learn(scan, uri, rc == 0 ? &stat : NULL);
+        if (learnt < 0)
+            return learnt;
+        known = object_known(scan, uri);
+    }
+    if (known && known->missing)
+        return error_set(err, LEAT_NOT_FOUND, "%.300s: there is no such object%s%s", uri,
+                         why.message[0] ? ": " : "", why.message);
+    if (rc < 0)
+        return why.message[0] ? error_set(err, rc, "%s", why.message) : error_sys(err, rc, "%.300s", uri);
+    *ret_stat = known->stat;
+    return 0;
+}
+
+/* --- names --------------------------------------------------------------------------------------------------------- */
+
+bool remote_has_lists(const char *uri)
+{
+    return strncmp(uri, "s3://", 5) == 0;
+}
+
+char *remote_join(const char *root, const char *name)
+{
+    char *out;
+    size_t len = strlen(root);
+    return asprintf(&out, "%s%s%s", root, len && root[len - 1] == '/' ? "" : "/", name) < 0 ? NULL : out;
+}
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t len = strlen(s), end_len = strlen(end);
+    return len > end_len && !strcmp(s + len - end_len, end);
+}
+
+bool remote_left_out(const char *name)
+{
+    size_t len = strlen(name);
+    return len == 0 || name[0] == '.' || strstr(name, "/.") || name[len - 1] == '/';
+}
+
+bool remote_beside_shards(const char *name)
+{
+    return ends_with(name, ".leat-index") || ends_with(name, ".idx") || ends_with(name, ".json");
+}
+
+bool remote_is_shard(const char *name)
+{
+    return ends_with(name, ".tar");
+}
+
+/* --- patterns ------------------------------------------------------------------------------------------------------ */
+
+struct learning {
+    struct scan *scan;
+    uint64_t most;
+};
+
+static int learn_one(void *ctx, const struct dataset_object *object)
+{
+    struct learning *l = ctx;
+    if (l->most-- == 0)
+        return -E2BIG;
+    return object->prefix ? 0 : object_learn_listed(l->scan, object);
+}
+
+void remote_learn(struct scan *scan, const char *pattern, const struct scan_paths *paths)
+{
+    size_t len = strcspn(pattern, "{*?[");
+    const char *bucket_end = strchr(pattern + 5, '/');
+    if (!remote_has_lists(pattern) || !bucket_end || pattern + len <= bucket_end || paths->n < LEARN_LEAST ||
+        reach(scan, pattern, NULL) < 0)
+        return;
+    for (unsigned i = 0; i < paths->n; i++)
+        if (shards_is_pattern(paths->items[i]))
+            return; /* is listed anyway */
+    AUTO_FREE char *start = strndup(pattern, len);
+    struct learning l = {.scan = scan, .most = paths->n + LEARN_EXTRA};
+    if (start)
+        scan->opener->remote->list(scan->opener->remote_user, start, true, learn_one, &l, NULL);
+}
+
+struct wildcard {
+    struct scan *scan;
+    const char *name; /* of the last component */
+    struct scan_paths *out;
+};
+
+static int wildcard_one(void *ctx, const struct dataset_object *object)
+{
+    struct wildcard *w = ctx;
+    const char *name = strrchr(object->uri, '/') + 1;
+    if (object->prefix || *name == '.' || !*name || fnmatch(w->name, name, FNM_PERIOD))
+        return 0;
+    int rc = object_learn_listed(w->scan, object);
+    return rc < 0 ? rc : scan_paths_add(w->out, object->uri);
+}
+
+int remote_wildcard(struct scan *scan, const char *pattern, struct scan_paths *out, struct leat_error *err)
+{
+    struct wildcard w = {.scan = scan, .name = strrchr(pattern, '/') + 1, .out = out};
+    AUTO_FREE char *start = strndup(pattern, strcspn(pattern, "*?["));
+    unsigned before = out->n;
+    if (!start)
+        return -ENOMEM;
+    int rc = reach(scan, pattern, err);
+    if (rc == 0)
+        rc = scan->opener->remote->list(scan->opener->remote_user, start, false, wildcard_one, &w, err);
+    if (rc == 0 && out->n > before)
+        qsort(out->items + before, out->n - before, sizeof(*out->items), shards_compare);
+    return rc;
+}
+
+/* --- a prefix ------------------------------------------------------------------------------------------------------ */
+
+/* Objects seen before it is known what they are together. */
+struct pending {
+    uint64_t bytes, text; /* name, NUL, ETag, NUL */
+    int64_t modified;
+};
+
+struct prefix {
+    struct scan *scan;
+    const char *root;
+    struct dir_objects *tree; /* once it is one */
+    struct pending *pending;
+    char *text;
+    uint64_t n, cap, text_len, text_cap, nshards;
+    struct leat_error *err;
+};
+
+static int room(void *array, uint64_t *cap, uint64_t want, size_t row)
+{
+    if (want <= *cap)
+        return 0;
+    uint64_t least = MAX(want, 64ull), n = MAX(*cap * 2, least);
+    void *p = realloc(*(void **)array, n * row);
+    if (!p)
+        return -ENOMEM;
+    *(void **)array = p;
+    *cap = n;
+    return 0;
+}
+
+static int prefix_keep(struct prefix *p, const struct dataset_object *o)
+{
+    size_t name = strlen(o->name) + 1, etag = strlen(o->etag) + 1;
+    int rc = room(&p->pending, &p->cap, p->n + 1, sizeof(*p->pending));
+    if (rc == 0)
+        rc = room(&p->text, &p->text_cap, p->text_len + name + etag, 1);
+    if (rc < 0)
+        return rc;
+    memcpy(p->text + p->text_len, o->name, name);
+    memcpy(p->text + p->text_len + name, o->etag, etag);
+    p->pending[p->n++] = (struct pending){.bytes = o->bytes, .text = p->text_len, .modified = o->modified};
+    p->text_len += name + etag;
+    p->nshards += remote_is_shard(o->name);
+    return 0;
+}
+
+static struct dataset_object pending_object(const struct prefix *p, uint64_t i)
+{
+    const char *name = p->text + p->pending[i].text;
+    return (struct dataset_object){.name = name,
+                                   .bytes = p->pending[i].bytes,
+                                   .etag = name + strlen(name) + 1,
+                                   .modified = p->pending[i].modified};
+}
+
+/* It is a tree: all that was kept, in its order. */
+static int prefix_to_tree(struct prefix *p)
+{
+    int rc = dir_objects_new(p->scan, p->root, &p->tree);
+    for (uint64_t i = 0; i < p->n && rc == 0; i++) {
+        struct dataset_object o = pending_object(p, i);
+        rc = dir_objects_add(p->tree, &o, p->err);
+    }
+    free(TAKE_PTR(p->pending));
+    free(TAKE_PTR(p->text));
+    p->n = p->cap = p->text_len = p->text_cap = 0;
+    return rc;
+}
+
+static int prefix_object(void *ctx, const struct dataset_object *o)
+{
+    struct prefix *p = ctx;
+    if (o->prefix || remote_left_out(o->name))
+        return 0;
+    if (!p->tree && (remote_is_shard(o->name) || remote_beside_shards(o->name)))
+        return prefix_keep(p, o);
+    int rc = p->tree ? 0 : prefix_to_tree(p);
+    return rc < 0 ? rc : dir_objects_add(p->tree, o, p->err);
+}
+
+static int prefix_shards(struct prefix *p, struct index_builder **ret_builder)
+{
+    struct scan_paths paths = {0};
+    int rc = 0;
+    for (uint64_t i = 0; i < p->n && rc == 0; i++) {
+        struct dataset_object o = pending_object(p, i);
+        if (!remote_is_shard(o.name))
+            continue;
+        AUTO_FREE char *uri = remote_join(p->root, o.name);
+        o.uri = uri;
+        rc = uri ? object_learn_listed(p->scan, &o) : -ENOMEM;
+        if (rc == 0)
+            rc = scan_paths_add(&paths, uri);
+    }
+    if (rc == -E2BIG)
+        rc = error_set(p->err, LEAT_INVALID, "%.300s: more than 1000000 shards", p->root);
+    if (rc == 0)
+        rc = tar_scan(p->scan, paths.items, paths.n, ret_builder, p->err);
+    scan_paths_fini(&paths);
+    return rc;
+}
+
+int remote_list_below(struct scan *scan, const char *root,
+                      int (*object)(void *ctx, const struct dataset_object *object), void *ctx,
+                      struct leat_error *err)
+{
+    AUTO_FREE char *start = remote_join(root, "");
+    if (!start)
+        return -ENOMEM;
+    int rc = reach(scan, root, err);
+    return rc < 0 ? rc : scan->opener->remote->list(scan->opener->remote_user, start, true, object, ctx, err);
+}
+
+int remote_scan_prefix(struct scan *scan, const char *root, struct index_builder **ret_builder,
+                       struct leat_error *err)
+{
+    struct prefix p = {.scan = scan, .err = err};
+    AUTO_FREE char *trimmed = strdup(root);
+    if (!trimmed)
+        return -ENOMEM;
+    if (trimmed[strlen(trimmed) - 1] == '/')
+        trimmed[strlen(trimmed) - 1] = 0;
+    p.root = trimmed;
+    int rc = remote_list_below(scan, trimmed, prefix_object, &p, err);
+    if (rc == 0 && !p.tree && !p.n)
+        rc = error_set(err, LEAT_NOT_FOUND,
+                       "%.300s: there is no such object, and none below it (hidden ones do not count)", root);
+    if (rc == 0 && !p.tree && p.nshards)
+        rc = prefix_shards(&p, ret_builder);
+    else if (rc == 0 && !p.tree)
+        rc = prefix_to_tree(&p);
+    if (rc == 0 && p.tree)
+        rc = dir_objects_end(p.tree, ret_builder, err);
+    dir_objects_free(p.tree);
+    free(p.pending);
+    free(p.text);
+    return rc;
+}
+
+/* --- all of an object ---------------------------------------------------------------------------------------------- */
+
+int remote_fetch(struct scan *scan, const char *uri, uint64_t most, int *ret_fd, struct leat_error *err)
+{
+    AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
+    int rc = scan_open(scan, uri, &file, err);
+    if (rc < 0)
+        return rc;
+    uint64_t bytes = (uint64_t)file.st.st_size;
+    if (!S_ISREG(file.st.st_mode))
+        return error_set(err, LEAT_NOT_FOUND, "%.300s: there is no such object", uri);
+    if (bytes == 0 || bytes > most)
+        return error_set(err, LEAT_CORRUPT, "%.300s: %llu bytes", uri, (unsigned long long)bytes);
+    AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0)
+        return error_sys(err, -errno, "no memory for %.300s", uri);
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED)
+        return error_sys(err, -errno, "no memory for %.300s", uri);
+    int64_t n = scan_file_pread(&file, at, bytes, 0, err);
+    munmap(at, bytes);
+    if (n < 0)
+        return (int)n;
+    *ret_fd = TAKE_FD(fd);
+    return 0;
+}
