@@ -80,6 +80,11 @@ SECTIONS = {"read": [
     ("Files, beside other loaders: warm", "loader-warm", lambda m: m.startswith("loader.files.warm")),
     ("JPEGs to crops, beside other loaders", "loader-jpegs", lambda m: m.startswith("loader.jpegs")),
     ("JPEGs to crops, one core", "jpeg", lambda m: m.startswith("jpeg.")),
+], "s3": [
+    ("Ranges and small objects: throughput", None, lambda m: m in ("s3.4k.rate", "s3.128k.rate", "s3.1m.rate", "s3.8m.rate")),
+    ("Ranges and small objects: the client's CPU", "s3-cpu", lambda m: m in ("s3.4k.cpu", "s3.128k.cpu", "s3.1m.cpu", "s3.8m.cpu")),
+    ("TLS, first byte, lists", None, lambda m: m.startswith(("s3.tls.", "s3.first", "s3.list."))),
+    ("From a bucket to views", None, lambda m: m.startswith("s3.train.")),
 ]}
 
 
@@ -116,7 +121,7 @@ def _plot(rows, title):
     from .svg import bars
     if rows[0]["metric"].startswith("incast.sweep"):
         return _curves(rows, title)
-    unit = next((r["unit"] for r in rows if r["unit"] in ("GB/s", "MB/s", "samples/s", "img/s")), None)
+    unit = next((r["unit"] for r in rows if r["unit"] in ("GB/s", "MB/s", "samples/s", "img/s", "CPU-s/GB")), None)
     rows = [r for r in rows if r["unit"] == unit]
     if not rows:
         return None

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suite `s3`: Leat's client for object storage beside a bare receive loop, libcurl, boto3, s3fs and rclone mount, all against one nginx.
+
+s3.4k.rate, .cpu         small objects, each of them asked for by itself: objects a second; CPU
+s3.SIZE.cpu, .rate       ranges of 128 KiB, 1 MiB, 8 MiB of one large object, in random order, 16 connections
+s3.tls.cpu, .rate        1 MiB ranges over TLS; the limit is the bare loop with SSL_read
+s3.first                 one small object at a time on an open connection: from the question to its last byte
+s3.list.rate             keys a second out of 1,000 to a page; the limit is taking the same pages apart without a server
+
+CPU is the client's alone (user and system, all its threads; a mount's daemon too). nginx has one worker, its files in memory, and takes
+any signature; what it costs stands in `server_cpu` of each row.
+"""
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+from .rows import in_turns, median, row
+from .workers import Daemon, Failed, Worker, children, cpu_seconds
+
+KIB, MIB = 1024, 1024 * 1024
+SIZES = {"4k": 4 * KIB, "128k": 128 * KIB, "1m": MIB, "8m": 8 * MIB}
+OBJECTS, LARGE = 4096, 256 * MIB
+CONNECTIONS, DEPTH = 16, 8  # so many small requests on each
+PAGES, PAGE = 8, 1000
+KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
+
+NGINX = """daemon off; worker_processes 1; pid {top}/pid; error_log {top}/nginx.log crit;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000000; keepalive_timeout 600s; default_type application/octet-stream;
+  open_file_cache max=8192 inactive=10m; ssl_session_cache shared:s:1m; ssl_certificate {top}/cert.pem; ssl_certificate_key {top}/key.pem;
+  client_body_temp_path {top}/t1; proxy_temp_path {top}/t2; fastcgi_temp_path {top}/t3; uwsgi_temp_path {top}/t4; scgi_temp_path {top}/t5;
+  server {{
+    listen 127.0.0.1:{port}; listen 127.0.0.1:{tls_port} ssl; root {top}/root;
+    location ~ ^/keys/?$ {{
+      set $page 0;
+      if ($args ~ "continuation-token=([0-9]+)") {{ set $page $1; }}
+      rewrite ^ /pages/$page.xml last;
+    }}
+    location ~ ^/bench/?$ {{
+      set $page top;
+      if ($args ~ "prefix=o") {{ set $page o; }}
+      rewrite ^ /pages/$page.xml last;
+    }}
+    location = /bench/o/ {{ default_type application/x-directory; return 200 ""; }}
+  }}
+}}
+"""
+
+
+def _list_page(keys, prefix="", folders=(), following=None):
+    """An answer of ListObjectsV2. keys: (key, bytes)."""
+    parts = ['<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>bench</Name>'
+             f"<Prefix>{prefix}</Prefix><KeyCount>{len(keys)}</KeyCount><MaxKeys>1000</MaxKeys><EncodingType>url</EncodingType>"
+             f"<IsTruncated>{'true' if following else 'false'}</IsTruncated>"]
+    if following:
+        parts.append(f"<NextContinuationToken>{following}</NextContinuationToken>")
+    for i, (key, size) in enumerate(keys):
+        parts.append(f"<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;{i:032x}&quot;</ETag>"
+                     f"<Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>")
+    parts += [f"<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>" for folder in folders]
+    return "".join(parts) + "</ListBucketResult>"
+
+
+def _free_ports(n):
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+
+
+class Server:
+    """nginx with the data in memory."""
+
+    def __init__(self, args):
+        program = shutil.which("nginx") or "/usr/sbin/nginx"
+        if not os.path.exists(program):
+            raise Failed("nginx is not installed (tools/deps bench-s3)")
+        self.top = tempfile.mkdtemp(prefix="leat-bench-s3.", dir="/dev/shm")
+        os.chmod(self.top, 0o755)
+        try:
+            self._fill(4 if args.quick else 1)
+            subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj",
+                            "/CN=bench", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", f"{self.top}/key.pem", "-out", self.ca],
+                           check=True, capture_output=True)
+            self.port, self.tls_port = _free_ports(2)
+            conf = f"{self.top}/nginx.conf"
+            with open(conf, "w") as f:
+                f.write(NGINX.format(top=self.top, port=self.port, tls_port=self.tls_port))
+            self.daemon = Daemon([program, "-c", conf, "-p", self.top], self._is_up, f"{self.top}/out.log")
+        except BaseException:
+            shutil.rmtree(self.top, ignore_errors=True)
+            raise
+
+    @property
+    def ca(self):
+        return f"{self.top}/cert.pem"
+
+    @property
+    def root(self):
+        return f"{self.top}/root"
+
+    def _fill(self, scale):
+        self.large, self.objects = LARGE // scale, OBJECTS // scale
+        os.makedirs(f"{self.root}/bench/o")
+        os.makedirs(f"{self.root}/pages")
+        with open(f"{self.root}/bench/data", "wb") as f:
+            for _ in range(self.large // (16 * MIB)):
+                f.write(os.urandom(16 * MIB))
+        for i in range(self.objects):
+            with open(f"{self.root}/bench/o/{i:06d}", "wb") as f:
+                f.write(os.urandom(4 * KIB))
+        small = [(f"o/{i:06d}", 4 * KIB) for i in range(self.objects)]
+        pages = {"top": _list_page([("data", self.large)], folders=["o/"]), "o": _list_page(small, prefix="o/")}
+        for i in range(PAGES):
+            keys = [(f"train/shard-{i:05d}/sample-{k:08d}.jpg", 110_000 + k) for k in range(PAGE)]
+            pages[str(i)] = _list_page(keys, following=i + 1 if i + 1 < PAGES else None)
+        for name, text in pages.items():
+            with open(f"{self.root}/pages/{name}.xml", "w") as f:
+                f.write(text)
+
+    def _is_up(self):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.5):
+            return True
+        return False
+
+    def cpu(self):
+        return sum(map(cpu_seconds, [self.daemon.pid] + children(self.daemon.pid)))
+
+    def close(self):
+        self.daemon.close()
+        shutil.rmtree(self.top, ignore_errors=True)
+
+
+class Mount:
+    """A bucket as a folder, by s3fs or rclone; `why` says why it is not there."""
+
+    def __init__(self, name, server, folder):
+        self.name, self.folder, self.why, self.proc = name, os.path.join(folder, name), None, None
+        if not shutil.which(name):
+            self.why = "not installed (tools/deps bench-s3)"
+        elif not os.access("/dev/fuse", os.W_OK):
+            self.why = "/dev/fuse cannot be used here"
+        if self.why:
+            return
+        os.makedirs(self.folder)
+        url = f"http://127.0.0.1:{server.port}"
+        if name == "s3fs":
+            argv = ["s3fs", "bench", self.folder, "-f", "-o", f"url={url},use_path_request_style,sigv4,parallel_count={CONNECTIONS},ro"]
+            env = {"AWSACCESSKEYID": "bench", "AWSSECRETACCESSKEY": "secret"}
+        else:
+            argv = ["rclone", "mount", f":s3,provider=Other,env_auth=true,endpoint='{url}':bench", self.folder, "--read-only", "--no-modtime",
+                    "--dir-cache-time", "1h", "--vfs-cache-mode", "off", "--config", "/dev/null"]
+            env = KEYS
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        self.log = tempfile.TemporaryFile(mode="w+")
+        self.proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env={**clean, **env})
+        deadline = time.monotonic() + 15
+        while not os.path.ismount(self.folder):
+            if self.proc.poll() is not None or time.monotonic() > deadline:
+                self.log.seek(0)
+                self.why = f"does not mount: {self.log.read()[-300:].strip()}"
+                self.close()
+                return
+            time.sleep(0.05)
+
+    def close(self):
+        if not self.proc:
+            return
+        subprocess.run(["fusermount3", "-u", "-q", self.folder], capture_output=True)
+        try:
+            self.proc.wait(5)
+        except subprocess.TimeoutExpired:
+            self.proc.kill()
+            self.proc.wait()
+            subprocess.run(["umount", "-l", self.folder], capture_output=True)
+        self.proc = None
+
+
+class Suite:
+    def __init__(self, args, emit, server, stack):
+        self.args, self.emit, self.server, self.stack = args, emit, server, stack
+        self.seconds = 0.3 if args.quick else 1
+        self.said = set()
+        self.mounts = {}
+
+    def skip(self, name, why):
+        if (name, why) not in self.said:
+            self.said.add((name, why))
+            print(f"bench/run: {name} is left out: {why}", file=sys.stderr)
+
+    def wanted(self, *metrics):
+        return not self.args.only or any(m == o or m.startswith(o + ".") for m in metrics for o in self.args.only)
+
+    def put(self, one):
+        if self.wanted(one["metric"]):
+            self.emit(one)
+
+    def program(self, name):
+        path = os.path.join(self.args.build, "bench", name)
+        return path if os.path.exists(path) else None
+
+    def mount(self, name):
+        if name not in self.mounts:
+            self.mounts[name] = Mount(name, self.server, self.args.folder)
+            self.stack.callback(self.mounts[name].close)
+        return self.mounts[name]
+
+    def clients(self, stack, size, connections, depth, tls=False, python=True):
+        """{name: Worker} of those that are there; each has read everything once and compared it."""
+        server = self.server
+        common = ["--host", "127.0.0.1", "--port", server.tls_port if tls else server.port, "--bucket", "bench", "--root", server.root, "--bytes",
+                  size, "--connections", connections, "--depth", depth,
+                  *(["--objects", server.objects] if size < 64 * KIB else ["--of", server.large]), *(["--ca", server.ca] if tls else [])]
+        curl = self.program("s3_curl")
+        argvs = {"leat": [self.program("s3_leat")], "limit": [self.program("http_bare")]}
+        if curl:
+            argvs.update({"libcurl": [curl, "--sign"], "libcurl, unsigned": [curl]})
+        else:
+            self.skip("libcurl", "its headers are not installed (tools/deps bench-s3, then meson setup --reconfigure)")
+        got = {}
+
+        def start(name, argv, servers=(), env=None):
+            worker = Worker([*argv, *common], servers, {**KEYS, **(env or {})})
+            stack.callback(worker.close)
+            worker.send("verify")
+            if worker._read()["verified"] == 0:
+                raise Failed(f"{name} read nothing")
+            got[name] = worker
+
+        for name, argv in argvs.items():
+            start(name, argv)
+        if not python:
+            return got
+        try:
+            start("boto3", [sys.executable, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "s3_boto.py")])
+        except Failed as why:
+            self.skip("boto3", str(why).strip().splitlines()[-1][:200])
+        for name in () if tls else ("s3fs", "rclone"):
+            mount = self.mount(name)
+            if mount.why:
+                self.skip(name, mount.why)
+                continue
+            try:
+                start("rclone mount" if name == "rclone" else name, [self.program("s3_files")], [mount.proc.pid], {"BENCH_MOUNTED": mount.folder})
+            except Failed as why:
+                self.skip(name, str(why).strip().splitlines()[-1][:200])
+        return got
+
+    def measure(self, worker):
+        def once():
+            before, served = sum(map(cpu_seconds, worker.pids())), self.server.cpu()
+            worker.send(f"run {self.seconds}")
+            got = worker._read()
+            cpu, served = sum(map(cpu_seconds, worker.pids())) - before, self.server.cpu() - served
+            gb = got["bytes"] / 1e9
+            return {"rate": got["bytes"] / got["ns"], "objects": got["samples"] / got["ns"] * 1e9, "cpu": cpu / gb, "server_cpu": served / gb,
+                    "p50": got["p50_us"]}
+        return once
+
+    def turns(self, workers):
+        return in_turns({name: self.measure(worker) for name, worker in workers.items()}, self.args.repeats)
+
+    def row(self, metric, unit, got, figure, limit_name):
+        self.put(row(metric, unit, got["leat"][figure], got["limit"][figure],
+                     {name: v[figure] for name, v in got.items() if name not in ("leat", "limit")}, limit_name,
+                     server_cpu={name: median(v["server_cpu"]) for name, v in got.items()}))
+
+    def ranges(self):
+        for name, size in SIZES.items():
+            if not self.wanted(f"s3.{name}.rate", f"s3.{name}.cpu"):
+                continue
+            with contextlib.ExitStack() as stack:
+                got = self.turns(self.clients(stack, size, CONNECTIONS, DEPTH if name == "4k" else 1))
+            small = name == "4k"
+            self.row(f"s3.{name}.rate", "objects/s" if small else "GB/s", got, "objects" if small else "rate", "bare receive loop")
+            self.row(f"s3.{name}.cpu", "CPU-s/GB", got, "cpu", "bare receive loop")
+
+    def tls(self):
+        if not self.wanted("s3.tls.rate", "s3.tls.cpu"):
+            return
+        with contextlib.ExitStack() as stack:
+            got = self.turns(self.clients(stack, MIB, CONNECTIONS, 1, tls=True))
+        self.row("s3.tls.rate", "GB/s", got, "rate", "bare receive loop over SSL_read")
+        self.row("s3.tls.cpu", "CPU-s/GB", got, "cpu", "bare receive loop over SSL_read")
+
+    def first(self):
+        if not self.wanted("s3.first"):
+            return
+        with contextlib.ExitStack() as stack:
+            got = self.turns(self.clients(stack, 4 * KIB, 1, 1))
+        self.row("s3.first", "us", got, "p50", "bare receive loop")
+
+    def lists(self):
+        if not self.wanted("s3.list.rate"):
+            return
+        pages = [f"{self.server.root}/pages/{i}.xml" for i in range(PAGES)]
+        with contextlib.ExitStack() as stack:
+            worker = Worker([self.program("s3_list"), f"http://127.0.0.1:{self.server.port}", "s3://keys/train/", *pages], env=KEYS)
+            stack.callback(worker.close)
+
+            def keys(word):
+                def once():
+                    before = cpu_seconds(worker.proc.pid)
+                    worker.send(f"{word} {self.seconds}")
+                    got = worker._read()
+                    return {"rate": got["samples"] / got["ns"] * 1e9, "cpu": (cpu_seconds(worker.proc.pid) - before) / got["samples"] * 1e6}
+                return once
+            got = in_turns({"leat": keys("list"), "limit": keys("parse")}, self.args.repeats)
+        self.put(row("s3.list.rate", "keys/s", got["leat"]["rate"], got["limit"]["rate"], None, "the same pages taken apart without a server",
+                     us_a_key={name: median(got[name]["cpu"]) for name in got}))
+
+
+def run(args, emit):
+    with contextlib.ExitStack() as stack:
+        server = Server(args)
+        stack.callback(server.close)
+        suite = Suite(args, emit, server, stack)
+        suite.ranges()
+        suite.tls()
+        suite.first()
+        suite.lists()
