@@ -242,15 +242,14 @@ static void end(struct server *s)
 }
 
 #define BIG (3 * 1024 * 1024 + 17)
+static char big[BIG]; /* filled before there are threads */
 
 static void talk_plain(struct peer *p)
 {
     char path[256], head[256];
-    static char big[BIG];
     while (hear(p, path)) {
         unsigned n = 0;
         if (strcmp(path, "/big") == 0) {
-            memset(big, 'b', sizeof(big));
             sprintf(head, "HTTP/1.1 200 OK\r\nETag: \"e\"\r\nContent-Length: %d\r\n\r\n", BIG);
             say(p, head);
             say_bytes(p, big, BIG);
@@ -639,5 +638,6 @@ int main(void)
         cmocka_unit_test(test_tls),
     };
     signal(SIGPIPE, SIG_IGN);
+    memset(big, 'b', sizeof(big));
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
