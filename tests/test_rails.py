@@ -2,6 +2,8 @@
 """Two hosts with two links between them: reads are striped over both, and go on over one of them."""
 
 
+import os
+import signal
 import subprocess
 
 import lib_data
@@ -160,3 +162,34 @@ def test_nodes_keep_each_other_when_the_first_address_fails(host, leat, pair, fa
     with leat.open(far, socket=pair.daemons[A].socket, timeout=lib_host.PATIENCE) as ws:
         lib_data.check_rows(ws.read_batch(range(0, SAMPLES, 7)).data, range(0, SAMPLES, 7))
     assert host_b.metrics()["leat_data_sent_bytes_total"] > sent
+
+
+def test_a_node_comes_back_as_another_one_by_its_second_address(host, leat):
+    """A, which was stopped meanwhile, finds it there by its next address, with the set that C had it install again: what the old one had
+    filled is lost all the same, and is not read from the new one before that has it."""
+    network = lib_net.Network(3, links=2)
+    try:
+        cluster = lib_net.Cluster(host, network)
+        a, b, c = cluster.start_all()
+        array = lib_data.make_npy(host.data / "a.npy", SAMPLES)
+        leat.preload(array, name="spread", socket=a.socket, timeout=lib_host.PATIENCE).close()
+        with leat.open("leat://spread", socket=a.socket, timeout=lib_host.PATIENCE) as ws, \
+                leat.open("leat://spread", socket=c.socket, timeout=lib_host.PATIENCE) as other:
+            ws.wait(timeout=lib_host.PATIENCE)
+            other.wait(timeout=lib_host.PATIENCE)
+            os.kill(a.pid, signal.SIGSTOP)
+            try:
+                b.kill()
+                cluster.start(B)
+                lib_host.wait_for(lambda: "fills its regions of" in c.text(), message=c.text)
+            finally:
+                os.kill(a.pid, signal.SIGCONT)
+            lib_data.check_rows(ws.read_batch(range(0, SAMPLES, 3)).data, range(0, SAMPLES, 3))
+            lib_host.wait_for(lambda: "was started anew" in a.text(), message=a.text)
+            assert "trying the node's next address" in a.text() and "cannot be reached" not in a.text().split("trying")[-1]
+            lib_host.wait_for(lambda: ws.stat().lost_samples == 0, message=lambda: f"{ws.stat()}")
+            lib_data.check_rows(ws.read_batch(range(0, SAMPLES, 7)).data, range(0, SAMPLES, 7))
+    finally:
+        for daemon in host.daemons:
+            daemon.stop()
+        network.close()

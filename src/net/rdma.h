@@ -80,6 +80,9 @@ void net_rdma_slot_close(struct net_rdma_slot *slot);
 int net_rdma_peer_new(struct net_rdma_server *server, struct net_rdma_peer **ret_peer);
 /* Closes its connections, later, on the rails' threads. NULL is fine. */
 void net_rdma_peer_free(struct net_rdma_peer *peer);
+/* For who calls net_rdma_peer_put later than the request came: it may be freed before. */
+void net_rdma_peer_ref(struct net_rdma_peer *peer);
+void net_rdma_peer_unref(struct net_rdma_peer *peer);
 /* Answers RDMA_CONNECT: appends the reply's body. */
 int net_rdma_peer_connect(struct net_rdma_peer *peer, struct bytes_in *in, struct bytes_out *reply,
                           struct leat_error *err);
@@ -94,7 +97,8 @@ struct proto_range;
 typedef int (*net_rdma_source_fn)(void *user, const struct proto_range *range,
                                   struct net_rdma_slot **ret_slot, uint8_t **ret_addr, uint64_t *ret_bytes,
                                   struct leat_error *err);
-/* Answers RDMA_PUT: NET_LATER, or why not. source_fn is called before this returns. */
+/* Answers RDMA_PUT: NET_LATER, or why not. source_fn is called before this returns. Any thread, once its view was told of; registers
+ * what is not registered yet, which takes long. */
 struct net_later;
 int net_rdma_peer_put(struct net_rdma_peer *peer, struct bytes_in *in, net_rdma_source_fn source, void *user,
                       const struct net_later *later, struct leat_error *err);

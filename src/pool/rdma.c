@@ -5,8 +5,8 @@
  * Nothing of UCX is touched before somebody asks. Then the rails are opened once; a failure is remembered and
  * answered to whoever asks next, so that a host without RDMA looks for it once. Failure modes: memory for a region that is not yet
  * filled is reserved before it is registered, so that lack of it is LEAT_NO_SPACE here, not a killed daemon. Both take a while, and a
- * data thread serves others: it hands what is not registered yet to the pool's works, which answer (keys), or begin when
- * a client tells of its first view (puts: a put that comes before that still waits on its data thread). Invariant: keys
+ * data thread serves others: it hands what is not registered yet to the pool's works, which answer. For puts
+ * they begin when a client tells of its first view; a put that comes before they are there is parked with them. Invariant: keys
  * are given for regions of the connection's working set only, and none after it was dropped by force.
  */
 #include "pool/rdma.h"
@@ -94,7 +94,9 @@ struct keys_work {
     struct work work;
     struct wset *ws; /* a reference */
     struct net_rdma_server *server;
-    bool answer; /* else nobody waits for it */
+    bool answer;                /* else nobody waits for it */
+    struct net_rdma_peer *peer; /* a reference: of a put, whose request is `put`; else NULL */
+    struct bytes_out put;
     struct net_later later;
     struct bytes_out reply;
     int status;
@@ -117,6 +119,11 @@ static void keys_run(struct work *work)
 {
     struct keys_work *k = container_of(work, struct keys_work, work);
     struct pool *pool = k->ws->pool;
+    if (k->peer) {
+        struct bytes_in in = bytes_in_of(k->put.data, k->put.len);
+        k->status = net_rdma_peer_put(k->peer, &in, put_source, k->ws, &k->later, &k->err);
+        return;
+    }
     if (k->answer) {
         k->status = put_regions(k->ws, k->server, k->gids, k->n, &k->reply, &k->err);
         return;
@@ -127,14 +134,26 @@ static void keys_run(struct work *work)
     }
 }
 
+static void keys_free(struct keys_work *k)
+{
+    bytes_out_fini(&k->reply);
+    bytes_out_fini(&k->put);
+    if (k->peer)
+        net_rdma_peer_unref(k->peer);
+    wset_unref(k->ws);
+    free(k);
+}
+
 static void keys_done(struct work *work)
 {
     struct keys_work *k = container_of(work, struct keys_work, work);
-    if (k->answer && !work->cancelled) /* else the connection ends with the pool */
+    if (!k->answer)
+        atomic_store(&k->ws->rdma_preparing, false);
+    else if (!work->cancelled &&
+             k->status !=
+                 NET_LATER) /* else the connection ends with the pool, or the rail's thread answers */
         net_server_answer_body(&k->later, k->status, k->status ? k->err.message : NULL, &k->reply);
-    bytes_out_fini(&k->reply);
-    wset_unref(k->ws);
-    free(k);
+    keys_free(k);
 }
 
 static void keys_start(void *arg)
@@ -158,10 +177,8 @@ static struct keys_work *keys_new(struct wset *ws, struct net_rdma_server *serve
 static int keys_post(struct keys_work *k)
 {
     int rc = loop_post(k->ws->pool->loop, keys_start, k);
-    if (rc) {
-        wset_unref(k->ws);
-        free(k);
-    }
+    if (rc)
+        keys_free(k);
     return rc;
 }
 
@@ -202,12 +219,49 @@ static void prepare_puts(struct wset *ws, struct net_rdma_server *server)
     uint32_t n = 0;
     for (uint32_t g = 0; g < ws->nregions; g++)
         n += !is_known(ws, g);
-    struct keys_work *k = n ? keys_new(ws, server, n) : NULL;
+    if (n == 0 || atomic_exchange(&ws->rdma_preparing, true)) /* one of the works is enough for a set */
+        return;
+    struct keys_work *k = keys_new(ws, server, n);
     for (uint32_t g = 0; k && g < ws->nregions && k->n < n; g++)
         if (!is_known(ws, g))
             k->gids[k->n++] = g;
-    if (k)
-        keys_post(k); /* or they are registered as they are asked for */
+    if (!k || keys_post(k)) /* they are registered as they are asked for */
+        atomic_store(&ws->rdma_preparing, false);
+}
+
+static bool puts_known(const struct wset *ws, struct bytes_in in)
+{
+    bool known = true;
+    bytes_get_u32(&in);
+    bytes_get_u32(&in);
+    for (uint32_t n = bytes_get_u32(&in); n && known && !in.bad; n--) {
+        struct proto_range range;
+        proto_range_get(&in, &range);
+        bytes_get_u64(&in);
+        known = in.bad || is_known(ws, range.gid);
+    }
+    return known;
+}
+
+static int on_put(struct wset *ws, struct net_rdma_server *server, struct net_rdma_peer *peer,
+                  struct bytes_in *in, const struct net_later *later, struct leat_error *err)
+{
+    if (puts_known(ws, *in))
+        return net_rdma_peer_put(peer, in, put_source, ws, later, err);
+    struct keys_work *k = keys_new(ws, server, 0);
+    if (!k)
+        return error_set(err, -ENOMEM, "out of memory for a request");
+    size_t len = bytes_left(in);
+    bytes_put(&k->put, bytes_get(in, len), len);
+    k->answer = true;
+    k->later = *later;
+    net_rdma_peer_ref(peer);
+    k->peer = peer;
+    if (k->put.failed)
+        keys_free(k);
+    else if (keys_post(k) == 0)
+        return NET_LATER;
+    return error_set(err, -ENOMEM, "out of memory for a request");
 }
 
 int pool_rdma_request(struct pool *pool, struct wset *ws, uint32_t uid, struct net_rdma_peer **peer,
@@ -236,7 +290,7 @@ int pool_rdma_request(struct pool *pool, struct wset *ws, uint32_t uid, struct n
         return rc;
     }
     if (type == PROTO_RDMA_PUT)
-        return net_rdma_peer_put(*peer, in, put_source, ws, later, err);
+        return on_put(ws, server, *peer, in, later, err);
     return on_keys(ws, server, in, reply, later, err);
 }
 

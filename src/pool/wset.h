@@ -100,6 +100,7 @@ struct wset {
     _Atomic uint64_t leaving_bytes; /* ended, and this much comes back with the last reference */
     _Atomic unsigned refs;
     _Atomic bool revoked;        /* dropped by force */
+    _Atomic bool rdma_preparing; /* its regions are being registered for puts */
     _Atomic uint8_t *parts_done; /* per sample: a bit for each field that is complete, mask_bytes of them */
     unsigned mask_bytes;
     _Atomic uint8_t

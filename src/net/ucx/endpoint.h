@@ -65,7 +65,7 @@ struct slice {
     struct flight *flight;
     struct path *path; /* that it is out on; NULL: on none */
     struct cut cut;
-    /* Of one that was lost: it goes out again when that connection is closed. */
+    /* Of one that was lost: it goes out again when that connection is closed. NULL: it never was out. */
     const struct path *was;
     unsigned was_serial, tries;
 };
@@ -99,7 +99,7 @@ struct net_endpoint {
     unsigned npaths;
     struct path paths[NET_RDMA_RAILS_MAX];
     struct stripe_path stripe[NET_RDMA_RAILS_MAX]; /* down unless its path is UP and has not failed */
-    struct list lost;                              /* slices whose path broke */
+    struct list lost;                              /* slices whose path broke, or that found none */
     bool came;                                     /* something, since the last stripe_turn */
     uint32_t nkeys;
     struct key *keys;

@@ -411,8 +411,9 @@ static void fly(struct flight *f)
         *s = (struct slice){.flight = f, .cut = cut};
         list_init(&s->node);
         f->out++;
-        if (!take_path(s)) /* the last one broke while this op was being sent */
-            slice_back(s, LEAT_PEER_GONE);
+        if (!take_path(
+                s)) /* the last one broke while this op was being sent: it waits for another, or for the end */
+            list_push_back(&ep->lost, &s->node);
         else if (f->memory)
             list_push_back(&by_path[s->path - ep->paths], &s->node);
         else
@@ -452,7 +453,8 @@ void endpoint_resend(struct net_endpoint *ep)
     list_init(&again);
     list_for_each_safe (node, &ep->lost) {
         s = container_of(node, struct slice, node);
-        if (path_is_quiet(s->was, s->was_serial) && (s->flight->over || any_path(ep))) {
+        bool quiet = !s->was || path_is_quiet(s->was, s->was_serial);
+        if (quiet && (s->flight->over || any_path(ep))) {
             list_remove(node);
             list_push_back(&again, node);
         }

@@ -57,6 +57,10 @@ int net_rdma_peer_new(struct net_rdma_server *server, struct net_rdma_peer **ret
 
 void net_rdma_peer_free(struct net_rdma_peer *peer) {}
 
+void net_rdma_peer_ref(struct net_rdma_peer *peer) {}
+
+void net_rdma_peer_unref(struct net_rdma_peer *peer) {}
+
 int net_rdma_peer_connect(struct net_rdma_peer *peer, struct bytes_in *in, struct bytes_out *reply,
                           struct leat_error *err)
 {

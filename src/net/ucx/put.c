@@ -45,7 +45,7 @@ static void put_free(struct put *p)
     for (uint32_t i = 0; i < p->n; i++)
         if (p->ranges[i].memory)
             serve_unuse(p->ranges[i].memory);
-    serve_peer_unref(p->peer);
+    net_rdma_peer_unref(p->peer);
     free(p);
 }
 
@@ -172,7 +172,7 @@ static void put_posted(void *arg)
     put_try(p);
 }
 
-/* --- on the data thread ---------------------------------------------------------------------------------------------- */
+/* --- on the data thread, or a work thread of the pool ---------------------------------------------------------------------------------------------- */
 
 void serve_view_free(struct serve_view *view)
 {
@@ -255,7 +255,7 @@ int net_rdma_peer_put(struct net_rdma_peer *peer, struct bytes_in *in, net_rdma_
     p->view = peer->views[id];
     p->later = *later;
     list_init(&p->node);
-    atomic_fetch_add(&peer->refs, 1);
+    net_rdma_peer_ref(peer);
     int rc = 0;
     for (uint32_t i = 0; rc == 0 && i < n; i++)
         rc = take_range(p, in, source, user, err);

@@ -343,7 +343,12 @@ int net_rdma_peer_new(struct net_rdma_server *server, struct net_rdma_peer **ret
     return 0;
 }
 
-void serve_peer_unref(struct net_rdma_peer *peer)
+void net_rdma_peer_ref(struct net_rdma_peer *peer)
+{
+    atomic_fetch_add(&peer->refs, 1);
+}
+
+void net_rdma_peer_unref(struct net_rdma_peer *peer)
 {
     if (atomic_fetch_sub(&peer->refs, 1) != 1)
         return;
@@ -387,7 +392,7 @@ void net_rdma_peer_free(struct net_rdma_peer *peer)
         while (loop_post(server->rails[i].loop, close_posted, c) < 0)
             usleep(1000);
     }
-    serve_peer_unref(peer);
+    net_rdma_peer_unref(peer);
 }
 
 int net_rdma_peer_connect(struct net_rdma_peer *peer, struct bytes_in *in, struct bytes_out *reply,

@@ -61,7 +61,7 @@ struct net_rdma_peer {
     bool gone;             /* under the server's lock: nothing is answered any more */
     unsigned n;
     uint64_t secrets[NET_RDMA_RAILS_MAX];
-    struct serve_view *views[PROTO_VIEWS_MAX]; /* the data thread's */
+    struct serve_view *_Atomic views[PROTO_VIEWS_MAX]; /* put there by the data thread, once each */
 };
 
 struct net_rdma_memory {
@@ -83,7 +83,6 @@ struct net_rdma_server {
     struct serve_rail rails[NET_RDMA_RAILS_MAX];
 };
 
-void serve_peer_unref(struct net_rdma_peer *peer);
 /* The registration of [addr, +bytes), made now if need be, and kept until serve_unuse. */
 int serve_use(struct net_rdma_server *server, struct net_rdma_slot *slot, void *addr, uint64_t bytes,
               struct net_rdma_memory **ret_memory, struct leat_error *err);

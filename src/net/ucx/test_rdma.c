@@ -365,6 +365,59 @@ static void test_late_put(void **state)
     one_end(&x);
 }
 
+static void both_up(struct one *x)
+{
+    for (unsigned i = 0; i < 1000 && (x->ep->stripe[0].down || x->ep->stripe[1].down); i++)
+        assert_int_equal(one_read(x, 0), 0);
+    assert_int_equal(x->ep->paths[0].state, PATH_UP);
+    assert_int_equal(x->ep->paths[1].state, PATH_UP);
+}
+
+static ucs_status_ptr_t no_get(ucp_ep_h ep, void *buffer, size_t count, uint64_t remote_addr, ucp_rkey_h rkey,
+                               const ucp_request_param_t *param)
+{
+    return UCS_STATUS_PTR(UCS_ERR_CONNECTION_RESET);
+}
+
+/* The only path that is up breaks in the midst of an op, while another is on its way: the op waits for that one. */
+static void test_slices_without_a_path(void **state)
+{
+    struct one x;
+    struct net_event events[4];
+    uint32_t crcs[ARRAY_LEN(x.reads)];
+    NEEDS_UCX();
+    assert_int_equal(one_connect(&x, TWO, &two_by_tcp), 0);
+    both_up(&x);
+    assert_int_equal(one_read(&x, 0), 0);
+    for (unsigned i = 0; i < ARRAY_LEN(crcs); i++)
+        crcs[i] = x.reads[i].crc;
+    struct path *coming = &x.ep->paths[0];
+    coming->state = PATH_CONNECTING;
+    coming->began_ns = clock_now_ns() + 60 * NS_PER_S;
+    x.ep->stripe[0].down = true;
+    memset(dst, 0, sizeof(dst));
+    x.done = x.quiesced = 0;
+    const struct ucx_symbols *real = x.ep->ctx->ucx;
+    struct ucx_symbols broken = *real;
+    broken.ucp_get_nbx = no_get;
+    x.ep->ctx->ucx = &broken;
+    x.op = (struct net_op){.reads = x.reads, .n = ARRAY_LEN(x.reads)};
+    assert_int_equal(x.ctx->ops->submit(x.ep, &x.op), 0);
+    x.ep->ctx->ucx = real;
+    for (unsigned i = 0; i < 100 && x.ep->paths[1].state != PATH_CLOSED; i++)
+        assert_int_equal(x.ctx->ops->poll(x.ctx, events, 4, 10), 0);
+    assert_int_equal(x.ep->paths[1].state, PATH_CLOSED);
+    assert_int_equal(x.ctx->ops->poll(x.ctx, events, 4, 10), 0);
+    coming->state = PATH_UP;
+    stripe_up(&x.ep->stripe[0]);
+    x.ep->ctx->look = true;
+    one_wait(&x);
+    assert_int_equal(x.op.status, 0);
+    for (unsigned i = 0; i < ARRAY_LEN(crcs); i++)
+        assert_int_equal(x.reads[i].crc, crcs[i]);
+    one_end(&x);
+}
+
 /* Reads go on when a rail breaks (between two of them: UCX's emulation of puts over TCP aborts otherwise), and it carries bytes again after a while. */
 static void comes_back(const struct net_rdma_config *config)
 {
@@ -374,9 +427,7 @@ static void comes_back(const struct net_rdma_config *config)
     assert_int_equal(one_connect(&x, TWO, config), 0);
     const struct path *path = &x.ep->paths[1];
     assert_int_equal(x.ep->npaths, 2);
-    for (unsigned i = 0; i < 1000 && path->state != PATH_UP; i++)
-        assert_int_equal(one_read(&x, 0), 0);
-    assert_int_equal(path->state, PATH_UP);
+    both_up(&x);
     assert_int_equal(one_read(&x, 0), 0);
     for (unsigned i = 0; i < ARRAY_LEN(crcs); i++)
         crcs[i] = x.reads[i].crc;
@@ -575,6 +626,7 @@ int main(void)
         cmocka_unit_test(test_lies),
         cmocka_unit_test(test_freezes),
         cmocka_unit_test(test_late_put),
+        cmocka_unit_test(test_slices_without_a_path),
         cmocka_unit_test(test_a_rail_comes_back),
         cmocka_unit_test(test_turned_away),
         cmocka_unit_test(test_addresses),

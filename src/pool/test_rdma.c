@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests of RDMA as data threads take them in: they never wait for memory to be registered. UCX's own TCP, within this process. */
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include "base/clock.h"
+#include "loop/loop.h"
+#include "pool/pool.h"
+#include "pool/testing.h"
+#include "pool/wset.h"
+
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include <cmocka.h>
+
+enum { ROWS = 300, ROW = 4000, REGION = 256 * 1024 };
+static const struct net_rdma_config by_tcp = {.rails = "lo", .tls = "tcp"},
+                                    put_by_tcp = {.rails = "lo", .tls = "tcp", .put = true};
+static struct loop *loop;
+static uint8_t dst[ROWS * ROW];
+
+struct watched {
+    struct net_serve_target target;
+    struct wset *ws;
+    struct net_rdma_peer *peer;
+    _Atomic unsigned parked, registered, ended;
+};
+
+static int watch_request(struct net_serve_target *target, uint16_t type, struct bytes_in *in,
+                         struct bytes_out *reply, const struct net_later *later, struct leat_error *err)
+{
+    struct watched *w = container_of(target, struct watched, target);
+    struct net_rdma_stats stats = {0};
+    int rc = pool_rdma_request(w->ws->pool, w->ws, geteuid(), &w->peer, type, in, reply, later, err);
+    pool_rdma_stats(w->ws->pool, &stats);
+    atomic_fetch_add(&w->registered, (unsigned)stats.registrations);
+    if (type == PROTO_RDMA_PUT || type == PROTO_RDMA_KEYS)
+        atomic_fetch_add(&w->parked, rc == NET_LATER);
+    return rc;
+}
+
+static void watch_unref(struct net_serve_target *target)
+{
+    struct watched *w = container_of(target, struct watched, target);
+    net_rdma_peer_free(w->peer);
+    atomic_store(&w->ended, 1);
+}
+
+static void on_opened(struct open_request *request, struct wset *ws, const struct leat_error *err)
+{
+    if (ws)
+        pool_lease(ws);
+    *(struct wset **)request->user = ws;
+}
+
+static void on_progress(struct open_request *request, uint64_t samples, uint64_t bytes) {}
+
+static struct pool *start(struct wset **ret_ws)
+{
+    struct pool *pool;
+    struct pool_config config = {.cap_bytes = 16 * MIB,
+                                 .region_bytes = REGION,
+                                 .pages = {.huge_dir = -1},
+                                 .fill_threads = 1,
+                                 .data_threads = 1,
+                                 .disk_depth = 4,
+                                 .disk_engine = "worker",
+                                 .rdma = {.net = by_tcp, .users = RDMA_SAME_USER}};
+    char uri[700];
+    testing_npy("rows.npy", 1, ROWS, ROW);
+    snprintf(uri, sizeof(uri), "%s/rows.npy", testing_folder());
+    assert_int_equal(pool_new(loop, &config, &pool, NULL), 0);
+    struct open_request *r = calloc(1, sizeof(*r));
+    *r = (struct open_request){.uid = geteuid(),
+                               .gid = getegid(),
+                               .name = strdup(""),
+                               .uri = strdup(uri),
+                               .opened = on_opened,
+                               .progress = on_progress,
+                               .user = ret_ws,
+                               .began_ns = clock_now_ns()};
+    *ret_ws = NULL;
+    pool_open(pool, r);
+    while (!*ret_ws || !wset_complete(*ret_ws))
+        loop_turn(loop, 100);
+    return pool;
+}
+
+/* The pool's loop stands still while the client asks: what the data thread answers then, it did by itself. */
+static void asks(const struct net_rdma_config *config)
+{
+    struct net_ctx *ctx;
+    if (net_rdma_new(config, &ctx, NULL) < 0)
+        skip();
+    struct wset *ws;
+    struct pool *pool = start(&ws);
+    struct watched w = {.target = {.unref = watch_unref, .request = watch_request}, .ws = ws};
+    struct net_read reads[ROWS * 2];
+    struct net_event events[4];
+    struct net_memory *memory;
+    struct net_endpoint *ep;
+    struct net_peer peer = {.generation = atomic_load(&ws->live->generation), .nregions = ws->nregions};
+    int pair[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair), 0);
+    assert_int_equal(net_server_add(pool->server, pair[0], &w.target), 0);
+    peer.connected_fd = pair[1];
+    assert_int_equal(ctx->ops->mem_register(ctx, dst, sizeof(dst), -1, &memory), 0);
+    assert_int_equal(ctx->ops->connect(ctx, &peer, 0, &ep, NULL), 0);
+    struct net_op op = {.reads = reads};
+    for (uint64_t at = 0; at < ROWS * ROW; op.n++) {
+        struct index_part part = {0};
+        assert_true(index_part(&ws->index, at / ROW, 0, &part));
+        uint64_t address = part.address + at % ROW, left = REGION - address % REGION;
+        reads[op.n] = (struct net_read){.mr_gid = (uint32_t)(address / REGION),
+                                        .offset = address % REGION,
+                                        .bytes = (uint32_t)MIN(left, ROW - at % ROW),
+                                        .dst = dst + at};
+        at += reads[op.n].bytes;
+    }
+    assert_int_equal(ctx->ops->submit(ep, &op), 0);
+    while (atomic_load(&w.parked) == 0)
+        assert_int_equal(ctx->ops->poll(ctx, events, 4, 10), 0);
+    assert_int_equal(ctx->ops->poll(ctx, events, 4, 100), 0);
+    assert_int_equal(w.registered, 0);
+    for (unsigned quiesced = 0; !quiesced;) {
+        loop_turn(loop, 1);
+        int n = ctx->ops->poll(ctx, events, 4, 1);
+        for (int i = 0; i < n; i++)
+            quiesced += events[i].kind == NET_QUIESCED;
+    }
+    assert_int_equal(op.status, 0);
+    for (uint64_t i = 0; i < sizeof(dst); i++)
+        assert_int_equal(dst[i], testing_byte(1, i));
+    ctx->ops->disconnect(ctx, ep);
+    net_free(ctx);
+    while (!atomic_load(&w.ended))
+        loop_turn(loop, 1);
+    pool_unlease(ws);
+    assert_int_equal(pool_stop(pool), 0);
+    pool_free(pool);
+    memset(dst, 0, sizeof(dst));
+}
+
+static void test_puts_are_parked(void **state)
+{
+    asks(&put_by_tcp);
+}
+
+static void test_keys_are_parked(void **state)
+{
+    asks(&by_tcp);
+}
+
+static int setup(void **state)
+{
+    return loop_new(&loop);
+}
+
+static int teardown(void **state)
+{
+    loop_free(loop);
+    testing_folder_remove();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_puts_are_parked),
+        cmocka_unit_test(test_keys_are_parked),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
