@@ -22,6 +22,7 @@
 
 struct backend;
 struct backend_file;
+struct credentials; /* s3/credentials.h */
 
 struct backend_config {
     unsigned connections; /* to one host at a time; 0: 16 */
@@ -32,6 +33,13 @@ struct backend_config {
     const char *endpoint, *region, *profile, *style, *ca_file;
     bool anonymous; /* requests are not signed */
     bool insecure;  /* certificates are not looked at */
+    bool given;     /* what is NULL here is not looked for in the environment: it is S3's default */
+    /*
+     * Who we are: asked before the first request, when what it gave last is about to expire, and (`refused`) when a server says that it
+     * has. Fills ret_credentials, which become the session's. On the session's thread. NULL: credentials_find.
+     */
+    int (*credentials)(void *user, bool refused, struct credentials *ret_credentials, struct leat_error *err);
+    void *user;
 };
 
 struct backend_object {
@@ -100,6 +108,8 @@ void backend_submit(struct backend *b, struct backend_read *read);
 void backend_cancel(struct backend *b, struct backend_read *read);
 /* Works until at least `min_done` reads have ended, or none is left, or timeout_ms (-1: none) has passed. Number that ended, or -errno. */
 int backend_wait(struct backend *b, unsigned min_done, int timeout_ms);
+/* backend_wait returns early, this time or the next. Any thread; the session must not end meanwhile. */
+void backend_wake(struct backend *b);
 /* One range, now. Bytes that came: fewer only at the object's end. */
 int64_t backend_pread(struct backend *b, struct backend_file *file, void *dst, uint64_t bytes,
                       uint64_t offset, struct leat_error *err);

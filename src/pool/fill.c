@@ -9,6 +9,7 @@
  */
 #include "pool/fill.h"
 
+#include "backend/backend.h"
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/histogram.h"
@@ -23,6 +24,14 @@
 #include <stdio.h>
 
 #define SEGMENT_BYTES (8 * MIB)
+/*
+ * Of sources elsewhere. A segment is read by all of a session's 16 connections at once, and the first byte of each answer takes 30 ms
+ * of S3, whatever it is: at 80 MB/s a connection, 8 MiB would have them wait for most of the time (36 ms for what takes 6), and
+ * 64 MiB reach two thirds of what they can (82 ms for 52). What is there is told while the rest is under way, so the first sample
+ * waits no longer; and no more than this is lost of what others wait for when a sample is urgent.
+ */
+#define REMOTE_SEGMENT_BYTES (64 * MIB)
+#define REMOTE_IDLE_S        10 /* sessions are kept so long for the next segment: a handshake costs several round trips */
 
 enum segment_state { SEGMENT_TODO, SEGMENT_TAKEN, SEGMENT_DONE };
 
@@ -38,6 +47,7 @@ struct fill {
     bool stopping;
     unsigned nthreads;
     pthread_t *threads;
+    struct fill_thread **thread; /* of each: NULL once it has ended */
 };
 
 struct pick {
@@ -189,7 +199,7 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
     }
     if (t->nbad) {
         atomic_fetch_add(&fill->counters.errors, t->nbad);
-        if (strcmp(t->logged, t->bad[0].message) != 0)
+        if (strcmp(t->logged, t->bad[0].message) != 0 && t->bad[0].code != -ECANCELED)
             log_warning("%s: %s%s", ws->spec, t->bad[0].message, t->nbad > 1 ? " (and more)" : "");
         memcpy(t->logged, t->bad[0].message, sizeof(t->logged));
     }
@@ -255,6 +265,53 @@ static void load_run(struct fill_thread *t, struct fill_load *load)
     load->done(load, nbad ? t->bad[0].code : 0, nbad ? t->bad[0].message : "");
 }
 
+void fill_remote_waits(struct fill_thread *t, struct backend *backend)
+{
+    pthread_mutex_lock(&t->fill->lock);
+    t->waits = backend;
+    pthread_mutex_unlock(&t->fill->lock);
+}
+
+bool fill_remote_cancelled(struct fill_thread *t, const struct wset *ws)
+{
+    pthread_mutex_lock(&t->fill->lock);
+    bool over = t->fill->stopping || atomic_load(&ws->revoked) || (!t->loading && ws->fill_cancelled);
+    pthread_mutex_unlock(&t->fill->lock);
+    return over;
+}
+
+/* Under the lock: threads that wait for a server look whether they are to go on. */
+static void remote_wake(struct fill *fill)
+{
+    for (unsigned k = 0; k < fill->nthreads; k++) {
+        if (fill->thread[k] && fill->thread[k]->waits)
+            backend_wake(fill->thread[k]->waits);
+    }
+}
+
+/* Idle, under the lock: hold no file open, so that its file system can be unmounted; sessions go a while later. */
+static void idle(struct fill_thread *t, bool *open_sources)
+{
+    struct fill *fill = t->fill;
+    if (*open_sources) {
+        pthread_mutex_unlock(&fill->lock);
+        fill_sources_close(t);
+        *open_sources = false;
+        pthread_mutex_lock(&fill->lock);
+    } else if (fill_remote_open(t)) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec += REMOTE_IDLE_S;
+        if (pthread_cond_timedwait(&fill->work, &fill->lock, &until) == ETIMEDOUT) {
+            pthread_mutex_unlock(&fill->lock);
+            fill_remote_close(t);
+            pthread_mutex_lock(&fill->lock);
+        }
+    } else {
+        pthread_cond_wait(&fill->work, &fill->lock);
+    }
+}
+
 static void *thread_main(void *arg)
 {
     struct fill_thread *t = arg;
@@ -266,18 +323,11 @@ static void *thread_main(void *arg)
         while (!pick(fill, &p)) {
             if (fill->stopping)
                 goto out;
-            if (open_sources) {
-                /* Idle: hold no file open, so that its file system can be unmounted. Then look again. */
-                pthread_mutex_unlock(&fill->lock);
-                fill_sources_close(t);
-                open_sources = false;
-                pthread_mutex_lock(&fill->lock);
-            } else {
-                pthread_cond_wait(&fill->work, &fill->lock);
-            }
+            idle(t, &open_sources);
         }
         open_sources = true;
         pthread_mutex_unlock(&fill->lock);
+        t->loading = p.load != NULL;
         if (p.load) {
             load_run(t, p.load);
         } else {
@@ -293,8 +343,13 @@ static void *thread_main(void *arg)
         pthread_mutex_lock(&fill->lock);
     }
 out:
+    for (unsigned k = 0; k < fill->nthreads; k++) {
+        if (fill->thread[k] == t)
+            fill->thread[k] = NULL;
+    }
     pthread_mutex_unlock(&fill->lock);
     fill_sources_close(t);
+    fill_remote_close(t);
     dataset_scratch_fini(&t->scratch);
     free(t->band);
     free(t->bounce);
@@ -318,13 +373,17 @@ static int thread_start(struct fill *fill, struct leat_error *err)
         return code;
     }
     fill->engine = t->engine->ops->name;
+    fill->thread[fill->nthreads] = t;
     code = -pthread_create(&fill->threads[fill->nthreads], NULL, thread_main, t);
     if (code < 0) {
+        fill->thread[fill->nthreads] = NULL;
         disk_engine_free(t->engine);
         free(t);
         return error_sys(err, code, "cannot start a fill thread");
     }
+    pthread_mutex_lock(&fill->lock);
     fill->nthreads++;
+    pthread_mutex_unlock(&fill->lock);
     return 0;
 }
 
@@ -334,8 +393,6 @@ int fill_new(const struct fill_config *config, struct fill **ret_fill, struct le
     if (!fill)
         return error_set(err, -ENOMEM, "out of memory");
     fill->config = *config;
-    if (!fill->config.segment_bytes)
-        fill->config.segment_bytes = SEGMENT_BYTES;
     if (!fill->config.depth)
         fill->config.depth = 16;
     if (!fill->config.disk_engine)
@@ -343,10 +400,15 @@ int fill_new(const struct fill_config *config, struct fill **ret_fill, struct le
     list_init(&fill->sets);
     list_init(&fill->loads);
     pthread_mutex_init(&fill->lock, NULL);
-    pthread_cond_init(&fill->work, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&fill->work, &attr);
+    pthread_condattr_destroy(&attr);
     unsigned threads = config->threads ? config->threads : 1;
     fill->threads = calloc(threads, sizeof(*fill->threads));
-    int code = fill->threads ? 0 : error_set(err, -ENOMEM, "out of memory");
+    fill->thread = calloc(threads, sizeof(struct fill_thread *));
+    int code = fill->threads && fill->thread ? 0 : error_set(err, -ENOMEM, "out of memory");
     for (unsigned k = 0; code == 0 && k < threads; k++)
         code = thread_start(fill, err);
     if (code < 0) {
@@ -366,6 +428,7 @@ void fill_stop(struct fill *fill)
     list_for_each (node, &fill->sets)
         container_of(node, struct wset, fill_node)->fill_cancelled = true;
     pthread_cond_broadcast(&fill->work);
+    remote_wake(fill);
     pthread_mutex_unlock(&fill->lock);
     for (unsigned k = 0; k < fill->nthreads; k++)
         pthread_join(fill->threads[k], NULL);
@@ -383,6 +446,7 @@ void fill_free(struct fill *fill)
         return;
     fill_stop(fill);
     free(fill->threads);
+    free((void *)fill->thread);
     pthread_mutex_destroy(&fill->lock);
     pthread_cond_destroy(&fill->work);
     free(fill);
@@ -392,8 +456,11 @@ void fill_free(struct fill *fill)
 static int segments_cut(struct fill *fill, struct wset *ws, uint64_t begin, uint64_t end, uint32_t *cap)
 {
     const struct index *index = &ws->index;
+    uint64_t bytes = fill->config.segment_bytes ? fill->config.segment_bytes
+                     : ws->remote               ? REMOTE_SEGMENT_BYTES
+                                                : SEGMENT_BYTES;
     while (begin < end) {
-        uint64_t stop = MIN(align_down(begin, fill->config.segment_bytes) + fill->config.segment_bytes, end);
+        uint64_t stop = MIN(align_down(begin, bytes) + bytes, end);
         uint64_t k = index_extent_at(index, stop);
         if (stop < end && k < index->header->nextents && index->extents[k].kind == INDEX_EXTENT_CHUNK &&
             index->extents[k].address < stop)
@@ -501,6 +568,7 @@ void fill_cancel(struct fill *fill, struct wset *ws)
 {
     pthread_mutex_lock(&fill->lock);
     ws->fill_cancelled = true;
+    remote_wake(fill);
     bool over = ws->active == 0 && !list_empty(&ws->fill_node);
     if (over)
         list_remove(&ws->fill_node);
@@ -532,6 +600,11 @@ void fill_stats(struct fill *fill, struct fill_stats *ret_stats)
         .files_opened = atomic_load(&c->files_opened),
         .segments = atomic_load(&c->segments),
         .errors = atomic_load(&c->errors),
+        .bytes_remote = atomic_load(&c->bytes_remote),
+        .remote_requests = atomic_load(&c->remote_requests),
+        .remote_retries = atomic_load(&c->remote_retries),
+        .remote_throttled = atomic_load(&c->remote_throttled),
+        .remote_connections = atomic_load(&c->remote_connections),
         .engine = fill->engine,
     };
 }

@@ -30,7 +30,7 @@ struct fill_config {
     unsigned threads;
     unsigned depth;          /* reads in flight per thread */
     const char *disk_engine; /* "auto", "uring", "worker" */
-    uint64_t segment_bytes;  /* 0: 8 MiB */
+    uint64_t segment_bytes;  /* 0: 8 MiB, and 64 MiB of sources elsewhere */
     /* Tests: makes each thread's engine instead of disk_engine_new. */
     int (*engine_new)(unsigned depth, struct disk_engine **ret_engine);
     const struct source_opener *opener;
@@ -71,12 +71,18 @@ struct fill_load {
 };
 void fill_load(struct fill *fill, struct fill_load *load);
 
+struct index;
+/* Does this source lie elsewhere? */
+bool fill_is_remote(const struct index *index, uint64_t number);
+
 struct histogram;
 /* Time from taking a segment to its last checksum. */
 struct histogram *fill_segment_times(struct fill *fill);
 
 struct fill_stats {
     uint64_t bytes_direct, bytes_buffered, bytes_decoded, files_opened, segments, errors;
+    /* from elsewhere; requests with their retries, those that were told to slow down, connections made */
+    uint64_t bytes_remote, remote_requests, remote_retries, remote_throttled, remote_connections;
     const char *engine; /* "uring" or "worker" */
 };
 void fill_stats(struct fill *fill, struct fill_stats *ret_stats);

@@ -10,12 +10,16 @@
 #define SOURCES_CACHED 8u
 #define RANGES_BAD_MAX 64u
 #define AHEAD_MAX      16u
+#define FILL_MESSAGE   400u /* an address may be long */
+
+struct backend;
+struct fill_remote; /* fill_remote.c */
 
 /* A range that did not arrive, and why. */
 struct fill_bad {
     uint64_t begin, end;
     int code;
-    char message[200];
+    char message[FILL_MESSAGE];
 };
 
 /* An open source file, kept by a thread between segments. */
@@ -64,12 +68,16 @@ struct fill_thread {
     struct fill_bad bad[RANGES_BAD_MAX];
     unsigned nbad;
     uint64_t bad_offset; /* in the file, where the last read failed; UINT64_MAX: it was not the read */
-    char logged[200];    /* the last message: a large file that changed is not told of once a segment */
+    struct fill_remote *remote; /* sessions and reads of what lies elsewhere; NULL: none was met lately */
+    struct backend *waits;      /* fill's lock: the session that the thread may be waiting for */
+    bool loading;               /* a load, and not a segment */
+    char logged[FILL_MESSAGE];    /* the last message: a large file that changed is not told of once a segment */
 };
 
 /* Totals: relaxed atomics, readable while threads run. */
 struct fill_counters {
     _Atomic uint64_t bytes_direct, bytes_buffered, bytes_decoded, files_opened, segments, errors;
+    _Atomic uint64_t bytes_remote, remote_requests, remote_retries, remote_throttled, remote_connections;
 };
 
 /*
@@ -79,9 +87,24 @@ struct fill_counters {
 unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t address, uint64_t bytes,
                          const struct fill_target *target, const struct source_opener *opener,
                          struct fill_counters *counters);
+void fill_bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int code, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
 /* The bad range that overlaps [begin, end), or NULL. */
 const struct fill_bad *fill_bad_in(const struct fill_thread *t, uint64_t begin, uint64_t end);
 /* Closes the cached sources. */
 void fill_sources_close(struct fill_thread *t);
+
+/* [begin, end) of extent e, which lies elsewhere, to dst: begins, or waits until it can. In the order of addresses. */
+void fill_remote_add(struct fill_thread *t, struct wset *ws, const struct index_extent *e, uint64_t begin,
+                     uint64_t end, uint8_t *dst, struct fill_counters *counters);
+bool fill_remote_busy(const struct fill_thread *t);
+/* Waits for all that was begun. `end` of the range. */
+void fill_remote_finish(struct fill_thread *t, struct wset *ws, uint64_t end, struct fill_counters *counters);
+/* Are there sessions? Then fill_remote_close ends them. */
+bool fill_remote_open(const struct fill_thread *t);
+void fill_remote_close(struct fill_thread *t);
+/* fill.c: which session the thread may wait for from here on (NULL: none), so that it can be woken; and is it to go on? */
+void fill_remote_waits(struct fill_thread *t, struct backend *backend);
+bool fill_remote_cancelled(struct fill_thread *t, const struct wset *ws);
 
 #endif

@@ -7,6 +7,7 @@
  *   cold and large  direct I/O, whole blocks, through the engine, many in flight
  *   warm            the page cache has it: pread copies; no second copy of the file in memory
  *   chunk           stored bytes through filters to rows (dataset/)
+ *   elsewhere       many at a time (fill_remote.c)
  *
  * Direct reads take whole blocks, so they may write up to a block before and behind the extent: only where the layout
  * leaves that room inside the range. A source that is not what was indexed (size or mtime) spoils its samples: LEAT_STALE.
@@ -39,10 +40,7 @@ struct range {
     uint8_t *dst;        /* of begin */
 };
 
-static void bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int code, const char *fmt, ...)
-    __attribute__((format(printf, 5, 6)));
-
-static void bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int code, const char *fmt, ...)
+void fill_bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int code, const char *fmt, ...)
 {
     if (t->nbad == RANGES_BAD_MAX) {
         struct fill_bad *last = &t->bad[RANGES_BAD_MAX - 1];
@@ -273,10 +271,10 @@ static void small_end(struct fill_thread *t, const struct fill_ahead *a, int cod
     int changed = source_check(&a->ws->index, a->source, a->fd, why, sizeof(why));
     close(a->fd);
     if (changed < 0)
-        bad_add(t, a->begin, a->end, changed, "%s", why);
+        fill_bad_add(t, a->begin, a->end, changed, "%s", why);
     else if (code < 0) {
         read_error(t, &a->ws->index, a->source, code, why, sizeof(why));
-        bad_add(t, a->begin, a->end, code, "%s", why);
+        fill_bad_add(t, a->begin, a->end, code, "%s", why);
     } else
         atomic_fetch_add_explicit(&counters->bytes_buffered, a->end - a->begin, memory_order_relaxed);
 }
@@ -307,7 +305,7 @@ static void read_small(struct fill_thread *t, struct wset *ws, const struct inde
     uint64_t offset = e->source_offset + (r->begin - e->address), bytes = r->end - r->begin;
     int fd = source_open_number(ws, e->source, opener, counters, why, sizeof(why));
     if (fd < 0) {
-        bad_add(t, r->begin, r->end, fd, "%s", why);
+        fill_bad_add(t, r->begin, r->end, fd, "%s", why);
         return;
     }
     struct fill_ahead a = {
@@ -340,7 +338,7 @@ static void read_done(struct disk_read *read, int64_t result)
     int code = result < 0 ? (int)result : LEAT_STALE;
     p->thread->bad_offset = read->offset;
     read_error(p->thread, p->index, p->source, code, why, sizeof(why));
-    bad_add(p->thread, p->begin, p->end, code, "%s", why);
+    fill_bad_add(p->thread, p->begin, p->end, code, "%s", why);
 }
 
 /* Room to read whole blocks: nothing else of the set lies in the blocks at either end, and they are inside the range. */
@@ -370,15 +368,15 @@ static void read_raw_end(struct fill_thread *t, struct wset *ws, const struct in
     else
         code = source_check(&ws->index, e->source, s->fd, why, sizeof(why));
     if (code < 0)
-        bad_add(t, r->begin, r->end, code, "%s", why);
+        fill_bad_add(t, r->begin, r->end, code, "%s", why);
     else
         atomic_fetch_add_explicit(counter, r->end - r->begin, memory_order_relaxed);
 }
 
-/* Not while small files below are still to be read: they all tell when the range is over. */
+/* Not while small files below are still to be read: they all tell when the range is over. What lies elsewhere tells by itself. */
 static void arrived(struct fill_thread *t, uint64_t address)
 {
-    if (t->arrived && t->nahead == 0)
+    if (t->arrived && t->nahead == 0 && !fill_remote_busy(t))
         t->arrived(t->arrived_user, address);
 }
 
@@ -404,7 +402,7 @@ static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, co
     struct fill_source *s;
     int code = source_get(t, ws, e->source, opener, counters, &s, why, sizeof(why));
     if (code < 0) {
-        bad_add(t, r->begin, r->end, code, "%s", why);
+        fill_bad_add(t, r->begin, r->end, code, "%s", why);
         return;
     }
     uint64_t offset = e->source_offset + (r->begin - e->address), bytes = r->end - r->begin;
@@ -427,7 +425,7 @@ static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, co
     struct pending *reads = calloc(n, sizeof(*reads));
     struct disk_read **ptrs = calloc(n, sizeof(*ptrs));
     if (!reads || !ptrs) {
-        bad_add(t, r->begin, r->end, -ENOMEM, "out of memory while loading");
+        fill_bad_add(t, r->begin, r->end, -ENOMEM, "out of memory while loading");
         goto out;
     }
     for (unsigned k = 0; k < n; k++) {
@@ -450,7 +448,7 @@ static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, co
     }
     code = t->engine->ops->submit(t->engine, ptrs, n);
     if (code < 0) {
-        bad_add(t, r->begin, r->end, code, "cannot submit reads: %s", strerror(-code));
+        fill_bad_add(t, r->begin, r->end, code, "cannot submit reads: %s", strerror(-code));
         goto out;
     }
     unsigned nbad = t->nbad;
@@ -477,7 +475,7 @@ static void read_chunk(struct fill_thread *t, struct wset *ws, const struct inde
     struct fill_source *s;
     int code = source_get(t, ws, e->source, opener, counters, &s, why, sizeof(why));
     if (code < 0) {
-        bad_add(t, r->begin, r->end, code, "%s", why);
+        fill_bad_add(t, r->begin, r->end, code, "%s", why);
         return;
     }
     bool whole = r->begin == e->address && r->end == e->address + e->bytes;
@@ -497,9 +495,9 @@ static void read_chunk(struct fill_thread *t, struct wset *ws, const struct inde
         char name[96];
         source_shown(&ws->index, e->source, name);
         if (changed)
-            bad_add(t, r->begin, r->end, code, "%s", why);
+            fill_bad_add(t, r->begin, r->end, code, "%s", why);
         else
-            bad_add(t, r->begin, r->end, code, "%s: %.100s", name,
+            fill_bad_add(t, r->begin, r->end, code, "%s: %.100s", name,
                     err.message[0] ? err.message : strerror(-code));
         return;
     }
@@ -529,6 +527,8 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
         r.dst = target_address(t, r.begin);
         if (e->kind == INDEX_EXTENT_ZERO)
             memset(r.dst, 0, r.end - r.begin);
+        else if (ws->remote && fill_is_remote(index, e->source))
+            fill_remote_add(t, ws, e, r.begin, r.end, r.dst, counters);
         else if (e->kind == INDEX_EXTENT_CHUNK)
             read_chunk(t, ws, e, &r, opener, counters);
         else if (index->sources[e->source].bytes < SMALL_BYTES)
@@ -537,6 +537,7 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
             read_raw(t, ws, k, &whole, &r, opener, counters);
         arrived(t, r.end);
     }
+    fill_remote_finish(t, ws, whole.end, counters);
     while (t->nahead > 0)
         read_ahead_finish(t, counters);
     return t->nbad;

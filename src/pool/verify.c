@@ -31,7 +31,7 @@ struct verify {
     pthread_cond_t cond;
     bool loaded;
     int load_status;
-    char load_message[200];
+    char load_message[400];
     uint8_t *buffer;
     uint64_t buffer_cap;
 };

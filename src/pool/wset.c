@@ -10,6 +10,8 @@
 
 #include "base/crc32c.h"
 #include "base/log.h"
+#include "pool/access.h"
+#include "pool/fill.h"
 #include "pool/pool.h"
 #include "pool/region.h"
 #include "pool/staging.h"
@@ -131,6 +133,8 @@ int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws
     int code = index_map(index_fd, &ws->index, err);
     if (code == 0 && !trusted)
         code = index_validate(&ws->index, err);
+    for (uint64_t k = 0; code == 0 && k < ws->index.header->nsources && !ws->remote; k++)
+        ws->remote = fill_is_remote(&ws->index, k);
     if (code == 0 && pool)
         code = tables_charge(ws, index_fd, err);
     if (code == 0)
@@ -169,6 +173,7 @@ void wset_unref(struct wset *ws)
         return;
     assert(list_empty(&ws->waiters) && list_empty(&ws->fill_node));
     staging_free(ws->staging);
+    access_unref(ws->access);
     for (uint32_t g = 0; g < ws->nregions; g++)
         region_unref(ws->regions[g].region);
     wset_unref(ws->replaces);
@@ -399,7 +404,7 @@ int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err)
     char scratch[24];
     size_t len;
     const char *key = index_key(&ws->index, sample, scratch, &len);
-    char why[200] = "it could not be loaded (see the daemon's log)";
+    char why[400] = "it could not be loaded (see the daemon's log)";
     pthread_mutex_lock(&ws->failure_lock);
     /* One past those that are kept: what all of them have in common is likely its reason, too. */
     int code = ws->nfailures ? ws->failures[0].code : -EIO;

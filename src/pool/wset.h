@@ -19,6 +19,7 @@
 
 #include <pthread.h>
 
+struct access;
 struct pool;
 struct region;
 struct staging;
@@ -40,7 +41,7 @@ struct wset_segment {
 struct wset_failure {
     uint64_t sample;
     int code;
-    char message[200];
+    char message[400];
 };
 
 struct straddle; /* a part whose pieces are not all here yet */
@@ -121,6 +122,10 @@ struct wset {
     uint32_t *urgent;  /* ring of segment numbers asked for first */
     uint32_t nurgent, urgent_cap;
     bool fill_cancelled;
+
+    bool remote; /* immutable: some of its sources lie elsewhere */
+    /* How they are read: set before anything is filled; a reference. NULL: as anybody. */
+    struct access *access;
 
     struct staging *staging; /* NULL until first needed */
 };

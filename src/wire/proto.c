@@ -199,12 +199,81 @@ static char *get_str(struct bytes_in *in, bool *ret_nomem)
     return s;
 }
 
+/* --- access ------------------------------------------------------------------------------------------------------ */
+
+static const struct {
+    size_t at;
+    size_t most;
+} access_strings[] = {
+    {offsetof(struct proto_access, endpoint), PROTO_ACCESS_STR_MAX},
+    {offsetof(struct proto_access, region), PROTO_ACCESS_STR_MAX},
+    {offsetof(struct proto_access, style), PROTO_ACCESS_STR_MAX},
+    {offsetof(struct proto_access, ca_file), PROTO_STR_MAX},
+    {offsetof(struct proto_access, profile), PROTO_ACCESS_STR_MAX},
+    {offsetof(struct proto_access, access_key), PROTO_ACCESS_STR_MAX},
+    {offsetof(struct proto_access, secret_key), PROTO_ACCESS_STR_MAX},
+    {offsetof(struct proto_access, token), PROTO_ACCESS_TOKEN_MAX},
+};
+
+static char **access_string(struct proto_access *m, size_t k)
+{
+    return (char **)((char *)m + access_strings[k].at);
+}
+
+void proto_access_put(struct bytes_out *out, const struct proto_access *m)
+{
+    bytes_put_u32(out, m->flags);
+    bytes_put_u64(out, (uint64_t)m->expires);
+    for (size_t k = 0; k < ARRAY_LEN(access_strings); k++) {
+        const char *s = *access_string((struct proto_access *)(uintptr_t)m, k);
+        bytes_put_str(out, s ? s : "");
+    }
+}
+
+int proto_access_get(struct bytes_in *in, struct proto_access *ret)
+{
+    struct proto_access m = {.flags = bytes_get_u32(in), .expires = (int64_t)bytes_get_u64(in)};
+    for (size_t k = 0; k < ARRAY_LEN(access_strings) && !in->bad; k++) {
+        char *s = bytes_get_str(in, access_strings[k].most);
+        if (!s && !in->bad) {
+            proto_access_fini(&m);
+            return -ENOMEM;
+        }
+        *access_string(&m, k) = s;
+        if (s && !*s) {
+            free(s);
+            *access_string(&m, k) = NULL;
+        }
+    }
+    if (in->bad) {
+        proto_access_fini(&m);
+        return LEAT_CORRUPT;
+    }
+    *ret = m;
+    return 0;
+}
+
+void proto_access_fini(struct proto_access *m)
+{
+    for (size_t k = 0; k < ARRAY_LEN(access_strings); k++) {
+        char **s = access_string(m, k);
+        if (*s)
+            explicit_bzero(*s, strlen(*s));
+        free(*s);
+        *s = NULL;
+    }
+}
+
+/* --- opening ----------------------------------------------------------------------------------------------------- */
+
 void proto_open_put(struct bytes_out *out, const struct proto_open *m)
 {
     bytes_put_u32(out, m->flags);
     bytes_put_u64(out, m->pool_bytes);
     bytes_put_str(out, m->name);
     bytes_put_str(out, m->uri);
+    if (m->has_access)
+        proto_access_put(out, &m->access);
 }
 
 int proto_open_get(const void *body, size_t len, struct proto_open *ret)
@@ -216,7 +285,12 @@ int proto_open_get(const void *body, size_t len, struct proto_open *ret)
     m.pool_bytes = bytes_get_u64(&in);
     m.name = get_str(&in, &nomem);
     m.uri = get_str(&in, &nomem);
-    int rc = nomem ? -ENOMEM : bytes_in_done(&in);
+    int rc = nomem ? -ENOMEM : 0;
+    m.has_access = rc == 0 && !in.bad && bytes_left(&in) > 0;
+    if (m.has_access)
+        rc = proto_access_get(&in, &m.access);
+    if (rc == 0)
+        rc = bytes_in_done(&in);
     if (rc < 0) {
         proto_open_fini(&m);
         return rc;
@@ -230,6 +304,7 @@ void proto_open_fini(struct proto_open *m)
     free(m->name);
     free(m->uri);
     m->name = m->uri = NULL;
+    proto_access_fini(&m->access);
 }
 
 /* --- working set ----------------------------------------------------------------------------------------------- */

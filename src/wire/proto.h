@@ -135,11 +135,33 @@ struct proto_welcome {
     uint64_t region_bytes, pool_bytes;
     uint64_t client_count;
 };
+/*
+ * With which settings and in whose name a source elsewhere is read: what the client found in its own environment. Between a client and its
+ * daemon, never between hosts. Strings are owned; NULL and "" are the same: not said.
+ */
+struct proto_access {
+    uint32_t flags; /* PROTO_ACCESS_* */
+    int64_t expires; /* seconds since 1970; 0: never, or not known */
+    char *endpoint, *region, *style, *ca_file, *profile;
+    char *access_key, *secret_key, *token;
+};
+#define PROTO_ACCESS_ANONYMOUS 1u
+#define PROTO_ACCESS_INSECURE  2u
+#define PROTO_ACCESS_FOUND     4u /* by looking where AWS's tools look; else the program gave them */
+#define PROTO_ACCESS_STR_MAX   1024u
+#define PROTO_ACCESS_TOKEN_MAX 16384u
+void proto_access_put(struct bytes_out *out, const struct proto_access *m);
+int proto_access_get(struct bytes_in *in, struct proto_access *ret);
+/* Wipes what is secret. */
+void proto_access_fini(struct proto_access *m);
+
 struct proto_open {
     uint32_t flags; /* LEAT_OPEN_* */
     uint64_t pool_bytes;
     char *name; /* owned; "" = implicit */
     char *uri;
+    bool has_access; /* for sources elsewhere: a tail that may be missing */
+    struct proto_access access;
 };
 struct proto_node {
     uint32_t id;

@@ -213,8 +213,8 @@ static bool pool_resolved(struct http_pool *pool)
 {
     uint64_t now = clock_now_ns();
     if (!pool->resolving && (pool->resolved_ns == 0 || now - pool->resolved_ns > RESOLVED_NS)) {
-        int rc = resolve_start(pool->client->loop, pool->origin.host, pool->origin.port, resolved, pool,
-                               &pool->resolving);
+        int rc = http_resolve_start(pool->client->loop, pool->origin.host, pool->origin.port, resolved, pool,
+                                    &pool->resolving);
         if (rc < 0 && pool->resolved_ns == 0) {
             struct leat_error err;
             error_sys(&err, rc, "%s", pool->origin.host);
@@ -411,7 +411,7 @@ void http_client_free(struct http_client *client)
             http_conn_close(conn, -ECANCELED, &err);
         pool_fail(pool, -ECANCELED, &err);
         if (pool->resolving)
-            resolve_forget(pool->resolving);
+            http_resolve_forget(pool->resolving);
     }
     client_leave(client);
     struct http_pool *pool;

@@ -75,9 +75,10 @@ static void *resolve_main(void *arg)
     return NULL;
 }
 
-int resolve_start(struct loop *loop, const char *host, uint16_t port,
-                  void (*done)(void *user, const struct http_address *addresses, unsigned n, const char *why),
-                  void *user, struct resolve **ret_resolve)
+int http_resolve_start(struct loop *loop, const char *host, uint16_t port,
+                       void (*done)(void *user, const struct http_address *addresses, unsigned n,
+                                    const char *why),
+                       void *user, struct resolve **ret_resolve)
 {
     struct resolve *r = calloc(1, sizeof(*r));
     pthread_attr_t attr;
@@ -108,7 +109,7 @@ int resolve_start(struct loop *loop, const char *host, uint16_t port,
     return 0;
 }
 
-void resolve_forget(struct resolve *r)
+void http_resolve_forget(struct resolve *r)
 {
     pthread_mutex_lock(&r->lock);
     r->loop = NULL;

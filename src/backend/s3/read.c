@@ -301,14 +301,26 @@ void backend_submit(struct backend *b, struct backend_read *read)
 int backend_wait(struct backend *b, unsigned min_done, int timeout_ms)
 {
     uint64_t before = b->ended, end = timeout_ms < 0 ? 0 : clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
-    while (b->nreads && b->ended - before < min_done) {
+    while (b->nreads && b->ended - before < min_done && !b->woken) {
         int rc = loop_turn(b->loop, clock_poll_ms(end));
         if (rc < 0)
             return rc;
         if (end && clock_now_ns() >= end)
             break;
     }
+    b->woken = false;
     return (int)(b->ended - before);
+}
+
+static void woken(void *arg)
+{
+    ((struct backend *)arg)->woken = true;
+}
+
+void backend_wake(struct backend *b)
+{
+    while (loop_post(b->loop, woken, b) < 0)
+        usleep(1000); /* out of memory: somebody waits who is to stop */
 }
 
 void backend_cancel(struct backend *b, struct backend_read *read)

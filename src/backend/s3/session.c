@@ -125,11 +125,21 @@ int session_credentials(struct backend *b, struct leat_error *err)
         (b->have_credentials && (b->credentials.expires == 0 || b->credentials.expires - RENEW_S > now)))
         return 0;
     struct credentials found = {0};
-    int rc = credentials_find(b->profile, &found, err);
+    bool refused = b->refused;
+    b->refused = false;
+    int rc = b->config.credentials ? b->config.credentials(b->config.user, refused, &found, err)
+                                   : credentials_find(b->profile, &found, err);
     if (rc < 0 && b->have_credentials && b->credentials.expires > now)
         return 0; /* they still hold for a while */
     if (rc < 0)
         return rc;
+    if (refused && b->credentials.token && found.token &&
+        strcmp(found.token, b->credentials.token) == 0) {
+        credentials_fini(&found);
+        b->refused = true;
+        return error_set(err, LEAT_DENIED,
+                         "the credentials have expired: open the dataset again where fresh ones are found");
+    }
     credentials_fini(&b->credentials);
     b->credentials = found;
     b->have_credentials = true;
@@ -189,6 +199,7 @@ static int request_head(struct request *rq, struct leat_error *err)
     int rc = session_credentials(b, err);
     if (rc == 0 && b->have_credentials)
         rc = bucket_key(b, bucket, now, err);
+    rq->generation = b->generation;
     if (rc < 0)
         return rc;
     struct s3_signer signer = {
@@ -311,7 +322,11 @@ static void request_refused(struct request *rq)
         return;
     if (strncmp(e.code, "ExpiredToken", 12) == 0 && !rq->renewed) {
         rq->renewed = true;
-        b->have_credentials = false;
+        /* Requests that were under way with the same ones hear it too, later: one renewal serves them all. */
+        if (rq->generation == b->generation) {
+            b->have_credentials = false;
+            b->refused = true;
+        }
         request_send(rq);
         return;
     }
@@ -473,7 +488,7 @@ int backend_new(const struct backend_config *config, struct backend **ret_backen
     if (getrandom(&b->rng, sizeof(b->rng), 0) != sizeof(b->rng))
         b->rng = clock_now_ns();
     int rc = copy(&b->profile, config->profile);
-    if (rc == 0)
+    if (rc == 0 && !config->given)
         rc = aws_settings_find(config->profile, &b->settings, err);
     if (rc == 0)
         rc = copy(&b->settings.endpoint, config->endpoint);

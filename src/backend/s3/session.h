@@ -65,7 +65,7 @@ struct request {
     struct bytes_out head;
     struct loop_timer again;
     struct list node; /* session.requests */
-    unsigned tries, redirects;
+    unsigned tries, redirects, generation; /* of the credentials it was signed with */
     bool good, renewed, skewed, running;
     uint64_t deadline_ns, retry_after_s;
     char region[65];
@@ -83,7 +83,7 @@ struct backend {
     struct http_client *http;
     struct aws_settings settings;
     struct credentials credentials;
-    bool have_credentials;
+    bool have_credentials, refused; /* refused: a server said that they have expired */
     unsigned generation; /* of them */
     int64_t skew_s;      /* the servers' clock, less ours */
     struct list buckets, requests;
@@ -94,6 +94,7 @@ struct backend {
     double limit; /* of blocks under way: goes down when a server says slow down */
     struct list free_blocks;
     struct loop_timer pump;
+    bool woken;     /* backend_wake */
     uint64_t ended; /* reads */
     uint64_t rng;
     struct backend_stats stats;

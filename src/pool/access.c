@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Settings never change once made; credentials do, under the lock, and each session copies them when it asks.
+ *
+ * Failure modes: credentials expired and nobody brought new ones: LEAT_DENIED, which says so. Invariants: secrets are in `said` and in
+ * sessions, and are wiped in both.
+ */
+#include "pool/access.h"
+
+#include "backend/backend.h"
+#include "backend/s3/credentials.h"
+#include "base/clock.h"
+
+#include <pthread.h>
+#include <stdio.h>
+
+#define RENEW_EVERY_NS (30 * NS_PER_S) /* looking may ask an endpoint, or run a program */
+
+struct access {
+    _Atomic unsigned refs;
+    bool renew;
+    pthread_mutex_t lock;
+    struct proto_access said; /* keys, token and expires: under lock */
+    uint64_t renewed_ns;
+};
+
+static bool same_text(const char *a, const char *b)
+{
+    return strcmp(a ? a : "", b ? b : "") == 0;
+}
+
+int access_new(struct proto_access *m, bool renew, struct access **ret_access)
+{
+    struct access *a = calloc(1, sizeof(*a));
+    if (!a) {
+        proto_access_fini(m);
+        return -ENOMEM;
+    }
+    a->refs = 1;
+    a->renew = renew && (m->flags & PROTO_ACCESS_FOUND);
+    a->said = *m;
+    *m = (struct proto_access){0};
+    pthread_mutex_init(&a->lock, NULL);
+    *ret_access = a;
+    return 0;
+}
+
+struct access *access_ref(struct access *a)
+{
+    if (a)
+        atomic_fetch_add(&a->refs, 1);
+    return a;
+}
+
+void access_unref(struct access *a)
+{
+    if (!a || atomic_fetch_sub(&a->refs, 1) != 1)
+        return;
+    proto_access_fini(&a->said);
+    pthread_mutex_destroy(&a->lock);
+    free(a);
+}
+
+bool access_same(const struct access *a, const struct access *b)
+{
+    if (!a || !b)
+        return a == b;
+    return same_text(a->said.endpoint, b->said.endpoint);
+}
+
+bool access_equal(struct access *a, struct access *b)
+{
+    if (a == b || !access_same(a, b))
+        return a == b;
+    pthread_mutex_lock(&b->lock);
+    AUTO_FREE char *key = b->said.access_key ? strdup(b->said.access_key) : NULL;
+    AUTO_FREE char *token = b->said.token ? strdup(b->said.token) : NULL;
+    bool whole = (key || !b->said.access_key) && (token || !b->said.token);
+    pthread_mutex_unlock(&b->lock);
+    const struct proto_access *x = &a->said, *y = &b->said;
+    pthread_mutex_lock(&a->lock);
+    bool equal = whole && x->flags == y->flags && same_text(x->access_key, key) &&
+                 same_text(x->token, token) && same_text(x->region, y->region) &&
+                 same_text(x->style, y->style) && same_text(x->ca_file, y->ca_file);
+    pthread_mutex_unlock(&a->lock);
+    if (token)
+        explicit_bzero(token, strlen(token));
+    return equal;
+}
+
+static void replace(char **to, char *from)
+{
+    if (*to)
+        explicit_bzero(*to, strlen(*to));
+    free(*to);
+    *to = from;
+}
+
+static char *copy(const char *s, bool *failed)
+{
+    char *c = s ? strdup(s) : NULL;
+    *failed = *failed || (s && !c);
+    return c;
+}
+
+static int copy_keys(struct access *a, struct credentials *ret)
+{
+    bool failed = false;
+    struct credentials c = {0};
+    pthread_mutex_lock(&a->lock);
+    c.access_key = copy(a->said.access_key, &failed);
+    c.secret_key = copy(a->said.secret_key, &failed);
+    c.token = copy(a->said.token, &failed);
+    c.expires = (time_t)a->said.expires;
+    pthread_mutex_unlock(&a->lock);
+    snprintf(c.source, sizeof(c.source), "who opened the dataset");
+    if (failed) {
+        credentials_fini(&c);
+        return -ENOMEM;
+    }
+    *ret = c;
+    return 0;
+}
+
+/* Takes c's. */
+static void set_keys(struct access *a, struct credentials *c)
+{
+    pthread_mutex_lock(&a->lock);
+    replace(&a->said.access_key, TAKE_PTR(c->access_key));
+    replace(&a->said.secret_key, TAKE_PTR(c->secret_key));
+    replace(&a->said.token, TAKE_PTR(c->token));
+    a->said.expires = (int64_t)c->expires;
+    pthread_mutex_unlock(&a->lock);
+}
+
+void access_freshen(struct access *a, struct access *from)
+{
+    struct credentials c;
+    if (!a || !from || a == from || copy_keys(from, &c) < 0)
+        return;
+    if (c.access_key)
+        set_keys(a, &c);
+    credentials_fini(&c);
+}
+
+static bool expired(const struct credentials *c)
+{
+    return c->expires && c->expires <= time(NULL);
+}
+
+/* Session's thread. What is about to expire is looked for anew, where that is allowed. */
+static int give(void *user, bool refused, struct credentials *ret, struct leat_error *err)
+{
+    struct access *a = user;
+    struct credentials c = {0}, found = {0};
+    int rc = copy_keys(a, &c);
+    if (rc < 0)
+        return rc;
+    bool old = refused || !c.access_key || (c.expires && c.expires - 300 <= time(NULL));
+    pthread_mutex_lock(&a->lock);
+    uint64_t now = clock_now_ns();
+    bool look = a->renew && old && (!a->renewed_ns || now - a->renewed_ns > RENEW_EVERY_NS);
+    if (look)
+        a->renewed_ns = now;
+    pthread_mutex_unlock(&a->lock);
+    if (look && credentials_find(a->said.profile, &found, err) == 0) {
+        set_keys(a, &found);
+        credentials_fini(&found);
+        credentials_fini(&c);
+        rc = copy_keys(a, &c);
+        if (rc < 0)
+            return rc;
+    }
+    if (!c.access_key)
+        rc = error_set(err, LEAT_DENIED, "no credentials for S3 came with the opening, and none were found");
+    else if (expired(&c))
+        rc = error_set(err, LEAT_DENIED,
+                       "the credentials that came with the opening have expired: open the dataset again "
+                       "where fresh ones are found");
+    if (rc < 0) {
+        credentials_fini(&c);
+        return rc;
+    }
+    *ret = c;
+    return 0;
+}
+
+int access_backend(struct access *a, struct backend **ret_backend, struct leat_error *err)
+{
+    struct backend_config config = {.given = true, .anonymous = !a};
+    if (a) {
+        const struct proto_access *m = &a->said;
+        config.endpoint = m->endpoint;
+        config.region = m->region;
+        config.style = m->style;
+        config.ca_file = m->ca_file;
+        config.anonymous = m->flags & PROTO_ACCESS_ANONYMOUS;
+        config.insecure = m->flags & PROTO_ACCESS_INSECURE;
+        config.credentials = give;
+        config.user = a;
+    }
+    int rc = backend_new(&config, ret_backend, err);
+    return rc == -ENOMEM ? error_set(err, rc, "out of memory for a session with a server") : rc;
+}

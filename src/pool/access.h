@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * access.h: with which settings and in whose name a source elsewhere is read. What a client found in its own environment comes with its
+ * OPEN, stays with the set that was opened, and is wiped with its last reference; docs/decisions/ says why it goes this way. Any thread.
+ *
+ * Never in a log, a status or a message, and never on its way to another host.
+ */
+#ifndef POOL_ACCESS_H
+#define POOL_ACCESS_H
+
+#include "base/base.h"
+#include "wire/proto.h"
+
+struct access;
+struct backend;
+
+/*
+ * Takes what m says (m is empty afterwards, also on failure). `renew`: credentials that a user's tools would find (PROTO_ACCESS_FOUND) may be
+ * found anew by this process, as it is the same user's; else who opened the set has to bring new ones.
+ */
+int access_new(struct proto_access *m, bool renew, struct access **ret_access);
+struct access *access_ref(struct access *access);
+void access_unref(struct access *access); /* NULL is fine */
+
+/* The same service, as far as settings tell: an address means the same object. NULL is nobody's. */
+bool access_same(const struct access *a, const struct access *b);
+/* ... and the same identity. */
+bool access_equal(struct access *a, struct access *b);
+/* Somebody opened the same again: their credentials are fresher. */
+void access_freshen(struct access *access, struct access *from);
+
+/* A session with these settings, which asks here whenever it needs credentials: `access` must outlive it. NULL: plain http(s), and S3 as
+ * anybody. LEAT_INVALID: a setting. */
+int access_backend(struct access *access, struct backend **ret_backend, struct leat_error *err);
+
+#endif

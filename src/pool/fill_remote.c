@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What of a range lies elsewhere. Its extents become reads of a backend session, straight into their place in the pool; the session cuts
+ * large ones and sends many small ones at a time:
+ *
+ *   fill_remote_add ──▶ a free slot ──▶ backend_submit ...  (no slot free: wait for one)
+ *   fill_remote_finish ──▶ wait for all; what has arrived without a gap is handed on while the rest is under way
+ *
+ * Each thread has sessions of its own, one for each way of access that it met lately; they close when it has had nothing to do for a while.
+ * Failure modes: what a read ends with becomes a bad range with the backend's message, which names address, range and cause. A set that is
+ * dropped, or a daemon that ends, wakes the wait (fill_remote_wake); the session is closed then, as nothing may be written to the
+ * destination any more. Invariants: READS_MAX reads at most, so that their memory has a bound; a slot is free or under way, and none is
+ * under way between ranges.
+ */
+#include "pool/fill_internal.h"
+
+#include "backend/backend.h"
+#include "base/clock.h"
+#include "pool/access.h"
+#include "pool/wset.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#define READS_MAX    1024u
+#define ORDER_MAX    4096u /* reads begun behind one that has not ended */
+#define SESSIONS_MAX 4u
+#define PATH_BYTES   (2 * 4096)
+
+struct session {
+    struct backend *backend; /* NULL: free */
+    struct access *access;   /* a reference */
+    uint64_t used;
+    struct backend_stats told; /* as far as counted */
+};
+
+struct slot {
+    struct backend_read read;
+    struct fill_remote *remote;
+    struct backend_file *file; /* NULL: the slot is free */
+    uint64_t begin, end;       /* addresses */
+    uint64_t place;            /* in the order of addresses */
+};
+
+struct fill_remote {
+    struct fill_thread *thread;
+    struct session sessions[SESSIONS_MAX];
+    uint64_t clock;
+    struct session *session; /* of the range that is being read */
+    bool cancelled;
+    unsigned nbusy, nfree;
+    unsigned free[READS_MAX];
+    /* Reads in the order of their addresses: [first, last) modulo ORDER_MAX. Those before `first` have all ended. */
+    uint64_t first, last;
+    uint64_t begins[ORDER_MAX];
+    bool ended[ORDER_MAX];
+    struct slot slots[READS_MAX];
+};
+
+bool fill_is_remote(const struct index *index, uint64_t number)
+{
+    const char *root = index_string(index, index->header->root);
+    return backend_uri(*root ? root : index_string(index, index->sources[number].path));
+}
+
+static struct fill_remote *remote_get(struct fill_thread *t)
+{
+    if (t->remote)
+        return t->remote;
+    struct fill_remote *r = calloc(1, sizeof(*r));
+    if (!r)
+        return NULL;
+    r->thread = t;
+    for (unsigned k = 0; k < READS_MAX; k++)
+        r->free[k] = READS_MAX - 1 - k;
+    r->nfree = READS_MAX;
+    t->remote = r;
+    return r;
+}
+
+/* --- sessions ---------------------------------------------------------------------------------------------------------------- */
+
+static void count(struct fill_counters *c, struct session *s)
+{
+    struct backend_stats now;
+    backend_stats(s->backend, &now);
+    atomic_fetch_add(&c->remote_requests, now.requests - s->told.requests);
+    atomic_fetch_add(&c->remote_retries, now.retries - s->told.retries);
+    atomic_fetch_add(&c->remote_throttled, now.throttled - s->told.throttled);
+    atomic_fetch_add(&c->remote_connections, now.connections - s->told.connections);
+    atomic_fetch_add(&c->bytes_remote, now.bytes_in - s->told.bytes_in);
+    s->told = now;
+}
+
+static void session_close(struct session *s)
+{
+    backend_free(s->backend);
+    access_unref(s->access);
+    *s = (struct session){0};
+}
+
+static int session_get(struct fill_remote *r, struct access *access, struct session **ret,
+                       struct leat_error *err)
+{
+    struct session *victim = &r->sessions[0];
+    for (unsigned k = 0; k < SESSIONS_MAX; k++) {
+        struct session *s = &r->sessions[k];
+        if (s->backend && s->access == access) {
+            s->used = ++r->clock;
+            *ret = s;
+            return 0;
+        }
+        if (!s->backend || (victim->backend && s->used < victim->used))
+            victim = s;
+    }
+    struct backend *backend;
+    int rc = access_backend(access, &backend, err);
+    if (rc < 0)
+        return rc;
+    if (victim->backend)
+        session_close(victim);
+    *victim = (struct session){.backend = backend, .access = access_ref(access), .used = ++r->clock};
+    *ret = victim;
+    return 0;
+}
+
+void fill_remote_close(struct fill_thread *t)
+{
+    for (unsigned k = 0; t->remote && k < SESSIONS_MAX; k++) {
+        if (t->remote->sessions[k].backend)
+            session_close(&t->remote->sessions[k]);
+    }
+    free(TAKE_PTR(t->remote));
+}
+
+bool fill_remote_open(const struct fill_thread *t)
+{
+    return t->remote != NULL;
+}
+
+/* --- reads ------------------------------------------------------------------------------------------------------------------- */
+
+static void read_done(struct backend_read *read, int rc, const struct leat_error *err)
+{
+    struct slot *slot = container_of(read, struct slot, read);
+    struct fill_remote *r = slot->remote;
+    if (rc < 0)
+        fill_bad_add(r->thread, slot->begin, slot->end, rc, "%.190s", err ? err->message : strerror(-rc));
+    backend_close(TAKE_PTR(slot->file));
+    r->free[r->nfree++] = (unsigned)(slot - r->slots);
+    r->nbusy--;
+    r->ended[slot->place % ORDER_MAX] = true;
+    while (r->first < r->last && r->ended[r->first % ORDER_MAX])
+        r->first++;
+}
+
+/* Until there are at most `busy` reads, and at most `behind` since the first that has not ended. False: given up, and there is none. */
+static bool wait_for(struct fill_remote *r, struct wset *ws, unsigned busy, uint64_t behind, uint64_t walked,
+                     struct fill_counters *counters)
+{
+    struct fill_thread *t = r->thread;
+    struct session *s = r->session;
+    while (r->nbusy > busy || r->last - r->first > behind) {
+        int n = fill_remote_cancelled(t, ws) ? -ECANCELED : backend_wait(s->backend, 1, -1);
+        count(counters, s);
+        if (n < 0) {
+            /* No read may touch its destination from here on. */
+            r->cancelled = true;
+            fill_remote_waits(t, NULL);
+            session_close(s);
+            r->session = NULL;
+            assert(r->nbusy == 0);
+            return false;
+        }
+        if (t->arrived && n > 0) /* below that everything is there, or bad */
+            t->arrived(t->arrived_user, r->first < r->last ? r->begins[r->first % ORDER_MAX] : walked);
+    }
+    return true;
+}
+
+static const char *etag_of(const struct index *index, uint64_t number)
+{
+    uint64_t at = index->sources[number].etag;
+    return at < index->header->sections[INDEX_STRINGS].bytes ? index_string(index, (uint32_t)at) : "";
+}
+
+void fill_remote_add(struct fill_thread *t, struct wset *ws, const struct index_extent *e, uint64_t begin,
+                     uint64_t end, uint8_t *dst, struct fill_counters *counters)
+{
+    const struct index *index = &ws->index;
+    struct fill_remote *r = remote_get(t);
+    struct leat_error err = {0};
+    char uri[PATH_BYTES];
+    int len = index_source_path(index, e->source, uri, sizeof(uri));
+    int rc = r ? 0 : -ENOMEM;
+    if (rc == 0 && (len < 0 || (size_t)len >= sizeof(uri)))
+        rc = error_set(&err, -ENAMETOOLONG, "its address is too long");
+    if (rc == 0 && e->kind != INDEX_EXTENT_RAW)
+        rc = error_set(&err, LEAT_UNSUPPORTED, "%.150s: only files with their samples as they are can be read from elsewhere", uri);
+    if (rc == 0 && r->cancelled)
+        rc = error_set(&err, -ECANCELED, "given up, as the set was dropped");
+    if (rc == 0 && !r->session) {
+        rc = session_get(r, ws->access, &r->session, &err);
+        if (rc == 0)
+            fill_remote_waits(t, r->session->backend);
+    }
+    if (rc == 0 && !wait_for(r, ws, READS_MAX - 1, ORDER_MAX - 1, begin, counters))
+        rc = error_set(&err, -ECANCELED, "given up, as the set was dropped");
+    struct backend_file *file = NULL;
+    if (rc == 0)
+        rc = backend_open(r->session->backend, uri, etag_of(index, e->source),
+                          index->sources[e->source].bytes, &file, &err);
+    if (rc < 0) {
+        fill_bad_add(t, begin, end, rc, "%.190s", err.message[0] ? err.message : strerror(-rc));
+        return;
+    }
+    struct slot *slot = &r->slots[r->free[--r->nfree]];
+    *slot = (struct slot){.read = {.file = file,
+                                   .offset = e->source_offset + (begin - e->address),
+                                   .bytes = end - begin,
+                                   .dst = dst,
+                                   .done = read_done},
+                          .remote = r,
+                          .file = file,
+                          .begin = begin,
+                          .end = end,
+                          .place = r->last};
+    r->begins[r->last % ORDER_MAX] = begin;
+    r->ended[r->last++ % ORDER_MAX] = false;
+    r->nbusy++;
+    atomic_fetch_add_explicit(&counters->files_opened, 1, memory_order_relaxed);
+    backend_submit(r->session->backend, &slot->read);
+}
+
+bool fill_remote_busy(const struct fill_thread *t)
+{
+    return t->remote && t->remote->nbusy > 0;
+}
+
+void fill_remote_finish(struct fill_thread *t, struct wset *ws, uint64_t end, struct fill_counters *counters)
+{
+    struct fill_remote *r = t->remote;
+    if (!r)
+        return;
+    if (r->session)
+        wait_for(r, ws, 0, 0, end, counters);
+    fill_remote_waits(t, NULL);
+    r->session = NULL;
+    r->cancelled = false;
+}
