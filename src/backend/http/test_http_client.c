@@ -15,148 +15,9 @@
 #include <sys/socket.h>
 
 #include "backend/http/http_client.h"
+#include "backend/testing.h"
 #include "base/clock.h"
 #include "loop/loop.h"
-
-/* --- the server -------------------------------------------------------------------------------------------------------- */
-
-struct peer {
-    int fd;
-    SSL *ssl;
-    unsigned number; /* of the connection, from 0 */
-    char buf[65536];
-    size_t have;
-};
-
-static ssize_t peer_read(struct peer *p, void *buf, size_t len)
-{
-    return p->ssl ? SSL_read(p->ssl, buf, (int)len) : read(p->fd, buf, len);
-}
-
-static void say_bytes(struct peer *p, const void *data, size_t len)
-{
-    for (size_t at = 0; at < len;) {
-        ssize_t n = p->ssl ? SSL_write(p->ssl, (const char *)data + at, (int)(len - at))
-                           : send(p->fd, (const char *)data + at, len - at, MSG_NOSIGNAL);
-        if (n <= 0)
-            return;
-        at += (size_t)n;
-    }
-}
-
-static void say(struct peer *p, const char *text)
-{
-    say_bytes(p, text, strlen(text));
-}
-
-/* The next request's path, or false at the end of the connection. Bodies are not expected but where told: Content-Length is read. */
-static bool hear(struct peer *p, char path[256])
-{
-    for (;;) {
-        char *end = memmem(p->buf, p->have, "\r\n\r\n", 4);
-        if (end) {
-            size_t len = (size_t)(end + 4 - p->buf);
-            char *body = memmem(p->buf, len, "content-length: ", 16);
-            size_t want = body ? strtoul(body + 16, NULL, 10) : 0;
-            if (p->have >= len + want) {
-                sscanf(p->buf, "%*s %255s", path);
-                memmove(p->buf, p->buf + len + want, p->have - len - want);
-                p->have -= len + want;
-                return true;
-            }
-        }
-        ssize_t n = peer_read(p, p->buf + p->have, sizeof(p->buf) - p->have);
-        if (n <= 0)
-            return false;
-        p->have += (size_t)n;
-    }
-}
-
-struct server {
-    int fd;
-    struct http_origin origin;
-    void (*talk)(struct peer *p);
-    SSL_CTX *tls;
-    pthread_t thread;
-    _Atomic unsigned nconns;
-    pthread_t peers[256];
-    unsigned npeers;
-    int fds[256];
-};
-
-struct seat {
-    struct server *s;
-    int fd;
-    unsigned number;
-};
-
-static void *peer_main(void *arg)
-{
-    struct seat *seat = arg;
-    struct peer *p = calloc(1, sizeof(*p));
-    p->fd = seat->fd;
-    p->number = seat->number;
-    if (seat->s->tls) {
-        p->ssl = SSL_new(seat->s->tls);
-        SSL_set_fd(p->ssl, p->fd);
-        if (SSL_accept(p->ssl) != 1)
-            goto out;
-    }
-    seat->s->talk(p);
-    if (p->ssl)
-        SSL_shutdown(p->ssl);
-out:
-    shutdown(p->fd, SHUT_RDWR);
-    SSL_free(p->ssl);
-    free(p);
-    free(seat);
-    return NULL;
-}
-
-static void *server_main(void *arg)
-{
-    struct server *s = arg;
-    for (;;) {
-        int fd = accept(s->fd, NULL, NULL);
-        if (fd < 0)
-            return NULL;
-        assert_true(s->npeers < 256);
-        struct seat *seat = malloc(sizeof(*seat));
-        *seat = (struct seat){s, fd, s->nconns++};
-        s->fds[s->npeers] = fd;
-        pthread_create(&s->peers[s->npeers++], NULL, peer_main, seat);
-    }
-}
-
-static void server_start(struct server *s, void (*talk)(struct peer *p), SSL_CTX *tls)
-{
-    struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof(addr);
-    memset(s, 0, sizeof(*s));
-    s->talk = talk;
-    s->tls = tls;
-    s->fd = socket(AF_INET, SOCK_STREAM, 0);
-    assert_int_equal(bind(s->fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
-    assert_int_equal(listen(s->fd, 128), 0);
-    getsockname(s->fd, (struct sockaddr *)&addr, &len);
-    s->origin.port = ntohs(addr.sin_port);
-    s->origin.tls = tls != NULL;
-    strcpy(s->origin.host, "127.0.0.1");
-    pthread_create(&s->thread, NULL, server_main, s);
-}
-
-static void server_stop(struct server *s)
-{
-    shutdown(s->fd, SHUT_RDWR);
-    pthread_join(s->thread, NULL);
-    for (unsigned i = 0; i < s->npeers; i++)
-        shutdown(s->fds[i], SHUT_RDWR);
-    for (unsigned i = 0; i < s->npeers; i++) {
-        pthread_join(s->peers[i], NULL);
-        close(s->fds[i]);
-    }
-    close(s->fd);
-}
 
 /* --- the client's side ------------------------------------------------------------------------------------------------- */
 
@@ -232,11 +93,11 @@ static void begin(unsigned connections, unsigned pipeline)
     begin_with(&config);
 }
 
-static void end(struct server *s)
+static void end(struct web_server *s)
 {
     http_client_free(client);
     if (s)
-        server_stop(s);
+        web_stop(s);
     loop_turn(loop, 0);
     loop_free(loop);
 }
@@ -244,53 +105,54 @@ static void end(struct server *s)
 #define BIG (3 * 1024 * 1024 + 17)
 static char big[BIG]; /* filled before there are threads */
 
-static void talk_plain(struct peer *p)
+static void talk_plain(struct web_peer *p)
 {
     char path[256], head[256];
-    while (hear(p, path)) {
+    while (web_hear(p, path)) {
         unsigned n = 0;
         if (strcmp(path, "/big") == 0) {
             sprintf(head, "HTTP/1.1 200 OK\r\nETag: \"e\"\r\nContent-Length: %d\r\n\r\n", BIG);
-            say(p, head);
-            say_bytes(p, big, BIG);
+            web_say(p, head);
+            web_say_bytes(p, big, BIG);
         } else if (sscanf(path, "/n/%u", &n) == 1) {
             char body[64];
             sprintf(body, "number %u", n);
             sprintf(head, "HTTP/1.1 200 OK\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
-            say(p, head);
+            web_say(p, head);
         } else if (strcmp(path, "/chunked") == 0) {
-            say(p, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n");
-            say(p, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1\r\n!\r\n0\r\n\r\n");
+            web_say(p, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n");
+            web_say(p,
+                    "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1\r\n!\r\n0\r\n\r\n");
         } else if (strcmp(path, "/close") == 0) {
-            say(p, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nuntil the end");
+            web_say(p, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nuntil the end");
             return;
         } else if (strcmp(path, "/short") == 0) {
-            say(p, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this");
+            web_say(p, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this");
             return;
         } else if (strcmp(path, "/junk") == 0) {
-            say(p, "SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n");
+            web_say(p, "SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n");
         } else if (strcmp(path, "/extra") == 0) {
-            say(p, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n");
+            web_say(p, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n");
         } else if (strcmp(path, "/switch") == 0) {
-            say(p, "HTTP/1.1 101 Switching Protocols\r\n\r\n");
+            web_say(p, "HTTP/1.1 101 Switching Protocols\r\n\r\n");
         } else if (strcmp(path, "/silent") == 0) {
-            say(p, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf");
-            while (peer_read(p, p->buf, sizeof(p->buf)) > 0) {
+            web_say(p, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf");
+            while (web_read(p, p->buf, sizeof(p->buf)) > 0) {
             }
             return;
         } else {
-            say(p, "HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot there");
+            web_say(p, "HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot there");
         }
     }
 }
 
 static void test_straight(void **state)
 {
-    struct server s;
+    struct web_server s;
     struct get g[3];
     struct http_client_stats stats;
     AUTO_FREE char *dst = calloc(3, BIG + 64);
-    server_start(&s, talk_plain, NULL);
+    web_start(&s, talk_plain, NULL);
     begin(2, 0);
     for (int i = 0; i < 3; i++)
         get_init(&g[i], &s.origin, "/big", dst + i * (BIG + 64), BIG);
@@ -329,8 +191,8 @@ static void test_kinds(void **state)
         {"/short", NULL, LEAT_PEER_GONE, 200}, {"/junk", NULL, LEAT_CORRUPT, 0},
         {"/switch", NULL, LEAT_CORRUPT, 0},    {"/extra", "ok", 0, 200},
     };
-    struct server s;
-    server_start(&s, talk_plain, NULL);
+    struct web_server s;
+    web_start(&s, talk_plain, NULL);
     begin(1, 1);
     for (int to_dst = 0; to_dst < 2; to_dst++) {
         for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -363,11 +225,11 @@ static void test_kinds(void **state)
 
 static void test_pipelined(void **state)
 {
-    struct server s;
+    struct web_server s;
     static struct get g[500];
     static char dst[500][32];
     struct http_client_stats stats;
-    server_start(&s, talk_plain, NULL);
+    web_start(&s, talk_plain, NULL);
     begin(2, 8);
     memset(dst, 0, sizeof(dst));
     for (int i = 0; i < 500; i++) {
@@ -391,26 +253,26 @@ static void test_pipelined(void **state)
 }
 
 /* Answers one request of a connection well, and hangs up: said beforehand by odd connections only. */
-static void talk_once(struct peer *p)
+static void talk_once(struct web_peer *p)
 {
     char path[256], text[200];
     unsigned n = 0;
-    if (!hear(p, path))
+    if (!web_hear(p, path))
         return;
     sscanf(path, "/n/%u", &n);
     sprintf(text, "HTTP/1.1 200 OK\r\n%sContent-Length: 4\r\n\r\n%4u",
             p->number % 2 ? "Connection: close\r\n" : "", n);
-    say(p, text);
+    web_say(p, text);
     if (p->number % 2)
         usleep(1000);
 }
 
 static void test_hangs_up(void **state)
 {
-    struct server s;
+    struct web_server s;
     static struct get g[60];
     static char dst[60][8];
-    server_start(&s, talk_once, NULL);
+    web_start(&s, talk_once, NULL);
     begin(3, 8);
     for (unsigned i = 0; i < 60; i++) {
         char path[32];
@@ -433,11 +295,11 @@ static void test_hangs_up(void **state)
 
 static void test_time(void **state)
 {
-    struct server s;
+    struct web_server s;
     struct get g[2];
     char dst[200] = "";
     struct http_client_config config = {.connections = 1, .silence_ns = 300 * NS_PER_MS};
-    server_start(&s, talk_plain, NULL);
+    web_start(&s, talk_plain, NULL);
     begin(1, 1);
     get_init(&g[0], &s.origin, "/silent", dst, 100);
     get_init(&g[1], &s.origin, "/n/2", dst + 100,
@@ -459,10 +321,10 @@ static void test_time(void **state)
 
 static void test_cancel(void **state)
 {
-    struct server s;
+    struct web_server s;
     struct get g[4];
     char dst[4][200] = {"", "", "", ""};
-    server_start(&s, talk_plain, NULL);
+    web_start(&s, talk_plain, NULL);
     begin(1, 4);
     for (int i = 0; i < 4; i++) {
         get_init(&g[i], &s.origin, i == 1 ? "/silent" : "/n/3", dst[i], 100);
@@ -508,10 +370,10 @@ static void test_cancel(void **state)
 static void test_nobody_there(void **state)
 {
     struct get g[3];
-    struct server s;
-    server_start(&s, talk_plain, NULL);
+    struct web_server s;
+    web_start(&s, talk_plain, NULL);
     struct http_origin gone = s.origin, nowhere = {.port = 80, .host = "no-such-host.invalid"};
-    server_stop(&s);
+    web_stop(&s);
     begin(4, 0);
     for (int i = 0; i < 2; i++)
         get_init(&g[i], &gone, "/", NULL, 0);
@@ -527,10 +389,10 @@ static void test_nobody_there(void **state)
 
 static void test_body(void **state)
 {
-    struct server s;
+    struct web_server s;
     struct get g;
     AUTO_FREE char *body = calloc(1, 60000);
-    server_start(&s, talk_plain, NULL);
+    web_start(&s, talk_plain, NULL);
     begin(1, 0);
     get_init(&g, &s.origin, "/n/9", NULL, 0);
     snprintf(g.head, sizeof(g.head), "PUT /n/9 HTTP/1.1\r\nhost: x\r\ncontent-length: 60000\r\n\r\n");
@@ -589,14 +451,14 @@ static void test_tls(void **state)
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         char ca[64];
-        struct server s;
+        struct web_server s;
         struct get g[4];
         AUTO_FREE char *dst = calloc(1, BIG);
         struct http_client_stats stats;
         SSL_CTX *ctx = make_server_tls(cases[i].name, ca);
         struct http_client_config config = {
             .connections = 1, .ca_file = cases[i].trusted ? ca : NULL, .insecure = cases[i].insecure};
-        server_start(&s, talk_plain, ctx);
+        web_start(&s, talk_plain, ctx);
         begin_with(&config);
         get_init(&g[0], &s.origin, "/big", dst, BIG);
         get_init(&g[1], &s.origin, "/n/4", NULL, 0);
