@@ -45,6 +45,38 @@ int access_new(struct proto_access *m, bool renew, struct access **ret_access)
     return 0;
 }
 
+static bool env_is_true(const char *name)
+{
+    const char *v = getenv(name);
+    return v && *v && strcmp(v, "0") != 0 && strcmp(v, "false") != 0 && strcmp(v, "no") != 0;
+}
+
+int access_own(const char *profile, struct access **ret_access, struct leat_error *err)
+{
+    struct aws_settings s = {0};
+    int rc = aws_settings_find(profile, &s, err);
+    if (rc < 0)
+        return rc;
+    struct proto_access m = {.flags = PROTO_ACCESS_FOUND,
+                             .endpoint = TAKE_PTR(s.endpoint),
+                             .region = TAKE_PTR(s.region),
+                             .style = TAKE_PTR(s.style),
+                             .ca_file = TAKE_PTR(s.ca_file),
+                             .profile = profile ? strdup(profile) : NULL};
+    if (env_is_true("LEAT_S3_ANONYMOUS"))
+        m.flags |= PROTO_ACCESS_ANONYMOUS;
+    if (env_is_true("LEAT_S3_INSECURE"))
+        m.flags |= PROTO_ACCESS_INSECURE;
+    aws_settings_fini(&s);
+    if (profile && !m.profile) {
+        proto_access_fini(&m);
+        rc = -ENOMEM;
+    } else {
+        rc = access_new(&m, true, ret_access);
+    }
+    return rc < 0 ? error_set(err, rc, "out of memory") : 0;
+}
+
 struct access *access_ref(struct access *a)
 {
     if (a)

@@ -19,6 +19,8 @@ struct backend;
  * found anew by this process, as it is the same user's; else who opened the set has to bring new ones.
  */
 int access_new(struct proto_access *m, bool renew, struct access **ret_access);
+/* As who runs this process: what its environment and files say, keys when they are needed. `profile` may be NULL. */
+int access_own(const char *profile, struct access **ret_access, struct leat_error *err);
 struct access *access_ref(struct access *access);
 void access_unref(struct access *access); /* NULL is fine */
 

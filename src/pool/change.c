@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "dataset/dataset.h"
 #include "leat/leat.h"
+#include "pool/access.h"
 #include "pool/cluster.h"
 #include "pool/work.h"
 #include "pool/wset.h"
@@ -118,6 +119,13 @@ static int finish_append(struct change *ch, struct leat_error *err)
     ws->region_bytes = old->region_bytes;
     ws->first_new_address = (uint64_t)old->nregions * old->region_bytes;
     ws->replaces = wset_ref(old);
+    ws->access = access_ref(old->access ? old->access : ch->request->access);
+    if (old->access && ch->request->access) {
+        if (!access_same(old->access, ch->request->access))
+            return error_set(err, LEAT_UNSUPPORTED,
+                             "'%s' comes from another endpoint than what is to be added to it", old->name);
+        access_freshen(ws->access, ch->request->access);
+    }
     return pool_name(ws, old->name, old->spec) < 0 ? error_set(err, -ENOMEM, "out of memory") : 0;
 }
 

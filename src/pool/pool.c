@@ -9,6 +9,7 @@
  */
 #include "pool/pool.h"
 
+#include "backend/backend.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/size.h"
@@ -16,10 +17,12 @@
 #include "leat/leat.h"
 #include "loop/loop.h"
 #include "net/conn.h"
+#include "pool/access.h"
 #include "pool/cluster.h"
 #include "pool/pool_internal.h"
 #include "pool/ready.h"
 #include "pool/region.h"
+#include "pool/remote.h"
 #include "pool/staging.h"
 #include "pool/work.h"
 #include "pool/wset.h"
@@ -47,6 +50,7 @@ struct opening {
     struct list requests;
     bool running;
     struct source_binding binding;
+    struct access *access; /* of the first request; NULL: nothing is elsewhere */
     struct wset *placing;
     struct loop_timer room; /* looks whether what ended has gone */
     uint64_t room_until_ns;
@@ -59,6 +63,7 @@ struct opening {
 
 static void request_free(struct open_request *r)
 {
+    access_unref(r->access);
     free(r->name);
     free(r->uri);
     free(r);
@@ -271,6 +276,13 @@ static bool index_same(const struct index *a, const struct index *b)
            memcmp(a->sources, b->sources, x->nsources * sizeof(*a->sources)) == 0;
 }
 
+/* ... of which ETags are text. */
+static bool strings_same(const struct index *a, const struct index *b)
+{
+    uint64_t bytes = a->header->sections[INDEX_STRINGS].bytes;
+    return bytes == b->header->sections[INDEX_STRINGS].bytes && memcmp(a->strings, b->strings, bytes) == 0;
+}
+
 static struct wset *find_same(struct pool *pool, const char *spec, const struct index *index,
                               const struct open_request *r)
 {
@@ -279,6 +291,8 @@ static struct wset *find_same(struct pool *pool, const char *spec, const struct 
         if (ws->state == WSET_ENDING || ws->prepared || ws->superseded || strcmp(ws->spec, spec) != 0 ||
             !index_same(&ws->index, index))
             continue;
+        if (ws->remote && (!access_same(ws->access, r->access) || !strings_same(&ws->index, index)))
+            continue; /* the same names at another service, or with other content */
         /* A name is given by the owner alone: it keeps the set, and its memory, for good. */
         bool named_otherwise =
             r->name[0] && (ws->owner_uid != r->uid || (ws->name[0] && strcmp(ws->name, r->name) != 0));
@@ -398,6 +412,7 @@ static int set_new(struct pool *pool, struct opening *o, struct open_request *r,
         return code;
     }
     pool_own(ws, r->uid, r->gid, r->flags);
+    ws->access = access_ref(r->access);
     ws->region_bytes = pool->config.region_bytes;
     if (pool_name(ws, r->name, o->spec) < 0) {
         wset_unref(ws);
@@ -437,6 +452,7 @@ static void opening_free(struct opening *o)
     if (o->index_fd >= 0)
         close(o->index_fd);
     dataset_spec_free(&o->parsed);
+    access_unref(o->access);
     free(o->spec);
     free(o);
 }
@@ -457,6 +473,8 @@ static int request_serve(struct pool *pool, struct opening *o, struct open_reque
                          strcmp(named->spec, o->spec) == 0 ? "an older state of this source" : named->spec);
     if (!ws)
         return set_create(pool, o, r, ret_ws, err);
+    if (ws->owner_uid == r->uid)
+        access_freshen(ws->access, r->access);
     if (r->name[0] && !ws->name[0] && pool_name(ws, r->name, o->spec) < 0)
         return error_set(err, -ENOMEM, "out of memory");
     *ret_ws = ws;
@@ -644,8 +662,13 @@ static void *index_main(void *arg)
     struct pool *pool = o->pool;
     struct dataset_opener opener = source_dataset_opener(&o->binding);
     struct dataset_progress progress = {progress_report, o};
-    o->err.code = dataset_index_open(&o->parsed, &opener, &progress, !o->binding.opener->system, &o->index_fd,
-                                     &o->scanned, &o->err);
+    struct backend *backend = NULL;
+    if (o->access && (o->err.code = access_backend(o->access, &backend, &o->err)) == 0)
+        remote_opener(backend, &opener);
+    if (o->err.code == 0)
+        o->err.code = dataset_index_open(&o->parsed, &opener, &progress, !o->binding.opener->system,
+                                         &o->index_fd, &o->scanned, &o->err);
+    backend_free(backend);
     if (o->err.code == 0)
         o->err.code = index_keep(o, &o->err);
     while (loop_post(pool->loop, opening_done, o) < 0)
@@ -691,6 +714,25 @@ static void openings_start(struct pool *pool)
     }
 }
 
+static bool spec_is_remote(const struct dataset_spec *spec)
+{
+    for (unsigned k = 0; k < spec->n; k++) {
+        if (dataset_is_remote(spec->sources[k].uri))
+            return true;
+    }
+    return false;
+}
+
+/* Who opens a source elsewhere brings how to read it; else, in a private daemon, it is looked for as the user's own tools do. */
+static int access_take(struct pool *pool, struct open_request *r, const char *spec, struct leat_error *err)
+{
+    if (!r->access && pool->config.opener.system)
+        return error_set(err, LEAT_DENIED,
+                         "%s: who opens it has to bring credentials, and this client is too old to", spec);
+    int code = r->access ? 0 : access_own(NULL, &r->access, err);
+    return code < 0 ? error_prefix(err, code, "%s", spec) : 0;
+}
+
 static int opening_join(struct pool *pool, struct open_request *r, struct leat_error *err)
 {
     struct dataset_spec spec = {0};
@@ -702,6 +744,12 @@ static int opening_join(struct pool *pool, struct open_request *r, struct leat_e
         dataset_spec_free(&spec);
         return error_set(err, -ENOMEM, "out of memory");
     }
+    code = spec_is_remote(&spec) ? access_take(pool, r, canonical, err) : 0;
+    if (code < 0) {
+        free(canonical);
+        dataset_spec_free(&spec);
+        return code;
+    }
     bool taken = pool->cluster &&
                  (r->append ? cluster_append(pool->cluster, r) : cluster_open(pool->cluster, r, canonical));
     if (taken) {
@@ -711,7 +759,8 @@ static int opening_join(struct pool *pool, struct open_request *r, struct leat_e
     }
     list_for_each (node, &pool->openings) {
         struct opening *o = container_of(node, struct opening, node);
-        if (strcmp(o->spec, canonical) == 0 && o->binding.caller.uid == r->uid) {
+        if (strcmp(o->spec, canonical) == 0 && o->binding.caller.uid == r->uid &&
+            access_equal(o->access, r->access)) {
             free(canonical);
             dataset_spec_free(&spec);
             list_push_back(&o->requests, &r->node);
@@ -729,6 +778,7 @@ static int opening_join(struct pool *pool, struct open_request *r, struct leat_e
     o->parsed = spec;
     o->index_fd = -1;
     o->binding = (struct source_binding){&pool->config.opener, {r->uid, r->gid}};
+    o->access = access_ref(r->access);
     o->room.fire = opening_go_on;
     list_init(&o->requests);
     list_push_back(&o->requests, &r->node);

@@ -24,6 +24,7 @@
 
 #include <pthread.h>
 
+struct access;
 struct cluster;
 struct net_server;
 struct ready;
@@ -51,6 +52,7 @@ struct open_request {
     uint64_t pool_bytes;
     char *name; /* "" = implicit; owned by the request */
     char *uri;
+    struct access *access; /* of sources elsewhere; owned by the request. NULL: the asker brought none */
     bool append; /* uri is added to the explicit set `name` */
     bool local;  /* asked by another node, or decided: not to be passed on */
     /* On the loop: ws (a lease is the callee's to take) or an error. The request is freed afterwards. */

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "leat/leat.h"
+#include "pool/access.h"
 #include "pool/pool_internal.h"
 #include "pool/region.h"
 #include "pool/staging.h"
@@ -385,7 +386,15 @@ static int on_open(struct client *c, struct conn_message *m)
                                .opened = opened,
                                .progress = open_progress,
                                .user = c};
+    int rc = o.has_access ? access_new(&o.access, !c->server->pool->config.opener.system, &r->access) : 0;
     proto_open_fini(&o);
+    explicit_bzero((void *)(uintptr_t)m->body, m->frame.body_bytes); /* it may hold keys */
+    if (rc < 0) {
+        free(r->name);
+        free(r->uri);
+        free(r);
+        return rc;
+    }
     c->nopening++;
     pool_open(c->server->pool, r);
     return 0;
