@@ -31,7 +31,8 @@
  * waits no longer; and no more than this is lost of what others wait for when a sample is urgent.
  */
 #define REMOTE_SEGMENT_BYTES (64 * MIB)
-#define REMOTE_IDLE_S        10 /* sessions are kept so long for the next segment: a handshake costs several round trips */
+#define REMOTE_IDLE_S                                                                                        \
+    10 /* sessions are kept so long for the next segment: a handshake costs several round trips */
 
 enum segment_state { SEGMENT_TODO, SEGMENT_TAKEN, SEGMENT_DONE };
 

@@ -67,11 +67,11 @@ struct fill_thread {
     void *arrived_user;
     struct fill_bad bad[RANGES_BAD_MAX];
     unsigned nbad;
-    uint64_t bad_offset; /* in the file, where the last read failed; UINT64_MAX: it was not the read */
+    uint64_t bad_offset;        /* in the file, where the last read failed; UINT64_MAX: it was not the read */
     struct fill_remote *remote; /* sessions and reads of what lies elsewhere; NULL: none was met lately */
     struct backend *waits;      /* fill's lock: the session that the thread may be waiting for */
     bool loading;               /* a load, and not a segment */
-    char logged[FILL_MESSAGE];    /* the last message: a large file that changed is not told of once a segment */
+    char logged[FILL_MESSAGE]; /* the last message: a large file that changed is not told of once a segment */
 };
 
 /* Totals: relaxed atomics, readable while threads run. */

@@ -498,7 +498,7 @@ static void read_chunk(struct fill_thread *t, struct wset *ws, const struct inde
             fill_bad_add(t, r->begin, r->end, code, "%s", why);
         else
             fill_bad_add(t, r->begin, r->end, code, "%s: %.100s", name,
-                    err.message[0] ? err.message : strerror(-code));
+                         err.message[0] ? err.message : strerror(-code));
         return;
     }
     if (!whole) {

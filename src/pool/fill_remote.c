@@ -196,7 +196,8 @@ void fill_remote_add(struct fill_thread *t, struct wset *ws, const struct index_
     if (rc == 0 && (len < 0 || (size_t)len >= sizeof(uri)))
         rc = error_set(&err, -ENAMETOOLONG, "its address is too long");
     if (rc == 0 && e->kind != INDEX_EXTENT_RAW)
-        rc = error_set(&err, LEAT_UNSUPPORTED, "%.150s: only files with their samples as they are can be read from elsewhere", uri);
+        rc = error_set(&err, LEAT_UNSUPPORTED,
+                       "%.150s: only files with their samples as they are can be read from elsewhere", uri);
     if (rc == 0 && r->cancelled)
         rc = error_set(&err, -ECANCELED, "given up, as the set was dropped");
     if (rc == 0 && !r->session) {

@@ -53,8 +53,8 @@ struct open_request {
     char *name; /* "" = implicit; owned by the request */
     char *uri;
     struct access *access; /* of sources elsewhere; owned by the request. NULL: the asker brought none */
-    bool append; /* uri is added to the explicit set `name` */
-    bool local;  /* asked by another node, or decided: not to be passed on */
+    bool append;           /* uri is added to the explicit set `name` */
+    bool local;            /* asked by another node, or decided: not to be passed on */
     /* On the loop: ws (a lease is the callee's to take) or an error. The request is freed afterwards. */
     void (*opened)(struct open_request *request, struct wset *ws, const struct leat_error *err);
     void (*progress)(struct open_request *request, uint64_t samples, uint64_t bytes);

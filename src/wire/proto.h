@@ -140,7 +140,7 @@ struct proto_welcome {
  * daemon, never between hosts. Strings are owned; NULL and "" are the same: not said.
  */
 struct proto_access {
-    uint32_t flags; /* PROTO_ACCESS_* */
+    uint32_t flags;  /* PROTO_ACCESS_* */
     int64_t expires; /* seconds since 1970; 0: never, or not known */
     char *endpoint, *region, *style, *ca_file, *profile;
     char *access_key, *secret_key, *token;

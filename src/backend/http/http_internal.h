@@ -112,8 +112,9 @@ ssize_t tls_write(struct http_conn *conn, const void *buf, size_t len, struct le
 /* Asks for the addresses of a name in a thread of its own; done() runs on the loop, exactly once unless it is forgotten. */
 struct resolve;
 int http_resolve_start(struct loop *loop, const char *host, uint16_t port,
-                  void (*done)(void *user, const struct http_address *addresses, unsigned n, const char *why),
-                  void *user, struct resolve **ret_resolve);
+                       void (*done)(void *user, const struct http_address *addresses, unsigned n,
+                                    const char *why),
+                       void *user, struct resolve **ret_resolve);
 void http_resolve_forget(struct resolve *r);
 
 #endif

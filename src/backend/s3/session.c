@@ -133,8 +133,7 @@ int session_credentials(struct backend *b, struct leat_error *err)
         return 0; /* they still hold for a while */
     if (rc < 0)
         return rc;
-    if (refused && b->credentials.token && found.token &&
-        strcmp(found.token, b->credentials.token) == 0) {
+    if (refused && b->credentials.token && found.token && strcmp(found.token, b->credentials.token) == 0) {
         credentials_fini(&found);
         b->refused = true;
         return error_set(err, LEAT_DENIED,

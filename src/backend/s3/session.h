@@ -64,7 +64,7 @@ struct request {
     struct http_call call;
     struct bytes_out head;
     struct loop_timer again;
-    struct list node; /* session.requests */
+    struct list node;                      /* session.requests */
     unsigned tries, redirects, generation; /* of the credentials it was signed with */
     bool good, renewed, skewed, running;
     uint64_t deadline_ns, retry_after_s;
@@ -84,8 +84,8 @@ struct backend {
     struct aws_settings settings;
     struct credentials credentials;
     bool have_credentials, refused; /* refused: a server said that they have expired */
-    unsigned generation; /* of them */
-    int64_t skew_s;      /* the servers' clock, less ours */
+    unsigned generation;            /* of them */
+    int64_t skew_s;                 /* the servers' clock, less ours */
     struct list buckets, requests;
     struct list asking;     /* backend_read.node: of which some bytes were not asked for yet, in order */
     struct list asked;      /* ... all were */
