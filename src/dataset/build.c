@@ -108,11 +108,13 @@ static int sniff(const char *path, struct scan_file *file, enum scan_format *ret
 }
 
 /* Elsewhere the odd characters are asked about only where they can be part of a name. */
-bool scan_exists(struct scan *scan, const char *path)
+int scan_exists(struct scan *scan, const char *path)
 {
     struct dataset_stat stat;
-    if (dataset_is_remote(path))
-        return remote_has_lists(path) && remote_stat(scan, path, &stat, NULL) == 0;
+    if (dataset_is_remote(path)) {
+        int rc = remote_has_lists(path) ? remote_stat(scan, path, &stat, NULL) : LEAT_NOT_FOUND;
+        return rc == -ENOMEM ? rc : rc == 0;
+    }
     AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
     int rc = scan_open(scan, path, &file, NULL);
     return rc != LEAT_NOT_FOUND && rc != -ENAMETOOLONG; /* a pattern may be longer than any name */
@@ -142,11 +144,15 @@ int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char *
     if (!text)
         return -ENOMEM;
     uint64_t rows = 0;
-    int rc = strchr(uri, '#') && !scan_exists(scan, uri) ? split_rows(text, &rows, err) : 0;
+    int there = strchr(uri, '#') ? scan_exists(scan, uri) : 1;
+    int rc = there == 0 ? split_rows(text, &rows, err) : MIN(there, 0);
     if (rc)
         return rc;
     const char *hash = strrchr(text, '#');
-    bool split = hash && hash[1] && !scan_exists(scan, text);
+    there = hash && hash[1] ? scan_exists(scan, text) : 1;
+    if (there < 0)
+        return there;
+    bool split = there == 0;
     AUTO_FREE char *inner = split ? strdup(hash + 1) : NULL;
     char *file = spec_absolute(text, split ? (size_t)(hash - text) : strlen(text));
     if (!file || (split && !inner)) {
@@ -216,7 +222,10 @@ static int scan_source(struct scan *scan, const struct dataset_source *source, b
     int rc = scan_split_inner(scan, source->uri, &path, &inner, &rows, err);
     if (rc < 0)
         return rc;
-    if (single && !inner && !rows && shards_is_pattern(path) && !scan_exists(scan, path))
+    int there = single && !inner && !rows && shards_is_pattern(path) ? scan_exists(scan, path) : 1;
+    if (there < 0)
+        return there;
+    if (there == 0)
         return scan_shards(scan, path, ret_builder, err);
 
     AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
@@ -224,6 +233,8 @@ static int scan_source(struct scan *scan, const struct dataset_source *source, b
     rc = scan_open(scan, path, &file, err);
     if (rc < 0)
         return rc;
+    if (file.fd < 0 && S_ISDIR(file.st.st_mode) && (inner || rows || source->field || !single))
+        return remote_no_object(path, err);
     if (S_ISREG(file.st.st_mode))
         rc = sniff(path, &file, &format, err);
     if (rc < 0)

@@ -72,7 +72,10 @@ static int expect_source(struct expected *x, const struct dataset_source *source
     int rc = scan_split_inner(&x->scan, source->uri, &path, &inner, &rows, err);
     if (rc < 0)
         return rc;
-    if (single && !inner && !rows && shards_is_pattern(path) && !scan_exists(&x->scan, path))
+    int there = single && !inner && !rows && shards_is_pattern(path) ? scan_exists(&x->scan, path) : 1;
+    if (there < 0)
+        return there;
+    if (there == 0)
         return shards_expand(&x->scan, path, &x->files, err);
     AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
     rc = scan_open(&x->scan, path, &file, err);
@@ -91,6 +94,8 @@ static int expect_source(struct expected *x, const struct dataset_source *source
     }
     if (!folder)
         return expect_file(x, path);
+    if (file.fd < 0 && (!single || inner || rows || source->field))
+        return remote_no_object(path, err);
     if (file.fd < 0) {
         x->prefix = TAKE_PTR(path);
         return 0;
@@ -460,6 +465,16 @@ static int scan_to_file(const struct dataset_spec *spec, struct expected *x, con
     return 0;
 }
 
+/* So that it is not fetched every time. Whether it works is no matter. */
+static void keep_fetched(const struct dataset_spec *spec, struct expected *x, int from)
+{
+    AUTO_FREE char *path = NULL;
+    AUTO_CLOSE int fd = -1;
+    bool made;
+    if (cache_path(x, true, &path) == 0)
+        scan_to_file(spec, x, path, 0600, from, &fd, &made, NULL);
+}
+
 static int scan_to_memory(const struct dataset_spec *spec, struct expected *x, int *ret_fd,
                           struct leat_error *err)
 {
@@ -496,8 +511,8 @@ int dataset_index_open(const struct dataset_spec *spec, const struct dataset_ope
     int fd = x.beside && !elsewhere ? open_candidate(&x, x.beside, true) : -1;
     if (fd < 0 && cache_path(&x, false, &cached) == 0)
         fd = open_candidate(&x, cached, false);
-    if (fd < 0 && elsewhere)
-        fd = fetch_candidate(&x);
+    if (fd < 0 && elsewhere && (fd = fetch_candidate(&x)) >= 0 && keep)
+        keep_fetched(spec, &x, fd);
     bool scanned = fd < 0;
     if (scanned) {
         bool made = false;

@@ -20,8 +20,9 @@
 #define LEARN_EXTRA 1000u /* that nobody asked for: then stats are cheaper */
 
 struct scan_object {
-    char *uri;
-    struct dataset_stat stat;
+    char *uri; /* owned; behind its NUL stands the ETag */
+    uint64_t bytes;
+    int64_t modified;
     bool missing;
 };
 
@@ -70,32 +71,28 @@ static int objects_grow(struct scan_objects *o)
     return 0;
 }
 
-/* stat NULL: there is no such object. What is known already stays. */
-static int object_learn(struct scan *scan, const char *uri, const struct dataset_stat *stat)
+/* What is known already stays. */
+static int object_learn(struct scan *scan, const struct dataset_object *object, bool missing)
 {
     struct scan_objects *o = &scan->objects;
     int rc = objects_grow(o);
     if (rc < 0)
         return rc;
-    uint64_t slot = object_slot(o, uri);
+    uint64_t slot = object_slot(o, object->uri);
     if (o->slots[slot])
         return 0;
-    struct scan_object new = {.uri = strdup(uri), .missing = !stat};
+    size_t uri = strlen(object->uri) + 1, etag = strlen(object->etag) + 1;
+    if (etag > DATASET_ETAG_MAX)
+        etag = 1;
+    struct scan_object new = {
+        .uri = malloc(uri + etag), .bytes = object->bytes, .modified = object->modified, .missing = missing};
     if (!new.uri)
         return -ENOMEM;
-    if (stat)
-        new.stat = *stat;
+    memcpy(new.uri, object->uri, uri);
+    memcpy(new.uri + uri, etag > 1 ? object->etag : "", etag);
     o->items[o->n] = new;
     o->slots[slot] = (uint32_t)++o->n;
     return 0;
-}
-
-static int object_learn_listed(struct scan *scan, const struct dataset_object *object)
-{
-    struct dataset_stat stat = {.bytes = object->bytes, .modified = object->modified};
-    snprintf(stat.etag, sizeof(stat.etag), "%s",
-             strlen(object->etag) < sizeof(stat.etag) ? object->etag : "");
-    return object_learn(scan, object->uri, &stat);
 }
 
 static const struct scan_object *object_known(const struct scan *scan, const char *uri)
@@ -121,14 +118,16 @@ int remote_stat(struct scan *scan, const char *uri, struct dataset_stat *ret_sta
     if (rc < 0)
         return rc;
     const struct scan_object *known = object_known(scan, uri);
-    struct dataset_stat stat;
+    struct dataset_stat stat = {0};
     struct leat_error why = {0};
     if (!known && remote_has_lists(uri) && (uri[strlen(uri) - 1] == '/' || !strchr(uri + 5, '/')))
         rc = LEAT_NOT_FOUND; /* a prefix, or a bucket: no object has such a name, but for marks of folders */
     else if (!known)
         rc = scan->opener->remote->stat(scan->opener->remote_user, uri, &stat, &why);
     if (!known && (rc == 0 || rc == LEAT_NOT_FOUND)) {
-        int learnt = object_learn(scan, uri, rc == 0 ? &stat : NULL);
+        struct dataset_object found = {
+            .uri = uri, .bytes = stat.bytes, .etag = stat.etag, .modified = stat.modified};
+        int learnt = object_learn(scan, &found, rc != 0);
         if (learnt < 0)
             return learnt;
         known = object_known(scan, uri);
@@ -138,8 +137,14 @@ int remote_stat(struct scan *scan, const char *uri, struct dataset_stat *ret_sta
                          why.message[0] ? ": " : "", why.message);
     if (rc < 0)
         return why.message[0] ? error_set(err, rc, "%s", why.message) : error_sys(err, rc, "%.300s", uri);
-    *ret_stat = known->stat;
+    *ret_stat = (struct dataset_stat){.bytes = known->bytes, .modified = known->modified};
+    strcpy(ret_stat->etag, known->uri + strlen(known->uri) + 1); /* was measured */
     return 0;
+}
+
+int remote_no_object(const char *uri, struct leat_error *err)
+{
+    return error_set(err, LEAT_NOT_FOUND, "%.300s: there is no such object", uri);
 }
 
 /* --- names --------------------------------------------------------------------------------------------------------- */
@@ -190,23 +195,24 @@ static int learn_one(void *ctx, const struct dataset_object *object)
     struct learning *l = ctx;
     if (l->most-- == 0)
         return -E2BIG;
-    return object->prefix ? 0 : object_learn_listed(l->scan, object);
+    return object->prefix ? 0 : object_learn(l->scan, object, false);
 }
 
-void remote_learn(struct scan *scan, const char *pattern, const struct scan_paths *paths)
+int remote_learn(struct scan *scan, const char *pattern, const struct scan_paths *paths)
 {
     size_t len = strcspn(pattern, "{*?[");
     const char *bucket_end = strchr(pattern + 5, '/');
     if (!remote_has_lists(pattern) || !bucket_end || pattern + len <= bucket_end || paths->n < LEARN_LEAST ||
         reach(scan, pattern, NULL) < 0)
-        return;
+        return 0;
     for (unsigned i = 0; i < paths->n; i++)
         if (shards_is_pattern(paths->items[i]))
-            return; /* is listed anyway */
+            return 0; /* is listed anyway */
     AUTO_FREE char *start = strndup(pattern, len);
     struct learning l = {.scan = scan, .most = paths->n + LEARN_EXTRA};
-    if (start)
-        scan->opener->remote->list(scan->opener->remote_user, start, true, learn_one, &l, NULL);
+    int rc = start ? scan->opener->remote->list(scan->opener->remote_user, start, true, learn_one, &l, NULL)
+                   : -ENOMEM;
+    return rc == -ENOMEM ? rc : 0;
 }
 
 struct wildcard {
@@ -221,7 +227,7 @@ static int wildcard_one(void *ctx, const struct dataset_object *object)
     const char *name = strrchr(object->uri, '/') + 1;
     if (object->prefix || *name == '.' || !*name || fnmatch(w->name, name, FNM_PERIOD))
         return 0;
-    int rc = object_learn_listed(w->scan, object);
+    int rc = object_learn(w->scan, object, false);
     return rc < 0 ? rc : scan_paths_add(w->out, object->uri);
 }
 
@@ -331,7 +337,7 @@ static int prefix_shards(struct prefix *p, struct index_builder **ret_builder)
             continue;
         AUTO_FREE char *uri = remote_join(p->root, o.name);
         o.uri = uri;
-        rc = uri ? object_learn_listed(p->scan, &o) : -ENOMEM;
+        rc = uri ? object_learn(p->scan, &o, false) : -ENOMEM;
         if (rc == 0)
             rc = scan_paths_add(&paths, uri);
     }
@@ -390,7 +396,7 @@ int remote_fetch(struct scan *scan, const char *uri, uint64_t most, int *ret_fd,
         return rc;
     uint64_t bytes = (uint64_t)file.st.st_size;
     if (!S_ISREG(file.st.st_mode))
-        return error_set(err, LEAT_NOT_FOUND, "%.300s: there is no such object", uri);
+        return remote_no_object(uri, err);
     if (bytes == 0 || bytes > most)
         return error_set(err, LEAT_CORRUPT, "%.300s: %llu bytes", uri, (unsigned long long)bytes);
     AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);

@@ -69,9 +69,13 @@ void scan_close(struct scan_file *file)
 static int open_remote(struct scan *scan, const char *uri, struct scan_file *ret_file, struct leat_error *err)
 {
     struct dataset_stat st;
-    int rc = remote_stat(scan, uri, &st, err);
-    if (rc < 0 && (rc != LEAT_NOT_FOUND || !remote_has_lists(uri)))
+    struct leat_error why = {0};
+    int rc = remote_stat(scan, uri, &st, &why);
+    if (rc < 0 && (rc != LEAT_NOT_FOUND || !remote_has_lists(uri))) {
+        if (err)
+            *err = why;
         return rc;
+    }
     ret_file->opener = scan->opener;
     if (!(ret_file->uri = strdup(uri)))
         return -ENOMEM;
@@ -198,7 +202,9 @@ char *scan_common_root(char *const *paths, unsigned n)
     for (unsigned i = 0; i < n; i++)
         if (paths[i][len] != '/' || paths[i][len + 1] == '/')
             len = 0;
-    return strndup(paths[0], len >= MAX(least, 1u) ? len : 0);
+    if (len < MAX(least, 1u) || paths[0][len - 1] == '/')
+        len = 0;
+    return strndup(paths[0], len);
 }
 
 const char *scan_relative(const char *root, const char *path)

@@ -72,7 +72,7 @@ int spec_source_path(const char *text, size_t len, char **ret_path, struct leat_
  * at the end goes to *ret_rows (0: there is none); LEAT_INVALID for an N that is no number above 0. */
 int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char **ret_inner,
                      uint64_t *ret_rows, struct leat_error *err);
-bool scan_exists(struct scan *scan, const char *path);
+int scan_exists(struct scan *scan, const char *path); /* 1, 0, or -ENOMEM */
 /* dataset_index_build, with what the scan knows already. */
 int scan_build(struct scan *scan, const struct dataset_spec *spec, int fd, struct leat_error *err);
 /* LEAT_INVALID: a pattern means something that is no tar file. */
@@ -151,6 +151,8 @@ int dir_objects_end(struct dir_objects *tree, struct index_builder **ret_builder
 
 /* Is it there? Asked once a scan. 0, LEAT_NOT_FOUND, or another code with a message. */
 int remote_stat(struct scan *scan, const char *uri, struct dataset_stat *ret_stat, struct leat_error *err);
+/* LEAT_NOT_FOUND, where a prefix would not do. */
+int remote_no_object(const char *uri, struct leat_error *err);
 /* A name within a prefix that no sample is made of: hidden, or a folder's mark. */
 bool remote_left_out(const char *name);
 /* Beside shards, and none of them: "x.idx", "x.json", "x.leat-index". */
@@ -165,8 +167,8 @@ int remote_list_below(struct scan *scan, const char *root,
                       struct leat_error *err);
 /* The objects that a pattern of S3 means in its last component, sorted. */
 int remote_wildcard(struct scan *scan, const char *pattern, struct scan_paths *out, struct leat_error *err);
-/* One list in the place of a stat for each of these, where that is likely to pay. Never fails: who is not known is asked about. */
-void remote_learn(struct scan *scan, const char *pattern, const struct scan_paths *paths);
+/* One list in the place of a stat for each of these, where that is likely to pay. 0 or -ENOMEM: who is not known then is asked about. */
+int remote_learn(struct scan *scan, const char *pattern, const struct scan_paths *paths);
 /* All of an object into a memfd, not sealed. */
 int remote_fetch(struct scan *scan, const char *uri, uint64_t most, int *ret_fd, struct leat_error *err);
 /* An object's address below its root: "s3://b/p" and "x" are "s3://b/p/x". Caller frees. */

@@ -199,7 +199,7 @@ int shards_expand(struct scan *scan, const char *pattern, struct scan_paths *ret
     if (rc == -EINVAL)
         return error_set(err, LEAT_INVALID, "%s: the range in braces is not of the form {000..017}", pattern);
     if (rc == 0 && dataset_is_remote(pattern))
-        remote_learn(scan, pattern, &plain);
+        rc = remote_learn(scan, pattern, &plain);
     for (unsigned i = 0; i < plain.n && rc == 0; i++)
         rc = strpbrk(plain.items[i], "*?[") && shards_is_pattern(plain.items[i])
                  ? expand_wildcard(scan, plain.items[i], &out, err)

@@ -128,6 +128,10 @@ static int address(const char *text, size_t len, char **ret_path, struct leat_er
         size_t host_len = strcspn(host, "/?#");
         if (host_len == 0 || !host[host_len])
             return refuse(err, text, len, "an address needs a host and a file: https://HOST/PATH");
+        if (copy[len - 1] == '/')
+            return refuse(err, text, len,
+                          "a folder of a web server, which has no lists; name the files, or tar shards as in "
+                          "x-{000..099}.tar");
         for (const char *c = host; *c; c++)
             if ((unsigned char)*c <= ' ' || *c == 127)
                 return refuse(err, text, len, "spaces and other odd bytes have to be percent-encoded");

@@ -6,8 +6,8 @@
  * lacks it asks for, and the turn goes to the next lane: so the waits of all lanes are one. Members found are kept until their
  * shard's turn comes, for samples are numbered in the order of shards.
  *
- * A window grows while headers come one after another. Payload that reaches SKIP_BYTES past what was read is stepped over, and
- * the window is small again; less is read and thrown away, which is cheaper than another round trip.
+ * A window grows while headers come one after another, until it reaches over payload of a few MiB: to read that and throw it away is
+ * cheaper than another round trip. Longer payload is stepped over, and the window is small again.
  *
  * Failure modes: what goes wrong in a lane is said when the shard's turn has come, so that the first bad shard is named whatever came first.
  */
@@ -18,7 +18,6 @@
 #define WINDOW_MAX   (8 * MIB)
 #define WINDOW_START (512 * KIB)
 #define WINDOW_SMALL (128 * KIB) /* behind a step over payload */
-#define SKIP_BYTES   (4 * MIB)
 
 struct piece {
     char *buf;
@@ -124,9 +123,10 @@ static int lane_data(struct tar_ahead *a, struct lane *l, uint64_t offset, uint3
         l->window = MIN(l->window * 2, a->window_max);
         rc = piece_behind(l, err);
     } else if (!piece_holds(&l->now, offset, end)) {
-        bool near = l->now.bytes && offset < l->now.offset + l->now.bytes + SKIP_BYTES;
-        if (l->now.bytes)
-            l->window = near ? MIN(l->window * 2, a->window_max) : WINDOW_SMALL;
+        uint64_t behind = l->now.offset + l->now.bytes, gap = offset > behind ? offset - behind : 0;
+        bool near = l->now.bytes && gap < a->window_max, first = l->now.bytes == 0;
+        uint64_t wider = MAX(l->window, gap) * 2;
+        l->window = first ? WINDOW_START : near ? MIN(wider, a->window_max) : WINDOW_SMALL;
         piece_drop(l, &l->now);
         piece_drop(l, &l->next);
         rc = piece_begin(l, &l->now, offset, MAX(l->window, (uint64_t)want), err);
@@ -234,7 +234,7 @@ static int lane_open(struct tar_ahead *a, struct lane *l, unsigned number, struc
     tar_parser_init(&l->parser);
     int rc = scan_open(a->scan, path, &l->file, err);
     if (rc == 0 && !S_ISREG(l->file.st.st_mode))
-        rc = error_set(err, LEAT_NOT_FOUND, "%s: there is no such object", path);
+        rc = remote_no_object(path, err);
     return rc;
 }
 
