@@ -60,10 +60,10 @@ def parse_timeout(timeout: float | None) -> int:
     return min(int(min(timeout, 2e10) * 1e9) or 1, 2**64 - 1)
 
 
-def connect(socket: str | os.PathLike[str] | None = None, job: str | None = None, *, pool: int | str | None = None,
+def connect(socket: str | bytes | os.PathLike[str] | os.PathLike[bytes] | None = None, job: str | None = None, *, pool: int | str | None = None,
             start: bool = True) -> _leat.Client:
     """The connection to the daemon at `socket`, else to this job's private one, which is started when there is none."""
-    key = (os.fspath(socket) if socket is not None else None, job)
+    key = (os.fsdecode(socket) if socket is not None else None, job)
     with _lock:
         client = _clients.get(key)
         if client is None:

@@ -39,7 +39,7 @@ def decode_image(data: memoryview) -> Array:
 
 
 def decode_npy(data: memoryview) -> Array:
-    array: Array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    array: Array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-untyped-call]
     return array
 
 

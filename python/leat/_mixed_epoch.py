@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ._epoch import Epoch, bad_sample
 from ._errors import BadSample, Corrupt, NotFound
-from ._loader import _Epoch, bad_sample
 from ._mixture import ID_MASK, MixedBatch, MixedIter, Mixture
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _FIRST_WINDOW, _WINDOW = 16, 1024  # steps that are planned at once: the first batch is not to wait for a long list
 
 
-class MixedEpoch(_Epoch):
+class MixedEpoch(Epoch):
     _batch_type = MixedBatch
     _mixed: MixedIter | None = None
     _window = _FIRST_WINDOW

@@ -192,7 +192,7 @@ class Stages:
             else:
                 assert isinstance(value, np.ndarray)
                 bytes_each = int(np.prod(value.shape[1:]))
-                values, size = value.reshape(-1), value.shape[1:3]
+                values, size = value.reshape(-1), (value.shape[1], value.shape[2])
                 offsets = np.arange(lo, hi + 1, dtype=np.uint64) * np.uint64(bytes_each)
             for i, code, message in bound.run_packed(values, offsets, ids, seed, epoch, out, *size):
                 data = values[int(offsets[i]) : int(offsets[i + 1])].data
@@ -244,12 +244,12 @@ def again(prep: Prep, bound: Any, data: memoryview, index: int, seed: int, epoch
 def foreign(data: memoryview, orient: bool, max_pixels: int, refused: Exception) -> Array:
     """A picture of another format, decoded by Pillow: uint8, height x width x 3. `refused`: what the JPEG decoder said."""
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise type(refused)(f"{refused}: no JPEG, and Pillow, which might read it, is not installed") from None
     try:
         picture: Any = Image.open(io.BytesIO(data), formats=FORMATS)
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise type(refused)(f"no picture that is known: {refused}") from None
     except Image.DecompressionBombError as error:
         raise Invalid(str(error)) from None

@@ -101,7 +101,7 @@ def steps(length: int, start: int, global_batch: int, drop_last: bool) -> int:
     return left // global_batch if drop_last else -(-left // global_batch)
 
 
-def cut(batches: Iterable[Sequence[int]], rank: int, world_size: int) -> tuple[Ids, Ids, npt.NDArray[np.bool_], Ids]:
+def cut(batches: Iterable[Sequence[int] | Ids], rank: int, world_size: int) -> tuple[Ids, Ids, npt.NDArray[np.bool_], Ids]:
     """(ids, ends, valid, global ends) of one rank out of a batch sampler's global batches: each is cut in slices of equal length,
     the last ones padded from the batch's own start.
 

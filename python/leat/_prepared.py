@@ -121,7 +121,7 @@ def _tensors(batch: Any) -> dict[str, Any]:
     for name in batch.fields:
         value = batch[name]
         if isinstance(value, CudaArray):
-            value = torch.from_dlpack(value)
+            value = torch.utils.dlpack.from_dlpack(value)
             if name in bfloat16:
                 value = value.view(torch.bfloat16)
         elif name in bfloat16:

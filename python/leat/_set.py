@@ -18,6 +18,7 @@ import numpy.typing as npt
 from . import _clients, _leat
 from ._batch import Array, Batch, Ragged
 from ._clients import parse_timeout
+from ._cuda import CudaArray
 from ._errors import Error, NotFound, PeerGone, Stale, UnknownKey
 from ._fields import Field, dlpack_code
 from ._progress import ProgressArg, Reporter
@@ -372,6 +373,7 @@ class WorkingSet:
             columns = []
             for field in self._fields:
                 value, present = batch[field.name], batch.present(field.name)
+                assert not isinstance(value, CudaArray)  # read_batch is for the host
                 columns.append([self._cell(value, present, field, i) for i in range(len(numbers))])
                 del value
         if len(columns) == 1:
@@ -563,6 +565,7 @@ def _copy_out(batch: Batch, out: Mapping[str, Array] | Array) -> None:
             value = batch[name]
             if isinstance(value, Ragged):
                 raise ValueError(f"out: field {name!r} is ragged")
+            assert not isinstance(value, CudaArray)
             if target.shape != value.shape:
                 raise ValueError(f"out: field {name!r} takes shape {value.shape}, not {target.shape}")
             np.copyto(target, value)

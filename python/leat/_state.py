@@ -7,6 +7,7 @@ steps, which are counted from the start of an epoch through all restarts, can be
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,8 @@ def check_state(state: Mapping[str, Any]) -> None:
         if name not in state:
             raise ValueError(f"this state has no {name!r}")
     check_mixture(state["mixture"])
+    if state["sampler"] is None and state["samples"] > state["length"]:
+        raise ValueError(f"this state has samples={state['samples']} of {state['length']}")
     if state["version"] == 1:
         return
     runs = state.get("runs")
@@ -75,7 +78,7 @@ def of_loader(loader: Loader) -> dict[str, Any]:
         "version": STATE_VERSION, "kind": "leat.Loader", "seed": loader._seed, "epoch": epoch, "samples": samples,
         "global_batch": loader.global_batch, "length": len(loader.ws), "fingerprint": loader.ws.fingerprint,
         "shuffle": loader._shuffle, "skip_ranges": [list(one) for one in loader._skip],
-        "sampler": None if source is None else {"kind": type(source).__name__, "state": loader._sampler_state},
+        "sampler": None if source is None else {"kind": type(source).__name__, "state": loader._state_of_sampler()},
         "mixture": None if loader._mixture is None else loader._mixture.state, "runs": [list(run) for run in loader._runs],
     }
 
@@ -101,10 +104,11 @@ def load(loader: Loader, state: Mapping[str, Any]) -> None:
         loader._seed = state["seed"]
         loader._close_engine()
         loader._work.seed = loader._seed
-    loader._close_epoch()
+    loader._close_epoch(replaced=True)
     inner = (state["sampler"] or {}).get("state")
     if inner is not None and hasattr(source, "load_state_dict"):
-        source.load_state_dict(inner)
+        source.load_state_dict(copy.deepcopy(inner))
+    loader._sampler_state = inner
     loader._epoch = state["epoch"]
     loader._start = loader._delivered = state["samples"]
     loader._ended = False

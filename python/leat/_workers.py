@@ -15,6 +15,7 @@ import os
 import pickle
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from ._batch import Array, Batch, Ragged
+from ._cuda import CudaArray
 from ._decode import SCALARS, Column
 from ._errors import Error, TimedOut, WorkerDied, let_go
 from ._pictures import Stages, Transforms, split
@@ -36,6 +38,7 @@ Failure = tuple[int, BaseException]  #: place in the batch, what happened
 Loose = dict[str, dict[int, Any]]  #: values without a place in the slot, by name and place in the batch
 
 _TAG = 0x6C656174  # "leat"
+_START_S = 120.0  # that processes may take to start: many of them import torch from the same disk
 
 
 def make_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
@@ -136,12 +139,13 @@ def values_of(batch: Batch, columns: Sequence[Column], i: int) -> dict[str, Any]
     values: dict[str, Any] = {}
     for column in columns:
         value = batch[column.name]
+        assert not isinstance(value, CudaArray)  # what is to be prepared is read into host memory
         if isinstance(value, Ragged):
             part = value[i]
             if not len(part) and not batch.present(column.name)[i]:
                 raise KeyError(f"no field {column.field.name!r}")
             if column.decoder is not None:
-                values[column.name] = column.decoder(memoryview(part).cast("B"))
+                values[column.name] = column.decoder(part.view(np.uint8).data)
             else:
                 values[column.name] = part.tobytes() if column.field.kind == "raw" else part
         elif column.field.kind == "label":
@@ -347,6 +351,7 @@ class Processes:
 
         self._wait = connection.wait
         context = get_context(method)
+        self._heard = False  # some worker has said something
         self._jobs: dict[int, Job] = {}
         self._conns: list[Any] = []
         self._processes: list[Any] = []
@@ -379,7 +384,8 @@ class Processes:
                 self._died(worker)
 
     def wait(self, job: Job, timeout: float | None) -> None:
-        end = None if timeout is None else time.monotonic() + timeout
+        heard = self._heard
+        end = None if timeout is None else time.monotonic() + (timeout if heard else max(timeout, _START_S))
         conns: dict[Any, int] = {conn: w for w, conn in enumerate(self._conns)}
         sentinels: dict[Any, int] = {process.sentinel: w for w, process in enumerate(self._processes)}
         while job.chunks:
@@ -389,6 +395,8 @@ class Processes:
             for one in ready:
                 if one in conns:
                     self._receive(conns[one])
+            if not heard and self._heard:
+                heard, end = True, None if timeout is None else time.monotonic() + timeout
             for one in ready:
                 if one in sentinels and job.chunks:
                     self._died(sentinels[one])
@@ -401,10 +409,14 @@ class Processes:
                 self._receive(conns[one])
 
     def _receive(self, worker: int) -> None:
+        self._heard = True
         try:
-            number, failures, loose, read, busy = self._conns[worker].recv()
+            message = self._conns[worker].recv()
         except (EOFError, OSError):
             self._died(worker)
+        if message is None:  # it has begun
+            return
+        number, failures, loose, read, busy = message
         self._load[worker] -= 1
         self.read_s += read
         self.busy_s += busy
@@ -472,7 +484,11 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
     def at(index: int) -> None:
         slots.current[number] = index
 
+    torch = sys.modules.get("torch")
+    if torch is not None:  # as DataLoader: the workers are the threads, and OpenMP's of the parent do not live in a child of fork
+        torch.set_num_threads(1)
     source = reader(ws, work.columns, batch_size, work.block)
+    conn.send(None)
     while True:
         try:
             task = conn.recv()

@@ -21,6 +21,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from . import _prep
+from ._batch import Array
 from ._errors import _make
 from ._decoded import decoded
 from ._pictures import MAX_PIXELS, Prep
@@ -41,7 +42,7 @@ def jpeg_size(data: Any, *, max_pixels: int = 0, orient: bool = True) -> tuple[i
     return height, width
 
 
-def decode_jpeg(data: Any, *, max_pixels: int = 0, accept_damaged: bool = False, orient: bool = True) -> np.ndarray:
+def decode_jpeg(data: Any, *, max_pixels: int = 0, accept_damaged: bool = False, orient: bool = True) -> Array:
     """The whole image: uint8, height x width x 3 (RGB), turned as EXIF says unless orient=False.
 
     Raises leat.Corrupt (damaged, truncated), leat.Unsupported (12 bits, lossless), leat.Invalid (more than max_pixels).

@@ -386,7 +386,7 @@ def test_a_slot_waits_for_its_arrays(numbers):
 def test_samples_that_cannot_be_read(numbers, monkeypatch, transform):
     """The pool says that samples 25 and 26 are corrupt: by the batch that holds them, and by themselves."""
     corrupt = {25, 26}
-    read, opened = type(numbers)._read, leat._loader._Epoch._open
+    read, opened = type(numbers)._read, leat._epoch.Epoch._open
 
     class Iter:
         def __init__(self, epoch, step):
@@ -405,7 +405,7 @@ def test_samples_that_cannot_be_read(numbers, monkeypatch, transform):
             raise leat.Corrupt(f"sample {i}: checksum")
         return read(ws, i, field)
 
-    monkeypatch.setattr(leat._loader._Epoch, "_open", lambda epoch, step: Iter(epoch, step))
+    monkeypatch.setattr(leat._epoch.Epoch, "_open", lambda epoch, step: Iter(epoch, step))
     monkeypatch.setattr(type(numbers), "_read", _read)
     loader = leat.Loader(numbers, 10, shuffle=False, transform=transform)
     with pytest.raises(leat.BadSample, match=r"sample 25 \(25\), .*numbers.npy at offset \d+: Corrupt: sample 25: checksum"):

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How passes of a `leat.Loader` begin, end and follow each other: what a loop may do besides `for batch in loader` to the end."""
+
+import itertools
+import logging
+import math
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import leat
+
+N = 12
+
+
+def keep(sample, rng):
+    return sample
+
+
+WAYS = pytest.mark.parametrize("more", [{}, {"transform": keep}, {"transform": keep, "workers": "fork"}], ids=["plain", "thread", "fork"])
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    np.save(tmp_path / "x.npy", np.repeat(np.arange(N), 3).reshape(N, 3))
+    with leat.open({"x": tmp_path / "x.npy"}) as ws:
+        yield ws
+
+
+def ids(batches):
+    return [batch.ids.tolist() for batch in batches]
+
+
+def order(ws, epoch):
+    return leat.order(ws, seed=0, epoch=epoch).tolist()
+
+
+class Counted:
+    """A sampler with a state: each pass has another order."""
+
+    def __init__(self, n=4):
+        self.n, self.passes = n, 0
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        self.passes += 1
+        return iter([i * self.passes % N for i in range(self.n)])
+
+    def state_dict(self):
+        return {"passes": self.passes}
+
+    def load_state_dict(self, state):
+        self.passes = state["passes"]
+
+
+@WAYS
+def test_an_epoch_is_over_with_its_last_batch(numbers, more):
+    """A loop that counts its steps never asks for the batch after the last."""
+    loader = leat.Loader(numbers, 4, **more)
+    for epoch in range(3):
+        assert sum(ids(itertools.islice(loader, len(loader))), []) == order(numbers, epoch)
+        state = loader.state_dict()
+        assert (state["epoch"], state["samples"]) == (epoch + 1, 0)
+    loader.set_epoch(loader.epoch)  # the same once more
+    assert sum(ids(loader), []) == order(numbers, 2)
+    assert loader.epoch == 3
+
+
+@WAYS
+def test_set_epoch_in_the_middle(numbers, more):
+    loader = leat.Loader(numbers, 4, **more)
+    found = []
+    for i, batch in enumerate(loader):
+        found += batch.ids.tolist()
+        if i == 0:
+            loader.set_epoch(7)
+        state = loader.state_dict()
+        assert (state["epoch"], state["samples"]) == (7, 0)
+    assert found == order(numbers, 0)
+    assert loader.epoch == 7 and sum(ids(loader), []) == order(numbers, 7) and loader.epoch == 8
+
+
+def test_set_epoch_in_the_middle_and_what_is_drawn(numbers):
+    def draw(sample, rng):
+        return {"x": int(sample["x"][0]), "noise": rng.random()}
+
+    def drawn(change):
+        found = []
+        loader = leat.Loader(numbers, 2, transform=draw)
+        for i, batch in enumerate(loader):
+            found += batch["noise"].tolist()
+            if change and i == 0:
+                loader.set_epoch(5)
+        return found
+
+    assert drawn(False) == drawn(True)
+
+
+@WAYS
+def test_one_pass_at_a_time(numbers, more):
+    loader = leat.Loader(numbers, 4, **more)
+    with pytest.raises(ValueError, match="another iter"):
+        list(zip(loader, loader))
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    assert len(ids(second)) == 3
+    with pytest.raises(ValueError, match="another iter"):
+        next(first)
+    assert next(second, None) is None and len(ids(loader)) == 3
+    assert next(second, None) is None  # it had come to its end
+    for batch in loader:
+        loader.close()  # asked for
+    assert batch.ids.tolist() == order(numbers, 2)[:4]
+
+
+def test_a_state_is_loaded_in_the_middle(numbers):
+    loader = leat.Loader(numbers, 4)
+    state = loader.state_dict()
+    steps = iter(loader)
+    next(steps)
+    loader.load_state_dict(state)
+    with pytest.raises(ValueError, match="load_state_dict"):
+        next(steps)
+
+
+@WAYS
+def test_threads_take_turns(numbers, more):
+    steps = iter(leat.Loader(numbers, 1, **more))
+    found, failed = [], []
+
+    def take():
+        try:
+            for batch in steps:
+                found.extend(batch.ids.tolist())
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=take) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(found) == list(range(N)) and not failed
+
+
+def test_a_set_that_is_smaller_than_a_step(numbers, caplog):
+    with caplog.at_level(logging.WARNING, "leat"):
+        assert ids(leat.Loader(numbers, 8, rank=0, world_size=2)) == []
+    assert "not one step of 16; drop_last=False" in caplog.text
+    for rank in range(3):
+        (batch,) = leat.Loader(numbers, 20, rank=rank, world_size=3, drop_last=False)
+        assert batch.ids.tolist() == [order(numbers, 0)[(20 * rank + i) % N] for i in range(20)]
+        assert batch.valid.tolist() == [20 * rank + i < N for i in range(20)]
+
+
+# --- samplers -----------------------------------------------------------------------------------------------------------------
+
+
+def test_sampler_and_skip_ranges(numbers):
+    loader = leat.Loader(numbers, 2, sampler=[5, 4, 3, 2, 1, 0], skip_ranges=[(0, 2)])
+    assert len(loader) == 2 and ids(loader) == [[3, 2], [1, 0]]
+    with pytest.raises(ValueError, match="skip_ranges with a batch_sampler"):
+        leat.Loader(numbers, 2, batch_sampler=[[1]], skip_ranges=[(0, 1)])
+
+
+def test_a_sampler_that_does_not_know_its_length(numbers):
+    class Endless:
+        def __iter__(self):
+            return iter(range(1, 6))
+
+    loader = leat.Loader(numbers, 2, sampler=Endless())
+    assert ids(loader) == [[1, 2], [3, 4]]
+    with pytest.raises(TypeError):
+        len(loader)
+
+
+@WAYS
+def test_batches_of_any_length(numbers, more):
+    batches = [[1, 2, 3], [4, 5], [6]]
+    loader = leat.Loader(numbers, batch_sampler=batches, **more)
+    assert len(loader) == 3 and ids(loader) == batches
+    assert loader.stats()["samples"] == 6
+    batches[1] = [7, 8, 9, 10, 11]
+    with leat.Loader(numbers, batch_sampler=batches, **more) as loader:
+        assert [batch["x"][:, 0].tolist() for batch in loader] == batches
+        batches[2] = list(range(12))
+        assert [batch["x"][:, 0].tolist() for batch in loader] == batches
+
+
+@pytest.mark.parametrize("wrong,error", [([1, 99], IndexError), ([-1], IndexError), ([1.5], TypeError), (["a"], TypeError)])
+@pytest.mark.parametrize("what", ["sampler", "batch_sampler"])
+def test_numbers_that_are_none(numbers, what, wrong, error):
+    with pytest.raises(error):
+        list(leat.Loader(numbers, 1, **{what: wrong if what == "sampler" else [wrong]}))
+
+
+def test_the_state_of_a_sampler(numbers):
+    first = [[0, 1], [2, 3]]
+    second = [[0, 2], [4, 6]]
+
+    def loader(state=None):
+        made = leat.Loader(numbers, 2, sampler=Counted())
+        if state is not None:
+            made.load_state_dict(state)
+        return made
+
+    one = loader()
+    assert one.state_dict()["sampler"]["state"] == {"passes": 0}
+    steps = iter(one)
+    next(steps)
+    middle = one.state_dict()
+    assert loader(middle).state_dict() == {**middle, "runs": loader(middle).state_dict()["runs"]}  # loaded and taken again
+    assert ids(loader(middle)) == first[1:]
+    next(steps)
+    assert ids(loader(one.state_dict())) == second  # behind the last batch
+    assert next(steps, None) is None
+    assert ids(loader(one.state_dict())) == second  # and behind the end
+    assert ids(itertools.islice(one, 1)) == second[:1]
+    assert ids(one) == second  # begun anew
+    assert ids(loader(one.state_dict())) == [[0, 3], [6, 9]]
+
+
+def test_a_state_past_the_end(numbers):
+    loader = leat.Loader(numbers, 2)
+    with pytest.raises(ValueError, match="samples=13 of 12"):
+        loader.load_state_dict({**loader.state_dict(), "samples": 13})
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 2.0}, {"batch_size": "2"}, {"seed": None}, {"prefetch": 1.5}, {"num_workers": "1"}])
+def test_numbers_are_whole(numbers, wrong):
+    with pytest.raises(TypeError):
+        leat.Loader(numbers, **wrong)
+
+
+# --- time ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["thread", "fork"])
+@pytest.mark.parametrize("which", ["first", "substitute"])
+def test_a_hang_in_what_is_prepared_apart(numbers, how, which):
+    """The sample that shows what samples look like, and those that stand in for bad ones, are prepared for the loop itself."""
+    go = threading.Event()
+    at = order(numbers, 0)
+
+    def hang(sample, rng):
+        x = int(sample["x"][0])
+        if which == "substitute" and x == at[5]:
+            raise ValueError
+        if x == at[0] if which == "first" else x not in at[:6]:
+            go.wait(60)
+        return sample
+
+    with leat.Loader(numbers, 3, transform=hang, workers=how, timeout=0.5, on_error="skip") as loader:
+        with pytest.raises(leat.TimedOut, match="being prepared"):
+            list(ids(loader))
+    go.set()
+
+
+def test_no_other_sample_would_fare_better(numbers, monkeypatch):
+    """What is not of the first sample is not told as its fault."""
+    def gone(ws, columns, size, *rest):
+        raise leat.PeerGone("the daemon is gone")
+
+    monkeypatch.setattr(leat._workers, "reader", gone)
+    for on_error in ("raise", "skip"):
+        with pytest.raises(leat.PeerGone):
+            list(leat.Loader(numbers, 2, transform=keep, on_error=on_error))
+
+
+def test_how_long_a_batch_may_take(numbers):
+    for timeout, want in ((None, 30.0), (2, 2), (math.inf, None), (1e300, None)):
+        assert leat.Loader(numbers, 2, transform=keep, timeout=timeout)._timeout == want
+    for more in ({"workers": "thread"}, {"workers": "fork"}):
+        assert len(ids(leat.Loader(numbers, 2, transform=keep, timeout=math.inf, **more))) == N // 2
+
+
+def test_workers_take_time_to_start(numbers, monkeypatch):
+    """What they import is not the transform's time."""
+    def late(*args, **more):
+        time.sleep(1)
+        return reader(*args, **more)
+
+    reader = leat._workers.reader
+    loader = leat.Loader(numbers, 2, transform=keep, workers="fork", timeout=0.5)
+    loader._work.learn({"x": np.zeros(3, np.int64)})
+    monkeypatch.setattr(leat._workers, "reader", late)
+    assert len(ids(loader)) == N // 2
+
+
+def test_torch_after_a_fork(numbers):
+    """OpenMP's threads do not live in a child, and GNU's waits for them for ever."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.nn.functional.softmax(torch.rand(64, 100_000), 1)
+
+    def heavy(sample, rng):
+        return {"x": float(torch.nn.functional.softmax(torch.rand(64, 100_000), 1).sum()), "threads": torch.get_num_threads()}
+
+    with leat.Loader(numbers, 4, transform=heavy, workers="fork", timeout=20) as loader:
+        for batch in loader:
+            assert batch["threads"].tolist() == [1] * 4
+    torch.set_num_threads(before)
