@@ -191,7 +191,7 @@ class Swift(Server):
 
 # --- nginx --------------------------------------------------------------------------------------------------------------------
 
-_NGINX = """daemon off; worker_processes 1; pid {top}/pid; error_log {top}/log.txt;
+_NGINX = """{user} daemon off; worker_processes 1; pid {top}/pid; error_log {top}/log.txt;
 events {{ worker_connections 1024; }}
 http {{
     access_log off; sendfile on; keepalive_requests 1000000; default_type application/octet-stream;
@@ -210,7 +210,7 @@ class Nginx(Server):
         top.mkdir(parents=True, exist_ok=True)
         port = free_port()
         more = "" if certificate is None else f"ssl_certificate {certificate[0]}; ssl_certificate_key {certificate[1]};"
-        (top / "nginx.conf").write_text(_NGINX.format(top=top, root=root, port=port, tls="" if certificate is None else " ssl", more=more))
+        (top / "nginx.conf").write_text(_NGINX.format(user="user root;" if os.geteuid() == 0 else "", top=top, root=root, port=port, tls="" if certificate is None else " ssl", more=more))
         self.url = f"{'http' if certificate is None else 'https'}://127.0.0.1:{port}"
         self.start([shutil.which("nginx") or "/usr/sbin/nginx", "-c", top / "nginx.conf", "-p", top], port, top / "out.txt")
 

@@ -27,7 +27,7 @@ MAN = ROOT / "docs" / "man"
 pytestmark = pytest.mark.skipif(not LEAT.exists(), reason=f"{LEAT} is not built")
 needs_daemon = pytest.mark.skipif(not LEATD.exists(), reason=f"{LEATD} is not built")
 
-COMMANDS = "preload append index convert ls stat cat drop verify replay status stop doctor topo help".split()
+COMMANDS = "preload append index convert cp ls stat cat drop verify replay status stop doctor topo help".split()
 
 
 def leat(*args, env=None, check=None, **kwargs):
@@ -133,6 +133,14 @@ def test_man_page_compiles(page):
         (["status", "x"], "no argument is expected"),
         (["stop", "x"], "no argument is expected"),
         (["ls", "a", "b", "c"], "c: a name and a prefix at most"),
+        (["ls", "s3://a", "b"], "b: one address at a time"),
+        (["ls", "-r", "a"], "for s3://BUCKET/PREFIX"),
+        (["cp", "a"], "what to copy, and where to"),
+        (["cp", "a", "b"], "both of this machine"),
+        (["cp", "a", "https://h/b"], "read only"),
+        (["cp", "s3://b/", "x"], "copied by -r"),
+        (["cp", "-r", "https://h/b", "x"], "no lists"),
+        (["cp", "s3://b/a", "s3://b/c", "x"], "several sources"),
         (["ls", "--limit", "x"], "--limit x"),
         (["ls", "--timeout", "0"], "--timeout 0"),
         (["ls", "--timeout", "x"], "--timeout x"),

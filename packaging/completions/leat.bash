@@ -7,7 +7,7 @@ _leat()
     for ((i = 1; i < COMP_CWORD; i++)); do
         word=${COMP_WORDS[i]}
         case $word in
-        --socket | --job | --progress | --timeout | --name | --pool | --limit | --field | --root | --gpu | --cpus | --rails | --record | --to | --shard-size | --shard-count | -n) ((i++)) ;;
+        --socket | --job | --progress | --timeout | --name | --pool | --limit | --field | --root | --gpu | --cpus | --rails | --record | --to | --shard-size | --shard-count | --endpoint-url | --region | --profile | --ca-bundle | -n) ((i++)) ;;
         -*) ;;
         *) if [[ -z $command ]]; then command=$word; else ((operands++)); fi ;;
         esac
@@ -15,8 +15,8 @@ _leat()
     case $prev in
     --progress) mapfile -t COMPREPLY < <(compgen -W 'auto bar json none' -- "$cur"); return ;;
     --to) mapfile -t COMPREPLY < <(compgen -W 'dir tar npy' -- "$cur"); return ;;
-    --shard-size | --shard-count | --job | --timeout | --name | --pool | --limit | --field | --gpu | --cpus | --rails | -n) return ;;
-    --socket | --root | --record) mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;
+    --shard-size | --shard-count | --job | --timeout | --name | --pool | --limit | --field | --gpu | --cpus | --rails | --endpoint-url | --region | --profile | -n) return ;;
+    --socket | --root | --record | --ca-bundle) mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;
     esac
     if [[ $cur == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$("$leat" $command --help 2>/dev/null |
@@ -26,7 +26,7 @@ _leat()
             sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')" -- "$cur")
     elif [[ $operands == 0 && $command =~ ^(append|ls|stat|cat|drop|verify)$ ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$("$leat" ls 2>/dev/null)" -- "$cur")
-    elif [[ $command =~ ^(preload|index|convert|doctor|append)$ ]]; then
+    elif [[ $command =~ ^(preload|index|convert|cp|doctor|append)$ ]]; then
         mapfile -t COMPREPLY < <(compgen -f -- "${cur#*=}")
     fi
 }

@@ -40,6 +40,8 @@ struct backend_config {
      */
     int (*credentials)(void *user, bool refused, struct credentials *ret_credentials, struct leat_error *err);
     void *user;
+    /* Looked at while something is waited for (lists, stat, put, pread): true ends it with -ECANCELED. NULL: nobody cancels. */
+    const atomic_bool *cancelled;
 };
 
 struct backend_object {

@@ -8,6 +8,7 @@
  *   output.c  sizes, JSON, errors                      daemon.c    status, stop, drop
  *   progress.c  bars and progress lines                doctor.c    the host; doctor_*.c its checks
  *   convert.c   folders, shards, arrays; convert_*.c   topo.c      NICs and GPUs; topo_record.c keeps where that is said
+ *   cp.c        files and objects of S3; cp_*.c, remote.h
  */
 #ifndef APPS_LEAT_CLI_H
 #define APPS_LEAT_CLI_H
@@ -172,6 +173,7 @@ int cmd_doctor(struct cli *cli, int argc, char **argv);
 int cmd_topo(struct cli *cli, int argc, char **argv);
 int cmd_convert(struct cli *cli, int argc, char **argv);
 int cmd_replay(struct cli *cli, int argc, char **argv);
+int cmd_cp(struct cli *cli, int argc, char **argv);
 int cmd_help(struct cli *cli, int argc, char **argv);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* look.c: the commands that look at sets: ls, stat, cat. None of them starts a daemon or loads anything. */
-#include "apps/leat/cli.h"
+#include "apps/leat/remote.h"
 
 #include "base/utf8.h"
 
@@ -168,13 +168,18 @@ static int list_keys(struct cli *cli, const char *name, const char *prefix, bool
 int cmd_ls(struct cli *cli, int argc, char **argv)
 {
     struct cli_parse parse = {argc, argv};
-    bool full = false;
+    struct backend_config remote = {0};
+    bool full = false, recursive = false, of_s3 = false;
     uint64_t limit = UINT64_MAX;
     const char *arg;
     int first = 0, id;
     while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
         if (id == 'l')
             full = true;
+        else if (id == 'r')
+            of_s3 = recursive = true;
+        else if (remote_option(&remote, id, arg))
+            of_s3 = true;
         else if (cli_parse_index(arg, UINT64_MAX, &limit) < 0 || *arg == '-')
             return cli_usage_error(cli, "--limit %s: give a number", arg);
     }
@@ -182,6 +187,15 @@ int cmd_ls(struct cli *cli, int argc, char **argv)
         return id == -2 ? CLI_OK : CLI_USAGE;
     if (argc - first > 2)
         return cli_usage_error(cli, "%s: a name and a prefix at most", argv[first + 2]);
+    if (argc - first > 0 && backend_uri(argv[first])) {
+        if (argc - first > 1)
+            return cli_usage_error(cli, "%s: one address at a time", argv[first + 1]);
+        if (cli->timeout_ns && cli->timeout_ns != UINT64_MAX)
+            remote.timeout_ns = cli->timeout_ns;
+        return remote_list(cli, &remote, argv[first], full, recursive, limit);
+    }
+    if (of_s3)
+        return cli_usage_error(cli, "-r and the options of S3 are for s3://BUCKET/PREFIX");
     if (argc == first)
         return list_sets(cli, full);
     return list_keys(cli, argv[first], argc - first == 2 ? argv[first + 1] : "", full, limit);

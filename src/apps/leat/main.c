@@ -2,6 +2,8 @@
 /* main.c of `leat`: the table of commands, and which one is meant. */
 #include "apps/leat/cli.h"
 
+#include "apps/leat/remote.h"
+
 static const struct cli_option preload_options[] = {
     {'n', "name", "NAME", "the set's name; required (a set without a name would go with this command)"},
     {300, "pool", "SIZE", "at most this much pool for it, as 4G; the rest is streamed"},
@@ -48,12 +50,25 @@ static const char *const convert_examples[] = {
 static const struct cli_option ls_options[] = {
     {'l', "long", NULL, "sizes as well, and for sets what is in the pool"},
     {305, "limit", "N", "at most this many keys"},
+    {'r', "recursive", NULL, "of s3://...: all below it, not one level"},
+    REMOTE_OPTIONS,
     {0},
 };
+static const struct cli_option cp_options[] = {
+    {'r', "recursive", NULL, "a folder, or all below a prefix"},
+    {370, "update", NULL, "leave alone what is the same: size, and time or ETag"},
+    REMOTE_OPTIONS,
+    {0},
+};
+static const char *const cp_examples[] = {
+    "leat cp s3://bucket/shards/a.tar /data/",
+    "leat cp -r --update /data/imagenet s3://bucket/imagenet",
+    "leat cp -r s3://bucket/imagenet /data/imagenet --endpoint-url http://127.0.0.1:9000",
+    "leat cp https://example.org/images.npy images.npy",
+    NULL,
+};
 static const char *const ls_examples[] = {
-    "leat ls -l",
-    "leat ls pets cat/",
-    "leat ls pets --json --limit 10",
+    "leat ls -l", "leat ls pets cat/", "leat ls pets --json --limit 10", "leat ls -lr s3://bucket/imagenet/",
     NULL,
 };
 static const char *const stat_examples[] = {
@@ -176,9 +191,17 @@ const struct cli_command cli_commands[] = {
      "DST is there when all of it is written, not before. The same source gives the same bytes.\n"
      "No daemon is needed.",
      convert_options, convert_examples, cmd_convert},
-    {"ls", "list the sets of the pool, or the keys of one", "[-l] [NAME [PREFIX]] [OPTION ...]",
-     "With NAME: its keys that begin with PREFIX, in order of the sample number.", ls_options, ls_examples,
-     cmd_ls},
+    {"cp", "copy files and folders from and to S3, and files from web servers",
+     "[-r] SRC ... DST [OPTION ...]",
+     "One of SRC and DST is s3://BUCKET/KEY; SRC may be http(s)://... too. Several objects at a time;\n"
+     "a file takes its name when all of it is there. No daemon is needed.",
+     cp_options, cp_examples, cmd_cp},
+    {"ls", "list the sets of the pool, the keys of one, or objects of S3",
+     "[-l] [NAME [PREFIX]] [OPTION ...]\n"
+     "       leat ls [-l] [-r] s3://BUCKET[/PREFIX] [OPTION ...]",
+     "With NAME: its keys that begin with PREFIX, in order of the sample number. Of S3: one level, and\n"
+     "no daemon is needed.",
+     ls_options, ls_examples, cmd_ls},
     {"stat", "tell all about one set", "NAME|URI [OPTION ...]",
      "Fields, sizes, how much of it is in the pool, and how this host reads it. Loads nothing.", NULL,
      stat_examples, cmd_stat},

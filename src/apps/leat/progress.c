@@ -4,7 +4,7 @@
  * line on stdout instead. The rate is that of the last few seconds, and the time left follows from it.
  * Ctrl-C asks the library to give up; a second one ends the program at once.
  */
-#include "apps/leat/cli.h"
+#include "apps/leat/remote.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -52,6 +52,8 @@ static const char *stage_name(int stage)
         return "verifying";
     case CLI_STAGE_CONVERT:
         return "converting";
+    case CLI_STAGE_COPY:
+        return "copying";
     default:
         return "working";
     }
@@ -82,14 +84,15 @@ void progress_line(const struct leat_progress *r, double rate, unsigned width, c
         middle[120];
     double share = share_of(r);
     bool bytes = r->bytes_total || r->bytes_done;
+    const char *things = r->stage == CLI_STAGE_COPY ? "files" : "samples";
     if (bytes && r->bytes_total)
         snprintf(middle, sizeof(middle), "%s of %s  %s/s", size_format(r->bytes_done, done),
                  size_format(r->bytes_total, total), size_format(rate > 0 ? (uint64_t)rate : 0, per_s));
     else if (bytes)
-        snprintf(middle, sizeof(middle), "%s samples  %s  %s/s", cli_count(r->samples_done, count),
+        snprintf(middle, sizeof(middle), "%s %s  %s  %s/s", cli_count(r->samples_done, count), things,
                  size_format(r->bytes_done, done), size_format(rate > 0 ? (uint64_t)rate : 0, per_s));
     else
-        snprintf(middle, sizeof(middle), "%s samples  %.0f/s", cli_count(r->samples_done, count),
+        snprintf(middle, sizeof(middle), "%s %s  %.0f/s", cli_count(r->samples_done, count), things,
                  rate > 0 ? rate : 0);
 
     char bar[64] = "";

@@ -86,7 +86,9 @@ static void page_fini(struct page *p)
 /* Waits for the page, begins the next one, and hands the objects on. 1: there is a next one. */
 static int page_take(struct page *p, struct page *next, struct listing *l, struct leat_error *err)
 {
-    session_run(l->b, &p->over);
+    int rc = session_run(l->b, &p->over, err);
+    if (rc < 0)
+        return rc;
     if (p->rc < 0) {
         if (err)
             *err = p->err;
@@ -95,7 +97,7 @@ static int page_take(struct page *p, struct page *next, struct listing *l, struc
     p->list = s3_list_new();
     if (!p->list)
         return -ENOMEM;
-    int rc = s3_list_feed(p->list, p->rq.text.data, p->rq.text.len, true, err);
+    rc = s3_list_feed(p->list, p->rq.text.data, p->rq.text.len, true, err);
     const char *token = rc == 0 ? s3_list_next(p->list) : NULL;
     if (token)
         rc = page_begin(next, l, token);
@@ -199,12 +201,17 @@ int backend_stat_object(struct backend *b, const char *uri, struct backend_stat 
                             .on_head = head_arrived,
                             .finished = head_over}};
     request_start(&h.rq);
-    session_run(b, &h.over);
-    if (h.rc == 0)
+    rc = session_run(b, &h.over, err);
+    if (rc < 0) {
+        request_cancel(&h.rq);
+    } else if (h.rc < 0) {
+        rc = h.rc;
+        if (err)
+            *err = h.err;
+    } else {
         *ret_stat = h.stat;
-    else if (err)
-        *err = h.err;
+    }
     request_fini(&h.rq);
     target_fini(&target);
-    return h.rc;
+    return rc;
 }

@@ -18,6 +18,7 @@
 
 struct part {
     struct request rq;
+    struct upload *upload;
     unsigned number; /* from 1; 0: idle */
     char *buf;
     uint64_t bytes;
@@ -37,6 +38,7 @@ struct upload {
     unsigned nparts;
     char id[1024];
     char **etags;
+    bool turn; /* a request has ended */
     struct part parts[PARTS_AT_A_TIME];
 };
 
@@ -66,6 +68,7 @@ static void part_over(struct request *rq, int rc, const struct leat_error *err)
     if (err)
         p->err = *err;
     p->over = true;
+    p->upload->turn = true;
 }
 
 /* Bytes [at, +bytes) of the file into the part's buffer, and the request that carries them. */
@@ -139,7 +142,11 @@ static int say(struct upload *u, const char *method, const char *query, const st
         .finished = part_over,
     };
     request_start(&p->rq);
-    session_run(u->b, &p->over);
+    rc = session_run(u->b, &p->over, err);
+    if (rc < 0) {
+        request_cancel(&p->rq);
+        return rc;
+    }
     if (p->rc < 0 && err)
         *err = p->err;
     if (p->rc == 0 && ret_text) {
@@ -184,8 +191,13 @@ static int upload_parts(struct upload *u, struct leat_error *err)
                 rc = part_start(u, p, at, MIN(u->part_bytes, u->bytes - at), err);
             }
         }
-        if (rc == 0 && done < u->nparts)
-            loop_turn(u->b->loop, -1);
+        bool moved = false;
+        for (unsigned i = 0; i < PARTS_AT_A_TIME; i++)
+            moved |= u->parts[i].number && u->parts[i].over;
+        if (rc == 0 && done < u->nparts && !moved) {
+            u->turn = false; /* one of them is over: any */
+            rc = session_run(u->b, &u->turn, err);
+        }
     }
     for (unsigned i = 0; i < PARTS_AT_A_TIME; i++) {
         request_cancel(&u->parts[i].rq);
@@ -227,8 +239,12 @@ static int upload(struct upload *u, struct leat_error *err)
             rc = error_set(err, -EIO, "%.300s: the upload was not completed: %s: %s", u->target.uri, e.code,
                            e.message);
     }
-    if (rc < 0)
+    if (rc < 0) { /* also when the user gave up: nobody else would take the parts away */
+        const atomic_bool *cancelled = u->b->config.cancelled;
+        u->b->config.cancelled = NULL;
         say(u, "DELETE", query, NULL, NULL, NULL);
+        u->b->config.cancelled = cancelled;
+    }
     bytes_out_fini(&text);
     bytes_out_fini(&body);
     return rc;
@@ -236,6 +252,8 @@ static int upload(struct upload *u, struct leat_error *err)
 
 static int upload_begin(struct upload *u, const char *uri, struct leat_error *err)
 {
+    for (unsigned i = 0; i < PARTS_AT_A_TIME; i++)
+        u->parts[i].upload = u;
     int rc = target_parse(u->b, uri, &u->target, err);
     if (rc == 0 && !u->target.bucket)
         rc = error_set(err, LEAT_UNSUPPORTED, "%.300s: a plain web server is read only", uri);
@@ -274,10 +292,14 @@ int backend_put(struct backend *b, const char *uri, int fd, uint64_t bytes, stru
         p->buf = malloc(bytes ? bytes : 1);
         rc = p->buf ? part_start(u, p, 0, bytes, err) : -ENOMEM;
         if (rc == 0) {
-            session_run(b, &p->over);
-            rc = p->rc;
-            if (rc < 0 && err)
-                *err = p->err;
+            rc = session_run(b, &p->over, err);
+            if (rc < 0) {
+                request_cancel(&p->rq);
+            } else if (p->rc < 0) {
+                rc = p->rc;
+                if (err)
+                    *err = p->err;
+            }
         }
     }
     upload_end(u);

@@ -369,7 +369,11 @@ int64_t backend_pread(struct backend *b, struct backend_file *file, void *dst, u
     struct waited w = {
         .read = {.file = file, .offset = offset, .bytes = bytes, .dst = dst, .done = waited_done}};
     backend_submit(b, &w.read);
-    session_run(b, &w.over);
+    int rc = session_run(b, &w.over, err);
+    if (rc < 0) {
+        backend_cancel(b, &w.read);
+        return rc;
+    }
     if (w.read.rc < 0 && err)
         *err = w.err;
     return w.read.rc < 0 ? w.read.rc : (int64_t)bytes;

@@ -19,6 +19,7 @@
 
 #define PAUSE_NS     (100 * NS_PER_MS) /* doubled with each try */
 #define PAUSE_MAX_NS (20 * NS_PER_S)
+#define CANCEL_MS    100
 #define RENEW_S      300 /* credentials are renewed so long before they expire */
 
 /* --- addresses --------------------------------------------------------------------------------------------------------- */
@@ -448,10 +449,17 @@ void request_fini(struct request *rq)
     bytes_out_fini(&rq->call.text);
 }
 
-void session_run(struct backend *b, const bool *over)
+int session_run(struct backend *b, const bool *over, struct leat_error *err)
 {
-    while (!*over)
-        loop_turn(b->loop, -1);
+    const atomic_bool *cancelled = b->config.cancelled;
+    while (!*over) {
+        int rc = loop_turn(b->loop, cancelled ? CANCEL_MS : -1);
+        if (rc < 0)
+            return error_sys(err, rc, "waiting for the network");
+        if (!*over && cancelled && atomic_load(cancelled))
+            return error_set(err, -ECANCELED, "given up");
+    }
+    return 0;
 }
 
 /* --- the session ------------------------------------------------------------------------------------------------------- */

@@ -102,7 +102,7 @@ struct backend {
 
 /* Credentials that hold for some minutes more. 0 also for an anonymous session. */
 int session_credentials(struct backend *b, struct leat_error *err);
-/* Runs the loop until *over. */
-void session_run(struct backend *b, const bool *over);
+/* Runs the loop until *over (0), or until the user gives up (-ECANCELED: what it waited for is the caller's to cancel). */
+int session_run(struct backend *b, const bool *over, struct leat_error *err);
 
 #endif
