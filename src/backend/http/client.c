@@ -319,6 +319,8 @@ static struct http_conn *find_silent(struct http_pool *pool, uint64_t now, struc
                       (double)config->connect_ns / NS_PER_S);
             return conn;
         }
+        if (conn->patient && silent > TICK_NS)
+            http_conn_hasten(conn);
         if (conn->state == CONN_OPEN && conn->ncalls == 0 && silent > config->keep_ns) {
             *ret_err = (struct leat_error){0};
             return conn;

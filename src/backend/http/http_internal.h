@@ -58,6 +58,8 @@ struct http_conn {
     enum conn_part part;
     uint64_t body_left; /* UINT64_MAX: until the peer closes */
     bool more;          /* stopped for fairness, not for lack of bytes */
+    bool patient;       /* the socket reports nothing before PATIENT bytes are there */
+    bool hasty;         /* not for this answer: it came too slowly */
     bool last;          /* no call behind the first one will be answered */
     bool answering;     /* a byte of the first call's answer is here */
     uint64_t completed; /* calls */
@@ -90,6 +92,8 @@ void client_enter(struct http_client *client);
 void client_leave(struct http_client *client);
 
 /* conn.c */
+/* What has come so far is to be looked at as it comes: the connection is slower than it was thought to be. */
+void http_conn_hasten(struct http_conn *conn);
 /* Begins to connect to the pool's next address. 0 or -errno, with a message. */
 int http_conn_open(struct http_pool *pool, struct leat_error *err);
 /* Takes the call at its end; it is sent when the client is left. */
