@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Canonical request, string to sign, signature: each is hashed as it is put together, in one buffer on the stack where it fits.
- * Failure modes: OpenSSL has no memory or no SHA-256 (-EIO); nothing half-signed comes out.
+ * Canonical request and string to sign are hashed as they are put together; nothing is allocated.
+ *
+ * SHA-256 by OpenSSL's plain functions: its EVP layer looks the algorithm up at each call, which cost a request of a small object more than all
+ * of the hashing (2.4 of 3 microseconds).
  */
+#define OPENSSL_SUPPRESS_DEPRECATED /* they are the ones that are fast */
 #include "wire/sigv4.h"
 
 #include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
+#include <openssl/sha.h>
 #include <stdio.h>
 
 #include "wire/http.h"
@@ -24,17 +26,64 @@ static void to_hex(const uint8_t *in, size_t n, char *out)
     out[2 * n] = 0;
 }
 
-static int hmac(const void *key, size_t key_len, const void *data, size_t len, uint8_t out[32])
+static void put(SHA256_CTX *hash, const void *data, size_t len)
 {
-    unsigned n = 0;
-    return HMAC(EVP_sha256(), key, (int)key_len, data, len, out, &n) && n == 32 ? 0 : -EIO;
+    SHA256_Update(hash, data, len);
+}
+
+static void put_text(SHA256_CTX *hash, const char *text)
+{
+    put(hash, text, strlen(text));
+}
+
+/* HMAC, RFC 2104: what is between begin and end is the message. Keys are of at most a block. */
+struct hmac {
+    SHA256_CTX hash;
+    uint8_t outer[SHA256_CBLOCK];
+};
+
+static void hmac_begin(struct hmac *h, const void *key, size_t key_len)
+{
+    uint8_t inner[SHA256_CBLOCK] = {0}, digest[SHA256_DIGEST_LENGTH];
+    if (key_len > sizeof(inner)) {
+        SHA256(key, key_len, digest);
+        key = digest;
+        key_len = sizeof(digest);
+    }
+    memcpy(inner, key, key_len);
+    for (size_t i = 0; i < sizeof(inner); i++) {
+        h->outer[i] = inner[i] ^ 0x5c;
+        inner[i] ^= 0x36;
+    }
+    SHA256_Init(&h->hash);
+    put(&h->hash, inner, sizeof(inner));
+    OPENSSL_cleanse(inner, sizeof(inner));
+}
+
+static void hmac_end(struct hmac *h, uint8_t out[SHA256_DIGEST_LENGTH])
+{
+    uint8_t sum[SHA256_DIGEST_LENGTH];
+    SHA256_Final(sum, &h->hash);
+    SHA256_Init(&h->hash);
+    put(&h->hash, h->outer, sizeof(h->outer));
+    put(&h->hash, sum, sizeof(sum));
+    SHA256_Final(out, &h->hash);
+    OPENSSL_cleanse(h, sizeof(*h));
+}
+
+static void hmac(const void *key, size_t key_len, const void *data, size_t len,
+                 uint8_t out[SHA256_DIGEST_LENGTH])
+{
+    struct hmac h;
+    hmac_begin(&h, key, key_len);
+    put(&h.hash, data, len);
+    hmac_end(&h, out);
 }
 
 int sigv4_sha256(const void *data, size_t len, char ret_hex[SIGV4_SIGNATURE])
 {
-    uint8_t sum[32];
-    if (!EVP_Digest(data, len, sum, NULL, EVP_sha256(), NULL))
-        return -EIO;
+    uint8_t sum[SHA256_DIGEST_LENGTH];
+    SHA256(data, len, sum);
     to_hex(sum, sizeof(sum), ret_hex);
     return 0;
 }
@@ -96,16 +145,13 @@ int sigv4_key_derive(const char *secret, time_t now, const char *region, const c
     ret_key->date[8] = 0;
     snprintf(ret_key->scope, sizeof(ret_key->scope), "%s/%s/%s/aws4_request", ret_key->date, region, service);
     int n = snprintf(first, sizeof(first), "AWS4%s", secret);
-    int rc = hmac(first, (size_t)n, ret_key->date, 8, k);
-    if (rc == 0)
-        rc = hmac(k, 32, region, strlen(region), k);
-    if (rc == 0)
-        rc = hmac(k, 32, service, strlen(service), k);
-    if (rc == 0)
-        rc = hmac(k, 32, "aws4_request", 12, ret_key->key);
+    hmac(first, (size_t)n, ret_key->date, 8, k);
+    hmac(k, 32, region, strlen(region), k);
+    hmac(k, 32, service, strlen(service), k);
+    hmac(k, 32, "aws4_request", 12, ret_key->key);
     OPENSSL_cleanse(first, sizeof(first));
     OPENSSL_cleanse(k, sizeof(k));
-    return rc;
+    return 0;
 }
 
 void sigv4_key_wipe(struct sigv4_key *key)
@@ -124,54 +170,64 @@ static void put_signed_names(struct bytes_out *out, const struct sigv4_request *
     }
 }
 
-static int canonical(struct bytes_out *out, const struct sigv4_request *rq)
+static int hash_canonical(const struct sigv4_request *rq, char ret_hex[SIGV4_SIGNATURE])
 {
+    SHA256_CTX hash;
+    uint8_t sum[SHA256_DIGEST_LENGTH];
     for (unsigned i = 1; i < rq->nheaders; i++) {
         if (strcmp(rq->headers[i - 1].name, rq->headers[i].name) >= 0)
             return LEAT_INVALID;
     }
-    http_put(out, rq->method);
-    bytes_put(out, "\n", 1);
-    bytes_put(out, rq->path, rq->path_len);
-    bytes_put(out, "\n", 1);
-    bytes_put(out, rq->query, rq->query_len);
-    bytes_put(out, "\n", 1);
+    SHA256_Init(&hash);
+    put_text(&hash, rq->method);
+    put(&hash, "\n", 1);
+    put(&hash, rq->path, rq->path_len);
+    put(&hash, "\n", 1);
+    put(&hash, rq->query, rq->query_len);
+    put(&hash, "\n", 1);
     for (unsigned i = 0; i < rq->nheaders; i++) {
-        http_put(out, rq->headers[i].name);
-        bytes_put(out, ":", 1);
-        bytes_put(out, rq->headers[i].value, rq->headers[i].value_len);
-        bytes_put(out, "\n", 1);
+        put_text(&hash, rq->headers[i].name);
+        put(&hash, ":", 1);
+        put(&hash, rq->headers[i].value, rq->headers[i].value_len);
+        put(&hash, "\n", 1);
     }
-    bytes_put(out, "\n", 1);
-    put_signed_names(out, rq, ";");
-    bytes_put(out, "\n", 1);
-    http_put(out, rq->payload);
-    return out->failed ? -ENOMEM : 0;
+    put(&hash, "\n", 1);
+    for (unsigned i = 0; i < rq->nheaders; i++) {
+        if (i)
+            put(&hash, ";", 1);
+        put_text(&hash, rq->headers[i].name);
+    }
+    put(&hash, "\n", 1);
+    put_text(&hash, rq->payload);
+    SHA256_Final(sum, &hash);
+    to_hex(sum, sizeof(sum), ret_hex);
+    return 0;
 }
 
-static int sign_text(const struct sigv4_key *key, const char *text, size_t len,
-                     char ret_signature[SIGV4_SIGNATURE])
+/* What is signed: the algorithm and these lines. */
+static void sign_lines(const struct sigv4_key *key, const char *const *lines, unsigned n,
+                       char ret_signature[SIGV4_SIGNATURE])
 {
-    uint8_t sum[32];
-    int rc = hmac(key->key, 32, text, len, sum);
-    if (rc == 0)
-        to_hex(sum, sizeof(sum), ret_signature);
-    return rc;
+    uint8_t sum[SHA256_DIGEST_LENGTH];
+    struct hmac h;
+    hmac_begin(&h, key->key, sizeof(key->key));
+    for (unsigned i = 0; i < n; i++) {
+        if (i)
+            put(&h.hash, "\n", 1);
+        put_text(&h.hash, lines[i]);
+    }
+    hmac_end(&h, sum);
+    to_hex(sum, sizeof(sum), ret_signature);
 }
 
 int sigv4_sign(const struct sigv4_key *key, const struct sigv4_request *request, const char *time,
                char ret_signature[SIGV4_SIGNATURE])
 {
-    struct bytes_out out = {0};
-    char hash[SIGV4_SIGNATURE], text[64 + 160 + 80];
-    int rc = canonical(&out, request);
+    char hash[SIGV4_SIGNATURE];
+    int rc = hash_canonical(request, hash);
     if (rc == 0)
-        rc = sigv4_sha256(out.data, out.len, hash);
-    bytes_out_fini(&out);
-    if (rc < 0)
-        return rc;
-    int n = snprintf(text, sizeof(text), ALGORITHM "\n%s\n%s\n%s", time, key->scope, hash);
-    return sign_text(key, text, (size_t)n, ret_signature);
+        sign_lines(key, (const char *[]){ALGORITHM, time, key->scope, hash}, 4, ret_signature);
+    return rc;
 }
 
 int sigv4_authorization(struct bytes_out *out, const struct sigv4_key *key, const char *access_key,
@@ -237,30 +293,27 @@ int sigv4_presign(struct bytes_out *out, const struct sigv4_key *key, const char
 int sigv4_chunk_hashed(const struct sigv4_key *key, const char *time, const char previous[SIGV4_SIGNATURE],
                        const char sha256[SIGV4_SIGNATURE], char ret_signature[SIGV4_SIGNATURE])
 {
-    char text[64 + 160 + 3 * 70];
-    int n = snprintf(text, sizeof(text), ALGORITHM "-PAYLOAD\n%s\n%s\n%s\n" SIGV4_EMPTY "\n%s", time,
-                     key->scope, previous, sha256);
-    return sign_text(key, text, (size_t)n, ret_signature);
+    sign_lines(key, (const char *[]){ALGORITHM "-PAYLOAD", time, key->scope, previous, SIGV4_EMPTY, sha256},
+               6, ret_signature);
+    return 0;
 }
 
 int sigv4_chunk(const struct sigv4_key *key, const char *time, const char previous[SIGV4_SIGNATURE],
                 const void *data, size_t len, char ret_signature[SIGV4_SIGNATURE])
 {
     char hash[SIGV4_SIGNATURE];
-    int rc = sigv4_sha256(data, len, hash);
-    return rc < 0 ? rc : sigv4_chunk_hashed(key, time, previous, hash, ret_signature);
+    sigv4_sha256(data, len, hash);
+    return sigv4_chunk_hashed(key, time, previous, hash, ret_signature);
 }
 
 int sigv4_trailer(const struct sigv4_key *key, const char *time, const char previous[SIGV4_SIGNATURE],
                   const void *trailers, size_t len, char ret_signature[SIGV4_SIGNATURE])
 {
-    char hash[SIGV4_SIGNATURE], text[64 + 160 + 2 * 70];
-    int rc = sigv4_sha256(trailers, len, hash);
-    if (rc < 0)
-        return rc;
-    int n =
-        snprintf(text, sizeof(text), ALGORITHM "-TRAILER\n%s\n%s\n%s\n%s", time, key->scope, previous, hash);
-    return sign_text(key, text, (size_t)n, ret_signature);
+    char hash[SIGV4_SIGNATURE];
+    sigv4_sha256(trailers, len, hash);
+    sign_lines(key, (const char *[]){ALGORITHM "-TRAILER", time, key->scope, previous, hash}, 5,
+               ret_signature);
+    return 0;
 }
 
 /* --- the query --------------------------------------------------------------------------------------------------------- */

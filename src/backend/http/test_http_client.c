@@ -135,6 +135,15 @@ static void talk_plain(struct web_peer *p)
             web_say(p, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n");
         } else if (strcmp(path, "/switch") == 0) {
             web_say(p, "HTTP/1.1 101 Switching Protocols\r\n\r\n");
+        } else if (strcmp(path, "/trickle") == 0) { /* less at a time than a large answer is looked at for */
+            sprintf(head, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", BIG);
+            web_say(p, head);
+            web_say_bytes(p, big, 10000);
+            usleep(50000);
+            web_say_bytes(p, big, 10000);
+            while (web_read(p, p->buf, sizeof(p->buf)) > 0) {
+            }
+            return;
         } else if (strcmp(path, "/silent") == 0) {
             web_say(p, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf");
             while (web_read(p, p->buf, sizeof(p->buf)) > 0) {
@@ -319,6 +328,22 @@ static void test_time(void **state)
     end(&s);
 }
 
+/* What a slow server sent is taken in though it is less than large answers are looked at for, and counts as a sign of life. */
+static void test_trickle(void **state)
+{
+    struct web_server s;
+    struct get g;
+    AUTO_FREE char *dst = calloc(1, BIG);
+    web_start(&s, talk_plain, NULL);
+    begin(1, 0);
+    get_init(&g, &s.origin, "/trickle", dst, BIG);
+    g.call.deadline_ns = clock_now_ns() + NS_PER_S;
+    run(1, &g);
+    assert_int_equal(g.rc, LEAT_TIMED_OUT);
+    assert_int_equal(g.call.received, 20000);
+    end(&s);
+}
+
 static void test_cancel(void **state)
 {
     struct web_server s;
@@ -493,10 +518,9 @@ static void test_tls(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_straight),  cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_pipelined), cmocka_unit_test(test_hangs_up),
-        cmocka_unit_test(test_time),      cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_body),      cmocka_unit_test(test_nobody_there),
+        cmocka_unit_test(test_straight), cmocka_unit_test(test_kinds), cmocka_unit_test(test_pipelined),
+        cmocka_unit_test(test_hangs_up), cmocka_unit_test(test_time),  cmocka_unit_test(test_trickle),
+        cmocka_unit_test(test_cancel),   cmocka_unit_test(test_body),  cmocka_unit_test(test_nobody_there),
         cmocka_unit_test(test_tls),
     };
     signal(SIGPIPE, SIG_IGN);
