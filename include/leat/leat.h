@@ -103,6 +103,22 @@ typedef int (*leat_progress_fn)(const struct leat_progress *progress, void *user
 #define LEAT_OPEN_WAIT   2u
 #define LEAT_OPEN_PUBLIC 4u /* other users of a system daemon may read it (mode 0644; default 0600) */
 
+/*
+ * How sources on S3 and web servers are read. What is NULL is looked for where AWS's own tools look, in this process's environment and
+ * its user's files. Sent to the daemon, which keeps it with the set, wipes it with the set, and never shows it.
+ */
+#define LEAT_S3_ANONYMOUS 1u /* requests are not signed; also LEAT_S3_ANONYMOUS=1 in the environment */
+#define LEAT_S3_INSECURE  2u /* certificates are not looked at; also LEAT_S3_INSECURE=1 */
+struct leat_s3_options {
+    size_t size;
+    unsigned flags;
+    const char *endpoint; /* "https://host[:port]" */
+    const char *region, *profile;
+    const char *style;                           /* "path" or "virtual" */
+    const char *ca_file;                         /* PEM */
+    const char *access_key, *secret_key, *token; /* token: of temporary ones, else NULL */
+};
+
 struct leat_open_options {
     size_t size;
     const char *name; /* explicit working set: stays until dropped. NULL: implicit, goes with its last user */
@@ -112,10 +128,11 @@ struct leat_open_options {
     leat_progress_fn progress;
     void *progress_user;
     uint64_t timeout_ns;
+    const struct leat_s3_options *s3; /* NULL: all of it from the environment */
 };
 
 /*
- * Opens a dataset: a path, a file URI, "field=path;field=path" (either), or "leat://NAME" for a set already in the pool. A path is
+ * Opens a dataset: a path, a file URI, an address ("s3://bucket/prefix", "https://host/x.tar"), "field=path;field=path" (any), or "leat://NAME" for a set already in the pool. A path is
  * taken as it stands; relative ones are seen from this process's working directory. A file URI is "file:///absolute", host empty
  * or "localhost", percent-encoded (RFC 8089). LEAT_INVALID: it is not well-formed; LEAT_UNSUPPORTED: another scheme. Scanning a source without an index may take long: while it moves, only
  * a timeout_ns that was given ends it. Does not wait

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from ._errors import NotFound, PeerGone
 from ._progress import ProgressArg, Reporter
 from ._set import OPEN_PUBLIC, WorkingSet, open_set
 from ._windows import Windows, block_rows
+
+if TYPE_CHECKING:
+    from ._storage import Storage
 
 Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 #: A dataset: a path or URI; or a path for each field.
@@ -46,13 +49,23 @@ def _socket(socket: Path | None) -> str | None:
     return None if socket is None else os.fsdecode(socket)
 
 
+def _storage_of(options: Mapping[str, Any] | None) -> Storage | None:
+    if not options:
+        return None
+    from . import _storage  # few need it
+
+    return _storage.parse(options)
+
+
 def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | str | None = None, job: str | None = None,
          socket: Path | None = None, timeout: float | None = None, public: bool = False, limit: int | str | None = None,
-         progress: ProgressArg = None, window: int | None = None, stride: int | None = None) -> WorkingSet:
+         progress: ProgressArg = None, window: int | None = None, stride: int | None = None,
+         storage_options: Mapping[str, Any] | None = None) -> WorkingSet:
     """Opens a dataset. Returns at once: it is read into the pool in the background, and a read waits for its own samples only.
 
     uri       a .npy file, an HDF5 file, a folder of files, a tar shard or folder of shards; a dict {field: path} of several
-              arrays as fields; or "leat://NAME" for a working set in the pool. A str may be a "file:///path" URI, percent-encoded;
+              arrays as fields; or "leat://NAME" for a working set in the pool. Folders and files may lie elsewhere:
+              "s3://bucket/prefix", "https://host/shard-{000..099}.tar". A str may be a "file:///path" URI, percent-encoded;
               a path object, and bytes, are a path whatever they hold
     name      makes an explicit working set, which stays in the pool until dropped; without, it goes with its last user
     wait      return when all of it is in the pool
@@ -64,6 +77,8 @@ def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | s
     progress  True for a bar on a terminal, or a function of a `Progress`
     window    of arrays, long ones above all: samples are so many rows, from each `stride` rows on (default: window); what does not
               fill a last one is left out
+    storage_options   of S3, as fsspec has them: endpoint_url, region, profile, key, secret, token, anon, addressing_style, verify.
+              What is not given is found where AWS's own tools look. Pickled with the set
 
     >>> leat.open("labels.npy", window=4, stride=2)[1].tolist()
     [1, 1, 2, 2]
@@ -82,29 +97,30 @@ def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | s
         rows = f"#rows={block_rows(window, stride)}"
         text = ";".join(part + rows for part in text.split(";")) if isinstance(uri, Mapping) else text + rows
     opened = open_set(text, name=name, flags=OPEN_PUBLIC if public else 0, pool_bytes=parse_bytes(limit),
-                      socket=_socket(socket), job=job, pool=pool, timeout=timeout, progress=progress, wait=wait)
+                      socket=_socket(socket), job=job, pool=pool, timeout=timeout, progress=progress, wait=wait,
+                      storage=_storage_of(storage_options))
     return opened if window is None or stride is None or window == stride else Windows(opened, window, stride)
 
 
 def preload(uri: Uri, *, name: str | None = None, pool: int | str | None = None, job: str | None = None,
             socket: Path | None = None, timeout: float | None = None, public: bool = False,
             limit: int | str | None = None, progress: ProgressArg = None, window: int | None = None,
-            stride: int | None = None) -> WorkingSet:
+            stride: int | None = None, storage_options: Mapping[str, Any] | None = None) -> WorkingSet:
     """Opens a dataset and waits until it is in the pool; with `name` it stays there for others, as "leat://NAME".
 
     >>> leat.preload("images.npy", name="digits").uri
     'leat://digits'
     """
     return open(uri, name=name, wait=True, pool=pool, job=job, socket=socket, timeout=timeout, public=public, limit=limit,
-                progress=progress, window=window, stride=stride)
+                progress=progress, window=window, stride=stride, storage_options=storage_options)
 
 
 def append(name: str, uri: Uri, *, job: str | None = None, socket: Path | None = None, timeout: float | None = None,
-           progress: ProgressArg = None) -> int:
+           progress: ProgressArg = None, storage_options: Mapping[str, Any] | None = None) -> int:
     """Adds the samples of `uri` (the same fields) to explicit set `name`, as a new version; sets already open keep reading
     theirs. Returns how many samples the new version has."""
     with Reporter(progress, name) as report, Retried(_clients.connect(socket, job)) as client:
-        return client.append(name, os.fsencode(_uri(uri)), parse_timeout(timeout), report)
+        return client.append(name, os.fsencode(_uri(uri)), parse_timeout(timeout), report, _storage_of(storage_options))
 
 
 def drop(name: str, force: bool = False, *, job: str | None = None, socket: Path | None = None,

@@ -24,6 +24,7 @@ from ._fields import Field, dlpack_code
 from ._progress import ProgressArg, Reporter
 
 if TYPE_CHECKING:
+    from ._storage import Storage
     from typing_extensions import Self
 
 #: One sample: its only field, or a dict of them. Arrays are ndarrays, raw bytes bytes, labels int.
@@ -184,9 +185,10 @@ class WorkingSet:
     """
 
     def __init__(self, handle: _leat.Set, client: _leat.Client, *, job: str | None = None, socket: str | None = None,
-                 name: str | None = None, timeout: float | None = None) -> None:
+                 name: str | None = None, timeout: float | None = None, storage: Storage | None = None) -> None:
         """Not for users: `leat.open` makes working sets."""
         self._job, self._socket, self._name = job, socket, name
+        self._storage = storage
         self._timeout = timeout
         self._timeout_ns = parse_timeout(timeout)
         self._lock = threading.Lock()
@@ -218,13 +220,13 @@ class WorkingSet:
             raise ValueError("the working set is closed")
         self._lock = threading.Lock()
         self._parents = (self._handle, self._ring)  # the parent's business: kept, never touched
-        client, handle = _find(self._uri, self._address, self._socket, self._job, self._timeout_ns)
+        client, handle = _find(self._uri, self._address, self._socket, self._job, self._timeout_ns, self._storage)
         _check_same(handle, self._uri, self._fingerprint)
         self._adopt(handle, client)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_unpickle, (self._uri, self._fingerprint, self._address, self._socket, self._job, self._name,
-                            self._timeout))
+                            self._timeout, self._storage))
 
     # --- what it is ---
 
@@ -575,13 +577,14 @@ def _copy_out(batch: Batch, out: Mapping[str, Array] | Array) -> None:
 
 
 def open_set(uri: str, *, name: str | None, flags: int, pool_bytes: int, socket: str | None, job: str | None,
-             pool: int | str | None, timeout: float | None, progress: ProgressArg, wait: bool) -> WorkingSet:
+             pool: int | str | None, timeout: float | None, progress: ProgressArg, wait: bool,
+             storage: Storage | None = None) -> WorkingSet:
     timeout_ns = parse_timeout(timeout)
     with Reporter(progress, name or os.path.basename(uri.rstrip("/")) or uri) as report:
         for attempt in (0, 1):
             client = _clients.connect(socket, job, pool=pool)
             try:
-                handle = client.open(os.fsencode(uri), name, flags, pool_bytes, timeout_ns, report)
+                handle = client.open(os.fsencode(uri), name, flags, pool_bytes, timeout_ns, report, storage)
                 break
             except PeerGone:  # the daemon went since it was last used: once more, with a new one
                 _clients.forget(client)
@@ -589,11 +592,11 @@ def open_set(uri: str, *, name: str | None, flags: int, pool_bytes: int, socket:
                     raise
         if wait:
             handle.wait(timeout_ns or 2**64 - 1, report)
-    return WorkingSet(handle, client, job=job, socket=socket, name=name, timeout=timeout)
+    return WorkingSet(handle, client, job=job, socket=socket, name=name, timeout=timeout, storage=storage)
 
 
 def _find(uri: str, address: str, socket: str | None, job: str | None,
-          timeout_ns: int) -> tuple[_leat.Client, _leat.Set]:
+          timeout_ns: int, storage: Storage | None) -> tuple[_leat.Client, _leat.Set]:
     """The set in the daemon where it was; else, when that one has gone, in the one that is found now."""
     for attempt in (0, 1, 2):
         try:
@@ -603,7 +606,7 @@ def _find(uri: str, address: str, socket: str | None, job: str | None,
                 raise
             continue
         try:
-            return client, client.open(os.fsencode(uri), None, 0, 0, timeout_ns, None)
+            return client, client.open(os.fsencode(uri), None, 0, 0, timeout_ns, None, storage)
         except PeerGone:
             _clients.forget(client)
             if attempt == 2:
@@ -618,7 +621,7 @@ def _check_same(handle: _leat.Set, uri: str, fingerprint: str) -> None:
 
 
 def _unpickle(uri: str, fingerprint: str, address: str, socket: str | None, job: str | None, name: str | None,
-              timeout: float | None) -> WorkingSet:
-    client, handle = _find(uri, address, socket, job, parse_timeout(timeout))
+              timeout: float | None, storage: Storage | None = None) -> WorkingSet:
+    client, handle = _find(uri, address, socket, job, parse_timeout(timeout), storage)
     _check_same(handle, uri, fingerprint)
-    return WorkingSet(handle, client, job=job, socket=socket, name=name, timeout=timeout)
+    return WorkingSet(handle, client, job=job, socket=socket, name=name, timeout=timeout, storage=storage)

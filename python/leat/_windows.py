@@ -50,7 +50,7 @@ class Windows(WorkingSet):
         self._rows = block_rows(window, stride)
         self._count, self._step = -(-window // self._rows), stride // self._rows
         super().__init__(blocks._handle, blocks._client, job=blocks._job, socket=blocks._socket, name=blocks._name,
-                         timeout=blocks._timeout)
+                         timeout=blocks._timeout, storage=blocks._storage)
 
     def _adopt(self, handle: Any, client: Any) -> None:
         super()._adopt(handle, client)

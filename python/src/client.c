@@ -53,13 +53,28 @@ static void client_dealloc(struct client_object *self)
     object_free((PyObject *)self);
 }
 
+/* None, or what _storage.py makes. Its strings are those of the tuple. */
+static int take_s3(PyObject *given, struct leat_s3_options *s3, struct leat_open_options *o)
+{
+    if (given == Py_None)
+        return 0;
+    o->s3 = s3;
+    return PyArg_ParseTuple(given, "Izzzzzzzz", &s3->flags, &s3->endpoint, &s3->region, &s3->profile,
+                            &s3->style, &s3->ca_file, &s3->access_key, &s3->secret_key, &s3->token)
+               ? 0
+               : -1;
+}
+
 static PyObject *client_open(struct client_object *self, PyObject *args)
 {
     const char *uri;
     struct leat_open_options o = {.size = sizeof(o)};
+    struct leat_s3_options s3 = {.size = sizeof(s3)};
     struct waiting w = {0};
-    if (!PyArg_ParseTuple(args, "yzIO&O&O", &uri, &o.name, &o.flags, to_u64, &o.pool_bytes, to_u64,
-                          &o.timeout_ns, &w.callback))
+    PyObject *storage;
+    if (!PyArg_ParseTuple(args, "yzIO&O&OO", &uri, &o.name, &o.flags, to_u64, &o.pool_bytes, to_u64,
+                          &o.timeout_ns, &w.callback, &storage) ||
+        take_s3(storage, &s3, &o) < 0)
         return NULL;
     if (!gate_enter(&self->gate))
         return gate_refuse(&self->gate, "the connection");
@@ -87,8 +102,11 @@ static PyObject *client_append(struct client_object *self, PyObject *args)
 {
     const char *name, *uri;
     struct leat_open_options o = {.size = sizeof(o)};
+    struct leat_s3_options s3 = {.size = sizeof(s3)};
     struct waiting w = {0};
-    if (!PyArg_ParseTuple(args, "syO&O", &name, &uri, to_u64, &o.timeout_ns, &w.callback))
+    PyObject *storage;
+    if (!PyArg_ParseTuple(args, "syO&OO", &name, &uri, to_u64, &o.timeout_ns, &w.callback, &storage) ||
+        take_s3(storage, &s3, &o) < 0)
         return NULL;
     if (!gate_enter(&self->gate))
         return gate_refuse(&self->gate, "the connection");
@@ -283,8 +301,9 @@ static PyObject *client_socket(struct client_object *self, void *closure)
 
 static PyMethodDef client_methods[] = {
     {"open", (PyCFunction)client_open, METH_VARARGS,
-     "open(uri, name, flags, pool_bytes, timeout_ns, progress) -> Set"},
-    {"append", (PyCFunction)client_append, METH_VARARGS, "append(name, uri, timeout_ns, progress) -> int"},
+     "open(uri, name, flags, pool_bytes, timeout_ns, progress, storage) -> Set"},
+    {"append", (PyCFunction)client_append, METH_VARARGS,
+     "append(name, uri, timeout_ns, progress, storage) -> int"},
     {"create", (PyCFunction)client_create, METH_VARARGS,
      "create(name, [(field, dtype, shape, lengths or None)], n, keys, flags)"},
     {"query", (PyCFunction)client_query, METH_VARARGS, "query(kind, arg) -> str"},

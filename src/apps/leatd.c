@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* leatd: the node daemon. Wiring only: options and configuration in, a pool and its doors out, signals to an orderly end. */
+#include "backend/s3/credentials.h"
 #include "base/base.h"
+#include "base/bytes.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "leat-config.h"
@@ -13,6 +15,7 @@
 #include "pool/region.h"
 #include "pool/server.h"
 #include "pool/source.h"
+#include "wire/proto.h"
 
 #include <fcntl.h>
 #include <getopt.h>
@@ -292,10 +295,46 @@ static int serve(const struct config *config, struct leat_error *err)
     return code;
 }
 
+/*
+ * `leatd --find-credentials [PROFILE]`, for libleat.so, which has neither TLS nor an XML parser: S3's credentials as the environment that we
+ * were started with has them, or why there are none, to a pipe. For nobody's eyes.
+ */
+static int find_credentials(const char *profile)
+{
+    struct credentials c = {0};
+    struct leat_error err = {0};
+    struct bytes_out out = {0};
+    struct stat st;
+    if (fstat(STDOUT_FILENO, &st) < 0 || !S_ISFIFO(st.st_mode)) {
+        fprintf(stderr, "leatd: --find-credentials writes keys to a program, not to be seen\n");
+        return 1;
+    }
+    int rc = credentials_find(profile, &c, &err);
+    bytes_put_u32(&out, (uint32_t)rc);
+    if (rc < 0) {
+        bytes_put_str(&out, err.message);
+    } else {
+        struct proto_access m = {.access_key = TAKE_PTR(c.access_key),
+                                 .secret_key = TAKE_PTR(c.secret_key),
+                                 .token = TAKE_PTR(c.token),
+                                 .expires = (int64_t)c.expires};
+        proto_access_put(&out, &m);
+        proto_access_fini(&m);
+    }
+    rc = out.failed ||
+         write(STDOUT_FILENO, out.data, out.len) != (ssize_t)out.len; /* less than a pipe holds */
+    if (out.data)
+        explicit_bzero(out.data, out.len);
+    bytes_out_fini(&out);
+    return rc;
+}
+
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN); /* whoever started us may be gone before we can tell him why we do not serve */
     log_set_output(STDERR_FILENO, "leatd");
+    if (argc >= 2 && argc <= 3 && strcmp(argv[1], "--find-credentials") == 0)
+        return find_credentials(argc == 3 ? argv[2] : NULL);
     struct leat_error err = {0};
     struct config config;
     bool check;

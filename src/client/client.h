@@ -191,6 +191,14 @@ struct leat_ws {
 
 /* What the daemon, which stands in another folder, understands. Caller frees. */
 int ws_absolute_uri(const char *uri, char **ret_uri, struct leat_error *err);
+/*
+ * How `uri` (as it is sent) is to be read, into open->access, if it lies elsewhere; what the program gave wins. *ret_why: code < 0 when no
+ * credentials were found, which the daemon may have: access_refused words what it answered then.
+ */
+struct proto_open;
+int access_find(const char *uri, const struct leat_s3_options *given, struct proto_open *open,
+                struct leat_error *ret_why, struct leat_error *err);
+int access_refused(int rc, const struct leat_error *why, const char *uri, struct leat_error *err);
 int ws_new(struct leat_client *client, struct net_reply *reply, struct leat_ws **ret_ws,
            struct leat_error *err);
 struct leat_ws *ws_ref(struct leat_ws *ws);

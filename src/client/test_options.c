@@ -23,7 +23,8 @@ static struct leat_error err;
         offsetof(struct type, member) + sizeof(((struct type *)0)->member) == sizeof(struct type), #type)
 ENDS_WITH(leat_client_options, interrupt_user);
 ENDS_WITH(leat_progress, bytes_total);
-ENDS_WITH(leat_open_options, timeout_ns);
+ENDS_WITH(leat_open_options, s3);
+ENDS_WITH(leat_s3_options, token);
 ENDS_WITH(leat_field, shape);
 ENDS_WITH(leat_ws_stat, lost_samples);
 ENDS_WITH(leat_view_options, fingerprint);

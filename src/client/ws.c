@@ -197,14 +197,20 @@ static int call_open(struct leat_client *client, uint16_t type, const char *uri,
                      struct leat_error *err)
 {
     struct proto_open open = {.flags = flags, .pool_bytes = o->pool_bytes};
+    struct leat_error why;
     AUTO_FREE char *absolute = NULL;
     int rc = ws_absolute_uri(uri, &absolute, err);
+    if (!rc)
+        rc = access_find(absolute, o->s3, &open, &why, err);
     if (rc)
         return rc;
     open.name = (char *)(uintptr_t)(o->name ? o->name : "");
     open.uri = absolute;
     struct bytes_out body = {0};
+    /* Room for all of it at once: a buffer that grows leaves what it held behind. */
+    body.len = bytes_room(&body, 64 * KIB) ? 0 : body.len;
     proto_open_put(&body, &open);
+    proto_access_fini(&open.access);
     /* Scanning a source that has no index takes as long as it takes, while it moves. A deadline of the caller's stays. */
     const struct rpc_how how = {.deadline_ns = client_deadline(client, o->timeout_ns),
                                 .progress_extends_ns = o->timeout_ns ? 0 : client->timeout_ns,
@@ -212,9 +218,11 @@ static int call_open(struct leat_client *client, uint16_t type, const char *uri,
                                 .progress_user = o->progress_user};
     struct net_reply reply;
     rc = rpc_call(client, type, &body, NULL, 0, &how, &reply, err);
+    if (body.data)
+        explicit_bzero(body.data, body.len);
     bytes_out_fini(&body);
     if (rc)
-        return rc;
+        return access_refused(rc, &why, absolute, err);
     rc = ws_new(client, &reply, ret_ws, err);
     net_reply_fini(&reply);
     return rc;

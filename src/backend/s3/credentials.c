@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The list of credentials.h, one function a place. Each answers 1 (found), 0 (nothing here, go on) or negative (something is here, and it is
+ * The list of credentials.h from the places on that need another program or a network, one function a place. Each answers 1 (found), 0 (nothing here, go on) or negative (something is here, and it is
  * wrong: going on would use another identity than the user meant).
  */
 #include "backend/s3/credentials.h"
@@ -28,32 +28,10 @@ static void wipe(char **s)
     *s = NULL;
 }
 
-void credentials_fini(struct credentials *c)
-{
-    wipe(&c->access_key);
-    wipe(&c->secret_key);
-    wipe(&c->token);
-    *c = (struct credentials){0};
-}
-
 static const char *env(const char *name)
 {
     const char *value = getenv(name);
     return value && *value ? value : NULL;
-}
-
-static int set(struct credentials *c, const char *access, const char *secret, const char *token,
-               const char *source)
-{
-    c->access_key = strdup(access);
-    c->secret_key = strdup(secret);
-    c->token = token && *token ? strdup(token) : NULL;
-    snprintf(c->source, sizeof(c->source), "%s", source);
-    if (!c->access_key || !c->secret_key || (token && *token && !c->token)) {
-        credentials_fini(c);
-        return -ENOMEM;
-    }
-    return 1;
 }
 
 /* --- an endpoint, asked once ------------------------------------------------------------------------------------------- */
@@ -164,7 +142,7 @@ static int take_json(struct credentials *c, const char *text, const char *source
     if (!token)
         token = json_string_value(json_object_get(root, "Token"));
     int rc = access && secret
-                 ? set(c, access, secret, token, source)
+                 ? credentials_set(c, access, secret, token, source)
                  : error_set(err, LEAT_DENIED, "%s gave no AccessKeyId and SecretAccessKey in JSON", source);
     if (rc == 1 && expires)
         c->expires = parse_time(expires);
@@ -173,18 +151,6 @@ static int take_json(struct credentials *c, const char *text, const char *source
 }
 
 /* --- places ------------------------------------------------------------------------------------------------------------ */
-
-static int from_environment(struct credentials *c, struct leat_error *err)
-{
-    const char *access = env("AWS_ACCESS_KEY_ID"), *secret = env("AWS_SECRET_ACCESS_KEY");
-    if (!access && !secret)
-        return 0;
-    if (!access || !secret)
-        return error_set(
-            err, LEAT_DENIED,
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together: only one of them is set");
-    return set(c, access, secret, env("AWS_SESSION_TOKEN"), "the environment");
-}
 
 static int run_process(struct credentials *c, const char *command, struct leat_error *err)
 {
@@ -208,14 +174,6 @@ static int run_process(struct credentials *c, const char *command, struct leat_e
 
 static int from_profile(struct credentials *c, const struct aws_profile *p, struct leat_error *err)
 {
-    if (p->role && !p->web_token_file)
-        return error_set(err, LEAT_UNSUPPORTED,
-                         "the profile takes on role %.120s, which Leat does not do by itself: add "
-                         "\"credential_process = aws configure "
-                         "export-credentials --profile NAME\" to a profile of its own and name that one",
-                         p->role);
-    if (p->access_key && p->secret_key)
-        return set(c, p->access_key, p->secret_key, p->token, "the profile");
     if (p->process)
         return run_process(c, p->process, err);
     if (p->sso)
@@ -257,8 +215,8 @@ static int take_sts(struct credentials *c, const char *text, struct leat_error *
     int rc = xml ? xml_reader_feed(xml, text, strlen(text), true, err) : -ENOMEM;
     xml_reader_free(xml);
     if (rc == 0 && s.values[0].len && s.values[1].len)
-        rc = set(c, (char *)s.values[0].data, (char *)s.values[1].data, (char *)s.values[2].data,
-                 "a web identity");
+        rc = credentials_set(c, (char *)s.values[0].data, (char *)s.values[1].data, (char *)s.values[2].data,
+                             "a web identity");
     else if (rc == 0)
         rc = error_set(err, LEAT_DENIED, "STS gave no credentials for the web identity");
     if (rc == 1)
@@ -412,8 +370,7 @@ int credentials_find(const char *profile, struct credentials *ret_credentials, s
 {
     struct credentials c = {0};
     struct aws_profile p = {0};
-    /* A profile that was named comes before the environment's keys, as with AWS's tools. */
-    int rc = profile ? 0 : from_environment(&c, err);
+    int rc = credentials_local(profile, &c, err);
     if (rc == 0)
         rc = aws_profile_read(profile, &p, err);
     if (rc == 0)

@@ -26,6 +26,12 @@ struct credentials {
     char source[64];               /* where they were found, for messages */
 };
 void credentials_fini(struct credentials *c);
+/* Copies them: 1, or -ENOMEM. */
+int credentials_set(struct credentials *c, const char *access, const char *secret, const char *token,
+                    const char *source);
+/* The first two places, as far as they need neither a network nor another program. 1: found; 0: not there; credentials_find goes on from
+ * here. */
+int credentials_local(const char *profile, struct credentials *ret_credentials, struct leat_error *err);
 
 /*
  * Looks through the list above. Blocks: a process may be run, an endpoint of this machine asked (1 s each). LEAT_NOT_FOUND: nowhere;
