@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Indexes of what lies on S3 and web servers, held against those of the same files here."""
+import io
+import json
+import os
+import pathlib
+import subprocess
+import tarfile
+import zlib
+
+import pytest
+
+import lib_s3
+
+np = pytest.importorskip("numpy")
+boto3 = pytest.importorskip("boto3")
+from botocore.config import Config  # noqa: E402
+
+BUILD = pathlib.Path(os.environ.get("LEAT_BUILD", pathlib.Path(__file__).resolve().parent.parent / "build"))
+DUMP = BUILD / "tests" / "tools" / "leat-index-dump"
+
+pytestmark = pytest.mark.skipif(lib_s3.swift_missing() is not None, reason=str(lib_s3.swift_missing()))
+
+TREE = {"cat/1.jpg": 5, "cat-b/2.jpg": 200_000, "dog/deep/er/3": 7, "dog/4": 0, "z": 3, "dog/ä b%20+&?#.txt": 9}
+HIDDEN = (".hidden/x", "dog/.h")
+
+
+def fill_tar(path, seed, members=200):
+    rng = np.random.default_rng(seed)
+    with tarfile.open(path, "w", format=(tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)[seed % 2]) as tar:
+        for i in range(members):
+            for extension, most in (("jpg", 40_000 if i % 50 else 3_000_000), ("cls", 3), ("long" * 40, 10)):
+                data = rng.bytes(int(rng.integers(0, most)))
+                info = tarfile.TarInfo(f"{i:05}.{extension}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+
+
+class Place:
+    """The same names in a folder here and in a bucket there."""
+
+    def __init__(self, top, swift):
+        self.top, self.url = top, "s3://leat-index"
+        config = Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1})
+        self.client = boto3.client("s3", endpoint_url=swift.url, region_name=swift.region, aws_access_key_id=swift.access,
+                                   aws_secret_access_key=swift.secret, config=config)
+        self.client.create_bucket(Bucket="leat-index")
+
+    def upload(self, name):
+        self.client.put_object(Bucket="leat-index", Key=name, Body=(self.top / name).read_bytes())
+
+    def put(self, name, data):
+        path = self.top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        self.upload(name)
+
+    def remove(self, name):
+        self.client.delete_object(Bucket="leat-index", Key=name)
+
+
+@pytest.fixture(scope="module")
+def swift(tmp_path_factory):
+    server = lib_s3.Swift(tmp_path_factory.mktemp("swift") / "swift")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, swift):
+    made = Place(tmp_path_factory.mktemp("here"), swift)
+    for name, size in TREE.items():
+        made.put(f"tree/{name}", os.urandom(size))
+    for name in HIDDEN:
+        made.put(f"tree/{name}", b"x")
+    made.client.put_object(Bucket="leat-index", Key="tree/dog/", Body=b"")
+    (made.top / "shards").mkdir()
+    for i in range(5):
+        fill_tar(made.top / f"shards/train-{i:03}.tar", i)
+        made.upload(f"shards/train-{i:03}.tar")
+    for name, array in (("images", np.random.rand(50, 30, 4).astype("f4")), ("labels", np.arange(50, dtype="u2"))):
+        np.save(made.top / f"{name}.npy", array)
+        made.upload(f"{name}.npy")
+    (made.top / "x.h5").write_bytes(bytes(512) + b"\x89HDF\r\n\x1a\n" + bytes(512))
+    made.upload("x.h5")
+    return made
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path, monkeypatch, swift):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in [n for n in os.environ if n.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in swift.env().items():
+        monkeypatch.setenv(name, value)
+
+
+def run(spec, *options):
+    done = subprocess.run([DUMP, *options, str(spec)], capture_output=True, timeout=60)
+    assert done.returncode in (0, 1), done.stderr.decode(errors="replace")
+    return json.loads(done.stdout)
+
+
+def dump(spec, *options):
+    got = run(spec, *options)
+    assert "error" not in got, got
+    return got
+
+
+def refused(spec, error, *words):
+    got = run(spec)
+    assert got.get("error") == error, got
+    for word in words:
+        assert word in got["message"], got["message"]
+
+
+@pytest.mark.parametrize("spec", [
+    "{}/tree", "{}/tree/", "{}/shards", "{}/shards/train-{{000..004}}.tar", "{}/shards/train-00[1-3].tar", "{}/shards/*.tar",
+    "{}/shards/train-{{000,003}}.tar", "{}/shards/train-002.tar", "image={}/images.npy;label={}/labels.npy", "{}/images.npy#rows=7",
+])
+def test_same_as_here(place, spec):
+    here, there = dump(spec.format(place.top, place.top)), dump(spec.format(place.url, place.url))
+    for of in (here, there):
+        of.pop("root")
+        of["sources"] = [s for s in of["sources"] if not s.endswith("/")]  # folders, which a bucket has not
+    assert here == there  # checksums of the bytes behind it too
+
+
+def test_tree(place):
+    got = dump(f"{place.url}/tree")
+    assert [s["key"] for s in got["samples"]] == sorted(TREE, key=os.fsencode)
+    assert {s["key"]: s["class"] for s in got["samples"]} == {k: k.partition("/")[0] if "/" in k else "" for k in TREE}
+    assert all(s["parts"]["data"]["crc32"] == zlib.crc32((place.top / "tree" / s["key"]).read_bytes()) for s in got["samples"])
+
+
+def test_from_the_web(place, tmp_path):
+    with_nginx = lib_s3.Nginx(tmp_path / "nginx", place.top)
+    try:
+        here = dump(f"{place.top}/shards/train-{{000..004}}.tar")
+        there = dump(with_nginx.url + "/shards/train-{000..004}.tar")
+        assert here["samples"] == there["samples"] and here["fingerprint"] == there["fingerprint"]
+        assert dump(f"image={with_nginx.url}/images.npy;label={place.url}/labels.npy")["nsamples"] == 50
+        assert not dump(with_nginx.url + "/images.npy", "--write")["scanned"]  # in the cache: nobody writes there
+        refused(with_nginx.url + "/nothing.npy", "not found", "/nothing.npy")
+        refused(with_nginx.url + "/tree/", "invalid", "no lists")
+    finally:
+        with_nginx.stop()
+
+
+def test_kept_and_noticed(place):
+    spec = f"{place.url}/tree"
+    assert dump(spec, "--open")["scanned"]
+    assert not dump(spec, "--open")["scanned"]
+    place.put("tree/new", b"new")
+    assert dump(spec, "--open")["scanned"]
+    place.put("tree/new", b"old")  # the same size
+    assert dump(spec, "--open")["scanned"]
+    assert not dump(spec, "--open")["scanned"]
+    place.remove("tree/new")
+    (place.top / "tree/new").unlink()
+    assert dump(spec, "--open")["scanned"]
+
+
+def test_command(place, tmp_path, monkeypatch):
+    for name, beside in (("shards", "shards/.leat-index"), ("images.npy", "images.npy.leat-index")):
+        done = subprocess.run([BUILD / "src/apps/leat", "index", "--json", f"{place.url}/{name}"], capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["index"] == f"{place.url}/{beside}"
+        for cache in "one", "two":
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+            assert not dump(f"{place.url}/{name}", "--open")["scanned"]
+        place.remove(beside)
+        assert not dump(f"{place.url}/{name}", "--open")["scanned"]  # kept here by now
+    done = subprocess.run([BUILD / "src/apps/leat", "index", f"{place.url}/none"], capture_output=True, timeout=60)
+    assert done.returncode and b"s3://leat-index/none" in done.stderr
+
+
+def test_refused(place, swift, monkeypatch):
+    refused(f"{place.url}/none", "not found", "s3://leat-index/none")
+    refused(f"{place.url}/shards/train-{{000..009}}.tar", "not found", "s3://leat-index/shards/train-005.tar")
+    refused(f"{place.url}/shards/x*.tar", "not found", "x*.tar")
+    refused("s3://leat-no-such-bucket/x", "not found", "leat-no-such-bucket")
+    refused(f"{place.url}/x.h5", "unsupported", "s3://leat-index/x.h5", "leat cp")
+    refused(f"{place.url}/tree/z", "unsupported", "s3://leat-index/tree/z")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    refused(f"{place.url}/tree", "denied", "s3://leat-index/tree")
