@@ -6,6 +6,7 @@
  * Failure modes: a name that does not resolve, and an origin none of whose addresses answers, end the calls that wait there. Deadlines
  * and silence are looked at every TICK_NS: exact to that.
  */
+#include <netdb.h>
 #include <stdio.h>
 #include <strings.h>
 
@@ -53,7 +54,7 @@ static void unqueue(struct http_client *client, struct http_pool *pool, struct h
     }
 }
 
-static struct http_pool *pool_of(struct http_client *client, const struct http_origin *origin)
+static struct http_pool *pool_find(struct http_client *client, const struct http_origin *origin)
 {
     list_for_each (node, &client->pools) {
         struct http_pool *pool = container_of(node, struct http_pool, node);
@@ -66,12 +67,12 @@ static struct http_pool *pool_of(struct http_client *client, const struct http_o
 
 void call_finish(struct http_client *client, struct http_call *call, int rc, const struct leat_error *err)
 {
-    struct http_pool *pool = pool_of(client, call->origin);
+    const struct http_origin *o = &call->pool->origin;
     struct leat_error none = {0};
-    unqueue(client, pool, call);
+    unqueue(client, call->pool, call);
     call->conn = NULL;
     if (rc < 0 && (!err || !err->message[0]))
-        error_sys(&none, rc, "%s:%u", call->origin->host, call->origin->port);
+        error_sys(&none, rc, "%s:%u", o->host, o->port);
     call->done(call, rc, rc < 0 ? (err && err->message[0] ? err : &none) : NULL);
 }
 
@@ -112,8 +113,11 @@ int http_call_start(struct http_client *client, struct http_call *call)
     call->tries = 0;
     call->first_byte_ns = 0;
     call->started_ns = clock_now_ns();
+    call->pool = NULL;
     list_init(&call->node);
-    struct http_pool *pool = pool_of(client, call->origin);
+    if (client->freeing)
+        return -ECANCELED;
+    struct http_pool *pool = pool_find(client, call->origin);
     if (!pool) {
         pool = calloc(1, sizeof(*pool));
         if (pool) {
@@ -127,6 +131,7 @@ int http_call_start(struct http_client *client, struct http_call *call)
     }
     if (!pool)
         return -ENOMEM;
+    call->pool = pool;
     client->stats.calls++;
     wait_in_front(pool, call, false);
     client->kicked = true;
@@ -135,37 +140,47 @@ int http_call_start(struct http_client *client, struct http_call *call)
     return 0;
 }
 
-void http_call_cancel(struct http_client *client, struct http_call *call)
+/* Out of all lists. The connection that may still bring its answer, which then has to be closed; or NULL. */
+static struct http_conn *detach(struct http_client *client, struct http_call *call)
 {
     struct http_conn *conn = call->conn;
     if (!conn) {
         if (call->queued)
-            unqueue(client, pool_of(client, call->origin), call);
-        return;
+            unqueue(client, call->pool, call);
+        return NULL;
     }
-    client_enter(client);
-    bool unsent = conn->sending && conn->sending == call && conn->sent == 0;
+    /* TLS may have taken bytes of it without saying so yet: they would go out under the name of the next call. */
+    bool unsent = conn->sending == call && conn->sent == 0 && !conn->stuck;
     bool behind = false;
     for (struct list *at = conn->sending ? conn->sending->node.next : &conn->calls; at != &conn->calls;
          at = at->next)
         behind |= at == &call->node;
-    if (unsent) {
+    if (conn->sending == call) {
         struct list *next = call->node.next;
-        conn->sending = next == &conn->calls ? NULL : container_of(next, struct http_call, node);
+        conn->sending = unsent && next != &conn->calls ? container_of(next, struct http_call, node) : NULL;
     }
     list_remove(&call->node);
     conn->ncalls--;
     call->conn = NULL;
-    if (!unsent && !behind) {
-        /* Its answer is due on this connection. Nobody is left to take it. */
-        struct leat_error err;
-        if (conn->sending == call)
-            conn->sending = NULL;
-        conn->answering = false;
-        conn->completed++; /* so that the next one is not taken for the culprit */
+    if (unsent || behind || conn->state == CONN_DEAD)
+        return NULL;
+    conn->answering = false;
+    conn->completed++; /* so that the next one is not taken for the culprit */
+    return conn;
+}
+
+static void abandon(struct http_conn *conn)
+{
+    struct leat_error err;
+    if (conn && conn->state != CONN_DEAD)
         http_conn_close(conn, error_set(&err, -ECANCELED, "another call on the connection was cancelled"),
                         &err);
-    }
+}
+
+void http_call_cancel(struct http_client *client, struct http_call *call)
+{
+    client_enter(client);
+    abandon(detach(client, call));
     client_leave(client);
 }
 
@@ -185,7 +200,30 @@ void pool_fail(struct http_pool *pool, int rc, const struct leat_error *err)
         call_finish(pool->client, call, rc, err);
 }
 
-static void resolved(void *user, const struct http_address *addresses, unsigned n, const char *why)
+void pool_attempt_failed(struct http_pool *pool, unsigned address, int rc, const struct leat_error *err)
+{
+    if (address < ADDRESSES_MAX)
+        pool->addresses[address].failed_ns = clock_now_ns();
+    pool->failed_in_turn++;
+    pool->client->kicked = true;
+    /* A certificate that is wrong is so everywhere. */
+    bool final = rc == LEAT_DENIED || pool->failed_in_turn >= pool->naddresses;
+    if (!final || pool->nconns)
+        return;
+    pool->failed_in_turn = 0;
+    pool->resolved_ns = 0; /* it may have moved */
+    pool_fail(pool, rc, err);
+}
+
+static void take_addresses(struct http_pool *pool, const struct http_address *addresses, unsigned n)
+{
+    memcpy(pool->addresses, addresses, n * sizeof(*addresses));
+    pool->naddresses = n;
+    pool->next_address %= n;
+    pool->resolved_ns = clock_now_ns();
+}
+
+static void resolved(void *user, const struct http_address *addresses, unsigned n, int why)
 {
     struct http_pool *pool = user;
     struct http_client *client = pool->client;
@@ -195,14 +233,13 @@ static void resolved(void *user, const struct http_address *addresses, unsigned 
         pool->resolved_ns = clock_now_ns(); /* the old ones serve on */
     } else if (n == 0) {
         struct leat_error err;
-        error_set(&err, LEAT_NOT_FOUND, "%s: no address for this name (%s)", pool->origin.host,
-                  why ? why : "none given");
-        pool_fail(pool, LEAT_NOT_FOUND, &err);
+        /* A resolver that does not answer may do so later; a name that is not there stays away. */
+        int rc = why == EAI_AGAIN ? -EHOSTUNREACH : LEAT_NOT_FOUND;
+        error_set(&err, rc, "%s: no address for this name (%s)", pool->origin.host,
+                  why ? gai_strerror(why) : "none given");
+        pool_fail(pool, rc, &err);
     } else {
-        memcpy(pool->addresses, addresses, n * sizeof(*addresses));
-        pool->naddresses = n;
-        pool->next_address %= n;
-        pool->resolved_ns = clock_now_ns();
+        take_addresses(pool, addresses, n);
         client->kicked = true;
     }
     client_leave(client);
@@ -212,6 +249,10 @@ static void resolved(void *user, const struct http_address *addresses, unsigned 
 static bool pool_resolved(struct http_pool *pool)
 {
     uint64_t now = clock_now_ns();
+    struct http_address written;
+    if (pool->resolved_ns == 0 && !pool->resolving &&
+        http_resolve_numeric(pool->origin.host, pool->origin.port, &written))
+        take_addresses(pool, &written, 1);
     if (!pool->resolving && (pool->resolved_ns == 0 || now - pool->resolved_ns > RESOLVED_NS)) {
         int rc = http_resolve_start(pool->client->loop, pool->origin.host, pool->origin.port, resolved, pool,
                                     &pool->resolving);
@@ -255,15 +296,17 @@ static void pool_dispatch(struct http_pool *pool)
         unqueue(client, pool, call);
         http_conn_take(conn, call);
     }
+    if (pool->nconns == 0 && pool->failed_in_turn >= pool->naddresses)
+        pool->failed_in_turn = 0; /* those that were open have gone meanwhile: all anew */
     while (pool->nwaiting > pool->nconnecting && pool->nconns < client->config.connections &&
-           pool_resolved(pool)) {
+           pool_resolved(pool) && (pool->failed_in_turn < pool->naddresses || pool->nconns == 0)) {
         struct leat_error err = {0};
-        int rc = http_conn_open(pool, &err);
-        if (rc < 0) {
-            if (pool->nconns == 0)
-                pool_fail(pool, rc, &err);
-            break;
-        }
+        unsigned address = ADDRESSES_MAX;
+        int rc = http_conn_open(pool, &address, &err);
+        if (rc < 0)
+            pool_attempt_failed(pool, address, rc, &err);
+        if (rc == -ENOMEM || rc == -EMFILE || rc == -ENFILE)
+            break; /* one that ends makes room */
     }
 }
 
@@ -279,13 +322,15 @@ static void kick(struct loop_timer *timer)
 static void expire(struct http_client *client, struct http_call *call, uint64_t now)
 {
     struct leat_error err;
-    error_set(&err, LEAT_TIMED_OUT, "%s:%u: not done after %.1f s%s", call->origin->host, call->origin->port,
+    const struct http_origin *o = &call->pool->origin;
+    error_set(&err, LEAT_TIMED_OUT, "%s:%u: not done after %.1f s%s", o->host, o->port,
               (double)(now - call->started_ns) / NS_PER_S,
               call->queued   ? " (no connection was free)"
               : call->status ? ""
                              : " (no answer)");
-    http_call_cancel(client, call);
+    struct http_conn *conn = detach(client, call);
     call_finish(client, call, LEAT_TIMED_OUT, &err);
+    abandon(conn); /* last, as others' done() may run in there */
 }
 
 static struct http_call *find_expired(struct http_pool *pool, uint64_t now)
@@ -350,12 +395,8 @@ static void tick(struct loop_timer *timer)
         while ((conn = find_silent(pool, now, &err))) {
             bool connecting = conn->state != CONN_OPEN;
             http_conn_close(conn, err.message[0] ? LEAT_TIMED_OUT : 0, &err);
-            if (connecting && pool->nconns == pool->nconnecting &&
-                ++pool->failed_in_turn >= pool->naddresses) {
-                pool->failed_in_turn = 0;
-                pool->resolved_ns = 0;
-                pool_fail(pool, LEAT_TIMED_OUT, &err);
-            }
+            if (connecting)
+                pool_attempt_failed(pool, conn->address, LEAT_TIMED_OUT, &err);
         }
         client->kicked |= pool->nwaiting != 0;
     }

@@ -39,9 +39,23 @@ static void want(struct http_conn *conn, uint32_t events)
 
 /* --- its life ---------------------------------------------------------------------------------------------------------- */
 
-int http_conn_open(struct http_pool *pool, struct leat_error *err)
+/* In turn, without those that failed a moment ago as long as there are others. */
+static unsigned choose_address(struct http_pool *pool)
 {
-    const struct http_address *a = &pool->addresses[pool->next_address++ % pool->naddresses];
+    uint64_t now = clock_now_ns();
+    for (unsigned i = 0; i < pool->naddresses; i++) {
+        unsigned n = pool->next_address++ % pool->naddresses;
+        const struct http_address *a = &pool->addresses[n];
+        if (a->failed_ns == 0 || now - a->failed_ns > SHUNNED_NS)
+            return n;
+    }
+    return pool->next_address++ % pool->naddresses;
+}
+
+int http_conn_open(struct http_pool *pool, unsigned *ret_address, struct leat_error *err)
+{
+    unsigned address = *ret_address = choose_address(pool);
+    const struct http_address *a = &pool->addresses[address];
     struct http_conn *conn = calloc(1, sizeof(*conn));
     char *buf = conn ? malloc(CONN_BUFFER) : NULL;
     if (!buf) {
@@ -51,6 +65,7 @@ int http_conn_open(struct http_pool *pool, struct leat_error *err)
     int rc = 0, one = 1;
     conn->buf = buf;
     conn->pool = pool;
+    conn->address = address;
     list_init(&conn->node);
     list_init(&conn->flush_node);
     list_init(&conn->calls);
@@ -103,7 +118,7 @@ void http_conn_close(struct http_conn *conn, int rc, const struct leat_error *er
     conn->state = CONN_DEAD;
     loop_remove(&conn->source);
     if (conn->ssl && rc == 0)
-        SSL_shutdown(conn->ssl);
+        tls_bye(conn);
     shutdown(conn->source.fd,
              SHUT_RDWR); /* nothing lands any more, though the descriptor lives a little longer */
     pool->nconns--;
@@ -149,12 +164,7 @@ static void fail(struct http_conn *conn, int rc, const struct leat_error *why)
     struct http_pool *pool = conn->pool;
     client_enter(pool->client);
     http_conn_close(conn, rc, &err);
-    bool more = ++pool->failed_in_turn < pool->naddresses && rc != LEAT_DENIED && rc != -EPROTO;
-    if (!more && pool->nconns == pool->nconnecting) {
-        pool->failed_in_turn = 0;
-        pool->resolved_ns = 0; /* it may have moved */
-        pool_fail(pool, rc, &err);
-    }
+    pool_attempt_failed(pool, conn->address, rc, &err);
     client_leave(pool->client);
 }
 
@@ -196,19 +206,24 @@ void http_conn_send(struct http_conn *conn)
             sent = sendmsg(conn->source.fd, &msg, MSG_NOSIGNAL);
             sent = sent < 0 ? -errno : sent;
         }
+        conn->stuck = conn->ssl && sent == -EAGAIN ? true : sent > 0 ? false : conn->stuck;
         if (sent == -EAGAIN || sent == -EINTR) {
             want(conn, EPOLLIN | EPOLLOUT);
             return;
         }
-        if (sent < 0) {
-            /* Its answer may be on the way nevertheless (a refusal of a large body): read on, and close then. */
-            if (conn->answering || conn->have > conn->at) {
-                conn->last = true;
-                conn->sending = NULL;
-                break;
-            }
+        if (sent < 0 && !conn->sending->repeatable && conn->sent == 0 && !conn->stuck) {
             fail(conn, sent == -EPIPE ? LEAT_PEER_GONE : (int)sent, &err);
-            return;
+            return; /* nothing of it went out: it may go on another connection */
+        }
+        if (sent < 0) {
+            /*
+             * The answer may be here nevertheless (the refusal of a large body), and is read before anything else is heard; there is
+             * nothing more to read than that, so reading ends this too.
+             */
+            conn->last = true;
+            conn->sending = NULL;
+            shutdown(conn->source.fd, SHUT_WR);
+            break;
         }
         conn->sent += (size_t)sent;
         conn->heard_ns = clock_now_ns();
@@ -536,6 +551,7 @@ static int conn_arm(struct loop_source *source)
 static void opened(struct http_conn *conn)
 {
     struct http_pool *pool = conn->pool;
+    pool->addresses[conn->address].failed_ns = 0;
     conn->state = CONN_OPEN;
     pool->nconnecting--;
     pool->failed_in_turn = 0;
@@ -550,7 +566,11 @@ static void conn_progress(struct loop_source *source, uint32_t events)
     struct http_conn *conn = container_of(source, struct http_conn, source);
     struct http_client *client = conn->pool->client;
     struct leat_error err = {0};
+    struct tls_quiet quiet;
+    bool tls = conn->pool->origin.tls;
     client_enter(client);
+    if (tls)
+        tls_quiet_enter(&quiet);
     if (conn->state == CONN_CONNECTING) {
         int code = 0;
         socklen_t len = sizeof(code);
@@ -579,5 +599,7 @@ static void conn_progress(struct loop_source *source, uint32_t events)
     if (conn->state == CONN_OPEN && (events & ~(uint32_t)EPOLLOUT || conn->more || conn->ssl))
         conn_receive(conn);
     client->kicked |= conn->pool->nwaiting != 0; /* there may be room for another */
+    if (tls)
+        tls_quiet_leave(&quiet);
     client_leave(client);
 }

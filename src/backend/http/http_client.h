@@ -23,6 +23,7 @@
 struct loop;
 struct http_client;
 struct http_conn;
+struct http_pool;
 struct http_call;
 
 struct http_origin {
@@ -44,9 +45,9 @@ struct http_client_config {
 
 struct http_call {
     /* in; all of it stays the caller's, and stays as it is until done() */
-    const struct http_origin *origin;
-    const char *method; /* as in the head: what answer to expect */
-    const void *head;   /* the request up to and with the empty line */
+    const struct http_origin *origin; /* looked at by http_call_start alone */
+    const char *method;               /* as in the head: what answer to expect */
+    const void *head;                 /* the request up to and with the empty line */
     size_t head_len;
     const void *body;
     size_t body_len;
@@ -57,7 +58,7 @@ struct http_call {
     /*
      * The head of the answer is there (never an interim one): `reader` and `buf` may be asked for headers until it returns. It says where
      * the payload goes: sets dst and dst_bytes, or sink, or neither (then it is kept in `text`, up to text_max). A negative answer ends the
-     * call with it. A body longer than dst_bytes ends it with LEAT_CORRUPT.
+     * call with it. A body longer than dst_bytes ends it with LEAT_CORRUPT. Neither this nor `sink` cancels calls.
      */
     int (*on_head)(struct http_call *call, const struct http_reader *reader, const char *buf,
                    struct leat_error *err);
@@ -76,6 +77,7 @@ struct http_call {
 
     /* the client's */
     struct list node;
+    struct http_pool *pool;
     struct http_conn *conn;
     bool queued, wanted_whole, sink_text;
     unsigned tries;
@@ -92,7 +94,7 @@ int http_client_new(struct loop *loop, const struct http_client_config *config,
                     struct http_client **ret_client, struct leat_error *err);
 /* Calls that are not over end with -ECANCELED, here. NULL is fine. */
 void http_client_free(struct http_client *client);
-/* 0, or -ENOMEM (then done() will not run). */
+/* 0, or -ENOMEM, or -ECANCELED while the client ends (then done() will not run). */
 int http_call_start(struct http_client *client, struct http_call *call);
 /* done() will not be called; `text` may be freed. Harmless for a call that is over or was never started. */
 void http_call_cancel(struct http_client *client, struct http_call *call);

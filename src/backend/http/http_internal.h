@@ -5,6 +5,7 @@
 
 #include <netinet/in.h>
 #include <openssl/ssl.h>
+#include <signal.h>
 #include <sys/socket.h>
 
 #include "backend/http/http_client.h"
@@ -15,10 +16,12 @@
 #define TRIES_MAX     3u
 #define TICK_NS       (100 * 1000000ull) /* how often deadlines are looked at */
 #define RESOLVED_NS   (60 * 1000000000ull)
+#define SHUNNED_NS    (30 * 1000000000ull) /* an address that failed is not tried, while there are others */
 
 struct http_address {
     struct sockaddr_storage addr;
     socklen_t len;
+    uint64_t failed_ns; /* the last attempt, when it failed; 0: it did not */
 };
 
 /* Everything towards one origin. */
@@ -32,8 +35,9 @@ struct http_pool {
     unsigned nwaiting;
     unsigned pipeline; /* 1 once the peer has shown that it does not like more */
     struct http_address addresses[ADDRESSES_MAX];
-    unsigned naddresses, next_address, failed_in_turn;
-    uint64_t resolved_ns; /* 0: not yet */
+    unsigned naddresses, next_address;
+    unsigned failed_in_turn; /* attempts to connect, since one succeeded or something was answered */
+    uint64_t resolved_ns;    /* 0: not yet */
     struct resolve *resolving;
     SSL_SESSION *session;
 };
@@ -47,7 +51,9 @@ struct http_conn {
     struct http_pool *pool;
     struct loop_source source;
     enum conn_state state;
+    unsigned address; /* of pool.addresses, when it was opened */
     SSL *ssl;
+    bool stuck;        /* TLS has taken bytes of `sending` that are not counted in `sent` */
     struct list calls; /* http_call.node, in the order of their requests */
     unsigned ncalls;
     struct http_call *sending; /* the first whose request is not out; NULL: all are */
@@ -85,8 +91,13 @@ struct http_client {
 void call_finish(struct http_client *client, struct http_call *call, int rc, const struct leat_error *err);
 /* Back to where it waited, at the front, or over if it was tried too often or may not be repeated. */
 void call_again(struct http_pool *pool, struct http_call *call, const struct leat_error *err);
-/* No connection could be made: those who wait are told. */
+/* No connection can be made: those who wait are told. */
 void pool_fail(struct http_pool *pool, int rc, const struct leat_error *err);
+/*
+ * One attempt to connect failed. Another address is tried when the client is left; when all were, and nothing else is open or on its way, those
+ * who wait are told.
+ */
+void pool_attempt_failed(struct http_pool *pool, unsigned address, int rc, const struct leat_error *err);
 /* Around everything that may call back. The last to leave gives waiting calls to connections, sends, and frees. */
 void client_enter(struct http_client *client);
 void client_leave(struct http_client *client);
@@ -94,8 +105,8 @@ void client_leave(struct http_client *client);
 /* conn.c */
 /* What has come so far is to be looked at as it comes: the connection is slower than it was thought to be. */
 void http_conn_hasten(struct http_conn *conn);
-/* Begins to connect to the pool's next address. 0 or -errno, with a message. */
-int http_conn_open(struct http_pool *pool, struct leat_error *err);
+/* Begins to connect to the pool's next address, whose number is in ret_address. 0 or -errno, with a message. */
+int http_conn_open(struct http_pool *pool, unsigned *ret_address, struct leat_error *err);
 /* Takes the call at its end; it is sent when the client is left. */
 void http_conn_take(struct http_conn *conn, struct http_call *call);
 /* Its calls end, or wait again; the connection is gone afterwards (freed a little later). */
@@ -108,16 +119,25 @@ int tls_context(const struct http_client_config *config, SSL_CTX **ret_context, 
 int tls_begin(struct http_conn *conn, struct leat_error *err);
 /* 1: done; 0: goes on, *ret_events is what to wait for; negative: failed. */
 int tls_handshake(struct http_conn *conn, uint32_t *ret_events, struct leat_error *err);
+/* OpenSSL writes without MSG_NOSIGNAL. Around all that may write; they nest. */
+struct tls_quiet {
+    sigset_t before;
+    bool pending;
+};
+void tls_quiet_enter(struct tls_quiet *q);
+void tls_quiet_leave(const struct tls_quiet *q);
+void tls_bye(struct http_conn *conn);
 /* As recv and send of a socket that does not block: bytes, 0 at the end, -EAGAIN, or another -errno. */
 ssize_t tls_read(struct http_conn *conn, void *buf, size_t len, struct leat_error *err);
 ssize_t tls_write(struct http_conn *conn, const void *buf, size_t len, struct leat_error *err);
 
 /* resolve.c */
-/* Asks for the addresses of a name in a thread of its own; done() runs on the loop, exactly once unless it is forgotten. */
+/* Asks for the addresses of a name in a thread of its own; done() runs on the loop, exactly once unless it is forgotten. rc: getaddrinfo's. */
 struct resolve;
+/* Addresses that are written as such need no question: how many (0 or 1). */
+unsigned http_resolve_numeric(const char *host, uint16_t port, struct http_address *ret_address);
 int http_resolve_start(struct loop *loop, const char *host, uint16_t port,
-                       void (*done)(void *user, const struct http_address *addresses, unsigned n,
-                                    const char *why),
+                       void (*done)(void *user, const struct http_address *addresses, unsigned n, int rc),
                        void *user, struct resolve **ret_resolve);
 void http_resolve_forget(struct resolve *r);
 

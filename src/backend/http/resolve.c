@@ -16,11 +16,11 @@ struct resolve {
     unsigned holders;
     struct loop *loop; /* NULL once forgotten */
     char host[320], port[8];
-    void (*done)(void *user, const struct http_address *addresses, unsigned n, const char *why);
+    void (*done)(void *user, const struct http_address *addresses, unsigned n, int rc);
     void *user;
     struct http_address addresses[ADDRESSES_MAX];
     unsigned n;
-    const char *why;
+    int rc; /* of getaddrinfo */
 };
 
 static void let_go(struct resolve *r)
@@ -39,10 +39,23 @@ static void answer(void *arg)
     struct resolve *r = arg;
     if (r->loop) { /* only the loop's thread forgets */
         r->loop = NULL;
-        r->done(r->user, r->addresses, r->n, r->why);
+        r->done(r->user, r->addresses, r->n, r->rc);
         let_go(r); /* the asker's part */
     }
     let_go(r);
+}
+
+unsigned http_resolve_numeric(const char *host, uint16_t port, struct http_address *ret_address)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | AI_NUMERICHOST}, *found;
+    char service[8];
+    snprintf(service, sizeof(service), "%u", port);
+    if (getaddrinfo(host, service, &hints, &found) != 0)
+        return 0;
+    *ret_address = (struct http_address){.len = found->ai_addrlen};
+    memcpy(&ret_address->addr, found->ai_addr, found->ai_addrlen);
+    freeaddrinfo(found);
+    return 1;
 }
 
 static void *resolve_main(void *arg)
@@ -55,8 +68,7 @@ static void *resolve_main(void *arg)
         hints.ai_flags = AI_NUMERICSERV;
         rc = getaddrinfo(r->host, r->port, &hints, &found);
     }
-    if (rc != 0)
-        r->why = gai_strerror(rc);
+    r->rc = rc;
     for (struct addrinfo *a = rc == 0 ? found : NULL; a && r->n < ADDRESSES_MAX; a = a->ai_next) {
         if (a->ai_addrlen > sizeof(r->addresses[0].addr))
             continue;
@@ -76,8 +88,7 @@ static void *resolve_main(void *arg)
 }
 
 int http_resolve_start(struct loop *loop, const char *host, uint16_t port,
-                       void (*done)(void *user, const struct http_address *addresses, unsigned n,
-                                    const char *why),
+                       void (*done)(void *user, const struct http_address *addresses, unsigned n, int rc),
                        void *user, struct resolve **ret_resolve)
 {
     struct resolve *r = calloc(1, sizeof(*r));

@@ -60,6 +60,38 @@ int tls_context(const struct http_client_config *config, SSL_CTX **ret_context, 
     return 0;
 }
 
+void tls_quiet_enter(struct tls_quiet *q)
+{
+    sigset_t pipe, pending;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    sigemptyset(&pending);
+    q->pending = sigpending(&pending) == 0 && sigismember(&pending, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, &q->before);
+}
+
+void tls_quiet_leave(const struct tls_quiet *q)
+{
+    static const struct timespec now = {0};
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    if (sigismember(&q->before, SIGPIPE))
+        return; /* an outer one takes it away, or whoever blocked it wants it */
+    if (!q->pending)
+        sigtimedwait(&pipe, NULL, &now);
+    pthread_sigmask(SIG_SETMASK, &q->before, NULL);
+}
+
+void tls_bye(struct http_conn *conn)
+{
+    struct tls_quiet quiet;
+    tls_quiet_enter(&quiet);
+    SSL_shutdown(conn->ssl);
+    ERR_clear_error();
+    tls_quiet_leave(&quiet);
+}
+
 int tls_begin(struct http_conn *conn, struct leat_error *err)
 {
     const char *host = conn->pool->origin.host;
@@ -103,7 +135,7 @@ static ssize_t trouble(struct http_conn *conn, int ret, const char *doing, struc
         break;
     }
     long verify = SSL_get_verify_result(conn->ssl);
-    if (verify != X509_V_OK) {
+    if (verify != X509_V_OK && SSL_get_verify_mode(conn->ssl) != SSL_VERIFY_NONE) {
         ERR_clear_error();
         return error_set(err, LEAT_DENIED, "TLS: the certificate of %s is not trusted: %s",
                          conn->pool->origin.host, X509_verify_cert_error_string(verify));
@@ -148,8 +180,12 @@ ssize_t tls_read(struct http_conn *conn, void *buf, size_t len, struct leat_erro
 ssize_t tls_write(struct http_conn *conn, const void *buf, size_t len, struct leat_error *err)
 {
     size_t n = 0;
+    struct tls_quiet quiet;
+    tls_quiet_enter(&quiet);
     ERR_clear_error();
     errno = 0;
     int ret = SSL_write_ex(conn->ssl, buf, len, &n);
-    return ret == 1 ? (ssize_t)n : trouble(conn, ret, "sending", err);
+    ssize_t rc = ret == 1 ? (ssize_t)n : trouble(conn, ret, "sending", err);
+    tls_quiet_leave(&quiet);
+    return rc;
 }
