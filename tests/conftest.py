@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -10,6 +11,9 @@ import pytest
 
 import lib_host
 import lib_net
+
+# A shell without job control starts what runs in the background with Ctrl-C ignored, and so would be all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

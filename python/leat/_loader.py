@@ -144,6 +144,7 @@ class Loader(Iterable[Any]):
         self._epoch = self._start = self._delivered = 0
         self._sampler_state: Any = None
         self._runs: list[_state.Run] = []
+        self._bytes_before = _stats.by_source()
         self._recent: _stats.Recent = collections.deque(maxlen=_stats.WINDOW)
         self._stats = dict.fromkeys(("batches", "samples", "wait_s", "consume_s", "fetch_s", "skipped"), 0.0)
         self._load_ring()

@@ -40,14 +40,20 @@ def of_loader(loader: Loader) -> dict[str, Any]:
         found["fetch_s"] = found["wait_s"]
     recent = list(loader._recent)
     waits = [one[0] for one in recent]
-    counters = _core.counters()
-    remote = sum(rail["bytes"] for rail in counters["rails"].values())
-    found["bytes_streamed"], found["bytes_remote"] = counters["fetched_bytes"], remote
-    found["bytes_local"] = max(0, counters["bytes"] - counters["fetched_bytes"] - remote)
+    # Fewer than before: a child of a fork, which counts anew.
+    local, streamed, remote = (now - before if now >= before else now for now, before in zip(by_source(), loader._bytes_before))
+    found["bytes_local"], found["bytes_streamed"], found["bytes_remote"] = local, streamed, remote
     found["wait_p50_s"], found["wait_p99_s"] = quantile(waits, 0.5), quantile(waits, 0.99)
     verdict, advice = judge(loader, recent)
     found.update(verdict=verdict, advice=advice, epoch=loader._epoch, position=loader._delivered)
     return found
+
+
+def by_source() -> tuple[int, int, int]:
+    """Bytes that this process has read so far: from this host's pool, from sets larger than it, from other hosts."""
+    counters = _core.counters()
+    streamed, remote = counters["fetched_bytes"], sum(rail["bytes"] for rail in counters["rails"].values())
+    return max(0, counters["bytes"] - streamed - remote), streamed, remote
 
 
 def delivery(loader: Loader) -> dict[str, Any]:
