@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Indexes of what lies on S3 and web servers, held against those of the same files here."""
+import contextlib
+import http.server
 import io
 import json
 import os
 import pathlib
 import subprocess
 import tarfile
+import threading
 import zlib
 
 import pytest
@@ -78,6 +81,12 @@ def place(tmp_path_factory, swift):
     for i in range(5):
         fill_tar(made.top / f"shards/train-{i:03}.tar", i)
         made.upload(f"shards/train-{i:03}.tar")
+    with tarfile.open(made.top / "steps.tar", "w") as tar:  # small members, and some that are stepped over
+        for i in range(400):
+            info = tarfile.TarInfo(f"{i}.bin")
+            info.size = 12_000_000 if i in (200, 210, 399) else 20_000
+            tar.addfile(info, io.BytesIO(bytes(info.size)))
+    made.upload("steps.tar")
     for name, array in (("images", np.random.rand(50, 30, 4).astype("f4")), ("labels", np.arange(50, dtype="u2"))):
         np.save(made.top / f"{name}.npy", array)
         made.upload(f"{name}.npy")
@@ -118,6 +127,7 @@ def refused(spec, error, *words):
 @pytest.mark.parametrize("spec", [
     "{}/tree", "{}/tree/", "{}/shards", "{}/shards/train-{{000..004}}.tar", "{}/shards/train-00[1-3].tar", "{}/shards/*.tar",
     "{}/shards/train-{{000,003}}.tar", "{}/shards/train-002.tar", "image={}/images.npy;label={}/labels.npy", "{}/images.npy#rows=7",
+    "{}/steps.tar",
 ])
 def test_same_as_here(place, spec):
     here, there = dump(spec.format(place.top, place.top)), dump(spec.format(place.url, place.url))
@@ -185,3 +195,80 @@ def test_refused(place, swift, monkeypatch):
     refused(f"{place.url}/tree/z", "unsupported", "s3://leat-index/tree/z")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     refused(f"{place.url}/tree", "denied", "s3://leat-index/tree")
+
+
+@contextlib.contextmanager
+def scripted(answer):
+    """A server that says what `answer(method, path, headers)` returns: status, headers, body."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            status, headers, body = answer(self.command, self.path, self.headers)
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def page(keys, token=None):
+    inside = "".join(f"<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;1&quot;</ETag>"
+                     "<Size>1024</Size></Contents>" for key in keys)
+    more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    return f"""<?xml version="1.0"?><ListBucketResult><Name>bucket</Name><IsTruncated>{"true" if token else "false"}</IsTruncated>{more}{inside}
+</ListBucketResult>""".encode()
+
+
+def test_changed_between_list_and_read(monkeypatch):
+    def answer(method, path, headers):
+        if "list-type=2" in path:
+            return 200, {"Content-Type": "application/xml"}, page(["p/0.tar", "p/1.tar"])
+        if method == "HEAD":
+            return 404, {}, b""
+        if headers.get("If-Match") == '"1"' and path.endswith("/1.tar"):
+            return 412, {}, b"<Error><Code>PreconditionFailed</Code></Error>"
+        return 206, {"ETag": '"1"', "Content-Range": "bytes 0-1023/1024"}, bytes(1024)
+
+    with scripted(answer) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        refused("s3://bucket/p", "stale", "s3://bucket/p/1.tar")
+
+
+def test_list_that_breaks_off(monkeypatch):
+    third = [(403, {}, b"<Error><Code>AccessDenied</Code><Message>no more</Message></Error>")]
+
+    def answer(method, path, headers):
+        if method == "HEAD":
+            return 404, {}, b""
+        if "continuation-token=2" in path:
+            return third[0]
+        if "continuation-token=1" in path:
+            return 200, {}, page(["p/c", "p/d"], "2")
+        return 200, {}, page(["p/a", "p/b"], "1")
+
+    with scripted(answer) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        refused("s3://bucket/p", "denied", "s3://bucket/p", "AccessDenied")
+        third[0] = (200, {}, b"<html>welcome to the hotel</html>")
+        refused("s3://bucket/p", "corrupt", "s3://bucket/p")
+        third[0] = (200, {}, page(["p/e"]))
+        assert [s["key"] for s in dump("s3://bucket/p", "--no-data")["samples"]] == ["a", "b", "c", "d", "e"]
