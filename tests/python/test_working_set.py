@@ -226,7 +226,7 @@ def test_uris(npy, tmp_path):
             with leat.open(path) as ws:
                 assert len(ws) == 6
     with pytest.raises(leat.Unsupported):
-        leat.open("s3://bucket/x.npy")
+        leat.open("gs://bucket/x.npy")
     with pytest.raises(ValueError):
         leat.open("x\0y")
     with pytest.raises(TypeError):
