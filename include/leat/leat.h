@@ -285,6 +285,7 @@ struct leat_view_stat {
     uint64_t slots, slot_bytes;
     uint64_t pinned_bytes, device_bytes; /* of all slots */
     uint64_t bounced_bytes, copies;      /* to the device so far */
+    uint64_t lags; /* batches that had to wait for a slot that was released but still in use on the device */
 };
 /* Any thread, at any time. LEAT_INVALID: size is not set. */
 int leat_view_stat(const struct leat_view *view, struct leat_view_stat *ret_stat, struct leat_error *err);

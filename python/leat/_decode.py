@@ -28,10 +28,14 @@ MAX_PIXELS = 1 << 27
 def decode_image(data: memoryview) -> Array:
     """A JPEG or PNG as uint8 (height, width, 3), RGB. Orientation tags are not applied, as by PIL and torchvision."""
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise ImportError("decoding pictures takes Pillow: install it, or give fields={name: (field, your decoder)}") from None
-    with Image.open(io.BytesIO(data)) as picture:
+    try:
+        picture = Image.open(io.BytesIO(data))
+    except UnidentifiedImageError:
+        raise ValueError(f"{len(data)} bytes that are no picture that Pillow knows") from None
+    with picture:
         width, height = picture.size
         if width * height > MAX_PIXELS:
             raise ValueError(f"a picture of {width} x {height} pixels: at most {MAX_PIXELS} are decoded")
@@ -97,6 +101,8 @@ def resolve(ws: WorkingSet, fields: FieldsArg) -> tuple[Column, ...]:
     if isinstance(fields, str):
         raise TypeError(f"fields={fields!r}: a list of names, or a dict {{name: field}}")
     if not isinstance(fields, Mapping):
+        if len(set(fields)) != len(fields) or not fields:
+            raise ValueError(f"fields={list(fields)!r}: name some, each once, or leave it out for all")
         return tuple(Column(name, i, ws.field(name), None) for i, name in enumerate(fields))
     if not fields:
         raise ValueError("fields={}: name some, or leave it out for all")
@@ -113,6 +119,8 @@ def resolve(ws: WorkingSet, fields: FieldsArg) -> tuple[Column, ...]:
                                  f"{', '.join(DECODERS)}")
             decoder = DECODERS[how] if how else None
         else:
+            if not isinstance(spec, (tuple, list)) or len(spec) != 2:
+                raise ValueError(f"fields: {name!r} is {spec!r}: the name of a field, or (field, decoder)")
             field_name, given = spec
             if isinstance(given, str) and given not in DECODERS:
                 raise ValueError(f"fields: no decoder {given!r}; there are {', '.join(DECODERS)}")

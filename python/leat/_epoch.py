@@ -58,6 +58,7 @@ class Epoch(Iterator[Any]):
         self._asked = 0  # steps given to the source
         self._done = 0  # steps handed out
         self._errors = 0
+        self._lags = 0  # of the ring, when it was looked at last
         self._jobs: collections.deque[tuple[_workers.Job, int]] = collections.deque()
         self._met: Exception | None = None  # by work ahead: raised when it is that step's turn
         self._returned_at: float | None = None
@@ -433,13 +434,23 @@ class Epoch(Iterator[Any]):
         self._returned_at = back = perf_counter()
         waited = back - now
         engine = loader._engine
-        if engine is not None and loader._delivery.lagged():  # the GPU has work still: the loop is not what waits
+        if self._gpu_lagged():  # it has work still: the loop is not what waits
             stats["consume_s"] += waited
             waited, consumed = 0.0, consumed + waited
         stats["wait_s"] += waited
         loader._recent.append((waited, consumed, engine.busy_s, engine.read_s, loader._delivery.copy_s) if engine
                               else (waited, consumed, 0.0, 0.0, 0.0))
         return batch
+
+    def _gpu_lagged(self) -> bool:
+        """Whether slots were free only on paper since this was asked last: released, and still used by a GPU."""
+        loader = self._loader
+        if loader._prepares:
+            return loader._delivery.lagged()
+        if loader._memory[0] == _device.HOST or loader._ring is None:
+            return False
+        before, self._lags = self._lags, loader._ring.stat()["lags"]
+        return before != self._lags
 
     def __del__(self) -> None:
         try:
@@ -476,7 +487,8 @@ def bad_sample(ws: WorkingSet, columns: Sequence[Any], index: int, position: int
     key = ws.key(index)
     where = None
     for column in columns:
-        where = ws._set.source(index, column.field.number) if column.field.kind != "label" else None
+        if column.field.kind != "label" and ws._set.field_bytes(index, column.field.number):  # what is empty lies nowhere
+            where = ws._set.source(index, column.field.number)
         if where is not None:
             break
     place = f", {where[0]} at offset {where[1]}" if where else ""

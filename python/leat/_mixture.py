@@ -63,6 +63,9 @@ class Mixture:
     def __init__(self, parts: Sequence[Part], *, length: int | None = None) -> None:
         if not 1 <= len(parts) <= 256:
             raise ValueError(f"a mixture of {len(parts)} sets: 1 to 256")
+        for k, part in enumerate(parts):
+            if not isinstance(part, (tuple, list)) or not 2 <= len(part) <= 3:
+                raise TypeError(f"part {k} of the mixture is {part!r}: (set, weight), or (set, weight, {{name: field}})")
         self.sets = tuple(part[0] if isinstance(part[0], WorkingSet) else _core.open(part[0]) for part in parts)
         weights = [float(part[1]) for part in parts]
         if not all(math.isfinite(w) and w > 0 for w in weights):

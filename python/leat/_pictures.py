@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
@@ -139,6 +141,19 @@ def _quota() -> int | None:
         return None
 
 
+class _Bound:
+    """The preps' objects of C, with so many threads, and whose turn it is."""
+
+    def __init__(self, preps: Mapping[str, Prep], threads: int) -> None:
+        self.preps = {name: prep.bind(threads) for name, prep in preps.items()}
+        self.turn = threading.Lock()
+
+
+class _Own(threading.local):
+    bound: _Bound | None = None
+    waited_s = 0.0
+
+
 class Stages:
     """The preps of a loader. Pickles; threads of its own start with the first run."""
 
@@ -153,23 +168,37 @@ class Stages:
         self.single = tuple(c for c in self.rest if c not in self.whole)
         #: Threads are the preps' own: nothing comes after them that would keep the GIL for long.
         self.in_c = alone and all(c.decoder in (None, decode_json, decode_txt) for c in self.single)
-        self.threads = 1
-        self._bound: dict[str, Any] = {}
+        self._shared: _Bound | None = None  # by all threads of Python
+        self._own = _Own()  # of each
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "threads": 1, "_bound": {}}
+        return {**self.__dict__, "_shared": None, "_own": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _own=_Own())
 
     def start(self, threads: int) -> None:
-        """Before several threads call `run`: makes what they share, with so many threads of C."""
-        self.threads = threads
-        self._bound = {name: prep.bind(threads) for name, prep in self.preps.items()}
+        """Before several threads call `run`: makes what they share, so many threads of C. Without it each is one by itself."""
+        self._shared = _Bound(self.preps, threads)
         nothing, offsets = np.empty(0, np.uint64), np.zeros(1, np.uint64)
         for name, prep in self.preps.items():
-            self._bound[name].run_packed(nothing, offsets, nothing, 0, 0, np.empty((0, *prep.shape), prep.dtype), 0, 0)
+            self._shared.preps[name].run_packed(nothing, offsets, nothing, 0, 0, np.empty((0, *prep.shape), prep.dtype), 0, 0)
 
     def stop(self) -> None:
         """Ends the threads, when the last `run` has returned."""
-        self.threads, self._bound = 1, {}
+        self._shared, self._own = None, _Own()
+
+    def take_waited(self) -> float:
+        """Seconds that this thread waited for others to leave the threads of C, since it asked last."""
+        waited, self._own.waited_s = self._own.waited_s, 0.0
+        return waited
+
+    def _bound(self) -> _Bound:
+        if self._shared is not None:
+            return self._shared
+        if self._own.bound is None:  # a transform of C's has one batch at a time: threads that shared one would take turns
+            self._own.bound = _Bound(self.preps, 1)
+        return self._own.bound
 
     def layout(self) -> Layout:
         return {name: (np.dtype(prep.dtype).str, prep.shape) for name, prep in self.preps.items()}
@@ -181,10 +210,9 @@ class Stages:
         made: dict[str, Array] = {}
         failed: dict[int, BaseException] = {}
         ids = np.ascontiguousarray(ids, np.uint64)
+        here = self._bound()
         for name, prep in self.preps.items():
-            bound = self._bound.get(name)
-            if bound is None:
-                bound = self._bound[name] = prep.bind(self.threads)
+            bound = here.preps[name]
             out = made[name] = outs[name] if outs is not None else np.empty((hi - lo, *prep.shape), prep.dtype)
             value = batch[name]
             if isinstance(value, Ragged):
@@ -194,7 +222,11 @@ class Stages:
                 bytes_each = int(np.prod(value.shape[1:]))
                 values, size = value.reshape(-1), (value.shape[1], value.shape[2])
                 offsets = np.arange(lo, hi + 1, dtype=np.uint64) * np.uint64(bytes_each)
-            for i, code, message in bound.run_packed(values, offsets, ids, seed, epoch, out, *size):
+            asked = perf_counter()
+            with here.turn:
+                self._own.waited_s += perf_counter() - asked
+                wrong = bound.run_packed(values, offsets, ids, seed, epoch, out, *size)
+            for i, code, message in wrong:
                 data = values[int(offsets[i]) : int(offsets[i + 1])].data
                 try:
                     if not len(data) and not batch.present(name)[lo + i]:

@@ -29,7 +29,7 @@ def parse_ranges(ranges: Iterable[Sequence[int]], length: int | None = None) -> 
     merged: list[tuple[int, int]] = []
     for first, end in sorted((int(a), int(b)) for a, b in ranges):
         if not 0 <= first < end or length is not None and first >= length:
-            raise ValueError(f"skip_ranges: [{first}, {end}) is no range of positions of an epoch of {length} samples")
+            raise ValueError(f"skip_ranges: [{first}, {end}) is no range of positions" + (f" below {length}" if length is not None else ""))
         if merged and first <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:

@@ -251,8 +251,8 @@ class Threads:
         self.read_s = 0.0
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        if work.stages is not None:
-            work.stages.start(self.workers if work.in_c else 1)
+        if work.stages is not None and work.in_c:
+            work.stages.start(self.workers)
         # C's threads share the samples of a whole batch among themselves; a second driver is there with the next batch meanwhile.
         self._drivers = 2 if work.in_c else self.workers
         self._threads = [threading.Thread(target=_thread_main, args=(work, slots, w, self._tasks, self._done), daemon=True,
@@ -311,7 +311,8 @@ def _thread_main(work: Work, slots: Slots, number: int, tasks: queue.SimpleQueue
             failures, loose = _run_chunk(work, job.raw, 0, lo, hi, job.ids, job.epoch, slots.outs(job.lease.number), at)
         except BaseException as error:  # nothing that we know of; but the loop waits for an answer
             failures, loose = [(i, error) for i in range(lo, hi)], {}
-        done.put((job, failures, loose, time.perf_counter() - start))
+        waited = 0.0 if work.stages is None else work.stages.take_waited()
+        done.put((job, failures, loose, time.perf_counter() - start - waited))
         del task, job, failures, loose
 
 

@@ -364,11 +364,12 @@ static PyObject *ring_stat(struct ring_object *self, PyObject *none)
     ring_leave(self);
     if (rc)
         return raise_error(rc, &err);
-    return Py_BuildValue("{s:s,s:i,s:K,s:K,s:K,s:K,s:K,s:K}", "delivery", s.delivery, "device", s.device,
+    return Py_BuildValue("{s:s,s:i,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "delivery", s.delivery, "device", s.device,
                          "slots", (unsigned long long)s.slots, "slot_bytes", (unsigned long long)s.slot_bytes,
                          "pinned_bytes", (unsigned long long)s.pinned_bytes, "device_bytes",
                          (unsigned long long)s.device_bytes, "bounced_bytes",
-                         (unsigned long long)s.bounced_bytes, "copies", (unsigned long long)s.copies);
+                         (unsigned long long)s.bounced_bytes, "copies", (unsigned long long)s.copies, "lags",
+                         (unsigned long long)s.lags);
 }
 
 static PyObject *ring_iterate(struct ring_object *self, PyObject *args)

@@ -435,9 +435,9 @@ struct leat_view {
     uint64_t slot_bytes;
     enum leat_memory memory;
     int device;
-    bool async;      /* LEAT_LOAD_ASYNC */
-    struct gpu *gpu; /* NULL: batches in plain host memory */
-    _Atomic uint64_t bounced_bytes, copies;
+    bool async;                                   /* LEAT_LOAD_ASYNC */
+    struct gpu *gpu;                              /* NULL: batches in plain host memory */
+    _Atomic uint64_t bounced_bytes, copies, lags; /* of leat_view_stat */
     uint8_t *spare; /* what fills the last huge page behind the slots; the slots' memory is theirs */
     uint64_t spare_bytes;
     struct turn fill_turn;

@@ -148,6 +148,7 @@ int leat_view_stat(const struct leat_view *view, struct leat_view_stat *ret_stat
         .device_bytes = view->memory == LEAT_MEMORY_CUDA ? view->nslots * view->slot_bytes : 0,
         .bounced_bytes = view->bounced_bytes,
         .copies = view->copies,
+        .lags = view->lags,
     };
     return options_give("leat_view_stat", ret_stat, offsetof(struct leat_view_stat, memory), &out,
                         sizeof(out), err);

@@ -163,6 +163,7 @@ static void test_delivery(void **state)
     assert_string_equal(s.delivery, "bounce");
     assert_int_equal(s.bounced_bytes, bytes);
     assert_int_equal(s.copies, 18);
+    assert_int_equal(s.lags, 0);
     assert_int_equal(ledger_bytes[LEDGER_BOUNCE] - before, bytes);
     assert_int_equal(s.pinned_bytes, 2 * s.slot_bytes);
     assert_int_equal(s.device_bytes, 2 * s.slot_bytes);

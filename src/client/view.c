@@ -511,6 +511,7 @@ int view_slot_take(struct leat_view *v, bool wait_held, const struct rpc_how *ho
 {
     const struct leat_client *client = v->ws->client;
     uint64_t look_ns = 0;
+    bool lagged = false;
     int rc = turn_take(&v->fill_turn, client, how, "reading a batch", err);
     if (rc)
         return rc;
@@ -525,6 +526,7 @@ int view_slot_take(struct leat_view *v, bool wait_held, const struct rpc_how *ho
             pthread_mutex_lock(&v->lock);
             continue;
         }
+        lagged = lagged || count_state(v, SLOT_RELEASING);
         turn_give(&v->fill_turn); /* an iterator may wait here for long: others get their answer meanwhile */
         wait_a_little(v, how->deadline_ns);
         pthread_mutex_unlock(&v->lock);
@@ -537,6 +539,7 @@ int view_slot_take(struct leat_view *v, bool wait_held, const struct rpc_how *ho
     }
     if (slot) {
         slot->state = SLOT_FILLING;
+        v->lags += lagged; /* now, so that who waits for this batch sees it when that comes */
         *ret_slot = slot;
     }
     pthread_mutex_unlock(&v->lock);

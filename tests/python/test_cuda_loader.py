@@ -359,6 +359,25 @@ assert stats["verdict"] == "copy-bound" and stats["copy_s"] > 0.1 and "uint8" in
 """)
 
 
+def test_what_bounds_a_loop_over_raw_batches(run):
+    """The same where the library's own slots are what the GPU still uses."""
+    run("""
+context = ctypes.c_void_p()
+loader = make(2, transform=None, prefetch=1)
+it = iter(loader)
+next(it)
+assert fake.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and fake.cuCtxPushCurrent_v2(context) == 0
+for batch in it:
+    for i in range(20):
+        assert fake.cuMemsetD8Async(ctypes.c_ulonglong(address(batch["x"])), 0xA5, ctypes.c_size_t(48), ctypes.c_void_p(0)) == 0
+    fake.fakecuda_delay(2000)
+stats = loader.stats()
+fake.fakecuda_delay(0)
+fake.cuCtxPopCurrent_v2(ctypes.byref(context))
+assert stats["verdict"] == "consumer-bound", stats
+""")
+
+
 def test_a_mixture(run):
     run("""
 np.save("more.npy", rows * 10)

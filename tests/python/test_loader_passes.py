@@ -237,6 +237,41 @@ def test_numbers_are_whole(numbers, wrong):
         leat.Loader(numbers, **wrong)
 
 
+# --- what errors say ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_wrong_is_said(numbers, tmp_path):
+    for wrong, error, words in (
+            ({"fields": {"a": None}}, ValueError, "'a' is None: the name of a field, or"),
+            ({"fields": {"a": ("x",)}}, ValueError, r"'a' is \('x',\)"),
+            ({"fields": ["x", "x"]}, ValueError, "each once"), ({"fields": []}, ValueError, "name some"),
+            ({"skip_ranges": [(5, 2)]}, ValueError, r"\[5, 2\) is no range of positions$")):
+        with pytest.raises(error, match=words):
+            leat.Loader(numbers, 2, **wrong)
+    for parts in ([numbers], [(numbers,)], [(numbers, 1, {}, 2)]):
+        with pytest.raises(TypeError, match=r"part 0 of the mixture is .*\(set, weight\)"):
+            leat.Mixture(parts)
+
+
+def test_an_empty_file_is_named_by_its_key_alone(tmp_path):
+    """It has no bytes, and so no place: that of the next file is not its own."""
+    for name, data in {"a.txt": b"1", "b.txt": b"", "c.txt": b"3"}.items():
+        (tmp_path / name).write_bytes(data)
+    told = []
+    with leat.open(tmp_path) as ws:
+        loader = leat.Loader(ws, 1, shuffle=False, fields={"x": ("data", "cls")}, on_error=told.append)
+        assert [batch["x"][0] for batch in loader][::2] == [1, 3]
+    (error,) = told
+    assert error.key == "b.txt" and "c.txt" not in str(error) and "(b.txt): ValueError" in str(error)
+
+
+def test_bytes_that_are_no_picture(tmp_path):
+    pytest.importorskip("PIL")
+    (tmp_path / "a.jpg").write_bytes(b"text")
+    with leat.open(tmp_path) as ws, pytest.raises(leat.BadSample, match="4 bytes that are no picture"):
+        list(leat.Loader(ws, 1, fields={"x": "jpg"}))
+
+
 # --- time ---------------------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,8 @@ import collections
 import gc
 import io
 import tarfile
+import threading
+import time
 import warnings
 
 import pytest
@@ -232,6 +234,49 @@ def test_threads_end_with_the_loader(pictures):
     assert threads() == before
     loader.close()
     assert threads() <= before - 5  # three of C beside their driver, two drivers
+
+
+def test_threads_before_a_function_do_not_take_turns(pictures):
+    """With a function behind the prep it is Python's threads that work side by side, each with objects of C of its own."""
+    alone = leat._pictures.Stages({"image": CROP}, leat._decode.resolve(pictures, FIELDS), False)
+    shared = leat._pictures.Stages({"image": CROP}, leat._decode.resolve(pictures, FIELDS), True)
+    shared.start(2)
+    for stages, want in ((alone, 3), (shared, 1)):
+        found, meet = [], threading.Barrier(3)
+
+        def work():
+            found.append(stages._bound())
+            meet.wait(30)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(map(id, found))) == want
+    shared.stop()
+
+
+def test_waiting_for_others_is_no_work(pictures, monkeypatch):
+    """Two drivers share C's threads: while one waits for its turn, nobody is busy for it."""
+    run = leat._prep.Transform.run_packed
+
+    class Slow:
+        def __init__(self, bound):
+            self.bound = bound
+
+        def run_packed(self, values, offsets, *rest):
+            if len(offsets) > 1:
+                time.sleep(0.02)
+            return run(self.bound, values, offsets, *rest)
+
+    bind = prep.RandomResizedCrop.bind
+    monkeypatch.setattr(prep.RandomResizedCrop, "bind", lambda self, threads: Slow(bind(self, threads)))
+    with leat.Loader(pictures, 6, fields=FIELDS, transform=prep.RandomResizedCrop(8), num_workers=1) as loader:
+        begin = time.perf_counter()
+        assert sum(1 for _ in loader) == 10
+        took = time.perf_counter() - begin
+        assert 0.15 < loader.stats()["prep_s"] < 1.1 * took
 
 
 def test_threads_are_this_ranks_share(pictures, monkeypatch):
