@@ -270,13 +270,21 @@ static int seal(int fd)
     return fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0 ? -errno : 0;
 }
 
+/* The beginning of an index of somebody else, which is `bytes` long. */
+static bool foreign_sound(const void *head, uint64_t bytes)
+{
+    struct index_header h;
+    if (bytes < sizeof(h) || bytes > FOREIGN_MAX)
+        return false;
+    memcpy(&h, head, sizeof(h));
+    return h.magic == INDEX_MAGIC && h.header_crc == index_header_crc(&h) && h.total_bytes == bytes;
+}
+
 /* A sealed copy in memory: what is looked at is what will be used. */
 static int copy_foreign(int from, const struct stat *st)
 {
     struct index_header h;
-    if (st->st_size > FOREIGN_MAX || scan_pread(from, &h, sizeof(h), 0) != (int64_t)sizeof(h) ||
-        h.magic != INDEX_MAGIC || h.header_crc != index_header_crc(&h) ||
-        h.total_bytes != (uint64_t)st->st_size)
+    if (scan_pread(from, &h, sizeof(h), 0) != (int64_t)sizeof(h) || !foreign_sound(&h, (uint64_t)st->st_size))
         return LEAT_CORRUPT;
     AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     AUTO_FREE char *buf = malloc(COPY_PIECE);
@@ -343,7 +351,7 @@ static int fetch_candidate(struct expected *x)
 {
     AUTO_CLOSE int fd = -1;
     struct index ix;
-    if (remote_fetch(&x->scan, x->beside, FOREIGN_MAX, &fd, NULL) < 0 || seal(fd) < 0 ||
+    if (remote_fetch(&x->scan, x->beside, foreign_sound, &fd, NULL) < 0 || seal(fd) < 0 ||
         index_map(fd, &ix, NULL) < 0)
         return -1;
     x->beside_now = true;

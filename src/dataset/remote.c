@@ -18,6 +18,7 @@
 
 #define LEARN_LEAST 3u    /* so many objects are worth a list */
 #define LEARN_EXTRA 1000u /* that nobody asked for: then stats are cheaper */
+#define FETCH_HEAD  MIB   /* of an object is looked at before the rest is fetched */
 
 struct scan_object {
     char *uri; /* owned; behind its NUL stands the ETag */
@@ -388,27 +389,37 @@ int remote_scan_prefix(struct scan *scan, const char *root, struct index_builder
 
 /* --- all of an object ---------------------------------------------------------------------------------------------- */
 
-int remote_fetch(struct scan *scan, const char *uri, uint64_t most, int *ret_fd, struct leat_error *err)
+static int fetch_into(struct scan_file *file, char *at, uint64_t bytes,
+                      bool (*sound)(const void *head, uint64_t bytes), struct leat_error *err)
+{
+    uint64_t head = MIN(bytes, FETCH_HEAD);
+    int64_t n = scan_file_pread(file, at, head, 0, err);
+    if (n >= 0 && !sound(at, bytes))
+        return error_set(err, LEAT_CORRUPT, "%.300s: not what it should be", file->uri);
+    if (n >= 0)
+        n = scan_file_pread(file, at + head, bytes - head, head, err);
+    return (int)MIN(n, (int64_t)0);
+}
+
+int remote_fetch(struct scan *scan, const char *uri, bool (*sound)(const void *head, uint64_t bytes),
+                 int *ret_fd, struct leat_error *err)
 {
     AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
     int rc = scan_open(scan, uri, &file, err);
     if (rc < 0)
         return rc;
     uint64_t bytes = (uint64_t)file.st.st_size;
-    if (!S_ISREG(file.st.st_mode))
+    if (!S_ISREG(file.st.st_mode) || bytes == 0)
         return remote_no_object(uri, err);
-    if (bytes == 0 || bytes > most)
-        return error_set(err, LEAT_CORRUPT, "%.300s: %llu bytes", uri, (unsigned long long)bytes);
     AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0)
         return error_sys(err, -errno, "no memory for %.300s", uri);
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED)
         return error_sys(err, -errno, "no memory for %.300s", uri);
-    int64_t n = scan_file_pread(&file, at, bytes, 0, err);
+    rc = fetch_into(&file, at, bytes, sound, err);
     munmap(at, bytes);
-    if (n < 0)
-        return (int)n;
-    *ret_fd = TAKE_FD(fd);
-    return 0;
+    if (rc == 0)
+        *ret_fd = TAKE_FD(fd);
+    return rc;
 }

@@ -169,8 +169,9 @@ int remote_list_below(struct scan *scan, const char *root,
 int remote_wildcard(struct scan *scan, const char *pattern, struct scan_paths *out, struct leat_error *err);
 /* One list in the place of a stat for each of these, where that is likely to pay. 0 or -ENOMEM: who is not known then is asked about. */
 int remote_learn(struct scan *scan, const char *pattern, const struct scan_paths *paths);
-/* All of an object into a memfd, not sealed. */
-int remote_fetch(struct scan *scan, const char *uri, uint64_t most, int *ret_fd, struct leat_error *err);
+/* All of an object into a memfd, not sealed; `sound` sees its beginning (all of it, or a MiB) before the rest is fetched. */
+int remote_fetch(struct scan *scan, const char *uri, bool (*sound)(const void *head, uint64_t bytes),
+                 int *ret_fd, struct leat_error *err);
 /* An object's address below its root: "s3://b/p" and "x" are "s3://b/p/x". Caller frees. */
 char *remote_join(const char *root, const char *name);
 /* "s3://…", not of the web: it has lists. */

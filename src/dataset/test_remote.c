@@ -510,6 +510,17 @@ static void test_addresses(void **state)
     index_close(&ix);
 }
 
+static void refused(const char *text, int rc, const char *says)
+{
+    struct index ix;
+    struct leat_error err = {0};
+    int got = build(text, true, &ix, &err);
+    if (got != rc || err.code != rc || !strstr(err.message, says))
+        fail_msg("%s: %d, \"%s\" without \"%s\"", text, got, err.message, says);
+    assert_int_equal(store.open, 0);
+    assert_int_equal(store.under_way, 0);
+}
+
 /* --- walking shards -------------------------------------------------------------------------------------------------- */
 
 /* Members of all sizes and extended headers that lie across windows: as it is scanned in a file. */
@@ -573,6 +584,28 @@ static void test_walk_reads(void **state)
             assert_true(store.bytes < bytes + MIB && store.canceled <= 1);
         object_remove(name);
     }
+}
+
+/* One shard breaks while windows of all are under way. */
+static void test_walk_ends(void **state)
+{
+    struct tar t = {0};
+    char name[60];
+    for (unsigned i = 0; i < 400; i++) {
+        snprintf(name, sizeof(name), "%u.bin", i);
+        tar_block(&t, name, '0', 20000, NULL);
+    }
+    tar_end(&t);
+    for (unsigned i = 0; i < 10; i++) {
+        snprintf(name, sizeof(name), "s3://bucket/ends/%u.tar", i);
+        object_put(name, t.data, t.bytes);
+        t.data[i * 20992 + 1] ^= 0x55; /* of the next one */
+    }
+    free(t.data);
+    refused("%s/ends", LEAT_CORRUPT, "s3://bucket/ends/1.tar");
+    assert_true(store.canceled > 0);
+    store.changed = "s3://bucket/ends/0.tar";
+    refused("%s/ends", LEAT_STALE, "s3://bucket/ends/0.tar");
 }
 
 /* --- still the same? --------------------------------------------------------------------------------------------------- */
@@ -722,17 +755,6 @@ static void test_beside(void **state)
 }
 
 /* --- what goes wrong --------------------------------------------------------------------------------------------------- */
-
-static void refused(const char *text, int rc, const char *says)
-{
-    struct index ix;
-    struct leat_error err = {0};
-    int got = build(text, true, &ix, &err);
-    if (got != rc || err.code != rc || !strstr(err.message, says))
-        fail_msg("%s: %d, \"%s\" without \"%s\"", text, got, err.message, says);
-    assert_int_equal(store.open, 0);
-    assert_int_equal(store.under_way, 0);
-}
 
 static void test_faults(void **state)
 {
@@ -897,6 +919,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_addresses, setup, teardown),
         cmocka_unit_test_setup_teardown(test_walk, setup, teardown),
         cmocka_unit_test_setup_teardown(test_walk_reads, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_walk_ends, setup, teardown),
         cmocka_unit_test_setup_teardown(test_freshness, setup, teardown),
         cmocka_unit_test_setup_teardown(test_beside, setup, teardown),
         cmocka_unit_test_setup_teardown(test_faults, setup, teardown),
