@@ -2,6 +2,7 @@
 """Two hosts with two links between them: reads are striped over both, and go on over one of them."""
 
 
+import json
 import os
 import signal
 import subprocess
@@ -111,6 +112,35 @@ def test_a_link_is_lost_in_mid_batch_and_comes_back(host, leat, pair, far, how):
     assert min(by_rail) > MIB
     rails = next(node for node in pair.states(A) if not node["self"])["rails"]
     assert [rail["state"] for rail in rails] == ["up", "up"] and [rail["address"] for rail in rails] == pair.nodes[B].split(",")
+
+
+def test_how_it_was_delivered(host, leat, pair, far):
+    """By mechanism and by rail: every byte of every read is told once; one that is lost is told to be down."""
+    network = pair.network
+    with leat.open(far, socket=pair.daemons[A].socket, timeout=lib_host.PATIENCE) as ws:
+        assert set(ws.stat().delivered.values()) == {0} and ws.stat().rails == ()
+        reads = 0
+
+        def read():
+            nonlocal reads
+            ws.read_batch(range(SAMPLES)).release()
+            reads += 1
+            return ws.stat()
+
+        lib_host.wait_for(lambda: len([rail for rail in read().rails if rail.bytes > MIB and rail.rate]) == 2, message=lambda: f"{ws.stat()}")
+        stat = ws.stat()
+        payload = stat.payload_bytes * reads
+        assert stat.delivered["shm"] + stat.delivered["tcp"] == payload and min(stat.delivered["shm"], stat.delivered["tcp"]) > payload / 5
+        assert {**stat.delivered, "shm": 0, "tcp": 0} == dict.fromkeys(stat.delivered, 0)
+        assert sum(rail.bytes for rail in stat.rails) == stat.delivered["tcp"]
+        assert [(rail.node, rail.transport, rail.state) for rail in stat.rails] == [(pair.nodes[B], "tcp", "up")] * 2
+        assert {rail.name for rail in stat.rails} == set(pair.nodes[B].split(","))
+        network.link(B, False, 1)
+        lib_host.wait_for(lambda: {rail.name: rail.state for rail in read().rails}
+                          == dict(zip(pair.nodes[B].split(","), ["up", "down"])), message=lambda: f"{ws.stat()}")
+        said = json.loads(subprocess.run([str(lib_host.LEAT), "--socket", pair.daemons[A].socket, "stat", far, "--json"],
+                                         capture_output=True, text=True, check=True).stdout)
+        assert said["delivered"] == dict.fromkeys(stat.delivered, 0) and said["rails"] == []
 
 
 def test_a_rail_that_is_down_does_not_delay_the_first_read(host, pair, far):

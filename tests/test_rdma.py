@@ -60,6 +60,10 @@ def test_an_epoch(fabric, leat, host, array):
     read_all(leat, ws, "rdma-write", batch=7)
     assert ws.stat().transport == "rdma-write"
     assert leat.counters()["rails"]["lo"]["bytes"] - read["bytes"] == 4 * len(ws) * 8192
+    stat = ws.stat()
+    each = 2 * len(ws) * 8192
+    assert stat.delivered == {"shm": 0, "tcp": 0, "rdma_read": each, "rdma_write": each, "streamed": 0, "bounced": 0}
+    assert [(rail.name, rail.transport, rail.state, rail.bytes) for rail in stat.rails] == [("lo", "rdma", "closed", 2 * each)]
     rdma = daemon.status()["rdma"]
     assert rdma["registered_bytes"] >= len(ws) * 8192 and rdma["rails"][0]["name"] == "lo"
     assert daemon.metrics()['leat_rdma_written_bytes_total{rail="lo"}'] == 2 * len(ws) * 8192

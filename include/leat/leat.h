@@ -203,8 +203,30 @@ struct leat_ws_stat {
         transport; /* what this process reads it by: "shm", "tcp", "shm+tcp", "rdma", "rdma-write", "shm+rdma"; by several rails "tcp x2" */
     uint64_t
         lost_samples; /* with a node that is gone: read from their source, or, of a pushed set, not to be had */
+    /* Bytes of samples that were read by this handle so far, by how they came here. What leat_hold shows is not moved. */
+    uint64_t shm_bytes;        /* copied out of shared memory of this host */
+    uint64_t tcp_bytes;        /* received from other nodes */
+    uint64_t rdma_read_bytes;  /* read out of their memory */
+    uint64_t rdma_write_bytes; /* written by them into our views */
+    uint64_t streamed_bytes;   /* read from the source by the daemon, then copied out of shared memory */
+    uint64_t bounced_bytes;    /* counted above, and copied on to a device from pinned memory */
+    uint64_t rails;            /* how many leat_ws_rail tells of */
 };
 int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_error *err);
+
+/* One of the ways by which this handle reads another node. Strings live as long as the handle. */
+struct leat_rail {
+    size_t size;
+    const char *node;      /* its addresses, as in the list of nodes */
+    const char *name;      /* tcp: the one of them that is connected to; rdma: our port, "mlx5_0:1" */
+    const char *transport; /* "tcp", "rdma" */
+    const char *state;     /* "up"; "down": it is tried again; "closed": nothing reads by it now */
+    uint64_t bytes;
+    uint64_t rate_bytes_per_s; /* measured last while it was busy, by one view; 0: not yet */
+};
+/* i: 0 to leat_ws_stat's `rails`, in the order in which they were first used; figures are those after the last batch. LEAT_NOT_FOUND: there
+ * are fewer; LEAT_INVALID: size is not set. No I/O. */
+int leat_ws_rail(struct leat_ws *ws, uint64_t i, struct leat_rail *ret_rail);
 /* Waits until all of it is resident: timeout_ns 0 is without end. */
 int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint64_t timeout_ns,
                  struct leat_error *err);

@@ -159,7 +159,9 @@ class Mixture:
             "samples", "resident_samples", "failed_samples", "payload_bytes", "resident_bytes", "pool_bytes", "regions", "lost_samples")}
         return Stat(**total, region_bytes=max(s.region_bytes for s in stats), page_bytes=min(s.page_bytes for s in stats),
                     streamed=any(s.streamed for s in stats), generation=max(s.generation for s in stats), version=max(s.version for s in stats),
-                    transport=", ".join(dict.fromkeys(s.transport for s in stats)))
+                    transport=", ".join(dict.fromkeys(s.transport for s in stats)),
+                    delivered={name: sum(s.delivered[name] for s in stats) for name in stats[0].delivered},
+                    rails=tuple(rail for s in stats for rail in s.rails))
 
     def split(self, ids: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
         """(number of the set, number of the sample in it) of ids of a plan."""

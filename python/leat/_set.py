@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, SupportsIndex, Union, overload
 
 import numpy as np
@@ -37,8 +37,20 @@ _MEMORIES = {"cpu": 0, "pinned": 1, "cuda": 2}
 
 
 @dataclass(frozen=True)
+class Rail:
+    """One of the ways by which this process reads another node."""
+
+    node: str  #: its addresses, as in the list of nodes
+    name: str  #: by TCP the one of them that is connected to, by RDMA the port here: "mlx5_0:1"
+    transport: str  #: "tcp" or "rdma"
+    state: str  #: "up"; "down": it is tried again; "closed": nothing reads by it now
+    bytes: int  #: that came by it
+    rate: int  #: bytes a second, measured last while it was busy; 0: not yet
+
+
+@dataclass(frozen=True)
 class Stat:
-    """What is in the pool of a working set."""
+    """What is in the pool of a working set, and how what was read of it came."""
 
     samples: int
     resident_samples: int
@@ -54,6 +66,10 @@ class Stat:
     version: int
     transport: str  #: what this process reads it by: "shm", "tcp", "shm+tcp", "rdma", "rdma-write", "shm+rdma"; over two rails "tcp x2"
     lost_samples: int  #: with a node that is gone: read from their source, or, of a pushed set, not to be had
+    #: bytes of samples that this object's reads brought, by how they came: "shm", "tcp", "rdma_read", "rdma_write"; "streamed" from the
+    #: source; "bounced" counts what was copied on to a GPU once more. Views are not moved, and not counted.
+    delivered: dict[str, int] = field(default_factory=dict)
+    rails: tuple[Rail, ...] = ()  #: to other nodes, in the order in which they were first used
 
 
 class View(_leat.Memory):
@@ -481,8 +497,14 @@ class WorkingSet:
     # --- the pool ---
 
     def stat(self) -> Stat:
-        """What of it is in the pool."""
-        return Stat(**self._set.stat())
+        """What of it is in the pool, and how what was read of it came.
+
+        >>> ws.stat().resident_samples, sorted(ws.stat().delivered)
+        (6, ['bounced', 'rdma_read', 'rdma_write', 'shm', 'streamed', 'tcp'])
+        """
+        found = self._set.stat()
+        found["rails"] = tuple(Rail(**rail) for rail in found["rails"])
+        return Stat(**found)
 
     def wait(self, progress: ProgressArg = None, *, timeout: float | None = None) -> Self:
         """Waits until all of it is in the pool (at most `timeout` seconds; without: as long as it takes).

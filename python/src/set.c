@@ -193,6 +193,23 @@ static PyObject *set_source(struct set_object *self, PyObject *args)
 
 /* --- what waits ---------------------------------------------------------------------------------------------------- */
 
+static PyObject *rails_of(struct leat_ws *ws, uint64_t n)
+{
+    PyObject *list = PyList_New(0);
+    for (uint64_t i = 0; list && i < n; i++) {
+        struct leat_rail r = {.size = sizeof(r)};
+        if (leat_ws_rail(ws, i, &r))
+            break;
+        PyObject *one = Py_BuildValue("{sssssssssKsK}", "node", r.node, "name", r.name, "transport",
+                                      r.transport, "state", r.state, "bytes", (unsigned long long)r.bytes,
+                                      "rate", (unsigned long long)r.rate_bytes_per_s);
+        if (!one || PyList_Append(list, one) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(one);
+    }
+    return list;
+}
+
 static PyObject *set_stat(struct set_object *self, PyObject *none)
 {
     struct leat_ws_stat s = {.size = sizeof(s)};
@@ -203,10 +220,15 @@ static PyObject *set_stat(struct set_object *self, PyObject *none)
     Py_BEGIN_ALLOW_THREADS;
     rc = leat_ws_stat(self->ws, &s, &err);
     Py_END_ALLOW_THREADS;
+    PyObject *rails = rc ? NULL : rails_of(self->ws, s.rails);
+    if (!rc && !rails) {
+        set_leave(self);
+        return NULL;
+    }
     PyObject *stat =
         rc ? raise_error(rc, &err)
            : Py_BuildValue(
-                 "{sKsKsKsKsKsKsKsKsKsNsIsIsssK}", "samples", (unsigned long long)s.samples,
+                 "{sKsKsKsKsKsKsKsKsKsNsIsIsssKs{sKsKsKsKsKsK}sN}", "samples", (unsigned long long)s.samples,
                  "resident_samples", (unsigned long long)s.resident_samples, "failed_samples",
                  (unsigned long long)s.failed_samples, "payload_bytes", (unsigned long long)s.payload_bytes,
                  "resident_bytes", (unsigned long long)s.resident_bytes, "pool_bytes",
@@ -214,7 +236,11 @@ static PyObject *set_stat(struct set_object *self, PyObject *none)
                  (unsigned long long)s.region_bytes, "page_bytes", (unsigned long long)s.page_bytes,
                  "streamed", PyBool_FromLong(s.streamed), "generation", s.generation, "version", s.version,
                  "transport", s.transport ? s.transport : "", "lost_samples",
-                 (unsigned long long)s.lost_samples);
+                 (unsigned long long)s.lost_samples, "delivered", "shm", (unsigned long long)s.shm_bytes,
+                 "tcp", (unsigned long long)s.tcp_bytes, "rdma_read", (unsigned long long)s.rdma_read_bytes,
+                 "rdma_write", (unsigned long long)s.rdma_write_bytes, "streamed",
+                 (unsigned long long)s.streamed_bytes, "bounced", (unsigned long long)s.bounced_bytes,
+                 "rails", rails);
     set_leave(self);
     return stat;
 }

@@ -382,6 +382,7 @@ static int read_once(struct leat_ws *ws, uint64_t index, unsigned field, void *b
     if (!at)
         return read_by_rails(ws, index, field, &part, buf, how, err);
     ledger_add(LEDGER_GATHER, part.bytes);
+    delivered(ws, DELIVERED_SHM, part.bytes);
     return verdict(ws, index, field, crc32c_copy(0, buf, at, part.bytes), err);
 }
 

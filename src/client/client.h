@@ -9,6 +9,7 @@
  *   batch.c    read, hold and ReadBatch                  push.c    create and push
  *   options.c  structs of programs older and newer       query.c   query, drop, verify, stop, counters
  *   iter.c     epoch iterator: reads ahead               info.c    what the index tells
+ *   delivery.c how bytes came, by mechanism and rail
  *
  * Who may touch what. A client's socket is written under `send_lock` and read by one thread at a time, whichever of the
  * waiting callers is `reading`; everything else of it is under `lock`. A view is filled by who has its `fill_turn`; the
@@ -29,6 +30,7 @@
 #include "net/credit.h"
 #include "net/net.h"
 #include "net/paths.h"
+#include "net/stripe.h"
 #include "wire/proto.h"
 
 /* --- options.c ----------------------------------------------------------------------------------------------- */
@@ -151,6 +153,28 @@ void rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out 
 int rpc_poll(struct leat_client *client);
 int rpc_dead_error(const struct leat_client *client, struct leat_error *err);
 
+/* --- delivery.c ----------------------------------------------------------------------------------------------- */
+
+/* How bytes reached this process: of a set for leat_ws_stat, of all together for leat_counters. */
+enum delivery {
+    DELIVERED_SHM,
+    DELIVERED_TCP,
+    DELIVERED_RDMA_READ,
+    DELIVERED_RDMA_WRITE,
+    DELIVERED_STREAMED, /* by the daemon, which read them from their source */
+    DELIVERED_BOUNCED,  /* from a view's host memory on to a device: counted above as well */
+    DELIVERIES
+};
+extern const char *const delivery_names[DELIVERIES];
+struct leat_ws;
+struct rails;
+/* Any thread. */
+void delivered(struct leat_ws *ws, enum delivery how, uint64_t bytes);
+/* What came by each path to a node since the last call, and how the paths are; over: its endpoint is about to be disconnected. */
+void delivery_note(struct rails *rails, uint32_t node, bool over);
+void delivery_free(struct leat_ws *ws);
+uint64_t delivery_ways(struct leat_ws *ws); /* how many leat_ws_rail tells of */
+
 /* --- ws.c --------------------------------------------------------------------------------------------------- */
 
 struct rails;
@@ -187,6 +211,10 @@ struct leat_ws {
     struct turn read_turn; /* single reads that need a transport */
     struct rails *rails;
     struct gather *gather;
+
+    _Atomic uint64_t delivered[DELIVERIES];
+    pthread_mutex_t ways_lock;
+    struct way *ways; /* delivery.c's: in the order in which they were first used, as long as the set */
 };
 
 /* What the daemon, which stands in another folder, understands. Caller frees. */
@@ -246,6 +274,8 @@ int rails_wish(const char *transport, struct rails_wish *ret_wish);
 
 struct rails_end {
     struct net_endpoint *endpoint;            /* NULL: not connected */
+    struct delivery_seen *seen;               /* delivery.c's, of its paths */
+    struct stripe_path alone;                 /* of a TCP connection that is the only one */
     struct net_ctx *ctx;                      /* its transport */
     uint64_t rdma_again_ns;                   /* no RDMA to this node before */
     struct rpc_pending *dials[NET_PATHS_MAX]; /* rails that our daemon is connecting for us */
@@ -323,6 +353,7 @@ struct gather {
     uint32_t turn;           /* node that is asked first when there is credit again */
     unsigned refused;        /* rail that had no credit last */
     bool remote;             /* some read is not local */
+    uint64_t local_bytes;    /* of those that are */
     unsigned unquiesced;     /* own operations that may still write */
     struct leat_error cause; /* why the node that failed last could not be asked */
     struct gather_op ops[GATHER_OPS];
@@ -493,7 +524,7 @@ bool view_starved(struct leat_view *view, struct leat_error *err);
 /* Counters of this process, all clients together. */
 struct client_counters {
     _Atomic uint64_t batches, samples, bytes, waits, corrupt, stale, timeouts, quarantined, reconnects,
-        fetched_bytes;
+        fetched_bytes, delivered[DELIVERIES];
 };
 extern struct client_counters client_counters;
 

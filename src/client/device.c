@@ -91,6 +91,7 @@ int device_deliver(struct leat_view *v, struct view_slot *slot, const struct rpc
     atomic_fetch_add_explicit(&v->bounced_bytes, total, memory_order_relaxed);
     atomic_fetch_add_explicit(&v->copies, copies, memory_order_relaxed);
     ledger_add(LEDGER_BOUNCE, total);
+    delivered(v->ws, DELIVERED_BOUNCED, total);
     if (!rc && !v->async)
         rc = wait_copied(v, slot, how, err);
     return rc;

@@ -90,6 +90,7 @@ void gather_reset(struct gather *g)
 {
     assert(!g->unquiesced);
     g->nreads = g->nparts = 0;
+    g->local_bytes = 0;
     g->remote = false;
 }
 
@@ -132,6 +133,7 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
         uint32_t node = ws->info.regions[gid].node;
         if (likely(node == g->rails->local_node)) {
             bytes = MIN(bytes, LOCAL_MAX);
+            g->local_bytes += bytes;
             if (unlikely(!ws_region(ws, (uint32_t)gid))) {
                 int rc = ws_map_region(ws, (uint32_t)gid, how, err);
                 if (rc)
@@ -197,6 +199,8 @@ static void on_event(struct rails *r, const struct net_event *event, uint64_t no
         gop->done = true;
         gop->gather->in_flight[gop->node] -= gop->bytes;
         uint64_t rtt_ns = gop->op.status ? 0 : MAX(now_ns - gop->sent_ns, 1ull);
+        struct stripe_path *alone = &r->ends[gop->node].alone;
+        gop->op.status ? stripe_missed(alone, gop->bytes, now_ns) : stripe_done(alone, gop->bytes, now_ns);
         if (!gop->given_up)
             credit_done(gop->credit, gop->bytes, rtt_ns, gop->alone, now_ns);
         credit_lost(gop->credit, gop->op.lost_segments);
@@ -328,6 +332,7 @@ static int send_run(struct gather *g, const struct run *run, struct gather_op *g
     g->unquiesced++;
     r->unquiesced++;
     g->in_flight[node] += run->bytes;
+    stripe_sent(&r->ends[node].alone, run->bytes, gop->sent_ns);
     return 0;
 }
 
@@ -613,6 +618,14 @@ static int check_crcs(struct gather *g, struct leat_error *err)
     return 0;
 }
 
+static void note_remote(struct rails *r)
+{
+    rails_rest(r);
+    for (uint32_t node = 0; node < r->ws->info.nnodes; node++)
+        if (!rails_is_local(r, node))
+            delivery_note(r, node, false);
+}
+
 int gather_run(struct gather *g, const struct rpc_how *how, struct leat_error *err)
 {
     if (!g->nreads)
@@ -622,6 +635,8 @@ int gather_run(struct gather *g, const struct rpc_how *how, struct leat_error *e
     if (rc && g->unquiesced)
         give_up_credit(g);
     if (g->remote)
-        rails_rest(g->rails);
+        note_remote(g->rails);
+    if (!rc && g->local_bytes)
+        delivered(g->rails->ws, DELIVERED_SHM, g->local_bytes);
     return rc ? rc : check_crcs(g, err);
 }

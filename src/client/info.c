@@ -156,6 +156,13 @@ int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_
         .version = info->version,
         .transport = ws->transport,
         .lost_samples = ws->live->lost_samples,
+        .shm_bytes = ws->delivered[DELIVERED_SHM],
+        .tcp_bytes = ws->delivered[DELIVERED_TCP],
+        .rdma_read_bytes = ws->delivered[DELIVERED_RDMA_READ],
+        .rdma_write_bytes = ws->delivered[DELIVERED_RDMA_WRITE],
+        .streamed_bytes = ws->delivered[DELIVERED_STREAMED],
+        .bounced_bytes = ws->delivered[DELIVERED_BOUNCED],
+        .rails = delivery_ways(ws),
     };
     return options_give("leat_ws_stat", ret_stat, offsetof(struct leat_ws_stat, samples), &out, sizeof(out),
                         err);

@@ -482,6 +482,7 @@ int rails_poll(struct rails *r, struct net_event *events, unsigned max, int time
 void rails_disconnect(struct rails *r, uint32_t node)
 {
     struct rails_end *end = &r->ends[node];
+    delivery_note(r, node, true);
     struct net_endpoint *endpoint = TAKE_PTR(end->endpoint);
     dials_forget(r, node);
     if (endpoint)
@@ -512,6 +513,8 @@ void rails_free(struct rails *r)
         net_free(r->tcp);
     if (r->shm)
         net_free(r->shm);
+    for (uint32_t i = 0; r->ends && i < r->ws->info.nnodes; i++)
+        free(r->ends[i].seen);
     free(r->ends);
     free(r->topo);
     free(r);

@@ -136,6 +136,7 @@ int stream_copy(const struct stream_lease *lease, uint64_t sample, unsigned fiel
     }
     ledger_add(LEDGER_GATHER, part->bytes);
     atomic_fetch_add_explicit(&client_counters.fetched_bytes, part->bytes, memory_order_relaxed);
+    delivered(ws, DELIVERED_STREAMED, part->bytes);
     if (crc == ws_crc(ws, sample, field))
         return 0;
     int rc = ws_check_generation(ws, err);

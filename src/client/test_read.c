@@ -66,8 +66,17 @@ static void test_info(void **state)
 static void test_shm(void **state)
 {
     struct fixture x;
+    struct leat_rail rail = {.size = sizeof(rail)};
     fixture_open(&x, (struct fake_options){0});
     fixture_read_all(x.ws);
+    struct leat_ws_stat stat = {.size = sizeof(stat)};
+    assert_int_equal(leat_ws_stat(x.ws, &stat, &err), 0);
+    assert_true(stat.shm_bytes > 0);
+    assert_int_equal(stat.tcp_bytes + stat.rdma_read_bytes + stat.rdma_write_bytes + stat.streamed_bytes +
+                         stat.bounced_bytes,
+                     0);
+    assert_int_equal(stat.rails, 0);
+    assert_int_equal(leat_ws_rail(x.ws, 0, &rail), LEAT_NOT_FOUND);
     fixture_batches_all(x.ws);
     assert_true(x.daemon->regions_asked <= div_up(x.daemon->nregions, 64));
     assert_int_equal(x.daemon->waits, 0);

@@ -112,6 +112,7 @@ int ws_new(struct leat_client *client, struct net_reply *reply, struct leat_ws *
     ws->client = client_ref(client);
     turn_init(&ws->map_turn);
     turn_init(&ws->read_turn);
+    pthread_mutex_init(&ws->ways_lock, NULL);
     list_init(&ws->node);
     int rc = fill_ws(ws, reply, err);
     if (rc) {
@@ -148,6 +149,8 @@ void ws_unref(struct leat_ws *ws)
     pthread_mutex_unlock(&ws->client->lock);
     gather_free(ws->gather);
     rails_free(ws->rails);
+    delivery_free(ws);
+    pthread_mutex_destroy(&ws->ways_lock);
     for (uint32_t i = 0; ws->maps && i < ws->info.nregions; i++)
         if (ws->maps[i])
             munmap((void *)(uintptr_t)ws->maps[i], ws->info.region_bytes);

@@ -122,6 +122,16 @@ struct net_ctx {
         why; /* what stood in the way last, where more is known than the status says; code 0: nothing */
 };
 
+/* One of the ways to a node, of an endpoint that has several (net/paths.h, net/rdma.h). */
+struct net_path_info {
+    bool up;
+    uint64_t bytes,
+        put_bytes; /* that came over it since it was connected first; those of them that the far end wrote */
+    uint64_t rate_bytes_per_s; /* measured last; 0: not yet */
+    const char *name;          /* of our end; NULL: it has none of its own. As long as the context */
+    const char *left;          /* why it was left last; NULL: it never was, or nobody knows */
+};
+
 int net_shm_new(struct net_ctx **ret_ctx);
 int net_tcp_new(struct net_ctx **ret_ctx);
 void net_free(struct net_ctx *ctx);

@@ -18,12 +18,6 @@
 /* Takes `lower`, also when it fails. Its connect makes an endpoint of peer->npaths paths (0 is 1), of which peer->path is there. */
 int net_paths_new(struct net_ctx *lower, struct net_ctx **ret_ctx);
 
-struct net_path_info {
-    bool up;
-    uint64_t bytes;   /* that came over it */
-    const char *left; /* why it was left last; NULL: it never was */
-};
-
 /* True when some endpoint may have a path to be tried: cheap, for a look after each poll. */
 bool net_paths_any_wanted(const struct net_ctx *ctx);
 /* Bit k: path k is not there, and not tried now; each is reported once and is then the caller's to add or to say failed. */
@@ -42,6 +36,7 @@ void net_paths_hint(struct net_endpoint *endpoint, unsigned path, uint64_t bytes
  */
 int net_paths_pick(struct net_endpoint *endpoint, uint64_t bytes, uint64_t left, unsigned refused,
                    uint64_t now_ns);
+/* Of an endpoint of one path neither bytes nor rate: nothing is counted there. */
 unsigned net_paths_info(const struct net_endpoint *endpoint, struct net_path_info ret_info[NET_PATHS_MAX]);
 
 #endif

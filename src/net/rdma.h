@@ -39,6 +39,10 @@ int net_rdma_new(const struct net_rdma_config *config, struct net_ctx **ret_ctx,
 /* Whether net_rdma_new can be expected to work, without loading anything: some RDMA port is active. */
 bool net_rdma_likely(void);
 
+/* The paths of one of its endpoints, named for our rails. */
+unsigned net_rdma_paths(const struct net_endpoint *endpoint,
+                        struct net_path_info ret_info[NET_RDMA_RAILS_MAX]);
+
 /* What leat doctor tells: library, devices and limits, a line each (without the newline), in the order of asking. */
 struct net_rdma_report {
     bool built, ucx, devices, memlock_unlimited;

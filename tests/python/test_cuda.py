@@ -173,6 +173,7 @@ with leat.batches(ws, 4, shuffle=False, device="pinned") as batches:
 with leat.batches(ws, 4, shuffle=False, device="cuda") as batches:
     next(batches)
     how = batches.delivery()
+    assert ws.stat().delivered["bounced"] >= how["bounced_bytes"] and ws.stat().delivered["shm"] >= 96
     assert how["delivery"] == "bounce" and how["bounced_bytes"] >= 96 and how["device_bytes"] == how["pinned_bytes"], how
 with leat.batches(ws, 4) as batches:
     assert batches.delivery()["delivery"] == "host"

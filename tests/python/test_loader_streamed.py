@@ -74,3 +74,13 @@ def test_hosts_that_stream_by_themselves_name_the_order(large, monkeypatch, name
         else:
             leat.Loader(ws, 64, rank=0, world_size=world)
         assert leat.Loader(ws, 64, rank=0, world_size=world, shuffle="block:32").state_dict()["shuffle"] == "block:32"
+
+
+def test_how_it_was_delivered(large):
+    """What stays in the pool comes out of its memory, the rest through the window: each byte is counted once."""
+    with leat.open({"x": large}, pool=N * BYTES // 10) as ws:
+        with leat.batches(ws, 64, drop_last=False) as batches:
+            for batch in batches:
+                batch.release()
+        came = ws.stat().delivered
+        assert came["shm"] + came["streamed"] == N * BYTES == sum(came.values()) and came["streamed"] > N * BYTES // 2

@@ -211,7 +211,35 @@ static void shape_text(const struct leat_field *f, char *out, size_t cap)
         at += (size_t)snprintf(out + at, cap - at, "%s%" PRIu64, d ? "x" : "", f->shape[d]);
 }
 
-static void stat_json(const struct leat_ws *ws, const struct leat_ws_stat *stat)
+/* How what this process read of it came. */
+static void delivery_json(struct cli_json *j, struct leat_ws *ws, const struct leat_ws_stat *stat)
+{
+    json_open(j, "delivered", '{');
+    json_u64(j, "shm", stat->shm_bytes);
+    json_u64(j, "tcp", stat->tcp_bytes);
+    json_u64(j, "rdma_read", stat->rdma_read_bytes);
+    json_u64(j, "rdma_write", stat->rdma_write_bytes);
+    json_u64(j, "streamed", stat->streamed_bytes);
+    json_u64(j, "bounced", stat->bounced_bytes);
+    json_close(j, '}');
+    json_open(j, "rails", '[');
+    for (uint64_t i = 0; i < stat->rails; i++) {
+        struct leat_rail r = {.size = sizeof(r)};
+        if (leat_ws_rail(ws, i, &r) < 0)
+            break;
+        json_open(j, NULL, '{');
+        json_text(j, "node", r.node);
+        json_text(j, "name", r.name);
+        json_text(j, "transport", r.transport);
+        json_text(j, "state", r.state);
+        json_u64(j, "bytes", r.bytes);
+        json_u64(j, "rate", r.rate_bytes_per_s);
+        json_close(j, '}');
+    }
+    json_close(j, ']');
+}
+
+static void stat_json(struct leat_ws *ws, const struct leat_ws_stat *stat)
 {
     struct cli_json j;
     json_begin(&j, stdout, false);
@@ -232,6 +260,7 @@ static void stat_json(const struct leat_ws *ws, const struct leat_ws_stat *stat)
     json_u64(&j, "generation", stat->generation);
     json_u64(&j, "version", stat->version);
     json_text(&j, "transport", stat->transport);
+    delivery_json(&j, ws, stat);
     json_u64(&j, "classes", leat_ws_classes(ws));
     json_open(&j, "fields", '[');
     for (unsigned i = 0; i < leat_ws_fields(ws); i++) {

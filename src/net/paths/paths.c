@@ -639,7 +639,9 @@ void net_paths_hint(struct net_endpoint *ep, unsigned k, uint64_t bytes_per_s, u
 unsigned net_paths_info(const struct net_endpoint *ep, struct net_path_info ret_info[NET_PATHS_MAX])
 {
     for (unsigned k = 0; k < ep->npaths; k++)
-        ret_info[k] = (struct net_path_info){
-            .up = ep->paths[k].lower, .bytes = ep->stripe[k].total_bytes, .left = ep->paths[k].left};
+        ret_info[k] = (struct net_path_info){.up = ep->paths[k].lower,
+                                             .bytes = ep->stripe[k].total_bytes,
+                                             .rate_bytes_per_s = ep->stripe[k].rate_bytes_per_s,
+                                             .left = ep->paths[k].left};
     return ep->npaths;
 }

@@ -42,6 +42,7 @@ struct path {
     unsigned serial;    /* of its connection: it is tried again after it broke */
     unsigned out, asks; /* slices that are out on it; PUTs that were not answered */
     uint64_t began_ns;  /* CONNECTING: since when */
+    uint64_t put_bytes; /* of what came over it: that the far end wrote */
 };
 
 enum key_state { KEY_NONE, KEY_ASKED, KEY_HERE, KEY_REFUSED };

@@ -82,6 +82,8 @@ static void slice_left(struct slice *s, int status)
     if (total)
         atomic_fetch_add_explicit(status ? &total->failures : &total->bytes, status ? 1 : s->cut.bytes,
                                   memory_order_relaxed);
+    if (!status && s->flight->memory)
+        p->put_bytes += s->cut.bytes;
     p->out--;
     s->was = p;
 }

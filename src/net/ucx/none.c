@@ -37,6 +37,12 @@ void net_rdma_report(struct net_rdma_report *ret_report)
     snprintf(ret_report->ucx_text, sizeof(ret_report->ucx_text), "built without UCX");
 }
 
+unsigned net_rdma_paths(const struct net_endpoint *endpoint,
+                        struct net_path_info ret_info[NET_RDMA_RAILS_MAX])
+{
+    return 0;
+}
+
 int net_rdma_server_new(const struct net_rdma_config *config, struct net_rdma_server **ret_server,
                         struct leat_error *err)
 {

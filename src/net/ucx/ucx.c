@@ -725,6 +725,17 @@ static int ucx_connect(struct net_ctx *base, const struct net_peer *peer, uint64
     return 0;
 }
 
+unsigned net_rdma_paths(const struct net_endpoint *ep, struct net_path_info ret_info[NET_RDMA_RAILS_MAX])
+{
+    for (unsigned k = 0; k < ep->npaths; k++)
+        ret_info[k] = (struct net_path_info){.up = ep->paths[k].state == PATH_UP && !ep->paths[k].failed,
+                                             .bytes = ep->stripe[k].total_bytes,
+                                             .put_bytes = ep->paths[k].put_bytes,
+                                             .rate_bytes_per_s = ep->stripe[k].rate_bytes_per_s,
+                                             .name = ep->ctx->rails[ep->paths[k].rail].name};
+    return ep->npaths;
+}
+
 /* --- memory and life ------------------------------------------------------------------------------------------------------ */
 
 static void ucx_mem_deregister(struct net_ctx *base, struct net_memory *memory)
