@@ -40,16 +40,9 @@ def of_loader(loader: Loader) -> dict[str, Any]:
         found["fetch_s"] = found["wait_s"]
     recent = list(loader._recent)
     waits = [one[0] for one in recent]
-<<<<<<< HEAD
     # Fewer than before: a child of a fork, which counts anew.
     local, streamed, remote = (now - before if now >= before else now for now, before in zip(by_source(), loader._bytes_before))
     found["bytes_local"], found["bytes_streamed"], found["bytes_remote"] = local, streamed, remote
-=======
-    counters = _core.counters()
-    remote = sum(counters["delivered"][name] for name in ("tcp", "rdma_read", "rdma_write"))
-    found["bytes_streamed"], found["bytes_remote"] = counters["fetched_bytes"], remote
-    found["bytes_local"] = max(0, counters["bytes"] - counters["fetched_bytes"] - remote)
->>>>>>> efed3c4 (client: stat says how what was read came: bytes by mechanism, and each rail's bytes, rate and state)
     found["wait_p50_s"], found["wait_p99_s"] = quantile(waits, 0.5), quantile(waits, 0.99)
     verdict, advice = judge(loader, recent)
     found.update(verdict=verdict, advice=advice, epoch=loader._epoch, position=loader._delivered)
@@ -59,7 +52,8 @@ def of_loader(loader: Loader) -> dict[str, Any]:
 def by_source() -> tuple[int, int, int]:
     """Bytes that this process has read so far: from this host's pool, from sets larger than it, from other hosts."""
     counters = _core.counters()
-    streamed, remote = counters["fetched_bytes"], sum(rail["bytes"] for rail in counters["rails"].values())
+    streamed = counters["fetched_bytes"]
+    remote = sum(counters["delivered"][name] for name in ("tcp", "rdma_read", "rdma_write"))
     return max(0, counters["bytes"] - streamed - remote), streamed, remote
 
 
