@@ -124,19 +124,13 @@ static void answer(char *line, const struct get_client *client)
 
 static void parse(int argc, char **argv)
 {
-    static const struct option options[] = {{"host", 1, NULL, 'h'},
-                                            {"port", 1, NULL, 'p'},
-                                            {"ca", 1, NULL, 'a'},
-                                            {"bucket", 1, NULL, 'b'},
-                                            {"root", 1, NULL, 'r'},
-                                            {"bytes", 1, NULL, 'n'},
-                                            {"of", 1, NULL, 'o'},
-                                            {"objects", 1, NULL, 'k'},
-                                            {"depth", 1, NULL, 'd'},
-                                            {"connections", 1, NULL, 'c'},
-                                            {"block", 1, NULL, 'B'},
-                                            {"sign", 0, NULL, 's'},
-                                            {0}};
+    static const struct option options[] = {{"host", 1, NULL, 'h'},  {"port", 1, NULL, 'p'},
+                                            {"ca", 1, NULL, 'a'},    {"bucket", 1, NULL, 'b'},
+                                            {"root", 1, NULL, 'r'},  {"bytes", 1, NULL, 'n'},
+                                            {"of", 1, NULL, 'o'},    {"objects", 1, NULL, 'k'},
+                                            {"depth", 1, NULL, 'd'}, {"connections", 1, NULL, 'c'},
+                                            {"block", 1, NULL, 'B'}, {"inflight", 1, NULL, 'i'},
+                                            {"sign", 0, NULL, 's'},  {0}};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         unsigned long long v = optarg ? strtoull(optarg, NULL, 10) : 0;
         switch (c) {
@@ -173,6 +167,9 @@ static void parse(int argc, char **argv)
         case 'B':
             setup.block = v;
             break;
+        case 'i':
+            setup.inflight = (unsigned)v;
+            break;
         case 's':
             setup.sign = true;
             break;
@@ -182,7 +179,7 @@ static void parse(int argc, char **argv)
     }
     if (setup.of && setup.bytes)
         setup.count = setup.of / setup.bytes;
-    setup.inflight = setup.connections * setup.depth;
+    setup.inflight = setup.inflight ? setup.inflight : setup.connections * setup.depth;
     if (!setup.port || !setup.bucket || !setup.root || !setup.bytes || !setup.count || !setup.inflight)
         get_die("needs --port, --bucket, --root, --bytes, and --of or --objects");
 }

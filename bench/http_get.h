@@ -24,10 +24,10 @@ struct get_setup {
     uint64_t of;         /* bytes of "data"; 0: small objects */
     uint64_t count;      /* items */
     unsigned connections;
-    unsigned depth; /* on one connection at a time; inflight = connections * depth */
-    unsigned inflight;
-    uint64_t block; /* of leat's requests; 0: its own choice */
-    bool sign;      /* libcurl: requests are signed as ours are */
+    unsigned depth;    /* on one connection at a time */
+    unsigned inflight; /* connections * depth; fewer, to see what one read of leat's takes */
+    uint64_t block;    /* of leat's requests; 0: its own choice */
+    bool sign;         /* libcurl: requests are signed as ours are */
 };
 
 struct get_item {
