@@ -6,9 +6,12 @@
 #include <arpa/inet.h>
 #include <openssl/err.h>
 #include <openssl/x509v3.h>
+#include <pthread.h>
 #include <sys/epoll.h>
+#include <sys/stat.h>
 
 #include "backend/http/http_internal.h"
+#include "base/clock.h"
 
 static const char *reason(void)
 {
@@ -27,7 +30,7 @@ static int keep_session(SSL *ssl, SSL_SESSION *session)
     return 1; /* ours now */
 }
 
-int tls_context(const struct http_client_config *config, SSL_CTX **ret_context, struct leat_error *err)
+static int context_new(const struct http_client_config *config, SSL_CTX **ret_context, struct leat_error *err)
 {
     static const unsigned char alpn[] = "\x08http/1.1";
     SSL_CTX *ctx = SSL_CTX_new(TLS_client_method());
@@ -58,6 +61,56 @@ int tls_context(const struct http_client_config *config, SSL_CTX **ret_context, 
     }
     *ret_context = ctx;
     return 0;
+}
+
+/* The system's authorities take 40 ms of CPU to read: once for all sessions of a process, and again when they may have changed. */
+#define SHARED_NS (600 * NS_PER_S)
+
+static struct {
+    pthread_mutex_t lock;
+    SSL_CTX *context;
+    char *ca_file; /* NULL: the system's */
+    bool insecure;
+    struct timespec changed; /* ca_file */
+    uint64_t made_ns;
+} shared = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static bool shared_is(const char *ca_file, bool insecure, const struct timespec *changed)
+{
+    return shared.context && shared.insecure == insecure && clock_now_ns() - shared.made_ns < SHARED_NS &&
+           (ca_file ? shared.ca_file && strcmp(shared.ca_file, ca_file) == 0 : !shared.ca_file) &&
+           changed->tv_sec == shared.changed.tv_sec && changed->tv_nsec == shared.changed.tv_nsec;
+}
+
+int tls_context(const struct http_client_config *config, SSL_CTX **ret_context, struct leat_error *err)
+{
+    const char *ca_file = config->insecure ? NULL : config->ca_file;
+    struct stat st = {0};
+    int rc = 0;
+    if (ca_file && stat(ca_file, &st) < 0)
+        return error_sys(err, -errno, "CA file %s", ca_file);
+    pthread_mutex_lock(&shared.lock);
+    if (!shared_is(ca_file, config->insecure, &st.st_mtim)) {
+        SSL_CTX *context = NULL;
+        char *name = ca_file ? strdup(ca_file) : NULL;
+        rc = ca_file && !name ? -ENOMEM : context_new(config, &context, err);
+        if (rc == 0) {
+            SSL_CTX_free(shared.context);
+            free(shared.ca_file);
+            shared.context = context;
+            shared.ca_file = TAKE_PTR(name);
+            shared.insecure = config->insecure;
+            shared.changed = st.st_mtim;
+            shared.made_ns = clock_now_ns();
+        }
+        free(name);
+    }
+    if (rc == 0) {
+        SSL_CTX_up_ref(shared.context);
+        *ret_context = shared.context;
+    }
+    pthread_mutex_unlock(&shared.lock);
+    return rc;
 }
 
 void tls_quiet_enter(struct tls_quiet *q)
