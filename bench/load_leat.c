@@ -4,6 +4,7 @@
  *     preload NAME URI       leat_preload                                   -> {"ns", "bytes", "samples", "pool_bytes", "page_bytes"}
  *     open URI INDEX         leat_open, leat_read of a sample, leat_close   -> {"open_ns", "first_ns"}: since the call of open
  *     openas NAME URI INDEX  the same as explicit set NAME, loading in the background
+ *     train NAME URI         opens cold, and reads all samples in batches of 64 into a view's buffers -> {"ns", "bytes"}
  *     drop NAME              by force                                       -> {}
  *     check NAME             verifies all of it against its CRCs            -> {"bad"}
  */
@@ -54,6 +55,40 @@ static void open_first(const char *name, const char *uri, uint64_t index)
            (unsigned long long)first);
 }
 
+/* Numbers are compared, contents are not: `check` does that. */
+static void train(const char *name, const char *uri)
+{
+    struct leat_error err = {0};
+    struct leat_ws *ws;
+    struct leat_view *view;
+    struct leat_batch *batch;
+    struct leat_open_options oo = {.size = sizeof(oo), .name = name};
+    struct leat_view_options vo = {.size = sizeof(vo), .batch_size = 64, .slots = 4};
+    uint64_t bytes = 0, start = clock_now_ns();
+    check(leat_open(client, uri, &oo, &ws, &err), "open", &err);
+    check(leat_load(ws, &vo, &view, &err), "load", &err);
+    for (uint64_t at = 0, n = leat_ws_length(ws); at < n; at += 64) {
+        uint64_t ids[64], got, index;
+        unsigned some = (unsigned)MIN(n - at, 64ul);
+        for (unsigned i = 0; i < some; i++)
+            ids[i] = at + i;
+        check(leat_read_batch(view, ids, some, 0, &batch, &err), "read", &err);
+        const char *data = leat_batch_data(batch, 0, &got);
+        bytes += got;
+        for (unsigned i = 0; i < some; i++) {
+            memcpy(&index, data + i * (got / some), sizeof(index));
+            if (index != at + i)
+                bench_die("sample %llu came as %llu", (unsigned long long)(at + i),
+                          (unsigned long long)index);
+        }
+        leat_batch_release(batch);
+    }
+    printf("{\"ns\": %llu, \"bytes\": %llu}\n", (unsigned long long)(clock_now_ns() - start),
+           (unsigned long long)bytes);
+    leat_view_close(view);
+    leat_close(ws);
+}
+
 static void verify(const char *name)
 {
     struct leat_error err = {0};
@@ -82,6 +117,8 @@ int main(int argc, char **argv)
         int n = sscanf(line, "%15s %4095s %4095s %llu", verb, one, two, &index);
         if (n == 3 && strcmp(verb, "preload") == 0) {
             preload(one, two);
+        } else if (n == 3 && strcmp(verb, "train") == 0) {
+            train(one, two);
         } else if (n == 3 && strcmp(verb, "open") == 0) {
             open_first(NULL, one, strtoull(two, NULL, 10));
         } else if (n == 4 && strcmp(verb, "openas") == 0) {

@@ -5,6 +5,7 @@ s3.4k.rate, .cpu         small objects, each of them asked for by itself: object
 s3.SIZE.cpu, .rate       ranges of 128 KiB, 1 MiB, 8 MiB of one large object, in random order, 16 connections
 s3.tls.cpu, .rate        1 MiB ranges over TLS; the limit is the bare loop with SSL_read
 s3.first                 one small object at a time on an open connection: from the question to its last byte
+s3.train.rate, .cpu      a cold .npy in a bucket, opened by its address and read through a view in batches, by leatd and a client
 s3.list.rate             keys a second out of 1,000 to a page; the limit is taking the same pages apart without a server
 
 CPU is the client's alone (user and system, all its threads; a mount's daemon too). nginx has one worker, its files in memory, and takes
@@ -20,13 +21,14 @@ import tempfile
 import time
 
 from .rows import in_turns, median, row
-from .workers import Daemon, Failed, Worker, children, cpu_seconds
+from .workers import Daemon, Failed, Worker, children, cpu_seconds, leatd
 
 KIB, MIB = 1024, 1024 * 1024
 SIZES = {"4k": 4 * KIB, "128k": 128 * KIB, "1m": MIB, "8m": 8 * MIB}
 OBJECTS, LARGE = 4096, 256 * MIB
 CONNECTIONS, DEPTH = 16, 8  # so many small requests on each
 PAGES, PAGE = 8, 1000
+TRAIN = (4096, 150528)  # samples, bytes of one
 KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
 
 NGINX = """daemon off; worker_processes 1; pid {top}/pid; error_log {top}/nginx.log crit;
@@ -158,9 +160,8 @@ class Mount:
             argv = ["rclone", "mount", f":s3,provider=Other,env_auth=true,endpoint='{url}':bench", self.folder, "--read-only", "--no-modtime",
                     "--dir-cache-time", "1h", "--vfs-cache-mode", "off", "--config", "/dev/null"]
             env = KEYS
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         self.log = tempfile.TemporaryFile(mode="w+")
-        self.proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env={**clean, **env})
+        self.proc = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env={**os.environ, **env})
         deadline = time.monotonic() + 15
         while not os.path.ismount(self.folder):
             if self.proc.poll() is not None or time.monotonic() > deadline:
@@ -297,6 +298,40 @@ class Suite:
             got = self.turns(self.clients(stack, 4 * KIB, 1, 1))
         self.row("s3.first", "us", got, "p50", "bare receive loop")
 
+    def train(self):
+        if not self.wanted("s3.train.rate", "s3.train.cpu"):
+            return
+        samples, size = TRAIN[0] // (4 if self.args.quick else 1), TRAIN[1]
+        os.makedirs(f"{self.server.root}/train", exist_ok=True)
+        shutil.copy(self.args.data.sized(samples, size), f"{self.server.root}/train/a.npy")
+        with contextlib.ExitStack() as stack:
+            pool = 2 * samples * size + 64 * MIB
+            daemon = leatd(self.args.build, self.args.folder, pool, ready=pool - 64 * MIB)
+            stack.callback(daemon.close)
+            bare = Worker([self.program("http_bare"), "--host", "127.0.0.1", "--port", self.server.port, "--bucket", "bench", "--root",
+                           self.server.root, "--bytes", MIB, "--of", self.server.large, "--connections", CONNECTIONS])
+            stack.callback(bare.close)
+            job = Worker([self.program("load_leat"), daemon.socket], [daemon.pid],
+                         {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server.port}", "AWS_REGION": "us-east-1"})
+            stack.callback(job.close)
+
+            def ask(line):
+                job.send(line)
+                return job._read()
+
+            def train():
+                daemon.wait_ready()
+                before, served = sum(map(cpu_seconds, job.pids())), self.server.cpu()
+                got = ask("train bench s3://train/a.npy")
+                cpu, served = sum(map(cpu_seconds, job.pids())) - before, self.server.cpu() - served
+                if got["bytes"] != samples * size or ask("check bench")["bad"]:
+                    raise Failed("s3.train: what came is not what was stored")
+                ask("drop bench")
+                return {"rate": got["bytes"] / got["ns"], "cpu": cpu / got["bytes"] * 1e9, "server_cpu": served / got["bytes"] * 1e9, "p50": 0}
+            got = in_turns({"leat": train, "limit": self.measure(bare)}, self.args.repeats)
+        self.row("s3.train.rate", "GB/s", got, "rate", "bare receive loop, 1 MiB ranges")
+        self.row("s3.train.cpu", "CPU-s/GB", got, "cpu", "bare receive loop, 1 MiB ranges")
+
     def lists(self):
         if not self.wanted("s3.list.rate"):
             return
@@ -318,6 +353,8 @@ class Suite:
 
 
 def run(args, emit):
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]  # the user's own
     with contextlib.ExitStack() as stack:
         server = Server(args)
         stack.callback(server.close)
@@ -325,4 +362,5 @@ def run(args, emit):
         suite.ranges()
         suite.tls()
         suite.first()
+        suite.train()
         suite.lists()
