@@ -305,8 +305,8 @@ class Suite:
         os.makedirs(f"{self.server.root}/train", exist_ok=True)
         shutil.copy(self.args.data.sized(samples, size), f"{self.server.root}/train/a.npy")
         with contextlib.ExitStack() as stack:
-            pool = 2 * samples * size + 64 * MIB
-            daemon = leatd(self.args.build, self.args.folder, pool, ready=pool - 64 * MIB)
+            pool = (-(-samples * size // (512 * MIB)) + 1) * 512 * MIB  # all of it ready: nothing is cleared while it is measured
+            daemon = leatd(self.args.build, self.args.folder, pool, ready=pool)
             stack.callback(daemon.close)
             bare = Worker([self.program("http_bare"), "--host", "127.0.0.1", "--port", self.server.port, "--bucket", "bench", "--root",
                            self.server.root, "--bytes", MIB, "--of", self.server.large, "--connections", CONNECTIONS])
