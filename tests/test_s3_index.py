@@ -172,7 +172,7 @@ def test_kept_and_noticed(place):
     assert dump(spec, "--open")["scanned"]
 
 
-def test_command(place, tmp_path, monkeypatch):
+def test_command(place, swift, tmp_path, monkeypatch):
     for name, beside in (("shards", "shards/.leat-index"), ("images.npy", "images.npy.leat-index")):
         done = subprocess.run([BUILD / "src/apps/leat", "index", "--json", f"{place.url}/{name}"], capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr
@@ -182,8 +182,15 @@ def test_command(place, tmp_path, monkeypatch):
             assert not dump(f"{place.url}/{name}", "--open")["scanned"]
         place.remove(beside)
         assert not dump(f"{place.url}/{name}", "--open")["scanned"]  # kept here by now
-    done = subprocess.run([BUILD / "src/apps/leat", "index", f"{place.url}/none"], capture_output=True, timeout=60)
+    leat_index = [BUILD / "src/apps/leat", "index"]
+    done = subprocess.run([*leat_index, f"{place.url}/none"], capture_output=True, timeout=60)
     assert done.returncode and b"s3://leat-index/none" in done.stderr
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    done = subprocess.run([*leat_index, f"{place.url}/tree", "--endpoint-url", swift.url, "--region", swift.region], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    place.remove("tree/.leat-index")
+    done = subprocess.run([*leat_index, f"{place.url}/tree", "--endpoint-url", swift.url, "--no-sign-request"], capture_output=True, timeout=60)
+    assert done.returncode and b"s3://leat-index/tree" in done.stderr
 
 
 def test_refused(place, swift, monkeypatch):

@@ -146,15 +146,22 @@ int64_t scan_file_pread(struct scan_file *f, void *buf, uint64_t bytes, uint64_t
     return rc < 0 ? rc : (int64_t)bytes;
 }
 
+int scan_poll(struct scan *scan, struct leat_error *err)
+{
+    if (!scan->progress || !scan->progress->report)
+        return 0;
+    int rc = scan->progress->report(scan->progress->user, scan->samples, scan->bytes);
+    return rc < 0 ? error_set(err, rc, "the scan was stopped") : 0;
+}
+
 int scan_tick(struct scan *scan, uint64_t bytes, struct leat_error *err)
 {
     scan->samples++;
     scan->bytes += bytes;
-    if (!scan->progress || !scan->progress->report || scan->samples - scan->reported < TICK_SAMPLES)
+    if (scan->samples - scan->reported < TICK_SAMPLES)
         return 0;
     scan->reported = scan->samples;
-    int rc = scan->progress->report(scan->progress->user, scan->samples, scan->bytes);
-    return rc < 0 ? error_set(err, rc, "the scan was stopped") : 0;
+    return scan_poll(scan, err);
 }
 
 int64_t scan_pread(int fd, void *buf, size_t bytes, uint64_t offset)

@@ -49,6 +49,8 @@ int64_t scan_file_pread(struct scan_file *file, void *buf, uint64_t bytes, uint6
                         struct leat_error *err);
 /* Counts a sample, and every so often tells the progress callback; its answer (0 or negative). */
 int scan_tick(struct scan *scan, uint64_t bytes, struct leat_error *err);
+/* Is somebody tired of waiting? For work that takes long and counts no samples. */
+int scan_poll(struct scan *scan, struct leat_error *err);
 /* The kind of message a failed file operation gets: LEAT_NOT_FOUND, LEAT_DENIED, or the plain errno. */
 int scan_error(int code, const char *path, struct leat_error *err);
 /* Reads all of [offset, +bytes); fewer only at the end of the file. Bytes read, or -errno. */

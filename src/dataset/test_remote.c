@@ -609,6 +609,30 @@ static void test_walk_ends(void **state)
     refused("%s/ends", LEAT_STALE, "s3://bucket/ends/0.tar");
 }
 
+static int stop(void *user, uint64_t samples, uint64_t bytes)
+{
+    return ++*(unsigned *)user == 3 ? -ECANCELED : 0;
+}
+
+/* Waiting for windows can be ended, before 4096 samples are known. */
+static void test_walk_stops(void **state)
+{
+    struct tar t = {0};
+    unsigned asked = 0;
+    struct dataset_progress progress = {stop, &asked};
+    struct dataset_spec spec;
+    struct leat_error err = {0};
+    for (unsigned i = 0; i < 10; i++)
+        tar_block(&t, "x.bin", '0', MIB, NULL);
+    object_put("s3://bucket/stop.tar", t.data, t.bytes);
+    free(t.data);
+    AUTO_CLOSE int fd = memfd_create("index", MFD_CLOEXEC);
+    assert_int_equal(dataset_spec_parse("s3://bucket/stop.tar", &spec, &err), 0);
+    assert_int_equal(dataset_index_build(&spec, &opener, &progress, fd, &err), -ECANCELED);
+    assert_int_equal(asked, 3);
+    dataset_spec_free(&spec);
+}
+
 /* --- still the same? --------------------------------------------------------------------------------------------------- */
 
 static bool opened(const char *text, uint64_t samples)
@@ -921,6 +945,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_walk, setup, teardown),
         cmocka_unit_test_setup_teardown(test_walk_reads, setup, teardown),
         cmocka_unit_test_setup_teardown(test_walk_ends, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_walk_stops, setup, teardown),
         cmocka_unit_test_setup_teardown(test_freshness, setup, teardown),
         cmocka_unit_test_setup_teardown(test_beside, setup, teardown),
         cmocka_unit_test_setup_teardown(test_faults, setup, teardown),

@@ -25,11 +25,13 @@ static const char *const append_examples[] = {
 static const struct cli_option index_options[] = {
     {304, "no-cache", NULL,
      "fail, rather than use your cache, when the folder of the data cannot be written"},
+    REMOTE_OPTIONS,
     {0},
 };
 static const char *const index_examples[] = {
     "leat index /data/imagenet/",
     "leat index '/data/shards/train-{000..146}.tar' --json",
+    "leat index s3://bucket/imagenet/train",
     NULL,
 };
 static const struct cli_option convert_options[] = {

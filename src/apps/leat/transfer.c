@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 
+#include "apps/leat/remote.h"
 #include "dataset/dataset.h"
 #include "pool/remote.h"
 
@@ -275,16 +276,16 @@ static int index_summarise(int fd, struct index_summary *ret_summary, struct lea
     return 0;
 }
 
-/* Sources elsewhere are asked with this user's own credentials, as AWS's tools find them. */
-static int index_session(const struct dataset_spec *spec, struct backend **ret_session,
-                         struct dataset_opener *opener, struct leat_error *err)
+/* Sources elsewhere are asked by this program itself: no daemon is needed. */
+static int index_session(const struct dataset_spec *spec, const struct backend_config *config,
+                         struct backend **ret_session, struct dataset_opener *opener, struct leat_error *err)
 {
     bool elsewhere = false;
     for (unsigned i = 0; i < spec->n; i++)
         elsewhere |= dataset_is_remote(spec->sources[i].uri);
     if (!elsewhere)
         return 0;
-    int rc = backend_new(&(struct backend_config){0}, ret_session, err);
+    int rc = backend_new(config, ret_session, err);
     if (rc == 0)
         remote_opener(*ret_session, opener);
     return rc;
@@ -293,11 +294,13 @@ static int index_session(const struct dataset_spec *spec, struct backend **ret_s
 int cmd_index(struct cli *cli, int argc, char **argv)
 {
     struct cli_parse parse = {argc, argv};
+    struct backend_config remote = {0};
     bool cache_ok = true;
     const char *arg;
     int first = 0, id;
     while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0)
-        cache_ok = false;
+        if (!remote_option(&remote, id, arg))
+            cache_ok = false;
     if (id < 0)
         return id == -2 ? CLI_OK : CLI_USAGE;
     if (first >= argc)
@@ -317,7 +320,7 @@ int cmd_index(struct cli *cli, int argc, char **argv)
     AUTO_CLOSE int fd = -1;
     struct backend *session = NULL;
     struct dataset_opener opener = {0};
-    rc = index_session(&spec, &session, &opener, &cli->err);
+    rc = index_session(&spec, &remote, &session, &opener, &cli->err);
     if (rc == 0)
         rc = dataset_index_write(&spec, &opener, &scan, cache_ok, &path, &fd, &cli->err);
     backend_free(session);

@@ -263,6 +263,9 @@ int tar_ahead_shard(struct tar_ahead *a, unsigned number, const struct scan_file
 {
     struct lane *l = &a->lanes[number % a->nlanes];
     do {
+        int rc = scan_poll(a->scan, err);
+        if (rc < 0)
+            return rc;
         for (unsigned i = number; i < number + a->nlanes && i < a->npaths; i++)
             lane_turn(a, i);
     } while (!l->over);
