@@ -119,15 +119,17 @@ int s3_endpoint_parse(const char *url, const char *region, const char *style,
                 port = colon + 1;
             }
         }
+        if (memchr(rest, '@', n))
+            return error_set(err, LEAT_INVALID,
+                             "endpoint: a user or password (before an @) does not belong in an address");
         uint64_t number = e.tls ? 443 : 80;
         if (port && (!http_text_u64((struct http_text){port, (size_t)(path - port)}, &number) ||
                      number == 0 || number > 65535))
             return error_set(err, LEAT_INVALID, "endpoint \"%.200s\": a port is a number from 1 to 65535",
                              url);
         if (!v6 && !host_ok(host, host_len))
-            return error_set(err, LEAT_INVALID, "endpoint \"%.200s\": \"%.*s\" is no host name%s", url,
-                             (int)MIN(host_len, (size_t)100), host,
-                             memchr(host, '@', host_len) ? "; credentials do not belong in an address" : "");
+            return error_set(err, LEAT_INVALID, "endpoint \"%.200s\": \"%.*s\" is no host name", url,
+                             (int)MIN(host_len, (size_t)100), host);
         size_t base_len = strcspn(path, "?#");
         while (base_len && path[base_len - 1] == '/')
             base_len--;
@@ -239,6 +241,8 @@ int s3_request_put(struct bytes_out *out, const struct s3_endpoint *e, const str
     for (unsigned i = 0; i < request->nheaders; i++)
         header_add(&headers, request->headers[i].name, request->headers[i].value);
     bool sign = signer && signer->access_key;
+    for (const char *c = sign ? signer->access_key : ""; *c; c++)
+        headers.bad |= (unsigned char)*c <= ' ' || *c == 0x7f || *c == ',';
     if (sign) {
         header_add(&headers, "x-amz-content-sha256", payload);
         header_add(&headers, "x-amz-date", when);

@@ -239,6 +239,7 @@ int s3_error_class(int status, const char *code, bool *ret_retry)
         {"NoSuchBucket", LEAT_NOT_FOUND, false},
         {"NoSuchKey", LEAT_NOT_FOUND, false},
         {"NoSuchUpload", LEAT_NOT_FOUND, false},
+        {"OperationAborted", LEAT_BUSY, true}, /* 409: another one is under way */
         {"PreconditionFailed", LEAT_STALE, false},
         {"RequestTimeTooSkewed", LEAT_DENIED, false},
         {"RequestTimeout", LEAT_TIMED_OUT, true},
@@ -256,7 +257,8 @@ int s3_error_class(int status, const char *code, bool *ret_retry)
         }
     }
     *ret_retry =
-        status == 408 || status == 429 || status == 500 || status == 502 || status == 503 || status == 504;
+        status == 408 || status == 425 || status == 429 ||
+        (status >= 500 && status != 501 && status != 505); /* also what proxies make up: 507, 520 ... */
     switch (status) {
     case 401:
     case 403:

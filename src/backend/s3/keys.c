@@ -21,7 +21,7 @@ void credentials_fini(struct credentials *c)
 }
 
 int credentials_set(struct credentials *c, const char *access, const char *secret, const char *token,
-               const char *source)
+                    const char *source)
 {
     c->access_key = strdup(access);
     c->secret_key = strdup(secret);

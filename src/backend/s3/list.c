@@ -22,15 +22,18 @@ struct listing {
     size_t bucket_len; /* "s3://bucket/" */
     int (*object)(void *user, const struct backend_object *object);
     void *user;
+    char *token; /* of the page that is under way */
 };
 
 static int on_object(void *user, const struct s3_object *o)
 {
     struct listing *l = user;
+    if (strncmp(o->key, l->target.key, l->prefix_len) != 0)
+        return LEAT_CORRUPT; /* of another place than was asked for */
     memcpy(l->uri + l->bucket_len, o->key, o->key_len + 1);
     struct backend_object out = {
         .uri = l->uri,
-        .name = l->uri + l->bucket_len + (o->key_len >= l->prefix_len ? l->prefix_len : 0),
+        .name = l->uri + l->bucket_len + l->prefix_len,
         .bytes = o->bytes,
         .etag = strlen(o->etag) < BACKEND_ETAG_MAX ? o->etag : "",
         .modified = o->modified,
@@ -61,8 +64,10 @@ static int page_begin(struct page *p, struct listing *l, const char *token)
     if (l->prefix_len)
         s3_query_put(&p->query, "prefix", l->target.key);
     bytes_put(&p->query, "", 1);
-    if (p->query.failed)
+    if (p->query.failed) {
+        bytes_out_fini(&p->query);
         return -ENOMEM;
+    }
     p->rq = (struct request){
         .b = l->b,
         .target = &l->target,
@@ -99,14 +104,26 @@ static int page_take(struct page *p, struct page *next, struct listing *l, struc
         return -ENOMEM;
     rc = s3_list_feed(p->list, p->rq.text.data, p->rq.text.len, true, err);
     const char *token = rc == 0 ? s3_list_next(p->list) : NULL;
-    if (token)
-        rc = page_begin(next, l, token);
+    if (token && strcmp(token, l->token ? l->token : "") == 0) {
+        token = NULL;
+        rc = error_set(err, LEAT_CORRUPT, "list of objects: it goes on where it was already, without end");
+    }
+    if (token) {
+        free(l->token);
+        l->token = strdup(token);
+        rc = l->token ? page_begin(next, l, token) : -ENOMEM;
+        if (rc < 0)
+            token = NULL; /* there is no next page */
+        /* It is on its way while the objects are handed on. A timer that a callback sets fires in the next turn. */
+        for (int i = 0; i < 3 && rc == 0; i++)
+            loop_turn(l->b->loop, 0);
+    }
     if (rc == 0)
         rc = s3_list_objects(p->list, on_object, l, err);
     if (rc < 0) {
         if (token)
             page_fini(next);
-        return err && err->message[0] && rc == LEAT_CORRUPT ? error_prefix(err, rc, "%.300s", l->target.uri)
+        return err && err->message[0] && rc == LEAT_CORRUPT ? error_prefix(err, rc, "%.300s", l->target.shown)
                                                             : rc;
     }
     return token != NULL;
@@ -145,6 +162,7 @@ int backend_list(struct backend *b, const char *uri, bool recursive,
         } while (rc == 1);
     }
     free(l.uri);
+    free(l.token);
     target_fini(&l.target);
     return rc;
 }

@@ -11,6 +11,7 @@
 #include "backend/s3/session.h"
 #include "base/clock.h"
 #include "base/crc32c.h"
+#include "base/crc64.h"
 
 #define BLOCK_MIN   (1 * MIB)
 #define BLOCK_MAX   (8 * MIB)
@@ -20,7 +21,9 @@ struct backend_file {
     struct backend *b;
     struct target target;
     char etag[BACKEND_ETAG_MAX];
-    uint64_t bytes; /* of the object; 0: not known */
+    uint64_t bytes;                 /* of the object; 0: not known */
+    uint64_t total;                 /* as the first answer said it; 0: nothing was said */
+    char modified[HTTP_DATE_BYTES]; /* where there is no ETag */
 };
 
 struct block {
@@ -29,8 +32,9 @@ struct block {
     struct backend_read *read;
     uint64_t offset, bytes;
     bool whole, ignored_range;
-    bool has_crc;
+    bool has_crc, has_crc64;
     uint32_t crc;
+    uint64_t crc64;
 };
 
 /* --- files ------------------------------------------------------------------------------------------------------------- */
@@ -70,20 +74,27 @@ void backend_close(struct backend_file *file)
 
 static void pump(struct backend *b);
 
-/* Base64 of four bytes: a CRC32C as S3 writes it. */
-static bool crc_parse(struct http_text t, uint32_t *ret)
+/* Base64 of so many bytes (4 or 8), the first one the highest: a checksum as S3 writes it. One of parts ("...-5") is another thing. */
+static bool sum_parse(struct http_text t, unsigned bytes, uint64_t *ret)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    unsigned n = (bytes * 8 + 5) / 6, spare = 6 * n - 8 * bytes;
     uint64_t v = 0;
-    if (t.len != 8 || t.data[6] != '=' || t.data[7] != '=')
+    if (t.len != (bytes + 2) / 3 * 4)
         return false;
-    for (int i = 0; i < 6; i++) {
+    for (unsigned i = 0; i < t.len; i++) {
+        if (i >= n) {
+            if (t.data[i] != '=')
+                return false;
+            continue;
+        }
         const char *at = t.data[i] ? strchr(digits, t.data[i]) : NULL;
         if (!at)
             return false;
-        v = v << 6 | (uint64_t)(at - digits);
+        uint64_t d = (uint64_t)(at - digits);
+        v = i + 1 < n ? v << 6 | d : v << (6 - spare) | d >> spare;
     }
-    *ret = (uint32_t)(v >> 4);
+    *ret = v;
     return true;
 }
 
@@ -92,13 +103,23 @@ static int block_head(struct request *rq, const struct http_reader *reader, cons
 {
     struct block *k = container_of(rq, struct block, rq);
     struct backend_file *f = k->read->file;
-    uint64_t first, last, total;
+    uint64_t first, last, total = UINT64_MAX;
     struct http_text etag = http_header(reader, buf, "etag");
     if (f->etag[0] && etag.data && !http_text_is(etag, f->etag))
         return error_set(err, LEAT_STALE, "the object changed: its ETag was %s", f->etag);
+    /* An answer to a range says the ETag that all of the object would have (RFC 9110 15.3.7). */
+    if (f->etag[0] && !etag.len)
+        return error_set(err, LEAT_CORRUPT, "an answer without an ETag, which was %s before", f->etag);
+    struct http_text modified = http_header(reader, buf, "last-modified");
+    if (!f->etag[0] && f->modified[0] && !http_text_is(modified, f->modified))
+        return error_set(err, LEAT_STALE, "the object changed: it was written at %s", f->modified);
     if (reader->status == 206) {
         if (!http_content_range(http_header(reader, buf, "content-range"), &first, &last, &total))
             return error_set(err, LEAT_CORRUPT, "an answer without a Content-Range that makes sense");
+        uint64_t is = f->bytes ? f->bytes : f->total;
+        if (is && total != UINT64_MAX && total != is)
+            return error_set(err, LEAT_STALE, "the object changed: it had %llu bytes, now it has %llu",
+                             (unsigned long long)is, (unsigned long long)total);
         if (first != k->offset || last - first + 1 != k->bytes)
             return error_set(err,
                              last < k->offset + k->bytes && first == k->offset ? LEAT_STALE : LEAT_CORRUPT,
@@ -117,10 +138,19 @@ static int block_head(struct request *rq, const struct http_reader *reader, cons
     if (reader->body == HTTP_BODY_LENGTH && reader->body_bytes != k->bytes)
         return error_set(err, k->whole ? LEAT_STALE : LEAT_CORRUPT, "%llu bytes, where %llu were asked for",
                          (unsigned long long)reader->body_bytes, (unsigned long long)k->bytes);
+    if (reader->status == 206 && total != UINT64_MAX)
+        f->total = total;
     if (!f->etag[0] && etag.len && etag.len < sizeof(f->etag) &&
         !(etag.len > 2 && memcmp(etag.data, "W/", 2) == 0))
         http_text_copy(etag, f->etag, sizeof(f->etag));
-    k->has_crc = k->whole && crc_parse(http_header(reader, buf, "x-amz-checksum-crc32c"), &k->crc);
+    else if (!f->etag[0] && modified.len && modified.len < sizeof(f->modified))
+        http_text_copy(modified, f->modified, sizeof(f->modified));
+    uint64_t sum;
+    k->has_crc = k->whole && sum_parse(http_header(reader, buf, "x-amz-checksum-crc32c"), 4, &sum);
+    if (k->has_crc)
+        k->crc = (uint32_t)sum;
+    k->has_crc64 = k->whole && !k->has_crc &&
+                   sum_parse(http_header(reader, buf, "x-amz-checksum-crc64nvme"), 8, &k->crc64);
     return 0;
 }
 
@@ -134,7 +164,7 @@ static void read_end(struct backend_read *read)
     b->nreads--;
     b->ended++;
     if (read->rc < 0 && !why)
-        error_sys(&none, read->rc, "GET %.300s", read->file->target.uri);
+        error_sys(&none, read->rc, "GET %.300s", read->file->target.shown);
     read->done(read, read->rc, read->rc < 0 ? (why ? why : &none) : NULL);
     free(why);
 }
@@ -162,25 +192,27 @@ static void block_free(struct backend *b, struct block *k)
     list_push_back(&b->free_blocks, &k->node);
 }
 
+/* Bytes that are wrong on the way may be right the next time. */
+static int block_check(struct request *rq, struct leat_error *err)
+{
+    struct block *k = container_of(rq, struct block, rq);
+    if (rq->call.received != k->bytes)
+        return error_set(err, LEAT_CORRUPT, "%llu bytes came, where %llu were asked for",
+                         (unsigned long long)rq->call.received, (unsigned long long)k->bytes);
+    if (k->has_crc && crc32c(0, rq->dst, k->bytes) != k->crc)
+        return error_set(err, LEAT_CORRUPT, "the bytes that came do not match the server's CRC32C");
+    if (k->has_crc64 && crc64nvme(0, rq->dst, k->bytes) != k->crc64)
+        return error_set(err, LEAT_CORRUPT, "the bytes that came do not match the server's CRC64NVME");
+    return 0;
+}
+
 static void block_end(struct request *rq, int rc, const struct leat_error *err)
 {
     struct block *k = container_of(rq, struct block, rq);
     struct backend *b = rq->b;
     struct backend_read *read = k->read;
-    struct leat_error local;
-    if (rc == 0 && rq->call.received != k->bytes) {
-        rc = error_set(&local, LEAT_CORRUPT, "GET %.300s: %llu bytes came, where %llu were asked for",
-                       read->file->target.uri, (unsigned long long)rq->call.received,
-                       (unsigned long long)k->bytes);
-        err = &local;
-    } else if (rc == 0 && k->has_crc && crc32c(0, rq->dst, k->bytes) != k->crc) {
-        rc = error_set(&local, LEAT_CORRUPT,
-                       "GET %.300s: the bytes that came do not match the server's CRC32C",
-                       read->file->target.uri);
-        err = &local;
-    } else if (rc == 0 && k->whole) {
-        k->has_crc ? b->stats.checked++ : b->stats.unchecked++;
-    }
+    if (rc == 0 && k->whole)
+        k->has_crc || k->has_crc64 ? b->stats.checked++ : b->stats.unchecked++;
     if (rc < 0)
         read_spoil(read, rc, err);
     else
@@ -233,6 +265,7 @@ static void block_start(struct block *k, struct backend_read *read, uint64_t byt
         .small = bytes <= SMALL_BYTES,
         .repeatable = true,
         .on_head = block_head,
+        .check = block_check,
         .dst = (char *)read->dst + (read->next - read->offset),
         .dst_bytes = bytes,
         .finished = block_end,
@@ -243,7 +276,7 @@ static void block_start(struct block *k, struct backend_read *read, uint64_t byt
     k->offset = read->next;
     k->bytes = bytes;
     k->whole = whole;
-    k->has_crc = false;
+    k->has_crc = k->has_crc64 = false;
     read->next += bytes;
     read->inside++;
     b->nblocks++;
@@ -325,6 +358,10 @@ void backend_wake(struct backend *b)
 
 void backend_cancel(struct backend *b, struct backend_read *read)
 {
+    /* First nothing more of it is asked for: others' requests may end in here, and make room. */
+    b->waiting_bytes -= read->offset + read->bytes - read->next;
+    read->next = read->offset + read->bytes;
+    list_remove(&read->node);
     struct list *node = b->requests.next;
     while (node != &b->requests) {
         struct request *rq = container_of(node, struct request, node);
@@ -336,11 +373,10 @@ void backend_cancel(struct backend *b, struct backend_read *read)
         block_free(b, k);
         node = b->requests.next; /* other requests may have ended meanwhile */
     }
-    b->waiting_bytes -= read->offset + read->bytes - read->next;
-    list_remove(&read->node);
     free(read->why);
     read->why = NULL;
     b->nreads--;
+    loop_timer_set(b->loop, &b->pump, 1); /* others may have waited for its place */
 }
 
 struct waited {

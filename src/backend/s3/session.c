@@ -20,6 +20,13 @@
 #define PAUSE_NS     (100 * NS_PER_MS) /* doubled with each try */
 #define PAUSE_MAX_NS (20 * NS_PER_S)
 #define CANCEL_MS    100
+#define REST_NS      (10 * NS_PER_S) /* between two attempts to find credentials */
+#define SLOW_BYTES                                                                                           \
+    (64 *                                                                                                    \
+     KIB) /* a second: a request of many bytes has so much longer than timeout_ns, unless that was given */
+#define RETRY_MAX_S  3600ull /* what a server may ask for */
+#define SKEW_S       60      /* a clock may be off so far: nobody refuses that */
+#define LOCATION_MAX 4096u
 #define RENEW_S      300 /* credentials are renewed so long before they expire */
 
 /* --- addresses --------------------------------------------------------------------------------------------------------- */
@@ -63,10 +70,26 @@ static int bucket_get(struct backend *b, const char *name, struct bucket **ret_b
     return 0;
 }
 
+/* A query, and what stands before an @, may be secret. Caller frees; NULL: no memory. */
+static char *shown(const char *uri)
+{
+    char *out = NULL;
+    size_t scheme = s3_uri_is(uri) || !backend_uri(uri) ? 0 : (size_t)(strstr(uri, "//") + 2 - uri);
+    if (scheme == 0)
+        return strdup(uri);
+    size_t query = strcspn(uri, "?#"), host = scheme + strcspn(uri + scheme, "/?#");
+    const char *at = memchr(uri + scheme, '@', host - scheme);
+    size_t from = at ? (size_t)(at + 1 - uri) : scheme;
+    return asprintf(&out, "%.*s%.*s%s", (int)scheme, uri, (int)(query - from), uri + from,
+                    uri[query] == '?' ? "?..." : "") < 0
+               ? NULL
+               : out;
+}
+
 int target_parse(struct backend *b, const char *uri, struct target *ret_target, struct leat_error *err)
 {
-    struct target t = {.uri = strdup(uri)};
-    int rc = t.uri ? 0 : -ENOMEM;
+    struct target t = {.uri = strdup(uri), .shown = shown(uri)};
+    int rc = t.uri && t.shown ? 0 : -ENOMEM;
     if (rc == 0 && s3_uri_is(uri)) {
         struct s3_uri parsed;
         rc = s3_uri_parse(uri, &parsed, err);
@@ -80,11 +103,15 @@ int target_parse(struct backend *b, const char *uri, struct target *ret_target, 
         size_t n = strcspn(rest, "/?#");
         AUTO_FREE char *base = strndup(uri, (size_t)(rest - uri) + n);
         struct s3_endpoint e;
-        rc = base ? s3_endpoint_parse(base, NULL, "path", &e, err) : -ENOMEM;
+        if (base && strchr(base, '@'))
+            rc = error_set(err, LEAT_INVALID, "\"%.200s\": a user or password does not belong in an address",
+                           t.shown);
+        else
+            rc = base ? s3_endpoint_parse(base, NULL, "path", &e, err) : -ENOMEM;
         for (const char *c = rest + n; rc == 0 && *c; c++) {
             if ((unsigned char)*c <= ' ' || (unsigned char)*c >= 0x7f)
                 rc = error_set(err, LEAT_INVALID,
-                               "\"%.200s\": spaces and other odd bytes have to be percent-encoded", uri);
+                               "\"%.200s\": spaces and other odd bytes have to be percent-encoded", t.shown);
         }
         if (rc == 0) {
             t.origin = (struct http_origin){.tls = e.tls, .port = e.port};
@@ -114,6 +141,10 @@ void target_fini(struct target *t)
 {
     free(t->key);
     free(t->uri);
+    free(t->shown);
+    if (t->moved)
+        target_fini(t->moved); /* which has not moved in turn */
+    free(t->moved);
     *t = (struct target){0};
 }
 
@@ -125,6 +156,17 @@ int session_credentials(struct backend *b, struct leat_error *err)
     if (b->config.anonymous ||
         (b->have_credentials && (b->credentials.expires == 0 || b->credentials.expires - RENEW_S > now)))
         return 0;
+    /* It may take seconds, and stops everything: not for each request. */
+    uint64_t ns = clock_now_ns();
+    if (b->have_credentials && b->credentials.expires > now && ns < b->renew_ns)
+        return 0;
+    if (b->no_credentials && !b->refused && ns < b->renew_ns) {
+        if (err)
+            *err = b->why_none;
+        return b->no_credentials;
+    }
+    b->renew_ns = ns + REST_NS;
+    b->no_credentials = 0;
     struct credentials found = {0};
     bool refused = b->refused;
     b->refused = false;
@@ -132,8 +174,13 @@ int session_credentials(struct backend *b, struct leat_error *err)
                                    : credentials_find(b->profile, &found, err);
     if (rc < 0 && b->have_credentials && b->credentials.expires > now)
         return 0; /* they still hold for a while */
-    if (rc < 0)
+    if (rc < 0) {
+        b->no_credentials = rc;
+        b->why_none = (struct leat_error){.code = rc};
+        if (err)
+            b->why_none = *err;
         return rc;
+    }
     if (refused && b->credentials.token && found.token && strcmp(found.token, b->credentials.token) == 0) {
         credentials_fini(&found);
         b->refused = true;
@@ -165,15 +212,21 @@ static int bucket_key(struct backend *b, struct bucket *bucket, time_t now, stru
 
 static void request_send(struct request *rq);
 
+static const struct target *place_of(const struct request *rq)
+{
+    return rq->target->moved ? rq->target->moved : rq->target;
+}
+
 static void put_plain_head(struct request *rq)
 {
     const struct s3_request *say = &rq->say;
+    const struct target *place = place_of(rq);
     char range[64];
     http_put(&rq->head, say->method);
     bytes_put(&rq->head, " ", 1);
-    http_put(&rq->head, rq->target->key);
+    http_put(&rq->head, place->key);
     http_put(&rq->head, " HTTP/1.1\r\n");
-    http_put_header(&rq->head, "host", rq->target->host_header);
+    http_put_header(&rq->head, "host", place->host_header);
     http_put_header(&rq->head, "user-agent", "leat");
     http_put_header(&rq->head, "accept-encoding", "identity");
     if (say->ranged) {
@@ -217,6 +270,8 @@ static void request_end(struct request *rq, int rc, const struct leat_error *why
     const struct s3_request *say = &rq->say;
     list_remove(&rq->node);
     loop_timer_clear(&rq->again);
+    bytes_out_fini(&rq->call.text);
+    free(TAKE_PTR(rq->location));
     rq->running = false;
     if (rc < 0) {
         char range[80] = "";
@@ -224,9 +279,9 @@ static void request_end(struct request *rq, int rc, const struct leat_error *why
             snprintf(range, sizeof(range), " [%llu, +%llu)", (unsigned long long)say->first,
                      (unsigned long long)(say->last - say->first + 1));
         if (why && why->message[0])
-            error_set(&err, rc, "%s %.300s%s: %s", say->method, rq->target->uri, range, why->message);
+            error_set(&err, rc, "%s %.300s%s: %s", say->method, rq->target->shown, range, why->message);
         else
-            error_sys(&err, rc, "%s %.300s%s", say->method, rq->target->uri, range);
+            error_sys(&err, rc, "%s %.300s%s", say->method, rq->target->shown, range);
     }
     rq->finished(rq, rc, rc < 0 ? &err : NULL);
 }
@@ -250,7 +305,7 @@ static void request_retry(struct request *rq, int rc, const struct leat_error *e
         return;
     }
     b->stats.retries++;
-    log_debug("S3: %s: try %u failed (%s); again in %llu ms", rq->target->uri, rq->tries,
+    log_debug("S3: %s: try %u failed (%s); again in %llu ms", rq->target->shown, rq->tries,
               err ? err->message : "", (unsigned long long)(pause / NS_PER_MS));
     loop_timer_set(b->loop, &rq->again, now + pause);
 }
@@ -266,11 +321,15 @@ static int on_head(struct http_call *call, const struct http_reader *reader, con
     rq->retry_after_s = 0;
     rq->server_time = 0;
     rq->region[0] = 0;
+    free(TAKE_PTR(rq->location));
     if (rq->good)
         return rq->on_head ? rq->on_head(rq, reader, buf, err) : 0;
     /* What an error says goes to `text`. */
     if (http_retry_after(http_header(reader, buf, "retry-after"), time(NULL), &seconds))
-        rq->retry_after_s = seconds;
+        rq->retry_after_s = MIN(seconds, RETRY_MAX_S);
+    struct http_text location = http_header(reader, buf, "location");
+    if (reader->status / 100 == 3 && location.len && location.len <= LOCATION_MAX)
+        rq->location = strndup(location.data, location.len);
     if (http_date_parse(http_header(reader, buf, "date"), &date))
         rq->server_time = date;
     http_text_copy(http_header(reader, buf, "x-amz-bucket-region"), rq->region, sizeof(rq->region));
@@ -285,15 +344,47 @@ static int call_sink(struct http_call *call, const void *data, size_t len)
     return rq->sink(rq, data, len);
 }
 
+/* "https://bucket.s3.eu-west-1.amazonaws.com/...": a new bucket of Amazon's whose own name is not known everywhere yet. */
+static bool amazon_host(const struct request *rq, struct s3_endpoint *ret)
+{
+    const struct bucket *bucket = rq->target->bucket;
+    struct s3_endpoint e;
+    if (!rq->location || !bucket->endpoint.aws)
+        return false;
+    const char *rest = strstr(rq->location, "://");
+    AUTO_FREE char *base =
+        rest ? strndup(rq->location, (size_t)(rest + 3 + strcspn(rest + 3, "/?#") - rq->location)) : NULL;
+    if (!base || s3_endpoint_parse(base, bucket->endpoint.region, "virtual", &e, NULL) < 0 || !e.aws ||
+        e.tls < bucket->endpoint.tls)
+        return false;
+    size_t n = strlen(bucket->name);
+    if (strncmp(e.host, bucket->name, n) != 0 || e.host[n] != '.')
+        return false;
+    memmove(e.host, e.host + n + 1, strlen(e.host + n + 1) + 1);
+    *ret = e;
+    return strcmp(e.host, bucket->endpoint.host) != 0;
+}
+
 /* The bucket lives elsewhere. True: asked there now. */
 static bool request_redirect(struct request *rq, const struct s3_error *e)
 {
     struct bucket *bucket = rq->target->bucket;
     const char *region = rq->region[0] ? rq->region : e->region;
-    if (!bucket || !*region || strcmp(region, bucket->endpoint.region) == 0 ||
-        ++rq->redirects > REDIRECTS_MAX)
+    if (!bucket)
         return false;
     struct s3_endpoint there = bucket->endpoint;
+    bool named = *region && strcmp(region, rq->sent_region) != 0;
+    if ((!named && !amazon_host(rq, &there)) || ++rq->redirects > REDIRECTS_MAX)
+        return false;
+    if (!named) {
+        bucket_place(bucket, &there);
+        request_send(rq);
+        return true;
+    }
+    if (strcmp(region, bucket->endpoint.region) == 0) { /* another request has heard it before */
+        request_send(rq);
+        return true;
+    }
     struct leat_error err;
     if (bucket->endpoint.aws) {
         if (s3_endpoint_parse(NULL, region, rq->b->settings.style, &there, &err) < 0)
@@ -309,6 +400,103 @@ static bool request_redirect(struct request *rq, const struct s3_error *e)
     return true;
 }
 
+/* A plain server says that it is elsewhere. 1: asked there now; 0: it does not say where; negative: it may not be followed. */
+static int request_follow(struct request *rq, struct leat_error *err)
+{
+    struct target *t = rq->target, to;
+    if (rq->moves != t->moves) { /* another request has been sent somewhere meanwhile */
+        request_send(rq);
+        return 1;
+    }
+    if (!rq->location)
+        return 0;
+    if (++rq->redirects > REDIRECTS_MAX)
+        return error_set(err, LEAT_INVALID, "more than %u redirections: without end", REDIRECTS_MAX);
+    const struct target *from = place_of(rq);
+    struct bytes_out url = {0};
+    bool secure = from->origin.tls;
+    if (strstr(rq->location, "://") == NULL || rq->location[0] == '/') {
+        http_put(&url, secure ? "https:" : "http:");
+        if (strncmp(rq->location, "//", 2) != 0) {
+            http_put(&url, "//");
+            http_put(&url, from->host_header);
+        }
+        if (rq->location[0] != '/') { /* beside it */
+            size_t n = strcspn(from->key, "?");
+            while (n && from->key[n - 1] != '/')
+                n--;
+            bytes_put(&url, from->key, n);
+        }
+    }
+    http_put(&url, rq->location);
+    bytes_put(&url, "", 1);
+    const char *text = (const char *)url.data;
+    int rc = url.failed ? -ENOMEM : 0;
+    if (rc == 0 && (!backend_uri(text) || s3_uri_is(text)))
+        rc =
+            error_set(err, LEAT_INVALID, "a redirection to \"%.100s\", which is no address of the web", text);
+    if (rc == 0)
+        rc = target_parse(rq->b, text, &to, err);
+    bytes_out_fini(&url);
+    if (rc < 0)
+        return rc;
+    struct target *moved = to.origin.tls || !secure ? malloc(sizeof(*moved)) : NULL;
+    if (!moved) {
+        rc = secure && !to.origin.tls
+                 ? error_set(err, LEAT_DENIED, "a redirection from https to http, which is not followed")
+                 : -ENOMEM;
+        target_fini(&to);
+        return rc;
+    }
+    if (t->moved)
+        target_fini(t->moved);
+    free(t->moved);
+    *moved = to;
+    t->moved = moved;
+    t->moves++;
+    request_send(rq);
+    return 1;
+}
+
+/* What it was sent on to does not serve it (any more): back to where it was, once. True: asked there now. */
+static bool request_return(struct request *rq)
+{
+    struct target *t = rq->target;
+    if (rq->returned || (!t->moved && rq->moves == t->moves) || rq->status < 400 || rq->status >= 500 ||
+        rq->status == 412 || rq->status == 416 || rq->status == 408 || rq->status == 429)
+        return false;
+    rq->returned = true;
+    if (rq->moves == t->moves) {
+        target_fini(t->moved);
+        free(TAKE_PTR(t->moved));
+        t->moves++;
+    }
+    request_send(rq);
+    return true;
+}
+
+/* HEAD has no body to say why. */
+static const char *status_text(int status)
+{
+    switch (status) {
+    case 400:
+        return "bad request: expired credentials, or a wrong region, perhaps";
+    case 401:
+    case 403:
+        return "access denied, or no such object where lists are not allowed";
+    case 404:
+        return "no such object";
+    case 412:
+        return "the object changed";
+    case 416:
+        return "the object is shorter";
+    case 503:
+        return "the server is too busy";
+    default:
+        return status >= 500 ? "the server failed" : "";
+    }
+}
+
 static void request_refused(struct request *rq)
 {
     struct backend *b = rq->b;
@@ -318,9 +506,25 @@ static void request_refused(struct request *rq)
     s3_error_parse(rq->call.text.data ? rq->call.text.data : (const uint8_t *)"", rq->call.text.len, &e);
     int rc = s3_error_class(rq->status, e.code, &retry);
     bool moved = rq->status / 100 == 3 && rq->status != 304;
+    if (moved && !rq->target->bucket) {
+        rc = request_follow(rq, &err);
+        if (rc == 0)
+            rc = error_set(&err, LEAT_INVALID, "answered with %d, a redirection to nowhere", rq->status);
+        if (rc < 0)
+            request_end(rq, rc, &err);
+        return;
+    }
+    if (!rq->target->bucket && request_return(rq))
+        return;
     if ((moved || rq->status == 400 || rq->status == 403) && request_redirect(rq, &e))
         return;
-    if (strncmp(e.code, "ExpiredToken", 12) == 0 && !rq->renewed) {
+    /* HEAD does not say why: a clock is seen to be off, and credentials that can expire may have. */
+    bool mute = strcmp(rq->say.method, "HEAD") == 0 && !e.code[0] && (rq->status == 400 || rq->status == 403);
+    int64_t off = rq->server_time ? (int64_t)rq->server_time - (int64_t)time(NULL) - b->skew_s : 0;
+    bool skewed = strcmp(e.code, "RequestTimeTooSkewed") == 0 || (mute && (off > SKEW_S || off < -SKEW_S));
+    bool expired = strncmp(e.code, "ExpiredToken", 12) == 0 || strcmp(e.code, "TokenRefreshRequired") == 0 ||
+                   (mute && !skewed && (b->credentials.token || b->credentials.expires));
+    if (expired && !rq->renewed) {
         rq->renewed = true;
         /* Requests that were under way with the same ones hear it too, later: one renewal serves them all. */
         if (rq->generation == b->generation) {
@@ -330,12 +534,13 @@ static void request_refused(struct request *rq)
         request_send(rq);
         return;
     }
-    if (strcmp(e.code, "RequestTimeTooSkewed") == 0 && rq->server_time && !rq->skewed) {
+    if (skewed && rq->server_time && !rq->skewed) {
         rq->skewed = true;
-        b->skew_s = (int64_t)(rq->server_time - time(NULL));
-        log_warning(
-            "S3: the clock of this machine is off by %lld s by the server's: signing with the server's time",
-            (long long)b->skew_s);
+        b->skew_s += off;
+        if (off > SKEW_S || off < -SKEW_S)
+            log_warning("S3: the clock of this machine is off by %lld s by the server's: signing with the "
+                        "server's time",
+                        (long long)b->skew_s);
         request_send(rq);
         return;
     }
@@ -345,7 +550,8 @@ static void request_refused(struct request *rq)
                        e.endpoint);
     else
         error_set(&err, rc, "%d%s%s%s%s%s", rq->status, e.code[0] ? " " : "", e.code,
-                  e.message[0] ? ": " : "", e.message,
+                  e.message[0] || (!e.code[0] && *status_text(rq->status)) ? ": " : "",
+                  e.message[0] || e.code[0] ? e.message : status_text(rq->status),
                   strcmp(e.code, "RequestTimeTooSkewed") == 0 ? " (the clock of this machine is wrong)" : "");
     if (rc == LEAT_BUSY) {
         b->stats.throttled++;
@@ -364,6 +570,9 @@ static void on_done(struct http_call *call, int rc, const struct leat_error *err
         request_refused(rq);
         return;
     }
+    struct leat_error wrong = {0};
+    if (rc == 0 && rq->check && (rc = rq->check(rq, &wrong)) < 0)
+        err = &wrong;
     if (rc == 0) {
         bytes_out_fini(&rq->text);
         rq->text = call->text;
@@ -397,8 +606,11 @@ static void request_send(struct request *rq)
     if (rc == 0) {
         b->stats.requests++;
         rq->good = false;
+        rq->moves = rq->target->moves;
+        snprintf(rq->sent_region, sizeof(rq->sent_region), "%s",
+                 rq->target->bucket ? rq->target->bucket->endpoint.region : "");
         rq->call = (struct http_call){
-            .origin = rq->target->bucket ? &rq->target->bucket->origin : &rq->target->origin,
+            .origin = rq->target->bucket ? &rq->target->bucket->origin : &place_of(rq)->origin,
             .method = rq->say.method,
             .head = rq->head.data,
             .head_len = rq->head.len,
@@ -423,9 +635,12 @@ static void request_send(struct request *rq)
 void request_start(struct request *rq)
 {
     rq->tries = rq->redirects = 0;
-    rq->renewed = rq->skewed = false;
+    rq->renewed = rq->skewed = rq->returned = false;
     rq->running = true;
+    rq->location = NULL;
     rq->deadline_ns = clock_now_ns() + rq->b->config.timeout_ns;
+    if (!rq->b->timeout_given)
+        rq->deadline_ns += MAX(rq->dst_bytes, rq->body_len) * NS_PER_S / SLOW_BYTES;
     rq->again = (struct loop_timer){.fire = try_again};
     list_push_back(&rq->b->requests, &rq->node);
     /* From the loop, so that finished() never runs in here. */
@@ -440,6 +655,8 @@ void request_cancel(struct request *rq)
     loop_timer_clear(&rq->again);
     http_call_cancel(rq->b->http, &rq->call);
     list_remove(&rq->node);
+    bytes_out_fini(&rq->call.text);
+    free(TAKE_PTR(rq->location));
 }
 
 void request_fini(struct request *rq)
@@ -489,6 +706,7 @@ int backend_new(const struct backend_config *config, struct backend **ret_backen
     list_init(&b->free_blocks);
     b->config.connections = config->connections ? config->connections : 16;
     b->config.tries = config->tries ? config->tries : 6;
+    b->timeout_given = config->timeout_ns != 0;
     b->config.timeout_ns = config->timeout_ns ? config->timeout_ns : 60 * NS_PER_S;
     b->max_blocks = b->config.connections * 8;
     b->limit = b->max_blocks;

@@ -10,7 +10,7 @@
 #include "loop/loop.h"
 #include "wire/s3.h"
 
-#define REDIRECTS_MAX 4u
+#define REDIRECTS_MAX 8u
 
 /* Where a bucket's requests go: another region than the session's is learnt from the server once. */
 struct bucket {
@@ -28,7 +28,10 @@ struct target {
     char *key;                 /* of the object; the path (escaped) and query of a plain server's file */
     struct http_origin origin; /* of a plain server */
     char host_header[340];
-    char *uri; /* as given */
+    char *uri;            /* as given */
+    char *shown;          /* for messages: a query may be a secret (presigned addresses) */
+    struct target *moved; /* where a plain server sent us: asked there first from then on. NULL: nowhere */
+    unsigned moves;       /* of `moved` */
 };
 int target_parse(struct backend *b, const char *uri, struct target *ret_target, struct leat_error *err);
 void target_fini(struct target *t);
@@ -41,7 +44,7 @@ struct request;
 struct request {
     /* in */
     struct backend *b;
-    const struct target *target;
+    struct target *target;
     struct s3_request say; /* bucket and key are filled in */
     const void *body;
     size_t body_len;
@@ -54,6 +57,8 @@ struct request {
     uint64_t dst_bytes;
     int (*sink)(struct request *rq, const void *data, size_t len);
     void (*restart)(struct request *rq); /* before another try: forget what came. May be NULL */
+    /* A good answer is all here: is it what it should be? A negative answer is one more reason to try again. May be NULL */
+    int (*check)(struct request *rq, struct leat_error *err);
     void (*finished)(struct request *rq, int rc, const struct leat_error *err);
 
     /* out */
@@ -66,7 +71,10 @@ struct request {
     struct loop_timer again;
     struct list node;                      /* session.requests */
     unsigned tries, redirects, generation; /* of the credentials it was signed with */
-    bool good, renewed, skewed, running;
+    unsigned moves;                        /* the target's, when it was sent */
+    char sent_region[65];                  /* the bucket's, when it was sent */
+    char *location;                        /* of a redirection */
+    bool good, renewed, skewed, returned, running;
     uint64_t deadline_ns, retry_after_s;
     char region[65];
     time_t server_time;
@@ -83,9 +91,12 @@ struct backend {
     struct http_client *http;
     struct aws_settings settings;
     struct credentials credentials;
-    bool have_credentials, refused; /* refused: a server said that they have expired */
-    unsigned generation;            /* of them */
-    int64_t skew_s;                 /* the servers' clock, less ours */
+    bool timeout_given, have_credentials, refused; /* refused: a server said that they have expired */
+    unsigned generation;                           /* of them */
+    int64_t skew_s;                                /* the servers' clock, less ours */
+    uint64_t renew_ns;  /* not before this are credentials looked for again that still hold */
+    int no_credentials; /* why there were none, a moment ago */
+    struct leat_error why_none;
     struct list buckets, requests;
     struct list asking;     /* backend_read.node: of which some bytes were not asked for yet, in order */
     struct list asked;      /* ... all were */

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An S3 server that breaks on command, for tests: folders are buckets, and each signature is computed again from the specification, by
+nothing of ours ("Signature Version 4 signing process"). What is to go wrong is a list of rules: the first one that matches a request acts, and
+counts down.
+
+    with S3Fault(folder) as server:
+        server.fail(status=503, headers={"Retry-After": "1"}, times=2)
+        server.fail(key="a.bin", reset=True)
+
+Rules say when (method, key, bucket; a request matches all that are given) and what:
+    status, code, message, headers, body     an answer of this kind
+    reset, close                             the connection is cut, before or (after=N) behind N bytes of the payload
+    slow                                     seconds between bytes of the payload
+    length                                   Content-Length is off by so much
+    two_lengths, garbage                     a head with two lengths; no HTTP at all
+    corrupt                                  a byte of the payload is another one
+    redirect                                 Location
+    change                                   the object gets this content before it is answered
+"""
+
+import base64
+import datetime
+import email.utils
+import hashlib
+import hmac
+import pathlib
+import socket
+import ssl
+import struct
+import threading
+import time
+import urllib.parse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from xml.sax.saxutils import escape
+
+
+def _table(poly, bits):
+    table = []
+    for i in range(256):
+        for _ in range(8):
+            i = i >> 1 ^ poly if i & 1 else i >> 1
+        table.append(i)
+    return table, (1 << bits) - 1
+
+
+_CRC32C = _table(0x82F63B78, 32)
+_CRC64NVME = _table(0x9A6C9329AC4BC9B5, 64)
+
+
+def _crc(kind, data):
+    table, crc = kind
+    mask = crc
+    for byte in data:
+        crc = table[(crc ^ byte) & 255] ^ crc >> 8
+    return crc ^ mask
+
+
+def crc32c(data):
+    return base64.b64encode(struct.pack(">I", _crc(_CRC32C, data))).decode()
+
+
+def crc64nvme(data):
+    return base64.b64encode(struct.pack(">Q", _crc(_CRC64NVME, data))).decode()
+
+
+class Rule:
+    def __init__(self, times=1, method=None, key=None, bucket=None, query=None, **what):
+        self.left, self.method, self.key, self.bucket, self.query, self.what, self.hits = times, method, key, bucket, query, what, 0
+
+    def matches(self, request):
+        return (self.left != 0 and self.method in (None, request.command) and self.key in (None, request.key) and
+                self.bucket in (None, request.bucket) and (self.query is None or self.query in request.path))
+
+
+class Refused(Exception):
+    def __init__(self, status, code, message="", **headers):
+        super().__init__(code)
+        self.status, self.code, self.message, self.headers = status, code, message, {k.replace("_", "-"): v for k, v in headers.items()}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_):
+        pass
+
+    def date_time_string(self, timestamp=None):
+        return email.utils.formatdate(time.time() + self.s.clock if timestamp is None else timestamp, usegmt=True)
+
+    @property
+    def s(self):
+        return self.server.owner
+
+    # --- signatures -----------------------------------------------------------------------------------------------------------
+
+    def check_signature(self, body):
+        s = self.s
+        if s.anonymous:
+            return
+        fields = self.headers.get("authorization", "")
+        if not fields.startswith("AWS4-HMAC-SHA256 "):
+            raise Refused(403, "AccessDenied", "not signed")
+        parts = dict(p.strip().split("=", 1) for p in fields[17:].split(","))
+        access, date, region, service, end = parts["Credential"].rsplit("/", 4)
+        if (service, end) != ("s3", "aws4_request"):
+            raise Refused(403, "AuthorizationHeaderMalformed", "scope")
+        if access not in s.keys:
+            raise Refused(403, "InvalidAccessKeyId")
+        secret, token = s.keys[access]
+        when = self.headers["x-amz-date"]
+        stamp = datetime.datetime.strptime(when, "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.timezone.utc).timestamp()
+        if abs(stamp - time.time() - s.clock) > 900:
+            raise Refused(403, "RequestTimeTooSkewed", "the difference is too large")
+        if region != s.region:
+            raise Refused(400, "AuthorizationHeaderMalformed", f"expecting '{s.region}'", x_amz_bucket_region=s.region)
+        if token != self.headers.get("x-amz-security-token"):
+            raise Refused(403, "InvalidToken")
+        sent = self.headers["x-amz-content-sha256"]
+        if sent != "UNSIGNED-PAYLOAD" and hashlib.sha256(body).hexdigest() != sent:
+            raise Refused(400, "XAmzContentSHA256Mismatch")
+        signed = parts["SignedHeaders"].split(";")
+        for name in self.headers:
+            if name.lower().startswith("x-amz-") and name.lower() not in signed:
+                raise Refused(403, "AccessDenied", f"{name} is not signed")
+        assert signed == sorted(signed) and "host" in signed
+        path, _, query = self.path.partition("?")
+        pairs = sorted((urllib.parse.quote(urllib.parse.unquote(n), safe="-_.~"), urllib.parse.quote(urllib.parse.unquote(v), safe="-_.~"))
+                       for n, _, v in (p.partition("=") for p in query.split("&") if p))
+        canonical = "\n".join([self.command, urllib.parse.quote(urllib.parse.unquote(path), safe="/-_.~"),
+                               "&".join(f"{n}={v}" for n, v in pairs),
+                               *(f"{n}:{' '.join(self.headers[n].split())}" for n in signed), "", ";".join(signed), sent])
+        text = "\n".join(["AWS4-HMAC-SHA256", when, f"{date}/{region}/s3/aws4_request", hashlib.sha256(canonical.encode()).hexdigest()])
+        key = b"AWS4" + secret.encode()
+        for part in (date, region, "s3", "aws4_request"):
+            key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+        if parts["Signature"] != hmac.new(key, text.encode(), hashlib.sha256).hexdigest():
+            raise Refused(403, "SignatureDoesNotMatch", "computed again it is another one")
+        if access in s.expired:
+            raise Refused(400, "ExpiredToken", "The provided token has expired.")
+
+    # --- answers --------------------------------------------------------------------------------------------------------------
+
+    def answer(self, status, body=b"", headers=(), rule=None):
+        what = rule.what if rule else {}
+        self.send_response(status)
+        length = len(body) + what.get("length", 0)
+        if self.command == "HEAD":
+            length = dict(headers).get("content-length", length)
+        for name, value in dict(headers).items():
+            if name != "content-length":
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(length))
+        if what.get("two_lengths"):
+            self.send_header("Content-Length", str(length + 1))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if what.get("corrupt") and body:
+            body = body[:-1] + bytes([body[-1] ^ 1])
+        if "after" in what:
+            body = body[:what["after"]]
+        if "slow" in what:
+            for i in range(len(body)):
+                self.wfile.write(body[i:i + 1])
+                time.sleep(what["slow"])
+        else:
+            self.wfile.write(body)
+        if what.get("close") or what.get("reset") or what.get("length", 0) < 0:
+            self.cut(what.get("reset"))
+
+    def cut(self, reset):
+        self.close_connection = True
+        if reset:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            self.wfile = self.rfile
+        else:
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def refuse(self, status, code, message="", headers=()):
+        body = (f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{escape(code)}</Code><Message>{escape(message)}</Message></Error>').encode()
+        self.answer(status, b"" if self.command == "HEAD" else body, headers)
+
+    def handle_one(self):
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        path = urllib.parse.unquote(self.path.partition("?")[0])
+        _, self.bucket, *rest = path.split("/", 2)
+        self.key = rest[0] if rest else ""
+        query = dict(urllib.parse.parse_qsl(self.path.partition("?")[2], keep_blank_values=True))
+        self.s.log.append((self.command, self.path, self.headers.get("range"), self.headers.get("authorization")))
+        rule = self.s.match(self)
+        what = rule.what if rule else {}
+        if what.get("garbage"):
+            self.wfile.write(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
+            return self.cut(False)
+        if "hang" in what:
+            time.sleep(what["hang"])
+            return self.cut(False)
+        if (what.get("reset") or what.get("close")) and "after" not in what:
+            return self.cut(what.get("reset"))
+        if "redirect" in what:
+            return self.answer(what.get("status", 307), b"", {"Location": what["redirect"]})
+        if "status" in what and "body" in what:
+            return self.answer(what["status"], what["body"], what.get("headers", {}))
+        if "status" in what:
+            return self.refuse(what["status"], what.get("code", "InternalError"), what.get("message", ""), what.get("headers", {}))
+        try:
+            self.check_signature(body)
+            return self.serve(query, body, rule)
+        except Refused as e:
+            return self.refuse(e.status, e.code, e.message, e.headers)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_one
+
+    def serve(self, query, body, rule):
+        bucket = self.s.top / self.bucket
+        if not self.bucket or not bucket.is_dir():
+            raise Refused(404, "NoSuchBucket")
+        if self.command == "GET" and not self.key:
+            return self.list(bucket, query, rule)
+        file = bucket / self.key
+        if self.command == "PUT":
+            if "x-amz-checksum-crc32c" in self.headers and self.headers["x-amz-checksum-crc32c"] != crc32c(body):
+                raise Refused(400, "BadDigest")
+            if "partNumber" in query:
+                self.s.parts.setdefault(query["uploadId"], {})[int(query["partNumber"])] = body
+            else:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(body)
+            return self.answer(200, b"", {"ETag": f'"{hashlib.md5(body).hexdigest()}"'}, rule)
+        if self.command == "POST" and "uploads" in query:
+            name = f"upload-{len(self.s.parts)}"
+            self.s.parts[name] = {}
+            return self.answer(200, f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId></InitiateMultipartUploadResult>".encode())
+        if self.command == "POST":
+            parts = self.s.parts.pop(query["uploadId"])
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"".join(parts[n] for n in sorted(parts)))
+            return self.answer(200, b"<CompleteMultipartUploadResult/>", {}, rule)
+        if self.command == "DELETE":
+            if "uploadId" in query:
+                self.s.parts.pop(query["uploadId"], None)
+                self.s.aborted += 1
+            else:
+                file.unlink(missing_ok=True)
+            return self.answer(204)
+        if rule and "change" in rule.what:
+            file.write_bytes(rule.what["change"])
+        if not file.is_file():
+            raise Refused(404, "NoSuchKey", "The specified key does not exist.")
+        data = file.read_bytes()
+        etag = f'"{hashlib.md5(data).hexdigest()}"'
+        if self.headers.get("if-match") not in (None, etag):
+            raise Refused(412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
+        headers = {"ETag": etag, "Last-Modified": email.utils.formatdate(file.stat().st_mtime, usegmt=True), "Accept-Ranges": "bytes"}
+        if self.s.checksum and self.headers.get("x-amz-checksum-mode") == "ENABLED":
+            of = data if not (rule and rule.what.get("wrong_sum")) else data + b"x"
+            headers[f"x-amz-checksum-{self.s.checksum}"] = {"crc32c": crc32c, "crc64nvme": crc64nvme}[self.s.checksum](of)
+        status = 200
+        if "range" in self.headers and self.s.ranges:
+            first, last = self.headers["range"].removeprefix("bytes=").split("-")
+            first, last = int(first), min(int(last or len(data)), len(data) - 1)
+            if first >= len(data):
+                raise Refused(416, "InvalidRange")
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+            data, status = data[first:last + 1], 206
+        if self.command == "HEAD":
+            headers["content-length"] = len(data)
+        self.answer(status, data, headers, rule)
+
+    def list(self, bucket, query, rule):
+        prefix, token, delimiter = query.get("prefix", ""), query.get("continuation-token", ""), query.get("delimiter")
+        keys = sorted(str(p.relative_to(bucket)) for p in bucket.rglob("*") if p.is_file())
+        keys = [k for k in keys if k.startswith(prefix) and k > token]
+        page, rest = keys[:self.s.page], keys[self.s.page:]
+        out, seen = [], set()
+        for key in page:
+            cut = key.find(delimiter, len(prefix)) if delimiter else -1
+            if cut >= 0:
+                if key[:cut + 1] not in seen:
+                    seen.add(key[:cut + 1])
+                    out.append(f"<CommonPrefixes><Prefix>{urllib.parse.quote(key[:cut + 1])}</Prefix></CommonPrefixes>")
+                continue
+            data = (bucket / key).read_bytes()
+            out.append(f"<Contents><Key>{urllib.parse.quote(key)}</Key><Size>{len(data)}</Size>"
+                       f"<ETag>&quot;{hashlib.md5(data).hexdigest()}&quot;</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>")
+        more = "<IsTruncated>false</IsTruncated>"
+        if rest or self.s.endless:
+            more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{'same' if self.s.endless else escape(page[-1])}</NextContinuationToken>"
+        text = f"<ListBucketResult><EncodingType>url</EncodingType>{''.join(out)}{more}</ListBucketResult>"
+        self.answer(200, text.encode(), {"Content-Type": "application/xml"}, rule)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request, address):  # connections that we cut
+        pass
+
+
+class S3Fault:
+    """`url`; `rules`; `log`: (method, path, range, authorization) of each request. Access key AK, secret SK."""
+
+    region = "us-east-1"
+
+    def __init__(self, top, certificate=None):
+        self.top, self.rules, self.log, self.parts, self.expired = pathlib.Path(top), [], [], {}, set()
+        self.keys = {"AK": ("SK", None)}  # access key: (secret, token)
+        self.clock = self.aborted = 0
+        self.page, self.checksum, self.anonymous, self.ranges, self.endless = 1000, None, False, True, False
+        self.lock = threading.Lock()
+        self.server = _Server(("127.0.0.1", 0), _Handler)
+        self.server.owner = self
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
+        self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self.server.server_address[1]}"
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+
+    def fail(self, **rule):
+        self.rules.append(Rule(**rule))
+        return self.rules[-1]
+
+    def match(self, request):
+        with self.lock:
+            for rule in self.rules:
+                if rule.matches(request):
+                    rule.left -= 1
+                    rule.hits += 1
+                    return rule
+        return None
+
+    def env(self, access="AK"):
+        secret, token = self.keys[access]
+        env = {"AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret, "AWS_ENDPOINT_URL": self.url, "AWS_REGION": "us-east-1",
+               "AWS_EC2_METADATA_DISABLED": "true"}
+        return env | ({"AWS_SESSION_TOKEN": token} if token else {})
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
