@@ -268,7 +268,8 @@ size_t failalloc_live(void)
 
 unsigned failalloc_run(int (*fn)(void *ctx), void *ctx)
 {
-    for (unsigned nth = 1; nth <= MAX_ALLOCATIONS; nth++) {
+    bool again = false;
+    for (unsigned nth = 1; nth <= MAX_ALLOCATIONS; nth += !again) {
         size_t before = failalloc_live();
         failalloc_arm(nth);
         int rc = fn(ctx);
@@ -281,9 +282,12 @@ unsigned failalloc_run(int (*fn)(void *ctx), void *ctx)
             snprintf(place, sizeof(place), " (refused at %#lx, see addr2line)", (unsigned long)refused_at);
         if (rc != want)
             fail_msg("allocation %u%s: returned %d instead of %d", nth, place, rc, want);
-        if (after != before)
+        /* A thread of the test's (a fake daemon's) may have been about to free something: a fault of ours comes twice. */
+        bool differs = after != before;
+        if (differs && again)
             fail_msg("allocation %u%s: %zu blocks live before, %zu after", nth, place, before, after);
-        if (!refused)
+        again = differs;
+        if (!refused && !again)
             return n;
     }
     fail_msg("still allocating after %u runs", MAX_ALLOCATIONS);
