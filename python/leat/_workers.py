@@ -363,7 +363,11 @@ class Processes:
                 process = context.Process(  # type: ignore[attr-defined]
                     target=_process_main, daemon=True, name=f"leat-prep-{number}",
                     args=(theirs, ws, work, _Fd(slots.fd), slots.batch_size, slots.count, number))
-                process.start()
+                try:
+                    process.start()
+                except (AttributeError, TypeError, pickle.PicklingError) as error:
+                    raise TypeError(f"a worker process cannot be given the transform: {error}. Define it at the top of a module, or take "
+                                    "workers='fork' or 'thread'") from error
                 theirs.close()
                 self._conns.append(ours)
                 self._processes.append(process)
@@ -410,11 +414,11 @@ class Processes:
                 self._receive(conns[one])
 
     def _receive(self, worker: int) -> None:
-        self._heard = True
         try:
             message = self._conns[worker].recv()
         except (EOFError, OSError):
             self._died(worker)
+        self._heard = True
         if message is None:  # it has begun
             return
         number, failures, loose, read, busy = message
@@ -433,8 +437,10 @@ class Processes:
         code = process.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with exit code {code}"
         at = int(self.slots.current[worker])
-        raise WorkerDied(f"worker {worker} (pid {process.pid}) {how}"
-                         + (f", at sample {at - 1}" if at else ""))
+        if not self._heard:
+            how += (" before it had begun. Where processes are not forked they import the program again: what it does belongs under "
+                    "`if __name__ == '__main__':`")
+        raise WorkerDied(f"worker {worker} (pid {process.pid}) {how}" + (f", at sample {at - 1}" if at else ""))
 
     @property
     def pids(self) -> list[int]:

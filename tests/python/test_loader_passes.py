@@ -4,6 +4,8 @@
 import itertools
 import logging
 import math
+import subprocess
+import sys
 import threading
 import time
 
@@ -270,6 +272,19 @@ def test_bytes_that_are_no_picture(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"text")
     with leat.open(tmp_path) as ws, pytest.raises(leat.BadSample, match="4 bytes that are no picture"):
         list(leat.Loader(ws, 1, fields={"x": "jpg"}))
+
+
+def test_workers_that_cannot_start(numbers, tmp_path):
+    with pytest.raises(TypeError, match="cannot be given the transform.*top of a module, or take workers='fork'"):
+        list(leat.Loader(numbers, 2, transform=lambda sample, rng: sample, workers="spawn"))
+    (tmp_path / "main.py").write_text(f"""
+import leat
+def keep(sample, rng):
+    return sample
+list(leat.Loader({{"x": {str(tmp_path / "x.npy")!r}}}, 2, transform=keep, workers="spawn"))
+""")
+    done = subprocess.run([sys.executable, tmp_path / "main.py"], capture_output=True, text=True, timeout=60)
+    assert "WorkerDied: worker 0" in done.stderr and "belongs under `if __name__" in done.stderr
 
 
 # --- time ---------------------------------------------------------------------------------------------------------------------

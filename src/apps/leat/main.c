@@ -141,7 +141,7 @@ static const struct cli_option replay_options[] = {
     {330, "state", "FILE", "JSON of Loader.state_dict(); - for standard input; required"},
     {331, "step", "N", "which step of the epoch, from 0; required"},
     {332, "rank", "R", "that rank's part; without: all of the step"},
-    {333, "world-size", "N", "ranks there were; needed with --rank unless it was 1"},
+    {333, "world-size", "N", "ranks there were, where the state does not say (version 1)"},
     {334, "epoch", "N", "of this epoch; without: the state's"},
     {0},
 };
