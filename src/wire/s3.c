@@ -222,8 +222,9 @@ int s3_request_put(struct bytes_out *out, const struct s3_endpoint *e, const str
     if (request->key_len && memchr(request->key, 0, request->key_len))
         return LEAT_INVALID;
     sigv4_time(now, when);
-    s3_endpoint_host(e, request->bucket, host, host_header);
-    header_add(&headers, "host", host_header);
+    if (!request->host)
+        s3_endpoint_host(e, request->bucket, host, host_header);
+    header_add(&headers, "host", request->host ? request->host : host_header);
     if (request->ranged) {
         if (request->last == UINT64_MAX)
             snprintf(range, sizeof(range), "bytes=%llu-", (unsigned long long)request->first);

@@ -53,6 +53,7 @@ struct s3_header {
 struct s3_request {
     const char *method;
     const char *bucket; /* NULL: of the service */
+    const char *host;   /* s3_endpoint_host's header for that bucket, if at hand; NULL: found here */
     const char *key;    /* NULL or "": of the bucket */
     size_t key_len;
     const char *query; /* in canonical form (s3_query_put in the order of names), or NULL */

@@ -203,6 +203,17 @@ static void test_refused(void **state)
     assert_int_equal(sigv4_key_derive(SECRET, 0, "", "s3", &k), LEAT_INVALID);
     sigv4_time(1369353600, text);
     assert_string_equal(text, WHEN);
+    for (time_t at = 0; at < 253402300800; at += 86399 * 13 + 7) { /* as the C library has it */
+        char want[SIGV4_TIME];
+        struct tm tm;
+        gmtime_r(&at, &tm);
+        strftime(want, sizeof(want), "%Y%m%dT%H%M%SZ", &tm);
+        sigv4_time(at, text);
+        assert_string_equal(text, want);
+    }
+    sigv4_time(253402300799, text);
+    assert_string_equal(text, "99991231T235959Z");
+    sigv4_time(1369353600, text);
     assert_true(sigv4_time_parse(WHEN, 16, &t) && t == 1369353600);
     assert_false(sigv4_time_parse("20131324T000000Z", 16, &t));
     assert_false(sigv4_time_parse("20130524 000000Z", 16, &t));

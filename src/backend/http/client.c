@@ -68,7 +68,7 @@ static struct http_pool *pool_find(struct http_client *client, const struct http
 void call_finish(struct http_client *client, struct http_call *call, int rc, const struct leat_error *err)
 {
     const struct http_origin *o = &call->pool->origin;
-    struct leat_error none = {0};
+    struct leat_error none; /* written where it is used: clearing it each time shows with small objects */
     unqueue(client, call->pool, call);
     call->conn = NULL;
     if (rc < 0 && (!err || !err->message[0]))

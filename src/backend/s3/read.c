@@ -158,7 +158,7 @@ static void read_end(struct backend_read *read)
 {
     struct backend *b = read->file->b;
     struct leat_error *why = read->why;
-    struct leat_error none = {0};
+    struct leat_error none;
     list_remove(&read->node);
     read->why = NULL;
     b->nreads--;

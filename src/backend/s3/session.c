@@ -38,12 +38,11 @@ bool backend_uri(const char *uri)
 
 static int bucket_place(struct bucket *bucket, const struct s3_endpoint *e)
 {
-    char header[340];
     bucket->endpoint = *e;
     bucket->origin.tls = e->tls;
     bucket->origin.port = e->port;
     bucket->generation = 0;
-    s3_endpoint_host(e, bucket->name, bucket->origin.host, header);
+    s3_endpoint_host(e, bucket->name, bucket->origin.host, bucket->host_header);
     return 0;
 }
 
@@ -258,6 +257,7 @@ static int request_head(struct request *rq, struct leat_error *err)
     struct s3_signer signer = {
         .access_key = b->credentials.access_key, .token = b->credentials.token, .key = &bucket->key};
     rq->say.bucket = bucket->name;
+    rq->say.host = bucket->host_header;
     rq->say.key = rq->of_bucket ? "" : rq->target->key;
     rq->say.key_len = strlen(rq->say.key);
     rc = s3_request_put(&rq->head, &bucket->endpoint, b->config.anonymous ? NULL : &signer, &rq->say, now);
@@ -266,7 +266,7 @@ static int request_head(struct request *rq, struct leat_error *err)
 
 static void request_end(struct request *rq, int rc, const struct leat_error *why)
 {
-    struct leat_error err = {0};
+    struct leat_error err;
     const struct s3_request *say = &rq->say;
     list_remove(&rq->node);
     loop_timer_clear(&rq->again);

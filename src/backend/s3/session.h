@@ -18,6 +18,7 @@ struct bucket {
     char name[S3_BUCKET_MAX + 1];
     struct s3_endpoint endpoint;
     struct http_origin origin;
+    char host_header[340];
     struct sigv4_key key; /* of today, this region */
     unsigned generation;  /* of the credentials that key was derived from */
 };
