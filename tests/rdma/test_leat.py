@@ -60,6 +60,7 @@ def copied(leat):
 @both_ways
 def test_an_epoch_over_both_rails_without_a_copy(leat, daemon, ws, transport):
     copies, by_tcp, at = copied(leat), daemon.metrics()["leat_data_sent_bytes_total"], []
+    before = ws.stat()
 
     def note(nth):
         if nth == 8:  # both rails are connected by then
@@ -67,7 +68,12 @@ def test_an_epoch_over_both_rails_without_a_copy(leat, daemon, ws, transport):
 
     with leat.batches(ws, 32, seed=1, drop_last=False, transport=transport, timeout=DEADLINE) as batches:
         assert sorted(read(batches, [], note)) == list(range(SAMPLES))
-    assert ws.stat().transport.startswith("rdma")
+    stat = ws.stat()
+    assert stat.transport.startswith("rdma")
+    came = {name: n - before.delivered[name] for name, n in stat.delivered.items()}
+    assert came == dict.fromkeys(came, 0) | {transport.replace("-", "_"): SAMPLES * SAMPLE_BYTES}
+    assert len(stat.rails) == 2 and all(rail.bytes and rail.rate and rail.state == "closed" for rail in stat.rails), stat.rails
+    assert sum(rail.bytes for rail in stat.rails) - sum(rail.bytes for rail in before.rails) == SAMPLES * SAMPLE_BYTES
     packets = [b - a for a, b in zip(at[0], sent())]
     print("packets by rail", packets)
     assert sum(packets) > SAMPLES * SAMPLE_BYTES // 4096 / 2
