@@ -453,7 +453,7 @@ bool credit_take(struct credit *c, uint64_t bytes, uint64_t now_ns, bool *ret_al
     uint64_t total = mine + others.bytes, share = MAX(limit / (others.wanting + 1), stage_of(limit));
     /* Of it each of ours that is busy has the same. */
     uint32_t busy = MIN(load(&s->busy), CREDIT_BUSY_MAX);
-    uint64_t own_share = MAX(share / MAX(busy, 1u), stage_of(limit));
+    uint64_t each = share / (busy ? busy : 1), own_share = MAX(each, stage_of(limit));
     bool alone = total == bytes;
     if (!alone && (total > limit || others.older || (others.wanting && mine != bytes && mine > share) ||
                    (c->in_flight_bytes && c->in_flight_bytes + bytes > own_share) || draining(r, now_ns))) {

@@ -379,13 +379,12 @@ static ucs_status_ptr_t no_get(ucp_ep_h ep, void *buffer, size_t count, uint64_t
     return UCS_STATUS_PTR(UCS_ERR_CONNECTION_RESET);
 }
 
-/* The only path that is up breaks in the midst of an op, while another is on its way: the op waits for that one. */
-static void test_slices_without_a_path(void **state)
+/* The only path that is up breaks in the midst of an op, while another is on its way: the op waits for that one, or for its deadline. */
+static void without_a_path(bool comes)
 {
     struct one x;
     struct net_event events[4];
     uint32_t crcs[ARRAY_LEN(x.reads)];
-    NEEDS_UCX();
     assert_int_equal(one_connect(&x, TWO, &two_by_tcp), 0);
     both_up(&x);
     assert_int_equal(one_read(&x, 0), 0);
@@ -401,9 +400,18 @@ static void test_slices_without_a_path(void **state)
     struct ucx_symbols broken = *real;
     broken.ucp_get_nbx = no_get;
     x.ep->ctx->ucx = &broken;
-    x.op = (struct net_op){.reads = x.reads, .n = ARRAY_LEN(x.reads)};
+    uint64_t deadline_ns = comes ? 0 : clock_now_ns() + NS_PER_S;
+    x.op = (struct net_op){.reads = x.reads, .n = ARRAY_LEN(x.reads), .deadline_ns = deadline_ns};
     assert_int_equal(x.ctx->ops->submit(x.ep, &x.op), 0);
     x.ep->ctx->ucx = real;
+    if (!comes) {
+        one_wait(&x);
+        assert_int_equal(x.op.status, LEAT_TIMED_OUT);
+        assert_true(clock_now_ns() >= deadline_ns);
+        assert_true(list_empty(&x.ep->lost));
+        one_end(&x);
+        return;
+    }
     for (unsigned i = 0; i < 100 && x.ep->paths[1].state != PATH_CLOSED; i++)
         assert_int_equal(x.ctx->ops->poll(x.ctx, events, 4, 10), 0);
     assert_int_equal(x.ep->paths[1].state, PATH_CLOSED);
@@ -416,6 +424,13 @@ static void test_slices_without_a_path(void **state)
     for (unsigned i = 0; i < ARRAY_LEN(crcs); i++)
         assert_int_equal(x.reads[i].crc, crcs[i]);
     one_end(&x);
+}
+
+static void test_slices_without_a_path(void **state)
+{
+    NEEDS_UCX();
+    without_a_path(true);
+    without_a_path(false);
 }
 
 /* Reads go on when a rail breaks (between two of them: UCX's emulation of puts over TCP aborts otherwise), and it carries bytes again after a while. */
