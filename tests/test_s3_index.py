@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import tarfile
 import threading
@@ -279,3 +280,23 @@ def test_list_that_breaks_off(monkeypatch):
         refused("s3://bucket/p", "corrupt", "s3://bucket/p")
         third[0] = (200, {}, page(["p/e"]))
         assert [s["key"] for s in dump("s3://bucket/p", "--no-data")["samples"]] == ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize("silent", ["HEAD", "GET"])
+def test_interrupted(silent):
+    """A server that takes a request and says nothing: Ctrl-C ends the wait, long before the request's time is up."""
+    asked, end = threading.Event(), threading.Event()
+
+    def answer(method, path, headers):
+        if method == silent:
+            asked.set()
+            end.wait(60)
+        return 200, {"ETag": '"1"'}, bytes(10240)
+
+    with scripted(answer) as url:
+        process = subprocess.Popen([BUILD / "src/apps/leat", "index", f"{url}/x.tar"], stderr=subprocess.PIPE)
+        assert asked.wait(60)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=40)
+        end.set()
+    assert process.returncode and b"interrupted" in said

@@ -40,7 +40,7 @@ struct backend_config {
      */
     int (*credentials)(void *user, bool refused, struct credentials *ret_credentials, struct leat_error *err);
     void *user;
-    /* Looked at while something is waited for (lists, stat, put, pread): true ends it with -ECANCELED. NULL: nobody cancels. */
+    /* Looked at while something is waited for (lists, stat, put, pread, wait): true ends it with -ECANCELED. NULL: nobody cancels. */
     const atomic_bool *cancelled;
 };
 

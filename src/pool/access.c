@@ -217,9 +217,10 @@ static int give(void *user, bool refused, struct credentials *ret, struct leat_e
     return 0;
 }
 
-int access_backend(struct access *a, struct backend **ret_backend, struct leat_error *err)
+int access_backend(struct access *a, const atomic_bool *cancelled, struct backend **ret_backend,
+                   struct leat_error *err)
 {
-    struct backend_config config = {.given = true, .anonymous = !a};
+    struct backend_config config = {.given = true, .anonymous = !a, .cancelled = cancelled};
     if (a) {
         const struct proto_access *m = &a->said;
         config.endpoint = m->endpoint;

@@ -32,7 +32,8 @@ bool access_equal(struct access *a, struct access *b);
 void access_freshen(struct access *access, struct access *from);
 
 /* A session with these settings, which asks here whenever it needs credentials: `access` must outlive it. NULL: plain http(s), and S3 as
- * anybody. LEAT_INVALID: a setting. */
-int access_backend(struct access *access, struct backend **ret_backend, struct leat_error *err);
+ * anybody. `cancelled`: as in struct backend_config. LEAT_INVALID: a setting. */
+int access_backend(struct access *access, const atomic_bool *cancelled, struct backend **ret_backend,
+                   struct leat_error *err);
 
 #endif

@@ -663,7 +663,7 @@ static void *index_main(void *arg)
     struct dataset_opener opener = source_dataset_opener(&o->binding);
     struct dataset_progress progress = {progress_report, o};
     struct backend *backend = NULL;
-    if (o->access && (o->err.code = access_backend(o->access, &backend, &o->err)) == 0)
+    if (o->access && (o->err.code = access_backend(o->access, &pool->stopping, &backend, &o->err)) == 0)
         remote_opener(backend, &opener);
     if (o->err.code == 0)
         o->err.code = dataset_index_open(&o->parsed, &opener, &progress, !o->binding.opener->system,

@@ -102,7 +102,8 @@ static int remote_end(void *user, void *read, struct leat_error *err)
         int rc = backend_wait(user, 1, -1);
         if (rc < 0) {
             remote_cancel(user, r);
-            return error_sys(err, rc, "waiting for the network");
+            return rc == -ECANCELED ? error_set(err, rc, "the scan was stopped")
+                                    : error_sys(err, rc, "waiting for the network");
         }
     }
     int rc = r->rc;

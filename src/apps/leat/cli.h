@@ -144,7 +144,8 @@ struct progress {
 };
 void progress_begin(struct progress *p, const struct cli *cli);
 int progress_report(const struct leat_progress *report, void *user);
-void progress_end(struct progress *p); /* takes the bar away */
+void progress_end(struct progress *p);         /* takes the bar away */
+const atomic_bool *progress_interrupted(void); /* by Ctrl-C, once progress_begin was called */
 double progress_seconds(const struct progress *p);
 /* The line of a bar, at most `width` columns: pure, for tests. rate: bytes/s (samples/s when bytes are unknown). */
 void progress_line(const struct leat_progress *report, double rate, unsigned width, char *out, size_t cap);

@@ -16,11 +16,11 @@
 #define REDRAW_NS (100 * NS_PER_MS)
 #define MARK_NS   (150 * NS_PER_MS) /* 32 marks: the last five seconds */
 
-static volatile sig_atomic_t interrupted;
+static atomic_bool interrupted;
 
 static void on_interrupt(int sig)
 {
-    interrupted = 1;
+    atomic_store(&interrupted, true);
 }
 
 void progress_begin(struct progress *p, const struct cli *cli)
@@ -34,6 +34,11 @@ void progress_begin(struct progress *p, const struct cli *cli)
     struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESETHAND | SA_RESTART};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+}
+
+const atomic_bool *progress_interrupted(void)
+{
+    return &interrupted;
 }
 
 double progress_seconds(const struct progress *p)
@@ -139,7 +144,7 @@ static unsigned terminal_width(void)
 int progress_report(const struct leat_progress *report, void *user)
 {
     struct progress *p = user;
-    if (interrupted)
+    if (atomic_load(&interrupted))
         return -ECANCELED;
     if (!p->bar && !p->json)
         return 0;

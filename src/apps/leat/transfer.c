@@ -294,7 +294,7 @@ static int index_session(const struct dataset_spec *spec, const struct backend_c
 int cmd_index(struct cli *cli, int argc, char **argv)
 {
     struct cli_parse parse = {argc, argv};
-    struct backend_config remote = {0};
+    struct backend_config remote = {.cancelled = progress_interrupted()};
     bool cache_ok = true;
     const char *arg;
     int first = 0, id;

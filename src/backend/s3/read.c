@@ -334,10 +334,14 @@ void backend_submit(struct backend *b, struct backend_read *read)
 int backend_wait(struct backend *b, unsigned min_done, int timeout_ms)
 {
     uint64_t before = b->ended, end = timeout_ms < 0 ? 0 : clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
+    const atomic_bool *cancelled = b->config.cancelled;
     while (b->nreads && b->ended - before < min_done && !b->woken) {
-        int rc = loop_turn(b->loop, clock_poll_ms(end));
+        int ms = clock_poll_ms(end);
+        int rc = loop_turn(b->loop, cancelled && (ms < 0 || ms > CANCEL_MS) ? CANCEL_MS : ms);
         if (rc < 0)
             return rc;
+        if (cancelled && atomic_load(cancelled))
+            return -ECANCELED;
         if (end && clock_now_ns() >= end)
             break;
     }

@@ -19,7 +19,6 @@
 
 #define PAUSE_NS     (100 * NS_PER_MS) /* doubled with each try */
 #define PAUSE_MAX_NS (20 * NS_PER_S)
-#define CANCEL_MS    100
 #define REST_NS      (10 * NS_PER_S) /* between two attempts to find credentials */
 #define SLOW_BYTES                                                                                           \
     (64 *                                                                                                    \

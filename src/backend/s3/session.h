@@ -11,6 +11,7 @@
 #include "wire/s3.h"
 
 #define REDIRECTS_MAX 8u
+#define CANCEL_MS     100 /* so often backend_config.cancelled is looked at */
 
 /* Where a bucket's requests go: another region than the session's is learnt from the server once. */
 struct bucket {
