@@ -19,7 +19,8 @@ LEAT = pathlib.Path(os.environ.get("LEAT_BUILD", ROOT / "build")) / "src" / "app
 pytestmark = pytest.mark.skipif(not LEAT.exists(), reason=f"{LEAT} is not built")
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
 MIB = 1 << 20
-BIG, SMALL = random.Random(1).randbytes(20 * MIB + 77), random.Random(2).randbytes(70000)
+BIG, SMALL = random.Random(1).randbytes(9 * MIB + 77), random.Random(2).randbytes(70000)
+PARTS = BIG + BIG  # more than 16 MiB: stored in parts
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,9 @@ def top(tmp_path_factory):
 @pytest.fixture
 def s3(top):
     (top / "data" / "dir").mkdir(parents=True, exist_ok=True)
-    (top / "data" / "big").write_bytes(BIG)
+    big = top / "data" / "big"
+    if not big.exists() or big.read_bytes() != BIG:
+        big.write_bytes(BIG)
     (top / "data" / "small").write_bytes(SMALL)
     for i in range(20):
         (top / "data" / "dir" / f"{i:02}").write_bytes(SMALL[i:2000 + i])
@@ -63,7 +66,7 @@ def test_signatures_are_right(s3, tmp_path):
     leat(s3, "cp", "-r", tmp_path / "in", "s3://data/odd/")
     leat(s3, "cp", "-r", "s3://data/odd", tmp_path / "back")
     assert {p.name: p.read_bytes() for p in (tmp_path / "in").iterdir()} == {p.name: p.read_bytes() for p in (tmp_path / "back").iterdir()}
-    assert "SignatureDoesNotMatch" in get(s3, "small", tmp_path, check=4, env={**s3.env(), "AWS_SECRET_ACCESS_KEY": "SKx"}) or True
+    assert "access denied" in get(s3, "small", tmp_path, check=4, env={**s3.env(), "AWS_SECRET_ACCESS_KEY": "SKx"})
     err = leat(s3, "ls", "s3://data", check=4, env={**s3.env(), "AWS_SECRET_ACCESS_KEY": "SKx"}).stderr
     assert b"SignatureDoesNotMatch" in err
 
@@ -166,7 +169,7 @@ def test_redirections_of_a_web_server(s3, top, tmp_path):
             s3.fail(times=-1, key="gone", redirect=there, status=302)
             leat(s3, "cp", s3.url + "/data/moved", tmp_path / "out")
             assert (tmp_path / "out").read_bytes() == BIG
-            assert s3.rules[0].hits <= 3  # HEAD, and the first range: the others go straight there
+            assert s3.rules[0].hits <= 12  # HEAD, and the ranges that were asked for before the first answer: not those after it
         other.fail(status=403, times=-1, key="big", code="Request has expired")
         s3.rules.clear()
         s3.fail(times=-1, key="moved", redirect=other.url + "/data/big?secret=hidden", status=302)
@@ -290,8 +293,9 @@ def test_a_server_without_ranges(s3, tmp_path):
 
 def test_what_is_stored_is_checked(s3, tmp_path):
     (tmp_path / "big").write_bytes(BIG)
-    leat(s3, "cp", tmp_path / "big", "s3://data/up")
-    assert (s3.top / "data" / "up").read_bytes() == BIG
+    (tmp_path / "parts").write_bytes(PARTS)
+    leat(s3, "cp", tmp_path / "parts", "s3://data/up")
+    assert (s3.top / "data" / "up").read_bytes() == PARTS
     for rule in (dict(status=500), dict(reset=True), dict(status=503, code="SlowDown")):
         s3.rules.clear()
         s3.fail(method="PUT", times=2, **rule)
@@ -301,7 +305,7 @@ def test_what_is_stored_is_checked(s3, tmp_path):
 
 
 def test_an_upload_that_fails_leaves_no_parts(s3, tmp_path):
-    (tmp_path / "big").write_bytes(BIG)
+    (tmp_path / "big").write_bytes(PARTS)
     s3.fail(method="PUT", query="partNumber=2", status=403, code="AccessDenied", times=-1)
     err = leat(s3, "cp", tmp_path / "big", "s3://data/up2", check=4).stderr.decode()
     assert "PUT s3://data/up2" in err and "403 AccessDenied" in err
@@ -309,7 +313,7 @@ def test_an_upload_that_fails_leaves_no_parts(s3, tmp_path):
 
 
 def test_completed_with_an_error_in_its_body(s3, tmp_path):
-    (tmp_path / "big").write_bytes(BIG)
+    (tmp_path / "big").write_bytes(PARTS)
     s3.fail(method="POST", query="uploadId", status=200, body=b"<Error><Code>InternalError</Code><Message>oops</Message></Error>", times=-1)
     err = leat(s3, "cp", tmp_path / "big", "s3://data/up3", check=1).stderr.decode()
     assert "was not completed" in err and s3.aborted == 1
@@ -379,7 +383,7 @@ def test_memory_stays_bounded(s3, top, tmp_path):
     finally:
         (top / "data" / "huge").unlink()
     s3.fail(times=-1, status=200, body=b"<ListBucketResult>" + b"x" * (200 * MIB))
-    assert "list of objects" in leat(s3, "ls", "s3://data", check=7, preexec_fn=limit).stderr.decode() or True
+    assert "s3://data" in leat(s3, "ls", "s3://data", check=7, preexec_fn=limit).stderr.decode()
     s3.rules.clear()
     s3.fail(times=-1, status=500, headers={"X-Long": "y" * (20 * MIB)}, body=b"")
     assert "a head of more than" in leat(s3, "ls", "s3://data", check=5, preexec_fn=limit).stderr.decode()

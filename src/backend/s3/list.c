@@ -23,13 +23,14 @@ struct listing {
     int (*object)(void *user, const struct backend_object *object);
     void *user;
     char *token; /* of the page that is under way */
+    struct leat_error *err;
 };
 
 static int on_object(void *user, const struct s3_object *o)
 {
     struct listing *l = user;
     if (strncmp(o->key, l->target.key, l->prefix_len) != 0)
-        return LEAT_CORRUPT; /* of another place than was asked for */
+        return error_set(l->err, LEAT_CORRUPT, "list of objects: a key of another place than was asked for");
     memcpy(l->uri + l->bucket_len, o->key, o->key_len + 1);
     struct backend_object out = {
         .uri = l->uri,
@@ -133,7 +134,7 @@ int backend_list(struct backend *b, const char *uri, bool recursive,
                  int (*object)(void *user, const struct backend_object *object), void *user,
                  struct leat_error *err)
 {
-    struct listing l = {.b = b, .recursive = recursive, .object = object, .user = user};
+    struct listing l = {.b = b, .recursive = recursive, .object = object, .user = user, .err = err};
     struct page pages[2];
     unsigned now = 0;
     int rc = target_parse(b, uri, &l.target, err);
