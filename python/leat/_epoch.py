@@ -241,24 +241,13 @@ class Epoch(Iterator[Any]):
                     raise self._bad_sample(index, self._first + attempt, cause) from cause
 
     def _one(self, index: int) -> dict[str, Any]:
-        """One sample, prepared now; in a thread, so that a transform that hangs does not take the loop with it."""
-        found: list[dict[str, Any]] = []
-        failed: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                found.append(self._prepare(index))
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=work, name="leat-prep-one", daemon=True)
-        thread.start()
-        thread.join(self._loader._timeout)
-        if failed:
-            raise failed.pop()  # and not kept here: its frames keep arrays
-        if not found:
-            raise TimedOut(f"no batch within {self._loader._timeout} s: samples {index & ID_MASK} are being prepared")
-        return found[0]
+        """One sample, prepared now, where the workers are: a transform that hangs or dies does not take the loop with it, and what it
+        does to a process (threads of a library, which a later fork would lose) is not done to this one."""
+        loader = self._loader
+        forks = loader._method == "fork" or loader._method == "process" and _workers.forks()
+        run = _workers.in_child if forks else _workers.in_thread
+        made: dict[str, Any] = run(lambda: self._prepare(index), index & ID_MASK, loader._timeout)
+        return made
 
     def _prepare(self, index: int) -> dict[str, Any]:
         loader = self._loader

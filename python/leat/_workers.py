@@ -434,8 +434,7 @@ class Processes:
     def _died(self, worker: int) -> None:
         process = self._processes[worker]
         process.join(5)
-        code = process.exitcode
-        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with exit code {code}"
+        how = _how(process.exitcode)
         at = int(self.slots.current[worker])
         if not self._heard:
             how += (" before it had begun. Where processes are not forked they import the program again: what it does belongs under "
@@ -491,9 +490,7 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
     def at(index: int) -> None:
         slots.current[number] = index
 
-    torch = sys.modules.get("torch")
-    if torch is not None:  # as DataLoader: the workers are the threads, and OpenMP's of the parent do not live in a child of fork
-        torch.set_num_threads(1)
+    _one_thread_of_torch()
     source = reader(ws, work.columns, batch_size, work.block)
     conn.send(None)
     while True:
@@ -533,6 +530,85 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
             os._exit(0)
         except Exception as error:  # values that do not pickle
             conn.send((job, [(i, portable(error)) for i in range(lo, hi)], {}, 0.0, 0.0))
+
+
+def in_thread(make: Callable[[], Any], index: int, timeout: float | None) -> Any:
+    """What `make` makes of sample `index`, or raises."""
+    found: list[Any] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            found.append(make())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="leat-prep-one", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if failed:
+        raise failed.pop()  # and not kept here: its frames keep arrays
+    if not found:
+        raise TimedOut(f"no batch within {timeout} s: samples {index} are being prepared")
+    return found[0]
+
+
+def in_child(make: Callable[[], Any], index: int, timeout: float | None) -> Any:
+    """The same in a child of fork()."""
+    from multiprocessing import connection, get_context
+
+    context = get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_child_main, args=(theirs, make), daemon=True, name="leat-prep-one")
+    process.start()
+    theirs.close()
+    try:
+        if not connection.wait([ours, process.sentinel], timeout):
+            raise TimedOut(f"no batch within {timeout} s: samples {index} are being prepared")
+        try:
+            good, found = pickle.loads(ours.recv_bytes())
+        except EOFError:
+            process.join(5)
+            raise WorkerDied(f"a worker (pid {process.pid}) {_how(process.exitcode)}, at sample {index}") from None
+    finally:
+        ours.close()
+        process.kill()
+        process.join()
+        process.close()
+    if good:
+        return found
+    raise found
+
+
+def _child_main(conn: Any, make: Callable[[], Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _one_thread_of_torch()
+    try:
+        # By plain pickle: torch's own way of sending tensors wants a sender that lives on.
+        message = pickle.dumps((True, make()))
+    except BaseException as error:
+        message = pickle.dumps((False, portable(error)))
+    conn.send_bytes(message)
+    os._exit(0)
+
+
+def forks() -> bool:
+    """Whether processes are forked here, if nobody says how they are to start."""
+    from multiprocessing import get_context
+
+    return get_context().get_start_method() == "fork"
+
+
+def _one_thread_of_torch() -> None:
+    """As DataLoader: the workers are the threads, and OpenMP's of the parent do not live in a child of fork."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+def _how(code: int | None) -> str:
+    """How a process ended."""
+    return f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with exit code {code}"
 
 
 def _follow(sentinel: Any) -> None:

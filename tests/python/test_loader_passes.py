@@ -4,6 +4,8 @@
 import itertools
 import logging
 import math
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -311,15 +313,46 @@ def test_a_hang_in_what_is_prepared_apart(numbers, how, which):
     go.set()
 
 
+@pytest.mark.parametrize("which", ["first", "substitute"])
+def test_a_death_in_what_is_prepared_apart(numbers, which):
+    """With processes it is one of them that dies, not the rank."""
+    at = order(numbers, 0)
+
+    def die(sample, rng):
+        x = int(sample["x"][0])
+        if which == "substitute" and x == at[5]:
+            raise ValueError
+        if x == at[0] if which == "first" else x not in at[:6]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+    with leat.Loader(numbers, 3, transform=die, workers="fork", on_error="skip", prefetch=1) as loader:
+        with pytest.raises(leat.WorkerDied, match="killed by SIGKILL, at sample"):
+            ids(loader)
+
+
+def test_a_transform_does_nothing_to_the_process_that_forks(numbers):
+    seen = []
+
+    def note(sample, rng):
+        seen.append(os.getpid())
+        return {**sample, "pid": os.getpid()}
+
+    with leat.Loader(numbers, 4, transform=note, workers="fork") as loader:
+        assert all((batch["pid"] != os.getpid()).all() for batch in loader)
+    assert not seen
+
+
 def test_no_other_sample_would_fare_better(numbers, monkeypatch):
     """What is not of the first sample is not told as its fault."""
     def gone(ws, columns, size, *rest):
         raise leat.PeerGone("the daemon is gone")
 
-    monkeypatch.setattr(leat._workers, "reader", gone)
+    monkeypatch.setattr(leat._workers, "reader", gone)  # inherited by a child of fork
     for on_error in ("raise", "skip"):
-        with pytest.raises(leat.PeerGone):
-            list(leat.Loader(numbers, 2, transform=keep, on_error=on_error))
+        for how in ("thread", "fork"):
+            with pytest.raises(leat.PeerGone):
+                list(leat.Loader(numbers, 2, transform=keep, on_error=on_error, workers=how))
 
 
 def test_how_long_a_batch_may_take(numbers):
