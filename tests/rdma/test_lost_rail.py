@@ -18,8 +18,8 @@ with leat.batches(ws, 8, seed=1, drop_last=False, transport=argv[1], timeout=20)
         seen += b.ids.tolist()
         b.release()
         if nth == 32: say("reading")
-    rails = {rail.name: rail.state for rail in ws.stat().rails}
-    assert sorted(rails.values()) == ["down", "up"], rails
+        rails = {rail.name: rail.state for rail in ws.stat().rails}
+assert sorted(rails.values()) == ["down", "up"], rails
 assert sorted(seen) == list(range(len(ws)))
 say("all")
 """
