@@ -1,0 +1,422 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sources elsewhere, from a server that follows a script: what arrives, what is told of what does not, and that a wait can be ended. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "backend/testing.h"
+#include "base/crc32c.h"
+#include "pool/access.h"
+#include "pool/fill.h"
+#include "pool/source.h"
+#include "pool/testing.h"
+#include "pool/wset.h"
+
+/* Objects are called "KIND-NUMBER-BYTES", and have the content of their number. */
+#define ETAG "\"v1\""
+
+static struct {
+    _Atomic unsigned busy;    /* so many requests are answered 503 first */
+    _Atomic unsigned half;    /* so many get half of the body and an end */
+    _Atomic unsigned changed; /* this object has another ETag now */
+    _Atomic bool stall, refuse, expired;
+    _Atomic unsigned requests, stalled;
+} script;
+
+static void say_error(struct web_peer *p, int status, const char *code, const char *message)
+{
+    char body[400], head[200];
+    snprintf(body, sizeof(body), "<Error><Code>%s</Code><Message>%s</Message></Error>", code, message);
+    snprintf(head, sizeof(head), "HTTP/1.1 %d No\r\nContent-Length: %zu\r\n\r\n", status, strlen(body));
+    web_say(p, head);
+    web_say(p, body);
+}
+
+static bool take_one(_Atomic unsigned *n)
+{
+    unsigned left = atomic_load(n);
+    while (left && !atomic_compare_exchange_weak(n, &left, left - 1)) {
+    }
+    return left > 0;
+}
+
+static void talk(struct web_peer *p)
+{
+    char path[256], text[400];
+    while (web_hear(p, path)) {
+        unsigned number = 0;
+        unsigned long long bytes = 0, first = 0, last;
+        const char *name = strrchr(path, '/') + 1;
+        atomic_fetch_add(&script.requests, 1);
+        if (sscanf(name, "o-%u-%llu", &number, &bytes) != 2) {
+            say_error(p, 404, "NoSuchKey", "nothing here");
+            continue;
+        }
+        if (script.stall) {
+            atomic_fetch_add(&script.stalled, 1);
+            while (web_read(p, p->buf, sizeof(p->buf)) > 0) {
+            }
+            return;
+        }
+        if (take_one(&script.busy)) {
+            say_error(p, 503, "SlowDown", "please reduce your request rate");
+            continue;
+        }
+        if (script.refuse || script.expired) {
+            say_error(p, 403, script.refuse ? "SignatureDoesNotMatch" : "ExpiredToken", "as the script says");
+            continue;
+        }
+        bool other = script.changed && number == script.changed;
+        if (other && web_header(p, "if-match", text, sizeof(text)) && strcmp(text, "\"v2\"") != 0) {
+            say_error(p, 412, "PreconditionFailed", "changed");
+            continue;
+        }
+        last = bytes - 1;
+        bool range =
+            web_header(p, "range", text, sizeof(text)) && sscanf(text, "bytes=%llu-%llu", &first, &last) == 2;
+        uint64_t n = last - first + 1, say = take_one(&script.half) ? n / 2 : n;
+        if (range)
+            snprintf(text, sizeof(text),
+                     "HTTP/1.1 206 Partial\r\nETag: %s\r\nContent-Length: %llu\r\nContent-Range: bytes "
+                     "%llu-%llu/%llu\r\n\r\n",
+                     other ? "\"v2\"" : ETAG, (unsigned long long)n, first, last, bytes);
+        else
+            snprintf(text, sizeof(text), "HTTP/1.1 200 OK\r\nETag: %s\r\nContent-Length: %llu\r\n\r\n",
+                     other ? "\"v2\"" : ETAG, (unsigned long long)n);
+        uint8_t *body = malloc(n ? n : 1);
+        for (uint64_t k = 0; k < n; k++)
+            body[k] = testing_byte(number, first + k);
+        web_say(p, text);
+        web_say_bytes(p, body, say);
+        free(body);
+        if (say < n)
+            return;
+    }
+}
+
+static struct web_server server;
+
+/* A tree of objects, one a sample. */
+static int index_of(const char *root, unsigned n, uint64_t (*bytes_of)(unsigned i))
+{
+    struct index_builder *b;
+    struct leat_error err = {0};
+    assert_int_equal(index_builder_new(INDEX_KIND_DIR, root, &b), 0);
+    int field = index_builder_field(b, "data", "", INDEX_FIELD_TABLE, 0, NULL, 0, 0);
+    for (unsigned i = 0; i < n; i++) {
+        char name[64];
+        uint64_t bytes = bytes_of(i);
+        struct stat st = {.st_mode = S_IFREG, .st_size = (off_t)bytes};
+        snprintf(name, sizeof(name), "o-%u-%llu", i, (unsigned long long)bytes);
+        uint32_t source = (uint32_t)index_builder_source(b, name, &st);
+        index_builder_etag(b, source, ETAG);
+        struct index_extent e = {
+            .bytes = bytes, .source_bytes = bytes, .source = source, .kind = INDEX_EXTENT_RAW};
+        e.address = index_builder_reserve(b, bytes, INDEX_SMALL_ALIGN, 0);
+        index_builder_extent(b, &e);
+        index_builder_sample(b, name, strlen(name));
+        index_builder_part(b, (unsigned)field, e.address, bytes);
+    }
+    int fd = memfd_create("index", MFD_CLOEXEC);
+    if (index_builder_finish(b, fd, &err) < 0)
+        fail_msg("%s", err.message);
+    index_builder_free(b);
+    return fd;
+}
+
+static int index_here(unsigned n, uint64_t (*bytes_of)(unsigned i))
+{
+    char root[64];
+    snprintf(root, sizeof(root), "http://127.0.0.1:%u/d", server.origin.port);
+    return index_of(root, n, bytes_of);
+}
+
+static const struct source_opener opener;
+static void advanced(struct wset *ws) {}
+
+static struct fill *fill_of(unsigned threads, uint64_t segment)
+{
+    struct fill *fill;
+    struct leat_error err = {0};
+    struct fill_config config = {.threads = threads,
+                                 .disk_engine = "worker",
+                                 .segment_bytes = segment,
+                                 .opener = &opener,
+                                 .advanced = advanced};
+    if (fill_new(&config, &fill, &err) < 0)
+        fail_msg("%s", err.message);
+    return fill;
+}
+
+static void check_sample(const struct wset *ws, unsigned i)
+{
+    struct index_part part = {0};
+    struct leat_error err;
+    if (wset_sample_state(ws, i) != LIVE_RESIDENT) {
+        wset_failure_get((struct wset *)(uintptr_t)ws, i, &err);
+        fail_msg("sample %u: %s", i, err.message);
+    }
+    assert_true(index_part(&ws->index, i, 0, &part));
+    uint8_t *got = malloc(part.bytes + 1);
+    testing_part(ws, i, 0, got);
+    for (uint64_t k = 0; k < part.bytes; k++) {
+        if (got[k] != testing_byte(i, k))
+            fail_msg("sample %u: byte %llu differs", i, (unsigned long long)k);
+    }
+    assert_int_equal(ws->crc[i], crc32c(0, got, part.bytes));
+    free(got);
+}
+
+static uint64_t mixed(unsigned i)
+{
+    return i % 50 == 7 ? 3 * MIB + i : 1 + (i * 977) % 9000;
+}
+static uint64_t tiny(unsigned i)
+{
+    return 1 + i % 200;
+}
+static uint64_t large(unsigned i)
+{
+    return 5 * MIB + i;
+}
+
+static void begin(void)
+{
+    memset(&script, 0, sizeof(script));
+    web_start(&server, talk, NULL);
+}
+
+static void fill_whole(unsigned n, uint64_t (*bytes_of)(unsigned), uint64_t region, uint64_t segment,
+                       struct fill_stats *ret_stats)
+{
+    struct fill *fill = fill_of(2, segment);
+    struct wset *ws = testing_wset(index_here(n, bytes_of), region);
+    assert_true(ws->remote);
+    assert_int_equal(fill_start(fill, ws), 0);
+    testing_wait_alone(ws);
+    for (unsigned i = 0; i < n; i++)
+        check_sample(ws, i);
+    assert_true(wset_complete(ws));
+    fill_stats(fill, ret_stats);
+    assert_int_equal(ret_stats->errors, 0);
+    assert_int_equal(ret_stats->bytes_buffered + ret_stats->bytes_direct, 0);
+    assert_int_equal(ret_stats->segments, ws->nsegments);
+    wset_unref(ws);
+    fill_free(fill);
+}
+
+static void test_exact(void **state)
+{
+    static const uint64_t sizes[][2] = {{1 * MIB, 128 * KIB}, {4 * MIB, 0}, {64 * MIB, 0}};
+    struct fill_stats stats;
+    begin();
+    for (unsigned k = 0; k < ARRAY_LEN(sizes); k++) {
+        fill_whole(300, mixed, sizes[k][0], sizes[k][1], &stats);
+        assert_true(stats.bytes_remote >= 6 * 3 * MIB);
+        assert_int_equal(stats.remote_retries, 0);
+        assert_true(stats.remote_connections <= 2 * 16);
+    }
+    web_stop(&server);
+}
+
+/* More than there are slots and places for. */
+static void test_many(void **state)
+{
+    struct fill_stats stats;
+    begin();
+    fill_whole(6000, tiny, 4 * MIB, 0, &stats);
+    assert_int_equal(stats.remote_requests, 6000);
+    web_stop(&server);
+}
+
+static void test_passes(void **state)
+{
+    struct fill_stats stats;
+    begin();
+    script.busy = 5;
+    fill_whole(40, mixed, 4 * MIB, 0, &stats);
+    assert_int_equal(stats.remote_throttled, 5);
+    assert_true(stats.remote_retries >= 5);
+    script.half = 7; /* connections that end within a body */
+    fill_whole(60, mixed, 4 * MIB, 0, &stats);
+    assert_true(stats.remote_retries > 0);
+    web_stop(&server);
+}
+
+static int failure_of(struct wset *ws, unsigned i, struct leat_error *err)
+{
+    assert_int_equal(wset_sample_state(ws, i), LIVE_FAILED);
+    return wset_failure_get(ws, i, err);
+}
+
+static void test_changed(void **state)
+{
+    struct leat_error err;
+    begin();
+    script.changed = 7; /* 3 MiB: in several blocks */
+    struct fill *fill = fill_of(1, 0);
+    struct wset *ws = testing_wset(index_here(20, mixed), 4 * MIB);
+    assert_int_equal(fill_start(fill, ws), 0);
+    testing_wait_alone(ws);
+    for (unsigned i = 0; i < 20; i++) {
+        if (i != 7)
+            check_sample(ws, i);
+    }
+    assert_int_equal(failure_of(ws, 7, &err), LEAT_STALE);
+    assert_non_null(strstr(err.message, "/d/o-7-"));
+    wset_unref(ws);
+    fill_free(fill);
+    web_stop(&server);
+}
+
+static void test_gone(void **state)
+{
+    struct leat_error err;
+    begin();
+    int fd = index_here(5, tiny);
+    web_stop(&server); /* nobody there any more */
+    struct fill *fill = fill_of(1, 0);
+    struct wset *ws = testing_wset(fd, 1 * MIB);
+    assert_int_equal(fill_start(fill, ws), 0);
+    testing_wait_alone(ws);
+    for (unsigned i = 0; i < 5; i++) {
+        assert_true(failure_of(ws, i, &err) < 0);
+        assert_non_null(strstr(err.message, "127.0.0.1"));
+    }
+    wset_unref(ws);
+    fill_free(fill);
+}
+
+static void wait_stalled(void)
+{
+    while (!script.stalled)
+        usleep(1000);
+}
+
+/* Dropped in the middle: nobody waits for a server that says nothing. */
+static void test_cancelled(void **state)
+{
+    begin();
+    script.stall = true;
+    struct fill *fill = fill_of(2, 4 * MIB);
+    struct wset *ws = testing_wset(index_here(8, large), 4 * MIB);
+    assert_int_equal(fill_start(fill, ws), 0);
+    wait_stalled();
+    fill_cancel(fill, ws);
+    testing_wait_alone(ws);
+    wset_unref(ws);
+    /* and the threads are fit for the next one */
+    script.stall = false;
+    ws = testing_wset(index_here(8, mixed), 4 * MIB);
+    assert_int_equal(fill_start(fill, ws), 0);
+    testing_wait_alone(ws);
+    for (unsigned i = 0; i < 8; i++)
+        check_sample(ws, i);
+    wset_unref(ws);
+    fill_free(fill);
+    web_stop(&server);
+}
+
+static _Atomic int loaded = 1;
+
+static void load_done(struct fill_load *load, int status, const char *message)
+{
+    atomic_store(&loaded, status);
+}
+
+/* The daemon ends while a segment and a load of a window wait. */
+static void test_stopped(void **state)
+{
+    begin();
+    struct fill *fill = fill_of(2, 4 * MIB);
+    struct wset *ws = testing_wset(index_here(8, large), 4 * MIB);
+    uint8_t *dst = malloc(2 * MIB);
+    struct fill_load load = {.ws = ws, .address = 0, .bytes = 2 * MIB, .dst = dst, .done = load_done};
+    fill_load(fill, &load);
+    while (loaded == 1)
+        usleep(1000);
+    assert_int_equal(loaded, 0);
+    for (uint64_t k = 0; k < 2 * MIB; k++)
+        assert_int_equal(dst[k], testing_byte(0, k));
+    script.stall = true;
+    loaded = 1;
+    fill_load(fill, &load);
+    assert_int_equal(fill_start(fill, ws), 0);
+    while (script.stalled < 2)
+        usleep(1000);
+    fill_stop(fill);
+    assert_int_equal(loaded, -ECANCELED);
+    fill_free(fill);
+    free(dst);
+    wset_unref(ws);
+    web_stop(&server);
+}
+
+static struct access *access_with(const char *key, const char *secret, const char *token)
+{
+    char endpoint[64];
+    struct access *a;
+    snprintf(endpoint, sizeof(endpoint), "http://127.0.0.1:%u", server.origin.port);
+    struct proto_access m = {.endpoint = strdup(endpoint),
+                             .style = strdup("path"),
+                             .access_key = strdup(key),
+                             .secret_key = strdup(secret),
+                             .token = token ? strdup(token) : NULL};
+    assert_int_equal(access_new(&m, false, &a), 0);
+    assert_null(m.secret_key);
+    return a;
+}
+
+static void test_denied(void **state)
+{
+    struct leat_error err;
+    for (int expired = 0; expired < 2; expired++) {
+        begin();
+        struct fill *fill = fill_of(1, 0);
+        struct wset *ws = testing_wset(index_of("s3://bucket/d", 5, mixed), 4 * MIB);
+        ws->access = access_with("AKEY", "a secret of ours", expired ? "a token of ours" : NULL);
+        script.refuse = !expired;
+        script.expired = expired;
+        assert_int_equal(fill_start(fill, ws), 0);
+        testing_wait_alone(ws);
+        for (unsigned i = 0; i < 5; i++) {
+            assert_int_equal(failure_of(ws, i, &err), LEAT_DENIED);
+            assert_non_null(strstr(err.message, "s3://bucket/d/o-"));
+            assert_non_null(strstr(err.message, expired ? "expired" : "SignatureDoesNotMatch"));
+            assert_null(strstr(err.message, "of ours"));
+        }
+        wset_unref(ws);
+        /* Somebody opens it again with fresh ones. */
+        ws = testing_wset(index_of("s3://bucket/d", 5, mixed), 4 * MIB);
+        ws->access = access_with("AKEY", "a secret of ours", expired ? "a token of ours" : NULL);
+        struct access *fresh = access_with("AKEY", "another secret", "another token");
+        assert_true(access_same(ws->access, fresh));
+        assert_false(access_equal(ws->access, fresh));
+        access_freshen(ws->access, fresh);
+        assert_true(access_equal(ws->access, fresh));
+        access_unref(fresh);
+        script.refuse = script.expired = false;
+        assert_int_equal(fill_start(fill, ws), 0);
+        testing_wait_alone(ws);
+        for (unsigned i = 0; i < 5; i++)
+            check_sample(ws, i);
+        wset_unref(ws);
+        fill_free(fill);
+        web_stop(&server);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exact),   cmocka_unit_test(test_many),   cmocka_unit_test(test_passes),
+        cmocka_unit_test(test_changed), cmocka_unit_test(test_gone),   cmocka_unit_test(test_cancelled),
+        cmocka_unit_test(test_stopped), cmocka_unit_test(test_denied),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
