@@ -248,6 +248,7 @@ static int serve(const struct config *config, struct leat_error *err)
         .disk_depth = config->disk_depth,
         .disk_engine = config->disk_engine,
         .opener = {.system = config->system, .roots = config->roots},
+        .s3 = config->s3,
         .rdma = {.net = {.rails = config->rails, .tls = config->rdma_tls}, .users = config->rdma_users},
         .limits = config->limits,
     };

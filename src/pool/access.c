@@ -10,9 +10,11 @@
 #include "backend/backend.h"
 #include "backend/s3/credentials.h"
 #include "base/clock.h"
+#include "wire/s3.h"
 
 #include <pthread.h>
 #include <stdio.h>
+#include <strings.h>
 
 #define RENEW_EVERY_NS (30 * NS_PER_S) /* looking may ask an endpoint, or run a program */
 
@@ -51,30 +53,90 @@ static bool env_is_true(const char *name)
     return v && *v && strcmp(v, "0") != 0 && strcmp(v, "false") != 0 && strcmp(v, "no") != 0;
 }
 
-int access_own(const char *profile, struct access **ret_access, struct leat_error *err)
+/* The configuration wins. `found` is taken or freed. */
+static int pick(char **to, const char *said, char *found)
+{
+    *to = found;
+    if (!said)
+        return 0;
+    free(found);
+    *to = strdup(said);
+    return *to ? 0 : -ENOMEM;
+}
+
+int access_own(const struct access_config *config, struct access **ret_access, struct leat_error *err)
 {
     struct aws_settings s = {0};
-    int rc = aws_settings_find(profile, &s, err);
+    int rc = aws_settings_find(config->profile, &s, err);
     if (rc < 0)
         return rc;
-    struct proto_access m = {.flags = PROTO_ACCESS_FOUND,
-                             .endpoint = TAKE_PTR(s.endpoint),
-                             .region = TAKE_PTR(s.region),
-                             .style = TAKE_PTR(s.style),
-                             .ca_file = TAKE_PTR(s.ca_file),
-                             .profile = profile ? strdup(profile) : NULL};
-    if (env_is_true("LEAT_S3_ANONYMOUS"))
+    struct proto_access m = {.flags = PROTO_ACCESS_FOUND};
+    int bad = pick(&m.endpoint, config->endpoint, TAKE_PTR(s.endpoint));
+    bad |= pick(&m.region, config->region, TAKE_PTR(s.region));
+    bad |= pick(&m.style, config->style, TAKE_PTR(s.style));
+    bad |= pick(&m.ca_file, config->ca_file, TAKE_PTR(s.ca_file));
+    bad |= pick(&m.profile, config->profile, NULL);
+    if (config->anonymous || env_is_true("LEAT_S3_ANONYMOUS"))
         m.flags |= PROTO_ACCESS_ANONYMOUS;
     if (env_is_true("LEAT_S3_INSECURE"))
         m.flags |= PROTO_ACCESS_INSECURE;
     aws_settings_fini(&s);
-    if (profile && !m.profile) {
+    if (bad)
         proto_access_fini(&m);
-        rc = -ENOMEM;
-    } else {
-        rc = access_new(&m, true, ret_access);
-    }
+    rc = bad ? -ENOMEM : access_new(&m, true, ret_access);
     return rc < 0 ? error_set(err, rc, "out of memory") : 0;
+}
+
+bool access_signed(struct access *a)
+{
+    if (!a)
+        return false;
+    pthread_mutex_lock(&a->lock);
+    bool yes = (a->said.flags & PROTO_ACCESS_ANONYMOUS) || a->said.access_key;
+    pthread_mutex_unlock(&a->lock);
+    return yes;
+}
+
+static bool host_is(const char *host, const char *pattern)
+{
+    size_t n = strlen(host), m = strlen(pattern);
+    if (strcmp(pattern, "*") == 0)
+        return true;
+    if (pattern[0] == '*')
+        return n > m - 1 && strcasecmp(host + n - (m - 1), pattern + 1) == 0;
+    return strcasecmp(host, pattern) == 0;
+}
+
+int access_check(const struct access_config *config, bool system, const struct access *a, const char *uri,
+                 struct leat_error *err)
+{
+    struct s3_endpoint e;
+    int rc;
+    if (!s3_uri_is(uri)) {
+        const char *host = strstr(uri, "//") + 2;
+        AUTO_FREE char *base = strndup(uri, (size_t)(host - uri) + strcspn(host, "/?#"));
+        rc = base ? s3_endpoint_parse(base, NULL, "path", &e, err) : -ENOMEM;
+    } else {
+        rc = s3_endpoint_parse(a ? a->said.endpoint : NULL, a ? a->said.region : NULL,
+                               a ? a->said.style : NULL, &e, err);
+    }
+    if (rc < 0)
+        return rc;
+    if (system && a && a->said.ca_file && !same_text(a->said.ca_file, config->ca_file))
+        return error_set(err, LEAT_DENIED,
+                         "%.200s: this daemon serves several users and opens no certificates that one of them "
+                         "names: its administrator can, as ca_file in [s3] of leatd.conf",
+                         uri);
+    if (!config->allowed && !system)
+        return 0;
+    for (unsigned k = 0; k < config->nallowed; k++) {
+        if (host_is(e.host, config->allowed[k]))
+            return 0;
+    }
+    return error_set(err, LEAT_DENIED,
+                     "%.200s: this daemon does not ask %s: its administrator can allow it, as allowed = %s in "
+                     "[s3] of leatd.conf",
+                     uri, e.host, e.aws ? "*.amazonaws.com" : e.host);
 }
 
 struct access *access_ref(struct access *a)
@@ -217,10 +279,11 @@ static int give(void *user, bool refused, struct credentials *ret, struct leat_e
     return 0;
 }
 
-int access_backend(struct access *a, const atomic_bool *cancelled, struct backend **ret_backend,
-                   struct leat_error *err)
+int access_backend(struct access *a, unsigned connections, const atomic_bool *cancelled,
+                   struct backend **ret_backend, struct leat_error *err)
 {
-    struct backend_config config = {.given = true, .anonymous = !a, .cancelled = cancelled};
+    struct backend_config config = {
+        .given = true, .anonymous = !a, .connections = connections, .cancelled = cancelled};
     if (a) {
         const struct proto_access *m = &a->said;
         config.endpoint = m->endpoint;

@@ -14,13 +14,31 @@
 struct access;
 struct backend;
 
+/* [s3] of leatd.conf. Strings are the caller's, and outlive the pool. */
+struct access_config {
+    char **allowed; /* hosts that may be asked: "host", "*.domain" or "*"; NULL-terminated. NULL: in a system daemon none, else any */
+    unsigned nallowed;
+    /* What a set is read with whose opener brought no credentials: a system daemon has none of its own unless `own`. */
+    bool own, anonymous;
+    char *endpoint, *region, *style, *ca_file, *profile;
+    unsigned connections; /* of each fill thread to one host; 0: 16 */
+};
+
 /*
  * Takes what m says (m is empty afterwards, also on failure). `renew`: credentials that a user's tools would find (PROTO_ACCESS_FOUND) may be
  * found anew by this process, as it is the same user's; else who opened the set has to bring new ones.
  */
 int access_new(struct proto_access *m, bool renew, struct access **ret_access);
-/* As who runs this process: what its environment and files say, keys when they are needed. `profile` may be NULL. */
-int access_own(const char *profile, struct access **ret_access, struct leat_error *err);
+/* As who runs this process: what its configuration, environment and files say; keys when they are needed. */
+int access_own(const struct access_config *config, struct access **ret_access, struct leat_error *err);
+/* Does it say who asks: keys, or nobody? */
+bool access_signed(struct access *access);
+/*
+ * May this be read by this daemon? `system`: only hosts that are allowed, and no file that the opener named. LEAT_DENIED, and what the
+ * administrator would have to say.
+ */
+int access_check(const struct access_config *config, bool system, const struct access *access,
+                 const char *uri, struct leat_error *err);
 struct access *access_ref(struct access *access);
 void access_unref(struct access *access); /* NULL is fine */
 
@@ -33,7 +51,8 @@ void access_freshen(struct access *access, struct access *from);
 
 /* A session with these settings, which asks here whenever it needs credentials: `access` must outlive it. NULL: plain http(s), and S3 as
  * anybody. `cancelled`: as in struct backend_config. LEAT_INVALID: a setting. */
-int access_backend(struct access *access, const atomic_bool *cancelled, struct backend **ret_backend,
+int access_backend(struct access *access, unsigned connections, const atomic_bool *cancelled,
+                   struct backend **ret_backend,
                    struct leat_error *err);
 
 #endif

@@ -34,6 +34,12 @@ void config_fini(struct config *config)
     free(config->disk_engine);
     free(config->rails);
     free(config->rdma_tls);
+    free(config->s3.endpoint);
+    free(config->s3.region);
+    free(config->s3.style);
+    free(config->s3.ca_file);
+    free(config->s3.profile);
+    strings_free(config->s3.allowed);
     strings_free(config->roots);
     strings_free(config->nodes);
 }
@@ -208,6 +214,32 @@ static int set_disk(struct config *c, const char *key, const char *value, struct
     return set_string(&c->disk_engine, value, err);
 }
 
+static int set_s3(struct config *c, const char *key, const char *value, struct leat_error *err)
+{
+    const struct {
+        const char *key;
+        char **field;
+    } strings[] = {{"endpoint", &c->s3.endpoint},
+                   {"region", &c->s3.region},
+                   {"ca_file", &c->s3.ca_file},
+                   {"profile", &c->s3.profile}};
+    for (unsigned k = 0; k < ARRAY_LEN(strings); k++) {
+        if (!strcmp(key, strings[k].key))
+            return set_string(strings[k].field, value, err);
+    }
+    if (!strcmp(key, "allowed"))
+        return add_words(&c->s3.allowed, &c->s3.nallowed, value, err);
+    if (!strcmp(key, "own_credentials"))
+        return set_bool(&c->s3.own, value, key, err);
+    if (!strcmp(key, "anonymous"))
+        return set_bool(&c->s3.anonymous, value, key, err);
+    if (!strcmp(key, "connections"))
+        return set_count(&c->s3.connections, value, 256, key, err);
+    if (strcmp(value, "path") && strcmp(value, "virtual") && strcmp(value, "auto"))
+        return error_set(err, LEAT_INVALID, "style = %s: give path, virtual or auto", value);
+    return set_string(&c->s3.style, value, err);
+}
+
 static int set_limits(struct config *c, const char *key, const char *value, struct leat_error *err)
 {
     const struct {
@@ -244,6 +276,7 @@ static const struct {
     {"daemon", " mode socket job node_name roots linger ", set_daemon},
     {"net", " listen token_file nodes data_threads rails rdma_users rdma_tls ", set_net},
     {"disk", " engine threads depth ", set_disk},
+    {"s3", " allowed own_credentials endpoint region style profile ca_file anonymous connections ", set_s3},
     {"limits", " connections user_connections user_data_connections sets user_sets user_creates handshakes ",
      set_limits},
     {"log", " level ", set_log},
@@ -262,7 +295,7 @@ int config_set(struct config *config, const char *section, const char *key, cons
                              sections[k].keys);
         return sections[k].set(config, key, value, err);
     }
-    return error_set(err, LEAT_INVALID, "no section [%s]: there are pool, daemon, net, disk, limits, log",
+    return error_set(err, LEAT_INVALID, "no section [%s]: there are pool, daemon, net, disk, s3, limits, log",
                      section);
 }
 

@@ -4,6 +4,7 @@
 #define POOL_CONFIG_H
 
 #include "base/base.h"
+#include "pool/access.h"
 #include "pool/rdma.h"
 #include "pool/limits.h"
 
@@ -28,6 +29,8 @@ struct config {
     /* [disk] */
     char *disk_engine;
     unsigned disk_threads, disk_depth;
+    /* [s3] */
+    struct access_config s3;
     /* [limits] */
     struct limits limits; /* 0: the default */
 };

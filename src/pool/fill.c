@@ -273,6 +273,11 @@ void fill_remote_waits(struct fill_thread *t, struct backend *backend)
     pthread_mutex_unlock(&t->fill->lock);
 }
 
+unsigned fill_connections(const struct fill_thread *t)
+{
+    return t->fill->config.connections;
+}
+
 bool fill_remote_cancelled(struct fill_thread *t, const struct wset *ws)
 {
     pthread_mutex_lock(&t->fill->lock);

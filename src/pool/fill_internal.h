@@ -105,6 +105,7 @@ bool fill_remote_open(const struct fill_thread *t);
 void fill_remote_close(struct fill_thread *t);
 /* fill.c: which session the thread may wait for from here on (NULL: none), so that it can be woken; and is it to go on? */
 void fill_remote_waits(struct fill_thread *t, struct backend *backend);
+unsigned fill_connections(const struct fill_thread *t);
 bool fill_remote_cancelled(struct fill_thread *t, const struct wset *ws);
 
 #endif

@@ -114,7 +114,7 @@ static int session_get(struct fill_remote *r, struct access *access, struct sess
             victim = s;
     }
     struct backend *backend;
-    int rc = access_backend(access, NULL, &backend, err);
+    int rc = access_backend(access, fill_connections(r->thread), NULL, &backend, err);
     if (rc < 0)
         return rc;
     if (victim->backend)

@@ -26,6 +26,7 @@
 #include "pool/staging.h"
 #include "pool/work.h"
 #include "pool/wset.h"
+#include "wire/s3.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -124,6 +125,7 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
                              .depth = config->disk_depth,
                              .disk_engine = config->disk_engine,
                              .opener = &pool->config.opener,
+                             .connections = config->s3.connections,
                              .advanced = wset_advanced,
                              .ready = fill_ready};
     int code = fill_new(&fc, &pool->fill, err);
@@ -663,11 +665,20 @@ static void *index_main(void *arg)
     struct dataset_opener opener = source_dataset_opener(&o->binding);
     struct dataset_progress progress = {progress_report, o};
     struct backend *backend = NULL;
-    if (o->access && (o->err.code = access_backend(o->access, &pool->stopping, &backend, &o->err)) == 0)
+    if (o->access && (o->err.code = access_backend(o->access, 0, &pool->stopping, &backend, &o->err)) == 0)
         remote_opener(backend, &opener);
     if (o->err.code == 0)
         o->err.code = dataset_index_open(&o->parsed, &opener, &progress, !o->binding.opener->system,
                                          &o->index_fd, &o->scanned, &o->err);
+    if (backend) {
+        struct backend_stats stats;
+        backend_stats(backend, &stats);
+        atomic_fetch_add(&pool->remote_requests, stats.requests);
+        atomic_fetch_add(&pool->remote_retries, stats.retries);
+        atomic_fetch_add(&pool->remote_throttled, stats.throttled);
+        atomic_fetch_add(&pool->remote_connections, stats.connections);
+        atomic_fetch_add(&pool->remote_bytes, stats.bytes_in);
+    }
     backend_free(backend);
     if (o->err.code == 0)
         o->err.code = index_keep(o, &o->err);
@@ -723,14 +734,34 @@ static bool spec_is_remote(const struct dataset_spec *spec)
     return false;
 }
 
-/* Who opens a source elsewhere brings how to read it; else, in a private daemon, it is looked for as the user's own tools do. */
-static int access_take(struct pool *pool, struct open_request *r, const char *spec, struct leat_error *err)
+/*
+ * Who opens a source elsewhere brings how to read it. Without credentials a daemon of one user looks where that user's own tools do; one
+ * of several users has none to lend, unless it was told to.
+ */
+static int access_take(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,
+                       struct leat_error *err)
 {
-    if (!r->access && pool->config.opener.system)
+    const struct access_config *config = &pool->config.s3;
+    bool system = pool->config.opener.system, s3 = false;
+    int code = 0;
+    for (unsigned k = 0; k < spec->n; k++)
+        s3 = s3 || s3_uri_is(spec->sources[k].uri);
+    bool own = config->own && s3 && !access_signed(r->access);
+    if (own) {
+        access_unref(r->access);
+        r->access = NULL;
+    }
+    if (s3 && system && !own && !access_signed(r->access))
         return error_set(err, LEAT_DENIED,
-                         "%s: who opens it has to bring credentials, and this client is too old to", spec);
-    int code = r->access ? 0 : access_own(NULL, &r->access, err);
-    return code < 0 ? error_prefix(err, code, "%s", spec) : 0;
+                         "%.200s: this daemon has no credentials of its own, and none came from who opens it",
+                         spec->sources[0].uri);
+    if (!r->access)
+        code = access_own(config, &r->access, err);
+    for (unsigned k = 0; code == 0 && k < spec->n; k++) {
+        if (dataset_is_remote(spec->sources[k].uri))
+            code = access_check(config, system, r->access, spec->sources[k].uri, err);
+    }
+    return code;
 }
 
 static int opening_join(struct pool *pool, struct open_request *r, struct leat_error *err)
@@ -744,7 +775,7 @@ static int opening_join(struct pool *pool, struct open_request *r, struct leat_e
         dataset_spec_free(&spec);
         return error_set(err, -ENOMEM, "out of memory");
     }
-    code = spec_is_remote(&spec) ? access_take(pool, r, canonical, err) : 0;
+    code = spec_is_remote(&spec) ? access_take(pool, r, &spec, err) : 0;
     if (code < 0) {
         free(canonical);
         dataset_spec_free(&spec);

@@ -15,6 +15,7 @@
 #include "base/ticket.h"
 #include "loop/loop.h"
 #include "net/addresses.h"
+#include "pool/access.h"
 #include "pool/fill.h"
 #include "pool/rdma.h"
 #include "pool/limits.h"
@@ -24,7 +25,6 @@
 
 #include <pthread.h>
 
-struct access;
 struct cluster;
 struct net_server;
 struct ready;
@@ -40,6 +40,7 @@ struct pool_config {
     unsigned fill_threads, data_threads, disk_depth;
     const char *disk_engine;
     struct source_opener opener;
+    struct access_config s3;
     struct pool_rdma_config rdma; /* its strings are the caller's, and outlive the pool */
     struct limits limits;
 };
@@ -93,6 +94,8 @@ struct pool {
     void (*changed)(void *user);
     void *user;
     _Atomic uint64_t opens, index_scans, index_hits, drops, evictions;
+    /* Of index threads, as fill_stats has them of fill threads. */
+    _Atomic uint64_t remote_requests, remote_retries, remote_throttled, remote_connections, remote_bytes;
     _Atomic uint64_t table_bytes, scratch_bytes; /* of the tickets taken */
     _Atomic uint64_t
         leaving_bytes; /* of sets that ended, unused, and have a thread inside or a connection: it comes back soon */

@@ -213,6 +213,18 @@ static json_t *rdma_json(struct pool *pool)
                      (json_int_t)s.key_requests, "rails", rails);
 }
 
+/* Of loading and of indexing. */
+static json_t *remote_json(struct pool *pool, const struct fill_stats *fill)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I}", "requests",
+                     (json_int_t)(fill->remote_requests + atomic_load(&pool->remote_requests)), "retries",
+                     (json_int_t)(fill->remote_retries + atomic_load(&pool->remote_retries)), "throttled",
+                     (json_int_t)(fill->remote_throttled + atomic_load(&pool->remote_throttled)),
+                     "connections_made",
+                     (json_int_t)(fill->remote_connections + atomic_load(&pool->remote_connections)), "bytes",
+                     (json_int_t)(fill->bytes_remote + atomic_load(&pool->remote_bytes)));
+}
+
 static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_t gid)
 {
     struct pool *pool = view->pool;
@@ -261,6 +273,7 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
                                   (json_int_t)fill.bytes_buffered, "bytes_decoded",
                                   (json_int_t)fill.bytes_decoded, "files_opened",
                                   (json_int_t)fill.files_opened, "errors", (json_int_t)fill.errors));
+    json_object_set_new(json, "remote", remote_json(pool, &fill));
     json_object_set_new(json, "net",
                         json_pack("{s:I, s:I, s:I, s:I, s:I}", "connections", (json_int_t)net.connections,
                                   "requests", (json_int_t)net.requests, "bytes_sent",
@@ -419,6 +432,16 @@ static char *metrics_text(const struct server_view *view)
     text_add(&t, "leat_loaded_bytes_total{road=\"direct\"} %" PRIu64 "\n", fill.bytes_direct);
     text_add(&t, "leat_loaded_bytes_total{road=\"buffered\"} %" PRIu64 "\n", fill.bytes_buffered);
     text_add(&t, "leat_loaded_bytes_total{road=\"decoded\"} %" PRIu64 "\n", fill.bytes_decoded);
+    text_add(&t, "leat_loaded_bytes_total{road=\"remote\"} %" PRIu64 "\n", fill.bytes_remote);
+    metric(&t, "remote_requests_total", "counter",
+           "Requests to S3 and web servers, tries again included, of loading and indexing.",
+           (double)(fill.remote_requests + atomic_load(&pool->remote_requests)));
+    metric(&t, "remote_retries_total", "counter", "Of them, tries again.",
+           (double)(fill.remote_retries + atomic_load(&pool->remote_retries)));
+    metric(&t, "remote_throttled_total", "counter", "Answers that said slow down.",
+           (double)(fill.remote_throttled + atomic_load(&pool->remote_throttled)));
+    metric(&t, "remote_connections_total", "counter", "Connections made to them.",
+           (double)(fill.remote_connections + atomic_load(&pool->remote_connections)));
     metric(&t, "source_opens_total", "counter", "Source files opened.", (double)fill.files_opened);
     metric(&t, "load_errors_total", "counter", "Ranges that could not be loaded.", (double)fill.errors);
     metric(&t, "data_connections", "gauge", "Connections of remote readers and of pushing ranks.",
