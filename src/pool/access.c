@@ -123,20 +123,22 @@ int access_check(const struct access_config *config, bool system, const struct a
     if (rc < 0)
         return rc;
     if (system && a && a->said.ca_file && !same_text(a->said.ca_file, config->ca_file))
-        return error_set(err, LEAT_DENIED,
-                         "%.200s: this daemon serves several users and opens no certificates that one of them "
-                         "names: its administrator can, as ca_file in [s3] of leatd.conf",
-                         uri);
+        return error_set(
+            err, LEAT_DENIED,
+            "%.200s: this daemon serves several users and opens no certificates that one of them "
+            "names: its administrator can, as ca_file in [s3] of leatd.conf",
+            uri);
     if (!config->allowed && !system)
         return 0;
     for (unsigned k = 0; k < config->nallowed; k++) {
         if (host_is(e.host, config->allowed[k]))
             return 0;
     }
-    return error_set(err, LEAT_DENIED,
-                     "%.200s: this daemon does not ask %s: its administrator can allow it, as allowed = %s in "
-                     "[s3] of leatd.conf",
-                     uri, e.host, e.aws ? "*.amazonaws.com" : e.host);
+    return error_set(
+        err, LEAT_DENIED,
+        "%.200s: this daemon does not ask %s: its administrator can allow it, as allowed = %s in "
+        "[s3] of leatd.conf",
+        uri, e.host, e.aws ? "*.amazonaws.com" : e.host);
 }
 
 struct access *access_ref(struct access *a)

@@ -16,7 +16,8 @@ struct backend;
 
 /* [s3] of leatd.conf. Strings are the caller's, and outlive the pool. */
 struct access_config {
-    char **allowed; /* hosts that may be asked: "host", "*.domain" or "*"; NULL-terminated. NULL: in a system daemon none, else any */
+    char **
+        allowed; /* hosts that may be asked: "host", "*.domain" or "*"; NULL-terminated. NULL: in a system daemon none, else any */
     unsigned nallowed;
     /* What a set is read with whose opener brought no credentials: a system daemon has none of its own unless `own`. */
     bool own, anonymous;

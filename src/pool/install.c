@@ -100,6 +100,11 @@ static int take_description(struct cluster *c, struct wset *ws, const struct pro
             return error_set(err, LEAT_CORRUPT, "its region table is out of order");
         ws->regions[g].node = m->regions[g].node;
     }
+    if (ws->remote && !ws->access) {
+        int code = pool_access_for(c->pool, m->owner_uid, m->uri, &ws->access, err);
+        if (code < 0)
+            return code;
+    }
     return pool_name(ws, m->name, m->uri) < 0 ? error_set(err, -ENOMEM, "out of memory") : 0;
 }
 

@@ -26,7 +26,6 @@
 #include "pool/staging.h"
 #include "pool/work.h"
 #include "pool/wset.h"
-#include "wire/s3.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -117,6 +116,7 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
     list_init(&pool->openings);
     list_init(&pool->changes);
     list_init(&pool->works);
+    list_init(&pool->accesses);
     pthread_mutex_init(&pool->rdma_lock, NULL);
     ticket_office_init(&pool->office, config->cap_bytes);
     limits_default(&pool->config.limits);
@@ -200,6 +200,7 @@ void pool_free(struct pool *pool)
     pool_rdma_stop(pool);
     pthread_mutex_destroy(&pool->rdma_lock);
     shares_fini(&pool->shares);
+    accesses_forget(pool);
     free(pool);
 }
 
@@ -725,45 +726,6 @@ static void openings_start(struct pool *pool)
     }
 }
 
-static bool spec_is_remote(const struct dataset_spec *spec)
-{
-    for (unsigned k = 0; k < spec->n; k++) {
-        if (dataset_is_remote(spec->sources[k].uri))
-            return true;
-    }
-    return false;
-}
-
-/*
- * Who opens a source elsewhere brings how to read it. Without credentials a daemon of one user looks where that user's own tools do; one
- * of several users has none to lend, unless it was told to.
- */
-static int access_take(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,
-                       struct leat_error *err)
-{
-    const struct access_config *config = &pool->config.s3;
-    bool system = pool->config.opener.system, s3 = false;
-    int code = 0;
-    for (unsigned k = 0; k < spec->n; k++)
-        s3 = s3 || s3_uri_is(spec->sources[k].uri);
-    bool own = config->own && s3 && !access_signed(r->access);
-    if (own) {
-        access_unref(r->access);
-        r->access = NULL;
-    }
-    if (s3 && system && !own && !access_signed(r->access))
-        return error_set(err, LEAT_DENIED,
-                         "%.200s: this daemon has no credentials of its own, and none came from who opens it",
-                         spec->sources[0].uri);
-    if (!r->access)
-        code = access_own(config, &r->access, err);
-    for (unsigned k = 0; code == 0 && k < spec->n; k++) {
-        if (dataset_is_remote(spec->sources[k].uri))
-            code = access_check(config, system, r->access, spec->sources[k].uri, err);
-    }
-    return code;
-}
-
 static int opening_join(struct pool *pool, struct open_request *r, struct leat_error *err)
 {
     struct dataset_spec spec = {0};
@@ -775,7 +737,7 @@ static int opening_join(struct pool *pool, struct open_request *r, struct leat_e
         dataset_spec_free(&spec);
         return error_set(err, -ENOMEM, "out of memory");
     }
-    code = spec_is_remote(&spec) ? access_take(pool, r, &spec, err) : 0;
+    code = accesses_take(pool, r, &spec, canonical, err);
     if (code < 0) {
         free(canonical);
         dataset_spec_free(&spec);

@@ -73,11 +73,13 @@ struct pool {
     struct ticket_office office;
     struct ready *ready; /* NULL: none is wanted */
     struct loop_timer ready_timer;
-    struct shares shares;    /* what each user has */
-    struct list sets;        /* wset.node */
-    struct list openings;    /* struct opening.node */
-    struct list changes;     /* change.c: sets that are being made of a given index, or longer */
-    struct list works;       /* work.node */
+    struct shares shares; /* what each user has */
+    struct list sets;     /* wset.node */
+    struct list openings; /* struct opening.node */
+    struct list changes;  /* change.c: sets that are being made of a given index, or longer */
+    struct list works;    /* work.node */
+    struct list accesses; /* struct known_access.node: what clients here brought, the last one first */
+    unsigned naccesses;
     unsigned working;        /* works whose thread runs */
     unsigned indexing;       /* index threads that run */
     unsigned verifying;      /* verifications under way */
@@ -162,6 +164,13 @@ uint64_t pool_room(struct pool *pool);
 int pool_sets_check(struct pool *pool, uint32_t uid, struct leat_error *err);
 /* Answers and frees a request that was taken from pool_open. */
 void pool_answer(struct open_request *request, struct wset *ws, const struct leat_error *err);
+
+/*
+ * How a source elsewhere is read by this node for a set that another one places: what this user's own clients here brought for it, else what
+ * the daemon has itself. Keys do not travel between nodes. -ENOMEM, LEAT_DENIED.
+ */
+int pool_access_for(struct pool *pool, uint32_t uid, const char *spec, struct access **ret_access,
+                    struct leat_error *err);
 
 /* Staging for streamed samples, made at first use. */
 int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_staging, struct leat_error *err);

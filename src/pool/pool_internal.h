@@ -28,6 +28,14 @@ int pool_name_check(const char *name, struct leat_error *err);
 /* LEAT_BUSY when the user has as many sets that are not whole yet as they may. */
 int pool_creates_check(struct pool *pool, uint32_t uid, struct leat_error *err);
 int pool_index_seal(int fd, struct leat_error *err);
+struct dataset_spec;
+/*
+ * accesses.c: r->access becomes what `spec` (`text`) is to be read with, if it lies elsewhere: LEAT_DENIED when there is nothing, or the daemon
+ * may not ask there. What the client brought is remembered for sets that other nodes place.
+ */
+int accesses_take(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,
+                  const char *text, struct leat_error *err);
+void accesses_forget(struct pool *pool);
 /* There is a later version: who reads this one keeps it. */
 void pool_supersede(struct pool *pool, struct wset *ws);
 /* Takes the request; index_fd, of the samples to add, stays the caller's. */
