@@ -333,7 +333,7 @@ def test_two_nodes(host, leat, s3):
               for node in nodes]
     daemons = [host.daemon(c, name=f"n{k}") for k, c in enumerate(config)]
     for daemon in daemons:
-        lib_host.wait_for(lambda d=daemon: all(n["state"] == "up" for n in d.status()["nodes"]) and len(d.status()["nodes"]) == 2)
+        lib_host.wait_for(lambda d=daemon: all(n["state"] in ("up", "self") for n in d.status()["nodes"]) and len(d.status()["nodes"]) == 2)
     for daemon in daemons:
         with leat.open(f"s3://{BUCKET}/tar", socket=daemon.socket, wait=True) as ws:
             with ws.read_batch(range(SHARDS * MEMBERS)) as batch:
