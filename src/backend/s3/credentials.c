@@ -53,13 +53,17 @@ static void fetched(struct http_call *call, int rc, const struct leat_error *err
 }
 
 /* `headers`: lines with their ends. The answer's text with a NUL, which the caller wipes and frees. */
-static int fetch(const char *method, const char *url, const char *headers, uint64_t timeout_ns,
-                 int *ret_status, char **ret_text, struct leat_error *err)
+static int fetch(const char *method, const char *url, const char *headers, const struct bytes_out *body,
+                 uint64_t timeout_ns, int *ret_status, char **ret_text, struct leat_error *err)
 {
     struct s3_endpoint e;
     char header[340];
     struct http_origin origin = {0};
     const char *rest = strstr(url, "://");
+    for (const char *at = url; *at; at++) {
+        if ((unsigned char)*at <= ' ' || *at == 0x7f)
+            return error_set(err, LEAT_INVALID, "an address of credentials with spaces or line ends in it");
+    }
     const char *path = rest ? rest + 3 + strcspn(rest + 3, "/?") : NULL;
     AUTO_FREE char *base = rest ? strndup(url, (size_t)(path - url)) : NULL;
     int rc = base ? s3_endpoint_parse(base, NULL, "path", &e, err)
@@ -86,6 +90,8 @@ static int fetch(const char *method, const char *url, const char *headers, uint6
                                .method = method,
                                .head = head.data,
                                .head_len = head.len,
+                               .body = body ? body->data : NULL,
+                               .body_len = body ? body->len : 0,
                                .repeatable = true,
                                .text_max = ANSWER_MAX,
                                .deadline_ns = clock_now_ns() + timeout_ns,
@@ -246,12 +252,11 @@ static char *read_token(const char *path)
 
 static int from_web_identity(struct credentials *c, const struct aws_profile *p, struct leat_error *err)
 {
-    const char *file = env("AWS_WEB_IDENTITY_TOKEN_FILE"), *role = env("AWS_ROLE_ARN"),
-               *name = env("AWS_ROLE_SESSION_NAME");
+    const char *file = p->web_token_file, *role = p->role, *name = env("AWS_ROLE_SESSION_NAME");
     const char *region = env("AWS_REGION"), *endpoint = env("AWS_ENDPOINT_URL_STS");
-    if (!file && p->web_token_file) {
-        file = p->web_token_file;
-        role = p->role;
+    if (!p->found) {
+        file = env("AWS_WEB_IDENTITY_TOKEN_FILE");
+        role = env("AWS_ROLE_ARN");
     }
     if (!file || !role)
         return 0;
@@ -259,26 +264,33 @@ static int from_web_identity(struct credentials *c, const struct aws_profile *p,
     char *token = read_token(file);
     if (!token)
         return error_sys(err, LEAT_DENIED, "web identity token %s", file);
-    struct bytes_out url = {0};
+    struct bytes_out url = {0}, body = {0}, headers = {0};
     if (endpoint) {
         http_put(&url, endpoint);
+        while (url.len && url.data[url.len - 1] == '/')
+            url.len--;
     } else {
         http_put(&url, "https://sts.");
         http_put(&url, region ? region : "us-east-1");
-        http_put(&url, ".amazonaws.com");
+        http_put(&url, region && strncmp(region, "cn-", 3) == 0 ? ".amazonaws.com.cn" : ".amazonaws.com");
     }
-    http_put(&url, "/?Action=AssumeRoleWithWebIdentity&RoleArn=");
-    http_escape(&url, role, strlen(role), false);
-    http_put(&url, "&RoleSessionName=");
-    http_escape(&url, name ? name : "leat", strlen(name ? name : "leat"), false);
-    http_put(&url, "&Version=2011-06-15&WebIdentityToken=");
-    http_escape(&url, token, strlen(token), false);
-    bytes_put(&url, "", 1);
+    bytes_put(&url, "/", 2);
+    /* As a body: addresses end in logs. */
+    http_put(&body, "Action=AssumeRoleWithWebIdentity&RoleArn=");
+    http_escape(&body, role, strlen(role), false);
+    http_put(&body, "&RoleSessionName=");
+    http_escape(&body, name ? name : "leat", strlen(name ? name : "leat"), false);
+    http_put(&body, "&Version=2011-06-15&WebIdentityToken=");
+    http_escape(&body, token, strlen(token), false);
+    http_put_header(&headers, "accept", "application/xml");
+    http_put_header(&headers, "content-type", "application/x-www-form-urlencoded; charset=utf-8");
+    http_put_header_u64(&headers, "content-length", body.len);
+    bytes_put(&headers, "", 1);
     char *text = NULL;
     int status = 0;
-    int rc = url.failed
+    int rc = url.failed || body.failed || headers.failed
                  ? -ENOMEM
-                 : fetch("GET", (char *)url.data, "accept: application/xml\r\n", STS_NS, &status, &text, err);
+                 : fetch("POST", (char *)url.data, (char *)headers.data, &body, STS_NS, &status, &text, err);
     if (rc == 0 && status != 200) {
         struct s3_error e;
         s3_error_parse(text, strlen(text), &e);
@@ -291,10 +303,31 @@ static int from_web_identity(struct credentials *c, const struct aws_profile *p,
     }
     wipe(&text);
     wipe(&token);
-    if (url.data)
-        explicit_bzero(url.data, url.len);
+    if (body.data)
+        explicit_bzero(body.data, body.len);
+    bytes_out_fini(&body);
+    bytes_out_fini(&headers);
     bytes_out_fini(&url);
     return rc;
+}
+
+/* Its answer is a secret, and so is what is said to it: in plain text only on this machine, or to the addresses that AWS gives it. */
+static bool container_ok(const char *url)
+{
+    static const char *const hosts[] = {"127.",          "localhost",      "[::1]",
+                                        "169.254.170.2", "169.254.170.23", "[fd00:ec2::23]"};
+    if (strncasecmp(url, "https://", 8) == 0)
+        return true;
+    if (strncasecmp(url, "http://", 7) != 0)
+        return false;
+    const char *host = url + 7;
+    size_t n = *host == '[' ? strcspn(host, "]/") + 1 : strcspn(host, ":/?#");
+    for (size_t i = 0; i < ARRAY_LEN(hosts); i++) {
+        if (i == 0 ? n <= 15 && strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == n
+                   : strlen(hosts[i]) == n && strncasecmp(host, hosts[i], n) == 0)
+            return true;
+    }
+    return false;
 }
 
 static int from_container(struct credentials *c, struct leat_error *err)
@@ -310,6 +343,10 @@ static int from_container(struct credentials *c, struct leat_error *err)
         snprintf(url, sizeof(url), "%s", full);
     else
         return 0;
+    if (!container_ok(url))
+        return error_set(
+            err, LEAT_DENIED,
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI: https, or an address of this machine or container");
     char *from_file = file ? read_token(file) : NULL, *text = NULL;
     struct bytes_out headers = {0};
     int status = 0;
@@ -318,7 +355,7 @@ static int from_container(struct credentials *c, struct leat_error *err)
     bytes_put(&headers, "", 1);
     int rc = headers.failed
                  ? error_set(err, LEAT_INVALID, "the container's authorization token has line ends in it")
-                 : fetch("GET", url, (char *)headers.data, ENDPOINT_NS, &status, &text, err);
+                 : fetch("GET", url, (char *)headers.data, NULL, ENDPOINT_NS, &status, &text, err);
     if (rc == 0)
         rc = status == 200
                  ? take_json(c, text, "the container's endpoint", err)
@@ -343,17 +380,17 @@ static int from_instance(struct credentials *c, struct leat_error *err)
     base = base ? base : "http://169.254.169.254";
     snprintf(url, sizeof(url), "%.300s/latest/api/token", base);
     /* Nobody there is the usual case: this is no machine of Amazon's. */
-    if (fetch("PUT", url, "x-aws-ec2-metadata-token-ttl-seconds: 300\r\ncontent-length: 0\r\n", ENDPOINT_NS,
-              &status, &token, NULL) < 0 ||
+    if (fetch("PUT", url, "x-aws-ec2-metadata-token-ttl-seconds: 300\r\ncontent-length: 0\r\n", NULL,
+              ENDPOINT_NS, &status, &token, NULL) < 0 ||
         status != 200 || strlen(token) > 200 || strpbrk(token, "\r\n"))
         goto out;
     snprintf(header, sizeof(header), "x-aws-ec2-metadata-token: %s\r\n", token);
     snprintf(url, sizeof(url), "%.300s%s", base, roles);
-    if (fetch("GET", url, header, ENDPOINT_NS, &status, &role, NULL) < 0 || status != 200)
+    if (fetch("GET", url, header, NULL, ENDPOINT_NS, &status, &role, NULL) < 0 || status != 200)
         goto out; /* no role was given to it */
     role[strcspn(role, "\r\n")] = 0;
     snprintf(url, sizeof(url), "%.300s%s%.200s", base, roles, role);
-    rc = fetch("GET", url, header, ENDPOINT_NS, &status, &text, err);
+    rc = fetch("GET", url, header, NULL, ENDPOINT_NS, &status, &text, err);
     if (rc == 0)
         rc = status == 200
                  ? take_json(c, text, "the instance's endpoint", err)
@@ -371,6 +408,8 @@ int credentials_find(const char *profile, struct credentials *ret_credentials, s
     struct credentials c = {0};
     struct aws_profile p = {0};
     int rc = credentials_local(profile, &c, err);
+    if (rc == 0 && !profile)
+        rc = from_web_identity(&c, &p, err); /* of the environment: p is empty yet */
     if (rc == 0)
         rc = aws_profile_read(profile, &p, err);
     if (rc == 0)

@@ -60,6 +60,10 @@ static int from_profile(struct credentials *c, const struct aws_profile *p, stru
                          "\"credential_process = aws configure "
                          "export-credentials --profile NAME\" to a profile of its own and name that one",
                          p->role);
+    if (!p->access_key != !p->secret_key)
+        return error_set(
+            err, LEAT_DENIED,
+            "aws_access_key_id and aws_secret_access_key belong together: the profile has only one of them");
     if (p->access_key && p->secret_key)
         return credentials_set(c, p->access_key, p->secret_key, p->token, "the profile");
     return 0;
@@ -71,6 +75,8 @@ int credentials_local(const char *profile, struct credentials *ret_credentials, 
     struct aws_profile p = {0};
     /* A profile that was named comes before the environment's keys, as with AWS's tools. */
     int rc = profile ? 0 : from_environment(&c, err);
+    if (rc == 0 && !profile && env("AWS_WEB_IDENTITY_TOKEN_FILE") && env("AWS_ROLE_ARN"))
+        return 0; /* comes before the files, and needs a network */
     if (rc == 0)
         rc = aws_profile_read(profile, &p, err);
     if (rc == 0)

@@ -711,6 +711,8 @@ int backend_new(const struct backend_config *config, struct backend **ret_backen
     b->limit = b->max_blocks;
     if (getrandom(&b->rng, sizeof(b->rng), 0) != sizeof(b->rng))
         b->rng = clock_now_ns();
+    const char *anonymous = config->given ? NULL : getenv("LEAT_S3_ANONYMOUS");
+    b->config.anonymous |= anonymous && (strcmp(anonymous, "1") == 0 || strcasecmp(anonymous, "true") == 0);
     int rc = copy(&b->profile, config->profile);
     if (rc == 0 && !config->given)
         rc = aws_settings_find(config->profile, &b->settings, err);
