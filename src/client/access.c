@@ -233,5 +233,6 @@ int access_find(const char *uri, const struct leat_s3_options *given, struct pro
 
 int access_refused(int rc, const struct leat_error *why, const char *uri, struct leat_error *err)
 {
-    return rc == LEAT_DENIED && why->code < 0 ? error_set(err, why->code, "%.150s: %s", uri, why->message) : rc;
+    return rc == LEAT_DENIED && why->code < 0 ? error_set(err, why->code, "%.150s: %s", uri, why->message)
+                                              : rc;
 }

@@ -113,8 +113,8 @@ static int decide(const struct request *request, const struct convert_list *list
     if (shards && sink->single)
         return error_set(err, LEAT_INVALID, "several shards make a folder: name it without .tar");
     if (request->shard_count > list->samples)
-        return error_set(err, LEAT_INVALID, "%" PRIu64 " shards of %" PRIu64 " samples", request->shard_count,
-                         list->samples);
+        return error_set(err, LEAT_INVALID, "%" PRIu64 " shards of %" PRIu64 " samples: give fewer",
+                         request->shard_count, list->samples);
     if (request->labels && (list->from != CONVERT_DIR || sink->format != CONVERT_TAR))
         return error_set(err, LEAT_INVALID, "--labels is for a folder that becomes tar shards");
     return 0;
@@ -220,8 +220,9 @@ static void print_result(const struct cli *cli, const struct request *request,
     if (list->left_out)
         printf("left out: %s links or devices\n", cli_count(list->left_out, count));
     if (sink->format == CONVERT_TAR && list->nameless)
-        printf("%s files have no extension: they are in the shards, but readers of shards leave them out\n",
-               cli_count(list->nameless, count));
+        printf(
+            "files without an extension: %s; they are in the shards, but readers of shards leave them out\n",
+            cli_count(list->nameless, count));
 }
 
 static int convert(struct cli *cli, const struct request *request, struct convert_list *list,
