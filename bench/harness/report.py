@@ -84,6 +84,7 @@ SECTIONS = {"read": [
     ("Ranges and small objects: throughput", None, lambda m: m in ("s3.4k.rate", "s3.128k.rate", "s3.1m.rate", "s3.8m.rate")),
     ("Ranges and small objects: the client's CPU", "s3-cpu", lambda m: m in ("s3.4k.cpu", "s3.128k.cpu", "s3.1m.cpu", "s3.8m.cpu")),
     ("TLS, first byte, lists", None, lambda m: m.startswith(("s3.tls.", "s3.first", "s3.list."))),
+    ("Blocks, far away", None, lambda m: m.startswith("s3.blocks.")),
     ("From a bucket to views", None, lambda m: m.startswith("s3.train.")),
 ]}
 

@@ -6,6 +6,8 @@ s3.SIZE.cpu, .rate       ranges of 128 KiB, 1 MiB, 8 MiB of one large object, in
 s3.tls.cpu, .rate        1 MiB ranges over TLS; the limit is the bare loop with SSL_read
 s3.first                 one small object at a time on an open connection: from the question to its last byte
 s3.train.rate, .cpu      a cold .npy in a bucket, opened by its address and read through a view in batches, by leatd and a client
+s3.blocks.RTT.*          only when asked for: fixed sizes of block beside the one that is chosen, against a server 10 and 30 ms away (bench/http_far):
+                         .first  a read of 1 MiB on connections that are new; .1m, .4m, .16m, .64m  one such read at a time; .many  16 reads of 8 MiB
 s3.list.rate             keys a second out of 1,000 to a page; the limit is taking the same pages apart without a server
 
 CPU is the client's alone (user and system, all its threads; a mount's daemon too). nginx has one worker, its files in memory, and takes
@@ -197,7 +199,7 @@ class Suite:
             print(f"bench/run: {name} is left out: {why}", file=sys.stderr)
 
     def wanted(self, *metrics):
-        return not self.args.only or any(m == o or m.startswith(o + ".") for m in metrics for o in self.args.only)
+        return not self.args.only or any(m == o or m.startswith(o + ".") or o.startswith(m + ".") for m in metrics for o in self.args.only)
 
     def put(self, one):
         if self.wanted(one["metric"]):
@@ -332,6 +334,48 @@ class Suite:
         self.row("s3.train.rate", "GB/s", got, "rate", "bare receive loop, 1 MiB ranges")
         self.row("s3.train.cpu", "CPU-s/GB", got, "cpu", "bare receive loop, 1 MiB ranges")
 
+    def blocks(self):
+        """Of Leat alone: the limit is the best of the sizes that were fixed."""
+        if not self.args.only or not self.wanted("s3.blocks"):
+            return
+        for rtt in (10, 30):
+            port, = _free_ports(1)
+
+            def is_up():
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.5):
+                    return True
+                return False
+            far = Daemon([self.program("http_far"), port, self.server.port, rtt], is_up, os.path.join(self.args.folder, "far.log"))
+            try:
+                for name, size, inflight in (("first", MIB, 1), ("1m", MIB, 1), ("4m", 4 * MIB, 1), ("16m", 16 * MIB, 1), ("64m", 64 * MIB, 1),
+                                             ("many", 8 * MIB, 16)):
+                    if self.wanted(f"s3.blocks.{rtt}ms.{name}"):
+                        self.blocks_of(f"s3.blocks.{rtt}ms.{name}", port, size, inflight, name == "first")
+            finally:
+                far.close()
+
+    def blocks_of(self, metric, port, size, inflight, first):
+        def measure(block):
+            def once():
+                worker = Worker([self.program("s3_leat"), "--host", "127.0.0.1", "--port", port, "--bucket", "bench", "--root", self.server.root,
+                                 "--bytes", size, "--of", self.server.large, "--connections", CONNECTIONS, "--inflight", inflight,
+                                 "--block", block], env=KEYS)
+                try:
+                    for seconds in (0.001,) if first else (0.5, 0.5):
+                        worker.send(f"run {seconds}")
+                        got = worker._read()
+                finally:
+                    worker.close()
+                return {"ms": got["p50_us"] / 1000, "rate": got["bytes"] / got["ns"] * 1000}
+            return once
+        sizes = [b for b in (128 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB) if b <= size]
+        cases = {"chosen": measure(0), **{f"{b // KIB} KiB": measure(b) for b in sizes}}
+        got = in_turns(cases, max(2, self.args.repeats // 2))
+        figure, unit, best = ("ms", "ms", min) if inflight == 1 else ("rate", "MB/s", max)
+        fixed = {name: v[figure] for name, v in got.items() if name != "chosen"}
+        name = best(fixed, key=lambda n: median(fixed[n]))
+        self.put(row(metric, unit, got["chosen"][figure], fixed[name], fixed, f"the best fixed size ({name})"))
+
     def lists(self):
         if not self.wanted("s3.list.rate"):
             return
@@ -364,3 +408,4 @@ def run(args, emit):
         suite.first()
         suite.train()
         suite.lists()
+        suite.blocks()
