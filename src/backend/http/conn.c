@@ -19,6 +19,7 @@
 #include "backend/http/http_internal.h"
 #include "base/clock.h"
 
+#define LARGE      (64 * KIB)
 #define FIRST_READ (4 * KIB) /* of a large answer: its head and little more */
 #define TURN_BYTES (4 * MIB) /* then the other connections have a turn */
 #define STRAIGHT                                                                                             \
@@ -487,7 +488,7 @@ static void receive_some(struct http_conn *conn)
                 conn->at = 0;
             }
             asked = CONN_BUFFER - conn->have;
-            if (call && conn->part == PART_HEAD && !call->small && conn->have < FIRST_READ)
+            if (call && conn->part == PART_HEAD && call->dst_bytes > LARGE && conn->have < FIRST_READ)
                 asked = FIRST_READ - conn->have;
             n = conn_read(conn, conn->buf + conn->have, asked, &err);
         }
