@@ -42,6 +42,7 @@ struct backend_config {
     void *user;
     /* Looked at while something is waited for (lists, stat, put, pread, wait): true ends it with -ECANCELED. NULL: nobody cancels. */
     const atomic_bool *cancelled;
+    bool stay; /* a redirection to another host is refused, not followed */
 };
 
 struct backend_object {

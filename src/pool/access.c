@@ -21,6 +21,7 @@
 struct access {
     _Atomic unsigned refs;
     bool renew;
+    _Atomic bool stay; /* hosts were checked: no redirection leads elsewhere */
     pthread_mutex_t lock;
     struct proto_access said; /* keys, token and expires: under lock */
     uint64_t renewed_ns;
@@ -107,7 +108,7 @@ static bool host_is(const char *host, const char *pattern)
     return strcasecmp(host, pattern) == 0;
 }
 
-int access_check(const struct access_config *config, bool system, const struct access *a, const char *uri,
+int access_check(const struct access_config *config, bool system, struct access *a, const char *uri,
                  struct leat_error *err)
 {
     struct s3_endpoint e;
@@ -131,8 +132,11 @@ int access_check(const struct access_config *config, bool system, const struct a
     if (!config->allowed && !system)
         return 0;
     for (unsigned k = 0; k < config->nallowed; k++) {
-        if (host_is(e.host, config->allowed[k]))
-            return 0;
+        if (!host_is(e.host, config->allowed[k]))
+            continue;
+        if (a && strcmp(config->allowed[k], "*") != 0)
+            atomic_store(&a->stay, true);
+        return 0;
     }
     return error_set(
         err, LEAT_DENIED,
@@ -296,6 +300,7 @@ int access_backend(struct access *a, unsigned connections, const atomic_bool *ca
         config.insecure = m->flags & PROTO_ACCESS_INSECURE;
         config.credentials = give;
         config.user = a;
+        config.stay = atomic_load(&a->stay);
     }
     int rc = backend_new(&config, ret_backend, err);
     return rc == -ENOMEM ? error_set(err, rc, "out of memory for a session with a server") : rc;

@@ -36,10 +36,10 @@ int access_own(const struct access_config *config, struct access **ret_access, s
 bool access_signed(struct access *access);
 /*
  * May this be read by this daemon? `system`: only hosts that are allowed, and no file that the opener named. LEAT_DENIED, and what the
- * administrator would have to say.
+ * administrator would have to say. Sessions follow no redirection to other hosts then.
  */
-int access_check(const struct access_config *config, bool system, const struct access *access,
-                 const char *uri, struct leat_error *err);
+int access_check(const struct access_config *config, bool system, struct access *access, const char *uri,
+                 struct leat_error *err);
 struct access *access_ref(struct access *access);
 void access_unref(struct access *access); /* NULL is fine */
 
@@ -53,7 +53,6 @@ void access_freshen(struct access *access, struct access *from);
 /* A session with these settings, which asks here whenever it needs credentials: `access` must outlive it. NULL: plain http(s), and S3 as
  * anybody. `cancelled`: as in struct backend_config. LEAT_INVALID: a setting. */
 int access_backend(struct access *access, unsigned connections, const atomic_bool *cancelled,
-                   struct backend **ret_backend,
-                   struct leat_error *err);
+                   struct backend **ret_backend, struct leat_error *err);
 
 #endif

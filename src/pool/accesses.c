@@ -57,11 +57,24 @@ static void remember(struct pool *pool, const struct open_request *r, const char
         known_free(pool, container_of(pool->accesses.prev, struct known_access, node));
 }
 
-int pool_access_for(struct pool *pool, uint32_t uid, const char *spec, struct access **ret_access,
-                    struct leat_error *err)
+static int check(struct pool *pool, struct access *access, const struct dataset_spec *spec,
+                 struct leat_error *err)
+{
+    int code = 0;
+    for (unsigned k = 0; code == 0 && k < spec->n; k++) {
+        if (dataset_is_remote(spec->sources[k].uri))
+            code =
+                access_check(&pool->config.s3, pool->config.opener.system, access, spec->sources[k].uri, err);
+    }
+    return code;
+}
+
+/* Of this node, for a set of another's. */
+static int ours(struct pool *pool, uint32_t uid, const char *text, struct access **ret_access,
+                struct leat_error *err)
 {
     const struct access_config *config = &pool->config.s3;
-    struct known_access *k = known_find(pool, uid, spec);
+    struct known_access *k = known_find(pool, uid, text);
     if (k) {
         *ret_access = access_ref(k->access);
         return 0;
@@ -71,6 +84,25 @@ int pool_access_for(struct pool *pool, uint32_t uid, const char *spec, struct ac
     struct proto_access none = {0};
     int code = access_new(&none, false, ret_access); /* enough for a web server; S3 says what is missing */
     return code < 0 ? error_set(err, code, "out of memory") : 0;
+}
+
+int pool_access_for(struct pool *pool, uint32_t uid, const char *text, struct access **ret_access,
+                    struct leat_error *err)
+{
+    struct dataset_spec spec;
+    struct access *access = NULL;
+    int code = dataset_spec_parse(text, &spec, err);
+    if (code < 0)
+        return code;
+    code = ours(pool, uid, text, &access, err);
+    if (code == 0)
+        code = check(pool, access, &spec, err);
+    dataset_spec_free(&spec);
+    if (code < 0)
+        access_unref(access);
+    else
+        *ret_access = access;
+    return code;
 }
 
 static bool spec_is_remote(const struct dataset_spec *spec)
@@ -86,8 +118,8 @@ static bool spec_is_remote(const struct dataset_spec *spec)
  * Who opens a source elsewhere brings how to read it. Without credentials a daemon of one user looks where that user's own tools do; one
  * of several users has none to lend, unless it was told to.
  */
-static int take(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,
-                       const char *text, struct leat_error *err)
+static int take(struct pool *pool, struct open_request *r, const struct dataset_spec *spec, const char *text,
+                struct leat_error *err)
 {
     const struct access_config *config = &pool->config.s3;
     bool system = pool->config.opener.system, s3 = false;
@@ -101,19 +133,16 @@ static int take(struct pool *pool, struct open_request *r, const struct dataset_
         r->access = NULL;
     }
     if (s3 && system && !own && !access_signed(r->access))
-        return error_set(err, LEAT_DENIED,
-                         "%.200s: this daemon has no credentials of its own, and none came from who opens it%s",
-                         spec->sources[0].uri,
-                         r->local ? " on this node: open it there as well, or let daemons have their own "
-                                    "(own_credentials in [s3] of leatd.conf)"
-                                  : "");
+        return error_set(
+            err, LEAT_DENIED,
+            "%.200s: this daemon has no credentials of its own, and none came from who opens it%s",
+            spec->sources[0].uri,
+            r->local ? " on this node: open it there as well, or let daemons have their own "
+                       "(own_credentials in [s3] of leatd.conf)"
+                     : "");
     if (code == 0 && !r->access)
         code = access_own(config, &r->access, err);
-    for (unsigned k = 0; code == 0 && k < spec->n; k++) {
-        if (dataset_is_remote(spec->sources[k].uri))
-            code = access_check(config, system, r->access, spec->sources[k].uri, err);
-    }
-    return code;
+    return code < 0 ? code : check(pool, r->access, spec, err);
 }
 
 int accesses_take(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,

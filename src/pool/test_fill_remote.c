@@ -24,7 +24,7 @@ static struct {
     _Atomic unsigned busy;    /* so many requests are answered 503 first */
     _Atomic unsigned half;    /* so many get half of the body and an end */
     _Atomic unsigned changed; /* this object has another ETag now */
-    _Atomic bool stall, refuse, expired;
+    _Atomic bool stall, refuse, expired, elsewhere;
     _Atomic unsigned requests, stalled;
 } script;
 
@@ -55,6 +55,14 @@ static void talk(struct web_peer *p)
         atomic_fetch_add(&script.requests, 1);
         if (sscanf(name, "o-%u-%llu", &number, &bytes) != 2) {
             say_error(p, 404, "NoSuchKey", "nothing here");
+            continue;
+        }
+        if (script.elsewhere && web_header(p, "host", text, sizeof(text)) && strncmp(text, "127.", 4) == 0) {
+            char head[400];
+            snprintf(head, sizeof(head),
+                     "HTTP/1.1 302 Found\r\nLocation: http://localhost%s%s\r\nContent-Length: 0\r\n\r\n",
+                     strchr(text, ':'), path);
+            web_say(p, head);
             continue;
         }
         if (script.stall) {
@@ -357,6 +365,39 @@ static void test_stopped(void **state)
     web_stop(&server);
 }
 
+/* A daemon that was told whom it may ask is not sent elsewhere. */
+static void test_redirected(void **state)
+{
+    struct leat_error err = {0};
+    static char *allowed[] = {(char *)"127.0.0.1", NULL};
+    const struct access_config config = {.allowed = allowed, .nallowed = 1}, other = {0};
+    begin();
+    script.elsewhere = true;
+    for (int told = 0; told < 2; told++) {
+        struct fill *fill = fill_of(1, 0);
+        struct wset *ws = testing_wset(index_here(5, mixed), 4 * MIB);
+        struct proto_access m = {0};
+        assert_int_equal(access_new(&m, false, &ws->access), 0);
+        assert_int_equal(access_check(&other, true, ws->access, "http://127.0.0.1/x", &err), LEAT_DENIED);
+        assert_int_equal(access_check(told ? &config : &other, told, ws->access, "http://127.0.0.1/x", &err),
+                         0);
+        if (told)
+            assert_int_equal(access_check(&config, true, ws->access, "http://127.0.0.2/x", &err),
+                             LEAT_DENIED);
+        assert_int_equal(fill_start(fill, ws), 0);
+        testing_wait_alone(ws);
+        if (told) {
+            assert_int_equal(failure_of(ws, 1, &err), LEAT_DENIED);
+            assert_non_null(strstr(err.message, "localhost"));
+        } else {
+            check_sample(ws, 1);
+        }
+        wset_unref(ws);
+        fill_free(fill);
+    }
+    web_stop(&server);
+}
+
 static struct access *access_with(const char *key, const char *secret, const char *token)
 {
     char endpoint[64];
@@ -416,7 +457,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exact),   cmocka_unit_test(test_many),   cmocka_unit_test(test_passes),
         cmocka_unit_test(test_changed), cmocka_unit_test(test_gone),   cmocka_unit_test(test_cancelled),
-        cmocka_unit_test(test_stopped), cmocka_unit_test(test_denied),
+        cmocka_unit_test(test_stopped), cmocka_unit_test(test_denied), cmocka_unit_test(test_redirected),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -439,6 +439,12 @@ static int request_follow(struct request *rq, struct leat_error *err)
     bytes_out_fini(&url);
     if (rc < 0)
         return rc;
+    if (rq->b->config.stay && strcasecmp(to.origin.host, from->origin.host) != 0) {
+        rc = error_set(err, LEAT_DENIED, "a redirection to %.200s, which this daemon was not told to ask",
+                       to.origin.host);
+        target_fini(&to);
+        return rc;
+    }
     struct target *moved = to.origin.tls || !secure ? malloc(sizeof(*moved)) : NULL;
     if (!moved) {
         rc = secure && !to.origin.tls
