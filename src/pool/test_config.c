@@ -35,6 +35,9 @@ static void test_every_key(void **state)
                           "[net]\nlisten = 10.0.0.1:7000\ntoken_file = /etc/token\nnodes = 10.0.0.1:7000\n"
                           "  10.0.0.2:7000 10.0.0.3:7000\ndata_threads = 3\n"
                           "[disk]\nengine = worker\nthreads = 5\ndepth = 32\n"
+                          "[s3]\nallowed = minio.lan, *.amazonaws.com\nown_credentials = yes\nprofile = p\n"
+                          "endpoint = http://m\nregion = r\nstyle = path\nca_file = /c\nanonymous = on\n"
+                          "connections = 7\n"
                           "[log]\nlevel = warning\n",
                           &err),
                      0);
@@ -62,6 +65,13 @@ static void test_every_key(void **state)
     assert_string_equal(c.disk_engine, "worker");
     assert_int_equal(c.disk_threads, 5);
     assert_int_equal(c.disk_depth, 32);
+    assert_int_equal(c.s3.nallowed, 2);
+    assert_string_equal(c.s3.allowed[1], "*.amazonaws.com");
+    assert_true(c.s3.own && c.s3.anonymous);
+    assert_string_equal(c.s3.profile, "p");
+    assert_string_equal(c.s3.endpoint, "http://m");
+    assert_string_equal(c.s3.style, "path");
+    assert_int_equal(c.s3.connections, 7);
     config_fini(&c);
     log_set_level(LOG_LEVEL_WARNING);
 }
@@ -101,6 +111,10 @@ static void test_refused(void **state)
         {"pool", "colour", "red", "[pool] has no key 'colour': it has size region_size ready huge_pages"},
         {"pool", "size region_size", "1GiB", "[pool] has no key 'size region_size'"},
         {"pool", "", "1GiB", "[pool] has no key ''"},
+        {"s3", "style", "curly", "style = curly: give path, virtual or auto"},
+        {"s3", "own_credentials", "perhaps", "own_credentials = perhaps: give yes or no"},
+        {"s3", "connections", "0", "connections = 0: give a whole number from 1 to 256"},
+        {"s3", "secret", "x", "[s3] has no key 'secret'"},
         {"daemon", "mode", "public", "mode = public: give private or system"},
         {"daemon", "linger", "soon", "linger"},
         {"daemon", "uid", "0", "[daemon] has no key 'uid'"},

@@ -128,6 +128,55 @@ static void test_open(void **state)
     bytes_out_fini(&out);
 }
 
+static void test_open_access(void **state)
+{
+    struct proto_open m = {.flags = 2,
+                           .name = (char *)"",
+                           .uri = (char *)"s3://b/p",
+                           .has_access = true,
+                           .access = {.flags = PROTO_ACCESS_FOUND,
+                                      .expires = -5,
+                                      .endpoint = (char *)"http://h:1",
+                                      .access_key = (char *)"AKEY",
+                                      .secret_key = (char *)"secret"}},
+                      g;
+    struct bytes_out out = {0};
+    proto_open_put(&out, &m);
+    assert_int_equal(proto_open_get(out.data, out.len, &g), 0);
+    assert_true(g.has_access);
+    assert_int_equal(g.access.flags, PROTO_ACCESS_FOUND);
+    assert_int_equal(g.access.expires, -5);
+    assert_string_equal(g.access.endpoint, "http://h:1");
+    assert_string_equal(g.access.access_key, "AKEY");
+    assert_string_equal(g.access.secret_key, "secret");
+    assert_null(g.access.token); /* what is not said is NULL */
+    assert_null(g.access.region);
+    proto_open_fini(&g);
+    assert_null(g.access.secret_key);
+    /* Cut anywhere within it, or longer: nothing. Without it: an opening of files. */
+    size_t plain = out.len;
+    m.has_access = false;
+    struct bytes_out without = {0};
+    proto_open_put(&without, &m);
+    for (size_t n = without.len + 1; n < plain; n++)
+        assert_int_equal(proto_open_get(out.data, n, &g), LEAT_CORRUPT);
+    assert_int_equal(proto_open_get(out.data, without.len, &g), 0);
+    assert_false(g.has_access);
+    proto_open_fini(&g);
+    bytes_put_u8(&out, 0);
+    assert_int_equal(proto_open_get(out.data, out.len, &g), LEAT_CORRUPT);
+    bytes_out_fini(&without);
+    bytes_out_fini(&out);
+    AUTO_FREE char *longer = malloc(PROTO_ACCESS_TOKEN_MAX + 2);
+    memset(longer, 'x', PROTO_ACCESS_TOKEN_MAX + 1);
+    longer[PROTO_ACCESS_TOKEN_MAX + 1] = 0;
+    m.has_access = true;
+    m.access.token = longer;
+    proto_open_put(&out, &m);
+    assert_int_equal(proto_open_get(out.data, out.len, &g), LEAT_CORRUPT);
+    bytes_out_fini(&out);
+}
+
 static void test_ws(void **state)
 {
     struct proto_node nodes[] = {{1, ""}, {2, "host:1234"}};
@@ -234,9 +283,9 @@ static void test_mac(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_frame), cmocka_unit_test(test_hello), cmocka_unit_test(test_welcome),
-        cmocka_unit_test(test_open),  cmocka_unit_test(test_ws),    cmocka_unit_test(test_fetched),
-        cmocka_unit_test(test_range), cmocka_unit_test(test_mac),
+        cmocka_unit_test(test_frame),   cmocka_unit_test(test_hello),       cmocka_unit_test(test_welcome),
+        cmocka_unit_test(test_open),    cmocka_unit_test(test_open_access), cmocka_unit_test(test_ws),
+        cmocka_unit_test(test_fetched), cmocka_unit_test(test_range),       cmocka_unit_test(test_mac),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
