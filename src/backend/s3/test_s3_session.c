@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sessions against a scripted server: reads given up, buckets that move while many ask, clean ends. Faults one by one: tests/test_s3_faults.py. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "backend/backend.h"
+#include "backend/testing.h"
+#include "base/clock.h"
+
+#define OBJECT (4 * MIB)
+
+static char object[OBJECT];
+static _Atomic unsigned refused, served;
+
+static void say_range(struct web_peer *p)
+{
+    char range[80], head[300];
+    unsigned long long first = 0, last = OBJECT - 1;
+    bool ranged = web_header(p, "range", range, sizeof(range));
+    if (ranged)
+        sscanf(range, "bytes=%llu-%llu", &first, &last);
+    snprintf(
+        head, sizeof(head),
+        "HTTP/1.1 %s\r\nContent-Length: %llu\r\nETag: \"one\"\r\nContent-Range: bytes %llu-%llu/%llu\r\n\r\n",
+        ranged ? "206 Partial Content" : "200 OK", last - first + 1, first, last, (unsigned long long)OBJECT);
+    web_say(p, head);
+    web_say_bytes(p, object + first, last - first + 1);
+    served++;
+}
+
+static void talk_object(struct web_peer *p)
+{
+    char path[256];
+    while (web_hear(p, path))
+        say_range(p);
+}
+
+/* Never answers, and reads on. */
+static void talk_never(struct web_peer *p)
+{
+    char path[256];
+    while (web_hear(p, path)) {
+    }
+}
+
+/* The bucket is in another region: whoever signs for the first one is sent there. */
+static void talk_region(struct web_peer *p)
+{
+    char path[256], auth[600];
+    while (web_hear(p, path)) {
+        if (web_header(p, "authorization", auth, sizeof(auth)) && strstr(auth, "/eu-west-3/s3/")) {
+            say_range(p);
+            continue;
+        }
+        refused++;
+        web_say(
+            p,
+            "HTTP/1.1 301 Moved Permanently\r\nx-amz-bucket-region: eu-west-3\r\nContent-Length: 0\r\n\r\n");
+    }
+}
+
+/* Hears the head of a PUT, refuses it, and hangs up with most of the body unread. */
+static void talk_refuse(struct web_peer *p)
+{
+    static const char body[] = "<Error><Code>QuotaExceeded</Code><Message>full</Message></Error>";
+    char buf[2000], head[200];
+    if (web_read(p, buf, sizeof(buf)) <= 0)
+        return;
+    snprintf(head, sizeof(head),
+             "HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n%s", sizeof(body) - 1,
+             body);
+    web_say(p, head);
+}
+
+static struct web_server server;
+
+static struct backend *begin(void (*talk)(struct web_peer *p), bool anonymous)
+{
+    static char url[64];
+    struct leat_error err = {0};
+    struct backend *b = NULL;
+    refused = served = 0;
+    web_start(&server, talk, NULL);
+    snprintf(url, sizeof(url), "http://127.0.0.1:%u", server.origin.port);
+    struct backend_config config = {
+        .connections = 4, .endpoint = url, .region = "us-east-1", .anonymous = anonymous, .given = true};
+    setenv("AWS_ACCESS_KEY_ID", "AK", 1);
+    setenv("AWS_SECRET_ACCESS_KEY", "SK", 1);
+    if (backend_new(&config, &b, &err) < 0)
+        fail_msg("%s", err.message);
+    return b;
+}
+
+static void end(struct backend *b)
+{
+    backend_free(b);
+    web_stop(&server);
+}
+
+static unsigned ended;
+static int last_rc;
+
+static void done(struct backend_read *read, int rc, const struct leat_error *err)
+{
+    (void)read;
+    assert_true(rc == 0 || err->message[0]);
+    last_rc = rc;
+    ended++;
+}
+
+static void wait_for(struct backend *b, unsigned n)
+{
+    uint64_t until = clock_now_ns() + 20 * NS_PER_S;
+    while (ended < n && clock_now_ns() < until)
+        assert_true(backend_wait(b, 1, 100) >= 0);
+    assert_int_equal(ended, n);
+}
+
+static void test_read(void **state)
+{
+    (void)state;
+    struct backend *b = begin(talk_object, true);
+    struct backend_file *f;
+    static char dst[OBJECT];
+    assert_int_equal(backend_open(b, "s3://bucket/key", NULL, OBJECT, &f, NULL), 0);
+    assert_int_equal(backend_pread(b, f, dst, OBJECT, 0, NULL), OBJECT);
+    assert_memory_equal(dst, object, OBJECT);
+    assert_int_equal(backend_pread(b, f, dst, 1000, OBJECT - 10, NULL), 10);
+    assert_memory_equal(dst, object + OBJECT - 10, 10);
+    assert_int_equal(backend_pread(b, f, dst, 1000, OBJECT, NULL), 0);
+    backend_close(f);
+    end(b);
+}
+
+/* Every place is taken by a read that is given up: those that waited behind it go on. */
+static void test_cancel_makes_room(void **state)
+{
+    (void)state;
+    struct backend *b = begin(talk_never, true);
+    struct backend_file *f;
+    static char dst[OBJECT];
+    assert_int_equal(backend_open(b, "s3://bucket/key", NULL, OBJECT, &f, NULL), 0);
+    struct backend_read first = {.file = f, .bytes = OBJECT, .dst = dst, .done = done};
+    ended = 0;
+    backend_submit(b, &first);
+    assert_int_equal(backend_wait(b, 1, 200), 0);
+    server.talk = talk_object; /* of connections from now on */
+    struct backend_read second = {.file = f, .bytes = 2 * MIB, .dst = dst, .done = done};
+    backend_submit(b, &second);
+    assert_int_equal(backend_wait(b, 1, 200), 0);
+    backend_cancel(b, &first);
+    wait_for(b, 1);
+    assert_int_equal(last_rc, 0);
+    assert_memory_equal(dst, object, 2 * MIB);
+    backend_close(f);
+    end(b);
+}
+
+static void test_free_ends_reads(void **state)
+{
+    (void)state;
+    struct backend *b = begin(talk_never, true);
+    struct backend_file *f;
+    static char dst[OBJECT];
+    struct backend_read reads[40];
+    assert_int_equal(backend_open(b, "s3://bucket/key", NULL, OBJECT, &f, NULL), 0);
+    ended = 0;
+    for (unsigned i = 0; i < ARRAY_LEN(reads); i++) {
+        reads[i] = (struct backend_read){
+            .file = f, .offset = i * 65536, .bytes = 65536, .dst = dst + i * 65536, .done = done};
+        backend_submit(b, &reads[i]);
+    }
+    assert_int_equal(backend_wait(b, 1, 100), 0);
+    end(b);
+    assert_int_equal(ended, ARRAY_LEN(reads));
+    assert_int_equal(last_rc, -ECANCELED);
+    backend_close(f);
+}
+
+static void test_region(void **state)
+{
+    (void)state;
+    struct backend *b = begin(talk_region, false);
+    struct backend_file *f;
+    static char dst[OBJECT];
+    struct backend_read reads[16];
+    assert_int_equal(backend_open(b, "s3://bucket/key", NULL, OBJECT, &f, NULL), 0);
+    ended = 0;
+    for (unsigned i = 0; i < ARRAY_LEN(reads);
+         i++) { /* all of them are on their way before one is answered */
+        reads[i] = (struct backend_read){
+            .file = f, .offset = i * 4096, .bytes = 4096, .dst = dst + i * 4096, .done = done};
+        backend_submit(b, &reads[i]);
+    }
+    wait_for(b, ARRAY_LEN(reads));
+    assert_int_equal(last_rc, 0);
+    assert_memory_equal(dst, object, 16 * 4096);
+    assert_true(refused > 1);
+    unsigned before = refused;
+    assert_int_equal(backend_pread(b, f, dst, 100, 0, NULL), 100);
+    assert_int_equal(refused, before);
+    backend_close(f);
+    end(b);
+}
+
+/* The answer counts, not that the rest of the body could not be sent. */
+static void test_refused_body(void **state)
+{
+    (void)state;
+    struct backend *b = begin(talk_refuse, true);
+    struct leat_error err = {0};
+    FILE *file = tmpfile();
+    assert_non_null(file);
+    assert_int_equal(fwrite(object, 1, OBJECT, file), OBJECT);
+    fflush(file);
+    int rc = backend_put(b, "s3://bucket/key", fileno(file), OBJECT, &err);
+    assert_int_equal(rc, LEAT_DENIED);
+    assert_non_null(strstr(err.message, "QuotaExceeded: full"));
+    fclose(file);
+    end(b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_read),
+        cmocka_unit_test(test_cancel_makes_room),
+        cmocka_unit_test(test_free_ends_reads),
+        cmocka_unit_test(test_region),
+        cmocka_unit_test(test_refused_body),
+    };
+    for (size_t i = 0; i < OBJECT; i++)
+        object[i] = (char)(i * 2654435761u >> 13);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
