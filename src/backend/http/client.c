@@ -250,10 +250,11 @@ static bool pool_resolved(struct http_pool *pool)
 {
     uint64_t now = clock_now_ns();
     struct http_address written;
-    if (pool->resolved_ns == 0 && !pool->resolving &&
+    if (!pool->resolving && (pool->resolved_ns == 0 || now - pool->resolved_ns > RESOLVED_NS) &&
         http_resolve_numeric(pool->origin.host, pool->origin.port, &written))
         take_addresses(pool, &written, 1);
-    if (!pool->resolving && (pool->resolved_ns == 0 || now - pool->resolved_ns > RESOLVED_NS)) {
+    if (!pool->resolving && pool->resolved_ns <= now &&
+        (pool->resolved_ns == 0 || now - pool->resolved_ns > RESOLVED_NS)) {
         int rc = http_resolve_start(pool->client->loop, pool->origin.host, pool->origin.port, resolved, pool,
                                     &pool->resolving);
         if (rc < 0 && pool->resolved_ns == 0) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * getaddrinfo blocks for as long as the network likes, so each question gets a thread. The thread and the asker share one object
- * with two holders; who lets go last frees it. Nothing waits for the thread: a loop that ends first takes its queued message along, and the
- * memory of that one question is then lost to the end of the process.
+ * with two holders; who lets go last frees it. Nothing waits for the thread. A message that is queued when its question is forgotten lets go in the loop's next
+ * turn: who ends a client turns the loop once more before ending that too.
  */
 #include <netdb.h>
 #include <pthread.h>

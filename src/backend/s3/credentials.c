@@ -120,6 +120,8 @@ static int fetch(const char *method, const char *url, const char *headers, const
         explicit_bzero(head.data, head.len);
     bytes_out_fini(&head);
     http_client_free(client);
+    if (loop)
+        loop_turn(loop, 0); /* as in backend_free */
     loop_free(loop);
     return rc;
 }

@@ -443,6 +443,9 @@ void backend_free(struct backend *b)
     if (b->loop)
         loop_timer_clear(&b->pump);
     http_client_free(b->http);
+    if (b->loop)
+        loop_turn(b->loop,
+                  0); /* an answer of the resolver, which is nobody's any more, lets go of its memory */
     loop_free(b->loop);
     struct block *k;
     while ((k = list_first(&b->free_blocks, struct block, node))) {
