@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ranged reads. A read is cut in blocks as requests become free, so that its size at that moment counts: few bytes left for many
- * connections make small blocks, many make large ones (BLOCK_MIN to BLOCK_MAX).
+ * Ranged reads. A read is cut in blocks as requests become free, by what is wanted at that moment: few bytes for many connections make
+ * small blocks, many make large ones (BLOCK_MIN to BLOCK_MAX).
  *
  * Invariants: a byte is asked for once at a time; a block's bytes are of the file's pinned ETag; a read ends when its last block has,
  * with the first error that any of them met. Requests under way never exceed b->limit, which throttling lowers.
@@ -13,7 +13,7 @@
 #include "base/crc32c.h"
 #include "base/crc64.h"
 
-#define BLOCK_MIN (1 * MIB)
+#define BLOCK_MIN (256 * KIB)
 #define BLOCK_MAX (8 * MIB)
 /* Answers up to this share a connection: 10 ms away, ranges of 128 KiB come 2.5 times as fast. Larger ones gain nothing by it, and would keep each
  * other waiting. */
@@ -191,6 +191,7 @@ static void block_free(struct backend *b, struct block *k)
 {
     b->nblocks--;
     b->nsmall -= k->rq.small;
+    b->asked_bytes -= k->bytes;
     list_push_back(&b->free_blocks, &k->node);
 }
 
@@ -240,11 +241,13 @@ static struct block *block_new(struct backend *b)
     return k;
 }
 
-static uint64_t block_bytes(const struct backend *b, uint64_t waiting)
+/* All that is wanted, spread over the connections: a read alone is there soonest in many small pieces, above all on connections that are new,
+ * and many reads cost least in large ones. */
+static uint64_t block_bytes(const struct backend *b)
 {
     if (b->config.block_bytes)
         return b->config.block_bytes;
-    uint64_t share = align_up(waiting / b->config.connections, 64 * KIB);
+    uint64_t share = align_up((b->waiting_bytes + b->asked_bytes) / b->config.connections, 64 * KIB);
     return MIN(MAX(share, BLOCK_MIN), BLOCK_MAX);
 }
 
@@ -283,6 +286,7 @@ static void block_start(struct block *k, struct backend_read *read, uint64_t byt
     read->inside++;
     b->nblocks++;
     b->nsmall += k->rq.small;
+    b->asked_bytes += bytes;
     if (read->next == read->offset + read->bytes) {
         list_remove(&read->node);
         list_push_back(&b->asked, &read->node);
@@ -306,7 +310,7 @@ static void pump(struct backend *b)
             read_end(read);
             continue;
         }
-        uint64_t bytes = MIN(rest, block_bytes(b, b->waiting_bytes));
+        uint64_t bytes = MIN(rest, block_bytes(b));
         if (rest - bytes < BLOCK_MIN / 2 && rest <= BLOCK_MAX && !b->config.block_bytes)
             bytes = rest; /* no crumb at the end */
         b->waiting_bytes -= bytes;

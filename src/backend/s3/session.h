@@ -103,6 +103,7 @@ struct backend {
     struct list asking;     /* backend_read.node: of which some bytes were not asked for yet, in order */
     struct list asked;      /* ... all were */
     uint64_t waiting_bytes; /* of all reads, not asked for yet */
+    uint64_t asked_bytes;   /* of all blocks under way */
     unsigned nreads, nblocks, nsmall, max_blocks;
     double limit; /* of blocks under way: goes down when a server says slow down */
     struct list free_blocks;
