@@ -45,7 +45,7 @@ check: ## what every change must pass: unit, ASan+UBSan, TSan, fuzz corpus, laye
 	@$(PYTHON) tools/check --build $(BUILD) --jobs $(JOBS)
 
 check-all: ## check, and what takes longer: fuzzing, pytest on sanitized programs, slow tests, lint
-	@tools/deps build test fuzz lint
+	@tools/deps build test fuzz lint s3
 	@tools/deps rdma || true
 	@$(PYTHON) tools/check --build $(BUILD) --jobs $(JOBS) --all
 
@@ -55,7 +55,7 @@ check-rdma: ## RDMA on real verbs, emulated in a guest under QEMU; skipped where
 	@$(PYTHON) tools/check --build $(BUILD) --jobs $(JOBS) --only rdma
 
 check-extra: # what check-all has beyond check
-	@tools/deps build test fuzz lint
+	@tools/deps build test fuzz lint s3
 	@tools/deps rdma || true
 	@$(PYTHON) tools/check --build $(BUILD) --jobs $(JOBS) --extra
 
