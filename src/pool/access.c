@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <strings.h>
 
+#define RENEW_BEFORE_S 300
 #define RENEW_EVERY_NS (30 * NS_PER_S) /* looking may ask an endpoint, or run a program */
 
 struct access {
@@ -24,7 +25,8 @@ struct access {
     _Atomic bool stay; /* hosts were checked: no redirection leads elsewhere */
     pthread_mutex_t lock;
     struct proto_access said; /* keys, token and expires: under lock */
-    uint64_t renewed_ns;
+    pthread_mutex_t looking;  /* held while they are looked for */
+    uint64_t renewed_ns;      /* under it */
 };
 
 static bool same_text(const char *a, const char *b)
@@ -44,6 +46,7 @@ int access_new(struct proto_access *m, bool renew, struct access **ret_access)
     a->said = *m;
     *m = (struct proto_access){0};
     pthread_mutex_init(&a->lock, NULL);
+    pthread_mutex_init(&a->looking, NULL);
     *ret_access = a;
     return 0;
 }
@@ -158,6 +161,7 @@ void access_unref(struct access *a)
         return;
     proto_access_fini(&a->said);
     pthread_mutex_destroy(&a->lock);
+    pthread_mutex_destroy(&a->looking);
     free(a);
 }
 
@@ -248,29 +252,42 @@ static bool expired(const struct credentials *c)
     return c->expires && c->expires <= time(NULL);
 }
 
+static bool stale(const struct credentials *c)
+{
+    return !c->access_key || (c->expires && c->expires - RENEW_BEFORE_S <= time(NULL));
+}
+
+/* One thread looks, and the others wait for what it finds: each would find the same. */
+static void renew(struct access *a, bool refused, struct leat_error *err)
+{
+    struct credentials c = {0}, found = {0};
+    pthread_mutex_lock(&a->looking);
+    uint64_t now = clock_now_ns();
+    bool look = (!a->renewed_ns || now - a->renewed_ns > RENEW_EVERY_NS) && copy_keys(a, &c) == 0 &&
+                (refused || stale(&c));
+    credentials_fini(&c);
+    if (look && credentials_find(a->said.profile, &found, err) == 0) {
+        set_keys(a, &found);
+        credentials_fini(&found);
+    }
+    if (look)
+        a->renewed_ns = clock_now_ns();
+    pthread_mutex_unlock(&a->looking);
+}
+
 /* Session's thread. What is about to expire is looked for anew, where that is allowed. */
 static int give(void *user, bool refused, struct credentials *ret, struct leat_error *err)
 {
     struct access *a = user;
-    struct credentials c = {0}, found = {0};
+    struct credentials c = {0};
     int rc = copy_keys(a, &c);
+    if (rc == 0 && a->renew && (refused || stale(&c))) {
+        credentials_fini(&c);
+        renew(a, refused, err);
+        rc = copy_keys(a, &c);
+    }
     if (rc < 0)
         return rc;
-    bool old = refused || !c.access_key || (c.expires && c.expires - 300 <= time(NULL));
-    pthread_mutex_lock(&a->lock);
-    uint64_t now = clock_now_ns();
-    bool look = a->renew && old && (!a->renewed_ns || now - a->renewed_ns > RENEW_EVERY_NS);
-    if (look)
-        a->renewed_ns = now;
-    pthread_mutex_unlock(&a->lock);
-    if (look && credentials_find(a->said.profile, &found, err) == 0) {
-        set_keys(a, &found);
-        credentials_fini(&found);
-        credentials_fini(&c);
-        rc = copy_keys(a, &c);
-        if (rc < 0)
-            return rc;
-    }
     if (!c.access_key)
         rc = error_set(err, LEAT_DENIED, "no credentials for S3 came with the opening, and none were found");
     else if (expired(&c))

@@ -452,12 +452,50 @@ static void test_denied(void **state)
     }
 }
 
+/* Keys that the daemon finds by itself, for several threads that want them at once. */
+static void test_own(void **state)
+{
+    begin();
+    char endpoint[64];
+    snprintf(endpoint, sizeof(endpoint), "http://127.0.0.1:%u", server.origin.port);
+    char path[400], text[] = "[default]\ncredential_process = sleep 0.2; echo "
+                             "'{\"AccessKeyId\": \"AKEY\", \"SecretAccessKey\": \"s\"}'\n";
+    snprintf(path, sizeof(path), "%s/credentials", testing_folder());
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+    unsetenv("AWS_ACCESS_KEY_ID");
+    unsetenv("AWS_SECRET_ACCESS_KEY");
+    unsetenv("AWS_PROFILE");
+    setenv("AWS_SHARED_CREDENTIALS_FILE", path, 1);
+    setenv("AWS_CONFIG_FILE", "/nonexistent", 1);
+    for (unsigned again = 0; again < 2; again++) {
+        const struct access_config config = {.endpoint = endpoint};
+        struct leat_error err;
+        struct fill *fill = fill_of(6, 32 * KIB);
+        struct wset *ws = testing_wset(index_of("s3://bucket/d", 60, mixed), 64 * KIB);
+        assert_int_equal(access_own(&config, &ws->access, &err), 0);
+        assert_false(access_signed(ws->access));
+        assert_int_equal(fill_start(fill, ws), 0);
+        testing_wait_alone(ws);
+        for (unsigned i = 0; i < 60; i++)
+            check_sample(ws, i);
+        assert_true(access_signed(ws->access));
+        wset_unref(ws);
+        fill_free(fill);
+    }
+    testing_folder_remove();
+    web_stop(&server);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exact),   cmocka_unit_test(test_many),   cmocka_unit_test(test_passes),
         cmocka_unit_test(test_changed), cmocka_unit_test(test_gone),   cmocka_unit_test(test_cancelled),
         cmocka_unit_test(test_stopped), cmocka_unit_test(test_denied), cmocka_unit_test(test_redirected),
+        cmocka_unit_test(test_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
