@@ -307,7 +307,7 @@ static void test_pick(void **state)
     uint64_t now = clock_now_ns();
     assert_int_equal(net_paths_pick(r.ep, 64 * KIB, MIB, 0, now), 0); /* one is up */
     assert_int_equal(net_paths_pick(r.ep, 64 * KIB, MIB, 1, now), -1);
-    struct far far = {.answers = ANSWERS, .delay_ns = 4 * NS_PER_MS};
+    struct far far = {.answers = ANSWERS, .delay_ns = 30 * NS_PER_MS};
     far_start(&r, &far, 1);
     for (unsigned turn = 0; turn < 60; turn++)
         run_good(&r, large(0));
