@@ -265,25 +265,12 @@ struct prefix {
     struct leat_error *err;
 };
 
-static int room(void *array, uint64_t *cap, uint64_t want, size_t row)
-{
-    if (want <= *cap)
-        return 0;
-    uint64_t least = MAX(want, 64ull), n = MAX(*cap * 2, least);
-    void *p = realloc(*(void **)array, n * row);
-    if (!p)
-        return -ENOMEM;
-    *(void **)array = p;
-    *cap = n;
-    return 0;
-}
-
 static int prefix_keep(struct prefix *p, const struct dataset_object *o)
 {
     size_t name = strlen(o->name) + 1, etag = strlen(o->etag) + 1;
-    int rc = room(&p->pending, &p->cap, p->n + 1, sizeof(*p->pending));
+    int rc = scan_grow(&p->pending, &p->cap, p->n + 1, sizeof(*p->pending));
     if (rc == 0)
-        rc = room(&p->text, &p->text_cap, p->text_len + name + etag, 1);
+        rc = scan_grow(&p->text, &p->text_cap, p->text_len + name + etag, 1);
     if (rc < 0)
         return rc;
     memcpy(p->text + p->text_len, o->name, name);

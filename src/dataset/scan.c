@@ -190,6 +190,19 @@ static size_t least_root(const char *path)
     return (size_t)(host - path) + strcspn(host, "/");
 }
 
+int scan_grow(void *array, uint64_t *cap, uint64_t want, size_t row)
+{
+    if (want <= *cap)
+        return 0;
+    uint64_t least = MAX(want, 64ull), n = MAX(*cap * 2, least);
+    void *p = realloc(*(void **)array, n * row);
+    if (!p)
+        return -ENOMEM;
+    *(void **)array = p;
+    *cap = n;
+    return 0;
+}
+
 char *scan_common_root(char *const *paths, unsigned n)
 {
     const char *slash = strrchr(paths[0], '/');

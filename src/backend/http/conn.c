@@ -120,8 +120,8 @@ void http_conn_close(struct http_conn *conn, int rc, const struct leat_error *er
     loop_remove(&conn->source);
     if (conn->ssl && rc == 0)
         tls_bye(conn);
-    shutdown(conn->source.fd,
-             SHUT_RDWR); /* nothing lands any more, though the descriptor lives a little longer */
+    /* Nothing lands any more, though the descriptor lives a little longer. */
+    shutdown(conn->source.fd, SHUT_RDWR);
     pool->nconns--;
     client->stats.open--;
     list_remove(&conn->flush_node);
@@ -136,8 +136,8 @@ void http_conn_close(struct http_conn *conn, int rc, const struct leat_error *er
         conn->ncalls--;
         call_finish(client, first, rc < 0 ? rc : LEAT_PEER_GONE, err);
     } else if (first) {
-        first
-            ->tries++; /* those behind it were not looked at; a connection that answers nobody ends its first */
+        /* Those behind it were not looked at; a connection that answers nobody ends its first. */
+        first->tries++;
     }
     while (!list_empty(&conn->calls)) {
         /* From the last to the first, as each goes to the front of those that wait. */

@@ -53,19 +53,6 @@ struct tar_ahead {
     struct lane lanes[LANES];
 };
 
-static int grow(void *array, uint64_t *cap, uint64_t want, size_t row)
-{
-    if (want <= *cap)
-        return 0;
-    uint64_t least = MAX(want, 64ull), n = MAX(*cap * 2, least);
-    void *p = realloc(*(void **)array, n * row);
-    if (!p)
-        return -ENOMEM;
-    *(void **)array = p;
-    *cap = n;
-    return 0;
-}
-
 static void piece_drop(struct lane *l, struct piece *p)
 {
     if (p->read)
@@ -143,9 +130,9 @@ static int lane_data(struct tar_ahead *a, struct lane *l, uint64_t offset, uint3
 static int lane_keep(struct lane *l, const struct tar_member *m)
 {
     size_t len = strlen(m->path) + 1;
-    int rc = grow(&l->rows, &l->rows_cap, l->nrows + 1, sizeof(*l->rows));
+    int rc = scan_grow(&l->rows, &l->rows_cap, l->nrows + 1, sizeof(*l->rows));
     if (rc == 0)
-        rc = grow(&l->names, &l->names_cap, l->names_len + len, 1);
+        rc = scan_grow(&l->names, &l->names_cap, l->names_len + len, 1);
     if (rc < 0)
         return rc;
     memcpy(l->names + l->names_len, m->path, len);

@@ -55,26 +55,13 @@ struct shard {
     uint64_t window_offset, window_len, window_cap;
 };
 
-static int grow(void *array, uint64_t *cap, uint64_t want, size_t row)
-{
-    if (want <= *cap)
-        return 0;
-    uint64_t least = MAX(want, 1024ull), n = MAX(*cap * 2, least);
-    void *p = realloc(*(void **)array, n * row);
-    if (!p)
-        return -ENOMEM;
-    *(void **)array = p;
-    *cap = n;
-    return 0;
-}
-
 /* `want` bytes at `offset`, or as many as the file has. */
 static int window_get(struct shard *s, uint64_t offset, uint32_t want, uint64_t ahead, const char **ret_p,
                       size_t *ret_len)
 {
     if (offset < s->window_offset || offset - s->window_offset + want > s->window_len) {
         uint64_t bytes = MAX(ahead, (uint64_t)want);
-        int rc = grow(&s->window, &s->window_cap, bytes, 1);
+        int rc = scan_grow(&s->window, &s->window_cap, bytes, 1);
         if (rc < 0)
             return rc;
         int64_t n = scan_pread(s->fd, s->window, bytes, offset);
@@ -98,9 +85,9 @@ static const char *last_key(const struct shards *all, size_t *ret_len)
 
 static int begin_sample(struct shards *all, const struct shard *s, const struct tar_member *m, size_t key_len)
 {
-    int rc = grow(&all->samples, &all->samples_cap, all->nsamples + 1, sizeof(*all->samples));
+    int rc = scan_grow(&all->samples, &all->samples_cap, all->nsamples + 1, sizeof(*all->samples));
     if (rc == 0)
-        rc = grow(&all->keys, &all->keys_cap, all->keys_len + key_len, 1);
+        rc = scan_grow(&all->keys, &all->keys_cap, all->keys_len + key_len, 1);
     if (rc < 0)
         return rc;
     memcpy(all->keys + all->keys_len, m->path, key_len);
@@ -144,7 +131,7 @@ static int add_member(struct shards *all, const struct shard *s, const struct ta
             return error_set(err, LEAT_INVALID,
                              "%s: the member \"%s\" at offset %llu gives its sample a second \".%s\"",
                              s->path, shown, (unsigned long long)m->header_offset, field_name);
-    rc = grow(&all->members, &all->members_cap, all->nmembers + 1, sizeof(*all->members));
+    rc = scan_grow(&all->members, &all->members_cap, all->nmembers + 1, sizeof(*all->members));
     if (rc < 0)
         return rc;
     all->members[all->nmembers++] =
