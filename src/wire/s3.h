@@ -8,6 +8,7 @@
 
 #include "base/base.h"
 #include "base/bytes.h"
+#include "wire/http.h"
 #include "wire/sigv4.h"
 
 #define S3_KEY_MAX    1024u  /* bytes of a key */
@@ -123,6 +124,11 @@ int s3_error_class(int status, const char *code, bool *ret_retry);
 int s3_upload_id_parse(const void *body, size_t len, char *ret_id, size_t cap, struct leat_error *err);
 /* The body of CompleteMultipartUpload. etags[i]: of part i + 1, with quotes. */
 void s3_complete_put(struct bytes_out *out, char *const *etags, unsigned n);
+
+/* A checksum in a header: base64 of its 4 or 8 bytes, the highest first. False: another thing, as that of parts ("...-5") is. */
+#define S3_SUM_TEXT 13
+void s3_sum_format(uint64_t sum, unsigned bytes, char out[S3_SUM_TEXT]);
+bool s3_sum_parse(struct http_text text, unsigned bytes, uint64_t *ret_sum);
 
 /* "2013-05-24T00:00:00.000Z" to seconds; false: not of this form. */
 bool s3_time_parse(const char *text, int64_t *ret);

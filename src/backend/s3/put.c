@@ -22,7 +22,7 @@ struct part {
     unsigned number; /* from 1; 0: idle */
     char *buf;
     uint64_t bytes;
-    char query[S3_KEY_MAX + 64], crc[12], sha[SIGV4_SIGNATURE];
+    char query[S3_KEY_MAX + 64], crc[S3_SUM_TEXT], sha[SIGV4_SIGNATURE];
     struct s3_header headers[1];
     char *etag;
     int rc;
@@ -41,15 +41,6 @@ struct upload {
     bool turn; /* a request has ended */
     struct part parts[PARTS_AT_A_TIME];
 };
-
-static void base64_crc(uint32_t crc, char out[12])
-{
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    uint64_t v = (uint64_t)crc << 4;
-    for (int i = 5; i >= 0; i--, v >>= 6)
-        out[i] = digits[v & 63];
-    strcpy(out + 6, "==");
-}
 
 static int part_head(struct request *rq, const struct http_reader *reader, const char *buf,
                      struct leat_error *err)
@@ -84,7 +75,7 @@ static int part_start(struct upload *u, struct part *p, uint64_t at, uint64_t by
                                      u->target.uri);
         got += (uint64_t)n;
     }
-    base64_crc(crc32c(0, p->buf, bytes), p->crc);
+    s3_sum_format(crc32c(0, p->buf, bytes), 4, p->crc);
     const char *payload = SIGV4_UNSIGNED;
     if (!u->target.bucket->endpoint.tls) {
         int rc = sigv4_sha256(p->buf, bytes, p->sha);

@@ -76,30 +76,6 @@ void backend_close(struct backend_file *file)
 
 static void pump(struct backend *b);
 
-/* Base64 of so many bytes (4 or 8), the first one the highest: a checksum as S3 writes it. One of parts ("...-5") is another thing. */
-static bool sum_parse(struct http_text t, unsigned bytes, uint64_t *ret)
-{
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    unsigned n = (bytes * 8 + 5) / 6, spare = 6 * n - 8 * bytes;
-    uint64_t v = 0;
-    if (t.len != (bytes + 2) / 3 * 4)
-        return false;
-    for (unsigned i = 0; i < t.len; i++) {
-        if (i >= n) {
-            if (t.data[i] != '=')
-                return false;
-            continue;
-        }
-        const char *at = t.data[i] ? strchr(digits, t.data[i]) : NULL;
-        if (!at)
-            return false;
-        uint64_t d = (uint64_t)(at - digits);
-        v = i + 1 < n ? v << 6 | d : v << (6 - spare) | d >> spare;
-    }
-    *ret = v;
-    return true;
-}
-
 static int block_head(struct request *rq, const struct http_reader *reader, const char *buf,
                       struct leat_error *err)
 {
@@ -148,11 +124,11 @@ static int block_head(struct request *rq, const struct http_reader *reader, cons
     else if (!f->etag[0] && modified.len && modified.len < sizeof(f->modified))
         http_text_copy(modified, f->modified, sizeof(f->modified));
     uint64_t sum;
-    k->has_crc = k->whole && sum_parse(http_header(reader, buf, "x-amz-checksum-crc32c"), 4, &sum);
+    k->has_crc = k->whole && s3_sum_parse(http_header(reader, buf, "x-amz-checksum-crc32c"), 4, &sum);
     if (k->has_crc)
         k->crc = (uint32_t)sum;
     k->has_crc64 = k->whole && !k->has_crc &&
-                   sum_parse(http_header(reader, buf, "x-amz-checksum-crc64nvme"), 8, &k->crc64);
+                   s3_sum_parse(http_header(reader, buf, "x-amz-checksum-crc64nvme"), 8, &k->crc64);
     return 0;
 }
 
