@@ -19,7 +19,7 @@
 #define RING_BYTES   (64 * MIB)
 #define MOST_THREADS 16
 
-typedef uint32_t (*copy_fn)(uint32_t, void *restrict, const void *restrict, size_t);
+typedef uint32_t (*copy_fn)(uint32_t, void *restrict, const void *restrict, size_t, const void *, size_t);
 
 static uint8_t *pool, *ring;
 
@@ -33,13 +33,15 @@ struct job {
     pthread_t thread;
 };
 
-static uint32_t copy_only(uint32_t crc, void *restrict dst, const void *restrict src, size_t bytes)
+static uint32_t copy_only(uint32_t crc, void *restrict dst, const void *restrict src, size_t bytes,
+                          const void *next, size_t next_bytes)
 {
     memcpy(dst, src, bytes);
     return crc;
 }
 
-static uint32_t copy_then_crc(uint32_t crc, void *restrict dst, const void *restrict src, size_t bytes)
+static uint32_t copy_then_crc(uint32_t crc, void *restrict dst, const void *restrict src, size_t bytes,
+                              const void *next, size_t next_bytes)
 {
     memcpy(dst, src, bytes);
     return crc32c(crc, dst, bytes);
@@ -54,11 +56,10 @@ static void *gather(void *arg)
     do {
         for (size_t i = 0; i < 16 * MIB / job->sample_bytes; i++) {
             const uint8_t *next = pool + rng_below(&job->seed, samples) * stride;
-            if (job->ahead)
-                crc32c_copy_prefetch(next, job->sample_bytes);
             if (at + stride > job->ring_bytes)
                 at = 0;
-            job->crc ^= job->copy(0, ring + job->ring_at + at, src, job->sample_bytes);
+            job->crc ^= job->copy(0, ring + job->ring_at + at, src, job->sample_bytes, next,
+                                  job->ahead ? MIN(job->sample_bytes, (size_t)CRC32C_AHEAD) : 0);
             at += stride;
             done += job->sample_bytes;
             src = next;

@@ -47,9 +47,8 @@ static void read_batch(void *arg, const uint64_t *ids, unsigned n, const uint8_t
         return;
     }
     for (unsigned i = 0; i < n; i++) {
-        if (i + 1 < n)
-            crc32c_copy_prefetch(pool + ids[i + 1] * bytes, bytes);
-        g->crc ^= crc32c_copy(0, to + i * bytes, pool + ids[i] * bytes, bytes);
+        const uint8_t *next = i + 1 < n ? pool + ids[i + 1] * bytes : NULL;
+        g->crc ^= crc32c_copy_ahead(0, to + i * bytes, pool + ids[i] * bytes, bytes, next, bytes);
     }
 }
 

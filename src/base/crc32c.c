@@ -75,10 +75,13 @@ static uint32_t table_crc(uint32_t crc, const void *buf, size_t bytes)
 }
 
 /* Copies piece by piece, so that the checksum finds the piece in the first-level cache. */
-static uint32_t table_copy(uint32_t crc, void *restrict dst, const void *restrict src, size_t bytes)
+static uint32_t table_copy(uint32_t crc, void *restrict dst, const void *restrict src, size_t bytes,
+                           const void *next, size_t next_bytes)
 {
     uint8_t *to = dst;
     const uint8_t *from = src;
+    if (next)
+        crc32c_copy_prefetch(next, next_bytes);
     while (bytes) {
         size_t piece = MIN(bytes, (size_t)4096);
         memcpy(to, from, piece);
@@ -126,7 +129,13 @@ uint32_t crc32c(uint32_t crc, const void *buf, size_t bytes)
 
 uint32_t crc32c_copy(uint32_t crc, void *restrict dst, const void *restrict src, size_t bytes)
 {
-    return chosen.copy(crc, dst, src, bytes);
+    return chosen.copy(crc, dst, src, bytes, NULL, 0);
+}
+
+uint32_t crc32c_copy_ahead(uint32_t crc, void *restrict dst, const void *restrict src, size_t bytes,
+                           const void *next, size_t next_bytes)
+{
+    return chosen.copy(crc, dst, src, bytes, next, next ? MIN(next_bytes, (size_t)CRC32C_AHEAD) : 0);
 }
 
 const char *crc32c_impl(void)

@@ -50,8 +50,11 @@ static uint32_t armv8_crc(uint32_t crc, const void *buf, size_t bytes)
     return armv8_run(crc, NULL, buf, bytes, false);
 }
 
-static uint32_t armv8_copy(uint32_t crc, void *restrict dst, const void *restrict src, size_t bytes)
+static uint32_t armv8_copy(uint32_t crc, void *restrict dst, const void *restrict src, size_t bytes,
+                           const void *next, size_t next_bytes)
 {
+    if (next)
+        crc32c_copy_prefetch(next, next_bytes);
     return armv8_run(crc, dst, src, bytes, true);
 }
 

@@ -77,7 +77,8 @@ INLINE TARGET_SSE42 __m128i take_16(uint8_t *dst, const uint8_t *src, size_t at,
 }
 
 INLINE TARGET_SSE42 uint64_t step_three(uint64_t c, uint8_t *dst, const uint8_t *src, const size_t stretch,
-                                        const struct join *join, const bool copy, const bool ahead)
+                                        const struct join *join, const bool copy, const bool ahead,
+                                        const uint8_t *next)
 {
     uint64_t c1 = 0, c2 = 0;
     for (size_t i = 0; i < stretch; i += 16) {
@@ -85,6 +86,9 @@ INLINE TARGET_SSE42 uint64_t step_three(uint64_t c, uint8_t *dst, const uint8_t 
             _mm_prefetch((const char *)src + 3 * stretch + i, _MM_HINT_T0);
             _mm_prefetch((const char *)src + 4 * stretch + i, _MM_HINT_T0);
             _mm_prefetch((const char *)src + 5 * stretch + i, _MM_HINT_T0);
+        } else if (copy && i % 64 == 0 && next) {
+            for (unsigned part = 0; part < 3; part++)
+                _mm_prefetch((const char *)next + part * stretch + i, _MM_HINT_T0);
         }
         __m128i v = take_16(dst, src, i, copy);
         __m128i v1 = take_16(dst, src, stretch + i, copy);
@@ -99,20 +103,33 @@ INLINE TARGET_SSE42 uint64_t step_three(uint64_t c, uint8_t *dst, const uint8_t 
     return shift_register(c, join->two) ^ shift_register(c1, join->one) ^ c2;
 }
 
+/* Who asks for `bytes` of next gets its address, and next moves on; else NULL. */
+INLINE const uint8_t *ask(const uint8_t **next, size_t *next_bytes, size_t bytes)
+{
+    const uint8_t *from = *next;
+    if (*next_bytes < bytes)
+        return NULL;
+    *next += bytes;
+    *next_bytes -= bytes;
+    return from;
+}
+
 INLINE TARGET_SSE42 uint32_t sse42_run(uint32_t crc, uint8_t *dst, const uint8_t *src, size_t bytes,
-                                       const bool copy)
+                                       const bool copy, const uint8_t *next, size_t next_bytes)
 {
     uint64_t c = ~crc;
     for (; bytes >= 3 * LONG_STRETCH; bytes -= 3 * LONG_STRETCH) {
         if (copy && bytes >= 6 * LONG_STRETCH)
-            c = step_three(c, dst, src, LONG_STRETCH, &join_long, copy, true);
+            c = step_three(c, dst, src, LONG_STRETCH, &join_long, copy, true, NULL);
         else
-            c = step_three(c, dst, src, LONG_STRETCH, &join_long, copy, false);
+            c = step_three(c, dst, src, LONG_STRETCH, &join_long, copy, false,
+                           ask(&next, &next_bytes, 3 * (size_t)LONG_STRETCH));
         src += 3 * LONG_STRETCH;
         dst = copy ? dst + 3 * LONG_STRETCH : NULL;
     }
     for (; bytes >= 3 * SHORT_STRETCH; bytes -= 3 * SHORT_STRETCH) {
-        c = step_three(c, dst, src, SHORT_STRETCH, &join_short, copy, false);
+        c = step_three(c, dst, src, SHORT_STRETCH, &join_short, copy, false,
+                       ask(&next, &next_bytes, 3 * (size_t)SHORT_STRETCH));
         src += 3 * SHORT_STRETCH;
         dst = copy ? dst + 3 * SHORT_STRETCH : NULL;
     }
@@ -121,13 +138,13 @@ INLINE TARGET_SSE42 uint32_t sse42_run(uint32_t crc, uint8_t *dst, const uint8_t
 
 TARGET_SSE42 static uint32_t sse42_crc(uint32_t crc, const void *buf, size_t bytes)
 {
-    return sse42_run(crc, NULL, buf, bytes, false);
+    return sse42_run(crc, NULL, buf, bytes, false, NULL, 0);
 }
 
 TARGET_SSE42 static uint32_t sse42_copy(uint32_t crc, void *restrict dst, const void *restrict src,
-                                        size_t bytes)
+                                        size_t bytes, const void *next, size_t next_bytes)
 {
-    return sse42_run(crc, dst, src, bytes, true);
+    return sse42_run(crc, dst, src, bytes, true, next, next_bytes);
 }
 
 static void sse42_init(void)
@@ -192,8 +209,15 @@ INLINE TARGET_AVX512 uint64_t reduce(__m512i acc)
     return _mm_crc32_u64(c, (uint64_t)_mm_extract_epi64(last, 1));
 }
 
+INLINE void ask_256(const uint8_t *from)
+{
+    for (unsigned line = 0; from && line < 256; line += 64)
+        _mm_prefetch((const char *)from + line, _MM_HINT_T0);
+}
+
 INLINE TARGET_AVX512 uint32_t avx512_run(uint32_t crc, uint8_t *dst, const uint8_t *src, size_t bytes,
-                                         const bool copy, const bool stream, const size_t ahead)
+                                         const bool copy, const bool stream, const uint8_t *next,
+                                         size_t next_bytes)
 {
     uint64_t c = ~crc;
     if (stream) {
@@ -215,11 +239,10 @@ INLINE TARGET_AVX512 uint32_t avx512_run(uint32_t crc, uint8_t *dst, const uint8
             __m512i a2 = take(dst, src, 128, copy, stream);
             __m512i a3 = take(dst, src, 192, copy, stream);
             at = 256;
-            if (ahead) {
-                /* Never past the end: for a sample of a few KiB that would double what is read. */
-                for (; bytes - at >= 256 + ahead; at += 256) {
-                    for (unsigned line = 0; line < 256; line += 64)
-                        _mm_prefetch((const char *)src + at + ahead + line, _MM_HINT_T0);
+            if (copy && stream) {
+                /* Never past the end: there the next sample is asked for. */
+                for (; bytes - at >= 256 + STREAM_AHEAD; at += 256) {
+                    ask_256(src + at + STREAM_AHEAD);
                     a0 = fold(a0, k2048, take(dst, src, at, copy, stream));
                     a1 = fold(a1, k2048, take(dst, src, at + 64, copy, stream));
                     a2 = fold(a2, k2048, take(dst, src, at + 128, copy, stream));
@@ -227,6 +250,8 @@ INLINE TARGET_AVX512 uint32_t avx512_run(uint32_t crc, uint8_t *dst, const uint8
                 }
             }
             for (; bytes - at >= 256; at += 256) {
+                if (copy)
+                    ask_256(ask(&next, &next_bytes, 256));
                 a0 = fold(a0, k2048, take(dst, src, at, copy, stream));
                 a1 = fold(a1, k2048, take(dst, src, at + 64, copy, stream));
                 a2 = fold(a2, k2048, take(dst, src, at + 128, copy, stream));
@@ -252,15 +277,17 @@ INLINE TARGET_AVX512 uint32_t avx512_run(uint32_t crc, uint8_t *dst, const uint8
 
 TARGET_AVX512 static uint32_t avx512_crc(uint32_t crc, const void *buf, size_t bytes)
 {
-    return avx512_run(crc, NULL, buf, bytes, false, false, 0);
+    return avx512_run(crc, NULL, buf, bytes, false, false, NULL, 0);
 }
 
 TARGET_AVX512 static uint32_t avx512_copy(uint32_t crc, void *restrict dst, const void *restrict src,
-                                          size_t bytes)
+                                          size_t bytes, const void *next, size_t next_bytes)
 {
+    const uint8_t *from = next;
+    ask_256(ask(&from, &next_bytes, MIN(next_bytes, (size_t)256)));
     if (bytes >= STREAM_BYTES)
-        return avx512_run(crc, dst, src, bytes, true, true, STREAM_AHEAD);
-    return avx512_run(crc, dst, src, bytes, true, false, 0);
+        return avx512_run(crc, dst, src, bytes, true, true, from, next_bytes);
+    return avx512_run(crc, dst, src, bytes, true, false, from, next_bytes);
 }
 
 static void fold_constants(uint64_t ret_pair[2], uint64_t distance_bits)

@@ -39,18 +39,14 @@ static int shm_submit(struct net_endpoint *ep, struct net_op *op)
     for (uint32_t i = 0; i < op->n; i++) {
         struct net_read *r = &op->reads[i];
         const char *src = next;
-        if (i + 1 < op->n) {
-            next = source_of(ep, &op->reads[i + 1]);
-            if (next)
-                crc32c_copy_prefetch(next, op->reads[i + 1].bytes);
-        }
+        next = i + 1 < op->n ? source_of(ep, &op->reads[i + 1]) : NULL;
         if (unlikely(!src)) {
             r->crc = 0;
             r->status = LEAT_INVALID;
             status = status ? status : LEAT_INVALID;
             continue;
         }
-        r->crc = crc32c_copy(0, r->dst, src, r->bytes);
+        r->crc = crc32c_copy_ahead(0, r->dst, src, r->bytes, next, next ? op->reads[i + 1].bytes : 0);
         r->status = 0;
         copied += r->bytes;
     }
