@@ -14,7 +14,7 @@
 
 #include "apps/leat/convert.h"
 #include "wire/npy.h"
-#include "wire/tar.h"
+#include "wire/tar_put.h"
 
 #define BUFFER (1u << 20)
 
@@ -121,80 +121,27 @@ static int close_out(struct writer *w, bool keep_safe)
 
 /* --- tar --------------------------------------------------------------------------------------------------------- */
 
-struct header {
-    char name[100], mode[8], uid[8], gid[8], size[12], mtime[12], sum[8], type, link[100], magic[6],
-        version[2], uname[32], gname[32], devmajor[8], devminor[8], prefix[155], pad[12];
-};
-_Static_assert(sizeof(struct header) == TAR_BLOCK, "a tar header is a block");
-
-static int put_header(struct writer *w, const char *name, char type, uint64_t bytes)
-{
-    struct header h = {.type = type, .magic = "ustar", .version = {'0', '0'}};
-    size_t len = strlen(name);
-    memcpy(h.name, name, MIN(len, sizeof(h.name)));
-    snprintf(h.mode, sizeof(h.mode), "%07o", type == '5' ? 0755 : 0644);
-    snprintf(h.uid, sizeof(h.uid), "%07o", 0);
-    snprintf(h.gid, sizeof(h.gid), "%07o", 0);
-    snprintf(h.size, sizeof(h.size), "%011" PRIo64, bytes > 077777777777 ? 0 : bytes);
-    snprintf(h.mtime, sizeof(h.mtime), "%011o", 0);
-    memset(h.sum, ' ', sizeof(h.sum));
-    unsigned sum = 0;
-    for (size_t i = 0; i < sizeof(h); i++)
-        sum += ((const unsigned char *)&h)[i];
-    snprintf(h.sum, sizeof(h.sum), "%06o", sum);
-    h.sum[7] = ' ';
-    return put(w, &h, sizeof(h));
-}
-
 static int put_padding(struct writer *w)
 {
     static const char zeros[TAR_BLOCK];
     return put(w, zeros, (size_t)(align_up(w->out_bytes, TAR_BLOCK) - w->out_bytes));
 }
 
-/* "LEN KEY=VALUE\n", LEN with itself. Bytes written. */
-static size_t pax_record(char *out, size_t cap, const char *key, const char *value)
+static struct tar_put tar_entry(const struct convert_item *item)
 {
-    size_t rest = strlen(key) + strlen(value) + 3, len = rest + 1;
-    for (size_t before = 0; before != len;) {
-        char digits[24];
-        before = len;
-        len = rest + (size_t)snprintf(digits, sizeof(digits), "%zu", len);
-    }
-    return (size_t)snprintf(out, cap, "%zu %s=%s\n", len, key, value);
-}
-
-static bool is_plain(const char *path)
-{
-    size_t len = strlen(path);
-    for (size_t i = 0; i < len; i++) {
-        if ((unsigned char)path[i] < 0x20 || (unsigned char)path[i] >= 0x7f)
-            return false;
-    }
-    return len <= 100;
+    return (struct tar_put){
+        .path = item->path, .type = item->folder ? '5' : '0', .bytes = item->bytes + item->head_bytes};
 }
 
 static int put_member(struct writer *w, const struct convert_item *item)
 {
-    uint64_t bytes = item->bytes + item->head_bytes;
-    int rc = 0;
-    if (!is_plain(item->path) || bytes > 077777777777) {
-        char records[TAR_PATH_MAX + 128], number[24];
-        size_t len = 0;
-        if (!is_plain(item->path))
-            len = pax_record(records, sizeof(records), "path", item->path);
-        if (bytes > 077777777777) {
-            snprintf(number, sizeof(number), "%" PRIu64, bytes);
-            len += pax_record(records + len, sizeof(records) - len, "size", number);
-        }
-        rc = put_header(w, "././@PaxHeader", 'x', len);
-        if (rc == 0)
-            rc = put(w, records, len);
-        if (rc == 0)
-            rc = put_padding(w);
-    }
-    if (rc == 0)
-        rc = put_header(w, item->path, item->folder ? '5' : '0', bytes);
+    struct tar_put entry = tar_entry(item);
+    char header[TAR_PUT_MAX];
+    size_t len = tar_put_header_bytes(&entry);
+    if (len == 0)
+        return error_set(w->err, LEAT_INVALID, "\"%.100s...\": too long for a path", item->path);
+    tar_put_header(&entry, header);
+    int rc = put(w, header, len);
     if (rc == 0)
         rc = item->folder ? (w->sink->files_done++, tell(w)) : copy(w, item, 0);
     return rc ? rc : put_padding(w);
@@ -202,12 +149,12 @@ static int put_member(struct writer *w, const struct convert_item *item)
 
 static int end_shard(struct writer *w)
 {
-    static const char zeros[2 * TAR_BLOCK];
+    static const char zeros[TAR_END_BYTES];
     int rc = put(w, zeros, sizeof(zeros));
     return rc ? rc : close_out(w, true);
 }
 
-/* What the sample that begins at item i takes in an archive, about; *ret_end is the item behind it. */
+/* What the sample that begins at item i takes in an archive; *ret_end is the item behind it. */
 static uint64_t sample_bytes(const struct convert_list *list, uint64_t i, uint64_t *ret_end)
 {
     const struct convert_item *first = &list->items[i];
@@ -215,8 +162,8 @@ static uint64_t sample_bytes(const struct convert_list *list, uint64_t i, uint64
     uint64_t bytes = 0;
     do {
         const struct convert_item *item = &list->items[i];
-        bytes += TAR_BLOCK + align_up(item->bytes + item->head_bytes, TAR_BLOCK);
-        bytes += is_plain(item->path) ? 0 : TAR_BLOCK + align_up(strlen(item->path) + 24, TAR_BLOCK);
+        struct tar_put entry = tar_entry(item);
+        bytes += tar_put_bytes(&entry);
         i++;
     } while (i < list->n && convert_key_len(list->items[i].path) == key &&
              memcmp(list->items[i].path, first->path, key) == 0);
@@ -233,7 +180,7 @@ static int write_shards(struct writer *w, int folder)
     int rc = 0;
     for (uint64_t i = 0, end; i < list->n && rc == 0; i = end) {
         uint64_t bytes = sample_bytes(list, i, &end);
-        bool full = w->out_bytes + bytes + 2 * TAR_BLOCK > sink->shard_bytes;
+        bool full = w->out_bytes + bytes + TAR_END_BYTES > sink->shard_bytes;
         if (sink->shard_count) /* folders are nobody's sample */
             full = !list->items[i].folder && samples++ * sink->shard_count / list->samples >= sink->shards;
         if (w->out >= 0 && full && !sink->single)
