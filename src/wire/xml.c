@@ -143,36 +143,22 @@ int xml_reader_feed(struct xml_reader *r, const void *data, size_t len, bool las
 
 void xml_put_text(struct bytes_out *out, const char *text, size_t len)
 {
+    static const char hex[] = "0123456789ABCDEF";
+    size_t plain = 0; /* where what needs no reference began */
     for (size_t i = 0; i < len; i++) {
         unsigned char c = (unsigned char)text[i];
-        char number[8];
-        const char *as = NULL;
-        switch (c) {
-        case '&':
-            as = "&amp;";
-            break;
-        case '<':
-            as = "&lt;";
-            break;
-        case '>':
-            as = "&gt;";
-            break;
-        case '"':
-            as = "&quot;";
-            break;
-        default:
-            if (c < 0x20 || c == 0x7f) {
-                static const char hex[] = "0123456789ABCDEF";
-                memcpy(number, "&#x", 3);
-                number[3] = hex[c >> 4];
-                number[4] = hex[c & 15];
-                memcpy(number + 5, ";", 2);
-                as = number;
-            }
-        }
-        if (as)
-            bytes_put(out, as, strlen(as));
-        else
-            bytes_put(out, text + i, 1);
+        char number[] = {'&', '#', 'x', hex[c >> 4], hex[c & 15], ';', 0};
+        const char *as = c == '&'                ? "&amp;"
+                         : c == '<'              ? "&lt;"
+                         : c == '>'              ? "&gt;"
+                         : c == '"'              ? "&quot;"
+                         : c < 0x20 || c == 0x7f ? number
+                                                 : NULL;
+        if (!as)
+            continue;
+        bytes_put(out, text + plain, i - plain);
+        bytes_put(out, as, strlen(as));
+        plain = i + 1;
     }
+    bytes_put(out, text + plain, len - plain);
 }
