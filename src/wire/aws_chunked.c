@@ -196,7 +196,8 @@ static int check_trailers(struct aws_chunked *c)
         if (n == 0)
             continue;
         char *colon = memchr(line, ':', n);
-        if (!colon || colon == line || memchr(line, 0, n) || memchr(line, '\r', n) || signature || !c->has_trailers)
+        if (!colon || colon == line || memchr(line, 0, n) || memchr(line, '\r', n) || signature ||
+            !c->has_trailers)
             return fail(c, LEAT_CORRUPT, "what stands behind the last chunk are no trailers");
         unsigned name = (unsigned)(colon - line) + 1, skip = name;
         while (skip < n && (line[skip] == ' ' || line[skip] == '\t'))

@@ -57,7 +57,8 @@ bool http_etag_in(struct http_text list, const char *etag)
     return false;
 }
 
-unsigned http_conditions_check(const struct http_conditions *c, const char *etag, int64_t modified, bool reads)
+unsigned http_conditions_check(const struct http_conditions *c, const char *etag, int64_t modified,
+                               bool reads)
 {
     time_t t;
     if (c->if_match.data) {

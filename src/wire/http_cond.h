@@ -17,9 +17,11 @@ enum http_ranged http_range(struct http_text range, uint64_t bytes, uint64_t *re
 bool http_etag_in(struct http_text list, const char *etag);
 
 struct http_conditions {
-    struct http_text if_match, if_none_match, if_modified_since, if_unmodified_since; /* data NULL: not given */
+    struct http_text if_match, if_none_match, if_modified_since,
+        if_unmodified_since; /* data NULL: not given */
 };
 /* 0: go on; 304; 412. In the order of RFC 9110, 13.2.2. reads: GET and HEAD. */
-unsigned http_conditions_check(const struct http_conditions *c, const char *etag, int64_t modified, bool reads);
+unsigned http_conditions_check(const struct http_conditions *c, const char *etag, int64_t modified,
+                               bool reads);
 
 #endif

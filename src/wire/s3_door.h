@@ -185,7 +185,8 @@ void s3_buckets_end(struct bytes_out *out);
 /* A page of ListObjects; what the request said is said again. Texts may be NULL. */
 struct s3_page {
     bool v2, url, truncated, owners;
-    const char *bucket, *prefix, *delimiter, *after, *token, *next; /* after: V1's marker, V2's start-after; next: opaque */
+    const char *bucket, *prefix, *delimiter, *after, *token,
+        *next; /* after: V1's marker, V2's start-after; next: opaque */
     size_t prefix_len, delimiter_len, after_len, token_len, next_len;
     unsigned max_keys, count; /* count: V2's KeyCount */
 };

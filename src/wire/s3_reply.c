@@ -8,8 +8,9 @@ void s3_time_format(int64_t seconds, char out[S3_TIME_TEXT])
 {
     char t[SIGV4_TIME];
     sigv4_time((time_t)seconds, t);
-    const char text[S3_TIME_TEXT] = {t[0], t[1], t[2], t[3], '-', t[4],  t[5],  '-', t[6],  t[7],  'T', t[9],
-                                     t[10], ':', t[11], t[12], ':', t[13], t[14], '.', '0', '0', '0', 'Z', 0};
+    const char text[S3_TIME_TEXT] = {t[0],  t[1], t[2], t[3],  '-', t[4],  t[5],  '-', t[6],
+                                     t[7],  'T',  t[9], t[10], ':', t[11], t[12], ':', t[13],
+                                     t[14], '.',  '0',  '0',   '0', 'Z',   0};
     memcpy(out, text, S3_TIME_TEXT);
 }
 

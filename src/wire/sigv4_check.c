@@ -55,10 +55,12 @@ static enum s3_code parse_credential(struct sigv4_claim *c, struct http_text t, 
 {
     struct http_text end, service, where, date;
     if (!pop(&t, &end) || !pop(&t, &service) || !pop(&t, &where) || !pop(&t, &date))
-        return refuse(c, malformed,
-                      "the Credential is mal-formed; expecting \"<access key>/YYYYMMDD/REGION/SERVICE/aws4_request\".");
+        return refuse(
+            c, malformed,
+            "the Credential is mal-formed; expecting \"<access key>/YYYYMMDD/REGION/SERVICE/aws4_request\".");
     if (!http_text_is(end, "aws4_request") || !http_text_is(service, "s3"))
-        return refuse(c, malformed, "the Credential is for another service; expecting \".../s3/aws4_request\".");
+        return refuse(c, malformed,
+                      "the Credential is for another service; expecting \".../s3/aws4_request\".");
     if (!http_text_is(where, region)) {
         *ret_other_region = true;
         snprintf(c->why, sizeof(c->why), "the region '%.*s' is wrong; expecting '%.64s'",
@@ -103,8 +105,7 @@ static enum s3_code parse_date(struct sigv4_claim *c, const struct http_reader *
         }
     }
     if (!t.data || !sigv4_time_parse(t.data, t.len, &c->time))
-        return refuse(c, S3_ACCESS_DENIED,
-                      "AWS authentication requires a valid Date or x-amz-date header");
+        return refuse(c, S3_ACCESS_DENIED, "AWS authentication requires a valid Date or x-amz-date header");
     http_text_copy(t, c->when, sizeof(c->when));
     return S3_OK;
 }
@@ -116,16 +117,17 @@ static enum s3_code parse_header(struct sigv4_claim *c, const struct http_reader
     size_t n = sizeof(ALGORITHM) - 1;
     if (value.len <= n || memcmp(value.data, ALGORITHM, n) != 0 || value.data[n] != ' ')
         return refuse(c, S3_INVALID_REQUEST,
-                      "The authorization mechanism you have provided is not supported. Please use " ALGORITHM ".");
+                      "The authorization mechanism you have provided is not supported. Please use " ALGORITHM
+                      ".");
     struct http_text rest = {value.data + n, value.len - n};
     struct http_text credential = field(rest, "Credential"), names = field(rest, "SignedHeaders"),
                      signature = field(rest, "Signature");
     if (!credential.data || !copy(names, c->names, sizeof(c->names)) || !is_hex64(signature))
-        return refuse(c, S3_AUTH_HEADER_MALFORMED,
-                      "The authorization header is malformed; Credential, SignedHeaders and Signature are needed.");
+        return refuse(
+            c, S3_AUTH_HEADER_MALFORMED,
+            "The authorization header is malformed; Credential, SignedHeaders and Signature are needed.");
     http_text_copy(signature, c->signature, sizeof(c->signature));
-    enum s3_code code =
-        parse_credential(c, credential, region, S3_AUTH_HEADER_MALFORMED, ret_other_region);
+    enum s3_code code = parse_credential(c, credential, region, S3_AUTH_HEADER_MALFORMED, ret_other_region);
     if (code == S3_OK)
         code = parse_date(c, r, buf);
     if (code != S3_OK)
@@ -193,7 +195,8 @@ static enum s3_code parse_payload(struct sigv4_claim *c, struct http_text t)
     };
     if (!t.data) {
         if (c->how == SIGV4_HEADER)
-            return refuse(c, S3_INVALID_REQUEST, "Missing required header for this request: x-amz-content-sha256");
+            return refuse(c, S3_INVALID_REQUEST,
+                          "Missing required header for this request: x-amz-content-sha256");
         c->body = SIGV4_BODY_PLAIN;
         memcpy(c->payload, SIGV4_UNSIGNED, sizeof(SIGV4_UNSIGNED));
         return S3_OK;
@@ -209,11 +212,13 @@ static enum s3_code parse_payload(struct sigv4_claim *c, struct http_text t)
         c->body = known[i].body;
         memcpy(c->payload, known[i].name, strlen(known[i].name) + 1);
         if (c->how != SIGV4_HEADER && c->body >= SIGV4_BODY_SIGNED)
-            return refuse(c, S3_INVALID_REQUEST, "chunks can be signed where the request is, in its Authorization header");
+            return refuse(c, S3_INVALID_REQUEST,
+                          "chunks can be signed where the request is, in its Authorization header");
         return S3_OK;
     }
     return refuse(c, S3_INVALID_ARGUMENT,
-                  "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, a STREAMING- value that S3 knows, or a valid sha256 value.");
+                  "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, a STREAMING- value that S3 knows, or a "
+                  "valid sha256 value.");
 }
 
 enum s3_code sigv4_claim_parse(struct sigv4_claim *c, const struct http_reader *r, const char *buf,
@@ -228,10 +233,12 @@ enum s3_code sigv4_claim_parse(struct sigv4_claim *c, const struct http_reader *
     bool query = param(call, "X-Amz-Signature").data || param(call, "X-Amz-Algorithm").data ||
                  param(call, "X-Amz-Credential").data;
     if (value.data && query)
-        return refuse(c, S3_INVALID_ARGUMENT, "Only one auth mechanism allowed: a signed URL, or an Authorization header");
+        return refuse(c, S3_INVALID_ARGUMENT,
+                      "Only one auth mechanism allowed: a signed URL, or an Authorization header");
     if (param(call, "Signature").data && param(call, "AWSAccessKeyId").data)
         return refuse(c, S3_INVALID_REQUEST,
-                      "The authorization mechanism you have provided is not supported. Please use " ALGORITHM ".");
+                      "The authorization mechanism you have provided is not supported. Please use " ALGORITHM
+                      ".");
     enum s3_code code = S3_OK;
     if (value.data) {
         c->how = SIGV4_HEADER;
@@ -297,7 +304,8 @@ static enum s3_code check_coverage(struct sigv4_claim *c, const char *const *nam
                                    const struct http_reader *r, const char *buf)
 {
     if (!is_signed(names, n, (struct http_text){"host", 4}))
-        return refuse(c, S3_ACCESS_DENIED, "There were headers present in the request which were not signed: host");
+        return refuse(c, S3_ACCESS_DENIED,
+                      "There were headers present in the request which were not signed: host");
     for (unsigned i = 0; i < r->nheaders; i++) {
         struct http_text name, value;
         http_header_at(r, buf, i, &name, &value);
