@@ -200,7 +200,7 @@ void pool_create(struct pool *pool, struct open_request *r, int index_fd)
         pool_answer(r, NULL, &err);
 }
 
-static int append_check(const struct wset *old, const struct open_request *r, struct leat_error *err)
+static int append_check(struct wset *old, const struct open_request *r, struct leat_error *err)
 {
     if (!old)
         return error_set(err, LEAT_NOT_FOUND, "no working set '%s': preload it first", r->name);
@@ -221,7 +221,7 @@ static int append_check(const struct wset *old, const struct open_request *r, st
     if (old->lost_nodes)
         return error_set(err, LEAT_PEER_GONE,
                          "a node that holds part of '%s' is gone: append when it is back", r->name);
-    if (old->state != WSET_READY)
+    if (!wset_is_ready(old))
         return error_set(err, LEAT_BUSY,
                          "'%s' is still being loaded: append when it is complete (see `leat stat %s`)",
                          r->name, r->name);

@@ -81,8 +81,7 @@ static void advanced_on_loop(void *arg)
 {
     struct wset *ws = arg;
     atomic_store(&ws->notify_pending, false);
-    if (ws->state == WSET_FILLING && wset_complete(ws))
-        ws->state = WSET_READY;
+    wset_is_ready(ws);
     if (ws->pool->advanced)
         ws->pool->advanced(ws->pool->user, ws);
     wset_unref(ws);

@@ -363,6 +363,13 @@ bool wset_complete(const struct wset *ws)
            ws->index.header->nsamples;
 }
 
+bool wset_is_ready(struct wset *ws)
+{
+    if (ws->state == WSET_FILLING && wset_complete(ws))
+        ws->state = WSET_READY;
+    return ws->state == WSET_READY;
+}
+
 void wset_inherit(struct wset *ws, const struct wset *old)
 {
     uint64_t n = old->index.header->nsamples, nfields = old->index.header->nfields;

@@ -176,6 +176,11 @@ int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err);
 int wset_failure_any(struct wset *ws, struct leat_error *err);
 /* Every sample is resident, failed, lost (and so read from its source), or streamed. */
 bool wset_complete(const struct wset *ws);
+/*
+ * Loop thread. Is it READY? Clients see in shared memory that the last sample is there, before the message that says so has reached the
+ * loop: so this looks, and moves a set that is complete from FILLING to READY.
+ */
+bool wset_is_ready(struct wset *ws);
 /* Append: takes over states and CRCs of the version before, which is complete; fields are the same and in the same order. */
 void wset_inherit(struct wset *ws, const struct wset *old);
 /* Parts of sample i that have bytes to wait for. */
