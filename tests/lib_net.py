@@ -2,6 +2,8 @@
 """Hosts as network namespaces with a link between them."""
 
 import base64
+import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
@@ -45,6 +47,23 @@ class Network:
         except BaseException:
             self.close()
             raise
+
+    def on_the_bridge(self):
+        """An address on the first link that is no host's: for servers whose sockets are made inside `in_the_hub`."""
+        address = f"10.231.{os.getpid() % 250}.200"
+        ip("-n", self.hub, "addr", "add", f"{address}/24", "dev", "br0")
+        return address
+
+    @contextlib.contextmanager
+    def in_the_hub(self):
+        """Sockets that this thread makes meanwhile belong to the hub's network."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open("/proc/thread-self/ns/net") as before, open(f"/run/netns/{self.hub}") as hub:
+            assert libc.setns(hub.fileno(), 0x40000000) == 0, os.strerror(ctypes.get_errno())
+            try:
+                yield
+            finally:
+                assert libc.setns(before.fileno(), 0x40000000) == 0
 
     @staticmethod
     def port(i, k):

@@ -307,20 +307,20 @@ class S3Fault:
 
     region = "us-east-1"
 
-    def __init__(self, top, certificate=None):
+    def __init__(self, top, certificate=None, address="127.0.0.1"):
         self.top, self.rules, self.log, self.parts, self.expired = pathlib.Path(top), [], [], {}, set()
         self.cache = {}
         self.keys = {"AK": ("SK", None)}  # access key: (secret, token)
         self.clock = self.aborted = 0
         self.page, self.checksum, self.anonymous, self.ranges, self.endless = 1000, None, False, True, False
         self.lock = threading.Lock()
-        self.server = _Server(("127.0.0.1", 0), _Handler)
+        self.server = _Server((address, 0), _Handler)
         self.server.owner = self
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*certificate)
             self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
-        self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self.server.server_address[1]}"
+        self.url = f"{'https' if certificate else 'http'}://{address}:{self.server.server_address[1]}"
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
         self.thread.start()
 

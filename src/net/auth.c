@@ -105,6 +105,14 @@ int net_auth_server_proof(struct net_auth *auth, const void *body, size_t len)
     return step(auth, AUTH_DONE, rc);
 }
 
+int net_auth_seal_key(const struct net_auth *auth, uint8_t ret_key[32])
+{
+    if (auth->state != AUTH_DONE)
+        return LEAT_DENIED;
+    return proto_seal_key(auth->token, auth->token_len, auth->hello.data, auth->hello.len, auth->nonce_s,
+                          ret_key);
+}
+
 /* --- the token's file ------------------------------------------------------------------------------------------ */
 
 #define HOW_TO "make one with: head -c 32 /dev/urandom | base64 > %s; chmod 600 %s"

@@ -20,7 +20,7 @@
 #define NET_TOKEN_MAX 4096
 
 struct net_auth {
-    const void *token; /* the caller's, until the last step */
+    const void *token; /* the caller's, until the last step, or the first seal */
     size_t token_len;
     int state;
     struct bytes_out hello; /* the transcript's first part */
@@ -39,6 +39,8 @@ int net_auth_server_hello(struct net_auth *auth, const void *body, size_t len, s
                           struct proto_welcome *ret_welcome);
 /* PROOF's body. 0: the client knows the token. LEAT_DENIED otherwise. */
 int net_auth_server_proof(struct net_auth *auth, const void *body, size_t len);
+/* Of this handshake, the same on both sides once it is through; LEAT_DENIED before. For seal.h; the token has to be there still. */
+int net_auth_seal_key(const struct net_auth *auth, uint8_t ret_key[32]);
 
 /*
  * Reads a token: a regular file of ours or root's that nobody else may read, >= NET_TOKEN_MIN bytes without

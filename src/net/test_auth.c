@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "net/auth.h"
 #include "net/conn.h"
+#include "net/seal.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -161,6 +162,70 @@ static void test_order(void **state)
     end(&t);
 }
 
+/* --- sealed ----------------------------------------------------------------------------------------------------- */
+
+static int unseal(struct net_seal *seal, const struct net_auth *auth, const char *aad,
+                  const struct bytes_out *sealed, const char *expected)
+{
+    uint8_t *text = NULL;
+    size_t len = 0;
+    int rc = net_unseal(seal, auth, aad, strlen(aad), sealed->data, sealed->len, &text, &len);
+    if (rc == 0) {
+        assert_int_equal(len, strlen(expected));
+        assert_string_equal((char *)text, expected);
+    }
+    free(text);
+    return rc;
+}
+
+static void test_sealed(void **state)
+{
+    static const char secret[] = "a key of somebody's";
+    struct talk t, u;
+    struct net_seal from = {0}, to = {0}, stranger = {0};
+    struct bytes_out first = {0}, second = {0}, empty = {0};
+    assert_int_equal(begin(&t, token, token, 0, 0), 0);
+    assert_int_equal(net_seal(&from, &t.client, "x", 1, secret, sizeof(secret) - 1, &first), LEAT_DENIED);
+    bytes_out_reset(&first);
+    assert_int_equal(client_step(&t), 0);
+    assert_int_equal(server_step(&t), 0);
+    assert_int_equal(net_seal(&from, &t.client, "to", 2, secret, sizeof(secret) - 1, &first), 0);
+    assert_int_equal(net_seal(&from, &t.client, "to", 2, secret, sizeof(secret) - 1, &second), 0);
+    assert_int_equal(first.len, sizeof(secret) - 1 + NET_SEAL_BYTES);
+    assert_memory_not_equal(first.data + 8, second.data + 8, first.len - 8);
+    assert_null(memmem(first.data, first.len, secret, 6));
+    /* Each of its bits counts, and what it was sealed to. */
+    for (size_t at = 0; at < first.len; at++) {
+        first.data[at] ^= 0x10;
+        assert_int_equal(unseal(&to, &t.server, "to", &first, secret), LEAT_CORRUPT);
+        first.data[at] ^= 0x10;
+    }
+    assert_int_equal(unseal(&to, &t.server, "TO", &first, secret), LEAT_CORRUPT);
+    for (size_t len = 0; len < first.len; len++)
+        assert_int_equal(
+            unseal(&to, &t.server, "to", &(struct bytes_out){.data = first.data, .len = len}, ""),
+            LEAT_CORRUPT);
+    /* Another connection of the same two. */
+    assert_int_equal(begin(&u, token, token, 0, 0), 0);
+    assert_int_equal(client_step(&u), 0);
+    assert_int_equal(server_step(&u), 0);
+    assert_int_equal(unseal(&stranger, &u.server, "to", &first, secret), LEAT_CORRUPT);
+    /* Once each, in their order. */
+    assert_int_equal(unseal(&to, &t.server, "to", &second, secret), 0);
+    assert_int_equal(unseal(&to, &t.server, "to", &second, secret), LEAT_CORRUPT);
+    assert_int_equal(unseal(&to, &t.server, "to", &first, secret), LEAT_CORRUPT);
+    assert_int_equal(net_seal(&from, &t.client, "", 0, "", 0, &empty), 0);
+    assert_int_equal(unseal(&to, &t.server, "", &empty, ""), 0);
+    net_seal_fini(&from);
+    net_seal_fini(&to);
+    net_seal_fini(&stranger);
+    bytes_out_fini(&first);
+    bytes_out_fini(&second);
+    bytes_out_fini(&empty);
+    end(&t);
+    end(&u);
+}
+
 /* --- over a socket ------------------------------------------------------------------------------------------------ */
 
 struct server {
@@ -293,10 +358,10 @@ static void test_token_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good),       cmocka_unit_test(test_wrong_token),
-        cmocka_unit_test(test_tampering),  cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_order),      cmocka_unit_test(test_handshake),
-        cmocka_unit_test(test_token_file),
+        cmocka_unit_test(test_good),      cmocka_unit_test(test_wrong_token),
+        cmocka_unit_test(test_tampering), cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_order),     cmocka_unit_test(test_sealed),
+        cmocka_unit_test(test_handshake), cmocka_unit_test(test_token_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

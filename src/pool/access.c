@@ -22,7 +22,8 @@
 struct access {
     _Atomic unsigned refs;
     bool renew;
-    _Atomic bool stay; /* hosts were checked: no redirection leads elsewhere */
+    _Atomic unsigned version; /* of the keys */
+    _Atomic bool stay;        /* hosts were checked: no redirection leads elsewhere */
     pthread_mutex_t lock;
     struct proto_access said; /* keys, token and expires: under lock */
     pthread_mutex_t looking;  /* held while they are looked for */
@@ -234,6 +235,7 @@ static void set_keys(struct access *a, struct credentials *c)
     replace(&a->said.secret_key, TAKE_PTR(c->secret_key));
     replace(&a->said.token, TAKE_PTR(c->token));
     a->said.expires = (int64_t)c->expires;
+    atomic_fetch_add(&a->version, 1);
     pthread_mutex_unlock(&a->lock);
 }
 
@@ -273,6 +275,57 @@ static void renew(struct access *a, bool refused, struct leat_error *err)
     if (look)
         a->renewed_ns = clock_now_ns();
     pthread_mutex_unlock(&a->looking);
+}
+
+int access_put(struct access *a, struct bytes_out *out)
+{
+    pthread_mutex_lock(&a->lock);
+    const struct proto_access *m = &a->said;
+    const char *all[] = {m->endpoint, m->region,     m->style,      m->ca_file,
+                         m->profile,  m->access_key, m->secret_key, m->token};
+    size_t bytes = sizeof(m->flags) + sizeof(m->expires);
+    for (size_t k = 0; k < ARRAY_LEN(all); k++)
+        bytes += sizeof(uint32_t) + (all[k] ? strlen(all[k]) : 0);
+    /* All its room at once: what grows leaves copies behind. */
+    size_t before = out->len;
+    if (bytes_room(out, bytes)) {
+        out->len = before;
+        proto_access_put(out, m);
+    }
+    pthread_mutex_unlock(&a->lock);
+    return out->failed ? -ENOMEM : 0;
+}
+
+unsigned access_version(const struct access *a)
+{
+    return atomic_load(&a->version);
+}
+
+int64_t access_expires(struct access *a)
+{
+    pthread_mutex_lock(&a->lock);
+    int64_t expires = a->said.expires;
+    pthread_mutex_unlock(&a->lock);
+    return expires;
+}
+
+bool access_expired(struct access *a)
+{
+    int64_t expires = access_expires(a);
+    return expires && expires <= time(NULL);
+}
+
+bool access_due(struct access *a)
+{
+    int64_t expires = access_expires(a);
+    return a->renew && expires && expires - RENEW_BEFORE_S <= time(NULL);
+}
+
+void access_renew(struct access *a)
+{
+    struct leat_error why;
+    if (a->renew)
+        renew(a, false, &why);
 }
 
 /* Session's thread. What is about to expire is looked for anew, where that is allowed. */

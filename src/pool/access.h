@@ -3,12 +3,13 @@
  * access.h: with which settings and in whose name a source elsewhere is read. What a client found in its own environment comes with its
  * OPEN, stays with the set that was opened, and is wiped with its last reference; docs/decisions/ says why it goes this way. Any thread.
  *
- * Never in a log, a status or a message, and never on its way to another host.
+ * Never in a log, a status or a message; to another host only sealed with the cluster's token.
  */
 #ifndef POOL_ACCESS_H
 #define POOL_ACCESS_H
 
 #include "base/base.h"
+#include "base/bytes.h"
 #include "wire/proto.h"
 
 struct access;
@@ -47,6 +48,17 @@ void access_unref(struct access *access); /* NULL is fine */
 bool access_same(const struct access *a, const struct access *b);
 /* ... and the same identity. */
 bool access_equal(struct access *a, struct access *b);
+/* For another node: proto_access. The caller wipes it. */
+int access_put(struct access *access, struct bytes_out *out);
+/* Another one each time its keys change. */
+unsigned access_version(const struct access *access);
+/* Its keys are about to expire, and may be looked for here (access_renew). */
+bool access_due(struct access *access);
+/* Looks for new keys where that is allowed, at most every half minute. Blocks: for a thread of its own. */
+void access_renew(struct access *access);
+bool access_expired(struct access *access);
+/* When; 0: never, or not known. */
+int64_t access_expires(struct access *access);
 /* Somebody opened the same again: their credentials are fresher. */
 void access_freshen(struct access *access, struct access *from);
 

@@ -1,13 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * accesses.c: whose access a source elsewhere is read with: of who opens it; of a client here, for a set that another node places for
- * the same user; of the daemon itself, where that is the same user or the administrator said so. Control loop.
+ * accesses.c: whose access a source elsewhere is read with: of who opens it; of a client here, or on another node of which that node told us,
+ * for a set that another node places for the same user; of the daemon itself, where that is the same user or the administrator said so.
+ *
+ *   OPEN ─▶ remembered ─▶ the set is there: told to all nodes ─▶ keys changed (opened again, found anew): told again
+ *
+ * Failure modes: an opening that fails is forgotten with its keys; what a client here brought wins over what another node says, until it
+ * expires. Invariants: at most ACCESSES_MAX, the ones used last; wiped when they expired, when they fall out, and at the end. Control loop.
  */
 #include "pool/access.h"
 
+#include "base/clock.h"
 #include "dataset/dataset.h"
-#include "pool/pool.h"
+#include "pool/cluster_internal.h"
 #include "pool/pool_internal.h"
+#include "pool/work.h"
 #include "wire/s3.h"
 
 /* What a client here brought for a source: for sets of that user that other nodes place. */
@@ -16,8 +23,13 @@ struct known_access {
     uint32_t uid;
     char *spec;
     struct access *access;
+    bool brought;   /* by a client here; else another node told us */
+    bool opened;    /* the source was opened with it: other nodes may hear of it */
+    unsigned told;  /* the version that they heard of */
+    uint64_t renew; /* not before this is it looked for anew */
 };
-#define ACCESSES_MAX 256u
+#define ACCESSES_MAX   256u
+#define RENEW_AGAIN_NS (30 * NS_PER_S)
 
 static void known_free(struct pool *pool, struct known_access *k)
 {
@@ -38,24 +50,172 @@ static struct known_access *known_find(struct pool *pool, uint32_t uid, const ch
     return NULL;
 }
 
-static void remember(struct pool *pool, const struct open_request *r, const char *spec)
+/* Before what was known for it. NULL: no memory, then it is looked for elsewhere. */
+static struct known_access *known_add(struct pool *pool, uint32_t uid, const char *spec,
+                                      struct access *access)
 {
-    struct known_access *k = known_find(pool, r->uid, spec);
-    if (!pool->cluster || r->local || !access_signed(r->access))
-        return;
-    if (k)
-        known_free(pool, k);
-    k = calloc(1, sizeof(*k));
+    struct known_access *k = calloc(1, sizeof(*k));
     char *copy = k ? strdup(spec) : NULL;
     if (!copy) {
-        free(k); /* then it is looked for elsewhere */
-        return;
+        free(k);
+        return NULL;
     }
-    *k = (struct known_access){.uid = r->uid, .spec = copy, .access = access_ref(r->access)};
+    *k = (struct known_access){.uid = uid, .spec = copy, .access = access_ref(access)};
     list_push_front(&pool->accesses, &k->node);
     if (++pool->naccesses > ACCESSES_MAX)
         known_free(pool, container_of(pool->accesses.prev, struct known_access, node));
+    return k;
 }
+
+/* Not tried yet: what went well before stays behind it. */
+static void remember(struct pool *pool, const struct open_request *r, const char *spec)
+{
+    if (!pool->cluster || r->local || !access_signed(r->access))
+        return;
+    struct known_access *k = known_add(pool, r->uid, spec, r->access);
+    if (k)
+        k->brought = true;
+}
+
+/* --- what other nodes hear, and say ----------------------------------------------------------------------------------- */
+
+/* Sets of that user and source read with fresher keys from here on. */
+static void freshen(struct pool *pool, uint32_t uid, const char *spec, struct access *access)
+{
+    list_for_each (node, &pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->remote && ws->owner_uid == uid && strcmp(ws->spec, spec) == 0 &&
+            access_same(ws->access, access))
+            access_freshen(ws->access, access);
+    }
+}
+
+static void tell(struct pool *pool, struct known_access *k)
+{
+    k->told = access_version(k->access);
+    cluster_tell_access_all(pool->cluster, k->uid, k->spec, k->access);
+}
+
+/* k went well: it is what is known from here on. */
+static void opened(struct pool *pool, struct known_access *k, const struct wset *ws)
+{
+    bool news = true;
+    list_for_each_safe (node, &pool->accesses) {
+        struct known_access *other = container_of(node, struct known_access, node);
+        if (other == k || other->uid != k->uid || strcmp(other->spec, k->spec) != 0 ||
+            (other->brought && !other->opened))
+            continue;
+        /* Ranks of one job open one after another, with the same keys. */
+        if (other->opened && other->told == access_version(other->access) &&
+            access_equal(other->access, k->access) &&
+            access_expires(other->access) == access_expires(k->access))
+            news = false;
+        known_free(pool, other);
+    }
+    k->opened = true;
+    k->told = access_version(k->access);
+    freshen(pool, k->uid, k->spec, k->access);
+    if (news && ws->nnodes > 0)
+        tell(pool, k);
+}
+
+void accesses_opened(struct pool *pool, const struct open_request *r, struct wset *ws)
+{
+    if (!pool->cluster || r->local || !r->access)
+        return;
+    list_for_each_safe (node, &pool->accesses) {
+        struct known_access *k = container_of(node, struct known_access, node);
+        if (k->access != r->access || k->opened)
+            continue;
+        if (ws)
+            opened(pool, k, ws);
+        else
+            known_free(pool, k);
+        return;
+    }
+}
+
+void accesses_told(struct pool *pool, uint32_t uid, const char *spec, struct access *access)
+{
+    struct known_access *k = known_find(pool, uid, spec);
+    if (k && k->brought && !access_expired(k->access))
+        return;
+    /* By two ways: the later ones stay. */
+    int64_t before = k ? access_expires(k->access) : 0, now = access_expires(access);
+    if (k && before && now && now < before)
+        return;
+    if (!known_add(pool, uid, spec, access))
+        return;
+    if (k)
+        known_free(pool, k);
+    freshen(pool, uid, spec, access);
+}
+
+void accesses_tell(struct pool *pool, unsigned n)
+{
+    list_for_each (node, &pool->accesses) {
+        struct known_access *k = container_of(node, struct known_access, node);
+        if (k->brought && k->opened)
+            cluster_tell_access(pool->cluster, n, k->uid, k->spec, k->access);
+    }
+}
+
+struct renewal {
+    struct work work;
+    struct access *access; /* a reference */
+};
+
+static void renewal_run(struct work *work)
+{
+    access_renew(container_of(work, struct renewal, work)->access);
+}
+
+static void renewal_done(struct work *work)
+{
+    struct renewal *r = container_of(work, struct renewal, work);
+    access_unref(r->access);
+    free(r);
+}
+
+/* Looking may run a program or ask an endpoint: beside the loop. What it finds is told by a later tick. */
+static void renew(struct pool *pool, struct known_access *k)
+{
+    struct renewal *r = calloc(1, sizeof(*r));
+    if (!r)
+        return;
+    k->renew = clock_now_ns() + RENEW_AGAIN_NS;
+    *r =
+        (struct renewal){.work = {.run = renewal_run, .done = renewal_done}, .access = access_ref(k->access)};
+    work_start(pool, &r->work);
+}
+
+static bool used(struct pool *pool, const struct known_access *k)
+{
+    list_for_each (node, &pool->sets) {
+        const struct wset *ws = container_of(node, struct wset, node);
+        if (ws->remote && ws->owner_uid == k->uid && strcmp(ws->spec, k->spec) == 0)
+            return true;
+    }
+    return false;
+}
+
+void accesses_tick(struct pool *pool)
+{
+    list_for_each_safe (node, &pool->accesses) {
+        struct known_access *k = container_of(node, struct known_access, node);
+        if (k->brought && k->opened && access_version(k->access) != k->told) {
+            freshen(pool, k->uid, k->spec, k->access);
+            tell(pool, k);
+        } else if (k->brought && k->opened && access_due(k->access) && clock_now_ns() >= k->renew &&
+                   used(pool, k)) {
+            renew(pool, k);
+        } else if (access_expired(k->access) && !used(pool, k)) {
+            known_free(pool, k);
+        }
+    }
+}
+
+/* --- whose it is ------------------------------------------------------------------------------------------------------ */
 
 static int check(struct pool *pool, struct access *access, const struct dataset_spec *spec,
                  struct leat_error *err)
@@ -123,7 +283,7 @@ static int take(struct pool *pool, struct open_request *r, const struct dataset_
 {
     const struct access_config *config = &pool->config.s3;
     bool system = pool->config.opener.system, s3 = false;
-    /* Another node asks for a user of its: it sends no keys. */
+    /* Another node asks for a user of its, who brought nothing. */
     int code = r->local && !r->access ? pool_access_for(pool, r->uid, text, &r->access, err) : 0;
     for (unsigned k = 0; k < spec->n; k++)
         s3 = s3 || s3_uri_is(spec->sources[k].uri);

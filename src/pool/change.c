@@ -42,7 +42,7 @@ static void change_end(struct change *ch, struct wset *ws, const struct leat_err
     list_remove(&ch->node);
     if (ch->index_fd >= 0)
         close(ch->index_fd);
-    pool_answer(ch->request, ws, err);
+    pool_answer(ch->pool, ch->request, ws, err);
     free(ch);
 }
 
@@ -197,7 +197,7 @@ void pool_create(struct pool *pool, struct open_request *r, int index_fd)
     else if ((code = change_begin(pool, r, index_fd, NULL)) < 0)
         error_set(&err, code, "out of memory");
     if (code < 0)
-        pool_answer(r, NULL, &err);
+        pool_answer(pool, r, NULL, &err);
 }
 
 static int append_check(struct wset *old, const struct open_request *r, struct leat_error *err)
@@ -238,7 +238,7 @@ void change_append(struct pool *pool, struct open_request *r, int index_fd)
     else if (code == 0 && (code = change_begin(pool, r, fd, old)) < 0)
         error_set(&err, code, "out of memory");
     if (code < 0)
-        pool_answer(r, NULL, &err);
+        pool_answer(pool, r, NULL, &err);
 }
 
 void changes_forget(struct pool *pool, const void *user)

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "leat/leat.h"
+#include "pool/access.h"
 #include "pool/placement.h"
 #include "pool/region.h"
 
@@ -72,6 +73,8 @@ static void reinstall(struct cluster *c, struct wset *ws, unsigned n)
     if (!r)
         return;
     *r = (struct reinstall){c, wset_ref(ws), n};
+    if (ws->remote)
+        cluster_tell_access(c, n, ws->owner_uid, ws->spec, ws->access);
     struct bytes_out body = {0};
     cluster_put_install(ws, 0, &body);
     if (body.failed || peer_call(c->links[n].peer, PROTO_INSTALL, &body, ws->index.blob, ws->index.blob_bytes,
@@ -194,6 +197,7 @@ static void link_up(struct peer *peer)
     bytes_put_str(&body, c->config.self);
     peer_call(peer, PROTO_NODE, &body, NULL, 0, NULL, noted, link); /* who we are */
     bytes_out_fini(&body);
+    accesses_tell(c->pool, n);
     list_for_each (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
         if (ws->nnodes == 0)
@@ -243,6 +247,7 @@ static void tick(struct loop_timer *timer)
                 cluster_resync(c, ws, n, 0);
         }
     }
+    accesses_tick(c->pool);
     cluster_drop_orphans(c);
     cluster_end_doubts(c);
     loop_timer_set(c->loop, &c->tick, clock_now_ns() + TICK_NS);
@@ -454,7 +459,7 @@ static void describe_next(struct describing *d);
 static void describe_end(struct describing *d, struct wset *ws, const struct leat_error *err)
 {
     list_remove(&d->node);
-    pool_answer(d->request, ws, err);
+    pool_answer(d->cluster->pool, d->request, ws, err);
     free(d->spec);
     free(d);
 }
@@ -499,6 +504,25 @@ static unsigned coordinator(const struct cluster *c, const char *spec, uint64_t 
     return best;
 }
 
+/* With what its opener brought to read it, sealed. */
+static int describe_put(struct cluster *c, unsigned n, const struct open_request *r, struct bytes_out *body)
+{
+    struct proto_open o = {.flags = r->flags, .pool_bytes = r->pool_bytes, .name = r->name, .uri = r->uri};
+    struct bytes_out head = {0}, open = {0};
+    proto_open_put(&open, &o);
+    bytes_put_u32(&head, r->uid);
+    bytes_put_u32(&head, r->gid);
+    bytes_put_u32(&head, (uint32_t)open.len);
+    bytes_put(&head, open.data, open.len);
+    bytes_put(body, head.data, head.len);
+    int code = head.failed || open.failed || body->failed ? -ENOMEM : 0;
+    if (code == 0 && access_signed(r->access))
+        code = cluster_seal_access(c, n, r->access, head.data, head.len, body);
+    bytes_out_fini(&head);
+    bytes_out_fini(&open);
+    return code;
+}
+
 static void describe_next(struct describing *d)
 {
     struct cluster *c = d->cluster;
@@ -517,7 +541,7 @@ static void describe_next(struct describing *d)
         if (r->opened)
             pool_open(c->pool, r);
         else
-            pool_answer(r, NULL, NULL);
+            pool_answer(c->pool, r, NULL, NULL);
         return;
     }
     struct leat_error err;
@@ -528,12 +552,10 @@ static void describe_next(struct describing *d)
         return;
     }
     d->tried |= 1ull << n;
-    struct proto_open o = {.flags = r->flags, .pool_bytes = r->pool_bytes, .name = r->name, .uri = r->uri};
     struct bytes_out body = {0};
-    proto_open_put(&body, &o);
-    bytes_put_u32(&body, r->uid);
-    bytes_put_u32(&body, r->gid);
-    int code = peer_call(c->links[n].peer, r->append ? PROTO_APPEND : PROTO_DESCRIBE, &body, NULL, 0, NULL,
+    int code = describe_put(c, n, r, &body);
+    if (code == 0)
+        code = peer_call(c->links[n].peer, r->append ? PROTO_APPEND : PROTO_DESCRIBE, &body, NULL, 0, NULL,
                          described, d);
     bytes_out_fini(&body);
     if (code < 0)

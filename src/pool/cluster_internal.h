@@ -83,6 +83,17 @@ int cluster_on_commit(struct cluster *c, struct bytes_in *in);
 /* The node that was to commit it is gone; those for whom nobody has done it since. */
 void cluster_orphan(struct wset *ws);
 void cluster_drop_orphans(struct cluster *c);
+/* cluster_access.c. Sealed to `aad`, for node n: appended to `out`. -ENOTCONN */
+int cluster_seal_access(struct cluster *c, unsigned n, struct access *access, const void *aad, size_t aad_len,
+                        struct bytes_out *out);
+/* What a node sent us so; the reference is the caller's. LEAT_CORRUPT: it ends the connection. */
+int cluster_unseal_access(struct client *client, const void *aad, size_t aad_len, const void *sealed,
+                          size_t len, struct access **ret_access);
+/* How a user reads a source: to one node that is up, to all of them. Nothing when there are no credentials in it. */
+void cluster_tell_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec,
+                         struct access *access);
+void cluster_tell_access_all(struct cluster *c, uint32_t uid, const char *spec, struct access *access);
+int cluster_on_access(struct cluster *c, struct client *client, struct conn_message *m);
 int cluster_refuse(struct client *client, uint16_t type, uint64_t id, const struct leat_error *err);
 int cluster_accept(struct client *client, uint16_t type, uint64_t id);
 /* A set that another node described: ours already, or a replica of it. reply->payload_fd is taken. done: later or at once. */

@@ -189,6 +189,8 @@ static int install_on(struct placing *p, unsigned n)
     if (!call)
         return -ENOMEM;
     *call = (struct placing_call){p, n, wset_ref(p->ws), 2};
+    if (p->ws->remote)
+        cluster_tell_access(p->cluster, n, p->ws->owner_uid, p->ws->spec, p->ws->access);
     struct bytes_out body = {0};
     cluster_put_install(p->ws, INSTALL_PREPARE, &body);
     int code = body.failed ? -ENOMEM

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "leat/leat.h"
 #include "net/conn.h"
+#include "pool/access.h"
 #include "pool/region.h"
 #include "pool/server_internal.h"
 
@@ -118,30 +119,35 @@ static void describe_opened(struct open_request *r, struct wset *ws, const struc
 /* DESCRIBE and APPEND: on behalf of a client of another node. */
 static int on_describe(struct cluster *c, struct client *client, struct conn_message *m)
 {
-    if (m->frame.body_bytes < 8)
-        return LEAT_CORRUPT;
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint32_t uid = bytes_get_u32(&in), gid = bytes_get_u32(&in), bytes = bytes_get_u32(&in);
+    const void *open = bytes_get(&in, bytes);
     struct proto_open o = {0};
-    if (proto_open_get(m->body, m->frame.body_bytes - 8, &o) < 0)
-        return LEAT_CORRUPT;
-    struct bytes_in tail = bytes_in_of(m->body + m->frame.body_bytes - 8, 8);
-    struct open_request *r = calloc(1, sizeof(*r));
-    if (r) {
+    struct access *access = NULL;
+    int code = in.bad ? LEAT_CORRUPT : proto_open_get(open, bytes, &o);
+    if (code < 0)
+        return code;
+    if (bytes_left(&in) > 0)
+        code = cluster_unseal_access(client, m->body, in.pos, m->body + in.pos, bytes_left(&in), &access);
+    struct open_request *r = code == 0 ? calloc(1, sizeof(*r)) : NULL;
+    if (r)
         *r = (struct open_request){.flags = o.flags,
-                                   .uid = bytes_get_u32(&tail),
+                                   .uid = uid,
+                                   .gid = gid,
                                    .pool_bytes = o.pool_bytes,
                                    .name = TAKE_PTR(o.name),
                                    .uri = TAKE_PTR(o.uri),
+                                   .access = TAKE_PTR(access),
                                    .local = true,
                                    .append = m->frame.type == PROTO_APPEND,
                                    .type = m->frame.type,
                                    .id = m->frame.id,
                                    .opened = describe_opened,
                                    .user = client};
-        r->gid = bytes_get_u32(&tail);
-    }
     proto_open_fini(&o);
+    access_unref(access);
     if (!r)
-        return -ENOMEM;
+        return code < 0 ? code : -ENOMEM;
     pool_open(c->pool, r);
     return 0;
 }
@@ -405,10 +411,11 @@ int cluster_message(struct cluster *c, struct client *client, struct conn_messag
         uint8_t kind;
         int (*handle)(struct cluster *, struct client *, struct conn_message *);
     } table[] = {
-        {PROTO_NODE, PROTO_REQUEST, on_node},         {PROTO_INSTALL, PROTO_REQUEST, cluster_on_install},
-        {PROTO_APPEND, PROTO_REQUEST, on_describe},   {PROTO_COMMIT, PROTO_EVENT, on_commit},
-        {PROTO_DESCRIBE, PROTO_REQUEST, on_describe}, {PROTO_RESYNC, PROTO_REQUEST, on_resync},
-        {PROTO_READY, PROTO_EVENT, on_ready},         {PROTO_FORGET, PROTO_EVENT, on_forget},
+        {PROTO_NODE, PROTO_REQUEST, on_node},           {PROTO_INSTALL, PROTO_REQUEST, cluster_on_install},
+        {PROTO_APPEND, PROTO_REQUEST, on_describe},     {PROTO_COMMIT, PROTO_EVENT, on_commit},
+        {PROTO_DESCRIBE, PROTO_REQUEST, on_describe},   {PROTO_RESYNC, PROTO_REQUEST, on_resync},
+        {PROTO_READY, PROTO_EVENT, on_ready},           {PROTO_FORGET, PROTO_EVENT, on_forget},
+        {PROTO_ACCESS, PROTO_EVENT, cluster_on_access},
     };
     for (unsigned k = 0; k < ARRAY_LEN(table); k++) {
         if (table[k].type == m->frame.type && table[k].kind == m->frame.kind)

@@ -7,6 +7,7 @@
 #include "loop/loop.h"
 #include "net/addresses.h"
 #include "net/auth.h"
+#include "net/seal.h"
 #include "pool/nic.h"
 #include "pool/resolve.h"
 
@@ -49,6 +50,7 @@ struct peer {
     struct loop_timer timer; /* handshake deadline, or the pause before the next try */
     struct conn *conn;
     struct net_auth auth;
+    struct net_seal seal;
     struct list calls;
     uint64_t next_id;
 };
@@ -82,6 +84,7 @@ static void disconnect(struct peer *p)
     p->conn = NULL;
     conn_free(conn);
     net_auth_fini(&p->auth);
+    net_seal_fini(&p->seal);
 }
 
 static const char *why_not(int code)
@@ -469,6 +472,12 @@ int peer_call(struct peer *p, uint16_t type, const struct bytes_out *body, const
     else
         conn_send(p->conn, PROTO_REQUEST, type, c->id, 0, body, NULL, 0);
     return 0;
+}
+
+int peer_seal(struct peer *p, const void *aad, size_t aad_len, const void *text, size_t len,
+              struct bytes_out *out)
+{
+    return p->state == PEER_UP ? net_seal(&p->seal, &p->auth, aad, aad_len, text, len, out) : -ENOTCONN;
 }
 
 void peer_event(struct peer *p, uint16_t type, const struct bytes_out *body)

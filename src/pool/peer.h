@@ -60,6 +60,9 @@ void peer_fail(struct peer *peer, int status, const char *message);
 /* An event; done(user, status) once it was sent or dropped, which may be at once. */
 void peer_event_done(struct peer *peer, uint16_t type, const struct bytes_out *body,
                      void (*done)(void *user, int status), void *user);
+/* Appends `text` to what will be sent next, sealed for this connection and to `aad` (net/seal.h). -ENOTCONN. */
+int peer_seal(struct peer *peer, const void *aad, size_t aad_len, const void *text, size_t len,
+              struct bytes_out *out);
 /* Fire and forget. */
 void peer_event(struct peer *peer, uint16_t type, const struct bytes_out *body);
 /* A host that vanishes without a word is noticed within about fifteen seconds, from either end of a connection. */

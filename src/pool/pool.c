@@ -69,9 +69,11 @@ static void request_free(struct open_request *r)
     free(r);
 }
 
-void pool_answer(struct open_request *r, struct wset *ws, const struct leat_error *err)
+void pool_answer(struct pool *pool, struct open_request *r, struct wset *ws, const struct leat_error *err)
 {
     list_remove(&r->node);
+    if (r->access)
+        accesses_opened(pool, r, ws);
     if (r->opened)
         r->opened(r, ws, err);
     request_free(r);
@@ -497,7 +499,7 @@ static void opening_serve(struct opening *o)
         }
         if (err.code == 0 && r->opened)
             err.code = request_serve(pool, o, r, &ws, &err);
-        pool_answer(r, ws, err.code < 0 ? &err : NULL);
+        pool_answer(pool, r, ws, err.code < 0 ? &err : NULL);
     }
     opening_free(o);
     openings_start(pool);
@@ -788,7 +790,7 @@ void pool_open(struct pool *pool, struct open_request *r)
     int code = atomic_load(&pool->stopping) ? error_set(&err, -ECANCELED, "the daemon is ending")
                                             : pool_name_check(r->name, &err);
     if (code < 0) {
-        pool_answer(r, NULL, &err);
+        pool_answer(pool, r, NULL, &err);
         return;
     }
     if (strncmp(r->uri, "leat://", 7) == 0 && !r->append) {
@@ -810,7 +812,7 @@ void pool_open(struct pool *pool, struct open_request *r)
         if (code == 0)
             return;
     }
-    pool_answer(r, code == 0 ? ws : NULL, code < 0 ? &err : NULL);
+    pool_answer(pool, r, code == 0 ? ws : NULL, code < 0 ? &err : NULL);
 }
 
 void pool_open_forget(struct pool *pool, void *user)

@@ -163,7 +163,8 @@ uint64_t pool_room(struct pool *pool);
 /* LEAT_BUSY when the user, or all of them, have as many sets as they may. */
 int pool_sets_check(struct pool *pool, uint32_t uid, struct leat_error *err);
 /* Answers and frees a request that was taken from pool_open. */
-void pool_answer(struct open_request *request, struct wset *ws, const struct leat_error *err);
+void pool_answer(struct pool *pool, struct open_request *request, struct wset *ws,
+                 const struct leat_error *err);
 
 /*
  * How a source elsewhere is read by this node for a set that another one places: what this user's own clients here brought for it, else what

@@ -35,6 +35,16 @@ struct dataset_spec;
  */
 int accesses_take(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,
                   const char *text, struct leat_error *err);
+/* An opening that brought an access ended; with ws it went well, and that access is ws's, here and on all nodes. Does nothing where no
+ * source lies elsewhere. */
+struct wset;
+void accesses_opened(struct pool *pool, const struct open_request *r, struct wset *ws);
+/* Another node says how a source is read. `access` stays the caller's. */
+void accesses_told(struct pool *pool, uint32_t uid, const char *spec, struct access *access);
+/* Node n is there (again): it is told what clients here brought. */
+void accesses_tell(struct pool *pool, unsigned n);
+/* Now and then: what is about to expire is looked for anew where that is allowed, what changed is told, what has expired is wiped. */
+void accesses_tick(struct pool *pool);
 void accesses_forget(struct pool *pool);
 /* There is a later version: who reads this one keeps it. */
 void pool_supersede(struct pool *pool, struct wset *ws);

@@ -66,6 +66,7 @@ static void client_free(struct client *c)
     conn_free(c->conn);
     list_remove(&c->node);
     net_auth_fini(&c->auth);
+    net_seal_fini(&c->seal);
     free(c->handles);
     free(c);
     if (!counted)

@@ -6,6 +6,7 @@
 #include "loop/loop.h"
 #include "net/addresses.h"
 #include "net/auth.h"
+#include "net/seal.h"
 #include "net/conn.h"
 #include "pool/server.h"
 
@@ -85,6 +86,7 @@ struct client {
     bool proved;                 /* TCP: has shown the token */
     struct loop_timer handshake; /* until then */
     struct net_auth auth;
+    struct net_seal seal; /* of a peer */
     struct proto_hello hello;
     uint32_t uid, gid;
     int32_t pid;

@@ -492,17 +492,17 @@ void proto_range_get(struct bytes_in *in, struct proto_range *ret)
 
 /* --- proofs ---------------------------------------------------------------------------------------------------- */
 
-int proto_mac(const void *token, size_t token_len, bool server, const void *hello_body, size_t hello_len,
-              const uint8_t nonce_s[32], uint8_t ret_mac[32])
+/* `label` has eleven characters, so that no text is another one's. */
+static int transcript_mac(const char *label, const void *token, size_t token_len, const void *hello_body,
+                          size_t hello_len, const uint8_t nonce_s[32], uint8_t ret_mac[32])
 {
-    static const char label[2][12] = {"leat client", "leat server"};
-    const size_t label_len = sizeof(label[0]) - 1;
+    const size_t label_len = 11;
     if (token_len == 0 || token_len > INT32_MAX || hello_len > PROTO_BODY_MAX)
         return -EIO;
     AUTO_FREE uint8_t *text = malloc(label_len + hello_len + 32);
     if (!text)
         return -ENOMEM;
-    memcpy(text, label[server], label_len);
+    memcpy(text, label, label_len);
     if (hello_len)
         memcpy(text + label_len, hello_body, hello_len);
     memcpy(text + label_len + hello_len, nonce_s, 32);
@@ -512,6 +512,19 @@ int proto_mac(const void *token, size_t token_len, bool server, const void *hell
         return -EIO;
     memcpy(ret_mac, mac, 32);
     return 0;
+}
+
+int proto_mac(const void *token, size_t token_len, bool server, const void *hello_body, size_t hello_len,
+              const uint8_t nonce_s[32], uint8_t ret_mac[32])
+{
+    return transcript_mac(server ? "leat server" : "leat client", token, token_len, hello_body, hello_len,
+                          nonce_s, ret_mac);
+}
+
+int proto_seal_key(const void *token, size_t token_len, const void *hello_body, size_t hello_len,
+                   const uint8_t nonce_s[32], uint8_t ret_key[32])
+{
+    return transcript_mac("leat sealed", token, token_len, hello_body, hello_len, nonce_s, ret_key);
 }
 
 bool proto_mac_equal(const uint8_t a[32], const uint8_t b[32])

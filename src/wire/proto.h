@@ -95,7 +95,9 @@ enum proto_type {
     PROTO_COMMIT = 71,    /* event: uuid, uuid of the version it replaces: an installed set is there now */
     PROTO_READY = 67,     /* event: uuid, u32 n, n × {u64 sample, u32 field, u32 crc, u64 offset in the part, u64 bytes, i32 status} */
     PROTO_FORGET = 68,    /* event: uuid, u32 flags (1: dropped for all; 2: by force; else: we no longer need it held) */
-    PROTO_DESCRIBE = 69,  /* proto_open, u32 acting uid, u32 gid -> proto_ws; payload: the index blob */
+    PROTO_DESCRIBE = 69,  /* u32 acting uid, u32 gid, proto_open without access in a u32 length, sealed proto_access (to what stands before
+                             it) or nothing -> proto_ws; payload: the index blob */
+    PROTO_ACCESS = 72,    /* event: u32 uid, str source, sealed proto_access (to what stands before it): how that user reads it */
     PROTO_RESYNC = 70,    /* uuid, u32 flags (1: READY of all it filled, too; 2: it holds the set for us) -> u32 1: all its regions are filled */
 
     /* events from the daemon */
@@ -137,7 +139,7 @@ struct proto_welcome {
 };
 /*
  * With which settings and in whose name a source elsewhere is read: what the client found in its own environment. Between a client and its
- * daemon, never between hosts. Strings are owned; NULL and "" are the same: not said.
+ * daemon; between hosts only sealed (net/seal.h). Strings are owned; NULL and "" are the same: not said.
  */
 struct proto_access {
     uint32_t flags;  /* PROTO_ACCESS_* */
@@ -229,6 +231,9 @@ void proto_range_get(struct bytes_in *in, struct proto_range *ret);
 /* Handshake MACs: HMAC-SHA256 over "leat server"/"leat client" ‖ hello body ‖ nonce_s. 0, -ENOMEM or -EIO. */
 int proto_mac(const void *token, size_t token_len, bool server, const void *hello_body, size_t hello_len,
               const uint8_t nonce_s[32], uint8_t ret_mac[32]);
+/* The key of net/seal.h, by the same. */
+int proto_seal_key(const void *token, size_t token_len, const void *hello_body, size_t hello_len,
+                   const uint8_t nonce_s[32], uint8_t ret_key[32]);
 bool proto_mac_equal(const uint8_t a[32], const uint8_t b[32]); /* constant time */
 
 #endif
