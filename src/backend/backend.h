@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * backend.h: objects that live elsewhere: list, stat, ranged read, write. One session belongs to one thread and drives its own loop:
- * reads are submitted, any number, and the thread waits for them, or does other things between. s3/ speaks to S3 and what resembles
- * it, https/ to plain servers, dir/ to a folder, fault/ stands in front of one of them and breaks things in tests.
+ * reads are submitted, any number, and the thread waits for them, or does other things between. Implementations stand beside each
+ * other (ops.h): s3/ speaks to S3, what resembles it, and plain web servers; dir/ serves a folder as if it were a bucket.
  *
  *   backend_submit ──▶ cut in blocks ──▶ requests, many at a time, tried again where that helps ──▶ done(read), exactly once
  *
@@ -18,13 +18,17 @@
 #include "base/base.h"
 #include "base/list.h"
 
-#define BACKEND_ETAG_MAX 160
+#define BACKEND_ETAG_MAX    160
+#define BACKEND_HEADERS_MAX 4096u /* bytes of all headers that are kept with an object */
+#define BACKEND_HEADERS     64u   /* and how many */
 
 struct backend;
 struct backend_file;
 struct credentials; /* s3/credentials.h */
 
 struct backend_config {
+    /* "file:///srv/data": the session is of this folder and what is below it, and nothing else. NULL: S3 and web servers. */
+    const char *folder;
     unsigned connections; /* to one host at a time; 0: 16 */
     uint64_t block_bytes; /* of one request; 0: chosen by the size of a read */
     uint64_t timeout_ns;  /* of a request, tries included; 0: 60 s */
@@ -58,7 +62,20 @@ struct backend_stat {
     uint64_t bytes;
     char etag[BACKEND_ETAG_MAX];
     int64_t modified;
+    /* Checksums of the whole object, where its server keeps such. */
+    bool has_crc32c, has_crc64; /* CRC32C; CRC64NVME */
+    uint32_t crc32c;
+    uint64_t crc64;
+    /* What was stored with it: "name:value\n" each, names in lower case. Those that do not fit are left out. */
+    char headers[BACKEND_HEADERS_MAX];
 };
+/* Of these: content-type, -encoding, -language, -disposition, cache-control, expires, and x-amz-meta-... */
+bool backend_header_kept(const char *name);
+struct backend_header {
+    char *name, *value;
+};
+/* The next of such lines, which it takes apart in place. False: there is none. */
+bool backend_header_next(char **at, struct backend_header *ret_header);
 
 /* One range of one object. */
 struct backend_read {
@@ -117,8 +134,13 @@ void backend_wake(struct backend *b);
 int64_t backend_pread(struct backend *b, struct backend_file *file, void *dst, uint64_t bytes,
                       uint64_t offset, struct leat_error *err);
 
-/* All of a descriptor's [0, bytes) under this name; in parts where that is due. Nothing is visible before all of it is there. */
-int backend_put(struct backend *b, const char *uri, int fd, uint64_t bytes, struct leat_error *err);
+/*
+ * All of a descriptor's [0, bytes) under this name; in parts where that is due. Nothing is visible before all of it is there. headers: as
+ * in backend_stat, or NULL. ret_etag: of what was stored, "" if that was not told; or NULL.
+ */
+int backend_put(struct backend *b, const char *uri, int fd, uint64_t bytes, const char *headers,
+                char ret_etag[BACKEND_ETAG_MAX], struct leat_error *err);
+/* 0 where there was none, too; LEAT_NOT_FOUND from servers that say so. */
 int backend_delete(struct backend *b, const char *uri, struct leat_error *err);
 
 void backend_stats(const struct backend *b, struct backend_stats *ret_stats);

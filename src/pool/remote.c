@@ -115,7 +115,7 @@ static int remote_end(void *user, void *read, struct leat_error *err)
 
 static int remote_put(void *user, const char *uri, int fd, uint64_t bytes, struct leat_error *err)
 {
-    return backend_put(user, uri, fd, bytes, err);
+    return backend_put(user, uri, fd, bytes, NULL, NULL, err);
 }
 
 void remote_opener(struct backend *b, struct dataset_opener *opener)

@@ -320,6 +320,25 @@ int s3_upload_id_parse(const void *body, size_t len, char *ret_id, size_t cap, s
                               : rc;
 }
 
+static int completed_end(void *user, const char *path, const char *text, size_t len)
+{
+    struct upload *u = user;
+    if (strcmp(path, "CompleteMultipartUploadResult/ETag") == 0 && len < u->cap) {
+        memcpy(u->id, text, len + 1);
+        u->found = true;
+    }
+    return 0;
+}
+
+void s3_completed_parse(const void *body, size_t len, char *ret_etag, size_t cap)
+{
+    struct upload u = {.id = ret_etag, .cap = cap};
+    struct xml_reader *xml = xml_reader_new(NULL, completed_end, &u);
+    if (!xml || xml_reader_feed(xml, body, len, true, NULL) < 0 || !u.found)
+        ret_etag[0] = 0;
+    xml_reader_free(xml);
+}
+
 void s3_complete_put(struct bytes_out *out, char *const *etags, unsigned n)
 {
     char number[64];

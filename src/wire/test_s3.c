@@ -261,6 +261,15 @@ static void test_multipart(void **state)
     assert_string_equal(id, "VXBsb2Fk&");
     assert_int_equal(s3_upload_id_parse(text, sizeof(text) - 1, id, 9, &err), LEAT_CORRUPT);
     assert_int_equal(s3_upload_id_parse("<a/>", 4, id, sizeof(id), &err), LEAT_CORRUPT);
+    static const char completed[] =
+        "<CompleteMultipartUploadResult xmlns=\"x\"><Key>k</Key><ETag>&quot;ab-2&quot;</ETag></"
+        "CompleteMultipartUploadResult>";
+    s3_completed_parse(completed, sizeof(completed) - 1, id, sizeof(id));
+    assert_string_equal(id, "\"ab-2\"");
+    s3_completed_parse(completed, sizeof(completed) - 1, id, 6);
+    assert_string_equal(id, "");
+    s3_completed_parse("<a/>", 4, id, sizeof(id));
+    assert_string_equal(id, "");
     struct bytes_out out = {0};
     char *etags[] = {(char *)"\"a\"", (char *)"<"};
     s3_complete_put(&out, etags, 2);

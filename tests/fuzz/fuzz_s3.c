@@ -35,6 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     s3_error_parse(data, size, &e);
     s3_error_class(500, e.code, &retry);
     s3_upload_id_parse(data, size, id, sizeof(id), NULL);
+    s3_completed_parse(data, size, id, sizeof(id));
 
     char *text = strndup((const char *)data, size);
     struct s3_uri uri;

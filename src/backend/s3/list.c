@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lists and HEAD. The next page is asked for as soon as its token is known, before the objects of this one are handed on. */
+#include <ctype.h>
 #include <stdio.h>
 
 #include "backend/s3/session.h"
@@ -14,7 +15,7 @@ struct page {
 };
 
 struct listing {
-    struct backend *b;
+    struct session *b;
     struct target target;
     bool recursive;
     size_t prefix_len; /* of the key that was given */
@@ -130,10 +131,11 @@ static int page_take(struct page *p, struct page *next, struct listing *l, struc
     return token != NULL;
 }
 
-int backend_list(struct backend *b, const char *uri, bool recursive,
-                 int (*object)(void *user, const struct backend_object *object), void *user,
-                 struct leat_error *err)
+int s3_list(struct backend *base, const char *uri, bool recursive,
+            int (*object)(void *user, const struct backend_object *object), void *user,
+            struct leat_error *err)
 {
+    struct session *b = session_of(base);
     struct listing l = {.b = b, .recursive = recursive, .object = object, .user = user, .err = err};
     struct page pages[2];
     unsigned now = 0;
@@ -178,6 +180,35 @@ struct head {
     bool over;
 };
 
+void s3_stat_headers(const struct http_reader *reader, const char *buf, struct backend_stat *stat)
+{
+    struct bytes_out lines = {0};
+    for (unsigned i = 0; i < reader->nheaders; i++) {
+        struct http_text name, value;
+        char lower[S3_HEADER_NAME_MAX];
+        http_header_at(reader, buf, i, &name, &value);
+        if (name.len >= sizeof(lower))
+            continue;
+        for (size_t c = 0; c < name.len; c++)
+            lower[c] = (char)tolower((unsigned char)name.data[c]);
+        lower[name.len] = 0;
+        if (!backend_header_kept(lower) || lines.len + name.len + value.len + 2 >= sizeof(stat->headers))
+            continue;
+        bytes_put(&lines, lower, name.len);
+        bytes_put(&lines, ":", 1);
+        bytes_put(&lines, value.data, value.len);
+        bytes_put(&lines, "\n", 1);
+    }
+    if (lines.len && !lines.failed)
+        memcpy(stat->headers, lines.data, lines.len);
+    stat->headers[lines.failed ? 0 : lines.len] = 0;
+    bytes_out_fini(&lines);
+    uint64_t sum;
+    stat->has_crc32c = s3_sum_parse(http_header(reader, buf, "x-amz-checksum-crc32c"), 4, &sum);
+    stat->crc32c = stat->has_crc32c ? (uint32_t)sum : 0;
+    stat->has_crc64 = s3_sum_parse(http_header(reader, buf, "x-amz-checksum-crc64nvme"), 8, &stat->crc64);
+}
+
 static int head_arrived(struct request *rq, const struct http_reader *reader, const char *buf,
                         struct leat_error *err)
 {
@@ -190,6 +221,7 @@ static int head_arrived(struct request *rq, const struct http_reader *reader, co
         http_text_copy(etag, h->stat.etag, sizeof(h->stat.etag));
     if (http_date_parse(http_header(reader, buf, "last-modified"), &modified))
         h->stat.modified = modified;
+    s3_stat_headers(reader, buf, &h->stat);
     return 0;
 }
 
@@ -202,9 +234,10 @@ static void head_over(struct request *rq, int rc, const struct leat_error *err)
     h->over = true;
 }
 
-int backend_stat_object(struct backend *b, const char *uri, struct backend_stat *ret_stat,
-                        struct leat_error *err)
+int s3_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat, struct leat_error *err)
 {
+    static const struct s3_header checked = {"x-amz-checksum-mode", "ENABLED"};
+    struct session *b = session_of(base);
     struct target target;
     int rc = target_parse(b, uri, &target, err);
     if (rc < 0)
@@ -215,7 +248,7 @@ int backend_stat_object(struct backend *b, const char *uri, struct backend_stat 
     }
     struct head h = {.rq = {.b = b,
                             .target = &target,
-                            .say = {.method = "HEAD"},
+                            .say = {.method = "HEAD", .headers = &checked, .nheaders = target.bucket ? 1 : 0},
                             .repeatable = true,
                             .on_head = head_arrived,
                             .finished = head_over}};

@@ -23,7 +23,7 @@ struct part {
     char *buf;
     uint64_t bytes;
     char query[S3_KEY_MAX + 64], crc[S3_SUM_TEXT], sha[SIGV4_SIGNATURE];
-    struct s3_header headers[1];
+    struct s3_header headers[1 + BACKEND_HEADERS];
     char *etag;
     int rc;
     struct leat_error err;
@@ -31,11 +31,15 @@ struct part {
 };
 
 struct upload {
-    struct backend *b;
+    struct session *b;
     struct target target;
     int fd;
     uint64_t bytes, part_bytes;
     unsigned nparts;
+    char *lines; /* the object's headers, taken apart */
+    struct s3_header headers[BACKEND_HEADERS];
+    unsigned nheaders;
+    char etag[BACKEND_ETAG_MAX];
     char id[1024];
     char **etags;
     bool turn; /* a request has ended */
@@ -86,6 +90,8 @@ static int part_start(struct upload *u, struct part *p, uint64_t at, uint64_t by
     p->bytes = bytes;
     p->over = false;
     p->headers[0] = (struct s3_header){"x-amz-checksum-crc32c", p->crc};
+    unsigned more = p->query[0] ? 0 : u->nheaders; /* those of parts were said when the upload began */
+    memcpy(p->headers + 1, u->headers, more * sizeof(u->headers[0]));
     request_fini(&p->rq);
     p->rq = (struct request){
         .b = u->b,
@@ -96,7 +102,7 @@ static int part_start(struct upload *u, struct part *p, uint64_t at, uint64_t by
                 .has_body = true,
                 .content_length = bytes,
                 .headers = p->headers,
-                .nheaders = 1},
+                .nheaders = 1 + more},
         .body = p->buf,
         .body_len = bytes,
         .repeatable = true,
@@ -114,6 +120,7 @@ static int say(struct upload *u, const char *method, const char *query, const st
 {
     struct part *p = &u->parts[0];
     char sha[SIGV4_SIGNATURE];
+    bool begins = query && strcmp(query, "uploads=") == 0;
     int rc = body ? sigv4_sha256(body->data, body->len, sha) : 0;
     if (rc < 0)
         return rc;
@@ -126,7 +133,9 @@ static int say(struct upload *u, const char *method, const char *query, const st
                 .query = query,
                 .payload = body ? sha : NULL,
                 .has_body = strcmp(method, "DELETE") != 0,
-                .content_length = body ? body->len : 0},
+                .content_length = body ? body->len : 0,
+                .headers = begins ? u->headers : NULL,
+                .nheaders = begins ? u->nheaders : 0},
         .body = body ? body->data : NULL,
         .body_len = body ? body->len : 0,
         .repeatable = true,
@@ -229,6 +238,8 @@ static int upload(struct upload *u, struct leat_error *err)
         if (e.code[0])
             rc = error_set(err, -EIO, "%.300s: the upload was not completed: %s: %s", u->target.uri, e.code,
                            e.message);
+        else
+            s3_completed_parse(text.data ? text.data : (uint8_t *)"", text.len, u->etag, sizeof(u->etag));
     }
     if (rc < 0) { /* also when the user gave up: nobody else would take the parts away */
         const atomic_bool *cancelled = u->b->config.cancelled;
@@ -263,12 +274,31 @@ static void upload_end(struct upload *u)
     for (unsigned i = 0; u->etags && i < u->nparts; i++)
         free(u->etags[i]);
     free(u->etags);
+    free(u->lines);
     target_fini(&u->target);
     free(u);
 }
 
-int backend_put(struct backend *b, const char *uri, int fd, uint64_t bytes, struct leat_error *err)
+static int upload_headers(struct upload *u, const char *headers, struct leat_error *err)
 {
+    u->lines = headers ? strdup(headers) : NULL;
+    if (headers && !u->lines)
+        return -ENOMEM;
+    char *at = u->lines;
+    struct backend_header h;
+    while (backend_header_next(&at, &h)) {
+        if (u->nheaders == ARRAY_LEN(u->headers))
+            return error_set(err, LEAT_INVALID, "%.300s: more than %u headers of an object", u->target.uri,
+                             BACKEND_HEADERS);
+        u->headers[u->nheaders++] = (struct s3_header){h.name, h.value};
+    }
+    return 0;
+}
+
+int s3_put(struct backend *base, const char *uri, int fd, uint64_t bytes, const char *headers, char *ret_etag,
+           struct leat_error *err)
+{
+    struct session *b = session_of(base);
     struct upload *u = calloc(1, sizeof(*u));
     if (!u)
         return -ENOMEM;
@@ -276,6 +306,8 @@ int backend_put(struct backend *b, const char *uri, int fd, uint64_t bytes, stru
     u->fd = fd;
     u->bytes = bytes;
     int rc = upload_begin(u, uri, err);
+    if (rc == 0)
+        rc = upload_headers(u, headers, err);
     if (rc == 0 && bytes > ONE_PUT) {
         rc = upload(u, err);
     } else if (rc == 0) {
@@ -290,15 +322,20 @@ int backend_put(struct backend *b, const char *uri, int fd, uint64_t bytes, stru
                 rc = p->rc;
                 if (err)
                     *err = p->err;
+            } else if (p->etag && strlen(p->etag) < sizeof(u->etag)) {
+                strcpy(u->etag, p->etag);
             }
         }
     }
+    if (rc == 0 && ret_etag)
+        strcpy(ret_etag, u->etag);
     upload_end(u);
     return rc;
 }
 
-int backend_delete(struct backend *b, const char *uri, struct leat_error *err)
+int s3_delete(struct backend *base, const char *uri, struct leat_error *err)
 {
+    struct session *b = session_of(base);
     struct upload *u = calloc(1, sizeof(*u));
     if (!u)
         return -ENOMEM;

@@ -19,8 +19,9 @@
  * other waiting. */
 #define SMALL_BYTES (256 * KIB)
 
-struct backend_file {
-    struct backend *b;
+struct s3_file {
+    struct backend_file base;
+    struct session *b;
     struct target target;
     char etag[BACKEND_ETAG_MAX];
     uint64_t bytes;                 /* of the object; 0: not known */
@@ -41,12 +42,19 @@ struct block {
 
 /* --- files ------------------------------------------------------------------------------------------------------------- */
 
-int backend_open(struct backend *b, const char *uri, const char *etag, uint64_t bytes,
-                 struct backend_file **ret_file, struct leat_error *err)
+static struct s3_file *file_of(const struct backend_read *read)
 {
-    struct backend_file *f = calloc(1, sizeof(*f));
+    return container_of(read->file, struct s3_file, base);
+}
+
+int s3_open(struct backend *base, const char *uri, const char *etag, uint64_t bytes,
+            struct backend_file **ret_file, struct leat_error *err)
+{
+    struct s3_file *f = calloc(1, sizeof(*f));
     if (!f)
         return -ENOMEM;
+    struct session *b = session_of(base);
+    f->base.ops = base->ops;
     f->b = b;
     f->bytes = bytes;
     int rc = target_parse(b, uri, &f->target, err);
@@ -55,32 +63,31 @@ int backend_open(struct backend *b, const char *uri, const char *etag, uint64_t 
     if (rc == 0 && f->target.bucket && !*f->target.key)
         rc = error_set(err, LEAT_INVALID, "%.200s: a bucket, where an object is wanted", uri);
     if (rc < 0) {
-        backend_close(f);
+        s3_close(&f->base);
         return rc;
     }
     if (etag)
         strcpy(f->etag, etag);
-    *ret_file = f;
+    *ret_file = &f->base;
     return 0;
 }
 
-void backend_close(struct backend_file *file)
+void s3_close(struct backend_file *file)
 {
-    if (!file)
-        return;
-    target_fini(&file->target);
-    free(file);
+    struct s3_file *f = container_of(file, struct s3_file, base);
+    target_fini(&f->target);
+    free(f);
 }
 
 /* --- one block --------------------------------------------------------------------------------------------------------- */
 
-static void pump(struct backend *b);
+static void pump(struct session *b);
 
 static int block_head(struct request *rq, const struct http_reader *reader, const char *buf,
                       struct leat_error *err)
 {
     struct block *k = container_of(rq, struct block, rq);
-    struct backend_file *f = k->read->file;
+    struct s3_file *f = file_of(k->read);
     uint64_t first, last, total = UINT64_MAX;
     struct http_text etag = http_header(reader, buf, "etag");
     if (f->etag[0] && etag.data && !http_text_is(etag, f->etag))
@@ -134,7 +141,7 @@ static int block_head(struct request *rq, const struct http_reader *reader, cons
 
 static void read_end(struct backend_read *read)
 {
-    struct backend *b = read->file->b;
+    struct session *b = file_of(read)->b;
     struct leat_error *why = read->why;
     struct leat_error none;
     list_remove(&read->node);
@@ -142,7 +149,7 @@ static void read_end(struct backend_read *read)
     b->nreads--;
     b->ended++;
     if (read->rc < 0 && !why)
-        error_sys(&none, read->rc, "GET %.300s", read->file->target.shown);
+        error_sys(&none, read->rc, "GET %.300s", file_of(read)->target.shown);
     read->done(read, read->rc, read->rc < 0 ? (why ? why : &none) : NULL);
     free(why);
 }
@@ -156,14 +163,14 @@ static void read_spoil(struct backend_read *read, int rc, const struct leat_erro
     read->why = err ? malloc(sizeof(*err)) : NULL;
     if (read->why)
         *read->why = *err;
-    struct backend *b = read->file->b;
+    struct session *b = file_of(read)->b;
     b->waiting_bytes -= read->offset + read->bytes - read->next;
     read->next = read->offset + read->bytes;
     list_remove(&read->node);
     list_push_back(&b->asked, &read->node);
 }
 
-static void block_free(struct backend *b, struct block *k)
+static void block_free(struct session *b, struct block *k)
 {
     b->nblocks--;
     b->nsmall -= k->rq.small;
@@ -188,7 +195,7 @@ static int block_check(struct request *rq, struct leat_error *err)
 static void block_end(struct request *rq, int rc, const struct leat_error *err)
 {
     struct block *k = container_of(rq, struct block, rq);
-    struct backend *b = rq->b;
+    struct session *b = rq->b;
     struct backend_read *read = k->read;
     if (rc == 0 && k->whole)
         k->has_crc || k->has_crc64 ? b->stats.checked++ : b->stats.unchecked++;
@@ -204,7 +211,7 @@ static void block_end(struct request *rq, int rc, const struct leat_error *err)
     pump(b);
 }
 
-static struct block *block_new(struct backend *b)
+static struct block *block_new(struct session *b)
 {
     struct block *k = list_first(&b->free_blocks, struct block, node);
     if (k) {
@@ -219,7 +226,7 @@ static struct block *block_new(struct backend *b)
 
 /* All that is wanted, spread over the connections: a read alone is there soonest in many small pieces, above all on connections that are new,
  * and many reads cost least in large ones. */
-static uint64_t block_bytes(const struct backend *b)
+static uint64_t block_bytes(const struct session *b)
 {
     if (b->config.block_bytes)
         return b->config.block_bytes;
@@ -230,8 +237,8 @@ static uint64_t block_bytes(const struct backend *b)
 static void block_start(struct block *k, struct backend_read *read, uint64_t bytes)
 {
     static const struct s3_header checked = {"x-amz-checksum-mode", "ENABLED"};
-    struct backend_file *f = read->file;
-    struct backend *b = f->b;
+    struct s3_file *f = file_of(read);
+    struct session *b = f->b;
     bool whole = f->bytes && read->offset == 0 && bytes == f->bytes;
     k->rq = (struct request){
         .b = b,
@@ -271,7 +278,7 @@ static void block_start(struct block *k, struct backend_read *read, uint64_t byt
 }
 
 /* Starts requests while there is room. */
-static void pump(struct backend *b)
+static void pump(struct session *b)
 {
     struct backend_read *read;
     while (b->nblocks < (unsigned)b->limit && (read = list_first(&b->asking, struct backend_read, node))) {
@@ -296,11 +303,12 @@ static void pump(struct backend *b)
 
 static void pump_now(struct loop_timer *timer)
 {
-    pump(container_of(timer, struct backend, pump));
+    pump(container_of(timer, struct session, pump));
 }
 
-void backend_submit(struct backend *b, struct backend_read *read)
+void s3_submit(struct backend *base, struct backend_read *read)
 {
+    struct session *b = session_of(base);
     read->next = read->offset;
     read->left = read->bytes;
     read->inside = 0;
@@ -313,8 +321,9 @@ void backend_submit(struct backend *b, struct backend_read *read)
     loop_timer_set(b->loop, &b->pump, 1);
 }
 
-int backend_wait(struct backend *b, unsigned min_done, int timeout_ms)
+int s3_wait(struct backend *base, unsigned min_done, int timeout_ms)
 {
+    struct session *b = session_of(base);
     uint64_t before = b->ended, end = timeout_ms < 0 ? 0 : clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
     const atomic_bool *cancelled = b->config.cancelled;
     while (b->nreads && b->ended - before < min_done && !b->woken) {
@@ -333,17 +342,19 @@ int backend_wait(struct backend *b, unsigned min_done, int timeout_ms)
 
 static void woken(void *arg)
 {
-    ((struct backend *)arg)->woken = true;
+    ((struct session *)arg)->woken = true;
 }
 
-void backend_wake(struct backend *b)
+void s3_wake(struct backend *base)
 {
+    struct session *b = session_of(base);
     while (loop_post(b->loop, woken, b) < 0)
         usleep(1000); /* out of memory: somebody waits who is to stop */
 }
 
-void backend_cancel(struct backend *b, struct backend_read *read)
+void s3_cancel(struct backend *base, struct backend_read *read)
 {
+    struct session *b = session_of(base);
     /* First nothing more of it is asked for: others' requests may end in here, and make room. */
     b->waiting_bytes -= read->offset + read->bytes - read->next;
     read->next = read->offset + read->bytes;
@@ -379,21 +390,23 @@ static void waited_done(struct backend_read *read, int rc, const struct leat_err
     w->over = true;
 }
 
-int64_t backend_pread(struct backend *b, struct backend_file *file, void *dst, uint64_t bytes,
-                      uint64_t offset, struct leat_error *err)
+int64_t s3_pread(struct backend *base, struct backend_file *file, void *dst, uint64_t bytes, uint64_t offset,
+                 struct leat_error *err)
 {
-    if (file->bytes && offset >= file->bytes)
+    struct session *b = session_of(base);
+    uint64_t is = container_of(file, struct s3_file, base)->bytes;
+    if (is && offset >= is)
         return 0;
-    if (file->bytes)
-        bytes = MIN(bytes, file->bytes - offset);
+    if (is)
+        bytes = MIN(bytes, is - offset);
     if (bytes == 0)
         return 0;
     struct waited w = {
         .read = {.file = file, .offset = offset, .bytes = bytes, .dst = dst, .done = waited_done}};
-    backend_submit(b, &w.read);
+    s3_submit(base, &w.read);
     int rc = session_run(b, &w.over, err);
     if (rc < 0) {
-        backend_cancel(b, &w.read);
+        s3_cancel(base, &w.read);
         return rc;
     }
     if (w.read.rc < 0 && err)
@@ -403,10 +416,9 @@ int64_t backend_pread(struct backend *b, struct backend_file *file, void *dst, u
 
 /* --- the end ----------------------------------------------------------------------------------------------------------- */
 
-void backend_free(struct backend *b)
+void s3_free(struct backend *base)
 {
-    if (!b)
-        return;
+    struct session *b = session_of(base);
     struct request *rq;
     struct leat_error err;
     error_set(&err, -ECANCELED, "the session was closed");

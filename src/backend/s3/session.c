@@ -30,11 +30,6 @@
 
 /* --- addresses --------------------------------------------------------------------------------------------------------- */
 
-bool backend_uri(const char *uri)
-{
-    return s3_uri_is(uri) || strncasecmp(uri, "https://", 8) == 0 || strncasecmp(uri, "http://", 7) == 0;
-}
-
 static int bucket_place(struct bucket *bucket, const struct s3_endpoint *e)
 {
     bucket->endpoint = *e;
@@ -45,7 +40,7 @@ static int bucket_place(struct bucket *bucket, const struct s3_endpoint *e)
     return 0;
 }
 
-static int bucket_get(struct backend *b, const char *name, struct bucket **ret_bucket, struct leat_error *err)
+static int bucket_get(struct session *b, const char *name, struct bucket **ret_bucket, struct leat_error *err)
 {
     list_for_each (node, &b->buckets) {
         struct bucket *bucket = container_of(node, struct bucket, node);
@@ -84,7 +79,7 @@ static char *shown(const char *uri)
                : out;
 }
 
-int target_parse(struct backend *b, const char *uri, struct target *ret_target, struct leat_error *err)
+int target_parse(struct session *b, const char *uri, struct target *ret_target, struct leat_error *err)
 {
     struct target t = {.uri = strdup(uri), .shown = shown(uri)};
     int rc = t.uri && t.shown ? 0 : -ENOMEM;
@@ -148,7 +143,7 @@ void target_fini(struct target *t)
 
 /* --- who we are -------------------------------------------------------------------------------------------------------- */
 
-int session_credentials(struct backend *b, struct leat_error *err)
+int session_credentials(struct session *b, struct leat_error *err)
 {
     time_t now = time(NULL);
     if (b->config.anonymous ||
@@ -193,7 +188,7 @@ int session_credentials(struct backend *b, struct leat_error *err)
     return 0;
 }
 
-static int bucket_key(struct backend *b, struct bucket *bucket, time_t now, struct leat_error *err)
+static int bucket_key(struct session *b, struct bucket *bucket, time_t now, struct leat_error *err)
 {
     char when[SIGV4_TIME];
     sigv4_time(now, when);
@@ -239,7 +234,7 @@ static void put_plain_head(struct request *rq)
 
 static int request_head(struct request *rq, struct leat_error *err)
 {
-    struct backend *b = rq->b;
+    struct session *b = rq->b;
     struct bucket *bucket = rq->target->bucket;
     bytes_out_reset(&rq->head);
     if (!bucket) {
@@ -293,7 +288,7 @@ static void try_again(struct loop_timer *timer)
 /* Another try after a pause, or the end. `least_ns`: what the server asked for. */
 static void request_retry(struct request *rq, int rc, const struct leat_error *err, uint64_t least_ns)
 {
-    struct backend *b = rq->b;
+    struct session *b = rq->b;
     uint64_t now = clock_now_ns(), pause = PAUSE_NS << MIN(rq->tries, 10u);
     pause = MIN(pause, PAUSE_MAX_NS);
     pause = pause / 2 + rng_below(&b->rng, pause / 2 + 1);
@@ -504,7 +499,7 @@ static const char *status_text(int status)
 
 static void request_refused(struct request *rq)
 {
-    struct backend *b = rq->b;
+    struct session *b = rq->b;
     struct s3_error e;
     struct leat_error err;
     bool retry;
@@ -602,7 +597,7 @@ static void on_done(struct http_call *call, int rc, const struct leat_error *err
 
 static void request_send(struct request *rq)
 {
-    struct backend *b = rq->b;
+    struct session *b = rq->b;
     struct leat_error err = {0};
     if (rq->tries++ && rq->restart)
         rq->restart(rq);
@@ -671,7 +666,7 @@ void request_fini(struct request *rq)
     bytes_out_fini(&rq->call.text);
 }
 
-int session_run(struct backend *b, const bool *over, struct leat_error *err)
+int session_run(struct session *b, const bool *over, struct leat_error *err)
 {
     const atomic_bool *cancelled = b->config.cancelled;
     while (!*over) {
@@ -698,11 +693,42 @@ static int copy(char **to, const char *from)
     return 0;
 }
 
-int backend_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err)
+static void s3_stats(const struct backend *base, struct backend_stats *ret_stats)
 {
-    struct backend *b = calloc(1, sizeof(*b));
+    const struct session *b = container_of(base, const struct session, base);
+    struct http_client_stats http;
+    http_client_stats(b->http, &http);
+    *ret_stats = b->stats;
+    ret_stats->bytes_in = http.bytes_in;
+    ret_stats->bytes_straight = http.bytes_straight;
+    ret_stats->connections = http.connections;
+    ret_stats->handshakes = http.handshakes;
+    ret_stats->resumed = http.resumed;
+}
+
+static const struct backend_ops s3_ops = {
+    .name = "s3",
+    .list = s3_list,
+    .stat_object = s3_stat,
+    .open = s3_open,
+    .close = s3_close,
+    .submit = s3_submit,
+    .cancel = s3_cancel,
+    .wait = s3_wait,
+    .wake = s3_wake,
+    .pread = s3_pread,
+    .put = s3_put,
+    .delete = s3_delete,
+    .stats = s3_stats,
+    .free = s3_free,
+};
+
+int backend_s3_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err)
+{
+    struct session *b = calloc(1, sizeof(*b));
     if (!b)
         return -ENOMEM;
+    b->base.ops = &s3_ops;
     b->config = *config;
     list_init(&b->buckets);
     list_init(&b->requests);
@@ -742,21 +768,9 @@ int backend_new(const struct backend_config *config, struct backend **ret_backen
     b->config.endpoint = b->config.region = b->config.profile = b->config.style = b->config.ca_file =
         NULL; /* the caller's */
     if (rc < 0) {
-        backend_free(b);
+        s3_free(&b->base);
         return rc;
     }
-    *ret_backend = b;
+    *ret_backend = &b->base;
     return 0;
-}
-
-void backend_stats(const struct backend *b, struct backend_stats *ret_stats)
-{
-    struct http_client_stats http;
-    http_client_stats(b->http, &http);
-    *ret_stats = b->stats;
-    ret_stats->bytes_in = http.bytes_in;
-    ret_stats->bytes_straight = http.bytes_straight;
-    ret_stats->connections = http.connections;
-    ret_stats->handshakes = http.handshakes;
-    ret_stats->resumed = http.resumed;
 }

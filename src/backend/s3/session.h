@@ -3,7 +3,7 @@
 #ifndef BACKEND_S3_SESSION_H
 #define BACKEND_S3_SESSION_H
 
-#include "backend/backend.h"
+#include "backend/ops.h"
 #include "backend/http/http_client.h"
 #include "backend/s3/credentials.h"
 #include "base/rng.h"
@@ -12,6 +12,8 @@
 
 #define REDIRECTS_MAX 8u
 #define CANCEL_MS     100 /* so often backend_config.cancelled is looked at */
+
+struct session;
 
 /* Where a bucket's requests go: another region than the session's is learnt from the server once. */
 struct bucket {
@@ -35,7 +37,7 @@ struct target {
     struct target *moved; /* where a plain server sent us: asked there first from then on. NULL: nowhere */
     unsigned moves;       /* of `moved` */
 };
-int target_parse(struct backend *b, const char *uri, struct target *ret_target, struct leat_error *err);
+int target_parse(struct session *b, const char *uri, struct target *ret_target, struct leat_error *err);
 void target_fini(struct target *t);
 
 struct request;
@@ -45,7 +47,7 @@ struct request;
  */
 struct request {
     /* in */
-    struct backend *b;
+    struct session *b;
     struct target *target;
     struct s3_request say; /* bucket and key are filled in */
     const void *body;
@@ -86,7 +88,9 @@ void request_start(struct request *rq);
 void request_cancel(struct request *rq);
 void request_fini(struct request *rq);
 
-struct backend {
+/* backend.h's session of S3 and plain web servers. */
+struct session {
+    struct backend base;
     struct backend_config config;
     char *profile;
     struct loop *loop;
@@ -115,8 +119,36 @@ struct backend {
 };
 
 /* Credentials that hold for some minutes more. 0 also for an anonymous session. */
-int session_credentials(struct backend *b, struct leat_error *err);
+int session_credentials(struct session *b, struct leat_error *err);
 /* Runs the loop until *over (0), or until the user gives up (-ECANCELED: what it waited for is the caller's to cancel). */
-int session_run(struct backend *b, const bool *over, struct leat_error *err);
+int session_run(struct session *b, const bool *over, struct leat_error *err);
+
+static inline struct session *session_of(struct backend *b)
+{
+    return container_of(b, struct session, base);
+}
+
+/* What an answer's head says beside length, ETag and time. */
+#define S3_HEADER_NAME_MAX 256u
+void s3_stat_headers(const struct http_reader *reader, const char *buf, struct backend_stat *stat);
+
+/* backend_ops, by file. */
+int s3_list(struct backend *base, const char *uri, bool recursive,
+            int (*object)(void *user, const struct backend_object *object), void *user,
+            struct leat_error *err);
+int s3_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat, struct leat_error *err);
+int s3_open(struct backend *base, const char *uri, const char *etag, uint64_t bytes,
+            struct backend_file **ret_file, struct leat_error *err);
+void s3_close(struct backend_file *file);
+void s3_submit(struct backend *base, struct backend_read *read);
+void s3_cancel(struct backend *base, struct backend_read *read);
+int s3_wait(struct backend *base, unsigned min_done, int timeout_ms);
+void s3_wake(struct backend *base);
+int64_t s3_pread(struct backend *base, struct backend_file *file, void *dst, uint64_t bytes, uint64_t offset,
+                 struct leat_error *err);
+int s3_put(struct backend *base, const char *uri, int fd, uint64_t bytes, const char *headers, char *ret_etag,
+           struct leat_error *err);
+int s3_delete(struct backend *base, const char *uri, struct leat_error *err);
+void s3_free(struct backend *base);
 
 #endif

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* backend.c: hands each call on to the session's implementation, and what all of them share. */
+#include "backend/ops.h"
+
+#include <strings.h>
+
+#include "wire/s3.h"
+
+bool backend_uri(const char *uri)
+{
+    return s3_uri_is(uri) || strncasecmp(uri, "https://", 8) == 0 || strncasecmp(uri, "http://", 7) == 0;
+}
+
+bool backend_header_kept(const char *name)
+{
+    static const char *const kept[] = {"content-type",        "content-encoding", "content-language",
+                                       "content-disposition", "cache-control",    "expires"};
+    for (size_t i = 0; i < ARRAY_LEN(kept); i++) {
+        if (strcmp(name, kept[i]) == 0)
+            return true;
+    }
+    return strncmp(name, "x-amz-meta-", 11) == 0;
+}
+
+bool backend_header_next(char **at, struct backend_header *ret_header)
+{
+    char *line = *at;
+    if (!line || !*line)
+        return false;
+    char *end = strchr(line, '\n'), *colon = strchr(line, ':');
+    if (!end || !colon || colon > end)
+        return false;
+    *end = *colon = 0;
+    *ret_header = (struct backend_header){line, colon + 1};
+    *at = end + 1;
+    return true;
+}
+
+int backend_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err)
+{
+    return config->folder ? backend_dir_new(config, ret_backend, err)
+                          : backend_s3_new(config, ret_backend, err);
+}
+
+void backend_free(struct backend *b)
+{
+    if (b)
+        b->ops->free(b);
+}
+
+int backend_list(struct backend *b, const char *uri, bool recursive,
+                 int (*object)(void *user, const struct backend_object *object), void *user,
+                 struct leat_error *err)
+{
+    return b->ops->list(b, uri, recursive, object, user, err);
+}
+
+int backend_stat_object(struct backend *b, const char *uri, struct backend_stat *ret_stat,
+                        struct leat_error *err)
+{
+    return b->ops->stat_object(b, uri, ret_stat, err);
+}
+
+int backend_open(struct backend *b, const char *uri, const char *etag, uint64_t bytes,
+                 struct backend_file **ret_file, struct leat_error *err)
+{
+    return b->ops->open(b, uri, etag, bytes, ret_file, err);
+}
+
+void backend_close(struct backend_file *file)
+{
+    if (file)
+        file->ops->close(file);
+}
+
+void backend_submit(struct backend *b, struct backend_read *read)
+{
+    b->ops->submit(b, read);
+}
+
+void backend_cancel(struct backend *b, struct backend_read *read)
+{
+    b->ops->cancel(b, read);
+}
+
+int backend_wait(struct backend *b, unsigned min_done, int timeout_ms)
+{
+    return b->ops->wait(b, min_done, timeout_ms);
+}
+
+void backend_wake(struct backend *b)
+{
+    b->ops->wake(b);
+}
+
+int64_t backend_pread(struct backend *b, struct backend_file *file, void *dst, uint64_t bytes,
+                      uint64_t offset, struct leat_error *err)
+{
+    return b->ops->pread(b, file, dst, bytes, offset, err);
+}
+
+int backend_put(struct backend *b, const char *uri, int fd, uint64_t bytes, const char *headers,
+                char ret_etag[BACKEND_ETAG_MAX], struct leat_error *err)
+{
+    return b->ops->put(b, uri, fd, bytes, headers, ret_etag, err);
+}
+
+int backend_delete(struct backend *b, const char *uri, struct leat_error *err)
+{
+    return b->ops->delete (b, uri, err);
+}
+
+void backend_stats(const struct backend *b, struct backend_stats *ret_stats)
+{
+    b->ops->stats(b, ret_stats);
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ops.h: what an implementation of backend.h fills in; each operation is what backend.h says of the function of its name. */
+#ifndef BACKEND_OPS_H
+#define BACKEND_OPS_H
+
+#include "backend/backend.h"
+
+struct backend_ops {
+    const char *name;
+    int (*list)(struct backend *b, const char *uri, bool recursive,
+                int (*object)(void *user, const struct backend_object *object), void *user,
+                struct leat_error *err);
+    int (*stat_object)(struct backend *b, const char *uri, struct backend_stat *ret_stat,
+                       struct leat_error *err);
+    int (*open)(struct backend *b, const char *uri, const char *etag, uint64_t bytes,
+                struct backend_file **ret_file, struct leat_error *err);
+    void (*close)(struct backend_file *file);
+    void (*submit)(struct backend *b, struct backend_read *read);
+    void (*cancel)(struct backend *b, struct backend_read *read);
+    int (*wait)(struct backend *b, unsigned min_done, int timeout_ms);
+    void (*wake)(struct backend *b);
+    int64_t (*pread)(struct backend *b, struct backend_file *file, void *dst, uint64_t bytes, uint64_t offset,
+                     struct leat_error *err);
+    int (*put)(struct backend *b, const char *uri, int fd, uint64_t bytes, const char *headers,
+               char *ret_etag, struct leat_error *err);
+    int (*delete)(struct backend *b, const char *uri, struct leat_error *err);
+    void (*stats)(const struct backend *b, struct backend_stats *ret_stats);
+    void (*free)(struct backend *b);
+};
+
+/* The first member of a session, and of its handles, which may outlive it. */
+struct backend {
+    const struct backend_ops *ops;
+};
+struct backend_file {
+    const struct backend_ops *ops;
+};
+
+int backend_s3_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err);
+int backend_dir_new(const struct backend_config *config, struct backend **ret_backend,
+                    struct leat_error *err);
+
+#endif
