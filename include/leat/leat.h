@@ -227,6 +227,40 @@ struct leat_rail {
 /* i: 0 to leat_ws_stat's `rails`, in the order in which they were first used; figures are those after the last batch. LEAT_NOT_FOUND: there
  * are fewer; LEAT_INVALID: size is not set. No I/O. */
 int leat_ws_rail(struct leat_ws *ws, uint64_t i, struct leat_rail *ret_rail);
+
+/*
+ * How far a training loop is, for the people who look at the daemon (`leat top`, `leat status`): the last report of each loader is shown until one
+ * says LEAT_REPORT_ENDED, the set is closed or the process ends. leat.Loader tells by itself; about once a second is often enough.
+ */
+enum leat_verdict {
+    LEAT_VERDICT_UNKNOWN = 0,
+    LEAT_VERDICT_CONSUMER = 1, /* batches are there before they are asked for */
+    LEAT_VERDICT_FETCH = 2,    /* the loop waits for bytes */
+    LEAT_VERDICT_PREP = 3,     /* for decoding and transforms */
+    LEAT_VERDICT_COPY = 4,     /* for copies to a GPU */
+};
+#define LEAT_REPORT_ENDED 1u
+struct leat_report {
+    size_t size;
+    uint64_t
+        loader; /* tells several loaders of a process apart: the caller's number, the same on all ranks */
+    const char *title;         /* what is read, where the set's name does not say; NULL */
+    unsigned flags;            /* LEAT_REPORT_* */
+    enum leat_verdict verdict; /* on the last batches */
+    unsigned rank, world_size; /* world_size 0: 1 */
+    uint64_t epoch;
+    uint64_t samples, length;            /* of all ranks: received in this epoch, of so many */
+    uint64_t batch_samples;              /* a step of this rank */
+    uint64_t step_samples;               /* a step of all */
+    uint64_t total_samples, total_bytes; /* that this rank received since the loader was made */
+    double samples_per_s, bytes_per_s;   /* of this rank, in the last seconds */
+    double waiting;                      /* share of the loop's time that it waited for batches, 0 to 1 */
+};
+/*
+ * Never waits, and nothing is answered: LEAT_BUSY, when the daemon does not take it now; the next one says the same and more. Strings are cut
+ * to what a terminal shows.
+ */
+int leat_ws_report(struct leat_ws *ws, const struct leat_report *report, struct leat_error *err);
 /* Waits until all of it is resident: timeout_ns 0 is without end. */
 int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint64_t timeout_ns,
                  struct leat_error *err);

@@ -429,6 +429,8 @@ class Epoch(Iterator[Any]):
         stats["wait_s"] += waited
         loader._recent.append((waited, consumed, engine.busy_s, engine.read_s, loader._delivery.copy_s) if engine
                               else (waited, consumed, 0.0, 0.0, 0.0))
+        if back >= loader._report_at or loader._ended and loader._reporter.may_end(back):
+            loader._report_at = loader._reporter.tell(loader)
         return batch
 
     def _gpu_lagged(self) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from . import _core, _device, _leat, _pictures, _plan, _ranks, _state, _stats, _workers
+from . import _core, _device, _leat, _pictures, _plan, _ranks, _report, _state, _stats, _workers
 from ._batch import SEQUENTIAL, SHUFFLE_AUTO, parse_shuffle
 from ._clients import parse_timeout
 from ._decode import FieldsArg, resolve
@@ -147,6 +147,8 @@ class Loader(Iterable[Any]):
         self._bytes_before = _stats.by_source()
         self._recent: _stats.Recent = collections.deque(maxlen=_stats.WINDOW)
         self._stats = dict.fromkeys(("batches", "samples", "wait_s", "consume_s", "fetch_s", "skipped"), 0.0)
+        self._reporter = _report.Reporter(self)
+        self._report_at = 0.0  # as of perf_counter
         self._load_ring()
 
     # --- set up ---
@@ -325,6 +327,8 @@ class Loader(Iterable[Any]):
         """Ends workers and reading ahead. Batches that are held stay valid. A closed loader may be iterated again."""
         self._close_epoch()
         self._close_engine()
+        if self._ring is not None and self._generation == _leat.generation():
+            self._reporter.end(self)
 
     def __enter__(self) -> Loader:
         return self

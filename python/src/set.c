@@ -107,6 +107,35 @@ static PyObject *set_fields(struct set_object *self, PyObject *none)
     return list;
 }
 
+/* report(loader, title, flags, verdict, rank, world_size, epoch, samples, length, batch, step, total_samples, total_bytes, rate, bytes_rate,
+ * waiting) -> sent? Keeps the GIL: it does not wait. */
+static PyObject *set_report(struct set_object *self, PyObject *args)
+{
+    struct leat_report r = {.size = sizeof(r)};
+    unsigned verdict;
+    unsigned long long loader, epoch, samples, length, batch, step, total, bytes;
+    if (!PyArg_ParseTuple(args, "KzIIIIKKKKKKKddd", &loader, &r.title, &r.flags, &verdict, &r.rank,
+                          &r.world_size, &epoch, &samples, &length, &batch, &step, &total, &bytes,
+                          &r.samples_per_s, &r.bytes_per_s, &r.waiting) ||
+        !enter(self))
+        return NULL;
+    r.loader = loader;
+    r.verdict = (enum leat_verdict)verdict;
+    r.epoch = epoch;
+    r.samples = samples;
+    r.length = length;
+    r.batch_samples = batch;
+    r.step_samples = step;
+    r.total_samples = total;
+    r.total_bytes = bytes;
+    struct leat_error err = {0};
+    int rc = leat_ws_report(self->ws, &r, &err);
+    set_leave(self);
+    if (rc && rc != LEAT_BUSY)
+        return raise_error(rc, &err);
+    return PyBool_FromLong(rc == 0);
+}
+
 static PyObject *name_string(const char *text, size_t len)
 {
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)len, "surrogateescape");
@@ -402,6 +431,7 @@ static PyMethodDef set_methods[] = {
     {"field_bytes", (PyCFunction)set_field_bytes, METH_VARARGS, "field_bytes(index, field) -> int or None"},
     {"source", (PyCFunction)set_source, METH_VARARGS, "source(index, field) -> (path, offset) or None"},
     {"stat", (PyCFunction)set_stat, METH_NOARGS, "stat() -> dict"},
+    {"report", (PyCFunction)set_report, METH_VARARGS, "report(...) -> sent?"},
     {"wait", (PyCFunction)set_wait, METH_VARARGS, "wait(timeout_ns, progress)"},
     {"verify", (PyCFunction)set_verify, METH_VARARGS, "verify(flags, progress) -> int"},
     {"read_bytes", (PyCFunction)set_read_bytes, METH_VARARGS,

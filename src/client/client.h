@@ -56,6 +56,7 @@ struct rpc_rx { /* a frame as far as it has come */
     struct net_reply reply;
 };
 
+#define CLIENT_JOB_ROOM 64 /* as connect.h's names, and more */
 struct leat_client {
     _Atomic unsigned refs; /* the handle, and every working set */
     unsigned fork_count;   /* of this process when it connected */
@@ -66,6 +67,7 @@ struct leat_client {
     _Atomic int dead; /* 0, or the negative code every call returns from now on */
     uint64_t timeout_ns;
     char *socket;
+    char job[CLIENT_JOB_ROOM]; /* its name, for reports */
     struct proto_welcome welcome;
 
     pthread_mutex_t send_lock;
@@ -149,6 +151,8 @@ int rpc_wait_any(struct leat_client *client, struct rpc_pending *const *pendings
                  const struct rpc_how *how, struct leat_error *err);
 /* A request whose reply, if any, nobody waits for. Failures show in the next call. */
 void rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out *body);
+/* The same of a short frame, or -EAGAIN: it would have had to wait. */
+int rpc_post_now(struct leat_client *client, uint16_t type, const struct bytes_out *body);
 /* Takes in what has come, without waiting. 0, or the code the connection died with. */
 int rpc_poll(struct leat_client *client);
 int rpc_dead_error(const struct leat_client *client, struct leat_error *err);

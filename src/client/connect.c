@@ -188,6 +188,7 @@ static int find_and_greet(const struct leat_client_options *o, const char *socke
     }
     c->interrupt = o->interrupt;
     c->interrupt_user = o->interrupt_user;
+    snprintf(c->job, sizeof(c->job), "%s", job);
     rc = shake_hands(c, deadline_ns, err);
     if (rc) {
         client_unref(c);

@@ -372,6 +372,10 @@ static void answer(struct fake_daemon *f, int fd, const struct net_reply *m)
     case PROTO_CANCEL:
         f->cancels++;
         return;
+    case PROTO_REPORT:
+        if (proto_report_get(m->body.data, m->body.len, &f->report) == 0)
+            f->reports++;
+        return;
     case PROTO_QUERY:
         bytes_put_str(&body, "{\"fake\":true}");
         reply(fd, m, 0, &body, NULL, 0);

@@ -53,10 +53,11 @@ struct fake_daemon {
     _Atomic bool mute;         /* requests are read and not answered */
     _Atomic int broker_fails;  /* so many BROKERs are refused */
     _Atomic int hello_version; /* in the welcome; 0: the right one */
-    _Atomic unsigned waits, fetches, releases, cancels, brokers, regions_asked, closes;
-    _Atomic bool frozen;      /* the other node's memory cannot be resolved until thawed */
-    int broker_peer;          /* our end of the last brokered connection when `hold_broker` */
-    _Atomic bool hold_broker; /* nobody serves brokered connections: the test does */
+    _Atomic unsigned waits, fetches, releases, cancels, brokers, regions_asked, closes, reports;
+    struct proto_report report; /* the last one: written before `reports` */
+    _Atomic bool frozen;        /* the other node's memory cannot be resolved until thawed */
+    int broker_peer;            /* our end of the last brokered connection when `hold_broker` */
+    _Atomic bool hold_broker;   /* nobody serves brokered connections: the test does */
 };
 
 struct fake_daemon *fake_start(const struct fake_options *options);

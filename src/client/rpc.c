@@ -372,6 +372,16 @@ void rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out 
     send_frame(client, type, id, body, NULL, 0, client_deadline(client, 0));
 }
 
+int rpc_post_now(struct leat_client *client, uint16_t type, const struct bytes_out *body)
+{
+    if (body && body->failed)
+        return -ENOMEM;
+    pthread_mutex_lock(&client->lock);
+    uint64_t id = client->next_id++;
+    pthread_mutex_unlock(&client->lock);
+    return send_frame_now(client, type, id, body);
+}
+
 /* Under lock: reads, or waits until who is reading has. */
 static void take_turn(struct leat_client *c, const struct rpc_how *how)
 {

@@ -28,6 +28,7 @@ ENDS_WITH(leat_s3_options, token);
 ENDS_WITH(leat_field, shape);
 ENDS_WITH(leat_ws_stat, rails);
 ENDS_WITH(leat_rail, rate_bytes_per_s);
+ENDS_WITH(leat_report, waiting);
 ENDS_WITH(leat_view_options, fingerprint);
 ENDS_WITH(leat_event, reserved);
 ENDS_WITH(leat_iter_options, nends);
@@ -135,6 +136,7 @@ union newer {
     struct leat_event event;
     struct leat_iter_options iter;
     struct leat_create_options create;
+    struct leat_report report;
     struct leat_field field;
     struct leat_ws_stat stat;
     uint8_t bytes[512];
@@ -208,12 +210,18 @@ static int do_create(struct fixture *x, const union newer *o)
     return leat_create(x->client, "new", &with.create, &err);
 }
 
+static int do_report(struct fixture *x, const union newer *o)
+{
+    return leat_ws_report(x->ws, &o->report, &err);
+}
+
 static void test_calls(void **state)
 {
     const struct call calls[] = {
         {do_connect, sizeof(struct leat_client_options)}, {do_open, sizeof(struct leat_open_options)},
         {do_load, sizeof(struct leat_view_options)},      {do_iterate, sizeof(struct leat_iter_options)},
         {do_release_after, sizeof(struct leat_event)},    {do_create, sizeof(struct leat_create_options)},
+        {do_report, sizeof(struct leat_report)},
     };
     struct fixture x;
     open_set(&x);

@@ -255,14 +255,55 @@ static void test_moved(void **state)
     fixture_close(&x);
 }
 
+/* What is told arrives as it was told; what makes no sense is refused here, or is nothing. */
+static void test_report(void **state)
+{
+    struct leat_report r = {.size = sizeof(r),
+                            .loader = 3,
+                            .title = "mixture of a, b",
+                            .verdict = LEAT_VERDICT_PREP,
+                            .rank = 1,
+                            .world_size = 4,
+                            .epoch = 2,
+                            .samples = 100,
+                            .length = 400,
+                            .samples_per_s = 1.5,
+                            .bytes_per_s = -1,
+                            .waiting = 7};
+    struct fixture x;
+    fixture_open(&x, (struct fake_options){0});
+    assert_int_equal(leat_ws_report(x.ws, &r, &err), 0);
+    for (unsigned i = 0; i < 60000 && !x.daemon->reports; i++)
+        usleep(1000);
+    const struct proto_report *m = &x.daemon->report;
+    assert_int_equal(x.daemon->reports, 1);
+    assert_int_equal(m->loader, 3);
+    assert_string_equal(m->title, r.title);
+    assert_true(m->job[0] != 0);
+    assert_true(m->verdict == LEAT_VERDICT_PREP && m->rank == 1 && m->world_size == 4 && m->epoch == 2);
+    assert_true(m->samples == 100 && m->length == 400 && m->samples_per_ks == 1500);
+    assert_true(m->bytes_per_s == 0 && m->waiting_permille == 1000);
+    r.rank = 4;
+    assert_int_equal(leat_ws_report(x.ws, &r, &err), LEAT_INVALID);
+    assert_int_equal(leat_ws_report(x.ws, NULL, &err), LEAT_INVALID);
+    fake_hang_up(x.daemon);
+    r.rank = 0;
+    int rc = 0;
+    for (unsigned i = 0; i < 60000 && rc != LEAT_PEER_GONE; i++, usleep(1000))
+        rc = leat_ws_report(x.ws, &r, &err);
+    assert_int_equal(rc, LEAT_PEER_GONE);
+    fixture_close(&x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_info),      cmocka_unit_test(test_shm),
         cmocka_unit_test(test_two_nodes), cmocka_unit_test(test_waits_once_a_batch),
         cmocka_unit_test(test_streamed),  cmocka_unit_test(test_hold),
-        cmocka_unit_test(test_arguments), cmocka_unit_test(test_corrupt),
-        cmocka_unit_test(test_paths),     cmocka_unit_test(test_moved),
+        cmocka_unit_test(test_report),    cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_corrupt),   cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_moved),
     };
     return cmocka_run_group_tests_name("client_read", tests, NULL, NULL);
 }

@@ -30,7 +30,8 @@ int requests_query(struct client *c, struct conn_message *m)
                                .node_name = s->config.node_name,
                                .program = s->config.program,
                                .started_ns = s->started_ns,
-                               .credits = &s->credits};
+                               .credits = &s->credits,
+                               .all_clients = &s->clients};
     struct leat_error err = {0};
     AUTO_FREE char *text = NULL;
     if (report_query(&view, query, arg, c->uid, c->gid, &text, &err) < 0)

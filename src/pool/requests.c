@@ -76,6 +76,7 @@ static void drops_advance(struct server *s, struct wset *ws);
 static void handle_close(struct client *c, unsigned k)
 {
     struct wset *ws = wset_ref(c->handles[k].ws);
+    jobs_forget(c, c->handles[k].id);
     c->handles[k] = c->handles[--c->nhandles];
     pool_unlease(ws);
     drops_advance(c->server, ws);
@@ -774,6 +775,7 @@ int requests_dispatch(struct client *c, struct conn_message *m)
         {PROTO_BROKER, requests_broker}, {PROTO_QUERY, requests_query},
         {PROTO_DROP, requests_drop},     {PROTO_STOP, requests_stop},
         {PROTO_VERIFY, requests_verify}, {PROTO_CREDITS, requests_credits},
+        {PROTO_REPORT, requests_report},
     };
     if (m->frame.payload_bytes > 0)
         return LEAT_CORRUPT;

@@ -42,7 +42,7 @@ struct server_view {
     uint64_t requests, rejected;
     const char *socket, *listen, *node_name, *program;
     uint64_t started_ns;
-    const struct list *credits;
+    const struct list *credits, *all_clients;
 };
 int report_query(const struct server_view *view, uint32_t query, const char *arg, uint32_t uid, uint32_t gid,
                  char **ret_text, struct leat_error *err);
@@ -50,6 +50,8 @@ int report_query(const struct server_view *view, uint32_t query, const char *arg
 /* What the processes of this user (0: of all) may have in flight, rail by rail, and what they measured. A new reference, or NULL. */
 struct json_t;
 struct json_t *credits_json(const struct list *credits, uint32_t uid);
+/* What loaders told of how far they are, where this caller may see their sets. A new reference, or NULL. */
+struct json_t *jobs_json(const struct list *clients, uint32_t uid, uint32_t gid);
 
 /* Recomputes every CRC on a thread of its own; done on the loop. Takes a reference to ws. */
 struct verify_result {

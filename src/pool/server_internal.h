@@ -94,6 +94,8 @@ struct client {
     unsigned nhandles, handles_cap;
     uint64_t next_id;
     struct list pendings, fetches;
+    struct list reports; /* jobs.c: of its loaders */
+    unsigned nreports;
     unsigned npendings, nfetches, nopening, nverifying, ndialing;
     uint64_t serial; /* unique: what callbacks that may come too late remember */
     uint64_t requests;
@@ -110,6 +112,7 @@ struct client {
 #define USER_WAITING_MAX    (8u << 20) /* samples of all WAITs of a user: 8 bytes each */
 #define USER_RANGES_MAX     (4u << 20) /* fetched ranges that a user holds */
 #define CLIENT_FETCHES_MAX  4096u
+#define CLIENT_REPORTS_MAX  32u /* 600 bytes each */
 
 int requests_dispatch(struct client *client, struct conn_message *message);
 /* Answers with err; returns 0: the connection stays. */
@@ -124,6 +127,10 @@ int requests_broker(struct client *client, struct conn_message *message);
 /* credits.c */
 int requests_credits(struct client *client, struct conn_message *message);
 void credits_client_gone(struct client *client);
+/* jobs.c */
+int requests_report(struct client *client, struct conn_message *message);
+/* What it said of a handle that it closes. */
+void jobs_forget(struct client *client, uint64_t handle);
 /* NULL with err set when the client has too many, or memory is short. */
 struct pending *pending_new(struct client *client, const struct proto_frame *frame, struct wset *ws,
                             enum pending_kind kind, struct leat_error *err);

@@ -15,6 +15,7 @@
 #include "pool/wset.h"
 
 #include <fcntl.h>
+#include <jansson.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -687,6 +688,111 @@ static void test_tables_are_charged(void **state)
     host_stop(&h, false);
 }
 
+/* --- reports ------------------------------------------------------------------------------------------------------- */
+
+static void report(int fd, const struct proto_report *m)
+{
+    struct bytes_out body = {0};
+    proto_report_put(&body, m);
+    send_request(fd, PROTO_REPORT, &body);
+}
+
+/* "jobs" of the daemon's status, as this client is told. Caller frees. */
+static json_t *jobs_seen(int fd)
+{
+    struct bytes_out body = {0};
+    struct net_reply reply;
+    bytes_put_u32(&body, LEAT_QUERY_STATUS);
+    bytes_put_str(&body, "");
+    assert_int_equal(ask(fd, PROTO_QUERY, &body, &reply), 0);
+    struct bytes_in in = bytes_in_of(reply.body.data, reply.body.len);
+    AUTO_FREE char *text = bytes_get_str(&in, PROTO_BODY_MAX);
+    net_reply_fini(&reply);
+    json_t *root = json_loads(text, 0, NULL), *jobs = json_incref(json_object_get(root, "jobs"));
+    json_decref(root);
+    return jobs;
+}
+
+static double number(const json_t *jobs, size_t i, const char *key)
+{
+    const json_t *v = json_object_get(json_array_get(jobs, i), key);
+    assert_true(json_is_number(v));
+    return json_number_value(v);
+}
+
+static void test_reports(void **state)
+{
+    struct host h;
+    host_start(&h, 64 * MIB);
+    host_run(&h);
+    int fd = dial(&h), other = dial(&h);
+    struct proto_report m = {.loader = 1,
+                             .world_size = 4,
+                             .epoch = 2,
+                             .samples = 1000,
+                             .length = 5000,
+                             .batch_samples = 8,
+                             .step_samples = 32,
+                             .samples_per_ks = 100000,
+                             .waiting_permille = 10,
+                             .verdict = LEAT_VERDICT_CONSUMER,
+                             .job = "a\xff",
+                             .title = ""};
+    m.ws = open_set(fd, PROTO_OPEN, "set", h.data, NULL, NULL);
+    report(fd, &m);
+    m.ws = open_set(other, PROTO_OPEN, "set", h.data, NULL, NULL);
+    m.rank = 1;
+    m.samples = 1032;
+    m.waiting_permille = 500;
+    m.verdict = LEAT_VERDICT_PREP;
+    report(other, &m);
+    json_t *jobs = jobs_seen(other);
+    while (number(jobs, 0, "samples") < 1032 ||
+           json_array_size(json_object_get(json_array_get(jobs, 0), "ranks")) < 2) {
+        json_decref(jobs); /* the other connection's may come later */
+        jobs = jobs_seen(other);
+    }
+    assert_int_equal(json_array_size(jobs), 1);
+    /* Two of four ranks are here, at 100 samples/s each; who waits most says what holds them up. */
+    assert_true(number(jobs, 0, "samples_per_s") == 400);
+    assert_true(number(jobs, 0, "seconds_left") == (5000 - 1032) / 400.0);
+    assert_true(number(jobs, 0, "waiting") == 0.5);
+    const json_t *job = json_array_get(jobs, 0);
+    assert_string_equal(json_string_value(json_object_get(job, "verdict")), "prep-bound");
+    assert_string_equal(json_string_value(json_object_get(job, "set")), "set");
+    assert_string_equal(json_string_value(json_object_get(job, "job")), "a\\xff");
+    json_decref(jobs);
+
+    m.flags = PROTO_REPORT_ENDED;
+    report(other, &m);
+    m.flags = 0;
+    for (m.loader = 2; m.loader < 200; m.loader++) /* of one client only so many are kept */
+        report(other, &m);
+    m.ws += 1000; /* of a set that is not open */
+    report(other, &m);
+    jobs = jobs_seen(other);
+    assert_int_equal(json_array_size(jobs), 1 + 32);
+    assert_int_equal(json_array_size(json_object_get(json_array_get(jobs, 0), "ranks")), 1);
+    json_decref(jobs);
+
+    close(fd);
+    assert_int_equal(close_set(other, m.ws - 1000), 0);
+    size_t left = 1;
+    while (left) { /* who is gone has nothing to tell: once the daemon has noticed */
+        jobs = jobs_seen(other);
+        left = json_array_size(jobs);
+        json_decref(jobs);
+    }
+
+    struct bytes_out bad = {0};
+    bytes_put_u64(&bad, 1);
+    send_request(other, PROTO_REPORT, &bad);
+    struct net_reply reply;
+    assert_int_not_equal(net_frame_receive(other, &reply, clock_now_ns() + 20 * NS_PER_S), 0);
+    close(other);
+    host_stop(&h, true);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -706,6 +812,7 @@ int main(void)
         cmocka_unit_test(test_ready_memory_is_free_memory),
         cmocka_unit_test(test_ready_memory_gives_way_to_a_window),
         cmocka_unit_test(test_ready_memory_serves_once),
+        cmocka_unit_test(test_reports),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

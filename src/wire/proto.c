@@ -464,6 +464,50 @@ void proto_fetched_fini(struct proto_fetched *m)
     m->nruns = 0;
 }
 
+/* The numbers of a report, in the order in which they are sent. */
+static const size_t report_words[] = {
+    offsetof(struct proto_report, ws),           offsetof(struct proto_report, loader),
+    offsetof(struct proto_report, epoch),        offsetof(struct proto_report, samples),
+    offsetof(struct proto_report, length),       offsetof(struct proto_report, batch_samples),
+    offsetof(struct proto_report, step_samples), offsetof(struct proto_report, total_samples),
+    offsetof(struct proto_report, total_bytes),  offsetof(struct proto_report, samples_per_ks),
+    offsetof(struct proto_report, bytes_per_s),
+};
+
+void proto_report_put(struct bytes_out *out, const struct proto_report *m)
+{
+    for (size_t k = 0; k < ARRAY_LEN(report_words); k++)
+        bytes_put_u64(out, *(const uint64_t *)((const char *)m + report_words[k]));
+    bytes_put_u32(out, m->flags);
+    bytes_put_u32(out, m->verdict);
+    bytes_put_u32(out, m->rank);
+    bytes_put_u32(out, m->world_size);
+    bytes_put_u32(out, m->waiting_permille);
+    bytes_put_str(out, m->job);
+    bytes_put_str(out, m->title);
+}
+
+int proto_report_get(const void *body, size_t len, struct proto_report *ret)
+{
+    struct bytes_in in = bytes_in_of(body, len);
+    struct proto_report m = {0};
+    for (size_t k = 0; k < ARRAY_LEN(report_words); k++)
+        *(uint64_t *)((char *)&m + report_words[k]) = bytes_get_u64(&in);
+    m.flags = bytes_get_u32(&in);
+    m.verdict = bytes_get_u32(&in);
+    m.rank = bytes_get_u32(&in);
+    m.world_size = bytes_get_u32(&in);
+    m.waiting_permille = bytes_get_u32(&in);
+    get_fixed_str(&in, m.job, sizeof(m.job));
+    get_fixed_str(&in, m.title, sizeof(m.title));
+    if (m.rank >= m.world_size || m.waiting_permille > 1000)
+        in.bad = true;
+    int rc = bytes_in_done(&in);
+    if (rc == 0)
+        *ret = m;
+    return rc;
+}
+
 void proto_range_write(uint8_t wire[PROTO_RANGE], const struct proto_range *m)
 {
     put_le32(wire, m->gid);

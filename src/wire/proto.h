@@ -73,6 +73,7 @@ enum proto_type {
     PROTO_CREDITS = 31,   /* -> u32 slot; fd: the credit table (net/credit.h) that this user's processes on this host share */
     PROTO_PREFETCH = 30,  /* u64 ws, u32 n, n × {u64 first sample, u64 count}; no reply: into staging, while there is room that nobody
                              holds. A FETCH of the same range finds it there. */
+    PROTO_REPORT = 32,    /* proto_report; no reply: how far a loader is */
 
     /* data: on a connection bound to one working set by its HELLO (or, on the control socket, by u64 ws ahead) */
     PROTO_READ = 48,      /* u32 n, n × proto_range -> payload: the ranges, one after another */
@@ -205,6 +206,15 @@ struct proto_fetched {
     uint32_t nruns;
     struct proto_run *runs; /* owned */
 };
+struct proto_report {
+    uint64_t ws, loader;     /* handle on this connection; which loader of this process */
+    uint32_t flags, verdict; /* enum leat_verdict: what is not known is shown as such */
+    uint32_t rank, world_size, waiting_permille;
+    uint64_t epoch, samples, length, batch_samples, step_samples;
+    uint64_t total_samples, total_bytes, samples_per_ks, bytes_per_s; /* ks: 1,000 seconds */
+    char job[128], title[256];
+};
+#define PROTO_REPORT_ENDED 1u
 /* 16 bytes on the wire. */
 struct proto_range {
     uint32_t gid, bytes;
@@ -224,6 +234,8 @@ void proto_ws_fini(struct proto_ws *m);
 void proto_fetched_put(struct bytes_out *out, const struct proto_fetched *m);
 int proto_fetched_get(const void *body, size_t len, struct proto_fetched *ret);
 void proto_fetched_fini(struct proto_fetched *m);
+void proto_report_put(struct bytes_out *out, const struct proto_report *m);
+int proto_report_get(const void *body, size_t len, struct proto_report *ret);
 void proto_range_write(uint8_t wire[PROTO_RANGE], const struct proto_range *m);
 void proto_range_put(struct bytes_out *out, const struct proto_range *m);
 void proto_range_get(struct bytes_in *in, struct proto_range *ret);

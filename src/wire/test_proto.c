@@ -249,6 +249,49 @@ static void test_fetched(void **state)
     bytes_out_fini(&out);
 }
 
+static void test_report(void **state)
+{
+    struct proto_report m = {.ws = 7,
+                             .loader = 2,
+                             .verdict = 9, /* of a newer client */
+                             .rank = 3,
+                             .world_size = 8,
+                             .waiting_permille = 1000,
+                             .epoch = 4,
+                             .samples = 51200,
+                             .length = UINT64_MAX,
+                             .bytes_per_s = 1ull << 40,
+                             .job = "train-7",
+                             .title = "imagenet"},
+                        g;
+    struct bytes_out out = {0};
+    proto_report_put(&out, &m);
+    assert_int_equal(proto_report_get(out.data, out.len, &g), 0);
+    struct bytes_out again = {0}; /* the struct has padding */
+    proto_report_put(&again, &g);
+    assert_int_equal(again.len, out.len);
+    assert_memory_equal(again.data, out.data, out.len);
+    bytes_out_fini(&again);
+    ASSERT_EXACT(proto_report_get, , &out, proto_report);
+    for (unsigned i = 0; i < 3; i++) { /* no such rank, no such share, a title that fits nowhere */
+        g = m;
+        if (i == 0)
+            g.rank = 8;
+        else if (i == 1)
+            g.waiting_permille = 1001;
+        bytes_out_reset(&out);
+        proto_report_put(&out, &g);
+        if (i == 2) {
+            char title[300] = {0};
+            memset(title, 'x', sizeof(title) - 1);
+            out.len -= 4 + strlen(m.title);
+            bytes_put_str(&out, title);
+        }
+        assert_int_equal(proto_report_get(out.data, out.len, &g), LEAT_CORRUPT);
+    }
+    bytes_out_fini(&out);
+}
+
 static void test_range(void **state)
 {
     struct proto_range m = {3, 4096, 1ull << 40}, g;
@@ -285,7 +328,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_frame),   cmocka_unit_test(test_hello),       cmocka_unit_test(test_welcome),
         cmocka_unit_test(test_open),    cmocka_unit_test(test_open_access), cmocka_unit_test(test_ws),
-        cmocka_unit_test(test_fetched), cmocka_unit_test(test_range),       cmocka_unit_test(test_mac),
+        cmocka_unit_test(test_fetched), cmocka_unit_test(test_report),      cmocka_unit_test(test_range),
+        cmocka_unit_test(test_mac),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,13 +51,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         struct proto_open open;
         struct proto_ws ws;
         struct proto_fetched fetched;
+        struct proto_report report;
     } m;
     if (size == 0)
         return 0;
     uint8_t which = data[0];
     data++;
     size--;
-    switch (which % 7) {
+    switch (which % 8) {
     case 0:
         frame(data, size);
         break;
@@ -94,8 +95,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             proto_fetched_fini(&m.fetched);
         }
         break;
-    default:
+    case 6:
         ranges(data, size);
+        break;
+    default:
+        if (proto_report_get(data, size, &m.report) == 0) {
+            proto_report_put(&out, &m.report);
+            same(&out, data, size);
+        }
     }
     return 0;
 }

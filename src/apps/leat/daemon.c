@@ -43,6 +43,10 @@ static void value_text(const char *key, const json_t *v, char *out, size_t cap)
         snprintf(out, cap, "%s", size_format((uint64_t)json_integer_value(v), buf));
     else if (json_is_integer(v) && json_integer_value(v) >= 0 && ends_with(key, "_ns"))
         snprintf(out, cap, "%s", cli_duration((double)json_integer_value(v) / 1e9, buf));
+    else if (json_is_number(v) && json_number_value(v) >= 0 && ends_with(key, "bytes_per_s"))
+        snprintf(out, cap, "%s/s", size_format((uint64_t)json_number_value(v), buf));
+    else if (json_is_number(v) && json_number_value(v) >= 0 && ends_with(key, "_per_s"))
+        snprintf(out, cap, "%.4g/s", json_number_value(v));
     else if (json_is_number(v) && json_number_value(v) >= 0 &&
              (ends_with(key, "_s") || ends_with(key, "seconds")))
         snprintf(out, cap, "%s", cli_duration(json_number_value(v), buf));
@@ -60,7 +64,7 @@ static void value_text(const char *key, const json_t *v, char *out, size_t cap)
 static void key_text(const char *key, char out[40])
 {
     snprintf(out, 40, "%s", key);
-    static const char *const units[] = {"_bytes", "_ns", "_seconds", "_s"};
+    static const char *const units[] = {"_bytes", "_ns", "_seconds", "_per_s", "_s"};
     for (size_t i = 0; i < ARRAY_LEN(units); i++) {
         if (strlen(out) > strlen(units[i]) && ends_with(out, units[i])) {
             out[strlen(out) - strlen(units[i])] = '\0';

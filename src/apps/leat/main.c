@@ -219,7 +219,7 @@ const struct cli_command cli_commands[] = {
      "One line a sample: position in the epoch, number, and, when the set is given, its key.\n"
      "No daemon is needed without a set.",
      replay_options, replay_examples, cmd_replay},
-    {"status", "show the daemon: pool, sets, clients, nodes", "[OPTION ...]",
+    {"status", "show the daemon: pool, sets, jobs, clients, nodes", "[OPTION ...]",
      "With exit code 3: no daemon runs.", status_options, status_examples, cmd_status},
     {"stop", "end the daemon of this job", "[OPTION ...]", "No daemon is no error.", stop_options,
      stop_examples, cmd_stop},

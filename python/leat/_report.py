@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loader tells the daemon how far it is, about once a second, for `leat top` and `leat status`.
+
+Never waits and never raises: what the daemon does not take now stands in the next report, and a daemon that is gone is the next batch's matter.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from . import _stats
+from ._errors import Error
+
+if TYPE_CHECKING:
+    from ._loader import Loader
+
+EVERY_S = 1.0
+_MARKS = 6  #: rates are those of the last seconds
+_ENDED = 1
+_VERDICTS = {"unknown": 0, "consumer-bound": 1, "fetch-bound": 2, "prep-bound": 3, "copy-bound": 4}
+_numbers = itertools.count(1)
+
+
+class Reporter:
+    """Of one loader."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._number = next(_numbers)  # loaders are made in the same order on all ranks
+        self._marks: collections.deque[tuple[float, float]] = collections.deque(maxlen=_MARKS)
+        self._told = False
+        sets = loader._sets
+        self._title = None if len(sets) == 1 else "mixture of " + ", ".join(ws.uri.removeprefix("leat://") for ws in sets)
+        self._sample_bytes: float | None = None
+
+    def _bytes_a_sample(self, loader: Loader) -> float:
+        """Exact where all fields have one length, else what samples of the set have on average."""
+        if self._sample_bytes is None:
+            fixed = [column.field.fixed_bytes for column in loader._columns]
+            if all(fixed):
+                self._sample_bytes = float(sum(fixed))
+            else:
+                stats = [ws.stat() for ws in loader._sets]
+                self._sample_bytes = sum(stat.payload_bytes for stat in stats) / max(1, sum(stat.samples for stat in stats))
+        return self._sample_bytes
+
+    def may_end(self, now: float) -> bool:
+        """The end of an epoch is told out of turn: what follows may be a long validation. Not of epochs that are shorter than a blink."""
+        return not self._marks or now - self._marks[-1][0] >= EVERY_S / 10
+
+    def tell(self, loader: Loader, flags: int = 0) -> float:
+        """When to be called again."""
+        now = perf_counter()
+        try:
+            self._tell(loader, now, flags)
+        except (Error, ValueError):
+            pass
+        return now + EVERY_S
+
+    def _tell(self, loader: Loader, now: float, flags: int) -> None:
+        samples = loader._stats["samples"]
+        self._marks.append((now, samples))
+        then, before = self._marks[0]
+        rate = (samples - before) / (now - then) if now > then else 0.0
+        recent = list(loader._recent)
+        waited, consumed = sum(one[0] for one in recent[1:]), sum(one[1] for one in recent[1:])
+        each = self._bytes_a_sample(loader)
+        self._told = loader._sets[0]._set.report(
+            self._number, self._title, flags, _VERDICTS[_stats.judge(loader, recent)[0]], loader.rank, loader.world_size, loader._epoch,
+            loader._delivered, loader._length(), loader.batch_size, loader.global_batch, int(samples), int(samples * each), rate, rate * each,
+            waited / (waited + consumed) if waited + consumed else 0.0) or self._told
+
+    def end(self, loader: Loader) -> None:
+        if self._told:
+            self._told = False
+            self._marks.clear()
+            self.tell(loader, _ENDED)
+            self._told = False
