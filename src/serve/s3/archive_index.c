@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * archive_index.c: walks an archive's headers and remembers where its members are. What it is, is seen from its bytes, not from its name.
+ *
+ * Failure modes: those of wire/tar.h and wire/zip.h; a tar whose last member is cut off is LEAT_CORRUPT. Invariant: every payload lies within
+ * the archive.
+ */
+#include "serve/s3/archive_index.h"
+
+#include <xxhash.h>
+
+#include "wire/tar.h"
+#include "wire/zip.h"
+
+#define WINDOW_BYTES (256 * KIB) /* where headers are close to each other */
+#define PEEK_BYTES   (4 * KIB)   /* where they are not */
+#define NEAR_BYTES   (64 * KIB)
+
+struct walk {
+    const struct archive_file *file;
+    struct archive_index *index;
+    uint8_t *window; /* owned */
+    uint64_t cap, at, len;
+    struct leat_error *err;
+};
+
+static int read_at(const struct archive_file *f, void *buf, uint64_t bytes, uint64_t offset,
+                   struct leat_error *err)
+{
+    uint64_t done = 0;
+    while (done < bytes) {
+        ssize_t n = pread(f->fd, (char *)buf + done, bytes - done, (off_t)(f->offset + offset + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return error_sys(err, n < 0 ? -errno : -EIO, "the archive cannot be read at offset %llu",
+                             (unsigned long long)(offset + done));
+        done += (uint64_t)n;
+    }
+    return 0;
+}
+
+/* [offset, +want), which lie within the archive. */
+static int look(struct walk *w, uint64_t offset, uint64_t want, const uint8_t **ret)
+{
+    *ret = NULL;
+    if (want == 0)
+        return 0;
+    if (offset < w->at || offset + want > w->at + w->len) {
+        bool near = offset >= w->at && offset - w->at <= w->len + NEAR_BYTES;
+        uint64_t len = MAX(want, near ? WINDOW_BYTES : PEEK_BYTES);
+        if (len > w->cap) {
+            uint64_t cap = MAX(len, WINDOW_BYTES);
+            uint8_t *window = realloc(w->window, cap);
+            if (!window)
+                return -ENOMEM;
+            w->window = window;
+            w->cap = cap;
+        }
+        len = MIN(len, w->file->bytes - offset);
+        w->len = 0;
+        int rc = read_at(w->file, w->window, len, offset, w->err);
+        if (rc < 0)
+            return rc;
+        w->at = offset;
+        w->len = len;
+    }
+    *ret = w->window + (offset - w->at);
+    return 0;
+}
+
+/* --- tables -------------------------------------------------------------------------------------------------------- */
+
+/* Room for `want` rows; what is there already was charged when it came. */
+static int grow(struct walk *w, void *array, uint64_t *cap, uint64_t want, size_t row)
+{
+    if (want <= *cap)
+        return 0;
+    uint64_t least = MAX(want, 16ull), n = MAX(*cap * 2, least);
+    int rc = w->file->charge(w->file->user, (n - *cap) * row);
+    if (rc < 0)
+        return rc;
+    void *p = realloc(*(void **)array, n * row);
+    if (!p)
+        return -ENOMEM; /* what was charged goes with the index */
+    *(void **)array = p;
+    *cap = n;
+    return 0;
+}
+
+static int add(struct walk *w, const char *path, struct archive_entry e)
+{
+    struct archive_index *x = w->index;
+    size_t len = strlen(path) + 1;
+    if (x->n >= UINT32_MAX - 1 || x->text_len + len > UINT32_MAX)
+        return LEAT_NO_SPACE;
+    int rc = grow(w, &x->entries, &x->cap, x->n + 1, sizeof(*x->entries));
+    if (rc == 0)
+        rc = grow(w, &x->text, &x->text_cap, x->text_len + len, 1);
+    if (rc < 0)
+        return rc;
+    e.name = (uint32_t)x->text_len;
+    memcpy(x->text + x->text_len, path, len);
+    x->text_len += len;
+    x->entries[x->n++] = e;
+    return 0;
+}
+
+static uint64_t slot_of(const struct archive_index *x, const char *path)
+{
+    uint64_t mask = x->nslots - 1, slot = XXH3_64bits(path, strlen(path)) & mask;
+    while (x->slots[slot] && strcmp(x->text + x->entries[x->slots[slot] - 1].name, path) != 0)
+        slot = (slot + 1) & mask;
+    return slot;
+}
+
+static int table_make(struct walk *w)
+{
+    struct archive_index *x = w->index;
+    uint64_t n = 16;
+    while (n < 2 * x->n)
+        n *= 2;
+    int rc = w->file->charge(w->file->user, n * sizeof(*x->slots));
+    if (rc < 0)
+        return rc;
+    x->slots = calloc(n, sizeof(*x->slots));
+    if (!x->slots)
+        return -ENOMEM;
+    x->nslots = n;
+    for (uint64_t i = 0; i < x->n; i++)
+        x->slots[slot_of(x, x->text + x->entries[i].name)] = (uint32_t)i + 1;
+    return 0;
+}
+
+/* --- walking ------------------------------------------------------------------------------------------------------- */
+
+/* Archives put end to end are read to the end, as a training set's scanner reads them. */
+static int walk_tar(struct walk *w)
+{
+    struct walk_tar {
+        struct tar_parser p;
+        struct tar_member m;
+    } *t = malloc(sizeof(*t));
+    int rc = t ? TAR_MORE : -ENOMEM;
+    if (t)
+        tar_parser_init(&t->p);
+    while (rc >= 0 && rc != TAR_END) {
+        const uint8_t *buf = NULL;
+        uint64_t left = w->file->bytes - MIN(t->p.offset, w->file->bytes), want = MIN(left, t->p.want);
+        rc = look(w, t->p.offset, want, &buf);
+        if (rc == 0)
+            rc = tar_parser_feed(&t->p, buf, want, &t->m, w->err);
+        if (rc != TAR_MEMBER)
+            continue;
+        if (t->m.bytes > w->file->bytes || t->m.data_offset > w->file->bytes - t->m.bytes)
+            rc = error_set(w->err, LEAT_CORRUPT, "the archive ends inside the member at offset %llu",
+                           (unsigned long long)t->m.header_offset);
+        else if (t->m.type != '5')
+            rc = add(w, t->m.path,
+                     (struct archive_entry){.header_at = t->m.header_offset,
+                                            .at = t->m.data_offset,
+                                            .stored_bytes = t->m.bytes,
+                                            .bytes = t->m.bytes,
+                                            .type = t->m.type});
+    }
+    free(t);
+    return MIN(rc, 0);
+}
+
+static int walk_zip(struct walk *w)
+{
+    struct zip_parser p;
+    struct zip_member *m = malloc(sizeof(*m));
+    int rc = m ? zip_parser_init(&p, w->file->bytes, w->err) : -ENOMEM;
+    w->index->zip = true;
+    while (rc >= 0 && rc != ZIP_END) {
+        const uint8_t *buf;
+        rc = look(w, p.offset, p.want, &buf);
+        if (rc == 0)
+            rc = zip_parser_feed(&p, buf, p.want, m, w->err);
+        if (rc != ZIP_MEMBER || m->directory)
+            continue;
+        rc = add(w, m->path,
+                 (struct archive_entry){.header_at = m->header_offset,
+                                        .stored_bytes = m->stored_bytes,
+                                        .bytes = m->bytes,
+                                        .crc = m->crc,
+                                        .method = m->method,
+                                        .encrypted = m->encrypted,
+                                        .type = '0'});
+    }
+    free(m);
+    if (rc >= 0)
+        w->index->limit = p.directory_offset;
+    return MIN(rc, 0);
+}
+
+/* A tar begins with a header, or with its end; a ZIP archive has its own end. */
+static int walk_any(struct walk *w)
+{
+    static const uint8_t gzip[2] = {0x1f, 0x8b}, zstd[4] = {0x28, 0xb5, 0x2f, 0xfd};
+    uint64_t bytes = w->file->bytes, n = MIN(bytes, (uint64_t)TAR_BLOCK);
+    const uint8_t *head = NULL;
+    int rc = look(w, 0, n, &head);
+    if (rc < 0)
+        return rc;
+    if (n >= sizeof(zstd) &&
+        (!memcmp(head, gzip, sizeof(gzip)) || !memcmp(head, zstd, sizeof(zstd)) || !memcmp(head, "BZh", 3) ||
+         !memcmp(head,
+                 "\xfd"
+                 "7zX",
+                 4)))
+        return error_set(
+            w->err, LEAT_UNSUPPORTED,
+            "a compressed archive: its members cannot be found by name. Store it as plain tar or ZIP");
+    if (n >= 4 && !memcmp(head, "PK", 2) && (head[2] == 3 || head[2] == 5))
+        return walk_zip(w);
+    struct tar_parser *p = malloc(sizeof(*p));
+    struct tar_member *m = malloc(sizeof(*m));
+    bool tar = false;
+    if (p && m) {
+        tar_parser_init(p);
+        tar = n == TAR_BLOCK && tar_parser_feed(p, head, n, m, NULL) != LEAT_CORRUPT;
+    }
+    rc = p && m ? 0 : -ENOMEM;
+    free(p);
+    free(m);
+    if (rc < 0 || tar)
+        return rc < 0 ? rc : walk_tar(w);
+    /* Perhaps a program in front of a ZIP archive. */
+    struct leat_error why = {0}, *err = w->err;
+    w->err = &why;
+    rc = walk_zip(w);
+    w->err = err;
+    if (rc == LEAT_CORRUPT && w->index->n == 0)
+        return error_set(err, LEAT_INVALID, "it is neither a tar nor a ZIP archive");
+    if (rc < 0 && err)
+        *err = why;
+    return rc;
+}
+
+int archive_index_build(const struct archive_file *file, struct archive_index *ret_index,
+                        struct leat_error *err)
+{
+    struct walk w = {.file = file, .index = ret_index, .err = err};
+    *ret_index = (struct archive_index){0};
+    int rc = walk_any(&w);
+    if (rc == 0)
+        rc = table_make(&w);
+    free(w.window);
+    return rc;
+}
+
+void archive_index_fini(struct archive_index *x)
+{
+    free(x->entries);
+    free(x->text);
+    free(x->slots);
+    *x = (struct archive_index){0};
+}
+
+/* --- asking -------------------------------------------------------------------------------------------------------- */
+
+static int find_zip(const struct archive_index *x, const struct archive_file *file,
+                    const struct archive_entry *e, struct member *ret, struct leat_error *err)
+{
+    uint8_t local[ZIP_LOCAL_BYTES];
+    struct zip_member *m = calloc(1, sizeof(*m));
+    if (!m)
+        return error_set(err, -ENOMEM, "out of memory");
+    m->method = e->method;
+    m->encrypted = e->encrypted;
+    m->stored_bytes = e->stored_bytes;
+    m->header_offset = e->header_at;
+    int rc = zip_member_readable(m, err);
+    if (rc == 0)
+        rc = read_at(file, local, sizeof(local), e->header_at, err);
+    if (rc == 0)
+        rc = zip_data_offset(m, local, x->limit, &ret->at, err);
+    free(m);
+    return rc;
+}
+
+int archive_index_find(const struct archive_index *x, const struct archive_file *file, const char *path,
+                       struct member *ret_member, struct leat_error *err)
+{
+    while (path[0] == '.' && path[1] == '/')
+        path += 2;
+    uint32_t at = x->nslots ? x->slots[slot_of(x, path)] : 0;
+    if (at == 0)
+        return error_set(err, LEAT_NOT_FOUND, "the archive has no member \"%.200s\"", path);
+    const struct archive_entry *e = &x->entries[at - 1];
+    if (e->type != '0')
+        return error_set(
+            err, LEAT_UNSUPPORTED,
+            "the member \"%.200s\" is a link, a device or a sparse file: only plain files are given", path);
+    struct member m = {.at = e->at,
+                       .header_at = e->header_at,
+                       .stored_bytes = e->stored_bytes,
+                       .bytes = e->bytes,
+                       .deflated = x->zip && e->method == ZIP_DEFLATED,
+                       .crc = e->crc,
+                       .has_crc = x->zip};
+    int rc = x->zip ? find_zip(x, file, e, &m, err) : 0;
+    if (rc < 0)
+        return error_prefix(err, rc, "the member \"%.200s\"", path);
+    *ret_member = m;
+    return 0;
+}
