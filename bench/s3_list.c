@@ -81,7 +81,7 @@ int main(int argc, char **argv)
         uint64_t start = clock_now_ns(), end = start + (uint64_t)(atof(space ? space : "0") * 1e9);
         keys = bytes = 0;
         do {
-            if (line[0] == 'l' && backend_list(b, argv[2], true, listed, NULL, &err) < 0)
+            if (line[0] == 'l' && backend_list(b, argv[2], true, NULL, listed, NULL, &err) < 0)
                 get_die("%s", err.message);
             for (int i = 0; line[0] == 'p' && i < npages; i++)
                 parse_page(pages[i], lens[i]);

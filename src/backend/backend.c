@@ -48,11 +48,11 @@ void backend_free(struct backend *b)
         b->ops->free(b);
 }
 
-int backend_list(struct backend *b, const char *uri, bool recursive,
+int backend_list(struct backend *b, const char *uri, bool recursive, const char *after,
                  int (*object)(void *user, const struct backend_object *object), void *user,
                  struct leat_error *err)
 {
-    return b->ops->list(b, uri, recursive, object, user, err);
+    return b->ops->list(b, uri, recursive, after, object, user, err);
 }
 
 int backend_stat_object(struct backend *b, const char *uri, struct backend_stat *ret_stat,
@@ -99,10 +99,10 @@ int64_t backend_pread(struct backend *b, struct backend_file *file, void *dst, u
     return b->ops->pread(b, file, dst, bytes, offset, err);
 }
 
-int backend_put(struct backend *b, const char *uri, int fd, uint64_t bytes, const char *headers,
-                char ret_etag[BACKEND_ETAG_MAX], struct leat_error *err)
+int backend_put(struct backend *b, const char *uri, int fd, uint64_t offset, uint64_t bytes,
+                const char *headers, char ret_etag[BACKEND_ETAG_MAX], struct leat_error *err)
 {
-    return b->ops->put(b, uri, fd, bytes, headers, ret_etag, err);
+    return b->ops->put(b, uri, fd, offset, bytes, headers, ret_etag, err);
 }
 
 int backend_delete(struct backend *b, const char *uri, struct leat_error *err)

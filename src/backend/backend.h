@@ -108,9 +108,9 @@ void backend_free(struct backend *b);
 
 /*
  * Every object below `uri` ("s3://bucket/prefix"), page by page, in the order of keys; `recursive` false: up to the next "/". Pages are asked for
- * ahead while `object` runs. Its negative answer ends the list with it. LEAT_UNSUPPORTED for a server that has no lists.
+ * ahead while `object` runs. after: only keys greater than this one (a whole key, not what follows the prefix), or NULL. Its negative answer ends the list with it. LEAT_UNSUPPORTED for a server that has no lists.
  */
-int backend_list(struct backend *b, const char *uri, bool recursive,
+int backend_list(struct backend *b, const char *uri, bool recursive, const char *after,
                  int (*object)(void *user, const struct backend_object *object), void *user,
                  struct leat_error *err);
 int backend_stat_object(struct backend *b, const char *uri, struct backend_stat *ret_stat,
@@ -135,11 +135,11 @@ int64_t backend_pread(struct backend *b, struct backend_file *file, void *dst, u
                       uint64_t offset, struct leat_error *err);
 
 /*
- * All of a descriptor's [0, bytes) under this name; in parts where that is due. Nothing is visible before all of it is there. headers: as
+ * A descriptor's [offset, +bytes) under this name; in parts where that is due. Nothing is visible before all of it is there. headers: as
  * in backend_stat, or NULL. ret_etag: of what was stored, "" if that was not told; or NULL.
  */
-int backend_put(struct backend *b, const char *uri, int fd, uint64_t bytes, const char *headers,
-                char ret_etag[BACKEND_ETAG_MAX], struct leat_error *err);
+int backend_put(struct backend *b, const char *uri, int fd, uint64_t offset, uint64_t bytes,
+                const char *headers, char ret_etag[BACKEND_ETAG_MAX], struct leat_error *err);
 /* 0 where there was none, too; LEAT_NOT_FOUND from servers that say so. */
 int backend_delete(struct backend *b, const char *uri, struct leat_error *err);
 

@@ -7,7 +7,7 @@
 
 struct backend_ops {
     const char *name;
-    int (*list)(struct backend *b, const char *uri, bool recursive,
+    int (*list)(struct backend *b, const char *uri, bool recursive, const char *after,
                 int (*object)(void *user, const struct backend_object *object), void *user,
                 struct leat_error *err);
     int (*stat_object)(struct backend *b, const char *uri, struct backend_stat *ret_stat,
@@ -21,8 +21,8 @@ struct backend_ops {
     void (*wake)(struct backend *b);
     int64_t (*pread)(struct backend *b, struct backend_file *file, void *dst, uint64_t bytes, uint64_t offset,
                      struct leat_error *err);
-    int (*put)(struct backend *b, const char *uri, int fd, uint64_t bytes, const char *headers,
-               char *ret_etag, struct leat_error *err);
+    int (*put)(struct backend *b, const char *uri, int fd, uint64_t offset, uint64_t bytes,
+               const char *headers, char *ret_etag, struct leat_error *err);
     int (*delete)(struct backend *b, const char *uri, struct leat_error *err);
     void (*stats)(const struct backend *b, struct backend_stats *ret_stats);
     void (*free)(struct backend *b);

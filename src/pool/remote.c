@@ -40,7 +40,7 @@ static int remote_list(void *user, const char *uri, bool recursive,
                        struct leat_error *err)
 {
     struct list_ctx l = {object, ctx};
-    return backend_list(user, uri, recursive, listed, &l, err);
+    return backend_list(user, uri, recursive, NULL, listed, &l, err);
 }
 
 static int remote_open(void *user, const char *uri, const char *etag, uint64_t bytes, void **ret_file,
@@ -115,7 +115,7 @@ static int remote_end(void *user, void *read, struct leat_error *err)
 
 static int remote_put(void *user, const char *uri, int fd, uint64_t bytes, struct leat_error *err)
 {
-    return backend_put(user, uri, fd, bytes, NULL, NULL, err);
+    return backend_put(user, uri, fd, 0, bytes, NULL, NULL, err);
 }
 
 void remote_opener(struct backend *b, struct dataset_opener *opener)

@@ -162,7 +162,7 @@ static int download(struct cp *cp, const char *from, const char *to, bool into, 
     if (rc == 0 && cp->recursive) {
         AUTO_FREE char *prefix = is_bucket(from) || ends_with_slash(from) ? strdup(from) : join(from, "");
         struct pass pass = {.cp = cp, .get = get, .err = err};
-        rc = prefix ? backend_list(cp_get_session(get), prefix, true, pass_on, &pass, err) : -ENOMEM;
+        rc = prefix ? backend_list(cp_get_session(get), prefix, true, NULL, pass_on, &pass, err) : -ENOMEM;
     } else if (rc == 0) {
         struct backend_stat stat;
         struct backend_object o;
@@ -244,7 +244,7 @@ static int upload(struct cp *cp, const char *from, const char *to, bool into, st
         if (rc == 0 && cp->recursive) {
             AUTO_FREE char *prefix = is_bucket(from) || ends_with_slash(from) ? strdup(from) : join(from, "");
             struct pass pass = {.cp = cp, .put = put, .to = uri, .err = err};
-            rc = prefix ? backend_list(b, prefix, true, pass_on, &pass, err) : -ENOMEM;
+            rc = prefix ? backend_list(b, prefix, true, NULL, pass_on, &pass, err) : -ENOMEM;
         } else if (rc == 0) {
             struct backend_stat stat;
             struct backend_object o;

@@ -58,7 +58,7 @@ static bool is_there(struct cp *cp, struct backend *b, const struct job *job, ui
 static int put(struct cp *cp, struct backend *b, const struct job *job, int fd, uint64_t bytes,
                struct leat_error *err)
 {
-    int rc = backend_put(b, job->to, fd, bytes, NULL, NULL, err);
+    int rc = backend_put(b, job->to, fd, 0, bytes, NULL, NULL, err);
     if (rc == 0) {
         pthread_mutex_lock(&cp->lock);
         cp->files++;

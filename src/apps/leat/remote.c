@@ -109,8 +109,9 @@ int remote_list(struct cli *cli, const struct backend_config *config, const char
         json_open(&j, "objects", '[');
         l.j = &j;
     }
-    rc = strncasecmp(uri, "http", 4) == 0 ? list_plain(b, uri, &l, &cli->err)
-                                          : backend_list(b, uri, recursive, print_object, &l, &cli->err);
+    rc = strncasecmp(uri, "http", 4) == 0
+             ? list_plain(b, uri, &l, &cli->err)
+             : backend_list(b, uri, recursive, NULL, print_object, &l, &cli->err);
     if (rc == -ECANCELED && l.shown == limit)
         rc = 0;
     if (cli->json) {

@@ -47,11 +47,11 @@ static inline bool dir_cancelled(const struct dir *d)
     return d->cancelled && atomic_load(d->cancelled);
 }
 
-int dir_list(struct backend *base, const char *uri, bool recursive,
+int dir_list(struct backend *base, const char *uri, bool recursive, const char *after,
              int (*object)(void *user, const struct backend_object *object), void *user,
              struct leat_error *err);
-int dir_put(struct backend *base, const char *uri, int fd, uint64_t bytes, const char *headers,
-            char *ret_etag, struct leat_error *err);
+int dir_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint64_t bytes,
+            const char *headers, char *ret_etag, struct leat_error *err);
 int dir_delete(struct backend *base, const char *uri, struct leat_error *err);
 
 #endif

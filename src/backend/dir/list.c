@@ -25,6 +25,7 @@ struct level {
 struct walk {
     struct dir *d;
     const char *prefix; /* of the keys wanted */
+    const char *after;  /* and greater than this one */
     bool recursive;
     int (*object)(void *user, const struct backend_object *object);
     void *user;
@@ -165,6 +166,8 @@ static int emit(struct walk *w, struct level *l, const char *name)
     char etag[BACKEND_ETAG_MAX];
     struct stat st;
     memcpy(w->key + l->path_len, name, len + 1);
+    if (strcmp(w->key, w->after) <= 0)
+        return 0;
     o.prefix = name[len - 1] == '/';
     if (!o.prefix) {
         if (fstatat(w->folder, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
@@ -205,15 +208,22 @@ static int step(struct walk *w)
     if (!folder || (!w->recursive && path_len + len > strlen(w->prefix)))
         return emit(w, l, name);
     memcpy(w->key + path_len, name, len + 1);
+    if (strncmp(w->key, w->after, path_len + len) < 0)
+        return 0; /* all that is in it comes before */
     int rc = enter(w, path_len + len);
     return rc == -ENOENT ? 0 : rc;
 }
 
-int dir_list(struct backend *base, const char *uri, bool recursive,
+int dir_list(struct backend *base, const char *uri, bool recursive, const char *after,
              int (*object)(void *user, const struct backend_object *object), void *user,
              struct leat_error *err)
 {
-    struct walk w = {.d = dir_of(base), .recursive = recursive, .object = object, .user = user, .folder = -1};
+    struct walk w = {.d = dir_of(base),
+                     .recursive = recursive,
+                     .after = after ? after : "",
+                     .object = object,
+                     .user = user,
+                     .folder = -1};
     int rc = dir_key(w.d, uri, &w.prefix, err);
     if (rc < 0)
         return rc;

@@ -53,13 +53,13 @@ static int temp_open(struct put *p)
 }
 
 /* By the file system itself where it can (the blocks may be shared then), else through a buffer. */
-static int copy(struct put *p, int from, uint64_t bytes, struct leat_error *err)
+static int copy(struct put *p, int from, uint64_t offset, uint64_t bytes, struct leat_error *err)
 {
     AUTO_FREE char *buf = NULL;
     for (uint64_t at = 0; at < bytes;) {
         if (dir_cancelled(p->d))
             return error_set(err, -ECANCELED, "given up");
-        loff_t in = (loff_t)at, out = (loff_t)at;
+        loff_t in = (loff_t)(offset + at), out = (loff_t)at;
         ssize_t n = -1;
         if (!buf) {
             n = copy_file_range(from, &in, p->fd, &out, MIN(bytes - at, PIECE_BYTES), 0);
@@ -70,7 +70,7 @@ static int copy(struct put *p, int from, uint64_t bytes, struct leat_error *err)
             }
         }
         if (buf) {
-            n = pread(from, buf, MIN(bytes - at, BUFFER), (off_t)at);
+            n = pread(from, buf, MIN(bytes - at, BUFFER), (off_t)(offset + at));
             if (n > 0)
                 n = pwrite(p->fd, buf, (size_t)n, (off_t)at);
         }
@@ -108,8 +108,8 @@ static int publish(struct put *p)
     return 0;
 }
 
-static int put_once(struct put *p, const char *key, int from, uint64_t bytes, const char *headers,
-                    char *ret_etag, struct leat_error *err)
+static int put_once(struct put *p, const char *key, int from, uint64_t offset, uint64_t bytes,
+                    const char *headers, char *ret_etag, struct leat_error *err)
 {
     struct stat st;
     int rc = dir_walk(p->d, key, true, &p->folder, &p->last);
@@ -123,7 +123,7 @@ static int put_once(struct put *p, const char *key, int from, uint64_t bytes, co
         rc = temp_open(p);
     if (rc < 0)
         return rc == -ENOENT ? rc : dir_error(err, rc, "writing", p->uri);
-    rc = copy(p, from, bytes, err);
+    rc = copy(p, from, offset, bytes, err);
     if (rc < 0)
         return rc;
     /* Where the file system keeps no such attributes, the object is without headers. */
@@ -149,8 +149,8 @@ static int put_once(struct put *p, const char *key, int from, uint64_t bytes, co
     return 0;
 }
 
-int dir_put(struct backend *base, const char *uri, int fd, uint64_t bytes, const char *headers,
-            char *ret_etag, struct leat_error *err)
+int dir_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint64_t bytes,
+            const char *headers, char *ret_etag, struct leat_error *err)
 {
     struct dir *d = dir_of(base);
     const char *key;
@@ -164,7 +164,7 @@ int dir_put(struct backend *base, const char *uri, int fd, uint64_t bytes, const
     rc = -ENOENT;
     for (int i = 0; i < ATTEMPTS && rc == -ENOENT; i++) {
         struct put p = {.d = d, .uri = uri, .folder = -1, .fd = -1};
-        rc = put_once(&p, key, fd, bytes, headers, ret_etag, err);
+        rc = put_once(&p, key, fd, offset, bytes, headers, ret_etag, err);
         if (p.temp[0])
             unlinkat(p.folder, p.temp, 0);
         if (p.fd >= 0)

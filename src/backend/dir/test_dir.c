@@ -78,7 +78,7 @@ static int put(struct backend *b, const char *key, const void *data, size_t len,
     assert_non_null(f);
     assert_int_equal(fwrite(data, 1, len, f), len);
     fflush(f);
-    int rc = backend_put(b, uri_of(key), fileno(f), len, headers, ret_etag, err);
+    int rc = backend_put(b, uri_of(key), fileno(f), 0, len, headers, ret_etag, err);
     fclose(f);
     return rc;
 }
@@ -110,7 +110,7 @@ static const char *list(struct backend *b, const char *prefix, bool recursive)
     static struct names l;
     struct leat_error err = {0};
     l = (struct names){0};
-    if (backend_list(b, uri_of(prefix), recursive, keep, &l, &err) < 0)
+    if (backend_list(b, uri_of(prefix), recursive, NULL, keep, &l, &err) < 0)
         fail_msg("%s", err.message);
     return l.text;
 }
@@ -166,11 +166,17 @@ static void test_list(void **state)
     assert_string_equal(list(b, "a//x", true), "");
     assert_string_equal(list(b, "../", true), "");
     assert_string_equal(list(b, "a/../", true), "");
+    struct names after = {0};
+    assert_int_equal(backend_list(b, uri_of(""), true, "a/sub.y", keep, &after, NULL), 0);
+    assert_string_equal(after.text, "a/sub/z a/x a0 b z/1/2 \xc3\xa4");
+    after = (struct names){0};
+    assert_int_equal(backend_list(b, uri_of(""), false, "a.txt", keep, &after, NULL), 0);
+    assert_string_equal(after.text, "a/ a0 b z/ \xc3\xa4");
     struct names l = {.end_after = 3};
     struct leat_error err = {0};
-    assert_int_equal(backend_list(b, uri_of(""), true, keep, &l, &err), -EINTR);
+    assert_int_equal(backend_list(b, uri_of(""), true, NULL, keep, &l, &err), -EINTR);
     assert_int_equal(l.n, 3);
-    assert_int_equal(backend_list(b, "file:///elsewhere/", true, keep, &l, &err), LEAT_INVALID);
+    assert_int_equal(backend_list(b, "file:///elsewhere/", true, NULL, keep, &l, &err), LEAT_INVALID);
 }
 
 /* Nothing leads out, and nothing but regular files is there. */
@@ -342,7 +348,7 @@ static void test_kill(void **state)
                 char *text = malloc(BYTES);
                 memset(text, 'a' + fill % 26, BYTES);
                 if (pwrite(fileno(f), text, BYTES, 0) != BYTES ||
-                    backend_put(b, uri_of("some/key"), fileno(f), BYTES, NULL, NULL, NULL) < 0 ||
+                    backend_put(b, uri_of("some/key"), fileno(f), 0, BYTES, NULL, NULL, NULL) < 0 ||
                     write(pipes[1], "x", 1) != 1)
                     _exit(1);
                 free(text);
@@ -383,13 +389,13 @@ static void test_config(void **state)
     assert_int_equal(backend_new(&(struct backend_config){.folder = text}, &b, &err), 0);
     write_file("with space/k", "x", 1);
     struct names l = {0};
-    assert_int_equal(backend_list(b, text, true, keep, &l, NULL), 0);
+    assert_int_equal(backend_list(b, text, true, NULL, keep, &l, NULL), 0);
     assert_string_equal(l.text, "k");
     backend_free(b);
     atomic_bool cancelled = true;
     assert_int_equal(
         backend_new(&(struct backend_config){.folder = folder, .cancelled = &cancelled}, &b, NULL), 0);
-    assert_int_equal(backend_list(b, folder, true, keep, &l, &err), -ECANCELED);
+    assert_int_equal(backend_list(b, folder, true, NULL, keep, &l, &err), -ECANCELED);
     backend_free(b);
 }
 

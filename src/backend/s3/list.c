@@ -18,6 +18,7 @@ struct listing {
     struct session *b;
     struct target target;
     bool recursive;
+    const char *after; /* or NULL */
     size_t prefix_len; /* of the key that was given */
     char *uri;         /* of an object: room for the longest */
     size_t bucket_len; /* "s3://bucket/" */
@@ -65,6 +66,8 @@ static int page_begin(struct page *p, struct listing *l, const char *token)
     s3_query_put(&p->query, "list-type", "2");
     if (l->prefix_len)
         s3_query_put(&p->query, "prefix", l->target.key);
+    if (l->after && !token)
+        s3_query_put(&p->query, "start-after", l->after);
     bytes_put(&p->query, "", 1);
     if (p->query.failed) {
         bytes_out_fini(&p->query);
@@ -131,12 +134,17 @@ static int page_take(struct page *p, struct page *next, struct listing *l, struc
     return token != NULL;
 }
 
-int s3_list(struct backend *base, const char *uri, bool recursive,
+int s3_list(struct backend *base, const char *uri, bool recursive, const char *after,
             int (*object)(void *user, const struct backend_object *object), void *user,
             struct leat_error *err)
 {
     struct session *b = session_of(base);
-    struct listing l = {.b = b, .recursive = recursive, .object = object, .user = user, .err = err};
+    struct listing l = {.b = b,
+                        .recursive = recursive,
+                        .after = after && *after ? after : NULL,
+                        .object = object,
+                        .user = user,
+                        .err = err};
     struct page pages[2];
     unsigned now = 0;
     int rc = target_parse(b, uri, &l.target, err);

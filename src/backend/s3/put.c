@@ -34,7 +34,7 @@ struct upload {
     struct session *b;
     struct target target;
     int fd;
-    uint64_t bytes, part_bytes;
+    uint64_t offset, bytes, part_bytes; /* of the file: where the object begins */
     unsigned nparts;
     char *lines; /* the object's headers, taken apart */
     struct s3_header headers[BACKEND_HEADERS];
@@ -70,7 +70,7 @@ static void part_over(struct request *rq, int rc, const struct leat_error *err)
 static int part_start(struct upload *u, struct part *p, uint64_t at, uint64_t bytes, struct leat_error *err)
 {
     for (uint64_t got = 0; got < bytes;) {
-        ssize_t n = pread(u->fd, p->buf + got, bytes - got, (off_t)(at + got));
+        ssize_t n = pread(u->fd, p->buf + got, bytes - got, (off_t)(u->offset + at + got));
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
@@ -295,8 +295,8 @@ static int upload_headers(struct upload *u, const char *headers, struct leat_err
     return 0;
 }
 
-int s3_put(struct backend *base, const char *uri, int fd, uint64_t bytes, const char *headers, char *ret_etag,
-           struct leat_error *err)
+int s3_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint64_t bytes,
+           const char *headers, char *ret_etag, struct leat_error *err)
 {
     struct session *b = session_of(base);
     struct upload *u = calloc(1, sizeof(*u));
@@ -304,6 +304,7 @@ int s3_put(struct backend *base, const char *uri, int fd, uint64_t bytes, const 
         return -ENOMEM;
     u->b = b;
     u->fd = fd;
+    u->offset = offset;
     u->bytes = bytes;
     int rc = upload_begin(u, uri, err);
     if (rc == 0)

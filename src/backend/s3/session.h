@@ -133,7 +133,7 @@ static inline struct session *session_of(struct backend *b)
 void s3_stat_headers(const struct http_reader *reader, const char *buf, struct backend_stat *stat);
 
 /* backend_ops, by file. */
-int s3_list(struct backend *base, const char *uri, bool recursive,
+int s3_list(struct backend *base, const char *uri, bool recursive, const char *after,
             int (*object)(void *user, const struct backend_object *object), void *user,
             struct leat_error *err);
 int s3_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat, struct leat_error *err);
@@ -146,8 +146,8 @@ int s3_wait(struct backend *base, unsigned min_done, int timeout_ms);
 void s3_wake(struct backend *base);
 int64_t s3_pread(struct backend *base, struct backend_file *file, void *dst, uint64_t bytes, uint64_t offset,
                  struct leat_error *err);
-int s3_put(struct backend *base, const char *uri, int fd, uint64_t bytes, const char *headers, char *ret_etag,
-           struct leat_error *err);
+int s3_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint64_t bytes,
+           const char *headers, char *ret_etag, struct leat_error *err);
 int s3_delete(struct backend *base, const char *uri, struct leat_error *err);
 void s3_free(struct backend *base);
 

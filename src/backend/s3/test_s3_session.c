@@ -221,7 +221,7 @@ static void test_refused_body(void **state)
     assert_non_null(file);
     assert_int_equal(fwrite(object, 1, OBJECT, file), OBJECT);
     fflush(file);
-    int rc = backend_put(b, "s3://bucket/key", fileno(file), OBJECT, NULL, NULL, &err);
+    int rc = backend_put(b, "s3://bucket/key", fileno(file), 0, OBJECT, NULL, NULL, &err);
     assert_int_equal(rc, LEAT_DENIED);
     assert_non_null(strstr(err.message, "QuotaExceeded: full"));
     fclose(file);
