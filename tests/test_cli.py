@@ -27,7 +27,7 @@ MAN = ROOT / "docs" / "man"
 pytestmark = pytest.mark.skipif(not LEAT.exists(), reason=f"{LEAT} is not built")
 needs_daemon = pytest.mark.skipif(not LEATD.exists(), reason=f"{LEATD} is not built")
 
-COMMANDS = "preload append index convert cp ls stat cat drop verify replay status stop doctor topo help".split()
+COMMANDS = "preload append index convert cp ls stat cat drop verify replay status top stop doctor topo help".split()
 
 
 def leat(*args, env=None, check=None, **kwargs):
@@ -131,6 +131,8 @@ def test_man_page_compiles(page):
         (["drop"], "give one set's name"),
         (["verify"], "give one set's name"),
         (["status", "x"], "no argument is expected"),
+        (["top", "x"], "no argument is expected"),
+        (["top", "--interval", "0.01"], "0.1 or more"),
         (["stop", "x"], "no argument is expected"),
         (["ls", "a", "b", "c"], "c: a name and a prefix at most"),
         (["ls", "s3://a", "b"], "b: one address at a time"),
@@ -420,7 +422,7 @@ def pets(job, tree):
 
 
 @needs_daemon
-@pytest.mark.parametrize("args", [["ls"], ["status"], ["stat", "x"], ["cat", "x", "0"], ["drop", "x"], ["verify", "x"]])
+@pytest.mark.parametrize("args", [["ls"], ["status"], ["top"], ["stat", "x"], ["cat", "x", "0"], ["drop", "x"], ["verify", "x"]])
 def test_no_daemon_is_not_found_and_none_is_started(tmp_path, args):
     env = {"XDG_RUNTIME_DIR": str(tmp_path), "LEAT_JOB": "none"}
     done = leat(*args, env=env, check=3)
@@ -547,6 +549,34 @@ def test_append_makes_a_longer_set(job, tree, tmp_path):
 
 
 @needs_daemon
+def test_top(job, pets):
+    once = job("top", "--once", check=0).stdout.decode()
+    assert re.search(r"^pool +\[", once, re.M) and re.search(r"^pets .*100%.* ready$", once, re.M) and "no loader runs" in once
+    assert "\033" not in once
+    assert json.loads(job("top", "--once", "--json", check=0).stdout)["rates"] is None
+
+
+def test_top_goes_on_until_it_is_interrupted(job, pets):
+    """One picture after another where there is no terminal; over each other on one; the end by Ctrl-C is a good one."""
+    command = [LEAT, "top", "--interval", "0.1"]
+    env = dict(os.environ, LC_ALL="C.UTF-8", TERM="xterm", **job.env)
+    with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, env=env) as top:
+        looks = [json.loads(top.stdout.readline()) for _ in range(3)]
+        top.send_signal(signal.SIGINT)
+        assert top.wait(60) == 0
+    assert looks[0]["rates"] is None and looks[2]["rates"]["requests_per_s"] > 0
+    main, side = pty.openpty()
+    with subprocess.Popen(command, stdout=side, env=env) as top:
+        os.close(side)
+        seen = b""
+        while seen.count(b"\033[J") < 2:
+            seen += os.read(main, 65536)
+        top.send_signal(signal.SIGINT)
+        assert top.wait(60) == 0
+    os.close(main)
+    assert seen.startswith(b"\033[2J\033[H") and seen.count(b"\033[2J") == 1 and b"pets" in seen
+
+
 def test_status_and_metrics(job, pets):
     json.loads(job("status", "--json", check=0).stdout)
     assert job("status", check=0).stdout

@@ -8,7 +8,7 @@
  *   output.c  sizes, JSON, errors                      daemon.c    status, stop, drop
  *   progress.c  bars and progress lines                doctor.c    the host; doctor_*.c its checks
  *   convert.c   folders, shards, arrays; convert_*.c   topo.c      NICs and GPUs; topo_record.c keeps where that is said
- *   cp.c        files and objects of S3; cp_*.c, remote.h
+ *   cp.c        files and objects of S3; cp_*.c, remote.h   top.c       top: the daemon as it goes
  */
 #ifndef APPS_LEAT_CLI_H
 #define APPS_LEAT_CLI_H
@@ -168,6 +168,7 @@ int cmd_ls(struct cli *cli, int argc, char **argv);
 int cmd_stat(struct cli *cli, int argc, char **argv);
 int cmd_cat(struct cli *cli, int argc, char **argv);
 int cmd_status(struct cli *cli, int argc, char **argv);
+int cmd_top(struct cli *cli, int argc, char **argv);
 int cmd_stop(struct cli *cli, int argc, char **argv);
 int cmd_drop(struct cli *cli, int argc, char **argv);
 int cmd_doctor(struct cli *cli, int argc, char **argv);

@@ -117,6 +117,17 @@ static const char *const status_examples[] = {
     "leat status --metrics | grep pool",
     NULL,
 };
+static const struct cli_option top_options[] = {
+    {380, "interval", "SECONDS", "how often it looks (default: 2)"},
+    {381, "once", NULL, "look once and end"},
+    {0},
+};
+static const char *const top_examples[] = {
+    "leat top",
+    "leat top --once",
+    "leat top --json --interval 10 >> training.jsonl",
+    NULL,
+};
 static const struct cli_option stop_options[] = {
     {'f', "force", NULL, "even while others use it: they get \"peer gone\""},
     {0},
@@ -221,6 +232,9 @@ const struct cli_command cli_commands[] = {
      replay_options, replay_examples, cmd_replay},
     {"status", "show the daemon: pool, sets, jobs, clients, nodes", "[OPTION ...]",
      "With exit code 3: no daemon runs.", status_options, status_examples, cmd_status},
+    {"top", "watch the pool, its sets, and the jobs that read them", "[OPTION ...]",
+     "Until Ctrl-C. Where the output is no terminal, one picture after another.", top_options, top_examples,
+     cmd_top},
     {"stop", "end the daemon of this job", "[OPTION ...]", "No daemon is no error.", stop_options,
      stop_examples, cmd_stop},
     {"doctor", "name what this host lacks, what it costs and how to mend it", "[PATH] [OPTION ...]",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_cli.c: the parts of `leat` that need no daemon: sizes, names nearby, JSON, the line of a bar. */
-#include "apps/leat/cli.h"
+#include "apps/leat/top.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -200,12 +200,60 @@ static void test_set_uri(void **state)
     }
 }
 
+static void test_top(void **state)
+{
+    json_t *before = json_pack("{s:{s:i, s:i}, s:{s:i}, s:i}", "disk", "bytes_direct", 0, "bytes_buffered", 0,
+                               "net", "bytes_sent", 9000, "requests", 10);
+    json_t *now = json_pack("{s:s, s:f, s:i, s:{s:i, s:i}, s:{s:I, s:i}, s:{s:i}, s:i}", "program", "leatd 1",
+                            "uptime_seconds", 61.0, "clients", 3, "pool", "used_bytes", 1 << 20, "cap_bytes",
+                            1 << 22, "disk", "bytes_direct", (json_int_t)(8 * MIB), "bytes_buffered", 1 << 20,
+                            "net", "bytes_sent", 1000, "requests", 30);
+    json_object_set_new(now, "rates", top_rates(NULL, now, 2));
+    assert_true(json_is_null(json_object_get(now, "rates")));
+    json_t *rates = top_rates(before, now, 2);
+    assert_true(json_number_value(json_object_get(rates, "disk_bytes_per_s")) == 4.5 * 1024 * 1024);
+    assert_true(json_number_value(json_object_get(rates, "requests_per_s")) == 10);
+    assert_null(json_object_get(rates, "sent_bytes_per_s"));   /* it counts from 0 again */
+    assert_null(json_object_get(rates, "remote_bytes_per_s")); /* nobody counts it */
+    json_object_set_new(now, "rates", rates);
+    json_t *job =
+        json_pack("{s:s, s:s, s:[{}], s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:s}", "job", "run", "set",
+                  "a\x1b[31m/very/long/name/that/has/no/room/x.npy", "ranks", "world_size", 4, "epoch", 7,
+                  "samples", 250, "length", 1000, "samples_per_s", 12.5, "bytes_per_s", 1048576.0,
+                  "seconds_left", 60.0, "waiting", 0.25, "age_seconds", 30.0, "verdict", "fetch-bound");
+    json_object_set_new(now, "jobs", json_pack("[o]", job));
+
+    char *text = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    top_draw(out, now, 132);
+    fclose(out);
+    assert_non_null(strstr(text, "leatd 1         up 1:01, 3 processes\n"));
+    assert_non_null(strstr(text, "] 1.0 MiB of 4.0 MiB"));
+    assert_non_null(strstr(text, "disks 4.5 MiB/s, elsewhere -/s; nodes: sent -/s"));
+    assert_non_null(
+        strstr(text, "run: a?[31m/v..no/room/x.npy     1/4      7 [##--------]  25%         12.5"));
+    assert_non_null(strstr(text, "1.0 MiB/s     1:00    25%  fetch-bound, 0:30 ago\n"));
+    assert_null(strchr(text, 27));
+    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1)
+        assert_true(end - line <= 132);
+    free(text);
+    out = open_memstream(&text, &bytes);
+    top_draw(out, before, 40); /* of a release that says next to nothing */
+    fclose(out);
+    assert_non_null(strstr(text, "no loader runs"));
+    free(text);
+    json_decref(before);
+    json_decref(now);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sizes), cmocka_unit_test(test_seconds),       cmocka_unit_test(test_index),
         cmocka_unit_test(test_text),  cmocka_unit_test(test_nearest),       cmocka_unit_test(test_exit_codes),
         cmocka_unit_test(test_json),  cmocka_unit_test(test_progress_line), cmocka_unit_test(test_set_uri),
+        cmocka_unit_test(test_top),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
