@@ -318,6 +318,12 @@ int rails_pick(struct rails *rails, uint32_t node, uint64_t bytes, uint64_t left
 int rails_submit(struct rails *rails, uint32_t node, struct net_op *op);
 /* Completions of all remote transports, as net_ops.poll. */
 int rails_poll(struct rails *rails, struct net_event *events, unsigned max, int timeout_ms);
+/* Whether the next polls may wait for what was asked for first alone. */
+static inline void rails_in_turn(struct rails *rails, bool in_turn)
+{
+    if (rails->tcp)
+        rails->tcp->in_turn = in_turn;
+}
 int rails_connect(struct rails *rails, uint32_t node, const struct rpc_how *how, struct leat_error *err);
 void rails_disconnect(struct rails *rails, uint32_t node);
 static inline bool rails_is_local(const struct rails *rails, uint32_t node)

@@ -23,6 +23,8 @@
 #define LOCAL_MAX (1 * GIB)
 #define SHARES    2u /* of what a node has left, for each rail */
 #define SHARE_MIN (64 * KIB)
+#define IN_TURN_BYTES                                                                                        \
+    (512 * KIB) /* what is in flight then keeps all servers busy while one of them is waited for */
 
 /* --- arrays --------------------------------------------------------------------------------------------------------- */
 
@@ -437,6 +439,8 @@ static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, const
         if (ms == 0 && !waiting(g))
             return error_set(err, LEAT_TIMED_OUT, "the deadline passed before every server was asked");
         int sleep_ms = client_sleep_ms(client, how);
+        /* Where little may be in flight every answer that is there gives way to the next request at once. */
+        rails_in_turn(g->rails, !left || rails_limit(g->rails) >= IN_TURN_BYTES);
         if (waiting(g)) /* what others give back while we wait for our own is taken with it */
             rails_progress(g->rails, sleep_ms ? sleep_ms : 1);
         else

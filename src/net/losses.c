@@ -26,12 +26,14 @@ uint32_t losses_judge(struct losses *l, uint32_t sent_anew, uint32_t came_twice,
 
 uint32_t losses_of(struct losses *l, int fd, uint64_t now_ns)
 {
-    struct tcp_info info = {0}; /* a kernel that knows less of it leaves the rest as it is */
+    struct tcp_info info = {.tcpi_min_rtt =
+                                UINT32_MAX}; /* a kernel that knows less of it leaves the rest as it is */
     socklen_t len = sizeof(info);
     if (l->asked_ns && now_ns - l->asked_ns < LOSSES_ASK_NS)
         return l->told;
     l->asked_ns = now_ns;
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0)
         return l->told;
+    l->min_rtt_us = info.tcpi_min_rtt;
     return losses_judge(l, info.tcpi_total_retrans, info.tcpi_dsack_dups, now_ns);
 }

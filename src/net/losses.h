@@ -19,11 +19,12 @@ struct losses {
     uint32_t told; /* never falls; modulo 2^32 */
     uint32_t least;
     uint64_t asked_ns, since_ns; /* since when more than told is known, of which `least` at least; 0: not */
+    uint32_t min_rtt_us; /* of the connection, as TCP knew it when it was asked last; UINT32_MAX: not known */
 };
 
 /* What to tell, from what TCP counts of a connection up to now: segments sent anew, and those that came twice. */
 uint32_t losses_judge(struct losses *losses, uint32_t sent_anew, uint32_t came_twice, uint64_t now_ns);
-/* The same, asking the socket where it is time. One that is not TCP loses nothing. */
+/* The same, asking the socket where it is time, for its round trip as well. One that is not TCP loses nothing. */
 uint32_t losses_of(struct losses *losses, int fd, uint64_t now_ns);
 
 #endif

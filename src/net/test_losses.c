@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What was lost, and what only came late. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-
 #include "net/losses.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "net/test_rig.h"
 
 #define MS 1000000ull
 
@@ -59,13 +59,32 @@ static void test_no_tcp(void **state)
     assert_int_equal(losses_of(&l, -1, 1010 * MS), 0);
 }
 
+/* How near the far end is stands beside it, once it is asked. */
+static void test_near(void **state)
+{
+    struct losses l = {.min_rtt_us = UINT32_MAX};
+    int pair[2];
+    rig_tcp_pair(pair);
+    assert_int_equal(losses_of(&l, pair[0], 1000 * MS), 0);
+    assert_true(l.min_rtt_us < 60 * 1000 * 1000u);
+    l.min_rtt_us = 7; /* not asked again so soon */
+    assert_int_equal(losses_of(&l, pair[0], 1000 * MS + LOSSES_ASK_NS - 1), 0);
+    assert_int_equal(l.min_rtt_us, 7);
+    close(pair[0]);
+    close(pair[1]);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    l = (struct losses){.min_rtt_us = UINT32_MAX};
+    assert_int_equal(losses_of(&l, pair[0], 1000 * MS), 0);
+    assert_int_equal(l.min_rtt_us, UINT32_MAX);
+    close(pair[0]);
+    close(pair[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_came_twice),
-        cmocka_unit_test(test_lost),
-        cmocka_unit_test(test_wraps),
-        cmocka_unit_test(test_no_tcp),
+        cmocka_unit_test(test_came_twice), cmocka_unit_test(test_lost), cmocka_unit_test(test_wraps),
+        cmocka_unit_test(test_no_tcp),     cmocka_unit_test(test_near),
     };
     return cmocka_run_group_tests_name("net_losses", tests, NULL, NULL);
 }

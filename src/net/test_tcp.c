@@ -295,14 +295,148 @@ static void test_tcp_stale(void **state)
     rig_fini(&r);
 }
 
+/* --- several endpoints, all of which are waited for ------------------------------------------------------------- */
+
+/* Three far ends of one context; the rig's own is the first. */
+struct three {
+    struct rig rigs[3];
+    struct test_op *ops[3];
+    uint64_t ids[3];
+};
+
+static void three_begin(struct three *t, uint64_t deadline_ns)
+{
+    for (unsigned i = 0; i < 3; i++) {
+        struct rig *r = &t->rigs[i];
+        if (i == 0) {
+            rig_init(r, TCP, false);
+        } else {
+            int fds[2];
+            *r = (struct rig){.kind = TCP, .ctx = t->rigs[0].ctx};
+            rig_tcp_pair(fds);
+            rig_connect(r, fds[0]);
+            r->raw = fds[1];
+        }
+        t->ops[i] = op_plain(1000);
+        t->ops[i]->op.deadline_ns = i == 0 ? deadline_ns : 0;
+        rig_submit(r, t->ops[i]);
+        t->ids[i] = raw_request(r);
+    }
+    t->rigs[0].ctx->in_turn = true;
+}
+
+static void three_answer(struct three *t, unsigned i)
+{
+    raw_reply(&t->rigs[i], t->ids[i], 0, 1000, 1000);
+}
+
+/* The next to be DONE. */
+static struct test_op *three_next(struct three *t)
+{
+    struct net_event events[2];
+    struct net_ctx *ctx = t->rigs[0].ctx;
+    assert_int_equal(ctx->ops->poll(ctx, events, 2, 60000), 2);
+    assert_int_equal(events[0].kind, NET_DONE);
+    assert_int_equal(events[1].kind, NET_QUIESCED);
+    assert_ptr_equal(events[0].op, events[1].op);
+    struct test_op *op = events[0].op->user;
+    op->done = op->quiesced = 1;
+    return op;
+}
+
+static void three_end(struct three *t)
+{
+    for (unsigned i = 0; i < 3; i++)
+        op_free(t->ops[i]);
+    for (unsigned i = 3; i-- > 1;) {
+        t->rigs[i].ctx->ops->disconnect(t->rigs[i].ctx, t->rigs[i].ep);
+        if (t->rigs[i].raw >= 0)
+            close(t->rigs[i].raw);
+    }
+    rig_fini(&t->rigs[0]);
+}
+
+/* In the order of asking, whatever came first. */
+static void test_tcp_all_in_turn(void **state)
+{
+    struct three t;
+    three_begin(&t, 0);
+    for (unsigned i = 3; i-- > 0;)
+        three_answer(&t, i);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_ptr_equal(three_next(&t), t.ops[i]);
+        assert_int_equal(t.ops[i]->op.status, 0);
+    }
+    three_end(&t);
+}
+
+/* The one that was asked first is stopped: what the others bring is told all the same, and its deadline holds. */
+static void test_tcp_all_but_a_frozen_one(void **state)
+{
+    struct three t;
+    three_begin(&t, clock_now_ns() + 100 * NS_PER_MS);
+    three_answer(&t, 2);
+    three_answer(&t, 1);
+    unsigned seen = 0;
+    while (seen != 7) {
+        struct test_op *next = three_next(&t);
+        for (unsigned i = 0; i < 3; i++)
+            seen |= (unsigned)(next == t.ops[i]) << i;
+    }
+    assert_int_equal(t.ops[0]->op.status, LEAT_TIMED_OUT);
+    assert_int_equal(t.ops[1]->op.status, 0);
+    assert_int_equal(t.ops[2]->op.status, 0);
+    rig_expect_dead(&t.rigs[0]);
+    three_end(&t);
+}
+
+/* Nor does one without a deadline hold the others up. */
+static void test_tcp_all_behind_a_silent_one(void **state)
+{
+    struct three t;
+    three_begin(&t, 0);
+    three_answer(&t, 2);
+    assert_ptr_equal(three_next(&t), t.ops[2]);
+    three_answer(&t, 1);
+    assert_ptr_equal(three_next(&t), t.ops[1]);
+    three_answer(&t, 0);
+    assert_ptr_equal(three_next(&t), t.ops[0]);
+    three_end(&t);
+}
+
+/* The first dies while it is waited for. */
+static void test_tcp_all_but_a_dead_one(void **state)
+{
+    struct three t;
+    three_begin(&t, 0);
+    close(t.rigs[0].raw);
+    t.rigs[0].raw = -1;
+    three_answer(&t, 2);
+    three_answer(&t, 1);
+    const int expected[] = {LEAT_PEER_GONE, 0, 0};
+    for (unsigned i = 0; i < 3; i++) {
+        assert_ptr_equal(three_next(&t), t.ops[i]);
+        assert_int_equal(t.ops[i]->op.status, expected[i]);
+    }
+    three_end(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tcp_split),     cmocka_unit_test(test_tcp_merges),
-        cmocka_unit_test(test_tcp_peer_dies), cmocka_unit_test(test_tcp_lies),
-        cmocka_unit_test(test_tcp_deadline),  cmocka_unit_test(test_tcp_duplicate),
-        cmocka_unit_test(test_tcp_stale),     cmocka_unit_test(test_tcp_lone_error),
+        cmocka_unit_test(test_tcp_split),
+        cmocka_unit_test(test_tcp_merges),
+        cmocka_unit_test(test_tcp_peer_dies),
+        cmocka_unit_test(test_tcp_lies),
+        cmocka_unit_test(test_tcp_deadline),
+        cmocka_unit_test(test_tcp_duplicate),
+        cmocka_unit_test(test_tcp_stale),
+        cmocka_unit_test(test_tcp_lone_error),
         cmocka_unit_test(test_tcp_in_crumbs),
+        cmocka_unit_test(test_tcp_all_in_turn),
+        cmocka_unit_test(test_tcp_all_but_a_frozen_one),
+        cmocka_unit_test(test_tcp_all_behind_a_silent_one),
+        cmocka_unit_test(test_tcp_all_but_a_dead_one),
     };
     return cmocka_run_group_tests_name("net_tcp", tests, rig_setup, rig_teardown);
 }

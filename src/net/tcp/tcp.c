@@ -7,8 +7,9 @@
  * when it has too many ranges) and sends it. Replies come in the order of requests. A recvmsg scatters up to
  * CHUNK bytes into the destinations of the request at the head (neighbouring ones as one), and, when that ends the
  * payload, the next reply's frame with it; the frame of a reply that nothing can follow comes with its payload. Then
- * the pieces are checksummed. With one endpoint alone poll() sleeps in that recvmsg, as a program with one
- * socket would; otherwise in epoll.
+ * the pieces are checksummed. poll() sleeps in that recvmsg, as a program with one socket would, where one endpoint alone owes
+ * something, or where several may be waited for in turn (net_ctx.in_turn): then in the one that was asked first. Otherwise, and
+ * for a while after a recvmsg that slept long, in epoll.
  *
  * Failure modes: an error reply fails the reads of its request and so its op, nothing else. A deadline that
  * passes, a dead peer or nonsense from it closes the socket: every op on it is DONE (-ETIMEDOUT for those
@@ -42,6 +43,8 @@
 #define ERROR_BODY_MAX   (4 + PROTO_STR_MAX)
 #define ENDPOINTS_A_POLL 32
 #define SLEEP_MS         10 /* how long a recvmsg may sleep before deadlines are looked at again */
+#define NAP_NS           (2 * NS_PER_MS)   /* longer than that, and others may have more to tell meanwhile */
+#define RESTLESS_NS      (100 * NS_PER_MS) /* for so long nobody is waited for alone then */
 
 struct request {
     struct net_op *op;
@@ -85,6 +88,8 @@ struct tcp_ctx {
     struct list told;         /* stays empty: DONE and QUIESCED come together here */
     uint64_t min_deadline_ns; /* of all ops in flight; 0: none. May be too early, never too late */
     unsigned in_flight;       /* ops */
+    uint64_t ids;             /* of ops, in the order of submission */
+    uint64_t restless_ns; /* until then nobody sleeps in a recvmsg while several endpoints owe something */
 };
 
 static struct request *head_request(struct net_endpoint *ep)
@@ -248,6 +253,7 @@ static int tcp_submit(struct net_endpoint *ep, struct net_op *op)
         i = request.end;
     }
     net_op_begin(&ctx->base, ep, op, bytes);
+    op->id = ++ctx->ids;
     ctx->in_flight++;
     list_init(&op->node);
     if (bytes == 0) {
@@ -485,16 +491,52 @@ static void check_deadlines(struct tcp_ctx *ctx)
     ctx->min_deadline_ns = min;
 }
 
-/*
- * The only endpoint, if a recvmsg may sleep for it. epoll forgets it then: a socket that somebody watches takes a lock and walks its
- * waiters with each segment that comes, sleeping or not.
- */
-static struct net_endpoint *sole_endpoint(const struct tcp_ctx *ctx)
+static struct net_op *first_op(const struct net_endpoint *ep)
 {
-    struct net_endpoint *ep = list_first(&ctx->endpoints, struct net_endpoint, node);
-    bool sole = ep && !ctx->event_fd_given && ep->node.next == &ctx->endpoints && ep->fd >= 0 &&
-                ep->may_sleep && !ep->want_out;
-    return sole && watch(ep, false) == 0 ? ep : NULL;
+    return list_first(&ep->ops, struct net_op, node);
+}
+
+/*
+ * In whose recvmsg to sleep: in that of the only endpoint that owes something, or, if they may be waited for in turn, of the one that
+ * was asked first. What the others send waits in their sockets; one wake-up then finds much, where epoll would tell of each piece.
+ * epoll forgets all of them meanwhile: a socket that somebody watches takes a lock and walks its waiters with each segment that
+ * comes, sleeping or not. NULL: in none.
+ */
+static struct net_endpoint *sleeper(const struct tcp_ctx *ctx)
+{
+    struct net_endpoint *first = NULL;
+    unsigned owing = 0;
+    if (ctx->event_fd_given)
+        return NULL;
+    list_for_each (node, &ctx->endpoints) {
+        struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
+        const struct net_op *op = ep->fd >= 0 ? first_op(ep) : NULL;
+        if (!op)
+            continue;
+        if (!ep->may_sleep || ep->want_out)
+            return NULL;
+        owing++;
+        if (!first || op->id < first_op(first)->id)
+            first = ep;
+    }
+    if (owing > 1 && (!ctx->base.in_turn || clock_now_ns() < ctx->restless_ns))
+        return NULL;
+    list_for_each (node, &ctx->endpoints) {
+        struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
+        if (ep->fd >= 0 && watch(ep, false) < 0)
+            return NULL;
+    }
+    return first;
+}
+
+/* Where that takes long its server is slow, or stopped, and the others get their turn. */
+static void sleep_in(struct tcp_ctx *ctx, struct net_endpoint *ep)
+{
+    const uint64_t before_ns = clock_now_ns();
+    progress(ep, EPOLLIN, true);
+    const uint64_t now_ns = clock_now_ns();
+    if (now_ns - before_ns > NAP_NS)
+        ctx->restless_ns = now_ns + RESTLESS_NS;
 }
 
 static int watch_all(struct tcp_ctx *ctx)
@@ -521,11 +563,11 @@ static int tcp_poll(struct net_ctx *base, struct net_event *events, unsigned max
             int due = clock_poll_ms(ctx->min_deadline_ns);
             wait = wait < 0 ? due : MIN(wait, due);
         }
-        struct net_endpoint *sole = wait < 0 || wait >= SLEEP_MS ? sole_endpoint(ctx) : NULL;
+        struct net_endpoint *sleeps = wait < 0 || wait >= SLEEP_MS ? sleeper(ctx) : NULL;
         struct epoll_event ready[ENDPOINTS_A_POLL];
         int k = 0;
-        if (sole)
-            progress(sole, EPOLLIN, true);
+        if (sleeps)
+            sleep_in(ctx, sleeps);
         else if ((k = watch_all(ctx)) == 0)
             k = epoll_wait(ctx->epoll_fd, ready, ENDPOINTS_A_POLL, wait);
         if (k < 0 && errno != EINTR)
