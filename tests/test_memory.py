@@ -11,6 +11,7 @@ import lib_data
 import lib_host
 import numpy as np
 import pytest
+import s3fault
 
 MIB = lib_data.MIB
 
@@ -141,6 +142,31 @@ def test_chunks_are_unpacked_within_the_pool(host, leat):
     tight = host.daemon({"pool": {"size": "8MiB", "region_size": "1MiB"}}, name="tight")
     with pytest.raises(leat.NoSpace, match="unpacking a chunk of it takes .* smaller chunks"):
         leat.open(path, socket=tight.socket)
+
+
+def test_sessions_are_charged(host, leat, monkeypatch):
+    """What a thread holds to read from elsewhere counts under the cap while the set is there: by as many threads as there is room for."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "LEAT_S3_"))]:
+        monkeypatch.delenv(name)
+    (host.folder / "store/b").mkdir(parents=True)
+    lib_data.make_npy(host.folder / "store/b/a.npy", 1024)  # 8 MiB
+    config = {"pool": {"size": "32MiB", "region_size": "1MiB"}, "disk": {"threads": 8}}
+    with s3fault.S3Fault(host.folder / "store") as s3:
+        how = {"endpoint_url": s3.url, "region": s3.region, "key": "AK", "secret": "SK"}
+        daemon, few = host.daemon(config), host.daemon({**config, "s3": {"connections": 4}}, name="few")
+        held = []
+        for at in (daemon, few):
+            with leat.preload("s3://b/a.npy", name="far", socket=at.socket, storage_options=how) as ws:
+                lib_data.check_rows(ws.read_batch(range(0, 1024, 9)).data, range(0, 1024, 9))
+                pool = at.status()["pool"]
+                held.append(pool["scratch_bytes"])
+                assert pool["used_bytes"] >= 8 * MIB + held[-1] and pool["peak_bytes"] <= 32 * MIB
+            leat.drop("far", socket=at.socket)
+            lib_host.wait_for(lambda at=at: at.status()["pool"]["used_bytes"] == 0, message=lambda at=at: f"{at.status()} {at.sets()}")
+        assert 8 * MIB < held[0] <= 24 * MIB and 1 * MIB < held[1] < held[0], held
+        tight = host.daemon({"pool": {"size": "2MiB", "region_size": "64KiB"}}, name="tight")
+        with pytest.raises(leat.NoSpace, match="reading it takes .* fewer connections"):
+            leat.open("s3://b/a.npy", socket=tight.socket, storage_options=how)
 
 
 # --- descriptors --------------------------------------------------------------------------------------------------------------

@@ -101,6 +101,9 @@ struct backend_stats {
 /* Is this an address that a backend reads ("s3://", "http://", "https://")? */
 bool backend_uri(const char *uri);
 
+/* The most that a session which only reads holds beside the destinations, with so many connections (0: as in the configuration). While no read
+ * is under way it is a few KiB a connection. Lists hold two pages beside it, of a MiB usually and 8 MiB at most. */
+uint64_t backend_session_bytes(unsigned connections);
 /* Reads no credentials and makes no connection yet. LEAT_INVALID: a setting. */
 int backend_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err);
 /* What is under way ends with -ECANCELED. NULL is fine. */

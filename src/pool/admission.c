@@ -176,7 +176,10 @@ void pool_wset_gone(struct wset *ws)
 
 uint64_t pool_bytes_wanted(const struct pool *pool, const struct index *index)
 {
-    uint64_t each = dataset_scratch_bytes(index), bytes = wset_table_bytes(index, true, pool), sum;
+    bool remote = index->header->nsources && fill_is_remote(index, 0);
+    uint64_t each =
+                 dataset_scratch_bytes(index) + (remote ? fill_remote_bytes(pool->config.s3.connections) : 0),
+             bytes = wset_table_bytes(index, true, pool), sum;
     each = each > FILL_SCRATCH_KEPT ? each : 0;
     if (mul_overflows(each, pool->config.fill_threads, &sum) || sum > pool->office.cap_bytes / SCRATCH_SHARE)
         sum = each;
@@ -213,10 +216,13 @@ static int scratch_take(struct pool *pool, struct wset *ws, struct leat_error *e
         size_format(each, needs);
         size_format(room, has);
         size_format(pool->office.cap_bytes, cap);
-        return error_set(err, LEAT_NO_SPACE,
-                         "unpacking a chunk of it takes %s and the pool has %s free of %s: raise the pool's "
+        return error_set(
+            err, LEAT_NO_SPACE,
+            ws->remote ? "reading it takes %s of buffers and the pool has %s free of %s: raise the pool's "
+                         "size, drop a set, or have fewer connections ([s3] connections)"
+                       : "unpacking a chunk of it takes %s and the pool has %s free of %s: raise the pool's "
                          "size, drop a set, or write the file with smaller chunks",
-                         needs, has, cap);
+            needs, has, cap);
     }
     ws->decoders = (unsigned)threads;
     ws->scratch_bytes = threads * each;

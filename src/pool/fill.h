@@ -74,6 +74,8 @@ void fill_load(struct fill *fill, struct fill_load *load);
 
 struct index;
 /* Does this source lie elsewhere? */
+/* What a thread takes while it reads for a set of which some lies elsewhere: its session's buffers. Charged to the set, as scratch. */
+uint64_t fill_remote_bytes(unsigned connections);
 bool fill_is_remote(const struct index *index, uint64_t number);
 
 struct histogram;

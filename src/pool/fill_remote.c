@@ -63,6 +63,11 @@ bool fill_is_remote(const struct index *index, uint64_t number)
     return backend_uri(*root ? root : index_string(index, index->sources[number].path));
 }
 
+uint64_t fill_remote_bytes(unsigned connections)
+{
+    return sizeof(struct fill_remote) + backend_session_bytes(connections);
+}
+
 static struct fill_remote *remote_get(struct fill_thread *t)
 {
     if (t->remote)

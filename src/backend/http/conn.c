@@ -58,13 +58,9 @@ int http_conn_open(struct http_pool *pool, unsigned *ret_address, struct leat_er
     unsigned address = *ret_address = choose_address(pool);
     const struct http_address *a = &pool->addresses[address];
     struct http_conn *conn = calloc(1, sizeof(*conn));
-    char *buf = conn ? malloc(CONN_BUFFER) : NULL;
-    if (!buf) {
-        free(conn);
+    if (!conn)
         return -ENOMEM;
-    }
     int rc = 0, one = 1;
-    conn->buf = buf;
     conn->pool = pool;
     conn->address = address;
     list_init(&conn->node);
@@ -88,7 +84,6 @@ int http_conn_open(struct http_pool *pool, unsigned *ret_address, struct leat_er
     if (rc < 0) {
         if (conn->source.fd >= 0)
             close(conn->source.fd);
-        free(buf);
         free(conn);
         return rc;
     }
@@ -464,6 +459,22 @@ static void ended(struct http_conn *conn)
     fail(conn, LEAT_PEER_GONE, &err);
 }
 
+/* An idle connection has no buffer: what a session holds while nothing is under way is not charged to anybody (docs/decisions/0089). */
+static int buffer_get(struct http_conn *conn)
+{
+    if (!conn->buf)
+        conn->buf = malloc(CONN_BUFFER);
+    return conn->buf ? 0 : -ENOMEM;
+}
+
+static void buffer_put(struct http_conn *conn)
+{
+    if (conn->ncalls || conn->at < conn->have)
+        return;
+    free(TAKE_PTR(conn->buf));
+    conn->at = conn->have = 0;
+}
+
 static void receive_some(struct http_conn *conn)
 {
     struct http_client_stats *stats = &conn->pool->client->stats;
@@ -538,7 +549,14 @@ static void receive_some(struct http_conn *conn)
 
 static void conn_receive(struct http_conn *conn)
 {
+    struct leat_error err = {0};
+    if (buffer_get(conn) < 0) {
+        error_set(&err, -ENOMEM, "out of memory for an answer");
+        fail(conn, -ENOMEM, &err);
+        return;
+    }
     receive_some(conn);
+    buffer_put(conn);
     if (conn->state != CONN_DEAD)
         patience(conn, conn->part == PART_DST && !conn->hasty && conn->body_left > PATIENT &&
                            conn->body_left != UINT64_MAX);

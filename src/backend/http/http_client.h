@@ -89,6 +89,8 @@ struct http_client_stats {
     unsigned open, waiting;            /* now */
 };
 
+/* The most that one connection holds while a call is under way: buffers, what an error says, TLS. A page of a list is not in it. */
+uint64_t http_connection_bytes(void);
 /* LEAT_NOT_FOUND, LEAT_INVALID: ca_file; -ENOMEM. */
 int http_client_new(struct loop *loop, const struct http_client_config *config,
                     struct http_client **ret_client, struct leat_error *err);

@@ -59,7 +59,7 @@ struct http_conn {
     struct http_call *sending; /* the first whose request is not out; NULL: all are */
     size_t sent;               /* of it */
     struct http_reader reader;
-    char *buf;
+    char *buf;       /* NULL: nothing is under way */
     size_t at, have; /* received and not used: [at, have) */
     enum conn_part part;
     uint64_t body_left; /* UINT64_MAX: until the peer closes */

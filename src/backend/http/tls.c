@@ -38,7 +38,7 @@ static int context_new(const struct http_client_config *config, SSL_CTX **ret_co
         return error_set(err, -ENOMEM, "TLS: %s", reason());
     SSL_CTX_set_min_proto_version(ctx, TLS1_2_VERSION);
     SSL_CTX_set_mode(ctx, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
-                              SSL_MODE_AUTO_RETRY);
+                              SSL_MODE_AUTO_RETRY | SSL_MODE_RELEASE_BUFFERS);
     SSL_CTX_set_options(ctx, SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION | SSL_OP_ENABLE_KTLS);
     SSL_CTX_set_alpn_protos(ctx, alpn, sizeof(alpn) - 1);
     SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_CLIENT | SSL_SESS_CACHE_NO_INTERNAL);

@@ -40,6 +40,12 @@ struct block {
     uint64_t crc64;
 };
 
+uint64_t backend_session_bytes(unsigned connections)
+{
+    uint64_t n = connections ? connections : CONNECTIONS_DEFAULT, head = 2 * KIB;
+    return n * http_connection_bytes() + n * BLOCKS_EACH * (sizeof(struct block) + head);
+}
+
 /* --- files ------------------------------------------------------------------------------------------------------------- */
 
 static struct s3_file *file_of(const struct backend_read *read)
@@ -172,6 +178,7 @@ static void read_spoil(struct backend_read *read, int rc, const struct leat_erro
 
 static void block_free(struct session *b, struct block *k)
 {
+    bytes_out_fini(&k->rq.text); /* what an error said; the head's memory is used again */
     b->nblocks--;
     b->nsmall -= k->rq.small;
     b->asked_bytes -= k->bytes;

@@ -735,11 +735,11 @@ int backend_s3_new(const struct backend_config *config, struct backend **ret_bac
     list_init(&b->asking);
     list_init(&b->asked);
     list_init(&b->free_blocks);
-    b->config.connections = config->connections ? config->connections : 16;
+    b->config.connections = config->connections ? config->connections : CONNECTIONS_DEFAULT;
     b->config.tries = config->tries ? config->tries : 6;
     b->timeout_given = config->timeout_ns != 0;
     b->config.timeout_ns = config->timeout_ns ? config->timeout_ns : 60 * NS_PER_S;
-    b->max_blocks = b->config.connections * 8;
+    b->max_blocks = b->config.connections * BLOCKS_EACH;
     b->limit = b->max_blocks;
     if (getrandom(&b->rng, sizeof(b->rng), 0) != sizeof(b->rng))
         b->rng = clock_now_ns();

@@ -10,8 +10,10 @@
 #include "loop/loop.h"
 #include "wire/s3.h"
 
-#define REDIRECTS_MAX 8u
-#define CANCEL_MS     100 /* so often backend_config.cancelled is looked at */
+#define REDIRECTS_MAX       8u
+#define CONNECTIONS_DEFAULT 16u
+#define BLOCKS_EACH         8u  /* under way for each connection */
+#define CANCEL_MS           100 /* so often backend_config.cancelled is looked at */
 
 struct session;
 
