@@ -55,6 +55,8 @@ struct store_config {
     struct ticket_office
         *office;           /* buffers of PUTs are charged here; NULL: an office of the store's own, 256 MiB */
     uint64_t upload_age_s; /* uploads nobody touched for so long are aborted; 0: 7 days */
+    bool
+        forget_missing; /* a path of the store that is not given is gone for good; else it counts as failed */
     const struct store_io *io; /* NULL: the real one */
     bool no_background;        /* tests: no thread; store_tick does its work */
 };
@@ -190,7 +192,8 @@ enum {
     STORE_PUT_NO_MD5 = 2, /* the commit brings an ETag; none is computed on the way */
 };
 
-/* bytes: of the whole object, or STORE_UNKNOWN_BYTES. STORE_NO_BUCKET; LEAT_NO_SPACE: the disk, or the office; LEAT_INVALID: the key. */
+/* bytes: of the whole object, or STORE_UNKNOWN_BYTES. STORE_NO_BUCKET; LEAT_NO_SPACE: disks are full;
+ * LEAT_BUSY: no room for another buffer, later there is; LEAT_INVALID: the key; STORE_UNAVAILABLE. */
 int store_put_begin(struct store *s, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
                     unsigned flags, struct store_put **ret_put, struct leat_error *err);
 /*

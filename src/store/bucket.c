@@ -1,0 +1,487 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * bucket.c: buckets and their properties: few, all in memory; each a small file of the same content on every path.
+ *
+ *     | magic: 8 | version of the format u32 | id, flags u32 | created, version u64 | deleted u8 | name | props | CRC32C |
+ *
+ * Happy path: a change is written to all paths (beside, flushed, renamed), then seen. At start the highest version of each counts.
+ * Failure modes: a path that is not there misses a change, and learns it when it is back; so a deletion leaves a mark while a path is away.
+ * Invariants: ids are never used twice, also not after a deletion: they follow the clock.
+ */
+#include "store/internal.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+
+#include "base/crc32c.h"
+#include "base/log.h"
+
+static const char bucket_magic[8] = "leatbkt1";
+
+bool store_bucket_name_ok(const char *name)
+{
+    size_t n = strlen(name);
+    if (n < 3 || n > STORE_BUCKET_MAX || name[0] == '-' || name[0] == '.' || name[n - 1] == '-' ||
+        name[n - 1] == '.')
+        return false;
+    return strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789.-") == n && !strstr(name, "..");
+}
+
+void store_bucket_fini(struct store_bucket *b)
+{
+    free(b->props);
+    b->props = NULL;
+}
+
+int store_bucket_check_key(const void *key, size_t key_len, struct leat_error *err)
+{
+    if (key_len >= 1 && key_len <= STORE_KEY_MAX)
+        return 0;
+    return error_set(err, LEAT_INVALID, "a key has 1 to %u bytes; this one has %zu", STORE_KEY_MAX, key_len);
+}
+
+/* Index of the first that is not below; buckets_lock is held. */
+static unsigned position(struct store *s, const char *name)
+{
+    unsigned low = 0, high = s->nbuckets;
+    while (low < high) {
+        unsigned mid = (low + high) / 2;
+        if (strcmp(s->buckets[mid]->b.name, name) < 0)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static struct bucket *lookup(struct store *s, const char *name)
+{
+    unsigned at = position(s, name);
+    return at < s->nbuckets && strcmp(s->buckets[at]->b.name, name) == 0 ? s->buckets[at] : NULL;
+}
+
+static int no_bucket(const char *name, struct leat_error *err)
+{
+    return error_set(err, STORE_NO_BUCKET, "there is no bucket '%.63s'", name);
+}
+
+/* --- on the disk ---------------------------------------------------------------------------------------------------------- */
+
+static int encode(const struct store_bucket *b, bool deleted, struct bytes_out *out)
+{
+    bytes_put(out, bucket_magic, sizeof(bucket_magic));
+    bytes_put_u32(out, 1);
+    bytes_put_u32(out, b->id);
+    bytes_put_u32(out, b->flags);
+    bytes_put_u64(out, (uint64_t)b->created_ns);
+    bytes_put_u64(out, b->version);
+    bytes_put_u8(out, deleted);
+    bytes_put_str(out, b->name);
+    bytes_put_str(out, b->props);
+    if (!out->failed)
+        bytes_put_u32(out, crc32c(0, out->data, out->len));
+    return out->failed ? -ENOMEM : 0;
+}
+
+int store_bucket_parse(const void *data, size_t len, struct store_bucket *ret, bool *ret_deleted)
+{
+    struct bytes_in in = bytes_in_of(data, len);
+    const void *magic = bytes_get(&in, sizeof(bucket_magic));
+    if (len < 12 || !magic || memcmp(magic, bucket_magic, sizeof(bucket_magic)) != 0 ||
+        bytes_get_u32(&in) != 1)
+        return LEAT_CORRUPT;
+    uint32_t crc;
+    memcpy(&crc, (const uint8_t *)data + len - 4, 4);
+    if (crc != crc32c(0, data, len - 4))
+        return LEAT_CORRUPT;
+    struct store_bucket b = {.id = bytes_get_u32(&in), .flags = bytes_get_u32(&in)};
+    b.created_ns = (int64_t)bytes_get_u64(&in);
+    b.version = bytes_get_u64(&in);
+    *ret_deleted = bytes_get_u8(&in);
+    AUTO_FREE char *name = bytes_get_str(&in, STORE_BUCKET_MAX);
+    b.props = bytes_get_str(&in, STORE_PROPS_MAX);
+    bytes_get_u32(&in);
+    if (bytes_in_done(&in) < 0 || !name || !store_bucket_name_ok(name)) {
+        free(b.props);
+        return LEAT_CORRUPT;
+    }
+    b.props_len = strlen(b.props);
+    snprintf(b.name, sizeof(b.name), "%s", name);
+    *ret = b;
+    return 0;
+}
+
+/* To all paths that are in order; one that cannot take it is left. At least one has to have it. */
+static int write_all(struct store *s, const struct store_bucket *b, bool deleted, struct leat_error *err)
+{
+    struct bytes_out out = {0};
+    int rc = encode(b, deleted, &out);
+    unsigned good = 0;
+    int last = STORE_UNAVAILABLE;
+    for (unsigned i = 0; rc == 0 && i < s->npaths; i++) {
+        struct path *p = s->paths[i];
+        char dir[PATH_FILE_MAX];
+        snprintf(dir, sizeof(dir), "%s/buckets", p->dir);
+        if (atomic_load(&p->failed))
+            continue;
+        int now = store_io_replace(s->io, dir, b->name, out.data, out.len);
+        if (now == 0)
+            good++;
+        else
+            last = store_path_error(p, now, "a bucket cannot be written", err);
+        if (last == LEAT_NO_SPACE)
+            break;
+    }
+    bytes_out_fini(&out);
+    if (rc < 0)
+        return error_set(err, rc, "no memory for a bucket");
+    if (last == LEAT_NO_SPACE)
+        return last;
+    return good ? 0 : error_set(err, STORE_UNAVAILABLE, "no disk of the store is in order");
+}
+
+static bool any_failed(struct store *s)
+{
+    for (unsigned i = 0; i < s->npaths; i++)
+        if (atomic_load(&s->paths[i]->failed))
+            return true;
+    return false;
+}
+
+static int unlink_all(struct store *s, const char *name)
+{
+    char file[PATH_FILE_MAX + STORE_BUCKET_MAX], dir[PATH_FILE_MAX];
+    int first = 0;
+    for (unsigned i = 0; i < s->npaths; i++) {
+        snprintf(dir, sizeof(dir), "%s/buckets", s->paths[i]->dir);
+        snprintf(file, sizeof(file), "%s/%s", dir, name);
+        int rc = s->io->unlink(s->io, file);
+        if (rc == 0 || rc == -ENOENT)
+            rc = s->io->syncdir(s->io, dir);
+        first = first ? first : rc;
+    }
+    return first;
+}
+
+/* --- in memory ------------------------------------------------------------------------------------------------------------ */
+
+static int insert(struct store *s, struct bucket *b)
+{
+    struct bucket **buckets = realloc(s->buckets, (s->nbuckets + 1) * sizeof(*buckets));
+    if (!buckets)
+        return -ENOMEM;
+    s->buckets = buckets;
+    unsigned at = position(s, b->b.name);
+    memmove(&buckets[at + 1], &buckets[at], (s->nbuckets - at) * sizeof(*buckets));
+    buckets[at] = b;
+    s->nbuckets++;
+    return 0;
+}
+
+static void drop(struct store *s, struct bucket *b)
+{
+    unsigned at = position(s, b->b.name);
+    memmove(&s->buckets[at], &s->buckets[at + 1], (s->nbuckets - at - 1) * sizeof(*s->buckets));
+    s->nbuckets--;
+    store_bucket_fini(&b->b);
+    free(b);
+}
+
+static int load_one(struct store *s, const char *file)
+{
+    int fd = s->io->open(s->io, file, O_RDONLY, 0);
+    if (fd < 0)
+        return fd;
+    const size_t max = STORE_PROPS_MAX + 512;
+    AUTO_FREE uint8_t *data = malloc(max);
+    int64_t n = data ? s->io->pread(s->io, fd, data, max, 0) : -ENOMEM;
+    s->io->close(s->io, fd);
+    struct bucket *b = n < 0 ? NULL : calloc(1, sizeof(*b));
+    if (!b)
+        return n < 0 ? (int)n : -ENOMEM;
+    bool deleted;
+    int rc = store_bucket_parse(data, (size_t)n, &b->b, &deleted);
+    if (rc < 0) {
+        free(b);
+        log_warning("%s is damaged", file);
+        return 0;
+    }
+    b->deleting = deleted; /* until all paths were read */
+    s->last_bucket_id = MAX(s->last_bucket_id, b->b.id);
+    struct bucket *there = lookup(s, b->b.name);
+    if (there && there->b.version >= b->b.version) {
+        store_bucket_fini(&b->b);
+        free(b);
+        return 0;
+    }
+    if (there)
+        drop(s, there);
+    return insert(s, b);
+}
+
+int store_buckets_load(struct store *s, struct leat_error *err)
+{
+    for (unsigned i = 0; i < s->npaths; i++) {
+        char dir[PATH_FILE_MAX], file[PATH_FILE_MAX + 256];
+        snprintf(dir, sizeof(dir), "%s/buckets", s->paths[i]->dir);
+        DIR *d = atomic_load(&s->paths[i]->failed) ? NULL : opendir(dir);
+        int rc = 0;
+        for (struct dirent *e; d && rc == 0 && (e = readdir(d));) {
+            snprintf(file, sizeof(file), "%s/%s", dir, e->d_name);
+            if (store_bucket_name_ok(e->d_name)) /* one under way has a # in its name */
+                rc = load_one(s, file);
+        }
+        if (d)
+            closedir(d);
+        if (rc < 0)
+            return error_sys(err, rc, "%s: buckets cannot be read", s->paths[i]->dir);
+    }
+    for (unsigned i = s->nbuckets; i-- > 0;)
+        if (s->buckets[i]->deleting)
+            drop(s, s->buckets[i]);
+    return 0;
+}
+
+void store_buckets_free(struct store *s)
+{
+    while (s->nbuckets > 0)
+        drop(s, s->buckets[s->nbuckets - 1]);
+    free(s->buckets);
+}
+
+int store_bucket_find(struct store *s, const char *name, uint32_t *ret_id, uint32_t *ret_flags,
+                      struct leat_error *err)
+{
+    pthread_mutex_lock(&s->buckets_lock);
+    struct bucket *b = lookup(s, name);
+    if (b && ret_id)
+        *ret_id = b->b.id;
+    if (b && ret_flags)
+        *ret_flags = b->b.flags;
+    pthread_mutex_unlock(&s->buckets_lock);
+    return b ? 0 : no_bucket(name, err);
+}
+
+int store_bucket_enter(struct store *s, const char *name, uint32_t id, struct leat_error *err)
+{
+    pthread_mutex_lock(&s->buckets_lock);
+    struct bucket *b = lookup(s, name);
+    bool good = b && b->b.id == id && !b->deleting;
+    if (good)
+        b->commits++;
+    pthread_mutex_unlock(&s->buckets_lock);
+    return good ? 0 : no_bucket(name, err);
+}
+
+void store_bucket_leave(struct store *s, const char *name)
+{
+    pthread_mutex_lock(&s->buckets_lock);
+    struct bucket *b = lookup(s, name);
+    assert(b && b->commits > 0);
+    if (--b->commits == 0)
+        pthread_cond_broadcast(&s->buckets_cond);
+    pthread_mutex_unlock(&s->buckets_lock);
+}
+
+bool store_bucket_is_remote(struct store *s, uint32_t id, char ret_name[STORE_BUCKET_MAX + 1])
+{
+    bool remote = false;
+    pthread_mutex_lock(&s->buckets_lock);
+    for (unsigned i = 0; i < s->nbuckets; i++)
+        if (s->buckets[i]->b.id == id) {
+            remote = s->buckets[i]->b.flags & STORE_BUCKET_REMOTE;
+            snprintf(ret_name, STORE_BUCKET_MAX + 1, "%s", s->buckets[i]->b.name);
+        }
+    pthread_mutex_unlock(&s->buckets_lock);
+    return remote;
+}
+
+/* --- calls ---------------------------------------------------------------------------------------------------------------- */
+
+static int check_props(const char *props, struct leat_error *err)
+{
+    if (!props || strlen(props) <= STORE_PROPS_MAX)
+        return 0;
+    return error_set(err, LEAT_INVALID, "properties of %zu bytes; at most %u", strlen(props),
+                     STORE_PROPS_MAX);
+}
+
+/* Changes are rare: they hold buckets_write, so that buckets_lock is never held while a disk is waited for. */
+int store_bucket_create(struct store *s, const char *name, uint32_t flags, const char *props,
+                        struct leat_error *err)
+{
+    if (!store_bucket_name_ok(name))
+        return error_set(err, LEAT_INVALID,
+                         "'%.80s' cannot name a bucket: 3 to 63 small letters, digits, dots and hyphens",
+                         name);
+    int rc = check_props(props, err);
+    if (rc < 0)
+        return rc;
+    struct bucket *b = calloc(1, sizeof(*b));
+    if (b)
+        b->b.props = strdup(props ? props : "{}");
+    if (!b || !b->b.props) {
+        free(b);
+        return error_set(err, -ENOMEM, "no memory for a bucket");
+    }
+    snprintf(b->b.name, sizeof(b->b.name), "%s", name);
+    b->b.flags = flags;
+    b->b.created_ns = store_wall_ns();
+    b->b.version = store_next_seq(s); /* above that of a deletion's mark */
+    b->b.props_len = strlen(b->b.props);
+    pthread_mutex_lock(&s->buckets_write);
+    pthread_mutex_lock(&s->buckets_lock);
+    uint32_t id = (uint32_t)(b->b.created_ns / 1000000000 - 1600000000);
+    for (unsigned i = 0; i < s->nbuckets; i++)
+        id = MAX(id, s->buckets[i]->b.id + 1);
+    b->b.id = s->last_bucket_id = MAX(id, s->last_bucket_id + 1);
+    rc = lookup(s, name) ? error_set(err, STORE_EXISTS, "there is a bucket '%s' already", name) : 0;
+    pthread_mutex_unlock(&s->buckets_lock);
+    if (rc == 0)
+        rc = write_all(s, &b->b, false, err);
+    if (rc == 0) {
+        pthread_mutex_lock(&s->buckets_lock);
+        rc = insert(s, b);
+        pthread_mutex_unlock(&s->buckets_lock);
+        if (rc < 0)
+            unlink_all(s, name);
+    }
+    pthread_mutex_unlock(&s->buckets_write);
+    if (rc < 0) {
+        store_bucket_fini(&b->b);
+        free(b);
+    }
+    return rc;
+}
+
+static bool has_objects(struct store *s, uint32_t id)
+{
+    struct ikey k;
+    ikey_set(&k, id, "", 0);
+    bool any = false;
+    for (unsigned i = 0; i < s->npaths && !any; i++) {
+        struct path *p = s->paths[i];
+        struct index_cursor c;
+        pthread_rwlock_rdlock(&p->index.lock);
+        store_index_seek(&c, &p->index, k.bytes, k.len);
+        any = c.valid && memcmp(c.item.key, k.bytes, 4) == 0;
+        pthread_rwlock_unlock(&p->index.lock);
+    }
+    return any;
+}
+
+static bool any_blind(struct store *s)
+{
+    for (unsigned i = 0; i < s->npaths; i++)
+        if (!s->paths[i]->loaded)
+            return true;
+    return false;
+}
+
+static int delete_empty(struct store *s, struct bucket *b, struct leat_error *err)
+{
+    if (any_blind(s))
+        return error_set(err, STORE_UNAVAILABLE,
+                         "a path of the store has failed; it may hold objects of '%s'", b->b.name);
+    if (has_objects(s, b->b.id) || store_uploads_any(s, b->b.id))
+        return error_set(err, STORE_NOT_EMPTY,
+                         "bucket '%s' is not empty: delete its objects and uploads first", b->b.name);
+    if (any_failed(s)) {
+        b->b.version = store_next_seq(s);
+        return write_all(s, &b->b, true, err);
+    }
+    int rc = unlink_all(s, b->b.name);
+    return rc < 0 ? error_sys(err, rc, "bucket '%s' cannot be deleted", b->b.name) : 0;
+}
+
+int store_bucket_delete(struct store *s, const char *name, struct leat_error *err)
+{
+    pthread_mutex_lock(&s->buckets_write);
+    pthread_mutex_lock(&s->buckets_lock);
+    struct bucket *b = lookup(s, name);
+    if (b) {
+        b->deleting = true; /* no commit begins any more; wait for those under way */
+        while (b->commits > 0)
+            pthread_cond_wait(&s->buckets_cond, &s->buckets_lock);
+    }
+    pthread_mutex_unlock(&s->buckets_lock);
+    int rc = b ? delete_empty(s, b, err) : no_bucket(name, err);
+    pthread_mutex_lock(&s->buckets_lock);
+    if (b && rc == 0)
+        drop(s, b);
+    else if (b)
+        b->deleting = false;
+    pthread_mutex_unlock(&s->buckets_lock);
+    pthread_mutex_unlock(&s->buckets_write);
+    return rc;
+}
+
+static int copy_bucket(const struct store_bucket *b, struct store_bucket *ret)
+{
+    char *props = strdup(b->props);
+    if (!props)
+        return -ENOMEM;
+    *ret = *b;
+    ret->props = props;
+    return 0;
+}
+
+int store_bucket_get(struct store *s, const char *name, struct store_bucket *ret_bucket,
+                     struct leat_error *err)
+{
+    int rc = 0;
+    pthread_mutex_lock(&s->buckets_lock);
+    struct bucket *b = lookup(s, name);
+    if (b && ret_bucket)
+        rc = copy_bucket(&b->b, ret_bucket);
+    pthread_mutex_unlock(&s->buckets_lock);
+    if (rc < 0)
+        return error_set(err, rc, "no memory for a bucket's properties");
+    return b ? 0 : no_bucket(name, err);
+}
+
+int store_bucket_set(struct store *s, const char *name, uint64_t if_version, uint32_t flags,
+                     const char *props, struct leat_error *err)
+{
+    int rc = check_props(props, err);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&s->buckets_write);
+    struct store_bucket b = {0};
+    rc = store_bucket_get(s, name, &b, err);
+    if (rc == 0 && if_version && b.version != if_version)
+        rc = error_set(err, STORE_PRECONDITION, "bucket '%s' was changed by someone else", name);
+    if (rc == 0 && props) {
+        free(b.props);
+        b.props = strdup(props);
+        b.props_len = strlen(props);
+        rc = b.props ? 0 : error_set(err, -ENOMEM, "no memory for a bucket's properties");
+    }
+    if (rc == 0) {
+        b.flags = flags;
+        b.version++;
+        rc = write_all(s, &b, false, err);
+    }
+    if (rc == 0) {
+        pthread_mutex_lock(&s->buckets_lock);
+        struct bucket *there = lookup(s, name);
+        char *old = there->b.props;
+        there->b = b;
+        b.props = old;
+        pthread_mutex_unlock(&s->buckets_lock);
+    }
+    pthread_mutex_unlock(&s->buckets_write);
+    store_bucket_fini(&b);
+    return rc;
+}
+
+int store_bucket_list(struct store *s, int (*bucket)(void *user, const struct store_bucket *bucket),
+                      void *user)
+{
+    int rc = 0;
+    pthread_mutex_lock(&s->buckets_lock);
+    for (unsigned i = 0; rc == 0 && i < s->nbuckets; i++)
+        rc = bucket(user, &s->buckets[i]->b);
+    pthread_mutex_unlock(&s->buckets_lock);
+    return rc;
+}

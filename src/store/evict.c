@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * evict.c: what goes when a disk fills: clean objects of buckets with a remote, those not looked at for longest.
+ *
+ * Happy path: above `high` a hand goes round the path's index (the clock of Corbato, 1968): who was looked at since it passed is spared once,
+ * the others go, until the path is below `low`.
+ * Failure modes: nothing that may go is left: PUTs are refused with LEAT_NO_SPACE, and that is said in the log once.
+ * Invariants: dirty objects, and those of buckets without a remote, are never looked at twice. An object is deleted as the version that was
+ * seen: one that was stored anew meanwhile stays.
+ */
+#include "store/internal.h"
+
+#include "base/log.h"
+
+enum { BATCH = 256, LOOKS = 4096 };
+
+/* Bytes above `percent` of what the path may hold; 0: not over. */
+static uint64_t excess(struct path *p, unsigned percent)
+{
+    struct store *s = p->store;
+    uint64_t free_bytes, total, over = 0;
+    if (s->capacity_bytes) {
+        pthread_rwlock_rdlock(&p->index.lock);
+        uint64_t used = p->index.bytes, limit = s->capacity_bytes / 100 * percent;
+        pthread_rwlock_unlock(&p->index.lock);
+        over = used > limit ? used - limit : 0;
+    }
+    if (s->io->space(s->io, p->dir, &free_bytes, &total) == 0) {
+        uint64_t limit = total / 100 * percent, used = total - MIN(free_bytes, total);
+        over = MAX(over, used > limit ? used - limit : 0);
+    }
+    return over;
+}
+
+struct victims {
+    struct ikey keys[BATCH];
+    uint64_t seqs[BATCH];
+    int codes[BATCH];
+    unsigned n;
+    uint64_t bytes;
+    uint32_t bucket_id; /* the last one asked about */
+    bool bucket_remote, wrapped;
+};
+
+/* Moves the hand on over at most LOOKS objects. Buckets are asked about before: store_bucket_is_remote takes a lock of its own, a short one. */
+static void collect(struct path *p, struct victims *v, uint64_t wanted)
+{
+    struct index_cursor c;
+    char name[STORE_BUCKET_MAX + 1];
+    v->n = 0;
+    v->bytes = 0;
+    pthread_rwlock_rdlock(&p->index.lock);
+    store_index_seek(&c, &p->index, p->hand, p->hand_len);
+    for (unsigned looks = 0; c.valid && looks < LOOKS && v->n < BATCH && v->bytes < wanted;
+         store_index_next(&c), looks++) {
+        const struct index_item *item = &c.item;
+        uint32_t big;
+        memcpy(&big, item->key, 4);
+        uint32_t id = __builtin_bswap32(big);
+        if (id != v->bucket_id) {
+            v->bucket_id = id;
+            v->bucket_remote = store_bucket_is_remote(p->store, id, name);
+        }
+        if (!v->bucket_remote || item->value.flags & STORE_DIRTY)
+            continue;
+        if (atomic_exchange_explicit(item->clock, 0, memory_order_relaxed))
+            continue;
+        memcpy(v->keys[v->n].bytes, item->key, item->key_len);
+        v->keys[v->n].len = item->key_len;
+        v->seqs[v->n++] = item->value.seq;
+        v->bytes += item->value.bytes + item->value.trailer_bytes;
+    }
+    v->wrapped = !c.valid;
+    p->hand_len = c.valid ? c.item.key_len : 0;
+    if (c.valid)
+        memcpy(p->hand, c.item.key, c.item.key_len);
+    pthread_rwlock_unlock(&p->index.lock);
+}
+
+void store_path_evict(struct path *p)
+{
+    if (atomic_load(&p->failed) || excess(p, p->store->high_percent) == 0) {
+        atomic_store(&p->over_high, false);
+        return;
+    }
+    struct victims *v = calloc(1, sizeof(*v));
+    unsigned rounds = 0, before = 0;
+    uint64_t over, freed = 0;
+    /* Twice round without a victim: the first spared all who were looked at. */
+    while (v && rounds < 3 && (over = excess(p, p->store->low_percent)) > 0) {
+        collect(p, v, over);
+        if (v->n && store_remove(p->store, v->keys, v->seqs, v->n, v->codes, NULL) < 0)
+            break;
+        for (unsigned i = 0; i < v->n; i++)
+            before += v->codes[i] == 0;
+        atomic_fetch_add(&p->evicted, v->n);
+        atomic_fetch_add(&p->evicted_bytes, v->bytes);
+        freed += v->bytes;
+        rounds = v->n ? 0 : rounds + v->wrapped;
+    }
+    if (rounds >= 3 && !atomic_exchange(&p->over_high, true))
+        log_warning("%s is fuller than %u %%, and nothing on it may be evicted: what is there has no remote, "
+                    "or the remote has not "
+                    "got it",
+                    p->dir, p->store->high_percent);
+    else if (freed)
+        log_info("%s: %u objects evicted", p->dir, before);
+    free(v);
+}
+
+int store_evict(struct store *s, const char *bucket, const void *key, size_t key_len, struct leat_error *err)
+{
+    uint32_t id, flags;
+    struct ikey k;
+    struct found f;
+    char text[KEY_TEXT_MAX];
+    int code, rc = store_bucket_check_key(key, key_len, err);
+    if (rc == 0)
+        rc = store_bucket_find(s, bucket, &id, &flags, err);
+    if (rc < 0)
+        return rc;
+    if (!(flags & STORE_BUCKET_REMOTE))
+        return error_set(err, LEAT_INVALID, "bucket '%s' has no remote: what is evicted would be lost",
+                         bucket);
+    ikey_set(&k, id, key, key_len);
+    rc = store_find(s, &k, false, &f);
+    if (rc < 0)
+        return error_set(err, rc, "%s cannot be evicted: %s", store_key_text(bucket, key, key_len, text),
+                         rc == LEAT_NOT_FOUND ? "there is no such object" : "its disk has failed");
+    if (f.value.flags & STORE_DIRTY)
+        return error_set(err, LEAT_BUSY, "%s is not at the remote yet",
+                         store_key_text(bucket, key, key_len, text));
+    rc = store_remove(s, &k, &f.value.seq, 1, &code, err);
+    if (rc < 0 || code < 0)
+        return rc < 0 ? rc
+                      : error_set(err, code, "%s was changed meanwhile",
+                                  store_key_text(bucket, key, key_len, text));
+    atomic_fetch_add(&f.path->evicted, 1);
+    atomic_fetch_add(&f.path->evicted_bytes, f.value.bytes + f.value.trailer_bytes);
+    return 0;
+}
+
+/* --- deletions and marks by name -------------------------------------------------------------------------------------------- */
+
+int store_delete_many(struct store *s, const char *bucket, const struct store_key *keys, unsigned n,
+                      int *ret_codes, struct leat_error *err)
+{
+    uint32_t id;
+    int rc = store_bucket_find(s, bucket, &id, NULL, err);
+    if (rc < 0 || n == 0)
+        return rc;
+    AUTO_FREE struct ikey *k = calloc(n, sizeof(*k));
+    if (!k)
+        return error_set(err, -ENOMEM, "no memory to delete %u keys", n);
+    for (unsigned i = 0; i < n; i++) {
+        rc = store_bucket_check_key(keys[i].key, keys[i].key_len, err);
+        if (rc < 0)
+            return rc;
+        ikey_set(&k[i], id, keys[i].key, keys[i].key_len);
+    }
+    return store_remove(s, k, NULL, n, ret_codes, err);
+}
+
+int store_delete(struct store *s, const char *bucket, const void *key, size_t key_len, uint64_t if_seq,
+                 struct leat_error *err)
+{
+    uint32_t id;
+    struct ikey k;
+    char text[KEY_TEXT_MAX];
+    int code, rc = store_bucket_check_key(key, key_len, err);
+    if (rc == 0)
+        rc = store_bucket_find(s, bucket, &id, NULL, err);
+    if (rc < 0)
+        return rc;
+    ikey_set(&k, id, key, key_len);
+    rc = store_remove(s, &k, &if_seq, 1, &code, err);
+    if (rc < 0)
+        return rc;
+    if (code == LEAT_NOT_FOUND)
+        return error_set(err, code, "there is no object %s", store_key_text(bucket, key, key_len, text));
+    return code < 0 ? error_set(err, code == LEAT_STALE ? STORE_PRECONDITION : code,
+                                "%s cannot be deleted: %s", store_key_text(bucket, key, key_len, text),
+                                code == LEAT_STALE ? "it is another version by now" : leat_strerror(code))
+                    : 0;
+}
+
+int store_mark_clean(struct store *s, const char *bucket, const void *key, size_t key_len, uint64_t seq,
+                     const char *remote, struct leat_error *err)
+{
+    uint32_t id;
+    struct ikey k;
+    int rc = store_bucket_check_key(key, key_len, err);
+    if (rc == 0)
+        rc = store_bucket_find(s, bucket, &id, NULL, err);
+    if (rc < 0)
+        return rc;
+    if (remote && strlen(remote) > STORE_REMOTE_MAX)
+        return error_set(err, LEAT_INVALID, "a remote's ETag of more than %u characters", STORE_REMOTE_MAX);
+    ikey_set(&k, id, key, key_len);
+    rc = store_flag(s, &k, seq, STORE_DIRTY, 0, remote, true, err);
+    return rc == LEAT_NOT_FOUND ? error_set(err, LEAT_STALE, "it was deleted meanwhile") : rc;
+}

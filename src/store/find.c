@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * find.c: on which path a key is, and on which one it shall be.
+ *
+ * Where: every path's index is asked, the newest version counts. So nothing moves when paths come or go.
+ * Whither: highest random weight (Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", IEEE/ACM ToN 1998) over the
+ * paths that are in order and have room.
+ */
+#include "store/internal.h"
+
+#include <time.h>
+#include <xxhash.h>
+
+#include "base/rng.h"
+
+uint64_t store_ikey_hash(const struct ikey *k)
+{
+    return XXH3_64bits(k->bytes, k->len);
+}
+
+pthread_mutex_t *store_stripe(struct store *s, const struct ikey *k)
+{
+    return &s->stripes[store_ikey_hash(k) % STORE_STRIPES];
+}
+
+int64_t store_wall_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+/* Numbers of versions grow on every path, also where one with higher numbers is not there just now: they follow the clock. */
+uint64_t store_next_seq(struct store *s)
+{
+    uint64_t now = (uint64_t)store_wall_ns(), last = atomic_load(&s->seq), next;
+    do
+        next = MAX(last + 1, now);
+    while (!atomic_compare_exchange_weak(&s->seq, &last, next));
+    return next;
+}
+
+const char *store_key_text(const char *bucket, const void *key, size_t key_len, char out[KEY_TEXT_MAX])
+{
+    int n = snprintf(out, KEY_TEXT_MAX, "%s/", bucket);
+    const uint8_t *k = key;
+    for (size_t i = 0; i < key_len; i++) {
+        if (n + 8 > (int)KEY_TEXT_MAX) {
+            memcpy(out + n, "...", 4);
+            break;
+        }
+        bool plain = k[i] >= 0x20 && k[i] < 0x7f && k[i] != '\\';
+        n += snprintf(out + n, (size_t)(KEY_TEXT_MAX - n), plain ? "%c" : "\\x%02x", k[i]);
+    }
+    return out;
+}
+
+/* A failed path whose index was loaded is asked like the others; one that was not may hold anything. */
+bool store_may_hold(struct path *p, const struct ikey *k)
+{
+    if (!p->loaded)
+        return true;
+    struct index_item item;
+    pthread_rwlock_rdlock(&p->index.lock);
+    bool found = store_index_find(&p->index, k->bytes, k->len, &item);
+    pthread_rwlock_unlock(&p->index.lock);
+    return found;
+}
+
+int store_find(struct store *s, const struct ikey *k, bool touch, struct found *ret)
+{
+    bool any = false, blind = false;
+    for (unsigned i = 0; i < s->npaths; i++) {
+        struct path *p = s->paths[i];
+        struct index_item item;
+        if (!p->loaded) {
+            blind = true;
+            continue;
+        }
+        pthread_rwlock_rdlock(&p->index.lock);
+        if (store_index_find(&p->index, k->bytes, k->len, &item) &&
+            (!any || item.value.seq > ret->value.seq)) {
+            any = true;
+            const char *text = store_extra_get(item.extra, item.extra_len, 'e'),
+                       *remote = store_extra_get(item.extra, item.extra_len, 'r');
+            ret->path = p;
+            ret->value = item.value;
+            store_etag_format(item.value.etag, item.value.parts, text, ret->etag);
+            ret->has_remote = remote;
+            snprintf(ret->remote, sizeof(ret->remote), "%s", remote ? remote : "");
+            if (touch)
+                atomic_store_explicit(item.clock, 1, memory_order_relaxed);
+        }
+        pthread_rwlock_unlock(&p->index.lock);
+    }
+    if (any && atomic_load(&ret->path->failed))
+        return STORE_UNAVAILABLE;
+    return any ? 0 : blind ? STORE_UNAVAILABLE : LEAT_NOT_FOUND;
+}
+
+static uint64_t weight(const struct path *p, uint64_t hash)
+{
+    uint64_t id;
+    memcpy(&id, p->id, sizeof(id));
+    return rng_mix64(hash ^ id);
+}
+
+/* The nth best path for a key among those in order; NULL: there are no more. */
+struct path *store_place(struct store *s, const struct ikey *k, unsigned nth)
+{
+    uint64_t hash = store_ikey_hash(k), above = UINT64_MAX;
+    struct path *best = NULL;
+    for (unsigned round = 0; round <= nth; round++) {
+        best = NULL;
+        for (unsigned i = 0; i < s->npaths; i++) {
+            struct path *p = s->paths[i];
+            uint64_t w = weight(p, hash);
+            if (!atomic_load(&p->failed) && (round == 0 || w < above) && (!best || w > weight(best, hash)))
+                best = p;
+        }
+        if (!best)
+            return NULL;
+        above = weight(best, hash);
+    }
+    return best;
+}

@@ -1,0 +1,540 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * get.c: objects, open: found in the index, opened once, shared by all who read them, and kept open for the next.
+ *
+ * Happy path: a hot object is a look into the index and one into the table of open ones; no system call. A cold one is opened, its trailer read
+ * and held against the index; a small one is read whole, and verified.
+ * Failure modes: a file that is replaced between the two is looked up again. A wrong checksum marks the object: from then on reads are
+ * LEAT_CORRUPT, until it is stored anew (or evicted and fetched, where the remote has it).
+ * Invariants: who holds an object holds its descriptor; the table holds one reference, and lets go of the least recently used above its cap.
+ */
+#include "store/internal.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "disk/direct.h"
+
+struct obj {
+    struct store_obj pub;
+    _Atomic unsigned refs;
+    struct store *store;
+    struct path *path;
+    uint64_t file;
+    struct obj *hash_next;
+    struct list lru;
+    bool in_table;
+    struct ikey key;
+    uint8_t *data; /* the trailer; meta and so on point into it */
+    struct trailer trailer;
+    _Atomic uint64_t verified[]; /* a bit a block */
+};
+
+static struct obj *obj_of(const struct store_obj *pub)
+{
+    return container_of(pub, struct obj, pub);
+}
+
+/* --- the table of open objects --------------------------------------------------------------------------------------------- */
+
+int store_open_init(struct open_files *o, unsigned cap)
+{
+    o->cap = cap;
+    o->buckets = 64;
+    while (o->buckets < cap)
+        o->buckets *= 2;
+    o->table = calloc(o->buckets, sizeof(*o->table));
+    list_init(&o->lru);
+    return o->table ? 0 : -ENOMEM;
+}
+
+static struct obj **slot(struct open_files *o, const struct path *p, uint64_t file)
+{
+    return &o->table[(file * 0x9e3779b97f4a7c15ull + p->number) >> 32 & (o->buckets - 1)];
+}
+
+/* The table's reference is the caller's now. lock is held. */
+static struct obj *take_out(struct open_files *o, struct obj *obj)
+{
+    struct obj **link = slot(o, obj->path, obj->file);
+    while (*link != obj)
+        link = &(*link)->hash_next;
+    *link = obj->hash_next;
+    list_remove(&obj->lru);
+    obj->in_table = false;
+    o->count--;
+    return obj;
+}
+
+struct store_obj *store_open_find(struct store *s, struct path *p, uint64_t file, uint64_t seq)
+{
+    struct open_files *o = &s->open;
+    struct obj *found = NULL;
+    pthread_mutex_lock(&o->lock);
+    for (struct obj *obj = *slot(o, p, file); obj && !found; obj = obj->hash_next)
+        if (obj->path == p && obj->file == file && obj->pub.info.seq == seq)
+            found = obj;
+    if (found) {
+        atomic_fetch_add_explicit(&found->refs, 1, memory_order_relaxed);
+        list_remove(&found->lru);
+        list_push_front(&o->lru, &found->lru);
+    }
+    pthread_mutex_unlock(&o->lock);
+    return found ? &found->pub : NULL;
+}
+
+void store_open_forget(struct store *s, struct path *p, uint64_t file)
+{
+    struct open_files *o = &s->open;
+    struct obj *gone = NULL;
+    pthread_mutex_lock(&o->lock);
+    for (struct obj *obj = *slot(o, p, file); obj && !gone; obj = obj->hash_next)
+        if (obj->path == p && obj->file == file)
+            gone = take_out(o, obj);
+    pthread_mutex_unlock(&o->lock);
+    if (gone)
+        store_obj_unref(&gone->pub);
+}
+
+static void keep_open(struct store *s, struct obj *obj)
+{
+    struct open_files *o = &s->open;
+    struct obj *gone = NULL;
+    pthread_mutex_lock(&o->lock);
+    bool twice = false;
+    for (struct obj *other = *slot(o, obj->path, obj->file); other; other = other->hash_next)
+        twice |= other->path == obj->path && other->file == obj->file;
+    if (!twice && o->cap > 0) {
+        if (o->count >= o->cap)
+            gone = take_out(o, container_of(o->lru.prev, struct obj, lru));
+        struct obj **link = slot(o, obj->path, obj->file);
+        obj->hash_next = *link;
+        *link = obj;
+        list_push_front(&o->lru, &obj->lru);
+        obj->in_table = true;
+        o->count++;
+        atomic_fetch_add_explicit(&obj->refs, 1, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&o->lock);
+    if (gone)
+        store_obj_unref(&gone->pub);
+}
+
+void store_open_fini(struct store *s)
+{
+    struct open_files *o = &s->open;
+    while (o->table && !list_empty(&o->lru))
+        store_obj_unref(&take_out(o, container_of(o->lru.next, struct obj, lru))->pub);
+    free(o->table);
+}
+
+struct store_obj *store_obj_ref(struct store_obj *pub)
+{
+    atomic_fetch_add_explicit(&obj_of(pub)->refs, 1, memory_order_relaxed);
+    return pub;
+}
+
+void store_obj_unref(struct store_obj *pub)
+{
+    if (!pub || atomic_fetch_sub_explicit(&obj_of(pub)->refs, 1, memory_order_acq_rel) > 1)
+        return;
+    struct obj *obj = obj_of(pub);
+    obj->store->io->close(obj->store->io, pub->fd);
+    free(obj->data);
+    free(obj);
+}
+
+/* --- verifying --------------------------------------------------------------------------------------------------------------- */
+
+void store_mark_corrupt(struct store *s, struct path *p, const struct ikey *k, uint64_t seq)
+{
+    atomic_fetch_add(&p->corrupt, 1);
+    store_flag(s, k, seq, 0, STORE_CORRUPT, NULL, false, NULL);
+}
+
+static int corrupt(struct obj *obj, uint64_t block, struct leat_error *err)
+{
+    char text[KEY_TEXT_MAX];
+    store_key_text(obj->trailer.bucket, obj->trailer.key, obj->trailer.key_len, text);
+    log_error("%s: block %llu of %s is damaged (file %012llx)", obj->path->dir, (unsigned long long)block,
+              text, (unsigned long long)obj->file);
+    store_mark_corrupt(obj->store, obj->path, &obj->key, obj->pub.info.seq);
+    store_open_forget(obj->store, obj->path, obj->file);
+    return error_set(err, LEAT_CORRUPT,
+                     "block %llu (1 MiB each) of %s is damaged on %s: its checksum does not match",
+                     (unsigned long long)block, text, obj->path->dir);
+}
+
+static bool is_verified(const struct obj *obj, uint64_t block)
+{
+    return atomic_load_explicit(&obj->verified[block / 64], memory_order_acquire) >> block % 64 & 1;
+}
+
+static void set_verified(struct obj *obj, uint64_t block)
+{
+    atomic_fetch_or_explicit(&obj->verified[block / 64], 1ull << block % 64, memory_order_release);
+}
+
+static uint64_t block_bytes(const struct obj *obj, uint64_t block)
+{
+    return MIN(STORE_BLOCK, obj->pub.info.bytes - block * STORE_BLOCK);
+}
+
+int store_obj_verify_block(struct store *s, struct store_obj *pub, uint64_t block, const void *data,
+                           uint64_t bytes, struct leat_error *err)
+{
+    struct obj *obj = obj_of(pub);
+    if (block >= obj->trailer.ncrcs || bytes != block_bytes(obj, block))
+        return error_set(err, LEAT_INVALID, "block %llu of %llu bytes: there is none",
+                         (unsigned long long)block, (unsigned long long)bytes);
+    if (crc32c(0, data, bytes) != obj->trailer.crcs[block])
+        return corrupt(obj, block, err);
+    set_verified(obj, block);
+    return 0;
+}
+
+const uint32_t *store_obj_block_crcs(const struct store_obj *pub, uint64_t *ret_n)
+{
+    *ret_n = obj_of(pub)->trailer.ncrcs;
+    return obj_of(pub)->trailer.crcs;
+}
+
+/* A read that fails is the object's misfortune; many in a row are the disk's. */
+static int read_failed(struct obj *obj, int rc, struct leat_error *err)
+{
+    enum { TOO_MANY = 16 };
+    char text[KEY_TEXT_MAX];
+    struct path *p = obj->path;
+    store_key_text(obj->trailer.bucket, obj->trailer.key, obj->trailer.key_len, text);
+    if (rc == -ENODATA)
+        return corrupt(obj, obj->trailer.ncrcs ? obj->trailer.ncrcs - 1 : 0, err);
+    atomic_fetch_add(&p->errors, 1);
+    if (atomic_fetch_add(&p->read_errors, 1) + 1 >= TOO_MANY)
+        store_path_fail(p, "many reads in a row failed");
+    return error_sys(err, STORE_UNAVAILABLE, "%s: %s cannot be read", p->dir, text);
+}
+
+static int read_block(struct obj *obj, uint64_t block, uint8_t *dst, struct leat_error *err)
+{
+    struct store *s = obj->store;
+    int rc = store_io_read(s->io, obj->pub.fd, dst, block_bytes(obj, block), block * STORE_BLOCK);
+    if (rc < 0)
+        return read_failed(obj, rc, err);
+    atomic_store(&obj->path->read_errors, 0);
+    return store_obj_verify_block(s, &obj->pub, block, dst, block_bytes(obj, block), err);
+}
+
+static int check_range(const struct obj *obj, uint64_t offset, uint64_t bytes, struct leat_error *err)
+{
+    if (offset <= obj->pub.info.bytes && bytes <= obj->pub.info.bytes - offset)
+        return 0;
+    return error_set(err, LEAT_INVALID, "bytes %llu + %llu of an object of %llu", (unsigned long long)offset,
+                     (unsigned long long)bytes, (unsigned long long)obj->pub.info.bytes);
+}
+
+bool store_obj_checked(const struct store_obj *pub, uint64_t offset, uint64_t bytes)
+{
+    const struct obj *obj = obj_of(pub);
+    if (check_range(obj, offset, bytes, NULL) < 0)
+        return false;
+    for (uint64_t b = offset / STORE_BLOCK; bytes && b <= (offset + bytes - 1) / STORE_BLOCK; b++)
+        if (!is_verified(obj, b))
+            return false;
+    return true;
+}
+
+int store_obj_check(struct store *s, struct store_obj *pub, uint64_t offset, uint64_t bytes,
+                    struct leat_error *err)
+{
+    struct obj *obj = obj_of(pub);
+    int rc = check_range(obj, offset, bytes, err);
+    if (rc < 0 || bytes == 0 || store_obj_checked(pub, offset, bytes))
+        return rc;
+    if (ticket_take(s->office, STORE_BLOCK) < 0)
+        return error_set(err, LEAT_BUSY, "no room for a buffer to verify with; try again later");
+    AUTO_FREE uint8_t *buf = malloc(STORE_BLOCK);
+    rc = buf ? 0 : error_set(err, -ENOMEM, "no memory to verify an object");
+    for (uint64_t b = offset / STORE_BLOCK; rc == 0 && b <= (offset + bytes - 1) / STORE_BLOCK; b++)
+        if (!is_verified(obj, b))
+            rc = read_block(obj, b, buf, err);
+    ticket_give(s->office, STORE_BLOCK);
+    return rc;
+}
+
+int store_obj_read(struct store *s, struct store_obj *pub, uint64_t offset, void *dst, uint64_t bytes,
+                   struct leat_error *err)
+{
+    struct obj *obj = obj_of(pub);
+    int rc = check_range(obj, offset, bytes, err);
+    uint8_t *to = dst;
+    while (rc == 0 && bytes > 0) {
+        uint64_t block = offset / STORE_BLOCK, in = offset % STORE_BLOCK;
+        uint64_t now = MIN(bytes, block_bytes(obj, block) - in);
+        if (now == block_bytes(obj, block)) {
+            rc = read_block(obj, block, to, err);
+        } else {
+            rc = store_obj_check(s, pub, offset, now, err);
+            int got = rc < 0 ? 0 : store_io_read(s->io, pub->fd, to, now, offset);
+            if (got < 0)
+                rc = read_failed(obj, got, err);
+        }
+        to += now;
+        offset += now;
+        bytes -= now;
+    }
+    return rc;
+}
+
+int store_obj_open_direct(const struct store_obj *pub)
+{
+    return disk_open_direct(pub->fd);
+}
+
+/* --- opening ------------------------------------------------------------------------------------------------------------------ */
+
+/* The trailer says the same as the index. */
+static bool belongs(const struct trailer *t, const struct index_value *v, const struct ikey *k)
+{
+    struct ikey own;
+    ikey_set(&own, t->bucket_id, t->key, t->key_len);
+    return t->file == v->file && t->seq == v->seq && t->bytes == v->bytes && t->crc32c == v->crc32c &&
+           own.len == k->len && memcmp(own.bytes, k->bytes, k->len) == 0;
+}
+
+static void tell(const struct found *f, struct store_info *ret)
+{
+    *ret = (struct store_info){
+        .bytes = f->value.bytes,
+        .seq = f->value.seq,
+        .mtime_ns = f->value.mtime_ns,
+        .flags = f->value.flags,
+    };
+    snprintf(ret->etag, sizeof(ret->etag), "%s", f->etag);
+}
+
+/* Owns fd and data from here on, also when it fails. */
+static int obj_new(struct store *s, const struct ikey *k, const struct found *f, int fd, uint8_t *data,
+                   const struct trailer *t, struct obj **ret)
+{
+    size_t words = (size_t)div_up(t->ncrcs, 64);
+    size_t remote = f->has_remote ? strlen(f->remote) + 1 : 0;
+    struct obj *obj = calloc(1, sizeof(*obj) + words * sizeof(obj->verified[0]) + remote);
+    if (!obj) {
+        s->io->close(s->io, fd);
+        free(data);
+        return -ENOMEM;
+    }
+    atomic_init(&obj->refs, 1);
+    obj->store = s;
+    obj->path = f->path;
+    obj->file = f->value.file;
+    obj->key = *k;
+    list_init(&obj->lru);
+    obj->data = data;
+    obj->trailer = *t;
+    tell(f, &obj->pub.info);
+    obj->pub.crc32c = f->value.crc32c;
+    obj->pub.fd = fd;
+    obj->pub.meta = t->meta;
+    obj->pub.meta_len = t->meta_len;
+    obj->pub.remote = t->remote;
+    if (remote) /* told after it was stored */
+        obj->pub.remote = memcpy((char *)&obj->verified[words], f->remote, remote);
+    *ret = obj;
+    return 0;
+}
+
+/* -ENOENT: the file is gone. LEAT_CORRUPT: its trailer is not what the index says. */
+static int open_file(struct store *s, const struct ikey *k, const struct found *f, struct obj **ret)
+{
+    char name[PATH_FILE_MAX];
+    store_path_file_name(f->path, f->value.file, name);
+    int fd = s->io->open(s->io, name, O_RDONLY, 0);
+    if (fd < 0)
+        return fd;
+    struct trailer t;
+    uint8_t *data = NULL;
+    uint32_t len;
+    int rc = store_trailer_read(f->path, fd, &data, &len, &t);
+    if (rc == 0 && !belongs(&t, &f->value, k))
+        rc = LEAT_CORRUPT;
+    if (rc < 0) {
+        s->io->close(s->io, fd);
+        free(data);
+        return rc;
+    }
+    return obj_new(s, k, f, fd, data, &t, ret);
+}
+
+static int open_error(struct store *s, const struct ikey *k, const char *bucket, const struct found *f,
+                      int rc, struct leat_error *err)
+{
+    char text[KEY_TEXT_MAX];
+    store_key_text(bucket, k->bytes + 4, k->len - 4, text);
+    if (rc == LEAT_CORRUPT || rc == -ENOENT || rc == -ENODATA) {
+        log_error("%s: the file of %s (%012llx) is %s", f->path->dir, text, (unsigned long long)f->value.file,
+                  rc == -ENOENT ? "missing" : "damaged");
+        store_mark_corrupt(s, f->path, k, f->value.seq);
+        return error_set(err, LEAT_CORRUPT, "%s is damaged on %s: its file is %s", text, f->path->dir,
+                         rc == -ENOENT ? "missing" : "not what the index says");
+    }
+    return store_path_error(f->path, rc, "an object cannot be opened", err);
+}
+
+/* The newest version of a key, open. */
+int store_open(struct store *s, const struct ikey *k, const char *bucket, struct store_obj **ret_obj,
+               struct leat_error *err)
+{
+    char text[KEY_TEXT_MAX];
+    for (unsigned tries = 0;; tries++) {
+        struct found f, again;
+        int rc = store_find(s, k, true, &f);
+        if (rc == LEAT_NOT_FOUND)
+            return error_set(err, rc, "there is no object %s",
+                             store_key_text(bucket, k->bytes + 4, k->len - 4, text));
+        if (rc < 0)
+            return error_set(err, rc, "%s is unavailable: a disk of the store has failed",
+                             store_key_text(bucket, k->bytes + 4, k->len - 4, text));
+        if (f.value.flags & STORE_CORRUPT)
+            return error_set(err, LEAT_CORRUPT, "%s was found damaged on %s",
+                             store_key_text(bucket, k->bytes + 4, k->len - 4, text), f.path->dir);
+        *ret_obj = store_open_find(s, f.path, f.value.file, f.value.seq);
+        if (*ret_obj) {
+            atomic_fetch_add_explicit(&s->open_hits, 1, memory_order_relaxed);
+            return 0;
+        }
+        atomic_fetch_add_explicit(&s->open_misses, 1, memory_order_relaxed);
+        struct obj *obj = NULL;
+        rc = open_file(s, k, &f, &obj);
+        /* Replaced or deleted since it was looked up: its file is gone, and that is no damage. */
+        bool same = store_find(s, k, false, &again) == 0 && again.value.seq == f.value.seq;
+        if (rc < 0 && !same && tries < 100)
+            continue;
+        if (rc < 0)
+            return open_error(s, k, bucket, &f, rc, err);
+        if (obj->pub.info.bytes <= STORE_BLOCK)
+            rc = store_obj_check(s, &obj->pub, 0, obj->pub.info.bytes, err);
+        if (rc < 0) {
+            store_obj_unref(&obj->pub);
+            return rc;
+        }
+        if (same)
+            keep_open(s, obj);
+        *ret_obj = &obj->pub;
+        return 0;
+    }
+}
+
+static int key_of(struct store *s, const char *bucket, const void *key, size_t key_len, struct ikey *ret,
+                  struct leat_error *err)
+{
+    uint32_t id;
+    int rc = store_bucket_check_key(key, key_len, err);
+    if (rc == 0)
+        rc = store_bucket_find(s, bucket, &id, NULL, err);
+    if (rc == 0)
+        ikey_set(ret, id, key, key_len);
+    return rc;
+}
+
+int store_get(struct store *s, const char *bucket, const void *key, size_t key_len,
+              struct store_obj **ret_obj, struct leat_error *err)
+{
+    struct ikey k;
+    int rc = key_of(s, bucket, key, key_len, &k, err);
+    if (rc < 0)
+        return rc;
+    atomic_fetch_add_explicit(&s->gets, 1, memory_order_relaxed);
+    return store_open(s, &k, bucket, ret_obj, err);
+}
+
+static int find_key(struct store *s, const char *bucket, const void *key, size_t key_len, bool touch,
+                    struct found *ret, struct leat_error *err)
+{
+    struct ikey k;
+    char text[KEY_TEXT_MAX];
+    int rc = key_of(s, bucket, key, key_len, &k, err);
+    if (rc == 0)
+        rc = store_find(s, &k, touch, ret);
+    else
+        return rc;
+    if (rc == LEAT_NOT_FOUND)
+        return error_set(err, rc, "there is no object %s", store_key_text(bucket, key, key_len, text));
+    if (rc < 0)
+        return error_set(err, rc, "%s is unavailable: a disk of the store has failed",
+                         store_key_text(bucket, key, key_len, text));
+    return 0;
+}
+
+int store_get_cached(struct store *s, const char *bucket, const void *key, size_t key_len,
+                     struct store_obj **ret_obj, struct leat_error *err)
+{
+    struct found f;
+    int rc = find_key(s, bucket, key, key_len, true, &f, err);
+    if (rc < 0)
+        return rc;
+    if (f.value.flags & STORE_CORRUPT) {
+        char text[KEY_TEXT_MAX];
+        return error_set(err, LEAT_CORRUPT, "%s was found damaged on %s",
+                         store_key_text(bucket, key, key_len, text), f.path->dir);
+    }
+    struct store_obj *obj = store_open_find(s, f.path, f.value.file, f.value.seq);
+    if (!obj)
+        return STORE_AGAIN;
+    atomic_fetch_add_explicit(&s->gets, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&s->open_hits, 1, memory_order_relaxed);
+    *ret_obj = obj;
+    return 0;
+}
+
+int store_lookup(struct store *s, const char *bucket, const void *key, size_t key_len,
+                 struct store_info *ret_info, struct leat_error *err)
+{
+    struct found f;
+    int rc = find_key(s, bucket, key, key_len, false, &f, err);
+    if (rc < 0)
+        return rc;
+    tell(&f, ret_info);
+    return 0;
+}
+
+/* --- meta ---------------------------------------------------------------------------------------------------------------------- */
+
+int store_meta_each(const void *meta, size_t meta_len,
+                    int (*pair)(void *user, const char *name, const char *value), void *user)
+{
+    const char *at = meta, *end = at + meta_len;
+    while (at < end) {
+        const char *name_end = memchr(at, 0, (size_t)(end - at));
+        const char *value_end = name_end ? memchr(name_end + 1, 0, (size_t)(end - name_end - 1)) : NULL;
+        if (!value_end)
+            return LEAT_CORRUPT;
+        int rc = pair(user, at, name_end + 1);
+        if (rc != 0)
+            return rc;
+        at = value_end + 1;
+    }
+    return 0;
+}
+
+struct wanted {
+    const char *name, *value;
+};
+
+static int match(void *user, const char *name, const char *value)
+{
+    struct wanted *w = user;
+    if (strcmp(name, w->name) != 0)
+        return 0;
+    w->value = value;
+    return 1;
+}
+
+const char *store_meta_get(const void *meta, size_t meta_len, const char *name)
+{
+    struct wanted w = {.name = name};
+    store_meta_each(meta, meta_len, match, &w);
+    return w.value;
+}

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * internal.h: what the sources of the store share.
+ *
+ * Locks, in the order in which they are taken: a key's stripe ─▶ path.commits ─▶ path.files ─▶ log.lock | index.lock | open.lock.
+ * `commits` is held shared from a record's append to what follows from it (the index, files unlinked), and alone for the moment in which a
+ * new log begins: so a snapshot holds all that the logs before it say, and nothing is half done at that point.
+ */
+#ifndef STORE_INTERNAL_H
+#define STORE_INTERNAL_H
+
+#include <pthread.h>
+#include <stdio.h>
+
+#include "base/list.h"
+#include "store/format.h"
+#include "store/index.h"
+#include "store/io.h"
+#include "store/store.h"
+
+#define STORE_STRIPES   1024u
+#define PATH_NAME_MAX   512u
+#define PATH_FILE_MAX   (PATH_NAME_MAX + 64u)
+#define FILES_PER_DIR   4096u
+#define FILES_AT_A_TIME 64u /* names made durable by one flush of their folder */
+
+/* The log of a path: appends under `lock`; who waits for the disk shares one flush with those who came meanwhile. */
+struct store_log {
+    pthread_mutex_t lock;
+    int fd;
+    uint64_t number, nth; /* of the file; of the next record */
+    uint64_t end;         /* of records */
+    uint64_t zeroed;      /* written ahead with zeros, so that a flush has no sizes to store */
+    pthread_mutex_t sync_lock;
+    pthread_cond_t synced_cond;
+    uint64_t synced; /* records before this offset are on the disk */
+    bool syncing;
+    int sync_rc;    /* a flush failed: what was not on the disk then never is known to be */
+    uint64_t first; /* number of the oldest log that is needed */
+};
+
+struct spare_file {
+    uint64_t id;
+    int fd;
+};
+
+struct path {
+    struct store *store;
+    unsigned number;
+    char dir[PATH_NAME_MAX];
+    uint8_t id[16];
+    bool member; /* known to the store, but not given or not there: nothing of it is loaded */
+    int lock_fd;
+    _Atomic bool failed;
+    bool loaded; /* the index is all of what the path holds */
+    pthread_mutex_t fail_lock;
+    char error[200];
+    struct index index;
+    pthread_rwlock_t commits;
+    struct store_log log;
+    uint64_t snapshot_number;
+    struct snapshot_header frozen_header; /* of the snapshot under way, while there is frozen_outstanding */
+    uint64_t *frozen_outstanding;
+    /* files made and not in the index: spare ones, and those being written */
+    pthread_mutex_t files_lock;
+    struct spare_file spare[FILES_AT_A_TIME];
+    unsigned nspare;
+    uint64_t *busy;
+    size_t nbusy, busy_cap;
+    uint64_t next_file;
+    _Atomic uint64_t errors, read_errors, corrupt, evicted, evicted_bytes;
+    _Atomic uint64_t pending_bytes; /* of puts under way, not in the index yet */
+    _Atomic bool over_high;
+    uint8_t hand[INDEX_KEY_MAX]; /* of the eviction's clock */
+    size_t hand_len;
+};
+
+struct bucket {
+    struct store_bucket b;
+    unsigned commits; /* under way: a deletion waits for them */
+    bool deleting;
+};
+
+struct open_files {
+    pthread_mutex_t lock;
+    struct list lru; /* most recent first */
+    struct obj **table;
+    unsigned buckets, count, cap;
+};
+
+struct upload;
+
+struct store {
+    const struct store_io *io;
+    struct path **paths;
+    unsigned npaths;
+    uint8_t id[16];
+    uint64_t capacity_bytes, reserve_bytes, direct_bytes, upload_age_ns;
+    unsigned high_percent, low_percent;
+    struct ticket_office *office, own_office;
+    pthread_mutex_t stripes[STORE_STRIPES];
+    _Atomic uint64_t seq;
+
+    pthread_mutex_t buckets_write; /* one change at a time; before buckets_lock, which guards what is seen */
+    pthread_mutex_t buckets_lock;
+    pthread_cond_t buckets_cond;
+    struct bucket **buckets; /* by name */
+    unsigned nbuckets;
+    uint32_t last_bucket_id;
+
+    pthread_mutex_t uploads_lock;
+    pthread_cond_t uploads_cond;
+    struct list uploads;
+
+    struct open_files open;
+    _Atomic uint64_t puts, gets, deletes, put_bytes, open_hits, open_misses, flushes;
+
+    pthread_t thread;
+    bool has_thread;
+    pthread_mutex_t tick_lock; /* guards stop; work_lock: one turn at a time */
+    pthread_mutex_t work_lock;
+    pthread_cond_t tick_cond;
+    bool stop, kicked;
+};
+
+/* --- index keys --------------------------------------------------------------------------------------------------------- */
+
+struct ikey {
+    uint8_t bytes[INDEX_KEY_MAX];
+    size_t len;
+};
+static inline void ikey_set(struct ikey *k, uint32_t bucket_id, const void *key, size_t key_len)
+{
+    assert(key_len <= STORE_KEY_MAX);
+    uint32_t big = __builtin_bswap32(bucket_id);
+    memcpy(k->bytes, &big, 4);
+    if (key_len)
+        memcpy(k->bytes + 4, key, key_len);
+    k->len = 4 + key_len;
+}
+uint64_t store_ikey_hash(const struct ikey *k);
+pthread_mutex_t *store_stripe(struct store *s, const struct ikey *k);
+uint64_t store_next_seq(struct store *s);
+int64_t store_wall_ns(void);
+/* "bucket/key", with odd bytes escaped and cut where too long: for messages. */
+#define KEY_TEXT_MAX 200
+const char *store_key_text(const char *bucket, const void *key, size_t key_len, char out[KEY_TEXT_MAX]);
+
+/* --- buckets ------------------------------------------------------------------------------------------------------------ */
+
+int store_bucket_parse(const void *data, size_t len, struct store_bucket *ret, bool *ret_deleted);
+int store_buckets_load(struct store *s, struct leat_error *err);
+void store_buckets_free(struct store *s);
+/* id and flags of a bucket. STORE_NO_BUCKET. */
+int store_bucket_find(struct store *s, const char *name, uint32_t *ret_id, uint32_t *ret_flags,
+                      struct leat_error *err);
+/* Between the two the bucket stays. STORE_NO_BUCKET: it is gone, or another one by now. */
+int store_bucket_enter(struct store *s, const char *name, uint32_t id, struct leat_error *err);
+void store_bucket_leave(struct store *s, const char *name);
+bool store_bucket_is_remote(struct store *s, uint32_t id, char ret_name[STORE_BUCKET_MAX + 1]);
+int store_bucket_check_key(const void *key, size_t key_len, struct leat_error *err);
+
+/* --- paths -------------------------------------------------------------------------------------------------------------- */
+
+/* path.c: folders, identity, lock */
+int store_paths_open(struct store *s, const struct store_config *config, struct leat_error *err);
+void store_path_close(struct path *p);
+/* Leaves the path, says so once in the log. */
+void store_path_fail(struct path *p, const char *why);
+/* What an I/O error means: LEAT_NO_SPACE, -ENOMEM, -EMFILE; anything else leaves the path: STORE_UNAVAILABLE. */
+int store_path_error(struct path *p, int rc, const char *what, struct leat_error *err);
+void store_path_file_name(const struct path *p, uint64_t file, char out[PATH_FILE_MAX]);
+bool path_over(struct path *p, unsigned percent, uint64_t *ret_excess);
+
+/* recover.c: the index out of snapshot and logs, or out of the files */
+int store_path_load(struct path *p, struct leat_error *err);
+int store_trailer_read(struct path *p, int fd, uint8_t **ret_data, uint32_t *ret_bytes, struct trailer *ret);
+
+/* files.c: numbers of files whose names are on the disk already */
+int store_file_take(struct path *p, struct spare_file *ret_file, struct leat_error *err);
+void store_file_settled(struct path *p, uint64_t id); /* it is in the index, or gone */
+void store_file_drop(struct path *p, uint64_t id);    /* unlinked, and settled */
+void store_files_close(struct path *p);
+int store_files_outstanding(struct path *p, uint64_t **ret_ids, uint64_t *ret_n);
+
+/* log.c */
+int store_log_start(struct path *p, uint64_t number, struct leat_error *err);
+int store_log_append(struct path *p, const struct log_record *r, uint64_t *ret_end, struct leat_error *err);
+int store_log_sync(struct path *p, uint64_t end, struct leat_error *err);
+int store_log_switch(struct path *p, int fd, uint64_t number); /* commits is held alone */
+int store_log_create(struct path *p, uint64_t number, int *ret_fd);
+void store_log_close(struct path *p);
+
+/* snapshot.c */
+int store_snapshot_load(struct path *p, const char *name, struct snapshot **ret_snapshot,
+                        struct snapshot_header *ret_header, uint64_t **ret_outstanding);
+/* The path's index as a snapshot; logs before it go. */
+int store_path_compact(struct path *p);
+bool store_path_wants_compaction(struct path *p);
+
+/* --- objects ------------------------------------------------------------------------------------------------------------ */
+
+/* Where the newest version of a key is. found: item's value is copied, texts are not. Failed paths: STORE_UNAVAILABLE where they may matter. */
+struct found {
+    struct path *path;
+    struct index_value value;
+    char etag[STORE_ETAG_MAX + 1];
+    char remote[STORE_REMOTE_MAX + 1];
+    bool has_remote;
+};
+int store_find(struct store *s, const struct ikey *k, bool touch, struct found *ret);
+bool store_may_hold(struct path *p, const struct ikey *k);
+struct path *store_place(struct store *s, const struct ikey *k, unsigned nth);
+
+int store_open_init(struct open_files *o, unsigned cap);
+void store_open_fini(struct store *s);
+void store_open_forget(struct store *s, struct path *p, uint64_t file);
+struct store_obj *store_open_find(struct store *s, struct path *p, uint64_t file, uint64_t seq);
+int store_open(struct store *s, const struct ikey *k, const char *bucket, struct store_obj **ret_obj,
+               struct leat_error *err);
+void store_mark_corrupt(struct store *s, struct path *p, const struct ikey *k, uint64_t seq);
+
+/* change.c: what a change does to log, index and files. One key's stripe is held by the caller. */
+struct change {
+    struct path *path;
+    struct index_node *node;
+    uint64_t end;      /* of its record in the log */
+    uint64_t old_file; /* to be unlinked after the flush; 0: none */
+};
+int store_change_append(struct change *c, struct leat_error *err); /* commits is held shared */
+void store_change_apply(struct change *c);
+void store_change_finish(struct store *s, struct change *c);
+int store_remove(struct store *s, const struct ikey *keys, const uint64_t *seqs, unsigned n, int *ret_codes,
+                 struct leat_error *err);
+int store_flag(struct store *s, const struct ikey *k, uint64_t seq, uint32_t clear, uint32_t set,
+               const char *remote, bool sync, struct leat_error *err);
+
+struct put_target {
+    const char *bucket;
+    uint32_t bucket_id; /* of the bucket that has to be there at the commit */
+    struct ikey key;
+    uint64_t bytes;
+    unsigned flags;
+    struct path *path;     /* NULL: as HRW says */
+    struct upload *upload; /* a part of it; the put takes a reference */
+};
+int store_commit_condition(struct store *s, const struct ikey *k, const struct store_commit *c,
+                           struct found *ret_found, bool *ret_there, struct leat_error *err);
+int store_put_new(struct store *s, const struct put_target *target, struct store_put **ret_put,
+                  struct leat_error *err);
+
+/* Adds an open file's bytes, whose block CRCs are known, without a look at them where blocks fall on blocks. */
+int store_put_copy(struct store_put *put, int fd, uint64_t bytes, const uint32_t *crcs, uint32_t crc,
+                   struct leat_error *err);
+/* As store_put_commit; with the object's record the upload's is deleted: at once, or not at all. Frees the put. */
+int store_put_commit_upload(struct store_put *put, const struct store_commit *c, const char *upload_id,
+                            struct store_info *ret_info, struct leat_error *err);
+
+/* multipart.c */
+#define UPLOAD_KEY_BYTES                                                                                     \
+    26u /* of an index key: 0, the bucket's id, the upload's, the part's number (0: the upload itself) */
+void store_upload_key(uint32_t bucket_id, const uint8_t id[16], unsigned part, struct ikey *ret);
+bool store_upload_id_parse(const char *text, uint8_t ret_id[16]);
+/* Between the two no one completes or aborts it. */
+int store_upload_enter(struct store *s, struct upload *u, struct leat_error *err);
+void store_upload_leave(struct store *s, struct upload *u);
+void store_upload_ref(struct store *s, struct upload *u);
+void store_upload_unref(struct store *s, struct upload *u);
+int store_uploads_load(struct store *s, struct leat_error *err);
+void store_uploads_free(struct store *s);
+void store_uploads_age(struct store *s);
+bool store_uploads_any(struct store *s, uint32_t bucket_id);
+
+/* evict.c */
+void store_path_evict(struct path *p);
+void store_kick(struct store *s);
+
+#endif

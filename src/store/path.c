@@ -1,0 +1,449 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * path.c: the folders that a store lives in: whose they are, and that nobody else is in them.
+ *
+ *     PATH/lock                flock: one process
+ *     PATH/leat-store          text: number of the store, of this path, and of all its members with the folders they were last seen in
+ *     PATH/buckets/NAME        a bucket's properties, the same on each path
+ *     PATH/index/              log.N, snapshot.N
+ *     PATH/objects/DIR/FILE    objects; names are numbers
+ *     PATH/damaged/            what a rebuild could make nothing of
+ *
+ * Happy path: lock, read leat-store, hold its numbers against those of the other paths, load the index.
+ * Failure modes: an empty folder where a member was seen before is a disk that is not mounted: left, not made anew. A path that gives an
+ * I/O error is left. Another store's path is refused.
+ * Invariants: a path that is not given, but a member, is kept in mind as failed: what may lie on it is neither found nor not found.
+ */
+#include "store/internal.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <openssl/rand.h>
+
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "base/size.h"
+
+#define IDENTITY_MAX (64 * KIB)
+
+struct identity {
+    uint8_t store[16], path[16];
+    unsigned n;
+    struct {
+        uint8_t id[16];
+        char dir[PATH_NAME_MAX];
+    } members[STORE_PATHS_MAX];
+};
+
+void store_path_file_name(const struct path *p, uint64_t file, char out[PATH_FILE_MAX])
+{
+    snprintf(out, PATH_FILE_MAX, "%s/objects/%06llx/%012llx", p->dir,
+             (unsigned long long)(file / FILES_PER_DIR), (unsigned long long)file);
+}
+
+void store_path_fail(struct path *p, const char *why)
+{
+    pthread_mutex_lock(&p->fail_lock);
+    bool first = !atomic_load(&p->failed);
+    if (first) {
+        snprintf(p->error, sizeof(p->error), "%s", why);
+        atomic_store(&p->failed, true);
+    }
+    pthread_mutex_unlock(&p->fail_lock);
+    if (first)
+        log_error(
+            "%s: left: %s; objects on it are unavailable until it is mended and the daemon is started again",
+            p->dir, why);
+}
+
+int store_path_error(struct path *p, int rc, const char *what, struct leat_error *err)
+{
+    if (rc == -ENOSPC || rc == -EDQUOT)
+        return error_set(err, LEAT_NO_SPACE, "%s: %s: the disk is full", p->dir, what);
+    if (rc == -ENOMEM || rc == -EMFILE || rc == -ENFILE)
+        return error_sys(err, rc, "%s: %s", p->dir, what);
+    atomic_fetch_add(&p->errors, 1);
+    char why[160];
+    snprintf(why, sizeof(why), "%s: %s", what, strerror(-rc));
+    store_path_fail(p, why);
+    return error_set(err, STORE_UNAVAILABLE, "%s: %s", p->dir, why);
+}
+
+/* --- identity ----------------------------------------------------------------------------------------------------------- */
+
+static void put_hex(char *out, const uint8_t id[16])
+{
+    for (unsigned i = 0; i < 16; i++)
+        sprintf(out + 2 * i, "%02x", id[i]);
+}
+
+static bool get_hex(const char *text, uint8_t id[16])
+{
+    if (strlen(text) < 32)
+        return false;
+    for (unsigned i = 0; i < 16; i++) {
+        unsigned v;
+        if (sscanf(text + 2 * i, "%2x", &v) != 1)
+            return false;
+        id[i] = (uint8_t)v;
+    }
+    return true;
+}
+
+static int identity_write(struct path *p, const struct identity *id)
+{
+    AUTO_FREE char *text = malloc(IDENTITY_MAX);
+    if (!text)
+        return -ENOMEM;
+    char a[33], b[33];
+    put_hex(a, id->store);
+    put_hex(b, id->path);
+    int n = snprintf(text, IDENTITY_MAX, "leat-store 1\nstore %s\npath %s\n", a, b);
+    for (unsigned i = 0; i < id->n; i++) {
+        put_hex(a, id->members[i].id);
+        n += snprintf(text + n, IDENTITY_MAX - (size_t)n, "member %s %s\n", a, id->members[i].dir);
+    }
+    n += snprintf(text + n, IDENTITY_MAX - (size_t)n, "crc %08x\n", crc32c(0, text, (size_t)n));
+    return store_io_replace(p->store->io, p->dir, "leat-store", text, (size_t)n);
+}
+
+/* `text` has a NUL behind it. */
+static int identity_parse(char *text, struct identity *ret)
+{
+    char *crc = strstr(text, "\ncrc ");
+    unsigned sum;
+    if (!crc || sscanf(crc, "\ncrc %8x", &sum) != 1 || sum != crc32c(0, text, (size_t)(crc + 1 - text)) ||
+        strncmp(text, "leat-store 1\n", 13) != 0)
+        return LEAT_CORRUPT;
+    *crc = 0;
+    struct identity id = {0};
+    char *save = NULL;
+    bool store = false, path = false;
+    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        if (strncmp(line, "store ", 6) == 0)
+            store = get_hex(line + 6, id.store);
+        else if (strncmp(line, "path ", 5) == 0)
+            path = get_hex(line + 5, id.path);
+        else if (strncmp(line, "member ", 7) == 0 && strlen(line) > 40 && id.n < STORE_PATHS_MAX &&
+                 get_hex(line + 7, id.members[id.n].id))
+            snprintf(id.members[id.n++].dir, PATH_NAME_MAX, "%s", line + 40);
+    }
+    *ret = id;
+    return store && path ? 0 : LEAT_CORRUPT;
+}
+
+/* -ENOENT: the folder has none. */
+static int identity_read(struct path *p, struct identity *ret)
+{
+    char name[PATH_FILE_MAX];
+    snprintf(name, sizeof(name), "%s/leat-store", p->dir);
+    const struct store_io *io = p->store->io;
+    int fd = io->open(io, name, O_RDONLY, 0);
+    if (fd < 0)
+        return fd;
+    AUTO_FREE char *text = calloc(1, IDENTITY_MAX + 1);
+    int rc = text ? store_io_read(io, fd, text, IDENTITY_MAX, 0) : -ENOMEM;
+    io->close(io, fd);
+    if (rc < 0 && rc != -ENODATA)
+        return rc;
+    return identity_parse(text, ret);
+}
+
+/* --- opening ------------------------------------------------------------------------------------------------------------ */
+
+static int path_new(struct store *s, const char *dir, struct path **ret, struct leat_error *err)
+{
+    if (!*dir || strlen(dir) >= PATH_NAME_MAX || strchr(dir, '\n'))
+        return error_set(err, LEAT_INVALID, "'%s' cannot be a path of a store: 1 to %u bytes, no new lines",
+                         dir, PATH_NAME_MAX - 1);
+    struct path *p = calloc(1, sizeof(*p));
+    if (!p)
+        return error_set(err, -ENOMEM, "no memory for a path");
+    p->store = s;
+    p->lock_fd = p->log.fd = -1;
+    p->next_file = 1;
+    snprintf(p->dir, sizeof(p->dir), "%s", dir);
+    if (store_index_init(&p->index) < 0) {
+        free(p);
+        return error_set(err, -ENOMEM, "no memory for an index");
+    }
+    pthread_rwlockattr_t attr;
+    pthread_rwlockattr_init(&attr);
+    pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&p->commits, &attr);
+    pthread_rwlockattr_destroy(&attr);
+    pthread_mutex_init(&p->fail_lock, NULL);
+    pthread_mutex_init(&p->files_lock, NULL);
+    pthread_mutex_init(&p->log.lock, NULL);
+    pthread_mutex_init(&p->log.sync_lock, NULL);
+    pthread_cond_init(&p->log.synced_cond, NULL);
+    *ret = p;
+    return 0;
+}
+
+void store_path_close(struct path *p)
+{
+    if (!p)
+        return;
+    const struct store_io *io = p->store->io;
+    store_files_close(p);
+    store_log_close(p);
+    if (p->lock_fd >= 0)
+        io->close(io, p->lock_fd);
+    store_index_fini(&p->index);
+    free(p->frozen_outstanding);
+    pthread_rwlock_destroy(&p->commits);
+    pthread_mutex_destroy(&p->fail_lock);
+    pthread_mutex_destroy(&p->files_lock);
+    pthread_mutex_destroy(&p->log.lock);
+    pthread_mutex_destroy(&p->log.sync_lock);
+    pthread_cond_destroy(&p->log.synced_cond);
+    free(p);
+}
+
+/* 1: empty but for what we put there ourselves, 0: not, or -errno. */
+static int folder_is_empty(const char *dir)
+{
+    DIR *d = opendir(dir);
+    if (!d)
+        return -errno;
+    bool empty = true;
+    for (struct dirent *e; empty && (e = readdir(d));)
+        empty = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
+                strcmp(e->d_name, "lock") == 0 || strcmp(e->d_name, "lost+found") == 0 ||
+                strncmp(e->d_name, "leat-store#", 11) == 0;
+    closedir(d);
+    return empty;
+}
+
+static int lock_path(struct path *p, struct leat_error *err)
+{
+    const struct store_io *io = p->store->io;
+    char name[PATH_FILE_MAX];
+    snprintf(name, sizeof(name), "%s/lock", p->dir);
+    p->lock_fd = io->open(io, name, O_RDWR | O_CREAT, 0600);
+    if (p->lock_fd < 0)
+        return p->lock_fd;
+    if (flock(p->lock_fd, LOCK_EX | LOCK_NB) == 0)
+        return 0;
+    if (errno != EWOULDBLOCK)
+        return -errno;
+    return error_set(err, LEAT_BUSY, "%s is in use by another process: a path belongs to one leatd at a time",
+                     p->dir);
+}
+
+static const char *const folders[] = {"buckets", "index", "objects", "damaged"};
+
+static int make_folders(struct path *p)
+{
+    const struct store_io *io = p->store->io;
+    char name[PATH_FILE_MAX];
+    for (unsigned i = 0; i < ARRAY_LEN(folders); i++) {
+        snprintf(name, sizeof(name), "%s/%s", p->dir, folders[i]);
+        int rc = io->mkdir(io, name, 0700);
+        if (rc < 0 && rc != -EEXIST)
+            return rc;
+    }
+    return io->syncdir(io, p->dir);
+}
+
+/* 0 and ret_fresh, or an error that ends store_new; a path that cannot be read is left instead, and that is 0 as well. */
+static int open_one(struct path *p, struct identity *ret_id, bool *ret_fresh, struct leat_error *err)
+{
+    const struct store_io *io = p->store->io;
+    int rc = io->mkdir(io, p->dir, 0700);
+    *ret_fresh = false;
+    if (rc == 0 || rc == -EEXIST)
+        rc = lock_path(p, err);
+    if (rc == LEAT_BUSY)
+        return rc;
+    if (rc == 0)
+        rc = identity_read(p, ret_id);
+    if (rc == -ENOENT && p->lock_fd >= 0) {
+        rc = folder_is_empty(p->dir);
+        if (rc == 0)
+            return error_set(err, LEAT_INVALID, "%s is not empty, and holds no store: give an empty folder",
+                             p->dir);
+        *ret_fresh = rc > 0;
+        rc = MIN(rc, 0);
+    }
+    if (rc == LEAT_CORRUPT)
+        return error_set(err, LEAT_INVALID,
+                         "%s/leat-store is damaged: copy it from a backup, or take the path away", p->dir);
+    if (rc < 0) {
+        char why[160];
+        snprintf(why, sizeof(why), "it cannot be opened: %s", strerror(-rc));
+        store_path_fail(p, why);
+    }
+    return 0;
+}
+
+struct opening {
+    struct identity id; /* all members known */
+    bool known;
+    bool fresh[STORE_PATHS_MAX];
+};
+
+static int member_index(const struct identity *id, const uint8_t path_id[16])
+{
+    for (unsigned i = 0; i < id->n; i++)
+        if (memcmp(id->members[i].id, path_id, 16) == 0)
+            return (int)i;
+    return -1;
+}
+
+static int merge_identity(struct store *s, struct opening *o, struct path *p, const struct identity *id,
+                          struct leat_error *err)
+{
+    if (!o->known) {
+        memcpy(o->id.store, id->store, 16);
+        o->known = true;
+    } else if (memcmp(o->id.store, id->store, 16) != 0) {
+        return error_set(err, LEAT_INVALID,
+                         "%s belongs to another store than %s: paths of two stores cannot be mixed", p->dir,
+                         s->paths[0]->dir);
+    }
+    memcpy(p->id, id->path, 16);
+    for (unsigned i = 0; i < p->number; i++)
+        if (memcmp(s->paths[i]->id, p->id, 16) == 0)
+            return error_set(err, LEAT_INVALID, "%s is a copy of %s, or the same folder", p->dir,
+                             s->paths[i]->dir);
+    for (unsigned i = 0; i < id->n; i++)
+        if (member_index(&o->id, id->members[i].id) < 0 && o->id.n < STORE_PATHS_MAX)
+            o->id.members[o->id.n++] = id->members[i];
+    return 0;
+}
+
+/* A path that joins, unless a member was seen in this folder before: then its disk is not there. */
+static void join(struct opening *o, struct path *p)
+{
+    for (unsigned i = 0; i < o->id.n; i++)
+        if (strcmp(o->id.members[i].dir, p->dir) == 0) {
+            memcpy(p->id, o->id.members[i].id, 16);
+            store_path_fail(p, "the folder is empty, but the store has a path there: is its disk mounted?");
+            return;
+        }
+    RAND_bytes(p->id, sizeof(p->id));
+}
+
+/* Members that nobody gave: in mind as failed, unless they are to be forgotten. */
+static int absent_members(struct store *s, struct opening *o, bool forget, struct leat_error *err)
+{
+    for (unsigned i = 0; i < o->id.n;) {
+        bool given = false;
+        for (unsigned k = 0; k < s->npaths; k++)
+            given |=
+                memcmp(s->paths[k]->id, o->id.members[i].id, 16) == 0 ||
+                (atomic_load(&s->paths[k]->failed) && strcmp(s->paths[k]->dir, o->id.members[i].dir) == 0);
+        if (!given && forget) {
+            o->id.members[i] = o->id.members[--o->id.n];
+            continue;
+        }
+        if (!given && s->npaths < STORE_PATHS_MAX) {
+            struct path *p;
+            int rc = path_new(s, o->id.members[i].dir, &p, err);
+            if (rc < 0)
+                return rc;
+            p->number = s->npaths;
+            s->paths[s->npaths++] = p;
+            memcpy(p->id, o->id.members[i].id, 16);
+            store_path_fail(p, "it belongs to the store, but was not given: give it, or have it forgotten");
+        }
+        i++;
+    }
+    return 0;
+}
+
+static int write_identities(struct store *s, struct opening *o)
+{
+    for (unsigned i = 0; i < s->npaths; i++) {
+        struct path *p = s->paths[i];
+        int at = member_index(&o->id, p->id);
+        if (atomic_load(&p->failed))
+            continue;
+        if (at < 0 && o->id.n < STORE_PATHS_MAX)
+            at = (int)o->id.n++;
+        if (at >= 0) {
+            memcpy(o->id.members[at].id, p->id, 16);
+            snprintf(o->id.members[at].dir, PATH_NAME_MAX, "%s", p->dir);
+        }
+    }
+    for (unsigned i = 0; i < s->npaths; i++) {
+        struct path *p = s->paths[i];
+        struct identity id = o->id;
+        if (atomic_load(&p->failed))
+            continue;
+        memcpy(id.path, p->id, 16);
+        int rc = make_folders(p);
+        struct identity *now = malloc(sizeof(*now));
+        if (!now)
+            return -ENOMEM;
+        if (rc == 0 && (identity_read(p, now) < 0 || memcmp(now, &id, sizeof(id)) != 0))
+            rc = identity_write(p, &id);
+        free(now);
+        if (rc < 0)
+            store_path_fail(p, strerror(-rc));
+    }
+    return 0;
+}
+
+static int load_all(struct store *s, struct leat_error *err)
+{
+    unsigned good = 0;
+    for (unsigned i = 0; i < s->npaths; i++) {
+        struct path *p = s->paths[i];
+        if (atomic_load(&p->failed))
+            continue;
+        struct leat_error why = {0};
+        int rc = store_path_load(p, &why);
+        if (rc == -ENOMEM)
+            return error_set(err, rc, "%s", why.message);
+        if (rc < 0)
+            store_path_fail(p, why.message);
+        else
+            good++;
+    }
+    if (good > 0)
+        return 0;
+    return error_set(err, STORE_UNAVAILABLE, "%s: %s (no path of the store can be used)", s->paths[0]->dir,
+                     s->paths[0]->error);
+}
+
+int store_paths_open(struct store *s, const struct store_config *config, struct leat_error *err)
+{
+    if (config->npaths == 0 || config->npaths > STORE_PATHS_MAX)
+        return error_set(err, LEAT_INVALID, "a store has 1 to %u paths; %u were given", STORE_PATHS_MAX,
+                         config->npaths);
+    AUTO_FREE struct opening *o = calloc(1, sizeof(*o));
+    AUTO_FREE struct identity *id = malloc(sizeof(*id));
+    s->paths = calloc(STORE_PATHS_MAX, sizeof(struct path *));
+    if (!s->paths || !o || !id)
+        return error_set(err, -ENOMEM, "no memory for the paths of a store");
+    for (unsigned i = 0; i < config->npaths; i++) {
+        int rc = path_new(s, config->paths[i], &s->paths[i], err);
+        if (rc < 0)
+            return rc;
+        s->paths[i]->number = i;
+        s->npaths = i + 1;
+        rc = open_one(s->paths[i], id, &o->fresh[i], err);
+        if (rc == 0 && !o->fresh[i] && !atomic_load(&s->paths[i]->failed))
+            rc = merge_identity(s, o, s->paths[i], id, err);
+        if (rc < 0)
+            return rc;
+    }
+    if (!o->known)
+        RAND_bytes(o->id.store, sizeof(o->id.store));
+    memcpy(s->id, o->id.store, 16);
+    for (unsigned i = 0; i < config->npaths; i++)
+        if (o->fresh[i])
+            join(o, s->paths[i]);
+    int rc = absent_members(s, o, config->forget_missing, err);
+    if (rc < 0)
+        return rc;
+    rc = write_identities(s, o);
+    if (rc < 0)
+        return error_set(err, rc, "no memory for the paths of a store");
+    return load_all(s, err);
+}

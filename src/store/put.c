@@ -1,0 +1,670 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * put.c: one object on its way to a disk.
+ *
+ * Happy path: begin takes a file whose name is durable; bytes are received into the put's buffer, checksummed there, and written when it is
+ * full; commit writes the rest with the trailer, flushes the file, appends to the log, flushes that together with others, and only then
+ * shows the object. A small object is one write and two flushes.
+ * Failure modes: whatever fails unlinks the file; a disk that gives EIO is left. With direct I/O refused (EINVAL) the same bytes are written
+ * buffered.
+ * Invariants: until the log has its record the file is outstanding, so a crash at any point leaves the object or nothing. A version never
+ * replaces a newer one.
+ */
+#include "store/internal.h"
+
+#include <fcntl.h>
+#include <openssl/evp.h>
+
+#include "base/crc32c.h"
+
+#define PUT_BUFFER        (256 * KIB)
+#define PUT_BUFFER_DIRECT (1 * MIB)
+#define PUT_SLACK         4096u /* of the buffer: so that a small object's trailer goes with it */
+
+struct store_put {
+    struct store *store;
+    struct path *path;
+    struct spare_file file;
+    char bucket[STORE_BUCKET_MAX + 1];
+    uint32_t bucket_id;
+    struct ikey key;
+    uint64_t expected;
+    unsigned flags;
+    bool direct, failed;
+    uint8_t *buf;
+    size_t cap, fill; /* cap: for payload; PUT_SLACK behind it */
+    uint64_t charged;
+    _Atomic uint64_t written; /* bytes of payload in the file */
+    uint64_t bytes;           /* handed over */
+    struct bytes_out crcs;    /* of whole blocks */
+    uint32_t block_crc, crc;  /* of the block under way; of all whole blocks */
+    EVP_MD_CTX *md5;
+    struct upload *upload;
+    const char *ends_upload; /* its id, in the commit that completes it */
+};
+
+static int check_room(struct path *p, uint64_t bytes)
+{
+    uint64_t free_bytes, total;
+    struct store *s = p->store;
+    if (s->io->space(s->io, p->dir, &free_bytes, &total) < 0)
+        return 0; /* the write will tell */
+    uint64_t want = bytes == STORE_UNKNOWN_BYTES ? 0 : bytes, pending = atomic_load(&p->pending_bytes);
+    if (free_bytes < s->reserve_bytes || free_bytes - s->reserve_bytes < want)
+        return LEAT_NO_SPACE;
+    if (!s->capacity_bytes)
+        return 0;
+    pthread_rwlock_rdlock(&p->index.lock);
+    uint64_t used = p->index.bytes;
+    pthread_rwlock_unlock(&p->index.lock);
+    return used + pending + want > s->capacity_bytes ? LEAT_NO_SPACE : 0;
+}
+
+static struct path *choose(struct store *s, const struct put_target *t, int *ret_rc)
+{
+    *ret_rc = STORE_UNAVAILABLE;
+    for (unsigned nth = 0;; nth++) {
+        struct path *p = t->path ? t->path : store_place(s, &t->key, nth);
+        if (!p || (t->path && nth > 0))
+            return NULL;
+        *ret_rc = atomic_load(&p->failed) ? STORE_UNAVAILABLE : check_room(p, t->bytes);
+        if (*ret_rc == 0)
+            return p;
+        store_kick(s);
+    }
+}
+
+static int put_buffer(struct store_put *put, struct leat_error *err)
+{
+    uint64_t most = put->direct ? PUT_BUFFER_DIRECT : PUT_BUFFER;
+    put->cap = (size_t)(put->expected < most ? align_up(put->expected + 1, 4096) : most);
+    put->charged = put->cap + PUT_SLACK;
+    if (ticket_take(put->store->office, put->charged) < 0) {
+        put->charged = 0;
+        return error_set(err, LEAT_BUSY,
+                         "too many uploads at a time: no room for another buffer; try again later");
+    }
+    void *buf;
+    if (posix_memalign(&buf, 4096, put->cap + PUT_SLACK) != 0)
+        return error_set(err, -ENOMEM, "no memory for a buffer of %zu bytes", put->cap);
+    put->buf = buf;
+    return 0;
+}
+
+static void put_free(struct store_put *put)
+{
+    if (!put)
+        return;
+    if (put->file.id) {
+        put->store->io->close(put->store->io, put->file.fd);
+        store_file_drop(put->path, put->file.id);
+    }
+    if (put->path && put->expected != STORE_UNKNOWN_BYTES)
+        atomic_fetch_sub(&put->path->pending_bytes, put->expected);
+    free(put->buf);
+    if (put->charged)
+        ticket_give(put->store->office, put->charged);
+    if (put->upload)
+        store_upload_unref(put->store, put->upload);
+    bytes_out_fini(&put->crcs);
+    EVP_MD_CTX_free(put->md5);
+    free(put);
+}
+
+static int start_md5(struct store_put *put, struct leat_error *err)
+{
+    if (put->flags & STORE_PUT_NO_MD5)
+        return 0;
+    put->md5 = EVP_MD_CTX_new();
+    if (put->md5 && EVP_DigestInit_ex(put->md5, EVP_md5(), NULL) == 1)
+        return 0;
+    return error_set(err, -ENOMEM, "MD5 cannot be computed here (OpenSSL refuses it)");
+}
+
+static void start_direct(struct store_put *put)
+{
+    int have = put->direct ? fcntl(put->file.fd, F_GETFL) : -1;
+    put->direct = have >= 0 && fcntl(put->file.fd, F_SETFL, have | O_DIRECT) == 0;
+}
+
+int store_put_new(struct store *s, const struct put_target *t, struct store_put **ret_put,
+                  struct leat_error *err)
+{
+    int rc;
+    struct path *p = choose(s, t, &rc);
+    if (!p)
+        return error_set(err, rc,
+                         rc == LEAT_NO_SPACE ? "the store is full: delete objects, or give it more disks"
+                                             : "no disk of the store is in order");
+    struct store_put *put = calloc(1, sizeof(*put));
+    if (!put)
+        return error_set(err, -ENOMEM, "no memory for an upload");
+    put->store = s;
+    put->key = t->key;
+    put->bucket_id = t->bucket_id;
+    put->expected = t->bytes;
+    put->flags = t->flags;
+    snprintf(put->bucket, sizeof(put->bucket), "%s", t->bucket);
+    put->direct =
+        t->bytes != STORE_UNKNOWN_BYTES && t->bytes >= s->direct_bytes && !(t->flags & STORE_PUT_BUFFERED);
+    rc = put_buffer(put, err);
+    if (rc == 0)
+        rc = start_md5(put, err);
+    if (rc == 0)
+        rc = store_file_take(p, &put->file, err);
+    if (rc < 0) {
+        put_free(put);
+        return rc;
+    }
+    put->path = p;
+    put->upload = t->upload;
+    if (put->upload)
+        store_upload_ref(s, put->upload);
+    if (t->bytes != STORE_UNKNOWN_BYTES)
+        atomic_fetch_add(&p->pending_bytes, t->bytes);
+    start_direct(put);
+    if (put->expected != STORE_UNKNOWN_BYTES && put->expected > PUT_BUFFER) {
+        rc = s->io->allocate(s->io, put->file.fd, put->expected);
+        if (rc == -ENOSPC) {
+            put_free(put);
+            return error_set(err, LEAT_NO_SPACE, "%s has no room for %llu bytes", p->dir,
+                             (unsigned long long)t->bytes);
+        }
+    }
+    *ret_put = put;
+    return 0;
+}
+
+int store_put_begin(struct store *s, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
+                    unsigned flags, struct store_put **ret_put, struct leat_error *err)
+{
+    struct put_target t = {.bucket = bucket, .bytes = bytes, .flags = flags};
+    int rc = store_bucket_check_key(key, key_len, err);
+    if (rc == 0)
+        rc = store_bucket_find(s, bucket, &t.bucket_id, NULL, err);
+    if (rc < 0)
+        return rc;
+    if (bytes != STORE_UNKNOWN_BYTES && bytes > INT64_MAX / 4)
+        return error_set(err, LEAT_INVALID, "an object of %llu bytes is larger than any disk",
+                         (unsigned long long)bytes);
+    ikey_set(&t.key, t.bucket_id, key, key_len);
+    return store_put_new(s, &t, ret_put, err);
+}
+
+/* --- bytes -------------------------------------------------------------------------------------------------------------- */
+
+static int put_fail(struct store_put *put, int rc, struct leat_error *err)
+{
+    put->failed = true;
+    return store_path_error(put->path, rc, "an object cannot be written", err);
+}
+
+static void leave_direct(struct store_put *put)
+{
+    if (put->direct)
+        fcntl(put->file.fd, F_SETFL, fcntl(put->file.fd, F_GETFL) & ~O_DIRECT);
+    put->direct = false;
+}
+
+/* `n` bytes of the buffer to the file at the put's end. Not aligned any more, or refused: direct I/O ends. */
+static int put_out(struct store_put *put, size_t n, struct leat_error *err)
+{
+    const struct store_io *io = put->store->io;
+    uint64_t at = atomic_load_explicit(&put->written, memory_order_relaxed);
+    bool plain = put->direct && (n % 4096 || at % 4096);
+    int rc = plain ? -EINVAL : store_io_write(io, put->file.fd, put->buf, n, at);
+    if (rc == -EINVAL && put->direct) {
+        leave_direct(put);
+        rc = store_io_write(io, put->file.fd, put->buf, n, at);
+    }
+    return rc < 0 ? put_fail(put, rc, err) : 0;
+}
+
+static int put_flush(struct store_put *put, struct leat_error *err)
+{
+    int rc = put->fill ? put_out(put, put->fill, err) : 0;
+    if (rc < 0)
+        return rc;
+    atomic_fetch_add_explicit(&put->written, put->fill, memory_order_release);
+    put->fill = 0;
+    return 0;
+}
+
+void *store_put_room(struct store_put *put, size_t *ret_bytes)
+{
+    *ret_bytes = put->cap - put->fill;
+    return put->buf + put->fill;
+}
+
+/* The CRC of each block, and of all: every byte is looked at once. */
+static void put_checksum(struct store_put *put, const uint8_t *data, size_t n)
+{
+    while (n > 0) {
+        uint64_t in_block = put->bytes % STORE_BLOCK;
+        size_t now = (size_t)MIN((uint64_t)n, STORE_BLOCK - in_block);
+        put->block_crc = crc32c(put->block_crc, data, now);
+        put->bytes += now;
+        if (in_block + now == STORE_BLOCK) {
+            bytes_put_u32(&put->crcs, put->block_crc);
+            put->crc = crc32c_combine(put->crc, put->block_crc, STORE_BLOCK);
+            put->block_crc = 0;
+        }
+        data += now;
+        n -= now;
+    }
+}
+
+int store_put_advance(struct store_put *put, size_t n, struct leat_error *err)
+{
+    assert(n <= put->cap - put->fill && !put->failed);
+    if (put->expected != STORE_UNKNOWN_BYTES && n > put->expected - put->bytes) {
+        put->failed = true;
+        return error_set(err, LEAT_INVALID, "more bytes came than the %llu that were announced",
+                         (unsigned long long)put->expected);
+    }
+    const uint8_t *data = put->buf + put->fill;
+    put_checksum(put, data, n);
+    if (put->md5)
+        EVP_DigestUpdate(put->md5, data, n);
+    put->fill += n;
+    if (put->crcs.failed) {
+        put->failed = true;
+        return error_set(err, -ENOMEM, "no memory for checksums");
+    }
+    return put->fill == put->cap ? put_flush(put, err) : 0;
+}
+
+int store_put_write(struct store_put *put, const void *data, size_t n, struct leat_error *err)
+{
+    int rc = 0;
+    while (rc == 0 && n > 0) {
+        size_t room;
+        void *to = store_put_room(put, &room);
+        room = MIN(room, n);
+        memcpy(to, data, room);
+        rc = store_put_advance(put, room, err);
+        data = (const uint8_t *)data + room;
+        n -= room;
+    }
+    return rc;
+}
+
+int store_put_push(struct store_put *put, struct leat_error *err)
+{
+    return put->direct ? 0 : put_flush(put, err);
+}
+
+int store_put_reader(struct store_put *put, int *ret_fd, struct leat_error *err)
+{
+    char name[PATH_FILE_MAX];
+    store_path_file_name(put->path, put->file.id, name);
+    int fd = put->store->io->open(put->store->io, name, O_RDONLY, 0);
+    if (fd < 0)
+        return store_path_error(put->path, fd, "a file under way cannot be opened", err);
+    *ret_fd = fd;
+    return 0;
+}
+
+uint64_t store_put_pushed(const struct store_put *put)
+{
+    return atomic_load_explicit(&put->written, memory_order_acquire);
+}
+
+uint64_t store_put_bytes(const struct store_put *put)
+{
+    return put->bytes;
+}
+
+uint32_t store_put_crc32c(const struct store_put *put)
+{
+    return crc32c_combine(put->crc, put->block_crc, put->bytes % STORE_BLOCK);
+}
+
+bool store_put_md5(struct store_put *put, uint8_t ret_md5[16])
+{
+    EVP_MD_CTX *copy = put->md5 ? EVP_MD_CTX_new() : NULL;
+    bool good =
+        copy && EVP_MD_CTX_copy_ex(copy, put->md5) == 1 && EVP_DigestFinal_ex(copy, ret_md5, NULL) == 1;
+    EVP_MD_CTX_free(copy);
+    return good;
+}
+
+/* --- commit --------------------------------------------------------------------------------------------------------------- */
+
+static int check_commit(struct store_put *put, const struct store_commit *c, struct leat_error *err)
+{
+    if (put->failed)
+        return error_set(err, LEAT_INVALID, "the upload has failed before");
+    if (put->expected != STORE_UNKNOWN_BYTES && put->bytes != put->expected)
+        return error_set(err, LEAT_INVALID, "%llu bytes were announced, %llu came",
+                         (unsigned long long)put->expected, (unsigned long long)put->bytes);
+    if (c->meta_len > STORE_META_MAX)
+        return error_set(err, LEAT_INVALID, "metadata of %zu bytes; at most %u are kept", c->meta_len,
+                         STORE_META_MAX);
+    if ((c->etag && strlen(c->etag) > STORE_ETAG_MAX) || (c->remote && strlen(c->remote) > STORE_REMOTE_MAX))
+        return error_set(err, LEAT_INVALID, "an ETag of more than %u characters", STORE_ETAG_MAX);
+    if (!c->etag && !put->md5)
+        return error_set(err, LEAT_INVALID, "an object without MD5 needs an ETag");
+    return 0;
+}
+
+int store_commit_condition(struct store *s, const struct ikey *k, const struct store_commit *c,
+                           struct found *ret_found, bool *ret_there, struct leat_error *err)
+{
+    int rc = store_find(s, k, false, ret_found);
+    *ret_there = rc == 0;
+    bool conditional = c->if_none_match || c->if_match || c->if_seq;
+    if (rc == STORE_UNAVAILABLE && conditional)
+        return error_set(err, rc, "the condition cannot be checked: a path of the store has failed");
+    if (c->if_none_match && *ret_there)
+        return error_set(err, STORE_PRECONDITION, "there is an object of this name already");
+    if (c->if_match &&
+        (!*ret_there || (strcmp(c->if_match, "*") != 0 && strcmp(c->if_match, ret_found->etag) != 0)))
+        return error_set(err, STORE_PRECONDITION, "there is no object of this name with that ETag");
+    if (c->if_seq && (!*ret_there || ret_found->value.seq != c->if_seq))
+        return error_set(err, STORE_PRECONDITION, "it is another version by now");
+    return 0;
+}
+
+/* Block CRCs, with that of a short last one; the whole's. */
+static uint32_t finish_crcs(struct store_put *put)
+{
+    uint32_t crc = store_put_crc32c(put);
+    if (put->bytes % STORE_BLOCK)
+        bytes_put_u32(&put->crcs, put->block_crc);
+    return crc;
+}
+
+static void take_etag(struct store_put *put, const struct store_commit *c, struct index_value *v)
+{
+    if (c->etag)
+        store_etag_pack(c->etag, v->etag, &v->parts);
+    else
+        EVP_DigestFinal_ex(put->md5, v->etag, NULL);
+}
+
+/* The file's end: what is left in the buffer, and the trailer behind it. Direct I/O writes whole pages, the trailer at their end. */
+static int write_end(struct store_put *put, const struct bytes_out *trailer, struct leat_error *err)
+{
+    size_t total = put->fill + trailer->len;
+    if (put->direct)
+        total = (size_t)align_up(total, 4096);
+    if (total <= put->cap + PUT_SLACK) {
+        memset(put->buf + put->fill, 0, total - put->fill - trailer->len);
+        memcpy(put->buf + total - trailer->len, trailer->data, trailer->len);
+        return put_out(put, total, err);
+    }
+    leave_direct(put);
+    int rc = put_flush(put, err);
+    if (rc < 0)
+        return rc;
+    rc = store_io_write(put->store->io, put->file.fd, trailer->data, trailer->len,
+                        atomic_load_explicit(&put->written, memory_order_relaxed));
+    return rc < 0 ? put_fail(put, rc, err) : 0;
+}
+
+/* Everything that can fail before the file is flushed. ret_node: what the index is to have. */
+static int seal(struct store_put *put, const struct store_commit *c, struct index_node **ret_node,
+                struct leat_error *err)
+{
+    struct index_value v = {
+        .file = put->file.id,
+        .seq = store_next_seq(put->store),
+        .bytes = put->bytes,
+        .mtime_ns = c->mtime_ns ? c->mtime_ns : store_wall_ns(),
+        .flags = c->flags & STORE_DIRTY,
+        .crc32c = finish_crcs(put),
+    };
+    take_etag(put, c, &v);
+    struct trailer t = {
+        .file = v.file,
+        .seq = v.seq,
+        .bytes = v.bytes,
+        .mtime_ns = v.mtime_ns,
+        .flags = v.flags,
+        .crc32c = v.crc32c,
+        .bucket_id = 0,
+        .parts = v.parts,
+        .key = put->key.bytes + 4,
+        .key_len = (uint32_t)put->key.len - 4,
+        .bucket = put->bucket,
+        .etag_text = v.parts == INDEX_ETAG_TEXT ? c->etag : "",
+        .remote = c->remote ? c->remote : "",
+        .meta = c->meta,
+        .meta_len = (uint32_t)c->meta_len,
+        .crcs = (const uint32_t *)(const void *)put->crcs.data,
+        .ncrcs = put->crcs.len / sizeof(uint32_t),
+    };
+    uint32_t big;
+    memcpy(&big, put->key.bytes, 4);
+    t.bucket_id = __builtin_bswap32(big);
+    memcpy(t.etag, v.etag, sizeof(t.etag));
+    struct bytes_out trailer = {0};
+    uint8_t extra[INDEX_EXTRA_MAX];
+    size_t len = v.parts == INDEX_ETAG_TEXT ? store_extra_put(extra, 0, 'e', c->etag) : 0;
+    if (put->ends_upload)
+        len = store_extra_put(extra, len, 'u', put->ends_upload);
+    int rc = put->crcs.failed ? -ENOMEM : store_trailer_put(&trailer, &t);
+    v.trailer_bytes = (uint32_t)trailer.len;
+    *ret_node = rc == 0
+                    ? store_index_node_new(&put->path->index, &v, put->key.bytes, put->key.len, extra, len)
+                    : NULL;
+    if (!*ret_node)
+        rc = error_set(err, -ENOMEM, "no memory to end an upload");
+    if (rc == 0)
+        rc = write_end(put, &trailer, err);
+    bytes_out_fini(&trailer);
+    if (rc == 0) {
+        rc = put->store->io->datasync(put->store->io, put->file.fd);
+        rc = rc < 0 ? put_fail(put, rc, err) : 0;
+    }
+    if (rc < 0)
+        free(TAKE_PTR(*ret_node));
+    return rc;
+}
+
+/* Older versions of the key on other paths: superseded already, so nobody waits for these deletions to be flushed. */
+static void remove_elsewhere(struct store_put *put, uint64_t seq)
+{
+    struct store *s = put->store;
+    for (unsigned i = 0; i < s->npaths; i++) {
+        struct path *p = s->paths[i];
+        if (p == put->path || atomic_load(&p->failed) || !store_may_hold(p, &put->key))
+            continue;
+        struct index_value dead = {.seq = seq, .flags = INDEX_DEAD};
+        struct change c = {
+            .path = p, .node = store_index_node_new(&p->index, &dead, put->key.bytes, put->key.len, NULL, 0)};
+        pthread_rwlock_rdlock(&p->commits);
+        if (c.node && store_change_append(&c, NULL) == 0 && store_log_sync(p, c.end, NULL) == 0) {
+            store_change_apply(&c);
+            store_change_finish(s, &c);
+        }
+        pthread_rwlock_unlock(&p->commits);
+        free(c.node);
+    }
+}
+
+/* The stripe is held. The node is used up, or freed. */
+static int show(struct store_put *put, const struct store_commit *c, struct index_node *node,
+                struct leat_error *err)
+{
+    struct store *s = put->store;
+    struct found there;
+    bool had;
+    int rc = store_commit_condition(s, &put->key, c, &there, &had, err);
+    if (rc < 0 || (had && there.value.seq > node->value.seq)) {
+        free(node); /* one that came later was faster: it has replaced this one already */
+        return rc;
+    }
+    uint64_t seq = node->value.seq;
+    struct change change = {.path = put->path, .node = node};
+    pthread_rwlock_rdlock(&put->path->commits);
+    rc = store_change_append(&change, err);
+    if (rc == 0)
+        rc = store_log_sync(put->path, change.end, err);
+    if (rc == 0) {
+        store_change_apply(&change);
+        store_file_settled(put->path, put->file.id);
+        store_change_finish(s, &change);
+    }
+    pthread_rwlock_unlock(&put->path->commits);
+    free(change.node);
+    if (rc < 0)
+        return rc;
+    s->io->close(s->io, put->file.fd);
+    put->file.id = 0;
+    if (s->npaths > 1)
+        remove_elsewhere(put, seq);
+    return 0;
+}
+
+static void tell(const struct index_value *v, const char *etag_text, struct store_info *ret)
+{
+    *ret = (struct store_info){.bytes = v->bytes, .seq = v->seq, .mtime_ns = v->mtime_ns, .flags = v->flags};
+    store_etag_format(v->etag, v->parts, etag_text, ret->etag);
+}
+
+static int enter(struct store_put *put, struct leat_error *err)
+{
+    int rc = store_bucket_enter(put->store, put->bucket, put->bucket_id, err);
+    if (rc < 0 || !put->upload)
+        return rc;
+    rc = store_upload_enter(put->store, put->upload, err);
+    if (rc < 0)
+        store_bucket_leave(put->store, put->bucket);
+    return rc;
+}
+
+static void leave(struct store_put *put)
+{
+    if (put->upload)
+        store_upload_leave(put->store, put->upload);
+    store_bucket_leave(put->store, put->bucket);
+}
+
+static int put_commit(struct store_put *put, const struct store_commit *c, struct store_info *ret_info,
+                      struct leat_error *err)
+{
+    struct store *s = put->store;
+    struct found there;
+    bool had;
+    int rc = check_commit(put, c, err);
+    if (rc == 0) /* once before the work; what counts is the look under the stripe */
+        rc = store_commit_condition(s, &put->key, c, &there, &had, err);
+    if (rc == 0)
+        rc = enter(put, err);
+    if (rc < 0)
+        return rc;
+    struct index_node *node;
+    rc = seal(put, c, &node, err);
+    struct store_info info = {0};
+    if (rc == 0) {
+        tell(&node->value, c->etag, &info);
+        pthread_mutex_t *stripe = store_stripe(s, &put->key);
+        pthread_mutex_lock(stripe);
+        rc = show(put, c, node, err);
+        pthread_mutex_unlock(stripe);
+    }
+    leave(put);
+    if (rc < 0)
+        return rc;
+    atomic_fetch_add(&s->puts, 1);
+    atomic_fetch_add(&s->put_bytes, info.bytes);
+    if (ret_info)
+        *ret_info = info;
+    return 0;
+}
+
+int store_put_commit(struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
+                     struct leat_error *err)
+{
+    static const struct store_commit plain;
+    int rc = put_commit(put, commit ? commit : &plain, ret_info, err);
+    put_free(put);
+    return rc;
+}
+
+void store_put_abort(struct store_put *put)
+{
+    put_free(put);
+}
+
+int store_put_commit_upload(struct store_put *put, const struct store_commit *c, const char *upload_id,
+                            struct store_info *ret_info, struct leat_error *err)
+{
+    put->ends_upload = upload_id;
+    return store_put_commit(put, c, ret_info, err);
+}
+
+/* --- parts put together ----------------------------------------------------------------------------------------------------- */
+
+/* Through memory: for file systems that cannot copy, and where blocks do not fall on blocks. */
+static int copy_through(struct store_put *put, int fd, uint64_t from, uint64_t bytes, uint32_t *crc,
+                        struct leat_error *err)
+{
+    for (uint64_t at = from; at < bytes;) {
+        size_t room;
+        void *to = store_put_room(put, &room);
+        room = (size_t)MIN((uint64_t)room, bytes - at);
+        int rc = store_io_read(put->store->io, fd, to, room, at);
+        if (rc < 0)
+            return put_fail(put, rc, err);
+        *crc = crc32c(*crc, to, room);
+        rc = store_put_advance(put, room, err);
+        if (rc < 0)
+            return rc;
+        at += room;
+    }
+    return 0;
+}
+
+/* Returns how many bytes the kernel copied: all of them, or none where it cannot. */
+static int64_t copy_in_kernel(struct store_put *put, int fd, uint64_t bytes)
+{
+    const struct store_io *io = put->store->io;
+    uint64_t to = atomic_load_explicit(&put->written, memory_order_relaxed);
+    for (uint64_t at = 0; at < bytes;) {
+        int64_t n = io->copy(io, fd, at, put->file.fd, to + at, bytes - at);
+        if (n == -EINTR)
+            continue;
+        if (n < 0 && at == 0 && n != -ENOSPC && n != -EIO)
+            return 0; /* EXDEV, EOPNOTSUPP, EINVAL ...: another way */
+        if (n <= 0)
+            return n < 0 ? n : -EIO;
+        at += (uint64_t)n;
+    }
+    return (int64_t)bytes;
+}
+
+int store_put_copy(struct store_put *put, int fd, uint64_t bytes, const uint32_t *crcs, uint32_t crc,
+                   struct leat_error *err)
+{
+    uint32_t seen = 0;
+    int rc = put->bytes % STORE_BLOCK ? 0 : put_flush(put, err);
+    if (rc < 0)
+        return rc;
+    int64_t copied =
+        put->bytes % STORE_BLOCK || put->fill || put->direct ? 0 : copy_in_kernel(put, fd, bytes);
+    if (copied < 0)
+        return put_fail(put, (int)copied, err);
+    if (copied == 0) {
+        rc = copy_through(put, fd, 0, bytes, &seen, err);
+        if (rc == 0 && seen != crc) {
+            put->failed = true;
+            rc = error_set(err, LEAT_CORRUPT, "a part is damaged on %s: its checksum does not match",
+                           put->path->dir);
+        }
+        return rc;
+    }
+    for (uint64_t at = 0; at < bytes; at += STORE_BLOCK, crcs++) {
+        if (bytes - at < STORE_BLOCK) {
+            put->block_crc = *crcs;
+            break;
+        }
+        bytes_put_u32(&put->crcs, *crcs);
+        put->crc = crc32c_combine(put->crc, *crcs, STORE_BLOCK);
+    }
+    put->bytes += bytes;
+    atomic_fetch_add_explicit(&put->written, bytes, memory_order_release);
+    return put->crcs.failed ? error_set(err, -ENOMEM, "no memory for checksums") : 0;
+}

@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * recover.c: the index of a path at start: out of snapshot and logs, or, where they are damaged, out of the objects' own trailers.
+ *
+ * Happy path: map the newest snapshot, apply the logs from its number on, go on with a new log. After a crash, files that were deleted or
+ * replaced are unlinked once more, and files made but never used as well: their numbers are in the log.
+ * Failure modes: the torn end of a log is where it ends. A log that is missing, or whose whole records go on behind a broken one, is
+ * damage: then every file is looked at, the newest version of each key counts (numbers of versions only grow), deletions that can still be
+ * read in the logs are heeded, and files without a sound trailer go to damaged/.
+ * Invariants: what was acknowledged has its record on the disk, or its file.
+ */
+#include "store/internal.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "base/log.h"
+
+struct numbers {
+    uint64_t *values;
+    size_t n, cap;
+};
+
+static int numbers_add(struct numbers *l, uint64_t v)
+{
+    if (l->n == l->cap) {
+        size_t cap = l->cap * 2 + 64;
+        uint64_t *values = realloc(l->values, cap * sizeof(*values));
+        if (!values)
+            return -ENOMEM;
+        l->values = values;
+        l->cap = cap;
+    }
+    l->values[l->n++] = v;
+    return 0;
+}
+
+static int by_number(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+struct loading {
+    struct path *p;
+    struct numbers logs, snapshots, unused; /* unused: files made, not known to be an object's */
+    struct numbers stale;                   /* files that are no object's any more */
+    uint64_t newest;                        /* number of a log or snapshot */
+    bool damaged, closed;
+};
+
+static int list_index(struct loading *l)
+{
+    char dir[PATH_FILE_MAX];
+    snprintf(dir, sizeof(dir), "%s/index", l->p->dir);
+    DIR *d = opendir(dir);
+    if (!d)
+        return -errno;
+    int rc = 0;
+    for (struct dirent *e; rc == 0 && (e = readdir(d));) {
+        unsigned long long n;
+        if (sscanf(e->d_name, "log.%16llx", &n) == 1)
+            rc = numbers_add(&l->logs, n);
+        else if (sscanf(e->d_name, "snapshot.%16llx", &n) == 1)
+            rc = numbers_add(&l->snapshots, n);
+        else
+            continue;
+        l->newest = MAX(l->newest, n);
+    }
+    closedir(d);
+    if (l->logs.n)
+        qsort(l->logs.values, l->logs.n, sizeof(uint64_t), by_number);
+    if (l->snapshots.n)
+        qsort(l->snapshots.values, l->snapshots.n, sizeof(uint64_t), by_number);
+    return rc;
+}
+
+static void seen(struct path *p, uint64_t file, uint64_t seq)
+{
+    p->next_file = MAX(p->next_file, file + 1);
+    if (seq > atomic_load(&p->store->seq))
+        atomic_store(&p->store->seq, seq);
+}
+
+static void count_snapshot(struct index *x)
+{
+    struct snapshot *s = x->snapshot;
+    for (uint64_t i = 0; i < s->count; i++) {
+        const struct index_value *v = &s->entries[i].value;
+        x->objects++;
+        x->bytes += v->bytes + v->trailer_bytes;
+        x->dirty += v->flags & STORE_DIRTY ? 1 : 0;
+    }
+}
+
+static int load_snapshot(struct loading *l)
+{
+    struct path *p = l->p;
+    for (size_t i = l->snapshots.n; i-- > 0;) {
+        char name[PATH_FILE_MAX];
+        struct snapshot_header h;
+        snprintf(name, sizeof(name), "%s/index/snapshot.%016llx", p->dir,
+                 (unsigned long long)l->snapshots.values[i]);
+        uint64_t *outstanding;
+        int rc = store_snapshot_load(p, name, &p->index.snapshot, &h, &outstanding);
+        if (rc == -ENOMEM)
+            return rc;
+        if (rc < 0) {
+            log_warning("%s is damaged", name);
+            continue;
+        }
+        for (uint64_t k = 0; rc == 0 && k < h.outstanding; k++)
+            rc = numbers_add(&l->unused, outstanding[k]);
+        free(outstanding);
+        p->snapshot_number = h.number;
+        seen(p, h.next_file ? h.next_file - 1 : 0, h.next_seq);
+        count_snapshot(&p->index);
+        return rc;
+    }
+    return 0;
+}
+
+/* --- logs --------------------------------------------------------------------------------------------------------------- */
+
+static int map_log(struct path *p, uint64_t number, void **ret_map, size_t *ret_bytes)
+{
+    const struct store_io *io = p->store->io;
+    char name[PATH_FILE_MAX];
+    snprintf(name, sizeof(name), "%s/index/log.%016llx", p->dir, (unsigned long long)number);
+    int fd = io->open(io, name, O_RDONLY, 0);
+    if (fd < 0)
+        return fd;
+    struct stat st;
+    int rc = fstat(fd, &st) < 0 ? -errno : 0;
+    *ret_map = NULL;
+    *ret_bytes = 0;
+    if (rc == 0 && st.st_size > 0) {
+        void *map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+        rc = map == MAP_FAILED ? -errno : 0;
+        if (rc == 0) {
+            *ret_map = map;
+            *ret_bytes = (size_t)st.st_size;
+        }
+    }
+    io->close(io, fd);
+    return rc;
+}
+
+/* Whole records behind a broken one: the log is damaged, or its end reached the disk out of order; from here nobody can tell. */
+static bool records_behind(const uint8_t *data, size_t len, uint64_t number, uint64_t nth)
+{
+    for (size_t at = 1; at + LOG_RECORD_HEAD < len; at++) {
+        uint64_t n;
+        memcpy(&n, data + at + 8, 8);
+        struct log_record r;
+        if (n > nth && n < nth + (1u << 20) && store_log_record_parse(data + at, len - at, number, n, &r))
+            return true;
+    }
+    return false;
+}
+
+static int remove_unused(struct loading *l, uint64_t file)
+{
+    for (size_t i = l->unused.n; i-- > 0;)
+        if (l->unused.values[i] == file) {
+            l->unused.values[i] = l->unused.values[--l->unused.n];
+            break;
+        }
+    return 0;
+}
+
+/* The object that completed an upload, and the end of that upload, are one record. */
+static int end_upload(struct loading *l, const struct log_record *r, const char *text)
+{
+    uint8_t id[16];
+    uint32_t bucket_id;
+    struct ikey k;
+    struct index_value dead = {.seq = r->value.seq, .flags = INDEX_DEAD}, old;
+    if (!store_upload_id_parse(text, id))
+        return LEAT_CORRUPT;
+    memcpy(&bucket_id, r->key, 4);
+    store_upload_key(__builtin_bswap32(bucket_id), id, 0, &k);
+    struct index_node *node = store_index_node_new(&l->p->index, &dead, k.bytes, k.len, NULL, 0);
+    if (!node)
+        return -ENOMEM;
+    return store_index_apply(&l->p->index, node, &old) ? numbers_add(&l->stale, old.file) : 0;
+}
+
+static int apply_record(struct loading *l, const struct log_record *r)
+{
+    struct path *p = l->p;
+    l->closed = r->type == LOG_CLOSE;
+    if (r->type == LOG_CLOSE) {
+        l->unused.n = l->stale.n = 0;
+        return 0;
+    }
+    if (r->type == LOG_ALLOCATE) {
+        int rc = r->value.bytes > FILES_AT_A_TIME ? LEAT_CORRUPT : 0;
+        for (uint64_t i = 0; rc == 0 && i < r->value.bytes; i++) {
+            rc = numbers_add(&l->unused, r->value.file + i);
+            seen(p, r->value.file + i, 0);
+        }
+        return rc;
+    }
+    struct index_value value = r->value, old;
+    if (r->type == LOG_DELETE)
+        value.flags |= INDEX_DEAD;
+    else
+        seen(p, value.file, 0);
+    seen(p, 0, value.seq);
+    struct index_node *node =
+        store_index_node_new(&p->index, &value, r->key, r->key_len, r->extra, r->extra_len);
+    if (!node)
+        return -ENOMEM;
+    if (r->type == LOG_PUT)
+        remove_unused(l, value.file);
+    /* Asked before: the record's bytes are the map's, the node's will be the index's. */
+    const char *upload = store_extra_get(r->extra, r->extra_len, 'u');
+    if (store_index_apply(&p->index, node, &old) && (r->type == LOG_DELETE || old.file != value.file)) {
+        int rc = numbers_add(&l->stale, old.file);
+        if (rc < 0)
+            return rc;
+    }
+    return upload ? end_upload(l, r, upload) : 0;
+}
+
+/* Calls `record` for each; damage is noted in l. */
+static int read_log(struct loading *l, uint64_t number,
+                    int (*record)(struct loading *l, const struct log_record *r))
+{
+    void *map;
+    size_t bytes;
+    int rc = map_log(l->p, number, &map, &bytes);
+    if (rc < 0)
+        return rc;
+    if (store_log_header_parse(map, bytes, l->p->id, number) < 0) {
+        l->damaged |= bytes > LOG_HEADER_BYTES; /* else: made, and never written to */
+    } else {
+        size_t at = LOG_HEADER_BYTES, n;
+        struct log_record r;
+        uint64_t nth = 0;
+        for (; rc == 0 && (n = store_log_record_parse((uint8_t *)map + at, bytes - at, number, nth, &r)) > 0;
+             at += n, nth++)
+            rc = record(l, &r);
+        if (rc == 0)
+            l->damaged |= records_behind((uint8_t *)map + at, bytes - at, number, nth);
+    }
+    if (map)
+        munmap(map, bytes);
+    return rc;
+}
+
+static int replay(struct loading *l)
+{
+    struct path *p = l->p;
+    uint64_t next = MAX(p->snapshot_number, 1u);
+    for (size_t i = 0; i < l->logs.n; i++) {
+        uint64_t number = l->logs.values[i];
+        if (number < next)
+            continue; /* in the snapshot already */
+        if (number != next++) {
+            l->damaged = true;
+            return 0;
+        }
+        int rc = read_log(l, number, apply_record);
+        if (rc < 0 || l->damaged)
+            return rc;
+    }
+    /* A snapshot is made after its log, so that one is there; and there is a snapshot or the very first log. */
+    l->damaged = l->newest > 0 && next == MAX(p->snapshot_number, 1u);
+    return 0;
+}
+
+/* --- out of the files ----------------------------------------------------------------------------------------------------- */
+
+static int node_of_trailer(struct path *p, const struct trailer *t, uint32_t trailer_bytes,
+                           struct index_node **ret)
+{
+    struct index_value v = {
+        .file = t->file,
+        .seq = t->seq,
+        .bytes = t->bytes,
+        .mtime_ns = t->mtime_ns,
+        .trailer_bytes = trailer_bytes,
+        .flags = t->flags & STORE_DIRTY,
+        .crc32c = t->crc32c,
+        .parts = t->parts,
+    };
+    memcpy(v.etag, t->etag, sizeof(v.etag));
+    uint8_t extra[INDEX_EXTRA_MAX];
+    size_t len = 0;
+    if (*t->etag_text)
+        len = store_extra_put(extra, len, 'e', t->etag_text);
+    if (*t->remote)
+        len = store_extra_put(extra, len, 'r', t->remote);
+    struct ikey k;
+    ikey_set(&k, t->bucket_id, t->key, t->key_len);
+    *ret = store_index_node_new(&p->index, &v, k.bytes, k.len, extra, len);
+    return *ret ? 0 : -ENOMEM;
+}
+
+/* Reads the trailer of an open file into *ret_data, freed by the caller. LEAT_CORRUPT: there is none. */
+int store_trailer_read(struct path *p, int fd, uint8_t **ret_data, uint32_t *ret_bytes, struct trailer *ret)
+{
+    const struct store_io *io = p->store->io;
+    struct stat st;
+    uint8_t footer[FOOTER_BYTES];
+    uint64_t bytes;
+    uint32_t len;
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if (st.st_size < (off_t)FOOTER_BYTES)
+        return LEAT_CORRUPT;
+    int rc = store_io_read(io, fd, footer, sizeof(footer), (uint64_t)st.st_size - sizeof(footer));
+    if (rc == 0)
+        rc = store_footer_parse(footer, &len, &bytes);
+    if (rc < 0)
+        return rc;
+    if (bytes + len > (uint64_t)st.st_size)
+        return LEAT_CORRUPT;
+    AUTO_FREE uint8_t *data = malloc(len);
+    if (!data)
+        return -ENOMEM;
+    rc = store_io_read(io, fd, data, len, (uint64_t)st.st_size - len);
+    if (rc == 0)
+        rc = store_trailer_parse(data, len, ret);
+    if (rc < 0)
+        return rc;
+    *ret_data = TAKE_PTR(data);
+    *ret_bytes = len;
+    return 0;
+}
+
+static int adopt(struct loading *l, uint64_t file, const char *name, const char *damaged)
+{
+    struct path *p = l->p;
+    const struct store_io *io = p->store->io;
+    seen(p, file, 0);
+    int fd = io->open(io, name, O_RDONLY, 0);
+    if (fd < 0)
+        return fd;
+    struct trailer t;
+    AUTO_FREE uint8_t *data = NULL;
+    uint32_t len;
+    struct stat st;
+    int rc = store_trailer_read(p, fd, &data, &len, &t);
+    bool empty = fstat(fd, &st) == 0 && st.st_size == 0;
+    io->close(io, fd);
+    if (rc == 0 && t.file != file)
+        rc = LEAT_CORRUPT;
+    if (rc == LEAT_CORRUPT)
+        return empty ? io->unlink(io, name) : io->rename(io, name, damaged);
+    if (rc < 0)
+        return rc;
+    seen(p, file, t.seq);
+    struct index_node *node;
+    rc = node_of_trailer(p, &t, len, &node);
+    if (rc < 0)
+        return rc;
+    struct index_item there;
+    struct index_value old;
+    if (store_index_find(&p->index, index_node_key(node), node->key_len, &there) && there.value.seq > t.seq) {
+        free(node);
+        return numbers_add(&l->stale, file);
+    }
+    return store_index_apply(&p->index, node, &old) ? numbers_add(&l->stale, old.file) : 0;
+}
+
+static int scan_folder(struct loading *l, const char *folder)
+{
+    char dir[PATH_FILE_MAX], name[2 * PATH_FILE_MAX], damaged[2 * PATH_FILE_MAX];
+    snprintf(dir, sizeof(dir), "%s/objects/%s", l->p->dir, folder);
+    DIR *d = opendir(dir);
+    if (!d)
+        return errno == ENOTDIR ? 0 : -errno;
+    int rc = 0;
+    for (struct dirent *e; rc == 0 && (e = readdir(d));) {
+        char *end;
+        unsigned long long file = strtoull(e->d_name, &end, 16);
+        if (end - e->d_name != 12 || *end)
+            continue;
+        snprintf(name, sizeof(name), "%s/%s", dir, e->d_name);
+        snprintf(damaged, sizeof(damaged), "%s/damaged/%s", l->p->dir, e->d_name);
+        rc = adopt(l, file, name, damaged);
+    }
+    closedir(d);
+    return rc;
+}
+
+static int heed_deletion(struct loading *l, const struct log_record *r)
+{
+    struct path *p = l->p;
+    struct index_item there;
+    if (r->type == LOG_ALLOCATE)
+        seen(p, r->value.file + MIN(r->value.bytes, (uint64_t)FILES_AT_A_TIME), 0);
+    if (r->type != LOG_DELETE)
+        return 0;
+    seen(p, 0, r->value.seq);
+    if (!store_index_find(&p->index, r->key, r->key_len, &there) || there.value.seq > r->value.seq)
+        return 0;
+    struct index_value value = r->value, old;
+    value.flags |= INDEX_DEAD;
+    struct index_node *node = store_index_node_new(&p->index, &value, r->key, r->key_len, NULL, 0);
+    if (!node)
+        return -ENOMEM;
+    return store_index_apply(&p->index, node, &old) ? numbers_add(&l->stale, old.file) : 0;
+}
+
+static int rebuild(struct loading *l)
+{
+    struct path *p = l->p;
+    log_warning("%s: its index is damaged or missing; rebuilding it from the objects", p->dir);
+    store_index_fini(&p->index);
+    int rc = store_index_init(&p->index);
+    if (rc < 0)
+        return rc;
+    l->unused.n = l->stale.n = 0;
+    char dir[PATH_FILE_MAX];
+    snprintf(dir, sizeof(dir), "%s/objects", p->dir);
+    DIR *d = opendir(dir);
+    if (!d)
+        return -errno;
+    for (struct dirent *e; rc == 0 && (e = readdir(d));)
+        if (strlen(e->d_name) == 6 && strspn(e->d_name, "0123456789abcdef") == 6)
+            rc = scan_folder(l, e->d_name);
+    closedir(d);
+    for (size_t i = 0; rc >= 0 && i < l->logs.n; i++)
+        rc = read_log(l, l->logs.values[i], heed_deletion);
+    return rc;
+}
+
+/* --- together ------------------------------------------------------------------------------------------------------------- */
+
+static void unlink_all(struct path *p, const struct numbers *files)
+{
+    char name[PATH_FILE_MAX];
+    for (size_t i = 0; i < files->n; i++) {
+        store_path_file_name(p, files->values[i], name);
+        p->store->io->unlink(p->store->io, name);
+    }
+}
+
+static bool has_objects(struct path *p)
+{
+    char dir[PATH_FILE_MAX];
+    snprintf(dir, sizeof(dir), "%s/objects", p->dir);
+    DIR *d = opendir(dir);
+    bool any = false;
+    for (struct dirent *e; d && !any && (e = readdir(d));)
+        any = e->d_name[0] != '.';
+    if (d)
+        closedir(d);
+    return any;
+}
+
+static int load(struct loading *l, struct leat_error *err)
+{
+    struct path *p = l->p;
+    int rc = list_index(l);
+    if (rc == 0)
+        rc = load_snapshot(l);
+    if (rc == 0)
+        rc = replay(l);
+    bool rebuilt = rc == 0 && (l->damaged || (l->newest == 0 && has_objects(p)));
+    if (rebuilt)
+        rc = rebuild(l);
+    if (rc < 0)
+        return error_sys(err, rc, "%s: its index cannot be loaded", p->dir);
+    if (!l->closed || rebuilt) {
+        unlink_all(p, &l->unused);
+        unlink_all(p, &l->stale);
+    }
+    p->log.first = l->logs.n ? MAX(l->logs.values[0], 1u) : 1;
+    rc = store_log_start(p, l->newest + 1, err);
+    if (rc < 0)
+        return rc;
+    p->loaded = true;
+    if (rebuilt)
+        rc = store_path_compact(p);
+    return rc < 0 ? error_sys(err, rc, "%s: its index cannot be written", p->dir) : 0;
+}
+
+int store_path_load(struct path *p, struct leat_error *err)
+{
+    struct loading l = {.p = p};
+    int rc = load(&l, err);
+    free(l.logs.values);
+    free(l.snapshots.values);
+    free(l.unused.values);
+    free(l.stale.values);
+    return rc;
+}

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* store.c: a store from its opening to its end, its background work, and what it says of itself. */
+#include "store/internal.h"
+
+#include <time.h>
+
+#include "base/log.h"
+
+enum { TICK_S = 2 };
+
+static uint64_t given(uint64_t value, uint64_t otherwise)
+{
+    return value ? value : otherwise;
+}
+
+static void work(struct store *s)
+{
+    pthread_mutex_lock(&s->work_lock);
+    for (unsigned i = 0; i < s->npaths; i++) {
+        struct path *p = s->paths[i];
+        if (!p->loaded || atomic_load(&p->failed))
+            continue;
+        store_path_evict(p);
+        int rc = store_path_wants_compaction(p) ? store_path_compact(p) : 0;
+        if (rc < 0) {
+            struct leat_error err;
+            store_path_error(p, rc, "a snapshot of the index cannot be written", &err);
+            log_warning("%s", err.message);
+        }
+    }
+    store_uploads_age(s);
+    pthread_mutex_unlock(&s->work_lock);
+}
+
+void store_tick(struct store *s)
+{
+    work(s);
+}
+
+void store_kick(struct store *s)
+{
+    pthread_mutex_lock(&s->tick_lock);
+    s->kicked = true;
+    pthread_cond_signal(&s->tick_cond);
+    pthread_mutex_unlock(&s->tick_lock);
+}
+
+static void *background(void *arg)
+{
+    struct store *s = arg;
+    pthread_mutex_lock(&s->tick_lock);
+    while (!s->stop) {
+        if (!s->kicked) {
+            struct timespec until;
+            clock_gettime(CLOCK_REALTIME, &until);
+            until.tv_sec += TICK_S;
+            pthread_cond_timedwait(&s->tick_cond, &s->tick_lock, &until);
+        }
+        s->kicked = false;
+        if (s->stop)
+            break;
+        pthread_mutex_unlock(&s->tick_lock);
+        work(s);
+        pthread_mutex_lock(&s->tick_lock);
+    }
+    pthread_mutex_unlock(&s->tick_lock);
+    return NULL;
+}
+
+static int configure(struct store *s, const struct store_config *c, struct leat_error *err)
+{
+    s->io = c->io ? c->io : &store_io_real;
+    s->capacity_bytes = c->capacity_bytes;
+    s->reserve_bytes = given(c->reserve_bytes, 32 * MIB);
+    s->direct_bytes = given(c->direct_bytes, 8 * MIB);
+    s->high_percent = (unsigned)given(c->high_percent, 90);
+    s->low_percent = (unsigned)given(c->low_percent, MIN(80u, s->high_percent));
+    s->upload_age_ns = given(c->upload_age_s, 7 * 24 * 3600) * 1000000000ull;
+    ticket_office_init(&s->own_office, 256 * MIB);
+    s->office = c->office ? c->office : &s->own_office;
+    if (s->high_percent > 100 || s->low_percent > s->high_percent)
+        return error_set(err, LEAT_INVALID, "watermarks %u %% and %u %%: low <= high <= 100 is allowed",
+                         s->low_percent, s->high_percent);
+    if (store_open_init(&s->open, (unsigned)given(c->fd_cache, 1024)) < 0)
+        return error_set(err, -ENOMEM, "no memory for a store");
+    return 0;
+}
+
+static void init_locks(struct store *s)
+{
+    for (unsigned i = 0; i < STORE_STRIPES; i++)
+        pthread_mutex_init(&s->stripes[i], NULL);
+    pthread_mutex_t *const locks[] = {&s->buckets_write, &s->buckets_lock, &s->uploads_lock,
+                                      &s->open.lock,     &s->tick_lock,    &s->work_lock};
+    for (unsigned i = 0; i < ARRAY_LEN(locks); i++)
+        pthread_mutex_init(locks[i], NULL);
+    pthread_cond_init(&s->buckets_cond, NULL);
+    pthread_cond_init(&s->uploads_cond, NULL);
+    pthread_cond_init(&s->tick_cond, NULL);
+    list_init(&s->uploads);
+    list_init(&s->open.lru);
+}
+
+static void fini_locks(struct store *s)
+{
+    for (unsigned i = 0; i < STORE_STRIPES; i++)
+        pthread_mutex_destroy(&s->stripes[i]);
+    pthread_mutex_t *const locks[] = {&s->buckets_write, &s->buckets_lock, &s->uploads_lock,
+                                      &s->open.lock,     &s->tick_lock,    &s->work_lock};
+    for (unsigned i = 0; i < ARRAY_LEN(locks); i++)
+        pthread_mutex_destroy(locks[i]);
+    pthread_cond_destroy(&s->buckets_cond);
+    pthread_cond_destroy(&s->uploads_cond);
+    pthread_cond_destroy(&s->tick_cond);
+}
+
+/* All in order, so that the next start need not look for what was under way. */
+static void say_closed(struct path *p)
+{
+    struct log_record r = {.type = LOG_CLOSE};
+    uint64_t end;
+    if (p->loaded && !atomic_load(&p->failed) && store_log_append(p, &r, &end, NULL) == 0)
+        store_log_sync(p, end, NULL);
+}
+
+void store_free(struct store *s)
+{
+    if (!s)
+        return;
+    if (s->has_thread) {
+        pthread_mutex_lock(&s->tick_lock);
+        s->stop = true;
+        pthread_cond_signal(&s->tick_cond);
+        pthread_mutex_unlock(&s->tick_lock);
+        pthread_join(s->thread, NULL);
+    }
+    store_open_fini(s);
+    store_uploads_free(s);
+    store_buckets_free(s);
+    for (unsigned i = 0; i < s->npaths; i++) {
+        store_files_close(s->paths[i]);
+        say_closed(s->paths[i]);
+        store_path_close(s->paths[i]);
+    }
+    free(s->paths);
+    fini_locks(s);
+    free(s);
+}
+
+int store_new(const struct store_config *config, struct store **ret_store, struct leat_error *err)
+{
+    struct store *s = calloc(1, sizeof(*s));
+    if (!s)
+        return error_set(err, -ENOMEM, "no memory for a store");
+    init_locks(s);
+    int rc = configure(s, config, err);
+    if (rc == 0)
+        rc = store_paths_open(s, config, err);
+    if (rc == 0)
+        rc = store_buckets_load(s, err);
+    if (rc == 0)
+        rc = store_uploads_load(s, err);
+    if (rc == 0 && !config->no_background) {
+        rc = -pthread_create(&s->thread, NULL, background, s);
+        s->has_thread = rc == 0;
+        if (rc < 0)
+            error_sys(err, rc, "the store's thread cannot be started");
+    }
+    if (rc < 0) {
+        store_free(s);
+        return rc;
+    }
+    *ret_store = s;
+    return 0;
+}
+
+/* --- status --------------------------------------------------------------------------------------------------------------- */
+
+static uint64_t parts_in(struct path *p)
+{
+    struct index_cursor c;
+    uint64_t n = 0;
+    for (store_index_seek(&c, &p->index, "", 0); c.valid && memcmp(c.item.key, "\0\0\0", 4) == 0;
+         store_index_next(&c))
+        n++;
+    return n;
+}
+
+static void path_status(struct path *p, struct store_path_status *ret)
+{
+    *ret = (struct store_path_status){
+        .path = p->dir,
+        .state = atomic_load(&p->failed) ? STORE_PATH_FAILED : STORE_PATH_OK,
+        .errors = atomic_load(&p->errors),
+        .corrupt = atomic_load(&p->corrupt),
+        .evicted = atomic_load(&p->evicted),
+        .evicted_bytes = atomic_load(&p->evicted_bytes),
+    };
+    pthread_mutex_lock(&p->fail_lock);
+    memcpy(ret->error, p->error, sizeof(ret->error));
+    pthread_mutex_unlock(&p->fail_lock);
+    pthread_rwlock_rdlock(&p->index.lock);
+    ret->objects = p->index.objects - parts_in(p);
+    ret->bytes = p->index.bytes;
+    ret->dirty = p->index.dirty;
+    pthread_rwlock_unlock(&p->index.lock);
+    pthread_mutex_lock(&p->log.lock);
+    ret->log_bytes = p->log.end;
+    pthread_mutex_unlock(&p->log.lock);
+    p->store->io->space(p->store->io, p->dir, &ret->free_bytes, &ret->total_bytes);
+}
+
+void store_status(struct store *s, struct store_status *ret)
+{
+    memset(ret, 0, sizeof(*ret));
+    ret->npaths = s->npaths;
+    for (unsigned i = 0; i < s->npaths; i++)
+        path_status(s->paths[i], &ret->paths[i]);
+    ret->puts = atomic_load(&s->puts);
+    ret->gets = atomic_load(&s->gets);
+    ret->deletes = atomic_load(&s->deletes);
+    ret->put_bytes = atomic_load(&s->put_bytes);
+    ret->open_hits = atomic_load(&s->open_hits);
+    ret->open_misses = atomic_load(&s->open_misses);
+    ret->flushes = atomic_load(&s->flushes);
+    ret->buffer_bytes = atomic_load(&s->office->used_bytes);
+    pthread_mutex_lock(&s->open.lock);
+    ret->open_objects = s->open.count;
+    pthread_mutex_unlock(&s->open.lock);
+}

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Buckets, objects, conditions, lists and restarts, on a real folder. */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#include "base/crc32c.h"
+#include "store/internal.h"
+#include "store/testing.h"
+
+struct fixture {
+    char dir[256];
+    struct store *s;
+};
+
+static int setup(void **state)
+{
+    struct fixture *f = calloc(1, sizeof(*f));
+    testing_mkdir(f->dir);
+    f->s = testing_open1(f->dir);
+    assert_non_null(f->s);
+    assert_int_equal(store_bucket_create(f->s, "photos", 0, NULL, NULL), 0);
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct fixture *f = *state;
+    store_free(f->s);
+    testing_rmdir(f->dir);
+    free(f);
+    return 0;
+}
+
+static void reopen(struct fixture *f)
+{
+    store_free(f->s);
+    f->s = testing_open1(f->dir);
+    assert_non_null(f->s);
+}
+
+static void test_round_trip(void **state)
+{
+    struct fixture *f = *state;
+    static const size_t sizes[] = {
+        0, 1, 4095, 4096, 65536, 1 << 20, (1 << 20) + 1, 3 * (1 << 20) + 77, 9 * (1 << 20) + 5};
+    char key[32];
+    for (unsigned i = 0; i < ARRAY_LEN(sizes); i++) {
+        snprintf(key, sizeof(key), "size-%zu", sizes[i]);
+        assert_int_equal(testing_put(f->s, "photos", key, i, sizes[i]), 0);
+        assert_int_equal(testing_check(f->s, "photos", key, i, sizes[i]), 0);
+    }
+    for (unsigned round = 0; round < 2; round++) {
+        reopen(f);
+        for (unsigned i = 0; i < ARRAY_LEN(sizes); i++) {
+            snprintf(key, sizeof(key), "size-%zu", sizes[i]);
+            assert_int_equal(testing_check(f->s, "photos", key, i, sizes[i]), 0);
+        }
+    }
+    assert_int_equal(testing_check(f->s, "photos", "size-2", 0, 2), LEAT_NOT_FOUND);
+    assert_int_equal(testing_check(f->s, "nothing", "size-1", 0, 1), STORE_NO_BUCKET);
+}
+
+static int commit_text(struct store *s, const char *key, const char *text, const struct store_commit *c,
+                       struct store_info *ret_info)
+{
+    struct store_put *put;
+    assert_int_equal(store_put_begin(s, "photos", key, strlen(key), STORE_UNKNOWN_BYTES, 0, &put, NULL), 0);
+    assert_int_equal(store_put_write(put, text, strlen(text), NULL), 0);
+    return store_put_commit(put, c, ret_info, NULL);
+}
+
+static void test_what_is_kept(void **state)
+{
+    struct fixture *f = *state;
+    struct store_info info, again;
+    static const char meta[] = "content-type\0text/plain\0x-amz-meta-who\0me";
+    struct store_commit c = {.meta = meta,
+                             .meta_len = sizeof(meta),
+                             .remote = "\"abc\"",
+                             .flags = STORE_DIRTY,
+                             .mtime_ns = 1234567890123456789};
+    assert_int_equal(commit_text(f->s, "a", "hello world", &c, &info), 0);
+    assert_string_equal(info.etag, "5eb63bbbe01eeed093cb22bb8f5acdc3");
+    struct store_commit text = {.etag = "W/odd one", .remote = ""};
+    assert_int_equal(commit_text(f->s, "b", "hello", &text, NULL), 0);
+    for (unsigned round = 0; round < 3; round++) {
+        assert_int_equal(store_lookup(f->s, "photos", "a", 1, &again, NULL), 0);
+        assert_true(again.bytes == info.bytes && again.seq == info.seq && again.mtime_ns == info.mtime_ns);
+        assert_int_equal(again.flags, info.flags);
+        assert_string_equal(again.etag, info.etag);
+        struct store_obj *obj;
+        assert_int_equal(store_get(f->s, "photos", "a", 1, &obj, NULL), 0);
+        assert_int_equal(obj->crc32c, crc32c(0, "hello world", 11));
+        assert_int_equal(obj->info.mtime_ns, 1234567890123456789);
+        assert_int_equal(obj->info.flags, STORE_DIRTY);
+        assert_string_equal(obj->remote, "\"abc\"");
+        assert_string_equal(store_meta_get(obj->meta, obj->meta_len, "x-amz-meta-who"), "me");
+        assert_null(store_meta_get(obj->meta, obj->meta_len, "x-amz-meta-wh"));
+        store_obj_unref(obj);
+        assert_int_equal(store_lookup(f->s, "photos", "b", 1, &again, NULL), 0);
+        assert_string_equal(again.etag, "W/odd one");
+        if (round == 1) /* by way of a snapshot */
+            assert_int_equal(store_path_compact(f->s->paths[0]), 0);
+        reopen(f);
+    }
+    assert_int_equal(store_mark_clean(f->s, "photos", "a", 1, info.seq + 1, "x", NULL), LEAT_STALE);
+    assert_int_equal(store_mark_clean(f->s, "photos", "a", 1, info.seq, "version-7", NULL), 0);
+    for (unsigned round = 0; round < 2; round++) {
+        struct store_obj *obj;
+        assert_int_equal(store_get(f->s, "photos", "a", 1, &obj, NULL), 0);
+        assert_int_equal(obj->info.flags, 0);
+        assert_string_equal(obj->remote, "version-7");
+        store_obj_unref(obj);
+        reopen(f);
+    }
+}
+
+static void test_conditions(void **state)
+{
+    struct fixture *f = *state;
+    struct store_info info;
+    struct store_commit none = {.if_none_match = true}, any = {.if_match = "*"}, seq = {.if_seq = 1};
+    assert_int_equal(commit_text(f->s, "k", "one", &any, NULL), STORE_PRECONDITION);
+    assert_int_equal(commit_text(f->s, "k", "one", &none, &info), 0);
+    assert_int_equal(commit_text(f->s, "k", "two", &none, NULL), STORE_PRECONDITION);
+    assert_int_equal(commit_text(f->s, "k", "two", &seq, NULL), STORE_PRECONDITION);
+    struct store_commit match = {.if_match = info.etag, .if_seq = info.seq};
+    assert_int_equal(commit_text(f->s, "k", "two", &match, NULL), 0);
+    assert_int_equal(commit_text(f->s, "k", "three", &match, NULL), STORE_PRECONDITION);
+    struct store_put *put;
+    assert_int_equal(store_put_begin(f->s, "photos", "k", 1, 5, 0, &put, NULL), 0);
+    assert_int_equal(store_put_write(put, "four", 4, NULL), 0);
+    assert_int_equal(store_put_commit(put, NULL, NULL, NULL), LEAT_INVALID); /* one is missing */
+    assert_int_equal(store_put_begin(f->s, "photos", "k", 1, 3, 0, &put, NULL), 0);
+    assert_int_equal(store_put_write(put, "four", 4, NULL), LEAT_INVALID);
+    store_put_abort(put);
+    assert_int_equal(store_delete(f->s, "photos", "k", 1, info.seq, NULL), STORE_PRECONDITION);
+    assert_int_equal(store_delete(f->s, "photos", "k", 1, 0, NULL), 0);
+    assert_int_equal(store_delete(f->s, "photos", "k", 1, 0, NULL), LEAT_NOT_FOUND);
+    reopen(f);
+    assert_int_equal(store_lookup(f->s, "photos", "k", 1, &info, NULL), LEAT_NOT_FOUND);
+    assert_int_equal(store_put_begin(f->s, "photos", "", 0, 3, 0, &put, NULL), LEAT_INVALID);
+    char long_key[1025];
+    memset(long_key, 0xff, sizeof(long_key));
+    assert_int_equal(store_put_begin(f->s, "photos", long_key, 1025, 3, 0, &put, NULL), LEAT_INVALID);
+    assert_int_equal(store_put_begin(f->s, "photos", long_key, 1024, 3, 0, &put, NULL), 0);
+    store_put_abort(put);
+}
+
+/* Whoever holds an object reads it to its end, whatever becomes of the key. */
+static void test_pinned(void **state)
+{
+    struct fixture *f = *state;
+    struct store_obj *obj;
+    char buf[5];
+    assert_int_equal(commit_text(f->s, "k", "first", NULL, NULL), 0);
+    assert_int_equal(store_get_cached(f->s, "photos", "k", 1, &obj, NULL), STORE_AGAIN);
+    assert_int_equal(store_get(f->s, "photos", "k", 1, &obj, NULL), 0);
+    store_obj_unref(obj);
+    assert_int_equal(store_get_cached(f->s, "photos", "k", 1, &obj, NULL), 0);
+    assert_int_equal(commit_text(f->s, "k", "other", NULL, NULL), 0);
+    assert_int_equal(store_delete(f->s, "photos", "k", 1, 0, NULL), 0);
+    assert_int_equal(pread(obj->fd, buf, 5, (off_t)obj->offset), 5);
+    assert_memory_equal(buf, "first", 5);
+    assert_int_equal(store_obj_read(f->s, obj, 1, buf, 4, NULL), 0);
+    assert_memory_equal(buf, "irst", 4);
+    store_obj_unref(obj);
+    struct store_status *st = calloc(1, sizeof(*st));
+    store_status(f->s, st);
+    assert_int_equal(st->open_objects, 0);
+    assert_int_equal(st->paths[0].objects, 0);
+    assert_int_equal(st->paths[0].bytes, 0);
+    assert_int_equal(st->buffer_bytes, 0);
+    free(st);
+}
+
+static void test_buckets(void **state)
+{
+    struct fixture *f = *state;
+    struct store_bucket b;
+    assert_int_equal(store_bucket_create(f->s, "photos", 0, NULL, NULL), STORE_EXISTS);
+    static const char *const bad[] = {"", "ab", "Upper", "-x-", "a..b", "a/b", "../x", "x.", "a_b"};
+    for (unsigned i = 0; i < ARRAY_LEN(bad); i++)
+        assert_int_equal(store_bucket_create(f->s, bad[i], 0, NULL, NULL), LEAT_INVALID);
+    assert_int_equal(store_bucket_create(f->s, "x.tmp", STORE_BUCKET_REMOTE, "{\"uri\": \"s3://x\"}", NULL),
+                     0);
+    assert_int_equal(store_bucket_get(f->s, "x.tmp", &b, NULL), 0);
+    uint64_t version = b.version;
+    uint32_t id = b.id;
+    store_bucket_fini(&b);
+    assert_int_equal(store_bucket_set(f->s, "x.tmp", version + 1, 0, "{}", NULL), STORE_PRECONDITION);
+    assert_int_equal(store_bucket_set(f->s, "x.tmp", version, 0, "{2}", NULL), 0);
+    reopen(f);
+    assert_int_equal(store_bucket_get(f->s, "x.tmp", &b, NULL), 0);
+    assert_string_equal(b.props, "{2}");
+    assert_int_equal(b.version, version + 1);
+    assert_int_equal(b.flags, 0);
+    store_bucket_fini(&b);
+    assert_int_equal(testing_put(f->s, "x.tmp", "k", 1, 10), 0);
+    assert_int_equal(store_bucket_delete(f->s, "x.tmp", NULL), STORE_NOT_EMPTY);
+    assert_int_equal(store_delete(f->s, "x.tmp", "k", 1, 0, NULL), 0);
+    struct store_put *put;
+    assert_int_equal(store_put_begin(f->s, "x.tmp", "k", 1, 0, 0, &put, NULL), 0);
+    assert_int_equal(store_bucket_delete(f->s, "x.tmp", NULL), 0);
+    assert_int_equal(store_bucket_delete(f->s, "x.tmp", NULL), STORE_NO_BUCKET);
+    assert_int_equal(store_bucket_create(f->s, "x.tmp", 0, NULL, NULL), 0);
+    assert_int_equal(store_put_commit(put, NULL, NULL, NULL), STORE_NO_BUCKET); /* begun in the one before */
+    assert_int_equal(store_bucket_get(f->s, "x.tmp", &b, NULL), 0);
+    assert_true(b.id > id);
+    store_bucket_fini(&b);
+    reopen(f);
+    assert_int_equal(store_bucket_get(f->s, "x.tmp", NULL, NULL), 0);
+}
+
+/* --- lists ------------------------------------------------------------------------------------------------------------ */
+
+struct listed {
+    char text[4096];
+    char last[64];
+    bool last_prefix;
+};
+
+static int append(void *user, const struct store_entry *e)
+{
+    struct listed *l = user;
+    size_t n = strlen(l->text);
+    snprintf(l->text + n, sizeof(l->text) - n, "%.*s%s ", (int)e->key_len, (const char *)e->key,
+             e->prefix ? "*" : "");
+    snprintf(l->last, sizeof(l->last), "%.*s", (int)e->key_len, (const char *)e->key);
+    l->last_prefix = e->prefix;
+    return 0;
+}
+
+static const char *list(struct store *s, const char *prefix, const char *delimiter, unsigned max)
+{
+    static struct listed l;
+    bool more = true;
+    l.text[0] = 0;
+    for (bool first = true; more; first = false) { /* page by page */
+        struct store_list_spec spec = {.prefix = prefix,
+                                       .prefix_len = strlen(prefix),
+                                       .delimiter = delimiter,
+                                       .delimiter_len = strlen(delimiter),
+                                       .max = max};
+        if (!first) {
+            spec.after = l.last;
+            spec.after_len = strlen(l.last);
+            spec.after_prefix = l.last_prefix;
+        }
+        assert_int_equal(store_list(s, "photos", &spec, append, &l, &more, NULL), 0);
+    }
+    return l.text;
+}
+
+static void test_lists(void **state)
+{
+    struct fixture *f = *state;
+    static const char *const keys[] = {"a/2", "\xff\xff", "a", "b/x", "a/b/3", "gone", "a0", "a/1", "b/~"};
+    for (unsigned i = 0; i < ARRAY_LEN(keys); i++)
+        assert_int_equal(testing_put(f->s, "photos", keys[i], i, i), 0);
+    assert_int_equal(store_bucket_create(f->s, "photos2", 0, NULL, NULL), 0);
+    assert_int_equal(testing_put(f->s, "photos2", "a/0", 1, 1), 0);
+    assert_int_equal(store_delete(f->s, "photos", "gone", 4, 0, NULL), 0);
+    const char *all = "a a/1 a/2 a/b/3 a0 b/x b/~ \xff\xff ";
+    for (unsigned round = 0; round < 4; round++) {
+        for (unsigned max = 1; max < 9; max += 3) {
+            assert_string_equal(list(f->s, "", "", max), all);
+            assert_string_equal(list(f->s, "", "/", max), "a a/* a0 b/* \xff\xff ");
+            assert_string_equal(list(f->s, "a/", "/", max), "a/1 a/2 a/b/* ");
+            assert_string_equal(list(f->s, "a", "/", max), "a a/* a0 ");
+            assert_string_equal(list(f->s, "\xff", "\xff", max), "\xff\xff* ");
+            assert_string_equal(list(f->s, "c", "/", max), "");
+        }
+        if (round == 0) /* a snapshot, and changes in front of it */
+            assert_int_equal(store_path_compact(f->s->paths[0]), 0);
+        if (round == 1) {
+            assert_int_equal(store_delete(f->s, "photos", "a/2", 3, 0, NULL), 0);
+            assert_int_equal(testing_put(f->s, "photos", "a/2", 1, 1), 0);
+            assert_int_equal(testing_put(f->s, "photos", "gone", 1, 1), 0);
+            assert_int_equal(store_delete(f->s, "photos", "gone", 4, 0, NULL), 0);
+        }
+        if (round == 2)
+            reopen(f);
+    }
+}
+
+static void test_delete_many(void **state)
+{
+    struct fixture *f = *state;
+    struct store_key keys[5] = {{"a", 1}, {"b", 1}, {"nothing", 7}, {"c", 1}, {"a", 1}};
+    int codes[5];
+    assert_int_equal(testing_put(f->s, "photos", "a", 1, 10), 0);
+    assert_int_equal(testing_put(f->s, "photos", "b", 1, 10), 0);
+    assert_int_equal(testing_put(f->s, "photos", "c", 1, 10), 0);
+    struct store_status *st = calloc(2, sizeof(*st));
+    store_status(f->s, st);
+    assert_int_equal(store_delete_many(f->s, "photos", keys, 5, codes, NULL), 0);
+    store_status(f->s, st + 1);
+    assert_int_equal(st[1].flushes, st[0].flushes + 1);
+    free(st);
+    static const int wanted[5] = {0, 0, LEAT_NOT_FOUND, 0, LEAT_NOT_FOUND};
+    assert_memory_equal(codes, wanted, sizeof(wanted));
+    reopen(f);
+    assert_string_equal(list(f->s, "", "", 10), "");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_what_is_kept, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_conditions, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_pinned, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_buckets, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lists, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_delete_many, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "store/testing.h"
+
+#include <ftw.h>
+#include <stdio.h>
+
+#include "base/rng.h"
+
+void testing_mkdir(char out[256])
+{
+    const char *tmp = getenv("TMPDIR");
+    snprintf(out, 256, "%s/leat-store-XXXXXX", tmp ? tmp : "/var/tmp");
+    if (!mkdtemp(out))
+        abort();
+}
+
+static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+    return remove(path);
+}
+
+void testing_rmdir(const char *dir)
+{
+    nftw(dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+struct store *testing_open(const char *const *paths, unsigned n, const struct store_io *io)
+{
+    struct store_config c = {
+        .paths = paths, .npaths = n, .io = io, .no_background = true, .reserve_bytes = 1};
+    struct store *s = NULL;
+    struct leat_error err = {0};
+    if (store_new(&c, &s, &err) < 0) {
+        fprintf(stderr, "# store_new: %s\n", err.message);
+        return NULL;
+    }
+    return s;
+}
+
+struct store *testing_open1(const char *dir)
+{
+    return testing_open(&dir, 1, NULL);
+}
+
+void testing_fill(void *data, size_t bytes, uint64_t seed)
+{
+    uint8_t *to = data;
+    for (size_t at = 0; at < bytes; at += 8) {
+        uint64_t v = rng_next(&seed);
+        memcpy(to + at, &v, MIN(bytes - at, (size_t)8));
+    }
+}
+
+int testing_put(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes)
+{
+    AUTO_FREE uint8_t *data = malloc(bytes + 1);
+    struct store_put *put;
+    if (!data)
+        return -ENOMEM;
+    testing_fill(data, bytes, seed);
+    int rc = store_put_begin(s, bucket, key, strlen(key), bytes, 0, &put, NULL);
+    if (rc < 0)
+        return rc;
+    rc = store_put_write(put, data, bytes, NULL);
+    if (rc < 0) {
+        store_put_abort(put);
+        return rc;
+    }
+    return store_put_commit(put, NULL, NULL, NULL);
+}
+
+int testing_check(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes)
+{
+    struct store_obj *obj;
+    int rc = store_get(s, bucket, key, strlen(key), &obj, NULL);
+    if (rc < 0)
+        return rc;
+    AUTO_FREE uint8_t *data = malloc(bytes + 1), *wanted = malloc(bytes + 1);
+    if (!data || !wanted)
+        rc = -ENOMEM;
+    else if (obj->info.bytes != bytes)
+        rc = -EILSEQ;
+    if (rc == 0)
+        rc = store_obj_read(s, obj, 0, data, bytes, NULL);
+    store_obj_unref(obj);
+    if (rc == 0) {
+        testing_fill(wanted, bytes, seed);
+        rc = memcmp(data, wanted, bytes) == 0 ? 0 : -EILSEQ;
+    }
+    return rc;
+}

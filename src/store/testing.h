@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* testing.h: what the store's tests share: a folder of their own, objects whose bytes follow from a number. */
+#ifndef STORE_TESTING_H
+#define STORE_TESTING_H
+
+#include "store/store.h"
+
+/* A new empty folder under $TMPDIR or /var/tmp; removed with all in it by testing_rmdir. */
+void testing_mkdir(char out[256]);
+void testing_rmdir(const char *dir);
+struct store *testing_open(const char *const *paths, unsigned n, const struct store_io *io);
+struct store *testing_open1(const char *dir);
+/* `bytes` bytes that follow from `seed`. */
+void testing_fill(void *data, size_t bytes, uint64_t seed);
+/* 0, or what the put said. */
+int testing_put(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes);
+/* Reads all of it: 0 and it is what testing_put stored with that seed; -EILSEQ: other bytes; or what get said. */
+int testing_check(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes);
+
+#endif
