@@ -256,9 +256,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("if-match") not in (None, etag):
             raise Refused(412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
         headers = {"ETag": etag, "Last-Modified": email.utils.formatdate(file.stat().st_mtime, usegmt=True), "Accept-Ranges": "bytes"}
-        if self.s.checksum and self.headers.get("x-amz-checksum-mode") == "ENABLED":
+        if self.s.checksum and self.headers.get("x-amz-checksum-mode") == "ENABLED" and "range" not in self.headers:
             of = data if not (rule and rule.what.get("wrong_sum")) else data + b"x"
             headers[f"x-amz-checksum-{self.s.checksum}"] = {"crc32c": crc32c, "crc64nvme": crc64nvme}[self.s.checksum](of)
+        if rule and "sum" in rule.what:
+            headers[rule.what["sum"][0]] = rule.what["sum"][1]
         status = 200
         if "range" in self.headers and self.s.ranges:
             first, last = self.headers["range"].removeprefix("bytes=").split("-")

@@ -287,6 +287,27 @@ def test_checksums(s3, tmp_path, kind):
     assert f"do not match the server's {kind.upper()}" in err and "s3://data/small" in err
 
 
+@pytest.mark.parametrize("kind", ["crc32c", "crc64nvme"])
+def test_checksums_of_what_comes_in_blocks(s3, top, tmp_path, kind):
+    """Answers to ranges have none: that of all of the object is asked for beside them, and compared with theirs joined."""
+    data = BIG[:1 * MIB + 13]
+    (top / "data" / "blocks").write_bytes(data)
+    s3.checksum = kind
+    get(s3, "blocks", tmp_path, data)
+    (tmp_path / "out").unlink()
+    ranges = [r for method, path, r, _ in s3.log if method == "GET" and "blocks" in path]
+    assert len(ranges) > 2 and None not in ranges
+    s3.fail(method="GET", key="blocks", corrupt=True)  # one byte of one block
+    err = get(s3, "blocks", tmp_path, check=7)
+    assert f"all of the object does not match the server's {kind.upper()}" in err and "s3://data/blocks" in err
+    s3.fail(method="HEAD", key="blocks", hang=0.3)  # which answers late: after all of the blocks, by another try
+    get(s3, "blocks", tmp_path, data)
+    (tmp_path / "out").unlink()
+    s3.checksum = None  # a server that has none, or one of parts: there is nothing to compare with
+    s3.fail(method="HEAD", key="blocks", sum=(f"x-amz-checksum-{kind}", "MTIzNA==-3"))
+    get(s3, "blocks", tmp_path, data)
+
+
 def test_a_server_without_ranges(s3, tmp_path):
     s3.ranges = False
     get(s3, "small", tmp_path, SMALL)  # asked for as a whole

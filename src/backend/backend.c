@@ -67,6 +67,12 @@ int backend_open(struct backend *b, const char *uri, const char *etag, uint64_t 
     return b->ops->open(b, uri, etag, bytes, ret_file, err);
 }
 
+void backend_expect_all(struct backend_file *file)
+{
+    if (file->ops->expect_all)
+        file->ops->expect_all(file);
+}
+
 void backend_close(struct backend_file *file)
 {
     if (file)

@@ -123,6 +123,9 @@ int backend_stat_object(struct backend *b, const char *uri, struct backend_stat 
  * is then checked against the server's checksum), else 0. */
 int backend_open(struct backend *b, const char *uri, const char *etag, uint64_t bytes,
                  struct backend_file **ret_file, struct leat_error *err);
+/* All of it will be read through this handle, each byte once, in any order: it is compared with the server's checksum then, where there is one,
+ * and the read that ends last fails with LEAT_CORRUPT if it differs. One read of all of it is compared unasked. `bytes` was known. */
+void backend_expect_all(struct backend_file *file);
 void backend_close(struct backend_file *file); /* no read of it is under way */
 
 /* done() does not run in here. */

@@ -40,6 +40,30 @@ uint64_t crc64nvme_table(uint64_t crc, const void *buf, size_t bytes)
     return ~step_bytes(~crc, buf, bytes);
 }
 
+/* a * b modulo the polynomial, reflected: bit 63 is x^0. */
+static uint64_t mulmod(uint64_t a, uint64_t b)
+{
+    uint64_t product = 0;
+    for (uint64_t bit = 1ull << 63; bit; bit >>= 1) {
+        if (a & bit)
+            product ^= b;
+        b = b & 1 ? (b >> 1) ^ POLY : b >> 1;
+    }
+    return product;
+}
+
+/* As crc32c_combine: b's zero bytes behind a multiply it by x^(8 |b|), and the inversions cancel. */
+uint64_t crc64nvme_combine(uint64_t crc_a, uint64_t crc_b, uint64_t bytes_b)
+{
+    uint64_t shift = 1ull << 63, square = 1ull << 55; /* x^0; x^8 */
+    for (uint64_t n = bytes_b; n; n >>= 1) {
+        if (n & 1)
+            shift = mulmod(shift, square);
+        square = mulmod(square, square);
+    }
+    return mulmod(shift, crc_a) ^ crc_b;
+}
+
 #ifdef __x86_64__
 #    include <immintrin.h>
 #    define TARGET __attribute__((target("sse4.1,pclmul")))

@@ -11,6 +11,8 @@
 #include <stdint.h>
 
 uint64_t crc64nvme(uint64_t crc, const void *buf, size_t bytes);
+/* CRC of a‖b from crc(a), crc(b) and b's length. O(log bytes_b), no memory touched. */
+uint64_t crc64nvme_combine(uint64_t crc_a, uint64_t crc_b, uint64_t bytes_b);
 /* Tests: the portable one. */
 uint64_t crc64nvme_table(uint64_t crc, const void *buf, size_t bytes);
 

@@ -52,11 +52,29 @@ static void test_lengths(void **state)
     }
 }
 
+static void test_combine(void **state)
+{
+    static uint8_t buf[5000];
+    for (size_t i = 0; i < sizeof(buf); i++)
+        buf[i] = (uint8_t)(i * 31 + i / 7);
+    uint64_t whole = crc64nvme(0, buf, sizeof(buf));
+    for (size_t cut = 0; cut <= sizeof(buf); cut += 13) {
+        uint64_t a = crc64nvme(0, buf, cut), b = crc64nvme(0, buf + cut, sizeof(buf) - cut);
+        assert_true(crc64nvme_combine(a, b, sizeof(buf) - cut) == whole);
+    }
+    /* As many zero bytes in two steps as in one, also very many. */
+    uint64_t once = crc64nvme_combine(whole, 0, 1ull << 63);
+    uint64_t twice = crc64nvme_combine(crc64nvme_combine(whole, 0, 1ull << 62), 0, 1ull << 62);
+    assert_true(once == twice);
+    assert_true(crc64nvme_combine(whole, 0, 0) == whole);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_vectors),
         cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_combine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

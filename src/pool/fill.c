@@ -610,6 +610,8 @@ void fill_stats(struct fill *fill, struct fill_stats *ret_stats)
         .remote_requests = atomic_load(&c->remote_requests),
         .remote_retries = atomic_load(&c->remote_retries),
         .remote_throttled = atomic_load(&c->remote_throttled),
+        .remote_checked = atomic_load(&c->remote_checked),
+        .remote_unchecked = atomic_load(&c->remote_unchecked),
         .remote_connections = atomic_load(&c->remote_connections),
         .engine = fill->engine,
     };

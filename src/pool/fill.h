@@ -85,7 +85,8 @@ struct histogram *fill_segment_times(struct fill *fill);
 struct fill_stats {
     uint64_t bytes_direct, bytes_buffered, bytes_decoded, files_opened, segments, errors;
     /* from elsewhere; requests with their retries, those that were told to slow down, connections made */
-    uint64_t bytes_remote, remote_requests, remote_retries, remote_throttled, remote_connections;
+    uint64_t bytes_remote, remote_requests, remote_retries, remote_throttled, remote_connections,
+        remote_checked, remote_unchecked;
     const char *engine; /* "uring" or "worker" */
 };
 void fill_stats(struct fill *fill, struct fill_stats *ret_stats);

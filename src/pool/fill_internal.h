@@ -77,7 +77,8 @@ struct fill_thread {
 /* Totals: relaxed atomics, readable while threads run. */
 struct fill_counters {
     _Atomic uint64_t bytes_direct, bytes_buffered, bytes_decoded, files_opened, segments, errors;
-    _Atomic uint64_t bytes_remote, remote_requests, remote_retries, remote_throttled, remote_connections;
+    _Atomic uint64_t bytes_remote, remote_requests, remote_retries, remote_throttled, remote_connections,
+        remote_checked, remote_unchecked;
 };
 
 /*

@@ -92,6 +92,8 @@ static void count(struct fill_counters *c, struct session *s)
     atomic_fetch_add(&c->remote_requests, now.requests - s->told.requests);
     atomic_fetch_add(&c->remote_retries, now.retries - s->told.retries);
     atomic_fetch_add(&c->remote_throttled, now.throttled - s->told.throttled);
+    atomic_fetch_add(&c->remote_checked, now.checked - s->told.checked);
+    atomic_fetch_add(&c->remote_unchecked, now.unchecked - s->told.unchecked);
     atomic_fetch_add(&c->remote_connections, now.connections - s->told.connections);
     atomic_fetch_add(&c->bytes_remote, now.bytes_in - s->told.bytes_in);
     s->told = now;

@@ -216,13 +216,14 @@ static json_t *rdma_json(struct pool *pool)
 /* Of loading and of indexing. */
 static json_t *remote_json(struct pool *pool, const struct fill_stats *fill)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I}", "requests",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "requests",
                      (json_int_t)(fill->remote_requests + atomic_load(&pool->remote_requests)), "retries",
                      (json_int_t)(fill->remote_retries + atomic_load(&pool->remote_retries)), "throttled",
                      (json_int_t)(fill->remote_throttled + atomic_load(&pool->remote_throttled)),
                      "connections_made",
                      (json_int_t)(fill->remote_connections + atomic_load(&pool->remote_connections)), "bytes",
-                     (json_int_t)(fill->bytes_remote + atomic_load(&pool->remote_bytes)));
+                     (json_int_t)(fill->bytes_remote + atomic_load(&pool->remote_bytes)), "checked",
+                     (json_int_t)fill->remote_checked, "unchecked", (json_int_t)fill->remote_unchecked);
 }
 
 static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_t gid)
@@ -443,6 +444,10 @@ static char *metrics_text(const struct server_view *view)
            (double)(fill.remote_throttled + atomic_load(&pool->remote_throttled)));
     metric(&t, "remote_connections_total", "counter", "Connections made to them.",
            (double)(fill.remote_connections + atomic_load(&pool->remote_connections)));
+    metric(&t, "remote_checked_total", "counter",
+           "Objects read whole that matched a checksum of their server's.", (double)fill.remote_checked);
+    metric(&t, "remote_unchecked_total", "counter", "Objects read whole of which the server has no checksum.",
+           (double)fill.remote_unchecked);
     metric(&t, "source_opens_total", "counter", "Source files opened.", (double)fill.files_opened);
     metric(&t, "load_errors_total", "counter", "Ranges that could not be loaded.", (double)fill.errors);
     metric(&t, "data_connections", "gauge", "Connections of remote readers and of pushing ranks.",

@@ -223,6 +223,7 @@ static int file_open(struct cp_get *get, const struct backend_object *o, const c
         if (rc == 0)
             rc = backend_open(get->b, o->uri, o->etag, o->bytes, &f->remote, err);
         if (rc == 0) {
+            backend_expect_all(f->remote);
             snprintf(f->temp, sizeof(f->temp), ".leat-%d-%u.tmp", (int)getpid(), get->names++);
             f->fd = openat(f->folder, f->temp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
             rc = f->fd < 0 ? error_sys(err, -errno, "%s", name) : 0;

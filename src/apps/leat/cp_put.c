@@ -118,6 +118,8 @@ static int put_object(struct cp *cp, struct backend *b, const struct job *job, s
     AUTO_CLOSE int fd = temporary(err);
     AUTO_FREE char *buf = malloc(COPY_BYTES);
     int rc = fd < 0 ? fd : buf ? backend_open(b, job->from, job->etag, job->bytes, &from, err) : -ENOMEM;
+    if (rc == 0)
+        backend_expect_all(from);
     for (uint64_t at = 0; rc == 0 && at < job->bytes;) {
         int64_t n = atomic_load(&cp->cancelled)
                         ? -ECANCELED

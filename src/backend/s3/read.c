@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "backend/s3/session.h"
+#include "backend/s3/whole.h"
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/crc64.h"
@@ -27,6 +28,10 @@ struct s3_file {
     uint64_t bytes;                 /* of the object; 0: not known */
     uint64_t total;                 /* as the first answer said it; 0: nothing was said */
     char modified[HTTP_DATE_BYTES]; /* where there is no ETag */
+    bool all;                       /* of it will be read through this handle */
+    struct whole
+        *whole; /* it comes in several blocks: NULL before the first, or if it is not to be checked */
+    struct backend_read *last; /* has all its bytes, and waits for the server's checksum */
 };
 
 struct block {
@@ -81,8 +86,14 @@ int s3_open(struct backend *base, const char *uri, const char *etag, uint64_t by
 void s3_close(struct backend_file *file)
 {
     struct s3_file *f = container_of(file, struct s3_file, base);
+    whole_free(f->whole);
     target_fini(&f->target);
     free(f);
+}
+
+void s3_expect_all(struct backend_file *file)
+{
+    container_of(file, struct s3_file, base)->all = true;
 }
 
 /* --- one block --------------------------------------------------------------------------------------------------------- */
@@ -176,6 +187,43 @@ static void read_spoil(struct backend_read *read, int rc, const struct leat_erro
     list_push_back(&b->asked, &read->node);
 }
 
+/* All of the object is there, and compared, or cannot be. */
+static void judge(struct s3_file *f, struct backend_read *read)
+{
+    struct leat_error err = {0}, said;
+    int rc = whole_verdict(f->whole, &said);
+    if (rc > 0)
+        f->b->stats.checked++;
+    else if (rc == 0)
+        f->b->stats.unchecked++;
+    else
+        read_spoil(read, error_set(&err, rc, "GET %.300s: %s", f->target.shown, said.message), &err);
+}
+
+/* None of its blocks is left. */
+static void read_over(struct backend_read *read)
+{
+    struct s3_file *f = file_of(read);
+    if (f->whole && read->rc == 0 && whole_covered(f->whole)) {
+        if (!f->whole->over) {
+            f->last = read;
+            return;
+        }
+        judge(f, read);
+    }
+    read_end(read);
+}
+
+static void whole_settled(void *user)
+{
+    struct s3_file *f = user;
+    struct backend_read *read = TAKE_PTR(f->last);
+    if (!read)
+        return;
+    judge(f, read);
+    read_end(read); /* may close the file, and so free what calls here */
+}
+
 static void block_free(struct session *b, struct block *k)
 {
     bytes_out_fini(&k->rq.text); /* what an error said; the head's memory is used again */
@@ -206,15 +254,18 @@ static void block_end(struct request *rq, int rc, const struct leat_error *err)
     struct backend_read *read = k->read;
     if (rc == 0 && k->whole)
         k->has_crc || k->has_crc64 ? b->stats.checked++ : b->stats.unchecked++;
+    struct s3_file *f = file_of(read);
     if (rc < 0)
         read_spoil(read, rc, err);
-    else
+    else if (f->whole)
+        whole_add(f->whole, k->offset, rq->dst, k->bytes);
+    if (rc == 0)
         b->limit = MIN((double)b->max_blocks, b->limit + 1.0 / b->limit);
     read->inside--;
     read->left -= k->bytes;
     block_free(b, k);
     if (read->inside == 0 && (read->rc < 0 || read->left == 0))
-        read_end(read);
+        read_over(read);
     pump(b);
 }
 
@@ -267,6 +318,11 @@ static void block_start(struct block *k, struct backend_read *read, uint64_t byt
         .head = k->rq.head, /* memory that is used again */
         .text = k->rq.text,
     };
+    /* Of an object that is to be read to its end, and not in one piece. Without memory it is not checked. */
+    bool all = f->bytes && (f->all || (read->offset == 0 && read->bytes == f->bytes));
+    if (all && !whole && !f->whole && f->target.bucket &&
+        whole_new(b, &f->target, f->etag, f->bytes, whole_settled, f, &f->whole) < 0)
+        f->all = false;
     k->read = read;
     k->offset = read->next;
     k->bytes = bytes;
@@ -362,6 +418,8 @@ void s3_wake(struct backend *base)
 void s3_cancel(struct backend *base, struct backend_read *read)
 {
     struct session *b = session_of(base);
+    struct s3_file *f = file_of(read);
+    f->last = f->last == read ? NULL : f->last;
     /* First nothing more of it is asked for: others' requests may end in here, and make room. */
     b->waiting_bytes -= read->offset + read->bytes - read->next;
     read->next = read->offset + read->bytes;

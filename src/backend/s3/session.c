@@ -623,7 +623,8 @@ static void request_send(struct request *rq)
             .dst = rq->dst,
             .dst_bytes = rq->dst_bytes,
             .sink = rq->sink ? call_sink : NULL,
-            .text_max = 8 * MIB, /* a page of 1,000 keys of 1,024 bytes, each of them escaped */
+            /* A page of 1,000 keys of 1,024 bytes, each of them escaped; else what an error says. */
+            .text_max = rq->of_bucket ? 8 * MIB : 64 * KIB,
             .done = on_done,
         };
         rc = http_call_start(b->http, &rq->call);
@@ -712,6 +713,7 @@ static const struct backend_ops s3_ops = {
     .stat_object = s3_stat,
     .open = s3_open,
     .close = s3_close,
+    .expect_all = s3_expect_all,
     .submit = s3_submit,
     .cancel = s3_cancel,
     .wait = s3_wait,

@@ -142,6 +142,7 @@ int s3_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat
 int s3_open(struct backend *base, const char *uri, const char *etag, uint64_t bytes,
             struct backend_file **ret_file, struct leat_error *err);
 void s3_close(struct backend_file *file);
+void s3_expect_all(struct backend_file *file);
 void s3_submit(struct backend *base, struct backend_read *read);
 void s3_cancel(struct backend *base, struct backend_read *read);
 int s3_wait(struct backend *base, unsigned min_done, int timeout_ms);
