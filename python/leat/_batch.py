@@ -80,7 +80,7 @@ class Ragged(Sequence[Array]):
 Value = Union[Array, Ragged, CudaArray]
 
 
-class Batch:
+class Batch(_leat.BatchBase):
     """Some samples in a slot of a ring: zero-copy, writable arrays, one for each field.
 
     The slot is yours until `release()`, the end of `with`, or until the batch is collected; it is filled again only
@@ -95,7 +95,7 @@ class Batch:
     ValueError: the batch was released
     """
 
-    __slots__ = ("_holder", "_fields", "_set", "_values", "_n", "_ids", "position", "slot", "__weakref__")
+    __slots__ = ("__weakref__",)  # the rest is BatchBase's, so that a Lane can make one
 
     #: Position in the epoch's order of the first sample, for batches of `leat.batches`.
     position: int

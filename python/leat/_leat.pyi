@@ -86,6 +86,25 @@ class Holder:
     def place(self) -> tuple[int, int]: ...
     def record_stream(self, stream: int, /) -> None: ...
 
+class BatchBase:
+    _holder: Holder
+    _fields: Any
+    _set: Any
+    _values: dict[str, Any]
+    _ids: Any
+    _valid: Any
+    _n: int
+    position: int
+    slot: int
+
+class Lane:
+    returned_at: float
+    report_at: float
+    def arm(self, iter: Iter, type: type, fields: Any, set: Any, valid: Any, steps: int, timeout_ns: int, /) -> None: ...
+    def disarm(self) -> None: ...
+    def take(self) -> tuple[int, float, float, list[tuple[float, float]]] | None: ...
+    def __next__(self) -> Any: ...
+
 class Memory:
     def __new__(cls, holder: Holder, field: int, part: int, format: str, itemsize: int, shape: tuple[int, ...] | None,
                 read_only: bool, keeps: bool = False, /) -> Any: ...

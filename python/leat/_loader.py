@@ -265,11 +265,17 @@ class Loader(Iterable[Any]):
             epoch.close()
         self._epoch_ref = None
 
+    def _settle(self) -> None:
+        epoch = self._epoch_ref() if self._epoch_ref is not None else None
+        if epoch is not None:
+            epoch._settle()
+
     def set_epoch(self, epoch: int) -> None:
         """The next `iter()` begins this epoch. The place in it that a state was loaded with is kept, if it is the state's epoch. A pass
         that is under way stays what it is."""
         if epoch < 0:
             raise ValueError(f"epoch={epoch}")
+        self._settle()
         if epoch != self._epoch or self._ended:
             self._epoch, self._start, self._delivered, self._ended = epoch, 0, 0, False
             self._sampler_state = None
@@ -299,6 +305,7 @@ class Loader(Iterable[Any]):
         >>> sorted(received + next(iter(again)).ids.tolist())
         [0, 1, 2, 3, 4, 5]
         """
+        self._settle()
         return _state.of_loader(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -314,6 +321,7 @@ class Loader(Iterable[Any]):
         >>> sorted(leat.Loader(ws, 2).stats())[:3]
         ['advice', 'batches', 'bytes_local']
         """
+        self._settle()
         return _stats.of_loader(self)
 
     # --- life ---

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 class LoadedBatch(Batch):
     """A `Batch` of a loader: also knows which of its samples are padding."""
 
-    __slots__ = ("valid",)
+    __slots__ = ()
 
-    #: False where a sample is padding: the last step of an epoch with drop_last=False is filled up.
-    valid: npt.NDArray[np.bool_]
+    @property
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """False where a sample is padding: the last step of an epoch with drop_last=False is filled up."""
+        return self._valid
 
     @property
     def nbytes(self) -> int:

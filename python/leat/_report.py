@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import collections
 import itertools
+import logging
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from . import _stats
-from ._errors import Error
 
 if TYPE_CHECKING:
     from ._loader import Loader
+
+_log = logging.getLogger("leat")
 
 EVERY_S = 1.0
 _MARKS = 6  #: rates are those of the last seconds
@@ -31,6 +33,7 @@ class Reporter:
         self._number = next(_numbers)  # loaders are made in the same order on all ranks
         self._marks: collections.deque[tuple[float, float]] = collections.deque(maxlen=_MARKS)
         self._told = False
+        self.length = 0  #: samples of the epoch that was begun last
         sets = loader._sets
         self._title = None if len(sets) == 1 else "mixture of " + ", ".join(ws.uri.removeprefix("leat://") for ws in sets)
         self._sample_bytes: float | None = None
@@ -55,8 +58,8 @@ class Reporter:
         now = perf_counter()
         try:
             self._tell(loader, now, flags)
-        except (Error, ValueError):
-            pass
+        except Exception as error:  # whatever it is, training goes on
+            _log.debug("no report: %s", error)
         return now + EVERY_S
 
     def _tell(self, loader: Loader, now: float, flags: int) -> None:
@@ -69,7 +72,7 @@ class Reporter:
         each = self._bytes_a_sample(loader)
         self._told = loader._sets[0]._set.report(
             self._number, self._title, flags, _VERDICTS[_stats.judge(loader, recent)[0]], loader.rank, loader.world_size, loader._epoch,
-            loader._delivered, loader._length(), loader.batch_size, loader.global_batch, int(samples), int(samples * each), rate, rate * each,
+            loader._delivered, self.length, loader.batch_size, loader.global_batch, int(samples), int(samples * each), rate, rate * each,
             waited / (waited + consumed) if waited + consumed else 0.0) or self._told
 
     def end(self, loader: Loader) -> None:

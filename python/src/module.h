@@ -5,7 +5,8 @@
  *
  *   module.c  types, errors, small functions      client.c  Client: connect, open, drop, query
  *   convert.c arguments, ids, progress, signals   set.c     Set: one working set
- *   memory.c  Memory: buffer protocol, DLPack     ring.c    Ring, Iter, Batch, Hold: slots and leases
+ *   memory.c  Memory: buffer protocol, DLPack     ring.c    Ring, Iter, Holder: slots and leases
+ *   lane.c    Lane, BatchBase: plain batches from the iterator to the loop
  *
  * Invariants
  *  - A handle is freed once, by whoever leaves its gate last after it was closed: a call in another thread, an array over
@@ -74,6 +75,7 @@ struct iter_object {
     struct ring_object *ring;
     struct leat_iter *iter;
     struct gate gate;
+    struct leat_batch *_Atomic kept; /* came while a signal handler raised: it is the next one */
 };
 
 /* What keeps memory of the pool or of a slot in place: a batch or a lease. */
@@ -89,13 +91,23 @@ struct holder_object {
     uint64_t bytes;
 };
 
-extern PyTypeObject *client_type, *set_type, *ring_type, *iter_type, *holder_type, *memory_type, *order_type;
-extern PyType_Spec client_spec, set_spec, ring_spec, iter_spec, holder_spec, memory_spec, order_spec;
+extern PyTypeObject *client_type, *set_type, *ring_type, *iter_type, *holder_type, *memory_type, *order_type,
+    *batch_type, *lane_type;
+extern PyType_Spec client_spec, set_spec, ring_spec, iter_spec, holder_spec, memory_spec, order_spec,
+    batch_spec, lane_spec;
 
 PyObject *set_new(struct leat_ws *ws);
 void set_leave(struct set_object *set);
 /* Gives back the slot or the lease. */
 void holder_drop(struct holder_object *holder);
+
+/* A Holder of it, or NULL with an exception set and the batch released. */
+PyObject *holder_of_batch(struct ring_object *ring, struct leat_batch *batch);
+/* leat_next without the GIL, from inside the gate. What a signal handler raised meanwhile is set: then there is no batch. */
+int iter_take(struct iter_object *iter, uint64_t timeout_ns, struct leat_batch **ret_batch,
+              struct leat_error *err);
+/* Ends an iterator whose gate was left last. */
+void iter_drop(struct iter_object *iter);
 
 /* Frees an object of a heap type. */
 void object_free(PyObject *self);

@@ -32,7 +32,7 @@ static struct holder_object *holder_new(void)
     return self;
 }
 
-static PyObject *holder_of_batch(struct ring_object *ring, struct leat_batch *batch)
+PyObject *holder_of_batch(struct ring_object *ring, struct leat_batch *batch)
 {
     struct holder_object *self = holder_new();
     if (!self) {
@@ -417,9 +417,11 @@ PyType_Spec ring_spec = {"leat._leat.Ring", sizeof(struct ring_object), 0,
 /* --- Iter ---------------------------------------------------------------------------------------------------------- */
 
 /* Waits for the thread that reads ahead: without the GIL. */
-static void iter_drop(struct iter_object *self)
+void iter_drop(struct iter_object *self)
 {
     Py_BEGIN_ALLOW_THREADS;
+    if (self->kept)
+        leat_batch_release(self->kept);
     leat_iter_close(self->iter);
     Py_END_ALLOW_THREADS;
     ring_leave(self->ring);
@@ -440,6 +442,25 @@ static void iter_dealloc(struct iter_object *self)
     object_free((PyObject *)self);
 }
 
+int iter_take(struct iter_object *iter, uint64_t timeout_ns, struct leat_batch **ret_batch,
+              struct leat_error *err)
+{
+    struct leat_batch *batch = atomic_exchange(&iter->kept, NULL);
+    int rc = 0;
+    if (!batch) {
+        Py_BEGIN_ALLOW_THREADS;
+        rc = leat_next(iter->iter, timeout_ns, &batch, err);
+        Py_END_ALLOW_THREADS;
+    }
+    if (rc == 0 && batch && PyErr_Occurred()) {
+        atomic_store(&iter->kept, batch);
+        batch = NULL;
+    }
+    if (rc == 0)
+        *ret_batch = batch;
+    return rc;
+}
+
 static PyObject *iter_next(struct iter_object *self, PyObject *args)
 {
     uint64_t timeout_ns;
@@ -449,18 +470,13 @@ static PyObject *iter_next(struct iter_object *self, PyObject *args)
         return gate_refuse(&self->gate, "the iterator");
     struct leat_error err = {0};
     struct leat_batch *batch = NULL;
-    int rc;
-    Py_BEGIN_ALLOW_THREADS;
-    rc = leat_next(self->iter, timeout_ns, &batch, &err);
-    Py_END_ALLOW_THREADS;
+    int rc = iter_take(self, timeout_ns, &batch, &err);
     PyObject *result = NULL;
     if (rc)
         raise_error(rc, &err);
-    else if (PyErr_Occurred())
-        leat_batch_release(batch);
     else if (batch)
         result = holder_of_batch(self->ring, batch);
-    else
+    else if (!PyErr_Occurred())
         Py_INCREF(result = Py_None);
     if (gate_leave(&self->gate))
         iter_drop(self);
