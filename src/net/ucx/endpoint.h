@@ -14,6 +14,7 @@ struct net_memory {
     uint32_t id; /* within its context, never used again; PROTO_VIEWS_MAX: no puts */
     uint8_t *addr;
     uint64_t bytes;
+    int device; /* whose memory it is; -1: the host's */
     ucp_mem_h memh[NET_RDMA_RAILS_MAX];
     void *key[NET_RDMA_RAILS_MAX]; /* packed, for puts */
     size_t key_bytes[NET_RDMA_RAILS_MAX];
@@ -126,8 +127,11 @@ struct ucx_ctx {
     bool put; /* the far end writes */
     uint32_t ids;
     unsigned nrails;
-    struct ucx_rail rails[NET_RDMA_RAILS_MAX];
+    struct ucx_rail rails[NET_RDMA_RAILS_MAX]; /* without a worker: closed, as its device went */
     uint64_t secrets[NET_RDMA_RAILS_MAX];
+    struct ucx_wanted wanted[NET_RDMA_RAILS_MAX];
+    unsigned tries[NET_RDMA_RAILS_MAX]; /* at connecting by it, since something was connected */
+    char *tls;
     struct ucx_shape shape; /* of the keys that we believe */
     struct list endpoints, memories, spares, comings;
     struct list events, told;
@@ -136,6 +140,35 @@ struct ucx_ctx {
     unsigned in_flight;       /* ops not yet QUIESCED */
     bool look;                /* a callback left a mark somewhere */
 };
+
+/* Most time for a path to come up, where the caller gives more. */
+#define CONNECT_NS (3 * NS_PER_S)
+
+/* --- path.c ------------------------------------------------------------------------------------------------------ */
+
+/* Connects it: it is UP, or has failed, later. */
+int path_begin(struct path *p, struct leat_error *err);
+void path_close(struct path *p);
+/* Some path is to be looked after by then. */
+void mend_at(struct ucx_ctx *ctx, uint64_t ns);
+/* Gives up connections that do not come about; tries paths whose pause is over. It is for the caller to settle. */
+void paths_mend(struct ucx_ctx *ctx);
+/* Without reads nothing is polled: what could not go on meanwhile gets its time now. */
+void paths_time_anew(struct ucx_ctx *ctx);
+int rail_watch(struct ucx_ctx *ctx, unsigned rail);
+/* Opens it anew if it is closed, or nothing could be connected by it for a while, and nothing uses it. */
+void rail_again(struct ucx_ctx *ctx, unsigned rail);
+
+/* --- memory.c ---------------------------------------------------------------------------------------------------- */
+
+int ucx_mem_register(struct net_ctx *base, void *addr, uint64_t bytes, int device,
+                     struct net_memory **ret_memory);
+void ucx_mem_deregister(struct net_ctx *base, struct net_memory *memory);
+/* With a rail that is open; whatever is returned, memory_leave is harmless. */
+int memory_join(struct ucx_ctx *ctx, struct net_memory *m, unsigned rail, struct leat_error *err);
+void memory_leave(struct ucx_ctx *ctx, struct net_memory *m, unsigned rail);
+/* Another number than any before. */
+void memory_number(struct ucx_ctx *ctx, struct net_memory *m);
 
 /* --- keys.c ------------------------------------------------------------------------------------------------------ */
 

@@ -438,14 +438,16 @@ void ucx_rail_close(struct ucx_rail *rail)
 
 bool ucx_rail_progress(struct ucx_rail *rail)
 {
-    for (unsigned i = 0; i < TURN; i++)
+    for (unsigned i = 0; rail->worker && i < TURN; i++)
         if (rail->ucx->ucp_worker_progress(rail->worker) == 0)
             return false;
-    return true;
+    return rail->worker;
 }
 
 int ucx_rail_arm(struct ucx_rail *rail)
 {
+    if (!rail->worker)
+        return 0;
     if (rail->ucx->ucp_worker_arm(rail->worker) != UCS_OK)
         return -EBUSY;
     /* Over plain verbs a completion that came between the last progress and the request for an event causes none. */

@@ -475,6 +475,170 @@ static void test_a_rail_comes_back(void **state)
     comes_back(&put_two_by_tcp);
 }
 
+/* A device that went: nothing is connected by the context that was opened on it. One opened after that one let go of it is well. */
+static const struct ucx_symbols *real_ucx;
+static ucp_worker_h stale_worker;
+static ucp_context_h stale_context;
+static unsigned let_go, denied;
+
+static ucs_status_t stale_ep_create(ucp_worker_h worker, const ucp_ep_params_t *params, ucp_ep_h *ret)
+{
+    if (let_go == 0 && worker == stale_worker) {
+        denied++;
+        return UCS_ERR_NO_DEVICE;
+    }
+    return real_ucx->ucp_ep_create(worker, params, ret);
+}
+
+static ucs_status_t stale_mem_unmap(ucp_context_h context, ucp_mem_h memh)
+{
+    let_go += context == stale_context;
+    return real_ucx->ucp_mem_unmap(context, memh);
+}
+
+/* Reads until `done` says so, with no pause between tries of rail 1. */
+static void read_until(struct one *x, const uint32_t *crcs, bool (*done)(const struct one *x))
+{
+    uint64_t until = clock_now_ns() + 120 * NS_PER_S;
+    while (!done(x)) {
+        assert_true(clock_now_ns() < until);
+        x->ep->stripe[1].down_until_ns = MIN(x->ep->stripe[1].down_until_ns, clock_now_ns());
+        x->ep->ctx->mend_ns = 1;
+        assert_int_equal(one_read(x, clock_now_ns() + 60 * NS_PER_S), 0);
+        for (unsigned i = 0; i < ARRAY_LEN(x->reads); i++)
+            assert_int_equal(x->reads[i].crc, crcs[i]);
+        assert_int_equal(x->ep->paths[0].serial, 0); /* which nothing happened to */
+        usleep(1000);
+    }
+}
+
+static bool is_closed(const struct one *x)
+{
+    return !x->ep->ctx->rails[1].worker;
+}
+
+static bool is_up(const struct one *x)
+{
+    return x->ep->paths[1].state == PATH_UP && !x->ep->stripe[1].down;
+}
+
+static bool was_denied(const struct one *x)
+{
+    return denied > 0;
+}
+
+static uint64_t bytes_before;
+static bool carries(const struct one *x)
+{
+    return x->ep->stripe[1].total_bytes > bytes_before;
+}
+
+/* `away`: the device is not there yet when it is looked for first. */
+static void comes_anew(const struct net_rdma_config *config, bool away)
+{
+    struct one x;
+    char bye;
+    int fd;
+    uint32_t crcs[ARRAY_LEN(x.reads)];
+    assert_int_equal(one_connect(&x, TWO, config), 0);
+    struct ucx_ctx *ctx = x.ep->ctx;
+    both_up(&x);
+    assert_int_equal(one_read(&x, 0), 0);
+    for (unsigned i = 0; i < ARRAY_LEN(crcs); i++)
+        crcs[i] = x.reads[i].crc;
+    const uint32_t id = x.memory->id;
+    real_ucx = ctx->ucx;
+    struct ucx_symbols stale = *real_ucx;
+    stale.ucp_ep_create = stale_ep_create;
+    stale.ucp_mem_unmap = stale_mem_unmap;
+    stale_worker = ctx->rails[1].worker;
+    stale_context = ctx->rails[1].context;
+    let_go = denied = 0;
+    ctx->ucx = &stale;
+    if (away)
+        snprintf(ctx->wanted[1].name, sizeof(ctx->wanted[1].name), "nosuch0");
+    assert_int_equal(net_dial(ports[BREAK], 0, &fd, NULL), 0);
+    assert_int_equal(read(fd, &bye, 1), 0);
+    close(fd);
+    read_until(&x, crcs, was_denied);
+    if (away) {
+        struct net_endpoint *second;
+        struct net_memory *memory;
+        static uint8_t aside[4096];
+        read_until(&x, crcs, is_closed);
+        assert_null(x.memory->memh[1]);
+        /* What is registered and connected meanwhile does without it, and has it later. */
+        assert_int_equal(x.ctx->ops->mem_register(x.ctx, aside, sizeof(aside), -1, &memory), 0);
+        assert_null(memory->memh[1]);
+        struct net_peer peer = {.generation = RIG_GENERATION, .nregions = REGIONS};
+        assert_int_equal(net_dial(ports[TWO], 0, &peer.connected_fd, NULL), 0);
+        assert_int_equal(x.ctx->ops->connect(x.ctx, &peer, clock_now_ns() + 60 * NS_PER_S, &second, NULL), 0);
+        for (unsigned i = 0; i < 20; i++) {
+            x.done = x.quiesced = 0;
+            x.reads[0] = (struct net_read){.bytes = sizeof(aside), .dst = aside};
+            x.op = (struct net_op){.reads = x.reads, .n = 1};
+            assert_int_equal(x.ctx->ops->submit(second, &x.op), 0);
+            one_wait(&x);
+            assert_int_equal(x.op.status, 0);
+        }
+        x.ctx->ops->disconnect(x.ctx, second);
+        snprintf(ctx->wanted[1].name, sizeof(ctx->wanted[1].name), "lo");
+        read_until(&x, crcs, is_up);
+        assert_non_null(memory->memh[1]);
+    }
+    read_until(&x, crcs, is_up);
+    assert_int_equal(denied, 2);
+    assert_true(let_go > 0);
+    assert_non_null(x.memory->memh[1]);
+    assert_int_not_equal(x.memory->id, id); /* the far end is told of it anew */
+    bytes_before = x.ep->stripe[1].total_bytes;
+    read_until(&x, crcs, carries);
+    ctx->ucx = real_ucx;
+    one_end(&x);
+}
+
+static void test_a_device_comes_back(void **state)
+{
+    NEEDS_UCX();
+    comes_anew(&two_by_tcp, false);
+    comes_anew(&put_two_by_tcp, false);
+    comes_anew(&two_by_tcp, true);
+    comes_anew(&put_two_by_tcp, true);
+}
+
+/* The only rail's device went: the endpoint ends with it, and the next one that is connected opens it anew. */
+static void test_the_only_device_comes_back(void **state)
+{
+    NEEDS_UCX();
+    struct one x;
+    assert_int_equal(one_connect(&x, SERVE, &by_tcp), 0);
+    struct ucx_ctx *ctx = x.ep->ctx;
+    assert_int_equal(one_read(&x, 0), 0);
+    real_ucx = ctx->ucx;
+    struct ucx_symbols stale = *real_ucx;
+    stale.ucp_ep_create = stale_ep_create;
+    stale.ucp_mem_unmap = stale_mem_unmap;
+    stale_worker = ctx->rails[0].worker;
+    stale_context = ctx->rails[0].context;
+    let_go = denied = 0;
+    ctx->ucx = &stale;
+    x.ctx->ops->disconnect(x.ctx, x.ep);
+    int rc = -1;
+    for (unsigned i = 0; i < 3 && rc; i++) {
+        struct net_peer peer = {.generation = RIG_GENERATION, .nregions = REGIONS};
+        assert_int_equal(net_dial(ports[SERVE], 0, &peer.connected_fd, NULL), 0);
+        rc = x.ctx->ops->connect(x.ctx, &peer, clock_now_ns() + 60 * NS_PER_S, &x.ep, NULL);
+        if (rc)
+            close(peer.connected_fd);
+    }
+    assert_int_equal(rc, 0);
+    assert_int_equal(denied, 2);
+    assert_int_equal(let_go, 1);
+    assert_int_equal(one_read(&x, 0), 0);
+    ctx->ucx = real_ucx;
+    one_end(&x);
+}
+
 static void test_turned_away(void **state)
 {
     NEEDS_UCX();
@@ -643,6 +807,8 @@ int main(void)
         cmocka_unit_test(test_late_put),
         cmocka_unit_test(test_slices_without_a_path),
         cmocka_unit_test(test_a_rail_comes_back),
+        cmocka_unit_test(test_a_device_comes_back),
+        cmocka_unit_test(test_the_only_device_comes_back),
         cmocka_unit_test(test_turned_away),
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_subnets),

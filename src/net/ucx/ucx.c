@@ -13,7 +13,7 @@
  *                deadline, dead peer, disconnect: DONE with a status ─── every slice back, every path closed ──▶ QUIESCED
  *
  * Failure modes: a path that breaks is closed, its slices then go by the others, and it is tried again after a pause, while there are
- * reads; the last one takes the endpoint with it. A put that failed after it may have begun breaks its path. A refused key fails the ops
+ * reads (path.c); the last one takes the endpoint with it. A put that failed after it may have begun breaks its path. A refused key fails the ops
  * that need it. A passed deadline and the end of the data connection close everything: what was out is DONE at once, and QUIESCED when UCX has given each slice back and has closed the paths, which takes the queue pairs
  * down: nothing lands after that.
  *
@@ -41,9 +41,7 @@
 
 #define BODY_MAX         (4 * MIB) /* of a reply: PROTO_KEYS_MAX regions with the keys of every rail */
 #define ENDPOINTS_A_POLL 32
-#define CONNECT_NS       (3 * NS_PER_S) /* most time for a path to come up, where the caller gives more */
 #define DEATH_MS         200
-#define MEND_NS          (50 * NS_PER_MS) /* between looks at a path that waits for what is still out */
 #define FREE_NS          (5 * NS_PER_S)
 
 static struct ucx_ctx *ctx_of(struct net_ctx *base)
@@ -70,41 +68,7 @@ static int flush(struct net_endpoint *ep)
     return rc == 0 || rc == -EAGAIN ? want_out(ep, rc != 0) : rc;
 }
 
-/* --- paths that broke ---------------------------------------------------------------------------------------------------- */
-
-static void mend_at(struct ucx_ctx *ctx, uint64_t ns)
-{
-    if (ctx->mend_ns == 0 || ns < ctx->mend_ns)
-        ctx->mend_ns = ns;
-}
-
 /* --- the end ----------------------------------------------------------------------------------------------------------- */
-
-static void on_closed(void *request, ucs_status_t status, void *arg)
-{
-    struct path *p = arg;
-    p->state = PATH_CLOSED;
-    p->endpoint->ctx->look = true;
-    p->endpoint->ctx->ucx->ucp_request_free(request);
-}
-
-static void close_path(struct path *p)
-{
-    const struct ucx_symbols *ucx = p->endpoint->ctx->ucx;
-    if (p->state >= PATH_CLOSING)
-        return;
-    p->state = PATH_CLOSING;
-    stripe_failed(&p->endpoint->stripe[p - p->endpoint->paths], clock_now_ns());
-    mend_at(p->endpoint->ctx, 1);
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK |
-                                                 UCP_OP_ATTR_FIELD_USER_DATA,
-                                 .flags = UCP_EP_CLOSE_FLAG_FORCE,
-                                 .cb.send = on_closed,
-                                 .user_data = p};
-    if (!UCS_PTR_IS_PTR(ucx->ucp_ep_close_nbx(p->ep, &param)))
-        p->state = PATH_CLOSED;
-    p->endpoint->ctx->look = true;
-}
 
 /* What is out ends with `status`, ops past `now` (0: none are) with LEAT_TIMED_OUT. */
 static void tear_down(struct net_endpoint *ep, int status, uint64_t now)
@@ -114,7 +78,7 @@ static void tear_down(struct net_endpoint *ep, int status, uint64_t now)
         epoll_ctl(ctx->epoll_fd, EPOLL_CTL_DEL, ep->fd, NULL);
     forkfd_close(&ep->forkfd);
     for (unsigned i = 0; i < ep->npaths; i++)
-        close_path(&ep->paths[i]);
+        path_close(&ep->paths[i]);
     struct list *lists[] = {&ep->waiting, &ep->flying};
     for (unsigned l = 0; l < 2; l++)
         list_for_each_safe (node, lists[l]) {
@@ -160,7 +124,7 @@ static void settle_endpoint(struct net_endpoint *ep)
     ep->came = false;
     for (unsigned i = 0; i < ep->npaths; i++) {
         if (ep->paths[i].failed)
-            close_path(&ep->paths[i]);
+            path_close(&ep->paths[i]);
         alive += ep->paths[i].state < PATH_CLOSING;
         closing += ep->paths[i].state == PATH_CLOSING;
     }
@@ -333,145 +297,6 @@ static void serve_socket(struct net_endpoint *ep, uint32_t events)
         tear_down(ep, rc, 0);
 }
 
-/* --- paths come, and come again -------------------------------------------------------------------------------------------- */
-
-static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
-{
-    struct path *p = arg;
-    struct ucx_ctx *ctx = p->endpoint->ctx;
-    log_debug("rail %s: node %" PRIu32 ": %s", ctx->rails[p->rail].name, p->endpoint->node_id,
-              ctx->ucx->ucs_status_string(status));
-    path_broke(p);
-}
-
-static void on_up(void *request, ucs_status_t status, void *arg)
-{
-    struct coming *coming = arg;
-    struct path *p = coming->path;
-    if (p) {
-        p->coming = NULL;
-        if (status == UCS_OK && p->state == PATH_CONNECTING && !p->failed) {
-            p->state = PATH_UP;
-            stripe_up(&p->endpoint->stripe[p - p->endpoint->paths]);
-        } else {
-            path_broke(p);
-        }
-        p->endpoint->ctx->look = true;
-    }
-    if (request)
-        coming->ucx->ucp_request_free(request);
-    list_remove(&coming->node);
-    free(coming);
-}
-
-/* Connects it: it is UP, or has failed, later. */
-static int path_begin(struct path *p, struct leat_error *err)
-{
-    struct ucx_ctx *ctx = p->endpoint->ctx;
-    const struct ucx_rail *rail = &ctx->rails[p->rail];
-    bool bind = rail->address.sin6_family == p->far.sin6_family;
-    ucp_ep_params_t params = {
-        .field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER |
-                      (bind ? UCP_EP_PARAM_FIELD_LOCAL_SOCK_ADDR : 0),
-        .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER | UCP_EP_PARAMS_FLAGS_SEND_CLIENT_ID,
-        .sockaddr = {(const struct sockaddr *)&p->far, ucx_address_len(&p->far)},
-        .local_sockaddr = {(const struct sockaddr *)&rail->address, ucx_address_len(&rail->address)},
-        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-        .err_handler = {on_error, p}};
-    struct coming *coming = malloc(sizeof(*coming));
-    if (!coming)
-        return error_set(err, -ENOMEM, "out of memory");
-    *coming = (struct coming){.path = p, .ucx = ctx->ucx};
-    list_init(&coming->node);
-    ucs_status_t status = ctx->ucx->ucp_ep_create(rail->worker, &params, &p->ep);
-    if (status != UCS_OK) {
-        char text[80];
-        ucx_address_print((const struct sockaddr *)&p->far, text);
-        free(coming);
-        return error_set(err, ucx_errno(status), "rail %s cannot connect to %s: %s", rail->name, text,
-                         ctx->ucx->ucs_status_string(status));
-    }
-    p->state = PATH_CONNECTING;
-    p->coming = coming;
-    list_push_back(&ctx->comings, &coming->node);
-    p->began_ns = clock_now_ns();
-    mend_at(ctx, p->began_ns + CONNECT_NS);
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
-                                 .cb.send = on_up,
-                                 .user_data = coming};
-    ucs_status_ptr_t request = ctx->ucx->ucp_ep_flush_nbx(p->ep, &param);
-    if (!UCS_PTR_IS_PTR(request))
-        on_up(NULL, UCS_PTR_STATUS(request), coming);
-    return 0;
-}
-
-static void path_again(struct path *p, uint64_t now)
-{
-    struct net_endpoint *ep = p->endpoint;
-    const unsigned k = (unsigned)(p - ep->paths);
-    struct leat_error why = {0};
-    for (uint32_t g = 0; g < ep->nkeys; g++) /* they were unpacked for the old connection */
-        if (ep->keys[g].rkey[k])
-            ep->ctx->ucx->ucp_rkey_destroy(TAKE_PTR(ep->keys[g].rkey[k]));
-    if (p->coming)
-        TAKE_PTR(p->coming)->path = NULL;
-    p->serial++;
-    p->failed = false;
-    if (path_begin(p, &why)) {
-        log_debug("%s", why.message);
-        stripe_failed(&ep->stripe[k], now);
-    }
-}
-
-/* When it is to be looked after next; 0: it is well. */
-static uint64_t mend_path(struct path *p, uint64_t now)
-{
-    const struct stripe_path *stripe = &p->endpoint->stripe[p - p->endpoint->paths];
-    if (p->state == PATH_CONNECTING && now >= p->began_ns + CONNECT_NS) /* nobody else would say so */
-        path_broke(p);
-    if (p->state == PATH_CLOSED && stripe_try(stripe, now) && p->out == 0 && p->asks == 0)
-        path_again(p, now);
-    switch (p->state) {
-    case PATH_UP:
-        return 0;
-    case PATH_CONNECTING:
-        return p->failed ? 0 : p->began_ns + CONNECT_NS;
-    default:
-        return MAX(stripe->down_until_ns, now + MEND_NS);
-    }
-}
-
-/* Gives up connections that do not come about; tries paths whose pause is over. */
-static void mend(struct ucx_ctx *ctx)
-{
-    uint64_t now;
-    if (ctx->mend_ns == 0 || (now = clock_now_ns()) < ctx->mend_ns)
-        return;
-    ctx->mend_ns = 0;
-    list_for_each (node, &ctx->endpoints) {
-        struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
-        for (unsigned i = 0; ep->fd >= 0 && i < ep->npaths; i++) {
-            uint64_t next = mend_path(&ep->paths[i], now);
-            if (next)
-                mend_at(ctx, next);
-        }
-    }
-    settle(ctx);
-}
-
-/* Without reads nothing is polled: what could not go on meanwhile gets its time now. */
-static void connecting_anew(struct ucx_ctx *ctx)
-{
-    uint64_t now = clock_now_ns();
-    list_for_each (node, &ctx->endpoints) {
-        struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
-        for (unsigned i = 0; i < ep->npaths; i++)
-            if (ep->paths[i].state == PATH_CONNECTING)
-                ep->paths[i].began_ns = now;
-    }
-}
-
 /* --- poll ------------------------------------------------------------------------------------------------------------------ */
 
 static int ucx_submit(struct net_endpoint *ep, struct net_op *op)
@@ -482,7 +307,7 @@ static int ucx_submit(struct net_endpoint *ep, struct net_op *op)
     if (rc)
         return rc;
     if (ep->ctx->mend_ns && ep->ctx->in_flight == 1)
-        connecting_anew(ep->ctx);
+        paths_time_anew(ep->ctx);
     rc = endpoint_start(ep);
     rc = rc ? rc : flush(ep);
     if (rc)
@@ -539,7 +364,8 @@ static int ucx_poll(struct net_ctx *base, struct net_event *events, unsigned max
             return rc;
         check_deadlines(ctx);
         settle(ctx);
-        mend(ctx);
+        paths_mend(ctx);
+        settle(ctx);
         if (list_empty(&ctx->events) && (timeout_ms == 0 || (timeout_ms > 0 && clock_now_ns() >= until)))
             return 0;
     }
@@ -553,7 +379,8 @@ static unsigned choose_rail(const struct net_endpoint *ep, const struct sockaddr
     const struct ucx_ctx *ctx = ep->ctx;
     unsigned best = 0, best_cost = UINT32_MAX;
     for (unsigned r = 0; r < ctx->nrails; r++) {
-        unsigned cost = ucx_same_subnet(&ctx->rails[r], far) ? 0 : 1000;
+        unsigned cost =
+            (ctx->rails[r].worker ? 0 : 100000) + (ucx_same_subnet(&ctx->rails[r], far) ? 0 : 1000);
         for (unsigned i = 0; i < ep->npaths; i++)
             cost += ep->paths[i].rail == r;
         if (cost < best_cost) {
@@ -576,6 +403,13 @@ static int add_path(struct net_endpoint *ep, unsigned far_rail, const char *text
         (struct stripe_path){.nominal_bytes_per_s = ctx->rails[p->rail].nominal_bytes_per_s,
                              .penalty_ns = ctx->rails[p->rail].penalty_ns,
                              .down = true};
+    if (!ctx->rails[p->rail].worker) { /* it may be there later */
+        p->state = PATH_CLOSED;
+        p->failed = true;
+        stripe_failed(&ep->stripe[ep->npaths++], clock_now_ns());
+        mend_at(ctx, 1);
+        return 0;
+    }
     int rc = path_begin(p, err);
     ep->npaths += rc == 0;
     return rc;
@@ -705,6 +539,8 @@ static int ucx_connect(struct net_ctx *base, const struct net_peer *peer, uint64
     list_init(&ep->asks);
     list_init(&ep->lost);
     list_push_back(&ctx->endpoints, &ep->node);
+    for (unsigned i = 0; i < ctx->nrails; i++)
+        rail_again(ctx, i);
     struct net_reply reply;
     int rc = ask_rails(ep, peer->connected_fd, deadline_ns, &reply, err);
     if (rc == 0) {
@@ -737,49 +573,6 @@ unsigned net_rdma_paths(const struct net_endpoint *ep, struct net_path_info ret_
 }
 
 /* --- memory and life ------------------------------------------------------------------------------------------------------ */
-
-static void ucx_mem_deregister(struct net_ctx *base, struct net_memory *memory)
-{
-    struct ucx_ctx *ctx = ctx_of(base);
-    if (!memory)
-        return;
-    for (unsigned i = 0; i < ctx->nrails; i++) {
-        if (memory->key[i])
-            ctx->ucx->ucp_rkey_buffer_release(memory->key[i]);
-        if (memory->memh[i])
-            ctx->ucx->ucp_mem_unmap(ctx->rails[i].context, memory->memh[i]);
-    }
-    list_remove(&memory->node);
-    free(memory);
-}
-
-static int ucx_mem_register(struct net_ctx *base, void *addr, uint64_t bytes, int device,
-                            struct net_memory **ret_memory)
-{
-    struct ucx_ctx *ctx = ctx_of(base);
-    struct net_memory *m = calloc(1, sizeof(*m));
-    if (!m)
-        return -ENOMEM;
-    m->addr = addr;
-    m->bytes = bytes;
-    m->id = ctx->ids < PROTO_VIEWS_MAX ? ctx->ids++ : PROTO_VIEWS_MAX;
-    list_push_back(&ctx->memories, &m->node);
-    for (unsigned i = 0; i < ctx->nrails; i++) {
-        int rc = ucx_rail_map(&ctx->rails[i], addr, bytes, false, device, &m->memh[i], &base->why);
-        ucs_status_t status = rc || !ctx->put ? UCS_OK
-                                              : ctx->ucx->ucp_rkey_pack(ctx->rails[i].context, m->memh[i],
-                                                                        &m->key[i], &m->key_bytes[i]);
-        if (status != UCS_OK)
-            rc = error_set(&base->why, ucx_errno(status), "rail %s gives no key: %s", ctx->rails[i].name,
-                           ctx->ucx->ucs_status_string(status));
-        if (rc) {
-            ucx_mem_deregister(base, m);
-            return rc;
-        }
-    }
-    *ret_memory = m;
-    return 0;
-}
 
 static int ucx_event_fd(struct net_ctx *base)
 {
@@ -814,6 +607,7 @@ static void ucx_free(struct net_ctx *base)
     list_for_each_safe (node, &ctx->spares)
         free(container_of(node, struct slice, node));
     forkfd_close(&ctx->forkfd);
+    free(ctx->tls);
     free(ctx);
 }
 
@@ -833,19 +627,22 @@ static const struct net_ops ucx_ops = {
 static int open_rail(struct ucx_ctx *ctx, const struct net_rdma_config *config,
                      const struct ucx_wanted *wanted, struct leat_error *err)
 {
-    struct ucx_rail *rail = &ctx->rails[ctx->nrails];
+    const unsigned r = ctx->nrails;
     uint64_t secret = 0;
     while (secret == 0)
         if (getrandom(&secret, sizeof(secret), 0) != sizeof(secret))
             return error_sys(err, -errno, "no random numbers");
-    int rc = ucx_rail_open(config, wanted, secret, rail, err);
-    if (rc == 0 && (rc = watch(ctx, rail->fd, NULL)) < 0) {
+    int rc = ucx_rail_open(config, wanted, secret, &ctx->rails[r], err);
+    if (rc == 0 && (rc = rail_watch(ctx, r)) < 0) {
         error_sys(err, rc, "cannot watch rail %s", wanted->name);
-        ucx_rail_close(rail);
+        ucx_rail_close(&ctx->rails[r]);
     }
-    if (rc == 0)
-        ctx->secrets[ctx->nrails++] = secret;
-    return rc;
+    if (rc)
+        return rc;
+    ctx->secrets[r] = secret;
+    ctx->wanted[r] = *wanted;
+    ctx->nrails++;
+    return 0;
 }
 
 /* Those to use, nearest first; of the reserve one only where none of them can be opened. */
@@ -875,6 +672,11 @@ int net_rdma_new(const struct net_rdma_config *config, struct net_ctx **ret_ctx,
         return error_set(err, -ENOMEM, "no memory for a transport");
     ctx->base.ops = &ucx_ops;
     ctx->put = config && config->put;
+    ctx->tls = config && config->tls ? strdup(config->tls) : NULL;
+    if (config && config->tls && !ctx->tls) {
+        free(ctx);
+        return error_set(err, -ENOMEM, "no memory for a transport");
+    }
     struct list *lists[] = {&ctx->endpoints, &ctx->memories, &ctx->spares,
                             &ctx->comings,   &ctx->events,   &ctx->told};
     for (unsigned i = 0; i < ARRAY_LEN(lists); i++)
@@ -882,6 +684,7 @@ int net_rdma_new(const struct net_rdma_config *config, struct net_ctx **ret_ctx,
     ctx->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (ctx->epoll_fd < 0) {
         int rc = error_sys(err, -errno, "cannot make an epoll");
+        free(ctx->tls);
         free(ctx);
         return rc;
     }
