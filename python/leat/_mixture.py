@@ -19,9 +19,10 @@ import copy
 import hashlib
 import json
 import math
+import operator
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any, SupportsIndex, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -180,6 +181,32 @@ class Mixture:
         source, number = self._where(index)
         ws = self.sets[source]
         return ws._read(number, ws.field(self._names[source][field.name]))
+
+    # --- what torch's DataLoader asks of a dataset ---
+
+    def _at(self, which: SupportsIndex) -> int:
+        index, n = operator.index(which) & ID_MASK, int(self.offsets[-1])
+        if index >= n:
+            raise IndexError(f"sample {index} of a mixture of {n}")
+        return index
+
+    def __getitem__(self, which: SupportsIndex) -> Any:
+        """A private copy of one sample, as `WorkingSet` gives it, under the mixture's names. Numbers are what `leat.Sampler` gives: those
+        of the samples of all sets, one set after another, whatever `len` is."""
+        return self.__getitems__([which])[0]
+
+    def __getitems__(self, ids: Sequence[SupportsIndex]) -> list[Any]:
+        """A list of samples: one read for each set that has some of them."""
+        source, numbers = self.split(np.array([self._at(i) for i in ids], np.uint64))
+        found: list[Any] = [None] * len(ids)
+        for k in np.unique(source).tolist():
+            ws, names = self.sets[k], self._names[k]
+            mine = np.flatnonzero(source == k).tolist()
+            for place, sample in zip(mine, ws.__getitems__(numbers[mine].tolist())):
+                values = sample if isinstance(sample, dict) else {ws.fields[0].name: sample}
+                own = {field.name: values[names[field.name]] for field in self._fields if values.get(names[field.name]) is not None}
+                found[place] = own.get(self._fields[0].name) if len(self._fields) == 1 else own
+        return found
 
     def _reader(self, columns: Sequence[Column], batch_size: int) -> MixedReader:
         return MixedReader(self, columns, batch_size)

@@ -10,6 +10,7 @@ from typing import Any
 from . import _leat, _plan, _ranks
 from ._batch import parse_shuffle
 from ._errors import Stale
+from ._mixture import ID_MASK, Mixture, MixPlan
 from ._set import WorkingSet
 
 STATE_VERSION = 1
@@ -27,7 +28,7 @@ class _Pass:
 
 class Sampler:
     """The order of a rank as a sampler for torch.utils.data.DataLoader(ws, batch_size, sampler=...): the same samples in the same
-    batches as `leat.Loader` gives.
+    batches as `leat.Loader` gives. `ws` may be a `leat.Mixture`; its state then says of which sets, lengths and weights it is.
 
     Its state counts the samples of all ranks. DataLoader asks a sampler ahead of what the loop has received: give `state_dict` the number of
     batches received in this epoch. torchdata's StatefulDataLoader keeps count by itself.
@@ -37,7 +38,7 @@ class Sampler:
     True
     """
 
-    def __init__(self, ws: WorkingSet | int, batch_size: int = 1, *, shuffle: str | bool = "full", seed: int = 0,
+    def __init__(self, ws: WorkingSet | Mixture | int, batch_size: int = 1, *, shuffle: str | bool = "full", seed: int = 0,
                  rank: int | None = None, world_size: int | None = None, drop_last: bool = True, replication: int = 1) -> None:
         rank, world_size = _ranks.resolve(rank, world_size)
         self._group, self._groups = _ranks.groups(rank, world_size, replication)
@@ -47,6 +48,7 @@ class Sampler:
         self._shuffle, self._block = "full" if shuffle is True else shuffle, block
         self._n = ws if isinstance(ws, int) else len(ws)
         self._fingerprint = None if isinstance(ws, int) else ws.fingerprint
+        self._mixture = ws.state if isinstance(ws, Mixture) else None
         self.batch_size, self.drop_last = batch_size, drop_last
         self._seed, self._epoch, self._start = seed % 2**64, 0, 0
         self._pass: _Pass | None = None  # the last one that began
@@ -61,15 +63,20 @@ class Sampler:
         if self._pass is not None and self._pass.epoch != epoch:
             self._pass = None
 
+    def _plan(self, epoch: int) -> _plan.Plan:
+        if self._mixture is not None:
+            return MixPlan(self._mixture, self._n, self._seed, epoch, self._block)
+        return _plan.Plan(_leat.Order(self._n, self._seed, epoch, self._block, self._fingerprint), None, self._n)
+
     def __iter__(self) -> Iterator[int]:
         epoch, first, self._start = self._epoch, self._start, 0
         whole = self.batch_size * self._groups
         here = self._pass = _Pass(epoch, first, _plan.steps(self._n, first, whole, self.drop_last))
-        plan = _plan.Plan(_leat.Order(self._n, self._seed, epoch, self._block, self._fingerprint), None, self._n)
+        plan = self._plan(epoch)
         for step in range(here.steps):
             for index in plan.ids(first + step * whole + self._group * self.batch_size, self.batch_size).tolist():
                 here.given += 1
-                yield index
+                yield index & ID_MASK  # DataLoader's samples do not know how often they came
         if self._pass is here:
             self._epoch = epoch + 1
 
@@ -82,7 +89,7 @@ class Sampler:
             if steps >= self._pass.steps:
                 epoch, samples = epoch + 1, 0
         return {"version": STATE_VERSION, "kind": "leat.Sampler", "seed": self._seed, "epoch": epoch, "samples": samples,
-                "length": self._n, "fingerprint": self._fingerprint, "shuffle": self._shuffle}
+                "length": self._n, "fingerprint": self._fingerprint, "shuffle": self._shuffle, "mixture": self._mixture}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on there, also with another batch size or number of ranks."""

@@ -299,3 +299,57 @@ def test_left_and_begun_again_and_pickled(pair):
     with pytest.raises(leat.Busy):
         for batch in loader:
             held.append(batch)
+
+
+@pytest.mark.parametrize("shuffle", ["full", "block:16", False])
+def test_a_sampler_gives_what_the_loader_gives(pair, shuffle):
+    """The same samples in the same batches, epoch after epoch, on any rank; and a state that is exact on other ranks and batch sizes."""
+    mixture = leat.Mixture([(pair[0], 0.7), (pair[1], 0.3)], length=400)
+    for rank in range(2):
+        loader = leat.Loader(mixture, 20, seed=9, rank=rank, world_size=2, shuffle=shuffle)
+        sampler = leat.Sampler(mixture, 20, seed=9, rank=rank, world_size=2, shuffle=shuffle)
+        assert len(sampler) == 200
+        for _ in range(3):
+            assert list(sampler) == [A * k + i for k, i in run(loader)]
+    sampler.set_epoch(1)
+    given = iter(sampler)
+    assert len([next(given) for _ in range(60)]) == 60
+    state = json.loads(json.dumps(sampler.state_dict()))
+    assert (state["epoch"], state["samples"]) == (1, 120) and state["mixture"]["lengths"] == [A, B]
+    rest = []
+    for rank in range(4):
+        again = leat.Sampler(mixture, 7, rank=rank, world_size=4, shuffle=shuffle)
+        again.load_state_dict(state)
+        rest += list(again)
+    whole = [A * k + i for k, i in run(_at_epoch(leat.Loader(mixture, 40, seed=9, shuffle=shuffle), 1))]
+    assert sorted(rest) == sorted(whole[120:400])
+    other = leat.Mixture([(pair[0], 0.6), (pair[1], 0.4)], length=400)
+    with pytest.raises(leat.Stale):
+        leat.Sampler(other, 7, shuffle=shuffle).load_state_dict(state)
+
+
+def _at_epoch(loader, epoch):
+    loader.set_epoch(epoch)
+    return loader
+
+
+def test_a_mixture_under_the_dataloader(pair):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    mixture = leat.Mixture([(pair[0], 0.5), (pair[1], 0.5)], length=100)
+    sampler = leat.Sampler(mixture, 10, seed=2)
+    want = [[1000 * k + i for k, i in zip(batch.source.tolist(), batch.ids.tolist())] for batch in leat.Loader(mixture, 10, seed=2)]
+    for workers in (0, 2):
+        sampler.set_epoch(0)
+        loader = torch.utils.data.DataLoader(mixture, batch_size=10, sampler=sampler, num_workers=workers, multiprocessing_context="spawn" if workers else None)
+        assert [batch["x"].tolist() for batch in loader] == want
+
+
+def test_samples_of_a_mixture_by_number(pair):
+    renamed = leat.Mixture([(pair[0], 1, {"v": "x"}), (pair[1], 1, {"v": "x"})])
+    assert [renamed[i].tolist() for i in (0, A - 1, A, A + B - 1)] == [0, A - 1, 1000, 1000 + B - 1]
+    both = leat.Mixture([(pair[0], 1), (pair[1], 1)])
+    assert both[A + 3]["x"] == 1003 and both[A + 3]["y"].shape == (3,)
+    assert [sample["x"].tolist() for sample in both.__getitems__([A, 5, A + 1, (3 << _mixture.ID_BITS) | 6])] == [1000, 5, 1001, 6]
+    assert both.__getitems__([]) == []
+    with pytest.raises(IndexError, match=f"sample {A + B} of a mixture of {A + B}"):
+        both[A + B]
