@@ -117,8 +117,7 @@ void http_request_peer(const struct http_request *req, struct http_peer *ret_pee
  * Without either of these a body is not read; an answer given meanwhile closes the connection behind it unless what is left is short
  * (drain_bytes). The first call says "100 Continue" to those who wait for it. Payload is what chunked framing carries, never the framing.
  *
- * stream: ops->data, in pieces of up to 64 KiB. After http_body_pause none comes before http_body_resume (of a chunked body: none but
- * what was received already, 64 KiB at most).
+ * stream: ops->data, in pieces of up to 64 KiB. After http_body_pause none comes before http_body_resume.
  */
 void http_body_stream(struct http_request *req);
 void http_body_pause(struct http_request *req);

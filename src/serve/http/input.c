@@ -165,16 +165,13 @@ static void give_full(struct exchange *ex)
         ex->req.ops->full(&ex->req, got, ex->body_ended);
 }
 
+/* Into the handler's buffer; or, to be streamed, together to where the chunks themselves begin: never past what is parsed already. */
 static int take_chunk(void *user, const void *data, size_t len)
 {
     struct exchange *ex = user;
     ex->payload += len;
-    if (ex->mode == BODY_INTO && ex->into) {
-        memcpy(ex->into + ex->into_got, data, len);
-        ex->into_got += len;
-    } else if (ex->mode == BODY_STREAM && !ex->answered && !ex->abort_rc) {
-        give_data(ex, data, len, false);
-    }
+    memmove(ex->into + ex->into_got, data, len);
+    ex->into_got += len;
     return 0;
 }
 
@@ -199,6 +196,10 @@ static enum step feed_chunked(struct http_link *link, size_t most)
             return cut_short(link, n);
         ex->have += (size_t)n;
     }
+    if (ex->mode == BODY_STREAM) {
+        ex->into = ex->buf + ex->at;
+        ex->into_got = 0;
+    }
     size_t used, len = MIN(most, ex->have - ex->at);
     int rc = http_body_feed(&ex->reader, ex->buf + ex->at, len, take_chunk, ex, &used, &err);
     if (rc < 0)
@@ -219,8 +220,12 @@ static enum step stream_step(struct http_link *link)
         give_data(ex, "", 0, true);
         return STEP_ON;
     }
-    if (ex->reader.body == HTTP_BODY_CHUNKED)
-        return feed_chunked(link, SCRATCH);
+    if (ex->reader.body == HTTP_BODY_CHUNKED) {
+        enum step step = feed_chunked(link, SCRATCH);
+        if (step == STEP_ON && ex->shown && (ex->into_got || ex->body_ended))
+            give_data(ex, ex->into, ex->into_got, ex->body_ended);
+        return step;
+    }
     const char *data = ex->buf + ex->at;
     size_t len = (size_t)MIN((uint64_t)(ex->have - ex->at), ex->body_left);
     if (len) {

@@ -18,8 +18,8 @@ static bool lines_are_plain(const char *buf, size_t len)
         if (end == at || buf[end - 1] != '\r' || memchr(buf + at, '\r', end - 1 - at))
             return false;
         at = end + 1;
-        if (at < len && (buf[at] == ' ' || buf[at] == '\t'))
-            return false;
+        if (at < len && (buf[at] == ' ' || buf[at] == '\t' || buf[at] == ':'))
+            return false; /* folded, or a header without a name, which llhttp would give to the one before */
     }
     return true;
 }
@@ -63,7 +63,8 @@ unsigned http_request_refusal(const struct http_reader *r, const char *buf, cons
 {
     unsigned hosts = 0, lengths = 0, codings = 0, expects = 0;
     struct http_text host = {0};
-    *ret_message = "lines of a head end with CR LF, are not folded, and hold neither anywhere else";
+    *ret_message = "lines of a head end with CR LF, have a name, are not folded, and hold neither CR nor LF "
+                   "anywhere else";
     if (!lines_are_plain(buf, r->head_bytes))
         return 400;
     for (unsigned i = 0; i < r->nheaders; i++) {
