@@ -93,20 +93,28 @@ static void linger(struct http_link *link)
     to_list(link, &link->door->active);
 }
 
+static void count_overload(struct http_door *door)
+{
+    bump(&door->stats.overload, 1);
+    bump(&door->stats.refused, 1);
+}
+
+/* Whoever does not take it is closed all the same. */
+static void say_overload(struct http_door *door, int fd)
+{
+    const struct bytes_out *text = &door->server->overload;
+    ssize_t n = send(fd, text->data, text->len, MSG_NOSIGNAL | MSG_DONTWAIT);
+    (void)n;
+}
+
 /* No memory for a request: what can be said without any. */
 static void overload(struct http_link *link)
 {
-    struct http_server *server = link->door->server;
-    bump(&link->door->stats.overload, 1);
-    bump(&link->door->stats.refused, 1);
-    if (link->ssl) {
-        if (link->state != LINK_HANDSHAKE)
-            link_tls_write(link, server->overload.data, server->overload.len);
-    } else {
-        ssize_t n =
-            send(link->source.fd, server->overload.data, server->overload.len, MSG_NOSIGNAL | MSG_DONTWAIT);
-        (void)n; /* whoever does not take it is closed all the same */
-    }
+    count_overload(link->door);
+    if (!link->ssl)
+        say_overload(link->door, link->source.fd);
+    else if (link->state != LINK_HANDSHAKE)
+        link_tls_write(link, link->door->server->overload.data, link->door->server->overload.len);
     linger(link);
 }
 
@@ -378,8 +386,13 @@ static void begin(struct http_link *link)
     }
     if (link->extra) {
         door->lingerers++;
-        link->state = server->listeners[link->listener].what.tls ? LINK_HANDSHAKE : LINK_IDLE;
-        overload(link);
+        link->state = LINK_IDLE;
+        if (server->listeners[link->listener].what.tls) {
+            count_overload(door);
+            linger(link); /* in no language that it would understand */
+        } else {
+            overload(link);
+        }
     } else if (server->listeners[link->listener].what.tls) {
         link->state = LINK_HANDSHAKE;
         if (link_tls_begin(link) < 0) {
@@ -420,13 +433,17 @@ void link_open(struct http_door *door, unsigned listener, int fd, bool over_limi
     static const int on = 1;
     struct http_server *server = door->server;
     AUTO_CLOSE int taken = fd;
-    if (over_limit && door->lingerers >= LINGERERS_MAX)
-        return;
-    if (ticket_take(&server->office, sizeof(struct http_link)) < 0)
-        return;
-    struct http_link *link = calloc(1, sizeof(*link));
+    struct http_link *link = NULL;
+    if (!(over_limit && door->lingerers >= LINGERERS_MAX) &&
+        ticket_take(&server->office, sizeof(*link)) == 0) {
+        link = calloc(1, sizeof(*link));
+        if (!link)
+            ticket_give(&server->office, sizeof(*link));
+    }
     if (!link) {
-        ticket_give(&server->office, sizeof(*link));
+        count_overload(door);
+        if (!server->listeners[listener].what.tls)
+            say_overload(door, fd);
         return;
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)); /* of no meaning to unix sockets */

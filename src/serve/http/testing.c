@@ -192,6 +192,10 @@ static void give_flow(struct job *job, struct http_request *req)
     job->cut = has(req, "short");
     job->failing = has(req, "failing");
     job->text = malloc(10000);
+    if (!job->text) {
+        http_reply(req, 503, "text/plain", "no memory");
+        return;
+    }
     memset(job->text, 'f', 10000);
     http_answer(req, 200);
     http_send(req, job->unknown ? HTTP_BODY_UNKNOWN : job->instalments * 10000ull, NULL, 0, false);
@@ -208,6 +212,10 @@ static void give_text(struct job *job, struct http_request *req)
 {
     size_t n = (size_t)number(req, "n", 1);
     job->text = malloc(n + 1);
+    if (!job->text) {
+        http_reply(req, 503, "text/plain", "no memory");
+        return;
+    }
     memset(job->text, 't', n);
     http_answer(req, 200);
     http_send_copy(req, job->text, n);
@@ -217,6 +225,11 @@ static void on_request(void *user, struct http_request *req)
 {
     struct rig *rig = user;
     struct job *job = calloc(1, sizeof(*job));
+    rig->last = http_request_ref(req);
+    if (!job) {
+        http_reply(req, 503, "text/plain", "no memory");
+        return;
+    }
     *job = (struct job){.rig = rig, .req = req, .size = (size_t)number(req, "size", 4096)};
     req->user = job;
     req->ops = &plain_ops;
@@ -259,6 +272,7 @@ void rig_start(struct rig *rig, const struct http_server_config *config)
     struct http_server_config c = config ? *config : (struct http_server_config){0};
     struct leat_error err = {0};
     *rig = (struct rig){.file = -1, .file_bytes = 1000000};
+    alarm(900); /* a test that waits for what never comes ends */
     if (!c.listen) {
         c.listen = &any;
         c.nlisten = 1;

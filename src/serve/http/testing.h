@@ -29,6 +29,7 @@ struct rig {
     _Atomic uint64_t streamed;
     _Atomic bool release; /* workers of /late wait for it where `gated` */
     _Atomic bool gated;
+    struct http_ref last; /* of the last request that was begun: when it has been answered, nobody */
 };
 
 /* config may be NULL; listens at 127.0.0.1 and any port unless it says otherwise. */
