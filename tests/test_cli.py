@@ -27,7 +27,7 @@ MAN = ROOT / "docs" / "man"
 pytestmark = pytest.mark.skipif(not LEAT.exists(), reason=f"{LEAT} is not built")
 needs_daemon = pytest.mark.skipif(not LEATD.exists(), reason=f"{LEATD} is not built")
 
-COMMANDS = "preload append index convert cp ls stat cat drop verify replay status top stop doctor topo help".split()
+COMMANDS = "preload append index convert cp ls stat cat drop verify replay status top stop doctor topo serve help".split()
 
 
 def leat(*args, env=None, check=None, **kwargs):
@@ -698,8 +698,8 @@ def test_stop_ends_the_daemon(tmp_path, tree):
 
 
 def test_leatd_conf_page_names_the_keys_that_leatd_knows():
-    """Of each section, what pool/config.c has in its table and what the page explains are the same."""
-    table = (ROOT / "src" / "pool" / "config.c").read_text()
+    """Of each section, what the tables of pool/config.c and serve/config.c have and what the page explains are the same."""
+    table = "".join((ROOT / "src" / folder / "config.c").read_text() for folder in ("pool", "serve"))
     known = {s: set(keys.split()) for s, keys in re.findall(r'\{"(\w+)",\s+" ([\w ]+) ",\s+set_\w+\}', table)}
     assert known
     page = re.split(r"^# \[(\w+)\]$", (MAN / "leatd.conf.5.scd").read_text(), flags=re.M)

@@ -7,7 +7,7 @@ _leat()
     for ((i = 1; i < COMP_CWORD; i++)); do
         word=${COMP_WORDS[i]}
         case $word in
-        --socket | --job | --progress | --timeout | --name | --pool | --limit | --field | --root | --gpu | --cpus | --rails | --record | --to | --shard-size | --shard-count | --endpoint-url | --region | --profile | --ca-bundle | -n) ((i++)) ;;
+        --socket | --job | --progress | --timeout | --name | --pool | --limit | --field | --root | --gpu | --cpus | --rails | --record | --to | --shard-size | --shard-count | --endpoint-url | --region | --profile | --ca-bundle | --store | --listen | --keys | --tls-cert | --tls-key | --domain | --capacity | --memory | --threads | -n) ((i++)) ;;
         -*) ;;
         *) if [[ -z $command ]]; then command=$word; else ((operands++)); fi ;;
         esac
@@ -15,8 +15,8 @@ _leat()
     case $prev in
     --progress) mapfile -t COMPREPLY < <(compgen -W 'auto bar json none' -- "$cur"); return ;;
     --to) mapfile -t COMPREPLY < <(compgen -W 'dir tar npy' -- "$cur"); return ;;
-    --shard-size | --shard-count | --job | --timeout | --name | --pool | --limit | --field | --gpu | --cpus | --rails | --endpoint-url | --region | --profile | -n) return ;;
-    --socket | --root | --record | --ca-bundle) mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;
+    --shard-size | --shard-count | --job | --timeout | --name | --pool | --limit | --field | --gpu | --cpus | --rails | --endpoint-url | --region | --profile | --listen | --domain | --capacity | --memory | --threads | -n) return ;;
+    --socket | --root | --record | --ca-bundle | --store | --keys | --tls-cert | --tls-key) mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;
     esac
     if [[ $cur == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$("$leat" $command --help 2>/dev/null |

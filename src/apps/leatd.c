@@ -15,6 +15,8 @@
 #include "pool/region.h"
 #include "pool/server.h"
 #include "pool/source.h"
+#include "serve/config.h"
+#include "serve/serve.h"
 #include "wire/proto.h"
 
 #include <fcntl.h>
@@ -217,9 +219,10 @@ static int parse(int argc, char **argv, struct config *config, bool *ret_check, 
     return code == 0 ? config_finish(config, err) : code;
 }
 
-static int serve(const struct config *config, struct leat_error *err)
+static int serve(const struct config *config, const struct serve_config *doors, struct leat_error *err)
 {
     struct loop *loop = NULL;
+    struct serve *serve = NULL;
     struct pool *pool = NULL;
     struct server *server = NULL;
     struct cluster *cluster = NULL;
@@ -273,7 +276,11 @@ static int serve(const struct config *config, struct leat_error *err)
                                 .token_len = token_len};
     if (code == 0 && config->nnodes)
         code = cluster_new(loop, pool, &cc, &cluster, err);
+    if (code == 0 && doors->npaths)
+        code = serve_new(doors, &serve, err);
     if (code == 0) {
+        for (unsigned i = 0; serve && serve_endpoint(serve, i); i++)
+            log_info("serving S3 at %s", serve_endpoint(serve, i));
         tell_ready(NULL);
         log_info("serving on %s%s%s", config->socket, config->listen ? " and " : "",
                  config->listen ? config->listen : "");
@@ -281,6 +288,7 @@ static int serve(const struct config *config, struct leat_error *err)
         if (code < 0)
             error_sys(err, code, "the loop failed");
     }
+    serve_free(serve);
     server_free(server);
     if (pool_stop(pool) < 0) {
         log_warning(
@@ -330,6 +338,13 @@ static int find_credentials(const char *profile)
     return rc;
 }
 
+/* [serve] and [store]: what the pool does not know. */
+static int set_doors(void *user, const char *section, const char *key, const char *value,
+                     struct leat_error *err)
+{
+    return serve_config_set(user, section, key, value, err);
+}
+
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN); /* whoever started us may be gone before we can tell him why we do not serve */
@@ -338,8 +353,12 @@ int main(int argc, char **argv)
         return find_credentials(argc == 3 ? argv[2] : NULL);
     struct leat_error err = {0};
     struct config config;
+    struct serve_config doors;
     bool check;
     config_init(&config);
+    serve_config_init(&doors);
+    config.more = set_doors;
+    config.more_user = &doors;
     /* Descriptors: a region is one or two, and so is a client. */
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
@@ -348,12 +367,15 @@ int main(int argc, char **argv)
     }
     umask(077);
     int code = parse(argc, argv, &config, &check, &err);
+    if (code == 0)
+        code = serve_config_finish(&doors, &err);
     if (code == 0 && !check)
-        code = serve(&config, &err);
+        code = serve(&config, &doors, &err);
     if (code < 0) {
         tell_ready(&err);
         fprintf(stderr, "leatd: %s\n", err.message);
     }
+    serve_config_fini(&doors);
     config_fini(&config);
     return code < 0;
 }

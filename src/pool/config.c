@@ -295,8 +295,12 @@ int config_set(struct config *config, const char *section, const char *key, cons
                              sections[k].keys);
         return sections[k].set(config, key, value, err);
     }
-    return error_set(err, LEAT_INVALID, "no section [%s]: there are pool, daemon, net, disk, s3, limits, log",
-                     section);
+    int rc = config->more ? config->more(config->more_user, section, key, value, err) : -ENOENT;
+    if (rc != -ENOENT)
+        return rc;
+    return error_set(err, LEAT_INVALID,
+                     "no section [%s]: there are pool, daemon, net, disk, s3, limits, log%s", section,
+                     config->more ? ", serve, store" : "");
 }
 
 struct load {

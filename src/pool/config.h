@@ -33,6 +33,9 @@ struct config {
     struct access_config s3;
     /* [limits] */
     struct limits limits; /* 0: the default */
+    /* Sections of others, who are asked for what is in none of ours: -ENOENT: nor in theirs. Set before a file is loaded. */
+    int (*more)(void *user, const char *section, const char *key, const char *value, struct leat_error *err);
+    void *more_user;
 };
 
 void config_init(struct config *config);

@@ -43,11 +43,15 @@ static const struct {
     [S3_INVALID_DIGEST] = {"InvalidDigest", 400, "The Content-MD5 you specified was invalid."},
     [S3_INVALID_PART] = {"InvalidPart", 400,
                          "One or more of the specified parts could not be found, or an ETag did not match."},
+    [S3_INVALID_PART_NUMBER] = {"InvalidPartNumber", 416, "The requested partnumber is not satisfiable"},
     [S3_INVALID_PART_ORDER] =
         {"InvalidPartOrder", 400,
          "The list of parts was not in ascending order. Parts must be ordered by part number."},
     [S3_INVALID_RANGE] = {"InvalidRange", 416, "The requested range is not satisfiable"},
     [S3_INVALID_REQUEST] = {"InvalidRequest", 400, "Invalid Request"},
+    [S3_INVALID_TOKEN] =
+        {"InvalidToken", 400,
+         "The provided token is malformed or otherwise invalid: this server has no temporary keys"},
     [S3_INVALID_URI] = {"InvalidURI", 400, "Couldn't parse the specified URI."},
     [S3_KEY_TOO_LONG] = {"KeyTooLongError", 400, "Your key is too long"},
     [S3_MALFORMED_TRAILER] = {"MalformedTrailerError", 400,
@@ -99,6 +103,7 @@ static const struct {
                          "The disks of this server are full. Free some space, then try again."},
     [S3_TIME_SKEWED] = {"RequestTimeTooSkewed", 403,
                         "The difference between the request time and the current time is too large."},
+    [S3_UNAVAILABLE] = {"ServiceUnavailable", 503, "Service is unable to handle request."},
 };
 
 const char *s3_code_name(enum s3_code code)

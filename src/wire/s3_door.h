@@ -41,9 +41,11 @@ enum s3_code {
     S3_INVALID_BUCKET,
     S3_INVALID_DIGEST,
     S3_INVALID_PART,
+    S3_INVALID_PART_NUMBER,
     S3_INVALID_PART_ORDER,
     S3_INVALID_RANGE,
     S3_INVALID_REQUEST,
+    S3_INVALID_TOKEN,
     S3_INVALID_URI,
     S3_KEY_TOO_LONG,
     S3_MALFORMED_TRAILER,
@@ -73,6 +75,7 @@ enum s3_code {
     S3_SLOW_DOWN,
     S3_STORAGE_FULL,
     S3_TIME_SKEWED,
+    S3_UNAVAILABLE,
     S3_CODES
 };
 const char *s3_code_name(enum s3_code code);    /* "NoSuchKey" */

@@ -258,8 +258,10 @@ static bool has(const struct s3_call *call, const char *name)
 
 static enum s3_op service_op(struct s3_call *call, const char *method)
 {
+    if (strcmp(method, "GET") == 0)
+        return S3_OP_LIST_BUCKETS;
     call->code = S3_METHOD_NOT_ALLOWED;
-    return strcmp(method, "GET") == 0 ? S3_OP_LIST_BUCKETS : S3_OP_NONE;
+    return S3_OP_NONE;
 }
 
 static enum s3_op bucket_op(struct s3_call *call, const char *method)

@@ -176,6 +176,8 @@ int cmd_topo(struct cli *cli, int argc, char **argv);
 int cmd_convert(struct cli *cli, int argc, char **argv);
 int cmd_replay(struct cli *cli, int argc, char **argv);
 int cmd_cp(struct cli *cli, int argc, char **argv);
+int cmd_serve(struct cli *cli, int argc, char **argv);
+extern const struct cli_option serve_options[]; /* serve.c */
 int cmd_help(struct cli *cli, int argc, char **argv);
 
 #endif

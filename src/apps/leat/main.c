@@ -177,6 +177,11 @@ static const char *const topo_examples[] = {
     "leat topo --root unpacked/ --cpus 64-95",
     NULL,
 };
+static const char *const serve_examples[] = {
+    "leat serve",
+    "leat serve --store /data/a --store /data/b --keys /etc/leat/keys --listen 0.0.0.0:9000",
+    NULL,
+};
 static const char *const help_examples[] = {
     "leat help preload",
     NULL,
@@ -241,6 +246,11 @@ const struct cli_command cli_commands[] = {
      "With PATH, also how the files there can be read.", doctor_options, doctor_examples, cmd_doctor},
     {"topo", "show NICs, GPUs, how far apart they are, and which are used", "[OPTION ...]",
      "No daemon is needed.", topo_options, topo_examples, cmd_topo},
+    {"serve", "serve objects on disks of this host to S3 tools",
+     "[--store DIR]... [--listen ADDR]... [OPTION ...]",
+     "Runs until Ctrl-C. Without options: objects below ~/.local/share/leat, keys in ~/.config/leat/keys\n"
+     "(made if missing), on 127.0.0.1:9000. No daemon is needed.",
+     serve_options, serve_examples, cmd_serve},
     {"help", "show help on a command", "[COMMAND]", NULL, NULL, help_examples, cmd_help},
     {0},
 };

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * serve.c: `leat serve`: a store and its S3 door in the foreground.
+ *
+ * Happy path: options say what [serve] and [store] of leatd.conf say; where they say nothing, objects lie below the user's data folder and a keys file
+ * is made in his configuration. What is printed can be pasted; it has no secret in it, as the keys file is one of AWS's form.
+ */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "apps/leat/cli.h"
+#include "base/log.h"
+#include "serve/keys.h"
+#include "serve/serve.h"
+
+enum {
+    OPT_STORE = 400,
+    OPT_LISTEN,
+    OPT_KEYS,
+    OPT_NEW_KEYS,
+    OPT_ANONYMOUS,
+    OPT_CERT,
+    OPT_KEY,
+    OPT_REGION,
+    OPT_DOMAIN,
+    OPT_CAPACITY,
+    OPT_MEMORY,
+    OPT_THREADS
+};
+
+static const struct {
+    int id;
+    const char *section, *key;
+} settings[] = {
+    {OPT_STORE, "store", "paths"},     {OPT_LISTEN, "serve", "listen"},     {OPT_KEYS, "serve", "keys_file"},
+    {OPT_CERT, "serve", "tls_cert"},   {OPT_KEY, "serve", "tls_key"},       {OPT_REGION, "serve", "region"},
+    {OPT_DOMAIN, "serve", "domains"},  {OPT_CAPACITY, "store", "capacity"}, {OPT_MEMORY, "store", "memory"},
+    {OPT_THREADS, "serve", "threads"},
+};
+
+const struct cli_option serve_options[] = {
+    {OPT_STORE, "store", "DIR", "where objects lie; one a disk, may be given several times"},
+    {OPT_LISTEN, "listen", "ADDR", "HOST:PORT or unix:PATH; may be given several times (127.0.0.1:9000)"},
+    {OPT_KEYS, "keys", "FILE", "who may do what, in the form of AWS's credentials; see the man page"},
+    {OPT_NEW_KEYS, "new-keys", NULL, "make that file first, with one key that may do everything"},
+    {OPT_ANONYMOUS, "anonymous", NULL, "no keys: everybody on this machine may do everything"},
+    {OPT_CERT, "tls-cert", "FILE", "serve by HTTPS, with this certificate (PEM)"},
+    {OPT_KEY, "tls-key", "FILE", "and its private key"},
+    {OPT_REGION, "region", "NAME", "what clients sign for (us-east-1)"},
+    {OPT_DOMAIN, "domain", "NAME", "BUCKET.NAME in Host is a bucket; may be given several times (localhost)"},
+    {OPT_CAPACITY, "capacity", "SIZE", "most that objects may take in each DIR (what the disk has)"},
+    {OPT_MEMORY, "memory", "SIZE", "for bodies of requests under way (256MiB)"},
+    {OPT_THREADS, "threads", "N", "that serve connections (one a CPU, at most 4)"},
+    {0},
+};
+
+/* "$XDG_DATA_HOME/leat/store" and the like. Caller frees; NULL: there is no home. */
+static char *home_path(const char *variable, const char *below_home, const char *name)
+{
+    const char *base = getenv(variable), *home = getenv("HOME");
+    char *path = NULL;
+    if (base && base[0] == '/')
+        return asprintf(&path, "%s/leat/%s", base, name) < 0 ? NULL : path;
+    if (!home || home[0] != '/')
+        return NULL;
+    return asprintf(&path, "%s/%s/leat/%s", home, below_home, name) < 0 ? NULL : path;
+}
+
+/* A folder of the default's way that is not there yet; what the user names himself has to have a parent. */
+static void make_parents(const char *path)
+{
+    AUTO_FREE char *copy = strdup(path);
+    for (char *p = copy ? copy + 1 : NULL; p && (p = strchr(p, '/')); p++) {
+        *p = 0;
+        mkdir(copy, 0700);
+        *p = '/';
+    }
+}
+
+/* What was not said. */
+static int defaults(struct cli *cli, struct serve_config *c, bool *ret_new_keys)
+{
+    int rc = 0;
+    if (!c->npaths) {
+        AUTO_FREE char *path = home_path("XDG_DATA_HOME", ".local/share", "store");
+        if (!path)
+            return error_set(&cli->err, LEAT_INVALID, "no --store, and no HOME to make one in");
+        make_parents(path);
+        rc = serve_config_set(c, "store", "paths", path, &cli->err);
+    }
+    if (rc == 0 && !c->keys_file && !c->anonymous) {
+        AUTO_FREE char *path = home_path("XDG_CONFIG_HOME", ".config", "keys");
+        if (!path)
+            return error_set(&cli->err, LEAT_INVALID, "no --keys, and no HOME to make some in");
+        *ret_new_keys = access(path, F_OK) != 0;
+        rc = serve_config_set(c, "serve", "keys_file", path, &cli->err);
+    }
+    return rc;
+}
+
+static void say_json(const struct cli *cli, const struct serve *serve, const struct serve_config *c)
+{
+    struct cli_json j;
+    (void)cli;
+    json_begin(&j, stdout, true);
+    json_open(&j, NULL, '{');
+    json_open(&j, "endpoints", '[');
+    for (unsigned i = 0; serve_endpoint(serve, i); i++)
+        json_text(&j, NULL, serve_endpoint(serve, i));
+    json_close(&j, ']');
+    json_open(&j, "stores", '[');
+    for (unsigned i = 0; i < c->npaths; i++)
+        json_text(&j, NULL, c->paths[i]);
+    json_close(&j, ']');
+    json_text(&j, "keys", c->keys_file);
+    json_text(&j, "region", c->region);
+    json_u64(&j, "pid", (uint64_t)getpid());
+    json_close(&j, '}');
+}
+
+static void say(const struct cli *cli, const struct serve *serve, const struct serve_config *c, bool new_keys)
+{
+    const char *endpoint = serve_endpoint(serve, 0);
+    if (cli->json) {
+        say_json(cli, serve, c);
+        return;
+    }
+    if (cli->quiet)
+        return;
+    printf("Serving S3 at");
+    for (unsigned i = 0; serve_endpoint(serve, i); i++)
+        printf(" %s", serve_endpoint(serve, i));
+    printf(", objects in");
+    for (unsigned i = 0; i < c->npaths; i++)
+        printf(" %s", c->paths[i]);
+    printf("\n");
+    if (new_keys)
+        printf("Made %s, with one key that may do everything\n", c->keys_file);
+    printf("\nIn another terminal:\n\n");
+    if (c->keys_file)
+        printf("  export AWS_SHARED_CREDENTIALS_FILE=%s", c->keys_file);
+    else
+        printf("  export AWS_ACCESS_KEY_ID=any AWS_SECRET_ACCESS_KEY=any");
+    printf(" AWS_REGION=%s AWS_ENDPOINT_URL=%s\n", c->region, endpoint);
+    const char *unsigned_option = c->keys_file ? "" : " --no-sign-request";
+    printf("  aws --endpoint-url %s%s s3 mb s3://bucket\n", endpoint, unsigned_option);
+    printf("  leat cp -r FOLDER s3://bucket/FOLDER%s\n", unsigned_option);
+    printf("\nCtrl-C ends it.\n");
+}
+
+/* Until a signal says so. SIGHUP: keys and certificates anew. */
+static int wait_for_end(struct serve *serve, const sigset_t *set)
+{
+    for (;;) {
+        int number = 0;
+        if (sigwait(set, &number) != 0)
+            return CLI_FAILURE;
+        if (number != SIGHUP)
+            return CLI_OK;
+        serve_reload(serve);
+    }
+}
+
+static int run(struct cli *cli, struct serve_config *c, bool new_keys)
+{
+    struct serve *serve = NULL;
+    sigset_t set;
+    struct rlimit files;
+    int rc = defaults(cli, c, &new_keys);
+    if (rc == 0)
+        rc = serve_config_finish(c, &cli->err);
+    if (rc == 0 && new_keys)
+        rc = keys_create(c->keys_file, &cli->err);
+    if (rc < 0)
+        return cli_fail(cli, rc);
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+    /* Before there are threads, so that none of them is interrupted. */
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    umask(077);
+    log_set_output(STDERR_FILENO, "leat serve");
+    rc = serve_new(c, &serve, &cli->err);
+    if (rc < 0)
+        return cli_fail(cli, rc);
+    say(cli, serve, c, new_keys);
+    fflush(stdout);
+    rc = wait_for_end(serve, &set);
+    serve_free(serve);
+    return rc;
+}
+
+static int set_option(struct cli *cli, struct serve_config *c, int id, const char *arg)
+{
+    for (unsigned i = 0; i < ARRAY_LEN(settings); i++) {
+        if (settings[i].id == id)
+            return serve_config_set(c, settings[i].section, settings[i].key, arg, &cli->err);
+    }
+    return 0;
+}
+
+int cmd_serve(struct cli *cli, int argc, char **argv)
+{
+    struct cli_parse parse = {argc, argv};
+    struct serve_config c;
+    const char *arg;
+    int first = 0, id, rc = 0;
+    bool new_keys = false;
+    serve_config_init(&c);
+    while (rc == 0 && (id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
+        new_keys |= id == OPT_NEW_KEYS;
+        c.anonymous |= id == OPT_ANONYMOUS;
+        rc = set_option(cli, &c, id, arg);
+    }
+    int result;
+    if (rc < 0)
+        result = cli_usage_error(cli, "%s", cli->err.message);
+    else if (id < 0)
+        result = id == -2 ? CLI_OK : CLI_USAGE;
+    else if (first < argc)
+        result = cli_usage_error(cli, "unexpected argument %s", argv[first]);
+    else if (new_keys && !c.keys_file)
+        result = cli_usage_error(cli, "--new-keys makes the file that --keys names");
+    else
+        result = run(cli, &c, new_keys);
+    serve_config_fini(&c);
+    return result;
+}

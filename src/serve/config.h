@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* config.h: what `leat serve` and leatd.conf's sections [serve] and [store] say; each value is checked where it is set. */
+#ifndef SERVE_CONFIG_H
+#define SERVE_CONFIG_H
+
+#include "base/base.h"
+
+struct serve_config {
+    /* [store] */
+    char **paths; /* NULL-terminated; none: nothing is served */
+    unsigned npaths;
+    uint64_t capacity_bytes;            /* of each path; 0: the file system's */
+    unsigned high_percent, low_percent; /* 0: the store's defaults */
+    uint64_t memory_bytes;              /* of bodies and documents under way */
+    /* [serve] */
+    char **listen; /* NULL-terminated */
+    unsigned nlisten;
+    char *keys_file;
+    bool anonymous; /* everybody may do everything */
+    char *tls_cert, *tls_key;
+    char *region;
+    char **domains; /* NULL-terminated */
+    unsigned ndomains;
+    unsigned threads; /* 0: the server's default */
+    uint64_t grace_ns;
+};
+
+void serve_config_init(struct serve_config *c);
+void serve_config_fini(struct serve_config *c);
+/* -ENOENT: no section of ours. LEAT_INVALID with what is allowed. */
+int serve_config_set(struct serve_config *c, const char *section, const char *key, const char *value,
+                     struct leat_error *err);
+/* Fills in what was not said, and checks what must fit together. Nothing to do where no path was given. */
+int serve_config_finish(struct serve_config *c, struct leat_error *err);
+
+#endif

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Happy path: the server receives straight into the put's own buffer (or, of aws-chunked bodies and documents, into one of ours); a worker
+ * hashes, decodes and writes it, and the next buffer is given; at the end every checksum that was promised is compared.
+ * Failure modes: each lie has its code: IncompleteBody, BadDigest, XAmzContentSHA256Mismatch, SignatureDoesNotMatch, MalformedTrailerError. The
+ * put is not committed, so nothing of it is ever seen.
+ * Invariants: a buffer belongs to the server or to a worker, never to both; documents are bounded, and charged before they are received.
+ */
+#include "base/crc32c.h"
+#include "base/crc64.h"
+#include "serve/s3/visit.h"
+
+#include <libdeflate.h>
+#include <stdio.h>
+#include <strings.h>
+
+#define OBJECT_MAX   (5ull * 1024 * GIB)
+#define CHUNK_BUFFER (256 * KIB)
+#define UNKNOWN_DOC  (1 * MIB) /* a document of no told length */
+
+/* --- what was said ----------------------------------------------------------------------------------------------------------- */
+
+static bool fail(struct visit *v, enum s3_code code, const char *message)
+{
+    visit_fail(v, code, message);
+    return false;
+}
+
+static bool read_md5(struct visit *v)
+{
+    struct http_text t = visit_header(v, "content-md5");
+    if (!t.data)
+        return true;
+    v->body.has_md5 = true;
+    return sum_parse(t.data, t.len, 16, v->body.md5) || fail(v, S3_INVALID_DIGEST, NULL);
+}
+
+/* x-amz-checksum-*, or the one that x-amz-trailer announces. */
+static bool read_sum(struct visit *v)
+{
+    struct visit_body *b = &v->body;
+    struct http_text trailer = visit_header(v, "x-amz-trailer");
+    for (unsigned k = 0; k < SUM_KINDS; k++) {
+        struct http_text t = visit_header(v, sum_names[k].header);
+        uint8_t raw[32];
+        bool told = trailer.data && http_text_is_case(trailer, sum_names[k].header);
+        if (!t.data && !told)
+            continue;
+        if (b->sum != SUM_NONE || (t.data && told))
+            return fail(
+                v, S3_INVALID_REQUEST,
+                "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed.");
+        b->sum = (enum sum_kind)k;
+        b->trailing = told;
+        if (told)
+            continue;
+        if (!sum_parse(t.data, t.len, sum_names[k].bytes, raw)) {
+            char message[100];
+            snprintf(message, sizeof(message), "Value for %s header is invalid.", sum_names[k].header);
+            return fail(v, S3_INVALID_REQUEST, message);
+        }
+        http_text_copy(t, b->value, sizeof(b->value));
+    }
+    if (trailer.data && b->sum == SUM_NONE)
+        return fail(v, S3_INVALID_REQUEST,
+                    "The value specified in the x-amz-trailer header is not supported");
+    if (b->trailing && b->how != SIGV4_BODY_CHUNKS && b->how != SIGV4_BODY_SIGNED_TRAILER)
+        return fail(v, S3_INVALID_REQUEST,
+                    "x-amz-trailer needs an x-amz-content-sha256 that ends with -TRAILER");
+    return true;
+}
+
+static bool read_length(struct visit *v)
+{
+    struct visit_body *b = &v->body;
+    uint64_t wire = v->req->body_bytes;
+    if (b->how >= SIGV4_BODY_CHUNKS) {
+        struct http_text t = visit_header(v, "x-amz-decoded-content-length");
+        if (!t.data)
+            return fail(v, S3_MISSING_LENGTH,
+                        "You must provide the x-amz-decoded-content-length HTTP header.");
+        if (!http_text_u64(t, &b->bytes))
+            return fail(v, S3_INVALID_ARGUMENT, "x-amz-decoded-content-length is no number");
+    } else if (wire == HTTP_BODY_UNKNOWN) {
+        b->bytes = STORE_UNKNOWN_BYTES;
+    } else {
+        b->bytes = wire;
+        if (wire == 0 && !visit_header(v, "content-length").data && strcmp(v->req->method, "PUT") == 0 &&
+            v->call.op != S3_OP_CREATE_BUCKET)
+            return fail(v, S3_MISSING_LENGTH, NULL);
+    }
+    if (b->bytes != STORE_UNKNOWN_BYTES && b->bytes > OBJECT_MAX)
+        return fail(v, S3_ENTITY_TOO_LARGE, NULL);
+    return true;
+}
+
+static bool make_buffer(struct visit *v, size_t bytes)
+{
+    struct visit_body *b = &v->body;
+    if (ticket_take(v->door->office, bytes) < 0)
+        return fail(v, S3_SLOW_DOWN, NULL);
+    b->charged += bytes;
+    b->buffer = malloc(bytes);
+    b->buffer_bytes = bytes;
+    return b->buffer || fail(v, S3_SLOW_DOWN, NULL);
+}
+
+static bool make_hashes(struct visit *v)
+{
+    struct visit_body *b = &v->body;
+    bool good = true;
+    if (b->how == SIGV4_BODY_HASHED || b->sum == SUM_SHA256) {
+        b->sha256 = EVP_MD_CTX_new();
+        good = b->sha256 && EVP_DigestInit_ex(b->sha256, EVP_sha256(), NULL) == 1;
+    }
+    if (good && b->sum == SUM_SHA1) {
+        b->sha1 = EVP_MD_CTX_new();
+        good = b->sha1 && EVP_DigestInit_ex(b->sha1, EVP_sha1(), NULL) == 1;
+    }
+    return good || fail(v, S3_SLOW_DOWN, NULL);
+}
+
+bool body_begin(struct visit *v, uint64_t document_max)
+{
+    struct visit_body *b = &v->body;
+    bool of_whole = v->call.op == S3_OP_COMPLETE_UPLOAD; /* a checksum in its head is not of its body */
+    if (!read_md5(v) || (!of_whole && !read_sum(v)) || !read_length(v) || !make_hashes(v))
+        return false;
+    bool chunked = b->how >= SIGV4_BODY_CHUNKS;
+    if (document_max && b->bytes != STORE_UNKNOWN_BYTES && b->bytes > document_max)
+        return fail(v, S3_MALFORMED_XML, "The XML you provided is too long");
+    if (document_max) {
+        size_t most = b->bytes == STORE_UNKNOWN_BYTES ? UNKNOWN_DOC : (size_t)b->bytes;
+        if (ticket_take(v->door->office, most) < 0)
+            return fail(v, S3_SLOW_DOWN, NULL);
+        b->charged += most;
+    }
+    if ((chunked || document_max) && !make_buffer(v, chunked ? CHUNK_BUFFER : 64 * KIB))
+        return false;
+    if (chunked) {
+        b->aws = malloc(sizeof(*b->aws));
+        if (!b->aws)
+            return fail(v, S3_SLOW_DOWN, NULL);
+        bool is_signed = b->how >= SIGV4_BODY_SIGNED;
+        aws_chunked_init(b->aws, b->bytes, b->how != SIGV4_BODY_SIGNED, is_signed ? &b->key : NULL, b->when,
+                         b->signature);
+    }
+    return true;
+}
+
+void body_fini(struct visit *v)
+{
+    struct visit_body *b = &v->body;
+    if (b->aws)
+        aws_chunked_fini(b->aws);
+    free(b->aws);
+    free(b->buffer);
+    bytes_out_fini(&b->document);
+    EVP_MD_CTX_free(b->sha1);
+    EVP_MD_CTX_free(b->sha256);
+    if (b->charged)
+        ticket_give(v->door->office, b->charged);
+    sigv4_key_wipe(&b->key);
+    store_put_abort(TAKE_PTR(b->put));
+}
+
+/* --- payload --------------------------------------------------------------------------------------------------------------------- */
+
+static void hash(struct visit_body *b, const void *data, size_t len)
+{
+    b->got += len;
+    if (b->sum == SUM_CRC32)
+        b->crc32 = libdeflate_crc32(b->crc32, data, len);
+    else if (b->sum == SUM_CRC32C && !b->put)
+        b->crc32c = crc32c(b->crc32c, data, len);
+    else if (b->sum == SUM_CRC64)
+        b->crc64 = crc64nvme(b->crc64, data, len);
+    else if (b->sum == SUM_SHA1)
+        EVP_DigestUpdate(b->sha1, data, len);
+    if (b->sha256)
+        EVP_DigestUpdate(b->sha256, data, len);
+}
+
+/* Payload that lies elsewhere than in the put's buffer. */
+static int take(void *user, const void *data, size_t len)
+{
+    struct visit *v = user;
+    struct visit_body *b = &v->body;
+    struct leat_error err = {0};
+    hash(b, data, len);
+    if (!b->put) {
+        uint64_t most = b->bytes == STORE_UNKNOWN_BYTES ? UNKNOWN_DOC : b->bytes;
+        if (b->got > most) {
+            visit_fail(v, S3_MALFORMED_XML, "The XML you provided is too long");
+            return -EMSGSIZE;
+        }
+        bytes_put(&b->document, data, len);
+        return b->document.failed ? -ENOMEM : 0;
+    }
+    int rc = store_put_write(b->put, data, len, &err);
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+    return rc;
+}
+
+static void fail_chunks(struct visit *v, int rc, const char *why)
+{
+    enum s3_code code = rc == LEAT_DENIED ? S3_SIGNATURE_MISMATCH
+                        : rc == LEAT_CORRUPT && v->body.aws->state == AWS_CHUNKED_IN_TRAILERS
+                            ? S3_MALFORMED_TRAILER
+                        : rc == LEAT_CORRUPT || rc == LEAT_INVALID ? S3_INCOMPLETE_BODY
+                                                                   : S3_SLOW_DOWN;
+    visit_fail(v, code, code == S3_SLOW_DOWN ? NULL : why);
+}
+
+static void compute(struct visit_body *b, uint8_t raw[32])
+{
+    uint64_t crc = b->sum == SUM_CRC32    ? b->crc32
+                   : b->sum == SUM_CRC32C ? (b->put ? store_put_crc32c(b->put) : b->crc32c)
+                                          : b->crc64;
+    unsigned bytes = sum_names[b->sum].bytes;
+    if (b->sum == SUM_SHA1)
+        EVP_DigestFinal_ex(b->sha1, raw, NULL);
+    else
+        for (unsigned i = 0; i < bytes && bytes <= 8; i++)
+            raw[i] = (uint8_t)(crc >> (8 * (bytes - 1 - i)));
+}
+
+static void compare_sum(struct visit *v, const uint8_t sha256[32])
+{
+    struct visit_body *b = &v->body;
+    uint8_t raw[32], told[32];
+    char value[SUM_TEXT];
+    const char *text = b->value;
+    size_t len = strlen(b->value);
+    if (b->sum == SUM_NONE)
+        return;
+    const struct sum_name *name = &sum_names[b->sum];
+    if (b->trailing && !aws_chunked_trailer(b->aws, name->header, &text, &len)) {
+        visit_fail(v, S3_MALFORMED_TRAILER, NULL);
+        return;
+    }
+    if (b->sum == SUM_SHA256)
+        memcpy(raw, sha256, 32);
+    else
+        compute(b, raw);
+    if (!sum_parse(text, len, name->bytes, told)) {
+        visit_fail(v, b->trailing ? S3_MALFORMED_TRAILER : S3_INVALID_REQUEST, NULL);
+        return;
+    }
+    if (memcmp(raw, told, name->bytes) != 0) {
+        char message[100];
+        snprintf(message, sizeof(message), "The %s you specified did not match the calculated checksum.",
+                 name->name);
+        visit_fail(v, S3_CHECKSUM_MISMATCH, message);
+        return;
+    }
+    sum_format(raw, name->bytes, value);
+    memcpy(b->value, value, sizeof(value));
+}
+
+static void compare_md5(struct visit *v)
+{
+    struct visit_body *b = &v->body;
+    uint8_t md5[16];
+    bool known = true;
+    if (!b->has_md5)
+        return;
+    if (b->put)
+        known = store_put_md5(b->put, md5);
+    else
+        known = EVP_Digest(b->document.data ? b->document.data : (const uint8_t *)"", b->document.len, md5,
+                           NULL, EVP_md5(), NULL) == 1;
+    if (!known || memcmp(md5, b->md5, sizeof(md5)) != 0)
+        visit_fail(v, S3_BAD_DIGEST, NULL);
+}
+
+/* All of it is here: was it what was said? */
+static void compare(struct visit *v)
+{
+    struct visit_body *b = &v->body;
+    uint8_t sha256[32] = {0};
+    int rc = b->aws ? aws_chunked_end(b->aws) : 0;
+    if (rc < 0) {
+        fail_chunks(v, rc, b->aws->why);
+        return;
+    }
+    if (b->bytes != STORE_UNKNOWN_BYTES && b->got != b->bytes) {
+        visit_fail(v, S3_INCOMPLETE_BODY, NULL);
+        return;
+    }
+    if (b->sha256)
+        EVP_DigestFinal_ex(b->sha256, sha256, NULL);
+    if (b->how == SIGV4_BODY_HASHED) {
+        char hex[SIGV4_SIGNATURE];
+        for (unsigned i = 0; i < 32; i++)
+            snprintf(hex + 2 * i, 3, "%02x", sha256[i]);
+        if (memcmp(hex, b->payload, 64) != 0) {
+            visit_fail(v, S3_CONTENT_SHA_MISMATCH, NULL);
+            return;
+        }
+    }
+    compare_sum(v, sha256);
+    compare_md5(v);
+}
+
+/* --- buffer by buffer -------------------------------------------------------------------------------------------------------------- */
+
+static void digest(struct visit *v)
+{
+    struct visit_body *b = &v->body;
+    struct leat_error err = {0};
+    int rc = 0;
+    if (b->aws) {
+        rc = aws_chunked_feed(b->aws, b->buffer, b->filled, take, v);
+        if (rc < 0)
+            fail_chunks(v, rc, b->aws->why);
+    } else if (!b->put) {
+        rc = take(v, b->buffer, b->filled);
+        if (rc < 0)
+            visit_fail(v, S3_SLOW_DOWN, NULL);
+    } else if (b->filled) {
+        hash(b, b->target, b->filled);
+        rc = store_put_advance(b->put, b->filled, &err);
+        if (rc < 0)
+            visit_fail_store(v, rc, &err);
+    }
+    if (b->last && v->code == S3_OK) {
+        compare(v);
+        if (v->code == S3_OK && b->end)
+            b->end(v);
+    }
+}
+
+static void next_buffer(struct visit *v)
+{
+    struct visit_body *b = &v->body;
+    size_t n = b->buffer_bytes;
+    b->target = b->buffer ? b->buffer : store_put_room(b->put, &n);
+    http_body_into(v->req, b->target, n);
+}
+
+static void digested(struct visit *v)
+{
+    if (!v->body.last)
+        next_buffer(v);
+    else if (v->body.then)
+        v->body.then(v);
+}
+
+static void start_digest(struct visit *v)
+{
+    enum http_lane lane = v->body.bytes > 8 * MIB ? HTTP_LANE_LONG : HTTP_LANE_SHORT;
+    visit_work(v, lane, digest, digested);
+}
+
+void body_full(struct visit *v, size_t got, bool last)
+{
+    v->body.filled = got;
+    v->body.last = last;
+    start_digest(v);
+}
+
+void body_receive(struct visit *v, void (*end)(struct visit *v), void (*then)(struct visit *v))
+{
+    v->body.end = end;
+    v->body.then = then;
+    if (v->req->body_bytes == 0)
+        body_full(v, 0, true);
+    else
+        next_buffer(v);
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * body.h: what a request sends: an object's bytes into a put of the store, or a document into memory; plain or aws-chunked, and compared with every
+ * checksum that came with it.
+ *
+ *   body_begin: what was said of it ─▶ body_receive ─▶ a buffer full ─▶ worker: hashed, decoded, written ─▶ the next buffer ... ─▶ `end` on
+ *   the worker, once all was good ─▶ `then` on the door's thread
+ */
+#ifndef SERVE_S3_BODY_H
+#define SERVE_S3_BODY_H
+
+#include <openssl/evp.h>
+
+#include "base/bytes.h"
+#include "store/store.h"
+#include "wire/aws_chunked.h"
+#include "wire/s3_door.h"
+#include "wire/sigv4_check.h"
+
+struct visit;
+
+enum sum_kind { SUM_CRC32, SUM_CRC32C, SUM_CRC64, SUM_SHA1, SUM_SHA256, SUM_KINDS, SUM_NONE = SUM_KINDS };
+struct sum_name {
+    const char *header;  /* "x-amz-checksum-crc32c" */
+    const char *element; /* "ChecksumCRC32C" */
+    const char *name;    /* "CRC32C" */
+    unsigned bytes;
+};
+extern const struct sum_name sum_names[SUM_KINDS];
+#define SUM_TEXT 48 /* base64 of 32 bytes, and room for "-10000" */
+/* By "CRC32C" in any case; SUM_NONE: no such. */
+enum sum_kind sum_by_name(const char *name, size_t len);
+/* Base64 of the raw sum. */
+void sum_format(const uint8_t *raw, unsigned bytes, char out[SUM_TEXT]);
+/* Its raw bytes; false: no such text. */
+bool sum_parse(const char *text, size_t len, unsigned bytes, uint8_t *ret_raw);
+
+struct visit_body {
+    uint64_t bytes; /* of payload; STORE_UNKNOWN_BYTES */
+    uint64_t got;   /* so far */
+    enum sigv4_body how;
+    char payload[SIGV4_SIGNATURE]; /* HASHED */
+    char when[SIGV4_TIME], signature[SIGV4_SIGNATURE];
+    struct sigv4_key key;
+    bool has_md5, trailing;
+    uint8_t md5[16];
+    enum sum_kind sum;    /* demanded or announced; SUM_NONE */
+    char value[SUM_TEXT]; /* demanded; at the end: computed */
+
+    struct store_put *put;     /* the destination; NULL: document */
+    struct bytes_out document; /* its NUL is not counted */
+    uint64_t charged;          /* bytes from the office */
+
+    /* private */
+    struct aws_chunked *aws;
+    uint8_t *buffer;
+    size_t buffer_bytes, filled;
+    void *target; /* where the server writes now */
+    bool last;
+    uint32_t crc32, crc32c;
+    uint64_t crc64;
+    EVP_MD_CTX *sha1, *sha256, *md;
+    void (*end)(struct visit *v);  /* worker */
+    void (*then)(struct visit *v); /* door's thread */
+};
+
+/* Reads what the head says of the body. False: v->code is set. document_max 0: an object. */
+bool body_begin(struct visit *v, uint64_t document_max);
+/* All of it; then `end` (on a worker) and `then`. */
+void body_receive(struct visit *v, void (*end)(struct visit *v), void (*then)(struct visit *v));
+/* The server's call: the buffer is full. */
+void body_full(struct visit *v, size_t got, bool last);
+void body_fini(struct visit *v);
+
+#endif

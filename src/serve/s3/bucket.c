@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Buckets: made, looked at, taken away, listed; and the settings that no bucket here has. */
+#include "base/log.h"
+#include "serve/s3/visit.h"
+
+#define CREATE_MAX (64 * KIB)
+
+/* --- ListBuckets ------------------------------------------------------------------------------------------------------------------ */
+
+static int put_bucket(void *user, const struct store_bucket *bucket)
+{
+    struct visit *v = user;
+    char owner[OBJECTS_OWNER_MAX + 1];
+    objects_owner_of(bucket->props, owner);
+    if (keys_may(v->keys, v->user, bucket->name, owner, KEYS_READ))
+        s3_buckets_put(&v->out, bucket->name, bucket->created_ns / 1000000000);
+    return 0;
+}
+
+static void list_buckets(struct visit *v)
+{
+    s3_buckets_begin(&v->out, v->user->name);
+    store_bucket_list(objects_store(v->door->objects), put_bucket, v);
+    s3_buckets_end(&v->out);
+}
+
+void op_list_buckets(struct visit *v)
+{
+    visit_work(v, HTTP_LANE_SHORT, list_buckets, visit_send_xml);
+}
+
+/* --- CreateBucket, DeleteBucket ----------------------------------------------------------------------------------------------------- */
+
+/* Whose is the bucket that is there already? AWS says 409 to its owner too, but for us-east-1. */
+static enum s3_code taken(struct visit *v)
+{
+    char owner[OBJECTS_OWNER_MAX + 1];
+    int rc = objects_bucket_owner(v->door->objects, v->call.bucket, owner);
+    return rc == 0 && v->user->access && strcmp(owner, v->user->name) == 0 ? S3_BUCKET_OWNED
+                                                                           : S3_BUCKET_EXISTS;
+}
+
+static void create(struct visit *v)
+{
+    struct leat_error err = {0};
+    char location[65];
+    enum s3_code code = s3_create_bucket_parse(v->body.document.data, v->body.document.len, location);
+    if (code == S3_OK && location[0] && strcmp(location, v->door->region) != 0)
+        code = S3_ILLEGAL_LOCATION;
+    if (code != S3_OK) {
+        visit_fail(v, code, NULL);
+        return;
+    }
+    int rc =
+        objects_bucket_create(v->door->objects, v->call.bucket, v->user->access ? v->user->name : "", &err);
+    if (rc == STORE_EXISTS)
+        visit_fail(v, taken(v), NULL);
+    else if (rc == LEAT_INVALID)
+        visit_fail(v, S3_INVALID_BUCKET, NULL);
+    else if (rc < 0)
+        visit_fail_store(v, rc, &err);
+    else
+        log_info("s3: %s made bucket %s", v->user->name, v->call.bucket);
+}
+
+static void created(struct visit *v)
+{
+    char location[S3_BUCKET_MAX + 2] = "/";
+    strcat(location, v->call.bucket);
+    http_put_header(visit_answer(v, 200), "Location", location);
+    http_send_copy(v->req, NULL, 0);
+}
+
+/* Names of paths that the server has for itself. */
+static bool reserved(const char *name)
+{
+    static const char *const names[] = {"healthz", "metrics", "readyz"};
+    for (unsigned i = 0; i < ARRAY_LEN(names); i++) {
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+void op_create_bucket(struct visit *v)
+{
+    if (!s3_bucket_valid(v->call.bucket) || reserved(v->call.bucket))
+        visit_fail(v, S3_INVALID_BUCKET, NULL);
+    if (v->code == S3_OK && body_begin(v, CREATE_MAX))
+        body_receive(v, create, created);
+    else
+        visit_refuse(v);
+}
+
+static void delete_bucket(struct visit *v)
+{
+    struct leat_error err = {0};
+    int rc = objects_bucket_delete(v->door->objects, v->call.bucket, &err);
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+    else
+        log_info("s3: %s took bucket %s away", v->user->name, v->call.bucket);
+}
+
+static void gone(struct visit *v)
+{
+    visit_send_empty(v, 204);
+}
+
+void op_delete_bucket(struct visit *v)
+{
+    visit_work(v, HTTP_LANE_SHORT, delete_bucket, gone);
+}
+
+/* --- what there is to say of one ------------------------------------------------------------------------------------------------------ */
+
+static bool exists(struct visit *v)
+{
+    char owner[OBJECTS_OWNER_MAX + 1];
+    int rc = objects_bucket_owner(v->door->objects, v->call.bucket, owner);
+    if (rc < 0) {
+        visit_fail_store(v, rc, NULL);
+        visit_refuse(v);
+    }
+    return rc == 0;
+}
+
+void op_head_bucket(struct visit *v)
+{
+    if (!exists(v))
+        return;
+    http_put_header(visit_answer(v, 200), "x-amz-bucket-region", v->door->region);
+    http_send_head(v->req, 0);
+}
+
+void op_location(struct visit *v)
+{
+    if (!exists(v))
+        return;
+    s3_location_put(&v->out, v->door->region);
+    visit_send_xml(v);
+}
+
+static void find_key(struct visit *v)
+{
+    struct leat_error err = {0};
+    int rc = objects_get(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, &v->obj, &err);
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+}
+
+static void say_default(struct visit *v)
+{
+    char owner[OBJECTS_OWNER_MAX + 1] = "";
+    objects_bucket_owner(v->door->objects, v->call.bucket, owner);
+    if (s3_default_put(&v->out, &v->call, owner)) {
+        visit_send_xml(v);
+    } else {
+        visit_fail(v, v->call.code, NULL);
+        visit_refuse(v);
+    }
+}
+
+void op_default_read(struct visit *v)
+{
+    if (!exists(v))
+        return;
+    if (v->call.has_key)
+        visit_work(v, HTTP_LANE_SHORT, find_key, say_default);
+    else
+        say_default(v);
+}

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * CopyObject and UploadPartCopy: the source is opened, its conditions are looked at, and its bytes go through a buffer of the put, verified on the way.
+ *
+ * Invariants: one version of the source is read from beginning to end, whatever happens to its key meanwhile; so a copy onto itself, which changes
+ * what is kept with an object, is a copy like any other.
+ */
+#include "serve/s3/visit.h"
+
+#include <stdio.h>
+#include <strings.h>
+
+/* --- what is asked for ----------------------------------------------------------------------------------------------------------------- */
+
+static bool read_source(struct visit *v)
+{
+    enum s3_code code =
+        s3_copy_source_parse(visit_header(v, "x-amz-copy-source"), v->from_bucket, v->from_key, &v->from_len);
+    if (code == S3_OK)
+        code = visit_may(v->door, v->keys, v->user, v->from_bucket, KEYS_READ);
+    if (code != S3_OK)
+        visit_fail(v, code,
+                   code == S3_INVALID_ARGUMENT
+                       ? "Copy Source must mention the source bucket and key: sourcebucket/sourcekey"
+                       : NULL);
+    return code == S3_OK;
+}
+
+/* The text moves to where a worker may read it. */
+static void keep(struct visit *v, const char *name, size_t *at, size_t *len)
+{
+    struct http_text t = visit_header(v, name);
+    *at = t.data ? v->conditions_text.len : SIZE_MAX;
+    *len = t.len;
+    if (t.len)
+        bytes_put(&v->conditions_text, t.data, t.len);
+}
+
+static struct http_text kept(const struct visit *v, size_t at, size_t len)
+{
+    return at == SIZE_MAX ? (struct http_text){0}
+                          : (struct http_text){(const char *)v->conditions_text.data + at, len};
+}
+
+static bool read_source_conditions(struct visit *v)
+{
+    static const char *const names[] = {"x-amz-copy-source-if-match", "x-amz-copy-source-if-none-match",
+                                        "x-amz-copy-source-if-modified-since",
+                                        "x-amz-copy-source-if-unmodified-since"};
+    size_t at[4], len[4];
+    bytes_put(&v->conditions_text, "", 1); /* so that there is a place for empty ones */
+    for (unsigned i = 0; i < 4; i++)
+        keep(v, names[i], &at[i], &len[i]);
+    if (v->conditions_text.failed) {
+        visit_fail(v, S3_SLOW_DOWN, NULL);
+        return false;
+    }
+    v->conditions = (struct http_conditions){kept(v, at[0], len[0]), kept(v, at[1], len[1]),
+                                             kept(v, at[2], len[2]), kept(v, at[3], len[3])};
+    return true;
+}
+
+/* "bytes=0-9", both ends given. */
+static bool read_source_range(struct visit *v)
+{
+    struct http_text t = visit_header(v, "x-amz-copy-source-range");
+    if (!t.data)
+        return true;
+    v->copy_ranged = http_range(t, UINT64_MAX, &v->copy_first, &v->copy_last) == HTTP_RANGE_PART &&
+                     v->copy_last < UINT64_MAX - 1;
+    if (!v->copy_ranged)
+        visit_fail(v, S3_INVALID_ARGUMENT,
+                   "The x-amz-copy-source-range value must be of the form bytes=first-last");
+    return v->copy_ranged;
+}
+
+static bool read_directive(struct visit *v)
+{
+    struct http_text t = visit_header(v, "x-amz-metadata-directive");
+    v->replace_meta = http_text_is(t, "REPLACE");
+    if (t.data && !v->replace_meta && !http_text_is(t, "COPY")) {
+        visit_fail(v, S3_INVALID_ARGUMENT, "Unknown metadata directive.");
+        return false;
+    }
+    bool itself = strcmp(v->from_bucket, v->call.bucket) == 0 && v->from_len == v->call.key_len &&
+                  memcmp(v->from_key, v->call.key, v->from_len) == 0;
+    if (itself && !v->replace_meta && !v->part) {
+        visit_fail(v, S3_INVALID_REQUEST,
+                   "This copy request is illegal because it is trying to copy an object to itself without "
+                   "changing the "
+                   "object's metadata, storage class, website redirect location or encryption attributes.");
+        return false;
+    }
+    return true;
+}
+
+static bool read_part(struct visit *v)
+{
+    size_t len;
+    uint64_t number;
+    const char *id = s3_call_param(&v->call, "uploadId", &len);
+    const char *part = s3_call_param(&v->call, "partNumber", NULL);
+    if (!id)
+        return true;
+    if (!part || !http_text_u64((struct http_text){part, strlen(part)}, &number) || number < 1 ||
+        number > STORE_PARTS_MAX)
+        visit_fail(v, S3_INVALID_ARGUMENT, "Part number must be an integer between 1 and 10000, inclusive");
+    else if (len >= sizeof(v->upload))
+        visit_fail(v, S3_NO_SUCH_UPLOAD, NULL);
+    if (v->code != S3_OK)
+        return false;
+    memcpy(v->upload, id, len + 1);
+    v->part = (unsigned)number;
+    return true;
+}
+
+/* --- the copy ---------------------------------------------------------------------------------------------------------------------------- */
+
+static int pump(struct visit *v, uint64_t at, uint64_t bytes, struct leat_error *err)
+{
+    while (bytes) {
+        size_t n;
+        void *room = store_put_room(v->body.put, &n);
+        n = (size_t)MIN((uint64_t)n, bytes);
+        int rc = store_obj_read(objects_store(v->door->objects), v->obj, at, room, n, err);
+        if (rc == 0)
+            rc = store_put_advance(v->body.put, n, err);
+        if (rc < 0)
+            return rc;
+        at += n;
+        bytes -= n;
+    }
+    return 0;
+}
+
+static int commit_copy(struct visit *v, struct leat_error *err)
+{
+    struct store_commit c = {.meta = v->meta.data,
+                             .meta_len = v->meta.len,
+                             .if_none_match = v->if_none_match,
+                             .if_match = v->if_match[0] ? v->if_match : NULL};
+    struct store_put *put = TAKE_PTR(v->body.put);
+    if (v->part)
+        return store_put_commit(put, &c, &v->info, err);
+    return objects_put_commit(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, put, &c,
+                              &v->info, err);
+}
+
+static int copy_bytes(struct visit *v, uint64_t at, uint64_t bytes, struct leat_error *err)
+{
+    int rc;
+    if (v->part)
+        rc = store_part_begin(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len,
+                              v->upload, v->part, bytes, 0, &v->body.put, err);
+    else
+        rc = objects_put_begin(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, bytes, 0,
+                               &v->body.put, err);
+    if (rc == 0)
+        rc = pump(v, at, bytes, err);
+    return rc == 0 ? commit_copy(v, err) : rc;
+}
+
+/* What followed from the bytes stays with them; what followed from parts does not, as a copy has none. */
+static int keep_pair(void *user, const char *name, const char *value)
+{
+    struct visit *v = user;
+    bool sum = strncmp(name, "x-amz-checksum-", 15) == 0;
+    if (strncmp(name, "leat-", 5) != 0 && !(sum && (strchr(value, '-') || strcmp(value, "COMPOSITE") == 0)) &&
+        (sum || !v->replace_meta))
+        meta_put(&v->meta, name, strlen(name), value, strlen(value));
+    return 0;
+}
+
+static void copy(struct visit *v)
+{
+    struct leat_error err = {0};
+    int rc = objects_get(v->door->objects, v->from_bucket, v->from_key, v->from_len, &v->obj, &err);
+    if (rc < 0) {
+        visit_fail_store(v, rc, &err);
+        return;
+    }
+    uint64_t at = 0, bytes = v->obj->info.bytes;
+    if (http_conditions_check(&v->conditions, v->obj->info.etag, v->obj->info.mtime_ns / 1000000000, true) !=
+        0) {
+        visit_fail(v, S3_PRECONDITION_FAILED, NULL); /* 304 too: nothing was copied */
+        return;
+    }
+    if (v->copy_ranged) {
+        if (v->copy_last >= bytes) {
+            visit_fail(v, S3_INVALID_RANGE, NULL);
+            return;
+        }
+        at = v->copy_first;
+        bytes = v->copy_last - v->copy_first + 1;
+    }
+    if (!v->part && !v->replace_meta)
+        bytes_out_reset(&v->meta);
+    if (!v->part)
+        store_meta_each(v->obj->meta, v->obj->meta_len, keep_pair, v);
+    rc = v->meta.failed ? -ENOMEM : copy_bytes(v, at, bytes, &err);
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+    else
+        s3_copied_put(&v->out, v->part ? "CopyPartResult" : "CopyObjectResult", v->info.etag,
+                      v->info.mtime_ns / 1000000000);
+}
+
+void op_copy(struct visit *v)
+{
+    if (read_part(v) && read_source(v) && read_source_conditions(v) && read_source_range(v) &&
+        read_directive(v) && put_read_headers(v))
+        visit_work(v, HTTP_LANE_LONG, copy, visit_send_xml);
+    else
+        visit_refuse(v);
+}

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * GetObject and HeadObject.
+ *
+ * Happy path: an object that is open and verified is answered on the door's thread: one head, one piece of a file. Others are opened by a worker;
+ * what was not verified since is, in steps, each while the one before is on its way out.
+ * Failure modes: a damaged block in the first step is a 500; in a later one the connection is broken off, so that nobody takes what
+ * came for the whole.
+ * Invariants: no byte leaves that was not verified since the object was opened.
+ */
+#include "base/log.h"
+#include "serve/s3/visit.h"
+
+#include <stdio.h>
+#include <strings.h>
+
+#define STEP (8 * MIB) /* verified ahead of what is sent */
+
+/* What a request wants of an object. */
+struct wanted {
+    enum s3_code code; /* S3_OK, or 304, 412, 416 ... */
+    unsigned status;
+    uint64_t first, bytes;
+    unsigned parts; /* of the object, where one of them is asked for; 0 */
+};
+
+/* "leat-parts" of a multipart object: "3:8388608" (all of one size but the last), or "8388608,5242880,17". */
+static bool part_range(const struct store_obj *obj, unsigned number, struct wanted *w)
+{
+    const char *text = store_meta_get(obj->meta, obj->meta_len, "leat-parts");
+    unsigned count;
+    unsigned long long bytes;
+    int used = 0;
+    if (!text) {
+        w->parts = 1;
+        w->bytes = obj->info.bytes;
+        return number == 1;
+    }
+    if (sscanf(text, "%u:%llu%n", &count, &bytes, &used) == 2 && !text[used]) {
+        w->parts = count;
+        if (number > count || mul_overflows(bytes, number - 1, &w->first) || w->first > obj->info.bytes)
+            return false;
+        w->bytes = number == count ? obj->info.bytes - w->first : MIN(bytes, obj->info.bytes - w->first);
+        return true;
+    }
+    uint64_t at = 0;
+    bool found = false;
+    for (unsigned i = 1; *text; i++, w->parts++) {
+        char *end;
+        uint64_t n = strtoull(text, &end, 10);
+        if (i == number) {
+            w->first = at;
+            w->bytes = n;
+            found = true;
+        }
+        at += n;
+        text = *end == ',' ? end + 1 : "";
+    }
+    return found && w->first + w->bytes <= obj->info.bytes;
+}
+
+static void weigh(const struct http_request *req, const struct s3_call *call, const struct store_obj *obj,
+                  struct wanted *w)
+{
+    struct http_text range = http_header(req->reader, req->head, "range");
+    struct http_conditions conditions = {
+        .if_match = http_header(req->reader, req->head, "if-match"),
+        .if_none_match = http_header(req->reader, req->head, "if-none-match"),
+        .if_modified_since = http_header(req->reader, req->head, "if-modified-since"),
+        .if_unmodified_since = http_header(req->reader, req->head, "if-unmodified-since"),
+    };
+    const char *part = s3_call_param(call, "partNumber", NULL);
+    uint64_t last, number;
+    *w = (struct wanted){.status = 200, .bytes = obj->info.bytes};
+    unsigned status =
+        http_conditions_check(&conditions, obj->info.etag, obj->info.mtime_ns / 1000000000, true);
+    if (status) {
+        w->code = status == 304 ? S3_NOT_MODIFIED : S3_PRECONDITION_FAILED;
+        return;
+    }
+    struct http_text if_range = http_header(req->reader, req->head, "if-range");
+    time_t since;
+    if (range.data && if_range.data && !http_etag_in(if_range, obj->info.etag) &&
+        !(http_date_parse(if_range, &since) && obj->info.mtime_ns / 1000000000 <= since))
+        range.data = NULL;
+    if (part) {
+        if (range.data || !http_text_u64((struct http_text){part, strlen(part)}, &number) || number < 1 ||
+            number > STORE_PARTS_MAX)
+            w->code = S3_INVALID_ARGUMENT;
+        else if (!part_range(obj, (unsigned)number, w))
+            w->code = S3_INVALID_PART_NUMBER;
+        w->status = 206;
+        return;
+    }
+    enum http_ranged ranged =
+        range.data ? http_range(range, obj->info.bytes, &w->first, &last) : HTTP_RANGE_NONE;
+    if (ranged == HTTP_RANGE_BEYOND) {
+        w->code = S3_INVALID_RANGE;
+    } else if (ranged == HTTP_RANGE_PART) {
+        w->bytes = last - w->first + 1;
+        w->status = 206;
+    }
+}
+
+/* --- the head -------------------------------------------------------------------------------------------------------------- */
+
+struct putting {
+    struct bytes_out *headers;
+    bool checksums, has_type;
+    unsigned overridden; /* bit: of `overrides` */
+};
+
+static const struct {
+    const char *param, *header;
+} overrides[] = {
+    {"response-content-type", "content-type"},
+    {"response-content-language", "content-language"},
+    {"response-expires", "expires"},
+    {"response-cache-control", "cache-control"},
+    {"response-content-disposition", "content-disposition"},
+    {"response-content-encoding", "content-encoding"},
+};
+
+static int put_pair(void *user, const char *name, const char *value)
+{
+    struct putting *p = user;
+    if (strncmp(name, "leat-", 5) == 0 || (strncmp(name, "x-amz-checksum-", 15) == 0 && !p->checksums))
+        return 0;
+    for (unsigned i = 0; i < ARRAY_LEN(overrides); i++) {
+        if ((p->overridden >> i & 1) && strcmp(name, overrides[i].header) == 0)
+            return 0;
+    }
+    p->has_type |= strcmp(name, "content-type") == 0;
+    http_put_header(p->headers, name, value);
+    return 0;
+}
+
+static void put_head(struct http_request *req, const struct s3_call *call, const struct store_obj *obj,
+                     const struct wanted *w, const char *id)
+{
+    struct putting p = {.headers = http_answer(req, w->status)};
+    char text[80], date[HTTP_DATE_BYTES];
+    struct http_text mode = http_header(req->reader, req->head, "x-amz-checksum-mode");
+    p.checksums = w->status == 200 && http_text_is_case(mode, "enabled");
+    http_put_header(p.headers, "x-amz-request-id", id);
+    http_put_header(p.headers, "Accept-Ranges", "bytes");
+    etag_header(p.headers, obj->info.etag);
+    http_date_format((time_t)(obj->info.mtime_ns / 1000000000), date);
+    http_put_header(p.headers, "Last-Modified", date);
+    for (unsigned i = 0; call->nparams && i < ARRAY_LEN(overrides); i++) {
+        const char *value = s3_call_param(call, overrides[i].param, NULL);
+        if (value && !strpbrk(value, "\r\n")) {
+            p.overridden |= 1u << i;
+            p.has_type |= i == 0;
+            http_put_header(p.headers, overrides[i].header, value);
+        }
+    }
+    store_meta_each(obj->meta, obj->meta_len, put_pair, &p);
+    if (!p.has_type)
+        http_put_header(p.headers, "Content-Type", "binary/octet-stream");
+    if (w->status == 206 && obj->info.bytes) {
+        snprintf(text, sizeof(text), "bytes %llu-%llu/%llu", (unsigned long long)w->first,
+                 (unsigned long long)(w->first + w->bytes - 1), (unsigned long long)obj->info.bytes);
+        http_put_header(p.headers, "Content-Range", text);
+    }
+    if (w->parts > 1)
+        http_put_header_u64(p.headers, "x-amz-mp-parts-count", w->parts);
+}
+
+/* 304, 412, 416: with what belongs to them. */
+static void put_refusal(struct http_request *req, const struct store_obj *obj, enum s3_code code,
+                        const char *id)
+{
+    if (code == S3_NOT_MODIFIED) {
+        char date[HTTP_DATE_BYTES];
+        struct bytes_out *headers = http_answer(req, 304);
+        http_put_header(headers, "x-amz-request-id", id);
+        etag_header(headers, obj->info.etag);
+        http_date_format((time_t)(obj->info.mtime_ns / 1000000000), date);
+        http_put_header(headers, "Last-Modified", date);
+        http_send_head(req, HTTP_BODY_UNKNOWN);
+        return;
+    }
+    door_refuse(req, code, NULL, NULL, id);
+}
+
+/* --- at once ----------------------------------------------------------------------------------------------------------------- */
+
+static void at_once_over(struct http_request *req, int rc)
+{
+    (void)rc;
+    store_obj_unref(req->user);
+}
+
+static const struct http_ops at_once = {.over = at_once_over};
+
+/* Who has no key may not say how an answer is to be labelled: a page of somebody else's making under our name. */
+static bool overrides_refused(const struct s3_call *call, bool is_signed)
+{
+    for (unsigned i = 0; !is_signed && call->nparams && i < ARRAY_LEN(overrides); i++) {
+        if (s3_call_param(call, overrides[i].param, NULL))
+            return true;
+    }
+    return false;
+}
+
+static const char overrides_message[] =
+    "Request specific response headers cannot be used for anonymous GET requests.";
+
+bool get_at_once(struct s3_door *door, struct http_request *req, const struct s3_call *call, bool is_signed,
+                 const char id[VISIT_ID_TEXT])
+{
+    struct store_obj *obj;
+    struct wanted w;
+    if (call->op != S3_OP_GET_OBJECT && call->op != S3_OP_HEAD_OBJECT)
+        return false;
+    if (overrides_refused(call, is_signed)) {
+        door_refuse(req, S3_INVALID_REQUEST, overrides_message, NULL, id);
+        return true;
+    }
+    int rc = objects_get_cached(door->objects, call->bucket, call->key, call->key_len, &obj, NULL);
+    if (rc == LEAT_NOT_FOUND || rc == STORE_NO_BUCKET) {
+        door_refuse(req, code_of_store(rc), NULL, NULL, id);
+        return true;
+    }
+    if (rc < 0)
+        return false;
+    weigh(req, call, obj, &w);
+    if (w.code != S3_OK) {
+        put_refusal(req, obj, w.code, id);
+        store_obj_unref(obj);
+        return true;
+    }
+    if (!req->is_head && !store_obj_checked(obj, w.first, w.bytes)) {
+        store_obj_unref(obj);
+        return false;
+    }
+    req->ops = &at_once;
+    req->user = obj;
+    put_head(req, call, obj, &w, id);
+    struct http_piece piece = {.fd = obj->fd, .at = obj->offset + w.first, .bytes = w.bytes};
+    if (req->is_head)
+        http_send_head(req, w.bytes);
+    else
+        http_send(req, w.bytes, &piece, w.bytes ? 1 : 0, true);
+    return true;
+}
+
+/* --- by a worker --------------------------------------------------------------------------------------------------------------- */
+
+static void open_object(struct visit *v)
+{
+    struct leat_error err = {0};
+    int rc = objects_get(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, &v->obj, &err);
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+}
+
+static void check_step(struct visit *v)
+{
+    struct leat_error err = {0};
+    uint64_t bytes = MIN(v->end - v->checked, STEP);
+    int rc = store_obj_check(objects_store(v->door->objects), v->obj, v->checked, bytes, &err);
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+    else
+        v->checked += bytes;
+}
+
+static void step_checked(struct visit *v);
+
+static void send_step(struct visit *v)
+{
+    struct http_piece piece = {
+        .fd = v->obj->fd, .at = v->obj->offset + v->sent, .bytes = v->checked - v->sent};
+    bool first = v->sent == v->first, last = v->checked == v->end;
+    v->sent = v->checked;
+    v->idle = false;
+    if (first)
+        http_send(v->req, v->end - v->first, &piece, piece.bytes ? 1 : 0, last);
+    else
+        http_send_more(v->req, &piece, 1, last);
+    if (!last && v->req && !v->working)
+        visit_work(v, HTTP_LANE_SHORT, check_step, step_checked);
+}
+
+/* A step was checked while the one before was sent, or it was waited for. */
+static void step_checked(struct visit *v)
+{
+    if (v->idle)
+        send_step(v);
+}
+
+void get_more(struct http_request *req)
+{
+    struct visit *v = req->user;
+    v->idle = true;
+    if (!v->working && v->checked > v->sent)
+        send_step(v);
+}
+
+static void first_checked(struct visit *v)
+{
+    struct wanted w;
+    weigh(v->req, &v->call, v->obj, &w);
+    v->answered = true;
+    put_head(v->req, &v->call, v->obj, &w, v->id);
+    send_step(v);
+}
+
+static void opened(struct visit *v)
+{
+    struct wanted w;
+    weigh(v->req, &v->call, v->obj, &w);
+    if (w.code != S3_OK) {
+        v->answered = true;
+        put_refusal(v->req, v->obj, w.code, v->id);
+        return;
+    }
+    v->first = v->sent = v->checked = w.first;
+    v->end = w.first + w.bytes;
+    if (v->req->is_head) {
+        v->answered = true;
+        put_head(v->req, &v->call, v->obj, &w, v->id);
+        http_send_head(v->req, w.bytes);
+    } else if (store_obj_checked(v->obj, w.first, w.bytes)) {
+        v->checked = v->end;
+        first_checked(v);
+    } else {
+        visit_work(v, HTTP_LANE_SHORT, check_step, first_checked);
+    }
+}
+
+void op_get(struct visit *v)
+{
+    visit_work(v, HTTP_LANE_SHORT, open_object, opened);
+}

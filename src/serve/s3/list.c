@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ListObjects, V1 and V2.
+ *
+ * A page of a list is written by a worker into memory: at most 1,000 entries, each of a key of 1,024 bytes that may take three times as much where
+ * it is escaped, so 4 MiB in the worst case; that much is charged to the office beforehand for a long list.
+ *
+ * Invariants: a token says where a page ended, in hex: "k" and a key, or "p" and a common prefix, below which the next page has nothing.
+ */
+#include "serve/s3/visit.h"
+
+#include <stdio.h>
+
+#define ENTRY_BYTES (4 * KIB)
+
+struct listing {
+    struct visit *v;
+    struct s3_page page;
+    char owner[OBJECTS_OWNER_MAX + 1];
+    struct bytes_out entries, last; /* last: key or prefix of the newest entry */
+    bool last_is_prefix;
+    char token[2 * S3_KEY_MAX + 2];
+    char after[S3_KEY_MAX + 1]; /* out of a token */
+    size_t after_len;
+    bool after_prefix;
+};
+
+/* --- tokens -------------------------------------------------------------------------------------------------------------------------- */
+
+static void make_token(struct listing *l)
+{
+    static const char hex[] = "0123456789abcdef";
+    size_t n = MIN(l->last.len, (size_t)S3_KEY_MAX);
+    l->token[0] = l->last_is_prefix ? 'p' : 'k';
+    for (size_t i = 0; i < n; i++) {
+        l->token[1 + 2 * i] = hex[l->last.data[i] >> 4];
+        l->token[2 + 2 * i] = hex[l->last.data[i] & 15];
+    }
+    l->token[1 + 2 * n] = 0;
+    l->page.next = l->token;
+    l->page.next_len = 1 + 2 * n;
+}
+
+static int digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+static bool read_token(struct listing *l, const char *token, size_t len)
+{
+    if (len < 3 || len % 2 == 0 || len > 2 * S3_KEY_MAX + 1 || (token[0] != 'k' && token[0] != 'p'))
+        return false;
+    l->after_len = len / 2;
+    l->after_prefix = token[0] == 'p';
+    for (size_t i = 0; i < l->after_len; i++) {
+        int high = digit(token[1 + 2 * i]), low = digit(token[2 + 2 * i]);
+        if (high < 0 || low < 0)
+            return false;
+        l->after[i] = (char)(high << 4 | low);
+    }
+    return true;
+}
+
+/* --- what is asked for --------------------------------------------------------------------------------------------------------------- */
+
+static bool starts(const char *text, size_t len, const char *with, size_t with_len)
+{
+    return len >= with_len && memcmp(text, with, with_len) == 0;
+}
+
+/* V1's marker may be a common prefix that it was given as NextMarker. */
+static bool marks_prefix(const struct s3_page *p)
+{
+    const char *rest = p->after + p->prefix_len;
+    if (!p->delimiter_len || p->after_len < p->prefix_len + p->delimiter_len ||
+        !starts(p->after, p->after_len, p->prefix, p->prefix_len))
+        return false;
+    const char *found = memmem(rest, p->after_len - p->prefix_len, p->delimiter, p->delimiter_len);
+    return found && found + p->delimiter_len == p->after + p->after_len;
+}
+
+static bool parameters(struct listing *l)
+{
+    struct visit *v = l->v;
+    struct s3_page *p = &l->page;
+    uint64_t max = S3_LIST_MAX;
+    size_t max_len;
+    const char *encoding = s3_call_param(&v->call, "encoding-type", NULL);
+    const char *keys = s3_call_param(&v->call, "max-keys", &max_len);
+    const char *owners = s3_call_param(&v->call, "fetch-owner", NULL);
+    p->v2 = v->call.op == S3_OP_LIST_OBJECTS_V2;
+    p->bucket = v->call.bucket;
+    p->prefix = s3_call_param(&v->call, "prefix", &p->prefix_len);
+    p->delimiter = s3_call_param(&v->call, "delimiter", &p->delimiter_len);
+    p->after = s3_call_param(&v->call, p->v2 ? "start-after" : "marker", &p->after_len);
+    p->token = p->v2 ? s3_call_param(&v->call, "continuation-token", &p->token_len) : NULL;
+    p->url = encoding && strcmp(encoding, "url") == 0;
+    p->owners = !p->v2 || (owners && strcmp(owners, "true") == 0);
+    if (encoding && !p->url) {
+        visit_fail(v, S3_INVALID_ARGUMENT, "Invalid Encoding Method specified in Request");
+        return false;
+    }
+    if (keys && *keys && !http_text_u64((struct http_text){keys, max_len}, &max)) {
+        visit_fail(v, S3_INVALID_ARGUMENT, "Provided max-keys not an integer or within integer range");
+        return false;
+    }
+    if (p->token && !read_token(l, p->token, p->token_len)) {
+        visit_fail(v, S3_INVALID_ARGUMENT, "The continuation token provided is incorrect");
+        return false;
+    }
+    p->max_keys = (unsigned)MIN(max, (uint64_t)S3_LIST_MAX);
+    return true;
+}
+
+/* --- a page -------------------------------------------------------------------------------------------------------------------------- */
+
+static int put_entry(void *user, const struct store_entry *e)
+{
+    struct listing *l = user;
+    struct bytes_out *out = &l->entries;
+    l->page.count++;
+    if (e->prefix)
+        s3_page_prefix(out, &l->page, e->key, e->key_len);
+    else
+        s3_page_object(out, &l->page, e->key, e->key_len, e->bytes, e->etag, e->mtime_ns / 1000000000,
+                       l->owner);
+    if (l->page.count >= l->page.max_keys) {
+        bytes_out_reset(&l->last);
+        bytes_put(&l->last, e->key, e->key_len);
+        l->last_is_prefix = e->prefix;
+    }
+    return 0;
+}
+
+static int entries(struct listing *l, struct leat_error *err)
+{
+    struct visit *v = l->v;
+    struct s3_page *p = &l->page;
+    struct store_list_spec spec = {
+        .prefix = p->prefix,
+        .prefix_len = p->prefix_len,
+        .after = p->token ? l->after : p->after,
+        .after_len = p->token ? l->after_len : p->after_len,
+        .after_prefix = p->token ? l->after_prefix : p->after && !p->v2 && marks_prefix(p),
+        .delimiter = p->delimiter_len ? p->delimiter : NULL,
+        .delimiter_len = p->delimiter_len,
+        .max = p->max_keys,
+    };
+    if (!spec.after_len)
+        spec.after = NULL;
+    bool more = false;
+    int rc = objects_bucket_owner(v->door->objects, v->call.bucket, l->owner);
+    if (rc == 0 && p->max_keys)
+        rc = objects_list(v->door->objects, v->call.bucket, &spec, put_entry, l, &more, err);
+    p->truncated = more;
+    return rc;
+}
+
+static void list(struct visit *v)
+{
+    struct listing *l = calloc(1, sizeof(*l));
+    struct leat_error err = {0};
+    if (!l) {
+        visit_fail(v, S3_SLOW_DOWN, NULL);
+        return;
+    }
+    l->v = v;
+    if (parameters(l)) {
+        int rc = entries(l, &err);
+        if (rc < 0)
+            visit_fail_store(v, rc, &err);
+    }
+    if (v->code == S3_OK) {
+        if (l->page.truncated && l->page.v2) {
+            make_token(l);
+        } else if (l->page.truncated) {
+            l->page.next = (const char *)l->last.data;
+            l->page.next_len = l->last.len;
+        }
+        s3_page_begin(&v->out, &l->page);
+        bytes_put(&v->out, l->entries.data ? l->entries.data : (const uint8_t *)"", l->entries.len);
+        s3_page_end(&v->out, &l->page);
+        v->out.failed |= l->entries.failed || l->last.failed;
+    }
+    bytes_out_fini(&l->entries);
+    bytes_out_fini(&l->last);
+    free(l);
+}
+
+void op_list(struct visit *v)
+{
+    size_t len;
+    uint64_t max = S3_LIST_MAX;
+    const char *keys = s3_call_param(&v->call, "max-keys", &len);
+    if (keys)
+        http_text_u64((struct http_text){keys, len}, &max);
+    uint64_t bytes = (MIN(max, (uint64_t)S3_LIST_MAX) + 1) * ENTRY_BYTES;
+    if (ticket_take(v->door->office, bytes) < 0) {
+        visit_fail(v, S3_SLOW_DOWN, NULL);
+        visit_refuse(v);
+        return;
+    }
+    v->body.charged += bytes;
+    visit_work(v, HTTP_LANE_SHORT, list, visit_send_xml);
+}

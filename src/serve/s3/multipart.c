@@ -1,0 +1,579 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Multipart uploads: made, listed, completed, given up. Parts themselves are put.c's and copy.c's.
+ *
+ * Happy path: at the end the client names the parts; each is compared with what is stored (ETag, checksum, size), a checksum of the whole is made of
+ * theirs, and the store puts the object together in one step.
+ * Failure modes: a part that is missing or another one is InvalidPart, one that is too small EntityTooSmall; the upload stays as it was. An
+ * answer that was lost: the same request again finds the object with the ETag that its parts give, and says so.
+ */
+#include "serve/s3/visit.h"
+
+#include <libdeflate.h>
+#include <stdio.h>
+#include <strings.h>
+#include <zlib.h>
+
+#include "base/crc32c.h"
+#include "base/crc64.h"
+
+#define COMPLETE_MAX (8 * MIB)
+
+/* --- CreateMultipartUpload ---------------------------------------------------------------------------------------------------------------- */
+
+/* What checksum the whole shall have: "leat-sum" is "CRC32 FULL_OBJECT". */
+static bool read_algorithm(struct visit *v)
+{
+    struct http_text name = visit_header(v, "x-amz-checksum-algorithm"),
+                     type = visit_header(v, "x-amz-checksum-type");
+    char text[40];
+    if (!name.data)
+        return true;
+    enum sum_kind kind = sum_by_name(name.data, name.len);
+    bool full = type.data ? http_text_is(type, "FULL_OBJECT") : kind == SUM_CRC64;
+    if (kind == SUM_NONE || (type.data && !full && !http_text_is(type, "COMPOSITE")) ||
+        (full && kind >= SUM_SHA1) || (!full && kind == SUM_CRC64)) {
+        visit_fail(
+            v, S3_INVALID_REQUEST,
+            "Checksum algorithm and type do not go together: CRC32, CRC32C, CRC64NVME of FULL_OBJECT; CRC32, "
+            "CRC32C, SHA1, SHA256 COMPOSITE");
+        return false;
+    }
+    v->body.sum = kind;
+    int n = snprintf(text, sizeof(text), "%s %s", sum_names[kind].name, full ? "FULL_OBJECT" : "COMPOSITE");
+    meta_put(&v->meta, "leat-sum", 8, text, (size_t)n);
+    v->sum_type = full ? "FULL_OBJECT" : "COMPOSITE";
+    return true;
+}
+
+static void create(struct visit *v)
+{
+    struct leat_error err = {0};
+    struct store_commit c = {.meta = v->meta.data, .meta_len = v->meta.len};
+    int rc = store_upload_begin(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len,
+                                &c, v->upload, &err);
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+    else
+        s3_created_upload_put(&v->out, v->call.bucket, v->call.key, v->call.key_len, v->upload);
+}
+
+static void created(struct visit *v)
+{
+    struct bytes_out *headers = visit_answer(v, 200);
+    http_put_header(headers, "Content-Type", "application/xml");
+    if (v->body.sum != SUM_NONE) {
+        http_put_header(headers, "x-amz-checksum-algorithm", sum_names[v->body.sum].name);
+        http_put_header(headers, "x-amz-checksum-type", v->sum_type);
+    }
+    http_send_copy(v->req, v->out.data, v->out.len);
+}
+
+void op_create_upload(struct visit *v)
+{
+    if (put_read_headers(v) && read_algorithm(v))
+        visit_work(v, HTTP_LANE_SHORT, create, created);
+    else
+        visit_refuse(v);
+}
+
+/* --- the upload that is meant ---------------------------------------------------------------------------------------------------------------- */
+
+static bool read_upload(struct visit *v)
+{
+    size_t len;
+    const char *id = s3_call_param(&v->call, "uploadId", &len);
+    if (!id || len >= sizeof(v->upload)) {
+        visit_fail(v, S3_NO_SUCH_UPLOAD, NULL);
+        return false;
+    }
+    memcpy(v->upload, id, len + 1);
+    return true;
+}
+
+static void abort_upload(struct visit *v)
+{
+    struct leat_error err = {0};
+    int rc = store_upload_abort(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len,
+                                v->upload, &err);
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+}
+
+static void aborted(struct visit *v)
+{
+    visit_send_empty(v, 204);
+}
+
+void op_abort_upload(struct visit *v)
+{
+    if (read_upload(v))
+        visit_work(v, HTTP_LANE_SHORT, abort_upload, aborted);
+    else
+        visit_refuse(v);
+}
+
+/* --- CompleteMultipartUpload ------------------------------------------------------------------------------------------------------------------ */
+
+/* A part as it is stored. */
+struct stored {
+    uint64_t bytes;
+    char etag[STORE_ETAG_MAX + 1];
+    enum sum_kind sum;
+    char value[SUM_TEXT];
+};
+
+struct completion {
+    struct visit *v;
+    struct stored *stored; /* by number - 1 */
+    struct s3_part_named *named;
+    unsigned n;
+    struct store_part *parts;
+    struct bytes_out meta; /* of the object */
+    enum sum_kind sum;
+    bool full;
+    char value[SUM_TEXT + 8]; /* of the whole */
+};
+
+static int note_part(void *user, const struct store_part *part)
+{
+    struct completion *c = user;
+    struct stored *s = &c->stored[part->number - 1];
+    s->bytes = part->bytes;
+    memcpy(s->etag, part->etag, sizeof(s->etag));
+    s->sum = SUM_NONE;
+    for (unsigned k = 0; k < SUM_KINDS; k++) {
+        const char *value = store_meta_get(part->meta, part->meta_len, sum_names[k].header);
+        if (value && strlen(value) < sizeof(s->value)) {
+            s->sum = (enum sum_kind)k;
+            memcpy(s->value, value, strlen(value) + 1);
+        }
+    }
+    return 0;
+}
+
+static int note_pair(void *user, const char *name, const char *value)
+{
+    struct completion *c = user;
+    if (strcmp(name, "leat-sum") != 0) {
+        meta_put(&c->meta, name, strlen(name), value, strlen(value));
+        return 0;
+    }
+    size_t n = strcspn(value, " ");
+    c->sum = sum_by_name(value, n);
+    c->full = strcmp(value + n, " FULL_OBJECT") == 0;
+    return 0;
+}
+
+static int note_upload(void *user, const struct store_upload *upload)
+{
+    return store_meta_each(upload->meta, upload->meta_len, note_pair, user);
+}
+
+/* Each named part against what is there. */
+static bool match(struct completion *c)
+{
+    struct visit *v = c->v;
+    bool same = true; /* algorithm of all */
+    for (unsigned i = 0; i < c->n; i++) {
+        const struct s3_part_named *p = &c->named[i];
+        const struct stored *s = &c->stored[p->number - 1];
+        if (strcmp(s->etag, p->etag) != 0 ||
+            (p->checksum[0] && s->sum != SUM_NONE && strcasecmp(p->algorithm, sum_names[s->sum].name) == 0 &&
+             strcmp(p->checksum, s->value) != 0)) {
+            visit_fail(v, S3_INVALID_PART, NULL);
+            return false;
+        }
+        if (i + 1 < c->n && s->bytes < S3_PART_MIN) {
+            visit_fail(v, S3_ENTITY_TOO_SMALL, NULL);
+            return false;
+        }
+        same &= s->sum == c->stored[c->named[0].number - 1].sum;
+        c->parts[i].number = p->number;
+        memcpy(c->parts[i].etag, s->etag, sizeof(s->etag));
+    }
+    enum sum_kind theirs = same ? c->stored[c->named[0].number - 1].sum : SUM_NONE;
+    if (c->sum == SUM_NONE && theirs != SUM_NONE)
+        c->full = theirs == SUM_CRC64;
+    else if (c->sum != theirs)
+        theirs = SUM_NONE;
+    c->sum = theirs;
+    return true;
+}
+
+static uint64_t combine(enum sum_kind kind, uint64_t a, uint64_t b, uint64_t b_bytes)
+{
+    if (kind == SUM_CRC64)
+        return crc64nvme_combine(a, b, b_bytes);
+    return kind == SUM_CRC32 ? crc32_combine((uint32_t)a, (uint32_t)b, (z_off_t)b_bytes)
+                             : crc32c_combine((uint32_t)a, (uint32_t)b, b_bytes);
+}
+
+/* A checksum of checksums, and how many: "base64-5". */
+static bool composite(struct completion *c)
+{
+    const struct sum_name *name = &sum_names[c->sum];
+    struct bytes_out all = {0};
+    uint8_t raw[32], sum[EVP_MAX_MD_SIZE];
+    bool good = true;
+    for (unsigned i = 0; good && i < c->n; i++) {
+        const char *value = c->stored[c->named[i].number - 1].value;
+        good = sum_parse(value, strlen(value), name->bytes, raw);
+        bytes_put(&all, raw, name->bytes);
+    }
+    good = good && !all.failed;
+    if (good && c->sum >= SUM_SHA1) {
+        good = EVP_Digest(all.data, all.len, sum, NULL, c->sum == SUM_SHA1 ? EVP_sha1() : EVP_sha256(),
+                          NULL) == 1;
+    } else if (good) {
+        uint32_t crc =
+            c->sum == SUM_CRC32 ? libdeflate_crc32(0, all.data, all.len) : crc32c(0, all.data, all.len);
+        for (unsigned i = 0; i < 4; i++)
+            sum[i] = (uint8_t)(crc >> (24 - 8 * i));
+    }
+    if (good) {
+        sum_format(sum, name->bytes, c->value);
+        snprintf(c->value + strlen(c->value), sizeof(c->value) - strlen(c->value), "-%u", c->n);
+    }
+    bytes_out_fini(&all);
+    return good;
+}
+
+static bool full_object(struct completion *c)
+{
+    unsigned bytes = sum_names[c->sum].bytes;
+    uint64_t crc = 0;
+    uint8_t raw[32];
+    for (unsigned i = 0; i < c->n; i++) {
+        const struct stored *s = &c->stored[c->named[i].number - 1];
+        uint64_t one = 0;
+        if (!sum_parse(s->value, strlen(s->value), bytes, raw))
+            return false;
+        for (unsigned k = 0; k < bytes; k++)
+            one = one << 8 | raw[k];
+        crc = i ? combine(c->sum, crc, one, s->bytes) : one;
+    }
+    for (unsigned k = 0; k < bytes; k++)
+        raw[k] = (uint8_t)(crc >> (8 * (bytes - 1 - k)));
+    sum_format(raw, bytes, c->value);
+    return true;
+}
+
+/* The whole's checksum into its meta, and compared with what the client expects. */
+static bool whole_sum(struct completion *c)
+{
+    struct visit *v = c->v;
+    if (c->sum == SUM_NONE)
+        return true;
+    if (!(c->full ? full_object(c) : composite(c))) {
+        visit_fail(v, S3_INTERNAL, NULL);
+        return false;
+    }
+    if (v->expected == c->sum && strncmp(v->expected_value, c->value, strcspn(c->value, "-")) != 0) {
+        visit_fail(v, S3_CHECKSUM_MISMATCH, NULL);
+        return false;
+    }
+    meta_put(&c->meta, sum_names[c->sum].header, strlen(sum_names[c->sum].header), c->value,
+             strlen(c->value));
+    const char *type = c->full ? "FULL_OBJECT" : "COMPOSITE";
+    meta_put(&c->meta, "x-amz-checksum-type", 19, type, strlen(type));
+    return true;
+}
+
+/* Where parts begin, for GET with partNumber: short where all but the last are of one size, left out where it would be long. */
+static void put_layout(struct completion *c)
+{
+    char text[2048];
+    uint64_t first = c->stored[c->named[0].number - 1].bytes;
+    bool even = true;
+    size_t used = 0;
+    for (unsigned i = 0; i < c->n; i++) {
+        uint64_t bytes = c->stored[c->named[i].number - 1].bytes;
+        even &= i + 1 < c->n ? bytes == first : bytes <= first;
+        if (used < sizeof(text))
+            used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%llu", i ? "," : "",
+                                     (unsigned long long)bytes);
+    }
+    if (even)
+        used = (size_t)snprintf(text, sizeof(text), "%u:%llu", c->n, (unsigned long long)first);
+    if (used < sizeof(text))
+        meta_put(&c->meta, "leat-parts", 10, text, used);
+}
+
+static void say_completed(struct completion *c, const char *etag)
+{
+    struct visit *v = c->v;
+    struct bytes_out location = {0};
+    http_put(&location, v->host);
+    http_put(&location, "/");
+    http_put(&location, v->call.bucket);
+    http_put(&location, "/");
+    http_escape(&location, v->call.key, v->call.key_len, true);
+    bytes_put(&location, "", 1);
+    bool sum = c->sum != SUM_NONE && c->value[0];
+    s3_completed_put(&v->out, location.failed ? "" : (const char *)location.data, v->call.bucket, v->call.key,
+                     v->call.key_len, etag, sum ? sum_names[c->sum].element : NULL, c->value,
+                     c->full ? "FULL_OBJECT" : "COMPOSITE");
+    bytes_out_fini(&location);
+}
+
+/* "MD5 of the parts' MD5s-N": what the object's ETag is if these are its parts. */
+static bool etag_of(const struct completion *c, char out[48])
+{
+    struct bytes_out all = {0};
+    uint8_t sum[16];
+    bool good = true;
+    for (unsigned i = 0; good && i < c->n; i++) {
+        const char *hex = c->named[i].etag;
+        good = strlen(hex) == 32 && strspn(hex, "0123456789abcdef") == 32;
+        for (unsigned k = 0; good && k < 16; k++) {
+            unsigned byte;
+            sscanf(hex + 2 * k, "%2x", &byte);
+            bytes_put_u8(&all, (uint8_t)byte);
+        }
+    }
+    good = good && !all.failed && EVP_Digest(all.data, all.len, sum, NULL, EVP_md5(), NULL) == 1;
+    bytes_out_fini(&all);
+    for (unsigned i = 0; good && i < 16; i++)
+        snprintf(out + 2 * i, 3, "%02x", sum[i]);
+    if (good)
+        snprintf(out + 32, 16, "-%u", c->n);
+    return good;
+}
+
+/* The upload is not there (any more): was it this very request that completed it? */
+static bool completed_before(struct completion *c)
+{
+    struct visit *v = c->v;
+    struct store_info info;
+    char etag[48];
+    if (!etag_of(c, etag) ||
+        store_lookup(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len, &info,
+                     NULL) < 0 ||
+        strcmp(info.etag, etag) != 0)
+        return false;
+    c->sum = SUM_NONE;
+    say_completed(c, etag);
+    return true;
+}
+
+static int put_together(struct completion *c, struct leat_error *err)
+{
+    struct visit *v = c->v;
+    struct store *store = objects_store(v->door->objects);
+    bool more;
+    int rc =
+        store_upload_get(store, v->call.bucket, v->call.key, v->call.key_len, v->upload, note_upload, c, err);
+    if (rc == 0)
+        rc = store_part_list(store, v->call.bucket, v->call.key, v->call.key_len, v->upload, 0,
+                             STORE_PARTS_MAX, note_part, c, &more, err);
+    if (rc == STORE_NO_UPLOAD && completed_before(c))
+        return 0;
+    if (rc < 0)
+        return rc;
+    if (!match(c) || !whole_sum(c))
+        return 0;
+    put_layout(c);
+    if (c->meta.failed)
+        return -ENOMEM;
+    struct store_commit commit = {.meta = c->meta.data,
+                                  .meta_len = c->meta.len,
+                                  .if_none_match = v->if_none_match,
+                                  .if_match = v->if_match[0] ? v->if_match : NULL};
+    rc = objects_upload_complete(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, v->upload,
+                                 c->parts, c->n, &commit, &v->info, err);
+    if (rc == 0)
+        say_completed(c, v->info.etag);
+    return rc;
+}
+
+static void complete(struct visit *v)
+{
+    struct leat_error err = {0};
+    struct completion c = {.v = v, .sum = SUM_NONE};
+    enum s3_code code = s3_complete_parse(v->body.document.data, v->body.document.len, &c.named, &c.n);
+    if (code != S3_OK) {
+        visit_fail(v, code, NULL);
+        return;
+    }
+    c.stored = calloc(STORE_PARTS_MAX, sizeof(*c.stored));
+    c.parts = calloc(c.n, sizeof(*c.parts));
+    int rc = c.stored && c.parts ? put_together(&c, &err) : -ENOMEM;
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+    bytes_out_fini(&c.meta);
+    free(c.stored);
+    free(c.parts);
+    free(c.named);
+}
+
+/* Checksums in the head are of the object to be, not of this document. */
+static void read_expected(struct visit *v)
+{
+    v->expected = SUM_NONE;
+    for (unsigned k = 0; k < SUM_KINDS; k++) {
+        struct http_text t = visit_header(v, sum_names[k].header);
+        if (t.data) {
+            v->expected = (enum sum_kind)k;
+            http_text_copy(t, v->expected_value, sizeof(v->expected_value));
+        }
+    }
+}
+
+void op_complete_upload(struct visit *v)
+{
+    struct http_text host = visit_header(v, "host");
+    snprintf(v->host, sizeof(v->host), "%s://%.*s", v->req->tls ? "https" : "http",
+             (int)MIN(host.len, (size_t)250), host.data ? host.data : "");
+    if (read_upload(v) && put_read_headers(v) && body_begin(v, COMPLETE_MAX)) {
+        read_expected(v);
+        if (ticket_take(v->door->office, STORE_PARTS_MAX * sizeof(struct stored)) == 0) {
+            v->body.charged += STORE_PARTS_MAX * sizeof(struct stored);
+            body_receive(v, complete, visit_send_xml);
+            return;
+        }
+        visit_fail(v, S3_SLOW_DOWN, NULL);
+    }
+    visit_refuse(v);
+}
+
+/* --- ListParts ---------------------------------------------------------------------------------------------------------------------------------- */
+
+struct part_listing {
+    struct bytes_out out;
+    unsigned last;
+};
+
+static int put_part(void *user, const struct store_part *part)
+{
+    struct part_listing *l = user;
+    char time[S3_TIME_TEXT], etag[STORE_ETAG_MAX + 3];
+    s3_time_format(part->mtime_ns / 1000000000, time);
+    int n = snprintf(etag, sizeof(etag), "\"%s\"", part->etag);
+    http_put(&l->out, "<Part>");
+    s3_element_u64(&l->out, "PartNumber", part->number);
+    s3_element(&l->out, "LastModified", time, S3_TIME_TEXT - 1);
+    s3_element(&l->out, "ETag", etag, (size_t)n);
+    s3_element_u64(&l->out, "Size", part->bytes);
+    for (unsigned k = 0; k < SUM_KINDS; k++) {
+        const char *value = store_meta_get(part->meta, part->meta_len, sum_names[k].header);
+        if (value)
+            s3_element(&l->out, sum_names[k].element, value, strlen(value));
+    }
+    http_put(&l->out, "</Part>");
+    l->last = part->number;
+    return 0;
+}
+
+static uint64_t number_of(const struct visit *v, const char *name, uint64_t without)
+{
+    size_t len;
+    uint64_t n;
+    const char *text = s3_call_param(&v->call, name, &len);
+    return text && http_text_u64((struct http_text){text, len}, &n) ? n : without;
+}
+
+static void list_parts(struct visit *v)
+{
+    struct leat_error err = {0};
+    struct part_listing l = {.last = 0};
+    unsigned after = (unsigned)MIN(number_of(v, "part-number-marker", 0), (uint64_t)STORE_PARTS_MAX);
+    unsigned max = (unsigned)MIN(number_of(v, "max-parts", S3_LIST_MAX), (uint64_t)S3_LIST_MAX);
+    bool more = false;
+    int rc = store_part_list(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len,
+                             v->upload, after, max, put_part, &l, &more, &err);
+    if (rc < 0) {
+        visit_fail_store(v, rc, &err);
+        bytes_out_fini(&l.out);
+        return;
+    }
+    struct bytes_out *out = &v->out;
+    http_put(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListPartsResult xmlns=\"" S3_NAMESPACE "\">");
+    s3_element(out, "Bucket", v->call.bucket, strlen(v->call.bucket));
+    s3_element(out, "Key", v->call.key, v->call.key_len);
+    s3_element(out, "UploadId", v->upload, strlen(v->upload));
+    s3_element_u64(out, "PartNumberMarker", after);
+    if (more)
+        s3_element_u64(out, "NextPartNumberMarker", l.last);
+    s3_element_u64(out, "MaxParts", max);
+    http_put(out, more ? "<IsTruncated>true</IsTruncated>" : "<IsTruncated>false</IsTruncated>");
+    bytes_put(out, l.out.data ? l.out.data : (const uint8_t *)"", l.out.len);
+    http_put(out, "<StorageClass>STANDARD</StorageClass></ListPartsResult>");
+    out->failed |= l.out.failed;
+    bytes_out_fini(&l.out);
+}
+
+void op_list_parts(struct visit *v)
+{
+    if (read_upload(v))
+        visit_work(v, HTTP_LANE_SHORT, list_parts, visit_send_xml);
+    else
+        visit_refuse(v);
+}
+
+/* --- ListMultipartUploads -------------------------------------------------------------------------------------------------------------------------- */
+
+struct upload_listing {
+    struct bytes_out out, last;
+    char id[STORE_UPLOAD_ID_TEXT];
+    bool url;
+};
+
+static int put_upload(void *user, const struct store_upload *upload)
+{
+    struct upload_listing *l = user;
+    char time[S3_TIME_TEXT];
+    s3_time_format(upload->begun_ns / 1000000000, time);
+    http_put(&l->out, "<Upload>");
+    s3_element_key(&l->out, l->url, "Key", upload->key, upload->key_len);
+    s3_element(&l->out, "UploadId", upload->id, strlen(upload->id));
+    s3_element(&l->out, "Initiated", time, S3_TIME_TEXT - 1);
+    http_put(&l->out, "<StorageClass>STANDARD</StorageClass></Upload>");
+    bytes_out_reset(&l->last);
+    bytes_put(&l->last, upload->key, upload->key_len);
+    memcpy(l->id, upload->id, sizeof(l->id));
+    return 0;
+}
+
+static void list_uploads(struct visit *v)
+{
+    struct leat_error err = {0};
+    struct upload_listing l = {.url = s3_call_param(&v->call, "encoding-type", NULL) != NULL};
+    size_t prefix_len = 0, after_len = 0;
+    const char *prefix = s3_call_param(&v->call, "prefix", &prefix_len);
+    const char *after = s3_call_param(&v->call, "key-marker", &after_len);
+    const char *id = s3_call_param(&v->call, "upload-id-marker", NULL);
+    unsigned max = (unsigned)MIN(number_of(v, "max-uploads", S3_LIST_MAX), (uint64_t)S3_LIST_MAX);
+    bool more = false;
+    int rc = store_upload_list(objects_store(v->door->objects), v->call.bucket, prefix, prefix_len,
+                               after_len ? after : NULL, after_len, after_len && id && *id ? id : NULL, max,
+                               put_upload, &l, &more, &err);
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+    struct bytes_out *out = &v->out;
+    http_put(out,
+             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListMultipartUploadsResult xmlns=\"" S3_NAMESPACE
+             "\">");
+    s3_element(out, "Bucket", v->call.bucket, strlen(v->call.bucket));
+    s3_element_key(out, l.url, "KeyMarker", after ? after : "", after_len);
+    s3_element(out, "UploadIdMarker", id ? id : "", id ? strlen(id) : 0);
+    if (more) {
+        s3_element_key(out, l.url, "NextKeyMarker", (const char *)l.last.data, l.last.len);
+        s3_element(out, "NextUploadIdMarker", l.id, strlen(l.id));
+    }
+    s3_element_key(out, l.url, "Prefix", prefix ? prefix : "", prefix_len);
+    if (l.url)
+        http_put(out, "<EncodingType>url</EncodingType>");
+    s3_element_u64(out, "MaxUploads", max);
+    http_put(out, more ? "<IsTruncated>true</IsTruncated>" : "<IsTruncated>false</IsTruncated>");
+    bytes_put(out, l.out.data ? l.out.data : (const uint8_t *)"", l.out.len);
+    http_put(out, "</ListMultipartUploadsResult>");
+    out->failed |= l.out.failed || l.last.failed;
+    bytes_out_fini(&l.out);
+    bytes_out_fini(&l.last);
+}
+
+void op_list_uploads(struct visit *v)
+{
+    visit_work(v, HTTP_LANE_SHORT, list_uploads, visit_send_xml);
+}

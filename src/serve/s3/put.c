@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * PutObject and UploadPart: begin a put on a worker, receive into it, compare, commit. DeleteObject and DeleteObjects stand here too.
+ *
+ * Invariants: an object is committed after every check of its body, in the same turn of a worker: a peer that goes at that moment gets an
+ * object that it was not told of, never half of one.
+ */
+#include "serve/s3/visit.h"
+
+#include <stdio.h>
+#include <strings.h>
+
+#define USER_META_MAX 2048u
+#define DELETE_MAX    (2 * MIB)
+
+/* --- what is kept with an object ------------------------------------------------------------------------------------------------ */
+
+void meta_put(struct bytes_out *meta, const char *name, size_t name_len, const char *value, size_t value_len)
+{
+    uint8_t *to = bytes_room(meta, name_len + value_len + 2);
+    if (!to)
+        return;
+    for (size_t i = 0; i < name_len; i++)
+        to[i] = (uint8_t)(name[i] >= 'A' && name[i] <= 'Z' ? name[i] | 0x20 : name[i]);
+    to[name_len] = 0;
+    if (value_len)
+        memcpy(to + name_len + 1, value, value_len);
+    to[name_len + 1 + value_len] = 0;
+}
+
+/* "aws-chunked,gzip" was the coding of the way as well. */
+static struct http_text without_chunked(struct http_text t)
+{
+    static const char name[] = "aws-chunked";
+    size_t n = sizeof(name) - 1;
+    if (t.len >= n && strncasecmp(t.data, name, n) == 0 &&
+        (t.len == n || t.data[n] == ',' || t.data[n] == ' ')) {
+        t.data += n;
+        t.len -= n;
+        while (t.len && (t.data[0] == ',' || t.data[0] == ' ')) {
+            t.data++;
+            t.len--;
+        }
+    } else if (t.len > n && strncasecmp(t.data + t.len - n, name, n) == 0) {
+        t.len -= n;
+        while (t.len && (t.data[t.len - 1] == ',' || t.data[t.len - 1] == ' '))
+            t.len--;
+    }
+    return t;
+}
+
+static bool read_meta(struct visit *v)
+{
+    static const char *const kept[] = {"content-type",     "content-encoding", "content-disposition",
+                                       "content-language", "cache-control",    "expires"};
+    size_t user_bytes = 0;
+    const struct http_reader *r = v->req->reader;
+    for (unsigned i = 0; i < r->nheaders; i++) {
+        struct http_text name, value;
+        http_header_at(r, v->req->head, i, &name, &value);
+        if (name.len > 11 && strncasecmp(name.data, "x-amz-meta-", 11) == 0) {
+            user_bytes += name.len - 11 + value.len;
+            meta_put(&v->meta, name.data, name.len, value.data, value.len);
+            continue;
+        }
+        for (unsigned k = 0; k < ARRAY_LEN(kept); k++) {
+            if (!http_text_is_case(name, kept[k]))
+                continue;
+            if (k == 1)
+                value = without_chunked(value);
+            if (value.len)
+                meta_put(&v->meta, name.data, name.len, value.data, value.len);
+        }
+    }
+    if (v->meta.failed)
+        visit_fail(v, S3_SLOW_DOWN, NULL);
+    else if (user_bytes > USER_META_MAX || v->meta.len > STORE_META_MAX - 512)
+        visit_fail(v, S3_METADATA_TOO_LARGE, NULL);
+    return v->code == S3_OK;
+}
+
+static bool read_conditions(struct visit *v)
+{
+    struct http_text none = visit_header(v, "if-none-match"), match = visit_header(v, "if-match");
+    if (none.data && !http_text_is(none, "*")) {
+        visit_fail(v, S3_NOT_IMPLEMENTED,
+                   "If-None-Match of a write is \"*\": only if there is no such object");
+        return false;
+    }
+    v->if_none_match = none.data != NULL;
+    if (match.len >= 2 && match.data[0] == '"' && match.data[match.len - 1] == '"') {
+        match.data++;
+        match.len -= 2;
+    }
+    if (match.data && (match.len == 0 || match.len > STORE_ETAG_MAX)) {
+        visit_fail(v, S3_PRECONDITION_FAILED, NULL);
+        return false;
+    }
+    http_text_copy(match, v->if_match, sizeof(v->if_match));
+    return true;
+}
+
+bool put_read_headers(struct visit *v)
+{
+    return read_meta(v) && read_conditions(v);
+}
+
+/* --- PutObject -------------------------------------------------------------------------------------------------------------------- */
+
+static void begin(struct visit *v)
+{
+    struct leat_error err = {0};
+    int rc;
+    if (v->part)
+        rc = store_part_begin(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len,
+                              v->upload, v->part, v->body.bytes, 0, &v->body.put, &err);
+    else
+        rc = objects_put_begin(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, v->body.bytes,
+                               0, &v->body.put, &err);
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+}
+
+static void commit(struct visit *v)
+{
+    struct leat_error err = {0};
+    if (v->body.sum != SUM_NONE) {
+        const struct sum_name *name = &sum_names[v->body.sum];
+        meta_put(&v->meta, name->header, strlen(name->header), v->body.value, strlen(v->body.value));
+        if (!v->part)
+            meta_put(&v->meta, "x-amz-checksum-type", 19, "FULL_OBJECT", 11);
+    }
+    if (v->meta.failed) {
+        visit_fail(v, S3_SLOW_DOWN, NULL);
+        return;
+    }
+    struct store_commit c = {.meta = v->meta.data,
+                             .meta_len = v->meta.len,
+                             .if_none_match = v->if_none_match,
+                             .if_match = v->if_match[0] ? v->if_match : NULL};
+    struct store_put *put = TAKE_PTR(v->body.put);
+    int rc = v->part ? store_put_commit(put, &c, &v->info, &err)
+                     : objects_put_commit(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, put,
+                                          &c, &v->info, &err);
+    if (rc == STORE_PRECONDITION && v->if_match[0]) {
+        struct store_info info; /* If-Match on what is not there: 404 */
+        if (store_lookup(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len, &info,
+                         NULL) == LEAT_NOT_FOUND)
+            rc = LEAT_NOT_FOUND;
+    }
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+}
+
+static void committed(struct visit *v)
+{
+    struct bytes_out *headers = visit_answer(v, 200);
+    etag_header(headers, v->info.etag);
+    if (v->body.sum != SUM_NONE) {
+        http_put_header(headers, sum_names[v->body.sum].header, v->body.value);
+        if (!v->part)
+            http_put_header(headers, "x-amz-checksum-type", "FULL_OBJECT");
+    }
+    http_send_copy(v->req, NULL, 0);
+}
+
+static void begun(struct visit *v)
+{
+    body_receive(v, commit, committed);
+}
+
+void op_put(struct visit *v)
+{
+    if (put_read_headers(v) && body_begin(v, 0))
+        visit_work(v, HTTP_LANE_SHORT, begin, begun);
+    else
+        visit_refuse(v);
+}
+
+/* --- UploadPart --------------------------------------------------------------------------------------------------------------------- */
+
+void op_upload_part(struct visit *v)
+{
+    size_t len;
+    uint64_t number;
+    const char *id = s3_call_param(&v->call, "uploadId", &len);
+    const char *part = s3_call_param(&v->call, "partNumber", NULL);
+    if (!part || !http_text_u64((struct http_text){part, strlen(part)}, &number) || number < 1 ||
+        number > STORE_PARTS_MAX) {
+        visit_fail(v, S3_INVALID_ARGUMENT, "Part number must be an integer between 1 and 10000, inclusive");
+    } else if (len >= sizeof(v->upload)) {
+        visit_fail(v, S3_NO_SUCH_UPLOAD, NULL);
+    } else {
+        memcpy(v->upload, id, len + 1);
+        v->part = (unsigned)number;
+    }
+    if (v->code == S3_OK && body_begin(v, 0))
+        visit_work(v, HTTP_LANE_SHORT, begin, begun);
+    else
+        visit_refuse(v);
+}
+
+/* --- DeleteObject, DeleteObjects -------------------------------------------------------------------------------------------------------- */
+
+static void delete_one(struct visit *v)
+{
+    struct leat_error err = {0};
+    int rc = objects_delete(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, &err);
+    if (rc < 0 && rc != LEAT_NOT_FOUND)
+        visit_fail_store(v, rc, &err);
+}
+
+static void deleted(struct visit *v)
+{
+    visit_send_empty(v, 204);
+}
+
+void op_delete(struct visit *v)
+{
+    visit_work(v, HTTP_LANE_SHORT, delete_one, deleted);
+}
+
+static int delete_them(struct visit *v, const struct s3_delete *d, struct leat_error *err)
+{
+    struct store_key keys[S3_LIST_MAX];
+    int codes[S3_LIST_MAX];
+    unsigned map[S3_LIST_MAX], n = 0;
+    enum s3_code refused[S3_LIST_MAX];
+    const char *texts = (const char *)d->texts.data;
+    for (unsigned i = 0; i < d->n; i++) {
+        const struct s3_delete_key *k = &d->keys[i];
+        bool version = k->version_len && strcmp(texts + k->version_at, "null") != 0;
+        refused[i] = k->key_len > S3_KEY_MAX ? S3_KEY_TOO_LONG : version ? S3_NO_SUCH_VERSION : S3_OK;
+        if (refused[i] == S3_OK) {
+            keys[n] = (struct store_key){texts + k->key_at, k->key_len};
+            map[n++] = i;
+        }
+    }
+    int rc = n ? objects_delete_many(v->door->objects, v->call.bucket, keys, n, codes, err) : 0;
+    if (rc < 0)
+        return rc;
+    for (unsigned i = 0; i < n; i++)
+        refused[map[i]] = codes[i] == LEAT_NOT_FOUND ? S3_OK : code_of_store(codes[i]);
+    s3_deleted_begin(&v->out);
+    for (unsigned i = 0; i < d->n; i++) {
+        if (refused[i] != S3_OK || !d->quiet)
+            s3_deleted_key(&v->out, texts + d->keys[i].key_at, d->keys[i].key_len, refused[i]);
+    }
+    s3_deleted_end(&v->out);
+    return 0;
+}
+
+static void delete_many(struct visit *v)
+{
+    struct leat_error err = {0};
+    struct s3_delete *d;
+    enum s3_code code = s3_delete_parse(v->body.document.data, v->body.document.len, &d);
+    if (code != S3_OK) {
+        visit_fail(v, code, NULL);
+        return;
+    }
+    int rc = delete_them(v, d, &err);
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+    s3_delete_free(d);
+}
+
+void op_delete_many(struct visit *v)
+{
+    if (body_begin(v, DELETE_MAX))
+        body_receive(v, delete_many, visit_send_xml);
+    else
+        visit_refuse(v);
+}

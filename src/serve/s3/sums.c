@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The checksums of S3: names, texts. */
+#include "serve/s3/body.h"
+
+#include <strings.h>
+
+const struct sum_name sum_names[SUM_KINDS] = {
+    [SUM_CRC32] = {"x-amz-checksum-crc32", "ChecksumCRC32", "CRC32", 4},
+    [SUM_CRC32C] = {"x-amz-checksum-crc32c", "ChecksumCRC32C", "CRC32C", 4},
+    [SUM_CRC64] = {"x-amz-checksum-crc64nvme", "ChecksumCRC64NVME", "CRC64NVME", 8},
+    [SUM_SHA1] = {"x-amz-checksum-sha1", "ChecksumSHA1", "SHA1", 20},
+    [SUM_SHA256] = {"x-amz-checksum-sha256", "ChecksumSHA256", "SHA256", 32},
+};
+
+enum sum_kind sum_by_name(const char *name, size_t len)
+{
+    for (unsigned k = 0; k < SUM_KINDS; k++) {
+        if (strlen(sum_names[k].name) == len && strncasecmp(sum_names[k].name, name, len) == 0)
+            return (enum sum_kind)k;
+    }
+    return SUM_NONE;
+}
+
+void sum_format(const uint8_t *raw, unsigned bytes, char out[SUM_TEXT])
+{
+    EVP_EncodeBlock((uint8_t *)out, raw, (int)bytes);
+}
+
+bool sum_parse(const char *text, size_t len, unsigned bytes, uint8_t *ret_raw)
+{
+    uint8_t raw[48];
+    char again[SUM_TEXT];
+    if (len != (bytes + 2) / 3 * 4 || len > 44 ||
+        EVP_DecodeBlock(raw, (const uint8_t *)text, (int)len) < (int)bytes)
+        return false;
+    sum_format(raw, bytes, again); /* one text for each: padding and spare bits as they have to be */
+    if (memcmp(again, text, len) != 0)
+        return false;
+    memcpy(ret_raw, raw, bytes);
+    return true;
+}

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Happy path: an operation makes its visit work on a worker, comes back to the door's thread and answers; when the last byte is with the
+ * kernel, `over` lets go of all.
+ * Failure modes: the peer goes while a worker is busy: the visit stays until the worker is done, then goes. The workers' queue is full: 503. A body
+ * that breaks off: what was written of it is dropped, and nothing becomes visible.
+ * Invariants: a visit is answered at most once; after `over` nothing touches the request.
+ */
+#include "serve/s3/visit.h"
+
+#include "base/log.h"
+
+#include <stdio.h>
+
+/* --- life ------------------------------------------------------------------------------------------------------------------ */
+
+static void visit_free(struct visit *v)
+{
+    store_obj_unref(v->obj);
+    body_fini(v);
+    bytes_out_fini(&v->out);
+    bytes_out_fini(&v->meta);
+    bytes_out_fini(&v->conditions_text);
+    keys_unref(v->keys);
+    free(v);
+}
+
+static void abort_put(struct http_work *work)
+{
+    struct visit *v = container_of(work, struct visit, work);
+    store_put_abort(TAKE_PTR(v->body.put));
+}
+
+static void aborted(struct http_work *work, struct http_request *req)
+{
+    (void)req;
+    visit_free(container_of(work, struct visit, work));
+}
+
+static void on_over(struct http_request *req, int rc)
+{
+    struct visit *v = req->user;
+    (void)rc;
+    v->req = NULL;
+    if (v->working)
+        return;
+    if (v->body.put) { /* taking a file away may wait for the disk */
+        v->work = (struct http_work){.run = abort_put, .done = aborted};
+        if (http_work_start(v->door->workers, v->ref, HTTP_LANE_SHORT, &v->work) == 0)
+            return;
+    }
+    visit_free(v);
+}
+
+static void on_full(struct http_request *req, size_t got, bool last)
+{
+    body_full(req->user, got, last);
+}
+
+static const struct http_ops ops = {.full = on_full, .more = get_more, .over = on_over};
+
+struct visit *visit_new(struct s3_door *door, struct http_request *req, const struct s3_call *call,
+                        const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
+                        const struct keys_user *user)
+{
+    struct visit *v = calloc(1, sizeof(*v));
+    if (!v)
+        return NULL;
+    v->door = door;
+    v->req = req;
+    v->ref = http_request_ref(req);
+    v->keys = keys_ref(keys);
+    v->user = user;
+    v->call = *call;
+    v->how = claim->how;
+    v->body.how = claim->body;
+    v->body.sum = SUM_NONE;
+    memcpy(v->body.payload, claim->payload, sizeof(v->body.payload));
+    memcpy(v->body.when, claim->when, sizeof(v->body.when));
+    memcpy(v->body.signature, claim->signature, sizeof(v->body.signature));
+    if (key)
+        v->body.key = *key;
+    req->ops = &ops;
+    req->user = v;
+    return v;
+}
+
+/* --- work ------------------------------------------------------------------------------------------------------------------ */
+
+static void work_run(struct http_work *work)
+{
+    struct visit *v = container_of(work, struct visit, work);
+    v->run(v);
+}
+
+static void work_done(struct http_work *work, struct http_request *req)
+{
+    struct visit *v = container_of(work, struct visit, work);
+    v->working = false;
+    if (!req || !v->req) {
+        v->req = NULL;
+        store_put_abort(TAKE_PTR(v->body.put)); /* rare: the peer went while a worker wrote */
+        visit_free(v);
+        return;
+    }
+    if (work->cancelled)
+        visit_fail(v, S3_UNAVAILABLE, "This server ends.");
+    if (v->code != S3_OK)
+        visit_refuse(v);
+    else if (v->then)
+        v->then(v);
+}
+
+void visit_work(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
+                void (*then)(struct visit *v))
+{
+    v->work = (struct http_work){.run = work_run, .done = work_done};
+    v->run = run;
+    v->then = then;
+    v->working = true;
+    if (http_work_start(v->door->workers, v->ref, lane, &v->work) == 0)
+        return;
+    v->working = false;
+    visit_fail(v, S3_SLOW_DOWN, NULL);
+    visit_refuse(v);
+}
+
+/* --- failures -------------------------------------------------------------------------------------------------------------- */
+
+void visit_fail(struct visit *v, enum s3_code code, const char *message)
+{
+    if (v->code != S3_OK)
+        return;
+    v->code = code;
+    snprintf(v->message, sizeof(v->message), "%.255s", message ? message : "");
+}
+
+enum s3_code code_of_store(int rc)
+{
+    switch (rc) {
+    case 0:
+        return S3_OK;
+    case STORE_NO_BUCKET:
+        return S3_NO_SUCH_BUCKET;
+    case STORE_NO_UPLOAD:
+        return S3_NO_SUCH_UPLOAD;
+    case STORE_EXISTS:
+        return S3_BUCKET_EXISTS;
+    case STORE_NOT_EMPTY:
+        return S3_BUCKET_NOT_EMPTY;
+    case STORE_PRECONDITION:
+        return S3_PRECONDITION_FAILED;
+    case LEAT_NOT_FOUND:
+        return S3_NO_SUCH_KEY;
+    case LEAT_NO_SPACE:
+        return S3_STORAGE_FULL;
+    case LEAT_INVALID:
+        return S3_INVALID_ARGUMENT;
+    case LEAT_STALE:
+        return S3_INVALID_PART;
+    case LEAT_BUSY:
+        return S3_CONDITION_BUSY;
+    case -ENOMEM:
+        return S3_SLOW_DOWN;
+    case LEAT_TIMED_OUT:
+    case LEAT_PEER_GONE:
+        return S3_UNAVAILABLE;
+    default:
+        return S3_INTERNAL;
+    }
+}
+
+void visit_fail_store(struct visit *v, int rc, const struct leat_error *err)
+{
+    enum s3_code code = code_of_store(rc);
+    if (s3_code_status(code) >= 500)
+        log_warning("s3: %s in %s: %s", s3_op_name(v->call.op), v->call.bucket,
+                    err && err->message[0] ? err->message : strerror(-rc));
+    bool plain = code == S3_INVALID_ARGUMENT && err && err->message[0];
+    visit_fail(v, code, plain ? err->message : NULL);
+}
+
+static struct http_text resource_of(const struct http_request *req)
+{
+    return req->path; /* escaped as it came, so it is plain text */
+}
+
+static void put_error(struct http_request *req, enum s3_code code, const char *message, const char *region,
+                      const char *id)
+{
+    struct bytes_out *headers = http_answer(req, s3_code_status(code)), body = {0};
+    struct http_text resource = resource_of(req);
+    http_put_header(headers, "x-amz-request-id", id);
+    if (code == S3_SLOW_DOWN || code == S3_UNAVAILABLE)
+        http_put_header(headers, "Retry-After", "1");
+    if (region)
+        http_put_header(headers, "x-amz-bucket-region", region);
+    if (code == S3_NOT_MODIFIED) {
+        http_send_head(req, HTTP_BODY_UNKNOWN);
+        return;
+    }
+    http_put_header(headers, "Content-Type", "application/xml");
+    s3_error_put(&body, code, message, resource.data, resource.len, id, region);
+    http_send_copy(req, body.data, body.failed ? 0 : body.len);
+    bytes_out_fini(&body);
+}
+
+void door_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
+                 const char id[VISIT_ID_TEXT])
+{
+    put_error(req, code, message && *message ? message : NULL, region, id);
+}
+
+void visit_refuse(struct visit *v)
+{
+    if (v->answered) { /* the head is gone: a body that is too short is all that can be said */
+        http_abort(v->req);
+        return;
+    }
+    v->answered = true;
+    put_error(v->req, v->code, v->message[0] ? v->message : NULL, NULL, v->id);
+}
+
+/* --- answers --------------------------------------------------------------------------------------------------------------- */
+
+struct bytes_out *visit_answer(struct visit *v, unsigned status)
+{
+    v->answered = true;
+    struct bytes_out *headers = http_answer(v->req, status);
+    http_put_header(headers, "x-amz-request-id", v->id);
+    return headers;
+}
+
+void visit_send_xml(struct visit *v)
+{
+    if (v->out.failed) {
+        visit_fail(v, S3_SLOW_DOWN, NULL);
+        visit_refuse(v);
+        return;
+    }
+    struct bytes_out *headers = visit_answer(v, 200);
+    http_put_header(headers, "Content-Type", "application/xml");
+    struct http_piece piece = {.data = v->out.data, .bytes = v->out.len};
+    http_send(v->req, v->out.len, &piece, 1, true);
+}
+
+void visit_send_empty(struct visit *v, unsigned status)
+{
+    visit_answer(v, status);
+    http_send_copy(v->req, NULL, 0);
+}
+
+struct http_text visit_header(const struct visit *v, const char *name)
+{
+    return http_header(v->req->reader, v->req->head, name);
+}
+
+void etag_header(struct bytes_out *headers, const char *etag)
+{
+    char quoted[STORE_ETAG_MAX + 3];
+    snprintf(quoted, sizeof(quoted), "\"%.*s\"", (int)STORE_ETAG_MAX, etag);
+    http_put_header(headers, "ETag", quoted);
+}
+
+enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct keys_user *user,
+                       const char *bucket, enum keys_right right)
+{
+    char owner[OBJECTS_OWNER_MAX + 1];
+    if (keys_may(keys, user, bucket, "", right))
+        return S3_OK;
+    if (!user->access)
+        return S3_ACCESS_DENIED;
+    int rc = objects_bucket_owner(door->objects, bucket, owner);
+    if (rc == STORE_NO_BUCKET && user->create) /* who may make it, may know that it is not there */
+        return S3_NO_SUCH_BUCKET;
+    return rc == 0 && keys_may(keys, user, bucket, owner, right) ? S3_OK : S3_ACCESS_DENIED;
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * visit.h: one request that is not answered at once, and what the operations share.
+ *
+ *   op_*(v) on the door's thread ─▶ visit_work(v, run, then) ─▶ run(v) on a worker ─▶ then(v) on the door's thread ─▶ answer_*
+ *
+ * `run` sets v->code (and message) on failure, and then visit answers with that error instead of calling `then`. A visit lives until its
+ * request is over and no work of it is under way. `run` touches nothing of the request: what it needs is in the visit.
+ */
+#ifndef SERVE_S3_VISIT_H
+#define SERVE_S3_VISIT_H
+
+#include "serve/s3/body.h"
+#include "serve/s3/door.h"
+#include "wire/http_cond.h"
+#include "wire/s3_door.h"
+#include "wire/sigv4_check.h"
+
+struct s3_door {
+    struct objects *objects;
+    struct keyring *keys;
+    struct http_workers *workers;
+    struct ticket_office *office;
+    char region[65];
+    char **domains;
+    uint64_t id_seed;
+    _Atomic uint64_t ids;
+};
+
+#define VISIT_ID_TEXT 17
+
+struct visit {
+    struct s3_door *door;
+    struct http_request *req; /* NULL: over */
+    struct http_ref ref;
+    struct http_work work;
+    bool working, answered;
+    void (*run)(struct visit *v);
+    void (*then)(struct visit *v);
+
+    /* Who, and what. */
+    struct keys *keys; /* a reference */
+    const struct keys_user *user;
+    char id[VISIT_ID_TEXT];
+    struct s3_call call;
+    enum sigv4_how how;
+    struct visit_body body;
+
+    /* What came out of it. */
+    enum s3_code code;
+    char message[256]; /* "" : the usual one */
+    struct bytes_out out;
+    struct store_info info;
+
+    /* Of reading. */
+    struct store_obj *obj;
+    uint64_t first, end, sent,
+        checked; /* of the object: [first, end) is asked for, checked and sent so far */
+    bool idle;   /* idle: the server wants more, and nothing is checked yet */
+
+    /* Of writing. */
+    struct bytes_out meta; /* pairs of store.h */
+    char if_match[STORE_ETAG_MAX + 3];
+    bool if_none_match;
+
+    /* Of copying. */
+    char from_bucket[S3_BUCKET_MAX + 1], from_key[S3_KEY_MAX + 1];
+    size_t from_len;
+    bool replace_meta, copy_ranged;
+    uint64_t copy_first, copy_last;
+    struct bytes_out conditions_text;
+    struct http_conditions conditions; /* in conditions_text */
+
+    /* Of uploads. */
+    unsigned part;          /* its number; 0: a whole object */
+    const char *sum_type;   /* CreateMultipartUpload: "FULL_OBJECT" or "COMPOSITE" */
+    enum sum_kind expected; /* CompleteMultipartUpload: of the whole */
+    char expected_value[SUM_TEXT + 8];
+    char upload[STORE_UPLOAD_ID_TEXT];
+    char host[300];
+};
+
+/* --- visit.c ------------------------------------------------------------------------------------------------------------- */
+
+/* NULL: out of memory (answered). Takes the reference to keys. */
+struct visit *visit_new(struct s3_door *door, struct http_request *req, const struct s3_call *call,
+                        const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
+                        const struct keys_user *user);
+/* See above; long: it may take more than some milliseconds. then NULL: nothing. */
+void visit_work(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
+                void (*then)(struct visit *v));
+/* On a worker or the door: remembers a failure. message may be NULL. */
+void visit_fail(struct visit *v, enum s3_code code, const char *message);
+/* The same for a code of the store; what is the server's fault is logged. */
+void visit_fail_store(struct visit *v, int rc, const struct leat_error *err);
+/* Answers with v->code. */
+void visit_refuse(struct visit *v);
+/* Begins an answer: with the request's id. */
+struct bytes_out *visit_answer(struct visit *v, unsigned status);
+/* 200 and v->out as XML. */
+void visit_send_xml(struct visit *v);
+/* A head alone, 200 or 204. */
+void visit_send_empty(struct visit *v, unsigned status);
+/* The request's header; data NULL: none. Door's thread, before the answer. */
+struct http_text visit_header(const struct visit *v, const char *name);
+/* May he who asks do this with that bucket? S3_OK, or what to answer. [door's thread or a worker] */
+enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct keys_user *user,
+                       const char *bucket, enum keys_right right);
+void etag_header(struct bytes_out *headers, const char *etag);
+
+/* An error for a request without a visit. */
+void door_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
+                 const char id[VISIT_ID_TEXT]);
+enum s3_code code_of_store(int rc);
+
+/* --- the operations: called on the door's thread with a fresh visit ------------------------------------------------------- */
+
+void op_get(struct visit *v); /* and HEAD */
+/* At once, where all of it is at hand; false: by op_get. */
+void get_more(struct http_request *req); /* http_ops.more */
+bool get_at_once(struct s3_door *door, struct http_request *req, const struct s3_call *call, bool is_signed,
+                 const char id[VISIT_ID_TEXT]);
+void op_put(struct visit *v);
+void op_copy(struct visit *v);
+void op_delete(struct visit *v);
+void op_delete_many(struct visit *v);
+void op_list_buckets(struct visit *v);
+void op_create_bucket(struct visit *v);
+void op_head_bucket(struct visit *v);
+void op_delete_bucket(struct visit *v);
+void op_location(struct visit *v);
+void op_default_read(struct visit *v);
+void op_list(struct visit *v);
+void op_list_uploads(struct visit *v);
+void op_create_upload(struct visit *v);
+void op_upload_part(struct visit *v);
+void op_list_parts(struct visit *v);
+void op_complete_upload(struct visit *v);
+void op_abort_upload(struct visit *v);
+
+/* put.c: what a request says of the object that it makes: meta, conditions. False: v->code is set. */
+bool put_read_headers(struct visit *v);
+/* Pairs of store.h. */
+void meta_put(struct bytes_out *meta, const char *name, size_t name_len, const char *value, size_t value_len);
+
+#endif

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Happy path: store, operations, keys, workers, door, HTTP server, in this order; a keeper's thread looks once a second whether keys or
+ * certificates are others.
+ * Failure modes: what cannot start takes what was started with it, and says why. A keys file that is broken later is said once; the old keys stay.
+ * Invariants: the server ends first, then the workers whose answers it needed, then what they worked on.
+ */
+#include "serve/serve.h"
+
+#include "base/log.h"
+#include "base/ticket.h"
+#include "serve/http/http_server.h"
+#include "serve/http/work.h"
+#include "serve/keys.h"
+#include "serve/objects/objects.h"
+#include "serve/s3/door.h"
+#include "store/store.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#define ENDPOINTS_MAX 16u
+
+struct serve {
+    struct ticket_office office;
+    struct store *store;
+    struct objects *objects;
+    struct keyring *keys;
+    struct http_workers *workers;
+    struct s3_door *door;
+    struct http_server *http;
+    uint64_t grace_ns;
+    char *cert, *key;
+    struct timespec cert_time;
+    unsigned nendpoints;
+    char endpoints[ENDPOINTS_MAX][160];
+
+    pthread_t keeper;
+    bool kept, ending; /* ending: under the lock */
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+};
+
+static void on_request(void *user, struct http_request *req)
+{
+    struct serve *s = user;
+    s3_door_request(s->door, req);
+}
+
+static void on_refuse(void *user, const struct http_refusal *refusal, struct bytes_out *headers,
+                      struct bytes_out *body)
+{
+    struct serve *s = user;
+    s3_door_refuse(s->door, refusal, headers, body);
+}
+
+/* --- keys and certificates that change ---------------------------------------------------------------------------------------- */
+
+static struct timespec time_of(const char *path)
+{
+    struct stat st;
+    return path && stat(path, &st) == 0 ? st.st_mtim : (struct timespec){0};
+}
+
+void serve_reload(struct serve *s)
+{
+    struct leat_error err = {0};
+    int rc = keyring_check(s->keys, &err);
+    if (rc < 0)
+        log_error("the keys stay as they were: %s", err.message);
+    else if (rc > 0)
+        log_info("the keys were read anew");
+    struct timespec now = time_of(s->cert);
+    if (now.tv_sec == s->cert_time.tv_sec && now.tv_nsec == s->cert_time.tv_nsec)
+        return;
+    s->cert_time = now;
+    if (http_server_reload_tls(s->http, &err) < 0)
+        log_error("the certificate stays as it was: %s", err.message);
+    else
+        log_info("the certificate was read anew");
+}
+
+static void *keep(void *user)
+{
+    struct serve *s = user;
+    pthread_mutex_lock(&s->lock);
+    while (!s->ending) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec++;
+        if (pthread_cond_timedwait(&s->wake, &s->lock, &until) != ETIMEDOUT)
+            continue;
+        pthread_mutex_unlock(&s->lock);
+        serve_reload(s);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* --- start and end --------------------------------------------------------------------------------------------------------------- */
+
+static int start_http(struct serve *s, const struct serve_config *c, struct leat_error *err)
+{
+    struct http_listen listen[ENDPOINTS_MAX];
+    bool tls = c->tls_cert != NULL;
+    if (c->nlisten > ENDPOINTS_MAX)
+        return error_set(err, LEAT_INVALID, "listen: %u addresses; %u are allowed", c->nlisten,
+                         ENDPOINTS_MAX);
+    for (unsigned i = 0; i < c->nlisten; i++)
+        listen[i] = (struct http_listen){.address = c->listen[i],
+                                         .tls = tls && strncmp(c->listen[i], "unix:", 5) != 0};
+    struct http_server_config config = {
+        .listen = listen,
+        .nlisten = c->nlisten,
+        .doors = c->threads,
+        .cert_file = c->tls_cert,
+        .key_file = c->tls_key,
+        .handler = {.request = on_request, .refuse = on_refuse, .user = s},
+        .workers = s->workers,
+    };
+    int rc = http_server_new(&config, &s->http, err);
+    for (unsigned i = 0; rc == 0 && i < c->nlisten; i++) {
+        const char *address = http_server_address(s->http, i);
+        bool local = strncmp(address, "unix:", 5) == 0;
+        snprintf(s->endpoints[i], sizeof(s->endpoints[i]), "%s%.140s",
+                 local ? ""
+                 : tls ? "https://"
+                       : "http://",
+                 address);
+        s->nendpoints++;
+    }
+    return rc;
+}
+
+static int start(struct serve *s, const struct serve_config *c, struct leat_error *err)
+{
+    struct store_config store = {.paths = (const char *const *)c->paths,
+                                 .npaths = c->npaths,
+                                 .capacity_bytes = c->capacity_bytes,
+                                 .high_percent = c->high_percent,
+                                 .low_percent = c->low_percent,
+                                 .office = &s->office};
+    int rc = keyring_new(c->keys_file, c->anonymous, &s->keys, err);
+    if (rc == 0)
+        rc = store_new(&store, &s->store, err);
+    if (rc == 0)
+        rc = objects_new(s->store, &s->objects);
+    if (rc == 0)
+        rc = http_workers_new(0, 0, &s->workers, err);
+    struct s3_door_config door = {.objects = s->objects,
+                                  .keys = s->keys,
+                                  .workers = s->workers,
+                                  .office = &s->office,
+                                  .region = c->region,
+                                  .domains = (const char *const *)c->domains};
+    if (rc == 0)
+        rc = s3_door_new(&door, &s->door);
+    if (rc == 0)
+        rc = start_http(s, c, err);
+    if (rc == 0 && c->tls_cert) {
+        s->cert = strdup(c->tls_cert);
+        s->cert_time = time_of(s->cert);
+    }
+    if (rc == 0) {
+        rc = -pthread_create(&s->keeper, NULL, keep, s);
+        s->kept = rc == 0;
+    }
+    return rc;
+}
+
+int serve_new(const struct serve_config *config, struct serve **ret_serve, struct leat_error *err)
+{
+    struct serve *s = calloc(1, sizeof(*s));
+    if (!s)
+        return error_set(err, -ENOMEM, "out of memory");
+    s->grace_ns = config->grace_ns;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->wake, NULL);
+    ticket_office_init(&s->office, config->memory_bytes);
+    int rc = start(s, config, err);
+    if (rc < 0) {
+        if (err && !err->message[0])
+            error_sys(err, rc, "cannot serve");
+        serve_free(s);
+        return rc;
+    }
+    *ret_serve = s;
+    return 0;
+}
+
+const char *serve_endpoint(const struct serve *serve, unsigned i)
+{
+    return i < serve->nendpoints ? serve->endpoints[i] : NULL;
+}
+
+void serve_free(struct serve *s)
+{
+    if (!s)
+        return;
+    if (s->kept) {
+        pthread_mutex_lock(&s->lock);
+        s->ending = true;
+        pthread_cond_signal(&s->wake);
+        pthread_mutex_unlock(&s->lock);
+        pthread_join(s->keeper, NULL);
+    }
+    if (s->http)
+        http_server_stop(s->http, s->grace_ns);
+    http_workers_free(s->workers);
+    http_server_free(s->http);
+    s3_door_free(s->door);
+    objects_free(s->objects);
+    store_free(s->store);
+    keyring_free(s->keys);
+    free(s->cert);
+    pthread_cond_destroy(&s->wake);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""boto3 as it is installed: what a program does with a bucket, byte for byte."""
+
+import io
+
+import lib_serve
+import pytest
+
+boto3 = pytest.importorskip("boto3")
+from botocore.config import Config  # noqa: E402
+from botocore.exceptions import ClientError  # noqa: E402
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def s3(server):
+    return boto3.client("s3", endpoint_url=server.url, region_name=lib_serve.REGION, aws_access_key_id=lib_serve.ACCESS,
+                        aws_secret_access_key=lib_serve.SECRET,
+                        config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1}))
+
+
+def refused(call, **arguments):
+    with pytest.raises(ClientError) as e:
+        call(**arguments)
+    return e.value.response["Error"]["Code"], e.value.response["ResponseMetadata"]["HTTPStatusCode"]
+
+
+def test_objects(s3, bucket):
+    assert bucket in [b["Name"] for b in s3.list_buckets()["Buckets"]]
+    s3.put_object(Bucket=bucket, Key="a", Body=b"hello", ContentType="text/x", CacheControl="no-store", Metadata={"name": "b c"})
+    got = s3.get_object(Bucket=bucket, Key="a")
+    assert got["Body"].read() == b"hello" and got["ContentType"] == "text/x" and got["CacheControl"] == "no-store"
+    assert got["Metadata"] == {"name": "b c"} and got["ETag"] == '"5d41402abc4b2a76b9719d911017c592"'
+    key = "odd key/ä+&%?#.bin"
+    data = lib_serve.content("odd", 300_000)
+    s3.put_object(Bucket=bucket, Key=key, Body=data)
+    assert s3.get_object(Bucket=bucket, Key=key)["Body"].read() == data
+    assert s3.get_object(Bucket=bucket, Key=key, Range="bytes=-100")["Body"].read() == data[-100:]
+    assert [o["Key"] for o in s3.list_objects_v2(Bucket=bucket)["Contents"]] == ["a", key]
+    page = s3.list_objects(Bucket=bucket, Delimiter="/")
+    assert [o["Key"] for o in page["Contents"]] == ["a"] and page["CommonPrefixes"] == [{"Prefix": "odd key/"}]
+    s3.copy_object(Bucket=bucket, Key="b", CopySource={"Bucket": bucket, "Key": key})
+    assert s3.get_object(Bucket=bucket, Key="b")["Body"].read() == data
+    gone = s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "b"}, {"Key": "never"}]})
+    assert {d["Key"] for d in gone["Deleted"]} == {"b", "never"}
+    assert refused(s3.get_object, Bucket=bucket, Key="b") == ("NoSuchKey", 404)
+    assert refused(s3.head_object, Bucket=bucket, Key="b") == ("404", 404)
+    assert refused(s3.delete_bucket, Bucket=bucket) == ("BucketNotEmpty", 409)
+    assert refused(s3.list_objects_v2, Bucket="no-such-bucket") == ("NoSuchBucket", 404)
+
+
+def test_transfers(s3, bucket):
+    """As upload_file does: in parts, each with a checksum where this boto3 sends one."""
+    data = lib_serve.content("big", 20 * MIB + 5)
+    s3.upload_fileobj(io.BytesIO(data), bucket, "big", ExtraArgs={"ContentType": "x/y", "Metadata": {"k": "v"}})
+    out = io.BytesIO()
+    s3.download_fileobj(bucket, "big", out)
+    assert out.getvalue() == data
+    head = s3.head_object(Bucket=bucket, Key="big")
+    assert head["ETag"].endswith('-3"') and head["ContentType"] == "x/y" and head["Metadata"] == {"k": "v"}
+    part = s3.get_object(Bucket=bucket, Key="big", PartNumber=2)
+    assert part["Body"].read() == data[8 * MIB : 16 * MIB] and part["PartsCount"] == 3
+    assert not s3.list_multipart_uploads(Bucket=bucket).get("Uploads")
+
+
+def test_pages(s3, bucket):
+    keys = sorted(f"{d}/{i:03}" for d in ("a", "b", "c") for i in range(15))
+    for key in keys:
+        s3.put_object(Bucket=bucket, Key=key, Body=b"")
+    for name in ("list_objects_v2", "list_objects"):
+        pages = list(s3.get_paginator(name).paginate(Bucket=bucket, PaginationConfig={"PageSize": 7}))
+        assert [o["Key"] for p in pages for o in p.get("Contents", [])] == keys and len(pages) == 7
+        pages = list(s3.get_paginator(name).paginate(Bucket=bucket, Delimiter="/", PaginationConfig={"PageSize": 1}))
+        assert [c["Prefix"] for p in pages for c in p.get("CommonPrefixes", [])] == ["a/", "b/", "c/"]
+        pages = list(s3.get_paginator(name).paginate(Bucket=bucket, Prefix="b/", Delimiter="/", PaginationConfig={"PageSize": 11}))
+        assert [o["Key"] for p in pages for o in p["Contents"]] == [k for k in keys if k.startswith("b/")]
