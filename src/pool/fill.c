@@ -23,7 +23,6 @@
 #include <pthread.h>
 #include <stdio.h>
 
-#define SEGMENT_BYTES (8 * MIB)
 /*
  * Of sources elsewhere. A segment is read by all of a session's 16 connections at once, and the first byte of each answer takes 30 ms
  * of S3, whatever it is: at 80 MB/s a connection, 8 MiB would have them wait for most of the time (36 ms for what takes 6), and
@@ -458,18 +457,19 @@ void fill_free(struct fill *fill)
     free(fill);
 }
 
-/* Cuts [begin, end) of one region at multiples of segment_bytes, but never inside a chunked extent that fits. */
+/* Cuts [begin, end) of one region at multiples of segment_bytes, but never inside a chunked extent that fits, nor a small file, which would be opened twice. */
 static int segments_cut(struct fill *fill, struct wset *ws, uint64_t begin, uint64_t end, uint32_t *cap)
 {
     const struct index *index = &ws->index;
     uint64_t bytes = fill->config.segment_bytes ? fill->config.segment_bytes
                      : ws->remote               ? REMOTE_SEGMENT_BYTES
-                                                : SEGMENT_BYTES;
+                                                : wset_segment_bytes(index);
+    const bool files = index->header->flags & INDEX_FLAG_SMALL_FILES;
     while (begin < end) {
         uint64_t stop = MIN(align_down(begin, bytes) + bytes, end);
         uint64_t k = index_extent_at(index, stop);
-        if (stop < end && k < index->header->nextents && index->extents[k].kind == INDEX_EXTENT_CHUNK &&
-            index->extents[k].address < stop)
+        if (stop < end && k < index->header->nextents && index->extents[k].address < stop &&
+            (index->extents[k].kind == INDEX_EXTENT_CHUNK || (files && index->extents[k].bytes <= bytes)))
             stop = MIN(index->extents[k].address + index->extents[k].bytes, end);
         if (ws->nsegments == *cap) {
             uint32_t more = *cap ? *cap * 2 : 64;

@@ -474,6 +474,47 @@ static void test_urgent_first(void **state)
     wset_unref(ws);
 }
 
+/* Small files by sixteen or so: who waits for one of them does not wait for all, and none is opened twice. */
+static void test_urgent_file(void **state)
+{
+    enum { FILES = 200 };
+    char name[64];
+    for (unsigned k = 0; k < FILES; k++) {
+        snprintf(name, sizeof(name), "few/%03u.bin", k);
+        testing_file(name, NULL, 0, k, 8000 + k);
+        testing_warm(name);
+    }
+    struct fill *fill = fill_of("worker", 1, 0);
+    struct wset *ws = testing_wset(testing_index("few"), 1 * MIB);
+    uint8_t buf[64];
+    struct fill_load load = {.ws = ws, .address = 0, .bytes = 0, .dst = buf, .done = block};
+    fill_load(fill, &load);
+    sem_wait(&reached);
+    expect_first = 150;
+    nadvanced = 0;
+    right = false;
+    on_advanced = see_first;
+    assert_int_equal(fill_start(fill, ws), 0);
+    assert_in_range(ws->nsegments, FILES / 24, FILES / 8);
+    fill_urgent(fill, ws, expect_first);
+    sem_post(&go_on);
+    testing_wait_alone(ws);
+    on_advanced = NULL;
+    assert_true(right);
+    struct fill_stats stats;
+    fill_stats(fill, &stats);
+    /* Where a region ends inside of one, both regions have a part of it. */
+    assert_in_range(stats.files_opened, FILES, FILES + ws->nregions - 1);
+    for (unsigned k = 0; k < FILES; k++) {
+        uint8_t got[8000 + FILES];
+        assert_int_equal(wset_sample_state(ws, k), LIVE_RESIDENT);
+        testing_part(ws, k, 0, got);
+        assert_int_equal(got[7999], testing_byte(k, 7999));
+    }
+    fill_free(fill);
+    wset_unref(ws);
+}
+
 /* A sample of many segments: all of them go first. */
 static void see_whole(struct wset *ws)
 {
@@ -640,13 +681,21 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_npy),          cmocka_unit_test(test_cached_in_pieces),
-        cmocka_unit_test(test_dir),          cmocka_unit_test(test_empty_files),
-        cmocka_unit_test(test_tar),          cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_roads),        cmocka_unit_test(test_spoiled),
-        cmocka_unit_test(test_urgent_first), cmocka_unit_test(test_urgent_whole),
-        cmocka_unit_test(test_cancel),       cmocka_unit_test(test_free_in_the_middle),
-        cmocka_unit_test(test_done_ranges),  cmocka_unit_test(test_told_when_done),
+        cmocka_unit_test(test_npy),
+        cmocka_unit_test(test_cached_in_pieces),
+        cmocka_unit_test(test_dir),
+        cmocka_unit_test(test_empty_files),
+        cmocka_unit_test(test_tar),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_roads),
+        cmocka_unit_test(test_spoiled),
+        cmocka_unit_test(test_urgent_first),
+        cmocka_unit_test(test_urgent_file),
+        cmocka_unit_test(test_urgent_whole),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_free_in_the_middle),
+        cmocka_unit_test(test_done_ranges),
+        cmocka_unit_test(test_told_when_done),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, teardown);

@@ -31,7 +31,10 @@
 #define REGION_BYTES    512u       /* of a region: its object, and its place in the set's table */
 #define SEGMENT_TABLE                                                                                        \
     320u /* of a segment: twice its entry, as tables grow, and the part that straddles its end */
-#define SEGMENT_LEAST (8 * MIB)
+#define SEGMENT_MOST  (8 * MIB)
+#define SEGMENT_LEAST (128 * KIB)
+#define SEGMENT_FILES 16u
+#define SEGMENTS_MOST (1u << 16) /* 20 MiB of tables */
 
 struct piece {
     uint64_t offset, bytes;
@@ -93,12 +96,24 @@ static int live_create(struct wset *ws, struct leat_error *err)
     return 0;
 }
 
+uint64_t wset_segment_bytes(const struct index *index)
+{
+    const struct index_header *h = index->header;
+    if (!(h->flags & INDEX_FLAG_SMALL_FILES) || !h->nsources)
+        return SEGMENT_MOST;
+    uint64_t few = h->address_end / h->nsources * SEGMENT_FILES, many = h->address_end / SEGMENTS_MOST;
+    uint64_t bytes = SEGMENT_LEAST;
+    while (bytes < SEGMENT_MOST && bytes < MAX(few, many))
+        bytes *= 2;
+    return bytes;
+}
+
 uint64_t wset_table_bytes(const struct index *index, bool in_memory, const struct pool *pool)
 {
     const struct index_header *h = index->header;
     uint64_t live = live_bytes(h->nsamples, h->nfields), region = pool->config.region_bytes;
     uint64_t regions = h->address_end / region + 2,
-             segments = h->address_end / MIN(SEGMENT_LEAST, region) + regions;
+             segments = h->address_end / MIN(wset_segment_bytes(index), region) + regions;
     return (in_memory ? align_up(index->blob_bytes, 4096) : 0) +
            align_up(live, live_is_huge(pool, live) ? REGION_HUGE_BYTES : 4096) +
            h->nsamples * div_up(h->nfields, 8) + regions * REGION_BYTES + segments * SEGMENT_TABLE +
