@@ -224,12 +224,19 @@ class _Handler(BaseHTTPRequestHandler):
             # Of large bodies the signature's SHA-256 has to do: this is Python.
             if len(body) < 1 << 18 and "x-amz-checksum-crc32c" in self.headers and self.headers["x-amz-checksum-crc32c"] != crc32c(body):
                 raise Refused(400, "BadDigest")
+            copied = self.headers.get("x-amz-copy-source") if self.s.copies else None
+            if copied:
+                body = self.copy_source(copied)
             if "partNumber" in query:
                 self.s.parts.setdefault(query["uploadId"], {})[int(query["partNumber"])] = body
             else:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(body)
-            return self.answer(200, b"", {"ETag": f'"{hashlib.md5(body).hexdigest()}"'}, rule)
+            etag = f'"{hashlib.md5(body).hexdigest()}"'
+            if copied:
+                name = "CopyPartResult" if "partNumber" in query else "CopyObjectResult"
+                return self.answer(200, f"<?xml version='1.0'?>\n   <{name}><ETag>{escape(etag)}</ETag></{name}>".encode(), {}, rule)
+            return self.answer(200, b"", {"ETag": etag}, rule)
         if self.command == "POST" and "uploads" in query:
             name = f"upload-{len(self.s.parts)}"
             self.s.parts[name] = {}
@@ -273,6 +280,18 @@ class _Handler(BaseHTTPRequestHandler):
             headers["content-length"] = len(data)
         self.answer(status, data, headers, rule)
 
+    def copy_source(self, name):
+        file = self.s.top / urllib.parse.unquote(name).lstrip("/")
+        if not file.is_file():
+            raise Refused(404, "NoSuchKey")
+        data, etag = self.s.read(file)
+        if self.headers.get("x-amz-copy-source-if-match") not in (None, etag):
+            raise Refused(412, "PreconditionFailed")
+        if "x-amz-copy-source-range" in self.headers:
+            first, last = self.headers["x-amz-copy-source-range"].removeprefix("bytes=").split("-")
+            data = data[int(first):int(last) + 1]
+        return data
+
     def list(self, bucket, query, rule):
         prefix, token, delimiter = query.get("prefix", ""), query.get("continuation-token", ""), query.get("delimiter")
         keys = sorted(str(p.relative_to(bucket)) for p in bucket.rglob("*") if p.is_file())
@@ -314,7 +333,7 @@ class S3Fault:
         self.cache = {}
         self.keys = {"AK": ("SK", None)}  # access key: (secret, token)
         self.clock = self.aborted = 0
-        self.page, self.checksum, self.anonymous, self.ranges, self.endless = 1000, None, False, True, False
+        self.page, self.checksum, self.anonymous, self.ranges, self.endless, self.copies = 1000, None, False, True, False, True
         self.lock = threading.Lock()
         self.server = _Server((address, 0), _Handler)
         self.server.owner = self

@@ -308,6 +308,51 @@ def test_checksums_of_what_comes_in_blocks(s3, top, tmp_path, kind):
     get(s3, "blocks", tmp_path, data)
 
 
+def test_the_server_copies(s3, top, tmp_path):
+    """Between its buckets no byte comes here; where it ignores that, or refuses, they do."""
+    (top / "other").mkdir(exist_ok=True)
+    asked = lambda method: [path for m, path, _, _ in s3.log if m == method]  # noqa: E731
+    leat(s3, "cp", "s3://data/big", "s3://other/a+b c")
+    assert (top / "other/a+b c").read_bytes() == BIG and not asked("GET")
+    s3.fail(method="PUT", status=200, body=b"<Error><Code>InternalError</Code><Message>again</Message></Error>")
+    leat(s3, "cp", "s3://other/a+b c", "s3://other/again")  # 200, and an error in it: tried again
+    assert (top / "other/again").read_bytes() == BIG and not asked("GET")
+    s3.fail(method="PUT", status=200, body=b"<Error><Code>NoSuchKey</Code></Error>", times=-1)
+    assert "NoSuchKey" in leat(s3, "cp", "s3://data/big", "s3://other/none", check=3).stderr.decode()
+    assert not (top / "other/none").exists()
+    for refusal in ({"status": 501, "code": "NotImplemented"}, {"status": 403, "code": "AccessDenied"}):
+        s3.rules.clear()
+        s3.log.clear()
+        s3.fail(method="PUT", **refusal)
+        leat(s3, "cp", "s3://data/small", "s3://other/small")
+        assert (top / "other/small").read_bytes() == SMALL and asked("GET")
+        (top / "other/small").unlink()
+    s3.rules.clear()
+    s3.fail(method="PUT", status=412, code="PreconditionFailed", times=-1)  # it changed, and it did
+    s3.fail(method="GET", key="small", change=BIG)
+    assert "412" in leat(s3, "cp", "s3://data/small", "s3://other/small", check=9).stderr.decode()
+    (top / "data/small").write_bytes(SMALL)
+    s3.rules.clear()
+    s3.copies = False  # it takes the request for an object of no bytes
+    leat(s3, "cp", "s3://data/small", "s3://other/small")
+    assert (top / "other/small").read_bytes() == SMALL
+
+
+def test_the_server_copies_in_parts(s3, top):
+    (top / "other").mkdir(exist_ok=True)
+    with open(top / "data" / "huge", "wb") as f:  # larger than one request copies
+        f.write(BIG)
+        f.seek(70 * MIB)
+        f.write(SMALL)
+    leat(s3, "cp", "s3://data/huge", "s3://other/huge")
+    assert (top / "other/huge").read_bytes() == (top / "data/huge").read_bytes()
+    assert not [path for method, path, _, _ in s3.log if method == "GET"] and not s3.parts
+    s3.fail(method="PUT", query="partNumber=2", status=404, code="NoSuchKey", times=-1)  # it went meanwhile
+    leat(s3, "cp", "s3://data/huge", "s3://other/gone", check=3)
+    assert s3.aborted == 1 and not (top / "other/gone").exists()
+    (top / "data/huge").unlink()
+
+
 def test_a_server_without_ranges(s3, tmp_path):
     s3.ranges = False
     get(s3, "small", tmp_path, SMALL)  # asked for as a whole

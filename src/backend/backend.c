@@ -111,6 +111,13 @@ int backend_put(struct backend *b, const char *uri, int fd, uint64_t offset, uin
     return b->ops->put(b, uri, fd, offset, bytes, headers, ret_etag, err);
 }
 
+int backend_copy(struct backend *b, const char *from, const char *etag, uint64_t bytes, const char *to,
+                 struct leat_error *err)
+{
+    return b->ops->copy ? b->ops->copy(b, from, etag, bytes, to, err)
+                        : error_set(err, LEAT_UNSUPPORTED, "%.300s: nothing is copied there", from);
+}
+
 int backend_delete(struct backend *b, const char *uri, struct leat_error *err)
 {
     return b->ops->delete (b, uri, err);

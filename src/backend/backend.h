@@ -146,6 +146,10 @@ int64_t backend_pread(struct backend *b, struct backend_file *file, void *dst, u
  */
 int backend_put(struct backend *b, const char *uri, int fd, uint64_t offset, uint64_t bytes,
                 const char *headers, char ret_etag[BACKEND_ETAG_MAX], struct leat_error *err);
+/* The server copies an object of `bytes` by itself, if it is the same service for both; in parts where that is due. etag: of this version, or LEAT_STALE;
+ * "" or NULL: of any. LEAT_UNSUPPORTED: it does not do that. */
+int backend_copy(struct backend *b, const char *from, const char *etag, uint64_t bytes, const char *to,
+                 struct leat_error *err);
 /* 0 where there was none, too; LEAT_NOT_FOUND from servers that say so. */
 int backend_delete(struct backend *b, const char *uri, struct leat_error *err);
 

@@ -24,6 +24,8 @@ struct backend_ops {
                      struct leat_error *err);
     int (*put)(struct backend *b, const char *uri, int fd, uint64_t offset, uint64_t bytes,
                const char *headers, char *ret_etag, struct leat_error *err);
+    int (*copy)(struct backend *b, const char *from, const char *etag, uint64_t bytes, const char *to,
+                struct leat_error *err); /* NULL: it cannot */
     int (*delete)(struct backend *b, const char *uri, struct leat_error *err);
     void (*stats)(const struct backend *b, struct backend_stats *ret_stats);
     void (*free)(struct backend *b);

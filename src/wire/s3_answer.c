@@ -323,7 +323,12 @@ int s3_upload_id_parse(const void *body, size_t len, char *ret_id, size_t cap, s
 static int completed_end(void *user, const char *path, const char *text, size_t len)
 {
     struct upload *u = user;
-    if (strcmp(path, "CompleteMultipartUploadResult/ETag") == 0 && len < u->cap) {
+    static const char *const said[] = {"CompleteMultipartUploadResult/ETag", "CopyObjectResult/ETag",
+                                       "CopyPartResult/ETag"};
+    bool known = false;
+    for (size_t k = 0; k < ARRAY_LEN(said); k++)
+        known = known || strcmp(path, said[k]) == 0;
+    if (known && len < u->cap) {
         memcpy(u->id, text, len + 1);
         u->found = true;
     }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writing: one PUT, or parts where an object is large. Each request carries a CRC32C of its bytes, which the server checks; over TLS the
- * payload is not hashed a second time for the signature.
+ * payload is not hashed a second time for the signature. A copy is the same with requests that name their bytes (x-amz-copy-source), instead of
+ * carrying them.
  *
  * Failure modes: a part that fails is tried again as any request; when one fails for good the upload is aborted, so that nobody pays for
  * parts that nobody sees. An upload whose process is killed leaves its parts to the bucket's lifecycle rule.
@@ -15,6 +16,7 @@
 #define ONE_PUT         (16 * MIB)
 #define PART_BYTES      (16 * MIB)
 #define PARTS_AT_A_TIME 4u
+#define ONE_COPY        (64 * MIB) /* a server may say nothing while it copies: not for long */
 
 struct part {
     struct request rq;
@@ -23,7 +25,8 @@ struct part {
     char *buf;
     uint64_t bytes;
     char query[S3_KEY_MAX + 64], crc[S3_SUM_TEXT], sha[SIGV4_SIGNATURE];
-    struct s3_header headers[1 + BACKEND_HEADERS];
+    struct s3_header headers[3 + BACKEND_HEADERS];
+    char range[64]; /* of a copy */
     char *etag;
     int rc;
     struct leat_error err;
@@ -36,7 +39,9 @@ struct upload {
     int fd;
     uint64_t offset, bytes, part_bytes; /* of the file: where the object begins */
     unsigned nparts;
-    char *lines; /* the object's headers, taken apart */
+    char *from;            /* a copy: "/bucket/key", escaped; NULL: bytes are sent */
+    const char *from_etag; /* it is this version, or fails; "": any */
+    char *lines;           /* the object's headers, taken apart */
     struct s3_header headers[BACKEND_HEADERS];
     unsigned nheaders;
     char etag[BACKEND_ETAG_MAX];
@@ -66,9 +71,67 @@ static void part_over(struct request *rq, int rc, const struct leat_error *err)
     p->upload->turn = true;
 }
 
+/* 200 may be said before a copy is made: what became of it stands in the body. */
+static int copied_check(struct request *rq, struct leat_error *err)
+{
+    struct part *p = container_of(rq, struct part, rq);
+    const struct bytes_out *text = &rq->call.text;
+    const uint8_t *body = text->data ? text->data : (const uint8_t *)"";
+    struct s3_error e;
+    char etag[BACKEND_ETAG_MAX];
+    bool retry;
+    s3_error_parse(body, text->len, &e);
+    if (e.code[0]) {
+        int rc = s3_error_class(500, e.code, &retry);
+        return error_set(err, retry ? LEAT_PEER_GONE : rc, "the server did not copy it: %s: %s", e.code,
+                         e.message);
+    }
+    s3_completed_parse(body, text->len, etag, sizeof(etag));
+    if (!etag[0])
+        return error_set(err, LEAT_UNSUPPORTED, "the server does not copy objects by itself");
+    free(p->etag);
+    p->etag = strdup(etag);
+    return p->etag ? 0 : -ENOMEM;
+}
+
+/* Bytes [at, +bytes) of the object that is copied: all of it, or a part. */
+static void copy_start(struct upload *u, struct part *p, uint64_t at, uint64_t bytes)
+{
+    unsigned n = 0;
+    p->bytes = bytes;
+    p->over = false;
+    p->headers[n++] = (struct s3_header){"x-amz-copy-source", u->from};
+    if (*u->from_etag)
+        p->headers[n++] = (struct s3_header){"x-amz-copy-source-if-match", u->from_etag};
+    if (p->query[0]) {
+        snprintf(p->range, sizeof(p->range), "bytes=%llu-%llu", (unsigned long long)at,
+                 (unsigned long long)(at + bytes - 1));
+        p->headers[n++] = (struct s3_header){"x-amz-copy-source-range", p->range};
+    }
+    request_fini(&p->rq);
+    p->rq = (struct request){
+        .b = u->b,
+        .target = &u->target,
+        .say = {.method = "PUT",
+                .query = p->query[0] ? p->query : NULL,
+                .has_body = true,
+                .headers = p->headers,
+                .nheaders = n},
+        .repeatable = true,
+        .work_bytes = bytes,
+        .check = copied_check,
+        .finished = part_over,
+    };
+    request_start(&p->rq);
+}
+
 /* Bytes [at, +bytes) of the file into the part's buffer, and the request that carries them. */
 static int part_start(struct upload *u, struct part *p, uint64_t at, uint64_t bytes, struct leat_error *err)
 {
+    if (u->from) {
+        copy_start(u, p, at, bytes);
+        return 0;
+    }
     for (uint64_t got = 0; got < bytes;) {
         ssize_t n = pread(u->fd, p->buf + got, bytes - got, (off_t)(u->offset + at + got));
         if (n < 0 && errno == EINTR)
@@ -210,7 +273,7 @@ static int upload(struct upload *u, struct leat_error *err)
 {
     struct bytes_out text = {0}, body = {0};
     char query[2 * sizeof(u->id) + 64];
-    u->part_bytes = MAX(PART_BYTES, align_up(div_up(u->bytes, S3_PARTS_MAX), MIB));
+    u->part_bytes = MAX(u->from ? ONE_COPY : PART_BYTES, align_up(div_up(u->bytes, S3_PARTS_MAX), MIB));
     u->nparts = (unsigned)div_up(u->bytes, u->part_bytes);
     u->etags = calloc(u->nparts, sizeof(*u->etags));
     int rc = u->etags ? say(u, "POST", "uploads=", NULL, &text, err) : -ENOMEM;
@@ -219,7 +282,7 @@ static int upload(struct upload *u, struct leat_error *err)
     bytes_out_fini(&text);
     if (rc < 0)
         return rc;
-    for (unsigned i = 0; i < PARTS_AT_A_TIME && rc == 0; i++) {
+    for (unsigned i = 0; i < PARTS_AT_A_TIME && rc == 0 && !u->from; i++) {
         free(u->parts[i].buf);
         u->parts[i].buf = malloc(u->part_bytes);
         rc = u->parts[i].buf ? 0 : -ENOMEM;
@@ -274,6 +337,7 @@ static void upload_end(struct upload *u)
     for (unsigned i = 0; u->etags && i < u->nparts; i++)
         free(u->etags[i]);
     free(u->etags);
+    free(u->from);
     free(u->lines);
     target_fini(&u->target);
     free(u);
@@ -295,6 +359,69 @@ static int upload_headers(struct upload *u, const char *headers, struct leat_err
     return 0;
 }
 
+/* One request for all of it. */
+static int put_once(struct upload *u, struct leat_error *err)
+{
+    struct part *p = &u->parts[0];
+    int rc = 0;
+    if (!u->from) {
+        p->buf = malloc(u->bytes ? u->bytes : 1);
+        rc = p->buf ? 0 : -ENOMEM;
+    }
+    if (rc == 0)
+        rc = part_start(u, p, 0, u->bytes, err);
+    if (rc < 0)
+        return rc;
+    rc = session_run(u->b, &p->over, err);
+    if (rc < 0) {
+        request_cancel(&p->rq);
+    } else if (p->rc < 0) {
+        rc = p->rc;
+        if (err)
+            *err = p->err;
+    } else if (p->etag && strlen(p->etag) < sizeof(u->etag)) {
+        strcpy(u->etag, p->etag);
+    }
+    return rc;
+}
+
+int s3_copy(struct backend *base, const char *from, const char *etag, uint64_t bytes, const char *uri,
+            struct leat_error *err)
+{
+    struct session *b = session_of(base);
+    struct target source;
+    int rc = target_parse(b, from, &source, err);
+    if (rc < 0)
+        return rc;
+    struct upload *u = source.bucket ? calloc(1, sizeof(*u)) : NULL;
+    if (!u) {
+        rc = source.bucket ? -ENOMEM
+                           : error_set(err, LEAT_UNSUPPORTED, "%.300s: not an object of S3", source.shown);
+        target_fini(&source);
+        return rc;
+    }
+    struct bytes_out name = {0};
+    bytes_put(&name, "/", 1);
+    http_escape(&name, source.bucket->name, strlen(source.bucket->name), false);
+    bytes_put(&name, "/", 1);
+    http_escape(&name, source.key, strlen(source.key), true);
+    bytes_put(&name, "", 1);
+    target_fini(&source);
+    u->b = b;
+    u->from_etag = etag ? etag : "";
+    u->bytes = bytes;
+    rc = name.failed ? -ENOMEM : upload_begin(u, uri, err);
+    if (rc == 0)
+        u->from = strdup((const char *)name.data);
+    bytes_out_fini(&name);
+    if (rc == 0 && !u->from)
+        rc = -ENOMEM;
+    if (rc == 0)
+        rc = bytes > ONE_COPY ? upload(u, err) : put_once(u, err);
+    upload_end(u);
+    return rc;
+}
+
 int s3_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint64_t bytes,
            const char *headers, char *ret_etag, struct leat_error *err)
 {
@@ -309,25 +436,8 @@ int s3_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint6
     int rc = upload_begin(u, uri, err);
     if (rc == 0)
         rc = upload_headers(u, headers, err);
-    if (rc == 0 && bytes > ONE_PUT) {
-        rc = upload(u, err);
-    } else if (rc == 0) {
-        struct part *p = &u->parts[0];
-        p->buf = malloc(bytes ? bytes : 1);
-        rc = p->buf ? part_start(u, p, 0, bytes, err) : -ENOMEM;
-        if (rc == 0) {
-            rc = session_run(b, &p->over, err);
-            if (rc < 0) {
-                request_cancel(&p->rq);
-            } else if (p->rc < 0) {
-                rc = p->rc;
-                if (err)
-                    *err = p->err;
-            } else if (p->etag && strlen(p->etag) < sizeof(u->etag)) {
-                strcpy(u->etag, p->etag);
-            }
-        }
-    }
+    if (rc == 0)
+        rc = bytes > ONE_PUT ? upload(u, err) : put_once(u, err);
     if (rc == 0 && ret_etag)
         strcpy(ret_etag, u->etag);
     upload_end(u);

@@ -640,8 +640,9 @@ void request_start(struct request *rq)
     rq->running = true;
     rq->location = NULL;
     rq->deadline_ns = clock_now_ns() + rq->b->config.timeout_ns;
+    uint64_t sent = MAX(rq->body_len, rq->work_bytes), moved = MAX(rq->dst_bytes, sent);
     if (!rq->b->timeout_given)
-        rq->deadline_ns += MAX(rq->dst_bytes, rq->body_len) * NS_PER_S / SLOW_BYTES;
+        rq->deadline_ns += moved * NS_PER_S / SLOW_BYTES;
     rq->again = (struct loop_timer){.fire = try_again};
     list_push_back(&rq->b->requests, &rq->node);
     /* From the loop, so that finished() never runs in here. */
@@ -720,6 +721,7 @@ static const struct backend_ops s3_ops = {
     .wake = s3_wake,
     .pread = s3_pread,
     .put = s3_put,
+    .copy = s3_copy,
     .delete = s3_delete,
     .stats = s3_stats,
     .free = s3_free,

@@ -56,6 +56,7 @@ struct request {
     size_t body_len;
     bool of_bucket; /* the target's key is no part of the path: lists */
     bool small, repeatable;
+    uint64_t work_bytes; /* that the server has to handle before it answers: a longer deadline */
     /* On a good answer's head (2xx), as http_call.on_head; on others it is not asked. */
     int (*on_head)(struct request *rq, const struct http_reader *reader, const char *buf,
                    struct leat_error *err);
@@ -149,6 +150,8 @@ int s3_wait(struct backend *base, unsigned min_done, int timeout_ms);
 void s3_wake(struct backend *base);
 int64_t s3_pread(struct backend *base, struct backend_file *file, void *dst, uint64_t bytes, uint64_t offset,
                  struct leat_error *err);
+int s3_copy(struct backend *base, const char *from, const char *etag, uint64_t bytes, const char *uri,
+            struct leat_error *err);
 int s3_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint64_t bytes,
            const char *headers, char *ret_etag, struct leat_error *err);
 int s3_delete(struct backend *base, const char *uri, struct leat_error *err);
