@@ -70,6 +70,15 @@ int dir_error(struct leat_error *err, int code, const char *what, const char *ur
     }
 }
 
+/* A folder that was deleted has no objects, but that is not what its reader wants to hear. */
+int dir_gone(const struct dir *d, struct leat_error *err)
+{
+    struct stat st;
+    return fstat(d->root, &st) < 0 || st.st_nlink == 0
+               ? error_set(err, LEAT_PEER_GONE, "the folder %.300s is gone", d->folder)
+               : 0;
+}
+
 int dir_key(const struct dir *d, const char *uri, const char **ret_key, struct leat_error *err)
 {
     size_t n = strlen(d->folder);
@@ -154,6 +163,9 @@ static int open_object(const struct dir *d, const char *uri, int *ret_fd, struct
     const char *wrong = dir_key_wrong(key);
     if (wrong)
         return error_set(err, *key ? LEAT_NOT_FOUND : LEAT_INVALID, "%.300s: no such object: %s", uri, wrong);
+    rc = dir_gone(d, err);
+    if (rc < 0)
+        return rc;
     rc = dir_walk(d, key, false, &folder, &last);
     if (rc < 0)
         return dir_error(err, rc, "reading", uri);

@@ -225,6 +225,8 @@ int dir_list(struct backend *base, const char *uri, bool recursive, const char *
                      .user = user,
                      .folder = -1};
     int rc = dir_key(w.d, uri, &w.prefix, err);
+    if (rc == 0)
+        rc = dir_gone(w.d, err);
     if (rc < 0)
         return rc;
     size_t n = strlen(w.d->folder), len = strlen(w.prefix);

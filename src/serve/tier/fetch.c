@@ -1,0 +1,515 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fetch.c: one object from the remote into the store, for all who want it.
+ *
+ *   HEAD at the remote ─▶ a put of the store, whose file readers follow ─▶ blocks, several requests at a time, written in order ─▶ commit, clean
+ *
+ * Happy path: blocks are received into buffers that are used again and again (fresh pages would cost a fault for each 4 KiB), and handed to
+ * the put in the order of the object. Blocks begin small and few, so that the first bytes of a slow remote are soon here, and grow.
+ * Failure modes: the object changes meanwhile: begun anew as long as no reader has seen a byte of it, an error after that. The remote cannot be
+ * asked, and an older version is here: that one is served. The store is full: clean objects make room. A checksum of the whole that is
+ * wrong: the last block never reaches a reader, and nothing is kept.
+ * Invariants: what is committed is the whole of one version; and not if anything else was stored under the key since the remote was
+ * asked (`superseded`, if_seq). A fetch holds one buffer or waits for it, and asks for more only while it has one.
+ */
+#include "serve/tier/tier_internal.h"
+
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/crc64.h"
+#include "base/log.h"
+
+#define FLIGHTS       8u          /* requests under way at a time */
+#define BLOCK_FIRST   (256 * KIB) /* the first one's bytes; doubled while they come in QUICK_NS */
+#define QUICK_NS      (250 * NS_PER_MS)
+#define SLOW_NS       (1 * NS_PER_S) /* halved when they take so long */
+#define ATTEMPTS      3u             /* at an object that changes all the time */
+#define ROOM_LIST_MAX 1000u
+
+struct flight {
+    struct backend_read read;
+    struct tier_block *block;
+    uint64_t began_ns;
+    bool over;
+    int rc;
+    struct leat_error err;
+};
+
+struct body {
+    struct fetch *f;
+    struct backend *b;
+    struct backend_file *file;
+    struct store_put *put;
+    const struct backend_stat *stat;
+    struct flight flights[FLIGHTS];
+    unsigned first, n; /* in the order of the object, from `first` on, modulo FLIGHTS */
+    uint64_t next;     /* not asked for yet begins here */
+    uint64_t block;    /* bytes of the next request */
+    unsigned width;    /* requests at a time */
+    uint64_t crc64;
+};
+
+/* --- to be joined -------------------------------------------------------------------------------------------------------------- */
+
+void fetch_unref(struct fetch *f)
+{
+    if (!f)
+        return;
+    struct tier *t = f->t;
+    pthread_mutex_lock(&t->lock);
+    bool last = --f->refs == 0;
+    if (last)
+        list_remove(&f->node);
+    pthread_mutex_unlock(&t->lock);
+    if (!last)
+        return;
+    if (f->fd >= 0)
+        close(f->fd);
+    store_obj_unref(f->local);
+    store_obj_unref(f->obj);
+    tier_bucket_unref(t, f->bucket);
+    free(f->meta);
+    free(f);
+}
+
+/* Under the lock. Those who asked are to ask again. */
+static void fetch_wake(struct fetch *f)
+{
+    struct tier_waiter *w;
+    while ((w = list_first(&f->waiters, struct tier_waiter, node))) {
+        list_remove(&w->node);
+        w->waits = false;
+        w->ready(w);
+    }
+    pthread_cond_broadcast(&f->t->moved);
+}
+
+static bool is_of(const struct fetch *f, const struct tier_bucket *b, const void *key, size_t key_len)
+{
+    return f->bucket == b && f->key_len == key_len && memcmp(f->key, key, key_len) == 0;
+}
+
+void fetch_supersede(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len)
+{
+    pthread_mutex_lock(&t->lock);
+    list_for_each_safe (node, &t->fetches) {
+        struct fetch *f = container_of(node, struct fetch, node);
+        if (!is_of(f, b, key, key_len))
+            continue;
+        f->superseded = true;
+        list_remove(&f->node);
+    }
+    pthread_mutex_unlock(&t->lock);
+}
+
+static void fetch_run(struct tier_task *task);
+
+int fetch_get(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len, struct tier_pool *pool,
+              unsigned flags, struct store_obj *local, uint64_t if_seq, struct fetch **ret_fetch,
+              struct leat_error *err)
+{
+    struct fetch *f = calloc(1, sizeof(*f) + key_len + 1);
+    if (!f) {
+        store_obj_unref(local);
+        return -ENOMEM;
+    }
+    *f = (struct fetch){.task = {.run = fetch_run},
+                        .t = t,
+                        .bucket = b,
+                        .refs = 2,
+                        .head_only = flags & FETCH_HEAD,
+                        .compare = flags & FETCH_COMPARE,
+                        .local = local,
+                        .if_seq = if_seq,
+                        .fd = -1,
+                        .key_len = key_len};
+    memcpy(f->key, key, key_len);
+    list_init(&f->node);
+    list_init(&f->waiters);
+    int rc = 0;
+    pthread_mutex_lock(&t->lock);
+    list_for_each (node, &t->fetches) {
+        struct fetch *there = container_of(node, struct fetch, node);
+        if (!is_of(there, b, key, key_len) || f->compare)
+            continue;
+        there->refs++;
+        t->stats.joined++;
+        pthread_mutex_unlock(&t->lock);
+        store_obj_unref(local);
+        free(f);
+        *ret_fetch = there;
+        return 0;
+    }
+    rc = tier_pool_add(pool, &f->task);
+    if (rc == 0) {
+        b->refs++;
+        if (!f->head_only)
+            list_push_back(&t->fetches, &f->node);
+    }
+    pthread_mutex_unlock(&t->lock);
+    if (rc < 0) {
+        store_obj_unref(local);
+        free(f);
+        return error_set(err, rc, "bucket %s: too many objects are being fetched; try again later", b->name);
+    }
+    *ret_fetch = f;
+    return 0;
+}
+
+int fetch_look(struct tier *t, const char *bucket, const void *key, size_t key_len,
+               struct store_obj **ret_local, uint64_t *ret_seq, struct leat_error *err)
+{
+    struct store_info info = {0};
+    struct leat_error why = {0};
+    *ret_local = NULL;
+    *ret_seq = 0;
+    int rc = store_get(t->config.store, bucket, key, key_len, ret_local, &why);
+    if (rc == 0) {
+        *ret_seq = (*ret_local)->info.seq;
+        return 0;
+    }
+    *ret_local = NULL;
+    if (rc == LEAT_NOT_FOUND)
+        return 0;
+    /* Damaged here, and clean: the remote has it. */
+    if (rc == LEAT_CORRUPT && store_lookup(t->config.store, bucket, key, key_len, &info, NULL) == 0 &&
+        !(info.flags & STORE_DIRTY)) {
+        log_warning("%s: fetched anew", why.message);
+        *ret_seq = info.seq;
+        return 0;
+    }
+    if (err)
+        *err = why;
+    return rc;
+}
+
+/* --- room -------------------------------------------------------------------------------------------------------------------- */
+
+struct victims {
+    struct store_key keys[ROOM_LIST_MAX];
+    unsigned n;
+    uint64_t bytes, wanted;
+};
+
+static int take_victim(void *user, const struct store_entry *e)
+{
+    struct victims *v = user;
+    if (e->flags & STORE_DIRTY)
+        return 0;
+    void *key = malloc(e->key_len);
+    if (!key)
+        return 1;
+    memcpy(key, e->key, e->key_len);
+    v->keys[v->n++] = (struct store_key){key, e->key_len};
+    v->bytes += e->bytes;
+    return v->bytes >= v->wanted || v->n == ROOM_LIST_MAX;
+}
+
+/* Evicts clean objects of this bucket until so many bytes were given back, or there are none. */
+static uint64_t make_room(struct tier *t, const struct tier_bucket *b, uint64_t bytes)
+{
+    struct victims *v = calloc(1, sizeof(*v));
+    struct store_list_spec all = {.max = UINT32_MAX};
+    uint64_t freed = 0;
+    bool more;
+    if (!v)
+        return 0;
+    v->wanted = bytes;
+    store_list(t->config.store, b->name, &all, take_victim, v, &more, NULL);
+    for (unsigned i = 0; i < v->n; i++) {
+        struct store_info info;
+        bool is =
+            store_lookup(t->config.store, b->name, v->keys[i].key, v->keys[i].key_len, &info, NULL) == 0;
+        if (store_evict(t->config.store, b->name, v->keys[i].key, v->keys[i].key_len, NULL) == 0 && is)
+            freed += info.bytes;
+        free((void *)v->keys[i].key);
+    }
+    free(v);
+    return freed;
+}
+
+static int put_begin(struct fetch *f, struct store_put **ret_put, struct leat_error *err)
+{
+    struct tier *t = f->t;
+    for (unsigned i = 0;; i++) {
+        int rc = store_put_begin(t->config.store, f->bucket->name, f->key, f->key_len, f->info.bytes,
+                                 STORE_PUT_BUFFERED | STORE_PUT_NO_MD5, ret_put, err);
+        bool full = rc == LEAT_NO_SPACE && i < 8;
+        if (full && make_room(t, f->bucket, MAX(f->info.bytes, 16 * MIB)) == 0)
+            return rc;
+        if (rc == LEAT_BUSY && i < 600 && !atomic_load(&t->stopping))
+            usleep(100000); /* other puts have the buffers for now */
+        else if (!full)
+            return rc;
+    }
+}
+
+/* --- the body ------------------------------------------------------------------------------------------------------------------ */
+
+static void flight_done(struct backend_read *read, int rc, const struct leat_error *err)
+{
+    struct flight *k = container_of(read, struct flight, read);
+    k->rc = rc;
+    if (err)
+        k->err = *err;
+    k->over = true;
+}
+
+static int stopped(const struct fetch *f, struct leat_error *err)
+{
+    return error_set(err, TIER_DOWN, "bucket %s: given up, as the server stops", f->bucket->name);
+}
+
+/* Asks for more while there is room and memory. */
+static int launch(struct body *x, struct leat_error *err)
+{
+    struct fetch *f = x->f;
+    while (x->n < x->width && x->next < f->info.bytes) {
+        struct tier_block *block = tier_block_get(f->t);
+        if (!block && x->n)
+            return 0;
+        if (!block) { /* others have them all: each of those comes to an end */
+            if (atomic_load(&f->t->stopping))
+                return stopped(f, err);
+            usleep(5000);
+            continue;
+        }
+        struct flight *k = &x->flights[(x->first + x->n++) % FLIGHTS];
+        uint64_t bytes = MIN(x->block, f->info.bytes - x->next);
+        *k = (struct flight){.block = block, .began_ns = clock_now_ns()};
+        k->read = (struct backend_read){
+            .file = x->file, .offset = x->next, .bytes = bytes, .dst = block->data, .done = flight_done};
+        x->next += bytes;
+        backend_submit(x->b, &k->read);
+    }
+    return 0;
+}
+
+/* Small and few as long as blocks come slowly. */
+static void pace(struct body *x, const struct flight *k)
+{
+    uint64_t took = clock_now_ns() - k->began_ns, max = x->f->t->config.block_bytes;
+    if (took < QUICK_NS) {
+        x->block = MIN(x->block * 2, max);
+        x->width = MIN(x->width + 1, FLIGHTS);
+    } else if (took > SLOW_NS) {
+        x->block = MAX(x->block / 2, MIN(BLOCK_FIRST, max));
+        x->width = MAX(x->width / 2, 1u);
+    }
+}
+
+static int whole_right(struct body *x, struct leat_error *err)
+{
+    const struct backend_stat *s = x->stat;
+    if (s->has_crc32c && store_put_crc32c(x->put) != s->crc32c)
+        return error_set(err, LEAT_CORRUPT, "the bytes that came do not match the server's CRC32C");
+    if (s->has_crc64 && x->crc64 != s->crc64)
+        return error_set(err, LEAT_CORRUPT, "the bytes that came do not match the server's CRC64NVME");
+    return 0;
+}
+
+/* The first block in order has come: into the file, and readers may have it. */
+static int land(struct body *x, struct leat_error *err)
+{
+    struct flight *k = &x->flights[x->first];
+    struct fetch *f = x->f;
+    int rc = k->rc;
+    if (rc < 0 && err)
+        *err = k->err;
+    if (rc < 0)
+        rc = tier_remote_error(f->bucket, rc, err);
+    if (rc == 0) {
+        if (x->stat->has_crc64)
+            x->crc64 = crc64nvme(x->crc64, k->block->data, k->read.bytes);
+        rc = store_put_write(x->put, k->block->data, k->read.bytes, err);
+    }
+    if (rc == 0)
+        rc = store_put_push(x->put, err);
+    pace(x, k);
+    tier_block_put(f->t, TAKE_PTR(k->block));
+    x->first = (x->first + 1) % FLIGHTS;
+    x->n--;
+    bool end = rc == 0 && store_put_bytes(x->put) == f->info.bytes;
+    if (end)
+        rc = whole_right(x, err);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&f->t->lock);
+    f->state = FETCH_BODY; /* not before there is a byte: until then another version may take its place */
+    f->ready = store_put_pushed(x->put);
+    f->t->stats.fetched_bytes += k->read.bytes;
+    fetch_wake(f);
+    pthread_mutex_unlock(&f->t->lock);
+    return 0;
+}
+
+static int fetch_body(struct fetch *f, struct backend *b, const char *uri, const struct backend_stat *stat,
+                      struct store_put *put, struct leat_error *err)
+{
+    struct body *x = calloc(1, sizeof(*x));
+    if (!x)
+        return -ENOMEM;
+    *x = (struct body){.f = f,
+                       .b = b,
+                       .put = put,
+                       .stat = stat,
+                       .width = 2,
+                       .block = MIN(BLOCK_FIRST, f->t->config.block_bytes)};
+    int rc = backend_open(b, uri, stat->etag, stat->bytes, &x->file, err);
+    if (rc < 0)
+        rc = tier_remote_error(f->bucket, rc, err);
+    while (rc == 0 && store_put_bytes(put) < f->info.bytes) {
+        rc = launch(x, err);
+        while (rc == 0 && x->n && x->flights[x->first].over)
+            rc = land(x, err);
+        if (rc == 0)
+            rc = launch(x, err);
+        if (rc == 0 && x->n && !x->flights[x->first].over)
+            rc = backend_wait(b, 1, 1000) < 0 ? stopped(f, err) : 0;
+    }
+    for (unsigned i = 0; i < x->n; i++) {
+        struct flight *k = &x->flights[(x->first + i) % FLIGHTS];
+        if (!k->over)
+            backend_cancel(b, &k->read);
+        tier_block_put(f->t, k->block);
+    }
+    backend_close(x->file);
+    free(x);
+    return rc;
+}
+
+/* --- one fetch ------------------------------------------------------------------------------------------------------------------- */
+
+static void fetch_state(struct fetch *f, enum fetch_state state)
+{
+    pthread_mutex_lock(&f->t->lock);
+    f->state = state;
+    fetch_wake(f);
+    pthread_mutex_unlock(&f->t->lock);
+}
+
+/* What is here is what there is, or all that can be had. */
+static void use_local(struct fetch *f)
+{
+    f->obj = TAKE_PTR(f->local);
+}
+
+static int take_head(struct fetch *f, const struct backend_stat *stat)
+{
+    char tag[BACKEND_ETAG_MAX];
+    free(TAKE_PTR(f->meta));
+    int rc = tier_meta_of(stat, &f->meta, &f->meta_len);
+    tier_tag_of(stat, tag);
+    f->info = (struct store_info){.bytes = stat->bytes, .mtime_ns = stat->modified * (int64_t)NS_PER_S};
+    tier_etag_of(tag, f->info.etag);
+    return rc;
+}
+
+static int fetch_commit(struct fetch *f, const struct backend_stat *stat, struct store_put *put,
+                        struct leat_error *err)
+{
+    struct tier *t = f->t;
+    struct store_info info;
+    char tag[BACKEND_ETAG_MAX];
+    tier_tag_of(stat, tag);
+    struct store_commit commit = {.etag = f->info.etag,
+                                  .meta = f->meta,
+                                  .meta_len = f->meta_len,
+                                  .remote = tag,
+                                  .mtime_ns = f->info.mtime_ns,
+                                  .if_none_match = f->if_seq == 0,
+                                  .if_seq = f->if_seq};
+    pthread_mutex_lock(&t->lock);
+    bool superseded = f->superseded;
+    pthread_mutex_unlock(&t->lock);
+    if (superseded) {
+        store_put_abort(put);
+        return 0;
+    }
+    int rc = store_put_commit(put, &commit, &info, err);
+    if (rc == 0)
+        tier_fresh_mark(t, f->bucket, f->key, f->key_len);
+    return rc == STORE_PRECONDITION ? 0 : rc;
+}
+
+static int fetch_once(struct fetch *f, struct backend *b, const char *uri, struct leat_error *err)
+{
+    struct tier *t = f->t;
+    struct backend_stat stat;
+    char tag[BACKEND_ETAG_MAX];
+    struct store_put *put = NULL;
+    int rc = backend_stat_object(b, uri, &stat, err);
+    if (rc < 0)
+        return tier_remote_error(f->bucket, rc, err);
+    tier_tag_of(&stat, tag);
+    if (f->local && f->local->info.bytes == stat.bytes && strcmp(f->local->remote, tag) == 0) {
+        tier_fresh_mark(t, f->bucket, f->key, f->key_len);
+        use_local(f);
+        return 0;
+    }
+    rc = take_head(f, &stat);
+    if (rc < 0 || f->head_only)
+        return rc;
+    rc = put_begin(f, &put, err);
+    if (rc < 0)
+        return rc;
+    int fd = -1;
+    rc = store_put_reader(put, &fd, err);
+    if (rc == 0) {
+        pthread_mutex_lock(&t->lock);
+        if (f->fd >= 0)
+            close(f->fd); /* of a version that changed before anybody saw it */
+        f->fd = fd;
+        t->stats.fetches++;
+        t->stats.refreshed += f->local != NULL;
+        pthread_mutex_unlock(&t->lock);
+        rc = fetch_body(f, b, uri, &stat, put, err);
+    }
+    if (rc < 0) {
+        store_put_abort(put);
+        return rc;
+    }
+    /* Readers have all of it: that it could not be kept is our own trouble. */
+    struct leat_error why = {0};
+    if (fetch_commit(f, &stat, put, &why) < 0)
+        log_warning("bucket %s: a fetched object was not kept: %s", f->bucket->name, why.message);
+    return 0;
+}
+
+static void fetch_run(struct tier_task *task)
+{
+    struct fetch *f = container_of(task, struct fetch, task);
+    struct tier *t = f->t;
+    struct tier_session *s = NULL;
+    struct leat_error err = {0};
+    AUTO_FREE char *uri = NULL;
+    int rc = tier_uri(f->bucket, f->key, f->key_len, &uri, &err);
+    if (rc == 0)
+        rc = tier_session_get(t, f->bucket, &s, &err);
+    for (unsigned i = 0; rc == 0 && i < ATTEMPTS; i++) {
+        rc = fetch_once(f, s->backend, uri, &err);
+        if (rc != LEAT_STALE || f->ready > 0 || i + 1 == ATTEMPTS)
+            break;
+        rc = 0;
+    }
+    tier_session_put(t, f->bucket, s);
+    if (rc == LEAT_NOT_FOUND && f->local && !f->compare) /* it is gone there, so it is here */
+        store_delete(t->config.store, f->bucket->name, f->key, f->key_len, f->if_seq, NULL);
+    else if (tier_remote_down(rc) && f->local && f->ready == 0) {
+        if (atomic_exchange(&t->warned_s, clock_now_ns() / NS_PER_S / 10) != clock_now_ns() / NS_PER_S / 10)
+            log_warning("%s: what is here is served, though it may be old", err.message);
+        use_local(f);
+        f->fallback = true;
+        rc = 0;
+    }
+    pthread_mutex_lock(&t->lock);
+    t->stats.checks++;
+    t->stats.fetch_failed += rc < 0 && rc != LEAT_NOT_FOUND;
+    f->rc = rc;
+    f->err = err;
+    list_remove(&f->node);
+    pthread_mutex_unlock(&t->lock);
+    fetch_state(f, rc < 0 ? FETCH_FAILED : FETCH_DONE);
+    fetch_unref(f);
+}

@@ -1,0 +1,481 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * push.c: what is written here, to the remote.
+ *
+ *   "through"  put, not committed ─▶ the remote has it ─▶ commit, clean ─▶ acknowledged
+ *   "back"     commit, dirty ─▶ acknowledged ... a thread of ours: the remote has it ─▶ clean
+ *
+ * Failure modes: a push that fails in "through" leaves what was; in "back" it is tried again, for ever, with growing pauses, and the
+ * object stays dirty meanwhile, over restarts too. A crash in "through" after the remote took the new version and before it is here: the old
+ * one that is here was marked beforehand as of unknown standing, and is compared before it is served again.
+ * Invariants: writes of one key, by whomever, reach the remote one after the other, in the order in which they become visible here (`held`); a
+ * key is in the queue of pushes once.
+ */
+#include "serve/tier/tier_internal.h"
+
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#define RETRY_MAX_NS (300 * NS_PER_S)
+
+struct held {
+    struct list node;
+    const struct tier_bucket *bucket;
+    const void *key;
+    size_t key_len;
+};
+
+struct push {
+    struct tier_task task;
+    struct list node, due_node; /* tier.pushes, tier.due */
+    struct tier *t;
+    struct tier_bucket *bucket;
+    uint64_t due_ns, pause_ns;
+    bool active; /* queued or running: not in tier.due */
+    bool again;  /* it was written to while it ran */
+    size_t key_len;
+    char key[];
+};
+
+/* --- one at a time ----------------------------------------------------------------------------------------------------------- */
+
+static void hold(struct tier *t, struct held *h, const struct tier_bucket *b, const void *key, size_t key_len)
+{
+    *h = (struct held){.bucket = b, .key = key, .key_len = key_len};
+    pthread_mutex_lock(&t->lock);
+    for (bool free_now = false; !free_now;) {
+        free_now = true;
+        list_for_each (node, &t->held) {
+            struct held *o = container_of(node, struct held, node);
+            if (strcmp(o->bucket->name, b->name) == 0 && o->key_len == key_len &&
+                memcmp(o->key, key, key_len) == 0)
+                free_now = false;
+        }
+        if (!free_now)
+            pthread_cond_wait(&t->moved, &t->lock);
+    }
+    list_push_back(&t->held, &h->node);
+    pthread_mutex_unlock(&t->lock);
+}
+
+static void let_go(struct tier *t, struct held *h)
+{
+    pthread_mutex_lock(&t->lock);
+    list_remove(&h->node);
+    pthread_cond_broadcast(&t->moved);
+    pthread_mutex_unlock(&t->lock);
+}
+
+/* --- to the remote ----------------------------------------------------------------------------------------------------------- */
+
+static int send(struct tier *t, struct tier_bucket *b, const char *uri, int fd, uint64_t offset,
+                uint64_t bytes, const void *meta, size_t meta_len, char ret_tag[BACKEND_ETAG_MAX],
+                struct leat_error *err)
+{
+    struct tier_session *s = NULL;
+    struct backend_stat stat;
+    AUTO_FREE char *headers = malloc(BACKEND_HEADERS_MAX);
+    int rc = headers ? tier_headers_of(meta, meta_len, headers) : -ENOMEM;
+    if (rc == LEAT_INVALID)
+        error_set(err, rc, "%.300s: more metadata than the remote takes (%u bytes)", uri,
+                  BACKEND_HEADERS_MAX);
+    if (rc == 0)
+        rc = tier_session_get(t, b, &s, err);
+    if (rc == 0) {
+        rc = backend_put(s->backend, uri, fd, offset, bytes, headers, ret_tag, err);
+        if (rc == 0 && !*ret_tag) { /* a server that does not say */
+            rc = backend_stat_object(s->backend, uri, &stat, err);
+            if (rc == 0)
+                tier_tag_of(&stat, ret_tag);
+        }
+        tier_session_put(t, b, s);
+        rc = rc < 0 ? tier_remote_error(b, rc, err) : 0;
+    }
+    pthread_mutex_lock(&t->lock);
+    t->stats.pushes += rc == 0;
+    t->stats.push_failed += rc < 0;
+    t->stats.pushed_bytes += rc == 0 ? bytes : 0;
+    pthread_mutex_unlock(&t->lock);
+    return rc;
+}
+
+/* A version that is here and dirty. ret_info->seq 0: there is nothing to do. The key is held. */
+static int push_version(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len,
+                        struct leat_error *err)
+{
+    struct store *store = t->config.store;
+    struct store_obj *obj;
+    char tag[BACKEND_ETAG_MAX] = "";
+    AUTO_FREE char *uri = NULL;
+    int rc = tier_uri(b, key, key_len, &uri, err);
+    if (rc == 0)
+        rc = store_get(store, b->name, key, key_len, &obj, err);
+    if (rc == LEAT_NOT_FOUND || rc == STORE_NO_BUCKET)
+        return 0; /* it was deleted meanwhile, there too */
+    if (rc < 0)
+        return rc;
+    if (obj->info.flags & STORE_DIRTY) {
+        rc = store_obj_check(store, obj, 0, obj->info.bytes, err);
+        if (rc == 0)
+            rc = send(t, b, uri, obj->fd, obj->offset, obj->info.bytes, obj->meta, obj->meta_len, tag, err);
+        fetch_supersede(t, b, key, key_len);
+        if (rc == 0)
+            rc = store_mark_clean(store, b->name, key, key_len, obj->info.seq, tag, err);
+        if (rc == 0)
+            tier_fresh_mark(t, b, key, key_len);
+    }
+    store_obj_unref(obj);
+    return rc;
+}
+
+/* --- in the background --------------------------------------------------------------------------------------------------------- */
+
+static void push_free(struct push *p)
+{
+    tier_bucket_unref(p->t, p->bucket);
+    free(p);
+}
+
+static void push_run(struct tier_task *task)
+{
+    struct push *p = container_of(task, struct push, task);
+    struct tier *t = p->t;
+    struct held held;
+    struct leat_error err = {0};
+    /* Settings may have changed since it was queued. */
+    struct tier_bucket *b = tier_bucket_find(t, p->bucket->name);
+    int rc = 0;
+    if (b) {
+        hold(t, &held, b, p->key, p->key_len);
+        rc = push_version(t, b, p->key, p->key_len, &err);
+        let_go(t, &held);
+        tier_bucket_unref(t, b);
+    }
+    bool stopping = atomic_load(&t->stopping);
+    if (rc < 0 && rc != LEAT_STALE && !stopping)
+        log_warning("bucket %s: %.*s is not at its remote yet, and tried again: %s", p->bucket->name,
+                    (int)MIN(p->key_len, (size_t)200), p->key, err.message);
+    pthread_mutex_lock(&t->lock);
+    bool again = (rc < 0 || p->again) && !stopping;
+    if (again) {
+        bool failed = rc < 0 && rc != LEAT_STALE;
+        p->again = false;
+        p->pause_ns = failed ? MIN(MAX(2 * p->pause_ns, t->config.retry_ns), RETRY_MAX_NS) : 0;
+        p->due_ns = clock_now_ns() + p->pause_ns;
+        p->active = false;
+        list_push_back(&t->due, &p->due_node);
+        if (failed)
+            memcpy(t->stats.push_error, err.message, sizeof(err.message));
+        pthread_cond_signal(&t->push_moved);
+    } else {
+        list_remove(&p->node);
+        if (--t->stats.push_waiting == 0)
+            t->stats.push_error[0] = 0;
+    }
+    pthread_mutex_unlock(&t->lock);
+    if (!again)
+        push_free(p);
+}
+
+/* Those whose pause is over go to the pool. */
+void *push_timer_main(void *arg)
+{
+    struct tier *t = arg;
+    pthread_mutex_lock(&t->lock);
+    while (!atomic_load(&t->stopping)) {
+        uint64_t now = clock_now_ns(), next = now + 3600 * NS_PER_S;
+        list_for_each_safe (node, &t->due) {
+            struct push *p = container_of(node, struct push, due_node);
+            if (p->due_ns <= now && tier_pool_add(&t->pushers, &p->task) == 0) {
+                list_remove(&p->due_node);
+                p->active = true;
+            } else { /* the pool is full: a little later */
+                next = MIN(next, MAX(p->due_ns, now + 100 * NS_PER_MS));
+            }
+        }
+        struct timespec until = {.tv_sec = (time_t)(next / NS_PER_S), .tv_nsec = (long)(next % NS_PER_S)};
+        pthread_cond_timedwait(&t->push_moved, &t->lock, &until);
+    }
+    pthread_mutex_unlock(&t->lock);
+    return NULL;
+}
+
+static int push_add(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len)
+{
+    struct push *p = calloc(1, sizeof(*p) + key_len + 1);
+    if (!p)
+        return -ENOMEM;
+    *p = (struct push){.task = {.run = push_run}, .t = t, .bucket = b, .key_len = key_len};
+    list_init(&p->node);
+    list_init(&p->due_node);
+    memcpy(p->key, key, key_len);
+    struct list *chain = &t->pushes[tier_key_hash(b, key, key_len) % PUSH_CHAINS];
+    pthread_mutex_lock(&t->lock);
+    list_for_each (node, chain) {
+        struct push *there = container_of(node, struct push, node);
+        if (there->key_len != key_len || memcmp(there->key, key, key_len) != 0 ||
+            strcmp(there->bucket->name, b->name) != 0)
+            continue;
+        there->again = there->active;
+        pthread_mutex_unlock(&t->lock);
+        free(p);
+        return 0;
+    }
+    b->refs++;
+    list_push_back(chain, &p->node);
+    list_push_back(&t->due, &p->due_node);
+    t->stats.push_waiting++;
+    pthread_cond_signal(&t->push_moved);
+    pthread_mutex_unlock(&t->lock);
+    return 0;
+}
+
+struct dirty {
+    struct store_key *keys;
+    unsigned n, cap;
+    bool failed;
+};
+
+static int take_dirty(void *user, const struct store_entry *e)
+{
+    struct dirty *d = user;
+    if (!(e->flags & STORE_DIRTY))
+        return 0;
+    if (d->n == d->cap) {
+        unsigned cap = d->cap ? 2 * d->cap : 64;
+        struct store_key *more = realloc(d->keys, cap * sizeof(*more));
+        if (!more)
+            goto failed;
+        d->keys = more;
+        d->cap = cap;
+    }
+    void *key = malloc(e->key_len);
+    if (!key)
+        goto failed;
+    memcpy(key, e->key, e->key_len);
+    d->keys[d->n++] = (struct store_key){key, e->key_len};
+    return 0;
+failed:
+    d->failed = true;
+    return 1;
+}
+
+int push_bucket(struct tier *t, const char *bucket)
+{
+    struct dirty d = {0};
+    struct store_list_spec all = {.max = UINT32_MAX};
+    bool more;
+    struct tier_bucket *b = tier_bucket_find(t, bucket);
+    if (!b)
+        return 0;
+    store_list(t->config.store, bucket, &all, take_dirty, &d, &more, NULL);
+    int rc = d.failed ? -ENOMEM : 0;
+    for (unsigned i = 0; i < d.n; i++) {
+        if (rc == 0)
+            rc = push_add(t, b, d.keys[i].key, d.keys[i].key_len);
+        free((void *)d.keys[i].key);
+    }
+    free(d.keys);
+    tier_bucket_unref(t, b);
+    return rc;
+}
+
+void push_stop(struct tier *t)
+{
+    struct push *p;
+    for (size_t i = 0; i < PUSH_CHAINS; i++) {
+        while ((p = list_first(&t->pushes[i], struct push, node))) {
+            list_remove(&p->node);
+            push_free(p);
+        }
+    }
+}
+
+/* --- PUT ------------------------------------------------------------------------------------------------------------------------- */
+
+int tier_put_begin(struct tier *t, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
+                   unsigned flags, struct store_put **ret_put, struct leat_error *err)
+{
+    struct tier_bucket *b = tier_bucket_find(t, bucket);
+    /* In "through" it is read before it is committed. */
+    if (b && b->remote.mode == TIER_THROUGH)
+        flags |= STORE_PUT_BUFFERED;
+    tier_bucket_unref(t, b);
+    return store_put_begin(t->config.store, bucket, key, key_len, bytes, flags, ret_put, err);
+}
+
+static bool conditional(const struct store_commit *c)
+{
+    return c->if_none_match || c->if_match || c->if_seq;
+}
+
+/* Conditions hold for what a GET would say now. The key is held. */
+static int check_conditions(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
+                            const struct store_commit *c, struct leat_error *err)
+{
+    struct tier_read *read;
+    int rc = tier_open(t, b->name, key, key_len, TIER_HEAD, &read, err);
+    if (rc == 0) {
+        rc = tier_read_wait(read, 0, 0, err);
+        if (rc == 0 && c->if_none_match)
+            rc = error_set(err, STORE_PRECONDITION, "there is an object of this name already");
+        else if (rc == 0 && c->if_match && strcmp(c->if_match, "*") != 0 &&
+                 strcmp(c->if_match, read->info.etag) != 0)
+            rc = error_set(err, STORE_PRECONDITION, "there is no object of this name with that ETag");
+        tier_read_close(read);
+    }
+    if (rc == LEAT_NOT_FOUND)
+        rc = c->if_match ? error_set(err, STORE_PRECONDITION, "there is no object of this name") : 0;
+    return rc;
+}
+
+/* The old version's standing is unknown from here on: a crash must not leave it as the newest. Its tag, to be put back, or "". */
+static uint64_t doubt(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
+                      char ret_tag[STORE_REMOTE_MAX + 1])
+{
+    struct store_obj *old;
+    uint64_t seq = 0;
+    *ret_tag = 0;
+    if (store_get(t->config.store, b->name, key, key_len, &old, NULL) < 0)
+        return 0;
+    if (!(old->info.flags & STORE_DIRTY) && *old->remote &&
+        store_mark_clean(t->config.store, b->name, key, key_len, old->info.seq, "", NULL) == 0) {
+        snprintf(ret_tag, STORE_REMOTE_MAX + 1, "%s", old->remote);
+        seq = old->info.seq;
+    }
+    store_obj_unref(old);
+    return seq;
+}
+
+/* Consumes the put. The key is held. */
+static int through(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len,
+                   struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
+                   struct leat_error *err)
+{
+    AUTO_CLOSE int fd = -1;
+    AUTO_FREE char *uri = NULL;
+    char tag[BACKEND_ETAG_MAX] = "", old_tag[STORE_REMOTE_MAX + 1];
+    int rc = tier_uri(b, key, key_len, &uri, err);
+    if (rc == 0)
+        rc = store_put_push(put, err);
+    if (rc == 0)
+        rc = store_put_reader(put, &fd, err);
+    if (rc < 0) {
+        store_put_abort(put);
+        return rc;
+    }
+    uint64_t old = doubt(t, b, key, key_len, old_tag);
+    rc = send(t, b, uri, fd, 0, store_put_bytes(put), commit->meta, commit->meta_len, tag, err);
+    fetch_supersede(t, b, key, key_len);
+    if (rc < 0) {
+        store_put_abort(put);
+        /* A remote that refused has the old one still; one that fell silent may have either. */
+        if (old && rc == TIER_REFUSED)
+            store_mark_clean(t->config.store, b->name, key, key_len, old, old_tag, NULL);
+        return rc;
+    }
+    struct store_commit c = *commit;
+    c.remote = tag;
+    c.flags &= ~(uint32_t)STORE_DIRTY;
+    c.if_none_match = false; /* looked at before, there and here */
+    c.if_match = NULL;
+    c.if_seq = 0;
+    rc = store_put_commit(put, &c, ret_info, err);
+    if (rc == 0)
+        tier_fresh_mark(t, b, key, key_len);
+    return rc;
+}
+
+int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t key_len,
+                    struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
+                    struct leat_error *err)
+{
+    struct tier_bucket *b = tier_bucket_find(t, bucket);
+    struct held held;
+    if (!b)
+        return store_put_commit(put, commit, ret_info, err);
+    int rc = 0;
+    /* In "back" nobody need wait for a push of the version before: each is of what is here by then. */
+    bool holds = b->remote.mode == TIER_THROUGH || conditional(commit);
+    if (holds)
+        hold(t, &held, b, key, key_len);
+    if (conditional(commit))
+        rc = check_conditions(t, b, key, key_len, commit, err);
+    if (rc < 0) {
+        store_put_abort(put);
+    } else if (b->remote.mode == TIER_THROUGH) {
+        rc = through(t, b, key, key_len, put, commit, ret_info, err);
+    } else {
+        struct store_commit c = *commit;
+        c.flags |= STORE_DIRTY;
+        c.if_none_match = false;
+        c.if_match = NULL;
+        rc = store_put_commit(put, &c, ret_info, err);
+        fetch_supersede(t, b, key, key_len);
+        if (rc == 0)
+            rc = push_add(t, b, key, key_len);
+    }
+    if (holds)
+        let_go(t, &held);
+    tier_bucket_unref(t, b);
+    return rc;
+}
+
+int tier_upload_completed(struct tier *t, const char *bucket, const void *key, size_t key_len,
+                          const struct store_info *info, struct leat_error *err)
+{
+    struct tier_bucket *b = tier_bucket_find(t, bucket);
+    struct held held;
+    if (!b)
+        return 0;
+    fetch_supersede(t, b, key, key_len);
+    int rc;
+    if (b->remote.mode == TIER_BACK) {
+        rc = push_add(t, b, key, key_len);
+    } else {
+        hold(t, &held, b, key, key_len);
+        rc = push_version(t, b, key, key_len, err);
+        if (rc == LEAT_STALE)
+            rc = 0; /* another was stored since, and pushed */
+        if (rc < 0)
+            store_delete(t->config.store, bucket, key, key_len, info->seq, NULL);
+        let_go(t, &held);
+    }
+    tier_bucket_unref(t, b);
+    return rc;
+}
+
+int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_len, struct leat_error *err)
+{
+    struct tier_bucket *b = tier_bucket_find(t, bucket);
+    struct tier_session *s;
+    struct held held;
+    AUTO_FREE char *uri = NULL;
+    if (!b)
+        return store_delete(t->config.store, bucket, key, key_len, 0, err);
+    struct store_info info = {0};
+    hold(t, &held, b, key, key_len);
+    bool is = store_lookup(t->config.store, bucket, key, key_len, &info, NULL) == 0;
+    int rc = tier_uri(b, key, key_len, &uri, err);
+    if (rc == 0)
+        rc = tier_session_get(t, b, &s, err);
+    if (rc == 0) {
+        rc = backend_delete(s->backend, uri, err);
+        tier_session_put(t, b, s);
+        bool gone = rc == LEAT_NOT_FOUND;
+        if (rc < 0 && !gone)
+            rc = tier_remote_error(b, rc, err);
+        fetch_supersede(t, b, key, key_len);
+        if (rc == 0 || gone) {
+            /* What was stored meanwhile stays, and is pushed. */
+            int here =
+                is ? store_delete(t->config.store, bucket, key, key_len, info.seq, err) : LEAT_NOT_FOUND;
+            rc = here == STORE_PRECONDITION || (here == LEAT_NOT_FOUND && !gone) ? 0 : here;
+        }
+    }
+    let_go(t, &held);
+    tier_bucket_unref(t, b);
+    return rc;
+}

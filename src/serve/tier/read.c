@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * read.c: what readers hold: an object that is here, or a fetch that they follow.
+ *
+ * Happy path: what is here and fresh is the store's object. Else the key's fetch is joined; head and bytes are asked for, and who asks too early
+ * is told when something has moved.
+ * Invariants: a read's fields are set once. A waiter is in one list at most, and is told at most once for each time it was put there.
+ */
+#include "serve/tier/tier_internal.h"
+
+struct read {
+    struct tier_read pub;
+    struct tier *t;
+    struct fetch *f; /* NULL: here */
+    bool headed;
+};
+
+static struct read *read_of(struct tier_read *pub)
+{
+    return container_of(pub, struct read, pub);
+}
+
+static void take_obj(struct read *r, struct store_obj *obj)
+{
+    r->pub = (struct tier_read){.info = obj->info,
+                                .meta = obj->meta,
+                                .meta_len = obj->meta_len,
+                                .fd = obj->fd,
+                                .offset = obj->offset,
+                                .obj = obj};
+    r->headed = true;
+}
+
+int tier_open(struct tier *t, const char *bucket, const void *key, size_t key_len, unsigned flags,
+              struct tier_read **ret_read, struct leat_error *err)
+{
+    struct tier_bucket *b = tier_bucket_find(t, bucket);
+    struct store_obj *local;
+    uint64_t seq;
+    if (!b)
+        return error_set(err, LEAT_INVALID, "bucket %s stands in front of no other", bucket);
+    struct read *r = calloc(1, sizeof(*r));
+    int rc = r ? fetch_look(t, bucket, key, key_len, &local, &seq, err) : -ENOMEM;
+    if (rc == 0) {
+        r->t = t;
+        r->pub.fd = -1;
+        if (local && (local->info.flags & STORE_DIRTY || tier_fresh_is(t, b, key, key_len, local->remote)))
+            take_obj(r, local);
+        else
+            rc = fetch_get(t, b, key, key_len, &t->fetchers, flags & TIER_HEAD ? FETCH_HEAD : 0, local, seq,
+                           &r->f, err);
+    }
+    tier_bucket_unref(t, b);
+    if (rc < 0) {
+        free(r);
+        return rc;
+    }
+    *ret_read = &r->pub;
+    return 0;
+}
+
+/* Under the lock. */
+static int wait_for(struct fetch *f, struct tier_waiter *w)
+{
+    if (w && !w->waits) {
+        w->waits = true;
+        list_push_back(&f->waiters, &w->node);
+    }
+    return TIER_WAIT;
+}
+
+static int fetch_failed(const struct fetch *f, struct leat_error *err)
+{
+    if (err)
+        *err = f->err;
+    return f->rc;
+}
+
+int tier_read_head(struct tier_read *read, struct tier_waiter *waiter, struct leat_error *err)
+{
+    struct read *r = read_of(read);
+    struct fetch *f = r->f;
+    if (r->headed)
+        return 0;
+    int rc = 0;
+    pthread_mutex_lock(&r->t->lock);
+    if (f->state == FETCH_QUEUED)
+        rc = wait_for(f, waiter);
+    else if (f->state == FETCH_FAILED && f->ready == 0)
+        rc = fetch_failed(f, err);
+    pthread_mutex_unlock(&r->t->lock);
+    if (rc < 0)
+        return rc;
+    if (f->obj)
+        take_obj(r, store_obj_ref(f->obj));
+    else
+        r->pub = (struct tier_read){.info = f->info, .meta = f->meta, .meta_len = f->meta_len, .fd = f->fd};
+    r->headed = true;
+    return 0;
+}
+
+int64_t tier_read_ready(struct tier_read *read, uint64_t offset, struct tier_waiter *waiter,
+                        struct leat_error *err)
+{
+    struct read *r = read_of(read);
+    int rc = tier_read_head(read, waiter, err);
+    if (rc < 0)
+        return rc;
+    if (r->pub.obj || offset >= r->pub.info.bytes)
+        return offset < r->pub.info.bytes ? (int64_t)(r->pub.info.bytes - offset) : 0;
+    struct fetch *f = r->f;
+    int64_t n;
+    pthread_mutex_lock(&r->t->lock);
+    if (f->ready > offset)
+        n = (int64_t)(f->ready - offset);
+    else if (f->state == FETCH_FAILED)
+        n = fetch_failed(f, err);
+    else
+        n = wait_for(f, waiter);
+    pthread_mutex_unlock(&r->t->lock);
+    return n;
+}
+
+void tier_read_unwait(struct tier_read *read, struct tier_waiter *waiter)
+{
+    struct read *r = read_of(read);
+    if (!r->f)
+        return;
+    pthread_mutex_lock(&r->t->lock);
+    if (waiter->waits)
+        list_remove(&waiter->node);
+    waiter->waits = false;
+    pthread_mutex_unlock(&r->t->lock);
+}
+
+void tier_read_close(struct tier_read *read)
+{
+    if (!read)
+        return;
+    struct read *r = read_of(read);
+    store_obj_unref(r->pub.obj);
+    fetch_unref(r->f);
+    free(r);
+}
+
+int tier_read_wait(struct tier_read *read, uint64_t offset, uint64_t bytes, struct leat_error *err)
+{
+    struct read *r = read_of(read);
+    for (;;) {
+        int64_t n =
+            bytes ? tier_read_ready(read, offset + bytes - 1, NULL, err) : tier_read_head(read, NULL, err);
+        if (n == 0 && bytes)
+            return error_set(err, LEAT_INVALID, "bytes behind the end of the object");
+        if (n != TIER_WAIT)
+            return (int)MIN(n, (int64_t)0);
+        /* Asked again under the lock that every move is made under. */
+        struct fetch *f = r->f;
+        pthread_mutex_lock(&r->t->lock);
+        bool still =
+            f->state == FETCH_QUEUED || (f->state == FETCH_BODY && bytes && f->ready < offset + bytes);
+        if (still)
+            pthread_cond_wait(&r->t->moved, &r->t->lock);
+        pthread_mutex_unlock(&r->t->lock);
+    }
+}

@@ -1,0 +1,579 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tier.c: the threads of the cold tier, its buckets, and their sessions with remotes.
+ *
+ * Three pools of threads, so that nobody waits behind another kind of work: fetches that a reader waits for; prefetches and checks; pushes of what
+ * is dirty. A session is one thread's for one object, and kept for the next.
+ * Failure modes: settings that are wrong are refused when they are given, or reported when the server starts (such a bucket answers with
+ * what is wrong); sessions of settings that have changed are closed when they come back.
+ * Invariants: a bucket in the table has settings that parse; it is freed with its last reference. Nothing is waited for under the lock.
+ */
+#include "serve/tier/tier_internal.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <xxhash.h>
+
+#include "backend/s3/credentials.h"
+#include "base/clock.h"
+#include "base/log.h"
+
+#define OFFICE_BYTES (256 * MIB)
+#define QUEUE_MAX    4096u
+#define BLOCKS_IDLE  16u             /* buffers kept for the next fetch */
+#define SESSION_NS   (60 * NS_PER_S) /* and sessions, so long */
+#define SESSIONS_MAX 64u             /* of a bucket */
+
+/* --- buckets ----------------------------------------------------------------------------------------------------------------- */
+
+static void session_free(struct tier_session *s)
+{
+    list_remove(&s->node);
+    backend_free(s->backend);
+    free(s);
+}
+
+void tier_bucket_unref(struct tier *t, struct tier_bucket *b)
+{
+    if (!b)
+        return;
+    pthread_mutex_lock(&t->lock);
+    bool last = --b->refs == 0;
+    pthread_mutex_unlock(&t->lock);
+    struct tier_session *s;
+    if (!last)
+        return;
+    while ((s = list_first(&b->sessions, struct tier_session, node)))
+        session_free(s);
+    tier_remote_fini(&b->remote);
+    free(b);
+}
+
+/* Under the lock. */
+static struct tier_bucket *look(struct tier *t, const char *bucket)
+{
+    list_for_each (node, &t->buckets) {
+        struct tier_bucket *b = container_of(node, struct tier_bucket, node);
+        if (strcmp(b->name, bucket) == 0)
+            return b;
+    }
+    return NULL;
+}
+
+struct tier_bucket *tier_bucket_find(struct tier *t, const char *bucket)
+{
+    if (atomic_load_explicit(&t->nbuckets, memory_order_relaxed) == 0)
+        return NULL;
+    pthread_mutex_lock(&t->lock);
+    struct tier_bucket *b = look(t, bucket);
+    if (b)
+        b->refs++;
+    pthread_mutex_unlock(&t->lock);
+    return b;
+}
+
+bool tier_bucket_is(struct tier *t, const char *bucket)
+{
+    struct tier_bucket *b = t ? tier_bucket_find(t, bucket) : NULL;
+    tier_bucket_unref(t, b);
+    return b != NULL;
+}
+
+/* Puts `fresh` (may be NULL) in the place of what is in the table. */
+static void replace(struct tier *t, const char *bucket, struct tier_bucket *fresh)
+{
+    pthread_mutex_lock(&t->lock);
+    struct tier_bucket *old = look(t, bucket);
+    if (old) {
+        list_remove(&old->node);
+        old->gone = true;
+        t->nbuckets--;
+    }
+    if (fresh) {
+        list_push_back(&t->buckets, &fresh->node);
+        t->nbuckets++;
+    }
+    pthread_mutex_unlock(&t->lock);
+    tier_bucket_unref(t, old);
+}
+
+static int bucket_make(const char *name, const char *json, struct tier_bucket **ret_bucket,
+                       struct leat_error *err)
+{
+    struct tier_bucket *b = calloc(1, sizeof(*b));
+    if (!b)
+        return -ENOMEM;
+    list_init(&b->node);
+    list_init(&b->sessions);
+    b->refs = 1;
+    snprintf(b->name, sizeof(b->name), "%s", name);
+    int rc = tier_remote_parse(json, &b->remote, err);
+    if (rc < 0) {
+        free(b);
+        return rc;
+    }
+    *ret_bucket = b;
+    return 0;
+}
+
+static int any_dirty(void *user, const struct store_entry *entry)
+{
+    return entry->flags & STORE_DIRTY ? 1 : 0;
+}
+
+int tier_bucket_set(struct tier *t, const char *bucket, const char *remote_json, struct leat_error *err)
+{
+    struct tier_bucket *b = NULL;
+    struct store_bucket is;
+    char *props = NULL;
+    bool more;
+    int rc = remote_json ? bucket_make(bucket, remote_json, &b, err) : 0;
+    if (rc < 0)
+        return rc;
+    struct store_list_spec all = {.max = UINT32_MAX};
+    if (!remote_json && store_list(t->config.store, bucket, &all, any_dirty, NULL, &more, NULL) == 1)
+        return error_set(err, LEAT_BUSY,
+                         "bucket %s: its remote has not got all of it yet: wait until nothing is dirty",
+                         bucket);
+    do {
+        rc = store_bucket_get(t->config.store, bucket, &is, err);
+        if (rc == 0)
+            rc = tier_remote_into(is.props, remote_json, &props);
+        if (rc == 0) {
+            uint32_t flags = remote_json ? is.flags | STORE_BUCKET_REMOTE : is.flags & ~STORE_BUCKET_REMOTE;
+            rc = store_bucket_set(t->config.store, bucket, is.version, flags, props, err);
+            store_bucket_fini(&is);
+        }
+        free(TAKE_PTR(props));
+    } while (rc == STORE_PRECONDITION); /* somebody else has changed others of them */
+    if (rc < 0) {
+        tier_bucket_unref(t, b);
+        return rc;
+    }
+    replace(t, bucket, b);
+    return 0;
+}
+
+int tier_bucket_get(struct tier *t, const char *bucket, char **ret_json, struct leat_error *err)
+{
+    struct store_bucket is;
+    int rc = store_bucket_get(t->config.store, bucket, &is, err);
+    if (rc < 0)
+        return rc;
+    AUTO_FREE char *json = tier_remote_of(is.props);
+    store_bucket_fini(&is);
+    if (!json)
+        return error_set(err, LEAT_NOT_FOUND, "bucket %s stands in front of no other", bucket);
+    *ret_json = tier_remote_shown(json);
+    return *ret_json ? 0 : -ENOMEM;
+}
+
+void tier_bucket_forget(struct tier *t, const char *bucket)
+{
+    if (t)
+        replace(t, bucket, NULL);
+}
+
+int tier_uri(const struct tier_bucket *b, const void *key, size_t key_len, char **ret_uri,
+             struct leat_error *err)
+{
+    if (memchr(key, 0, key_len))
+        return error_set(err, LEAT_INVALID,
+                         "bucket %s stands in front of another: keys with a NUL cannot be there", b->name);
+    return asprintf(ret_uri, "%s%.*s", b->remote.uri, (int)key_len, (const char *)key) < 0 ? -ENOMEM : 0;
+}
+
+/* --- sessions ---------------------------------------------------------------------------------------------------------------- */
+
+static int say_credentials(void *user, bool refused, struct credentials *ret_credentials,
+                           struct leat_error *err)
+{
+    const struct tier_bucket *b = user;
+    const struct tier_remote *r = &b->remote;
+    if (refused)
+        return error_set(err, LEAT_DENIED, "the keys that are given for bucket %s have expired", b->name);
+    int rc =
+        credentials_set(ret_credentials, r->access_key, r->secret_key, r->token, "the bucket's settings");
+    return MIN(rc, 0);
+}
+
+int tier_session_get(struct tier *t, struct tier_bucket *b, struct tier_session **ret_session,
+                     struct leat_error *err)
+{
+    const struct tier_remote *r = &b->remote;
+    pthread_mutex_lock(&t->lock);
+    struct tier_session *s = list_first(&b->sessions, struct tier_session, node);
+    if (s)
+        list_remove(&s->node);
+    pthread_mutex_unlock(&t->lock);
+    if (s) {
+        *ret_session = s;
+        return 0;
+    }
+    s = calloc(1, sizeof(*s));
+    if (!s)
+        return -ENOMEM;
+    list_init(&s->node);
+    struct backend_config config = {
+        .folder = r->folder ? r->uri : NULL,
+        .connections = t->config.connections,
+        .block_bytes = MAX(t->config.block_bytes, MIB), /* what we ask for is one request */
+        .timeout_ns = r->timeout_s * NS_PER_S,
+        .tries = 4,
+        .endpoint = r->endpoint,
+        .region = r->region,
+        .profile = r->profile,
+        .style = r->style,
+        .ca_file = r->ca_file,
+        .anonymous = r->anonymous,
+        .insecure = r->insecure,
+        .given = r->anonymous || r->access_key,
+        .credentials = r->access_key ? say_credentials : NULL,
+        .user = b,
+        .cancelled = &t->stopping,
+    };
+    int rc = backend_new(&config, &s->backend, err);
+    if (rc < 0) {
+        free(s);
+        /* That there is no such folder or profile says nothing of its objects. */
+        return tier_remote_error(b, rc == LEAT_NOT_FOUND ? LEAT_PEER_GONE : rc, err);
+    }
+    *ret_session = s;
+    return 0;
+}
+
+void tier_session_put(struct tier *t, struct tier_bucket *b, struct tier_session *s)
+{
+    if (!s)
+        return;
+    uint64_t now = s->used_ns = clock_now_ns();
+    struct list old;
+    list_init(&old);
+    pthread_mutex_lock(&t->lock);
+    if (b->gone)
+        list_push_back(&old, &s->node);
+    else
+        list_push_front(&b->sessions, &s->node); /* the ones used last are taken first */
+    unsigned n = 0;
+    list_for_each_safe (node, &b->sessions) {
+        if (++n <= SESSIONS_MAX && now - container_of(node, struct tier_session, node)->used_ns < SESSION_NS)
+            continue;
+        list_remove(node);
+        list_push_back(&old, node);
+    }
+    pthread_mutex_unlock(&t->lock);
+    while ((s = list_first(&old, struct tier_session, node)))
+        session_free(s);
+}
+
+int tier_remote_error(const struct tier_bucket *b, int rc, struct leat_error *err)
+{
+    switch (rc) {
+    case LEAT_NOT_FOUND:
+    case LEAT_INVALID:
+    case LEAT_STALE:
+    case LEAT_CORRUPT:
+    case LEAT_TIMED_OUT:
+    case -ENOMEM:
+        break;
+    case LEAT_DENIED:
+    case LEAT_NO_SPACE:
+    case LEAT_UNSUPPORTED:
+        rc = TIER_REFUSED;
+        break;
+    default:
+        rc = TIER_DOWN;
+    }
+    if (err)
+        err->code = rc; /* its message is kept under our code */
+    return error_prefix(err, rc, "the remote of bucket %s", b->name);
+}
+
+/* --- threads ----------------------------------------------------------------------------------------------------------------- */
+
+static void *pool_main(void *arg)
+{
+    struct tier_pool *pool = arg;
+    struct tier *t = pool->t;
+    struct tier_task *task;
+    pthread_mutex_lock(&t->lock);
+    for (;;) {
+        while (!(task = list_first(&pool->queue, struct tier_task, node)) && !atomic_load(&t->stopping))
+            pthread_cond_wait(&pool->work, &t->lock);
+        if (!task)
+            break; /* what was queued is ended first, quickly: `stopping` is seen by all that wait */
+        list_remove(&task->node);
+        pool->queued--;
+        pool->running++;
+        pthread_mutex_unlock(&t->lock);
+        task->run(task);
+        pthread_mutex_lock(&t->lock);
+        pool->running--;
+    }
+    pthread_mutex_unlock(&t->lock);
+    return NULL;
+}
+
+static int pool_start(struct tier *t, struct tier_pool *pool, unsigned n)
+{
+    sigset_t all, old;
+    pool->t = t;
+    pool->threads = calloc(n, sizeof(*pool->threads));
+    if (!pool->threads)
+        return -ENOMEM;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int rc = 0;
+    for (; pool->nthreads < n && rc == 0; pool->nthreads += rc == 0)
+        rc = -pthread_create(&pool->threads[pool->nthreads], NULL, pool_main, pool);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return pool->nthreads ? 0 : rc;
+}
+
+static void pool_stop(struct tier_pool *pool)
+{
+    for (unsigned i = 0; i < pool->nthreads; i++)
+        pthread_join(pool->threads[i], NULL);
+    free(pool->threads);
+}
+
+int tier_pool_add(struct tier_pool *pool, struct tier_task *task)
+{
+    if (pool->queued >= QUEUE_MAX || atomic_load(&pool->t->stopping))
+        return LEAT_BUSY;
+    list_push_back(&pool->queue, &task->node);
+    pool->queued++;
+    pthread_cond_signal(&pool->work);
+    return 0;
+}
+
+struct tier_block *tier_block_get(struct tier *t)
+{
+    pthread_mutex_lock(&t->lock);
+    struct tier_block *k = list_first(&t->blocks, struct tier_block, node);
+    if (k) {
+        list_remove(&k->node);
+        t->nblocks--;
+    }
+    pthread_mutex_unlock(&t->lock);
+    if (k || ticket_take(t->config.office, t->config.block_bytes) < 0)
+        return k;
+    k = malloc(sizeof(*k));
+    if (!k || posix_memalign(&k->data, 4096, t->config.block_bytes) != 0) {
+        free(k);
+        ticket_give(t->config.office, t->config.block_bytes);
+        return NULL;
+    }
+    list_init(&k->node);
+    return k;
+}
+
+static void block_free(struct tier *t, struct tier_block *k)
+{
+    free(k->data);
+    free(k);
+    ticket_give(t->config.office, t->config.block_bytes);
+}
+
+void tier_block_put(struct tier *t, struct tier_block *k)
+{
+    pthread_mutex_lock(&t->lock);
+    bool keep = t->nblocks < BLOCKS_IDLE;
+    if (keep) {
+        list_push_front(&t->blocks, &k->node);
+        t->nblocks++;
+    }
+    pthread_cond_broadcast(&t->moved);
+    pthread_mutex_unlock(&t->lock);
+    if (!keep)
+        block_free(t, k);
+}
+
+/* --- what was checked a moment ago --------------------------------------------------------------------------------------------- */
+
+uint64_t tier_key_hash(const struct tier_bucket *b, const void *key, size_t key_len)
+{
+    return XXH3_64bits_withSeed(key, key_len, XXH3_64bits(b->name, strlen(b->name)));
+}
+
+static uint32_t now_s(void)
+{
+    return (uint32_t)(clock_now_ns() / NS_PER_S) + 1;
+}
+
+void tier_fresh_mark(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len)
+{
+    uint64_t hash = tier_key_hash(b, key, key_len);
+    atomic_store_explicit(&t->fresh[hash % FRESH_SLOTS], (hash & 0xffffffff00000000u) | now_s(),
+                          memory_order_relaxed);
+}
+
+bool tier_fresh_is(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
+                   const char *remote)
+{
+    if (!*remote || b->remote.check == TIER_ALWAYS)
+        return false; /* "": a push of another version was cut off, and may have arrived */
+    if (b->remote.check == TIER_NEVER)
+        return true;
+    uint64_t hash = tier_key_hash(b, key, key_len);
+    uint64_t slot = atomic_load_explicit(&t->fresh[hash % FRESH_SLOTS], memory_order_relaxed);
+    return (slot ^ hash) >> 32 == 0 && (uint32_t)slot && now_s() - (uint32_t)slot < b->remote.age_s;
+}
+
+bool tier_fresh(struct tier *t, const char *bucket, const void *key, size_t key_len,
+                const struct store_obj *obj)
+{
+    struct tier_bucket *b = t ? tier_bucket_find(t, bucket) : NULL;
+    bool fresh = !b || obj->info.flags & STORE_DIRTY || tier_fresh_is(t, b, key, key_len, obj->remote);
+    tier_bucket_unref(t, b);
+    return fresh;
+}
+
+/* --- its life ---------------------------------------------------------------------------------------------------------------- */
+
+struct found {
+    char (*names)[STORE_BUCKET_MAX + 1];
+    char **props;
+    unsigned n;
+    bool failed;
+};
+
+static int found_one(void *user, const struct store_bucket *is)
+{
+    struct found *f = user;
+    if (!(is->flags & STORE_BUCKET_REMOTE))
+        return 0;
+    void *names = realloc(f->names, (f->n + 1) * sizeof(f->names[0]));
+    f->names = names ? names : f->names;
+    void *props = realloc(f->props, (f->n + 1) * sizeof(f->props[0]));
+    f->props = props ? props : f->props;
+    char *copy = strdup(is->props);
+    if (!names || !props || !copy) {
+        free(copy);
+        f->failed = true;
+        return 1;
+    }
+    snprintf(f->names[f->n], sizeof(f->names[0]), "%s", is->name);
+    f->props[f->n++] = copy;
+    return 0;
+}
+
+/* The buckets that the store knows; one whose settings are wrong is left, loudly. */
+static int load(struct tier *t)
+{
+    struct found f = {0};
+    store_bucket_list(t->config.store, found_one, &f);
+    int rc = f.failed ? -ENOMEM : 0;
+    for (unsigned i = 0; i < f.n; i++) {
+        struct tier_bucket *b;
+        struct leat_error err = {0};
+        AUTO_FREE char *json = tier_remote_of(f.props[i]);
+        int bad = json ? bucket_make(f.names[i], json, &b, &err)
+                       : error_set(&err, LEAT_INVALID, "it has no settings of its remote");
+        if (bad < 0)
+            log_error("bucket %s: its remote is not used: %s", f.names[i], err.message);
+        else
+            replace(t, f.names[i], b);
+        if (bad == 0 && rc == 0)
+            rc = push_bucket(t, f.names[i]);
+        free(f.props[i]);
+    }
+    free(f.names);
+    free(f.props);
+    return rc;
+}
+
+int tier_new(const struct tier_config *config, struct tier **ret_tier, struct leat_error *err)
+{
+    struct tier *t = calloc(1, sizeof(*t));
+    if (!t)
+        return -ENOMEM;
+    t->config = *config;
+    struct tier_config *c = &t->config;
+    if (!c->office) {
+        ticket_office_init(&t->own_office, OFFICE_BYTES);
+        c->office = &t->own_office;
+    }
+    c->fetchers = c->fetchers ? c->fetchers : 16;
+    c->prefetchers = c->prefetchers ? c->prefetchers : 8;
+    c->pushers = c->pushers ? c->pushers : 4;
+    c->connections = c->connections ? c->connections : 8;
+    c->block_bytes = c->block_bytes ? align_up(c->block_bytes, 64 * KIB) : 4 * MIB;
+    c->retry_ns = c->retry_ns ? c->retry_ns : NS_PER_S;
+    pthread_mutex_init(&t->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&t->moved, &attr);
+    pthread_cond_init(&t->push_moved, &attr);
+    pthread_condattr_destroy(&attr);
+    struct list *lists[] = {&t->buckets, &t->blocks,         &t->fetches,           &t->held,         &t->due,
+                            &t->jobs,    &t->fetchers.queue, &t->prefetchers.queue, &t->pushers.queue};
+    for (size_t i = 0; i < ARRAY_LEN(lists); i++)
+        list_init(lists[i]);
+    for (size_t i = 0; i < PUSH_CHAINS; i++)
+        list_init(&t->pushes[i]);
+    struct tier_pool *pools[] = {&t->fetchers, &t->prefetchers, &t->pushers};
+    for (size_t i = 0; i < ARRAY_LEN(pools); i++)
+        pthread_cond_init(&pools[i]->work, NULL);
+    int rc = pool_start(t, &t->fetchers, c->fetchers);
+    if (rc == 0)
+        rc = pool_start(t, &t->prefetchers, c->prefetchers);
+    if (rc == 0)
+        rc = pool_start(t, &t->pushers, c->pushers);
+    if (rc == 0)
+        rc = -pthread_create(&t->push_timer, NULL, push_timer_main, t);
+    t->has_push_timer = rc == 0;
+    if (rc == 0)
+        rc = load(t);
+    if (rc < 0) {
+        tier_free(t);
+        return error_sys(err, rc, "the cold tier");
+    }
+    *ret_tier = t;
+    return 0;
+}
+
+void tier_free(struct tier *t)
+{
+    if (!t)
+        return;
+    struct tier_pool *pools[] = {&t->fetchers, &t->prefetchers, &t->pushers};
+    pthread_mutex_lock(&t->lock);
+    atomic_store(&t->stopping, true);
+    for (size_t i = 0; i < ARRAY_LEN(pools); i++)
+        pthread_cond_broadcast(&pools[i]->work);
+    pthread_cond_broadcast(&t->moved);
+    pthread_cond_broadcast(&t->push_moved);
+    pthread_mutex_unlock(&t->lock);
+    jobs_stop(t);
+    for (size_t i = 0; i < ARRAY_LEN(pools); i++) {
+        pool_stop(pools[i]);
+        pthread_cond_destroy(&pools[i]->work);
+    }
+    if (t->has_push_timer)
+        pthread_join(t->push_timer, NULL);
+    push_stop(t);
+    struct tier_bucket *b;
+    while ((b = list_first(&t->buckets, struct tier_bucket, node)))
+        replace(t, b->name, NULL);
+    struct tier_block *k;
+    while ((k = list_first(&t->blocks, struct tier_block, node))) {
+        list_remove(&k->node);
+        block_free(t, k);
+    }
+    pthread_cond_destroy(&t->moved);
+    pthread_cond_destroy(&t->push_moved);
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+}
+
+void tier_stats(struct tier *t, struct tier_stats *ret_stats)
+{
+    pthread_mutex_lock(&t->lock);
+    *ret_stats = t->stats;
+    ret_stats->fetching = t->fetchers.running + t->prefetchers.running;
+    ret_stats->fetch_waiting = t->fetchers.queued + t->prefetchers.queued;
+    ret_stats->buffer_bytes = t->config.office->used_bytes;
+    pthread_mutex_unlock(&t->lock);
+}

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tier_internal.h: inside of the cold tier: between tier.c (threads, buckets, sessions), remote.c, fetch.c, read.c, push.c, list.c, jobs.c. */
+#ifndef SERVE_TIER_INTERNAL_H
+#define SERVE_TIER_INTERNAL_H
+
+#include <pthread.h>
+
+#include "backend/backend.h"
+#include "serve/tier/tier.h"
+
+/* --- remote.c: what a bucket's property "remote" says ------------------------------------------------------------------------ */
+
+enum tier_mode { TIER_THROUGH, TIER_BACK };
+enum tier_check_policy { TIER_NEVER, TIER_AGE, TIER_ALWAYS };
+
+struct tier_remote {
+    char *uri;      /* with "/" at its end: a key's address is this and the key */
+    char *base_key; /* what of `uri` belongs to keys: "", or "prefix/" */
+    char *endpoint, *region, *style, *ca_file, *profile, *access_key, *secret_key, *token; /* or NULL */
+    bool folder, anonymous, insecure;
+    enum tier_mode mode;
+    enum tier_check_policy check;
+    uint64_t age_s, timeout_s;
+};
+int tier_remote_parse(const char *json, struct tier_remote *ret_remote, struct leat_error *err);
+void tier_remote_fini(struct tier_remote *r); /* wipes */
+/* The property out of all of a bucket's; NULL: there is none (or no memory). The caller frees. */
+char *tier_remote_of(const char *props);
+/* All properties with "remote" replaced; json NULL: without it. */
+int tier_remote_into(const char *props, const char *json, char **ret_props);
+/* Without what is secret. NULL: no memory. */
+char *tier_remote_shown(const char *json);
+
+/* meta ("name\0value\0") from backend_stat.headers, and back. What the remote's server says of checksums comes along. */
+int tier_meta_of(const struct backend_stat *stat, void **ret_meta, size_t *ret_len);
+int tier_headers_of(const void *meta, size_t meta_len, char ret_headers[BACKEND_HEADERS_MAX]);
+/* What we keep as an object's `remote`, and as its ETag. */
+void tier_tag_of(const struct backend_stat *stat, char ret_tag[BACKEND_ETAG_MAX]);
+void tier_etag_of(const char *tag, char ret_etag[STORE_ETAG_MAX + 1]);
+
+/* --- tier.c ------------------------------------------------------------------------------------------------------------------ */
+
+struct tier_bucket {
+    struct list node; /* tier.buckets */
+    unsigned refs;
+    char name[STORE_BUCKET_MAX + 1];
+    struct tier_remote remote;
+    struct list sessions; /* idle ones */
+    bool gone;            /* not in the table any more */
+};
+
+/* A connection to a remote: one thread's at a time. */
+struct tier_session {
+    struct list node;
+    struct backend *backend;
+    uint64_t used_ns;
+};
+
+struct tier_task {
+    struct list node;
+    void (*run)(struct tier_task *task); /* on a thread of the pool */
+};
+
+struct tier_pool {
+    struct tier *t;
+    pthread_t *threads;
+    unsigned nthreads, running, queued;
+    struct list queue;
+    pthread_cond_t work;
+};
+
+struct tier_block {
+    struct list node;
+    void *data; /* block_bytes of them, aligned to pages */
+};
+
+#define FRESH_SLOTS 65536u
+#define PUSH_CHAINS 4096u
+
+struct tier {
+    struct tier_config config;
+    struct ticket_office own_office;
+    atomic_bool stopping;
+    pthread_mutex_t lock; /* of all that follows, and of buckets, fetches, pushes and jobs */
+    pthread_cond_t moved; /* broadcast: a fetch, a held key, a job, a block */
+    struct list buckets;
+    _Atomic unsigned nbuckets; /* 0: nobody need look */
+    struct tier_pool fetchers, prefetchers, pushers;
+    struct list blocks; /* idle buffers */
+    unsigned nblocks;
+    struct list fetches;             /* under way, to be joined */
+    struct list held;                /* keys that are written to */
+    struct list pushes[PUSH_CHAINS]; /* keys to be pushed, by their hash */
+    struct list due;                 /* those of them that wait for their time */
+    pthread_cond_t push_moved;
+    pthread_t push_timer;
+    bool has_push_timer;
+    struct list jobs;
+    unsigned njobs; /* running */
+    uint64_t next_job;
+    struct tier_stats stats;
+    _Atomic uint64_t warned_s; /* that old objects are served: once in ten seconds */
+    _Atomic uint64_t
+        fresh[FRESH_SLOTS]; /* 32 bits of a key's hash, and the second of CLOCK_MONOTONIC it was checked at */
+};
+
+/* A reference, or NULL: no such bucket, or one without a remote. */
+struct tier_bucket *tier_bucket_find(struct tier *t, const char *bucket);
+void tier_bucket_unref(struct tier *t, struct tier_bucket *b);
+/* The key's address at the remote; LEAT_INVALID: keys with NUL. The caller frees. */
+int tier_uri(const struct tier_bucket *b, const void *key, size_t key_len, char **ret_uri,
+             struct leat_error *err);
+int tier_session_get(struct tier *t, struct tier_bucket *b, struct tier_session **ret_session,
+                     struct leat_error *err);
+void tier_session_put(struct tier *t, struct tier_bucket *b, struct tier_session *s);
+/* What a backend said, as our callers are to hear it. */
+int tier_remote_error(const struct tier_bucket *b, int rc, struct leat_error *err);
+static inline bool tier_remote_down(int rc)
+{
+    return rc == TIER_DOWN || rc == LEAT_TIMED_OUT || rc == TIER_REFUSED;
+}
+
+/* LEAT_BUSY: more than 4,096 wait. Under the lock. */
+int tier_pool_add(struct tier_pool *pool, struct tier_task *task);
+/* NULL: none now. */
+struct tier_block *tier_block_get(struct tier *t);
+void tier_block_put(struct tier *t, struct tier_block *k);
+
+uint64_t tier_key_hash(const struct tier_bucket *b, const void *key, size_t key_len);
+void tier_fresh_mark(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len);
+bool tier_fresh_is(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
+                   const char *remote);
+
+/* --- fetch.c ----------------------------------------------------------------------------------------------------------------- */
+
+enum fetch_state { FETCH_QUEUED, FETCH_BODY, FETCH_DONE, FETCH_FAILED };
+
+/* One object on its way here, for all who want it. Under the lock, but for what its thread alone uses. */
+struct fetch {
+    struct tier_task task;
+    struct list node; /* tier.fetches, while it may be joined */
+    struct tier *t;
+    struct tier_bucket *bucket;
+    unsigned refs; /* readers, and its thread until it is over */
+    bool head_only, compare;
+    bool fallback; /* the remote could not be asked (err says why): `obj` is what was here */
+    bool
+        superseded; /* something else was stored meanwhile: this version is for those who read it, and not kept */
+    enum fetch_state state;
+    int rc;
+    struct leat_error err;
+    struct list waiters; /* tier_waiter.node */
+    /* what is here, and may be old; the version that is replaced */
+    struct store_obj *local;
+    uint64_t if_seq;
+    /* set before FETCH_BODY, and constant then */
+    struct store_info info;
+    void *meta;
+    size_t meta_len;
+    int fd;
+    struct store_obj *obj; /* what is here was right */
+    uint64_t ready;        /* bytes that readers may have */
+    size_t key_len;
+    char key[];
+};
+enum {
+    FETCH_HEAD = 1,    /* no more than is known of it; not joined by others */
+    FETCH_COMPARE = 2, /* with FETCH_HEAD: what is gone there stays here */
+};
+/*
+ * The fetch of this key: one under way, or a new one. `pool`: whose turn a new one waits for. local: consumed, may be NULL. The reference is
+ * the caller's.
+ */
+int fetch_get(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len, struct tier_pool *pool,
+              unsigned flags, struct store_obj *local, uint64_t if_seq, struct fetch **ret_fetch,
+              struct leat_error *err);
+void fetch_unref(struct fetch *f);
+/* Something else is, or will be, stored under this key. */
+void fetch_supersede(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len);
+/* What is here of a key, whole and not damaged, or NULL; *ret_seq: of the version that a fetch would replace, 0: none. Negative: neither. */
+int fetch_look(struct tier *t, const char *bucket, const void *key, size_t key_len,
+               struct store_obj **ret_local, uint64_t *ret_seq, struct leat_error *err);
+
+/* --- push.c ------------------------------------------------------------------------------------------------------------------ */
+
+/* What is dirty in this bucket is pushed. */
+int push_bucket(struct tier *t, const char *bucket);
+void push_stop(struct tier *t);
+void *push_timer_main(void *arg);
+
+/* --- jobs.c ------------------------------------------------------------------------------------------------------------------ */
+
+void jobs_stop(struct tier *t);
+
+#endif
