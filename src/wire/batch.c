@@ -11,6 +11,7 @@
 #include <stdio.h>
 
 #include "base/bytes.h"
+#include "wire/http_cond.h"
 
 struct parsing {
     struct batch_entry *entries; /* texts are offsets + 1 in `text` while it grows */
@@ -46,60 +47,21 @@ static size_t object_len(const char *s, size_t len)
     return 0;
 }
 
-static bool number(const char **at, uint64_t *ret)
+bool batch_entry_part(const struct batch_entry *e, uint64_t bytes, uint64_t *ret_first, uint64_t *ret_count)
 {
-    uint64_t n = 0;
-    const char *begin = *at;
-    for (; **at >= '0' && **at <= '9'; ++*at)
-        if (mul_overflows(n, 10, &n) || add_overflows(n, **at - '0', &n))
-            return false;
-    *ret = n;
-    return *at > begin;
-}
-
-bool batch_range_parse(const char *text, struct batch_range *ret_range)
-{
-    struct batch_range r = {.kind = BATCH_FROM_TO};
-    if (strncmp(text, "bytes=", 6) != 0)
-        return false;
-    text += 6;
-    if (*text == '-') {
-        r.kind = BATCH_LAST;
-        text++;
-        if (!number(&text, &r.last) || *text)
-            return false;
-        *ret_range = r;
-        return true;
-    }
-    if (!number(&text, &r.first) || *text++ != '-')
-        return false;
-    if (!*text)
-        r.kind = BATCH_FROM;
-    else if (!number(&text, &r.last) || *text || r.last < r.first)
-        return false;
-    *ret_range = r;
-    return true;
-}
-
-bool batch_range_resolve(const struct batch_range *r, uint64_t bytes, uint64_t *ret_first,
-                         uint64_t *ret_count)
-{
-    uint64_t first = r->first, count = bytes;
-    if (r->kind == BATCH_LAST) {
-        count = MIN(r->last, bytes);
-        first = bytes - count;
-    } else if (r->kind != BATCH_ALL) {
-        if (first >= bytes)
-            return false;
-        count = bytes - first;
-        if (r->kind == BATCH_FROM_TO)
-            count = MIN(count - 1, r->last - first) + 1;
-    }
-    if (count == 0 && r->kind != BATCH_ALL)
+    uint64_t first = 0, last = bytes - 1;
+    if (e->range &&
+        http_range((struct http_text){e->range, strlen(e->range)}, bytes, &first, &last) != HTTP_RANGE_PART)
         return false;
     *ret_first = first;
-    *ret_count = count;
+    *ret_count = last - first + 1;
     return true;
+}
+
+static bool is_range(const char *text)
+{
+    uint64_t first, last;
+    return http_range((struct http_text){text, strlen(text)}, 1, &first, &last) != HTTP_RANGE_NONE;
 }
 
 static int element_error(const struct parsing *p, const char *why, const char *what)
@@ -134,9 +96,11 @@ static int read_element(struct parsing *p, json_t *object, struct batch_entry *e
             rc = keep_text(p, name, value, BATCH_MEMBER_MAX, &e->member);
         else if (!strcmp(name, "opaque"))
             rc = keep_text(p, name, value, BATCH_OPAQUE_MAX, &e->opaque);
-        else if (strcmp(name, "range") != 0)
+        else if (!strcmp(name, "range"))
+            rc = keep_text(p, name, value, BATCH_RANGE_MAX, &e->range);
+        else
             rc = element_error(p, "there are key, archpath, range and opaque, and not ", name);
-        else if (!json_is_string(value) || !batch_range_parse(json_string_value(value), &e->range))
+        if (rc == 0 && !strcmp(name, "range") && !is_range(json_string_value(value)))
             rc =
                 element_error(p, "a range is \"bytes=FIRST-LAST\", \"bytes=FIRST-\" or \"bytes=-COUNT\"", "");
         if (rc < 0)
@@ -235,7 +199,8 @@ int batch_request_parse(const char *json, size_t len, struct batch_request *ret_
     }
     char *text = (char *)p.text.data;
     for (unsigned i = 0; i < p.n; i++) {
-        const char **at[] = {&p.entries[i].key, &p.entries[i].member, &p.entries[i].opaque};
+        const char **at[] = {&p.entries[i].key, &p.entries[i].member, &p.entries[i].range,
+                             &p.entries[i].opaque};
         for (unsigned k = 0; k < ARRAY_LEN(at); k++)
             if (*at[k])
                 *at[k] = text + ((uintptr_t)*at[k] - 1);

@@ -18,16 +18,10 @@
 #define BATCH_KEY_MAX     1024u
 #define BATCH_MEMBER_MAX  2048u
 #define BATCH_OPAQUE_MAX  1024u
-
-/* "bytes=0-99", "bytes=100-", "bytes=-100" */
-struct batch_range {
-    enum { BATCH_ALL, BATCH_FROM_TO, BATCH_FROM, BATCH_LAST } kind;
-    uint64_t first, last; /* LAST: so many, in `last` */
-};
+#define BATCH_RANGE_MAX   64u
 
 struct batch_entry {
-    const char *key, *member, *opaque; /* NUL-terminated UTF-8; member, opaque: NULL where there is none */
-    struct batch_range range;
+    const char *key, *member, *range, *opaque; /* NUL-terminated UTF-8; NULL where there is none */
 };
 
 struct batch_request {
@@ -41,9 +35,8 @@ int batch_request_parse(const char *json, size_t len, struct batch_request *ret_
                         struct leat_error *err);
 void batch_request_fini(struct batch_request *request);
 
-bool batch_range_parse(const char *text, struct batch_range *ret_range);
-/* Of `bytes` there are: what the range means. False: nothing of it exists. */
-bool batch_range_resolve(const struct batch_range *range, uint64_t bytes, uint64_t *ret_first,
-                         uint64_t *ret_count);
+/* Of a payload of `bytes` bytes: what is wanted. False: nothing of it exists. */
+bool batch_entry_part(const struct batch_entry *entry, uint64_t bytes, uint64_t *ret_first,
+                      uint64_t *ret_count);
 
 #endif

@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             (e->member && (!*e->member || strlen(e->member) > BATCH_MEMBER_MAX)) ||
             (e->opaque && strlen(e->opaque) > BATCH_OPAQUE_MAX))
             abort();
-        if (batch_range_resolve(&e->range, size, &first, &count) && (first > size || count > size - first))
+        if (batch_entry_part(e, size, &first, &count) && (first > size || count > size - first))
             abort();
     }
     batch_request_fini(&r);
