@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * bundle.h: the body of an answer that is made of several objects, or of a member of one: as they are, or as the members of a tar archive. Its
+ * length is known before its first byte. Made in instalments (http_server.h), each on a thread that may block: what is large leaves as
+ * pieces of files, what is small or deflated through a buffer.
+ *
+ *   bundle_new ─▶ bundle_add ... ─▶ bundle_bytes ─▶ bundle_step ─▶ pieces ─▶ (sent) ─▶ bundle_step ... until `last`
+ *
+ * Every byte was compared with the store's checksums before it is handed out. One thread at a time.
+ */
+#ifndef SERVE_S3_BUNDLE_H
+#define SERVE_S3_BUNDLE_H
+
+#include "serve/http/http_server.h"
+#include "serve/s3/members.h"
+
+struct store;
+struct store_obj;
+struct tar_put;
+
+#define BUNDLE_PIECES       64u
+#define BUNDLE_BUFFER_BYTES (256 * KIB) /* a body's, for what goes through memory */
+
+struct bundle;
+
+/* What a part is of. */
+struct bundle_part {
+    struct store_obj *obj;       /* a reference, which becomes the body's; NULL: `text` is all of it */
+    const struct member *member; /* a member of it; NULL: the object. Copied */
+    uint64_t first, count;       /* of the payload */
+    char *text;                  /* owned by the body from here on */
+    const char *path,
+        *opaque; /* name in the archive, and what is told with it (NULL: nothing); the caller's, outlive the body */
+    const char *prefix, *suffix; /* of the name: prefix + path + "/" + suffix; NULL: none */
+    int64_t mtime_ns;
+};
+
+/* tar: parts are members of an archive. -ENOMEM. */
+int bundle_new(struct store *store, bool tar, unsigned nparts, struct bundle **ret_bundle);
+void bundle_free(struct bundle *b); /* NULL is fine */
+/* In order; at most nparts. LEAT_INVALID: its name is too long for an archive (the part's reference and text are freed). */
+int bundle_add(struct bundle *b, const struct bundle_part *part, struct leat_error *err);
+/* Of memory that it keeps, and of the whole body. */
+uint64_t bundle_memory_bytes(unsigned nparts);
+uint64_t bundle_bytes(const struct bundle *b);
+
+/*
+ * The next instalment, valid until the one after it is made. *ret_last: there is no more. LEAT_CORRUPT and the like: the body ends here, and
+ * who was promised its length sees that it is too short.
+ */
+int bundle_step(struct bundle *b, const struct http_piece **ret_pieces, unsigned *ret_n, bool *ret_last,
+                struct leat_error *err);
+
+#endif
