@@ -8,7 +8,8 @@
 
 bool backend_uri(const char *uri)
 {
-    return s3_uri_is(uri) || strncasecmp(uri, "https://", 8) == 0 || strncasecmp(uri, "http://", 7) == 0;
+    return s3_uri_is(uri) || strncasecmp(uri, "https://", 8) == 0 || strncasecmp(uri, "http://", 7) == 0 ||
+           strncasecmp(uri, "store://", 8) == 0;
 }
 
 bool backend_header_kept(const char *name)
@@ -38,6 +39,8 @@ bool backend_header_next(char **at, struct backend_header *ret_header)
 
 int backend_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err)
 {
+    if (config->store)
+        return backend_stored_new(config, ret_backend, err);
     return config->folder ? backend_dir_new(config, ret_backend, err)
                           : backend_s3_new(config, ret_backend, err);
 }

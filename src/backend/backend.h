@@ -24,15 +24,20 @@
 
 struct backend;
 struct backend_file;
+struct store;       /* store/store.h */
 struct credentials; /* s3/credentials.h */
 
 struct backend_config {
     /* "file:///srv/data": the session is of this folder and what is below it, and nothing else. NULL: S3 and web servers. */
     const char *folder;
-    unsigned connections; /* to one host at a time; 0: 16 */
-    uint64_t block_bytes; /* of one request; 0: chosen by the size of a read */
-    uint64_t timeout_ns;  /* of a request, tries included; 0: 60 s */
-    unsigned tries;       /* of a block; 0: 6 */
+    /* The session is of this store of ours ("store://bucket/key"), and outlived by it; NULL: see above. Read by this engine of disk.h. */
+    struct store *store;
+    const char *disk_engine; /* NULL: "auto" */
+    unsigned disk_depth;     /* reads handed to the kernel at a time; 0: 16 */
+    unsigned connections;    /* to one host at a time; 0: 16 */
+    uint64_t block_bytes;    /* of one request; 0: chosen by the size of a read */
+    uint64_t timeout_ns;     /* of a request, tries included; 0: 60 s */
+    unsigned tries;          /* of a block; 0: 6 */
     /* S3. NULL: from the environment and AWS's files, as its own tools do it. */
     const char *endpoint, *region, *profile, *style, *ca_file;
     bool anonymous; /* requests are not signed */
@@ -48,6 +53,9 @@ struct backend_config {
     const atomic_bool *cancelled;
     bool stay; /* a redirection to another host is refused, not followed */
 };
+
+/* The most that a session on our own store holds: buffers, and what is noted of reads. */
+#define BACKEND_STORE_BYTES (2560 * KIB)
 
 struct backend_object {
     const char *uri;  /* the whole address; valid during the callback */
@@ -95,10 +103,12 @@ struct backend_read {
 struct backend_stats {
     uint64_t requests, retries, throttled, bytes_in, bytes_straight, bytes_out, connections, handshakes,
         resumed;
+    /* The store's: by direct I/O, and by way of the page cache; read with what was wanted, and left behind. */
+    uint64_t bytes_direct, bytes_buffered, bytes_padding;
     uint64_t checked, unchecked; /* reads of whole objects with and without a checksum of the server's */
 };
 
-/* Is this an address that a backend reads ("s3://", "http://", "https://")? */
+/* Is this an address that a backend reads ("s3://", "http://", "https://", "store://")? */
 bool backend_uri(const char *uri);
 
 /* The most that a session which only reads holds beside the destinations, with so many connections (0: as in the configuration). While no read

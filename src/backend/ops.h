@@ -42,5 +42,7 @@ struct backend_file {
 int backend_s3_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err);
 int backend_dir_new(const struct backend_config *config, struct backend **ret_backend,
                     struct leat_error *err);
+int backend_stored_new(const struct backend_config *config, struct backend **ret_backend,
+                       struct leat_error *err);
 
 #endif

@@ -186,7 +186,7 @@ static int keys_found(struct proto_access *m, struct leat_error *ret_why, struct
     return rc;
 }
 
-/* 1: an object of S3, 2: of a web server, 3: both. */
+/* 1: an object of S3, 2: of a web server, 3: both; 0: neither, as what the daemon's own store holds. */
 static int kinds(const char *uri, unsigned *ret_kinds, struct leat_error *err)
 {
     struct dataset_spec spec;
@@ -195,7 +195,7 @@ static int kinds(const char *uri, unsigned *ret_kinds, struct leat_error *err)
         return rc;
     *ret_kinds = 0;
     for (unsigned i = 0; i < spec.n; i++)
-        if (dataset_is_remote(spec.sources[i].uri))
+        if (dataset_is_remote(spec.sources[i].uri) && strncasecmp(spec.sources[i].uri, "store:", 6) != 0)
             *ret_kinds |= strncasecmp(spec.sources[i].uri, "s3:", 3) == 0 ? 1 : 2;
     dataset_spec_free(&spec);
     return 0;

@@ -254,7 +254,8 @@ void index_close(struct index *index)
 
 bool index_is_address(const char *path)
 {
-    return !strncmp(path, "s3://", 5) || !strncmp(path, "http://", 7) || !strncmp(path, "https://", 8);
+    return !strncmp(path, "s3://", 5) || !strncmp(path, "http://", 7) || !strncmp(path, "https://", 8) ||
+           !strncmp(path, "store://", 8);
 }
 
 int index_source_path(const struct index *index, uint64_t source, char *buf, size_t cap)

@@ -113,6 +113,12 @@ static int reach(const struct scan *scan, const char *uri, struct leat_error *er
                      uri);
 }
 
+/* What follows the scheme. */
+static const char *bucket_of(const char *uri)
+{
+    return strstr(uri, "//") + 2;
+}
+
 int remote_stat(struct scan *scan, const char *uri, struct dataset_stat *ret_stat, struct leat_error *err)
 {
     int rc = reach(scan, uri, err);
@@ -121,7 +127,7 @@ int remote_stat(struct scan *scan, const char *uri, struct dataset_stat *ret_sta
     const struct scan_object *known = object_known(scan, uri);
     struct dataset_stat stat = {0};
     struct leat_error why = {0};
-    if (!known && remote_has_lists(uri) && (uri[strlen(uri) - 1] == '/' || !strchr(uri + 5, '/')))
+    if (!known && remote_has_lists(uri) && (uri[strlen(uri) - 1] == '/' || !strchr(bucket_of(uri), '/')))
         rc = LEAT_NOT_FOUND; /* a prefix, or a bucket: no object has such a name, but for marks of folders */
     else if (!known)
         rc = scan->opener->remote->stat(scan->opener->remote_user, uri, &stat, &why);
@@ -152,7 +158,7 @@ int remote_no_object(const char *uri, struct leat_error *err)
 
 bool remote_has_lists(const char *uri)
 {
-    return strncmp(uri, "s3://", 5) == 0;
+    return strncmp(uri, "s3://", 5) == 0 || strncmp(uri, "store://", 8) == 0;
 }
 
 char *remote_join(const char *root, const char *name)
@@ -202,7 +208,7 @@ static int learn_one(void *ctx, const struct dataset_object *object)
 int remote_learn(struct scan *scan, const char *pattern, const struct scan_paths *paths)
 {
     size_t len = strcspn(pattern, "{*?[");
-    const char *bucket_end = strchr(pattern + 5, '/');
+    const char *bucket_end = strchr(bucket_of(pattern), '/');
     if (!remote_has_lists(pattern) || !bucket_end || pattern + len <= bucket_end || paths->n < LEARN_LEAST ||
         reach(scan, pattern, NULL) < 0)
         return 0;

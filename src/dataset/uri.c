@@ -7,6 +7,7 @@
  *   file:/data/x                   the same without an authority
  *   s3://bucket/a b.npy            an object or a prefix: the key stands as it is, nothing is unescaped
  *   https://host/a%20b.npy         as it stands; http:// too
+ *   store://bucket/a b.npy         what the daemon's own store holds: as s3://
  *   gs://…, C:\…, file://host/…    refused, each with what to write instead
  *
  * In a file URI "#" parts a dataset within an HDF5 file, as it does in a path, and "*", "{", "}", "[" and "]" stand for
@@ -105,7 +106,7 @@ static int file_path(const char *text, size_t len, char **ret_path, struct leat_
 bool dataset_is_remote(const char *uri)
 {
     return strncasecmp(uri, "s3://", 5) == 0 || strncasecmp(uri, "http://", 7) == 0 ||
-           strncasecmp(uri, "https://", 8) == 0;
+           strncasecmp(uri, "https://", 8) == 0 || strncasecmp(uri, "store://", 8) == 0;
 }
 
 /* As it stands, but for the scheme's letters. */
@@ -123,6 +124,10 @@ static int address(const char *text, size_t len, char **ret_path, struct leat_er
         int rc = s3_uri_parse(copy, &parsed, err);
         if (rc < 0)
             return rc;
+    } else if (strncmp(copy, "store://", 8) == 0) {
+        size_t bucket_len = strcspn(copy + 8, "/");
+        if (bucket_len < 3 || bucket_len > 63)
+            return refuse(err, text, len, "what lies in the store is store://BUCKET/PREFIX");
     } else {
         const char *host = strstr(copy, "//") + 2;
         size_t host_len = strcspn(host, "/?#");
@@ -158,10 +163,11 @@ int spec_source_path(const char *text, size_t len, char **ret_path, struct leat_
                           "names a set in the pool, and a source is needed: a path or a file:// URI");
         if (dataset_is_remote(text))
             return address(text, len, ret_path, err);
-        return error_set(err, LEAT_UNSUPPORTED,
-                         "%.*s: datasets are paths, file:// URIs, s3://, http:// or https:// addresses or "
-                         "leat://NAME",
-                         SHOWN(len), text);
+        return error_set(
+            err, LEAT_UNSUPPORTED,
+            "%.*s: datasets are paths, file:// URIs, s3://, http://, https:// or store:// addresses or "
+            "leat://NAME",
+            SHOWN(len), text);
     }
     *ret_path = strndup(text, len);
     return *ret_path ? 0 : error_set(err, -ENOMEM, "out of memory");

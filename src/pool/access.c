@@ -21,6 +21,7 @@
 
 struct access {
     _Atomic unsigned refs;
+    const struct access_store *store; /* our own; NULL: elsewhere */
     bool renew;
     _Atomic unsigned version; /* of the keys */
     _Atomic bool stay;        /* hosts were checked: no redirection leads elsewhere */
@@ -50,6 +51,45 @@ int access_new(struct proto_access *m, bool renew, struct access **ret_access)
     pthread_mutex_init(&a->looking, NULL);
     *ret_access = a;
     return 0;
+}
+
+int access_stored(const struct access_store *config, struct access **ret_access, struct leat_error *err)
+{
+    struct proto_access nobody = {0};
+    int rc = access_new(&nobody, false, ret_access);
+    if (rc < 0)
+        return error_set(err, rc, "out of memory");
+    (*ret_access)->store = config;
+    return 0;
+}
+
+bool access_is_store(const struct access *a)
+{
+    return a && a->store;
+}
+
+bool access_store_uri(const char *uri)
+{
+    return strncmp(uri, "store://", 8) == 0;
+}
+
+int access_store_check(const struct access_store *config, uint32_t uid, const char *uri,
+                       struct leat_error *err)
+{
+    char bucket[64];
+    snprintf(bucket, sizeof(bucket), "%.*s", (int)strcspn(uri + 8, "/"), uri + 8);
+    if (!config->store)
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "%.200s: this daemon has no store of its own (leat serve, or paths in [store] of "
+                         "leatd.conf); what another one serves is s3://%.100s with its endpoint",
+                         uri, uri + 8);
+    if (config->may_read ? config->may_read(config->user, uid, bucket) : uid == geteuid() || uid == 0)
+        return 0;
+    return error_set(
+        err, LEAT_DENIED,
+        "%.200s: user %u may not read bucket \"%s\" through this daemon; its owner may, and whom "
+        "the keys file lets read it: a section with that user's name, or [anonymous]",
+        uri, uid, bucket);
 }
 
 static bool env_is_true(const char *name)
@@ -168,8 +208,8 @@ void access_unref(struct access *a)
 
 bool access_same(const struct access *a, const struct access *b)
 {
-    if (!a || !b)
-        return a == b;
+    if (!a || !b || a->store || b->store)
+        return a == b || (a && b && a->store == b->store);
     return same_text(a->said.endpoint, b->said.endpoint);
 }
 
@@ -360,7 +400,11 @@ int access_backend(struct access *a, unsigned connections, const atomic_bool *ca
 {
     struct backend_config config = {
         .given = true, .anonymous = !a, .connections = connections, .cancelled = cancelled};
-    if (a) {
+    if (a && a->store) {
+        config.store = a->store->store;
+        config.disk_engine = a->store->disk_engine;
+        config.disk_depth = a->store->disk_depth;
+    } else if (a) {
         const struct proto_access *m = &a->said;
         config.endpoint = m->endpoint;
         config.region = m->region;

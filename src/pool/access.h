@@ -14,6 +14,17 @@
 
 struct access;
 struct backend;
+struct store;
+
+/* This node's own store, as a place that sets are loaded from ("store://bucket/prefix"). */
+struct access_store {
+    struct store *store; /* NULL: this daemon has none */
+    /* May this user of this host read the bucket? NULL: only who runs the daemon, and root. Any thread. */
+    bool (*may_read)(void *user, uint32_t uid, const char *bucket);
+    void *user;
+    const char *disk_engine;
+    unsigned disk_depth;
+};
 
 /* [s3] of leatd.conf. Strings are the caller's, and outlive the pool. */
 struct access_config {
@@ -33,6 +44,13 @@ struct access_config {
 int access_new(struct proto_access *m, bool renew, struct access **ret_access);
 /* As who runs this process: what its configuration, environment and files say; keys when they are needed. */
 int access_own(const struct access_config *config, struct access **ret_access, struct leat_error *err);
+/* To the store; `config` outlives it. */
+int access_stored(const struct access_store *config, struct access **ret_access, struct leat_error *err);
+/* May this user read these objects of it? LEAT_DENIED, LEAT_UNSUPPORTED (there is no store); what to do. */
+int access_store_check(const struct access_store *config, uint32_t uid, const char *uri,
+                       struct leat_error *err);
+bool access_is_store(const struct access *access);
+bool access_store_uri(const char *uri); /* "store://..." */
 /* Does it say who asks: keys, or nobody? */
 bool access_signed(struct access *access);
 /*

@@ -229,6 +229,37 @@ static int check(struct pool *pool, struct access *access, const struct dataset_
     return code;
 }
 
+/* 1: all of them are our own store's; 0: none is. */
+static int of_store(const struct dataset_spec *spec, struct leat_error *err)
+{
+    unsigned n = 0;
+    for (unsigned k = 0; k < spec->n; k++)
+        n += access_store_uri(spec->sources[k].uri);
+    if (n && n < spec->n)
+        return error_set(
+            err, LEAT_INVALID,
+            "a set is of the store (store://) as a whole, or not at all: name this node's endpoint "
+            "with s3:// to read both");
+    return n > 0;
+}
+
+/* Whoever asks brings nothing: what counts is who he is. */
+static int take_store(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,
+                      struct leat_error *err)
+{
+    int code = 0;
+    if (pool->cluster || r->local)
+        return error_set(
+            err, LEAT_UNSUPPORTED,
+            "%.200s: each node has a store of its own, and a set over several nodes cannot be of "
+            "one of them: use s3://%.100s with the endpoint of the node that has it",
+            spec->sources[0].uri, spec->sources[0].uri + 8);
+    for (unsigned k = 0; code == 0 && k < spec->n; k++)
+        code = access_store_check(&pool->config.store, r->uid, spec->sources[k].uri, err);
+    access_unref(TAKE_PTR(r->access));
+    return code < 0 ? code : access_stored(&pool->config.store, &r->access, err);
+}
+
 /* Of this node, for a set of another's. */
 static int ours(struct pool *pool, uint32_t uid, const char *text, struct access **ret_access,
                 struct leat_error *err)
@@ -254,7 +285,11 @@ int pool_access_for(struct pool *pool, uint32_t uid, const char *text, struct ac
     int code = dataset_spec_parse(text, &spec, err);
     if (code < 0)
         return code;
-    code = ours(pool, uid, text, &access, err);
+    code = of_store(&spec, err);
+    if (code > 0)
+        code = error_set(err, LEAT_UNSUPPORTED, "%.200s: a set of a store is of one node", text);
+    if (code == 0)
+        code = ours(pool, uid, text, &access, err);
     if (code == 0)
         code = check(pool, access, &spec, err);
     dataset_spec_free(&spec);
@@ -310,7 +345,10 @@ int accesses_take(struct pool *pool, struct open_request *r, const struct datase
 {
     if (!spec_is_remote(spec))
         return 0;
-    int code = take(pool, r, spec, text, err);
+    int code = of_store(spec, err);
+    if (code != 0)
+        return code < 0 ? code : take_store(pool, r, spec, err);
+    code = take(pool, r, spec, text, err);
     if (code == 0)
         remember(pool, r, text);
     return code;

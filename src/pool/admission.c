@@ -177,8 +177,8 @@ void pool_wset_gone(struct wset *ws)
 uint64_t pool_bytes_wanted(const struct pool *pool, const struct index *index)
 {
     bool remote = index->header->nsources && fill_is_remote(index, 0);
-    uint64_t each =
-                 dataset_scratch_bytes(index) + (remote ? fill_remote_bytes(pool->config.s3.connections) : 0),
+    uint64_t each = dataset_scratch_bytes(index) +
+                    (remote ? fill_remote_bytes(index, pool->config.s3.connections) : 0),
              bytes = wset_table_bytes(index, true, pool), sum;
     each = each > FILL_SCRATCH_KEPT ? each : 0;
     if (mul_overflows(each, pool->config.fill_threads, &sum) || sum > pool->office.cap_bytes / SCRATCH_SHARE)

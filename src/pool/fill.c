@@ -606,6 +606,8 @@ void fill_stats(struct fill *fill, struct fill_stats *ret_stats)
         .files_opened = atomic_load(&c->files_opened),
         .segments = atomic_load(&c->segments),
         .errors = atomic_load(&c->errors),
+        .bytes_stored = atomic_load(&c->bytes_stored),
+        .bytes_padding = atomic_load(&c->bytes_padding),
         .bytes_remote = atomic_load(&c->bytes_remote),
         .remote_requests = atomic_load(&c->remote_requests),
         .remote_retries = atomic_load(&c->remote_retries),

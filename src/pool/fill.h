@@ -75,7 +75,7 @@ void fill_load(struct fill *fill, struct fill_load *load);
 struct index;
 /* Does this source lie elsewhere? */
 /* What a thread takes while it reads for a set of which some lies elsewhere: its session's buffers. Charged to the set, as scratch. */
-uint64_t fill_remote_bytes(unsigned connections);
+uint64_t fill_remote_bytes(const struct index *index, unsigned connections);
 bool fill_is_remote(const struct index *index, uint64_t number);
 
 struct histogram;
@@ -87,6 +87,8 @@ struct fill_stats {
     /* from elsewhere; requests with their retries, those that were told to slow down, connections made */
     uint64_t bytes_remote, remote_requests, remote_retries, remote_throttled, remote_connections,
         remote_checked, remote_unchecked;
+    /* of our own store: by direct I/O and by the page cache, both in the above as well; read beside what was wanted, and left behind */
+    uint64_t bytes_stored, bytes_padding;
     const char *engine; /* "uring" or "worker" */
 };
 void fill_stats(struct fill *fill, struct fill_stats *ret_stats);

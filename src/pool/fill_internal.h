@@ -79,6 +79,7 @@ struct fill_counters {
     _Atomic uint64_t bytes_direct, bytes_buffered, bytes_decoded, files_opened, segments, errors;
     _Atomic uint64_t bytes_remote, remote_requests, remote_retries, remote_throttled, remote_connections,
         remote_checked, remote_unchecked;
+    _Atomic uint64_t bytes_stored, bytes_padding;
 };
 
 /*

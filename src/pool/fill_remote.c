@@ -63,9 +63,11 @@ bool fill_is_remote(const struct index *index, uint64_t number)
     return backend_uri(*root ? root : index_string(index, index->sources[number].path));
 }
 
-uint64_t fill_remote_bytes(unsigned connections)
+uint64_t fill_remote_bytes(const struct index *index, unsigned connections)
 {
-    return sizeof(struct fill_remote) + backend_session_bytes(connections);
+    const char *root = index_string(index, index->header->root);
+    bool ours = access_store_uri(*root ? root : index_string(index, index->sources[0].path));
+    return sizeof(struct fill_remote) + (ours ? BACKEND_STORE_BYTES : backend_session_bytes(connections));
 }
 
 static struct fill_remote *remote_get(struct fill_thread *t)
@@ -89,6 +91,14 @@ static void count(struct fill_counters *c, struct session *s)
 {
     struct backend_stats now;
     backend_stats(s->backend, &now);
+    if (access_is_store(s->access)) {
+        atomic_fetch_add(&c->bytes_stored, now.bytes_in - s->told.bytes_in);
+        atomic_fetch_add(&c->bytes_direct, now.bytes_direct - s->told.bytes_direct);
+        atomic_fetch_add(&c->bytes_buffered, now.bytes_buffered - s->told.bytes_buffered);
+        atomic_fetch_add(&c->bytes_padding, now.bytes_padding - s->told.bytes_padding);
+        s->told = now;
+        return;
+    }
     atomic_fetch_add(&c->remote_requests, now.requests - s->told.requests);
     atomic_fetch_add(&c->remote_retries, now.retries - s->told.retries);
     atomic_fetch_add(&c->remote_throttled, now.throttled - s->told.throttled);

@@ -672,7 +672,7 @@ static void *index_main(void *arg)
     if (o->err.code == 0)
         o->err.code = dataset_index_open(&o->parsed, &opener, &progress, !o->binding.opener->system,
                                          &o->index_fd, &o->scanned, &o->err);
-    if (backend) {
+    if (backend && !access_is_store(o->access)) {
         struct backend_stats stats;
         backend_stats(backend, &stats);
         atomic_fetch_add(&pool->remote_requests, stats.requests);

@@ -41,6 +41,7 @@ struct pool_config {
     const char *disk_engine;
     struct source_opener opener;
     struct access_config s3;
+    struct access_store store;    /* the store outlives the pool */
     struct pool_rdma_config rdma; /* its strings are the caller's, and outlive the pool */
     struct limits limits;
 };

@@ -275,6 +275,10 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
                                   (json_int_t)fill.bytes_decoded, "files_opened",
                                   (json_int_t)fill.files_opened, "errors", (json_int_t)fill.errors));
     json_object_set_new(json, "remote", remote_json(pool, &fill));
+    if (pool->config.store.store)
+        json_object_set_new(json, "store",
+                            json_pack("{s:I, s:I}", "loaded_bytes", (json_int_t)fill.bytes_stored,
+                                      "padding_bytes", (json_int_t)fill.bytes_padding));
     json_object_set_new(json, "net",
                         json_pack("{s:I, s:I, s:I, s:I, s:I}", "connections", (json_int_t)net.connections,
                                   "requests", (json_int_t)net.requests, "bytes_sent",
@@ -435,6 +439,11 @@ static char *metrics_text(const struct server_view *view)
     text_add(&t, "leat_loaded_bytes_total{road=\"buffered\"} %" PRIu64 "\n", fill.bytes_buffered);
     text_add(&t, "leat_loaded_bytes_total{road=\"decoded\"} %" PRIu64 "\n", fill.bytes_decoded);
     text_add(&t, "leat_loaded_bytes_total{road=\"remote\"} %" PRIu64 "\n", fill.bytes_remote);
+    metric(&t, "store_loaded_bytes_total", "counter",
+           "Bytes brought into the pool from this node's own store.", (double)fill.bytes_stored);
+    metric(&t, "store_padding_bytes_total", "counter",
+           "Read from it beside what was wanted, to align and to compare checksums, and left behind.",
+           (double)fill.bytes_padding);
     metric(&t, "remote_requests_total", "counter",
            "Requests to S3 and web servers, tries again included, of loading and indexing.",
            (double)(fill.remote_requests + atomic_load(&pool->remote_requests)));

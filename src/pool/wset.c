@@ -125,7 +125,7 @@ static int tables_charge(struct wset *ws, int index_fd, struct leat_error *err)
     /* Seals are for memory: memfds and tmpfs know them, other file systems do not. */
     uint64_t bytes = wset_table_bytes(&ws->index, fcntl(index_fd, F_GET_SEALS) >= 0, ws->pool);
     ws->scratch_each = dataset_scratch_bytes(&ws->index) +
-                       (ws->remote ? fill_remote_bytes(ws->pool->config.s3.connections) : 0);
+                       (ws->remote ? fill_remote_bytes(&ws->index, ws->pool->config.s3.connections) : 0);
     return pool_tables_take(ws, bytes, err);
 }
 
