@@ -25,7 +25,8 @@ class LoadedBatch(Batch):
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
         """False where a sample is padding: the last step of an epoch with drop_last=False is filled up."""
-        return self._valid
+        valid: npt.NDArray[np.bool_] = self._valid
+        return valid
 
     @property
     def nbytes(self) -> int:
