@@ -203,17 +203,31 @@ void store_path_close(struct path *p)
     free(p);
 }
 
-/* 1: empty but for what we put there ourselves, 0: not, or -errno. */
-static int folder_is_empty(const char *dir)
+static const char *const folders[] = {"buckets", "index", "objects", "damaged"};
+
+/* 1: nothing in it, or only what a first start that was cut short has left; 0: something; or -errno. */
+static int folder_is_empty(const char *dir, bool ours)
 {
     DIR *d = opendir(dir);
     if (!d)
         return -errno;
-    bool empty = true;
-    for (struct dirent *e; empty && (e = readdir(d));)
-        empty = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
-                strcmp(e->d_name, "lock") == 0 || strcmp(e->d_name, "lost+found") == 0 ||
-                strncmp(e->d_name, "leat-store#", 11) == 0;
+    int empty = 1;
+    for (struct dirent *e; empty == 1 && (e = readdir(d));) {
+        const char *name = e->d_name;
+        bool folder = false;
+        if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+            continue;
+        for (unsigned i = 0; ours && i < ARRAY_LEN(folders); i++)
+            folder |= strcmp(name, folders[i]) == 0;
+        if (folder) {
+            char sub[PATH_FILE_MAX];
+            snprintf(sub, sizeof(sub), "%s/%s", dir, name);
+            empty = folder_is_empty(sub, false);
+        } else {
+            empty = ours && (strcmp(name, "lock") == 0 || strcmp(name, "lost+found") == 0 ||
+                             strncmp(name, "leat-store#", 11) == 0);
+        }
+    }
     closedir(d);
     return empty;
 }
@@ -233,8 +247,6 @@ static int lock_path(struct path *p, struct leat_error *err)
     return error_set(err, LEAT_BUSY, "%s is in use by another process: a path belongs to one leatd at a time",
                      p->dir);
 }
-
-static const char *const folders[] = {"buckets", "index", "objects", "damaged"};
 
 static int make_folders(struct path *p)
 {
@@ -262,7 +274,7 @@ static int open_one(struct path *p, struct identity *ret_id, bool *ret_fresh, st
     if (rc == 0)
         rc = identity_read(p, ret_id);
     if (rc == -ENOENT && p->lock_fd >= 0) {
-        rc = folder_is_empty(p->dir);
+        rc = folder_is_empty(p->dir, true);
         if (rc == 0)
             return error_set(err, LEAT_INVALID, "%s is not empty, and holds no store: give an empty folder",
                              p->dir);

@@ -16,6 +16,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "base/crc32c.h"
 #include "base/log.h"
 
 struct numbers {
@@ -273,6 +274,11 @@ static int replay(struct loading *l)
     return 0;
 }
 
+static bool index_key_is(const struct index_item *item, const struct ikey *k)
+{
+    return item->key_len == k->len && memcmp(item->key, k->bytes, k->len) == 0;
+}
+
 /* --- out of the files ----------------------------------------------------------------------------------------------------- */
 
 static int node_of_trailer(struct path *p, const struct trailer *t, uint32_t trailer_bytes,
@@ -408,6 +414,83 @@ static int heed_deletion(struct loading *l, const struct log_record *r)
     return store_index_apply(&p->index, node, &old) ? numbers_add(&l->stale, old.file) : 0;
 }
 
+/* Are the bytes what the trailer says? 0, LEAT_CORRUPT, or another error. */
+static int verify_file(struct path *p, const char *name)
+{
+    const struct store_io *io = p->store->io;
+    int fd = io->open(io, name, O_RDONLY, 0);
+    if (fd < 0)
+        return fd;
+    struct trailer t;
+    AUTO_FREE uint8_t *data = NULL, *block = malloc(STORE_BLOCK);
+    uint32_t len;
+    int rc = block ? store_trailer_read(p, fd, &data, &len, &t) : -ENOMEM;
+    for (uint64_t i = 0; rc == 0 && i < t.ncrcs; i++) {
+        size_t n = (size_t)MIN(STORE_BLOCK, t.bytes - i * STORE_BLOCK);
+        rc = store_io_read(io, fd, block, n, i * STORE_BLOCK);
+        if (rc == 0 && crc32c(0, block, n) != t.crcs[i])
+            rc = LEAT_CORRUPT;
+    }
+    io->close(io, fd);
+    return rc;
+}
+
+/* The newest objects may have been under way at the crash: a trailer can reach the disk before what it is of. Those that are not whole
+ * go to damaged/. Keys are the cursor's only under the lock, so one is looked for at a time. */
+static int drop_torn(struct loading *l, bool *ret_any)
+{
+    const uint64_t window = 600ull * 1000000000;
+    struct path *p = l->p;
+    uint64_t newest = atomic_load(&p->store->seq);
+    struct ikey at = {.len = 0};
+    *ret_any = false;
+    for (;;) {
+        struct index_cursor c;
+        char name[PATH_FILE_MAX], damaged[PATH_FILE_MAX];
+        store_index_seek(&c, &p->index, at.bytes, at.len);
+        while (c.valid && (c.item.value.seq + window < newest || index_key_is(&c.item, &at)))
+            store_index_next(&c);
+        if (!c.valid)
+            return 0;
+        memcpy(at.bytes, c.item.key, c.item.key_len);
+        at.len = c.item.key_len;
+        store_path_file_name(p, c.item.value.file, name);
+        int rc = verify_file(p, name);
+        if (rc == 0)
+            continue;
+        if (rc != LEAT_CORRUPT)
+            return rc;
+        snprintf(damaged, sizeof(damaged), "%s/damaged/%012llx", p->dir,
+                 (unsigned long long)c.item.value.file);
+        struct index_value dead = {.seq = c.item.value.seq, .flags = INDEX_DEAD}, old;
+        struct index_node *node = store_index_node_new(&p->index, &dead, at.bytes, at.len, NULL, 0);
+        if (!node)
+            return -ENOMEM;
+        store_index_apply(&p->index, node, &old);
+        *ret_any = true;
+        rc = p->store->io->rename(p->store->io, name, damaged);
+        if (rc < 0)
+            return rc;
+    }
+}
+
+/* What such a one had replaced has its turn again. */
+static int adopt_again(struct loading *l)
+{
+    struct path *p = l->p;
+    struct numbers again = l->stale;
+    l->stale = (struct numbers){0};
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < again.n; i++) {
+        char name[PATH_FILE_MAX], damaged[PATH_FILE_MAX];
+        store_path_file_name(p, again.values[i], name);
+        snprintf(damaged, sizeof(damaged), "%s/damaged/%012llx", p->dir, (unsigned long long)again.values[i]);
+        rc = adopt(l, again.values[i], name, damaged);
+    }
+    free(again.values);
+    return rc;
+}
+
 static int rebuild(struct loading *l)
 {
     struct path *p = l->p;
@@ -426,6 +509,11 @@ static int rebuild(struct loading *l)
         if (strlen(e->d_name) == 6 && strspn(e->d_name, "0123456789abcdef") == 6)
             rc = scan_folder(l, e->d_name);
     closedir(d);
+    for (bool torn = true; rc == 0 && torn;) {
+        rc = drop_torn(l, &torn);
+        if (rc == 0 && torn)
+            rc = adopt_again(l);
+    }
     for (size_t i = 0; rc >= 0 && i < l->logs.n; i++)
         rc = read_log(l, l->logs.values[i], heed_deletion);
     return rc;

@@ -114,12 +114,13 @@ static void fini_locks(struct store *s)
     pthread_cond_destroy(&s->tick_cond);
 }
 
-/* All in order, so that the next start need not look for what was under way. */
+/* All in order, so that the next start need not look for what was under way. Unlinked files are so on the disk before that is said. */
 static void say_closed(struct path *p)
 {
     struct log_record r = {.type = LOG_CLOSE};
     uint64_t end;
-    if (p->loaded && !atomic_load(&p->failed) && store_log_append(p, &r, &end, NULL) == 0)
+    if (p->loaded && !atomic_load(&p->failed) && p->store->io->syncfs(p->store->io, p->dir) == 0 &&
+        store_log_append(p, &r, &end, NULL) == 0)
         store_log_sync(p, end, NULL);
 }
 

@@ -14,6 +14,39 @@ void testing_mkdir(char out[256])
         abort();
 }
 
+void testing_mkdir_fast(char out[256])
+{
+    snprintf(out, 256, "/dev/shm/leat-store-XXXXXX");
+    if (!mkdtemp(out))
+        testing_mkdir(out);
+}
+
+unsigned testing_rounds(unsigned n)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    return MAX(n / 4, 1u);
+#else
+    return n;
+#endif
+}
+
+static unsigned counted;
+
+static int count_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+    counted += flag == FTW_F;
+    return 0;
+}
+
+unsigned testing_count_objects(const char *dir)
+{
+    char objects[300];
+    snprintf(objects, sizeof(objects), "%s/objects", dir);
+    counted = 0;
+    nftw(objects, count_one, 16, FTW_PHYS);
+    return counted;
+}
+
 static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
 {
     return remove(path);

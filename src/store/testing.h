@@ -7,6 +7,12 @@
 
 /* A new empty folder under $TMPDIR or /var/tmp; removed with all in it by testing_rmdir. */
 void testing_mkdir(char out[256]);
+/* The same, in memory where there is /dev/shm: for tests that flush much. */
+void testing_mkdir_fast(char out[256]);
+/* n, or fewer in sanitized programs. */
+unsigned testing_rounds(unsigned n);
+/* Files in DIR/objects. */
+unsigned testing_count_objects(const char *dir);
 void testing_rmdir(const char *dir);
 struct store *testing_open(const char *const *paths, unsigned n, const struct store_io *io);
 struct store *testing_open1(const char *dir);

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Uploads in parts, restarts between, and several paths. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "store/internal.h"
+#include "store/testing.h"
+
+#define KEY "dir/big object"
+
+struct fixture {
+    char dir[256];
+    struct store *s;
+};
+
+static int setup(void **state)
+{
+    struct fixture *f = calloc(1, sizeof(*f));
+    testing_mkdir(f->dir);
+    f->s = testing_open1(f->dir);
+    assert_non_null(f->s);
+    assert_int_equal(store_bucket_create(f->s, "photos", 0, NULL, NULL), 0);
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct fixture *f = *state;
+    store_free(f->s);
+    testing_rmdir(f->dir);
+    free(f);
+    return 0;
+}
+
+static void reopen(struct fixture *f)
+{
+    store_free(f->s);
+    f->s = testing_open1(f->dir);
+    assert_non_null(f->s);
+}
+
+static int put_part(struct store *s, const char *id, unsigned number, const uint8_t *data, size_t bytes,
+                    char *ret_etag)
+{
+    struct store_put *put;
+    struct store_info info;
+    static const char meta[] = "x-amz-checksum-crc32\0AAAA";
+    struct store_commit c = {.meta = meta, .meta_len = sizeof(meta)};
+    int rc = store_part_begin(s, "photos", KEY, strlen(KEY), id, number, bytes, 0, &put, NULL);
+    if (rc < 0)
+        return rc;
+    rc = store_put_write(put, data, bytes, NULL);
+    if (rc < 0) {
+        store_put_abort(put);
+        return rc;
+    }
+    rc = store_put_commit(put, &c, &info, NULL);
+    if (rc == 0 && ret_etag)
+        strcpy(ret_etag, info.etag);
+    return rc;
+}
+
+static int complete(struct store *s, const char *id, struct store_part *parts, unsigned n,
+                    struct store_info *info)
+{
+    return store_upload_complete(s, "photos", KEY, strlen(KEY), id, parts, n, NULL, info, NULL);
+}
+
+static int count_part(void *user, const struct store_part *p)
+{
+    unsigned *n = user;
+    assert_string_equal(store_meta_get(p->meta, p->meta_len, "x-amz-checksum-crc32"), "AAAA");
+    n[0]++;
+    n[1] = p->number;
+    return 0;
+}
+
+static int count_upload(void *user, const struct store_upload *u)
+{
+    assert_int_equal(u->key_len, strlen(KEY));
+    assert_memory_equal(u->key, KEY, u->key_len);
+    assert_string_equal(store_meta_get(u->meta, u->meta_len, "content-type"), "image/png");
+    ++*(unsigned *)user;
+    return 0;
+}
+
+static unsigned uploads(struct store *s)
+{
+    unsigned n = 0;
+    bool more;
+    assert_int_equal(
+        store_upload_list(s, "photos", "dir", 3, NULL, 0, NULL, 10, count_upload, &n, &more, NULL), 0);
+    assert_false(more);
+    return n;
+}
+
+static void begin(struct store *s, char id[STORE_UPLOAD_ID_TEXT])
+{
+    static const char meta[] = "content-type\0image/png";
+    struct store_commit c = {.meta = meta, .meta_len = sizeof(meta)};
+    assert_int_equal(store_upload_begin(s, "photos", KEY, strlen(KEY), &c, id, NULL), 0);
+}
+
+static void three_parts(struct fixture *f, size_t part_bytes, bool restart)
+{
+    size_t bytes = 2 * part_bytes + 12345;
+    uint8_t *data = malloc(bytes);
+    char id[STORE_UPLOAD_ID_TEXT];
+    struct store_part parts[3] = {{.number = 2}, {.number = 5}, {.number = 9}};
+    struct store_info info;
+    testing_fill(data, bytes, 7);
+    begin(f->s, id);
+    assert_int_equal(put_part(f->s, id, 9, data + 2 * part_bytes, 12345, parts[2].etag), 0);
+    assert_int_equal(put_part(f->s, id, 2, data + 1, part_bytes, NULL), 0); /* replaced below */
+    assert_int_equal(put_part(f->s, id, 7, data, 10, NULL), 0);             /* not named at the end */
+    if (restart)
+        reopen(f);
+    assert_int_equal(put_part(f->s, id, 2, data, part_bytes, parts[0].etag), 0);
+    assert_int_equal(put_part(f->s, id, 5, data + part_bytes, part_bytes, parts[1].etag), 0);
+    assert_int_equal(uploads(f->s), 1);
+    unsigned seen[2] = {0, 0};
+    bool more;
+    assert_int_equal(
+        store_part_list(f->s, "photos", KEY, strlen(KEY), id, 2, 2, count_part, seen, &more, NULL), 0);
+    assert_true(seen[0] == 2 && seen[1] == 7 && more);
+    if (restart)
+        reopen(f);
+    assert_int_equal(store_bucket_delete(f->s, "photos", NULL), STORE_NOT_EMPTY);
+    struct store_part wrong[2] = {parts[1], parts[0]};
+    assert_int_equal(complete(f->s, id, wrong, 2, NULL), LEAT_INVALID);
+    wrong[0].number = 3;
+    assert_int_equal(complete(f->s, id, wrong, 1, NULL), LEAT_STALE);
+    wrong[1].etag[0] ^= 1;
+    assert_int_equal(complete(f->s, id, wrong + 1, 1, NULL), LEAT_STALE);
+    assert_int_equal(complete(f->s, id, parts, 3, &info), 0);
+    assert_string_equal(info.etag + 32, "-3");
+    assert_int_equal(info.bytes, bytes);
+    assert_int_equal(complete(f->s, id, parts, 3, &info), STORE_NO_UPLOAD);
+    assert_int_equal(put_part(f->s, id, 1, data, 1, NULL), STORE_NO_UPLOAD);
+    for (unsigned round = 0; round < 2; round++) {
+        assert_int_equal(testing_check(f->s, "photos", KEY, 7, bytes), 0);
+        struct store_obj *obj;
+        assert_int_equal(store_get(f->s, "photos", KEY, strlen(KEY), &obj, NULL), 0);
+        assert_int_equal(store_obj_check(f->s, obj, 0, bytes, NULL), 0);
+        assert_string_equal(store_meta_get(obj->meta, obj->meta_len, "content-type"), "image/png");
+        store_obj_unref(obj);
+        assert_int_equal(uploads(f->s), 0);
+        struct store_status *st = calloc(1, sizeof(*st));
+        store_status(f->s, st);
+        assert_int_equal(st->paths[0].objects, 1);
+        assert_true(st->paths[0].bytes < bytes + 4096);
+        free(st);
+        reopen(f);
+    }
+    free(data);
+}
+
+static void test_blocks_on_blocks(void **state)
+{
+    three_parts(*state, 2 * MIB, false);
+}
+
+static void test_odd_sizes(void **state)
+{
+    three_parts(*state, MIB + 4097, true);
+}
+
+static void test_abort(void **state)
+{
+    struct fixture *f = *state;
+    char id[STORE_UPLOAD_ID_TEXT];
+    struct store_put *put;
+    begin(f->s, id);
+    assert_int_equal(put_part(f->s, id, 1, (const uint8_t *)"x", 1, NULL), 0);
+    assert_int_equal(store_part_begin(f->s, "photos", KEY, strlen(KEY), id, 2, 1, 0, &put, NULL), 0);
+    assert_int_equal(store_put_write(put, "y", 1, NULL), 0);
+    assert_int_equal(store_part_begin(f->s, "photos", "other", 5, id, 2, 1, 0, &put, NULL), STORE_NO_UPLOAD);
+    assert_int_equal(store_upload_abort(f->s, "photos", KEY, strlen(KEY), "0123", NULL), STORE_NO_UPLOAD);
+    assert_int_equal(store_upload_abort(f->s, "photos", KEY, strlen(KEY), id, NULL), 0);
+    assert_int_equal(store_put_commit(put, NULL, NULL, NULL), STORE_NO_UPLOAD); /* came too late */
+    reopen(f);
+    assert_int_equal(uploads(f->s), 0);
+    assert_int_equal(store_bucket_delete(f->s, "photos", NULL), 0);
+    struct store_status *st = calloc(1, sizeof(*st));
+    store_status(f->s, st);
+    assert_int_equal(st->paths[0].bytes, 0);
+    free(st);
+}
+
+/* --- several paths ------------------------------------------------------------------------------------------------------- */
+
+static void test_paths(void **state)
+{
+    char dir[256], names[3][300], key[16];
+    const char *paths[3];
+    testing_mkdir(dir);
+    for (unsigned i = 0; i < 3; i++) {
+        snprintf(names[i], sizeof(names[i]), "%s/%u", dir, i);
+        paths[i] = names[i];
+    }
+    struct store *s = testing_open(paths, 3, NULL);
+    assert_non_null(s);
+    struct store *other = NULL;
+    struct leat_error err;
+    struct store_config c = {.paths = paths + 1, .npaths = 1, .no_background = true};
+    assert_int_equal(store_new(&c, &other, &err), LEAT_BUSY);
+    assert_int_equal(store_bucket_create(s, "photos", 0, NULL, NULL), 0);
+    for (unsigned i = 0; i < 60; i++) {
+        snprintf(key, sizeof(key), "key-%u", i);
+        assert_int_equal(testing_put(s, "photos", key, i, 100 + i), 0);
+    }
+    struct store_status *st = calloc(1, sizeof(*st));
+    store_status(s, st);
+    uint64_t all = 0, on_0 = st->paths[0].objects;
+    for (unsigned i = 0; i < 3; i++) {
+        assert_true(st->paths[i].objects >= 5);
+        all += st->paths[i].objects;
+    }
+    assert_int_equal(all, 60);
+
+    /* One that fails: its objects are unavailable, the others go on; what is stored anew goes elsewhere. */
+    store_path_fail(s->paths[0], "pulled out by a test");
+    unsigned gone = 0;
+    for (unsigned i = 0; i < 60; i++) {
+        snprintf(key, sizeof(key), "key-%u", i);
+        int rc = testing_check(s, "photos", key, i, 100 + i);
+        assert_true(rc == 0 || rc == STORE_UNAVAILABLE);
+        if (rc == 0)
+            continue;
+        gone++;
+        assert_int_equal(store_delete(s, "photos", key, strlen(key), 0, NULL), STORE_UNAVAILABLE);
+        if (gone % 2)
+            assert_int_equal(testing_put(s, "photos", key, 1000, 50), 0);
+    }
+    assert_int_equal(gone, on_0);
+    store_free(s);
+
+    /* In another order, all there: the newest versions count, and the old ones are gone for good with a deletion. */
+    const char *turned[3] = {paths[2], paths[0], paths[1]};
+    s = testing_open(turned, 3, NULL);
+    assert_non_null(s);
+    unsigned newer = 0;
+    for (unsigned i = 0; i < 60; i++) {
+        snprintf(key, sizeof(key), "key-%u", i);
+        if (testing_check(s, "photos", key, i, 100 + i) != 0) {
+            assert_int_equal(testing_check(s, "photos", key, 1000, 50), 0);
+            newer++;
+        }
+        assert_int_equal(store_delete(s, "photos", key, strlen(key), 0, NULL), 0);
+        assert_int_equal(testing_check(s, "photos", key, i, 100 + i), LEAT_NOT_FOUND);
+    }
+    assert_int_equal(newer, (gone + 1) / 2);
+    assert_int_equal(store_bucket_delete(s, "photos", NULL), 0);
+    assert_int_equal(store_bucket_create(s, "photos", 0, NULL, NULL), 0);
+    store_free(s);
+
+    /* One that is not given may hold anything. */
+    s = testing_open(paths, 2, NULL);
+    assert_non_null(s);
+    store_status(s, st);
+    assert_int_equal(st->npaths, 3);
+    assert_int_equal(st->paths[2].state, STORE_PATH_FAILED);
+    assert_int_equal(testing_check(s, "photos", "key-1", 0, 0), STORE_UNAVAILABLE);
+    assert_int_equal(testing_put(s, "photos", "key-1", 1, 1), 0);
+    assert_int_equal(testing_check(s, "photos", "key-1", 1, 1), 0);
+    store_free(s);
+    free(st);
+
+    /* An empty folder where a path was is a disk that is not mounted. */
+    testing_rmdir(paths[2]);
+    s = testing_open(paths, 3, NULL);
+    assert_non_null(s);
+    assert_non_null(strstr(s->paths[2]->error, "mounted"));
+    store_free(s);
+
+    /* Another store's path. */
+    char stranger[256];
+    testing_mkdir(stranger);
+    const char *one = stranger, *mixed[2] = {paths[0], stranger};
+    s = testing_open(&one, 1, NULL);
+    store_free(s);
+    c.paths = mixed;
+    c.npaths = 2;
+    assert_int_equal(store_new(&c, &other, &err), LEAT_INVALID);
+    assert_non_null(strstr(err.message, "another store"));
+    testing_rmdir(stranger);
+    testing_rmdir(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_blocks_on_blocks, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_odd_sizes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_abort, setup, teardown),
+        cmocka_unit_test(test_paths),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

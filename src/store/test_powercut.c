@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Power cuts: a day in the life of a store is recorded call by call, then cut at hundreds of places with any subset of what was not
+ * flushed. After each, every acknowledged change is there, whole, and nothing that was never asked for.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "store/fault/fault.h"
+#include "store/internal.h"
+#include "store/testing.h"
+
+enum { KEYS = 12, OPS_MAX = 2048 };
+#define GONE UINT64_MAX
+
+struct op {
+    unsigned key;
+    uint64_t seed; /* of its bytes; GONE: deleted */
+    size_t bytes;
+    uint64_t from, until; /* events before it began, and when it was acknowledged (UINT64_MAX: refused) */
+};
+
+struct day {
+    char dir[256];
+    struct store_fault *fault;
+    struct store *s;
+    struct op ops[OPS_MAX];
+    unsigned n;
+    uint64_t rng, born; /* the bucket's acknowledgement */
+};
+
+static const char *key_name(unsigned key)
+{
+    static char text[16];
+    snprintf(text, sizeof(text), "key-%u", key);
+    return text;
+}
+
+static struct op *begin(struct day *d, unsigned key, uint64_t seed, size_t bytes)
+{
+    assert_true(d->n < OPS_MAX);
+    d->ops[d->n] = (struct op){key, seed, bytes, store_fault_events(d->fault), UINT64_MAX};
+    return &d->ops[d->n++];
+}
+
+static void acknowledged(struct day *d, struct op *o)
+{
+    o->until = store_fault_events(d->fault);
+}
+
+static void day_open(struct day *d)
+{
+    const char *dir = d->dir;
+    d->s = testing_open(&dir, 1, store_fault_io(d->fault));
+    assert_non_null(d->s);
+}
+
+static void do_put(struct day *d)
+{
+    static const size_t sizes[] = {0, 1, 100, 4000, 5000, 20000, 70000};
+    uint64_t seed = rng_next(&d->rng);
+    struct op *o =
+        begin(d, (unsigned)rng_below(&d->rng, KEYS), seed, sizes[rng_below(&d->rng, ARRAY_LEN(sizes))]);
+    assert_int_equal(testing_put(d->s, "photos", key_name(o->key), seed, o->bytes), 0);
+    acknowledged(d, o);
+}
+
+static void do_delete(struct day *d)
+{
+    struct op *o = begin(d, (unsigned)rng_below(&d->rng, KEYS), GONE, 0);
+    const char *key = key_name(o->key);
+    int rc = store_delete(d->s, "photos", key, strlen(key), 0, NULL);
+    assert_true(rc == 0 || rc == LEAT_NOT_FOUND);
+    acknowledged(d, o);
+}
+
+static void do_abort(struct day *d)
+{
+    struct store_put *put;
+    assert_int_equal(store_put_begin(d->s, "photos", "key-0", 5, 10, 0, &put, NULL), 0);
+    assert_int_equal(store_put_write(put, "01234", 5, NULL), 0);
+    store_put_abort(put);
+}
+
+static void do_multipart(struct day *d)
+{
+    uint64_t seed = rng_next(&d->rng);
+    struct op *o = begin(d, (unsigned)rng_below(&d->rng, KEYS), seed, 40000);
+    const char *key = key_name(o->key);
+    char id[STORE_UPLOAD_ID_TEXT];
+    struct store_part parts[3] = {{.number = 1}, {.number = 2}, {.number = 3}};
+    uint8_t data[40000];
+    testing_fill(data, sizeof(data), seed);
+    assert_int_equal(store_upload_begin(d->s, "photos", key, strlen(key), NULL, id, NULL), 0);
+    for (unsigned i = 0; i < 3; i++) {
+        static const size_t at[4] = {0, 10000, 33333, 40000};
+        struct store_put *put;
+        struct store_info info;
+        assert_int_equal(
+            store_part_begin(d->s, "photos", key, strlen(key), id, i + 1, at[i + 1] - at[i], 0, &put, NULL),
+            0);
+        assert_int_equal(store_put_write(put, data + at[i], at[i + 1] - at[i], NULL), 0);
+        assert_int_equal(store_put_commit(put, NULL, &info, NULL), 0);
+        strcpy(parts[i].etag, info.etag);
+    }
+    assert_int_equal(store_upload_complete(d->s, "photos", key, strlen(key), id, parts, 3, NULL, NULL, NULL),
+                     0);
+    acknowledged(d, o);
+}
+
+static void do_many(struct day *d)
+{
+    unsigned first = d->n;
+    struct store_key keys[3];
+    char names[3][16];
+    int codes[3];
+    for (unsigned i = 0; i < 3; i++) {
+        struct op *o = begin(d, (unsigned)((rng_next(&d->rng) / 3 * 3 + i) % KEYS), GONE, 0);
+        strcpy(names[i], key_name(o->key));
+        keys[i] = (struct store_key){names[i], strlen(names[i])};
+    }
+    assert_int_equal(store_delete_many(d->s, "photos", keys, 3, codes, NULL), 0);
+    for (unsigned i = 0; i < 3; i++)
+        acknowledged(d, &d->ops[first + i]);
+}
+
+static void live(struct day *d, unsigned ops)
+{
+    for (unsigned i = 0; i < ops; i++) {
+        uint64_t what = rng_below(&d->rng, 100);
+        if (what < 60)
+            do_put(d);
+        else if (what < 75)
+            do_delete(d);
+        else if (what < 80)
+            do_abort(d);
+        else if (what < 88)
+            do_multipart(d);
+        else if (what < 92)
+            do_many(d);
+        else if (what < 96)
+            assert_int_equal(store_path_compact(d->s->paths[0]), 0);
+        else {
+            store_free(d->s);
+            day_open(d);
+        }
+    }
+}
+
+static int setup(void **state)
+{
+    struct day *d = calloc(1, sizeof(*d));
+    testing_mkdir_fast(d->dir);
+    assert_int_equal(store_fault_new(d->dir, &d->fault), 0);
+    d->rng = 42;
+    day_open(d);
+    assert_int_equal(store_bucket_create(d->s, "photos", 0, NULL, NULL), 0);
+    d->born = store_fault_events(d->fault);
+    live(d, 160);
+    *state = d;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct day *d = *state;
+    store_free(d->s);
+    store_fault_free(d->fault);
+    testing_rmdir(d->dir);
+    free(d);
+    return 0;
+}
+
+/* Is it one of the states that the key may be in after a cut behind `cut` events? rebuilt: a deletion may be forgotten. */
+static bool allowed(const struct day *d, struct store *s, unsigned key, uint64_t cut, bool rebuilt)
+{
+    bool maybe_gone = true; /* nothing was acknowledged yet */
+    struct store_info info;
+    int there = store_lookup(s, "photos", key_name(key), strlen(key_name(key)), &info, NULL);
+    assert_true(there == 0 || there == LEAT_NOT_FOUND);
+    bool good = false, ever = false;
+    for (unsigned i = 0; i < d->n && d->ops[i].from < cut; i++) {
+        const struct op *o = &d->ops[i];
+        if (o->key != key)
+            continue;
+        bool is = o->seed != GONE && there == 0 &&
+                  testing_check(s, "photos", key_name(key), o->seed, o->bytes) == 0;
+        if (o->until <= cut)
+            good = maybe_gone = false;
+        if (o->seed == GONE)
+            maybe_gone = true;
+        if (rebuilt && o->seed == GONE) /* forgotten; so may be what was there replaced by */
+            good = ever;
+        good |= is;
+        ever |= is;
+    }
+    return there == 0 ? good : maybe_gone;
+}
+
+static void explain(const struct day *d, struct store *s, unsigned key, uint64_t cut)
+{
+    struct store_info info = {0};
+    int there = store_lookup(s, "photos", key_name(key), strlen(key_name(key)), &info, NULL);
+    print_message("key-%u after a cut behind %llu events: %d, %llu bytes\n", key, (unsigned long long)cut,
+                  there, (unsigned long long)info.bytes);
+    for (unsigned i = 0; i < d->n && d->ops[i].from < cut; i++)
+        if (d->ops[i].key == key)
+            print_message("  from %llu until %lld: %s, %zu bytes: %d\n", (unsigned long long)d->ops[i].from,
+                          (long long)d->ops[i].until, d->ops[i].seed == GONE ? "deleted" : "put",
+                          d->ops[i].bytes,
+                          testing_check(s, "photos", key_name(key), d->ops[i].seed, d->ops[i].bytes));
+    fail();
+}
+
+static int count(void *user, const struct store_entry *e)
+{
+    ++*(unsigned *)user;
+    return 0;
+}
+
+static void check_state(const struct day *d, const char *dir, uint64_t cut, bool rebuilt)
+{
+    struct store *s = testing_open(&dir, 1, NULL);
+    assert_non_null(s);
+    assert_int_equal(s->paths[0]->failed, 0);
+    bool bucket = store_bucket_get(s, "photos", NULL, NULL) == 0;
+    assert_true(bucket || cut < d->born);
+    if (bucket) {
+        unsigned there = 0, listed = 0;
+        struct store_list_spec all = {.max = 1000};
+        for (unsigned key = 0; key < KEYS; key++) {
+            struct store_info info;
+            if (!allowed(d, s, key, cut, rebuilt))
+                explain(d, s, key, cut);
+            there += store_lookup(s, "photos", key_name(key), strlen(key_name(key)), &info, NULL) == 0;
+        }
+        assert_int_equal(store_list(s, "photos", &all, count, &listed, NULL, NULL), 0);
+        assert_int_equal(listed, there);
+        assert_int_equal(testing_put(s, "photos", "after", 5, 5000), 0);
+        assert_int_equal(testing_check(s, "photos", "after", 5, 5000), 0);
+    }
+    store_free(s);
+}
+
+/* Nothing leaks: what lies in objects/ after a start is an object. */
+static void check_no_strays(const char *dir)
+{
+    struct store *s = testing_open(&dir, 1, NULL);
+    assert_non_null(s);
+    struct store_status *st = calloc(1, sizeof(*st));
+    store_status(s, st);
+    uint64_t wanted = st->paths[0].objects;
+    free(st);
+    pthread_rwlock_rdlock(&s->paths[0]->index.lock);
+    wanted = s->paths[0]->index.objects; /* parts of uploads too */
+    pthread_rwlock_unlock(&s->paths[0]->index.lock);
+    store_free(s);
+    assert_int_equal(testing_count_objects(dir), wanted);
+}
+
+static void cut_at(const struct day *d, uint64_t cut, uint64_t seed, bool lose_index)
+{
+    char dir[256];
+    testing_mkdir_fast(dir);
+    assert_int_equal(store_fault_replay(d->fault, cut, seed, dir), 0);
+    if (lose_index) {
+        char index[300];
+        snprintf(index, sizeof(index), "%s/index", dir);
+        testing_rmdir(index);
+    }
+    check_state(d, dir, cut, lose_index);
+    check_no_strays(dir);
+    testing_rmdir(dir);
+}
+
+static void test_cuts(void **state)
+{
+    struct day *d = *state;
+    uint64_t rng = 1, events = store_fault_events(d->fault);
+    unsigned n = testing_rounds(400);
+    for (unsigned i = 0; i < n; i++)
+        cut_at(d, rng_below(&rng, events + 1), i, false);
+}
+
+/* Right behind each acknowledgement, with nothing but what was flushed: where promises are kept or not. */
+static void test_cuts_at_promises(void **state)
+{
+    struct day *d = *state;
+    for (unsigned i = 0; i<d->n; i += testing_rounds(2)> 1 ? 1 : 4)
+        cut_at(d, d->ops[i].until, i % 3 ? 0 : i + 7, false);
+}
+
+/* And the index is lost too: all out of the trailers. Then deletions may be forgotten, objects not. */
+static void test_cuts_without_index(void **state)
+{
+    struct day *d = *state;
+    uint64_t rng = 2, events = store_fault_events(d->fault);
+    for (unsigned i = 0; i < testing_rounds(80); i++)
+        cut_at(d, d->born + rng_below(&rng, events - d->born), i, true);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_cuts_at_promises),
+        cmocka_unit_test(test_cuts_without_index),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
