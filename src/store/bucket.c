@@ -98,15 +98,23 @@ int store_bucket_parse(const void *data, size_t len, struct store_bucket *ret, b
     b.created_ns = (int64_t)bytes_get_u64(&in);
     b.version = bytes_get_u64(&in);
     *ret_deleted = bytes_get_u8(&in);
-    AUTO_FREE char *name = bytes_get_str(&in, STORE_BUCKET_MAX);
-    b.props = bytes_get_str(&in, STORE_PROPS_MAX);
-    bytes_get_u32(&in);
-    if (bytes_in_done(&in) < 0 || !name || !store_bucket_name_ok(name)) {
-        free(b.props);
+    char name[STORE_BUCKET_MAX + 1];
+    uint32_t name_len = bytes_get_u32(&in);
+    const char *text = bytes_get(&in, name_len);
+    if (!text || name_len > STORE_BUCKET_MAX)
         return LEAT_CORRUPT;
-    }
-    b.props_len = strlen(b.props);
-    snprintf(b.name, sizeof(b.name), "%s", name);
+    snprintf(name, sizeof(name), "%.*s", (int)name_len, text);
+    uint32_t props_len = bytes_get_u32(&in);
+    const char *props = bytes_get(&in, props_len);
+    bytes_get_u32(&in);
+    if (bytes_in_done(&in) < 0 || strlen(name) != name_len || !store_bucket_name_ok(name) ||
+        props_len > STORE_PROPS_MAX || memchr(props, 0, props_len))
+        return LEAT_CORRUPT;
+    b.props = strndup(props, props_len); /* no memory is another thing than damage: the bucket is there */
+    if (!b.props)
+        return -ENOMEM;
+    b.props_len = props_len;
+    memcpy(b.name, name, name_len + 1);
     *ret = b;
     return 0;
 }
@@ -203,8 +211,9 @@ static int load_one(struct store *s, const char *file)
     int rc = store_bucket_parse(data, (size_t)n, &b->b, &deleted);
     if (rc < 0) {
         free(b);
-        log_warning("%s is damaged", file);
-        return 0;
+        if (rc == LEAT_CORRUPT)
+            log_warning("%s is damaged", file);
+        return rc == LEAT_CORRUPT ? 0 : rc;
     }
     b->deleting = deleted; /* until all paths were read */
     s->last_bucket_id = MAX(s->last_bucket_id, b->b.id);
@@ -216,7 +225,12 @@ static int load_one(struct store *s, const char *file)
     }
     if (there)
         drop(s, there);
-    return insert(s, b);
+    rc = insert(s, b);
+    if (rc < 0) {
+        store_bucket_fini(&b->b);
+        free(b);
+    }
+    return rc;
 }
 
 int store_buckets_load(struct store *s, struct leat_error *err)

@@ -102,11 +102,13 @@ void store_file_settled(struct path *p, uint64_t id)
     pthread_mutex_unlock(&p->files_lock);
 }
 
+/* On a path that was left nobody knows whether a record of it is on the disk: the next start finds that out, and unlinks it if not. */
 void store_file_drop(struct path *p, uint64_t id)
 {
     char name[PATH_FILE_MAX];
     store_path_file_name(p, id, name);
-    p->store->io->unlink(p->store->io, name);
+    if (!atomic_load(&p->failed))
+        p->store->io->unlink(p->store->io, name);
     store_file_settled(p, id);
 }
 

@@ -658,41 +658,41 @@ static struct upload *known(struct store *s, uint32_t bucket_id, const uint8_t i
     return NULL;
 }
 
+/* LEAT_CORRUPT: nothing can be made of it, its parts may go. Another error: it may be there, and its parts have to stay. */
 static int read_upload(struct store *s, struct path *p, const struct ikey *k)
 {
     struct store_obj *obj;
-    struct leat_error err;
     uint32_t big;
     memcpy(&big, k->bytes + 4, 4);
     uint32_t bucket_id = __builtin_bswap32(big);
     char bucket[STORE_BUCKET_MAX + 1] = "";
     store_bucket_is_remote(s, bucket_id, bucket);
-    int rc = store_open(s, k, bucket, &obj, &err);
-    if (rc < 0 || obj->info.bytes > 8192) {
-        log_warning("%s: an upload cannot be read: %s", p->dir, rc < 0 ? err.message : "too long");
-        if (rc == 0)
-            store_obj_unref(obj);
-        return rc == -ENOMEM ? rc : 0;
-    }
-    size_t len = (size_t)obj->info.bytes;
-    AUTO_FREE uint8_t *data = malloc(len);
-    rc = data ? store_obj_read(s, obj, 0, data, len, NULL) : -ENOMEM;
+    int rc = store_open(s, k, bucket, &obj, NULL);
+    if (rc < 0)
+        return rc;
+    uint8_t data[2048];
+    char remote[STORE_REMOTE_MAX + 1] = "";
+    size_t len = (size_t)MIN(obj->info.bytes, sizeof(data));
+    rc = store_obj_read(s, obj, 0, data, len, NULL);
     struct bytes_in in = bytes_in_of(data, rc == 0 ? len : 0);
-    uint32_t flags = bytes_get_u32(&in);
-    AUTO_FREE char *remote = bytes_get_str(&in, STORE_REMOTE_MAX);
+    uint32_t flags = bytes_get_u32(&in), remote_len = bytes_get_u32(&in);
+    const char *text = bytes_get(&in, remote_len);
     uint32_t key_len = bytes_get_u32(&in);
     const void *key = bytes_get(&in, key_len);
-    struct upload *u = NULL;
-    if (rc == 0 && bytes_in_done(&in) == 0 && key_len >= 1 && key_len <= STORE_KEY_MAX && *bucket) {
-        u = upload_new(bucket, bucket_id, k->bytes + 8, key, key_len, obj->meta, obj->meta_len);
-        rc = u ? 0 : -ENOMEM;
-    }
+    if (rc == 0 && (bytes_in_done(&in) < 0 || key_len < 1 || key_len > STORE_KEY_MAX ||
+                    remote_len > STORE_REMOTE_MAX || !*bucket))
+        rc = LEAT_CORRUPT;
+    struct upload *u =
+        rc == 0 ? upload_new(bucket, bucket_id, k->bytes + 8, key, key_len, obj->meta, obj->meta_len) : NULL;
     if (u) {
+        memcpy(remote, text, remote_len);
         u->flags = flags;
         u->path = p;
-        snprintf(u->remote, sizeof(u->remote), "%s", remote);
+        memcpy(u->remote, remote, sizeof(remote));
         u->begun_ns = u->touched_ns = obj->info.mtime_ns;
         list_push_back(&s->uploads, &u->node);
+    } else if (rc == 0) {
+        rc = -ENOMEM;
     }
     store_obj_unref(obj);
     return rc;
@@ -739,9 +739,11 @@ static int load_path(struct store *s, struct path *p)
     AUTO_FREE int64_t *mtimes = NULL;
     size_t n, orphans = 0;
     int rc = hidden_keys(p, &keys, &mtimes, &n);
-    for (size_t i = 0; rc == 0 && i < n; i++) /* part 0 sorts before its parts */
+    for (size_t i = 0; rc == 0 && i < n; i++) { /* part 0 sorts before its parts */
         if (keys[i].bytes[24] == 0 && keys[i].bytes[25] == 0)
             rc = read_upload(s, p, &keys[i]);
+        rc = rc == LEAT_CORRUPT ? 0 : rc;
+    }
     for (size_t i = 0; rc == 0 && i < n; i++) {
         uint32_t big;
         memcpy(&big, keys[i].bytes + 4, 4);
@@ -759,9 +761,13 @@ static int load_path(struct store *s, struct path *p)
 
 int store_uploads_load(struct store *s, struct leat_error *err)
 {
-    for (unsigned i = 0; i < s->npaths; i++)
-        if (s->paths[i]->loaded && load_path(s, s->paths[i]) == -ENOMEM)
+    for (unsigned i = 0; i < s->npaths; i++) {
+        int rc = s->paths[i]->loaded ? load_path(s, s->paths[i]) : 0;
+        if (rc == -ENOMEM)
             return error_set(err, -ENOMEM, "no memory for uploads");
+        if (rc < 0)
+            log_warning("%s: uploads in parts cannot be read: %s", s->paths[i]->dir, leat_strerror(rc));
+    }
     return 0;
 }
 

@@ -284,6 +284,8 @@ static int open_one(struct path *p, struct identity *ret_id, bool *ret_fresh, st
     if (rc == LEAT_CORRUPT)
         return error_set(err, LEAT_INVALID,
                          "%s/leat-store is damaged: copy it from a backup, or take the path away", p->dir);
+    if (rc == -ENOMEM)
+        return error_set(err, rc, "no memory to open %s", p->dir);
     if (rc < 0) {
         char why[160];
         snprintf(why, sizeof(why), "it cannot be opened: %s", strerror(-rc));
@@ -395,6 +397,8 @@ static int write_identities(struct store *s, struct opening *o)
         if (rc == 0 && (identity_read(p, now) < 0 || memcmp(now, &id, sizeof(id)) != 0))
             rc = identity_write(p, &id);
         free(now);
+        if (rc == -ENOMEM)
+            return rc;
         if (rc < 0)
             store_path_fail(p, strerror(-rc));
     }
