@@ -23,8 +23,8 @@ static void trailer(const uint8_t *data, size_t size)
     for (uint32_t i = 0; i < t.meta_len; i++)
         sum += t.meta[i];
     store_meta_get(t.meta, t.meta_len, "content-type");
-    if (strlen(t.bucket) > STORE_BUCKET_MAX || strlen(t.etag_text) > STORE_ETAG_MAX || strlen(t.remote) > STORE_REMOTE_MAX ||
-        t.key_len > STORE_KEY_MAX || (sum == 0 && t.ncrcs > size))
+    if (strlen(t.bucket) > STORE_BUCKET_MAX || strlen(t.etag_text) > STORE_ETAG_MAX ||
+        strlen(t.remote) > STORE_REMOTE_MAX || t.key_len > STORE_KEY_MAX || (sum == 0 && t.ncrcs > size))
         abort();
 }
 
@@ -32,7 +32,8 @@ static void records(const uint8_t *data, size_t size)
 {
     struct log_record r;
     uint64_t nth = 0;
-    for (size_t at = 0, n; (n = store_log_record_parse(data + at, size - at, 1, nth, &r)) > 0; at += n, nth++) {
+    for (size_t at = 0, n; (n = store_log_record_parse(data + at, size - at, 1, nth, &r)) > 0;
+         at += n, nth++) {
         uint32_t sum = 0;
         for (unsigned i = 0; i < r.key_len; i++)
             sum += r.key[i];
@@ -77,7 +78,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static void (*const parsers[])(const uint8_t *data, size_t size) = {trailer, records, snapshot, bucket};
     if (size == 0)
         return 0;
-    uint8_t *exact = malloc(size > 1 ? size - 1 : 1); /* aligned as a map is, and so that a read past the end is seen */
+    uint8_t *exact =
+        malloc(size > 1 ? size - 1 : 1); /* aligned as a map is, and so that a read past the end is seen */
     if (!exact)
         return 0;
     memcpy(exact, data + 1, size - 1);
