@@ -11,6 +11,18 @@
  */
 #include "store/internal.h"
 
+void store_commits_enter(struct store *s)
+{
+    for (unsigned i = 0; i < s->npaths; i++)
+        pthread_rwlock_rdlock(&s->paths[i]->commits);
+}
+
+void store_commits_leave(struct store *s)
+{
+    for (unsigned i = s->npaths; i-- > 0;)
+        pthread_rwlock_unlock(&s->paths[i]->commits);
+}
+
 int store_change_append(struct change *c, struct leat_error *err)
 {
     struct index_node *n = c->node;
@@ -118,16 +130,14 @@ int store_remove(struct store *s, const struct ikey *keys, const uint64_t *seqs,
         return error_set(err, -ENOMEM, "no memory to delete %u keys", n);
     for (unsigned from = 0; from < n;) {
         unsigned done = 0, at = from;
-        for (unsigned i = 0; i < s->npaths; i++)
-            pthread_rwlock_rdlock(&s->paths[i]->commits);
+        store_commits_enter(s);
         for (; at < n && done + s->npaths <= max; at++)
             ret_codes[at] = remove_all_versions(s, &keys[at], seqs ? seqs[at] : 0, changes, &done, max,
                                                 n == 1 ? err : NULL);
         int rc = flush_changes(s, changes, done, err);
         for (unsigned i = 0; rc == 0 && i < done; i++)
             store_change_finish(s, &changes[i]);
-        for (unsigned i = 0; i < s->npaths; i++)
-            pthread_rwlock_unlock(&s->paths[i]->commits);
+        store_commits_leave(s);
         if (rc < 0)
             return rc;
         atomic_fetch_add(&s->deletes, done);
@@ -141,6 +151,7 @@ int store_flag(struct store *s, const struct ikey *k, uint64_t seq, uint32_t cle
                const char *remote, bool sync, struct leat_error *err)
 {
     pthread_mutex_t *stripe = store_stripe(s, k);
+    store_commits_enter(s);
     pthread_mutex_lock(stripe);
     struct found f;
     int rc = store_find(s, k, false, &f);
@@ -160,16 +171,15 @@ int store_flag(struct store *s, const struct ikey *k, uint64_t seq, uint32_t cle
             rc = error_set(err, -ENOMEM, "no memory for a change");
     }
     if (rc == 0) {
-        pthread_rwlock_rdlock(&f.path->commits);
         rc = store_change_append(&c, err);
         if (rc == 0 && sync)
             rc = store_log_sync(f.path, c.end, err);
         if (rc == 0)
             store_change_apply(&c);
-        pthread_rwlock_unlock(&f.path->commits);
         free(c.node);
         store_open_forget(s, f.path, f.value.file); /* it says what was so before */
     }
     pthread_mutex_unlock(stripe);
+    store_commits_leave(s);
     return rc;
 }

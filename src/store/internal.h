@@ -2,7 +2,7 @@
 /*
  * internal.h: what the sources of the store share.
  *
- * Locks, in the order in which they are taken: a key's stripe ─▶ path.commits ─▶ path.files ─▶ log.lock | index.lock | open.lock.
+ * Locks, in the order in which they are taken: every path's commits (shared) ─▶ a key's stripe ─▶ path.files ─▶ log.lock | index.lock | open.lock.
  * `commits` is held shared from a record's append to what follows from it (the index, files unlinked), and alone for the moment in which a
  * new log begins: so a snapshot holds all that the logs before it say, and nothing is half done at that point.
  */
@@ -220,14 +220,17 @@ int store_open(struct store *s, const struct ikey *k, const char *bucket, struct
                struct leat_error *err);
 void store_mark_corrupt(struct store *s, struct path *p, const struct ikey *k, uint64_t seq);
 
-/* change.c: what a change does to log, index and files. One key's stripe is held by the caller. */
+/* change.c: what a change does to log, index and files. commits and the key's stripe are held by the caller. */
 struct change {
     struct path *path;
     struct index_node *node;
     uint64_t end;      /* of its record in the log */
     uint64_t old_file; /* to be unlinked after the flush; 0: none */
 };
-int store_change_append(struct change *c, struct leat_error *err); /* commits is held shared */
+/* commits of all paths, shared: before a key's stripe, since who waits for both, with a snapshot waiting in between, would wait for ever. */
+void store_commits_enter(struct store *s);
+void store_commits_leave(struct store *s);
+int store_change_append(struct change *c, struct leat_error *err);
 void store_change_apply(struct change *c);
 void store_change_finish(struct store *s, struct change *c);
 int store_remove(struct store *s, const struct ikey *keys, const uint64_t *seqs, unsigned n, int *ret_codes,

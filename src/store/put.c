@@ -474,17 +474,15 @@ static void remove_elsewhere(struct store_put *put, uint64_t seq)
         struct index_value dead = {.seq = seq, .flags = INDEX_DEAD};
         struct change c = {
             .path = p, .node = store_index_node_new(&p->index, &dead, put->key.bytes, put->key.len, NULL, 0)};
-        pthread_rwlock_rdlock(&p->commits);
         if (c.node && store_change_append(&c, NULL) == 0 && store_log_sync(p, c.end, NULL) == 0) {
             store_change_apply(&c);
             store_change_finish(s, &c);
         }
-        pthread_rwlock_unlock(&p->commits);
         free(c.node);
     }
 }
 
-/* The stripe is held. The node is used up, or freed. */
+/* commits and the stripe are held. The node is used up, or freed. */
 static int show(struct store_put *put, const struct store_commit *c, struct index_node *node,
                 struct leat_error *err)
 {
@@ -498,7 +496,6 @@ static int show(struct store_put *put, const struct store_commit *c, struct inde
     }
     uint64_t seq = node->value.seq;
     struct change change = {.path = put->path, .node = node};
-    pthread_rwlock_rdlock(&put->path->commits);
     rc = store_change_append(&change, err);
     if (rc == 0)
         rc = store_log_sync(put->path, change.end, err);
@@ -507,7 +504,6 @@ static int show(struct store_put *put, const struct store_commit *c, struct inde
         store_file_settled(put->path, put->file.id);
         store_change_finish(s, &change);
     }
-    pthread_rwlock_unlock(&put->path->commits);
     free(change.node);
     if (rc < 0)
         return rc;
@@ -561,9 +557,11 @@ static int put_commit(struct store_put *put, const struct store_commit *c, struc
     if (rc == 0) {
         tell(&node->value, c->etag, &info);
         pthread_mutex_t *stripe = store_stripe(s, &put->key);
+        store_commits_enter(s);
         pthread_mutex_lock(stripe);
         rc = show(put, c, node, err);
         pthread_mutex_unlock(stripe);
+        store_commits_leave(s);
     }
     leave(put);
     if (rc < 0)
