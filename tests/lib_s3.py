@@ -189,6 +189,37 @@ class Swift(Server):
                 "AWS_REGION": self.region, "AWS_EC2_METADATA_DISABLED": "true"}
 
 
+# --- versitygw ----------------------------------------------------------------------------------------------------------------
+
+def versitygw():
+    """Its program: LEAT_VERSITYGW, or in PATH; None."""
+    return os.environ.get("LEAT_VERSITYGW") or shutil.which("versitygw")
+
+
+def versitygw_missing():
+    """Why there is none, or None. `go install github.com/versity/versitygw/cmd/versitygw@latest` makes one."""
+    return None if versitygw() else "versitygw is not installed (go install github.com/versity/versitygw/cmd/versitygw@latest; LEAT_VERSITYGW or PATH)"
+
+
+class Versity(Server):
+    """Versity's gateway on a folder: buckets are folders of it. `keep_alive`: else it closes each connection behind its answer."""
+
+    region, access, secret = "us-west-7", "versity", "versity-secret"
+
+    def __init__(self, top, keep_alive=True):
+        super().__init__()
+        top = pathlib.Path(top)
+        self.root, meta = top / "root", top / "meta"
+        for folder in (self.root, meta):
+            folder.mkdir(parents=True)
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.start([versitygw(), "--port", f"127.0.0.1:{port}", "--access", self.access, "--secret", self.secret, "--region", self.region,
+                    "--quiet", *(["--keep-alive"] if keep_alive else []), "posix", "--sidecar", str(meta), str(self.root)], port, top / "log.txt")
+
+    env = Swift.env
+
+
 # --- nginx --------------------------------------------------------------------------------------------------------------------
 
 _NGINX = """{user} daemon off; worker_processes 1; pid {top}/pid; error_log {top}/log.txt;
