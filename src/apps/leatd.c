@@ -278,6 +278,8 @@ static int serve(const struct config *config, const struct serve_config *doors, 
         code = cluster_new(loop, pool, &cc, &cluster, err);
     if (code == 0 && doors->npaths)
         code = serve_new(doors, &serve, err);
+    if (code == 0 && serve)
+        pool_store(pool, serve_store(serve), serve_may_read, serve);
     if (code == 0) {
         for (unsigned i = 0; serve && serve_endpoint(serve, i); i++)
             log_info("serving S3 at %s", serve_endpoint(serve, i));
@@ -288,13 +290,13 @@ static int serve(const struct config *config, const struct serve_config *doors, 
         if (code < 0)
             error_sys(err, code, "the loop failed");
     }
-    serve_free(serve);
     server_free(server);
     if (pool_stop(pool) < 0) {
         log_warning(
             "a source does not answer (a network file system that hangs?): ending without waiting for it");
         _exit(code < 0);
     }
+    serve_free(serve); /* sets were read from its store */
     cluster_free(cluster);
     pool_free(pool);
     net_token_free(token, token_len);

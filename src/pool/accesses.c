@@ -255,9 +255,9 @@ static int take_store(struct pool *pool, struct open_request *r, const struct da
             "one of them: use s3://%.100s with the endpoint of the node that has it",
             spec->sources[0].uri, spec->sources[0].uri + 8);
     for (unsigned k = 0; code == 0 && k < spec->n; k++)
-        code = access_store_check(&pool->config.store, r->uid, spec->sources[k].uri, err);
+        code = access_store_check(&pool->store, r->uid, spec->sources[k].uri, err);
     access_unref(TAKE_PTR(r->access));
-    return code < 0 ? code : access_stored(&pool->config.store, &r->access, err);
+    return code < 0 ? code : access_stored(&pool->store, &r->access, err);
 }
 
 /* Of this node, for a set of another's. */

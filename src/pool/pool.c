@@ -147,6 +147,16 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
     return 0;
 }
 
+void pool_store(struct pool *pool, struct store *store,
+                bool (*may_read)(void *user, uint32_t uid, const char *bucket), void *user)
+{
+    pool->store = (struct access_store){.store = store,
+                                        .may_read = may_read,
+                                        .user = user,
+                                        .disk_engine = pool->config.disk_engine,
+                                        .disk_depth = pool->config.disk_depth};
+}
+
 static void opening_serve(struct opening *o);
 
 /* Messages of fill threads and closed connections may hold last references. */

@@ -41,7 +41,6 @@ struct pool_config {
     const char *disk_engine;
     struct source_opener opener;
     struct access_config s3;
-    struct access_store store;    /* the store outlives the pool */
     struct pool_rdma_config rdma; /* its strings are the caller's, and outlive the pool */
     struct limits limits;
 };
@@ -68,6 +67,7 @@ struct open_request {
 
 struct pool {
     struct pool_config config;
+    struct access_store store; /* ours; none before pool_store */
     struct loop *loop;
     struct fill *fill;
     struct net_server *server;
@@ -111,6 +111,10 @@ struct pool {
 
 int pool_new(struct loop *loop, const struct pool_config *config, struct pool **ret_pool,
              struct leat_error *err);
+/* Sets may be of this store from now on ("store://bucket/prefix"); what it has outlives pool_stop. Control loop. */
+struct store;
+void pool_store(struct pool *pool, struct store *store,
+                bool (*may_read)(void *user, uint32_t uid, const char *bucket), void *user);
 /*
  * Before cluster_free, so that no thread is left that could call into it: openings end, threads are joined, every set goes.
  * LEAT_TIMED_OUT: a thread does not come back (a file system that hangs): then nothing may be freed. NULL is fine.

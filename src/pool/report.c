@@ -275,7 +275,7 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
                                   (json_int_t)fill.bytes_decoded, "files_opened",
                                   (json_int_t)fill.files_opened, "errors", (json_int_t)fill.errors));
     json_object_set_new(json, "remote", remote_json(pool, &fill));
-    if (pool->config.store.store)
+    if (pool->store.store)
         json_object_set_new(json, "store",
                             json_pack("{s:I, s:I}", "loaded_bytes", (json_int_t)fill.bytes_stored,
                                       "padding_bytes", (json_int_t)fill.bytes_padding));

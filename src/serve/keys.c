@@ -104,6 +104,15 @@ const struct keys_user *keys_find(const struct keys *keys, const char *access)
     return NULL;
 }
 
+const struct keys_user *keys_named(const struct keys *keys, const char *name)
+{
+    for (unsigned i = 0; i < keys->n; i++) {
+        if (strcmp(keys->users[i]->name, name) == 0)
+            return keys->users[i];
+    }
+    return NULL;
+}
+
 const struct keys_user *keys_anonymous(const struct keys *keys)
 {
     return &keys->anonymous;

@@ -49,6 +49,8 @@ int keys_create(const char *path, struct leat_error *err);
 
 /* NULL: no such key. Valid as long as the table. */
 const struct keys_user *keys_find(const struct keys *keys, const char *access);
+/* By the name of the section; NULL: none with a key is called so. */
+const struct keys_user *keys_named(const struct keys *keys, const char *name);
 const struct keys_user *keys_anonymous(const struct keys *keys);
 /* The first who may do everything, or NULL. */
 const struct keys_user *keys_admin(const struct keys *keys);

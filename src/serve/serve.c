@@ -17,6 +17,7 @@
 #include "store/store.h"
 
 #include <pthread.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <sys/stat.h>
 
@@ -193,6 +194,29 @@ int serve_new(const struct serve_config *config, struct serve **ret_serve, struc
 const char *serve_endpoint(const struct serve *serve, unsigned i)
 {
     return i < serve->nendpoints ? serve->endpoints[i] : NULL;
+}
+
+struct store *serve_store(struct serve *s)
+{
+    return s->store;
+}
+
+bool serve_may_read(void *user, uint32_t uid, const char *bucket)
+{
+    struct serve *s = user;
+    char owner[OBJECTS_OWNER_MAX + 1] = "", text[4096];
+    struct passwd pw, *found = NULL;
+    if (uid == geteuid() || uid == 0)
+        return true;
+    struct keys *keys = keyring_get(s->keys);
+    const struct keys_user *who = NULL;
+    if (getpwuid_r(uid, &pw, text, sizeof(text), &found) == 0 && found)
+        who = keys_named(keys, pw.pw_name);
+    if (objects_bucket_owner(s->objects, bucket, owner) < 0)
+        owner[0] = 0;
+    bool may = keys_may(keys, who ? who : keys_anonymous(keys), bucket, owner, KEYS_READ);
+    keys_unref(keys);
+    return may;
 }
 
 void serve_free(struct serve *s)

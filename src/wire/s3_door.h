@@ -98,6 +98,7 @@ enum s3_op {
     S3_OP_LIST_OBJECTS_V2,
     S3_OP_LIST_UPLOADS,
     S3_OP_DELETE_OBJECTS,
+    S3_OP_BATCH, /* not S3's: wire/batch.h */
     S3_OP_GET_OBJECT,
     S3_OP_HEAD_OBJECT,
     S3_OP_PUT_OBJECT,

@@ -283,6 +283,8 @@ static enum s3_op bucket_op(struct s3_call *call, const char *method)
     bool post = strcmp(method, "POST") == 0;
     if (post && has(call, "delete"))
         return S3_OP_DELETE_OBJECTS;
+    if (post && has(call, "batch"))
+        return S3_OP_BATCH;
     call->code = post ? S3_NOT_IMPLEMENTED : S3_METHOD_NOT_ALLOWED; /* POST: a browser's form */
     return S3_OP_NONE;
 }
@@ -421,6 +423,7 @@ const char *s3_op_name(enum s3_op op)
         [S3_OP_LIST_OBJECTS_V2] = "ListObjectsV2",
         [S3_OP_LIST_UPLOADS] = "ListMultipartUploads",
         [S3_OP_DELETE_OBJECTS] = "DeleteObjects",
+        [S3_OP_BATCH] = "Batch",
         [S3_OP_GET_OBJECT] = "GetObject",
         [S3_OP_HEAD_OBJECT] = "HeadObject",
         [S3_OP_PUT_OBJECT] = "PutObject",

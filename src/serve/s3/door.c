@@ -9,11 +9,14 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "serve/s3/members.h"
 #include "serve/s3/visit.h"
 
 #include <openssl/rand.h>
 #include <stdio.h>
 #include <strings.h>
+
+#define MEMBERS_BYTES (64 * MIB) /* of indexes of archives: a million members with short names */
 
 int s3_door_new(const struct s3_door_config *config, struct s3_door **ret_door)
 {
@@ -35,7 +38,8 @@ int s3_door_new(const struct s3_door_config *config, struct s3_door **ret_door)
         if (!door->domains[i])
             n = UINT32_MAX - 1; /* ends the loop */
     }
-    if (!door->domains || n == UINT32_MAX - 1) {
+    ticket_office_init(&door->members_room, MEMBERS_BYTES);
+    if (!door->domains || n == UINT32_MAX - 1 || members_new(&door->members_room, &door->members) < 0) {
         s3_door_free(door);
         return -ENOMEM;
     }
@@ -50,6 +54,7 @@ void s3_door_free(struct s3_door *door)
     for (char **d = door->domains; d && *d; d++)
         free(*d);
     free(door->domains);
+    members_free(door->members);
     free(door);
 }
 
@@ -107,6 +112,7 @@ static const struct operation {
     [S3_OP_LIST_OBJECTS_V2] = {op_list, NEED_READ},
     [S3_OP_LIST_UPLOADS] = {op_list_uploads, NEED_WRITE},
     [S3_OP_DELETE_OBJECTS] = {op_delete_many, NEED_WRITE},
+    [S3_OP_BATCH] = {op_batch, NEED_READ},
     [S3_OP_GET_OBJECT] = {op_get, NEED_READ},
     [S3_OP_HEAD_OBJECT] = {op_get, NEED_READ},
     [S3_OP_PUT_OBJECT] = {op_put, NEED_WRITE},

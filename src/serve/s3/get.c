@@ -212,7 +212,8 @@ bool get_at_once(struct s3_door *door, struct http_request *req, const struct s3
 {
     struct store_obj *obj;
     struct wanted w;
-    if (call->op != S3_OP_GET_OBJECT && call->op != S3_OP_HEAD_OBJECT)
+    if ((call->op != S3_OP_GET_OBJECT && call->op != S3_OP_HEAD_OBJECT) ||
+        s3_call_param(call, "archpath", NULL))
         return false;
     if (overrides_refused(call, is_signed)) {
         door_refuse(req, S3_INVALID_REQUEST, overrides_message, NULL, id);
@@ -294,6 +295,10 @@ static void step_checked(struct visit *v)
 void get_more(struct http_request *req)
 {
     struct visit *v = req->user;
+    if (v->bundling) {
+        bundling_more(v);
+        return;
+    }
     v->idle = true;
     if (!v->working && v->checked > v->sent)
         send_step(v);
@@ -333,5 +338,9 @@ static void opened(struct visit *v)
 
 void op_get(struct visit *v)
 {
+    if (s3_call_param(&v->call, "archpath", NULL)) {
+        op_member(v);
+        return;
+    }
     visit_work(v, HTTP_LANE_SHORT, open_object, opened);
 }

@@ -17,6 +17,7 @@
 static void visit_free(struct visit *v)
 {
     store_obj_unref(v->obj);
+    bundling_free(v->bundling);
     body_fini(v);
     bytes_out_fini(&v->out);
     bytes_out_fini(&v->meta);

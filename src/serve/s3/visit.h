@@ -21,6 +21,9 @@ struct s3_door {
     struct keyring *keys;
     struct http_workers *workers;
     struct ticket_office *office;
+    struct members *members;           /* of archives that were looked into */
+    struct ticket_office members_room; /* what their indexes may take */
+    _Atomic unsigned pinned;           /* objects that batches hold open */
     char region[65];
     char **domains;
     uint64_t id_seed;
@@ -57,6 +60,8 @@ struct visit {
     uint64_t first, end, sent,
         checked; /* of the object: [first, end) is asked for, checked and sent so far */
     bool idle;   /* idle: the server wants more, and nothing is checked yet */
+
+    struct bundling *bundling; /* batch.c: a member of an archive, or many objects; NULL: neither */
 
     /* Of writing. */
     struct bytes_out meta; /* pairs of store.h */
@@ -120,6 +125,11 @@ void op_get(struct visit *v); /* and HEAD */
 void get_more(struct http_request *req); /* http_ops.more */
 bool get_at_once(struct s3_door *door, struct http_request *req, const struct s3_call *call, bool is_signed,
                  const char id[VISIT_ID_TEXT]);
+/* batch.c: with ?archpath; POST /bucket?batch; the next instalment of either. */
+void op_member(struct visit *v);
+void op_batch(struct visit *v);
+void bundling_more(struct visit *v);
+void bundling_free(struct bundling *bundling);
 void op_put(struct visit *v);
 void op_copy(struct visit *v);
 void op_delete(struct visit *v);

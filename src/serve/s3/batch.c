@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * batch.c: answers that are bundles: one member of an archive (?archpath=NAME), and many objects and members as one tar (POST /bucket?batch).
+ *
+ *   member   object opened, member found (worker) ─▶ conditions, range (door) ─▶ the first instalment (worker) ─▶ head and body
+ *   batch    list parsed, everything opened and found, first instalment (worker) ─▶ head with the length of all ─▶ the rest, step by step
+ *
+ * Happy path: all that is asked for is open before the head goes, so that what is missing is told where it would stand, and no object
+ * changes under the answer. Failure modes: what is missing or damaged becomes a member "__missing__/NAME" that says why, in JSON; what is
+ * found damaged later than that breaks the connection off, short of its length. Invariants: an archive of n entries has n members, in their
+ * order; descriptors and bytes that batches hold are counted, and past their cap the answer is 503.
+ */
+#include <jansson.h>
+#include <stdio.h>
+#include <xxhash.h>
+
+#include "base/log.h"
+#include "serve/s3/bundle.h"
+#include "serve/s3/visit.h"
+#include "wire/batch.h"
+
+#define MISSING    "__missing__/"
+#define PINNED_MAX 16384u /* objects that all batches together hold open */
+
+struct bundling {
+    struct s3_door *door;
+    struct bundle *bundle;
+    uint64_t charged;
+    unsigned pinned;
+    /* the instalment that is sent next */
+    const struct http_piece *pieces;
+    unsigned npieces;
+    bool last;
+    /* a batch */
+    struct batch_request request;
+    unsigned missing;
+    /* a member */
+    struct member member;
+    char etag[STORE_ETAG_MAX + 1];
+    char path[BATCH_MEMBER_MAX + 1], range[80];
+    uint64_t first, count;
+    bool ranged;
+};
+
+void bundling_free(struct bundling *b)
+{
+    if (!b)
+        return;
+    bundle_free(b->bundle);
+    batch_request_fini(&b->request);
+    ticket_give(b->door->office, b->charged);
+    atomic_fetch_sub(&b->door->pinned, b->pinned);
+    free(b);
+}
+
+static struct bundling *bundling_new(struct visit *v)
+{
+    struct bundling *b = calloc(1, sizeof(*b));
+    if (b)
+        b->door = v->door;
+    v->bundling = b;
+    return b;
+}
+
+/* False: there is no room for it now; the visit has failed. */
+static bool charge(struct visit *v, uint64_t bytes, unsigned pins)
+{
+    struct bundling *b = v->bundling;
+    bool room = ticket_take(v->door->office, bytes) == 0;
+    if (room)
+        b->charged += bytes;
+    b->pinned += pins;
+    if (atomic_fetch_add(&v->door->pinned, pins) + pins > PINNED_MAX || !room) {
+        visit_fail(v, S3_SLOW_DOWN, NULL);
+        return false;
+    }
+    return true;
+}
+
+/* --- sending ------------------------------------------------------------------------------------------------------------- */
+
+static void step(struct visit *v)
+{
+    struct leat_error err = {0};
+    struct bundling *b = v->bundling;
+    int rc = bundle_step(b->bundle, &b->pieces, &b->npieces, &b->last, &err);
+    if (rc < 0) {
+        log_warning("s3: %s of %s: %s", s3_op_name(v->call.op), v->call.bucket, err.message);
+        visit_fail(v, S3_INTERNAL, NULL);
+    }
+}
+
+static void stepped(struct visit *v)
+{
+    struct bundling *b = v->bundling;
+    http_send_more(v->req, b->pieces, b->npieces, b->last);
+}
+
+void bundling_more(struct visit *v)
+{
+    visit_work(v, HTTP_LANE_SHORT, step, stepped);
+}
+
+static void send_first(struct visit *v)
+{
+    struct bundling *b = v->bundling;
+    http_send(v->req, bundle_bytes(b->bundle), b->pieces, b->npieces, b->last);
+}
+
+/* --- a member ------------------------------------------------------------------------------------------------------------ */
+
+/* What members_find says, as S3 would. */
+static enum s3_code code_of_members(int rc)
+{
+    switch (rc) {
+    case LEAT_NOT_FOUND:
+        return S3_NO_SUCH_KEY;
+    case LEAT_BUSY:
+    case -ENOMEM:
+        return S3_SLOW_DOWN;
+    case LEAT_INVALID:
+    case LEAT_UNSUPPORTED:
+    case LEAT_CORRUPT:
+    case LEAT_NO_SPACE:
+        return S3_INVALID_REQUEST;
+    default:
+        return S3_INTERNAL;
+    }
+}
+
+static int find_member(struct s3_door *door, const char *bucket, const char *key, size_t key_len,
+                       const struct store_obj *obj, const char *path, struct member *ret,
+                       struct leat_error *err)
+{
+    struct members_archive archive = {.bucket = bucket,
+                                      .key = key,
+                                      .key_len = key_len,
+                                      .seq = obj->info.seq,
+                                      .fd = obj->fd,
+                                      .offset = obj->offset,
+                                      .bytes = obj->info.bytes};
+    return members_find(door->members, &archive, path, ret, err);
+}
+
+static void open_member(struct visit *v)
+{
+    struct bundling *b = v->bundling;
+    struct leat_error err = {0};
+    int rc = objects_get(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, &v->obj, &err);
+    if (rc < 0) {
+        visit_fail_store(v, rc, &err);
+        return;
+    }
+    rc =
+        find_member(v->door, v->call.bucket, v->call.key, v->call.key_len, v->obj, b->path, &b->member, &err);
+    if (rc < 0)
+        visit_fail(v, code_of_members(rc), err.message);
+    else /* as another payload than the archive's, it has another tag */
+        snprintf(b->etag, sizeof(b->etag), "%.90s-%016llx", v->obj->info.etag,
+                 (unsigned long long)XXH3_64bits(b->path, strlen(b->path)));
+}
+
+static void make_member(struct visit *v)
+{
+    struct bundling *b = v->bundling;
+    struct bundle_part part = {.obj = store_obj_ref(v->obj),
+                               .member = &b->member,
+                               .first = b->first,
+                               .count = b->count,
+                               .path = v->call.key};
+    struct leat_error err = {0};
+    int rc = charge(v, bundle_memory_bytes(1), 1)
+                 ? bundle_new(objects_store(v->door->objects), false, 1, &b->bundle)
+                 : 0;
+    if (!b->bundle) {
+        store_obj_unref(part.obj);
+        if (rc < 0)
+            visit_fail(v, S3_SLOW_DOWN, NULL);
+        return;
+    }
+    rc = bundle_add(b->bundle, &part, &err);
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+    else
+        step(v);
+}
+
+static void put_member_head(struct visit *v, unsigned status)
+{
+    struct bundling *b = v->bundling;
+    char text[80];
+    struct bytes_out *headers = visit_answer(v, status);
+    etag_header(headers, b->etag);
+    http_date_format((time_t)(v->obj->info.mtime_ns / 1000000000), text);
+    http_put_header(headers, "Last-Modified", text);
+    if (status == 304)
+        return;
+    http_put_header(headers, "Content-Type", "binary/octet-stream");
+    http_put_header(headers, "Accept-Ranges", "bytes");
+    if (b->ranged) {
+        snprintf(text, sizeof(text), "bytes %llu-%llu/%llu", (unsigned long long)b->first,
+                 (unsigned long long)(b->first + b->count - 1), (unsigned long long)b->member.bytes);
+        http_put_header(headers, "Content-Range", text);
+    }
+}
+
+static void send_member(struct visit *v)
+{
+    put_member_head(v, v->bundling->ranged ? 206 : 200);
+    send_first(v);
+}
+
+/* The door's thread: what the request's head wants of it. */
+static void weigh_member(struct visit *v)
+{
+    struct bundling *b = v->bundling;
+    int64_t modified = v->obj->info.mtime_ns / 1000000000;
+    struct http_conditions conditions = {.if_match = visit_header(v, "if-match"),
+                                         .if_none_match = visit_header(v, "if-none-match"),
+                                         .if_modified_since = visit_header(v, "if-modified-since"),
+                                         .if_unmodified_since = visit_header(v, "if-unmodified-since")};
+    struct http_text range = visit_header(v, "range"), if_range = visit_header(v, "if-range");
+    unsigned status = http_conditions_check(&conditions, b->etag, modified, true);
+    uint64_t last;
+    if (status == 304) {
+        put_member_head(v, 304);
+        http_send_head(v->req, HTTP_BODY_UNKNOWN);
+        return;
+    }
+    if (status)
+        visit_fail(v, S3_PRECONDITION_FAILED, NULL);
+    if (if_range.data && !http_etag_in(if_range, b->etag))
+        range.data = NULL;
+    b->count = b->member.bytes;
+    enum http_ranged ranged =
+        range.data ? http_range(range, b->member.bytes, &b->first, &last) : HTTP_RANGE_NONE;
+    if (ranged == HTTP_RANGE_BEYOND)
+        visit_fail(v, S3_INVALID_RANGE, NULL);
+    if (ranged == HTTP_RANGE_PART) {
+        b->ranged = true;
+        b->count = last - b->first + 1;
+    }
+    if (v->code != S3_OK) {
+        visit_refuse(v);
+    } else if (v->req->is_head) {
+        put_member_head(v, b->ranged ? 206 : 200);
+        http_send_head(v->req, b->count);
+    } else {
+        visit_work(v, HTTP_LANE_SHORT, make_member, send_member);
+    }
+}
+
+void op_member(struct visit *v)
+{
+    size_t len;
+    const char *path = s3_call_param(&v->call, "archpath", &len);
+    struct bundling *b = bundling_new(v);
+    if (!b)
+        visit_fail(v, S3_SLOW_DOWN, NULL);
+    else if (len == 0 || len > BATCH_MEMBER_MAX)
+        visit_fail(v, S3_INVALID_ARGUMENT,
+                   "archpath is the name of a member of the archive, of at most 2,048 bytes.");
+    if (v->code != S3_OK) {
+        visit_refuse(v);
+        return;
+    }
+    memcpy(b->path, path, len + 1);
+    visit_work(v, HTTP_LANE_LONG, open_member, weigh_member);
+}
+
+/* --- a batch ------------------------------------------------------------------------------------------------------------- */
+
+/* What stands in the archive in place of an entry. NULL: out of memory. */
+static char *missing_text(const struct batch_entry *e, enum s3_code code, const char *message)
+{
+    json_t *o = json_pack("{s:s, s:s, s:s}", "key", e->key, "code", s3_code_name(code), "message",
+                          message && *message ? message : s3_code_message(code));
+    if (o && e->member)
+        json_object_set_new(o, "archpath", json_string(e->member));
+    char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
+    json_decref(o);
+    return text;
+}
+
+/* Opens what an entry is of. S3_OK, or why it is missing. */
+static enum s3_code open_entry(struct visit *v, const struct batch_entry *e, struct bundle_part *part,
+                               struct member *member, struct leat_error *err)
+{
+    size_t key_len = strlen(e->key);
+    int rc = objects_get(v->door->objects, v->call.bucket, e->key, key_len, &part->obj, err);
+    if (rc < 0) {
+        err->message[0] = 0; /* of our disks, and nobody else's business */
+        return code_of_store(rc);
+    }
+    part->mtime_ns = part->obj->info.mtime_ns;
+    uint64_t bytes = part->obj->info.bytes;
+    if (e->member) {
+        rc = find_member(v->door, v->call.bucket, e->key, key_len, part->obj, e->member, member, err);
+        if (rc < 0)
+            return code_of_members(rc);
+        part->member = member;
+        part->suffix = e->member;
+        bytes = member->bytes;
+    }
+    return batch_entry_part(e, bytes, &part->first, &part->count) ? S3_OK : S3_INVALID_RANGE;
+}
+
+static void add_entry(struct visit *v, const struct batch_entry *e)
+{
+    struct bundling *b = v->bundling;
+    struct bundle_part part = {.path = e->key, .opaque = e->opaque};
+    struct member member;
+    struct leat_error err = {0};
+    enum s3_code code = open_entry(v, e, &part, &member, &err);
+    if (code == S3_NO_SUCH_BUCKET || code == S3_SLOW_DOWN) {
+        store_obj_unref(part.obj);
+        visit_fail(v, code, NULL);
+        return;
+    }
+    if (code != S3_OK) {
+        store_obj_unref(TAKE_PTR(part.obj));
+        part.member = NULL;
+        part.prefix = MISSING;
+        part.suffix = e->member;
+        part.text = missing_text(e, code, err.message);
+        if (!part.text) {
+            visit_fail(v, S3_SLOW_DOWN, NULL);
+            return;
+        }
+        part.first = 0;
+        part.count = strlen(part.text);
+        b->missing++;
+    }
+    int rc = bundle_add(b->bundle, &part, &err);
+    if (rc < 0)
+        visit_fail(v, S3_INVALID_ARGUMENT, err.message);
+}
+
+static void plan(struct visit *v)
+{
+    struct bundling *b = v->bundling;
+    struct leat_error err = {0};
+    int rc =
+        batch_request_parse((const char *)v->body.document.data, v->body.document.len, &b->request, &err);
+    if (rc < 0) {
+        visit_fail(v, rc == -ENOMEM ? S3_SLOW_DOWN : S3_INVALID_REQUEST, err.message);
+        return;
+    }
+    /* Missing ones take what they were asked in, once more, and a sentence. */
+    uint64_t bytes = bundle_memory_bytes(b->request.n) + b->request.n * (sizeof(struct batch_entry) + 512) +
+                     2 * v->body.document.len;
+    if (!charge(v, bytes, b->request.n))
+        return;
+    if (bundle_new(objects_store(v->door->objects), true, b->request.n, &b->bundle) < 0)
+        visit_fail(v, S3_SLOW_DOWN, NULL);
+    for (unsigned i = 0; i < b->request.n && v->code == S3_OK; i++)
+        add_entry(v, &b->request.entries[i]);
+    if (v->code == S3_OK)
+        step(v);
+}
+
+static void send_batch(struct visit *v)
+{
+    struct bytes_out *headers = visit_answer(v, 200);
+    http_put_header(headers, "Content-Type", "application/x-tar");
+    http_put_header_u64(headers, "x-leat-entries", v->bundling->request.n);
+    http_put_header_u64(headers, "x-leat-missing", v->bundling->missing);
+    send_first(v);
+}
+
+void op_batch(struct visit *v)
+{
+    if (!bundling_new(v))
+        visit_fail(v, S3_SLOW_DOWN, NULL);
+    if (v->code == S3_OK && body_begin(v, BATCH_BYTES_MAX))
+        body_receive(v, plan, send_batch);
+    else
+        visit_refuse(v);
+}
