@@ -52,7 +52,8 @@ struct path {
     bool member; /* known to the store, but not given or not there: nothing of it is loaded */
     int lock_fd;
     _Atomic bool failed;
-    bool loaded; /* the index is all of what the path holds */
+    bool loaded;  /* the index is all of what the path holds */
+    bool rebuilt; /* at this start, out of the files */
     pthread_mutex_t fail_lock;
     char error[200];
     struct index index;

@@ -401,6 +401,9 @@ static int heed_deletion(struct loading *l, const struct log_record *r)
     struct index_item there;
     if (r->type == LOG_ALLOCATE)
         seen(p, r->value.file + MIN(r->value.bytes, (uint64_t)FILES_AT_A_TIME), 0);
+    const char *upload = r->type == LOG_PUT ? store_extra_get(r->extra, r->extra_len, 'u') : NULL;
+    if (upload)
+        return end_upload(l, r, upload);
     if (r->type != LOG_DELETE)
         return 0;
     seen(p, 0, r->value.seq);
@@ -565,6 +568,7 @@ static int load(struct loading *l, struct leat_error *err)
     if (rc < 0)
         return rc;
     p->loaded = true;
+    p->rebuilt = rebuilt;
     if (rebuilt)
         rc = store_path_compact(p);
     return rc < 0 ? error_sys(err, rc, "%s: its index cannot be written", p->dir) : 0;

@@ -219,7 +219,7 @@ bool store_path_wants_compaction(struct path *p)
     pthread_mutex_lock(&p->log.lock);
     bool long_log = p->log.end > 64 * MIB || p->log.number - p->log.first > 8;
     pthread_mutex_unlock(&p->log.lock);
-    return frozen || long_log || changes > MAX(all / 4, 65536u);
+    return frozen || long_log || changes > MAX(all / 16, 32768u);
 }
 
 int store_path_compact(struct path *p)

@@ -22,6 +22,7 @@ struct op {
     uint64_t seed; /* of its bytes; GONE: deleted */
     size_t bytes;
     uint64_t from, until; /* events before it began, and when it was acknowledged (UINT64_MAX: refused) */
+    char upload[STORE_UPLOAD_ID_TEXT]; /* "": in one piece */
 };
 
 struct day {
@@ -43,7 +44,7 @@ static const char *key_name(unsigned key)
 static struct op *begin(struct day *d, unsigned key, uint64_t seed, size_t bytes)
 {
     assert_true(d->n < OPS_MAX);
-    d->ops[d->n] = (struct op){key, seed, bytes, store_fault_events(d->fault), UINT64_MAX};
+    d->ops[d->n] = (struct op){key, seed, bytes, store_fault_events(d->fault), UINT64_MAX, ""};
     return &d->ops[d->n++];
 }
 
@@ -110,6 +111,7 @@ static void do_multipart(struct day *d)
     assert_int_equal(store_upload_complete(d->s, "photos", key, strlen(key), id, parts, 3, NULL, NULL, NULL),
                      0);
     acknowledged(d, o);
+    strcpy(o->upload, id);
 }
 
 static void do_many(struct day *d)
@@ -175,6 +177,11 @@ static int teardown(void **state)
     return 0;
 }
 
+static int seen_upload(void *user, const struct store_upload *u)
+{
+    return 0;
+}
+
 /* Is it one of the states that the key may be in after a cut behind `cut` events? rebuilt: a deletion may be forgotten. */
 static bool allowed(const struct day *d, struct store *s, unsigned key, uint64_t cut, bool rebuilt)
 {
@@ -191,6 +198,11 @@ static bool allowed(const struct day *d, struct store *s, unsigned key, uint64_t
                   testing_check(s, "photos", key_name(key), o->seed, o->bytes) == 0;
         if (o->until <= cut)
             good = maybe_gone = false;
+        if (*o->upload && !rebuilt &&
+            (o->until <= cut || (is && !s->paths[0]->rebuilt))) /* the object was there, the upload is not */
+            assert_int_equal(store_upload_get(s, "photos", key_name(key), strlen(key_name(key)), o->upload,
+                                              seen_upload, NULL, NULL),
+                             STORE_NO_UPLOAD);
         if (o->seed == GONE)
             maybe_gone = true;
         if (rebuilt && o->seed == GONE) /* forgotten; so may be what was there replaced by */
