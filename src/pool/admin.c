@@ -12,6 +12,46 @@
 
 #define DROP_FOREVER_NS (365ull * 24 * 3600 * NS_PER_S)
 
+static struct server_view view_of(struct server *s)
+{
+    return (struct server_view){.pool = s->pool,
+                                .times = &s->times,
+                                .clients = s->nclients,
+                                .requests = s->requests,
+                                .rejected = s->rejected,
+                                .socket = s->config.socket,
+                                .listen = s->config.listen,
+                                .node_name = s->config.node_name,
+                                .program = s->config.program,
+                                .started_ns = s->started_ns,
+                                .credits = &s->credits,
+                                .all_clients = &s->clients};
+}
+
+int server_query(struct server *s, uint32_t query, const char *arg, char **ret_text, struct leat_error *err)
+{
+    struct server_view view = view_of(s);
+    return report_query(&view, query, arg, 0, 0, ret_text, err);
+}
+
+static int still_used(const struct wset *ws, struct leat_error *err)
+{
+    return error_set(err, LEAT_BUSY, "%u process%s still %s working set %s: try later, or drop it by force",
+                     ws->leases, ws->leases == 1 ? "" : "es", ws->leases == 1 ? "uses" : "use",
+                     ws->name[0] ? ws->name : ws->spec);
+}
+
+int server_drop(struct server *s, const char *name, bool force, struct leat_error *err)
+{
+    struct wset *ws = pool_find(s->pool, name, 0, 0);
+    if (!ws)
+        return error_set(err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", name);
+    if (ws->leases > 0 && !force)
+        return still_used(ws, err);
+    pool_drop(s->pool, ws, force ? POOL_DROP_FORCE : POOL_DROP);
+    return 0;
+}
+
 int requests_query(struct client *c, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
@@ -19,19 +59,7 @@ int requests_query(struct client *c, struct conn_message *m)
     AUTO_FREE char *arg = bytes_get_str(&in, PROTO_STR_MAX);
     if (bytes_in_done(&in) < 0)
         return LEAT_CORRUPT;
-    struct server *s = c->server;
-    struct server_view view = {.pool = s->pool,
-                               .times = &s->times,
-                               .clients = s->nclients,
-                               .requests = s->requests,
-                               .rejected = s->rejected,
-                               .socket = s->config.socket,
-                               .listen = s->config.listen,
-                               .node_name = s->config.node_name,
-                               .program = s->config.program,
-                               .started_ns = s->started_ns,
-                               .credits = &s->credits,
-                               .all_clients = &s->clients};
+    struct server_view view = view_of(c->server);
     struct leat_error err = {0};
     AUTO_FREE char *text = NULL;
     if (report_query(&view, query, arg, c->uid, c->gid, &text, &err) < 0)
@@ -47,9 +75,7 @@ static void drop_timeout(struct loop_timer *timer)
 {
     struct pending *p = container_of(timer, struct pending, timer);
     struct leat_error err;
-    error_set(&err, LEAT_BUSY, "%u process%s still %s working set %s: try later, or drop it by force",
-              p->ws->leases, p->ws->leases == 1 ? "" : "es", p->ws->leases == 1 ? "uses" : "use",
-              p->ws->name[0] ? p->ws->name : p->ws->spec);
+    still_used(p->ws, &err);
     pending_refuse(p, &err);
 }
 

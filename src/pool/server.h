@@ -29,6 +29,14 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
 /* Closes every connection; the socket file goes. NULL is fine. */
 void server_free(struct server *server);
 
+/*
+ * Control loop. LEAT_QUERY_* and DROP for the daemon's own doors, which say who may: all sets are seen. *ret_text is the caller's.
+ * server_drop does not wait: LEAT_BUSY.
+ */
+int server_query(struct server *server, uint32_t query, const char *arg, char **ret_text,
+                 struct leat_error *err);
+int server_drop(struct server *server, const char *name, bool force, struct leat_error *err);
+
 /* JSON or Prometheus text of LEAT_QUERY_*, for a caller: pool/report.c. Caller frees. */
 /* How long requests that wait were open, on the control loop. */
 struct server_times {

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * admin.h: what a door tells of its node, and what it lets be done to it:
+ *
+ *   GET /healthz, /readyz      it lives; it can serve                      /                  a page for people
+ *   GET /metrics               for Prometheus, also as OpenMetrics         /v1/...            JSON, described by /v1/openapi.json
+ *
+ * Who may: with a token, whoever sends it ("Authorization: Bearer ..."), and processes of the same user (or root) over a unix socket.
+ * Without one, /v1 and /metrics answer those, and to others on this host what only reads. /healthz, /readyz and the page itself, which
+ * holds no data, are for everybody. What changes something is never done for a web page of elsewhere: see 0092 in docs/decisions.
+ */
+#ifndef SERVE_ADMIN_H
+#define SERVE_ADMIN_H
+
+#include <leat/leat.h>
+
+#include "serve/http/http_server.h"
+#include "serve/http/work.h"
+#include "serve/objects/objects.h"
+#include "serve/tier/tier.h"
+
+/* A pool of memory beside the store, in the same process. Calls come from workers and may block. */
+struct admin_pool {
+    void *user;
+    /* JSON, or Prometheus text, as leat_query gives it to one who may see all. *ret_text is the caller's to free. */
+    int (*query)(void *user, enum leat_query query, const char *arg, char **ret_text, struct leat_error *err);
+    /* LEAT_BUSY: it is in use, and not `force`. */
+    int (*drop)(void *user, const char *name, bool force, struct leat_error *err);
+};
+
+/* What of a cold tier is used here: ADMIN_TIER gives it for one of serve/tier. */
+struct admin_tier {
+    struct tier *tier;
+    int (*bucket_set)(struct tier *t, const char *bucket, const char *remote_json, struct leat_error *err);
+    int (*bucket_get)(struct tier *t, const char *bucket, char **ret_json, struct leat_error *err);
+    void (*bucket_forget)(struct tier *t, const char *bucket);
+    int (*job_start)(struct tier *t, const struct tier_job_spec *spec, uint64_t *ret_id,
+                     struct leat_error *err);
+    int (*job_get)(struct tier *t, uint64_t id, struct tier_job_info *ret_info);
+    int (*job_cancel)(struct tier *t, uint64_t id);
+    int (*job_list)(struct tier *t, int (*job)(void *user, const struct tier_job_info *info), void *user);
+    void (*stats)(struct tier *t, struct tier_stats *ret_stats);
+};
+#define ADMIN_TIER(tier)                                                                                     \
+    {                                                                                                        \
+        tier, tier_bucket_set, tier_bucket_get, tier_bucket_forget, tier_job_start, tier_job_get,            \
+            tier_job_cancel, tier_job_list, tier_stats                                                       \
+    }
+
+/* All of it is the caller's and outlives the admin; store, objects, tier and pool may be NULL: then there is none. */
+struct admin_config {
+    struct objects *objects; /* with its store */
+    const struct admin_tier *tier;
+    const struct admin_pool *pool;
+    struct http_workers *workers;
+    const char *token; /* NULL: none */
+    const char *node_name;
+    const char *version; /* of the program */
+};
+
+struct admin;
+int admin_new(const struct admin_config *config, struct admin **ret_admin, struct leat_error *err);
+void admin_free(struct admin *admin); /* after the server and the workers; NULL is fine */
+/* Whose connections are counted. Before it, there are none in the status. */
+void admin_watch(struct admin *admin, struct http_server *server);
+
+/* Is it one of the paths above? "/" only for browsers (GET, text/html, not signed for S3). */
+bool admin_wants(const struct http_request *req);
+/* A handler's `request`, for what it wants. */
+void admin_request(struct admin *admin, struct http_request *req);
+/* A handler's `refuse`, for targets that it wants; false: it is somebody else's. */
+bool admin_refuse(const struct http_refusal *refusal, struct bytes_out *headers, struct bytes_out *body);
+
+/* What /v1 has, for a test to compare with its description: method and path of route i, "{name}" for what varies; false: no such. */
+bool admin_route(unsigned i, const char **ret_method, const char **ret_path);
+
+#endif

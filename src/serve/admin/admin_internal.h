@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* admin_internal.h: between admin.c (who may, which route), v1_*.c (the routes), metrics.c and page.c. */
+#ifndef SERVE_ADMIN_INTERNAL_H
+#define SERVE_ADMIN_INTERNAL_H
+
+#include <jansson.h>
+
+#include "serve/admin/admin.h"
+
+struct admin {
+    struct admin_config config;
+    _Atomic(struct http_server *) server;
+    uint64_t started_ns;
+    char policy[320]; /* the page's Content-Security-Policy */
+};
+
+#define NAME_MAX_BYTES 1024u
+
+/* One request of /v1, or of /metrics and /readyz: its answer is made by a worker. */
+struct admin_visit {
+    struct admin *admin;
+    struct http_request *req; /* NULL: over */
+    struct http_work work;
+    bool working;
+    const struct admin_route *route;
+    struct bytes_out body; /* of the request */
+
+    /* For the route, which sets `out` or `text`, or fails. */
+    char name[NAME_MAX_BYTES + 1]; /* what stood for {name}, decoded */
+    char query[256];
+    json_t *in; /* the body, where there was one */
+    unsigned status;
+    json_t *out;
+    struct bytes_out text;
+    const char *type; /* of text */
+    bool openmetrics;
+    struct leat_error err;
+};
+
+struct admin_route {
+    const char *method, *path;
+    /* On a worker. 0: v->status (200 unless set) and v->out or v->text; else an error with a message. */
+    int (*run)(struct admin_visit *v);
+    bool changes; /* more than looking */
+    bool wants_body;
+    bool hidden; /* not of /v1 */
+};
+
+/* v1_status.c */
+int v1_status(struct admin_visit *v);
+int v1_ready(struct admin_visit *v);
+/* v1_buckets.c */
+int v1_buckets(struct admin_visit *v);
+int v1_bucket(struct admin_visit *v);
+int v1_bucket_put(struct admin_visit *v);
+int v1_bucket_delete(struct admin_visit *v);
+/* v1_jobs.c */
+int v1_jobs(struct admin_visit *v);
+int v1_job(struct admin_visit *v);
+int v1_job_start(struct admin_visit *v);
+int v1_job_cancel(struct admin_visit *v);
+/* The jobs as an array; NULL: no memory. */
+json_t *jobs_array(const struct admin_tier *tier);
+/* v1_sets.c */
+int v1_sets(struct admin_visit *v);
+int v1_set(struct admin_visit *v);
+int v1_set_drop(struct admin_visit *v);
+/* metrics.c */
+int metrics_all(struct admin_visit *v);
+/* Prometheus's text 0.0.4 as OpenMetrics 1.0: families of counters lose their "_total", "# EOF" ends it. */
+void metrics_to_openmetrics(const char *text, size_t len, struct bytes_out *out);
+
+/* page.c */
+int page_policy(char *out, size_t cap);
+void page_answer(struct admin *admin, struct http_request *req);
+
+/* made at build: tools/embed */
+extern const unsigned char admin_page_html[], admin_openapi_json[];
+extern const size_t admin_page_html_len, admin_openapi_json_len;
+
+/* "not here" of a server without store, tier or pool. */
+int admin_none(struct admin_visit *v, const char *what);
+/* Bytes of a name as JSON can have them: what is no UTF-8 is escaped. */
+json_t *admin_text(const char *s);
+
+#endif
