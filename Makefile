@@ -47,6 +47,7 @@ check: ## what every change must pass: unit, ASan+UBSan, TSan, fuzz corpus, laye
 check-all: ## check, and what takes longer: fuzzing, pytest on sanitized programs, slow tests, lint
 	@tools/deps build test fuzz lint s3
 	@tools/deps rdma || true
+	@tools/deps browser || true
 	@$(PYTHON) tools/check --build $(BUILD) --jobs $(JOBS) --all
 
 check-rdma: ## RDMA on real verbs, emulated in a guest under QEMU; skipped where that cannot run

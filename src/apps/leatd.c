@@ -15,6 +15,7 @@
 #include "pool/region.h"
 #include "pool/server.h"
 #include "pool/source.h"
+#include "serve/admin/pool_bridge.h"
 #include "serve/config.h"
 #include "serve/serve.h"
 #include "wire/proto.h"
@@ -223,6 +224,7 @@ static int serve(const struct config *config, const struct serve_config *doors, 
 {
     struct loop *loop = NULL;
     struct serve *serve = NULL;
+    struct pool_bridge *bridge = NULL;
     struct pool *pool = NULL;
     struct server *server = NULL;
     struct cluster *cluster = NULL;
@@ -276,8 +278,14 @@ static int serve(const struct config *config, const struct serve_config *doors, 
                                 .token_len = token_len};
     if (code == 0 && config->nnodes)
         code = cluster_new(loop, pool, &cc, &cluster, err);
-    if (code == 0 && doors->npaths)
-        code = serve_new(doors, &serve, err);
+    if (code == 0 && doors->npaths && (code = pool_bridge_new(loop, server, &bridge)) < 0)
+        error_set(err, code, "out of memory");
+    if (code == 0 && doors->npaths) {
+        struct serve_config with_pool = *doors;
+        with_pool.pool = pool_bridge_pool(bridge);
+        with_pool.node_name = config->node_name;
+        code = serve_new(&with_pool, &serve, err);
+    }
     if (code == 0 && serve)
         pool_store(pool, serve_store(serve), serve_may_read, serve);
     if (code == 0) {
@@ -290,6 +298,7 @@ static int serve(const struct config *config, const struct serve_config *doors, 
         if (code < 0)
             error_sys(err, code, "the loop failed");
     }
+    pool_bridge_close(bridge); /* what doors still ask of the pool ends */
     server_free(server);
     if (pool_stop(pool) < 0) {
         log_warning(
@@ -303,6 +312,7 @@ static int serve(const struct config *config, const struct serve_config *doors, 
     if (signals.source.fd >= 0)
         close(signals.source.fd);
     loop_free(loop);
+    pool_bridge_free(bridge);
     return code;
 }
 

@@ -27,6 +27,7 @@ void serve_config_fini(struct serve_config *c)
     free(c->keys_file);
     free(c->tls_cert);
     free(c->tls_key);
+    free(c->admin_token_file);
     free(c->region);
 }
 
@@ -101,7 +102,10 @@ static int set_serve(struct serve_config *c, const char *key, const char *value,
     const struct {
         const char *key;
         char **field;
-    } texts[] = {{"keys_file", &c->keys_file}, {"tls_cert", &c->tls_cert}, {"tls_key", &c->tls_key}};
+    } texts[] = {{"keys_file", &c->keys_file},
+                 {"tls_cert", &c->tls_cert},
+                 {"tls_key", &c->tls_key},
+                 {"admin_token_file", &c->admin_token_file}};
     for (unsigned i = 0; i < ARRAY_LEN(texts); i++) {
         if (!strcmp(key, texts[i].key))
             return set_text(texts[i].field, value, err);
@@ -132,7 +136,8 @@ static const struct {
     const char *section, *keys; /* keys: separated by spaces, with one at either end */
     int (*set)(struct serve_config *, const char *key, const char *value, struct leat_error *);
 } sections[] = {
-    {"serve", " listen keys_file anonymous tls_cert tls_key region domains threads grace ", set_serve},
+    {"serve", " listen keys_file anonymous tls_cert tls_key admin_token_file region domains threads grace ",
+     set_serve},
     {"store", " paths capacity high low memory ", set_store},
 };
 

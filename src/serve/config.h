@@ -5,6 +5,8 @@
 
 #include "base/base.h"
 
+struct admin_pool;
+
 struct serve_config {
     /* [store] */
     char **paths; /* NULL-terminated; none: nothing is served */
@@ -18,11 +20,16 @@ struct serve_config {
     char *keys_file;
     bool anonymous; /* everybody may do everything */
     char *tls_cert, *tls_key;
+    char *admin_token_file; /* who sends what it holds may administrate */
     char *region;
     char **domains; /* NULL-terminated */
     unsigned ndomains;
     unsigned threads; /* 0: the server's default */
     uint64_t grace_ns;
+
+    /* Not of the file: a pool in the same process, and what the node is called. The caller's; NULL: none, the host's name. */
+    const struct admin_pool *pool;
+    const char *node_name;
 };
 
 void serve_config_init(struct serve_config *c);

@@ -9,6 +9,9 @@
 
 #include "base/log.h"
 #include "base/ticket.h"
+#include "leat-config.h"
+#include "net/auth.h"
+#include "serve/admin/admin.h"
 #include "serve/http/http_server.h"
 #include "serve/http/work.h"
 #include "serve/keys.h"
@@ -30,6 +33,8 @@ struct serve {
     struct keyring *keys;
     struct http_workers *workers;
     struct s3_door *door;
+    struct admin *admin;
+    char *token, node_name[256];
     struct http_server *http;
     uint64_t grace_ns;
     char *cert, *key;
@@ -46,14 +51,18 @@ struct serve {
 static void on_request(void *user, struct http_request *req)
 {
     struct serve *s = user;
-    s3_door_request(s->door, req);
+    if (admin_wants(req))
+        admin_request(s->admin, req);
+    else
+        s3_door_request(s->door, req);
 }
 
 static void on_refuse(void *user, const struct http_refusal *refusal, struct bytes_out *headers,
                       struct bytes_out *body)
 {
     struct serve *s = user;
-    s3_door_refuse(s->door, refusal, headers, body);
+    if (!admin_refuse(refusal, headers, body))
+        s3_door_refuse(s->door, refusal, headers, body);
 }
 
 /* --- keys and certificates that change ---------------------------------------------------------------------------------------- */
@@ -135,6 +144,49 @@ static int start_http(struct serve *s, const struct serve_config *c, struct leat
     return rc;
 }
 
+/* It goes into a header: text. */
+static int load_token(struct serve *s, const char *path, struct leat_error *err)
+{
+    void *bytes = NULL;
+    size_t len = 0;
+    int rc = path ? net_token_load(path, &bytes, &len, err) : 0;
+    if (rc < 0 || !path)
+        return rc;
+    s->token = strndup(bytes, len);
+    net_token_free(bytes, len);
+    if (!s->token)
+        return error_set(err, -ENOMEM, "out of memory");
+    for (const char *c = s->token; *c; c++) {
+        if (*c <= ' ' || *c > '~')
+            return error_set(err, LEAT_INVALID,
+                             "admin_token_file %s: it goes into a header of HTTP, so only printable ASCII "
+                             "without spaces is "
+                             "allowed: openssl rand -hex 32",
+                             path);
+    }
+    return strlen(s->token) == len
+               ? 0
+               : error_set(err, LEAT_INVALID, "admin_token_file %s: it has a NUL in it", path);
+}
+
+static int start_admin(struct serve *s, const struct serve_config *c, struct leat_error *err)
+{
+    int rc = load_token(s, c->admin_token_file, err);
+    if (rc < 0)
+        return rc;
+    if (c->node_name)
+        snprintf(s->node_name, sizeof(s->node_name), "%s", c->node_name);
+    else if (gethostname(s->node_name, sizeof(s->node_name) - 1) < 0)
+        snprintf(s->node_name, sizeof(s->node_name), "localhost");
+    struct admin_config config = {.objects = s->objects,
+                                  .pool = c->pool,
+                                  .workers = s->workers,
+                                  .token = s->token,
+                                  .node_name = s->node_name,
+                                  .version = LEAT_VERSION};
+    return admin_new(&config, &s->admin, err);
+}
+
 static int start(struct serve *s, const struct serve_config *c, struct leat_error *err)
 {
     struct store_config store = {.paths = (const char *const *)c->paths,
@@ -159,7 +211,11 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
     if (rc == 0)
         rc = s3_door_new(&door, &s->door);
     if (rc == 0)
+        rc = start_admin(s, c, err);
+    if (rc == 0)
         rc = start_http(s, c, err);
+    if (rc == 0)
+        admin_watch(s->admin, s->http);
     if (rc == 0 && c->tls_cert) {
         s->cert = strdup(c->tls_cert);
         s->cert_time = time_of(s->cert);
@@ -235,6 +291,10 @@ void serve_free(struct serve *s)
     http_workers_free(s->workers);
     http_server_free(s->http);
     s3_door_free(s->door);
+    admin_free(s->admin);
+    if (s->token)
+        explicit_bzero(s->token, strlen(s->token));
+    free(s->token);
     objects_free(s->objects);
     store_free(s->store);
     keyring_free(s->keys);

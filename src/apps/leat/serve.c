@@ -28,17 +28,25 @@ enum {
     OPT_DOMAIN,
     OPT_CAPACITY,
     OPT_MEMORY,
-    OPT_THREADS
+    OPT_THREADS,
+    OPT_ADMIN_TOKEN
 };
 
 static const struct {
     int id;
     const char *section, *key;
 } settings[] = {
-    {OPT_STORE, "store", "paths"},     {OPT_LISTEN, "serve", "listen"},     {OPT_KEYS, "serve", "keys_file"},
-    {OPT_CERT, "serve", "tls_cert"},   {OPT_KEY, "serve", "tls_key"},       {OPT_REGION, "serve", "region"},
-    {OPT_DOMAIN, "serve", "domains"},  {OPT_CAPACITY, "store", "capacity"}, {OPT_MEMORY, "store", "memory"},
+    {OPT_STORE, "store", "paths"},
+    {OPT_LISTEN, "serve", "listen"},
+    {OPT_KEYS, "serve", "keys_file"},
+    {OPT_CERT, "serve", "tls_cert"},
+    {OPT_KEY, "serve", "tls_key"},
+    {OPT_REGION, "serve", "region"},
+    {OPT_DOMAIN, "serve", "domains"},
+    {OPT_CAPACITY, "store", "capacity"},
+    {OPT_MEMORY, "store", "memory"},
     {OPT_THREADS, "serve", "threads"},
+    {OPT_ADMIN_TOKEN, "serve", "admin_token_file"},
 };
 
 const struct cli_option serve_options[] = {
@@ -54,6 +62,8 @@ const struct cli_option serve_options[] = {
     {OPT_CAPACITY, "capacity", "SIZE", "most that objects may take in each DIR (what the disk has)"},
     {OPT_MEMORY, "memory", "SIZE", "for bodies of requests under way (256MiB)"},
     {OPT_THREADS, "threads", "N", "that serve connections (one a CPU, at most 4)"},
+    {OPT_ADMIN_TOKEN, "admin-token", "FILE",
+     "who sends what is in it may administrate by /v1; see the man page"},
     {0},
 };
 

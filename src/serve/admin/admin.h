@@ -7,7 +7,7 @@
  *
  * Who may: with a token, whoever sends it ("Authorization: Bearer ..."), and processes of the same user (or root) over a unix socket.
  * Without one, /v1 and /metrics answer those, and to others on this host what only reads. /healthz, /readyz and the page itself, which
- * holds no data, are for everybody. What changes something is never done for a web page of elsewhere: see 0092 in docs/decisions.
+ * holds no data, are for everybody. No web page of elsewhere may ask for more: see README.md of the folder above.
  */
 #ifndef SERVE_ADMIN_H
 #define SERVE_ADMIN_H
