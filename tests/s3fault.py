@@ -10,6 +10,7 @@ counts down.
 Rules say when (method, key, bucket; a request matches all that are given) and what:
     status, code, message, headers, body     an answer of this kind
     reset, close                             the connection is cut, before or (after=N) behind N bytes of the payload
+    wait                                     a threading.Event: nothing is answered before it is set
     slow                                     seconds between bytes of the payload
     length                                   Content-Length is off by so much
     two_lengths, garbage                     a head with two lengths; no HTTP at all
@@ -214,6 +215,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_one
 
     def serve(self, query, body, rule):
+        if rule and "wait" in rule.what:
+            rule.what["wait"].wait(120)
         bucket = self.s.top / self.bucket
         if not self.bucket or not bucket.is_dir():
             raise Refused(404, "NoSuchBucket")
@@ -293,17 +296,18 @@ class _Handler(BaseHTTPRequestHandler):
         return data
 
     def list(self, bucket, query, rule):
-        prefix, token, delimiter = query.get("prefix", ""), query.get("continuation-token", ""), query.get("delimiter")
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
+        token = query.get("continuation-token", query.get("start-after", ""))
         keys = sorted(str(p.relative_to(bucket)) for p in bucket.rglob("*") if p.is_file())
         keys = [k for k in keys if k.startswith(prefix) and k > token]
         page, rest = keys[:self.s.page], keys[self.s.page:]
-        out, seen = [], set()
+        out, cuts, seen = [], [], set()
         for key in page:
             cut = key.find(delimiter, len(prefix)) if delimiter else -1
             if cut >= 0:
                 if key[:cut + 1] not in seen:
                     seen.add(key[:cut + 1])
-                    out.append(f"<CommonPrefixes><Prefix>{urllib.parse.quote(key[:cut + 1])}</Prefix></CommonPrefixes>")
+                    cuts.append(f"<CommonPrefixes><Prefix>{urllib.parse.quote(key[:cut + 1])}</Prefix></CommonPrefixes>")
                 continue
             data, etag = self.s.read(bucket / key)
             out.append(f"<Contents><Key>{urllib.parse.quote(key)}</Key><Size>{len(data)}</Size>"
@@ -311,7 +315,7 @@ class _Handler(BaseHTTPRequestHandler):
         more = "<IsTruncated>false</IsTruncated>"
         if rest or self.s.endless:
             more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{'same' if self.s.endless else escape(page[-1])}</NextContinuationToken>"
-        text = f"<ListBucketResult><EncodingType>url</EncodingType>{''.join(out)}{more}</ListBucketResult>"
+        text = f"<ListBucketResult><EncodingType>url</EncodingType>{''.join(out + cuts)}{more}</ListBucketResult>"
         self.answer(200, text.encode(), {"Content-Type": "application/xml"}, rule)
 
 

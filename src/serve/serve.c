@@ -17,6 +17,7 @@
 #include "serve/keys.h"
 #include "serve/objects/objects.h"
 #include "serve/s3/door.h"
+#include "serve/tier/tier.h"
 #include "store/store.h"
 
 #include <pthread.h>
@@ -29,6 +30,7 @@
 struct serve {
     struct ticket_office office;
     struct store *store;
+    struct tier *tier;
     struct objects *objects;
     struct keyring *keys;
     struct http_workers *workers;
@@ -199,7 +201,11 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
     if (rc == 0)
         rc = store_new(&store, &s->store, err);
     if (rc == 0)
+        rc = tier_new(&(struct tier_config){.store = s->store, .office = &s->office}, &s->tier, err);
+    if (rc == 0)
         rc = objects_new(s->store, &s->objects);
+    if (rc == 0)
+        objects_set_tier(s->objects, s->tier);
     if (rc == 0)
         rc = http_workers_new(0, 0, &s->workers, err);
     struct s3_door_config door = {.objects = s->objects,
@@ -288,6 +294,7 @@ void serve_free(struct serve *s)
     }
     if (s->http)
         http_server_stop(s->http, s->grace_ns);
+    tier_stop(s->tier); /* workers may wait for a remote */
     http_workers_free(s->workers);
     http_server_free(s->http);
     s3_door_free(s->door);
@@ -296,6 +303,7 @@ void serve_free(struct serve *s)
         explicit_bzero(s->token, strlen(s->token));
     free(s->token);
     objects_free(s->objects);
+    tier_free(s->tier);
     store_free(s->store);
     keyring_free(s->keys);
     free(s->cert);

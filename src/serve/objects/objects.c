@@ -6,7 +6,18 @@
 
 struct objects {
     struct store *store;
+    struct tier *tier; /* NULL: no bucket has a remote */
 };
+
+static bool has_remote(const struct objects *o, const char *bucket)
+{
+    return o->tier && tier_bucket_is(o->tier, bucket);
+}
+
+void objects_set_tier(struct objects *o, struct tier *tier)
+{
+    o->tier = tier;
+}
 
 int objects_new(struct store *store, struct objects **ret_objects)
 {
@@ -40,9 +51,31 @@ int objects_bucket_create(struct objects *o, const char *bucket, const char *own
     return rc;
 }
 
+int objects_bucket_front(struct objects *o, const char *bucket, const char *remote, struct leat_error *err)
+{
+    return o->tier ? tier_bucket_set(o->tier, bucket, remote, err)
+                   : error_set(err, LEAT_UNSUPPORTED, "buckets stand in front of no others here");
+}
+
+static int found_one(void *user, const struct store_entry *entry)
+{
+    (void)user, (void)entry;
+    return 1;
+}
+
 int objects_bucket_delete(struct objects *o, const char *bucket, struct leat_error *err)
 {
-    return store_bucket_delete(o->store, bucket, err);
+    struct store_list_spec any = {.max = 1};
+    bool more;
+    int rc = has_remote(o, bucket) ? tier_list(o->tier, bucket, &any, found_one, NULL, &more, err) : 0;
+    if (rc == 1)
+        return error_set(err, STORE_NOT_EMPTY,
+                         "bucket %s: the bucket that it stands in front of is not empty", bucket);
+    if (rc == 0)
+        rc = store_bucket_delete(o->store, bucket, err);
+    if (rc == 0)
+        tier_bucket_forget(o->tier, bucket);
+    return rc;
 }
 
 void objects_owner_of(const char *props, char ret_owner[OBJECTS_OWNER_MAX + 1])
@@ -69,46 +102,90 @@ int objects_bucket_owner(struct objects *o, const char *bucket, char ret_owner[O
 int objects_get_cached(struct objects *o, const char *bucket, const void *key, size_t key_len,
                        struct store_obj **ret_obj, struct leat_error *err)
 {
-    return store_get_cached(o->store, bucket, key, key_len, ret_obj, err);
+    int rc = store_get_cached(o->store, bucket, key, key_len, ret_obj, err);
+    if (!o->tier)
+        return rc;
+    if (rc == 0 && !tier_fresh(o->tier, bucket, key, key_len, *ret_obj)) {
+        store_obj_unref(*ret_obj);
+        rc = STORE_AGAIN;
+    }
+    return rc < 0 && rc != STORE_NO_BUCKET && has_remote(o, bucket) ? STORE_AGAIN : rc;
 }
 
 int objects_get(struct objects *o, const char *bucket, const void *key, size_t key_len,
                 struct store_obj **ret_obj, struct leat_error *err)
 {
-    return store_get(o->store, bucket, key, key_len, ret_obj, err);
+    return has_remote(o, bucket) ? tier_get(o->tier, bucket, key, key_len, ret_obj, err)
+                                 : store_get(o->store, bucket, key, key_len, ret_obj, err);
+}
+
+int objects_open(struct objects *o, const char *bucket, const void *key, size_t key_len, bool head_only,
+                 struct store_obj **ret_obj, struct tier_read **ret_read, struct leat_error *err)
+{
+    struct store_obj *obj = NULL;
+    struct tier_read *read = NULL;
+    int rc = has_remote(o, bucket)
+                 ? tier_open(o->tier, bucket, key, key_len, head_only ? TIER_HEAD : 0, &read, err)
+                 : store_get(o->store, bucket, key, key_len, &obj, err);
+    if (rc < 0)
+        return rc;
+    if (read && tier_read_head(read, NULL, NULL) == 0 && read->obj) { /* it is here */
+        obj = store_obj_ref(read->obj);
+        tier_read_close(TAKE_PTR(read));
+    }
+    *ret_obj = obj;
+    *ret_read = read;
+    return 0;
 }
 
 int objects_put_begin(struct objects *o, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
                       unsigned flags, struct store_put **ret_put, struct leat_error *err)
 {
-    return store_put_begin(o->store, bucket, key, key_len, bytes, flags, ret_put, err);
+    return o->tier ? tier_put_begin(o->tier, bucket, key, key_len, bytes, flags, ret_put, err)
+                   : store_put_begin(o->store, bucket, key, key_len, bytes, flags, ret_put, err);
 }
 
 int objects_put_commit(struct objects *o, const char *bucket, const void *key, size_t key_len,
                        struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
                        struct leat_error *err)
 {
-    (void)o, (void)bucket, (void)key, (void)key_len;
-    return store_put_commit(put, commit, ret_info, err);
+    return o->tier ? tier_put_commit(o->tier, bucket, key, key_len, put, commit, ret_info, err)
+                   : store_put_commit(put, commit, ret_info, err);
 }
 
 int objects_delete(struct objects *o, const char *bucket, const void *key, size_t key_len,
                    struct leat_error *err)
 {
-    return store_delete(o->store, bucket, key, key_len, 0, err);
+    return o->tier ? tier_delete(o->tier, bucket, key, key_len, err)
+                   : store_delete(o->store, bucket, key, key_len, 0, err);
 }
 
 int objects_delete_many(struct objects *o, const char *bucket, const struct store_key *keys, unsigned n,
                         int *ret_codes, struct leat_error *err)
 {
-    return store_delete_many(o->store, bucket, keys, n, ret_codes, err);
+    if (!has_remote(o, bucket))
+        return store_delete_many(o->store, bucket, keys, n, ret_codes, err);
+    for (unsigned i = 0; i < n; i++)
+        ret_codes[i] = tier_delete(o->tier, bucket, keys[i].key, keys[i].key_len, err);
+    return 0;
 }
 
 int objects_list(struct objects *o, const char *bucket, const struct store_list_spec *spec,
                  int (*entry)(void *user, const struct store_entry *entry), void *user, bool *ret_more,
                  struct leat_error *err)
 {
-    return store_list(o->store, bucket, spec, entry, user, ret_more, err);
+    return has_remote(o, bucket) ? tier_list(o->tier, bucket, spec, entry, user, ret_more, err)
+                                 : store_list(o->store, bucket, spec, entry, user, ret_more, err);
+}
+
+int objects_upload_begin(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                         const struct store_commit *commit, char ret_id[STORE_UPLOAD_ID_TEXT],
+                         struct leat_error *err)
+{
+    struct store_commit c = *commit;
+    if (has_remote(o, bucket))
+        c.flags |= STORE_DIRTY; /* the remote has not got it when it is put together */
+    return store_upload_begin(o->store, bucket, key, key_len, &c, ret_id, err);
 }
 
 int objects_upload_complete(struct objects *o, const char *bucket, const void *key, size_t key_len,
@@ -116,5 +193,18 @@ int objects_upload_complete(struct objects *o, const char *bucket, const void *k
                             const struct store_commit *commit, struct store_info *ret_info,
                             struct leat_error *err)
 {
-    return store_upload_complete(o->store, bucket, key, key_len, id, parts, n, commit, ret_info, err);
+    if (!has_remote(o, bucket))
+        return store_upload_complete(o->store, bucket, key, key_len, id, parts, n, commit, ret_info, err);
+    struct store_commit c = commit ? *commit : (struct store_commit){0};
+    struct store_info info;
+    int rc = tier_condition(o->tier, bucket, key, key_len, &c, err);
+    c.if_none_match = false;
+    c.if_match = NULL;
+    if (rc == 0)
+        rc = store_upload_complete(o->store, bucket, key, key_len, id, parts, n, &c, &info, err);
+    if (rc == 0)
+        rc = tier_upload_completed(o->tier, bucket, key, key_len, &info, err);
+    if (rc == 0 && ret_info)
+        *ret_info = info;
+    return rc;
 }

@@ -252,7 +252,8 @@ bool get_at_once(struct s3_door *door, struct http_request *req, const struct s3
 static void open_object(struct visit *v)
 {
     struct leat_error err = {0};
-    int rc = objects_get(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, &v->obj, &err);
+    int rc = objects_open(v->door->objects, v->call.bucket, v->call.key, v->call.key_len,
+                          v->call.op == S3_OP_HEAD_OBJECT, &v->obj, &v->read, &err);
     if (rc < 0)
         visit_fail_store(v, rc, &err);
 }
@@ -292,6 +293,8 @@ static void step_checked(struct visit *v)
         send_step(v);
 }
 
+static void send_arriving(struct visit *v);
+
 void get_more(struct http_request *req)
 {
     struct visit *v = req->user;
@@ -300,6 +303,10 @@ void get_more(struct http_request *req)
         return;
     }
     v->idle = true;
+    if (v->read) {
+        send_arriving(v);
+        return;
+    }
     if (!v->working && v->checked > v->sent)
         send_step(v);
 }
@@ -313,9 +320,128 @@ static void first_checked(struct visit *v)
     send_step(v);
 }
 
+/* --- on its way from a remote ---------------------------------------------------------------------------------------------------- */
+
+/* As far as heads go, what arrives is an object like others. */
+static struct store_obj view_of(const struct tier_read *read)
+{
+    return (struct store_obj){
+        .info = read->info, .meta = read->meta, .meta_len = read->meta_len, .remote = ""};
+}
+
+static void arriving(struct visit *v);
+
+static void asked_again(struct http_message *message, struct http_request *req)
+{
+    struct visit *v = container_of(message, struct visit, told);
+    v->posted = false;
+    if (!req || !v->req)
+        visit_free(v);
+    else if (v->end == UINT64_MAX)
+        arriving(v);
+    else
+        send_arriving(v);
+}
+
+/* On a thread of the tier. */
+static void told(struct tier_waiter *w)
+{
+    struct visit *v = container_of(w, struct visit, waiter);
+    v->posted = true;
+    v->told = (struct http_message){.ref = v->ref, .fn = asked_again};
+    http_post(&v->told);
+}
+
+bool get_unwait(struct visit *v)
+{
+    if (v->read)
+        tier_read_unwait(v->read, &v->waiter);
+    return v->posted;
+}
+
+static void lost(struct visit *v, int rc, const struct leat_error *err)
+{
+    visit_fail_store(v, rc, err);
+    visit_refuse(v);
+}
+
+/* The next bytes that have come; none: we are told. */
+static void send_arriving(struct visit *v)
+{
+    struct leat_error err = {0};
+    struct wanted w;
+    if (!v->idle)
+        return; /* `more` comes */
+    int64_t n = v->sent < v->end ? tier_read_ready(v->read, v->sent, &v->waiter, &err) : 0;
+    if (n == TIER_WAIT)
+        return;
+    if (n < 0) {
+        lost(v, (int)n, &err);
+        return;
+    }
+    uint64_t bytes = MIN((uint64_t)n, STEP);
+    bytes = MIN(bytes, v->end - v->sent);
+    struct http_piece piece = {.fd = v->read->fd, .at = v->read->offset + v->sent, .bytes = bytes};
+    bool begins = !v->answered;
+    v->sent += bytes;
+    v->idle = false;
+    if (begins) {
+        struct store_obj view = view_of(v->read);
+        weigh(v->req, &v->call, &view, &w);
+        v->answered = true;
+        put_head(v->req, &v->call, &view, &w, v->id);
+        http_send(v->req, v->end - v->first, &piece, bytes ? 1 : 0, v->sent == v->end);
+    } else {
+        http_send_more(v->req, &piece, 1, v->sent == v->end);
+    }
+}
+
+static void opened(struct visit *v);
+
+/* Is there such an object, and what is it like? */
+static void arriving(struct visit *v)
+{
+    struct leat_error err = {0};
+    struct wanted w;
+    v->waiter.ready = told;
+    v->end = UINT64_MAX;
+    int rc = tier_read_head(v->read, &v->waiter, &err);
+    if (rc == TIER_WAIT)
+        return;
+    if (rc < 0) {
+        lost(v, rc, &err);
+        return;
+    }
+    if (v->read->obj) { /* what is here was right */
+        v->obj = store_obj_ref(v->read->obj);
+        tier_read_close(TAKE_PTR(v->read));
+        opened(v);
+        return;
+    }
+    struct store_obj view = view_of(v->read);
+    weigh(v->req, &v->call, &view, &w);
+    v->first = v->sent = w.first;
+    v->end = w.first + w.bytes;
+    if (w.code != S3_OK) {
+        v->answered = true;
+        put_refusal(v->req, &view, w.code, v->id);
+    } else if (v->req->is_head) {
+        v->answered = true;
+        put_head(v->req, &v->call, &view, &w, v->id);
+        http_send_head(v->req, w.bytes);
+    } else {
+        v->idle = true;
+        send_arriving(v);
+    }
+}
+
 static void opened(struct visit *v)
 {
     struct wanted w;
+    if (v->read) {
+        arriving(v);
+        return;
+    }
     weigh(v->req, &v->call, v->obj, &w);
     if (w.code != S3_OK) {
         v->answered = true;

@@ -50,8 +50,8 @@ static void create(struct visit *v)
 {
     struct leat_error err = {0};
     struct store_commit c = {.meta = v->meta.data, .meta_len = v->meta.len};
-    int rc = store_upload_begin(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len,
-                                &c, v->upload, &err);
+    int rc = objects_upload_begin(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, &c,
+                                  v->upload, &err);
     if (rc < 0)
         visit_fail_store(v, rc, &err);
     else

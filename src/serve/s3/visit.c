@@ -14,13 +14,17 @@
 
 /* --- life ------------------------------------------------------------------------------------------------------------------ */
 
-static void visit_free(struct visit *v)
+void visit_free(struct visit *v)
 {
     store_obj_unref(v->obj);
     bundling_free(v->bundling);
+    tier_read_close(v->read);
     body_fini(v);
     bytes_out_fini(&v->out);
     bytes_out_fini(&v->meta);
+    if (v->remote)
+        explicit_bzero(v->remote, strlen(v->remote)); /* there may be keys in it */
+    free(v->remote);
     bytes_out_fini(&v->conditions_text);
     keys_unref(v->keys);
     free(v);
@@ -43,7 +47,7 @@ static void on_over(struct http_request *req, int rc)
     struct visit *v = req->user;
     (void)rc;
     v->req = NULL;
-    if (v->working)
+    if (v->working || get_unwait(v))
         return;
     if (v->body.put) { /* taking a file away may wait for the disk */
         v->work = (struct http_work){.run = abort_put, .done = aborted};
@@ -165,6 +169,8 @@ enum s3_code code_of_store(int rc)
         return S3_SLOW_DOWN;
     case LEAT_TIMED_OUT:
     case LEAT_PEER_GONE:
+    case TIER_DOWN:
+    case TIER_REFUSED:
         return S3_UNAVAILABLE;
     default:
         return S3_INTERNAL;
@@ -177,7 +183,8 @@ void visit_fail_store(struct visit *v, int rc, const struct leat_error *err)
     if (s3_code_status(code) >= 500)
         log_warning("s3: %s in %s: %s", s3_op_name(v->call.op), v->call.bucket,
                     err && err->message[0] ? err->message : strerror(-rc));
-    bool plain = code == S3_INVALID_ARGUMENT && err && err->message[0];
+    /* What is the client's to hear: its own mistake, or which remote does not answer. */
+    bool plain = (code == S3_INVALID_ARGUMENT || code == S3_UNAVAILABLE) && err && err->message[0];
     visit_fail(v, code, plain ? err->message : NULL);
 }
 

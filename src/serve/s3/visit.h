@@ -57,6 +57,10 @@ struct visit {
 
     /* Of reading. */
     struct store_obj *obj;
+    struct tier_read *read; /* it is on its way from the bucket's remote; obj is NULL then */
+    struct tier_waiter waiter;
+    struct http_message told; /* the waiter's: on its way to the door's thread while `posted` */
+    bool posted;
     uint64_t first, end, sent,
         checked; /* of the object: [first, end) is asked for, checked and sent so far */
     bool idle;   /* idle: the server wants more, and nothing is checked yet */
@@ -67,6 +71,9 @@ struct visit {
     struct bytes_out meta; /* pairs of store.h */
     char if_match[STORE_ETAG_MAX + 3];
     bool if_none_match;
+
+    /* Of making a bucket. */
+    char *remote; /* tier.h: what it stands in front of, or NULL */
 
     /* Of copying. */
     char from_bucket[S3_BUCKET_MAX + 1], from_key[S3_KEY_MAX + 1];
@@ -112,6 +119,7 @@ struct http_text visit_header(const struct visit *v, const char *name);
 enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct keys_user *user,
                        const char *bucket, enum keys_right right);
 void etag_header(struct bytes_out *headers, const char *etag);
+void visit_free(struct visit *v); /* over, and nobody works on it */
 
 /* An error for a request without a visit. */
 void door_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
@@ -123,6 +131,8 @@ enum s3_code code_of_store(int rc);
 void op_get(struct visit *v); /* and HEAD */
 /* At once, where all of it is at hand; false: by op_get. */
 void get_more(struct http_request *req); /* http_ops.more */
+/* The visit is over: it is not told of its object any more. True: it was, and goes when the message arrives. */
+bool get_unwait(struct visit *v);
 bool get_at_once(struct s3_door *door, struct http_request *req, const struct s3_call *call, bool is_signed,
                  const char id[VISIT_ID_TEXT]);
 /* batch.c: with ?archpath; POST /bucket?batch; the next instalment of either. */

@@ -14,6 +14,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "wire/s3.h"
 
 #define PAGE 1000u
 
@@ -161,42 +162,112 @@ static int emit_local(struct merge *m, const struct entry *e)
     return local_counts(m, e) ? emit(m, e) : 0;
 }
 
-static int remote_one(void *user, const struct backend_object *o)
+/* The remote's next entry, in the order of keys. Negative: enough, or what went wrong. */
+static int merge_one(struct merge *m, struct entry *e)
 {
-    struct merge *m = user;
-    struct entry e = {.prefix = o->prefix,
-                      .bytes = o->bytes,
-                      .mtime_ns = o->modified * (int64_t)NS_PER_S,
-                      .flags = TIER_ELSEWHERE};
     struct entry *l;
-    char tag[BACKEND_ETAG_MAX];
-    int n = snprintf(e.key, sizeof(e.key), "%.*s%s", (int)m->spec->prefix_len, (const char *)m->spec->prefix,
-                     o->name);
-    if (n <= 0 || (size_t)n >= sizeof(e.key))
-        return 0; /* no key of ours */
-    e.len = (size_t)n;
-    struct backend_stat stat = {.bytes = o->bytes, .modified = o->modified};
-    snprintf(stat.etag, sizeof(stat.etag), "%s", o->etag);
-    tier_tag_of(&stat, tag);
-    tier_etag_of(tag, e.etag);
     int rc;
-    while ((rc = local_peek(m, &l, NULL)) == 0 && l && by_key(l->key, l->len, e.key, e.len) < 0) {
+    while ((rc = local_peek(m, &l, NULL)) == 0 && l && by_key(l->key, l->len, e->key, e->len) < 0) {
         m->at++;
-        if ((rc = emit_local(m, l)) != 0)
+        if (emit_local(m, l) != 0)
             return -ECANCELED;
     }
     if (rc < 0)
         return rc;
-    if (l && l->prefix == e.prefix && by_key(l->key, l->len, e.key, e.len) == 0) {
+    if (l && l->prefix == e->prefix && by_key(l->key, l->len, e->key, e->len) == 0) {
         m->at++;
-        if (!e.prefix && (l->flags & STORE_DIRTY || m->b->remote.check == TIER_NEVER))
-            e = *l;
-        else if (!e.prefix && strcmp(l->etag, e.etag) == 0) {
-            e.seq = l->seq; /* here, too */
-            e.flags = l->flags;
+        if (!e->prefix && (l->flags & STORE_DIRTY || m->b->remote.check == TIER_NEVER)) {
+            *e = *l;
+        } else if (!e->prefix && strcmp(l->etag, e->etag) == 0) {
+            e->seq = l->seq; /* here, too */
+            e->flags = l->flags;
         }
     }
-    return emit(m, &e) ? -ECANCELED : 0;
+    return emit(m, e) ? -ECANCELED : 0;
+}
+
+/* False: no key of ours. */
+static bool entry_of(const struct merge *m, const struct backend_object *o, struct entry *ret_entry)
+{
+    struct entry *e = ret_entry;
+    struct backend_stat stat = {.bytes = o->bytes, .modified = o->modified};
+    char tag[BACKEND_ETAG_MAX];
+    *e = (struct entry){.prefix = o->prefix,
+                        .bytes = o->bytes,
+                        .mtime_ns = o->modified * (int64_t)NS_PER_S,
+                        .flags = TIER_ELSEWHERE};
+    size_t n = strlen(o->name), at = m->spec->prefix_len;
+    if (at + n == 0 || at + n > STORE_KEY_MAX)
+        return false;
+    if (at)
+        memcpy(e->key, m->spec->prefix, at);
+    memcpy(e->key + at, o->name, n);
+    e->len = at + n;
+    snprintf(stat.etag, sizeof(stat.etag), "%s", o->etag);
+    tier_tag_of(&stat, tag);
+    tier_etag_of(tag, e->etag);
+    return true;
+}
+
+static int remote_one(void *user, const struct backend_object *o)
+{
+    struct entry e;
+    return entry_of(user, o, &e) ? merge_one(user, &e) : 0;
+}
+
+/*
+ * With a delimiter a page says objects and common prefixes one behind the other, each sorted: they are put in order here. Of pages that were
+ * not taken whole the last may be missing something, so that a whole page more is taken than is wanted.
+ */
+struct collected {
+    struct merge *m;
+    struct entry **entries;
+    size_t n, cap;
+};
+
+static int collect_one(void *user, const struct backend_object *o)
+{
+    struct collected *c = user;
+    struct entry e;
+    if (!entry_of(c->m, o, &e))
+        return 0;
+    if (c->n == c->cap) {
+        size_t cap = c->cap ? 2 * c->cap : 256;
+        struct entry **more = realloc(c->entries, cap * sizeof(*more));
+        if (!more)
+            return -ENOMEM;
+        c->entries = more;
+        c->cap = cap;
+    }
+    c->entries[c->n] = malloc(sizeof(e));
+    if (!c->entries[c->n])
+        return -ENOMEM;
+    *c->entries[c->n++] = e;
+    return c->n > c->m->spec->max + (size_t)S3_PAGE_MAX ? -EOVERFLOW : 0;
+}
+
+static int entry_order(const void *a, const void *b)
+{
+    const struct entry *x = *(struct entry *const *)a, *y = *(struct entry *const *)b;
+    return by_key(x->key, x->len, y->key, y->len);
+}
+
+static int list_collected(struct merge *m, struct backend *b, const char *uri, const char *after,
+                          struct leat_error *err)
+{
+    struct collected c = {.m = m};
+    int rc = backend_list(b, uri, false, after, collect_one, &c, err);
+    if (rc == -EOVERFLOW)
+        rc = 0;
+    if (rc == 0 && c.n)
+        qsort(c.entries, c.n, sizeof(c.entries[0]), entry_order);
+    for (size_t i = 0; i < c.n; i++) {
+        if (rc == 0)
+            rc = merge_one(m, c.entries[i]);
+        free(c.entries[i]);
+    }
+    free(c.entries);
+    return rc;
 }
 
 static int remote_list(struct merge *m, struct leat_error *err)
@@ -220,7 +291,8 @@ static int remote_list(struct merge *m, struct leat_error *err)
     if (rc == 0)
         rc = tier_session_get(m->t, m->b, &s, err);
     if (rc == 0) {
-        rc = backend_list(s->backend, uri, flat, after, remote_one, m, err);
+        rc = flat ? backend_list(s->backend, uri, true, after, remote_one, m, err)
+                  : list_collected(m, s->backend, uri, after, err);
         tier_session_put(m->t, m->b, s);
         bool ours = m->rc || m->more;
         rc = ours ? 0 : rc < 0 ? tier_remote_error(m->b, rc, err) : 0;

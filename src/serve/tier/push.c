@@ -331,6 +331,15 @@ static int check_conditions(struct tier *t, const struct tier_bucket *b, const v
     return rc;
 }
 
+int tier_condition(struct tier *t, const char *bucket, const void *key, size_t key_len,
+                   const struct store_commit *commit, struct leat_error *err)
+{
+    struct tier_bucket *b = conditional(commit) ? tier_bucket_find(t, bucket) : NULL;
+    int rc = b ? check_conditions(t, b, key, key_len, commit, err) : 0;
+    tier_bucket_unref(t, b);
+    return rc;
+}
+
 /* The old version's standing is unknown from here on: a crash must not leave it as the newest. Its tag, to be put back, or "". */
 static uint64_t doubt(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
                       char ret_tag[STORE_REMOTE_MAX + 1])

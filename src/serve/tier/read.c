@@ -163,3 +163,33 @@ int tier_read_wait(struct tier_read *read, uint64_t offset, uint64_t bytes, stru
         pthread_mutex_unlock(&r->t->lock);
     }
 }
+
+int tier_get(struct tier *t, const char *bucket, const void *key, size_t key_len, struct store_obj **ret_obj,
+             struct leat_error *err)
+{
+    struct tier_read *read;
+    for (unsigned i = 0; i < 3; i++) {
+        int rc = tier_open(t, bucket, key, key_len, 0, &read, err);
+        if (rc < 0)
+            return rc;
+        rc = tier_read_wait(read, 0, 0, err);
+        if (rc == 0 && read->obj)
+            *ret_obj = store_obj_ref(read->obj);
+        bool here = rc == 0 && read->obj;
+        struct fetch *f = read_of(read)->f;
+        if (rc == 0 && !here) { /* until it is committed */
+            pthread_mutex_lock(&t->lock);
+            while (f->state != FETCH_DONE && f->state != FETCH_FAILED)
+                pthread_cond_wait(&t->moved, &t->lock);
+            rc = f->state == FETCH_FAILED ? fetch_failed(f, err) : 0;
+            pthread_mutex_unlock(&t->lock);
+        }
+        tier_read_close(read);
+        if (rc < 0 || here)
+            return rc;
+        rc = store_get(t->config.store, bucket, key, key_len, ret_obj, err);
+        if (rc != LEAT_NOT_FOUND)
+            return rc;
+    }
+    return error_set(err, LEAT_BUSY, "the object changes or is evicted again and again while it is fetched");
+}

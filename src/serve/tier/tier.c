@@ -534,7 +534,7 @@ int tier_new(const struct tier_config *config, struct tier **ret_tier, struct le
     return 0;
 }
 
-void tier_free(struct tier *t)
+void tier_stop(struct tier *t)
 {
     if (!t)
         return;
@@ -546,6 +546,14 @@ void tier_free(struct tier *t)
     pthread_cond_broadcast(&t->moved);
     pthread_cond_broadcast(&t->push_moved);
     pthread_mutex_unlock(&t->lock);
+}
+
+void tier_free(struct tier *t)
+{
+    if (!t)
+        return;
+    struct tier_pool *pools[] = {&t->fetchers, &t->prefetchers, &t->pushers};
+    tier_stop(t);
     jobs_stop(t);
     for (size_t i = 0; i < ARRAY_LEN(pools); i++) {
         pool_stop(pools[i]);

@@ -35,7 +35,9 @@ struct tier_config {
 };
 /* Starts the threads, and pushes what is dirty since before. */
 int tier_new(const struct tier_config *config, struct tier **ret_tier, struct leat_error *err);
-/* Fetches and pushes under way are given up; reads are closed by then. NULL is fine. */
+/* Fetches and pushes under way are given up, and who waits for one is told so. For those whose threads have to end before tier_free. */
+void tier_stop(struct tier *t);
+/* Stops; reads are closed by then. NULL is fine. */
 void tier_free(struct tier *t);
 
 /* --- which buckets, and how ------------------------------------------------------------------------------------------------ */
@@ -66,7 +68,7 @@ void tier_bucket_forget(struct tier *t, const char *bucket);
 
 /* --- reading --------------------------------------------------------------------------------------------------------------- */
 
-/* Told once, later, on a thread of ours that must not block: something has moved, ask again. Zeroed before its first use. */
+/* Told once, later, on a thread of ours, which must not block nor call what is declared here: something has moved, ask again. Zeroed before its first use. */
 struct tier_waiter {
     void (*ready)(struct tier_waiter *w);
     struct list node; /* private; in a list while it waits */
@@ -108,6 +110,9 @@ void tier_read_close(struct tier_read *read);
 /* Blocks until head, and then until [offset, +bytes) is there (0 bytes: the head alone). */
 int tier_read_wait(struct tier_read *read, uint64_t offset, uint64_t bytes, struct leat_error *err);
 
+/* Waits until all of it is here: the store's object, as store_get. */
+int tier_get(struct tier *t, const char *bucket, const void *key, size_t key_len, struct store_obj **ret_obj,
+             struct leat_error *err);
 /* [loop] May a door answer at once with what store_get_cached gave it? Also true for buckets without a remote. */
 bool tier_fresh(struct tier *t, const char *bucket, const void *key, size_t key_len,
                 const struct store_obj *obj);
@@ -121,6 +126,9 @@ int tier_put_begin(struct tier *t, const char *bucket, const void *key, size_t k
 int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t key_len,
                     struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
                     struct leat_error *err);
+/* Only the conditions of such a commit: 0, or STORE_PRECONDITION. */
+int tier_condition(struct tier *t, const char *bucket, const void *key, size_t key_len,
+                   const struct store_commit *commit, struct leat_error *err);
 /* Of an object that store_upload_complete has made (with STORE_DIRTY in its flags): pushed now or later. On failure it is gone again. */
 int tier_upload_completed(struct tier *t, const char *bucket, const void *key, size_t key_len,
                           const struct store_info *info, struct leat_error *err);

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buckets that stand in front of another S3 that breaks on command, of a second Leat, of a folder: what a client sees of it over the S3 door."""
+
+import contextlib
+import hashlib
+import http.client
+import json
+import threading
+import time
+
+import lib_serve
+import pytest
+from lib_serve import at_once, content
+from s3fault import S3Fault
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory):
+    top = tmp_path_factory.mktemp("far")
+    (top / "far").mkdir()
+    with S3Fault(top) as made:
+        yield made
+
+
+@pytest.fixture
+def front(server, far, request):
+    """A bucket in front of a folder of its own in the bucket `far`; make(**settings)."""
+    name = "f-" + hashlib.sha256(request.node.name.encode()).hexdigest()[:20]
+    far.rules.clear()
+    far.log.clear()
+
+    def make(suffix="", **settings):
+        remote = {"uri": f"s3://far/{name}{suffix}", "endpoint": far.url, "access_key": "AK", "secret_key": "SK", "timeout_s": 5, **settings}
+        reply = server.request("PUT", f"/{name}{suffix}", headers={"x-leat-remote": json.dumps(remote)})
+        assert reply.status == 200, reply
+        return name + suffix
+
+    return make
+
+
+def there(far, bucket, key, data):
+    file = far.top / "far" / bucket / key
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_name(file.name + ".new")
+    new.write_bytes(data)
+    new.replace(file)
+    return file
+
+
+def gets(far, key):
+    return [r for r in far.log if r[0] == "GET" and r[1].endswith(key)]
+
+
+def get(server, bucket, key, **headers):
+    return server.request("GET", f"/{bucket}/{key}", headers=headers)
+
+
+def wait_until(true):
+    end = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_many_readers_one_fetch(server, far, front):
+    bucket = front()
+    data = content("one", 6 * MIB + 11)
+    there(far, bucket, "k", data)
+    replies = [None] * 8
+
+    def read(i):
+        replies[i] = get(server, bucket, "k", **({"range": "bytes=100-1099"} if i % 2 else {}))
+
+    at_once(8, read)
+    for i, reply in enumerate(replies):
+        assert (reply.status, reply.body == (data[100:1100] if i % 2 else data)) == ((206, True) if i % 2 else (200, True))
+        assert reply.headers["etag"] == f'"{hashlib.md5(data).hexdigest()}"'
+    sent = sum(int(r[2].partition("-")[2]) - int(r[2].removeprefix("bytes=").partition("-")[0]) + 1 for r in gets(far, "/k") if r[2])
+    assert sent == len(data)
+    assert get(server, bucket, "k").body == data
+
+
+def test_read_while_it_arrives(server, far, front):
+    """The remote says the first part at once, and the rest when it has been read here."""
+    bucket = front(timeout_s=120)
+    data = content("slow", 2 * MIB)
+    there(far, bucket, "k", data)
+    far.fail(key=f"{bucket}/k", method="GET", times=2)  # the first two requests are answered; others when it is time
+    gate = threading.Event()
+    far.fail(key=f"{bucket}/k", method="GET", times=-1, wait=gate)
+    target, headers = server.prepare("GET", f"/{bucket}/k")
+    with contextlib.closing(server.connect()) as connection:
+        connection.request("GET", target, headers=headers)
+        response = connection.getresponse()
+        assert response.status == 200 and int(response.headers["content-length"]) == len(data)
+        first = response.read(256 * 1024)
+        assert first == data[:len(first)] and len(first) == 256 * 1024
+        gate.set()
+        assert first + response.read() == data
+
+
+def test_remote_dies(server, far, front):
+    bucket = front()
+    data = content("dies", 4 * MIB)
+    there(far, bucket, "k", data)
+    far.fail(key=f"{bucket}/k", method="GET", times=2)  # the first two blocks are asked for at the same time
+    cut = far.fail(key=f"{bucket}/k", method="GET", times=-1, reset=True)
+    target, headers = server.prepare("GET", f"/{bucket}/k")
+    with contextlib.closing(server.connect()) as connection:
+        connection.request("GET", target, headers=headers)
+        response = connection.getresponse()
+        assert response.status == 200
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            response.read()
+    wait_until(lambda: cut.hits > 0)
+    far.rules.clear()
+    assert get(server, bucket, "k").body == data
+    # All of it: what is here is served, what is not is 503, and says why.
+    far.fail(times=-1, status=500, code="InternalError", message="broken")
+    assert get(server, bucket, "k").body == data
+    reply = get(server, bucket, "other")
+    assert reply.status == 503 and reply.code == "ServiceUnavailable" and "remote of bucket" in reply.xml.findtext("Message"), reply
+    assert server.request("GET", f"/{bucket}", query=[("list-type", "2")]).status == 503
+    assert server.request("PUT", f"/{bucket}/new", b"x").status == 503
+    far.rules.clear()
+    assert get(server, bucket, "new").status == 404
+    assert get(server, bucket, "other").status == 404
+    far.fail(method="HEAD", times=-1, status=403)
+    reply = get(server, bucket, "new")
+    assert reply.status == 503 and "denied" in reply.xml.findtext("Message"), reply
+
+
+def test_changed_meanwhile(server, far, front):
+    bucket = front(check="always")
+    one, two = content("1", 3 * MIB), content("2", 3 * MIB)
+    there(far, bucket, "k", one)
+    far.fail(key=f"{bucket}/k", method="GET", times=2)
+    far.fail(key=f"{bucket}/k", method="GET", times=1, change=two)
+    target, headers = server.prepare("GET", f"/{bucket}/k")
+    with contextlib.closing(server.connect()) as connection:
+        connection.request("GET", target, headers=headers)
+        response = connection.getresponse()
+        try:
+            body = response.read()
+            assert body in (one, two)
+        except (http.client.IncompleteRead, ConnectionError) as e:
+            assert one.startswith(getattr(e, "partial", b""))
+    assert get(server, bucket, "k").body == two
+    there(far, bucket, "k", b"three")
+    assert get(server, bucket, "k").body == b"three"
+    (far.top / "far" / bucket / "k").unlink()
+    assert get(server, bucket, "k").status == 404
+
+
+def test_wrong_bytes(server, far, front):
+    bucket = front()
+    data = content("wrong", 300_000)
+    there(far, bucket, "k", data)
+    far.checksum = "crc64nvme"
+    try:
+        rule = far.fail(key=f"{bucket}/k", method="GET", corrupt=True, times=-1)
+        target, headers = server.prepare("GET", f"/{bucket}/k")
+        with contextlib.closing(server.connect()) as connection:
+            connection.request("GET", target, headers=headers)
+            response = connection.getresponse()
+            if response.status == 200:
+                with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                    response.read()
+        rule.left = 0
+        assert get(server, bucket, "k").body == data
+    finally:
+        far.checksum = None
+
+
+def test_write_through(server, far, front):
+    bucket = front()
+    headers = {"content-type": "text/x", "x-amz-meta-colour": "blue"}
+    assert server.request("PUT", f"/{bucket}/a/b", b"hello", headers).status == 200
+    file = far.top / "far" / bucket / "a" / "b"
+    assert file.read_bytes() == b"hello"
+    reply = get(server, bucket, "a/b")
+    assert reply.body == b"hello" and reply.headers["content-type"] == "text/x" and reply.headers["x-amz-meta-colour"] == "blue"
+    assert server.request("PUT", f"/{bucket}/a/b", b"no", {"if-none-match": "*"}).status == 412
+    assert file.read_bytes() == b"hello"
+    # An upload in parts.
+    begun = server.request("POST", f"/{bucket}/parts", query=[("uploads", "")])
+    upload = begun.xml.findtext("UploadId")
+    parts = [content("p1", 5 * MIB), content("p2", 1000)]
+    etags = [server.request("PUT", f"/{bucket}/parts", p, query=[("partNumber", str(i + 1)), ("uploadId", upload)]).headers["etag"]
+             for i, p in enumerate(parts)]
+    text = "".join(f"<Part><PartNumber>{i + 1}</PartNumber><ETag>{e}</ETag></Part>" for i, e in enumerate(etags))
+    done = server.request("POST", f"/{bucket}/parts", f"<CompleteMultipartUpload>{text}</CompleteMultipartUpload>".encode(),
+                          query=[("uploadId", upload)])
+    assert done.status == 200, done
+    assert (far.top / "far" / bucket / "parts").read_bytes() == b"".join(parts)
+    there(far, bucket, "there", b"x")
+    listed = server.request("GET", f"/{bucket}", query=[("list-type", "2"), ("delimiter", "/")]).xml
+    assert [k.text for k in listed.iter("Key")] == ["parts", "there"]
+    assert [p.findtext("Prefix") for p in listed.iter("CommonPrefixes")] == ["a/"]
+    # A copy of what only the remote has.
+    assert server.request("PUT", f"/{bucket}/copy", headers={"x-amz-copy-source": f"/{bucket}/there"}).status == 200
+    assert (far.top / "far" / bucket / "copy").read_bytes() == b"x"
+    for key in ("a/b", "parts", "there", "copy"):
+        assert server.request("DELETE", f"/{bucket}/{key}").status == 204
+    assert not file.exists() and get(server, bucket, "there").status == 404
+    assert server.request("DELETE", f"/{bucket}").status == 204
+
+
+def test_write_back_and_restart(quick_folder, far, front, request):
+    """What the remote has not got survives kill -9, and is pushed then."""
+    server = lib_serve.Server(quick_folder / "tier-restart")
+    try:
+        far.rules.clear()
+        remote = {"uri": "s3://far/back", "endpoint": far.url, "access_key": "AK", "secret_key": "SK", "mode": "back"}
+        assert server.request("PUT", "/back", headers={"x-leat-remote": json.dumps(remote)}).status == 200
+        rule = far.fail(times=-1, status=503, method="PUT")
+        for i in range(5):
+            assert server.request("PUT", f"/back/k{i}", f"text {i}".encode()).status == 200
+        wait_until(lambda: rule.hits > 0)
+        server.kill()
+        server.start()
+        assert get(server, "back", "k3").body == b"text 3"
+        assert not (far.top / "far" / "back").exists()
+        far.rules.clear()
+        wait_until(lambda: all((far.top / "far" / "back" / f"k{i}").exists() for i in range(5)))
+        assert (far.top / "far" / "back" / "k3").read_bytes() == b"text 3"
+    finally:
+        server.stop(check=False)
+
+
+def test_in_front_of_leat(quick_folder, server, tmp_path):
+    """Another Leat as the remote; and that one in front of a folder: three deep."""
+    other = lib_serve.Server(quick_folder / "tier-other")
+    try:
+        (tmp_path / "x").mkdir()
+        (tmp_path / "x" / "1").write_bytes(b"from a folder")
+        assert other.request("PUT", "/middle", headers={"x-leat-remote": json.dumps({"uri": f"file://{tmp_path}"})}).status == 200
+        remote = {"uri": "s3://middle/x", "endpoint": other.url, "access_key": lib_serve.ACCESS, "secret_key": lib_serve.SECRET}
+        assert server.request("PUT", "/chain", headers={"x-leat-remote": json.dumps(remote)}).status == 200
+        assert get(server, "chain", "1").body == b"from a folder"
+        data = content("chain", 5 * MIB)
+        assert server.request("PUT", "/chain/2", data, {"x-amz-meta-a": "b"}).status == 200
+        assert (tmp_path / "x" / "2").read_bytes() == data
+        reply = other.request("GET", "/middle/x/2")
+        assert reply.body == data and reply.headers["x-amz-meta-a"] == "b"
+        listed = server.request("GET", "/chain", query=[("list-type", "2")]).xml
+        assert [k.text for k in listed.iter("Key")] == ["1", "2"]
+        assert server.request("DELETE", "/chain/2").status == 204
+        assert not (tmp_path / "x" / "2").exists()
+    finally:
+        other.stop()
+
+
+def test_settings_are_checked(server, far):
+    for remote, says in (("{}", "needs a uri"), ('{"uri": "s3://far", "colour": 1}', "colour"), ("nonsense", "JSON object")):
+        reply = server.request("PUT", "/wrong-front", headers={"x-leat-remote": remote})
+        assert reply.status == 400 and says in reply.xml.findtext("Message"), reply
+        assert server.request("HEAD", "/wrong-front").status == 404
+    reply = server.request("PUT", "/not-yours", headers={"x-leat-remote": '{"uri": "file:///etc"}'}, access="LEATTESTMAKER0000001",
+                           secret="secret-of-the-maker")
+    assert reply.status == 403, reply
