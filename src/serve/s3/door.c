@@ -204,6 +204,12 @@ void s3_door_request(struct s3_door *door, struct http_request *req)
     const char *message = NULL;
     bool other_region = false;
     make_id(door, id);
+    /*
+     * A body of no bytes is not waited for, so nobody says "100 Continue". botocore before 1.29 or so then takes the status of this answer for that of
+     * the next request on the connection, and waits a minute for the rest of it: let it have none.
+     */
+    if (req->reader->expects_continue && req->body_bytes == 0)
+        http_close_after(req);
     bool copy = http_header(req->reader, req->head, "x-amz-copy-source").data != NULL;
     struct http_text host = http_header(req->reader, req->head, "host");
     bool understood =
