@@ -3,7 +3,7 @@
  * Happy path: cut "AWS4-HMAC-SHA256 Credential=K/20130524/us-east-1/s3/aws4_request, SignedHeaders=a;b, Signature=..." (or the X-Amz- parameters
  * of a presigned URL) into a claim; later put the canonical request together from the head and compare.
  * Failure modes: each has its code of S3, so that a client says what is wrong: a clock, a region, a key, an expired link.
- * Invariants: the comparison takes the same time wherever the difference is; a header that counts (host, x-amz-*) is signed or the request is
+ * Invariants: the comparison takes the same time wherever the difference is; a header that counts (host, x-amz-*, x-leat-*) is signed or the request is
  * refused, so that nobody on the way adds one.
  */
 #include "wire/sigv4_check.h"
@@ -300,6 +300,18 @@ static unsigned cut_names(char *names, const char **ret_names, unsigned most)
     return n;
 }
 
+/* Does a header change what is done? S3's own do, and ours, which name files of the server. */
+static bool counts(struct http_text name)
+{
+    static const char *const prefixes[] = {"x-amz-", "x-leat-"};
+    for (unsigned i = 0; i < ARRAY_LEN(prefixes); i++) {
+        size_t n = strlen(prefixes[i]);
+        if (name.len > n && strncasecmp(name.data, prefixes[i], n) == 0)
+            return true;
+    }
+    return false;
+}
+
 static enum s3_code check_coverage(struct sigv4_claim *c, const char *const *names, unsigned n,
                                    const struct http_reader *r, const char *buf)
 {
@@ -309,7 +321,7 @@ static enum s3_code check_coverage(struct sigv4_claim *c, const char *const *nam
     for (unsigned i = 0; i < r->nheaders; i++) {
         struct http_text name, value;
         http_header_at(r, buf, i, &name, &value);
-        if (name.len > 6 && strncasecmp(name.data, "x-amz-", 6) == 0 && !is_signed(names, n, name)) {
+        if (counts(name) && !is_signed(names, n, name)) {
             snprintf(c->why, sizeof(c->why),
                      "There were headers present in the request which were not signed: %.*s",
                      (int)MIN(name.len, (size_t)60), name.data);

@@ -182,6 +182,7 @@ static void test_refused(void **state)
                        "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41") "\r\n",
          S3_AUTH_HEADER_MALFORMED},
         {GET_HEAD GET_AUTH "x-amz-meta-more: 1\r\n\r\n", S3_ACCESS_DENIED},
+        {GET_HEAD GET_AUTH "X-Leat-Remote: {}\r\n\r\n", S3_ACCESS_DENIED},
         {GET_HEAD GET_AUTH "x-amz-date: 20130524T000001Z\r\n\r\n", S3_SIGNATURE_MISMATCH},
         {"GET /test.txt HTTP/1.1\r\nHost: h\r\nx-amz-date: 20130524T000000Z\r\n" GET_AUTH "\r\n",
          S3_INVALID_REQUEST},

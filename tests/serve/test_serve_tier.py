@@ -232,10 +232,15 @@ def test_write_back_and_restart(quick_folder, far, front, request):
 
 def test_in_front_of_leat(quick_folder, server, tmp_path):
     """Another Leat as the remote; and that one in front of a folder: three deep."""
-    other = lib_serve.Server(quick_folder / "tier-other")
+    other = lib_serve.Server(quick_folder / "tier-other", keys=lib_serve.KEYS + "access = admin\n")
     try:
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / "1").write_bytes(b"from a folder")
+        # Everybody may do everything with objects there; the server's own files are no objects.
+        assert other.request("PUT", "/everybodys", access=None).status == 200
+        reply = other.request("PUT", "/opened", headers={"x-leat-remote": json.dumps({"uri": f"file://{tmp_path}"})}, access=None)
+        assert (reply.status, reply.code) == (403, "AccessDenied")
+        assert other.request("HEAD", "/opened").status == 404
         assert other.request("PUT", "/middle", headers={"x-leat-remote": json.dumps({"uri": f"file://{tmp_path}"})}).status == 200
         remote = {"uri": "s3://middle/x", "endpoint": other.url, "access_key": lib_serve.ACCESS, "secret_key": lib_serve.SECRET}
         assert server.request("PUT", "/chain", headers={"x-leat-remote": json.dumps(remote)}).status == 200
@@ -258,6 +263,12 @@ def test_settings_are_checked(server, far):
         reply = server.request("PUT", "/wrong-front", headers={"x-leat-remote": remote})
         assert reply.status == 400 and says in reply.xml.findtext("Message"), reply
         assert server.request("HEAD", "/wrong-front").status == 404
+    # Who signs the making of a bucket has to have signed what it stands in front of.
+    target, headers = lib_serve.presigned(server, "PUT", "/not-signed")
+    with contextlib.closing(server.connect()) as connection:
+        reply = lib_serve.send(connection, "PUT", target, b"", {**headers, "x-leat-remote": '{"uri": "file:///etc"}'})
+    assert (reply.status, reply.code) == (403, "AccessDenied") and "x-leat-remote" in reply.xml.findtext("Message")
+    assert server.request("HEAD", "/not-signed").status == 404
     reply = server.request("PUT", "/not-yours", headers={"x-leat-remote": '{"uri": "file:///etc"}'}, access="LEATTESTMAKER0000001",
                            secret="secret-of-the-maker")
     assert reply.status == 403, reply

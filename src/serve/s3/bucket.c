@@ -87,12 +87,15 @@ static bool reserved(const char *name)
     return false;
 }
 
-/* A bucket in front of another: an extension of ours, for who may do everything, as it names files and profiles of this server. */
+/*
+ * A bucket in front of another: an extension of ours, for who may do everything, as it names files and profiles of this server. Never for
+ * who shows no key: a store that is open to all is not to open the server's files as well.
+ */
 static void read_remote(struct visit *v)
 {
     struct http_text remote = visit_header(v, "x-leat-remote");
-    if (remote.data && !v->user->admin)
-        visit_fail(v, S3_ACCESS_DENIED, "Only an administrator makes buckets in front of others.");
+    if (remote.data && (!v->user->admin || !v->user->access))
+        visit_fail(v, S3_ACCESS_DENIED, "Only an administrator with a key makes buckets in front of others.");
     else if (remote.data && !(v->remote = strndup(remote.data, remote.len)))
         visit_fail(v, S3_SLOW_DOWN, NULL);
 }
