@@ -85,6 +85,10 @@ unsigned http_request_refusal(const struct http_reader *r, const char *buf, cons
     *ret_message = "one Content-Length or one Transfer-Encoding is allowed";
     if (lengths + codings > 1 || (old && codings))
         return 400;
+    *ret_message = "the only Transfer-Encoding that is understood is chunked";
+    if (codings &&
+        r->body != HTTP_BODY_CHUNKED) /* one without a value: llhttp sees no body, another parser may */
+        return 400;
     *ret_message = "one header Host is wanted, with a name or an address and a port";
     if (hosts > 1 || (hosts == 0 && !old) || !host_is_plain(host))
         return 400;

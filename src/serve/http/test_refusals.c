@@ -39,6 +39,7 @@ static const struct {
     {"a space before the first name", "POST /echo HTTP/1.1\r\n Content-Length: 5\r\n" H "\r\n12345" SMUGGLED,
      400},
     {"another coding", POST "Transfer-Encoding: gzip\r\n\r\n" SMUGGLED, 400},
+    {"no coding at all", POST "Transfer-Encoding:\r\n\r\n" SMUGGLED, 400},
     {"chunked, then another", POST "Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" SMUGGLED, 400},
     {"another, then chunked", POST "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n" SMUGGLED, 400},
     {"chunked twice", POST "Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n" SMUGGLED, 400},
