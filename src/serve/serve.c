@@ -26,6 +26,7 @@
 #include <sys/stat.h>
 
 #define ENDPOINTS_MAX 16u
+#define WAITERS       16u /* threads that wait for the remotes of buckets */
 
 struct serve {
     struct ticket_office office;
@@ -33,7 +34,7 @@ struct serve {
     struct tier *tier;
     struct objects *objects;
     struct keyring *keys;
-    struct http_workers *workers;
+    struct http_workers *workers, *waiters;
     struct s3_door *door;
     struct admin *admin;
     char *token, node_name[256];
@@ -208,9 +209,12 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
         objects_set_tier(s->objects, s->tier);
     if (rc == 0)
         rc = http_workers_new(0, 0, &s->workers, err);
+    if (rc == 0)
+        rc = http_workers_new(WAITERS, 0, &s->waiters, err);
     struct s3_door_config door = {.objects = s->objects,
                                   .keys = s->keys,
                                   .workers = s->workers,
+                                  .waiters = s->waiters,
                                   .office = &s->office,
                                   .region = c->region,
                                   .domains = (const char *const *)c->domains};
@@ -296,6 +300,7 @@ void serve_free(struct serve *s)
         http_server_stop(s->http, s->grace_ns);
     tier_stop(s->tier); /* workers may wait for a remote */
     http_workers_free(s->workers);
+    http_workers_free(s->waiters);
     http_server_free(s->http);
     s3_door_free(s->door);
     admin_free(s->admin);

@@ -208,6 +208,30 @@ def test_write_through(server, far, front):
     assert server.request("DELETE", f"/{bucket}").status == 204
 
 
+def test_silent_remote_keeps_nobody_else(server, far, front, bucket):
+    """More requests wait for a remote than the server has threads for its own work; other buckets do not notice."""
+    silent = front(timeout_s=600)
+    gate = threading.Event()
+    waits = far.fail(wait=gate, times=-1)
+    work = [("PUT", f"/{silent}/a{i}", b"x", ()) for i in range(8)] + [("DELETE", f"/{silent}/b{i}", b"", ()) for i in range(8)]
+    work += [("GET", f"/{silent}", b"", [("list-type", "2"), ("prefix", str(i))]) for i in range(8)]
+    replies = []
+    threads = [threading.Thread(target=lambda w=w: replies.append(server.request(*w[:3], query=w[3]).status)) for w in work]
+    try:
+        for t in threads:
+            t.start()
+        wait_until(lambda: waits.hits >= 8)
+        for i in range(4):
+            assert server.request("PUT", f"/{bucket}/k{i}", b"here").status == 200
+            assert get(server, bucket, f"k{i}").body == b"here"
+        assert not replies, "they were to wait"
+    finally:
+        gate.set()
+        for t in threads:
+            t.join()
+        far.rules.clear()
+
+
 def test_write_back_and_restart(quick_folder, far, front, request):
     """What the remote has not got survives kill -9, and is pushed then."""
     server = lib_serve.Server(quick_folder / "tier-restart")

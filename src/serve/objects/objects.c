@@ -14,6 +14,11 @@ static bool has_remote(const struct objects *o, const char *bucket)
     return o->tier && tier_bucket_is(o->tier, bucket);
 }
 
+bool objects_elsewhere(const struct objects *o, const char *bucket)
+{
+    return has_remote(o, bucket);
+}
+
 void objects_set_tier(struct objects *o, struct tier *tier)
 {
     o->tier = tier;

@@ -265,7 +265,7 @@ void op_member(struct visit *v)
         return;
     }
     memcpy(b->path, path, len + 1);
-    visit_work(v, HTTP_LANE_LONG, open_member, weigh_member);
+    visit_work_afar(v, HTTP_LANE_LONG, open_member, weigh_member);
 }
 
 /* --- a batch ------------------------------------------------------------------------------------------------------------- */

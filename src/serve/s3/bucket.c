@@ -128,7 +128,7 @@ static void gone(struct visit *v)
 
 void op_delete_bucket(struct visit *v)
 {
-    visit_work(v, HTTP_LANE_SHORT, delete_bucket, gone);
+    visit_work_afar(v, HTTP_LANE_SHORT, delete_bucket, gone);
 }
 
 /* --- what there is to say of one ------------------------------------------------------------------------------------------------------ */
@@ -185,7 +185,7 @@ void op_default_read(struct visit *v)
     if (!exists(v))
         return;
     if (v->call.has_key)
-        visit_work(v, HTTP_LANE_SHORT, find_key, say_default);
+        visit_work_afar(v, HTTP_LANE_SHORT, find_key, say_default);
     else
         say_default(v);
 }

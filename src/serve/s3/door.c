@@ -27,6 +27,7 @@ int s3_door_new(const struct s3_door_config *config, struct s3_door **ret_door)
     door->objects = config->objects;
     door->keys = config->keys;
     door->workers = config->workers;
+    door->waiters = config->waiters;
     door->office = config->office;
     snprintf(door->region, sizeof(door->region), "%s", config->region ? config->region : "us-east-1");
     RAND_bytes((uint8_t *)&door->id_seed, sizeof(door->id_seed));

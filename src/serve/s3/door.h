@@ -16,9 +16,9 @@
 struct s3_door_config {
     struct objects *objects;
     struct keyring *keys;
-    struct http_workers *workers;
-    struct ticket_office *office; /* of buffers and documents of requests */
-    const char *region;           /* NULL: us-east-1 */
+    struct http_workers *workers, *waiters; /* waiters: of their own, for what waits for remotes */
+    struct ticket_office *office;           /* of buffers and documents of requests */
+    const char *region;                     /* NULL: us-east-1 */
     const char *const
         *domains; /* in front of which a bucket may stand in Host; NULL-terminated; NULL: none */
 };

@@ -201,5 +201,5 @@ void op_list(struct visit *v)
         return;
     }
     v->body.charged += bytes;
-    visit_work(v, HTTP_LANE_SHORT, list, visit_send_xml);
+    visit_work_afar(v, HTTP_LANE_SHORT, list, visit_send_xml);
 }

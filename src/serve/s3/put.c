@@ -217,7 +217,7 @@ static void deleted(struct visit *v)
 
 void op_delete(struct visit *v)
 {
-    visit_work(v, HTTP_LANE_SHORT, delete_one, deleted);
+    visit_work_afar(v, HTTP_LANE_SHORT, delete_one, deleted);
 }
 
 static int delete_them(struct visit *v, const struct s3_delete *d, struct leat_error *err)

@@ -116,18 +116,32 @@ static void work_done(struct http_work *work, struct http_request *req)
         v->then(v);
 }
 
-void visit_work(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
-                void (*then)(struct visit *v))
+static void work_by(struct visit *v, struct http_workers *workers, enum http_lane lane,
+                    void (*run)(struct visit *v), void (*then)(struct visit *v))
 {
     v->work = (struct http_work){.run = work_run, .done = work_done};
     v->run = run;
     v->then = then;
     v->working = true;
-    if (http_work_start(v->door->workers, v->ref, lane, &v->work) == 0)
+    if (http_work_start(workers, v->ref, lane, &v->work) == 0)
         return;
     v->working = false;
     visit_fail(v, S3_SLOW_DOWN, NULL);
     visit_refuse(v);
+}
+
+void visit_work(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
+                void (*then)(struct visit *v))
+{
+    work_by(v, v->door->workers, lane, run, then);
+}
+
+void visit_work_afar(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
+                     void (*then)(struct visit *v))
+{
+    bool far = objects_elsewhere(v->door->objects, v->call.bucket) ||
+               (v->from_bucket[0] && objects_elsewhere(v->door->objects, v->from_bucket));
+    work_by(v, far ? v->door->waiters : v->door->workers, far ? HTTP_LANE_SHORT : lane, run, then);
 }
 
 /* --- failures -------------------------------------------------------------------------------------------------------------- */

@@ -20,6 +20,7 @@ struct s3_door {
     struct objects *objects;
     struct keyring *keys;
     struct http_workers *workers;
+    struct http_workers *waiters; /* for what waits for remotes: one that is silent keeps nobody else */
     struct ticket_office *office;
     struct members *members;           /* of archives that were looked into */
     struct ticket_office members_room; /* what their indexes may take */
@@ -101,6 +102,9 @@ struct visit *visit_new(struct s3_door *door, struct http_request *req, const st
 /* See above; long: it may take more than some milliseconds. then NULL: nothing. */
 void visit_work(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
                 void (*then)(struct visit *v));
+/* The same for a run that, in a bucket in front of another, may wait for that one; `lane` is for other buckets. */
+void visit_work_afar(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
+                     void (*then)(struct visit *v));
 /* On a worker or the door: remembers a failure. message may be NULL. */
 void visit_fail(struct visit *v, enum s3_code code, const char *message);
 /* The same for a code of the store; what is the server's fault is logged. */
