@@ -32,6 +32,7 @@ struct serve {
     struct ticket_office office;
     struct store *store;
     struct tier *tier;
+    struct admin_tier admin_tier;
     struct objects *objects;
     struct keyring *keys;
     struct http_workers *workers, *waiters;
@@ -181,7 +182,9 @@ static int start_admin(struct serve *s, const struct serve_config *c, struct lea
         snprintf(s->node_name, sizeof(s->node_name), "%s", c->node_name);
     else if (gethostname(s->node_name, sizeof(s->node_name) - 1) < 0)
         snprintf(s->node_name, sizeof(s->node_name), "localhost");
+    s->admin_tier = (struct admin_tier)ADMIN_TIER(s->tier);
     struct admin_config config = {.objects = s->objects,
+                                  .tier = &s->admin_tier,
                                   .pool = c->pool,
                                   .workers = s->workers,
                                   .token = s->token,

@@ -296,3 +296,54 @@ def test_settings_are_checked(server, far):
     reply = server.request("PUT", "/not-yours", headers={"x-leat-remote": '{"uri": "file:///etc"}'}, access="LEATTESTMAKER0000001",
                            secret="secret-of-the-maker")
     assert reply.status == 403, reply
+
+
+def test_administration(quick_folder, far, tmp_path):
+    """Remote and jobs by /v1: prefetch, check, evict, and what is seen of them."""
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text("0123456789abcdef0123456789abcdef")
+    far.rules.clear()
+    server = lib_serve.Server(quick_folder / "tier-admin", "--admin-token", token)
+
+    def ask(method, path, body=None):
+        headers = {"Authorization": "Bearer " + token.read_text(), "Content-Type": "application/json"}
+        with contextlib.closing(server.connect()) as connection:
+            connection.request(method, path, json.dumps(body).encode() if body is not None else None, headers)
+            response = connection.getresponse()
+            text = response.read()
+            return response.status, json.loads(text) if text.startswith(b"{") else text.decode()
+
+    def job(**what):
+        status, made = ask("POST", "/v1/jobs", {"bucket": "cold", **what})
+        assert status == 202, made
+        wait_until(lambda: ask("GET", f"/v1/jobs/{made['id']}")[1]["state"] != "running")
+        return ask("GET", f"/v1/jobs/{made['id']}")[1]
+
+    try:
+        for i in range(20):
+            there(far, "cold", f"x/{i}", b"%d" % i)
+        there(far, "cold", "y", b"y")
+        remote = {"uri": "s3://far/cold", "endpoint": far.url, "access_key": "AK", "secret_key": "SK"}
+        status, made = ask("PUT", "/v1/buckets/cold", {"remote": remote})
+        assert status in (200, 201), made
+        shown = ask("GET", "/v1/buckets/cold")[1]
+        assert shown["remote"]["uri"] == "s3://far/cold" and "SK" not in json.dumps(shown)
+        status, refused = ask("PUT", "/v1/buckets/cold", {"remote": {"uri": "nowhere"}})
+        assert status == 400 and "s3://BUCKET" in json.dumps(refused), refused
+        done = job(kind="prefetch", prefix="x/")
+        assert (done["state"], done["objects"], done["done"], done["failed"]) == ("done", 20, 20, 0), done
+        far.log.clear()
+        assert get(server, "cold", "x/7").body == b"7" and not far.log
+        there(far, "cold", "x/7", b"seven")
+        done = job(kind="check")
+        assert (done["done"], done["newer"]) == (20, 1), done
+        done = job(kind="evict", keys=["x/7", "y"])
+        assert (done["done"], done["skipped"]) == (1, 1), done
+        assert get(server, "cold", "x/7").body == b"seven"
+        text = ask("GET", "/metrics")[1]
+        assert "leat_tier_fetches_total 21" in text, [line for line in text.splitlines() if "tier" in line]
+        assert ask("PUT", "/v1/buckets/cold", {"remote": None})[0] == 200
+        assert get(server, "cold", "y").status == 404 and get(server, "cold", "x/3").body == b"3"
+    finally:
+        server.stop()
