@@ -48,10 +48,10 @@ read = public-*
 class Server:
     """One `leat serve`. `url`, `port`; ended by stop() or kill()."""
 
-    def __init__(self, top, *options, keys=KEYS, env=None, preexec=None):
+    def __init__(self, top, *options, keys=KEYS, store=None, env=None, preexec=None):
         self.top = pathlib.Path(top)
         self.top.mkdir(parents=True, exist_ok=True)
-        self.store = self.top / "store"
+        self.store = pathlib.Path(store or self.top / "store")
         self.keys = self.top / "keys"
         if not self.keys.exists():
             self.keys.touch(mode=0o600)

@@ -177,8 +177,7 @@ enum s3_code code_of_store(int rc)
         return S3_INVALID_ARGUMENT;
     case LEAT_STALE:
         return S3_INVALID_PART;
-    case LEAT_BUSY:
-        return S3_CONDITION_BUSY;
+    case LEAT_BUSY: /* memory for bodies is taken */
     case -ENOMEM:
         return S3_SLOW_DOWN;
     case LEAT_TIMED_OUT:
@@ -194,7 +193,7 @@ enum s3_code code_of_store(int rc)
 void visit_fail_store(struct visit *v, int rc, const struct leat_error *err)
 {
     enum s3_code code = code_of_store(rc);
-    if (s3_code_status(code) >= 500)
+    if (s3_code_status(code) >= 500 && code != S3_SLOW_DOWN) /* load is no error, and would fill a log */
         log_warning("s3: %s in %s: %s", s3_op_name(v->call.op), v->call.bucket,
                     err && err->message[0] ? err->message : strerror(-rc));
     /* What is the client's to hear: its own mistake, or which remote does not answer. */

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`leat serve` as a process: how it starts and what it refuses, TLS, keys that change, how it ends, kills, disks that are full or broken."""
+
+import contextlib
+import http.client
+import os
+import pathlib
+import re
+
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+
+import lib_host
+import lib_serve
+import pytest
+from lib_serve import content
+
+MIB = 1 << 20
+pytestmark = pytest.mark.skipif(not lib_host.LEAT.exists(), reason=f"{lib_host.LEAT} is not built")
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Servers of this test's own, on the real disk."""
+    made = []
+
+    def one(*options, **more):
+        made.append(lib_serve.Server(tmp_path / more.pop("name", "s"), *options, **more))
+        return made[-1]
+
+    yield one
+    for server in made:
+        if server.process.poll() is None:
+            server.stop()
+
+
+def refused(*options, env=None):
+    """What it says when it does not start."""
+    done = subprocess.run([lib_host.LEAT, "serve", *map(str, options)], capture_output=True, text=True, timeout=120, env=env, stdin=subprocess.DEVNULL)
+    assert done.returncode in (1, 2, 3, 4, 8), done
+    return done.stderr
+
+
+def error(reply):
+    return reply.status, reply.code
+
+
+# --- start -----------------------------------------------------------------------------------------------------------------------
+
+def test_on_a_fresh_machine(tmp_path):
+    """No option at all: objects and keys below home, 127.0.0.1 alone; what is printed works as it stands, and has no secret in it."""
+    home = tmp_path / "home"
+    home.mkdir()
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "XDG_"))} | {"HOME": str(home)}
+    with subprocess.Popen([lib_host.LEAT, "serve", "--listen", "127.0.0.1:0"], env=env, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as server:
+        try:
+            text = ""
+            while "Ctrl-C ends it" not in text:
+                line = server.stdout.readline()
+                assert line, text
+                text += line
+            keys = home / ".config/leat/keys"
+            assert keys.stat().st_mode & 0o777 == 0o600 and (home / ".local/share/leat/store").is_dir()
+            secret = re.search(r"aws_secret_access_key = (\S+)", keys.read_text())[1]
+            assert secret not in text and "127.0.0.1" in text and str(keys) in text
+            exported = dict(w.split("=", 1) for w in re.search(r"export (.*)", text)[1].split())
+            boto3 = pytest.importorskip("boto3")
+            access = re.search(r"aws_access_key_id = (\S+)", keys.read_text())[1]
+            client = boto3.client("s3", endpoint_url=exported["AWS_ENDPOINT_URL"], region_name=exported["AWS_REGION"], aws_access_key_id=access,
+                                  aws_secret_access_key=secret)
+            client.create_bucket(Bucket="first")
+            client.put_object(Bucket="first", Key="k", Body=b"v")
+            done = subprocess.run([lib_host.LEAT, "ls", "-r", "s3://first/"], env=env | exported, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0 and "k" in done.stdout.split(), done
+        finally:
+            server.terminate()
+            assert server.wait(120) == 0
+
+
+def test_what_is_refused(tmp_path):
+    store, keys = tmp_path / "store", tmp_path / "keys"
+    assert "others than this machine" in refused("--store", store, "--anonymous", "--listen", "0.0.0.0:0")
+    assert "exclude each other" in refused("--store", store, "--anonymous", "--keys", keys)
+    assert "keys file" in refused("--store", store, "--keys", keys)
+    keys.write_text(lib_serve.KEYS)
+    keys.chmod(0o644)
+    assert "chmod 600" in refused("--store", store, "--keys", keys)
+    keys.chmod(0o600)
+    assert str(keys) in refused("--store", store, "--keys", keys, "--new-keys") and keys.read_text() == lib_serve.KEYS
+    assert "go together" in refused("--store", store, "--keys", keys, "--tls-cert", keys)
+    assert "--keys" in refused("--store", store, "--new-keys")
+    assert refused("--store", tmp_path / "no/such/parent", "--keys", keys, "--listen", "127.0.0.1:0")
+    assert "region" in refused("--store", store, "--keys", keys, "--region", "US EAST")
+
+
+def test_two_on_one_folder(start):
+    server = start()
+    said = refused("--store", server.store, "--keys", server.keys, "--listen", "127.0.0.1:0")
+    assert str(server.store) in said
+    assert server.request("GET", "/").status == 200
+
+
+def test_leatd_serves_the_same(host, tmp_path):
+    keys = tmp_path / "keys"
+    keys.touch(mode=0o600)
+    keys.write_text(lib_serve.KEYS)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    host.daemon({"pool": {"size": "8MiB", "region_size": "256KiB"}, "store": {"paths": str(tmp_path / "store")},
+                 "serve": {"listen": f"127.0.0.1:{port}", "keys_file": str(keys)}})
+    asked = lib_serve.Server.__new__(lib_serve.Server)
+    asked.host, asked.port = "127.0.0.1", port
+    assert asked.request("PUT", "/bucket").status == 200
+    assert asked.request("PUT", "/bucket/k", b"abc").status == 200
+    assert asked.request("GET", "/bucket/k").body == b"abc"
+    assert error(asked.request("GET", "/bucket/k", access=None)) == (403, "AccessDenied")
+
+
+# --- TLS, keys ---------------------------------------------------------------------------------------------------------------------
+
+def test_tls(start, tmp_path):
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    done = subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj",
+                           "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert], capture_output=True, timeout=60)
+    if done.returncode:
+        pytest.skip("openssl makes no certificate here")
+    server = start("--tls-cert", cert, "--tls-key", key)
+    assert server.url.startswith("https://")
+    context = ssl.create_default_context(cafile=str(cert))
+    server.connect = lambda: http.client.HTTPSConnection(server.host, server.port, timeout=120, context=context)
+    data = content("tls", 9 * MIB)
+    assert server.request("PUT", "/bucket").status == 200
+    assert server.request("PUT", "/bucket/k", data).status == 200
+    assert server.request("GET", "/bucket/k").body == data
+    assert server.request("GET", "/bucket/k", headers={"range": "bytes=5-9"}).body == data[5:10]
+    with pytest.raises(ssl.SSLError):
+        http.client.HTTPSConnection(server.host, server.port, timeout=120, context=ssl.create_default_context()).request("GET", "/")
+
+
+def test_keys_that_change(start):
+    server = start()
+    new = dict(access="NEWKEY", secret="new-secret")
+    assert error(server.request("GET", "/", **new)) == (403, "InvalidAccessKeyId")
+    fresh = server.keys.with_name("keys.new")
+    fresh.touch(mode=0o600)
+    fresh.write_text("[new]\naws_access_key_id = NEWKEY\naws_secret_access_key = new-secret\naccess = admin\n")
+    os.replace(fresh, server.keys)
+    lib_host.wait_for(lambda: server.request("GET", "/", **new).status == 200, 120)
+    assert error(server.request("GET", "/")) == (403, "InvalidAccessKeyId")
+    # What is broken changes nothing, and is said.
+    server.keys.write_text("[new]\nnonsense\n")
+    lib_host.wait_for(lambda: "stay as they were" in server.log.read_text(), 120)
+    assert server.request("GET", "/", **new).status == 200
+    assert "new-secret" not in server.log.read_text()
+
+
+# --- ends ----------------------------------------------------------------------------------------------------------------------------
+
+def test_requests_under_way_end(start):
+    """SIGTERM in the middle of a PUT: who is sending may finish."""
+    server = start()
+    assert server.request("PUT", "/bucket").status == 200
+    data = content("grace", 3 * MIB)
+    target, headers = server.prepare("PUT", "/bucket/k", data)
+    with contextlib.closing(server.connect()) as c:
+        c.putrequest("PUT", target, skip_host=True, skip_accept_encoding=True)
+        for name, value in headers.items():
+            c.putheader(name, value)
+        c.putheader("content-length", str(len(data)))
+        c.endheaders(data[:MIB])
+        lib_host.wait_for(lambda: any((server.store).rglob("*")), 60)
+        server.process.send_signal(signal.SIGTERM)
+        c.send(data[MIB:])
+        assert c.getresponse().status == 200
+    server.stop()
+    server.start()
+    assert server.request("GET", "/bucket/k").body == data
+
+
+def killed(start, rounds, name):
+    """kill -9 at any moment of many PUTs: each that was acknowledged is there whole, and of the others all or nothing."""
+    server = start(name=name)
+    assert server.request("PUT", "/bucket").status == 200
+    acknowledged, tried = {}, {}
+    for round_ in range(rounds):
+        go = threading.Event()
+
+        def work(i, round_=round_, go=go):
+            for n in range(1000):
+                key, size = f"{round_}/{i}/{n}", (3, 5000, 70_000, 2 * MIB)[(i + n) % 4]
+                data = content(key, size)
+                tried[key] = data
+                try:
+                    if server.request("PUT", f"/bucket/{key}", data).status != 200:
+                        return
+                except (OSError, http.client.HTTPException):
+                    return
+                acknowledged[key] = data
+                if n == 1:
+                    go.set()
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for t in threads:
+            t.start()
+        assert go.wait(120)
+        time.sleep(0.003 * (round_ % 7))
+        server.kill()
+        for t in threads:
+            t.join()
+        server.start()
+    listed, token = [], None
+    while True:
+        reply = server.request("GET", "/bucket", query=[("list-type", "2"), *([("continuation-token", token)] if token else [])]).xml
+        listed += [k.text for k in reply.iter("Key")]
+        token = reply.findtext("NextContinuationToken")
+        if not token:
+            break
+    assert set(acknowledged) <= set(listed) <= set(tried)
+    for key in listed:
+        assert server.request("GET", f"/bucket/{key}").body == tried[key]
+    server.stop()
+
+
+def test_killed(start):
+    killed(start, 3, "k")
+
+
+@pytest.mark.slow
+def test_killed_often(start):
+    killed(start, 12 if lib_host.SANITIZED else 40, "often")
+
+
+# --- disks, memory ---------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def small_disk(tmp_path):
+    lib_host.need_root()
+    top = tmp_path / "disk"
+    top.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "leat-test", top], capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    yield top
+    subprocess.run(["umount", "-l", top], check=True)
+
+
+def put_expecting(server, path, data):
+    """(status, code) of a PUT that asks before it sends, as AWS's tools do: so an early refusal is not lost with the connection."""
+    target, headers = server.prepare("PUT", path, payload="UNSIGNED-PAYLOAD")
+    head = "".join(f"{k}: {v}\r\n" for k, v in headers.items())
+    with socket.create_connection((server.host, server.port), 120) as s, s.makefile("rb") as answer:
+        s.sendall(f"PUT {target} HTTP/1.1\r\n{head}expect: 100-continue\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode())
+        line = answer.readline()
+        if line.split()[1] == b"100":
+            assert answer.readline() == b"\r\n"
+            s.sendall(data)
+            line = answer.readline()
+        code = re.search(rb"<Code>(\w+)", answer.read())
+        return int(line.split()[1]), code and code[1].decode()
+
+
+def test_a_disk_that_is_full(start, small_disk):
+    """507 for what does not fit, everything else goes on, and room that is made is room."""
+    server = start(name="full", store=small_disk / "store")
+    assert server.request("PUT", "/bucket").status == 200
+    assert server.request("PUT", "/bucket/small", b"x").status == 200
+    stored = 0
+    for i in range(30):
+        said = put_expecting(server, f"/bucket/{i}", bytes(8 * MIB))
+        if said[0] != 200:
+            break
+        stored += 1
+    assert said == (507, "StorageFull") and stored >= 2
+    assert put_expecting(server, "/bucket/huge", bytes(80 * MIB)) == (507, "StorageFull")
+    assert server.request("GET", "/bucket/small").body == b"x"
+    assert len(server.request("GET", "/bucket/0").body) == 8 * MIB
+    for i in range(stored):
+        reply = server.request("DELETE", f"/bucket/{i}")
+        assert reply.status == 204, server.log.read_text()
+    assert put_expecting(server, "/bucket/again", bytes(8 * MIB)) == (200, None)
+
+
+def test_a_bit_that_flips(start):
+    """What does not match its checksum is never handed out: 500, or a body that breaks off."""
+    server = start(name="flip")
+    assert server.request("PUT", "/bucket").status == 200
+    data = content("flip", 3 * MIB)
+    for key in ("small", "large"):
+        assert server.request("PUT", f"/bucket/{key}", data if key == "large" else data[:5000]).status == 200
+    server.stop()
+    flipped = 0
+    for path in server.store.rglob("*"):
+        if path.is_file():
+            raw = bytearray(path.read_bytes())
+            at = raw.find(data[:64])
+            if at >= 0:
+                raw[at + 2000] ^= 1
+                path.write_bytes(raw)
+                flipped += 1
+    assert flipped == 2
+    server.start()
+    for key in ("small", "large"):
+        assert error(server.request("GET", f"/bucket/{key}")) == (500, "InternalError")
+    assert server.request("PUT", "/bucket/small", b"anew").status == 200
+    assert server.request("GET", "/bucket/small").body == b"anew"
+
+
+def test_memory(start):
+    """Many bodies at once, half of them slow: told to slow down past the cap, and the process stays small."""
+    server = start("--memory", "32MiB", name="memory")
+    assert server.request("PUT", "/bucket").status == 200
+    slow = []
+    for i in range(60):
+        target, headers = server.prepare("PUT", f"/bucket/slow{i}", headers={"x-amz-decoded-content-length": "10000000"}, payload="STREAMING-UNSIGNED-PAYLOAD-TRAILER")
+        s = socket.create_connection((server.host, server.port), 120)
+        head = f"PUT {target} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in headers.items()) + "content-length: 10000100\r\n\r\n"
+        s.sendall(head.encode() + b"989680\r\n" + b"x" * 1000)
+        slow.append(s)
+    seen = set()
+
+    def work(i):
+        for _ in range(3):
+            seen.add(put_expecting(server, f"/bucket/{i}", bytes(2 * MIB)))
+
+    lib_serve.at_once(12, work)
+    assert seen <= {(200, None), (503, "SlowDown"), (507, "StorageFull")}
+    for s in slow:
+        s.close()
+    if not lib_host.SANITIZED:
+        status = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
+        assert int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) < 250 * 1024
+    assert server.request("PUT", "/bucket/after", b"x").status == 200
+
