@@ -7,7 +7,10 @@
 
 static enum s3_code code_of(int rc)
 {
-    return rc == 0 ? S3_OK : rc == -ENOMEM ? S3_SLOW_DOWN : S3_MALFORMED_XML;
+    return rc == 0                  ? S3_OK
+           : rc == -ENOMEM          ? S3_SLOW_DOWN
+           : rc == LEAT_UNSUPPORTED ? S3_NOT_IMPLEMENTED
+                                    : S3_MALFORMED_XML;
 }
 
 /* --- CompleteMultipartUpload ---------------------------------------------------------------------------------------------- */
@@ -128,6 +131,9 @@ static int delete_end(void *user, const char *path, const char *text, size_t len
         d->keys[d->n].version_at = (uint32_t)d->texts.len;
         d->keys[d->n].version_len = (uint32_t)len;
         bytes_put(&d->texts, text, len + 1);
+    } else if (strcmp(path, "Delete/Object/ETag") == 0 || strcmp(path, "Delete/Object/Size") == 0 ||
+               strcmp(path, "Delete/Object/LastModifiedTime") == 0) {
+        return LEAT_UNSUPPORTED; /* "only if it is that one": better not at all than whatever it is */
     } else if (strcmp(path, "Delete/Object") == 0) {
         if (d->keys[d->n].key_len == 0)
             return LEAT_CORRUPT;

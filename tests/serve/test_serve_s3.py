@@ -108,8 +108,18 @@ def test_conditions_of_writes(server, bucket):
     assert error(server.request("PUT", path, b"2", headers={"if-match": '"x"'})) == (412, "PreconditionFailed")
     assert error(server.request("PUT", path + "-none", b"2", headers={"if-match": etag})) == (404, "NoSuchKey")
     assert get(server, path) == b"1"
-    put(server, path, b"2", headers={"if-match": etag})
+    etag = put(server, path, b"2", headers={"if-match": etag}).headers["etag"]
     assert get(server, path) == b"2"
+    assert error(server.request("DELETE", path, headers={"if-match": '"x"'})) == (412, "PreconditionFailed")
+    for name, value in (("if-none-match", "*"), ("x-amz-if-match-size", "7"), ("x-amz-if-match-last-modified-time", "x")):
+        assert error(server.request("DELETE", path, headers={name: value})) == (501, "NotImplemented"), name
+    for element in ("ETag", "Size", "LastModifiedTime"):
+        text = f"<Delete><Object><Key>c</Key><{element}>7</{element}></Object></Delete>".encode()
+        assert error(server.request("POST", f"/{bucket}", text, query=[("delete", "")])) == (501, "NotImplemented"), element
+    assert get(server, path) == b"2"
+    assert server.request("DELETE", path, headers={"if-match": etag}).status == 204
+    assert server.request("DELETE", path, headers={"if-match": etag}).status == 204  # it is not there: so be it
+    assert error(server.request("GET", path)) == (404, "NoSuchKey")
 
 
 def test_response_headers(server, bucket):

@@ -157,6 +157,7 @@ static const char *unsupported(const struct http_request *req)
                                            "x-amz-website-redirect-location",
                                            "x-amz-bucket-object-lock-",
                                            "x-amz-write-offset-bytes",
+                                           "x-amz-if-match-",
                                            "x-amz-mfa"};
     static char const *const fine[][2] = {{"x-amz-acl", "private"},
                                           {"x-amz-acl", "bucket-owner-full-control"},

@@ -202,10 +202,23 @@ void op_upload_part(struct visit *v)
 
 /* --- DeleteObject, DeleteObjects -------------------------------------------------------------------------------------------------------- */
 
+/* If-Match: that version and no other; none at all is as good. */
+static int delete_if(struct visit *v, struct leat_error *err)
+{
+    struct store *store = objects_store(v->door->objects);
+    struct store_info info;
+    int rc = store_lookup(store, v->call.bucket, v->call.key, v->call.key_len, &info, err);
+    if (rc == 0 && strcmp(v->if_match, "*") != 0 && strcmp(v->if_match, info.etag) != 0)
+        rc = STORE_PRECONDITION;
+    return rc < 0 ? rc : store_delete(store, v->call.bucket, v->call.key, v->call.key_len, info.seq, err);
+}
+
 static void delete_one(struct visit *v)
 {
     struct leat_error err = {0};
-    int rc = objects_delete(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, &err);
+    int rc = v->if_match[0]
+                 ? delete_if(v, &err)
+                 : objects_delete(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, &err);
     if (rc < 0 && rc != LEAT_NOT_FOUND)
         visit_fail_store(v, rc, &err);
 }
@@ -217,7 +230,14 @@ static void deleted(struct visit *v)
 
 void op_delete(struct visit *v)
 {
-    visit_work_afar(v, HTTP_LANE_SHORT, delete_one, deleted);
+    if (read_conditions(v) &&
+        (v->if_none_match || (v->if_match[0] && objects_elsewhere(v->door->objects, v->call.bucket))))
+        visit_fail(v, S3_NOT_IMPLEMENTED,
+                   "A DELETE may have If-Match, in buckets that stand in front of no others.");
+    if (v->code == S3_OK)
+        visit_work_afar(v, HTTP_LANE_SHORT, delete_one, deleted);
+    else
+        visit_refuse(v);
 }
 
 static int delete_them(struct visit *v, const struct s3_delete *d, struct leat_error *err)
