@@ -15,6 +15,7 @@ from . import _clients, _leat
 from ._clients import NO_START, Retried, parse_bytes, parse_timeout
 from ._errors import NotFound, PeerGone
 from ._progress import ProgressArg, Reporter
+from ._recordings import RecordingWindows, RowsArg, resolve
 from ._set import OPEN_PUBLIC, WorkingSet, open_set
 from ._windows import Windows, block_rows
 
@@ -59,8 +60,8 @@ def _storage_of(options: Mapping[str, Any] | None) -> Storage | None:
 
 def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | str | None = None, job: str | None = None,
          socket: Path | None = None, timeout: float | None = None, public: bool = False, limit: int | str | None = None,
-         progress: ProgressArg = None, window: int | None = None, stride: int | None = None,
-         storage_options: Mapping[str, Any] | None = None) -> WorkingSet:
+         progress: ProgressArg = None, window: int | None = None, stride: int | None = None, rows: RowsArg | None = None,
+         short: str = "drop", storage_options: Mapping[str, Any] | None = None) -> WorkingSet:
     """Opens a dataset. Returns at once: it is read into the pool in the background, and a read waits for its own samples only.
 
     uri       a .npy file, an HDF5 file, a folder of files, a tar shard or folder of shards; a dict {field: path} of several
@@ -77,6 +78,9 @@ def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | s
     progress  True for a bar on a terminal, or a function of a `Progress`
     window    of arrays, long ones above all: samples are so many rows, from each `stride` rows on (default: window); what does not
               fill a last one is left out
+    rows      with a window, of recordings of several lengths, one a sample (files, shards, pushed sets): what a row of them is, a dtype,
+              (dtype, shape of a row), or "npy" for .npy files; a dict {field: what} where there are several fields. Each recording is cut by itself
+    short     of recordings that are shorter than the window: "drop" leaves them out, "pad" fills them up with zeros
     storage_options   of S3, as fsspec has them: endpoint_url, region, profile, key, secret, token, anon, addressing_style, verify.
               What is not given is found where AWS's own tools look. Pickled with the set
 
@@ -86,33 +90,44 @@ def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | s
     0
     """
     text = _uri(uri)
-    if window is None and stride is not None:
-        raise ValueError(f"stride={stride}: it goes with a window")
+    if window is None and (stride is not None or rows is not None):
+        raise ValueError(f"stride={stride}: it goes with a window" if rows is None else f"rows={rows!r}: they go with a window")
+    if short not in ("drop", "pad") or short == "pad" and rows is None:
+        raise ValueError(f"short={short!r}: 'drop' or 'pad', of recordings, of which rows= says what they are")
     if window is not None:
         stride = window if stride is None else stride
         if window < 1 or stride < 1:
             raise ValueError(f"window={window}, stride={stride}: at least 1")
+    if window is not None and stride is not None and rows is None:
         if text.startswith("leat://"):
-            raise ValueError(f"window={window}: open the array itself; {text} has its samples already")
-        rows = f"#rows={block_rows(window, stride)}"
-        text = ";".join(part + rows for part in text.split(";")) if isinstance(uri, Mapping) else text + rows
+            raise ValueError(f"window={window}: open the array itself; {text} has its samples already. If those are recordings to be cut, "
+                             "say by rows= what a row of them is")
+        suffix = f"#rows={block_rows(window, stride)}"
+        text = ";".join(part + suffix for part in text.split(";")) if isinstance(uri, Mapping) else text + suffix
     opened = open_set(text, name=name, flags=OPEN_PUBLIC if public else 0, pool_bytes=parse_bytes(limit),
                       socket=_socket(socket), job=job, pool=pool, timeout=timeout, progress=progress, wait=wait,
                       storage=_storage_of(storage_options))
+    if rows is not None and window is not None and stride is not None:
+        try:
+            return RecordingWindows(opened, window, stride, resolve(opened, rows), short)
+        except BaseException:
+            opened.close()
+            raise
     return opened if window is None or stride is None or window == stride else Windows(opened, window, stride)
 
 
 def preload(uri: Uri, *, name: str | None = None, pool: int | str | None = None, job: str | None = None,
             socket: Path | None = None, timeout: float | None = None, public: bool = False,
             limit: int | str | None = None, progress: ProgressArg = None, window: int | None = None,
-            stride: int | None = None, storage_options: Mapping[str, Any] | None = None) -> WorkingSet:
+            stride: int | None = None, rows: RowsArg | None = None, short: str = "drop",
+            storage_options: Mapping[str, Any] | None = None) -> WorkingSet:
     """Opens a dataset and waits until it is in the pool; with `name` it stays there for others, as "leat://NAME".
 
     >>> leat.preload("images.npy", name="digits").uri
     'leat://digits'
     """
     return open(uri, name=name, wait=True, pool=pool, job=job, socket=socket, timeout=timeout, public=public, limit=limit,
-                progress=progress, window=window, stride=stride, storage_options=storage_options)
+                progress=progress, window=window, stride=stride, rows=rows, short=short, storage_options=storage_options)
 
 
 def append(name: str, uri: Uri, *, job: str | None = None, socket: Path | None = None, timeout: float | None = None,

@@ -27,9 +27,10 @@ from ._batch import SEQUENTIAL, SHUFFLE_AUTO, parse_shuffle
 from ._clients import parse_timeout
 from ._decode import FieldsArg, resolve
 from ._epoch import Epoch
-from ._errors import BadSample
+from ._errors import BadSample, Unsupported
 from ._mixture import Mixture, MixPlan
 from ._plan import Ids
+from ._recordings import RecordingWindows
 from ._sampler import Sampler
 from ._set import WorkingSet, parse_device
 
@@ -129,7 +130,8 @@ class Loader(Iterable[Any]):
         self._on_error, self._max_errors = on_error, max_errors
         self._skip = _plan.parse_ranges(skip_ranges)
         self._shuffle, self._block = self._resolve_shuffle(shuffle)
-        self._prepares = (transform is not None or collate_fn is not None or self._mixture is not None
+        cuts = isinstance(self.ws, RecordingWindows)
+        self._prepares = (transform is not None or collate_fn is not None or self._mixture is not None or cuts
                           or any(column.decoder is not None for column in self._columns))
         if collate_fn is not None and self._memory[0] == _device.CUDA:
             raise ValueError(f"device={str(device)!r} with a collate_fn: what it makes is in host memory, and yours to move; give it "
@@ -137,6 +139,8 @@ class Loader(Iterable[Any]):
         # What a collate_fn makes of a slot is another memory: no need to pin the slot.
         self._delivery = _device.Delivery(*(self._memory if self._prepares and collate_fn is None else (_device.HOST, 0)))
         self._work = _workers.Work(self._columns, transform, self._seed)
+        if cuts and self._work.stages is not None:
+            raise Unsupported("leat.prep is for pictures, not for windows over recordings: give a function", code="unsupported")
         if self._block not in (0, SEQUENTIAL) and self._mixture is None and self.ws.stat().streamed:
             self._work.block = self._block
         if self._work.in_c and not num_workers and workers == "thread":
@@ -252,6 +256,10 @@ class Loader(Iterable[Any]):
             from ._mixed_epoch import MixedEpoch
 
             epoch: Epoch = MixedEpoch(self, start)
+        elif isinstance(self.ws, RecordingWindows):
+            from ._recording_epoch import RecordingEpoch
+
+            epoch = RecordingEpoch(self, start)
         else:
             epoch = Epoch(self, start)
         self._epoch_ref = weakref.ref(epoch)
@@ -362,6 +370,9 @@ def _auto_block(ws: WorkingSet) -> int:
     """Of shuffle="auto": 0 where all of the set is in the pool."""
     if not ws.stat().streamed:
         return 0
+    if isinstance(ws, RecordingWindows):
+        block = _auto_block(ws.recordings)
+        return block and max(1, block * len(ws) // len(ws.recordings))
     ring, _ = ws._load(1, 2, None)
     probe = ring.iterate(0, 0, 0, SHUFFLE_AUTO, 0, 1, 0, 0, 1)
     block = probe.info()[1]

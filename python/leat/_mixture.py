@@ -30,8 +30,10 @@ import numpy.typing as npt
 from . import _core, _leat, _plan, _workers
 from ._batch import Array, Batch, Ragged
 from ._decode import Column
+from ._errors import Unsupported
 from ._fields import Field
 from ._prepared import PreparedBatch
+from ._recordings import RecordingWindows
 from ._set import Stat, WorkingSet
 
 Part = Union[tuple[Any, float], tuple[Any, float, Mapping[str, str]]]
@@ -68,6 +70,8 @@ class Mixture:
             if not isinstance(part, (tuple, list)) or not 2 <= len(part) <= 3:
                 raise TypeError(f"part {k} of the mixture is {part!r}: (set, weight), or (set, weight, {{name: field}})")
         self.sets = tuple(part[0] if isinstance(part[0], WorkingSet) else _core.open(part[0]) for part in parts)
+        if any(isinstance(ws, RecordingWindows) for ws in self.sets):
+            raise Unsupported("windows over recordings are not mixed with other sets: put the recordings into one set", code="unsupported")
         weights = [float(part[1]) for part in parts]
         if not all(math.isfinite(w) and w > 0 for w in weights):
             raise ValueError(f"weights {weights}: numbers above 0")
