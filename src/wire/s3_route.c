@@ -256,6 +256,24 @@ static bool has(const struct s3_call *call, const char *name)
 
 /* --- which operation ------------------------------------------------------------------------------------------------------ */
 
+/*
+ * A sub-resource that we have never heard of: "?name" of a request that changes something. To do what is done without it would be another
+ * thing: DELETE /bucket?newSetting takes no bucket away.
+ */
+static bool unknown_subresource(const struct s3_call *call)
+{
+    static const char *const known[] = {"uploads", "delete", "batch"};
+    for (unsigned p = 0; p < call->nparams; p++) {
+        const char *name = call->text + call->params[p].name_at;
+        bool ours = call->params[p].value_len > 0 || !strcmp(name, "uploadId") || !strcmp(name, "versionId");
+        for (unsigned i = 0; i < ARRAY_LEN(known); i++)
+            ours |= strcmp(name, known[i]) == 0;
+        if (!ours)
+            return true;
+    }
+    return false;
+}
+
 static enum s3_op service_op(struct s3_call *call, const char *method)
 {
     if (strcmp(method, "GET") == 0)
@@ -329,6 +347,14 @@ static enum s3_op find_op(struct s3_call *call, const char *method, bool copy)
     }
     if (!call->bucket[0])
         return service_op(call, method);
+    if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0 && unknown_subresource(call)) {
+        call->code = S3_NOT_IMPLEMENTED;
+        return S3_OP_NONE;
+    }
+    if (strcmp(method, "PUT") == 0 && has(call, "partNumber") && !has(call, "uploadId")) {
+        call->code = S3_INVALID_ARGUMENT; /* a part of nothing, and not the whole object */
+        return S3_OP_NONE;
+    }
     return call->has_key ? object_op(call, method, copy) : bucket_op(call, method);
 }
 

@@ -396,12 +396,16 @@ def test_settings_that_nobody_has(server, bucket):
     assert server.request("GET", f"/{bucket}/k", query=[("tagging", "")]).xml.tag == "Tagging"
     assert error(server.request("GET", f"/{bucket}/none", query=[("acl", "")])) == (404, "NoSuchKey")
     for method, path, name in (("GET", f"/{bucket}", "versions"), ("PUT", f"/{bucket}", "versioning"), ("PUT", f"/{bucket}/k", "acl"),
-                               ("PUT", f"/{bucket}", "policy"), ("POST", f"/{bucket}/k", "select"), ("GET", f"/{bucket}/k", "torrent")):
+                               ("PUT", f"/{bucket}", "policy"), ("POST", f"/{bucket}/k", "select"), ("GET", f"/{bucket}/k", "torrent"),
+                               ("DELETE", f"/{bucket}", "newSetting"), ("DELETE", f"/{bucket}/k", "newSetting"),
+                               ("PUT", f"/{bucket}/k", "newSetting")):
         assert error(server.request(method, path, query=[(name, "")])) == (501, "NotImplemented")
     for header, value in (("x-amz-server-side-encryption", "AES256"), ("x-amz-tagging", "a=b"), ("x-amz-acl", "public-read"),
                           ("x-amz-storage-class", "GLACIER"), ("x-amz-object-lock-mode", "GOVERNANCE")):
         assert error(server.request("PUT", f"/{bucket}/no", b"x", headers={header: value})) == (501, "NotImplemented"), header
-    put(server, f"/{bucket}/k", b"y", headers={"x-amz-acl": "private", "x-amz-storage-class": "STANDARD"})
+    assert error(server.request("PUT", f"/{bucket}/k", b"part", query=[("partNumber", "1")])) == (400, "InvalidArgument")
+    assert get(server, f"/{bucket}/k") == b"x"
+    put(server, f"/{bucket}/k", b"y", query=[("x-id", "PutObject")], headers={"x-amz-acl": "private", "x-amz-storage-class": "STANDARD"})
     assert error(server.request("GET", f"/{bucket}/k", query=[("versionId", "7")])) == (404, "NoSuchVersion")
     assert error(server.request("PATCH", f"/{bucket}/k")) == (405, "MethodNotAllowed")
 
