@@ -86,6 +86,11 @@ SECTIONS = {"read": [
     ("TLS, first byte, lists", None, lambda m: m.startswith(("s3.tls.", "s3.first", "s3.list."))),
     ("Blocks, far away", None, lambda m: m.startswith("s3.blocks.")),
     ("From a bucket to views", None, lambda m: m.startswith("s3.train.")),
+], "store": [
+    ("Objects out, beside nginx on one core", None, lambda m: m.startswith(("store.small.", "store.large."))),
+    ("Objects in, beside nginx on one core", None, lambda m: m.startswith("store.put.")),
+    ("Connections, restart, lists, batches", None, lambda m: m.startswith(("store.idle.", "store.restart", "store.list.", "store.batchget"))),
+    ("From disks and remotes", None, lambda m: m.startswith(("store.region.", "store.readthrough."))),
 ]}
 
 
