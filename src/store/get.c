@@ -420,8 +420,12 @@ int store_open(struct store *s, const struct ikey *k, const char *bucket, struct
             store_obj_unref(&obj->pub);
             return rc;
         }
+        /* Who changes it later forgets what the table holds; who did so while it was verified found nothing there yet. */
         if (same)
             keep_open(s, obj);
+        if (same && (store_find(s, k, false, &again) < 0 || again.value.seq != f.value.seq ||
+                     again.value.flags != f.value.flags || strcmp(again.remote, f.remote) != 0))
+            store_open_forget(s, f.path, f.value.file);
         *ret_obj = &obj->pub;
         return 0;
     }

@@ -310,9 +310,42 @@ static void test_delete_many(void **state)
     assert_string_equal(list(f->s, "", "", 10), "");
 }
 
+/* --- replaced while it is opened ---------------------------------------------------------------------------------------------- */
+
+static struct store *replace_in;
+
+static int64_t replacing_pread(const struct store_io *io, int fd, void *dst, size_t n, uint64_t offset)
+{
+    struct store *s = n == 5000 ? TAKE_PTR(replace_in) : NULL; /* the payload, to be verified */
+    if (s)
+        assert_int_equal(testing_put(s, "photos", "k", 2, 100), 0);
+    return store_io_real.pread(io, fd, dst, n, offset);
+}
+
+/* Who opened it reads it; but nobody keeps its file on the disk when he is done. */
+static void test_replaced_while_opened(void **state)
+{
+    struct fixture *f = *state;
+    struct store_io io = store_io_real;
+    const char *path = f->dir;
+    io.pread = replacing_pread;
+    store_free(f->s);
+    f->s = testing_open(&path, 1, &io);
+    assert_non_null(f->s);
+    assert_int_equal(testing_put(f->s, "photos", "k", 1, 5000), 0);
+    replace_in = f->s;
+    assert_int_equal(testing_check(f->s, "photos", "k", 1, 5000), 0);
+    assert_null(replace_in);
+    assert_int_equal(f->s->open.count, 0);
+    assert_int_equal(testing_check(f->s, "photos", "k", 2, 100), 0);
+    assert_int_equal(f->s->open.count, 1);
+    reopen(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_replaced_while_opened, setup, teardown),
         cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_is_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(test_conditions, setup, teardown),
