@@ -239,7 +239,8 @@ int store_buckets_load(struct store *s, struct leat_error *err)
         char dir[PATH_FILE_MAX], file[PATH_FILE_MAX + 256];
         snprintf(dir, sizeof(dir), "%s/buckets", s->paths[i]->dir);
         DIR *d = atomic_load(&s->paths[i]->failed) ? NULL : opendir(dir);
-        int rc = 0;
+        /* A creation that was killed before its last flush is there from now on: objects will be stored in it. */
+        int rc = d ? s->io->syncdir(s->io, dir) : 0;
         for (struct dirent *e; d && rc == 0 && (e = readdir(d));) {
             snprintf(file, sizeof(file), "%s/%s", dir, e->d_name);
             if (store_bucket_name_ok(e->d_name)) /* one under way has a # in its name */
@@ -392,20 +393,38 @@ static bool any_blind(struct store *s)
     return false;
 }
 
-static int delete_empty(struct store *s, struct bucket *b, struct leat_error *err)
+/* *ret_touched: it failed with the bucket gone, or marked as deleted, on some path. */
+static int delete_empty(struct store *s, struct bucket *b, bool *ret_touched, struct leat_error *err)
 {
+    *ret_touched = false;
     if (any_blind(s))
         return error_set(err, STORE_UNAVAILABLE,
                          "a path of the store has failed; it may hold objects of '%s'", b->b.name);
     if (has_objects(s, b->b.id) || store_uploads_any(s, b->b.id))
         return error_set(err, STORE_NOT_EMPTY,
                          "bucket '%s' is not empty: delete its objects and uploads first", b->b.name);
+    *ret_touched = true;
     if (any_failed(s)) {
-        b->b.version = store_next_seq(s);
-        return write_all(s, &b->b, true, err);
+        struct store_bucket mark = b->b;
+        mark.version = store_next_seq(s);
+        return write_all(s, &mark, true, err);
     }
     int rc = unlink_all(s, b->b.name);
     return rc < 0 ? error_sys(err, rc, "bucket '%s' cannot be deleted", b->b.name) : 0;
+}
+
+/* After a deletion that failed half-way: the bucket is written anew. Where that fails too, nothing may be stored in it, since the next start
+ * would not know it. */
+static bool revive(struct store *s, struct bucket *b)
+{
+    struct store_bucket again = b->b;
+    again.version = store_next_seq(s);
+    if (write_all(s, &again, false, NULL) < 0)
+        return false;
+    pthread_mutex_lock(&s->buckets_lock);
+    b->b.version = again.version;
+    pthread_mutex_unlock(&s->buckets_lock);
+    return true;
 }
 
 int store_bucket_delete(struct store *s, const char *name, struct leat_error *err)
@@ -419,11 +438,13 @@ int store_bucket_delete(struct store *s, const char *name, struct leat_error *er
             pthread_cond_wait(&s->buckets_cond, &s->buckets_lock);
     }
     pthread_mutex_unlock(&s->buckets_lock);
-    int rc = b ? delete_empty(s, b, err) : no_bucket(name, err);
+    bool touched = false;
+    int rc = b ? delete_empty(s, b, &touched, err) : no_bucket(name, err);
+    bool alive = b && rc < 0 && (!touched || revive(s, b));
     pthread_mutex_lock(&s->buckets_lock);
     if (b && rc == 0)
         drop(s, b);
-    else if (b)
+    else if (alive)
         b->deleting = false;
     pthread_mutex_unlock(&s->buckets_lock);
     pthread_mutex_unlock(&s->buckets_write);

@@ -93,7 +93,7 @@ static int remove_all_versions(struct store *s, const struct ikey *k, uint64_t s
     for (unsigned round = 0; *n < max; round++) {
         struct change c = {0};
         int rc = remove_one(s, k, round ? 0 : seq, &c, err);
-        if (round == 0)
+        if (round == 0 || (rc < 0 && rc != LEAT_NOT_FOUND)) /* an older one that stays would be there again */
             first = rc;
         if (rc < 0)
             break;

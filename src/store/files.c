@@ -28,13 +28,16 @@ static int make_folder(struct path *p, const char *dir)
 {
     const struct store_io *io = p->store->io;
     int rc = io->mkdir(io, dir, 0700);
-    if (rc == -EEXIST)
-        return 0;
-    if (rc < 0)
+    if (rc < 0 && rc != -EEXIST)
         return rc;
+    if (rc == -EEXIST &&
+        p->folder_synced) /* by this process: one before may have been killed before the flush */
+        return 0;
     char objects[PATH_FILE_MAX];
     snprintf(objects, sizeof(objects), "%s/objects", p->dir);
-    return io->syncdir(io, objects);
+    rc = io->syncdir(io, objects);
+    p->folder_synced = rc == 0;
+    return rc;
 }
 
 /* Makes spare files. files_lock and commits (shared) are held. */
@@ -52,6 +55,8 @@ static int refill(struct path *p, struct leat_error *err)
     if (rc < 0)
         return rc;
     p->next_file += n;
+    if (first % FILES_PER_DIR == 0)
+        p->folder_synced = false;
     rc = make_folder(p, dir);
     for (unsigned i = 0; rc >= 0 && i < n; i++) {
         store_path_file_name(p, first + i, name);

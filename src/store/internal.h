@@ -69,6 +69,7 @@ struct path {
     uint64_t *busy;
     size_t nbusy, busy_cap;
     uint64_t next_file;
+    bool folder_synced; /* the folder of the files made last has a durable name */
     _Atomic uint64_t errors, read_errors, corrupt, evicted, evicted_bytes;
     _Atomic uint64_t pending_bytes; /* of puts under way, not in the index yet */
     _Atomic bool over_high;

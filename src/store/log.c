@@ -73,7 +73,8 @@ static void zero_ahead(struct path *p, uint64_t until)
     struct store_log *log = &p->log;
     if (until <= log->zeroed)
         return;
-    uint64_t at = log->zeroed, end = align_up(until, AHEAD);
+    /* Records may stand behind what was zeroed, from when there was no room for zeros: they are not gone over. */
+    uint64_t at = MAX(log->zeroed, log->end), end = align_up(until, AHEAD);
     for (; at < end; at += MIN(end - at, sizeof(zeros)))
         if (store_io_write(p->store->io, log->fd, zeros, MIN(end - at, sizeof(zeros)), at) < 0)
             return;

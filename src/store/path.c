@@ -267,6 +267,11 @@ static int open_one(struct path *p, struct identity *ret_id, bool *ret_fresh, st
     const struct store_io *io = p->store->io;
     int rc = io->mkdir(io, p->dir, 0700);
     *ret_fresh = false;
+    if (rc == 0) {
+        char parent[PATH_NAME_MAX + 4]; /* a name that ends with a slash has one more to go up */
+        snprintf(parent, sizeof(parent), "%s/..", p->dir);
+        rc = io->syncdir(io, parent);
+    }
     if (rc == 0 || rc == -EEXIST)
         rc = lock_path(p, err);
     if (rc == LEAT_BUSY)

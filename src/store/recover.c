@@ -145,6 +145,11 @@ static int map_log(struct path *p, uint64_t number, void **ret_map, size_t *ret_
             *ret_bytes = (size_t)st.st_size;
         }
     }
+    /* Who was killed may have left records that no flush has seen. What is read here is acted on, so it has to outlast a power cut. */
+    if (rc == 0)
+        rc = io->datasync(io, fd);
+    if (rc < 0 && *ret_map)
+        munmap(TAKE_PTR(*ret_map), *ret_bytes);
     io->close(io, fd);
     return rc;
 }
@@ -557,6 +562,9 @@ static int load(struct loading *l, struct leat_error *err)
     bool rebuilt = rc == 0 && (l->damaged || (l->newest == 0 && has_objects(p)));
     if (rebuilt)
         rc = rebuild(l);
+    if (rc == 0 &&
+        rebuilt) /* objects that nobody had flushed yet are in it, and what they replaced goes now */
+        rc = p->store->io->syncfs(p->store->io, p->dir);
     if (rc < 0)
         return error_sys(err, rc, "%s: its index cannot be loaded", p->dir);
     if (!l->closed || rebuilt) {

@@ -280,6 +280,56 @@ static void test_eviction(void **state)
     assert_int_equal(testing_put(f->s, "photos", "more", 1, 5000), LEAT_NO_SPACE);
 }
 
+/* A deletion of a bucket that fails half-way: what is stored in it afterwards is found after the next start. */
+static void test_bucket_half_deleted(void **state)
+{
+    bool failed = true;
+    for (unsigned nth = 1; failed; nth++) {
+        teardown(state);
+        setup(state);
+        struct fixture *f = *state;
+        assert_int_equal(store_bucket_create(f->s, "empty", 0, NULL, NULL), 0);
+        store_fault_fail(f->fault, nth, -EIO);
+        int rc = store_bucket_delete(f->s, "empty", NULL);
+        failed = store_fault_calls(f->fault) >= nth;
+        store_fault_fail(f->fault, 0, 0);
+        int put = testing_put(f->s, "empty", "k", 1, 100);
+        assert_true(rc < 0 || put == STORE_NO_BUCKET);
+        reopen(f);
+        if (put == 0)
+            assert_int_equal(testing_check(f->s, "empty", "k", 1, 100), 0);
+    }
+}
+
+/* An older version on another disk: either all of the key is deleted, or the deletion says that it was not. */
+static void test_older_version_stays(void **state)
+{
+    struct fixture *f = *state;
+    bool failed = true;
+    for (unsigned nth = 1; failed; nth++) {
+        char dirs[2][300];
+        const char *paths[2] = {dirs[0], dirs[1]};
+        struct store_info info;
+        for (unsigned i = 0; i < 2; i++)
+            snprintf(dirs[i], sizeof(dirs[i]), "%s/two-%u-%u", f->dir, nth, i);
+        struct store *s = testing_open(paths, 2, store_fault_io(f->fault));
+        assert_non_null(s);
+        assert_int_equal(store_bucket_create(s, "photos", 0, NULL, NULL), 0);
+        for (unsigned i = 0; i < 2; i++) {
+            s->paths[i]->failed = true; /* away for a moment */
+            assert_int_equal(testing_put(s, "photos", "k", i, 100), 0);
+            s->paths[i]->failed = false;
+        }
+        store_fault_fail(f->fault, nth, -ENOSPC);
+        int rc = store_delete(s, "photos", "k", 1, 0, NULL);
+        failed = store_fault_calls(f->fault) >= nth;
+        store_fault_fail(f->fault, 0, 0);
+        if (rc == 0)
+            assert_int_equal(store_lookup(s, "photos", "k", 1, &info, NULL), LEAT_NOT_FOUND);
+        store_free(s);
+    }
+}
+
 /* --- bits ---------------------------------------------------------------------------------------------------------------- */
 
 static void flip(const char *name, off_t at)
@@ -440,6 +490,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_short_writes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_full_disk, setup, teardown),
         cmocka_unit_test_setup_teardown(test_eviction, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_bucket_half_deleted, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_older_version_stays, setup, teardown),
         cmocka_unit_test_setup_teardown(test_flipped_bits, setup, teardown),
         cmocka_unit_test_setup_teardown(test_flipped_index, setup, teardown),
         cmocka_unit_test_setup_teardown(test_allocations, setup, teardown),

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/stat.h>
 
 #include <cmocka.h>
 
@@ -315,12 +316,145 @@ static void test_cuts_without_index(void **state)
         cut_at(d, d->born + rng_below(&rng, events - d->born), i, true);
 }
 
+/* --- killed, started again, and then the power goes ------------------------------------------------------------------------ */
+
+/* A process that dies leaves in the page cache what no flush has seen; the next one reads it there. */
+static void die(struct day *d, struct store_fault *fault)
+{
+    store_fault_fail_from(fault, 1, -EIO); /* not one more word to the disk */
+    store_free(TAKE_PTR(d->s));
+    store_fault_fail(fault, 0, 0);
+}
+
+enum { FIRST_PUT, OVERWRITE, DELETE_IT, NEW_BUCKET, LAST_WORDS };
+
+static int last_words(struct day *d, unsigned what)
+{
+    if (what == NEW_BUCKET)
+        return store_bucket_create(d->s, "letters", 0, NULL, NULL);
+    if (what == DELETE_IT)
+        return store_delete(d->s, "photos", "it", 2, 0, NULL);
+    return testing_put(d->s, "photos", "it", 2, 3000);
+}
+
+static void check_last_words(const struct day *d, unsigned what, int rc, unsigned nth, uint64_t cut,
+                             uint64_t seed, bool lose_index)
+{
+    char dir[256];
+    const char *path = dir;
+    testing_mkdir_fast(dir);
+    assert_int_equal(store_fault_replay(d->fault, cut, seed, dir), 0);
+    if (lose_index) {
+        char index[300];
+        snprintf(index, sizeof(index), "%s/index", dir);
+        testing_rmdir(index);
+    }
+    struct store *s = testing_open(&path, 1, NULL);
+    assert_non_null(s);
+    const char *bucket = what == NEW_BUCKET ? "letters" : "photos";
+    bool before = testing_check(s, "photos", "it", 1, 5000) == 0,
+         after = testing_check(s, "photos", "it", 2, 3000) == 0;
+    int there = testing_check(s, "photos", "it", 1, 5000);
+    bool good =
+        what == FIRST_PUT || what == DELETE_IT ? before || after || there == LEAT_NOT_FOUND : before || after;
+    if (rc == 0 && (what == FIRST_PUT || what == OVERWRITE))
+        good = after;
+    if (cut == store_fault_events(d->fault))
+        good &= testing_check(s, bucket, "later", 3, 100) == 0;
+    if (!good)
+        fail_msg("last words %u, call %u failed, cut %llu, seed %llu%s: before %d, after %d, later %d", what,
+                 nth, (unsigned long long)cut, (unsigned long long)seed, lose_index ? ", no index" : "",
+                 before, after, testing_check(s, bucket, "later", 3, 100));
+    store_free(s);
+    testing_rmdir(dir);
+}
+
+static bool die_at(unsigned what, unsigned nth, bool lose_index)
+{
+    struct day *d = calloc(1, sizeof(*d));
+    testing_mkdir_fast(d->dir);
+    assert_int_equal(store_fault_new(d->dir, &d->fault), 0);
+    day_open(d);
+    assert_int_equal(store_bucket_create(d->s, "photos", 0, NULL, NULL), 0);
+    if (what != FIRST_PUT)
+        assert_int_equal(testing_put(d->s, "photos", "it", 1, 5000), 0);
+    store_fault_fail(d->fault, nth, -EIO);
+    int rc = last_words(d, what);
+    bool failed = store_fault_calls(d->fault) >= nth;
+    die(d, d->fault);
+    if (lose_index) { /* of the running system too: it is rebuilt out of what the page cache has */
+        char index[300];
+        snprintf(index, sizeof(index), "%s/index", d->dir);
+        testing_rmdir(index);
+        assert_int_equal(mkdir(index, 0700), 0);
+    }
+    uint64_t dead = store_fault_events(d->fault);
+    day_open(d);
+    uint64_t again = store_fault_events(d->fault);
+    if (what == NEW_BUCKET && store_bucket_get(d->s, "letters", NULL, NULL) < 0)
+        assert_int_equal(store_bucket_create(d->s, "letters", 0, NULL, NULL), 0);
+    assert_int_equal(testing_put(d->s, what == NEW_BUCKET ? "letters" : "photos", "later", 3, 100), 0);
+    for (uint64_t seed = 0; seed < 12; seed += seed ? testing_rounds(2) > 1 ? 1 : 4 : 1)
+        check_last_words(d, what, rc, nth, store_fault_events(d->fault), seed, lose_index);
+    for (uint64_t cut = dead; cut<again; cut += testing_rounds(2)> 1 ? 1 : 3)
+        check_last_words(d, what, rc, nth, cut, cut + 2, lose_index);
+    teardown((void **)&d);
+    return failed;
+}
+
+static void test_killed_then_cut(void **state)
+{
+    for (unsigned what = 0; what < LAST_WORDS; what++)
+        for (unsigned nth = 1; die_at(what, nth, false); nth += nth > 8 ? 5 : 1)
+            assert_true(nth < 200);
+}
+
+static void test_killed_then_cut_without_index(void **state)
+{
+    for (unsigned nth = 1; die_at(OVERWRITE, nth, true); nth++)
+        assert_true(nth < 200);
+}
+
+/* --- no room for zeros ahead of the log -------------------------------------------------------------------------------------- */
+
+/* Records that went where no zeros were written are not zeroed when there is room again. */
+static void test_zeros_ahead(void **state)
+{
+    struct day *d = calloc(1, sizeof(*d));
+    testing_mkdir_fast(d->dir);
+    assert_int_equal(store_fault_new(d->dir, &d->fault), 0);
+    day_open(d);
+    assert_int_equal(store_bucket_create(d->s, "photos", 0, NULL, NULL), 0);
+    assert_int_equal(testing_put(d->s, "photos", "it", 1, 10), 0);
+    assert_int_equal(store_path_compact(d->s->paths[0]), 0);
+    store_fault_capacity(d->fault, 8 * KIB);
+    assert_int_equal(testing_put(d->s, "photos", "one", 2, 10), 0);
+    assert_int_equal(testing_put(d->s, "photos", "two", 3, 10), 0);
+    store_fault_capacity(d->fault, 0);
+    uint64_t from = store_fault_events(d->fault);
+    assert_int_equal(testing_put(d->s, "photos", "three", 4, 10), 0);
+    for (uint64_t cut = from; cut <= store_fault_events(d->fault); cut++) {
+        char dir[256];
+        const char *path = dir;
+        testing_mkdir_fast(dir);
+        assert_int_equal(store_fault_replay(d->fault, cut, 1, dir), 0);
+        struct store *s = testing_open(&path, 1, NULL);
+        assert_non_null(s);
+        assert_int_equal(testing_check(s, "photos", "it", 1, 10), 0);
+        assert_int_equal(testing_check(s, "photos", "one", 2, 10), 0);
+        assert_int_equal(testing_check(s, "photos", "two", 3, 10), 0);
+        store_free(s);
+        testing_rmdir(dir);
+    }
+    teardown((void **)&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cuts),
-        cmocka_unit_test(test_cuts_at_promises),
-        cmocka_unit_test(test_cuts_without_index),
+        cmocka_unit_test(test_killed_then_cut),  cmocka_unit_test(test_killed_then_cut_without_index),
+        cmocka_unit_test(test_zeros_ahead),      cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_cuts_at_promises), cmocka_unit_test(test_cuts_without_index),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
