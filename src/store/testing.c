@@ -16,7 +16,7 @@ void testing_mkdir(char out[256])
 
 void testing_mkdir_fast(char out[256])
 {
-    snprintf(out, 256, "/dev/shm/leat-store-XXXXXX");
+    snprintf(out, 256, "/dev/shm/store-test-XXXXXX");
     if (!mkdtemp(out))
         testing_mkdir(out);
 }
