@@ -329,6 +329,14 @@ static void test_change(void **state)
     assert_int_equal(backend_wait(b, 1, 60000), 1);
     assert_int_equal(last_rc, LEAT_STALE);
     backend_close(f);
+    /* Other bytes, as many. */
+    assert_int_equal(backend_open(b, uri_of("k"), NULL, 2, &f, NULL), 0);
+    write_file("k", "xy", 2);
+    struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+    assert_int_equal(backend_pread(b, f, back, 2, 0, &err), LEAT_STALE);
+    assert_non_null(strstr(err.message, "changed while it was read"));
+    backend_close(f);
 }
 
 /* Writers that are killed: the key has one of the versions, whole, and lists show nothing else. */
