@@ -175,12 +175,13 @@ static bool match(struct completion *c)
 {
     struct visit *v = c->v;
     bool same = true; /* algorithm of all */
+    uint64_t bytes = 0;
     for (unsigned i = 0; i < c->n; i++) {
         const struct s3_part_named *p = &c->named[i];
         const struct stored *s = &c->stored[p->number - 1];
         if (strcmp(s->etag, p->etag) != 0 ||
-            (p->checksum[0] && s->sum != SUM_NONE && strcasecmp(p->algorithm, sum_names[s->sum].name) == 0 &&
-             strcmp(p->checksum, s->value) != 0)) {
+            (p->checksum[0] && (s->sum == SUM_NONE || strcasecmp(p->algorithm, sum_names[s->sum].name) != 0 ||
+                                strcmp(p->checksum, s->value) != 0))) {
             visit_fail(v, S3_INVALID_PART, NULL);
             return false;
         }
@@ -188,9 +189,15 @@ static bool match(struct completion *c)
             visit_fail(v, S3_ENTITY_TOO_SMALL, NULL);
             return false;
         }
+        bytes += s->bytes;
         same &= s->sum == c->stored[c->named[0].number - 1].sum;
         c->parts[i].number = p->number;
         memcpy(c->parts[i].etag, s->etag, sizeof(s->etag));
+    }
+    if (v->expects_bytes && v->expected_bytes != bytes) {
+        visit_fail(v, S3_INVALID_REQUEST,
+                   "The parts are of another size in all than x-amz-mp-object-size says.");
+        return false;
     }
     enum sum_kind theirs = same ? c->stored[c->named[0].number - 1].sum : SUM_NONE;
     if (c->sum == SUM_NONE && theirs != SUM_NONE)
@@ -263,6 +270,13 @@ static bool full_object(struct completion *c)
 static bool whole_sum(struct completion *c)
 {
     struct visit *v = c->v;
+    if (v->expected != SUM_NONE && v->expected != c->sum) {
+        visit_fail(
+            v, S3_INVALID_REQUEST,
+            "The checksum that this request has cannot be compared: not all parts came with one of its "
+            "kind.");
+        return false;
+    }
     if (c->sum == SUM_NONE)
         return true;
     if (!(c->full ? full_object(c) : composite(c))) {
@@ -408,8 +422,10 @@ static void complete(struct visit *v)
 }
 
 /* Checksums in the head are of the object to be, not of this document. */
-static void read_expected(struct visit *v)
+static bool read_expected(struct visit *v)
 {
+    struct http_text bytes = visit_header(v, "x-amz-mp-object-size");
+    v->expects_bytes = bytes.data != NULL;
     v->expected = SUM_NONE;
     for (unsigned k = 0; k < SUM_KINDS; k++) {
         struct http_text t = visit_header(v, sum_names[k].header);
@@ -418,6 +434,9 @@ static void read_expected(struct visit *v)
             http_text_copy(t, v->expected_value, sizeof(v->expected_value));
         }
     }
+    if (bytes.data && !http_text_u64(bytes, &v->expected_bytes))
+        visit_fail(v, S3_INVALID_ARGUMENT, "x-amz-mp-object-size is a number of bytes");
+    return v->code == S3_OK;
 }
 
 void op_complete_upload(struct visit *v)
@@ -425,8 +444,7 @@ void op_complete_upload(struct visit *v)
     struct http_text host = visit_header(v, "host");
     snprintf(v->host, sizeof(v->host), "%s://%.*s", v->req->tls ? "https" : "http",
              (int)MIN(host.len, (size_t)250), host.data ? host.data : "");
-    if (read_upload(v) && put_read_headers(v) && body_begin(v, COMPLETE_MAX)) {
-        read_expected(v);
+    if (read_upload(v) && put_read_headers(v) && read_expected(v) && body_begin(v, COMPLETE_MAX)) {
         if (ticket_take(v->door->office, STORE_PARTS_MAX * sizeof(struct stored)) == 0) {
             v->body.charged += STORE_PARTS_MAX * sizeof(struct stored);
             body_receive(v, complete, visit_send_xml);

@@ -89,6 +89,8 @@ struct visit {
     const char *sum_type;   /* CreateMultipartUpload: "FULL_OBJECT" or "COMPOSITE" */
     enum sum_kind expected; /* CompleteMultipartUpload: of the whole */
     char expected_value[SUM_TEXT + 8];
+    bool expects_bytes;
+    uint64_t expected_bytes;
     char upload[STORE_UPLOAD_ID_TEXT];
     char host[300];
 };
