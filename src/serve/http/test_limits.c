@@ -33,16 +33,24 @@ static unsigned descriptors(void)
     return (unsigned)MIN((uint64_t)limit.rlim_cur, (uint64_t)1000000);
 }
 
-static void hello(int fd)
+/* False: the connection ended before. */
+static bool try_hello(int fd)
 {
     char text[512];
     size_t have = 0;
     rig_say(fd, GET("/hello"));
     while (have < 5 || memcmp(text + have - 5, "hello", 5) != 0) {
         ssize_t n = recv(fd, text + have, sizeof(text) - have, 0);
-        assert_true(n > 0);
+        if (n <= 0)
+            return false;
         have += (size_t)n;
     }
+    return true;
+}
+
+static void hello(int fd)
+{
+    assert_true(try_hello(fd));
 }
 
 static void test_idle_connections(void **state)
@@ -88,7 +96,10 @@ static void test_idle_ends(void **state)
     struct http_server_config config = {.idle_ns = 200 * NS_PER_MS};
     rig_start(&rig, &config);
     struct stream never = {.fd = rig_connect(&rig)}, once = {.fd = rig_connect(&rig)};
-    hello(once.fd);
+    while (!try_hello(once.fd)) { /* a machine so busy that its time was over before it could ask */
+        stream_fini(&once);
+        once = (struct stream){.fd = rig_connect(&rig)};
+    }
     assert_true(stream_ended(&once));
     assert_true(stream_ended(&never));
     stream_fini(&once);
