@@ -421,7 +421,7 @@ static int fetch_commit(struct fetch *f, const struct backend_stat *stat, struct
                                   .if_none_match = f->if_seq == 0,
                                   .if_seq = f->if_seq};
     pthread_mutex_lock(&t->lock);
-    bool superseded = f->superseded;
+    bool superseded = f->superseded || f->bucket->gone; /* gone: its remote is another one by now */
     pthread_mutex_unlock(&t->lock);
     if (superseded) {
         store_put_abort(put);

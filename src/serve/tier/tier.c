@@ -458,10 +458,23 @@ static int found_one(void *user, const struct store_bucket *is)
     return 0;
 }
 
+/* Nothing is: no list of all objects need be walked. */
+static bool all_clean(struct store *store)
+{
+    AUTO_FREE struct store_status *status = malloc(sizeof(*status));
+    uint64_t dirty = status ? 0 : 1;
+    if (status)
+        store_status(store, status);
+    for (unsigned i = 0; status && i < status->npaths; i++)
+        dirty += status->paths[i].dirty;
+    return dirty == 0;
+}
+
 /* The buckets that the store knows; one whose settings are wrong is left, loudly. */
 static int load(struct tier *t)
 {
     struct found f = {0};
+    bool clean = all_clean(t->config.store);
     store_bucket_list(t->config.store, found_one, &f);
     int rc = f.failed ? -ENOMEM : 0;
     for (unsigned i = 0; i < f.n; i++) {
@@ -474,7 +487,7 @@ static int load(struct tier *t)
             log_error("bucket %s: its remote is not used: %s", f.names[i], err.message);
         else
             replace(t, f.names[i], b);
-        if (bad == 0 && rc == 0)
+        if (bad == 0 && rc == 0 && !clean)
             rc = push_bucket(t, f.names[i]);
         free(f.props[i]);
     }
