@@ -358,12 +358,15 @@ static int compare(const void *a, const void *b)
     return by ? by : x->value_len < y->value_len ? -1 : x->value_len > y->value_len;
 }
 
-/* Unescapes in `scratch`, and appends the canonical form. */
+/*
+ * Unescapes in `scratch`, and appends the canonical form. "+" is a space in a query: what is signed has to be what is read, or a link to
+ * "a%2Bb" is one to "a b" as well.
+ */
 static bool put_canonical(struct bytes_out *out, char *scratch, const char *text, size_t len)
 {
     size_t n;
-    if (len)
-        memcpy(scratch, text, len);
+    for (size_t i = 0; i < len; i++)
+        scratch[i] = (char)(text[i] == '+' ? ' ' : text[i]);
     if (!http_unescape(scratch, len, &n))
         return false;
     http_escape(out, scratch, n, false);

@@ -175,6 +175,7 @@ static void test_query(void **state)
         {"aa=1&a=1&&a-=3", "a=1&a-=3&aa=1"},
         {"=", "="},
         {"%41=1", "A=1"},
+        {"a=b+c&d=e%2bf", "a=b%20c&d=e%2Bf"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct bytes_out out = {0};

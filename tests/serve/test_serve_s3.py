@@ -311,6 +311,12 @@ def test_presigned(server, bucket):
     assert ask("GET", target, headers).body == b"by a link"
     assert error(ask("GET", target.replace("X-Amz-Expires=600", "X-Amz-Expires=601"), headers)) == (403, "SignatureDoesNotMatch")
     assert error(ask("DELETE", target, headers)) == (403, "SignatureDoesNotMatch")
+    label, headers = presigned(server, "GET", path, query=[("response-content-type", "a+b")])
+    assert ask("GET", label, headers).headers["content-type"] == "a+b"
+    assert error(ask("GET", label.replace("a%2Bb", "a+b"), headers)) == (403, "SignatureDoesNotMatch")
+    label, headers = presigned(server, "GET", path, query=[("response-content-type", "a b")])
+    assert ask("GET", label.replace("=a%20b", "=a+b"), headers).headers["content-type"] == "a b"
+    target, headers = presigned(server, "GET", path)
     reply = ask("GET", *presigned(server, "GET", path, expires=10, when=now(-11)))
     assert error(reply) == (403, "AccessDenied") and b"Request has expired" in reply.body
     assert error(ask("GET", *presigned(server, "GET", path, when=now(1000)))) == (403, "RequestTimeTooSkewed")
