@@ -68,9 +68,14 @@ struct visit *visit_new(struct s3_door *door, struct http_request *req, const st
                         const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
                         const struct keys_user *user)
 {
-    struct visit *v = calloc(1, sizeof(*v));
-    if (!v)
+    if (ticket_take(door->office, sizeof(struct visit)) < 0)
         return NULL;
+    struct visit *v = calloc(1, sizeof(*v));
+    if (!v) {
+        ticket_give(door->office, sizeof(struct visit));
+        return NULL;
+    }
+    v->body.charged = sizeof(*v); /* given back by body_fini, with the rest */
     v->door = door;
     v->req = req;
     v->ref = http_request_ref(req);

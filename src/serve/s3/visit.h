@@ -97,7 +97,7 @@ struct visit {
 
 /* --- visit.c ------------------------------------------------------------------------------------------------------------- */
 
-/* NULL: out of memory (answered). Takes the reference to keys. */
+/* NULL: the office or the heap has no memory; nothing was answered. Takes a reference to keys of its own. */
 struct visit *visit_new(struct s3_door *door, struct http_request *req, const struct s3_call *call,
                         const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
                         const struct keys_user *user);
