@@ -899,6 +899,14 @@ static void test_settings(void **state)
     assert_int_equal(store_bucket_get(store, "bkt", &is, &err), 0);
     assert_false(is.flags & STORE_BUCKET_REMOTE);
     store_bucket_fini(&is);
+    /* Its objects are nowhere else: they are not to be taken for a remote's. */
+    assert_int_equal(put("bkt", "mine", "x", NULL, &err), 0);
+    assert_int_equal(tier_bucket_set(tier, "bkt", "{\"uri\":\"s3://b\"}", &err), STORE_NOT_EMPTY);
+    assert_false(tier_bucket_is(tier, "bkt"));
+    front("other", "");
+    assert_int_equal(put("other", "k", "x", NULL, &err), 0);
+    front("other", ",\"check\":\"always\"");
+    assert_int_equal(tier_bucket_set(tier, "other", "{\"uri\":\"s3://b\"}", &err), STORE_NOT_EMPTY);
 }
 
 /* --- kill -9 -------------------------------------------------------------------------------------------------------------------------- */

@@ -121,6 +121,40 @@ static int any_dirty(void *user, const struct store_entry *entry)
     return entry->flags & STORE_DIRTY ? 1 : 0;
 }
 
+static int any_object(void *user, const struct store_entry *entry)
+{
+    return 1;
+}
+
+static int any_upload(void *user, const struct store_upload *upload)
+{
+    return 1;
+}
+
+/* What is in a bucket is nowhere else, or at another remote: it would be taken for what this remote has, and be evicted or deleted. */
+static int check_empty(struct tier *t, const struct tier_bucket *b, struct leat_error *err)
+{
+    struct tier_bucket *old = tier_bucket_find(t, b->name);
+    bool same = old && strcmp(old->remote.uri, b->remote.uri) == 0 &&
+                strcmp(old->remote.endpoint ? old->remote.endpoint : "",
+                       b->remote.endpoint ? b->remote.endpoint : "") == 0;
+    tier_bucket_unref(t, old);
+    struct store_list_spec one = {.max = 1};
+    bool more;
+    if (same)
+        return 0;
+    int rc = store_list(t->config.store, b->name, &one, any_object, NULL, &more, err);
+    if (rc == 0)
+        rc = store_upload_list(t->config.store, b->name, NULL, 0, NULL, 0, NULL, 1, any_upload, NULL, &more,
+                               err);
+    return rc == 1
+               ? error_set(
+                     err, STORE_NOT_EMPTY,
+                     "bucket %s has objects or uploads: a bucket that is put in front of another is empty",
+                     b->name)
+               : rc;
+}
+
 int tier_bucket_set(struct tier *t, const char *bucket, const char *remote_json, struct leat_error *err)
 {
     struct tier_bucket *b = NULL;
@@ -130,6 +164,11 @@ int tier_bucket_set(struct tier *t, const char *bucket, const char *remote_json,
     int rc = remote_json ? bucket_make(bucket, remote_json, &b, err) : 0;
     if (rc < 0)
         return rc;
+    rc = b ? check_empty(t, b, err) : 0;
+    if (rc < 0) {
+        tier_bucket_unref(t, b);
+        return rc;
+    }
     struct store_list_spec all = {.max = UINT32_MAX};
     if (!remote_json && store_list(t->config.store, bucket, &all, any_dirty, NULL, &more, NULL) == 1)
         return error_set(err, LEAT_BUSY,

@@ -56,7 +56,8 @@ void tier_free(struct tier *t);
  *   timeout_s    of a request to the remote [30]
  *
  * tier_bucket_set checks it, keeps it in the bucket's properties beside the others, and uses it from then on; NULL takes the remote away (LEAT_BUSY
- * while something is dirty). LEAT_INVALID says what is wrong. The remote is not asked.
+ * while something is dirty). LEAT_INVALID says what is wrong; STORE_NOT_EMPTY: it has objects that are not
+ * this remote's. The remote is not asked.
  */
 int tier_bucket_set(struct tier *t, const char *bucket, const char *remote_json, struct leat_error *err);
 /* The same, for showing: without secret_key and token. LEAT_NOT_FOUND: no remote. *ret_json is the caller's to free. */
