@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import subprocess
+import time
 
 import lib_host
 import lib_serve
@@ -197,6 +198,35 @@ def test_jobs_and_sets(node, described):
     assert conforms(described, node.ask("GET", "/v1/sets"), "/v1/sets", "get").json == {"sets": []}
     assert conforms(described, node.ask("GET", "/v1/sets/x"), "/v1/sets/{name}", "get").status == 404
     assert conforms(described, node.ask("DELETE", "/v1/sets/x"), "/v1/sets/{name}", "delete").status == 404
+
+
+def test_cold_jobs(node, described, tmp_path):
+    """A bucket in front of a folder, made, filled and emptied by /v1."""
+    for i in range(5):
+        (tmp_path / f"part-{i}").write_bytes(b"x" * 1000 * (i + 1))
+    made = conforms(described, node.ask("PUT", "/v1/buckets/in-front", {"owner": "maker", "remote": {"uri": f"file://{tmp_path}"}}),
+                    "/v1/buckets/{name}", "put")
+    assert made.status == 201 and made.json["cold"] and made.json["remote"]["uri"] == f"file://{tmp_path}"
+
+    def job(**spec):
+        started = conforms(described, node.ask("POST", "/v1/jobs", {"bucket": "in-front", **spec}), "/v1/jobs", "post")
+        assert started.status == 202, started.text
+        end = time.monotonic() + 120
+        while (now := conforms(described, node.ask("GET", f"/v1/jobs/{started.json['id']}"), "/v1/jobs/{name}", "get").json)["state"] == "running":
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert now["state"] == "done", now
+        return now
+
+    assert job(kind="prefetch", prefix="part-")["done"] == 5
+    assert job(kind="prefetch", keys=["part-1"])["skipped"] == 1
+    assert job(kind="evict", keys=["part-0", "part-4"])["done"] == 2
+    listed = conforms(described, node.ask("GET", "/v1/jobs"), "/v1/jobs", "get").json["jobs"]
+    assert [j["kind"] for j in listed] == ["evict", "prefetch", "prefetch"]
+    status = conforms(described, node.ask("GET", "/v1/status"), "/v1/status", "get").json
+    assert status["tier"]["fetches"] >= 5 and len(status["tier_jobs"]) == 3
+    assert node.server.request("GET", "/in-front/part-4").body == b"x" * 5000
+    assert conforms(described, node.ask("PUT", "/v1/buckets/in-front", {"remote": {"uri": "gopher://x"}}), "/v1/buckets/{name}", "put").status == 400
 
 
 def test_who_may(node):
