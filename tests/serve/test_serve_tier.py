@@ -208,6 +208,33 @@ def test_write_through(server, far, front):
     assert server.request("DELETE", f"/{bucket}").status == 204
 
 
+def test_answers_that_are_lost(server, far, front):
+    """A PUT whose answer never comes, and a GET of the version before meanwhile: what is here is not taken for the newest."""
+    bucket = front(timeout_s=600)
+    file = there(far, bucket, "k", b"old")
+    gate = threading.Event()
+    lost = far.fail(key=f"{bucket}/k", method="PUT", times=-1, wait=gate, length=5, after=0, close=True)  # it is stored
+    replies = []
+    writer = threading.Thread(target=lambda: replies.append(server.request("PUT", f"/{bucket}/k", b"newer").status))
+    writer.start()
+    try:
+        wait_until(lambda: lost.hits > 0)
+        assert get(server, bucket, "k").body == b"old"
+        assert not replies
+    finally:
+        gate.set()
+        writer.join()
+        far.rules.clear()
+    assert replies == [503] and file.read_bytes() == b"newer"
+    assert get(server, bucket, "k").body == b"newer"
+    # A DELETE whose answer never comes.
+    far.fail(key=f"{bucket}/k", method="DELETE", times=-1, status=500)
+    assert server.request("DELETE", f"/{bucket}/k").status == 503
+    far.rules.clear()
+    file.unlink()
+    assert get(server, bucket, "k").status == 404
+
+
 def test_silent_remote_keeps_nobody_else(server, far, front, bucket):
     """More requests wait for a remote than the server has threads for its own work; other buckets do not notice."""
     silent = front(timeout_s=600)

@@ -383,6 +383,8 @@ static int through(struct tier *t, struct tier_bucket *b, const void *key, size_
         /* A remote that refused has the old one still; one that fell silent may have either. */
         if (old && rc == TIER_REFUSED)
             store_mark_clean(t->config.store, b->name, key, key_len, old, old_tag, NULL);
+        else if (rc != TIER_REFUSED) /* and a GET may have brought the old one meanwhile */
+            doubt(t, b, key, key_len, old_tag);
         return rc;
     }
     struct store_commit c = *commit;
@@ -477,6 +479,10 @@ int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_
         if (rc < 0 && !gone)
             rc = tier_remote_error(b, rc, err);
         fetch_supersede(t, b, key, key_len);
+        if (rc < 0 && !gone && rc != TIER_REFUSED) { /* it may be gone there */
+            char old_tag[STORE_REMOTE_MAX + 1];
+            doubt(t, b, key, key_len, old_tag);
+        }
         if (rc == 0 || gone) {
             /* What was stored meanwhile stays, and is pushed. */
             int here =
