@@ -124,6 +124,8 @@ def test_remote_dies(server, far, front):
     assert reply.status == 503 and reply.code == "ServiceUnavailable" and "remote of bucket" in reply.xml.findtext("Message"), reply
     assert server.request("GET", f"/{bucket}", query=[("list-type", "2")]).status == 503
     assert server.request("PUT", f"/{bucket}/new", b"x").status == 503
+    reply = server.request("POST", f"/{bucket}", b'[{"key": "k"}, {"key": "other"}]', query=[("batch", "")])
+    assert (reply.status, reply.code) == (503, "ServiceUnavailable"), reply
     far.rules.clear()
     assert get(server, bucket, "new").status == 404
     assert get(server, bucket, "other").status == 404

@@ -312,7 +312,8 @@ static void add_entry(struct visit *v, const struct batch_entry *e)
     struct member member;
     struct leat_error err = {0};
     enum s3_code code = open_entry(v, e, &part, &member, &err);
-    if (code == S3_NO_SUCH_BUCKET || code == S3_SLOW_DOWN) {
+    /* What cannot be told now is not missing: who asks again later gets it. */
+    if (code == S3_NO_SUCH_BUCKET || code == S3_SLOW_DOWN || code == S3_UNAVAILABLE) {
         store_obj_unref(part.obj);
         visit_fail(v, code, NULL);
         return;
