@@ -41,23 +41,28 @@ static int set_text(char **field, const char *value, struct leat_error *err)
     return 0;
 }
 
+static int add_word(char ***words, unsigned *n, const char *word, struct leat_error *err)
+{
+    char **more = realloc(*words, (*n + 2) * sizeof(*more));
+    if (!more)
+        return error_set(err, -ENOMEM, "out of memory");
+    *words = more;
+    more[*n] = strdup(word);
+    if (!more[*n])
+        return error_set(err, -ENOMEM, "out of memory");
+    more[++*n] = NULL;
+    return 0;
+}
+
 static int add_words(char ***words, unsigned *n, const char *value, struct leat_error *err)
 {
     AUTO_FREE char *copy = strdup(value);
     char *save = NULL;
-    if (!copy)
-        return error_set(err, -ENOMEM, "out of memory");
-    for (char *word = strtok_r(copy, ", \t", &save); word; word = strtok_r(NULL, ", \t", &save)) {
-        char **more = realloc(*words, (*n + 2) * sizeof(*more));
-        if (!more)
-            return error_set(err, -ENOMEM, "out of memory");
-        *words = more;
-        more[*n] = strdup(word);
-        if (!more[*n])
-            return error_set(err, -ENOMEM, "out of memory");
-        more[++*n] = NULL;
-    }
-    return 0;
+    int rc = copy ? 0 : error_set(err, -ENOMEM, "out of memory");
+    for (char *word = copy ? strtok_r(copy, ", \t", &save) : NULL; word && rc == 0;
+         word = strtok_r(NULL, ", \t", &save))
+        rc = add_word(words, n, word, err);
+    return rc;
 }
 
 static int set_number(unsigned *field, const char *key, const char *value, unsigned least, unsigned most,
@@ -155,6 +160,18 @@ int serve_config_set(struct serve_config *c, const char *section, const char *ke
         return sections[k].set(c, key, value, err);
     }
     return -ENOENT;
+}
+
+int serve_config_add(struct serve_config *c, const char *section, const char *key, const char *value,
+                     struct leat_error *err)
+{
+    if (!strcmp(key, "paths"))
+        return add_word(&c->paths, &c->npaths, value, err);
+    if (!strcmp(key, "listen"))
+        return add_word(&c->listen, &c->nlisten, value, err);
+    if (!strcmp(key, "domains"))
+        return add_word(&c->domains, &c->ndomains, value, err);
+    return serve_config_set(c, section, key, value, err);
 }
 
 /* An address that only this machine reaches. */

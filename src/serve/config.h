@@ -37,6 +37,9 @@ void serve_config_fini(struct serve_config *c);
 /* -ENOENT: no section of ours. LEAT_INVALID with what is allowed. */
 int serve_config_set(struct serve_config *c, const char *section, const char *key, const char *value,
                      struct leat_error *err);
+/* The same from a command line: where a key is a list, `value` is one of it, whatever is in it (a path may have spaces). */
+int serve_config_add(struct serve_config *c, const char *section, const char *key, const char *value,
+                     struct leat_error *err);
 /* Fills in what was not said, and checks what must fit together. Nothing to do where no path was given. */
 int serve_config_finish(struct serve_config *c, struct leat_error *err);
 

@@ -6,6 +6,7 @@ import http.client
 import os
 import pathlib
 import re
+import shlex
 
 import signal
 import socket
@@ -53,7 +54,7 @@ def error(reply):
 
 def test_on_a_fresh_machine(tmp_path):
     """No option at all: objects and keys below home, 127.0.0.1 alone; what is printed works as it stands, and has no secret in it."""
-    home = tmp_path / "home"
+    home = tmp_path / "my home, and all"
     home.mkdir()
     env = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "XDG_"))} | {"HOME": str(home)}
     with subprocess.Popen([lib_host.LEAT, "serve", "--listen", "127.0.0.1:0"], env=env, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as server:
@@ -67,7 +68,7 @@ def test_on_a_fresh_machine(tmp_path):
             assert keys.stat().st_mode & 0o777 == 0o600 and (home / ".local/share/leat/store").is_dir()
             secret = re.search(r"aws_secret_access_key = (\S+)", keys.read_text())[1]
             assert secret not in text and "127.0.0.1" in text and str(keys) in text
-            exported = dict(w.split("=", 1) for w in re.search(r"export (.*)", text)[1].split())
+            exported = dict(w.split("=", 1) for w in shlex.split(re.search(r"export (.*)", text)[1]))
             boto3 = pytest.importorskip("boto3")
             access = re.search(r"aws_access_key_id = (\S+)", keys.read_text())[1]
             client = boto3.client("s3", endpoint_url=exported["AWS_ENDPOINT_URL"], region_name=exported["AWS_REGION"], aws_access_key_id=access,

@@ -99,7 +99,7 @@ static int defaults(struct cli *cli, struct serve_config *c, bool *ret_new_keys)
         if (!path)
             return error_set(&cli->err, LEAT_INVALID, "no --store, and no HOME to make one in");
         make_parents(path);
-        rc = serve_config_set(c, "store", "paths", path, &cli->err);
+        rc = serve_config_add(c, "store", "paths", path, &cli->err);
     }
     if (rc == 0 && !c->keys_file && !c->anonymous) {
         AUTO_FREE char *path = home_path("XDG_CONFIG_HOME", ".config", "keys");
@@ -131,6 +131,20 @@ static void say_json(const struct cli *cli, const struct serve *serve, const str
     json_close(&j, '}');
 }
 
+/* As a shell reads it back: what is not plain stands between quotes. */
+static void put_word(const char *word)
+{
+    if (*word &&
+        !word[strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:@%+,-")]) {
+        fputs(word, stdout);
+        return;
+    }
+    putchar('\'');
+    for (; *word; word++)
+        fputs(*word == '\'' ? "'\\''" : (char[]){*word, 0}, stdout);
+    putchar('\'');
+}
+
 static void say(const struct cli *cli, const struct serve *serve, const struct serve_config *c, bool new_keys)
 {
     const char *endpoint = serve_endpoint(serve, 0);
@@ -150,10 +164,9 @@ static void say(const struct cli *cli, const struct serve *serve, const struct s
     if (new_keys)
         printf("Made %s, with one key that may do everything\n", c->keys_file);
     printf("\nIn another terminal:\n\n");
-    if (c->keys_file)
-        printf("  export AWS_SHARED_CREDENTIALS_FILE=%s", c->keys_file);
-    else
-        printf("  export AWS_ACCESS_KEY_ID=any AWS_SECRET_ACCESS_KEY=any");
+    printf("  export %s=",
+           c->keys_file ? "AWS_SHARED_CREDENTIALS_FILE" : "AWS_SECRET_ACCESS_KEY=any AWS_ACCESS_KEY_ID");
+    put_word(c->keys_file ? c->keys_file : "any");
     printf(" AWS_REGION=%s AWS_ENDPOINT_URL=%s\n", c->region, endpoint);
     const char *unsigned_option = c->keys_file ? "" : " --no-sign-request";
     printf("  aws --endpoint-url %s%s s3 mb s3://bucket\n", endpoint, unsigned_option);
@@ -213,7 +226,7 @@ static int set_option(struct cli *cli, struct serve_config *c, int id, const cha
 {
     for (unsigned i = 0; i < ARRAY_LEN(settings); i++) {
         if (settings[i].id == id)
-            return serve_config_set(c, settings[i].section, settings[i].key, arg, &cli->err);
+            return serve_config_add(c, settings[i].section, settings[i].key, arg, &cli->err);
     }
     return 0;
 }
