@@ -210,6 +210,30 @@ def test_write_through(server, far, front):
     assert server.request("DELETE", f"/{bucket}").status == 204
 
 
+def test_upload_while_the_remote_is_down(server, far, front):
+    """The parts are gone once they were put together: whoever asks again is told how it stands, and nothing is acknowledged before it is there."""
+    bucket = front()
+    path, file = f"/{bucket}/k", there(far, bucket, "k", b"old")
+
+    def begin(data):
+        upload = server.request("POST", path, query=[("uploads", "")]).xml.findtext("UploadId")
+        etag = server.request("PUT", path, data, query=[("partNumber", "1"), ("uploadId", upload)]).headers["etag"]
+        text = f"<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part></CompleteMultipartUpload>".encode()
+        return lambda: server.request("POST", path, text, query=[("uploadId", upload)])
+
+    complete = begin(b"refused")
+    far.fail(method="PUT", times=-1, status=403, code="AccessDenied")
+    assert complete().status == 503
+    assert complete().code == "NoSuchUpload" and get(server, bucket, "k").body == b"old"
+    far.rules.clear()
+    complete = begin(b"late")
+    far.fail(method="PUT", times=-1, status=500)
+    assert complete().status == complete().status == 503 and file.read_bytes() == b"old"
+    far.rules.clear()
+    assert complete().status == 200 and file.read_bytes() == b"late"
+    assert get(server, bucket, "k").body == b"late"
+
+
 def test_answers_that_are_lost(server, far, front):
     """A PUT whose answer never comes, and a GET of the version before meanwhile: what is here is not taken for the newest."""
     bucket = front(timeout_s=600)

@@ -193,6 +193,12 @@ int objects_upload_begin(struct objects *o, const char *bucket, const void *key,
     return store_upload_begin(o->store, bucket, key, key_len, &c, ret_id, err);
 }
 
+int objects_upload_settle(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                          const struct store_info *info, struct leat_error *err)
+{
+    return has_remote(o, bucket) ? tier_upload_completed(o->tier, bucket, key, key_len, info, err) : 0;
+}
+
 int objects_upload_complete(struct objects *o, const char *bucket, const void *key, size_t key_len,
                             const char *id, const struct store_part *parts, unsigned n,
                             const struct store_commit *commit, struct store_info *ret_info,

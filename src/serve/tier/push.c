@@ -450,7 +450,10 @@ int tier_upload_completed(struct tier *t, const char *bucket, const void *key, s
         rc = push_version(t, b, key, key_len, err);
         if (rc == LEAT_STALE)
             rc = 0; /* another was stored since, and pushed */
-        if (rc < 0)
+        /* Refused: it is gone. Else nobody knows, its parts are no more, and it stays, dirty, until the remote has it. */
+        if (rc == TIER_DOWN || rc == LEAT_TIMED_OUT)
+            push_add(t, b, key, key_len);
+        else if (rc < 0)
             store_delete(t->config.store, bucket, key, key_len, info->seq, NULL);
         let_go(t, &held);
     }

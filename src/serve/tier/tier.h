@@ -130,7 +130,8 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
 /* Only the conditions of such a commit: 0, or STORE_PRECONDITION. */
 int tier_condition(struct tier *t, const char *bucket, const void *key, size_t key_len,
                    const struct store_commit *commit, struct leat_error *err);
-/* Of an object that store_upload_complete has made (with STORE_DIRTY in its flags): pushed now or later. On failure it is gone again. */
+/* Of an object that store_upload_complete has made (with STORE_DIRTY in its flags): pushed now or later. If the remote refuses it, it is gone
+ * again; where it does not answer (TIER_DOWN, LEAT_TIMED_OUT) it stays, dirty, and is pushed later: asked again, this says how it stands. */
 int tier_upload_completed(struct tier *t, const char *bucket, const void *key, size_t key_len,
                           const struct store_info *info, struct leat_error *err);
 /* There first, then here; in both modes. LEAT_NOT_FOUND: neither had it. */
