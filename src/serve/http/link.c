@@ -366,7 +366,8 @@ static void progress(struct loop_source *source, uint32_t events)
         look(link, events);
         return;
     }
-    if (events & EPOLLIN)
+    /* Where TLS has to write before it can read on (new keys), room to write is what a read has waited for. */
+    if (events & (link->io_other ? EPOLLIN | EPOLLOUT : EPOLLIN))
         link->readable = true;
     link_drive(link);
 }
@@ -507,7 +508,8 @@ void link_tick(struct http_link *link, uint64_t now)
             link_close(link, LEAT_PEER_GONE);
         return;
     case LINK_HEAD:
-        if (now - link->ex->req.began_ns > config->head_ns)
+        /* Without a first byte there is no request yet that could be too slow: its turn to be read has not come. */
+        if (link->ex->req.began_ns && now - link->ex->req.began_ns > config->head_ns)
             too_slow(link, true);
         return;
     default:

@@ -11,6 +11,7 @@
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -77,6 +78,7 @@ struct client {
     SSL *ssl;
     SSL_SESSION *session;
     int fd;
+    int narrow; /* bytes, see rig_connect_narrow; 0: not */
 };
 
 static void client_open(struct client *c, struct rig *rig, int max_version)
@@ -88,7 +90,7 @@ static void client_open(struct client *c, struct rig *rig, int max_version)
         SSL_CTX_set_session_cache_mode(c->ctx, SSL_SESS_CACHE_CLIENT);
         SSL_CTX_set_alpn_protos(c->ctx, alpn, sizeof(alpn) - 1);
     }
-    c->fd = rig_connect(rig);
+    c->fd = rig_connect_narrow(rig, c->narrow);
     c->ssl = SSL_new(c->ctx);
     SSL_set_fd(c->ssl, c->fd);
     if (c->session)
@@ -384,6 +386,69 @@ static void test_unix_socket(void **state)
     unlink(path);
 }
 
+/* What OpenSSL has for the peer, as far as it goes; true: all of it. `held` is what does not fit. */
+struct held {
+    char data[64 * KIB];
+    size_t at, have;
+};
+static bool push(struct client *c, struct held *held)
+{
+    for (;;) {
+        if (held->at == held->have) {
+            int n = BIO_read(SSL_get_wbio(c->ssl), held->data, sizeof(held->data));
+            if (n <= 0)
+                return true;
+            held->at = 0;
+            held->have = (size_t)n;
+        }
+        ssize_t n = send(c->fd, held->data + held->at, held->have - held->at, MSG_DONTWAIT);
+        if (n < 0)
+            return false;
+        held->at += (size_t)n;
+    }
+}
+
+/*
+ * A peer that asks for new keys, and does not take the answers, until nothing fits into the socket any more: reading, TLS waits for room to
+ * write. When there is room again the connection goes on. (Through memory: OpenSSL's own client would not read while it cannot write.)
+ */
+static void test_keys_updated(void **state)
+{
+    struct rig rig;
+    struct client c = {.narrow = 4096};
+    struct held *held = calloc(1, sizeof(*held));
+    char in[16 * KIB], answer[4096];
+    int n;
+    size_t have = 0;
+    start_tls(&rig, 0);
+    client_open(&c, &rig, TLS1_3_VERSION);
+    SSL_set_bio(c.ssl, BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
+    struct pollfd out = {.fd = c.fd, .events = POLLOUT}, any = {.fd = c.fd};
+    for (unsigned sent = 0;; sent++) {
+        assert_true(sent < 10000000);
+        assert_int_equal(SSL_key_update(c.ssl, SSL_KEY_UPDATE_REQUESTED), 1);
+        assert_int_equal(SSL_do_handshake(c.ssl), 1);
+        if (!push(&c, held) && poll(&out, 1, 2000) == 0)
+            break /* the server does not read on */;
+    }
+    assert_true(SSL_write(c.ssl, GET("/hello"), sizeof(GET("/hello")) - 1) > 0);
+    while (have < 5 || memcmp(answer + have - 5, "hello", 5) != 0) {
+        any.events = push(&c, held) ? POLLIN : POLLIN | POLLOUT;
+        assert_int_equal(poll(&any, 1, (int)(PATIENCE_NS / NS_PER_MS)), 1);
+        ssize_t got = recv(c.fd, in, sizeof(in), MSG_DONTWAIT);
+        assert_true(got != 0);
+        if (got > 0)
+            assert_int_equal(BIO_write(SSL_get_rbio(c.ssl), in, (int)got), got);
+        while ((n = SSL_read(c.ssl, answer + have, (int)(sizeof(answer) - have))) > 0)
+            have += (size_t)n;
+    }
+    free(held);
+    SSL_free(c.ssl);
+    close(c.fd);
+    client_fini(&c);
+    rig_stop(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -391,6 +456,7 @@ int main(void)
         cmocka_unit_test(test_resumed),        cmocka_unit_test(test_reload),
         cmocka_unit_test(test_garbage),        cmocka_unit_test(test_half_a_handshake),
         cmocka_unit_test(test_what_cannot_be), cmocka_unit_test(test_unix_socket),
+        cmocka_unit_test(test_keys_updated),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -10,6 +10,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -328,12 +329,22 @@ void rig_await(_Atomic unsigned *counter, unsigned n)
 
 int rig_connect(struct rig *rig)
 {
+    return rig_connect_narrow(rig, 0);
+}
+
+int rig_connect_narrow(struct rig *rig, int bytes)
+{
     const char *address = http_server_address(rig->server, 0);
     struct sockaddr_in in = {.sin_family = AF_INET,
                              .sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1))};
     in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_true(fd >= 0);
+    if (bytes) {
+        static const int segment = 1000;
+        setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
+        setsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &segment, sizeof(segment));
+    }
     assert_int_equal(connect(fd, (struct sockaddr *)&in, sizeof(in)), 0);
     struct timeval tv = {.tv_sec = PATIENCE_NS / NS_PER_S};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv));

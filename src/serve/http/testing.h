@@ -42,6 +42,7 @@ unsigned rig_overs(struct rig *rig);
 
 /* A connection, blocking with a deadline. */
 int rig_connect(struct rig *rig);
+int rig_connect_narrow(struct rig *rig, int bytes); /* that the client has room for; small segments */
 void rig_send(int fd, const void *data, size_t len);
 static inline void rig_say(int fd, const char *text)
 {
