@@ -2,6 +2,7 @@
 #include "pool/config.h"
 
 #include "base/log.h"
+#include "base/setting.h"
 #include "base/size.h"
 #include "net/addresses.h"
 #include "pool/pool.h"
@@ -15,13 +16,6 @@
 void config_init(struct config *config)
 {
     *config = (struct config){.huge_pages = true, .linger_ns = LINGER_NS, .disk_depth = 16};
-}
-
-static void strings_free(char **list)
-{
-    for (char **s = list; s && *s; s++)
-        free(*s);
-    free(list);
 }
 
 void config_fini(struct config *config)
@@ -39,38 +33,9 @@ void config_fini(struct config *config)
     free(config->s3.style);
     free(config->s3.ca_file);
     free(config->s3.profile);
-    strings_free(config->s3.allowed);
-    strings_free(config->roots);
-    strings_free(config->nodes);
-}
-
-static int set_string(char **field, const char *value, struct leat_error *err)
-{
-    char *copy = strdup(value);
-    if (!copy)
-        return error_set(err, -ENOMEM, "out of memory");
-    free(*field);
-    *field = copy;
-    return 0;
-}
-
-/* Words separated by commas or white space are added to a list. */
-static int add_words(char ***list, unsigned *n, const char *value, struct leat_error *err)
-{
-    AUTO_FREE char *copy = strdup(value);
-    if (!copy)
-        return error_set(err, -ENOMEM, "out of memory");
-    char *save;
-    for (char *word = strtok_r(copy, ", \t", &save); word; word = strtok_r(NULL, ", \t", &save)) {
-        char **more = realloc(*list, (*n + 2) * sizeof(*more));
-        if (!more)
-            return error_set(err, -ENOMEM, "out of memory");
-        *list = more;
-        if (!(more[*n] = strdup(word)))
-            return error_set(err, -ENOMEM, "out of memory");
-        more[++*n] = NULL;
-    }
-    return 0;
+    setting_words_free(config->s3.allowed);
+    setting_words_free(config->roots);
+    setting_words_free(config->nodes);
 }
 
 /*
@@ -87,47 +52,18 @@ static int add_nodes(struct config *c, const char *value, struct leat_error *err
         if (len && word[len - 1] == ',')
             word[len - 1] = 0;
         int code = *word ? net_addresses_check("nodes", word, err) : 0;
-        char **more = code || !*word ? NULL : realloc(c->nodes, (c->nnodes + 2) * sizeof(*more));
-        if (code)
+        if (code == 0 && *word)
+            code = setting_add_word(&c->nodes, &c->nnodes, word, err);
+        if (code < 0)
             return code;
-        if (!*word)
-            continue;
-        if (!more)
-            return error_set(err, -ENOMEM, "out of memory");
-        c->nodes = more;
-        if (!(more[c->nnodes] = strdup(word)))
-            return error_set(err, -ENOMEM, "out of memory");
-        more[++c->nnodes] = NULL;
     }
-    return 0;
-}
-
-static int set_bool(bool *field, const char *value, const char *key, struct leat_error *err)
-{
-    bool yes = !strcmp(value, "yes") || !strcmp(value, "on") || !strcmp(value, "true") || !strcmp(value, "1");
-    bool no = !strcmp(value, "no") || !strcmp(value, "off") || !strcmp(value, "false") || !strcmp(value, "0");
-    if (!yes && !no)
-        return error_set(err, LEAT_INVALID, "%s = %s: give yes or no", key, value);
-    *field = yes;
-    return 0;
-}
-
-static int set_count(unsigned *field, const char *value, unsigned most, const char *key,
-                     struct leat_error *err)
-{
-    char *end;
-    errno = 0;
-    unsigned long v = strtoul(value, &end, 10);
-    if (*end || end == value || errno || v < 1 || v > most)
-        return error_set(err, LEAT_INVALID, "%s = %s: give a whole number from 1 to %u", key, value, most);
-    *field = (unsigned)v;
     return 0;
 }
 
 static int set_pool(struct config *c, const char *key, const char *value, struct leat_error *err)
 {
     if (!strcmp(key, "huge_pages"))
-        return set_bool(&c->huge_pages, value, key, err);
+        return setting_bool(&c->huge_pages, key, value, err);
     uint64_t bytes;
     int code = size_parse(value, &bytes, err);
     if (code < 0)
@@ -161,13 +97,13 @@ static int set_daemon(struct config *c, const char *key, const char *value, stru
     if (!strcmp(key, "mode"))
         return set_mode(c, value, err);
     if (!strcmp(key, "socket"))
-        return set_string(&c->socket, value, err);
+        return setting_text(&c->socket, value, err);
     if (!strcmp(key, "job"))
-        return set_string(&c->job, value, err);
+        return setting_text(&c->job, value, err);
     if (!strcmp(key, "node_name"))
-        return set_string(&c->node_name, value, err);
+        return setting_text(&c->node_name, value, err);
     if (!strcmp(key, "roots"))
-        return add_words(&c->roots, &c->nroots, value, err);
+        return setting_add_words(&c->roots, &c->nroots, value, err);
     int code = duration_parse_ns(value, &c->linger_ns, err);
     return code < 0 ? error_prefix(err, code, "linger") : 0;
 }
@@ -188,30 +124,30 @@ static int set_net(struct config *c, const char *key, const char *value, struct 
 {
     if (!strcmp(key, "listen")) {
         int code = net_addresses_check("listen", value, err);
-        return code ? code : set_string(&c->listen, value, err);
+        return code ? code : setting_text(&c->listen, value, err);
     }
     if (!strcmp(key, "token_file"))
-        return set_string(&c->token_file, value, err);
+        return setting_text(&c->token_file, value, err);
     if (!strcmp(key, "nodes"))
         return add_nodes(c, value, err);
     if (!strcmp(key, "rails"))
-        return set_string(&c->rails, value, err);
+        return setting_text(&c->rails, value, err);
     if (!strcmp(key, "rdma_tls"))
-        return set_string(&c->rdma_tls, value, err);
+        return setting_text(&c->rdma_tls, value, err);
     if (!strcmp(key, "rdma_users"))
         return set_rdma_users(c, value, err);
-    return set_count(&c->data_threads, value, 256, key, err);
+    return setting_count(&c->data_threads, key, value, 1, 256, err);
 }
 
 static int set_disk(struct config *c, const char *key, const char *value, struct leat_error *err)
 {
     if (!strcmp(key, "threads"))
-        return set_count(&c->disk_threads, value, 256, key, err);
+        return setting_count(&c->disk_threads, key, value, 1, 256, err);
     if (!strcmp(key, "depth"))
-        return set_count(&c->disk_depth, value, 1024, key, err);
+        return setting_count(&c->disk_depth, key, value, 1, 1024, err);
     if (strcmp(value, "auto") && strcmp(value, "uring") && strcmp(value, "worker"))
         return error_set(err, LEAT_INVALID, "engine = %s: give auto, uring or worker", value);
-    return set_string(&c->disk_engine, value, err);
+    return setting_text(&c->disk_engine, value, err);
 }
 
 static int set_s3(struct config *c, const char *key, const char *value, struct leat_error *err)
@@ -225,19 +161,19 @@ static int set_s3(struct config *c, const char *key, const char *value, struct l
                    {"profile", &c->s3.profile}};
     for (unsigned k = 0; k < ARRAY_LEN(strings); k++) {
         if (!strcmp(key, strings[k].key))
-            return set_string(strings[k].field, value, err);
+            return setting_text(strings[k].field, value, err);
     }
     if (!strcmp(key, "allowed"))
-        return add_words(&c->s3.allowed, &c->s3.nallowed, value, err);
+        return setting_add_words(&c->s3.allowed, &c->s3.nallowed, value, err);
     if (!strcmp(key, "own_credentials"))
-        return set_bool(&c->s3.own, value, key, err);
+        return setting_bool(&c->s3.own, key, value, err);
     if (!strcmp(key, "anonymous"))
-        return set_bool(&c->s3.anonymous, value, key, err);
+        return setting_bool(&c->s3.anonymous, key, value, err);
     if (!strcmp(key, "connections"))
-        return set_count(&c->s3.connections, value, 256, key, err);
+        return setting_count(&c->s3.connections, key, value, 1, 256, err);
     if (strcmp(value, "path") && strcmp(value, "virtual") && strcmp(value, "auto"))
         return error_set(err, LEAT_INVALID, "style = %s: give path, virtual or auto", value);
-    return set_string(&c->s3.style, value, err);
+    return setting_text(&c->s3.style, value, err);
 }
 
 static int set_limits(struct config *c, const char *key, const char *value, struct leat_error *err)
@@ -254,7 +190,7 @@ static int set_limits(struct config *c, const char *key, const char *value, stru
                 {"handshakes", &c->limits.handshakes}};
     for (unsigned k = 0; k < ARRAY_LEN(keys); k++) {
         if (!strcmp(key, keys[k].key))
-            return set_count(keys[k].field, value, 1000000, key, err);
+            return setting_count(keys[k].field, key, value, 1, 1000000, err);
     }
     return -ENOENT; /* not in the table of sections */
 }
@@ -418,12 +354,12 @@ int config_finish(struct config *c, struct leat_error *err)
         c->disk_threads = MIN(MAX(cpus, 4u), 8u);
     if (!c->data_threads)
         c->data_threads = MIN(cpus, 4u);
-    if (!c->disk_engine && set_string(&c->disk_engine, "auto", err) < 0)
+    if (!c->disk_engine && setting_text(&c->disk_engine, "auto", err) < 0)
         return -ENOMEM;
     if (!c->node_name) {
         char host[256] = "localhost";
         gethostname(host, sizeof(host) - 1);
-        if (set_string(&c->node_name, c->listen ? c->listen : host, err) < 0)
+        if (setting_text(&c->node_name, c->listen ? c->listen : host, err) < 0)
             return -ENOMEM;
     }
     if (!c->socket) {
@@ -431,7 +367,7 @@ int config_finish(struct config *c, struct leat_error *err)
             return error_set(
                 err, LEAT_INVALID,
                 "a private daemon needs --socket PATH (programs that use libleat start it themselves)");
-        if (set_string(&c->socket, "/run/leat/leatd.sock", err) < 0)
+        if (setting_text(&c->socket, "/run/leat/leatd.sock", err) < 0)
             return -ENOMEM;
     }
     if (c->system && c->nroots == 0)

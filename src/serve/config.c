@@ -2,6 +2,7 @@
 #include "serve/config.h"
 
 #include "base/clock.h"
+#include "base/setting.h"
 #include "base/size.h"
 
 #include <arpa/inet.h>
@@ -12,18 +13,11 @@ void serve_config_init(struct serve_config *c)
     *c = (struct serve_config){.memory_bytes = 256 * MIB, .grace_ns = 10 * NS_PER_S};
 }
 
-static void words_free(char **words)
-{
-    for (char **w = words; w && *w; w++)
-        free(*w);
-    free(words);
-}
-
 void serve_config_fini(struct serve_config *c)
 {
-    words_free(c->paths);
-    words_free(c->listen);
-    words_free(c->domains);
+    setting_words_free(c->paths);
+    setting_words_free(c->listen);
+    setting_words_free(c->domains);
     free(c->keys_file);
     free(c->tls_cert);
     free(c->tls_key);
@@ -31,75 +25,15 @@ void serve_config_fini(struct serve_config *c)
     free(c->region);
 }
 
-static int set_text(char **field, const char *value, struct leat_error *err)
-{
-    char *copy = strdup(value);
-    if (!copy)
-        return error_set(err, -ENOMEM, "out of memory");
-    free(*field);
-    *field = copy;
-    return 0;
-}
-
-static int add_word(char ***words, unsigned *n, const char *word, struct leat_error *err)
-{
-    char **more = realloc(*words, (*n + 2) * sizeof(*more));
-    if (!more)
-        return error_set(err, -ENOMEM, "out of memory");
-    *words = more;
-    more[*n] = strdup(word);
-    if (!more[*n])
-        return error_set(err, -ENOMEM, "out of memory");
-    more[++*n] = NULL;
-    return 0;
-}
-
-static int add_words(char ***words, unsigned *n, const char *value, struct leat_error *err)
-{
-    AUTO_FREE char *copy = strdup(value);
-    char *save = NULL;
-    int rc = copy ? 0 : error_set(err, -ENOMEM, "out of memory");
-    for (char *word = copy ? strtok_r(copy, ", \t", &save) : NULL; word && rc == 0;
-         word = strtok_r(NULL, ", \t", &save))
-        rc = add_word(words, n, word, err);
-    return rc;
-}
-
-static int set_number(unsigned *field, const char *key, const char *value, unsigned least, unsigned most,
-                      struct leat_error *err)
-{
-    char *end;
-    errno = 0;
-    unsigned long v = strtoul(value, &end, 10);
-    if (*end || end == value || errno || v < least || v > most)
-        return error_set(err, LEAT_INVALID, "%s = %s: give a whole number from %u to %u", key, value, least,
-                         most);
-    *field = (unsigned)v;
-    return 0;
-}
-
-static int set_bytes(uint64_t *field, const char *key, const char *value, uint64_t least,
-                     struct leat_error *err)
-{
-    char text[SIZE_TEXT_MAX];
-    int rc = size_parse(value, field, err);
-    if (rc < 0)
-        return error_prefix(err, rc, "%s", key);
-    if (*field < least)
-        return error_set(err, LEAT_INVALID, "%s = %s: give at least %s", key, value,
-                         size_format(least, text));
-    return 0;
-}
-
 static int set_store(struct serve_config *c, const char *key, const char *value, struct leat_error *err)
 {
     if (!strcmp(key, "paths"))
-        return add_words(&c->paths, &c->npaths, value, err);
+        return setting_add_words(&c->paths, &c->npaths, value, err);
     if (!strcmp(key, "capacity"))
-        return set_bytes(&c->capacity_bytes, key, value, 64 * MIB, err);
+        return setting_bytes(&c->capacity_bytes, key, value, 64 * MIB, err);
     if (!strcmp(key, "memory"))
-        return set_bytes(&c->memory_bytes, key, value, 32 * MIB, err);
-    return set_number(!strcmp(key, "high") ? &c->high_percent : &c->low_percent, key, value, 1, 99, err);
+        return setting_bytes(&c->memory_bytes, key, value, 32 * MIB, err);
+    return setting_count(!strcmp(key, "high") ? &c->high_percent : &c->low_percent, key, value, 1, 99, err);
 }
 
 static int set_serve(struct serve_config *c, const char *key, const char *value, struct leat_error *err)
@@ -113,28 +47,25 @@ static int set_serve(struct serve_config *c, const char *key, const char *value,
                  {"admin_token_file", &c->admin_token_file}};
     for (unsigned i = 0; i < ARRAY_LEN(texts); i++) {
         if (!strcmp(key, texts[i].key))
-            return set_text(texts[i].field, value, err);
+            return setting_text(texts[i].field, value, err);
     }
     if (!strcmp(key, "listen"))
-        return add_words(&c->listen, &c->nlisten, value, err);
+        return setting_add_words(&c->listen, &c->nlisten, value, err);
     if (!strcmp(key, "domains"))
-        return add_words(&c->domains, &c->ndomains, value, err);
+        return setting_add_words(&c->domains, &c->ndomains, value, err);
     if (!strcmp(key, "threads"))
-        return set_number(&c->threads, key, value, 1, 256, err);
+        return setting_count(&c->threads, key, value, 1, 256, err);
     if (!strcmp(key, "region")) {
         size_t n = strspn(value, "abcdefghijklmnopqrstuvwxyz0123456789-");
         if (n == 0 || value[n] || n > 64)
             return error_set(err, LEAT_INVALID, "region = %.80s: a-z, digits and \"-\", as us-east-1", value);
-        return set_text(&c->region, value, err);
+        return setting_text(&c->region, value, err);
     }
     if (!strcmp(key, "grace")) {
         int rc = duration_parse_ns(value, &c->grace_ns, err);
         return rc < 0 ? error_prefix(err, rc, "grace") : 0;
     }
-    c->anonymous =
-        !strcmp(value, "yes") || !strcmp(value, "on") || !strcmp(value, "true") || !strcmp(value, "1");
-    bool no = !strcmp(value, "no") || !strcmp(value, "off") || !strcmp(value, "false") || !strcmp(value, "0");
-    return c->anonymous || no ? 0 : error_set(err, LEAT_INVALID, "%s = %s: give yes or no", key, value);
+    return setting_bool(&c->anonymous, key, value, err);
 }
 
 static const struct {
@@ -166,11 +97,11 @@ int serve_config_add(struct serve_config *c, const char *section, const char *ke
                      struct leat_error *err)
 {
     if (!strcmp(key, "paths"))
-        return add_word(&c->paths, &c->npaths, value, err);
+        return setting_add_word(&c->paths, &c->npaths, value, err);
     if (!strcmp(key, "listen"))
-        return add_word(&c->listen, &c->nlisten, value, err);
+        return setting_add_word(&c->listen, &c->nlisten, value, err);
     if (!strcmp(key, "domains"))
-        return add_word(&c->domains, &c->ndomains, value, err);
+        return setting_add_word(&c->domains, &c->ndomains, value, err);
     return serve_config_set(c, section, key, value, err);
 }
 
@@ -188,11 +119,11 @@ int serve_config_finish(struct serve_config *c, struct leat_error *err)
             return error_set(err, LEAT_INVALID, "[serve] needs [store] paths = DIR ...: where objects lie");
         return 0;
     }
-    int rc = c->nlisten ? 0 : add_words(&c->listen, &c->nlisten, "127.0.0.1:9000", err);
+    int rc = c->nlisten ? 0 : setting_add_words(&c->listen, &c->nlisten, "127.0.0.1:9000", err);
     if (rc == 0 && !c->region)
-        rc = set_text(&c->region, "us-east-1", err);
+        rc = setting_text(&c->region, "us-east-1", err);
     if (rc == 0 && !c->ndomains)
-        rc = add_words(&c->domains, &c->ndomains, "localhost", err);
+        rc = setting_add_words(&c->domains, &c->ndomains, "localhost", err);
     if (rc < 0)
         return rc;
     if (!c->tls_cert != !c->tls_key)

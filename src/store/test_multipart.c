@@ -11,38 +11,6 @@
 
 #define KEY "dir/big object"
 
-struct fixture {
-    char dir[256];
-    struct store *s;
-};
-
-static int setup(void **state)
-{
-    struct fixture *f = calloc(1, sizeof(*f));
-    testing_mkdir(f->dir);
-    f->s = testing_open1(f->dir);
-    assert_non_null(f->s);
-    assert_int_equal(store_bucket_create(f->s, "photos", 0, NULL, NULL), 0);
-    *state = f;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    struct fixture *f = *state;
-    store_free(f->s);
-    testing_rmdir(f->dir);
-    free(f);
-    return 0;
-}
-
-static void reopen(struct fixture *f)
-{
-    store_free(f->s);
-    f->s = testing_open1(f->dir);
-    assert_non_null(f->s);
-}
-
 static int put_part(struct store *s, const char *id, unsigned number, const uint8_t *data, size_t bytes,
                     char *ret_etag)
 {
@@ -105,7 +73,7 @@ static void begin(struct store *s, char id[STORE_UPLOAD_ID_TEXT])
     assert_int_equal(store_upload_begin(s, "photos", KEY, strlen(KEY), &c, id, NULL), 0);
 }
 
-static void three_parts(struct fixture *f, size_t part_bytes, bool restart)
+static void three_parts(struct testing_store *f, size_t part_bytes, bool restart)
 {
     size_t bytes = 2 * part_bytes + 12345;
     uint8_t *data = malloc(bytes);
@@ -118,7 +86,7 @@ static void three_parts(struct fixture *f, size_t part_bytes, bool restart)
     assert_int_equal(put_part(f->s, id, 2, data + 1, part_bytes, NULL), 0); /* replaced below */
     assert_int_equal(put_part(f->s, id, 7, data, 10, NULL), 0);             /* not named at the end */
     if (restart)
-        reopen(f);
+        testing_reopen(f);
     assert_int_equal(put_part(f->s, id, 2, data, part_bytes, parts[0].etag), 0);
     assert_int_equal(put_part(f->s, id, 5, data + part_bytes, part_bytes, parts[1].etag), 0);
     assert_int_equal(uploads(f->s), 1);
@@ -128,7 +96,7 @@ static void three_parts(struct fixture *f, size_t part_bytes, bool restart)
         store_part_list(f->s, "photos", KEY, strlen(KEY), id, 2, 2, count_part, seen, &more, NULL), 0);
     assert_true(seen[0] == 2 && seen[1] == 7 && more);
     if (restart)
-        reopen(f);
+        testing_reopen(f);
     assert_int_equal(store_bucket_delete(f->s, "photos", NULL), STORE_NOT_EMPTY);
     struct store_part wrong[2] = {parts[1], parts[0]};
     assert_int_equal(complete(f->s, id, wrong, 2, NULL), LEAT_INVALID);
@@ -154,7 +122,7 @@ static void three_parts(struct fixture *f, size_t part_bytes, bool restart)
         assert_int_equal(st->paths[0].objects, 1);
         assert_true(st->paths[0].bytes < bytes + 4096);
         free(st);
-        reopen(f);
+        testing_reopen(f);
     }
     free(data);
 }
@@ -171,7 +139,7 @@ static void test_odd_sizes(void **state)
 
 static void test_abort(void **state)
 {
-    struct fixture *f = *state;
+    struct testing_store *f = *state;
     char id[STORE_UPLOAD_ID_TEXT];
     struct store_put *put;
     begin(f->s, id);
@@ -182,7 +150,7 @@ static void test_abort(void **state)
     assert_int_equal(store_upload_abort(f->s, "photos", KEY, strlen(KEY), "0123", NULL), STORE_NO_UPLOAD);
     assert_int_equal(store_upload_abort(f->s, "photos", KEY, strlen(KEY), id, NULL), 0);
     assert_int_equal(store_put_commit(put, NULL, NULL, NULL), STORE_NO_UPLOAD); /* came too late */
-    reopen(f);
+    testing_reopen(f);
     assert_int_equal(uploads(f->s), 0);
     assert_int_equal(store_bucket_delete(f->s, "photos", NULL), 0);
     struct store_status *st = calloc(1, sizeof(*st));
@@ -294,9 +262,9 @@ static void test_paths(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_blocks_on_blocks, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_odd_sizes, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_abort, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_blocks_on_blocks, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_odd_sizes, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_abort, testing_setup, testing_teardown),
         cmocka_unit_test(test_paths),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -12,41 +12,9 @@
 #include "store/internal.h"
 #include "store/testing.h"
 
-struct fixture {
-    char dir[256];
-    struct store *s;
-};
-
-static int setup(void **state)
-{
-    struct fixture *f = calloc(1, sizeof(*f));
-    testing_mkdir(f->dir);
-    f->s = testing_open1(f->dir);
-    assert_non_null(f->s);
-    assert_int_equal(store_bucket_create(f->s, "photos", 0, NULL, NULL), 0);
-    *state = f;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    struct fixture *f = *state;
-    store_free(f->s);
-    testing_rmdir(f->dir);
-    free(f);
-    return 0;
-}
-
-static void reopen(struct fixture *f)
-{
-    store_free(f->s);
-    f->s = testing_open1(f->dir);
-    assert_non_null(f->s);
-}
-
 static void test_round_trip(void **state)
 {
-    struct fixture *f = *state;
+    struct testing_store *f = *state;
     static const size_t sizes[] = {
         0, 1, 4095, 4096, 65536, 1 << 20, (1 << 20) + 1, 3 * (1 << 20) + 77, 9 * (1 << 20) + 5};
     char key[32];
@@ -56,7 +24,7 @@ static void test_round_trip(void **state)
         assert_int_equal(testing_check(f->s, "photos", key, i, sizes[i]), 0);
     }
     for (unsigned round = 0; round < 2; round++) {
-        reopen(f);
+        testing_reopen(f);
         for (unsigned i = 0; i < ARRAY_LEN(sizes); i++) {
             snprintf(key, sizeof(key), "size-%zu", sizes[i]);
             assert_int_equal(testing_check(f->s, "photos", key, i, sizes[i]), 0);
@@ -77,7 +45,7 @@ static int commit_text(struct store *s, const char *key, const char *text, const
 
 static void test_what_is_kept(void **state)
 {
-    struct fixture *f = *state;
+    struct testing_store *f = *state;
     struct store_info info, again;
     static const char meta[] = "content-type\0text/plain\0x-amz-meta-who\0me";
     struct store_commit c = {.meta = meta,
@@ -107,7 +75,7 @@ static void test_what_is_kept(void **state)
         assert_string_equal(again.etag, "W/odd one");
         if (round == 1) /* by way of a snapshot */
             assert_int_equal(store_path_compact(f->s->paths[0]), 0);
-        reopen(f);
+        testing_reopen(f);
     }
     assert_int_equal(store_mark_clean(f->s, "photos", "a", 1, info.seq + 1, "x", NULL), LEAT_STALE);
     assert_int_equal(store_mark_clean(f->s, "photos", "a", 1, info.seq, "version-7", NULL), 0);
@@ -117,13 +85,13 @@ static void test_what_is_kept(void **state)
         assert_int_equal(obj->info.flags, 0);
         assert_string_equal(obj->remote, "version-7");
         store_obj_unref(obj);
-        reopen(f);
+        testing_reopen(f);
     }
 }
 
 static void test_conditions(void **state)
 {
-    struct fixture *f = *state;
+    struct testing_store *f = *state;
     struct store_info info;
     struct store_commit none = {.if_none_match = true}, any = {.if_match = "*"}, seq = {.if_seq = 1};
     assert_int_equal(commit_text(f->s, "k", "one", &any, NULL), STORE_PRECONDITION);
@@ -143,7 +111,7 @@ static void test_conditions(void **state)
     assert_int_equal(store_delete(f->s, "photos", "k", 1, info.seq, NULL), STORE_PRECONDITION);
     assert_int_equal(store_delete(f->s, "photos", "k", 1, 0, NULL), 0);
     assert_int_equal(store_delete(f->s, "photos", "k", 1, 0, NULL), LEAT_NOT_FOUND);
-    reopen(f);
+    testing_reopen(f);
     assert_int_equal(store_lookup(f->s, "photos", "k", 1, &info, NULL), LEAT_NOT_FOUND);
     assert_int_equal(store_put_begin(f->s, "photos", "", 0, 3, 0, &put, NULL), LEAT_INVALID);
     char long_key[1025];
@@ -156,7 +124,7 @@ static void test_conditions(void **state)
 /* Whoever holds an object reads it to its end, whatever becomes of the key. */
 static void test_pinned(void **state)
 {
-    struct fixture *f = *state;
+    struct testing_store *f = *state;
     struct store_obj *obj;
     char buf[5];
     assert_int_equal(commit_text(f->s, "k", "first", NULL, NULL), 0);
@@ -182,7 +150,7 @@ static void test_pinned(void **state)
 
 static void test_buckets(void **state)
 {
-    struct fixture *f = *state;
+    struct testing_store *f = *state;
     struct store_bucket b;
     assert_int_equal(store_bucket_create(f->s, "photos", 0, NULL, NULL), STORE_EXISTS);
     static const char *const bad[] = {"", "ab", "Upper", "-x-", "a..b", "a/b", "../x", "x.", "a_b"};
@@ -196,7 +164,7 @@ static void test_buckets(void **state)
     store_bucket_fini(&b);
     assert_int_equal(store_bucket_set(f->s, "x.tmp", version + 1, 0, "{}", NULL), STORE_PRECONDITION);
     assert_int_equal(store_bucket_set(f->s, "x.tmp", version, 0, "{2}", NULL), 0);
-    reopen(f);
+    testing_reopen(f);
     assert_int_equal(store_bucket_get(f->s, "x.tmp", &b, NULL), 0);
     assert_string_equal(b.props, "{2}");
     assert_int_equal(b.version, version + 1);
@@ -214,7 +182,7 @@ static void test_buckets(void **state)
     assert_int_equal(store_bucket_get(f->s, "x.tmp", &b, NULL), 0);
     assert_true(b.id > id);
     store_bucket_fini(&b);
-    reopen(f);
+    testing_reopen(f);
     assert_int_equal(store_bucket_get(f->s, "x.tmp", NULL, NULL), 0);
 }
 
@@ -260,7 +228,7 @@ static const char *list(struct store *s, const char *prefix, const char *delimit
 
 static void test_lists(void **state)
 {
-    struct fixture *f = *state;
+    struct testing_store *f = *state;
     static const char *const keys[] = {"a/2", "\xff\xff", "a", "b/x", "a/b/3", "gone", "a0", "a/1", "b/~"};
     for (unsigned i = 0; i < ARRAY_LEN(keys); i++)
         assert_int_equal(testing_put(f->s, "photos", keys[i], i, i), 0);
@@ -286,13 +254,13 @@ static void test_lists(void **state)
             assert_int_equal(store_delete(f->s, "photos", "gone", 4, 0, NULL), 0);
         }
         if (round == 2)
-            reopen(f);
+            testing_reopen(f);
     }
 }
 
 static void test_delete_many(void **state)
 {
-    struct fixture *f = *state;
+    struct testing_store *f = *state;
     struct store_key keys[5] = {{"a", 1}, {"b", 1}, {"nothing", 7}, {"c", 1}, {"a", 1}};
     int codes[5];
     assert_int_equal(testing_put(f->s, "photos", "a", 1, 10), 0);
@@ -306,7 +274,7 @@ static void test_delete_many(void **state)
     free(st);
     static const int wanted[5] = {0, 0, LEAT_NOT_FOUND, 0, LEAT_NOT_FOUND};
     assert_memory_equal(codes, wanted, sizeof(wanted));
-    reopen(f);
+    testing_reopen(f);
     assert_string_equal(list(f->s, "", "", 10), "");
 }
 
@@ -325,7 +293,7 @@ static int64_t replacing_pread(const struct store_io *io, int fd, void *dst, siz
 /* Who opened it reads it; but nobody keeps its file on the disk when he is done. */
 static void test_replaced_while_opened(void **state)
 {
-    struct fixture *f = *state;
+    struct testing_store *f = *state;
     struct store_io io = store_io_real;
     const char *path = f->dir;
     io.pread = replacing_pread;
@@ -339,20 +307,20 @@ static void test_replaced_while_opened(void **state)
     assert_int_equal(f->s->open.count, 0);
     assert_int_equal(testing_check(f->s, "photos", "k", 2, 100), 0);
     assert_int_equal(f->s->open.count, 1);
-    reopen(f);
+    testing_reopen(f);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_replaced_while_opened, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_what_is_kept, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_conditions, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_pinned, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_buckets, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_lists, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_delete_many, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_replaced_while_opened, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_round_trip, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_what_is_kept, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_conditions, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_pinned, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_buckets, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_lists, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_delete_many, testing_setup, testing_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

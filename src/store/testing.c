@@ -122,3 +122,31 @@ int testing_check(struct store *s, const char *bucket, const char *key, uint64_t
     }
     return rc;
 }
+
+int testing_setup(void **state)
+{
+    struct testing_store *f = calloc(1, sizeof(*f));
+    testing_mkdir(f->dir);
+    f->s = testing_open1(f->dir);
+    if (!f->s || store_bucket_create(f->s, "photos", 0, NULL, NULL) < 0)
+        abort();
+    *state = f;
+    return 0;
+}
+
+int testing_teardown(void **state)
+{
+    struct testing_store *f = *state;
+    store_free(f->s);
+    testing_rmdir(f->dir);
+    free(f);
+    return 0;
+}
+
+void testing_reopen(struct testing_store *f)
+{
+    store_free(f->s);
+    f->s = testing_open1(f->dir);
+    if (!f->s)
+        abort();
+}

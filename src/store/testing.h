@@ -23,4 +23,14 @@ int testing_put(struct store *s, const char *bucket, const char *key, uint64_t s
 /* Reads all of it: 0 and it is what testing_put stored with that seed; -EILSEQ: other bytes; or what get said. */
 int testing_check(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes);
 
+/* A fixture of cmocka: a store on a real folder, with a bucket "photos". */
+struct testing_store {
+    char dir[256];
+    struct store *s;
+};
+int testing_setup(void **state);
+int testing_teardown(void **state);
+/* As after a restart. */
+void testing_reopen(struct testing_store *f);
+
 #endif
