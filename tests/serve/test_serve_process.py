@@ -18,7 +18,7 @@ import time
 import lib_host
 import lib_serve
 import pytest
-from lib_serve import content
+from lib_serve import content, wait_until
 
 MIB = 1 << 20
 pytestmark = pytest.mark.skipif(not lib_host.LEAT.exists(), reason=f"{lib_host.LEAT} is not built")
@@ -308,6 +308,28 @@ def test_a_bit_that_flips(start):
         assert error(server.request("GET", f"/bucket/{key}")) == (500, "InternalError")
     assert server.request("PUT", "/bucket/small", b"anew").status == 200
     assert server.request("GET", "/bucket/small").body == b"anew"
+
+
+def test_lists_wait_for_memory(start):
+    """A page of any list is charged before it is written: while others hold the memory it is told to slow down; a short one needs less."""
+    server = start("--memory", "32MiB", name="lists")
+    assert server.request("PUT", "/bucket").status == 200
+    upload = server.request("POST", "/bucket/k", query=[("uploads", "")]).xml.findtext("UploadId")
+    lists = [("/bucket", [("list-type", "2")], "max-keys"), ("/bucket", [("uploads", "")], "max-uploads"), ("/bucket/k", [("uploadId", upload)], "max-parts")]
+    target, headers = server.prepare("POST", "/bucket", query=[("delete", "")], payload="UNSIGNED-PAYLOAD")
+    head = f"POST {target} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in headers.items()) + f"content-length: {2 * MIB}\r\nexpect: 100-continue\r\n\r\n"
+    with contextlib.ExitStack() as held:
+        answer = b"HTTP/1.1 100 "
+        while answer.startswith(b"HTTP/1.1 100 "):  # a document that is awaited holds its 2 MiB
+            s = held.enter_context(socket.create_connection((server.host, server.port), 120))
+            s.sendall(head.encode())
+            answer = s.recv(100)
+        assert answer.startswith(b"HTTP/1.1 503 "), answer
+        for path, query, _ in lists:
+            assert error(server.request("GET", path, query=query)) == (503, "SlowDown"), query
+    for path, query, most in lists:  # what was held is given back soon
+        wait_until(lambda path=path, query=query: server.request("GET", path, query=query).status == 200)
+        assert server.request("GET", path, query=[*query, (most, "1")]).status == 200
 
 
 def test_memory(start):

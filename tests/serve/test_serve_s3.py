@@ -83,8 +83,12 @@ def test_ranges_that_are_none(server, bucket):
         reply = server.request("GET", f"/{bucket}/r", headers={"range": text})
         assert reply.status == 200 and reply.body == b"0123456789"
     for text in ("bytes=10-", "bytes=-0", "bytes=99-100"):
-        assert error(server.request("GET", f"/{bucket}/r", headers={"range": text})) == (416, "InvalidRange")
-    assert error(server.request("GET", f"/{bucket}/empty", headers={"range": "bytes=0-"})) == (416, "InvalidRange")
+        for method in ("GET", "HEAD"):
+            reply = server.request(method, f"/{bucket}/r", headers={"range": text})
+            assert (reply.status, reply.headers["content-range"]) == (416, "bytes */10"), reply
+            assert reply.code == ("InvalidRange" if method == "GET" else None)
+    reply = server.request("GET", f"/{bucket}/empty", headers={"range": "bytes=0-"})
+    assert error(reply) == (416, "InvalidRange") and reply.headers["content-range"] == "bytes */0"
 
 
 def test_conditions_of_reads(server, bucket):
@@ -553,6 +557,18 @@ def test_uploads(server, bucket):
     assert again.status == 200 and again.xml.findtext("ETag") == etag
     assert error(upload.part(1, b"late")) == (404, "NoSuchUpload")
     assert error(upload.complete([(1, '"0"')])) == (404, "NoSuchUpload")
+
+
+def test_a_last_part_of_no_bytes(server, bucket):
+    path = f"/{bucket}/k"
+    upload = Upload(server, path)
+    assert upload.part(1, content("p1", 5 * MIB)).status == upload.part(2, b"").status == 200
+    assert upload.complete().status == 200
+    for method in ("GET", "HEAD"):
+        reply = server.request(method, path, query=[("partNumber", "2")])
+        assert (reply.status, reply.body, reply.headers["content-length"]) == (206, b"", "0"), reply
+        assert reply.headers["x-amz-mp-parts-count"] == "2" and "content-range" not in reply.headers
+    assert server.request("GET", path, query=[("partNumber", "1")]).headers["content-range"] == f"bytes 0-{5 * MIB - 1}/{5 * MIB}"
 
 
 def test_uploads_refused(server, bucket):

@@ -6,11 +6,10 @@ import hashlib
 import http.client
 import json
 import threading
-import time
 
 import lib_serve
 import pytest
-from lib_serve import at_once, content
+from lib_serve import at_once, content, wait_until
 from s3fault import S3Fault
 
 MIB = 1 << 20
@@ -55,13 +54,6 @@ def gets(far, key):
 
 def get(server, bucket, key, **headers):
     return server.request("GET", f"/{bucket}/{key}", headers=headers)
-
-
-def wait_until(true):
-    end = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_many_readers_one_fetch(server, far, front):

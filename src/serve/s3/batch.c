@@ -234,8 +234,11 @@ static void weigh_member(struct visit *v)
     b->count = b->member.bytes;
     enum http_ranged ranged =
         range.data ? http_range(range, b->member.bytes, &b->first, &last) : HTTP_RANGE_NONE;
-    if (ranged == HTTP_RANGE_BEYOND)
-        visit_fail(v, S3_INVALID_RANGE, NULL);
+    if (v->code == S3_OK && ranged == HTTP_RANGE_BEYOND) {
+        v->answered = true;
+        door_refuse_range(v->req, b->member.bytes, v->id);
+        return;
+    }
     if (ranged == HTTP_RANGE_PART) {
         b->ranged = true;
         b->count = last - b->first + 1;

@@ -158,7 +158,8 @@ static void put_head(struct http_request *req, const struct s3_call *call, const
     store_meta_each(obj->meta, obj->meta_len, put_pair, &p);
     if (!p.has_type)
         http_put_header(p.headers, "Content-Type", "binary/octet-stream");
-    if (w->status == 206 && obj->info.bytes) {
+    if (w->status == 206 &&
+        w->bytes) { /* nothing, a last part of no bytes, has no first byte that could be told */
         snprintf(text, sizeof(text), "bytes %llu-%llu/%llu", (unsigned long long)w->first,
                  (unsigned long long)(w->first + w->bytes - 1), (unsigned long long)obj->info.bytes);
         http_put_header(p.headers, "Content-Range", text);
@@ -181,7 +182,10 @@ static void put_refusal(struct http_request *req, const struct store_obj *obj, e
         http_send_head(req, HTTP_BODY_UNKNOWN);
         return;
     }
-    door_refuse(req, code, NULL, NULL, id);
+    if (code == S3_INVALID_RANGE)
+        door_refuse_range(req, obj->info.bytes, id);
+    else
+        door_refuse(req, code, NULL, NULL, id);
 }
 
 /* --- at once ----------------------------------------------------------------------------------------------------------------- */

@@ -11,8 +11,6 @@
 
 #include <stdio.h>
 
-#define ENTRY_BYTES (4 * KIB)
-
 struct listing {
     struct visit *v;
     struct s3_page page;
@@ -189,17 +187,8 @@ static void list(struct visit *v)
 
 void op_list(struct visit *v)
 {
-    size_t len;
-    uint64_t max = S3_LIST_MAX;
-    const char *keys = s3_call_param(&v->call, "max-keys", &len);
-    if (keys)
-        http_text_u64((struct http_text){keys, len}, &max);
-    uint64_t bytes = (MIN(max, (uint64_t)S3_LIST_MAX) + 1) * ENTRY_BYTES;
-    if (ticket_take(v->door->office, bytes) < 0) {
-        visit_fail(v, S3_SLOW_DOWN, NULL);
+    if (visit_charge_list(v, "max-keys"))
+        visit_work_afar(v, HTTP_LANE_SHORT, list, visit_send_xml);
+    else
         visit_refuse(v);
-        return;
-    }
-    v->body.charged += bytes;
-    visit_work_afar(v, HTTP_LANE_SHORT, list, visit_send_xml);
 }

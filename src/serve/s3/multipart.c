@@ -534,7 +534,7 @@ static void list_parts(struct visit *v)
 
 void op_list_parts(struct visit *v)
 {
-    if (read_upload(v))
+    if (read_upload(v) && visit_charge_list(v, "max-parts"))
         visit_work(v, HTTP_LANE_SHORT, list_parts, visit_send_xml);
     else
         visit_refuse(v);
@@ -604,5 +604,8 @@ static void list_uploads(struct visit *v)
 
 void op_list_uploads(struct visit *v)
 {
-    visit_work(v, HTTP_LANE_SHORT, list_uploads, visit_send_xml);
+    if (visit_charge_list(v, "max-uploads"))
+        visit_work(v, HTTP_LANE_SHORT, list_uploads, visit_send_xml);
+    else
+        visit_refuse(v);
 }

@@ -212,7 +212,7 @@ static struct http_text resource_of(const struct http_request *req)
 }
 
 static void put_error(struct http_request *req, enum s3_code code, const char *message, const char *region,
-                      const char *id)
+                      const uint64_t *of_bytes, const char *id)
 {
     struct bytes_out *headers = http_answer(req, s3_code_status(code)), body = {0};
     struct http_text resource = resource_of(req);
@@ -221,6 +221,11 @@ static void put_error(struct http_request *req, enum s3_code code, const char *m
         http_put_header(headers, "Retry-After", "1");
     if (region)
         http_put_header(headers, "x-amz-bucket-region", region);
+    if (of_bytes) { /* RFC 9110, 15.5.17: what could have been asked for */
+        char text[32];
+        snprintf(text, sizeof(text), "bytes */%llu", (unsigned long long)*of_bytes);
+        http_put_header(headers, "Content-Range", text);
+    }
     if (code == S3_NOT_MODIFIED) {
         http_send_head(req, HTTP_BODY_UNKNOWN);
         return;
@@ -234,7 +239,12 @@ static void put_error(struct http_request *req, enum s3_code code, const char *m
 void door_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
                  const char id[VISIT_ID_TEXT])
 {
-    put_error(req, code, message && *message ? message : NULL, region, id);
+    put_error(req, code, message && *message ? message : NULL, region, NULL, id);
+}
+
+void door_refuse_range(struct http_request *req, uint64_t bytes, const char id[VISIT_ID_TEXT])
+{
+    put_error(req, S3_INVALID_RANGE, NULL, NULL, &bytes, id);
 }
 
 void visit_refuse(struct visit *v)
@@ -244,7 +254,7 @@ void visit_refuse(struct visit *v)
         return;
     }
     v->answered = true;
-    put_error(v->req, v->code, v->message[0] ? v->message : NULL, NULL, v->id);
+    put_error(v->req, v->code, v->message[0] ? v->message : NULL, NULL, NULL, v->id);
 }
 
 /* --- answers --------------------------------------------------------------------------------------------------------------- */
@@ -268,6 +278,25 @@ void visit_send_xml(struct visit *v)
     http_put_header(headers, "Content-Type", "application/xml");
     struct http_piece piece = {.data = v->out.data, .bytes = v->out.len};
     http_send(v->req, v->out.len, &piece, 1, true);
+}
+
+/* Of a list's entry: a key of 1,024 bytes that takes three times as much where it is escaped, and what stands beside it. */
+#define LIST_ENTRY_BYTES (4 * KIB)
+
+bool visit_charge_list(struct visit *v, const char *max_name)
+{
+    size_t len;
+    uint64_t max = S3_LIST_MAX;
+    const char *text = s3_call_param(&v->call, max_name, &len);
+    if (text)
+        http_text_u64((struct http_text){text, len}, &max);
+    uint64_t bytes = (MIN(max, (uint64_t)S3_LIST_MAX) + 1) * LIST_ENTRY_BYTES;
+    if (ticket_take(v->door->office, bytes) < 0) {
+        visit_fail(v, S3_SLOW_DOWN, NULL);
+        return false;
+    }
+    v->body.charged += bytes;
+    return true;
 }
 
 void visit_send_empty(struct visit *v, unsigned status)

@@ -117,6 +117,8 @@ void visit_refuse(struct visit *v);
 struct bytes_out *visit_answer(struct visit *v, unsigned status);
 /* 200 and v->out as XML. */
 void visit_send_xml(struct visit *v);
+/* Charges what the answer of a list takes: so many entries as the parameter says, or S3_LIST_MAX. False: there is no room; v->code is set. */
+bool visit_charge_list(struct visit *v, const char *max_name);
 /* A head alone, 200 or 204. */
 void visit_send_empty(struct visit *v, unsigned status);
 /* The request's header; data NULL: none. Door's thread, before the answer. */
@@ -130,6 +132,8 @@ void visit_free(struct visit *v); /* over, and nobody works on it */
 /* An error for a request without a visit. */
 void door_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
                  const char id[VISIT_ID_TEXT]);
+/* InvalidRange, of something of so many bytes. */
+void door_refuse_range(struct http_request *req, uint64_t bytes, const char id[VISIT_ID_TEXT]);
 enum s3_code code_of_store(int rc);
 
 /* --- the operations: called on the door's thread with a fresh visit ------------------------------------------------------- */
