@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import leat
-from conftest import BUILD
+from lib_python import BUILD
 
 FAKE = BUILD / "tests" / "fakecuda" / "fakecuda.so"
 
