@@ -92,6 +92,8 @@ static const struct {
     [S3_NOT_MODIFIED] = {"NotModified", 304, "Not Modified"},
     [S3_PRECONDITION_FAILED] = {"PreconditionFailed", 412,
                                 "At least one of the pre-conditions you specified did not hold"},
+    [S3_REMOTE_REFUSED] = {"BadGateway", 502, "The bucket's remote refused this."},
+    [S3_REMOTE_TIMEOUT] = {"GatewayTimeout", 504, "The bucket's remote did not answer in time."},
     [S3_REQUEST_TIMEOUT] =
         {"RequestTimeout", 400,
          "Your socket connection to the server was not read from or written to within the timeout period."},

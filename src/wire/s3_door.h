@@ -70,6 +70,8 @@ enum s3_code {
     S3_NOT_IMPLEMENTED,
     S3_NOT_MODIFIED,
     S3_PRECONDITION_FAILED,
+    S3_REMOTE_REFUSED, /* these two are not S3's: of a bucket that stands in front of another */
+    S3_REMOTE_TIMEOUT,
     S3_REQUEST_TIMEOUT,
     S3_SIGNATURE_MISMATCH,
     S3_SLOW_DOWN,

@@ -114,6 +114,7 @@ def test_remote_dies(server, far, front):
     assert get(server, bucket, "k").body == data
     reply = get(server, bucket, "other")
     assert reply.status == 503 and reply.code == "ServiceUnavailable" and "remote of bucket" in reply.xml.findtext("Message"), reply
+    assert f"s3://far/{bucket}/other" in reply.xml.findtext("Message"), reply  # as an administrator asks
     assert server.request("GET", f"/{bucket}", query=[("list-type", "2")]).status == 503
     assert server.request("PUT", f"/{bucket}/new", b"x").status == 503
     reply = server.request("POST", f"/{bucket}", b'[{"key": "k"}, {"key": "other"}]', query=[("batch", "")])
@@ -123,7 +124,37 @@ def test_remote_dies(server, far, front):
     assert get(server, bucket, "other").status == 404
     far.fail(method="HEAD", times=-1, status=403)
     reply = get(server, bucket, "new")
-    assert reply.status == 503 and "denied" in reply.xml.findtext("Message"), reply
+    assert (reply.status, reply.code) == (502, "BadGateway") and "denied" in reply.xml.findtext("Message"), reply
+
+
+def test_where_the_remote_is_stays_here(server, far):
+    """Who is no administrator hears that the remote fails, refuses or is late; its address, and what it said, are in the log."""
+    bucket, where = "shared-a", far.url.partition("//")[2]
+    reader = {"access": "LEATTESTREADER000001", "secret": "secret-of-the-reader"}
+    remote = {"uri": "s3://far/hidden-folder", "endpoint": far.url, "access_key": "AK", "secret_key": "SK", "timeout_s": 1}
+    far.rules.clear()
+    assert server.request("PUT", f"/{bucket}", headers={"x-leat-remote": json.dumps(remote)}).status == 200
+    gate = threading.Event()
+    try:
+        for rule, status, code, queries in (({"status": 500, "code": "InternalError", "message": "a-secret"}, 503, "ServiceUnavailable", ("", "batch")),
+                                            ({"status": 403, "code": "AccessDenied", "message": "a-secret"}, 502, "BadGateway", ("", "batch", "prefix")),
+                                            ({"wait": gate}, 504, "GatewayTimeout", ("",))):
+            far.rules.clear()
+            far.fail(times=-1, **rule)
+            for query in ([(name, "")] if name else [] for name in queries):
+                path = f"/{bucket}" if query else f"/{bucket}/k"
+                ask = ("POST", path, b'[{"key": "k"}]') if query == [("batch", "")] else ("GET", path)
+                at = server.log.stat().st_size
+                reply = server.request(*ask, query=query, **reader)
+                assert (reply.status, reply.code) == (status, code), (rule, query, reply)
+                assert "remote" in reply.xml.findtext("Message"), reply
+                assert not any(text in str(reply) for text in (where, "hidden-folder", "a-secret", "far")), reply
+                said = server.log.read_text()[at:]
+                assert where in said or "s3://far/hidden-folder" in said, (rule, query, said)
+    finally:
+        gate.set()
+        far.rules.clear()
+        assert server.request("DELETE", f"/{bucket}").status == 204
 
 
 def test_changed_meanwhile(server, far, front):
@@ -215,7 +246,7 @@ def test_upload_while_the_remote_is_down(server, far, front):
 
     complete = begin(b"refused")
     far.fail(method="PUT", times=-1, status=403, code="AccessDenied")
-    assert complete().status == 503
+    assert complete().status == 502
     assert complete().code == "NoSuchUpload" and get(server, bucket, "k").body == b"old"
     far.rules.clear()
     complete = begin(b"late")

@@ -285,6 +285,13 @@ static char *missing_text(const struct batch_entry *e, enum s3_code code, const 
     return text;
 }
 
+/* What cannot be told now is not missing: who asks again later gets it. */
+static bool not_now(enum s3_code code)
+{
+    return code == S3_NO_SUCH_BUCKET || code == S3_SLOW_DOWN || code == S3_UNAVAILABLE ||
+           code == S3_REMOTE_REFUSED || code == S3_REMOTE_TIMEOUT;
+}
+
 /* Opens what an entry is of. S3_OK, or why it is missing. */
 static enum s3_code open_entry(struct visit *v, const struct batch_entry *e, struct bundle_part *part,
                                struct member *member, struct leat_error *err)
@@ -292,8 +299,11 @@ static enum s3_code open_entry(struct visit *v, const struct batch_entry *e, str
     size_t key_len = strlen(e->key);
     int rc = objects_get(v->door->objects, v->call.bucket, e->key, key_len, &part->obj, err);
     if (rc < 0) {
+        enum s3_code code = code_of_store(rc);
+        if (not_now(code))
+            visit_fail_store(v, rc, err);
         err->message[0] = 0; /* of our disks, and nobody else's business */
-        return code_of_store(rc);
+        return code;
     }
     part->mtime_ns = part->obj->info.mtime_ns;
     uint64_t bytes = part->obj->info.bytes;
@@ -315,8 +325,7 @@ static void add_entry(struct visit *v, const struct batch_entry *e)
     struct member member;
     struct leat_error err = {0};
     enum s3_code code = open_entry(v, e, &part, &member, &err);
-    /* What cannot be told now is not missing: who asks again later gets it. */
-    if (code == S3_NO_SUCH_BUCKET || code == S3_SLOW_DOWN || code == S3_UNAVAILABLE) {
+    if (not_now(code)) {
         store_obj_unref(part.obj);
         visit_fail(v, code, NULL);
         return;

@@ -141,11 +141,17 @@ void visit_work(struct visit *v, enum http_lane lane, void (*run)(struct visit *
     work_by(v, v->door->workers, lane, run, then);
 }
 
+/* Does it have to do with a bucket that stands in front of another? */
+static bool is_afar(const struct visit *v)
+{
+    return objects_elsewhere(v->door->objects, v->call.bucket) ||
+           (v->from_bucket[0] && objects_elsewhere(v->door->objects, v->from_bucket));
+}
+
 void visit_work_afar(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
                      void (*then)(struct visit *v))
 {
-    bool far = objects_elsewhere(v->door->objects, v->call.bucket) ||
-               (v->from_bucket[0] && objects_elsewhere(v->door->objects, v->from_bucket));
+    bool far = is_afar(v);
     work_by(v, far ? v->door->waiters : v->door->workers, far ? HTTP_LANE_SHORT : lane, run, then);
 }
 
@@ -186,24 +192,44 @@ enum s3_code code_of_store(int rc)
     case -ENOMEM:
         return S3_SLOW_DOWN;
     case LEAT_TIMED_OUT:
+        return S3_REMOTE_TIMEOUT;
+    case TIER_REFUSED:
+        return S3_REMOTE_REFUSED;
     case LEAT_PEER_GONE:
     case TIER_DOWN:
-    case TIER_REFUSED:
         return S3_UNAVAILABLE;
     default:
         return S3_INTERNAL;
     }
 }
 
+/*
+ * What the client is to hear beyond the code's own sentence, or NULL: its own mistake, or which remote fails. The address, the path and what the
+ * remote said are for administrators; others may ask them.
+ */
+static const char *told_of(const struct visit *v, enum s3_code code, const char *why)
+{
+    bool remote = code == S3_UNAVAILABLE || code == S3_REMOTE_REFUSED || code == S3_REMOTE_TIMEOUT;
+    if (!*why || !(remote || code == S3_INVALID_ARGUMENT))
+        return NULL;
+    if (v->user->admin || !(remote || is_afar(v)))
+        return why;
+    return code == S3_UNAVAILABLE        ? "The bucket's remote did not answer."
+           : code == S3_INVALID_ARGUMENT ? "This cannot be done in a bucket that stands in front of another; "
+                                           "the server's log says why."
+                                         : NULL;
+}
+
 void visit_fail_store(struct visit *v, int rc, const struct leat_error *err)
 {
     enum s3_code code = code_of_store(rc);
-    if (s3_code_status(code) >= 500 && code != S3_SLOW_DOWN) /* load is no error, and would fill a log */
-        log_warning("s3: %s in %s: %s", s3_op_name(v->call.op), v->call.bucket,
-                    err && err->message[0] ? err->message : strerror(-rc));
-    /* What is the client's to hear: its own mistake, or which remote does not answer. */
-    bool plain = (code == S3_INVALID_ARGUMENT || code == S3_UNAVAILABLE) && err && err->message[0];
-    visit_fail(v, code, plain ? err->message : NULL);
+    const char *why = err && err->message[0] ? err->message : "";
+    const char *told = told_of(v, code, why);
+    bool ours =
+        s3_code_status(code) >= 500 && code != S3_SLOW_DOWN; /* load is no error, and would fill a log */
+    if (ours || (code == S3_INVALID_ARGUMENT && *why && told != why))
+        log_warning("s3: %s in %s: %s", s3_op_name(v->call.op), v->call.bucket, *why ? why : strerror(-rc));
+    visit_fail(v, code, told);
 }
 
 static struct http_text resource_of(const struct http_request *req)

@@ -8,7 +8,8 @@
  *   PUT   tier_put_begin ... tier_put_commit: on the remote and here ("through"), or here and later on the remote ("back": dirty meanwhile)
  *
  * Calls are thread-safe. They may block on disks, and where it says so on the remote; those marked [loop] do neither. Errors of the remote are
- * told apart from our own: TIER_DOWN, LEAT_TIMED_OUT, TIER_REFUSED name it, the address and the cause, and never a secret.
+ * told apart from our own: TIER_DOWN, LEAT_TIMED_OUT (504), TIER_REFUSED name it, the address and the cause, and never a secret. They are for the log
+ * and for administrators: who may only read is not to learn where the remote is.
  */
 #ifndef SERVE_TIER_H
 #define SERVE_TIER_H
