@@ -372,6 +372,43 @@ def test_permissions(server):
             server.request("DELETE", f"/{name}")
 
 
+def test_expected_owners(server):
+    """Who takes a bucket for somebody else's is refused before anything is done, whoever he is; the id is the one that ListBuckets tells."""
+    maker = {"access": "LEATTESTMAKER0000001", "secret": "secret-of-the-maker"}
+    own, other, header, source = "owned-by-maker", "owned-by-admin", "x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner"
+    put(server, f"/{own}", b"", headers={header: "anybody"}, **maker)  # there is nobody yet who could be compared
+    put(server, f"/{other}", b"")
+    owner, admin = (server.request("GET", "/", **who).xml.findtext("Owner/ID") for who in (maker, {}))
+    try:
+        upload = Upload(server, f"/{own}/u")
+        uploading = [("uploadId", upload.id)]
+        put(server, f"/{own}/k")
+        put(server, f"/{other}/k")
+        asked = [("GET", "k", ()), ("HEAD", "k", ()), ("GET", "", [("list-type", "2")]), ("GET", "", [("uploads", "")]), ("GET", "u", uploading), ("GET", "", [("location", "")]),
+                 ("PUT", "k", ()), ("PUT", "u", [*uploading, ("partNumber", "1")]), ("POST", "u", uploading), ("POST", "", [("delete", "")]), ("POST", "", [("batch", "")]),
+                 ("DELETE", "u", uploading), ("DELETE", "k", ()), ("DELETE", "", ())]
+        assert owner and admin and owner != admin
+        for wrong in (admin, "", owner + "x", owner[:-1], "123456789012"):
+            for method, key, query in asked:
+                reply = server.request(method, f"/{own}/{key}", query=query, headers={header: wrong})
+                assert reply.status == 403 and reply.code == (None if method == "HEAD" else "AccessDenied"), (wrong, method, key, query, reply)
+        for who in (maker, {}):
+            assert get(server, f"/{own}/k", headers={header: owner}, **who) == b"x"
+        assert server.request("PUT", f"/{own}/new", b"y", headers={header: owner}).status == 200
+        assert server.request("DELETE", f"/{own}/new", headers={header: owner}).status == 204
+        copying = {"x-amz-copy-source": f"/{other}/k", header: owner}
+        for path, query in ((f"/{own}/copy", ()), (f"/{own}/u", [*uploading, ("partNumber", "1")])):
+            assert error(server.request("PUT", path, query=query, headers={**copying, source: owner})) == (403, "AccessDenied")
+            assert server.request("PUT", path, query=query, headers={**copying, source: admin}).status == 200
+        assert error(server.request("GET", "/no-such-bucket/k", headers={header: owner})) == (404, "NoSuchBucket")
+        assert server.request("GET", "/", headers={header: "anybody"}).status == 200
+        assert server.request("DELETE", f"/{own}/u", query=uploading, headers={header: owner}).status == 204
+    finally:
+        for key in ("/k", "/copy", ""):
+            for name in (own, other):
+                server.request("DELETE", f"/{name}{key}")
+
+
 # --- buckets and lists ------------------------------------------------------------------------------------------------------------
 
 def test_buckets(server, bucket):

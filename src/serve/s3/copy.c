@@ -18,6 +18,9 @@ static bool read_source(struct visit *v)
         s3_copy_source_parse(visit_header(v, "x-amz-copy-source"), v->from_bucket, v->from_key, &v->from_len);
     if (code == S3_OK)
         code = visit_may(v->door, v->keys, v->user, v->from_bucket, KEYS_READ);
+    if (code == S3_OK &&
+        !visit_expected_owner(v->door, v->req, "x-amz-source-expected-bucket-owner", v->from_bucket))
+        code = S3_ACCESS_DENIED;
     if (code != S3_OK)
         visit_fail(v, code,
                    code == S3_INVALID_ARGUMENT

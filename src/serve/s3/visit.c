@@ -356,3 +356,13 @@ enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct key
         return S3_NO_SUCH_BUCKET;
     return rc == 0 && keys_may(keys, user, bucket, owner, right) ? S3_OK : S3_ACCESS_DENIED;
 }
+
+bool visit_expected_owner(struct s3_door *door, const struct http_request *req, const char *header,
+                          const char *bucket)
+{
+    char owner[OBJECTS_OWNER_MAX + 1];
+    struct http_text expected = http_header(req->reader, req->head, header);
+    if (!expected.data || objects_bucket_owner(door->objects, bucket, owner) < 0)
+        return true;
+    return http_text_is(expected, owner[0] ? owner : "anonymous");
+}

@@ -126,6 +126,12 @@ struct http_text visit_header(const struct visit *v, const char *name);
 /* May he who asks do this with that bucket? S3_OK, or what to answer. [door's thread or a worker] */
 enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct keys_user *user,
                        const char *bucket, enum keys_right right);
+/*
+ * The header says whose bucket the client takes it for, by the id that ListBuckets tells its owner ("anonymous": of those that nobody owns). True
+ * where it says so rightly, or nothing; also where there is no such bucket, as that is said elsewhere.
+ */
+bool visit_expected_owner(struct s3_door *door, const struct http_request *req, const char *header,
+                          const char *bucket);
 void etag_header(struct bytes_out *headers, const char *etag);
 void visit_free(struct visit *v); /* over, and nobody works on it */
 
