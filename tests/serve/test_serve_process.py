@@ -310,6 +310,63 @@ def test_a_bit_that_flips(start):
     assert server.request("GET", "/bucket/small").body == b"anew"
 
 
+def test_a_disk_that_fails(start, tmp_path):
+    """EIO of one disk of two: what lies there is neither found nor missing, a write that hits it fails and leaves nothing, and the other disk goes on."""
+    failio = lib_host.BUILD / "tests" / "tools" / "failio.so"
+    if lib_host.SANITIZED or not failio.exists():
+        pytest.skip("needs the plain build's failio.so")
+    disks, off = [tmp_path / "bad", tmp_path / "good"], tmp_path / "off"
+    off.touch()
+    env = {**os.environ, "LD_PRELOAD": str(failio), "FAILIO_DISK": f"{disks[0]}/", "FAILIO_OFF": str(off)}
+    server = start("--store", disks[1], name="dead", store=disks[0], env=env)
+    assert server.request("PUT", "/bucket").status == 200
+    where = {}  # key: (its bytes, is it on the bad disk, is it larger than what is verified when it is opened)
+    while len({kind[1:] for kind in where.values()}) < 4:  # names say on which disk, so this takes a few
+        key, large = f"k{len(where)}", len(where) % 2 == 1
+        body = content(key, MIB + 5000 if large else 3000)
+        assert server.request("PUT", f"/bucket/{key}", body).status == 200 and len(where) < 200
+        where[key] = body, any(body[:64] in path.read_bytes() for path in disks[0].glob("objects/*/*")), large
+
+    def ask(keys):
+        for key in keys:
+            body, bad, _ = where[key]
+            for headers in ({}, {"range": "bytes=0-9"}):
+                reply = server.request("GET", f"/bucket/{key}", headers=headers)
+                if bad:
+                    assert error(reply) == (500, "InternalError") and str(tmp_path) not in str(reply), (key, reply)
+                else:
+                    assert reply.status in (200, 206) and reply.body == (body[:10] if headers else body), (key, reply)
+
+    def again():
+        off.touch()
+        server.stop()
+        server.start()  # nothing is open, and nothing was verified
+
+    again()
+    large = [key for key, kind in where.items() if kind[2]]
+    assert all(server.request("HEAD", f"/bucket/{key}").status == 200 for key in large)
+    off.unlink()
+    ask(large[:6])  # open already: their blocks cannot be read
+    ask(where)  # not open
+    assert server.request("PUT", "/bucket/after", b"after").status == 200 and server.request("GET", "/bucket/after").body == b"after"
+    again()
+    off.unlink()
+    said = []
+    while (500, "InternalError") not in said:
+        said.append(error(server.request("PUT", f"/bucket/new{len(said)}", content(f"new{len(said)}", 5000))))
+        assert said[-1] in ((200, None), (500, "InternalError")) and len(said) < 200, said
+    assert server.log.read_text().count(f"{disks[0]}: left") == 2  # in each of the two runs
+    for _ in range(8):
+        said.append(error(server.request("PUT", f"/bucket/new{len(said)}", content(f"new{len(said)}", 5000))))
+        assert said[-1] == (200, None), said
+    again()  # the disk is mended: what was acknowledged is there, and nothing else
+    for key, (body, _, _) in where.items():
+        assert server.request("GET", f"/bucket/{key}").body == body
+    for i, reply in enumerate(said):
+        got = server.request("GET", f"/bucket/new{i}")
+        assert got.body == content(f"new{i}", 5000) if reply[0] == 200 else error(got) == (404, "NoSuchKey"), (i, got)
+
+
 def test_lists_wait_for_memory(start):
     """A page of any list is charged before it is written: while others hold the memory it is told to slow down; a short one needs less."""
     server = start("--memory", "32MiB", name="lists")

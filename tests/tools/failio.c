@@ -4,10 +4,11 @@
  *
  *   FAILIO_PATH=a.npy FAILIO_OFFSET=1000000 LD_PRELOAD=failio.so leatd ...       reads that cover the offset give EIO
  *   FAILIO_FULL=leat-region FAILIO_FULL_NTH=3 ...                                the 3rd fallocate of such a file, and all behind it: ENOSPC
- *   FAILIO_OFF=/tmp/off                                                           when this file exists nothing fails any more
+ *   FAILIO_DISK=/srv/store-a/ ...                                                 reads, writes and flushes of files there give EIO
+ *   FAILIO_OFF=/tmp/off                                                           while this file exists nothing fails
  *
  * A file is meant when its name (as /proc/self/fd has it; "/memfd:leat-region (deleted)", and "/#" of a nameless file in a tmpfs)
- * contains the text. pread, preadv2 and fallocate fail: io_uring passes this by, so the engine is to be
+ * contains the text. pread, preadv2, pwrite, fsync, fdatasync and fallocate fail: io_uring passes this by, so the engine is to be
  * `worker`, and huge pages off where the memfd is meant.
  */
 #include <dlfcn.h>
@@ -53,9 +54,37 @@ static ssize_t good_bytes(int fd, size_t bytes, off_t offset)
     if (!real)                                                                                               \
     *(void **)&real = dlsym(RTLD_NEXT, #name)
 
+static int dead(int fd)
+{
+    if (!meant(fd, getenv("FAILIO_DISK")))
+        return 0;
+    errno = EIO;
+    return 1;
+}
+
+ssize_t pwrite64(int fd, const void *buf, size_t bytes, off_t offset)
+{
+    REAL(pwrite64);
+    return dead(fd) ? -1 : real(fd, buf, bytes, offset);
+}
+
+int fsync(int fd)
+{
+    REAL(fsync);
+    return dead(fd) ? -1 : real(fd);
+}
+
+int fdatasync(int fd)
+{
+    REAL(fdatasync);
+    return dead(fd) ? -1 : real(fd);
+}
+
 ssize_t pread64(int fd, void *buf, size_t bytes, off_t offset)
 {
     REAL(pread64);
+    if (dead(fd))
+        return -1;
     ssize_t good = good_bytes(fd, bytes, offset);
     if (good == 0) {
         errno = EIO;
@@ -67,6 +96,8 @@ ssize_t pread64(int fd, void *buf, size_t bytes, off_t offset)
 ssize_t preadv64v2(int fd, const struct iovec *iov, int n, off_t offset, int flags)
 {
     REAL(preadv64v2);
+    if (dead(fd))
+        return -1;
     if (n > 0 && good_bytes(fd, iov[0].iov_len, offset) >= 0) {
         errno = EIO;
         return -1;
