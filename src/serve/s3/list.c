@@ -63,7 +63,7 @@ static bool read_token(struct listing *l, const char *token, size_t len)
 
 static bool starts(const char *text, size_t len, const char *with, size_t with_len)
 {
-    return len >= with_len && memcmp(text, with, with_len) == 0;
+    return len >= with_len && (with_len == 0 || memcmp(text, with, with_len) == 0); /* NULL: no prefix */
 }
 
 /* V1's marker may be a common prefix that it was given as NextMarker. */
