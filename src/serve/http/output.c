@@ -3,7 +3,7 @@
  * output.c: pieces to the kernel.
  *
  * Happy path: as many pieces of memory as stand together go with one sendmsg, with MSG_MORE where a file follows, so that a head shares its
- * segment with the first bytes of the body; files go by sendfile. With TLS in the kernel files go the same way; without it, records of
+ * segment with the first bytes of the body; files go by sendfile, but for a short one behind a head, which is copied along. With TLS in the kernel files go the same way; without it, records of
  * 16 KiB are gathered from memory and files, so that a head and a short body are one record.
  * Failure modes: a full socket (0, and the link waits); a file that became shorter (LEAT_CORRUPT: the length was promised, the connection
  * has to go); a peer that went (LEAT_PEER_GONE).
@@ -96,6 +96,31 @@ static int send_memory(struct http_link *link, size_t *ret_moved)
     return (size_t)rc < bytes ? 0 : 1;
 }
 
+/*
+ * Memory and a short file behind it, all that is left: one read of the page cache and one sendmsg, where looking whether the file is there,
+ * sending the head and a sendfile cost three, and a splice of pages. -EAGAIN: that is not how it is; the usual way goes.
+ */
+static int send_short(struct http_link *link, size_t *ret_moved)
+{
+    struct exchange *ex = link->ex;
+    if (ex->npieces - ex->piece_at != 2 || ex->warming)
+        return -EAGAIN;
+    const struct http_piece *memory = &ex->pieces[ex->piece_at].p, *file = &ex->pieces[ex->piece_at + 1].p;
+    if (!memory->data || file->data || memory->bytes > SCRATCH || file->bytes > SCRATCH)
+        return -EAGAIN;
+    struct iovec iov[2] = {{(void *)memory->data, (size_t)memory->bytes},
+                           {link->door->scratch, (size_t)file->bytes}};
+    if (preadv2(file->fd, &iov[1], 1, (off_t)file->at, RWF_NOWAIT) != (ssize_t)file->bytes)
+        return -EAGAIN;
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
+    ssize_t rc = sendmsg(link->source.fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (rc < 0)
+        return failed(errno);
+    moved(link, (size_t)rc);
+    *ret_moved += (size_t)rc;
+    return (size_t)rc < iov[0].iov_len + iov[1].iov_len ? 0 : 1;
+}
+
 static int send_file(struct http_link *link, size_t *ret_moved)
 {
     struct http_piece *p = &link->ex->pieces[link->ex->piece_at].p;
@@ -181,6 +206,8 @@ int output_send(struct http_link *link, size_t *ret_moved)
     while (rc == 1 && ex->piece_at < ex->npieces && *ret_moved < TURN_BYTES) {
         if (link->ssl)
             rc = send_tls(link, ret_moved);
+        else if ((rc = send_short(link, ret_moved)) != -EAGAIN)
+            continue;
         else if (ex->pieces[ex->piece_at].p.data)
             rc = send_memory(link, ret_moved);
         else
