@@ -8,17 +8,17 @@
 #include <cmocka.h>
 
 #include <fcntl.h>
-#include <ftw.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "backend/backend.h"
 #include "backend/dir/dir.h"
+#include "store/testing.h"
 
 #define BIG (9 * MIB + 123) /* three blocks of a read */
 
-static char top[64], folder[160], big[BIG];
+static char top[256], folder[300], big[BIG];
 
 static void path_of(char out[400], const char *name)
 {
@@ -42,17 +42,10 @@ static void write_file(const char *name, const void *data, size_t len)
     fclose(f);
 }
 
-static int removed(const char *path, const struct stat *st, int flag, struct FTW *ftw)
-{
-    (void)st, (void)flag, (void)ftw;
-    return remove(path);
-}
-
 static int setup(void **state)
 {
     char path[400];
-    strcpy(top, "/tmp/test_dir.XXXXXX");
-    assert_non_null(mkdtemp(top));
+    testing_mkdir(top);
     path_of(path, "");
     assert_int_equal(mkdir(path, 0777), 0);
     snprintf(folder, sizeof(folder), "file://%s/root", top);
@@ -67,7 +60,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     backend_free(*state);
-    nftw(top, removed, 16, FTW_DEPTH | FTW_PHYS);
+    testing_rmdir(top);
     return 0;
 }
 
@@ -386,7 +379,7 @@ static void test_config(void **state)
     (void)state;
     struct backend *b;
     struct leat_error err;
-    char text[300], path[400];
+    char text[400], path[400];
     assert_int_equal(backend_new(&(struct backend_config){.folder = "/srv"}, &b, &err), LEAT_INVALID);
     assert_int_equal(backend_new(&(struct backend_config){.folder = "file:///%zz"}, &b, &err), LEAT_INVALID);
     assert_int_equal(backend_new(&(struct backend_config){.folder = "file:///no/such"}, &b, &err), -ENOENT);
@@ -419,7 +412,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_kill, setup, teardown),
         cmocka_unit_test_setup_teardown(test_config, setup, teardown),
     };
-    for (size_t i = 0; i < BIG; i++)
-        big[i] = (char)(i * 2654435761u >> 13);
+    testing_fill(big, BIG, 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writing through a bucket that stands in front of another, in both modes, and being killed while at it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "serve/tier/testing.h"
+
+static void test_through(void **state)
+{
+    (void)state;
+    struct leat_error err = {0};
+    char path[400], away[400];
+    world_front("bkt", "");
+    assert_int_equal(world_put("bkt", "k", "one", NULL, &err), 0);
+    assert_true(world_is_there("k", "one"));
+    assert_int_equal(world_flags("bkt", "k"), 0);
+    world_get_is("bkt", "k", "one");
+    assert_int_equal(store_evict(world.store, "bkt", "k", 1, &err), 0);
+    world_get_is("bkt", "k", "one");
+    assert_true(world_gets_here("bkt", "k"));
+    /* Conditions are about what is there. */
+    assert_int_equal(store_evict(world.store, "bkt", "k", 1, &err), 0);
+    struct store_commit none = {.if_none_match = true}, match = {.if_match = "wrong"},
+                        any = {.if_match = "*"};
+    assert_int_equal(world_put("bkt", "k", "two", &none, &err), STORE_PRECONDITION);
+    assert_int_equal(world_put("bkt", "k", "two", &match, &err), STORE_PRECONDITION);
+    assert_int_equal(world_put("bkt", "new", "two", &any, &err), STORE_PRECONDITION);
+    assert_true(world_is_there("k", "one"));
+    assert_int_equal(world_put("bkt", "k", "two", &any, &err), 0);
+    assert_int_equal(world_put("bkt", "new", "two", &none, &err), 0);
+    assert_true(world_is_there("k", "two") && world_is_there("new", "two"));
+    /* A push that fails leaves what was. */
+    snprintf(path, sizeof(path), "%s/remote/new", world.top);
+    snprintf(away, sizeof(away), "%s/away", world.top);
+    assert_int_equal(world_put("bkt", "new/below", "x", NULL, &err), LEAT_INVALID);
+    assert_non_null(strstr(err.message, "cannot both be"));
+    assert_false(world_is_here("bkt", "new/below"));
+    world_end();
+    snprintf(path, sizeof(path), "%s/remote", world.top);
+    assert_int_equal(rename(path, away), 0);
+    world_begin();
+    assert_int_equal(world_put("bkt", "k", "three", NULL, &err), TIER_DOWN);
+    assert_non_null(strstr(err.message, "the remote of bucket bkt"));
+    world_get_is("bkt", "k", "two");
+    assert_int_equal(world_put("bkt", "fresh", "x", NULL, &err), TIER_DOWN);
+    assert_false(world_is_here("bkt", "fresh"));
+    assert_int_equal(tier_delete(world.tier, "bkt", "k", 1, &err), TIER_DOWN);
+    world_get_is("bkt", "k", "two");
+    world_end();
+    assert_int_equal(rename(away, path), 0);
+    world_begin();
+    assert_int_equal(tier_delete(world.tier, "bkt", "k", 1, &err), 0);
+    assert_false(world_is_here("bkt", "k") || world_is_there("k", "two"));
+    /* Only there. */
+    world_there("far", "x", 1);
+    assert_int_equal(tier_delete(world.tier, "bkt", "far", 3, &err), 0);
+    assert_false(world_is_there("far", "x"));
+}
+
+static void test_back(void **state)
+{
+    (void)state;
+    struct leat_error err = {0};
+    char path[400], away[400];
+    world_front("bkt", ",\"mode\":\"back\"");
+    assert_int_equal(world_put("bkt", "k", "one", NULL, &err), 0);
+    world_get_is("bkt", "k", "one");
+    world_wait_pushed();
+    assert_true(world_is_there("k", "one"));
+    assert_int_equal(world_flags("bkt", "k"), 0);
+    /* The remote is away: dirty, served, not evicted; tried again after a restart. */
+    world_end();
+    snprintf(path, sizeof(path), "%s/remote", world.top);
+    snprintf(away, sizeof(away), "%s/away", world.top);
+    assert_int_equal(rename(path, away), 0);
+    world_begin();
+    assert_int_equal(world_put("bkt", "k", "two", NULL, &err), 0);
+    assert_int_equal(world_put("bkt", "l", "more", NULL, &err), 0);
+    world_get_is("bkt", "k", "two");
+    assert_int_equal(world_flags("bkt", "k"), STORE_DIRTY);
+    assert_int_equal(store_evict(world.store, "bkt", "k", 1, &err), LEAT_BUSY);
+    assert_int_equal(tier_bucket_set(world.tier, "bkt", NULL, &err), LEAT_BUSY);
+    struct tier_stats s;
+    for (unsigned i = 0; i < 6000 && (tier_stats(world.tier, &s), s.push_failed < 2); i++)
+        usleep(10000);
+    assert_true(s.push_error[0] != 0 && s.push_waiting == 2);
+    world_end();
+    assert_int_equal(rename(away, path), 0);
+    world_begin();
+    world_wait_pushed();
+    assert_true(world_is_there("k", "two") && world_is_there("l", "more"));
+    assert_int_equal(world_flags("bkt", "k"), 0);
+    assert_int_equal(store_evict(world.store, "bkt", "k", 1, &err), 0);
+    world_get_is("bkt", "k", "two");
+    /* Written again and again: the last one is what is there. */
+    for (unsigned i = 0; i < 50; i++) {
+        char text[20];
+        snprintf(text, sizeof(text), "round %u", i);
+        assert_int_equal(world_put("bkt", "k", text, NULL, &err), 0);
+    }
+    world_wait_pushed();
+    assert_true(world_is_there("k", "round 49"));
+    assert_int_equal(world_flags("bkt", "k"), 0);
+}
+
+/* --- kill -9 -------------------------------------------------------------------------------------------------------------------------- */
+
+/* Writes in both modes and reads through, until it is killed; says each acknowledged round. */
+static void child_main(int out)
+{
+    struct leat_error err;
+    world_begin();
+    for (unsigned i = 0;; i++) {
+        char text[5000], key[20];
+        memset(text, 'a' + (int)(i % 26), sizeof(text) - 1);
+        text[sizeof(text) - 1] = 0;
+        memcpy(text, &(unsigned){'0' + i % 10}, 1);
+        snprintf(key, sizeof(key), "k%u", i % 5);
+        char buf[100], name[20];
+        size_t n;
+        snprintf(name, sizeof(name), "far%u", i % 40);
+        if (world_put("back", key, text, NULL, &err) < 0 || world_put("through", key, text, NULL, &err) < 0 ||
+            world_get("far", name, buf, sizeof(buf), &n, &err) < 0)
+            _exit(1);
+        store_evict(world.store, "far", name, strlen(name), NULL);
+        if (write(out, &i, sizeof(i)) != sizeof(i))
+            _exit(1);
+    }
+}
+
+static void check_after_kill(unsigned acknowledged)
+{
+    char buf[6000];
+    size_t n;
+    struct leat_error err = {0};
+    world_wait_pushed();
+    for (unsigned k = 0; k < 5; k++) {
+        char key[20];
+        snprintf(key, sizeof(key), "k%u", k);
+        static const char *const buckets[] = {"back", "through"};
+        for (unsigned b = 0; b < 2; b++) {
+            int rc = world_get(buckets[b], key, buf, sizeof(buf), &n, &err);
+            if (rc == LEAT_NOT_FOUND && acknowledged < 5)
+                continue;
+            if (rc < 0)
+                fail_msg("%s/%s: %s", buckets[b], key, err.message);
+            assert_int_equal(n, 4999);
+            for (size_t i = 2; i < n; i++)
+                assert_int_equal(buf[i], buf[1]);
+            if (b == 0)
+                assert_int_equal(world_flags("back", key), 0);
+        }
+    }
+    for (unsigned k = 0; k < 40; k++) {
+        char name[20];
+        snprintf(name, sizeof(name), "far%u", k);
+        world_get_is("far", name, name);
+    }
+}
+
+static void test_kill(void **state)
+{
+    (void)state;
+    char path[400];
+    char more[600];
+    /* Three folders. */
+    static const char *const buckets[] = {"back", "through", "far"};
+    struct leat_error err;
+    for (unsigned i = 0; i < 3; i++) {
+        snprintf(path, sizeof(path), "%s/remote-%s", world.top, buckets[i]);
+        assert_int_equal(mkdir(path, 0777), 0);
+        snprintf(more, sizeof(more), "{\"uri\":\"file://%s\",\"mode\":\"%s\"}", path,
+                 i == 0 ? "back" : "through");
+        assert_int_equal(store_bucket_create(world.store, buckets[i], 0, NULL, &err), 0);
+        assert_int_equal(tier_bucket_set(world.tier, buckets[i], more, &err), 0);
+    }
+    for (unsigned k = 0; k < 40; k++) {
+        snprintf(path, sizeof(path), "%s/remote-far/far%u", world.top, k);
+        FILE *f = fopen(path, "w");
+        fprintf(f, "far%u", k);
+        fclose(f);
+    }
+    world_end();
+    for (unsigned round = 0; round < 8; round++) {
+        int pipes[2];
+        unsigned last = 0, got;
+        assert_int_equal(pipe(pipes), 0);
+        pid_t child = fork();
+        if (child == 0) {
+            close(pipes[0]);
+            child_main(pipes[1]);
+        }
+        close(pipes[1]);
+        for (unsigned i = 0; i <= round && read(pipes[0], &got, sizeof(got)) == sizeof(got); i++)
+            last = got;
+        usleep(round * 700);
+        kill(child, SIGKILL);
+        int status;
+        waitpid(child, &status, 0);
+        assert_true(WIFSIGNALED(status));
+        while (read(pipes[0], &got, sizeof(got)) == sizeof(got))
+            last = got;
+        close(pipes[0]);
+        world_begin();
+        check_after_kill(last);
+        world_end();
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_through, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_back, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_kill, world_setup, world_teardown),
+    };
+    return cmocka_run_group_tests(tests, world_group_setup, NULL);
+}

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <sys/stat.h>
+
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "serve/tier/testing.h"
+#include "store/testing.h"
+#include "wire/s3.h"
+
+/* --- the world ----------------------------------------------------------------------------------------------------------------- */
+
+struct world world;
+char world_big[WORLD_BIG];
+
+void world_begin(void)
+{
+    struct leat_error err = {0};
+    char path[400];
+    const char *paths[] = {path};
+    snprintf(path, sizeof(path), "%s/store", world.top);
+    struct store_config sc = {.paths = paths, .npaths = 1, .capacity_bytes = world.capacity, .fd_cache = 16};
+    if (store_new(&sc, &world.store, &err) < 0)
+        fail_msg("%s", err.message);
+    struct tier_config tc = {.store = world.store,
+                             .fetchers = 4,
+                             .prefetchers = 3,
+                             .pushers = 2,
+                             .connections = 4,
+                             .block_bytes = MIB,
+                             .retry_ns = 20 * NS_PER_MS};
+    if (tier_new(&tc, &world.tier, &err) < 0)
+        fail_msg("%s", err.message);
+}
+
+void world_end(void)
+{
+    tier_free(TAKE_PTR(world.tier));
+    store_free(TAKE_PTR(world.store));
+}
+
+int world_setup(void **state)
+{
+    char path[400];
+    (void)state;
+    world.capacity = 0;
+    testing_mkdir(world.top);
+    snprintf(path, sizeof(path), "%s/remote", world.top);
+    assert_int_equal(mkdir(path, 0777), 0);
+    world_begin();
+    return 0;
+}
+
+int world_group_setup(void **state)
+{
+    (void)state;
+    testing_fill(world_big, WORLD_BIG, 1);
+    return 0;
+}
+
+int world_teardown(void **state)
+{
+    (void)state;
+    if (world.store)
+        world_end();
+    testing_rmdir(world.top);
+    return 0;
+}
+
+void world_front(const char *bucket, const char *more)
+{
+    struct leat_error err = {0};
+    char json[600];
+    if (store_bucket_get(world.store, bucket, NULL, NULL) < 0)
+        assert_int_equal(store_bucket_create(world.store, bucket, 0, "{\"owner\":\"me\"}", &err), 0);
+    snprintf(json, sizeof(json), "{\"uri\":\"file://%s/remote\"%s}", world.top, more);
+    if (tier_bucket_set(world.tier, bucket, json, &err) < 0)
+        fail_msg("%s", err.message);
+}
+
+void world_there(const char *key, const void *data, size_t len)
+{
+    char path[400], temp[400];
+    snprintf(path, sizeof(path), "%s/remote/%s", world.top, key);
+    snprintf(temp, sizeof(temp), "%s/remote-new", world.top);
+    FILE *f = fopen(temp, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(data, 1, len, f), len);
+    fclose(f);
+    assert_int_equal(rename(temp, path), 0);
+}
+
+bool world_is_there(const char *key, const char *text)
+{
+    char path[400], buf[200];
+    snprintf(path, sizeof(path), "%s/remote/%s", world.top, key);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return false;
+    size_t n = fread(buf, 1, sizeof(buf), f);
+    fclose(f);
+    return n == strlen(text) && memcmp(buf, text, n) == 0;
+}
+
+bool world_is_here(const char *bucket, const char *key)
+{
+    return store_lookup(world.store, bucket, key, strlen(key), &(struct store_info){0}, NULL) == 0;
+}
+
+bool world_gets_here(const char *bucket, const char *key)
+{
+    for (unsigned i = 0; i < 6000; i++) {
+        struct tier_stats s;
+        tier_stats(world.tier, &s);
+        if (s.fetching == 0 && s.fetch_waiting == 0)
+            return world_is_here(bucket, key);
+        usleep(10000);
+    }
+    return false;
+}
+
+int world_get(const char *bucket, const char *key, char *dst, size_t cap, size_t *ret_len,
+              struct leat_error *err)
+{
+    struct tier_read *r;
+    int rc = tier_open(world.tier, bucket, key, strlen(key), 0, &r, err);
+    if (rc < 0)
+        return rc;
+    rc = tier_read_wait(r, 0, 0, err);
+    *ret_len = rc == 0 ? r->info.bytes : 0;
+    if (rc == 0 && r->info.bytes)
+        rc = tier_read_wait(r, 0, r->info.bytes, err);
+    if (rc == 0) {
+        assert_true(r->info.bytes <= cap);
+        for (size_t at = 0; at < *ret_len;) {
+            ssize_t n = pread(r->fd, dst + at, *ret_len - at, (off_t)(r->offset + at));
+            assert_true(n > 0);
+            at += (size_t)n;
+        }
+    }
+    tier_read_close(r);
+    return rc;
+}
+
+void world_get_is(const char *bucket, const char *key, const char *text)
+{
+    struct leat_error err = {0};
+    char buf[200];
+    size_t n;
+    if (world_get(bucket, key, buf, sizeof(buf), &n, &err) < 0)
+        fail_msg("%s: %s", key, err.message);
+    assert_int_equal(n, strlen(text));
+    assert_memory_equal(buf, text, n);
+}
+
+int world_put(const char *bucket, const char *key, const char *text, const struct store_commit *commit,
+              struct leat_error *err)
+{
+    static const struct store_commit plain = {0};
+    struct store_put *p;
+    int rc = tier_put_begin(world.tier, bucket, key, strlen(key), strlen(text), 0, &p, err);
+    if (rc < 0)
+        return rc;
+    assert_int_equal(store_put_write(p, text, strlen(text), NULL), 0);
+    return tier_put_commit(world.tier, bucket, key, strlen(key), p, commit ? commit : &plain, NULL, err);
+}
+
+uint32_t world_flags(const char *bucket, const char *key)
+{
+    struct store_info info = {0};
+    assert_int_equal(store_lookup(world.store, bucket, key, strlen(key), &info, NULL), 0);
+    return info.flags;
+}
+
+void world_wait_pushed(void)
+{
+    struct tier_stats s;
+    for (unsigned i = 0; i < 6000; i++) {
+        tier_stats(world.tier, &s);
+        if (s.push_waiting == 0)
+            return;
+        usleep(10000);
+    }
+    fail_msg("still waiting: %s", s.push_error);
+}
+
+/* --- an S3 server ------------------------------------------------------------------------------------------------------------------ */
+
+struct web_server world_web;
+struct world_far world_far;
+
+static uint64_t object_byte_limit(void)
+{
+    return atomic_load(&world_far.allowed);
+}
+
+static void talk(struct web_peer *p)
+{
+    char path[256], range[80], head[500], sum[S3_SUM_TEXT];
+    while (web_hear(p, path)) {
+        unsigned long long first = 0, last = WORLD_BIG - 1;
+        bool is_head = strncmp(p->head, "HEAD", 4) == 0;
+        bool ranged = web_header(p, "range", range, sizeof(range));
+        if (world_far.hang_up)
+            return;
+        is_head ? world_far.heads++ : world_far.gets++;
+        if (world_far.status) {
+            snprintf(head, sizeof(head), "HTTP/1.1 %u Status\r\nContent-Length: 0\r\n\r\n", world_far.status);
+            web_say(p, head);
+            continue;
+        }
+        if (ranged)
+            sscanf(range, "bytes=%llu-%llu", &first, &last);
+        s3_sum_format(crc32c(0, world_big, WORLD_BIG) ^ world_far.lie, 4, sum);
+        snprintf(head, sizeof(head),
+                 "HTTP/1.1 %s\r\nContent-Length: %llu\r\nETag: \"v%u\"\r\nContent-Range: bytes "
+                 "%llu-%llu/%llu\r\nContent-Type: test/big\r\nx-amz-meta-colour: blue\r\n%s%s\r\n\r\n",
+                 ranged ? "206 Partial Content" : "200 OK", last - first + 1, (unsigned)world_far.version,
+                 first, last, (unsigned long long)WORLD_BIG,
+                 ranged ? "X-None: " : "x-amz-checksum-crc32c: ", ranged ? "" : sum);
+        for (unsigned i = 0; !is_head && last >= object_byte_limit() && !world_far.hang_up && i < 6000; i++)
+            usleep(10000);
+        if (world_far.hang_up)
+            return;
+        web_say(p, head);
+        if (!is_head) {
+            web_say_bytes(p, world_big + first, last - first + 1);
+            world_far.bytes += last - first + 1;
+        }
+    }
+}
+
+void world_web_front(const char *bucket, const char *more)
+{
+    struct leat_error err = {0};
+    char json[600];
+    memset(&world_far, 0, sizeof(world_far));
+    world_far.allowed = UINT64_MAX;
+    world_far.version = 1;
+    web_start(&world_web, talk, NULL);
+    assert_int_equal(store_bucket_create(world.store, bucket, 0, NULL, &err), 0);
+    snprintf(json, sizeof(json),
+             "{\"uri\":\"s3://away/pre\",\"endpoint\":\"http://127.0.0.1:%u\",\"anonymous\":true%s}",
+             world_web.origin.port, more);
+    if (tier_bucket_set(world.tier, bucket, json, &err) < 0)
+        fail_msg("%s", err.message);
+}
+
+void *world_reader_main(void *arg)
+{
+    struct world_reader *me = arg;
+    char *back = malloc(WORLD_BIG);
+    size_t n;
+    me->rc = world_get("bkt", "k", back, WORLD_BIG, &n, NULL);
+    me->same = me->rc == 0 && n == WORLD_BIG && memcmp(back, world_big, WORLD_BIG) == 0;
+    free(back);
+    return NULL;
+}
