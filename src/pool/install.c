@@ -125,7 +125,7 @@ static void validate(struct work *work)
 static int replica_list(struct cluster *c, struct wset *ws, struct leat_error *err)
 {
     bool ours = cluster_hosts(ws, c->self) && !(ws->flags & PROTO_WS_PUSHED);
-    int code = ours ? pool_host(c->pool, ws, err) : 0;
+    int code = ours ? pool_host(c->pool, ws, 0, err) : 0;
     if (code < 0)
         return code;
     if (!ours) {
@@ -301,7 +301,7 @@ static void install_go(struct arrival *a)
         error_set(&a->err, code, "out of memory");
     } else {
         if (code == 0)
-            code = pool_host(c->pool, ws, &a->err);
+            code = pool_host(c->pool, ws, 0, &a->err);
         if (code < 0) {
             struct wset *held = pool_find_uuid(c->pool, a->replaces);
             if (held && held->appender == ws)

@@ -155,8 +155,8 @@ void pool_sweep(struct pool *pool, uint32_t uid);
  */
 enum pool_end { POOL_SWEEP, POOL_DROP, POOL_DROP_FORCE };
 void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end);
-/* For cluster.c: takes tickets and makes the regions of ws that are ours, lists it, and begins to fill. */
-int pool_host(struct pool *pool, struct wset *ws, struct leat_error *err);
+/* Takes tickets and makes the regions of ws that are ours, lists it, and begins to fill. `limit_bytes` of the pool at most; 0: no limit. */
+int pool_host(struct pool *pool, struct wset *ws, uint64_t limit_bytes, struct leat_error *err);
 int pool_name(struct wset *ws, const char *name, const char *spec);
 /*
  * Idle sets go until `want` bytes are there or on their way. True: they are on their way, the caller looks again in some ms;

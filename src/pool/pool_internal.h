@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool_internal.h: between pool.c (opening, sharing and ending sets) and admission.c (what a set gets of the pool). */
+/* pool_internal.h: between pool.c (sets and their end), opening.c (from a source to a set), admission.c (what a set gets of the pool), and what changes sets. */
 #ifndef POOL_POOL_INTERNAL_H
 #define POOL_POOL_INTERNAL_H
 
@@ -46,6 +46,8 @@ void accesses_tell(struct pool *pool, unsigned n);
 /* Now and then: what is about to expire is looked for anew where that is allowed, what changed is told, what has expired is wiped. */
 void accesses_tick(struct pool *pool);
 void accesses_forget(struct pool *pool);
+/* Openings that no thread works at are answered: the daemon ends. */
+void openings_cancel(struct pool *pool);
 /* There is a later version: who reads this one keeps it. */
 void pool_supersede(struct pool *pool, struct wset *ws);
 /* Takes the request; index_fd, of the samples to add, stays the caller's. */

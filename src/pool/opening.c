@@ -1,0 +1,542 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Opening: from what a client asks for to a working set.
+ *
+ * Equal requests meet: whoever asks for a source that is being indexed joins that opening, and a set in the pool is shared by
+ * all who may read it as long as its index is still the one on disk (names, sizes, times of the sources). Failure modes: the
+ * scan fails (every request of the opening hears it); there is no room (admission.c says how much is needed and free). Invariant:
+ * every request is answered once, on the loop, unless its asker has gone.
+ */
+#include "backend/backend.h"
+#include "base/clock.h"
+#include "dataset/dataset.h"
+#include "leat/leat.h"
+#include "loop/loop.h"
+#include "pool/cluster.h"
+#include "pool/pool_internal.h"
+#include "pool/remote.h"
+#include "pool/wset.h"
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+
+#define INDEXING_MAX      8u
+#define INDEXING_USER_MAX 2u /* so that one user's slow source does not hold up everybody */
+#define PROGRESS_EVERY_NS (100 * NS_PER_MS)
+
+/* One scan (or look at the cache), and everybody who waits for it. */
+struct opening {
+    struct list node;
+    struct pool *pool;
+    char *spec; /* canonical */
+    struct dataset_spec parsed;
+    struct list requests;
+    bool running;
+    struct source_binding binding;
+    struct access *access; /* of the first request; NULL: nothing is elsewhere */
+    struct wset *placing;
+    struct loop_timer room; /* looks whether what ended has gone */
+    uint64_t room_until_ns;
+    uint64_t reported_ns;
+    /* from the index thread */
+    int index_fd;
+    bool scanned;
+    struct leat_error err;
+};
+
+static void request_free(struct open_request *r)
+{
+    access_unref(r->access);
+    free(r->name);
+    free(r->uri);
+    free(r);
+}
+
+void pool_answer(struct pool *pool, struct open_request *r, struct wset *ws, const struct leat_error *err)
+{
+    list_remove(&r->node);
+    if (r->access)
+        accesses_opened(pool, r, ws);
+    if (r->opened)
+        r->opened(r, ws, err);
+    request_free(r);
+}
+
+/* --- is it here already? ------------------------------------------------------------------------------------------- */
+
+/* The same samples from the same, unchanged sources. */
+static bool index_same(const struct index *a, const struct index *b)
+{
+    const struct index_header *x = a->header, *y = b->header;
+    return memcmp(x->fingerprint, y->fingerprint, sizeof(x->fingerprint)) == 0 &&
+           x->nsources == y->nsources && x->address_end == y->address_end &&
+           memcmp(a->sources, b->sources, x->nsources * sizeof(*a->sources)) == 0;
+}
+
+/* ... of which ETags are text. */
+static bool strings_same(const struct index *a, const struct index *b)
+{
+    uint64_t bytes = a->header->sections[INDEX_STRINGS].bytes;
+    return bytes == b->header->sections[INDEX_STRINGS].bytes && memcmp(a->strings, b->strings, bytes) == 0;
+}
+
+static struct wset *find_same(struct pool *pool, const char *spec, const struct index *index,
+                              const struct open_request *r)
+{
+    list_for_each (node, &pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->state == WSET_ENDING || ws->prepared || ws->superseded || strcmp(ws->spec, spec) != 0 ||
+            !index_same(&ws->index, index))
+            continue;
+        if (ws->remote && (!access_same(ws->access, r->access) || !strings_same(&ws->index, index)))
+            continue; /* the same names at another service, or with other content */
+        /* A name is given by the owner alone: it keeps the set, and its memory, for good. */
+        bool named_otherwise =
+            r->name[0] && (ws->owner_uid != r->uid || (ws->name[0] && strcmp(ws->name, r->name) != 0));
+        if (!named_otherwise && wset_allows(ws, r->uid, r->gid))
+            return ws;
+    }
+    return NULL;
+}
+
+/* --- what was asked for, once there is an index ------------------------------------------------------------------- */
+
+/* A set for the first request of an opening that may have one: not listed, no memory yet. */
+static int set_new(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
+                   struct leat_error *err)
+{
+    int code = pool_sets_check(pool, r->uid, err);
+    if (code < 0)
+        return code;
+    int fd = fcntl(o->index_fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0)
+        return error_sys(err, -errno, "cannot keep the index");
+    struct wset *ws;
+    code = wset_new(pool, fd, true, &ws, err);
+    if (code < 0) {
+        close(fd);
+        return code;
+    }
+    pool_own(ws, r->uid, r->gid, r->flags);
+    ws->access = access_ref(r->access);
+    ws->region_bytes = pool->config.region_bytes;
+    if (pool_name(ws, r->name, o->spec) < 0) {
+        wset_unref(ws);
+        return error_set(err, -ENOMEM, "out of memory");
+    }
+    *ret_ws = ws;
+    return 0;
+}
+
+static int set_create(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
+                      struct leat_error *err)
+{
+    struct wset *ws;
+    int code = set_new(pool, o, r, &ws, err);
+    if (code < 0)
+        return code;
+    code = pool_host(pool, ws, r->pool_bytes, err);
+    if (code < 0) {
+        wset_unref(ws);
+        return error_prefix(err, code, "%s", o->spec);
+    }
+    *ret_ws = ws;
+    return 0;
+}
+
+static void openings_start(struct pool *pool);
+
+static void opening_free(struct opening *o)
+{
+    list_remove(&o->node);
+    if (o->index_fd >= 0)
+        close(o->index_fd);
+    dataset_spec_free(&o->parsed);
+    access_unref(o->access);
+    free(o->spec);
+    free(o);
+}
+
+static int request_serve(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
+                         struct leat_error *err)
+{
+    struct index index;
+    int code = index_map(o->index_fd, &index, err);
+    if (code < 0)
+        return code;
+    struct wset *ws = find_same(pool, o->spec, &index, r);
+    index_close(&index);
+    struct wset *named = r->name[0] ? pool_find_own_name(pool, r->name, r->uid) : NULL;
+    if (named && named != ws)
+        return error_set(err, LEAT_INVALID,
+                         "working set '%s' holds %.200s: drop it first, or choose another name", r->name,
+                         strcmp(named->spec, o->spec) == 0 ? "an older state of this source" : named->spec);
+    if (!ws)
+        return set_create(pool, o, r, ret_ws, err);
+    if (ws->owner_uid == r->uid)
+        access_freshen(ws->access, r->access);
+    if (r->name[0] && !ws->name[0] && pool_name(ws, r->name, o->spec) < 0)
+        return error_set(err, -ENOMEM, "out of memory");
+    *ret_ws = ws;
+    return 0;
+}
+
+static void opening_serve(struct opening *o)
+{
+    struct pool *pool = o->pool;
+    list_for_each_safe (node, &o->requests) {
+        struct open_request *r = container_of(node, struct open_request, node);
+        struct leat_error err = o->err;
+        struct wset *ws = NULL;
+        if (err.code == 0 && r->opened && r->append) {
+            list_remove(&r->node);
+            change_append(pool, r, o->index_fd);
+            continue;
+        }
+        if (err.code == 0 && r->opened)
+            err.code = request_serve(pool, o, r, &ws, &err);
+        pool_answer(pool, r, ws, err.code < 0 ? &err : NULL);
+    }
+    opening_free(o);
+    openings_start(pool);
+}
+
+static void opening_placed(void *user, const struct leat_error *err)
+{
+    struct opening *o = user;
+    struct wset *ws = TAKE_PTR(o->placing);
+    if (err)
+        error_set(&o->err, err->code, "%s: %s", o->spec, err->message);
+    else
+        ws->holding = true; /* at the hosts, since they installed it for us */
+    opening_serve(o);
+}
+
+/* Several nodes: the set that the first request needs is placed before anybody is answered. */
+static bool opening_place(struct opening *o)
+{
+    struct pool *pool = o->pool;
+    struct open_request *first = NULL;
+    list_for_each_safe (node, &o->requests) {
+        struct open_request *r = container_of(node, struct open_request, node);
+        if (!first && r->opened && !r->append) /* the asker is still there */
+            first = r;
+    }
+    if (!pool->cluster || o->err.code || !first)
+        return false;
+    struct index index;
+    if (index_map(o->index_fd, &index, NULL) < 0)
+        return false;
+    bool known = find_same(pool, o->spec, &index, first) ||
+                 (first->name[0] && pool_find_own_name(pool, first->name, first->uid));
+    index_close(&index);
+    if (known || set_new(pool, o, first, &o->placing, &o->err) < 0)
+        return false;
+    pool_evict_idle(pool, align_up(o->placing->index.header->address_end, 4096), false);
+    return cluster_place(pool->cluster, o->placing, first->pool_bytes, opening_placed, o) == 0;
+}
+
+/*
+ * Memory of a set that made room comes back when the thread that loads it, or a connection that reads it, has let go. What was
+ * asked for waits for that a moment: streamed because it was early, it would be streamed for good. True: look again later.
+ */
+static bool opening_waits(struct opening *o)
+{
+    struct pool *pool = o->pool;
+    struct open_request *first = NULL;
+    list_for_each_safe (node, &o->requests) {
+        struct open_request *r = container_of(node, struct open_request, node);
+        if (!first && r->opened)
+            first = r;
+    }
+    struct index index;
+    if (o->err.code || !first || atomic_load(&pool->stopping) || index_map(o->index_fd, &index, NULL) < 0)
+        return false;
+    bool known = !first->append && find_same(pool, o->spec, &index, first);
+    uint64_t want = pool_bytes_wanted(pool, &index);
+    index_close(&index);
+    if (known)
+        return false;
+    return pool_awaits_room(pool, want, &o->room_until_ns);
+}
+
+static void opening_go_on(struct loop_timer *timer)
+{
+    struct opening *o = container_of(timer, struct opening, room);
+    if (atomic_load(&o->pool->stopping) && !o->err.code)
+        o->err.code = error_set(&o->err, -ECANCELED, "the daemon is ending");
+    if (opening_waits(o))
+        loop_timer_set(o->pool->loop, &o->room, clock_now_ns() + LEAVING_LOOK_NS);
+    else if (!opening_place(o))
+        opening_serve(o);
+}
+
+static void opening_done(void *arg)
+{
+    struct opening *o = arg;
+    struct pool *pool = o->pool;
+    pool->indexing--;
+    if (atomic_load(&pool->stopping))
+        o->err.code = error_set(&o->err, -ECANCELED, "the daemon is ending");
+    atomic_fetch_add(o->scanned ? &pool->index_scans : &pool->index_hits, o->err.code == 0);
+    opening_go_on(&o->room);
+}
+
+/* --- the index thread ------------------------------------------------------------------------------------------------ */
+
+struct progress_post {
+    struct opening *opening;
+    uint64_t samples, bytes;
+};
+
+static void progress_on_loop(void *arg)
+{
+    struct progress_post *p = arg;
+    list_for_each (node, &p->opening->requests) {
+        struct open_request *r = container_of(node, struct open_request, node);
+        if (r->opened && r->progress)
+            r->progress(r, p->samples, p->bytes);
+    }
+    free(p);
+}
+
+/* Index thread. Posted before opening_done, so the opening is still there when it runs. */
+static int progress_report(void *user, uint64_t samples, uint64_t bytes)
+{
+    struct opening *o = user;
+    uint64_t now = clock_now_ns();
+    if (atomic_load(&o->pool->stopping))
+        return -ECANCELED;
+    if (now - o->reported_ns < PROGRESS_EVERY_NS)
+        return 0;
+    o->reported_ns = now;
+    struct progress_post *p = malloc(sizeof(*p));
+    if (p) {
+        *p = (struct progress_post){o, samples, bytes};
+        if (loop_post(o->pool->loop, progress_on_loop, p) < 0)
+            free(p);
+    }
+    return 0;
+}
+
+/* Clients get the descriptor: from here on it cannot be written by anybody. */
+int pool_index_seal(int fd, struct leat_error *err)
+{
+    int seals = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    return fcntl(fd, F_ADD_SEALS, seals) < 0 ? error_sys(err, -errno, "cannot seal an index") : 0;
+}
+
+/* An index file of somebody else could change under us, or end where a page is still wanted: what we use is a copy that cannot. */
+static int index_keep(struct opening *o, struct leat_error *err)
+{
+    struct stat st;
+    int seals = fcntl(o->index_fd, F_GET_SEALS);
+    if (seals >= 0 && (seals & F_SEAL_WRITE))
+        return 0;
+    if (fstat(o->index_fd, &st) < 0)
+        return error_sys(err, -errno, "cannot look at the index");
+    if (st.st_uid == geteuid())
+        return 0;
+    AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return error_sys(err, -errno, "no memory for the index");
+    for (off_t at = 0; at < st.st_size;) {
+        ssize_t n = sendfile(fd, o->index_fd, &at, (size_t)MIN(st.st_size - at, (off_t)(64 * MIB)));
+        if (n <= 0 && errno != EINTR)
+            return error_sys(err, n < 0 ? -errno : LEAT_STALE, "cannot copy the index");
+    }
+    int code = pool_index_seal(fd, err);
+    struct index index;
+    if (code == 0 && (code = index_map(fd, &index, err)) == 0) {
+        code = index_validate(&index, err);
+        index_close(&index);
+    }
+    if (code < 0)
+        return code;
+    close(o->index_fd);
+    o->index_fd = TAKE_FD(fd);
+    return 0;
+}
+
+static void *index_main(void *arg)
+{
+    struct opening *o = arg;
+    struct pool *pool = o->pool;
+    struct dataset_opener opener = source_dataset_opener(&o->binding);
+    struct dataset_progress progress = {progress_report, o};
+    struct backend *backend = NULL;
+    if (o->access && (o->err.code = access_backend(o->access, 0, &pool->stopping, &backend, &o->err)) == 0)
+        remote_opener(backend, &opener);
+    if (o->err.code == 0)
+        o->err.code = dataset_index_open(&o->parsed, &opener, &progress, !o->binding.opener->system,
+                                         &o->index_fd, &o->scanned, &o->err);
+    if (backend && !access_is_store(o->access)) {
+        struct backend_stats stats;
+        backend_stats(backend, &stats);
+        atomic_fetch_add(&pool->remote_requests, stats.requests);
+        atomic_fetch_add(&pool->remote_retries, stats.retries);
+        atomic_fetch_add(&pool->remote_throttled, stats.throttled);
+        atomic_fetch_add(&pool->remote_connections, stats.connections);
+        atomic_fetch_add(&pool->remote_bytes, stats.bytes_in);
+    }
+    backend_free(backend);
+    if (o->err.code == 0)
+        o->err.code = index_keep(o, &o->err);
+    while (loop_post(pool->loop, opening_done, o) < 0)
+        usleep(10000); /* out of memory: the askers are still there, and so are we */
+    atomic_fetch_sub(&pool->threads, 1);
+    return NULL;
+}
+
+static unsigned indexing_of(const struct pool *pool, uint32_t uid)
+{
+    unsigned n = 0;
+    list_for_each (node, &pool->openings) {
+        const struct opening *o = container_of(node, struct opening, node);
+        n += o->running && o->binding.caller.uid == uid;
+    }
+    return n;
+}
+
+static void openings_start(struct pool *pool)
+{
+    if (atomic_load(&pool->stopping))
+        return;
+    list_for_each_safe (node, &pool->openings) {
+        struct opening *o = container_of(node, struct opening, node);
+        if (o->running || pool->indexing >= INDEXING_MAX ||
+            indexing_of(pool, o->binding.caller.uid) >= INDEXING_USER_MAX)
+            continue;
+        o->running = true;
+        pool->indexing++;
+        pthread_attr_t attr;
+        pthread_attr_init(&attr);
+        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+        pthread_t thread;
+        atomic_fetch_add(&pool->threads, 1);
+        int code = -pthread_create(&thread, &attr, index_main, o);
+        pthread_attr_destroy(&attr);
+        if (code < 0) {
+            atomic_fetch_sub(&pool->threads, 1);
+            o->err.code = error_sys(&o->err, code, "cannot start an index thread");
+            opening_done(o);
+            return;
+        }
+    }
+}
+
+/* --- asking ---------------------------------------------------------------------------------------------------------- */
+
+static int opening_join(struct pool *pool, struct open_request *r, struct leat_error *err)
+{
+    struct dataset_spec spec = {0};
+    int code = dataset_spec_parse(r->uri, &spec, err);
+    if (code < 0)
+        return code;
+    char *canonical = dataset_spec_format(&spec);
+    if (!canonical) {
+        dataset_spec_free(&spec);
+        return error_set(err, -ENOMEM, "out of memory");
+    }
+    code = accesses_take(pool, r, &spec, canonical, err);
+    if (code < 0) {
+        free(canonical);
+        dataset_spec_free(&spec);
+        return code;
+    }
+    bool taken = pool->cluster &&
+                 (r->append ? cluster_append(pool->cluster, r) : cluster_open(pool->cluster, r, canonical));
+    if (taken) {
+        free(canonical);
+        dataset_spec_free(&spec);
+        return 0;
+    }
+    list_for_each (node, &pool->openings) {
+        struct opening *o = container_of(node, struct opening, node);
+        if (strcmp(o->spec, canonical) == 0 && o->binding.caller.uid == r->uid &&
+            access_equal(o->access, r->access)) {
+            free(canonical);
+            dataset_spec_free(&spec);
+            list_push_back(&o->requests, &r->node);
+            return 0;
+        }
+    }
+    struct opening *o = calloc(1, sizeof(*o));
+    if (!o) {
+        free(canonical);
+        dataset_spec_free(&spec);
+        return error_set(err, -ENOMEM, "out of memory");
+    }
+    o->pool = pool;
+    o->spec = canonical;
+    o->parsed = spec;
+    o->index_fd = -1;
+    o->binding = (struct source_binding){&pool->config.opener, {r->uid, r->gid}};
+    o->access = access_ref(r->access);
+    o->room.fire = opening_go_on;
+    list_init(&o->requests);
+    list_push_back(&o->requests, &r->node);
+    list_push_back(&pool->openings, &o->node);
+    openings_start(pool);
+    return 0;
+}
+
+void pool_open(struct pool *pool, struct open_request *r)
+{
+    struct leat_error err = {0};
+    struct wset *ws = NULL;
+    list_init(&r->node);
+    atomic_fetch_add(&pool->opens, 1);
+    int code = atomic_load(&pool->stopping) ? error_set(&err, -ECANCELED, "the daemon is ending")
+                                            : pool_name_check(r->name, &err);
+    if (code < 0) {
+        pool_answer(pool, r, NULL, &err);
+        return;
+    }
+    if (strncmp(r->uri, "leat://", 7) == 0 && !r->append) {
+        ws = pool_find_name(pool, r->uri + 7, r->uid, r->gid);
+        if (!ws && pool->cluster && cluster_open(pool->cluster, r, NULL))
+            return;
+        code = !ws ? error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`",
+                               r->uri + 7)
+               : !wset_allows(ws, r->uid, r->gid)
+                   ? error_set(&err, LEAT_DENIED, "working set '%s' belongs to another user", ws->name)
+                   : 0;
+    } else if ((r->flags & LEAT_OPEN_NO_LOAD) && !r->append) {
+        ws = pool_find(pool, r->uri, r->uid, r->gid);
+        code = ws && wset_allows(ws, r->uid, r->gid)
+                   ? 0
+                   : error_set(&err, LEAT_NOT_FOUND, "%s is not in the pool", r->uri);
+    } else {
+        code = opening_join(pool, r, &err);
+        if (code == 0)
+            return;
+    }
+    pool_answer(pool, r, code == 0 ? ws : NULL, code < 0 ? &err : NULL);
+}
+
+void openings_cancel(struct pool *pool)
+{
+    list_for_each_safe (node, &pool->openings) {
+        struct opening *o = container_of(node, struct opening, node);
+        if (!o->running) {
+            o->err.code = error_set(&o->err, -ECANCELED, "the daemon is ending");
+            opening_serve(o);
+        }
+    }
+}
+
+void pool_open_forget(struct pool *pool, void *user)
+{
+    if (pool->cluster)
+        cluster_open_forget(pool->cluster, user);
+    changes_forget(pool, user);
+    list_for_each (node, &pool->openings) {
+        list_for_each (at, &container_of(node, struct opening, node)->requests) {
+            struct open_request *r = container_of(at, struct open_request, node);
+            if (r->user == user)
+                r->opened = NULL;
+        }
+    }
+}
