@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The index of a source elsewhere is kept: in a cache or beside the source, and used as long as the source is the same. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <fcntl.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "dataset/testing.h"
+#include "failalloc.h"
+
+static bool opened(const char *text, uint64_t samples)
+{
+    struct dataset_spec spec;
+    struct leat_error err = {0};
+    struct index ix;
+    bool scanned;
+    int fd = -1;
+    assert_int_equal(dataset_spec_parse(text, &spec, &err), 0);
+    if (dataset_index_open(&spec, &testing_opener, NULL, true, &fd, &scanned, &err) < 0)
+        fail_msg("%s: %s", text, err.message);
+    dataset_spec_free(&spec);
+    assert_int_equal(index_map(fd, &ix, &err), 0);
+    assert_int_equal(ix.header->nsamples, samples);
+    index_close(&ix);
+    close(fd);
+    return scanned;
+}
+
+static void test_freshness(void **state)
+{
+    static const struct {
+        const char *spec;
+        uint64_t samples;
+        const char *one; /* of its objects */
+    } sets[] = {{"s3://bucket/tree", 6, "s3://bucket/tree/cat/1"},
+                {"s3://bucket/tars", 5, "s3://bucket/tars/1.tar"},
+                {"s3://bucket/tars/{0..2}.tar", 5, "s3://bucket/tars/2.tar"},
+                {"s3://bucket/tars/*.tar", 5, "s3://bucket/tars/1.tar"},
+                {"a=s3://bucket/a.npy;b=s3://bucket/b.npy", 10, "s3://bucket/b.npy"},
+                {"s3://bucket/a.npy", 10, "s3://bucket/a.npy"}};
+    for (size_t i = 0; i < ARRAY_LEN(sets); i++) {
+        struct far_object *o = far_find(sets[i].one);
+        assert_true(opened(sets[i].spec, sets[i].samples));
+        far.reads = 0;
+        assert_false(opened(sets[i].spec, sets[i].samples));
+        assert_int_equal(far.reads, 0);
+        o->modified++; /* the ETag says more */
+        assert_false(opened(sets[i].spec, sets[i].samples));
+        far_put(o->uri, o->data, o->bytes); /* another ETag */
+        assert_true(opened(sets[i].spec, sets[i].samples));
+        assert_false(opened(sets[i].spec, sets[i].samples));
+        far.no_etags = true; /* then times */
+        assert_false(opened(sets[i].spec, sets[i].samples));
+        o->modified++;
+        assert_true(opened(sets[i].spec, sets[i].samples));
+        far.no_etags = false;
+    }
+    assert_false(opened("s3://bucket/tree", 6));
+    far_put("s3://bucket/tree/zz", "", 0);
+    assert_true(opened("s3://bucket/tree", 7));
+    far_remove("s3://bucket/tree/zz");
+    assert_true(opened("s3://bucket/tree", 6));
+    far_put("s3://bucket/tree/.zz", "", 0);
+    assert_false(opened("s3://bucket/tree", 6));
+    opened("s3://bucket/tars", 5);
+    far_put("s3://bucket/tars/x.json", "", 0);
+    assert_false(opened("s3://bucket/tars", 5));
+    far_put("s3://bucket/tars/x.txt", "", 0); /* a tree now */
+    assert_true(opened("s3://bucket/tars", 5));
+    far_remove("s3://bucket/tars/x.txt");
+    far_remove("s3://bucket/tars/x.json");
+}
+
+static int write_index(const char *text, bool cache_ok, char **ret_path, struct leat_error *err)
+{
+    struct dataset_spec spec;
+    int fd = -1;
+    assert_int_equal(dataset_spec_parse(text, &spec, err), 0);
+    int rc = dataset_index_write(&spec, &testing_opener, NULL, cache_ok, ret_path, &fd, err);
+    dataset_spec_free(&spec);
+    if (rc == 0) {
+        struct index ix;
+        assert_int_equal(index_map(fd, &ix, NULL), 0);
+        index_close(&ix);
+        close(fd);
+    }
+    return rc;
+}
+
+static void test_beside(void **state)
+{
+    static const struct {
+        const char *spec, *beside;
+        uint64_t samples;
+    } sets[] = {{"s3://bucket/tree", "s3://bucket/tree/.leat-index", 6},
+                {"s3://bucket/tree/", "s3://bucket/tree/.leat-index", 6},
+                {"s3://bucket/tars", "s3://bucket/tars/.leat-index", 5},
+                {"s3://bucket/a.npy", "s3://bucket/a.npy.leat-index", 10},
+                {"s3://bucket/tars/0.tar", "s3://bucket/tars/0.tar.leat-index", 2}};
+    struct leat_error err = {0};
+    for (size_t i = 0; i < ARRAY_LEN(sets); i++) {
+        char *path;
+        testing_forget_cache();
+        assert_int_equal(write_index(sets[i].spec, false, &path, &err), 0);
+        assert_string_equal(path, sets[i].beside);
+        free(path);
+        struct far_object *o = far_find(sets[i].beside);
+        assert_non_null(o);
+        assert_false(opened(sets[i].spec, sets[i].samples));
+        far.reads = 0; /* kept here now */
+        assert_false(opened(sets[i].spec, sets[i].samples));
+        assert_int_equal(far.reads, 0);
+        testing_forget_cache();
+        o->data[o->bytes / 2] ^= 0x55;
+        o->data[600] ^= 0x55;
+        opened(sets[i].spec, sets[i].samples); /* whatever: no error */
+        testing_forget_cache();
+        far_put(o->uri, "garbage", 7);
+        assert_true(opened(sets[i].spec, sets[i].samples));
+    }
+    /* Of something else; put there by whoever may write there. */
+    testing_forget_cache();
+    char *path;
+    assert_int_equal(write_index("s3://bucket/flat", false, &path, &err), 0);
+    free(path);
+    struct far_object *flat = far_find("s3://bucket/flat/.leat-index");
+    far_put("s3://bucket/tree/.leat-index", flat->data, flat->bytes);
+    assert_true(opened("s3://bucket/tree", 6));
+    testing_forget_cache();
+    far_put("s3://bucket/flat/x.jpg", "34", 2); /* stale */
+    assert_true(opened("s3://bucket/flat", 2));
+    /* No right to write: the cache, if that will do. */
+    far.put_rc = LEAT_DENIED;
+    testing_forget_cache();
+    assert_int_equal(write_index("s3://bucket/flat", false, &path, &err), LEAT_DENIED);
+    assert_non_null(strstr(err.message, "s3://bucket/flat/.leat-index"));
+    far.lists = 0;
+    assert_int_equal(write_index("s3://bucket/flat", true, &path, &err), 0);
+    assert_int_equal(far.lists, 1);
+    assert_int_equal(path[0], '/');
+    free(path);
+    assert_false(opened("s3://bucket/flat", 2));
+    struct far_object *t = far_find("s3://bucket/tars/2.tar");
+    far_put("http://host/x.tar", t->data, t->bytes);
+    assert_int_equal(write_index("http://host/x.tar", false, &path, &err), LEAT_UNSUPPORTED);
+    assert_int_equal(write_index("http://host/x.tar", true, &path, &err), 0);
+    free(path);
+}
+
+static int open_one(const char *text)
+{
+    struct dataset_spec spec;
+    struct leat_error err = {0};
+    bool scanned;
+    int fd = -1;
+    int rc = dataset_spec_parse(text, &spec, &err);
+    if (rc < 0)
+        return rc;
+    rc = dataset_index_open(&spec, &testing_opener, NULL, false, &fd, &scanned, &err);
+    dataset_spec_free(&spec);
+    if (fd >= 0)
+        close(fd);
+    assert_int_equal(far.open, 0);
+    assert_int_equal(far.under_way, 0);
+    return rc;
+}
+
+/* An index that cannot be looked at is made anew: so an allocation that fails may still come out well. */
+static void test_allocations(void **state)
+{
+    struct leat_error err = {0};
+    char *path;
+    assert_int_equal(write_index("s3://bucket/tree", false, &path, &err), 0);
+    free(path);
+    for (unsigned nth = 1, n = 1; n >= nth; nth++) {
+        size_t before = failalloc_live();
+        failalloc_arm(nth);
+        int rc = open_one("s3://bucket/tree");
+        n = failalloc_disarm();
+        assert_true(rc == 0 || rc == -ENOMEM);
+        assert_int_equal(failalloc_live(), before);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_freshness, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_beside, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_allocations, testing_setup, testing_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
