@@ -27,7 +27,7 @@ MAN = ROOT / "docs" / "man"
 pytestmark = pytest.mark.skipif(not LEAT.exists(), reason=f"{LEAT} is not built")
 needs_daemon = pytest.mark.skipif(not LEATD.exists(), reason=f"{LEATD} is not built")
 
-COMMANDS = "preload append index convert cp ls stat cat drop verify replay status top stop doctor topo serve help".split()
+COMMANDS = "preload append index convert cp ls stat cat drop verify replay status top stop doctor topo serve bucket help".split()
 
 
 def leat(*args, env=None, check=None, **kwargs):
@@ -143,6 +143,11 @@ def test_man_page_compiles(page):
         (["cp", "s3://b/", "x"], "copied by -r"),
         (["cp", "-r", "https://h/b", "x"], "no lists"),
         (["cp", "s3://b/a", "s3://b/c", "x"], "several sources"),
+        (["bucket"], "create, and the new bucket's name"),
+        (["bucket", "make", "x"], "create, and the new bucket's name"),
+        (["bucket", "create", "s3://x"], "without s3://"),
+        (["bucket", "create", "x", "--mode", "back"], "--remote URL"),
+        (["bucket", "create", "x", "--remote", "file:///x", "--check-age", "0"], "whole number of seconds"),
         (["ls", "--limit", "x"], "--limit x"),
         (["ls", "--timeout", "0"], "--timeout 0"),
         (["ls", "--timeout", "x"], "--timeout x"),

@@ -126,6 +126,13 @@ int backend_delete(struct backend *b, const char *uri, struct leat_error *err)
     return b->ops->delete (b, uri, err);
 }
 
+int backend_bucket_create(struct backend *b, const char *uri, const char *remote, struct leat_error *err)
+{
+    return b->ops->bucket_create
+               ? b->ops->bucket_create(b, uri, remote, err)
+               : error_set(err, LEAT_UNSUPPORTED, "%.300s: buckets are made at S3 servers", uri);
+}
+
 void backend_stats(const struct backend *b, struct backend_stats *ret_stats)
 {
     b->ops->stats(b, ret_stats);

@@ -163,6 +163,10 @@ int backend_copy(struct backend *b, const char *from, const char *etag, uint64_t
 /* 0 where there was none, too; LEAT_NOT_FOUND from servers that say so. */
 int backend_delete(struct backend *b, const char *uri, struct leat_error *err);
 
+/* A bucket "s3://NAME" at a Leat server; remote: what it stands in front of, JSON as serve/tier/tier.h has it, or NULL. -EEXIST: there is one;
+ * LEAT_UNSUPPORTED: no Leat server is there. */
+int backend_bucket_create(struct backend *b, const char *uri, const char *remote, struct leat_error *err);
+
 void backend_stats(const struct backend *b, struct backend_stats *ret_stats);
 
 #endif

@@ -27,6 +27,8 @@ struct backend_ops {
     int (*copy)(struct backend *b, const char *from, const char *etag, uint64_t bytes, const char *to,
                 struct leat_error *err); /* NULL: it cannot */
     int (*delete)(struct backend *b, const char *uri, struct leat_error *err);
+    int (*bucket_create)(struct backend *b, const char *uri, const char *remote,
+                         struct leat_error *err); /* NULL: it cannot */
     void (*stats)(const struct backend *b, struct backend_stats *ret_stats);
     void (*free)(struct backend *b);
 };

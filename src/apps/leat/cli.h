@@ -9,6 +9,7 @@
  *   progress.c  bars and progress lines                doctor.c    the host; doctor_*.c its checks
  *   convert.c   folders, shards, arrays; convert_*.c   topo.c      NICs and GPUs; topo_record.c keeps where that is said
  *   cp.c        files and objects of S3; cp_*.c, remote.h   top.c       top: the daemon as it goes
+ *   serve.c     the object store                       bucket.c    buckets of it, in front of others
  */
 #ifndef APPS_LEAT_CLI_H
 #define APPS_LEAT_CLI_H
@@ -177,6 +178,9 @@ int cmd_convert(struct cli *cli, int argc, char **argv);
 int cmd_replay(struct cli *cli, int argc, char **argv);
 int cmd_cp(struct cli *cli, int argc, char **argv);
 int cmd_serve(struct cli *cli, int argc, char **argv);
+int cmd_bucket(struct cli *cli, int argc, char **argv);
+extern const struct cli_option bucket_options[]; /* bucket.c */
+extern const char *const bucket_examples[];
 extern const struct cli_option serve_options[]; /* serve.c */
 int cmd_help(struct cli *cli, int argc, char **argv);
 

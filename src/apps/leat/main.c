@@ -251,6 +251,14 @@ const struct cli_command cli_commands[] = {
      "Runs until Ctrl-C. Without options: objects below ~/.local/share/leat, keys in ~/.config/leat/keys\n"
      "(made if missing), on 127.0.0.1:9000. No daemon is needed.",
      serve_options, serve_examples, cmd_serve},
+    {"bucket", "make a bucket of leat serve, also in front of a remote one",
+     "create NAME [--remote URL] [OPTION ...]",
+     "With --remote, what is read from the bucket is fetched from URL once and kept, and what is written "
+     "goes\n"
+     "there as well. URL is s3://BUCKET/PREFIX or file:///FOLDER; the remote's keys are those that the "
+     "server\n"
+     "finds (see --remote-profile), and stand on no command line. No daemon is needed.",
+     bucket_options, bucket_examples, cmd_bucket},
     {"help", "show help on a command", "[COMMAND]", NULL, NULL, help_examples, cmd_help},
     {0},
 };

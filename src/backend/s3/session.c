@@ -723,6 +723,7 @@ static const struct backend_ops s3_ops = {
     .put = s3_put,
     .copy = s3_copy,
     .delete = s3_delete,
+    .bucket_create = s3_bucket_create,
     .stats = s3_stats,
     .free = s3_free,
 };

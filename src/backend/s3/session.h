@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* session.h: inside of a backend session: between session.c (requests, retries), read.c, list.c and put.c. */
+/* session.h: inside of a backend session: between session.c (requests, retries), read.c, list.c, put.c and bucket.c. */
 #ifndef BACKEND_S3_SESSION_H
 #define BACKEND_S3_SESSION_H
 
@@ -155,6 +155,7 @@ int s3_copy(struct backend *base, const char *from, const char *etag, uint64_t b
 int s3_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint64_t bytes,
            const char *headers, char *ret_etag, struct leat_error *err);
 int s3_delete(struct backend *base, const char *uri, struct leat_error *err);
+int s3_bucket_create(struct backend *base, const char *uri, const char *remote, struct leat_error *err);
 void s3_free(struct backend *base);
 
 #endif

@@ -72,7 +72,10 @@ static void created(struct visit *v)
 {
     char location[S3_BUCKET_MAX + 2] = "/";
     strcat(location, v->call.bucket);
-    http_put_header(visit_answer(v, 200), "Location", location);
+    struct bytes_out *headers = visit_answer(v, 200);
+    http_put_header(headers, "Location", location);
+    if (v->remote) /* that it was understood: others who speak S3 make a plain bucket */
+        http_put_header(headers, "x-leat-remote", "set");
     http_send_copy(v->req, NULL, 0);
 }
 
