@@ -3,6 +3,7 @@
 """leat.Loader over what SOCKET has, or over a path: leat_read.py [serve.py's options] SOCKET URI. Besides serve.py's lines: orders PATH, which writes the
 orders of three epochs for driver.c's --orders."""
 import json
+import operator
 import os
 import sys
 
@@ -27,9 +28,7 @@ class Arrays:
 
     def epoch(self, number):
         self.loader.set_epoch(number)
-        field = self.field
-        for batch in self.loader:
-            yield batch[field]
+        return map(operator.itemgetter(self.field), self.loader)
 
     def count(self, batch):
         return len(batch)

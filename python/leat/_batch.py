@@ -83,6 +83,7 @@ Value = Union[Array, Ragged, CudaArray]
 class Batch(_leat.BatchBase):
     """Some samples in a slot of a ring: zero-copy, writable arrays, one for each field.
 
+    `batch[name]` are the values of a field: an array of shape (samples, *shape); a `Ragged` for raw fields; uint32 for labels.
     The slot is yours until `release()`, the end of `with`, or until the batch is collected; it is filled again only
     when also no array over it is left. After `release()` every access raises.
 
@@ -118,8 +119,8 @@ class Batch(_leat.BatchBase):
     def __contains__(self, name: object) -> bool:
         return any(field.name == name for field in self._fields)
 
-    def __getitem__(self, name: str) -> Value:
-        """The values of a field: an array of shape (samples, *shape); a `Ragged` for raw fields; uint32 for labels."""
+    def _get(self, name: str) -> Value:
+        """What `batch[name]` of BatchBase leaves to Python: errors, and what was not asked for before and is no plain array of a Lane's."""
         if self._holder.released:
             raise ValueError("the batch was released")
         value = self._values.get(name)
@@ -250,6 +251,12 @@ class Batch(_leat.BatchBase):
     def __repr__(self) -> str:
         state = "released" if self.released else f"slot {self.slot}"
         return f"<leat.Batch of {self._n} samples, fields {', '.join(self.fields)}, {state}>"
+
+
+def dense_arrays(fields: Sequence[Field], n: int) -> dict[str, tuple[type, int, tuple[int, ...], np.dtype[Any]]]:
+    """What a Lane makes the arrays of without Python: {name: (type, number of the field, shape, dtype)} of batches of `n` samples in host memory."""
+    return {field.name: (np.ndarray, number, (n, *field.shape), field.dtype) for number, field in enumerate(fields)
+            if field.fixed_bytes and field.kind != "raw" and not field.rows}
 
 
 def parse_shuffle(shuffle: str | bool) -> tuple[int, int]:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _device, _leat, _plan, _workers
-from ._batch import Array
+from ._batch import Array, dense_arrays
 from ._errors import BadSample, Busy, Corrupt, Denied, Error, NoSpace, NotFound, PeerGone, Stale, TimedOut, WorkerDied, let_go
 from ._mixture import ID_MASK
 from ._prepared import LoadedBatch, PreparedBatch, Shapes
@@ -146,7 +146,8 @@ class Epoch(_leat.Lane, Iterator[Any]):
             return self._dress(batch, step)
         batch._valid = loader._all_valid
         if not loader._prepares and loader._memory[0] == _device.HOST and isinstance(self._iter, _leat.Iter):
-            self.arm(self._iter, LoadedBatch, loader._named, loader.ws, loader._all_valid, self._whole - step - 1, loader._timeout_ns)
+            self.arm(self._iter, LoadedBatch, loader._named, loader.ws, loader._all_valid, dense_arrays(loader._named, loader.batch_size),
+                     self._whole - step - 1, loader._timeout_ns)
         return batch
 
     def _dress(self, batch: LoadedBatch, step: int) -> LoadedBatch:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ._batch import Value
 from ._storage import Storage
 
 version: str
@@ -96,11 +97,12 @@ class BatchBase:
     _n: int
     position: int
     slot: int
+    def __getitem__(self, name: str, /) -> Value: ...
 
 class Lane:
     returned_at: float
     report_at: float
-    def arm(self, iter: Iter, type: type, fields: Any, set: Any, valid: Any, steps: int, timeout_ns: int, /) -> None: ...
+    def arm(self, iter: Iter, type: type, fields: Any, set: Any, valid: Any, dense: dict[str, Any], steps: int, timeout_ns: int, /) -> None: ...
     def disarm(self) -> None: ...
     def take(self) -> tuple[int, float, float, list[tuple[float, float]]] | None: ...
     def __next__(self) -> Any: ...

@@ -24,6 +24,8 @@
 struct batch_object {
     PyObject ob_base;
     PyObject *holder, *fields, *set, *values, *ids, *valid;
+    PyObject *
+        dense; /* {name: (type of arrays, number of the field, shape, dtype)}; NULL: Python makes all arrays */
     Py_ssize_t n;
     unsigned long long position;
     unsigned slot;
@@ -37,8 +39,59 @@ static void batch_dealloc(struct batch_object *self)
     Py_XDECREF(self->set);
     Py_XDECREF(self->ids);
     Py_XDECREF(self->valid);
+    Py_XDECREF(self->dense);
     object_free((PyObject *)self);
 }
+
+#ifndef Py_GIL_DISABLED
+/* type(shape, dtype, memory): an array over the slot, which it keeps. */
+static PyObject *array_of(struct holder_object *holder, PyObject *how)
+{
+    unsigned long field = PyLong_AsUnsignedLong(PyTuple_GetItem(how, 1));
+    PyObject *memory = PyErr_Occurred() ? NULL : memory_of_field(holder, (unsigned)field);
+    if (!memory)
+        return NULL;
+    PyObject *array = PyObject_CallFunctionObjArgs(PyTuple_GetItem(how, 0), PyTuple_GetItem(how, 2),
+                                                   PyTuple_GetItem(how, 3), memory, NULL);
+    Py_DECREF(memory);
+    return array;
+}
+
+/* From inside, holding self->values: release() may put another dict in its place. */
+static PyObject *find_value(struct batch_object *self, PyObject *values, PyObject *name)
+{
+    PyObject *value = PyDict_GetItemWithError(values, name);
+    if (value)
+        return Py_INCREF(value), value;
+    PyObject *how = self->dense && !PyErr_Occurred() ? PyDict_GetItemWithError(self->dense, name) : NULL;
+    if (PyErr_Occurred())
+        return NULL;
+    if (!how)
+        return PyObject_CallMethod((PyObject *)self, "_get", "O", name);
+    value = array_of((struct holder_object *)self->holder, how);
+    if (value && PyDict_SetItem(values, name, value) < 0)
+        Py_CLEAR(value);
+    return value;
+}
+
+/* batch[name]: what was asked before, and plain arrays, without Python; _get does the rest. */
+static PyObject *batch_subscript(struct batch_object *self, PyObject *name)
+{
+    PyObject *values = self->values, *value;
+    if (!values || !self->holder || gate_is_closed(&((struct holder_object *)self->holder)->gate))
+        return PyObject_CallMethod((PyObject *)self, "_get", "O", name);
+    Py_INCREF(values);
+    value = find_value(self, values, name);
+    Py_DECREF(values);
+    return value;
+}
+#else
+/* Other threads may be inside this batch as well: Python's own locks. */
+static PyObject *batch_subscript(struct batch_object *self, PyObject *name)
+{
+    return PyObject_CallMethod((PyObject *)self, "_get", "O", name);
+}
+#endif
 
 static PyMemberDef batch_members[] = {
     {"_holder", T_OBJECT_EX, offsetof(struct batch_object, holder), 0, NULL},
@@ -52,7 +105,8 @@ static PyMemberDef batch_members[] = {
     {"slot", T_UINT, offsetof(struct batch_object, slot), 0, NULL},
     {0},
 };
-static PyType_Slot batch_slots[] = {{Py_tp_dealloc, batch_dealloc}, {Py_tp_members, batch_members}, {0}};
+static PyType_Slot batch_slots[] = {
+    {Py_tp_dealloc, batch_dealloc}, {Py_tp_members, batch_members}, {Py_mp_subscript, batch_subscript}, {0}};
 PyType_Spec batch_spec = {"leat._leat.BatchBase", sizeof(struct batch_object), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, batch_slots};
 
@@ -75,7 +129,7 @@ struct lane_object {
     struct counted counted;
     struct iter_object *iter; /* armed: this, and what follows */
     PyTypeObject *type;       /* a subclass of BatchBase */
-    PyObject *fields, *set, *valid;
+    PyObject *fields, *set, *valid, *dense;
     uint64_t left, timeout_ns;     /* steps; 0: not armed */
     PyObject *late[3];             /* an exception, for the next call */
     double returned_at, report_at; /* seconds, as time.perf_counter counts; 0: nothing was returned */
@@ -110,6 +164,7 @@ static void disarm(struct lane_object *self)
     Py_CLEAR(self->fields);
     Py_CLEAR(self->set);
     Py_CLEAR(self->valid);
+    Py_CLEAR(self->dense);
 }
 
 static void lane_dealloc(struct lane_object *self)
@@ -122,13 +177,13 @@ static void lane_dealloc(struct lane_object *self)
     object_free((PyObject *)self);
 }
 
-/* arm(iter, batch type, fields, set, valid, steps, timeout_ns): the next steps are as the iterator gives them. */
+/* arm(iter, batch type, fields, set, valid, dense, steps, timeout_ns): the next steps are as the iterator gives them. */
 static PyObject *lane_arm(struct lane_object *self, PyObject *args)
 {
-    PyObject *iter, *type, *fields, *set, *valid;
+    PyObject *iter, *type, *fields, *set, *valid, *dense;
     uint64_t left, timeout_ns;
-    if (!PyArg_ParseTuple(args, "O!O!OOOO&O&", iter_type, &iter, &PyType_Type, &type, &fields, &set, &valid,
-                          to_u64, &left, to_u64, &timeout_ns))
+    if (!PyArg_ParseTuple(args, "O!O!OOOO!O&O&", iter_type, &iter, &PyType_Type, &type, &fields, &set, &valid,
+                          &PyDict_Type, &dense, to_u64, &left, to_u64, &timeout_ns))
         return NULL;
     if (!PyType_IsSubtype((PyTypeObject *)type, batch_type))
         return PyErr_Format(PyExc_TypeError, "not a type of batches");
@@ -138,11 +193,13 @@ static PyObject *lane_arm(struct lane_object *self, PyObject *args)
     Py_INCREF(fields);
     Py_INCREF(set);
     Py_INCREF(valid);
+    Py_INCREF(dense);
     self->iter = (struct iter_object *)iter;
     self->type = (PyTypeObject *)type;
     self->fields = fields;
     self->set = set;
     self->valid = valid;
+    self->dense = dense;
     self->left = left;
     self->timeout_ns = timeout_ns;
     Py_RETURN_NONE;
@@ -204,9 +261,11 @@ static PyObject *batch_new(struct lane_object *self, struct leat_batch *batch)
     Py_INCREF(self->fields);
     Py_INCREF(self->set);
     Py_INCREF(self->valid);
+    Py_INCREF(self->dense);
     made->fields = self->fields;
     made->set = self->set;
     made->valid = self->valid;
+    made->dense = self->dense;
     made->n = leat_batch_size(batch);
     made->position = leat_batch_position(batch);
     made->slot = leat_batch_slot(batch);
@@ -286,7 +345,7 @@ static PyObject *lane_next(struct lane_object *self)
 
 static PyMethodDef lane_methods[] = {
     {"arm", (PyCFunction)lane_arm, METH_VARARGS,
-     "arm(iter, batch type, fields, set, valid, steps, timeout_ns)"},
+     "arm(iter, batch type, fields, set, valid, dense, steps, timeout_ns)"},
     {"disarm", (PyCFunction)lane_disarm, METH_NOARGS, "disarm()"},
     {"take", (PyCFunction)lane_take, METH_NOARGS, "take() -> what was counted since, or None"},
     {0},

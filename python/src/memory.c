@@ -24,7 +24,7 @@ struct memory_object {
     int keeps; /* inside the gate as long as it lives: NumPy's constructor keeps this, and no export of it */
     int ndim;
     Py_ssize_t shape[MAX_DIMS], strides[MAX_DIMS];
-    char *format;
+    char *format, short_format[8]; /* the first is the second, if it fits */
 };
 
 enum { PART_DATA, PART_OFFSETS };
@@ -76,20 +76,10 @@ static int memory_shape(struct memory_object *self, PyObject *shape)
     return 0;
 }
 
-/* Memory(holder, field, part, format, itemsize, shape, read_only, keeps=False); shape None: one dimension of whole items. */
-static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *memory_make(PyTypeObject *type, struct holder_object *holder, unsigned field, int part,
+                             const char *format, Py_ssize_t itemsize, PyObject *shape, bool read_only,
+                             bool keeps)
 {
-    struct holder_object *holder;
-    unsigned field;
-    int part, read_only, keeps = 0;
-    const char *format;
-    Py_ssize_t itemsize;
-    PyObject *shape;
-    if (kwargs && PyDict_Size(kwargs))
-        return PyErr_Format(PyExc_TypeError, "Memory() takes no keyword arguments");
-    if (!PyArg_ParseTuple(args, "O!IisnOp|p", holder_type, &holder, &field, &part, &format, &itemsize, &shape,
-                          &read_only, &keeps))
-        return NULL;
     if (itemsize <= 0)
         return PyErr_Format(PyExc_ValueError, "items of %zd bytes", itemsize);
     if (!gate_enter(&holder->gate))
@@ -102,9 +92,10 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         self->itemsize = itemsize;
         self->cuda = -1;
         self->read_only = read_only;
-        self->format = PyMem_Malloc(strlen(format) + 1);
+        size_t chars = strlen(format) + 1;
+        self->format = chars <= sizeof(self->short_format) ? self->short_format : PyMem_Malloc(chars);
         if (self->format)
-            strcpy(self->format, format);
+            memcpy(self->format, format, chars);
         else
             PyErr_NoMemory();
         rc = self->format ? memory_place(self, field, part) : -1;
@@ -129,9 +120,32 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return (PyObject *)self;
 }
 
+/* Memory(holder, field, part, format, itemsize, shape, read_only, keeps=False); shape None: one dimension of whole items. */
+static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    struct holder_object *holder;
+    unsigned field;
+    int part, read_only, keeps = 0;
+    const char *format;
+    Py_ssize_t itemsize;
+    PyObject *shape;
+    if (kwargs && PyDict_Size(kwargs))
+        return PyErr_Format(PyExc_TypeError, "Memory() takes no keyword arguments");
+    if (!PyArg_ParseTuple(args, "O!IisnOp|p", holder_type, &holder, &field, &part, &format, &itemsize, &shape,
+                          &read_only, &keeps))
+        return NULL;
+    return memory_make(type, holder, field, part, format, itemsize, shape, read_only, keeps);
+}
+
+PyObject *memory_of_field(struct holder_object *holder, unsigned field)
+{
+    return memory_make(memory_type, holder, field, PART_DATA, "B", 1, Py_None, false, true);
+}
+
 static void memory_dealloc(struct memory_object *self)
 {
-    PyMem_Free(self->format);
+    if (self->format != self->short_format)
+        PyMem_Free(self->format);
     if (self->holder && self->keeps && gate_leave(&self->holder->gate))
         holder_drop(self->holder);
     Py_XDECREF((PyObject *)self->holder);

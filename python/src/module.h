@@ -115,6 +115,8 @@ void object_free(PyObject *self);
 void *object_new(PyTypeObject *type);
 PyObject *set_load(struct set_object *self, PyObject *args);
 PyObject *set_hold(struct set_object *self, PyObject *args);
+/* All of a field's bytes in a batch, writable, as one dimension. It is inside the gate for as long as it lives. */
+PyObject *memory_of_field(struct holder_object *holder, unsigned field);
 PyObject *module_dlpack(PyObject *module, PyObject *args);
 PyObject *module_dlpack_cuda(PyObject *module, PyObject *args);
 

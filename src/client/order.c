@@ -20,6 +20,10 @@
 
 #include <xxhash.h>
 
+#if defined(__x86_64__)
+#    include <immintrin.h>
+#endif
+
 #define SMALL_MAX      16u
 #define ROUNDS_LARGE   8u  /* domains of 4096 and more */
 #define ROUNDS_SMALL   14u /* below: few values per half, so more rounds */
@@ -112,6 +116,75 @@ static void permute_lanes(const uint64_t key[4], uint64_t n, uint64_t a, unsigne
             ret_ids[l] = permute(key, 0, n, a, shift, ret_ids[l]);
     }
 }
+
+#if defined(__x86_64__)
+#    define VECS 4u
+#    define WIDE (8 * VECS)
+typedef uint64_t wide_vec __attribute__((vector_size(64)));
+
+#    define WIDE_MIX(z)                                                                                      \
+        do {                                                                                                 \
+            (z) *= 0xbf58476d1ce4e5b9ull;                                                                    \
+            (z) ^= (z) >> 32;                                                                                \
+            (z) *= 0x94d049bb133111ebull;                                                                    \
+            (z) ^= (z) >> 29;                                                                                \
+        } while (0)
+
+/* permute_lanes() of WIDE positions: several vectors, as each waits long for its multiplications. */
+__attribute__((target("avx512f,avx512dq"))) static void
+permute_wide(const uint64_t key[4], uint64_t n, uint64_t a, unsigned shift, uint64_t x, uint64_t *ret_ids)
+{
+    const uint64_t mask = (1ull << shift) - 1, k0 = key[0], k1 = key[1], k2 = key[2], k3 = key[3];
+    const unsigned rounds = a << shift < 4096 ? ROUNDS_SMALL : ROUNDS_LARGE;
+    const wide_vec from = x + (wide_vec){0, 1, 2, 3, 4, 5, 6, 7};
+    /* Below 2^32, as n is at most 2^56 and its halves alike: two short products make a mul_high(). */
+    const __m512i factor = _mm512_set1_epi64((long long)a);
+    wide_vec left[VECS], right[VECS];
+    uint64_t step = 0;
+    for (unsigned v = 0; v < VECS; v++) {
+        left[v] = (from + 8 * v) >> shift;
+        right[v] = (from + 8 * v) & mask;
+    }
+    for (unsigned round = 0; round < rounds; round += 2) {
+        step += ROUND_CONSTANT;
+#    pragma GCC unroll 4
+        for (unsigned v = 0; v < VECS; v++) {
+            wide_vec z = (right[v] + k0) ^ step;
+            WIDE_MIX(z);
+            z += k1;
+            wide_vec low = (wide_vec)_mm512_mul_epu32((__m512i)z, factor);
+            wide_vec high = (wide_vec)_mm512_mul_epu32((__m512i)(z >> 32), factor);
+            left[v] += (high + (low >> 32)) >> 32;
+            left[v] = (wide_vec)_mm512_min_epu64((__m512i)left[v], (__m512i)(left[v] - a)); /* modulo a */
+        }
+#    pragma GCC unroll 4
+        for (unsigned v = 0; v < VECS; v++) {
+            wide_vec z = (left[v] + k2) ^ step;
+            WIDE_MIX(z);
+            right[v] = (right[v] + z + k3) & mask;
+        }
+    }
+    for (unsigned v = 0; v < VECS; v++) {
+        wide_vec ids = left[v] << shift | right[v];
+        memcpy(ret_ids + 8 * v, &ids, sizeof(ids));
+    }
+    for (unsigned l = 0; l < WIDE; l++)
+        if (unlikely(ret_ids[l] >= n))
+            ret_ids[l] = permute(key, 0, n, a, shift, ret_ids[l]);
+}
+
+static bool has_wide(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
+}
+#else
+#    define WIDE         LANES
+#    define permute_wide permute_lanes
+static bool has_wide(void)
+{
+    return false;
+}
+#endif
 
 /* The inverse: which position permute() sends to y. Walks the same cycle backwards. */
 static uint64_t unpermute(const uint64_t key[4], uint64_t tweak, uint64_t n, uint64_t a, unsigned shift,
@@ -285,8 +358,11 @@ int leat_order_fill(const struct leat_order *order, uint64_t first, unsigned cou
     if (first > order->n || count > order->n - first)
         return LEAT_INVALID;
     if (order->block == 0 || order->block == LEAT_ORDER_SEQUENTIAL) {
+        const bool lanes = !order->block && order->n > SMALL_MAX, wide = lanes && has_wide();
         unsigned i = 0;
-        for (; !order->block && order->n > SMALL_MAX && count - i >= LANES; i += LANES)
+        for (; wide && count - i >= WIDE; i += WIDE)
+            permute_wide(order->key, order->n, order->a, (unsigned)order->b, first + i, ret_ids + i);
+        for (; lanes && count - i >= LANES; i += LANES)
             permute_lanes(order->key, order->n, order->a, (unsigned)order->b, first + i, ret_ids + i);
         for (; i < count; i++)
             ret_ids[i] = leat_order_at(order, first + i);

@@ -261,6 +261,25 @@ static void test_portions(void **state)
     }
 }
 
+/* Many at once are computed another way than one: the same numbers, whatever the size of the domain. */
+static void test_many_at_once(void **state)
+{
+    static const uint64_t sizes[] = {17, 1000, 4095, 4096, 65536, 65537, (1ull << 40) + 12345, 1ull << 56};
+    for (unsigned s = 0; s < ARRAY_LEN(sizes); s++) {
+        for (unsigned seed = 0; seed < 8; seed++) {
+            const uint64_t first[] = {0, sizes[s] - MIN(sizes[s], 257ull)};
+            struct leat_order o = make(sizes[s], seed, 1, 0);
+            for (unsigned f = 0; f < ARRAY_LEN(first); f++) {
+                uint64_t ids[257];
+                unsigned count = (unsigned)MIN(sizes[s], ARRAY_LEN(ids));
+                assert_int_equal(leat_order_fill(&o, first[f], count, ids), 0);
+                for (unsigned i = 0; i < count; i++)
+                    assert_int_equal(ids[i], leat_order_at(&o, first[f] + i));
+            }
+        }
+    }
+}
+
 static void test_huge(void **state)
 {
     static const uint64_t blocks[] = {0, 4096, 1000};
@@ -307,6 +326,7 @@ int main(void)
         cmocka_unit_test(test_block_groups),
         cmocka_unit_test(test_tail_block),
         cmocka_unit_test(test_portions),
+        cmocka_unit_test(test_many_at_once),
         cmocka_unit_test(test_huge),
         cmocka_unit_test(test_pinned),
     };

@@ -52,6 +52,44 @@ def test_padding_is_dressed_by_python(numbers, steps):
     loader.close()
 
 
+def test_arrays_are_made_without_python(tmp_path, monkeypatch):
+    """What Python's first step gives and what the lane gives look alike; who asks wrongly is told in the same words."""
+    np.save(tmp_path / "x.npy", np.arange(600, dtype="<f4").reshape(100, 2, 3))
+    np.save(tmp_path / "y.npy", np.arange(100, dtype="<i2"))
+    asked = []
+    real = leat.Batch._get
+    monkeypatch.setattr(leat.Batch, "_get", lambda batch, name: asked.append(name) or real(batch, name))
+    with leat.open({"x": tmp_path / "x.npy", "y": tmp_path / "y.npy"}) as ws:
+        loader = leat.Loader(ws, 10, seed=3, fields={"image": "x", "label": "y"})
+        kept = []
+        for k, batch in enumerate(loader):
+            ids = batch.ids.astype(int)
+            image, label = batch["image"], batch["label"]
+            assert (image.dtype, image.shape, label.dtype, label.shape) == (np.dtype("<f4"), (10, 2, 3), np.dtype("<i2"), (10,))
+            assert image.flags.writeable and image[:, 0, 0].tolist() == (6 * ids).tolist() and label.tolist() == ids.tolist()
+            assert batch["image"] is image  # made once
+            batch["label"] += 1
+            assert label.tolist() == (ids + 1).tolist()
+            assert asked == ["image", "label"]  # of the first batch, which is Python's
+            if k == 4:
+                kept = [image, image.copy()]
+                break
+        for name, error in (("x", KeyError), (3, KeyError), (["x"], TypeError)):
+            with pytest.raises(error):
+                batch[name]
+        batch.release()
+        with pytest.raises(ValueError, match="the batch was released"):
+            batch["image"]
+        del batch, image, label
+        gc.collect()
+        for batch in loader:  # the array keeps its slot, whatever became of the batch
+            assert not np.shares_memory(batch["image"], kept[0])
+        assert (kept[0] == kept[1]).all()
+        del batch
+        kept.clear()
+        loader.close()
+
+
 def test_an_epoch_that_is_left_in_the_middle(numbers):
     loader = leat.Loader(numbers, 10)
     for left in (1, 2, 50, 99, 100):
