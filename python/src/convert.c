@@ -1,34 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert.c: between Python's objects and <leat/leat.h>: ids, errors, progress, signals. */
+/* convert.c: between Python's objects and <leat/leat.h>: ids, progress, signals. */
 #include "module.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-PyObject *error_maker;
-
-PyObject *raise_error(int rc, const struct leat_error *err)
-{
-    if (PyErr_Occurred())
-        return NULL;
-    const char *name = leat_strerror(rc);
-    const char *text = err && err->message[0] ? err->message : name;
-    /* Messages quote paths, which need not be UTF-8. */
-    PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace");
-    if (!message)
-        return NULL;
-    if (!error_maker) {
-        PyErr_SetObject(PyExc_RuntimeError, message);
-        Py_DECREF(message);
-        return NULL;
-    }
-    PyObject *error = PyObject_CallFunction(error_maker, "isN", rc, name, message);
-    if (error) {
-        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-        Py_DECREF(error);
-    }
-    return NULL;
-}
 
 int to_u64(PyObject *object, void *ret)
 {

@@ -10,8 +10,7 @@
  * Invariants: the memory stays pinned, and its owner referenced, until the device does nothing with it any more: a Buffer that goes
  * before that leaves its memory for good. A forked child touches neither: they are its parent's. One thread at a time per Buffer.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "errors.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -42,19 +41,6 @@ struct buffer_object {
 };
 
 static PyTypeObject *device_type, *buffer_type;
-static PyObject *error_maker; /* f(code, name, message) -> exception */
-
-static PyObject *raise_error(int rc, const struct leat_error *err)
-{
-    if (!error_maker)
-        return PyErr_Format(PyExc_RuntimeError, "%s", err->message);
-    PyObject *made = PyObject_CallFunction(error_maker, "iss", rc, leat_strerror(rc), err->message);
-    if (made)
-        PyErr_SetObject((PyObject *)Py_TYPE(made), made);
-    Py_XDECREF(made);
-    return NULL;
-}
-
 static void *object_new(PyTypeObject *type)
 {
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -295,17 +281,8 @@ static PyType_Spec buffer_spec = {"leat._gpu.Buffer", sizeof(struct buffer_objec
 
 /* --- the module ------------------------------------------------------------------------------------------------------ */
 
-static PyObject *module_set_error_maker(PyObject *module, PyObject *maker)
-{
-    PyObject *old = error_maker;
-    Py_INCREF(maker);
-    error_maker = maker;
-    Py_XDECREF(old);
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef module_methods[] = {
-    {"_set_error_maker", module_set_error_maker, METH_O, "registers f(code, name, message) -> exception"},
+    MODULE_SET_ERROR_MAKER,
     {0},
 };
 static struct PyModuleDef module_def = {PyModuleDef_HEAD_INIT, .m_name = "leat._gpu",

@@ -151,15 +151,6 @@ PyType_Spec order_spec = {"leat._leat.Order", sizeof(struct order_object), 0, Py
 
 /* --- functions --------------------------------------------------------------------------------------------------- */
 
-static PyObject *module_set_error_maker(PyObject *module, PyObject *maker)
-{
-    PyObject *old = error_maker;
-    Py_INCREF(maker);
-    error_maker = maker;
-    Py_XDECREF(old);
-    Py_RETURN_NONE;
-}
-
 static PyObject *module_generation(PyObject *module, PyObject *none)
 {
     return PyLong_FromUnsignedLong(fork_generation);
@@ -188,7 +179,7 @@ static PyObject *module_counters(PyObject *module, PyObject *none)
 }
 
 static PyMethodDef module_methods[] = {
-    {"_set_error_maker", module_set_error_maker, METH_O, "registers f(code, name, message) -> exception"},
+    MODULE_SET_ERROR_MAKER,
     {"generation", module_generation, METH_NOARGS, "how often this line of processes has forked"},
     {"share", module_share, METH_VARARGS, "share(nsamples, rank, world_size) -> (first, end)"},
     {"counters", module_counters, METH_NOARGS, "counters of this process, as JSON"},

@@ -3,10 +3,11 @@
  * module.h: leat._leat, the C under the Python package: one Python type for each handle of <leat/leat.h>, and nothing that
  * Python can do as well itself.
  *
- *   module.c  types, errors, small functions      client.c  Client: connect, open, drop, query
+ *   module.c  types, small functions              client.c  Client: connect, open, drop, query
  *   convert.c arguments, ids, progress, signals   set.c     Set: one working set
  *   memory.c  Memory: buffer protocol, DLPack     ring.c    Ring, Iter, Holder: slots and leases
  *   lane.c    Lane, BatchBase: plain batches from the iterator to the loop
+ *   errors.c  exceptions: shared with the other extensions
  *
  * Invariants
  *  - A handle is freed once, by whoever leaves its gate last after it was closed: a call in another thread, an array over
@@ -19,8 +20,7 @@
 #ifndef LEAT_PYTHON_MODULE_H
 #define LEAT_PYTHON_MODULE_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "errors.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -121,10 +121,6 @@ PyObject *module_dlpack(PyObject *module, PyObject *args);
 PyObject *module_dlpack_cuda(PyObject *module, PyObject *args);
 
 /* --- convert.c --------------------------------------------------------------------------------------------------- */
-
-/* Raises the Python exception of a failed call (through the function that leat._errors registered). Returns NULL. */
-PyObject *raise_error(int rc, const struct leat_error *err);
-extern PyObject *error_maker;
 
 /* "O&" converter: an int of [0, 2^64). */
 int to_u64(PyObject *object, void *ret);

@@ -5,8 +5,7 @@
  *
  * A forked child makes threads of its own on its first run: the parent's are not there.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "errors.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,21 +24,6 @@ struct transform_object {
 };
 
 static const int item_bytes[] = {[PREP_U8] = 1, [PREP_F32] = 4, [PREP_BF16] = 2};
-
-static PyObject *error_maker; /* f(code, name, message) -> exception */
-
-static PyObject *raise_error(int rc, const struct leat_error *err)
-{
-    if (rc == -ENOMEM)
-        return PyErr_NoMemory();
-    if (!error_maker)
-        return PyErr_Format(PyExc_RuntimeError, "%s", err->message);
-    PyObject *made = PyObject_CallFunction(error_maker, "iss", rc, leat_strerror(rc), err->message);
-    if (made)
-        PyErr_SetObject((PyObject *)Py_TYPE(made), made);
-    Py_XDECREF(made);
-    return NULL;
-}
 
 static PyObject *transform_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -475,15 +459,6 @@ static PyObject *module_numbers(PyObject *module, PyObject *args)
     return others;
 }
 
-static PyObject *module_set_error_maker(PyObject *module, PyObject *maker)
-{
-    PyObject *old = error_maker;
-    Py_INCREF(maker);
-    error_maker = maker;
-    Py_XDECREF(old);
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef module_methods[] = {
     {"size", module_size, METH_VARARGS,
      "size(bytes, max_pixels, ignore_orientation) -> width, height, orientation"},
@@ -493,7 +468,7 @@ static PyMethodDef module_methods[] = {
      "resize_into(bytes, out, max_pixels, ignore_orientation): the whole image to the size of out"},
     {"numbers", module_numbers, METH_VARARGS,
      "numbers(values, offsets, out) -> places of those that are no plain decimal numbers"},
-    {"_set_error_maker", module_set_error_maker, METH_O, "registers f(code, name, message) -> exception"},
+    MODULE_SET_ERROR_MAKER,
     {0},
 };
 static struct PyModuleDef module_def = {PyModuleDef_HEAD_INIT, .m_name = "leat._prep",
