@@ -21,6 +21,28 @@
 #include "base/size.h"
 #include "leat/leat.h"
 
+/* What commands let go of at the end of a block. */
+static inline void cli_ws_close(struct leat_ws **ws)
+{
+    leat_close(*ws);
+}
+static inline void cli_client_close(struct leat_client **client)
+{
+    leat_disconnect(*client);
+}
+static inline void cli_text_free(char **text)
+{
+    leat_free(*text);
+}
+static inline void cli_json_unref(json_t **j)
+{
+    json_decref(*j);
+}
+#define AUTO_WS     __attribute__((cleanup(cli_ws_close)))
+#define AUTO_CLIENT __attribute__((cleanup(cli_client_close)))
+#define AUTO_TEXT   __attribute__((cleanup(cli_text_free)))
+#define AUTO_JSON   __attribute__((cleanup(cli_json_unref)))
+
 /* Exit codes: leat(1) documents them. A code of the library maps to one by cli_exit_of. */
 enum cli_exit {
     CLI_OK = 0,

@@ -7,23 +7,7 @@
 
 #include <inttypes.h>
 
-static void client_close(struct leat_client **client)
-{
-    leat_disconnect(*client);
-}
-static void text_free(char **text)
-{
-    leat_free(*text);
-}
-static void json_unref(json_t **j)
-{
-    json_decref(*j);
-}
-#define AUTO_CLIENT __attribute__((cleanup(client_close)))
-#define AUTO_TEXT   __attribute__((cleanup(text_free)))
-#define AUTO_JSON   __attribute__((cleanup(json_unref)))
-
-#define DEPTH_MAX   6
+#define DEPTH_MAX 6
 
 static bool ends_with(const char *s, const char *end)
 {

@@ -6,27 +6,6 @@
 
 #include <inttypes.h>
 
-static void ws_close(struct leat_ws **ws)
-{
-    leat_close(*ws);
-}
-static void client_close(struct leat_client **client)
-{
-    leat_disconnect(*client);
-}
-static void text_free(char **text)
-{
-    leat_free(*text);
-}
-static void json_unref(json_t **j)
-{
-    json_decref(*j);
-}
-#define AUTO_WS     __attribute__((cleanup(ws_close)))
-#define AUTO_CLIENT __attribute__((cleanup(client_close)))
-#define AUTO_TEXT   __attribute__((cleanup(text_free)))
-#define AUTO_JSON   __attribute__((cleanup(json_unref)))
-
 int cli_open_set(struct cli *cli, const char *text, struct leat_client **ret_client, struct leat_ws **ret_ws)
 {
     int rc = 0;

@@ -47,12 +47,6 @@ struct replay {
     struct part *parts;
 };
 
-static void json_unref(json_t **j)
-{
-    json_decref(*j);
-}
-#define AUTO_JSON __attribute__((cleanup(json_unref)))
-
 static bool parse_u64(const char *text, uint64_t *ret)
 {
     char *end;

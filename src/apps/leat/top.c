@@ -18,17 +18,6 @@
 #define WIDTH_PLAIN 132u /* where there is no terminal to ask */
 #define WIDTH_MOST  400u
 
-static void client_close(struct leat_client **client)
-{
-    leat_disconnect(*client);
-}
-static void json_unref(json_t **j)
-{
-    json_decref(*j);
-}
-#define AUTO_CLIENT __attribute__((cleanup(client_close)))
-#define AUTO_JSON   __attribute__((cleanup(json_unref)))
-
 static unsigned terminal_width(void)
 {
     struct winsize size;

@@ -8,17 +8,6 @@
 #include "dataset/dataset.h"
 #include "pool/remote.h"
 
-static void ws_close(struct leat_ws **ws)
-{
-    leat_close(*ws);
-}
-static void client_close(struct leat_client **client)
-{
-    leat_disconnect(*client);
-}
-#define AUTO_WS     __attribute__((cleanup(ws_close)))
-#define AUTO_CLIENT __attribute__((cleanup(client_close)))
-
 /* "a=x b=y" -> "a=x;b=y". One operand is passed as it is. NULL after a message. */
 char *cli_join_sources(const struct cli *cli, int n, char **operands)
 {
