@@ -392,6 +392,17 @@ static void send_get(struct slice *s)
         get_back(s, UCS_PTR_STATUS(request));
 }
 
+/* By a path of its own, or with others when ask_puts comes. */
+static void slice_send(struct net_endpoint *ep, struct slice *s, struct list by_path[NET_RDMA_RAILS_MAX])
+{
+    if (!take_path(s)) /* the last one broke just now: it waits for another, or for the end */
+        list_push_back(&ep->lost, &s->node);
+    else if (s->flight->memory)
+        list_push_back(&by_path[s->path - ep->paths], &s->node);
+    else
+        send_get(s);
+}
+
 static void ask_puts(struct flight *f, struct list by_path[NET_RDMA_RAILS_MAX])
 {
     for (unsigned i = 0; i < f->endpoint->npaths; i++)
@@ -417,13 +428,7 @@ static void fly(struct flight *f)
         *s = (struct slice){.flight = f, .cut = cut};
         list_init(&s->node);
         f->out++;
-        if (!take_path(
-                s)) /* the last one broke while this op was being sent: it waits for another, or for the end */
-            list_push_back(&ep->lost, &s->node);
-        else if (f->memory)
-            list_push_back(&by_path[s->path - ep->paths], &s->node);
-        else
-            send_get(s);
+        slice_send(ep, s, by_path);
     }
     ask_puts(f, by_path);
     flight_back(f);
@@ -441,12 +446,8 @@ static void resend(struct net_endpoint *ep, struct flight *f, struct list *again
         list_remove(&s->node);
         if (f->over)
             slice_back(s, LEAT_PEER_GONE);
-        else if (!take_path(s)) /* the last one broke just now: it waits for another, or for the end */
-            list_push_back(&ep->lost, &s->node);
-        else if (f->memory)
-            list_push_back(&by_path[s->path - ep->paths], &s->node);
         else
-            send_get(s);
+            slice_send(ep, s, by_path);
     }
     ask_puts(f, by_path);
     flight_back(f);

@@ -336,10 +336,23 @@ static void test_freezes(void **state)
     one_end(&y);
 }
 
+/* Reads by another endpoint of the same context, into memory of its own: what moves the context's rails on. */
+static uint8_t aside[4000];
+static void read_aside(struct one *x, struct net_endpoint *second)
+{
+    for (unsigned i = 0; i < 20; i++) {
+        x->done = x->quiesced = 0;
+        x->reads[0] = (struct net_read){.bytes = sizeof(aside), .dst = aside};
+        x->op = (struct net_op){.reads = x->reads, .n = 1};
+        assert_int_equal(x->ctx->ops->submit(second, &x->op), 0);
+        one_wait(x);
+        assert_int_equal(x->op.status, 0);
+    }
+}
+
 /* A put that failed may have begun: what it still writes lands nowhere once its op is QUIESCED. */
 static void test_late_put(void **state)
 {
-    static uint8_t aside[4000];
     NEEDS_UCX();
     struct one x;
     assert_int_equal(one_connect(&x, BEGUN, &put_by_tcp), 0);
@@ -350,14 +363,7 @@ static void test_late_put(void **state)
     struct net_endpoint *second;
     assert_int_equal(net_dial(ports[SERVE], 0, &peer.connected_fd, NULL), 0);
     assert_int_equal(x.ctx->ops->connect(x.ctx, &peer, clock_now_ns() + 20 * NS_PER_S, &second, NULL), 0);
-    for (unsigned i = 0; i < 20; i++) {
-        x.done = x.quiesced = 0;
-        x.reads[0] = (struct net_read){.bytes = sizeof(aside), .dst = aside};
-        x.op = (struct net_op){.reads = x.reads, .n = 1};
-        assert_int_equal(x.ctx->ops->submit(second, &x.op), 0);
-        one_wait(&x);
-        assert_int_equal(x.op.status, 0);
-    }
+    read_aside(&x, second);
     for (size_t i = 0; i < sizeof(dst); i++)
         assert_int_equal(dst[i], 0x5a);
     assert_int_equal(x.ctx->ops->submit(x.ep, &x.op), LEAT_PEER_GONE);
@@ -564,7 +570,6 @@ static void comes_anew(const struct net_rdma_config *config, bool away)
     if (away) {
         struct net_endpoint *second;
         struct net_memory *memory;
-        static uint8_t aside[4096];
         read_until(&x, crcs, is_closed);
         assert_null(x.memory->memh[1]);
         /* What is registered and connected meanwhile does without it, and has it later. */
@@ -573,14 +578,7 @@ static void comes_anew(const struct net_rdma_config *config, bool away)
         struct net_peer peer = {.generation = RIG_GENERATION, .nregions = REGIONS};
         assert_int_equal(net_dial(ports[TWO], 0, &peer.connected_fd, NULL), 0);
         assert_int_equal(x.ctx->ops->connect(x.ctx, &peer, clock_now_ns() + 60 * NS_PER_S, &second, NULL), 0);
-        for (unsigned i = 0; i < 20; i++) {
-            x.done = x.quiesced = 0;
-            x.reads[0] = (struct net_read){.bytes = sizeof(aside), .dst = aside};
-            x.op = (struct net_op){.reads = x.reads, .n = 1};
-            assert_int_equal(x.ctx->ops->submit(second, &x.op), 0);
-            one_wait(&x);
-            assert_int_equal(x.op.status, 0);
-        }
+        read_aside(&x, second);
         x.ctx->ops->disconnect(x.ctx, second);
         snprintf(ctx->wanted[1].name, sizeof(ctx->wanted[1].name), "lo");
         read_until(&x, crcs, is_up);
