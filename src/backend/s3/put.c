@@ -94,12 +94,30 @@ static int copied_check(struct request *rq, struct leat_error *err)
     return p->etag ? 0 : -ENOMEM;
 }
 
+/* Begins the PUT of `bytes` that `rq` has the particulars of; p->headers[0..nheaders) go with it. */
+static void part_ask(struct part *p, struct request rq, unsigned nheaders, uint64_t bytes)
+{
+    struct upload *u = p->upload;
+    p->bytes = bytes;
+    p->over = false;
+    rq.b = u->b;
+    rq.target = &u->target;
+    rq.say.method = "PUT";
+    rq.say.query = p->query[0] ? p->query : NULL;
+    rq.say.has_body = true;
+    rq.say.headers = p->headers;
+    rq.say.nheaders = nheaders;
+    rq.repeatable = true;
+    rq.finished = part_over;
+    request_fini(&p->rq);
+    p->rq = rq;
+    request_start(&p->rq);
+}
+
 /* Bytes [at, +bytes) of the object that is copied: all of it, or a part. */
 static void copy_start(struct upload *u, struct part *p, uint64_t at, uint64_t bytes)
 {
     unsigned n = 0;
-    p->bytes = bytes;
-    p->over = false;
     p->headers[n++] = (struct s3_header){"x-amz-copy-source", u->from};
     if (*u->from_etag)
         p->headers[n++] = (struct s3_header){"x-amz-copy-source-if-match", u->from_etag};
@@ -108,21 +126,7 @@ static void copy_start(struct upload *u, struct part *p, uint64_t at, uint64_t b
                  (unsigned long long)(at + bytes - 1));
         p->headers[n++] = (struct s3_header){"x-amz-copy-source-range", p->range};
     }
-    request_fini(&p->rq);
-    p->rq = (struct request){
-        .b = u->b,
-        .target = &u->target,
-        .say = {.method = "PUT",
-                .query = p->query[0] ? p->query : NULL,
-                .has_body = true,
-                .headers = p->headers,
-                .nheaders = n},
-        .repeatable = true,
-        .work_bytes = bytes,
-        .check = copied_check,
-        .finished = part_over,
-    };
-    request_start(&p->rq);
+    part_ask(p, (struct request){.work_bytes = bytes, .check = copied_check}, n, bytes);
 }
 
 /* Bytes [at, +bytes) of the file into the part's buffer, and the request that carries them. */
@@ -150,30 +154,15 @@ static int part_start(struct upload *u, struct part *p, uint64_t at, uint64_t by
             return rc;
         payload = p->sha;
     }
-    p->bytes = bytes;
-    p->over = false;
     p->headers[0] = (struct s3_header){"x-amz-checksum-crc32c", p->crc};
     unsigned more = p->query[0] ? 0 : u->nheaders; /* those of parts were said when the upload began */
     memcpy(p->headers + 1, u->headers, more * sizeof(u->headers[0]));
-    request_fini(&p->rq);
-    p->rq = (struct request){
-        .b = u->b,
-        .target = &u->target,
-        .say = {.method = "PUT",
-                .query = p->query[0] ? p->query : NULL,
-                .payload = payload,
-                .has_body = true,
-                .content_length = bytes,
-                .headers = p->headers,
-                .nheaders = 1 + more},
-        .body = p->buf,
-        .body_len = bytes,
-        .repeatable = true,
-        .on_head = part_head,
-        .finished = part_over,
-    };
+    struct request rq = {.say = {.payload = payload, .content_length = bytes},
+                         .body = p->buf,
+                         .body_len = bytes,
+                         .on_head = part_head};
     u->b->stats.bytes_out += bytes;
-    request_start(&p->rq);
+    part_ask(p, rq, 1 + more, bytes);
     return 0;
 }
 
