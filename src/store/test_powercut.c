@@ -275,9 +275,9 @@ static void check_no_strays(const char *dir)
     assert_int_equal(testing_count_objects(dir), wanted);
 }
 
-static void cut_at(const struct day *d, uint64_t cut, uint64_t seed, bool lose_index)
+/* The disk as a cut at this call leaves it, in a new folder. */
+static void replay(const struct day *d, uint64_t cut, uint64_t seed, bool lose_index, char dir[256])
 {
-    char dir[256];
     testing_mkdir_fast(dir);
     assert_int_equal(store_fault_replay(d->fault, cut, seed, dir), 0);
     if (lose_index) {
@@ -285,6 +285,12 @@ static void cut_at(const struct day *d, uint64_t cut, uint64_t seed, bool lose_i
         snprintf(index, sizeof(index), "%s/index", dir);
         testing_rmdir(index);
     }
+}
+
+static void cut_at(const struct day *d, uint64_t cut, uint64_t seed, bool lose_index)
+{
+    char dir[256];
+    replay(d, cut, seed, lose_index, dir);
     check_state(d, dir, cut, lose_index);
     check_no_strays(dir);
     testing_rmdir(dir);
@@ -342,13 +348,7 @@ static void check_last_words(const struct day *d, unsigned what, int rc, unsigne
 {
     char dir[256];
     const char *path = dir;
-    testing_mkdir_fast(dir);
-    assert_int_equal(store_fault_replay(d->fault, cut, seed, dir), 0);
-    if (lose_index) {
-        char index[300];
-        snprintf(index, sizeof(index), "%s/index", dir);
-        testing_rmdir(index);
-    }
+    replay(d, cut, seed, lose_index, dir);
     struct store *s = testing_open(&path, 1, NULL);
     assert_non_null(s);
     const char *bucket = what == NEW_BUCKET ? "letters" : "photos";

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "store/testing.h"
 
+#include <setjmp.h>
+#include <stdarg.h>
 #include <ftw.h>
 #include <stdio.h>
+
+#include <cmocka.h>
 
 #include "base/rng.h"
 
@@ -84,22 +88,36 @@ void testing_fill(void *data, size_t bytes, uint64_t seed)
     }
 }
 
-int testing_put(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes)
+static int put_bytes(struct store *s, const char *bucket, const char *key, const void *data, size_t bytes,
+                     const struct store_commit *commit, struct leat_error *err)
 {
-    AUTO_FREE uint8_t *data = malloc(bytes + 1);
     struct store_put *put;
-    if (!data)
-        return -ENOMEM;
-    testing_fill(data, bytes, seed);
-    int rc = store_put_begin(s, bucket, key, strlen(key), bytes, 0, &put, NULL);
+    int rc = store_put_begin(s, bucket, key, strlen(key), bytes, 0, &put, err);
     if (rc < 0)
         return rc;
-    rc = store_put_write(put, data, bytes, NULL);
+    rc = store_put_write(put, data, bytes, err);
     if (rc < 0) {
         store_put_abort(put);
         return rc;
     }
-    return store_put_commit(put, NULL, NULL, NULL);
+    return store_put_commit(put, commit, NULL, err);
+}
+
+int testing_put(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes)
+{
+    AUTO_FREE uint8_t *data = malloc(bytes + 1);
+    if (!data)
+        return -ENOMEM;
+    testing_fill(data, bytes, seed);
+    return put_bytes(s, bucket, key, data, bytes, NULL, NULL);
+}
+
+void testing_put_bytes(struct store *s, const char *bucket, const char *key, const void *data, size_t bytes,
+                       const struct store_commit *commit)
+{
+    struct leat_error err = {0};
+    if (put_bytes(s, bucket, key, data, bytes, commit, &err) < 0)
+        fail_msg("%s: %s", key, err.message);
 }
 
 int testing_check(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes)

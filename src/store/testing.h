@@ -20,6 +20,9 @@ struct store *testing_open1(const char *dir);
 void testing_fill(void *data, size_t bytes, uint64_t seed);
 /* 0, or what the put said. */
 int testing_put(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes);
+/* These bytes; `commit` may be NULL. What goes wrong fails the test. */
+void testing_put_bytes(struct store *s, const char *bucket, const char *key, const void *data, size_t bytes,
+                       const struct store_commit *commit);
 /* Reads all of it: 0 and it is what testing_put stored with that seed; -EILSEQ: other bytes; or what get said. */
 int testing_check(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes);
 

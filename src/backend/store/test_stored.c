@@ -10,14 +10,13 @@
 #include <cmocka.h>
 
 #include "backend/backend.h"
-#include "base/rng.h"
 #include "disk/disk.h"
-#include "store/store.h"
+#include "store/testing.h"
 
 #define LARGE (5 * MIB + 300 * KIB + 77)
 
 static struct fixture {
-    char folder[64];
+    char folder[256];
     struct store *store;
     struct backend *session;
     uint8_t *large;
@@ -25,30 +24,17 @@ static struct fixture {
 
 static void put(const char *key, const void *data, uint64_t bytes)
 {
-    struct store_put *p;
-    struct leat_error err = {0};
-    struct store_commit commit = {0};
-    if (store_put_begin(f.store, "data", key, strlen(key), bytes, 0, &p, &err) < 0 ||
-        store_put_write(p, data, bytes, &err) < 0 || store_put_commit(p, &commit, NULL, &err) < 0)
-        fail_msg("%s: %s", key, err.message);
+    testing_put_bytes(f.store, "data", key, data, bytes, NULL);
 }
 
 static int setup(void **state)
 {
     struct leat_error err = {0};
-    const char *top = getenv("TMPDIR");
-    snprintf(f.folder, sizeof(f.folder), "%s/leat-stored-XXXXXX", top && strlen(top) < 30 ? top : "/var/tmp");
-    assert_non_null(mkdtemp(f.folder));
-    char path[80];
-    snprintf(path, sizeof(path), "%s/store", f.folder);
-    const char *paths[] = {path};
-    struct store_config config = {.paths = paths, .npaths = 1, .no_background = true};
-    if (store_new(&config, &f.store, &err) < 0 || store_bucket_create(f.store, "data", 0, NULL, &err) < 0)
-        fail_msg("%s", err.message);
-    uint64_t rng = 7;
+    testing_mkdir(f.folder);
+    f.store = testing_open1(f.folder);
+    assert_int_equal(store_bucket_create(f.store, "data", 0, NULL, &err), 0);
     f.large = malloc(LARGE);
-    for (uint64_t i = 0; i < LARGE; i++)
-        f.large[i] = (uint8_t)rng_next(&rng);
+    testing_fill(f.large, LARGE, 7);
     put("large", f.large, LARGE);
     put("dir/a", "aaa", 3);
     put("dir/b", "", 0);
@@ -61,12 +47,11 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    char command[120];
     backend_free(f.session);
     store_free(f.store);
     free(f.large);
-    snprintf(command, sizeof(command), "rm -rf '%s'", f.folder);
-    return system(command);
+    testing_rmdir(f.folder);
+    return 0;
 }
 
 /* --- names -------------------------------------------------------------------------------------------------------------- */

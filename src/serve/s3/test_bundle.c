@@ -9,13 +9,13 @@
 #include <libdeflate.h>
 
 #include "serve/s3/bundle.h"
-#include "store/store.h"
+#include "store/testing.h"
 #include "wire/tar_put.h"
 
 #define LARGE (9 * MIB + 1234)
 
 static struct fixture {
-    char folder[64];
+    char folder[256];
     struct store *store;
     uint8_t *large;
     uint8_t packed[64 * KIB]; /* `large`'s first 300 KiB of letters, deflated */
@@ -25,25 +25,16 @@ static struct fixture {
 
 static void put(const char *key, const void *data, uint64_t bytes)
 {
-    struct store_put *p;
-    struct leat_error err = {0};
     struct store_commit commit = {.mtime_ns = 1700000000ll * 1000000000};
-    if (store_put_begin(f.store, "data", key, strlen(key), bytes, 0, &p, &err) < 0 ||
-        store_put_write(p, data, bytes, &err) < 0 || store_put_commit(p, &commit, NULL, &err) < 0)
-        fail_msg("%s: %s", key, err.message);
+    testing_put_bytes(f.store, "data", key, data, bytes, &commit);
 }
 
 static int setup(void **state)
 {
     struct leat_error err = {0};
-    snprintf(f.folder, sizeof(f.folder), "/var/tmp/leat-bundle-XXXXXX");
-    assert_non_null(mkdtemp(f.folder));
-    char path[80];
-    snprintf(path, sizeof(path), "%s/store", f.folder);
-    const char *paths[] = {path};
-    struct store_config config = {.paths = paths, .npaths = 1, .no_background = true};
-    if (store_new(&config, &f.store, &err) < 0 || store_bucket_create(f.store, "data", 0, NULL, &err) < 0)
-        fail_msg("%s", err.message);
+    testing_mkdir(f.folder);
+    f.store = testing_open1(f.folder);
+    assert_int_equal(store_bucket_create(f.store, "data", 0, NULL, &err), 0);
     f.large = malloc(LARGE);
     for (uint64_t i = 0; i < LARGE; i++)
         f.large[i] = (uint8_t)(i * 2654435761u >> 13);
@@ -62,11 +53,10 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    char command[120];
     store_free(f.store);
     free(f.large);
-    snprintf(command, sizeof(command), "rm -rf '%s'", f.folder);
-    return system(command);
+    testing_rmdir(f.folder);
+    return 0;
 }
 
 static struct store_obj *obj_of(const char *key)
