@@ -206,23 +206,23 @@ static void leave_direct(struct store_put *put)
     put->direct = false;
 }
 
-/* `n` bytes of the buffer to the file at the put's end. Not aligned any more, or refused: direct I/O ends. */
-static int put_out(struct store_put *put, size_t n, struct leat_error *err)
+/* `n` bytes to the file at the put's end. Not aligned any more, or refused: direct I/O ends. */
+static int put_out(struct store_put *put, const void *data, size_t n, struct leat_error *err)
 {
     const struct store_io *io = put->store->io;
     uint64_t at = atomic_load_explicit(&put->written, memory_order_relaxed);
     bool plain = put->direct && (n % 4096 || at % 4096);
-    int rc = plain ? -EINVAL : store_io_write(io, put->file.fd, put->buf, n, at);
+    int rc = plain ? -EINVAL : store_io_write(io, put->file.fd, data, n, at);
     if (rc == -EINVAL && put->direct) {
         leave_direct(put);
-        rc = store_io_write(io, put->file.fd, put->buf, n, at);
+        rc = store_io_write(io, put->file.fd, data, n, at);
     }
     return rc < 0 ? put_fail(put, rc, err) : 0;
 }
 
 static int put_flush(struct store_put *put, struct leat_error *err)
 {
-    int rc = put->fill ? put_out(put, put->fill, err) : 0;
+    int rc = put->fill ? put_out(put, put->buf, put->fill, err) : 0;
     if (rc < 0)
         return rc;
     atomic_fetch_add_explicit(&put->written, put->fill, memory_order_release);
@@ -254,23 +254,32 @@ static void put_checksum(struct store_put *put, const uint8_t *data, size_t n)
     }
 }
 
-int store_put_advance(struct store_put *put, size_t n, struct leat_error *err)
+/* The next bytes of the object: counted and checksummed, wherever they lie. */
+static int put_take(struct store_put *put, const uint8_t *data, size_t n, struct leat_error *err)
 {
-    assert(n <= put->cap - put->fill && !put->failed);
+    assert(!put->failed);
     if (put->expected != STORE_UNKNOWN_BYTES && n > put->expected - put->bytes) {
         put->failed = true;
         return error_set(err, LEAT_INVALID, "more bytes came than the %llu that were announced",
                          (unsigned long long)put->expected);
     }
-    const uint8_t *data = put->buf + put->fill;
     put_checksum(put, data, n);
     if (put->md5)
         EVP_DigestUpdate(put->md5, data, n);
-    put->fill += n;
     if (put->crcs.failed) {
         put->failed = true;
         return error_set(err, -ENOMEM, "no memory for checksums");
     }
+    return 0;
+}
+
+int store_put_advance(struct store_put *put, size_t n, struct leat_error *err)
+{
+    assert(n <= put->cap - put->fill);
+    int rc = put_take(put, put->buf + put->fill, n, err);
+    if (rc < 0)
+        return rc;
+    put->fill += n;
     return put->fill == put->cap ? put_flush(put, err) : 0;
 }
 
@@ -281,10 +290,43 @@ int store_put_write(struct store_put *put, const void *data, size_t n, struct le
         size_t room;
         void *to = store_put_room(put, &room);
         room = MIN(room, n);
-        memcpy(to, data, room);
-        rc = store_put_advance(put, room, err);
+        if (room == put->cap && !put->direct) {
+            /* A whole buffer's worth: written from where it lies, right after the checksum had it in the processor's cache. */
+            rc = put_take(put, data, room, err);
+            if (rc == 0)
+                rc = put_out(put, data, room, err);
+            if (rc == 0)
+                atomic_fetch_add_explicit(&put->written, room, memory_order_release);
+        } else {
+            memcpy(to, data, room);
+            rc = store_put_advance(put, room, err);
+        }
         data = (const uint8_t *)data + room;
         n -= room;
+    }
+    return rc;
+}
+
+int store_put_ahead(struct store_put *put, uint64_t offset, const void *data, size_t n,
+                    struct leat_error *err)
+{
+    assert(!put->failed && !put->direct && offset >= put->bytes);
+    if (offset > put->expected || n > put->expected - offset)
+        return error_set(err, LEAT_INVALID, "bytes behind the end of the object");
+    int rc = store_io_write(put->store->io, put->file.fd, data, n, offset);
+    return rc < 0 ? put_fail(put, rc, err) : 0;
+}
+
+int store_put_adopt(struct store_put *put, uint64_t n, struct leat_error *err)
+{
+    int rc = put_flush(put, err);
+    while (rc == 0 && n > 0) {
+        size_t piece = (size_t)MIN(n, (uint64_t)put->cap);
+        rc = store_io_read(put->store->io, put->file.fd, put->buf, piece, put->bytes);
+        rc = rc < 0 ? put_fail(put, rc, err) : put_take(put, put->buf, piece, err);
+        if (rc == 0)
+            atomic_fetch_add_explicit(&put->written, piece, memory_order_release);
+        n -= piece;
     }
     return rc;
 }
@@ -392,7 +434,7 @@ static int write_end(struct store_put *put, const struct bytes_out *trailer, str
     if (total <= put->cap + PUT_SLACK) {
         memset(put->buf + put->fill, 0, total - put->fill - trailer->len);
         memcpy(put->buf + total - trailer->len, trailer->data, trailer->len);
-        return put_out(put, total, err);
+        return put_out(put, put->buf, total, err);
     }
     leave_direct(put);
     int rc = put_flush(put, err);

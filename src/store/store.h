@@ -207,6 +207,13 @@ int store_put_advance(struct store_put *put, size_t n, struct leat_error *err);
 int store_put_write(struct store_put *put, const void *data, size_t n, struct leat_error *err);
 /* Buffered puts: what was handed over is in the file now, readable through store_put_reader. */
 int store_put_push(struct store_put *put, struct leat_error *err);
+/*
+ * Buffered puts of known size, once something was pushed: n bytes whose place is `offset`, which the put has not come to. Readers may have them at once; the
+ * object's they become when the put has come there, and they are adopted: read back and checksummed, n of them.
+ */
+int store_put_ahead(struct store_put *put, uint64_t offset, const void *data, size_t n,
+                    struct leat_error *err);
+int store_put_adopt(struct store_put *put, uint64_t n, struct leat_error *err);
 /* A read-only descriptor of the file under way, the caller's; bytes from 0 on are the object's. */
 int store_put_reader(struct store_put *put, int *ret_fd, struct leat_error *err);
 uint64_t store_put_pushed(

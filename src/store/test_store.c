@@ -34,6 +34,48 @@ static void test_round_trip(void **state)
     assert_int_equal(testing_check(f->s, "nothing", "size-1", 0, 1), STORE_NO_BUCKET);
 }
 
+/* In pieces smaller and larger than a put's buffer, and in another order than they lie. */
+static void test_ways_to_write(void **state)
+{
+    struct testing_store *f = *state;
+    enum { BYTES = 3 * MIB + 12345 };
+    static const size_t pieces[] = {1, 256 * KIB, 256 * KIB - 1, MIB, 300 * KIB, 7};
+    char *data = malloc(BYTES), seen[100];
+    testing_fill(data, BYTES, 5);
+    for (unsigned flags = 0; flags <= STORE_PUT_BUFFERED; flags++) {
+        struct store_put *put;
+        size_t at = 0;
+        assert_int_equal(store_put_begin(f->s, "photos", "k", 1, BYTES, flags, &put, NULL), 0);
+        for (unsigned i = 0; at < BYTES; i++) {
+            size_t n = MIN(pieces[i % ARRAY_LEN(pieces)], BYTES - at);
+            assert_int_equal(store_put_write(put, data + at, n, NULL), 0);
+            at += n;
+        }
+        assert_int_equal(store_put_commit(put, NULL, NULL, NULL), 0);
+        assert_int_equal(testing_check(f->s, "photos", "k", 5, BYTES), 0);
+    }
+    struct store_put *put;
+    struct leat_error err;
+    int fd;
+    assert_int_equal(store_put_begin(f->s, "photos", "l", 1, BYTES, STORE_PUT_BUFFERED, &put, NULL), 0);
+    assert_int_equal(store_put_write(put, data, 1000, NULL), 0);
+    assert_int_equal(store_put_push(put, NULL), 0);
+    assert_int_equal(store_put_reader(put, &fd, NULL), 0);
+    assert_int_equal(store_put_ahead(put, 2 * MIB, data + 2 * MIB, BYTES - 2 * MIB, &err), 0);
+    assert_int_equal(pread(fd, seen, sizeof(seen), BYTES - sizeof(seen)), sizeof(seen));
+    assert_memory_equal(seen, data + BYTES - sizeof(seen), sizeof(seen));
+    assert_int_equal(store_put_pushed(put), 1000);
+    assert_int_equal(store_put_ahead(put, BYTES - 1, data, 2, &err), LEAT_INVALID);
+    assert_int_equal(store_put_write(put, data + 1000, 2 * MIB - 1000, NULL), 0);
+    assert_int_equal(store_put_adopt(put, BYTES - 2 * MIB, NULL), 0);
+    assert_int_equal(store_put_pushed(put), BYTES);
+    assert_int_equal(store_put_crc32c(put), crc32c(0, data, BYTES));
+    assert_int_equal(store_put_commit(put, NULL, NULL, NULL), 0);
+    assert_int_equal(testing_check(f->s, "photos", "l", 5, BYTES), 0);
+    close(fd);
+    free(data);
+}
+
 static int commit_text(struct store *s, const char *key, const char *text, const struct store_commit *c,
                        struct store_info *ret_info)
 {
@@ -315,6 +357,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_replaced_while_opened, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_round_trip, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_ways_to_write, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_what_is_kept, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_conditions, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_pinned, testing_setup, testing_teardown),
