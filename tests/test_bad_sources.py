@@ -47,6 +47,32 @@ def damaged(ws, leat, right):
     return errors
 
 
+@pytest.mark.parametrize("files", [3, 10001])
+def test_a_file_that_was_rewritten_in_place(host, leat, files):
+    """Opening again gives what is there now: at once in a folder of few files; of many, once a reader has met it, and said to open again."""
+    folder = host.data / "files"
+    folder.mkdir()
+    for i in range(files):
+        (folder / f"{i:05}").write_bytes(b"old")
+    first = host.daemon(SMALL)
+    with leat.open(folder, socket=first.socket, wait=True) as ws:
+        assert ws[2] == b"old"
+    first.stop()
+    time.sleep(0.02)
+    (folder / "00002").write_bytes(b"new!")
+    daemon = host.daemon(SMALL, name="second")
+    if files > 10000:
+        with leat.open(folder, socket=daemon.socket) as ws, pytest.raises(leat.Stale, match="changed after it was indexed.*open the dataset again"):
+            ws[2]
+    with leat.open(folder, socket=daemon.socket) as ws:
+        assert ws[2] == b"new!" and ws[1] == b"old"
+        (folder / "00002").write_bytes(b"more")
+        time.sleep(0.02)
+        if files <= 10000:
+            with leat.open(folder, socket=daemon.socket) as again:  # beside readers of what was there
+                assert (ws[2], again[2]) == (b"new!", b"more")
+
+
 def test_files_that_vanish_during_a_preload(host, leat):
     """What was read is there, what vanished is reported, sample by sample."""
     files = lib_data.make_files(host.data / "files", 3000, 30000)

@@ -601,6 +601,26 @@ def test_cache(tmp_path):
         assert not dump(root, "--open")["scanned"]
 
 
+def test_files_of_a_tree_that_change_in_place(tmp_path):
+    """Their folder's time stays: up to 10,000 files are looked at one by one; of more, see test_bad_sources.py."""
+    root = tmp_path / "set"
+    write_tree(root, {f"{i // 100}/{i}": b"x" for i in range(10000)})
+    dump(root, "--open")
+    assert not dump(root, "--open")["scanned"]
+    time.sleep(0.02)
+    (root / "57/5733").write_bytes(b"y")
+    assert dump(root, "--open")["scanned"] and not dump(root, "--open")["scanned"]
+    dump(root, "--write")
+    assert not dump(root, "--open")["scanned"]
+    (root / "99/9999").write_bytes(b"longer")
+    assert dump(root, "--open")["scanned"]  # the index beside the data is passed over
+    write_tree(root, {"100/10000": b"x"})
+    assert dump(root, "--open")["scanned"]
+    time.sleep(0.02)
+    (root / "57/5733").write_bytes(b"z")
+    assert not dump(root, "--open")["scanned"]
+
+
 def test_beside(tmp_path):
     root = tmp_path / "set"
     write_tree(root, {"a/1": b"1", "b/2": b"22"})

@@ -4,7 +4,7 @@
  *
  * Happy path: the files that the spec means are listed (a pattern is expanded anew, a folder of shards is listed anew);
  * the index beside the data, then the one in the cache, is mapped and compared: same files, same sizes and times; for a
- * tree, same times of all its folders. Otherwise a scan, written to a temporary file and renamed.
+ * tree, same times of all its folders, and of its files too if they are not many. Otherwise a scan, written to a temporary file and renamed.
  *
  * Data elsewhere: one stat of each object, or one list of a prefix, is compared with the index as it comes: sizes and ETags. The cache is
  * looked at first, since it costs no request.
@@ -17,8 +17,8 @@
  * everybody may put files (/tmp) it is taken only from the file's owner. A file of our own, or of root, is checked by its
  * header alone, since opening must not cost O(samples).
  *
- * Not seen: a file inside a tree that is changed in place, without its folder changing. The reader of that file sees it
- * later, by the size and time that the index has for it.
+ * Not seen at first: a file inside a tree of many that is changed in place, without its folder changing. The reader of that file sees it
+ * later, by the size and time that the index has for it, and has the index in the cache forgotten: the next opening scans.
  */
 #include <fcntl.h>
 #include <limits.h>
@@ -33,6 +33,7 @@
 #define BESIDE      ".leat-index"
 #define FOREIGN_MAX (4ll << 30) /* bytes of an index that somebody else wrote: some 30 million files */
 #define COPY_PIECE  (1ull << 20)
+#define LOOK_MAX    10000u /* files of a tree that are looked at one by one: some 10 ms on a local disk */
 
 /* What the spec means now. */
 struct expected {
@@ -107,6 +108,20 @@ static int expect_source(struct expected *x, const struct dataset_source *source
     return 0;
 }
 
+static int expect_name(const struct dataset_spec *spec, struct expected *x)
+{
+    AUTO_FREE char *canonical = dataset_spec_format(spec);
+    if (!canonical)
+        return -ENOMEM;
+    XXH128_hash_t h = XXH3_128bits(canonical, strlen(canonical));
+    if (asprintf(&x->cache_name, "%016llx%016llx", (unsigned long long)h.high64,
+                 (unsigned long long)h.low64) < 0) {
+        x->cache_name = NULL;
+        return -ENOMEM;
+    }
+    return 0;
+}
+
 static int expect(const struct dataset_spec *spec, const struct dataset_opener *opener,
                   const struct dataset_progress *progress, struct expected *x, struct leat_error *err)
 {
@@ -114,17 +129,8 @@ static int expect(const struct dataset_spec *spec, const struct dataset_opener *
     int rc = spec->n ? 0 : error_set(err, LEAT_INVALID, "a dataset needs a source");
     for (unsigned i = 0; i < spec->n && rc == 0; i++)
         rc = expect_source(x, &spec->sources[i], spec->n == 1, err);
-    AUTO_FREE char *canonical = rc == 0 ? dataset_spec_format(spec) : NULL;
-    if (rc == 0 && !canonical)
-        rc = -ENOMEM;
-    if (rc == 0) {
-        XXH128_hash_t h = XXH3_128bits(canonical, strlen(canonical));
-        if (asprintf(&x->cache_name, "%016llx%016llx", (unsigned long long)h.high64,
-                     (unsigned long long)h.low64) < 0) {
-            x->cache_name = NULL;
-            rc = -ENOMEM;
-        }
-    }
+    if (rc == 0)
+        rc = expect_name(spec, x);
     if (rc < 0)
         expected_fini(x);
     return rc;
@@ -201,6 +207,9 @@ static bool tree_unchanged(struct expected *x, const struct index *ix)
     uint64_t i = ix->header->nsources;
     for (; i > 0 && folder_path(ix, i - 1); i--)
         if (!source_unchanged(x, ix, i - 1))
+            return false;
+    for (uint64_t file = 0; file < i && i <= LOOK_MAX; file++)
+        if (!source_unchanged(x, ix, file))
             return false;
     return i < ix->header->nsources;
 }
@@ -537,6 +546,19 @@ int dataset_index_open(const struct dataset_spec *spec, const struct dataset_ope
     *ret_fd = fd;
     *ret_scanned = scanned;
     return 0;
+}
+
+void dataset_index_forget(const char *text)
+{
+    struct dataset_spec spec;
+    if (dataset_spec_parse(text, &spec, NULL) < 0)
+        return;
+    struct expected x = {0};
+    AUTO_FREE char *path = NULL;
+    if (expect_name(&spec, &x) == 0 && cache_path(&x, false, &path) == 0)
+        unlink(path);
+    expected_fini(&x);
+    dataset_spec_free(&spec);
 }
 
 /* Beside data elsewhere. */

@@ -107,7 +107,7 @@ int dataset_index_build(const struct dataset_spec *spec, const struct dataset_op
 /*
  * The index at hand, or a fresh one: looks beside the data (".leat-index" in the directory, "FILE.leat-index" by a file), then in
  * the cache ($XDG_CACHE_HOME/leat/index, 0700), checks that the sources are still those that were scanned (size and
- * mtime of shards; mtimes of all directories of a tree), else scans and, when `keep`, writes it to the cache by rename.
+ * mtime of shards; mtimes of all directories of a tree, and of its files if they are 10,000 at most), else scans and, when `keep`, writes it to the cache by rename.
  * *ret_fd is read-only; *ret_scanned says whether a scan was needed.
  * Of data elsewhere the cache is looked at first, and the sources are the same when a fresh list (of a prefix) or stat (of objects)
  * shows the sizes and ETags that the index has.
@@ -115,6 +115,8 @@ int dataset_index_build(const struct dataset_spec *spec, const struct dataset_op
 int dataset_index_open(const struct dataset_spec *spec, const struct dataset_opener *opener,
                        const struct dataset_progress *progress, bool keep, int *ret_fd, bool *ret_scanned,
                        struct leat_error *err);
+/* A source was found to be another than its index says: the index of `spec` in the cache is removed, if there is one. Any thread. */
+void dataset_index_forget(const char *spec);
 /* `leat index`: scans and writes beside the data (or into the cache when that directory cannot be written and
  * `cache_ok`). *ret_path is where, a path or an address; caller frees. *ret_fd: the index, read-only. */
 int dataset_index_write(const struct dataset_spec *spec, const struct dataset_opener *opener,

@@ -106,9 +106,10 @@ static const char *source_shown(const struct index *index, uint64_t number, char
     return len < 0 || (size_t)len >= sizeof(full) ? "a source" : shown(full, buf);
 }
 
-/* 0, or LEAT_STALE when the file is not the one that was scanned. */
-static int source_check(const struct index *index, uint64_t number, int fd, char *why, size_t why_cap)
+/* 0, or LEAT_STALE when the file is not the one that was scanned: then the next opening scans anew. */
+static int source_check(const struct wset *ws, uint64_t number, int fd, char *why, size_t why_cap)
 {
+    const struct index *index = &ws->index;
     const struct index_source *source = &index->sources[number];
     struct stat st;
     char name[96];
@@ -124,6 +125,7 @@ static int source_check(const struct index *index, uint64_t number, int fd, char
              "%s changed after it was indexed (%" PRIu64 " bytes then, %" PRIu64
              " now): open the dataset again",
              source_shown(index, number, name), source->bytes, (uint64_t)st.st_size);
+    dataset_index_forget(ws->spec);
     return LEAT_STALE;
 }
 
@@ -165,7 +167,7 @@ static int source_get(struct fill_thread *t, struct wset *ws, uint64_t number,
     int fd = source_open_number(ws, number, opener, counters, why, why_cap);
     if (fd < 0)
         return fd;
-    int code = source_check(&ws->index, number, fd, why, why_cap);
+    int code = source_check(ws, number, fd, why, why_cap);
     if (code < 0) {
         close(fd);
         return code;
@@ -268,7 +270,7 @@ static void small_end(struct fill_thread *t, const struct fill_ahead *a, int cod
                       struct fill_counters *counters)
 {
     char why[180];
-    int changed = source_check(&a->ws->index, a->source, a->fd, why, sizeof(why));
+    int changed = source_check(a->ws, a->source, a->fd, why, sizeof(why));
     close(a->fd);
     if (changed < 0)
         fill_bad_add(t, a->begin, a->end, changed, "%s", why);
@@ -366,7 +368,7 @@ static void read_raw_end(struct fill_thread *t, struct wset *ws, const struct in
     if (code < 0)
         read_error(t, &ws->index, e->source, code, why, sizeof(why));
     else
-        code = source_check(&ws->index, e->source, s->fd, why, sizeof(why));
+        code = source_check(ws, e->source, s->fd, why, sizeof(why));
     if (code < 0)
         fill_bad_add(t, r->begin, r->end, code, "%s", why);
     else
@@ -490,7 +492,7 @@ static void read_chunk(struct fill_thread *t, struct wset *ws, const struct inde
     }
     struct leat_error err = {0};
     code = dst ? dataset_extent_decode(&ws->index, e, s->fd, dst, &t->scratch, &err) : -ENOMEM;
-    bool changed = code == 0 && (code = source_check(&ws->index, e->source, s->fd, why, sizeof(why))) < 0;
+    bool changed = code == 0 && (code = source_check(ws, e->source, s->fd, why, sizeof(why))) < 0;
     if (code < 0) {
         char name[96];
         source_shown(&ws->index, e->source, name);
