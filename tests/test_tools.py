@@ -121,3 +121,13 @@ def test_tap_hides_no_failure(end, status):
                           capture_output=True, text=True)
     assert done.returncode == status and done.stderr == ""
     assert done.stdout.splitlines() == [*text[:3], "ok 3 - c d # SKIP", *text[4:]]
+
+
+def test_a_benchmark_that_is_not_there_is_an_error(tmp_path):
+    build = pathlib.Path(os.environ.get("LEAT_BUILD", TOP / "build"))
+    if not (build / "bench/read_leat").exists():
+        pytest.skip("this build has no benchmarks")
+    out = subprocess.run([sys.executable, TOP / "bench/run", "store", "--only", "store.put.65k", "--json", "--build", build],
+                         capture_output=True, text=True, env={**os.environ, "LEAT_BENCH_DIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"})
+    assert out.returncode == 2 and out.stdout == ""
+    assert "no such metric" in out.stderr and "store.put.64k.cpu" in out.stderr

@@ -15,6 +15,7 @@ import subprocess
 
 from . import read
 from .rows import in_turns, median, row
+from .suite import note
 from .workers import Daemon, Failed, Group, Worker, leatd  # noqa: F401
 
 GIB = 1 << 30
@@ -78,7 +79,7 @@ class Suite(read.Suite):
         if not self.wanted(metric):
             return
         if not self.torch:
-            read.note(f"{metric}: left out, no Python here has torch (tools/deps demo)")
+            note(f"{metric}: left out, no Python here has torch (tools/deps demo)")
             return
         about = {"samples": array.samples, "sample_bytes": array.sample_bytes, "batch": 64, "promise": TIMES}
         with contextlib.ExitStack() as stack:

@@ -159,16 +159,12 @@ def _measure(args, emit, name, files):
     facts = {"images": len(files), "mean_bytes": sum(map(len, files)) // len(files),
              "us": {key: round(1e6 * median(values), 1) for key, values in
                     [("crop", leat), ("entropy", whole), ("entropy_as_far", strict), ("decode", got["decode"][""]), ("pillow", got["pillow"][""])]}}
-    if wanted(args, "jpeg.crop224" + name):
+    if args.only.exactly("jpeg.crop224" + name):
         emit(row("jpeg.crop224" + name, "img/s", [1 / t for t in leat], [1 / t for t in got["pillow"][""]], {"full decode only": [
             1 / t for t in got["decode"][""]]}, "Pillow decode + resize, NumPy normalise", promise=1.2, **facts))
     for metric, base in (("jpeg.beyond_entropy" + name, whole), ("jpeg.beyond_entropy.strict" + name, strict)):
-        if wanted(args, metric):
+        if args.only.exactly(metric):
             emit(row(metric, "of entropy", [(a - b) / b for a, b in zip(leat, base)], 0.35, limit_name="at most", **facts))
-
-
-def wanted(args, metric):
-    return not args.only or any(metric == only or metric.startswith(only + ".") for only in args.only)
 
 
 def run(args, emit):
@@ -187,7 +183,7 @@ def run(args, emit):
     batches.run(args, emit)
     rivals.run(args, emit, pictures)
     names = ["jpeg.crop224", "jpeg.beyond_entropy", "jpeg.beyond_entropy.strict"]
-    if not any(wanted(args, name + end) for name in names for end in ("", ".asis")):
+    if not any([args.only.exactly(name + end) for name in names for end in ("", ".asis")]):  # of all: so that they are known
         return
     _measure(args, emit, "", pictures())
     _measure(args, emit, ".asis", scaled[0])

@@ -16,6 +16,7 @@ from .data import KIB, MIB
 from .hosts import Cluster, Network
 from .hosts import run as command
 from .rows import in_turns, median, row
+from .suite import Base
 from .workers import Daemon, Failed, Group, Worker
 
 SERVERS = 8
@@ -81,23 +82,13 @@ class Rig:
         return self.bare_servers[host, link]
 
 
-class Suite:
+class Suite(Base):
     def __init__(self, args, emit):
-        self.args, self.emit = args, emit
+        super().__init__(args, emit)
         self.seconds = 1 if args.quick else 4
-
-    def program(self, name):
-        return os.path.join(self.args.build, "bench", name)
 
     def data_of(self, samples, sample_bytes):
         return self.args.data.sized(samples, sample_bytes)
-
-    def wanted(self, metric):
-        return not self.args.only or any(metric == o or metric.startswith(o + ".") or o.startswith(metric + ".") for o in self.args.only)
-
-    def put(self, one):
-        if not self.args.only or any(one["metric"] == o or one["metric"].startswith(o + ".") for o in self.args.only):
-            self.emit(one)
 
     def timed(self, group, network=None, seconds=None):
         def measure():

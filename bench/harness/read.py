@@ -14,6 +14,7 @@ import time
 
 from .data import SIZES
 from .rows import in_turns, row
+from .suite import Base, note
 from .workers import Daemon, Failed, Group, MemoryWatch, Worker, children, cpu_seconds, leatd, redis
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -22,19 +23,12 @@ GIB = 1 << 30
 PROMISE_POOL_MS, PROMISE_COLD_MS, PROMISE_MIB = 20, 100, 64
 
 
-def note(text):
-    print(f"bench/run: {text}", file=sys.stderr, flush=True)
-
-
-class Suite:
+class Suite(Base):
     def __init__(self, args, emit):
-        self.args, self.emit, self.data = args, emit, args.data
+        super().__init__(args, emit)
         self.seconds = 0.2 if args.quick else 0.5
         self.huge = self.huge_pages()
         self.fill_threads = min(max(os.cpu_count(), 4), 8)  # as leatd chooses
-
-    def program(self, name):
-        return os.path.join(self.args.build, "bench", name)
 
     def huge_pages(self):
         """Does leatd get huge pages here? The limits get what it gets."""
@@ -44,19 +38,6 @@ class Suite:
             if out.returncode:
                 raise Failed("leat status: " + out.stderr.strip())
             return "huge" in json.loads(out.stdout).get("pool", {}).get("page_source", "")
-
-    def wanted(self, *metrics):
-        """Is any of these, or a part of it, asked for?"""
-        only = self.args.only
-        return not only or any(m == o or m.startswith(o + ".") or o.startswith(m + ".") for m in metrics for o in only)
-
-    def put(self, one):
-        if self.wanted_exactly(one["metric"]):
-            self.emit(one)
-
-    def wanted_exactly(self, metric):
-        only = self.args.only
-        return not only or any(metric == o or metric.startswith(o + ".") for o in only)
 
     # --- readers ---------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import subprocess
 
 from . import batches, read
 from .rows import in_turns, median, row
+from .suite import note
 from .workers import Failed, Group, Worker, leatd
 
 GIB = 1 << 30
@@ -48,10 +49,10 @@ class Suite(batches.Suite):
         """Which of them can be used: {name: version}. The others are named on stderr, with the reason."""
         folder = os.environ.get("LEAT_BENCH_RIVALS")
         if not self.torch:
-            read.note("no Python here has torch (tools/deps demo): DataLoader and what builds on it are left out")
+            note("no Python here has torch (tools/deps demo): DataLoader and what builds on it are left out")
             return None
         if not folder:
-            read.note("LEAT_BENCH_RIVALS is not set to a folder for a venv: WebDataset, mosaicml-streaming, LitData, SPDL, FFCV are left out")
+            note("LEAT_BENCH_RIVALS is not set to a folder for a venv: WebDataset, mosaicml-streaming, LitData, SPDL, FFCV are left out")
             return self.torch
         python = os.path.join(folder, "bin/python")
         if not os.path.exists(python):
@@ -70,7 +71,7 @@ class Suite(batches.Suite):
                 self.here[name] = version
             else:
                 with open(failed) as f:
-                    read.note(f"{name}: left out: {f.read().strip()} ({failed})")
+                    note(f"{name}: left out: {f.read().strip()} ({failed})")
         return python
 
     @staticmethod
@@ -113,7 +114,7 @@ class Suite(batches.Suite):
                     out = subprocess.run([python, self.script, "--build", self.args.build, "--file", files.path, "--how", name, "--store", store,
                                           "--make", "yes"], capture_output=True, text=True)
                     if out.returncode:
-                        read.note(f"{name}: left out: {out.stderr.strip()[-200:]}")
+                        note(f"{name}: left out: {out.stderr.strip()[-200:]}")
                         del hows[name]
             os.sync()
 
@@ -131,7 +132,7 @@ class Suite(batches.Suite):
                 except Failed as why:
                     if how == "leat":
                         raise
-                    read.note(f"{how}: left out: {str(why)[-200:]}")
+                    note(f"{how}: left out: {str(why)[-200:]}")
                     del hows[how]
 
             def measure(how):
@@ -171,7 +172,7 @@ class Suite(batches.Suite):
             stack.callback(daemon.close)
             vision = python and subprocess.run([python, "-c", "import torchvision, PIL"], capture_output=True).returncode == 0
             if python and not vision:
-                read.note("loader.jpegs: DataLoader left out, no torchvision (apt-get install python3-torchvision)")
+                note("loader.jpegs: DataLoader left out, no torchvision (apt-get install python3-torchvision)")
             hows = [("leat-jpeg", 0, "leat")]
             hows += [("dataloader-jpeg", n, f"DataLoader, torchvision, {n} workers") for n in (0, 1, 2) if vision]
             hows += [("spdl-jpeg", 2, "SPDL, decode and scale only")] if "spdl" in self.here else []
@@ -198,7 +199,7 @@ class Suite(batches.Suite):
                 except Failed as why:
                     if name == "leat":
                         raise
-                    read.note(f"loader.jpegs: {name} left out: {str(why)[-200:]}")
+                    note(f"loader.jpegs: {name} left out: {str(why)[-200:]}")
             got = in_turns(cases, self.args.repeats)
         about = {"images": count, "mean_bytes": total // count, "versions": self.here, "batch": 64}
         self.versus("loader.jpegs", "img/s", got, "jpeg", about)
@@ -207,7 +208,7 @@ class Suite(batches.Suite):
     def versus(self, metric, unit, got, figure, about):
         others = {SHOWN.get(how, how): g[figure] for how, g in got.items() if how != "leat"}
         if not others:
-            read.note(f"{metric}: nothing to compare with")
+            note(f"{metric}: nothing to compare with")
             return
         best = (max if unit.endswith("/s") else min)(others, key=lambda name: median(others[name]))
         leat = got["leat"]

@@ -23,6 +23,7 @@ import tempfile
 import time
 
 from .rows import in_turns, median, row
+from .suite import Base
 from .workers import Daemon, Failed, Worker, children, cpu_seconds, leatd
 
 KIB, MIB = 1024, 1024 * 1024
@@ -186,24 +187,12 @@ class Mount:
         self.proc = None
 
 
-class Suite:
+class Suite(Base):
     def __init__(self, args, emit, server, stack):
-        self.args, self.emit, self.server, self.stack = args, emit, server, stack
+        super().__init__(args, emit)
+        self.server, self.stack = server, stack
         self.seconds = 0.3 if args.quick else 1
-        self.said = set()
         self.mounts = {}
-
-    def skip(self, name, why):
-        if (name, why) not in self.said:
-            self.said.add((name, why))
-            print(f"bench/run: {name} is left out: {why}", file=sys.stderr)
-
-    def wanted(self, *metrics):
-        return not self.args.only or any(m == o or m.startswith(o + ".") or o.startswith(m + ".") for m in metrics for o in self.args.only)
-
-    def put(self, one):
-        if self.wanted(one["metric"]):
-            self.emit(one)
 
     def program(self, name):
         path = os.path.join(self.args.build, "bench", name)

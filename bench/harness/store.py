@@ -23,13 +23,13 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import tarfile
 import time
 import urllib.parse
 
 from .rows import in_turns, median, row
 from .s3 import _free_ports
+from .suite import Base
 from .workers import Daemon, Failed, Group, Worker, children, cpu_seconds
 
 KIB, MIB = 1024, 1024 * 1024
@@ -149,29 +149,17 @@ def presign(path, port):
     return f"{path}?{query}&X-Amz-Signature={hmac.new(key, text.encode(), hashlib.sha256).hexdigest()}"
 
 
-class Suite:
+class Suite(Base):
     def __init__(self, args, emit, stack):
-        self.args, self.emit, self.stack, self.top = args, emit, stack, os.path.join(args.folder, "store-suite")
-        self.seconds, self.said = (1 if args.quick else 4), set()
+        super().__init__(args, emit)
+        self.stack, self.top = stack, os.path.join(args.folder, "store-suite")
+        self.seconds = 1 if args.quick else 4
         os.makedirs(self.top)
         self._pair = None
-
-    def skip(self, name, why):
-        print(f"bench/run: {name} is left out: {why}", file=sys.stderr)
-
-    def wanted(self, *metrics):
-        return not self.args.only or any(m == o or m.startswith(o + ".") or o.startswith(m + ".") for m in metrics for o in self.args.only)
-
-    def put(self, one):
-        if self.wanted(one["metric"]):
-            self.emit(one)
 
     def opened(self, server):
         self.stack.callback(server.close)
         return server
-
-    def program(self, name):
-        return os.path.join(self.args.build, "bench", name)
 
     # --- beside nginx -------------------------------------------------------------------------------------------------
 
