@@ -2,9 +2,9 @@
 /*
  * put.c: one object on its way to a disk.
  *
- * Happy path: begin takes a file whose name is durable; bytes are received into the put's buffer, checksummed there, and written when it is
- * full; commit writes the rest with the trailer, flushes the file, appends to the log, flushes that together with others, and only then
- * shows the object. A small object is one write and two flushes.
+ * Happy path: bytes are received into the put's buffer, checksummed there, and written when it is full, to a file whose name is durable; commit
+ * writes the rest with the trailer, flushes the file, appends to the log, flushes that together with others, and only then shows the
+ * object. One that fits into the buffer touches no disk before its commit, and is one write and two flushes.
  * Failure modes: whatever fails unlinks the file; a disk that gives EIO is left. With direct I/O refused (EINVAL) the same bytes are written
  * buffered.
  * Invariants: until the log has its record the file is outstanding, so a crash at any point leaves the object or nothing. A version never
@@ -17,14 +17,16 @@
 
 #include "base/crc32c.h"
 
-#define PUT_BUFFER        (256 * KIB)
+#define PUT_BUFFER        STORE_PUT_SMALL
 #define PUT_BUFFER_DIRECT (1 * MIB)
 #define PUT_SLACK         4096u /* of the buffer: so that a small object's trailer goes with it */
 
 struct store_put {
     struct store *store;
-    struct path *path;
-    struct spare_file file;
+    struct path *only;      /* where it has to go; NULL: as the key's weights say */
+    struct path *path;      /* where it goes, from put_open on */
+    struct spare_file file; /* id 0: none yet */
+    uint64_t pending;       /* bytes announced to the path */
     char bucket[STORE_BUCKET_MAX + 1];
     uint32_t bucket_id;
     struct ikey key;
@@ -60,14 +62,15 @@ static int check_room(struct path *p, uint64_t bytes)
     return used + pending + want > s->capacity_bytes ? LEAT_NO_SPACE : 0;
 }
 
-static struct path *choose(struct store *s, const struct put_target *t, int *ret_rc)
+static struct path *choose(const struct store_put *put, int *ret_rc)
 {
+    struct store *s = put->store;
     *ret_rc = STORE_UNAVAILABLE;
     for (unsigned nth = 0;; nth++) {
-        struct path *p = t->path ? t->path : store_place(s, &t->key, nth);
-        if (!p || (t->path && nth > 0))
+        struct path *p = put->only ? put->only : store_place(s, &put->key, nth);
+        if (!p || (put->only && nth > 0))
             return NULL;
-        *ret_rc = atomic_load(&p->failed) ? STORE_UNAVAILABLE : check_room(p, t->bytes);
+        *ret_rc = atomic_load(&p->failed) ? STORE_UNAVAILABLE : check_room(p, put->expected);
         if (*ret_rc == 0)
             return p;
         store_kick(s);
@@ -77,7 +80,7 @@ static struct path *choose(struct store *s, const struct put_target *t, int *ret
 static int put_buffer(struct store_put *put, struct leat_error *err)
 {
     uint64_t most = put->direct ? PUT_BUFFER_DIRECT : PUT_BUFFER;
-    put->cap = (size_t)(put->expected < most ? align_up(put->expected + 1, 4096) : most);
+    put->cap = (size_t)(put->expected <= most ? align_up(put->expected + 1, 4096) : most);
     put->charged = put->cap + PUT_SLACK;
     if (ticket_take(put->store->office, put->charged) < 0) {
         put->charged = 0;
@@ -99,8 +102,8 @@ static void put_free(struct store_put *put)
         put->store->io->close(put->store->io, put->file.fd);
         store_file_drop(put->path, put->file.id);
     }
-    if (put->path && put->expected != STORE_UNKNOWN_BYTES)
-        atomic_fetch_sub(&put->path->pending_bytes, put->expected);
+    if (put->pending)
+        atomic_fetch_sub(&put->path->pending_bytes, put->pending);
     free(put->buf);
     if (put->charged)
         ticket_give(put->store->office, put->charged);
@@ -127,49 +130,64 @@ static void start_direct(struct store_put *put)
     put->direct = have >= 0 && fcntl(put->file.fd, F_SETFL, have | O_DIRECT) == 0;
 }
 
+/* A path and a file for it, if it has none yet. After a failure the put is of no use any more. */
+static int put_open(struct store_put *put, struct leat_error *err)
+{
+    if (put->file.id)
+        return 0;
+    int rc;
+    struct path *p = choose(put, &rc);
+    if (!p) {
+        error_set(err, rc,
+                  rc == LEAT_NO_SPACE ? "the store is full: delete objects, or give it more disks"
+                                      : "no disk of the store is in order");
+    } else {
+        put->path = p;
+        rc = store_file_take(p, &put->file, err);
+    }
+    put->failed = rc < 0;
+    if (rc < 0)
+        return rc;
+    if (put->expected != STORE_UNKNOWN_BYTES) {
+        put->pending = put->expected;
+        atomic_fetch_add(&p->pending_bytes, put->pending);
+    }
+    start_direct(put);
+    if (put->expected == STORE_UNKNOWN_BYTES || put->expected <= STORE_PUT_SMALL)
+        return 0;
+    rc = put->store->io->allocate(put->store->io, put->file.fd, put->expected);
+    put->failed = rc == -ENOSPC;
+    return put->failed ? error_set(err, LEAT_NO_SPACE, "%s has no room for %llu bytes", p->dir,
+                                   (unsigned long long)put->expected)
+                       : 0;
+}
+
 int store_put_new(struct store *s, const struct put_target *t, struct store_put **ret_put,
                   struct leat_error *err)
 {
-    int rc;
-    struct path *p = choose(s, t, &rc);
-    if (!p)
-        return error_set(err, rc,
-                         rc == LEAT_NO_SPACE ? "the store is full: delete objects, or give it more disks"
-                                             : "no disk of the store is in order");
     struct store_put *put = calloc(1, sizeof(*put));
     if (!put)
         return error_set(err, -ENOMEM, "no memory for an upload");
     put->store = s;
     put->key = t->key;
     put->bucket_id = t->bucket_id;
+    put->only = t->path;
     put->expected = t->bytes;
     put->flags = t->flags;
     snprintf(put->bucket, sizeof(put->bucket), "%s", t->bucket);
     put->direct =
         t->bytes != STORE_UNKNOWN_BYTES && t->bytes >= s->direct_bytes && !(t->flags & STORE_PUT_BUFFERED);
-    rc = put_buffer(put, err);
-    if (rc == 0)
-        rc = start_md5(put, err);
-    if (rc == 0)
-        rc = store_file_take(p, &put->file, err);
-    if (rc < 0) {
-        put_free(put);
-        return rc;
-    }
-    put->path = p;
     put->upload = t->upload;
     if (put->upload)
         store_upload_ref(s, put->upload);
-    if (t->bytes != STORE_UNKNOWN_BYTES)
-        atomic_fetch_add(&p->pending_bytes, t->bytes);
-    start_direct(put);
-    if (put->expected != STORE_UNKNOWN_BYTES && put->expected > PUT_BUFFER) {
-        rc = s->io->allocate(s->io, put->file.fd, put->expected);
-        if (rc == -ENOSPC) {
-            put_free(put);
-            return error_set(err, LEAT_NO_SPACE, "%s has no room for %llu bytes", p->dir,
-                             (unsigned long long)t->bytes);
-        }
+    int rc = put_buffer(put, err);
+    if (rc == 0)
+        rc = start_md5(put, err);
+    if (rc == 0 && put->expected > STORE_PUT_SMALL) /* who sends much is told at once that there is no room */
+        rc = put_open(put, err);
+    if (rc < 0) {
+        put_free(put);
+        return rc;
     }
     *ret_put = put;
     return 0;
@@ -222,7 +240,9 @@ static int put_out(struct store_put *put, const void *data, size_t n, struct lea
 
 static int put_flush(struct store_put *put, struct leat_error *err)
 {
-    int rc = put->fill ? put_out(put, put->buf, put->fill, err) : 0;
+    int rc = put_open(put, err);
+    if (rc == 0 && put->fill)
+        rc = put_out(put, put->buf, put->fill, err);
     if (rc < 0)
         return rc;
     atomic_fetch_add_explicit(&put->written, put->fill, memory_order_release);
@@ -313,7 +333,10 @@ int store_put_ahead(struct store_put *put, uint64_t offset, const void *data, si
     assert(!put->failed && !put->direct && offset >= put->bytes);
     if (offset > put->expected || n > put->expected - offset)
         return error_set(err, LEAT_INVALID, "bytes behind the end of the object");
-    int rc = store_io_write(put->store->io, put->file.fd, data, n, offset);
+    int rc = put_open(put, err);
+    if (rc < 0)
+        return rc;
+    rc = store_io_write(put->store->io, put->file.fd, data, n, offset);
     return rc < 0 ? put_fail(put, rc, err) : 0;
 }
 
@@ -339,6 +362,9 @@ int store_put_push(struct store_put *put, struct leat_error *err)
 int store_put_reader(struct store_put *put, int *ret_fd, struct leat_error *err)
 {
     char name[PATH_FILE_MAX];
+    int rc = put_open(put, err);
+    if (rc < 0)
+        return rc;
     store_path_file_name(put->path, put->file.id, name);
     int fd = put->store->io->open(put->store->io, name, O_RDONLY, 0);
     if (fd < 0)
@@ -590,6 +616,8 @@ static int put_commit(struct store_put *put, const struct store_commit *c, struc
     if (rc == 0) /* once before the work; what counts is the look under the stripe */
         rc = store_commit_condition(s, &put->key, c, &there, &had, err);
     if (rc == 0)
+        rc = put_open(put, err);
+    if (rc == 0)
         rc = enter(put, err);
     if (rc < 0)
         return rc;
@@ -680,7 +708,7 @@ int store_put_copy(struct store_put *put, int fd, uint64_t bytes, const uint32_t
                    struct leat_error *err)
 {
     uint32_t seen = 0;
-    int rc = put->bytes % STORE_BLOCK ? 0 : put_flush(put, err);
+    int rc = put->bytes % STORE_BLOCK ? put_open(put, err) : put_flush(put, err);
     if (rc < 0)
         return rc;
     int64_t copied =

@@ -185,6 +185,7 @@ int store_meta_each(const void *meta, size_t meta_len,
 
 struct store_put;
 #define STORE_UNKNOWN_BYTES UINT64_MAX
+#define STORE_PUT_SMALL     (256 * KIB)
 
 enum {
     STORE_PUT_BUFFERED =
@@ -192,8 +193,12 @@ enum {
     STORE_PUT_NO_MD5 = 2, /* the commit brings an ETag; none is computed on the way */
 };
 
-/* bytes: of the whole object, or STORE_UNKNOWN_BYTES. STORE_NO_BUCKET; LEAT_NO_SPACE: disks are full;
- * LEAT_BUSY: no room for another buffer, later there is; LEAT_INVALID: the key; STORE_UNAVAILABLE. */
+/*
+ * bytes: of the whole object, or STORE_UNKNOWN_BYTES. STORE_NO_BUCKET; LEAT_NO_SPACE: disks are full;
+ * LEAT_BUSY: no room for another buffer, later there is; LEAT_INVALID: the key; STORE_UNAVAILABLE.
+ * Up to STORE_PUT_SMALL bytes are kept in memory until the commit (or store_put_push, store_put_reader): such a begin waits for nothing
+ * [loop], and what a disk has to say, LEAT_NO_SPACE and STORE_UNAVAILABLE, is said by the commit.
+ */
 int store_put_begin(struct store *s, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
                     unsigned flags, struct store_put **ret_put, struct leat_error *err);
 /*

@@ -459,6 +459,34 @@ static int all_steps(void *ctx)
     return rc;
 }
 
+/* So that a loop's thread may begin it: whatever happens to the disk is the commit's to say, and costs the client's bytes only then. */
+static void test_small_put_waits_for_the_commit(void **state)
+{
+    struct fixture *f = *state;
+    static const struct {
+        size_t bytes;
+        bool small;
+    } cases[] = {{0, true}, {5000, true}, {STORE_PUT_SMALL, true}, {STORE_PUT_SMALL + 1, false}};
+    uint8_t *data = malloc(STORE_PUT_SMALL + 1);
+    testing_fill(data, STORE_PUT_SMALL + 1, 9);
+    for (unsigned i = 0; i < ARRAY_LEN(cases); i++) {
+        struct store_put *put;
+        reopen(f); /* no spare files */
+        store_fault_fail_from(f->fault, 1, -ENOSPC);
+        int rc = store_put_begin(f->s, "photos", "new", 3, cases[i].bytes, 0, &put, NULL);
+        assert_int_equal(rc, cases[i].small ? 0 : LEAT_NO_SPACE);
+        if (rc == 0) {
+            assert_int_equal(store_put_write(put, data, cases[i].bytes, NULL), 0);
+            assert_int_equal(store_fault_calls(f->fault), 0);
+            assert_int_equal(store_put_commit(put, NULL, NULL, NULL), LEAT_NO_SPACE);
+        }
+        store_fault_fail(f->fault, 0, 0);
+        assert_int_equal(testing_check(f->s, "photos", "new", 9, cases[i].bytes), LEAT_NOT_FOUND);
+        assert_int_equal(testing_put(f->s, "photos", "old", i + 10, 5000), 0); /* the path is in order */
+    }
+    free(data);
+}
+
 static void test_allocations(void **state)
 {
     struct fixture *f = *state;
@@ -494,6 +522,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_older_version_stays, setup, teardown),
         cmocka_unit_test_setup_teardown(test_flipped_bits, setup, teardown),
         cmocka_unit_test_setup_teardown(test_flipped_index, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_small_put_waits_for_the_commit, setup, teardown),
         cmocka_unit_test_setup_teardown(test_allocations, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -135,7 +135,8 @@ bool body_begin(struct visit *v, uint64_t document_max)
             return fail(v, S3_SLOW_DOWN, NULL);
         b->charged += most;
     }
-    if ((chunked || document_max) && !make_buffer(v, chunked ? CHUNK_BUFFER : 64 * KIB))
+    uint64_t room = MIN(v->req->body_bytes, chunked ? CHUNK_BUFFER : 64 * KIB);
+    if ((chunked || document_max) && !make_buffer(v, (size_t)MAX(room, 1u)))
         return false;
     if (chunked) {
         b->aws = malloc(sizeof(*b->aws));
