@@ -87,8 +87,9 @@ static int put_buffer(struct store_put *put, struct leat_error *err)
         return error_set(err, LEAT_BUSY,
                          "too many uploads at a time: no room for another buffer; try again later");
     }
-    void *buf;
-    if (posix_memalign(&buf, 4096, put->cap + PUT_SLACK) != 0)
+    /* Without an alignment the heap gives the same pages again and again; with one it maps and clears fresh ones each time. */
+    void *buf = put->direct ? NULL : malloc(put->charged);
+    if (!buf && (!put->direct || posix_memalign(&buf, 4096, put->charged) != 0))
         return error_set(err, -ENOMEM, "no memory for a buffer of %zu bytes", put->cap);
     put->buf = buf;
     return 0;
