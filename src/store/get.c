@@ -201,19 +201,13 @@ const uint32_t *store_obj_block_crcs(const struct store_obj *pub, uint64_t *ret_
     return obj_of(pub)->trailer.crcs;
 }
 
-/* A read that fails is the object's misfortune; many in a row are the disk's. */
 static int read_failed(struct obj *obj, int rc, struct leat_error *err)
 {
-    enum { TOO_MANY = 16 };
     char text[KEY_TEXT_MAX];
-    struct path *p = obj->path;
     store_key_text(obj->trailer.bucket, obj->trailer.key, obj->trailer.key_len, text);
     if (rc == -ENODATA)
         return corrupt(obj, obj->trailer.ncrcs ? obj->trailer.ncrcs - 1 : 0, err);
-    atomic_fetch_add(&p->errors, 1);
-    if (atomic_fetch_add(&p->read_errors, 1) + 1 >= TOO_MANY)
-        store_path_fail(p, "many reads in a row failed");
-    return error_sys(err, STORE_UNAVAILABLE, "%s: %s cannot be read", p->dir, text);
+    return store_path_unreadable(obj->path, obj->file, rc, text, err);
 }
 
 static int read_block(struct obj *obj, uint64_t block, uint8_t *dst, struct leat_error *err)
@@ -222,7 +216,7 @@ static int read_block(struct obj *obj, uint64_t block, uint8_t *dst, struct leat
     int rc = store_io_read(s->io, obj->pub.fd, dst, block_bytes(obj, block), block * STORE_BLOCK);
     if (rc < 0)
         return read_failed(obj, rc, err);
-    atomic_store(&obj->path->read_errors, 0);
+    store_path_readable(obj->path);
     return store_obj_verify_block(s, &obj->pub, block, dst, block_bytes(obj, block), err);
 }
 
@@ -380,7 +374,7 @@ static int open_error(struct store *s, const struct ikey *k, const char *bucket,
         return error_set(err, LEAT_CORRUPT, "%s is damaged on %s: its file is %s", text, f->path->dir,
                          rc == -ENOENT ? "missing" : "not what the index says");
     }
-    return store_path_error(f->path, rc, "an object cannot be opened", err);
+    return store_path_unreadable(f->path, f->value.file, rc, text, err);
 }
 
 /* The newest version of a key, open. */

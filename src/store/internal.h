@@ -23,6 +23,8 @@
 #define PATH_FILE_MAX   (PATH_NAME_MAX + 64u)
 #define FILES_PER_DIR   4096u
 #define FILES_AT_A_TIME 64u /* names made durable by one flush of their folder */
+#define UNREADABLE_MAX                                                                                       \
+    16u /* files of a path that cannot be read, and none between that could: then it is left */
 
 /* The log of a path: appends under `lock`; who waits for the disk shares one flush with those who came meanwhile. */
 struct store_log {
@@ -56,6 +58,9 @@ struct path {
     bool rebuilt; /* at this start, out of the files */
     pthread_mutex_t fail_lock;
     char error[200];
+    uint64_t
+        unreadable[UNREADABLE_MAX]; /* different files, since the last that could be read; under fail_lock */
+    _Atomic unsigned nunreadable;
     struct index index;
     pthread_rwlock_t commits;
     struct store_log log;
@@ -70,7 +75,7 @@ struct path {
     size_t nbusy, busy_cap;
     uint64_t next_file;
     bool folder_synced; /* the folder of the files made last has a durable name */
-    _Atomic uint64_t errors, read_errors, corrupt, evicted, evicted_bytes;
+    _Atomic uint64_t errors, corrupt, evicted, evicted_bytes;
     _Atomic uint64_t pending_bytes; /* of puts under way, not in the index yet */
     _Atomic bool over_high;
     uint8_t hand[INDEX_KEY_MAX]; /* of the eviction's clock */
@@ -171,6 +176,10 @@ void store_path_close(struct path *p);
 void store_path_fail(struct path *p, const char *why);
 /* What an I/O error means: LEAT_NO_SPACE, -ENOMEM, -EMFILE; anything else leaves the path: STORE_UNAVAILABLE. */
 int store_path_error(struct path *p, int rc, const char *what, struct leat_error *err);
+/* What it means that one file cannot be opened or read: that object is STORE_UNAVAILABLE (-ENOMEM, -EMFILE: try again), the path goes on. It is
+ * left when UNREADABLE_MAX different files failed and none could be read between them: the same bad one, asked for again and again, is one. */
+int store_path_unreadable(struct path *p, uint64_t file, int rc, const char *text, struct leat_error *err);
+void store_path_readable(struct path *p); /* a file was read */
 void store_path_file_name(const struct path *p, uint64_t file, char out[PATH_FILE_MAX]);
 bool path_over(struct path *p, unsigned percent, uint64_t *ret_excess);
 

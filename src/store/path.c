@@ -71,6 +71,41 @@ int store_path_error(struct path *p, int rc, const char *what, struct leat_error
     return error_set(err, STORE_UNAVAILABLE, "%s: %s", p->dir, why);
 }
 
+int store_path_unreadable(struct path *p, uint64_t file, int rc, const char *text, struct leat_error *err)
+{
+    if (rc == -ENOMEM || rc == -EMFILE || rc == -ENFILE)
+        return error_sys(err, rc, "%s: %s cannot be opened", p->dir, text);
+    atomic_fetch_add(&p->errors, 1);
+    pthread_mutex_lock(&p->fail_lock);
+    unsigned n = atomic_load(&p->nunreadable), i = 0;
+    while (i < n && p->unreadable[i] != file)
+        i++;
+    bool first = i == n && n < UNREADABLE_MAX;
+    if (first) {
+        p->unreadable[n] = file;
+        atomic_store(&p->nunreadable, ++n);
+    }
+    pthread_mutex_unlock(&p->fail_lock);
+    if (first)
+        log_error("%s: %s cannot be read (file %012llx): %s", p->dir, text, (unsigned long long)file,
+                  strerror(-rc));
+    if (n == UNREADABLE_MAX) {
+        char why[160];
+        snprintf(why, sizeof(why), "%u objects in a row cannot be read: %s", n, strerror(-rc));
+        store_path_fail(p, why);
+    }
+    return error_set(err, STORE_UNAVAILABLE, "%s: %s cannot be read: %s", p->dir, text, strerror(-rc));
+}
+
+void store_path_readable(struct path *p)
+{
+    if (atomic_load_explicit(&p->nunreadable, memory_order_relaxed) == 0)
+        return;
+    pthread_mutex_lock(&p->fail_lock);
+    atomic_store(&p->nunreadable, 0);
+    pthread_mutex_unlock(&p->fail_lock);
+}
+
 /* --- identity ----------------------------------------------------------------------------------------------------------- */
 
 static void put_hex(char *out, const uint8_t id[16])

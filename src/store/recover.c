@@ -6,7 +6,7 @@
  * replaced are unlinked once more, and files made but never used as well: their numbers are in the log.
  * Failure modes: the torn end of a log is where it ends. A log that is missing, or whose whole records go on behind a broken one, is
  * damage: then every file is looked at, the newest version of each key counts (numbers of versions only grow), deletions that can still be
- * read in the logs are heeded, and files without a sound trailer go to damaged/.
+ * read in the logs are heeded, and files without a sound trailer, or with one that cannot be read, go to damaged/.
  * Invariants: what was acknowledged has its record on the disk, or its file.
  */
 #include "store/internal.h"
@@ -344,23 +344,38 @@ int store_trailer_read(struct path *p, int fd, uint8_t **ret_data, uint32_t *ret
     return 0;
 }
 
+/* Nobody can say what this file is: it goes where the damaged ones are, and is told of by its number. LEAT_CORRUPT, or the path is left. */
+static int put_aside(struct path *p, uint64_t file, int rc)
+{
+    store_path_unreadable(p, file, rc, "an object that is put aside into damaged/", NULL);
+    return atomic_load(&p->failed) ? STORE_UNAVAILABLE : LEAT_CORRUPT;
+}
+
+static bool is_of_one_file(int rc)
+{
+    return rc != LEAT_CORRUPT && rc != -ENOMEM && rc != -EMFILE && rc != -ENFILE;
+}
+
 static int adopt(struct loading *l, uint64_t file, const char *name, const char *damaged)
 {
     struct path *p = l->p;
     const struct store_io *io = p->store->io;
     seen(p, file, 0);
-    int fd = io->open(io, name, O_RDONLY, 0);
-    if (fd < 0)
-        return fd;
     struct trailer t;
     AUTO_FREE uint8_t *data = NULL;
     uint32_t len;
     struct stat st;
-    int rc = store_trailer_read(p, fd, &data, &len, &t);
-    bool empty = fstat(fd, &st) == 0 && st.st_size == 0;
-    io->close(io, fd);
+    int fd = io->open(io, name, O_RDONLY, 0);
+    int rc = fd < 0 ? fd : store_trailer_read(p, fd, &data, &len, &t);
+    bool empty = fd >= 0 && fstat(fd, &st) == 0 && st.st_size == 0;
+    if (fd >= 0)
+        io->close(io, fd);
+    if (rc == 0)
+        store_path_readable(p);
     if (rc == 0 && t.file != file)
         rc = LEAT_CORRUPT;
+    if (rc < 0 && is_of_one_file(rc))
+        rc = put_aside(p, file, rc);
     if (rc == LEAT_CORRUPT)
         return empty ? io->unlink(io, name) : io->rename(io, name, damaged);
     if (rc < 0)
@@ -464,7 +479,7 @@ static int drop_torn(struct loading *l, bool *ret_any)
         at.len = c.item.key_len;
         store_path_file_name(p, c.item.value.file, name);
         int rc = verify_file(p, name);
-        if (rc == 0)
+        if (rc == 0 || (rc < 0 && is_of_one_file(rc))) /* not read is not torn: who asks for it is told */
             continue;
         if (rc != LEAT_CORRUPT)
             return rc;

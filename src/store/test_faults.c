@@ -399,6 +399,65 @@ static void test_flipped_bits(void **state)
     assert_false(f->s->paths[0]->failed);
 }
 
+/* One bad sector costs one object, however often it is asked for; a disk of which nothing can be read is left. */
+static void test_unreadable_files(void **state)
+{
+    struct fixture *f = *state;
+    char key[16], name[PATH_FILE_MAX];
+    struct leat_error err;
+    struct store_obj *obj;
+    struct path *p = f->s->paths[0];
+    for (unsigned i = 0; i < 20; i++) {
+        snprintf(key, sizeof(key), "k-%02u", i);
+        assert_int_equal(testing_put(f->s, "photos", key, i, 3000), 0);
+    }
+    object_name(f, "k-07", name);
+    store_fault_unreadable(f->fault, strrchr(name, '/'), -EIO);
+    for (unsigned i = 0; i < 3 * UNREADABLE_MAX; i++) {
+        assert_int_equal(store_get(f->s, "photos", "k-07", 4, &obj, &err), STORE_UNAVAILABLE);
+        assert_non_null(strstr(err.message, "photos/k-07 cannot be read"));
+    }
+    assert_false(p->failed);
+    assert_int_equal(p->errors, 3 * UNREADABLE_MAX);
+    assert_int_equal(testing_check(f->s, "photos", "k-08", 8, 3000), 0);
+    assert_int_equal(testing_put(f->s, "photos", "k-20", 20, 3000), 0);
+    /* It was a cable: nothing is held against the object. */
+    store_fault_unreadable(f->fault, NULL, 0);
+    assert_int_equal(testing_check(f->s, "photos", "k-07", 7, 3000), 0);
+    reopen(f);
+    p = f->s->paths[0];
+    /* One that can be read between them: they were not in a row. */
+    for (unsigned i = 0; i < 15; i++) {
+        store_fault_unreadable(f->fault, i == 10 ? NULL : "", -EIO);
+        snprintf(key, sizeof(key), "k-%02u", i);
+        assert_int_equal(testing_check(f->s, "photos", key, i, 3000), i == 10 ? 0 : STORE_UNAVAILABLE);
+    }
+    for (unsigned i = 0; i < UNREADABLE_MAX; i++) {
+        assert_false(p->failed);
+        snprintf(key, sizeof(key), "k-%02u", i < 10 ? i : i + 1);
+        assert_int_equal(testing_check(f->s, "photos", key, i, 3000), STORE_UNAVAILABLE);
+    }
+    assert_true(p->failed);
+    assert_non_null(strstr(p->error, "16 objects in a row"));
+    store_fault_unreadable(f->fault, NULL, 0);
+    reopen(f);
+    assert_int_equal(testing_check(f->s, "photos", "k-07", 7, 3000), 0);
+    /* The index is rebuilt from the trailers, and that one cannot be read: it alone is missed. */
+    object_name(f, "k-07", name);
+    store_free(TAKE_PTR(f->s));
+    char index[300], aside[PATH_FILE_MAX];
+    snprintf(index, sizeof(index), "%s/index", f->dir);
+    snprintf(aside, sizeof(aside), "%s/damaged%s", f->dir, strrchr(name, '/'));
+    testing_rmdir(index);
+    store_fault_unreadable(f->fault, strrchr(name, '/'), -EIO);
+    reopen(f);
+    for (unsigned i = 0; i <= 20; i++) {
+        snprintf(key, sizeof(key), "k-%02u", i);
+        assert_int_equal(testing_check(f->s, "photos", key, i, 3000), i == 7 ? LEAT_NOT_FOUND : 0);
+    }
+    assert_int_equal(access(aside, F_OK), 0);
+}
+
 /* Every byte of the log and of the snapshot, now and then: the index comes out of the trailers, or of what is left. */
 static void test_flipped_index(void **state)
 {
@@ -521,6 +580,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_bucket_half_deleted, setup, teardown),
         cmocka_unit_test_setup_teardown(test_older_version_stays, setup, teardown),
         cmocka_unit_test_setup_teardown(test_flipped_bits, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_unreadable_files, setup, teardown),
         cmocka_unit_test_setup_teardown(test_flipped_index, setup, teardown),
         cmocka_unit_test_setup_teardown(test_small_put_waits_for_the_commit, setup, teardown),
         cmocka_unit_test_setup_teardown(test_allocations, setup, teardown),

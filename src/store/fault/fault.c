@@ -46,6 +46,8 @@ struct store_fault {
     uint64_t calls, fail_nth;
     int fail_code;
     bool fail_on, shorten, odd;
+    char unreadable[16];
+    int read_code; /* 0: all can be read */
     uint64_t capacity, used;
 };
 
@@ -136,6 +138,13 @@ static int leave(struct store_fault *f, int rc)
     return rc;
 }
 
+/* lock is held. */
+static int read_fault(const struct store_fault *f, const char *name)
+{
+    size_t n = strlen(name), end = strlen(f->unreadable);
+    return f->read_code && n >= end && strcmp(name + n - end, f->unreadable) == 0 ? f->read_code : 0;
+}
+
 static int fault_open(const struct store_io *io, const char *path, int flags, unsigned mode)
 {
     struct store_fault *f = fault_of(io);
@@ -145,7 +154,9 @@ static int fault_open(const struct store_io *io, const char *path, int flags, un
         return rc;
     if (!writes)
         pthread_mutex_lock(&f->lock);
-    int fd = store_io_real.open(io, path, flags, mode);
+    int fd = writes ? 0 : read_fault(f, path);
+    if (fd == 0)
+        fd = store_io_real.open(io, path, flags, mode);
     const char *name = below(f, path);
     if (fd < 0 || fd >= (int)FDS || !name)
         return leave(f, fd);
@@ -210,7 +221,14 @@ static int64_t fault_pwrite(const struct store_io *io, int fd, const void *data,
 
 static int64_t fault_pread(const struct store_io *io, int fd, void *dst, size_t n, uint64_t offset)
 {
-    return store_io_real.pread(io, fd, dst, n, offset);
+    struct store_fault *f = fault_of(io);
+    int rc = 0;
+    pthread_mutex_lock(&f->lock);
+    for (size_t i = 0; f->read_code && fd < (int)FDS && i < f->now.n; i++)
+        if (f->now.v[i].file && f->now.v[i].file == f->fds[fd])
+            rc = read_fault(f, f->now.v[i].text);
+    pthread_mutex_unlock(&f->lock);
+    return rc < 0 ? rc : store_io_real.pread(io, fd, dst, n, offset);
 }
 
 /* By reading and writing, which is recorded. */
@@ -414,6 +432,14 @@ static void arm(struct store_fault *f, uint64_t nth, int code, bool on)
 void store_fault_fail(struct store_fault *f, uint64_t nth, int code)
 {
     arm(f, nth, code, false);
+}
+
+void store_fault_unreadable(struct store_fault *f, const char *name_end, int code)
+{
+    pthread_mutex_lock(&f->lock);
+    snprintf(f->unreadable, sizeof(f->unreadable), "%s", name_end ? name_end : "");
+    f->read_code = name_end ? code : 0;
+    pthread_mutex_unlock(&f->lock);
 }
 
 void store_fault_fail_from(struct store_fault *f, uint64_t nth, int code)

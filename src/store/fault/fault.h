@@ -22,6 +22,9 @@ void store_fault_fail(struct store_fault *f, uint64_t nth, int code);
 /* From then on all such calls fail with `code`: a disk that died, or is full. */
 void store_fault_fail_from(struct store_fault *f, uint64_t nth, int code);
 uint64_t store_fault_calls(struct store_fault *f); /* since the last of these two */
+/* Opening and reading files whose name ends with this (at most 12 characters, such as an object's number) fails with `code`; those open already
+ * too. NULL: none; "": all. */
+void store_fault_unreadable(struct store_fault *f, const char *name_end, int code);
 /* Every other write is EINTR, the rest write a part only. */
 void store_fault_short(struct store_fault *f, bool on);
 /* A file system of so many bytes, as space() tells it; writes past it are -ENOSPC. 0: as it is. */
