@@ -3,7 +3,7 @@
  * evict.c: what goes when a disk fills: clean objects of buckets with a remote, those not looked at for longest.
  *
  * Happy path: above `high` a hand goes round the path's index (the clock of Corbato, 1968): who was looked at since it passed is spared once,
- * the others go, until the path is below `low`.
+ * the others go, until the path is below `low`. Paths on one file system, which is full for all of them at once, give up each its share.
  * Failure modes: nothing that may go is left: PUTs are refused with LEAT_NO_SPACE, and that is said in the log once.
  * Invariants: dirty objects, and those of buckets without a remote, are never looked at twice. An object is deleted as the version that was
  * seen: one that was stored anew meanwhile stays.
@@ -14,22 +14,43 @@
 
 enum { BATCH = 256, LOOKS = 4096 };
 
-/* Bytes above `percent` of what the path may hold; 0: not over. */
-static uint64_t excess(struct path *p, unsigned percent)
+static uint64_t bytes_in(struct path *p)
+{
+    pthread_rwlock_rdlock(&p->index.lock);
+    uint64_t bytes = p->index.bytes;
+    pthread_rwlock_unlock(&p->index.lock);
+    return bytes;
+}
+
+/* Bytes above `percent` of what its file system may hold, for all who lie on it together; 0: not over. */
+static uint64_t disk_excess(struct path *p, unsigned percent)
 {
     struct store *s = p->store;
-    uint64_t free_bytes, total, over = 0;
-    if (s->capacity_bytes) {
-        pthread_rwlock_rdlock(&p->index.lock);
-        uint64_t used = p->index.bytes, limit = s->capacity_bytes / 100 * percent;
-        pthread_rwlock_unlock(&p->index.lock);
-        over = used > limit ? used - limit : 0;
-    }
-    if (s->io->space(s->io, p->dir, &free_bytes, &total) == 0) {
-        uint64_t limit = total / 100 * percent, used = total - MIN(free_bytes, total);
-        over = MAX(over, used > limit ? used - limit : 0);
-    }
-    return over;
+    uint64_t free_bytes, total;
+    if (s->io->space(s->io, p->dir, &free_bytes, &total) < 0)
+        return 0;
+    uint64_t limit = total / 100 * percent, used = total - MIN(free_bytes, total);
+    return used > limit ? used - limit : 0;
+}
+
+/* The same of what the path itself may hold. */
+static uint64_t path_excess(struct path *p, unsigned percent)
+{
+    uint64_t limit = p->store->capacity_bytes / 100 * percent, used = limit ? bytes_in(p) : 0;
+    return used > limit ? used - limit : 0;
+}
+
+/* What this path shall give up of what its file system is over: as much of it as of the bytes that the store has there. */
+static uint64_t share(struct path *p, uint64_t over)
+{
+    struct store *s = p->store;
+    uint64_t own = bytes_in(p), all = 0;
+    for (unsigned i = 0; i < s->npaths; i++)
+        if (s->paths[i] == p || (p->device && s->paths[i]->device == p->device && s->paths[i]->loaded))
+            all += bytes_in(s->paths[i]);
+    if (own == 0 && all > 0)
+        return 0;
+    return all ? (uint64_t)((double)over * ((double)own / (double)all)) + 1 : over;
 }
 
 struct victims {
@@ -77,18 +98,16 @@ static void collect(struct path *p, struct victims *v, uint64_t wanted)
     pthread_rwlock_unlock(&p->index.lock);
 }
 
-void store_path_evict(struct path *p)
+/* Until `target` bytes are freed, or nobody is over any more. */
+static void evict(struct path *p, uint64_t target)
 {
-    if (atomic_load(&p->failed) || excess(p, p->store->high_percent) == 0) {
-        atomic_store(&p->over_high, false);
-        return;
-    }
+    const unsigned low = p->store->low_percent;
     struct victims *v = calloc(1, sizeof(*v));
     unsigned rounds = 0, before = 0;
-    uint64_t over, freed = 0;
+    uint64_t freed = 0;
     /* Twice round without a victim: the first spared all who were looked at. */
-    while (v && rounds < 3 && (over = excess(p, p->store->low_percent)) > 0) {
-        collect(p, v, over);
+    while (v && rounds < 3 && freed < target && (disk_excess(p, low) > 0 || path_excess(p, low) > 0)) {
+        collect(p, v, target - freed);
         if (v->n && store_remove(p->store, v->keys, v->seqs, v->n, v->codes, NULL) < 0)
             break;
         for (unsigned i = 0; i < v->n; i++)
@@ -106,6 +125,26 @@ void store_path_evict(struct path *p)
     else if (freed)
         log_info("%s: %u objects evicted", p->dir, before);
     free(v);
+}
+
+void store_evict_turn(struct store *s)
+{
+    uint64_t targets[STORE_PATHS_MAX] = {0};
+    /* All are asked before the first evicts: of paths on one file system he alone would make all of the room. */
+    for (unsigned i = 0; i < s->npaths; i++) {
+        struct path *p = s->paths[i];
+        if (!p->loaded || atomic_load(&p->failed))
+            continue;
+        if (disk_excess(p, s->high_percent) > 0)
+            targets[i] = share(p, disk_excess(p, s->low_percent));
+        if (path_excess(p, s->high_percent) > 0)
+            targets[i] = MAX(targets[i], path_excess(p, s->low_percent));
+    }
+    for (unsigned i = 0; i < s->npaths; i++)
+        if (targets[i])
+            evict(s->paths[i], targets[i]);
+        else
+            atomic_store(&s->paths[i]->over_high, false);
 }
 
 int store_evict(struct store *s, const char *bucket, const void *key, size_t key_len, struct leat_error *err)

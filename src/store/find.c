@@ -4,10 +4,12 @@
  *
  * Where: every path's index is asked, the newest version counts. So nothing moves when paths come or go.
  * Whither: highest random weight (Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", IEEE/ACM ToN 1998) over the
- * paths that are in order and have room.
+ * paths that are in order and have room, weighted by what they may hold (Schindelhauer and Schomaker, "Weighted Distributed Hash Tables",
+ * SPAA 2005: the logarithmic method).
  */
 #include "store/internal.h"
 
+#include <math.h>
 #include <time.h>
 #include <xxhash.h>
 
@@ -98,29 +100,43 @@ int store_find(struct store *s, const struct ikey *k, bool touch, struct found *
     return any ? 0 : blind ? STORE_UNAVAILABLE : LEAT_NOT_FOUND;
 }
 
-static uint64_t weight(const struct path *p, uint64_t hash)
+/* -weight / ln(h), for an h in (0, 1) that follows from path and key: the path with the greatest has the key, so that each gets its weight's share. */
+static double score(const struct path *p, uint64_t hash)
 {
     uint64_t id;
     memcpy(&id, p->id, sizeof(id));
-    return rng_mix64(hash ^ id);
+    double h = ((double)(rng_mix64(hash ^ id) >> 11) + 0.5) * 0x1p-53;
+    return -(double)MAX(p->weight_mib, 1u) / log(h);
+}
+
+static bool is_before(double a, unsigned a_number, double b, unsigned b_number)
+{
+    return a > b || (a == b && a_number < b_number);
 }
 
 /* The nth best path for a key among those in order; NULL: there are no more. */
 struct path *store_place(struct store *s, const struct ikey *k, unsigned nth)
 {
-    uint64_t hash = store_ikey_hash(k), above = UINT64_MAX;
+    uint64_t hash = store_ikey_hash(k);
     struct path *best = NULL;
-    for (unsigned round = 0; round <= nth; round++) {
+    double score_above = 0, score_best = 0;
+    for (unsigned round = 0, above = 0; round <= nth; round++) {
         best = NULL;
         for (unsigned i = 0; i < s->npaths; i++) {
             struct path *p = s->paths[i];
-            uint64_t w = weight(p, hash);
-            if (!atomic_load(&p->failed) && (round == 0 || w < above) && (!best || w > weight(best, hash)))
+            if (atomic_load(&p->failed))
+                continue;
+            double now = score(p, hash);
+            if ((round == 0 || is_before(score_above, above, now, i)) &&
+                (!best || is_before(now, i, score_best, best->number))) {
                 best = p;
+                score_best = now;
+            }
         }
         if (!best)
             return NULL;
-        above = weight(best, hash);
+        above = best->number;
+        score_above = score_best;
     }
     return best;
 }

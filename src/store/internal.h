@@ -53,6 +53,8 @@ struct path {
     uint8_t id[16];
     bool member; /* known to the store, but not given or not there: nothing of it is loaded */
     int lock_fd;
+    uint64_t device;     /* of its file system; 0: not known */
+    uint64_t weight_mib; /* its share of new objects, from leat-store; 0: not known, counts as 1 */
     _Atomic bool failed;
     bool loaded;  /* the index is all of what the path holds */
     bool rebuilt; /* at this start, out of the files */
@@ -181,7 +183,6 @@ int store_path_error(struct path *p, int rc, const char *what, struct leat_error
 int store_path_unreadable(struct path *p, uint64_t file, int rc, const char *text, struct leat_error *err);
 void store_path_readable(struct path *p); /* a file was read */
 void store_path_file_name(const struct path *p, uint64_t file, char out[PATH_FILE_MAX]);
-bool path_over(struct path *p, unsigned percent, uint64_t *ret_excess);
 
 /* recover.c: the index out of snapshot and logs, or out of the files */
 int store_path_load(struct path *p, struct leat_error *err);
@@ -285,8 +286,8 @@ void store_uploads_free(struct store *s);
 void store_uploads_age(struct store *s);
 bool store_uploads_any(struct store *s, uint32_t bucket_id);
 
-/* evict.c */
-void store_path_evict(struct path *p);
+/* evict.c: one turn, over all paths */
+void store_evict_turn(struct store *s);
 void store_kick(struct store *s);
 
 #endif

@@ -3,7 +3,7 @@
  * path.c: the folders that a store lives in: whose they are, and that nobody else is in them.
  *
  *     PATH/lock                flock: one process
- *     PATH/leat-store          text: number of the store, of this path, and of all its members with the folders they were last seen in
+ *     PATH/leat-store          text: number of the store, of this path, its weight, and all members with the folders they were last seen in
  *     PATH/buckets/NAME        a bucket's properties, the same on each path
  *     PATH/index/              log.N, snapshot.N
  *     PATH/objects/DIR/FILE    objects; names are numbers
@@ -30,6 +30,7 @@
 
 struct identity {
     uint8_t store[16], path[16];
+    uint64_t weight_mib; /* of this path; 0: from before there were weights */
     unsigned n;
     struct {
         uint8_t id[16];
@@ -136,6 +137,9 @@ static int identity_write(struct path *p, const struct identity *id)
     put_hex(a, id->store);
     put_hex(b, id->path);
     int n = snprintf(text, IDENTITY_MAX, "leat-store 1\nstore %s\npath %s\n", a, b);
+    if (id->weight_mib)
+        n +=
+            snprintf(text + n, IDENTITY_MAX - (size_t)n, "weight %llu\n", (unsigned long long)id->weight_mib);
     for (unsigned i = 0; i < id->n; i++) {
         put_hex(a, id->members[i].id);
         n += snprintf(text + n, IDENTITY_MAX - (size_t)n, "member %s %s\n", a, id->members[i].dir);
@@ -161,6 +165,8 @@ static int identity_parse(char *text, struct identity *ret)
             store = get_hex(line + 6, id.store);
         else if (strncmp(line, "path ", 5) == 0)
             path = get_hex(line + 5, id.path);
+        else if (strncmp(line, "weight ", 7) == 0)
+            id.weight_mib = strtoull(line + 7, NULL, 10);
         else if (strncmp(line, "member ", 7) == 0 && strlen(line) > 40 && id.n < STORE_PATHS_MAX &&
                  get_hex(line + 7, id.members[id.n].id))
             snprintf(id.members[id.n++].dir, PATH_NAME_MAX, "%s", line + 40);
@@ -296,6 +302,12 @@ static int make_folders(struct path *p)
     return io->syncdir(io, p->dir);
 }
 
+static uint64_t device_of(const char *dir)
+{
+    struct stat st;
+    return stat(dir, &st) == 0 ? (uint64_t)st.st_dev : 0;
+}
+
 /* 0 and ret_fresh, or an error that ends store_new; a path that cannot be read is left instead, and that is 0 as well. */
 static int open_one(struct path *p, struct identity *ret_id, bool *ret_fresh, struct leat_error *err)
 {
@@ -326,6 +338,7 @@ static int open_one(struct path *p, struct identity *ret_id, bool *ret_fresh, st
                          "%s/leat-store is damaged: copy it from a backup, or take the path away", p->dir);
     if (rc == -ENOMEM)
         return error_set(err, rc, "no memory to open %s", p->dir);
+    p->device = device_of(p->dir);
     if (rc < 0) {
         char why[160];
         snprintf(why, sizeof(why), "it cannot be opened: %s", strerror(-rc));
@@ -360,6 +373,7 @@ static int merge_identity(struct store *s, struct opening *o, struct path *p, co
                          s->paths[0]->dir);
     }
     memcpy(p->id, id->path, 16);
+    p->weight_mib = id->weight_mib;
     for (unsigned i = 0; i < p->number; i++)
         if (memcmp(s->paths[i]->id, p->id, 16) == 0)
             return error_set(err, LEAT_INVALID, "%s is a copy of %s, or the same folder", p->dir,
@@ -410,6 +424,21 @@ static int absent_members(struct store *s, struct opening *o, bool forget, struc
     return 0;
 }
 
+/* What a path may hold, when it joins: its file system, shared with the paths there, or the store's limit for each path. From then on it stays. */
+static void weigh(struct store *s, struct path *p)
+{
+    uint64_t free_bytes, total;
+    unsigned sharing = 0;
+    for (unsigned i = 0; i < s->npaths; i++)
+        sharing += s->paths[i] == p || (p->device && s->paths[i]->device == p->device);
+    if (p->weight_mib || s->io->space(s->io, p->dir, &free_bytes, &total) < 0)
+        return;
+    total /= sharing;
+    if (s->capacity_bytes)
+        total = MIN(total, s->capacity_bytes);
+    p->weight_mib = MAX(total / MIB, 1u);
+}
+
 static int write_identities(struct store *s, struct opening *o)
 {
     for (unsigned i = 0; i < s->npaths; i++) {
@@ -430,6 +459,8 @@ static int write_identities(struct store *s, struct opening *o)
         if (atomic_load(&p->failed))
             continue;
         memcpy(id.path, p->id, 16);
+        weigh(s, p);
+        id.weight_mib = p->weight_mib;
         int rc = make_folders(p);
         struct identity *now = malloc(sizeof(*now));
         if (!now)

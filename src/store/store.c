@@ -16,11 +16,11 @@ static uint64_t given(uint64_t value, uint64_t otherwise)
 static void work(struct store *s)
 {
     pthread_mutex_lock(&s->work_lock);
+    store_evict_turn(s);
     for (unsigned i = 0; i < s->npaths; i++) {
         struct path *p = s->paths[i];
         if (!p->loaded || atomic_load(&p->failed))
             continue;
-        store_path_evict(p);
         int rc = store_path_wants_compaction(p) ? store_path_compact(p) : 0;
         if (rc < 0) {
             struct leat_error err;

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Several paths: disks of different size, folders of one disk, stores from before paths had weights. */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#include "base/crc32c.h"
+#include "base/rng.h"
+#include "store/internal.h"
+#include "store/testing.h"
+
+enum { KEYS = 600 };
+
+/* File systems of so many bytes, by the last character of a path's name: "0" is the first. */
+static uint64_t totals[3], used[3];
+
+static int space(const struct store_io *io, const char *path, uint64_t *ret_free, uint64_t *ret_total)
+{
+    unsigned i = (unsigned)(path[strlen(path) - 1] - '0');
+    *ret_total = totals[i];
+    *ret_free = totals[i] - used[i];
+    return 0;
+}
+
+struct fixture {
+    char dir[256], dirs[3][300];
+    const char *paths[3];
+    struct store_io io;
+    struct store *s;
+};
+
+static void reopen(struct fixture *f, unsigned n)
+{
+    store_free(f->s);
+    f->s = testing_open(f->paths, n, &f->io);
+    assert_non_null(f->s);
+    for (unsigned i = 0; i < n; i++)
+        f->s->paths[i]->device = i + 1; /* each a disk of its own, as far as the store can tell */
+}
+
+static int setup(void **state)
+{
+    struct fixture *f = calloc(1, sizeof(*f));
+    testing_mkdir_fast(f->dir);
+    for (unsigned i = 0; i < 3; i++) {
+        snprintf(f->dirs[i], sizeof(f->dirs[i]), "%s/disk-%u", f->dir, i);
+        f->paths[i] = f->dirs[i];
+        totals[i] = (i == 1 ? 900 : 300) * GIB;
+        used[i] = 0;
+    }
+    f->io = store_io_real;
+    f->io.space = space;
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct fixture *f = *state;
+    store_free(f->s);
+    testing_rmdir(f->dir);
+    free(f);
+    return 0;
+}
+
+static const char *key_of(unsigned i)
+{
+    static char key[16];
+    snprintf(key, sizeof(key), "k-%03u", i);
+    return key;
+}
+
+/* Of KEYS keys, how many would go to path `at`; `same`: none goes elsewhere than `where` says, which is filled else. */
+static unsigned placed(struct store *s, unsigned at, uint8_t where[KEYS], bool same)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < KEYS; i++) {
+        struct ikey k;
+        ikey_set(&k, 1, key_of(i), 5);
+        struct path *p = store_place(s, &k, 0);
+        if (same)
+            assert_int_equal(where[i], p->number);
+        where[i] = (uint8_t)p->number;
+        n += p->number == at;
+    }
+    return n;
+}
+
+static void check_all(struct fixture *f)
+{
+    for (unsigned i = 0; i < KEYS; i++)
+        assert_int_equal(testing_check(f->s, "photos", key_of(i), i, 50), 0);
+}
+
+/* The identity of a path with its line of weight changed to `line` ("": none, as before there were weights). */
+static void set_weight(const char *dir, const char *line)
+{
+    char name[400], text[4096] = "", out[4096];
+    snprintf(name, sizeof(name), "%s/leat-store", dir);
+    int fd = open(name, O_RDWR);
+    assert_true(fd >= 0 && read(fd, text, sizeof(text) - 1) > 0);
+    char *weight = strstr(text, "\nweight "), *crc = strstr(text, "\ncrc ");
+    assert_non_null(weight);
+    assert_non_null(crc);
+    char *rest = strchr(weight + 1, '\n');
+    crc[1] = 0;
+    weight[1] = 0;
+    int n = snprintf(out, sizeof(out), "%s%s%s", text, line, rest + 1);
+    n += snprintf(out + n, sizeof(out) - (size_t)n, "crc %08x\n", crc32c(0, out, (size_t)n));
+    assert_int_equal(ftruncate(fd, 0), 0);
+    assert_int_equal(pwrite(fd, out, (size_t)n, 0), n);
+    close(fd);
+}
+
+/* A disk three times as large gets three times as much; what is there is found whatever the weights become. */
+static void test_weights(void **state)
+{
+    struct fixture *f = *state;
+    static uint8_t where[KEYS];
+    f->s = testing_open(f->paths, 2, &f->io);
+    assert_non_null(f->s);
+    /* Both lie on one file system here, so that each counts half of what it says. */
+    assert_int_equal(f->s->paths[0]->weight_mib, 150 * 1024);
+    assert_int_equal(f->s->paths[1]->weight_mib, 450 * 1024);
+    assert_int_equal(store_bucket_create(f->s, "photos", 0, NULL, NULL), 0);
+    unsigned large = placed(f->s, 1, where, false);
+    assert_in_range(large, KEYS * 68 / 100, KEYS * 82 / 100);
+    for (unsigned i = 0; i < KEYS; i++)
+        assert_int_equal(testing_put(f->s, "photos", key_of(i), i, 50), 0);
+    assert_in_range(f->s->paths[1]->index.objects, KEYS * 68 / 100, KEYS * 82 / 100);
+    /* A file system that says something else now (mkfs, a quota, a few blocks) moves nothing. */
+    totals[0] = totals[1] = 500 * GIB;
+    reopen(f, 2);
+    placed(f->s, 1, where, true);
+    check_all(f);
+    /* One that joins takes its share, and only that: no key moves between the others. */
+    reopen(f, 3);
+    assert_int_equal(f->s->paths[2]->weight_mib, 100 * 1024);
+    unsigned third = 0;
+    for (unsigned i = 0; i < KEYS; i++) {
+        struct ikey k;
+        ikey_set(&k, 1, key_of(i), 5);
+        unsigned now = store_place(f->s, &k, 0)->number;
+        assert_true(now == where[i] || now == 2);
+        third += now == 2;
+    }
+    assert_in_range(third, KEYS * 9 / 100, KEYS * 20 / 100);
+    check_all(f);
+    /* Other weights, by hand: all is found where it is, and deleted there. */
+    store_free(TAKE_PTR(f->s));
+    set_weight(f->dirs[0], "weight 900000\n");
+    set_weight(f->dirs[1], "weight 1\n");
+    reopen(f, 3);
+    assert_true(placed(f->s, 0, where, false) > KEYS * 3 / 4);
+    check_all(f);
+    for (unsigned i = 0; i < KEYS; i += 2)
+        assert_int_equal(testing_put(f->s, "photos", key_of(i), i, 50), 0);
+    for (unsigned i = 0; i < KEYS; i += 3) {
+        assert_int_equal(store_delete(f->s, "photos", key_of(i), 5, 0, NULL), 0);
+        assert_int_equal(testing_check(f->s, "photos", key_of(i), i, 50), LEAT_NOT_FOUND);
+    }
+    reopen(f, 3);
+    for (unsigned i = 0; i < KEYS; i++)
+        assert_int_equal(testing_check(f->s, "photos", key_of(i), i, 50), i % 3 ? 0 : LEAT_NOT_FOUND);
+}
+
+/* A store from before: its paths are weighed once, and nothing of it is lost. Disks of one size share keys as they always did. */
+static void test_store_without_weights(void **state)
+{
+    struct fixture *f = *state;
+    static uint8_t where[KEYS];
+    totals[1] = totals[0];
+    f->s = testing_open(f->paths, 2, &f->io);
+    assert_non_null(f->s);
+    assert_int_equal(store_bucket_create(f->s, "photos", 0, NULL, NULL), 0);
+    for (unsigned i = 0; i < KEYS; i++) {
+        struct ikey k;
+        uint64_t best = 0, id;
+        ikey_set(&k, 1, key_of(i), 5);
+        for (unsigned p = 0; p < 2; p++) {
+            memcpy(&id, f->s->paths[p]->id, sizeof(id));
+            uint64_t plain = rng_mix64(store_ikey_hash(&k) ^ id);
+            where[i] = plain > best ? (uint8_t)p : where[i];
+            best = MAX(best, plain);
+        }
+        assert_int_equal(testing_put(f->s, "photos", key_of(i), i, 50), 0);
+    }
+    placed(f->s, 0, where, true);
+    store_free(TAKE_PTR(f->s));
+    set_weight(f->dirs[0], "");
+    set_weight(f->dirs[1], "");
+    totals[1] = 3 * totals[0];
+    reopen(f, 2);
+    assert_int_equal(f->s->paths[0]->weight_mib, 150 * 1024);
+    assert_int_equal(f->s->paths[1]->weight_mib, 450 * 1024);
+    check_all(f);
+    totals[1] = totals[0];
+    reopen(f, 2);
+    assert_int_equal(f->s->paths[1]->weight_mib, 450 * 1024);
+    assert_in_range(placed(f->s, 1, where, false), KEYS * 68 / 100, KEYS * 82 / 100);
+    check_all(f);
+}
+
+static void fill_cache(struct fixture *f)
+{
+    static uint8_t data[10000];
+    struct store_commit clean = {.remote = "v1"};
+    assert_int_equal(store_bucket_create(f->s, "cache", STORE_BUCKET_REMOTE, NULL, NULL), 0);
+    for (unsigned i = 0; i < 200; i++) {
+        struct store_put *put;
+        assert_int_equal(store_put_begin(f->s, "cache", key_of(i), 5, sizeof(data), 0, &put, NULL), 0);
+        assert_int_equal(store_put_write(put, data, sizeof(data), NULL), 0);
+        assert_int_equal(store_put_commit(put, &clean, NULL, NULL), 0);
+    }
+}
+
+/* One file system under two paths, with 92 of 100 in use: what has to go is counted once, and both give their share. */
+static void test_one_disk_under_two_paths(void **state)
+{
+    struct fixture *f = *state;
+    totals[0] = totals[1] = 10000000;
+    f->s = testing_open(f->paths, 2, &f->io);
+    assert_non_null(f->s);
+    assert_int_equal(f->s->paths[0]->device, f->s->paths[1]->device);
+    f->s->reserve_bytes = 1;
+    fill_cache(f);
+    uint64_t before[2];
+    for (unsigned i = 0; i < 2; i++)
+        before[i] = f->s->paths[i]->index.bytes;
+    used[0] = used[1] = 9200000;
+    for (unsigned turn = 0; turn < 3;
+         turn++) { /* the hand has to pass once: at first all count as looked at */
+        store_tick(f->s);
+        uint64_t freed = before[0] + before[1] - f->s->paths[0]->index.bytes - f->s->paths[1]->index.bytes;
+        used[0] = used[1] = 9200000 - freed;
+    }
+    for (unsigned i = 0; i < 2; i++) { /* 1.2 of 2 MB in all, of each 60 of 100 */
+        uint64_t gone = before[i] - f->s->paths[i]->index.bytes;
+        assert_in_range(gone * 100 / before[i], 55, 68);
+    }
+    assert_in_range(used[0], 7900000, 8000000);
+    /* Two disks, and only one is over: the other keeps what it has. */
+    f->s->paths[1]->device++;
+    uint64_t other = f->s->paths[1]->index.bytes;
+    used[0] = 9900000;
+    used[1] = 100;
+    store_tick(f->s);
+    assert_int_equal(f->s->paths[1]->index.bytes, other);
+    assert_true(f->s->paths[0]->index.bytes < 20000);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_weights, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_store_without_weights, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_one_disk_under_two_paths, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
