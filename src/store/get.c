@@ -152,6 +152,7 @@ void store_mark_corrupt(struct store *s, struct path *p, const struct ikey *k, u
 {
     atomic_fetch_add(&p->corrupt, 1);
     store_flag(s, k, seq, 0, STORE_CORRUPT, NULL, false, NULL);
+    store_scrub_note(p, k, seq);
 }
 
 static int corrupt(struct obj *obj, uint64_t block, struct leat_error *err)
@@ -288,8 +289,7 @@ int store_obj_open_direct(const struct store_obj *pub)
 
 /* --- opening ------------------------------------------------------------------------------------------------------------------ */
 
-/* The trailer says the same as the index. */
-static bool belongs(const struct trailer *t, const struct index_value *v, const struct ikey *k)
+bool store_trailer_belongs(const struct trailer *t, const struct index_value *v, const struct ikey *k)
 {
     struct ikey own;
     ikey_set(&own, t->bucket_id, t->key, t->key_len);
@@ -352,7 +352,7 @@ static int open_file(struct store *s, const struct ikey *k, const struct found *
     uint8_t *data = NULL;
     uint32_t len;
     int rc = store_trailer_read(f->path, fd, &data, &len, &t);
-    if (rc == 0 && !belongs(&t, &f->value, k))
+    if (rc == 0 && !store_trailer_belongs(&t, &f->value, k))
         rc = LEAT_CORRUPT;
     if (rc < 0) {
         s->io->close(s->io, fd);

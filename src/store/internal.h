@@ -80,6 +80,7 @@ struct path {
     _Atomic uint64_t errors, corrupt, evicted, evicted_bytes;
     _Atomic uint64_t pending_bytes; /* of puts under way, not in the index yet */
     _Atomic bool over_high;
+    struct scrub *scrub;         /* NULL: not loaded */
     uint8_t hand[INDEX_KEY_MAX]; /* of the eviction's clock */
     size_t hand_len;
 };
@@ -106,6 +107,7 @@ struct store {
     uint8_t id[16];
     uint64_t capacity_bytes, reserve_bytes, direct_bytes, upload_age_ns;
     unsigned high_percent, low_percent;
+    uint64_t scrub_period_s, scrub_rate;
     struct ticket_office *office, own_office;
     pthread_mutex_t stripes[STORE_STRIPES];
     _Atomic uint64_t seq;
@@ -230,6 +232,8 @@ void store_open_forget(struct store *s, struct path *p, uint64_t file);
 struct store_obj *store_open_find(struct store *s, struct path *p, uint64_t file, uint64_t seq);
 int store_open(struct store *s, const struct ikey *k, const char *bucket, struct store_obj **ret_obj,
                struct leat_error *err);
+/* The trailer says the same as the index. */
+bool store_trailer_belongs(const struct trailer *t, const struct index_value *v, const struct ikey *k);
 void store_mark_corrupt(struct store *s, struct path *p, const struct ikey *k, uint64_t seq);
 
 /* change.c: what a change does to log, index and files. commits and the key's stripe are held by the caller. */
@@ -289,5 +293,13 @@ bool store_uploads_any(struct store *s, uint32_t bucket_id);
 /* evict.c: one turn, over all paths */
 void store_evict_turn(struct store *s);
 void store_kick(struct store *s);
+
+/* scrub.c: of a loaded path; its thread is another matter */
+int store_scrub_new(struct path *p, struct leat_error *err);
+int store_scrub_run(struct path *p, struct leat_error *err);
+void store_scrub_end(struct path *p); /* also of one that has none */
+void store_scrub_note(struct path *p, const struct ikey *k,
+                      uint64_t seq); /* somebody else found it damaged */
+void store_scrub_status(struct path *p, struct store_scrub_status *ret);
 
 #endif

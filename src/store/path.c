@@ -7,6 +7,7 @@
  *     PATH/buckets/NAME        a bucket's properties, the same on each path
  *     PATH/index/              log.N, snapshot.N
  *     PATH/objects/DIR/FILE    objects; names are numbers
+ *     PATH/scrub               how far the scrub is
  *     PATH/damaged/            what a rebuild could make nothing of
  *
  * Happy path: lock, read leat-store, hold its numbers against those of the other paths, load the index.

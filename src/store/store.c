@@ -75,6 +75,8 @@ static int configure(struct store *s, const struct store_config *c, struct leat_
     s->direct_bytes = given(c->direct_bytes, 8 * MIB);
     s->high_percent = (unsigned)given(c->high_percent, 90);
     s->low_percent = (unsigned)given(c->low_percent, MIN(80u, s->high_percent));
+    s->scrub_period_s = given(c->scrub_period_s, 30 * 24 * 3600);
+    s->scrub_rate = given(c->scrub_rate, 64 * MIB);
     s->upload_age_ns = given(c->upload_age_s, 7 * 24 * 3600) * 1000000000ull;
     ticket_office_init(&s->own_office, 256 * MIB);
     s->office = c->office ? c->office : &s->own_office;
@@ -135,6 +137,8 @@ void store_free(struct store *s)
         pthread_mutex_unlock(&s->tick_lock);
         pthread_join(s->thread, NULL);
     }
+    for (unsigned i = 0; i < s->npaths; i++)
+        store_scrub_end(s->paths[i]);
     store_open_fini(s);
     store_uploads_free(s);
     store_buckets_free(s);
@@ -161,6 +165,12 @@ int store_new(const struct store_config *config, struct store **ret_store, struc
         rc = store_buckets_load(s, err);
     if (rc == 0)
         rc = store_uploads_load(s, err);
+    for (unsigned i = 0; rc == 0 && i < s->npaths; i++) {
+        struct path *p = s->paths[i];
+        rc = p->loaded && !atomic_load(&p->failed) ? store_scrub_new(p, err) : 0;
+        if (rc == 0 && p->scrub && !config->no_background)
+            rc = store_scrub_run(p, err);
+    }
     if (rc == 0 && !config->no_background) {
         rc = -pthread_create(&s->thread, NULL, background, s);
         s->has_thread = rc == 0;
@@ -208,6 +218,7 @@ static void path_status(struct path *p, struct store_path_status *ret)
     pthread_mutex_lock(&p->log.lock);
     ret->log_bytes = p->log.end;
     pthread_mutex_unlock(&p->log.lock);
+    store_scrub_status(p, &ret->scrub);
     p->store->io->space(p->store->io, p->dir, &ret->free_bytes, &ret->total_bytes);
 }
 

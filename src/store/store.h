@@ -55,6 +55,9 @@ struct store_config {
     struct ticket_office
         *office;           /* buffers of PUTs are charged here; NULL: an office of the store's own, 256 MiB */
     uint64_t upload_age_s; /* uploads nobody touched for so long are aborted; 0: 7 days */
+    uint64_t
+        scrub_period_s; /* each object is read again once in so long; 0: 30 days; UINT64_MAX: only when asked */
+    uint64_t scrub_rate; /* bytes a second of one path that this may read; 0: 64 MiB */
     bool
         forget_missing; /* a path of the store that is not given is gone for good; else it counts as failed */
     const struct store_io *io; /* NULL: the real one */
@@ -347,6 +350,46 @@ int store_upload_abort(struct store *s, const char *bucket, const void *key, siz
 
 /* --- status ------------------------------------------------------------------------------------------------------------ */
 
+/*
+ * The scrub reads every object of a path again, past the page cache, and compares it with its checksums. What is damaged, or cannot be read: a clean
+ * object of a bucket with a remote is evicted, so that it is fetched anew; another one is marked (STORE_CORRUPT), named in the log and in store_damaged.
+ */
+enum store_scrub_state {
+    STORE_SCRUB_OFF,     /* not by itself; or the path has failed */
+    STORE_SCRUB_WAITING, /* for the next pass */
+    STORE_SCRUB_RUNNING,
+};
+struct store_scrub_pass {
+    int64_t begun_ns, ended_ns; /* since 1970; 0: not yet */
+    uint64_t objects, bytes;    /* read; parts of uploads too */
+    uint64_t damaged, mended, unreadable;
+};
+struct store_scrub_status {
+    enum store_scrub_state state;
+    bool asked;                        /* as fast as it may, because of store_scrub_start */
+    struct store_scrub_pass now, last; /* begun_ns 0: none; last: the one that ended last */
+    uint64_t of_objects, of_bytes;     /* on the path: where `now` is going to */
+    int64_t next_ns;                   /* begin of the next pass, since 1970; 0: none is planned */
+    uint64_t total_objects, total_bytes, total_mended; /* since the start */
+};
+/* A pass over all paths begins now, from the first object on; what is under way is given up for it. */
+void store_scrub_start(struct store *s);
+/* It goes on at its usual pace; where the scrub does not run by itself, it ends. */
+void store_scrub_stop(struct store *s);
+/* For tests with no_background: reads up to so many objects of each path, of a pass that was started. */
+void store_scrub_some(struct store *s, unsigned objects);
+
+struct store_damage {
+    const char *path;
+    char bucket[STORE_BUCKET_MAX + 1];
+    const void *key; /* the callback's during the call */
+    size_t key_len;
+    bool unreadable; /* else its bytes are not those that were stored */
+};
+/* Objects found damaged, by readers or by the scrub, and neither mended nor replaced since: the newest 64 of each path. The callback's answer other
+ * than 0 ends it and is returned. -ENOMEM. */
+int store_damaged(struct store *s, int (*object)(void *user, const struct store_damage *damage), void *user);
+
 enum store_path_state { STORE_PATH_OK, STORE_PATH_FAILED };
 struct store_path_status {
     const char *path; /* the store's */
@@ -360,6 +403,7 @@ struct store_path_status {
     uint64_t evicted, evicted_bytes;
     uint64_t dirty;     /* objects the remote has not got */
     uint64_t log_bytes; /* since the last snapshot */
+    struct store_scrub_status scrub;
 };
 struct store_status {
     unsigned npaths;
