@@ -27,7 +27,7 @@ MAN = ROOT / "docs" / "man"
 pytestmark = pytest.mark.skipif(not LEAT.exists(), reason=f"{LEAT} is not built")
 needs_daemon = pytest.mark.skipif(not LEATD.exists(), reason=f"{LEATD} is not built")
 
-COMMANDS = "preload append index convert cp ls stat cat drop verify replay status top stop doctor topo serve bucket help".split()
+COMMANDS = "preload append index convert cp ls stat cat drop verify replay status top stop doctor topo serve bucket scrub help".split()
 
 
 def leat(*args, env=None, check=None, **kwargs):
@@ -134,6 +134,9 @@ def test_man_page_compiles(page):
         (["top", "x"], "no argument is expected"),
         (["top", "--interval", "0.01"], "0.1 or more"),
         (["stop", "x"], "no argument is expected"),
+        (["scrub", "x"], "no argument is expected"),
+        (["scrub", "--now", "--stop"], "exclude each other"),
+        (["scrub", "--no-wait"], "goes with --now"),
         (["ls", "a", "b", "c"], "c: a name and a prefix at most"),
         (["ls", "s3://a", "b"], "b: one address at a time"),
         (["ls", "-r", "a"], "for s3://BUCKET/PREFIX"),

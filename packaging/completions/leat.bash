@@ -7,7 +7,7 @@ _leat()
     for ((i = 1; i < COMP_CWORD; i++)); do
         word=${COMP_WORDS[i]}
         case $word in
-        --socket | --job | --progress | --timeout | --name | --pool | --limit | --field | --root | --gpu | --cpus | --rails | --record | --to | --shard-size | --shard-count | --endpoint-url | --region | --profile | --ca-bundle | --store | --listen | --keys | --tls-cert | --tls-key | --domain | --capacity | --memory | --threads | --remote | --remote-endpoint | --remote-region | --remote-profile | --remote-timeout | --remote-settings | --mode | --check | --check-age | -n) ((i++)) ;;
+        --socket | --job | --progress | --timeout | --name | --pool | --limit | --field | --root | --gpu | --cpus | --rails | --record | --to | --shard-size | --shard-count | --endpoint-url | --region | --profile | --ca-bundle | --store | --listen | --keys | --tls-cert | --tls-key | --domain | --capacity | --memory | --threads | --scrub | --scrub-rate | --remote | --remote-endpoint | --remote-region | --remote-profile | --remote-timeout | --remote-settings | --admin-token | --token | --mode | --check | --check-age | -n) ((i++)) ;;
         -*) ;;
         *) if [[ -z $command ]]; then command=$word; else ((operands++)); fi ;;
         esac
@@ -17,8 +17,8 @@ _leat()
     --mode) mapfile -t COMPREPLY < <(compgen -W 'through back' -- "$cur"); return ;;
     --check) mapfile -t COMPREPLY < <(compgen -W 'never age always' -- "$cur"); return ;;
     --to) mapfile -t COMPREPLY < <(compgen -W 'dir tar npy' -- "$cur"); return ;;
-    --shard-size | --shard-count | --job | --timeout | --name | --pool | --limit | --field | --gpu | --cpus | --rails | --endpoint-url | --region | --profile | --listen | --domain | --capacity | --memory | --threads | --remote | --remote-endpoint | --remote-region | --remote-profile | --remote-timeout | --check-age | -n) return ;;
-    --socket | --root | --record | --ca-bundle | --store | --keys | --tls-cert | --tls-key | --remote-settings) mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;
+    --shard-size | --shard-count | --job | --timeout | --name | --pool | --limit | --field | --gpu | --cpus | --rails | --endpoint-url | --region | --profile | --listen | --domain | --capacity | --memory | --threads | --scrub | --scrub-rate | --remote | --remote-endpoint | --remote-region | --remote-profile | --remote-timeout | --check-age | -n) return ;;
+    --socket | --root | --record | --ca-bundle | --store | --keys | --tls-cert | --tls-key | --remote-settings | --admin-token | --token) mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;
     esac
     if [[ $cur == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$("$leat" $command --help 2>/dev/null |

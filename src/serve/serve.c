@@ -200,6 +200,8 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
                                  .capacity_bytes = c->capacity_bytes,
                                  .high_percent = c->high_percent,
                                  .low_percent = c->low_percent,
+                                 .scrub_period_s = c->scrub_s,
+                                 .scrub_rate = c->scrub_rate,
                                  .office = &s->office};
     int rc = keyring_new(c->keys_file, c->anonymous, &s->keys, err);
     if (rc == 0)

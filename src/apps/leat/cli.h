@@ -10,6 +10,7 @@
  *   convert.c   folders, shards, arrays; convert_*.c   topo.c      NICs and GPUs; topo_record.c keeps where that is said
  *   cp.c        files and objects of S3; cp_*.c, remote.h   top.c       top: the daemon as it goes
  *   serve.c     the object store                       bucket.c    buckets of it, in front of others
+ *   scrub.c     whether what it has is still what was stored
  */
 #ifndef APPS_LEAT_CLI_H
 #define APPS_LEAT_CLI_H
@@ -204,6 +205,8 @@ int cmd_bucket(struct cli *cli, int argc, char **argv);
 extern const struct cli_option bucket_options[]; /* bucket.c */
 extern const char *const bucket_examples[];
 extern const struct cli_option serve_options[]; /* serve.c */
+int cmd_scrub(struct cli *cli, int argc, char **argv);
+extern const struct cli_option scrub_options[]; /* scrub.c */
 int cmd_help(struct cli *cli, int argc, char **argv);
 
 #endif

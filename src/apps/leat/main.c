@@ -182,6 +182,11 @@ static const char *const serve_examples[] = {
     "leat serve --store /data/a --store /data/b --keys /etc/leat/keys --listen 0.0.0.0:9000",
     NULL,
 };
+static const char *const scrub_examples[] = {
+    "leat scrub --endpoint-url unix:/run/leat/http.sock",
+    "leat scrub --now --endpoint-url https://store1:9000 --token ~/.config/leat/admin-token",
+    NULL,
+};
 static const char *const help_examples[] = {
     "leat help preload",
     NULL,
@@ -259,6 +264,11 @@ const struct cli_command cli_commands[] = {
      "server\n"
      "finds (see --remote-profile), and stand on no command line. No daemon is needed.",
      bucket_options, bucket_examples, cmd_bucket},
+    {"scrub", "show how far a server's disks are read again, or have it done now",
+     "[--now | --stop] [OPTION ...]",
+     "A server reads all of its objects again by itself, in the background. Damaged ones are named, and the\n"
+     "exit code is 7. To look is allowed on the same host; --now wants a token, or the server's unix socket.",
+     scrub_options, scrub_examples, cmd_scrub},
     {"help", "show help on a command", "[COMMAND]", NULL, NULL, help_examples, cmd_help},
     {0},
 };

@@ -29,7 +29,9 @@ enum {
     OPT_CAPACITY,
     OPT_MEMORY,
     OPT_THREADS,
-    OPT_ADMIN_TOKEN
+    OPT_ADMIN_TOKEN,
+    OPT_SCRUB,
+    OPT_SCRUB_RATE
 };
 
 static const struct {
@@ -47,6 +49,8 @@ static const struct {
     {OPT_MEMORY, "store", "memory"},
     {OPT_THREADS, "serve", "threads"},
     {OPT_ADMIN_TOKEN, "serve", "admin_token_file"},
+    {OPT_SCRUB, "store", "scrub"},
+    {OPT_SCRUB_RATE, "store", "scrub_rate"},
 };
 
 const struct cli_option serve_options[] = {
@@ -64,6 +68,8 @@ const struct cli_option serve_options[] = {
     {OPT_THREADS, "threads", "N", "that serve connections (one a CPU, at most 4)"},
     {OPT_ADMIN_TOKEN, "admin-token", "FILE",
      "who sends what is in it may administrate by /v1; see the man page"},
+    {OPT_SCRUB, "scrub", "TIME", "all objects are read again and verified once in so long, or off (30d)"},
+    {OPT_SCRUB_RATE, "scrub-rate", "SIZE", "most that this reads of each DIR in a second (64MiB)"},
     {0},
 };
 

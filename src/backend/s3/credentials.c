@@ -10,9 +10,8 @@
 #include <stdio.h>
 #include <sys/wait.h>
 
-#include "backend/http/http_client.h"
+#include "backend/http/once.h"
 #include "base/clock.h"
-#include "loop/loop.h"
 #include "wire/s3.h"
 #include "wire/xml.h"
 
@@ -34,96 +33,18 @@ static const char *env(const char *name)
     return value && *value ? value : NULL;
 }
 
-/* --- an endpoint, asked once ------------------------------------------------------------------------------------------- */
-
-struct fetch {
-    struct http_call call;
-    int rc;
-    struct leat_error err;
-    bool over;
-};
-
-static void fetched(struct http_call *call, int rc, const struct leat_error *err)
+static int ask(const char *method, const char *url, const char *headers, const struct bytes_out *body,
+               uint64_t timeout_ns, int *ret_status, char **ret_text, struct leat_error *err)
 {
-    struct fetch *f = container_of(call, struct fetch, call);
-    f->rc = rc;
-    if (err)
-        f->err = *err;
-    f->over = true;
-}
-
-/* `headers`: lines with their ends. The answer's text with a NUL, which the caller wipes and frees. */
-static int fetch(const char *method, const char *url, const char *headers, const struct bytes_out *body,
-                 uint64_t timeout_ns, int *ret_status, char **ret_text, struct leat_error *err)
-{
-    struct s3_endpoint e;
-    char header[340];
-    struct http_origin origin = {0};
-    const char *rest = strstr(url, "://");
-    for (const char *at = url; *at; at++) {
-        if ((unsigned char)*at <= ' ' || *at == 0x7f)
-            return error_set(err, LEAT_INVALID, "an address of credentials with spaces or line ends in it");
-    }
-    const char *path = rest ? rest + 3 + strcspn(rest + 3, "/?") : NULL;
-    AUTO_FREE char *base = rest ? strndup(url, (size_t)(path - url)) : NULL;
-    int rc = base ? s3_endpoint_parse(base, NULL, "path", &e, err)
-                  : error_set(err, LEAT_INVALID, "\"%.200s\" is no address", url);
-    if (rc < 0)
-        return rc;
-    origin.tls = e.tls;
-    origin.port = e.port;
-    s3_endpoint_host(&e, NULL, origin.host, header);
-    struct bytes_out head = {0};
-    http_put(&head, method);
-    http_put(&head, *path == '/' ? " " : " /");
-    http_put(&head, path);
-    http_put(&head, " HTTP/1.1\r\n");
-    http_put_header(&head, "host", header);
-    http_put_header(&head, "user-agent", "leat");
-    http_put(&head, headers);
-    http_put(&head, "\r\n");
-    struct loop *loop = NULL;
-    struct http_client *client = NULL;
-    struct http_client_config config = {
-        .connections = 1, .connect_ns = timeout_ns, .ca_file = e.tls ? env("AWS_CA_BUNDLE") : NULL};
-    struct fetch f = {.call = {.origin = &origin,
-                               .method = method,
-                               .head = head.data,
-                               .head_len = head.len,
-                               .body = body ? body->data : NULL,
-                               .body_len = body ? body->len : 0,
-                               .repeatable = true,
-                               .text_max = ANSWER_MAX,
-                               .deadline_ns = clock_now_ns() + timeout_ns,
-                               .done = fetched}};
-    rc = head.failed ? -ENOMEM : loop_new(&loop);
-    if (rc == 0)
-        rc = http_client_new(loop, &config, &client, err);
-    if (rc == 0)
-        rc = http_call_start(client, &f.call);
-    if (rc == 0) {
-        while (!f.over)
-            loop_turn(loop, -1);
-        rc = f.rc;
-        if (rc < 0 && err)
-            *err = f.err;
-    }
-    if (rc == 0) {
-        *ret_status = f.call.status;
-        *ret_text = f.call.text.len ? strndup((const char *)f.call.text.data, f.call.text.len) : strdup("");
-        rc = *ret_text ? 0 : -ENOMEM;
-    }
-    if (f.call.text.data)
-        explicit_bzero(f.call.text.data, f.call.text.len);
-    bytes_out_fini(&f.call.text);
-    if (head.data)
-        explicit_bzero(head.data, head.len);
-    bytes_out_fini(&head);
-    http_client_free(client);
-    if (loop)
-        loop_turn(loop, 0); /* as in backend_free */
-    loop_free(loop);
-    return rc;
+    struct http_once once = {.method = method,
+                             .url = url,
+                             .headers = headers,
+                             .body = body ? body->data : NULL,
+                             .body_len = body ? body->len : 0,
+                             .text_max = ANSWER_MAX,
+                             .timeout_ns = timeout_ns,
+                             .ca_file = env("AWS_CA_BUNDLE")};
+    return http_once(&once, ret_status, ret_text, err);
 }
 
 /* --- answers ----------------------------------------------------------------------------------------------------------- */
@@ -292,7 +213,7 @@ static int from_web_identity(struct credentials *c, const struct aws_profile *p,
     int status = 0;
     int rc = url.failed || body.failed || headers.failed
                  ? -ENOMEM
-                 : fetch("POST", (char *)url.data, (char *)headers.data, &body, STS_NS, &status, &text, err);
+                 : ask("POST", (char *)url.data, (char *)headers.data, &body, STS_NS, &status, &text, err);
     if (rc == 0 && status != 200) {
         struct s3_error e;
         s3_error_parse(text, strlen(text), &e);
@@ -357,7 +278,7 @@ static int from_container(struct credentials *c, struct leat_error *err)
     bytes_put(&headers, "", 1);
     int rc = headers.failed
                  ? error_set(err, LEAT_INVALID, "the container's authorization token has line ends in it")
-                 : fetch("GET", url, (char *)headers.data, NULL, ENDPOINT_NS, &status, &text, err);
+                 : ask("GET", url, (char *)headers.data, NULL, ENDPOINT_NS, &status, &text, err);
     if (rc == 0)
         rc = status == 200
                  ? take_json(c, text, "the container's endpoint", err)
@@ -382,17 +303,17 @@ static int from_instance(struct credentials *c, struct leat_error *err)
     base = base ? base : "http://169.254.169.254";
     snprintf(url, sizeof(url), "%.300s/latest/api/token", base);
     /* Nobody there is the usual case: this is no machine of Amazon's. */
-    if (fetch("PUT", url, "x-aws-ec2-metadata-token-ttl-seconds: 300\r\ncontent-length: 0\r\n", NULL,
-              ENDPOINT_NS, &status, &token, NULL) < 0 ||
+    if (ask("PUT", url, "x-aws-ec2-metadata-token-ttl-seconds: 300\r\ncontent-length: 0\r\n", NULL,
+            ENDPOINT_NS, &status, &token, NULL) < 0 ||
         status != 200 || strlen(token) > 200 || strpbrk(token, "\r\n"))
         goto out;
     snprintf(header, sizeof(header), "x-aws-ec2-metadata-token: %s\r\n", token);
     snprintf(url, sizeof(url), "%.300s%s", base, roles);
-    if (fetch("GET", url, header, NULL, ENDPOINT_NS, &status, &role, NULL) < 0 || status != 200)
+    if (ask("GET", url, header, NULL, ENDPOINT_NS, &status, &role, NULL) < 0 || status != 200)
         goto out; /* no role was given to it */
     role[strcspn(role, "\r\n")] = 0;
     snprintf(url, sizeof(url), "%.300s%s%.200s", base, roles, role);
-    rc = fetch("GET", url, header, NULL, ENDPOINT_NS, &status, &text, err);
+    rc = ask("GET", url, header, NULL, ENDPOINT_NS, &status, &text, err);
     if (rc == 0)
         rc = status == 200
                  ? take_json(c, text, "the instance's endpoint", err)

@@ -61,6 +61,12 @@ int v1_job_start(struct admin_visit *v);
 int v1_job_cancel(struct admin_visit *v);
 /* The jobs as an array; NULL: no memory. */
 json_t *jobs_array(const struct admin_tier *tier);
+/* v1_scrub.c */
+int v1_scrub(struct admin_visit *v);
+int v1_scrub_start(struct admin_visit *v);
+int v1_scrub_stop(struct admin_visit *v);
+/* Of one path; NULL: no memory. */
+json_t *scrub_json(const struct store_scrub_status *s);
 /* v1_sets.c */
 int v1_sets(struct admin_visit *v);
 int v1_set(struct admin_visit *v);

@@ -138,6 +138,48 @@ static uint64_t path_evicted(const struct store_path_status *p)
     return p->evicted_bytes;
 }
 
+static uint64_t path_scrubbed(const struct store_path_status *p)
+{
+    return p->scrub.total_bytes;
+}
+static uint64_t path_scrubbing(const struct store_path_status *p)
+{
+    return p->scrub.state == STORE_SCRUB_RUNNING;
+}
+static uint64_t path_scrub_done(const struct store_path_status *p)
+{
+    return p->scrub.now.bytes;
+}
+static uint64_t path_scrub_damaged(const struct store_path_status *p)
+{
+    const struct store_scrub_pass *pass = p->scrub.now.begun_ns ? &p->scrub.now : &p->scrub.last;
+    return pass->damaged + pass->unreadable - pass->mended;
+}
+static uint64_t path_mended(const struct store_path_status *p)
+{
+    return p->scrub.total_mended;
+}
+static uint64_t path_scrub_ended(const struct store_path_status *p)
+{
+    return (uint64_t)(p->scrub.last.ended_ns / 1000000000);
+}
+
+static void scrubs(struct bytes_out *out, const struct store_status *s)
+{
+    by_path(out, s, "store_scrub_running", "gauge", "1: objects of the path are being read again.",
+            path_scrubbing);
+    by_path(out, s, "store_scrub_pass_bytes", "gauge", "Bytes that this pass has read, of store_bytes.",
+            path_scrub_done);
+    by_path(out, s, "store_scrub_bytes_total", "counter", "Bytes read again.", path_scrubbed);
+    by_path(out, s, "store_scrub_damaged_objects", "gauge",
+            "Objects that this pass (or the last) found damaged or unreadable, and could not mend.",
+            path_scrub_damaged);
+    by_path(out, s, "store_scrub_mended_total", "counter",
+            "Damaged objects that were given up for the remote's copy.", path_mended);
+    by_path(out, s, "store_scrub_ended_timestamp_seconds", "gauge",
+            "When a whole pass ended last; 0: none did.", path_scrub_ended);
+}
+
 static int disks(struct bytes_out *out, struct store *store)
 {
     AUTO_FREE struct store_status *s = malloc(sizeof(*s));
@@ -152,6 +194,7 @@ static int disks(struct bytes_out *out, struct store *store)
     by_path(out, s, "store_corrupt_total", "counter", "Objects found damaged.", path_corrupt);
     by_path(out, s, "store_dirty_objects", "gauge", "Objects that the remote has not got yet.", path_dirty);
     by_path(out, s, "store_evicted_bytes_total", "counter", "Bytes evicted.", path_evicted);
+    scrubs(out, s);
     counter(out, "store_puts_total", "Objects stored.", s->puts);
     counter(out, "store_gets_total", "Objects opened.", s->gets);
     counter(out, "store_deletes_total", "Objects deleted.", s->deletes);

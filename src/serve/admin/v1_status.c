@@ -34,6 +34,8 @@ static json_t *path_json(const struct store_path_status *p)
                   (json_int_t)p->free_bytes, "errors", (json_int_t)p->errors, "corrupt",
                   (json_int_t)p->corrupt, "dirty", (json_int_t)p->dirty, "evicted", (json_int_t)p->evicted,
                   "evicted_bytes", (json_int_t)p->evicted_bytes);
+    if (json)
+        json_object_set_new(json, "scrub", scrub_json(&p->scrub));
     if (json && p->state != STORE_PATH_OK)
         json_object_set_new(json, "error", admin_text(p->error));
     return json;
