@@ -332,28 +332,6 @@ static void test_older_version_stays(void **state)
 
 /* --- bits ---------------------------------------------------------------------------------------------------------------- */
 
-static void flip(const char *name, off_t at)
-{
-    uint8_t byte;
-    int fd = open(name, O_RDWR);
-    assert_true(fd >= 0);
-    assert_int_equal(pread(fd, &byte, 1, at), 1);
-    byte ^= 0x10;
-    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
-    close(fd);
-}
-
-static void object_name(struct fixture *f, const char *key, char out[PATH_FILE_MAX])
-{
-    struct ikey k;
-    struct found found;
-    uint32_t id;
-    assert_int_equal(store_bucket_find(f->s, "photos", &id, NULL, NULL), 0);
-    ikey_set(&k, id, key, strlen(key));
-    assert_int_equal(store_find(f->s, &k, false, &found), 0);
-    store_path_file_name(found.path, found.value.file, out);
-}
-
 static void test_flipped_bits(void **state)
 {
     struct fixture *f = *state;
@@ -362,12 +340,12 @@ static void test_flipped_bits(void **state)
     struct store_obj *obj;
     const size_t bytes = 3 * MIB + 1000;
     assert_int_equal(testing_put(f->s, "photos", "large", 5, bytes), 0);
-    object_name(f, "old", name);
-    flip(name, 4999);
+    testing_object_file(f->s, "photos", "old", name, sizeof(name));
+    testing_flip(name, 4999);
     assert_int_equal(store_get(f->s, "photos", "old", 3, &obj, &err), LEAT_CORRUPT);
     assert_non_null(strstr(err.message, "photos/old"));
-    object_name(f, "large", name);
-    flip(name, 2 * MIB + 7);
+    testing_object_file(f->s, "photos", "large", name, sizeof(name));
+    testing_flip(name, 2 * MIB + 7);
     assert_int_equal(store_get(f->s, "photos", "large", 5, &obj, &err), 0);
     assert_int_equal(store_obj_check(f->s, obj, MIB, MIB, &err), 0);
     assert_true(store_obj_checked(obj, MIB, MIB));
@@ -389,9 +367,9 @@ static void test_flipped_bits(void **state)
     /* In the trailer; a file that is shorter, or gone. */
     for (unsigned i = 0; i < 3; i++) {
         assert_int_equal(testing_put(f->s, "photos", "k", 7, 4000), 0);
-        object_name(f, "k", name);
+        testing_object_file(f->s, "photos", "k", name, sizeof(name));
         if (i == 0)
-            flip(name, 4000 + 30);
+            testing_flip(name, 4000 + 30);
         else
             assert_int_equal(i == 1 ? truncate(name, 3000) : unlink(name), 0);
         assert_int_equal(store_get(f->s, "photos", "k", 1, &obj, &err), LEAT_CORRUPT);
@@ -411,7 +389,7 @@ static void test_unreadable_files(void **state)
         snprintf(key, sizeof(key), "k-%02u", i);
         assert_int_equal(testing_put(f->s, "photos", key, i, 3000), 0);
     }
-    object_name(f, "k-07", name);
+    testing_object_file(f->s, "photos", "k-07", name, sizeof(name));
     store_fault_unreadable(f->fault, strrchr(name, '/'), -EIO);
     for (unsigned i = 0; i < 3 * UNREADABLE_MAX; i++) {
         assert_int_equal(store_get(f->s, "photos", "k-07", 4, &obj, &err), STORE_UNAVAILABLE);
@@ -443,7 +421,7 @@ static void test_unreadable_files(void **state)
     reopen(f);
     assert_int_equal(testing_check(f->s, "photos", "k-07", 7, 3000), 0);
     /* The index is rebuilt from the trailers, and that one cannot be read: it alone is missed. */
-    object_name(f, "k-07", name);
+    testing_object_file(f->s, "photos", "k-07", name, sizeof(name));
     store_free(TAKE_PTR(f->s));
     char index[300], aside[PATH_FILE_MAX];
     snprintf(index, sizeof(index), "%s/index", f->dir);
@@ -479,7 +457,7 @@ static void test_flipped_index(void **state)
             snprintf(name, sizeof(name), "%s/index/snapshot.%016llx", f->dir, snapshot);
         struct stat st;
         assert_int_equal(stat(name, &st), 0);
-        flip(name, (off_t)(round * 37 % MIN((uint64_t)st.st_size, 500u)));
+        testing_flip(name, (off_t)(round * 37 % MIN((uint64_t)st.st_size, 500u)));
         f->s = testing_open(&f->path, 1, store_fault_io(f->fault));
         assert_non_null(f->s);
         for (unsigned i = 0; i < 5; i++) {

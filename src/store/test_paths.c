@@ -210,12 +210,8 @@ static void fill_cache(struct fixture *f)
     static uint8_t data[10000];
     struct store_commit clean = {.remote = "v1"};
     assert_int_equal(store_bucket_create(f->s, "cache", STORE_BUCKET_REMOTE, NULL, NULL), 0);
-    for (unsigned i = 0; i < 200; i++) {
-        struct store_put *put;
-        assert_int_equal(store_put_begin(f->s, "cache", key_of(i), 5, sizeof(data), 0, &put, NULL), 0);
-        assert_int_equal(store_put_write(put, data, sizeof(data), NULL), 0);
-        assert_int_equal(store_put_commit(put, &clean, NULL, NULL), 0);
-    }
+    for (unsigned i = 0; i < 200; i++)
+        testing_put_bytes(f->s, "cache", key_of(i), data, sizeof(data), &clean);
 }
 
 /* One file system under two paths, with 92 of 100 in use: what has to go is counted once, and both give their share. */

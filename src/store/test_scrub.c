@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What rots is found without anybody reading it; what has another copy is mended, what has none is named. */
-#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <sys/stat.h>
 #include <time.h>
 
 #include <cmocka.h>
@@ -49,12 +47,9 @@ static int setup(void **state)
     assert_int_equal(testing_put(f->s, "photos", "large", 7, LARGE), 0);
     for (unsigned i = 0; i < 3; i++) {
         static const char *const keys[] = {"clean", "clean-too", "dirty"};
-        struct store_put *put;
         struct store_commit c = {.flags = i == 2 ? STORE_DIRTY : 0, .remote = i == 2 ? NULL : "v1"};
         testing_fill(data, LARGE, i);
-        assert_int_equal(store_put_begin(f->s, "cache", keys[i], strlen(keys[i]), LARGE, 0, &put, NULL), 0);
-        assert_int_equal(store_put_write(put, data, LARGE, NULL), 0);
-        assert_int_equal(store_put_commit(put, &c, NULL, NULL), 0);
+        testing_put_bytes(f->s, "cache", keys[i], data, LARGE, &c);
     }
     *state = f;
     return 0;
@@ -70,28 +65,11 @@ static int teardown(void **state)
     return 0;
 }
 
-static void file_of(struct fixture *f, const char *bucket, const char *key, char out[PATH_FILE_MAX])
-{
-    struct ikey k;
-    struct found found;
-    uint32_t id;
-    assert_int_equal(store_bucket_find(f->s, bucket, &id, NULL, NULL), 0);
-    ikey_set(&k, id, key, strlen(key));
-    assert_int_equal(store_find(f->s, &k, false, &found), 0);
-    store_path_file_name(found.path, found.value.file, out);
-}
-
 static void flip(struct fixture *f, const char *bucket, const char *key, off_t at)
 {
     char name[PATH_FILE_MAX];
-    uint8_t byte;
-    file_of(f, bucket, key, name);
-    int fd = open(name, O_RDWR);
-    assert_true(fd >= 0);
-    assert_int_equal(pread(fd, &byte, 1, at), 1);
-    byte ^= 4;
-    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
-    close(fd);
+    testing_object_file(f->s, bucket, key, name, sizeof(name));
+    testing_flip(name, at);
 }
 
 static struct store_scrub_status status_of(struct fixture *f)
@@ -207,7 +185,7 @@ static void test_found_by_others(void **state)
     flip(f, "photos", "k-08", 17);
     assert_int_equal(store_get(f->s, "photos", "k-08", 4, &obj, NULL), LEAT_CORRUPT);
     assert_damaged(f, "photos/k-08 ");
-    file_of(f, "photos", "k-02", name);
+    testing_object_file(f->s, "photos", "k-02", name, sizeof(name));
     assert_int_equal(unlink(name), 0);
     assert_int_equal(store_delete(f->s, "photos", "k-01", 4, 0, NULL), 0);
     struct store_scrub_pass p = scrubbed(f);
@@ -221,7 +199,7 @@ static void test_unreadable(void **state)
 {
     struct fixture *f = *state;
     char name[PATH_FILE_MAX];
-    file_of(f, "photos", "k-06", name);
+    testing_object_file(f->s, "photos", "k-06", name, sizeof(name));
     store_fault_unreadable(f->fault, strrchr(name, '/'), -EIO);
     struct store_scrub_pass p = scrubbed(f);
     assert_int_equal(p.objects, 14);
@@ -230,7 +208,7 @@ static void test_unreadable(void **state)
     assert_false(f->s->paths[0]->failed);
     assert_damaged(f, "photos/k-06? ");
     assert_int_equal(flags_of(f, "photos", "k-06"), 0);
-    file_of(f, "cache", "clean", name);
+    testing_object_file(f->s, "cache", "clean", name, sizeof(name));
     store_fault_unreadable(f->fault, strrchr(name, '/'), -EIO);
     p = scrubbed(f);
     assert_int_equal(p.mended, 1);
@@ -282,14 +260,8 @@ static void test_restart(void **state)
     store_scrub_some(f->s, 5);
     store_free(TAKE_PTR(f->s));
     char name[400];
-    uint8_t byte;
     snprintf(name, sizeof(name), "%s/scrub", f->dir);
-    int fd = open(name, O_RDWR);
-    assert_true(fd >= 0);
-    assert_int_equal(pread(fd, &byte, 1, 30), 1);
-    byte ^= 1;
-    assert_int_equal(pwrite(fd, &byte, 1, 30), 1);
-    close(fd);
+    testing_flip(name, 30);
     reopen(f);
     assert_int_equal(status_of(f).now.begun_ns, 0);
     assert_int_equal(scrubbed(f).damaged, 1);

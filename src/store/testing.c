@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "store/testing.h"
 
+#include <fcntl.h>
+#include <ftw.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <ftw.h>
 #include <stdio.h>
 
 #include <cmocka.h>
 
 #include "base/rng.h"
+#include "store/internal.h"
 
 void testing_mkdir(char out[256])
 {
@@ -139,6 +141,33 @@ int testing_check(struct store *s, const char *bucket, const char *key, uint64_t
         rc = memcmp(data, wanted, bytes) == 0 ? 0 : -EILSEQ;
     }
     return rc;
+}
+
+void testing_object_file(struct store *s, const char *bucket, const char *key, char *out, size_t cap)
+{
+    struct ikey k;
+    struct found found;
+    char name[PATH_FILE_MAX];
+    uint32_t id;
+    if (store_bucket_find(s, bucket, &id, NULL, NULL) < 0)
+        abort();
+    ikey_set(&k, id, key, strlen(key));
+    if (store_find(s, &k, false, &found) < 0)
+        abort();
+    store_path_file_name(found.path, found.value.file, name);
+    snprintf(out, cap, "%s", name);
+}
+
+void testing_flip(const char *name, off_t at)
+{
+    uint8_t byte;
+    int fd = open(name, O_RDWR);
+    if (fd < 0 || pread(fd, &byte, 1, at) != 1)
+        abort();
+    byte ^= 0x10;
+    if (pwrite(fd, &byte, 1, at) != 1)
+        abort();
+    close(fd);
 }
 
 int testing_setup(void **state)

@@ -26,6 +26,11 @@ void testing_put_bytes(struct store *s, const char *bucket, const char *key, con
 /* Reads all of it: 0 and it is what testing_put stored with that seed; -EILSEQ: other bytes; or what get said. */
 int testing_check(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes);
 
+/* Where the object lies, at most `cap` bytes with its NUL; it has to be there. */
+void testing_object_file(struct store *s, const char *bucket, const char *key, char *out, size_t cap);
+/* Flips one bit of a file. */
+void testing_flip(const char *name, off_t at);
+
 /* A fixture of cmocka: a store on a real folder, with a bucket "photos". */
 struct testing_store {
     char dir[256];
