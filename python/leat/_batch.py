@@ -80,6 +80,29 @@ class Ragged(Sequence[Array]):
 Value = Union[Array, Ragged, CudaArray]
 
 
+class OwnMemory:
+    """In the place of a Holder: values that lie in no slot."""
+
+    def __init__(self, ids: npt.NDArray[np.uint64], position: int, values: Sequence[Value], there: Sequence[Array]) -> None:
+        self.values, self._ids, self._position, self._there = values, ids, position, there
+        self.released = False
+
+    def info(self) -> tuple[int, int, int, bytes]:
+        return len(self._ids), self._position, 0, self._ids.tobytes()
+
+    def present(self, number: int) -> bytes:
+        return self._there[number].tobytes()
+
+    def release(self) -> None:
+        self.released, self.values = True, ()
+
+    def release_after(self, fd: int) -> None:
+        raise ValueError("this batch lies in no slot that could be given back: release()")
+
+    def record_stream(self, stream: int) -> None:
+        raise ValueError("a batch in host memory has no CUDA stream")
+
+
 class Batch(_leat.BatchBase):
     """Some samples in a slot of a ring: zero-copy, writable arrays, one for each field.
 
@@ -103,7 +126,7 @@ class Batch(_leat.BatchBase):
     #: Which buffer of the ring.
     slot: int
 
-    def __init__(self, holder: _leat.Holder, fields: Sequence[Field], ws: WorkingSet) -> None:
+    def __init__(self, holder: _leat.Holder | OwnMemory, fields: Sequence[Field], ws: WorkingSet) -> None:
         self._holder = holder
         self._fields = fields
         self._set = ws
@@ -149,34 +172,37 @@ class Batch(_leat.BatchBase):
         raise KeyError(f"no field {name!r}; this batch has {', '.join(self.fields)}")
 
     def _load(self, number: int, field: Field) -> Value:
-        memory, device = self._holder.place()
+        holder = self._holder
+        if isinstance(holder, OwnMemory):
+            return holder.values[number]
+        memory, device = holder.place()
         if memory == _CUDA:
-            return self._load_cuda(number, field, device)
+            return self._load_cuda(holder, number, field, device)
         if field.fixed_bytes and field.kind != "raw":  # half the time of frombuffer, view and reshape
-            data: Any = _leat.Memory(self._holder, number, _DATA, "B", 1, None, False, True)
+            data: Any = _leat.Memory(holder, number, _DATA, "B", 1, None, False, True)
             if field.rows:
                 return np.ndarray((self._n, field.rows, *field.shape[1:]), field.dtype, data)[:, : field.shape[0]]
             return np.ndarray((self._n, *field.shape), field.dtype, data)
-        flat = np.frombuffer(_leat.Memory(self._holder, number, _DATA, "B", 1, None, False), np.uint8)
+        flat = np.frombuffer(_leat.Memory(holder, number, _DATA, "B", 1, None, False), np.uint8)
         if not field.ragged and (field.fixed_bytes or flat.nbytes == self._n * field.max_bytes):
             return flat.view(field.dtype).reshape(self._n, *field.shape)
         if field.fixed_bytes:
             offsets = np.arange(self._n + 1, dtype=np.uint64) * np.uint64(field.fixed_bytes)
         else:
-            offsets = np.frombuffer(_leat.Memory(self._holder, number, _OFFSETS, "Q", 8, None, True), np.uint64)
+            offsets = np.frombuffer(_leat.Memory(holder, number, _OFFSETS, "Q", 8, None, True), np.uint64)
         item = field.dtype.itemsize
         return Ragged(flat, offsets) if item == 1 else Ragged(flat.view(field.dtype), offsets // np.uint64(item))
 
-    def _load_cuda(self, number: int, field: Field, device: int) -> Value:
+    def _load_cuda(self, holder: _leat.Holder, number: int, field: Field, device: int) -> Value:
         item = field.dtype.itemsize
         if field.ragged or not field.fixed_bytes:
-            flat = _leat.Memory(self._holder, number, _DATA, "B", item, None, False)
+            flat = _leat.Memory(holder, number, _DATA, "B", item, None, False)
             values = CudaArray(flat, (flat.nbytes // item,), field.dtype, device)
-            offsets = np.frombuffer(_leat.Memory(self._holder, number, _OFFSETS, "Q", 8, None, True), np.uint64)
+            offsets = np.frombuffer(_leat.Memory(holder, number, _OFFSETS, "Q", 8, None, True), np.uint64)
             return Ragged(values, offsets if item == 1 else offsets // np.uint64(item))  # type: ignore[arg-type]
         shape = (self._n, *field.shape)
         lies = (self._n, field.rows, *field.shape[1:]) if field.rows else shape
-        memory = _leat.Memory(self._holder, number, _DATA, "B", item, lies, False)
+        memory = _leat.Memory(holder, number, _DATA, "B", item, lies, False)
         return CudaArray(memory, shape, field.dtype, device, field.rows)
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ._batch import Value
+from ._batch import OwnMemory, Value
 from ._storage import Storage
 
 version: str
@@ -88,7 +88,7 @@ class Holder:
     def record_stream(self, stream: int, /) -> None: ...
 
 class BatchBase:
-    _holder: Holder
+    _holder: Holder | OwnMemory
     _fields: Any
     _set: Any
     _values: dict[str, Any]

@@ -139,8 +139,8 @@ class Loader(Iterable[Any]):
         # What a collate_fn makes of a slot is another memory: no need to pin the slot.
         self._delivery = _device.Delivery(*(self._memory if self._prepares and collate_fn is None else (_device.HOST, 0)))
         self._work = _workers.Work(self._columns, transform, self._seed)
-        if cuts and self._work.stages is not None:
-            raise Unsupported("leat.prep is for pictures, not for windows over recordings: give a function", code="unsupported")
+        if self._work.stages is not None and (cuts or self._mixture is not None and self._mixture.has_recordings):
+            raise Unsupported("leat.prep is for pictures, not for windows over recordings: give a function as transform", code="unsupported")
         if self._block not in (0, SEQUENTIAL) and self._mixture is None and self.ws.stat().streamed:
             self._work.block = self._block
         if self._work.in_c and not num_workers and workers == "thread":
@@ -160,7 +160,7 @@ class Loader(Iterable[Any]):
     def _resolve_shuffle(self, shuffle: str | bool) -> tuple[str | bool, int]:
         block, flags = parse_shuffle("auto" if shuffle is True else shuffle)
         if flags == SHUFFLE_AUTO:
-            block = max(map(_auto_block, self._sets))
+            block = max(map(auto_block, self._sets))
             if block and _ranks.several_hosts(self.world_size) and any(ws.stat().transport == "shm" for ws in self._sets):
                 raise ValueError(f"shuffle=True: this host streams the set by itself, in blocks of {block}; others may have room "
                                  f"for all of it, and another order. Name one for all: shuffle='block:{block}'")
@@ -366,12 +366,12 @@ class Loader(Iterable[Any]):
                 f"epoch {self._epoch}, shuffle={self._shuffle!r}>")
 
 
-def _auto_block(ws: WorkingSet) -> int:
+def auto_block(ws: WorkingSet) -> int:
     """Of shuffle="auto": 0 where all of the set is in the pool."""
     if not ws.stat().streamed:
         return 0
     if isinstance(ws, RecordingWindows):
-        block = _auto_block(ws.recordings)
+        block = auto_block(ws.recordings)
         return block and max(1, block * len(ws) // len(ws.recordings))
     ring, _ = ws._load(1, 2, None)
     probe = ring.iterate(0, 0, 0, SHUFFLE_AUTO, 0, 1, 0, 0, 1)

@@ -30,8 +30,8 @@ import numpy.typing as npt
 from . import _core, _leat, _plan, _workers
 from ._batch import Array, Batch, Ragged
 from ._decode import Column
-from ._errors import Unsupported
 from ._fields import Field
+from ._mixed_windows import Steps, mixed
 from ._prepared import PreparedBatch
 from ._recordings import RecordingWindows
 from ._set import Stat, WorkingSet
@@ -70,8 +70,7 @@ class Mixture:
             if not isinstance(part, (tuple, list)) or not 2 <= len(part) <= 3:
                 raise TypeError(f"part {k} of the mixture is {part!r}: (set, weight), or (set, weight, {{name: field}})")
         self.sets = tuple(part[0] if isinstance(part[0], WorkingSet) else _core.open(part[0]) for part in parts)
-        if any(isinstance(ws, RecordingWindows) for ws in self.sets):
-            raise Unsupported("windows over recordings are not mixed with other sets: put the recordings into one set", code="unsupported")
+        self.has_recordings = any(isinstance(ws, RecordingWindows) for ws in self.sets)
         weights = [float(part[1]) for part in parts]
         if not all(math.isfinite(w) and w > 0 for w in weights):
             raise ValueError(f"weights {weights}: numbers above 0")
@@ -388,15 +387,15 @@ class MixedReader:
 
     def __init__(self, mixture: Mixture, columns: Sequence[Column], batch_size: int) -> None:
         self._mixture = mixture
-        self._readers = [_workers.Reader(ws, mixture._columns(k, columns), batch_size) for k, ws in enumerate(mixture.sets)]
+        self._readers = [_workers.reader(ws, mixture._columns(k, columns), batch_size) for k, ws in enumerate(mixture.sets)]
 
-    def read(self, ids: Array) -> MixedRaw:
+    def read(self, ids: Array) -> Any:
         source, numbers = self._mixture.split(ids)
         parts = []
         for k in np.unique(source).tolist():
             places = np.flatnonzero(source == k)
             parts.append((places, self._readers[k].read(np.ascontiguousarray(numbers[places]))))
-        return MixedRaw(ids, parts)
+        return mixed(ids, parts)
 
     def close(self) -> None:
         for reader in self._readers:
@@ -412,12 +411,14 @@ class MixedIter:
         self._steps, self._at = steps, 0
         split = [mixture.split(ids) for ids in steps]
         self._sources = [source for source, _ in split]
-        self._got: dict[int, Batch] = {}  # of this step, while others are waited for
-        self._iters: list[_leat.Iter | None] = []
-        for k, ring in enumerate(rings):
+        self._got: dict[int, Any] = {}  # of this step, while others are waited for
+        self._iters: list[_leat.Iter | Steps | None] = []
+        for k, (ring, ws) in enumerate(zip(rings, mixture.sets)):
             mine = [numbers[source == k] for source, numbers in split]
             mine = [numbers for numbers in mine if len(numbers)]
-            if mine:
+            if isinstance(ws, RecordingWindows):
+                self._iters.append(Steps(ws, mixture._columns(k, columns), mine))
+            elif mine:
                 ends = np.cumsum([len(numbers) for numbers in mine]).astype(np.uint64)
                 self._iters.append(ring.plan(np.concatenate(mine), ends, ahead))
             else:
@@ -427,17 +428,20 @@ class MixedIter:
     def ended(self) -> bool:
         return self._at >= len(self._steps)
 
-    def next(self, timeout_ns: int) -> MixedRaw:
+    def next(self, timeout_ns: int) -> Any:
         source = self._sources[self._at]
         present = np.unique(source).tolist()
         for k in present:
             if k not in self._got:
                 one = self._iters[k]
                 assert one is not None
+                if isinstance(one, Steps):
+                    self._got[k] = one.next()
+                    continue
                 holder = one.next(timeout_ns)
                 assert holder is not None
                 self._got[k] = Batch(holder, self._named[k], self._sets[k])
-        batch = MixedRaw(self._steps[self._at], [(np.flatnonzero(source == k), self._got[k]) for k in present])
+        batch = mixed(self._steps[self._at], [(np.flatnonzero(source == k), self._got[k]) for k in present])
         self._got = {}
         self._at += 1
         return batch

@@ -31,6 +31,7 @@ from . import _leat
 from ._batch import Array, Ragged
 from ._errors import Invalid, Unsupported
 from ._fields import Field
+from ._recording_batches import WindowRing
 from ._set import FieldValue, Sample, View, WorkingSet
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ RowsSpec = Union[str, type, "np.dtype[Any]", tuple[Any, Sequence[int]]]
 RowsArg = Union[RowsSpec, Mapping[str, RowsSpec]]
 
 _COPIES, _VIEWS = 256 << 20, 256
-_ONLY_LOADER = "windows over recordings are read by leat.Loader and ws[i]"
 
 
 class Rows:
@@ -424,21 +424,11 @@ class _Handle:
         fixed = self._of.fields[field].fixed_bytes
         return fixed or self._handle.field_bytes(self._of.where(i)[0], field)
 
-    def load(self, *args: Any) -> Any:
-        return _NoRing()
+    def load(self, *args: Any) -> WindowRing:
+        return WindowRing(self._of, *args)
 
     def hold(self, *args: Any) -> Any:
-        raise Unsupported(f"{_ONLY_LOADER}; ws.recordings.view(r) is of a whole recording", code="unsupported")
+        raise Unsupported("a view is of a whole recording, ws.recordings.view(r): ws[i] and batches read windows", code="unsupported")
 
     def push(self, *args: Any) -> Any:
         raise Unsupported("windows are read only", code="unsupported")
-
-
-class _NoRing:
-    """In the place of a ring, whose batches are whole samples."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise Unsupported(f"{_ONLY_LOADER}, not in batches of raw samples, nor in a mixture", code="unsupported")
-
-    def close(self) -> None:
-        pass

@@ -74,11 +74,12 @@ static PyObject *find_value(struct batch_object *self, PyObject *values, PyObjec
     return value;
 }
 
-/* batch[name]: what was asked before, and plain arrays, without Python; _get does the rest. */
+/* batch[name]: what was asked before, and plain arrays, without Python; _get does the rest. A holder may be one of Python's (OwnMemory). */
 static PyObject *batch_subscript(struct batch_object *self, PyObject *name)
 {
     PyObject *values = self->values, *value;
-    if (!values || !self->holder || gate_is_closed(&((struct holder_object *)self->holder)->gate))
+    if (!values || !self->holder || !PyObject_TypeCheck(self->holder, holder_type) ||
+        gate_is_closed(&((struct holder_object *)self->holder)->gate))
         return PyObject_CallMethod((PyObject *)self, "_get", "O", name);
     Py_INCREF(values);
     value = find_value(self, values, name);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Windows over recordings of several lengths: leat.open(..., window=, stride=, rows=, short=)."""
 
+import io
 import os
 import pickle
 import subprocess
@@ -120,12 +121,102 @@ def test_other_ways_to_read(sounds):
         assert [sample[0, 0] for sample in ws.__getitems__([4, 2])] == [12, 6]
         assert list(leat.Sampler(ws, 4, seed=2)) == [i for batch in leat.Loader(ws, 4, seed=2) for i in batch.ids.tolist()]
         assert len(ws.recordings) == len(LENGTHS)
-        for refused in (lambda: ws.view(0), lambda: ws.read_batch([0]), lambda: leat.batches(ws, 2), lambda: leat.Mixture([(ws, 1)]),
-                        lambda: ws.push(0, np.zeros((1, 10, 2), "<i4"))):
-            with pytest.raises(leat.Unsupported, match="windows"):
+        for refused in (lambda: ws.view(0), lambda: ws.push(0, np.zeros((1, 10, 2), "<i4")), lambda: leat.batches(ws, 2, device="cuda"),
+                        lambda: leat.batches(ws, 2, transport="tcp")):
+            with pytest.raises(leat.Unsupported, match="windows|recordings"):
                 refused()
         with pytest.raises(IndexError):
             ws[len(ws)]
+
+
+def test_batches_without_a_loader(sounds):
+    """As of other sets: the same order, ranks and tails; what is kept is kept."""
+    wanted = expected(10, 3)
+    with leat.open(sounds, window=10, stride=3, rows=ROWS) as ws:
+        with ws.read_batch([3, -1, 3]) as batch:
+            assert batch.ids.tolist() == [3, len(ws) - 1, 3] and batch.keys[0] == "0.pcm@9" and batch.present("data").all()
+            check(batch.ids, batch["data"], wanted)
+            batch["data"] *= 0
+            assert batch.data is batch["data"] and not batch.data.any()
+        with pytest.raises(ValueError, match="released"):
+            batch["data"]
+        with pytest.raises(KeyError, match="no field 'pcm'; this batch has data"):
+            ws.read_batch([0])["pcm"]
+        with pytest.raises(IndexError):
+            ws.read_batch([len(ws)])
+        out = np.empty((2, 10, 2), "<i4")
+        ws.read_batch(["0.pcm@9", "6.pcm@3"], out=out)
+        check([3, ws.index("6.pcm@3")], out, wanted)
+        for shuffle in ("auto", "block:8", False):
+            order = leat.order(ws, seed=2, epoch=1, shuffle="full" if shuffle == "auto" else shuffle)
+            for keep, world in ((True, 1), (True, 3), (False, 2)):
+                seen = []
+                for rank in range(world):
+                    batches = leat.batches(ws, 4, seed=2, epoch=1, shuffle=shuffle, rank=rank, world_size=world, drop_last=not keep, start=5)
+                    assert batches.shuffle == ("full" if shuffle == "auto" else shuffle) and batches.delivery()["delivery"] == "host"
+                    kept = list(batches)
+                    assert len(kept) == len(batches)
+                    for batch in kept:
+                        check(batch.ids, batch["data"], wanted)
+                        assert order[batch.position : batch.position + len(batch)].tolist() == batch.ids.tolist()
+                        seen += batch.ids.tolist()
+                assert len(seen) == ((len(ws) - 5) // (4 * world) * 4 * world if not keep else len(ws) - 5)
+                assert sorted(seen) == sorted(order[5 : 5 + len(seen)].tolist())
+
+
+def test_other_fields_of_a_batch(tmp_path):
+    with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
+        for i in range(3):
+            for name, data in (("pcm", sound(i if i else 3).tobytes()), ("txt", b"said %d" % i), ("cls", b"1")):
+                if name != "cls" or i != 1:
+                    member = tarfile.TarInfo(f"{i}.{name}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    with leat.open(tmp_path / "train-0.tar", window=10, rows={"pcm": ROWS}, short="pad") as ws, ws.read_batch(range(len(ws))) as batch:
+        recordings = ws.where(batch.ids)[0].tolist()
+        assert recordings == [0, 0, 0, 1]  # of 31, 7 (padded) and 0 rows
+        assert batch["txt"].tolist() == [b"said %d" % r for r in recordings]
+        assert batch.present("cls").tolist() == [r != 1 for r in recordings]
+        assert batch["cls"].tolist() == [b"1" if r != 1 else b"" for r in recordings]
+
+
+def test_mixed_with_other_windows(sounds, tmp_path):
+    """Each set by its own order, what a loader of it alone would give; errors name the one sample that is bad."""
+    tokens = np.arange(400, dtype="<i4").reshape(200, 2)
+    np.save(tmp_path / "tokens.npy", tokens)
+    wanted = expected(10, 3)
+    with leat.open(sounds, window=10, stride=3, rows=ROWS) as cut, leat.open(tmp_path / "tokens.npy", window=10, stride=4) as plain:
+        mixture = leat.Mixture([(cut, 3), (plain, 1)], length=80)
+        for workers in ({}, {"num_workers": 2}, {"num_workers": 2, "workers": "process"}):
+            with leat.Loader(mixture, 8, seed=3, fields={"x": "data"}, **workers) as loader:
+                seen = []
+                for batch in loader:
+                    for source, i, x in zip(batch.source.tolist(), batch.ids.tolist(), batch["x"]):
+                        if source:
+                            assert (x == tokens[4 * i : 4 * i + 10]).all()
+                        else:
+                            check([i], [x], wanted)
+                    seen += list(zip(batch.source.tolist(), batch.ids.tolist()))
+                    assert batch.keys[0]
+                assert [source for source, _ in seen].count(0) == 60
+                assert seen == [tuple(pair) for s in range(10) for pair in leat.replay(loader.state_dict(), s, 0, epoch=0).tolist()]
+                assert [i for source, i in seen if not source][: len(cut)] == leat.order(cut, seed=3).tolist()[:60]
+
+        def doubled(sample, rng):
+            return {"x": 2 * sample["data"], "n": int(rng.integers(100))}
+
+        one, two = ({(s, i, n): x.tobytes() for batch in leat.Loader(mixture, 8, seed=3, transform=doubled, num_workers=k)
+                     for s, i, n, x in zip(batch.source.tolist(), batch.ids.tolist(), batch["n"].tolist(), batch["x"])} for k in (1, 3))
+        assert one == two
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    for i, dtype in enumerate(("<i4", "<i4", "<f4")):
+        np.save(bad / f"{i}.npy", np.ones((40, 2), dtype))
+    with leat.open(bad, window=10, rows="npy") as cut, leat.open(tmp_path / "tokens.npy", window=10) as plain:
+        with leat.Loader(leat.Mixture([(cut, 1), (plain, 1)]), 4, on_error="skip", num_workers=2) as loader:
+            assert sum(int((batch.source == 0).sum()) for batch in loader) > 8 - 1 and loader.stats()["skipped"] > 0
+        with leat.Loader(leat.Mixture([(cut, 1), (plain, 1)]), 4) as loader, pytest.raises(leat.BadSample, match="2.npy"):
+            list(loader)
 
 
 def test_in_the_child_of_a_fork(sounds):
