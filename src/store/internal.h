@@ -287,7 +287,8 @@ void store_upload_ref(struct store *s, struct upload *u);
 void store_upload_unref(struct store *s, struct upload *u);
 int store_uploads_load(struct store *s, struct leat_error *err);
 void store_uploads_free(struct store *s);
-void store_uploads_age(struct store *s);
+/* Gives up those that nobody touched since then (store_wall_ns): begun, or had a part committed. */
+void store_uploads_age(struct store *s, int64_t before_ns);
 bool store_uploads_any(struct store *s, uint32_t bucket_id);
 
 /* evict.c: one turn, over all paths */

@@ -241,17 +241,24 @@ int store_upload_begin(struct store *s, const char *bucket, const void *key, siz
     snprintf(u->remote, sizeof(u->remote), "%s", c->remote ? c->remote : "");
     ikey_set(&k, bucket_id, key, key_len);
     u->path = store_place(s, &k, 0);
-    rc = u->path ? upload_write(s, u, err)
+    rc = u->path ? store_bucket_enter(s, bucket, bucket_id, err)
                  : error_set(err, STORE_UNAVAILABLE, "no disk of the store is in order");
     if (rc < 0) {
         free(u);
         return rc;
     }
-    memcpy(ret_id, u->text, sizeof(u->text));
-    pthread_mutex_lock(&s->uploads_lock);
-    list_push_back(&s->uploads, &u->node);
-    pthread_mutex_unlock(&s->uploads_lock);
-    return 0;
+    /* Until it is in the list the bucket stays: a deletion that looked in between would leave an upload into no bucket. */
+    rc = upload_write(s, u, err);
+    if (rc == 0) {
+        memcpy(ret_id, u->text, sizeof(u->text));
+        pthread_mutex_lock(&s->uploads_lock);
+        list_push_back(&s->uploads, &u->node);
+        pthread_mutex_unlock(&s->uploads_lock);
+    } else {
+        free(u);
+    }
+    store_bucket_leave(s, bucket);
+    return rc;
 }
 
 /* --- parts ---------------------------------------------------------------------------------------------------------------------- */
@@ -502,6 +509,16 @@ static int remove_parts(struct store *s, struct upload *u, bool whole, struct le
     return rc;
 }
 
+static int give_up(struct store *s, struct upload *u, struct leat_error *err)
+{
+    int rc = begin_end(s, u, err);
+    if (rc < 0)
+        return rc;
+    rc = remove_parts(s, u, true, err);
+    end_end(s, u, rc == 0);
+    return rc;
+}
+
 int store_upload_abort(struct store *s, const char *bucket, const void *key, size_t key_len, const char *id,
                        struct leat_error *err)
 {
@@ -509,11 +526,7 @@ int store_upload_abort(struct store *s, const char *bucket, const void *key, siz
     int rc = find(s, bucket, key, key_len, id, &u, err);
     if (rc < 0)
         return rc;
-    rc = begin_end(s, u, err);
-    if (rc == 0) {
-        rc = remove_parts(s, u, true, err);
-        end_end(s, u, rc == 0);
-    }
+    rc = give_up(s, u, err);
     store_upload_unref(s, u);
     return rc;
 }
@@ -795,19 +808,22 @@ static bool is_old(const struct upload *u, const void *arg)
     return u->touched_ns < *(const int64_t *)arg && u->committing == 0;
 }
 
-void store_uploads_age(struct store *s)
+void store_uploads_age(struct store *s, int64_t before_ns)
 {
-    int64_t before = store_wall_ns() - (int64_t)s->upload_age_ns;
     struct upload **all;
     unsigned n;
-    if (gather(s, is_old, &before, &all, &n) < 0)
+    if (gather(s, is_old, &before_ns, &all, &n) < 0)
         return;
     for (unsigned i = 0; i < n; i++) {
         struct upload *u = all[i];
         char text[KEY_TEXT_MAX];
-        if (store_upload_abort(s, u->bucket, u->data, u->key_len, u->text, NULL) == 0)
-            log_info("the upload of %s is given up: nobody touched it for long",
-                     store_key_text(u->bucket, u->data, u->key_len, text));
+        struct leat_error err;
+        int rc = give_up(s, u, &err);
+        store_key_text(u->bucket, u->data, u->key_len, text);
+        if (rc == 0)
+            log_info("the upload of %s is given up: nobody touched it for long", text);
+        else if (rc != STORE_NO_UPLOAD && rc != LEAT_BUSY) /* those are over, or will be soon */
+            log_debug("the old upload of %s cannot be removed yet: %s", text, err.message);
     }
     release(s, all, n);
 }

@@ -28,7 +28,7 @@ static void work(struct store *s)
             log_warning("%s", err.message);
         }
     }
-    store_uploads_age(s);
+    store_uploads_age(s, store_wall_ns() - (int64_t)s->upload_age_ns);
     pthread_mutex_unlock(&s->work_lock);
 }
 

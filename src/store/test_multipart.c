@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "store/internal.h"
 #include "store/testing.h"
 
@@ -159,6 +160,62 @@ static void test_abort(void **state)
     free(st);
 }
 
+/* What was begun, or had its last part, before a moment is given up; what was touched later stays. A restart knows the same times. */
+static void give_up_old(struct testing_store *f, bool restart)
+{
+    char slow[STORE_UPLOAD_ID_TEXT], left[STORE_UPLOAD_ID_TEXT], young[STORE_UPLOAD_ID_TEXT];
+    struct store_part part = {.number = 2};
+    struct store_put *late = NULL;
+    begin(f->s, slow);
+    begin(f->s, left);
+    assert_int_equal(put_part(f->s, slow, 1, (const uint8_t *)"x", 1, NULL), 0);
+    assert_int_equal(put_part(f->s, left, 1, (const uint8_t *)"x", 1, NULL), 0);
+    store_uploads_age(f->s, store_wall_ns() - 3600 * (int64_t)NS_PER_S);
+    assert_int_equal(uploads(f->s), 2);
+
+    int64_t then = store_wall_ns();
+    begin(f->s, young);
+    assert_int_equal(put_part(f->s, slow, 2, (const uint8_t *)"y", 1, part.etag), 0);
+    if (restart)
+        testing_reopen(f);
+    assert_int_equal(store_part_begin(f->s, "photos", KEY, strlen(KEY), left, 2, 1, 0, &late, NULL), 0);
+    assert_int_equal(store_put_write(late, "y", 1, NULL), 0);
+    store_uploads_age(f->s, then);
+    assert_int_equal(uploads(f->s), 2);
+    assert_int_equal(store_put_commit(late, NULL, NULL, NULL), STORE_NO_UPLOAD);
+    assert_int_equal(put_part(f->s, young, 1, (const uint8_t *)"z", 1, NULL), 0);
+    assert_int_equal(complete(f->s, slow, &part, 1, NULL), 0);
+
+    store_uploads_age(f->s, store_wall_ns() + 1);
+    assert_int_equal(uploads(f->s), 0);
+    testing_reopen(f);
+    assert_int_equal(uploads(f->s), 0);
+    assert_int_equal(testing_count_objects(f->dir), 1);
+}
+
+static void test_age(void **state)
+{
+    give_up_old(*state, false);
+}
+
+static void test_age_over_restart(void **state)
+{
+    give_up_old(*state, true);
+}
+
+/* The age of the configuration, in the store's own turns. */
+static void test_age_of_turns(void **state)
+{
+    struct testing_store *f = *state;
+    char id[STORE_UPLOAD_ID_TEXT];
+    begin(f->s, id);
+    store_tick(f->s);
+    assert_int_equal(uploads(f->s), 1); /* a week, without another wish */
+    f->s->upload_age_ns = 1;
+    store_tick(f->s);
+    assert_int_equal(uploads(f->s), 0);
+}
+
 /* --- several paths ------------------------------------------------------------------------------------------------------- */
 
 static void test_paths(void **state)
@@ -265,6 +322,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_blocks_on_blocks, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_odd_sizes, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_abort, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_age, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_age_over_restart, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_age_of_turns, testing_setup, testing_teardown),
         cmocka_unit_test(test_paths),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -315,12 +315,63 @@ static void test_killed(void **state)
     testing_rmdir(dir);
 }
 
+struct beginning {
+    struct store *s;
+    char id[STORE_UPLOAD_ID_TEXT];
+    int rc;
+};
+
+static void *begin_upload(void *arg)
+{
+    struct beginning *b = arg;
+    b->rc = store_upload_begin(b->s, "photos", "k", 1, NULL, b->id, NULL);
+    return NULL;
+}
+
+static uint64_t indexed(struct path *p)
+{
+    pthread_rwlock_rdlock(&p->index.lock);
+    uint64_t n = p->index.objects;
+    pthread_rwlock_unlock(&p->index.lock);
+    return n;
+}
+
+/* An upload whose record is there, and which is held up on its way into the list: its bucket is not empty. */
+static void test_bucket_of_an_upload_stays(void **state)
+{
+    char dir[256];
+    testing_mkdir_fast(dir);
+    struct store *s = testing_open1(dir);
+    assert_non_null(s);
+    assert_int_equal(store_bucket_create(s, "photos", 0, NULL, NULL), 0);
+    for (unsigned round = 0; round < 10; round++) {
+        struct beginning b = {.s = s};
+        pthread_t thread;
+        pthread_mutex_lock(&s->uploads_lock);
+        assert_int_equal(pthread_create(&thread, NULL, begin_upload, &b), 0);
+        while (indexed(s->paths[0]) == 0)
+            usleep(100);
+        usleep(
+            2000); /* until it waits for the lock; if it does not yet, nothing is lost but a chance to fail */
+        pthread_mutex_unlock(&s->uploads_lock);
+        int rc = store_bucket_delete(s, "photos", NULL);
+        pthread_join(thread, NULL);
+        assert_int_equal(b.rc, 0);
+        assert_int_equal(rc, STORE_NOT_EMPTY);
+        assert_int_equal(store_upload_abort(s, "photos", "k", 1, b.id, NULL), 0);
+    }
+    assert_int_equal(store_bucket_delete(s, "photos", NULL), 0);
+    store_free(s);
+    testing_rmdir(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_killed), /* forks: before there are threads */
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_one_wins),
+        cmocka_unit_test(test_bucket_of_an_upload_stays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
