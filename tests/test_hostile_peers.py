@@ -10,7 +10,7 @@ import struct
 import lib_data
 import lib_host
 import pytest
-from lib_wire import (APPEND, BROKER, CANCEL, CLOSE, CONTROL, CREATE, DATA, DROP, EVENT, FETCH, FRAME, HELLO, INSTALL, MAGIC, OPEN,
+from lib_wire import (APPEND, BROKER, CANCEL, CLOSE, CONTROL, CREATE, DATA, DROP, EVENT, FETCH, HELLO, INSTALL, MAGIC, OPEN,
                       PEER, PROOF, QUERY, READ, REGIONS, RELEASE, REPLY, VERIFY, WAIT, WRITE, Gone, Peer, frame, hello, opening,
                       prove, text)
 

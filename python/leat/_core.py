@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _clients, _leat
-from ._clients import NO_START, Retried, parse_bytes, parse_timeout
+from ._clients import Retried, parse_bytes, parse_timeout
 from ._errors import NotFound, PeerGone
 from ._progress import ProgressArg, Reporter
 from ._recordings import RecordingWindows, RowsArg, resolve

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import io
-import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ from ._core import create, drop
 from ._core import open as open_set
 from ._core import share
 from ._errors import Busy, Error, Invalid, NotFound, TimedOut
-from ._progress import ProgressArg
 
 if TYPE_CHECKING:
     from ._set import WorkingSet
@@ -37,8 +35,7 @@ _MAX_EDGE = 8192  # PREP_MAX_OUT
 
 
 def decoded(ws: WorkingSet, *, field: str | None = None, shorter: int | None = 256, name: str | None = None, threads: int = 0,
-            orient: bool = True, max_pixels: int = 0, rank: int | None = None, world_size: int | None = None, timeout: float = 3600.0,
-            progress: ProgressArg = None) -> WorkingSet:
+            orient: bool = True, max_pixels: int = 0, rank: int | None = None, world_size: int | None = None, timeout: float = 3600.0) -> WorkingSet:
     """The set `ws` with its pictures decoded, in the pool: all ranks call it, share the work, and get the same set. It has the
     same samples, keys and fields; what took `fields=` and `transform=` of leat.prep goes on working, and only crops.
 

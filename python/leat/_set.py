@@ -19,7 +19,7 @@ from . import _clients, _leat
 from ._batch import Array, Batch, Ragged
 from ._clients import parse_timeout
 from ._cuda import CudaArray
-from ._errors import Error, NotFound, PeerGone, Stale, UnknownKey
+from ._errors import NotFound, PeerGone, Stale, UnknownKey
 from ._fields import Field, dlpack_code
 from ._progress import ProgressArg, Reporter
 

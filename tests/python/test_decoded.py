@@ -2,7 +2,6 @@
 """leat.prep.decoded: pictures decoded once, by all ranks together; what may go wrong between them."""
 
 import io
-import tarfile
 import threading
 
 import pytest

@@ -6,8 +6,6 @@ import os
 import pty
 import sys
 
-import numpy as np
-
 import leat
 from leat._progress import Bar, Reporter
 
