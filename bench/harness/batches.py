@@ -16,7 +16,7 @@ import subprocess
 from . import read
 from .rows import in_turns, median, row
 from .suite import note
-from .workers import Daemon, Failed, Group, Worker, leatd  # noqa: F401
+from .workers import Failed, Group, Worker, leatd
 
 GIB = 1 << 30
 LOADERS = os.path.join(read.HERE, "loaders")
@@ -97,7 +97,7 @@ class Suite(read.Suite):
 
     # --- a job that starts again ---
 
-    def restart(self, array, daemon):
+    def restart(self, daemon):
         if not self.wanted_exactly("loader.restart"):
             return
         script = os.path.join(LOADERS, "restart.py")
@@ -136,4 +136,4 @@ def run(args, emit):
             suite.resident(size, array, daemon, orders)
             suite.against_torch(size, array, daemon, orders)
             if size == "150k":
-                suite.restart(array, daemon)
+                suite.restart(daemon)

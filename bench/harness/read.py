@@ -15,7 +15,7 @@ import time
 from .data import SIZES
 from .rows import in_turns, row
 from .suite import Base, note
-from .workers import Daemon, Failed, Group, MemoryWatch, Worker, children, cpu_seconds, leatd, redis
+from .workers import Failed, Group, MemoryWatch, Worker, leatd, redis
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CONSUMERS, SLOTS = 2, 4

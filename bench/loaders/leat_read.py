@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """leat.Loader over what SOCKET has, or over a path: leat_read.py [serve.py's options] SOCKET URI. Besides serve.py's lines: orders PATH, which writes the
 orders of three epochs for driver.c's --orders."""
-import json
 import operator
 import os
 import sys

@@ -655,11 +655,6 @@ int conn_fd(const struct conn *conn)
     return conn->source.fd;
 }
 
-bool conn_is_unix(const struct conn *conn)
-{
-    return conn->is_unix;
-}
-
 int conn_credentials(const struct conn *conn, uint32_t *ret_uid, uint32_t *ret_gid, int32_t *ret_pid)
 {
     struct ucred cred;

@@ -44,7 +44,6 @@ void conn_free(struct conn *conn);
 int conn_release_fd(struct conn *conn);
 void *conn_user(const struct conn *conn);
 int conn_fd(const struct conn *conn);
-bool conn_is_unix(const struct conn *conn);
 /* SO_PEERCRED of a unix peer. */
 int conn_credentials(const struct conn *conn, uint32_t *ret_uid, uint32_t *ret_gid, int32_t *ret_pid);
 

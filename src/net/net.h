@@ -82,7 +82,6 @@ enum net_caps {
     NET_CAP_INLINE = 1 << 0,    /* submit() completes at once: nothing is ever in flight (shm) */
     NET_CAP_ONE_SIDED = 1 << 1, /* the far CPU takes no part */
     NET_CAP_REGISTER = 1 << 2,  /* destinations must be registered */
-    NET_CAP_DEVICE = 1 << 3,    /* destinations may be device memory */
     NET_CAP_WRITE = 1 << 4,     /* write() is there */
 };
 

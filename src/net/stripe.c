@@ -197,12 +197,3 @@ void stripe_up(struct stripe_path *p)
     p->down = false;
     p->down_until_ns = 0;
 }
-
-uint64_t stripe_next_try_ns(const struct stripe_path *paths, unsigned n)
-{
-    uint64_t next = 0;
-    for (unsigned i = 0; i < n; i++)
-        if (paths[i].down && (!next || paths[i].down_until_ns < next))
-            next = paths[i].down_until_ns;
-    return next;
-}

@@ -54,7 +54,5 @@ void stripe_failed(struct stripe_path *path, uint64_t now_ns);
 /* Down, and its pause is over: connect it anew, then say stripe_up, or stripe_failed again. */
 bool stripe_try(const struct stripe_path *path, uint64_t now_ns);
 void stripe_up(struct stripe_path *path);
-/* When the next path may be tried (0: none is down): for a sleep's length. */
-uint64_t stripe_next_try_ns(const struct stripe_path *paths, unsigned n);
 
 #endif

@@ -100,7 +100,7 @@ static void test_a_rail_dies_and_comes_back(void **state)
     move(paths, rails, 2, 2000, 16, 1);
     assert_true(paths[1].down);
     assert_int_equal(paths[0].total_bytes + paths[1].total_bytes, 2000 * SLICE);
-    uint64_t at = stripe_next_try_ns(paths, 2);
+    uint64_t at = paths[1].down_until_ns;
     assert_true(at >= 20 * NS_PER_MS + NS_PER_S && !stripe_try(&paths[1], at - 1) &&
                 stripe_try(&paths[1], at));
     assert_false(stripe_try(&paths[0], at));
@@ -108,8 +108,8 @@ static void test_a_rail_dies_and_comes_back(void **state)
     uint64_t pause = NS_PER_S;
     for (unsigned i = 0; i < 10; i++) {
         stripe_failed(&paths[1], at);
-        assert_true(stripe_next_try_ns(paths, 2) - at >= pause);
-        pause = stripe_next_try_ns(paths, 2) - at;
+        assert_true(paths[1].down_until_ns - at >= pause);
+        pause = paths[1].down_until_ns - at;
         at += pause;
     }
     assert_int_equal(pause, 32 * NS_PER_S);
@@ -118,7 +118,7 @@ static void test_a_rail_dies_and_comes_back(void **state)
     uint64_t before = paths[1].total_bytes;
     move(paths, rails, 2, 2000, 16, at);
     assert_true(paths[1].total_bytes - before > 800 * SLICE);
-    assert_int_equal(stripe_next_try_ns(paths, 2), 0);
+    assert_false(paths[1].down);
     stripe_failed(&paths[1], at); /* it had worked: a first failure again */
     assert_int_equal(paths[1].down_until_ns - at, NS_PER_S);
 }

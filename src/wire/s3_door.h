@@ -11,11 +11,10 @@
 #include "wire/http.h"
 #include "wire/s3.h"
 
-#define S3_LIST_MAX      1000u /* keys of a page, uploads, and keys of one DeleteObjects */
-#define S3_QUERY_PARAMS  32u
-#define S3_QUERY_BYTES   6144u /* of all parameters, unescaped */
-#define S3_UPLOAD_ID_MAX 63u
-#define S3_NAMESPACE     "http://s3.amazonaws.com/doc/2006-03-01/"
+#define S3_LIST_MAX     1000u /* keys of a page, uploads, and keys of one DeleteObjects */
+#define S3_QUERY_PARAMS 32u
+#define S3_QUERY_BYTES  6144u /* of all parameters, unescaped */
+#define S3_NAMESPACE    "http://s3.amazonaws.com/doc/2006-03-01/"
 
 /* --- errors ------------------------------------------------------------------------------------------------------------ */
 

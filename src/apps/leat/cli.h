@@ -139,7 +139,6 @@ struct cli_json {
     unsigned depth;
     bool lines; /* compact: one document a line */
     bool first; /* nothing yet at this depth */
-    bool after_key;
 };
 void json_begin(struct cli_json *j, FILE *out, bool lines);
 void json_open(struct cli_json *j, const char *key,

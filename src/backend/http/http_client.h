@@ -79,7 +79,7 @@ struct http_call {
     struct list node;
     struct http_pool *pool;
     struct http_conn *conn;
-    bool queued, wanted_whole, sink_text;
+    bool queued, sink_text;
     unsigned tries;
 };
 

@@ -39,7 +39,7 @@ struct block {
     struct list node; /* backend.free_blocks */
     struct backend_read *read;
     uint64_t offset, bytes;
-    bool whole, ignored_range;
+    bool whole;
     bool has_crc, has_crc64;
     uint32_t crc;
     uint64_t crc64;
