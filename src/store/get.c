@@ -136,14 +136,46 @@ struct store_obj *store_obj_ref(struct store_obj *pub)
     return pub;
 }
 
+static void obj_free(struct obj *obj)
+{
+    obj->store->io->close(obj->store->io, obj->pub.fd);
+    free(obj->data);
+    free(obj);
+}
+
+/* The last close of a file that was unlinked frees its blocks: milliseconds for a large one, and this may be an event loop. */
+static bool close_later(struct obj *obj)
+{
+    struct store *s = obj->store;
+    struct stat st;
+    if (!s->has_thread || obj->pub.info.bytes < STORE_BLOCK || fstat(obj->pub.fd, &st) < 0 || st.st_nlink > 0)
+        return false;
+    pthread_mutex_lock(&s->open.lock);
+    list_push_back(&s->open.closing, &obj->lru);
+    pthread_mutex_unlock(&s->open.lock);
+    store_kick(s);
+    return true;
+}
+
 void store_obj_unref(struct store_obj *pub)
 {
     if (!pub || atomic_fetch_sub_explicit(&obj_of(pub)->refs, 1, memory_order_acq_rel) > 1)
         return;
-    struct obj *obj = obj_of(pub);
-    obj->store->io->close(obj->store->io, pub->fd);
-    free(obj->data);
-    free(obj);
+    if (!close_later(obj_of(pub)))
+        obj_free(obj_of(pub));
+}
+
+void store_open_close(struct store *s)
+{
+    for (struct list *first = &s->open.closing; first;) {
+        pthread_mutex_lock(&s->open.lock);
+        first = list_empty(&s->open.closing) ? NULL : s->open.closing.next;
+        if (first)
+            list_remove(first);
+        pthread_mutex_unlock(&s->open.lock);
+        if (first)
+            obj_free(container_of(first, struct obj, lru));
+    }
 }
 
 /* --- verifying --------------------------------------------------------------------------------------------------------------- */

@@ -93,7 +93,8 @@ struct bucket {
 
 struct open_files {
     pthread_mutex_t lock;
-    struct list lru; /* most recent first */
+    struct list lru;     /* most recent first */
+    struct list closing; /* nobody's any more, and their files are unlinked */
     struct obj **table;
     unsigned buckets, count, cap;
 };
@@ -228,6 +229,7 @@ struct path *store_place(struct store *s, const struct ikey *k, unsigned nth);
 
 int store_open_init(struct open_files *o, unsigned cap);
 void store_open_fini(struct store *s);
+void store_open_close(struct store *s); /* what is `closing`: may free much of a disk */
 void store_open_forget(struct store *s, struct path *p, uint64_t file);
 struct store_obj *store_open_find(struct store *s, struct path *p, uint64_t file, uint64_t seq);
 int store_open(struct store *s, const struct ikey *k, const char *bucket, struct store_obj **ret_obj,

@@ -15,6 +15,7 @@ static uint64_t given(uint64_t value, uint64_t otherwise)
 
 static void work(struct store *s)
 {
+    store_open_close(s);
     pthread_mutex_lock(&s->work_lock);
     store_evict_turn(s);
     for (unsigned i = 0; i < s->npaths; i++) {
@@ -101,6 +102,7 @@ static void init_locks(struct store *s)
     pthread_cond_init(&s->tick_cond, NULL);
     list_init(&s->uploads);
     list_init(&s->open.lru);
+    list_init(&s->open.closing);
 }
 
 static void fini_locks(struct store *s)
@@ -136,7 +138,9 @@ void store_free(struct store *s)
         pthread_cond_signal(&s->tick_cond);
         pthread_mutex_unlock(&s->tick_lock);
         pthread_join(s->thread, NULL);
+        s->has_thread = false;
     }
+    store_open_close(s);
     for (unsigned i = 0; i < s->npaths; i++)
         store_scrub_end(s->paths[i]);
     store_open_fini(s);
@@ -172,6 +176,7 @@ int store_new(const struct store_config *config, struct store **ret_store, struc
             rc = store_scrub_run(p, err);
     }
     if (rc == 0 && !config->no_background) {
+        s->has_thread = true; /* before it looks */
         rc = -pthread_create(&s->thread, NULL, background, s);
         s->has_thread = rc == 0;
         if (rc < 0)

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -352,10 +353,63 @@ static void test_replaced_while_opened(void **state)
     testing_reopen(f);
 }
 
+/* Who closes what: the last close of a large file that is gone is not its reader's, who may be an event loop. */
+static pthread_t closer;
+static _Atomic int watched = -1;
+
+static int watched_close(const struct store_io *io, int fd)
+{
+    int rc = store_io_real.close(io, fd);
+    if (fd == watched) {
+        closer = pthread_self();
+        watched = -1;
+    }
+    return rc;
+}
+
+static void test_large_files_are_closed_elsewhere(void **state)
+{
+    struct testing_store *f = *state;
+    struct store_io io = store_io_real;
+    const char *dir = f->dir;
+    struct store_config c = {.paths = &dir, .npaths = 1, .io = &io, .fd_cache = 4};
+    io.close = watched_close;
+    store_free(TAKE_PTR(f->s));
+    assert_int_equal(store_new(&c, &f->s, NULL), 0);
+    for (unsigned round = 0; round < 3;
+         round++) { /* large and gone; small and gone; large, and replaced by another */
+        struct store_obj *obj;
+        assert_int_equal(testing_put(f->s, "photos", "k", 1, round == 1 ? 5000 : 3 * MIB), 0);
+        assert_int_equal(store_get(f->s, "photos", "k", 1, &obj, NULL), 0);
+        if (round == 2)
+            assert_int_equal(testing_put(f->s, "photos", "k", 2, 10), 0);
+        else
+            assert_int_equal(store_delete(f->s, "photos", "k", 1, 0, NULL), 0);
+        watched = obj->fd;
+        store_obj_unref(obj);
+        for (unsigned i = 0; watched >= 0 && i < 30000; i++)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        assert_int_equal(watched, -1);
+        assert_int_equal(pthread_equal(closer, pthread_self()) != 0, round == 1);
+    }
+    /* One that is left at the end is closed then. */
+    struct store_obj *obj;
+    assert_int_equal(testing_put(f->s, "photos", "k", 1, 3 * MIB), 0);
+    assert_int_equal(store_get(f->s, "photos", "k", 1, &obj, NULL), 0);
+    assert_int_equal(store_delete(f->s, "photos", "k", 1, 0, NULL), 0);
+    watched = obj->fd;
+    store_obj_unref(obj);
+    store_free(TAKE_PTR(f->s));
+    assert_int_equal(watched, -1);
+    testing_reopen(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_replaced_while_opened, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_large_files_are_closed_elsewhere, testing_setup,
+                                        testing_teardown),
         cmocka_unit_test_setup_teardown(test_round_trip, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_ways_to_write, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_what_is_kept, testing_setup, testing_teardown),
