@@ -172,8 +172,6 @@ int store_new(const struct store_config *config, struct store **ret_store, struc
     for (unsigned i = 0; rc == 0 && i < s->npaths; i++) {
         struct path *p = s->paths[i];
         rc = p->loaded && !atomic_load(&p->failed) ? store_scrub_new(p, err) : 0;
-        if (rc == 0 && p->scrub && !config->no_background)
-            rc = store_scrub_run(p, err);
     }
     if (rc == 0 && !config->no_background) {
         s->has_thread = true; /* before it looks */
@@ -182,6 +180,8 @@ int store_new(const struct store_config *config, struct store **ret_store, struc
         if (rc < 0)
             error_sys(err, rc, "the store's thread cannot be started");
     }
+    for (unsigned i = 0; rc == 0 && !config->no_background && i < s->npaths; i++)
+        rc = s->paths[i]->scrub ? store_scrub_run(s->paths[i], err) : 0;
     if (rc < 0) {
         store_free(s);
         return rc;

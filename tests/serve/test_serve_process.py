@@ -2,6 +2,7 @@
 """`leat serve` as a process: how it starts and what it refuses, TLS, keys that change, how it ends, kills, disks that are full or broken."""
 
 import contextlib
+import functools
 import http.client
 import os
 import pathlib
@@ -14,6 +15,7 @@ import ssl
 import subprocess
 import threading
 import time
+import xml.etree.ElementTree as ElementTree
 
 import lib_host
 import lib_serve
@@ -234,6 +236,79 @@ def test_killed(start):
 @pytest.mark.slow
 def test_killed_often(start):
     killed(start, 12 if lib_host.SANITIZED else 40, "often")
+
+
+def parts_of(server, key, upload):
+    reply = server.request("GET", f"/bucket/{key}", query=[("uploadId", upload)])
+    if reply.status == 404:
+        assert reply.code == "NoSuchUpload"
+        return None
+    assert reply.status == 200, reply
+    return {int(p.findtext("PartNumber")): (p.findtext("ETag"), int(p.findtext("Size"))) for p in reply.xml.iter("Part")}
+
+
+def killed_completing(start, rounds, name):
+    """kill -9 in the middle of CompleteMultipartUpload: the object whole, or the upload with all its parts, which then can be completed; never
+    neither, and the object whenever that was acknowledged."""
+    server = start(name=name)
+    assert server.request("PUT", "/bucket").status == 200
+    pieces = [content(f"piece-{i}", size) for i, size in enumerate((5 * MIB, 5 * MIB + 77, 6 * MIB, 1000))]
+    whole, outcomes, took = b"".join(pieces), [0, 0], None
+    for round_ in range(rounds):
+        key = f"k/{round_}"
+        upload = server.request("POST", f"/bucket/{key}", query=[("uploads", "")]).xml.findtext("UploadId")
+        tags = {}
+        for i, piece in enumerate(pieces):
+            reply = server.request("PUT", f"/bucket/{key}", piece, query=[("partNumber", str(i + 1)), ("uploadId", upload)])
+            assert reply.status == 200
+            tags[i + 1] = (reply.headers["etag"], len(piece))
+        document = "<CompleteMultipartUpload>" + "".join(
+            f"<Part><PartNumber>{n}</PartNumber><ETag>{tag}</ETag></Part>" for n, (tag, _) in tags.items()) + "</CompleteMultipartUpload>"
+        complete = functools.partial(server.request, "POST", f"/bucket/{key}", document.encode(), query=[("uploadId", upload)])
+        if took is None:  # how long one takes, so that the kills fall before, into and behind it
+            began = time.monotonic()
+            assert complete().status == 200
+            took = time.monotonic() - began
+            continue
+        acknowledged = []
+
+        def work(complete=complete, acknowledged=acknowledged):
+            with contextlib.suppress(OSError, http.client.HTTPException, ElementTree.ParseError):
+                reply = complete()
+                acknowledged.append(reply.status == 200 and reply.xml.tag == "CompleteMultipartUploadResult")
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        time.sleep(took * 1.3 * round_ / rounds)
+        server.kill()
+        thread.join()
+        server.start()
+        got, parts = server.request("GET", f"/bucket/{key}"), parts_of(server, key, upload)
+        assert got.status in (200, 404), got
+        outcomes[got.status == 200] += 1
+        if got.status == 404:
+            assert parts == tags and acknowledged != [True], (round_, parts)
+            assert complete().status == 200
+            got, parts = server.request("GET", f"/bucket/{key}"), parts_of(server, key, upload)
+        assert got.body == whole and parts is None, round_
+        assert complete().status in (200, 404)  # asked again by a client that heard nothing
+    print(f"{outcomes[1]} were complete, {outcomes[0]} were not yet; one takes {took * 1000:.0f} ms")
+    uploads = server.request("GET", "/bucket", query=[("uploads", "")]).xml
+    assert not list(uploads.iter("Upload"))
+    server.stop()
+    lying = sum(p.stat().st_size for p in server.store.glob("objects/*/*"))
+    assert lying < (rounds + 0.5) * len(whole)  # nothing of parts is left
+    return outcomes
+
+
+def test_killed_while_completing(start):
+    killed_completing(start, 3, "completing")
+
+
+@pytest.mark.slow
+def test_killed_while_completing_often(start):
+    outcomes = killed_completing(start, 8 if lib_host.SANITIZED else 31, "completing-often")
+    assert min(outcomes) > 0, outcomes
 
 
 # --- disks, memory ---------------------------------------------------------------------------------------------------------------------
