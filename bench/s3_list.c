@@ -36,19 +36,14 @@ static int listed(void *user, const struct backend_object *object)
     return 0;
 }
 
-static int parsed(void *user, const struct s3_object *object)
-{
-    (void)user;
-    keys += object->bytes > 0;
-    return 0;
-}
-
 static void parse_page(const char *page, size_t len)
 {
     struct leat_error err;
     struct s3_list *l = s3_list_new();
-    if (!l || s3_list_feed(l, page, len, true, &err) < 0 || s3_list_objects(l, parsed, NULL, &err) < 0)
+    if (!l || s3_list_feed(l, page, len, true, &err) < 0)
         get_die("%s", l ? err.message : "no memory");
+    for (size_t i = 0; i < s3_list_count(l); i++)
+        keys += s3_list_at(l, i).bytes > 0;
     bytes += len;
     s3_list_free(l);
 }

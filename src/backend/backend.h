@@ -112,7 +112,8 @@ struct backend_stats {
 bool backend_uri(const char *uri);
 
 /* The most that a session which only reads holds beside the destinations, with so many connections (0: as in the configuration). While no read
- * is under way it is a few KiB a connection. Lists hold two pages beside it, of a MiB usually and 8 MiB at most. */
+ * is under way it is a few KiB a connection. Lists hold two pages beside it, of a MiB usually and 8 MiB at
+ * most, and long ones up to 16 MiB of pages that come ahead of their turn. */
 uint64_t backend_session_bytes(unsigned connections);
 /* Reads no credentials and makes no connection yet. LEAT_INVALID: a setting. */
 int backend_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err);
@@ -121,7 +122,7 @@ void backend_free(struct backend *b);
 
 /*
  * Every object below `uri` ("s3://bucket/prefix"), page by page, in the order of keys; `recursive` false: up to the next "/". Pages are asked for
- * ahead while `object` runs. after: only keys greater than this one (a whole key, not what follows the prefix), or NULL. Its negative answer ends the list with it. LEAT_UNSUPPORTED for a server that has no lists.
+ * ahead while `object` runs, of long lists on S3 many at a time. after: only keys greater than this one (a whole key, not what follows the prefix), or NULL. Its negative answer ends the list with it. LEAT_UNSUPPORTED for a server that has no lists.
  */
 int backend_list(struct backend *b, const char *uri, bool recursive, const char *after,
                  int (*object)(void *user, const struct backend_object *object), void *user,

@@ -102,9 +102,9 @@ struct s3_list *s3_list_new(void);
 void s3_list_free(struct s3_list *l);
 /* `last`: these are the page's last bytes. 0; LEAT_CORRUPT: no list, or one that is contradictory; -ENOMEM. */
 int s3_list_feed(struct s3_list *l, const void *data, size_t len, bool last, struct leat_error *err);
-/* Calls `object` for each, in the order of the page (prefixes where they stand); its answer below 0 ends all. Once. */
-int s3_list_objects(struct s3_list *l, int (*object)(void *user, const struct s3_object *object), void *user,
-                    struct leat_error *err);
+/* How many objects there are, once all of it was taken in; and one of them, in the order of the page (prefixes where they stand). */
+size_t s3_list_count(const struct s3_list *l);
+struct s3_object s3_list_at(const struct s3_list *l, size_t i);
 /* Token of the next page, or NULL: this was the last one. */
 const char *s3_list_next(const struct s3_list *l);
 

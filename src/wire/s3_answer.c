@@ -11,7 +11,7 @@
 
 /* An object as it stands in the page; its texts follow each other in `texts`, each with a NUL. */
 struct listed {
-    size_t key, etag;
+    size_t key, key_len, etag;
     uint64_t bytes;
     int64_t modified;
     bool prefix, has_key;
@@ -117,22 +117,11 @@ void s3_list_free(struct s3_list *l)
     free(l);
 }
 
-int s3_list_feed(struct s3_list *l, const void *data, size_t len, bool last, struct leat_error *err)
+/* Keys as they are, in place. */
+static int list_decode(struct s3_list *l)
 {
-    int rc = xml_reader_feed(l->xml, data, len, last, err);
-    if (rc == 0 && last && l->truncated && !l->next)
-        rc = list_fail(l, "a list that goes on does not say where");
-    if (rc == LEAT_CORRUPT && l->why)
-        return error_set(err, rc, "list of objects: %s", l->why);
-    return rc;
-}
-
-int s3_list_objects(struct s3_list *l, int (*object)(void *user, const struct s3_object *object), void *user,
-                    struct leat_error *err)
-{
-    const struct listed *page = (const struct listed *)l->page.data;
-    size_t n = l->page.len / sizeof(*page);
-    for (size_t i = 0; i < n; i++) {
+    struct listed *page = (struct listed *)l->page.data;
+    for (size_t i = 0; i < s3_list_count(l); i++) {
         char *key = (char *)l->texts.data + page[i].key;
         size_t len = strlen(key);
         if (l->encoded) {
@@ -140,25 +129,44 @@ int s3_list_objects(struct s3_list *l, int (*object)(void *user, const struct s3
             for (char *plus = key; (plus = strchr(plus, '+'));)
                 *plus = ' ';
             if (!http_unescape(key, len, &len))
-                return error_set(err, LEAT_CORRUPT, "list of objects: a key with a broken escape");
+                return list_fail(l, "a key with a broken escape");
             key[len] = 0;
         }
         if (len == 0 || len > S3_KEY_MAX || memchr(key, 0, len))
-            return error_set(err, LEAT_CORRUPT,
-                             "list of objects: a key that is too long, or has a NUL in it");
-        struct s3_object o = {
-            .key = key,
-            .key_len = len,
-            .bytes = page[i].bytes,
-            .etag = (const char *)l->texts.data + page[i].etag,
-            .modified = page[i].modified,
-            .prefix = page[i].prefix,
-        };
-        int rc = object(user, &o);
-        if (rc < 0)
-            return rc;
+            return list_fail(l, "a key that is too long, or has a NUL in it");
+        page[i].key_len = len;
     }
     return 0;
+}
+
+int s3_list_feed(struct s3_list *l, const void *data, size_t len, bool last, struct leat_error *err)
+{
+    int rc = xml_reader_feed(l->xml, data, len, last, err);
+    if (rc == 0 && last && l->truncated && !l->next)
+        rc = list_fail(l, "a list that goes on does not say where");
+    if (rc == 0 && last)
+        rc = list_decode(l);
+    if (rc == LEAT_CORRUPT && l->why)
+        return error_set(err, rc, "list of objects: %s", l->why);
+    return rc;
+}
+
+size_t s3_list_count(const struct s3_list *l)
+{
+    return l->page.len / sizeof(struct listed);
+}
+
+struct s3_object s3_list_at(const struct s3_list *l, size_t i)
+{
+    const struct listed *o = (const struct listed *)l->page.data + i;
+    return (struct s3_object){
+        .key = (const char *)l->texts.data + o->key,
+        .key_len = o->key_len,
+        .bytes = o->bytes,
+        .etag = (const char *)l->texts.data + o->etag,
+        .modified = o->modified,
+        .prefix = o->prefix,
+    };
 }
 
 const char *s3_list_next(const struct s3_list *l)

@@ -624,7 +624,9 @@ static void request_send(struct request *rq)
             .dst_bytes = rq->dst_bytes,
             .sink = rq->sink ? call_sink : NULL,
             /* A page of 1,000 keys of 1,024 bytes, each of them escaped; else what an error says. */
-            .text_max = rq->of_bucket ? 8 * MIB : 64 * KIB,
+            .text_max = rq->text_max    ? rq->text_max
+                        : rq->of_bucket ? 8 * MIB
+                                        : 64 * KIB,
             .done = on_done,
         };
         rc = http_call_start(b->http, &rq->call);

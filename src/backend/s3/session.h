@@ -56,6 +56,7 @@ struct request {
     size_t body_len;
     bool of_bucket; /* the target's key is no part of the path: lists */
     bool small, repeatable;
+    size_t text_max; /* of an answer that goes nowhere else; 0: 8 MiB of a bucket's, 64 KiB of an object's */
     uint64_t work_bytes; /* that the server has to handle before it answers: a longer deadline */
     /* On a good answer's head (2xx), as http_call.on_head; on others it is not asked. */
     int (*on_head)(struct request *rq, const struct http_reader *reader, const char *buf,

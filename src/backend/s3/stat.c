@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* HEAD: length, ETag, time, checksums, and what was stored with an object. */
+#include <ctype.h>
+
+#include "backend/s3/session.h"
+
+struct head {
+    struct request rq;
+    struct backend_stat stat;
+    int rc;
+    struct leat_error err;
+    bool over;
+};
+
+void s3_stat_headers(const struct http_reader *reader, const char *buf, struct backend_stat *stat)
+{
+    struct bytes_out lines = {0};
+    for (unsigned i = 0; i < reader->nheaders; i++) {
+        struct http_text name, value;
+        char lower[S3_HEADER_NAME_MAX];
+        http_header_at(reader, buf, i, &name, &value);
+        if (name.len >= sizeof(lower))
+            continue;
+        for (size_t c = 0; c < name.len; c++)
+            lower[c] = (char)tolower((unsigned char)name.data[c]);
+        lower[name.len] = 0;
+        if (!backend_header_kept(lower) || lines.len + name.len + value.len + 2 >= sizeof(stat->headers))
+            continue;
+        bytes_put(&lines, lower, name.len);
+        bytes_put(&lines, ":", 1);
+        bytes_put(&lines, value.data, value.len);
+        bytes_put(&lines, "\n", 1);
+    }
+    if (lines.len && !lines.failed)
+        memcpy(stat->headers, lines.data, lines.len);
+    stat->headers[lines.failed ? 0 : lines.len] = 0;
+    bytes_out_fini(&lines);
+    uint64_t sum;
+    stat->has_crc32c = s3_sum_parse(http_header(reader, buf, "x-amz-checksum-crc32c"), 4, &sum);
+    stat->crc32c = stat->has_crc32c ? (uint32_t)sum : 0;
+    stat->has_crc64 = s3_sum_parse(http_header(reader, buf, "x-amz-checksum-crc64nvme"), 8, &stat->crc64);
+}
+
+static int head_arrived(struct request *rq, const struct http_reader *reader, const char *buf,
+                        struct leat_error *err)
+{
+    struct head *h = container_of(rq, struct head, rq);
+    struct http_text etag = http_header(reader, buf, "etag");
+    time_t modified;
+    if (!http_text_u64(http_header(reader, buf, "content-length"), &h->stat.bytes))
+        return error_set(err, LEAT_UNSUPPORTED, "the server does not say how long it is");
+    if (etag.len < sizeof(h->stat.etag) && !(etag.len > 2 && memcmp(etag.data, "W/", 2) == 0))
+        http_text_copy(etag, h->stat.etag, sizeof(h->stat.etag));
+    if (http_date_parse(http_header(reader, buf, "last-modified"), &modified))
+        h->stat.modified = modified;
+    s3_stat_headers(reader, buf, &h->stat);
+    return 0;
+}
+
+static void head_over(struct request *rq, int rc, const struct leat_error *err)
+{
+    struct head *h = container_of(rq, struct head, rq);
+    h->rc = rc;
+    if (err)
+        h->err = *err;
+    h->over = true;
+}
+
+int s3_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat, struct leat_error *err)
+{
+    static const struct s3_header checked = {"x-amz-checksum-mode", "ENABLED"};
+    struct session *b = session_of(base);
+    struct target target;
+    int rc = target_parse(b, uri, &target, err);
+    if (rc < 0)
+        return rc;
+    if (target.bucket && !*target.key) {
+        target_fini(&target);
+        return error_set(err, LEAT_INVALID, "%.300s: a bucket, where an object is wanted", uri);
+    }
+    struct head h = {.rq = {.b = b,
+                            .target = &target,
+                            .say = {.method = "HEAD", .headers = &checked, .nheaders = target.bucket ? 1 : 0},
+                            .repeatable = true,
+                            .on_head = head_arrived,
+                            .finished = head_over}};
+    request_start(&h.rq);
+    rc = session_run(b, &h.over, err);
+    if (rc < 0) {
+        request_cancel(&h.rq);
+    } else if (h.rc < 0) {
+        rc = h.rc;
+        if (err)
+            *err = h.err;
+    } else {
+        *ret_stat = h.stat;
+    }
+    request_fini(&h.rq);
+    target_fini(&target);
+    return rc;
+}
