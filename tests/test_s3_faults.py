@@ -216,6 +216,40 @@ def test_credentials_that_stay_expired(s3, tmp_path):
     assert len(s3.log) <= 3
 
 
+def dump(s3, spec, *options, env=None):
+    """What leat-index-dump says of a dataset: its samples with the CRC of each, or "error" and "message"."""
+    tool = LEAT.parent.parent.parent / "tests" / "tools" / "leat-index-dump"
+    done = subprocess.run([tool, "--open", *options, spec], capture_output=True, timeout=60,
+                          env={**CLEAN, "XDG_CACHE_HOME": "/nonexistent", **(env or s3.env())})
+    return json.loads(done.stdout)
+
+
+def test_an_index_that_is_named_is_taken_at_its_word(s3, top):
+    """No list, no HEAD of an object: what changed since is found when it is read, by its ETag; and the index is of what lies beside it."""
+    leat(s3, "index", "s3://data/dir")
+    plain = dump(s3, "s3://data/dir")
+    s3.log.clear()
+    given = dump(s3, "s3://data/dir/.leat-index", "--no-data")
+    assert {path.partition("?")[0] for _, path, _, _ in s3.log} == {"/data/dir/.leat-index"}
+    given = dump(s3, "s3://data/dir/.leat-index")
+    assert given["samples"] == plain["samples"] and given["fingerprint"] == plain["fingerprint"] and len(given["samples"]) == 20
+    (top / "data/dir/07").write_bytes(b"x" * 2000)
+    assert dump(s3, "s3://data/dir/.leat-index")["error"] == "stale"
+    assert "error" not in dump(s3, "s3://data/dir")
+    (top / "data/moved").mkdir(exist_ok=True)
+    index = (top / "data/dir/.leat-index").read_bytes()
+    (top / "data/moved/.leat-index").write_bytes(index)
+    got = dump(s3, "s3://data/moved/.leat-index")
+    assert got["error"] == "invalid" and "lies elsewhere (s3://data/dir/00)" in got["message"] and "leat index s3://data/moved" in got["message"]
+    for damaged in (index[:-5], index[:20] + bytes([index[20] ^ 255]) + index[21:], b"no index"):
+        (top / "data/moved/.leat-index").write_bytes(damaged)
+        got = dump(s3, "s3://data/moved/.leat-index")
+        assert got["error"] in ("corrupt", "invalid") and "s3://data/moved/.leat-index" in got["message"], got
+    got = dump(s3, "s3://data/none/.leat-index")
+    assert got["error"] == "not found" and "leat index s3://data/none" in got["message"]
+    (top / "data/dir/.leat-index").unlink()
+
+
 def test_a_changed_object_is_an_error_never_a_mixture(s3, tmp_path):
     s3.fail(method="GET", key="big", change=random.Random(3).randbytes(len(BIG)))
     err = get(s3, "big", tmp_path, check=9)

@@ -7,7 +7,8 @@
  * tree, same times of all its folders, and of its files too if they are not many. Otherwise a scan, written to a temporary file and renamed.
  *
  * Data elsewhere: one stat of each object, or one list of a prefix, is compared with the index as it comes: sizes and ETags. The cache is
- * looked at first, since it costs no request.
+ * looked at first, since it costs no request. An index elsewhere that is itself the source ("s3://bucket/prefix/.leat-index") is taken at its word: nothing
+ * is listed, and what changed since shows when it is read, by the ETags that it has.
  *
  * Failure modes: an index that is damaged, stale or about other files is passed over without a word, for it can be made
  * again. No cache (read-only home, no space): the index is made in memory.
@@ -41,6 +42,7 @@ struct expected {
     struct scan_paths files; /* shards or arrays, each once, in order */
     char *tree;              /* or the root of a tree */
     char *prefix;            /* or what a list begins with, "s3://bucket/prefix": shards or a tree */
+    char *given;             /* or an index elsewhere, which says so itself */
     char *beside;            /* where an index beside the data would lie; NULL: nowhere */
     uid_t owner;             /* of what it would lie beside */
     bool beside_now;         /* it is that one which is being looked at */
@@ -53,6 +55,7 @@ static void expected_fini(struct expected *x)
     scan_fini(&x->scan);
     free(x->tree);
     free(x->prefix);
+    free(x->given);
     free(x->beside);
     free(x->cache_name);
 }
@@ -63,6 +66,20 @@ static int expect_file(struct expected *x, const char *path)
         if (!strcmp(x->files.items[i], path))
             return 0;
     return scan_paths_add(&x->files, path);
+}
+
+/* "…/.leat-index", or "….npy.leat-index". */
+static bool names_index(const char *path)
+{
+    size_t len = strlen(path), end = strlen(BESIDE);
+    return len > end && !strcmp(path + len - end, BESIDE);
+}
+
+/* Of its address, what it lies beside: "s3://bucket/prefix", or the one object. */
+static size_t index_scope(const char *path)
+{
+    size_t len = strlen(path) - strlen(BESIDE);
+    return len - (path[len - 1] == '/');
 }
 
 static int expect_source(struct expected *x, const struct dataset_source *source, bool single,
@@ -85,6 +102,14 @@ static int expect_source(struct expected *x, const struct dataset_source *source
     bool folder = S_ISDIR(file.st.st_mode);
     x->owner = file.st.st_uid;
     size_t len = strlen(path);
+    if (file.fd < 0 && single && !inner && !rows && !source->field && names_index(path)) {
+        if (folder)
+            return error_set(err, LEAT_NOT_FOUND,
+                             "%.300s: there is no such index; \"leat index %.*s\" makes it", path,
+                             (int)index_scope(path), path);
+        x->given = TAKE_PTR(path);
+        return 0;
+    }
     if (folder && len > 1 && path[len - 1] == '/' && file.fd < 0)
         path[len - 1] = 0; /* "s3://bucket/prefix/" */
     bool query = file.fd < 0 && !remote_has_lists(path) && strchr(path, '?');
@@ -370,6 +395,45 @@ static int fetch_candidate(struct expected *x)
     return MAX(again, -1);
 }
 
+/*
+ * The index that was named instead of data: it is believed, but for where its data lies: beside it, for who lends credentials for one place has
+ * not lent them for all.
+ */
+static int fetch_given(struct expected *x, int *ret_fd, struct leat_error *err)
+{
+    AUTO_CLOSE int fd = -1;
+    struct index ix;
+    int rc = remote_fetch(&x->scan, x->given, foreign_sound, &fd, err);
+    if (rc == 0 && (rc = seal(fd)) < 0)
+        error_sys(err, rc, "%.300s: the index cannot be kept", x->given);
+    if (rc < 0)
+        return rc;
+    rc = index_map(fd, &ix, err);
+    if (rc < 0)
+        return error_prefix(err, rc, "%.300s", x->given);
+    size_t scope = index_scope(x->given);
+    bool folder = x->given[scope] == '/';
+    rc = index_validate(&ix, err);
+    if (rc < 0)
+        error_prefix(err, rc, "%.300s", x->given);
+    for (uint64_t i = 0; rc == 0 && i < ix.header->nsources; i++) {
+        char path[PATH_MAX];
+        if ((size_t)index_source_path(&ix, i, path, sizeof(path)) >= sizeof(path) ||
+            strncmp(path, x->given, scope) != 0 || path[scope] != (folder ? '/' : 0))
+            rc = error_set(err, LEAT_INVALID,
+                           "%.300s: an index of data that lies elsewhere (%.300s): it was moved here, "
+                           "perhaps; \"leat index %.*s\" makes a new one",
+                           x->given, path, (int)scope, x->given);
+    }
+    index_close(&ix);
+    int again = rc < 0 ? rc : reopen(fd);
+    if (rc == 0 && again < 0)
+        return error_sys(err, again, "%.300s: the index cannot be read back", x->given);
+    if (rc == 0)
+        *ret_fd = again;
+    return rc;
+}
+
 /* Makes each missing folder of the path, 0700. */
 static int make_folders(char *path)
 {
@@ -523,6 +587,12 @@ int dataset_index_open(const struct dataset_spec *spec, const struct dataset_ope
     int rc = expect(spec, opener, progress, &x, err);
     if (rc < 0)
         return scan_fail(rc, err);
+    if (x.given) {
+        rc = fetch_given(&x, ret_fd, err);
+        expected_fini(&x);
+        *ret_scanned = false;
+        return scan_fail(rc, err);
+    }
     AUTO_FREE char *cached = NULL;
     bool elsewhere = x.beside && dataset_is_remote(x.beside);
     int fd = x.beside && !elsewhere ? open_candidate(&x, x.beside, true) : -1;

@@ -109,6 +109,8 @@ int dataset_index_build(const struct dataset_spec *spec, const struct dataset_op
  * the cache ($XDG_CACHE_HOME/leat/index, 0700), checks that the sources are still those that were scanned (size and
  * mtime of shards; mtimes of all directories of a tree, and of its files if they are 10,000 at most), else scans and, when `keep`, writes it to the cache by rename.
  * *ret_fd is read-only; *ret_scanned says whether a scan was needed.
+ * An index elsewhere that is named itself ("s3://bucket/prefix/.leat-index", "….npy.leat-index") is taken as it is, without a list or a stat of
+ * what it speaks of; its sources have to lie beside it (LEAT_INVALID).
  * Of data elsewhere the cache is looked at first, and the sources are the same when a fresh list (of a prefix) or stat (of objects)
  * shows the sizes and ETags that the index has.
  */
