@@ -286,16 +286,6 @@ int http_body_feed(struct http_reader *r, const char *data, size_t len,
 
 /* --- values ------------------------------------------------------------------------------------------------------------ */
 
-bool http_text_is(struct http_text t, const char *s)
-{
-    return t.data && strlen(s) == t.len && memcmp(t.data, s, t.len) == 0;
-}
-
-bool http_text_is_case(struct http_text t, const char *s)
-{
-    return t.data && strlen(s) == t.len && strncasecmp(t.data, s, t.len) == 0;
-}
-
 bool http_text_u64(struct http_text t, uint64_t *ret)
 {
     uint64_t v = 0;
@@ -358,12 +348,38 @@ static const char days[7][4] = {"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"}
 static const char months[12][4] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
                                    "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
 
+static void put_digits(char *out, unsigned n, unsigned value)
+{
+    for (; n; n--, value /= 10)
+        out[n - 1] = (char)('0' + value % 10);
+}
+
+/*
+ * By hand: strftime would speak the user's language, and gmtime_r takes the process's lock for time zones, which every answer of every thread would
+ * wait for. Days become a date as in Howard Hinnant's "chrono-Compatible Low-Level Date Algorithms": years begin in March, so that the leap day is
+ * the last of one, and 400 of them are an era.
+ */
 void http_date_format(time_t t, char out[HTTP_DATE_BYTES])
 {
-    struct tm tm;
-    gmtime_r(&t, &tm); /* strftime would speak the user's language */
-    snprintf(out, HTTP_DATE_BYTES, "%s, %02d %s %04d %02d:%02d:%02d GMT", days[tm.tm_wday], tm.tm_mday,
-             months[tm.tm_mon], (tm.tm_year + 1900) % 10000, tm.tm_hour, tm.tm_min, tm.tm_sec);
+    static const char form[HTTP_DATE_BYTES] = "Sun, 06 Nov 1994 08:49:37 GMT";
+    int64_t at = (int64_t)t, days_since_1970 = at / 86400 - (at % 86400 < 0);
+    unsigned second = (unsigned)(at - days_since_1970 * 86400);
+    int64_t since_march_0000 = days_since_1970 + 719468;
+    int64_t era = since_march_0000 / 146097 - (since_march_0000 % 146097 < 0);
+    unsigned of_era = (unsigned)(since_march_0000 - era * 146097);
+    unsigned year_of_era = (of_era - of_era / 1460 + of_era / 36524 - of_era / 146096) / 365;
+    unsigned of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    unsigned march_month = (5 * of_year + 2) / 153, day = of_year - (153 * march_month + 2) / 5 + 1;
+    unsigned month = (march_month + 2) % 12;
+    unsigned year = (unsigned)((era % 25 + 25) % 25 * 400 + year_of_era + (month < 2)) % 10000;
+    memcpy(out, form, sizeof(form));
+    memcpy(out, days[(days_since_1970 % 7 + 11) % 7], 3); /* the first day was a Thursday */
+    put_digits(out + 5, 2, day);
+    memcpy(out + 8, months[month], 3);
+    put_digits(out + 12, 4, year);
+    put_digits(out + 17, 2, second / 3600);
+    put_digits(out + 20, 2, second / 60 % 60);
+    put_digits(out + 23, 2, second % 60);
 }
 
 static bool digits(const char *s, int n, int *ret)
@@ -469,19 +485,26 @@ void http_put(struct bytes_out *out, const char *text)
 
 void http_put_header(struct bytes_out *out, const char *name, const char *value)
 {
-    if (strpbrk(value, "\r\n")) {
+    size_t name_len = strlen(name), value_len = strlen(value);
+    if (memchr(value, '\r', value_len) || memchr(value, '\n', value_len)) {
         out->failed = true;
         return;
     }
-    http_put(out, name);
-    bytes_put(out, ": ", 2);
-    http_put(out, value);
-    bytes_put(out, "\r\n", 2);
+    char *at = (char *)bytes_room(out, name_len + 2 + value_len + 2);
+    if (!at)
+        return;
+    at = mempcpy(at, name, name_len);
+    at = mempcpy(at, ": ", 2);
+    at = mempcpy(at, value, value_len);
+    memcpy(at, "\r\n", 2);
 }
 
 void http_put_header_u64(struct bytes_out *out, const char *name, uint64_t value)
 {
-    char text[24];
-    snprintf(text, sizeof(text), "%llu", (unsigned long long)value);
-    http_put_header(out, name, text);
+    char text[21], *at = text + sizeof(text) - 1;
+    *at = 0;
+    do {
+        *--at = (char)('0' + value % 10);
+    } while (value /= 10);
+    http_put_header(out, name, at);
 }

@@ -13,6 +13,7 @@
 #define WIRE_HTTP_H
 
 #include <llhttp.h>
+#include <strings.h>
 #include <time.h>
 
 #include "base/base.h"
@@ -85,8 +86,15 @@ int http_body_feed(struct http_reader *r, const char *data, size_t len,
                    int (*sink)(void *user, const void *data, size_t len), void *user, size_t *ret_used,
                    struct leat_error *err);
 
-bool http_text_is(struct http_text t, const char *s);      /* exactly */
-bool http_text_is_case(struct http_text t, const char *s); /* ASCII case apart */
+/* Both are for each header of each request: inline, so that the length of a literal is known. */
+static inline bool http_text_is(struct http_text t, const char *s) /* exactly */
+{
+    return t.data && strlen(s) == t.len && memcmp(t.data, s, t.len) == 0;
+}
+static inline bool http_text_is_case(struct http_text t, const char *s) /* ASCII case apart */
+{
+    return t.data && strlen(s) == t.len && strncasecmp(t.data, s, t.len) == 0;
+}
 /* A decimal number without sign; false: none, or too large. */
 bool http_text_u64(struct http_text t, uint64_t *ret);
 /* A copy with a NUL behind it, cut to cap - 1 bytes. */

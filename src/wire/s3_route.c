@@ -137,14 +137,18 @@ static bool unescape(struct http_text text, bool plus, char *out, size_t cap, si
     *ret_len = 0;
     for (size_t i = 0; i < text.len; n++) {
         char one[3] = {text.data[i]};
-        size_t take = one[0] == '%' ? 3 : 1, got = 1;
+        size_t take = one[0] == '%' ? 3 : 1, got;
         if (take > text.len - i)
             return false;
-        memcpy(one, text.data + i, take);
-        if (!http_unescape(one, take, &got) || !one[0])
-            return false;
-        if (plus && take == 1 && one[0] == '+')
+        if (take == 3) {
+            memcpy(one, text.data + i, take);
+            if (!http_unescape(one, take, &got))
+                return false;
+        } else if (plus && one[0] == '+') {
             one[0] = ' ';
+        }
+        if (!one[0])
+            return false;
         if (n + 1 >= cap) {
             *ret_len = cap;
             return false;

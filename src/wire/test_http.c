@@ -184,6 +184,19 @@ static void test_values(void **state)
     assert_false(http_content_range(TEXT("bytes 0-100/100"), &a, &b, &c));
     assert_false(http_content_range(TEXT("bytes */100"), &a, &b, &c));
     assert_false(http_content_range(TEXT("bytes 0-9/10 "), &a, &b, &c));
+    /* As the C library has it, also before 1970, on leap days and in years past 9999. */
+    for (int64_t at = -62000000000; at < 400000000000; at += 86400 * 17 + 12345) {
+        char theirs[64];
+        struct tm tm;
+        t = (time_t)at;
+        http_date_format(t, date);
+        strftime(theirs, sizeof(theirs), "%a, %d %b ", gmtime_r(&t, &tm));
+        snprintf(theirs + 12, sizeof(theirs) - 12, "%04d %02d:%02d:%02d GMT", (tm.tm_year + 1900) % 10000,
+                 tm.tm_hour, tm.tm_min, tm.tm_sec);
+        assert_string_equal(date, theirs);
+    }
+    http_date_format(951782400, date);
+    assert_string_equal(date, "Tue, 29 Feb 2000 00:00:00 GMT");
     http_date_format(784111777, date);
     assert_string_equal(date, "Sun, 06 Nov 1994 08:49:37 GMT");
     assert_true(http_date_parse(TEXT(date), &t) && t == 784111777);

@@ -71,15 +71,14 @@ const char *http_reason(unsigned status)
 
 void put_status(struct bytes_out *out, unsigned status, const char *date, const char *server_name)
 {
-    char line[16];
-    snprintf(line, sizeof(line), "HTTP/1.1 %03u ", status);
+    char line[] = "HTTP/1.1 000 ";
+    for (unsigned i = 0, rest = status; i < 3; i++, rest /= 10)
+        line[11 - i] = (char)('0' + rest % 10);
     http_put(out, line);
     http_put(out, http_reason(status));
-    http_put(out, "\r\nDate: ");
-    http_put(out, date);
-    http_put(out, "\r\nServer: ");
-    http_put(out, server_name);
     http_put(out, "\r\n");
+    http_put_header(out, "Date", date);
+    http_put_header(out, "Server", server_name);
 }
 
 struct bytes_out *http_answer(struct http_request *req, unsigned status)

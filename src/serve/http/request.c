@@ -5,8 +5,6 @@
  */
 #include "serve/http/server_internal.h"
 
-#include <strings.h>
-
 /* Lines end with CR LF, and neither stands anywhere else: llhttp 8.1 takes a lone CR for an end (CVE-2023-30589). None is folded. */
 static bool lines_are_plain(const char *buf, size_t len)
 {
@@ -24,15 +22,25 @@ static bool lines_are_plain(const char *buf, size_t len)
     return true;
 }
 
-static bool host_is_plain(struct http_text host)
+/* What a byte may stand in. A table, as each byte of each head is looked at. */
+enum { IN_VALUE = 1, IN_TARGET = 2, IN_HOST = 4, IN_PATH = IN_VALUE | IN_TARGET, IN_ALL = 7 };
+/* clang-format off */
+static const uint8_t fine[256] = {
+    ['\t'] = IN_VALUE,  [' '] = IN_VALUE,      ['!' ... '"'] = IN_PATH, ['#'] = IN_VALUE,
+    ['$'] = IN_PATH,    ['%'] = IN_ALL,        ['&' ... ','] = IN_PATH, ['-' ... '.'] = IN_ALL,
+    ['/'] = IN_PATH,    ['0' ... ':'] = IN_ALL, [';' ... '@'] = IN_PATH, ['A' ... '['] = IN_ALL,
+    ['\\'] = IN_PATH,   [']'] = IN_ALL,        ['^'] = IN_PATH,         ['_'] = IN_ALL,
+    ['`'] = IN_PATH,    ['a' ... 'z'] = IN_ALL, ['{' ... '}'] = IN_PATH, ['~'] = IN_ALL,
+    [0x80 ... 0xff] = IN_PATH,
+};
+/* clang-format on */
+
+static bool is_plain(struct http_text text, uint8_t in)
 {
-    for (size_t i = 0; i < host.len; i++) {
-        unsigned char c = (unsigned char)host.data[i];
-        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-              strchr(".-_:[]%~", c)))
-            return false;
-    }
-    return true;
+    uint8_t all = in;
+    for (size_t i = 0; i < text.len; i++)
+        all &= fine[(unsigned char)text.data[i]];
+    return all;
 }
 
 static bool target_is_path(const struct http_reader *r, struct http_text target)
@@ -41,22 +49,7 @@ static bool target_is_path(const struct http_reader *r, struct http_text target)
         return strcmp(r->method, "OPTIONS") == 0;
     if (target.len == 0 || target.data[0] != '/' || strcmp(r->method, "CONNECT") == 0)
         return false;
-    for (size_t i = 0; i < target.len; i++) {
-        unsigned char c = (unsigned char)target.data[i];
-        if (c <= ' ' || c == 0x7f || c == '#')
-            return false;
-    }
-    return true;
-}
-
-static bool values_are_plain(struct http_text value)
-{
-    for (size_t i = 0; i < value.len; i++) {
-        unsigned char c = (unsigned char)value.data[i];
-        if ((c < ' ' && c != '\t') || c == 0x7f)
-            return false;
-    }
-    return true;
+    return is_plain(target, IN_TARGET);
 }
 
 unsigned http_request_refusal(const struct http_reader *r, const char *buf, const char **ret_message)
@@ -71,7 +64,7 @@ unsigned http_request_refusal(const struct http_reader *r, const char *buf, cons
         struct http_text name, value;
         http_header_at(r, buf, i, &name, &value);
         *ret_message = "a header's value has a control character";
-        if (!values_are_plain(value))
+        if (!is_plain(value, IN_VALUE))
             return 400;
         if (http_text_is_case(name, "host")) {
             hosts++;
@@ -90,7 +83,7 @@ unsigned http_request_refusal(const struct http_reader *r, const char *buf, cons
         r->body != HTTP_BODY_CHUNKED) /* one without a value: llhttp sees no body, another parser may */
         return 400;
     *ret_message = "one header Host is wanted, with a name or an address and a port";
-    if (hosts > 1 || (hosts == 0 && !old) || !host_is_plain(host))
+    if (hosts > 1 || (hosts == 0 && !old) || !is_plain(host, IN_HOST))
         return 400;
     *ret_message = "the target of a request is a path that begins with /";
     if (!target_is_path(r, http_target(r, buf)))

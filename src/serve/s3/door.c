@@ -246,7 +246,8 @@ void s3_door_request(struct s3_door *door, struct http_request *req)
             door_refuse(req, S3_SLOW_DOWN, NULL, NULL, id);
         }
     }
-    sigv4_key_wipe(&key);
+    if (is_signed)
+        sigv4_key_wipe(&key);
     keys_unref(keys);
 }
 

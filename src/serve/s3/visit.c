@@ -338,8 +338,9 @@ struct http_text visit_header(const struct visit *v, const char *name)
 
 void etag_header(struct bytes_out *headers, const char *etag)
 {
-    char quoted[STORE_ETAG_MAX + 3];
-    snprintf(quoted, sizeof(quoted), "\"%.*s\"", (int)STORE_ETAG_MAX, etag);
+    char quoted[STORE_ETAG_MAX + 3] = "\"";
+    char *end = mempcpy(quoted + 1, etag, strnlen(etag, STORE_ETAG_MAX));
+    memcpy(end, "\"", 2);
     http_put_header(headers, "ETag", quoted);
 }
 
