@@ -123,6 +123,7 @@ static void exchange_reset(struct exchange *ex)
     ex->answered = ex->close_after = ex->last = ex->chunked = ex->asked = ex->no_body = false;
     ex->total = ex->given = 0;
     ex->npieces = ex->piece_at = 0;
+    ex->record = 0;
     ex->warm_until = 0;
 }
 

@@ -3,12 +3,12 @@
  * output.c: pieces to the kernel.
  *
  * Happy path: as many pieces of memory as stand together go with one sendmsg, with MSG_MORE where a file follows, so that a head shares its
- * segment with the first bytes of the body; files go by sendfile, but for a short one behind a head, which is copied along. With TLS in the kernel files go the same way; without it, records of
- * 16 KiB are gathered from memory and files, so that a head and a short body are one record.
+ * segment with the first bytes of the body; files go by sendfile, but for a short one behind a head, which is copied along. With TLS in the kernel
+ * files go the same way; without it, records of 16 KiB are gathered from memory and files, so that a head and a short body are one record.
  * Failure modes: a full socket (0, and the link waits); a file that became shorter (LEAT_CORRUPT: the length was promised, the connection
  * has to go); a peer that went (LEAT_PEER_GONE).
  * Invariants: piece_at counts pieces that are out whole, p.bytes of the one at work what is left of it. A record that OpenSSL has taken but
- * not sent is gathered again from the same place: the bytes are the same, and it only looks at how many they are.
+ * not sent is gathered again from the same place and as long (`record`): fewer bytes would be an error to it.
  */
 #include "serve/http/server_internal.h"
 
@@ -138,59 +138,81 @@ static int send_file(struct http_link *link, size_t *ret_moved)
     return 1; /* a short one may be the file's doing: the next call tells */
 }
 
-/* The next bytes of all pieces, up to a record, where they lie in one place already or in the door's scratch. Negative: the file. */
+/* Of a file, without waiting for its disk where `now`: how many bytes; -EAGAIN: none is in the page cache; LEAT_CORRUPT: there are none. */
+static ssize_t read_file(const struct http_piece *p, void *dst, size_t len, bool now)
+{
+    struct iovec iov = {dst, len};
+    ssize_t n;
+    do {
+        n = preadv2(p->fd, &iov, 1, (off_t)p->at, now ? RWF_NOWAIT : 0);
+        if (n < 0 && errno == EOPNOTSUPP && now) /* a file system that cannot say */
+            n = preadv2(p->fd, &iov, 1, (off_t)p->at, 0);
+    } while (n < 0 && errno == EINTR);
+    if (n < 0 && errno == EAGAIN)
+        return -EAGAIN;
+    return n > 0 ? n : LEAT_CORRUPT;
+}
+
+/*
+ * The next bytes of all pieces, up to a record, where they lie in one place already or in the door's scratch. 0: of a file that is being fetched; what
+ * stands before it does not wait for it. Negative: the file. A record that is gathered again has the length it had, and waits for its file
+ * rather than becoming shorter.
+ */
 static int gather(struct http_link *link, const void **ret_data, size_t *ret_len)
 {
     struct exchange *ex = link->ex;
     const struct http_piece *first = &ex->pieces[ex->piece_at].p;
-    *ret_len = 0;
-    if (first->data && first->bytes >= RECORD) {
+    size_t want = ex->record ? ex->record : RECORD, have = 0;
+    bool now = !ex->record && link->door->server->config.workers;
+    *ret_data = link->door->scratch;
+    if (first->data && first->bytes >= want) {
         *ret_data = first->data;
-        *ret_len = RECORD;
+        *ret_len = want;
         return 1;
     }
-    for (unsigned i = ex->piece_at; i < ex->npieces && *ret_len < RECORD; i++) {
+    for (unsigned i = ex->piece_at; i < ex->npieces && have < want; i++) {
         const struct http_piece *p = &ex->pieces[i].p;
-        size_t len = (size_t)MIN(p->bytes, RECORD - *ret_len);
-        if (p->data) {
-            memcpy(link->door->scratch + *ret_len, p->data, len);
-            *ret_len += len;
-            continue;
-        }
-        if (i == ex->piece_at && !warm_ready(ex, p))
+        ssize_t len = (ssize_t)MIN(p->bytes, want - have), n = len;
+        char *dst = link->door->scratch + have;
+        if (p->data)
+            memcpy(dst, p->data, (size_t)len);
+        else
+            n = read_file(p, dst, (size_t)len, now);
+        if (n == -EAGAIN && have)
+            break;
+        if (n == -EAGAIN && !warm_ready(ex, p))
             return 0;
-        for (size_t got = 0; got < len;) {
-            ssize_t rc = pread(p->fd, link->door->scratch + *ret_len + got, len - got, (off_t)(p->at + got));
-            if (rc < 0 && errno == EINTR)
-                continue;
-            if (rc <= 0)
-                return LEAT_CORRUPT;
-            got += (size_t)rc;
-        }
-        *ret_len += len;
+        if (n == -EAGAIN)
+            n = read_file(p, dst, (size_t)len, false);
+        if (n < 0)
+            return LEAT_CORRUPT;
+        have += (size_t)n;
+        if (n < len)
+            break;
     }
-    *ret_data = link->door->scratch;
-    return 1;
+    *ret_len = have;
+    return have < ex->record ? LEAT_CORRUPT : 1;
 }
 
 static int send_tls(struct http_link *link, size_t *ret_moved)
 {
-    struct http_piece *p = &link->ex->pieces[link->ex->piece_at].p;
-    ssize_t n = -EOPNOTSUPP;
-    if (!p->data && p->bytes >= RECORD) {
-        if (!warm_ready(link->ex, p))
+    struct exchange *ex = link->ex;
+    struct http_piece *p = &ex->pieces[ex->piece_at].p;
+    ssize_t n;
+    if (!p->data && p->bytes >= RECORD && link_tls_in_kernel(link)) {
+        if (!warm_ready(ex, p))
             return 0;
         n = link_tls_sendfile(link, p->fd, p->at, (size_t)MIN(p->bytes, (uint64_t)FILE_STEP));
         if (n == 0)
             return LEAT_CORRUPT;
-    }
-    if (n == -EOPNOTSUPP) {
+    } else {
         const void *data;
         size_t len;
         int rc = gather(link, &data, &len);
         if (rc <= 0)
             return rc;
         n = link_tls_write(link, data, len);
+        ex->record = n == -EAGAIN ? len : 0;
     }
     if (n < 0)
         return n == -EAGAIN ? 0 : LEAT_PEER_GONE;

@@ -87,6 +87,7 @@ struct exchange {
     unsigned npieces, pieces_cap, piece_at;
     char chunk_head[24];
     uint64_t head_charged;
+    size_t record;       /* TLS has taken so many bytes and not sent them; 0: none */
     uint64_t warm_until; /* of the piece at work: what is before it is in the page cache */
     struct warming *warming;
 };
@@ -228,8 +229,9 @@ int link_tls_begin(struct http_link *link);
 int link_tls_handshake(struct http_link *link);
 ssize_t link_tls_read(struct http_link *link, void *buf, size_t len);
 ssize_t link_tls_write(struct http_link *link, const void *buf, size_t len);
-ssize_t link_tls_sendfile(struct http_link *link, int fd, uint64_t at,
-                          size_t len); /* -EOPNOTSUPP: no TLS in the kernel */
+bool link_tls_in_kernel(const struct http_link *link);
+/* Only there. */
+ssize_t link_tls_sendfile(struct http_link *link, int fd, uint64_t at, size_t len);
 void link_tls_bye(struct http_link *link);
 
 /* warm.c */
