@@ -164,8 +164,17 @@ def test_keys_that_change(start):
 
 # --- ends ----------------------------------------------------------------------------------------------------------------------------
 
+def turns_away(server):
+    try:
+        with contextlib.closing(server.connect()) as c:
+            c.connect()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def test_requests_under_way_end(start):
-    """SIGTERM in the middle of a PUT: who is sending may finish."""
+    """SIGTERM in the middle of a PUT: who is sending may finish, and hears that the connection closes; nobody new is taken in meanwhile."""
     server = start()
     assert server.request("PUT", "/bucket").status == 200
     data = content("grace", 3 * MIB)
@@ -178,8 +187,11 @@ def test_requests_under_way_end(start):
         c.endheaders(data[:MIB])
         lib_host.wait_for(lambda: any((server.store).rglob("*")), 60)
         server.process.send_signal(signal.SIGTERM)
+        lib_host.wait_for(lambda: turns_away(server), 60)
+        assert server.process.poll() is None
         c.send(data[MIB:])
-        assert c.getresponse().status == 200
+        answer = c.getresponse()
+        assert answer.status == 200 and answer.getheader("connection") == "close"
     server.stop()
     server.start()
     assert server.request("GET", "/bucket/k").body == data

@@ -101,11 +101,13 @@ int v1_status(struct admin_visit *v)
     return v->out ? 0 : -ENOMEM;
 }
 
-/* It can serve: a disk at least works, and the pool answers. */
+/* It can serve: it does not end, a disk at least works, and the pool answers. */
 int v1_ready(struct admin_visit *v)
 {
     struct admin *admin = v->admin;
     v->type = "text/plain; charset=utf-8";
+    if (atomic_load(&admin->server) && http_server_stopping(atomic_load(&admin->server)))
+        return error_set(&v->err, -ENOMEM, "this server was told to end");
     if (admin->config.objects) {
         AUTO_FREE struct store_status *s = malloc(sizeof(*s));
         unsigned good = 0;

@@ -267,16 +267,15 @@ static void no_descriptor(struct http_door *door, int listen_fd)
     door->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-static void accept_some(struct loop_source *source, uint32_t events)
+static void accept_most(struct door_listener *l, unsigned most)
 {
-    struct door_listener *l = container_of(source, struct door_listener, source);
     struct http_door *door = l->door;
     struct http_server *server = door->server;
-    for (unsigned i = 0; i < ACCEPTS_PER_TURN; i++) {
-        int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    for (unsigned i = 0; i < most; i++) {
+        int fd = accept4(l->source.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
             if (errno == EMFILE || errno == ENFILE)
-                no_descriptor(door, source->fd);
+                no_descriptor(door, l->source.fd);
             if (errno != ECONNABORTED && errno != EINTR)
                 return;
             continue;
@@ -285,6 +284,11 @@ static void accept_some(struct loop_source *source, uint32_t events)
         bool over_limit = atomic_load(&server->links) >= server->config.connections_max;
         link_open(door, l->index, fd, over_limit);
     }
+}
+
+static void accept_some(struct loop_source *source, uint32_t events)
+{
+    accept_most(container_of(source, struct door_listener, source), ACCEPTS_PER_TURN);
 }
 
 /* --- stopping ------------------------------------------------------------------------------------------------------------ */
@@ -296,15 +300,29 @@ static void close_list(struct list *list, int rc)
         link_close(link, rc);
 }
 
+/* Idle as far as we know: what has come since its last turn is a request to be answered; where there is nothing, it closes. */
+static void hear_out_idle(struct http_door *door)
+{
+    struct http_link *link;
+    while ((link = list_first(&door->idle, struct http_link, node))) {
+        link->readable = true;
+        link_drive(link);
+    }
+}
+
 static void obey(struct http_door *door)
 {
     int level = atomic_load(&door->stop);
     if (level == door->stopped)
         return;
     if (door->stopped < STOP_NO_MORE && level >= STOP_NO_MORE) {
-        for (unsigned i = 0; i < door->server->nlisteners; i++)
+        for (unsigned i = 0; i < door->server->nlisteners; i++) {
+            if (level == STOP_NO_MORE) /* those who had connected before may have asked as well */
+                accept_most(&door->listeners[i], BACKLOG);
             loop_remove(&door->listeners[i].source);
-        close_list(&door->idle, 0);
+        }
+        if (level == STOP_NO_MORE)
+            hear_out_idle(door);
     }
     if (level >= STOP_BREAK) {
         close_list(&door->idle, 0);

@@ -214,10 +214,13 @@ const char *http_server_address(const struct http_server *server, unsigned i);
 /* Reads certificate and key anew; connections made from now on get them. On failure the old ones stay. Any thread. */
 int http_server_reload_tls(struct http_server *server, struct leat_error *err);
 /*
- * No new connections; idle ones close, those with a request get grace_ns to end it; the rest is broken off. Returns when no
- * connection is left; messages still arrive. Not from a door's thread.
+ * No new connections: listening sockets are closed at once, and who had connected before is heard out. Idle ones close; those with a request get
+ * grace_ns to end it, and are told that the connection closes; the rest is broken off. Returns when no connection is left; messages
+ * still arrive. Not from a door's thread.
  */
 void http_server_stop(struct http_server *server, uint64_t grace_ns);
+/* It was told to stop: not ready any more. Any thread. */
+bool http_server_stopping(const struct http_server *server);
 /* Stops with no grace if that was not done. Workers who post must have ended (http_workers_free) between stop and free. NULL is fine. */
 void http_server_free(struct http_server *server);
 

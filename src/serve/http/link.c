@@ -148,10 +148,19 @@ static enum step handshake_step(struct http_link *link)
     return STEP_ON;
 }
 
+static bool is_stopping(struct http_door *door)
+{
+    return atomic_load_explicit(&door->stop, memory_order_relaxed) != STOP_NOT;
+}
+
 static enum step idle_step(struct http_link *link)
 {
-    if (!link->readable)
-        return STEP_WAIT;
+    if (!link->readable) {
+        if (!is_stopping(link->door))
+            return STEP_WAIT;
+        link_close(link, 0);
+        return STEP_GONE;
+    }
     link->ex = exchange_take(link->door, link);
     if (!link->ex) {
         overload(link);
@@ -174,16 +183,17 @@ static void become_idle(struct http_link *link)
 static enum step head_step(struct http_link *link)
 {
     enum step step = input_head(link);
-    if (step == STEP_WAIT && link->ex->have == 0)
-        become_idle(link);
-    return step;
+    if (step != STEP_WAIT || link->ex->have > 0)
+        return step;
+    become_idle(link);
+    return STEP_ON; /* waits there, or closes */
 }
 
 static enum step next_message(struct http_link *link)
 {
     struct exchange *ex = link->ex;
     size_t more = ex->have - ex->at;
-    if (atomic_load_explicit(&link->door->stop, memory_order_relaxed) != STOP_NOT) {
+    if (is_stopping(link->door)) {
         link_close(link, 0);
         return STEP_GONE;
     }
@@ -381,7 +391,7 @@ static void begin(struct http_link *link)
     struct http_server *server = door->server;
     link->since_ns = clock_now_ns();
     list_push_back(&door->active, &link->node);
-    if (loop_add(door->loop, &link->source) < 0 || door->stopped >= STOP_NO_MORE) {
+    if (loop_add(door->loop, &link->source) < 0 || door->stopped >= STOP_BREAK) {
         link_close(link, -ECANCELED);
         return;
     }

@@ -9,8 +9,6 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
-#define BACKLOG 4096
-
 void http_address_text(const struct sockaddr_storage *addr, char *out, size_t cap)
 {
     char host[INET6_ADDRSTRLEN] = "";

@@ -2,7 +2,7 @@
 /*
  * server.c: configuration, start and end of a server, and its numbers.
  *
- * Happy path: addresses are opened, the TLS context is made, doors are started. stop: no more connections, then the rest has its grace, then
+ * Happy path: addresses are opened, the TLS context is made, doors are started. stop: listening sockets are closed, then the rest has its grace, then
  * it is broken off; free: doors run the messages that are left, and end.
  * Invariants: doors outlive every connection; listening sockets are closed only after each door has let go of them.
  */
@@ -166,32 +166,45 @@ static void order(struct http_server *server, int level)
         http_door_stop(&server->doors[i], level);
 }
 
-/* Until every door has obeyed `level` and no connection is left, or until deadline_ns; 0: for ever. */
-static void wait_for(struct http_server *server, int level, uint64_t deadline_ns)
+/* Until every door has obeyed `level`, and, where `empty`, no connection is left; or until deadline_ns; 0: for ever. */
+static void wait_for(struct http_server *server, int level, bool empty, uint64_t deadline_ns)
 {
     struct timespec ts = {.tv_sec = (time_t)(deadline_ns / NS_PER_S),
                           .tv_nsec = (long)(deadline_ns % NS_PER_S)};
     int rc = 0;
     pthread_mutex_lock(&server->stop_lock);
-    while (rc == 0 && (atomic_load(&server->links) > 0 || server->obeyed[level] < server->ndoors))
+    while (rc == 0 && ((empty && atomic_load(&server->links) > 0) || server->obeyed[level] < server->ndoors))
         rc = deadline_ns ? pthread_cond_timedwait(&server->stop_cond, &server->stop_lock, &ts)
                          : pthread_cond_wait(&server->stop_cond, &server->stop_lock);
     pthread_mutex_unlock(&server->stop_lock);
 }
 
-void http_server_stop(struct http_server *server, uint64_t grace_ns)
+/* Once no door waits on them: whoever connects from now on is refused by the kernel, and tries elsewhere. */
+static void close_listeners(struct http_server *server)
 {
-    if (server->stopped)
-        return;
-    server->stopped = true;
-    if (grace_ns) {
-        order(server, STOP_NO_MORE);
-        wait_for(server, STOP_NO_MORE, clock_now_ns() + grace_ns);
-    }
-    order(server, STOP_BREAK);
-    wait_for(server, STOP_BREAK, 0);
     for (unsigned i = 0; i < server->nlisteners; i++)
         listener_close(&server->listeners[i]);
+}
+
+void http_server_stop(struct http_server *server, uint64_t grace_ns)
+{
+    if (atomic_exchange(&server->stopping, true))
+        return;
+    if (grace_ns) {
+        uint64_t deadline_ns = clock_now_ns() + grace_ns;
+        order(server, STOP_NO_MORE);
+        wait_for(server, STOP_NO_MORE, false, 0); /* a door obeys in its next turn */
+        close_listeners(server);
+        wait_for(server, STOP_NO_MORE, true, deadline_ns);
+    }
+    order(server, STOP_BREAK);
+    wait_for(server, STOP_BREAK, true, 0);
+    close_listeners(server);
+}
+
+bool http_server_stopping(const struct http_server *server)
+{
+    return atomic_load(&server->stopping);
 }
 
 void http_server_free(struct http_server *server)

@@ -24,7 +24,8 @@
 #define TURN_BYTES     (4 * MIB) /* a connection moves so many before the next one has its turn */
 #define LINGER_NS      (5 * 1000000000ull)
 #define LINGER_BYTES   (64 * MIB)
-#define LINGERERS_MAX  64u /* connections over the limit that a door tells so, at a time */
+#define BACKLOG        4096 /* connections that the kernel holds for a listener */
+#define LINGERERS_MAX  64u  /* connections over the limit that a door tells so, at a time */
 
 /*
  * HANDSHAKE ─▶ IDLE ─▶ HEAD ─▶ REQUEST ─┬─▶ (DRAIN ─▶) IDLE, or HEAD where the next one is here already
@@ -156,7 +157,7 @@ struct http_server {
     pthread_mutex_t stop_lock;
     pthread_cond_t stop_cond;      /* links became 0, or a door obeyed */
     unsigned obeyed[STOP_END + 1]; /* doors, by level; under stop_lock */
-    bool stopped;
+    _Atomic bool stopping;         /* http_server_stop was called */
 };
 
 static inline void bump(_Atomic uint64_t *counter, uint64_t n)

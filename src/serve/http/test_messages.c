@@ -6,6 +6,10 @@
 
 #include <cmocka.h>
 
+#include <netinet/in.h>
+#include <pthread.h>
+#include <sys/socket.h>
+
 #include "serve/http/testing.h"
 
 static void want(struct stream *s, const char *method, int status, const char *body)
@@ -182,13 +186,105 @@ static void test_graceful_end(void **state)
     rig_stop(&rig);
 }
 
+static void *stop_now(void *user)
+{
+    struct rig *rig = user;
+    http_server_stop(rig->server, PATIENCE_NS);
+    return NULL;
+}
+
+/* True: somebody still accepts. */
+static bool is_taken(const struct sockaddr_in *addr)
+{
+    AUTO_CLOSE int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int rc = connect(fd, (const struct sockaddr *)addr, sizeof(*addr));
+    assert_true(rc == 0 || errno == ECONNREFUSED || errno == ECONNRESET);
+    return rc == 0;
+}
+
+/* While those with a request end it, nobody else is taken in, not even by the kernel; and they are told that there is no next one. */
+static void test_grace(void **state)
+{
+    struct rig rig;
+    struct answer a;
+    struct http_server_config config = {.doors = 2};
+    struct sockaddr_in addr;
+    socklen_t len = sizeof(addr);
+    pthread_t thread;
+    rig_start(&rig, &config);
+    atomic_store(&rig.gated, true);
+    struct stream late = {.fd = rig_connect(&rig)}, half = {.fd = rig_connect(&rig)};
+    assert_int_equal(getpeername(late.fd, (struct sockaddr *)&addr, &len), 0);
+    rig_say(late.fd, "GET /late HTTP/1.1\r\nHost: x\r\n\r\n");
+    rig_say(half.fd, "GET /hello HTTP/1.1\r\nHo");
+    rig_await(&rig.begun, 1);
+    struct http_server_stats stats;
+    do {
+        usleep(1000);
+        http_server_stats(rig.server, &stats);
+    } while (stats.busy < 2); /* the head that is half there is a request under way */
+    assert_false(http_server_stopping(rig.server));
+    assert_int_equal(pthread_create(&thread, NULL, stop_now, &rig), 0);
+    for (unsigned tries = 0; is_taken(&addr); tries++) {
+        assert_true(tries < 4000);
+        usleep(1000);
+    }
+    assert_true(http_server_stopping(rig.server));
+    rig_say(half.fd, "st: x\r\n\r\nGET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert_true(stream_answer(&half, "GET", &a));
+    assert_int_equal(a.status, 200);
+    assert_false(a.keep_alive);
+    answer_fini(&a);
+    assert_true(stream_ended(&half)); /* what stood behind it was not begun */
+    atomic_store(&rig.release, true);
+    assert_true(stream_answer(&late, "GET", &a));
+    assert_string_equal(a.body, "late");
+    assert_false(a.keep_alive);
+    answer_fini(&a);
+    assert_true(stream_ended(&late));
+    pthread_join(thread, NULL);
+    stream_fini(&half);
+    stream_fini(&late);
+    assert_int_equal(atomic_load(&rig.begun), 2);
+    rig_stop(&rig);
+}
+
+/* Who had connected, and asked, before the server was told to stop, is answered, though no door had come to take him in. */
+static void test_backlog_is_heard(void **state)
+{
+    enum { N = 100 };
+    static struct stream streams[N];
+    struct rig rig;
+    struct answer a;
+    pthread_t thread;
+    rig_start(&rig, NULL);
+    for (unsigned i = 0; i < N; i++) {
+        streams[i] = (struct stream){.fd = rig_connect(&rig)};
+        rig_say(streams[i].fd, "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+    }
+    assert_int_equal(pthread_create(&thread, NULL, stop_now, &rig), 0);
+    for (unsigned i = 0; i < N; i++) {
+        assert_true(stream_answer(&streams[i], "GET", &a));
+        assert_int_equal(a.status, 200);
+        answer_fini(&a);
+        stream_fini(&streams[i]);
+    }
+    pthread_join(thread, NULL);
+    rig_stop(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kept),          cmocka_unit_test(test_pipelined),
-        cmocka_unit_test(test_long_pipeline), cmocka_unit_test(test_old),
-        cmocka_unit_test(test_head),          cmocka_unit_test(test_many_connections),
+        cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_pipelined),
+        cmocka_unit_test(test_long_pipeline),
+        cmocka_unit_test(test_old),
+        cmocka_unit_test(test_head),
+        cmocka_unit_test(test_many_connections),
         cmocka_unit_test(test_graceful_end),
+        cmocka_unit_test(test_grace),
+        cmocka_unit_test(test_backlog_is_heard),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
