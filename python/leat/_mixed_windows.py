@@ -15,6 +15,8 @@ from ._batch import Array, Batch, Ragged
 from ._recordings import RawWindows, RecordingWindows
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ._decode import Column
     from ._mixture import MixedRaw
 
@@ -44,23 +46,15 @@ class Steps:
         pass
 
 
-class LazyMixed:
-    def __init__(self, ids: Array, parts: Sequence[tuple[Array, Part]]) -> None:
+class Parts:
+    """A raw batch out of several sets."""
+
+    def __init__(self, ids: Array, parts: Sequence[tuple[Array, Any]]) -> None:
         self.ids = ids
-        self._parts = list(parts)
-        self._part = np.empty(len(ids), np.int64)  #: of each sample: which part it is of,
-        self._at = np.empty(len(ids), np.int64)  #: and where it stands there
-        for k, (places, _) in enumerate(self._parts):
-            self._part[places] = k
-            self._at[places] = np.arange(len(places))
+        self._parts = list(parts)  #: (places in the batch, the samples that stand there)
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def __getitem__(self, name: str) -> Any:
-        columns = [batch[name] for _, batch in self._parts]
-        ragged = any(isinstance(values, Ragged) for values in columns)
-        return (_RaggedColumn if ragged else _Column)(columns, self._part, self._at)
 
     def present(self, name: str) -> npt.NDArray[np.bool_]:
         found = np.empty(len(self.ids), np.bool_)
@@ -72,11 +66,28 @@ class LazyMixed:
         for _, batch in self._parts:
             batch.release()
 
-    def __enter__(self) -> LazyMixed:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.release()
+
+
+class LazyMixed(Parts):
+    """Values are read when they are asked for."""
+
+    def __init__(self, ids: Array, parts: Sequence[tuple[Array, Part]]) -> None:
+        super().__init__(ids, parts)
+        self._part = np.empty(len(ids), np.int64)  #: of each sample: which part it is of,
+        self._at = np.empty(len(ids), np.int64)  #: and where it stands there
+        for k, (places, _) in enumerate(self._parts):
+            self._part[places] = k
+            self._at[places] = np.arange(len(places))
+
+    def __getitem__(self, name: str) -> Any:
+        columns = [batch[name] for _, batch in self._parts]
+        ragged = any(isinstance(values, Ragged) for values in columns)
+        return (_RaggedColumn if ragged else _Column)(columns, self._part, self._at)
 
 
 class _Column:

@@ -31,7 +31,7 @@ from . import _core, _leat, _plan, _workers
 from ._batch import Array, Batch, Ragged
 from ._decode import Column
 from ._fields import Field
-from ._mixed_windows import Steps, mixed
+from ._mixed_windows import Parts, Steps, mixed
 from ._prepared import PreparedBatch
 from ._recordings import RecordingWindows
 from ._set import Stat, WorkingSet
@@ -322,17 +322,13 @@ class MixPlan(_plan.Plan):
 # --- batches ------------------------------------------------------------------------------------------------------------------------
 
 
-class MixedRaw:
+class MixedRaw(Parts):
     """A raw batch out of several sets, for those who work on raw batches: columns are put together when they are asked for."""
 
     def __init__(self, ids: Array, parts: Sequence[tuple[Array, Batch]]) -> None:
-        self.ids = ids
-        self._parts = list(parts)  #: (places in the batch, the samples that stand there)
+        super().__init__(ids, parts)
         self._columns: dict[str, Array | Ragged] = {}
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
     def __getitem__(self, name: str) -> Array | Ragged:
         with self._lock:  # several workers share a batch
@@ -364,22 +360,9 @@ class MixedRaw:
             assert isinstance(values, np.ndarray)
             out[places[first:end] + base] = values[first:end]
 
-    def present(self, name: str) -> npt.NDArray[np.bool_]:
-        found = np.empty(len(self.ids), np.bool_)
-        for places, batch in self._parts:
-            found[places] = batch.present(name)
-        return found
-
     def release(self) -> None:
         self._columns = {}
-        for _, batch in self._parts:
-            batch.release()
-
-    def __enter__(self) -> MixedRaw:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
+        super().release()
 
 
 class MixedReader:
