@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Union, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Union, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _leat, _ranks
+from ._arguments import near, refuse_iteration, whole
 from ._clients import parse_timeout
 from ._cuda import CudaArray, stream_address
 from ._fields import Field
@@ -137,7 +138,8 @@ class Batch(_leat.BatchBase):
     def __len__(self) -> int:
         return self._n
 
-    __iter__ = None  # `for x in batch` could mean fields or samples: ask for one of them
+    def __iter__(self) -> NoReturn:
+        refuse_iteration(self.fields)
 
     def __contains__(self, name: object) -> bool:
         return any(field.name == name for field in self._fields)
@@ -169,7 +171,7 @@ class Batch(_leat.BatchBase):
         for number, field in enumerate(self._fields):
             if field.name == name:
                 return number, field
-        raise KeyError(f"no field {name!r}; this batch has {', '.join(self.fields)}")
+        raise KeyError(f"no field {name!r} in this batch; {near(name, self.fields)}")
 
     def _load(self, number: int, field: Field) -> Value:
         holder = self._holder
@@ -299,7 +301,7 @@ def parse_shuffle(shuffle: str | bool) -> tuple[int, int]:
         return SEQUENTIAL, 0
     if isinstance(shuffle, str) and shuffle.startswith("block:") and shuffle[6:].isdigit() and int(shuffle[6:]) > 0:
         return int(shuffle[6:]), 0
-    raise ValueError(f"shuffle={shuffle!r}: give 'auto', 'full', 'block:N' or False")
+    raise ValueError(f"shuffle={shuffle!r}: give True, 'auto', 'full', 'block:N' or False")
 
 
 class Batches(Iterator[Batch]):
@@ -387,8 +389,7 @@ def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, s
     >>> sorted(seen)
     [0, 1, 2, 3, 4, 5]
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: at least 1")
+    batch_size = whole("batch_size", batch_size, 1)
     block, flags = parse_shuffle(shuffle)
     rank, world_size = _ranks.resolve(rank, world_size)
     ring, chosen = ws._load(batch_size, slots, fields, device, transport)

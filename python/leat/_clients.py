@@ -55,6 +55,8 @@ def parse_timeout(timeout: float | None) -> int:
     """Nanoseconds of a duration in seconds; None: the default (30 s); inf: none."""
     if timeout is None:
         return 0
+    if isinstance(timeout, (str, bytes)) or not hasattr(timeout, "__float__"):
+        raise TypeError(f"timeout={timeout!r}: a number of seconds, or math.inf")
     if timeout <= 0 or timeout != timeout:
         raise ValueError(f"a timeout of {timeout} s: give seconds above 0, or math.inf")
     return min(int(min(timeout, 2e10) * 1e9) or 1, 2**64 - 1)

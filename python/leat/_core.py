@@ -35,6 +35,8 @@ def _uri(uri: Uri) -> str:
     if isinstance(uri, str):
         return uri
     if not isinstance(uri, Mapping):
+        if not isinstance(uri, (bytes, os.PathLike)):
+            raise TypeError(f"{type(uri).__name__} is no path or URI, nor a dict of them: leat.from_dataset takes what has len() and [i]")
         return os.path.join(os.getcwd(), os.fsdecode(uri))
     paths = {field: path if isinstance(path, str) else os.path.join(os.getcwd(), os.fsdecode(path))
              for field, path in uri.items()}

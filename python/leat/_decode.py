@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
+from ._arguments import near
 from ._batch import Array
 from ._fields import Field
 
@@ -115,8 +116,8 @@ def resolve(ws: WorkingSet, fields: FieldsArg) -> tuple[Column, ...]:
             elif spec in DECODERS and "data" in names and ws.field("data").kind == "raw":
                 field_name, how = "data", spec
             else:
-                raise ValueError(f"fields: {name!r} wants {spec!r}, but the fields are {', '.join(names)}, and the decoders "
-                                 f"{', '.join(DECODERS)}")
+                raise ValueError(f"fields: {name!r} wants {spec!r}, which is no field ({near(spec, names)}), and no decoder of a field data "
+                                 f"({', '.join(DECODERS)})")
             decoder = DECODERS[how] if how else None
         else:
             if not isinstance(spec, (tuple, list)) or len(spec) != 2:

@@ -15,9 +15,11 @@ the slots go is parked, and freed when another loader comes or goes.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +27,7 @@ import numpy as np
 from . import _leat
 from ._batch import Array
 from ._cuda import CudaArray
-from ._errors import Error, TimedOut, _make
+from ._errors import Error, TimedOut, Unsupported, _make
 from ._slots import Layout, Lease, Slots
 
 if TYPE_CHECKING:
@@ -37,6 +39,18 @@ HOST, PINNED, CUDA = 0, 1, 2  # enum leat_memory
 _LOOK_NS = 50_000_000  # between two looks at signals
 
 _parked: list[tuple[int, _gpu.Buffer]] = []  # with the number of forks when it was made
+
+
+@contextlib.contextmanager
+def asked_for(device: object, pin_memory: bool) -> Iterator[None]:
+    """What cannot be had here, in the words in which it was asked for."""
+    try:
+        yield
+    except Unsupported as error:
+        if pin_memory or not str(device).startswith("cpu"):
+            raise Unsupported(f"device={str(device)!r}{', pin_memory=True' if pin_memory else ''}: {error}. device='cpu' without pin_memory needs no GPU",
+                              code=error.code) from None
+        raise
 
 
 class Delivery:

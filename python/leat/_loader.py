@@ -23,6 +23,7 @@ from typing import Any, Union
 import numpy as np
 
 from . import _core, _device, _leat, _pictures, _plan, _ranks, _report, _state, _stats, _workers
+from ._arguments import check_function, check_iterable, whole
 from ._batch import SEQUENTIAL, SHUFFLE_AUTO, parse_shuffle
 from ._clients import parse_timeout
 from ._decode import FieldsArg, resolve
@@ -47,7 +48,7 @@ class Loader(Iterable[Any]):
 
     ws            a working set, a `leat.Mixture` of several, or what `leat.open` takes
     batch_size    samples a batch and rank
-    shuffle       True: "full", or blocks if the set is larger than the pool; "full"; "block:N"; False
+    shuffle       True: "full", or blocks if the set is larger than the pool; "full"; "block:N"; False. None: True, but where a sampler says the order
     seed          of the order and of augmentation
     fields        None: all as they are; a list of names; {"image": "jpg", "label": "cls"}: decoded, under new names
     transform     f(sample: dict, rng: numpy.random.Generator) -> dict, rng depends on seed, epoch and sample alone; or one of leat.prep, which
@@ -78,7 +79,7 @@ class Loader(Iterable[Any]):
     1
     """
 
-    def __init__(self, ws: WorkingSet | Mixture | _core.Uri, batch_size: int = 1, *, shuffle: str | bool = True, seed: int = 0,
+    def __init__(self, ws: WorkingSet | Mixture | _core.Uri, batch_size: int = 1, *, shuffle: str | bool | None = None, seed: int = 0,
                  fields: FieldsArg = None, transform: _pictures.Transforms | None = None, collate_fn: CollateFn | None = None,
                  sampler: Iterable[int] | None = None, batch_sampler: Iterable[Sequence[int]] | None = None,
                  num_workers: int = 0, workers: str = "thread", prefetch: int = 2, drop_last: bool = True, device: object = "cpu",
@@ -89,17 +90,21 @@ class Loader(Iterable[Any]):
         self._ended = False  # the last batch of the epoch was received
         self._engine: _workers.Threads | _workers.Processes | None = None
         self._ring: _leat.Ring | None = None
-        batch_size, num_workers, prefetch, seed = map(operator.index, (batch_size, num_workers, prefetch, seed))
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: at least 1")
-        if prefetch < 1 or num_workers < 0:
-            raise ValueError(f"prefetch={prefetch}, num_workers={num_workers}: at least 1 and 0")
+        batch_size, prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1)
+        num_workers, seed = whole("num_workers", num_workers, 0), whole("seed", seed)
+        max_errors = None if max_errors is None else whole("max_errors", max_errors, 0)
         if workers not in ("thread", "process", "fork", "spawn", "forkserver"):
             raise ValueError(f"workers={workers!r}: 'thread', 'process', 'fork', 'spawn' or 'forkserver'")
-        if isinstance(on_error, str) and on_error not in ("raise", "skip"):
+        if on_error not in ("raise", "skip") and not callable(on_error):
             raise ValueError(f"on_error={on_error!r}: 'raise', 'skip' or a function")
         if sampler is not None and batch_sampler is not None:
             raise ValueError("sampler and batch_sampler: give one of them")
+        check_iterable("sampler", sampler, "what yields numbers of samples")
+        check_iterable("batch_sampler", batch_sampler, "what yields lists of numbers of samples")
+        if (sampler is not None or batch_sampler is not None) and shuffle in (True, "full"):
+            raise ValueError(f"shuffle={shuffle!r} and a sampler: the sampler says the order; leave shuffle out")
+        if collate_fn is not None:
+            check_function("collate_fn", collate_fn, "collate_fn(samples)", count=1)
         skip_ranges = tuple(skip_ranges)
         if batch_sampler is not None and skip_ranges:
             raise ValueError("skip_ranges with a batch_sampler: what is to be left out, the batch_sampler leaves out")
@@ -129,7 +134,7 @@ class Loader(Iterable[Any]):
         self._timeout = DEFAULT_TIMEOUT_S if timeout is None else None if timeout > MAX_TIMEOUT_S else timeout
         self._on_error, self._max_errors = on_error, max_errors
         self._skip = _plan.parse_ranges(skip_ranges)
-        self._shuffle, self._block = self._resolve_shuffle(shuffle)
+        self._shuffle, self._block = self._resolve_shuffle(True if shuffle is None else shuffle)
         cuts = isinstance(self.ws, RecordingWindows)
         self._prepares = (transform is not None or collate_fn is not None or self._mixture is not None or cuts
                           or any(column.decoder is not None for column in self._columns))
@@ -137,7 +142,8 @@ class Loader(Iterable[Any]):
             raise ValueError(f"device={str(device)!r} with a collate_fn: what it makes is in host memory, and yours to move; give it "
                              "device='cpu', or do without it")
         # What a collate_fn makes of a slot is another memory: no need to pin the slot.
-        self._delivery = _device.Delivery(*(self._memory if self._prepares and collate_fn is None else (_device.HOST, 0)))
+        with _device.asked_for(device, pin_memory):
+            self._delivery = _device.Delivery(*(self._memory if self._prepares and collate_fn is None else (_device.HOST, 0)))
         self._work = _workers.Work(self._columns, transform, self._seed)
         if self._work.stages is not None and (cuts or self._mixture is not None and self._mixture.has_recordings):
             raise Unsupported("leat.prep is for pictures, not for windows over recordings: give a function as transform", code="unsupported")
@@ -153,7 +159,8 @@ class Loader(Iterable[Any]):
         self._stats = dict.fromkeys(("batches", "samples", "wait_s", "consume_s", "fetch_s", "skipped"), 0.0)
         self._reporter = _report.Reporter(self)
         self._report_at = 0.0  # as of perf_counter
-        self._load_ring()
+        with _device.asked_for(device, pin_memory):
+            self._load_ring()
 
     # --- set up ---
 
@@ -281,8 +288,7 @@ class Loader(Iterable[Any]):
     def set_epoch(self, epoch: int) -> None:
         """The next `iter()` begins this epoch. The place in it that a state was loaded with is kept, if it is the state's epoch. A pass
         that is under way stays what it is."""
-        if epoch < 0:
-            raise ValueError(f"epoch={epoch}")
+        epoch = whole("epoch", epoch, 0)
         self._settle()
         if epoch != self._epoch or self._ended:
             self._epoch, self._start, self._delivered, self._ended = epoch, 0, 0, False

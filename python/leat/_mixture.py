@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core, _leat, _plan, _workers
+from ._arguments import near
 from ._batch import Array, Batch, Ragged
 from ._decode import Column
 from ._fields import Field
@@ -140,7 +141,7 @@ class Mixture:
                 return field
         if name in self._differ:
             raise ValueError(f"field {name!r} of the mixture: {self._differ[name]}")
-        raise KeyError(f"no field {name!r}; there are {', '.join(field.name for field in self._fields)}")
+        raise KeyError(f"no field {name!r}; {near(name, [field.name for field in self._fields])}")
 
     @property
     def uri(self) -> str:

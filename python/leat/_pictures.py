@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
+from ._arguments import check_function, near
 from ._batch import Array, Batch, Ragged
 from ._decode import Column, decode_cls, decode_image, decode_json, decode_txt
 from ._errors import Corrupt, Invalid, _make
@@ -65,7 +66,7 @@ def split(transform: Any, columns: Sequence[Column]) -> tuple[dict[str, Prep], T
             if not isinstance(prep, Prep):
                 raise TypeError(f"transform: for {name!r} {prep!r} was given, not one of leat.prep")
             if column is None:
-                raise ValueError(f"transform: no field {name!r}; there are {', '.join(c.name for c in columns)}")
+                raise ValueError(f"transform: no field {name!r}; {near(name, [c.name for c in columns])}")
             if not takes(column):
                 raise ValueError(f"transform: field {name!r} ({column.field!r}) is no picture: leat.prep takes encoded pictures, "
                                  "and arrays of uint8 of shape (height, width, 3)")
@@ -73,8 +74,9 @@ def split(transform: Any, columns: Sequence[Column]) -> tuple[dict[str, Prep], T
                 raise ValueError(f"transform: field {name!r} has two of leat.prep")
             preps[name] = prep
     for part in parts:
-        if not callable(part) or isinstance(part, Prep):
+        if isinstance(part, (Prep, Mapping)):
             raise TypeError(f"transform: {part!r}: functions come after those of leat.prep")
+        check_function("transform", part, "transform(sample, rng)", count=2)
     if len(parts) > 1:
         return preps, _Chain(parts)
     return preps, parts[0] if parts else None

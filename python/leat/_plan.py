@@ -27,7 +27,11 @@ def parse_ranges(ranges: Iterable[Sequence[int]], length: int | None = None) -> 
     ((2, 6), (8, 9))
     """
     merged: list[tuple[int, int]] = []
-    for first, end in sorted((int(a), int(b)) for a, b in ranges):
+    try:
+        given = sorted((int(a), int(b)) for a, b in ranges)
+    except (TypeError, ValueError):
+        raise TypeError(f"skip_ranges={ranges!r}: a list of (first position, end)") from None
+    for first, end in given:
         if not 0 <= first < end or length is not None and first >= length:
             raise ValueError(f"skip_ranges: [{first}, {end}) is no range of positions" + (f" below {length}" if length is not None else ""))
         if merged and first <= merged[-1][1]:

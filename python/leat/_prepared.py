@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from ._arguments import near, refuse_iteration
 from ._batch import Array, Batch, Ragged
 from ._cuda import CudaArray, stream_address
 from ._slots import Lease
@@ -59,7 +60,8 @@ class PreparedBatch:
     def __len__(self) -> int:
         return self._n
 
-    __iter__ = None
+    def __iter__(self) -> NoReturn:
+        refuse_iteration(self._values)
 
     def __contains__(self, name: object) -> bool:
         return name in self._values
@@ -70,7 +72,7 @@ class PreparedBatch:
         try:
             return self._values[name]
         except KeyError:
-            raise KeyError(f"no field {name!r}; this batch has {', '.join(self._values)}") from None
+            raise KeyError(f"no field {name!r} in this batch; {near(name, self._values)}") from None
 
     def __setitem__(self, name: str, values: Any) -> None:
         target = self[name]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _clients, _leat
+from ._arguments import near
 from ._batch import Array, Batch, Ragged
 from ._clients import parse_timeout
 from ._cuda import CudaArray
@@ -279,7 +280,7 @@ class WorkingSet:
         for field in self._fields:
             if field.name == name:
                 return field
-        raise KeyError(f"no field {name!r}; there are {', '.join(field.name for field in self._fields)}")
+        raise KeyError(f"no field {name!r}; {near(name, [field.name for field in self._fields])}")
 
     def key(self, index: SupportsIndex) -> str:
         """The key of a sample: its pathname in filesets, its number in arrays.

@@ -49,7 +49,7 @@ def test_unknown_keys_name_near_ones(files):
 def test_unknown_fields(files):
     with pytest.raises(KeyError, match="no field 'png'; there are"):
         files.field("png")
-    with files.read_batch([0]) as batch, pytest.raises(KeyError, match="no field 'png'; this batch has"):
+    with files.read_batch([0]) as batch, pytest.raises(KeyError, match="no field 'png' in this batch; there are"):
         batch["png"]
 
 

@@ -155,7 +155,7 @@ def test_samplers(numbers):
     with pytest.raises(IndexError):
         next(iter(leat.Loader(numbers, 4, sampler=[5, N])))
     with pytest.raises(ValueError, match="one rank's share"):
-        leat.Loader(numbers, 4, sampler=types.SimpleNamespace(num_replicas=2))
+        leat.Loader(numbers, 4, sampler=types.SimpleNamespace(num_replicas=2, __iter__=None))
 
 
 # --- state ---------------------------------------------------------------------------------------------------------------------

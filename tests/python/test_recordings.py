@@ -140,7 +140,7 @@ def test_batches_without_a_loader(sounds):
             assert batch.data is batch["data"] and not batch.data.any()
         with pytest.raises(ValueError, match="released"):
             batch["data"]
-        with pytest.raises(KeyError, match="no field 'pcm'; this batch has data"):
+        with pytest.raises(KeyError, match="no field 'pcm' in this batch; there are data"):
             ws.read_batch([0])["pcm"]
         with pytest.raises(IndexError):
             ws.read_batch([len(ws)])

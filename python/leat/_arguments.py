@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What arguments are taken, in words: what was given, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import operator
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+
+def whole(name: str, value: Any, least: int | None = None) -> int:
+    """An int of at least so much.
+
+    >>> whole("batch_size", 0, 1)
+    Traceback (most recent call last):
+    ...
+    ValueError: batch_size=0: at least 1
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: a whole number, not {type(value).__name__}") from None
+    if least is not None and number < least:
+        raise ValueError(f"{name}={number}: at least {least}")
+    return number
+
+
+def near(name: object, names: Iterable[str]) -> str:
+    """What may have been meant, and what there is.
+
+    >>> near("imge", ["image", "label"])
+    "did you mean 'image'? There are image, label"
+    """
+    there = list(names)
+    close = difflib.get_close_matches(str(name), there, 1, 0.6)
+    return (f"did you mean {close[0]!r}? There are " if close else "there are ") + ", ".join(there)
+
+
+def check_function(name: str, function: Any, call: str, *, count: int) -> None:
+    """TypeError unless `function` can be called with so many arguments, as `call` says.
+
+    >>> check_function("transform", lambda sample: sample, "transform(sample, rng)", count=2)
+    Traceback (most recent call last):
+    ...
+    TypeError: transform=<lambda>: it is called as transform(sample, rng), and takes (sample)
+    """
+    if not callable(function):
+        raise TypeError(f"{name}={function!r}: a function, called as {call}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of C, say: it will tell when it is called
+        return
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        raise TypeError(f"{name}={getattr(function, '__name__', repr(function))}: it is called as {call}, and takes {signature}") from None
+
+
+def check_iterable(name: str, value: Any, what: str) -> None:
+    if value is not None and not hasattr(value, "__iter__"):
+        raise TypeError(f"{name}={value!r}: {what}")
+
+
+def refuse_iteration(fields: Iterable[str]) -> NoReturn:
+    """`for x in batch`, and `for images, labels in loader`, could mean fields or samples."""
+    first = next(iter(fields), "image")
+    raise TypeError(f"a batch has fields by name, and is not iterated or unpacked: batch[{first!r}] (its fields are {', '.join(fields)})")
