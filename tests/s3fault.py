@@ -97,7 +97,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def check_signature(self, body):
         s = self.s
+        if self.headers["host"] != s.url.partition("//")[2]:
+            raise Refused(400, "InvalidRequest", f"this is {s.url}, not {self.headers['host']}")
         if s.anonymous:
+            return
+        if "X-Amz-Signature=" in self.path:
+            path, _, query = self.path.partition("?")
+            if s.presigned(self.command, path, self.headers["host"], query.partition("&X-Amz-Signature=")[0]) != self.path:
+                raise Refused(403, "SignatureDoesNotMatch", "computed again it is another one")
             return
         fields = self.headers.get("authorization", "")
         if not fields.startswith("AWS4-HMAC-SHA256 "):
@@ -370,6 +377,21 @@ class S3Fault:
                     rule.hits += 1
                     return rule
         return None
+
+    def presigned(self, method, path, host, query=None):
+        """Path and query of a link that is signed for this host, with this query or one of now."""
+        when = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        scope = f"{when[:8]}/{self.region}/s3/aws4_request"
+        query = query or "&".join(["X-Amz-Algorithm=AWS4-HMAC-SHA256", f"X-Amz-Credential=AK%2F{scope.replace('/', '%2F')}", f"X-Amz-Date={when}",
+                                   "X-Amz-Expires=600", "X-Amz-SignedHeaders=host"])
+        scope = query.partition("X-Amz-Credential=AK%2F")[2].partition("&")[0].replace("%2F", "/")
+        when = query.partition("X-Amz-Date=")[2].partition("&")[0]
+        canonical = "\n".join([method, path, query, f"host:{host}", "", "host", "UNSIGNED-PAYLOAD"])
+        text = "\n".join(["AWS4-HMAC-SHA256", when, scope, hashlib.sha256(canonical.encode()).hexdigest()])
+        key = b"AWS4" + self.keys["AK"][0].encode()
+        for part in scope.split("/"):
+            key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+        return f"{path}?{query}&X-Amz-Signature={hmac.new(key, text.encode(), hashlib.sha256).hexdigest()}"
 
     def env(self, access="AK"):
         secret, token = self.keys[access]

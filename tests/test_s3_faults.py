@@ -180,6 +180,26 @@ def test_redirections_of_a_web_server(s3, top, tmp_path):
         assert b"hidden" not in done.stderr and b"moved?..." in done.stderr
 
 
+def test_odd_ports(s3, top, tmp_path):
+    """The port is part of the Host header, which is signed, also where a redirection leads to another one: S3Fault refuses a Host that is not its own.
+    And a link that is signed for GET is not good for HEAD."""
+    get(s3, "small", tmp_path, SMALL)
+    (tmp_path / "out").unlink()
+    netloc = s3.url.partition("//")[2]
+    link = s3.url + s3.presigned("GET", "/data/small", netloc)
+    leat(s3, "cp", link, tmp_path / "out", env={})
+    assert (tmp_path / "out").read_bytes() == SMALL
+    with s3fault.S3Fault(top) as other:
+        s3.rules.clear()
+        s3.fail(times=-1, key="moved", redirect=other.url + other.presigned("GET", "/data/small", other.url.partition("//")[2]))
+        leat(s3, "cp", s3.url + "/data/moved", tmp_path / "out", env={})
+        assert (tmp_path / "out").read_bytes() == SMALL
+        s3.rules.clear()
+        s3.fail(times=-1, key="moved", redirect=other.url + other.presigned("GET", "/data/small", netloc))  # signed for another port
+        err = leat(s3, "cp", s3.url + "/data/moved", tmp_path / "none", env={}, check=4).stderr.decode()
+        assert "X-Amz" not in err and not (tmp_path / "none").exists()
+
+
 def test_another_region(s3, tmp_path):
     s3.region = "eu-south-9"
     get(s3, "big", tmp_path, BIG)

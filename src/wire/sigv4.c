@@ -194,6 +194,18 @@ static void put_signed_names(struct bytes_out *out, const struct sigv4_request *
     }
 }
 
+/* Several spaces are one, as what stands between may have changed them ("Trimall"); those around are gone already. */
+static void put_value(SHA256_CTX *hash, const char *value, size_t len)
+{
+    for (size_t from = 0; from < len;) {
+        const char *two = memmem(value + from, len - from, "  ", 2);
+        size_t end = two ? (size_t)(two + 1 - value) : len;
+        put(hash, value + from, end - from);
+        for (from = end; from < len && value[from] == ' ';)
+            from++;
+    }
+}
+
 static int hash_canonical(const struct sigv4_request *rq, char ret_hex[SIGV4_SIGNATURE])
 {
     SHA256_CTX hash;
@@ -212,7 +224,7 @@ static int hash_canonical(const struct sigv4_request *rq, char ret_hex[SIGV4_SIG
     for (unsigned i = 0; i < rq->nheaders; i++) {
         put_text(&hash, rq->headers[i].name);
         put(&hash, ":", 1);
-        put(&hash, rq->headers[i].value, rq->headers[i].value_len);
+        put_value(&hash, rq->headers[i].value, rq->headers[i].value_len);
         put(&hash, "\n", 1);
     }
     put(&hash, "\n", 1);

@@ -34,7 +34,7 @@ int sigv4_key_derive(const char *secret, time_t now, const char *region, const c
                      struct sigv4_key *ret_key);
 void sigv4_key_wipe(struct sigv4_key *key);
 
-/* Names in lower case, sorted, none twice; values without spaces around. Host is among them, and all that begin with "x-amz-". */
+/* Names in lower case, sorted, none twice; values without spaces around (those inside are signed as one each). Host is among them, and all that begin with "x-amz-". */
 struct sigv4_header {
     const char *name, *value;
     size_t value_len;

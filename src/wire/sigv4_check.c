@@ -260,19 +260,6 @@ enum s3_code sigv4_claim_parse(struct sigv4_claim *c, const struct http_reader *
 
 /* --- the check -------------------------------------------------------------------------------------------------------------- */
 
-/* Spaces around go, several inside are one: "Trimall". Appends; values of one name are joined by commas. */
-static void put_value(struct bytes_out *out, struct http_text v)
-{
-    for (size_t i = 0; i < v.len;) {
-        size_t run = i;
-        while (run < v.len && !(v.data[run] == ' ' && run + 1 < v.len && v.data[run + 1] == ' '))
-            run++;
-        bytes_put(out, v.data + i, run - i);
-        for (i = run; i + 1 < v.len && v.data[i] == ' ' && v.data[i + 1] == ' '; i++)
-            ;
-    }
-}
-
 /* Is this header among the signed ones? `names` is cut at ";" already. */
 static bool is_signed(const char *const *names, unsigned n, struct http_text name)
 {
@@ -364,7 +351,7 @@ static bool put_values(struct sealed *s, const char *const *names, unsigned n, c
                 continue;
             if (found)
                 bytes_put(&s->text, ",", 1);
-            put_value(&s->text, value);
+            bytes_put(&s->text, value.data, value.len);
             found = true;
         }
         if (!found)

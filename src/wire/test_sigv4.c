@@ -86,6 +86,29 @@ static void test_examples(void **state)
     }
 }
 
+/* "get-header-value-trim" of AWS's test suite for signatures: several spaces are signed as one. */
+static void test_spaces(void **state)
+{
+    struct sigv4_key of_suite;
+    char signature[SIGV4_SIGNATURE];
+    static const struct sigv4_header headers[] = {{"host", "example.amazonaws.com", 21},
+                                                  {"my-header1", "value1", 6},
+                                                  {"my-header2", "\"a   b   c\"", 11},
+                                                  {"x-amz-date", "20150830T123600Z", 16}};
+    struct sigv4_request rq = {.method = "GET",
+                               .path = "/",
+                               .path_len = 1,
+                               .query = "",
+                               .headers = headers,
+                               .nheaders = 4,
+                               .payload = SIGV4_EMPTY};
+    assert_int_equal(sigv4_key_derive("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", 1440938160, "us-east-1",
+                                      "service", &of_suite),
+                     0);
+    assert_int_equal(sigv4_sign(&of_suite, &rq, "20150830T123600Z", signature), 0);
+    assert_string_equal(signature, "acc3ed3afb60bb290fc8d2dd0098b9911fcaa05412b367055dee359757a9c736");
+}
+
 static void test_authorization(void **state)
 {
     struct bytes_out out = {0};
@@ -226,9 +249,9 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_examples),  cmocka_unit_test(test_authorization),
-        cmocka_unit_test(test_presigned), cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_query),     cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_examples),  cmocka_unit_test(test_authorization), cmocka_unit_test(test_spaces),
+        cmocka_unit_test(test_presigned), cmocka_unit_test(test_chunks),        cmocka_unit_test(test_query),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

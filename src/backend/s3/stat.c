@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* HEAD: length, ETag, time, checksums, and what was stored with an object. */
+/* What an object is: length, ETag, time, checksums, and what was stored with it. */
 #include <ctype.h>
 
 #include "backend/s3/session.h"
@@ -47,7 +47,11 @@ static int head_arrived(struct request *rq, const struct http_reader *reader, co
     struct head *h = container_of(rq, struct head, rq);
     struct http_text etag = http_header(reader, buf, "etag");
     time_t modified;
-    if (!http_text_u64(http_header(reader, buf, "content-length"), &h->stat.bytes))
+    uint64_t first, last;
+    bool told = rq->say.ranged ? http_content_range(http_header(reader, buf, "content-range"), &first, &last,
+                                                    &h->stat.bytes)
+                               : http_text_u64(http_header(reader, buf, "content-length"), &h->stat.bytes);
+    if (!told)
         return error_set(err, LEAT_UNSUPPORTED, "the server does not say how long it is");
     if (etag.len < sizeof(h->stat.etag) && !(etag.len > 2 && memcmp(etag.data, "W/", 2) == 0))
         http_text_copy(etag, h->stat.etag, sizeof(h->stat.etag));
@@ -66,26 +70,22 @@ static void head_over(struct request *rq, int rc, const struct leat_error *err)
     h->over = true;
 }
 
-int s3_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat, struct leat_error *err)
+/* HEAD, or a GET of one byte. */
+static int stat_ask(struct session *b, struct target *target, const char *method,
+                    struct backend_stat *ret_stat, int *ret_status, struct leat_error *err)
 {
     static const struct s3_header checked = {"x-amz-checksum-mode", "ENABLED"};
-    struct session *b = session_of(base);
-    struct target target;
-    int rc = target_parse(b, uri, &target, err);
-    if (rc < 0)
-        return rc;
-    if (target.bucket && !*target.key) {
-        target_fini(&target);
-        return error_set(err, LEAT_INVALID, "%.300s: a bucket, where an object is wanted", uri);
-    }
     struct head h = {.rq = {.b = b,
-                            .target = &target,
-                            .say = {.method = "HEAD", .headers = &checked, .nheaders = target.bucket ? 1 : 0},
+                            .target = target,
+                            .say = {.method = method,
+                                    .headers = &checked,
+                                    .nheaders = target->bucket ? 1 : 0,
+                                    .ranged = *method == 'G'},
                             .repeatable = true,
                             .on_head = head_arrived,
                             .finished = head_over}};
     request_start(&h.rq);
-    rc = session_run(b, &h.over, err);
+    int rc = session_run(b, &h.over, err);
     if (rc < 0) {
         request_cancel(&h.rq);
     } else if (h.rc < 0) {
@@ -95,7 +95,28 @@ int s3_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat
     } else {
         *ret_stat = h.stat;
     }
+    *ret_status = h.rq.status;
     request_fini(&h.rq);
+    return rc;
+}
+
+int s3_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat, struct leat_error *err)
+{
+    struct session *b = session_of(base);
+    struct target target;
+    int status, rc = target_parse(b, uri, &target, err);
+    if (rc < 0)
+        return rc;
+    if (target.bucket && !*target.key) {
+        target_fini(&target);
+        return error_set(err, LEAT_INVALID, "%.300s: a bucket, where an object is wanted", uri);
+    }
+    rc = stat_ask(b, &target, "HEAD", ret_stat, &status, err);
+    /* A link is signed for one method, GET, and some servers have no other. If that is refused too, the first answer is told. */
+    if (rc < 0 && !target.bucket && (status == 403 || status == 405 || status == 501)) {
+        int again = stat_ask(b, &target, "GET", ret_stat, &status, NULL);
+        rc = again == 0 || again == -ECANCELED ? again : rc;
+    }
     target_fini(&target);
     return rc;
 }
