@@ -263,6 +263,15 @@ static const struct {
     {RECV, 0, true},         {RECV, ETIMEDOUT, true},
 };
 
+static void arm(unsigned kind, unsigned nth, unsigned times)
+{
+    memset(&fault, 0, sizeof(fault));
+    fault.call = kinds[kind].call;
+    fault.with = kinds[kind].with;
+    fault.nth = nth;
+    fault.times = times;
+}
+
 static void test_calls(void **state)
 {
     (void)state;
@@ -271,11 +280,7 @@ static void test_calls(void **state)
             struct leat_error err;
             server_renew();
             size_t before = failalloc_live();
-            memset(&fault, 0, sizeof(fault));
-            fault.call = kinds[k].call;
-            fault.with = kinds[k].with;
-            fault.nth = nth;
-            fault.times = 1;
+            arm(k, nth, 1);
             int rc = work(&err);
             bool over = fault.made < nth;
             fault.nth = 0;
@@ -296,11 +301,7 @@ static void test_no_network(void **state)
         struct leat_error err;
         server_renew();
         size_t before = failalloc_live();
-        memset(&fault, 0, sizeof(fault));
-        fault.call = kinds[k].call;
-        fault.with = kinds[k].with;
-        fault.nth = 1;
-        fault.times = UINT_MAX;
+        arm(k, 1, UINT_MAX);
         int rc = work(&err);
         fault.nth = 0;
         assert_true(rc < 0);
