@@ -72,8 +72,9 @@ struct listing {
     struct leat_error *err;
 
     struct list ranges;
-    struct page *scout; /* asks for names of folders */
-    unsigned asked, unbegun, taken, misfits;
+    struct page *scout;     /* asks for names of folders */
+    unsigned asked, npages; /* under way; these, and those that came and are not handed on */
+    unsigned unbegun, taken, misfits;
     bool plain; /* nothing is cut (any more) */
     unsigned fruitless,
         rest; /* questions in turn that found no cut; so many pages are to be taken before the next one */
@@ -93,6 +94,7 @@ static void page_free(struct page *p)
     request_cancel(&p->rq);
     request_fini(&p->rq);
     p->l->ahead_bytes -= p->bytes;
+    p->l->npages--;
     list_remove(&p->node);
     s3_list_free(p->list);
     bytes_out_fini(&p->query);
@@ -110,6 +112,7 @@ static int page_ask(struct listing *l, struct range *r, const char *after, const
         return -ENOMEM;
     p->l = l;
     p->range = r;
+    l->npages++;
     list_init(&p->node);
     list_init(&p->rq.node);
     p->list = s3_list_new();
@@ -306,10 +309,15 @@ static int range_page(struct listing *l, struct range *r, struct page *p)
         return error_set(&r->err, LEAT_CORRUPT,
                          "%.300s: list of objects: it goes on where it was already, without end",
                          l->target.shown);
-    l->most = MAX(l->most, s3_list_count(p->list));
+    size_t n = s3_list_count(p->list);
+    l->most = MAX(l->most, n);
+    /* What stands before the cut was not asked for: the seam will not hold, and nor will others. */
+    if (!r->cut.last && n && r->node.prev != &l->ranges &&
+        strcmp(s3_list_at(p->list, 0).key, range_of(r->node.prev)->until) <= 0)
+        l->plain = true;
     char *next = token ? strdup(token) : NULL;
     int rc = token && !next ? -ENOMEM : 0;
-    if (rc == 0 && l->recursive && s3_list_count(p->list))
+    if (rc == 0 && l->recursive && n)
         rc = list_cut_learn(&r->cut, l->target.key, p->list);
     if (rc < 0) {
         free(next);
@@ -412,7 +420,7 @@ static int pump(struct listing *l)
     list_for_each (node, &l->ranges) {
         struct range *r = range_of(node);
         size_t room = l->largest + l->largest / 4 + PAGE_ROOM;
-        if (l->asked >= width || l->ahead_bytes + room > AHEAD_BYTES)
+        if (l->asked >= width || l->npages >= 2 * width || l->ahead_bytes + room > AHEAD_BYTES)
             break;
         int rc = !r->begun ? range_begin(l, r) : range_may_ask(r) ? range_ask(l, r, true) : 0;
         if (rc < 0)
