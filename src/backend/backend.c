@@ -64,6 +64,14 @@ int backend_stat_object(struct backend *b, const char *uri, struct backend_stat 
     return b->ops->stat_object(b, uri, ret_stat, err);
 }
 
+int backend_first(struct backend *b, const char *uri, void *dst, uint64_t room, bool whole,
+                  struct backend_stat *ret_stat, uint64_t *ret_bytes, struct leat_error *err)
+{
+    return b->ops->first
+               ? b->ops->first(b, uri, dst, room, whole, ret_stat, ret_bytes, err)
+               : error_set(err, LEAT_UNSUPPORTED, "%.300s: what it is can be asked for nothing", uri);
+}
+
 int backend_open(struct backend *b, const char *uri, const char *etag, uint64_t bytes,
                  struct backend_file **ret_file, struct leat_error *err)
 {

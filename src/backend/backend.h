@@ -130,6 +130,14 @@ int backend_list(struct backend *b, const char *uri, bool recursive, const char 
 int backend_stat_object(struct backend *b, const char *uri, struct backend_stat *ret_stat,
                         struct leat_error *err);
 
+/*
+ * What an object is, and by the same request its first bytes, up to `room` of them. whole: all of it is asked for, so that its checksum comes along
+ * (ret_stat->has_...), at the price of a connection where it is longer. LEAT_UNSUPPORTED: it is, or the server does not say what is
+ * needed; and LEAT_STALE of some servers, where it is empty: ask backend_stat_object.
+ */
+int backend_first(struct backend *b, const char *uri, void *dst, uint64_t room, bool whole,
+                  struct backend_stat *ret_stat, uint64_t *ret_bytes, struct leat_error *err);
+
 /* A handle for reads: keeps what each request needs. etag NULL or "": the first answer pins it. bytes: of the object, if known (a read of all of it
  * is then checked against the server's checksum), else 0. */
 int backend_open(struct backend *b, const char *uri, const char *etag, uint64_t bytes,

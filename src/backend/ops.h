@@ -12,6 +12,9 @@ struct backend_ops {
                 struct leat_error *err);
     int (*stat_object)(struct backend *b, const char *uri, struct backend_stat *ret_stat,
                        struct leat_error *err);
+    int (*first)(struct backend *b, const char *uri, void *dst, uint64_t room, bool whole,
+                 struct backend_stat *ret_stat, uint64_t *ret_bytes,
+                 struct leat_error *err); /* NULL: stat costs nothing */
     int (*open)(struct backend *b, const char *uri, const char *etag, uint64_t bytes,
                 struct backend_file **ret_file, struct leat_error *err);
     void (*close)(struct backend_file *file);

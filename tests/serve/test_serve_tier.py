@@ -122,7 +122,7 @@ def test_remote_dies(server, far, front):
     far.rules.clear()
     assert get(server, bucket, "new").status == 404
     assert get(server, bucket, "other").status == 404
-    far.fail(method="HEAD", times=-1, status=403)
+    far.fail(times=-1, status=403, code="AccessDenied", message="denied")
     reply = get(server, bucket, "new")
     assert (reply.status, reply.code) == (502, "BadGateway") and "denied" in reply.xml.findtext("Message"), reply
 

@@ -714,6 +714,7 @@ static const struct backend_ops s3_ops = {
     .name = "s3",
     .list = s3_list,
     .stat_object = s3_stat,
+    .first = s3_first,
     .open = s3_open,
     .close = s3_close,
     .expect_all = s3_expect_all,

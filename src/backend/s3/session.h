@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* session.h: inside of a backend session: between session.c (requests, retries), read.c, list.c, put.c and bucket.c. */
+/* session.h: inside of a backend session: between session.c (requests, retries), read.c, list.c, first.c, put.c and bucket.c. */
 #ifndef BACKEND_S3_SESSION_H
 #define BACKEND_S3_SESSION_H
 
@@ -141,6 +141,8 @@ int s3_list(struct backend *base, const char *uri, bool recursive, const char *a
             int (*object)(void *user, const struct backend_object *object), void *user,
             struct leat_error *err);
 int s3_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat, struct leat_error *err);
+int s3_first(struct backend *base, const char *uri, void *dst, uint64_t room, bool whole,
+             struct backend_stat *ret_stat, uint64_t *ret_bytes, struct leat_error *err);
 int s3_open(struct backend *base, const char *uri, const char *etag, uint64_t bytes,
             struct backend_file **ret_file, struct leat_error *err);
 void s3_close(struct backend_file *file);

@@ -2,53 +2,26 @@
 /*
  * fetch.c: one object from the remote into the store, for all who want it.
  *
- *   HEAD at the remote ─▶ a put of the store, whose file readers follow ─▶ blocks, several requests at a time, written in order ─▶ commit, clean
+ *   what it is, with its first bytes ─▶ a put of the store, whose file readers follow ─▶ all of its bytes (body.c) ─▶ commit, clean
  *
- * Happy path: blocks are received into buffers that are used again and again (fresh pages would cost a fault for each 4 KiB), and handed to
- * the put in the order of the object. Blocks begin small and few, so that the first bytes of a slow remote are soon here, and grow.
+ * Happy path: the first request is a GET, whose answer says what the object is (a HEAD where an older version is here, or the remote is a folder).
+ * Buckets of small objects are asked for whole ones, which bring their checksum along.
  * Failure modes: the object changes meanwhile: begun anew as long as no reader has seen a byte of it, an error after that. The remote cannot be
  * asked, and an older version is here: that one is served. The store is full: clean objects make room. A checksum of the whole that is
  * wrong: the last block never reaches a reader, and nothing is kept.
  * Invariants: what is committed is the whole of one version; and not if anything else was stored under the key since the remote was
- * asked (`superseded`, if_seq). A fetch holds one buffer or waits for it, and asks for more only while it has one.
+ * asked (`superseded`, if_seq).
  */
 #include "serve/tier/tier_internal.h"
 
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "base/crc64.h"
 #include "base/log.h"
 
-#define FLIGHTS       8u          /* requests under way at a time */
-#define BLOCK_FIRST   (256 * KIB) /* the first one's bytes; doubled while they come in QUICK_NS */
-#define QUICK_NS      (250 * NS_PER_MS)
-#define SLOW_NS       (1 * NS_PER_S) /* halved when they take so long */
-#define ATTEMPTS      3u             /* at an object that changes all the time */
+#define ATTEMPTS      3u /* at an object that changes all the time */
+#define SMALL_RUN     4u /* so many small objects, one after the other, and the next is taken for one */
 #define ROOM_LIST_MAX 1000u
-
-struct flight {
-    struct backend_read read;
-    struct tier_block *block;
-    uint64_t began_ns;
-    bool over;
-    int rc;
-    struct leat_error err;
-};
-
-struct body {
-    struct fetch *f;
-    struct backend *b;
-    struct backend_file *file;
-    struct store_put *put;
-    const struct backend_stat *stat;
-    struct flight flights[FLIGHTS];
-    unsigned first, n; /* in the order of the object, from `first` on, modulo FLIGHTS */
-    uint64_t next;     /* not asked for yet begins here */
-    uint64_t block;    /* bytes of the next request */
-    unsigned width;    /* requests at a time */
-    uint64_t crc64;
-};
 
 /* --- to be joined -------------------------------------------------------------------------------------------------------------- */
 
@@ -70,11 +43,12 @@ void fetch_unref(struct fetch *f)
     store_obj_unref(f->obj);
     tier_bucket_unref(t, f->bucket);
     free(f->meta);
+    free(f->ahead);
+    free(f->asked);
     free(f);
 }
 
-/* Under the lock. Those who asked are to ask again. */
-static void fetch_wake(struct fetch *f)
+void fetch_wake(struct fetch *f)
 {
     struct tier_waiter *w;
     while ((w = list_first(&f->waiters, struct tier_waiter, node))) {
@@ -127,6 +101,7 @@ int fetch_get(struct tier *t, struct tier_bucket *b, const void *key, size_t key
     memcpy(f->key, key, key_len);
     list_init(&f->node);
     list_init(&f->waiters);
+    list_init(&f->wants);
     int rc = 0;
     pthread_mutex_lock(&t->lock);
     list_for_each (node, &t->fetches) {
@@ -229,7 +204,9 @@ static uint64_t make_room(struct tier *t, const struct tier_bucket *b, uint64_t 
     return freed;
 }
 
-static int put_begin(struct fetch *f, struct store_put **ret_put, struct leat_error *err)
+/* held: a buffer that is given back where we have to wait for others to give back theirs. */
+static int put_begin(struct fetch *f, struct store_put **ret_put, struct tier_block **held,
+                     struct leat_error *err)
 {
     struct tier *t = f->t;
     for (unsigned i = 0;; i++) {
@@ -238,145 +215,30 @@ static int put_begin(struct fetch *f, struct store_put **ret_put, struct leat_er
         bool full = rc == LEAT_NO_SPACE && i < 8;
         if (full && make_room(t, f->bucket, MAX(f->info.bytes, 16 * MIB)) == 0)
             return rc;
-        if (rc == LEAT_BUSY && i < 600 && !atomic_load(&t->stopping))
+        if (rc == LEAT_BUSY && i < 600 && !atomic_load(&t->stopping)) {
+            if (*held)
+                tier_block_put(t, TAKE_PTR(*held));
             usleep(100000); /* other puts have the buffers for now */
-        else if (!full)
+        } else if (!full)
             return rc;
     }
 }
 
-/* --- the body ------------------------------------------------------------------------------------------------------------------ */
+/* --- buffers ----------------------------------------------------------------------------------------------------------------- */
 
-static void flight_done(struct backend_read *read, int rc, const struct leat_error *err)
-{
-    struct flight *k = container_of(read, struct flight, read);
-    k->rc = rc;
-    if (err)
-        k->err = *err;
-    k->over = true;
-}
-
-static int stopped(const struct fetch *f, struct leat_error *err)
+int fetch_stopped(const struct fetch *f, struct leat_error *err)
 {
     return error_set(err, TIER_DOWN, "bucket %s: given up, as the server stops", f->bucket->name);
 }
 
-/* Asks for more while there is room and memory. */
-static int launch(struct body *x, struct leat_error *err)
+int fetch_block(struct fetch *f, struct tier_block **ret_block, struct leat_error *err)
 {
-    struct fetch *f = x->f;
-    while (x->n < x->width && x->next < f->info.bytes) {
-        struct tier_block *block = tier_block_get(f->t);
-        if (!block && x->n)
-            return 0;
-        if (!block) { /* others have them all: each of those comes to an end */
-            if (atomic_load(&f->t->stopping))
-                return stopped(f, err);
-            usleep(5000);
-            continue;
-        }
-        struct flight *k = &x->flights[(x->first + x->n++) % FLIGHTS];
-        uint64_t bytes = MIN(x->block, f->info.bytes - x->next);
-        *k = (struct flight){.block = block, .began_ns = clock_now_ns()};
-        k->read = (struct backend_read){
-            .file = x->file, .offset = x->next, .bytes = bytes, .dst = block->data, .done = flight_done};
-        x->next += bytes;
-        backend_submit(x->b, &k->read);
+    while (!(*ret_block = tier_block_get(f->t))) { /* each of those who have them comes to an end */
+        if (atomic_load(&f->t->stopping))
+            return fetch_stopped(f, err);
+        usleep(5000);
     }
     return 0;
-}
-
-/* Small and few as long as blocks come slowly. */
-static void pace(struct body *x, const struct flight *k)
-{
-    uint64_t took = clock_now_ns() - k->began_ns, max = x->f->t->config.block_bytes;
-    if (took < QUICK_NS) {
-        x->block = MIN(x->block * 2, max);
-        x->width = MIN(x->width + 1, FLIGHTS);
-    } else if (took > SLOW_NS) {
-        x->block = MAX(x->block / 2, MIN(BLOCK_FIRST, max));
-        x->width = MAX(x->width / 2, 1u);
-    }
-}
-
-static int whole_right(struct body *x, struct leat_error *err)
-{
-    const struct backend_stat *s = x->stat;
-    if (s->has_crc32c && store_put_crc32c(x->put) != s->crc32c)
-        return error_set(err, LEAT_CORRUPT, "the bytes that came do not match the server's CRC32C");
-    if (s->has_crc64 && x->crc64 != s->crc64)
-        return error_set(err, LEAT_CORRUPT, "the bytes that came do not match the server's CRC64NVME");
-    return 0;
-}
-
-/* The first block in order has come: into the file, and readers may have it. */
-static int land(struct body *x, struct leat_error *err)
-{
-    struct flight *k = &x->flights[x->first];
-    struct fetch *f = x->f;
-    int rc = k->rc;
-    if (rc < 0 && err)
-        *err = k->err;
-    if (rc < 0)
-        rc = tier_remote_error(f->bucket, rc, err);
-    if (rc == 0) {
-        if (x->stat->has_crc64)
-            x->crc64 = crc64nvme(x->crc64, k->block->data, k->read.bytes);
-        rc = store_put_write(x->put, k->block->data, k->read.bytes, err);
-    }
-    if (rc == 0)
-        rc = store_put_push(x->put, err);
-    pace(x, k);
-    tier_block_put(f->t, TAKE_PTR(k->block));
-    x->first = (x->first + 1) % FLIGHTS;
-    x->n--;
-    bool end = rc == 0 && store_put_bytes(x->put) == f->info.bytes;
-    if (end)
-        rc = whole_right(x, err);
-    if (rc < 0)
-        return rc;
-    pthread_mutex_lock(&f->t->lock);
-    f->state = FETCH_BODY; /* not before there is a byte: until then another version may take its place */
-    f->ready = store_put_pushed(x->put);
-    f->t->stats.fetched_bytes += k->read.bytes;
-    fetch_wake(f);
-    pthread_mutex_unlock(&f->t->lock);
-    return 0;
-}
-
-static int fetch_body(struct fetch *f, struct backend *b, const char *uri, const struct backend_stat *stat,
-                      struct store_put *put, struct leat_error *err)
-{
-    struct body *x = calloc(1, sizeof(*x));
-    if (!x)
-        return -ENOMEM;
-    *x = (struct body){.f = f,
-                       .b = b,
-                       .put = put,
-                       .stat = stat,
-                       .width = 2,
-                       .block = MIN(BLOCK_FIRST, f->t->config.block_bytes)};
-    int rc = backend_open(b, uri, stat->etag, stat->bytes, &x->file, err);
-    if (rc < 0)
-        rc = tier_remote_error(f->bucket, rc, err);
-    while (rc == 0 && store_put_bytes(put) < f->info.bytes) {
-        rc = launch(x, err);
-        while (rc == 0 && x->n && x->flights[x->first].over)
-            rc = land(x, err);
-        if (rc == 0)
-            rc = launch(x, err);
-        if (rc == 0 && x->n && !x->flights[x->first].over)
-            rc = backend_wait(b, 1, 1000) < 0 ? stopped(f, err) : 0;
-    }
-    for (unsigned i = 0; i < x->n; i++) {
-        struct flight *k = &x->flights[(x->first + i) % FLIGHTS];
-        if (!k->over)
-            backend_cancel(b, &k->read);
-        tier_block_put(f->t, k->block);
-    }
-    backend_close(x->file);
-    free(x);
-    return rc;
 }
 
 /* --- one fetch ------------------------------------------------------------------------------------------------------------------- */
@@ -412,10 +274,14 @@ static int fetch_commit(struct fetch *f, const struct backend_stat *stat, struct
     struct tier *t = f->t;
     struct store_info info;
     char tag[BACKEND_ETAG_MAX];
+    void *meta = NULL; /* as readers saw it, and the checksum, which may have come later */
+    size_t meta_len = 0;
     tier_tag_of(stat, tag);
+    int rc = tier_meta_of(stat, &meta, &meta_len);
+    AUTO_FREE void *meta_owned = meta;
     struct store_commit commit = {.etag = f->info.etag,
-                                  .meta = f->meta,
-                                  .meta_len = f->meta_len,
+                                  .meta = meta,
+                                  .meta_len = meta_len,
                                   .remote = tag,
                                   .mtime_ns = f->info.mtime_ns,
                                   .if_none_match = f->if_seq == 0,
@@ -423,14 +289,42 @@ static int fetch_commit(struct fetch *f, const struct backend_stat *stat, struct
     pthread_mutex_lock(&t->lock);
     bool superseded = f->superseded || f->bucket->gone; /* gone: its remote is another one by now */
     pthread_mutex_unlock(&t->lock);
-    if (superseded) {
+    if (superseded || rc < 0) {
         store_put_abort(put);
-        return 0;
+        return rc;
     }
-    int rc = store_put_commit(put, &commit, &info, err);
+    rc = store_put_commit(put, &commit, &info, err);
     if (rc == 0)
         tier_fresh_mark(t, f->bucket, f->key, f->key_len);
     return rc == STORE_PRECONDITION ? 0 : rc;
+}
+
+/* What it is, and its first bytes by the same request where that is due: *ret_block, or NULL. */
+static int fetch_head(struct fetch *f, struct backend *b, const char *uri, struct backend_stat *ret_stat,
+                      struct tier_block **ret_block, uint64_t *ret_bytes, struct leat_error *err)
+{
+    struct tier_bucket *bucket = f->bucket;
+    *ret_block = NULL;
+    *ret_bytes = 0;
+    int rc = LEAT_UNSUPPORTED;
+    /* An older version is here: likely it is still the one, and none of it is wanted. */
+    if (!f->head_only && !f->local && !bucket->remote.folder) {
+        bool small = atomic_load(&bucket->small_run) >= SMALL_RUN;
+        struct tier_block *block = tier_block_get(f->t); /* none: a HEAD needs none */
+        if (block)
+            rc = backend_first(b, uri, block->data, FETCH_UNIT, small, ret_stat, ret_bytes, err);
+        if (block && rc == 0 && *ret_bytes)
+            *ret_block = block;
+        else if (block)
+            tier_block_put(f->t, block);
+    }
+    bool stat = rc == LEAT_UNSUPPORTED || rc == LEAT_STALE || rc == LEAT_CORRUPT;
+    if (stat)
+        rc = backend_stat_object(b, uri, ret_stat, err);
+    if (rc == 0 && !f->head_only)
+        atomic_store(&bucket->small_run,
+                     ret_stat->bytes <= FETCH_UNIT ? MIN(atomic_load(&bucket->small_run) + 1, SMALL_RUN) : 0);
+    return rc < 0 ? tier_remote_error(bucket, rc, err) : 0;
 }
 
 static int fetch_once(struct fetch *f, struct backend *b, const char *uri, struct leat_error *err)
@@ -439,21 +333,27 @@ static int fetch_once(struct fetch *f, struct backend *b, const char *uri, struc
     struct backend_stat stat;
     char tag[BACKEND_ETAG_MAX];
     struct store_put *put = NULL;
-    int rc = backend_stat_object(b, uri, &stat, err);
+    struct tier_block *first;
+    uint64_t first_bytes;
+    int rc = fetch_head(f, b, uri, &stat, &first, &first_bytes, err);
     if (rc < 0)
-        return tier_remote_error(f->bucket, rc, err);
+        return rc;
     tier_tag_of(&stat, tag);
     if (f->local && f->local->info.bytes == stat.bytes && strcmp(f->local->remote, tag) == 0) {
         tier_fresh_mark(t, f->bucket, f->key, f->key_len);
         use_local(f);
         return 0;
     }
+    bool sum = first && !stat.has_crc32c && !stat.has_crc64; /* a HEAD would have said it */
     rc = take_head(f, &stat);
     if (rc < 0 || f->head_only)
-        return rc;
-    rc = put_begin(f, &put, err);
+        goto first_put;
+    rc = fetch_body_begin(f);
+    if (rc == 0)
+        rc = put_begin(f, &put, &first, err);
     if (rc < 0)
-        return rc;
+        goto first_put;
+    first_bytes = first ? first_bytes : 0;
     int fd = -1;
     rc = store_put_reader(put, &fd, err);
     if (rc == 0) {
@@ -464,17 +364,20 @@ static int fetch_once(struct fetch *f, struct backend *b, const char *uri, struc
         t->stats.fetches++;
         t->stats.refreshed += f->local != NULL;
         pthread_mutex_unlock(&t->lock);
-        rc = fetch_body(f, b, uri, &stat, put, err);
+        rc = fetch_body(f, b, uri, &stat, put, TAKE_PTR(first), first_bytes, sum, err);
     }
     if (rc < 0) {
         store_put_abort(put);
-        return rc;
+        goto first_put;
     }
     /* Readers have all of it: that it could not be kept is our own trouble. */
     struct leat_error why = {0};
     if (fetch_commit(f, &stat, put, &why) < 0)
         log_warning("bucket %s: a fetched object was not kept: %s", f->bucket->name, why.message);
-    return 0;
+first_put:
+    if (first)
+        tier_block_put(t, first);
+    return rc;
 }
 
 static void fetch_run(struct tier_task *task)
@@ -489,14 +392,14 @@ static void fetch_run(struct tier_task *task)
         rc = tier_session_get(t, f->bucket, &s, &err);
     for (unsigned i = 0; rc == 0 && i < ATTEMPTS; i++) {
         rc = fetch_once(f, s->backend, uri, &err);
-        if (rc != LEAT_STALE || f->ready > 0 || i + 1 == ATTEMPTS)
+        if (rc != LEAT_STALE || f->shown || i + 1 == ATTEMPTS)
             break;
         rc = 0;
     }
     tier_session_put(t, f->bucket, s);
     if (rc == LEAT_NOT_FOUND && f->local && !f->compare) /* it is gone there, so it is here */
         store_delete(t->config.store, f->bucket->name, f->key, f->key_len, f->if_seq, NULL);
-    else if (tier_remote_down(rc) && f->local && f->ready == 0) {
+    else if (tier_remote_down(rc) && f->local && !f->shown) {
         if (atomic_exchange(&t->warned_s, clock_now_ns() / NS_PER_S / 10) != clock_now_ns() / NS_PER_S / 10)
             log_warning("%s: what is here is served, though it may be old", err.message);
         use_local(f);

@@ -12,6 +12,7 @@ struct read {
     struct tier_read pub;
     struct tier *t;
     struct fetch *f; /* NULL: here */
+    struct fetch_want want;
     bool headed;
 };
 
@@ -43,6 +44,7 @@ int tier_open(struct tier *t, const char *bucket, const void *key, size_t key_le
     int rc = r ? fetch_look(t, bucket, key, key_len, &local, &seq, err) : -ENOMEM;
     if (rc == 0) {
         r->t = t;
+        list_init(&r->want.node);
         r->pub.fd = -1;
         if (local && (local->info.flags & STORE_DIRTY || tier_fresh_is(t, b, key, key_len, local->remote)))
             take_obj(r, local);
@@ -86,7 +88,7 @@ int tier_read_head(struct tier_read *read, struct tier_waiter *waiter, struct le
     pthread_mutex_lock(&r->t->lock);
     if (f->state == FETCH_QUEUED)
         rc = wait_for(f, waiter);
-    else if (f->state == FETCH_FAILED && f->ready == 0)
+    else if (f->state == FETCH_FAILED && !f->shown)
         rc = fetch_failed(f, err);
     pthread_mutex_unlock(&r->t->lock);
     if (rc < 0)
@@ -109,14 +111,16 @@ int64_t tier_read_ready(struct tier_read *read, uint64_t offset, struct tier_wai
     if (r->pub.obj || offset >= r->pub.info.bytes)
         return offset < r->pub.info.bytes ? (int64_t)(r->pub.info.bytes - offset) : 0;
     struct fetch *f = r->f;
-    int64_t n;
     pthread_mutex_lock(&r->t->lock);
-    if (f->ready > offset)
-        n = (int64_t)(f->ready - offset);
+    int64_t n = (int64_t)fetch_readable(f, offset);
+    if (n > 0)
+        list_remove(&r->want.node);
     else if (f->state == FETCH_FAILED)
         n = fetch_failed(f, err);
-    else
+    else {
+        fetch_wants(f, &r->want, offset);
         n = wait_for(f, waiter);
+    }
     pthread_mutex_unlock(&r->t->lock);
     return n;
 }
@@ -138,6 +142,11 @@ void tier_read_close(struct tier_read *read)
     if (!read)
         return;
     struct read *r = read_of(read);
+    if (r->f) {
+        pthread_mutex_lock(&r->t->lock);
+        list_remove(&r->want.node);
+        pthread_mutex_unlock(&r->t->lock);
+    }
     store_obj_unref(r->pub.obj);
     fetch_unref(r->f);
     free(r);
@@ -146,18 +155,22 @@ void tier_read_close(struct tier_read *read)
 int tier_read_wait(struct tier_read *read, uint64_t offset, uint64_t bytes, struct leat_error *err)
 {
     struct read *r = read_of(read);
+    uint64_t end = offset + bytes;
     for (;;) {
-        int64_t n =
-            bytes ? tier_read_ready(read, offset + bytes - 1, NULL, err) : tier_read_head(read, NULL, err);
+        int64_t n = bytes ? tier_read_ready(read, offset, NULL, err) : tier_read_head(read, NULL, err);
         if (n == 0 && bytes)
             return error_set(err, LEAT_INVALID, "bytes behind the end of the object");
+        if (n > 0 && (uint64_t)n < end - offset) {
+            offset += (uint64_t)n;
+            continue;
+        }
         if (n != TIER_WAIT)
             return (int)MIN(n, (int64_t)0);
         /* Asked again under the lock that every move is made under. */
         struct fetch *f = r->f;
         pthread_mutex_lock(&r->t->lock);
         bool still =
-            f->state == FETCH_QUEUED || (f->state == FETCH_BODY && bytes && f->ready < offset + bytes);
+            f->state == FETCH_QUEUED || (f->state == FETCH_BODY && bytes && fetch_readable(f, offset) == 0);
         if (still)
             pthread_cond_wait(&r->t->moved, &r->t->lock);
         pthread_mutex_unlock(&r->t->lock);

@@ -93,6 +93,75 @@ static void test_single_flight(void **state)
     web_stop(&world_web);
 }
 
+/* Who waits for the end, or for another part, gets it while what stands before is still awaited; in the end each byte was asked for once. */
+static void test_asked_for_first(void **state)
+{
+    (void)state;
+    struct tier_read *r, *other;
+    struct leat_error err = {0};
+    struct store_obj *obj;
+    char seen[1000];
+    world_web_front("bkt", "");
+    world_far.held_from = 256 * KIB;
+    world_far.held_to = 4 * MIB;
+    assert_int_equal(tier_open(world.tier, "bkt", "k", 1, 0, &r, &err), 0);
+    assert_int_equal(tier_open(world.tier, "bkt", "k", 1, 0, &other, &err), 0);
+    assert_int_equal(tier_read_wait(r, 0, 0, &err), 0);
+    assert_int_equal(tier_read_ready(other, 4 * MIB + 5, NULL, &err), TIER_WAIT);
+    uint64_t at = WORLD_BIG - sizeof(seen);
+    assert_int_equal(tier_read_wait(r, at, sizeof(seen), &err), 0);
+    assert_int_equal(pread(r->fd, seen, sizeof(seen), (off_t)(r->offset + at)), sizeof(seen));
+    assert_memory_equal(seen, world_big + at, sizeof(seen));
+    assert_false(world_is_here("bkt", "k"));
+    assert_int_equal(tier_read_wait(other, 4 * MIB + 5, MIB, &err), 0);
+    assert_int_equal(tier_read_wait(other, 0, 100 * KIB, &err), 0);
+    assert_int_equal(tier_read_ready(other, 2 * MIB, NULL, &err), TIER_WAIT);
+    world_far.held_to = 0;
+    assert_int_equal(tier_read_wait(other, 0, WORLD_BIG, &err), 0);
+    tier_read_close(other);
+    tier_read_close(r);
+    assert_true(world_gets_here("bkt", "k"));
+    assert_int_equal(world_far.bytes, WORLD_BIG);
+    assert_int_equal(store_get(world.store, "bkt", "k", 1, &obj, NULL), 0);
+    assert_int_equal(obj->crc32c, crc32c(0, world_big, WORLD_BIG));
+    assert_int_equal(store_obj_check(world.store, obj, 0, WORLD_BIG, &err), 0);
+    store_obj_unref(obj);
+    world_end();
+    web_stop(&world_web);
+}
+
+/* A miss is one request where objects are small, and large ones are found out; the checksum is compared all the same. */
+static void test_one_request(void **state)
+{
+    (void)state;
+    struct leat_error err = {0};
+    struct world_reader me = {0};
+    char key[20], buf[1000];
+    size_t n;
+    world_web_front("bkt", "");
+    for (unsigned i = 0; i < 12; i++) {
+        snprintf(key, sizeof(key), "small%u", i);
+        assert_int_equal(world_get("bkt", key, buf, sizeof(buf), &n, &err), 0);
+        assert_int_equal(n, 1000);
+        assert_memory_equal(buf, world_big, n);
+        assert_true(world_gets_here("bkt", key));
+    }
+    assert_int_equal(world_far.gets, 12);
+    assert_int_equal(world_far.heads, 4); /* until it was seen that they are small */
+    world_far.lie = true;
+    assert_int_equal(world_get("bkt", "small-wrong", buf, sizeof(buf), &n, &err), LEAT_CORRUPT);
+    world_far.lie = false;
+    world_reader_main(&me);
+    assert_true(me.same);
+    assert_int_equal(world_far.heads, 5);
+    assert_int_equal(world_get("bkt", "empty", buf, sizeof(buf), &n, &err), 0);
+    assert_int_equal(n, 0);
+    world_far.lie = true; /* and where it comes by a HEAD */
+    assert_int_equal(world_get("bkt", "small-too", buf, sizeof(buf), &n, &err), LEAT_CORRUPT);
+    world_end();
+    web_stop(&world_web);
+}
+
 static void told(struct tier_waiter *w)
 {
     atomic_bool *flag = (atomic_bool *)(w + 1);
@@ -271,6 +340,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_read_through, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_single_flight, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_asked_for_first, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_one_request, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_waiters, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_bad_remotes, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_check, world_setup, world_teardown),

@@ -196,16 +196,19 @@ void world_wait_pushed(void)
 struct web_server world_web;
 struct world_far world_far;
 
-static uint64_t object_byte_limit(void)
+/* Is [first, last] not to be answered yet? */
+static bool held(uint64_t first, uint64_t last)
 {
-    return atomic_load(&world_far.allowed);
+    uint64_t from = atomic_load(&world_far.held_from), to = atomic_load(&world_far.held_to);
+    return last + 1 > atomic_load(&world_far.allowed) || (first < to && last >= from);
 }
 
 static void talk(struct web_peer *p)
 {
     char path[256], range[80], head[500], sum[S3_SUM_TEXT];
     while (web_hear(p, path)) {
-        unsigned long long first = 0, last = WORLD_BIG - 1;
+        unsigned long long bytes = strstr(path, "/small") ? 1000 : strstr(path, "/empty") ? 0 : WORLD_BIG;
+        unsigned long long first = 0, last = bytes - 1;
         bool is_head = strncmp(p->head, "HEAD", 4) == 0;
         bool ranged = web_header(p, "range", range, sizeof(range));
         if (world_far.hang_up)
@@ -216,23 +219,27 @@ static void talk(struct web_peer *p)
             web_say(p, head);
             continue;
         }
+        if (ranged && bytes == 0) {
+            web_say(p, "HTTP/1.1 416 No\r\nContent-Length: 0\r\nContent-Range: bytes */0\r\n\r\n");
+            continue;
+        }
         if (ranged)
             sscanf(range, "bytes=%llu-%llu", &first, &last);
-        s3_sum_format(crc32c(0, world_big, WORLD_BIG) ^ world_far.lie, 4, sum);
+        last = MIN(last + 1, bytes) - 1;
+        s3_sum_format(crc32c(0, world_big, bytes) ^ world_far.lie, 4, sum);
         snprintf(head, sizeof(head),
                  "HTTP/1.1 %s\r\nContent-Length: %llu\r\nETag: \"v%u\"\r\nContent-Range: bytes "
                  "%llu-%llu/%llu\r\nContent-Type: test/big\r\nx-amz-meta-colour: blue\r\n%s%s\r\n\r\n",
-                 ranged ? "206 Partial Content" : "200 OK", last - first + 1, (unsigned)world_far.version,
-                 first, last, (unsigned long long)WORLD_BIG,
-                 ranged ? "X-None: " : "x-amz-checksum-crc32c: ", ranged ? "" : sum);
-        for (unsigned i = 0; !is_head && last >= object_byte_limit() && !world_far.hang_up && i < 6000; i++)
+                 ranged ? "206 Partial Content" : "200 OK", last + 1 - first, (unsigned)world_far.version,
+                 first, last, bytes, ranged ? "X-None: " : "x-amz-checksum-crc32c: ", ranged ? "" : sum);
+        for (unsigned i = 0; !is_head && held(first, last) && !world_far.hang_up && i < 6000; i++)
             usleep(10000);
         if (world_far.hang_up)
             return;
         web_say(p, head);
         if (!is_head) {
-            web_say_bytes(p, world_big + first, last - first + 1);
-            world_far.bytes += last - first + 1;
+            web_say_bytes(p, world_big + first, last + 1 - first);
+            world_far.bytes += last + 1 - first;
         }
     }
 }

@@ -50,16 +50,17 @@ uint32_t world_flags(const char *bucket, const char *key);
 /* Until nothing is dirty. */
 void world_wait_pushed(void);
 
-/* --- in front of an S3 server, whose every key is world_big ---------------------------------------------------------------------- */
+/* --- in front of an S3 server, whose every key is world_big; but of "small..." its first 1,000 bytes, of "empty" none ---------------------------------------------------------------------- */
 
 extern struct web_server world_web;
 /* What it is to do, and what it was asked for. */
 extern struct world_far {
     _Atomic unsigned heads, gets, version;
-    _Atomic uint64_t bytes;    /* sent */
-    _Atomic uint64_t allowed;  /* bytes of the object that may be answered yet */
-    _Atomic unsigned status;   /* of each answer; 0: as it should be */
-    _Atomic bool hang_up, lie; /* connections end; its checksum is wrong */
+    _Atomic uint64_t bytes;              /* sent */
+    _Atomic uint64_t allowed;            /* bytes of the object that may be answered yet */
+    _Atomic uint64_t held_from, held_to; /* nor these */
+    _Atomic unsigned status;             /* of each answer; 0: as it should be */
+    _Atomic bool hang_up, lie;           /* connections end; its checksum is wrong */
 } world_far;
 /* Starts it, with a bucket in front of it. Who calls it calls world_end and web_stop(&world_web). */
 void world_web_front(const char *bucket, const char *more);

@@ -255,7 +255,7 @@ int tier_session_get(struct tier *t, struct tier_bucket *b, struct tier_session 
     list_init(&s->node);
     struct backend_config config = {
         .folder = r->folder ? r->uri : NULL,
-        .connections = t->config.connections,
+        .connections = t->config.connections + FETCH_URGENT,
         .block_bytes = MAX(t->config.block_bytes, MIB), /* what we ask for is one request */
         .timeout_ns = r->timeout_s * NS_PER_S,
         .tries = 4,
@@ -550,7 +550,7 @@ int tier_new(const struct tier_config *config, struct tier **ret_tier, struct le
     c->prefetchers = c->prefetchers ? c->prefetchers : 8;
     c->pushers = c->pushers ? c->pushers : 4;
     c->connections = c->connections ? c->connections : 8;
-    c->block_bytes = c->block_bytes ? align_up(c->block_bytes, 64 * KIB) : 4 * MIB;
+    c->block_bytes = c->block_bytes ? align_up(c->block_bytes, FETCH_UNIT) : 4 * MIB;
     c->retry_ns = c->retry_ns ? c->retry_ns : NS_PER_S;
     pthread_mutex_init(&t->lock, NULL);
     pthread_condattr_t attr;

@@ -47,6 +47,8 @@ struct tier_bucket {
     struct tier_remote remote;
     struct list sessions; /* idle ones */
     bool gone;            /* not in the table any more */
+    _Atomic unsigned
+        small_run; /* objects fetched of late that fitted into one request, one after the other */
 };
 
 /* A connection to a remote: one thread's at a time. */
@@ -135,6 +137,17 @@ bool tier_fresh_is(struct tier *t, const struct tier_bucket *b, const void *key,
 
 enum fetch_state { FETCH_QUEUED, FETCH_BODY, FETCH_DONE, FETCH_FAILED };
 
+#define FETCH_URGENT                                                                                         \
+    2u /* requests for readers who wait elsewhere, beside those under way; and connections for them */
+#define FETCH_UNIT                                                                                           \
+    (256 * KIB) /* of what is noted to have come before its turn; requests are of whole units */
+
+/* Where a reader waits, which says what is asked for next. */
+struct fetch_want {
+    struct list node; /* fetch.wants; alone: it does not wait */
+    uint64_t offset;
+};
+
 /* One object on its way here, for all who want it. Under the lock, but for what its thread alone uses. */
 struct fetch {
     struct tier_task task;
@@ -159,7 +172,12 @@ struct fetch {
     size_t meta_len;
     int fd;
     struct store_obj *obj; /* what is here was right */
-    uint64_t ready;        /* bytes that readers may have */
+    bool shown;            /* readers may have had bytes of it */
+    uint64_t ready;        /* of these, from the first on */
+    /* a bit a unit: readers may have it, though what stands before it has not come; it was asked for */
+    uint64_t *ahead, *asked;
+    struct list wants;
+    struct backend *session; /* to be woken when a reader wants another part; NULL: nobody asks for parts */
     size_t key_len;
     char key[];
 };
@@ -175,11 +193,34 @@ int fetch_get(struct tier *t, struct tier_bucket *b, const void *key, size_t key
               unsigned flags, struct store_obj *local, uint64_t if_seq, struct fetch **ret_fetch,
               struct leat_error *err);
 void fetch_unref(struct fetch *f);
+/* Under the lock: so many bytes from `offset` on lie in the file. */
+uint64_t fetch_readable(const struct fetch *f, uint64_t offset);
+/* Under the lock: a reader waits for this one. */
+void fetch_wants(struct fetch *f, struct fetch_want *want, uint64_t offset);
 /* Something else is, or will be, stored under this key. */
 void fetch_supersede(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len);
 /* What is here of a key, whole and not damaged, or NULL; *ret_seq: of the version that a fetch would replace, 0: none. Negative: neither. */
 int fetch_look(struct tier *t, const char *bucket, const void *key, size_t key_len,
                struct store_obj **ret_local, uint64_t *ret_seq, struct leat_error *err);
+
+/* Under the lock. Those who asked are to ask again. */
+void fetch_wake(struct fetch *f);
+/* The server stops: what a fetch ends with. */
+int fetch_stopped(const struct fetch *f, struct leat_error *err);
+/* A buffer, waited for where others have them all. */
+int fetch_block(struct fetch *f, struct tier_block **ret_block, struct leat_error *err);
+
+/* --- body.c ------------------------------------------------------------------------------------------------------------------ */
+
+/*
+ * All bytes of a version into the put. first, first_bytes: the beginning, which came with what is known of it; consumed; NULL, 0: it is to be fetched like
+ * the rest. sum: the remote is asked for a checksum of the whole, which goes to stat.
+ */
+int fetch_body(struct fetch *f, struct backend *b, const char *uri, struct backend_stat *stat,
+               struct store_put *put, struct tier_block *first, uint64_t first_bytes, bool sum,
+               struct leat_error *err);
+/* Nothing has come or was asked for: also after a version that changed before anybody saw it. */
+int fetch_body_begin(struct fetch *f);
 
 /* --- push.c ------------------------------------------------------------------------------------------------------------------ */
 
