@@ -2,9 +2,10 @@
 /*
  * http_far: makes a server on this host a distant one, where the kernel has no netem: a relay whose connections behave as a path of that round trip.
  * Bytes come half of it later; what may be in flight towards the client begins with ten segments, doubles with each round trip up to what a
- * Linux server's buffer allows, and begins anew after 300 ms of silence (slow start, as the kernel does it). Nothing is lost, no link is shared.
+ * Linux server's buffer allows, and begins anew after 300 ms of silence (slow start, as the kernel does it). Nothing is lost. With MBIT all that comes
+ * from the server shares one link of so many Mbit/s, first come, first served.
  *
- *   http_far LISTEN TARGET RTT_MS       ports of 127.0.0.1; runs until it is ended
+ *   http_far LISTEN TARGET RTT_MS [MBIT]       ports of 127.0.0.1; runs until it is ended
  */
 #include "base/base.h"
 #include "base/clock.h"
@@ -35,10 +36,23 @@ struct way {
     struct piece pieces[PIECES];
     unsigned head, arrived, tail;
     uint64_t window, in_flight, idle_ns;
-    bool ended;
+    bool ended, on_link;
 };
 
 static uint64_t rtt_ns;
+static double ns_per_byte;         /* of the link; 0: there is none */
+static _Atomic uint64_t link_free; /* when all that was given to it has left */
+
+/* When these bytes have left. */
+static uint64_t link_send(uint64_t now, size_t bytes)
+{
+    uint64_t free_ns = atomic_load(&link_free), end;
+    do {
+        end = MAX(free_ns, now) + (uint64_t)((double)bytes * ns_per_byte);
+    } while (!atomic_compare_exchange_weak(&link_free, &free_ns, end));
+    return end;
+}
+
 static struct sockaddr_in target;
 
 static bool way_open(const struct way *w)
@@ -58,6 +72,8 @@ static void way_take(struct way *w, uint64_t now)
         free(data);
         return;
     }
+    if (w->on_link && ns_per_byte > 0)
+        now = link_send(now, (size_t)n);
     w->pieces[w->tail++ % PIECES] = (struct piece){.sent_ns = now, .len = (size_t)n, .data = data};
     w->in_flight += (uint64_t)n;
 }
@@ -102,7 +118,8 @@ static void *relay(void *arg)
     setsockopt(server, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     ways[0] = (struct way){.from = client, .to = server, .window = WINDOW_MAX, .idle_ns = clock_now_ns()};
-    ways[1] = (struct way){.from = server, .to = client, .window = WINDOW, .idle_ns = clock_now_ns()};
+    ways[1] = (struct way){
+        .from = server, .to = client, .window = WINDOW, .idle_ns = clock_now_ns(), .on_link = true};
     for (;;) {
         uint64_t now = clock_now_ns(), next = way_move(&ways[0], now);
         next = MIN(next, way_move(&ways[1], now));
@@ -134,8 +151,8 @@ out:
 
 int main(int argc, char **argv)
 {
-    if (argc != 4) {
-        fprintf(stderr, "http_far LISTEN TARGET RTT_MS\n");
+    if (argc != 4 && argc != 5) {
+        fprintf(stderr, "http_far LISTEN TARGET RTT_MS [MBIT]\n");
         return 2;
     }
     struct sockaddr_in here = {.sin_family = AF_INET,
@@ -144,6 +161,7 @@ int main(int argc, char **argv)
     target = here;
     target.sin_port = htons((uint16_t)atoi(argv[2]));
     rtt_ns = (uint64_t)(atof(argv[3]) * 1e6);
+    ns_per_byte = argc == 5 ? 8e3 / atof(argv[4]) : 0;
     int one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     if (bind(fd, (struct sockaddr *)&here, sizeof(here)) < 0 || listen(fd, 128) < 0) {

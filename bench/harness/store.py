@@ -10,6 +10,7 @@ store.list.rate                keys a second of ListObjectsV2, the same objects
 store.batchget                 ms for 256 members of a tar in one batch; the limit is 256 GETs of them
 store.region.rate              a shard in a bucket to the pool's regions, cold; the limit is fio
 store.readthrough.rate         an object through a bucket in front of another leat serve; the limit is that one's own speed
+store.readthrough.shaped       the same where that one is 20 ms and a link of 1 Gbit/s away (bench/http_far)
 """
 import contextlib
 import glob
@@ -472,46 +473,71 @@ class Suite(Base):
                 f.write(os.urandom(MIB))
 
     def readthrough(self):
-        if not self.wanted("store.readthrough.rate"):
+        if not self.wanted("store.readthrough"):
             return
-        size = (64 if self.args.quick else 512) * MIB
         token = os.path.join(self.top, "token")
         with open(os.open(token, os.O_CREAT | os.O_WRONLY, 0o600), "w") as f:
             f.write("a-token-of-the-benchmark-0123456789")
         far = self.opened(Leat(self.args.build, self.top, "far", cpu=1))
         front = self.opened(Leat(self.args.build, self.top, "front", "--anonymous", "--admin-token", token))
         far.put("/bench", b"")
-        data = os.urandom(MIB) * (size // MIB)
-        far.put("/bench/x", data)
+        link, = _free_ports(1)
 
-        def admin(method, path, body=None):
-            with contextlib.closing(front.connect()) as c:
-                c.request(method, path, body and json.dumps(body), {"Authorization": "Bearer a-token-of-the-benchmark-0123456789", "Content-Type": "application/json"})
-                answer = c.getresponse()
-                return answer.status, answer.read()
-        status, said = admin("PUT", "/v1/buckets/bench", {"remote": {"uri": "s3://bench/", "endpoint": f"http://127.0.0.1:{far.port}", "anonymous": True}})
-        if status not in (200, 201):
-            self.skip("store.readthrough.rate", f"no bucket in front of a remote one could be made: {status} {said[:200]!r}")
-            return
+        def is_up():
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", link), 0.5):
+                return True
+            return False
+        for name, port, size in (("rate", far.port, 512), ("shaped", link, 128)):
+            metric, size = f"store.readthrough.{name}", size * MIB // (8 if self.args.quick else 1)
+            if not self.wanted(metric):
+                continue
+            far.put(f"/bench/{name}", os.urandom(MIB) * (size // MIB))
+            if name == "shaped":
+                self.opened(Daemon([self.program("http_far"), link, far.port, 20, 1000], is_up, os.path.join(self.top, "link.log")))
+            self.through(front, name, {"uri": "s3://bench/", "endpoint": f"http://127.0.0.1:{port}", "anonymous": True})
+            got = in_turns({"leat": lambda: self.fetched(front, f"/{name}/{name}", size, name), "far": lambda: self.fetched(port, f"/bench/{name}", size)},
+                           self.args.repeats)
+            self.put(row(metric, "GB/s", got["leat"]["rate"], got["far"]["rate"], None, "the remote's own speed",
+                         server_cpu_s_per_gb=median(got["leat"]["cpu"])))
 
-        def measure(server):
-            def once():
-                if server is front:
-                    admin("POST", "/v1/buckets/bench/evict", {"prefix": ""})
-                sink, got = memoryview(bytearray(MIB)), 0
-                with contextlib.closing(server.connect()) as c:
-                    began = time.monotonic()
-                    c.request("GET", "/bench/x")
-                    answer = c.getresponse()
-                    while n := answer.readinto(sink):
-                        got += n
-                    seconds = time.monotonic() - began
-                if answer.status != 200 or got != size:
-                    raise Failed(f"readthrough: {answer.status}, {got} bytes")
-                return {"rate": got / seconds / 1e9}
-            return once
-        got = in_turns({"leat": measure(front), "far": measure(far)}, self.args.repeats)
-        self.put(row("store.readthrough.rate", "GB/s", got["leat"]["rate"], got["far"]["rate"], None, "the remote's own speed"))
+    def admin(self, front, method, path, body=None):
+        with contextlib.closing(front.connect()) as c:
+            c.request(method, path, body and json.dumps(body), {"Authorization": "Bearer a-token-of-the-benchmark-0123456789", "Content-Type": "application/json"})
+            answer = c.getresponse()
+            said = answer.read()
+            if answer.status >= 300:
+                raise Failed(f"{method} {path}: {answer.status} {said[:200]!r}")
+            return json.loads(said)
+
+    def through(self, front, name, remote):
+        self.admin(front, "PUT", f"/v1/buckets/{name}", {"remote": remote})
+
+    def evict(self, front, bucket):
+        """How many objects there were."""
+        job = self.admin(front, "POST", "/v1/jobs", {"kind": "evict", "bucket": bucket})
+        while (job := self.admin(front, "GET", f"/v1/jobs/{job['id']}"))["state"] == "running":
+            time.sleep(0.01)
+        return job["done"]
+
+    def fetched(self, server, path, size, evicted=None):
+        """One GET; by way of a server that has to fetch it, whose bucket is empty, and which has kept it in the end."""
+        sink, got, before = memoryview(bytearray(MIB)), 0, server.cpu() if evicted else 0
+        connection = server.connect() if evicted else http.client.HTTPConnection("127.0.0.1", server, timeout=60)
+        with contextlib.closing(connection) as c:
+            began = time.monotonic()
+            c.request("GET", path)
+            answer = c.getresponse()
+            while n := answer.readinto(sink):
+                got += n
+            seconds = time.monotonic() - began
+        if answer.status != 200 or got != size:
+            raise Failed(f"{path}: {answer.status}, {got} bytes")
+        cpu, end = (server.cpu() if evicted else 0) - before, time.monotonic() + 60
+        while evicted and self.evict(server, evicted) != 1:  # it is kept a moment after its last byte was sent
+            if time.monotonic() > end:
+                raise Failed(f"{path} was not kept")
+            time.sleep(0.05)
+        return {"rate": got / seconds / 1e9, "cpu": cpu / (size / 1e9)}
 
 
 def run(args, emit):

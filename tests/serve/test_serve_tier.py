@@ -419,6 +419,18 @@ def test_administration(quick_folder, far, tmp_path):
         assert get(server, "cold", "x/7").body == b"seven"
         text = ask("GET", "/metrics")[1]
         assert "leat_tier_fetches_total 21" in text, [line for line in text.splitlines() if "tier" in line]
+        # What is asked of the remote fails with its name, and what to do.
+        far.fail(times=-1, status=500, code="InternalError")
+        status, said = ask("DELETE", "/v1/buckets/cold")
+        assert status == 503 and f"s3://far/cold/ at {far.url}" in json.dumps(said) and "is it up" in json.dumps(said), said
+        far.rules.clear()
+        gate = threading.Event()
+        far.fail(times=-1, wait=gate)
+        assert ask("PUT", "/v1/buckets/cold", {"remote": {**remote, "timeout_s": 1}})[0] == 200
+        status, said = ask("DELETE", "/v1/buckets/cold")
+        gate.set()
+        assert status == 504 and f"s3://far/cold/ at {far.url}" in json.dumps(said) and "timeout_s of the bucket is 1" in json.dumps(said), said
+        far.rules.clear()
         assert ask("PUT", "/v1/buckets/cold", {"remote": None})[0] == 200
         assert get(server, "cold", "y").status == 404 and get(server, "cold", "x/3").body == b"3"
     finally:

@@ -174,8 +174,9 @@ static unsigned status_of(int code)
         return 501;
     case TIER_REFUSED:
         return 502;
-    case TIER_DOWN:
     case LEAT_TIMED_OUT:
+        return 504;
+    case TIER_DOWN:
     case -ENOMEM:
         return 503;
     default:

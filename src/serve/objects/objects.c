@@ -209,8 +209,8 @@ int objects_upload_complete(struct objects *o, const char *bucket, const void *k
     struct store_commit c = commit ? *commit : (struct store_commit){0};
     struct store_info info;
     int rc = tier_condition(o->tier, bucket, key, key_len, &c, err);
-    c.if_none_match = false;
-    c.if_match = NULL;
+    c.if_match =
+        NULL; /* of what is there; if_none_match holds for here as well, at the moment of the commit */
     if (rc == 0)
         rc = store_upload_complete(o->store, bucket, key, key_len, id, parts, n, &c, &info, err);
     if (rc == 0)

@@ -119,7 +119,8 @@ int fetch_get(struct tier *t, struct tier_bucket *b, const void *key, size_t key
     rc = tier_pool_add(pool, &f->task);
     if (rc == 0) {
         b->refs++;
-        if (!f->head_only)
+        f->superseded = push_holds(t, b, key, key_len);
+        if (!f->head_only && !f->superseded)
             list_push_back(&t->fetches, &f->node);
     }
     pthread_mutex_unlock(&t->lock);
@@ -296,6 +297,11 @@ static int fetch_commit(struct fetch *f, const struct backend_stat *stat, struct
     rc = store_put_commit(put, &commit, &info, err);
     if (rc == 0)
         tier_fresh_mark(t, f->bucket, f->key, f->key_len);
+    pthread_mutex_lock(&t->lock);
+    superseded = f->superseded;
+    pthread_mutex_unlock(&t->lock);
+    if (rc == 0 && superseded) /* while it was committed: compared before it is served */
+        store_mark_clean(t->config.store, f->bucket->name, f->key, f->key_len, info.seq, "", NULL);
     return rc == STORE_PRECONDITION ? 0 : rc;
 }
 

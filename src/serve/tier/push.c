@@ -41,22 +41,31 @@ struct push {
 
 /* --- one at a time ----------------------------------------------------------------------------------------------------------- */
 
-static void hold(struct tier *t, struct held *h, const struct tier_bucket *b, const void *key, size_t key_len)
+static bool is_in(const struct list *list, const struct tier_bucket *b, const void *key, size_t key_len)
+{
+    list_for_each (node, list) {
+        const struct held *o = container_of(node, struct held, node);
+        if (strcmp(o->bucket->name, b->name) == 0 && o->key_len == key_len &&
+            memcmp(o->key, key, key_len) == 0)
+            return true;
+    }
+    return false;
+}
+
+bool push_holds(const struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len)
+{
+    return is_in(&t->held, b, key, key_len);
+}
+
+/* Waits until nobody else has this key in `list` (tier.held, tier.committing). */
+static void hold(struct tier *t, struct list *list, struct held *h, const struct tier_bucket *b,
+                 const void *key, size_t key_len)
 {
     *h = (struct held){.bucket = b, .key = key, .key_len = key_len};
     pthread_mutex_lock(&t->lock);
-    for (bool free_now = false; !free_now;) {
-        free_now = true;
-        list_for_each (node, &t->held) {
-            struct held *o = container_of(node, struct held, node);
-            if (strcmp(o->bucket->name, b->name) == 0 && o->key_len == key_len &&
-                memcmp(o->key, key, key_len) == 0)
-                free_now = false;
-        }
-        if (!free_now)
-            pthread_cond_wait(&t->moved, &t->lock);
-    }
-    list_push_back(&t->held, &h->node);
+    while (is_in(list, b, key, key_len))
+        pthread_cond_wait(&t->moved, &t->lock);
+    list_push_back(list, &h->node);
     pthread_mutex_unlock(&t->lock);
 }
 
@@ -148,7 +157,7 @@ static void push_run(struct tier_task *task)
     struct tier_bucket *b = tier_bucket_find(t, p->bucket->name);
     int rc = 0;
     if (b) {
-        hold(t, &held, b, p->key, p->key_len);
+        hold(t, &t->held, &held, b, p->key, p->key_len);
         rc = push_version(t, b, p->key, p->key_len, &err);
         let_go(t, &held);
         tier_bucket_unref(t, b);
@@ -375,6 +384,7 @@ static int through(struct tier *t, struct tier_bucket *b, const void *key, size_
         store_put_abort(put);
         return rc;
     }
+    fetch_supersede(t, b, key, key_len); /* what is on its way here would be taken for certain again */
     uint64_t old = doubt(t, b, key, key_len, old_tag);
     rc = send(t, b, uri, fd, 0, store_put_bytes(put), commit->meta, commit->meta_len, tag, err);
     fetch_supersede(t, b, key, key_len);
@@ -408,15 +418,15 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
     if (!b)
         return store_put_commit(put, commit, ret_info, err);
     int rc = 0;
-    /* In "back" nobody need wait for a push of the version before: each is of what is here by then. */
-    bool holds = b->remote.mode == TIER_THROUGH || conditional(commit);
-    if (holds)
-        hold(t, &held, b, key, key_len);
+    /* In "back" nobody need wait for a push of the version before: each is of what is here by then. But between what a condition saw and its commit
+     * nobody else commits. */
+    bool through_it = b->remote.mode == TIER_THROUGH;
+    hold(t, through_it ? &t->held : &t->committing, &held, b, key, key_len);
     if (conditional(commit))
         rc = check_conditions(t, b, key, key_len, commit, err);
     if (rc < 0) {
         store_put_abort(put);
-    } else if (b->remote.mode == TIER_THROUGH) {
+    } else if (through_it) {
         rc = through(t, b, key, key_len, put, commit, ret_info, err);
     } else {
         struct store_commit c = *commit;
@@ -428,8 +438,7 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
         if (rc == 0)
             rc = push_add(t, b, key, key_len);
     }
-    if (holds)
-        let_go(t, &held);
+    let_go(t, &held);
     tier_bucket_unref(t, b);
     return rc;
 }
@@ -446,7 +455,7 @@ int tier_upload_completed(struct tier *t, const char *bucket, const void *key, s
     if (b->remote.mode == TIER_BACK) {
         rc = push_add(t, b, key, key_len);
     } else {
-        hold(t, &held, b, key, key_len);
+        hold(t, &t->held, &held, b, key, key_len);
         rc = push_version(t, b, key, key_len, err);
         if (rc == LEAT_STALE)
             rc = 0; /* another was stored since, and pushed */
@@ -470,22 +479,25 @@ int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_
     if (!b)
         return store_delete(t->config.store, bucket, key, key_len, 0, err);
     struct store_info info = {0};
-    hold(t, &held, b, key, key_len);
+    hold(t, &t->held, &held, b, key, key_len);
     bool is = store_lookup(t->config.store, bucket, key, key_len, &info, NULL) == 0;
     int rc = tier_uri(b, key, key_len, &uri, err);
     if (rc == 0)
         rc = tier_session_get(t, b, &s, err);
     if (rc == 0) {
+        char old_tag[STORE_REMOTE_MAX + 1];
+        fetch_supersede(t, b, key, key_len);
+        uint64_t old = doubt(t, b, key, key_len, old_tag); /* a crash may come when it is gone there alone */
         rc = backend_delete(s->backend, uri, err);
         tier_session_put(t, b, s);
         bool gone = rc == LEAT_NOT_FOUND;
         if (rc < 0 && !gone)
             rc = tier_remote_error(b, rc, err);
         fetch_supersede(t, b, key, key_len);
-        if (rc < 0 && !gone && rc != TIER_REFUSED) { /* it may be gone there */
-            char old_tag[STORE_REMOTE_MAX + 1];
+        if (rc == TIER_REFUSED && old)
+            store_mark_clean(t->config.store, bucket, key, key_len, old, old_tag, NULL);
+        else if (rc < 0 && !gone) /* it may be gone there */
             doubt(t, b, key, key_len, old_tag);
-        }
         if (rc == 0 || gone) {
             /* What was stored meanwhile stays, and is pushed. */
             int here =

@@ -65,6 +65,72 @@ static void test_through(void **state)
     assert_false(world_is_there("far", "x"));
 }
 
+struct writer {
+    pthread_t thread;
+    const char *text;
+    struct store_commit commit;
+    int rc;
+};
+
+static void *writer_main(void *arg)
+{
+    struct writer *w = arg;
+    w->rc = world_put("bkt", "k", w->text, &w->commit, NULL);
+    return NULL;
+}
+
+/* While the remote says what a condition is about, nobody writes in between: who came later stays. */
+static void test_back_condition(void **state)
+{
+    (void)state;
+    struct writer first = {.text = "on condition", .commit = {.if_match = "v1"}}, second = {.text = "later"};
+    world_web_front("bkt", ",\"mode\":\"back\"");
+    world_far.hold_heads = true;
+    assert_int_equal(pthread_create(&first.thread, NULL, writer_main, &first), 0);
+    while (world_far.heads == 0)
+        usleep(1000);
+    assert_int_equal(pthread_create(&second.thread, NULL, writer_main, &second), 0);
+    usleep(100000);
+    world_far.hold_heads = false;
+    pthread_join(first.thread, NULL);
+    pthread_join(second.thread, NULL);
+    assert_true(first.rc == 0 && second.rc == 0);
+    world_get_is("bkt", "k", "later");
+    world_wait_pushed();
+    world_end();
+    web_stop(&world_web);
+}
+
+/*
+ * A GET while a new version is on its way to the remote brings the old one. Were it kept as what the remote has, a crash after the remote's yes
+ * would leave it here for good.
+ */
+static void test_through_and_get(void **state)
+{
+    (void)state;
+    struct writer w = {.text = "new"};
+    struct world_reader me = {0};
+    struct store_obj *obj;
+    world_web_front("bkt", "");
+    world_far.hold_puts = true;
+    assert_int_equal(pthread_create(&w.thread, NULL, writer_main, &w), 0);
+    while (world_far.puts == 0)
+        usleep(1000);
+    world_reader_main(&me);
+    assert_true(me.same);
+    world_gets_here("bkt", "k");
+    if (store_get(world.store, "bkt", "k", 1, &obj, NULL) == 0) {
+        assert_string_equal(obj->remote, "");
+        store_obj_unref(obj);
+    }
+    world_far.hold_puts = false;
+    pthread_join(w.thread, NULL);
+    assert_int_equal(w.rc, 0);
+    world_get_is("bkt", "k", "new");
+    world_end();
+    web_stop(&world_web);
+}
+
 static void test_back(void **state)
 {
     (void)state;
@@ -219,6 +285,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_through, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_back_condition, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_through_and_get, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_kill, world_setup, world_teardown),
     };

@@ -203,6 +203,12 @@ static bool held(uint64_t first, uint64_t last)
     return last + 1 > atomic_load(&world_far.allowed) || (first < to && last >= from);
 }
 
+static void wait_for(const atomic_bool *holds)
+{
+    for (unsigned i = 0; atomic_load(holds) && !world_far.hang_up && i < 6000; i++)
+        usleep(10000);
+}
+
 static void talk(struct web_peer *p)
 {
     char path[256], range[80], head[500], sum[S3_SUM_TEXT];
@@ -213,7 +219,17 @@ static void talk(struct web_peer *p)
         bool ranged = web_header(p, "range", range, sizeof(range));
         if (world_far.hang_up)
             return;
+        if (strncmp(p->head, "PUT", 3) == 0) {
+            world_far.puts++;
+            wait_for(&world_far.hold_puts);
+            snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nETag: \"v%u\"\r\n\r\n",
+                     (unsigned)++world_far.version);
+            web_say(p, head);
+            continue;
+        }
         is_head ? world_far.heads++ : world_far.gets++;
+        if (is_head)
+            wait_for(&world_far.hold_heads);
         if (world_far.status) {
             snprintf(head, sizeof(head), "HTTP/1.1 %u Status\r\nContent-Length: 0\r\n\r\n", world_far.status);
             web_say(p, head);

@@ -55,7 +55,9 @@ void world_wait_pushed(void);
 extern struct web_server world_web;
 /* What it is to do, and what it was asked for. */
 extern struct world_far {
-    _Atomic unsigned heads, gets, version;
+    _Atomic unsigned heads, gets, puts; /* that it has heard */
+    _Atomic unsigned version; /* of the object; a PUT makes the next one, though its bytes are not kept */
+    atomic_bool hold_heads, hold_puts;   /* are not to be answered yet */
     _Atomic uint64_t bytes;              /* sent */
     _Atomic uint64_t allowed;            /* bytes of the object that may be answered yet */
     _Atomic uint64_t held_from, held_to; /* nor these */

@@ -325,7 +325,22 @@ int tier_remote_error(const struct tier_bucket *b, int rc, struct leat_error *er
     }
     if (err)
         err->code = rc; /* its message is kept under our code */
-    return error_prefix(err, rc, "the remote of bucket %s", b->name);
+    error_prefix(err, rc, "the remote of bucket %s", b->name);
+    if (err && tier_remote_down(rc)) { /* where it is, and what to do */
+        const struct tier_remote *r = &b->remote;
+        size_t n = strlen(err->message);
+        const char *at = r->endpoint ? r->endpoint : r->folder ? "this host" : "Amazon's S3";
+        if (rc == LEAT_TIMED_OUT)
+            snprintf(err->message + n, sizeof(err->message) - n,
+                     " (%s at %s did not answer in time: is it up, and reached from here? timeout_s of the "
+                     "bucket is %llu)",
+                     r->uri, at, (unsigned long long)r->timeout_s);
+        else
+            snprintf(err->message + n, sizeof(err->message) - n, " (%s at %s: %s)", r->uri, at,
+                     rc == TIER_DOWN ? "is it up, and reached from here?"
+                                     : "are the bucket's profile or keys, and their permissions, right?");
+    }
+    return rc;
 }
 
 /* --- threads ----------------------------------------------------------------------------------------------------------------- */
@@ -559,8 +574,9 @@ int tier_new(const struct tier_config *config, struct tier **ret_tier, struct le
     pthread_cond_init(&t->moved, &attr);
     pthread_cond_init(&t->push_moved, &attr);
     pthread_condattr_destroy(&attr);
-    struct list *lists[] = {&t->buckets, &t->blocks,         &t->fetches,           &t->held,         &t->due,
-                            &t->jobs,    &t->fetchers.queue, &t->prefetchers.queue, &t->pushers.queue};
+    struct list *lists[] = {&t->buckets,           &t->blocks,       &t->fetches, &t->held,
+                            &t->committing,        &t->due,          &t->jobs,    &t->fetchers.queue,
+                            &t->prefetchers.queue, &t->pushers.queue};
     for (size_t i = 0; i < ARRAY_LEN(lists); i++)
         list_init(lists[i]);
     for (size_t i = 0; i < PUSH_CHAINS; i++)

@@ -91,7 +91,8 @@ struct tier {
     struct list blocks; /* idle buffers */
     unsigned nblocks;
     struct list fetches;             /* under way, to be joined */
-    struct list held;                /* keys that are written to */
+    struct list held;                /* keys that are written to, there */
+    struct list committing;          /* keys that are written to here, in buckets of mode "back" */
     struct list pushes[PUSH_CHAINS]; /* keys to be pushed, by their hash */
     struct list due;                 /* those of them that wait for their time */
     pthread_cond_t push_moved;
@@ -226,6 +227,8 @@ int fetch_body_begin(struct fetch *f);
 
 /* What is dirty in this bucket is pushed. */
 int push_bucket(struct tier *t, const char *bucket);
+/* Under the lock: is this key being written to at the remote? What it has now may be replaced at any moment. */
+bool push_holds(const struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len);
 void push_stop(struct tier *t);
 void *push_timer_main(void *arg);
 
