@@ -24,8 +24,6 @@ static int first_head(struct request *rq, const struct http_reader *reader, cons
 {
     struct first *f = container_of(rq, struct first, rq);
     uint64_t begin = 0, last = 0, total = UINT64_MAX;
-    struct http_text etag = http_header(reader, buf, "etag");
-    time_t modified;
     f->stat = (struct backend_stat){0};
     if (reader->status == 206) {
         if (!http_content_range(http_header(reader, buf, "content-range"), &begin, &last, &total) || begin ||
@@ -38,10 +36,6 @@ static int first_head(struct request *rq, const struct http_reader *reader, cons
     if (f->bytes > f->room)
         return error_set(err, LEAT_UNSUPPORTED, "all of the object, which is too much");
     f->stat.bytes = total;
-    if (etag.len < sizeof(f->stat.etag) && !(etag.len > 2 && memcmp(etag.data, "W/", 2) == 0))
-        http_text_copy(etag, f->stat.etag, sizeof(f->stat.etag));
-    if (http_date_parse(http_header(reader, buf, "last-modified"), &modified))
-        f->stat.modified = modified;
     s3_stat_headers(reader, buf, &f->stat);
     if (f->bytes != total) /* of these bytes alone, if there is one */
         f->stat.has_crc32c = f->stat.has_crc64 = false;

@@ -132,7 +132,7 @@ static inline struct session *session_of(struct backend *b)
     return container_of(b, struct session, base);
 }
 
-/* What an answer's head says beside length, ETag and time. */
+/* What an answer's head says of an object, beside its length. */
 #define S3_HEADER_NAME_MAX 256u
 void s3_stat_headers(const struct http_reader *reader, const char *buf, struct backend_stat *stat);
 

@@ -15,6 +15,12 @@ struct head {
 void s3_stat_headers(const struct http_reader *reader, const char *buf, struct backend_stat *stat)
 {
     struct bytes_out lines = {0};
+    struct http_text etag = http_header(reader, buf, "etag");
+    time_t modified;
+    if (etag.len < sizeof(stat->etag) && !(etag.len > 2 && memcmp(etag.data, "W/", 2) == 0))
+        http_text_copy(etag, stat->etag, sizeof(stat->etag));
+    if (http_date_parse(http_header(reader, buf, "last-modified"), &modified))
+        stat->modified = modified;
     for (unsigned i = 0; i < reader->nheaders; i++) {
         struct http_text name, value;
         char lower[S3_HEADER_NAME_MAX];
@@ -45,18 +51,12 @@ static int head_arrived(struct request *rq, const struct http_reader *reader, co
                         struct leat_error *err)
 {
     struct head *h = container_of(rq, struct head, rq);
-    struct http_text etag = http_header(reader, buf, "etag");
-    time_t modified;
     uint64_t first, last;
     bool told = rq->say.ranged ? http_content_range(http_header(reader, buf, "content-range"), &first, &last,
                                                     &h->stat.bytes)
                                : http_text_u64(http_header(reader, buf, "content-length"), &h->stat.bytes);
     if (!told)
         return error_set(err, LEAT_UNSUPPORTED, "the server does not say how long it is");
-    if (etag.len < sizeof(h->stat.etag) && !(etag.len > 2 && memcmp(etag.data, "W/", 2) == 0))
-        http_text_copy(etag, h->stat.etag, sizeof(h->stat.etag));
-    if (http_date_parse(http_header(reader, buf, "last-modified"), &modified))
-        h->stat.modified = modified;
     s3_stat_headers(reader, buf, &h->stat);
     return 0;
 }
