@@ -45,6 +45,8 @@
 #define SLEEP_MS         10 /* how long a recvmsg may sleep before deadlines are looked at again */
 #define NAP_NS           (2 * NS_PER_MS)   /* longer than that, and others may have more to tell meanwhile */
 #define RESTLESS_NS      (100 * NS_PER_MS) /* for so long nobody is waited for alone then */
+#define SETTLED                                                                                              \
+    32 /* sleeps in a row after which epoll forgets the sockets: it costs as much to be told of them anew */
 
 struct request {
     struct net_op *op;
@@ -90,6 +92,7 @@ struct tcp_ctx {
     unsigned in_flight;       /* ops */
     uint64_t ids;             /* of ops, in the order of submission */
     uint64_t restless_ns; /* until then nobody sleeps in a recvmsg while several endpoints owe something */
+    unsigned sleeps;      /* in recvmsg since epoll was asked last, SETTLED at most */
 };
 
 static struct request *head_request(struct net_endpoint *ep)
@@ -499,10 +502,10 @@ static struct net_op *first_op(const struct net_endpoint *ep)
 /*
  * In whose recvmsg to sleep: in that of the only endpoint that owes something, or, if they may be waited for in turn, of the one that
  * was asked first. What the others send waits in their sockets; one wake-up then finds much, where epoll would tell of each piece.
- * epoll forgets all of them meanwhile: a socket that somebody watches takes a lock and walks its waiters with each segment that
- * comes, sleeping or not. NULL: in none.
+ * epoll forgets all of them once that has gone on for a while: a socket that somebody watches takes a lock and walks its waiters
+ * with each segment that comes, sleeping or not. NULL: in none.
  */
-static struct net_endpoint *sleeper(const struct tcp_ctx *ctx)
+static struct net_endpoint *sleeper(struct tcp_ctx *ctx)
 {
     struct net_endpoint *first = NULL;
     unsigned owing = 0;
@@ -521,6 +524,10 @@ static struct net_endpoint *sleeper(const struct tcp_ctx *ctx)
     }
     if (owing > 1 && (!ctx->base.in_turn || clock_now_ns() < ctx->restless_ns))
         return NULL;
+    if (ctx->sleeps < SETTLED) {
+        ctx->sleeps++;
+        return first;
+    }
     list_for_each (node, &ctx->endpoints) {
         struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
         if (ep->fd >= 0 && watch(ep, false) < 0)
@@ -541,6 +548,7 @@ static void sleep_in(struct tcp_ctx *ctx, struct net_endpoint *ep)
 
 static int watch_all(struct tcp_ctx *ctx)
 {
+    ctx->sleeps = 0;
     list_for_each (node, &ctx->endpoints) {
         struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
         int rc = ep->fd >= 0 ? watch(ep, true) : 0;
