@@ -45,8 +45,7 @@
 #define SLEEP_MS         10 /* how long a recvmsg may sleep before deadlines are looked at again */
 #define NAP_NS           (2 * NS_PER_MS)   /* longer than that, and others may have more to tell meanwhile */
 #define RESTLESS_NS      (100 * NS_PER_MS) /* for so long nobody is waited for alone then */
-#define SETTLED                                                                                              \
-    32 /* sleeps in a row after which epoll forgets the sockets: it costs as much to be told of them anew */
+#define SETTLED          32                /* sleeps in a row after which epoll forgets the sockets */
 
 struct request {
     struct net_op *op;
@@ -503,7 +502,7 @@ static struct net_op *first_op(const struct net_endpoint *ep)
  * In whose recvmsg to sleep: in that of the only endpoint that owes something, or, if they may be waited for in turn, of the one that
  * was asked first. What the others send waits in their sockets; one wake-up then finds much, where epoll would tell of each piece.
  * epoll forgets all of them once that has gone on for a while: a socket that somebody watches takes a lock and walks its waiters
- * with each segment that comes, sleeping or not. NULL: in none.
+ * with each segment that comes, sleeping or not. But to be told of one anew costs more than some segments. NULL: in none.
  */
 static struct net_endpoint *sleeper(struct tcp_ctx *ctx)
 {
