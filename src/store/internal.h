@@ -18,11 +18,12 @@
 #include "store/io.h"
 #include "store/store.h"
 
-#define STORE_STRIPES   1024u
-#define PATH_NAME_MAX   512u
-#define PATH_FILE_MAX   (PATH_NAME_MAX + 64u)
-#define FILES_PER_DIR   4096u
-#define FILES_AT_A_TIME 64u /* names made durable by one flush of their folder */
+#define STORE_STRIPES     1024u
+#define PATH_NAME_MAX     512u
+#define PATH_FILE_MAX     (PATH_NAME_MAX + 64u)
+#define STORE_WRITERS_MAX 32u
+#define FILES_PER_DIR     4096u
+#define FILES_AT_A_TIME   64u /* names made durable by one flush of their folder */
 #define UNREADABLE_MAX                                                                                       \
     16u /* files of a path that cannot be read, and none between that could: then it is left */
 
@@ -124,6 +125,7 @@ struct store {
     pthread_cond_t uploads_cond;
     struct list uploads;
 
+    _Atomic unsigned writers; /* threads of large PUTs; those beyond STORE_WRITERS_MAX go without */
     struct open_files open;
     _Atomic uint64_t puts, gets, deletes, put_bytes, open_hits, open_misses, flushes;
 
@@ -269,6 +271,14 @@ int store_commit_condition(struct store *s, const struct ikey *k, const struct s
                            struct found *ret_found, bool *ret_there, struct leat_error *err);
 int store_put_new(struct store *s, const struct put_target *target, struct store_put **ret_put,
                   struct leat_error *err);
+
+/* writer.c: writes one buffer while its owner, one thread, fills another. free waits. */
+struct writer;
+int store_writer_new(const struct store_io *io, int fd, struct writer **ret_writer);
+/* Nothing is under way. `data` is the writer's until store_writer_wait has returned. */
+void store_writer_begin(struct writer *w, const void *data, size_t n, uint64_t at);
+int store_writer_wait(struct writer *w); /* 0 or -errno, of the last one */
+void store_writer_free(struct writer *w);
 
 /* Adds an open file's bytes, whose block CRCs are known, without a look at them where blocks fall on blocks. */
 int store_put_copy(struct store_put *put, int fd, uint64_t bytes, const uint32_t *crcs, uint32_t crc,

@@ -5,6 +5,7 @@
  * Happy path: bytes are received into the put's buffer, checksummed there, and written when it is full, to a file whose name is durable; commit
  * writes the rest with the trailer, flushes the file, appends to the log, flushes that together with others, and only then shows the
  * object. One that fits into the buffer touches no disk before its commit, and is one write and two flushes.
+ * A large one has two buffers, and a thread that writes the one while the other is filled.
  * Failure modes: whatever fails unlinks the file; a disk that gives EIO is left. With direct I/O refused (EINVAL) the same bytes are written
  * buffered.
  * Invariants: until the log has its record the file is outstanding, so a crash at any point leaves the object or nothing. A version never
@@ -36,6 +37,9 @@ struct store_put {
     uint8_t *buf;
     size_t cap, fill; /* cap: for payload; PUT_SLACK behind it */
     uint64_t charged;
+    struct writer *writer;    /* of a large put; NULL: none */
+    uint8_t *other;           /* with it: the buffer that it writes, or nobody's */
+    size_t writing;           /* bytes of it that the writer has; not in `written` yet */
     _Atomic uint64_t written; /* bytes of payload in the file */
     uint64_t bytes;           /* handed over */
     struct bytes_out crcs;    /* of whole blocks */
@@ -95,10 +99,49 @@ static int put_buffer(struct store_put *put, struct leat_error *err)
     return 0;
 }
 
+/*
+ * A second buffer for a large object, and a thread that writes the one while the other is filled and hashed. Where there is no room for them, or others
+ * have enough of them, the two take turns.
+ */
+static void start_writer(struct store_put *put)
+{
+    struct store *s = put->store;
+    void *buf;
+    if (put->writer || put->expected < 2 * put->cap)
+        return;
+    if (atomic_fetch_add(&s->writers, 1) >= STORE_WRITERS_MAX)
+        goto no_more;
+    if (ticket_take(s->office, put->cap + PUT_SLACK) < 0)
+        goto no_more;
+    if (posix_memalign(&buf, 4096, put->cap + PUT_SLACK) != 0)
+        goto no_memory;
+    if (store_writer_new(s->io, put->file.fd, &put->writer) < 0)
+        goto no_writer;
+    put->other = buf;
+    return;
+no_writer:
+    free(buf);
+no_memory:
+    ticket_give(s->office, put->cap + PUT_SLACK);
+no_more:
+    atomic_fetch_sub(&s->writers, 1);
+}
+
+static void stop_writer(struct store_put *put)
+{
+    if (!put->writer)
+        return;
+    store_writer_free(TAKE_PTR(put->writer));
+    free(put->other);
+    ticket_give(put->store->office, put->cap + PUT_SLACK);
+    atomic_fetch_sub(&put->store->writers, 1);
+}
+
 static void put_free(struct store_put *put)
 {
     if (!put)
         return;
+    stop_writer(put);
     if (put->file.id) {
         put->store->io->close(put->store->io, put->file.fd);
         store_file_drop(put->path, put->file.id);
@@ -239,10 +282,51 @@ static int put_out(struct store_put *put, const void *data, size_t n, struct lea
     return rc < 0 ? put_fail(put, rc, err) : 0;
 }
 
+/* Waits for what the writer has. */
+static int settle(struct store_put *put, struct leat_error *err)
+{
+    if (!put->writing)
+        return 0;
+    uint64_t at = atomic_load_explicit(&put->written, memory_order_relaxed);
+    int rc = store_writer_wait(put->writer);
+    if (rc == -EINVAL && put->direct) {
+        leave_direct(put);
+        rc = store_io_write(put->store->io, put->file.fd, put->other, put->writing, at);
+    }
+    if (rc < 0)
+        return put_fail(put, rc, err);
+    atomic_fetch_add_explicit(&put->written, put->writing, memory_order_release);
+    put->writing = 0;
+    return 0;
+}
+
+/* The full buffer to the writer, the other one for what comes next. */
+static void hand_over(struct store_put *put)
+{
+    store_writer_begin(put->writer, put->buf, put->fill,
+                       atomic_load_explicit(&put->written, memory_order_relaxed));
+    uint8_t *full = put->buf;
+    put->buf = put->other;
+    put->other = full;
+    put->writing = put->fill;
+    put->fill = 0;
+}
+
 static int put_flush(struct store_put *put, struct leat_error *err)
 {
     int rc = put_open(put, err);
-    if (rc == 0 && put->fill)
+    if (rc == 0)
+        rc = settle(put, err);
+    if (rc < 0)
+        return rc;
+    if (put->direct && put->fill == put->cap) {
+        start_writer(put);
+        if (put->writer) {
+            hand_over(put);
+            return 0;
+        }
+    }
+    if (put->fill)
         rc = put_out(put, put->buf, put->fill, err);
     if (rc < 0)
         return rc;
@@ -455,6 +539,9 @@ static void take_etag(struct store_put *put, const struct store_commit *c, struc
 /* The file's end: what is left in the buffer, and the trailer behind it. Direct I/O writes whole pages, the trailer at their end. */
 static int write_end(struct store_put *put, const struct bytes_out *trailer, struct leat_error *err)
 {
+    int rc = settle(put, err);
+    if (rc < 0)
+        return rc;
     size_t total = put->fill + trailer->len;
     if (put->direct)
         total = (size_t)align_up(total, 4096);
@@ -464,7 +551,7 @@ static int write_end(struct store_put *put, const struct bytes_out *trailer, str
         return put_out(put, put->buf, total, err);
     }
     leave_direct(put);
-    int rc = put_flush(put, err);
+    rc = put_flush(put, err);
     if (rc < 0)
         return rc;
     rc = store_io_write(put->store->io, put->file.fd, trailer->data, trailer->len,

@@ -524,6 +524,40 @@ static void test_small_put_waits_for_the_commit(void **state)
     free(data);
 }
 
+/* A large object: while a thread writes the one buffer, the other is filled. Whichever of the calls fails, nobody is told that it is there. */
+static int put_large(struct store *s)
+{
+    return testing_put(s, "photos", "large", 20, 9 * MIB + 4321);
+}
+
+static void test_large_puts(void **state)
+{
+    struct fixture *f = *state;
+    const int codes[] = {-ENOSPC, -EINVAL, -EIO};
+    for (unsigned i = 0; i < ARRAY_LEN(codes); i++) {
+        bool refused = true;
+        for (uint64_t nth = 1; refused; nth++) {
+            store_fault_fail(f->fault, nth, codes[i]);
+            int rc = put_large(f->s);
+            refused = store_fault_calls(f->fault) >= nth;
+            store_fault_fail(f->fault, 0, 0);
+            bytes_in(f); /* all buffers are back */
+            assert_int_equal(atomic_load(&f->s->writers), 0);
+            if (rc < 0)
+                reopen(f);
+            int there = testing_check(f->s, "photos", "large", 20, 9 * MIB + 4321);
+            assert_true(there == 0 || (rc < 0 && there == LEAT_NOT_FOUND));
+            assert_int_equal(store_delete(f->s, "photos", "large", 5, 0, NULL),
+                             there == 0 ? 0 : LEAT_NOT_FOUND);
+            assert_true(refused || rc == 0);
+        }
+    }
+    store_fault_short(f->fault, true);
+    assert_int_equal(put_large(f->s), 0);
+    store_fault_short(f->fault, false);
+    assert_int_equal(testing_check(f->s, "photos", "large", 20, 9 * MIB + 4321), 0);
+}
+
 static void test_allocations(void **state)
 {
     struct fixture *f = *state;
@@ -561,6 +595,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_unreadable_files, setup, teardown),
         cmocka_unit_test_setup_teardown(test_flipped_index, setup, teardown),
         cmocka_unit_test_setup_teardown(test_small_put_waits_for_the_commit, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_large_puts, setup, teardown),
         cmocka_unit_test_setup_teardown(test_allocations, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
