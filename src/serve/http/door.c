@@ -4,7 +4,8 @@
  *
  * Happy path of a turn: sockets that are ready, then messages, then links that can go on without waiting; a tick now and then for deadlines.
  * All doors wait on the same listening sockets; whoever accepts gives the connection to the door that has the fewest.
- * Failure modes: no descriptor left: one that is kept for it is given up to take and close what waits, so that the door does not spin.
+ * Failure modes: no descriptor left: one that is kept for it is given up to take and close what waits; where that is gone as well, the door does not
+ * listen until its next tick, rather than spin.
  * Invariants: a ref names slot and generation; a slot's generation changes when its request is over, so an old ref finds nothing.
  */
 #include "serve/http/server_internal.h"
@@ -252,7 +253,8 @@ static int arm(struct loop_source *source)
 
 /* --- accepting ----------------------------------------------------------------------------------------------------------- */
 
-static void no_descriptor(struct http_door *door, int listen_fd)
+/* False: there was not even one to take and close what waits. */
+static bool no_descriptor(struct http_door *door, int listen_fd)
 {
     uint64_t now = clock_now_ns();
     if (now - door->emfile_logged_ns > 60 * NS_PER_S || door->emfile_logged_ns == 0) {
@@ -264,7 +266,25 @@ static void no_descriptor(struct http_door *door, int listen_fd)
     int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0)
         close(fd);
+    bool again = fd < 0 && (errno == EMFILE || errno == ENFILE);
     door->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    return !again;
+}
+
+/* What waits cannot be taken, and epoll would tell of it again and again, at the cost of all of a core: nothing is heard of it until the next tick. */
+static void rest(struct door_listener *l)
+{
+    loop_remove(&l->source);
+    l->resting = true;
+}
+
+static void end_rest(struct http_door *door)
+{
+    for (unsigned i = 0; i < door->server->nlisteners && door->stopped < STOP_NO_MORE; i++) {
+        struct door_listener *l = &door->listeners[i];
+        if (l->resting && loop_add(door->loop, &l->source) == 0)
+            l->resting = false;
+    }
 }
 
 static void accept_most(struct door_listener *l, unsigned most)
@@ -274,11 +294,13 @@ static void accept_most(struct door_listener *l, unsigned most)
     for (unsigned i = 0; i < most; i++) {
         int fd = accept4(l->source.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
-            if (errno == EMFILE || errno == ENFILE)
-                no_descriptor(door, l->source.fd);
-            if (errno != ECONNABORTED && errno != EINTR)
-                return;
-            continue;
+            int why = errno;
+            if (why == ECONNABORTED || why == EINTR)
+                continue;
+            bool full = why == EMFILE || why == ENFILE;
+            if (full ? !no_descriptor(door, l->source.fd) : why == ENOBUFS || why == ENOMEM)
+                rest(l);
+            return;
         }
         bump(&door->stats.accepted, 1);
         bool over_limit = atomic_load(&server->links) >= server->config.connections_max;
@@ -383,6 +405,7 @@ static void tick(struct loop_timer *timer)
         link_tick(container_of(node, struct http_link, node), now);
     if (door->stopped >= STOP_BREAK)
         close_list(&door->active, -ECANCELED);
+    end_rest(door);
     loop_timer_set(door->loop, &door->tick, now + tick_ns(config));
 }
 

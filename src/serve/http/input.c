@@ -213,6 +213,31 @@ static enum step feed_chunked(struct http_link *link, size_t most)
     return STEP_ON;
 }
 
+/*
+ * The next bytes of a body of known length, `cap` at most: those that came with the head where they lie, others received into `to`. They count as
+ * taken.
+ */
+static enum step take_plain(struct http_link *link, char *to, size_t cap, const char **ret_data,
+                            size_t *ret_len)
+{
+    struct exchange *ex = link->ex;
+    size_t most = (size_t)MIN((uint64_t)cap, ex->body_left), len = MIN(most, ex->have - ex->at);
+    *ret_data = ex->buf + ex->at;
+    if (len) {
+        ex->at += len;
+    } else {
+        ssize_t n = link_read(link, to, most);
+        if (n <= 0)
+            return cut_short(link, n);
+        *ret_data = to;
+        len = (size_t)n;
+    }
+    *ret_len = len;
+    ex->body_left -= len;
+    ex->body_ended = ex->body_left == 0;
+    return STEP_ON;
+}
+
 static enum step stream_step(struct http_link *link)
 {
     struct exchange *ex = link->ex;
@@ -226,21 +251,12 @@ static enum step stream_step(struct http_link *link)
             give_data(ex, ex->into, ex->into_got, ex->body_ended);
         return step;
     }
-    const char *data = ex->buf + ex->at;
-    size_t len = (size_t)MIN((uint64_t)(ex->have - ex->at), ex->body_left);
-    if (len) {
-        ex->at += len;
-    } else {
-        data = link->door->scratch;
-        ssize_t n = link_read(link, link->door->scratch, (size_t)MIN((uint64_t)SCRATCH, ex->body_left));
-        if (n <= 0)
-            return cut_short(link, n);
-        len = (size_t)n;
-    }
-    ex->body_left -= len;
-    ex->body_ended = ex->body_left == 0;
-    give_data(ex, data, len, ex->body_ended);
-    return STEP_ON;
+    const char *data;
+    size_t len;
+    enum step step = take_plain(link, link->door->scratch, SCRATCH, &data, &len);
+    if (step == STEP_ON)
+        give_data(ex, data, len, ex->body_ended);
+    return step;
 }
 
 static enum step into_step(struct http_link *link)
@@ -253,20 +269,15 @@ static enum step into_step(struct http_link *link)
         if (step != STEP_ON || !ex->shown)
             return step;
     } else if (!ex->body_ended && room) {
-        room = (size_t)MIN((uint64_t)room, ex->body_left);
-        size_t len = MIN(room, ex->have - ex->at);
-        if (len) {
-            memcpy(ex->into + ex->into_got, ex->buf + ex->at, len);
-            ex->at += len;
-        } else {
-            ssize_t n = link_read(link, ex->into + ex->into_got, room);
-            if (n <= 0)
-                return cut_short(link, n);
-            len = (size_t)n;
-        }
+        const char *data;
+        char *to = ex->into + ex->into_got;
+        size_t len;
+        step = take_plain(link, to, room, &data, &len);
+        if (step != STEP_ON)
+            return step;
+        if (data != to)
+            memcpy(to, data, len);
         ex->into_got += len;
-        ex->body_left -= len;
-        ex->body_ended = ex->body_left == 0;
     }
     if (ex->body_ended || ex->into_got == ex->into_len)
         give_full(ex);
@@ -281,19 +292,9 @@ enum step input_body(struct http_link *link)
 /* What nobody wants of a body, so that the next request can be read. */
 enum step input_drain(struct http_link *link)
 {
-    struct exchange *ex = link->ex;
-    size_t len = (size_t)MIN((uint64_t)(ex->have - ex->at), ex->body_left);
-    if (len) {
-        ex->at += len;
-    } else {
-        ssize_t n = link_read(link, link->door->scratch, (size_t)MIN((uint64_t)SCRATCH, ex->body_left));
-        if (n <= 0)
-            return cut_short(link, n);
-        len = (size_t)n;
-    }
-    ex->body_left -= len;
-    ex->body_ended = ex->body_left == 0;
-    return STEP_ON;
+    const char *data;
+    size_t len;
+    return take_plain(link, link->door->scratch, SCRATCH, &data, &len);
 }
 
 /* --- what a handler asks for --------------------------------------------------------------------------------------------- */

@@ -115,6 +115,7 @@ struct door_listener {
     struct loop_source source;
     struct http_door *door;
     unsigned index;
+    bool resting; /* not in the loop until the next tick */
 };
 
 enum stop_level { STOP_NOT, STOP_NO_MORE, STOP_BREAK, STOP_END };

@@ -215,12 +215,48 @@ static void test_no_descriptor(void **state)
     rig_stop(&rig);
 }
 
+static uint64_t cpu_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
+    return (uint64_t)ts.tv_sec * NS_PER_S + (uint64_t)ts.tv_nsec;
+}
+
+/* Not even the descriptor that is kept for it helps: who waits to be taken in costs no processor meanwhile, and is served when there are some again. */
+static void test_nothing_to_accept_with(void **state)
+{
+    struct rig rig;
+    struct rlimit before, none;
+    rig_start(&rig, NULL);
+    struct stream s = {.fd = rig_connect(&rig)};
+    hello(s.fd);
+    struct sockaddr_storage addr;
+    socklen_t len = sizeof(addr);
+    assert_int_equal(getpeername(s.fd, (struct sockaddr *)&addr, &len), 0);
+    struct stream waits = {.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    getrlimit(RLIMIT_NOFILE, &before);
+    none = before;
+    none.rlim_cur = 3;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    assert_int_equal(connect(waits.fd, (struct sockaddr *)&addr, len), 0);
+    hello(s.fd);
+    uint64_t spent = cpu_ns();
+    usleep(1000000);
+    spent = cpu_ns() - spent;
+    setrlimit(RLIMIT_NOFILE, &before);
+    assert_true(spent < NS_PER_S / 10);
+    hello(waits.fd);
+    stream_fini(&waits);
+    stream_fini(&s);
+    rig_stop(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_idle_connections), cmocka_unit_test(test_idle_ends),
         cmocka_unit_test(test_too_many),         cmocka_unit_test(test_memory_cap),
-        cmocka_unit_test(test_no_descriptor),
+        cmocka_unit_test(test_no_descriptor),    cmocka_unit_test(test_nothing_to_accept_with),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

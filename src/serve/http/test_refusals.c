@@ -92,6 +92,8 @@ static const struct {
     {"a chunk of letters", POST CHUNKED "\r\nxyz\r\nabc\r\n0\r\n\r\n" SMUGGLED, 400},
     {"a negative chunk", POST CHUNKED "\r\n-3\r\nabc\r\n0\r\n\r\n" SMUGGLED, 400},
     {"a chunk past 64 bits", POST CHUNKED "\r\n10000000000000003\r\nabc\r\n0\r\n\r\n" SMUGGLED, 400},
+    {"a chunk with a sign", POST CHUNKED "\r\n+3\r\nabc\r\n0\r\n\r\n" SMUGGLED, 400},
+    {"a chunk with a space before its size", POST CHUNKED "\r\n 3\r\nabc\r\n0\r\n\r\n" SMUGGLED, 400},
     {"a chunk with 0x", POST CHUNKED "\r\n0x3\r\nabc\r\n0\r\n\r\n" SMUGGLED, 400},
     {"a chunk longer than its size", POST CHUNKED "\r\n3\r\nabcd\r\n0\r\n\r\n" SMUGGLED, 400},
     {"bare LF after a chunk's size", POST CHUNKED "\r\n3\nabc\r\n0\r\n\r\n" SMUGGLED, 400},
@@ -124,6 +126,52 @@ static void test_vectors(void **state)
     rig_stop(&rig);
 }
 
+/* In the middle of a pipeline: what stood before it is answered, then it is, and nothing behind it is begun. */
+static void test_vectors_in_a_pipeline(void **state)
+{
+    struct rig rig;
+    unsigned bad = 0;
+    rig_start(&rig, NULL);
+    for (unsigned i = 0; i < ARRAY_LEN(vectors); i++) {
+        struct stream s = {.fd = rig_connect(&rig)};
+        struct answer first, second = {0};
+        rig_say(s.fd, "GET /hello HTTP/1.1\r\n" H "\r\n");
+        rig_say(s.fd, vectors[i].text);
+        shutdown(s.fd, SHUT_WR);
+        assert_true(stream_answer(&s, "GET", &first));
+        bool any = stream_answer(&s, "GET", &second);
+        if (first.status != 200 || !any || second.status != vectors[i].status || second.keep_alive ||
+            !stream_ended(&s)) {
+            print_error("%s: %d, %d\n", vectors[i].name, first.status, second.status);
+            bad++;
+        }
+        answer_fini(&first);
+        answer_fini(&second);
+        stream_fini(&s);
+    }
+    assert_int_equal(bad, 0);
+    rig_stop(&rig);
+}
+
+/* Who says that he waits for leave to send a body, and is refused, has no connection any more on which the body could be a request. */
+static void test_refused_expectation(void **state)
+{
+    struct rig rig;
+    struct answer a;
+    rig_start(&rig, NULL);
+    struct stream s = {.fd = rig_connect(&rig)};
+    rig_say(s.fd, "POST /refuse HTTP/1.1\r\n" H "Expect: 100-continue\r\nContent-Length: 38\r\n\r\n");
+    assert_true(stream_answer(&s, "POST", &a));
+    assert_int_equal(a.status, 403);
+    assert_false(a.keep_alive);
+    answer_fini(&a);
+    send(s.fd, SMUGGLED, sizeof(SMUGGLED) - 1, MSG_NOSIGNAL);
+    assert_true(stream_ended(&s));
+    stream_fini(&s);
+    assert_int_equal(atomic_load(&rig.begun), 1);
+    rig_stop(&rig);
+}
+
 static void test_what_is_fine(void **state)
 {
     struct rig rig;
@@ -134,41 +182,44 @@ static void test_what_is_fine(void **state)
     rig_expect(&rig, "OPTIONS * HTTP/1.1\r\n" H "\r\n", 404, false);
     rig_expect(&rig, "GET /hello HTTP/1.1\r\n" H "Content-Length: 0\r\n\r\n", 200, false);
     rig_expect(&rig, "GET /hello HTTP/1.1\r\n" H "Content-Length: 3\r\n\r\nabc", 200, false);
+    rig_expect(&rig, POST CHUNKED "\r\n0000000000003\r\nabc\r\n000\r\n\r\n", 200, false);
+    rig_expect(&rig, "POST /echo HTTP/1.1\r\n" H "Content-Length: 0005\r\n\r\n12345", 200, false);
     rig_expect(&rig, POST "Transfer-Encoding: Chunked\r\n\r\n3;a=b\r\nabc\r\n0\r\nX-Sum: 1\r\n\r\n", 200,
                false);
     rig_stop(&rig);
 }
 
+/* Answered, and the connection kept, where it is `good`; else 431, and closed. */
+static void expect_of_head(struct rig *rig, const char *head, size_t len, bool good)
+{
+    struct stream s = {.fd = rig_connect(rig)};
+    struct answer a;
+    rig_send(s.fd, head, len);
+    assert_true(stream_answer(&s, "GET", &a));
+    assert_int_equal(a.status, good ? 200 : 431);
+    assert_int_equal(a.keep_alive, good);
+    answer_fini(&a);
+    stream_fini(&s);
+}
+
 static void test_large_heads(void **state)
 {
     struct rig rig;
-    struct answer a;
     rig_start(&rig, NULL);
     AUTO_FREE char *head = malloc(80 * KIB);
     for (size_t value = 1000; value <= 70000; value += 3000) {
-        struct stream s = {.fd = rig_connect(&rig)};
         int n = sprintf(head, "GET /hello HTTP/1.1\r\n" H "X-Long: ");
         memset(head + n, 'v', value);
         size_t len = (size_t)n + value;
         len += (size_t)sprintf(head + len, "\r\n\r\n");
-        rig_send(s.fd, head, len);
-        assert_true(stream_answer(&s, "GET", &a));
-        assert_int_equal(a.status, len < 64 * KIB ? 200 : 431);
-        assert_int_equal(a.keep_alive, len < 64 * KIB);
-        answer_fini(&a);
-        stream_fini(&s);
+        expect_of_head(&rig, head, len, len < 64 * KIB);
     }
     for (unsigned headers = 120; headers < 140; headers++) {
-        struct stream s = {.fd = rig_connect(&rig)};
         size_t len = (size_t)sprintf(head, "GET /hello HTTP/1.1\r\n" H);
         for (unsigned i = 1; i < headers; i++)
             len += (size_t)sprintf(head + len, "X-%u: 1\r\n", i);
         len += (size_t)sprintf(head + len, "\r\n");
-        rig_send(s.fd, head, len);
-        assert_true(stream_answer(&s, "GET", &a));
-        assert_int_equal(a.status, headers <= 128 ? 200 : 431);
-        answer_fini(&a);
-        stream_fini(&s);
+        expect_of_head(&rig, head, len, headers <= 128);
     }
     rig_stop(&rig);
 }
@@ -253,9 +304,14 @@ static void test_own_words(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_vectors),        cmocka_unit_test(test_what_is_fine),
-        cmocka_unit_test(test_large_heads),    cmocka_unit_test(test_flood),
-        cmocka_unit_test(test_chunk_overhead), cmocka_unit_test(test_own_words),
+        cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_vectors_in_a_pipeline),
+        cmocka_unit_test(test_refused_expectation),
+        cmocka_unit_test(test_what_is_fine),
+        cmocka_unit_test(test_large_heads),
+        cmocka_unit_test(test_flood),
+        cmocka_unit_test(test_chunk_overhead),
+        cmocka_unit_test(test_own_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
