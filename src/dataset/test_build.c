@@ -14,6 +14,7 @@
 
 #include "dataset/hdf5/table.h"
 #include "dataset/scan.h"
+#include "dataset/testing.h"
 #include "failalloc.h"
 
 static char folder[] = "/tmp/leat-test-build-XXXXXX";
@@ -36,12 +37,9 @@ static void make_folder(const char *name)
 
 static void write_npy(const char *name, const char *shape)
 {
-    char buf[512] = "\x93NUMPY\1\0";
-    int len = snprintf(buf + 10, sizeof(buf) - 10,
-                       "{'descr': '<i4', 'fortran_order': False, 'shape': %s, }\n", shape);
-    buf[8] = (char)len;
-    buf[9] = 0;
-    write_file(name, buf, 10 + (size_t)len + 240);
+    char buf[TESTING_NPY_MAX];
+    size_t bytes = testing_npy(buf, shape);
+    write_file(name, buf, bytes);
 }
 
 static void write_tar(const char *name, const char *const *members, unsigned n)

@@ -223,14 +223,22 @@ void testing_add(const char *name, const void *data, uint64_t bytes)
     write_file(name, data, bytes);
 }
 
+size_t testing_npy(char ret[TESTING_NPY_MAX], const char *shape)
+{
+    memset(ret, 0, TESTING_NPY_MAX);
+    memcpy(ret, "\x93NUMPY\1\0", 8);
+    int len = snprintf(ret + 10, TESTING_NPY_MAX - 10,
+                       "{'descr': '<i4', 'fortran_order': False, 'shape': %s, }\n", shape);
+    ret[8] = (char)len;
+    ret[9] = 0;
+    return 10 + (size_t)len + 240;
+}
+
 void testing_add_npy(const char *name, const char *shape)
 {
-    char buf[512] = "\x93NUMPY\1\0";
-    int len = snprintf(buf + 10, sizeof(buf) - 10,
-                       "{'descr': '<i4', 'fortran_order': False, 'shape': %s, }\n", shape);
-    buf[8] = (char)len;
-    buf[9] = 0;
-    testing_add(name, buf, 10 + (uint64_t)len + 240);
+    char buf[TESTING_NPY_MAX];
+    size_t bytes = testing_npy(buf, shape);
+    testing_add(name, buf, bytes);
 }
 
 void testing_tar_member(struct testing_tar *t, const char *name, char type, uint64_t bytes,

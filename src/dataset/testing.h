@@ -48,7 +48,9 @@ void testing_forget_cache(void);
 extern char testing_folder[];
 /* In both places: "x/y" is FOLDER/x/y and s3://bucket/x/y. */
 void testing_add(const char *name, const void *data, uint64_t bytes);
-/* int32, of this shape ("(10, 3)"), and 240 bytes of payload. */
+/* An array of int32 of this shape ("(10, 3)"), with 240 bytes of payload; how long it is. */
+#define TESTING_NPY_MAX 512u
+size_t testing_npy(char ret[TESTING_NPY_MAX], const char *shape);
 void testing_add_npy(const char *name, const char *shape);
 void testing_add_tar(const char *name, const char *const *members, unsigned n);
 

@@ -8,6 +8,7 @@ import tempfile
 import lib_host
 import lib_serve
 import pytest
+from s3fault import S3Fault
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +27,15 @@ def server(quick_folder, request):
     yield made
     made.stop()
     shutil.rmtree(made.top)
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory):
+    """Another S3 with a bucket `far`, which breaks on command."""
+    top = tmp_path_factory.mktemp("far")
+    (top / "far").mkdir()
+    with S3Fault(top) as made:
+        yield made
 
 
 @pytest.fixture

@@ -6,15 +6,6 @@ import subprocess
 
 import lib_host
 import pytest
-from s3fault import S3Fault
-
-
-@pytest.fixture(scope="module")
-def far(tmp_path_factory):
-    top = tmp_path_factory.mktemp("far")
-    (top / "far").mkdir()
-    with S3Fault(top) as made:
-        yield made
 
 
 @pytest.fixture

@@ -10,17 +10,8 @@ import threading
 import lib_serve
 import pytest
 from lib_serve import at_once, content, wait_until
-from s3fault import S3Fault
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def far(tmp_path_factory):
-    top = tmp_path_factory.mktemp("far")
-    (top / "far").mkdir()
-    with S3Fault(top) as made:
-        yield made
 
 
 @pytest.fixture
