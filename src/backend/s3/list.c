@@ -558,8 +558,7 @@ int s3_list(struct backend *base, const char *uri, bool recursive, const char *a
     }
     while (rc == 0 && (rc = take(&l)) == 1)
         rc = 0;
-    if (l.scout)
-        page_free(l.scout);
+    page_free(TAKE_PTR(l.scout)); /* whose range would be told otherwise that it goes */
     while (!list_empty(&l.ranges))
         range_free(&l, range_of(l.ranges.next));
     free(l.uri);
