@@ -203,7 +203,7 @@ static void pace(struct body *x, const struct flight *k)
     uint64_t took = clock_now_ns() - k->began_ns, max = x->f->t->config.block_bytes;
     if (took < QUICK_NS) {
         x->block = MIN(x->block * 2, max);
-        x->width = MIN(x->width + 1, x->most);
+        x->width = MIN(x->width * 2, x->most);
     } else if (took > SLOW_NS) {
         x->block = MAX(x->block / 2, FETCH_UNIT);
         x->width = MAX(x->width / 2, 1u);
