@@ -416,7 +416,7 @@ static void test_cost(void **state)
     settle();
     got.stop = 150;
     assert_int_equal(list("", NULL, &got, NULL), -EINTR);
-    assert_true(at.requests <= 12);
+    assert_true(at.requests <= 20); /* of 100; three pages were taken up when it stops */
 }
 
 /* Where cuts fail each time, they end. */
