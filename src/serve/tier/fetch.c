@@ -205,14 +205,17 @@ static uint64_t make_room(struct tier *t, const struct tier_bucket *b, uint64_t 
     return freed;
 }
 
-/* held: a buffer that is given back where we have to wait for others to give back theirs. */
-static int put_begin(struct fetch *f, struct store_put **ret_put, struct tier_block **held,
+/* A put, and a descriptor of its file, with which it has one: a small one is not refused before that.
+ * held: a buffer that is given back where we have to wait for others to give back theirs. */
+static int put_begin(struct fetch *f, struct store_put **ret_put, int *ret_fd, struct tier_block **held,
                      struct leat_error *err)
 {
     struct tier *t = f->t;
     for (unsigned i = 0;; i++) {
         int rc = store_put_begin(t->config.store, f->bucket->name, f->key, f->key_len, f->info.bytes,
                                  STORE_PUT_BUFFERED | STORE_PUT_NO_MD5, ret_put, err);
+        if (rc == 0 && (rc = store_put_reader(*ret_put, ret_fd, err)) < 0)
+            store_put_abort(TAKE_PTR(*ret_put));
         bool full = rc == LEAT_NO_SPACE && i < 8;
         if (full && make_room(t, f->bucket, MAX(f->info.bytes, 16 * MIB)) == 0)
             return rc;
@@ -319,6 +322,8 @@ static int fetch_head(struct fetch *f, struct backend *b, const char *uri, struc
         struct tier_block *block = tier_block_get(f->t); /* none: a HEAD needs none */
         if (block)
             rc = backend_first(b, uri, block->data, FETCH_UNIT, small, ret_stat, ret_bytes, err);
+        if (rc == 0 && *ret_bytes < ret_stat->bytes && !*ret_stat->etag)
+            *ret_bytes = 0; /* nothing ties them to what comes after them: all of it is asked for */
         if (block && rc == 0 && *ret_bytes)
             *ret_block = block;
         else if (block)
@@ -354,24 +359,21 @@ static int fetch_once(struct fetch *f, struct backend *b, const char *uri, struc
     rc = take_head(f, &stat);
     if (rc < 0 || f->head_only)
         goto first_put;
+    int fd;
     rc = fetch_body_begin(f);
     if (rc == 0)
-        rc = put_begin(f, &put, &first, err);
+        rc = put_begin(f, &put, &fd, &first, err);
     if (rc < 0)
         goto first_put;
     first_bytes = first ? first_bytes : 0;
-    int fd = -1;
-    rc = store_put_reader(put, &fd, err);
-    if (rc == 0) {
-        pthread_mutex_lock(&t->lock);
-        if (f->fd >= 0)
-            close(f->fd); /* of a version that changed before anybody saw it */
-        f->fd = fd;
-        t->stats.fetches++;
-        t->stats.refreshed += f->local != NULL;
-        pthread_mutex_unlock(&t->lock);
-        rc = fetch_body(f, b, uri, &stat, put, TAKE_PTR(first), first_bytes, sum, err);
-    }
+    pthread_mutex_lock(&t->lock);
+    if (f->fd >= 0)
+        close(f->fd); /* of a version that changed before anybody saw it */
+    f->fd = fd;
+    t->stats.fetches++;
+    t->stats.refreshed += f->local != NULL;
+    pthread_mutex_unlock(&t->lock);
+    rc = fetch_body(f, b, uri, &stat, put, TAKE_PTR(first), first_bytes, sum, err);
     if (rc < 0) {
         store_put_abort(put);
         goto first_put;

@@ -268,6 +268,26 @@ static void test_bad_remotes(void **state)
     web_stop(&world_web);
 }
 
+/* Where no ETag says of which version the beginning was, it is not put together with what comes after it. */
+static void test_without_etags(void **state)
+{
+    (void)state;
+    struct leat_error err = {0};
+    char *back = malloc(WORLD_BIG);
+    size_t n;
+    world_web_front("bkt", "");
+    world_far.no_etags = true;
+    world_far.changes = 1;
+    if (world_get("bkt", "k", back, WORLD_BIG, &n, &err) < 0)
+        fail_msg("%s", err.message);
+    assert_int_equal(n, WORLD_BIG);
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(back[i], 0);
+    free(back);
+    world_end();
+    web_stop(&world_web);
+}
+
 static void test_check(void **state)
 {
     (void)state;
@@ -335,6 +355,28 @@ static void test_full(void **state)
     free(back);
 }
 
+/* Small ones meet the disk later than large ones. */
+static void test_full_of_small(void **state)
+{
+    (void)state;
+    enum { SMALL = 200 * 1024 };
+    char key[20], *back = malloc(SMALL);
+    size_t n;
+    struct leat_error err = {0};
+    world_end();
+    world.capacity = 10 * SMALL;
+    world_begin();
+    world_front("bkt", "");
+    for (unsigned i = 0; i < 40; i++) {
+        snprintf(key, sizeof(key), "s%u", i);
+        world_there(key, world_big, SMALL);
+        if (world_get("bkt", key, back, SMALL, &n, &err) < 0)
+            fail_msg("%s: %s", key, err.message);
+        assert_memory_equal(back, world_big, SMALL);
+    }
+    free(back);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -344,8 +386,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_one_request, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_waiters, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_bad_remotes, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_without_etags, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_check, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_full, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_full_of_small, world_setup, world_teardown),
     };
     return cmocka_run_group_tests(tests, world_group_setup, NULL);
 }

@@ -211,7 +211,8 @@ static void wait_for(const atomic_bool *holds)
 
 static void talk(struct web_peer *p)
 {
-    char path[256], range[80], head[500], sum[S3_SUM_TEXT];
+    static const char zeros[WORLD_BIG];
+    char path[256], range[80], head[500], says[100], sum[S3_SUM_TEXT];
     while (web_hear(p, path)) {
         unsigned long long bytes = strstr(path, "/small") ? 1000 : strstr(path, "/empty") ? 0 : WORLD_BIG;
         unsigned long long first = 0, last = bytes - 1;
@@ -242,19 +243,29 @@ static void talk(struct web_peer *p)
         if (ranged)
             sscanf(range, "bytes=%llu-%llu", &first, &last);
         last = MIN(last + 1, bytes) - 1;
+        unsigned version = world_far.version;
+        snprintf(says, sizeof(says),
+                 world_far.no_etags ? "Last-Modified: Thu, 01 Jan 2026 00:00:%02u GMT" : "ETag: \"v%u\"",
+                 version);
         s3_sum_format(crc32c(0, world_big, bytes) ^ world_far.lie, 4, sum);
         snprintf(head, sizeof(head),
-                 "HTTP/1.1 %s\r\nContent-Length: %llu\r\nETag: \"v%u\"\r\nContent-Range: bytes "
+                 "HTTP/1.1 %s\r\nContent-Length: %llu\r\n%s\r\nContent-Range: bytes "
                  "%llu-%llu/%llu\r\nContent-Type: test/big\r\nx-amz-meta-colour: blue\r\n%s%s\r\n\r\n",
-                 ranged ? "206 Partial Content" : "200 OK", last + 1 - first, (unsigned)world_far.version,
-                 first, last, bytes, ranged ? "X-None: " : "x-amz-checksum-crc32c: ", ranged ? "" : sum);
+                 ranged ? "206 Partial Content" : "200 OK", last + 1 - first, says, first, last, bytes,
+                 ranged || world_far.no_etags ? "X-None: " : "x-amz-checksum-crc32c: ",
+                 ranged || world_far.no_etags ? "" : sum);
         for (unsigned i = 0; !is_head && held(first, last) && !world_far.hang_up && i < 6000; i++)
             usleep(10000);
         if (world_far.hang_up)
             return;
+        if (!is_head && first == 0 && world_far.changes > 0) {
+            world_far.changes--;
+            world_far.version++;
+        }
         web_say(p, head);
         if (!is_head) {
-            web_say_bytes(p, world_big + first, last + 1 - first);
+            web_say_bytes(p, (world_far.no_etags && version > 1 ? zeros : world_big) + first,
+                          last + 1 - first);
             world_far.bytes += last + 1 - first;
         }
     }

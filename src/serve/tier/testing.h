@@ -63,6 +63,9 @@ extern struct world_far {
     _Atomic uint64_t held_from, held_to; /* nor these */
     _Atomic unsigned status;             /* of each answer; 0: as it should be */
     _Atomic bool hang_up, lie;           /* connections end; its checksum is wrong */
+    _Atomic bool
+        no_etags; /* nor checksums: Last-Modified says the version; from the second on its bytes are zeros */
+    _Atomic unsigned changes; /* so often there is a new version when the beginning of one is answered */
 } world_far;
 /* Starts it, with a bucket in front of it. Who calls it calls world_end and web_stop(&world_web). */
 void world_web_front(const char *bucket, const char *more);
