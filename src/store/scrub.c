@@ -368,7 +368,21 @@ struct subject {
     unsigned generation;
 };
 
-/* The next object of the pass. false: there is none. */
+/* lock is held. */
+static void end_pass(struct scrub *sc)
+{
+    sc->now.ended_ns = store_wall_ns();
+    sc->last = sc->now;
+    sc->now = (struct store_scrub_pass){0};
+    sc->asked = false;
+    sc->changed = true;
+    struct store_scrub_pass *l = &sc->last;
+    log_info("%s: scrub: %llu objects were read; %llu damaged, %llu unreadable, %llu of them mended",
+             sc->p->dir, (unsigned long long)l->objects, (unsigned long long)l->damaged,
+             (unsigned long long)l->unreadable, (unsigned long long)l->mended);
+}
+
+/* The next object of the pass. false: there is none, and the pass is ended, in the same moment: it may be begun anew at any other. */
 static bool next_subject(struct scrub *sc, struct subject *ret)
 {
     struct index_cursor c;
@@ -386,10 +400,14 @@ static bool next_subject(struct scrub *sc, struct subject *ret)
         memcpy(ret->key.bytes, c.item.key, c.item.key_len);
         ret->key.len = c.item.key_len;
         ret->value = c.item.value;
-        ret->block = same && sc->at_seq == c.item.value.seq ? sc->at_block : 0;
+        /* One that is marked is read from its beginning: what was read before may be what was found damaged since. */
+        bool goes_on = same && sc->at_seq == c.item.value.seq && !(c.item.value.flags & STORE_CORRUPT);
+        ret->block = goes_on ? sc->at_block : 0;
         ret->generation = sc->generation;
     }
     pthread_rwlock_unlock(&p->index.lock);
+    if (!any)
+        end_pass(sc);
     pthread_mutex_unlock(&sc->lock);
     return any;
 }
@@ -558,7 +576,11 @@ static void found_sound(struct scrub *sc, struct subject *o)
 {
     struct path *p = sc->p;
     char text[KEY_TEXT_MAX];
+    uint32_t flags;
     store_path_readable(p);
+    if (!(o->value.flags & STORE_CORRUPT) && is_current(p, &o->key, o->value.seq, &flags) &&
+        flags & STORE_CORRUPT)
+        return; /* a reader has found what has rotted behind us: the next pass reads that */
     if (o->value.flags & STORE_CORRUPT &&
         store_flag(p->store, &o->key, o->value.seq, STORE_CORRUPT, 0, NULL, false, NULL) == 0)
         log_info("%s: scrub: %s was marked as damaged, and is whole", p->dir,
@@ -580,22 +602,6 @@ static void begin_pass(struct scrub *sc)
     sc->changed = true;
 }
 
-static void end_pass(struct scrub *sc)
-{
-    pthread_mutex_lock(&sc->lock);
-    sc->now.ended_ns = store_wall_ns();
-    sc->last = sc->now;
-    sc->now = (struct store_scrub_pass){0};
-    sc->asked = false;
-    sc->changed = true;
-    struct store_scrub_pass *l = &sc->last;
-    log_info("%s: scrub: %llu objects were read; %llu damaged, %llu unreadable, %llu of them mended",
-             sc->p->dir, (unsigned long long)l->objects, (unsigned long long)l->damaged,
-             (unsigned long long)l->unreadable, (unsigned long long)l->mended);
-    pthread_mutex_unlock(&sc->lock);
-    save(sc);
-}
-
 /* One object. false: the pass is over, or has to wait. */
 static bool step(struct scrub *sc)
 {
@@ -603,7 +609,7 @@ static bool step(struct scrub *sc)
     struct subject o;
     uint64_t block;
     if (!next_subject(sc, &o)) {
-        end_pass(sc);
+        save(sc);
         return false;
     }
     if (ticket_take(s->office, STORE_BLOCK) < 0)

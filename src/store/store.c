@@ -132,6 +132,8 @@ void store_free(struct store *s)
 {
     if (!s)
         return;
+    for (unsigned i = 0; i < s->npaths; i++) /* first: they leave files to the thread to close */
+        store_scrub_end(s->paths[i]);
     if (s->has_thread) {
         pthread_mutex_lock(&s->tick_lock);
         s->stop = true;
@@ -141,8 +143,6 @@ void store_free(struct store *s)
         s->has_thread = false;
     }
     store_open_close(s);
-    for (unsigned i = 0; i < s->npaths; i++)
-        store_scrub_end(s->paths[i]);
     store_open_fini(s);
     store_uploads_free(s);
     store_buckets_free(s);

@@ -296,6 +296,11 @@ static bool is_behind_a_block(const struct store_scrub_status *st)
     return st->now.objects == 10 && st->now.bytes > MIB;
 }
 
+static bool is_through_large(const struct store_scrub_status *st)
+{
+    return st->now.objects >= 11 || !st->now.begun_ns;
+}
+
 /* Its own thread: told to begin it does, at the pace that is allowed, and it ends in the middle of an object when the store does. */
 static void test_thread(void **state)
 {
@@ -345,6 +350,35 @@ static void test_thread(void **state)
     assert_true(flags_of(f, "photos", "large") & STORE_CORRUPT);
 }
 
+/* What a reader found while the scrub was past it is still damaged when the scrub has come to the object's end. */
+static void test_found_behind_it(void **state)
+{
+    struct fixture *f = *state;
+    struct store_config c = {.paths = &f->path, .npaths = 1, .scrub_period_s = UINT64_MAX, .scrub_rate = MIB};
+    for (unsigned restart = 0; restart < 2; restart++) {
+        store_free(TAKE_PTR(f->s));
+        assert_int_equal(store_new(&c, &f->s, NULL), 0);
+        store_scrub_start(f->s);
+        wait_for(f, is_behind_a_block);
+        flip(f, "photos", "large", 100);
+        assert_int_equal(testing_check(f->s, "photos", "large", 7, LARGE), LEAT_CORRUPT);
+        assert_damaged(f, "photos/large ");
+        if (restart) {
+            reopen(f);
+            store_scrub_some(f->s, 1);
+            assert_int_equal(status_of(f).now.objects, 11);
+        } else {
+            wait_for(f, is_through_large);
+        }
+        assert_damaged(f, "photos/large ");
+        assert_true(flags_of(f, "photos", "large") & STORE_CORRUPT);
+        flip(f, "photos", "large", 100);
+        reopen(f);
+        scrubbed(f);
+        assert_damaged(f, "");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -354,6 +388,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_unreadable, setup, teardown),
         cmocka_unit_test_setup_teardown(test_restart, setup, teardown),
         cmocka_unit_test_setup_teardown(test_thread, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_found_behind_it, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
