@@ -751,11 +751,13 @@ static int load_path(struct store *s, struct path *p)
     AUTO_FREE struct ikey *keys = NULL;
     AUTO_FREE int64_t *mtimes = NULL;
     size_t n, orphans = 0;
-    int rc = hidden_keys(p, &keys, &mtimes, &n);
+    int rc = hidden_keys(p, &keys, &mtimes, &n), unread = 0;
     for (size_t i = 0; rc == 0 && i < n; i++) { /* part 0 sorts before its parts */
         if (keys[i].bytes[24] == 0 && keys[i].bytes[25] == 0)
             rc = read_upload(s, p, &keys[i]);
-        rc = rc == LEAT_CORRUPT ? 0 : rc;
+        if (rc < 0 && rc != LEAT_CORRUPT && rc != -ENOMEM)
+            unread = rc;
+        rc = rc == LEAT_CORRUPT || rc == unread ? 0 : rc;
     }
     for (size_t i = 0; rc == 0 && i < n; i++) {
         uint32_t big;
@@ -766,8 +768,10 @@ static int load_path(struct store *s, struct path *p)
         else
             keys[orphans++] = keys[i];
     }
-    AUTO_FREE int *codes = rc == 0 && orphans ? calloc(orphans, sizeof(*codes)) : NULL;
-    if (rc == 0 && orphans)
+    if (rc < 0 || unread < 0) /* which parts are nobody's is not known */
+        return rc < 0 ? rc : unread;
+    AUTO_FREE int *codes = orphans ? calloc(orphans, sizeof(*codes)) : NULL;
+    if (orphans)
         rc = codes ? store_remove(s, keys, NULL, (unsigned)orphans, codes, NULL) : -ENOMEM;
     return rc;
 }
@@ -779,7 +783,7 @@ int store_uploads_load(struct store *s, struct leat_error *err)
         if (rc == -ENOMEM)
             return error_set(err, -ENOMEM, "no memory for uploads");
         if (rc < 0)
-            log_warning("%s: uploads in parts cannot be read: %s", s->paths[i]->dir, leat_strerror(rc));
+            log_warning("%s: some uploads in parts cannot be read: %s", s->paths[i]->dir, leat_strerror(rc));
     }
     return 0;
 }

@@ -581,6 +581,55 @@ static void test_allocations(void **state)
     assert_int_equal(testing_check(f->s, "photos", "parts", 4, 1000), 0);
 }
 
+static int count_part(void *user, const struct store_part *part)
+{
+    (void)part;
+    ++*(unsigned *)user;
+    return 0;
+}
+
+/* An upload whose record cannot be read keeps its parts, and costs the others nothing. */
+static void test_unreadable_upload(void **state)
+{
+    struct fixture *f = *state;
+    char ids[3][STORE_UPLOAD_ID_TEXT], name[PATH_FILE_MAX];
+    struct store_put *put;
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(store_upload_begin(f->s, "photos", "k", 1, NULL, ids[i], NULL), 0);
+        assert_int_equal(store_part_begin(f->s, "photos", "k", 1, ids[i], 1, 4, 0, &put, NULL), 0);
+        assert_int_equal(store_put_write(put, "part", 4, NULL), 0);
+        assert_int_equal(store_put_commit(put, NULL, NULL, NULL), 0);
+    }
+    for (unsigned bad = 0; bad < 3; bad++) {
+        struct ikey k;
+        struct found found;
+        uint8_t id[16];
+        uint32_t bucket;
+        assert_int_equal(store_bucket_find(f->s, "photos", &bucket, NULL, NULL), 0);
+        assert_true(store_upload_id_parse(ids[bad], id));
+        store_upload_key(bucket, id, 0, &k);
+        assert_int_equal(store_find(f->s, &k, false, &found), 0);
+        store_path_file_name(found.path, found.value.file, name);
+        store_fault_unreadable(f->fault, strrchr(name, '/'), -EIO);
+        reopen(f);
+        for (unsigned i = 0; i < 3; i++) {
+            unsigned n = 0;
+            assert_int_equal(
+                store_part_list(f->s, "photos", "k", 1, ids[i], 0, 9, count_part, &n, NULL, NULL),
+                i == bad ? STORE_NO_UPLOAD : 0);
+            assert_int_equal(n, i != bad);
+        }
+        store_fault_unreadable(f->fault, NULL, 0);
+        reopen(f);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        unsigned n = 0;
+        assert_int_equal(store_part_list(f->s, "photos", "k", 1, ids[i], 0, 9, count_part, &n, NULL, NULL),
+                         0);
+        assert_int_equal(n, 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -593,6 +642,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_older_version_stays, setup, teardown),
         cmocka_unit_test_setup_teardown(test_flipped_bits, setup, teardown),
         cmocka_unit_test_setup_teardown(test_unreadable_files, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_unreadable_upload, setup, teardown),
         cmocka_unit_test_setup_teardown(test_flipped_index, setup, teardown),
         cmocka_unit_test_setup_teardown(test_small_put_waits_for_the_commit, setup, teardown),
         cmocka_unit_test_setup_teardown(test_large_puts, setup, teardown),
