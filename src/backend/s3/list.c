@@ -461,14 +461,15 @@ static int hand_on(struct listing *l, const struct s3_object *o)
 /* The stream of the first range shows this key, which is behind its end. 1: the next range goes on with it; 0: the first one does. */
 static int seam(struct listing *l, struct range *r, const char *key)
 {
-    struct range *next = range_next(l, r);
+    struct range *next;
     if (r->cuts)
         l->cut_keys += ((double)r->keys / r->cuts - l->cut_keys) / 8;
     if (r->guessed && (double)r->keys < range_keys(l) / 8)
         l->guesses /= 2;
     else if (r->guessed && l->guesses)
         l->guesses = MIN(l->guesses + 1, LIST_CUT_GUESSES);
-    while (next->begun && next->asked && list_empty(&next->pages)) {
+    /* What comes meanwhile may cut `r` once more, where the server has an order of its own: it is the next one of now that goes on. */
+    while ((next = range_next(l, r))->begun && next->asked && list_empty(&next->pages)) {
         int rc = listing_wait(l);
         if (rc < 0)
             return rc;
