@@ -55,7 +55,7 @@ static int head_arrived(struct request *rq, const struct http_reader *reader, co
     bool told = rq->say.ranged ? http_content_range(http_header(reader, buf, "content-range"), &first, &last,
                                                     &h->stat.bytes)
                                : http_text_u64(http_header(reader, buf, "content-length"), &h->stat.bytes);
-    if (!told)
+    if (!told || h->stat.bytes == UINT64_MAX) /* "bytes 0-0/" and a star */
         return error_set(err, LEAT_UNSUPPORTED, "the server does not say how long it is");
     s3_stat_headers(reader, buf, &h->stat);
     return 0;

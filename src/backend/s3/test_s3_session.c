@@ -79,6 +79,20 @@ static void talk_refuse(struct web_peer *p)
     web_say(p, head);
 }
 
+/* HEAD is refused, and a range of an object whose length is not known is told. */
+static void talk_unknown(struct web_peer *p)
+{
+    char path[256];
+    while (web_hear(p, path)) {
+        refused += strncmp(p->head, "HEAD", 4) == 0;
+        served += strncmp(p->head, "GET", 3) == 0;
+        web_say(p, strncmp(p->head, "HEAD", 4) == 0
+                       ? "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"
+                       : "HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\nContent-Range: bytes "
+                         "0-0/*\r\n\r\nx");
+    }
+}
+
 static struct web_server server;
 
 static struct backend *begin(void (*talk)(struct web_peer *p), bool anonymous)
@@ -137,6 +151,20 @@ static void test_read(void **state)
     assert_memory_equal(dst, object + OBJECT - 10, 10);
     assert_int_equal(backend_pread(b, f, dst, 1000, OBJECT, NULL), 0);
     backend_close(f);
+    end(b);
+}
+
+/* "bytes 0-0/" and a star is no length: one of 2^64 - 1 bytes would be believed, and read. */
+static void test_length_unknown(void **state)
+{
+    (void)state;
+    struct backend *b = begin(talk_unknown, true);
+    struct backend_stat stat;
+    struct leat_error err = {0};
+    char uri[80];
+    snprintf(uri, sizeof(uri), "http://127.0.0.1:%u/key?signed", server.origin.port);
+    assert_int_equal(backend_stat_object(b, uri, &stat, &err), LEAT_DENIED);
+    assert_true(refused == 1 && served == 1);
     end(b);
 }
 
@@ -231,11 +259,9 @@ static void test_refused_body(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_read),
-        cmocka_unit_test(test_cancel_makes_room),
-        cmocka_unit_test(test_free_ends_reads),
-        cmocka_unit_test(test_region),
-        cmocka_unit_test(test_refused_body),
+        cmocka_unit_test(test_read),           cmocka_unit_test(test_cancel_makes_room),
+        cmocka_unit_test(test_length_unknown), cmocka_unit_test(test_free_ends_reads),
+        cmocka_unit_test(test_region),         cmocka_unit_test(test_refused_body),
     };
     for (size_t i = 0; i < OBJECT; i++)
         object[i] = (char)(i * 2654435761u >> 13);
