@@ -487,7 +487,7 @@ class Suite(Base):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", link), 0.5):
                 return True
             return False
-        for name, port, size in (("rate", far.port, 512), ("shaped", link, 128)):
+        for name, port, size in (("rate", far.port, 512), ("shaped", link, 512)):
             metric, size = f"store.readthrough.{name}", size * MIB // (8 if self.args.quick else 1)
             if not self.wanted(metric):
                 continue

@@ -11,12 +11,14 @@
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 
 #include "base/clock.h"
@@ -195,6 +197,14 @@ static bool in_memory(int fd)
     return page & 1;
 }
 
+/* Does the file system say what it has at hand? overlayfs does not: doors read from it and wait. */
+static bool can_say(int fd)
+{
+    char byte;
+    struct iovec iov = {&byte, 1};
+    return preadv2(fd, &iov, 1, 0, RWF_NOWAIT) >= 0 || errno == EAGAIN;
+}
+
 /*
  * A file whose bytes are not in memory is read by a worker, also where it stands behind a head that is to share its record. Some rounds, as a fast disk
  * may have them there before they are missed.
@@ -207,7 +217,7 @@ static void test_cold_file(void **state)
     char *body;
     start_tls(&rig, 0);
     client_open(&c, &rig, TLS1_3_VERSION);
-    bool may = true;
+    bool may = can_say(rig.file);
     for (unsigned round = 0; round < 200 && may && !stats.done; round++) {
         assert_int_equal(fdatasync(rig.file), 0);
         posix_fadvise(rig.file, 0, 0, POSIX_FADV_DONTNEED);
@@ -221,7 +231,7 @@ static void test_cold_file(void **state)
     client_fini(&c);
     rig_stop(&rig);
     if (!may) {
-        print_message("# the file system of /tmp keeps files in memory: none can be cold\n");
+        print_message("# the file system of /tmp does not tell cold files from others, or has none\n");
         skip();
     }
     assert_true(stats.done > 0);
