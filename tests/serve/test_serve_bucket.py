@@ -52,6 +52,13 @@ def test_in_front_of_a_server_with_keys(server, bucket, far, tmp_path):
         assert json.loads(done.stdout)["remote"] == {"uri": "s3://far/pre", "endpoint": far.url, "timeout_s": 5, "access_key": "AK"}
         assert "SK" not in done.stdout + done.stderr
         assert server.request("GET", f"/{name}/k").body == b"far away"
+    # Nor where they are not JSON: neither here nor by the server.
+    for broken in '{"secret_key": "HIDDEN', '{"secret_key": HIDDEN}', '{"secret_key" "HIDDEN"}':
+        (tmp_path / "keys.json").write_text(broken)
+        done = bucket("create", "keys-3", "--remote", "s3://far/pre", "--remote-settings", tmp_path / "keys.json", check=1)
+        assert "settings are one JSON object" in done.stderr and "HIDDEN" not in done.stderr, done.stderr
+        reply = server.request("PUT", "/keys-3", headers={"x-leat-remote": broken})
+        assert reply.status == 400 and b"a JSON object" in reply.body and b"HIDDEN" not in reply.body, reply.body
 
 
 def test_a_remote_that_does_not_answer(server, bucket, tmp_path):

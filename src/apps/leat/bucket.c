@@ -97,11 +97,12 @@ static int take_file(struct cli *cli, json_t *remote, const char *path)
     json_t *root = strcmp(path, "-") == 0 ? json_loadf(stdin, JSON_REJECT_DUPLICATES, &why)
                                           : json_load_file(path, JSON_REJECT_DUPLICATES, &why);
     if (!json_is_object(root)) {
+        const char *near = root ? NULL : strstr(why.text, " near "); /* what follows may be a key */
         json_decref(root);
         return error_set(
             &cli->err, LEAT_INVALID,
-            "%.200s: settings are one JSON object, as {\"access_key\": ..., \"secret_key\": ...}%s%.200s",
-            path, root ? "" : ": ", root ? "" : why.text);
+            "%.200s: settings are one JSON object, as {\"access_key\": ..., \"secret_key\": ...}%s%.*s", path,
+            root ? "" : ": ", near ? (int)(near - why.text) : 200, root ? "" : why.text);
     }
     int bad = json_object_update_missing(remote, root);
     json_decref(root);

@@ -144,9 +144,10 @@ int tier_remote_parse(const char *json, struct tier_remote *ret_remote, struct l
     const char *name;
     int rc = 0, mode = TIER_THROUGH, policy = TIER_NEVER;
     if (!json_is_object(root)) {
+        const char *near = root ? NULL : strstr(why.text, " near "); /* what follows may be a key */
         json_decref(root);
-        return error_set(err, LEAT_INVALID, "remote: a JSON object, like {\"uri\": \"s3://BUCKET\"}%s%.100s",
-                         root ? "" : ": ", root ? "" : why.text);
+        return error_set(err, LEAT_INVALID, "remote: a JSON object, like {\"uri\": \"s3://BUCKET\"}%s%.*s",
+                         root ? "" : ": ", near ? (int)(near - why.text) : 100, root ? "" : why.text);
     }
     json_object_foreach(root, name, value)
     {
