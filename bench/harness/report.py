@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import subprocess
 import time
 
@@ -26,8 +27,8 @@ def machine(args):
     memory = int(next(line for line in _read("/proc/meminfo").splitlines() if line.startswith("MemTotal")).split()[1])
     folder = args.data.folder
     fs = subprocess.run(["findmnt", "-no", "FSTYPE,SOURCE", "-T", folder], capture_output=True, text=True).stdout.split()
-    commit = subprocess.run(["git", "-C", os.path.dirname(os.path.abspath(__file__)), "describe", "--always", "--dirty"],
-                            capture_output=True, text=True).stdout.strip()
+    commit = shutil.which("git") and subprocess.run(["git", "-C", os.path.dirname(os.path.abspath(__file__)), "describe", "--always", "--dirty"],
+                                                    capture_output=True, text=True).stdout.strip()
     return {"date": time.strftime("%Y-%m-%d"), "cpu": cpu, "cpus": os.cpu_count(), "memory_gib": round(memory / 1048576, 1),
             "kernel": platform.release(), "disk": " on ".join(fs) or "?",
             "shmem_huge": _chosen("/sys/kernel/mm/transparent_hugepage/shmem_enabled"), "commit": commit or "?",
