@@ -67,7 +67,7 @@ static PyObject *find_value(struct batch_object *self, PyObject *values, PyObjec
     if (PyErr_Occurred())
         return NULL;
     if (!how)
-        return PyObject_CallMethod((PyObject *)self, "_get", "O", name);
+        return PyObject_CallMethod((PyObject *)self, "_get", "(O)", name);
     value = array_of((struct holder_object *)self->holder, how);
     if (value && PyDict_SetItem(values, name, value) < 0)
         Py_CLEAR(value);
@@ -80,7 +80,7 @@ static PyObject *batch_subscript(struct batch_object *self, PyObject *name)
     PyObject *values = self->values, *value;
     if (!values || !self->holder || !PyObject_TypeCheck(self->holder, holder_type) ||
         gate_is_closed(&((struct holder_object *)self->holder)->gate))
-        return PyObject_CallMethod((PyObject *)self, "_get", "O", name);
+        return PyObject_CallMethod((PyObject *)self, "_get", "(O)", name);
     Py_INCREF(values);
     value = find_value(self, values, name);
     Py_DECREF(values);
@@ -90,7 +90,7 @@ static PyObject *batch_subscript(struct batch_object *self, PyObject *name)
 /* Other threads may be inside this batch as well: Python's own locks. */
 static PyObject *batch_subscript(struct batch_object *self, PyObject *name)
 {
-    return PyObject_CallMethod((PyObject *)self, "_get", "O", name);
+    return PyObject_CallMethod((PyObject *)self, "_get", "(O)", name);
 }
 #endif
 

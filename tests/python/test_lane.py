@@ -74,7 +74,7 @@ def test_arrays_are_made_without_python(tmp_path, monkeypatch):
             if k == 4:
                 kept = [image, image.copy()]
                 break
-        for name, error in (("x", KeyError), (3, KeyError), (["x"], TypeError)):
+        for name, error in (("x", KeyError), (3, KeyError), (("x", "y"), KeyError), (("image",), KeyError), (["x"], TypeError)):
             with pytest.raises(error):
                 batch[name]
         batch.release()
