@@ -203,6 +203,16 @@ static int load(struct scrub *sc)
     return 0;
 }
 
+/* The kernel's idle class, or, for a pass that somebody waits for, the least of the ordinary one. Schedulers without classes ignore it. */
+static void set_class(struct scrub *sc, bool idle)
+{
+    if (sc->idle_class == idle)
+        return;
+    sc->idle_class = idle;
+    syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0,
+            idle ? IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0) : IOPRIO_PRIO_VALUE(IOPRIO_CLASS_BE, 7));
+}
+
 /* --- findings ------------------------------------------------------------------------------------------------------------------ */
 
 static bool same_key(const struct ikey *a, const struct ikey *b)
@@ -297,16 +307,6 @@ int store_damaged(struct store *s, int (*object)(void *user, const struct store_
 }
 
 /* --- the pace ------------------------------------------------------------------------------------------------------------------ */
-
-/* The kernel's idle class, or, for a pass that somebody waits for, the least of the ordinary one. Schedulers without classes ignore it. */
-static void set_class(struct scrub *sc, bool idle)
-{
-    if (sc->idle_class == idle)
-        return;
-    sc->idle_class = idle;
-    syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0,
-            idle ? IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0) : IOPRIO_PRIO_VALUE(IOPRIO_CLASS_BE, 7));
-}
 
 /* Bytes a second. lock is held. */
 static uint64_t rate(struct scrub *sc)
@@ -529,6 +529,7 @@ static bool mend(struct scrub *sc, struct subject *o, uint32_t flags)
 {
     char bucket[STORE_BUCKET_MAX + 1];
     int code = -1;
+    set_class(sc, false); /* the log's flush is shared with PUTs, which would wait for an idle disk */
     return !(flags & STORE_DIRTY) && store_bucket_is_remote(sc->p->store, bucket_of(&o->key), bucket) &&
            store_remove(sc->p->store, &o->key, &o->value.seq, 1, &code, NULL) == 0 && code == 0;
 }

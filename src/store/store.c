@@ -6,6 +6,8 @@
 
 #include "base/log.h"
 
+#define SCRUB_PERIOD_MAX_S (100ull * 365 * 24 * 3600)
+
 enum { TICK_S = 2 };
 
 static uint64_t given(uint64_t value, uint64_t otherwise)
@@ -77,6 +79,8 @@ static int configure(struct store *s, const struct store_config *c, struct leat_
     s->high_percent = (unsigned)given(c->high_percent, 90);
     s->low_percent = (unsigned)given(c->low_percent, MIN(80u, s->high_percent));
     s->scrub_period_s = given(c->scrub_period_s, 30 * 24 * 3600);
+    if (s->scrub_period_s != UINT64_MAX) /* so that no sum of times is more than 64 bits hold */
+        s->scrub_period_s = MIN(s->scrub_period_s, SCRUB_PERIOD_MAX_S);
     s->scrub_rate = given(c->scrub_rate, 64 * MIB);
     s->upload_age_ns = given(c->upload_age_s, 7 * 24 * 3600) * 1000000000ull;
     ticket_office_init(&s->own_office, 256 * MIB);

@@ -56,7 +56,7 @@ struct store_config {
         *office;           /* buffers of PUTs are charged here; NULL: an office of the store's own, 256 MiB */
     uint64_t upload_age_s; /* uploads nobody touched for so long are aborted; 0: 7 days */
     uint64_t
-        scrub_period_s; /* each object is read again once in so long; 0: 30 days; UINT64_MAX: only when asked */
+        scrub_period_s; /* each object is read again once in so long, 100 years at the most; 0: 30 days; UINT64_MAX: only when asked */
     uint64_t scrub_rate; /* bytes a second of one path that this may read; 0: 64 MiB */
     bool
         forget_missing; /* a path of the store that is not given is gone for good; else it counts as failed */
