@@ -365,25 +365,36 @@ void s3_complete_put(struct bytes_out *out, char *const *etags, unsigned n)
     http_put(out, "</CompleteMultipartUpload>");
 }
 
+/* The number that `n` digits make. */
+static int number_of(const char *text, unsigned n)
+{
+    int v = 0;
+    for (unsigned i = 0; i < n; i++)
+        v = 10 * v + (text[i] - '0');
+    return v;
+}
+
+/* By hand: sscanf and timegm were a fifth of what a list of a million keys cost. */
 bool s3_time_parse(const char *text, int64_t *ret)
 {
-    int year, month, day, hour, minute, second, used = 0;
-    if (sscanf(text, "%4d-%2d-%2dT%2d:%2d:%2d%n", &year, &month, &day, &hour, &minute, &second, &used) != 6 ||
-        used != 19)
-        return false;
-    text += used;
+    static const char form[] = "dddd-dd-ddTdd:dd:dd";
+    static const int before[] = {0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334};
+    for (unsigned i = 0; i < sizeof(form) - 1; i++)
+        if (form[i] == 'd' ? text[i] < '0' || text[i] > '9' : text[i] != form[i]) /* also where text ends */
+            return false;
+    const int year = number_of(text, 4), month = number_of(text + 5, 2), day = number_of(text + 8, 2),
+              hour = number_of(text + 11, 2), minute = number_of(text + 14, 2),
+              second = number_of(text + 17, 2);
+    text += sizeof(form) - 1;
     if (*text == '.')
         text += 1 + strspn(text + 1, "0123456789");
-    if (strcmp(text, "Z") != 0 || year < 1970 || month < 1 || month > 12 || day < 1 || day > 31 || hour < 0 ||
-        hour > 23 || minute < 0 || minute > 59 || second < 0 || second > 60)
+    if (strcmp(text, "Z") != 0 || year < 1970 || month < 1 || month > 12 || day < 1 || day > 31 ||
+        hour > 23 || minute > 59 || second > 60)
         return false;
-    struct tm tm = {.tm_year = year - 1900,
-                    .tm_mon = month - 1,
-                    .tm_mday = day,
-                    .tm_hour = hour,
-                    .tm_min = minute,
-                    .tm_sec = second};
-    *ret = timegm(&tm);
+    const int past = year - (month < 3); /* leap days up to the end of this year have been */
+    int64_t days =
+        365ll * (year - 1970) + past / 4 - past / 100 + past / 400 - 477 + before[month - 1] + day - 1;
+    *ret = ((days * 24 + hour) * 60 + minute) * 60 + second;
     return true;
 }
 

@@ -3,6 +3,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -268,6 +269,15 @@ static void test_multipart(void **state)
     assert_true(s3_time_parse("1970-01-02T00:00:00Z", &t) && t == 86400);
     assert_false(s3_time_parse("1970-01-02 00:00:00", &t));
     assert_false(s3_time_parse("1970-01-02T00:00:00.1", &t));
+    assert_false(s3_time_parse("1970-01-02T00:00", &t));
+    assert_false(s3_time_parse("1970-13-02T00:00:00Z", &t));
+    assert_false(s3_time_parse("-970-01-02T00:00:00Z", &t));
+    for (time_t want = 3599; want < 16725225600; want += 86400 / 2 + 61) { /* to the year 2500 */
+        struct tm tm;
+        char stamp[32];
+        strftime(stamp, sizeof(stamp), "%Y-%m-%dT%H:%M:%S.000Z", gmtime_r(&want, &tm));
+        assert_true(s3_time_parse(stamp, &t) && t == want);
+    }
 }
 
 static void test_sums(void **state)
