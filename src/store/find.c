@@ -89,7 +89,9 @@ int store_find(struct store *s, const struct ikey *k, bool touch, struct found *
             ret->value = item.value;
             store_etag_format(item.value.etag, item.value.parts, text, ret->etag);
             ret->has_remote = remote;
-            snprintf(ret->remote, sizeof(ret->remote), "%s", remote ? remote : "");
+            ret->remote[0] = 0;
+            if (remote) /* rarely: every GET comes by here */
+                snprintf(ret->remote, sizeof(ret->remote), "%s", remote);
             if (touch)
                 atomic_store_explicit(item.clock, 1, memory_order_relaxed);
         }
