@@ -60,6 +60,19 @@ def line(r):
     return text + ", ".join(more)
 
 
+def footing(rows):
+    """A sentence where the machine took more than a little from what was measured, else None."""
+    anew = sorted({r["metric"].rsplit(".", 1)[0] for r in rows if r["machine"]["repeated"]})
+    hit = [r["metric"] for r in rows if r["machine"]["hit"]]
+    if not anew and not hit:
+        return None
+    steal, late_ms = (max(r["machine"][key] for r in rows) for key in ("steal", "late_ms"))
+    return ("The machine stood still, or its CPUs were given to others: " +
+            "; ".join([f"turns of {', '.join(anew)} were taken anew"] * bool(anew) +
+                      [f"{', '.join(hit)} have turns in them that were hit"] * bool(hit)) +
+            f". In what counts up to {steal * 100:.1f} % of the CPU time was stolen, and a sleeper was up to {late_ms:.0f} ms late.")
+
+
 BEGIN, END = "<!-- measured: begin (bench/run %s --update-docs writes this part) -->", "<!-- measured: end (%s) -->"
 SECTIONS = {"read": [
     ("Same host", "shm", lambda m: m.startswith("shm.") and ".base" not in m),
@@ -174,6 +187,7 @@ def update_docs(folder, suite, rows, facts):
            f"Linux {facts['kernel']}, data on {facts['disk']}, huge pages for shared memory: {facts['shmem_huge']}, load before: "
            f"{facts['load']:.1f}, {facts['repeats']} repetitions{', --quick: too short to be quoted' if facts['quick'] else ''}. "
            "Medians, least and most in parentheses.", ""]
+    out += [footing(rows), ""] if footing(rows) else []
     for title, name, belongs in SECTIONS[suite]:
         some = [r for r in rows if belongs(r["metric"])]
         if not some:

@@ -348,29 +348,28 @@ class Suite(Base):
 
         def restart():
             began = time.monotonic()
-            server = Leat(self.args.build, self.top, "many", folder=folder)
-            ms = (time.monotonic() - began) * 1e3
-            server.close()
-            return {"ms": ms}
+            with contextlib.closing(Leat(self.args.build, self.top, "many", folder=folder)):
+                return {"ms": (time.monotonic() - began) * 1e3}
         if self.wanted("store.restart"):
             got = in_turns({"leat": restart}, self.args.repeats)
             self.put(row("store.restart", "ms", got["leat"]["ms"], objects / 500, None, f"{objects / 500:.0f} ms for {objects:,} objects, a promise"))
         if self.wanted("store.list.rate"):
-            server = Leat(self.args.build, self.top, "many", folder=folder)
             page = os.path.join(self.top, "page.xml")  # of what it could take apart without a server; not asked for
             with open(page, "w") as f:
                 f.write("<ListBucketResult/>")
-            worker = Worker([self.program("s3_list"), f"http://127.0.0.1:{server.port}", "s3://many/", page],
-                            env={"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none", "LEAT_S3_ANONYMOUS": "1", "AWS_EC2_METADATA_DISABLED": "true"})
-            try:
+            with contextlib.ExitStack() as stack:
+                server = Leat(self.args.build, self.top, "many", folder=folder)
+                stack.callback(server.close)
+                worker = Worker([self.program("s3_list"), f"http://127.0.0.1:{server.port}", "s3://many/", page],
+                                env={"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none", "LEAT_S3_ANONYMOUS": "1",
+                                     "AWS_EC2_METADATA_DISABLED": "true"})
+                stack.callback(worker.close)
+
                 def once():
                     worker.send("list 0.5")
                     got = worker._read()
                     return {"rate": got["samples"] / got["ns"] * 1e9}
                 got = in_turns({"leat": once}, self.args.repeats)
-            finally:
-                worker.close()
-                server.close()
             self.put(row("store.list.rate", "keys/s", got["leat"]["rate"], 200_000, None, "200,000 keys/s, a promise"))
 
     def batches(self):

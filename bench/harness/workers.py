@@ -50,7 +50,7 @@ class Worker:
                                      text=True, bufsize=1, env={**os.environ, **(env or {})})
         try:
             self.ready = self._read()
-        except Failed:
+        except BaseException:
             self.close()
             raise
 
@@ -123,12 +123,18 @@ class Daemon:
         with open(log, "ab") as out:
             self.proc = subprocess.Popen([str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                                          start_new_session=True)
+        try:
+            self._wait_until(is_up, argv[0])
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait_until(self, is_up, name):
         deadline = time.monotonic() + 20
         while not is_up():
             if self.proc.poll() is not None or time.monotonic() > deadline:
-                self.close()
-                with open(log, errors="replace") as f:
-                    raise Failed(f"{argv[0]} does not start: {f.read()[-400:].strip()}")
+                with open(self.log, errors="replace") as f:
+                    raise Failed(f"{name} does not start: {f.read()[-400:].strip()}")
             time.sleep(0.02)
 
     @property

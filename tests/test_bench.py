@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/run's own promises: nothing outlives it, and a turn in which the machine stood still is not reported."""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+BUILD = pathlib.Path(os.environ.get("LEAT_BUILD", TOP / "build"))
+
+
+def processes_with(mark):
+    """{pid: command line} of who has `mark` in its environment."""
+    found = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+    return {pid: line for pid, line in found.items() if line}  # who has ended and was not buried has none
+
+
+def wait_for(what, condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("suite, metric, program", [("store", "store.list.rate", "leat serve"), ("read", "shm.4k", "bench/read_leat")])
+def test_nothing_outlives_it(tmp_path, number, suite, metric, program):
+    if not (BUILD / "bench/read_leat").exists():
+        pytest.skip("this build has no benchmarks")
+    mark = f"LEAT_BENCH_DIR={tmp_path}"
+    run = subprocess.Popen([sys.executable, TOP / "bench/run", suite, "--quick", "--only", metric, "--json", "--build", BUILD],
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                           env={**os.environ, "LEAT_BENCH_DIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"})
+    try:
+        wait_for(f"{program} does not start", lambda: run.poll() is not None or any(program in line for line in processes_with(mark).values()))
+        assert run.poll() is None
+        run.send_signal(number)
+        assert run.wait(60) == (128 + number if number == signal.SIGTERM else -number)
+        wait_for("something outlived bench/run", lambda: not processes_with(mark))
+    finally:
+        for pid in processes_with(mark):
+            os.kill(pid, signal.SIGKILL)
+        run.wait()
+
+
+def turns(cases):
+    """What in_turns made of three turns of these, in a process of its own: ({name: values}, what the row says of the machine)."""
+    program = textwrap.dedent("""
+        import json, os, subprocess, sys, time
+        sys.path.insert(0, sys.argv[1])
+        from harness.rows import in_turns, row
+        n = 0
+        def stopped(which):
+            global n
+            n += 1
+            if n in which:
+                subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 0.5; kill -CONT {os.getpid()}"])
+            time.sleep(0.3)
+            return {"turn": n}
+        got = in_turns({"leat": lambda: stopped(CASES), "limit": lambda: {"turn": 1}}, 3)
+        print(json.dumps([got["leat"]["turn"], row("x", "ms", got["leat"]["turn"], 1)["machine"]]))
+    """).replace("CASES", repr(cases))
+    done = subprocess.run([sys.executable, "-c", program, TOP / "bench"], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    return json.loads(done.stdout)
+
+
+def test_a_turn_in_which_the_machine_stood_still_is_taken_anew():
+    kept, machine = turns([2])
+    assert len(kept) == 3 and 2 not in kept
+    assert machine["repeated"] == 1
+
+
+def test_turns_are_taken_anew_only_so_often_and_it_is_said():
+    kept, machine = turns([1, 2, 3, 4, 5])
+    assert len(kept) == 3 and machine["hit"] == 3 and machine["repeated"] == 1 and machine["late_ms"] >= 100
