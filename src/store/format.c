@@ -235,7 +235,7 @@ int store_log_header_parse(const uint8_t *data, size_t len, const uint8_t path_i
     return len >= LOG_HEADER_BYTES && memcmp(data, wanted, LOG_HEADER_BYTES) == 0 ? 0 : LEAT_CORRUPT;
 }
 
-/* | bytes in all u32 | CRC of what follows u32 | nth u64 | type u8, 0, key length u16 | value: 64 | extra length u16 | key | extra |
+/* | bytes in all u32 | CRC of what follows u32 | nth u64 | type u8, unflushed u8, key length u16 | value: 64 | extra length u16 | key | extra |
  * The CRC starts from the log's number, so that a record of another log that lies in the same blocks of the disk is none of this one. */
 static uint32_t record_seed(uint64_t number)
 {
@@ -247,7 +247,7 @@ size_t store_log_record_put(uint8_t *out, uint64_t number, uint64_t nth, const s
     uint8_t *p = out + 8;
     memcpy(p, &nth, 8);
     p[8] = (uint8_t)r->type;
-    p[9] = 0;
+    p[9] = r->unflushed;
     memcpy(p + 10, &r->key_len, 2);
     memcpy(p + 12, &r->value, sizeof(r->value));
     memcpy(p + 12 + sizeof(r->value), &r->extra_len, 2);
@@ -273,14 +273,14 @@ size_t store_log_record_parse(const uint8_t *data, size_t len, uint64_t number, 
     if (bytes < fixed || bytes > len || get64(data + 8) != nth ||
         get32(data + 4) != crc32c(record_seed(number), data + 8, bytes - 8))
         return 0;
-    struct log_record r = {.type = data[16]};
+    struct log_record r = {.type = data[16], .unflushed = data[17]};
     memcpy(&r.key_len, data + 18, 2);
     memcpy(&r.value, data + 20, sizeof(r.value));
     memcpy(&r.extra_len, data + 20 + sizeof(r.value), 2);
     r.key = data + fixed;
     r.extra = r.key + r.key_len;
     if (bytes != fixed + r.key_len + r.extra_len || r.key_len > INDEX_KEY_MAX ||
-        r.extra_len > INDEX_EXTRA_MAX || r.type < LOG_PUT || r.type > LOG_CLOSE ||
+        r.extra_len > INDEX_EXTRA_MAX || r.type < LOG_PUT || r.type > LOG_MARK ||
         ((r.type == LOG_PUT || r.type == LOG_DELETE) && r.key_len < 5))
         return 0;
     *ret = r;

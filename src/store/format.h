@@ -65,9 +65,14 @@ enum log_type {
     LOG_DELETE,   /* value (its seq counts), key */
     LOG_ALLOCATE, /* value.file: the first of value.bytes numbers of files that are about to be made */
     LOG_CLOSE,    /* the store was closed in order; nothing is under way */
+    LOG_MARK,     /* nothing but what `unflushed` says */
 };
+#define LOG_UNFLUSHED_MAX 255u
 struct log_record {
     enum log_type type;
+    /* So many records before it were not known to be on the disk when it was written; LOG_UNFLUSHED_MAX: that many, or more. All before these were
+     * flushed: if one of them is not there, the log is damaged. */
+    uint8_t unflushed;
     struct index_value value;
     const uint8_t *key, *extra;
     uint16_t key_len, extra_len;

@@ -34,9 +34,10 @@ struct store_log {
     uint64_t number, nth; /* of the file; of the next record */
     uint64_t end;         /* of records */
     uint64_t zeroed;      /* written ahead with zeros, so that a flush has no sizes to store */
+    uint64_t marked;      /* a record says that those before this one are on the disk; a number like nth */
     pthread_mutex_t sync_lock;
     pthread_cond_t synced_cond;
-    uint64_t synced; /* records before this offset are on the disk */
+    uint64_t synced, synced_nth; /* records before this offset, and before this number, are on the disk */
     bool syncing;
     int sync_rc;    /* a flush failed: what was not on the disk then never is known to be */
     uint64_t first; /* number of the oldest log that is needed */
@@ -59,6 +60,7 @@ struct path {
     _Atomic bool failed;
     bool loaded;  /* the index is all of what the path holds */
     bool rebuilt; /* at this start, out of the files */
+    bool torn; /* a log's end reached the disk out of order: what follows its first gap was never flushed */
     pthread_mutex_t fail_lock;
     char error[200];
     uint64_t
@@ -204,6 +206,8 @@ int store_files_outstanding(struct path *p, uint64_t **ret_ids, uint64_t *ret_n)
 int store_log_start(struct path *p, uint64_t number, struct leat_error *err);
 int store_log_append(struct path *p, const struct log_record *r, uint64_t *ret_end, struct leat_error *err);
 int store_log_sync(struct path *p, uint64_t end, struct leat_error *err);
+/* A record that says what was flushed, if none does; not flushed itself. For when nothing else is written. */
+void store_log_mark(struct path *p);
 int store_log_switch(struct path *p, int fd, uint64_t number); /* commits is held alone */
 int store_log_create(struct path *p, uint64_t number, int *ret_fd);
 void store_log_close(struct path *p);

@@ -6,7 +6,8 @@
  * appended until then; the others sleep, and one of them takes over.
  * Failure modes: a record that could not be written whole is overwritten by the next one (it parses as none). After a failed flush the
  * path is left: nobody knows what is on the disk (the kernel reports it once, and forgets).
- * Invariants: records stand in the order of their numbers; zeros are behind the last.
+ * Invariants: records stand in the order of their numbers; zeros are behind the last. Each says how many before it were not known to be on the disk, so
+ * that a start can tell a record that never got there from one that rotted (recover.c).
  */
 #include "store/internal.h"
 
@@ -50,7 +51,7 @@ int store_log_switch(struct path *p, int fd, uint64_t number)
     int old = log->fd;
     log->fd = fd;
     log->number = number;
-    log->nth = 0;
+    log->nth = log->marked = log->synced_nth = 0;
     log->end = log->zeroed = log->synced = LOG_HEADER_BYTES;
     pthread_mutex_unlock(&log->sync_lock);
     pthread_mutex_unlock(&log->lock);
@@ -81,19 +82,31 @@ static void zero_ahead(struct path *p, uint64_t until)
     log->zeroed = end;
 }
 
+static uint64_t synced_records(struct store_log *log)
+{
+    pthread_mutex_lock(&log->sync_lock);
+    uint64_t nth = log->synced_nth;
+    pthread_mutex_unlock(&log->sync_lock);
+    return nth;
+}
+
 int store_log_append(struct path *p, const struct log_record *r, uint64_t *ret_end, struct leat_error *err)
 {
     struct store_log *log = &p->log;
+    struct log_record marked = *r;
     uint8_t record[LOG_RECORD_MAX];
     pthread_mutex_lock(&log->lock);
     if (atomic_load(&p->failed)) {
         pthread_mutex_unlock(&log->lock);
         return error_set(err, STORE_UNAVAILABLE, "%s has failed", p->dir);
     }
-    size_t bytes = store_log_record_put(record, log->number, log->nth, r);
+    marked.unflushed = (uint8_t)MIN(log->nth - synced_records(log), (uint64_t)LOG_UNFLUSHED_MAX);
+    size_t bytes = store_log_record_put(record, log->number, log->nth, &marked);
     zero_ahead(p, log->end + bytes);
     int rc = store_io_write(p->store->io, log->fd, record, bytes, log->end);
     if (rc == 0) {
+        if (marked.unflushed < LOG_UNFLUSHED_MAX)
+            log->marked = log->nth - marked.unflushed;
         log->end += bytes;
         log->nth++;
         *ret_end = log->end;
@@ -115,7 +128,7 @@ int store_log_sync(struct path *p, uint64_t end, struct leat_error *err)
         pthread_mutex_unlock(&log->sync_lock);
 
         pthread_mutex_lock(&log->lock);
-        uint64_t until = log->end;
+        uint64_t until = log->end, nth = log->nth;
         int fd = log->fd;
         pthread_mutex_unlock(&log->lock);
         int rc = p->store->io->datasync(p->store->io, fd);
@@ -123,10 +136,12 @@ int store_log_sync(struct path *p, uint64_t end, struct leat_error *err)
 
         pthread_mutex_lock(&log->sync_lock);
         log->syncing = false;
-        if (rc < 0)
+        if (rc < 0) {
             log->sync_rc = rc;
-        else
+        } else {
             log->synced = MAX(log->synced, until);
+            log->synced_nth = MAX(log->synced_nth, nth);
+        }
         pthread_cond_broadcast(&log->synced_cond);
     }
     int rc = log->synced < end ? log->sync_rc : 0;
@@ -137,6 +152,19 @@ int store_log_sync(struct path *p, uint64_t end, struct leat_error *err)
     snprintf(why, sizeof(why), "its index log cannot be flushed: %s", strerror(-rc));
     store_path_fail(p, why);
     return error_set(err, STORE_UNAVAILABLE, "%s: %s", p->dir, why);
+}
+
+void store_log_mark(struct path *p)
+{
+    struct store_log *log = &p->log;
+    pthread_mutex_lock(&log->lock);
+    uint64_t synced = synced_records(log);
+    bool due = log->marked < synced && log->nth - synced < LOG_UNFLUSHED_MAX;
+    pthread_mutex_unlock(&log->lock);
+    struct log_record mark = {.type = LOG_MARK};
+    uint64_t end;
+    if (due)
+        store_log_append(p, &mark, &end, NULL);
 }
 
 void store_log_close(struct path *p)

@@ -4,9 +4,10 @@
  *
  * Happy path: map the newest snapshot, apply the logs from its number on, go on with a new log. After a crash, files that were deleted or
  * replaced are unlinked once more, and files made but never used as well: their numbers are in the log.
- * Failure modes: the torn end of a log is where it ends. A log that is missing, or whose whole records go on behind a broken one, is
- * damage: then every file is looked at, the newest version of each key counts (numbers of versions only grow), deletions that can still be
- * read in the logs are heeded, and files without a sound trailer, or with one that cannot be read, go to damaged/.
+ * Failure modes: the torn end of a log is where it ends, also where whole records stand behind the first that is not: pages reach the disk in any order.
+ * But where one of these says that the broken one had been flushed, or a log is missing, that is damage: then every file is looked at, the newest
+ * version of each key counts (numbers of versions only grow), deletions that can still be read in the logs are heeded, and files without a sound
+ * trailer, or with one that cannot be read, go to damaged/.
  * Invariants: what was acknowledged has its record on the disk, or its file.
  */
 #include "store/internal.h"
@@ -49,7 +50,7 @@ struct loading {
     struct numbers logs, snapshots, unused; /* unused: files made, not known to be an object's */
     struct numbers stale;                   /* files that are no object's any more */
     uint64_t newest;                        /* number of a log or snapshot */
-    bool damaged, closed;
+    bool damaged, torn, closed;
 };
 
 static int list_index(struct loading *l)
@@ -154,17 +155,21 @@ static int map_log(struct path *p, uint64_t number, void **ret_map, size_t *ret_
     return rc;
 }
 
-/* Whole records behind a broken one: the log is damaged, or its end reached the disk out of order; from here nobody can tell. */
-static bool records_behind(const uint8_t *data, size_t len, uint64_t number, uint64_t nth)
+/*
+ * Whole records behind the broken one, number nth. None of them was flushed if that one was not, so nobody was told of them, and nothing was unlinked
+ * for their sake: the log ends before it. One that says it was flushed is proof of damage.
+ */
+static void look_behind(struct loading *l, const uint8_t *data, size_t len, uint64_t number, uint64_t nth)
 {
-    for (size_t at = 1; at + LOG_RECORD_HEAD < len; at++) {
+    for (size_t at = 1; !l->damaged && at + LOG_RECORD_HEAD < len; at++) {
         uint64_t n;
         memcpy(&n, data + at + 8, 8);
         struct log_record r;
-        if (n > nth && n < nth + (1u << 20) && store_log_record_parse(data + at, len - at, number, n, &r))
-            return true;
+        if (n <= nth || n >= nth + (1u << 20) || !store_log_record_parse(data + at, len - at, number, n, &r))
+            continue;
+        l->torn = true;
+        l->damaged = r.unflushed < LOG_UNFLUSHED_MAX && n - MIN(n, (uint64_t)r.unflushed) > nth;
     }
-    return false;
 }
 
 static int remove_unused(struct loading *l, uint64_t file)
@@ -198,6 +203,8 @@ static int apply_record(struct loading *l, const struct log_record *r)
 {
     struct path *p = l->p;
     l->closed = r->type == LOG_CLOSE;
+    if (r->type == LOG_MARK)
+        return 0;
     if (r->type == LOG_CLOSE) {
         l->unused.n = l->stale.n = 0;
         return 0;
@@ -251,7 +258,7 @@ static int read_log(struct loading *l, uint64_t number,
              at += n, nth++)
             rc = record(l, &r);
         if (rc == 0)
-            l->damaged |= records_behind((uint8_t *)map + at, bytes - at, number, nth);
+            look_behind(l, (uint8_t *)map + at, bytes - at, number, nth);
     }
     if (map)
         munmap(map, bytes);
@@ -553,6 +560,27 @@ static void unlink_all(struct path *p, const struct numbers *files)
     }
 }
 
+/* Files that nobody announced in what is left of a log: they belong to what was not flushed. Folders are made in order, so most starts look at one. */
+static int find_unannounced(struct loading *l)
+{
+    struct path *p = l->p;
+    int rc = 0;
+    for (uint64_t folder = p->next_file / FILES_PER_DIR; rc == 0; folder++) {
+        char dir[PATH_FILE_MAX];
+        snprintf(dir, sizeof(dir), "%s/objects/%06llx", p->dir, (unsigned long long)folder);
+        DIR *d = opendir(dir);
+        if (!d)
+            return errno == ENOENT ? 0 : -errno;
+        for (struct dirent *e; rc == 0 && (e = readdir(d));) {
+            unsigned long long file;
+            if (sscanf(e->d_name, "%12llx", &file) == 1 && file >= p->next_file)
+                rc = numbers_add(&l->unused, file);
+        }
+        closedir(d);
+    }
+    return rc;
+}
+
 static bool has_objects(struct path *p)
 {
     char dir[PATH_FILE_MAX];
@@ -577,6 +605,8 @@ static int load(struct loading *l, struct leat_error *err)
     bool rebuilt = rc == 0 && (l->damaged || (l->newest == 0 && has_objects(p)));
     if (rebuilt)
         rc = rebuild(l);
+    else if (rc == 0 && l->torn && !l->closed)
+        rc = find_unannounced(l);
     if (rc == 0 &&
         rebuilt) /* objects that nobody had flushed yet are in it, and what they replaced goes now */
         rc = p->store->io->syncfs(p->store->io, p->dir);
@@ -592,6 +622,7 @@ static int load(struct loading *l, struct leat_error *err)
         return rc;
     p->loaded = true;
     p->rebuilt = rebuilt;
+    p->torn = l->torn && !rebuilt;
     if (rebuilt)
         rc = store_path_compact(p);
     return rc < 0 ? error_sys(err, rc, "%s: its index cannot be written", p->dir) : 0;

@@ -24,6 +24,7 @@ static void work(struct store *s)
         struct path *p = s->paths[i];
         if (!p->loaded || atomic_load(&p->failed))
             continue;
+        store_log_mark(p);
         int rc = store_path_wants_compaction(p) ? store_path_compact(p) : 0;
         if (rc < 0) {
             struct leat_error err;

@@ -32,7 +32,8 @@ struct day {
     struct store *s;
     struct op ops[OPS_MAX];
     unsigned n;
-    uint64_t rng, born; /* the bucket's acknowledgement */
+    uint64_t rng, born;             /* the bucket's acknowledgement */
+    unsigned starts, rebuilt, torn; /* after cuts */
 };
 
 static const char *key_name(unsigned key)
@@ -131,11 +132,27 @@ static void do_many(struct day *d)
         acknowledged(d, &d->ops[first + i]);
 }
 
+/* Records over more than a page that nobody waits for: their pages reach the disk in any order, or not at all. */
+static void do_notes(struct day *d)
+{
+    uint32_t id;
+    struct ikey k;
+    const char *key = key_name((unsigned)rng_below(&d->rng, KEYS));
+    assert_int_equal(store_bucket_find(d->s, "photos", &id, NULL, NULL), 0);
+    ikey_set(&k, id, key, strlen(key));
+    for (unsigned i = 0; i < 60; i++) {
+        int rc = store_flag(d->s, &k, 0, 0, 0, "as the remote calls it", false, NULL);
+        assert_true(rc == 0 || rc == LEAT_NOT_FOUND);
+    }
+}
+
 static void live(struct day *d, unsigned ops)
 {
     for (unsigned i = 0; i < ops; i++) {
-        uint64_t what = rng_below(&d->rng, 100);
-        if (what < 60)
+        uint64_t what = rng_below(&d->rng, 108);
+        if (what >= 100)
+            do_notes(d);
+        else if (what < 60)
             do_put(d);
         else if (what < 75)
             do_delete(d);
@@ -235,11 +252,14 @@ static int count(void *user, const struct store_entry *e)
     return 0;
 }
 
-static void check_state(const struct day *d, const char *dir, uint64_t cut, bool rebuilt)
+static void check_state(struct day *d, const char *dir, uint64_t cut, bool rebuilt)
 {
     struct store *s = testing_open(&dir, 1, NULL);
     assert_non_null(s);
     assert_int_equal(s->paths[0]->failed, 0);
+    d->starts++;
+    d->rebuilt += s->paths[0]->rebuilt;
+    d->torn += s->paths[0]->torn;
     bool bucket = store_bucket_get(s, "photos", NULL, NULL) == 0;
     assert_true(bucket || cut < d->born);
     if (bucket) {
@@ -287,7 +307,7 @@ static void replay(const struct day *d, uint64_t cut, uint64_t seed, bool lose_i
     }
 }
 
-static void cut_at(const struct day *d, uint64_t cut, uint64_t seed, bool lose_index)
+static void cut_at(struct day *d, uint64_t cut, uint64_t seed, bool lose_index)
 {
     char dir[256];
     replay(d, cut, seed, lose_index, dir);
@@ -303,6 +323,10 @@ static void test_cuts(void **state)
     unsigned n = testing_rounds(400);
     for (unsigned i = 0; i < n; i++)
         cut_at(d, rng_below(&rng, events + 1), i, false);
+    print_message("%u starts, %u of them with a log torn in the middle, %u rebuilt\n", d->starts, d->torn,
+                  d->rebuilt);
+    assert_true(d->torn > 0);
+    assert_int_equal(d->rebuilt, 0); /* a start is quick after a cut at any moment */
 }
 
 /* Right behind each acknowledgement, with nothing but what was flushed: where promises are kept or not. */
@@ -311,6 +335,86 @@ static void test_cuts_at_promises(void **state)
     struct day *d = *state;
     for (unsigned i = 0; i<d->n; i += testing_rounds(2)> 1 ? 1 : 4)
         cut_at(d, d->ops[i].until, i % 3 ? 0 : i + 7, false);
+    assert_int_equal(d->rebuilt, 0);
+}
+
+/* --- rot is no power cut ----------------------------------------------------------------------------------------------------- */
+
+/* Of the record that the log, of one that was just begun, holds at `nth`. */
+static void flip_record(struct testing_store *f, uint64_t number, unsigned nth)
+{
+    char name[PATH_FILE_MAX];
+    off_t at = LOG_HEADER_BYTES;
+    snprintf(name, sizeof(name), "%s/index/log.%016llx", f->dir, (unsigned long long)number);
+    FILE *log = fopen(name, "r");
+    assert_non_null(log);
+    for (uint32_t bytes; nth > 0; nth--, at += bytes)
+        assert_true(fseeko(log, at, SEEK_SET) == 0 && fread(&bytes, sizeof(bytes), 1, log) == 1);
+    fclose(log);
+    testing_flip(name, at + 30);
+}
+
+/* A log of their own for what is stored next. */
+static uint64_t fresh_log(struct testing_store *f)
+{
+    assert_int_equal(store_path_compact(f->s->paths[0]), 0);
+    return f->s->paths[0]->log.number;
+}
+
+static void kill_flip_start(struct testing_store *f, uint64_t number, unsigned nth)
+{
+    atomic_store(&f->s->paths[0]->failed, true); /* nothing is closed in order */
+    store_free(TAKE_PTR(f->s));
+    flip_record(f, number, nth);
+    f->s = testing_open1(f->dir);
+    assert_non_null(f->s);
+}
+
+/* Records: files made, "a", "b". */
+static void test_rot_before_a_later_record(void **state)
+{
+    struct testing_store *f = *state;
+    uint64_t number = fresh_log(f);
+    assert_int_equal(testing_put(f->s, "photos", "a", 1, 100), 0);
+    assert_int_equal(testing_put(f->s, "photos", "b", 2, 100), 0);
+    kill_flip_start(f, number, 1);
+    assert_true(f->s->paths[0]->rebuilt);
+    assert_int_equal(testing_check(f->s, "photos", "a", 1, 100), 0);
+    assert_int_equal(testing_check(f->s, "photos", "b", 2, 100), 0);
+}
+
+/* The last one has none behind it, unless there was time to say that it was flushed. */
+static void test_rot_at_the_end(void **state)
+{
+    struct testing_store *f = *state;
+    uint64_t number = fresh_log(f);
+    assert_int_equal(testing_put(f->s, "photos", "b", 2, 100), 0);
+    store_tick(f->s);
+    kill_flip_start(f, number, 1);
+    assert_true(f->s->paths[0]->rebuilt);
+    assert_int_equal(testing_check(f->s, "photos", "b", 2, 100), 0);
+}
+
+/* Files were made, and the record that says so never came: they go, with what lies in them. */
+static void test_files_of_a_lost_record(void **state)
+{
+    struct testing_store *f = *state;
+    uint64_t number = fresh_log(f);
+    assert_int_equal(testing_put(f->s, "photos", "a", 1, 100), 0);
+    kill_flip_start(f, number, 0);
+    assert_true(f->s->paths[0]->torn);
+    assert_int_equal(testing_count_objects(f->dir), 0);
+}
+
+/* An idle store says it once. */
+static void test_one_mark_is_enough(void **state)
+{
+    struct testing_store *f = *state;
+    assert_int_equal(testing_put(f->s, "photos", "a", 1, 100), 0);
+    store_tick(f->s);
+    uint64_t end = f->s->paths[0]->log.end;
+    store_tick(f->s);
+    assert_int_equal(f->s->paths[0]->log.end, end);
 }
 
 /* And the index is lost too: all out of the trailers. Then deletions may be forgotten, objects not. */
@@ -452,9 +556,16 @@ static void test_zeros_ahead(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed_then_cut),  cmocka_unit_test(test_killed_then_cut_without_index),
-        cmocka_unit_test(test_zeros_ahead),      cmocka_unit_test(test_cuts),
-        cmocka_unit_test(test_cuts_at_promises), cmocka_unit_test(test_cuts_without_index),
+        cmocka_unit_test(test_killed_then_cut),
+        cmocka_unit_test(test_killed_then_cut_without_index),
+        cmocka_unit_test(test_zeros_ahead),
+        cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_cuts_at_promises),
+        cmocka_unit_test(test_cuts_without_index),
+        cmocka_unit_test_setup_teardown(test_rot_before_a_later_record, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_rot_at_the_end, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_files_of_a_lost_record, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_one_mark_is_enough, testing_setup, testing_teardown),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
