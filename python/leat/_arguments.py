@@ -27,6 +27,21 @@ def whole(name: str, value: Any, least: int | None = None) -> int:
     return number
 
 
+def set_name(value: Any) -> str:
+    """The name of a set in the pool; what one is, the daemon knows.
+
+    >>> set_name("")
+    Traceback (most recent call last):
+    ...
+    ValueError: name='': a set's name is not empty
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"name={value!r}: the name of a set is a str, not {type(value).__name__}")
+    if not value.removeprefix("leat://"):
+        raise ValueError(f"name={value!r}: a set's name is not empty")
+    return value
+
+
 def near(name: object, names: Iterable[str]) -> str:
     """What may have been meant, and what there is.
 

@@ -389,11 +389,12 @@ def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, s
     >>> sorted(seen)
     [0, 1, 2, 3, 4, 5]
     """
-    batch_size = whole("batch_size", batch_size, 1)
+    batch_size, epoch, start = whole("batch_size", batch_size, 1), whole("epoch", epoch, 0), whole("start", start, 0)
+    slots, ahead = whole("slots", slots, 2), 0 if ahead is None else whole("ahead", ahead, 0)
     block, flags = parse_shuffle(shuffle)
     rank, world_size = _ranks.resolve(rank, world_size)
     ring, chosen = ws._load(batch_size, slots, fields, device, transport)
-    iterator = ring.iterate(seed % 2**64, epoch, block, flags, rank, world_size, start, not drop_last, ahead or 0)
+    iterator = ring.iterate(whole("seed", seed) % 2**64, epoch, block, flags, rank, world_size, start, not drop_last, ahead)
     return Batches(ws, ring, chosen, iterator, timeout)
 
 
@@ -409,8 +410,9 @@ def order(n: WorkingSet | int, seed: int = 0, epoch: int = 0, shuffle: str | boo
     block, flags = parse_shuffle(shuffle)
     if flags:
         raise ValueError("shuffle='auto' depends on the pool: name the kind ('full', 'block:N', False)")
-    fingerprint = None if isinstance(n, int) else n.fingerprint
-    length = n if isinstance(n, int) else len(n)
+    fingerprint = getattr(n, "fingerprint", None)
+    length = whole("n", n, 0) if fingerprint is None else len(n)  # type: ignore[arg-type]  # what has one is a set
+    epoch = whole("epoch", epoch, 0)
     ids = np.empty(length, np.uint64)
-    _leat.Order(length, seed % 2**64, epoch, block, fingerprint).fill(0, ids)
+    _leat.Order(length, whole("seed", seed) % 2**64, epoch, block, fingerprint).fill(0, ids)
     return ids

@@ -5,6 +5,7 @@ A child of fork() starts with none: it must not touch those of its parent."""
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import threading
@@ -43,12 +44,11 @@ def parse_bytes(size: int | str | None) -> int:
         return 0
     if isinstance(size, str):
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", size.lower())
-        if not match:
-            raise ValueError(f"{size!r} is not a size: give bytes, or a number with a unit as in '8GiB'")
-        return int(float(match[1]) * _UNITS[match[2] or ""])
-    if size < 0:
-        raise ValueError(f"a size of {size} bytes")
-    return size
+        if match:
+            return int(float(match[1]) * _UNITS[match[2] or ""])
+    elif hasattr(size, "__index__") and operator.index(size) >= 0:
+        return operator.index(size)
+    raise ValueError(f"{size!r} is not a size: give bytes, or a number with a unit as in '8GiB'")
 
 
 def parse_timeout(timeout: float | None) -> int:
@@ -65,11 +65,12 @@ def parse_timeout(timeout: float | None) -> int:
 def connect(socket: str | bytes | os.PathLike[str] | os.PathLike[bytes] | None = None, job: str | None = None, *, pool: int | str | None = None,
             start: bool = True) -> _leat.Client:
     """The connection to the daemon at `socket`, else to this job's private one, which is started when there is none."""
+    pool_bytes = parse_bytes(pool)  # an error also where a daemon runs, whose pool it does not change
     key = (os.fsdecode(socket) if socket is not None else None, job)
     with _lock:
         client = _clients.get(key)
         if client is None:
-            client = _leat.Client(socket=key[0], job=job, pool_bytes=parse_bytes(pool), flags=0 if start else NO_START)
+            client = _leat.Client(socket=key[0], job=job, pool_bytes=pool_bytes, flags=0 if start else NO_START)
             _clients[key] = client
         return client
 

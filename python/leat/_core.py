@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _clients, _leat
+from . import _clients, _leat, _ranks
+from ._arguments import set_name, whole
 from ._clients import Retried, parse_bytes, parse_timeout
 from ._errors import NotFound, PeerGone
 from ._progress import ProgressArg, Reporter
@@ -30,22 +32,35 @@ _LIST, _STAT, _STATUS = 1, 2, 3
 _DROP_FORCE = 1
 
 
-def _uri(uri: Uri) -> str:
+def _path(given: Path) -> str:
     # The library makes relative paths absolute and reads URIs. A path object is a path, also where its text reads as one of those.
-    if isinstance(uri, str):
-        return uri
+    return given if isinstance(given, str) else os.path.join(os.getcwd(), os.fsdecode(given))
+
+
+def _uri(uri: Uri) -> str:
+    if isinstance(uri, (str, bytes, os.PathLike)):
+        return _path(uri)
+    if isinstance(uri, WorkingSet):
+        raise TypeError(f"{uri.uri!r} is open already: take the working set as it is")
+    if isinstance(uri, (list, tuple)) and uri and all(isinstance(one, (str, bytes, os.PathLike)) for one in uri):
+        raise TypeError(f"a {type(uri).__name__} of paths: several shards are one pattern, as 'shards/{{000..146}}.tar', '{{a,b}}.tar' or '*.tar'; "
+                        "several arrays a dict of fields, {'image': path, 'label': path}")
     if not isinstance(uri, Mapping):
-        if not isinstance(uri, (bytes, os.PathLike)):
-            raise TypeError(f"{type(uri).__name__} is no path or URI, nor a dict of them: leat.from_dataset takes what has len() and [i]")
-        return os.path.join(os.getcwd(), os.fsdecode(uri))
-    paths = {field: path if isinstance(path, str) else os.path.join(os.getcwd(), os.fsdecode(path))
-             for field, path in uri.items()}
+        raise TypeError(f"{type(uri).__name__} is no path or URI, nor a dict of them: leat.from_dataset takes what has len() and [i]")
+    return _fields_text(uri)
+
+
+def _fields_text(paths: Mapping[str, Path]) -> str:
     if not paths:
         raise ValueError("an empty dict of fields")
-    for path in paths.values():
-        if ";" in path:
+    for field, path in paths.items():
+        if not isinstance(field, str) or not re.fullmatch("[A-Za-z_][A-Za-z0-9_.-]*", field):
+            raise ValueError(f"field {field!r}: its name is letters, digits, '_', '.' and '-', and begins with a letter or '_'")
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            raise TypeError(f"field {field!r}: {type(path).__name__} is no path or URI")
+        if ";" in _path(path):
             raise ValueError(f"{path!r}: a path of several may not hold ';'")
-    return ";".join(f"{field}={path}" for field, path in paths.items())
+    return ";".join(f"{field}={_path(path)}" for field, path in paths.items())
 
 
 def _socket(socket: Path | None) -> str | None:
@@ -53,7 +68,7 @@ def _socket(socket: Path | None) -> str | None:
 
 
 def _storage_of(options: Mapping[str, Any] | None) -> Storage | None:
-    if not options:
+    if options is None:
         return None
     from . import _storage  # few need it
 
@@ -92,14 +107,15 @@ def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | s
     0
     """
     text = _uri(uri)
+    if name is not None:
+        set_name(name)
     if window is None and (stride is not None or rows is not None):
         raise ValueError(f"stride={stride}: it goes with a window" if rows is None else f"rows={rows!r}: they go with a window")
     if short not in ("drop", "pad") or short == "pad" and rows is None:
         raise ValueError(f"short={short!r}: 'drop' or 'pad', of recordings, of which rows= says what they are")
     if window is not None:
-        stride = window if stride is None else stride
-        if window < 1 or stride < 1:
-            raise ValueError(f"window={window}, stride={stride}: at least 1")
+        window = whole("window", window, 1)
+        stride = window if stride is None else whole("stride", stride, 1)
     if window is not None and stride is not None and rows is None:
         if text.startswith("leat://"):
             raise ValueError(f"window={window}: open the array itself; {text} has its samples already. If those are recordings to be cut, "
@@ -137,7 +153,7 @@ def append(name: str, uri: Uri, *, job: str | None = None, socket: Path | None =
     """Adds the samples of `uri` (the same fields) to explicit set `name`, as a new version; sets already open keep reading
     theirs. Returns how many samples the new version has."""
     with Reporter(progress, name) as report, Retried(_clients.connect(socket, job)) as client:
-        return client.append(name, os.fsencode(_uri(uri)), parse_timeout(timeout), report, _storage_of(storage_options))
+        return client.append(set_name(name), os.fsencode(_uri(uri)), parse_timeout(timeout), report, _storage_of(storage_options))
 
 
 def drop(name: str, force: bool = False, *, job: str | None = None, socket: Path | None = None,
@@ -145,7 +161,7 @@ def drop(name: str, force: bool = False, *, job: str | None = None, socket: Path
     """Drops explicit set `name`. Waits for views of it, at most `timeout` seconds, then raises `leat.Busy`; with `force` it
     does not wait, and readers get `leat.Stale`."""
     with Retried(_clients.connect(socket, job)) as client:
-        client.drop(name.removeprefix("leat://"), _DROP_FORCE if force else 0, parse_timeout(timeout))
+        client.drop(set_name(name).removeprefix("leat://"), _DROP_FORCE if force else 0, parse_timeout(timeout))
 
 
 def _query(kind: int, arg: str | None, socket: Path | None, job: str | None) -> Any:
@@ -164,7 +180,7 @@ def ls(*, job: str | None = None, socket: Path | None = None) -> list[dict[str, 
 
 def stat(name: str, *, job: str | None = None, socket: Path | None = None) -> dict[str, Any]:
     """What the daemon knows about one working set, by name or URI."""
-    found: dict[str, Any] = _query(_STAT, name, socket, job)
+    found: dict[str, Any] = _query(_STAT, set_name(name), socket, job)
     return found
 
 
@@ -227,6 +243,8 @@ def create(name: str, fields: Mapping[str, Any], samples: int, *, keys: Sequence
     >>> pushed[2]["x"], int(pushed[2]["y"])
     (array([4., 5.], dtype=float32), 9)
     """
+    set_name(name)
+    samples = whole("samples", samples, 1)
     if set(lengths or ()) != {field for field, what in fields.items() if what is bytes}:
         raise ValueError("lengths: give the bytes of each sample for each raw field")
     described: list[_leat.CreateField] = []
@@ -253,5 +271,6 @@ def share(samples: int, rank: int, world_size: int) -> range:
     >>> leat.share(10, 1, 4)
     range(3, 6)
     """
-    first, end = _leat.share(samples, rank, world_size)
+    rank, world_size = _ranks.resolve(rank, world_size)
+    first, end = _leat.share(whole("samples", samples, 0), rank, world_size)
     return range(first, end)

@@ -18,7 +18,7 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Union
+from typing import Any, NoReturn, Union
 
 import numpy as np
 
@@ -161,6 +161,11 @@ class Loader(Iterable[Any]):
         self._report_at = 0.0  # as of perf_counter
         with _device.asked_for(device, pin_memory):
             self._load_ring()
+
+    def __getitem__(self, which: object) -> NoReturn:
+        """What a DataLoader around a loader would ask for."""
+        raise TypeError("a leat.Loader is iterated, and stands where a DataLoader stood: for batch in loader. Its samples are loader.ws[i]; "
+                        "to keep the DataLoader, give it the set: DataLoader(ws, batch_size, sampler=leat.Sampler(ws, batch_size))")
 
     # --- set up ---
 

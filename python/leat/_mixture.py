@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core, _leat, _plan, _workers
-from ._arguments import near
+from ._arguments import near, whole
 from ._batch import Array, Batch, Ragged
 from ._decode import Column
 from ._fields import Field
@@ -72,17 +72,13 @@ class Mixture:
                 raise TypeError(f"part {k} of the mixture is {part!r}: (set, weight), or (set, weight, {{name: field}})")
         self.sets = tuple(part[0] if isinstance(part[0], WorkingSet) else _core.open(part[0]) for part in parts)
         self.has_recordings = any(isinstance(ws, RecordingWindows) for ws in self.sets)
-        weights = [float(part[1]) for part in parts]
-        if not all(math.isfinite(w) and w > 0 for w in weights):
-            raise ValueError(f"weights {weights}: numbers above 0")
+        weights = [_weight(k, part[1]) for k, part in enumerate(parts)]
         #: As whole numbers: the sum is about 2^24.
         self.weights = tuple(max(1, round(math.ldexp(w / sum(weights), WEIGHT_BITS))) for w in weights)
         sizes = [len(ws) for ws in self.sets]
         if not all(sizes):
             raise ValueError(f"set {sizes.index(0)} of the mixture has no samples")
-        self._length = sum(sizes) if length is None else int(length)
-        if self._length < 1:
-            raise ValueError(f"length={length}: at least 1")
+        self._length = sum(sizes) if length is None else whole("length", length, 1)
         self.offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.uint64)
         if int(self.offsets[-1]) > ID_MASK:
             raise ValueError(f"{int(self.offsets[-1])} samples are more than a mixture can have")
@@ -217,6 +213,16 @@ class Mixture:
 
     def __repr__(self) -> str:
         return f"<leat.Mixture of {self.uri}: {self._length} samples an epoch>"
+
+
+def _weight(k: int, given: Any) -> float:
+    try:
+        weight = math.nan if isinstance(given, str) else float(given)
+    except (TypeError, ValueError):
+        weight = math.nan
+    if not (math.isfinite(weight) and weight > 0):
+        raise ValueError(f"part {k} of the mixture has weight {given!r}: a number above 0")
+    return weight
 
 
 def _words(field: Field) -> str:

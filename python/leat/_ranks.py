@@ -7,6 +7,8 @@ import logging
 import os
 import sys
 
+from ._arguments import whole
+
 _log = logging.getLogger("leat")
 # The inner launcher knows the ranks, the outer one only what it started: torchrun under srun is one task a node; mpirun in a Slurm job hands
 # its daemons' SLURM_PROCID on to the ranks, or the batch script's, which is 0 for all. So Open MPI's come before Slurm's, which would put
@@ -30,6 +32,7 @@ def resolve(rank: int | None = None, world_size: int | None = None) -> tuple[int
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank={rank}, world_size={world_size}: give both, or neither")
     if rank is not None and world_size is not None:
+        rank, world_size = whole("rank", rank), whole("world_size", world_size, 1)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} of world_size={world_size}: ranks count from 0")
         return rank, world_size
@@ -44,7 +47,7 @@ def groups(rank: int, world_size: int, replication: int) -> tuple[int, int]:
     >>> groups(5, 8, 4)
     (1, 2)
     """
-    if replication < 1 or world_size % replication:
+    if whole("replication", replication) < 1 or world_size % replication:
         raise ValueError(f"replication={replication}: a number that divides the world size, {world_size}")
     return rank // replication, world_size // replication
 

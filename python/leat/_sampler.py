@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _leat, _plan, _ranks
+from ._arguments import whole
 from ._batch import parse_shuffle
 from ._errors import Stale
 from ._mixture import ID_MASK, Mixture, MixPlan
@@ -49,8 +50,8 @@ class Sampler:
         self._n = ws if isinstance(ws, int) else len(ws)
         self._fingerprint = None if isinstance(ws, int) else ws.fingerprint
         self._mixture = ws.state if isinstance(ws, Mixture) else None
-        self.batch_size, self.drop_last = batch_size, drop_last
-        self._seed, self._epoch, self._start = seed % 2**64, 0, 0
+        self.batch_size, self.drop_last = whole("batch_size", batch_size, 1), drop_last
+        self._seed, self._epoch, self._start = whole("seed", seed) % 2**64, 0, 0
         self._pass: _Pass | None = None  # the last one that began
 
     def __len__(self) -> int:
@@ -58,6 +59,7 @@ class Sampler:
 
     def set_epoch(self, epoch: int) -> None:
         """As of `leat.Loader`."""
+        epoch = whole("epoch", epoch, 0)
         if epoch != self._epoch:
             self._epoch, self._start = epoch, 0
         if self._pass is not None and self._pass.epoch != epoch:

@@ -326,7 +326,10 @@ class WorkingSet:
     def _at(self, index: SupportsIndex) -> int:
         if isinstance(index, bool):
             raise TypeError("a sample's number is not True or False")
-        i = operator.index(index)
+        try:
+            i = operator.index(index)
+        except TypeError:
+            raise TypeError(f"{index!r}: one sample is asked for by its number or its key, many at once with ws.read_batch([...])") from None
         n = self._length
         if not -n <= i < n:
             raise IndexError(f"sample {i} of a working set of {n} samples")
@@ -473,6 +476,8 @@ class WorkingSet:
                     raise TypeError(f"ids of dtype {ids.dtype}: give numbers of samples")
                 ids = ids.astype(np.int64)
             ids = ids.reshape(-1)
+        elif not hasattr(ids, "__len__") or isinstance(ids, (str, bytes)):
+            raise TypeError(f"ids={ids!r}: a list of numbers or keys; ws[...] is one sample")
         elif len(ids) and isinstance(ids[0], (bool, np.bool_)):
             raise TypeError("ids are numbers of samples, not True and False: numpy.flatnonzero(mask)")
         elif len(ids) and isinstance(ids[0], str):

@@ -45,6 +45,8 @@ def parse(options: Mapping[str, Any] | None) -> Storage | None:
     >>> parse({"anon": True, "client_kwargs": {"endpoint_url": "http://localhost:9000"}})
     (1, 'http://localhost:9000', None, None, None, None, None, None, None)
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"storage_options is a dict, as {{'anon': True}}, not {type(options).__name__}")  # a str may be a secret
     if not options:
         return None
     flat = _flatten(options)

@@ -16,11 +16,13 @@ a loader has other formats (PNG, WebP) decoded by Pillow.
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from . import _prep
+from ._arguments import whole
 from ._batch import Array
 from ._errors import _make
 from ._decoded import decoded
@@ -53,15 +55,33 @@ def decode_jpeg(data: Any, *, max_pixels: int = 0, accept_damaged: bool = False,
     return out
 
 
+def _edges(size: Any) -> tuple[int, int]:
+    """(height, width)."""
+    if isinstance(size, (tuple, list)) and len(size) == 2:
+        return whole("height", size[0]), whole("width", size[1])
+    if not hasattr(size, "__index__"):
+        raise TypeError(f"size={size!r}: the edge of a square in pixels, or (height, width)")
+    return whole("size", size), whole("size", size)
+
+
+def _check_one_of(name: str, value: object, allowed: Iterable[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, allowed))}")
+
+
 class _Transform(Prep):
     def __init__(self, mode: int, size: int | tuple[int, int], *, scale: tuple[float, float] = (0.08, 1.0),
                  ratio: tuple[float, float] = (3 / 4, 4 / 3), flip: float = 0.5, resize: int = 256, interpolation: str = "bilinear",
                  dtype: str = "float32", layout: str = "chw", mean: Sequence[float] = IMAGENET_MEAN,
                  std: Sequence[float] = IMAGENET_STD, seed: int = 0, threads: int = 1, max_pixels: int = 0,
                  accept_damaged: bool = False, orient: bool = True, exact: bool = False) -> None:
-        height, width = (size, size) if isinstance(size, int) else size
-        if interpolation not in _FILTERS or dtype not in _FORMATS or layout not in ("chw", "hwc"):
-            raise ValueError(f"interpolation is one of {list(_FILTERS)}, dtype one of {list(_FORMATS)}, layout 'chw' or 'hwc'")
+        height, width = _edges(size)
+        _check_one_of("interpolation", interpolation, _FILTERS)
+        _check_one_of("dtype", dtype, _FORMATS)
+        _check_one_of("layout", layout, ("chw", "hwc"))
+        for name, values, count in (("scale", scale, 2), ("ratio", ratio, 2), ("mean", mean, 3), ("std", std, 3)):
+            if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != count:
+                raise ValueError(f"{name}={values!r}: {count} numbers")
         number, self.dtype = _FORMATS[dtype]
         self.seed = seed
         self.shape = (3, height, width) if layout == "chw" else (height, width, 3)
@@ -85,6 +105,8 @@ class _Transform(Prep):
                  out: Any = None) -> Any:
         """Prepares a batch into `out` (any writable buffer of N samples of self.shape and self.dtype; bfloat16 as uint16), or a
         fresh array. Raises for the first sample that can not be prepared; the others are there all the same."""
+        if isinstance(buffers, (bytes, bytearray, memoryview)) or not hasattr(buffers, "__len__"):
+            raise TypeError("a batch of encoded pictures is wanted: a list of bytes, also of one")
         if out is None:
             out = np.empty((len(buffers), *self.shape), self.dtype)
         failed = self.run(buffers, range(len(buffers)) if indices is None else indices, epoch=epoch, out=out)

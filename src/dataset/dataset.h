@@ -33,6 +33,8 @@ struct dataset_spec {
  * they are) is what identifies a dataset, and is read back as itself. LEAT_INVALID; LEAT_UNSUPPORTED: another scheme. dataset_spec_free
  * frees what parse made. */
 int dataset_spec_parse(const char *text, struct dataset_spec *ret_spec, struct leat_error *err);
+/* Whether a working set may be called so: LEAT_INVALID for what would be read as a path or FIELD=PATH, or would spoil a list or a log. */
+int dataset_name_check(const char *name, struct leat_error *err);
 void dataset_spec_free(struct dataset_spec *spec);
 char *dataset_spec_format(const struct dataset_spec *spec); /* caller frees; NULL: out of memory */
 

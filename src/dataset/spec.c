@@ -9,6 +9,8 @@
 
 #include "dataset/scan.h"
 
+#define NAME_MAX_BYTES 255u
+
 /* Length of "name" in "name=...", 0 if the text does not begin so. */
 static size_t field_prefix(const char *s)
 {
@@ -113,6 +115,20 @@ int dataset_spec_parse(const char *text, struct dataset_spec *ret_spec, struct l
     }
     *ret_spec = spec;
     return 0;
+}
+
+int dataset_name_check(const char *name, struct leat_error *err)
+{
+    size_t len = strlen(name);
+    bool good = len > 0 && len <= NAME_MAX_BYTES && !strpbrk(name, "/=") && strcmp(name, ".") != 0 &&
+                strcmp(name, "..") != 0;
+    for (size_t k = 0; k < len; k++)
+        good = good && (unsigned char)name[k] >= 0x20 && name[k] != 0x7f;
+    return good ? 0
+                : error_set(err, LEAT_INVALID,
+                            "a set's name has 1 to %u bytes, no / or = in it, as paths have, and no control "
+                            "characters: choose another",
+                            NAME_MAX_BYTES);
 }
 
 void dataset_spec_free(struct dataset_spec *spec)

@@ -270,6 +270,21 @@ static void test_spec(void **state)
         assert_int_equal(dataset_spec_parse(refused[i], &spec, NULL), LEAT_INVALID);
 }
 
+static void test_names(void **state)
+{
+    static const char *const good[] = {"train", "a b", "train@2026-11", "..x", "\xc3\xa9"};
+    static const char *const bad[] = {"", ".", "..", "a/b", "leat://a", "a=b", "a\nb", "\x7f"};
+    for (size_t i = 0; i < ARRAY_LEN(good); i++)
+        assert_int_equal(dataset_name_check(good[i], NULL), 0);
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++)
+        assert_int_equal(dataset_name_check(bad[i], NULL), LEAT_INVALID);
+    char name[257];
+    memset(name, 'n', sizeof(name));
+    name[256] = '\0';
+    assert_int_equal(dataset_name_check(name, NULL), LEAT_INVALID);
+    assert_int_equal(dataset_name_check(name + 1, NULL), 0);
+}
+
 static void test_uri(void **state)
 {
     check_spec("file:/a/b.npy", "/a/b.npy");
@@ -423,10 +438,15 @@ static void test_silent_child(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_spec),         cmocka_unit_test(test_uri),
-        cmocka_unit_test(test_allocations),  cmocka_unit_test(test_table_allocations),
-        cmocka_unit_test(test_cancel),       cmocka_unit_test(test_opener),
-        cmocka_unit_test(test_silent_child), cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_spec),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_uri),
+        cmocka_unit_test(test_allocations),
+        cmocka_unit_test(test_table_allocations),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_opener),
+        cmocka_unit_test(test_silent_child),
+        cmocka_unit_test(test_rows),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

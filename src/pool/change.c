@@ -187,7 +187,7 @@ void pool_create(struct pool *pool, struct open_request *r, int index_fd)
         : pool_find_own_name(pool, r->name, r->uid)
             ? error_set(&err, LEAT_INVALID,
                         "there is a working set '%s' already: drop it first, or choose another name", r->name)
-            : pool_name_check(r->name, &err);
+            : dataset_name_check(r->name, &err);
     if (code == 0)
         code = pool_sets_check(pool, r->uid, &err);
     if (code == 0)

@@ -489,7 +489,8 @@ void pool_open(struct pool *pool, struct open_request *r)
     list_init(&r->node);
     atomic_fetch_add(&pool->opens, 1);
     int code = atomic_load(&pool->stopping) ? error_set(&err, -ECANCELED, "the daemon is ending")
-                                            : pool_name_check(r->name, &err);
+               : r->name[0]                 ? dataset_name_check(r->name, &err)
+                                            : 0;
     if (code < 0) {
         pool_answer(pool, r, NULL, &err);
         return;

@@ -19,8 +19,7 @@
 #include "pool/work.h"
 #include "pool/wset.h"
 
-#define NAME_MAX_BYTES 255u
-#define STOP_NS        (10 * NS_PER_S)
+#define STOP_NS (10 * NS_PER_S)
 
 static void advanced_on_loop(void *arg)
 {
@@ -245,19 +244,6 @@ void pool_own(struct wset *ws, uint32_t uid, uint32_t gid, uint32_t flags)
     ws->owner_uid = uid;
     ws->owner_gid = gid;
     ws->mode = flags & LEAT_OPEN_PUBLIC ? 0644 : 0600;
-}
-
-/* Names go into messages, logs and other programs' output. */
-int pool_name_check(const char *name, struct leat_error *err)
-{
-    size_t len = strlen(name);
-    bool good = len <= NAME_MAX_BYTES;
-    for (size_t k = 0; k < len; k++)
-        good = good && (unsigned char)name[k] >= 0x20 && name[k] != 0x7f;
-    return good ? 0
-                : error_set(err, LEAT_INVALID,
-                            "a name has at most %u bytes and no control characters: choose another",
-                            NAME_MAX_BYTES);
 }
 
 /* Each set costs descriptors, which are everybody's. */

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong arguments of leat.Loader: what was given, what is allowed, what to do; at once, not with the first batch."""
+"""Wrong arguments: what was given, what is allowed, what to do; at once, not with the first batch, and from no depth of the library."""
 
+import pathlib
 import re
 
 import numpy as np
@@ -44,6 +45,8 @@ def numbers(tmp_path):
     ({"device": "gpu"}, ValueError, "device='gpu': 'cpu', 'pinned' or 'cuda:N'"),
     ({"rank": 1}, ValueError, "give both, or neither"),
     ({"rank": 2, "world_size": 2}, ValueError, "ranks count from 0"),
+    ({"rank": "0", "world_size": "2"}, TypeError, "rank='0': a whole number, not str"),
+    ({"replication": "2"}, TypeError, "replication='2': a whole number, not str"),
 ])
 def test_wrong_arguments(numbers, arguments, error, message):
     with pytest.raises(error, match=re.escape(message)):
@@ -79,6 +82,67 @@ def test_a_batch_is_not_unpacked(numbers):
                 pass
 
 
-def test_what_is_no_dataset():
-    with pytest.raises(TypeError, match="list is no path or URI.*leat.from_dataset takes what has len"):
-        leat.Loader([1, 2, 3], 2)
+def test_a_loader_is_not_put_into_a_dataloader(numbers):
+    with leat.Loader(numbers, 2) as loader, pytest.raises(TypeError, match=r"stands where a DataLoader stood: for batch in loader"):
+        loader[0]
+
+
+@pytest.mark.parametrize("uri, error, message", [
+    ([1, 2, 3], TypeError, "list is no path or URI, nor a dict of them: leat.from_dataset takes what has len"),
+    (["a.tar", pathlib.Path("b.tar")], TypeError, "a list of paths: several shards are one pattern"),
+    ({"image": 3}, TypeError, "field 'image': int is no path or URI"),
+    ({"my image": "a.npy"}, ValueError, "field 'my image': its name is letters, digits"),
+    ({3: "a.npy"}, ValueError, "field 3: its name is letters, digits"),
+    ({}, ValueError, "an empty dict of fields"),
+])
+def test_what_is_no_dataset(uri, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        leat.Loader(uri, 2)
+
+
+def test_what_is_open_already(numbers):
+    with pytest.raises(TypeError, match="is open already: take the working set as it is"):
+        leat.open(numbers)
+
+
+@pytest.mark.parametrize("arguments, error, message", [
+    ({"window": 0}, ValueError, "window=0: at least 1"),
+    ({"window": 2.5}, TypeError, "window=2.5: a whole number, not float"),
+    ({"pool": "lots"}, ValueError, "'lots' is not a size: give bytes, or a number with a unit"),
+    ({"pool": -1}, ValueError, "-1 is not a size"),
+    ({"limit": 1.5}, ValueError, "1.5 is not a size"),
+    ({"storage_options": "key"}, TypeError, "storage_options is a dict, as {'anon': True}, not str"),
+    ({"name": ""}, ValueError, "a set's name is not empty"),
+    ({"name": 3}, TypeError, "the name of a set is a str, not int"),
+    ({"name": "a/b"}, leat.Invalid, "no / or = in it"),
+    ({"name": "a=b"}, leat.Invalid, "no / or = in it"),
+])
+def test_wrong_arguments_of_open(numbers, npy, arguments, error, message):
+    """Also where a daemon runs already, whose pool is what it is."""
+    with pytest.raises(error, match=re.escape(message)):
+        leat.open(npy, **arguments)
+
+
+@pytest.mark.parametrize("call, error, message", [
+    (lambda ws: ws[[1, 2]], TypeError, "[1, 2]: one sample is asked for by its number or its key, many at once with ws.read_batch"),
+    (lambda ws: ws.read_batch(3), TypeError, "ids=3: a list of numbers or keys"),
+    (lambda ws: leat.batches(ws, 2, epoch=-1), ValueError, "epoch=-1: at least 0"),
+    (lambda ws: leat.batches(ws, 2, slots=1), ValueError, "slots=1: at least 2"),
+    (lambda ws: leat.order("x"), TypeError, "n='x': a whole number, not str"),
+    (lambda ws: leat.order(ws, epoch=-1), ValueError, "epoch=-1: at least 0"),
+    (lambda ws: leat.Sampler(ws, 0), ValueError, "batch_size=0: at least 1"),
+    (lambda ws: leat.share(100, 4, 4), ValueError, "rank=4 of world_size=4: ranks count from 0"),
+    (lambda ws: leat.drop(3), TypeError, "name=3: the name of a set is a str, not int"),
+    (lambda ws: leat.stat(ws), TypeError, "the name of a set is a str, not WorkingSet"),
+    (lambda ws: leat.create("new", {"x": "f4"}, samples=-1), ValueError, "samples=-1: at least 1"),
+    (lambda ws: leat.Mixture([(ws, "much")]), ValueError, "part 0 of the mixture has weight 'much': a number above 0"),
+    (lambda ws: leat.Mixture([(ws, 1)], length=0), ValueError, "length=0: at least 1"),
+    (lambda ws: leat.prep.CenterCrop("big"), TypeError, "size='big': the edge of a square in pixels, or (height, width)"),
+    (lambda ws: leat.prep.CenterCrop((1, 2, 3)), TypeError, "size=(1, 2, 3): the edge of a square"),
+    (lambda ws: leat.prep.CenterCrop(8, dtype="float64"), ValueError, "dtype='float64': one of 'uint8', 'float32', 'bfloat16'"),
+    (lambda ws: leat.prep.CenterCrop(8, mean=(1, 2)), ValueError, "mean=(1, 2): 3 numbers"),
+    (lambda ws: leat.prep.CenterCrop(8)(b"a picture"), TypeError, "a batch of encoded pictures is wanted: a list of bytes, also of one"),
+])
+def test_wrong_arguments_of_others(numbers, call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        call(numbers)

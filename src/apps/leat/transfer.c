@@ -92,15 +92,6 @@ static void open_begin(struct cli *cli, struct leat_open_options *options, struc
     options->timeout_ns = cli->timeout_ns ? cli->timeout_ns : UINT64_MAX;
 }
 
-static bool name_ok(const struct cli *cli, const char *name)
-{
-    if (name[0] == '\0' || strchr(name, '/') || strstr(name, "://") || strchr(name, '=')) {
-        cli_usage_error(cli, "\"%s\": a set's name is not empty and has no / or = in it", name);
-        return false;
-    }
-    return true;
-}
-
 static void print_loaded(const struct cli *cli, struct leat_ws *ws, const char *name, const char *uri,
                          bool complete, double seconds)
 {
@@ -174,8 +165,8 @@ int cmd_preload(struct cli *cli, int argc, char **argv)
         return cli_usage_error(cli, "which dataset?");
     if (!options.name)
         return cli_usage_error(cli, "--name NAME is needed: a set without a name goes with this command");
-    if (!name_ok(cli, options.name))
-        return CLI_USAGE;
+    if (dataset_name_check(options.name, &cli->err) < 0)
+        return cli_usage_error(cli, "\"%s\": %s", options.name, cli->err.message);
     AUTO_FREE char *uri = NULL;
     int rc = take_dataset(cli, argc - first, argv + first, &uri);
     if (rc != CLI_OK)
@@ -209,8 +200,8 @@ int cmd_append(struct cli *cli, int argc, char **argv)
     if (argc - first < 2)
         return cli_usage_error(cli, "give the set's name, then the dataset to add");
     const char *name = argv[first];
-    if (!name_ok(cli, name))
-        return CLI_USAGE;
+    if (dataset_name_check(name, &cli->err) < 0)
+        return cli_usage_error(cli, "\"%s\": %s", name, cli->err.message);
     AUTO_FREE char *uri = NULL;
     int rc = take_dataset(cli, argc - first - 1, argv + first + 1, &uri);
     if (rc != CLI_OK)
