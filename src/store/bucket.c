@@ -97,6 +97,7 @@ int store_bucket_parse(const void *data, size_t len, struct store_bucket *ret, b
     struct store_bucket b = {.id = bytes_get_u32(&in), .flags = bytes_get_u32(&in)};
     b.created_ns = (int64_t)bytes_get_u64(&in);
     b.version = bytes_get_u64(&in);
+    b.front = 1;
     *ret_deleted = bytes_get_u8(&in);
     char name[STORE_BUCKET_MAX + 1];
     uint32_t name_len = bytes_get_u32(&in);
@@ -277,13 +278,21 @@ int store_bucket_find(struct store *s, const char *name, uint32_t *ret_id, uint3
     return b ? 0 : no_bucket(name, err);
 }
 
-int store_bucket_enter(struct store *s, const char *name, uint32_t id, struct leat_error *err)
+int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret_remote, uint64_t *ret_front,
+                       struct leat_error *err)
 {
+    struct bucket *b;
     pthread_mutex_lock(&s->buckets_lock);
-    struct bucket *b = lookup(s, name);
+    while ((b = lookup(s, name)) && b->changing)
+        pthread_cond_wait(&s->buckets_cond, &s->buckets_lock);
     bool good = b && b->b.id == id && !b->deleting;
-    if (good)
+    if (good) {
         b->commits++;
+        if (ret_remote)
+            *ret_remote = b->b.flags & STORE_BUCKET_REMOTE;
+        if (ret_front)
+            *ret_front = b->b.front;
+    }
     pthread_mutex_unlock(&s->buckets_lock);
     return good ? 0 : no_bucket(name, err);
 }
@@ -343,6 +352,7 @@ int store_bucket_create(struct store *s, const char *name, uint32_t flags, const
     b->b.flags = flags;
     b->b.created_ns = store_wall_ns();
     b->b.version = store_next_seq(s); /* above that of a deletion's mark */
+    b->b.front = 1;
     b->b.props_len = strlen(b->b.props);
     pthread_mutex_lock(&s->buckets_write);
     pthread_mutex_lock(&s->buckets_lock);
@@ -475,15 +485,12 @@ int store_bucket_get(struct store *s, const char *name, struct store_bucket *ret
     return b ? 0 : no_bucket(name, err);
 }
 
-int store_bucket_set(struct store *s, const char *name, uint64_t if_version, uint32_t flags,
-                     const char *props, struct leat_error *err)
+/* buckets_write is held. props NULL: as they are. */
+static int change(struct store *s, const char *name, uint64_t if_version, uint32_t flags, uint64_t front,
+                  const char *props, struct leat_error *err)
 {
-    int rc = check_props(props, err);
-    if (rc < 0)
-        return rc;
-    pthread_mutex_lock(&s->buckets_write);
     struct store_bucket b = {0};
-    rc = store_bucket_get(s, name, &b, err);
+    int rc = store_bucket_get(s, name, &b, err);
     if (rc == 0 && if_version && b.version != if_version)
         rc = error_set(err, STORE_PRECONDITION, "bucket '%s' was changed by someone else", name);
     if (rc == 0 && props) {
@@ -494,6 +501,7 @@ int store_bucket_set(struct store *s, const char *name, uint64_t if_version, uin
     }
     if (rc == 0) {
         b.flags = flags;
+        b.front = front;
         b.version++;
         rc = write_all(s, &b, false, err);
     }
@@ -505,8 +513,87 @@ int store_bucket_set(struct store *s, const char *name, uint64_t if_version, uin
         b.props = old;
         pthread_mutex_unlock(&s->buckets_lock);
     }
-    pthread_mutex_unlock(&s->buckets_write);
     store_bucket_fini(&b);
+    return rc;
+}
+
+int store_bucket_set(struct store *s, const char *name, uint64_t if_version, const char *props,
+                     struct leat_error *err)
+{
+    int rc = check_props(props, err);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&s->buckets_write);
+    struct bucket *b = lookup(s, name); /* only who holds buckets_write changes them */
+    rc = b ? change(s, name, if_version, b->b.flags, b->b.front, props, err) : no_bucket(name, err);
+    pthread_mutex_unlock(&s->buckets_write);
+    return rc;
+}
+
+static bool has_dirty(struct store *s, uint32_t id)
+{
+    struct ikey k;
+    ikey_set(&k, id, "", 0);
+    bool any = false;
+    for (unsigned i = 0; i < s->npaths && !any; i++) {
+        struct path *p = s->paths[i];
+        struct index_cursor c;
+        pthread_rwlock_rdlock(&p->index.lock);
+        for (store_index_seek(&c, &p->index, k.bytes, k.len);
+             !any && c.valid && memcmp(c.item.key, k.bytes, 4) == 0; store_index_next(&c))
+            any = c.item.value.flags & STORE_DIRTY;
+        pthread_rwlock_unlock(&p->index.lock);
+    }
+    return any;
+}
+
+/* No commit into it is under way. */
+static int check_front(struct store *s, const struct bucket *b, enum store_front front,
+                       struct leat_error *err)
+{
+    if (front != STORE_FRONT_SAME && any_blind(s))
+        return error_set(err, STORE_UNAVAILABLE,
+                         "a path of the store has failed; it may hold objects of '%s'", b->b.name);
+    if (front == STORE_FRONT_OTHER && (has_objects(s, b->b.id) || store_uploads_any(s, b->b.id)))
+        return error_set(
+            err, STORE_NOT_EMPTY,
+            "bucket %s has objects or uploads: a bucket that is put in front of another is empty", b->b.name);
+    if (front == STORE_FRONT_NONE && has_dirty(s, b->b.id))
+        return error_set(err, LEAT_BUSY,
+                         "bucket %s: its remote has not got all of it yet: wait until nothing is dirty",
+                         b->b.name);
+    return 0;
+}
+
+int store_bucket_front(struct store *s, const char *name, uint64_t if_version, enum store_front front,
+                       const char *props, uint64_t *ret_front, struct leat_error *err)
+{
+    int rc = check_props(props, err);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&s->buckets_write);
+    pthread_mutex_lock(&s->buckets_lock);
+    struct bucket *b = lookup(s, name);
+    if (b) {
+        b->changing = true;
+        while (b->commits > 0)
+            pthread_cond_wait(&s->buckets_cond, &s->buckets_lock);
+    }
+    pthread_mutex_unlock(&s->buckets_lock);
+    rc = b ? check_front(s, b, front, err) : no_bucket(name, err);
+    if (rc == 0) {
+        uint32_t flags = front == STORE_FRONT_NONE ? b->b.flags & ~(uint32_t)STORE_BUCKET_REMOTE
+                                                   : b->b.flags | STORE_BUCKET_REMOTE;
+        uint64_t number = b->b.front + (front != STORE_FRONT_SAME);
+        rc = change(s, name, if_version, flags, number, props, err);
+        *ret_front = number;
+    }
+    pthread_mutex_lock(&s->buckets_lock);
+    if (b)
+        b->changing = false;
+    pthread_cond_broadcast(&s->buckets_cond);
+    pthread_mutex_unlock(&s->buckets_lock);
+    pthread_mutex_unlock(&s->buckets_write);
     return rc;
 }
 

@@ -90,8 +90,9 @@ struct path {
 
 struct bucket {
     struct store_bucket b;
-    unsigned commits; /* under way: a deletion waits for them */
+    unsigned commits; /* under way: what changes the bucket itself waits for them */
     bool deleting;
+    bool changing; /* those that come wait */
 };
 
 struct open_files {
@@ -170,8 +171,10 @@ void store_buckets_free(struct store *s);
 /* id and flags of a bucket. STORE_NO_BUCKET. */
 int store_bucket_find(struct store *s, const char *name, uint32_t *ret_id, uint32_t *ret_flags,
                       struct leat_error *err);
-/* Between the two the bucket stays. STORE_NO_BUCKET: it is gone, or another one by now. */
-int store_bucket_enter(struct store *s, const char *name, uint32_t id, struct leat_error *err);
+/* Between the two the bucket stays, in front of what it is. STORE_NO_BUCKET: it is gone, or another one by now. Not to be entered twice: who changes it
+ * would wait for the first, and the second for him. */
+int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret_remote, uint64_t *ret_front,
+                       struct leat_error *err);
 void store_bucket_leave(struct store *s, const char *name);
 bool store_bucket_is_remote(struct store *s, uint32_t id, char ret_name[STORE_BUCKET_MAX + 1]);
 int store_bucket_check_key(const void *key, size_t key_len, struct leat_error *err);
@@ -269,6 +272,7 @@ struct put_target {
     uint64_t bytes;
     unsigned flags;
     struct path *path;     /* NULL: as HRW says */
+    bool entered;          /* the caller is between store_bucket_enter and _leave */
     struct upload *upload; /* a part of it; the put takes a reference */
 };
 int store_commit_condition(struct store *s, const struct ikey *k, const struct store_commit *c,
@@ -287,15 +291,21 @@ void store_writer_free(struct writer *w);
 /* Adds an open file's bytes, whose block CRCs are known, without a look at them where blocks fall on blocks. */
 int store_put_copy(struct store_put *put, int fd, uint64_t bytes, const uint32_t *crcs, uint32_t crc,
                    struct leat_error *err);
-/* As store_put_commit; with the object's record the upload's is deleted: at once, or not at all. Frees the put. */
-int store_put_commit_upload(struct store_put *put, const struct store_commit *c, const char *upload_id,
-                            struct store_info *ret_info, struct leat_error *err);
+/* The put is the object of an upload: with its record the upload's is deleted, at once or not at all; then, or when it is given up, store_upload_ended. */
+struct put_ending {
+    struct upload *upload;
+    const char *id;
+    char etag[STORE_ETAG_MAX + 1];
+    struct store_commit commit; /* what the upload was begun with: meta, remote, flags */
+};
+void store_put_ends(struct store_put *put, const struct put_ending *ending);
 
 /* multipart.c */
 #define UPLOAD_KEY_BYTES                                                                                     \
     26u /* of an index key: 0, the bucket's id, the upload's, the part's number (0: the upload itself) */
 void store_upload_key(uint32_t bucket_id, const uint8_t id[16], unsigned part, struct ikey *ret);
 bool store_upload_id_parse(const char *text, uint8_t ret_id[16]);
+void store_upload_ended(struct store *s, struct upload *u, bool done); /* takes the reference */
 /* Between the two no one completes or aborts it. */
 int store_upload_enter(struct store *s, struct upload *u, struct leat_error *err);
 void store_upload_leave(struct store *s, struct upload *u);

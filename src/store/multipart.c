@@ -197,7 +197,8 @@ static int upload_write(struct store *s, struct upload *u, struct leat_error *er
                            .bucket_id = u->bucket_id,
                            .bytes = out.len,
                            .flags = STORE_PUT_NO_MD5,
-                           .path = u->path};
+                           .path = u->path,
+                           .entered = true};
     store_upload_key(u->bucket_id, u->id, 0, &t.key);
     struct store_put *put;
     int rc =
@@ -241,7 +242,7 @@ int store_upload_begin(struct store *s, const char *bucket, const void *key, siz
     snprintf(u->remote, sizeof(u->remote), "%s", c->remote ? c->remote : "");
     ikey_set(&k, bucket_id, key, key_len);
     u->path = store_place(s, &k, 0);
-    rc = u->path ? store_bucket_enter(s, bucket, bucket_id, err)
+    rc = u->path ? store_bucket_enter(s, bucket, bucket_id, NULL, NULL, err)
                  : error_set(err, STORE_UNAVAILABLE, "no disk of the store is in order");
     if (rc < 0) {
         free(u);
@@ -594,8 +595,8 @@ static int copy_part(struct store *s, struct upload *u, const struct part *p, st
     return rc;
 }
 
-static int assemble(struct store *s, struct upload *u, const struct part *parts, unsigned n, uint64_t bytes,
-                    const struct store_commit *c, struct store_info *ret_info, struct leat_error *err)
+static int copy_parts(struct store *s, struct upload *u, const struct part *parts, unsigned n, uint64_t bytes,
+                      struct store_put **ret_put, struct leat_error *err)
 {
     struct put_target t = {.bucket = u->bucket,
                            .bucket_id = u->bucket_id,
@@ -609,39 +610,38 @@ static int assemble(struct store *s, struct upload *u, const struct part *parts,
         return rc;
     for (unsigned i = 0; rc == 0 && i < n; i++)
         rc = copy_part(s, u, &parts[i], put, err);
-    if (rc == 0)
-        return store_put_commit_upload(put, c, u->text, ret_info, err);
-    store_put_abort(put);
+    if (rc < 0)
+        store_put_abort(put);
+    else
+        *ret_put = put;
     return rc;
 }
 
-static int complete(struct store *s, struct upload *u, const struct store_part *named, unsigned n,
-                    const struct store_commit *given, struct store_info *ret_info, struct leat_error *err)
+static int assemble(struct store *s, struct upload *u, const struct store_part *named, unsigned n,
+                    struct store_put **ret_put, struct leat_error *err)
 {
     AUTO_FREE struct part *parts = NULL;
     uint64_t bytes = 0;
     uint8_t md5[16];
-    char etag[STORE_ETAG_MAX + 1];
     int rc = check_parts(u, named, n, &parts, &bytes, md5, err);
+    if (rc == 0)
+        rc = copy_parts(s, u, parts, n, bytes, ret_put, err);
     if (rc < 0)
         return rc;
-    struct store_commit c = given ? *given : (struct store_commit){0};
-    store_etag_format(md5, n, NULL, etag);
-    if (!c.etag)
-        c.etag = etag;
-    if (!c.meta) {
-        c.meta = u->data + u->key_len;
-        c.meta_len = u->meta_len;
-    }
-    c.remote = *u->remote ? u->remote : NULL;
-    c.flags = u->flags;
-    return assemble(s, u, parts, n, bytes, &c, ret_info, err);
+    struct put_ending ending = {.upload = u,
+                                .id = u->text,
+                                .commit = {.meta = u->data + u->key_len,
+                                           .meta_len = u->meta_len,
+                                           .remote = *u->remote ? u->remote : NULL,
+                                           .flags = u->flags}};
+    store_etag_format(md5, n, NULL, ending.etag);
+    store_put_ends(*ret_put, &ending);
+    return 0;
 }
 
-int store_upload_complete(struct store *s, const char *bucket, const void *key, size_t key_len,
+int store_upload_assemble(struct store *s, const char *bucket, const void *key, size_t key_len,
                           const char *id, const struct store_part *parts, unsigned n,
-                          const struct store_commit *commit, struct store_info *ret_info,
-                          struct leat_error *err)
+                          struct store_put **ret_put, struct leat_error *err)
 {
     struct upload *u;
     int rc = find(s, bucket, key, key_len, id, &u, err);
@@ -649,14 +649,32 @@ int store_upload_complete(struct store *s, const char *bucket, const void *key, 
         return rc;
     rc = begin_end(s, u, err);
     if (rc == 0) {
-        rc = complete(s, u, parts, n, commit, ret_info, err);
-        if (rc == 0 && remove_parts(s, u, true, NULL) < 0)
-            log_warning("%s: parts of a completed upload could not be removed; the next start will do it",
-                        u->path->dir);
-        end_end(s, u, rc == 0);
+        rc = assemble(s, u, parts, n, ret_put, err);
+        if (rc < 0)
+            end_end(s, u, false);
     }
-    store_upload_unref(s, u);
+    if (rc < 0)
+        store_upload_unref(s, u);
     return rc;
+}
+
+void store_upload_ended(struct store *s, struct upload *u, bool done)
+{
+    if (done && remove_parts(s, u, true, NULL) < 0)
+        log_warning("%s: parts of a completed upload could not be removed; the next start will do it",
+                    u->path->dir);
+    end_end(s, u, done);
+    store_upload_unref(s, u);
+}
+
+int store_upload_complete(struct store *s, const char *bucket, const void *key, size_t key_len,
+                          const char *id, const struct store_part *parts, unsigned n,
+                          const struct store_commit *commit, struct store_info *ret_info,
+                          struct leat_error *err)
+{
+    struct store_put *put;
+    int rc = store_upload_assemble(s, bucket, key, key_len, id, parts, n, &put, err);
+    return rc < 0 ? rc : store_put_commit(put, commit, ret_info, err);
 }
 
 /* --- at start, and with age ----------------------------------------------------------------------------------------------------- */

@@ -46,7 +46,8 @@ struct store_put {
     uint32_t block_crc, crc;  /* of the block under way; of all whole blocks */
     EVP_MD_CTX *md5;
     struct upload *upload;
-    const char *ends_upload; /* its id, in the commit that completes it */
+    struct put_ending ending; /* upload NULL: it is no upload's object */
+    bool entered;             /* see put_target */
 };
 
 static int check_room(struct path *p, uint64_t bytes)
@@ -153,6 +154,8 @@ static void put_free(struct store_put *put)
         ticket_give(put->store->office, put->charged);
     if (put->upload)
         store_upload_unref(put->store, put->upload);
+    if (put->ending.upload)
+        store_upload_ended(put->store, put->ending.upload, false);
     bytes_out_fini(&put->crcs);
     EVP_MD_CTX_free(put->md5);
     free(put);
@@ -221,6 +224,7 @@ int store_put_new(struct store *s, const struct put_target *t, struct store_put 
     snprintf(put->bucket, sizeof(put->bucket), "%s", t->bucket);
     put->direct =
         t->bytes != STORE_UNKNOWN_BYTES && t->bytes >= s->direct_bytes && !(t->flags & STORE_PUT_BUFFERED);
+    put->entered = t->entered;
     put->upload = t->upload;
     if (put->upload)
         store_upload_ref(s, put->upload);
@@ -560,7 +564,7 @@ static int write_end(struct store_put *put, const struct bytes_out *trailer, str
 }
 
 /* Everything that can fail before the file is flushed. ret_node: what the index is to have. */
-static int seal(struct store_put *put, const struct store_commit *c, struct index_node **ret_node,
+static int seal(struct store_put *put, const struct store_commit *c, bool dirty, struct index_node **ret_node,
                 struct leat_error *err)
 {
     struct index_value v = {
@@ -568,7 +572,7 @@ static int seal(struct store_put *put, const struct store_commit *c, struct inde
         .seq = store_next_seq(put->store),
         .bytes = put->bytes,
         .mtime_ns = c->mtime_ns ? c->mtime_ns : store_wall_ns(),
-        .flags = c->flags & STORE_DIRTY,
+        .flags = dirty ? STORE_DIRTY : 0,
         .crc32c = finish_crcs(put),
     };
     take_etag(put, c, &v);
@@ -598,8 +602,8 @@ static int seal(struct store_put *put, const struct store_commit *c, struct inde
     struct bytes_out trailer = {0};
     uint8_t extra[INDEX_EXTRA_MAX];
     size_t len = v.parts == INDEX_ETAG_TEXT ? store_extra_put(extra, 0, 'e', c->etag) : 0;
-    if (put->ends_upload)
-        len = store_extra_put(extra, len, 'u', put->ends_upload);
+    if (put->ending.upload)
+        len = store_extra_put(extra, len, 'u', put->ending.id);
     int rc = put->crcs.failed ? -ENOMEM : store_trailer_put(&trailer, &t);
     v.trailer_bytes = (uint32_t)trailer.len;
     *ret_node = rc == 0
@@ -676,22 +680,40 @@ static void tell(const struct index_value *v, const char *etag_text, struct stor
     store_etag_format(v->etag, v->parts, etag_text, ret->etag);
 }
 
-static int enter(struct store_put *put, struct leat_error *err)
+/* Is it an object of the bucket that it was begun in? Parts, and what is noted of uploads, are not. */
+static bool is_object(const struct store_put *put)
 {
-    int rc = store_bucket_enter(put->store, put->bucket, put->bucket_id, err);
-    if (rc < 0 || !put->upload)
-        return rc;
-    rc = store_upload_enter(put->store, put->upload, err);
-    if (rc < 0)
-        store_bucket_leave(put->store, put->bucket);
-    return rc;
+    uint32_t big = __builtin_bswap32(put->bucket_id);
+    return memcmp(put->key.bytes, &big, 4) == 0;
 }
 
 static void leave(struct store_put *put)
 {
     if (put->upload)
         store_upload_leave(put->store, put->upload);
-    store_bucket_leave(put->store, put->bucket);
+    if (!put->entered)
+        store_bucket_leave(put->store, put->bucket);
+}
+
+/* *ret_dirty: what is committed is to be, as the bucket has a remote that has not got it, whatever was so when the put began. */
+static int enter(struct store_put *put, const struct store_commit *c, bool *ret_dirty, struct leat_error *err)
+{
+    bool remote = false;
+    uint64_t front = 0;
+    int rc =
+        put->entered ? 0 : store_bucket_enter(put->store, put->bucket, put->bucket_id, &remote, &front, err);
+    if (rc < 0)
+        return rc;
+    *ret_dirty = c->flags & STORE_DIRTY || (remote && !c->remote && is_object(put));
+    if (put->upload && (rc = store_upload_enter(put->store, put->upload, err)) < 0) {
+        store_bucket_leave(put->store, put->bucket);
+        return rc;
+    }
+    if (c->remote && c->front && c->front != front) {
+        leave(put);
+        return error_set(err, LEAT_STALE, "bucket '%s' stands in front of another one by now", put->bucket);
+    }
+    return 0;
 }
 
 static int put_commit(struct store_put *put, const struct store_commit *c, struct store_info *ret_info,
@@ -699,18 +721,18 @@ static int put_commit(struct store_put *put, const struct store_commit *c, struc
 {
     struct store *s = put->store;
     struct found there;
-    bool had;
+    bool had, dirty = false;
     int rc = check_commit(put, c, err);
     if (rc == 0) /* once before the work; what counts is the look under the stripe */
         rc = store_commit_condition(s, &put->key, c, &there, &had, err);
     if (rc == 0)
         rc = put_open(put, err);
     if (rc == 0)
-        rc = enter(put, err);
+        rc = enter(put, c, &dirty, err);
     if (rc < 0)
         return rc;
     struct index_node *node;
-    rc = seal(put, c, &node, err);
+    rc = seal(put, c, dirty, &node, err);
     struct store_info info = {0};
     if (rc == 0) {
         tell(&node->value, c->etag, &info);
@@ -734,8 +756,18 @@ static int put_commit(struct store_put *put, const struct store_commit *c, struc
 int store_put_commit(struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
                      struct leat_error *err)
 {
-    static const struct store_commit plain;
-    int rc = put_commit(put, commit ? commit : &plain, ret_info, err);
+    struct store_commit c = commit ? *commit : (struct store_commit){0};
+    const struct put_ending *e = &put->ending;
+    if (e->upload) {
+        c.etag = c.etag ? c.etag : e->etag;
+        c.meta_len = c.meta ? c.meta_len : e->commit.meta_len;
+        c.meta = c.meta ? c.meta : e->commit.meta;
+        c.flags |= c.remote ? 0 : e->commit.flags;
+        c.remote = c.remote ? c.remote : e->commit.remote;
+    }
+    int rc = put_commit(put, &c, ret_info, err);
+    if (rc == 0 && e->upload)
+        store_upload_ended(put->store, TAKE_PTR(put->ending.upload), true);
     put_free(put);
     return rc;
 }
@@ -745,11 +777,9 @@ void store_put_abort(struct store_put *put)
     put_free(put);
 }
 
-int store_put_commit_upload(struct store_put *put, const struct store_commit *c, const char *upload_id,
-                            struct store_info *ret_info, struct leat_error *err)
+void store_put_ends(struct store_put *put, const struct put_ending *ending)
 {
-    put->ends_upload = upload_id;
-    return store_put_commit(put, c, ret_info, err);
+    put->ending = *ending;
 }
 
 /* --- parts put together ----------------------------------------------------------------------------------------------------- */

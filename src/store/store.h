@@ -86,6 +86,8 @@ struct store_bucket {
     uint32_t flags;
     int64_t created_ns; /* since 1970 */
     uint64_t version;   /* up by one with every change of the properties */
+    uint64_t
+        front; /* names what it stands in front of: another number for another remote; not over a restart */
     char *
         props; /* opaque, NUL-terminated (JSON by convention); never NULL; freed with the struct by store_bucket_fini */
     size_t props_len;
@@ -102,8 +104,17 @@ int store_bucket_delete(struct store *s, const char *name, struct leat_error *er
 int store_bucket_get(struct store *s, const char *name, struct store_bucket *ret_bucket,
                      struct leat_error *err);
 /* Atomic, durable. if_version 0: whatever is there; else STORE_PRECONDITION when it is another one. */
-int store_bucket_set(struct store *s, const char *name, uint64_t if_version, uint32_t flags,
-                     const char *props, struct leat_error *err);
+int store_bucket_set(struct store *s, const char *name, uint64_t if_version, const char *props,
+                     struct leat_error *err);
+/*
+ * The same, and puts the bucket in front of a remote one (STORE_BUCKET_REMOTE), or of none. Commits into it that are under way are waited for, and those
+ * that come wait meanwhile: each is before it or after it. What is in a bucket in front of nothing is nowhere else, so:
+ * STORE_NOT_EMPTY where it is put in front of another than before and has objects or uploads; LEAT_BUSY where it is to stand in front of none, and has
+ * dirty objects.
+ */
+enum store_front { STORE_FRONT_NONE, STORE_FRONT_SAME, STORE_FRONT_OTHER };
+int store_bucket_front(struct store *s, const char *name, uint64_t if_version, enum store_front front,
+                       const char *props, uint64_t *ret_front, struct leat_error *err);
 /* [loop] By name, sorted; each is the callback's only during the call; its answer other than 0 ends all and is returned. The callback
  * may not call the store. */
 int store_bucket_list(struct store *s, int (*bucket)(void *user, const struct store_bucket *bucket),
@@ -235,7 +246,10 @@ struct store_commit {
     const char *etag; /* without quotes; NULL: MD5 of the bytes, in hex */
     const void *meta; /* pairs; may be NULL */
     size_t meta_len;
-    const char *remote; /* may be NULL */
+    const char *
+        remote; /* what the bucket's remote calls it; NULL: it has not got it, so it is dirty in a bucket that has a remote */
+    uint64_t
+        front; /* with remote: which one said so (store_bucket.front); 0: not looked at. LEAT_STALE: it is another by now */
     uint32_t flags;     /* STORE_DIRTY or 0 */
     int64_t mtime_ns;   /* 0: now */
     bool if_none_match; /* "*": only if there is no such object */
@@ -337,10 +351,15 @@ int store_upload_get(struct store *s, const char *bucket, const void *key, size_
                      int (*upload)(void *user, const struct store_upload *upload), void *user,
                      struct leat_error *err);
 /*
- * parts: what the client named, in order; number and etag (without quotes) count. LEAT_INVALID: not in order, or none; LEAT_STALE: a part
- * that is not there or has another ETag. Conditions, mtime and (where not NULL) etag and meta are taken from `commit`, which may be NULL; the
- * ETag is "MD5 of the parts' MD5s-N" else. Atomic and durable: object there and upload gone, or neither.
+ * The object of an upload as a put, whole and not visible; nobody else completes or aborts the upload until store_put_commit has made the object out of it, or
+ * store_put_abort has left it as it was. parts: what the client named, in order; number and etag (without quotes) count. LEAT_INVALID: not in order,
+ * or none; LEAT_STALE: a part that is not there or has another ETag; LEAT_BUSY: somebody else is at it.
+ * The commit's etag and meta may be NULL: "MD5 of the parts' MD5s-N", and what the upload was begun with.
  */
+int store_upload_assemble(struct store *s, const char *bucket, const void *key, size_t key_len,
+                          const char *id, const struct store_part *parts, unsigned n,
+                          struct store_put **ret_put, struct leat_error *err);
+/* Both at once; commit may be NULL. Atomic and durable: object there and upload gone, or neither. */
 int store_upload_complete(struct store *s, const char *bucket, const void *key, size_t key_len,
                           const char *id, const struct store_part *parts, unsigned n,
                           const struct store_commit *commit, struct store_info *ret_info,

@@ -109,7 +109,7 @@ static int multipart(struct store *s)
 
 static int props(struct store *s)
 {
-    return store_bucket_set(s, "photos", 0, 0, "{1}", NULL);
+    return store_bucket_set(s, "photos", 0, "{1}", NULL);
 }
 
 struct step {

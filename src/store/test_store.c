@@ -202,11 +202,11 @@ static void test_buckets(void **state)
     assert_int_equal(store_bucket_create(f->s, "x.tmp", STORE_BUCKET_REMOTE, "{\"uri\": \"s3://x\"}", NULL),
                      0);
     assert_int_equal(store_bucket_get(f->s, "x.tmp", &b, NULL), 0);
-    uint64_t version = b.version;
+    uint64_t version = b.version, front;
     uint32_t id = b.id;
     store_bucket_fini(&b);
-    assert_int_equal(store_bucket_set(f->s, "x.tmp", version + 1, 0, "{}", NULL), STORE_PRECONDITION);
-    assert_int_equal(store_bucket_set(f->s, "x.tmp", version, 0, "{2}", NULL), 0);
+    assert_int_equal(store_bucket_set(f->s, "x.tmp", version + 1, "{}", NULL), STORE_PRECONDITION);
+    assert_int_equal(store_bucket_front(f->s, "x.tmp", version, STORE_FRONT_NONE, "{2}", &front, NULL), 0);
     testing_reopen(f);
     assert_int_equal(store_bucket_get(f->s, "x.tmp", &b, NULL), 0);
     assert_string_equal(b.props, "{2}");

@@ -97,7 +97,7 @@ static int set_owner(struct admin_visit *v, const char *owner)
     AUTO_FREE char *text = NULL;
     if (props && json_object_set_new(props, "owner", json_string(owner)) == 0)
         text = json_dumps(props, JSON_COMPACT);
-    rc = text ? store_bucket_set(store, v->name, b.version, b.flags, text, &v->err) : -ENOMEM;
+    rc = text ? store_bucket_set(store, v->name, b.version, text, &v->err) : -ENOMEM;
     json_decref(props);
     store_bucket_fini(&b);
     return rc;

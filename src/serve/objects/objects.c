@@ -187,16 +187,7 @@ int objects_upload_begin(struct objects *o, const char *bucket, const void *key,
                          const struct store_commit *commit, char ret_id[STORE_UPLOAD_ID_TEXT],
                          struct leat_error *err)
 {
-    struct store_commit c = *commit;
-    if (has_remote(o, bucket))
-        c.flags |= STORE_DIRTY; /* the remote has not got it when it is put together */
-    return store_upload_begin(o->store, bucket, key, key_len, &c, ret_id, err);
-}
-
-int objects_upload_settle(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                          const struct store_info *info, struct leat_error *err)
-{
-    return has_remote(o, bucket) ? tier_upload_completed(o->tier, bucket, key, key_len, info, err) : 0;
+    return store_upload_begin(o->store, bucket, key, key_len, commit, ret_id, err);
 }
 
 int objects_upload_complete(struct objects *o, const char *bucket, const void *key, size_t key_len,
@@ -204,18 +195,7 @@ int objects_upload_complete(struct objects *o, const char *bucket, const void *k
                             const struct store_commit *commit, struct store_info *ret_info,
                             struct leat_error *err)
 {
-    if (!has_remote(o, bucket))
-        return store_upload_complete(o->store, bucket, key, key_len, id, parts, n, commit, ret_info, err);
-    struct store_commit c = commit ? *commit : (struct store_commit){0};
-    struct store_info info;
-    int rc = tier_condition(o->tier, bucket, key, key_len, &c, err);
-    c.if_match =
-        NULL; /* of what is there; if_none_match holds for here as well, at the moment of the commit */
-    if (rc == 0)
-        rc = store_upload_complete(o->store, bucket, key, key_len, id, parts, n, &c, &info, err);
-    if (rc == 0)
-        rc = tier_upload_completed(o->tier, bucket, key, key_len, &info, err);
-    if (rc == 0 && ret_info)
-        *ret_info = info;
-    return rc;
+    struct store_put *put;
+    int rc = store_upload_assemble(o->store, bucket, key, key_len, id, parts, n, &put, err);
+    return rc < 0 ? rc : objects_put_commit(o, bucket, key, key_len, put, commit, ret_info, err);
 }

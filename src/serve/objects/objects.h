@@ -65,9 +65,6 @@ int objects_list(struct objects *o, const char *bucket, const struct store_list_
 int objects_upload_begin(struct objects *o, const char *bucket, const void *key, size_t key_len,
                          const struct store_commit *commit, char ret_id[STORE_UPLOAD_ID_TEXT],
                          struct leat_error *err);
-/* An upload was put together before: has its object arrived where it has to be? Waits until it has, or says why not. */
-int objects_upload_settle(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                          const struct store_info *info, struct leat_error *err);
 int objects_upload_complete(struct objects *o, const char *bucket, const void *key, size_t key_len,
                             const char *id, const struct store_part *parts, unsigned n,
                             const struct store_commit *commit, struct store_info *ret_info,

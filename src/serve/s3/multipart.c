@@ -355,30 +355,20 @@ static bool etag_of(const struct completion *c, char out[48])
     return good;
 }
 
-static bool is_here(struct visit *v, const char *etag, struct store_info *ret_info)
-{
-    return store_lookup(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len,
-                        ret_info, NULL) == 0 &&
-           strcmp(ret_info->etag, etag) == 0;
-}
-
-/* The upload is not there (any more): 1: it was this very request that completed it. 0: it was not. Or what keeps its object from the remote. */
-static int completed_before(struct completion *c, struct leat_error *err)
+/* The upload is not there (any more): was it this very request that completed it? */
+static bool completed_before(struct completion *c)
 {
     struct visit *v = c->v;
     struct store_info info;
     char etag[48];
-    if (!etag_of(c, etag) || !is_here(v, etag, &info))
-        return 0;
-    int rc =
-        objects_upload_settle(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, &info, err);
-    if (rc < 0)
-        return rc;
-    if (!is_here(v, etag, &info)) /* refused meanwhile */
-        return 0;
+    if (!etag_of(c, etag) ||
+        store_lookup(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len, &info,
+                     NULL) < 0 ||
+        strcmp(info.etag, etag) != 0)
+        return false;
     c->sum = SUM_NONE;
     say_completed(c, etag);
-    return 1;
+    return true;
 }
 
 static int put_together(struct completion *c, struct leat_error *err)
@@ -391,9 +381,8 @@ static int put_together(struct completion *c, struct leat_error *err)
     if (rc == 0)
         rc = store_part_list(store, v->call.bucket, v->call.key, v->call.key_len, v->upload, 0,
                              STORE_PARTS_MAX, note_part, c, &more, err);
-    int before = rc == STORE_NO_UPLOAD ? completed_before(c, err) : 0;
-    if (before)
-        return MIN(before, 0);
+    if (rc == STORE_NO_UPLOAD && completed_before(c))
+        return 0;
     if (rc < 0)
         return rc;
     if (!match(c) || !whole_sum(c))

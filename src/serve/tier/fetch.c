@@ -74,6 +74,8 @@ void fetch_supersede(struct tier *t, const struct tier_bucket *b, const void *ke
         f->superseded = true;
         list_remove(&f->node);
     }
+    while (push_holds(&t->keeping, b, key, key_len))
+        pthread_cond_wait(&t->moved, &t->lock);
     pthread_mutex_unlock(&t->lock);
 }
 
@@ -119,7 +121,7 @@ int fetch_get(struct tier *t, struct tier_bucket *b, const void *key, size_t key
     rc = tier_pool_add(pool, &f->task);
     if (rc == 0) {
         b->refs++;
-        f->superseded = push_holds(t, b, key, key_len);
+        f->superseded = push_holds(&t->held, b, key, key_len);
         if (!f->head_only && !f->superseded)
             list_push_back(&t->fetches, &f->node);
     }
@@ -276,7 +278,6 @@ static int fetch_commit(struct fetch *f, const struct backend_stat *stat, struct
                         struct leat_error *err)
 {
     struct tier *t = f->t;
-    struct store_info info;
     char tag[BACKEND_ETAG_MAX];
     void *meta = NULL; /* as readers saw it, and the checksum, which may have come later */
     size_t meta_len = 0;
@@ -287,25 +288,29 @@ static int fetch_commit(struct fetch *f, const struct backend_stat *stat, struct
                                   .meta = meta,
                                   .meta_len = meta_len,
                                   .remote = tag,
+                                  .front = f->bucket->front,
                                   .mtime_ns = f->info.mtime_ns,
                                   .if_none_match = f->if_seq == 0,
                                   .if_seq = f->if_seq};
+    struct held held = {.bucket = f->bucket, .key = f->key, .key_len = f->key_len};
     pthread_mutex_lock(&t->lock);
-    bool superseded = f->superseded || f->bucket->gone; /* gone: its remote is another one by now */
+    bool keep = rc == 0 && !f->superseded;
+    if (keep)
+        list_push_back(&t->keeping, &held.node);
     pthread_mutex_unlock(&t->lock);
-    if (superseded || rc < 0) {
+    if (!keep) {
         store_put_abort(put);
         return rc;
     }
-    rc = store_put_commit(put, &commit, &info, err);
+    rc = store_put_commit(put, &commit, NULL, err);
     if (rc == 0)
         tier_fresh_mark(t, f->bucket, f->key, f->key_len);
     pthread_mutex_lock(&t->lock);
-    superseded = f->superseded;
+    list_remove(&held.node);
+    pthread_cond_broadcast(&t->moved);
     pthread_mutex_unlock(&t->lock);
-    if (rc == 0 && superseded) /* while it was committed: compared before it is served */
-        store_mark_clean(t->config.store, f->bucket->name, f->key, f->key_len, info.seq, "", NULL);
-    return rc == STORE_PRECONDITION ? 0 : rc;
+    /* Another version was stored here, or the bucket has another remote: this one was for its readers. */
+    return rc == STORE_PRECONDITION || rc == LEAT_STALE ? 0 : rc;
 }
 
 /* What it is, and its first bytes by the same request where that is due: *ret_block, or NULL. */

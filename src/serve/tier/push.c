@@ -3,6 +3,7 @@
  * push.c: what is written here, to the remote.
  *
  *   "through"  put, not committed ─▶ the remote has it ─▶ commit, clean ─▶ acknowledged
+ *              (what an upload's parts were put together to is a put like others)
  *   "back"     commit, dirty ─▶ acknowledged ... a thread of ours: the remote has it ─▶ clean
  *
  * Failure modes: a push that fails in "through" leaves what was; in "back" it is tried again, for ever, with growing pauses, and the
@@ -20,13 +21,6 @@
 
 #define RETRY_MAX_NS (300 * NS_PER_S)
 
-struct held {
-    struct list node;
-    const struct tier_bucket *bucket;
-    const void *key;
-    size_t key_len;
-};
-
 struct push {
     struct tier_task task;
     struct list node, due_node; /* tier.pushes, tier.due */
@@ -41,7 +35,7 @@ struct push {
 
 /* --- one at a time ----------------------------------------------------------------------------------------------------------- */
 
-static bool is_in(const struct list *list, const struct tier_bucket *b, const void *key, size_t key_len)
+bool push_holds(const struct list *list, const struct tier_bucket *b, const void *key, size_t key_len)
 {
     list_for_each (node, list) {
         const struct held *o = container_of(node, struct held, node);
@@ -52,18 +46,13 @@ static bool is_in(const struct list *list, const struct tier_bucket *b, const vo
     return false;
 }
 
-bool push_holds(const struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len)
-{
-    return is_in(&t->held, b, key, key_len);
-}
-
 /* Waits until nobody else has this key in `list` (tier.held, tier.committing). */
 static void hold(struct tier *t, struct list *list, struct held *h, const struct tier_bucket *b,
                  const void *key, size_t key_len)
 {
     *h = (struct held){.bucket = b, .key = key, .key_len = key_len};
     pthread_mutex_lock(&t->lock);
-    while (is_in(list, b, key, key_len))
+    while (push_holds(list, b, key, key_len))
         pthread_cond_wait(&t->moved, &t->lock);
     list_push_back(list, &h->node);
     pthread_mutex_unlock(&t->lock);
@@ -340,15 +329,6 @@ static int check_conditions(struct tier *t, const struct tier_bucket *b, const v
     return rc;
 }
 
-int tier_condition(struct tier *t, const char *bucket, const void *key, size_t key_len,
-                   const struct store_commit *commit, struct leat_error *err)
-{
-    struct tier_bucket *b = conditional(commit) ? tier_bucket_find(t, bucket) : NULL;
-    int rc = b ? check_conditions(t, b, key, key_len, commit, err) : 0;
-    tier_bucket_unref(t, b);
-    return rc;
-}
-
 /* The old version's standing is unknown from here on: a crash must not leave it as the newest. Its tag, to be put back, or "". */
 static uint64_t doubt(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
                       char ret_tag[STORE_REMOTE_MAX + 1])
@@ -399,6 +379,7 @@ static int through(struct tier *t, struct tier_bucket *b, const void *key, size_
     }
     struct store_commit c = *commit;
     c.remote = tag;
+    c.front = b->front;
     c.flags &= ~(uint32_t)STORE_DIRTY;
     c.if_none_match = false; /* looked at before, there and here */
     c.if_match = NULL;
@@ -406,6 +387,26 @@ static int through(struct tier *t, struct tier_bucket *b, const void *key, size_
     rc = store_put_commit(put, &c, ret_info, err);
     if (rc == 0)
         tier_fresh_mark(t, b, key, key_len);
+    return rc == LEAT_STALE
+               ? error_set(err, LEAT_BUSY,
+                           "bucket %s was put in front of another while this was written: try again", b->name)
+               : rc;
+}
+
+/* The bucket had no remote a moment ago. If it has one now, this is dirty, and is to be pushed: by us, or by tier_bucket_set, which looks for what is dirty
+ * once we find the bucket. */
+static int commit_plain(struct tier *t, const char *bucket, const void *key, size_t key_len,
+                        struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
+                        struct leat_error *err)
+{
+    struct store_info info;
+    int rc = store_put_commit(put, commit, &info, err);
+    struct tier_bucket *b = rc == 0 && info.flags & STORE_DIRTY ? tier_bucket_find(t, bucket) : NULL;
+    if (b)
+        rc = push_add(t, b, key, key_len);
+    tier_bucket_unref(t, b);
+    if (rc == 0 && ret_info)
+        *ret_info = info;
     return rc;
 }
 
@@ -416,7 +417,7 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
     struct tier_bucket *b = tier_bucket_find(t, bucket);
     struct held held;
     if (!b)
-        return store_put_commit(put, commit, ret_info, err);
+        return commit_plain(t, bucket, key, key_len, put, commit, ret_info, err);
     int rc = 0;
     /* In "back" nobody need wait for a push of the version before: each is of what is here by then. But between what a condition saw and its commit
      * nobody else commits. */
@@ -443,43 +444,18 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
     return rc;
 }
 
-int tier_upload_completed(struct tier *t, const char *bucket, const void *key, size_t key_len,
-                          const struct store_info *info, struct leat_error *err)
-{
-    struct tier_bucket *b = tier_bucket_find(t, bucket);
-    struct held held;
-    if (!b)
-        return 0;
-    fetch_supersede(t, b, key, key_len);
-    int rc;
-    if (b->remote.mode == TIER_BACK) {
-        rc = push_add(t, b, key, key_len);
-    } else {
-        hold(t, &t->held, &held, b, key, key_len);
-        rc = push_version(t, b, key, key_len, err);
-        if (rc == LEAT_STALE)
-            rc = 0; /* another was stored since, and pushed */
-        /* Refused: it is gone. Else nobody knows, its parts are no more, and it stays, dirty, until the remote has it. */
-        if (rc == TIER_DOWN || rc == LEAT_TIMED_OUT)
-            push_add(t, b, key, key_len);
-        else if (rc < 0)
-            store_delete(t->config.store, bucket, key, key_len, info->seq, NULL);
-        let_go(t, &held);
-    }
-    tier_bucket_unref(t, b);
-    return rc;
-}
-
 int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_len, struct leat_error *err)
 {
     struct tier_bucket *b = tier_bucket_find(t, bucket);
     struct tier_session *s;
-    struct held held;
+    struct held held, here_too;
     AUTO_FREE char *uri = NULL;
     if (!b)
         return store_delete(t->config.store, bucket, key, key_len, 0, err);
     struct store_info info = {0};
     hold(t, &t->held, &held, b, key, key_len);
+    /* Also from those of mode "back": a condition would see what is gone there, and is about to be gone here. */
+    hold(t, &t->committing, &here_too, b, key, key_len);
     bool is = store_lookup(t->config.store, bucket, key, key_len, &info, NULL) == 0;
     int rc = tier_uri(b, key, key_len, &uri, err);
     if (rc == 0)
@@ -505,6 +481,7 @@ int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_
             rc = here == STORE_PRECONDITION || (here == LEAT_NOT_FOUND && !gone) ? 0 : here;
         }
     }
+    let_go(t, &here_too);
     let_go(t, &held);
     tier_bucket_unref(t, b);
     return rc;

@@ -27,6 +27,8 @@ void world_begin(void)
     const char *paths[] = {path};
     snprintf(path, sizeof(path), "%s/store", world.top);
     struct store_config sc = {.paths = paths, .npaths = 1, .capacity_bytes = world.capacity, .fd_cache = 16};
+    if (world.fault)
+        sc.io = store_fault_io(world.fault);
     if (store_new(&sc, &world.store, &err) < 0)
         fail_msg("%s", err.message);
     struct tier_config tc = {.store = world.store,
@@ -223,16 +225,31 @@ static void talk(struct web_peer *p)
         if (strncmp(p->head, "PUT", 3) == 0) {
             world_far.puts++;
             wait_for(&world_far.hold_puts);
+            if (world_far.put_status) {
+                snprintf(head, sizeof(head), "HTTP/1.1 %u Status\r\nContent-Length: 0\r\n\r\n",
+                         world_far.put_status);
+                web_say(p, head);
+                continue;
+            }
+            world_far.gone = false;
             snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nETag: \"v%u\"\r\n\r\n",
                      (unsigned)++world_far.version);
             web_say(p, head);
             continue;
         }
+        if (strncmp(p->head, "DELETE", 6) == 0) {
+            world_far.deletes++;
+            wait_for(&world_far.hold_deletes);
+            world_far.gone = true;
+            web_say(p, "HTTP/1.1 204 Gone\r\n\r\n");
+            continue;
+        }
         is_head ? world_far.heads++ : world_far.gets++;
         if (is_head)
             wait_for(&world_far.hold_heads);
-        if (world_far.status) {
-            snprintf(head, sizeof(head), "HTTP/1.1 %u Status\r\nContent-Length: 0\r\n\r\n", world_far.status);
+        unsigned status = world_far.gone ? 404 : world_far.status;
+        if (status) {
+            snprintf(head, sizeof(head), "HTTP/1.1 %u Status\r\nContent-Length: 0\r\n\r\n", status);
             web_say(p, head);
             continue;
         }

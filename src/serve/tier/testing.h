@@ -10,6 +10,7 @@
 
 #include "backend/testing.h"
 #include "serve/tier/tier.h"
+#include "store/fault/fault.h"
 
 #define WORLD_BIG (5 * MIB + 77)
 
@@ -17,7 +18,8 @@ extern struct world {
     char top[256]; /* a folder of the test's own: the store, and "remote" */
     struct store *store;
     struct tier *tier;
-    uint64_t capacity; /* of the store, from the next world_begin on */
+    uint64_t capacity;         /* of the store, from the next world_begin on */
+    struct store_fault *fault; /* its files, where they are not to be the real ones; the same */
 } world;
 extern char world_big[WORLD_BIG]; /* bytes of the S3 server's one object */
 
@@ -55,14 +57,16 @@ void world_wait_pushed(void);
 extern struct web_server world_web;
 /* What it is to do, and what it was asked for. */
 extern struct world_far {
-    _Atomic unsigned heads, gets, puts; /* that it has heard */
+    _Atomic unsigned heads, gets, puts, deletes; /* that it has heard */
     _Atomic unsigned version; /* of the object; a PUT makes the next one, though its bytes are not kept */
-    atomic_bool hold_heads, hold_puts;   /* are not to be answered yet */
-    _Atomic uint64_t bytes;              /* sent */
-    _Atomic uint64_t allowed;            /* bytes of the object that may be answered yet */
-    _Atomic uint64_t held_from, held_to; /* nor these */
-    _Atomic unsigned status;             /* of each answer; 0: as it should be */
-    _Atomic bool hang_up, lie;           /* connections end; its checksum is wrong */
+    atomic_bool hold_heads, hold_puts, hold_deletes; /* are not to be answered yet */
+    atomic_bool gone;                                /* by a DELETE, until the next PUT */
+    _Atomic unsigned put_status;                     /* of each PUT's answer; 0: it is taken */
+    _Atomic uint64_t bytes;                          /* sent */
+    _Atomic uint64_t allowed;                        /* bytes of the object that may be answered yet */
+    _Atomic uint64_t held_from, held_to;             /* nor these */
+    _Atomic unsigned status;                         /* of each answer; 0: as it should be */
+    _Atomic bool hang_up, lie;                       /* connections end; its checksum is wrong */
     _Atomic bool
         no_etags; /* nor checksums: Last-Modified says the version; from the second on its bytes are zeros */
     _Atomic unsigned changes; /* so often there is a new version when the beginning of one is answered */

@@ -116,81 +116,57 @@ static int bucket_make(const char *name, const char *json, struct tier_bucket **
     return 0;
 }
 
-static int any_dirty(void *user, const struct store_entry *entry)
-{
-    return entry->flags & STORE_DIRTY ? 1 : 0;
-}
-
-static int any_object(void *user, const struct store_entry *entry)
-{
-    return 1;
-}
-
-static int any_upload(void *user, const struct store_upload *upload)
-{
-    return 1;
-}
-
-/* What is in a bucket is nowhere else, or at another remote: it would be taken for what this remote has, and be evicted or deleted. */
-static int check_empty(struct tier *t, const struct tier_bucket *b, struct leat_error *err)
+static bool is_same(struct tier *t, const struct tier_bucket *b)
 {
     struct tier_bucket *old = tier_bucket_find(t, b->name);
     bool same = old && strcmp(old->remote.uri, b->remote.uri) == 0 &&
                 strcmp(old->remote.endpoint ? old->remote.endpoint : "",
                        b->remote.endpoint ? b->remote.endpoint : "") == 0;
     tier_bucket_unref(t, old);
-    struct store_list_spec one = {.max = 1};
-    bool more;
-    if (same)
-        return 0;
-    int rc = store_list(t->config.store, b->name, &one, any_object, NULL, &more, err);
-    if (rc == 0)
-        rc = store_upload_list(t->config.store, b->name, NULL, 0, NULL, 0, NULL, 1, any_upload, NULL, &more,
-                               err);
-    return rc == 1
-               ? error_set(
-                     err, STORE_NOT_EMPTY,
-                     "bucket %s has objects or uploads: a bucket that is put in front of another is empty",
-                     b->name)
-               : rc;
+    return same;
+}
+
+/* What is in a bucket is nowhere else, or at another remote: it would be taken for what this remote has, and be evicted or deleted. So the store wants it
+ * to be empty. */
+static int keep_settings(struct tier *t, const char *bucket, const char *remote_json, enum store_front front,
+                         uint64_t *ret_front, struct leat_error *err)
+{
+    struct store_bucket is;
+    int rc;
+    do {
+        AUTO_FREE char *props = NULL;
+        rc = store_bucket_get(t->config.store, bucket, &is, err);
+        if (rc < 0)
+            return rc;
+        rc = tier_remote_into(is.props, remote_json, &props);
+        if (rc == 0)
+            rc = store_bucket_front(t->config.store, bucket, is.version, front, props, ret_front, err);
+        store_bucket_fini(&is);
+    } while (rc == STORE_PRECONDITION); /* somebody else has changed others of them */
+    return rc;
 }
 
 int tier_bucket_set(struct tier *t, const char *bucket, const char *remote_json, struct leat_error *err)
 {
     struct tier_bucket *b = NULL;
-    struct store_bucket is;
-    char *props = NULL;
-    bool more;
+    uint64_t number = 0;
     int rc = remote_json ? bucket_make(bucket, remote_json, &b, err) : 0;
     if (rc < 0)
         return rc;
-    rc = b ? check_empty(t, b, err) : 0;
+    pthread_mutex_lock(&t->settings);
+    enum store_front front = !b ? STORE_FRONT_NONE : is_same(t, b) ? STORE_FRONT_SAME : STORE_FRONT_OTHER;
+    rc = keep_settings(t, bucket, remote_json, front, &number, err);
     if (rc < 0) {
+        pthread_mutex_unlock(&t->settings);
         tier_bucket_unref(t, b);
         return rc;
     }
-    struct store_list_spec all = {.max = UINT32_MAX};
-    if (!remote_json && store_list(t->config.store, bucket, &all, any_dirty, NULL, &more, NULL) == 1)
-        return error_set(err, LEAT_BUSY,
-                         "bucket %s: its remote has not got all of it yet: wait until nothing is dirty",
-                         bucket);
-    do {
-        rc = store_bucket_get(t->config.store, bucket, &is, err);
-        if (rc == 0)
-            rc = tier_remote_into(is.props, remote_json, &props);
-        if (rc == 0) {
-            uint32_t flags = remote_json ? is.flags | STORE_BUCKET_REMOTE : is.flags & ~STORE_BUCKET_REMOTE;
-            rc = store_bucket_set(t->config.store, bucket, is.version, flags, props, err);
-            store_bucket_fini(&is);
-        }
-        free(TAKE_PTR(props));
-    } while (rc == STORE_PRECONDITION); /* somebody else has changed others of them */
-    if (rc < 0) {
-        tier_bucket_unref(t, b);
-        return rc;
-    }
+    if (b)
+        b->front = number;
     replace(t, bucket, b);
-    return 0;
+    pthread_mutex_unlock(&t->settings);
+    /* What was stored between the two is dirty, and nobody knew who is to have it. */
+    return front == STORE_FRONT_OTHER ? push_bucket(t, bucket) : 0;
 }
 
 int tier_bucket_get(struct tier *t, const char *bucket, char **ret_json, struct leat_error *err)
@@ -488,6 +464,7 @@ bool tier_fresh(struct tier *t, const char *bucket, const void *key, size_t key_
 struct found {
     char (*names)[STORE_BUCKET_MAX + 1];
     char **props;
+    uint64_t *fronts;
     unsigned n;
     bool failed;
 };
@@ -501,13 +478,16 @@ static int found_one(void *user, const struct store_bucket *is)
     f->names = names ? names : f->names;
     void *props = realloc(f->props, (f->n + 1) * sizeof(f->props[0]));
     f->props = props ? props : f->props;
+    void *fronts = realloc(f->fronts, (f->n + 1) * sizeof(f->fronts[0]));
+    f->fronts = fronts ? fronts : f->fronts;
     char *copy = strdup(is->props);
-    if (!names || !props || !copy) {
+    if (!names || !props || !fronts || !copy) {
         free(copy);
         f->failed = true;
         return 1;
     }
     snprintf(f->names[f->n], sizeof(f->names[0]), "%s", is->name);
+    f->fronts[f->n] = is->front;
     f->props[f->n++] = copy;
     return 0;
 }
@@ -539,14 +519,17 @@ static int load(struct tier *t)
                        : error_set(&err, LEAT_INVALID, "it has no settings of its remote");
         if (bad < 0)
             log_error("bucket %s: its remote is not used: %s", f.names[i], err.message);
-        else
+        else {
+            b->front = f.fronts[i];
             replace(t, f.names[i], b);
+        }
         if (bad == 0 && rc == 0 && !clean)
             rc = push_bucket(t, f.names[i]);
         free(f.props[i]);
     }
     free(f.names);
     free(f.props);
+    free(f.fronts);
     return rc;
 }
 
@@ -568,15 +551,17 @@ int tier_new(const struct tier_config *config, struct tier **ret_tier, struct le
     c->block_bytes = c->block_bytes ? align_up(c->block_bytes, FETCH_UNIT) : 4 * MIB;
     c->retry_ns = c->retry_ns ? c->retry_ns : NS_PER_S;
     pthread_mutex_init(&t->lock, NULL);
+    pthread_mutex_init(&t->settings, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&t->moved, &attr);
     pthread_cond_init(&t->push_moved, &attr);
     pthread_condattr_destroy(&attr);
-    struct list *lists[] = {&t->buckets,           &t->blocks,       &t->fetches, &t->held,
-                            &t->committing,        &t->due,          &t->jobs,    &t->fetchers.queue,
-                            &t->prefetchers.queue, &t->pushers.queue};
+    struct list *lists[] = {
+        &t->buckets,      &t->blocks, &t->fetches, &t->held,           &t->committing,
+        &t->keeping,      &t->due,    &t->jobs,    &t->fetchers.queue, &t->prefetchers.queue,
+        &t->pushers.queue};
     for (size_t i = 0; i < ARRAY_LEN(lists); i++)
         list_init(lists[i]);
     for (size_t i = 0; i < PUSH_CHAINS; i++)
@@ -641,6 +626,7 @@ void tier_free(struct tier *t)
     pthread_cond_destroy(&t->moved);
     pthread_cond_destroy(&t->push_moved);
     pthread_mutex_destroy(&t->lock);
+    pthread_mutex_destroy(&t->settings);
     free(t);
 }
 

@@ -124,17 +124,13 @@ bool tier_fresh(struct tier *t, const char *bucket, const void *key, size_t key_
 /* As store_put_begin, for buckets with a remote. */
 int tier_put_begin(struct tier *t, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
                    unsigned flags, struct store_put **ret_put, struct leat_error *err);
-/* As store_put_commit. Conditions are about what the remote has, where nothing is here. On failure the old version is what is visible. */
+/*
+ * As store_put_commit, also of what store_upload_assemble gave. Conditions are about what the remote has, where nothing is here. On failure the old version is
+ * what is visible. LEAT_BUSY: the bucket was put in front of another meanwhile.
+ */
 int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t key_len,
                     struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
                     struct leat_error *err);
-/* Only the conditions of such a commit: 0, or STORE_PRECONDITION. */
-int tier_condition(struct tier *t, const char *bucket, const void *key, size_t key_len,
-                   const struct store_commit *commit, struct leat_error *err);
-/* Of an object that store_upload_complete has made (with STORE_DIRTY in its flags): pushed now or later. If the remote refuses it, it is gone
- * again; where it does not answer (TIER_DOWN, LEAT_TIMED_OUT) it stays, dirty, and is pushed later: asked again, this says how it stands. */
-int tier_upload_completed(struct tier *t, const char *bucket, const void *key, size_t key_len,
-                          const struct store_info *info, struct leat_error *err);
 /* There first, then here; in both modes. LEAT_NOT_FOUND: neither had it. */
 int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_len, struct leat_error *err);
 

@@ -45,6 +45,7 @@ struct tier_bucket {
     unsigned refs;
     char name[STORE_BUCKET_MAX + 1];
     struct tier_remote remote;
+    uint64_t front;       /* store_bucket.front of it */
     struct list sessions; /* idle ones */
     bool gone;            /* not in the table any more */
     _Atomic unsigned
@@ -83,8 +84,9 @@ struct tier {
     struct tier_config config;
     struct ticket_office own_office;
     atomic_bool stopping;
-    pthread_mutex_t lock; /* of all that follows, and of buckets, fetches, pushes and jobs */
-    pthread_cond_t moved; /* broadcast: a fetch, a held key, a job, a block */
+    pthread_mutex_t settings; /* one change of a bucket's remote at a time; before `lock` */
+    pthread_mutex_t lock;     /* of all that follows, and of buckets, fetches, pushes and jobs */
+    pthread_cond_t moved;     /* broadcast: a fetch, a held key, a job, a block */
     struct list buckets;
     _Atomic unsigned nbuckets; /* 0: nobody need look */
     struct tier_pool fetchers, prefetchers, pushers;
@@ -93,6 +95,7 @@ struct tier {
     struct list fetches;             /* under way, to be joined */
     struct list held;                /* keys that are written to, there */
     struct list committing;          /* keys that are written to here, in buckets of mode "back" */
+    struct list keeping;             /* keys whose fetched version is being committed */
     struct list pushes[PUSH_CHAINS]; /* keys to be pushed, by their hash */
     struct list due;                 /* those of them that wait for their time */
     pthread_cond_t push_moved;
@@ -198,7 +201,7 @@ void fetch_unref(struct fetch *f);
 uint64_t fetch_readable(const struct fetch *f, uint64_t offset);
 /* Under the lock: a reader waits for this one. */
 void fetch_wants(struct fetch *f, struct fetch_want *want, uint64_t offset);
-/* Something else is, or will be, stored under this key. */
+/* Something else is, or will be, stored under this key: what a fetch of it brings from here on is not kept, and what one is about to keep is waited for. */
 void fetch_supersede(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len);
 /* What is here of a key, whole and not damaged, or NULL; *ret_seq: of the version that a fetch would replace, 0: none. Negative: neither. */
 int fetch_look(struct tier *t, const char *bucket, const void *key, size_t key_len,
@@ -227,8 +230,15 @@ int fetch_body_begin(struct fetch *f);
 
 /* What is dirty in this bucket is pushed. */
 int push_bucket(struct tier *t, const char *bucket);
-/* Under the lock: is this key being written to at the remote? What it has now may be replaced at any moment. */
-bool push_holds(const struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len);
+/* A key that something is done with which others of its kind wait for: in tier.held, tier.committing or tier.keeping. */
+struct held {
+    struct list node;
+    const struct tier_bucket *bucket;
+    const void *key;
+    size_t key_len;
+};
+/* Under the lock. In tier.held: what the remote has now may be replaced at any moment. */
+bool push_holds(const struct list *list, const struct tier_bucket *b, const void *key, size_t key_len);
 void push_stop(struct tier *t);
 void *push_timer_main(void *arg);
 

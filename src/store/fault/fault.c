@@ -48,6 +48,8 @@ struct store_fault {
     bool fail_on, shorten, odd;
     char unreadable[16];
     int read_code; /* 0: all can be read */
+    enum { HOLD_NOTHING, HOLD_NEXT, HOLDS } hold;
+    pthread_cond_t held;
     uint64_t capacity, used;
 };
 
@@ -263,9 +265,23 @@ static int fault_allocate(const struct store_io *io, int fd, uint64_t bytes)
     return leave(f, f->capacity && f->used + bytes > f->capacity ? -ENOSPC : 0);
 }
 
+static void wait_where_held(struct store_fault *f, uint32_t file)
+{
+    pthread_mutex_lock(&f->lock);
+    bool object = false;
+    for (size_t i = 0; f->hold == HOLD_NEXT && i < f->now.n; i++)
+        object |= file && f->now.v[i].file == file && strstr(f->now.v[i].text, "objects/");
+    if (object)
+        f->hold = HOLDS;
+    while (object && f->hold == HOLDS)
+        pthread_cond_wait(&f->held, &f->lock);
+    pthread_mutex_unlock(&f->lock);
+}
+
 static int fault_datasync(const struct store_io *io, int fd)
 {
     struct store_fault *f = fault_of(io);
+    wait_where_held(f, f->fds[fd]);
     int rc = enter(f);
     if (rc < 0)
         return rc;
@@ -394,6 +410,7 @@ int store_fault_new(const char *root, struct store_fault **ret_fault)
         return -ENOMEM;
     f->io = fault_io;
     pthread_mutex_init(&f->lock, NULL);
+    pthread_cond_init(&f->held, NULL);
     snprintf(f->root, sizeof(f->root), "%s", root);
     *ret_fault = f;
     return 0;
@@ -410,6 +427,7 @@ void store_fault_free(struct store_fault *f)
     }
     free(f->events);
     names_fini(&f->now);
+    pthread_cond_destroy(&f->held);
     pthread_mutex_destroy(&f->lock);
     free(f);
 }
@@ -453,6 +471,29 @@ uint64_t store_fault_calls(struct store_fault *f)
     uint64_t calls = f->calls;
     pthread_mutex_unlock(&f->lock);
     return calls;
+}
+
+void store_fault_hold(struct store_fault *f)
+{
+    pthread_mutex_lock(&f->lock);
+    f->hold = HOLD_NEXT;
+    pthread_mutex_unlock(&f->lock);
+}
+
+bool store_fault_holds(struct store_fault *f)
+{
+    pthread_mutex_lock(&f->lock);
+    bool holds = f->hold == HOLDS;
+    pthread_mutex_unlock(&f->lock);
+    return holds;
+}
+
+void store_fault_release(struct store_fault *f)
+{
+    pthread_mutex_lock(&f->lock);
+    f->hold = HOLD_NOTHING;
+    pthread_cond_broadcast(&f->held);
+    pthread_mutex_unlock(&f->lock);
 }
 
 void store_fault_short(struct store_fault *f, bool on)
