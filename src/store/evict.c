@@ -147,6 +147,18 @@ void store_evict_turn(struct store *s)
             atomic_store(&s->paths[i]->over_high, false);
 }
 
+bool store_give_up(struct store *s, const struct ikey *k, uint64_t seq)
+{
+    char bucket[STORE_BUCKET_MAX + 1];
+    struct found f;
+    uint32_t big;
+    int code = -1;
+    memcpy(&big, k->bytes, 4);
+    return store_find(s, k, false, &f) == 0 && f.value.seq == seq && !(f.value.flags & STORE_DIRTY) &&
+           store_bucket_is_remote(s, __builtin_bswap32(big), bucket) &&
+           store_remove(s, k, &seq, 1, &code, NULL) == 0 && code == 0;
+}
+
 int store_evict(struct store *s, const char *bucket, const void *key, size_t key_len, struct leat_error *err)
 {
     uint32_t id, flags;

@@ -180,9 +180,21 @@ void store_open_close(struct store *s)
 
 /* --- verifying --------------------------------------------------------------------------------------------------------------- */
 
-void store_mark_corrupt(struct store *s, struct path *p, const struct ikey *k, uint64_t seq)
+static bool give_up(struct store *s, const struct path *p, const struct ikey *k, uint64_t seq)
+{
+    if (!store_give_up(s, k, seq))
+        return false;
+    log_warning(
+        "%s: that object was evicted: the remote has it, and who asks for it next has it fetched anew",
+        p->dir);
+    return true;
+}
+
+void store_found_corrupt(struct store *s, struct path *p, const struct ikey *k, uint64_t seq)
 {
     atomic_fetch_add(&p->corrupt, 1);
+    if (give_up(s, p, k, seq))
+        return;
     store_flag(s, k, seq, 0, STORE_CORRUPT, NULL, false, NULL);
     store_scrub_note(p, k, seq);
 }
@@ -193,11 +205,13 @@ static int corrupt(struct obj *obj, uint64_t block, struct leat_error *err)
     store_key_text(obj->trailer.bucket, obj->trailer.key, obj->trailer.key_len, text);
     log_error("%s: block %llu of %s is damaged (file %012llx)", obj->path->dir, (unsigned long long)block,
               text, (unsigned long long)obj->file);
-    store_mark_corrupt(obj->store, obj->path, &obj->key, obj->pub.info.seq);
+    store_found_corrupt(obj->store, obj->path, &obj->key, obj->pub.info.seq);
     store_open_forget(obj->store, obj->path, obj->file);
-    return error_set(err, LEAT_CORRUPT,
-                     "block %llu (1 MiB each) of %s is damaged on %s: its checksum does not match",
-                     (unsigned long long)block, text, obj->path->dir);
+    return error_set(
+        err, LEAT_CORRUPT,
+        "block %llu (1 MiB each) of %s is damaged on %s: its checksum does not match; store the object "
+        "anew, or delete it",
+        (unsigned long long)block, text, obj->path->dir);
 }
 
 static bool is_verified(const struct obj *obj, uint64_t block)
@@ -234,13 +248,23 @@ const uint32_t *store_obj_block_crcs(const struct store_obj *pub, uint64_t *ret_
     return obj_of(pub)->trailer.crcs;
 }
 
+/* One file cannot be read: never marked, as a cable is mended more easily than a decision (0100). */
+static int unreadable(struct store *s, struct path *p, const struct ikey *k, uint64_t file, uint64_t seq,
+                      int rc, const char *text, struct leat_error *err)
+{
+    rc = store_path_unreadable(p, file, rc, text, err);
+    if (rc == STORE_UNAVAILABLE && !atomic_load(&p->failed) && give_up(s, p, k, seq))
+        store_open_forget(s, p, file);
+    return rc;
+}
+
 static int read_failed(struct obj *obj, int rc, struct leat_error *err)
 {
     char text[KEY_TEXT_MAX];
     store_key_text(obj->trailer.bucket, obj->trailer.key, obj->trailer.key_len, text);
     if (rc == -ENODATA)
         return corrupt(obj, obj->trailer.ncrcs ? obj->trailer.ncrcs - 1 : 0, err);
-    return store_path_unreadable(obj->path, obj->file, rc, text, err);
+    return unreadable(obj->store, obj->path, &obj->key, obj->file, obj->pub.info.seq, rc, text, err);
 }
 
 static int read_block(struct obj *obj, uint64_t block, uint8_t *dst, struct leat_error *err)
@@ -402,11 +426,12 @@ static int open_error(struct store *s, const struct ikey *k, const char *bucket,
     if (rc == LEAT_CORRUPT || rc == -ENOENT || rc == -ENODATA) {
         log_error("%s: the file of %s (%012llx) is %s", f->path->dir, text, (unsigned long long)f->value.file,
                   rc == -ENOENT ? "missing" : "damaged");
-        store_mark_corrupt(s, f->path, k, f->value.seq);
-        return error_set(err, LEAT_CORRUPT, "%s is damaged on %s: its file is %s", text, f->path->dir,
-                         rc == -ENOENT ? "missing" : "not what the index says");
+        store_found_corrupt(s, f->path, k, f->value.seq);
+        return error_set(err, LEAT_CORRUPT,
+                         "%s is damaged on %s: its file is %s; store it anew, or delete it", text,
+                         f->path->dir, rc == -ENOENT ? "missing" : "not what the index says");
     }
-    return store_path_unreadable(f->path, f->value.file, rc, text, err);
+    return unreadable(s, f->path, k, f->value.file, f->value.seq, rc, text, err);
 }
 
 /* The newest version of a key, open. */
@@ -424,7 +449,7 @@ int store_open(struct store *s, const struct ikey *k, const char *bucket, struct
             return error_set(err, rc, "%s is unavailable: a disk of the store has failed",
                              store_key_text(bucket, k->bytes + 4, k->len - 4, text));
         if (f.value.flags & STORE_CORRUPT)
-            return error_set(err, LEAT_CORRUPT, "%s was found damaged on %s",
+            return error_set(err, LEAT_CORRUPT, "%s was found damaged on %s: store it anew, or delete it",
                              store_key_text(bucket, k->bytes + 4, k->len - 4, text), f.path->dir);
         *ret_obj = store_open_find(s, f.path, f.value.file, f.value.seq);
         if (*ret_obj) {
@@ -507,7 +532,7 @@ int store_get_cached(struct store *s, const char *bucket, const void *key, size_
         return rc;
     if (f.value.flags & STORE_CORRUPT) {
         char text[KEY_TEXT_MAX];
-        return error_set(err, LEAT_CORRUPT, "%s was found damaged on %s",
+        return error_set(err, LEAT_CORRUPT, "%s was found damaged on %s: store it anew, or delete it",
                          store_key_text(bucket, key, key_len, text), f.path->dir);
     }
     struct store_obj *obj = store_open_find(s, f.path, f.value.file, f.value.seq);

@@ -245,7 +245,8 @@ int store_open(struct store *s, const struct ikey *k, const char *bucket, struct
                struct leat_error *err);
 /* The trailer says the same as the index. */
 bool store_trailer_belongs(const struct trailer *t, const struct index_value *v, const struct ikey *k);
-void store_mark_corrupt(struct store *s, struct path *p, const struct ikey *k, uint64_t seq);
+/* This version is damaged: evicted where the remote has it, else marked. */
+void store_found_corrupt(struct store *s, struct path *p, const struct ikey *k, uint64_t seq);
 
 /* change.c: what a change does to log, index and files. commits and the key's stripe are held by the caller. */
 struct change {
@@ -319,6 +320,8 @@ bool store_uploads_any(struct store *s, uint32_t bucket_id);
 
 /* evict.c: one turn, over all paths */
 void store_evict_turn(struct store *s);
+/* What cannot be read, or is damaged, goes where the remote has it: this version, or nothing. True: it went, and is fetched anew when it is wanted. */
+bool store_give_up(struct store *s, const struct ikey *k, uint64_t seq);
 void store_kick(struct store *s);
 
 /* scrub.c: of a loaded path; its thread is another matter */

@@ -96,7 +96,9 @@ int store_path_unreadable(struct path *p, uint64_t file, int rc, const char *tex
         snprintf(why, sizeof(why), "%u objects in a row cannot be read: %s", n, strerror(-rc));
         store_path_fail(p, why);
     }
-    return error_set(err, STORE_UNAVAILABLE, "%s: %s cannot be read: %s", p->dir, text, strerror(-rc));
+    return error_set(err, STORE_UNAVAILABLE,
+                     "%s: %s cannot be read: %s; mend the disk, or store the object anew", p->dir, text,
+                     strerror(-rc));
 }
 
 void store_path_readable(struct path *p)

@@ -525,13 +525,10 @@ static enum verdict verify(struct scrub *sc, struct subject *o, uint64_t *ret_bl
 /* --- what follows -------------------------------------------------------------------------------------------------------------- */
 
 /* The remote has it: what is here goes, and is fetched anew. */
-static bool mend(struct scrub *sc, struct subject *o, uint32_t flags)
+static bool mend(struct scrub *sc, const struct subject *o)
 {
-    char bucket[STORE_BUCKET_MAX + 1];
-    int code = -1;
     set_class(sc, false); /* the log's flush is shared with PUTs, which would wait for an idle disk */
-    return !(flags & STORE_DIRTY) && store_bucket_is_remote(sc->p->store, bucket_of(&o->key), bucket) &&
-           store_remove(sc->p->store, &o->key, &o->value.seq, 1, &code, NULL) == 0 && code == 0;
+    return store_give_up(sc->p->store, &o->key, o->value.seq);
 }
 
 static void found_bad(struct scrub *sc, struct subject *o, enum verdict verdict, uint64_t block,
@@ -556,7 +553,7 @@ static void found_bad(struct scrub *sc, struct subject *o, enum verdict verdict,
         return;
     if (block != DONE)
         snprintf(where, sizeof(where), "block %llu", (unsigned long long)block);
-    if (mend(sc, o, flags)) {
+    if (mend(sc, o)) {
         add->mended++;
         log_warning("%s: scrub: %s of %s is %s (file %012llx): evicted, the remote has it", p->dir, where,
                     name, verdict == UNREADABLE ? "unreadable" : "damaged",

@@ -379,6 +379,66 @@ static void test_found_behind_it(void **state)
     }
 }
 
+/* --- found by who reads ------------------------------------------------------------------------------------------------------- */
+
+/* The middle block of an object of three, as one reads it who has the object open. */
+static int read_middle(struct fixture *f, const char *key)
+{
+    struct store_obj *obj;
+    struct leat_error err = {0};
+    int rc = store_get(f->s, "cache", key, strlen(key), &obj, &err);
+    if (rc < 0)
+        return rc;
+    rc = store_obj_check(f->s, obj, STORE_BLOCK, 1, &err);
+    if (rc < 0)
+        assert_non_null(strstr(err.message, "anew")); /* what to do where nobody else has it */
+    store_obj_unref(obj);
+    return rc;
+}
+
+static int cached_flags(struct fixture *f, const char *key)
+{
+    struct store_info info;
+    int rc = store_lookup(f->s, "cache", key, strlen(key), &info, NULL);
+    return rc < 0 ? rc : (int)info.flags;
+}
+
+/* What the remote has goes at once, so that it is fetched anew; the only copy stays. */
+static void test_readers_find_rot(void **state)
+{
+    struct fixture *f = *state;
+    flip(f, "cache", "clean", STORE_BLOCK + 5);
+    flip(f, "cache", "dirty", STORE_BLOCK + 5);
+    assert_int_equal(read_middle(f, "clean"), LEAT_CORRUPT);
+    assert_int_equal(read_middle(f, "clean"), LEAT_NOT_FOUND);
+    assert_int_equal(read_middle(f, "dirty"), LEAT_CORRUPT);
+    assert_int_equal(cached_flags(f, "dirty"), STORE_DIRTY | STORE_CORRUPT);
+}
+
+static void test_readers_find_a_bad_sector(void **state)
+{
+    struct fixture *f = *state;
+    static const char *const keys[] = {"clean", "dirty"};
+    for (unsigned i = 0; i < 2; i++) {
+        char name[PATH_FILE_MAX];
+        struct store_obj *obj;
+        testing_object_file(f->s, "cache", keys[i], name, sizeof(name));
+        assert_int_equal(store_get(f->s, "cache", keys[i], strlen(keys[i]), &obj, NULL), 0);
+        store_fault_unreadable(f->fault, strrchr(name, '/'), -EIO);
+        assert_int_equal(read_middle(f, keys[i]), STORE_UNAVAILABLE);
+        store_fault_unreadable(f->fault, NULL, 0);
+        store_obj_unref(obj);
+    }
+    assert_int_equal(cached_flags(f, "clean"), LEAT_NOT_FOUND);
+    assert_int_equal(read_middle(f, "dirty"), 0); /* the cable was mended */
+    /* And of one that cannot even be opened. */
+    char name[PATH_FILE_MAX];
+    testing_object_file(f->s, "cache", "clean-too", name, sizeof(name));
+    store_fault_unreadable(f->fault, strrchr(name, '/'), -EIO);
+    assert_int_equal(read_middle(f, "clean-too"), STORE_UNAVAILABLE);
+    assert_int_equal(cached_flags(f, "clean-too"), LEAT_NOT_FOUND);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -386,6 +446,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_flipped_bits, setup, teardown),
         cmocka_unit_test_setup_teardown(test_found_by_others, setup, teardown),
         cmocka_unit_test_setup_teardown(test_unreadable, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_readers_find_rot, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_readers_find_a_bad_sector, setup, teardown),
         cmocka_unit_test_setup_teardown(test_restart, setup, teardown),
         cmocka_unit_test_setup_teardown(test_thread, setup, teardown),
         cmocka_unit_test_setup_teardown(test_found_behind_it, setup, teardown),

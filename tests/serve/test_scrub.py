@@ -87,6 +87,37 @@ def test_rot(node, tmp_path):
     assert "own" not in scrub(node).stdout.replace(str(server.store), "")
 
 
+def test_rot_is_fetched_at_once(node, tmp_path):
+    """A reader does not wait for the scrub: what the remote has is fetched with the request that finds the damage; of the rest it is said what to do."""
+    server = node.server
+    filled(node, tmp_path)
+    small, cached = content("small-remote", 4000), content("cached", 3 * MIB + 5)
+    (tmp_path / "behind" / "small").write_bytes(small)
+    assert server.request("GET", "/front/small").body == small
+    wait_until(lambda: node.ask("GET", "/v1/status").json["store"]["paths"][0]["objects"] == 11)
+    server.stop()  # so that nothing is open and verified
+    for data, at in ((cached, MIB + 9), (small, 17), (content("large", 3 * MIB), 5), (content("small-3", 5000), 3)):
+        rot(node, data, at)
+    server.start()
+    assert server.request("GET", "/front/cached").body == cached
+    assert server.request("GET", "/front/small", headers={"Range": "bytes=10-19"}).body == small[10:20]
+    for key in ("large", "small-3"):
+        for _ in range(2):
+            answer = server.request("GET", f"/own/{key}")
+            assert answer.status == 500 and "anew, or delete it" in answer.xml.findtext("Message"), answer.body
+    # A file that cannot be read: as if its sectors gave EIO.
+    wait_until(lambda: node.ask("GET", "/v1/status").json["store"]["paths"][0]["objects"] == 11)
+    server.stop()
+    for data in (small, content("small-4", 5000)):
+        path = next(p for p in server.store.glob("objects/*/*") if p.read_bytes().startswith(data))
+        path.unlink()
+        path.mkdir()
+    server.start()
+    assert server.request("GET", "/front/small").body == small
+    answer = server.request("GET", "/own/small-4")
+    assert answer.status == 500 and "store the object anew" in answer.xml.findtext("Message"), answer.body
+
+
 def test_slow(tmp_path):
     """A pass at 1 MiB a second is seen on its way, killed, and goes on where it was written down, or from the start: each object is looked at."""
     top = tmp_path / "slow"

@@ -4,8 +4,8 @@
  *
  * Happy path: an object that is open and verified is answered on the door's thread: one head, one piece of a file. Others are opened by a worker;
  * what was not verified since is, in steps, each while the one before is on its way out.
- * Failure modes: a damaged block in the first step is a 500; in a later one the connection is broken off, so that nobody takes what
- * came for the whole.
+ * Failure modes: a damaged block in the first step is a 500, or the remote's object where there is one; in a later one the connection is broken
+ * off, so that nobody takes what came for the whole.
  * Invariants: no byte leaves that was not verified since the object was opened.
  */
 #include "base/log.h"
@@ -267,10 +267,16 @@ static void check_step(struct visit *v)
     struct leat_error err = {0};
     uint64_t bytes = MIN(v->end - v->checked, STEP);
     int rc = store_obj_check(objects_store(v->door->objects), v->obj, v->checked, bytes, &err);
-    if (rc < 0)
-        visit_fail_store(v, rc, &err);
-    else
+    if (rc == 0) {
         v->checked += bytes;
+    } else if ((rc == LEAT_CORRUPT || rc == STORE_UNAVAILABLE) && !v->answered && !v->anew &&
+               objects_elsewhere(v->door->objects, v->call.bucket)) {
+        v->anew = true;
+        store_obj_unref(TAKE_PTR(v->obj));
+        open_object(v);
+    } else {
+        visit_fail_store(v, rc, &err);
+    }
 }
 
 static void step_checked(struct visit *v);
@@ -315,9 +321,15 @@ void get_more(struct http_request *req)
         send_step(v);
 }
 
+static void opened(struct visit *v);
+
 static void first_checked(struct visit *v)
 {
     struct wanted w;
+    if (v->checked == v->first && v->end > v->first) { /* opened anew */
+        opened(v);
+        return;
+    }
     weigh(v->req, &v->call, v->obj, &w);
     v->answered = true;
     put_head(v->req, &v->call, v->obj, &w, v->id);
@@ -399,8 +411,6 @@ static void send_arriving(struct visit *v)
         http_send_more(v->req, &piece, 1, v->sent == v->end);
     }
 }
-
-static void opened(struct visit *v);
 
 /* Is there such an object, and what is it like? */
 static void arriving(struct visit *v)

@@ -207,8 +207,16 @@ enum s3_code code_of_store(int rc)
  * What the client is to hear beyond the code's own sentence, or NULL: its own mistake, or which remote fails. The address, the path and what the
  * remote said are for administrators; others may ask them.
  */
-static const char *told_of(const struct visit *v, enum s3_code code, const char *why)
+static const char *told_of(const struct visit *v, enum s3_code code, int rc, const char *why)
 {
+    if (rc == LEAT_CORRUPT || rc == STORE_UNAVAILABLE)
+        return v->user->admin && *why ? why
+               : rc == LEAT_CORRUPT
+                   ? "The object is damaged on the server's disk, and there is no other copy of it. Store it "
+                     "again, or delete it."
+                   : "A disk of the server cannot be read. Its log says which; an object that was stored "
+                     "again "
+                     "can be had.";
     bool remote = code == S3_UNAVAILABLE || code == S3_REMOTE_REFUSED || code == S3_REMOTE_TIMEOUT;
     if (!*why || !(remote || code == S3_INVALID_ARGUMENT))
         return NULL;
@@ -224,7 +232,7 @@ void visit_fail_store(struct visit *v, int rc, const struct leat_error *err)
 {
     enum s3_code code = code_of_store(rc);
     const char *why = err && err->message[0] ? err->message : "";
-    const char *told = told_of(v, code, why);
+    const char *told = told_of(v, code, rc, why);
     bool ours =
         s3_code_status(code) >= 500 && code != S3_SLOW_DOWN; /* load is no error, and would fill a log */
     if (ours || (code == S3_INVALID_ARGUMENT && *why && told != why))

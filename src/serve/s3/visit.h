@@ -65,6 +65,7 @@ struct visit {
     uint64_t first, end, sent,
         checked; /* of the object: [first, end) is asked for, checked and sent so far */
     bool idle;   /* idle: the server wants more, and nothing is checked yet */
+    bool anew;   /* what is here could not be read, so it was opened once more: the remote may have it */
 
     struct bundling *bundling; /* batch.c: a member of an archive, or many objects; NULL: neither */
 

@@ -150,12 +150,13 @@ int fetch_look(struct tier *t, const char *bucket, const void *key, size_t key_l
     *ret_local = NULL;
     if (rc == LEAT_NOT_FOUND)
         return 0;
-    /* Damaged here, and clean: the remote has it. */
-    if (rc == LEAT_CORRUPT && store_lookup(t->config.store, bucket, key, key_len, &info, NULL) == 0 &&
-        !(info.flags & STORE_DIRTY)) {
-        log_warning("%s: fetched anew", why.message);
-        *ret_seq = info.seq;
-        return 0;
+    /* Damaged or not to be read, and clean: the remote has it. Mostly it was evicted by now. */
+    if (rc == LEAT_CORRUPT || rc == STORE_UNAVAILABLE) {
+        int there = store_lookup(t->config.store, bucket, key, key_len, &info, NULL);
+        if (there == LEAT_NOT_FOUND || (there == 0 && !(info.flags & STORE_DIRTY))) {
+            *ret_seq = there == 0 ? info.seq : 0;
+            return 0;
+        }
     }
     if (err)
         *err = why;
