@@ -197,6 +197,32 @@ def test_requests_under_way_end(start):
     assert server.request("GET", "/bucket/k").body == data
 
 
+def test_not_ready_while_it_ends(start):
+    """Who had connected before SIGTERM and asks within the grace period hears that this server ends, not that it is ready."""
+    server = start()
+    assert server.request("PUT", "/bucket").status == 200
+    with contextlib.closing(server.connect()) as put, contextlib.closing(socket.create_connection((server.host, server.port), 60)) as probe:
+        target, headers = server.prepare("PUT", "/bucket/k", b"0123456789")
+        put.putrequest("PUT", target, skip_host=True, skip_accept_encoding=True)
+        for name, value in headers.items():
+            put.putheader(name, value)
+        put.putheader("content-length", "10")
+        put.endheaders(b"01234")
+        probe.sendall(b"GET /readyz HTTP/1.1\r\nHost: %s\r\n" % server.host.encode())
+        with contextlib.closing(server.connect()) as before:
+            before.request("GET", "/readyz")
+            assert before.getresponse().status == 200
+        server.process.send_signal(signal.SIGTERM)
+        lib_host.wait_for(lambda: turns_away(server), 60)
+        probe.sendall(b"\r\n")
+        answer = http.client.HTTPResponse(probe)
+        answer.begin()
+        assert answer.status == 503 and b"told to end" in answer.read()
+        put.send(b"56789")
+        assert put.getresponse().status == 200
+    server.stop()
+
+
 def killed(start, rounds, name):
     """kill -9 at any moment of many PUTs: each that was acknowledged is there whole, and of the others all or nothing."""
     server = start(name=name)

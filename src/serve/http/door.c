@@ -11,6 +11,7 @@
 #include "serve/http/server_internal.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -339,7 +340,8 @@ static void obey(struct http_door *door)
         return;
     if (door->stopped < STOP_NO_MORE && level >= STOP_NO_MORE) {
         for (unsigned i = 0; i < door->server->nlisteners; i++) {
-            if (level == STOP_NO_MORE) /* those who had connected before may have asked as well */
+            if (level == STOP_NO_MORE &&
+                !door->failed) /* those who had connected before may have asked as well */
                 accept_most(&door->listeners[i], BACKLOG);
             loop_remove(&door->listeners[i].source);
         }
@@ -368,16 +370,20 @@ void http_door_stop(struct http_door *door, int level)
         wake(door);
 }
 
+static void woken(struct http_door *door)
+{
+    uint64_t count;
+    ssize_t n = read(door->wake.fd, &count, sizeof(count));
+    (void)n;
+    run_messages(door);
+    obey(door);
+}
+
 static void progress(struct loop_source *source, uint32_t events)
 {
     struct http_door *door = container_of(source, struct http_door, wake);
-    if (events & EPOLLIN) {
-        uint64_t count;
-        ssize_t n = read(source->fd, &count, sizeof(count));
-        (void)n;
-        run_messages(door);
-        obey(door);
-    }
+    if (events & EPOLLIN)
+        woken(door);
     run_ready(door);
 }
 
@@ -421,12 +427,32 @@ const char *door_date(struct http_door *door)
 
 /* --- the thread ---------------------------------------------------------------------------------------------------------- */
 
+/* Its connections end, and others take the new ones; workers still find whom to tell, and who stops the server is not left waiting. */
+static void go_without_loop(struct http_door *door)
+{
+    door->failed = true;
+    for (unsigned i = 0; i < door->server->nlisteners; i++)
+        loop_remove(&door->listeners[i].source);
+    close_list(&door->idle, 0);
+    close_list(&door->active, -ECANCELED);
+    while (door->stopped < STOP_END) {
+        struct pollfd wake = {.fd = door->wake.fd, .events = POLLIN};
+        poll(&wake, 1, -1);
+        woken(door);
+    }
+}
+
 static void *door_main(void *arg)
 {
     struct http_door *door = arg;
     int rc = loop_run(door->loop);
-    if (rc < 0)
-        log_error("http: a door's loop ended: %s", strerror(-rc));
+    if (rc < 0) {
+        log_error("http: one of %u threads has closed its connections and takes no more, as it cannot wait "
+                  "for them: %s; "
+                  "start the server anew",
+                  door->server->ndoors, strerror(-rc));
+        go_without_loop(door);
+    }
     run_messages(door);
     return NULL;
 }

@@ -6,6 +6,10 @@
 
 #include <cmocka.h>
 
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 
 #include "serve/http/testing.h"
@@ -143,6 +147,56 @@ static void test_server_goes(void **state)
     }
 }
 
+/* All epolls of this process become something that cannot be waited for. */
+static void break_loops(void)
+{
+    AUTO_CLOSE int other = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    DIR *d = opendir("/proc/self/fd");
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        char name[64], what[64] = "";
+        snprintf(name, sizeof(name), "/proc/self/fd/%.20s", e->d_name);
+        if (readlink(name, what, sizeof(what) - 1) > 0 && !strcmp(what, "anon_inode:[eventpoll]"))
+            assert_true(dup2(other, atoi(e->d_name)) >= 0);
+    }
+    closedir(d);
+}
+
+static _Atomic unsigned stopped;
+
+static void *stop_main(void *user)
+{
+    struct rig *rig = user;
+    http_server_stop(rig->server, PATIENCE_NS);
+    atomic_fetch_add(&stopped, 1);
+    return NULL;
+}
+
+/* Its connections end, a worker that is busy for it still finds it, and who stops the server does not wait for ever. */
+static void test_a_loop_fails(void **state)
+{
+    struct rig rig;
+    pthread_t thread;
+    struct answer a;
+    rig_start(&rig, NULL);
+    atomic_store(&rig.gated, true);
+    struct stream s = {.fd = rig_connect(&rig)}, idle = {.fd = rig_connect(&rig)};
+    rig_say(idle.fd, GET("/hello"));
+    assert_true(stream_answer(&idle, "GET", &a));
+    answer_fini(&a);
+    rig_say(s.fd, GET("/late"));
+    rig_await(&rig.begun, 2);
+    break_loops(); /* as each finds out in its next turn */
+    assert_true(stream_ended(&s));
+    assert_true(stream_ended(&idle));
+    assert_int_equal(pthread_create(&thread, NULL, stop_main, &rig), 0);
+    rig_await(&stopped, 1);
+    pthread_join(thread, NULL);
+    stream_fini(&s);
+    stream_fini(&idle);
+    rig_stop(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -150,6 +204,7 @@ int main(void)
         cmocka_unit_test(test_left),
         cmocka_unit_test(test_aborts_everywhere),
         cmocka_unit_test(test_server_goes),
+        cmocka_unit_test(test_a_loop_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
