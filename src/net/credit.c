@@ -13,6 +13,8 @@
  *   queue   Where the path is fast, at least what a queue in front of a link of that rate holds: half a millisecond of it from
  *           0.5 GB/s on, and by the square of the rate less below. A request costs its wake-ups whatever it carries, and a link that
  *           is as fast as the CPUs is limited by them.
+ *   stalls  Where nothing comes for 20 ms, and four times what an answer takes, somebody stood still, and not the path. Its window is
+ *           not judged, once in 100 ms of others: a pause of 200 ms would fade the rate to a tenth.
  *   boost   1 where that keeps the path busy. Where less comes than has come before (servers or readers that do not get their CPU in
  *           time leave the link idle), more is asked for, an eighth a window, up to 16 times as much.
  *   losses  Servers tell how many segments they sent anew. A loss draws a ceiling at 0.7 of what was allowed then; it is raised by
@@ -36,7 +38,7 @@
 #include <unistd.h>
 
 #define MAGIC           0x7264634cu /* "Lcdr" */
-#define VERSION         2u
+#define VERSION         3u
 #define STAGES          4u
 #define SLICES          2u
 #define SLICES_LARGE    4u
@@ -58,6 +60,9 @@
 #define IDLE_NS          (1 * NS_PER_S)
 #define BASE_NS          (10 * NS_PER_S)
 #define DRAIN_NS         (200 * NS_PER_MS) /* as long as draining may take before the old base is kept */
+#define STALL_NS         (20 * NS_PER_MS)  /* nothing came for as long, though something was asked for */
+#define STALL_TIMES      4.0               /* and for so many times what an answer takes at most */
+#define MOVED_NS         (100 * NS_PER_MS) /* between two stalls that are forgotten */
 #define WANT_NS          (20 * NS_PER_MS)
 #define HELD_NS          (1 * NS_PER_S) /* who has not moved for as long is stopped, or waits for a server that is */
 #define LOSS_NS          (300 * NS_PER_MS) /* reports of one loss come from several servers, after a timeout */
@@ -261,6 +266,26 @@ static void window_open(struct credit_rail *r, uint64_t now_ns)
     r->idle_since_ns = 0;
 }
 
+/*
+ * A machine that stood still, a reader or a server that was stopped: that says nothing about the path, and the window begins anew. What
+ * is still in flight does not count in it: it may lie in a socket and come in no time. True: it was such a stall. Not if the rail has
+ * hardly moved since the last: a path on which every answer takes as long has become slow.
+ */
+static bool forget_stall(struct credit *c, uint64_t in_flight_bytes, uint64_t now_ns)
+{
+    struct credit_rail *r = c->rail;
+    uint64_t since = r->moved_at_ns, gap = now_ns - MIN(since, now_ns);
+    double rate = (double)load(&r->rate_bytes_per_s), base = (double)load(&r->base_ns);
+    double drained = (double)credit_limit(c) * 1e9 / MAX(rate, 1.0);
+    r->moved_at_ns = now_ns;
+    if (!since || r->moved_ns < MOVED_NS || gap < STALL_NS || (double)gap < STALL_TIMES * MAX(base, drained))
+        return false;
+    r->moved_ns = 0;
+    window_open(r, now_ns);
+    r->window_delivered += MIN(in_flight_bytes, (uint64_t)LIMIT_MAX);
+    return true;
+}
+
 /* Time with nothing asked for says nothing about the path, and is cut out of a window. */
 static void window_pause(struct credit_rail *r, uint64_t now_ns)
 {
@@ -271,6 +296,7 @@ static void window_pause(struct credit_rail *r, uint64_t now_ns)
 static void window_resume(struct credit_rail *r, uint64_t now_ns)
 {
     uint64_t since = r->idle_since_ns;
+    r->moved_at_ns = now_ns;
     if (!r->window_start_ns || !since || now_ns < since || now_ns - since > IDLE_NS) {
         window_open(r, now_ns);
         return;
@@ -366,7 +392,8 @@ static void window_close(struct credit *c, uint64_t now_ns)
 {
     struct credit_rail *r = c->rail;
     uint64_t spent_ns = now_ns > r->window_start_ns ? now_ns - r->window_start_ns : 0;
-    uint64_t bytes = load(&r->delivered_bytes) - r->window_delivered;
+    uint64_t delivered = load(&r->delivered_bytes), bytes = delivered - MIN(r->window_delivered, delivered);
+    r->moved_ns = MIN(r->moved_ns + spent_ns, MOVED_NS);
     if (spent_ns) {
         uint64_t rate = (uint64_t)((double)bytes * 1e9 / (double)spent_ns), old = load(&r->rate_bytes_per_s);
         store(&r->rate_bytes_per_s, MAX(rate, faded(old, 16, spent_ns)));
@@ -493,16 +520,19 @@ void credit_done(struct credit *c, uint64_t bytes, uint64_t rtt_ns, bool alone, 
         wake_all(r);
     if (c->fixed_limit_bytes || !rtt_ns)
         return;
-    if (alone)
-        take_base(r, bytes, rtt_ns, now_ns);
-    if (!adapt_begin(c))
+    if (!adapt_begin(c)) {
+        if (alone)
+            take_base(r, bytes, rtt_ns, now_ns);
         return;
-    bool idle = held - MIN(held, bytes) + others.bytes == 0;
+    }
+    uint64_t in_flight = held - MIN(held, bytes) + others.bytes;
+    if (!forget_stall(c, in_flight, now_ns) && alone)
+        take_base(r, bytes, rtt_ns, now_ns);
     uint64_t spent_ns = now_ns - MIN(r->window_start_ns, now_ns);
     /* Never a shorter one: a reader that was late finds much in its sockets, and takes it in no time. */
     if (r->window_start_ns && load(&r->base_ns) && spent_ns >= MAX(WINDOW_NS, 2 * load(&r->base_ns)))
         window_close(c, now_ns);
-    if (idle)
+    if (!in_flight)
         window_pause(r, now_ns);
     adapt_end(c);
 }

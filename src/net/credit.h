@@ -53,6 +53,7 @@ struct credit_rail {
     uint64_t window_start_ns, window_delivered;
     uint64_t idle_since_ns,
         idle_delivered; /* nothing is in flight since, and what was delivered then; 0: something is */
+    uint64_t moved_at_ns, moved_ns; /* when something came last, and how long it has since the last stall */
     uint64_t lost_seen, ceiling_stamp_ns, ceiling_pause_ns;
     uint64_t best_bytes_per_s; /* as rate, fading far more slowly */
     uint32_t boost;            /* in 1/1024, at least 1024; 0 is 1024 */

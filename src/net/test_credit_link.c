@@ -2,7 +2,7 @@
 /*
  * What the limit does to a link of so many bytes a second behind a queue of so many packets, in virtual time: eight servers answer a
  * reader's batches, each answer at once; what finds the queue full is sent anew 200 ms later. Servers and reader get their CPU
- * late now and then. Rails are such links side by side.
+ * late now and then, or stand still once. Rails are such links side by side.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,18 +15,19 @@
 #include "base/rng.h"
 #include "net/credit.h"
 
-#define SERVERS 8u
-#define BATCH   (512 * KIB)
-#define BATCHES 4096u
-#define OUT     64u
-#define FRAME   1514u
-#define PAYLOAD 1448u
-#define RTO_NS  (200 * NS_PER_MS)
-#define RAILS   2u
+#define SERVERS  8u
+#define BATCH    (512 * KIB)
+#define BATCHES  4096u
+#define OUT      64u
+#define FRAME    1514u
+#define PAYLOAD  1448u
+#define RTO_NS   (200 * NS_PER_MS)
+#define RAILS    2u
+#define PAUSE_NS (200 * NS_PER_MS)
 
 struct link {
     double bytes_per_ns;
-    uint64_t queue_bytes;
+    uint64_t queue_bytes, far_ns; /* beyond 40 us there and back */
 };
 
 struct result {
@@ -40,9 +41,13 @@ struct answer {
     bool coming, alone, lost, used; /* coming: to the queue, at at_ns; else through at at_ns */
 };
 
+enum who { NOBODY, BETWEEN, EVERYTHING, READER, SERVER };
+
 struct model {
     struct link link;
     unsigned rails;
+    enum who pauses; /* from pause_ns on, once */
+    uint64_t pause_ns;
     uint64_t free_ns[RAILS], losses, rng;
     struct credit credit[RAILS];
     struct answer out[OUT];
@@ -101,6 +106,28 @@ static struct answer *free_of(struct model *m)
     return NULL;
 }
 
+/* The reader is stopped: what comes waits in its sockets. Or all of the machine: what is on its way comes later by as much. */
+static uint64_t paused(struct model *m, uint64_t now)
+{
+    if (now < m->pause_ns || (m->pauses != EVERYTHING && m->pauses != READER))
+        return now;
+    for (unsigned i = 0; m->pauses == EVERYTHING && i < OUT; i++)
+        m->out[i].at_ns += PAUSE_NS;
+    for (unsigned k = 0; k < m->rails; k++)
+        m->free_ns[k] += m->pauses == EVERYTHING ? PAUSE_NS : 0;
+    m->pauses = NOBODY;
+    return now + PAUSE_NS;
+}
+
+/* A server is stopped: the request that was sent to it is answered when it goes on. */
+static uint64_t server_late(struct model *m, uint64_t now)
+{
+    if (m->pauses != SERVER || now < m->pause_ns)
+        return late(m);
+    m->pauses = NOBODY;
+    return PAUSE_NS;
+}
+
 /* One batch from `now` on. Returns when it is there. */
 static uint64_t batch(struct model *m, uint64_t now)
 {
@@ -115,7 +142,7 @@ static uint64_t batch(struct model *m, uint64_t now)
                 k++;
                 continue;
             }
-            *a = (struct answer){.at_ns = now + 20 * NS_PER_US + late(m),
+            *a = (struct answer){.at_ns = now + 20 * NS_PER_US + m->link.far_ns + server_late(m, now),
                                  .sent_ns = now,
                                  .bytes = bytes,
                                  .rail = k,
@@ -127,7 +154,7 @@ static uint64_t batch(struct model *m, uint64_t now)
         }
         struct answer *a = next_through(m, UINT64_MAX);
         assert_non_null(a);
-        now = MAX(now, a->at_ns) + late(m);
+        now = paused(m, MAX(now, a->at_ns) + late(m));
         for (; a; a = next_through(m, now)) { /* all that is there by now */
             credit_done(&m->credit[a->rail], a->bytes, now - a->sent_ns, a->alone, now);
             if (a->lost)
@@ -182,7 +209,7 @@ static void tell(const char *what, struct result r)
 }
 
 static const struct link links[] = {
-    {0.025, 30 * FRAME}, {0.025, 64 * FRAME}, {0.125, 30 * FRAME}, {0.125, 64 * FRAME}};
+    {0.025, 30 * FRAME, 0}, {0.025, 64 * FRAME, 0}, {0.125, 30 * FRAME, 0}, {0.125, 64 * FRAME, 0}};
 
 static void test_shallow(void **state)
 {
@@ -219,11 +246,51 @@ static void test_model(void **state)
 
 static void test_rails(void **state)
 {
-    struct result one = run((struct link){0.05, 256 * FRAME}, 1, 0, 8);
-    struct result two = run((struct link){0.05, 256 * FRAME}, 2, 0, 8);
+    struct result one = run((struct link){0.05, 256 * FRAME, 0}, 1, 0, 8);
+    struct result two = run((struct link){0.05, 256 * FRAME, 0}, 2, 0, 8);
     tell("one rail of 50 MB/s", one);
     tell("two", two);
     assert_true(two.of_link > 1.9 * one.of_link);
+}
+
+/*
+ * Of what stood still for 200 ms the path knows nothing: the limit stays within a tenth of what it was. (Where the pause fades the rate
+ * instead, it falls to the least there is and comes back within 15 ms, some 300 round trips of the fast ones.)
+ */
+static void test_pause(void **state)
+{
+    static const struct link paths[] = {{0.025, 64 * FRAME, 0},
+                                        {0.125, 64 * FRAME, 0},
+                                        {1.25, 4096 * FRAME, 0},
+                                        {3.0, 16384 * FRAME, 0},
+                                        {1.25, 65536 * FRAME, 2 * NS_PER_MS}};
+    static const char *const names[] = {[BETWEEN] = "between batches",
+                                        [EVERYTHING] = "everything",
+                                        [READER] = "the reader",
+                                        [SERVER] = "a server"};
+    for (unsigned i = 0; i < ARRAY_LEN(paths); i++)
+        for (enum who who = BETWEEN; who <= SERVER; who++) {
+            struct model m = {.link = paths[i], .rails = 1, .rng = rng_seed(7, who)};
+            struct credit *c = &m.credit[0];
+            assert_int_equal(credit_init(c, NULL, 0, 0, 0, false), 0);
+            uint64_t before = 0, least = UINT64_MAX, n = 0, now = NS_PER_S;
+            for (; now < 3 * NS_PER_S; now = batch(&m, now))
+                if (now > 2 * NS_PER_S && ++n)
+                    before += credit_limit(c);
+            before /= n;
+            m.pause_ns = now;
+            m.pauses = who == BETWEEN ? NOBODY : who;
+            now += who == BETWEEN ? PAUSE_NS : 0;
+            while (m.pauses)
+                now = batch(&m, now);
+            for (unsigned k = 0; k < 64; k++, now = batch(&m, now))
+                least = MIN(least, credit_limit(c));
+            print_message("%.3f GB/s, %.1f ms: %s stood still: %llu KiB at least, %llu before\n",
+                          paths[i].bytes_per_ns, (double)paths[i].far_ns / 1e6, names[who],
+                          (unsigned long long)least / KIB, (unsigned long long)before / KIB);
+            assert_true(least * 10 >= before * 9);
+            credit_fini(c);
+        }
 }
 
 int main(void)
@@ -232,6 +299,7 @@ int main(void)
         cmocka_unit_test(test_model),
         cmocka_unit_test(test_shallow),
         cmocka_unit_test(test_rails),
+        cmocka_unit_test(test_pause),
     };
     return cmocka_run_group_tests_name("net_credit_link", tests, NULL, NULL);
 }
