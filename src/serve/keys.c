@@ -345,10 +345,21 @@ static int read_file(const char *path, char **ret_text, size_t *ret_len, struct 
     return 0;
 }
 
-/* Whoever has one half of a pair of keys has no key at all: say so. */
+static bool may_nothing(const struct keys_user *u)
+{
+    return !u->admin && !u->create && !u->read && !u->write;
+}
+
+/* Whoever has one half of a pair of keys has no key at all: say so. A file that names nobody is one that was cut off, or not written yet. */
 static int finish(struct load *l)
 {
     struct keys *keys = l->keys;
+    if (!keys->n && may_nothing(&keys->anonymous))
+        return error_set(
+            l->err, LEAT_INVALID,
+            "%s: it names no user, and nobody could do anything: give one, as in leat-serve(1), or "
+            "remove the file and have it made by `leat serve --keys %s --new-keys`",
+            l->path, l->path);
     for (unsigned i = 0; i < keys->n; i++) {
         const struct keys_user *u = keys->users[i];
         if (!u->access || !u->secret)
@@ -437,10 +448,16 @@ int keys_create(const char *path, struct leat_error *err)
     AUTO_CLOSE int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     int rc = 0;
     if (fd < 0)
-        rc = error_set(err, errno == EEXIST ? -EEXIST : LEAT_DENIED, "cannot make the keys file %s: %s", path,
+        rc = errno == EEXIST
+                 ? error_set(err, -EEXIST, "the keys file %s is there already: it is used without --new-keys",
+                             path)
+                 : error_set(err, LEAT_DENIED, "cannot make the keys file %s: %s; --keys names another", path,
+                             strerror(errno));
+    else if (write(fd, text, (size_t)n) != n || fsync(fd) < 0) {
+        rc = error_set(err, errno == ENOSPC ? LEAT_NO_SPACE : -EIO, "cannot write the keys file %s: %s", path,
                        strerror(errno));
-    else if (write(fd, text, (size_t)n) != n || fsync(fd) < 0)
-        rc = error_set(err, -EIO, "cannot write the keys file %s: %s", path, strerror(errno));
+        unlink(path); /* half a file of keys would stand in the way of the next try */
+    }
     OPENSSL_cleanse(text, sizeof(text));
     OPENSSL_cleanse(secret, sizeof(secret));
     OPENSSL_cleanse(random, sizeof(random));

@@ -5,6 +5,8 @@
 #include <stdio.h>
 
 #include <cmocka.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "serve/config.h"
@@ -98,6 +100,9 @@ static void test_bad_files(void **state)
         {"[a]\n" PAIR("A", "s") "aws_access_key_id = B\n", "given twice"},
         {"aws_access_key_id = A\n", "a user's name"},
         {"[a]\nnonsense\n", "line 2"},
+        {"", "names no user"},
+        {"# [default]\n", "names no user"},
+        {"[anonymous]\naccess = none\n", "names no user"},
     };
     struct keys *keys;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -144,6 +149,7 @@ static void test_ring(void **state)
 static void test_fresh(void **state)
 {
     char dir[] = "/tmp/leat-keys-XXXXXX", file[80], below[80];
+    struct leat_error err = {0};
     struct stat st;
     struct keys *keys;
     assert_non_null(mkdtemp(dir));
@@ -152,12 +158,26 @@ static void test_fresh(void **state)
     assert_int_equal(keys_create(file, NULL), 0);
     assert_int_equal(stat(file, &st), 0);
     assert_int_equal(st.st_mode & 07777, 0600);
-    assert_int_equal(keys_create(file, NULL), -EEXIST);
+    assert_int_equal(keys_create(file, &err), -EEXIST);
+    assert_non_null(strstr(err.message, "without --new-keys"));
     assert_int_equal(keys_load(file, &keys, NULL), 0);
     assert_int_equal(keys_count(keys), 1);
     assert_int_equal(strlen(keys_admin(keys)->access), 20);
     assert_int_equal(strlen(keys_admin(keys)->secret), 40);
     keys_unref(keys);
+    unlink(file);
+    /* A disk that is full: the next try begins anew. */
+    struct rlimit before, none;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = before.rlim_max};
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &none), 0);
+    int rc = keys_create(file, &err);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_int_equal(rc, -EIO);
+    assert_int_equal(access(file, F_OK), -1);
+    assert_int_equal(keys_create(file, NULL), 0);
     unlink(file);
     rmdir(below);
     rmdir(dir);
