@@ -10,6 +10,7 @@ import pty
 import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -148,6 +149,8 @@ def test_man_page_compiles(page):
         (["cp", "s3://b/a", "s3://b/c", "x"], "several sources"),
         (["bucket"], "create, and the new bucket's name"),
         (["bucket", "make", "x"], "create, and the new bucket's name"),
+        (["bucket", "create", "ab"], "3 to 63 of a-z, 0-9"),
+        (["bucket", "create", "My-Bucket"], "3 to 63 of a-z, 0-9"),
         (["bucket", "create", "s3://x"], "without s3://"),
         (["bucket", "create", "x", "--mode", "back"], "--remote URL"),
         (["bucket", "create", "x", "--remote", "file:///x", "--check-age", "0"], "whole number of seconds"),
@@ -167,6 +170,24 @@ def test_usage_errors(args, words):
     done = leat(*args, check=2)
     assert words in done.stderr.decode()
     assert done.stderr.count(b"\n") == 1 and done.stdout == b""
+
+
+@pytest.mark.parametrize("text, words, code", [
+    (None, "state.json: No such file or directory", 3),
+    ("hello", "state.json, line 1: ", 1),
+    ("", "this is not what json.dump(loader.state_dict(), file) writes", 1),
+])
+def test_a_state_that_is_none(tmp_path, text, words, code):
+    if text is not None:
+        (tmp_path / "state.json").write_text(text)
+    assert words in leat("replay", "--state", tmp_path / "state.json", "--step", "1", check=code).stderr.decode()
+
+
+def test_scrub_where_no_server_is():
+    with socket.socket() as taken:  # bound, and not listened on
+        taken.bind(("127.0.0.1", 0))
+        done = leat("scrub", "--endpoint-url", f"http://127.0.0.1:{taken.getsockname()[1]}", check=6)
+    assert b"no server listens there: --endpoint-url" in done.stderr
 
 
 def test_no_command_prints_the_list_and_fails():
@@ -481,6 +502,8 @@ def test_ls_and_stat(job, pets):
     assert {k["key"] for k in cats} == {k for k in pets if k.startswith("cat/")}
     assert len(json.loads(job("ls", "pets", "--limit", "3", "--json", check=0).stdout)["keys"]) == 3
     document = json.loads(job("stat", "pets", "--json", check=0).stdout)
+    listed = next(s for s in json.loads(job("ls", "--json", check=0).stdout) if s["name"] == "pets")
+    assert document["pool_bytes"] == listed["pool_bytes"] < document["region_bytes"]  # one region, no longer than what lies in it
     assert document["samples"] == document["resident_samples"] == len(pets)
     assert document["payload_bytes"] == sum(map(len, pets.values()))
     assert b"transport" in job("stat", "pets", check=0).stdout
@@ -496,7 +519,9 @@ def test_cat_gives_the_files_bytes(job, pets, tree):
     assert job("cat", "pets", "--field", field, "--", "-1", check=0).stdout == pets[keys[-1]]
     document = json.loads(job("cat", "pets", "cat/3.bin", "--json", check=0).stdout)
     assert base64.b64decode(document["base64"]) == pets["cat/3.bin"] and document["key"] == "cat/3.bin"
-    job("cat", "pets", "cat/nobody", check=3)
+    assert b"`leat ls pets` lists the keys" in job("cat", "pets", "cat/nobody", check=3).stderr
+    done = job("cat", tree[0] / "pets" / "cat", "0", check=3)
+    assert b"is not in the pool: leat preload " in done.stderr and b"--name NAME" in done.stderr
     job("cat", "pets", str(len(pets)), check=3)
     job("cat", "pets", "cat/1.bin", "--field", "nope", check=3)
     job("preload", f"x={tree[0]}/a.npy", "--name", "array", check=0)

@@ -194,7 +194,7 @@ struct leat_ws_stat {
     size_t size;
     uint64_t samples, resident_samples, failed_samples;
     uint64_t payload_bytes, resident_bytes;
-    uint64_t pool_bytes; /* regions held */
+    uint64_t pool_bytes; /* regions held; the last one is as long as it has to be */
     uint64_t regions, region_bytes;
     uint64_t page_bytes; /* smallest page size obtained for a region of it */
     unsigned streamed;   /* 1: larger than the pool; unpinned samples come through a window */

@@ -133,6 +133,14 @@ int leat_ws_source(const struct leat_ws *ws, uint64_t index, unsigned field, cha
     return 0;
 }
 
+/* Of all nodes together. The last region is no longer than what lies in it, in whole pages. */
+static uint64_t regions_bytes(const struct leat_ws *ws)
+{
+    uint64_t page = MAX(ws->live->page_bytes, 4096u), most = ws->info.nregions * ws->info.region_bytes;
+    uint64_t end = MIN(ws->index.header->address_end, ws->info.pinned_end);
+    return MIN(align_up(end, page), most);
+}
+
 int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_error *err)
 {
     if (!ret_stat)
@@ -147,7 +155,7 @@ int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_
         .failed_samples = ws->live->failed_samples,
         .payload_bytes = ws->index.header->payload_bytes,
         .resident_bytes = ws->live->resident_bytes,
-        .pool_bytes = info->nregions * info->region_bytes,
+        .pool_bytes = regions_bytes(ws),
         .regions = info->nregions,
         .region_bytes = info->region_bytes,
         .page_bytes = ws->live->page_bytes,

@@ -674,8 +674,11 @@ int dataset_index_write(const struct dataset_spec *spec, const struct dataset_op
     if (rc < 0 && !made && cache_ok) {
         free(TAKE_PTR(path));
         rc = cache_path(&x, true, &path);
-        rc = rc < 0 ? error_sys(err, rc, "the index cache ($XDG_CACHE_HOME/leat/index) cannot be used")
-                    : scan_to_file(spec, &x, path, 0600, memory, &fd, &made, err);
+        rc = rc < 0
+                 ? error_sys(err, rc,
+                             "neither the data's folder nor the cache ($XDG_CACHE_HOME/leat/index, else "
+                             "~/.cache/leat/index) can be written; set XDG_CACHE_HOME to a folder of yours")
+                 : scan_to_file(spec, &x, path, 0600, memory, &fd, &made, err);
     }
     expected_fini(&x);
     if (rc == 0) {

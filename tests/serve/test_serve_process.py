@@ -89,6 +89,8 @@ def test_what_is_refused(tmp_path):
     assert "others than this machine" in refused("--store", store, "--anonymous", "--listen", "0.0.0.0:0")
     assert "exclude each other" in refused("--store", store, "--anonymous", "--keys", keys)
     assert "keys file" in refused("--store", store, "--keys", keys)
+    keys.touch(0o600)
+    assert "names no user" in refused("--store", store, "--keys", keys)
     keys.write_text(lib_serve.KEYS)
     keys.chmod(0o644)
     assert "chmod 600" in refused("--store", store, "--keys", keys)
@@ -104,6 +106,8 @@ def test_two_on_one_folder(start):
     server = start()
     said = refused("--store", server.store, "--keys", server.keys, "--listen", "127.0.0.1:0")
     assert str(server.store) in said
+    taken = server.url.removeprefix("http://")
+    assert "--listen HOST:PORT chooses another" in refused("--store", server.store.parent / "other", "--keys", server.keys, "--listen", taken)
     assert server.request("GET", "/").status == 200
 
 

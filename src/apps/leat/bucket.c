@@ -11,6 +11,7 @@
 #include <stdio.h>
 
 #include "apps/leat/remote.h"
+#include "store/store.h"
 
 enum {
     OPT_REMOTE = 420,
@@ -192,6 +193,10 @@ int cmd_bucket(struct cli *cli, int argc, char **argv)
         rc = cli_usage_error(cli, "what is it to stand in front of? --remote URL");
     else if (strchr(argv[first + 1], '/'))
         rc = cli_usage_error(cli, "%s: a bucket's name, without s3://", argv[first + 1]);
+    else if (!store_bucket_name_ok(argv[first + 1]))
+        rc = cli_usage_error(
+            cli, "%s: a bucket's name has 3 to 63 of a-z, 0-9, . and -; no . or - at an end, and no ..",
+            argv[first + 1]);
     if (rc > 0) {
         json_decref(remote);
         return rc;

@@ -91,12 +91,30 @@ static int parse_options(struct cli *cli, int argc, char **argv, struct request 
     return -1;
 }
 
+/* A folder of shards called x.zip would be no zip: such a name is a slip, or a wish. */
+static bool is_foreign(const char *name)
+{
+    static const char *const ends[] = {".zip", ".npz", ".gz", ".tgz",  ".bz2",
+                                       ".xz",  ".zst", ".h5", ".hdf5", ".parquet"};
+    for (size_t i = 0; i < ARRAY_LEN(ends); i++) {
+        if (ends_with(name, ends[i]))
+            return true;
+    }
+    return false;
+}
+
 /* What becomes what. A negative code with the message set. */
 static int decide(const struct request *request, const struct convert_list *list, struct convert_sink *sink,
                   struct leat_error *err)
 {
     const char *to = request->destination;
     bool shards = request->shard_bytes || request->shard_count;
+    if (!request->to && is_foreign(to))
+        return error_set(
+            err, LEAT_UNSUPPORTED,
+            "%s: .npy, one .tar, or a folder of shards or files is written: give a name of these, or "
+            "say with --to what it is to be",
+            to);
     sink->format = request->to                 ? format_of(request->to)
                    : ends_with(to, ".npy")     ? CONVERT_NPY
                    : ends_with(to, ".tar")     ? CONVERT_TAR

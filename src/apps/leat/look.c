@@ -6,6 +6,15 @@
 
 #include <inttypes.h>
 
+/* A path that is there, but in no pool: what makes a set of it. */
+static int say_how_to_load(struct cli *cli, const char *text, int code)
+{
+    if (access(text, F_OK) != 0)
+        return code;
+    return error_set(&cli->err, code, "%.200s is not in the pool: leat preload %.200s --name NAME loads it",
+                     text, text);
+}
+
 int cli_open_set(struct cli *cli, const char *text, struct leat_client **ret_client, struct leat_ws **ret_ws)
 {
     int rc = 0;
@@ -23,7 +32,8 @@ int cli_open_set(struct cli *cli, const char *text, struct leat_client **ret_cli
         return rc;
     struct leat_open_options options = {
         .size = sizeof(options), .flags = LEAT_OPEN_NO_LOAD, .timeout_ns = cli->timeout_ns};
-    return leat_open(*ret_client, uri, &options, ret_ws, &cli->err);
+    rc = leat_open(*ret_client, uri, &options, ret_ws, &cli->err);
+    return rc == LEAT_NOT_FOUND ? say_how_to_load(cli, text, rc) : rc;
 }
 
 /* --- ls ------------------------------------------------------------------------------------------------------ */
@@ -278,8 +288,8 @@ static void stat_text(const struct leat_ws *ws, const struct leat_ws_stat *s)
                cli_count(s->lost_samples, a));
     if (s->streamed)
         printf("%-12s larger than its share of the pool: the rest is streamed\n", "streamed");
-    printf("%-12s %s in %s regions of %s; pages of %s\n", "pool", size_format(s->pool_bytes, c),
-           cli_count(s->regions, b), size_format(s->region_bytes, d),
+    printf("%-12s %s in %s region%s of up to %s; pages of %s\n", "pool", size_format(s->pool_bytes, c),
+           cli_count(s->regions, b), s->regions == 1 ? "" : "s", size_format(s->region_bytes, d),
            s->page_bytes ? size_format(s->page_bytes, a) : "unknown size");
     printf("%-12s %s\n", "transport", s->transport ? s->transport : "-");
     for (unsigned i = 0; i < leat_ws_fields(ws); i++) {
@@ -359,8 +369,8 @@ static int choose_field(const struct cli *cli, const struct leat_ws *ws, const c
 }
 
 /* Key first, then a number, unless `number` says that it is one. Exit code, 0 with *ret_index. */
-static int choose_sample(const struct cli *cli, const struct leat_ws *ws, const char *text, bool number,
-                         uint64_t *ret_index)
+static int choose_sample(const struct cli *cli, const struct leat_ws *ws, const char *set, const char *text,
+                         bool number, uint64_t *ret_index)
 {
     if (!number && leat_ws_index(ws, text, strlen(text), ret_index) == 0)
         return 0;
@@ -373,7 +383,7 @@ static int choose_sample(const struct cli *cli, const struct leat_ws *ws, const 
                          cli_count(leat_ws_length(ws), count));
     if (number)
         return cli_usage_error(cli, "%s is not a number", text);
-    return cli_error(cli, CLI_NOT_FOUND, "no sample %s", text);
+    return cli_error(cli, CLI_NOT_FOUND, "no sample %s: `leat ls %s` lists the keys", text, set);
 }
 
 static bool looks_binary(const unsigned char *s, size_t len)
@@ -438,7 +448,7 @@ int cmd_cat(struct cli *cli, int argc, char **argv)
     if (field < 0)
         return field == -2 ? CLI_USAGE : CLI_NOT_FOUND;
     uint64_t index, bytes = 0, got = 0;
-    rc = choose_sample(cli, ws, argv[first + 1], number, &index);
+    rc = choose_sample(cli, ws, argv[first], argv[first + 1], number, &index);
     if (rc)
         return rc;
     rc = leat_ws_field_bytes(ws, index, (unsigned)field, &bytes);

@@ -395,8 +395,12 @@ int cmd_replay(struct cli *cli, int argc, char **argv)
     json_error_t why;
     AUTO_JSON json_t *state = strcmp(path, "-") == 0 ? json_loadf(stdin, JSON_REJECT_DUPLICATES, &why)
                                                      : json_load_file(path, JSON_REJECT_DUPLICATES, &why);
+    if (!state && why.line < 0)
+        return cli_error(cli, errno == ENOENT ? CLI_NOT_FOUND : CLI_FAILURE, "%s: %s", path, strerror(errno));
     if (!state)
-        return cli_error(cli, CLI_FAILURE, "%s: %s", path, why.text);
+        return cli_error(cli, CLI_FAILURE,
+                         "%s, line %d: %s: this is not what json.dump(loader.state_dict(), file) writes",
+                         path, why.line, why.text);
     struct replay r = {0};
     int rc = read_state(cli, state, &r);
     if (epoch != UINT64_MAX)

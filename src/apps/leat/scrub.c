@@ -165,6 +165,9 @@ static int ask(const struct scrub *s, const char *method, json_t **ret_json)
     if (headers.data)
         explicit_bzero(headers.data, headers.len);
     bytes_out_fini(&headers);
+    if (rc == -ECONNREFUSED)
+        return error_set(
+            err, rc, "%.200s: no server listens there: --endpoint-url names the one of `leat serve`", url);
     if (rc < 0)
         return rc;
     json_t *json = json_loads(text, 0, NULL);

@@ -219,6 +219,9 @@ static int run(struct cli *cli, struct serve_config *c, bool new_keys)
     umask(077);
     log_set_output(STDERR_FILENO, "leat serve");
     rc = serve_new(c, &serve, &cli->err);
+    if (rc == -EADDRINUSE || rc == -EADDRNOTAVAIL)
+        return cli_error(cli, CLI_FAILURE, "%s; --listen HOST:PORT chooses another address of this host",
+                         cli->err.message);
     if (rc < 0)
         return cli_fail(cli, rc);
     say(cli, serve, c, new_keys);

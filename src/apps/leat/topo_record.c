@@ -14,7 +14,7 @@ struct topo_record {
     FILE *out;
     char **seen;
     unsigned nseen, cap;
-    bool failed;
+    int failed; /* the errno value of what failed first */
 };
 
 static bool first_time(struct topo_record *r, const char *path)
@@ -25,13 +25,13 @@ static bool first_time(struct topo_record *r, const char *path)
     if (r->nseen == r->cap) {
         char **more = realloc(r->seen, (r->cap ? r->cap * 2 : 256) * sizeof(*more));
         if (!more)
-            return !(r->failed = true);
+            return !(r->failed = ENOMEM);
         r->seen = more;
         r->cap = r->cap ? r->cap * 2 : 256;
     }
     r->seen[r->nseen] = strdup(path);
     if (!r->seen[r->nseen])
-        return !(r->failed = true);
+        return !(r->failed = ENOMEM);
     r->nseen++;
     return true;
 }
@@ -62,6 +62,8 @@ static void put_block(struct topo_record *r, char type, const char *name, const 
     fwrite(&h, 1, sizeof(h), r->out);
     fwrite(data, 1, size, r->out);
     fwrite(zeros, 1, (512 - size % 512) % 512, r->out);
+    if (!r->failed && ferror(r->out))
+        r->failed = errno;
 }
 
 static void put(struct topo_record *r, const char *path, bool is_link, const char *data)
@@ -130,9 +132,9 @@ int topo_record_finish(struct topo_record *r, struct leat_error *err)
 {
     static const char zeros[1024];
     fwrite(zeros, 1, sizeof(zeros), r->out);
-    errno = 0;
-    bool bad = r->failed || ferror(r->out) || fflush(r->out) != 0;
-    int rc = bad ? error_sys(err, errno ? -errno : r->failed ? -ENOMEM : -EIO, "%s", r->path) : 0;
+    if (!r->failed && (fflush(r->out) != 0 || ferror(r->out)))
+        r->failed = errno ? errno : EIO;
+    int rc = r->failed ? error_sys(err, -r->failed, "%s", r->path) : 0;
     if (!rc)
         free(TAKE_PTR(r->path)); /* it stays */
     topo_record_free(r);

@@ -75,10 +75,10 @@ int s3_bucket_create(struct backend *base, const char *uri, const char *remote, 
     if (rc == 0 && (!m->target.bucket || m->target.key[0]))
         rc = error_set(err, LEAT_INVALID, "%.300s: a bucket is s3://NAME", uri);
     else if (rc == 0 && m->target.bucket->endpoint.aws)
-        rc = error_set(
-            err, LEAT_UNSUPPORTED,
-            "buckets are made at a Leat server, and this is Amazon's S3: give the server's address, "
-            "as http://127.0.0.1:9000");
+        rc = error_set(err, LEAT_UNSUPPORTED,
+                       "buckets are made at a Leat server, and this is Amazon's S3: give the server's "
+                       "address (--endpoint-url), "
+                       "as http://127.0.0.1:9000");
     if (rc == 0)
         rc = make(m, b, remote, err);
     request_fini(&m->rq);

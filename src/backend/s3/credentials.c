@@ -348,7 +348,8 @@ int credentials_find(const char *profile, struct credentials *ret_credentials, s
         return error_set(err, LEAT_DENIED,
                          "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write "
                          "~/.aws/credentials (aws configure); "
-                         "a public bucket is read with LEAT_S3_ANONYMOUS=1");
+                         "a public bucket is read with LEAT_S3_ANONYMOUS=1, --no-sign-request or "
+                         "storage_options={\"anon\": True}");
     if (rc < 0)
         return rc;
     *ret_credentials = c;
