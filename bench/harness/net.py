@@ -2,7 +2,8 @@
 """Suite `net`: several servers into one receiver, over networks that are namespaces of this machine.
 
 incast.RATE.QUEUE.GSO   eight servers, a queue of so many packets in front of the receiver, GSO on or off: batches with credits, beside
-                        one bare flow through the same queue, and beside the same servers without credits (all at once)
+                        one bare flow through the same queue, and beside the same servers without credits (all at once); and bare
+                        sockets to all eight where the queue holds whatever they send: what so many senders cost by themselves
 incast.sweep            limits fixed by hand beside the one that adapts
 servers4.SIZE           four servers, no shaping: ReadBatch beside bare sockets to the same hosts
 rails.tcp               two shaped rails beside one
@@ -25,7 +26,16 @@ QUEUES = (30, 64)
 SWEEP = [8, 16, 24, 32, 48, 64, 96, 128, 256]  # KiB
 BATCH, SAMPLES, SAMPLE = 8, 1024, 64 * KIB
 NO_CREDITS = 64 * MIB
+DEEP = 1024  # packets: all that a batch can bring
 PORT = 7800
+
+
+def busy_seconds():
+    """What all CPUs have worked since boot. The kernel's work for packets is done in the name of whoever runs just then, or of nobody:
+    what processes are said to have used (".cpu") has a part of it that differs from case to case."""
+    with open("/proc/stat") as f:
+        ticks = [int(word) for word in f.readline().split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
 
 
 class Rig:
@@ -93,10 +103,11 @@ class Suite(Base):
     def timed(self, group, network=None, seconds=None):
         def measure():
             group.ask("run 0.3")  # adapt, and leave behind what the neighbour's packets did to the queue
-            before = network.dropped() if network else 0
+            before, busy = network.dropped() if network else 0, busy_seconds()
             got = group.ask(f"run {seconds or self.seconds}")
+            gigabytes, busy = got["bytes"] / 1e9, busy_seconds() - busy
             return {"rate": got["bytes"] / got["ns"] * 1000, "p99": got["p99_us"] / 1000, "p50": got["p50_us"] / 1000,
-                    "cpu": got["cpu_s"] / (got["bytes"] / 1e9), "drops": network.dropped() - before if network else 0}
+                    "cpu": got["cpu_s"] / gigabytes, "machine": busy / gigabytes, "drops": network.dropped() - before if network else 0}
         return measure
 
     # --- incast ----------------------------------------------------------------------------------------------------
@@ -106,30 +117,48 @@ class Suite(Base):
             return
         with contextlib.ExitStack() as stack:
             rig = Rig(self, stack, SERVERS)
-            ours, bare, all_at_once = rig.leat(), rig.bare(), rig.leat(NO_CREDITS)
+            ours, bare, all_at_once, eight = rig.leat(), rig.bare(), rig.leat(NO_CREDITS), rig.bare(hosts=range(1, SERVERS + 1))
             for rate, tc_rate in RATES.items():
                 for queue in QUEUES:
                     for gso in ("on", "off"):
                         metric = f"incast.{rate}.{queue}.{gso}"
                         if self.wanted(metric):
                             rig.network.shape(tc_rate, queue, gso == "on")
-                            self.cell(metric, rig, ours, bare, all_at_once)
+                            self.cell(metric, rig, (ours, bare, all_at_once, eight), (tc_rate, queue, gso == "on"))
             if self.wanted("incast.sweep"):
                 self.sweep(rig, ours)
 
-    def cell(self, metric, rig, ours, bare, all_at_once):
+    def deep(self, group, network, shape):
+        """Through a queue that refuses nothing, which is put back."""
+        rate, _, gso = shape
+
+        def measure():
+            network.shape(rate, DEEP, gso)
+            try:
+                return self.timed(group, network)()
+            finally:
+                network.shape(*shape)
+        return measure
+
+    def cell(self, metric, rig, groups, shape):
+        ours, bare, all_at_once, eight = groups
         got = in_turns({"leat": self.timed(ours, rig.network), "limit": self.timed(bare, rig.network),
-                        "none": self.timed(all_at_once, rig.network)}, self.args.repeats)
-        leat, limit, none = got["leat"], got["limit"], got["none"]
+                        "without credits": self.timed(all_at_once, rig.network), "eight bare": self.deep(eight, rig.network, shape)},
+                       self.args.repeats)
+        leat, limit = got["leat"], got["limit"]
         about = {"servers": SERVERS, "batch_bytes": BATCH * SAMPLE, "mtu": 1500,
                  "dropped": {name: median(got[name]["drops"]) for name in got},
+                 "p50_ms": {name: median(got[name]["p50"]) for name in got},
                  "credit": (rig.cluster.status()["credits"] or [{}])[0]}
-        self.put(row(metric + ".goodput", "MB/s", leat["rate"], limit["rate"], {"without credits": none["rate"]},
-                     "one bare flow through the same queue", **about))
-        self.put(row(metric + ".p99", "ms", leat["p99"], limit["p99"], {"without credits": none["p99"]},
-                     "one bare flow through the same queue", **about))
-        self.put(row(metric + ".cpu", "CPU-s/GB", leat["cpu"], limit["cpu"], {"without credits": none["cpu"]},
-                     "one bare flow through the same queue"))
+        beside = {"without credits": "without credits", "eight bare flows, a queue that holds them": "eight bare"}
+
+        def put(end, unit, figure, **more):
+            self.put(row(metric + end, unit, leat[figure], limit[figure], {said: got[name][figure] for said, name in beside.items()},
+                         "one bare flow through the same queue", **more))
+        put(".goodput", "MB/s", "rate", **about)
+        put(".p99", "ms", "p99", **about)
+        put(".cpu", "CPU-s/GB", "cpu")
+        put(".machine", "CPU-s/GB", "machine")
 
     def sweep(self, rig, ours):
         fixed = {k: rig.leat(k * KIB) for k in SWEEP}
