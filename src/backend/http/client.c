@@ -111,7 +111,6 @@ int http_call_start(struct http_client *client, struct http_call *call)
     call->conn = NULL;
     call->queued = false;
     call->tries = 0;
-    call->first_byte_ns = 0;
     call->started_ns = clock_now_ns();
     call->pool = NULL;
     list_init(&call->node);
@@ -313,11 +312,16 @@ static void pool_dispatch(struct http_pool *pool)
 
 /* --- time -------------------------------------------------------------------------------------------------------------- */
 
-static void kick(struct loop_timer *timer)
+void http_client_flush(struct http_client *client)
 {
-    struct http_client *client = container_of(timer, struct http_client, kick);
+    loop_timer_clear(&client->kick);
     client_enter(client); /* leaving does it */
     client_leave(client);
+}
+
+static void kick(struct loop_timer *timer)
+{
+    http_client_flush(container_of(timer, struct http_client, kick));
 }
 
 static void expire(struct http_client *client, struct http_call *call, uint64_t now)

@@ -378,10 +378,7 @@ static int digest(struct http_conn *conn)
     if (conn->part == PART_HEAD) {
         if (have == 0)
             return 0;
-        if (!conn->answering) {
-            conn->answering = true;
-            call->first_byte_ns = clock_now_ns();
-        }
+        conn->answering = true;
         rc = http_head_feed(&conn->reader, conn->buf + conn->at, have, call->method, &err);
         if (rc == 0)
             return 0;

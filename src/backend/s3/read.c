@@ -366,7 +366,9 @@ static void pump(struct session *b)
 
 static void pump_now(struct loop_timer *timer)
 {
-    pump(container_of(timer, struct session, pump));
+    struct session *b = container_of(timer, struct session, pump);
+    pump(b);
+    http_client_flush(b->http);
 }
 
 void s3_submit(struct backend *base, struct backend_read *read)

@@ -282,7 +282,10 @@ static void request_end(struct request *rq, int rc, const struct leat_error *why
 
 static void try_again(struct loop_timer *timer)
 {
-    request_send(container_of(timer, struct request, again));
+    struct request *rq = container_of(timer, struct request, again);
+    struct http_client *http = rq->b->http;
+    request_send(rq); /* may be its end */
+    http_client_flush(http);
 }
 
 /* Another try after a pause, or the end. `least_ns`: what the server asked for. */
@@ -595,42 +598,49 @@ static void on_done(struct http_call *call, int rc, const struct leat_error *err
     }
 }
 
-static void request_send(struct request *rq)
+static int request_try(struct request *rq, struct leat_error *err)
 {
     struct session *b = rq->b;
+    const struct bucket *bucket = rq->target->bucket;
+    bytes_out_fini(&rq->call.text);
+    int rc = request_head(rq, err);
+    if (rc < 0)
+        return rc;
+    rq->good = false;
+    rq->moves = rq->target->moves;
+    memcpy(rq->sent_region, bucket ? bucket->endpoint.region : (char[sizeof(rq->sent_region)]){0},
+           sizeof(rq->sent_region));
+    rq->call = (struct http_call){
+        .origin = bucket ? &bucket->origin : &place_of(rq)->origin,
+        .method = rq->say.method,
+        .head = rq->head.data,
+        .head_len = rq->head.len,
+        .body = rq->body,
+        .body_len = rq->body_len,
+        .repeatable = rq->repeatable,
+        .small = rq->small,
+        .deadline_ns = rq->deadline_ns,
+        .on_head = on_head,
+        .dst = rq->dst,
+        .dst_bytes = rq->dst_bytes,
+        .sink = rq->sink ? call_sink : NULL,
+        /* A page of 1,000 keys of 1,024 bytes, each of them escaped; else what an error says. */
+        .text_max = rq->text_max    ? rq->text_max
+                    : rq->of_bucket ? 8 * MIB
+                                    : 64 * KIB,
+        .done = on_done,
+    };
+    rc = http_call_start(b->http, &rq->call);
+    b->stats.requests += rc == 0;
+    return rc;
+}
+
+static void request_send(struct request *rq)
+{
     struct leat_error err = {0};
     if (rq->tries++ && rq->restart)
         rq->restart(rq);
-    bytes_out_fini(&rq->call.text);
-    int rc = request_head(rq, &err);
-    if (rc == 0) {
-        b->stats.requests++;
-        rq->good = false;
-        rq->moves = rq->target->moves;
-        snprintf(rq->sent_region, sizeof(rq->sent_region), "%s",
-                 rq->target->bucket ? rq->target->bucket->endpoint.region : "");
-        rq->call = (struct http_call){
-            .origin = rq->target->bucket ? &rq->target->bucket->origin : &place_of(rq)->origin,
-            .method = rq->say.method,
-            .head = rq->head.data,
-            .head_len = rq->head.len,
-            .body = rq->body,
-            .body_len = rq->body_len,
-            .repeatable = rq->repeatable,
-            .small = rq->small,
-            .deadline_ns = rq->deadline_ns,
-            .on_head = on_head,
-            .dst = rq->dst,
-            .dst_bytes = rq->dst_bytes,
-            .sink = rq->sink ? call_sink : NULL,
-            /* A page of 1,000 keys of 1,024 bytes, each of them escaped; else what an error says. */
-            .text_max = rq->text_max    ? rq->text_max
-                        : rq->of_bucket ? 8 * MIB
-                                        : 64 * KIB,
-            .done = on_done,
-        };
-        rc = http_call_start(b->http, &rq->call);
-    }
+    int rc = request_try(rq, &err);
     if (rc < 0)
         request_end(rq, rc, &err);
 }
@@ -647,8 +657,13 @@ void request_start(struct request *rq)
         rq->deadline_ns += moved * NS_PER_S / SLOW_BYTES;
     rq->again = (struct loop_timer){.fire = try_again};
     list_push_back(&rq->b->requests, &rq->node);
-    /* From the loop, so that finished() never runs in here. */
-    loop_timer_set(rq->b->loop, &rq->again, 1);
+    /* finished() never runs in here: what cannot be sent is tried again, and fails, from the loop. */
+    struct leat_error err;
+    err.message[0] = 0; /* not all of it: clearing half a kilobyte each time shows with small objects */
+    if (request_try(rq, &err) == 0)
+        rq->tries = 1;
+    else
+        loop_timer_set(rq->b->loop, &rq->again, 1);
 }
 
 void request_cancel(struct request *rq)
@@ -673,6 +688,7 @@ void request_fini(struct request *rq)
 int session_run(struct session *b, const bool *over, struct leat_error *err)
 {
     const atomic_bool *cancelled = b->config.cancelled;
+    http_client_flush(b->http);
     while (!*over) {
         int rc = loop_turn(b->loop, cancelled ? CANCEL_MS : -1);
         if (rc < 0)
