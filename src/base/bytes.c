@@ -42,15 +42,6 @@ fail:
     return NULL;
 }
 
-void bytes_put(struct bytes_out *out, const void *data, size_t len)
-{
-    if (len == 0)
-        return;
-    uint8_t *at = bytes_room(out, len);
-    if (at)
-        memcpy(at, data, len);
-}
-
 static void put_le(struct bytes_out *out, uint64_t v, unsigned bytes)
 {
     uint8_t *at = bytes_room(out, bytes);

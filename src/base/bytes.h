@@ -19,7 +19,20 @@ void bytes_out_reset(struct bytes_out *out); /* len = 0, memory kept */
 /* Room for `len` more bytes at the end, which then belong to the contents, for the caller to write; NULL when failed. Valid until
  * the next call. */
 uint8_t *bytes_room(struct bytes_out *out, size_t len);
-void bytes_put(struct bytes_out *out, const void *data, size_t len);
+/* Inline, as heads of requests are made of fifty short pieces, most of them literals. */
+static inline void bytes_put(struct bytes_out *out, const void *data, size_t len)
+{
+    if (len == 0)
+        return;
+    if (len <= out->cap - out->len && !out->failed) {
+        memcpy(out->data + out->len, data, len);
+        out->len += len;
+        return;
+    }
+    uint8_t *at = bytes_room(out, len);
+    if (at)
+        memcpy(at, data, len);
+}
 void bytes_put_u8(struct bytes_out *out, uint8_t v);
 void bytes_put_u16(struct bytes_out *out, uint16_t v);
 void bytes_put_u32(struct bytes_out *out, uint32_t v);

@@ -478,11 +478,6 @@ bool http_unescape(char *text, size_t len, size_t *ret_len)
 
 /* --- writing ----------------------------------------------------------------------------------------------------------- */
 
-void http_put(struct bytes_out *out, const char *text)
-{
-    bytes_put(out, text, strlen(text));
-}
-
 void http_put_header(struct bytes_out *out, const char *name, const char *value)
 {
     size_t name_len = strlen(name), value_len = strlen(value);

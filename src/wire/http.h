@@ -119,6 +119,9 @@ bool http_unescape(char *text, size_t len, size_t *ret_len);
 void http_put_header(struct bytes_out *out, const char *name, const char *value);
 void http_put_header_u64(struct bytes_out *out, const char *name, uint64_t value);
 /* Text without a NUL at its end. */
-void http_put(struct bytes_out *out, const char *text);
+static inline void http_put(struct bytes_out *out, const char *text)
+{
+    bytes_put(out, text, strlen(text));
+}
 
 #endif

@@ -212,6 +212,20 @@ static void header_add(struct header_list *l, const char *name, const char *valu
         l->bad = true;
 }
 
+/* Twenty digits and a NUL at most; the NUL's place. snprintf is a tenth of what a request takes. */
+static char *put_number(char *at, uint64_t v)
+{
+    char digits[20];
+    unsigned n = 0;
+    do {
+        digits[n++] = (char)('0' + v % 10);
+    } while (v /= 10);
+    while (n)
+        *at++ = digits[--n];
+    *at = 0;
+    return at;
+}
+
 int s3_request_put(struct bytes_out *out, const struct s3_endpoint *e, const struct s3_signer *signer,
                    const struct s3_request *request, time_t now)
 {
@@ -226,17 +240,16 @@ int s3_request_put(struct bytes_out *out, const struct s3_endpoint *e, const str
         s3_endpoint_host(e, request->bucket, host, host_header);
     header_add(&headers, "host", request->host ? request->host : host_header);
     if (request->ranged) {
-        if (request->last == UINT64_MAX)
-            snprintf(range, sizeof(range), "bytes=%llu-", (unsigned long long)request->first);
-        else
-            snprintf(range, sizeof(range), "bytes=%llu-%llu", (unsigned long long)request->first,
-                     (unsigned long long)request->last);
+        char *end = put_number(stpcpy(range, "bytes="), request->first);
+        end = stpcpy(end, "-");
+        if (request->last != UINT64_MAX)
+            put_number(end, request->last);
         header_add(&headers, "range", range);
     }
     if (request->if_match)
         header_add(&headers, "if-match", request->if_match);
     if (request->has_body) {
-        snprintf(length, sizeof(length), "%llu", (unsigned long long)request->content_length);
+        put_number(length, request->content_length);
         header_add(&headers, "content-length", length);
     }
     for (unsigned i = 0; i < request->nheaders; i++)

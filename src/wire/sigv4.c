@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Canonical request and string to sign are hashed as they are put together; nothing is allocated.
+ * Canonical request and string to sign are hashed as they are put together, a KiB at a time; nothing is allocated.
  *
  * SHA-256 by OpenSSL's plain functions: its EVP layer looks the algorithm up at each call, which cost a request of a small object more than all
  * of the hashing (2.4 of 3 microseconds).
@@ -26,19 +26,48 @@ static void to_hex(const uint8_t *in, size_t n, char *out)
     out[2 * n] = 0;
 }
 
-static void put(SHA256_CTX *hash, const void *data, size_t len)
+/* Pieces are gathered, as a call of OpenSSL's costs as much as hashing twenty bytes: a request has fifty pieces, of which it takes one. */
+struct hash {
+    SHA256_CTX of;
+    size_t have;
+    char text[1024];
+};
+
+static void hash_begin(struct hash *h)
 {
-    SHA256_Update(hash, data, len);
+    SHA256_Init(&h->of);
+    h->have = 0;
 }
 
-static void put_text(SHA256_CTX *hash, const char *text)
+static void put(struct hash *h, const void *data, size_t len)
 {
-    put(hash, text, strlen(text));
+    if (len > sizeof(h->text) - h->have) {
+        SHA256_Update(&h->of, h->text, h->have);
+        h->have = 0;
+    }
+    if (len > sizeof(h->text)) {
+        SHA256_Update(&h->of, data, len);
+    } else if (len) {
+        memcpy(h->text + h->have, data, len);
+        h->have += len;
+    }
+}
+
+/* Inline, so that the length of a literal is known. */
+static inline void put_text(struct hash *h, const char *text)
+{
+    put(h, text, strlen(text));
+}
+
+static void hash_end(struct hash *h, uint8_t out[SHA256_DIGEST_LENGTH])
+{
+    SHA256_Update(&h->of, h->text, h->have);
+    SHA256_Final(out, &h->of);
 }
 
 /* HMAC, RFC 2104: what is between begin and end is the message. Keys are of at most a block. */
 struct hmac {
-    SHA256_CTX hash;
+    struct hash hash;
     uint8_t outer[SHA256_CBLOCK];
 };
 
@@ -55,7 +84,7 @@ static void hmac_begin(struct hmac *h, const void *key, size_t key_len)
         h->outer[i] = inner[i] ^ 0x5c;
         inner[i] ^= 0x36;
     }
-    SHA256_Init(&h->hash);
+    hash_begin(&h->hash);
     put(&h->hash, inner, sizeof(inner));
     OPENSSL_cleanse(inner, sizeof(inner));
 }
@@ -63,12 +92,15 @@ static void hmac_begin(struct hmac *h, const void *key, size_t key_len)
 static void hmac_end(struct hmac *h, uint8_t out[SHA256_DIGEST_LENGTH])
 {
     uint8_t sum[SHA256_DIGEST_LENGTH];
-    SHA256_Final(sum, &h->hash);
-    SHA256_Init(&h->hash);
+    hash_end(&h->hash, sum);
+    OPENSSL_cleanse(h->hash.text, sizeof(h->outer)); /* what is made of the key: its beginning */
+    hash_begin(&h->hash);
     put(&h->hash, h->outer, sizeof(h->outer));
     put(&h->hash, sum, sizeof(sum));
-    SHA256_Final(out, &h->hash);
-    OPENSSL_cleanse(h, sizeof(*h));
+    hash_end(&h->hash, out);
+    OPENSSL_cleanse(&h->hash.of, sizeof(h->hash.of));
+    OPENSSL_cleanse(h->hash.text, h->hash.have);
+    OPENSSL_cleanse(h->outer, sizeof(h->outer));
 }
 
 static void hmac(const void *key, size_t key_len, const void *data, size_t len,
@@ -195,7 +227,7 @@ static void put_signed_names(struct bytes_out *out, const struct sigv4_request *
 }
 
 /* Several spaces are one, as what stands between may have changed them ("Trimall"); those around are gone already. */
-static void put_value(SHA256_CTX *hash, const char *value, size_t len)
+static void put_value(struct hash *hash, const char *value, size_t len)
 {
     for (size_t from = 0; from < len;) {
         const char *two = memmem(value + from, len - from, "  ", 2);
@@ -208,13 +240,13 @@ static void put_value(SHA256_CTX *hash, const char *value, size_t len)
 
 static int hash_canonical(const struct sigv4_request *rq, char ret_hex[SIGV4_SIGNATURE])
 {
-    SHA256_CTX hash;
+    struct hash hash;
     uint8_t sum[SHA256_DIGEST_LENGTH];
     for (unsigned i = 1; i < rq->nheaders; i++) {
         if (strcmp(rq->headers[i - 1].name, rq->headers[i].name) >= 0)
             return LEAT_INVALID;
     }
-    SHA256_Init(&hash);
+    hash_begin(&hash);
     put_text(&hash, rq->method);
     put(&hash, "\n", 1);
     put(&hash, rq->path, rq->path_len);
@@ -235,7 +267,7 @@ static int hash_canonical(const struct sigv4_request *rq, char ret_hex[SIGV4_SIG
     }
     put(&hash, "\n", 1);
     put_text(&hash, rq->payload);
-    SHA256_Final(sum, &hash);
+    hash_end(&hash, sum);
     to_hex(sum, sizeof(sum), ret_hex);
     return 0;
 }
