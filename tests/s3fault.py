@@ -16,6 +16,8 @@ Rules say when (method, key, bucket; a request matches all that are given) and w
     two_lengths, garbage                     a head with two lengths; no HTTP at all
     corrupt                                  a byte of the payload is another one
     redirect                                 Location
+    raw                                      these bytes, and the connection is cut
+    interim                                  so many answers of status 100 come first (-1: without end)
     change                                   the object gets this content before it is answered
 """
 
@@ -24,6 +26,7 @@ import datetime
 import email.utils
 import hashlib
 import hmac
+import itertools
 import pathlib
 import socket
 import ssl
@@ -202,6 +205,11 @@ class _Handler(BaseHTTPRequestHandler):
         if what.get("garbage"):
             self.wfile.write(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
             return self.cut(False)
+        if "raw" in what:
+            self.wfile.write(what["raw"])
+            return self.cut(False)
+        for n in itertools.count() if what.get("interim") == -1 else range(what.get("interim", 0)):
+            self.wfile.write(b"HTTP/1.1 100 Continue\r\nX-Number: %d\r\n\r\n" % n)
         if "hang" in what:
             time.sleep(what["hang"])
             return self.cut(False)

@@ -2,6 +2,7 @@
 """Where credentials of S3 are found, each place against endpoints of this machine; botocore, with the same environment, is the oracle. What
 counts is the key that a server sees: s3fault.py computes the signature again."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -216,6 +217,41 @@ def test_refusals_of_endpoints(s3, home, endpoints):
     env["AWS_WEB_IDENTITY_TOKEN_FILE"] = "/nonexistent"
     assert "/nonexistent" in ls(s3, env, check=4)
     assert not any("web.token" in path for _, path in endpoints.seen)
+
+
+class _Stalls(BaseHTTPRequestHandler):
+    """An endpoint that means ill: what it does is its path's."""
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        with contextlib.suppress(OSError):
+            if "silent" in self.path:
+                self.server.over.wait(60)
+            elif "moved" in self.path:
+                self.send_response(302)
+                self.send_header("Location", self.server.elsewhere)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            else:
+                self.send_response(200)
+                self.end_headers()
+                while not self.server.over.wait(0.01 if "slow" in self.path else 0):
+                    self.wfile.write(b"{" if "slow" in self.path else b"{" * 65536)
+
+
+@pytest.mark.parametrize("how", ["silent", "slow", "endless", "moved"])
+def test_an_endpoint_that_stalls(s3, home, endpoints, how):
+    """It is given up, with its address said; where it sends us to is not asked, since what we would show there is a secret."""
+    seen = len(endpoints.seen)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Stalls) as server:
+        server.over, server.daemon_threads, server.elsewhere = threading.Event(), True, endpoints.url + "/container"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"http://127.0.0.1:{server.server_port}/{how}"
+        err = ls(s3, {**home, "AWS_CONTAINER_CREDENTIALS_FULL_URI": uri, "AWS_CONTAINER_AUTHORIZATION_TOKEN": "secret-token"}, check=4 if how == "moved" else 6)
+        server.over.set()
+        server.shutdown()
+    assert ("container's credentials endpoint answered 302" if how == "moved" else f"127.0.0.1:{server.server_port}") in err and "secret-token" not in err and not s3.log and len(endpoints.seen) == seen
 
 
 def test_anonymous(s3, home):

@@ -2,6 +2,8 @@
 """What a server of S3 does wrong, one test each, by `leat cp` and `leat ls` against a server that breaks on command (s3fault.py) and computes every
 signature again. Each error names bucket, key, range and cause; nothing hangs; memory stays where it was."""
 
+import gzip
+import hashlib
 import json
 import os
 import pathlib
@@ -9,6 +11,8 @@ import random
 import resource
 import subprocess
 import time
+import urllib.parse
+from xml.sax.saxutils import escape
 
 import pytest
 
@@ -200,6 +204,23 @@ def test_odd_ports(s3, top, tmp_path):
         assert "X-Amz" not in err and not (tmp_path / "none").exists()
 
 
+def test_an_empty_object_behind_a_link(s3, top, tmp_path):
+    """A link that is signed for GET alone: no HEAD, and no first byte to ask for either."""
+    (top / "data" / "empty").write_bytes(b"")
+    netloc = s3.url.partition("//")[2]
+    leat(s3, "cp", s3.url + s3.presigned("GET", "/data/empty", netloc), tmp_path / "out", env={})
+    assert (tmp_path / "out").read_bytes() == b"" and [m for m, *_ in s3.log] == ["HEAD", "GET", "GET"]
+    s3.ranges = False  # a server that gives all of it at once: enough, where there is nothing
+    leat(s3, "cp", s3.url + s3.presigned("GET", "/data/empty", netloc), tmp_path / "again", env={})
+    assert (tmp_path / "again").read_bytes() == b""
+    err = leat(s3, "cp", s3.url + s3.presigned("GET", "/data/small", netloc), tmp_path / "none", env={}, check=4).stderr.decode()
+    assert "403" in err and "X-Amz" not in err
+    s3.ranges = True
+    s3.rules.append(s3fault.Rule(times=1, method="GET", key="small", status=416, code="InvalidRange"))  # it was empty, and is not any more
+    err = leat(s3, "cp", s3.url + s3.presigned("GET", "/data/small", netloc), tmp_path / "none", env={}, check=4).stderr.decode()
+    assert "403" in err and not (tmp_path / "none").exists()
+
+
 def test_another_region(s3, tmp_path):
     s3.region = "eu-south-9"
     get(s3, "big", tmp_path, BIG)
@@ -268,6 +289,118 @@ def test_an_index_that_is_named_is_taken_at_its_word(s3, top):
     got = dump(s3, "s3://data/none/.leat-index")
     assert got["error"] == "not found" and "leat index s3://data/none" in got["message"]
     (top / "data/dir/.leat-index").unlink()
+
+
+# --- a server that means ill --------------------------------------------------------------------------------------------------
+
+
+def test_interim_answers(s3, tmp_path):
+    s3.fail(method="GET", key="small", interim=3, times=-1)
+    get(s3, "small", tmp_path, SMALL)
+    s3.rules.clear()
+    s3.fail(method="GET", key="small", interim=-1, times=-1)
+    err = leat(s3, "cp", "s3://data/small", tmp_path / "none", "--timeout", "2", check=6).stderr.decode()
+    assert "not done after" in err and "s3://data/small" in err and not (tmp_path / "none").exists()
+
+
+def chunked(data, etag, *lines):
+    head = [b"HTTP/1.1 200 OK", b"Transfer-Encoding: chunked", b'ETag: "%s"' % etag, *lines]
+    return b"\r\n".join(head) + b"\r\n\r\n%x\r\n" % len(data) + data + b"\r\n0\r\nContent-Length: 5\r\nETag: \"other\"\r\n\r\n"
+
+
+def test_chunks_and_trailers_where_a_length_was_promised(s3, tmp_path):
+    etag = hashlib.md5(SMALL).hexdigest().encode()
+    s3.fail(method="GET", key="small", raw=chunked(SMALL, etag))  # what a trailer says is not believed
+    get(s3, "small", tmp_path, SMALL)
+    (tmp_path / "out").unlink()
+    for raw, why in ((chunked(SMALL, etag, b"Content-Length: %d" % len(SMALL)), "Content-Length"), (chunked(SMALL + b"x", etag), "asked for"),
+                     (chunked(SMALL[:-1], etag), "69999 bytes came"), (chunked(SMALL, etag)[:-9], "closed")):
+        s3.rules.clear()
+        s3.fail(method="GET", key="small", raw=raw, times=-1)
+        err = leat(s3, "cp", "s3://data/small", tmp_path / "out", "--timeout", "1", check=None).stderr.decode()
+        assert "s3://data/small" in err and why in err and not (tmp_path / "out").exists(), err
+
+
+@pytest.mark.parametrize("said", ["bytes 1-{last}/{size}", "bytes 0-{last}/{more}", "bytes 0-0/{size}", "bytes 0-18446744073709551615/{size}",
+                                  "bytes {last}-0/{size}", "bytes 0-{last}/1", "items 0-{last}/{size}", "bytes 0--1/{size}", ""])
+def test_a_content_range_that_lies(s3, tmp_path, said):
+    def lie(self, status, body=b"", headers=(), rule=None):
+        headers = dict(headers)
+        if rule and "Content-Range" in headers:
+            first, last = headers["Content-Range"].split()[1].split("/")[0].split("-")
+            headers["Content-Range"] = said.format(last=last, size=len(BIG), more=len(BIG) + 1)
+        return real(self, status, body, headers, rule)
+
+    real = s3fault._Handler.answer
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(s3fault._Handler, "answer", lie)
+        s3.fail(method="GET", key="big", times=-1, length=0)
+        err = leat(s3, "cp", "s3://data/big", tmp_path / "out", "--timeout", "1", check=None).stderr.decode()
+    assert "GET s3://data/big [" in err and not (tmp_path / "out").exists()
+
+
+def test_redirections_that_lead_astray(s3, top, tmp_path):
+    """Not to a file, not to a bucket; and no request that is signed goes to another host than the one it was signed for."""
+    s3.anonymous = True
+    for there in ("file:///etc/passwd", "s3://data/small", "ftp://127.0.0.1/x", "http://user:secret@127.0.0.1/x", "http://127.0.0.1:99999/", "//", "http://"):
+        s3.rules.clear()
+        s3.fail(times=-1, key="moved", redirect=there, status=302)
+        err = leat(s3, "cp", s3.url + "/data/moved", tmp_path / "out", check=1).stderr.decode()
+        assert "/data/moved" in err and "secret" not in err and not (tmp_path / "out").exists()
+    s3.anonymous = False
+    with s3fault.S3Fault(top) as other:
+        s3.rules.clear()
+        s3.fail(times=-1, redirect=other.url + "/data/small", status=307)
+        assert "307" in get(s3, "small", tmp_path, check=1) and "307" in leat(s3, "ls", "s3://data", check=1).stderr.decode()
+        assert not other.log
+
+
+def test_an_encoding_that_was_not_asked_for(s3, tmp_path):
+    """An object is the bytes that were stored, whatever its headers say that they are."""
+    data = gzip.compress(SMALL)
+    (s3.top / "data" / "packed").write_bytes(data)
+    etag = hashlib.md5(data).hexdigest().encode()
+    head = b'HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nETag: "%s"\r\nContent-Length: %d\r\n\r\n' % (etag, len(data))
+    s3.fail(method="GET", key="packed", raw=head + data)
+    get(s3, "packed", tmp_path, data)
+
+
+@pytest.mark.parametrize("region", ["eu\r\nx-evil: 1", "evil.example/?", "\x1b[31mred", "a" * 64, ""])
+def test_a_region_that_is_none(s3, tmp_path, region):
+    """It would become part of a host's name and of each signature: it is not believed, and what comes next is signed as before."""
+    body = f"<Error><Code>AuthorizationHeaderMalformed</Code><Message>no</Message><Region>{escape(region, {chr(13): '&#13;', chr(27): ' '})}</Region></Error>"
+    s3.fail(status=400, body=body.encode(), key="dir/03", times=-1)
+    done = leat(s3, "cp", "-r", "s3://data/dir", tmp_path / "dir", check=4)
+    assert b"400 AuthorizationHeaderMalformed" in done.stderr and len(list((tmp_path / "dir").iterdir())) == 19
+
+
+def test_names_that_mean_ill(s3, tmp_path):
+    """Of a list: nothing is written outside of the folder, nothing reaches a terminal as it is, and no name is cut."""
+    long = "é" * 512  # 1,024 bytes
+
+    def page(*keys):
+        items = "".join(f"<Contents><Key>{urllib.parse.quote(k)}</Key><Size>3</Size><ETag>&quot;a&quot;</ETag></Contents>" for k in keys)
+        s3.rules.clear()
+        s3.fail(times=-1, method="GET", key="", status=200, body=f"<ListBucketResult><EncodingType>url</EncodingType>{items}</ListBucketResult>".encode())
+        s3.fail(times=-1, method="GET", status=200, body=b"abc", headers={"ETag": '"a"'})
+
+    page("in/\x1b[31mred\nline", "in/" + long[:-2], "in/ok")
+    master, terminal = os.openpty()
+    subprocess.run([LEAT, "ls", "-r", "s3://data/in/"], stdout=terminal, env={**CLEAN, "LC_ALL": "C.UTF-8", **s3.env()}, check=True, timeout=60)
+    shown = os.read(master, 65536)
+    os.close(master)
+    os.close(terminal)
+    assert b"\\x1b[31mred\\x0aline\r\n" in shown and b"\x1b" not in shown and shown.endswith(b"ok\r\n")
+    assert long[:-2] + "\n" in leat(s3, "ls", "-r", "s3://data/in/").stdout.decode()
+    for key in ("in/../out", "in/../../out", "in//etc/x", "in/a\nb", "in/" + "x" * 300):
+        page(key, "in/ok")
+        done = leat(s3, "cp", "-r", "s3://data/in", tmp_path / "to" / "here", check=None)
+        inside = {p for p in tmp_path.rglob("*") if p.is_file()}
+        assert all((tmp_path / "to" / "here") in p.parents for p in inside) and tmp_path / "to/here/ok" in inside or done.returncode, key
+        assert b"in/a\nb" not in done.stderr
+    for key in ("in/a\0b", "in/" + "x" * 1022):
+        page(key)
+        assert "s3://data/in" in leat(s3, "ls", "-r", "s3://data/in/", check=7).stderr.decode()
 
 
 def test_a_changed_object_is_an_error_never_a_mixture(s3, tmp_path):

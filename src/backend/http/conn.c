@@ -400,6 +400,8 @@ static int digest(struct http_conn *conn)
     size_t used = 0;
     if (rc == 0 && conn->part == PART_CHUNKED && have) {
         rc = http_body_feed(&conn->reader, conn->buf + conn->at, have, chunk_sink, call, &used, &err);
+        if (rc == LEAT_CORRUPT && !err.message[0]) /* chunk_sink's, which has nowhere to say it */
+            error_set(&err, rc, "more bytes than were asked for");
         if (conn->reader.ended)
             conn->body_left = 0;
     } else if (rc == 0 && conn->part != PART_HEAD && conn->part != PART_CHUNKED) {

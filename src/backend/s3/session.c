@@ -382,15 +382,10 @@ static bool request_redirect(struct request *rq, const struct s3_error *e)
         request_send(rq);
         return true;
     }
-    struct leat_error err;
-    if (bucket->endpoint.aws) {
-        if (s3_endpoint_parse(NULL, region, rq->b->settings.style, &there, &err) < 0)
-            return false;
-    } else {
-        if (strlen(region) >= sizeof(there.region))
-            return false;
-        strcpy(there.region, region); /* the same server, which wants its own region in signatures */
-    }
+    /* Any other but Amazon is the same server, which wants its own region in signatures. A name that is none is not believed. */
+    const struct aws_settings *settings = &rq->b->settings;
+    if (s3_endpoint_parse(there.aws ? NULL : settings->endpoint, region, settings->style, &there, NULL) < 0)
+        return false;
     log_info("S3: bucket %s is in region %s", bucket->name, region);
     bucket_place(bucket, &there);
     request_send(rq);

@@ -52,9 +52,12 @@ static int head_arrived(struct request *rq, const struct http_reader *reader, co
 {
     struct head *h = container_of(rq, struct head, rq);
     uint64_t first, last;
-    bool told = rq->say.ranged ? http_content_range(http_header(reader, buf, "content-range"), &first, &last,
-                                                    &h->stat.bytes)
-                               : http_text_u64(http_header(reader, buf, "content-length"), &h->stat.bytes);
+    bool told =
+        reader->status == 206
+            ? http_content_range(http_header(reader, buf, "content-range"), &first, &last, &h->stat.bytes)
+            : http_text_u64(http_header(reader, buf, "content-length"), &h->stat.bytes);
+    if (told && *rq->say.method == 'G' && reader->status != 206 && h->stat.bytes)
+        return error_set(err, LEAT_UNSUPPORTED, "all of the object, where its length was asked for");
     if (!told || h->stat.bytes == UINT64_MAX) /* "bytes 0-0/" and a star */
         return error_set(err, LEAT_UNSUPPORTED, "the server does not say how long it is");
     s3_stat_headers(reader, buf, &h->stat);
@@ -70,8 +73,8 @@ static void head_over(struct request *rq, int rc, const struct leat_error *err)
     h->over = true;
 }
 
-/* HEAD, or a GET of one byte. */
-static int stat_ask(struct session *b, struct target *target, const char *method,
+/* HEAD, or a GET, of one byte or (of what should have none) of all. */
+static int stat_ask(struct session *b, struct target *target, const char *method, bool ranged,
                     struct backend_stat *ret_stat, int *ret_status, struct leat_error *err)
 {
     static const struct s3_header checked = {"x-amz-checksum-mode", "ENABLED"};
@@ -80,7 +83,7 @@ static int stat_ask(struct session *b, struct target *target, const char *method
                             .say = {.method = method,
                                     .headers = &checked,
                                     .nheaders = target->bucket ? 1 : 0,
-                                    .ranged = *method == 'G'},
+                                    .ranged = ranged},
                             .repeatable = true,
                             .on_head = head_arrived,
                             .finished = head_over}};
@@ -111,10 +114,13 @@ int s3_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat
         target_fini(&target);
         return error_set(err, LEAT_INVALID, "%.300s: a bucket, where an object is wanted", uri);
     }
-    rc = stat_ask(b, &target, "HEAD", ret_stat, &status, err);
-    /* A link is signed for one method, GET, and some servers have no other. If that is refused too, the first answer is told. */
+    rc = stat_ask(b, &target, "HEAD", false, ret_stat, &status, err);
+    /* A link is signed for one method, GET, and some servers have no other. An object of no bytes has no first one to ask for (416). If that is
+     * refused too, the first answer is told. */
     if (rc < 0 && !target.bucket && (status == 403 || status == 405 || status == 501)) {
-        int again = stat_ask(b, &target, "GET", ret_stat, &status, NULL);
+        int again = stat_ask(b, &target, "GET", true, ret_stat, &status, NULL);
+        if (again < 0 && status == 416)
+            again = stat_ask(b, &target, "GET", false, ret_stat, &status, NULL);
         rc = again == 0 || again == -ECANCELED ? again : rc;
     }
     target_fini(&target);
