@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lists: every object below a prefix, in the order of keys; of long ones several stretches at a time (decision 0097).
+ * Lists: every object below a prefix, or what lies in it directly, in the order of keys; of long ones several stretches at a time
+ * (decisions 0097, 0106).
  *
  * Happy path: the first page is asked for plainly, and a list of one page is one request. Each page names the next, which is asked for
  * before the objects of this one are handed on: a stream. When the first page was handed on and the list goes on, it is cut in ranges at keys that are
@@ -13,7 +14,8 @@
  *
  * Invariant: what is handed on is one list as the server would have given it page by page, whatever its order is and whatever it makes of
  * start-after. A cut is only ever a guess: the stream on its left runs until it shows a key behind the cut, and the one on the right goes on
- * with that very key, or is dropped, and the left one goes on itself.
+ * with that very key, or is dropped, and the left one goes on itself. A page with names of folders in it has no order that is known between
+ * them and the keys: no seam is in one.
  *
  * Failure modes: what fails ahead of its turn is asked for again in its turn, plainly; then it is the list's error. Cuts that do not hold
  * (a list that changes, a server without start-after or with an order of its own) end the cutting after a few.
@@ -40,6 +42,7 @@ struct page {
     struct s3_list *list;
     size_t bytes; /* that are charged for it */
     bool limited;
+    bool folders; /* it has names of some, beside keys */
 };
 
 /* A stretch of the list. It begins behind the `until` of the one before it. */
@@ -317,7 +320,9 @@ static int range_page(struct listing *l, struct range *r, struct page *p)
         l->plain = true;
     char *next = token ? strdup(token) : NULL;
     int rc = token && !next ? -ENOMEM : 0;
-    if (rc == 0 && l->recursive && n)
+    for (size_t i = 0; i < n && !l->recursive; i++)
+        p->folders |= s3_list_at(p->list, i).prefix;
+    if (rc == 0 && n && !p->folders)
         rc = list_cut_learn(&r->cut, l->target.key, p->list);
     if (rc < 0) {
         free(next);
@@ -407,7 +412,7 @@ static int pump(struct listing *l)
         if (rc < 0)
             return rc;
     }
-    if (l->plain || !l->recursive || l->taken == 0)
+    if (l->plain || l->taken == 0)
         return 0;
     /* The longer a list is read, the more is asked for ahead: who wants a few keys does not cost the server many requests. */
     unsigned most = MIN(WIDTH_MAX, b->config.connections), width = MIN(most, 2 * l->taken);
@@ -458,8 +463,9 @@ static int hand_on(struct listing *l, const struct s3_object *o)
     return l->object(l->user, &out);
 }
 
-/* The stream of the first range shows this key, which is behind its end. 1: the next range goes on with it; 0: the first one does. */
-static int seam(struct listing *l, struct range *r, const char *key)
+/* The stream of the first range shows this key, which is behind its end. 1: the next range goes on with it; 0: the first one does.
+ * `plain`: its page has keys alone. */
+static int seam(struct listing *l, struct range *r, const char *key, bool plain)
 {
     struct range *next;
     if (r->cuts)
@@ -475,7 +481,7 @@ static int seam(struct listing *l, struct range *r, const char *key)
             return rc;
     }
     struct page *p = list_first(&next->pages, struct page, node);
-    if (p && s3_list_count(p->list) && strcmp(page_at(p, 0).key, key) == 0) {
+    if (plain && p && !p->folders && s3_list_count(p->list) && strcmp(page_at(p, 0).key, key) == 0) {
         range_free(l, r);
         return 1;
     }
@@ -511,7 +517,7 @@ static int take(struct listing *l)
     for (size_t i = 0; rc == 0 && i < s3_list_count(p->list); i++) {
         struct s3_object o = page_at(p, i);
         while (r->until && strcmp(o.key, r->until) > 0) {
-            rc = seam(l, r, o.key);
+            rc = seam(l, r, o.key, !p->folders);
             if (rc != 0)
                 return rc;
         }

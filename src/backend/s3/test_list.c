@@ -39,6 +39,8 @@ static struct {
     bool uneven;      /* some answers take 6 ms, most none */
     size_t odd_bytes; /* in the last answer that was too long */
     size_t fat;       /* bytes that each answer has for nothing */
+    bool direct;      /* what lies in the prefix directly is asked for, and names of folders */
+    bool apart;       /* names of folders stand behind the keys of their page, as with Amazon */
     _Atomic unsigned requests, inside, peak;
 } at;
 static struct web_server server;
@@ -118,6 +120,7 @@ static void say_page(struct web_peer *p, struct bytes_out *out)
     size_t prefix_len = strlen(prefix);
     bool more = false, made_up = folders && at.trouble == FOLDERS_MADE_UP;
     folders &= at.trouble != FOLDERS_IGNORED;
+    struct bytes_out names = {0};
     http_put(out, "<ListBucketResult><EncodingType>url</EncodingType>");
     for (unsigned i = 0, n = 0; i < at.n; i++) {
         const char *key = at.keys[i];
@@ -136,12 +139,15 @@ static void say_page(struct web_peer *p, struct bytes_out *out)
             break;
         }
         n++;
-        http_put(out, slash ? "<CommonPrefixes><Prefix>" : "<Contents><Key>");
-        put_key(out, key, len);
-        http_put(out, slash ? "</Prefix></CommonPrefixes>" : "</Key><Size>1</Size></Contents>");
+        struct bytes_out *to = slash && at.apart ? &names : out;
+        http_put(to, slash ? "<CommonPrefixes><Prefix>" : "<Contents><Key>");
+        put_key(to, key, len);
+        http_put(to, slash ? "</Prefix></CommonPrefixes>" : "</Key><Size>1</Size></Contents>");
         memcpy(last, key, len);
         last[len] = 0;
     }
+    bytes_put(out, names.data, names.len);
+    bytes_out_fini(&names);
     if (made_up) {
         for (int i = 0; i < 20; i++) {
             char name[40];
@@ -268,7 +274,7 @@ static int list(const char *prefix, const char *after, struct got *got, struct l
     snprintf(uri, sizeof(uri), "s3://bucket/%s", prefix);
     at.requests = at.peak = 0;
     at.odd_bytes = 0;
-    int rc = backend_list(b, uri, true, after, keep, got, err);
+    int rc = backend_list(b, uri, !at.direct, after, keep, got, err);
     backend_free(b);
     web_stop(&server);
     return rc;
@@ -324,9 +330,39 @@ static void random_keys(unsigned most)
     }
 }
 
+/* What lies in a prefix directly, and names of folders, each once; in order, where the server has one between them. */
+static void expect_direct(const char *prefix)
+{
+    struct leat_error err = {0};
+    char name[1200];
+    const char *last = "";
+    unsigned n = 0;
+    if (list(prefix, NULL, &got, &err) < 0)
+        fail_msg("trouble %d: %s", at.trouble, err.message);
+    if (at.apart)
+        qsort(got.keys, got.n, sizeof(got.keys[0]), by_name);
+    for (unsigned i = 0; i < at.n; i++) {
+        const char *slash = strncmp(at.keys[i], prefix, strlen(prefix)) == 0
+                                ? strchr(at.keys[i] + strlen(prefix), '/')
+                                : at.keys[i];
+        if (slash == at.keys[i])
+            continue;
+        snprintf(name, sizeof(name), "%.*s", (int)(slash ? slash + 1 - at.keys[i] : 1100), at.keys[i]);
+        if (strcmp(name, last) == 0)
+            continue;
+        if (n >= got.n || strcmp(got.keys[n], name) != 0)
+            fail_msg("trouble %d, prefix \"%s\": %u is \"%s\" where \"%s\" is due", at.trouble, prefix, n,
+                     n < got.n ? got.keys[n] : "(none)", name);
+        last = got.keys[n++];
+    }
+    assert_int_equal(got.n, n);
+    got_fini(&got);
+}
+
 static int begin(void **state)
 {
     (void)state;
+    at.direct = at.apart = false;
     forget();
     got_fini(&got);
     got.stop = 0;
@@ -351,6 +387,31 @@ static void test_exact(void **state)
         if (at.trouble != AFTER_IGNORED && at.trouble != AFTER_INCLUDED && at.trouble != AFTER_REFUSED &&
             at.trouble != AFTER_DENIED)
             expect("", after); /* which such servers cannot do page by page either */
+        forget();
+    }
+}
+
+/* A folder of many keys, with few folders among them or many, or none. */
+static void test_direct(void **state)
+{
+    static const char *const prefixes[] = {"", "a", "a/", "t/"};
+    static const enum trouble all[] = {NONE,          AFTER_IGNORED, AFTER_INCLUDED,
+                                       AFTER_REFUSED, AFTER_DENIED,  LONG_ANSWERS};
+    (void)state;
+    at.direct = true;
+    for (unsigned round = 0; round < 60; round++) {
+        at.rng = 3000 + round;
+        at.apart = round % 2;
+        at.trouble = round < 30 ? NONE : all[round % ARRAY_LEN(all)];
+        at.page = 3 + (unsigned)rng_below(&at.rng, 40);
+        random_keys((unsigned)rng_below(&at.rng, 500));
+        const char *in = prefixes[rng_below(&at.rng, ARRAY_LEN(prefixes))];
+        uint64_t every = 2 + rng_below(&at.rng, 400);
+        for (unsigned i = 0; i < 2000; i++)
+            add(rng_below(&at.rng, every) ? "%s%06u" : "%s%06u/x", in, i * 3);
+        settle();
+        for (unsigned i = 0; i < ARRAY_LEN(prefixes); i++)
+            expect_direct(prefixes[i]);
         forget();
     }
 }
@@ -424,6 +485,15 @@ static void test_cost(void **state)
         assert_true(at.requests >= 120 && at.requests <= 240);
         forget();
     }
+    at.direct = true; /* and with a folder here and there */
+    for (unsigned i = 0; i < 12000; i++)
+        add(i % 3000 == 5 ? "d/%08u/x" : "d/%08u.jpg", i * 3);
+    settle();
+    expect_direct("d/");
+    print_message("in a folder: %u requests, %u at a time\n", at.requests, at.peak);
+    assert_true(at.peak >= 8 && at.requests >= 120 && at.requests <= 240);
+    at.direct = false;
+    forget();
     /* Small sets are one request; who stops soon has caused few. */
     for (unsigned i = 0; i < 100; i++)
         add("%u/%u", i / 10, i);
@@ -477,6 +547,7 @@ int main(void)
         cmocka_unit_test_setup(test_exact, begin),  cmocka_unit_test_setup(test_changing, begin),
         cmocka_unit_test_setup(test_cost, begin),   cmocka_unit_test_setup(test_fallback, begin),
         cmocka_unit_test_setup(test_memory, begin), cmocka_unit_test_setup(test_uneven, begin),
+        cmocka_unit_test_setup(test_direct, begin),
     };
     pthread_mutex_init(&at.lock, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
