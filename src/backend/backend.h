@@ -115,6 +115,7 @@ bool backend_uri(const char *uri);
  * is under way it is a few KiB a connection. Lists hold two pages beside it, of a MiB usually and 8 MiB at
  * most, and long ones up to 16 MiB of pages that come ahead of their turn. */
 uint64_t backend_session_bytes(unsigned connections);
+#define BACKEND_LIST_BYTES (18 * MIB) /* of a list on S3, with pages of the usual size */
 /* Reads no credentials and makes no connection yet. LEAT_INVALID: a setting. */
 int backend_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err);
 /* What is under way ends with -ECANCELED. NULL is fine. */
@@ -151,7 +152,9 @@ void backend_close(struct backend_file *file); /* no read of it is under way */
 void backend_submit(struct backend *b, struct backend_read *read);
 /* Gives it up: returns when nothing touches its destination any more; done() is not called. */
 void backend_cancel(struct backend *b, struct backend_read *read);
-/* Works until at least `min_done` reads have ended, or none is left, or timeout_ms (-1: none) has passed. Number that ended, or -errno. */
+/* Works until at least `min_done` reads have ended, or none is left, or timeout_ms (-1: none) has passed. Number that ended, or -errno.
+ * Also from inside a list's callback: pages that were asked for ahead come meanwhile. A callback that waits for something else calls it every so
+ * often, also without reads, or their time runs out. */
 int backend_wait(struct backend *b, unsigned min_done, int timeout_ms);
 /* backend_wait returns early, this time or the next. Any thread; the session must not end meanwhile. */
 void backend_wake(struct backend *b);

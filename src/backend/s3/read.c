@@ -391,6 +391,11 @@ int s3_wait(struct backend *base, unsigned min_done, int timeout_ms)
     struct session *b = session_of(base);
     uint64_t before = b->ended, end = timeout_ms < 0 ? 0 : clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
     const atomic_bool *cancelled = b->config.cancelled;
+    if (!b->nreads) { /* a list may be under way, from whose callback we are called: its deadlines go on */
+        int rc = loop_turn(b->loop, 0);
+        if (rc < 0)
+            return rc;
+    }
     while (b->nreads && b->ended - before < min_done && !b->woken) {
         int ms = clock_poll_ms(end);
         int rc = loop_turn(b->loop, cancelled && (ms < 0 || ms > CANCEL_MS) ? CANCEL_MS : ms);

@@ -10,6 +10,7 @@
 #include "backend/backend.h"
 #include "backend/s3/list_cut.h"
 #include "backend/testing.h"
+#include "base/clock.h"
 #include "base/rng.h"
 
 #define KEYS_MAX 20000u
@@ -41,6 +42,7 @@ static struct {
     size_t fat;       /* bytes that each answer has for nothing */
     bool direct;      /* what lies in the prefix directly is asked for, and names of folders */
     bool apart;       /* names of folders stand behind the keys of their page, as with Amazon */
+    bool slow;        /* answers come in pieces */
     _Atomic unsigned requests, inside, peak;
 } at;
 static struct web_server server;
@@ -203,7 +205,12 @@ static void talk(struct web_peer *p)
         http_put(&all, head); /* in one piece, or TCP waits for the head to be acknowledged */
         bytes_put(&all, out.data, out.len);
         at.inside--;
-        web_say_bytes(p, all.data, all.len);
+        size_t piece = at.slow ? 64 * KIB : all.len;
+        for (size_t said = 0; said < all.len; said += piece) {
+            web_say_bytes(p, all.data + said, MIN(piece, all.len - said));
+            if (at.slow)
+                usleep(500);
+        }
         bytes_out_fini(&all);
         bytes_out_fini(&out);
     }
@@ -368,6 +375,7 @@ static int begin(void **state)
     got.stop = 0;
     at.wait_us = 0;
     at.fat = 0;
+    at.slow = false;
     at.uneven = false;
     return 0;
 }
@@ -541,13 +549,59 @@ static void test_memory(void **state)
     assert_true(at.peak >= 3 && at.peak <= 8);
 }
 
+/* A callback that waits for something else, longer than a request may take: the page that was asked for ahead is heard meanwhile. */
+struct pausing {
+    struct backend *b;
+    unsigned seen;
+};
+
+static int pause_once(void *user, const struct backend_object *o)
+{
+    struct pausing *p = user;
+    for (unsigned i = 0; p->seen == 0 && i < 60; i++) { /* 1.2 s, of 0.5 that a request has */
+        usleep(20000);
+        if (backend_wait(p->b, 1, 0) < 0)
+            return -EIO;
+    }
+    p->seen++;
+    return 0;
+}
+
+static void test_pause(void **state)
+{
+    struct backend *b;
+    struct backend_stats stats;
+    struct leat_error err = {0};
+    char url[64];
+    at.trouble = NONE;
+    at.page = 10;
+    at.fat = 4 * MIB; /* more than sockets hold */
+    at.slow = true;
+    for (unsigned i = 0; i < 20; i++)
+        add("%02u", i);
+    web_start(&server, talk, NULL);
+    snprintf(url, sizeof(url), "http://127.0.0.1:%u", server.origin.port);
+    struct backend_config config = {
+        .endpoint = url, .region = "us-east-1", .anonymous = true, .given = true, .timeout_ns = NS_PER_S / 2};
+    assert_int_equal(backend_new(&config, &b, &err), 0);
+    struct pausing pausing = {.b = b};
+    int rc = backend_list(b, "s3://bucket/", true, NULL, pause_once, &pausing, &err);
+    if (rc < 0)
+        fail_msg("%s", err.message);
+    assert_int_equal(pausing.seen, 20);
+    backend_stats(b, &stats);
+    assert_int_equal(stats.retries, 0);
+    backend_free(b);
+    web_stop(&server);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_exact, begin),  cmocka_unit_test_setup(test_changing, begin),
         cmocka_unit_test_setup(test_cost, begin),   cmocka_unit_test_setup(test_fallback, begin),
         cmocka_unit_test_setup(test_memory, begin), cmocka_unit_test_setup(test_uneven, begin),
-        cmocka_unit_test_setup(test_direct, begin),
+        cmocka_unit_test_setup(test_direct, begin), cmocka_unit_test_setup(test_pause, begin),
     };
     pthread_mutex_init(&at.lock, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
