@@ -399,6 +399,53 @@ int leat_batch_wait_on_stream(const struct leat_batch *batch, void *stream, stru
 /* Gives the slot back once all that is on `stream` by now has finished. As leat_batch_release_after, without an event of your own. */
 int leat_batch_release_on_stream(struct leat_batch *batch, void *stream, struct leat_error *err);
 
+/* --- a prefix once, in its order ------------------------------------------------------------------------------- */
+
+/*
+ * What lies below "s3://bucket/prefix" (or "store://bucket/prefix"), each object once, in the order of its list, while the list is still coming: for
+ * statistics, checks and conversions, which need no shuffle. The first object does not wait for the last key, and nothing is kept. There is no
+ * working set: no length, no numbers that stay, no ranks. Objects come as they are, shards too; hidden ones and marks of folders are left out,
+ * as by leat_open. Each is one version of it: what the list said, compared with the server's checksum where there is one.
+ *
+ * The daemon fetches ahead into a window of shared memory, which is part of its pool as long as the scan is open.
+ */
+struct leat_scan;
+struct leat_scan_options {
+    size_t size;
+    const char *after; /* key: only those behind it, as of a scan that ended early; NULL: all */
+    uint64_t
+        window_bytes; /* of the pool; no object may be larger. 0: 64 MiB, or half of what is free if that is less */
+    const struct leat_s3_options *s3; /* NULL: all of it from the environment */
+    uint64_t timeout_ns;              /* of this call */
+};
+/* LEAT_UNSUPPORTED: a local path, or a web server, which has no lists; LEAT_NO_SPACE: the pool has no room for the window; LEAT_BUSY: too many
+ * scans; LEAT_DENIED. Whether there is anything, and may be read, shows in leat_scan_next. */
+int leat_scan(struct leat_client *client, const char *uri, const struct leat_scan_options *options,
+              struct leat_scan **ret_scan, struct leat_error *err);
+
+struct leat_scan_sample {
+    size_t size;
+    uint64_t number; /* 0, 1, ...: for leat_scan_release */
+    const char
+        *key; /* what follows the prefix; NULL: there are no more. Valid until the next leat_scan_next */
+    const char *etag; /* with its quotes, "" if there is none; as `key` */
+    int64_t modified; /* seconds since 1970 */
+    const void *data; /* read-only, valid until it is released */
+    uint64_t bytes;
+};
+/*
+ * The next one, in order; another thread's call is waited for. LEAT_NOT_FOUND: nothing lies below the prefix, or the object has gone since it was
+ * listed; LEAT_STALE: it has changed; LEAT_CORRUPT, LEAT_DENIED; LEAT_NO_SPACE: it is larger than the window; LEAT_BUSY: what is not released leaves
+ * no room for it. After LEAT_BUSY, LEAT_TIMED_OUT and LEAT_CANCELED it may be called again, and nothing is left out; other
+ * errors stay.
+ */
+int leat_scan_next(struct leat_scan *scan, uint64_t timeout_ns, struct leat_scan_sample *ret_sample,
+                   struct leat_error *err);
+/* Its data is not looked at any more: in any order, from any thread, once each. Room is used again in order. */
+void leat_scan_release(struct leat_scan *scan, uint64_t number);
+/* At any object; no data of it may be looked at any more. NULL is fine. */
+void leat_scan_close(struct leat_scan *scan);
+
 /* --- epoch order ----------------------------------------------------------------------------------------------- */
 
 /*

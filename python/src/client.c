@@ -54,11 +54,11 @@ static void client_dealloc(struct client_object *self)
 }
 
 /* None, or what _storage.py makes. Its strings are those of the tuple. */
-static int take_s3(PyObject *given, struct leat_s3_options *s3, struct leat_open_options *o)
+static int take_s3(PyObject *given, struct leat_s3_options *s3, const struct leat_s3_options **ret)
 {
     if (given == Py_None)
         return 0;
-    o->s3 = s3;
+    *ret = s3;
     return PyArg_ParseTuple(given, "Izzzzzzzz", &s3->flags, &s3->endpoint, &s3->region, &s3->profile,
                             &s3->style, &s3->ca_file, &s3->access_key, &s3->secret_key, &s3->token)
                ? 0
@@ -74,7 +74,7 @@ static PyObject *client_open(struct client_object *self, PyObject *args)
     PyObject *storage;
     if (!PyArg_ParseTuple(args, "yzIO&O&OO", &uri, &o.name, &o.flags, to_u64, &o.pool_bytes, to_u64,
                           &o.timeout_ns, &w.callback, &storage) ||
-        take_s3(storage, &s3, &o) < 0)
+        take_s3(storage, &s3, &o.s3) < 0)
         return NULL;
     if (!gate_enter(&self->gate))
         return gate_refuse(&self->gate, "the connection");
@@ -106,7 +106,7 @@ static PyObject *client_append(struct client_object *self, PyObject *args)
     struct waiting w = {0};
     PyObject *storage;
     if (!PyArg_ParseTuple(args, "syO&OO", &name, &uri, to_u64, &o.timeout_ns, &w.callback, &storage) ||
-        take_s3(storage, &s3, &o) < 0)
+        take_s3(storage, &s3, &o.s3) < 0)
         return NULL;
     if (!gate_enter(&self->gate))
         return gate_refuse(&self->gate, "the connection");
@@ -120,6 +120,35 @@ static PyObject *client_append(struct client_object *self, PyObject *args)
     Py_END_ALLOW_THREADS;
     leave(self);
     return waiting_end(&w, rc, &err) < 0 ? NULL : PyLong_FromUnsignedLongLong(length);
+}
+
+static PyObject *client_scan(struct client_object *self, PyObject *args)
+{
+    const char *uri;
+    struct leat_scan_options o = {.size = sizeof(o)};
+    struct leat_s3_options s3 = {.size = sizeof(s3)};
+    PyObject *storage;
+    if (!PyArg_ParseTuple(args, "yyO&O&O", &uri, &o.after, to_u64, &o.window_bytes, to_u64, &o.timeout_ns,
+                          &storage) ||
+        take_s3(storage, &s3, &o.s3) < 0)
+        return NULL;
+    if (!gate_enter(&self->gate))
+        return gate_refuse(&self->gate, "the connection");
+    struct leat_error err = {0};
+    struct leat_scan *scan = NULL;
+    int rc;
+    Py_BEGIN_ALLOW_THREADS;
+    rc = leat_scan(self->client, uri, &o, &scan, &err);
+    Py_END_ALLOW_THREADS;
+    leave(self);
+    PyObject *result = NULL;
+    if (rc || PyErr_Occurred())
+        raise_error(rc ? rc : LEAT_CANCELED, &err);
+    else
+        result = scan_new(scan);
+    if (!result)
+        leat_scan_close(scan);
+    return result;
 }
 
 static PyObject *client_query(struct client_object *self, PyObject *args)
@@ -306,6 +335,8 @@ static PyMethodDef client_methods[] = {
      "append(name, uri, timeout_ns, progress, storage) -> int"},
     {"create", (PyCFunction)client_create, METH_VARARGS,
      "create(name, [(field, dtype, shape, lengths or None)], n, keys, flags)"},
+    {"scan", (PyCFunction)client_scan, METH_VARARGS,
+     "scan(uri, after, window_bytes, timeout_ns, storage) -> Scan"},
     {"query", (PyCFunction)client_query, METH_VARARGS, "query(kind, arg) -> str"},
     {"drop", (PyCFunction)client_drop, METH_VARARGS, "drop(name, flags, timeout_ns)"},
     {"stop", (PyCFunction)client_stop, METH_VARARGS, "stop(force)"},

@@ -6,6 +6,7 @@
  *   module.c  types, small functions              client.c  Client: connect, open, drop, query
  *   convert.c arguments, ids, progress, signals   set.c     Set: one working set
  *   memory.c  Memory: buffer protocol, DLPack     ring.c    Ring, Iter, Holder: slots and leases
+ *   scan.c    Scan: a prefix once, in its order
  *   lane.c    Lane, BatchBase: plain batches from the iterator to the loop
  *   errors.c  exceptions: shared with the other extensions
  *
@@ -78,7 +79,13 @@ struct iter_object {
     struct leat_batch *_Atomic kept; /* came while a signal handler raised: it is the next one */
 };
 
-/* What keeps memory of the pool or of a slot in place: a batch or a lease. */
+struct scan_object {
+    PyObject ob_base;
+    struct leat_scan *scan;
+    struct gate gate; /* samples that are held count as users */
+};
+
+/* What keeps memory of the pool or of a slot in place: a batch, a lease or a sample of a scan. */
 struct holder_object {
     PyObject ob_base;
     struct gate gate; /* exported buffers are its users */
@@ -86,23 +93,29 @@ struct holder_object {
     struct leat_hold *hold;
     struct set_object *set;   /* of a hold */
     struct ring_object *ring; /* of a batch */
-    void *stream;             /* CUDA: the slot is free when what is on it by then has finished */
-    const void *data;         /* of a hold */
+    struct scan_object *scan; /* of a sample */
+    uint64_t number;
+    void *stream;     /* CUDA: the slot is free when what is on it by then has finished */
+    const void *data; /* of a hold or a sample */
     uint64_t bytes;
 };
 
 extern PyTypeObject *client_type, *set_type, *ring_type, *iter_type, *holder_type, *memory_type, *order_type,
-    *batch_type, *lane_type;
+    *batch_type, *lane_type, *scan_type;
 extern PyType_Spec client_spec, set_spec, ring_spec, iter_spec, holder_spec, memory_spec, order_spec,
-    batch_spec, lane_spec;
+    batch_spec, lane_spec, scan_spec;
 
 PyObject *set_new(struct leat_ws *ws);
+PyObject *scan_new(struct leat_scan *scan);
+void scan_leave(struct scan_object *scan);
 void set_leave(struct set_object *set);
 /* Gives back the slot or the lease. */
 void holder_drop(struct holder_object *holder);
 
 /* A Holder of it, or NULL with an exception set and the batch released. */
 PyObject *holder_of_batch(struct ring_object *ring, struct leat_batch *batch);
+/* The same of a sample that leat_scan_next gave, inside the scan's gate, which is left with it. */
+PyObject *holder_of_sample(struct scan_object *scan, const struct leat_scan_sample *sample);
 /* leat_next without the GIL, from inside the gate. What a signal handler raised meanwhile is set: then there is no batch. */
 int iter_take(struct iter_object *iter, uint64_t timeout_ns, struct leat_batch **ret_batch,
               struct leat_error *err);

@@ -22,6 +22,10 @@ void holder_drop(struct holder_object *self)
         leat_hold_release(self->hold);
         set_leave(self->set);
     }
+    if (self->scan) {
+        leat_scan_release(self->scan->scan, self->number);
+        scan_leave(self->scan);
+    }
 }
 
 static struct holder_object *holder_new(void)
@@ -45,12 +49,29 @@ PyObject *holder_of_batch(struct ring_object *ring, struct leat_batch *batch)
     return (PyObject *)self;
 }
 
+PyObject *holder_of_sample(struct scan_object *scan, const struct leat_scan_sample *sample)
+{
+    struct holder_object *self = holder_new();
+    if (!self) {
+        leat_scan_release(scan->scan, sample->number);
+        scan_leave(scan);
+        return NULL;
+    }
+    Py_INCREF((PyObject *)scan);
+    self->scan = scan;
+    self->number = sample->number;
+    self->data = sample->data;
+    self->bytes = sample->bytes;
+    return (PyObject *)self;
+}
+
 static void holder_dealloc(struct holder_object *self)
 {
     if (gate_close(&self->gate))
         holder_drop(self);
     Py_XDECREF((PyObject *)self->set);
     Py_XDECREF((PyObject *)self->ring);
+    Py_XDECREF((PyObject *)self->scan);
     object_free((PyObject *)self);
 }
 

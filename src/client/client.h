@@ -9,7 +9,7 @@
  *   batch.c    read, hold and ReadBatch                  push.c    create and push
  *   options.c  structs of programs older and newer       query.c   query, drop, verify, stop, counters
  *   iter.c     epoch iterator: reads ahead               info.c    what the index tells
- *   delivery.c how bytes came, by mechanism and rail
+ *   delivery.c how bytes came, by mechanism and rail     scan.c     a prefix elsewhere, once, in its order
  *
  * Who may touch what. A client's socket is written under `send_lock` and read by one thread at a time, whichever of the
  * waiting callers is `reading`; everything else of it is under `lock`. A view is filled by who has its `fill_turn`; the
@@ -223,6 +223,10 @@ struct leat_ws {
 
 /* What the daemon, which stands in another folder, understands. Caller frees. */
 int ws_absolute_uri(const char *uri, char **ret_uri, struct leat_error *err);
+/* Asks the daemon for a source: `head` (or NULL), then `open`, whose uri and access are found here: what is secret is wiped when it is sent. */
+int ws_ask(struct leat_client *client, uint16_t type, const char *head, const char *uri,
+           const struct leat_s3_options *s3, struct proto_open *open, const struct rpc_how *how,
+           struct net_reply *ret_reply, struct leat_error *err);
 /*
  * How `uri` (as it is sent) is to be read, into open->access, if it lies elsewhere; what the program gave wins. *ret_why: code < 0 when no
  * credentials were found, which the daemon may have: access_refused words what it answered then.

@@ -344,6 +344,44 @@ static void on_broker(struct fake_daemon *f, int fd, const struct net_reply *m)
     close(pair[0]);
 }
 
+static void on_scan(struct fake_daemon *f, int fd, const struct net_reply *m)
+{
+    struct bytes_out body = {0};
+    int window = memfd_create("scan", MFD_CLOEXEC);
+    MUST(window >= 0 && !ftruncate(window, FAKE_SCAN_BYTES));
+    for (uint64_t i = 0; i < 8; i++)
+        for (unsigned k = 0; k < fake_bytes(i, 0, &(bool){0}); k++) {
+            uint8_t byte = fake_byte(i, 0, k);
+            MUST(pwrite(window, &byte, 1, (off_t)(i * 8192 + k)) == 1);
+        }
+    bytes_put_u64(&body, 7);
+    bytes_put_u64(&body, FAKE_SCAN_BYTES);
+    reply(fd, m, 0, &body, &window, 1);
+    close(window);
+}
+
+static void on_scan_next(struct fake_daemon *f, int fd, const struct net_reply *m)
+{
+    struct bytes_in in = bytes_in_of(m->body.data, m->body.len);
+    struct proto_scan_object objects[3];
+    struct proto_scanned out = {.objects = objects};
+    char keys[3][24];
+    MUST(bytes_get_u64(&in) == 7);
+    f->scan_from = bytes_get_u64(&in);
+    f->scan_released = bytes_get_u64(&in);
+    for (uint64_t i = f->scan_from; i < f->scan_objects && out.n < 3; i++, out.n++) {
+        snprintf(keys[out.n], sizeof(keys[0]), "%05u", (unsigned)i);
+        objects[out.n] = (struct proto_scan_object){.offset = i % 8 * 8192 + f->scan_skew,
+                                                    .bytes = fake_bytes(i % 8, 0, &(bool){0}),
+                                                    .key = keys[out.n],
+                                                    .etag = keys[0]};
+    }
+    out.flags = out.n ? 0 : PROTO_SCANNED_END;
+    struct bytes_out body = {0};
+    proto_scanned_put(&body, &out);
+    reply(fd, m, 0, &body, NULL, 0);
+}
+
 static void answer(struct fake_daemon *f, int fd, const struct net_reply *m)
 {
     struct bytes_out body = {0};
@@ -365,6 +403,15 @@ static void answer(struct fake_daemon *f, int fd, const struct net_reply *m)
         return;
     case PROTO_BROKER:
         on_broker(f, fd, m);
+        return;
+    case PROTO_SCAN:
+        on_scan(f, fd, m);
+        return;
+    case PROTO_SCAN_NEXT:
+        on_scan_next(f, fd, m);
+        return;
+    case PROTO_SCAN_END:
+        f->scan_ends++;
         return;
     case PROTO_RELEASE:
         f->releases++;

@@ -57,9 +57,14 @@ struct fake_daemon {
     struct proto_report report; /* the last one: written before `reports` */
     _Atomic bool frozen;        /* the other node's memory cannot be resolved until thawed */
     int broker_peer;            /* our end of the last brokered connection when `hold_broker` */
-    _Atomic bool hold_broker;   /* nobody serves brokered connections: the test does */
+    /* A scan: `scan_objects` of 60 bytes each, three an answer, in a window of FAKE_SCAN_BYTES, each at (i % 8) * 8192 */
+    _Atomic uint64_t scan_objects, scan_from, scan_released; /* the last two: what the client said last */
+    _Atomic uint64_t scan_skew;                              /* offsets that are told are off by so much */
+    _Atomic unsigned scan_ends;
+    _Atomic bool hold_broker; /* nobody serves brokered connections: the test does */
 };
 
+#define FAKE_SCAN_BYTES 65536u
 struct fake_daemon *fake_start(const struct fake_options *options);
 void fake_stop(struct fake_daemon *f);
 /* As if the set had been dropped by force. */

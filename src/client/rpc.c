@@ -266,6 +266,9 @@ static void drop_reply(struct leat_client *c, struct net_reply *reply)
             bytes_put_u64(&body, fetched.lease);
             rpc_post(c, PROTO_RELEASE, &body);
             proto_fetched_fini(&fetched);
+        } else if (type == PROTO_SCAN && reply->body.len >= sizeof(uint64_t)) {
+            bytes_put(&body, reply->body.data, sizeof(uint64_t));
+            rpc_post(c, PROTO_SCAN_END, &body);
         }
     }
     bytes_out_fini(&body);

@@ -25,6 +25,8 @@ ENDS_WITH(leat_client_options, interrupt_user);
 ENDS_WITH(leat_progress, bytes_total);
 ENDS_WITH(leat_open_options, s3);
 ENDS_WITH(leat_s3_options, token);
+ENDS_WITH(leat_scan_options, timeout_ns);
+ENDS_WITH(leat_scan_sample, bytes);
 ENDS_WITH(leat_field, shape);
 ENDS_WITH(leat_ws_stat, rails);
 ENDS_WITH(leat_rail, rate_bytes_per_s);
@@ -132,6 +134,7 @@ union newer {
     size_t size;
     struct leat_client_options client;
     struct leat_open_options open;
+    struct leat_scan_options scan;
     struct leat_view_options view;
     struct leat_event event;
     struct leat_iter_options iter;
@@ -215,13 +218,22 @@ static int do_report(struct fixture *x, const union newer *o)
     return leat_ws_report(x->ws, &o->report, &err);
 }
 
+static int do_scan(struct fixture *x, const union newer *o)
+{
+    struct leat_scan *scan;
+    int rc = leat_scan(x->client, "s3://bucket/set", &o->scan, &scan, &err);
+    if (!rc)
+        leat_scan_close(scan);
+    return rc;
+}
+
 static void test_calls(void **state)
 {
     const struct call calls[] = {
         {do_connect, sizeof(struct leat_client_options)}, {do_open, sizeof(struct leat_open_options)},
         {do_load, sizeof(struct leat_view_options)},      {do_iterate, sizeof(struct leat_iter_options)},
         {do_release_after, sizeof(struct leat_event)},    {do_create, sizeof(struct leat_create_options)},
-        {do_report, sizeof(struct leat_report)},
+        {do_report, sizeof(struct leat_report)},          {do_scan, sizeof(struct leat_scan_options)},
     };
     struct fixture x;
     open_set(&x);

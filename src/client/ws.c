@@ -194,38 +194,48 @@ int ws_absolute_uri(const char *uri, char **ret_uri, struct leat_error *err)
     return error_set(err, LEAT_INVALID, "uri of more than %d bytes", PROTO_STR_MAX);
 }
 
+int ws_ask(struct leat_client *client, uint16_t type, const char *head, const char *uri,
+           const struct leat_s3_options *s3, struct proto_open *open, const struct rpc_how *how,
+           struct net_reply *ret_reply, struct leat_error *err)
+{
+    struct leat_error why;
+    AUTO_FREE char *absolute = NULL;
+    int rc = ws_absolute_uri(uri, &absolute, err);
+    if (!rc)
+        rc = access_find(absolute, s3, open, &why, err);
+    if (rc)
+        return rc;
+    open->uri = absolute;
+    struct bytes_out body = {0};
+    /* Room for all of it at once: a buffer that grows leaves what it held behind. */
+    body.len = bytes_room(&body, 64 * KIB) ? 0 : body.len;
+    if (head)
+        bytes_put_str(&body, head);
+    proto_open_put(&body, open);
+    proto_access_fini(&open->access);
+    rc = rpc_call(client, type, &body, NULL, 0, how, ret_reply, err);
+    if (body.data)
+        explicit_bzero(body.data, body.len);
+    bytes_out_fini(&body);
+    return rc ? access_refused(rc, &why, absolute, err) : 0;
+}
+
 /* OPEN and APPEND: the same body, the same reply. */
 static int call_open(struct leat_client *client, uint16_t type, const char *uri,
                      const struct leat_open_options *o, unsigned flags, struct leat_ws **ret_ws,
                      struct leat_error *err)
 {
-    struct proto_open open = {.flags = flags, .pool_bytes = o->pool_bytes};
-    struct leat_error why;
-    AUTO_FREE char *absolute = NULL;
-    int rc = ws_absolute_uri(uri, &absolute, err);
-    if (!rc)
-        rc = access_find(absolute, o->s3, &open, &why, err);
-    if (rc)
-        return rc;
-    open.name = (char *)(uintptr_t)(o->name ? o->name : "");
-    open.uri = absolute;
-    struct bytes_out body = {0};
-    /* Room for all of it at once: a buffer that grows leaves what it held behind. */
-    body.len = bytes_room(&body, 64 * KIB) ? 0 : body.len;
-    proto_open_put(&body, &open);
-    proto_access_fini(&open.access);
+    struct proto_open open = {
+        .flags = flags, .pool_bytes = o->pool_bytes, .name = (char *)(uintptr_t)(o->name ? o->name : "")};
     /* Scanning a source that has no index takes as long as it takes, while it moves. A deadline of the caller's stays. */
     const struct rpc_how how = {.deadline_ns = client_deadline(client, o->timeout_ns),
                                 .progress_extends_ns = o->timeout_ns ? 0 : client->timeout_ns,
                                 .progress = o->progress,
                                 .progress_user = o->progress_user};
     struct net_reply reply;
-    rc = rpc_call(client, type, &body, NULL, 0, &how, &reply, err);
-    if (body.data)
-        explicit_bzero(body.data, body.len);
-    bytes_out_fini(&body);
+    int rc = ws_ask(client, type, NULL, uri, o->s3, &open, &how, &reply, err);
     if (rc)
-        return access_refused(rc, &why, absolute, err);
+        return rc;
     rc = ws_new(client, &reply, ret_ws, err);
     net_reply_fini(&reply);
     return rc;

@@ -33,7 +33,7 @@ static const struct {
 /* A query of an address is no part of the name. */
 static bool has_suffix(const char *s, const char *end)
 {
-    size_t len = dataset_is_remote(s) && !remote_has_lists(s) ? strcspn(s, "?") : strlen(s);
+    size_t len = dataset_is_remote(s) && !dataset_has_lists(s) ? strcspn(s, "?") : strlen(s);
     size_t end_len = strlen(end);
     return len >= end_len && !strncmp(s + len - end_len, end, end_len);
 }
@@ -112,7 +112,7 @@ int scan_exists(struct scan *scan, const char *path)
 {
     struct dataset_stat stat;
     if (dataset_is_remote(path)) {
-        int rc = remote_has_lists(path) ? remote_stat(scan, path, &stat, NULL) : LEAT_NOT_FOUND;
+        int rc = dataset_has_lists(path) ? remote_stat(scan, path, &stat, NULL) : LEAT_NOT_FOUND;
         return rc == -ENOMEM ? rc : rc == 0;
     }
     AUTO_SCAN_FILE struct scan_file file = {.fd = -1};

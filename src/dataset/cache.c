@@ -112,7 +112,7 @@ static int expect_source(struct expected *x, const struct dataset_source *source
     }
     if (folder && len > 1 && path[len - 1] == '/' && file.fd < 0)
         path[len - 1] = 0; /* "s3://bucket/prefix/" */
-    bool query = file.fd < 0 && !remote_has_lists(path) && strchr(path, '?');
+    bool query = file.fd < 0 && !dataset_has_lists(path) && strchr(path, '?');
     if (single && !inner && !rows && !source->field && !query &&
         asprintf(&x->beside, folder ? "%s/" BESIDE : "%s" BESIDE, path) < 0) {
         x->beside = NULL;
@@ -262,7 +262,7 @@ static int listed_object(void *ctx, const struct dataset_object *o)
 {
     struct listed *l = ctx;
     const struct index *ix = l->ix;
-    if (o->prefix || remote_left_out(o->name))
+    if (o->prefix || dataset_left_out(o->name))
         return 0;
     if (ix->header->kind == INDEX_KIND_TAR && !remote_is_shard(o->name))
         return remote_beside_shards(o->name) ? 0 : -ECANCELED;
@@ -636,7 +636,7 @@ static int put_beside(struct expected *x, int fd, struct leat_error *err)
 {
     const struct dataset_opener *o = x->scan.opener;
     struct stat st;
-    if (!remote_has_lists(x->beside))
+    if (!dataset_has_lists(x->beside))
         return error_set(err, LEAT_UNSUPPORTED,
                          "%.300s: a plain web server is read only; the index can only lie in the cache",
                          x->beside);

@@ -46,6 +46,10 @@ struct dataset_progress {
 
 /* Is this source elsewhere ("s3://", "http://", "https://", in any case)? */
 bool dataset_is_remote(const char *uri);
+/* "s3://…" and "store://…", not of the web: what lies below it is listed. */
+bool dataset_has_lists(const char *uri);
+/* A name within a prefix that no sample is made of: hidden, or a folder's mark. */
+bool dataset_left_out(const char *name);
 
 #define DATASET_ETAG_MAX 160
 

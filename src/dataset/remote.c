@@ -127,7 +127,7 @@ int remote_stat(struct scan *scan, const char *uri, struct dataset_stat *ret_sta
     const struct scan_object *known = object_known(scan, uri);
     struct dataset_stat stat = {0};
     struct leat_error why = {0};
-    if (!known && remote_has_lists(uri) && (uri[strlen(uri) - 1] == '/' || !strchr(bucket_of(uri), '/')))
+    if (!known && dataset_has_lists(uri) && (uri[strlen(uri) - 1] == '/' || !strchr(bucket_of(uri), '/')))
         rc = LEAT_NOT_FOUND; /* a prefix, or a bucket: no object has such a name, but for marks of folders */
     else if (!known)
         rc = scan->opener->remote->stat(scan->opener->remote_user, uri, &stat, &why);
@@ -156,7 +156,7 @@ int remote_no_object(const char *uri, struct leat_error *err)
 
 /* --- names --------------------------------------------------------------------------------------------------------- */
 
-bool remote_has_lists(const char *uri)
+bool dataset_has_lists(const char *uri)
 {
     return strncmp(uri, "s3://", 5) == 0 || strncmp(uri, "store://", 8) == 0;
 }
@@ -174,7 +174,7 @@ static bool ends_with(const char *s, const char *end)
     return len > end_len && !strcmp(s + len - end_len, end);
 }
 
-bool remote_left_out(const char *name)
+bool dataset_left_out(const char *name)
 {
     size_t len = strlen(name);
     return len == 0 || name[0] == '.' || strstr(name, "/.") || name[len - 1] == '/';
@@ -209,7 +209,7 @@ int remote_learn(struct scan *scan, const char *pattern, const struct scan_paths
 {
     size_t len = strcspn(pattern, "{*?[");
     const char *bucket_end = strchr(bucket_of(pattern), '/');
-    if (!remote_has_lists(pattern) || !bucket_end || pattern + len <= bucket_end || paths->n < LEARN_LEAST ||
+    if (!dataset_has_lists(pattern) || !bucket_end || pattern + len <= bucket_end || paths->n < LEARN_LEAST ||
         reach(scan, pattern, NULL) < 0)
         return 0;
     for (unsigned i = 0; i < paths->n; i++)
@@ -313,7 +313,7 @@ static int prefix_to_tree(struct prefix *p)
 static int prefix_object(void *ctx, const struct dataset_object *o)
 {
     struct prefix *p = ctx;
-    if (o->prefix || remote_left_out(o->name))
+    if (o->prefix || dataset_left_out(o->name))
         return 0;
     if (!p->tree && (remote_is_shard(o->name) || remote_beside_shards(o->name)))
         return prefix_keep(p, o);

@@ -71,7 +71,7 @@ static int open_remote(struct scan *scan, const char *uri, struct scan_file *ret
     struct dataset_stat st;
     struct leat_error why = {0};
     int rc = remote_stat(scan, uri, &st, &why);
-    if (rc < 0 && (rc != LEAT_NOT_FOUND || !remote_has_lists(uri))) {
+    if (rc < 0 && (rc != LEAT_NOT_FOUND || !dataset_has_lists(uri))) {
         if (err)
             *err = why;
         return rc;

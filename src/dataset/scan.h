@@ -158,8 +158,6 @@ int dir_objects_end(struct dir_objects *tree, struct index_builder **ret_builder
 int remote_stat(struct scan *scan, const char *uri, struct dataset_stat *ret_stat, struct leat_error *err);
 /* LEAT_NOT_FOUND, where a prefix would not do. */
 int remote_no_object(const char *uri, struct leat_error *err);
-/* A name within a prefix that no sample is made of: hidden, or a folder's mark. */
-bool remote_left_out(const char *name);
 /* Beside shards, and none of them: "x.idx", "x.json", "x.leat-index". */
 bool remote_beside_shards(const char *name);
 bool remote_is_shard(const char *name);
@@ -179,8 +177,6 @@ int remote_fetch(struct scan *scan, const char *uri, bool (*sound)(const void *h
                  int *ret_fd, struct leat_error *err);
 /* An object's address below its root: "s3://b/p" and "x" are "s3://b/p/x". Caller frees. */
 char *remote_join(const char *root, const char *name);
-/* "s3://…", not of the web: it has lists. */
-bool remote_has_lists(const char *uri);
 
 /* --- shards (shards.c) --------------------------------------------------------------------------------------- */
 

@@ -45,7 +45,7 @@ int scan_paths_add(struct scan_paths *paths, const char *path)
 bool shards_is_pattern(const char *path)
 {
     /* In an address of the web "?" begins a query, "[" an IPv6 host, and "*" is a character as others. */
-    bool web = dataset_is_remote(path) && !remote_has_lists(path);
+    bool web = dataset_is_remote(path) && !dataset_has_lists(path);
     return strpbrk(path, web ? "{" : "{*?[") != NULL;
 }
 

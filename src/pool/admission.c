@@ -77,8 +77,8 @@ void pool_ready_tend(struct loop_timer *timer)
 }
 
 /* A region for a set: one that is ready, else a new one, for which ready ones give way. */
-static int region_get(struct pool *pool, uint64_t region_bytes, uint64_t used, struct region **ret_region,
-                      struct leat_error *err)
+int pool_region(struct pool *pool, uint64_t region_bytes, uint64_t used, struct region **ret_region,
+                struct leat_error *err)
 {
     struct region *region = ready_take(pool->ready, region_bytes, used);
     if (region) {
@@ -247,7 +247,7 @@ int pool_regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, ui
             continue;
         uint64_t used = region_charge(&pool->config.pages, ws->region_bytes,
                                       MIN(ws->region_bytes, align_up(end, 4096) - g * ws->region_bytes));
-        int code = region_get(pool, ws->region_bytes, used, &ws->regions[g].region, err);
+        int code = pool_region(pool, ws->region_bytes, used, &ws->regions[g].region, err);
         if (code < 0)
             return code;
         ws->pool_bytes += used;
@@ -329,7 +329,7 @@ static int staging_make(struct pool *pool, struct wset *ws, uint64_t window, str
     int code = pool_tables_take(ws, pool_window_tables(ws, window), err);
     if (code < 0)
         return code;
-    code = region_get(pool, window, window, &region, err);
+    code = pool_region(pool, window, window, &region, err);
     if (code < 0)
         return error_prefix(err, code, "no room for a window of %" PRIu64 " bytes", window);
     if (!ws->crc_known)

@@ -359,6 +359,19 @@ static int index_keep(struct opening *o, struct leat_error *err)
     return 0;
 }
 
+void pool_count_remote(struct pool *pool, struct access *access, const struct backend *backend)
+{
+    struct backend_stats stats;
+    if (access_is_store(access))
+        return;
+    backend_stats(backend, &stats);
+    atomic_fetch_add(&pool->remote_requests, stats.requests);
+    atomic_fetch_add(&pool->remote_retries, stats.retries);
+    atomic_fetch_add(&pool->remote_throttled, stats.throttled);
+    atomic_fetch_add(&pool->remote_connections, stats.connections);
+    atomic_fetch_add(&pool->remote_bytes, stats.bytes_in);
+}
+
 static void *index_main(void *arg)
 {
     struct opening *o = arg;
@@ -371,15 +384,8 @@ static void *index_main(void *arg)
     if (o->err.code == 0)
         o->err.code = dataset_index_open(&o->parsed, &opener, &progress, !o->binding.opener->system,
                                          &o->index_fd, &o->scanned, &o->err);
-    if (backend && !access_is_store(o->access)) {
-        struct backend_stats stats;
-        backend_stats(backend, &stats);
-        atomic_fetch_add(&pool->remote_requests, stats.requests);
-        atomic_fetch_add(&pool->remote_retries, stats.retries);
-        atomic_fetch_add(&pool->remote_throttled, stats.throttled);
-        atomic_fetch_add(&pool->remote_connections, stats.connections);
-        atomic_fetch_add(&pool->remote_bytes, stats.bytes_in);
-    }
+    if (backend)
+        pool_count_remote(pool, o->access, backend);
     backend_free(backend);
     if (o->err.code == 0)
         o->err.code = index_keep(o, &o->err);

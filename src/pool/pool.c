@@ -59,6 +59,7 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
     list_init(&pool->openings);
     list_init(&pool->changes);
     list_init(&pool->works);
+    list_init(&pool->scans);
     list_init(&pool->accesses);
     pthread_mutex_init(&pool->rdma_lock, NULL);
     ticket_office_init(&pool->office, config->cap_bytes);
@@ -120,7 +121,7 @@ int pool_stop(struct pool *pool)
         return LEAT_TIMED_OUT;
     /* The last message of a thread that has ended may still wait its turn. */
     for (int turns = 0; turns < 1000 && (!list_empty(&pool->openings) || !list_empty(&pool->works) ||
-                                         !list_empty(&pool->changes));
+                                         !list_empty(&pool->changes) || !list_empty(&pool->scans));
          turns++)
         loop_turn(pool->loop, 1);
     net_server_free(pool->server);

@@ -79,6 +79,7 @@ struct pool {
     struct list openings; /* struct opening.node */
     struct list changes;  /* change.c: sets that are being made of a given index, or longer */
     struct list works;    /* work.node */
+    struct list scans;    /* struct pool_scan.node */
     struct list accesses; /* struct known_access.node: what clients here brought, the last one first */
     unsigned naccesses;
     unsigned working;        /* works whose thread runs */
@@ -97,7 +98,7 @@ struct pool {
     void (*changed)(void *user);
     void *user;
     _Atomic uint64_t opens, index_scans, index_hits, drops, evictions;
-    /* Of index threads, as fill_stats has them of fill threads. */
+    /* Of index threads and scans, as fill_stats has them of fill threads. */
     _Atomic uint64_t remote_requests, remote_retries, remote_throttled, remote_connections, remote_bytes;
     _Atomic uint64_t table_bytes, scratch_bytes; /* of the tickets taken */
     _Atomic uint64_t

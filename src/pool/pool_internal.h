@@ -14,6 +14,12 @@ uint64_t pool_bytes_wanted(const struct pool *pool, const struct index *index);
 /* The regions of ws from first_gid on that are this host's, up to address `end`: tickets and mappings, no memory yet. */
 int pool_regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, uint64_t end,
                       struct leat_error *err);
+/* A region with its ticket, of which so much will be used: one that was made ready, if there is. LEAT_NO_SPACE, -ENOMEM. */
+int pool_region(struct pool *pool, uint64_t region_bytes, uint64_t used, struct region **ret_region,
+                struct leat_error *err);
+/* What a session beside the fill threads did goes into the pool's counters. */
+struct backend;
+void pool_count_remote(struct pool *pool, struct access *access, const struct backend *backend);
 /* How much may be made ready now; what is too much for the host is given up. Sets the timer for the next time. */
 void pool_ready_tend(struct loop_timer *timer);
 /* Memory beside a window of this size: its bookkeeping, and which checksums of the set are known. */

@@ -10,6 +10,7 @@
 #include "pool/ready.h"
 #include "pool/region.h"
 #include "pool/server.h"
+#include "pool/scan.h"
 #include "pool/staging.h"
 #include "pool/wset.h"
 
@@ -189,7 +190,7 @@ static uint64_t windows_bytes(const struct pool *pool)
         const struct wset *ws = container_of(node, struct wset, node);
         bytes += ws->staging ? staging_window_bytes(ws->staging) : 0;
     }
-    return bytes;
+    return bytes + pool_scans_window_bytes(pool);
 }
 
 /* null until somebody asked to read by it. */

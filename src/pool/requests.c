@@ -263,6 +263,7 @@ static void drops_advance(struct server *s, struct wset *ws)
 void requests_client_gone(struct client *c)
 {
     pool_open_forget(c->server->pool, c);
+    scans_client_gone(c);
     list_for_each_safe (node, &c->pendings)
         pending_free(container_of(node, struct pending, client_node));
     list_for_each_safe (node, &c->fetches)
@@ -750,6 +751,7 @@ static int on_cancel(struct client *c, struct conn_message *m)
     uint64_t id = bytes_get_u64(&in);
     if (bytes_in_done(&in) < 0)
         return LEAT_CORRUPT;
+    scans_cancel(c, id);
     list_for_each_safe (node, &c->pendings) {
         struct pending *p = container_of(node, struct pending, client_node);
         if (p->id == id) {
@@ -767,15 +769,26 @@ int requests_dispatch(struct client *c, struct conn_message *m)
         uint16_t type;
         int (*handle)(struct client *, struct conn_message *);
     } table[] = {
-        {PROTO_OPEN, on_open},           {PROTO_APPEND, on_open},
-        {PROTO_CREATE, on_create},       {PROTO_CLOSE, on_close},
-        {PROTO_REGIONS, on_regions},     {PROTO_WAIT, on_wait},
-        {PROTO_FETCH, on_fetch},         {PROTO_RELEASE, on_release},
-        {PROTO_CANCEL, on_cancel},       {PROTO_PREFETCH, on_prefetch},
-        {PROTO_BROKER, requests_broker}, {PROTO_QUERY, requests_query},
-        {PROTO_DROP, requests_drop},     {PROTO_STOP, requests_stop},
-        {PROTO_VERIFY, requests_verify}, {PROTO_CREDITS, requests_credits},
+        {PROTO_OPEN, on_open},
+        {PROTO_APPEND, on_open},
+        {PROTO_CREATE, on_create},
+        {PROTO_CLOSE, on_close},
+        {PROTO_REGIONS, on_regions},
+        {PROTO_WAIT, on_wait},
+        {PROTO_FETCH, on_fetch},
+        {PROTO_RELEASE, on_release},
+        {PROTO_CANCEL, on_cancel},
+        {PROTO_PREFETCH, on_prefetch},
+        {PROTO_BROKER, requests_broker},
+        {PROTO_QUERY, requests_query},
+        {PROTO_DROP, requests_drop},
+        {PROTO_STOP, requests_stop},
+        {PROTO_VERIFY, requests_verify},
+        {PROTO_CREDITS, requests_credits},
         {PROTO_REPORT, requests_report},
+        {PROTO_SCAN, requests_scan},
+        {PROTO_SCAN_NEXT, requests_scan_next},
+        {PROTO_SCAN_END, requests_scan_end},
     };
     if (m->frame.payload_bytes > 0)
         return LEAT_CORRUPT;

@@ -356,6 +356,7 @@ static void accept_one(struct server *s, int listener, bool is_unix)
     list_init(&c->pendings);
     list_init(&c->fetches);
     list_init(&c->reports);
+    list_init(&c->scans);
     list_init(&c->node);
     net_auth_init(&c->auth, s->config.token, s->config.token_len);
     static const struct conn_limits strangers = {.body_bytes = HANDSHAKE_BODY};

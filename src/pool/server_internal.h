@@ -96,6 +96,7 @@ struct client {
     struct list pendings, fetches;
     struct list reports; /* jobs.c: of its loaders */
     unsigned nreports;
+    struct list scans; /* scans.c: struct client_scan */
     unsigned npendings, nfetches, nopening, nverifying, ndialing;
     uint64_t serial; /* unique: what callbacks that may come too late remember */
     uint64_t requests;
@@ -129,6 +130,13 @@ int requests_credits(struct client *client, struct conn_message *message);
 void credits_client_gone(struct client *client);
 /* jobs.c */
 int requests_report(struct client *client, struct conn_message *message);
+/* scans.c */
+int requests_scan(struct client *client, struct conn_message *message);
+int requests_scan_next(struct client *client, struct conn_message *message);
+int requests_scan_end(struct client *client, struct conn_message *message);
+void scans_client_gone(struct client *client);
+/* Its request `id`, if it waits for a scan, is answered. */
+void scans_cancel(struct client *client, uint64_t id);
 /* What it said of a handle that it closes. */
 void jobs_forget(struct client *client, uint64_t handle);
 /* NULL with err set when the client has too many, or memory is short. */

@@ -464,6 +464,62 @@ void proto_fetched_fini(struct proto_fetched *m)
     m->nruns = 0;
 }
 
+/* --- scanned --------------------------------------------------------------------------------------------------- */
+
+#define SCAN_OBJECT_WIRE_MIN 32u
+
+void proto_scanned_put(struct bytes_out *out, const struct proto_scanned *m)
+{
+    bytes_put_u32(out, m->flags);
+    bytes_put_u32(out, m->n);
+    for (uint32_t i = 0; i < m->n; i++) {
+        const struct proto_scan_object *o = &m->objects[i];
+        bytes_put_u64(out, o->offset);
+        bytes_put_u64(out, o->bytes);
+        bytes_put_u64(out, (uint64_t)o->modified);
+        bytes_put_str(out, o->key);
+        bytes_put_str(out, o->etag);
+    }
+}
+
+int proto_scanned_get(const void *body, size_t len, struct proto_scanned *ret)
+{
+    struct bytes_in in = bytes_in_of(body, len);
+    struct proto_scanned m = {.flags = bytes_get_u32(&in)};
+    bool nomem = false;
+    uint32_t n = bytes_get_u32(&in);
+    m.objects = get_array(&in, n, SCAN_OBJECT_WIRE_MIN, sizeof(*m.objects), &nomem);
+    for (; m.objects && m.n < n && !in.bad; m.n++) {
+        struct proto_scan_object *o = &m.objects[m.n];
+        uint64_t end;
+        o->offset = bytes_get_u64(&in);
+        o->bytes = bytes_get_u64(&in);
+        o->modified = (int64_t)bytes_get_u64(&in);
+        o->key = bytes_get_str(&in, PROTO_STR_MAX);
+        o->etag = bytes_get_str(&in, PROTO_SCAN_ETAG);
+        in.bad = in.bad || add_overflows(o->offset, o->bytes, &end);
+    }
+    int rc = nomem ? -ENOMEM : bytes_in_done(&in);
+    if (rc < 0) {
+        proto_scanned_fini(&m);
+        return rc;
+    }
+    *ret = m;
+    return 0;
+}
+
+void proto_scanned_fini(struct proto_scanned *m)
+{
+    for (uint32_t i = 0; i < m->n; i++) {
+        free(m->objects[i].key);
+        free(m->objects[i].etag);
+    }
+    free(m->objects);
+    *m = (struct proto_scanned){0};
+}
+
+/* --- report ---------------------------------------------------------------------------------------------------- */
+
 /* The numbers of a report, in the order in which they are sent. */
 static const size_t report_words[] = {
     offsetof(struct proto_report, ws),           offsetof(struct proto_report, loader),

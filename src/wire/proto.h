@@ -74,6 +74,11 @@ enum proto_type {
     PROTO_PREFETCH = 30,  /* u64 ws, u32 n, n × {u64 first sample, u64 count}; no reply: into staging, while there is room that nobody
                              holds. A FETCH of the same range finds it there. */
     PROTO_REPORT = 32,    /* proto_report; no reply: how far a loader is */
+    PROTO_SCAN = 33,      /* str key to go on behind, proto_open (pool_bytes: of the window, at most) -> u64 scan, u64 bytes of the window; fd:
+                             the window, read-only */
+    PROTO_SCAN_NEXT = 34, /* u64 scan, u64 from, u64 released -> proto_scanned: objects from number `from` on, when there is one. Those below
+                             `released` are read no more, and their room is used again; what is asked for again is told again */
+    PROTO_SCAN_END = 35,  /* u64 scan; no reply */
 
     /* data: on a connection bound to one working set by its HELLO (or, on the control socket, by u64 ws ahead) */
     PROTO_READ = 48,      /* u32 n, n × proto_range -> payload: the ranges, one after another */
@@ -206,6 +211,20 @@ struct proto_fetched {
     uint32_t nruns;
     struct proto_run *runs; /* owned */
 };
+/* Objects of a scan, one after another: the bytes of each lie in its window at `offset`. */
+struct proto_scan_object {
+    uint64_t offset, bytes;
+    int64_t modified; /* seconds since 1970 */
+    char *key, *etag; /* owned; key: what follows the prefix */
+};
+struct proto_scanned {
+    uint32_t flags, n;
+    struct proto_scan_object *objects; /* owned */
+};
+#define PROTO_SCANNED_END 1u /* there are no more behind these */
+#define PROTO_SCAN_ETAG   160u
+#define PROTO_SCAN_HELD                                                                                      \
+    1024u /* objects at most from the first that is not released to the last that was told */
 struct proto_report {
     uint64_t ws, loader;     /* handle on this connection; which loader of this process */
     uint32_t flags, verdict; /* enum leat_verdict: what is not known is shown as such */
@@ -234,6 +253,9 @@ void proto_ws_fini(struct proto_ws *m);
 void proto_fetched_put(struct bytes_out *out, const struct proto_fetched *m);
 int proto_fetched_get(const void *body, size_t len, struct proto_fetched *ret);
 void proto_fetched_fini(struct proto_fetched *m);
+void proto_scanned_put(struct bytes_out *out, const struct proto_scanned *m);
+int proto_scanned_get(const void *body, size_t len, struct proto_scanned *ret);
+void proto_scanned_fini(struct proto_scanned *m);
 void proto_report_put(struct bytes_out *out, const struct proto_report *m);
 int proto_report_get(const void *body, size_t len, struct proto_report *ret);
 void proto_range_write(uint8_t wire[PROTO_RANGE], const struct proto_range *m);

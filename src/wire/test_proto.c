@@ -249,6 +249,32 @@ static void test_fetched(void **state)
     bytes_out_fini(&out);
 }
 
+static void test_scanned(void **state)
+{
+    struct proto_scan_object objects[] = {
+        {.bytes = 5, .modified = -1, .key = (char *)"a/1.jpg", .etag = (char *)"\"x\""},
+        {.offset = 4096,
+         .bytes = UINT64_MAX - 4096,
+         .modified = 1700000000,
+         .key = (char *)"",
+         .etag = (char *)""}};
+    struct proto_scanned m = {.flags = PROTO_SCANNED_END, .n = 2, .objects = objects}, g;
+    struct bytes_out out = {0};
+    proto_scanned_put(&out, &m);
+    assert_int_equal(proto_scanned_get(out.data, out.len, &g), 0);
+    assert_true(g.flags == PROTO_SCANNED_END && g.n == 2 && g.objects[0].modified == -1);
+    assert_string_equal(g.objects[0].key, "a/1.jpg");
+    assert_string_equal(g.objects[0].etag, "\"x\"");
+    assert_true(g.objects[1].offset == 4096 && g.objects[1].bytes == UINT64_MAX - 4096);
+    proto_scanned_fini(&g);
+    ASSERT_EXACT(proto_scanned_get, proto_scanned_fini, &out, proto_scanned);
+    objects[1].bytes++;
+    bytes_out_reset(&out);
+    proto_scanned_put(&out, &m);
+    assert_int_equal(proto_scanned_get(out.data, out.len, &g), LEAT_CORRUPT);
+    bytes_out_fini(&out);
+}
+
 static void test_report(void **state)
 {
     struct proto_report m = {.ws = 7,
@@ -328,8 +354,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_frame),   cmocka_unit_test(test_hello),       cmocka_unit_test(test_welcome),
         cmocka_unit_test(test_open),    cmocka_unit_test(test_open_access), cmocka_unit_test(test_ws),
-        cmocka_unit_test(test_fetched), cmocka_unit_test(test_report),      cmocka_unit_test(test_range),
-        cmocka_unit_test(test_mac),
+        cmocka_unit_test(test_fetched), cmocka_unit_test(test_report),      cmocka_unit_test(test_scanned),
+        cmocka_unit_test(test_range),   cmocka_unit_test(test_mac),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

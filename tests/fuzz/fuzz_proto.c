@@ -52,13 +52,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         struct proto_ws ws;
         struct proto_fetched fetched;
         struct proto_report report;
+        struct proto_scanned scanned;
     } m;
     if (size == 0)
         return 0;
     uint8_t which = data[0];
     data++;
     size--;
-    switch (which % 8) {
+    switch (which % 9) {
     case 0:
         frame(data, size);
         break;
@@ -97,6 +98,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         break;
     case 6:
         ranges(data, size);
+        break;
+    case 8:
+        if (proto_scanned_get(data, size, &m.scanned) == 0) {
+            proto_scanned_put(&out, &m.scanned);
+            same(&out, data, size);
+            proto_scanned_fini(&m.scanned);
+        }
         break;
     default:
         if (proto_report_get(data, size, &m.report) == 0) {

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * scan.c: a prefix elsewhere, once, in its order. The daemon lists, and reads into a window that we map; SCAN_NEXT tells what is there.
+ *
+ *   SCAN ──▶ window ──▶ SCAN_NEXT {from, released} ──▶ objects ──▶ handed out one by one ──▶ released ──▶ the next SCAN_NEXT says so
+ *
+ * Failure modes: a call that is given up, or whose answer comes too late, loses nothing: the next one asks from the same number. The daemon dies:
+ * LEAT_PEER_GONE; the window stays mapped. Invariants: below `released` everything was released; [released, next) was handed out, PROTO_SCAN_HELD at
+ * most; an offset that the daemon tells is checked against the window.
+ */
+#include "client/client.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+struct leat_scan {
+    struct leat_client *client; /* a reference */
+    uint64_t id;
+    const uint8_t *window;
+    uint64_t window_bytes;
+    struct turn turn; /* of leat_scan_next, for what follows */
+    struct proto_scanned told;
+    uint32_t at; /* of them was handed out */
+    pthread_mutex_t lock;
+    uint64_t released, next;
+    bool gone[PROTO_SCAN_HELD]; /* by number: released before those below it */
+};
+
+/* --- beginning --------------------------------------------------------------------------------------------------- */
+
+static int window_map(struct leat_scan *s, struct net_reply *reply, struct leat_error *err)
+{
+    struct bytes_in in = bytes_in_of(reply->body.data, reply->body.len);
+    struct stat st;
+    s->id = bytes_get_u64(&in);
+    uint64_t bytes = bytes_get_u64(&in);
+    if (bytes_in_done(&in) < 0 || reply->nfds != 1 || fstat(reply->fds[0], &st) < 0 || bytes == 0 ||
+        (uint64_t)st.st_size < bytes)
+        return error_set(err, LEAT_CORRUPT, "the daemon's answer to a scan cannot be read");
+    void *at = mmap(NULL, bytes, PROT_READ, MAP_SHARED, reply->fds[0], 0);
+    if (at == MAP_FAILED)
+        return error_sys(err, -errno, "cannot map a window of %llu bytes", (unsigned long long)bytes);
+    s->window = at;
+    s->window_bytes = bytes;
+    return 0;
+}
+
+static int scan_take_options(const struct leat_client *client, const char *uri,
+                             const struct leat_scan_options *options, struct leat_scan_options *ret,
+                             struct leat_error *err)
+{
+    if (!client || !uri || !*uri)
+        return error_set(err, LEAT_INVALID,
+                         !client ? "client is NULL" : "uri is empty: give s3://bucket/prefix");
+    if (client_forked(client))
+        return client_forked_error(err);
+    int rc = options_take("leat_scan_options", options, offsetof(struct leat_scan_options, after), ret,
+                          sizeof(*ret), err);
+    if (!rc && strncmp(uri, "leat://", 7) == 0)
+        rc = error_set(err, LEAT_UNSUPPORTED, "%.200s is in the pool already: open it, and read it in order",
+                       uri);
+    if (!rc && (strlen(uri) > PROTO_STR_MAX || (ret->after && strlen(ret->after) > PROTO_STR_MAX)))
+        rc = error_set(err, LEAT_INVALID, "uri or key of more than %d bytes", PROTO_STR_MAX);
+    return rc;
+}
+
+int leat_scan(struct leat_client *client, const char *uri, const struct leat_scan_options *options,
+              struct leat_scan **ret_scan, struct leat_error *err)
+{
+    struct leat_scan_options o;
+    int rc = scan_take_options(client, uri, options, &o, err);
+    if (rc)
+        return rc;
+    if (!ret_scan)
+        return error_set(err, LEAT_INVALID, "ret_scan is NULL");
+    struct proto_open open = {.pool_bytes = o.window_bytes, .name = (char *)(uintptr_t) ""};
+    const struct rpc_how how = {.deadline_ns = client_deadline(client, o.timeout_ns)};
+    struct net_reply reply;
+    struct leat_scan *s = calloc(1, sizeof(*s));
+    if (!s)
+        return error_set(err, -ENOMEM, "out of memory");
+    s->client = client_ref(client);
+    turn_init(&s->turn);
+    pthread_mutex_init(&s->lock, NULL);
+    rc = ws_ask(client, PROTO_SCAN, o.after ? o.after : "", uri, o.s3, &open, &how, &reply, err);
+    if (!rc) {
+        rc = window_map(s, &reply, err);
+        net_reply_fini(&reply);
+    }
+    if (rc) {
+        leat_scan_close(s);
+        return rc;
+    }
+    *ret_scan = s;
+    return 0;
+}
+
+void leat_scan_close(struct leat_scan *s)
+{
+    if (!s || client_forked(s->client))
+        return;
+    if (s->id) {
+        struct bytes_out body = {0};
+        bytes_put_u64(&body, s->id);
+        rpc_post(s->client, PROTO_SCAN_END, &body);
+        bytes_out_fini(&body);
+    }
+    if (s->window)
+        munmap((void *)(uintptr_t)s->window, s->window_bytes);
+    proto_scanned_fini(&s->told);
+    turn_fini(&s->turn);
+    pthread_mutex_destroy(&s->lock);
+    client_unref(s->client);
+    free(s);
+}
+
+/* --- going on ---------------------------------------------------------------------------------------------------- */
+
+/* More of them, or the end. By who has the turn. */
+static int ask(struct leat_scan *s, const struct rpc_how *how, struct leat_error *err)
+{
+    struct bytes_out body = {0};
+    struct net_reply reply;
+    pthread_mutex_lock(&s->lock);
+    uint64_t from = s->next, released = s->released;
+    pthread_mutex_unlock(&s->lock);
+    bytes_put_u64(&body, s->id);
+    bytes_put_u64(&body, from);
+    bytes_put_u64(&body, released);
+    int rc = rpc_call(s->client, PROTO_SCAN_NEXT, &body, NULL, 0, how, &reply, err);
+    bytes_out_fini(&body);
+    if (rc)
+        return rc;
+    struct proto_scanned told;
+    rc = proto_scanned_get(reply.body.data, reply.body.len, &told);
+    net_reply_fini(&reply);
+    if (rc == -ENOMEM)
+        return error_set(err, rc, "out of memory");
+    bool bad =
+        rc || (told.n == 0) != (told.flags & PROTO_SCANNED_END) || from + told.n - released > PROTO_SCAN_HELD;
+    for (uint32_t i = 0; !bad && i < told.n; i++)
+        bad = told.objects[i].offset + told.objects[i].bytes > s->window_bytes;
+    if (bad) {
+        if (!rc)
+            proto_scanned_fini(&told);
+        return error_set(err, LEAT_CORRUPT, "what the daemon tells of a scan cannot be");
+    }
+    proto_scanned_fini(&s->told);
+    s->told = told;
+    s->at = 0;
+    return 0;
+}
+
+int leat_scan_next(struct leat_scan *s, uint64_t timeout_ns, struct leat_scan_sample *ret_sample,
+                   struct leat_error *err)
+{
+    struct leat_scan_sample out = {.etag = ""};
+    if (!s || !ret_sample)
+        return error_set(err, LEAT_INVALID, !s ? "scan is NULL" : "ret_sample is NULL");
+    if (client_forked(s->client))
+        return client_forked_error(err);
+    const struct rpc_how how = {.deadline_ns = client_deadline(s->client, timeout_ns)};
+    int rc = turn_take(&s->turn, s->client, &how, "a scan", err);
+    if (rc)
+        return rc;
+    if (s->at == s->told.n && !(s->told.flags & PROTO_SCANNED_END))
+        rc = ask(s, &how, err);
+    const struct proto_scan_object *o = !rc && s->at < s->told.n ? &s->told.objects[s->at] : NULL;
+    if (o)
+        out = (struct leat_scan_sample){.number = s->next,
+                                        .key = o->key,
+                                        .etag = o->etag,
+                                        .modified = o->modified,
+                                        .data = s->window + o->offset,
+                                        .bytes = o->bytes};
+    if (!rc)
+        rc = options_give("leat_scan_sample", ret_sample, offsetof(struct leat_scan_sample, number), &out,
+                          sizeof(out), err);
+    if (!rc && o) {
+        s->at++;
+        pthread_mutex_lock(&s->lock);
+        s->next++;
+        pthread_mutex_unlock(&s->lock);
+    }
+    turn_give(&s->turn);
+    return rc;
+}
+
+void leat_scan_release(struct leat_scan *s, uint64_t number)
+{
+    if (!s || client_forked(s->client))
+        return;
+    pthread_mutex_lock(&s->lock);
+    if (number >= s->released && number < s->next)
+        s->gone[number % PROTO_SCAN_HELD] = true;
+    while (s->released < s->next && s->gone[s->released % PROTO_SCAN_HELD])
+        s->gone[s->released++ % PROTO_SCAN_HELD] = false;
+    pthread_mutex_unlock(&s->lock);
+}
