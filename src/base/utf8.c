@@ -30,6 +30,14 @@ bool utf8_valid(const char *s)
 {
     size_t len = strlen(s);
     for (size_t i = 0; i < len;) {
+        uint64_t eight;
+        if (len - i >= sizeof(eight)) { /* ASCII is most of what there is */
+            memcpy(&eight, s + i, sizeof(eight));
+            if ((eight & 0x8080808080808080) == 0) {
+                i += sizeof(eight);
+                continue;
+            }
+        }
         unsigned n = utf8_length((const unsigned char *)s + i, len - i);
         if (n == 0)
             return false;

@@ -132,16 +132,24 @@ unsigned keys_count(const struct keys *keys)
     return keys->n;
 }
 
+static int derive(const struct keys_user *user, const char date[9], const char *region,
+                  struct sigv4_key *ret_key)
+{
+    time_t when;
+    char text[SIGV4_TIME];
+    snprintf(text, sizeof(text), "%.8sT000000Z", date);
+    return sigv4_time_parse(text, SIGV4_TIME - 1, &when)
+               ? sigv4_key_derive(user->secret, when, region, "s3", ret_key)
+               : LEAT_INVALID;
+}
+
 int keys_signing(struct keys *keys, const struct keys_user *user, const char date[9], const char *region,
                  struct sigv4_key *ret_key)
 {
     struct keys_derived *slots = ((struct keys_user *)(uintptr_t)user)->derived;
-    time_t when;
-    char text[SIGV4_TIME];
-    snprintf(text, sizeof(text), "%.8sT000000Z", date);
-    if (!sigv4_time_parse(text, SIGV4_TIME - 1, &when) || strlen(region) >= sizeof(slots->region))
-        return LEAT_INVALID;
     int rc = 0;
+    if (strlen(region) >= sizeof(slots->region))
+        return LEAT_INVALID;
     pthread_mutex_lock(&keys->lock);
     if (strcmp(slots[0].key.date, date) != 0 || strcmp(slots[0].region, region) != 0) {
         struct keys_derived other = slots[1];
@@ -149,7 +157,7 @@ int keys_signing(struct keys *keys, const struct keys_user *user, const char dat
         slots[0] = other;
         if (strcmp(slots[0].key.date, date) != 0 || strcmp(slots[0].region, region) != 0) {
             slots[0].region[0] = 0;
-            rc = sigv4_key_derive(user->secret, when, region, "s3", &slots[0].key);
+            rc = derive(user, date, region, &slots[0].key);
             if (rc == 0)
                 memcpy(slots[0].region, region, strlen(region) + 1);
         }

@@ -427,26 +427,48 @@ bool http_retry_after(struct http_text t, time_t now, uint64_t *ret_seconds)
 
 /* --- escapes ----------------------------------------------------------------------------------------------------------- */
 
-static bool is_unreserved(unsigned char c)
+/* Of RFC 3986; a table, as each byte of each signed request is looked at. */
+static const bool unreserved[256] = {
+    ['A' ... 'Z'] = true, ['a' ... 'z'] = true, ['0' ... '9'] = true, ['-'] = true,
+    ['.'] = true,         ['_'] = true,         ['~'] = true,
+};
+
+static char *put_escaped(char *at, unsigned char c, bool slash)
 {
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' ||
-           c == '.' || c == '_' || c == '~';
+    static const char hex[] = "0123456789ABCDEF";
+    if (unreserved[c] || (slash && c == '/')) {
+        *at++ = (char)c;
+        return at;
+    }
+    *at++ = '%';
+    *at++ = hex[c >> 4];
+    *at++ = hex[c & 15];
+    return at;
+}
+
+/* Room for `len` bytes, each escaped; what is not used of it is given back by room_end. */
+static char *room_begin(struct bytes_out *out, size_t len)
+{
+    size_t most;
+    if (mul_overflows(len, 3, &most))
+        out->failed = true;
+    return (char *)bytes_room(out, most);
+}
+
+static void room_end(struct bytes_out *out, const char *at)
+{
+    out->len = (size_t)(at - (const char *)out->data);
 }
 
 void http_escape(struct bytes_out *out, const void *data, size_t len, bool slash)
 {
-    static const char hex[] = "0123456789ABCDEF";
     const unsigned char *s = data;
-    for (size_t i = 0; i < len;) {
-        size_t run = i;
-        while (run < len && (is_unreserved(s[run]) || (slash && s[run] == '/')))
-            run++;
-        bytes_put(out, s + i, run - i);
-        for (i = run; i < len && !is_unreserved(s[i]) && !(slash && s[i] == '/'); i++) {
-            char text[3] = {'%', hex[s[i] >> 4], hex[s[i] & 15]};
-            bytes_put(out, text, 3);
-        }
-    }
+    char *at = len ? room_begin(out, len) : NULL;
+    if (!at)
+        return;
+    for (size_t i = 0; i < len; i++)
+        at = put_escaped(at, s[i], slash);
+    room_end(out, at);
 }
 
 static int hex_digit(char c)
@@ -457,22 +479,50 @@ static int hex_digit(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
+int http_escaped_byte(const char *text, size_t len)
+{
+    int hi = len >= 3 ? hex_digit(text[1]) : -1;
+    int lo = hi >= 0 ? hex_digit(text[2]) : -1;
+    return lo >= 0 ? hi << 4 | lo : -1;
+}
+
 bool http_unescape(char *text, size_t len, size_t *ret_len)
 {
     size_t n = 0;
     for (size_t i = 0; i < len; i++) {
         char c = text[i];
         if (c == '%') {
-            int hi = i + 2 < len ? hex_digit(text[i + 1]) : -1;
-            int lo = hi >= 0 ? hex_digit(text[i + 2]) : -1;
-            if (lo < 0)
+            int byte = http_escaped_byte(text + i, len - i);
+            if (byte < 0)
                 return false;
-            c = (char)(hi << 4 | lo);
+            c = (char)byte;
             i += 2;
         }
         text[n++] = c;
     }
     *ret_len = n;
+    return true;
+}
+
+bool http_escape_anew(struct bytes_out *out, const char *text, size_t len, bool slash, bool plus)
+{
+    char *at = len ? room_begin(out, len) : NULL;
+    for (size_t i = 0; at && i < len; i++) {
+        int byte = (unsigned char)text[i];
+        if (byte == '%') {
+            byte = http_escaped_byte(text + i, len - i);
+            if (byte < 0) {
+                room_end(out, at);
+                return false;
+            }
+            i += 2;
+        } else if (plus && byte == '+') {
+            byte = ' ';
+        }
+        at = put_escaped(at, (unsigned char)byte, slash);
+    }
+    if (at)
+        room_end(out, at);
     return true;
 }
 

@@ -112,6 +112,10 @@ bool http_date_parse(struct http_text t, time_t *ret);
 void http_escape(struct bytes_out *out, const void *data, size_t len, bool slash);
 /* Decodes in place; *ret_len: afterwards. False: a % without two hex digits behind it. */
 bool http_unescape(char *text, size_t len, size_t *ret_len);
+/* The byte that the "%41" at text stands for; negative: it is none. */
+int http_escaped_byte(const char *text, size_t len);
+/* What is escaped in any way, as http_escape would have it. plus: "+" is a space, as in queries. False: a broken escape. */
+bool http_escape_anew(struct bytes_out *out, const char *text, size_t len, bool slash, bool plus);
 
 /* --- writing ----------------------------------------------------------------------------------------------------------- */
 

@@ -19,7 +19,7 @@
 /* What a GET says of something that no bucket (first) or object (second) of ours has. */
 static const struct subresource {
     const char *name;
-    enum s3_code bucket, object; /* S3_OK: s3_default_put */
+    enum s3_code bucket, object; /* S3_OK: s3_default_put. By name. */
 } subresources[] = {
     {"accelerate", S3_OK, S3_NOT_IMPLEMENTED},
     {"acl", S3_OK, S3_OK},
@@ -53,13 +53,18 @@ static const struct subresource {
     {"website", S3_NO_WEBSITE, S3_NOT_IMPLEMENTED},
 };
 
+static int by_name(const void *name, const void *subresource)
+{
+    return strcmp(name, ((const struct subresource *)subresource)->name);
+}
+
 static const struct subresource *subresource_of(const struct s3_call *call)
 {
     for (unsigned p = 0; p < call->nparams; p++) {
-        for (unsigned i = 0; i < ARRAY_LEN(subresources); i++) {
-            if (strcmp(call->text + call->params[p].name_at, subresources[i].name) == 0)
-                return &subresources[i];
-        }
+        const struct subresource *found = bsearch(call->text + call->params[p].name_at, subresources,
+                                                  ARRAY_LEN(subresources), sizeof(subresources[0]), by_name);
+        if (found)
+            return found;
     }
     return NULL;
 }
@@ -135,26 +140,24 @@ static bool unescape(struct http_text text, bool plus, char *out, size_t cap, si
 {
     size_t n = 0;
     *ret_len = 0;
-    for (size_t i = 0; i < text.len; n++) {
-        char one[3] = {text.data[i]};
-        size_t take = one[0] == '%' ? 3 : 1, got;
-        if (take > text.len - i)
-            return false;
-        if (take == 3) {
-            memcpy(one, text.data + i, take);
-            if (!http_unescape(one, take, &got))
+    for (size_t i = 0; i < text.len; i++) {
+        char c = text.data[i];
+        if (c == '%') {
+            int byte = http_escaped_byte(text.data + i, text.len - i);
+            if (byte <= 0)
                 return false;
-        } else if (plus && one[0] == '+') {
-            one[0] = ' ';
+            c = (char)byte;
+            i += 2;
+        } else if (plus && c == '+') {
+            c = ' ';
         }
-        if (!one[0])
+        if (!c)
             return false;
         if (n + 1 >= cap) {
             *ret_len = cap;
             return false;
         }
-        out[n] = one[0];
-        i += take;
+        out[n++] = c;
     }
     out[n] = 0;
     *ret_len = n;
@@ -244,7 +247,8 @@ static enum s3_code parse_query(struct s3_call *call, struct http_text query)
 const char *s3_call_param(const struct s3_call *call, const char *name, size_t *ret_len)
 {
     for (unsigned i = 0; i < call->nparams; i++) {
-        if (strcmp(call->text + call->params[i].name_at, name) == 0) {
+        const char *here = call->text + call->params[i].name_at;
+        if (*here == *name && strcmp(here, name) == 0) {
             if (ret_len)
                 *ret_len = call->params[i].value_len;
             return call->text + call->params[i].value_at;

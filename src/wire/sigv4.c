@@ -155,6 +155,15 @@ void sigv4_time(time_t t, char out[SIGV4_TIME])
     memcpy(out + 15, "Z", 2);
 }
 
+/* The other way; a day that the month has not is one of the next, as timegm has it. */
+static int64_t days_since_1970(int year, int month, int day)
+{
+    year += 400 - (month <= 2); /* so that none is negative */
+    int month_of_march = (month + 9) % 12;
+    return 365ll * year + year / 4 - year / 100 + year / 400 + (153 * month_of_march + 2) / 5 + day - 1 -
+           719468 - 146097;
+}
+
 bool sigv4_time_parse(const char *text, size_t len, time_t *ret)
 {
     int v[6];
@@ -172,13 +181,7 @@ bool sigv4_time_parse(const char *text, size_t len, time_t *ret)
     }
     if (v[1] < 1 || v[1] > 12 || v[2] < 1 || v[2] > 31 || v[3] > 23 || v[4] > 59 || v[5] > 60)
         return false;
-    struct tm tm = {.tm_year = v[0] - 1900,
-                    .tm_mon = v[1] - 1,
-                    .tm_mday = v[2],
-                    .tm_hour = v[3],
-                    .tm_min = v[4],
-                    .tm_sec = v[5]};
-    *ret = timegm(&tm);
+    *ret = days_since_1970(v[0], v[1], v[2]) * 86400 + v[3] * 3600 + v[4] * 60 + v[5];
     return true;
 }
 
@@ -402,19 +405,10 @@ static int compare(const void *a, const void *b)
     return by ? by : x->value_len < y->value_len ? -1 : x->value_len > y->value_len;
 }
 
-/*
- * Unescapes in `scratch`, and appends the canonical form. "+" is a space in a query: what is signed has to be what is read, or a link to
- * "a%2Bb" is one to "a b" as well.
- */
-static bool put_canonical(struct bytes_out *out, char *scratch, const char *text, size_t len)
+/* "+" is a space in a query: what is signed has to be what is read, or a link to "a%2Bb" is one to "a b" as well. */
+static bool put_canonical(struct bytes_out *out, const char *text, size_t len)
 {
-    size_t n;
-    for (size_t i = 0; i < len; i++)
-        scratch[i] = (char)(text[i] == '+' ? ' ' : text[i]);
-    if (!http_unescape(scratch, len, &n))
-        return false;
-    http_escape(out, scratch, n, false);
-    return true;
+    return http_escape_anew(out, text, len, false, true);
 }
 
 int sigv4_query_canonical(struct bytes_out *out, const char *query, size_t len, const char *except)
@@ -424,9 +418,6 @@ int sigv4_query_canonical(struct bytes_out *out, const char *query, size_t len, 
     unsigned n = 0;
     int rc = LEAT_INVALID;
     struct bytes_out text = {0};
-    AUTO_FREE char *scratch = malloc(len + 1);
-    if (!scratch)
-        return -ENOMEM;
     bytes_put(&text, "", 1); /* so that no pointer into it is NULL */
     for (size_t at = 0; at < len;) {
         const char *amp = memchr(query + at, '&', len - at);
@@ -434,10 +425,10 @@ int sigv4_query_canonical(struct bytes_out *out, const char *query, size_t len, 
         if (end > at) {
             const char *eq = memchr(query + at, '=', end - at);
             size_t name_end = eq ? (size_t)(eq - query) : end;
-            if (n == SIGV4_QUERY_MAX || !put_canonical(&text, scratch, query + at, name_end - at))
+            if (n == SIGV4_QUERY_MAX || !put_canonical(&text, query + at, name_end - at))
                 goto out;
             ends[n][0] = text.len;
-            if (eq && !put_canonical(&text, scratch, eq + 1, end - name_end - 1))
+            if (eq && !put_canonical(&text, eq + 1, end - name_end - 1))
                 goto out;
             ends[n++][1] = text.len;
         }

@@ -318,20 +318,6 @@ static enum s3_code check_coverage(struct sigv4_claim *c, const char *const *nam
     return S3_OK;
 }
 
-/* The canonical path: each byte escaped as we would, whatever the client escaped. */
-static bool put_path(struct bytes_out *out, struct http_text path)
-{
-    AUTO_FREE char *plain = malloc(path.len + 1);
-    size_t len;
-    if (!plain)
-        return false;
-    memcpy(plain, path.data, path.len);
-    if (!http_unescape(plain, path.len, &len))
-        return false;
-    http_escape(out, plain, len, true);
-    return true;
-}
-
 struct sealed {
     struct bytes_out text; /* path, query and values, one behind the other */
     size_t path_end, query_end;
@@ -401,7 +387,7 @@ enum s3_code sigv4_claim_check(struct sigv4_claim *c, const struct sigv4_key *ke
     enum s3_code code = check_coverage(c, names, n, r, buf);
     if (code != S3_OK)
         return code;
-    bool good = put_path(&s.text, path);
+    bool good = http_escape_anew(&s.text, path.data, path.len, true, false);
     s.path_end = s.text.len;
     good = good && sigv4_query_canonical(&s.text, query.data ? query.data : "", query.len,
                                          c->how == SIGV4_QUERY ? "X-Amz-Signature" : NULL) == 0;

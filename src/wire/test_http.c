@@ -236,6 +236,37 @@ static void test_escapes(void **state)
     assert_true(http_unescape(text, 3, &len) && len == 1 && text[0] == 'A');
 }
 
+/* Whatever was escaped, and in whatever hex: the form that http_escape gives of the same bytes. */
+static void test_escapes_anew(void **state)
+{
+    static const struct {
+        const char *text, *escaped;
+        bool slash, plus;
+    } cases[] = {
+        {"", "", false, false},
+        {"/a%62c/%2f%7E~", "/abc//~~", true, false},
+        {"/a%62c/%2f%7E~", "%2Fabc%2F%2F~~", false, false},
+        {"a+b%2bc d", "a%2Bb%2Bc%20d", false, false},
+        {"a+b%2bc d", "a%20b%2Bc%20d", false, true},
+        {"%c3%A9\xc3\xa9%00", "%C3%A9%C3%A9%00", false, false},
+    };
+    for (unsigned i = 0; i < ARRAY_LEN(cases); i++) {
+        struct bytes_out out = {0};
+        http_put(&out, "before:");
+        assert_true(
+            http_escape_anew(&out, cases[i].text, strlen(cases[i].text), cases[i].slash, cases[i].plus));
+        assert_int_equal(out.len, 7 + strlen(cases[i].escaped));
+        assert_memory_equal(out.data + 7, cases[i].escaped, out.len - 7);
+        bytes_out_fini(&out);
+    }
+    static const char *const broken[] = {"%", "a%4", "%4g", "%g4", "b%%41"};
+    for (unsigned i = 0; i < ARRAY_LEN(broken); i++) {
+        struct bytes_out out = {0};
+        assert_false(http_escape_anew(&out, broken[i], strlen(broken[i]), true, false));
+        bytes_out_fini(&out);
+    }
+}
+
 static void test_injection(void **state)
 {
     struct bytes_out out = {0};
@@ -247,9 +278,10 @@ static void test_injection(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_head_in_pieces), cmocka_unit_test(test_chunked), cmocka_unit_test(test_framing),
-        cmocka_unit_test(test_limits),         cmocka_unit_test(test_values),  cmocka_unit_test(test_escapes),
-        cmocka_unit_test(test_injection),
+        cmocka_unit_test(test_head_in_pieces), cmocka_unit_test(test_chunked),
+        cmocka_unit_test(test_framing),        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_values),         cmocka_unit_test(test_escapes),
+        cmocka_unit_test(test_escapes_anew),   cmocka_unit_test(test_injection),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

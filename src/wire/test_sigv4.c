@@ -246,12 +246,31 @@ static void test_refused(void **state)
     assert_int_equal(k.key[0] | k.key[31], 0);
 }
 
+/* Every day that can be written, also those that a month has not, as the C library counts them. */
+static void test_days(void **state)
+{
+    char text[SIGV4_TIME + 16], again[SIGV4_TIME];
+    for (int year = 0; year <= 9999; year += year % 400 < 5 || year > 9990 ? 1 : 37) {
+        for (int day = 0; day < 12 * 31; day++) {
+            struct tm tm = {
+                .tm_year = year - 1900, .tm_mon = day / 31, .tm_mday = day % 31 + 1, .tm_hour = 23};
+            time_t t;
+            snprintf(text, sizeof(text), "%04d%02d%02dT230000Z", year, tm.tm_mon + 1, tm.tm_mday);
+            assert_true(sigv4_time_parse(text, SIGV4_TIME - 1, &t));
+            assert_int_equal(t, timegm(&tm));
+            sigv4_time(t, again);
+            if (t >= 0 && tm.tm_mon == day / 31 && year < 9999)
+                assert_string_equal(again, text);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_examples),  cmocka_unit_test(test_authorization), cmocka_unit_test(test_spaces),
         cmocka_unit_test(test_presigned), cmocka_unit_test(test_chunks),        cmocka_unit_test(test_query),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_refused),   cmocka_unit_test(test_days),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }
