@@ -17,6 +17,8 @@
 #include "base/log.h"
 #include "disk/direct.h"
 
+#define BODIES_BYTES (64 * MIB) /* of small objects, kept with those that are open */
+
 struct obj {
     struct store_obj pub;
     _Atomic unsigned refs;
@@ -28,6 +30,7 @@ struct obj {
     bool in_table;
     struct ikey key;
     uint8_t *data; /* the trailer; meta and so on point into it */
+    uint8_t *body; /* pub.body */
     struct trailer trailer;
     _Atomic uint64_t verified[]; /* a bit a block */
 };
@@ -47,6 +50,7 @@ int store_open_init(struct open_files *o, unsigned cap)
         o->buckets *= 2;
     o->table = calloc(o->buckets, sizeof(*o->table));
     list_init(&o->lru);
+    ticket_office_init(&o->bodies, BODIES_BYTES);
     return o->table ? 0 : -ENOMEM;
 }
 
@@ -139,6 +143,9 @@ struct store_obj *store_obj_ref(struct store_obj *pub)
 static void obj_free(struct obj *obj)
 {
     obj->store->io->close(obj->store->io, obj->pub.fd);
+    if (obj->body)
+        ticket_give(&obj->store->open.bodies, obj->pub.info.bytes);
+    free(obj->body);
     free(obj->data);
     free(obj);
 }
@@ -434,6 +441,23 @@ static int open_error(struct store *s, const struct ikey *k, const char *bucket,
     return unreadable(s, f->path, k, f->value.file, f->value.seq, rc, text, err);
 }
 
+/* All of a small object, verified; kept with it where it is few bytes and there is room, which comes back when the object goes. */
+static int read_small(struct obj *obj, struct leat_error *err)
+{
+    uint64_t bytes = obj->pub.info.bytes;
+    struct ticket_office *room = &obj->store->open.bodies;
+    uint8_t *body = NULL;
+    if (bytes > 0 && bytes <= STORE_BODY_MAX && ticket_take(room, bytes) == 0) {
+        body = malloc(bytes);
+        if (!body)
+            ticket_give(room, bytes);
+    }
+    if (!body)
+        return store_obj_check(obj->store, &obj->pub, 0, bytes, err);
+    obj->pub.body = obj->body = body;
+    return read_block(obj, 0, body, err);
+}
+
 /* The newest version of a key, open. */
 int store_open(struct store *s, const struct ikey *k, const char *bucket, struct store_obj **ret_obj,
                struct leat_error *err)
@@ -466,7 +490,7 @@ int store_open(struct store *s, const struct ikey *k, const char *bucket, struct
         if (rc < 0)
             return open_error(s, k, bucket, &f, rc, err);
         if (obj->pub.info.bytes <= STORE_BLOCK)
-            rc = store_obj_check(s, &obj->pub, 0, obj->pub.info.bytes, err);
+            rc = read_small(obj, err);
         if (rc < 0) {
             store_obj_unref(&obj->pub);
             return rc;

@@ -101,6 +101,7 @@ struct open_files {
     struct list closing; /* nobody's any more, and their files are unlinked */
     struct obj **table;
     unsigned buckets, count, cap;
+    struct ticket_office bodies; /* what small objects keep in memory */
 };
 
 struct upload;

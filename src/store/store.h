@@ -140,6 +140,8 @@ struct store_info {
 int store_lookup(struct store *s, const char *bucket, const void *key, size_t key_len,
                  struct store_info *ret_info, struct leat_error *err);
 
+#define STORE_BODY_MAX (16 * KIB)
+
 /*
  * One version of an object, open. It stays readable while it is overwritten, deleted or evicted. Constant but for what is private.
  * Bytes lie in `fd` from `offset` on (a multiple of 4,096); pread, sendfile, mmap them; `fd` is shared, so its position is nobody's.
@@ -148,6 +150,8 @@ struct store_obj {
     struct store_info info;
     int fd;
     uint64_t offset;
+    const void
+        *body; /* all bytes, verified, where they are at most STORE_BODY_MAX and there was room; else NULL */
     uint32_t crc32c;  /* of all bytes */
     const void *meta; /* see store_meta_get */
     size_t meta_len;

@@ -405,9 +405,50 @@ static void test_large_files_are_closed_elsewhere(void **state)
     testing_reopen(f);
 }
 
+/* A small object's bytes stay in memory with it while it is open, within a cap; the disk is not asked for them again. */
+static void test_small_ones_stay_in_memory(void **state)
+{
+    struct testing_store *f = *state;
+    static const size_t sizes[] = {0, 1, 4096, STORE_BODY_MAX, STORE_BODY_MAX + 1};
+    struct ticket_office *room = &f->s->open.bodies;
+    struct store_obj *objs[ARRAY_LEN(sizes)];
+    uint64_t kept = 0;
+    char key[32], data[STORE_BODY_MAX];
+    for (unsigned i = 0; i < ARRAY_LEN(sizes); i++) {
+        bool small = sizes[i] > 0 && sizes[i] <= STORE_BODY_MAX;
+        snprintf(key, sizeof(key), "size-%zu", sizes[i]);
+        assert_int_equal(testing_put(f->s, "photos", key, i, sizes[i]), 0);
+        assert_int_equal(store_get(f->s, "photos", key, strlen(key), &objs[i], NULL), 0);
+        assert_true(store_obj_checked(objs[i], 0, sizes[i]));
+        assert_int_equal(objs[i]->body != NULL, small);
+        testing_fill(data, small ? sizes[i] : 0, i);
+        if (small)
+            assert_memory_equal(objs[i]->body, data, sizes[i]);
+        kept += small ? sizes[i] : 0;
+        assert_int_equal(room->used_bytes, kept);
+    }
+    /* One that is replaced stays as it was for who has it, and takes its memory along when he is done. */
+    assert_int_equal(testing_put(f->s, "photos", "size-4096", 9, 100), 0);
+    testing_fill(data, 4096, 2);
+    assert_memory_equal(objs[2]->body, data, 4096);
+    for (unsigned i = 0; i < ARRAY_LEN(sizes); i++)
+        store_obj_unref(objs[i]);
+    assert_int_equal(room->used_bytes, kept - 4096);
+    assert_int_equal(testing_check(f->s, "photos", "size-4096", 9, 100), 0);
+    /* Where there is no room, they are read from the disk like others. */
+    room->cap_bytes = room->used_bytes + 10;
+    assert_int_equal(testing_put(f->s, "photos", "late", 5, 11), 0);
+    assert_int_equal(store_get(f->s, "photos", "late", 4, &objs[0], NULL), 0);
+    assert_null(objs[0]->body);
+    assert_true(store_obj_checked(objs[0], 0, 11));
+    store_obj_unref(objs[0]);
+    assert_int_equal(testing_check(f->s, "photos", "late", 5, 11), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_small_ones_stay_in_memory, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_replaced_while_opened, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_large_files_are_closed_elsewhere, testing_setup,
                                         testing_teardown),

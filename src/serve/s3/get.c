@@ -188,6 +188,14 @@ static void put_refusal(struct http_request *req, const struct store_obj *obj, e
         door_refuse(req, code, NULL, NULL, id);
 }
 
+/* From memory where the store keeps it there, else from the file. */
+static struct http_piece piece_of(const struct store_obj *obj, uint64_t first, uint64_t bytes)
+{
+    const char *body = obj->body;
+    return (struct http_piece){
+        .data = body ? body + first : NULL, .fd = obj->fd, .at = obj->offset + first, .bytes = bytes};
+}
+
 /* --- at once ----------------------------------------------------------------------------------------------------------------- */
 
 static void at_once_over(struct http_request *req, int rc)
@@ -243,7 +251,7 @@ bool get_at_once(struct s3_door *door, struct http_request *req, const struct s3
     req->ops = &at_once;
     req->user = obj;
     put_head(req, call, obj, &w, id);
-    struct http_piece piece = {.fd = obj->fd, .at = obj->offset + w.first, .bytes = w.bytes};
+    struct http_piece piece = piece_of(obj, w.first, w.bytes);
     if (req->is_head)
         http_send_head(req, w.bytes);
     else
@@ -283,8 +291,7 @@ static void step_checked(struct visit *v);
 
 static void send_step(struct visit *v)
 {
-    struct http_piece piece = {
-        .fd = v->obj->fd, .at = v->obj->offset + v->sent, .bytes = v->checked - v->sent};
+    struct http_piece piece = piece_of(v->obj, v->sent, v->checked - v->sent);
     bool first = v->sent == v->first, last = v->checked == v->end;
     v->sent = v->checked;
     v->idle = false;
