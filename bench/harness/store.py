@@ -3,7 +3,8 @@
 
 store.small.get.rate           4 KiB objects by wrk, 32 connections, anonymous; .sigv4: presigned, beside anonymous; .tls: beside nginx's
 store.large.get.cpu            the server's CPU-s for a GB of 64 MiB objects
-store.put.64k.cpu, .1m.cpu     the server's CPU-s for a GB of PUTs; the limit is nginx's (WebDAV, which flushes nothing) and MD5's bare cost
+store.put.64k.cpu, .1m.cpu     the server's CPU-s for a GB of PUTs; the limit is nginx's (WebDAV, which flushes nothing) and MD5's bare cost;
+                               beside it what two flushes of a file and its folder cost, and ratio_with_flushes, against the sum of the three
 store.idle.memory              KiB of memory for an idle connection
 store.restart                  ms until a store of a million objects (--quick: 100,000) answers
 store.list.rate                keys a second of ListObjectsV2, the same objects
@@ -300,12 +301,38 @@ class Suite(Base):
                 for _ in range(times):
                     hashlib.md5(data).digest()
                 return {"cpu": (time.thread_time() - before) / (times * size / 1e9)}
+            def flushes(size=size, times=times, data=data):
+                return {"cpu": self.flushed(times, data) / (times * size / 1e9)}
             for server in (leat, nginx):
                 measure(server)()
-            got = in_turns({"leat": measure(leat), "nginx": measure(nginx), "md5": md5}, self.args.repeats)
+            got = in_turns({"leat": measure(leat), "nginx": measure(nginx), "md5": md5, "flushes": flushes}, self.args.repeats)
             limit = [a + b for a, b in zip(got["nginx"]["cpu"], got["md5"]["cpu"])]
-            self.put(row(metric, "CPU-s/GB", got["leat"]["cpu"], limit, {"nginx": got["nginx"]["cpu"], "MD5": got["md5"]["cpu"]},
-                         "nginx, which flushes nothing, and MD5"))
+            flushed = [a / (b + c) for a, b, c in zip(got["leat"]["cpu"], limit, got["flushes"]["cpu"])]
+            self.put(row(metric, "CPU-s/GB", got["leat"]["cpu"], limit,
+                         {"nginx": got["nginx"]["cpu"], "MD5": got["md5"]["cpu"], "two flushes": got["flushes"]["cpu"]},
+                         "nginx, which flushes nothing, and MD5", ratio_with_flushes=median(flushed)))
+
+    def flushed(self, times, data):
+        """CPU-s of the flushes alone, where each of so many files is made durable: its own, and its folder's."""
+        folder, spent = os.path.join(self.top, "flushed"), 0.0
+        os.makedirs(folder, exist_ok=True)
+        names = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for i in range(times):
+                path = f"{folder}/{i % 64}"
+                fd = os.open(path + "#tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                os.write(fd, data)
+                before = time.thread_time()
+                os.fdatasync(fd)
+                spent += time.thread_time() - before
+                os.close(fd)
+                os.rename(path + "#tmp", path)
+                before = time.thread_time()
+                os.fsync(names)
+                spent += time.thread_time() - before
+        finally:
+            os.close(names)
+        return spent
 
     # --- promises -------------------------------------------------------------------------------------------------------
 
