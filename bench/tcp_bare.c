@@ -8,6 +8,10 @@
  *   tcp_bare [driver's options] serve ADDRESS PORT  the server alone, until it is ended
  *   tcp_bare [driver's options] read ADDRESS[,ADDRESS...] PORT  the consumers alone. Of several servers each is asked for the samples
  *                                                   whose number it stands for (modulo), all at once, and then received from in turn
+ *
+ * Samples lie in the best places there are: in the servers' memory on borders of their size where that is a power of two, and in a
+ * batch those of one server side by side. `placed` as the last word has them where Leat has them: behind the file's header, which is
+ * how direct reads bring them, and in the batch in its order, so that a reply is scattered over it.
  */
 #include "driver.h"
 
@@ -37,6 +41,7 @@ struct range {
 struct client {
     int fds[SERVERS];
     struct range *ranges;
+    struct iovec *to; /* where a server's samples go */
     uint8_t *ring;
     unsigned slot, slots;
     uint64_t slot_bytes;
@@ -46,6 +51,7 @@ static struct bench_setup setup;
 static int listener = -1;
 static struct sockaddr_in address, addresses[SERVERS]; /* to listen on; to read from */
 static unsigned nservers = 1;
+static bool placed;
 static pid_t server_pid;
 
 static bool receive_all(int fd, void *buf, size_t bytes)
@@ -55,6 +61,34 @@ static bool receive_all(int fd, void *buf, size_t bytes)
         if (n <= 0)
             return false;
         buf = (char *)buf + n;
+    }
+    return true;
+}
+
+/* What is left of msg's iovecs behind `done` bytes. */
+static void advance(struct msghdr *msg, size_t done)
+{
+    for (; msg->msg_iovlen && done >= msg->msg_iov->iov_len; msg->msg_iov++, msg->msg_iovlen--)
+        done -= msg->msg_iov->iov_len;
+    if (done) {
+        msg->msg_iov->iov_base = (char *)msg->msg_iov->iov_base + done;
+        msg->msg_iov->iov_len -= done;
+    }
+}
+
+/* A chunk at a time, too. */
+static bool scatter_all(int fd, struct iovec *to, unsigned n)
+{
+    struct msghdr msg = {.msg_iov = to};
+    for (unsigned left = n; left; left -= n - (unsigned)msg.msg_iovlen, n = left) {
+        size_t bytes = 0;
+        for (n = 0; n < left && n < IOVS && bytes < CHUNK; n++)
+            bytes += msg.msg_iov[n].iov_len;
+        msg.msg_iovlen = n;
+        ssize_t got = recvmsg(fd, &msg, 0);
+        if (got <= 0)
+            return false;
+        advance(&msg, (size_t)got);
     }
     return true;
 }
@@ -71,12 +105,7 @@ static bool send_ranges(int fd, const uint8_t *pool, const struct range *ranges,
             ssize_t sent = sendmsg(fd, &msg, MSG_NOSIGNAL);
             if (sent <= 0)
                 return false;
-            for (; msg.msg_iovlen && (size_t)sent >= msg.msg_iov->iov_len; msg.msg_iov++, msg.msg_iovlen--)
-                sent -= (ssize_t)msg.msg_iov->iov_len;
-            if (sent) {
-                msg.msg_iov->iov_base = (char *)msg.msg_iov->iov_base + sent;
-                msg.msg_iov->iov_len -= (size_t)sent;
-            }
+            advance(&msg, (size_t)sent);
         }
     }
     return true;
@@ -113,7 +142,7 @@ static void listen_there(void)
 static _Noreturn void server(void)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const uint8_t *pool = bench_load_npy(&setup);
+    const uint8_t *pool = bench_load_npy(&setup, placed);
     if (listener < 0) /* only now: loading takes the CPUs from what is measured meanwhile */
         listen_there();
     for (;;) {
@@ -149,9 +178,13 @@ static void prepare(const struct bench_setup *s)
 {
     setup = *s;
     address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    if (setup.nargs && strcmp(setup.args[setup.nargs - 1], "placed") == 0) {
+        placed = true;
+        setup.nargs--;
+    }
     if (setup.nargs) {
         if (setup.nargs != 3)
-            bench_die("needs serve|read ADDRESS PORT, or nothing");
+            bench_die("needs serve|read ADDRESS PORT, or nothing, and placed or not");
         parse_addresses(setup.args[1], setup.args[2]);
         if (strcmp(setup.args[0], "serve") == 0)
             server();
@@ -170,7 +203,8 @@ static void *consumer(const struct bench_setup *s, unsigned number)
 {
     struct client *c = calloc(1, sizeof(*c));
     int on = 1;
-    if (!c || !(c->ranges = calloc(setup.batch + 1u, sizeof(*c->ranges))))
+    if (!c || !(c->ranges = calloc(setup.batch + 1u, sizeof(*c->ranges))) ||
+        !(c->to = calloc(setup.batch + 1u, sizeof(*c->to))))
         bench_die("no memory");
     for (unsigned k = 0; k < nservers; k++) {
         c->fds[k] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -184,28 +218,51 @@ static void *consumer(const struct bench_setup *s, unsigned number)
     return c;
 }
 
+/* Asks server k for its samples. Returns how many. */
+static unsigned ask(struct client *c, unsigned k, const uint64_t *ids, unsigned n)
+{
+    unsigned asked = 0;
+    for (unsigned i = 0; i < n; i++)
+        if (ids[i] % nservers == k)
+            c->ranges[asked++] = (struct range){ids[i] * setup.sample_bytes, setup.sample_bytes};
+    uint64_t head = asked;
+    struct iovec iov[2] = {{&head, sizeof(head)}, {c->ranges, asked * sizeof(*c->ranges)}};
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
+    if (asked && sendmsg(c->fds[k], &msg, MSG_NOSIGNAL) != (ssize_t)(iov[0].iov_len + iov[1].iov_len))
+        bench_die("the server is gone");
+    return asked;
+}
+
+/* Server k's samples, each where its number stands in the batch. */
+static bool take_placed(struct client *c, unsigned k, const uint64_t *ids, unsigned n, uint8_t *batch)
+{
+    unsigned to = 0;
+    for (unsigned i = 0; i < n; i++) {
+        uint8_t *at = batch + i * setup.sample_bytes;
+        struct iovec *last = to ? &c->to[to - 1] : NULL;
+        if (ids[i] % nservers != k)
+            continue;
+        if (last && (uint8_t *)last->iov_base + last->iov_len == at &&
+            last->iov_len + setup.sample_bytes <= CHUNK)
+            last->iov_len += setup.sample_bytes;
+        else
+            c->to[to++] = (struct iovec){at, setup.sample_bytes};
+    }
+    return scatter_all(c->fds[k], c->to, to);
+}
+
 static void read_batch(void *arg, const uint64_t *ids, unsigned n, const uint8_t **ret_data)
 {
     struct client *c = arg;
-    uint8_t *to = c->ring + c->slot_bytes * (c->slot++ % c->slots);
+    uint8_t *batch = c->ring + c->slot_bytes * (c->slot++ % c->slots), *at = batch;
     unsigned asked[SERVERS];
-    for (unsigned k = 0; k < nservers; k++) {
-        asked[k] = 0;
-        for (unsigned i = 0; i < n; i++)
-            if (ids[i] % nservers == k)
-                c->ranges[asked[k]++] = (struct range){ids[i] * setup.sample_bytes, setup.sample_bytes};
-        uint64_t head = asked[k];
-        struct iovec iov[2] = {{&head, sizeof(head)}, {c->ranges, asked[k] * sizeof(*c->ranges)}};
-        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
-        if (asked[k] && sendmsg(c->fds[k], &msg, MSG_NOSIGNAL) != (ssize_t)(iov[0].iov_len + iov[1].iov_len))
-            bench_die("the server is gone");
-    }
-    /* The samples of one server lie side by side: the most that sockets give is asked for, not the batch in its order. */
-    uint8_t *at = to;
+    for (unsigned k = 0; k < nservers; k++)
+        asked[k] = ask(c, k, ids, n);
     for (unsigned k = 0; k < nservers; at += asked[k++] * setup.sample_bytes)
-        if (!receive_all(c->fds[k], at, asked[k] * setup.sample_bytes))
+        if (placed ? !take_placed(c, k, ids, n, batch)
+                   : !receive_all(c->fds[k], at, asked[k] * setup.sample_bytes))
             bench_die("the server is gone");
-    *ret_data = to;
+    *ret_data = batch;
 }
 
 static void finish(void)

@@ -5,7 +5,7 @@ incast.RATE.QUEUE.GSO   eight servers, a queue of so many packets in front of th
                         one bare flow through the same queue, and beside the same servers without credits (all at once); and bare
                         sockets to all eight where the queue holds whatever they send: what so many senders cost by themselves
 incast.sweep            limits fixed by hand beside the one that adapts
-servers4.SIZE           four servers, no shaping: ReadBatch beside bare sockets to the same hosts
+servers4.SIZE           four servers, no shaping: ReadBatch beside bare sockets to the same hosts, and beside such whose samples lie as ours do
 rails.tcp               two shaped rails beside one
 """
 import contextlib
@@ -16,7 +16,7 @@ import tempfile
 from .data import KIB, MIB
 from .hosts import Cluster, Network
 from .hosts import run as command
-from .rows import in_turns, median, row
+from .rows import beside, in_turns, median, row
 from .suite import Base
 from .workers import Daemon, Failed, Group, Worker
 
@@ -27,7 +27,7 @@ SWEEP = [8, 16, 24, 32, 48, 64, 96, 128, 256]  # KiB
 BATCH, SAMPLES, SAMPLE = 8, 1024, 64 * KIB
 NO_CREDITS = 64 * MIB
 DEEP = 1024  # packets: all that a batch can bring
-PORT = 7800
+PORT, PLACED = 7800, 50
 
 
 def busy_seconds():
@@ -75,21 +75,29 @@ class Rig:
             raise Failed("read_leat did not read every sample")
         return group
 
-    def bare(self, hosts=(1,), link=0, **more):
-        """Bare request and reply with some server hosts."""
-        servers = [self.bare_server(host, link) for host in hosts]
-        return self.reader("tcp_bare", ["read", ",".join(self.network.address(host, link) for host in hosts), PORT + link],
-                           servers=[s.pid for s in servers], **more)
+    def bare(self, hosts=(1,), link=0, placed=False, **more):
+        """Bare request and reply with some server hosts. placed: samples lie where Leat has them, not where it is best for sockets."""
+        servers = [self.bare_server(host, link, placed) for host in hosts]
+        group = self.reader("tcp_bare", ["read", ",".join(self.network.address(host, link) for host in hosts), _port(link, placed),
+                                         *(["placed"] if placed else [])], servers=[s.pid for s in servers], **more)
+        if placed and group.ask("verify")["verified"] != self.samples:
+            raise Failed("tcp_bare did not read every sample")
+        return group
 
-    def bare_server(self, host, link):
-        if (host, link) not in self.bare_servers:
+    def bare_server(self, host, link, placed):
+        if (host, link, placed) not in self.bare_servers:
+            port = _port(link, placed)
             argv = [*self.network.inside(host), self.suite.program("tcp_bare"), *self._common(1, 256), "serve",
-                    self.network.address(host, link), PORT + link]
-            listening = [*self.network.inside(host), "ss", "-Hltn", f"sport = :{PORT + link}"]
-            server = Daemon(argv, lambda: "LISTEN" in command(*listening), os.path.join(self.folder, f"bare{host}.{link}.log"))
+                    self.network.address(host, link), port, *(["placed"] if placed else [])]
+            listening = [*self.network.inside(host), "ss", "-Hltn", f"sport = :{port}"]
+            server = Daemon(argv, lambda: "LISTEN" in command(*listening), os.path.join(self.folder, f"bare{host}.{port}.log"))
             self.stack.callback(server.close)
-            self.bare_servers[host, link] = server
-        return self.bare_servers[host, link]
+            self.bare_servers[host, link, placed] = server
+        return self.bare_servers[host, link, placed]
+
+
+def _port(link, placed):
+    return PORT + link + (PLACED if placed else 0)
 
 
 class Suite(Base):
@@ -150,10 +158,10 @@ class Suite(Base):
                  "dropped": {name: median(got[name]["drops"]) for name in got},
                  "p50_ms": {name: median(got[name]["p50"]) for name in got},
                  "credit": (rig.cluster.status()["credits"] or [{}])[0]}
-        beside = {"without credits": "without credits", "eight bare flows, a queue that holds them": "eight bare"}
+        others = {"without credits": "without credits", "eight bare flows, a queue that holds them": "eight bare"}
 
         def put(end, unit, figure, **more):
-            self.put(row(metric + end, unit, leat[figure], limit[figure], {said: got[name][figure] for said, name in beside.items()},
+            self.put(row(metric + end, unit, leat[figure], limit[figure], {said: got[name][figure] for said, name in others.items()},
                          "one bare flow through the same queue", **more))
         put(".goodput", "MB/s", "rate", **about)
         put(".p99", "ms", "p99", **about)
@@ -185,14 +193,14 @@ class Suite(Base):
             with contextlib.ExitStack() as stack:
                 rig = Rig(self, stack, 4, size=(size[0] // (4 if self.args.quick else 1), size[1]))
                 many = {"consumers": consumers, "batch": batch}
-                cases = {"leat": rig.leat(**many), "limit": rig.bare(hosts=(1, 2, 3, 4), **many), "one": rig.bare(**many)}
+                cases = {"leat": rig.leat(**many), "limit": rig.bare(hosts=(1, 2, 3, 4), **many),
+                         "placed": rig.bare(hosts=(1, 2, 3, 4), placed=True, **many), "one": rig.bare(**many)}
                 got = in_turns({name: self.timed(group, seconds=1) for name, group in cases.items()}, self.args.repeats)
                 for figure, unit, suffix in (("rate", "GB/s", ""), ("cpu", "CPU-s/GB", ".cpu")):
                     scale = 1000 if figure == "rate" else 1
-                    self.put(row(metric + suffix, unit, [v / scale for v in got["leat"][figure]],
-                                 [v / scale for v in got["limit"][figure]],
-                                 {"bare sockets to one of them": [v / scale for v in got["one"][figure]]},
-                                 "bare sockets to the same servers"))
+                    one = {name: [v / scale for v in got[name][figure]] for name in got}
+                    self.put(row(metric + suffix, unit, one["leat"], one["limit"], {"bare sockets to one of them": one["one"]},
+                                 "bare sockets to the same servers", placed=beside(one["leat"], one["placed"])))
 
     # --- rails -----------------------------------------------------------------------------------------------------
 

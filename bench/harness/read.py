@@ -13,7 +13,7 @@ import sys
 import time
 
 from .data import SIZES
-from .rows import in_turns, row
+from .rows import beside, in_turns, row
 from .suite import Base, note
 from .workers import Failed, Group, MemoryWatch, Worker, leatd, redis
 
@@ -93,13 +93,12 @@ class Suite(Base):
         leat, limit = got["leat"], got["limit"]
         latency = {"p50_us": sorted(leat["p50_us"])[len(leat["p50_us"]) // 2],
                    "p99_us": sorted(leat["p99_us"])[len(leat["p99_us"]) // 2]}
-        extra = dict(more, **latency)
-        if "memcpy" in got:
-            plain = row(metric, "GB/s", leat["rate"], got["memcpy"]["rate"])
-            extra["memcpy"] = {"value": plain["limit"], "ratio": plain["ratio"], "range": plain["range"]["limit"],
-                               "ratio_range": plain["range"]["ratio"]}
-        self.put(row(metric, "GB/s", leat["rate"], limit["rate"], of("rate"), limit_name, **extra))
-        self.put(row(metric + ".cpu", "CPU-s/GB", leat["cpu"], limit["cpu"], of("cpu"), limit_name, **more))
+
+        def besides(figure, names):
+            return {name: beside(leat[figure], got[name][figure]) for name in names if name in got}
+        self.put(row(metric, "GB/s", leat["rate"], limit["rate"], of("rate"), limit_name, **more, **latency,
+                     **besides("rate", ("memcpy", "placed"))))
+        self.put(row(metric + ".cpu", "CPU-s/GB", leat["cpu"], limit["cpu"], of("cpu"), limit_name, **more, **besides("cpu", ("placed",))))
 
     def reads(self, size, suffix=""):
         shm, tcp = f"shm.{size}{suffix}", f"tcp.{size}{suffix}"
@@ -170,12 +169,13 @@ class Suite(Base):
             note(f"{metric}: {why}")
             return
         bare = self.reader(stack, "tcp_bare", array, batch)
-        cases = {"leat": self.timed(ours), "limit": self.timed(bare)}
+        placed = self.reader(stack, "tcp_bare", array, batch, ["placed"])
+        cases = {"leat": self.timed(ours), "limit": self.timed(bare), "placed": self.timed(placed)}
         case = redis_case(stack, batch, True)
         if case:
             cases["redis (TCP)"] = self.timed(case)
         got = in_turns(cases, self.args.repeats)
-        self.rate_rows(metric, got, [c for c in cases if c not in ("leat", "limit")],
+        self.rate_rows(metric, got, [c for c in cases if c not in ("leat", "limit", "placed")],
                        "bare socket request and reply", batch=batch, consumers=CONSUMERS, **about)
 
     # --- preload ---------------------------------------------------------------------------------------------------
@@ -289,10 +289,7 @@ class Suite(Base):
         for name, who in ((metric, "leat"), (metric + ".fresh", "new")):
             for unit, figure, end, rival in (("GB/s", "rate", "", rivals[0]), ("CPU-s/GB", "cpu", ".cpu", rivals[1])):
                 extra = dict(more)
-                for beside in ("hot", "fresh", "direct"):
-                    if beside in got:
-                        r = row(metric, unit, got[who][figure], got[beside][figure])
-                        extra[beside] = {"value": r["limit"], "ratio": r["ratio"], "range": r["range"]["limit"], "ratio_range": r["range"]["ratio"]}
+                extra.update({key: beside(got[who][figure], got[key][figure]) for key in ("hot", "fresh", "direct") if key in got})
                 self.put(row(name + end, unit, got[who][figure], got["limit"][figure], rival, limit_name, **extra))
 
     @staticmethod

@@ -59,6 +59,13 @@ def rounded(value):
     return None if value is None else float(f"{value:.5g}")
 
 
+def beside(leat, other):
+    """What stands beside a row as another limit, with our ratio to it."""
+    a, b = median(leat), median(other)
+    return {"value": rounded(b), "ratio": rounded(a / b) if b else None, "range": span(other),
+            "ratio_range": span([x / y for x, y in zip(leat, other) if y])}
+
+
 def row(metric, unit, leat, limit, rivals=None, limit_name="", **more):
     """leat, limit: lists of values (limit may be a number: a promise). rivals: {name: list of values}."""
     rivals = {name: values for name, values in (rivals or {}).items() if values}
