@@ -17,16 +17,20 @@ static inline uint64_t clock_now_ns(void)
     return (uint64_t)ts.tv_sec * NS_PER_S + (uint64_t)ts.tv_nsec;
 }
 
-/* Milliseconds left for poll(2): -1 without a deadline, 0 when it has passed, rounded up otherwise. */
-static inline int clock_poll_ms(uint64_t deadline_ns)
+/* Milliseconds left for poll(2) at now_ns: -1 without a deadline, 0 when it has passed, rounded up otherwise. */
+static inline int clock_left_ms(uint64_t deadline_ns, uint64_t now_ns)
 {
     if (deadline_ns == 0)
         return -1;
-    uint64_t now = clock_now_ns();
-    if (now >= deadline_ns)
+    if (now_ns >= deadline_ns)
         return 0;
-    uint64_t ms = (deadline_ns - now + NS_PER_MS - 1) / NS_PER_MS;
+    uint64_t ms = (deadline_ns - now_ns + NS_PER_MS - 1) / NS_PER_MS;
     return ms > 0x7fffffff ? 0x7fffffff : (int)ms;
+}
+
+static inline int clock_poll_ms(uint64_t deadline_ns)
+{
+    return deadline_ns ? clock_left_ms(deadline_ns, clock_now_ns()) : -1;
 }
 
 #endif

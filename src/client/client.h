@@ -368,7 +368,10 @@ struct gather {
     unsigned refused;        /* rail that had no credit last */
     bool remote;             /* some read is not local */
     uint64_t local_bytes;    /* of those that are */
+    uint64_t stage_bytes;    /* how long pieces of other nodes are, in this batch */
     unsigned unquiesced;     /* own operations that may still write */
+    unsigned unanswered;     /* of those: neither good nor failed yet */
+    bool failed;             /* some read of another node, in this pass */
     struct leat_error cause; /* why the node that failed last could not be asked */
     struct gather_op ops[GATHER_OPS];
 };

@@ -94,6 +94,7 @@ void gather_reset(struct gather *g)
     g->nreads = g->nparts = 0;
     g->local_bytes = 0;
     g->remote = false;
+    g->stage_bytes = g->rails->all_local ? UINT32_MAX : rails_stage(g->rails);
 }
 
 /* --- cutting --------------------------------------------------------------------------------------------------------- */
@@ -102,16 +103,14 @@ void gather_reset(struct gather *g)
 static uint64_t slice_of(const struct gather *g, uint64_t stage, uint64_t bytes)
 {
     unsigned n = g->rails->ncredits;
-    uint64_t share = MAX(bytes / (SHARES * n), SHARE_MIN);
-    return n > 1 ? MIN(stage, share) : stage;
+    return n > 1 ? MIN(stage, MAX(bytes / (SHARES * n), SHARE_MIN)) : stage;
 }
 
 int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct index_part *part, void *dst,
                const struct rpc_how *how, struct leat_error *err)
 {
     struct leat_ws *ws = g->rails->ws;
-    const uint64_t region_bytes = ws->info.region_bytes,
-                   stage = g->rails->all_local ? UINT32_MAX : slice_of(g, rails_stage(g->rails), part->bytes);
+    const uint64_t region_bytes = ws->info.region_bytes, stage = slice_of(g, g->stage_bytes, part->bytes);
     uint64_t address = part->address, left = part->bytes;
     uint8_t *at = dst;
 
@@ -150,7 +149,7 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
             if (bytes > stage + stage / 4) /* a tail shorter than a quarter stays with its slice */
                 bytes = stage;
         }
-        if (reserve_reads(g, g->nreads + 1))
+        if (unlikely(g->nreads == g->reads_cap) && reserve_reads(g, g->nreads + 1))
             return error_set(err, -ENOMEM, "out of memory for the pieces of a batch");
         g->reads[g->nreads] = (struct net_read){.mr_gid = (uint32_t)gid,
                                                 .bytes = (uint32_t)bytes,
@@ -199,6 +198,8 @@ static void on_event(struct rails *r, const struct net_event *event, uint64_t no
     struct gather_op *gop = event->op->user;
     if (event->kind == NET_DONE) {
         gop->done = true;
+        gop->gather->unanswered--;
+        gop->gather->failed |= gop->op.status != 0;
         gop->gather->in_flight[gop->node] -= gop->bytes;
         uint64_t rtt_ns = gop->op.status ? 0 : MAX(now_ns - gop->sent_ns, 1ull);
         struct stripe_path *alone = &r->ends[gop->node].alone;
@@ -302,35 +303,34 @@ static void fail_node(struct gather *g, uint32_t node, int rc)
         if (g->sorted[i].status == PENDING)
             g->sorted[i].status = rc;
     g->cursor[node] = g->end[node];
+    g->failed = true;
 }
 
 /* Its credit is taken already. */
 static int send_run(struct gather *g, const struct run *run, struct gather_op *gop, const struct rpc_how *how,
-                    struct leat_error *err)
+                    uint64_t now_ns, struct leat_error *err)
 {
     struct rails *r = g->rails;
     const uint32_t node = run->node;
-    int rc = rails_connect(r, node, how, err);
-    if (rc)
-        return rc;
     *gop = (struct gather_op){.gather = g,
                               .node = node,
                               .busy = true,
                               .credit = &r->credit[run->rail],
                               .bytes = run->bytes,
                               .alone = run->alone,
-                              .sent_ns = clock_now_ns()};
+                              .sent_ns = now_ns};
     gop->op = (struct net_op){.reads = &g->sorted[run->first],
                               .n = run->n,
                               .deadline_ns = how->deadline_ns,
                               .user = gop,
                               .path = r->ncredits > 1 ? run->rail + 1 : 0};
-    rc = rails_submit(r, node, &gop->op);
+    int rc = rails_submit(r, node, &gop->op);
     if (rc) {
         gop->busy = false;
         return error_sys(err, rc, "cannot ask node %s", r->ws->info.nodes[node].address);
     }
     g->cursor[node] = run->first + run->n;
+    g->unanswered++;
     g->unquiesced++;
     r->unquiesced++;
     g->in_flight[node] += run->bytes;
@@ -354,6 +354,11 @@ static enum run_code run_one(struct gather *g, uint32_t node, bool others, struc
     struct rails *r = g->rails;
     struct run run = {.node = node};
     const unsigned all = (1u << r->ncredits) - 1;
+    int rc = rails_connect(r, node, how, &g->cause);
+    if (rc) {
+        fail_node(g, node, rc);
+        return RUN_SENT;
+    }
     for (unsigned refused = 0;;) {
         uint64_t stage = credit_stage(&r->credit[run.rail]), left = 0;
         if (r->ncredits > 1) {
@@ -372,7 +377,7 @@ static enum run_code run_one(struct gather *g, uint32_t node, bool others, struc
         if (others && g->in_flight[node] && g->in_flight[node] + run.bytes > MAX(rails_limit(r) / 2, stage))
             return RUN_WAIT;
         if (credit_take(credit, run.bytes, now_ns, &run.alone)) {
-            int rc = send_run(g, &run, gop, how, &g->cause);
+            rc = send_run(g, &run, gop, how, now_ns, &g->cause);
             if (rc) {
                 credit_done(credit, run.bytes, 0, false, now_ns);
                 fail_node(g, node, rc);
@@ -412,14 +417,6 @@ static bool dispatch(struct gather *g, const struct rpc_how *how)
     return nodes_with_work(g) > 0;
 }
 
-static bool waiting(const struct gather *g)
-{
-    for (unsigned i = 0; i < GATHER_OPS; i++)
-        if (g->ops[i].busy && !g->ops[i].done)
-            return true;
-    return false;
-}
-
 /* One pass over all reads still pending. Returns when each was answered, or failed, or the deadline has passed. */
 static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, const struct rpc_how *how,
                 struct leat_error *err)
@@ -432,20 +429,19 @@ static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, const
         if (rc)
             return rc;
     }
-    while (left || waiting(g)) {
+    while (left || g->unanswered) {
         if (client_gives_up(client, how, &look_ns))
             return client_gave_up_error(err);
-        int ms = clock_poll_ms(how->deadline_ns);
-        if (ms == 0 && !waiting(g))
+        int sleep_ms = client_sleep_ms(client, how); /* 0: the deadline has passed */
+        if (sleep_ms == 0 && !g->unanswered)
             return error_set(err, LEAT_TIMED_OUT, "the deadline passed before every server was asked");
-        int sleep_ms = client_sleep_ms(client, how);
         /* Where little may be in flight every answer that is there gives way to the next request at once. */
         rails_in_turn(g->rails, !left || rails_limit(g->rails) >= IN_TURN_BYTES);
-        if (waiting(g)) /* what others give back while we wait for our own is taken with it */
+        if (g->unanswered) /* what others give back while we wait for our own is taken with it */
             rails_progress(g->rails, sleep_ms ? sleep_ms : 1);
         else
             credit_wait(&g->rails->credit[g->refused], 1);
-        if (ms != 0 || !how->deadline_ns)
+        if (sleep_ms != 0)
             left = dispatch(g, how);
     }
     return 0;
@@ -575,8 +571,9 @@ static int run_remote(struct gather *g, const struct rpc_how *how, struct leat_e
     struct net_read *local_reads = nlocal ? &g->sorted[g->cursor[local]] : NULL;
 
     for (unsigned attempt = 0; attempt < 2; attempt++) {
+        g->failed = false;
         int rc = pass(g, local_reads, attempt ? 0 : nlocal, how, err);
-        if (rc)
+        if (rc || !g->failed)
             return rc;
         const struct net_read *bad = judge(g, &again);
         if (bad)

@@ -468,12 +468,10 @@ static void progress(struct net_endpoint *ep, uint32_t events, bool sleep)
         tear_down(ep, rc == LEAT_CORRUPT ? LEAT_CORRUPT : LEAT_PEER_GONE, LEAT_PEER_GONE, 0);
 }
 
-static void check_deadlines(struct tcp_ctx *ctx)
+static void check_deadlines(struct tcp_ctx *ctx, uint64_t now)
 {
-    if (ctx->min_deadline_ns == 0)
-        return;
-    uint64_t now = clock_now_ns(), min = 0;
-    if (now < ctx->min_deadline_ns)
+    uint64_t min = 0;
+    if (ctx->min_deadline_ns == 0 || now < ctx->min_deadline_ns)
         return;
     list_for_each (node, &ctx->endpoints) {
         struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
@@ -504,7 +502,7 @@ static struct net_op *first_op(const struct net_endpoint *ep)
  * epoll forgets all of them once that has gone on for a while: a socket that somebody watches takes a lock and walks its waiters
  * with each segment that comes, sleeping or not. But to be told of one anew costs more than some segments. NULL: in none.
  */
-static struct net_endpoint *sleeper(struct tcp_ctx *ctx)
+static struct net_endpoint *sleeper(struct tcp_ctx *ctx, uint64_t now)
 {
     struct net_endpoint *first = NULL;
     unsigned owing = 0;
@@ -521,7 +519,7 @@ static struct net_endpoint *sleeper(struct tcp_ctx *ctx)
         if (!first || op->id < first_op(first)->id)
             first = ep;
     }
-    if (owing > 1 && (!ctx->base.in_turn || clock_now_ns() < ctx->restless_ns))
+    if (owing > 1 && (!ctx->base.in_turn || now < ctx->restless_ns))
         return NULL;
     if (ctx->sleeps < SETTLED) {
         ctx->sleeps++;
@@ -533,16 +531,6 @@ static struct net_endpoint *sleeper(struct tcp_ctx *ctx)
             return NULL;
     }
     return first;
-}
-
-/* Where that takes long its server is slow, or stopped, and the others get their turn. */
-static void sleep_in(struct tcp_ctx *ctx, struct net_endpoint *ep)
-{
-    const uint64_t before_ns = clock_now_ns();
-    progress(ep, EPOLLIN, true);
-    const uint64_t now_ns = clock_now_ns();
-    if (now_ns - before_ns > NAP_NS)
-        ctx->restless_ns = now_ns + RESTLESS_NS;
 }
 
 static int watch_all(struct tcp_ctx *ctx)
@@ -560,21 +548,22 @@ static int watch_all(struct tcp_ctx *ctx)
 static int tcp_poll(struct net_ctx *base, struct net_event *events, unsigned max, int timeout_ms)
 {
     struct tcp_ctx *ctx = container_of(base, struct tcp_ctx, base);
-    uint64_t until = timeout_ms > 0 ? clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS : 0;
+    uint64_t now = clock_now_ns(), before;
+    const uint64_t until = timeout_ms > 0 ? now + (uint64_t)timeout_ms * NS_PER_MS : 0;
     for (;;) {
         unsigned n = net_events_take(&ctx->events, &ctx->told, events, max);
         if (n > 0 || ctx->in_flight == 0)
             return (int)n;
-        int wait = timeout_ms > 0 ? clock_poll_ms(until) : timeout_ms;
+        int wait = timeout_ms > 0 ? clock_left_ms(until, now) : timeout_ms;
         if (ctx->min_deadline_ns) {
-            int due = clock_poll_ms(ctx->min_deadline_ns);
+            int due = clock_left_ms(ctx->min_deadline_ns, now);
             wait = wait < 0 ? due : MIN(wait, due);
         }
-        struct net_endpoint *sleeps = wait < 0 || wait >= SLEEP_MS ? sleeper(ctx) : NULL;
+        struct net_endpoint *sleeps = wait < 0 || wait >= SLEEP_MS ? sleeper(ctx, now) : NULL;
         struct epoll_event ready[ENDPOINTS_A_POLL];
         int k = 0;
         if (sleeps)
-            sleep_in(ctx, sleeps);
+            progress(sleeps, EPOLLIN, true);
         else if ((k = watch_all(ctx)) == 0)
             k = epoll_wait(ctx->epoll_fd, ready, ENDPOINTS_A_POLL, wait);
         if (k < 0 && errno != EINTR)
@@ -582,8 +571,13 @@ static int tcp_poll(struct net_ctx *base, struct net_event *events, unsigned max
         /* One endpoint's progress never touches another, so no entry here can have gone stale. */
         for (int i = 0; i < k; i++)
             progress(ready[i].data.ptr, ready[i].events, false);
-        check_deadlines(ctx);
-        if (list_empty(&ctx->events) && (timeout_ms == 0 || (timeout_ms > 0 && clock_now_ns() >= until)))
+        before = now;
+        now = clock_now_ns();
+        /* Where that takes long its server is slow, or stopped, and the others get their turn. */
+        if (sleeps && now - before > NAP_NS)
+            ctx->restless_ns = now + RESTLESS_NS;
+        check_deadlines(ctx, now);
+        if (list_empty(&ctx->events) && (timeout_ms == 0 || (timeout_ms > 0 && now >= until)))
             return 0;
     }
 }
