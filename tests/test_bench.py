@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """bench/run's own promises: nothing outlives it, and a turn in which the machine stood still is not reported."""
+import contextlib
 import json
 import os
 import pathlib
@@ -27,6 +28,15 @@ def processes_with(mark):
     return {pid: line for pid, line in found.items() if line}  # who has ended and was not buried has none
 
 
+def below(pid):
+    """Who descends from it: some write over their environment (Redis)."""
+    try:
+        some = [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    return some + [pid for child in some for pid in below(child)]
+
+
 def wait_for(what, condition, seconds=60):
     end = time.monotonic() + seconds
     while not (found := condition()):
@@ -40,19 +50,21 @@ def wait_for(what, condition, seconds=60):
 def test_nothing_outlives_it(tmp_path, number, suite, metric, program):
     if not (BUILD / "bench/read_leat").exists():
         pytest.skip("this build has no benchmarks")
-    mark = f"LEAT_BENCH_DIR={tmp_path}"
+    mark, started = f"LEAT_BENCH_DIR={tmp_path}", []
     run = subprocess.Popen([sys.executable, TOP / "bench/run", suite, "--quick", "--only", metric, "--json", "--build", BUILD],
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                            env={**os.environ, "LEAT_BENCH_DIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"})
     try:
         wait_for(f"{program} does not start", lambda: run.poll() is not None or any(program in line for line in processes_with(mark).values()))
         assert run.poll() is None
+        started = below(run.pid)
         run.send_signal(number)
         assert run.wait(60) == (128 + number if number == signal.SIGTERM else -number)
-        wait_for("something outlived bench/run", lambda: not processes_with(mark))
+        wait_for("something outlived bench/run", lambda: not processes_with(mark) and not any(os.path.exists(f"/proc/{pid}") for pid in started))
     finally:
-        for pid in processes_with(mark):
-            os.kill(pid, signal.SIGKILL)
+        for pid in {*processes_with(mark), *started}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         run.wait()
 
 
