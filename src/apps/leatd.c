@@ -220,6 +220,38 @@ static int parse(int argc, char **argv, struct config *config, bool *ret_check, 
     return code == 0 ? config_finish(config, err) : code;
 }
 
+static struct pool_config pool_settings(const struct config *config, int huge_dir)
+{
+    return (struct pool_config){
+        .cap_bytes = config->pool_bytes,
+        .region_bytes = config->region_bytes,
+        .ready_bytes = config->ready_bytes,
+        .pages = {.huge = config->huge_pages, .huge_dir = huge_dir},
+        .fill_threads = config->disk_threads,
+        .data_threads = config->data_threads,
+        .disk_depth = config->disk_depth,
+        .disk_engine = config->disk_engine,
+        .opener = {.system = config->system, .roots = config->roots},
+        .s3 = config->s3,
+        .rdma = {.net = {.rails = config->rails, .tls = config->rdma_tls}, .users = config->rdma_users},
+        .limits = config->limits,
+    };
+}
+
+static struct server_config server_settings(const struct config *config, void *token, size_t token_len)
+{
+    return (struct server_config){
+        .socket = config->socket,
+        .socket_mode = config->system ? 0666 : 0600,
+        .listen = config->listen,
+        .token = token,
+        .token_len = token_len,
+        .node_name = config->node_name,
+        .linger_ns = config->system ? 0 : config->linger_ns,
+        .program = "leatd " LEAT_VERSION,
+    };
+}
+
 static int serve(const struct config *config, const struct serve_config *doors, struct leat_error *err)
 {
     struct loop *loop = NULL;
@@ -243,32 +275,10 @@ static int serve(const struct config *config, const struct serve_config *doors, 
         code = source_check_system(err);
     if (code == 0 && config->token_file)
         code = net_token_load(config->token_file, &token, &token_len, err);
-    struct pool_config pc = {
-        .cap_bytes = config->pool_bytes,
-        .region_bytes = config->region_bytes,
-        .ready_bytes = config->ready_bytes,
-        .pages = {.huge = config->huge_pages, .huge_dir = huge_dir},
-        .fill_threads = config->disk_threads,
-        .data_threads = config->data_threads,
-        .disk_depth = config->disk_depth,
-        .disk_engine = config->disk_engine,
-        .opener = {.system = config->system, .roots = config->roots},
-        .s3 = config->s3,
-        .rdma = {.net = {.rails = config->rails, .tls = config->rdma_tls}, .users = config->rdma_users},
-        .limits = config->limits,
-    };
+    struct pool_config pc = pool_settings(config, huge_dir);
     if (code == 0)
         code = pool_new(loop, &pc, &pool, err);
-    struct server_config sc = {
-        .socket = config->socket,
-        .socket_mode = config->system ? 0666 : 0600,
-        .listen = config->listen,
-        .token = token,
-        .token_len = token_len,
-        .node_name = config->node_name,
-        .linger_ns = config->system ? 0 : config->linger_ns,
-        .program = "leatd " LEAT_VERSION,
-    };
+    struct server_config sc = server_settings(config, token, token_len);
     if (code == 0)
         code = server_new(loop, pool, &sc, &server, err);
     struct cluster_config cc = {.nodes = config->nodes,
