@@ -55,13 +55,37 @@ static uint64_t share(struct path *p, uint64_t over)
 
 struct victims {
     struct ikey keys[BATCH];
-    uint64_t seqs[BATCH];
+    uint64_t seqs[BATCH], sizes[BATCH];
     int codes[BATCH];
     unsigned n;
-    uint64_t bytes;
+    uint64_t bytes;     /* of all of them */
     uint32_t bucket_id; /* the last one asked about */
     bool bucket_remote, wrapped;
 };
+
+static void take(struct victims *v, const struct index_item *item)
+{
+    memcpy(v->keys[v->n].bytes, item->key, item->key_len);
+    v->keys[v->n].len = item->key_len;
+    v->seqs[v->n] = item->value.seq;
+    v->sizes[v->n] = item->value.bytes + item->value.trailer_bytes;
+    v->bytes += v->sizes[v->n++];
+}
+
+/* *ret_freed: of those that went; others may be another version by now, or a path that has failed may have an older one. */
+static int remove_victims(struct path *p, struct victims *v, uint64_t *ret_freed)
+{
+    unsigned gone = 0;
+    *ret_freed = 0;
+    int rc = v->n ? store_remove(p->store, v->keys, v->seqs, v->n, v->codes, NULL) : 0;
+    for (unsigned i = 0; rc == 0 && i < v->n; i++) {
+        gone += v->codes[i] == 0;
+        *ret_freed += v->codes[i] == 0 ? v->sizes[i] : 0;
+    }
+    atomic_fetch_add(&p->evicted, gone);
+    atomic_fetch_add(&p->evicted_bytes, *ret_freed);
+    return rc;
+}
 
 /* Moves the hand on over at most LOOKS objects. Buckets are asked about before: store_bucket_is_remote takes a lock of its own, a short one. */
 static void collect(struct path *p, struct victims *v, uint64_t wanted)
@@ -86,10 +110,7 @@ static void collect(struct path *p, struct victims *v, uint64_t wanted)
             continue;
         if (atomic_exchange_explicit(item->clock, 0, memory_order_relaxed))
             continue;
-        memcpy(v->keys[v->n].bytes, item->key, item->key_len);
-        v->keys[v->n].len = item->key_len;
-        v->seqs[v->n++] = item->value.seq;
-        v->bytes += item->value.bytes + item->value.trailer_bytes;
+        take(v, item);
     }
     v->wrapped = !c.valid;
     p->hand_len = c.valid ? c.item.key_len : 0;
@@ -103,19 +124,15 @@ static void evict(struct path *p, uint64_t target)
 {
     const unsigned low = p->store->low_percent;
     struct victims *v = calloc(1, sizeof(*v));
-    unsigned rounds = 0, before = 0;
-    uint64_t freed = 0;
+    unsigned rounds = 0;
+    uint64_t freed = 0, now, before = atomic_load(&p->evicted);
     /* Twice round without a victim: the first spared all who were looked at. */
     while (v && rounds < 3 && freed < target && (disk_excess(p, low) > 0 || path_excess(p, low) > 0)) {
         collect(p, v, target - freed);
-        if (v->n && store_remove(p->store, v->keys, v->seqs, v->n, v->codes, NULL) < 0)
+        if (remove_victims(p, v, &now) < 0)
             break;
-        for (unsigned i = 0; i < v->n; i++)
-            before += v->codes[i] == 0;
-        atomic_fetch_add(&p->evicted, v->n);
-        atomic_fetch_add(&p->evicted_bytes, v->bytes);
-        freed += v->bytes;
-        rounds = v->n ? 0 : rounds + v->wrapped;
+        freed += now;
+        rounds = now ? 0 : rounds + v->wrapped;
     }
     if (rounds >= 3 && !atomic_exchange(&p->over_high, true))
         log_warning("%s is fuller than %u %%, and nothing on it may be evicted: what is there has no remote, "
@@ -123,7 +140,7 @@ static void evict(struct path *p, uint64_t target)
                     "got it",
                     p->dir, p->store->high_percent);
     else if (freed)
-        log_info("%s: %u objects evicted", p->dir, before);
+        log_info("%s: %llu objects evicted", p->dir, (unsigned long long)(atomic_load(&p->evicted) - before));
     free(v);
 }
 
@@ -157,6 +174,92 @@ bool store_give_up(struct store *s, const struct ikey *k, uint64_t seq)
     return store_find(s, k, false, &f) == 0 && f.value.seq == seq && !(f.value.flags & STORE_DIRTY) &&
            store_bucket_is_remote(s, __builtin_bswap32(big), bucket) &&
            store_remove(s, k, &seq, 1, &code, NULL) == 0 && code == 0;
+}
+
+/* --- room for one object ------------------------------------------------------------------------------------------------------ */
+
+enum { LOOKED_AT_TOO = 1 };
+
+/* Some of a bucket's clean objects on this path, from `hand` on, which moves. Were these the last? */
+static bool stretch(struct path *p, uint32_t bucket_id, struct ikey *hand, unsigned which, uint64_t wanted,
+                    struct victims *v)
+{
+    struct index_cursor c;
+    uint32_t big = __builtin_bswap32(bucket_id);
+    v->n = 0;
+    v->bytes = 0;
+    pthread_rwlock_rdlock(&p->index.lock);
+    store_index_seek(&c, &p->index, hand->bytes, hand->len);
+    for (unsigned looks = 0;
+         c.valid && memcmp(c.item.key, &big, 4) == 0 && looks < LOOKS && v->n < BATCH && v->bytes < wanted;
+         store_index_next(&c), looks++) {
+        bool looked_at = atomic_load_explicit(c.item.clock, memory_order_relaxed);
+        if (!(c.item.value.flags & STORE_DIRTY) && (which & LOOKED_AT_TOO || !looked_at))
+            take(v, &c.item);
+    }
+    bool last = !c.valid || memcmp(c.item.key, &big, 4) != 0;
+    if (!last) {
+        memcpy(hand->bytes, c.item.key, c.item.key_len);
+        hand->len = c.item.key_len;
+    }
+    pthread_rwlock_unlock(&p->index.lock);
+    return last;
+}
+
+/* Are there so many bytes to evict? */
+static bool has_enough(struct path *p, uint32_t bucket_id, uint64_t wanted, struct victims *v)
+{
+    struct ikey hand;
+    uint64_t there = 0;
+    bool last = false;
+    ikey_set(&hand, bucket_id, "", 0);
+    while (!last && there < wanted) {
+        last = stretch(p, bucket_id, &hand, LOOKED_AT_TOO, wanted - there, v);
+        there += v->bytes;
+    }
+    return there >= wanted;
+}
+
+/* A little more than is missing, so that who comes next need not walk here again. */
+static uint64_t free_on(struct path *p, uint32_t bucket_id, uint64_t missing, struct victims *v)
+{
+    uint64_t wanted = missing + MIN(missing, 16 * MIB), freed = 0, now;
+    for (unsigned which = 0; which <= LOOKED_AT_TOO && freed < missing; which++) {
+        struct ikey hand;
+        bool last = false;
+        ikey_set(&hand, bucket_id, "", 0);
+        while (!last && freed < wanted) {
+            last = stretch(p, bucket_id, &hand, which, wanted - freed, v);
+            if (remove_victims(p, v, &now) < 0)
+                return freed;
+            freed += now;
+        }
+    }
+    return freed;
+}
+
+int store_make_room(struct store *s, const char *bucket, uint64_t bytes, struct leat_error *err)
+{
+    uint32_t id, flags;
+    uint64_t freed = 0;
+    int rc = store_bucket_find(s, bucket, &id, &flags, err);
+    if (rc < 0)
+        return rc;
+    struct victims *v = flags & STORE_BUCKET_REMOTE ? malloc(sizeof(*v)) : NULL;
+    for (unsigned i = 0; v && freed == 0 && i < s->npaths; i++) {
+        struct path *p = s->paths[i];
+        if (!p->loaded || atomic_load(&p->failed))
+            continue;
+        uint64_t missing = store_shortage(p, bytes);
+        missing = missing ? missing : bytes; /* the file system refused it all the same */
+        if (has_enough(p, id, missing, v))
+            freed = free_on(p, id, missing, v);
+    }
+    free(v);
+    return freed ? 0
+                 : error_set(err, LEAT_NO_SPACE,
+                             "the store is full, and evicting from bucket '%s' would not make enough room",
+                             bucket);
 }
 
 int store_evict(struct store *s, const char *bucket, const void *key, size_t key_len, struct leat_error *err)

@@ -267,6 +267,8 @@ int store_remove(struct store *s, const struct ikey *keys, const uint64_t *seqs,
 int store_flag(struct store *s, const struct ikey *k, uint64_t seq, uint32_t clear, uint32_t set,
                const char *remote, bool sync, struct leat_error *err);
 
+/* Bytes that are missing on this path for an object of so many (or STORE_UNKNOWN_BYTES); 0: it has room. */
+uint64_t store_shortage(struct path *p, uint64_t bytes);
 struct put_target {
     const char *bucket;
     uint32_t bucket_id; /* of the bucket that has to be there at the commit */

@@ -50,21 +50,21 @@ struct store_put {
     bool entered;             /* see put_target */
 };
 
-static int check_room(struct path *p, uint64_t bytes)
+uint64_t store_shortage(struct path *p, uint64_t bytes)
 {
-    uint64_t free_bytes, total;
+    uint64_t free_bytes, total, missing;
     struct store *s = p->store;
     if (s->io->space(s->io, p->dir, &free_bytes, &total) < 0)
         return 0; /* the write will tell */
     uint64_t want = bytes == STORE_UNKNOWN_BYTES ? 0 : bytes, pending = atomic_load(&p->pending_bytes);
-    if (free_bytes < s->reserve_bytes || free_bytes - s->reserve_bytes < want)
-        return LEAT_NO_SPACE;
+    missing = s->reserve_bytes + want > free_bytes ? s->reserve_bytes + want - free_bytes : 0;
     if (!s->capacity_bytes)
-        return 0;
+        return missing;
     pthread_rwlock_rdlock(&p->index.lock);
     uint64_t used = p->index.bytes;
     pthread_rwlock_unlock(&p->index.lock);
-    return used + pending + want > s->capacity_bytes ? LEAT_NO_SPACE : 0;
+    uint64_t wanted = used + pending + want;
+    return MAX(missing, wanted > s->capacity_bytes ? wanted - s->capacity_bytes : 0);
 }
 
 static struct path *choose(const struct store_put *put, int *ret_rc)
@@ -75,7 +75,9 @@ static struct path *choose(const struct store_put *put, int *ret_rc)
         struct path *p = put->only ? put->only : store_place(s, &put->key, nth);
         if (!p || (put->only && nth > 0))
             return NULL;
-        *ret_rc = atomic_load(&p->failed) ? STORE_UNAVAILABLE : check_room(p, put->expected);
+        *ret_rc = atomic_load(&p->failed)                ? STORE_UNAVAILABLE
+                  : store_shortage(p, put->expected) > 0 ? LEAT_NO_SPACE
+                                                         : 0;
         if (*ret_rc == 0)
             return p;
         store_kick(s);

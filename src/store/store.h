@@ -286,6 +286,12 @@ int store_mark_clean(struct store *s, const char *bucket, const void *key, size_
 /* Takes a clean object out of a bucket with STORE_BUCKET_REMOTE. LEAT_BUSY: it is dirty; LEAT_INVALID: the bucket has no remote. */
 int store_evict(struct store *s, const char *bucket, const void *key, size_t key_len, struct leat_error *err);
 
+/*
+ * For an object of so many bytes that got LEAT_NO_SPACE: evicts clean objects of this bucket, which has a remote, those not looked at for long first, on one
+ * path, where that gives it room. LEAT_NO_SPACE, and nothing is evicted, where that would not do on any path.
+ */
+int store_make_room(struct store *s, const char *bucket, uint64_t bytes, struct leat_error *err);
+
 /* --- lists ------------------------------------------------------------------------------------------------------------- */
 
 struct store_list_spec {

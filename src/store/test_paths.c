@@ -249,12 +249,66 @@ static void test_one_disk_under_two_paths(void **state)
     assert_true(f->s->paths[0]->index.bytes < 20000);
 }
 
+/* What is tried and stays is not counted as gone: a path that is away may have an older version of each. */
+static void test_nothing_can_go(void **state)
+{
+    struct fixture *f = *state;
+    struct store_status *st = calloc(1, sizeof(*st));
+    totals[0] = totals[1] = 10000000;
+    f->s = testing_open(f->paths, 2, &f->io);
+    assert_non_null(f->s);
+    fill_cache(f);
+    reopen(f, 1);
+    f->s->reserve_bytes = 1;
+    uint64_t before = f->s->paths[0]->index.bytes;
+    used[0] = 9900000;
+    for (unsigned turn = 0; turn < 3; turn++)
+        store_tick(f->s);
+    store_status(f->s, st);
+    assert_true(before > 0);
+    assert_int_equal(f->s->paths[0]->index.bytes, before);
+    assert_int_equal(st->paths[0].evicted, 0);
+    assert_int_equal(st->paths[0].evicted_bytes, 0);
+    assert_int_equal(store_make_room(f->s, "cache", 200000, NULL), LEAT_NO_SPACE);
+    free(st);
+}
+
+/* Room for one object: on the path that can give it; none is made for what would not fit all the same. */
+static void test_make_room(void **state)
+{
+    struct fixture *f = *state;
+    totals[0] = totals[1] = 10000000;
+    f->s = testing_open(f->paths, 2, &f->io);
+    assert_non_null(f->s);
+    f->s->reserve_bytes = 1;
+    fill_cache(f); /* 200 of 10,000 bytes */
+    assert_int_equal(testing_put(f->s, "cache", "dirty", 1, 500000), 0);
+    uint64_t bytes[2];
+    for (unsigned i = 0; i < 2; i++)
+        bytes[i] = f->s->paths[i]->index.bytes;
+    used[0] = used[1] = 9900000;
+    assert_int_equal(store_make_room(f->s, "cache", 3000000, NULL), LEAT_NO_SPACE);
+    assert_int_equal(store_make_room(f->s, "cache", UINT64_MAX / 8, NULL), LEAT_NO_SPACE);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(f->s->paths[i]->index.bytes, bytes[i]);
+    /* 100,000 are missing on either: one gives them. */
+    assert_int_equal(store_make_room(f->s, "cache", 200000, NULL), 0);
+    uint64_t gone = bytes[0] + bytes[1] - f->s->paths[0]->index.bytes - f->s->paths[1]->index.bytes;
+    assert_in_range(gone, 100000, 250000);
+    assert_true(f->s->paths[0]->index.bytes == bytes[0] || f->s->paths[1]->index.bytes == bytes[1]);
+    assert_int_equal(testing_check(f->s, "cache", "dirty", 1, 500000), 0);
+    assert_int_equal(store_bucket_create(f->s, "plain", 0, NULL, NULL), 0);
+    assert_int_equal(store_make_room(f->s, "plain", 1, NULL), LEAT_NO_SPACE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_weights, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_without_weights, setup, teardown),
         cmocka_unit_test_setup_teardown(test_one_disk_under_two_paths, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_nothing_can_go, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_make_room, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,9 +19,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-#define ATTEMPTS      3u /* at an object that changes all the time */
-#define SMALL_RUN     4u /* so many small objects, one after the other, and the next is taken for one */
-#define ROOM_LIST_MAX 1000u
+#define ATTEMPTS  3u /* at an object that changes all the time */
+#define SMALL_RUN 4u /* so many small objects, one after the other, and the next is taken for one */
 
 /* --- to be joined -------------------------------------------------------------------------------------------------------------- */
 
@@ -165,49 +164,6 @@ int fetch_look(struct tier *t, const char *bucket, const void *key, size_t key_l
 
 /* --- room -------------------------------------------------------------------------------------------------------------------- */
 
-struct victims {
-    struct store_key keys[ROOM_LIST_MAX];
-    unsigned n;
-    uint64_t bytes, wanted;
-};
-
-static int take_victim(void *user, const struct store_entry *e)
-{
-    struct victims *v = user;
-    if (e->flags & STORE_DIRTY)
-        return 0;
-    void *key = malloc(e->key_len);
-    if (!key)
-        return 1;
-    memcpy(key, e->key, e->key_len);
-    v->keys[v->n++] = (struct store_key){key, e->key_len};
-    v->bytes += e->bytes;
-    return v->bytes >= v->wanted || v->n == ROOM_LIST_MAX;
-}
-
-/* Evicts clean objects of this bucket until so many bytes were given back, or there are none. */
-static uint64_t make_room(struct tier *t, const struct tier_bucket *b, uint64_t bytes)
-{
-    struct victims *v = calloc(1, sizeof(*v));
-    struct store_list_spec all = {.max = UINT32_MAX};
-    uint64_t freed = 0;
-    bool more;
-    if (!v)
-        return 0;
-    v->wanted = bytes;
-    store_list(t->config.store, b->name, &all, take_victim, v, &more, NULL);
-    for (unsigned i = 0; i < v->n; i++) {
-        struct store_info info;
-        bool is =
-            store_lookup(t->config.store, b->name, v->keys[i].key, v->keys[i].key_len, &info, NULL) == 0;
-        if (store_evict(t->config.store, b->name, v->keys[i].key, v->keys[i].key_len, NULL) == 0 && is)
-            freed += info.bytes;
-        free((void *)v->keys[i].key);
-    }
-    free(v);
-    return freed;
-}
-
 /* A put, and a descriptor of its file, with which it has one: a small one is not refused before that.
  * held: a buffer that is given back where we have to wait for others to give back theirs. */
 static int put_begin(struct fetch *f, struct store_put **ret_put, int *ret_fd, struct tier_block **held,
@@ -220,7 +176,7 @@ static int put_begin(struct fetch *f, struct store_put **ret_put, int *ret_fd, s
         if (rc == 0 && (rc = store_put_reader(*ret_put, ret_fd, err)) < 0)
             store_put_abort(TAKE_PTR(*ret_put));
         bool full = rc == LEAT_NO_SPACE && i < 8;
-        if (full && make_room(t, f->bucket, MAX(f->info.bytes, 16 * MIB)) == 0)
+        if (full && store_make_room(t->config.store, f->bucket->name, f->info.bytes, NULL) < 0)
             return rc;
         if (rc == LEAT_BUSY && i < 600 && !atomic_load(&t->stopping)) {
             if (*held)

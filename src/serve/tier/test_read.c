@@ -355,6 +355,31 @@ static void test_full(void **state)
     free(back);
 }
 
+/* One that would not fit into an empty store costs the others nothing. */
+static void test_larger_than_the_store(void **state)
+{
+    (void)state;
+    char key[20], buf[100];
+    size_t n;
+    struct leat_error err = {0};
+    world_end();
+    world.capacity = WORLD_BIG - MIB;
+    world_begin();
+    world_front("bkt", "");
+    world_there("k", world_big, WORLD_BIG);
+    for (unsigned i = 0; i < 10; i++) {
+        snprintf(key, sizeof(key), "s%u", i);
+        world_there(key, key, strlen(key));
+        assert_int_equal(world_get("bkt", key, buf, sizeof(buf), &n, &err), 0);
+        assert_true(world_gets_here("bkt", key));
+    }
+    assert_int_equal(world_get("bkt", "k", NULL, 0, &n, &err), LEAT_NO_SPACE);
+    for (unsigned i = 0; i < 10; i++) {
+        snprintf(key, sizeof(key), "s%u", i);
+        assert_true(world_is_here("bkt", key));
+    }
+}
+
 /* Small ones meet the disk later than large ones. */
 static void test_full_of_small(void **state)
 {
@@ -389,6 +414,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_without_etags, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_check, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_full, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_larger_than_the_store, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_full_of_small, world_setup, world_teardown),
     };
     return cmocka_run_group_tests(tests, world_group_setup, NULL);
