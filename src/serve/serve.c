@@ -27,7 +27,8 @@
 #include <sys/stat.h>
 
 #define ENDPOINTS_MAX    16u
-#define WAITERS          16u /* threads that wait for the remotes of buckets */
+#define WAITERS          32u  /* threads that wait for the remotes of buckets, at most half of them for one */
+#define WAITING_MAX      256u /* requests, for each remote */
 
 #define OPEN_OBJECTS_MIN 64u
 #define OPEN_OBJECTS_MAX 16384u
@@ -233,7 +234,7 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
     if (rc == 0)
         rc = http_workers_new(0, 0, &s->workers, err);
     if (rc == 0)
-        rc = http_workers_new(WAITERS, 0, &s->waiters, err);
+        rc = http_workers_new(WAITERS, WAITING_MAX, &s->waiters, err);
     struct s3_door_config door = {.objects = s->objects,
                                   .keys = s->keys,
                                   .workers = s->workers,

@@ -10,6 +10,7 @@ import threading
 import lib_serve
 import pytest
 from lib_serve import at_once, content, wait_until
+from s3fault import S3Fault
 
 MIB = 1 << 20
 
@@ -274,22 +275,35 @@ def test_answers_that_are_lost(server, far, front):
     assert get(server, bucket, "k").status == 404
 
 
-def test_silent_remote_keeps_nobody_else(server, far, front, bucket):
-    """More requests wait for a remote than the server has threads for its own work; other buckets do not notice."""
+def test_silent_remote_keeps_nobody_else(server, far, front, bucket, tmp_path):
+    """More requests wait for a remote than the server has threads, of each kind; other buckets and other remotes do not notice."""
     silent = front(timeout_s=600)
     gate = threading.Event()
     waits = far.fail(wait=gate, times=-1)
     work = [("PUT", f"/{silent}/a{i}", b"x", ()) for i in range(8)] + [("DELETE", f"/{silent}/b{i}", b"", ()) for i in range(8)]
-    work += [("GET", f"/{silent}", b"", [("list-type", "2"), ("prefix", str(i))]) for i in range(8)]
+    work += [("GET", f"/{silent}", b"", [("list-type", "2"), ("prefix", str(i))]) for i in range(24)]
+    work += [("GET", f"/{silent}/c{i}", b"", ()) for i in range(40)]
     replies = []
     threads = [threading.Thread(target=lambda w=w: replies.append(server.request(*w[:3], query=w[3]).status)) for w in work]
     try:
         for t in threads:
             t.start()
-        wait_until(lambda: waits.hits >= 8)
+        wait_until(lambda: waits.hits >= 32)
         for i in range(4):
             assert server.request("PUT", f"/{bucket}/k{i}", b"here").status == 200
             assert get(server, bucket, f"k{i}").body == b"here"
+        assert not replies, "they were to wait"
+        # Nor do buckets in front of another remote: writes, lists, deletions, and reads of what is there alone.
+        (tmp_path / "far").mkdir()
+        with S3Fault(tmp_path) as other:
+            works = front("-2", endpoint=other.url)
+            for i in range(4):
+                assert server.request("PUT", f"/{works}/k{i}", b"there").status == 200
+                (tmp_path / "far" / works / f"m{i}").write_bytes(b"a miss")
+                assert get(server, works, f"m{i}").body == b"a miss"
+            listed = server.request("GET", f"/{works}", query=[("list-type", "2")]).xml
+            assert len(list(listed.iter("Key"))) == 8
+            assert server.request("DELETE", f"/{works}/k0").status == 204
         assert not replies, "they were to wait"
     finally:
         gate.set()

@@ -17,6 +17,7 @@ struct http_workers {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t cond;
     struct list queues[HTTP_LANES];
+    struct turns turns; /* of what has a party */
     unsigned queued[HTTP_LANES], running[HTTP_LANES];
     unsigned long_max, queue_max, nthreads;
     bool ending;
@@ -24,18 +25,23 @@ struct http_workers {
     pthread_t threads[];
 };
 
-/* Under the lock; NULL: nothing that may run now. */
-static struct http_work *next(struct http_workers *w)
+/* Under the lock; NULL: nothing that may run now. *ret_party: NULL for what has none. */
+static struct http_work *next(struct http_workers *w, struct turns_party **ret_party)
 {
     enum http_lane lane = HTTP_LANE_SHORT;
+    *ret_party = NULL;
     if (list_empty(&w->queues[lane])) {
+        struct turn *turn = turns_next(&w->turns, ret_party);
+        if (turn)
+            return container_of(turn, struct http_work, turn);
         lane = HTTP_LANE_LONG;
         if (list_empty(&w->queues[lane]) || w->running[lane] >= w->long_max)
             return NULL;
     }
-    struct http_work *work = list_first(&w->queues[lane], struct http_work, node);
-    list_remove(&work->node);
+    struct http_work *work = list_first(&w->queues[lane], struct http_work, turn.node);
+    list_remove(&work->turn.node);
     w->queued[lane]--;
+    w->running[lane]++;
     return work;
 }
 
@@ -50,19 +56,23 @@ static void *worker_main(void *arg)
     struct http_workers *w = arg;
     pthread_mutex_lock(&w->lock);
     for (;;) {
-        struct http_work *work;
-        while (!w->ending && !(work = next(w)))
+        struct http_work *work = NULL;
+        struct turns_party *party;
+        while (!w->ending && !(work = next(w, &party)))
             pthread_cond_wait(&w->cond, &w->lock);
         if (w->ending)
             break;
         enum http_lane lane = work->lane;
-        w->running[lane]++;
         pthread_mutex_unlock(&w->lock);
         work->run(work);
         http_post(&work->message); /* gone from here on */
         pthread_mutex_lock(&w->lock);
-        w->running[lane]--;
         w->done++;
+        if (party) {
+            turns_end(&w->turns, party);
+            continue;
+        }
+        w->running[lane]--;
         if (lane == HTTP_LANE_LONG && !list_empty(&w->queues[HTTP_LANE_LONG]))
             pthread_cond_signal(&w->cond);
     }
@@ -85,6 +95,7 @@ int http_workers_new(unsigned threads, unsigned queue_max, struct http_workers *
     for (unsigned i = 0; i < HTTP_LANES; i++)
         list_init(&w->queues[i]);
     w->queue_max = queue_max ? queue_max : 1024;
+    turns_init(&w->turns, threads, w->queue_max);
     w->long_max = threads > 1 ? threads - MAX(threads / 4, 1u) : 1;
     sigset_t all, before;
     sigfillset(&all);
@@ -102,6 +113,12 @@ int http_workers_new(unsigned threads, unsigned queue_max, struct http_workers *
     return 0;
 }
 
+static void cancel(struct http_work *work)
+{
+    work->cancelled = true;
+    http_post(&work->message);
+}
+
 void http_workers_free(struct http_workers *w)
 {
     if (!w)
@@ -114,12 +131,14 @@ void http_workers_free(struct http_workers *w)
         pthread_join(w->threads[i], NULL);
     for (unsigned lane = 0; lane < HTTP_LANES; lane++) {
         struct http_work *work;
-        while ((work = list_first(&w->queues[lane], struct http_work, node))) {
-            list_remove(&work->node);
-            work->cancelled = true;
-            http_post(&work->message);
+        while ((work = list_first(&w->queues[lane], struct http_work, turn.node))) {
+            list_remove(&work->turn.node);
+            cancel(work);
         }
     }
+    struct turn *turn;
+    while ((turn = turns_drop(&w->turns)))
+        cancel(container_of(turn, struct http_work, turn));
     pthread_cond_destroy(&w->cond);
     pthread_mutex_destroy(&w->lock);
     free(w);
@@ -131,16 +150,19 @@ int http_work_start(struct http_workers *w, struct http_ref ref, enum http_lane 
     work->message = (struct http_message){.ref = ref, .fn = come_back};
     work->lane = lane;
     work->cancelled = false;
-    list_init(&work->node);
+    list_init(&work->turn.node);
     pthread_mutex_lock(&w->lock);
-    if (w->queued[lane] >= w->queue_max || w->ending) {
-        w->refused++;
+    if (w->ending || (!work->party && w->queued[lane] >= w->queue_max)) {
         rc = -EAGAIN;
+    } else if (work->party) {
+        rc = turns_add(&w->turns, work->party, &work->turn) < 0 ? -EAGAIN : 0;
     } else {
-        list_push_back(&w->queues[lane], &work->node);
+        list_push_back(&w->queues[lane], &work->turn.node);
         w->queued[lane]++;
-        pthread_cond_signal(&w->cond);
     }
+    w->refused += rc < 0;
+    if (rc == 0)
+        pthread_cond_signal(&w->cond);
     pthread_mutex_unlock(&w->lock);
     return rc;
 }
@@ -153,5 +175,7 @@ void http_workers_stats(struct http_workers *w, struct http_workers_stats *ret_s
         ret_stats->running += w->running[lane];
         ret_stats->queued[lane] = w->queued[lane];
     }
+    ret_stats->running += w->turns.running;
+    ret_stats->waiting = w->turns.queued;
     pthread_mutex_unlock(&w->lock);
 }

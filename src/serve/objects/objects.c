@@ -9,14 +9,14 @@ struct objects {
     struct tier *tier; /* NULL: no bucket has a remote */
 };
 
-static bool has_remote(const struct objects *o, const char *bucket)
+uint64_t objects_remote(const struct objects *o, const char *bucket)
 {
-    return o->tier && tier_bucket_is(o->tier, bucket);
+    return o->tier ? tier_bucket_remote(o->tier, bucket) : 0;
 }
 
-bool objects_elsewhere(const struct objects *o, const char *bucket)
+static bool has_remote(const struct objects *o, const char *bucket)
 {
-    return has_remote(o, bucket);
+    return objects_remote(o, bucket) != 0;
 }
 
 void objects_set_tier(struct objects *o, struct tier *tier)

@@ -18,8 +18,8 @@ void objects_free(struct objects *o); /* NULL is fine */
 struct store *objects_store(struct objects *o);
 /* Before any door: buckets may have a remote from here on. It outlives the doors. */
 void objects_set_tier(struct objects *o, struct tier *tier);
-/* [loop] Does what is done in this bucket wait for a remote? */
-bool objects_elsewhere(const struct objects *o, const char *bucket);
+/* [loop] Which remote what is done in this bucket waits for, as a number; 0: for none. */
+uint64_t objects_remote(const struct objects *o, const char *bucket);
 
 /* --- buckets: properties are JSON; "owner" is the name of who made it ------------------------------------------------------- */
 

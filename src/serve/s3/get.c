@@ -278,7 +278,7 @@ static void check_step(struct visit *v)
     if (rc == 0) {
         v->checked += bytes;
     } else if ((rc == LEAT_CORRUPT || rc == STORE_UNAVAILABLE) && !v->answered && !v->anew &&
-               objects_elsewhere(v->door->objects, v->call.bucket)) {
+               objects_remote(v->door->objects, v->call.bucket)) {
         v->anew = true;
         store_obj_unref(TAKE_PTR(v->obj));
         open_object(v);

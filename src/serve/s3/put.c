@@ -246,7 +246,7 @@ static void deleted(struct visit *v)
 void op_delete(struct visit *v)
 {
     if (read_conditions(v) &&
-        (v->if_none_match || (v->if_match[0] && objects_elsewhere(v->door->objects, v->call.bucket))))
+        (v->if_none_match || (v->if_match[0] && objects_remote(v->door->objects, v->call.bucket))))
         visit_fail(v, S3_NOT_IMPLEMENTED,
                    "A DELETE may have If-Match, in buckets that stand in front of no others.");
     if (v->code == S3_OK)

@@ -121,10 +121,10 @@ static void work_done(struct http_work *work, struct http_request *req)
         v->then(v);
 }
 
-static void work_by(struct visit *v, struct http_workers *workers, enum http_lane lane,
+static void work_by(struct visit *v, struct http_workers *workers, enum http_lane lane, uint64_t party,
                     void (*run)(struct visit *v), void (*then)(struct visit *v))
 {
-    v->work = (struct http_work){.run = work_run, .done = work_done};
+    v->work = (struct http_work){.run = work_run, .done = work_done, .party = party};
     v->run = run;
     v->then = then;
     v->working = true;
@@ -138,21 +138,21 @@ static void work_by(struct visit *v, struct http_workers *workers, enum http_lan
 void visit_work(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
                 void (*then)(struct visit *v))
 {
-    work_by(v, v->door->workers, lane, run, then);
+    work_by(v, v->door->workers, lane, 0, run, then);
 }
 
-/* Does it have to do with a bucket that stands in front of another? */
-static bool is_afar(const struct visit *v)
+/* The remote that it has to do with; 0: none. */
+static uint64_t remote_of(const struct visit *v)
 {
-    return objects_elsewhere(v->door->objects, v->call.bucket) ||
-           (v->from_bucket[0] && objects_elsewhere(v->door->objects, v->from_bucket));
+    uint64_t remote = objects_remote(v->door->objects, v->call.bucket);
+    return remote || !v->from_bucket[0] ? remote : objects_remote(v->door->objects, v->from_bucket);
 }
 
 void visit_work_afar(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
                      void (*then)(struct visit *v))
 {
-    bool far = is_afar(v);
-    work_by(v, far ? v->door->waiters : v->door->workers, far ? HTTP_LANE_SHORT : lane, run, then);
+    uint64_t remote = remote_of(v);
+    work_by(v, remote ? v->door->waiters : v->door->workers, lane, remote, run, then);
 }
 
 /* --- failures -------------------------------------------------------------------------------------------------------------- */
@@ -220,7 +220,7 @@ static const char *told_of(const struct visit *v, enum s3_code code, int rc, con
     bool remote = code == S3_UNAVAILABLE || code == S3_REMOTE_REFUSED || code == S3_REMOTE_TIMEOUT;
     if (!*why || !(remote || code == S3_INVALID_ARGUMENT))
         return NULL;
-    if (v->user->admin || !(remote || is_afar(v)))
+    if (v->user->admin || !(remote || remote_of(v)))
         return why;
     return code == S3_UNAVAILABLE        ? "The bucket's remote did not answer."
            : code == S3_INVALID_ARGUMENT ? "This cannot be done in a bucket that stands in front of another; "

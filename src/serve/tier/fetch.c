@@ -117,7 +117,7 @@ int fetch_get(struct tier *t, struct tier_bucket *b, const void *key, size_t key
         *ret_fetch = there;
         return 0;
     }
-    rc = tier_pool_add(pool, &f->task);
+    rc = tier_pool_add(pool, b, &f->task);
     if (rc == 0) {
         b->refs++;
         f->superseded = push_holds(&t->held, b, key, key_len);

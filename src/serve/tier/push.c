@@ -186,7 +186,7 @@ void *push_timer_main(void *arg)
         uint64_t now = clock_now_ns(), next = now + 3600 * NS_PER_S;
         list_for_each_safe (node, &t->due) {
             struct push *p = container_of(node, struct push, due_node);
-            if (p->due_ns <= now && tier_pool_add(&t->pushers, &p->task) == 0) {
+            if (p->due_ns <= now && tier_pool_add(&t->pushers, p->bucket, &p->task) == 0) {
                 list_remove(&p->due_node);
                 p->active = true;
             } else { /* the pool is full: a little later */

@@ -153,7 +153,7 @@ static void test_attach_waits(void **state)
     store_fault_release(world.fault);
     assert_int_equal(end(&writer), 0);
     assert_int_equal(end(&admin), STORE_NOT_EMPTY);
-    assert_false(tier_bucket_is(world.tier, "bkt"));
+    assert_int_equal(tier_bucket_remote(world.tier, "bkt"), 0);
     struct store_obj *obj;
     assert_int_equal(store_get(world.store, "bkt", "k", 1, &obj, NULL), 0);
     store_obj_unref(obj);

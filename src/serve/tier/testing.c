@@ -32,9 +32,9 @@ void world_begin(void)
     if (store_new(&sc, &world.store, &err) < 0)
         fail_msg("%s", err.message);
     struct tier_config tc = {.store = world.store,
-                             .fetchers = 4,
-                             .prefetchers = 3,
-                             .pushers = 2,
+                             .fetchers = 8,
+                             .prefetchers = 6,
+                             .pushers = 4,
                              .connections = 4,
                              .block_bytes = MIB,
                              .retry_ns = 20 * NS_PER_MS};

@@ -3,7 +3,7 @@
  * tier.c: the threads of the cold tier, its buckets, and their sessions with remotes.
  *
  * Three pools of threads, so that nobody waits behind another kind of work: fetches that a reader waits for; prefetches and checks; pushes of what
- * is dirty. A session is one thread's for one object, and kept for the next.
+ * is dirty; in each of them remotes share the threads (base/turns.h). A session is one thread's for one object, and kept for the next.
  * Failure modes: settings that are wrong are refused when they are given, or reported when the server starts (such a bucket answers with
  * what is wrong); sessions of settings that have changed are closed when they come back.
  * Invariants: a bucket in the table has settings that parse; it is freed with its last reference. Nothing is waited for under the lock.
@@ -72,11 +72,12 @@ struct tier_bucket *tier_bucket_find(struct tier *t, const char *bucket)
     return b;
 }
 
-bool tier_bucket_is(struct tier *t, const char *bucket)
+uint64_t tier_bucket_remote(struct tier *t, const char *bucket)
 {
-    struct tier_bucket *b = t ? tier_bucket_find(t, bucket) : NULL;
+    struct tier_bucket *b = tier_bucket_find(t, bucket);
+    uint64_t server = b ? b->server : 0;
     tier_bucket_unref(t, b);
-    return b != NULL;
+    return server;
 }
 
 /* Puts `fresh` (may be NULL) in the place of what is in the table. */
@@ -112,6 +113,8 @@ static int bucket_make(const char *name, const char *json, struct tier_bucket **
         free(b);
         return rc;
     }
+    const char *server = b->remote.endpoint ? b->remote.endpoint : b->remote.uri;
+    b->server = XXH3_64bits(server, strlen(server)) | 1;
     *ret_bucket = b;
     return 0;
 }
@@ -325,20 +328,19 @@ static void *pool_main(void *arg)
 {
     struct tier_pool *pool = arg;
     struct tier *t = pool->t;
-    struct tier_task *task;
+    struct turns_party *remote;
+    struct turn *turn;
     pthread_mutex_lock(&t->lock);
     for (;;) {
-        while (!(task = list_first(&pool->queue, struct tier_task, node)) && !atomic_load(&t->stopping))
+        while (!(turn = turns_next(&pool->turns, &remote)) && !atomic_load(&t->stopping))
             pthread_cond_wait(&pool->work, &t->lock);
-        if (!task)
+        if (!turn)
             break; /* what was queued is ended first, quickly: `stopping` is seen by all that wait */
-        list_remove(&task->node);
-        pool->queued--;
-        pool->running++;
+        struct tier_task *task = container_of(turn, struct tier_task, turn);
         pthread_mutex_unlock(&t->lock);
         task->run(task);
         pthread_mutex_lock(&t->lock);
-        pool->running--;
+        turns_end(&pool->turns, remote);
     }
     pthread_mutex_unlock(&t->lock);
     return NULL;
@@ -348,6 +350,7 @@ static int pool_start(struct tier *t, struct tier_pool *pool, unsigned n)
 {
     sigset_t all, old;
     pool->t = t;
+    turns_init(&pool->turns, n, QUEUE_MAX);
     pool->threads = calloc(n, sizeof(*pool->threads));
     if (!pool->threads)
         return -ENOMEM;
@@ -367,12 +370,10 @@ static void pool_stop(struct tier_pool *pool)
     free(pool->threads);
 }
 
-int tier_pool_add(struct tier_pool *pool, struct tier_task *task)
+int tier_pool_add(struct tier_pool *pool, const struct tier_bucket *b, struct tier_task *task)
 {
-    if (pool->queued >= QUEUE_MAX || atomic_load(&pool->t->stopping))
+    if (atomic_load(&pool->t->stopping) || turns_add(&pool->turns, b->server, &task->turn) < 0)
         return LEAT_BUSY;
-    list_push_back(&pool->queue, &task->node);
-    pool->queued++;
     pthread_cond_signal(&pool->work);
     return 0;
 }
@@ -544,9 +545,9 @@ int tier_new(const struct tier_config *config, struct tier **ret_tier, struct le
         ticket_office_init(&t->own_office, OFFICE_BYTES);
         c->office = &t->own_office;
     }
-    c->fetchers = c->fetchers ? c->fetchers : 16;
-    c->prefetchers = c->prefetchers ? c->prefetchers : 8;
-    c->pushers = c->pushers ? c->pushers : 4;
+    c->fetchers = c->fetchers ? c->fetchers : 32;
+    c->prefetchers = c->prefetchers ? c->prefetchers : 16;
+    c->pushers = c->pushers ? c->pushers : 8;
     c->connections = c->connections ? c->connections : 8;
     c->block_bytes = c->block_bytes ? align_up(c->block_bytes, FETCH_UNIT) : 4 * MIB;
     c->retry_ns = c->retry_ns ? c->retry_ns : NS_PER_S;
@@ -558,10 +559,8 @@ int tier_new(const struct tier_config *config, struct tier **ret_tier, struct le
     pthread_cond_init(&t->moved, &attr);
     pthread_cond_init(&t->push_moved, &attr);
     pthread_condattr_destroy(&attr);
-    struct list *lists[] = {
-        &t->buckets,      &t->blocks, &t->fetches, &t->held,           &t->committing,
-        &t->keeping,      &t->due,    &t->jobs,    &t->fetchers.queue, &t->prefetchers.queue,
-        &t->pushers.queue};
+    struct list *lists[] = {&t->buckets,    &t->blocks,  &t->fetches, &t->held,
+                            &t->committing, &t->keeping, &t->due,     &t->jobs};
     for (size_t i = 0; i < ARRAY_LEN(lists); i++)
         list_init(lists[i]);
     for (size_t i = 0; i < PUSH_CHAINS; i++)
@@ -634,8 +633,8 @@ void tier_stats(struct tier *t, struct tier_stats *ret_stats)
 {
     pthread_mutex_lock(&t->lock);
     *ret_stats = t->stats;
-    ret_stats->fetching = t->fetchers.running + t->prefetchers.running;
-    ret_stats->fetch_waiting = t->fetchers.queued + t->prefetchers.queued;
+    ret_stats->fetching = t->fetchers.turns.running + t->prefetchers.turns.running;
+    ret_stats->fetch_waiting = t->fetchers.turns.queued + t->prefetchers.turns.queued;
     ret_stats->buffer_bytes = t->config.office->used_bytes;
     pthread_mutex_unlock(&t->lock);
 }

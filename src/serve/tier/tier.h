@@ -27,11 +27,12 @@ struct tier;
 struct tier_config {
     struct store *store;
     struct ticket_office *office; /* buffers of fetches [an office of its own, 256 MiB] */
-    unsigned fetchers;            /* threads, each at one object for a reader [16] */
-    unsigned prefetchers;         /* the same for prefetches and checks [8] */
-    unsigned pushers;             /* and for what is dirty [4] */
-    unsigned connections;         /* of one thread to a remote [8] */
-    uint64_t block_bytes;         /* most of one request [4 MiB] */
+    unsigned
+        fetchers; /* threads, each at one object for a reader; half of them at most for one remote [32] */
+    unsigned prefetchers; /* the same for prefetches and checks [16] */
+    unsigned pushers;     /* and for what is dirty [8] */
+    unsigned connections; /* of one thread to a remote [8] */
+    uint64_t block_bytes; /* most of one request [4 MiB] */
     uint64_t retry_ns; /* a push that failed is tried again after this, then twice as much ... 5 min [1 s] */
 };
 /* Starts the threads, and pushes what is dirty since before. */
@@ -63,8 +64,8 @@ void tier_free(struct tier *t);
 int tier_bucket_set(struct tier *t, const char *bucket, const char *remote_json, struct leat_error *err);
 /* The same, for showing: without secret_key and token. LEAT_NOT_FOUND: no remote. *ret_json is the caller's to free. */
 int tier_bucket_get(struct tier *t, const char *bucket, char **ret_json, struct leat_error *err);
-/* [loop] Does it stand in front of another? */
-bool tier_bucket_is(struct tier *t, const char *bucket);
+/* [loop] The server that it stands in front of, as a number: the same for all of its buckets. 0: it stands in front of none. */
+uint64_t tier_bucket_remote(struct tier *t, const char *bucket);
 /* The bucket was deleted. */
 void tier_bucket_forget(struct tier *t, const char *bucket);
 

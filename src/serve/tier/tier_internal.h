@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "backend/backend.h"
+#include "base/turns.h"
 #include "serve/tier/tier.h"
 
 /* --- remote.c: what a bucket's property "remote" says ------------------------------------------------------------------------ */
@@ -46,6 +47,7 @@ struct tier_bucket {
     char name[STORE_BUCKET_MAX + 1];
     struct tier_remote remote;
     uint64_t front;       /* store_bucket.front of it */
+    uint64_t server;      /* a number for the remote's; never 0 */
     struct list sessions; /* idle ones */
     bool gone;            /* not in the table any more */
     _Atomic unsigned
@@ -60,15 +62,15 @@ struct tier_session {
 };
 
 struct tier_task {
-    struct list node;
+    struct turn turn;
     void (*run)(struct tier_task *task); /* on a thread of the pool */
 };
 
 struct tier_pool {
     struct tier *t;
     pthread_t *threads;
-    unsigned nthreads, running, queued;
-    struct list queue;
+    unsigned nthreads;
+    struct turns turns; /* of remotes: one that is silent has half of the threads at most */
     pthread_cond_t work;
 };
 
@@ -126,8 +128,8 @@ static inline bool tier_remote_down(int rc)
     return rc == TIER_DOWN || rc == LEAT_TIMED_OUT || rc == TIER_REFUSED;
 }
 
-/* LEAT_BUSY: more than 4,096 wait. Under the lock. */
-int tier_pool_add(struct tier_pool *pool, struct tier_task *task);
+/* LEAT_BUSY: more than 4,096 wait for this bucket's remote. Under the lock. */
+int tier_pool_add(struct tier_pool *pool, const struct tier_bucket *b, struct tier_task *task);
 /* NULL: none now. */
 struct tier_block *tier_block_get(struct tier *t);
 void tier_block_put(struct tier *t, struct tier_block *k);

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "base/turns.h"
+
+enum { MANY = 64 };
+
+struct work {
+    struct turn turn;
+    unsigned party;
+    struct turns_party *running;
+};
+static struct work works[8][MANY];
+
+static void add(struct turns *t, unsigned party, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        works[party][i] = (struct work){.party = party};
+        assert_int_equal(turns_add(t, party, &works[party][i].turn), 0);
+    }
+}
+
+/* Begins what may; how many of each. */
+static void begin(struct turns *t, unsigned ret_n[8])
+{
+    struct turns_party *p;
+    struct turn *turn;
+    memset(ret_n, 0, 8 * sizeof(*ret_n));
+    while ((turn = turns_next(t, &p))) {
+        struct work *w = container_of(turn, struct work, turn);
+        w->running = p;
+        ret_n[w->party]++;
+    }
+}
+
+static void end_all(struct turns *t)
+{
+    for (unsigned p = 0; p < 8; p++)
+        for (unsigned i = 0; i < MANY; i++)
+            if (works[p][i].running)
+                turns_end(t, TAKE_PTR(works[p][i].running));
+}
+
+/* Silent ones hold half of what is left, each; who comes last still has one. */
+static void test_silent_parties(void **state)
+{
+    (void)state;
+    struct turns t;
+    unsigned n[8];
+    turns_init(&t, 16, MANY);
+    static const unsigned gets[] = {8, 4, 2, 1, 1};
+    for (unsigned p = 0; p < 5; p++) {
+        assert_true(t.running < t.threads);
+        add(&t, p, 40);
+        begin(&t, n);
+        assert_int_equal(n[p], gets[p]);
+    }
+    /* What ends makes place for work of its own party and of others, until there is none. */
+    unsigned turns = 0;
+    for (; t.queued; turns++) {
+        assert_true(turns < 200);
+        end_all(&t);
+        begin(&t, n);
+        assert_true(t.running > 0 && t.running <= 16);
+    }
+    end_all(&t);
+    assert_true(list_empty(&t.parties));
+}
+
+static void test_in_turn(void **state)
+{
+    (void)state;
+    struct turns t;
+    struct turns_party *p;
+    turns_init(&t, 1, MANY);
+    add(&t, 0, 3);
+    add(&t, 1, 3);
+    for (unsigned i = 0; i < 6; i++) {
+        struct turn *turn = turns_next(&t, &p);
+        assert_ptr_equal(turn, &works[i % 2][i / 2].turn);
+        struct turns_party *other;
+        assert_null(turns_next(&t, &other)); /* the only thread */
+        turns_end(&t, p);
+    }
+    assert_true(list_empty(&t.parties));
+}
+
+static void test_bound(void **state)
+{
+    (void)state;
+    struct turns t;
+    struct work more = {.party = 0};
+    turns_init(&t, 2, 3);
+    add(&t, 0, 3);
+    assert_int_equal(turns_add(&t, 0, &more.turn), -EAGAIN);
+    add(&t, 1, 1); /* another's is another queue */
+    for (unsigned i = 0; i < 4; i++)
+        assert_non_null(turns_drop(&t));
+    assert_null(turns_drop(&t));
+    assert_true(list_empty(&t.parties) && t.queued == 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_silent_parties),
+        cmocka_unit_test(test_in_turn),
+        cmocka_unit_test(test_bound),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
