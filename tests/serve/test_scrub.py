@@ -104,7 +104,7 @@ def test_rot_is_fetched_at_once(node, tmp_path):
     for key in ("large", "small-3"):
         for _ in range(2):
             answer = server.request("GET", f"/own/{key}")
-            assert answer.status == 500 and "anew, or delete it" in answer.xml.findtext("Message"), answer.body
+            assert answer.status == 500 and "store it anew, or delete it" in answer.xml.findtext("Message"), answer.body
     # A file that cannot be read: as if its sectors gave EIO.
     wait_until(lambda: node.ask("GET", "/v1/status").json["store"]["paths"][0]["objects"] == 11)
     server.stop()
@@ -115,7 +115,7 @@ def test_rot_is_fetched_at_once(node, tmp_path):
     server.start()
     assert server.request("GET", "/front/small").body == small
     answer = server.request("GET", "/own/small-4")
-    assert answer.status == 500 and "store the object anew" in answer.xml.findtext("Message"), answer.body
+    assert answer.status == 500 and "Store the object anew" in answer.xml.findtext("Message"), answer.body
 
 
 def test_slow(tmp_path):
@@ -164,6 +164,9 @@ def test_who_may(node):
 
 
 def test_options():
-    for value, words in (("soon", "scrub"), ("3m", "an hour at least"), ("0", "an hour at least")):
-        done = subprocess.run([lib_host.LEAT, "serve", "--scrub", value], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 2 and words in done.stderr, (value, done.stderr)
+    wrong = [("--scrub", "soon", "scrub"), ("--scrub", "3m", "an hour at least"), ("--scrub", "0", "an hour at least"),
+             ("--upload-age", "off", "upload_age"), ("--upload-age", "59m", "an hour at least")]
+    for option, value, words in wrong:
+        done = subprocess.run([lib_host.LEAT, "serve", option, value], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and words in done.stderr, (option, value, done.stderr)
+

@@ -4,6 +4,7 @@
 import contextlib
 import functools
 import http.client
+import json
 import os
 import pathlib
 import re
@@ -12,9 +13,11 @@ import shlex
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 import time
+import urllib.request
 import xml.etree.ElementTree as ElementTree
 
 import lib_host
@@ -177,18 +180,25 @@ def turns_away(server):
     return False
 
 
-def test_requests_under_way_end(start):
-    """SIGTERM in the middle of a PUT: who is sending may finish, and hears that the connection closes; nobody new is taken in meanwhile."""
-    server = start()
-    assert server.request("PUT", "/bucket").status == 200
-    data = content("grace", 3 * MIB)
+@contextlib.contextmanager
+def begun_put(server, data, sent):
+    """The connection of a PUT of /bucket/k, whose first bytes are sent."""
     target, headers = server.prepare("PUT", "/bucket/k", data)
     with contextlib.closing(server.connect()) as c:
         c.putrequest("PUT", target, skip_host=True, skip_accept_encoding=True)
         for name, value in headers.items():
             c.putheader(name, value)
         c.putheader("content-length", str(len(data)))
-        c.endheaders(data[:MIB])
+        c.endheaders(data[:sent])
+        yield c
+
+
+def test_requests_under_way_end(start):
+    """SIGTERM in the middle of a PUT: who is sending may finish, and hears that the connection closes; nobody new is taken in meanwhile."""
+    server = start()
+    assert server.request("PUT", "/bucket").status == 200
+    data = content("grace", 3 * MIB)
+    with begun_put(server, data, MIB) as c:
         lib_host.wait_for(lambda: any((server.store).rglob("*")), 60)
         server.process.send_signal(signal.SIGTERM)
         lib_host.wait_for(lambda: turns_away(server), 60)
@@ -205,13 +215,7 @@ def test_not_ready_while_it_ends(start):
     """Who had connected before SIGTERM and asks within the grace period hears that this server ends, not that it is ready."""
     server = start()
     assert server.request("PUT", "/bucket").status == 200
-    with contextlib.closing(server.connect()) as put, contextlib.closing(socket.create_connection((server.host, server.port), 60)) as probe:
-        target, headers = server.prepare("PUT", "/bucket/k", b"0123456789")
-        put.putrequest("PUT", target, skip_host=True, skip_accept_encoding=True)
-        for name, value in headers.items():
-            put.putheader(name, value)
-        put.putheader("content-length", "10")
-        put.endheaders(b"01234")
+    with begun_put(server, b"0123456789", 5) as put, contextlib.closing(socket.create_connection((server.host, server.port), 60)) as probe:
         probe.sendall(b"GET /readyz HTTP/1.1\r\nHost: %s\r\n" % server.host.encode())
         with contextlib.closing(server.connect()) as before:
             before.request("GET", "/readyz")
@@ -425,6 +429,40 @@ def test_a_bit_that_flips(start):
         assert error(server.request("GET", f"/bucket/{key}")) == (500, "InternalError")
     assert server.request("PUT", "/bucket/small", b"anew").status == 200
     assert server.request("GET", "/bucket/small").body == b"anew"
+
+
+def busy(server):
+    """Requests under way, but for the one that asks."""
+    return json.load(urllib.request.urlopen(server.url + "/v1/status", timeout=60))["http"]["busy"] - 1
+
+
+def test_a_cancelled_upload_of_a_slow_disk(start, tmp_path):
+    """Who goes in the middle of a large PUT, while the disk takes its time with what he sent, keeps nobody else waiting: not even where one thread serves all."""
+    failio = lib_host.BUILD / "tests" / "tools" / "failio.so"
+    if lib_host.SANITIZED or not failio.exists():
+        pytest.skip("needs the plain build's failio.so")
+    try:  # else there is nobody but the worker who could wait
+        os.close(os.open(tmp_path / "probe", os.O_CREAT | os.O_RDWR | os.O_DIRECT))
+    except OSError:
+        pytest.skip("no direct I/O here")
+    os.mkfifo(tmp_path / "gate")
+    gate = os.open(tmp_path / "gate", os.O_RDWR)
+    env = {**os.environ, "LD_PRELOAD": str(failio), "FAILIO_GATE": str(tmp_path / "gate")}
+    server = start("--threads", "1", name="slow", store=tmp_path / "slow-store", env=env)
+    assert server.request("PUT", "/bucket").status == 200
+    data, seen = bytes(64 * MIB), tmp_path / "gate.seen"
+    with begun_put(server, data, 2 * MIB) as put:  # two buffers: one is being written, a worker waits with the other
+        lib_host.wait_for(seen.exists, 60)
+        lib_host.wait_for(lambda: busy(server) == 1, 60)
+        put.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    lib_host.wait_for(lambda: busy(server) == 0, 60)
+    os.write(gate, b"1")  # the worker hands the second over, and is done; it is written now, for as long as nobody opens the gate
+    lib_host.wait_for(lambda: seen.stat().st_size == 2, 60)
+    for _ in range(20):
+        assert urllib.request.urlopen(server.url + "/healthz", timeout=60).status == 200
+    os.write(gate, bytes(100))
+    os.close(gate)
+    server.stop()
 
 
 def test_a_disk_that_fails(start, tmp_path):

@@ -5,6 +5,8 @@
  *   FAILIO_PATH=a.npy FAILIO_OFFSET=1000000 LD_PRELOAD=failio.so leatd ...       reads that cover the offset give EIO
  *   FAILIO_FULL=leat-region FAILIO_FULL_NTH=3 ...                                the 3rd fallocate of such a file, and all behind it: ENOSPC
  *   FAILIO_DISK=/srv/store-a/ ...                                                 reads, writes and flushes of files there give EIO
+ *   FAILIO_GATE=/tmp/fifo                                                         a write of 512 KiB and more adds a byte to /tmp/fifo.seen, and waits for one
+ *                                                                                 from the FIFO
  *   FAILIO_OFF=/tmp/off                                                           while this file exists nothing fails
  *
  * A file is meant when its name (as /proc/self/fd has it; "/memfd:leat-region (deleted)", and "/#" of a nameless file in a tmpfs)
@@ -62,9 +64,26 @@ static int dead(int fd)
     return 1;
 }
 
+static void pass_gate(size_t bytes)
+{
+    const char *name = getenv("FAILIO_GATE");
+    char byte = 'x', seen[4096];
+    int gate = name && bytes >= 512 * 1024 ? open(name, O_RDWR | O_CLOEXEC) : -1;
+    if (gate >= 0) {
+        snprintf(seen, sizeof(seen), "%s.seen", name);
+        int fd = open(seen, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+        if (fd < 0 || write(fd, &byte, 1) != 1 || close(fd) < 0)
+            abort();
+        while (read(gate, &byte, 1) < 0 && errno == EINTR)
+            ;
+        close(gate);
+    }
+}
+
 ssize_t pwrite64(int fd, const void *buf, size_t bytes, off_t offset)
 {
     REAL(pwrite64);
+    pass_gate(bytes);
     return dead(fd) ? -1 : real(fd, buf, bytes, offset);
 }
 

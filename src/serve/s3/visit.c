@@ -30,16 +30,35 @@ void visit_free(struct visit *v)
     free(v);
 }
 
-static void abort_put(struct http_work *work)
+/* A put that nobody ends any more: a worker takes its file away, as that may wait for the disk, and for who writes to it. */
+struct dropped {
+    struct http_work work;
+    struct store_put *put;
+};
+
+static void dropped_run(struct http_work *work)
 {
-    struct visit *v = container_of(work, struct visit, work);
-    store_put_abort(TAKE_PTR(v->body.put));
+    store_put_abort(TAKE_PTR(container_of(work, struct dropped, work)->put));
 }
 
-static void aborted(struct http_work *work, struct http_request *req)
+static void dropped_done(struct http_work *work, struct http_request *req)
 {
+    struct dropped *d = container_of(work, struct dropped, work);
     (void)req;
-    visit_free(container_of(work, struct visit, work));
+    store_put_abort(d->put); /* workers that end do not run it */
+    free(d);
+}
+
+static void drop_put(struct visit *v)
+{
+    struct dropped *d = v->body.put ? malloc(sizeof(*d)) : NULL;
+    if (!d)
+        return; /* visit_free does it */
+    *d = (struct dropped){.work = {.run = dropped_run, .done = dropped_done}, .put = v->body.put};
+    if (http_work_start(v->door->workers, v->ref, HTTP_LANE_SHORT, &d->work) == 0)
+        v->body.put = NULL;
+    else
+        free(d);
 }
 
 static void on_over(struct http_request *req, int rc)
@@ -47,13 +66,15 @@ static void on_over(struct http_request *req, int rc)
     struct visit *v = req->user;
     (void)rc;
     v->req = NULL;
-    if (v->working || get_unwait(v))
-        return;
-    if (v->body.put) { /* taking a file away may wait for the disk */
-        v->work = (struct http_work){.run = abort_put, .done = aborted};
-        if (http_work_start(v->door->workers, v->ref, HTTP_LANE_SHORT, &v->work) == 0)
-            return;
+    if (v->working) {
+        if (atomic_exchange(&v->hands, VISIT_OVER) ==
+            VISIT_DOOR) /* the worker is done: his word is on its way */
+            drop_put(v);
+        return; /* else he drops it */
     }
+    if (get_unwait(v))
+        return;
+    drop_put(v);
     visit_free(v);
 }
 
@@ -101,6 +122,8 @@ static void work_run(struct http_work *work)
 {
     struct visit *v = container_of(work, struct visit, work);
     v->run(v);
+    if (atomic_exchange(&v->hands, VISIT_DOOR) == VISIT_OVER)
+        store_put_abort(TAKE_PTR(v->body.put));
 }
 
 static void work_done(struct http_work *work, struct http_request *req)
@@ -109,7 +132,6 @@ static void work_done(struct http_work *work, struct http_request *req)
     v->working = false;
     if (!req || !v->req) {
         v->req = NULL;
-        store_put_abort(TAKE_PTR(v->body.put)); /* rare: the peer went while a worker wrote */
         visit_free(v);
         return;
     }
@@ -128,6 +150,7 @@ static void work_by(struct visit *v, struct http_workers *workers, enum http_lan
     v->run = run;
     v->then = then;
     v->working = true;
+    atomic_store(&v->hands, VISIT_WORKER);
     if (http_work_start(workers, v->ref, lane, &v->work) == 0)
         return;
     v->working = false;
@@ -209,14 +232,13 @@ enum s3_code code_of_store(int rc)
  */
 static const char *told_of(const struct visit *v, enum s3_code code, int rc, const char *why)
 {
-    if (rc == LEAT_CORRUPT || rc == STORE_UNAVAILABLE)
-        return v->user->admin && *why ? why
-               : rc == LEAT_CORRUPT
-                   ? "The object is damaged on the server's disk, and there is no other copy of it. Store it "
-                     "again, or delete it."
-                   : "A disk of the server cannot be read. Its log says which; an object that was stored "
-                     "again "
-                     "can be had.";
+    if (rc == LEAT_CORRUPT)
+        return "The object is damaged on the server's disk, and there is no other copy of it: store it anew, "
+               "or "
+               "delete it.";
+    if (rc == STORE_UNAVAILABLE)
+        return "A disk of the server has failed; its log says which, and why. Store the object anew, or try "
+               "again when the disk is mended.";
     bool remote = code == S3_UNAVAILABLE || code == S3_REMOTE_REFUSED || code == S3_REMOTE_TIMEOUT;
     if (!*why || !(remote || code == S3_INVALID_ARGUMENT))
         return NULL;

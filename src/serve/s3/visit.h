@@ -33,12 +33,16 @@ struct s3_door {
 
 #define VISIT_ID_TEXT 17
 
+/* Who lets go of what a visit writes when its request is over. */
+enum visit_hands { VISIT_DOOR, VISIT_WORKER, VISIT_OVER };
+
 struct visit {
     struct s3_door *door;
     struct http_request *req; /* NULL: over */
     struct http_ref ref;
     struct http_work work;
     bool working, answered;
+    _Atomic int hands; /* enum visit_hands: VISIT_WORKER until `run` has ended, or, before that, VISIT_OVER */
     void (*run)(struct visit *v);
     void (*then)(struct visit *v);
 
