@@ -25,18 +25,25 @@ void serve_config_fini(struct serve_config *c)
     free(c->region);
 }
 
-static int set_scrub(struct serve_config *c, const char *value, struct leat_error *err)
+static int set_period(uint64_t *ret_s, const char *key, const char *value, const char *or_off,
+                      struct leat_error *err)
 {
     uint64_t ns = 0;
-    if (!strcmp(value, "off")) {
-        c->scrub_s = UINT64_MAX;
-        return 0;
-    }
     int rc = duration_parse_ns(value, &ns, err);
     if (rc == 0 && ns < 3600 * NS_PER_S)
-        rc = error_set(err, LEAT_INVALID, "%.40s: an hour at least, as 30d; or off", value);
-    c->scrub_s = ns / NS_PER_S;
-    return rc < 0 ? error_prefix(err, rc, "scrub") : 0;
+        rc = error_set(err, LEAT_INVALID, "%.40s: an hour at least, as 30d%s", value, or_off);
+    if (rc < 0)
+        return error_prefix(err, rc, "%s", key);
+    *ret_s = ns / NS_PER_S;
+    return 0;
+}
+
+static int set_scrub(struct serve_config *c, const char *value, struct leat_error *err)
+{
+    if (strcmp(value, "off"))
+        return set_period(&c->scrub_s, "scrub", value, "; or off", err);
+    c->scrub_s = UINT64_MAX;
+    return 0;
 }
 
 static int set_store(struct serve_config *c, const char *key, const char *value, struct leat_error *err)
@@ -49,6 +56,8 @@ static int set_store(struct serve_config *c, const char *key, const char *value,
         return setting_bytes(&c->memory_bytes, key, value, 32 * MIB, err);
     if (!strcmp(key, "scrub"))
         return set_scrub(c, value, err);
+    if (!strcmp(key, "upload_age"))
+        return set_period(&c->upload_age_s, key, value, "", err);
     if (!strcmp(key, "scrub_rate"))
         return setting_bytes(&c->scrub_rate, key, value, 64 * KIB, err);
     return setting_count(!strcmp(key, "high") ? &c->high_percent : &c->low_percent, key, value, 1, 99, err);
@@ -92,7 +101,7 @@ static const struct {
 } sections[] = {
     {"serve", " listen keys_file anonymous tls_cert tls_key admin_token_file region domains threads grace ",
      set_serve},
-    {"store", " paths capacity high low memory scrub scrub_rate ", set_store},
+    {"store", " paths capacity high low memory scrub scrub_rate upload_age ", set_store},
 };
 
 int serve_config_set(struct serve_config *c, const char *section, const char *key, const char *value,

@@ -51,6 +51,7 @@ def test_live(nasty, browser):
     assert "bucket-1" in text and "OBJECTS" in text.upper() and "live" in text
     assert str(nasty.store) in text  # with its angle brackets: text, not elements
     assert page.value("document.querySelectorAll('taken').length") == 0
+    assert "Scrub" in text and "never ended a pass" in text
     before = page.value("document.querySelector('#tiles span').textContent")
     for _ in range(20):
         nasty.request("GET", "/bucket-0/key")

@@ -31,7 +31,8 @@ enum {
     OPT_THREADS,
     OPT_ADMIN_TOKEN,
     OPT_SCRUB,
-    OPT_SCRUB_RATE
+    OPT_SCRUB_RATE,
+    OPT_UPLOAD_AGE
 };
 
 static const struct {
@@ -51,6 +52,7 @@ static const struct {
     {OPT_ADMIN_TOKEN, "serve", "admin_token_file"},
     {OPT_SCRUB, "store", "scrub"},
     {OPT_SCRUB_RATE, "store", "scrub_rate"},
+    {OPT_UPLOAD_AGE, "store", "upload_age"},
 };
 
 const struct cli_option serve_options[] = {
@@ -70,6 +72,8 @@ const struct cli_option serve_options[] = {
      "who sends what is in it may administrate by /v1; see the man page"},
     {OPT_SCRUB, "scrub", "TIME", "all objects are read again and verified once in so long, or off (30d)"},
     {OPT_SCRUB_RATE, "scrub-rate", "SIZE", "most that this reads of each DIR in a second (64MiB)"},
+    {OPT_UPLOAD_AGE, "upload-age", "TIME",
+     "uploads in parts that nobody touched for so long are given up (7d)"},
     {0},
 };
 
