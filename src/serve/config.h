@@ -14,9 +14,9 @@ struct serve_config {
     uint64_t capacity_bytes;            /* of each path; 0: the file system's */
     unsigned high_percent, low_percent; /* 0: the store's defaults */
     uint64_t scrub_s;                   /* a pass lasts so long; 0: the store's default; UINT64_MAX: off */
-    uint64_t upload_age_s;              /* uploads in parts that nobody touched for so long go; 0: the store's default */
-    uint64_t scrub_rate;                /* bytes a second of a path, at most; 0: the store's default */
-    uint64_t memory_bytes;              /* of bodies and documents under way */
+    uint64_t upload_age_s; /* uploads in parts that nobody touched for so long go; 0: the store's default */
+    uint64_t scrub_rate;   /* bytes a second of a path, at most; 0: the store's default */
+    uint64_t memory_bytes; /* of bodies and documents under way */
     /* [serve] */
     char **listen; /* NULL-terminated */
     unsigned nlisten;
