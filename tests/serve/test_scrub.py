@@ -169,4 +169,3 @@ def test_options():
     for option, value, words in wrong:
         done = subprocess.run([lib_host.LEAT, "serve", option, value], capture_output=True, text=True, timeout=60)
         assert done.returncode == 2 and words in done.stderr, (option, value, done.stderr)
-
