@@ -34,6 +34,7 @@ import struct
 import threading
 import time
 import urllib.parse
+import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from xml.sax.saxutils import escape
 
@@ -65,6 +66,10 @@ def crc32c(data):
 
 def crc64nvme(data):
     return base64.b64encode(struct.pack(">Q", _crc(_CRC64NVME, data))).decode()
+
+
+def crc32(data):
+    return base64.b64encode(struct.pack(">I", zlib.crc32(data))).decode()
 
 
 class Rule:
@@ -283,7 +288,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": etag, "Last-Modified": email.utils.formatdate(file.stat().st_mtime, usegmt=True), "Accept-Ranges": "bytes"}
         if self.s.checksum and self.headers.get("x-amz-checksum-mode") == "ENABLED" and "range" not in self.headers:
             of = data if not (rule and rule.what.get("wrong_sum")) else data + b"x"
-            headers[f"x-amz-checksum-{self.s.checksum}"] = {"crc32c": crc32c, "crc64nvme": crc64nvme}[self.s.checksum](of)
+            headers[f"x-amz-checksum-{self.s.checksum}"] = {"crc32c": crc32c, "crc64nvme": crc64nvme, "crc32": crc32}[self.s.checksum](of)
         if rule and "sum" in rule.what:
             headers[rule.what["sum"][0]] = rule.what["sum"][1]
         status = 200

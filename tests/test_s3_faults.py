@@ -461,7 +461,7 @@ def test_a_clock_that_is_off_by_an_hour(s3, tmp_path, off):
     assert "the clock of this machine is off by" in err
 
 
-@pytest.mark.parametrize("kind", ["crc32c", "crc64nvme"])
+@pytest.mark.parametrize("kind", ["crc32c", "crc64nvme", "crc32"])
 def test_checksums(s3, tmp_path, kind):
     s3.checksum = kind
     get(s3, "small", tmp_path, SMALL)
@@ -474,7 +474,7 @@ def test_checksums(s3, tmp_path, kind):
     assert f"do not match the server's {kind.upper()}" in err and "s3://data/small" in err
 
 
-@pytest.mark.parametrize("kind", ["crc32c", "crc64nvme"])
+@pytest.mark.parametrize("kind", ["crc32c", "crc64nvme", "crc32"])
 def test_checksums_of_what_comes_in_blocks(s3, top, tmp_path, kind):
     """Answers to ranges have none: that of all of the object is asked for beside them, and compared with theirs joined."""
     data = BIG[:1 * MIB + 13]

@@ -17,6 +17,7 @@
 
 #include "base/base.h"
 #include "base/list.h"
+#include "wire/s3_crc.h"
 
 #define BACKEND_ETAG_MAX    160
 #define BACKEND_HEADERS_MAX 4096u /* bytes of all headers that are kept with an object */
@@ -70,10 +71,7 @@ struct backend_stat {
     uint64_t bytes;
     char etag[BACKEND_ETAG_MAX];
     int64_t modified;
-    /* Checksums of the whole object, where its server keeps such. */
-    bool has_crc32c, has_crc64; /* CRC32C; CRC64NVME */
-    uint32_t crc32c;
-    uint64_t crc64;
+    struct s3_crc crc; /* of the whole object, where its server keeps one */
     /* What was stored with it: "name:value\n" each, names in lower case. Those that do not fit are left out. */
     char headers[BACKEND_HEADERS_MAX];
 };

@@ -127,11 +127,6 @@ void s3_completed_parse(const void *body, size_t len, char *ret_etag, size_t cap
 /* The body of CompleteMultipartUpload. etags[i]: of part i + 1, with quotes. */
 void s3_complete_put(struct bytes_out *out, char *const *etags, unsigned n);
 
-/* A checksum in a header: base64 of its 4 or 8 bytes, the highest first. False: another thing, as that of parts ("...-5") is. */
-#define S3_SUM_TEXT 13
-void s3_sum_format(uint64_t sum, unsigned bytes, char out[S3_SUM_TEXT]);
-bool s3_sum_parse(struct http_text text, unsigned bytes, uint64_t *ret_sum);
-
 /* "2013-05-24T00:00:00.000Z" to seconds; false: not of this form. */
 bool s3_time_parse(const char *text, int64_t *ret);
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What S3 answers: pages of a list, errors, multipart. Keys of a list come URL-encoded where that was asked for (encoding-type=url). */
-#include <openssl/evp.h>
 #include <stdio.h>
 
 #include "wire/http.h"
@@ -396,29 +395,4 @@ bool s3_time_parse(const char *text, int64_t *ret)
         365ll * (year - 1970) + past / 4 - past / 100 + past / 400 - 477 + before[month - 1] + day - 1;
     *ret = ((days * 24 + hour) * 60 + minute) * 60 + second;
     return true;
-}
-
-/* --- checksums --------------------------------------------------------------------------------------------------------- */
-
-void s3_sum_format(uint64_t sum, unsigned bytes, char out[S3_SUM_TEXT])
-{
-    uint8_t raw[8];
-    for (unsigned i = 0; i < bytes; i++)
-        raw[i] = (uint8_t)(sum >> (8 * (bytes - 1 - i)));
-    EVP_EncodeBlock((uint8_t *)out, raw, (int)bytes);
-}
-
-bool s3_sum_parse(struct http_text text, unsigned bytes, uint64_t *ret_sum)
-{
-    char again[S3_SUM_TEXT];
-    uint8_t raw[9];
-    uint64_t sum = 0;
-    if (text.len != (bytes + 2) / 3 * 4 ||
-        EVP_DecodeBlock(raw, (const uint8_t *)text.data, (int)text.len) < (int)bytes)
-        return false;
-    for (unsigned i = 0; i < bytes; i++)
-        sum = sum << 8 | raw[i];
-    s3_sum_format(sum, bytes, again); /* one text for each: padding and spare bits as they have to be */
-    *ret_sum = sum;
-    return http_text_is(text, again);
 }

@@ -280,39 +280,12 @@ static void test_multipart(void **state)
     }
 }
 
-static void test_sums(void **state)
-{
-    /* The check values of CRC-32/ISCSI and CRC-64/NVME: of "123456789". */
-    static const struct {
-        const char *text;
-        unsigned bytes;
-        uint64_t sum;
-    } cases[] = {{"4waSgw==", 4, 0xe3069283},
-                 {"rosUhgp5mIg=", 8, 0xae8b14860a799888},
-                 {"AAAAAA==", 4, 0},
-                 {"/////w==", 4, 0xffffffff}};
-    uint64_t sum;
-    char text[S3_SUM_TEXT];
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct http_text t = {cases[i].text, strlen(cases[i].text)};
-        assert_true(s3_sum_parse(t, cases[i].bytes, &sum));
-        assert_true(sum == cases[i].sum);
-        s3_sum_format(sum, cases[i].bytes, text);
-        assert_string_equal(text, cases[i].text);
-    }
-    static const char *bad[] = {
-        "", "4waSgw", "4waSgw==-5", "4waSgx==", "4waSgw=A", "4wa gw==", "rosUhgp5mIg=", "4waSg==="};
-    for (size_t i = 0; i < ARRAY_LEN(bad); i++)
-        assert_false(s3_sum_parse((struct http_text){bad[i], strlen(bad[i])}, 4, &sum));
-    assert_false(s3_sum_parse((struct http_text){NULL, 0}, 4, &sum));
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_uris),      cmocka_unit_test(test_endpoints), cmocka_unit_test(test_request),
         cmocka_unit_test(test_list),      cmocka_unit_test(test_bad_lists), cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_multipart), cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_multipart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

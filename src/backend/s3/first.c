@@ -38,7 +38,7 @@ static int first_head(struct request *rq, const struct http_reader *reader, cons
     f->stat.bytes = total;
     s3_stat_headers(reader, buf, &f->stat);
     if (f->bytes != total) /* of these bytes alone, if there is one */
-        f->stat.has_crc32c = f->stat.has_crc64 = false;
+        f->stat.crc.kind = S3_CRC_NONE;
     return 0;
 }
 

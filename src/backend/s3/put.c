@@ -24,7 +24,7 @@ struct part {
     unsigned number; /* from 1; 0: idle */
     char *buf;
     uint64_t bytes;
-    char query[S3_KEY_MAX + 64], crc[S3_SUM_TEXT], sha[SIGV4_SIGNATURE];
+    char query[S3_KEY_MAX + 64], crc[S3_CRC_TEXT], sha[SIGV4_SIGNATURE];
     struct s3_header headers[3 + BACKEND_HEADERS];
     char range[64]; /* of a copy */
     char *etag;
@@ -146,7 +146,7 @@ static int part_start(struct upload *u, struct part *p, uint64_t at, uint64_t by
                                      u->target.uri);
         got += (uint64_t)n;
     }
-    s3_sum_format(crc32c(0, p->buf, bytes), 4, p->crc);
+    s3_crc_format((struct s3_crc){S3_CRC32C, crc32c(0, p->buf, bytes)}, p->crc);
     const char *payload = SIGV4_UNSIGNED;
     if (!u->target.bucket->endpoint.tls) {
         int rc = sigv4_sha256(p->buf, bytes, p->sha);
@@ -154,7 +154,7 @@ static int part_start(struct upload *u, struct part *p, uint64_t at, uint64_t by
             return rc;
         payload = p->sha;
     }
-    p->headers[0] = (struct s3_header){"x-amz-checksum-crc32c", p->crc};
+    p->headers[0] = (struct s3_header){s3_crc_header(S3_CRC32C), p->crc};
     unsigned more = p->query[0] ? 0 : u->nheaders; /* those of parts were said when the upload began */
     memcpy(p->headers + 1, u->headers, more * sizeof(u->headers[0]));
     struct request rq = {.say = {.payload = payload, .content_length = bytes},

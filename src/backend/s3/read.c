@@ -11,8 +11,6 @@
 #include "backend/s3/session.h"
 #include "backend/s3/whole.h"
 #include "base/clock.h"
-#include "base/crc32c.h"
-#include "base/crc64.h"
 
 #define BLOCK_MIN (256 * KIB)
 #define BLOCK_MAX (8 * MIB)
@@ -40,9 +38,7 @@ struct block {
     struct backend_read *read;
     uint64_t offset, bytes;
     bool whole;
-    bool has_crc, has_crc64;
-    uint32_t crc;
-    uint64_t crc64;
+    struct s3_crc crc; /* the server's, of a block that is all of the object */
 };
 
 uint64_t backend_session_bytes(unsigned connections)
@@ -147,12 +143,8 @@ static int block_head(struct request *rq, const struct http_reader *reader, cons
         http_text_copy(etag, f->etag, sizeof(f->etag));
     else if (!f->etag[0] && modified.len && modified.len < sizeof(f->modified))
         http_text_copy(modified, f->modified, sizeof(f->modified));
-    uint64_t sum;
-    k->has_crc = k->whole && s3_sum_parse(http_header(reader, buf, "x-amz-checksum-crc32c"), 4, &sum);
-    if (k->has_crc)
-        k->crc = (uint32_t)sum;
-    k->has_crc64 = k->whole && !k->has_crc &&
-                   s3_sum_parse(http_header(reader, buf, "x-amz-checksum-crc64nvme"), 8, &k->crc64);
+    if (k->whole)
+        k->crc = s3_crc_of(reader, buf);
     return 0;
 }
 
@@ -240,10 +232,9 @@ static int block_check(struct request *rq, struct leat_error *err)
     if (rq->call.received != k->bytes)
         return error_set(err, LEAT_CORRUPT, "%llu bytes came, where %llu were asked for",
                          (unsigned long long)rq->call.received, (unsigned long long)k->bytes);
-    if (k->has_crc && crc32c(0, rq->dst, k->bytes) != k->crc)
-        return error_set(err, LEAT_CORRUPT, "the bytes that came do not match the server's CRC32C");
-    if (k->has_crc64 && crc64nvme(0, rq->dst, k->bytes) != k->crc64)
-        return error_set(err, LEAT_CORRUPT, "the bytes that came do not match the server's CRC64NVME");
+    if (k->crc.kind != S3_CRC_NONE && s3_crc_add(k->crc.kind, 0, rq->dst, k->bytes) != k->crc.value)
+        return error_set(err, LEAT_CORRUPT, "the bytes that came do not match the server's %s",
+                         s3_crc_name(k->crc.kind));
     return 0;
 }
 
@@ -253,7 +244,7 @@ static void block_end(struct request *rq, int rc, const struct leat_error *err)
     struct session *b = rq->b;
     struct backend_read *read = k->read;
     if (rc == 0 && k->whole)
-        k->has_crc || k->has_crc64 ? b->stats.checked++ : b->stats.unchecked++;
+        k->crc.kind != S3_CRC_NONE ? b->stats.checked++ : b->stats.unchecked++;
     struct s3_file *f = file_of(read);
     if (rc < 0)
         read_spoil(read, rc, err);
@@ -327,7 +318,7 @@ static void block_start(struct block *k, struct backend_read *read, uint64_t byt
     k->offset = read->next;
     k->bytes = bytes;
     k->whole = whole;
-    k->has_crc = k->has_crc64 = false;
+    k->crc.kind = S3_CRC_NONE;
     read->next += bytes;
     read->inside++;
     b->nblocks++;

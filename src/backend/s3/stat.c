@@ -41,10 +41,7 @@ void s3_stat_headers(const struct http_reader *reader, const char *buf, struct b
         memcpy(stat->headers, lines.data, lines.len);
     stat->headers[lines.failed ? 0 : lines.len] = 0;
     bytes_out_fini(&lines);
-    uint64_t sum;
-    stat->has_crc32c = s3_sum_parse(http_header(reader, buf, "x-amz-checksum-crc32c"), 4, &sum);
-    stat->crc32c = stat->has_crc32c ? (uint32_t)sum : 0;
-    stat->has_crc64 = s3_sum_parse(http_header(reader, buf, "x-amz-checksum-crc64nvme"), 8, &stat->crc64);
+    stat->crc = s3_crc_of(reader, buf);
 }
 
 static int head_arrived(struct request *rq, const struct http_reader *reader, const char *buf,

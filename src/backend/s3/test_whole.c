@@ -3,8 +3,6 @@
 #include <stdarg.h>
 
 #include "backend/s3/whole.h"
-#include "base/crc32c.h"
-#include "base/crc64.h"
 #include "base/rng.h"
 
 #include <cmocka.h>
@@ -14,16 +12,16 @@
 
 static uint8_t data[BYTES];
 
-static struct whole *fresh(enum whole_kind kind)
+static struct whole *fresh(enum s3_crc_kind kind)
 {
     static struct whole w;
     uint64_t seed = 7;
     for (unsigned i = 0; i < BYTES; i++)
         data[i] = (uint8_t)rng_next(&seed);
     memset(&w, 0, sizeof(w));
-    w.kind = kind;
+    w.state = WHOLE_TOLD;
     w.bytes = BYTES;
-    w.sum = kind == WHOLE_CRC64 ? crc64nvme(0, data, BYTES) : crc32c(0, data, BYTES);
+    w.crc = (struct s3_crc){kind, s3_crc_add(kind, 0, data, BYTES)};
     return &w;
 }
 
@@ -32,8 +30,8 @@ static void test_any_order(void **state)
 {
     uint64_t seed = 1;
     for (unsigned turn = 0; turn < 200; turn++) {
-        enum whole_kind kind = turn & 1 ? WHOLE_CRC64 : WHOLE_CRC32C;
-        struct whole *w = fresh(kind);
+        struct whole *w = fresh(1 + turn % (S3_CRC_KINDS - 1));
+        struct s3_crc told = w->crc;
         uint64_t cuts[BLOCKS + 1] = {0};
         unsigned order[BLOCKS];
         for (unsigned k = 1; k <= BLOCKS; k++) {
@@ -45,17 +43,20 @@ static void test_any_order(void **state)
             order[k] = order[other];
             order[other] = at;
         }
-        w->kind = WHOLE_ASKING;
+        w->state = WHOLE_ASKING;
+        w->crc.kind = S3_CRC_NONE;
         for (unsigned k = 0; k < BLOCKS; k++) {
             assert_false(whole_covered(w));
-            if (k == turn % BLOCKS)
-                w->kind = kind;
+            if (k == turn % BLOCKS) {
+                w->state = WHOLE_TOLD;
+                w->crc = told;
+            }
             uint64_t at = cuts[order[k]];
             whole_add(w, at, data + at, cuts[order[k] + 1] - at);
         }
         assert_true(whole_covered(w));
         assert_int_equal(whole_verdict(w, NULL), 1);
-        w->sum ^= 1;
+        w->crc.value ^= 1;
         assert_int_equal(whole_verdict(w, NULL), LEAT_CORRUPT);
     }
 }
@@ -63,18 +64,18 @@ static void test_any_order(void **state)
 /* What this is not for is given up, not judged. */
 static void test_given_up(void **state)
 {
-    struct whole *w = fresh(WHOLE_CRC32C);
+    struct whole *w = fresh(S3_CRC32C);
     whole_add(w, 100, data + 100, 100);
     whole_add(w, 150, data + 150, 10); /* again */
-    assert_int_equal(w->kind, WHOLE_NONE);
-    w = fresh(WHOLE_CRC32C);
+    assert_int_equal(w->state, WHOLE_GIVEN_UP);
+    w = fresh(S3_CRC32C);
     whole_add(w, 100, data + 100, 100);
     whole_add(w, 50, data + 50, 60); /* over its beginning */
-    assert_int_equal(w->kind, WHOLE_NONE);
-    w = fresh(WHOLE_CRC32C);
+    assert_int_equal(w->state, WHOLE_GIVEN_UP);
+    w = fresh(S3_CRC32C);
     for (unsigned k = 0; k <= WHOLE_RUNS_MAX; k++)
         whole_add(w, 10 * k, data + 10 * k, 5); /* here and there */
-    assert_int_equal(w->kind, WHOLE_NONE);
+    assert_int_equal(w->state, WHOLE_GIVEN_UP);
     assert_false(whole_covered(w));
     assert_int_equal(whole_verdict(w, NULL), 0);
 }

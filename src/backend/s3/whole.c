@@ -1,20 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/s3/whole.h"
 
-#include "base/crc32c.h"
-#include "base/crc64.h"
-
 static int head_arrived(struct request *rq, const struct http_reader *reader, const char *buf,
                         struct leat_error *err)
 {
     struct whole *w = container_of(rq, struct whole, head);
-    uint64_t sum;
-    w->kind = WHOLE_NONE;
-    if (s3_sum_parse(http_header(reader, buf, "x-amz-checksum-crc32c"), 4, &sum))
-        w->kind = WHOLE_CRC32C;
-    else if (s3_sum_parse(http_header(reader, buf, "x-amz-checksum-crc64nvme"), 8, &sum))
-        w->kind = WHOLE_CRC64;
-    w->sum = w->kind == WHOLE_NONE ? 0 : sum;
+    w->crc = s3_crc_of(reader, buf);
+    w->state = w->crc.kind == S3_CRC_NONE ? WHOLE_GIVEN_UP : WHOLE_TOLD;
     return 0;
 }
 
@@ -22,7 +14,7 @@ static void head_over(struct request *rq, int rc, const struct leat_error *err)
 {
     struct whole *w = container_of(rq, struct whole, head);
     if (rc < 0) /* the bytes are good for all that is known; what is wrong with the object its blocks say */
-        w->kind = WHOLE_NONE;
+        w->state = WHOLE_GIVEN_UP;
     w->over = true;
     w->settled(w->user);
 }
@@ -34,9 +26,9 @@ int whole_new(struct session *b, struct target *target, const char *etag, uint64
     struct whole *w = malloc(sizeof(*w));
     if (!w)
         return -ENOMEM;
-    w->kind = WHOLE_ASKING;
+    w->state = WHOLE_ASKING;
     w->bytes = bytes;
-    w->sum = 0;
+    w->crc.kind = S3_CRC_NONE;
     w->over = false;
     w->nruns = 0;
     w->settled = settled;
@@ -67,27 +59,22 @@ void whole_free(struct whole *w)
 /* b follows a. */
 static void join(struct whole_run *a, const struct whole_run *b)
 {
-    uint64_t bytes = b->end - b->begin;
-    a->crc = crc32c_combine(a->crc, b->crc, bytes);
-    a->crc64 = crc64nvme_combine(a->crc64, b->crc64, bytes);
+    s3_crcs_join(&a->crcs, &b->crcs, b->end - b->begin);
     a->end = b->end;
 }
 
 void whole_add(struct whole *w, uint64_t offset, const void *data, uint64_t bytes)
 {
-    if (w->kind == WHOLE_NONE)
+    if (w->state == WHOLE_GIVEN_UP)
         return;
     struct whole_run run = {.begin = offset, .end = offset + bytes};
-    if (w->kind != WHOLE_CRC64)
-        run.crc = crc32c(0, data, bytes);
-    if (w->kind != WHOLE_CRC32C)
-        run.crc64 = crc64nvme(0, data, bytes);
+    s3_crcs_add(&run.crcs, w->crc.kind, data, bytes);
     unsigned at = w->nruns;
     while (at > 0 && w->runs[at - 1].begin >= run.end)
         at--;
     struct whole_run *before = at > 0 ? &w->runs[at - 1] : NULL, *after = at < w->nruns ? &w->runs[at] : NULL;
     if (before && before->end > run.begin) {
-        w->kind = WHOLE_NONE; /* the same bytes twice: not what this is for */
+        w->state = WHOLE_GIVEN_UP; /* the same bytes twice: not what this is for */
     } else if (before && before->end == run.begin) {
         join(before, &run);
         if (after && before->end == after->begin) {
@@ -98,7 +85,7 @@ void whole_add(struct whole *w, uint64_t offset, const void *data, uint64_t byte
         join(&run, after);
         *after = run;
     } else if (w->nruns == WHOLE_RUNS_MAX) {
-        w->kind = WHOLE_NONE;
+        w->state = WHOLE_GIVEN_UP;
     } else {
         memmove(&w->runs[at + 1], &w->runs[at], (w->nruns++ - at) * sizeof(run));
         w->runs[at] = run;
@@ -112,11 +99,10 @@ bool whole_covered(const struct whole *w)
 
 int whole_verdict(struct whole *w, struct leat_error *err)
 {
-    bool crc64 = w->kind == WHOLE_CRC64;
-    if (w->kind != WHOLE_CRC32C && !crc64)
+    if (w->state != WHOLE_TOLD)
         return 0;
-    if ((crc64 ? w->runs[0].crc64 : w->runs[0].crc) == w->sum)
+    if (w->runs[0].crcs.of[w->crc.kind] == w->crc.value)
         return 1;
     return error_set(err, LEAT_CORRUPT, "all of the object does not match the server's %s",
-                     crc64 ? "CRC64NVME" : "CRC32C");
+                     s3_crc_name(w->crc.kind));
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * whole.h: is an object that came in several blocks the one that was stored? Checksums of its blocks, in whatever order they end, are joined to
- * that of all of it (crc32c_combine), and compared with the server's, which a HEAD beside the first block tells: answers to ranges have none.
+ * that of all of it (s3_crcs_join), and compared with the server's, which a HEAD beside the first block tells: answers to ranges have none.
  *
- *   whole_begin ─▶ HEAD under way; both kinds are computed ─▶ answered: the one that the server has, or none
+ *   whole_begin ─▶ HEAD under way; all kinds are computed ─▶ answered: the one that the server has, or none
  *   whole_add(offset, block) ...  ─▶ whole_covered ─▶ whole_pending? wait for whole_settled() ─▶ whole_verdict
  *
  * Failure modes: no answer, or a checksum of checksums ("...-5"): nothing to compare with, the object counts as unchecked. Invariants: `runs` are
@@ -16,19 +16,18 @@
 
 #define WHOLE_RUNS_MAX 256u
 
-enum whole_kind { WHOLE_ASKING, WHOLE_CRC32C, WHOLE_CRC64, WHOLE_NONE };
+enum whole_state { WHOLE_ASKING, WHOLE_TOLD, WHOLE_GIVEN_UP };
 
 struct whole_run {
     uint64_t begin, end;
-    uint32_t crc;
-    uint64_t crc64;
+    struct s3_crcs crcs; /* ASKING: all kinds; TOLD: the server's */
 };
 
 struct whole {
     struct request head;
-    enum whole_kind kind;
-    uint64_t bytes; /* of the object */
-    uint64_t sum;   /* the server's */
+    enum whole_state state;
+    uint64_t bytes;    /* of the object */
+    struct s3_crc crc; /* TOLD: the server's */
     bool over;
     unsigned nruns;
     struct whole_run runs[WHOLE_RUNS_MAX];

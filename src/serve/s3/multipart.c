@@ -12,10 +12,9 @@
 #include <libdeflate.h>
 #include <stdio.h>
 #include <strings.h>
-#include <zlib.h>
 
 #include "base/crc32c.h"
-#include "base/crc64.h"
+#include "wire/s3_crc.h"
 
 #define COMPLETE_MAX (8 * MIB)
 
@@ -210,10 +209,8 @@ static bool match(struct completion *c)
 
 static uint64_t combine(enum sum_kind kind, uint64_t a, uint64_t b, uint64_t b_bytes)
 {
-    if (kind == SUM_CRC64)
-        return crc64nvme_combine(a, b, b_bytes);
-    return kind == SUM_CRC32 ? crc32_combine((uint32_t)a, (uint32_t)b, (z_off_t)b_bytes)
-                             : crc32c_combine((uint32_t)a, (uint32_t)b, b_bytes);
+    enum s3_crc_kind crc = kind == SUM_CRC64 ? S3_CRC64NVME : kind == SUM_CRC32 ? S3_CRC32 : S3_CRC32C;
+    return s3_crc_join(crc, a, b, b_bytes);
 }
 
 /* A checksum of checksums, and how many: "base64-5". */

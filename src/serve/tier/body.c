@@ -16,7 +16,6 @@
 #include "serve/tier/tier_internal.h"
 
 #include "base/clock.h"
-#include "base/crc64.h"
 
 #define FLIGHTS  8u                /* requests under way at a time */
 #define QUICK_NS (250 * NS_PER_MS) /* blocks are doubled while they come in this */
@@ -39,14 +38,14 @@ struct body {
     struct store_put *put;
     struct backend_stat *stat;
     struct flight flights[FLIGHTS + FETCH_URGENT];
-    unsigned n;      /* requests under way, or waiting for their turn */
-    uint64_t cursor; /* what is asked for next, if nobody wants another part */
-    uint64_t next;   /* all before it was asked for */
-    uint64_t block;  /* bytes of the next request */
-    unsigned width;  /* requests at a time */
-    unsigned most;   /* ... at the most */
-    uint64_t crc64;
-    bool asking; /* nobody knows yet whether there is a checksum of the whole, and of which kind */
+    unsigned n;          /* requests under way, or waiting for their turn */
+    uint64_t cursor;     /* what is asked for next, if nobody wants another part */
+    uint64_t next;       /* all before it was asked for */
+    uint64_t block;      /* bytes of the next request */
+    unsigned width;      /* requests at a time */
+    unsigned most;       /* ... at the most */
+    struct s3_crcs crcs; /* but for CRC32C, which the put has */
+    bool asking;         /* nobody knows yet whether there is a checksum of the whole, and of which kind */
 };
 
 static bool bit(const uint64_t *bits, uint64_t unit)
@@ -212,14 +211,20 @@ static void pace(struct body *x, const struct flight *k)
 
 /* --- what has come ----------------------------------------------------------------------------------------------------------------- */
 
+/* A checksum that the put does not make by itself is to be compared. */
+static bool sum_beside(const struct body *x)
+{
+    return x->stat->crc.kind != S3_CRC_NONE && x->stat->crc.kind != S3_CRC32C;
+}
+
 static int whole_right(struct body *x, struct leat_error *err)
 {
-    const struct backend_stat *s = x->stat;
-    if (s->has_crc32c && store_put_crc32c(x->put) != s->crc32c)
-        return error_set(err, LEAT_CORRUPT, "the bytes that came do not match the server's CRC32C");
-    if (s->has_crc64 && x->crc64 != s->crc64)
-        return error_set(err, LEAT_CORRUPT, "the bytes that came do not match the server's CRC64NVME");
-    return 0;
+    struct s3_crc theirs = x->stat->crc;
+    uint64_t ours = theirs.kind == S3_CRC32C ? store_put_crc32c(x->put) : x->crcs.of[theirs.kind];
+    if (theirs.kind == S3_CRC_NONE || ours == theirs.value)
+        return 0;
+    return error_set(err, LEAT_CORRUPT, "the bytes that came do not match the server's %s",
+                     s3_crc_name(theirs.kind));
 }
 
 /* The put has gone on: readers may have what it has. */
@@ -241,8 +246,8 @@ static int show(struct body *x, struct leat_error *err)
 /* Bytes of its turn, into the put. */
 static int take(struct body *x, const void *data, uint64_t bytes, struct leat_error *err)
 {
-    if (x->stat->has_crc64 || x->asking)
-        x->crc64 = crc64nvme(x->crc64, data, bytes);
+    if (x->asking || sum_beside(x))
+        s3_crcs_add(&x->crcs, x->stat->crc.kind, data, bytes);
     int rc = store_put_write(x->put, data, bytes, err);
     return rc < 0 ? rc : store_put_push(x->put, err);
 }
@@ -255,10 +260,10 @@ static int adopt(struct body *x, void *scratch, struct leat_error *err)
     int rc = 0;
     while (rc == 0 && (at = store_put_bytes(x->put)) < total && bit(f->ahead, at / FETCH_UNIT)) {
         uint64_t bytes = MIN((uint64_t)FETCH_UNIT, total - at);
-        if (x->stat->has_crc64) {
+        if (sum_beside(x)) {
             if (pread(f->fd, scratch, bytes, (off_t)at) != (ssize_t)bytes)
                 return error_set(err, -EIO, "bytes that were fetched cannot be read back");
-            x->crc64 = crc64nvme(x->crc64, scratch, bytes);
+            s3_crcs_add(&x->crcs, x->stat->crc.kind, scratch, bytes);
         }
         rc = store_put_adopt(x->put, bytes, err);
         if (rc == 0)
@@ -325,15 +330,12 @@ static int ask_sum(struct body *x, const char *uri, struct leat_error *err)
     struct backend_stat stat;
     struct leat_error why;
     int rc = backend_stat_object(x->b, uri, &stat, &why);
-    if (rc < 0 || x->stat->has_crc32c || x->stat->has_crc64)
+    if (rc < 0 || x->stat->crc.kind != S3_CRC_NONE)
         return 0; /* nothing to compare with; what is wrong with the object its blocks say */
     if (strcmp(stat.etag, x->stat->etag) != 0 || stat.bytes != x->stat->bytes)
         return error_set(err, LEAT_STALE, "bucket %s: the object changed while it was fetched",
                          x->f->bucket->name);
-    x->stat->has_crc32c = stat.has_crc32c;
-    x->stat->crc32c = stat.crc32c;
-    x->stat->has_crc64 = stat.has_crc64;
-    x->stat->crc64 = stat.crc64;
+    x->stat->crc = stat.crc;
     return 0;
 }
 

@@ -317,7 +317,7 @@ static int fetch_once(struct fetch *f, struct backend *b, const char *uri, struc
         use_local(f);
         return 0;
     }
-    bool sum = first && !stat.has_crc32c && !stat.has_crc64; /* a HEAD would have said it */
+    bool sum = first && stat.crc.kind == S3_CRC_NONE; /* a HEAD would have said it */
     rc = take_head(f, &stat);
     if (rc < 0 || f->head_only)
         goto first_put;

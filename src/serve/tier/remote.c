@@ -214,7 +214,7 @@ char *tier_remote_shown(const char *json)
 int tier_meta_of(const struct backend_stat *stat, void **ret_meta, size_t *ret_len)
 {
     struct bytes_out out = {0};
-    char sum[S3_SUM_TEXT];
+    char sum[S3_CRC_TEXT];
     AUTO_FREE char *lines = strdup(stat->headers);
     char *at = lines;
     struct backend_header h;
@@ -222,9 +222,9 @@ int tier_meta_of(const struct backend_stat *stat, void **ret_meta, size_t *ret_l
         bytes_put(&out, h.name, strlen(h.name) + 1);
         bytes_put(&out, h.value, strlen(h.value) + 1);
     }
-    if (stat->has_crc32c || stat->has_crc64) {
-        const char *name = stat->has_crc32c ? "x-amz-checksum-crc32c" : "x-amz-checksum-crc64nvme";
-        s3_sum_format(stat->has_crc32c ? stat->crc32c : stat->crc64, stat->has_crc32c ? 4 : 8, sum);
+    if (stat->crc.kind != S3_CRC_NONE) {
+        const char *name = s3_crc_header(stat->crc.kind);
+        s3_crc_format(stat->crc, sum);
         bytes_put(&out, name, strlen(name) + 1);
         bytes_put(&out, sum, strlen(sum) + 1);
     }

@@ -13,7 +13,7 @@
 #include "base/crc32c.h"
 #include "serve/tier/testing.h"
 #include "store/testing.h"
-#include "wire/s3.h"
+#include "wire/s3_crc.h"
 
 /* --- the world ----------------------------------------------------------------------------------------------------------------- */
 
@@ -214,7 +214,7 @@ static void wait_for(const atomic_bool *holds)
 static void talk(struct web_peer *p)
 {
     static const char zeros[WORLD_BIG];
-    char path[256], range[80], head[500], says[100], sum[S3_SUM_TEXT];
+    char path[256], range[80], head[500], says[100], sum[S3_CRC_TEXT];
     while (web_hear(p, path)) {
         unsigned long long bytes = strstr(path, "/small") ? 1000 : strstr(path, "/empty") ? 0 : WORLD_BIG;
         unsigned long long first = 0, last = bytes - 1;
@@ -264,7 +264,7 @@ static void talk(struct web_peer *p)
         snprintf(says, sizeof(says),
                  world_far.no_etags ? "Last-Modified: Thu, 01 Jan 2026 00:00:%02u GMT" : "ETag: \"v%u\"",
                  version);
-        s3_sum_format(crc32c(0, world_big, bytes) ^ world_far.lie, 4, sum);
+        s3_crc_format((struct s3_crc){S3_CRC32C, crc32c(0, world_big, bytes) ^ world_far.lie}, sum);
         snprintf(head, sizeof(head),
                  "HTTP/1.1 %s\r\nContent-Length: %llu\r\n%s\r\nContent-Range: bytes "
                  "%llu-%llu/%llu\r\nContent-Type: test/big\r\nx-amz-meta-colour: blue\r\n%s%s\r\n\r\n",
