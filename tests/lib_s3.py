@@ -220,6 +220,35 @@ class Versity(Server):
     env = Swift.env
 
 
+# --- s3rver -------------------------------------------------------------------------------------------------------------------
+
+def s3rver():
+    """Its program: LEAT_S3RVER, or in PATH; None."""
+    return os.environ.get("LEAT_S3RVER") or shutil.which("s3rver")
+
+
+def s3rver_missing():
+    """Why there is none, or None."""
+    return None if s3rver() else "s3rver is not installed (npm install s3rver; LEAT_S3RVER or PATH)"
+
+
+class S3rver(Server):
+    """A server in Node.js that people try programs against. It looks at few signatures and at no conditions: for smoke, not for proof."""
+
+    region, access, secret = "us-east-1", "S3RVER", "S3RVER"
+
+    def __init__(self, top, *buckets):
+        super().__init__()
+        top = pathlib.Path(top)
+        (top / "root").mkdir(parents=True)
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        made = [word for bucket in buckets for word in ("--configure-bucket", bucket)]
+        self.start([s3rver(), "-d", str(top / "root"), "-a", "127.0.0.1", "-p", str(port), "--silent", "--no-vhost-buckets", *made], port, top / "log.txt")
+
+    env = Swift.env
+
+
 # --- nginx --------------------------------------------------------------------------------------------------------------------
 
 _NGINX = """{user} daemon off; worker_processes 1; pid {top}/pid; error_log {top}/log.txt;
