@@ -265,17 +265,21 @@ static bool has(const struct s3_call *call, const char *name)
 /* --- which operation ------------------------------------------------------------------------------------------------------ */
 
 /*
- * A sub-resource that we have never heard of: "?name" of a request that changes something. To do what is done without it would be another
- * thing: DELETE /bucket?newSetting takes no bucket away.
+ * A sub-resource that we have never heard of, or not with this method: "?name" of a request that changes something. To do what is done without it
+ * would be another thing: neither DELETE /bucket?newSetting nor DELETE /bucket?uploads takes a bucket away.
  */
-static bool unknown_subresource(const struct s3_call *call)
+static bool unknown_subresource(const struct s3_call *call, bool post)
 {
-    static const char *const known[] = {"uploads", "delete", "batch"};
+    static const char *const posted[] = {"uploads", "delete", "batch"};
     for (unsigned p = 0; p < call->nparams; p++) {
         const char *name = call->text + call->params[p].name_at;
-        bool ours = call->params[p].value_len > 0 || !strcmp(name, "uploadId") || !strcmp(name, "versionId");
-        for (unsigned i = 0; i < ARRAY_LEN(known); i++)
-            ours |= strcmp(name, known[i]) == 0;
+        bool ours = call->params[p].value_len > 0 || strcmp(name, "versionId") == 0;
+        for (unsigned i = 0; i < ARRAY_LEN(posted); i++) {
+            if (strcmp(name, posted[i]) == 0)
+                ours = post;
+        }
+        if (strcmp(name, "uploadId") == 0)
+            ours = call->has_key;
         if (!ours)
             return true;
     }
@@ -355,7 +359,8 @@ static enum s3_op find_op(struct s3_call *call, const char *method, bool copy)
     }
     if (!call->bucket[0])
         return service_op(call, method);
-    if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0 && unknown_subresource(call)) {
+    if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0 &&
+        unknown_subresource(call, strcmp(method, "POST") == 0)) {
         call->code = S3_NOT_IMPLEMENTED;
         return S3_OP_NONE;
     }

@@ -146,8 +146,8 @@ static enum s3_code permit(struct s3_door *door, const struct s3_call *call, str
     return visit_may(door, keys, user, call->bucket, KEYS_READ);
 }
 
-/* Headers that ask for what is not there. Who relies on one of them is told, rather than given something else. */
-static const char *unsupported(const struct http_request *req)
+/* A header that asks for what is not there. Who relies on it is told, rather than given something else. */
+static const char *unsupported_header(struct http_text name, struct http_text value)
 {
     static const char *const prefixes[] = {"x-amz-server-side-encryption",
                                            "x-amz-copy-source-server-side-encryption",
@@ -163,32 +163,46 @@ static const char *unsupported(const struct http_request *req)
                                           {"x-amz-acl", "bucket-owner-full-control"},
                                           {"x-amz-storage-class", "STANDARD"},
                                           {"x-amz-tagging-directive", "COPY"}};
-    for (unsigned i = 0; i < req->reader->nheaders; i++) {
-        struct http_text name, value;
-        http_header_at(req->reader, req->head, i, &name, &value);
-        if (name.len < 6 || strncasecmp(name.data, "x-amz-", 6) != 0)
-            continue;
-        bool good = false, known = false;
-        for (unsigned k = 0; k < ARRAY_LEN(fine); k++) {
-            if (http_text_is_case(name, fine[k][0])) {
-                known = true;
-                good |= http_text_is(value, fine[k][1]);
-            }
-        }
-        if (known && !good)
-            return "This header asks for something that this server has not: x-amz-acl, x-amz-storage-class "
-                   "and "
-                   "x-amz-tagging-directive are private, STANDARD and COPY. Who may do what stands in its "
-                   "keys file.";
-        for (unsigned k = 0; !known && k < ARRAY_LEN(prefixes); k++) {
-            if (strncasecmp(name.data, prefixes[k], MIN(strlen(prefixes[k]), name.len)) == 0 &&
-                name.len >= strlen(prefixes[k]))
-                return "Encryption by keys of the request, object locks, tags, grants, redirections and "
-                       "appends "
-                       "are not implemented.";
+    if (name.len < 6 || strncasecmp(name.data, "x-amz-", 6) != 0)
+        return NULL;
+    bool good = false, known = false;
+    for (unsigned k = 0; k < ARRAY_LEN(fine); k++) {
+        if (http_text_is_case(name, fine[k][0])) {
+            known = true;
+            good |= http_text_is(value, fine[k][1]);
         }
     }
+    if (known && !good)
+        return "This header asks for something that this server has not: x-amz-acl, x-amz-storage-class and "
+               "x-amz-tagging-directive are private, STANDARD and COPY. Who may do what stands in its keys "
+               "file.";
+    for (unsigned k = 0; !known && k < ARRAY_LEN(prefixes); k++) {
+        size_t n = strlen(prefixes[k]);
+        if (name.len >= n && strncasecmp(name.data, prefixes[k], n) == 0)
+            return "Encryption by keys of the request, object locks, tags, grants, redirections and appends "
+                   "are not implemented.";
+    }
     return NULL;
+}
+
+/* SDKs that make a link put such headers into its query: there they mean the same, but for the source of a copy, which would be an empty object. */
+static const char *unsupported(const struct http_request *req, const struct s3_call *call)
+{
+    struct http_text name, value;
+    const char *message = NULL;
+    for (unsigned i = 0; !message && i < req->reader->nheaders; i++) {
+        http_header_at(req->reader, req->head, i, &name, &value);
+        message = unsupported_header(name, value);
+    }
+    for (unsigned i = 0; !message && i < call->nparams; i++) {
+        const struct s3_param *p = &call->params[i];
+        name = (struct http_text){call->text + p->name_at, p->name_len};
+        value = (struct http_text){call->text + p->value_at, p->value_len};
+        message = unsupported_header(name, value);
+        if (!message && http_text_is_case(name, "x-amz-copy-source"))
+            message = "x-amz-copy-source is read from a header, not from the query.";
+    }
+    return message;
 }
 
 static bool writes(const struct s3_call *call)
@@ -231,7 +245,7 @@ void s3_door_request(struct s3_door *door, struct http_request *req)
     if (code == S3_OK && !understood)
         code = call.code;
     if (code == S3_OK && writes(&call)) {
-        message = unsupported(req);
+        message = unsupported(req, &call);
         code = message ? S3_NOT_IMPLEMENTED : S3_OK;
     }
     bool is_signed = claim.how != SIGV4_ANONYMOUS;

@@ -50,6 +50,29 @@ static struct http_text without_chunked(struct http_text t)
     return t;
 }
 
+/* The same in the query, where SDKs that make a link put it. What could be no header is refused, as it is to come back as one. */
+static bool read_linked_meta(struct visit *v, size_t *user_bytes)
+{
+    static const char token[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'*+-.^_`|~";
+    for (unsigned i = 0; i < v->call.nparams; i++) {
+        const struct s3_param *p = &v->call.params[i];
+        const char *name = v->call.text + p->name_at, *value = v->call.text + p->value_at;
+        if (p->name_len <= 11 || strncasecmp(name, "x-amz-meta-", 11) != 0 || visit_header(v, name).data)
+            continue;
+        bool plain = name[strspn(name, token)] == 0;
+        for (unsigned k = 0; plain && k < p->value_len; k++)
+            plain = (unsigned char)value[k] >= ' ' && value[k] != 0x7f;
+        if (!plain) {
+            visit_fail(v, S3_INVALID_ARGUMENT, "x-amz-meta- in the query has a character that no header has");
+            return false;
+        }
+        *user_bytes += p->name_len - 11 + p->value_len;
+        meta_put(&v->meta, name, p->name_len, value, p->value_len);
+    }
+    return true;
+}
+
 static bool read_meta(struct visit *v)
 {
     static const char *const kept[] = {"content-type",     "content-encoding", "content-disposition",
@@ -73,6 +96,8 @@ static bool read_meta(struct visit *v)
                 meta_put(&v->meta, name.data, name.len, value.data, value.len);
         }
     }
+    if (!read_linked_meta(v, &user_bytes))
+        return false;
     if (v->meta.failed)
         visit_fail(v, S3_SLOW_DOWN, NULL);
     else if (user_bytes > USER_META_MAX || v->meta.len > STORE_META_MAX - 512)
