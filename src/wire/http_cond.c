@@ -34,13 +34,14 @@ enum http_ranged http_range(struct http_text range, uint64_t bytes, uint64_t *re
     return HTTP_RANGE_PART;
 }
 
-bool http_etag_in(struct http_text list, const char *etag)
+bool http_etag_in(struct http_text list, const char *etag, bool strong)
 {
     size_t n = strlen(etag);
     for (size_t i = 0; i < list.len;) {
         while (i < list.len && (list.data[i] == ' ' || list.data[i] == ',' || list.data[i] == '\t'))
             i++;
-        if (i + 2 < list.len && list.data[i] == 'W' && list.data[i + 1] == '/')
+        bool weak = i + 2 < list.len && list.data[i] == 'W' && list.data[i + 1] == '/';
+        if (weak)
             i += 2;
         bool quoted = i < list.len && list.data[i] == '"';
         size_t start = i + quoted, end = start;
@@ -51,10 +52,18 @@ bool http_etag_in(struct http_text list, const char *etag)
             end--;
         if (!quoted && end - start == 1 && list.data[start] == '*')
             return true;
-        if (end - start == n && memcmp(list.data + start, etag, n) == 0)
+        if (!(weak && strong) && end - start == n && memcmp(list.data + start, etag, n) == 0)
             return true;
     }
     return false;
+}
+
+bool http_range_holds(struct http_text if_range, const char *etag, int64_t modified)
+{
+    time_t date;
+    if (http_date_parse(if_range, &date))
+        return date == modified;
+    return http_etag_in(if_range, etag, true);
 }
 
 unsigned http_conditions_check(const struct http_conditions *c, const char *etag, int64_t modified,
@@ -62,13 +71,13 @@ unsigned http_conditions_check(const struct http_conditions *c, const char *etag
 {
     time_t t;
     if (c->if_match.data) {
-        if (!http_etag_in(c->if_match, etag))
+        if (!http_etag_in(c->if_match, etag, true))
             return 412;
     } else if (c->if_unmodified_since.data && http_date_parse(c->if_unmodified_since, &t) && modified > t) {
         return 412;
     }
     if (c->if_none_match.data) {
-        if (http_etag_in(c->if_none_match, etag))
+        if (http_etag_in(c->if_none_match, etag, false))
             return reads ? 304 : 412;
     } else if (reads && c->if_modified_since.data && http_date_parse(c->if_modified_since, &t) &&
                modified <= t) {

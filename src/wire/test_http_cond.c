@@ -55,9 +55,11 @@ static void test_etags(void **state)
                                      " \"abc\" , \"y\""},
                              *const out[] = {"", "\"ab\"", "\"abcd\"", "\"*\"", "ab", "\"x\",\"y\"", "\"abc"};
     for (size_t i = 0; i < ARRAY_LEN(in); i++)
-        assert_true(http_etag_in(t(in[i]), "abc"));
+        assert_true(http_etag_in(t(in[i]), "abc", false));
     for (size_t i = 0; i + 1 < ARRAY_LEN(out); i++)
-        assert_false(http_etag_in(t(out[i]), "abc"));
+        assert_false(http_etag_in(t(out[i]), "abc", false));
+    assert_true(http_etag_in(t("W/\"abc\", \"abc\""), "abc", true));
+    assert_false(http_etag_in(t("W/\"abc\""), "abc", true));
 }
 
 #define OLD "Sun, 06 Nov 1994 08:49:37 GMT"
@@ -72,6 +74,8 @@ static void test_conditions(void **state)
         {{.if_match = t("\"e\"")}, 0, 0},
         {{.if_match = t("\"x\"")}, 412, 412},
         {{.if_match = t("\"e\""), .if_unmodified_since = t(OLD)}, 0, 0}, /* the date is not looked at */
+        {{.if_match = t("W/\"e\"")}, 412, 412},                          /* of other bytes, perhaps */
+        {{.if_none_match = t("W/\"e\"")}, 304, 412},
         {{.if_unmodified_since = t(OLD)}, 412, 412},
         {{.if_unmodified_since = t(NEW)}, 0, 0},
         {{.if_unmodified_since = t("nonsense")}, 0, 0},
@@ -89,9 +93,20 @@ static void test_conditions(void **state)
     }
 }
 
+/* Another part of the same bytes, or none: a copy that is put together of two versions is no object. */
+static void test_if_range(void **state)
+{
+    assert_true(http_range_holds(t("\"e\""), "e", 784111777));
+    assert_true(http_range_holds(t(OLD), "e", 784111777));
+    assert_false(http_range_holds(t("W/\"e\""), "e", 784111777));
+    assert_false(http_range_holds(t("\"x\""), "e", 784111777));
+    assert_false(http_range_holds(t(NEW), "e", 784111777));
+    assert_false(http_range_holds(t(OLD), "e", 784111778));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_ranges), cmocka_unit_test(test_etags),
-                                       cmocka_unit_test(test_conditions)};
+                                       cmocka_unit_test(test_conditions), cmocka_unit_test(test_if_range)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

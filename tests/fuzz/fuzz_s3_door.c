@@ -114,7 +114,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     default:
         if (http_range(t, 1000, &first, &last) == HTTP_RANGE_PART && (first > last || last > 999))
             abort();
-        http_etag_in(t, "abc");
+        http_etag_in(t, "abc", t.len % 2);
+        http_range_holds(t, "abc", 0);
     }
     free(text);
     return 0;

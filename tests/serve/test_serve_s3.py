@@ -92,17 +92,21 @@ def test_ranges_that_are_none(server, bucket):
 
 
 def test_conditions_of_reads(server, bucket):
-    etag = put(server, f"/{bucket}/c").headers["etag"]
+    kept = {"cache-control": "max-age=60", "expires": "Fri, 01 Jan 2100 00:00:00 GMT"}
+    etag = put(server, f"/{bucket}/c", headers=kept).headers["etag"]
     old, new = "Sun, 06 Nov 1994 08:49:37 GMT", "Fri, 01 Jan 2100 00:00:00 GMT"
     for headers, status in (({"if-match": etag}, 200), ({"if-match": '"x"'}, 412), ({"if-none-match": etag}, 304), ({"if-none-match": '"x"'}, 200),
                             ({"if-modified-since": old}, 200), ({"if-modified-since": new}, 304), ({"if-unmodified-since": old}, 412),
                             ({"if-unmodified-since": new}, 200), ({"if-match": etag, "if-unmodified-since": old}, 200),
-                            ({"if-none-match": '"x"', "if-modified-since": new}, 200), ({"if-match": '"x"', "if-none-match": etag}, 412)):
+                            ({"if-none-match": '"x"', "if-modified-since": new}, 200), ({"if-match": '"x"', "if-none-match": etag}, 412),
+                            ({"if-match": "W/" + etag}, 412), ({"if-none-match": "W/" + etag}, 304), ({"range": "bytes=0-0", "if-range": etag}, 206),
+                            ({"range": "bytes=0-0", "if-range": "W/" + etag}, 200), ({"range": "bytes=0-0", "if-range": new}, 200)):
         for method in ("GET", "HEAD"):
             reply = server.request(method, f"/{bucket}/c", headers=headers)
             assert reply.status == status, (headers, reply)
-            assert reply.body == (b"x" if method == "GET" and status == 200 else reply.body if status == 412 else b"")
+            assert reply.body == (b"x" if method == "GET" and status in (200, 206) else reply.body if status == 412 else b"")
             assert status != 304 or reply.headers["etag"] == etag
+            assert status != 304 or {k: reply.headers.get(k) for k in kept} == kept  # what is cached is cached for as long again
 
 
 def test_conditions_of_writes(server, bucket):

@@ -229,7 +229,7 @@ static void weigh_member(struct visit *v)
     }
     if (status)
         visit_fail(v, S3_PRECONDITION_FAILED, NULL);
-    if (if_range.data && !http_etag_in(if_range, b->etag))
+    if (if_range.data && !http_range_holds(if_range, b->etag, modified))
         range.data = NULL;
     b->count = b->member.bytes;
     enum http_ranged ranged =

@@ -79,9 +79,8 @@ static void weigh(const struct http_request *req, const struct s3_call *call, co
         return;
     }
     struct http_text if_range = http_header(req->reader, req->head, "if-range");
-    time_t since;
-    if (range.data && if_range.data && !http_etag_in(if_range, obj->info.etag) &&
-        !(http_date_parse(if_range, &since) && obj->info.mtime_ns / 1000000000 <= since))
+    if (range.data && if_range.data &&
+        !http_range_holds(if_range, obj->info.etag, obj->info.mtime_ns / 1000000000))
         range.data = NULL;
     if (part) {
         if (range.data || !http_text_u64((struct http_text){part, strlen(part)}, &number) || number < 1 ||
@@ -168,6 +167,14 @@ static void put_head(struct http_request *req, const struct s3_call *call, const
         http_put_header_u64(p.headers, "x-amz-mp-parts-count", w->parts);
 }
 
+/* What says how long an answer may be kept: it belongs to "not modified" as to the object. */
+static int put_caching(void *user, const char *name, const char *value)
+{
+    if (strcmp(name, "cache-control") == 0 || strcmp(name, "expires") == 0)
+        http_put_header(user, name, value);
+    return 0;
+}
+
 /* 304, 412, 416: with what belongs to them. */
 static void put_refusal(struct http_request *req, const struct store_obj *obj, enum s3_code code,
                         const char *id)
@@ -179,6 +186,7 @@ static void put_refusal(struct http_request *req, const struct store_obj *obj, e
         etag_header(headers, obj->info.etag);
         http_date_format((time_t)(obj->info.mtime_ns / 1000000000), date);
         http_put_header(headers, "Last-Modified", date);
+        store_meta_each(obj->meta, obj->meta_len, put_caching, headers);
         http_send_head(req, HTTP_BODY_UNKNOWN);
         return;
     }
