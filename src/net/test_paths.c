@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/crc32c.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -319,6 +320,51 @@ static void test_pick(void **state)
     rig_fini(&r);
 }
 
+/* How long poll lets the transport below wait. */
+static const struct net_ops *below;
+static int longest_wait, rounds;
+
+static int spy_poll(struct net_ctx *ctx, struct net_event *events, unsigned max, int timeout_ms)
+{
+    rounds++;
+    longest_wait = MAX(longest_wait, timeout_ms < 0 ? INT_MAX : timeout_ms);
+    return below->poll(ctx, events, max, timeout_ms);
+}
+
+/* A poll that is not to wait does not, also where parts have come and their op is not through. */
+static void test_never_waits(void **state)
+{
+    struct net_ctx *lower = rig_ctx(TCP);
+    struct net_ops spied = *lower->ops;
+    struct rig r = {.kind = PATHS_TWO, .raw = -1};
+    struct far far[2] = {{.answers = 1}, {.answers = 0}};
+    struct net_event events[4];
+    int fds[2];
+    below = lower->ops;
+    spied.poll = spy_poll;
+    lower->ops = &spied;
+    longest_wait = rounds = 0;
+    assert_int_equal(net_paths_new(lower, &r.ctx), 0);
+    rig_tcp_pair(fds);
+    rig_connect(&r, fds[0]);
+    far[0].fd = fds[1];
+    assert_int_equal(pthread_create(&far[0].thread, NULL, far_main, &far[0]), 0);
+    far_start(&r, &far[1], 1);
+    struct test_op *t = large(0);
+    rig_submit(&r, t);
+    for (int before = 0; rounds < before + 2; nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL)) {
+        before = rounds;
+        assert_int_equal(r.ctx->ops->poll(r.ctx, events, ARRAY_LEN(events), 0), 0);
+    } /* a second round: a part has come */
+    assert_int_equal(longest_wait, 0);
+    far_stop(&far[0]);
+    far_stop(&far[1]);
+    rig_run(&r, 1);
+    assert_int_equal(t->op.status, LEAT_PEER_GONE);
+    op_free(t);
+    rig_fini(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -326,7 +372,7 @@ int main(void)
         cmocka_unit_test(test_silent),      cmocka_unit_test(test_both_silent),
         cmocka_unit_test(test_both_killed), cmocka_unit_test(test_slow),
         cmocka_unit_test(test_adding),      cmocka_unit_test(test_named),
-        cmocka_unit_test(test_pick),
+        cmocka_unit_test(test_pick),        cmocka_unit_test(test_never_waits),
     };
     return cmocka_run_group_tests_name("net_paths", tests, rig_setup, rig_teardown);
 }

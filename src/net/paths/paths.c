@@ -431,7 +431,8 @@ static int paths_poll(struct net_ctx *base, struct net_event *events, unsigned m
     uint64_t until = timeout_ms > 0 ? clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS : 0;
     unsigned n = net_events_take(&ctx->events, &ctx->told, events, max);
     ctx->lower->in_turn = base->in_turn;
-    for (int wait = timeout_ms; n < max; wait = timeout_ms < 0 ? -1 : clock_poll_ms(until)) {
+    int wait = timeout_ms;
+    while (n < max) {
         bool looking = !list_empty(&ctx->flights);
         if (looking && (wait < 0 || wait > LOOK_MS))
             wait = LOOK_MS;
@@ -446,6 +447,7 @@ static int paths_poll(struct net_ctx *base, struct net_event *events, unsigned m
         bool more = k > 0 || (looking && timeout_ms != 0 && (timeout_ms < 0 || clock_now_ns() < until));
         if (n || !more)
             break;
+        wait = timeout_ms > 0 ? clock_poll_ms(until) : timeout_ms;
     }
     sum_stats(ctx);
     return (int)n;
