@@ -452,11 +452,12 @@ static void busy_end(struct credit *c)
         ;
 }
 
-/* The base is old: everybody waits until the rail is empty, for one request alone. */
+/* The base is old: everybody waits until the rail is empty, for one request alone. And again each BASE_NS, where that did not come about:
+ * a server that stood still just then. */
 static bool draining(const struct credit_rail *r, uint64_t now_ns)
 {
     uint64_t stamp = load(&r->base_stamp_ns), age = now_ns > stamp ? now_ns - stamp : 0;
-    return stamp && age > BASE_NS && age < BASE_NS + DRAIN_NS;
+    return stamp && age > BASE_NS && age % BASE_NS < DRAIN_NS;
 }
 
 bool credit_take(struct credit *c, uint64_t bytes, uint64_t now_ns, bool *ret_alone)

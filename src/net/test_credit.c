@@ -302,6 +302,52 @@ static void test_processes_share(void **state)
     close(fd);
 }
 
+/* Four that always have something in flight, on a path of 1 GB/s whose delay grows meanwhile. */
+static void test_base_is_drained_for_again(void **state)
+{
+    struct out {
+        struct credit *c;
+        uint64_t bytes, sent_ns, at_ns;
+        bool alone;
+    } out[256];
+    unsigned first = 0, last = 0, pauses = 0;
+    uint64_t now = NS_PER_S, free_ns = 0, begin;
+    struct credit c[4];
+    int fd;
+    struct credit_table *t = shared(&fd);
+    for (unsigned i = 0; i < ARRAY_LEN(c); i++)
+        join(&c[i], t, i);
+    drive(&c[0], now, 1000);
+    for (begin = now += NS_PER_S; now < begin + 25 * NS_PER_S;) {
+        for (unsigned i = 0; i < ARRAY_LEN(c) && last - first < ARRAY_LEN(out); i++) {
+            struct out o = {.c = &c[i], .bytes = credit_request(&c[i], now), .sent_ns = now};
+            if (!credit_take(o.c, o.bytes, now, &o.alone))
+                continue;
+            free_ns = MAX(free_ns, now + (now < begin + NS_PER_S ? 100 : 400) * NS_PER_US) + o.bytes;
+            o.at_ns = free_ns;
+            out[last++ % ARRAY_LEN(out)] = o;
+            i -= 1; /* as much as it may have */
+        }
+        assert_true(first != last); /* something is always on its way */
+        /* The machine stands still just as the rail is to be empty for a moment. */
+        bool due = now > atomic_load(&t->rails[0].base_stamp_ns) + 10 * NS_PER_S && pauses++ == 0;
+        for (unsigned i = first; due && i != last; i++)
+            free_ns = out[i % ARRAY_LEN(out)].at_ns += 300 * NS_PER_MS;
+        struct out *o = &out[first++ % ARRAY_LEN(out)];
+        now = MAX(now, o->at_ns);
+        credit_done(o->c, o->bytes, now - o->sent_ns, o->alone, now);
+    }
+    assert_true(pauses > 0);
+    /* Half of it at least: with the old base the rate is far below what the path could bring. */
+    assert_in_range(atomic_load(&c[0].rail->base_ns), 200 * NS_PER_US, 500 * NS_PER_US);
+    for (; first != last; first++)
+        credit_done(out[first % ARRAY_LEN(out)].c, out[first % ARRAY_LEN(out)].bytes, 0, false, now);
+    for (unsigned i = 0; i < ARRAY_LEN(c); i++)
+        credit_fini(&c[i]);
+    credit_table_unmap(t);
+    close(fd);
+}
+
 /* Of two that hold nothing, who waits for longer goes first, whoever asks first. */
 static void test_longest_first(void **state)
 {
@@ -680,6 +726,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_never_stalls),
+        cmocka_unit_test(test_base_is_drained_for_again),
         cmocka_unit_test(test_outstanding),
         cmocka_unit_test(test_same_host),
         cmocka_unit_test(test_adapts_and_loses),
