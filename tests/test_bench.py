@@ -37,6 +37,13 @@ def below(pid):
     return some + [pid for child in some for pid in below(child)]
 
 
+def is_there(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
+
+
 def wait_for(what, condition, seconds=60):
     end = time.monotonic() + seconds
     while not (found := condition()):
@@ -66,6 +73,42 @@ def test_nothing_outlives_it(tmp_path, number, suite, metric, program):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         run.wait()
+
+
+LEAVES = textwrap.dedent("""
+    import json, os, signal, subprocess, sys, tempfile
+    sys.path.insert(0, sys.argv[1])
+    from harness import hosts, keeper
+    def main():
+        left = [tempfile.mkdtemp(prefix=keeper.mark(), dir=folder) for folder in keeper.FOLDERS]
+        inside = 0
+        if os.geteuid() == 0:
+            network = hosts.Network(2)
+            left += [os.path.join(keeper.NAMESPACES, name) for name in [network.hub, *network.names]]
+            inside = subprocess.Popen([*network.inside(1), "sleep", "1000"], stdout=subprocess.DEVNULL, start_new_session=True).pid
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its keeper's death is not told to it
+        print(json.dumps([left, inside]), flush=True)
+        if sys.argv[2] == "both":
+            os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(keeper.keep(main if sys.argv[2] else lambda: 0))
+""")
+
+
+@pytest.mark.parametrize("killed", ["run", "both"])
+def test_what_a_killed_one_left_is_put_away(killed):
+    def run(who):
+        return subprocess.run([sys.executable, "-c", LEAVES, TOP / "bench", who], stdout=subprocess.PIPE, text=True,
+                              env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    done = run(killed)
+    left, inside = json.loads(done.stdout)
+    assert done.returncode == (128 + signal.SIGKILL if killed == "run" else -signal.SIGKILL)
+    if killed == "both":
+        assert all(map(os.path.exists, left))
+        wait_for("the run does not end", lambda: not is_there(left[0].split(".")[2]))
+        assert run("").returncode == 0  # the next one
+    assert not any(map(os.path.exists, left))
+    assert not inside or wait_for("who was in a namespace is still there", lambda: not is_there(inside))
 
 
 def turns(cases):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 
+from . import keeper
 from .workers import Daemon, Failed
 
 MTU_FRAME = 1514
@@ -27,10 +28,10 @@ class Network:
     def __init__(self, hosts, links=1):
         if os.geteuid() != 0:
             raise Failed("network namespaces need root")
-        tag = f"lb{os.getpid() % 100000}{chr(ord('a') + Network.made % 26)}"
+        tag = f"{keeper.mark()}{Network.made}."
         Network.made += 1
-        self.links, self.hub = links, tag + "h"
-        self.names = [f"{tag}n{i}" for i in range(hosts)]
+        self.links, self.hub = links, tag + "hub"
+        self.names = [f"{tag}{i}" for i in range(hosts)]
         try:
             run("ip", "netns", "add", self.hub)
             for k in range(links):

@@ -5,12 +5,15 @@
        └── inherits whatever loses its parent (a subreaper), and ends it once the run is over, however it ended
 
 The run puts its own things away where it can: it ends by an exception at the first signal. What it forgot, or what it had no time for
-as it was killed, the keeper ends. A keeper that is killed itself takes the run along (PR_SET_PDEATHSIG).
+as it was killed, the keeper ends. A keeper that is killed itself takes the run along (PR_SET_PDEATHSIG). Folders and namespaces bear
+the mark of their run: those of one that is gone are put away by its keeper, and if both were killed by the next one.
 """
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 
@@ -19,6 +22,7 @@ from .workers import children
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 GRACE_S = 5
+FOLDERS, NAMESPACES = ("/var/tmp", "/dev/shm"), "/run/netns"
 
 
 def _prctl(option, value):
@@ -61,14 +65,66 @@ def _end_what_is_left():
                 break
 
 
+def mark():
+    """What the names of this run's folders and namespaces begin with: its process id, and whose numbers these are (containers may share
+    a folder)."""
+    return f"leat-bench.{os.stat('/proc/self/ns/pid').st_ino}.{os.getpid()}."
+
+
+def _is_there(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            return f.read() != b""  # who has ended and was not buried has none
+    except OSError:
+        return False
+
+
+def _left_in(folder):
+    """What lies there of runs that are gone."""
+    ours, found = mark().split(".")[:2], []
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(folder):
+            parts = name.split(".")
+            if len(parts) > 3 and parts[:2] == ours and parts[2].isdigit() and not _is_there(parts[2]):
+                found.append(os.path.join(folder, name))
+    return found
+
+
+def _sweep():
+    """Puts away what runs left that are gone, and ends who still is in their namespaces."""
+    for name in map(os.path.basename, _left_in(NAMESPACES)):
+        inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+        for pid in map(int, inside.stdout.split()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    for path in [path for folder in FOLDERS for path in _left_in(folder)]:
+        with open("/proc/self/mounts") as f:
+            mounts = [words[1] for words in map(str.split, f) if words[1].startswith(path + "/")]
+        for mount in mounts:  # of a file system in user space that its server left
+            subprocess.run(["umount", "-l", mount], capture_output=True)
+        if any(map(os.path.ismount, mounts)):
+            continue  # what is in it is not ours to delete
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                os.remove(path)
+
+
 def keep(main):
     """Runs main() in a process of its own, and returns what it returned (128 + a signal's number where it died of one)."""
     keeper, _ = os.getpid(), _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _sweep()
     run = os.fork()
     if run == 0:
         _run(main, keeper)
+
+    def pass_on(number, _frame):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(run, number)
     for end in ENDS:
-        signal.signal(end, lambda number, _: os.kill(run, number))
+        signal.signal(end, pass_on)
     status = None
     while status is None:
         pid, ended = os.waitpid(-1, 0)
@@ -76,4 +132,5 @@ def keep(main):
     for end in ENDS:
         signal.signal(end, signal.SIG_IGN)
     _end_what_is_left()
+    _sweep()
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
