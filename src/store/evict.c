@@ -6,7 +6,8 @@
  * the others go, until the path is below `low`. Paths on one file system, which is full for all of them at once, give up each its share.
  * Failure modes: nothing that may go is left: PUTs are refused with LEAT_NO_SPACE, and that is said in the log once.
  * Invariants: dirty objects, and those of buckets without a remote, are never looked at twice. An object is deleted as the version that was
- * seen: one that was stored anew meanwhile stays.
+ * seen: one that was stored anew meanwhile stays. While it is deleted its bucket stays in front of its remote: what is stored in one without is
+ * nowhere else.
  */
 #include "store/internal.h"
 
@@ -59,6 +60,7 @@ struct victims {
     int codes[BATCH];
     unsigned n;
     uint64_t bytes;     /* of all of them */
+    unsigned away;      /* so many stayed, as a path that has failed may have older versions */
     uint32_t bucket_id; /* the last one asked about */
     bool bucket_remote, wrapped;
 };
@@ -72,14 +74,45 @@ static void take(struct victims *v, const struct index_item *item)
     v->bytes += v->sizes[v->n++];
 }
 
+static uint32_t bucket_of(const void *ikey)
+{
+    uint32_t big;
+    memcpy(&big, ikey, 4);
+    return __builtin_bswap32(big);
+}
+
+/* Clean objects of one bucket, which the caller has not entered; LEAT_INVALID: it has no remote any more. */
+static int remove_clean(struct store *s, const struct ikey *keys, const uint64_t *seqs, unsigned n,
+                        int *ret_codes, struct leat_error *err)
+{
+    char bucket[STORE_BUCKET_MAX + 1];
+    uint32_t id = bucket_of(keys[0].bytes);
+    bool remote;
+    int rc = 0;
+    for (unsigned i = 0; i < n; i++)
+        ret_codes[i] = LEAT_INVALID;
+    if (!store_bucket_is_remote(s, id, bucket) || store_bucket_enter(s, bucket, id, &remote, NULL, NULL) < 0)
+        return 0;
+    if (remote)
+        rc = store_remove(s, keys, seqs, n, ret_codes, err);
+    store_bucket_leave(s, bucket);
+    return rc;
+}
+
 /* *ret_freed: of those that went; others may be another version by now, or a path that has failed may have an older one. */
 static int remove_victims(struct path *p, struct victims *v, uint64_t *ret_freed)
 {
     unsigned gone = 0;
+    int rc = 0;
     *ret_freed = 0;
-    int rc = v->n ? store_remove(p->store, v->keys, v->seqs, v->n, v->codes, NULL) : 0;
+    for (unsigned from = 0, to; rc == 0 && from < v->n; from = to) {
+        for (to = from + 1; to < v->n && bucket_of(v->keys[to].bytes) == bucket_of(v->keys[from].bytes);)
+            to++;
+        rc = remove_clean(p->store, &v->keys[from], &v->seqs[from], to - from, &v->codes[from], NULL);
+    }
     for (unsigned i = 0; rc == 0 && i < v->n; i++) {
         gone += v->codes[i] == 0;
+        v->away += v->codes[i] == STORE_UNAVAILABLE;
         *ret_freed += v->codes[i] == 0 ? v->sizes[i] : 0;
     }
     atomic_fetch_add(&p->evicted, gone);
@@ -94,14 +127,13 @@ static void collect(struct path *p, struct victims *v, uint64_t wanted)
     char name[STORE_BUCKET_MAX + 1];
     v->n = 0;
     v->bytes = 0;
+    v->bucket_id = 0; /* it may have another answer by now */
     pthread_rwlock_rdlock(&p->index.lock);
     store_index_seek(&c, &p->index, p->hand, p->hand_len);
     for (unsigned looks = 0; c.valid && looks < LOOKS && v->n < BATCH && v->bytes < wanted;
          store_index_next(&c), looks++) {
         const struct index_item *item = &c.item;
-        uint32_t big;
-        memcpy(&big, item->key, 4);
-        uint32_t id = __builtin_bswap32(big);
+        uint32_t id = bucket_of(item->key);
         if (id != v->bucket_id) {
             v->bucket_id = id;
             v->bucket_remote = store_bucket_is_remote(p->store, id, name);
@@ -135,10 +167,11 @@ static void evict(struct path *p, uint64_t target)
         rounds = now ? 0 : rounds + v->wrapped;
     }
     if (rounds >= 3 && !atomic_exchange(&p->over_high, true))
-        log_warning("%s is fuller than %u %%, and nothing on it may be evicted: what is there has no remote, "
-                    "or the remote has not "
-                    "got it",
-                    p->dir, p->store->high_percent);
+        log_warning("%s is fuller than %u %%, and nothing on it may be evicted: %s", p->dir,
+                    p->store->high_percent,
+                    v->away ? "another path of the store has failed or was not given, and may have older "
+                              "versions, which would be there again: give it, or have it forgotten"
+                            : "what is there has no remote, or the remote has not got it");
     else if (freed)
         log_info("%s: %llu objects evicted", p->dir, (unsigned long long)(atomic_load(&p->evicted) - before));
     free(v);
@@ -166,14 +199,10 @@ void store_evict_turn(struct store *s)
 
 bool store_give_up(struct store *s, const struct ikey *k, uint64_t seq)
 {
-    char bucket[STORE_BUCKET_MAX + 1];
     struct found f;
-    uint32_t big;
-    int code = -1;
-    memcpy(&big, k->bytes, 4);
+    int code;
     return store_find(s, k, false, &f) == 0 && f.value.seq == seq && !(f.value.flags & STORE_DIRTY) &&
-           store_bucket_is_remote(s, __builtin_bswap32(big), bucket) &&
-           store_remove(s, k, &seq, 1, &code, NULL) == 0 && code == 0;
+           remove_clean(s, k, &seq, 1, &code, NULL) == 0 && code == 0;
 }
 
 /* --- room for one object ------------------------------------------------------------------------------------------------------ */
@@ -284,7 +313,7 @@ int store_evict(struct store *s, const char *bucket, const void *key, size_t key
     if (f.value.flags & STORE_DIRTY)
         return error_set(err, LEAT_BUSY, "%s is not at the remote yet",
                          store_key_text(bucket, key, key_len, text));
-    rc = store_remove(s, &k, &f.value.seq, 1, &code, err);
+    rc = remove_clean(s, &k, &f.value.seq, 1, &code, err);
     if (rc < 0 || code < 0)
         return rc < 0 ? rc
                       : error_set(err, code, "%s was changed meanwhile",

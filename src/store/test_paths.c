@@ -4,11 +4,13 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <cmocka.h>
 
 #include "base/crc32c.h"
+#include "base/log.h"
 #include "base/rng.h"
 #include "store/internal.h"
 #include "store/testing.h"
@@ -17,10 +19,15 @@ enum { KEYS = 600 };
 
 /* File systems of so many bytes, by the last character of a path's name: "0" is the first. */
 static uint64_t totals[3], used[3];
+/* So many are asked how much is free before `meanwhile` happens, once. */
+static unsigned asked_before;
+static void (*meanwhile)(void);
 
 static int space(const struct store_io *io, const char *path, uint64_t *ret_free, uint64_t *ret_total)
 {
     unsigned i = (unsigned)(path[strlen(path) - 1] - '0');
+    if (meanwhile && asked_before-- == 0)
+        TAKE_PTR(meanwhile)();
     *ret_total = totals[i];
     *ret_free = totals[i] - used[i];
     return 0;
@@ -262,8 +269,14 @@ static void test_nothing_can_go(void **state)
     f->s->reserve_bytes = 1;
     uint64_t before = f->s->paths[0]->index.bytes;
     used[0] = 9900000;
+    char said[1000] = "";
+    AUTO_CLOSE int output = memfd_create("log", MFD_CLOEXEC);
+    log_set_output(output, NULL);
     for (unsigned turn = 0; turn < 3; turn++)
         store_tick(f->s);
+    log_set_output(STDERR_FILENO, NULL);
+    assert_true(pread(output, said, sizeof(said) - 1, 0) > 0);
+    assert_non_null(strstr(said, "another path of the store has failed or was not given"));
     store_status(f->s, st);
     assert_true(before > 0);
     assert_int_equal(f->s->paths[0]->index.bytes, before);
@@ -271,6 +284,43 @@ static void test_nothing_can_go(void **state)
     assert_int_equal(st->paths[0].evicted_bytes, 0);
     assert_int_equal(store_make_room(f->s, "cache", 200000, NULL), LEAT_NO_SPACE);
     free(st);
+}
+
+static struct store *detached;
+
+/* The bucket has no remote any more; what it gets from here on is nowhere else. */
+static void detach(void)
+{
+    uint64_t front;
+    assert_int_equal(store_bucket_front(detached, "cache", 0, STORE_FRONT_NONE, NULL, &front, NULL), 0);
+    assert_int_equal(testing_put(detached, "cache", "the only copy", 1, 10000), 0);
+}
+
+/* Who is at it when a bucket's remote is taken away does not take what is in it for what the remote has. */
+static void test_detached_while_evicting(void **state)
+{
+    struct fixture *f = *state;
+    totals[0] = 10000000;
+    for (unsigned way = 0; way < 2; way++) { /* all that may go; room for one */
+        detached = f->s = testing_open(f->paths, 1, &f->io);
+        assert_non_null(f->s);
+        f->s->reserve_bytes = 1;
+        f->s->low_percent = 50; /* more than all there is has to go */
+        fill_cache(f);
+        used[0] = 9900000;
+        /* Two look whether the disk is over, one how much; then one before each round. */
+        asked_before = way ? 0 : 3;
+        meanwhile = detach;
+        if (way)
+            assert_int_equal(store_make_room(f->s, "cache", 200000, NULL), LEAT_NO_SPACE);
+        else
+            store_tick(f->s);
+        assert_null(meanwhile);
+        used[0] = 0;
+        assert_int_equal(testing_check(f->s, "cache", "the only copy", 1, 10000), 0);
+        store_free(TAKE_PTR(f->s));
+        testing_rmdir(f->dirs[0]);
+    }
 }
 
 /* Room for one object: on the path that can give it; none is made for what would not fit all the same. */
@@ -309,6 +359,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_one_disk_under_two_paths, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nothing_can_go, setup, teardown),
         cmocka_unit_test_setup_teardown(test_make_room, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_detached_while_evicting, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
