@@ -391,7 +391,7 @@ static void begin(struct http_link *link)
     struct http_server *server = door->server;
     link->since_ns = clock_now_ns();
     list_push_back(&door->active, &link->node);
-    if (loop_add(door->loop, &link->source) < 0 || door->stopped >= STOP_BREAK) {
+    if (door->failed || loop_add(door->loop, &link->source) < 0 || door->stopped >= STOP_BREAK) {
         link_close(link, -ECANCELED);
         return;
     }
@@ -423,7 +423,7 @@ void link_arrive(struct http_message *message, struct http_request *none)
     begin(container_of(message, struct http_link, message));
 }
 
-/* The door with the fewest; this one where it makes no difference. */
+/* The door with the fewest, of those that take any; this one where it makes no difference. */
 static struct http_door *emptiest(struct http_door *door)
 {
     struct http_server *server = door->server;
@@ -431,7 +431,7 @@ static struct http_door *emptiest(struct http_door *door)
     uint64_t least = atomic_load_explicit(&door->stats.links, memory_order_relaxed);
     for (unsigned i = 0; i < server->ndoors; i++) {
         uint64_t n = atomic_load_explicit(&server->doors[i].stats.links, memory_order_relaxed);
-        if (n < least) {
+        if (n < least && !atomic_load_explicit(&server->doors[i].failed, memory_order_relaxed)) {
             least = n;
             best = &server->doors[i];
         }

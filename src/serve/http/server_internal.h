@@ -130,7 +130,7 @@ struct http_door {
     struct http_message *_Atomic posted; /* newest first */
     atomic_int stop;                     /* enum stop_level */
     int stopped;                         /* what of it was done */
-    bool failed;                         /* its loop: it has no connections, and takes none */
+    atomic_bool failed;                  /* its loop: it has no connections, and takes none */
     struct door_listener *listeners;
     struct list idle, active, ready, spare;
     unsigned nspare, lingerers;

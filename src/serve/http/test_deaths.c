@@ -147,17 +147,19 @@ static void test_server_goes(void **state)
     }
 }
 
-/* All epolls of this process become something that cannot be waited for. */
-static void break_loops(void)
+/* So many epolls of this process become something that cannot be waited for. */
+static void break_loops(unsigned n)
 {
     AUTO_CLOSE int other = open("/dev/null", O_RDONLY | O_CLOEXEC);
     DIR *d = opendir("/proc/self/fd");
     assert_non_null(d);
-    for (struct dirent *e; (e = readdir(d));) {
+    for (struct dirent *e; n > 0 && (e = readdir(d));) {
         char name[64], what[64] = "";
         snprintf(name, sizeof(name), "/proc/self/fd/%.20s", e->d_name);
-        if (readlink(name, what, sizeof(what) - 1) > 0 && !strcmp(what, "anon_inode:[eventpoll]"))
-            assert_true(dup2(other, atoi(e->d_name)) >= 0);
+        if (readlink(name, what, sizeof(what) - 1) <= 0 || strcmp(what, "anon_inode:[eventpoll]") != 0)
+            continue;
+        assert_true(dup2(other, atoi(e->d_name)) >= 0);
+        n--;
     }
     closedir(d);
 }
@@ -186,7 +188,7 @@ static void test_a_loop_fails(void **state)
     answer_fini(&a);
     rig_say(s.fd, GET("/late"));
     rig_await(&rig.begun, 2);
-    break_loops(); /* as each finds out in its next turn */
+    break_loops(UINT32_MAX); /* as each finds out in its next turn */
     assert_true(stream_ended(&s));
     assert_true(stream_ended(&idle));
     assert_int_equal(pthread_create(&thread, NULL, stop_main, &rig), 0);
@@ -194,6 +196,35 @@ static void test_a_loop_fails(void **state)
     pthread_join(thread, NULL);
     stream_fini(&s);
     stream_fini(&idle);
+    rig_stop(&rig);
+}
+
+/* Others take all that come from then on, though it has the fewest. */
+static void test_one_of_two_loops_fails(void **state)
+{
+    enum { BEFORE = 4, AFTER = 6 };
+    struct http_server_config config = {.doors = 2};
+    struct http_server_stats stats;
+    struct stream s[BEFORE + AFTER];
+    struct answer a;
+    struct rig rig;
+    rig_start(&rig, &config);
+    for (unsigned i = 0; i < BEFORE + AFTER; i++) {
+        s[i] = (struct stream){.fd = rig_connect(&rig)};
+        rig_say(s[i].fd, GET("/hello"));
+        assert_true(stream_answer(&s[i], "GET", &a));
+        assert_int_equal(a.status, 200);
+        answer_fini(&a);
+        if (i + 1 == BEFORE) {
+            break_loops(1);
+            do {
+                usleep(1000);
+                http_server_stats(rig.server, &stats);
+            } while (stats.connections == BEFORE);
+        }
+    }
+    for (unsigned i = 0; i < BEFORE + AFTER; i++)
+        stream_fini(&s[i]);
     rig_stop(&rig);
 }
 
@@ -205,6 +236,7 @@ int main(void)
         cmocka_unit_test(test_aborts_everywhere),
         cmocka_unit_test(test_server_goes),
         cmocka_unit_test(test_a_loop_fails),
+        cmocka_unit_test(test_one_of_two_loops_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
