@@ -28,7 +28,8 @@ struct turn {
 void turns_init(struct turns *t, unsigned threads, unsigned queue_max);
 /* Queues it. -EAGAIN: so much waits for this party already; -ENOMEM. */
 int turns_add(struct turns *t, uint64_t party, struct turn *turn);
-/* What may begin now, which counts as running until turns_end, of *ret_party; NULL: nothing. To be asked after each turns_add and turns_end. */
+/* What may begin now, which counts as running until turns_end, of *ret_party; NULL: nothing. To be asked after each turns_add, and after a turns_end for two, as
+ * that many may begin. */
 struct turn *turns_next(struct turns *t, struct turns_party **ret_party);
 void turns_end(struct turns *t, struct turns_party *party);
 /* What is queued is given back, one by one, for who ends; NULL: there is none. */

@@ -83,6 +83,44 @@ static void test_lanes(void **state)
     assert_int_equal(atomic_load(&done) + atomic_load(&cancelled), LONG + SHORT + 3);
 }
 
+/* One end may let two begin, of two parties: nobody who is idle sleeps on. */
+static void test_an_end_lets_two_begin(void **state)
+{
+    enum { X = 1, Y = 2 };
+    static const uint64_t parties[] = {X, Y, X, X, Y};
+    struct rig rig;
+    struct http_workers *workers;
+    static struct task tasks[ARRAY_LEN(parties)];
+    _Atomic bool gates[ARRAY_LEN(parties)] = {false};
+    _Atomic unsigned run = 0, done = 0, cancelled = 0;
+    struct http_workers_stats stats;
+    rig_start(&rig, NULL);
+    rig_expect(&rig, GET("/hello"), 200, false);
+    rig_await(&rig.over_good, 1);
+    assert_int_equal(http_workers_new(3, 0, &workers, NULL), 0);
+    for (unsigned i = 0; i < ARRAY_LEN(parties); i++) {
+        tasks[i] = (struct task){
+            {.run = task_run, .done = task_done, .party = parties[i]}, &gates[i], &run, &done, &cancelled};
+        assert_int_equal(http_work_start(workers, rig.last, HTTP_LANE_LONG, &tasks[i].work), 0);
+        do { /* the first of each at once */
+            usleep(1000);
+            http_workers_stats(workers, &stats);
+        } while (stats.running < MIN(i + 1, 2u));
+    }
+    /* The second of X follows the first; with its end the second of Y may begin, and the third of X. */
+    for (unsigned i = 0; i < 3; i += 2) {
+        atomic_store(&gates[i], true);
+        rig_await(&done, i / 2 + 1);
+    }
+    atomic_store(&gates[3], true);
+    rig_await(&done, 3);
+    atomic_store(&gates[1], true);
+    atomic_store(&gates[4], true);
+    rig_await(&done, ARRAY_LEN(parties));
+    http_workers_free(workers);
+    rig_stop(&rig);
+}
+
 /* --- no memory ----------------------------------------------------------------------------------------------------------- */
 
 static int start_and_stop(void *ctx)
@@ -131,6 +169,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lanes),
+        cmocka_unit_test(test_an_end_lets_two_begin),
         cmocka_unit_test(test_start_without_memory),
         cmocka_unit_test(test_requests_without_memory),
     };

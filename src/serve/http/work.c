@@ -70,6 +70,8 @@ static void *worker_main(void *arg)
         w->done++;
         if (party) {
             turns_end(&w->turns, party);
+            if (w->turns.queued) /* two may begin: this one takes one of them */
+                pthread_cond_signal(&w->cond);
             continue;
         }
         w->running[lane]--;

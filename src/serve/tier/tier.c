@@ -341,6 +341,8 @@ static void *pool_main(void *arg)
         task->run(task);
         pthread_mutex_lock(&t->lock);
         turns_end(&pool->turns, remote);
+        if (pool->turns.queued) /* two may begin: this one takes one of them */
+            pthread_cond_signal(&pool->work);
     }
     pthread_mutex_unlock(&t->lock);
     return NULL;
