@@ -60,7 +60,8 @@ void fetch_wake(struct fetch *f)
 
 static bool is_of(const struct fetch *f, const struct tier_bucket *b, const void *key, size_t key_len)
 {
-    return f->bucket == b && f->key_len == key_len && memcmp(f->key, key, key_len) == 0;
+    return strcmp(f->bucket->name, b->name) == 0 && f->key_len == key_len &&
+           memcmp(f->key, key, key_len) == 0;
 }
 
 void fetch_supersede(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len)
@@ -68,7 +69,7 @@ void fetch_supersede(struct tier *t, const struct tier_bucket *b, const void *ke
     pthread_mutex_lock(&t->lock);
     list_for_each_safe (node, &t->fetches) {
         struct fetch *f = container_of(node, struct fetch, node);
-        if (!is_of(f, b, key, key_len))
+        if (!is_of(f, b, key, key_len)) /* settings from before may be of this remote */
             continue;
         f->superseded = true;
         list_remove(&f->node);
@@ -107,8 +108,8 @@ int fetch_get(struct tier *t, struct tier_bucket *b, const void *key, size_t key
     pthread_mutex_lock(&t->lock);
     list_for_each (node, &t->fetches) {
         struct fetch *there = container_of(node, struct fetch, node);
-        if (!is_of(there, b, key, key_len) || f->compare)
-            continue;
+        if (there->bucket != b || !is_of(there, b, key, key_len) || f->compare)
+            continue; /* settings from before may be of another remote */
         there->refs++;
         t->stats.joined++;
         pthread_mutex_unlock(&t->lock);

@@ -430,8 +430,7 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
     } else if (through_it) {
         rc = through(t, b, key, key_len, put, commit, ret_info, err);
     } else {
-        struct store_commit c = *commit;
-        c.flags |= STORE_DIRTY;
+        struct store_commit c = *commit; /* dirty, says the store, if the bucket has a remote still */
         c.if_none_match = false;
         c.if_match = NULL;
         rc = store_put_commit(put, &c, ret_info, err);

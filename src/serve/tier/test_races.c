@@ -257,6 +257,47 @@ static void test_another_remote(void **state)
     end_web();
 }
 
+/* Settings that change while a fetch is under way are no other remote, but what is deleted meanwhile is not kept either. */
+static void test_settings_between(void **state)
+{
+    (void)state;
+    struct caller reader = {.call = read_small, .key = "small"},
+                  deleter = {.call = take_away, .key = "small"};
+    world_web_front("bkt", ",\"timeout_s\":20");
+    world_far.allowed = 0;
+    begin(&reader);
+    while (world_far.gets == 0)
+        usleep(1000);
+    world_web_settings("bkt", ",\"timeout_s\":30");
+    assert_int_equal(take_away(&deleter), 0);
+    world_far.allowed = UINT64_MAX;
+    assert_int_equal(end(&reader), 0);
+    assert_false(world_gets_here("bkt", "small"));
+    end_web();
+}
+
+/* What is committed when the bucket has no remote any more is not dirty: nobody would ever push it. */
+static void test_detached_before_commit(void **state)
+{
+    (void)state;
+    struct caller writer = {.call = put, .key = "small", .text = "stays"},
+                  deleter = {.call = take_away, .key = "small"};
+    world_web_front("bkt", ",\"mode\":\"back\"");
+    world_far.hold_deletes = true;
+    begin(&deleter);
+    while (world_far.deletes == 0)
+        usleep(1000);
+    begin(&writer); /* waits for the key */
+    a_moment();
+    assert_int_equal(tier_bucket_set(world.tier, "bkt", NULL, NULL), 0);
+    world_far.hold_deletes = false;
+    end(&deleter);
+    assert_int_equal(end(&writer), 0);
+    assert_true(world_is_here("bkt", "small"));
+    assert_int_equal(world_flags("bkt", "small"), 0);
+    end_web();
+}
+
 /* --- readers and writers of one key --------------------------------------------------------------------------------------------- */
 
 /* What a fetch is about to keep is kept before the remote is asked to replace it: so it can be marked as of unknown standing. */
@@ -369,6 +410,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_attached_before_commit, setup, teardown),
         cmocka_unit_test_setup_teardown(test_attach_at_any_moment, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_another_remote, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_settings_between, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_detached_before_commit, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fetch_ends_while_put_begins, setup, teardown),
         cmocka_unit_test_setup_teardown(test_delete_and_condition, setup, teardown),
         cmocka_unit_test_setup_teardown(test_upload_through, setup, teardown),

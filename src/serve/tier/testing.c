@@ -288,20 +288,25 @@ static void talk(struct web_peer *p)
     }
 }
 
-void world_web_front(const char *bucket, const char *more)
+void world_web_settings(const char *bucket, const char *more)
 {
     struct leat_error err = {0};
     char json[600];
-    memset(&world_far, 0, sizeof(world_far));
-    world_far.allowed = UINT64_MAX;
-    world_far.version = 1;
-    web_start(&world_web, talk, NULL);
-    assert_int_equal(store_bucket_create(world.store, bucket, 0, NULL, &err), 0);
     snprintf(json, sizeof(json),
              "{\"uri\":\"s3://away/pre\",\"endpoint\":\"http://127.0.0.1:%u\",\"anonymous\":true%s}",
              world_web.origin.port, more);
     if (tier_bucket_set(world.tier, bucket, json, &err) < 0)
         fail_msg("%s", err.message);
+}
+
+void world_web_front(const char *bucket, const char *more)
+{
+    memset(&world_far, 0, sizeof(world_far));
+    world_far.allowed = UINT64_MAX;
+    world_far.version = 1;
+    web_start(&world_web, talk, NULL);
+    assert_int_equal(store_bucket_create(world.store, bucket, 0, NULL, NULL), 0);
+    world_web_settings(bucket, more);
 }
 
 void *world_reader_main(void *arg)

@@ -73,6 +73,8 @@ extern struct world_far {
 } world_far;
 /* Starts it, with a bucket in front of it. Who calls it calls world_end and web_stop(&world_web). */
 void world_web_front(const char *bucket, const char *more);
+/* Other settings for it. */
+void world_web_settings(const char *bucket, const char *more);
 
 /* Reads "bkt/k" and compares. */
 struct world_reader {
