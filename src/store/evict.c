@@ -127,7 +127,8 @@ static void collect(struct path *p, struct victims *v, uint64_t wanted)
     char name[STORE_BUCKET_MAX + 1];
     v->n = 0;
     v->bytes = 0;
-    v->bucket_id = 0; /* it may have another answer by now */
+    v->bucket_id = 0; /* which is none's; the one before may have no remote by now */
+    v->bucket_remote = false;
     pthread_rwlock_rdlock(&p->index.lock);
     store_index_seek(&c, &p->index, p->hand, p->hand_len);
     for (unsigned looks = 0; c.valid && looks < LOOKS && v->n < BATCH && v->bytes < wanted;
