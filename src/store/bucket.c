@@ -352,7 +352,7 @@ int store_bucket_create(struct store *s, const char *name, uint32_t flags, const
     b->b.flags = flags;
     b->b.created_ns = store_wall_ns();
     b->b.version = store_next_seq(s); /* above that of a deletion's mark */
-    b->b.front = 1;
+    b->b.front = b->b.version;        /* no other bucket's, nor that of one of this name before */
     b->b.props_len = strlen(b->b.props);
     pthread_mutex_lock(&s->buckets_write);
     pthread_mutex_lock(&s->buckets_lock);
@@ -584,7 +584,7 @@ int store_bucket_front(struct store *s, const char *name, uint64_t if_version, e
     if (rc == 0) {
         uint32_t flags = front == STORE_FRONT_NONE ? b->b.flags & ~(uint32_t)STORE_BUCKET_REMOTE
                                                    : b->b.flags | STORE_BUCKET_REMOTE;
-        uint64_t number = b->b.front + (front != STORE_FRONT_SAME);
+        uint64_t number = front == STORE_FRONT_SAME ? b->b.front : store_next_seq(s);
         rc = change(s, name, if_version, flags, number, props, err);
         *ret_front = number;
     }

@@ -257,6 +257,26 @@ static void test_another_remote(void **state)
     end_web();
 }
 
+/* Nor for what a new bucket of the same name has. */
+static void test_another_bucket(void **state)
+{
+    (void)state;
+    struct caller admin = {.call = attach}, reader = {.call = read_small, .key = "small"};
+    world_web_front("bkt", "");
+    world_far.allowed = 0;
+    begin(&reader);
+    while (world_far.gets == 0)
+        usleep(1000);
+    assert_int_equal(store_bucket_delete(world.store, "bkt", NULL), 0);
+    tier_bucket_forget(world.tier, "bkt");
+    assert_int_equal(store_bucket_create(world.store, "bkt", 0, NULL, NULL), 0);
+    assert_int_equal(attach(&admin), 0);
+    world_far.allowed = UINT64_MAX;
+    assert_int_equal(end(&reader), 0);
+    assert_false(world_gets_here("bkt", "small"));
+    end_web();
+}
+
 /* Settings that change while a fetch is under way are no other remote, but what is deleted meanwhile is not kept either. */
 static void test_settings_between(void **state)
 {
@@ -410,6 +430,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_attached_before_commit, setup, teardown),
         cmocka_unit_test_setup_teardown(test_attach_at_any_moment, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_another_remote, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_another_bucket, setup, teardown),
         cmocka_unit_test_setup_teardown(test_settings_between, setup, teardown),
         cmocka_unit_test_setup_teardown(test_detached_before_commit, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fetch_ends_while_put_begins, setup, teardown),
