@@ -368,8 +368,9 @@ static void fetch_run(struct tier_task *task)
         rc = 0;
     }
     tier_session_put(t, f->bucket, s);
-    if (rc == LEAT_NOT_FOUND && f->local && !f->compare) /* it is gone there, so it is here */
-        store_delete(t->config.store, f->bucket->name, f->key, f->key_len, f->if_seq, NULL);
+    if (rc == LEAT_NOT_FOUND && f->local && !f->compare)
+        /* It is gone there, so it is here: unless it is dirty by now, or the bucket has no remote any more. */
+        store_evict(t->config.store, f->bucket->name, f->key, f->key_len, NULL);
     else if (tier_remote_down(rc) && f->local && !f->shown) {
         if (atomic_exchange(&t->warned_s, clock_now_ns() / NS_PER_S / 10) != clock_now_ns() / NS_PER_S / 10)
             log_warning("%s: what is here is served, though it may be old", err.message);

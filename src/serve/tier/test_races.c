@@ -125,7 +125,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     store_fault_release(world.fault); /* a test that failed */
-    world_far.hold_puts = world_far.hold_deletes = false;
+    world_far.hold_puts = world_far.hold_deletes = world_far.hold_heads = false;
     world_teardown(state);
     store_fault_free(TAKE_PTR(world.fault));
     return 0;
@@ -296,6 +296,26 @@ static void test_settings_between(void **state)
     end_web();
 }
 
+/* What the remote says after the bucket was taken from it does not take away what is here, and may be nowhere else. */
+static void test_detached_while_checked(void **state)
+{
+    (void)state;
+    struct caller reader = {.call = read_small, .key = "small"};
+    world_web_front("bkt", ",\"check\":\"always\"");
+    assert_int_equal(read_small(&reader), 0);
+    assert_true(world_gets_here("bkt", "small"));
+    world_far.heads = 0;
+    world_far.gone = world_far.hold_heads = true;
+    begin(&reader);
+    while (world_far.heads == 0)
+        usleep(1000);
+    assert_int_equal(tier_bucket_set(world.tier, "bkt", NULL, NULL), 0);
+    world_far.hold_heads = false;
+    assert_int_equal(end(&reader), LEAT_NOT_FOUND);
+    assert_true(world_is_here("bkt", "small"));
+    end_web();
+}
+
 /* What is committed when the bucket has no remote any more is not dirty: nobody would ever push it. */
 static void test_detached_before_commit(void **state)
 {
@@ -432,6 +452,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_another_remote, setup, teardown),
         cmocka_unit_test_setup_teardown(test_another_bucket, setup, teardown),
         cmocka_unit_test_setup_teardown(test_settings_between, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_detached_while_checked, setup, teardown),
         cmocka_unit_test_setup_teardown(test_detached_before_commit, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fetch_ends_while_put_begins, setup, teardown),
         cmocka_unit_test_setup_teardown(test_delete_and_condition, setup, teardown),
