@@ -155,6 +155,19 @@ def test_what_is_kept_stays(host, s3, top):
     nothing_left(daemon)
 
 
+def test_threads_share_one(host, s3, top):
+    """Each object comes to one of them, with its own key, whatever the others ask for meanwhile."""
+    made = fill(top, {f"{i:04}{'k' * 200}": 1 for i in range(2500)})
+    daemon, seen = host.daemon(), []
+    with host.leat.scan("s3://data/set", socket=daemon.socket, window=WINDOW) as scan:
+        threads = [threading.Thread(target=lambda: seen.extend(sample.key for sample in scan)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(seen) == list(made)
+
+
 def test_who_keeps_all_of_the_window_is_told(host, s3, top):
     made, daemon = fill(top, {name: 300_000 for name in names(30)}), host.daemon()
     with host.leat.scan("s3://data/set", socket=daemon.socket, window=WINDOW) as scan:

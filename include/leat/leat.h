@@ -425,9 +425,8 @@ int leat_scan(struct leat_client *client, const char *uri, const struct leat_sca
 
 struct leat_scan_sample {
     size_t size;
-    uint64_t number; /* 0, 1, ...: for leat_scan_release */
-    const char
-        *key; /* what follows the prefix; NULL: there are no more. Valid until the next leat_scan_next */
+    uint64_t number;  /* 0, 1, ...: for leat_scan_release */
+    const char *key;  /* what follows the prefix; NULL: there are no more. Valid until it is released */
     const char *etag; /* with its quotes, "" if there is none; as `key` */
     int64_t modified; /* seconds since 1970 */
     const void *data; /* read-only, valid until it is released */

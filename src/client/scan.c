@@ -6,12 +6,17 @@
  *
  * Failure modes: a call that is given up, or whose answer comes too late, loses nothing: the next one asks from the same number. The daemon dies:
  * LEAT_PEER_GONE; the window stays mapped. Invariants: below `released` everything was released; [released, next) was handed out, PROTO_SCAN_HELD at
- * most; an offset that the daemon tells is checked against the window.
+ * most; an offset that the daemon tells is checked against the window. What was handed out keeps its names until it is released: another thread's
+ * leat_scan_next, which may ask for more meanwhile, leaves them alone.
  */
 #include "client/client.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>
+
+struct held {
+    char *key, *etag; /* NULL: it was released, or not handed out */
+};
 
 struct leat_scan {
     struct leat_client *client; /* a reference */
@@ -23,7 +28,8 @@ struct leat_scan {
     uint32_t at; /* of them was handed out */
     pthread_mutex_t lock;
     uint64_t released, next;
-    bool gone[PROTO_SCAN_HELD]; /* by number: released before those below it */
+    struct held
+        held[PROTO_SCAN_HELD]; /* by number. [released, next) without names: released before those below it */
 };
 
 /* --- beginning --------------------------------------------------------------------------------------------------- */
@@ -95,6 +101,12 @@ int leat_scan(struct leat_client *client, const char *uri, const struct leat_sca
     return 0;
 }
 
+static void held_fini(struct held *h)
+{
+    free(TAKE_PTR(h->key));
+    free(TAKE_PTR(h->etag));
+}
+
 void leat_scan_close(struct leat_scan *s)
 {
     if (!s || client_forked(s->client))
@@ -108,6 +120,8 @@ void leat_scan_close(struct leat_scan *s)
     if (s->window)
         munmap((void *)(uintptr_t)s->window, s->window_bytes);
     proto_scanned_fini(&s->told);
+    for (unsigned i = 0; i < PROTO_SCAN_HELD; i++)
+        held_fini(&s->held[i]);
     turn_fini(&s->turn);
     pthread_mutex_destroy(&s->lock);
     client_unref(s->client);
@@ -165,7 +179,7 @@ int leat_scan_next(struct leat_scan *s, uint64_t timeout_ns, struct leat_scan_sa
         return rc;
     if (s->at == s->told.n && !(s->told.flags & PROTO_SCANNED_END))
         rc = ask(s, &how, err);
-    const struct proto_scan_object *o = !rc && s->at < s->told.n ? &s->told.objects[s->at] : NULL;
+    struct proto_scan_object *o = !rc && s->at < s->told.n ? &s->told.objects[s->at] : NULL;
     if (o)
         out = (struct leat_scan_sample){.number = s->next,
                                         .key = o->key,
@@ -179,7 +193,8 @@ int leat_scan_next(struct leat_scan *s, uint64_t timeout_ns, struct leat_scan_sa
     if (!rc && o) {
         s->at++;
         pthread_mutex_lock(&s->lock);
-        s->next++;
+        s->held[s->next++ % PROTO_SCAN_HELD] =
+            (struct held){.key = TAKE_PTR(o->key), .etag = TAKE_PTR(o->etag)};
         pthread_mutex_unlock(&s->lock);
     }
     turn_give(&s->turn);
@@ -192,8 +207,8 @@ void leat_scan_release(struct leat_scan *s, uint64_t number)
         return;
     pthread_mutex_lock(&s->lock);
     if (number >= s->released && number < s->next)
-        s->gone[number % PROTO_SCAN_HELD] = true;
-    while (s->released < s->next && s->gone[s->released % PROTO_SCAN_HELD])
-        s->gone[s->released++ % PROTO_SCAN_HELD] = false;
+        held_fini(&s->held[number % PROTO_SCAN_HELD]);
+    while (s->released < s->next && !s->held[s->released % PROTO_SCAN_HELD].key)
+        s->released++;
     pthread_mutex_unlock(&s->lock);
 }
