@@ -41,6 +41,8 @@ struct http_client_config {
     uint64_t keep_ns;    /* an unused connection is kept; 0: 15 s */
     const char *ca_file; /* PEM; NULL: the system's. SSL_CERT_FILE and SSL_CERT_DIR count as with OpenSSL */
     bool insecure;       /* certificates are not looked at: only ever on a user's own demand */
+    bool
+        tls; /* it will be spoken: what is wrong with ca_file shows in http_client_new, else where it is needed first */
 };
 
 struct http_call {
@@ -91,7 +93,7 @@ struct http_client_stats {
 
 /* The most that one connection holds while a call is under way: buffers, what an error says, TLS. A page of a list is not in it. */
 uint64_t http_connection_bytes(void);
-/* LEAT_NOT_FOUND, LEAT_INVALID: ca_file; -ENOMEM. */
+/* Of a configuration with `tls`, LEAT_NOT_FOUND, LEAT_INVALID: ca_file; -ENOMEM. */
 int http_client_new(struct loop *loop, const struct http_client_config *config,
                     struct http_client **ret_client, struct leat_error *err);
 /* Calls that are not over end with -ECANCELED, here. NULL is fine. */

@@ -75,6 +75,7 @@ struct http_conn {
 struct http_client {
     struct loop *loop;
     struct http_client_config config;
+    char *ca_file; /* the configuration's */
     SSL_CTX *tls;
     struct list pools;
     struct list flush;

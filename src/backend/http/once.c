@@ -61,8 +61,9 @@ int http_once(const struct http_once *once, int *ret_status, char **ret_text, st
     int rc = put_head(once, &origin, &head, err);
     struct http_client_config config = {.connections = 1,
                                         .connect_ns = once->timeout_ns,
-                                        .ca_file = origin.tls ? once->ca_file : NULL,
-                                        .insecure = once->insecure};
+                                        .ca_file = once->ca_file,
+                                        .insecure = once->insecure,
+                                        .tls = origin.tls};
     struct ask a = {.call = {.origin = &origin,
                              .method = once->method,
                              .head = head.data,

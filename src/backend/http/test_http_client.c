@@ -508,20 +508,49 @@ static void test_tls(void **state)
     }
     struct leat_error err;
     assert_int_equal(loop_new(&loop), 0);
-    struct http_client_config bad = {.ca_file = "/nonexistent/ca.pem"};
+    struct http_client_config bad = {.ca_file = "/nonexistent/ca.pem", .tls = true};
     assert_int_equal(http_client_new(loop, &bad, &client, &err), LEAT_NOT_FOUND);
     bad.ca_file = "/proc/self/status";
     assert_int_equal(http_client_new(loop, &bad, &client, &err), LEAT_INVALID);
     loop_free(loop);
 }
 
+/* Nobody reads authorities who speaks no TLS; who comes to it later, as by a redirection, is told then, and not that an object is missing. */
+static void test_authorities_where_they_are_wanted(void **state)
+{
+    struct web_server s;
+    struct get g[1];
+    struct http_client_config config = {.connections = 1, .ca_file = "/nonexistent/ca.pem"};
+    web_start(&s, talk_plain, NULL);
+    begin_with(&config);
+    get_init(&g[0], &s.origin, "/n/4", NULL, 0);
+    run(1, g);
+    assert_int_equal(g[0].rc, 0);
+    bytes_out_fini(&g[0].call.text);
+    struct http_origin secure = s.origin;
+    secure.tls = true;
+    get_init(&g[0], &secure, "/n/4", NULL, 0);
+    run(1, g);
+    assert_int_equal(g[0].rc, LEAT_INVALID);
+    assert_int_equal(g[0].err.code, LEAT_INVALID);
+    assert_non_null(strstr(g[0].err.message, "/nonexistent/ca.pem"));
+    end(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_straight), cmocka_unit_test(test_kinds), cmocka_unit_test(test_pipelined),
-        cmocka_unit_test(test_hangs_up), cmocka_unit_test(test_time),  cmocka_unit_test(test_trickle),
-        cmocka_unit_test(test_cancel),   cmocka_unit_test(test_body),  cmocka_unit_test(test_nobody_there),
+        cmocka_unit_test(test_straight),
+        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_pipelined),
+        cmocka_unit_test(test_hangs_up),
+        cmocka_unit_test(test_time),
+        cmocka_unit_test(test_trickle),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_body),
+        cmocka_unit_test(test_nobody_there),
         cmocka_unit_test(test_tls),
+        cmocka_unit_test(test_authorities_where_they_are_wanted),
     };
     signal(SIGPIPE, SIG_IGN);
     memset(big, 'b', sizeof(big));

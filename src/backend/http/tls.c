@@ -152,8 +152,10 @@ int tls_begin(struct http_conn *conn, struct leat_error *err)
     bool numeric = inet_pton(AF_INET, host, address) == 1 || inet_pton(AF_INET6, host, address) == 1;
     struct http_client *client = conn->pool->client;
     int rc = client->tls ? 0 : tls_context(&client->config, &client->tls, err);
+    if (rc == LEAT_NOT_FOUND && err) /* which would say that what was asked for is not there */
+        err->code = LEAT_INVALID;
     if (rc < 0)
-        return rc;
+        return rc == LEAT_NOT_FOUND ? LEAT_INVALID : rc;
     SSL *ssl = conn->ssl = SSL_new(client->tls);
     if (!ssl || !SSL_set_fd(ssl, conn->source.fd))
         return error_set(err, -ENOMEM, "TLS: %s", reason());

@@ -782,6 +782,7 @@ int backend_s3_new(const struct backend_config *config, struct backend **ret_bac
         rc = loop_new(&b->loop);
     struct http_client_config http = {
         .connections = b->config.connections, .ca_file = b->settings.ca_file, .insecure = config->insecure};
+    http.tls = rc == 0 && tried.tls;
     if (rc == 0)
         rc = http_client_new(b->loop, &http, &b->http, err);
     b->config.endpoint = b->config.region = b->config.profile = b->config.style = b->config.ca_file =
