@@ -10,6 +10,7 @@ import tarfile
 import urllib.request
 
 import lib_data
+import lib_host
 import numpy as np
 import pytest
 
@@ -94,6 +95,41 @@ def test_sets_are_those_of_the_files(host, leat, daemon):
     total = sum(p.stat().st_size for p in host.data.rglob("*") if p.is_file())
     assert told["loaded_bytes"] >= total and told["padding_bytes"] > 0
     leat.drop("kept", socket=daemon.socket)
+
+
+def test_a_scan_is_of_the_store_too(host, leat, daemon):
+    """leat.scan: all of it in the order of keys, in a window that it fills many times; where it ended it goes on; what it held is given back."""
+    random, made = np.random.default_rng(7), {}
+    put(daemon, "data")
+    for i, size in enumerate([0, 1, 4096, 70_000, MIB, 300_000, 0, 12_345] * 8):
+        key = f"{('b', 'a', 'c/d')[i % 3]}/{i:03}"
+        made[key] = random.bytes(size)
+        put(daemon, f"data/x/{key}", made[key])
+    put(daemon, "data/x/.hidden", b"no sample")
+    put(daemon, "data/y", b"beside it")
+    made = dict(sorted(made.items()))
+    with leat.scan("store://data/x", socket=daemon.socket, window=2 * MIB) as scan:
+        seen = [(sample.key, bytes(sample.data)) for sample in scan]
+    assert seen == list(made.items())
+    middle = list(made)[30]
+    with leat.scan("store://data/x/", after=middle, socket=daemon.socket) as scan:
+        assert [sample.key for sample in scan] == list(made)[31:]
+    kept = []
+    with leat.scan("store://data/x", socket=daemon.socket, window=2 * MIB) as scan:
+        with pytest.raises(leat.Busy, match="store://data/x/.* is still held"):
+            kept.extend(sample.data for sample in scan)
+        n = len(kept)
+        kept.clear()
+        assert [bytes(sample.data) for sample in scan] == list(made.values())[n:]
+    for url, kind, words in (("store://data/none", leat.NotFound, "no objects below"), ("store://none/x", leat.NotFound, "none"), ("store://x", leat.Invalid, "BUCKET")):
+        with pytest.raises(kind, match=words):
+            next(leat.scan(url, socket=daemon.socket))
+    with pytest.raises(leat.NoSpace, match=f"has {MIB} bytes.*window="):
+        sum(len(sample.data) for sample in leat.scan("store://data/x", socket=daemon.socket, window=MIB // 2))
+    scan = leat.scan("store://data/x", socket=daemon.socket)
+    next(scan)
+    del scan
+    lib_host.wait_for(lambda: daemon.status()["pool"]["used_bytes"] == 0, message=lambda: str(daemon.status()["pool"]))
 
 
 def test_an_object_that_is_replaced(host, leat, daemon):
