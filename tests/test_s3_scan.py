@@ -245,8 +245,13 @@ def test_the_pool_has_a_cap(host, s3, top):
     """Window and session are charged; what does not fit is refused with figures, and one that is not asked for a size takes what there is."""
     leat, made = host.leat, fill(top, {name: 30_000 for name in names(200)})
     daemon = host.daemon({"pool": {"size": "48MiB", "region_size": "2MiB"}})
-    with pytest.raises(leat.NoSpace, match=rf"window of {40 * MIB} bytes takes \d+ of the pool"):
-        leat.scan("s3://data/set", socket=daemon.socket, window="40MiB")
+    (host.data / "set").mkdir()
+    (host.data / "set" / "a").write_bytes(b"x" * MIB)
+    leat.open(host.data / "set", socket=daemon.socket).close()
+    for window in ("40MiB", 2**64 - 1):
+        with pytest.raises(leat.NoSpace, match=rf"window of {leat._clients.parse_bytes(window)} bytes does not fit into a pool of {48 * MIB}"):
+            leat.scan("s3://data/set", socket=daemon.socket, window=window)
+    assert len(daemon.status()["sets"]) == 1  # which did not have to go for what never fits
     with leat.scan("s3://data/set", socket=daemon.socket) as scan:
         next(scan)
         pool = daemon.status()["pool"]

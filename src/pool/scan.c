@@ -375,6 +375,12 @@ static int window_make(struct pool_scan *s, uint64_t most, struct leat_error *er
                       (access_is_store(s->access)
                            ? BACKEND_STORE_BYTES
                            : backend_session_bytes(pool->config.s3.connections) + BACKEND_LIST_BYTES);
+    uint64_t cap = pool->office.cap_bytes, most_left = cap > beside + 4096 ? cap - beside - 4096 : 0;
+    if (most > most_left) /* nobody's set goes for what never fits */
+        return error_set(err, LEAT_NO_SPACE,
+                         "a window of %" PRIu64 " bytes does not fit into a pool of %" PRIu64
+                         ", beside %" PRIu64 " that a scan takes otherwise: give it a smaller window",
+                         most, cap, beside);
     ready_hold(pool->ready);
     pool_evict_idle(pool, want + beside, false);
     uint64_t room = pool_room(pool), left = room > beside ? room - beside : 0;
