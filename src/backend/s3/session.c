@@ -547,7 +547,9 @@ static void request_refused(struct request *rq)
                        rq->redirects > REDIRECTS_MAX ? " without end" : "", e.endpoint[0] ? " to " : "",
                        e.endpoint);
     else
-        error_set(&err, rc, "%d%s%s%s%s%s", rq->status, e.code[0] ? " " : "", e.code,
+        error_set(&err, rc, "%s%d%s%s%s%s%s",
+                  rq->status == 412 && rq->say.if_match ? "the object changed meanwhile: " : "", rq->status,
+                  e.code[0] ? " " : "", e.code,
                   e.message[0] || (!e.code[0] && *status_text(rq->status)) ? ": " : "",
                   e.message[0] || e.code[0] ? e.message : status_text(rq->status),
                   strcmp(e.code, "RequestTimeTooSkewed") == 0 ? " (the clock of this machine is wrong)" : "");
