@@ -628,6 +628,41 @@ def test_uploads(server, bucket):
     assert error(upload.complete([(1, '"0"')])) == (404, "NoSuchUpload")
 
 
+def test_pages_of_uploads(server, bucket):
+    uploads = [Upload(server, f"/{bucket}/{key}") for key in ("a b", "a b", "c/d")]
+    for number in (1, 2, 10_000):
+        assert uploads[0].part(number, b"x").status == 200
+    path, own = f"/{bucket}/a b", [("uploadId", uploads[0].id)]
+
+    def parts(*query):
+        return server.request("GET", path, query=[*own, *query])
+
+    def listed(*query):
+        return server.request("GET", f"/{bucket}", query=[("uploads", ""), *query])
+
+    seen, marker = [], "0"
+    while marker:
+        page = parts(("max-parts", "1"), ("part-number-marker", marker)).xml
+        seen += [p.findtext("PartNumber") for p in page.iter("Part")]
+        marker = page.findtext("NextPartNumberMarker") if page.findtext("IsTruncated") == "true" else None
+    assert seen == ["1", "2", "10000"]
+    seen, more = [], []
+    while more is not None:
+        page = listed(("max-uploads", "1"), *more).xml
+        seen += [u.findtext("UploadId") for u in page.iter("Upload")]
+        more = None if page.findtext("IsTruncated") == "false" else [("key-marker", page.findtext("NextKeyMarker")),
+                                                                     ("upload-id-marker", page.findtext("NextUploadIdMarker"))]
+    assert sorted(seen) == sorted(u.id for u in uploads)
+    for reply in (parts(("max-parts", "0")), listed(("max-uploads", "0"))):  # no page of nothing that goes on for ever
+        assert reply.xml.findtext("IsTruncated") == "false"
+    for value in ("-1", "x", "1.5"):
+        assert error(parts(("max-parts", value))) == error(parts(("part-number-marker", value))) == (400, "InvalidArgument")
+        assert error(listed(("max-uploads", value))) == (400, "InvalidArgument")
+    assert error(listed(("encoding-type", "x"))) == (400, "InvalidArgument")
+    assert error(listed(("delimiter", "/"))) == (501, "NotImplemented")
+    assert [u.findtext("Key") for u in listed(("encoding-type", "url"), ("prefix", "a")).xml.iter("Upload")] == ["a%20b", "a%20b"]
+
+
 def test_a_last_part_of_no_bytes(server, bucket):
     path = f"/{bucket}/k"
     upload = Upload(server, path)

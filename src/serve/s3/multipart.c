@@ -480,21 +480,29 @@ static int put_part(void *user, const struct store_part *part)
     return 0;
 }
 
-static uint64_t number_of(const struct visit *v, const char *name, uint64_t without)
+/* A number of the query, at most `max`, which it is where it is not given. What is no number would give another page than was meant. */
+static unsigned number_of(struct visit *v, const char *name, unsigned without, unsigned max)
 {
     size_t len;
-    uint64_t n;
+    uint64_t n = without;
     const char *text = s3_call_param(&v->call, name, &len);
-    return text && http_text_u64((struct http_text){text, len}, &n) ? n : without;
+    if (text && len && !http_text_u64((struct http_text){text, len}, &n)) {
+        char message[80];
+        snprintf(message, sizeof(message), "Provided %s not an integer or within integer range", name);
+        visit_fail(v, S3_INVALID_ARGUMENT, message);
+    }
+    return (unsigned)MIN(n, (uint64_t)max);
 }
 
 static void list_parts(struct visit *v)
 {
     struct leat_error err = {0};
     struct part_listing l = {.last = 0};
-    unsigned after = (unsigned)MIN(number_of(v, "part-number-marker", 0), (uint64_t)STORE_PARTS_MAX);
-    unsigned max = (unsigned)MIN(number_of(v, "max-parts", S3_LIST_MAX), (uint64_t)S3_LIST_MAX);
+    unsigned after = number_of(v, "part-number-marker", 0, STORE_PARTS_MAX);
+    unsigned max = number_of(v, "max-parts", S3_LIST_MAX, S3_LIST_MAX);
     bool more = false;
+    if (v->code != S3_OK)
+        return;
     int rc = store_part_list(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len,
                              v->upload, after, max, put_part, &l, &more, &err);
     if (rc < 0) {
@@ -502,6 +510,7 @@ static void list_parts(struct visit *v)
         bytes_out_fini(&l.out);
         return;
     }
+    more = more && max; /* else who asks for no part asks for the rest for ever */
     struct bytes_out *out = &v->out;
     http_put(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListPartsResult xmlns=\"" S3_NAMESPACE "\">");
     s3_element(out, "Bucket", v->call.bucket, strlen(v->call.bucket));
@@ -553,16 +562,25 @@ static int put_upload(void *user, const struct store_upload *upload)
 static void list_uploads(struct visit *v)
 {
     struct leat_error err = {0};
-    struct upload_listing l = {.url = s3_call_param(&v->call, "encoding-type", NULL) != NULL};
+    const char *encoding = s3_call_param(&v->call, "encoding-type", NULL);
+    const char *delimiter = s3_call_param(&v->call, "delimiter", NULL);
+    struct upload_listing l = {.url = encoding && strcmp(encoding, "url") == 0};
     size_t prefix_len = 0, after_len = 0;
     const char *prefix = s3_call_param(&v->call, "prefix", &prefix_len);
     const char *after = s3_call_param(&v->call, "key-marker", &after_len);
     const char *id = s3_call_param(&v->call, "upload-id-marker", NULL);
-    unsigned max = (unsigned)MIN(number_of(v, "max-uploads", S3_LIST_MAX), (uint64_t)S3_LIST_MAX);
+    unsigned max = number_of(v, "max-uploads", S3_LIST_MAX, S3_LIST_MAX);
     bool more = false;
+    if (encoding && !l.url)
+        visit_fail(v, S3_INVALID_ARGUMENT, "Invalid Encoding Method specified in Request");
+    else if (delimiter && *delimiter)
+        visit_fail(v, S3_NOT_IMPLEMENTED, "Uploads are listed one by one: a delimiter is not implemented.");
+    if (v->code != S3_OK)
+        return;
     int rc = store_upload_list(objects_store(v->door->objects), v->call.bucket, prefix, prefix_len,
                                after_len ? after : NULL, after_len, after_len && id && *id ? id : NULL, max,
                                put_upload, &l, &more, &err);
+    more = more && max;
     if (rc < 0)
         visit_fail_store(v, rc, &err);
     struct bytes_out *out = &v->out;
