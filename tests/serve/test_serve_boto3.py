@@ -50,6 +50,24 @@ def test_objects(s3, bucket):
     assert refused(s3.list_objects_v2, Bucket="no-such-bucket") == ("NoSuchBucket", 404)
 
 
+def test_checksum_defaults(server, bucket):
+    """Since 1.36 every body has a checksum, unless it is told not to; before, none has. What was sent is kept, and told again."""
+    newer = tuple(int(n) for n in boto3.__version__.split(".")[:2]) >= (1, 36)
+    for setting in ("when_supported", "when_required") if newer else (None,):
+        config = Config(s3={"addressing_style": "path"}, **({"request_checksum_calculation": setting} if newer else {}))
+        s3 = boto3.client("s3", endpoint_url=server.url, region_name=lib_serve.REGION, aws_access_key_id=lib_serve.ACCESS,
+                          aws_secret_access_key=lib_serve.SECRET, config=config)
+        for size in (0, 1000, 17 * MIB):  # the last in parts
+            data = lib_serve.content("sums", size)
+            s3.upload_fileobj(io.BytesIO(data), bucket, "sums")
+            head = s3.head_object(Bucket=bucket, Key="sums", ChecksumMode="ENABLED")
+            kept = [name for name in head if name.startswith("Checksum") and name != "ChecksumType"]
+            assert len(kept) == (setting == "when_supported"), (setting, size, head)
+            assert s3.get_object(Bucket=bucket, Key="sums", ChecksumMode="ENABLED")["Body"].read() == data
+        gone = s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "sums"}]})
+        assert [d["Key"] for d in gone["Deleted"]] == ["sums"]
+
+
 def test_transfers(s3, bucket):
     """As upload_file does: in parts, each with a checksum where this boto3 sends one."""
     data = lib_serve.content("big", 20 * MIB + 5)

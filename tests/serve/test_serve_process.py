@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shlex
 
 import signal
@@ -572,3 +573,44 @@ def test_memory(start):
         assert int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) < 250 * 1024
     assert server.request("PUT", "/bucket/after", b"x").status == 200
 
+
+@contextlib.contextmanager
+def descriptors(wanted):
+    """As many for us, and for what we start."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"ulimit -Hn is {hard}, {wanted} are wanted")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_idle_connections(start):
+    """Ten thousand of them, each after one answer: they cost little, others are served meanwhile, and each may go on."""
+    count = 10_000
+    with descriptors(count + 500), contextlib.ExitStack() as all_of_them:
+        server = start("--memory", "128MiB", name="idle")
+        assert server.request("PUT", "/public-idle").status == 200
+        assert server.request("PUT", "/public-idle/k", b"small").status == 200
+
+        def ask(s):
+            s.sendall(b"GET /public-idle/k HTTP/1.1\r\nHost: x\r\n\r\n")
+            reply = b""
+            while not reply.endswith(b"\r\n\r\nsmall"):
+                piece = s.recv(4096)
+                assert piece, reply
+                reply += piece
+            assert reply.startswith(b"HTTP/1.1 200 ")
+
+        before = lib_host.footprint(server.process.pid)["rss"]
+        idle = []
+        for _ in range(count):
+            idle.append(all_of_them.enter_context(socket.create_connection((server.host, server.port), 120)))
+            ask(idle[-1])
+        after = lib_host.footprint(server.process.pid)
+        assert after["fds"] > count
+        if not lib_host.SANITIZED:
+            assert after["rss"] - before < count * 8192
+        assert server.request("PUT", "/public-idle/other", bytes(MIB)).status == 200
+        for s in idle:
+            ask(s)

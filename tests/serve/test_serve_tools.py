@@ -177,4 +177,4 @@ def test_newer_boto3(tmp_path_factory):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
     line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "test_serve_boto3.py")]
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
+    assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
