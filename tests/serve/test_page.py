@@ -60,6 +60,15 @@ def test_live(nasty, browser):
     assert {u.partition("?")[0].removeprefix(nasty.url) for u in page.asked() if not u.startswith("about:")} <= {"/", "/v1/status", "/v1/buckets", "/favicon.ico"}
 
 
+def test_narrow(nasty, browser):
+    """A telephone's width: nothing but a wide table's own card is pushed aside, and the buckets need not be."""
+    page = browser(nasty.url, width=420)
+    page.until("document.querySelectorAll('#buckets tbody tr').length === 3")
+    assert page.value("document.documentElement.scrollWidth") == 420
+    assert page.value("document.getElementById('buckets').scrollWidth <= document.getElementById('buckets').clientWidth")
+    assert page.value("new Set([...document.querySelectorAll('#tiles .card')].map(c => c.getBoundingClientRect().top)).size") == 1
+
+
 def test_policy(nasty, browser):
     """What a name that became an element would try is refused by the browser itself."""
     page = browser(nasty.url)
