@@ -2,14 +2,11 @@
 /* backend.c: hands each call on to the session's implementation, and what all of them share. */
 #include "backend/ops.h"
 
-#include <strings.h>
-
-#include "wire/s3.h"
+#include "wire/address.h"
 
 bool backend_uri(const char *uri)
 {
-    return s3_uri_is(uri) || strncasecmp(uri, "https://", 8) == 0 || strncasecmp(uri, "http://", 7) == 0 ||
-           strncasecmp(uri, "store://", 8) == 0;
+    return address_is_remote(address_of(uri));
 }
 
 bool backend_header_kept(const char *name)

@@ -23,6 +23,7 @@
 #include "base/clock.h"
 #include "client/connect.h"
 #include "dataset/dataset.h"
+#include "wire/address.h"
 
 #define FIND_NS        (30 * NS_PER_S) /* a program of the user's may ask somebody */
 #define FIND_BYTES_MAX (64 * KIB)
@@ -211,7 +212,7 @@ int access_find(const char *uri, const struct leat_s3_options *given, struct pro
                           err);
     if (!rc)
         rc = options_flags("leat_s3_options", o.flags, LEAT_S3_ANONYMOUS | LEAT_S3_INSECURE, err);
-    if (!rc && strncmp(uri, "leat://", 7) != 0)
+    if (!rc && address_of(uri) != ADDRESS_SET)
         rc = kinds(uri, &kind, err);
     if (rc || !kind)
         return rc;

@@ -14,6 +14,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "wire/address.h"
+
 struct held {
     char *key, *etag; /* NULL: it was released, or not handed out */
 };
@@ -62,7 +64,7 @@ static int scan_take_options(const struct leat_client *client, const char *uri,
         return client_forked_error(err);
     int rc = options_take("leat_scan_options", options, offsetof(struct leat_scan_options, after), ret,
                           sizeof(*ret), err);
-    if (!rc && strncmp(uri, "leat://", 7) == 0)
+    if (!rc && address_of(uri) == ADDRESS_SET)
         rc = error_set(err, LEAT_UNSUPPORTED, "%.200s is in the pool already: open it, and read it in order",
                        uri);
     if (!rc && (strlen(uri) > PROTO_STR_MAX || (ret->after && strlen(ret->after) > PROTO_STR_MAX)))

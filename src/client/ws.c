@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "dataset/dataset.h"
+#include "wire/address.h"
 
 #define REGION_RUN 64u
 
@@ -176,7 +177,7 @@ void ws_unref(struct leat_ws *ws)
 /* What the daemon is asked for: it stands in another folder than we do, so paths become absolute here. */
 int ws_absolute_uri(const char *uri, char **ret_uri, struct leat_error *err)
 {
-    if (strncmp(uri, "leat://", 7) == 0) {
+    if (address_of(uri) == ADDRESS_SET) {
         *ret_uri = strdup(uri);
     } else {
         struct dataset_spec spec;

@@ -21,6 +21,7 @@
 
 #include "base/crc32c.h"
 #include "dataset/index_internal.h"
+#include "wire/address.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the blob is little-endian and used in place");
 _Static_assert(sizeof(struct index_field) == 120, "field layout");
@@ -252,12 +253,6 @@ void index_close(struct index *index)
         *index = (struct index){0};
 }
 
-bool index_is_address(const char *path)
-{
-    return !strncmp(path, "s3://", 5) || !strncmp(path, "http://", 7) || !strncmp(path, "https://", 8) ||
-           !strncmp(path, "store://", 8);
-}
-
 int index_source_path(const struct index *index, uint64_t source, char *buf, size_t cap)
 {
     const char *root = index_string(index, index->header->root);
@@ -266,7 +261,7 @@ int index_source_path(const struct index *index, uint64_t source, char *buf, siz
         offset = 0;
     const char *path = index_string(index, offset);
     /* An appended set, or arrays of several buckets: sources have different roots. */
-    if (*path == '/' || (!*root && index_is_address(path)))
+    if (*path == '/' || (!*root && address_is_remote(address_of(path))))
         return snprintf(buf, cap, "%s", path);
     size_t len = strlen(root);
     const char *slash = !*path || (len && root[len - 1] == '/') ? "" : "/";

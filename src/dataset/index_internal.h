@@ -15,8 +15,6 @@ uint32_t index_header_crc(const struct index_header *header);
 int index_key_compare(const char *a, size_t alen, const char *b, size_t blen);
 /* May it stand in a header of a request? */
 bool index_etag_sound(const char *etag);
-/* Is this the whole address of an object elsewhere? */
-bool index_is_address(const char *path);
 /* Of a stored chunk, after the filters: a reader holds it in memory, some of them twice. 4 MiB of a file could claim 4 GiB. */
 #define INDEX_DECODED_MAX (1ull << 30)
 /*

@@ -156,11 +156,6 @@ int remote_no_object(const char *uri, struct leat_error *err)
 
 /* --- names --------------------------------------------------------------------------------------------------------- */
 
-bool dataset_has_lists(const char *uri)
-{
-    return strncmp(uri, "s3://", 5) == 0 || strncmp(uri, "store://", 8) == 0;
-}
-
 char *remote_join(const char *root, const char *name)
 {
     char *out;

@@ -18,6 +18,7 @@
 #include <strings.h>
 
 #include "dataset/scan.h"
+#include "wire/address.h"
 #include "wire/s3.h"
 
 #define ADDRESS_MAX 4000u /* of an address with patterns in it; what a source's path may have is PATH_MAX */
@@ -105,8 +106,12 @@ static int file_path(const char *text, size_t len, char **ret_path, struct leat_
 
 bool dataset_is_remote(const char *uri)
 {
-    return strncasecmp(uri, "s3://", 5) == 0 || strncasecmp(uri, "http://", 7) == 0 ||
-           strncasecmp(uri, "https://", 8) == 0 || strncasecmp(uri, "store://", 8) == 0;
+    return address_is_remote(address_of(uri));
+}
+
+bool dataset_has_lists(const char *uri)
+{
+    return address_has_lists(address_of(uri));
 }
 
 /* As it stands, but for the scheme's letters. */
@@ -124,7 +129,7 @@ static int address(const char *text, size_t len, char **ret_path, struct leat_er
         int rc = s3_uri_parse(copy, &parsed, err);
         if (rc < 0)
             return rc;
-    } else if (strncmp(copy, "store://", 8) == 0) {
+    } else if (address_of(copy) == ADDRESS_STORE) {
         size_t bucket_len = strcspn(copy + 8, "/");
         if (bucket_len < 3 || bucket_len > 63)
             return refuse(err, text, len, "what lies in the store is store://BUCKET/PREFIX");
@@ -158,7 +163,7 @@ int spec_source_path(const char *text, size_t len, char **ret_path, struct leat_
     if (drive(text, len) || (len >= 2 && text[0] == '\\' && text[1] == '\\'))
         return refuse(err, text, len, "a path of Windows; put ./ in front if a file is called so");
     if (isalpha((unsigned char)text[0]) && len - scheme >= 3 && strncmp(text + scheme, "://", 3) == 0) {
-        if (scheme == 4 && strncmp(text, "leat", 4) == 0)
+        if (address_of(text) == ADDRESS_SET)
             return refuse(err, text, len,
                           "names a set in the pool, and a source is needed: a path or a file:// URI");
         if (dataset_is_remote(text))

@@ -10,6 +10,7 @@
 #include "backend/backend.h"
 #include "backend/s3/credentials.h"
 #include "base/clock.h"
+#include "wire/address.h"
 #include "wire/s3.h"
 
 #include <pthread.h>
@@ -70,7 +71,7 @@ bool access_is_store(const struct access *a)
 
 bool access_store_uri(const char *uri)
 {
-    return strncmp(uri, "store://", 8) == 0;
+    return address_of(uri) == ADDRESS_STORE;
 }
 
 int access_store_check(const struct access_store *config, uint32_t uid, const char *uri,

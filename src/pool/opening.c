@@ -16,6 +16,7 @@
 #include "pool/pool_internal.h"
 #include "pool/remote.h"
 #include "pool/wset.h"
+#include "wire/address.h"
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
@@ -501,7 +502,7 @@ void pool_open(struct pool *pool, struct open_request *r)
         pool_answer(pool, r, NULL, &err);
         return;
     }
-    if (strncmp(r->uri, "leat://", 7) == 0 && !r->append) {
+    if (address_of(r->uri) == ADDRESS_SET && !r->append) {
         ws = pool_find_name(pool, r->uri + 7, r->uid, r->gid);
         if (!ws && pool->cluster && cluster_open(pool->cluster, r, NULL))
             return;

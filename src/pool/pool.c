@@ -18,6 +18,7 @@
 #include "pool/ready.h"
 #include "pool/work.h"
 #include "pool/wset.h"
+#include "wire/address.h"
 
 #define STOP_NS (10 * NS_PER_S)
 
@@ -197,7 +198,7 @@ struct wset *pool_find_uuid(struct pool *pool, const uint8_t uuid[PROTO_UUID])
 
 struct wset *pool_find(struct pool *pool, const char *text, uint32_t uid, uint32_t gid)
 {
-    if (strncmp(text, "leat://", 7) == 0)
+    if (address_of(text) == ADDRESS_SET)
         return pool_find_name(pool, text + 7, uid, gid);
     struct wset *named = pool_find_name(pool, text, uid, gid), *best = NULL;
     if (named)

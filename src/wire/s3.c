@@ -6,13 +6,14 @@
 #include <stdio.h>
 #include <strings.h>
 
+#include "wire/address.h"
 #include "wire/http.h"
 
 /* --- addresses --------------------------------------------------------------------------------------------------------- */
 
 bool s3_uri_is(const char *text)
 {
-    return strncmp(text, "s3://", 5) == 0;
+    return address_of(text) == ADDRESS_S3;
 }
 
 static bool bucket_ok(const char *name, size_t len)

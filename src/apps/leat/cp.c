@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 
 #include "apps/leat/remote.h"
+#include "wire/address.h"
 
 void cp_failed(struct cp *cp, int rc, const struct leat_error *err)
 {
@@ -49,7 +50,7 @@ int cp_progress(struct cp *cp)
 
 static bool is_s3(const char *text)
 {
-    return strncmp(text, "s3://", 5) == 0;
+    return address_of(text) == ADDRESS_S3;
 }
 
 static bool ends_with_slash(const char *text)

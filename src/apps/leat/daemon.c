@@ -7,6 +7,8 @@
 
 #include <inttypes.h>
 
+#include "wire/address.h"
+
 #define DEPTH_MAX 6
 
 static bool ends_with(const char *s, const char *end)
@@ -234,7 +236,7 @@ int cmd_drop(struct cli *cli, int argc, char **argv)
     if (argc - first != 1)
         return cli_usage_error(cli, "give one set's name");
     const char *name = argv[first];
-    if (strncmp(name, "leat://", 7) == 0)
+    if (address_of(name) == ADDRESS_SET)
         name += 7;
     AUTO_CLIENT struct leat_client *client = NULL;
     int rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, &client);

@@ -3,6 +3,7 @@
 #include "apps/leat/remote.h"
 
 #include "base/utf8.h"
+#include "wire/address.h"
 
 #include <inttypes.h>
 
@@ -21,7 +22,7 @@ int cli_open_set(struct cli *cli, const char *text, struct leat_client **ret_cli
     AUTO_FREE char *uri = cli_set_uri(text);
     if (!uri)
         return -ENOMEM;
-    if (strncmp(uri, "leat://", 7) != 0) {
+    if (address_of(uri) != ADDRESS_SET) {
         AUTO_FREE char *path = uri;
         uri = cli_canonical(cli, path, &rc);
         if (!uri)
