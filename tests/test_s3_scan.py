@@ -179,6 +179,17 @@ def test_who_keeps_all_of_the_window_is_told(host, s3, top):
     assert rest == list(made.values())[6:]
 
 
+def test_who_keeps_a_thousand_is_told(host, s3, top):
+    """However small they are; and that it is not the window."""
+    made, daemon = fill(top, {f"{i:04}": 1 for i in range(1100)}), host.daemon()
+    with host.leat.scan("s3://data/set", socket=daemon.socket) as scan:
+        kept = []
+        with pytest.raises(host.leat.Busy, match="s3://data/set/0000 is still held, and there are 1024 objects") as error:
+            kept.extend(sample.data for sample in scan)
+        del error, kept
+        assert [bytes(sample.data) for sample in scan] == list(made.values())[1024:]
+
+
 def test_one_larger_than_the_window(host, s3, top):
     """Those before it come; the error says which, and what to do."""
     made, daemon = fill(top, {"a": 10, "b": 11, "c": WINDOW + 1, "d": 5}), host.daemon()

@@ -415,9 +415,10 @@ static char *metrics_text(const struct server_view *view)
            (double)ready.given_up_bytes);
     metric(&t, "pool_table_bytes", "gauge", "Of it: indexes, states and checksums of samples, bookkeeping.",
            (double)atomic_load(&pool->table_bytes));
-    metric(&t, "pool_scratch_bytes", "gauge", "Of it: for the threads that unpack chunks.",
+    metric(&t, "pool_scratch_bytes", "gauge",
+           "Of it: to unpack chunks, and for sessions that list and read elsewhere.",
            (double)atomic_load(&pool->scratch_bytes));
-    metric(&t, "pool_window_bytes", "gauge", "Of it: windows of sets that are streamed.",
+    metric(&t, "pool_window_bytes", "gauge", "Of it: windows of sets that are streamed, and of scans.",
            (double)windows_bytes(pool));
     metric(&t, "pool_refused_total", "counter", "Reservations refused because the pool was full.",
            (double)atomic_load(&pool->office.refused));

@@ -506,6 +506,11 @@ static int entry_lacks(struct pool_scan *s, uint64_t number, struct leat_error *
     }
     if (!s->stuck || number < s->last)
         return 0;
+    if (s->last - s->first == PROTO_SCAN_HELD)
+        return error_set(err, LEAT_BUSY,
+                         "%.200s%.200s is still held, and there are %u objects from it on, the most at a "
+                         "time: release it, or copy it",
+                         s->uri, entry_at(s, s->first)->key, PROTO_SCAN_HELD);
     return error_set(err, LEAT_BUSY,
                      "%.200s%.200s is still held, and with what came behind it the window of %" PRIu64
                      " bytes is full: release it, copy it, or give a larger window (window=)",
