@@ -2,53 +2,22 @@
 /*
  * put.c: one object on its way to a disk.
  *
- * Happy path: bytes are received into the put's buffer, checksummed there, and written when it is full, to a file whose name is durable; commit
- * writes the rest with the trailer, flushes the file, appends to the log, flushes that together with others, and only then shows the
+ * Happy path: bytes are received into the put's buffer, checksummed there, and written when it is full, to a file whose name is durable; the
+ * commit (commit.c) writes the rest with the trailer, flushes the file, appends to the log, flushes that together with others, and only then shows the
  * object. One that fits into the buffer touches no disk before its commit, and is one write and two flushes.
  * A large one has two buffers, and a thread that writes the one while the other is filled.
  * Failure modes: whatever fails unlinks the file; a disk that gives EIO is left. With direct I/O refused (EINVAL) the same bytes are written
  * buffered.
- * Invariants: until the log has its record the file is outstanding, so a crash at any point leaves the object or nothing. A version never
- * replaces a newer one.
+ * Invariants: until the log has its record the file is outstanding, so a crash at any point leaves the object or nothing.
  */
-#include "store/internal.h"
+#include "store/put.h"
 
 #include <fcntl.h>
-#include <openssl/evp.h>
 
 #include "base/crc32c.h"
 
 #define PUT_BUFFER        STORE_PUT_SMALL
 #define PUT_BUFFER_DIRECT (1 * MIB)
-#define PUT_SLACK         4096u /* of the buffer: so that a small object's trailer goes with it */
-
-struct store_put {
-    struct store *store;
-    struct path *only;      /* where it has to go; NULL: as the key's weights say */
-    struct path *path;      /* where it goes, from put_open on */
-    struct spare_file file; /* id 0: none yet */
-    uint64_t pending;       /* bytes announced to the path */
-    char bucket[STORE_BUCKET_MAX + 1];
-    uint32_t bucket_id;
-    struct ikey key;
-    uint64_t expected;
-    unsigned flags;
-    bool direct, failed;
-    uint8_t *buf;
-    size_t cap, fill; /* cap: for payload; PUT_SLACK behind it */
-    uint64_t charged;
-    struct writer *writer;    /* of a large put; NULL: none */
-    uint8_t *other;           /* with it: the buffer that it writes, or nobody's */
-    size_t writing;           /* bytes of it that the writer has; not in `written` yet */
-    _Atomic uint64_t written; /* bytes of payload in the file */
-    uint64_t bytes;           /* handed over */
-    struct bytes_out crcs;    /* of whole blocks */
-    uint32_t block_crc, crc;  /* of the block under way; of all whole blocks */
-    EVP_MD_CTX *md5;
-    struct upload *upload;
-    struct put_ending ending; /* upload NULL: it is no upload's object */
-    bool entered;             /* see put_target */
-};
 
 uint64_t store_shortage(struct path *p, uint64_t bytes)
 {
@@ -140,7 +109,7 @@ static void stop_writer(struct store_put *put)
     atomic_fetch_sub(&put->store->writers, 1);
 }
 
-static void put_free(struct store_put *put)
+void store_put_abort(struct store_put *put)
 {
     if (!put)
         return;
@@ -180,7 +149,7 @@ static void start_direct(struct store_put *put)
 }
 
 /* A path and a file for it, if it has none yet. After a failure the put is of no use any more. */
-static int put_open(struct store_put *put, struct leat_error *err)
+int store_put_open(struct store_put *put, struct leat_error *err)
 {
     if (put->file.id)
         return 0;
@@ -234,9 +203,9 @@ int store_put_new(struct store *s, const struct put_target *t, struct store_put 
     if (rc == 0)
         rc = start_md5(put, err);
     if (rc == 0 && put->expected > STORE_PUT_SMALL) /* who sends much is told at once that there is no room */
-        rc = put_open(put, err);
+        rc = store_put_open(put, err);
     if (rc < 0) {
-        put_free(put);
+        store_put_abort(put);
         return rc;
     }
     *ret_put = put;
@@ -261,13 +230,13 @@ int store_put_begin(struct store *s, const char *bucket, const void *key, size_t
 
 /* --- bytes -------------------------------------------------------------------------------------------------------------- */
 
-static int put_fail(struct store_put *put, int rc, struct leat_error *err)
+int store_put_fail(struct store_put *put, int rc, struct leat_error *err)
 {
     put->failed = true;
     return store_path_error(put->path, rc, "an object cannot be written", err);
 }
 
-static void leave_direct(struct store_put *put)
+void store_put_leave_direct(struct store_put *put)
 {
     if (put->direct)
         fcntl(put->file.fd, F_SETFL, fcntl(put->file.fd, F_GETFL) & ~O_DIRECT);
@@ -275,32 +244,32 @@ static void leave_direct(struct store_put *put)
 }
 
 /* `n` bytes to the file at the put's end. Not aligned any more, or refused: direct I/O ends. */
-static int put_out(struct store_put *put, const void *data, size_t n, struct leat_error *err)
+int store_put_out(struct store_put *put, const void *data, size_t n, struct leat_error *err)
 {
     const struct store_io *io = put->store->io;
     uint64_t at = atomic_load_explicit(&put->written, memory_order_relaxed);
     bool plain = put->direct && (n % 4096 || at % 4096);
     int rc = plain ? -EINVAL : store_io_write(io, put->file.fd, data, n, at);
     if (rc == -EINVAL && put->direct) {
-        leave_direct(put);
+        store_put_leave_direct(put);
         rc = store_io_write(io, put->file.fd, data, n, at);
     }
-    return rc < 0 ? put_fail(put, rc, err) : 0;
+    return rc < 0 ? store_put_fail(put, rc, err) : 0;
 }
 
 /* Waits for what the writer has. */
-static int settle(struct store_put *put, struct leat_error *err)
+int store_put_settle(struct store_put *put, struct leat_error *err)
 {
     if (!put->writing)
         return 0;
     uint64_t at = atomic_load_explicit(&put->written, memory_order_relaxed);
     int rc = store_writer_wait(put->writer);
     if (rc == -EINVAL && put->direct) {
-        leave_direct(put);
+        store_put_leave_direct(put);
         rc = store_io_write(put->store->io, put->file.fd, put->other, put->writing, at);
     }
     if (rc < 0)
-        return put_fail(put, rc, err);
+        return store_put_fail(put, rc, err);
     atomic_fetch_add_explicit(&put->written, put->writing, memory_order_release);
     put->writing = 0;
     return 0;
@@ -318,11 +287,11 @@ static void hand_over(struct store_put *put)
     put->fill = 0;
 }
 
-static int put_flush(struct store_put *put, struct leat_error *err)
+int store_put_flush(struct store_put *put, struct leat_error *err)
 {
-    int rc = put_open(put, err);
+    int rc = store_put_open(put, err);
     if (rc == 0)
-        rc = settle(put, err);
+        rc = store_put_settle(put, err);
     if (rc < 0)
         return rc;
     if (put->direct && put->fill == put->cap) {
@@ -333,7 +302,7 @@ static int put_flush(struct store_put *put, struct leat_error *err)
         }
     }
     if (put->fill)
-        rc = put_out(put, put->buf, put->fill, err);
+        rc = store_put_out(put, put->buf, put->fill, err);
     if (rc < 0)
         return rc;
     atomic_fetch_add_explicit(&put->written, put->fill, memory_order_release);
@@ -391,7 +360,7 @@ int store_put_advance(struct store_put *put, size_t n, struct leat_error *err)
     if (rc < 0)
         return rc;
     put->fill += n;
-    return put->fill == put->cap ? put_flush(put, err) : 0;
+    return put->fill == put->cap ? store_put_flush(put, err) : 0;
 }
 
 int store_put_write(struct store_put *put, const void *data, size_t n, struct leat_error *err)
@@ -405,7 +374,7 @@ int store_put_write(struct store_put *put, const void *data, size_t n, struct le
             /* A whole buffer's worth: written from where it lies, right after the checksum had it in the processor's cache. */
             rc = put_take(put, data, room, err);
             if (rc == 0)
-                rc = put_out(put, data, room, err);
+                rc = store_put_out(put, data, room, err);
             if (rc == 0)
                 atomic_fetch_add_explicit(&put->written, room, memory_order_release);
         } else {
@@ -424,20 +393,20 @@ int store_put_ahead(struct store_put *put, uint64_t offset, const void *data, si
     assert(!put->failed && !put->direct && offset >= put->bytes);
     if (offset > put->expected || n > put->expected - offset)
         return error_set(err, LEAT_INVALID, "bytes behind the end of the object");
-    int rc = put_open(put, err);
+    int rc = store_put_open(put, err);
     if (rc < 0)
         return rc;
     rc = store_io_write(put->store->io, put->file.fd, data, n, offset);
-    return rc < 0 ? put_fail(put, rc, err) : 0;
+    return rc < 0 ? store_put_fail(put, rc, err) : 0;
 }
 
 int store_put_adopt(struct store_put *put, uint64_t n, struct leat_error *err)
 {
-    int rc = put_flush(put, err);
+    int rc = store_put_flush(put, err);
     while (rc == 0 && n > 0) {
         size_t piece = (size_t)MIN(n, (uint64_t)put->cap);
         rc = store_io_read(put->store->io, put->file.fd, put->buf, piece, put->bytes);
-        rc = rc < 0 ? put_fail(put, rc, err) : put_take(put, put->buf, piece, err);
+        rc = rc < 0 ? store_put_fail(put, rc, err) : put_take(put, put->buf, piece, err);
         if (rc == 0)
             atomic_fetch_add_explicit(&put->written, piece, memory_order_release);
         n -= piece;
@@ -447,13 +416,13 @@ int store_put_adopt(struct store_put *put, uint64_t n, struct leat_error *err)
 
 int store_put_push(struct store_put *put, struct leat_error *err)
 {
-    return put->direct ? 0 : put_flush(put, err);
+    return put->direct ? 0 : store_put_flush(put, err);
 }
 
 int store_put_reader(struct store_put *put, int *ret_fd, struct leat_error *err)
 {
     char name[PATH_FILE_MAX];
-    int rc = put_open(put, err);
+    int rc = store_put_open(put, err);
     if (rc < 0)
         return rc;
     store_path_file_name(put->path, put->file.id, name);
@@ -488,297 +457,6 @@ bool store_put_md5(struct store_put *put, uint8_t ret_md5[16])
     return good;
 }
 
-/* --- commit --------------------------------------------------------------------------------------------------------------- */
-
-static int check_commit(struct store_put *put, const struct store_commit *c, struct leat_error *err)
-{
-    if (put->failed)
-        return error_set(err, LEAT_INVALID, "the upload has failed before");
-    if (put->expected != STORE_UNKNOWN_BYTES && put->bytes != put->expected)
-        return error_set(err, LEAT_INVALID, "%llu bytes were announced, %llu came",
-                         (unsigned long long)put->expected, (unsigned long long)put->bytes);
-    if (c->meta_len > STORE_META_MAX)
-        return error_set(err, LEAT_INVALID, "metadata of %zu bytes; at most %u are kept", c->meta_len,
-                         STORE_META_MAX);
-    if ((c->etag && strlen(c->etag) > STORE_ETAG_MAX) || (c->remote && strlen(c->remote) > STORE_REMOTE_MAX))
-        return error_set(err, LEAT_INVALID, "an ETag of more than %u characters", STORE_ETAG_MAX);
-    if (!c->etag && !put->md5)
-        return error_set(err, LEAT_INVALID, "an object without MD5 needs an ETag");
-    return 0;
-}
-
-int store_commit_condition(struct store *s, const struct ikey *k, const struct store_commit *c,
-                           struct found *ret_found, bool *ret_there, struct leat_error *err)
-{
-    int rc = store_find(s, k, false, ret_found);
-    *ret_there = rc == 0;
-    bool conditional = c->if_none_match || c->if_match || c->if_seq;
-    if (rc == STORE_UNAVAILABLE && conditional)
-        return error_set(err, rc, "the condition cannot be checked: a path of the store has failed");
-    if (c->if_none_match && *ret_there)
-        return error_set(err, STORE_PRECONDITION, "there is an object of this name already");
-    if (c->if_match &&
-        (!*ret_there || (strcmp(c->if_match, "*") != 0 && strcmp(c->if_match, ret_found->etag) != 0)))
-        return error_set(err, STORE_PRECONDITION, "there is no object of this name with that ETag");
-    if (c->if_seq && (!*ret_there || ret_found->value.seq != c->if_seq))
-        return error_set(err, STORE_PRECONDITION, "it is another version by now");
-    return 0;
-}
-
-/* Block CRCs, with that of a short last one; the whole's. */
-static uint32_t finish_crcs(struct store_put *put)
-{
-    uint32_t crc = store_put_crc32c(put);
-    if (put->bytes % STORE_BLOCK)
-        bytes_put_u32(&put->crcs, put->block_crc);
-    return crc;
-}
-
-static void take_etag(struct store_put *put, const struct store_commit *c, struct index_value *v)
-{
-    if (c->etag)
-        store_etag_pack(c->etag, v->etag, &v->parts);
-    else
-        EVP_DigestFinal_ex(put->md5, v->etag, NULL);
-}
-
-/* The file's end: what is left in the buffer, and the trailer behind it. Direct I/O writes whole pages, the trailer at their end. */
-static int write_end(struct store_put *put, const struct bytes_out *trailer, struct leat_error *err)
-{
-    int rc = settle(put, err);
-    if (rc < 0)
-        return rc;
-    size_t total = put->fill + trailer->len;
-    if (put->direct)
-        total = (size_t)align_up(total, 4096);
-    if (total <= put->cap + PUT_SLACK) {
-        memset(put->buf + put->fill, 0, total - put->fill - trailer->len);
-        memcpy(put->buf + total - trailer->len, trailer->data, trailer->len);
-        return put_out(put, put->buf, total, err);
-    }
-    leave_direct(put);
-    rc = put_flush(put, err);
-    if (rc < 0)
-        return rc;
-    rc = store_io_write(put->store->io, put->file.fd, trailer->data, trailer->len,
-                        atomic_load_explicit(&put->written, memory_order_relaxed));
-    return rc < 0 ? put_fail(put, rc, err) : 0;
-}
-
-/* Everything that can fail before the file is flushed. ret_node: what the index is to have. */
-static int seal(struct store_put *put, const struct store_commit *c, bool dirty, struct index_node **ret_node,
-                struct leat_error *err)
-{
-    struct index_value v = {
-        .file = put->file.id,
-        .seq = store_next_seq(put->store),
-        .bytes = put->bytes,
-        .mtime_ns = c->mtime_ns ? c->mtime_ns : store_wall_ns(),
-        .flags = dirty ? STORE_DIRTY : 0,
-        .crc32c = finish_crcs(put),
-    };
-    take_etag(put, c, &v);
-    struct trailer t = {
-        .file = v.file,
-        .seq = v.seq,
-        .bytes = v.bytes,
-        .mtime_ns = v.mtime_ns,
-        .flags = v.flags,
-        .crc32c = v.crc32c,
-        .bucket_id = 0,
-        .parts = v.parts,
-        .key = put->key.bytes + 4,
-        .key_len = (uint32_t)put->key.len - 4,
-        .bucket = put->bucket,
-        .etag_text = v.parts == INDEX_ETAG_TEXT ? c->etag : "",
-        .remote = c->remote ? c->remote : "",
-        .meta = c->meta,
-        .meta_len = (uint32_t)c->meta_len,
-        .crcs = (const uint32_t *)(const void *)put->crcs.data,
-        .ncrcs = put->crcs.len / sizeof(uint32_t),
-    };
-    uint32_t big;
-    memcpy(&big, put->key.bytes, 4);
-    t.bucket_id = __builtin_bswap32(big);
-    memcpy(t.etag, v.etag, sizeof(t.etag));
-    struct bytes_out trailer = {0};
-    uint8_t extra[INDEX_EXTRA_MAX];
-    size_t len = v.parts == INDEX_ETAG_TEXT ? store_extra_put(extra, 0, 'e', c->etag) : 0;
-    if (put->ending.upload)
-        len = store_extra_put(extra, len, 'u', put->ending.id);
-    int rc = put->crcs.failed ? -ENOMEM : store_trailer_put(&trailer, &t);
-    v.trailer_bytes = (uint32_t)trailer.len;
-    *ret_node = rc == 0
-                    ? store_index_node_new(&put->path->index, &v, put->key.bytes, put->key.len, extra, len)
-                    : NULL;
-    if (!*ret_node)
-        rc = error_set(err, -ENOMEM, "no memory to end an upload");
-    if (rc == 0)
-        rc = write_end(put, &trailer, err);
-    bytes_out_fini(&trailer);
-    if (rc == 0) {
-        rc = put->store->io->datasync(put->store->io, put->file.fd);
-        rc = rc < 0 ? put_fail(put, rc, err) : 0;
-    }
-    if (rc < 0)
-        free(TAKE_PTR(*ret_node));
-    return rc;
-}
-
-/* Older versions of the key on other paths: superseded already, so nobody waits for these deletions to be flushed. */
-static void remove_elsewhere(struct store_put *put, uint64_t seq)
-{
-    struct store *s = put->store;
-    for (unsigned i = 0; i < s->npaths; i++) {
-        struct path *p = s->paths[i];
-        if (p == put->path || atomic_load(&p->failed) || !store_may_hold(p, &put->key))
-            continue;
-        struct index_value dead = {.seq = seq, .flags = INDEX_DEAD};
-        struct change c = {
-            .path = p, .node = store_index_node_new(&p->index, &dead, put->key.bytes, put->key.len, NULL, 0)};
-        if (c.node && store_change_append(&c, NULL) == 0 && store_log_sync(p, c.end, NULL) == 0) {
-            store_change_apply(&c);
-            store_change_finish(s, &c);
-        }
-        free(c.node);
-    }
-}
-
-/* commits and the stripe are held. The node is used up, or freed. */
-static int show(struct store_put *put, const struct store_commit *c, struct index_node *node,
-                struct leat_error *err)
-{
-    struct store *s = put->store;
-    struct found there;
-    bool had;
-    int rc = store_commit_condition(s, &put->key, c, &there, &had, err);
-    if (rc < 0 || (had && there.value.seq > node->value.seq)) {
-        free(node); /* one that came later was faster: it has replaced this one already */
-        return rc;
-    }
-    uint64_t seq = node->value.seq;
-    struct change change = {.path = put->path, .node = node};
-    rc = store_change_append(&change, err);
-    if (rc == 0)
-        rc = store_log_sync(put->path, change.end, err);
-    if (rc == 0) {
-        store_change_apply(&change);
-        store_file_settled(put->path, put->file.id);
-        store_change_finish(s, &change);
-    }
-    free(change.node);
-    if (rc < 0)
-        return rc;
-    s->io->close(s->io, put->file.fd);
-    put->file.id = 0;
-    if (s->npaths > 1)
-        remove_elsewhere(put, seq);
-    return 0;
-}
-
-static void tell(const struct index_value *v, const char *etag_text, struct store_info *ret)
-{
-    *ret = (struct store_info){.bytes = v->bytes, .seq = v->seq, .mtime_ns = v->mtime_ns, .flags = v->flags};
-    store_etag_format(v->etag, v->parts, etag_text, ret->etag);
-}
-
-/* Is it an object of the bucket that it was begun in? Parts, and what is noted of uploads, are not. */
-static bool is_object(const struct store_put *put)
-{
-    uint32_t big = __builtin_bswap32(put->bucket_id);
-    return memcmp(put->key.bytes, &big, 4) == 0;
-}
-
-static void leave(struct store_put *put)
-{
-    if (put->upload)
-        store_upload_leave(put->store, put->upload);
-    if (!put->entered)
-        store_bucket_leave(put->store, put->bucket);
-}
-
-/* *ret_dirty: what is committed is to be, as the bucket has a remote that has not got it, whatever was so when the put began. */
-static int enter(struct store_put *put, const struct store_commit *c, bool *ret_dirty, struct leat_error *err)
-{
-    bool remote = false;
-    uint64_t front = 0;
-    int rc =
-        put->entered ? 0 : store_bucket_enter(put->store, put->bucket, put->bucket_id, &remote, &front, err);
-    if (rc < 0)
-        return rc;
-    *ret_dirty = c->flags & STORE_DIRTY || (remote && !c->remote && is_object(put));
-    if (put->upload && (rc = store_upload_enter(put->store, put->upload, err)) < 0) {
-        store_bucket_leave(put->store, put->bucket);
-        return rc;
-    }
-    if (c->remote && c->front && c->front != front) {
-        leave(put);
-        return error_set(err, LEAT_STALE, "bucket '%s' stands in front of another one by now", put->bucket);
-    }
-    return 0;
-}
-
-static int put_commit(struct store_put *put, const struct store_commit *c, struct store_info *ret_info,
-                      struct leat_error *err)
-{
-    struct store *s = put->store;
-    struct found there;
-    bool had, dirty = false;
-    int rc = check_commit(put, c, err);
-    if (rc == 0) /* once before the work; what counts is the look under the stripe */
-        rc = store_commit_condition(s, &put->key, c, &there, &had, err);
-    if (rc == 0)
-        rc = put_open(put, err);
-    if (rc == 0)
-        rc = enter(put, c, &dirty, err);
-    if (rc < 0)
-        return rc;
-    struct index_node *node;
-    rc = seal(put, c, dirty, &node, err);
-    struct store_info info = {0};
-    if (rc == 0) {
-        tell(&node->value, c->etag, &info);
-        pthread_mutex_t *stripe = store_stripe(s, &put->key);
-        store_commits_enter(s);
-        pthread_mutex_lock(stripe);
-        rc = show(put, c, node, err);
-        pthread_mutex_unlock(stripe);
-        store_commits_leave(s);
-    }
-    leave(put);
-    if (rc < 0)
-        return rc;
-    atomic_fetch_add(&s->puts, 1);
-    atomic_fetch_add(&s->put_bytes, info.bytes);
-    if (ret_info)
-        *ret_info = info;
-    return 0;
-}
-
-int store_put_commit(struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
-                     struct leat_error *err)
-{
-    struct store_commit c = commit ? *commit : (struct store_commit){0};
-    const struct put_ending *e = &put->ending;
-    if (e->upload) {
-        c.etag = c.etag ? c.etag : e->etag;
-        c.meta_len = c.meta ? c.meta_len : e->commit.meta_len;
-        c.meta = c.meta ? c.meta : e->commit.meta;
-        c.flags |= c.remote ? 0 : e->commit.flags;
-        c.remote = c.remote ? c.remote : e->commit.remote;
-    }
-    int rc = put_commit(put, &c, ret_info, err);
-    if (rc == 0 && e->upload)
-        store_upload_ended(put->store, TAKE_PTR(put->ending.upload), true);
-    put_free(put);
-    return rc;
-}
-
-void store_put_abort(struct store_put *put)
-{
-    put_free(put);
-}
-
 void store_put_ends(struct store_put *put, const struct put_ending *ending)
 {
     put->ending = *ending;
@@ -796,7 +474,7 @@ static int copy_through(struct store_put *put, int fd, uint64_t from, uint64_t b
         room = (size_t)MIN((uint64_t)room, bytes - at);
         int rc = store_io_read(put->store->io, fd, to, room, at);
         if (rc < 0)
-            return put_fail(put, rc, err);
+            return store_put_fail(put, rc, err);
         *crc = crc32c(*crc, to, room);
         rc = store_put_advance(put, room, err);
         if (rc < 0)
@@ -828,13 +506,13 @@ int store_put_copy(struct store_put *put, int fd, uint64_t bytes, const uint32_t
                    struct leat_error *err)
 {
     uint32_t seen = 0;
-    int rc = put->bytes % STORE_BLOCK ? put_open(put, err) : put_flush(put, err);
+    int rc = put->bytes % STORE_BLOCK ? store_put_open(put, err) : store_put_flush(put, err);
     if (rc < 0)
         return rc;
     int64_t copied =
         put->bytes % STORE_BLOCK || put->fill || put->direct ? 0 : copy_in_kernel(put, fd, bytes);
     if (copied < 0)
-        return put_fail(put, (int)copied, err);
+        return store_put_fail(put, (int)copied, err);
     if (copied == 0) {
         rc = copy_through(put, fd, 0, bytes, &seen, err);
         if (rc == 0 && seen != crc) {
