@@ -192,7 +192,8 @@ static enum s3_code parse_path(struct s3_call *call, struct http_text path, stru
     path.data++;
     path.len--;
     struct http_text bucket = bucket_of_host(host, domains);
-    if (!bucket.len) {
+    bool in_host = bucket.len > 0;
+    if (!in_host) {
         const char *slash = path.len ? memchr(path.data, '/', path.len) : NULL;
         bucket = (struct http_text){path.data, slash ? (size_t)(slash - path.data) : path.len};
         size_t skip = MIN(bucket.len + 1, path.len);
@@ -202,6 +203,8 @@ static enum s3_code parse_path(struct s3_call *call, struct http_text path, stru
     enum s3_code code = parse_bucket(bucket, call->bucket);
     if (code != S3_OK)
         return code;
+    for (char *c = call->bucket; in_host && *c; c++)
+        *c = (char)(*c >= 'A' && *c <= 'Z' ? *c | 0x20 : *c); /* names of hosts have no case */
     call->has_key = path.len > 0;
     if (call->has_key && !call->bucket[0])
         return S3_INVALID_BUCKET; /* "//key" */

@@ -141,6 +141,7 @@ static void test_places(void **state)
         {"/k", "b.s3.example.org", "b", "k"},
         {"/k/x", "my.bucket.S3.example.org:9000", "my.bucket", "k/x"},
         {"/", "b.localhost:9000", "b", ""},
+        {"/K", "B.LocalHost:9000", "b", "K"},
         {"/b/k", "s3.example.org", "b", "k"},
         {"/b/k", "evils3.example.org", "b", "k"},
         {"/b/k", NULL, "b", "k"},
