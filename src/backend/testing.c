@@ -6,7 +6,10 @@
 #include <cmocka.h>
 
 #include <arpa/inet.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 #include "backend/testing.h"
 
@@ -144,4 +147,31 @@ void web_stop(struct web_server *s)
         close(s->fds[i]);
     }
     close(s->fd);
+}
+
+pid_t web_fork(void (*talk)(struct web_peer *p), uint16_t *ret_port)
+{
+    static struct web_server server;
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        web_start(&server, talk, NULL);
+        if (write(ends[1], &server.origin.port, sizeof(*ret_port)) != sizeof(*ret_port))
+            _exit(1);
+        for (;;)
+            pause();
+    }
+    close(ends[1]);
+    assert_int_equal(read(ends[0], ret_port, sizeof(*ret_port)), sizeof(*ret_port));
+    close(ends[0]);
+    return child;
+}
+
+void web_reap(pid_t child)
+{
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, NULL, 0), child);
 }

@@ -45,5 +45,8 @@ struct web_server {
 /* talk() runs a connection, which ends when it returns. tls NULL: plain. */
 void web_start(struct web_server *s, void (*talk)(struct web_peer *p), SSL_CTX *tls);
 void web_stop(struct web_server *s);
+/* The same in a process of its own, plain, where a test counts what this process holds: ended with the test's, or by web_reap. */
+pid_t web_fork(void (*talk)(struct web_peer *p), uint16_t *ret_port);
+void web_reap(pid_t child);
 
 #endif

@@ -4,11 +4,9 @@
  * moment, and one allocation after the other that fails. The server is a process of its own, which nothing fails in.
  */
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
+#include <signal.h>
 #include <stdio.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -83,31 +81,16 @@ static char url[64];
 
 static int server_begin(void **state)
 {
-    static struct web_server server;
-    int ends[2];
     uint16_t port = 0;
-    assert_int_equal(pipe(ends), 0);
-    child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        web_start(&server, talk, NULL);
-        if (write(ends[1], &server.origin.port, sizeof(port)) != sizeof(port))
-            _exit(1);
-        for (;;)
-            pause();
-    }
-    close(ends[1]);
-    assert_int_equal(read(ends[0], &port, sizeof(port)), sizeof(port));
-    close(ends[0]);
+    child = web_fork(talk, &port);
     snprintf(url, sizeof(url), "http://127.0.0.1:%u", port);
     return 0;
 }
 
 static int server_end(void **state)
 {
-    kill(child, SIGKILL);
-    return waitpid(child, NULL, 0) == child ? 0 : -1;
+    web_reap(child);
+    return 0;
 }
 
 /* --- a pool ------------------------------------------------------------------------------------------------------------ */

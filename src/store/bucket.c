@@ -379,7 +379,8 @@ int store_bucket_create(struct store *s, const char *name, uint32_t flags, const
     return rc;
 }
 
-static bool has_objects(struct store *s, uint32_t id)
+/* Objects of this bucket; of those, with flags other than 0, only such as have one of them. */
+static bool has_objects(struct store *s, uint32_t id, uint32_t flags)
 {
     struct ikey k;
     ikey_set(&k, id, "", 0);
@@ -388,8 +389,9 @@ static bool has_objects(struct store *s, uint32_t id)
         struct path *p = s->paths[i];
         struct index_cursor c;
         pthread_rwlock_rdlock(&p->index.lock);
-        store_index_seek(&c, &p->index, k.bytes, k.len);
-        any = c.valid && memcmp(c.item.key, k.bytes, 4) == 0;
+        for (store_index_seek(&c, &p->index, k.bytes, k.len);
+             !any && c.valid && memcmp(c.item.key, k.bytes, 4) == 0; store_index_next(&c))
+            any = flags == 0 || (c.item.value.flags & flags) != 0;
         pthread_rwlock_unlock(&p->index.lock);
     }
     return any;
@@ -410,7 +412,7 @@ static int delete_empty(struct store *s, struct bucket *b, bool *ret_touched, st
     if (any_blind(s))
         return error_set(err, STORE_UNAVAILABLE,
                          "a path of the store has failed; it may hold objects of '%s'", b->b.name);
-    if (has_objects(s, b->b.id) || store_uploads_any(s, b->b.id))
+    if (has_objects(s, b->b.id, 0) || store_uploads_any(s, b->b.id))
         return error_set(err, STORE_NOT_EMPTY,
                          "bucket '%s' is not empty: delete its objects and uploads first", b->b.name);
     *ret_touched = true;
@@ -530,23 +532,6 @@ int store_bucket_set(struct store *s, const char *name, uint64_t if_version, con
     return rc;
 }
 
-static bool has_dirty(struct store *s, uint32_t id)
-{
-    struct ikey k;
-    ikey_set(&k, id, "", 0);
-    bool any = false;
-    for (unsigned i = 0; i < s->npaths && !any; i++) {
-        struct path *p = s->paths[i];
-        struct index_cursor c;
-        pthread_rwlock_rdlock(&p->index.lock);
-        for (store_index_seek(&c, &p->index, k.bytes, k.len);
-             !any && c.valid && memcmp(c.item.key, k.bytes, 4) == 0; store_index_next(&c))
-            any = c.item.value.flags & STORE_DIRTY;
-        pthread_rwlock_unlock(&p->index.lock);
-    }
-    return any;
-}
-
 /* No commit into it is under way. */
 static int check_front(struct store *s, const struct bucket *b, enum store_front front,
                        struct leat_error *err)
@@ -554,11 +539,11 @@ static int check_front(struct store *s, const struct bucket *b, enum store_front
     if (front != STORE_FRONT_SAME && any_blind(s))
         return error_set(err, STORE_UNAVAILABLE,
                          "a path of the store has failed; it may hold objects of '%s'", b->b.name);
-    if (front == STORE_FRONT_OTHER && (has_objects(s, b->b.id) || store_uploads_any(s, b->b.id)))
+    if (front == STORE_FRONT_OTHER && (has_objects(s, b->b.id, 0) || store_uploads_any(s, b->b.id)))
         return error_set(
             err, STORE_NOT_EMPTY,
             "bucket %s has objects or uploads: a bucket that is put in front of another is empty", b->b.name);
-    if (front == STORE_FRONT_NONE && has_dirty(s, b->b.id))
+    if (front == STORE_FRONT_NONE && has_objects(s, b->b.id, STORE_DIRTY))
         return error_set(err, LEAT_BUSY,
                          "bucket %s: its remote has not got all of it yet: wait until nothing is dirty",
                          b->b.name);

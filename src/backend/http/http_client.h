@@ -42,7 +42,7 @@ struct http_client_config {
     const char *ca_file; /* PEM; NULL: the system's. SSL_CERT_FILE and SSL_CERT_DIR count as with OpenSSL */
     bool insecure;       /* certificates are not looked at: only ever on a user's own demand */
     bool
-        tls; /* it will be spoken: what is wrong with ca_file shows in http_client_new, else where it is needed first */
+        tls; /* will be spoken: a ca_file that is wrong fails http_client_new, else the first that needs it */
 };
 
 struct http_call {

@@ -77,8 +77,7 @@ int s3_bucket_create(struct backend *base, const char *uri, const char *remote, 
     else if (rc == 0 && m->target.bucket->endpoint.aws)
         rc = error_set(err, LEAT_UNSUPPORTED,
                        "buckets are made at a Leat server, and this is Amazon's S3: give the server's "
-                       "address (--endpoint-url), "
-                       "as http://127.0.0.1:9000");
+                       "address (--endpoint-url), as http://127.0.0.1:9000");
     if (rc == 0)
         rc = make(m, b, remote, err);
     request_fini(&m->rq);

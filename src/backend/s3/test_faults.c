@@ -5,15 +5,12 @@
  */
 #include <netinet/in.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 
 #include <cmocka.h>
 
@@ -101,35 +98,18 @@ static unsigned runs;
 
 static void server_end(void)
 {
-    if (child > 0) {
-        kill(child, SIGKILL);
-        waitpid(child, NULL, 0);
-    }
+    if (child > 0)
+        web_reap(child);
     child = 0;
 }
 
 static void server_renew(void)
 {
-    static struct web_server server;
-    int ends[2];
     uint16_t port = 0;
     if (child && ++runs % RUNS_A_CHILD)
         return;
     server_end();
-    assert_int_equal(pipe(ends), 0);
-    child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        web_start(&server, talk, NULL);
-        if (write(ends[1], &server.origin.port, sizeof(port)) != sizeof(port))
-            _exit(1);
-        for (;;)
-            pause();
-    }
-    close(ends[1]);
-    assert_int_equal(read(ends[0], &port, sizeof(port)), sizeof(port));
-    close(ends[0]);
+    child = web_fork(talk, &port);
     snprintf(url, sizeof(url), "http://127.0.0.1:%u", port);
 }
 
