@@ -249,6 +249,19 @@ class S3rver(Server):
     env = Swift.env
 
 
+# --- reading ------------------------------------------------------------------------------------------------------------------
+
+def reads_exactly(leat, uri, data, **how):
+    """One shuffled epoch of the set at `uri` has each row of `data` once, and as it is."""
+    with leat.open(uri, **how) as ws:
+        seen = []
+        for batch in leat.batches(ws, 50, seed=1):
+            assert (data[batch.ids] == batch.data).all()
+            seen += batch.ids.tolist()
+            batch.release()
+    assert sorted(seen) == list(range(len(data)))
+
+
 # --- nginx --------------------------------------------------------------------------------------------------------------------
 
 _NGINX = """{user} daemon off; worker_processes 1; pid {top}/pid; error_log {top}/log.txt;
