@@ -604,7 +604,8 @@ def test_lists_of_nodes_that_differ(leat, cluster, array):
     elsewhere = f"{cluster.network.addresses[0]}:7999"
     a = cluster.start(A)
     b = cluster.start(B, nodes=[elsewhere, cluster.nodes[B], cluster.nodes[A]])
-    time.sleep(1)
+    for i in (A, B):  # B's list has one more, which nobody ever hears of
+        lib_host.wait_for(lambda: any(n["connected"] for n in cluster.states(i) if not n["self"]))
     said = []
     for daemon in (a, b):
         try:

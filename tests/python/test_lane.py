@@ -2,14 +2,15 @@
 """Plain batches go from the library to the loop without Python: what they are, and what is counted, must not show it."""
 
 import gc
+import os
 import threading
-import time
 
 import numpy as np
 import pytest
 
 import leat
 from leat._epoch import Epoch
+from lib_python import daemons, wait_for
 
 
 @pytest.fixture
@@ -207,6 +208,6 @@ def test_the_daemon_goes_under_the_lane(numbers):
         next(batches)
     assert leat.stop(force=True)
     with pytest.raises(leat.PeerGone):
-        for _ in batches:
-            time.sleep(0.01)  # the daemon answers before it goes, and a hundred plain batches take less than that
+        for _ in batches:  # it answers before it goes, and a hundred plain batches take less than that
+            assert wait_for(lambda: not daemons(os.environ["XDG_RUNTIME_DIR"]))
     assert 40 <= loader.state_dict()["samples"] < 1000

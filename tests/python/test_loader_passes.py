@@ -365,11 +365,11 @@ def test_how_long_a_batch_may_take(numbers):
 def test_workers_take_time_to_start(numbers, monkeypatch):
     """What they import is not the transform's time."""
     def late(*args, **more):
-        time.sleep(1)
+        time.sleep(3)
         return reader(*args, **more)
 
     reader = leat._workers.reader
-    loader = leat.Loader(numbers, 2, transform=keep, workers="fork", timeout=0.5)
+    loader = leat.Loader(numbers, 2, transform=keep, workers="fork", timeout=2)
     loader._work.learn({"x": np.zeros(3, np.int64)})
     monkeypatch.setattr(leat._workers, "reader", late)
     assert len(ids(loader)) == N // 2
