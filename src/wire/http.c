@@ -191,6 +191,54 @@ static bool keeps_alive(const struct http_reader *r, const char *buf)
     return !(r->parser.flags & F_CONNECTION_CLOSE) && !has_token(connection, "close");
 }
 
+/* Without the port that its scheme has anyway. */
+static struct http_text without_port(struct http_text host, const char *port)
+{
+    size_t n = strlen(port);
+    if (host.len > n && memcmp(host.data + host.len - n, port, n) == 0)
+        host.len -= n;
+    return host;
+}
+
+/*
+ * "GET http://host/path HTTP/1.1", as to a proxy: RFC 9112 3.2.2. The target becomes the path, and what it names stands in the place of Host's value; unless that
+ * is the same, apart from case and the scheme's own port: then it stays as it came, which is what a client has signed. A target that
+ * is no such thing, has no host, or a query without a path, stays whole.
+ */
+static void cut_absolute(struct http_reader *r, const char *buf)
+{
+    struct http_text url = {buf + r->url_at, r->url_len};
+    bool tls = url.len > 8 && strncasecmp(url.data, "https://", 8) == 0;
+    size_t scheme = tls ? 8 : 7;
+    if (!tls && (url.len <= 7 || strncasecmp(url.data, "http://", 7) != 0))
+        return;
+    struct http_text host = {url.data + scheme, 0};
+    while (scheme + host.len < url.len && !strchr("/?#", host.data[host.len]))
+        host.len++;
+    size_t path = scheme + host.len;
+    if (host.len == 0 || (path < url.len && url.data[path] != '/'))
+        return;
+    if (path == url.len) { /* "/", which stands before the host, too */
+        path = scheme - 1;
+        r->url_len = (uint32_t)scheme;
+    }
+    r->url_len -= (uint32_t)path;
+    r->url_at += (uint32_t)path;
+    r->absolute = true;
+    const char *port = tls ? ":443" : ":80";
+    struct http_text named = without_port(host, port);
+    for (unsigned i = 0; i < r->nheaders; i++) {
+        struct http_text name, value;
+        http_header_at(r, buf, i, &name, &value);
+        struct http_text given = without_port(value, port);
+        if (http_text_is_case(name, "host") &&
+            (given.len != named.len || strncasecmp(given.data, named.data, named.len) != 0)) {
+            r->headers[i].value_at = (uint32_t)(host.data - buf);
+            r->headers[i].value_len = (uint32_t)host.len;
+        }
+    }
+}
+
 int http_head_feed(struct http_reader *r, const char *buf, size_t len, const char *head_of,
                    struct leat_error *err)
 {
@@ -212,10 +260,12 @@ int http_head_feed(struct http_reader *r, const char *buf, size_t len, const cha
         return end == r->head_max
                    ? error_set(err, LEAT_NO_SPACE, "a head of more than %zu bytes", r->head_max)
                    : 0;
-    if (r->parser.type == HTTP_RESPONSE)
+    if (r->parser.type == HTTP_RESPONSE) {
         r->status = r->parser.status_code;
-    else
+    } else {
         r->method = llhttp_method_name((llhttp_method_t)r->parser.method);
+        cut_absolute(r, buf);
+    }
     if (r->parser.http_major != 1)
         return error_set(err, LEAT_CORRUPT, "HTTP/%u.%u, where 1.1 is spoken", r->parser.http_major,
                          r->parser.http_minor);

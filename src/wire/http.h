@@ -41,7 +41,8 @@ struct http_reader {
     bool expects_continue;
     size_t head_bytes; /* the payload begins here in the caller's buffer */
     unsigned nheaders;
-    bool ended; /* CHUNKED: the last chunk and the trailers were seen */
+    bool ended;    /* CHUNKED: the last chunk and the trailers were seen */
+    bool absolute; /* of a request: its target had a host, which header Host has as its value now */
 
     /* private */
     llhttp_t parser;
@@ -75,7 +76,7 @@ struct http_text http_header(const struct http_reader *r, const char *buf, const
 /* Header i, below nheaders. Names as the peer wrote them. */
 void http_header_at(const struct http_reader *r, const char *buf, unsigned i, struct http_text *ret_name,
                     struct http_text *ret_value);
-/* The target of a request: "/path?query", as it came. */
+/* The target of a request: "/path?query", as it came; of "http://host/path?query" what stands behind the host. */
 struct http_text http_target(const struct http_reader *r, const char *buf);
 
 /*

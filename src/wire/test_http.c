@@ -53,6 +53,49 @@ static void test_head_in_pieces(void **state)
     }
 }
 
+/* The target's host stands in the place of Host's, unless it is the same: then Host is what a client has signed. */
+static void test_absolute_targets(void **state)
+{
+    static const struct {
+        const char *target, *host, *path,
+            *ret_host; /* path NULL: it stays whole, and is refused where that matters */
+    } cases[] = {
+        {"http://a.example/b/k?x=http://c/", "a.example", "/b/k?x=http://c/", "a.example"},
+        {"http://a.example/k", "b.example", "/k", "a.example"},
+        {"http://a.example/k", "", "/k", "a.example"},
+        {"HTTP://A.Example:80/k", "a.example", "/k", "a.example"},
+        {"https://a.example/k", "a.example:443", "/k", "a.example:443"},
+        {"https://a.example:80/k", "a.example", "/k", "a.example:80"},
+        {"http://a.example:443/k", "a.example", "/k", "a.example:443"},
+        {"http://[::1]:9000/k", "[::1]:9000", "/k", "[::1]:9000"},
+        {"http://a.example", "b", "/", "a.example"},
+        {"https://a.example", "b", "/", "a.example"},
+        {"http://a.example?x", "b", NULL, "b"},
+        {"http:///k", "b", NULL, "b"},
+        {"http://", "b", NULL, "b"},
+        {"ftp://a.example/k", "b", NULL, "b"},
+        {"/http://a.example/k", "b", "/http://a.example/k", "b"},
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char text[256];
+        int len = snprintf(text, sizeof(text), "GET %s HTTP/1.1\r\nX: http://c/\r\nHost: %s\r\n\r\n",
+                           cases[i].target, cases[i].host);
+        struct http_reader r;
+        http_reader_init_request(&r, 0);
+        int rc = 0;
+        for (int have = 1; rc == 0 && have <= len; have++)
+            rc = http_head_feed(&r, text, (size_t)have, NULL, NULL);
+        if (rc < 0 && !cases[i].path)
+            continue; /* llhttp has refused it */
+        assert_int_equal(rc, 1);
+        assert_true(http_text_is(http_target(&r, text), cases[i].path ? cases[i].path : cases[i].target));
+        assert_true(http_text_is(http_header(&r, text, "host"), cases[i].ret_host));
+        assert_true(http_text_is(http_header(&r, text, "x"), "http://c/"));
+        assert_int_equal(r.absolute, cases[i].path && cases[i].target[0] != '/');
+    }
+}
+
 struct collected {
     char text[256];
     size_t len;

@@ -26,6 +26,15 @@ def refused(call, **arguments):
     return e.value.response["Error"]["Code"], e.value.response["ResponseMetadata"]["HTTPStatusCode"]
 
 
+def test_as_a_proxy(server, bucket):
+    """A client that takes the server for its proxy names the whole address in the first line of each request."""
+    s3 = boto3.client("s3", endpoint_url="http://store.example", region_name=lib_serve.REGION, aws_access_key_id=lib_serve.ACCESS,
+                      aws_secret_access_key=lib_serve.SECRET, config=Config(proxies={"http": server.url}, s3={"addressing_style": "path"}))
+    s3.put_object(Bucket=bucket, Key="odd key/ä+&%?#", Body=b"hello")
+    assert s3.get_object(Bucket=bucket, Key="odd key/ä+&%?#")["Body"].read() == b"hello"
+    assert [o["Key"] for o in s3.list_objects_v2(Bucket=bucket)["Contents"]] == ["odd key/ä+&%?#"]
+
+
 def test_objects(s3, bucket):
     assert bucket in [b["Name"] for b in s3.list_buckets()["Buckets"]]
     s3.put_object(Bucket=bucket, Key="a", Body=b"hello", ContentType="text/x", CacheControl="no-store", Metadata={"name": "b c"})

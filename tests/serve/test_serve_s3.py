@@ -335,6 +335,29 @@ def test_presigned(server, bucket):
     assert error(ask("GET", re.sub("&X-Amz-SignedHeaders=[a-z]*", "", target), headers)) == (400, "AuthorizationQueryParametersError")
 
 
+def test_absolute_targets(server, bucket):
+    """As clients send them to a proxy. The host in them is the one that counts: for the bucket, and for what was signed."""
+    put(server, f"/{bucket}/k", b"right")
+    other = bucket + "-2"
+    put(server, f"/{other}", b"")
+    put(server, f"/{other}/k", b"wrong")
+
+    def ask(authority, path, host, signed_host=None, target_path=None):
+        _, headers = server.prepare("GET", path, headers={"host": signed_host or host})
+        with contextlib.closing(server.connect()) as connection:
+            return lib_serve.send(connection, "GET", f"http://{authority}{target_path or path}", b"", {**headers, "host": host})
+
+    here, there = f"{bucket}.localhost:{server.port}", f"{other}.localhost:{server.port}"
+    assert ask("a.proxied.example", f"/{bucket}/k", "a.proxied.example").body == b"right"
+    assert ask("A.Proxied.Example:80", f"/{bucket}/k", "a.proxied.example").body == b"right", "one host in two ways: clients sign the header"
+    assert ask(here, "/k", here).body == b"right"
+    assert ask(here, "/k", "a-proxy.example", signed_host=here).body == b"right", "what a proxy put into Host is nothing to us"
+    assert error(ask(there, "/k", here)) == (403, "SignatureDoesNotMatch"), "signed for one bucket, sent to another"
+    assert error(ask(here, "/k", here, target_path="/other")) == (403, "SignatureDoesNotMatch")
+    assert ask(here, "/", here).xml.tag == "ListBucketResult"
+    assert server.request("DELETE", f"/{other}/k").status == server.request("DELETE", f"/{other}").status == 204
+
+
 def test_headers_in_links(server, bucket):
     """SDKs put x-amz- headers into the query of a link: none of them is lost without a word."""
     path = f"/{bucket}/k"

@@ -83,9 +83,9 @@ unsigned http_request_refusal(const struct http_reader *r, const char *buf, cons
         r->body != HTTP_BODY_CHUNKED) /* one without a value: llhttp sees no body, another parser may */
         return 400;
     *ret_message = "one header Host is wanted, with a name or an address and a port";
-    if (hosts > 1 || (hosts == 0 && !old) || !is_plain(host, IN_HOST))
+    if (hosts > 1 || (hosts == 0 && (!old || r->absolute)) || !is_plain(host, IN_HOST))
         return 400;
-    *ret_message = "the target of a request is a path that begins with /";
+    *ret_message = "the target of a request is a path that begins with /, alone or behind http://host";
     if (!target_is_path(r, http_target(r, buf)))
         return 400;
     *ret_message = "no expectation but 100-continue can be met";

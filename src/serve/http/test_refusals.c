@@ -70,7 +70,13 @@ static const struct {
     {"a Host with a user", "GET /hello HTTP/1.1\r\nHost: a@x\r\n\r\n" SMUGGLED, 400},
     {"a Host with a space", "GET /hello HTTP/1.1\r\nHost: x y\r\n\r\n" SMUGGLED, 400},
     {"a list of Hosts", "GET /hello HTTP/1.1\r\nHost: x, y\r\n\r\n" SMUGGLED, 400},
-    {"an absolute target", "GET http://x/hello HTTP/1.1\r\n" H "\r\n" SMUGGLED, 400},
+    {"an absolute target without host", "GET http:///hello HTTP/1.1\r\n" H "\r\n" SMUGGLED, 400},
+    {"an absolute target with a user", "GET http://a@x/hello HTTP/1.1\r\n" H "\r\n" SMUGGLED, 400},
+    {"an absolute target with a query alone", "GET http://x?hello HTTP/1.1\r\n" H "\r\n" SMUGGLED, 400},
+    {"an absolute target of another scheme", "GET ftp://x/hello HTTP/1.1\r\n" H "\r\n" SMUGGLED, 400},
+    {"an absolute target and no Host", "GET http://x/hello HTTP/1.0\r\n\r\n" SMUGGLED, 400},
+    {"an absolute target and two Hosts", "GET http://x/hello HTTP/1.1\r\n" H H "\r\n" SMUGGLED, 400},
+    {"CONNECT with an absolute target", "CONNECT http://x/hello HTTP/1.1\r\n" H "\r\n" SMUGGLED, 400},
     {"a target that is no path", "GET hello HTTP/1.1\r\n" H "\r\n" SMUGGLED, 400},
     {"CONNECT", "CONNECT x:443 HTTP/1.1\r\n" H "\r\n" SMUGGLED, 400},
     {"CONNECT with a path", "CONNECT / HTTP/1.1\r\n" H "\r\n" SMUGGLED, 400},
@@ -178,6 +184,8 @@ static void test_what_is_fine(void **state)
     rig_start(&rig, NULL);
     rig_expect(&rig, "GET /hello?a=%20&b=/?c HTTP/1.1\r\nhOST: x:80\r\n\r\n", 200, false);
     rig_expect(&rig, "GET /hello HTTP/1.1\r\nHost: [::1]:9000\r\n\r\n", 200, false);
+    rig_expect(&rig, "GET http://y:80/hello?a=http://z/ HTTP/1.1\r\n" H "\r\n", 200, false);
+    rig_expect(&rig, "GET https://x HTTP/1.1\r\n" H "\r\n", 404, false);
     rig_expect(&rig, "\r\nGET /hello HTTP/1.1\r\n" H "X:\r\nY: \t a \t\r\n\r\n", 200, false);
     rig_expect(&rig, "OPTIONS * HTTP/1.1\r\n" H "\r\n", 404, false);
     rig_expect(&rig, "GET /hello HTTP/1.1\r\n" H "Content-Length: 0\r\n\r\n", 200, false);
