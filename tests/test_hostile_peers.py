@@ -230,6 +230,29 @@ def test_descriptors_that_nobody_asked_for_are_closed(daemon):
             peer.closed()
 
 
+def test_half_messages_of_all_connections_of_a_user(daemon):
+    """Each connection is within its own limits; together they would take all descriptors that the daemon may have."""
+    before = lib_host.footprint(daemon.pid)
+    peers = []
+    with open("/dev/null") as null:
+        for _ in range(80):
+            peer = Peer(daemon.socket).greet()
+            peers.append(peer)
+            raw = frame(WAIT, bytes(1 << 20), body_bytes=15 << 20)
+            try:
+                peer.send(raw[:1000], [null.fileno()] * 64)
+                peer.send(raw[1000:2000], [null.fileno()] * 63)
+                peer.send(raw[2000:])
+            except Gone:
+                pass
+    lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["fds"] - before["fds"] < 8300, message=lambda: f"{lib_host.footprint(daemon.pid)}")
+    assert lib_host.footprint(daemon.pid)["rss"] - before["rss"] < 600 << 20
+    assert "more of them and of half messages" in daemon.text(), daemon.text()
+    for peer in peers:
+        peer.close()
+    lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["fds"] <= before["fds"])
+
+
 @pytest.mark.parametrize("what", ["a pipe", "a file", "an unsealed memfd", "a sealed memfd of noise", "an empty sealed memfd"])
 def test_a_created_set_with_an_index_that_is_none(daemon, what):
     import fcntl

@@ -9,8 +9,8 @@
  *
  * Failure modes: a peer that sends no frame, sizes past the limits, half a message before it hangs up, or
  * more or fewer descriptors than it says is closed with LEAT_CORRUPT; one that hangs up between frames, with
- * LEAT_PEER_GONE; one that does not read its replies, with LEAT_NO_SPACE once limits.out_bytes wait for it;
- * lack of memory, with -ENOMEM.
+ * LEAT_PEER_GONE; one that does not read its replies, with LEAT_NO_SPACE once limits.out_bytes wait for it, and so one by which
+ * the connections of a budget keep more than that; lack of memory, with -ENOMEM.
  *
  * Invariants:
  * 1. closed() comes at most once, never from inside conn_send or conn_receive_payload, never after conn_free.
@@ -36,6 +36,7 @@
 #define SEND_IOVS     64
 #define OUT_BYTES     (64 * MIB)
 #define FD_CHARGE     (16 * KIB) /* a queued descriptor counts as this much output */
+#define FD_IN_CHARGE  (64 * KIB) /* and one that came ahead of its message as this much of the budget */
 #define RECEIVED_FDS  (2 * PROTO_FDS_MAX)
 
 struct out_item {
@@ -60,6 +61,8 @@ struct conn {
     uint64_t out_limit;
     uint32_t body_limit;
     bool is_unix;
+    struct conn_budget *budget;
+    uint64_t charged; /* to it, by us */
 
     unsigned depth; /* of progress() and timers on the stack: conn_free waits for 0 */
     bool freed, closed;
@@ -93,6 +96,26 @@ static void close_fds(int *fds, unsigned n)
     for (unsigned i = 0; i < n; i++)
         if (fds[i] >= 0)
             close(fds[i]);
+}
+
+/* LEAT_NO_SPACE: we keep more than before, and all who share the budget more than it is. */
+static int budget_update(struct conn *conn)
+{
+    struct conn_budget *b = conn->budget;
+    if (!b)
+        return 0;
+    uint64_t input = (conn->in_cap > IN_KEEP ? conn->in_cap : 0) + conn->nfds * FD_IN_CHARGE;
+    uint64_t before = conn->charged, now = conn->out_queued + input;
+    b->used_bytes += now - before;
+    conn->charged = now;
+    return now > before && b->used_bytes > b->limit_bytes ? LEAT_NO_SPACE : 0;
+}
+
+static void budget_leave(struct conn *conn)
+{
+    if (conn->budget)
+        conn->budget->used_bytes -= conn->charged;
+    conn->budget = NULL;
 }
 
 static void item_free(struct out_item *item)
@@ -152,6 +175,7 @@ static void close_now(struct conn *conn, int status)
     if (conn->closed || conn->freed)
         return;
     conn->closed = true;
+    budget_leave(conn);
     loop_remove(&conn->source);
     loop_timer_clear(&conn->later);
     conn->depth++;
@@ -245,6 +269,7 @@ static int flush(struct conn *conn)
         if (!item->done)
             item_free(item);
     }
+    budget_update(conn); /* less than before */
     return 0;
 }
 
@@ -325,7 +350,11 @@ static void queue(struct conn *conn, struct proto_frame frame, const struct byte
     item->user = user;
     conn->out_queued += charge;
     list_push_back(&conn->out, &item->node);
-    flush_soon(conn);
+    rc = budget_update(conn);
+    if (rc < 0)
+        close_later(conn, rc);
+    else
+        flush_soon(conn);
     return;
 fail:
     if (item)
@@ -536,6 +565,8 @@ static void progress(struct loop_source *source, uint32_t events)
     int rc = 0;
     if (events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP))
         rc = read_input(conn);
+    if (!conn->freed && rc == 0)
+        rc = budget_update(conn);
     if (!conn->freed) {
         /* What was answered before the end goes out even when the rest of the input was nonsense. */
         int sent = conn->closed ? 0 : flush(conn);
@@ -604,6 +635,7 @@ int conn_new(struct loop *loop, int fd, const struct conn_ops *ops, void *user,
 static void tear_down(struct conn *conn, bool close_fd)
 {
     conn->freed = true;
+    budget_leave(conn);
     loop_remove(&conn->source);
     loop_timer_clear(&conn->later);
     if (close_fd)
@@ -643,6 +675,11 @@ int conn_release_fd(struct conn *conn)
 void conn_trust(struct conn *conn)
 {
     conn->body_limit = PROTO_BODY_MAX;
+}
+
+void conn_share_budget(struct conn *conn, struct conn_budget *budget)
+{
+    conn->budget = budget;
 }
 
 void *conn_user(const struct conn *conn)

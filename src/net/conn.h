@@ -37,6 +37,14 @@ int conn_new(struct loop *loop, int fd, const struct conn_ops *ops, void *user,
              const struct conn_limits *limits, struct conn **ret_conn);
 /* The peer has shown who it is: bodies up to PROTO_BODY_MAX from here on. */
 void conn_trust(struct conn *conn);
+/*
+ * What several connections may make us keep together: long input that is no whole message yet, descriptors ahead of theirs, replies
+ * that are not read. The one that goes past it is closed (LEAT_NO_SPACE). The owner's, who frees it after them.
+ */
+struct conn_budget {
+    uint64_t used_bytes, limit_bytes;
+};
+void conn_share_budget(struct conn *conn, struct conn_budget *budget);
 /* Closes at once; queued output is dropped; closed() is not called. Safe inside callbacks. NULL is fine. */
 void conn_free(struct conn *conn);
 /* Hands the descriptor to somebody else (a data thread, a client by SCM_RIGHTS) and frees the conn. Only when no

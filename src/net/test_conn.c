@@ -364,6 +364,42 @@ static void test_slow_reader(void **state)
     expect_closed(&s, LEAT_NO_SPACE);
 }
 
+/* Half a long message, descriptors, unread replies: each within its own limits, and together too much. */
+static void test_budget(void **state)
+{
+    struct conn_budget budget = {.limit_bytes = 2 * MIB};
+    struct side s[3];
+    AUTO_FREE char *text = calloc(1, 1 * MIB);
+    for (unsigned i = 0; i < 3; i++) {
+        side_init(&s[i], AF_UNIX, 64 * MIB);
+        conn_share_budget(s[i].conn, &budget);
+        fcntl(s[i].peer, F_SETFL, O_NONBLOCK);
+    }
+    for (unsigned i = 0; i < 2; i++) { /* of 4 MiB so much that both may keep it, then what one may not */
+        struct proto_frame frame = {.version = PROTO_VERSION, .kind = PROTO_REQUEST, .body_bytes = 4 * MIB};
+        send_frame(&s[i], &frame, NULL, 0);
+        turns(&s[i]);
+        for (unsigned k = 0; k < 14; k++) {
+            assert_int_equal(write(s[i].peer, text, 64 * KIB), 64 * KIB);
+            turns(&s[i]);
+        }
+        assert_int_equal(s[i].closed, 0);
+    }
+    assert_in_range(budget.used_bytes, 1 * MIB, 2 * MIB);
+    struct bytes_out body = {0};
+    bytes_put(&body, text, 1 * MIB);
+    for (unsigned i = 0; i < 4 && !s[2].closed; i++) {
+        conn_send(s[2].conn, PROTO_REPLY, 25, 1, 0, &body, NULL, 0);
+        turns(&s[2]);
+    }
+    bytes_out_fini(&body);
+    assert_int_equal(s[2].status, LEAT_NO_SPACE);
+    assert_int_equal(s[0].closed + s[1].closed, 0);
+    for (unsigned i = 0; i < 3; i++)
+        side_fini(&s[i]);
+    assert_int_equal(budget.used_bytes, 0);
+}
+
 static void test_free_inside(void **state)
 {
     struct side s;
@@ -509,6 +545,7 @@ int main(void)
         cmocka_unit_test(test_slow_reader), cmocka_unit_test(test_free_inside),
         cmocka_unit_test(test_release_fd),  cmocka_unit_test(test_blocking_face),
         cmocka_unit_test(test_addresses),   cmocka_unit_test(test_listen_beside_a_slow_one),
+        cmocka_unit_test(test_budget),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

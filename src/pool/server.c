@@ -19,12 +19,13 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#define HANDSHAKE_BODY  1024u /* of HELLO and PROOF: a stranger costs no more memory than that */
-#define TURNED_AWAY_MAX 64u   /* at a time; others are hung up on */
-#define PEERS_MAX       (4u * CLUSTER_NODES_MAX)
-#define HANDSHAKE_NS    (10 * NS_PER_S)
-#define REFUSED_NS      (100 * NS_PER_MS) /* for the reason to reach a peer that is refused */
-#define TURN_AWAY_NS    NS_PER_S          /* for one past a limit to say HELLO and hear that */
+#define HANDSHAKE_BODY     1024u       /* of HELLO and PROOF: a stranger costs no more memory than that */
+#define USER_BUFFERS_BYTES (512 * MIB) /* what all connections of a user keep in ours */
+#define TURNED_AWAY_MAX    64u         /* at a time; others are hung up on */
+#define PEERS_MAX          (4u * CLUSTER_NODES_MAX)
+#define HANDSHAKE_NS       (10 * NS_PER_S)
+#define REFUSED_NS         (100 * NS_PER_MS) /* for the reason to reach a peer that is refused */
+#define TURN_AWAY_NS       NS_PER_S          /* for one past a limit to say HELLO and hear that */
 
 static void linger_update(struct server *s)
 {
@@ -43,6 +44,32 @@ static void linger_fire(struct loop_timer *timer)
     struct server *s = container_of(timer, struct server, linger);
     log_info("no client for %llu s: ending", (unsigned long long)(s->config.linger_ns / NS_PER_S));
     loop_stop(s->loop);
+}
+
+static struct server_user *user_ref(struct server *s, uint32_t uid)
+{
+    list_for_each (node, &s->users) {
+        struct server_user *u = container_of(node, struct server_user, node);
+        if (u->uid == uid) {
+            u->nclients++;
+            return u;
+        }
+    }
+    struct server_user *u = malloc(sizeof(*u));
+    if (!u)
+        return NULL;
+    *u = (struct server_user){.uid = uid, .nclients = 1, .budget.limit_bytes = USER_BUFFERS_BYTES};
+    list_init(&u->node);
+    list_push_back(&s->users, &u->node);
+    return u;
+}
+
+static void user_unref(struct server_user *u)
+{
+    if (!u || --u->nclients)
+        return;
+    list_remove(&u->node);
+    free(u);
 }
 
 static void client_free(struct client *c)
@@ -64,6 +91,7 @@ static void client_free(struct client *c)
     s->nstrangers -= !c->is_unix && !c->proved;
     loop_timer_clear(&c->handshake);
     conn_free(c->conn);
+    user_unref(c->user);
     list_remove(&c->node);
     net_auth_fini(&c->auth);
     net_seal_fini(&c->seal);
@@ -88,6 +116,11 @@ static void client_closed(struct conn *conn, int status)
     if (status == LEAT_CORRUPT) {
         c->server->rejected++;
         log_warning("closed a connection (pid %d, uid %u) that broke the protocol", c->pid, c->uid);
+    } else if (status == LEAT_NO_SPACE) {
+        c->server->rejected++;
+        log_warning("closed a connection (pid %d, uid %u) that does not read its answers, or whose user has "
+                    "more of them and of half messages waiting here than anybody may",
+                    c->pid, c->uid);
     }
     client_free(c);
 }
@@ -365,11 +398,16 @@ static void accept_one(struct server *s, int listener, bool is_unix)
         free(c);
         return;
     }
-    if ((is_unix && conn_credentials(c->conn, &c->uid, &c->gid, &c->pid) < 0) || !client_admit(s, c)) {
+    if ((is_unix &&
+         (conn_credentials(c->conn, &c->uid, &c->gid, &c->pid) < 0 || !(c->user = user_ref(s, c->uid)))) ||
+        !client_admit(s, c)) {
         conn_free(c->conn);
+        user_unref(c->user);
         free(c);
         return;
     }
+    if (c->user)
+        conn_share_budget(c->conn, &c->user->budget);
     c->handshake.fire = handshake_late;
     loop_timer_set(s->loop, &c->handshake, clock_now_ns() + (c->turned_away ? TURN_AWAY_NS : HANDSHAKE_NS));
     list_push_back(&s->clients, &c->node);
@@ -427,6 +465,7 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
     s->linger.fire = linger_fire;
     list_init(&s->clients);
     list_init(&s->credits);
+    list_init(&s->users);
     int code = config->listen ? net_addresses_check("listen", config->listen, err) : 0;
     if (code == 0 && config->listen && !config->token)
         code = error_set(err, LEAT_INVALID,

@@ -22,6 +22,13 @@ struct door { /* one address that we listen on */
     struct sockaddr_storage address;
 };
 
+struct server_user {  /* of the unix socket */
+    struct list node; /* server.users */
+    uint32_t uid;
+    unsigned nclients;
+    struct conn_budget budget;
+};
+
 struct server {
     struct loop *loop;
     struct pool *pool;
@@ -32,7 +39,8 @@ struct server {
     struct stat socket_file; /* ours; by the end another daemon's may have its name */
     struct list clients;
     struct list credits; /* credits.c: a table for each user */
-    unsigned nclients;   /* after their handshake, on the unix socket */
+    struct list users;
+    unsigned nclients; /* after their handshake, on the unix socket */
     unsigned nconnections, npeers;
     unsigned nturned_away; /* past a limit: here until they have heard why */
     unsigned nstrangers;   /* on TCP, before their proof */
@@ -90,6 +98,7 @@ struct client {
     struct proto_hello hello;
     uint32_t uid, gid;
     int32_t pid;
+    struct server_user *user; /* NULL: of TCP */
     struct handle *handles;
     unsigned nhandles, handles_cap;
     uint64_t next_id;
