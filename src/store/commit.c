@@ -231,7 +231,8 @@ static int enter(struct store_put *put, const struct store_commit *c, bool *ret_
         store_bucket_leave(put->store, put->bucket);
         return rc;
     }
-    if (c->remote && c->front && c->front != front) {
+    uint64_t now = remote ? front : 0;
+    if (c->if_front ? c->front != now : c->remote && c->front && c->front != front) {
         leave(put);
         return error_set(err, LEAT_STALE, "bucket '%s' stands in front of another one by now", put->bucket);
     }

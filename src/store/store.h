@@ -254,6 +254,8 @@ struct store_commit {
         remote; /* what the bucket's remote calls it; NULL: it has not got it, so it is dirty in a bucket that has a remote */
     uint64_t
         front; /* with remote: which one said so (store_bucket.front); 0: not looked at. LEAT_STALE: it is another by now */
+    bool
+        if_front; /* only if the bucket stands in front of that one still (0: of none), else LEAT_STALE: its conditions were looked at there */
     uint32_t flags;     /* STORE_DIRTY or 0 */
     int64_t mtime_ns;   /* 0: now */
     bool if_none_match; /* "*": only if there is no such object */

@@ -347,6 +347,17 @@ static uint64_t doubt(struct tier *t, const struct tier_bucket *b, const void *k
     return seq;
 }
 
+/* What the store says where a bucket's remote is not the one that was asked. */
+static int moved(int rc, const char *bucket, struct leat_error *err)
+{
+    return rc == LEAT_STALE
+               ? error_set(err, LEAT_BUSY,
+                           "bucket %s was given another remote, its first, or none, while this was "
+                           "written: try again",
+                           bucket)
+               : rc;
+}
+
 /* Consumes the put. The key is held. */
 static int through(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len,
                    struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
@@ -387,20 +398,20 @@ static int through(struct tier *t, struct tier_bucket *b, const void *key, size_
     rc = store_put_commit(put, &c, ret_info, err);
     if (rc == 0)
         tier_fresh_mark(t, b, key, key_len);
-    return rc == LEAT_STALE
-               ? error_set(err, LEAT_BUSY,
-                           "bucket %s was put in front of another while this was written: try again", b->name)
-               : rc;
+    return moved(rc, b->name, err);
 }
 
 /* The bucket had no remote a moment ago. If it has one now, this is dirty, and is to be pushed: by us, or by tier_bucket_set, which looks for what is dirty
- * once we find the bucket. */
+ * once we find the bucket. A condition was about what is here alone then: with one, it is refused. */
 static int commit_plain(struct tier *t, const char *bucket, const void *key, size_t key_len,
                         struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
                         struct leat_error *err)
 {
     struct store_info info;
-    int rc = store_put_commit(put, commit, &info, err);
+    struct store_commit c = *commit;
+    c.if_front = conditional(commit);
+    c.front = 0;
+    int rc = moved(store_put_commit(put, &c, &info, err), bucket, err);
     struct tier_bucket *b = rc == 0 && info.flags & STORE_DIRTY ? tier_bucket_find(t, bucket) : NULL;
     if (b)
         rc = push_add(t, b, key, key_len);
@@ -410,37 +421,55 @@ static int commit_plain(struct tier *t, const char *bucket, const void *key, siz
     return rc;
 }
 
+/* Its settings are others by now. */
+static bool is_gone(struct tier *t, const struct tier_bucket *b)
+{
+    pthread_mutex_lock(&t->lock);
+    bool gone = b->gone;
+    pthread_mutex_unlock(&t->lock);
+    return gone;
+}
+
+/* Consumes the put. The key is held from others of mode "back". */
+static int back(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len, struct store_put *put,
+                const struct store_commit *commit, struct store_info *ret_info, struct leat_error *err)
+{
+    struct store_commit c = *commit; /* dirty, says the store, if the bucket has a remote still */
+    c.if_front = conditional(commit);
+    c.front = c.if_front ? b->front : 0;
+    c.if_match =
+        NULL; /* looked at; it may be there alone. That there is none stays: who knew of no remote holds no key */
+    int rc = moved(store_put_commit(put, &c, ret_info, err), b->name, err);
+    fetch_supersede(t, b, key, key_len);
+    return rc == 0 ? push_add(t, b, key, key_len) : rc;
+}
+
 int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t key_len,
                     struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
                     struct leat_error *err)
 {
-    struct tier_bucket *b = tier_bucket_find(t, bucket);
-    struct held held;
-    if (!b)
-        return commit_plain(t, bucket, key, key_len, put, commit, ret_info, err);
-    int rc = 0;
-    /* In "back" nobody need wait for a push of the version before: each is of what is here by then. But between what a condition saw and its commit
-     * nobody else commits. */
-    bool through_it = b->remote.mode == TIER_THROUGH;
-    hold(t, through_it ? &t->held : &t->committing, &held, b, key, key_len);
-    if (conditional(commit))
-        rc = check_conditions(t, b, key, key_len, commit, err);
-    if (rc < 0) {
-        store_put_abort(put);
-    } else if (through_it) {
-        rc = through(t, b, key, key_len, put, commit, ret_info, err);
-    } else {
-        struct store_commit c = *commit; /* dirty, says the store, if the bucket has a remote still */
-        c.if_none_match = false;
-        c.if_match = NULL;
-        rc = store_put_commit(put, &c, ret_info, err);
-        fetch_supersede(t, b, key, key_len);
-        if (rc == 0)
-            rc = push_add(t, b, key, key_len);
+    for (
+        ;
+        ;) { /* anew where the bucket's settings were changed while the key was waited for, or its conditions looked at */
+        struct tier_bucket *b = tier_bucket_find(t, bucket);
+        struct held held;
+        if (!b)
+            return commit_plain(t, bucket, key, key_len, put, commit, ret_info, err);
+        /* In "back" nobody need wait for a push of the version before: each is of what is here by then. But between what a condition saw and its
+         * commit nobody else commits. */
+        bool through_it = b->remote.mode == TIER_THROUGH;
+        hold(t, through_it ? &t->held : &t->committing, &held, b, key, key_len);
+        int rc = conditional(commit) ? check_conditions(t, b, key, key_len, commit, err) : 0;
+        bool anew = (rc == 0 || rc != STORE_PRECONDITION) && is_gone(t, b);
+        if (!anew && rc < 0)
+            store_put_abort(put);
+        else if (!anew)
+            rc = (through_it ? through : back)(t, b, key, key_len, put, commit, ret_info, err);
+        let_go(t, &held);
+        tier_bucket_unref(t, b);
+        if (!anew)
+            return rc;
     }
-    let_go(t, &held);
-    tier_bucket_unref(t, b);
-    return rc;
 }
 
 int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_len, struct leat_error *err)

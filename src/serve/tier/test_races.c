@@ -338,6 +338,73 @@ static void test_detached_before_commit(void **state)
     end_web();
 }
 
+/* One with a condition that waits for its key meanwhile is done over: its condition is about what is here, as there is nothing else. */
+static void test_detached_before_condition(void **state)
+{
+    (void)state;
+    struct caller writer = {.call = put, .key = "small", .text = "stays", .commit = {.if_none_match = true}},
+                  second = writer, deleter = {.call = take_away, .key = "small"};
+    for (unsigned through = 0; through < 2; through++) {
+        world_web_front("bkt", through ? "" : ",\"mode\":\"back\"");
+        world_far.hold_deletes = true;
+        begin(&deleter);
+        while (world_far.deletes == 0)
+            usleep(1000);
+        begin(&writer);
+        a_moment();
+        assert_int_equal(tier_bucket_set(world.tier, "bkt", NULL, NULL), 0);
+        world_far.hold_deletes = false;
+        end(&deleter);
+        assert_int_equal(end(&writer), 0);
+        assert_int_equal(world_flags("bkt", "small"), 0);
+        assert_int_equal(put(&second), STORE_PRECONDITION);
+        end_web();
+        world_begin();
+        assert_int_equal(store_delete(world.store, "bkt", "small", 5, 0, NULL), 0);
+        assert_int_equal(store_bucket_delete(world.store, "bkt", NULL), 0);
+    }
+}
+
+/* And one whose condition is looked at there meanwhile. */
+static void test_detached_in_a_condition(void **state)
+{
+    (void)state;
+    struct caller writer = {.call = put, .key = "small", .text = "stays", .commit = {.if_none_match = true}};
+    world_web_front("bkt", "");
+    world_far.gone = world_far.hold_heads = true;
+    begin(&writer);
+    while (world_far.heads == 0)
+        usleep(1000);
+    assert_int_equal(tier_bucket_set(world.tier, "bkt", NULL, NULL), 0);
+    world_far.hold_heads = false;
+    assert_int_equal(end(&writer), 0);
+    assert_int_equal(world_far.puts, 0);
+    assert_int_equal(world_flags("bkt", "small"), 0);
+    end_web();
+}
+
+/* A condition is about what a remote has, too: a commit that did not ask this one, or asks one that is none any more, is refused. The store knows before the tier does:
+ * here the tier is not told at all. */
+static void test_conditions_of_another_remote(void **state)
+{
+    (void)state;
+    struct caller writer = {.call = put, .key = "k", .text = "kept"}, nobody = writer, owner = writer;
+    uint64_t front;
+    nobody.commit.if_none_match = true;
+    owner.commit.if_match = "*";
+    assert_int_equal(store_bucket_create(world.store, "bkt", 0, NULL, NULL), 0);
+    assert_int_equal(store_bucket_front(world.store, "bkt", 0, STORE_FRONT_OTHER, "{}", &front, NULL), 0);
+    assert_int_equal(put(&nobody), LEAT_BUSY);
+    assert_false(world_is_here("bkt", "k"));
+    assert_int_equal(put(&writer), 0);
+    assert_int_equal(world_flags("bkt", "k"), STORE_DIRTY);
+    assert_int_equal(put(&owner), LEAT_BUSY);
+    world_front("front", ",\"mode\":\"back\"");
+    assert_int_equal(store_bucket_front(world.store, "front", 0, STORE_FRONT_NONE, "{}", &front, NULL), 0);
+    assert_int_equal(world_put("front", "k", "kept", &nobody.commit, NULL), LEAT_BUSY);
+    assert_int_equal(world_put("front", "k", "kept", &writer.commit, NULL), 0);
+}
+
 /* --- readers and writers of one key --------------------------------------------------------------------------------------------- */
 
 /* What a fetch is about to keep is kept before the remote is asked to replace it: so it can be marked as of unknown standing. */
@@ -454,6 +521,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_settings_between, setup, teardown),
         cmocka_unit_test_setup_teardown(test_detached_while_checked, setup, teardown),
         cmocka_unit_test_setup_teardown(test_detached_before_commit, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_detached_before_condition, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_detached_in_a_condition, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_conditions_of_another_remote, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fetch_ends_while_put_begins, setup, teardown),
         cmocka_unit_test_setup_teardown(test_delete_and_condition, setup, teardown),
         cmocka_unit_test_setup_teardown(test_upload_through, setup, teardown),
