@@ -7,14 +7,14 @@
 
 #include "base/turns.h"
 
-enum { MANY = 64 };
+enum { PARTIES = 40, MANY = 64 };
 
 struct work {
     struct turn turn;
     unsigned party;
     struct turns_party *running;
 };
-static struct work works[8][MANY];
+static struct work works[PARTIES][MANY];
 
 static void add(struct turns *t, unsigned party, unsigned n)
 {
@@ -25,11 +25,11 @@ static void add(struct turns *t, unsigned party, unsigned n)
 }
 
 /* Begins what may; how many of each. */
-static void begin(struct turns *t, unsigned ret_n[8])
+static void begin(struct turns *t, unsigned ret_n[PARTIES])
 {
     struct turns_party *p;
     struct turn *turn;
-    memset(ret_n, 0, 8 * sizeof(*ret_n));
+    memset(ret_n, 0, PARTIES * sizeof(*ret_n));
     while ((turn = turns_next(t, &p))) {
         struct work *w = container_of(turn, struct work, turn);
         w->running = p;
@@ -37,12 +37,17 @@ static void begin(struct turns *t, unsigned ret_n[8])
     }
 }
 
+static void end_each(struct turns *t, unsigned party, uint64_t took_ns)
+{
+    for (unsigned i = 0; i < MANY; i++)
+        if (works[party][i].running)
+            turns_end(t, TAKE_PTR(works[party][i].running), took_ns);
+}
+
 static void end_all(struct turns *t)
 {
-    for (unsigned p = 0; p < 8; p++)
-        for (unsigned i = 0; i < MANY; i++)
-            if (works[p][i].running)
-                turns_end(t, TAKE_PTR(works[p][i].running));
+    for (unsigned p = 0; p < PARTIES; p++)
+        end_each(t, p, 0);
 }
 
 /* Silent ones hold half of what is left, each; who comes last still has one. */
@@ -50,7 +55,7 @@ static void test_silent_parties(void **state)
 {
     (void)state;
     struct turns t;
-    unsigned n[8];
+    unsigned n[PARTIES];
     turns_init(&t, 16, MANY);
     static const unsigned gets[] = {8, 4, 2, 1, 1};
     for (unsigned p = 0; p < 5; p++) {
@@ -71,6 +76,51 @@ static void test_silent_parties(void **state)
     assert_true(list_empty(&t.parties));
 }
 
+/* Who took long is remembered: all of them together leave threads to those who do not, for ever, and have half of them again once they answer. */
+static void test_slow_parties(void **state)
+{
+    (void)state;
+    struct turns t;
+    unsigned n[PARTIES], slow = PARTIES - 2;
+    turns_init(&t, 32, MANY);
+    for (unsigned p = 0; p < slow; p++) { /* each falls silent for the first time */
+        add(&t, p, 40);
+        begin(&t, n);
+        assert_int_equal(n[p], 16);
+        end_each(&t, p, TURNS_SLOW_NS);
+        while (turns_drop(&t))
+            ;
+    }
+    assert_int_equal(t.running, 0);
+    for (unsigned p = 0; p < slow; p++)
+        add(&t, p, 20);
+    begin(&t, n);
+    assert_int_equal(t.running, 28);
+    for (unsigned p = slow; p < PARTIES; p++) { /* two who come, and ask for much */
+        add(&t, p, 20);
+        begin(&t, n);
+        assert_int_equal(n[p], 1);
+    }
+    end_each(&t, slow, 0); /* its next one, and nobody else's */
+    begin(&t, n);
+    assert_int_equal(n[slow], 1);
+    assert_int_equal(t.running, 30);
+    end_all(&t); /* all answer again */
+    while (turns_drop(&t))
+        ;
+    add(&t, 0, 40);
+    begin(&t, n);
+    assert_int_equal(n[0], 16);
+    end_each(&t, 0, TURNS_SLOW_NS);
+    begin(&t, n); /* slow, and alone: no fewer than before */
+    assert_int_equal(n[0], 16);
+    end_each(&t, 0, TURNS_SLOW_NS);
+    while (turns_drop(&t))
+        ;
+    assert_int_equal(t.nslow, slow - 28 + 1); /* those whose turn did not come are slow still */
+    turns_fini(&t);
+}
+
 static void test_in_turn(void **state)
 {
     (void)state;
@@ -84,7 +134,7 @@ static void test_in_turn(void **state)
         assert_ptr_equal(turn, &works[i % 2][i / 2].turn);
         struct turns_party *other;
         assert_null(turns_next(&t, &other)); /* the only thread */
-        turns_end(&t, p);
+        turns_end(&t, p, 0);
     }
     assert_true(list_empty(&t.parties));
 }
@@ -108,6 +158,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_silent_parties),
+        cmocka_unit_test(test_slow_parties),
         cmocka_unit_test(test_in_turn),
         cmocka_unit_test(test_bound),
     };

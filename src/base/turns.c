@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/turns.h"
 
+#define SLOW_MAX 64u /* parties that are remembered to be slow while nothing is to be done for them */
+
 struct turns_party {
     struct list node, queue;
     uint64_t id;
     unsigned queued, running;
+    bool slow;
 };
 
 void turns_init(struct turns *t, unsigned threads, unsigned queue_max)
@@ -29,12 +32,28 @@ static struct turns_party *find(struct turns *t, uint64_t id)
     return p;
 }
 
-static void forget_if_idle(struct turns_party *p)
+static void set_slow(struct turns *t, struct turns_party *p, bool slow)
 {
-    if (p->queued || p->running)
+    if (p->slow == slow)
         return;
+    p->slow = slow;
+    t->nslow += slow ? 1 : -1u;
+    t->slow_running += slow ? p->running : -p->running;
+}
+
+static void forget_if_idle(struct turns *t, struct turns_party *p)
+{
+    if (p->queued || p->running || (p->slow && t->nslow <= SLOW_MAX))
+        return;
+    set_slow(t, p, false);
     list_remove(&p->node);
     free(p);
+}
+
+void turns_fini(struct turns *t)
+{
+    list_for_each_safe (node, &t->parties)
+        free(container_of(node, struct turns_party, node));
 }
 
 int turns_add(struct turns *t, uint64_t party, struct turn *turn)
@@ -43,7 +62,7 @@ int turns_add(struct turns *t, uint64_t party, struct turn *turn)
     if (!p)
         return -ENOMEM;
     if (p->queued >= t->queue_max) {
-        forget_if_idle(p);
+        forget_if_idle(t, p);
         return -EAGAIN;
     }
     list_push_back(&p->queue, &turn->node);
@@ -61,14 +80,25 @@ static struct turn *take(struct turns *t, struct turns_party *p)
     return turn;
 }
 
+static bool may_begin(const struct turns *t, const struct turns_party *p)
+{
+    unsigned idle = t->threads - t->running, kept = t->threads / 8;
+    if (!p->queued || p->running >= idle)
+        return false;
+    if (p->slow)
+        return idle > kept && (p->running == 0 || t->slow_running < t->threads / 2);
+    return idle > kept || p->running == 0;
+}
+
 struct turn *turns_next(struct turns *t, struct turns_party **ret_party)
 {
     list_for_each (node, &t->parties) {
         struct turns_party *p = container_of(node, struct turns_party, node);
-        if (!p->queued || t->running >= t->threads || p->running >= t->threads - t->running)
+        if (!may_begin(t, p))
             continue;
         p->running++;
         t->running++;
+        t->slow_running += p->slow;
         list_remove(&p->node);
         list_push_back(&t->parties, &p->node);
         *ret_party = p;
@@ -77,11 +107,16 @@ struct turn *turns_next(struct turns *t, struct turns_party **ret_party)
     return NULL;
 }
 
-void turns_end(struct turns *t, struct turns_party *p)
+unsigned turns_end(struct turns *t, struct turns_party *p, uint64_t took_ns)
 {
+    bool was_slow = p->slow;
     p->running--;
     t->running--;
-    forget_if_idle(p);
+    t->slow_running -= p->slow;
+    set_slow(t, p, took_ns >= TURNS_SLOW_NS);
+    unsigned more = was_slow && !p->slow ? t->threads : 2;
+    forget_if_idle(t, p);
+    return more;
 }
 
 struct turn *turns_drop(struct turns *t)
@@ -91,7 +126,7 @@ struct turn *turns_drop(struct turns *t)
         if (!p->queued)
             continue;
         struct turn *turn = take(t, p);
-        forget_if_idle(p);
+        forget_if_idle(t, p);
         return turn;
     }
     return NULL;

@@ -3,20 +3,27 @@
  * turns.h: whose turn it is, where some threads do work that waits for several parties (remotes, peers), any of which may have fallen silent.
  *
  * A party gets one more thread only while fewer are at work for it than are idle: who is silent holds half of them, the next one half of what is left, and so
- * on; there is one for who comes with something new. That is also what one party alone gets. Those who wait are served in turn, the work of each in order.
- * (Dynamic thresholds; Choudhury and Hahne, 1998, for the buffers of a switch.)
+ * on. That is also what one party alone gets. Those who wait are served in turn, the work of each in order. (Dynamic thresholds; Choudhury and Hahne, 1998,
+ * for the buffers of a switch.)
  *
- * No threads and no lock of its own: the caller's lock guards all of it, and nothing waits.
+ * An eighth of the threads is kept: nobody's second thread is one of them, and none at all of who is slow, that is whose last work took TURNS_SLOW_NS or
+ * more. Who is slow has a first thread, while there are others than those kept, and more only while the slow hold fewer than half of all threads, together. So the slow,
+ * however many, leave an eighth to all others; only those that fall silent at the same time, for the first time, can take those, too, one each.
+ *
+ * No threads, no clock and no lock of its own: the caller's lock guards all of it, and nothing waits.
  */
 #ifndef BASE_TURNS_H
 #define BASE_TURNS_H
 
 #include "base/list.h"
 
+#define TURNS_SLOW_NS 5000000000u
+
 struct turns {
-    struct list parties; /* who has work, queued or running */
+    struct list parties; /* who has work, queued or running, or is slow */
     unsigned threads, running, queued;
-    unsigned queue_max; /* of each party */
+    unsigned queue_max;           /* of each party */
+    unsigned nslow, slow_running; /* parties that are slow, and the threads at work for them */
 };
 struct turns_party;
 
@@ -28,10 +35,12 @@ struct turn {
 void turns_init(struct turns *t, unsigned threads, unsigned queue_max);
 /* Queues it. -EAGAIN: so much waits for this party already; -ENOMEM. */
 int turns_add(struct turns *t, uint64_t party, struct turn *turn);
-/* What may begin now, which counts as running until turns_end, of *ret_party; NULL: nothing. To be asked after each turns_add, and after a turns_end for two, as
- * that many may begin. */
+/* Nothing runs or waits. */
+void turns_fini(struct turns *t);
+/* What may begin now, which counts as running until turns_end, of *ret_party; NULL: nothing. To be asked after each turns_add. */
 struct turn *turns_next(struct turns *t, struct turns_party **ret_party);
-void turns_end(struct turns *t, struct turns_party *party);
+/* took_ns: since turns_next. For so many turns_next is to be asked now; 2 at least, by whoever ended this one and by others. */
+unsigned turns_end(struct turns *t, struct turns_party *party, uint64_t took_ns);
 /* What is queued is given back, one by one, for who ends; NULL: there is none. */
 struct turn *turns_drop(struct turns *t);
 

@@ -11,6 +11,8 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include "base/clock.h"
+
 #define THREADS_MAX 256u
 
 struct http_workers {
@@ -64,13 +66,14 @@ static void *worker_main(void *arg)
             break;
         enum http_lane lane = work->lane;
         pthread_mutex_unlock(&w->lock);
+        uint64_t began_ns = party ? clock_now_ns() : 0;
         work->run(work);
         http_post(&work->message); /* gone from here on */
         pthread_mutex_lock(&w->lock);
         w->done++;
         if (party) {
-            turns_end(&w->turns, party);
-            if (w->turns.queued) /* two may begin: this one takes one of them */
+            unsigned more = turns_end(&w->turns, party, clock_now_ns() - began_ns);
+            for (more = MIN(more - 1, w->turns.queued); more; more--) /* this one takes one of them */
                 pthread_cond_signal(&w->cond);
             continue;
         }
@@ -141,6 +144,7 @@ void http_workers_free(struct http_workers *w)
     struct turn *turn;
     while ((turn = turns_drop(&w->turns)))
         cancel(container_of(turn, struct http_work, turn));
+    turns_fini(&w->turns);
     pthread_cond_destroy(&w->cond);
     pthread_mutex_destroy(&w->lock);
     free(w);

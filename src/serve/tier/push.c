@@ -421,7 +421,7 @@ static int commit_plain(struct tier *t, const char *bucket, const void *key, siz
     return rc;
 }
 
-/* Its settings are others by now. */
+/* Are its settings others by now? */
 static bool is_gone(struct tier *t, const struct tier_bucket *b)
 {
     pthread_mutex_lock(&t->lock);
@@ -437,8 +437,8 @@ static int back(struct tier *t, struct tier_bucket *b, const void *key, size_t k
     struct store_commit c = *commit; /* dirty, says the store, if the bucket has a remote still */
     c.if_front = conditional(commit);
     c.front = c.if_front ? b->front : 0;
-    c.if_match =
-        NULL; /* looked at; it may be there alone. That there is none stays: who knew of no remote holds no key */
+    /* Looked at; what it is about may be there alone. That there is none is looked at again: who knew of no remote holds no key. */
+    c.if_match = NULL;
     int rc = moved(store_put_commit(put, &c, ret_info, err), b->name, err);
     fetch_supersede(t, b, key, key_len);
     return rc == 0 ? push_add(t, b, key, key_len) : rc;
@@ -448,9 +448,7 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
                     struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
                     struct leat_error *err)
 {
-    for (
-        ;
-        ;) { /* anew where the bucket's settings were changed while the key was waited for, or its conditions looked at */
+    for (;;) {
         struct tier_bucket *b = tier_bucket_find(t, bucket);
         struct held held;
         if (!b)
@@ -460,7 +458,8 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
         bool through_it = b->remote.mode == TIER_THROUGH;
         hold(t, through_it ? &t->held : &t->committing, &held, b, key, key_len);
         int rc = conditional(commit) ? check_conditions(t, b, key, key_len, commit, err) : 0;
-        bool anew = (rc == 0 || rc != STORE_PRECONDITION) && is_gone(t, b);
+        /* Its settings were changed while the key was waited for, or the conditions looked at. */
+        bool anew = rc != STORE_PRECONDITION && is_gone(t, b);
         if (!anew && rc < 0)
             store_put_abort(put);
         else if (!anew)

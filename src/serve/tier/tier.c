@@ -338,10 +338,11 @@ static void *pool_main(void *arg)
             break; /* what was queued is ended first, quickly: `stopping` is seen by all that wait */
         struct tier_task *task = container_of(turn, struct tier_task, turn);
         pthread_mutex_unlock(&t->lock);
+        uint64_t began_ns = clock_now_ns();
         task->run(task);
         pthread_mutex_lock(&t->lock);
-        turns_end(&pool->turns, remote);
-        if (pool->turns.queued) /* two may begin: this one takes one of them */
+        unsigned more = turns_end(&pool->turns, remote, clock_now_ns() - began_ns);
+        for (more = MIN(more - 1, pool->turns.queued); more; more--) /* this one takes one of them */
             pthread_cond_signal(&pool->work);
     }
     pthread_mutex_unlock(&t->lock);
@@ -369,6 +370,8 @@ static void pool_stop(struct tier_pool *pool)
 {
     for (unsigned i = 0; i < pool->nthreads; i++)
         pthread_join(pool->threads[i], NULL);
+    if (pool->threads) /* started */
+        turns_fini(&pool->turns);
     free(pool->threads);
 }
 
