@@ -27,6 +27,27 @@ def whole(name: str, value: Any, least: int | None = None) -> int:
     return number
 
 
+_POOL = "leat://"
+
+
+def is_in_pool(uri: str) -> bool:
+    """Does it name a set in the pool? As src/wire/address.c has it: a scheme is one in any case.
+
+    >>> is_in_pool("leat://digits"), is_in_pool("LEAT://digits"), is_in_pool("digits")
+    (True, True, False)
+    """
+    return uri[:len(_POOL)].lower() == _POOL
+
+
+def bare_name(name: str) -> str:
+    """Without "leat://".
+
+    >>> bare_name("leat://digits"), bare_name("digits")
+    ('digits', 'digits')
+    """
+    return name[len(_POOL):] if is_in_pool(name) else name
+
+
 def set_name(value: Any) -> str:
     """The name of a set in the pool; what one is, the daemon knows.
 
@@ -37,7 +58,7 @@ def set_name(value: Any) -> str:
     """
     if not isinstance(value, str):
         raise TypeError(f"name={value!r}: the name of a set is a str, not {type(value).__name__}")
-    if not value.removeprefix("leat://"):
+    if not bare_name(value):
         raise ValueError(f"name={value!r}: a set's name is not empty")
     return value
 

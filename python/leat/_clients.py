@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import os
 import re
+import reprlib
 import threading
 
 from . import _leat
@@ -42,13 +43,18 @@ def parse_bytes(size: int | str | None) -> int:
     """
     if size is None:
         return 0
+    number: float = -1
     if isinstance(size, str):
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", size.lower())
         if match:
-            return int(float(match[1]) * _UNITS[match[2] or ""])
-    elif hasattr(size, "__index__") and operator.index(size) >= 0:
-        return operator.index(size)
-    raise ValueError(f"{size!r} is not a size: give bytes, or a number with a unit as in '8GiB'")
+            number = float(match[1]) * _UNITS[match[2] or ""]
+    elif hasattr(size, "__index__"):
+        number = operator.index(size)
+    if number < 0:
+        raise ValueError(f"{size!r} is not a size: give bytes, or a number with a unit as in '8GiB'")
+    if number >= 2**63:  # also of so many digits that they are no number to Python
+        raise ValueError(f"a size of {reprlib.repr(size)}: less than 8 EiB")
+    return int(number)
 
 
 def parse_timeout(timeout: float | None) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _clients, _leat, _ranks
-from ._arguments import set_name, whole
+from ._arguments import bare_name, is_in_pool, set_name, whole
 from ._clients import Retried, parse_bytes, parse_timeout
 from ._errors import NotFound, PeerGone
 from ._progress import ProgressArg, Reporter
@@ -117,7 +117,7 @@ def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | s
         window = whole("window", window, 1)
         stride = window if stride is None else whole("stride", stride, 1)
     if window is not None and stride is not None and rows is None:
-        if text.startswith("leat://"):
+        if is_in_pool(text):
             raise ValueError(f"window={window}: open the array itself; {text} has its samples already. If those are recordings to be cut, "
                              "say by rows= what a row of them is")
         suffix = f"#rows={block_rows(window, stride)}"
@@ -161,7 +161,7 @@ def drop(name: str, force: bool = False, *, job: str | None = None, socket: Path
     """Drops explicit set `name`. Waits for views of it, at most `timeout` seconds, then raises `leat.Busy`; with `force` it
     does not wait, and readers get `leat.Stale`."""
     with Retried(_clients.connect(socket, job)) as client:
-        client.drop(set_name(name).removeprefix("leat://"), _DROP_FORCE if force else 0, parse_timeout(timeout))
+        client.drop(bare_name(set_name(name)), _DROP_FORCE if force else 0, parse_timeout(timeout))
 
 
 def _query(kind: int, arg: str | None, socket: Path | None, job: str | None) -> Any:

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from . import _stats
+from ._arguments import bare_name
 
 if TYPE_CHECKING:
     from ._loader import Loader
@@ -35,7 +36,7 @@ class Reporter:
         self._told = False
         self.length = 0  #: samples of the epoch that was begun last
         sets = loader._sets
-        self._title = None if len(sets) == 1 else "mixture of " + ", ".join(ws.uri.removeprefix("leat://") for ws in sets)
+        self._title = None if len(sets) == 1 else "mixture of " + ", ".join(bare_name(ws.uri) for ws in sets)
         self._sample_bytes: float | None = None
 
     def _bytes_a_sample(self, loader: Loader) -> float:

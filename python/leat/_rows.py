@@ -17,6 +17,7 @@ from typing import Any, Union
 
 import numpy as np
 
+from ._arguments import near
 from ._batch import Array
 
 #: (dtype, shape) of an array field, or the dtype of numbers; bytes, str or "npy" for raw ones; None: learnt from the first samples.
@@ -44,12 +45,14 @@ def flatten(sample: Any, names: Sequence[str] | None = None) -> Row:
             raise Unlike(f"it has {len(sample)} parts, and fields= names {len(names)}: {', '.join(names)}")
         sample = dict(zip(names, sample))
     if not isinstance(sample, Mapping) and not _is_tuple(sample):
+        if names is not None and len(names) != 1:
+            raise Unlike(f"it is one value, and fields= names {len(names)}: {', '.join(names)}")
         return {names[0] if names else "data": sample}
     row = dict(_walk("", sample))
     if names is not None:
         missing = [name for name in names if name not in row]
         if missing:
-            raise Unlike(f"no {', '.join(map(repr, missing))} among its fields: {', '.join(row)}")
+            raise Unlike(f"no field {', '.join(map(repr, missing))}: {near(missing[0], row)}")
         return {name: row[name] for name in names}
     return row
 
@@ -169,6 +172,9 @@ def learn(rows: Sequence[Row], fields: RowFields) -> list[Column]:
     """What the fields are, out of the first samples."""
     given = fields if isinstance(fields, Mapping) else {}
     columns = []
+    for i, row in enumerate(rows):
+        if row.keys() != rows[0].keys():
+            raise _other_fields(i, row, list(rows[0]))
     for name in rows[0]:
         spec = given.get(name)
         if spec is None:
@@ -211,13 +217,21 @@ def load(text: str) -> list[Column]:
 Block = dict[str, "Array | list[bytes]"]
 
 
+def _other_fields(sample: int, row: Row, names: Sequence[str]) -> Unlike:
+    missing = [repr(name) for name in names if name not in row]
+    extra = [repr(name) for name in row if name not in names]
+    says = [f"no field {', '.join(missing)}"] * bool(missing) + [f"a field {', '.join(extra)}"] * bool(extra)
+    return Unlike(f"sample {sample} has {' and '.join(says)}, unlike those before it, which have {', '.join(names)}: "
+                  "fields= takes the ones that all have")
+
+
 def encode(rows: Sequence[Row], first: int, columns: Sequence[Column]) -> Block:
     """Samples `first` and on. Unlike names the first one that differs from what was learnt."""
     names = [column.name for column in columns]
     block: Block = {column.name: [] if column.raw else np.empty((len(rows), *column.shape), column.dtype) for column in columns}
     for i, row in enumerate(rows):
         if row.keys() != block.keys():
-            raise Unlike(f"sample {first + i} has the fields {', '.join(row)}; wanted {', '.join(names)}")
+            raise _other_fields(first + i, row, names)
         for column in columns:
             try:
                 value = column.encode(row[column.name])

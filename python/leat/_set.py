@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _clients, _leat
-from ._arguments import near
+from ._arguments import bare_name, is_in_pool, near
 from ._batch import Array, Batch, Ragged
 from ._clients import parse_timeout
 from ._cuda import CudaArray
@@ -258,7 +258,7 @@ class WorkingSet:
     @property
     def name(self) -> str | None:
         """The name of an explicit working set."""
-        return self._name or (self._uri[7:] if self._uri.startswith("leat://") else None)
+        return self._name or (bare_name(self._uri) if is_in_pool(self._uri) else None)
 
     @property
     def fields(self) -> tuple[Field, ...]:

@@ -112,7 +112,9 @@ def test_fields_that_are_given():
     ([{"x": 1}] * 20 + [{"x": 1.5}], "sample 20, field 'x': shape .* of float64, wanted"),
     ([{"x": b"1"}] * 20 + [{"x": "1"}], "sample 20, field 'x': text, wanted bytes"),
     ([{"x": 1}] * 20 + [{"x": None}], "sample 20, field 'x': None"),
-    ([{"x": 1}] * 20 + [{"y": 1}], "sample 20 has the fields y; wanted x"),
+    ([{"x": 1}] * 20 + [{"y": 1}], "sample 20 has no field 'x' and a field 'y', unlike those before it, which have x"),
+    ([{"x": 1}] * 3 + [{"x": 1, "y": 2}], "sample 3 has a field 'y', unlike those before it"),
+    ([{"x": 1, "y": 2}] * 3 + [{"x": 1}], "sample 3 has no field 'y', unlike those before it"),
     ([{"x": object()}], "field 'x': a value of type object"),
     ([{"x": np.array(["a", None])}], "field 'x': an array of dtype object"),
 ])
@@ -146,6 +148,10 @@ def test_what_is_no_dataset():
         leat.from_dataset([1], version="1")
     with pytest.raises(ValueError, match="fields="):
         leat.from_dataset([1], name="f", fields={"data": 7})
+    with pytest.raises(leat.Invalid, match="sample 0: no field 'imge': did you mean 'image'.* There are image, label"):
+        leat.from_dataset([{"image": 1, "label": 2}], name="f", fields=["imge", "label"])
+    with pytest.raises(leat.Invalid, match="sample 0: it is one value, and fields= names 2: x, y"):
+        leat.from_dataset([1], name="f", fields=["x", "y"])
     assert names() == []
 
 

@@ -20,7 +20,11 @@ def test_an_explicit_set_stays(npy):
         np.testing.assert_array_equal(ws[5], IMAGES[5])
         leat.verify(ws)
         ws.verify(source=True)
-    leat.drop("leat://kept")
+    with leat.open("Leat://kept") as ws:
+        assert ws.name == "kept"
+    with pytest.raises(ValueError, match="open the array itself"):
+        leat.open("LEAT://kept", window=2)
+    leat.drop("LEAT://kept")
     assert leat.ls() == []
     with pytest.raises(leat.NotFound):
         leat.drop("kept")
