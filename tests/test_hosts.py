@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two hosts, as network namespaces: a working set spans both daemons, and either one's death is reported or survived."""
 
+import base64
 import os
+import re
 import select
 import signal
 import time
@@ -9,6 +11,7 @@ import time
 import lib_data
 import lib_host
 import lib_net
+import lib_wire
 import numpy as np
 import pytest
 
@@ -623,6 +626,68 @@ def test_a_daemon_that_is_not_in_its_own_list(host, network, cluster):
     assert daemon.process.wait(lib_host.PATIENCE) == 1
     daemon.killed = True
     assert cluster.nodes[A] in daemon.text()
+
+
+def test_a_name_that_leads_to_another_node(host, leat, array):
+    """It has the token and the list, and would take regions that are not its own: it is not taken for the one that is meant."""
+    network = lib_net.Network(2)
+    try:
+        cluster = lib_net.Cluster(host, network)
+        wrong = re.sub(r"\.2:", ".02:", cluster.nodes[B])  # the same address to the resolver, another node in the list
+        assert wrong != cluster.nodes[B]
+        nodes = [cluster.nodes[A], cluster.nodes[B], wrong]
+        a, b = cluster.start(A, nodes=nodes), cluster.start(B, nodes=nodes)
+        lib_host.wait_for(lambda: f"{cluster.nodes[B]} answers there" in a.text(), message=a.text)
+        lib_host.wait_for(lambda: [n["connected"] for n in cluster.states(A)] == [True, True, False], message=lambda: f"{cluster.states(A)}")
+        with preload(leat, a, array) as ws:
+            read_all(ws)
+            assert nodes_of(a, "spread") == {A, B}
+        assert a.text().count("answers there") == 1, "said once"
+        for daemon in (a, b):
+            daemon.stop()
+    finally:
+        network.close()
+
+
+def a_peer(network, node, name, token=bytes(range(40))):
+    """A connection to a daemon that says that it is a node."""
+    with network.in_the_hub():
+        network.on_the_bridge()
+        peer = lib_wire.Peer(node)
+    body = lib_wire.hello(role=lib_wire.PEER, nonce=os.urandom(32))
+    assert lib_wire.prove(peer, base64.b64encode(token), body)[:2] == (0, True)
+    assert peer.call(lib_wire.NODE, lib_wire.text(name))[0] == 0
+    return peer
+
+
+def test_one_of_two_connections_of_a_node_ends(leat, pair, array):
+    """After a silent link both ends find out that the old connection is dead, in either order: what the new one holds stays."""
+    a, b = pair.daemons
+    with leat.open(array, socket=b.socket, timeout=lib_host.PATIENCE) as ws:
+        ws.wait(timeout=lib_host.PATIENCE)
+        read_all(ws)
+        with a_peer(pair.network, pair.nodes[A], pair.nodes[B]):
+            pass
+        time.sleep(0.3)  # to be noticed, and not to be acted on
+        assert [s["source"] for s in a.sets()] == [str(array)]
+        with leat.open(array, socket=b.socket, timeout=lib_host.PATIENCE) as other:
+            read_all(other, seed=2)
+
+
+def test_a_node_that_let_go_of_a_set_without_a_word(leat, pair, array):
+    """Whatever made it: readers get the samples from their source, and the node is told to hold them again."""
+    a, b = pair.daemons
+    with leat.open(array, socket=b.socket, timeout=lib_host.PATIENCE) as ws:
+        ws.wait(timeout=lib_host.PATIENCE)
+        with lib_wire.Peer(b.socket).greet() as local:
+            _, uuid, _ = local.open(str(array))
+        with a_peer(pair.network, pair.nodes[A], pair.nodes[A]) as peer:
+            peer.send(lib_wire.frame(lib_wire.FORGET, uuid + (1).to_bytes(4, "little"), kind=lib_wire.EVENT))
+            lib_host.wait_for(lambda: not a.sets())
+        read_all(ws, seed=2)
+        lib_host.wait_for(lambda: "fills its regions of" in b.text() and ws.stat().resident_samples == 3072,
+                          message=lambda: f"{ws.stat()}\n{a.text()}\n{b.text()}")
+        read_all(ws, seed=3)
 
 
 # --- the link ---------------------------------------------------------------------------------------------------------------

@@ -169,6 +169,9 @@ static void broker_body(struct rails *r, uint32_t node, uint32_t rail, struct by
 static int brokered(struct rails *r, uint32_t node, int rc, struct net_reply *reply, int *ret_fd,
                     struct leat_error *err)
 {
+    /* The set is the same, and that node has let go of it: as good as gone, until our daemon has seen to that. */
+    if (rc == LEAT_STALE && !ws_check_generation(r->ws, NULL))
+        rc = LEAT_PEER_GONE;
     if (rc)
         return error_prefix(err, rc, "node %s", r->ws->info.nodes[node].address);
     if (reply->nfds != 1)

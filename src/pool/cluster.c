@@ -34,7 +34,8 @@ static unsigned link_number(const struct peer *peer)
 
 bool cluster_is_up(const struct cluster *c, unsigned n)
 {
-    return n != c->self && c->links[n].peer && peer_state(c->links[n].peer) == PEER_UP;
+    const struct link *link = &c->links[n];
+    return n != c->self && link->peer && link->introduced && peer_state(link->peer) == PEER_UP;
 }
 
 void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct bytes_out *body)
@@ -182,21 +183,32 @@ static void link_note(struct link *link, struct peer_reply *reply)
         link_incarnation(link, incarnation);
 }
 
-static void noted(void *user, struct peer_reply *reply)
+/*
+ * Is it the node that we mean? A name that leads elsewhere, or an address that has gone to another host, leads to a daemon that has
+ * the token and the same list: it would take regions that are not its own, and nobody would fill them.
+ */
+static bool link_is_right(struct link *link, const struct peer_reply *reply)
 {
-    link_note(user, reply);
+    const struct cluster *c = link->cluster;
+    const char *meant = c->config.nodes[link - c->links];
+    struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
+    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
+    if (name && strcmp(name, meant) == 0)
+        return true;
+    char why[320];
+    snprintf(why, sizeof(why), "%.140s answers there: does the name or the address lead to the right host?",
+             name ? name : "no node");
+    peer_fail(link->peer, LEAT_INVALID, why);
+    return false;
 }
 
-static void link_up(struct peer *peer)
+static void link_introduced(struct link *link)
 {
-    struct link *link = peer_user(peer);
     struct cluster *c = link->cluster;
-    unsigned n = link_number(peer);
+    unsigned n = (unsigned)(link - c->links);
+    link->introduced = true;
+    link->said_down = 0;
     log_info("node %s is up", c->config.nodes[n]);
-    struct bytes_out body = {0};
-    bytes_put_str(&body, c->config.self);
-    peer_call(peer, PROTO_NODE, &body, NULL, 0, NULL, noted, link); /* who we are */
-    bytes_out_fini(&body);
     accesses_tell(c->pool, n);
     list_for_each (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
@@ -207,6 +219,28 @@ static void link_up(struct peer *peer)
         if (cluster_hosts(ws, n))
             cluster_resync(c, ws, n, RESYNC_TELL | (ws->holding ? RESYNC_HOLD : 0));
     }
+}
+
+static void noted(void *user, struct peer_reply *reply)
+{
+    struct link *link = user;
+    link->pinged = false;
+    if (reply->status < 0 || peer_state(link->peer) != PEER_UP || !link_is_right(link, reply))
+        return;
+    link_introduced(link);
+    link_note(link, reply);
+}
+
+static void link_up(struct peer *peer)
+{
+    struct link *link = peer_user(peer);
+    struct bytes_out body = {0};
+    link->introduced = false; /* by this connection */
+    link->pinged = true;
+    link->pinged_ns = clock_now_ns();
+    bytes_put_str(&body, link->cluster->config.self);
+    peer_call(peer, PROTO_NODE, &body, NULL, 0, NULL, noted, link); /* who we are, and who is there? */
+    bytes_out_fini(&body);
 }
 
 static void pong(void *user, struct peer_reply *reply)
@@ -265,16 +299,11 @@ static void link_down(struct peer *peer, int status, const char *message)
     node_lost(c, n);
 }
 
-static void link_up_first(struct peer *peer)
-{
-    ((struct link *)peer_user(peer))->said_down = 0;
-    link_up(peer);
-}
-
 struct dial {
     struct list node;
     struct cluster *cluster;
     struct peer *peer;
+    uint8_t uuid[PROTO_UUID];
     uint32_t to, rail;        /* of that node */
     struct loop_timer reaper; /* a peer is not freed from inside its own callback */
     cluster_dialed_fn done;
@@ -283,7 +312,7 @@ struct dial {
 
 static void dial_free(struct dial *d);
 
-static const struct peer_ops link_ops = {.up = link_up_first, .down = link_down};
+static const struct peer_ops link_ops = {.up = link_up, .down = link_down};
 
 int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_config *config,
                 struct cluster **ret_cluster, struct leat_error *err)
@@ -719,6 +748,10 @@ static void dial_down(struct peer *peer, int status, const char *message)
     bool refused = status == LEAT_STALE || status == LEAT_DENIED; /* it answered */
     if (d->rail != CLUSTER_ANY_RAIL && !refused)
         rail_note(d->cluster, d->to, d->rail, message);
+    /* It let go of the set and we did not hear of it: asked, it says so, and is told to hold it again. */
+    struct wset *ws = status == LEAT_STALE ? pool_find_uuid(d->cluster->pool, d->uuid) : NULL;
+    if (ws)
+        cluster_resync(d->cluster, ws, d->to, RESYNC_TELL | (ws->holding ? RESYNC_HOLD : 0));
     if (d->done)
         dial_end(d, status, message);
 }
@@ -746,6 +779,7 @@ int cluster_dial(struct cluster *c, struct wset *ws, uint32_t node, uint32_t rai
                              .ops = &dial_ops,
                              .user = d};
     memcpy(pc.hello.uuid, ws->uuid, PROTO_UUID);
+    memcpy(d->uuid, ws->uuid, PROTO_UUID);
     int code = peer_new(c->loop, &pc, &d->peer);
     if (code < 0) {
         free(d);

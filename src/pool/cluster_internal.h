@@ -24,7 +24,8 @@ struct link {
     bool pinged;
     int said_down; /* the status that was logged last; 0: none since it was up */
     uint64_t pinged_ns;
-    bool known; /* what it answered last */
+    bool introduced; /* it has said that it is the one we mean; until then it is not up */
+    bool known;      /* what it answered last */
     uint64_t cap_bytes, used_bytes;
     uint64_t incarnation; /* 0: not told yet */
 };
@@ -49,8 +50,8 @@ struct resync {
     uint8_t uuid[PROTO_UUID];
 };
 
-/* Node n keeps ws here. */
-void cluster_holder(struct wset *ws, unsigned n);
+/* The node that this is a connection of keeps ws here; nothing when it has not said which one it is. */
+void cluster_holder(struct wset *ws, const struct client *client);
 /* Of those who held sets here and did not come back in time. */
 void cluster_end_doubts(struct cluster *c);
 /* Node n was started anew: what the one before it held here is not held any more. */

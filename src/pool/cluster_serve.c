@@ -109,8 +109,7 @@ static void describe_opened(struct open_request *r, struct wset *ws, const struc
     }
     struct bytes_out body = {0};
     cluster_describe(ws, &body);
-    if (client->peer_node < CLUSTER_NODES_MAX)
-        cluster_holder(ws, client->peer_node);
+    cluster_holder(ws, client);
     conn_send_payload(client->conn, PROTO_REPLY, r->type, r->id, &body, ws->index.blob, ws->index.blob_bytes,
                       describe_sent, wset_ref(ws));
     bytes_out_fini(&body);
@@ -291,7 +290,7 @@ static int on_resync(struct cluster *c, struct client *client, struct conn_messa
         return cluster_refuse(client, m->frame.type, m->frame.id, &err);
     }
     if (flags & RESYNC_HOLD)
-        cluster_holder(ws, client->peer_node);
+        cluster_holder(ws, client);
     if (flags & RESYNC_TELL)
         cluster_tell_all(c, ws, client->peer_node);
     struct bytes_out body = {0};
@@ -325,8 +324,13 @@ static int on_ready(struct cluster *c, struct client *client, struct conn_messag
     return bytes_in_done(&in) < 0 ? LEAT_CORRUPT : 0;
 }
 
-void cluster_holder(struct wset *ws, unsigned n)
+void cluster_holder(struct wset *ws, const struct client *client)
 {
+    const unsigned n = client->peer_node;
+    static_assert(ARRAY_LEN(ws->held_by) == CLUSTER_NODES_MAX, "one for each node");
+    if (n >= CLUSTER_NODES_MAX)
+        return;
+    ws->held_by[n] = client->serial;
     ws->holders |= 1ull << n;
     ws->doubted &= ~(1ull << n);
 }
@@ -364,7 +368,8 @@ static int on_forget(struct cluster *c, struct client *client, struct conn_messa
 
 /*
  * A node with several addresses comes back by another one, if it lives, and says what it holds: until then that is in doubt. One that
- * has a single address is as good as dead.
+ * has a single address is as good as dead. What it said on a connection that it made since stays: when a link was silent, both ends may
+ * find out that the old one is dead in either order.
  */
 void cluster_client_gone(struct cluster *c, struct client *client)
 {
@@ -376,7 +381,7 @@ void cluster_client_gone(struct cluster *c, struct client *client)
         c->links[n].gone_ns = clock_now_ns();
     list_for_each_safe (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (!(ws->holders >> n & 1))
+        if (!(ws->holders >> n & 1) || ws->held_by[n] != client->serial)
             continue;
         if (others)
             ws->doubted |= 1ull << n;

@@ -289,8 +289,8 @@ static void install_go(struct arrival *a)
     if (code == 0 && named && named != old)
         code = error_set(&a->err, LEAT_INVALID, "there is another working set '%s' here: drop it first",
                          ws->name);
-    if (code == 0 && client->peer_node < CLUSTER_NODES_MAX)
-        cluster_holder(ws, client->peer_node);
+    if (code == 0)
+        cluster_holder(ws, client);
     if (code == 0 && (a->flags & INSTALL_PREPARE)) {
         ws->replaces = old ? wset_ref(old) : NULL;
         ws->first_new_address = old ? a->first_new_address : 0;

@@ -81,8 +81,9 @@ struct wset {
     struct wset_region *regions;
     uint32_t nnodes, self_node; /* nnodes 0: this host alone */
     struct proto_node *nodes;
-    uint64_t lost_nodes; /* control loop: a bit each */
-    uint64_t holders;    /* control loop: nodes that keep it here, a bit each */
+    uint64_t lost_nodes;  /* control loop: a bit each */
+    uint64_t holders;     /* control loop: nodes that keep it here, a bit each */
+    uint64_t held_by[64]; /* control loop: the connection on which each said so last, by client.serial */
     uint64_t
         doubted; /* control loop: holders whose connection ended and who have not said since that they keep it */
     uint64_t resyncing; /* control loop: nodes that were asked and have not answered */
