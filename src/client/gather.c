@@ -21,7 +21,8 @@
 
 #define PENDING   1 /* net_read.status before it was asked for: no errno is positive */
 #define LOCAL_MAX (1 * GIB)
-#define SHARES    2u /* of what a node has left, for each rail */
+#define LOST_MS   1000 /* of silence, before it is looked whether nodes were lost meanwhile */
+#define SHARES    2u   /* of what a node has left, for each rail */
 #define SHARE_MIN (64 * KIB)
 #define IN_TURN_BYTES                                                                                        \
     (512 * KIB) /* what is in flight then keeps all servers busy while one of them is waited for */
@@ -417,12 +418,36 @@ static bool dispatch(struct gather *g, const struct rpc_how *how)
     return nodes_with_work(g) > 0;
 }
 
+static bool has_lost(const struct gather *g)
+{
+    for (uint32_t i = 0; i < g->nparts; i++)
+        if (ws_state(g->rails->ws, g->parts[i].sample) == LIVE_LOST)
+            return true;
+    return false;
+}
+
+/*
+ * A server that is stopped keeps its connections, and only our daemon finds out. True: samples were lost meanwhile, and nothing is out
+ * any more.
+ */
+static bool leave_lost(struct gather *g)
+{
+    if (!has_lost(g))
+        return false;
+    for (uint32_t node = 0; node < g->rails->ws->info.nnodes; node++)
+        if (g->in_flight[node] && !rails_is_local(g->rails, node))
+            rails_disconnect(g->rails, node);
+    for (unsigned i = 0; i < 1000 && g->unquiesced; i++)
+        rails_progress(g->rails, 1);
+    return !g->unquiesced;
+}
+
 /* One pass over all reads still pending. Returns when each was answered, or failed, or the deadline has passed. */
 static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, const struct rpc_how *how,
                 struct leat_error *err)
 {
     const struct leat_client *client = g->rails->ws->client;
-    uint64_t look_ns = 0;
+    uint64_t look_ns = 0, lost_ns = clock_now_ns() + LOST_MS * NS_PER_MS;
     bool left = dispatch(g, how);
     if (nlocal) {
         int rc = run_local(g, g->rails->local_node, local, nlocal, err);
@@ -437,10 +462,19 @@ static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, const
             return error_set(err, LEAT_TIMED_OUT, "the deadline passed before every server was asked");
         /* Where little may be in flight every answer that is there gives way to the next request at once. */
         rails_in_turn(g->rails, !left || rails_limit(g->rails) >= IN_TURN_BYTES);
-        if (g->unanswered) /* what others give back while we wait for our own is taken with it */
-            rails_progress(g->rails, sleep_ms ? sleep_ms : 1);
+        unsigned unanswered = g->unanswered;
+        int wait_ms = sleep_ms < 0 ? LOST_MS : MIN(MAX(sleep_ms, 1), LOST_MS);
+        if (unanswered) /* what others give back while we wait for our own is taken with it */
+            rails_progress(g->rails, wait_ms);
         else
             credit_wait(&g->rails->credit[g->refused], 1);
+        if (g->unanswered != unanswered) {
+            lost_ns = 0;
+        } else if (unanswered && clock_now_ns() >= lost_ns) {
+            if (lost_ns && leave_lost(g))
+                return GATHER_MOVED;
+            lost_ns = clock_now_ns() + LOST_MS * NS_PER_MS;
+        }
         if (sleep_ms != 0)
             left = dispatch(g, how);
     }

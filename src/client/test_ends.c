@@ -390,6 +390,37 @@ static void test_frozen_node(void **state)
     fixture_close(&x);
 }
 
+static void *lose_soon(void *user)
+{
+    struct fake_daemon *f = user;
+    usleep(300000);
+    memset(f->live_map + 4096, LIVE_LOST, FAKE_SAMPLES);
+    return NULL;
+}
+
+/* A node that is stopped keeps its connections: once our daemon counts it as lost, a batch that waits for it comes from the source. */
+static void test_frozen_node_is_lost(void **state)
+{
+    struct fixture x;
+    struct leat_batch *batch;
+    uint64_t ids[32];
+    pthread_t thread;
+    fixture_open(&x, (struct fake_options){.remote_odd = true});
+    struct leat_view *view = fixture_load(x.ws, 32, 2);
+    for (unsigned i = 0; i < 32; i++)
+        ids[i] = i * 12;
+    x.daemon->hold_broker = true;
+    assert_int_equal(pthread_create(&thread, NULL, lose_soon, x.daemon), 0);
+    assert_int_equal(leat_read_batch(view, ids, 32, 20 * NS_PER_S, &batch, &err), 0);
+    pthread_join(thread, NULL);
+    fixture_check_batch(batch);
+    assert_true(x.daemon->fetches > 0);
+    assert_int_equal(x.daemon->brokers, 1);
+    leat_batch_release(batch);
+    leat_view_close(view);
+    fixture_close(&x);
+}
+
 static int interrupted(void *user)
 {
     (void)user;
@@ -427,10 +458,13 @@ static void test_given_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_revoked),   cmocka_unit_test(test_daemon_dies), cmocka_unit_test(test_deadline),
-        cmocka_unit_test(test_slow_open), cmocka_unit_test(test_version),     cmocka_unit_test(test_nobody),
-        cmocka_unit_test(test_fork),      cmocka_unit_test(test_interrupt),   cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_node_dies), cmocka_unit_test(test_frozen_node), cmocka_unit_test(test_given_up),
+        cmocka_unit_test(test_revoked),     cmocka_unit_test(test_daemon_dies),
+        cmocka_unit_test(test_deadline),    cmocka_unit_test(test_slow_open),
+        cmocka_unit_test(test_version),     cmocka_unit_test(test_nobody),
+        cmocka_unit_test(test_fork),        cmocka_unit_test(test_interrupt),
+        cmocka_unit_test(test_turns),       cmocka_unit_test(test_node_dies),
+        cmocka_unit_test(test_frozen_node), cmocka_unit_test(test_frozen_node_is_lost),
+        cmocka_unit_test(test_given_up),
     };
     return cmocka_run_group_tests_name("client_ends", tests, NULL, NULL);
 }

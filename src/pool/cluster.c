@@ -24,7 +24,7 @@
 
 #define RECORD_BYTES 36u
 #define TICK_NS      (2 * NS_PER_S)
-#define SILENCE_NS   (30 * NS_PER_S) /* a node may validate a large index meanwhile */
+#define SILENCE_NS   (20 * NS_PER_S) /* readers wait 30 s, and then still have to get it from the source */
 
 static unsigned link_number(const struct peer *peer)
 {
