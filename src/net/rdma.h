@@ -109,6 +109,7 @@ int net_rdma_peer_put(struct net_rdma_peer *peer, struct bytes_in *in, net_rdma_
 
 struct net_rdma_rail_stats {
     char name[32];
+    bool up; /* false: its device went, and is not back */
     uint64_t connections, refused, errors;
     uint64_t put_bytes; /* written into clients' views; what they read by themselves only they know */
 };

@@ -204,11 +204,11 @@ static json_t *rdma_json(struct pool *pool)
         return json_null();
     json_t *rails = json_array();
     for (unsigned i = 0; i < s.nrails; i++)
-        json_array_append_new(rails, json_pack("{s:s, s:I, s:I, s:I, s:I}", "name", s.rails[i].name,
-                                               "connections", (json_int_t)s.rails[i].connections, "refused",
-                                               (json_int_t)s.rails[i].refused, "errors",
-                                               (json_int_t)s.rails[i].errors, "written_bytes",
-                                               (json_int_t)s.rails[i].put_bytes));
+        json_array_append_new(
+            rails, json_pack("{s:s, s:b, s:I, s:I, s:I, s:I}", "name", s.rails[i].name, "up",
+                             (int)s.rails[i].up, "connections", (json_int_t)s.rails[i].connections, "refused",
+                             (json_int_t)s.rails[i].refused, "errors", (json_int_t)s.rails[i].errors,
+                             "written_bytes", (json_int_t)s.rails[i].put_bytes));
     return json_pack("{s:I, s:I, s:I, s:o}", "registered_regions", (json_int_t)s.registrations,
                      "registered_bytes", (json_int_t)s.registered_bytes, "key_requests",
                      (json_int_t)s.key_requests, "rails", rails);
@@ -352,6 +352,10 @@ static void rail_text(struct text *t, const struct net_rdma_stats *s, const char
         text_add(t, "leat_rdma_%s{rail=\"%s\"} %" PRIu64 "\n", name, s->rails[i].name, value(&s->rails[i]));
 }
 
+static uint64_t rail_up(const struct net_rdma_rail_stats *r)
+{
+    return r->up;
+}
 static uint64_t rail_connections(const struct net_rdma_rail_stats *r)
 {
     return r->connections;
@@ -378,6 +382,7 @@ static void rdma_text(struct text *t, struct pool *pool)
            (double)s.registrations);
     metric(t, "rdma_registered_bytes", "gauge", "Their bytes, which are locked in memory.",
            (double)s.registered_bytes);
+    rail_text(t, &s, "up", "gauge", "0: its device went, and is not back.", rail_up);
     rail_text(t, &s, "connections", "gauge", "RDMA connections of clients.", rail_connections);
     rail_text(t, &s, "refused_total", "counter", "RDMA connections of nobody who had been let in.",
               rail_refused);

@@ -84,13 +84,14 @@ enum proto_type {
     PROTO_READ = 48,      /* u32 n, n × proto_range -> payload: the ranges, one after another */
     PROTO_WRITE = 49,     /* u64 first sample, u32 count, u32 nranges, ranges; payload: their bytes -> empty. PUSHED sets only;
                              the daemon checksums what arrives */
-    PROTO_RDMA_CONNECT = 50, /* u32 n<=16, n × u64 secret of a rail of the client -> u32 rails, rails × str address. A connection to one of
-                                them that shows one of the secrets is accepted while this one lives */
+    PROTO_RDMA_CONNECT = 50, /* u32 n<=16, n × u64 secret of a rail of the client -> u32 rails, rails × {u32 incarnation, str address; 0 and "": closed}.
+                                A connection to one of them that shows one of the secrets is accepted while this one lives, and the rail is of
+                                the incarnation that was told last: asked for again after a connection broke */
     PROTO_RDMA_VIEW = 52, /* u32 id<PROTO_VIEWS_MAX, u64 address, u64 bytes, u32 rails of the client, rails × {u32 length, packed key} -> empty */
     PROTO_RDMA_PUT = 53, /* u32 view, u32 rail of the server, u32 n<=PROTO_PUTS_MAX, n × {proto_range, u64 offset in the view} -> empty, once the
                             bytes are there */
     PROTO_RDMA_KEYS = 51, /* u32 n<=PROTO_KEYS_MAX, n × u32 gid -> u32 n, n × {u32 gid, u32 generation, u64 address, u64 bytes, u32 rails,
-                             rails × {u32 length, packed key}} */
+                             rails × {u32 incarnation, u32 length, packed key; none where the rail is closed}} */
 
     /* peer, daemon to daemon */
     PROTO_NODE = 64,      /* str who asks -> str name, u64 capacity_bytes, u64 free_bytes, u64 region_bytes,

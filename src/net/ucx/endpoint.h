@@ -40,10 +40,12 @@ struct path {
     bool failed; /* by a callback: to be closed */
     ucp_ep_h ep;
     struct sockaddr_in6 far;
-    unsigned serial;    /* of its connection: it is tried again after it broke */
-    unsigned out, asks; /* slices that are out on it; PUTs that were not answered */
-    uint64_t began_ns;  /* CONNECTING: since when */
-    uint64_t put_bytes; /* of what came over it: that the far end wrote */
+    uint32_t incarnation; /* of their rail, as it was told last; 0: it is closed */
+    bool asked, renewing; /* CLOSED: where it is; and for its keys */
+    unsigned serial;      /* of its connection: it is tried again after it broke */
+    unsigned out, asks;   /* slices that are out on it; PUTs that were not answered */
+    uint64_t began_ns;    /* CONNECTING: since when */
+    uint64_t put_bytes;   /* of what came over it: that the far end wrote */
 };
 
 enum key_state { KEY_NONE, KEY_ASKED, KEY_HERE, KEY_REFUSED };
@@ -52,8 +54,10 @@ struct key {
     enum key_state state;
     int status; /* REFUSED */
     uint64_t asked_id, addr, bytes;
-    uint8_t *packed[NET_RDMA_RAILS_MAX]; /* by their rail; padded */
-    ucp_rkey_h rkey[NET_RDMA_RAILS_MAX]; /* by path */
+    bool renewed;                             /* HERE, and asked for again */
+    uint8_t *packed[NET_RDMA_RAILS_MAX];      /* by their rail; padded; NULL: that is closed */
+    uint32_t incarnation[NET_RDMA_RAILS_MAX]; /* of their rail, that the key belongs to */
+    ucp_rkey_h rkey[NET_RDMA_RAILS_MAX];      /* by path */
 };
 
 struct cut {
@@ -109,7 +113,7 @@ struct net_endpoint {
     struct list waiting, flying, held, asks;
     uint8_t told[PROTO_VIEWS_MAX / 8]; /* the views that it knows, a bit each */
 
-    uint64_t next_id;
+    uint64_t next_id, connect_id; /* connect_id: of the RDMA_CONNECT that is out; 0: none */
     struct bytes_out out;
     size_t out_sent;
     uint8_t head[PROTO_FRAME];
@@ -146,6 +150,18 @@ struct ucx_ctx {
 
 /* --- path.c ------------------------------------------------------------------------------------------------------ */
 
+/* What RDMA_CONNECT tells: our secrets. */
+void rails_tell(const struct ucx_ctx *ctx, struct bytes_out *body);
+/* The next rail of theirs in an answer to it. LEAT_CORRUPT. */
+struct far_rail {
+    uint32_t incarnation; /* 0: closed, and no address */
+    struct sockaddr_in6 address;
+};
+int rails_take(struct bytes_in *in, struct far_rail *ret_rail);
+/* The answer to a later RDMA_CONNECT is in `frame` and `body`. LEAT_CORRUPT: the endpoint is of no use. */
+int rails_came(struct net_endpoint *ep);
+/* Our rail for one of theirs. */
+unsigned rail_choose(const struct net_endpoint *ep, const struct sockaddr_in6 *far);
 /* Connects it: it is UP, or has failed, later. */
 int path_begin(struct path *p, struct leat_error *err);
 void path_close(struct path *p);
@@ -174,6 +190,10 @@ void memory_number(struct ucx_ctx *ctx, struct net_memory *m);
 
 /* The answer to RDMA_KEYS is in `frame` and `body`. LEAT_CORRUPT, LEAT_STALE, -ENOMEM: the endpoint is of no use. */
 int keys_came(struct net_endpoint *ep);
+/* Those that are here are also of the rail that `p` leads to, as that is now. */
+enum keys_fit { KEYS_FIT, KEYS_ASKED, KEYS_LACK } keys_fit(const struct path *p);
+/* Asks again for those that are not. -ENOMEM: the endpoint is of no use. */
+int keys_renew(const struct path *p);
 
 /* --- flight.c ---------------------------------------------------------------------------------------------------- */
 
@@ -199,6 +219,9 @@ static inline bool path_is_quiet(const struct path *p, unsigned serial)
     return p->state == PATH_CLOSED || p->serial != serial;
 }
 struct ask *ask_find(struct net_endpoint *ep, uint64_t id);
+/* Queues a request; its id is ep->next_id then. For the caller to flush. -ENOMEM. */
+int endpoint_request(struct net_endpoint *ep, uint16_t type, const struct bytes_out *body);
+int endpoint_ask_keys(struct net_endpoint *ep, const uint32_t *gids, uint32_t n);
 /* Sends what can be sent, in order; asks for keys. -ENOMEM: the endpoint is of no use. What it wrote is for the caller to flush. */
 int endpoint_start(struct net_endpoint *ep);
 

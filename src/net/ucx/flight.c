@@ -190,7 +190,7 @@ static bool reserve_slices(struct ucx_ctx *ctx, const struct net_op *op, struct 
 
 /* --- requests on the data connection ------------------------------------------------------------------------------------- */
 
-static int put_request(struct net_endpoint *ep, uint16_t type, const struct bytes_out *body)
+int endpoint_request(struct net_endpoint *ep, uint16_t type, const struct bytes_out *body)
 {
     uint8_t head[PROTO_FRAME];
     struct proto_frame frame = {.version = PROTO_VERSION,
@@ -209,17 +209,19 @@ static int put_request(struct net_endpoint *ep, uint16_t type, const struct byte
     return -ENOMEM;
 }
 
-static int ask_keys(struct net_endpoint *ep, const uint32_t *gids, uint32_t n)
+int endpoint_ask_keys(struct net_endpoint *ep, const uint32_t *gids, uint32_t n)
 {
     struct bytes_out body = {0};
     bytes_put_u32(&body, n);
     for (uint32_t i = 0; i < n; i++)
         bytes_put_u32(&body, gids[i]);
-    int rc = put_request(ep, PROTO_RDMA_KEYS, &body);
+    int rc = endpoint_request(ep, PROTO_RDMA_KEYS, &body);
     bytes_out_fini(&body);
     for (uint32_t i = 0; rc == 0 && i < n; i++) {
-        ep->keys[gids[i]].state = KEY_ASKED;
-        ep->keys[gids[i]].asked_id = ep->next_id;
+        struct key *key = &ep->keys[gids[i]];
+        key->renewed = key->state == KEY_HERE;
+        key->state = key->renewed ? KEY_HERE : KEY_ASKED;
+        key->asked_id = ep->next_id;
     }
     return rc;
 }
@@ -241,7 +243,7 @@ static int tell_view(struct net_endpoint *ep, const struct net_memory *m)
         bytes_put_u32(&body, (uint32_t)m->key_bytes[k]);
         bytes_put(&body, m->key[k], m->key_bytes[k]);
     }
-    int rc = put_request(ep, PROTO_RDMA_VIEW, &body);
+    int rc = endpoint_request(ep, PROTO_RDMA_VIEW, &body);
     bytes_out_fini(&body);
     if (rc == 0)
         ep->told[m->id / 8] |= (uint8_t)(1u << m->id % 8);
@@ -297,7 +299,7 @@ static void ask_put(struct flight *f, struct path *p, struct list *slices)
     bytes_put(&body, ranges.data, ranges.len);
     int rc = !ask || ranges.failed ? -ENOMEM : tell_view(ep, f->memory);
     if (rc == 0)
-        rc = put_request(ep, PROTO_RDMA_PUT, &body);
+        rc = endpoint_request(ep, PROTO_RDMA_PUT, &body);
     bytes_out_fini(&ranges);
     bytes_out_fini(&body);
     if (rc) {
@@ -358,7 +360,7 @@ static ucs_status_t unpack_key(struct net_endpoint *ep, struct key *key, const s
 {
     ucp_rkey_h *rkey = &key->rkey[p - ep->paths];
     ucs_status_t status = UCS_OK;
-    if (!*rkey && !key->packed[p->far_rail])
+    if (!*rkey && (!key->packed[p->far_rail] || key->incarnation[p->far_rail] != p->incarnation))
         return UCS_ERR_UNREACHABLE;
     if (!*rkey)
         status = ep->ctx->ucx->ucp_ep_rkey_unpack(p->ep, key->packed[p->far_rail], rkey);
@@ -372,11 +374,12 @@ static void send_get(struct slice *s)
     struct key *key = &ep->keys[s->cut.gid];
     ucp_rkey_h rkey = NULL;
     ucs_status_t status = unpack_key(ep, key, s->path, &rkey);
-    if (status == UCS_ERR_NO_MEMORY || status == UCS_ERR_UNREACHABLE) {
+    if (status == UCS_ERR_NO_MEMORY) {
         slice_back(s, ucx_errno(status));
         return;
     }
-    if (status != UCS_OK) { /* it broke, and UCX tells this first */
+    if (status !=
+        UCS_OK) { /* it broke, and UCX tells this first; or the far rail is not the one that it was */
         get_back(s, status);
         return;
     }
@@ -517,7 +520,7 @@ int endpoint_start(struct net_endpoint *ep)
         if (ep->keys[i].state == KEY_REFUSED) /* the next op may ask again */
             ep->keys[i].state = KEY_NONE;
     ep->refused = false;
-    return n ? ask_keys(ep, gids, n) : 0;
+    return n ? endpoint_ask_keys(ep, gids, n) : 0;
 }
 
 int flight_new(struct net_endpoint *ep, struct net_op *op)

@@ -2,8 +2,37 @@
 /*
  * keys.c: the keys of regions that a daemon sends, as a client takes them in. What is not shaped as keys are on our own rails never
  * reaches UCX (ucx_shape_fits), and breaks the endpoint, as does a key that was not asked for. See ucx.c.
+ *
+ * A key belongs to one incarnation of the daemon's rail, and is used on connections to that alone: a path to a rail that was opened anew
+ * is connected when all keys that are here are of the new one (keys_renew), and one by which a key of another comes is broken.
  */
 #include "net/ucx/endpoint.h"
+
+/* The paths that its parts are not good for. */
+static void break_paths(struct net_endpoint *ep, const struct key *key)
+{
+    for (unsigned i = 0; i < ep->npaths; i++) {
+        struct path *p = &ep->paths[i];
+        if (p->state < PATH_CLOSING &&
+            (!key->packed[p->far_rail] || key->incarnation[p->far_rail] != p->incarnation))
+            path_broke(p);
+    }
+}
+
+static int take_part(struct net_endpoint *ep, struct key *key, unsigned rail, struct bytes_in *in)
+{
+    uint32_t incarnation = bytes_get_u32(in), len = bytes_get_u32(in);
+    const void *packed = len <= PROTO_KEY_BYTES ? bytes_get(in, len) : NULL;
+    uint8_t *copy = NULL;
+    if (!packed || (len && !ucx_shape_fits(&ep->ctx->shape, packed, len)))
+        return LEAT_CORRUPT;
+    if (len && !(copy = ucx_key_copy(packed, len)))
+        return -ENOMEM;
+    free(key->packed[rail]);
+    key->packed[rail] = copy;
+    key->incarnation[rail] = incarnation;
+    return 0;
+}
 
 static int take_key(struct net_endpoint *ep, struct bytes_in *in)
 {
@@ -13,36 +42,41 @@ static int take_key(struct net_endpoint *ep, struct bytes_in *in)
     if (in->bad || gid >= ep->nkeys || nrails == 0 || nrails > NET_RDMA_RAILS_MAX)
         return LEAT_CORRUPT;
     struct key *key = &ep->keys[gid];
-    if (key->state != KEY_ASKED || key->asked_id != ep->frame.id)
+    if ((key->state != KEY_ASKED && !key->renewed) || key->asked_id != ep->frame.id)
         return LEAT_CORRUPT;
-    if (generation != ep->generation)
+    if (generation != ep->generation || (key->renewed && (addr != key->addr || bytes != key->bytes)))
         return LEAT_STALE;
     for (uint32_t i = 0; i < nrails; i++) {
-        uint32_t len = bytes_get_u32(in);
-        const void *packed = len <= PROTO_KEY_BYTES ? bytes_get(in, len) : NULL;
-        if (!packed || !ucx_shape_fits(&ep->ctx->shape, packed, len))
-            return LEAT_CORRUPT;
-        if (!(key->packed[i] = ucx_key_copy(packed, len)))
-            return -ENOMEM;
+        int rc = take_part(ep, key, i, in);
+        if (rc)
+            return rc;
     }
     key->addr = addr;
     key->bytes = bytes;
     key->state = KEY_HERE;
+    key->renewed = false;
+    break_paths(ep, key);
     return 0;
 }
 
 static void refuse_keys(struct net_endpoint *ep, int status)
 {
-    for (uint32_t i = 0; i < ep->nkeys; i++)
-        if (ep->keys[i].state == KEY_ASKED && ep->keys[i].asked_id == ep->frame.id) {
-            ep->keys[i].state = KEY_REFUSED;
-            ep->keys[i].status = status;
+    for (uint32_t i = 0; i < ep->nkeys; i++) {
+        struct key *key = &ep->keys[i];
+        if (key->asked_id != ep->frame.id)
+            continue;
+        key->renewed = false; /* what is here is good for the other rails */
+        if (key->state == KEY_ASKED) {
+            key->state = KEY_REFUSED;
+            key->status = status;
+            ep->refused = true;
         }
-    ep->refused = true;
+    }
 }
 
 int keys_came(struct net_endpoint *ep)
 {
+    mend_at(ep->ctx, 1); /* some path may have waited for them */
     if (ep->frame.status < 0) {
         refuse_keys(ep, ep->frame.status);
         return 0;
@@ -57,4 +91,40 @@ int keys_came(struct net_endpoint *ep)
             return rc;
     }
     return bytes_in_done(&in);
+}
+
+static bool fits(const struct key *key, const struct path *p)
+{
+    return key->state != KEY_HERE ||
+           (key->packed[p->far_rail] && key->incarnation[p->far_rail] == p->incarnation);
+}
+
+enum keys_fit keys_fit(const struct path *p)
+{
+    const struct net_endpoint *ep = p->endpoint;
+    bool lack = false;
+    for (uint32_t i = 0; i < ep->nkeys; i++) {
+        if (fits(&ep->keys[i], p))
+            continue;
+        if (ep->keys[i].renewed)
+            return KEYS_ASKED;
+        lack = true;
+    }
+    return lack ? KEYS_LACK : KEYS_FIT;
+}
+
+int keys_renew(const struct path *p)
+{
+    struct net_endpoint *ep = p->endpoint;
+    uint32_t gids[PROTO_KEYS_MAX], n = 0;
+    int rc = 0;
+    for (uint32_t i = 0; i < ep->nkeys && rc == 0; i++) {
+        if (!fits(&ep->keys[i], p) && !ep->keys[i].renewed)
+            gids[n++] = i;
+        if (n == PROTO_KEYS_MAX || (n && i + 1 == ep->nkeys)) {
+            rc = endpoint_ask_keys(ep, gids, n);
+            n = 0;
+        }
+    }
+    return rc;
 }

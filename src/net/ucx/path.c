@@ -2,8 +2,13 @@
 /*
  * path.c: the client's paths: connected, closed when they broke, and connected again after a pause, while there are reads.
  *
- *   CONNECTING ──▶ UP ──▶ CLOSING ──▶ CLOSED ──▶ (pause) ──▶ CONNECTING ...
- *                                            └─▶ (twice in vain) the rail is opened anew ──▶ CONNECTING
+ *   CONNECTING ──▶ UP ──▶ CLOSING ──▶ CLOSED ──▶ (pause) ──▶ asks where the far rail is now ──▶ CONNECTING ...
+ *                                                            └─▶ (twice in vain) the rail is opened anew ──▶ CONNECTING
+ *
+ * The daemon may have opened its rail anew meanwhile (serve_rail.c): it listens elsewhere then, and the keys that are here belong to what
+ * is no more. So where it is, and which incarnation of it, is asked for before each try, and for every key anew when that is another one;
+ * reads go on by other paths meanwhile. The daemon lets in only who was told the incarnation that it has. A rail that is closed there is
+ * asked for again after the next pause.
  *
  * A rail that nothing uses any more, and on which connecting failed twice since something was connected by it, may be one whose device
  * was reset, or went and came back: its context speaks to what is no more. It is closed, which lets go of the device, and opened
@@ -147,6 +152,99 @@ static void path_forget(struct path *p)
         TAKE_PTR(p->coming)->path = NULL;
 }
 
+/* --- where the far rails are ------------------------------------------------------------------------------------------------ */
+
+void rails_tell(const struct ucx_ctx *ctx, struct bytes_out *body)
+{
+    bytes_put_u32(body, ctx->nrails);
+    for (unsigned i = 0; i < ctx->nrails; i++)
+        bytes_put_u64(body, ctx->secrets[i]);
+}
+
+int rails_take(struct bytes_in *in, struct far_rail *ret_rail)
+{
+    char text[80] = "";
+    struct far_rail rail = {.incarnation = bytes_get_u32(in)};
+    uint32_t len = bytes_get_u32(in);
+    const void *bytes = len < sizeof(text) ? bytes_get(in, len) : NULL;
+    if (!bytes || (len == 0) != (rail.incarnation == 0))
+        return LEAT_CORRUPT;
+    memcpy(text, bytes, len);
+    if (len && ucx_address_parse(text, &rail.address) < 0)
+        return LEAT_CORRUPT;
+    *ret_rail = rail;
+    return 0;
+}
+
+/* Our rail for one of theirs: in its subnet, and used by the fewest paths so far. */
+unsigned rail_choose(const struct net_endpoint *ep, const struct sockaddr_in6 *far)
+{
+    const struct ucx_ctx *ctx = ep->ctx;
+    unsigned best = 0, best_cost = UINT32_MAX;
+    for (unsigned r = 0; r < ctx->nrails; r++) {
+        unsigned cost =
+            (ctx->rails[r].worker ? 0 : 100000) + (ucx_same_subnet(&ctx->rails[r], far) ? 0 : 1000);
+        for (unsigned i = 0; i < ep->npaths; i++)
+            cost += ep->paths[i].rail == r;
+        if (cost < best_cost) {
+            best = r;
+            best_cost = cost;
+        }
+    }
+    return best;
+}
+
+static int rails_ask(struct net_endpoint *ep)
+{
+    struct bytes_out body = {0};
+    rails_tell(ep->ctx, &body);
+    int rc = endpoint_request(ep, PROTO_RDMA_CONNECT, &body);
+    bytes_out_fini(&body);
+    if (rc == 0)
+        ep->connect_id = ep->next_id;
+    return rc;
+}
+
+static void path_told(struct path *p, const struct far_rail *far)
+{
+    struct net_endpoint *ep = p->endpoint;
+    if (p->state != PATH_CLOSED) {
+        if (p->state < PATH_CLOSING && p->incarnation != far->incarnation) /* it only has not noticed */
+            path_broke(p);
+        return;
+    }
+    p->asked = true;
+    p->renewing = false;
+    p->incarnation = far->incarnation;
+    if (far->incarnation == 0)
+        return;
+    p->far = far->address;
+    if (!ucx_same_subnet(&ep->ctx->rails[p->rail], &p->far))
+        p->rail = rail_choose(ep, &p->far);
+}
+
+int rails_came(struct net_endpoint *ep)
+{
+    struct bytes_in in = bytes_in_of(ep->body, ep->frame.body_bytes);
+    struct far_rail rails[NET_RDMA_RAILS_MAX] = {0};
+    if (ep->frame.id != ep->connect_id)
+        return LEAT_CORRUPT;
+    ep->connect_id = 0;
+    if (ep->frame.status == 0) { /* else all are closed to us */
+        uint32_t n = bytes_get_u32(&in);
+        int rc = in.bad || n > NET_RDMA_RAILS_MAX ? LEAT_CORRUPT : 0;
+        for (uint32_t i = 0; i < n && rc == 0; i++)
+            rc = rails_take(&in, &rails[i]);
+        rc = rc ? rc : bytes_in_done(&in);
+        if (rc)
+            return rc;
+    }
+    for (unsigned i = 0; i < ep->npaths; i++)
+        path_told(&ep->paths[i], &rails[ep->paths[i].far_rail]);
+    mend_at(ep->ctx, 1);
+    return 0;
+}
+
 /* --- rails ------------------------------------------------------------------------------------------------------------------- */
 
 int rail_watch(struct ucx_ctx *ctx, unsigned r)
@@ -220,17 +318,44 @@ void rail_again(struct ucx_ctx *ctx, unsigned r)
 
 /* --- mending ------------------------------------------------------------------------------------------------------------------ */
 
+/* 0: it is known where its far rail is, and all keys are of that. 1: that was asked for. -errno: not now. */
+static int path_ready(struct path *p)
+{
+    struct net_endpoint *ep = p->endpoint;
+    int rc = 0;
+    if (!p->asked)
+        rc = ep->connect_id ? 0 : rails_ask(ep);
+    else if (p->incarnation == 0)
+        return LEAT_UNSUPPORTED;
+    else if (keys_fit(p) == KEYS_FIT)
+        return 0;
+    else if (keys_fit(p) == KEYS_LACK) {
+        rc = p->renewing ? LEAT_STALE : keys_renew(p); /* LEAT_STALE: asked for, and refused */
+        p->renewing = true;
+    }
+    ep->ctx->look = true;
+    return rc ? rc : 1;
+}
+
 static void path_again(struct path *p, uint64_t now)
 {
     struct net_endpoint *ep = p->endpoint;
     const unsigned k = (unsigned)(p - ep->paths);
     struct leat_error why = {0};
-    rail_again(ep->ctx, p->rail);
-    path_forget(p);
-    p->serial++;
-    p->failed = false;
-    if (path_begin(p, &why)) {
-        log_debug("%s", why.message);
+    int rc = path_ready(p);
+    if (rc > 0)
+        return;
+    p->asked = p->renewing = false;
+    if (rc == 0) {
+        rail_again(ep->ctx, p->rail);
+        path_forget(p);
+        p->serial++;
+        p->failed = false;
+        rc = path_begin(p, &why);
+    }
+    if (rc) {
+        log_debug("rail %s: no way to node %" PRIu32 " for now: %s", ep->ctx->rails[p->rail].name,
+                  ep->node_id, why.message[0] ? why.message : "it is closed there");
         stripe_failed(&ep->stripe[k], now);
     }
 }

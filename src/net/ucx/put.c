@@ -120,7 +120,11 @@ static void put_send(struct put *p, struct serve_ep *e)
                                  .user_data = p};
     for (uint32_t i = 0; status == UCS_OK && i < p->n; i++) {
         const struct put_range *r = &p->ranges[i];
-        param.memh = r->memory->memh[e->rail->number];
+        param.memh = r->memory->parts[e->rail->number].memh;
+        if (!param.memh) { /* it was asked for when the rail was away */
+            status = UCS_ERR_UNREACHABLE;
+            break;
+        }
         ucs_status_ptr_t request = ucx->ucp_put_nbx(e->ep, r->src, r->bytes, r->dst, rkey, &param);
         if (UCS_PTR_IS_PTR(request)) {
             p->out++;

@@ -25,6 +25,8 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 
 #define DEVICES     "/sys/class/infiniband"
 #define DEFAULT_TLS "rc_mlx5,rc_verbs"
@@ -210,10 +212,23 @@ static int interface_address(const char *interface, struct ucx_rail *rail, struc
                        rail->name, interface);
 }
 
-static int find_address(const struct net_rdma_config *config, struct ucx_rail *rail, struct leat_error *err)
+/* The device, or UCX's interface for tests, as sysfs has it now: another one each time it comes. False: it is not there. */
+static bool identity_of(const struct ucx_rail *rail, struct ucx_identity *ret)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    snprintf(path, sizeof(path), "%s/%.*s", rail->tcp ? "/sys/class/net" : DEVICES,
+             (int)strcspn(rail->name, rail->tcp ? "" : ":"), rail->name);
+    if (stat(path, &st) < 0)
+        return false;
+    *ret = (struct ucx_identity){st.st_dev, st.st_ino};
+    return true;
+}
+
+static int find_address(struct ucx_rail *rail, struct leat_error *err)
 {
     char device[32], interface[IF_NAMESIZE];
-    if (ucx_is_tcp(config))
+    if (rail->tcp)
         return interface_address(rail->name, rail, err);
     size_t len = strcspn(rail->name, ":");
     memcpy(device, rail->name, len);
@@ -225,6 +240,28 @@ static int find_address(const struct net_rdma_config *config, struct ucx_rail *r
     if (!interface_of(device, port, interface))
         return error_set(err, LEAT_UNSUPPORTED, "rail %s: no network interface belongs to it", rail->name);
     return interface_address(interface, rail, err);
+}
+
+/* Whether the host still has it; yes where that cannot be told. */
+static bool address_is_here(const struct sockaddr_in6 *address)
+{
+    AUTO_CLOSE int fd = socket(address->sin6_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    return fd < 0 || bind(fd, (const struct sockaddr *)address, ucx_address_len(address)) == 0 ||
+           errno != EADDRNOTAVAIL;
+}
+
+bool ucx_rail_gone(const struct ucx_rail *rail)
+{
+    struct ucx_identity now;
+    if (rail->identity.inode && (!identity_of(rail, &now) || now.device != rail->identity.device ||
+                                 now.inode != rail->identity.inode))
+        return true;
+    if (address_is_here(&rail->address))
+        return false;
+    struct ucx_rail other = {.tcp = rail->tcp};
+    memcpy(other.name, rail->name, sizeof(other.name));
+    return find_address(&other, NULL) == 0 &&
+           memcmp(&other.address, &rail->address, sizeof(other.address)) != 0;
 }
 
 /* --- addresses ---------------------------------------------------------------------------------------------------- */
@@ -399,7 +436,10 @@ int ucx_rail_open(const struct net_rdma_config *config, const struct ucx_wanted 
     if (rc)
         return rc;
     snprintf(rail.name, sizeof(rail.name), "%s", wanted->name);
-    rc = find_address(config, &rail, err);
+    rail.tcp = ucx_is_tcp(config);
+    if (!identity_of(&rail, &rail.identity)) /* before it is opened: one that comes meanwhile is another */
+        rail.identity = (struct ucx_identity){0};
+    rc = find_address(&rail, err);
     if (rc == 0)
         rc = open_context(&rail, config, err);
     if (rc)
@@ -448,8 +488,9 @@ int ucx_rail_arm(struct ucx_rail *rail)
 {
     if (!rail->worker)
         return 0;
-    if (rail->ucx->ucp_worker_arm(rail->worker) != UCS_OK)
-        return -EBUSY;
+    ucs_status_t status = rail->ucx->ucp_worker_arm(rail->worker);
+    if (status != UCS_OK)
+        return status == UCS_ERR_BUSY ? -EBUSY : -EIO;
     /* Over plain verbs a completion that came between the last progress and the request for an event causes none. */
     return rail->ucx->ucp_worker_progress(rail->worker) ? -EBUSY : 0;
 }

@@ -7,10 +7,19 @@
 #include "net/ucx/symbols.h"
 
 #include <netinet/in.h>
+#include <sys/types.h>
+
+/* Of a device, as long as it is there; one that comes anew by the same name has another. */
+struct ucx_identity {
+    dev_t device;
+    ino_t inode; /* 0: unknown */
+};
 
 struct ucx_rail {
     const struct ucx_symbols *ucx;
-    char name[32];               /* "mlx5_0:1" */
+    char name[32]; /* "mlx5_0:1" */
+    bool tcp;      /* UCX's TCP: an interface, for tests */
+    struct ucx_identity identity;
     struct sockaddr_in6 address; /* large enough for either family; port 0 */
     struct sockaddr_in6 netmask;
     ucp_context_h context;
@@ -39,8 +48,11 @@ int ucx_rail_open(const struct net_rdma_config *config, const struct ucx_wanted 
 void ucx_rail_close(struct ucx_rail *rail); /* harmless on a zeroed one */
 /* Progresses until there is no more, but not for ever. True: there may be more. */
 bool ucx_rail_progress(struct ucx_rail *rail);
-/* 0: its fd may be slept on; -EBUSY: progress first. Callbacks may come. */
+/* 0: its fd may be slept on; -EBUSY: progress first; -EIO: its device is of no more use. Callbacks may come. */
 int ucx_rail_arm(struct ucx_rail *rail);
+
+/* Its device is not there, or is another one of the same name, or its address has become another one. Calls nothing of UCX. */
+bool ucx_rail_gone(const struct ucx_rail *rail);
 
 /* Registers [addr, +bytes). `remote_read`: others read it; else it is ours to read into. device < 0: host memory. */
 int ucx_rail_map(struct ucx_rail *rail, void *addr, uint64_t bytes, bool remote_read, int device,

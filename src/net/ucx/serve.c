@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * serve.c: the daemon's half of RDMA.
+ * serve.c: the daemon's half of RDMA: connections and peers. Rails are serve_rail.c's, registrations serve_memory.c's.
  *
  * Happy path: one thread a rail waits for its worker. A client says on its authenticated data connection by which secrets its
  * rails will be known; it is then a peer, and a connection that shows one of them is accepted. It asks for keys; the first who does
@@ -21,45 +21,39 @@
 #include "net/ucx/serve.h"
 
 #include "base/log.h"
-#include "net/topo/topo.h"
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <sys/epoll.h>
-
-#define END_TURNS 5000 /* of a millisecond, for puts to come back */
-
-/* Of every slot, held for a moment. Who registers a region, or takes its registration down, has marked its slot `busy` and holds no lock
- * meanwhile: only who wants the same region waits. */
-static pthread_mutex_t slot_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t slot_changed = PTHREAD_COND_INITIALIZER;
 
 /* --- connections: on the rail's thread ----------------------------------------------------------------------------- */
 
-static void ep_free(struct serve_ep *e)
+void serve_ep_forget_keys(struct serve_ep *e)
 {
     list_for_each_safe (node, &e->keys) {
         struct view_key *key = container_of(node, struct view_key, node);
         e->rail->rail.ucx->ucp_rkey_destroy(key->rkey);
+        list_remove(node);
         free(key);
     }
-    free(e);
 }
 
 void serve_ep_done(struct serve_ep *e)
 {
-    if (--e->out == 0 && e->closed)
-        ep_free(e);
+    if (--e->out || !e->closed)
+        return;
+    serve_ep_forget_keys(e);
+    list_remove(&e->node);
+    free(e);
 }
 
-/* What was out of it comes back by its callbacks. */
-static void close_ep(struct serve_rail *r, struct serve_ep *e)
+void serve_ep_close(struct serve_rail *r, struct serve_ep *e)
 {
     const struct ucx_symbols *ucx = r->rail.ucx;
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
     e->closed = true;
     e->out++;
     list_remove(&e->node);
+    list_push_back(&r->ended, &e->node);
     ucs_status_ptr_t request = ucx->ucp_ep_close_nbx(e->ep, &param);
     if (UCS_PTR_IS_PTR(request))
         ucx->ucp_request_free(request); /* it goes on by itself */
@@ -101,33 +95,24 @@ void serve_look(struct serve_rail *r)
         list_for_each_safe (node, &r->eps) {
             struct serve_ep *e = container_of(node, struct serve_ep, node);
             if (e->failed)
-                close_ep(r, e);
+                serve_ep_close(r, e);
         }
         serve_puts_look(r);
     }
 }
 
-static void progress(struct loop_source *source, uint32_t events)
+/* Whose secret it is, and of which of its rails; 0: nobody's, or somebody's who was not told yet that the rail was opened anew, and
+ * so holds keys of before. */
+static uint64_t find_peer(const struct serve_rail *r, uint64_t secret, unsigned *ret_far)
 {
-    struct serve_rail *r = container_of(source, struct serve_rail, source);
-    ucx_rail_progress(&r->rail);
-    serve_look(r);
-}
-
-static int arm(struct loop_source *source)
-{
-    return ucx_rail_arm(&container_of(source, struct serve_rail, source)->rail);
-}
-
-/* Whose secret it is, and of which of its rails; 0: nobody's. */
-static uint64_t find_peer(struct net_rdma_server *server, uint64_t secret, unsigned *ret_far)
-{
+    struct net_rdma_server *server = r->server;
+    const uint32_t incarnation = atomic_load(&r->incarnation);
     uint64_t serial = 0;
     pthread_mutex_lock(&server->lock);
     list_for_each (node, &server->peers) {
         const struct net_rdma_peer *peer = container_of(node, struct net_rdma_peer, node);
         for (unsigned i = 0; i < peer->n && !serial; i++)
-            if (secret && peer->secrets[i] == secret) {
+            if (secret && peer->secrets[i] == secret && peer->told[r->number] == incarnation) {
                 serial = peer->serial;
                 *ret_far = i;
             }
@@ -156,7 +141,7 @@ static void on_up(void *request, ucs_status_t status, void *arg)
     serve_ep_done(e);
 }
 
-static void on_connection(ucp_conn_request_h request, void *arg)
+void serve_on_connection(ucp_conn_request_h request, void *arg)
 {
     struct serve_rail *r = arg;
     const struct ucx_symbols *ucx = r->rail.ucx;
@@ -165,7 +150,7 @@ static void on_connection(ucp_conn_request_h request, void *arg)
     unsigned far = 0;
     if (ucx->ucp_conn_request_query(request, &attr) == UCS_OK &&
         (attr.field_mask & UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ID))
-        serial = find_peer(r->server, attr.client_id, &far);
+        serial = find_peer(r, attr.client_id, &far);
     struct serve_ep *e = serial && count_eps(r, serial) < PEER_ENDPOINTS_MAX ? calloc(1, sizeof(*e)) : NULL;
     if (!e) {
         atomic_fetch_add(&r->refused, 1);
@@ -200,85 +185,7 @@ static void on_connection(ucp_conn_request_h request, void *arg)
         on_up(NULL, UCS_PTR_STATUS(up), e);
 }
 
-/* --- rails ------------------------------------------------------------------------------------------------------------ */
-
-static void *thread_main(void *arg)
-{
-    struct serve_rail *r = arg;
-    loop_run(r->loop);
-    loop_remove(&r->source);
-    list_for_each_safe (node, &r->eps)
-        close_ep(r, container_of(node, struct serve_ep, node));
-    for (unsigned i = 0; (i == 0 || r->puts) && i < END_TURNS; i++) {
-        ucx_rail_progress(&r->rail);
-        serve_look(r);
-        if (r->puts)
-            usleep(1000);
-    }
-    return NULL;
-}
-
-static int listen_on(struct serve_rail *r, struct leat_error *err)
-{
-    const struct ucx_symbols *ucx = r->rail.ucx;
-    ucp_listener_params_t params = {
-        .field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
-        .sockaddr = {(const struct sockaddr *)&r->rail.address, ucx_address_len(&r->rail.address)},
-        .conn_handler = {on_connection, r}};
-    ucs_status_t status = ucx->ucp_listener_create(r->rail.worker, &params, &r->listener);
-    ucp_listener_attr_t attr = {.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
-    if (status == UCS_OK)
-        status = ucx->ucp_listener_query(r->listener, &attr);
-    if (status != UCS_OK)
-        return error_set(
-            err, LEAT_UNSUPPORTED,
-            "rail %s cannot take connections: %s (is rdma_cm loaded, and /dev/infiniband/rdma_cm "
-            "there for us?)",
-            r->rail.name, ucx->ucs_status_string(status));
-    ucx_address_print((const struct sockaddr *)&attr.sockaddr, r->address);
-    return 0;
-}
-
-static void rail_stop(struct serve_rail *r)
-{
-    if (r->running) {
-        loop_stop(r->loop);
-        pthread_join(r->thread, NULL);
-    }
-    loop_free(r->loop);
-    if (r->listener)
-        r->rail.ucx->ucp_listener_destroy(r->listener);
-    ucx_rail_close(&r->rail);
-    *r = (struct serve_rail){0};
-}
-
-static int rail_start(struct net_rdma_server *server, struct serve_rail *r,
-                      const struct net_rdma_config *config, const struct ucx_wanted *wanted,
-                      struct leat_error *err)
-{
-    const char *name = wanted->name;
-    *r = (struct serve_rail){.server = server, .number = (unsigned)(r - server->rails)};
-    list_init(&r->eps);
-    list_init(&r->waiting);
-    int rc = ucx_rail_open(config, wanted, 0, &r->rail, err);
-    if (rc == 0)
-        rc = listen_on(r, err);
-    if (rc == 0 && (rc = loop_new(&r->loop)) < 0)
-        error_sys(err, rc, "rail %s: cannot start its loop", name);
-    r->source = (struct loop_source){.fd = r->rail.fd, .events = EPOLLIN, .arm = arm, .progress = progress};
-    if (rc == 0 && (rc = loop_add(r->loop, &r->source)) < 0)
-        error_sys(err, rc, "rail %s: cannot watch it", name);
-    if (rc == 0 && (rc = -pthread_create(&r->thread, NULL, thread_main, r)) < 0)
-        error_sys(err, rc, "rail %s: cannot start its thread", name);
-    if (rc < 0) {
-        rail_stop(r);
-        return rc;
-    }
-    r->running = true;
-    pthread_setname_np(r->thread, "leat-rdma");
-    topo_pin_to_rail(r->thread, name);
-    return 0;
-}
+/* --- the server ------------------------------------------------------------------------------------------------------- */
 
 int net_rdma_server_new(const struct net_rdma_config *config, struct net_rdma_server **ret_server,
                         struct leat_error *err)
@@ -295,9 +202,13 @@ int net_rdma_server_new(const struct net_rdma_config *config, struct net_rdma_se
         return error_set(err, -ENOMEM, "out of memory for the rails");
     pthread_mutex_init(&server->lock, NULL);
     list_init(&server->peers);
+    list_init(&server->memories);
+    server->tls = config->tls ? strdup(config->tls) : NULL;
     struct leat_error why = {0};
+    if (config->tls && !server->tls)
+        found.n = 0, rc = error_set(&why, -ENOMEM, "out of memory for the rails");
     for (unsigned i = 0; i < found.n; i++) {
-        int one = rail_start(server, &server->rails[server->n], config, &found.rails[i], &why);
+        int one = serve_rail_start(server, &server->rails[server->n], &found.rails[i], &why);
         if (one < 0 && found.n > 1)
             log_warning("going on without a rail: %s", why.message);
         if (one < 0)
@@ -321,8 +232,9 @@ void net_rdma_server_free(struct net_rdma_server *server)
         return;
     assert(list_empty(&server->peers));
     for (unsigned i = 0; i < server->n; i++)
-        rail_stop(&server->rails[i]);
+        serve_rail_stop(&server->rails[i]);
     pthread_mutex_destroy(&server->lock);
+    free(server->tls);
     free(server);
 }
 
@@ -369,7 +281,7 @@ static void close_posted(void *arg)
     list_for_each_safe (node, &c.rail->eps) {
         struct serve_ep *e = container_of(node, struct serve_ep, node);
         if (e->serial == c.serial)
-            close_ep(c.rail, e);
+            serve_ep_close(c.rail, e);
     }
     serve_look(c.rail);
 }
@@ -410,139 +322,18 @@ int net_rdma_peer_connect(struct net_rdma_peer *peer, struct bytes_in *in, struc
     pthread_mutex_lock(&server->lock);
     memcpy(peer->secrets, secrets, sizeof(secrets));
     peer->n = n;
-    pthread_mutex_unlock(&server->lock);
     bytes_put_u32(reply, server->n);
-    for (unsigned i = 0; i < server->n; i++)
-        bytes_put_str(reply, server->rails[i].address);
-    return 0;
-}
-
-/* --- registration: any thread ------------------------------------------------------------------------------------------ */
-
-static void memory_free(struct net_rdma_memory *m)
-{
-    if (!m)
-        return;
-    for (unsigned i = 0; i < m->server->n; i++) {
-        const struct ucx_rail *rail = &m->server->rails[i].rail;
-        if (m->key[i])
-            rail->ucx->ucp_rkey_buffer_release(m->key[i]);
-        if (m->memh[i])
-            rail->ucx->ucp_mem_unmap(rail->context, m->memh[i]);
-    }
-    atomic_fetch_sub(&m->server->registered_bytes, m->bytes);
-    atomic_fetch_sub(&m->server->registrations, 1);
-    free(m);
-}
-
-static int memory_new(struct net_rdma_server *server, void *addr, uint64_t bytes,
-                      struct net_rdma_memory **ret_memory, struct leat_error *err)
-{
-    struct net_rdma_memory *m = calloc(1, sizeof(*m));
-    if (!m)
-        return error_set(err, -ENOMEM, "out of memory for a registration");
-    m->server = server;
-    m->bytes = bytes;
-    atomic_fetch_add(&server->registrations, 1);
-    atomic_fetch_add(&server->registered_bytes, bytes);
     for (unsigned i = 0; i < server->n; i++) {
-        struct ucx_rail *rail = &server->rails[i].rail;
-        int rc = ucx_rail_map(rail, addr, bytes, true, -1, &m->memh[i], err);
-        ucs_status_t status =
-            rc ? UCS_OK : rail->ucx->ucp_rkey_pack(rail->context, m->memh[i], &m->key[i], &m->key_bytes[i]);
-        if (status != UCS_OK)
-            rc = error_set(err, ucx_errno(status), "rail %s gives no key: %s", rail->name,
-                           rail->ucx->ucs_status_string(status));
-        if (rc) {
-            memory_free(m);
-            return rc;
-        }
+        const struct serve_rail *r = &server->rails[i];
+        peer->told[i] = r->address[0] ? atomic_load(&r->incarnation) : 0;
+        bytes_put_u32(reply, peer->told[i]);
+        bytes_put_str(reply, r->address);
     }
-    *ret_memory = m;
+    pthread_mutex_unlock(&server->lock);
     return 0;
 }
 
-/* With slot_lock held, which is let go while the region is registered. 0: slot->memory is there as long as the lock is held. */
-static int slot_memory(struct net_rdma_server *server, struct net_rdma_slot *slot, void *addr, uint64_t bytes,
-                       struct leat_error *err)
-{
-    while (slot->busy)
-        pthread_cond_wait(&slot_changed, &slot_lock);
-    if (slot->closed)
-        return error_set(err, LEAT_STALE, "the region was given back");
-    if (slot->memory)
-        return 0;
-    slot->busy = true;
-    pthread_mutex_unlock(&slot_lock);
-    struct net_rdma_memory *memory = NULL;
-    int rc = memory_new(server, addr, bytes, &memory, err);
-    pthread_mutex_lock(&slot_lock);
-    slot->busy = false;
-    pthread_cond_broadcast(&slot_changed);
-    slot->memory = memory;
-    if (rc == 0)
-        atomic_store(&slot->known, true);
-    if (rc == 0 && slot->closed) /* who closes it waits for us, and takes the registration down */
-        rc = error_set(err, LEAT_STALE, "the region was given back");
-    return rc;
-}
-
-int net_rdma_put_keys(struct net_rdma_server *server, struct net_rdma_slot *slot, void *addr, uint64_t bytes,
-                      struct bytes_out *reply, struct leat_error *err)
-{
-    atomic_fetch_add(&server->key_requests, 1);
-    pthread_mutex_lock(&slot_lock);
-    int rc = slot_memory(server, slot, addr, bytes, err);
-    if (rc == 0) {
-        const struct net_rdma_memory *m = slot->memory;
-        bytes_put_u64(reply, (uintptr_t)addr);
-        bytes_put_u64(reply, bytes);
-        bytes_put_u32(reply, server->n);
-        for (unsigned i = 0; i < server->n; i++) {
-            bytes_put_u32(reply, (uint32_t)m->key_bytes[i]);
-            bytes_put(reply, m->key[i], m->key_bytes[i]);
-        }
-    }
-    pthread_mutex_unlock(&slot_lock);
-    return rc;
-}
-
-int serve_use(struct net_rdma_server *server, struct net_rdma_slot *slot, void *addr, uint64_t bytes,
-              struct net_rdma_memory **ret_memory, struct leat_error *err)
-{
-    pthread_mutex_lock(&slot_lock);
-    int rc = slot_memory(server, slot, addr, bytes, err);
-    if (rc == 0) {
-        slot->memory->users++;
-        *ret_memory = slot->memory;
-    }
-    pthread_mutex_unlock(&slot_lock);
-    return rc;
-}
-
-void serve_unuse(struct net_rdma_memory *memory)
-{
-    pthread_mutex_lock(&slot_lock);
-    if (--memory->users == 0)
-        pthread_cond_broadcast(&slot_changed);
-    pthread_mutex_unlock(&slot_lock);
-}
-
-void net_rdma_slot_close(struct net_rdma_slot *slot)
-{
-    pthread_mutex_lock(&slot_lock);
-    slot->closed = true;
-    while (slot->busy || (slot->memory && slot->memory->users))
-        pthread_cond_wait(&slot_changed, &slot_lock);
-    struct net_rdma_memory *memory = TAKE_PTR(slot->memory);
-    slot->busy = true;
-    pthread_mutex_unlock(&slot_lock);
-    memory_free(memory);
-    pthread_mutex_lock(&slot_lock);
-    slot->busy = false;
-    pthread_cond_broadcast(&slot_changed);
-    pthread_mutex_unlock(&slot_lock);
-}
+/* --- what there is to tell ------------------------------------------------------------------------------------------------ */
 
 void net_rdma_server_stats(struct net_rdma_server *server, struct net_rdma_stats *ret_stats)
 {
@@ -552,7 +343,8 @@ void net_rdma_server_stats(struct net_rdma_server *server, struct net_rdma_stats
                                .nrails = server->n};
     for (unsigned i = 0; i < server->n; i++) {
         const struct serve_rail *r = &server->rails[i];
-        snprintf(s.rails[i].name, sizeof(s.rails[i].name), "%s", r->rail.name);
+        snprintf(s.rails[i].name, sizeof(s.rails[i].name), "%s", r->wanted.name);
+        s.rails[i].up = atomic_load(&r->up);
         s.rails[i].connections = atomic_load(&r->connections);
         s.rails[i].refused = atomic_load(&r->refused);
         s.rails[i].errors = atomic_load(&r->errors);

@@ -21,8 +21,8 @@
 #include "net/ucx/serve.h"
 
 /* What the child is told to do by the port that a connection comes to. */
-/* TWO: serves by two rails. BREAK: the second of those loses its connections. */
-enum far { SERVE, SILENT, LIE, OTHER_GENERATION, FALSE_KEY, BEGUN, TWO, BREAK, KINDS_OF_FAR };
+/* TWO: serves by two rails. BREAK: the second of those loses its connections. GO: its device goes, and is not back until BACK. */
+enum far { SERVE, SILENT, LIE, OTHER_GENERATION, FALSE_KEY, BEGUN, TWO, BREAK, GO, BACK, KINDS_OF_FAR };
 static pid_t child;
 static char ports[KINDS_OF_FAR][32];
 static const struct net_rdma_config by_tcp = {.rails = "lo", .tls = "tcp"},
@@ -60,8 +60,8 @@ static int far_request(struct net_serve_target *t, uint16_t type, struct bytes_i
         return rc == NET_LATER ? error_set(err, LEAT_PEER_GONE, "a rail broke") : LEAT_CORRUPT;
     if (target->far == LIE && reply->len > 8)
         reply->data[4] ^= 1; /* another region than was asked for */
-    if (target->far == FALSE_KEY && reply->len > 36)
-        reply->data[36] ^= 0xff; /* the key's first byte: which devices it is for */
+    if (target->far == FALSE_KEY && reply->len > 40)
+        reply->data[40] ^= 0xff; /* the key's first byte: which devices it is for */
     if (target->far == OTHER_GENERATION && reply->len > 12)
         reply->data[8] ^= 1;
     return rc;
@@ -69,14 +69,34 @@ static int far_request(struct net_serve_target *t, uint16_t type, struct bytes_i
 
 struct breaking {
     struct serve_rail *rail;
+    enum far what;
     int fd; /* closed when it is done */
 };
+
+static ucs_status_t dead_arm(ucp_worker_h worker)
+{
+    return UCS_ERR_IO_ERROR;
+}
+
+static void go(struct serve_rail *r)
+{
+    static struct ucx_symbols dead;
+    dead = *r->rail.ucx;
+    dead.ucp_worker_arm = dead_arm;
+    r->rail.ucx = &dead;
+    snprintf(r->wanted.name, sizeof(r->wanted.name), "nosuch0");
+}
 
 static void break_rail(void *arg)
 {
     struct breaking *b = arg;
-    list_for_each (node, &b->rail->eps)
-        container_of(node, struct serve_ep, node)->failed = b->rail->look = true;
+    if (b->what == GO)
+        go(b->rail);
+    if (b->what == BACK)
+        snprintf(b->rail->wanted.name, sizeof(b->rail->wanted.name), "lo");
+    if (b->what == BREAK)
+        list_for_each (node, &b->rail->eps)
+            container_of(node, struct serve_ep, node)->failed = b->rail->look = true;
     serve_look(b->rail);
     ucx_rail_progress(&b->rail->rail);
     close(b->fd);
@@ -101,9 +121,9 @@ static void far_main(const int listeners[KINDS_OF_FAR], int ready)
         for (unsigned i = 0; i < KINDS_OF_FAR; i++) {
             if (!fds[i].revents)
                 continue;
-            if (i == BREAK) {
+            if (i == BREAK || i == GO || i == BACK) {
                 struct breaking *b = malloc(sizeof(*b));
-                *b = (struct breaking){&two->rails[1], accept(listeners[i], NULL, NULL)};
+                *b = (struct breaking){&two->rails[1], (enum far)i, accept(listeners[i], NULL, NULL)};
                 loop_post(two->rails[1].loop, break_rail, b);
                 continue;
             }
@@ -371,6 +391,15 @@ static void test_late_put(void **state)
     one_end(&x);
 }
 
+static void tell_child(enum far what)
+{
+    char bye;
+    int fd;
+    assert_int_equal(net_dial(ports[what], 0, &fd, NULL), 0);
+    assert_int_equal(read(fd, &bye, 1), 0);
+    close(fd);
+}
+
 static void both_up(struct one *x)
 {
     for (unsigned i = 0; i < 1000 && (x->ep->stripe[0].down || x->ep->stripe[1].down); i++)
@@ -443,7 +472,6 @@ static void test_slices_without_a_path(void **state)
 static void comes_back(const struct net_rdma_config *config)
 {
     struct one x;
-    char bye;
     uint32_t crcs[ARRAY_LEN(x.reads)];
     assert_int_equal(one_connect(&x, TWO, config), 0);
     const struct path *path = &x.ep->paths[1];
@@ -454,10 +482,7 @@ static void comes_back(const struct net_rdma_config *config)
         crcs[i] = x.reads[i].crc;
     uint64_t until = clock_now_ns() + 60 * NS_PER_S, before = x.ep->stripe[1].total_bytes, others = 0;
     assert_true(before > 0);
-    int fd;
-    assert_int_equal(net_dial(ports[BREAK], 0, &fd, NULL), 0);
-    assert_int_equal(read(fd, &bye, 1), 0);
-    close(fd);
+    tell_child(BREAK);
     while (clock_now_ns() < until && (path->serial == 0 || x.ep->stripe[1].total_bytes == before)) {
         assert_int_equal(one_read(&x, clock_now_ns() + 20 * NS_PER_S), 0);
         for (unsigned i = 0; i < ARRAY_LEN(crcs); i++)
@@ -543,8 +568,6 @@ static bool carries(const struct one *x)
 static void comes_anew(const struct net_rdma_config *config, bool away)
 {
     struct one x;
-    char bye;
-    int fd;
     uint32_t crcs[ARRAY_LEN(x.reads)];
     assert_int_equal(one_connect(&x, TWO, config), 0);
     struct ucx_ctx *ctx = x.ep->ctx;
@@ -563,9 +586,7 @@ static void comes_anew(const struct net_rdma_config *config, bool away)
     ctx->ucx = &stale;
     if (away)
         snprintf(ctx->wanted[1].name, sizeof(ctx->wanted[1].name), "nosuch0");
-    assert_int_equal(net_dial(ports[BREAK], 0, &fd, NULL), 0);
-    assert_int_equal(read(fd, &bye, 1), 0);
-    close(fd);
+    tell_child(BREAK);
     read_until(&x, crcs, was_denied);
     if (away) {
         struct net_endpoint *second;
@@ -635,6 +656,89 @@ static void test_the_only_device_comes_back(void **state)
     assert_int_equal(one_read(&x, 0), 0);
     ctx->ucx = real_ucx;
     one_end(&x);
+}
+
+static bool is_closed_there(const struct one *x)
+{
+    return x->ep->paths[1].state == PATH_CLOSED && x->ep->paths[1].incarnation == 0;
+}
+
+/* Who was not told that the rail was opened anew is turned away, whatever address and keys it has. */
+static void the_old_are_refused(struct one *x)
+{
+    struct net_peer peer = {.generation = RIG_GENERATION, .nregions = REGIONS};
+    struct net_endpoint *second;
+    assert_int_equal(net_dial(ports[TWO], 0, &peer.connected_fd, NULL), 0);
+    assert_int_equal(x->ctx->ops->connect(x->ctx, &peer, clock_now_ns() + 60 * NS_PER_S, &second, NULL), 0);
+    assert_int_equal(second->npaths, 2);
+    assert_int_equal(second->paths[1].incarnation, 0);
+    read_aside(x, second); /* what comes meanwhile reads by the other */
+    const struct sockaddr_in6 now = x->ep->paths[1].far;
+    tell_child(BACK);
+    struct path *p = &second->paths[1];
+    for (unsigned i = 0; i < 200 && p->state != PATH_UP; i++) {
+        second->stripe[1].down_until_ns = 1;
+        x->ep->ctx->mend_ns = 1;
+        read_aside(x, second);
+        usleep(100000);
+    }
+    assert_int_equal(p->state, PATH_UP);
+    assert_true(p->incarnation > 1);
+    assert_memory_not_equal(&p->far, &now, sizeof(now));
+    const struct sockaddr_in6 far = p->far;
+    x->ctx->ops->disconnect(x->ctx, second);
+    /* A third one, told of the rail as it was before, connects to where it is now. */
+    struct path *old = &x->ep->paths[1];
+    assert_int_equal(old->state, PATH_CLOSED);
+    old->far = far;
+    old->asked = true;
+    old->incarnation = 1;
+    old->failed = false;
+    assert_int_equal(path_begin(old, NULL), 0);
+    for (unsigned i = 0; i < 50 && old->state == PATH_CONNECTING; i++) {
+        x->done = x->quiesced = 0;
+        assert_int_equal(one_read(x, clock_now_ns() + 60 * NS_PER_S), 0);
+        assert_int_not_equal(old->state, PATH_UP);
+        usleep(1000);
+    }
+    assert_int_not_equal(old->state, PATH_UP);
+}
+
+/* The daemon's device goes: reads go on by its other rail. It comes back: that is listened on elsewhere, by other keys, which are asked
+ * for, and carries bytes again by the same endpoint. */
+static void comes_anew_there(const struct net_rdma_config *config)
+{
+    struct one x;
+    uint32_t crcs[ARRAY_LEN(x.reads)];
+    assert_int_equal(one_connect(&x, TWO, config), 0);
+    both_up(&x);
+    assert_int_equal(one_read(&x, 0), 0);
+    for (unsigned i = 0; i < ARRAY_LEN(crcs); i++)
+        crcs[i] = x.reads[i].crc;
+    const uint32_t incarnation = x.ep->paths[1].incarnation;
+    const struct sockaddr_in6 far = x.ep->paths[1].far;
+    assert_true(incarnation > 0);
+    tell_child(GO);
+    read_until(&x, crcs, is_closed_there);
+    the_old_are_refused(&x);
+    read_until(&x, crcs, is_up);
+    assert_int_equal(x.ep->paths[1].incarnation, incarnation + 1);
+    assert_memory_not_equal(&x.ep->paths[1].far, &far, sizeof(far));
+    for (unsigned g = 0; g < REGIONS; g++)
+        if (x.ep->keys[g].state == KEY_HERE) {
+            assert_int_equal(x.ep->keys[g].incarnation[0], 1);
+            assert_int_equal(x.ep->keys[g].incarnation[1], incarnation + 1);
+        }
+    bytes_before = x.ep->stripe[1].total_bytes;
+    read_until(&x, crcs, carries);
+    one_end(&x);
+}
+
+static void test_a_device_of_the_daemon_comes_back(void **state)
+{
+    NEEDS_UCX();
+    comes_anew_there(&two_by_tcp);
+    comes_anew_there(&put_two_by_tcp);
 }
 
 static void test_turned_away(void **state)
@@ -767,6 +871,58 @@ static void test_slots(void **state)
     net_rdma_server_free(a.server);
 }
 
+/* Closes the rail, or opens it anew, without its pauses. */
+static void go_or_come(void *arg)
+{
+    struct serve_rail *r = arg;
+    atomic_store(&r->lost, r->rail.worker != NULL);
+    r->again_ns = 0;
+    loop_timer_set(r->loop, &r->timer, clock_now_ns());
+}
+
+/* The same while one of two rails goes and comes: each region has parts of those that are open, and none is left over. */
+static void test_slots_while_a_rail_goes(void **state)
+{
+    static struct askers a;
+    pthread_t threads[3];
+    struct net_rdma_stats stats;
+    NEEDS_UCX();
+    assert_int_equal(net_rdma_server_new(&two_by_tcp, &a.server, NULL), 0);
+    struct serve_rail *r = &a.server->rails[1];
+    for (unsigned i = 0; i < ARRAY_LEN(threads); i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, ask_for_keys, &a), 0);
+    for (unsigned i = 0; i < SLOTS; i++) {
+        if (i % 10 == 0)
+            assert_int_equal(loop_post(r->loop, go_or_come, r), 0);
+        if (i % 2 == 0)
+            net_rdma_slot_close(&a.slots[i]);
+        usleep(500);
+    }
+    for (unsigned i = 0; i < ARRAY_LEN(threads); i++)
+        pthread_join(threads[i], NULL);
+    assert_int_equal(a.other, 0);
+    assert_int_equal(a.given + a.stale, SLOTS * ARRAY_LEN(threads));
+    for (unsigned tries = 0; !atomic_load(&r->up); tries++) {
+        assert_true(tries < 100);
+        assert_int_equal(loop_post(r->loop, go_or_come, r), 0);
+        usleep(100000);
+    }
+    assert_true(atomic_load(&r->incarnation) > 1);
+    net_rdma_server_stats(a.server, &stats);
+    assert_int_equal(stats.registrations, SLOTS / 2);
+    assert_true(stats.rails[0].up && stats.rails[1].up);
+    for (unsigned i = 1; i < SLOTS; i += 2)
+        for (unsigned k = 0; k < 2; k++) {
+            assert_non_null(a.slots[i].memory->parts[k].memh);
+            assert_int_equal(a.slots[i].memory->parts[k].incarnation,
+                             atomic_load(&a.server->rails[k].incarnation));
+        }
+    for (unsigned i = 0; i < SLOTS; i++)
+        net_rdma_slot_close(&a.slots[i]);
+    assert_true(list_empty(&a.server->memories));
+    net_rdma_server_free(a.server);
+}
+
 /* No device here knows GPU memory: that is said, and not found out by a crash. */
 static void test_gpu_memory(void **state)
 {
@@ -807,11 +963,13 @@ int main(void)
         cmocka_unit_test(test_a_rail_comes_back),
         cmocka_unit_test(test_a_device_comes_back),
         cmocka_unit_test(test_the_only_device_comes_back),
+        cmocka_unit_test(test_a_device_of_the_daemon_comes_back),
         cmocka_unit_test(test_turned_away),
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_subnets),
         cmocka_unit_test(test_false_keys),
         cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_slots_while_a_rail_goes),
         cmocka_unit_test(test_gpu_memory),
         cmocka_unit_test(test_dies), /* the last */
     };

@@ -222,6 +222,8 @@ static int message_came(struct net_endpoint *ep)
     switch (ep->frame.type) {
     case PROTO_RDMA_KEYS:
         return keys_came(ep);
+    case PROTO_RDMA_CONNECT:
+        return rails_came(ep);
     case PROTO_RDMA_VIEW:
         return status;
     case PROTO_RDMA_PUT:
@@ -373,37 +375,21 @@ static int ucx_poll(struct net_ctx *base, struct net_event *events, unsigned max
 
 /* --- connecting ---------------------------------------------------------------------------------------------------------- */
 
-/* Our rail for one of theirs: in its subnet, and used by the fewest paths so far. */
-static unsigned choose_rail(const struct net_endpoint *ep, const struct sockaddr_in6 *far)
-{
-    const struct ucx_ctx *ctx = ep->ctx;
-    unsigned best = 0, best_cost = UINT32_MAX;
-    for (unsigned r = 0; r < ctx->nrails; r++) {
-        unsigned cost =
-            (ctx->rails[r].worker ? 0 : 100000) + (ucx_same_subnet(&ctx->rails[r], far) ? 0 : 1000);
-        for (unsigned i = 0; i < ep->npaths; i++)
-            cost += ep->paths[i].rail == r;
-        if (cost < best_cost) {
-            best = r;
-            best_cost = cost;
-        }
-    }
-    return best;
-}
-
-static int add_path(struct net_endpoint *ep, unsigned far_rail, const char *text, struct leat_error *err)
+static int add_path(struct net_endpoint *ep, unsigned far_rail, const struct far_rail *far,
+                    struct leat_error *err)
 {
     struct ucx_ctx *ctx = ep->ctx;
-    struct sockaddr_in6 far;
-    if (ucx_address_parse(text, &far) < 0)
-        return error_set(err, LEAT_CORRUPT, "node %" PRIu32 " gave an address that is none", ep->node_id);
     struct path *p = &ep->paths[ep->npaths];
-    *p = (struct path){.endpoint = ep, .rail = choose_rail(ep, &far), .far_rail = far_rail, .far = far};
+    *p = (struct path){.endpoint = ep,
+                       .rail = rail_choose(ep, &far->address),
+                       .far_rail = far_rail,
+                       .far = far->address,
+                       .incarnation = far->incarnation};
     ep->stripe[ep->npaths] =
         (struct stripe_path){.nominal_bytes_per_s = ctx->rails[p->rail].nominal_bytes_per_s,
                              .penalty_ns = ctx->rails[p->rail].penalty_ns,
                              .down = true};
-    if (!ctx->rails[p->rail].worker) { /* it may be there later */
+    if (!ctx->rails[p->rail].worker || far->incarnation == 0) { /* it may be there later */
         p->state = PATH_CLOSED;
         p->failed = true;
         stripe_failed(&ep->stripe[ep->npaths++], clock_now_ns());
@@ -420,9 +406,7 @@ static int ask_rails(struct net_endpoint *ep, int fd, uint64_t deadline_ns, stru
 {
     struct ucx_ctx *ctx = ep->ctx;
     struct bytes_out body = {0};
-    bytes_put_u32(&body, ctx->nrails);
-    for (unsigned i = 0; i < ctx->nrails; i++)
-        bytes_put_u64(&body, ctx->secrets[i]);
+    rails_tell(ctx, &body);
     int rc = body.failed ? -ENOMEM
                          : net_frame_send(fd, PROTO_REQUEST, PROTO_RDMA_CONNECT, ++ep->next_id, &body, NULL,
                                           0, deadline_ns);
@@ -448,15 +432,13 @@ static int add_paths(struct net_endpoint *ep, const struct net_reply *reply, str
                  ? error_set(&why, LEAT_CORRUPT, "node %" PRIu32 " has %" PRIu32 " rails", ep->node_id, n)
                  : 0;
     for (uint32_t i = 0; !rc && i < n; i++) {
-        char text[80] = "";
-        uint32_t len = bytes_get_u32(&in);
-        const void *bytes = len < sizeof(text) ? bytes_get(&in, len) : NULL;
-        if (bytes)
-            memcpy(text, bytes, len);
-        int one = bytes ? add_path(ep, i, text, &why) : LEAT_CORRUPT;
-        if (one == LEAT_CORRUPT)
-            rc = error_set(&why, one, "node %" PRIu32 " gave no address", ep->node_id);
-        else if (one == -ENOMEM)
+        struct far_rail far;
+        int one = rails_take(&in, &far);
+        if (one)
+            rc = error_set(&why, one, "node %" PRIu32 " gave an address that is none", ep->node_id);
+        else
+            one = add_path(ep, i, &far, &why);
+        if (one == -ENOMEM)
             rc = one;
     }
     if (!rc && ep->npaths == 0)
