@@ -54,11 +54,6 @@ void bytes_put_u8(struct bytes_out *out, uint8_t v)
     put_le(out, v, 1);
 }
 
-void bytes_put_u16(struct bytes_out *out, uint16_t v)
-{
-    put_le(out, v, 2);
-}
-
 void bytes_put_u32(struct bytes_out *out, uint32_t v)
 {
     put_le(out, v, 4);
@@ -104,11 +99,6 @@ static uint64_t get_le(struct bytes_in *in, unsigned bytes)
 uint8_t bytes_get_u8(struct bytes_in *in)
 {
     return (uint8_t)get_le(in, 1);
-}
-
-uint16_t bytes_get_u16(struct bytes_in *in)
-{
-    return (uint16_t)get_le(in, 2);
 }
 
 uint32_t bytes_get_u32(struct bytes_in *in)

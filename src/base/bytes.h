@@ -34,7 +34,6 @@ static inline void bytes_put(struct bytes_out *out, const void *data, size_t len
         memcpy(at, data, len);
 }
 void bytes_put_u8(struct bytes_out *out, uint8_t v);
-void bytes_put_u16(struct bytes_out *out, uint16_t v);
 void bytes_put_u32(struct bytes_out *out, uint32_t v);
 void bytes_put_u64(struct bytes_out *out, uint64_t v);
 /* u32 length and the bytes, no NUL. NULL is the empty string. */
@@ -54,7 +53,6 @@ static inline size_t bytes_left(const struct bytes_in *in)
     return in->len - in->pos;
 }
 uint8_t bytes_get_u8(struct bytes_in *in);
-uint16_t bytes_get_u16(struct bytes_in *in);
 uint32_t bytes_get_u32(struct bytes_in *in);
 uint64_t bytes_get_u64(struct bytes_in *in);
 /* A pointer to the next `len` bytes inside the input, or NULL (and bad). */

@@ -327,8 +327,8 @@ static uint64_t parse_number(const char *key, size_t len)
     return n;
 }
 
-/* First sorted position whose key, cut to `cut` bytes, is not below (or, with `above`, is above) `key`. */
-static uint64_t bound(const struct index *index, const char *key, size_t len, size_t cut, bool above)
+/* First sorted position whose key is not below `key`. */
+static uint64_t bound(const struct index *index, const char *key, size_t len)
 {
     uint64_t lo = 0, hi = index->header->nsamples;
     char scratch[24];
@@ -336,8 +336,7 @@ static uint64_t bound(const struct index *index, const char *key, size_t len, si
         uint64_t mid = lo + (hi - lo) / 2;
         size_t klen;
         const char *k = index_key(index, index_sorted(index, mid), scratch, &klen);
-        int c = index_key_compare(k, MIN(klen, cut), key, len);
-        if (c < 0 || (above && c == 0))
+        if (index_key_compare(k, klen, key, len) < 0)
             lo = mid + 1;
         else
             hi = mid;
@@ -352,7 +351,7 @@ uint64_t index_find(const struct index *index, const char *key, size_t len)
         uint64_t number = parse_number(key, len);
         return number < n ? number : UINT64_MAX;
     }
-    uint64_t position = bound(index, key, len, SIZE_MAX, false);
+    uint64_t position = bound(index, key, len);
     if (position == n)
         return UINT64_MAX;
     uint64_t i = index_sorted(index, position);
@@ -360,20 +359,6 @@ uint64_t index_find(const struct index *index, const char *key, size_t len)
     size_t klen;
     const char *k = index_key(index, i, scratch, &klen);
     return i < n && index_key_compare(k, klen, key, len) == 0 ? i : UINT64_MAX;
-}
-
-void index_prefix(const struct index *index, const char *prefix, size_t len, uint64_t *ret_first,
-                  uint64_t *ret_end)
-{
-    uint64_t n = index->header->nsamples;
-    if (!index->key_ends && len) {
-        uint64_t number = parse_number(prefix, len);
-        *ret_first = MIN(number, n);
-        *ret_end = number < n ? number + 1 : n;
-        return;
-    }
-    *ret_first = len ? bound(index, prefix, len, len, false) : 0;
-    *ret_end = len ? bound(index, prefix, len, len, true) : n;
 }
 
 uint64_t index_extent_at(const struct index *index, uint64_t address)

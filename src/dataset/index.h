@@ -212,10 +212,6 @@ int index_field_find(const struct index *index, const char *name);
 const char *index_key(const struct index *index, uint64_t i, char scratch[24], size_t *ret_len);
 /* Sample number of a key, or UINT64_MAX. O(log n). */
 uint64_t index_find(const struct index *index, const char *key, size_t len);
-/* Samples whose keys begin with prefix are sorted positions [*ret_first, *ret_end); index_sorted maps to a number.
- * Numbered samples are in order of number, not of text: there only "" and a whole number find something. */
-void index_prefix(const struct index *index, const char *prefix, size_t len, uint64_t *ret_first,
-                  uint64_t *ret_end);
 static inline uint64_t index_sorted(const struct index *index, uint64_t position)
 {
     return index->sorted ? index->sorted[position] : position;

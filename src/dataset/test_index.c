@@ -139,15 +139,6 @@ static void test_tree(void **state)
     assert_true(index_find(&ix, "", 0) == UINT64_MAX);
     assert_true(index_find(&ix, "a/0", 3) == UINT64_MAX);
 
-    uint64_t first, end;
-    index_prefix(&ix, "a/", 2, &first, &end);
-    assert_int_equal(end - first, 2);
-    assert_int_equal(index_sorted(&ix, first), 4);
-    index_prefix(&ix, "", 0, &first, &end);
-    assert_int_equal(end - first, KEYS);
-    index_prefix(&ix, "x", 1, &first, &end);
-    assert_int_equal(end, first);
-
     char path[64];
     assert_int_equal(index_source_path(&ix, 3, path, sizeof(path)), (int)strlen("/data/c.bin"));
     assert_string_equal(path, "/data/c.bin");
@@ -195,11 +186,6 @@ static void test_array(void **state)
     assert_true(index_find(&ix, "07", 2) == UINT64_MAX);
     assert_true(index_find(&ix, "10", 2) == UINT64_MAX);
     assert_true(index_find(&ix, "99999999999999999999", 20) == UINT64_MAX);
-    uint64_t first, end;
-    index_prefix(&ix, "3", 1, &first, &end);
-    assert_true(first == 3 && end == 4);
-    index_prefix(&ix, "x", 1, &first, &end);
-    assert_true(first == 10 && end == 10);
     assert_int_equal(index_sample_at(&ix, 0, 0), 0);
     assert_int_equal(index_sample_at(&ix, 0, 100 + 23), 0);
     assert_int_equal(index_sample_at(&ix, 0, 100 + 24), 1);
@@ -272,9 +258,7 @@ static void walk(const struct index *ix)
     }
     for (uint64_t s = 0; s < ix->header->nsources; s++)
         index_source_path(ix, s, path, sizeof(path));
-    uint64_t first, end;
-    index_prefix(ix, "a", 1, &first, &end);
-    sum += index_extent_at(ix, 100) + first + end;
+    sum += index_extent_at(ix, 100);
     (void)sum;
 }
 

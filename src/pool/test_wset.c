@@ -60,7 +60,7 @@ static struct wset *make(const struct part *parts, unsigned nsamples, unsigned n
     if (wset_new(NULL, make_index(parts, nsamples, nfields), true, &ws, &err) < 0)
         fail_msg("%s", err.message);
     ws->region_bytes = REGION;
-    ws->nregions = wset_region_count(ws);
+    ws->nregions = (uint32_t)div_up(ws->index.header->address_end, ws->region_bytes);
     ws->regions = calloc(ws->nregions, sizeof(*ws->regions));
     for (uint32_t g = 0; g < ws->nregions; g++)
         ws->regions[g].node = nnodes ? g % nnodes : 0;

@@ -181,7 +181,7 @@ struct wset *testing_wset(int index_fd, uint64_t region_bytes)
     ws->region_bytes = region_bytes;
     ws->owner_uid = geteuid();
     ws->owner_gid = getegid();
-    uint32_t n = wset_region_count(ws);
+    uint32_t n = (uint32_t)div_up(ws->index.header->address_end, ws->region_bytes);
     ws->regions = calloc(n, sizeof(*ws->regions));
     assert_non_null(ws->regions);
     for (ws->nregions = 0; ws->nregions < n; ws->nregions++) {

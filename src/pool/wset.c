@@ -224,11 +224,6 @@ void wset_unref(struct wset *ws)
     free(ws);
 }
 
-uint32_t wset_region_count(const struct wset *ws)
-{
-    return (uint32_t)div_up(ws->index.header->address_end, ws->region_bytes);
-}
-
 void wset_note_pages(struct wset *ws, const struct region *region)
 {
     uint32_t page = (uint32_t)region_page_bytes(region), was = atomic_load(&ws->live->page_bytes);

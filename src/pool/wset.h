@@ -152,8 +152,6 @@ uint64_t wset_segment_bytes(const struct index *index);
  */
 uint64_t wset_table_bytes(const struct index *index, bool in_memory, const struct pool *pool);
 
-/* How many regions hold the whole set. */
-uint32_t wset_region_count(const struct wset *ws);
 /* Marks what lies at or above `end` as streamed. Before anything is filled. */
 void wset_pin(struct wset *ws, uint64_t end);
 /* The local part of [address, +bytes), which must not cross a region; NULL when it is not on this host. */

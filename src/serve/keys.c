@@ -118,20 +118,6 @@ const struct keys_user *keys_anonymous(const struct keys *keys)
     return &keys->anonymous;
 }
 
-const struct keys_user *keys_admin(const struct keys *keys)
-{
-    for (unsigned i = 0; i < keys->n; i++) {
-        if (keys->users[i]->admin)
-            return keys->users[i];
-    }
-    return NULL;
-}
-
-unsigned keys_count(const struct keys *keys)
-{
-    return keys->n;
-}
-
 static int derive(const struct keys_user *user, const char date[9], const char *region,
                   struct sigv4_key *ret_key)
 {
@@ -412,12 +398,6 @@ static int load(const char *path, struct keys **ret_keys, struct stat *ret_st, s
     else
         *ret_keys = l.keys;
     return rc;
-}
-
-int keys_load(const char *path, struct keys **ret_keys, struct leat_error *err)
-{
-    struct stat st;
-    return load(path, ret_keys, &st, err);
 }
 
 /* Folders on the way that are not there; those that exist are left alone. */

@@ -38,8 +38,6 @@ struct keys_user {
 };
 
 struct keys;
-/* LEAT_NOT_FOUND, LEAT_DENIED (others may read the file), LEAT_INVALID with the line. */
-int keys_load(const char *path, struct keys **ret_keys, struct leat_error *err);
 /* Nobody has a key; `open`: everybody may do everything. */
 int keys_none(bool open, struct keys **ret_keys);
 struct keys *keys_ref(struct keys *keys);
@@ -52,9 +50,6 @@ const struct keys_user *keys_find(const struct keys *keys, const char *access);
 /* By the name of the section; NULL: none with a key is called so. */
 const struct keys_user *keys_named(const struct keys *keys, const char *name);
 const struct keys_user *keys_anonymous(const struct keys *keys);
-/* The first who may do everything, or NULL. */
-const struct keys_user *keys_admin(const struct keys *keys);
-unsigned keys_count(const struct keys *keys); /* who have a key */
 /* The signing key of a user for a claim's date; kept for the next time. */
 int keys_signing(struct keys *keys, const struct keys_user *user, const char date[9], const char *region,
                  struct sigv4_key *ret_key);
@@ -64,7 +59,7 @@ bool keys_may(const struct keys *keys, const struct keys_user *user, const char 
 
 /* The table of now, replaced when the file changes. */
 struct keyring;
-/* path NULL: nobody has a key, and `open` says whether everybody may do everything. */
+/* path NULL: nobody has a key, and `open` says whether everybody may do everything. LEAT_NOT_FOUND, LEAT_DENIED (others may read the file), LEAT_INVALID with the line. */
 int keyring_new(const char *path, bool open, struct keyring **ret_ring, struct leat_error *err);
 void keyring_free(struct keyring *ring);
 struct keys *keyring_get(struct keyring *ring); /* with a reference */

@@ -667,16 +667,6 @@ void store_upload_ended(struct store *s, struct upload *u, bool done)
     store_upload_unref(s, u);
 }
 
-int store_upload_complete(struct store *s, const char *bucket, const void *key, size_t key_len,
-                          const char *id, const struct store_part *parts, unsigned n,
-                          const struct store_commit *commit, struct store_info *ret_info,
-                          struct leat_error *err)
-{
-    struct store_put *put;
-    int rc = store_upload_assemble(s, bucket, key, key_len, id, parts, n, &put, err);
-    return rc < 0 ? rc : store_put_commit(put, commit, ret_info, err);
-}
-
 /* --- at start, and with age ----------------------------------------------------------------------------------------------------- */
 
 static struct upload *known(struct store *s, uint32_t bucket_id, const uint8_t id[16])

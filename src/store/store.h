@@ -366,16 +366,12 @@ int store_upload_get(struct store *s, const char *bucket, const void *key, size_
  * The object of an upload as a put, whole and not visible; nobody else completes or aborts the upload until store_put_commit has made the object out of it, or
  * store_put_abort has left it as it was. parts: what the client named, in order; number and etag (without quotes) count. LEAT_INVALID: not in order,
  * or none; LEAT_STALE: a part that is not there or has another ETag; LEAT_BUSY: somebody else is at it.
- * The commit's etag and meta may be NULL: "MD5 of the parts' MD5s-N", and what the upload was begun with.
+ * The commit's etag and meta may be NULL: "MD5 of the parts' MD5s-N", and what the upload was begun with. Atomic and durable: object there and upload gone,
+ * or neither.
  */
 int store_upload_assemble(struct store *s, const char *bucket, const void *key, size_t key_len,
                           const char *id, const struct store_part *parts, unsigned n,
                           struct store_put **ret_put, struct leat_error *err);
-/* Both at once; commit may be NULL. Atomic and durable: object there and upload gone, or neither. */
-int store_upload_complete(struct store *s, const char *bucket, const void *key, size_t key_len,
-                          const char *id, const struct store_part *parts, unsigned n,
-                          const struct store_commit *commit, struct store_info *ret_info,
-                          struct leat_error *err);
 int store_upload_abort(struct store *s, const char *bucket, const void *key, size_t key_len, const char *id,
                        struct leat_error *err);
 

@@ -104,7 +104,7 @@ static int multipart(struct store *s)
     if (rc < 0)
         return rc;
     strcpy(part.etag, info.etag);
-    return store_upload_complete(s, "photos", "parts", 5, id, &part, 1, NULL, NULL, NULL);
+    return testing_complete(s, "photos", "parts", id, &part, 1, NULL);
 }
 
 static int props(struct store *s)

@@ -36,7 +36,7 @@ static int put_part(struct store *s, const char *id, unsigned number, const uint
 static int complete(struct store *s, const char *id, struct store_part *parts, unsigned n,
                     struct store_info *info)
 {
-    return store_upload_complete(s, "photos", KEY, strlen(KEY), id, parts, n, NULL, info, NULL);
+    return testing_complete(s, "photos", KEY, id, parts, n, info);
 }
 
 static int count_part(void *user, const struct store_part *p)

@@ -122,6 +122,14 @@ void testing_put_bytes(struct store *s, const char *bucket, const char *key, con
         fail_msg("%s: %s", key, err.message);
 }
 
+int testing_complete(struct store *s, const char *bucket, const char *key, const char *id,
+                     const struct store_part *parts, unsigned n, struct store_info *ret_info)
+{
+    struct store_put *put;
+    int rc = store_upload_assemble(s, bucket, key, strlen(key), id, parts, n, &put, NULL);
+    return rc < 0 ? rc : store_put_commit(put, NULL, ret_info, NULL);
+}
+
 int testing_check(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes)
 {
     struct store_obj *obj;

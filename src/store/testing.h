@@ -23,6 +23,9 @@ int testing_put(struct store *s, const char *bucket, const char *key, uint64_t s
 /* These bytes; `commit` may be NULL. What goes wrong fails the test. */
 void testing_put_bytes(struct store *s, const char *bucket, const char *key, const void *data, size_t bytes,
                        const struct store_commit *commit);
+/* The upload's parts made its object. */
+int testing_complete(struct store *s, const char *bucket, const char *key, const char *id,
+                     const struct store_part *parts, unsigned n, struct store_info *ret_info);
 /* Reads all of it: 0 and it is what testing_put stored with that seed; -EILSEQ: other bytes; or what get said. */
 int testing_check(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes);
 

@@ -220,11 +220,11 @@ void sigv4_key_wipe(struct sigv4_key *key)
 
 /* --- signing ----------------------------------------------------------------------------------------------------------- */
 
-static void put_signed_names(struct bytes_out *out, const struct sigv4_request *rq, const char *between)
+static void put_signed_names(struct bytes_out *out, const struct sigv4_request *rq)
 {
     for (unsigned i = 0; i < rq->nheaders; i++) {
         if (i)
-            http_put(out, between);
+            bytes_put(out, ";", 1);
         http_put(out, rq->headers[i].name);
     }
 }
@@ -313,68 +313,18 @@ int sigv4_authorization(struct bytes_out *out, const struct sigv4_key *key, cons
     bytes_put(out, "/", 1);
     http_put(out, key->scope);
     http_put(out, ",SignedHeaders=");
-    put_signed_names(out, request, ";");
+    put_signed_names(out, request);
     http_put(out, ",Signature=");
     http_put(out, signature);
     return out->failed ? -ENOMEM : 0;
 }
 
-int sigv4_presign(struct bytes_out *out, const struct sigv4_key *key, const char *access_key,
-                  const char *token, const struct sigv4_request *request, const char *time, uint32_t expires)
-{
-    if (expires == 0 || expires > SIGV4_EXPIRES_MAX)
-        return LEAT_INVALID;
-    struct bytes_out q = {0}, sorted = {0};
-    char number[16], signature[SIGV4_SIGNATURE];
-    bytes_put(&q, request->query, request->query_len);
-    http_put(&q, q.len ? "&X-Amz-Algorithm=" ALGORITHM "&X-Amz-Credential="
-                       : "X-Amz-Algorithm=" ALGORITHM "&X-Amz-Credential=");
-    http_escape(&q, access_key, strlen(access_key), false);
-    http_put(&q, "%2F");
-    http_escape(&q, key->scope, strlen(key->scope), false);
-    http_put(&q, "&X-Amz-Date=");
-    http_put(&q, time);
-    snprintf(number, sizeof(number), "%u", expires);
-    http_put(&q, "&X-Amz-Expires=");
-    http_put(&q, number);
-    if (token) {
-        http_put(&q, "&X-Amz-Security-Token=");
-        http_escape(&q, token, strlen(token), false);
-    }
-    http_put(&q, "&X-Amz-SignedHeaders=");
-    put_signed_names(&q, request, "%3B");
-    int rc = q.failed ? -ENOMEM : sigv4_query_canonical(&sorted, (const char *)q.data, q.len, NULL);
-    if (rc == 0) {
-        struct sigv4_request whole = *request;
-        whole.query = (const char *)sorted.data;
-        whole.query_len = sorted.len;
-        rc = sigv4_sign(key, &whole, time, signature);
-    }
-    if (rc == 0) {
-        bytes_put(out, sorted.data, sorted.len);
-        http_put(out, "&X-Amz-Signature=");
-        http_put(out, signature);
-        rc = out->failed ? -ENOMEM : 0;
-    }
-    bytes_out_fini(&q);
-    bytes_out_fini(&sorted);
-    return rc;
-}
-
-int sigv4_chunk_hashed(const struct sigv4_key *key, const char *time, const char previous[SIGV4_SIGNATURE],
-                       const char sha256[SIGV4_SIGNATURE], char ret_signature[SIGV4_SIGNATURE])
+int sigv4_chunk(const struct sigv4_key *key, const char *time, const char previous[SIGV4_SIGNATURE],
+                const char sha256[SIGV4_SIGNATURE], char ret_signature[SIGV4_SIGNATURE])
 {
     sign_lines(key, (const char *[]){ALGORITHM "-PAYLOAD", time, key->scope, previous, SIGV4_EMPTY, sha256},
                6, ret_signature);
     return 0;
-}
-
-int sigv4_chunk(const struct sigv4_key *key, const char *time, const char previous[SIGV4_SIGNATURE],
-                const void *data, size_t len, char ret_signature[SIGV4_SIGNATURE])
-{
-    char hash[SIGV4_SIGNATURE];
-    sigv4_sha256(data, len, hash);
-    return sigv4_chunk_hashed(key, time, previous, hash, ret_signature);
 }
 
 int sigv4_trailer(const struct sigv4_key *key, const char *time, const char previous[SIGV4_SIGNATURE],

@@ -62,18 +62,9 @@ int sigv4_sign(const struct sigv4_key *key, const struct sigv4_request *request,
 /* Appends the value of the Authorization header. */
 int sigv4_authorization(struct bytes_out *out, const struct sigv4_key *key, const char *access_key,
                         const struct sigv4_request *request, const char *time);
-/*
- * Appends the whole query of a presigned URL: `request->query` with X-Amz-Algorithm, -Credential, -Date, -Expires, -SignedHeaders, -Security-Token
- * (where token) and -Signature, the last one behind. request->payload is SIGV4_UNSIGNED. LEAT_INVALID: expires is 0 or above SIGV4_EXPIRES_MAX.
- */
-int sigv4_presign(struct bytes_out *out, const struct sigv4_key *key, const char *access_key,
-                  const char *token, const struct sigv4_request *request, const char *time, uint32_t expires);
-/* Signature of one chunk of an aws-chunked body, after that of the chunk before (the request's, at first). */
+/* Signature of one chunk of an aws-chunked body, by its SHA-256, after that of the chunk before (the request's, at first). */
 int sigv4_chunk(const struct sigv4_key *key, const char *time, const char previous[SIGV4_SIGNATURE],
-                const void *data, size_t len, char ret_signature[SIGV4_SIGNATURE]);
-/* The same from the chunk's SHA-256, for who hashes while bytes pass. */
-int sigv4_chunk_hashed(const struct sigv4_key *key, const char *time, const char previous[SIGV4_SIGNATURE],
-                       const char sha256[SIGV4_SIGNATURE], char ret_signature[SIGV4_SIGNATURE]);
+                const char sha256[SIGV4_SIGNATURE], char ret_signature[SIGV4_SIGNATURE]);
 /* Signature of the trailers behind the last chunk ("x-amz-checksum-crc32c:sOO8/Q==\n", one line each), AWS4-HMAC-SHA256-TRAILER. */
 int sigv4_trailer(const struct sigv4_key *key, const char *time, const char previous[SIGV4_SIGNATURE],
                   const void *trailers, size_t len, char ret_signature[SIGV4_SIGNATURE]);

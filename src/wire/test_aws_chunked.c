@@ -151,8 +151,10 @@ static void test_unsigned(void **state)
 static size_t sealed(char *out, const char *trailer)
 {
     char first[SIGV4_SIGNATURE], last[SIGV4_SIGNATURE], end[SIGV4_SIGNATURE];
-    assert_int_equal(sigv4_chunk(&key, WHEN, SEED, "abc", 3, first), 0);
-    assert_int_equal(sigv4_chunk(&key, WHEN, first, "", 0, last), 0);
+    char hash[SIGV4_SIGNATURE];
+    sigv4_sha256("abc", 3, hash);
+    assert_int_equal(sigv4_chunk(&key, WHEN, SEED, hash, first), 0);
+    assert_int_equal(sigv4_chunk(&key, WHEN, first, SIGV4_EMPTY, last), 0);
     assert_int_equal(sigv4_trailer(&key, WHEN, last, trailer, strlen(trailer), end), 0);
     return (size_t)sprintf(
         out,

@@ -321,10 +321,11 @@ static void test_injection(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_head_in_pieces), cmocka_unit_test(test_chunked),
-        cmocka_unit_test(test_framing),        cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_values),         cmocka_unit_test(test_escapes),
-        cmocka_unit_test(test_escapes_anew),   cmocka_unit_test(test_injection),
+        cmocka_unit_test(test_head_in_pieces), cmocka_unit_test(test_absolute_targets),
+        cmocka_unit_test(test_chunked),        cmocka_unit_test(test_framing),
+        cmocka_unit_test(test_limits),         cmocka_unit_test(test_values),
+        cmocka_unit_test(test_escapes),        cmocka_unit_test(test_escapes_anew),
+        cmocka_unit_test(test_injection),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -135,26 +135,31 @@ static void test_authorization(void **state)
     assert_int_equal(sigv4_sign(&key, &rq, WHEN, signature), LEAT_INVALID);
 }
 
+/* The example of a link: its query is signed as it stands, but for the signature. */
 static void test_presigned(void **state)
 {
-    struct bytes_out out = {0};
+    static const char query[] = "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=" ACCESS
+                                "%2F20130524%2Fus-east-1%2Fs3%2Faws4_request"
+                                "&X-Amz-Date=20130524T000000Z&X-Amz-Expires=86400&X-Amz-SignedHeaders=host";
     struct sigv4_header headers[] = {HOST};
     struct sigv4_request rq = {.method = "GET",
                                .path = "/test.txt",
                                .path_len = 9,
-                               .query = "",
+                               .query = query,
+                               .query_len = sizeof(query) - 1,
                                .headers = headers,
                                .nheaders = 1,
                                .payload = SIGV4_UNSIGNED};
-    assert_int_equal(sigv4_presign(&out, &key, ACCESS, NULL, &rq, WHEN, 86400), 0);
-    bytes_put(&out, "", 1);
-    assert_string_equal(
-        out.data, "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=" ACCESS
-                  "%2F20130524%2Fus-east-1%2Fs3%2Faws4_request"
-                  "&X-Amz-Date=20130524T000000Z&X-Amz-Expires=86400&X-Amz-SignedHeaders=host&X-Amz-Signature="
-                  "aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404");
-    assert_int_equal(sigv4_presign(&out, &key, ACCESS, NULL, &rq, WHEN, SIGV4_EXPIRES_MAX + 1), LEAT_INVALID);
-    bytes_out_fini(&out);
+    char signature[SIGV4_SIGNATURE];
+    assert_int_equal(sigv4_sign(&key, &rq, WHEN, signature), 0);
+    assert_string_equal(signature, "aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404");
+}
+
+static int sign_chunk(const char *previous, const void *data, size_t len, char ret[SIGV4_SIGNATURE])
+{
+    char hash[SIGV4_SIGNATURE];
+    sigv4_sha256(data, len, hash);
+    return sigv4_chunk(&key, WHEN, previous, hash, ret);
 }
 
 static void test_chunks(void **state)
@@ -178,11 +183,11 @@ static void test_chunks(void **state)
     memset(data, 'a', 65536);
     assert_int_equal(sigv4_sign(&key, &rq, WHEN, seed), 0);
     assert_string_equal(seed, "4f232c4386841ef735655705268965c44a0e4690baa4adea153f7db9fa80a0a9");
-    assert_int_equal(sigv4_chunk(&key, WHEN, seed, data, 65536, next), 0);
+    assert_int_equal(sign_chunk(seed, data, 65536, next), 0);
     assert_string_equal(next, "ad80c730a21e5b8d04586a2213dd63b9a0e99e0e2307b0ade35a65485a288648");
-    assert_int_equal(sigv4_chunk(&key, WHEN, next, data, 1024, seed), 0);
+    assert_int_equal(sign_chunk(next, data, 1024, seed), 0);
     assert_string_equal(seed, "0055627c9e194cb4542bae2aa5492e3c1575bbb81b612b7d234b86a503ef5497");
-    assert_int_equal(sigv4_chunk(&key, WHEN, seed, "", 0, next), 0);
+    assert_int_equal(sign_chunk(seed, "", 0, next), 0);
     assert_string_equal(next, "b6c6ea8a5354eaf15b3cb7646744f4275b71ea724fed81ceb9323e279d449df9");
 }
 

@@ -17,12 +17,10 @@ static void ask(const struct index *ix)
 {
     char scratch[24], path[256];
     size_t len;
-    uint64_t first, end;
     struct index_part part;
     for (uint64_t i = 0; i < MIN(ix->header->nsamples, 64ull); i++) {
         const char *key = index_key(ix, i, scratch, &len);
         index_find(ix, key, len);
-        index_prefix(ix, key, len / 2, &first, &end);
         for (unsigned f = 0; f < ix->header->nfields; f++)
             if (index_part(ix, i, f, &part))
                 index_sample_at(ix, f, part.address);

@@ -244,13 +244,6 @@ void http_send_more(struct http_request *req, const struct http_piece *pieces, u
     exchange_wake(ex);
 }
 
-void http_reply(struct http_request *req, unsigned status, const char *content_type, const char *text)
-{
-    struct bytes_out *head = http_answer(req, status);
-    http_put_header(head, "Content-Type", content_type);
-    http_send_copy(req, text, strlen(text));
-}
-
 void http_abort(struct http_request *req)
 {
     struct exchange *ex = exchange_of(req);

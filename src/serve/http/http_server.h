@@ -155,8 +155,6 @@ void http_send(struct http_request *req, uint64_t total, const struct http_piece
                bool last);
 /* The next instalment; only after `more`, or after http_send without pieces. A sum over `total`, or under it at `last`, aborts. */
 void http_send_more(struct http_request *req, const struct http_piece *pieces, unsigned npieces, bool last);
-/* Status, one header Content-Type and a text: for small answers of all kinds. */
-void http_reply(struct http_request *req, unsigned status, const char *content_type, const char *text);
 /* Breaks it off: the connection is closed, so that a peer sees a body that is too short. over(-ECANCELED) follows. */
 void http_abort(struct http_request *req);
 /* The connection closes behind this answer. */

@@ -38,6 +38,12 @@ static void job_put(struct job *job)
     free(job);
 }
 
+static void reply(struct http_request *req, unsigned status, const char *text)
+{
+    http_put_header(http_answer(req, status), "Content-Type", "text/plain");
+    http_send_copy(req, text, strlen(text));
+}
+
 static void on_over(struct http_request *req, int rc)
 {
     struct job *job = req->user;
@@ -64,7 +70,7 @@ static void late_done(struct http_work *work, struct http_request *req)
     job->working = false;
     atomic_fetch_add(req ? &job->rig->works : &job->rig->dead_works, 1);
     if (req)
-        http_reply(req, 200, "text/plain", "late");
+        reply(req, 200, "late");
     job_put(job);
 }
 
@@ -84,7 +90,7 @@ static void start(struct job *job, struct http_request *req,
     job->working = true;
     if (http_work_start(job->rig->workers, http_request_ref(req), HTTP_LANE_SHORT, &job->work) < 0) {
         job->working = false;
-        http_reply(req, 503, "text/plain", "busy");
+        reply(req, 503, "busy");
     }
 }
 
@@ -111,7 +117,7 @@ static void slow_data(struct http_request *req, const void *data, size_t len, bo
     atomic_fetch_add(&job->rig->streamed, len);
     if (last) {
         snprintf(text, sizeof(text), "%zu", job->len);
-        http_reply(req, 200, "text/plain", text);
+        reply(req, 200, text);
         return;
     }
     http_body_pause(req);
@@ -194,7 +200,7 @@ static void give_flow(struct job *job, struct http_request *req)
     job->failing = has(req, "failing");
     job->text = malloc(10000);
     if (!job->text) {
-        http_reply(req, 503, "text/plain", "no memory");
+        reply(req, 503, "no memory");
         return;
     }
     memset(job->text, 'f', 10000);
@@ -214,7 +220,7 @@ static void give_text(struct job *job, struct http_request *req)
     size_t n = (size_t)number(req, "n", 1);
     job->text = malloc(n + 1);
     if (!job->text) {
-        http_reply(req, 503, "text/plain", "no memory");
+        reply(req, 503, "no memory");
         return;
     }
     memset(job->text, 't', n);
@@ -228,7 +234,7 @@ static void on_request(void *user, struct http_request *req)
     struct job *job = calloc(1, sizeof(*job));
     rig->last = http_request_ref(req);
     if (!job) {
-        http_reply(req, 503, "text/plain", "no memory");
+        reply(req, 503, "no memory");
         return;
     }
     *job = (struct job){.rig = rig, .req = req, .size = (size_t)number(req, "size", 4096)};
@@ -250,7 +256,7 @@ static void on_request(void *user, struct http_request *req)
     } else if (http_text_is(req->path, "/hold")) {
         req->ops = &hold_ops;
     } else if (http_text_is(req->path, "/refuse")) {
-        http_reply(req, 403, "text/plain", "no");
+        reply(req, 403, "no");
     } else if (http_text_is(req->path, "/file")) {
         give_file(job, req);
     } else if (http_text_is(req->path, "/mixed")) {
@@ -261,7 +267,7 @@ static void on_request(void *user, struct http_request *req)
     } else if (http_text_is(req->path, "/text")) {
         give_text(job, req);
     } else {
-        http_reply(req, http_text_is(req->path, "/hello") ? 200 : 404, "text/plain", "hello");
+        reply(req, http_text_is(req->path, "/hello") ? 200 : 404, "hello");
     }
 }
 
