@@ -10,7 +10,8 @@
  * Failure modes: a peer that sends no frame, sizes past the limits, half a message before it hangs up, or
  * more or fewer descriptors than it says is closed with LEAT_CORRUPT; one that hangs up between frames, with
  * LEAT_PEER_GONE; one that does not read its replies, with LEAT_NO_SPACE once limits.out_bytes wait for it, and so one by which
- * the connections of a budget keep more than that; lack of memory, with -ENOMEM.
+ * the connections of a budget keep more than that; lack of memory, with -ENOMEM. Where the kernel has no room for output it is
+ * tried again until it has.
  *
  * Invariants:
  * 1. closed() comes at most once, never from inside conn_send or conn_receive_payload, never after conn_free.
@@ -34,6 +35,7 @@
 #define READ_PER_TURN (1 * MIB)   /* so that one peer does not starve the others of its loop */
 #define SEND_PER_TURN (8 * MIB)
 #define SEND_IOVS     64
+#define REST_NS       (10 * NS_PER_MS)
 #define OUT_BYTES     (64 * MIB)
 #define FD_CHARGE     (16 * KIB) /* a queued descriptor counts as this much output */
 #define FD_IN_CHARGE  (64 * KIB) /* and one that came ahead of its message as this much of the budget */
@@ -66,6 +68,7 @@ struct conn {
 
     unsigned depth; /* of progress() and timers on the stack: conn_free waits for 0 */
     bool freed, closed;
+    bool resting;      /* the kernel had no room: not asked again before `later` fires */
     int pending_close; /* a status to close with, later */
 
     uint8_t *in;
@@ -127,8 +130,23 @@ static void item_free(struct out_item *item)
 
 static void run_later(struct conn *conn)
 {
-    if (conn->later.due_ns == 0)
+    if (conn->later.due_ns == 0 || conn->resting)
         loop_timer_set(conn->loop, &conn->later, 1);
+    conn->resting = false;
+}
+
+/* Memory is short, or too many descriptors of this user are on their way (ETOOMANYREFS), whoever it is that does not take theirs. */
+static bool no_room(int error)
+{
+    return error == ENOBUFS || error == ENOMEM || error == ETOOMANYREFS;
+}
+
+static void rest(struct conn *conn)
+{
+    if (conn->later.due_ns == 0) {
+        conn->resting = true;
+        loop_timer_set(conn->loop, &conn->later, clock_now_ns() + REST_NS);
+    }
 }
 
 /* done() of everything sent; the owner may free the connection in any of them. */
@@ -259,6 +277,10 @@ static int flush(struct conn *conn)
             continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             break;
+        if (n < 0 && no_room(errno)) {
+            rest(conn);
+            break;
+        }
         if (n < 0)
             return errno == EPIPE || errno == ECONNRESET ? LEAT_PEER_GONE : -errno;
         output_sent(conn, (uint64_t)n);
@@ -275,7 +297,7 @@ static int flush(struct conn *conn)
 
 static int want_events(struct conn *conn)
 {
-    return loop_modify(&conn->source, EPOLLIN | (list_empty(&conn->out) ? 0 : EPOLLOUT));
+    return loop_modify(&conn->source, EPOLLIN | (list_empty(&conn->out) || conn->resting ? 0 : EPOLLOUT));
 }
 
 /* From calls of the owner. Inside progress() the frames wait for its end, so that replies share a sendmsg. */
@@ -586,6 +608,7 @@ static void later_fired(struct loop_timer *timer)
 {
     struct conn *conn = container_of(timer, struct conn, later);
     conn->depth++;
+    conn->resting = false;
     deliver_sent(conn);
     if (!conn->freed && conn->pending_close == 0) {
         int rc = flush(conn);

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "net/conn.h"
+#include "net/fdpass.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -11,9 +12,11 @@
 #include <semaphore.h>
 #include <stdio.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 #include <cmocka.h>
 
@@ -400,6 +403,55 @@ static void test_budget(void **state)
     assert_int_equal(budget.used_bytes, 0);
 }
 
+/* As somebody whom the kernel lets have few descriptors on their way. 0, or the line that went wrong. */
+static int too_many_on_their_way(void)
+{
+    const struct rlimit few = {64, 64};
+    const char byte = 0;
+    int pair[2], null = open("/dev/null", O_RDONLY), fds[32];
+    struct side s;
+    side_init(&s, AF_UNIX, 1 * MIB);
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) < 0 || setrlimit(RLIMIT_NOFILE, &few) < 0 ||
+        setresuid(54321, 54321, 54321) < 0)
+        return __LINE__;
+    for (unsigned i = 0; i < ARRAY_LEN(fds); i++)
+        fds[i] = null;
+    for (unsigned i = 0; i < 3; i++) {
+        union fdpass_control control;
+        struct iovec iov = {(void *)&byte, 1};
+        struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+        fdpass_attach(&msg, &control, fds, ARRAY_LEN(fds));
+        if (sendmsg(pair[0], &msg, 0) < 0)
+            return __LINE__;
+    }
+    conn_send(s.conn, PROTO_REPLY, 25, 1, 0, NULL, &null, 1);
+    for (unsigned i = 0; i < 5; i++)
+        loop_turn(s.loop, 20);
+    if (s.closed || recv(s.peer, fds, 1, MSG_DONTWAIT | MSG_PEEK) >= 0)
+        return __LINE__;
+    close(pair[0]);
+    close(pair[1]); /* nobody took them */
+    for (unsigned i = 0; i < 500 && recv(s.peer, fds, 1, MSG_DONTWAIT | MSG_PEEK) < 0; i++)
+        loop_turn(s.loop, 20);
+    if (s.closed || recv(s.peer, fds, 1, MSG_DONTWAIT | MSG_PEEK) < 0)
+        return __LINE__;
+    side_fini(&s);
+    return 0;
+}
+
+static void test_no_room_in_the_kernel(void **state)
+{
+    int status;
+    if (geteuid() != 0)
+        skip(); /* one user's share of descriptors is another's only for root to try */
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0)
+        _exit(too_many_on_their_way() & 255);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
 static void test_free_inside(void **state)
 {
     struct side s;
@@ -545,7 +597,7 @@ int main(void)
         cmocka_unit_test(test_slow_reader), cmocka_unit_test(test_free_inside),
         cmocka_unit_test(test_release_fd),  cmocka_unit_test(test_blocking_face),
         cmocka_unit_test(test_addresses),   cmocka_unit_test(test_listen_beside_a_slow_one),
-        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_budget),      cmocka_unit_test(test_no_room_in_the_kernel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
