@@ -97,11 +97,13 @@ enum s3_op {
     S3_OP_GET_LOCATION,
     S3_OP_LIST_OBJECTS,
     S3_OP_LIST_OBJECTS_V2,
+    S3_OP_LIST_VERSIONS,
     S3_OP_LIST_UPLOADS,
     S3_OP_DELETE_OBJECTS,
     S3_OP_BATCH, /* not S3's: wire/batch.h */
     S3_OP_GET_OBJECT,
     S3_OP_HEAD_OBJECT,
+    S3_OP_GET_ATTRIBUTES,
     S3_OP_PUT_OBJECT,
     S3_OP_COPY_OBJECT,
     S3_OP_DELETE_OBJECT,
@@ -187,11 +189,13 @@ void s3_buckets_begin(struct bytes_out *out, const char *owner);
 void s3_buckets_put(struct bytes_out *out, const char *name, int64_t created);
 void s3_buckets_end(struct bytes_out *out);
 
-/* A page of ListObjects; what the request said is said again. Texts may be NULL. */
+/* A page of ListObjects, or of ListObjectVersions of a bucket that keeps none but the newest; what the request said is said again. Texts may be NULL. */
 struct s3_page {
-    bool v2, url, truncated, owners;
+    bool v2, versions, url, truncated, owners;
+    bool next_is_prefix; /* versions: `next` is no key, and has no version */
     const char *bucket, *prefix, *delimiter, *after, *token,
-        *next; /* after: V1's marker, V2's start-after; next: opaque */
+        *next; /* after: V1's marker, V2's start-after, the key-marker of versions; next: opaque in V2 */
+    const char *version_marker;
     size_t prefix_len, delimiter_len, after_len, token_len, next_len;
     unsigned max_keys, count; /* count: V2's KeyCount */
 };
@@ -210,6 +214,16 @@ void s3_completed_put(struct bytes_out *out, const char *location, const char *b
                       size_t key_len, const char *etag, const char *checksum, const char *value,
                       const char *type);
 void s3_location_put(struct bytes_out *out, const char *region);
+/* GetObjectAttributes: what was asked for, the rest is NULL, 0 or UINT64_MAX. sums: pairs of store.h, "x-amz-checksum-crc32" and its like among others. */
+struct s3_attributes {
+    const char *etag; /* without quotes */
+    const void *sums;
+    size_t sums_len;
+    unsigned parts;
+    bool storage_class;
+    uint64_t bytes;
+};
+void s3_attributes_put(struct bytes_out *out, const struct s3_attributes *attributes);
 /* What S3_OP_DEFAULT_READ says where it is no error; false: nothing, an error after all. */
 bool s3_default_put(struct bytes_out *out, const struct s3_call *call, const char *owner);
 

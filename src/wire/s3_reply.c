@@ -116,13 +116,21 @@ void s3_buckets_end(struct bytes_out *out)
     http_put(out, "</Buckets></ListAllMyBucketsResult>");
 }
 
+static const char *root_of(const struct s3_page *p)
+{
+    return p->versions ? "ListVersionsResult" : "ListBucketResult";
+}
+
 void s3_page_begin(struct bytes_out *out, const struct s3_page *p)
 {
-    begin(out, "ListBucketResult");
+    begin(out, root_of(p));
     put_text(out, "Name", p->bucket);
     s3_element_key(out, p->url, "Prefix", p->prefix ? p->prefix : "", p->prefix_len);
+    if (p->versions)
+        put_text(out, "VersionIdMarker", p->version_marker ? p->version_marker : "");
     if (!p->v2)
-        s3_element_key(out, p->url, "Marker", p->after ? p->after : "", p->after_len);
+        s3_element_key(out, p->url, p->versions ? "KeyMarker" : "Marker", p->after ? p->after : "",
+                       p->after_len);
     else if (p->after)
         s3_element_key(out, p->url, "StartAfter", p->after, p->after_len);
     if (p->v2 && p->token)
@@ -137,14 +145,18 @@ void s3_page_begin(struct bytes_out *out, const struct s3_page *p)
 void s3_page_object(struct bytes_out *out, const struct s3_page *p, const char *key, size_t len,
                     uint64_t bytes, const char *etag, int64_t modified, const char *owner)
 {
-    http_put(out, "<Contents>");
+    const char *element = p->versions ? "Version" : "Contents";
+    open_tag(out, element);
     s3_element_key(out, p->url, "Key", key, len);
+    if (p->versions)
+        http_put(out, "<VersionId>null</VersionId><IsLatest>true</IsLatest>");
     put_time(out, "LastModified", modified);
     put_etag(out, etag);
     s3_element_u64(out, "Size", bytes);
     if (p->owners)
         put_owner(out, owner);
-    http_put(out, "<StorageClass>STANDARD</StorageClass></Contents>");
+    http_put(out, "<StorageClass>STANDARD</StorageClass>");
+    close_tag(out, element);
 }
 
 void s3_page_prefix(struct bytes_out *out, const struct s3_page *p, const char *prefix, size_t len)
@@ -162,8 +174,10 @@ void s3_page_end(struct bytes_out *out, const struct s3_page *p)
     if (p->truncated && p->v2)
         s3_element(out, "NextContinuationToken", p->next, p->next_len);
     else if (p->truncated)
-        s3_element_key(out, p->url, "NextMarker", p->next, p->next_len);
-    http_put(out, "</ListBucketResult>");
+        s3_element_key(out, p->url, p->versions ? "NextKeyMarker" : "NextMarker", p->next, p->next_len);
+    if (p->truncated && p->versions && !p->next_is_prefix)
+        put_text(out, "NextVersionIdMarker", "null");
+    close_tag(out, root_of(p));
 }
 
 /* --- the rest ------------------------------------------------------------------------------------------------------------- */
@@ -208,6 +222,48 @@ void s3_location_put(struct bytes_out *out, const char *region)
     if (strcmp(region, "us-east-1") != 0) /* which has none, for old times' sake */
         xml_put_text(out, region, strlen(region));
     http_put(out, "</LocationConstraint>");
+}
+
+static void put_sums(struct bytes_out *out, const char *sums, size_t len)
+{
+    static const char *const names[][2] = {
+        {"x-amz-checksum-crc32", "ChecksumCRC32"},         {"x-amz-checksum-crc32c", "ChecksumCRC32C"},
+        {"x-amz-checksum-crc64nvme", "ChecksumCRC64NVME"}, {"x-amz-checksum-sha1", "ChecksumSHA1"},
+        {"x-amz-checksum-sha256", "ChecksumSHA256"},       {"x-amz-checksum-type", "ChecksumType"}};
+    bool any = false;
+    for (const char *at = sums, *end = at + len; at < end;) {
+        const char *value = at + strlen(at) + 1;
+        for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+            if (strcmp(at, names[i][0]) != 0)
+                continue;
+            if (!any)
+                http_put(out, "<Checksum>");
+            any = true;
+            put_text(out, names[i][1], value);
+        }
+        at = value + strlen(value) + 1;
+    }
+    if (any)
+        http_put(out, "</Checksum>");
+}
+
+void s3_attributes_put(struct bytes_out *out, const struct s3_attributes *a)
+{
+    begin(out, "GetObjectAttributesResponse");
+    if (a->etag)
+        put_text(out, "ETag", a->etag);
+    if (a->sums)
+        put_sums(out, a->sums, a->sums_len);
+    if (a->parts) {
+        http_put(out, "<ObjectParts>");
+        s3_element_u64(out, "PartsCount", a->parts);
+        http_put(out, "</ObjectParts>");
+    }
+    if (a->storage_class)
+        put_text(out, "StorageClass", "STANDARD");
+    if (a->bytes != UINT64_MAX)
+        s3_element_u64(out, "ObjectSize", a->bytes);
+    http_put(out, "</GetObjectAttributesResponse>");
 }
 
 void s3_deleted_begin(struct bytes_out *out)

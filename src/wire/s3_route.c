@@ -344,22 +344,41 @@ static enum s3_op object_op(struct s3_call *call, const char *method, bool copy)
     return S3_OP_NONE;
 }
 
+/* The sub-resources that are an operation of their own. */
+static enum s3_op read_op(const struct s3_call *call, const struct subresource *sub)
+{
+    if (!call->has_key && strcmp(sub->name, "versions") == 0)
+        return S3_OP_LIST_VERSIONS;
+    if (call->has_key && strcmp(sub->name, "attributes") == 0)
+        return S3_OP_GET_ATTRIBUTES;
+    return S3_OP_NONE;
+}
+
+static bool other_version(const struct s3_call *call)
+{
+    const char *version = s3_call_param(call, "versionId", NULL);
+    return version && strcmp(version, "null") != 0 && *version;
+}
+
 static enum s3_op find_op(struct s3_call *call, const char *method, bool copy)
 {
     const struct subresource *sub = call->bucket[0] ? subresource_of(call) : NULL;
-    if (sub) {
+    enum s3_op op = sub && strcmp(method, "GET") == 0 ? read_op(call, sub) : S3_OP_NONE;
+    if (sub)
         call->subject = sub->name;
+    if (sub && op == S3_OP_NONE) {
         call->code = call->has_key ? sub->object : sub->bucket;
         if (strcmp(method, "GET") == 0 && call->code != S3_NOT_IMPLEMENTED)
             return S3_OP_DEFAULT_READ;
         call->code = S3_NOT_IMPLEMENTED;
         return S3_OP_NONE;
     }
-    const char *version = s3_call_param(call, "versionId", NULL);
-    if (version && strcmp(version, "null") != 0 && *version) {
+    if (other_version(call)) {
         call->code = S3_NO_SUCH_VERSION;
         return S3_OP_NONE;
     }
+    if (op != S3_OP_NONE)
+        return op;
     if (!call->bucket[0])
         return service_op(call, method);
     if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0 &&
@@ -463,11 +482,13 @@ const char *s3_op_name(enum s3_op op)
         [S3_OP_GET_LOCATION] = "GetBucketLocation",
         [S3_OP_LIST_OBJECTS] = "ListObjects",
         [S3_OP_LIST_OBJECTS_V2] = "ListObjectsV2",
+        [S3_OP_LIST_VERSIONS] = "ListObjectVersions",
         [S3_OP_LIST_UPLOADS] = "ListMultipartUploads",
         [S3_OP_DELETE_OBJECTS] = "DeleteObjects",
         [S3_OP_BATCH] = "Batch",
         [S3_OP_GET_OBJECT] = "GetObject",
         [S3_OP_HEAD_OBJECT] = "HeadObject",
+        [S3_OP_GET_ATTRIBUTES] = "GetObjectAttributes",
         [S3_OP_PUT_OBJECT] = "PutObject",
         [S3_OP_COPY_OBJECT] = "CopyObject",
         [S3_OP_DELETE_OBJECT] = "DeleteObject",

@@ -44,7 +44,10 @@ static void test_operations(void **state)
         {"POST", "/b?delete", false, S3_OP_DELETE_OBJECTS, S3_OK},
         {"POST", "/b", false, S3_OP_NONE, S3_NOT_IMPLEMENTED},
         {"PATCH", "/b", false, S3_OP_NONE, S3_METHOD_NOT_ALLOWED},
-        {"GET", "/b?versions", false, S3_OP_NONE, S3_NOT_IMPLEMENTED},
+        {"GET", "/b?versions", false, S3_OP_LIST_VERSIONS, S3_OK},
+        {"GET", "/b?versions&prefix=a", false, S3_OP_LIST_VERSIONS, S3_OK},
+        {"PUT", "/b?versions", false, S3_OP_NONE, S3_NOT_IMPLEMENTED},
+        {"GET", "/b/k?versions", false, S3_OP_NONE, S3_NOT_IMPLEMENTED},
         {"GET", "/b?versioning", false, S3_OP_DEFAULT_READ, S3_OK},
         {"PUT", "/b?versioning", false, S3_OP_NONE, S3_NOT_IMPLEMENTED},
         {"GET", "/b?policy", false, S3_OP_DEFAULT_READ, S3_NO_BUCKET_POLICY},
@@ -53,7 +56,11 @@ static void test_operations(void **state)
         {"GET", "/b/k?versionId=null", false, S3_OP_GET_OBJECT, S3_OK},
         {"GET", "/b/k?versionId=3", false, S3_OP_NONE, S3_NO_SUCH_VERSION},
         {"GET", "/b/k?tagging", false, S3_OP_DEFAULT_READ, S3_OK},
-        {"GET", "/b/k?attributes", false, S3_OP_NONE, S3_NOT_IMPLEMENTED},
+        {"GET", "/b/k?attributes", false, S3_OP_GET_ATTRIBUTES, S3_OK},
+        {"GET", "/b/k?attributes&versionId=null", false, S3_OP_GET_ATTRIBUTES, S3_OK},
+        {"GET", "/b/k?attributes&versionId=3", false, S3_OP_NONE, S3_NO_SUCH_VERSION},
+        {"HEAD", "/b/k?attributes", false, S3_OP_NONE, S3_NOT_IMPLEMENTED},
+        {"GET", "/b?attributes", false, S3_OP_NONE, S3_NOT_IMPLEMENTED},
         {"GET", "/b/k?uploadId=1", false, S3_OP_LIST_PARTS, S3_OK},
         {"HEAD", "/b/k", false, S3_OP_HEAD_OBJECT, S3_OK},
         {"PUT", "/b/k", false, S3_OP_PUT_OBJECT, S3_OK},
@@ -121,7 +128,8 @@ static void test_settings(void **state)
         snprintf(target, sizeof(target), "/b?x-id=1&%s", names[i]);
         parse("GET", target, "h", false);
         assert_string_equal(call.subject, names[i]);
-        assert_true(call.op == S3_OP_DEFAULT_READ || call.code == S3_NOT_IMPLEMENTED);
+        assert_true(call.op == S3_OP_DEFAULT_READ || call.op == S3_OP_LIST_VERSIONS ||
+                    call.code == S3_NOT_IMPLEMENTED);
     }
     assert_true(parse("GET", "/b?x-id=1&zzz", "h", false));
     assert_string_equal(call.subject, "");

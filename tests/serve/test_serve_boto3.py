@@ -59,6 +59,36 @@ def test_objects(s3, bucket):
     assert refused(s3.list_objects_v2, Bucket="no-such-bucket") == ("NoSuchBucket", 404)
 
 
+def test_versions(server, s3, bucket):
+    """What tools do that empty a bucket of all versions, in one that keeps only the newest."""
+    for i in range(25):
+        s3.put_object(Bucket=bucket, Key=f"k/{i:02}", Body=b"x" * i)
+    pages = list(s3.get_paginator("list_object_versions").paginate(Bucket=bucket, PaginationConfig={"PageSize": 10}))
+    assert [len(p["Versions"]) for p in pages] == [10, 10, 5] and not any("DeleteMarkers" in p for p in pages)
+    assert [(v["Key"], v["Size"], v["VersionId"], v["IsLatest"]) for p in pages for v in p["Versions"]] == [
+        (f"k/{i:02}", i, "null", True) for i in range(25)]
+    assert s3.get_object(Bucket=bucket, Key="k/03", VersionId="null")["Body"].read() == b"xxx"
+    resource = boto3.resource("s3", endpoint_url=server.url, region_name=lib_serve.REGION, aws_access_key_id=lib_serve.ACCESS,
+                              aws_secret_access_key=lib_serve.SECRET, config=Config(s3={"addressing_style": "path"}))
+    resource.Bucket(bucket).object_versions.filter(Prefix="k/0").delete()
+    assert len(list(resource.Bucket(bucket).objects.all())) == 15
+    resource.Bucket(bucket).object_versions.delete()
+    assert not list(resource.Bucket(bucket).objects.all())
+
+
+def test_attributes(s3, bucket):
+    s3.put_object(Bucket=bucket, Key="k", Body=b"hello", ChecksumAlgorithm="SHA256")
+    got = s3.get_object_attributes(Bucket=bucket, Key="k", ObjectAttributes=["ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize"])
+    assert (got["ETag"], got["ObjectSize"], got["StorageClass"]) == ("5d41402abc4b2a76b9719d911017c592", 5, "STANDARD")
+    assert got["Checksum"]["ChecksumSHA256"] == "LPJNul+wow4m6DsqxbninhsWHlwfp0JecwQzYpOLmCQ=" and got["LastModified"] and "ObjectParts" not in got
+    upload = s3.create_multipart_upload(Bucket=bucket, Key="parts")["UploadId"]
+    parts = [{"PartNumber": n, "ETag": s3.upload_part(Bucket=bucket, Key="parts", UploadId=upload, PartNumber=n, Body=b"x" * size)["ETag"]}
+             for n, size in ((1, 6 * MIB), (2, 5 * MIB), (4, 7))]
+    s3.complete_multipart_upload(Bucket=bucket, Key="parts", UploadId=upload, MultipartUpload={"Parts": parts})
+    got = s3.get_object_attributes(Bucket=bucket, Key="parts", ObjectAttributes=["ObjectParts", "ObjectSize"])
+    assert (got["ObjectParts"]["TotalPartsCount"], got["ObjectSize"]) == (3, 11 * MIB + 7) and "ETag" not in got
+
+
 def test_checksum_defaults(server, bucket):
     """Since 1.36 every body has a checksum, unless it is told not to; before, none has. What was sent is kept, and told again."""
     newer = tuple(int(n) for n in boto3.__version__.split(".")[:2]) >= (1, 36)

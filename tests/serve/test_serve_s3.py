@@ -491,7 +491,7 @@ def test_settings_that_nobody_has(server, bucket):
         assert server.request("GET", f"/{bucket}", query=[(name, "")]).xml.tag == tag
     assert server.request("GET", f"/{bucket}/k", query=[("tagging", "")]).xml.tag == "Tagging"
     assert error(server.request("GET", f"/{bucket}/none", query=[("acl", "")])) == (404, "NoSuchKey")
-    for method, path, name in (("GET", f"/{bucket}", "versions"), ("PUT", f"/{bucket}", "versioning"), ("PUT", f"/{bucket}/k", "acl"),
+    for method, path, name in (("GET", f"/{bucket}/k", "versions"), ("GET", f"/{bucket}", "attributes"), ("PUT", f"/{bucket}", "versioning"), ("PUT", f"/{bucket}/k", "acl"),
                                ("PUT", f"/{bucket}", "policy"), ("POST", f"/{bucket}/k", "select"), ("GET", f"/{bucket}/k", "torrent"),
                                ("DELETE", f"/{bucket}", "newSetting"), ("DELETE", f"/{bucket}/k", "newSetting"),
                                ("PUT", f"/{bucket}/k", "newSetting"), ("DELETE", f"/{bucket}/k", "uploads"), ("DELETE", f"/{bucket}/k", "delete"),
@@ -547,6 +547,57 @@ def test_lists(server, bucket):
     assert names(old) == ["b+c", "d/"] and old.xml.findtext("NextMarker") == "d/"
     reply = ask(("encoding-type", "url"), ("prefix", "b+"))
     assert reply.xml.find("Contents/Key").text == "b%2Bc" and reply.xml.findtext("Prefix") == "b%2B"
+
+
+def test_versions(server, bucket):
+    """One of each object, called null: pages, prefixes, delimiters and markers as those of other lists."""
+    keys = ["a/1", "a/2", "b", "c d+ä", "e/1"]
+    for key in keys:
+        put(server, f"/{bucket}/{key}", key.encode())
+
+    def page(**query):
+        reply = server.request("GET", f"/{bucket}", query=[("versions", ""), *((k.replace("_", "-"), v) for k, v in query.items())])
+        assert reply.status == 200, reply
+        return reply.xml
+
+    whole = page()
+    assert whole.tag == "ListVersionsResult" and whole.findtext("IsTruncated") == "false" and whole.findtext("MaxKeys") == "1000"
+    found = whole.findall("Version")
+    assert [v.findtext("Key") for v in found] == keys and {(v.findtext("VersionId"), v.findtext("IsLatest")) for v in found} == {("null", "true")}
+    assert found[2].findtext("ETag") == f'"{hashlib.md5(b"b").hexdigest()}"' and found[2].findtext("Size") == "1" and found[2].find("Owner") is not None
+    assert [v.findtext("Key") for v in page(encoding_type="url").findall("Version")][3] == "c%20d%2B%C3%A4"
+    assert [v.findtext("Key") for v in page(prefix="a/").findall("Version")] == ["a/1", "a/2"]
+    seen, markers = [], {"key_marker": "", "version_id_marker": ""}
+    for _ in range(9):
+        one = page(max_keys="1", delimiter="/", **markers)
+        seen += [v.findtext("Key") for v in one.findall("Version")] + [p.findtext("Prefix") for p in one.findall("CommonPrefixes")]
+        if one.findtext("IsTruncated") == "false":
+            break
+        assert (one.findtext("NextVersionIdMarker") == "null") == (not seen[-1].endswith("/"))
+        markers = {"key_marker": one.findtext("NextKeyMarker"), "version_id_marker": one.findtext("NextVersionIdMarker") or ""}
+    assert seen == ["a/", "b", "c d+ä", "e/"]
+    assert error(server.request("GET", f"/{bucket}", query=[("versions", ""), ("version-id-marker", "null")])) == (400, "InvalidArgument")
+    assert error(server.request("GET", f"/{bucket}", query=[("versions", "")], access=None)) == (403, "AccessDenied")
+
+
+def test_attributes(server, bucket):
+    crc = base64(zlib.crc32(b"hello").to_bytes(4, "big"))
+    put(server, f"/{bucket}/k", b"hello", headers={"x-amz-checksum-crc32": crc})
+
+    def ask(what, key="k", query=(), **more):
+        headers = {"x-amz-object-attributes": what} if what is not None else {}
+        return server.request("GET", f"/{bucket}/{key}", query=[("attributes", ""), *query], headers=headers, **more)
+
+    reply = ask("ETag, Checksum,ObjectParts,StorageClass,ObjectSize")
+    assert reply.status == 200 and reply.headers["last-modified"] and reply.xml.tag == "GetObjectAttributesResponse"
+    assert {e.tag: e.text for e in reply.xml.iter() if e.text} == {
+        "ETag": hashlib.md5(b"hello").hexdigest(), "ChecksumCRC32": crc, "ChecksumType": "FULL_OBJECT", "StorageClass": "STANDARD", "ObjectSize": "5"}
+    assert [e.tag for e in ask("ObjectSize", query=[("versionId", "null")]).xml] == ["ObjectSize"]
+    for wrong in (None, "", "Size", "ETag,,ObjectSize"):
+        assert error(ask(wrong)) == (400, "InvalidArgument"), wrong
+    assert error(ask("ETag", key="none")) == (404, "NoSuchKey")
+    assert error(ask("ETag", query=[("versionId", "7")])) == (404, "NoSuchVersion")
+    assert error(ask("ETag", access=None)) == (403, "AccessDenied")
 
 
 def test_delete_many(server, bucket):

@@ -2,6 +2,7 @@
 """Tools that people have, as docs/guide-store.md tells to use them: a folder goes up and comes down again, and is the same."""
 
 import filecmp
+import json
 import os
 import pathlib
 import shutil
@@ -68,6 +69,10 @@ def test_awscli(server, bucket, env, tree, tmp_path):
     assert "big.bin" in aws("s3", "ls", f"s3://{bucket}/up/").stdout
     aws("s3", "mv", f"s3://{bucket}/up/a.txt", f"s3://{bucket}/moved.txt")
     assert os.fsencode(aws("s3", "cp", f"s3://{bucket}/moved.txt", "-").stdout) == (tree / "a.txt").read_bytes()
+    listed = json.loads(aws("s3api", "list-object-versions", "--bucket", bucket, "--prefix", "moved", "--output", "json").stdout)["Versions"]
+    assert [(v["Key"], v["VersionId"], v["IsLatest"]) for v in listed] == [("moved.txt", "null", True)]
+    size = aws("s3api", "get-object-attributes", "--bucket", bucket, "--key", "moved.txt", "--object-attributes", "ObjectSize", "--output", "json").stdout
+    assert json.loads(size)["ObjectSize"] == (tree / "a.txt").stat().st_size
     aws("s3", "rm", "--recursive", f"s3://{bucket}/")
     assert server.request("GET", f"/{bucket}").xml.find("Contents") is None
 
@@ -107,6 +112,7 @@ def test_rclone(server, bucket, env, tree, tmp_path):
     rclone("moveto", f"leat:{bucket}/up/a.txt", f"leat:{bucket}/b.txt")
     assert rclone("lsf", f"leat:{bucket}").stdout.split() == ["b.txt", "up/"]
     assert os.fsencode(rclone("cat", f"leat:{bucket}/b.txt", "--offset", "1", "--count", "2").stdout) == (tree / "a.txt").read_bytes()[1:3]
+    assert rclone("lsf", "--s3-versions", f"leat:{bucket}").stdout.split() == ["b.txt", "up/"]
     rclone("purge", f"leat:{bucket}/up")
     assert rclone("lsf", f"leat:{bucket}").stdout.split() == ["b.txt"]
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ListObjects, V1 and V2.
+ * ListObjects, V1 and V2; ListObjectVersions, which has one version of each object, called "null", as S3 says of a bucket that was never told to keep more.
  *
  * A page of a list is written by a worker into memory: at most 1,000 entries, each of a key of 1,024 bytes that may take three times as much where
  * it is escaped, so 4 MiB in the worst case; that much is charged to the office beforehand for a long list.
@@ -66,7 +66,7 @@ static bool starts(const char *text, size_t len, const char *with, size_t with_l
     return len >= with_len && (with_len == 0 || memcmp(text, with, with_len) == 0); /* NULL: no prefix */
 }
 
-/* V1's marker may be a common prefix that it was given as NextMarker. */
+/* V1's marker may be a common prefix that it was given as NextMarker; a key-marker, too. */
 static bool marks_prefix(const struct s3_page *p)
 {
     const char *rest = p->after + p->prefix_len;
@@ -87,10 +87,16 @@ static bool parameters(struct listing *l)
     const char *keys = s3_call_param(&v->call, "max-keys", &max_len);
     const char *owners = s3_call_param(&v->call, "fetch-owner", NULL);
     p->v2 = v->call.op == S3_OP_LIST_OBJECTS_V2;
+    p->versions = v->call.op == S3_OP_LIST_VERSIONS;
     p->bucket = v->call.bucket;
     p->prefix = s3_call_param(&v->call, "prefix", &p->prefix_len);
     p->delimiter = s3_call_param(&v->call, "delimiter", &p->delimiter_len);
-    p->after = s3_call_param(&v->call, p->v2 ? "start-after" : "marker", &p->after_len);
+    p->after = s3_call_param(&v->call,
+                             p->v2         ? "start-after"
+                             : p->versions ? "key-marker"
+                                           : "marker",
+                             &p->after_len);
+    p->version_marker = p->versions ? s3_call_param(&v->call, "version-id-marker", NULL) : NULL;
     p->token = p->v2 ? s3_call_param(&v->call, "continuation-token", &p->token_len) : NULL;
     p->url = encoding && strcmp(encoding, "url") == 0;
     p->owners = !p->v2 || (owners && strcmp(owners, "true") == 0);
@@ -100,6 +106,10 @@ static bool parameters(struct listing *l)
     }
     if (keys && *keys && !http_text_u64((struct http_text){keys, max_len}, &max)) {
         visit_fail(v, S3_INVALID_ARGUMENT, "Provided max-keys not an integer or within integer range");
+        return false;
+    }
+    if (p->version_marker && *p->version_marker && !p->after_len) {
+        visit_fail(v, S3_INVALID_ARGUMENT, "A version-id marker cannot be specified without a key marker.");
         return false;
     }
     if (p->token && !read_token(l, p->token, p->token_len)) {
@@ -174,6 +184,7 @@ static void list(struct visit *v)
         } else if (l->page.truncated) {
             l->page.next = (const char *)l->last.data;
             l->page.next_len = l->last.len;
+            l->page.next_is_prefix = l->last_is_prefix;
         }
         s3_page_begin(&v->out, &l->page);
         bytes_put(&v->out, l->entries.data ? l->entries.data : (const uint8_t *)"", l->entries.len);

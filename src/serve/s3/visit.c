@@ -325,6 +325,11 @@ struct bytes_out *visit_answer(struct visit *v, unsigned status)
 
 void visit_send_xml(struct visit *v)
 {
+    visit_send_xml_dated(v, NULL);
+}
+
+void visit_send_xml_dated(struct visit *v, const char *modified)
+{
     if (v->out.failed) {
         visit_fail(v, S3_SLOW_DOWN, NULL);
         visit_refuse(v);
@@ -332,6 +337,8 @@ void visit_send_xml(struct visit *v)
     }
     struct bytes_out *headers = visit_answer(v, 200);
     http_put_header(headers, "Content-Type", "application/xml");
+    if (modified)
+        http_put_header(headers, "Last-Modified", modified);
     struct http_piece piece = {.data = v->out.data, .bytes = v->out.len};
     http_send(v->req, v->out.len, &piece, 1, true);
 }

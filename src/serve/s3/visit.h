@@ -73,6 +73,8 @@ struct visit {
 
     struct bundling *bundling; /* batch.c: a member of an archive, or many objects; NULL: neither */
 
+    unsigned attributes; /* of an object: attributes.c */
+
     /* Of writing. */
     struct bytes_out meta; /* pairs of store.h */
     char if_match[STORE_ETAG_MAX + 3];
@@ -122,6 +124,7 @@ void visit_refuse(struct visit *v);
 struct bytes_out *visit_answer(struct visit *v, unsigned status);
 /* 200 and v->out as XML. */
 void visit_send_xml(struct visit *v);
+void visit_send_xml_dated(struct visit *v, const char *modified); /* with Last-Modified, unless NULL */
 /* Charges what the answer of a list takes: so many entries as the parameter says, or S3_LIST_MAX. False: there is no room; v->code is set. */
 bool visit_charge_list(struct visit *v, const char *max_name);
 /* A head alone, 200 or 204. */
@@ -161,6 +164,7 @@ void op_member(struct visit *v);
 void op_batch(struct visit *v);
 void bundling_more(struct visit *v);
 void bundling_free(struct bundling *bundling);
+void op_attributes(struct visit *v);
 void op_put(struct visit *v);
 void op_copy(struct visit *v);
 void op_delete(struct visit *v);
