@@ -25,8 +25,10 @@
 #include "net/fdpass.h"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <stdio.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -36,6 +38,7 @@
 #define SEND_PER_TURN (8 * MIB)
 #define SEND_IOVS     64
 #define REST_NS       (10 * NS_PER_MS)
+#define UNREAD_NS     (1 * NS_PER_MS)
 #define OUT_BYTES     (64 * MIB)
 #define FD_CHARGE     (16 * KIB) /* a queued descriptor counts as this much output */
 #define FD_IN_CHARGE  (64 * KIB) /* and one that came ahead of its message as this much of the budget */
@@ -141,12 +144,19 @@ static bool no_room(int error)
     return error == ENOBUFS || error == ENOMEM || error == ETOOMANYREFS;
 }
 
-static void rest(struct conn *conn)
+static void rest(struct conn *conn, uint64_t ns)
 {
     if (conn->later.due_ns == 0) {
         conn->resting = true;
-        loop_timer_set(conn->loop, &conn->later, clock_now_ns() + REST_NS);
+        loop_timer_set(conn->loop, &conn->later, clock_now_ns() + ns);
     }
+}
+
+/* Descriptors go to those who have read all before: who asks for them and reads nothing keeps one frame's on their way. */
+static bool unread(const struct conn *conn)
+{
+    int bytes = 0;
+    return conn->is_unix && ioctl(conn->source.fd, SIOCOUTQ, &bytes) == 0 && bytes > 0;
 }
 
 /* done() of everything sent; the owner may free the connection in any of them. */
@@ -271,6 +281,10 @@ static int flush(struct conn *conn)
         union fdpass_control control;
         struct msghdr msg = {.msg_iov = iov};
         msg.msg_iovlen = gather_output(conn, iov, &first);
+        if (first->nfds && unread(conn)) {
+            rest(conn, UNREAD_NS);
+            break;
+        }
         fdpass_attach(&msg, &control, first->fds, first->nfds);
         ssize_t n = sendmsg(conn->source.fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)
@@ -278,7 +292,7 @@ static int flush(struct conn *conn)
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             break;
         if (n < 0 && no_room(errno)) {
-            rest(conn);
+            rest(conn, REST_NS);
             break;
         }
         if (n < 0)

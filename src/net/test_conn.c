@@ -12,6 +12,7 @@
 #include <semaphore.h>
 #include <stdio.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -257,6 +258,13 @@ static unsigned open_fds(void)
     return n;
 }
 
+static void wait_readable(struct side *s)
+{
+    int bytes = 0;
+    while (ioctl(s->peer, FIONREAD, &bytes) == 0 && bytes == 0)
+        loop_turn(s->loop, 5);
+}
+
 static void test_descriptors(void **state)
 {
     struct side s;
@@ -286,6 +294,7 @@ static void test_descriptors(void **state)
     turns(&s);
     for (unsigned i = 0; i < 2; i++) {
         struct net_reply reply;
+        wait_readable(&s);
         assert_int_equal(net_frame_receive(s.peer, &reply, 0), 0);
         assert_int_equal(reply.nfds, i == 0 ? PROTO_FDS_MAX : 2);
         net_reply_fini(&reply);
@@ -401,6 +410,33 @@ static void test_budget(void **state)
     for (unsigned i = 0; i < 3; i++)
         side_fini(&s[i]);
     assert_int_equal(budget.used_bytes, 0);
+}
+
+/* Who reads nothing has the descriptors of one frame on their way, and those of the others once they read. */
+static void test_descriptors_unread(void **state)
+{
+    struct side s;
+    struct net_reply reply;
+    int null = open("/dev/null", O_RDONLY), queued[2];
+    side_init(&s, AF_UNIX, 64 * MIB);
+    for (unsigned i = 0; i < 2; i++) {
+        for (unsigned k = 0; k < 100; k++)
+            conn_send(s.conn, PROTO_REPLY, 25, k, 0, NULL, &null, 1);
+        for (unsigned k = 0; k < 5; k++)
+            loop_turn(s.loop, 5);
+        assert_int_equal(ioctl(s.peer, FIONREAD, &queued[i]), 0);
+        assert_int_equal(queued[i], PROTO_FRAME);
+    }
+    for (unsigned k = 0; k < 200; k++) {
+        wait_readable(&s);
+        assert_int_equal(net_frame_receive(s.peer, &reply, clock_now_ns() + NS_PER_S), 0);
+        assert_int_equal(reply.nfds, 1);
+        assert_int_equal(reply.frame.id, k % 100);
+        net_reply_fini(&reply);
+    }
+    assert_int_equal(s.closed, 0);
+    close(null);
+    side_fini(&s);
 }
 
 /* As somebody whom the kernel lets have few descriptors on their way. 0, or the line that went wrong. */
@@ -591,13 +627,21 @@ static void test_listen_beside_a_slow_one(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),  cmocka_unit_test(test_dribble),
-        cmocka_unit_test(test_large_body),  cmocka_unit_test(test_nonsense),
-        cmocka_unit_test(test_descriptors), cmocka_unit_test(test_payload),
-        cmocka_unit_test(test_slow_reader), cmocka_unit_test(test_free_inside),
-        cmocka_unit_test(test_release_fd),  cmocka_unit_test(test_blocking_face),
-        cmocka_unit_test(test_addresses),   cmocka_unit_test(test_listen_beside_a_slow_one),
-        cmocka_unit_test(test_budget),      cmocka_unit_test(test_no_room_in_the_kernel),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_dribble),
+        cmocka_unit_test(test_large_body),
+        cmocka_unit_test(test_nonsense),
+        cmocka_unit_test(test_descriptors),
+        cmocka_unit_test(test_payload),
+        cmocka_unit_test(test_slow_reader),
+        cmocka_unit_test(test_free_inside),
+        cmocka_unit_test(test_release_fd),
+        cmocka_unit_test(test_blocking_face),
+        cmocka_unit_test(test_addresses),
+        cmocka_unit_test(test_listen_beside_a_slow_one),
+        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_descriptors_unread),
+        cmocka_unit_test(test_no_room_in_the_kernel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
