@@ -54,6 +54,10 @@ struct server_view {
 };
 int report_query(const struct server_view *view, uint32_t query, const char *arg, uint32_t uid, uint32_t gid,
                  char **ret_text, struct leat_error *err);
+/* metrics.c; NULL: no memory. The caller frees. */
+char *report_metrics(const struct server_view *view);
+/* Of sets that are streamed, and of scans. */
+uint64_t report_windows_bytes(const struct pool *pool);
 
 /* What the processes of this user (0: of all) may have in flight, rail by rail, and what they measured. A new reference, or NULL. */
 struct json_t;
