@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* uploads.h: the uploads in parts that the store knows (uploads.c), for who makes, completes and aborts them (multipart.c). */
+#ifndef STORE_UPLOADS_H
+#define STORE_UPLOADS_H
+
+#include "store/internal.h"
+
+struct upload {
+    struct list node;
+    unsigned refs;       /* the list's, and those of parts under way */
+    unsigned committing; /* parts */
+    bool ending, gone;   /* someone completes or aborts it; it is no more */
+    char bucket[STORE_BUCKET_MAX + 1];
+    uint32_t bucket_id;
+    uint8_t id[16];
+    char text[STORE_UPLOAD_ID_TEXT];
+    struct path *path;
+    int64_t begun_ns, touched_ns;
+    uint32_t flags;
+    char remote[STORE_REMOTE_MAX + 1];
+    size_t key_len, meta_len;
+    uint8_t data[]; /* key, meta */
+};
+
+/* One of a new id; in no list yet. NULL: no memory. */
+struct upload *store_upload_new(const char *bucket, uint32_t bucket_id, const uint8_t id[16], const void *key,
+                                size_t key_len, const void *meta, size_t meta_len);
+/* A reference to the upload, if bucket and key are its own; else store_upload_none. */
+int store_upload_find(struct store *s, const char *bucket, const void *key, size_t key_len, const char *id,
+                      struct upload **ret, struct leat_error *err);
+int store_upload_none(struct leat_error *err);
+/* From here to store_upload_end_done nobody else completes or aborts it, and no part is being committed. LEAT_BUSY: somebody does. */
+int store_upload_end_begin(struct store *s, struct upload *u, struct leat_error *err);
+void store_upload_end_done(struct store *s, struct upload *u, bool gone);
+/* multipart.c: its parts and itself are removed. */
+int store_upload_give_up(struct store *s, struct upload *u, struct leat_error *err);
+
+#endif
