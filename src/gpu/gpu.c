@@ -11,32 +11,12 @@
  * Invariants: the thread's current context is what it was when a call returns; the copies of a gpu are in order, on one
  * stream that waits for no other.
  */
-#include "gpu/gpu.h"
+#include "gpu/internal.h"
 
-#include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
-#include "gpu/load.h"
-
-struct gpu {
-    _Atomic unsigned refs;
-    const struct cuda_symbols *cuda;
-    int ordinal;
-    CUdevice device;
-    CUcontext context;
-    CUstream stream;
-};
-
-struct gpu_buffer {
-    struct gpu *gpu;
-    void *host; /* pinned */
-    uint64_t bytes;
-    CUdeviceptr device; /* 0: none */
-    CUevent copied, used;
-    bool unmarked; /* copies are under way behind which no event could be put */
-};
-
-static int failed(const struct gpu *gpu, const char *call, CUresult result, struct leat_error *err)
+int gpu_failed(const struct gpu *gpu, const char *call, CUresult result, struct leat_error *err)
 {
     const char *name = NULL, *text = NULL;
     gpu->cuda->cuGetErrorName(result, &name);
@@ -52,18 +32,13 @@ static int failed(const struct gpu *gpu, const char *call, CUresult result, stru
             ? "; CUDA does not work in a child of fork() of a process that used it: use spawn or forkserver"
             : "");
 }
-#define CALL(gpu, err, name, ...)                                                                            \
-    ({                                                                                                       \
-        CUresult call_result = (gpu)->cuda->name(__VA_ARGS__);                                               \
-        call_result ? failed(gpu, #name, call_result, err) : 0;                                              \
-    })
 
-static int enter(const struct gpu *gpu, struct leat_error *err)
+int gpu_enter(const struct gpu *gpu, struct leat_error *err)
 {
-    return CALL(gpu, err, cuCtxPushCurrent_v2, gpu->context);
+    return GPU_CALL(gpu, err, cuCtxPushCurrent_v2, gpu->context);
 }
 
-static void leave(const struct gpu *gpu)
+void gpu_leave(const struct gpu *gpu)
 {
     CUcontext popped;
     gpu->cuda->cuCtxPopCurrent_v2(&popped);
@@ -74,15 +49,15 @@ static void leave(const struct gpu *gpu)
 static int find_device(struct gpu *gpu, struct leat_error *err)
 {
     int count = 0;
-    int rc = CALL(gpu, err, cuInit, 0);
-    rc = rc ? rc : CALL(gpu, err, cuDeviceGetCount, &count);
+    int rc = GPU_CALL(gpu, err, cuInit, 0);
+    rc = rc ? rc : GPU_CALL(gpu, err, cuDeviceGetCount, &count);
     if (!rc && count == 0)
         return error_set(err, LEAT_UNSUPPORTED,
                          "the driver knows no CUDA device here (CUDA_VISIBLE_DEVICES hides some)");
     if (!rc && gpu->ordinal >= count)
         return error_set(err, LEAT_INVALID, "CUDA device %d: there are %d, numbered from 0", gpu->ordinal,
                          count);
-    return rc ? rc : CALL(gpu, err, cuDeviceGet, &gpu->device, gpu->ordinal);
+    return rc ? rc : GPU_CALL(gpu, err, cuDeviceGet, &gpu->device, gpu->ordinal);
 }
 
 int gpu_open(int ordinal, struct gpu **ret_gpu, struct leat_error *err)
@@ -95,12 +70,13 @@ int gpu_open(int ordinal, struct gpu **ret_gpu, struct leat_error *err)
     if (!gpu)
         return error_set(err, -ENOMEM, "out of memory");
     *gpu = (struct gpu){.refs = 1, .cuda = cuda, .ordinal = ordinal};
+    pthread_mutex_init(&gpu->lock, NULL);
     rc = find_device(gpu, err);
-    rc = rc ? rc : CALL(gpu, err, cuDevicePrimaryCtxRetain, &gpu->context, gpu->device);
-    rc = rc ? rc : enter(gpu, err);
+    rc = rc ? rc : GPU_CALL(gpu, err, cuDevicePrimaryCtxRetain, &gpu->context, gpu->device);
+    rc = rc ? rc : gpu_enter(gpu, err);
     if (!rc) {
-        rc = CALL(gpu, err, cuStreamCreate, &gpu->stream, CU_STREAM_NON_BLOCKING);
-        leave(gpu);
+        rc = GPU_CALL(gpu, err, cuStreamCreate, &gpu->stream, CU_STREAM_NON_BLOCKING);
+        gpu_leave(gpu);
     }
     if (rc) {
         gpu_unref(gpu);
@@ -120,32 +96,32 @@ void gpu_unref(struct gpu *gpu)
 {
     if (!gpu || atomic_fetch_sub(&gpu->refs, 1) != 1)
         return;
-    if (gpu->stream && enter(gpu, NULL) == 0) {
+    if (gpu->stream && gpu_enter(gpu, NULL) == 0) {
+        if (gpu->module)
+            gpu->cuda->cuModuleUnload(gpu->module);
         gpu->cuda->cuStreamDestroy_v2(gpu->stream);
-        leave(gpu);
+        gpu_leave(gpu);
     }
     if (gpu->context)
         gpu->cuda->cuDevicePrimaryCtxRelease_v2(gpu->device);
+    pthread_mutex_destroy(&gpu->lock);
     free(gpu);
 }
 
 /* --- buffers --------------------------------------------------------------------------------------------------------- */
 
-static int pin(struct gpu_buffer *b, void *host, struct leat_error *err)
+int gpu_pin(const struct gpu *gpu, void *host, uint64_t bytes, struct leat_error *err)
 {
-    const struct gpu *gpu = b->gpu;
     struct leat_error why = {0};
-    int rc = CALL(gpu, &why, cuMemHostRegister_v2, host, b->bytes, CU_MEMHOSTREGISTER_PORTABLE);
-    if (!rc) {
-        b->host = host;
+    int rc = GPU_CALL(gpu, &why, cuMemHostRegister_v2, host, bytes, CU_MEMHOSTREGISTER_PORTABLE);
+    if (!rc)
         return 0;
-    }
     struct rlimit limit = {0};
     getrlimit(RLIMIT_MEMLOCK, &limit);
     if (limit.rlim_cur == RLIM_INFINITY)
-        return error_set(err, rc, "cannot pin %llu bytes: %s", (unsigned long long)b->bytes, why.message);
+        return error_set(err, rc, "cannot pin %llu bytes: %s", (unsigned long long)bytes, why.message);
     return error_set(err, rc, "cannot pin %llu bytes (RLIMIT_MEMLOCK, ulimit -l, is %llu): %s",
-                     (unsigned long long)b->bytes, (unsigned long long)limit.rlim_cur, why.message);
+                     (unsigned long long)bytes, (unsigned long long)limit.rlim_cur, why.message);
 }
 
 int gpu_buffer_new(struct gpu *gpu, void *host, uint64_t bytes, bool device, struct gpu_buffer **ret_buffer,
@@ -156,15 +132,16 @@ int gpu_buffer_new(struct gpu *gpu, void *host, uint64_t bytes, bool device, str
         return error_set(err, -ENOMEM, "out of memory");
     b->gpu = gpu_ref(gpu);
     b->bytes = bytes;
-    int rc = enter(gpu, err);
+    int rc = gpu_enter(gpu, err);
     if (!rc) {
-        rc = pin(b, host, err);
-        rc = rc ? rc : CALL(gpu, err, cuEventCreate, &b->used, CU_EVENT_DISABLE_TIMING);
+        rc = gpu_pin(gpu, host, bytes, err);
+        b->host = rc ? NULL : host;
+        rc = rc ? rc : GPU_CALL(gpu, err, cuEventCreate, &b->used, CU_EVENT_DISABLE_TIMING);
         if (!rc && device)
-            rc = CALL(gpu, err, cuEventCreate, &b->copied, CU_EVENT_DISABLE_TIMING);
-        if (!rc && device && (rc = CALL(gpu, err, cuMemAlloc_v2, &b->device, bytes)))
+            rc = GPU_CALL(gpu, err, cuEventCreate, &b->copied, CU_EVENT_DISABLE_TIMING);
+        if (!rc && device && (rc = GPU_CALL(gpu, err, cuMemAlloc_v2, &b->device, bytes)))
             error_prefix(err, rc, "no %llu bytes for a batch", (unsigned long long)bytes);
-        leave(gpu);
+        gpu_leave(gpu);
     }
     if (rc) {
         gpu_buffer_free(b);
@@ -174,12 +151,23 @@ int gpu_buffer_new(struct gpu *gpu, void *host, uint64_t bytes, bool device, str
     return 0;
 }
 
+void gpu_checks_free(const struct gpu *gpu, struct gpu_checks *c)
+{
+    if (c->device)
+        gpu->cuda->cuMemFree_v2(c->device);
+    if (c->pinned)
+        gpu->cuda->cuMemHostUnregister(c->host);
+    c->device = 0;
+    c->pinned = false;
+}
+
 void gpu_buffer_free(struct gpu_buffer *b)
 {
     if (!b)
         return;
     const struct cuda_symbols *cuda = b->gpu->cuda;
-    if (enter(b->gpu, NULL) == 0) {
+    if (gpu_enter(b->gpu, NULL) == 0) {
+        gpu_checks_free(b->gpu, &b->checks);
         if (b->device)
             cuda->cuMemFree_v2(b->device);
         if (b->copied)
@@ -188,8 +176,10 @@ void gpu_buffer_free(struct gpu_buffer *b)
             cuda->cuEventDestroy_v2(b->used);
         if (b->host)
             cuda->cuMemHostUnregister(b->host);
-        leave(b->gpu);
+        gpu_leave(b->gpu);
     }
+    if (b->checks.host)
+        munmap(b->checks.host, b->checks.bytes);
     gpu_unref(b->gpu);
     free(b);
 }
@@ -202,21 +192,21 @@ void *gpu_buffer_device(const struct gpu_buffer *b)
 int gpu_buffer_copy(struct gpu_buffer *b, uint64_t offset, uint64_t bytes, struct leat_error *err)
 {
     assert(b->device && offset <= b->bytes && bytes <= b->bytes - offset);
-    int rc = enter(b->gpu, err);
+    int rc = gpu_enter(b->gpu, err);
     if (rc)
         return rc;
-    rc = CALL(b->gpu, err, cuMemcpyHtoDAsync_v2, b->device + offset, (const uint8_t *)b->host + offset, bytes,
-              b->gpu->stream);
-    leave(b->gpu);
+    rc = GPU_CALL(b->gpu, err, cuMemcpyHtoDAsync_v2, b->device + offset, (const uint8_t *)b->host + offset,
+                  bytes, b->gpu->stream);
+    gpu_leave(b->gpu);
     return rc;
 }
 
 int gpu_buffer_mark(struct gpu_buffer *b, struct leat_error *err)
 {
-    int rc = enter(b->gpu, err);
+    int rc = gpu_enter(b->gpu, err);
     if (!rc) {
-        rc = CALL(b->gpu, err, cuEventRecord, b->copied, b->gpu->stream);
-        leave(b->gpu);
+        rc = GPU_CALL(b->gpu, err, cuEventRecord, b->copied, b->gpu->stream);
+        gpu_leave(b->gpu);
     }
     b->unmarked = rc != 0;
     return rc;
@@ -232,7 +222,7 @@ static CUresult ask(const struct gpu_buffer *b, CUevent event)
         if (result)
             continue;
         result = event ? cuda->cuEventQuery(event) : cuda->cuStreamQuery(b->gpu->stream);
-        leave(b->gpu);
+        gpu_leave(b->gpu);
         if (!result || result == CUDA_ERROR_NOT_READY)
             break;
     }
@@ -242,26 +232,28 @@ static CUresult ask(const struct gpu_buffer *b, CUevent event)
 int gpu_buffer_busy(struct gpu_buffer *b, struct leat_error *err)
 {
     CUresult result = ask(b, b->unmarked ? NULL : b->copied);
-    return result == CUDA_ERROR_NOT_READY ? 1 : result ? failed(b->gpu, "copying a batch", result, err) : 0;
+    return result == CUDA_ERROR_NOT_READY ? 1
+           : result                       ? gpu_failed(b->gpu, "copying a batch", result, err)
+                                          : 0;
 }
 
 int gpu_buffer_wait_on(struct gpu_buffer *b, void *stream, struct leat_error *err)
 {
-    int rc = enter(b->gpu, err);
+    int rc = gpu_enter(b->gpu, err);
     if (rc)
         return rc;
-    rc = CALL(b->gpu, err, cuStreamWaitEvent, stream, b->copied, 0);
-    leave(b->gpu);
+    rc = GPU_CALL(b->gpu, err, cuStreamWaitEvent, stream, b->copied, 0);
+    gpu_leave(b->gpu);
     return rc;
 }
 
 int gpu_buffer_use(struct gpu_buffer *b, void *stream, struct leat_error *err)
 {
-    int rc = enter(b->gpu, err);
+    int rc = gpu_enter(b->gpu, err);
     if (rc)
         return rc;
-    rc = CALL(b->gpu, err, cuEventRecord, b->used, stream);
-    leave(b->gpu);
+    rc = GPU_CALL(b->gpu, err, cuEventRecord, b->used, stream);
+    gpu_leave(b->gpu);
     return rc;
 }
 

@@ -41,6 +41,23 @@ int gpu_buffer_wait_on(struct gpu_buffer *buffer, void *stream, struct leat_erro
 /* What is on `stream` by now uses the buffer: gpu_buffer_used tells when that has finished (or the device is lost). */
 int gpu_buffer_use(struct gpu_buffer *buffer, void *stream, struct leat_error *err);
 int gpu_buffer_used(void *buffer); /* as leat_event.finished */
+
+/*
+ * CRC32C of ranges of the device's memory, computed there, behind the copies that were put on the stream before.
+ *
+ *   gpu_buffer_checks, once ─▶ [ check … check ─ check_run ─ mark ─▶ busy? ─▶ checked … checked ] …
+ *
+ * check_run may come again, with mark and busy: the same ranges, looked at once more. gpu_buffer_check_none forgets them.
+ */
+/* Makes room for `most` ranges that do not overlap. LEAT_UNSUPPORTED: the driver does not take the kernel. -ENOMEM. */
+int gpu_buffer_checks(struct gpu_buffer *buffer, uint64_t most, struct leat_error *err);
+void gpu_buffer_check_none(struct gpu_buffer *buffer);
+void gpu_buffer_check(struct gpu_buffer *buffer, uint64_t offset, uint64_t bytes);
+int gpu_buffer_check_run(struct gpu_buffer *buffer, struct leat_error *err);
+/* Of the first range, then of the next, each with the bytes that it was given. */
+uint32_t gpu_buffer_checked(struct gpu_buffer *buffer, uint64_t bytes);
+/* Makes a buffer's memory one that a NIC writes to, and the kernel's run see what it wrote. LEAT_UNSUPPORTED, with the reason. */
+int gpu_buffer_for_nic(struct gpu_buffer *buffer, struct leat_error *err);
 /* Nothing moves on the device any more: it fell off the bus, or somebody's kernel left its context broken. */
 bool gpu_buffer_lost(struct gpu_buffer *buffer);
 

@@ -30,6 +30,9 @@ static int load(void)
     }
     CUDA_SYMBOLS(CUDA_SYMBOL)
 #undef CUDA_SYMBOL
+#define CUDA_SYMBOL(symbol, parameters) symbols.symbol = (__typeof__(symbols.symbol))dlsym(library, #symbol);
+    CUDA_LATER_SYMBOLS(CUDA_SYMBOL)
+#undef CUDA_SYMBOL
     return 0;
 }
 

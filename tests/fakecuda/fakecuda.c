@@ -3,6 +3,8 @@
  * and up to which of these it has come. */
 #include "fakecuda.h"
 
+#include "gpu/crc_kernel.h"
+
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -32,7 +34,7 @@ struct event {
     struct event *next;
     unsigned long recorded, came;
 };
-enum kind { COPY, RECORD, WAIT, KERNEL, FILL };
+enum kind { COPY, RECORD, WAIT, KERNEL, FILL, LAUNCH };
 struct op {
     struct op *next;
     enum kind kind;
@@ -42,7 +44,7 @@ struct op {
     size_t bytes;
     const volatile int *go;
     struct event *event;
-    unsigned long number;
+    unsigned long number; /* LAUNCH: of blocks */
     int losses; /* as many as there were when it was asked for: else it is of a device that is gone */
 };
 struct stream {
@@ -67,6 +69,8 @@ static char fail_name[64];
 static int fail_result, frozen, lost, losses;
 static pid_t inited; /* by this process */
 static int contexts[DEVICES];
+static unsigned long long stale_at;
+static unsigned stale;
 static _Thread_local int stack[16], depth;
 
 /* --- control --------------------------------------------------------------------------------------------------------- */
@@ -103,6 +107,14 @@ void fakecuda_lose(int value)
     set(&lost, value);
     if (value)
         set(&losses, losses + 1);
+}
+
+void fakecuda_stale(unsigned long long at, unsigned n)
+{
+    pthread_mutex_lock(&lock);
+    stale_at = at;
+    stale = n;
+    pthread_mutex_unlock(&lock);
 }
 
 void fakecuda_fail(const char *name, unsigned nth, int result)
@@ -186,7 +198,24 @@ static size_t take(struct block **list, uintptr_t at)
 
 /* --- streams -------------------------------------------------------------------------------------------------------------- */
 
-/* Under lock: device memory is open only here, so that whoever touches it otherwise faults. */
+static const char *nic(void)
+{
+    const char *set = getenv("FAKECUDA_NIC");
+    return set ? set : "";
+}
+
+/* Under lock: device memory is open only between these, so that whoever touches it otherwise faults. */
+static void open_block(struct block *block)
+{
+    mprotect((void *)block->at, block->bytes, PROT_READ | PROT_WRITE);
+}
+
+static void close_block(struct block *block)
+{
+    if (strcmp(nic(), "1") != 0)
+        mprotect((void *)block->at, block->bytes, PROT_NONE);
+}
+
 static void touch(CUdeviceptr device, void *host, size_t bytes, bool to_device)
 {
     struct block *block = within(allocated, (uintptr_t)device, bytes);
@@ -194,9 +223,39 @@ static void touch(CUdeviceptr device, void *host, size_t bytes, bool to_device)
         stat_.wrong++;
         return;
     }
-    mprotect((void *)block->at, block->bytes, PROT_READ | PROT_WRITE);
+    open_block(block);
     memcpy(to_device ? (void *)(uintptr_t)device : host, to_device ? host : (void *)(uintptr_t)device, bytes);
-    mprotect((void *)block->at, block->bytes, PROT_NONE);
+    close_block(block);
+}
+
+/* Under lock. */
+static void launch(const struct op *op)
+{
+    const struct gpu_crc_piece *pieces = (const void *)(uintptr_t)op->device;
+    if (!within(allocated, (uintptr_t)op->device, op->number * sizeof(*pieces)) ||
+        !within(allocated, (uintptr_t)op->to, op->number * sizeof(unsigned))) {
+        stat_.wrong++;
+        return;
+    }
+    for (struct block *b = allocated; b; b = b->next)
+        open_block(b);
+    unsigned char *at = NULL;
+    for (unsigned i = 0; stale && i < op->number; i++)
+        if (stale_at - pieces[i].at < pieces[i].bytes)
+            at = (unsigned char *)(uintptr_t)stale_at;
+    stale -= at != NULL;
+    if (at)
+        *at ^= 1;
+    for (unsigned i = 0; i < op->number; i++)
+        if (pieces[i].bytes && within(allocated, pieces[i].at, pieces[i].bytes))
+            gpu_crc_block(i, pieces, op->to);
+        else
+            stat_.wrong++;
+    if (at)
+        *at ^= 1;
+    for (struct block *b = allocated; b; b = b->next)
+        close_block(b);
+    stat_.launches++;
 }
 
 /* Under lock. */
@@ -228,13 +287,15 @@ static void run_op(struct op *op)
         stat_.copies++;
         stat_.copied_bytes += op->bytes;
     }
+    if (op->kind == LAUNCH && !gone(op))
+        launch(op);
     if (op->kind == KERNEL && !gone(op))
         touch(op->device, op->to, op->bytes, false);
     if (op->kind == FILL && !gone(op)) {
         struct block *block = within(allocated, (uintptr_t)op->device, op->bytes);
-        mprotect((void *)block->at, block->bytes, PROT_READ | PROT_WRITE);
+        open_block(block);
         memset((void *)(uintptr_t)op->device, 0xA5, op->bytes);
-        mprotect((void *)block->at, block->bytes, PROT_NONE);
+        close_block(block);
     }
     if (op->kind == RECORD && op->event->came < op->number)
         op->event->came = op->number;
@@ -319,6 +380,7 @@ CUresult cuDeviceGetCount(int *ret);
 CUresult cuDeviceGet(CUdevice *ret, int ordinal);
 CUresult cuDevicePrimaryCtxRetain(void **ret, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
+CUresult cuDeviceGetAttribute(int *ret, int attribute, CUdevice device);
 CUresult cuCtxPushCurrent_v2(void *context);
 CUresult cuCtxPopCurrent_v2(void **ret);
 CUresult cuMemAlloc_v2(CUdeviceptr *ret, size_t bytes);
@@ -329,6 +391,14 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, vo
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, void *stream);
 CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t bytes, void *stream);
+CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr at);
+CUresult cuFlushGPUDirectRDMAWrites(int target, int scope);
+CUresult cuModuleLoadData(void **ret, const void *image);
+CUresult cuModuleUnload(void *module);
+CUresult cuModuleGetFunction(void **ret, void *module, const char *name);
+CUresult cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                        unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream,
+                        void **parameters, void **extra);
 CUresult cuStreamCreate(void **ret, unsigned flags);
 CUresult cuStreamDestroy_v2(void *stream);
 CUresult cuStreamQuery(void *stream);
@@ -393,6 +463,14 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     return end(lost ? LOST : OK);
 }
 
+/* GPUDirect RDMA: possible unless told otherwise, by a device that does not order what NICs write, but can be told to. */
+CUresult cuDeviceGetAttribute(int *ret, int attribute, CUdevice device)
+{
+    BEGIN(false);
+    *ret = attribute == 116 ? strcmp(nic(), "no") != 0 : attribute == 117 ? 1 : 0;
+    return end(attribute < 116 || attribute > 118 ? INVALID : OK);
+}
+
 CUresult cuCtxPushCurrent_v2(void *context)
 {
     BEGIN(false);
@@ -415,7 +493,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *ret, size_t bytes)
     if (at == MAP_FAILED || !add(&allocated, (uintptr_t)at, bytes))
         return end(NO_MEMORY);
     memset(at, 0xA5, bytes);
-    mprotect(at, bytes, PROT_NONE);
+    close_block(allocated);
     stat_.allocated++;
     stat_.allocated_bytes += bytes;
     *ret = (uintptr_t)at;
@@ -485,6 +563,59 @@ CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t bytes, void
     BEGIN(true);
     push(stream, (struct op){.kind = FILL, .device = at, .bytes = bytes});
     return end(value == 0xA5 ? OK : INVALID);
+}
+
+CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr at)
+{
+    BEGIN(true);
+    return end(attribute == 6 && within(allocated, (uintptr_t)at, 1) ? OK : INVALID);
+}
+
+CUresult cuFlushGPUDirectRDMAWrites(int target, int scope)
+{
+    BEGIN(true);
+    stat_.flushes++;
+    return end(target == 0 && scope == 100 ? OK : INVALID);
+}
+
+CUresult cuModuleLoadData(void **ret, const void *image)
+{
+    static int module;
+    BEGIN(true);
+    if (!strstr(image, ".target sm_") || !strstr(image, ".entry " GPU_CRC_KERNEL "("))
+        return end(INVALID);
+    stat_.modules++;
+    *ret = &module;
+    return end(OK);
+}
+
+CUresult cuModuleUnload(void *module)
+{
+    pthread_mutex_lock(&lock);
+    stat_.modules--;
+    return end(OK);
+}
+
+CUresult cuModuleGetFunction(void **ret, void *module, const char *name)
+{
+    BEGIN(true);
+    *ret = module;
+    return end(strcmp(name, GPU_CRC_KERNEL) == 0 ? OK : INVALID);
+}
+
+CUresult cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                        unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream,
+                        void **parameters, void **extra)
+{
+    BEGIN(true);
+    if (!kernel || !grid_x || grid_y != 1 || grid_z != 1 || block_x != GPU_CRC_THREADS || block_y != 1 ||
+        block_z != 1 || shared_bytes || extra)
+        return end(INVALID);
+    push(stream, (struct op){.kind = LAUNCH,
+                             .device = *(CUdeviceptr *)parameters[0],
+                             .to = (void *)(uintptr_t) * (CUdeviceptr *)parameters[1],
+                             .number = grid_x});
+    return end(OK);
 }
 
 CUresult cuStreamCreate(void **ret, unsigned flags)

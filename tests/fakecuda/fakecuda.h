@@ -4,7 +4,11 @@
  *
  * Device memory is memory of this process that faults when the CPU touches it, filled with 0xA5; copies run on a thread for each
  * stream, in order, after a delay, and read the host's memory when they run, so that a buffer written too early is seen. Host memory
- * that is copied from must be pinned. Two devices. In a child of fork() nothing works.
+ * that is copied from must be pinned. A kernel that is launched is crc_kernel.c's, whatever the module says, as the host runs it. Two
+ * devices. In a child of fork() nothing works.
+ *
+ * $FAKECUDA_DEVICES: how many there are. $FAKECUDA_NIC: "1": device memory stays open, as a NIC of this host must be able to pin it;
+ * "no": the driver says that no NIC reaches it.
  */
 #ifndef FAKECUDA_H
 #define FAKECUDA_H
@@ -15,7 +19,8 @@
 
 struct fakecuda_stat {
     unsigned long pinned, pinned_bytes, allocated, allocated_bytes, streams, events, contexts; /* alive */
-    unsigned long copies, copied_bytes, refused,
+    unsigned long modules;
+    unsigned long copies, copied_bytes, launches, flushes, refused,
         wrong; /* wrong: calls that a real driver would not have survived */
     int depth; /* contexts pushed by this thread */
 };
@@ -28,6 +33,8 @@ void fakecuda_freeze(int frozen);
 void fakecuda_fail(const char *name, unsigned nth, int result);
 /* 719 from everything from now on, and nothing is copied any more, until 0. */
 void fakecuda_lose(int lost);
+/* The next `n` launches that read `at` of device memory find another byte there than there is. */
+void fakecuda_stale(unsigned long long at, unsigned n);
 /* A kernel on `stream` that reads [from, +bytes) of device memory into `to` once `go` is non-zero. */
 void fakecuda_kernel(void *stream, void *to, unsigned long long from, size_t bytes, const volatile int *go);
 

@@ -24,7 +24,7 @@ import numpy as np, leat
 from work import plus_one
 class Stat(ctypes.Structure):
     _fields_ = [(name, ctypes.c_ulong) for name in ("pinned", "pinned_bytes", "allocated", "allocated_bytes", "streams", "events",
-                                                    "contexts", "copies", "copied_bytes", "refused", "wrong")] + [("depth", ctypes.c_int)]
+                                                    "contexts", "modules", "copies", "copied_bytes", "launches", "flushes", "refused", "wrong")] + [("depth", ctypes.c_int)]
 fake = ctypes.CDLL(os.environ["LEAT_LIBCUDA"])
 rows = np.arange(40 * 6, dtype=np.float32).reshape(40, 2, 3)
 def stat():
