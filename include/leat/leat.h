@@ -317,6 +317,14 @@ struct leat_view_options {
 
 /* LEAT_MEMORY_CUDA: batches are handed out while they are still copied: leat_batch_wait_on_stream before each use. */
 #define LEAT_LOAD_ASYNC 1u
+/*
+ * LEAT_MEMORY_CUDA: what other nodes send by RDMA lands in the device's memory and is checked there; the rest (shared memory, TCP, what is
+ * streamed, labels) goes through the pinned half and is copied around it. _DIRECT: required, with RDMA as the only way to other nodes:
+ * LEAT_UNSUPPORTED with the reason. _IF_POSSIBLE: else through pinned memory; leat_view_stat says which. A batch with such bytes is
+ * handed out when it is checked, also with LEAT_LOAD_ASYNC. Seen on emulated devices only, not on a GPU.
+ */
+#define LEAT_LOAD_DIRECT             2u
+#define LEAT_LOAD_DIRECT_IF_POSSIBLE 4u
 
 /*
  * Load: allocates, pins and registers the ring of batch buffers, once. Wherever the buffers are, a batch is handed out when its bytes
@@ -337,11 +345,13 @@ struct leat_view_stat {
     size_t size;
     unsigned memory; /* enum leat_memory */
     int device;
-    const char *delivery; /* "host", "pinned", "bounce": through pinned memory to the device. A constant */
+    const char
+        *delivery; /* "host", "pinned", "bounce": through pinned memory to the device, "direct". A constant */
     uint64_t slots, slot_bytes;
     uint64_t pinned_bytes, device_bytes; /* of all slots */
     uint64_t bounced_bytes, copies;      /* to the device so far */
     uint64_t lags; /* batches that had to wait for a slot that was released but still in use on the device */
+    uint64_t direct_bytes; /* that NICs wrote into the device's memory so far */
 };
 /* Any thread, at any time. LEAT_INVALID: size is not set. */
 int leat_view_stat(const struct leat_view *view, struct leat_view_stat *ret_stat, struct leat_error *err);

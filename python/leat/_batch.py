@@ -340,8 +340,8 @@ class Batches(Iterator[Batch]):
         return Batch(holder, self._fields, self._ws)
 
     def delivery(self) -> dict[str, Any]:
-        """How batches come to where they are: "delivery" is "host", "pinned", or "bounce", through pinned memory to a GPU; sizes
-        of the buffers, and what was copied. Not after `close()`."""
+        """How batches come to where they are: "delivery" is "host", "pinned", "bounce", through pinned memory to a GPU, or
+        "direct"; sizes of the buffers, what was copied, and what came directly. Not after `close()`."""
         return self._ring.stat()
 
     def close(self) -> None:
@@ -363,7 +363,8 @@ class Batches(Iterator[Batch]):
 def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, shuffle: str | bool = "auto",
             rank: int | None = None, world_size: int | None = None, drop_last: bool = True, start: int = 0,
             slots: int = 4, ahead: int | None = None, fields: Sequence[str] | None = None,
-            device: object = "cpu", timeout: float | None = None, transport: str | None = None) -> Batches:
+            device: object = "cpu", timeout: float | None = None, transport: str | None = None,
+            device_copy: str = "bounce") -> Batches:
     """Iterates over one epoch of `ws` in batches of `batch_size` for this rank, reading ahead.
 
     The order depends on the seed, the epoch, the dataset and the kind of shuffle, never on batch size or ranks: step s takes
@@ -382,6 +383,8 @@ def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, s
     transport       what to read by: "shm", "tcp", "rdma", "shm+tcp", "shm+rdma" are required, an error where they cannot be had;
                     "auto": shared memory on this host, RDMA where both ends have it, else TCP (`ws.stat().transport` tells).
                     None: $LEAT_TRANSPORT, else auto
+    device_copy     of batches on a GPU: "bounce", through pinned memory; "direct": what other hosts send by RDMA goes straight into the
+                    GPU's memory and is checked there, an error where that cannot be had; "auto": the same where it can
 
     >>> seen = []
     >>> for batch in leat.batches(ws, 2, seed=7):
@@ -393,7 +396,7 @@ def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, s
     slots, ahead = whole("slots", slots, 2), 0 if ahead is None else whole("ahead", ahead, 0)
     block, flags = parse_shuffle(shuffle)
     rank, world_size = _ranks.resolve(rank, world_size)
-    ring, chosen = ws._load(batch_size, slots, fields, device, transport)
+    ring, chosen = ws._load(batch_size, slots, fields, device, transport, device_copy)
     iterator = ring.iterate(whole("seed", seed) % 2**64, epoch, block, flags, rank, world_size, start, not drop_last, ahead)
     return Batches(ws, ring, chosen, iterator, timeout)
 

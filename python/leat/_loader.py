@@ -33,7 +33,7 @@ from ._mixture import Mixture, MixPlan
 from ._plan import Ids
 from ._recordings import RecordingWindows
 from ._sampler import Sampler
-from ._set import WorkingSet, parse_device
+from ._set import WorkingSet, load, parse_device
 
 _log = logging.getLogger("leat")
 
@@ -69,6 +69,7 @@ class Loader(Iterable[Any]):
     replication   groups of so many neighbouring ranks get the same samples (tensor parallelism)
     skip_ranges   [first, end) positions of each epoch that are left out
     job           of `leat.open`, when ws is a path
+    device_copy   as of `leat.batches`: for raw batches, which no decoder or transform touches
 
     >>> loader = leat.Loader(ws, 2, seed=1)
     >>> len(loader)
@@ -85,7 +86,7 @@ class Loader(Iterable[Any]):
                  num_workers: int = 0, workers: str = "thread", prefetch: int = 2, drop_last: bool = True, device: object = "cpu",
                  pin_memory: bool = False, timeout: float | None = None, on_error: OnError = "raise",
                  max_errors: int | None = None, rank: int | None = None, world_size: int | None = None, replication: int = 1,
-                 skip_ranges: Iterable[Sequence[int]] = (), job: str | None = None) -> None:
+                 skip_ranges: Iterable[Sequence[int]] = (), job: str | None = None, device_copy: str = "bounce") -> None:
         self._epoch_ref: weakref.ref[Epoch] | None = None  # who iterates keeps it: it ends when nobody does any more
         self._ended = False  # the last batch of the epoch was received
         self._engine: _workers.Threads | _workers.Processes | None = None
@@ -141,6 +142,10 @@ class Loader(Iterable[Any]):
         if collate_fn is not None and self._memory[0] == _device.CUDA:
             raise ValueError(f"device={str(device)!r} with a collate_fn: what it makes is in host memory, and yours to move; give it "
                              "device='cpu', or do without it")
+        if device_copy == "direct" and self._prepares:
+            raise ValueError("device_copy='direct' with a transform, a decoder or a collate_fn: what is made on the host goes through pinned "
+                             "memory; 'bounce', or 'auto'")
+        self._device_copy = "bounce" if self._prepares and device_copy == "auto" else device_copy
         # What a collate_fn makes of a slot is another memory: no need to pin the slot.
         with _device.asked_for(device, pin_memory):
             self._delivery = _device.Delivery(*(self._memory if self._prepares and collate_fn is None else (_device.HOST, 0)))
@@ -191,7 +196,7 @@ class Loader(Iterable[Any]):
         for k, ws in enumerate(self._sets):
             columns = self._columns if self._mixture is None else self._mixture._columns(k, self._columns)
             numbers = [column.field.number for column in columns]
-            self._rings.append(ws._set.load(self.batch_size, slots, numbers, 0, None, *where))
+            self._rings.append(load(ws._set, self.batch_size, slots, numbers, None, where, self._device_copy))
         self._ring = self._rings[0]
         self._generation = _leat.generation()
 

@@ -62,7 +62,7 @@ class WindowRing:
         return WindowIter(self, self._ws, seed, epoch, block, flags, (rank, world), first, bool(keep_tail))
 
     def stat(self) -> dict[str, Any]:
-        return {"delivery": "host", "device": 0, **dict.fromkeys(("slots", "slot_bytes", "pinned_bytes", "device_bytes", "bounced_bytes", "copies", "lags"), 0)}
+        return {"delivery": "host", "device": 0, **dict.fromkeys(("slots", "slot_bytes", "pinned_bytes", "device_bytes", "bounced_bytes", "copies", "lags", "direct_bytes"), 0)}
 
     def close(self) -> None:
         pass

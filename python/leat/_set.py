@@ -35,6 +35,8 @@ Sample = Union[FieldValue, dict[str, FieldValue]]
 OPEN_NO_LOAD, OPEN_WAIT, OPEN_PUBLIC = 1, 2, 4
 VERIFY_SOURCE = 1
 _MEMORIES = {"cpu": 0, "pinned": 1, "cuda": 2}
+#: How what other nodes send by RDMA comes to a GPU: LEAT_LOAD_DIRECT, _IF_POSSIBLE.
+_COPIES = {"bounce": 0, "direct": 2, "auto": 4}
 
 
 @dataclass(frozen=True)
@@ -439,10 +441,11 @@ class WorkingSet:
     # --- batches ---
 
     def _load(self, batch_size: int, slots: int, fields: Sequence[str] | None,
-              device: object = "cpu", transport: str | None = None) -> tuple[_leat.Ring, tuple[Field, ...]]:
+              device: object = "cpu", transport: str | None = None,
+              device_copy: str = "bounce") -> tuple[_leat.Ring, tuple[Field, ...]]:
         chosen = self._fields if fields is None else tuple(self.field(name) for name in fields)
         numbers = None if fields is None else [field.number for field in chosen]
-        return self._set.load(batch_size, slots, numbers, 0, transport, *parse_device(device)), chosen
+        return load(self._set, batch_size, slots, numbers, transport, parse_device(device), device_copy), chosen
 
     def _ring_of(self, n: int) -> _leat.Ring:
         handle = self._set  # reconnects first
@@ -584,6 +587,19 @@ def parse_device(device: object) -> tuple[int, int]:
             or (kind == "cpu" and int(number or 0))):
         raise ValueError(f"device={str(device)!r}: 'cpu', 'pinned' or 'cuda:N'")
     return _MEMORIES[kind], min(int(number or 0), 2**31 - 1)
+
+
+def load(handle: _leat.Set, batch_size: int, slots: int, numbers: list[int] | None, transport: str | None, memory: tuple[int, int],
+         device_copy: str) -> _leat.Ring:
+    """A ring of batches; `device_copy` as of `leat.batches`."""
+    flags = _COPIES.get(device_copy)
+    if flags is None:
+        raise ValueError(f"device_copy={device_copy!r}: 'bounce', 'direct' or 'auto'")
+    if flags and memory[0] != _MEMORIES["cuda"]:
+        if device_copy == "direct":
+            raise ValueError("device_copy='direct' is of batches on a GPU: device='cuda:N'")
+        flags = 0
+    return handle.load(batch_size, slots, numbers, 0, transport, *memory, *((0, 0, None, flags) if flags else ()))
 
 
 def _copy_out(batch: Batch, out: Mapping[str, Array] | Array) -> None:

@@ -107,7 +107,7 @@ class _Handle:
 
     def load(self, *args: Any) -> Any:
         of = self._of
-        return self._handle.load(*args, of._count, of._step, of.fingerprint)
+        return self._handle.load(*args[:7], of._count, of._step, of.fingerprint, *args[10:])
 
     def key(self, i: int) -> str:
         return str(i)

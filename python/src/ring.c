@@ -289,8 +289,9 @@ PyObject *set_load(struct set_object *set, PyObject *args)
 {
     struct leat_view_options o = {.size = sizeof(o)};
     PyObject *fields;
-    if (!PyArg_ParseTuple(args, "IIOO&zIi|IIz", &o.batch_size, &o.slots, &fields, to_u64, &o.max_batch_bytes,
-                          &o.transport, &o.memory, &o.device, &o.window, &o.window_step, &o.fingerprint))
+    if (!PyArg_ParseTuple(args, "IIOO&zIi|IIzI", &o.batch_size, &o.slots, &fields, to_u64, &o.max_batch_bytes,
+                          &o.transport, &o.memory, &o.device, &o.window, &o.window_step, &o.fingerprint,
+                          &o.flags))
         return NULL;
     struct ring_object *self = object_new(ring_type);
     if (!self || ring_fields(self, fields) < 0) {
@@ -385,12 +386,12 @@ static PyObject *ring_stat(struct ring_object *self, PyObject *none)
     ring_leave(self);
     if (rc)
         return raise_error(rc, &err);
-    return Py_BuildValue("{s:s,s:i,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "delivery", s.delivery, "device", s.device,
-                         "slots", (unsigned long long)s.slots, "slot_bytes", (unsigned long long)s.slot_bytes,
-                         "pinned_bytes", (unsigned long long)s.pinned_bytes, "device_bytes",
-                         (unsigned long long)s.device_bytes, "bounced_bytes",
+    return Py_BuildValue("{s:s,s:i,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "delivery", s.delivery, "device",
+                         s.device, "slots", (unsigned long long)s.slots, "slot_bytes",
+                         (unsigned long long)s.slot_bytes, "pinned_bytes", (unsigned long long)s.pinned_bytes,
+                         "device_bytes", (unsigned long long)s.device_bytes, "bounced_bytes",
                          (unsigned long long)s.bounced_bytes, "copies", (unsigned long long)s.copies, "lags",
-                         (unsigned long long)s.lags);
+                         (unsigned long long)s.lags, "direct_bytes", (unsigned long long)s.direct_bytes);
 }
 
 static PyObject *ring_iterate(struct ring_object *self, PyObject *args)

@@ -4,7 +4,7 @@
  *
  *   ids ──▶ live states ──▶ WAIT for those not resident (one call a batch)
  *       ──▶ labels out of the index; resident parts to gather; streamed parts to stream_read
- *       ──▶ generation looked at once more ──▶ the slot is held by the caller
+ *       ──▶ generation looked at once more ──▶ copied on to a device ──▶ the slot is held by the caller
  *
  * Failure modes: whatever fails, the slot goes back to the ring (or quarantine) and no batch comes out; the error names
  * the sample. Invariants: in the steady state of a set in shared memory a batch makes one system call (is the daemon
@@ -164,7 +164,8 @@ static int fill_once(struct fill *fill, struct leat_error *err)
     rc = gather_run(slot->gather, how, err);
     if (!rc && fill->nwants)
         rc = stream_read(v->ws, v->wants, fill->nwants, fill->block, how, err);
-    return rc ? rc : ws_check_generation(v->ws, err);
+    rc = rc ? rc : ws_check_generation(v->ws, err);
+    return rc ? rc : device_deliver(v, slot, how, err);
 }
 
 #define MOVES_MAX 8 /* a node that comes and goes while one batch is read */
@@ -230,8 +231,6 @@ int batch_fill(struct leat_view *v, const uint64_t *ids, unsigned n, const struc
             rc = open_windows(v, &fill, err);
         if (!rc)
             rc = fill_slot(&fill, err);
-        if (!rc)
-            rc = device_deliver(v, slot, &how, err);
         if (!rc) {
             *ret_batch = view_slot_hold(v, slot, fill_how->position, fill_how->iterator);
             count_batch(v, *ret_batch);

@@ -311,6 +311,11 @@ void rails_free(struct rails *rails); /* that too. NULL is fine */
 /* A destination for the life of a view. *ret_memory stays NULL where no transport wants it. */
 int rails_register(struct rails *rails, void *addr, uint64_t bytes, struct net_memory **ret_memory,
                    struct leat_error *err);
+/* The same of a device's memory. LEAT_UNSUPPORTED: RDMA does not reach it, with the reason. */
+int rails_register_device(struct rails *rails, void *addr, uint64_t bytes, int device,
+                          struct net_memory **ret_memory, struct leat_error *err);
+/* Whether what is read of a node now lands there, if it is asked to. */
+bool rails_reach_device(const struct rails *rails, uint32_t node, const struct net_memory *memory);
 void rails_deregister(struct rails *rails, struct net_memory *memory);
 /* How long pieces of a sample are, that are asked for of other nodes, at most. */
 uint64_t rails_stage(const struct rails *rails);
@@ -353,8 +358,16 @@ struct gather_op {
     uint64_t bytes, sent_ns;
 };
 #define GATHER_OPS 64u
+/* Destinations twice over: what comes by RDMA lands at the same place of the other half. Zeroed: there is none. */
+struct gather_direct {
+    uint8_t *host, *device;
+    uint64_t bytes;
+    struct net_memory *memory; /* the device's */
+};
 struct gather {
     struct rails *rails;
+    struct gather_direct direct;
+    uint32_t ndirect;       /* parts some piece of which did; nobody has checked those */
     struct net_read *reads; /* in order of parts; in order of nodes once sorted */
     uint32_t nreads, reads_cap;
     uint32_t *node;          /* [reads_cap] of each read, as added */
@@ -380,12 +393,16 @@ void gather_free(struct gather *gather); /* must be quiesced */
 void gather_reset(struct gather *gather);
 int gather_add(struct gather *gather, uint64_t sample, unsigned field, const struct index_part *part,
                void *dst, const struct rpc_how *how, struct leat_error *err);
-/* Asks for everything and waits; then checks every CRC. GATHER_MOVED: a sample is not where it was when it was added (its node was
+/* Asks for everything and waits; then checks every CRC but those of `ndirect` parts. GATHER_MOVED: a sample is not where it was when it was added (its node was
  * lost, or came back): add everything anew. */
 #define GATHER_MOVED 1
 /* What a checksum that does not match means: LEAT_STALE, GATHER_MOVED or LEAT_CORRUPT. */
 int gather_mismatch(struct leat_ws *ws, uint64_t sample, unsigned field, struct leat_error *err);
 int gather_run(struct gather *gather, const struct rpc_how *how, struct leat_error *err);
+/* Read number i, in the order in which destinations lie, with where it landed. */
+const struct net_read *gather_read(struct gather *gather, uint32_t i);
+bool gather_is_direct(const struct gather *gather, const struct net_read *read);
+bool gather_part_is_direct(struct gather *gather, const struct gather_part *part);
 /* Takes in completions of earlier, timed-out operations, without waiting longer than timeout_ms. */
 void rails_progress(struct rails *rails, int timeout_ms);
 
@@ -468,6 +485,7 @@ struct view_slot {
     uint64_t **offsets;        /* [nfields]: NULL for fixed ones */
     struct gather *gather;
     struct net_memory *registered;
+    struct net_memory *direct; /* its memory of the device; NULL: no NIC writes there */
     struct leat_batch batch;
 };
 
@@ -483,9 +501,10 @@ struct leat_view {
     uint64_t slot_bytes;
     enum leat_memory memory;
     int device;
-    bool async;                                   /* LEAT_LOAD_ASYNC */
-    struct gpu *gpu;                              /* NULL: batches in plain host memory */
-    _Atomic uint64_t bounced_bytes, copies, lags; /* of leat_view_stat */
+    bool async;                                                 /* LEAT_LOAD_ASYNC */
+    bool direct;                                                /* what comes by RDMA lands on the device */
+    struct gpu *gpu;                                            /* NULL: batches in plain host memory */
+    _Atomic uint64_t bounced_bytes, copies, lags, direct_bytes; /* of leat_view_stat */
     uint8_t *spare; /* what fills the last huge page behind the slots; the slots' memory is theirs */
     uint64_t spare_bytes;
     struct turn fill_turn;
@@ -517,9 +536,13 @@ void view_give_back(struct leat_batch *batch, const struct view_event *event);
 
 int device_open(struct leat_view *view, const struct leat_view_options *options, struct leat_error *err);
 int device_slot_new(struct leat_view *view, struct view_slot *slot, struct leat_error *err);
+/* Once all slots are there: those of a view that asked for it become such that NICs write to their memory of the device. */
+int device_make_direct(struct leat_view *view, const struct leat_view_options *options,
+                       struct leat_error *err);
 /* A copy of this slot is under way. Under view->lock, or with the slot in no list of anybody. */
 bool device_copying(struct view_slot *slot);
-/* After the slot was filled and checked: to where the view wants it. */
+/* After the slot was filled and checked: to where the view wants it. What NICs wrote there is checked there: LEAT_CORRUPT,
+ * GATHER_MOVED: fill it anew. */
 int device_deliver(struct leat_view *view, struct view_slot *slot, const struct rpc_how *how,
                    struct leat_error *err);
 

@@ -92,7 +92,7 @@ void gather_free(struct gather *g)
 void gather_reset(struct gather *g)
 {
     assert(!g->unquiesced);
-    g->nreads = g->nparts = 0;
+    g->nreads = g->nparts = g->ndirect = 0;
     g->local_bytes = 0;
     g->remote = false;
     g->stage_bytes = g->rails->all_local ? UINT32_MAX : rails_stage(g->rails);
@@ -190,6 +190,35 @@ static void sort_by_node(struct gather *g)
 static struct net_read *read_of(struct gather *g, uint32_t i)
 {
     return g->remote ? &g->sorted[g->place[i]] : &g->reads[i];
+}
+
+/* --- where they land ------------------------------------------------------------------------------------------------- */
+
+const struct net_read *gather_read(struct gather *g, uint32_t i)
+{
+    return read_of(g, i);
+}
+
+bool gather_is_direct(const struct gather *g, const struct net_read *r)
+{
+    return (uintptr_t)r->dst - (uintptr_t)g->direct.device < g->direct.bytes;
+}
+
+bool gather_part_is_direct(struct gather *g, const struct gather_part *part)
+{
+    for (uint32_t k = 0; g->direct.bytes && k < part->npieces; k++)
+        if (gather_is_direct(g, read_of(g, part->first + k)))
+            return true;
+    return false;
+}
+
+/* Before each time that it is asked for: by another transport it may land elsewhere. */
+static void aim(const struct gather *g, struct net_read *r, bool direct)
+{
+    const struct gather_direct *d = &g->direct;
+    if (direct != gather_is_direct(g, r))
+        r->dst =
+            direct ? d->device + ((uint8_t *)r->dst - d->host) : d->host + ((uint8_t *)r->dst - d->device);
 }
 
 /* --- completions ------------------------------------------------------------------------------------------------------ */
@@ -313,6 +342,9 @@ static int send_run(struct gather *g, const struct run *run, struct gather_op *g
 {
     struct rails *r = g->rails;
     const uint32_t node = run->node;
+    const bool direct = rails_reach_device(r, node, g->direct.memory);
+    for (uint32_t i = 0; g->direct.bytes && i < run->n; i++)
+        aim(g, &g->sorted[run->first + i], direct);
     *gop = (struct gather_op){.gather = g,
                               .node = node,
                               .busy = true,
@@ -545,6 +577,8 @@ static int fetch_lost(struct gather *g, const struct rpc_how *how, struct leat_e
             }
         if (!lost)
             continue;
+        for (uint32_t k = 0; k < part->npieces; k++)
+            aim(g, read_of(g, part->first + k), false);
         wants[n] = (struct stream_want){
             .sample = part->sample, .field = part->field, .dst = read_of(g, part->first)->dst};
         index_part(&ws->index, part->sample, part->field, &wants[n].part);
@@ -642,6 +676,10 @@ static int check_crcs(struct gather *g, struct leat_error *err)
         const struct gather_part *part = &g->parts[i];
         if (unlikely(!part->npieces))
             continue;
+        if (unlikely(gather_part_is_direct(g, part))) {
+            g->ndirect++;
+            continue;
+        }
         uint32_t crc = read_of(g, part->first)->crc;
         for (uint32_t k = 1; k < part->npieces; k++) {
             const struct net_read *r = read_of(g, part->first + k);

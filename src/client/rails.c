@@ -151,6 +151,21 @@ int rails_register(struct rails *r, void *addr, uint64_t bytes, struct net_memor
     return 0;
 }
 
+int rails_register_device(struct rails *r, void *addr, uint64_t bytes, int device,
+                          struct net_memory **ret_memory, struct leat_error *err)
+{
+    if (!r->rdma)
+        return error_set(err, LEAT_UNSUPPORTED, "nothing is read by RDMA here");
+    int rc = r->rdma->ops->mem_register(r->rdma, addr, bytes, device, ret_memory);
+    return rc ? error_set(err, rc, "%s", r->rdma->why.code == rc ? r->rdma->why.message : leat_strerror(rc))
+              : 0;
+}
+
+bool rails_reach_device(const struct rails *r, uint32_t node, const struct net_memory *memory)
+{
+    return memory && r->ends[node].endpoint && r->ends[node].ctx == r->rdma && net_rdma_may_put(memory);
+}
+
 void rails_deregister(struct rails *r, struct net_memory *memory)
 {
     if (r && r->rdma && memory)

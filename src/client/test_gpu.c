@@ -326,7 +326,16 @@ static void test_load_fails(void **state)
     assert_int_equal(load(x->ws, LEAT_MEMORY_CUDA, 3, 0, &view), LEAT_UNSUPPORTED);
     unsetenv("FAKECUDA_DEVICES");
     assert_int_equal(load(x->ws, LEAT_MEMORY_HOST, 3, LEAT_LOAD_ASYNC, &view), LEAT_INVALID);
-    assert_int_equal(load(x->ws, LEAT_MEMORY_CUDA, 3, 2, &view), LEAT_INVALID);
+    assert_int_equal(load(x->ws, LEAT_MEMORY_CUDA, 3, 8, &view), LEAT_INVALID);
+    assert_int_equal(load(x->ws, LEAT_MEMORY_PINNED, 3, LEAT_LOAD_DIRECT_IF_POSSIBLE, &view), LEAT_INVALID);
+    /* All of it is in this host's memory. */
+    assert_int_equal(load(x->ws, LEAT_MEMORY_CUDA, 3, LEAT_LOAD_DIRECT, &view), LEAT_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "no NIC"));
+    struct leat_view_stat stat = {.size = sizeof(stat)};
+    assert_int_equal(load(x->ws, LEAT_MEMORY_CUDA, 3, LEAT_LOAD_DIRECT_IF_POSSIBLE, &view), 0);
+    assert_int_equal(leat_view_stat(view, &stat, &err), 0);
+    assert_string_equal(stat.delivery, "bounce");
+    leat_view_close(view);
 }
 
 /* After the device is lost every call says so, none hangs, and closing works. */

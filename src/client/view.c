@@ -31,6 +31,7 @@
 #define MAX_BATCH     (1u << 24)
 #define ASK_MS        1 /* between two questions whether an event has come that has no descriptor */
 #define HUGE_PAGE     (2 * MIB)
+#define LOAD_FLAGS    (LEAT_LOAD_ASYNC | LEAT_LOAD_DIRECT | LEAT_LOAD_DIRECT_IF_POSSIBLE)
 #define GPU_ALIGN     256 /* as cuMemAlloc's memory, and as DLPack asks for */
 
 /* --- layout ------------------------------------------------------------------------------------------------------ */
@@ -222,8 +223,10 @@ static void fini_slot(struct leat_view *v, struct view_slot *slot)
 static void view_free(struct leat_view *v)
 {
     rails_quiesce(v->rails); /* first: what is in quarantine */
-    for (unsigned s = 0; v->slots && v->rails && s < v->nslots; s++)
+    for (unsigned s = 0; v->slots && v->rails && s < v->nslots; s++) {
         rails_deregister(v->rails, v->slots[s].registered);
+        rails_deregister(v->rails, v->slots[s].direct);
+    }
     rails_free(v->rails);
     for (unsigned s = 0; v->slots && s < v->nslots; s++)
         fini_slot(v, &v->slots[s]);
@@ -284,6 +287,20 @@ static int check_memory(const struct leat_view_options *o, struct leat_error *er
     }
 }
 
+static int check_direct(const struct leat_view_options *o, struct leat_error *err)
+{
+    struct rails_wish wish;
+    if (!(o->flags & (LEAT_LOAD_DIRECT | LEAT_LOAD_DIRECT_IF_POSSIBLE)))
+        return 0;
+    if (o->memory != LEAT_MEMORY_CUDA)
+        return error_set(err, LEAT_INVALID, "LEAT_LOAD_DIRECT is of batches in LEAT_MEMORY_CUDA");
+    if ((o->flags & LEAT_LOAD_DIRECT) && rails_wish(o->transport, &wish) == 0 && !wish.rdma)
+        return error_set(err, LEAT_INVALID,
+                         "LEAT_LOAD_DIRECT: only RDMA reaches a device's memory, and this "
+                         "view's transport leaves it out");
+    return 0;
+}
+
 static int take_view_options(const struct leat_ws *ws, const struct leat_view_options *options,
                              struct leat_view_options *ret, struct leat_error *err)
 {
@@ -315,9 +332,14 @@ static int take_view_options(const struct leat_ws *ws, const struct leat_view_op
                          ret->window, (unsigned long long)leat_ws_length(ws), ret->batch_size);
     if (ret->fingerprint && strlen(ret->fingerprint) != 32)
         return error_set(err, LEAT_INVALID, "a fingerprint is 32 hexadecimal digits");
-    if (ret->flags & ~LEAT_LOAD_ASYNC || ret->reserved)
-        return error_set(err, LEAT_INVALID, "flags 0x%x of a view: only LEAT_LOAD_ASYNC is known",
+    if (ret->flags & ~LOAD_FLAGS || ret->reserved)
+        return error_set(err, LEAT_INVALID,
+                         "flags 0x%x of a view: LEAT_LOAD_ASYNC, LEAT_LOAD_DIRECT and "
+                         "LEAT_LOAD_DIRECT_IF_POSSIBLE are known",
                          ret->flags);
+    rc = check_direct(ret, err);
+    if (rc)
+        return rc;
     rc = check_memory(ret, err);
     return rc ? rc : check_transport(ws, ret->transport, err);
 }
@@ -358,10 +380,13 @@ static int build_view(struct leat_view *v, const struct leat_view_options *o, st
     struct rails_wish wish;
     struct leat_error why = {0};
     rc = rails_wish(o->transport, &wish);
+    if (o->flags & LEAT_LOAD_DIRECT)
+        wish.tcp = false;
     rc = rc ? rc : rails_new(v->ws, o->inflight_bytes, &wish, &v->rails, &why);
     rc = rc ? rc : map_ring(v);
     for (unsigned s = 0; !rc && s < v->nslots; s++)
         rc = init_slot(v, &v->slots[s], s, &why);
+    rc = rc ? rc : device_make_direct(v, o, &why);
     if (!rc || why.code)
         return rc ? error_set(err, rc, "%s", why.message) : 0;
     return error_set(err, rc, "out of memory for %u batch buffers of %llu bytes", v->nslots,

@@ -32,7 +32,7 @@ struct net_read {
     uint64_t offset; /* within the region */
     void *dst;       /* inside registered memory where the transport asks for it */
     /* out, valid at NET_DONE */
-    uint32_t crc;   /* CRC32C of the bytes as they landed */
+    uint32_t crc;   /* CRC32C of the bytes as they landed; 0: of what landed in a device's memory */
     int32_t status; /* 0 or -errno */
 };
 
@@ -88,7 +88,8 @@ enum net_caps {
 struct net_ops {
     const char *name; /* "shm", "tcp", "rdma", "sim" */
     unsigned caps;
-    /* Registers [addr, addr+bytes) on every rail, once in a view's life. */
+    /* Registers [addr, addr+bytes) on every rail, once in a view's life. device: a GPU's memory, for which no CPU may be used; -1:
+     * the host's. LEAT_UNSUPPORTED: a rail does not reach that device. */
     int (*mem_register)(struct net_ctx *ctx, void *addr, uint64_t bytes, int device,
                         struct net_memory **ret_memory);
     void (*mem_deregister)(struct net_ctx *ctx, struct net_memory *memory);

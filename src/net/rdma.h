@@ -39,6 +39,10 @@ int net_rdma_new(const struct net_rdma_config *config, struct net_ctx **ret_ctx,
 /* Whether net_rdma_new can be expected to work, without loading anything: some RDMA port is active. */
 bool net_rdma_likely(void);
 
+/* Whether the far end can write into it now; memory of a device is reached in no other way: reads into it that cannot be written are
+ * refused (LEAT_UNSUPPORTED), and come without a checksum, which the device has to compute. */
+bool net_rdma_may_put(const struct net_memory *memory);
+
 /* The paths of one of its endpoints, named for our rails. */
 unsigned net_rdma_paths(const struct net_endpoint *endpoint,
                         struct net_path_info ret_info[NET_RDMA_RAILS_MAX]);

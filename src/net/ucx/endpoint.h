@@ -14,7 +14,7 @@ struct net_memory {
     uint32_t id; /* within its context, never used again; PROTO_VIEWS_MAX: no puts */
     uint8_t *addr;
     uint64_t bytes;
-    int device; /* whose memory it is; -1: the host's */
+    int device; /* whose memory it is: the far end writes it, and no CPU; -1: the host's */
     ucp_mem_h memh[NET_RDMA_RAILS_MAX];
     void *key[NET_RDMA_RAILS_MAX]; /* packed, for puts */
     size_t key_bytes[NET_RDMA_RAILS_MAX];
@@ -128,7 +128,8 @@ struct ucx_ctx {
     const struct ucx_symbols *ucx;
     int epoll_fd;
     struct forkfd forkfd;
-    bool put; /* the far end writes */
+    bool put;          /* the far end writes */
+    unsigned ndevices; /* memories that are not the host's */
     uint32_t ids;
     unsigned nrails;
     struct ucx_rail rails[NET_RDMA_RAILS_MAX]; /* without a worker: closed, as its device went */

@@ -41,7 +41,7 @@ static void flight_landed(struct flight *f)
     for (uint32_t i = 0; i < op->n; i++) {
         struct net_read *r = &op->reads[i];
         if (r->status == 0)
-            r->crc = crc32c(0, r->dst, r->bytes);
+            r->crc = f->memory && f->memory->device >= 0 ? 0 : crc32c(0, r->dst, r->bytes);
         else if (op->status == 0)
             op->status = r->status;
     }
@@ -523,10 +523,28 @@ int endpoint_start(struct net_endpoint *ep)
     return n ? endpoint_ask_keys(ep, gids, n) : 0;
 }
 
+/* What the far end is to write a read into; NULL: it is read, or lands in memory that is not registered. */
+static struct net_memory *put_memory(const struct ucx_ctx *ctx, const struct net_read *r)
+{
+    struct net_memory *m = ctx->put || ctx->ndevices ? memory_of(ctx, r->dst, r->bytes) : NULL;
+    return m && (ctx->put || m->device >= 0) ? m : NULL;
+}
+
+/* One that nothing was asked for yet. */
+static void flight_drop(struct flight *f)
+{
+    list_for_each_safe (node, &f->slices) {
+        list_remove(node);
+        list_push_front(&f->endpoint->ctx->spares, node);
+    }
+    free(f);
+}
+
 int flight_new(struct net_endpoint *ep, struct net_op *op)
 {
     struct ucx_ctx *ctx = ep->ctx;
     uint64_t bytes = 0;
+    bool device = false;
     struct flight *f = calloc(1, sizeof(*f));
     if (!f)
         return -ENOMEM;
@@ -534,24 +552,25 @@ int flight_new(struct net_endpoint *ep, struct net_op *op)
     f->op = op;
     list_init(&f->slices);
     if (!reserve_slices(ctx, op, &f->slices)) {
-        list_for_each_safe (node, &f->slices) {
-            list_remove(node);
-            list_push_front(&ctx->spares, node);
-        }
-        free(f);
+        flight_drop(f);
         return -ENOMEM;
     }
     for (uint32_t i = 0; i < op->n; i++) {
         struct net_read *r = &op->reads[i];
-        struct net_memory *m = ctx->put && r->bytes ? memory_of(ctx, r->dst, r->bytes) : f->memory;
+        struct net_memory *m = r->bytes ? put_memory(ctx, r) : f->memory;
         bool first = bytes == 0;
         r->crc = 0;
         r->status = 0;
         bytes += r->bytes;
+        device |= m && m->device >= 0;
         if (r->bytes && first)
             f->memory = m && m->id < PROTO_VIEWS_MAX ? m : NULL;
         else if (m != f->memory) /* not all of it can be put: then nothing is */
             f->memory = NULL;
+    }
+    if (device && !f->memory) { /* UCX may bring what is short by the CPU */
+        flight_drop(f);
+        return LEAT_UNSUPPORTED;
     }
     net_op_begin(&ctx->base, ep, op, bytes);
     ctx->in_flight++;

@@ -15,11 +15,15 @@ int memory_join(struct ucx_ctx *ctx, struct net_memory *m, unsigned r, struct le
     struct ucx_rail *rail = &ctx->rails[r];
     int rc = ucx_rail_map(rail, m->addr, m->bytes, false, m->device, &m->memh[r], err);
     ucs_status_t status = UCS_OK;
-    if (rc == 0 && ctx->put)
+    if (rc == 0 && (ctx->put || m->device >= 0))
         status = ctx->ucx->ucp_rkey_pack(rail->context, m->memh[r], &m->key[r], &m->key_bytes[r]);
     if (status != UCS_OK)
         rc = error_set(err, ucx_errno(status), "rail %s gives no key: %s", rail->name,
                        ctx->ucx->ucs_status_string(status));
+    /* What UCX registered nowhere has a key as well, and the far end would send what is to be written to our CPU. */
+    if (rc == 0 && m->device >= 0 && !ucx_shape_fits(&ctx->shape, m->key[r], m->key_bytes[r]))
+        rc = error_set(err, LEAT_UNSUPPORTED, "rail %s gives no key of the memory of GPU %d", rail->name,
+                       m->device);
     return rc;
 }
 
@@ -38,6 +42,7 @@ void ucx_mem_deregister(struct net_ctx *base, struct net_memory *memory)
         return;
     for (unsigned i = 0; i < ctx->nrails; i++)
         memory_leave(ctx, memory, i);
+    ctx->ndevices -= memory->device >= 0;
     list_remove(&memory->node);
     free(memory);
 }
@@ -51,6 +56,7 @@ int ucx_mem_register(struct net_ctx *base, void *addr, uint64_t bytes, int devic
         return -ENOMEM;
     *m = (struct net_memory){.addr = addr, .bytes = bytes, .device = device};
     memory_number(ctx, m);
+    ctx->ndevices += device >= 0;
     list_push_back(&ctx->memories, &m->node);
     for (unsigned i = 0; i < ctx->nrails; i++) {
         int rc = ctx->rails[i].worker ? memory_join(ctx, m, i, &base->why) : 0;
@@ -61,4 +67,9 @@ int ucx_mem_register(struct net_ctx *base, void *addr, uint64_t bytes, int devic
     }
     *ret_memory = m;
     return 0;
+}
+
+bool net_rdma_may_put(const struct net_memory *memory)
+{
+    return memory->id < PROTO_VIEWS_MAX;
 }

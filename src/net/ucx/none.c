@@ -37,6 +37,11 @@ void net_rdma_report(struct net_rdma_report *ret_report)
     snprintf(ret_report->ucx_text, sizeof(ret_report->ucx_text), "built without UCX");
 }
 
+bool net_rdma_may_put(const struct net_memory *memory)
+{
+    return false;
+}
+
 unsigned net_rdma_paths(const struct net_endpoint *endpoint,
                         struct net_path_info ret_info[NET_RDMA_RAILS_MAX])
 {

@@ -508,21 +508,15 @@ int ucx_rail_map(struct ucx_rail *rail, void *addr, uint64_t bytes, bool remote_
         .prot = remote_read ? UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_REMOTE_READ
                             : UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_LOCAL_WRITE |
                                   UCP_MEM_MAP_PROT_REMOTE_WRITE,
-        .memory_type = device >= 0 ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST};
-    ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
-    ucs_status_t status = UCS_OK;
-    /* Asked for first: where no device of the context knows GPU memory UCX says yes, and registers it nowhere. */
-    if (device >= 0 && (rail->ucx->ucp_context_query(rail->context, &attr) != UCS_OK ||
-                        !(attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA))))
-        status = UCS_ERR_UNSUPPORTED;
-    if (status == UCS_OK)
-        status = rail->ucx->ucp_mem_map(rail->context, &params, ret_memh);
+        .memory_type = UCS_MEMORY_TYPE_HOST}; /* a GPU's, too: 0113 */
+    ucs_status_t status = rail->ucx->ucp_mem_map(rail->context, &params, ret_memh);
     if (status == UCS_OK)
         return 0;
     if (device >= 0)
         return error_set(
             err, LEAT_UNSUPPORTED,
-            "rail %s cannot reach the memory of GPU %d (%s): it goes through a buffer in host memory",
+            "rail %s cannot register memory of GPU %d (%s): is the kernel's module nvidia_peermem "
+            "loaded?",
             rail->name, device, rail->ucx->ucs_status_string(status));
     struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
     getrlimit(RLIMIT_MEMLOCK, &limit);

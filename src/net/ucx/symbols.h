@@ -13,7 +13,7 @@
 /* clang-format off */
 #define UCX_SYMBOLS(X)                                                                                       \
     X(ucp_config_read) X(ucp_config_modify) X(ucp_config_release) X(ucp_init_version) X(ucp_cleanup)         \
-    X(ucp_context_query) X(ucp_get_version_string)                                                           \
+    X(ucp_get_version_string)                                                           \
     X(ucp_worker_create) X(ucp_worker_destroy) X(ucp_worker_progress) X(ucp_worker_get_efd)                  \
     X(ucp_worker_arm)                                                                                        \
     X(ucp_listener_create) X(ucp_listener_destroy) X(ucp_listener_query) X(ucp_listener_reject)              \

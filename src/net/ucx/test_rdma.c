@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 
 #include "base/clock.h"
+#include "base/crc32c.h"
 #include "failalloc.h"
 #include "net/ucx/endpoint.h"
 #include "net/ucx/serve.h"
@@ -923,17 +924,30 @@ static void test_slots_while_a_rail_goes(void **state)
     net_rdma_server_free(a.server);
 }
 
-/* No device here knows GPU memory: that is said, and not found out by a crash. */
+/* As a GPU's: the far end writes it, though nobody asked for puts, and no checksum is taken. What cannot be written is refused. */
 static void test_gpu_memory(void **state)
 {
     NEEDS_UCX();
-    struct net_ctx *ctx;
-    struct net_memory *memory = NULL;
-    assert_int_equal(net_rdma_new(&by_tcp, &ctx, NULL), 0);
-    assert_int_equal(ctx->ops->mem_register(ctx, dst, sizeof(dst), 0, &memory), LEAT_UNSUPPORTED);
-    assert_null(memory);
-    assert_non_null(strstr(ctx->why.message, "GPU 0"));
-    net_free(ctx);
+    struct one x;
+    struct net_path_info paths[NET_RDMA_RAILS_MAX];
+    assert_int_equal(one_connect(&x, SERVE, &by_tcp), 0);
+    assert_int_equal(one_read(&x, 0), 0);
+    assert_int_equal(net_rdma_paths(x.ep, paths), 1);
+    assert_int_equal(paths[0].put_bytes, 0);
+    const uint32_t crc = x.reads[0].crc;
+    x.ctx->ops->mem_deregister(x.ctx, x.memory);
+    assert_int_equal(x.ctx->ops->mem_register(x.ctx, dst, sizeof(dst), 0, &x.memory), 0);
+    assert_true(net_rdma_may_put(x.memory));
+    assert_int_equal(one_read(&x, 0), 0);
+    for (unsigned i = 0; i < ARRAY_LEN(x.reads); i++)
+        assert_int_equal(x.reads[i].crc, 0);
+    assert_int_equal(crc32c(0, dst, x.reads[0].bytes), crc);
+    net_rdma_paths(x.ep, paths);
+    assert_int_equal(paths[0].put_bytes, x.op.n * 4000);
+    x.memory->id = PROTO_VIEWS_MAX; /* its numbers are used up */
+    assert_false(net_rdma_may_put(x.memory));
+    assert_int_equal(one_read(&x, 0), LEAT_UNSUPPORTED);
+    one_end(&x);
 }
 
 /* The last: nobody is there afterwards. */
