@@ -41,6 +41,36 @@ uint64_t scan_array_row_bytes(const struct scan_array *array)
     return bytes;
 }
 
+uint64_t scan_array_sample_bytes(const struct scan_array *array)
+{
+    return scan_array_row_bytes(array) * MAX(array->rows, (uint64_t)1);
+}
+
+/*
+ * Would samples lie over more pages than they have to, if addresses were as offsets are in the file, behind its header? Then the
+ * first is put at a border. It only helps where the others then begin at one as well, or lie between two.
+ */
+static bool better_at_border(uint64_t offset, uint64_t sample_bytes)
+{
+    const uint64_t page = INDEX_FILE_ALIGN;
+    return sample_bytes % page == 0 ? offset % page != 0
+                                    : page % sample_bytes == 0 && offset % sample_bytes != 0;
+}
+
+int scan_place_raw(struct index_builder *b, uint32_t source, uint64_t offset, uint64_t bytes,
+                   uint64_t sample_bytes, uint64_t *ret_address)
+{
+    uint64_t phase = better_at_border(offset, sample_bytes) ? 0 : offset % INDEX_FILE_ALIGN;
+    uint64_t at = index_builder_reserve(b, align_up(phase + bytes, INDEX_FILE_ALIGN), INDEX_FILE_ALIGN, 0);
+    *ret_address = at + phase;
+    return index_builder_extent(b, &(struct index_extent){.address = at + phase,
+                                                          .bytes = bytes,
+                                                          .source_offset = offset,
+                                                          .source_bytes = bytes,
+                                                          .source = source,
+                                                          .kind = INDEX_EXTENT_RAW});
+}
+
 /* Rows that do not fill a last sample are left out. */
 static uint64_t samples_of(const struct scan_array *a)
 {
@@ -116,8 +146,7 @@ static int place_arrays(struct scan_arrays *arrays, const char *root, struct ind
         uint64_t shape[INDEX_MAX_DIMS + 1] = {a->rows}; /* (rows, ...) of a sample */
         memcpy(shape + 1, a->shape + 1, (a->ndim - 1) * sizeof(*shape));
         int field = index_builder_field(b, a->field, a->dtype, INDEX_FIELD_UNIFORM, a->ndim - !a->rows,
-                                        a->rows ? shape : shape + 1, address,
-                                        scan_array_row_bytes(a) * MAX(a->rows, 1ull));
+                                        a->rows ? shape : shape + 1, address, scan_array_sample_bytes(a));
         if (field < 0)
             return field == -E2BIG ? error_set(err, LEAT_UNSUPPORTED, "more than %u arrays", INDEX_MAX_FIELDS)
                                    : field;

@@ -5,9 +5,9 @@
  * shards or in a cache), in a memfd that clients map, and on every host; opening it is a mmap and a check of its header.
  *
  * Linear address space. The sources' extents, one after another, make one address space; region mr_gid holds addresses
- * [mr_gid * region_bytes, (mr_gid + 1) * region_bytes). A sample may cross regions. Shards and arrays are laid out as
- * images of their files (address = file offset modulo 4096), so that direct I/O lands in place, headers included; small
- * files are packed at 64-byte steps. Per field, addresses rise with the sample number.
+ * [mr_gid * region_bytes, (mr_gid + 1) * region_bytes). A sample may cross regions. Shards are laid out as images of their
+ * files (address = file offset modulo 4096), so that direct I/O lands in place, headers included; arrays likewise, without
+ * headers, unless their samples fit pages: then the first begins at a border. Small files are packed at 64-byte steps. Per field, addresses rise with the sample number.
  *
  *   0        header (struct index_header, 512 bytes)
  *   …        sections, each 64-byte aligned, little-endian, in the order of enum index_section:
@@ -37,7 +37,7 @@
 #define INDEX_MAX_DIMS    8u
 #define INDEX_MAX_ETAG    159u /* bytes */
 #define INDEX_NO_ADDRESS  UINT64_MAX
-#define INDEX_FILE_ALIGN  4096u /* extents read with direct I/O: address = file offset modulo this */
+#define INDEX_FILE_ALIGN  4096u /* where direct I/O lands in place: address = file offset modulo this */
 #define INDEX_SMALL_ALIGN 64u
 
 /* clang-format off */
@@ -152,7 +152,7 @@ struct index_shape {
 #define INDEX_FILTER_SHUFFLE    2u
 #define INDEX_FILTER_FLETCHER32 4u
 
-/* A part of 0 bytes is legal. Whether an extent suits direct I/O is seen from its address: = source_offset mod 4096. */
+/* A part of 0 bytes is legal. Whether direct I/O lands an extent in place on any disk is seen from its address: = source_offset mod 4096. */
 struct index_part {
     uint64_t address; /* INDEX_NO_ADDRESS: this sample has no such field */
     uint64_t bytes;

@@ -105,7 +105,7 @@ struct scan_array {
     /* Reserves addresses, adds extents, says where element 0 lies. */
     int (*place)(struct scan_array *array, struct index_builder *b, uint32_t source, uint64_t *ret_address,
                  struct leat_error *err);
-    uint64_t data_offset; /* .npy, and HDF5 when contiguous */
+    uint64_t data_offset; /* .npy */
     uint64_t rows;        /* that make one sample; 0: a row is a sample */
     int64_t source;       /* its number, once placed */
     void *format;         /* the format's own, freed with free() after format_fini */
@@ -119,6 +119,10 @@ void scan_arrays_fini(struct scan_arrays *arrays);
 /* A zeroed array at the end, or NULL. */
 struct scan_array *scan_arrays_add(struct scan_arrays *arrays);
 uint64_t scan_array_row_bytes(const struct scan_array *array);
+uint64_t scan_array_sample_bytes(const struct scan_array *array);
+/* One extent for an array that stands in its file as it is, from `offset` on; says where element 0 lies. */
+int scan_place_raw(struct index_builder *b, uint32_t source, uint64_t offset, uint64_t bytes,
+                   uint64_t sample_bytes, uint64_t *ret_address);
 
 /* `field` NULL: the format's own name. The file stays the caller's. */
 int npy_scan(struct scan *scan, const char *path, const char *field, struct scan_file *file,

@@ -91,10 +91,14 @@ void disk_engine_free(struct disk_engine *e); /* NULL is fine */
 
 /* What a file is like to read, found once a file. */
 struct disk_file_traits {
-    uint32_t direct_align; /* offset, length and memory alignment O_DIRECT asks for; 0: no direct I/O here */
+    uint32_t
+        direct_align; /* of offset, length and memory: what O_DIRECT asks for at most; 0: no direct I/O here */
+    uint32_t direct_memory_align; /* of memory alone: NVMe asks for 4 bytes, many others for a block */
     const char *fs; /* "ext4", "xfs", "tmpfs", "overlay", "nfs", "fuse", "virtiofs", "other"; static string */
     bool network;   /* nfs, cifs, fuse...: pages cached here say nothing about the source */
 };
+/* Tests: what files are said to ask of memory; 0: what they ask. */
+extern uint32_t disk_memory_align;
 int disk_file_probe(int fd, struct disk_file_traits *ret_traits);
 /* Share of [offset, offset+bytes) that the page cache holds, 0..1000 per mille (cachestat, else mincore); -errno
  * when the kernel does not tell. Never brings pages in. */

@@ -20,6 +20,8 @@
 
 #define DIRECT_ALIGN_GUESS 4096
 
+uint32_t disk_memory_align;
+
 /* statfs(2), linux/magic.h; spelled out because old headers lack some. */
 static const struct fs_kind {
     uint32_t magic;
@@ -61,8 +63,8 @@ static bool is_virtiofs(int fd)
     return found;
 }
 
-/* What statx says: true with the alignment (0: no direct I/O here), or false where it does not say. */
-static bool direct_align_statx(int fd, uint32_t *ret_align)
+/* What statx says: true with the alignments (0: no direct I/O here), or false where it does not say. */
+static bool direct_align_statx(int fd, struct disk_file_traits *ret_traits)
 {
 #ifdef STATX_TYPE
     struct statx stx = {0};
@@ -73,7 +75,8 @@ static bool direct_align_statx(int fd, uint32_t *ret_align)
     uint32_t mem, offset;
     memcpy(&mem, (const char *)&stx + 0x98, sizeof(mem));
     memcpy(&offset, (const char *)&stx + 0x9c, sizeof(offset));
-    *ret_align = mem && offset ? MAX(mem, offset) : 0;
+    ret_traits->direct_align = mem && offset ? MAX(mem, offset) : 0;
+    ret_traits->direct_memory_align = mem && offset ? mem : 0;
     return true;
 #else
     return false;
@@ -97,9 +100,13 @@ int disk_file_probe(int fd, struct disk_file_traits *ret_traits)
     }
     if (strcmp(traits.fs, "fuse") == 0 && is_virtiofs(fd))
         traits.fs = "virtiofs";
-    if (!never_direct && !direct_align_statx(fd, &traits.direct_align)) {
+    if (!never_direct && !direct_align_statx(fd, &traits)) {
         AUTO_CLOSE int direct = disk_open_direct(fd);
-        traits.direct_align = direct >= 0 ? DIRECT_ALIGN_GUESS : 0;
+        traits.direct_align = traits.direct_memory_align = direct >= 0 ? DIRECT_ALIGN_GUESS : 0;
+    }
+    if (disk_memory_align && traits.direct_align) {
+        traits.direct_memory_align = disk_memory_align;
+        traits.direct_align = MAX(traits.direct_align, disk_memory_align);
     }
     *ret_traits = traits;
     return 0;

@@ -10,7 +10,10 @@
 #define SOURCES_CACHED 8u
 #define RANGES_BAD_MAX 64u
 #define AHEAD_MAX      16u
-#define FILL_MESSAGE   400u /* an address may be long */
+/* Of a thread: what cannot be read, or copied, straight to its place. Stays in the second-level cache. */
+#define FILL_BOUNCE_BYTES     (256 * KIB)
+#define FILL_DIRECT_ALIGN_MAX 4096u /* a disk that asks for more is read through the page cache */
+#define FILL_MESSAGE          400u  /* an address may be long */
 
 struct backend;
 struct fill_remote; /* fill_remote.c */
@@ -29,6 +32,12 @@ struct fill_source {
     int fd, fd_direct;
     struct disk_file_traits traits;
     uint64_t used; /* for least-recently-used */
+};
+
+/* Addresses, and where the first lies in memory. */
+struct fill_range {
+    uint64_t begin, end;
+    uint8_t *dst; /* of begin */
 };
 
 /* Where a range goes. */
@@ -93,6 +102,17 @@ void fill_bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int code,
     __attribute__((format(printf, 5, 6)));
 /* The bad range that overlaps [begin, end), or NULL. */
 const struct fill_bad *fill_bad_in(const struct fill_thread *t, uint64_t begin, uint64_t end);
+/* Why a read failed, with file and place (t->bad_offset). */
+void fill_read_error(const struct fill_thread *t, const struct index *index, uint64_t source, int code,
+                     char *why, size_t cap);
+/* The thread's bounce buffer, FILL_BOUNCE_BYTES at a border of FILL_DIRECT_ALIGN_MAX; NULL: no memory. */
+uint8_t *fill_bounce(struct fill_thread *t);
+/* What came to it, to its address. */
+int fill_bounce_out(struct fill_thread *t, const uint8_t *src, uint64_t address, uint64_t bytes);
+/* fill_large.c: r, a part of a RAW extent, to its place; whole: the range that is being read. False: some of it is bad. */
+bool fill_large(struct fill_thread *t, const struct index *index, uint64_t extent,
+                const struct fill_source *source, bool direct, const struct fill_range *whole,
+                const struct fill_range *r);
 /* Closes the cached sources. */
 void fill_sources_close(struct fill_thread *t);
 

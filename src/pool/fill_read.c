@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One range of addresses into memory. The range is walked extent by extent; raw extents become reads of up to 1 MiB:
+ * One range of addresses into memory. The range is walked extent by extent; raw extents become reads:
  *
  *   small file      open, read, fstat, close in this thread, as the opening is what costs; one that the page cache lacks is
  *                   left open and read ahead by the kernel while the next ones are opened
- *   cold and large  direct I/O, whole blocks, through the engine, many in flight
+ *   cold and large  direct I/O through the engine, many in flight (fill_large.c)
  *   warm            the page cache has it: pread copies; no second copy of the file in memory
  *   chunk           stored bytes through filters to rows (dataset/)
  *   elsewhere       many at a time (fill_remote.c)
  *
- * Direct reads take whole blocks, so they may write up to a block before and behind the extent: only where the layout
- * leaves that room inside the range. A source that is not what was indexed (size or mtime) spoils its samples: LEAT_STALE.
+ * A source that is not what was indexed (size or mtime) spoils its samples: LEAT_STALE.
  * Failures: each bad range is noted with its reason and the rest goes on.
  */
 #include "pool/fill_internal.h"
@@ -28,17 +27,11 @@
 #include <sys/stat.h>
 #include <sys/uio.h>
 
-#define READ_BYTES     (1 * MIB)
 #define SMALL_BYTES    (256 * KIB)
-#define BOUNCE_BYTES   (256 * KIB) /* stays in the second-level cache */
+#define BOUNCED_LEAST  (1 * MIB)   /* of an extent; of many small ones the kernel reads the next ahead */
 #define PIECE_BYTES    (256 * KIB) /* of a cached file, before it is checksummed: the same */
 #define WARM_PERMILLE  500         /* from here on by the page cache */
 #define THERE_PERMILLE 990         /* what is missing does not need many reads in flight */
-
-struct range {
-    uint64_t begin, end; /* addresses */
-    uint8_t *dst;        /* of begin */
-};
 
 void fill_bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int code, const char *fmt, ...)
 {
@@ -217,18 +210,26 @@ static int pwrite_all(int fd, const uint8_t *src, uint64_t bytes, uint64_t offse
     return 0;
 }
 
+uint8_t *fill_bounce(struct fill_thread *t)
+{
+    if (!t->bounce)
+        t->bounce = aligned_alloc(FILL_DIRECT_ALIGN_MAX, FILL_BOUNCE_BYTES);
+    return t->bounce;
+}
+
 /* May copies go by the target's descriptor? */
 static bool bounces(struct fill_thread *t)
 {
-    if (t->target.fd >= 0 && !t->bounce)
-        t->bounce = malloc(BOUNCE_BYTES);
-    return t->target.fd >= 0 && t->bounce;
+    return t->target.fd >= 0 && fill_bounce(t);
 }
 
-static int bounce_out(struct fill_thread *t, uint64_t address, uint64_t bytes)
+int fill_bounce_out(struct fill_thread *t, const uint8_t *src, uint64_t address, uint64_t bytes)
 {
     ledger_add(LEDGER_BOUNCE, bytes);
-    return pwrite_all(t->target.fd, t->bounce, bytes, t->target.offset + (address - t->target_begin));
+    if (t->target.fd >= 0)
+        return pwrite_all(t->target.fd, src, bytes, t->target.offset + (address - t->target_begin));
+    memcpy(target_address(t, address), src, bytes);
+    return 0;
 }
 
 /* Bytes of the file at `offset` to [begin, end), the file being in the page cache or about to be. */
@@ -238,10 +239,10 @@ static int read_copy(struct fill_thread *t, int fd, uint64_t offset, uint64_t be
     if (!bounces(t))
         return pread_all(t, fd, target_address(t, begin), end - begin, offset);
     while (begin < end) {
-        uint64_t bytes = MIN(end - begin, BOUNCE_BYTES);
+        uint64_t bytes = MIN(end - begin, FILL_BOUNCE_BYTES);
         int code = pread_all(t, fd, t->bounce, bytes, offset);
         if (code == 0)
-            code = bounce_out(t, begin, bytes);
+            code = fill_bounce_out(t, t->bounce, begin, bytes);
         if (code < 0)
             return code;
         begin += bytes;
@@ -250,9 +251,8 @@ static int read_copy(struct fill_thread *t, int fd, uint64_t offset, uint64_t be
     return 0;
 }
 
-/* Why read_copy failed, with file and place. */
-static void read_error(const struct fill_thread *t, const struct index *index, uint64_t source, int code,
-                       char *why, size_t cap)
+void fill_read_error(const struct fill_thread *t, const struct index *index, uint64_t source, int code,
+                     char *why, size_t cap)
 {
     char name[96];
     source_shown(index, source, name);
@@ -275,7 +275,7 @@ static void small_end(struct fill_thread *t, const struct fill_ahead *a, int cod
     if (changed < 0)
         fill_bad_add(t, a->begin, a->end, changed, "%s", why);
     else if (code < 0) {
-        read_error(t, &a->ws->index, a->source, code, why, sizeof(why));
+        fill_read_error(t, &a->ws->index, a->source, code, why, sizeof(why));
         fill_bad_add(t, a->begin, a->end, code, "%s", why);
     } else
         atomic_fetch_add_explicit(&counters->bytes_buffered, a->end - a->begin, memory_order_relaxed);
@@ -293,14 +293,14 @@ static bool read_cached(struct fill_thread *t, int fd, uint64_t offset, uint64_t
 {
     bool bounce = bounces(t);
     struct iovec iov = {bounce ? t->bounce : target_address(t, begin), bytes};
-    if (bounce && bytes > BOUNCE_BYTES)
+    if (bounce && bytes > FILL_BOUNCE_BYTES)
         return false;
     return preadv2(fd, &iov, 1, (off_t)offset, RWF_NOWAIT) == (ssize_t)bytes &&
-           (!bounce || bounce_out(t, begin, bytes) == 0);
+           (!bounce || fill_bounce_out(t, t->bounce, begin, bytes) == 0);
 }
 
 static void read_small(struct fill_thread *t, struct wset *ws, const struct index_extent *e,
-                       const struct range *r, const struct source_opener *opener,
+                       const struct fill_range *r, const struct source_opener *opener,
                        struct fill_counters *counters)
 {
     char why[180];
@@ -322,51 +322,14 @@ static void read_small(struct fill_thread *t, struct wset *ws, const struct inde
     t->ahead[t->nahead++] = a;
 }
 
-struct pending {
-    struct disk_read read; /* first */
-    struct fill_thread *thread;
-    const struct index *index;
-    uint64_t source;
-    uint64_t begin, end; /* addresses that this read is wanted for */
-    uint64_t need;       /* bytes that must arrive */
-};
-
-static void read_done(struct disk_read *read, int64_t result)
-{
-    struct pending *p = container_of(read, struct pending, read);
-    if (result >= (int64_t)p->need)
-        return;
-    char why[180];
-    int code = result < 0 ? (int)result : LEAT_STALE;
-    p->thread->bad_offset = read->offset;
-    read_error(p->thread, p->index, p->source, code, why, sizeof(why));
-    fill_bad_add(p->thread, p->begin, p->end, code, "%s", why);
-}
-
-/* Room to read whole blocks: nothing else of the set lies in the blocks at either end, and they are inside the range. */
-static bool direct_fits(const struct wset *ws, uint64_t extent, const struct range *whole, uint64_t begin,
-                        uint64_t end, uint64_t align)
-{
-    const struct index *index = &ws->index;
-    uint64_t low = align_down(begin, align), high = align_up(end, align);
-    const struct index_extent *e = &index->extents[extent];
-    if (low < whole->begin || high > whole->end)
-        return false;
-    if (low < e->address && extent > 0 &&
-        index->extents[extent - 1].address + index->extents[extent - 1].bytes > low)
-        return false;
-    return high <= e->address + e->bytes || extent + 1 == index->header->nextents ||
-           index->extents[extent + 1].address >= high;
-}
-
 /* The reads of a large file are over: with an error, or for good unless it was rewritten in place meanwhile. */
 static void read_raw_end(struct fill_thread *t, struct wset *ws, const struct index_extent *e,
-                         const struct fill_source *s, const struct range *r, int code,
+                         const struct fill_source *s, const struct fill_range *r, int code,
                          _Atomic uint64_t *counter)
 {
     char why[180] = "";
     if (code < 0)
-        read_error(t, &ws->index, e->source, code, why, sizeof(why));
+        fill_read_error(t, &ws->index, e->source, code, why, sizeof(why));
     else
         code = source_check(ws, e->source, s->fd, why, sizeof(why));
     if (code < 0)
@@ -385,9 +348,9 @@ static void arrived(struct fill_thread *t, uint64_t address)
 /* A large file that the page cache has, piece by piece: each is compared with what was indexed and handed on while the CPU's cache
  * has it. */
 static void read_warm(struct fill_thread *t, struct wset *ws, const struct index_extent *e,
-                      const struct fill_source *s, const struct range *r, struct fill_counters *counters)
+                      const struct fill_source *s, const struct fill_range *r, struct fill_counters *counters)
 {
-    for (struct range piece = *r; piece.begin < r->end; piece.begin = piece.end) {
+    for (struct fill_range piece = *r; piece.begin < r->end; piece.begin = piece.end) {
         piece.end = MIN(r->end, piece.begin + PIECE_BYTES);
         int code = read_copy(t, s->fd, e->source_offset + (piece.begin - e->address), piece.begin, piece.end);
         read_raw_end(t, ws, e, s, &piece, code, &counters->bytes_buffered);
@@ -395,8 +358,8 @@ static void read_warm(struct fill_thread *t, struct wset *ws, const struct index
     }
 }
 
-static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, const struct range *whole,
-                     const struct range *r, const struct source_opener *opener,
+static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, const struct fill_range *whole,
+                     const struct fill_range *r, const struct source_opener *opener,
                      struct fill_counters *counters)
 {
     const struct index_extent *e = &ws->index.extents[extent];
@@ -407,70 +370,25 @@ static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, co
         fill_bad_add(t, r->begin, r->end, code, "%s", why);
         return;
     }
-    uint64_t offset = e->source_offset + (r->begin - e->address), bytes = r->end - r->begin;
-    uint64_t align = s->traits.direct_align;
-    int cached = disk_cached_permille(s->fd, offset, bytes);
+    uint64_t offset = e->source_offset + (r->begin - e->address), align = s->traits.direct_align;
+    int cached = disk_cached_permille(s->fd, offset, r->end - r->begin);
     bool warm = cached >= WARM_PERMILLE;
     if (cached >= THERE_PERMILLE || (warm && bounces(t))) {
         read_warm(t, ws, e, s, r, counters);
         return;
     }
-    bool direct = !warm && align && offset % align == r->begin % align &&
-                  direct_fits(ws, extent, whole, r->begin, r->end, align);
+    bool direct = !warm && align && align <= FILL_DIRECT_ALIGN_MAX &&
+                  (offset % align == r->begin % align || e->bytes >= BOUNCED_LEAST);
     if (direct && s->fd_direct < 0) {
         s->fd_direct = disk_open_direct(s->fd);
         direct = s->fd_direct >= 0;
     }
-    uint64_t begin = direct ? align_down(r->begin, align) : r->begin,
-             end = direct ? align_up(r->end, align) : r->end;
-    unsigned n = (unsigned)div_up(end - begin, READ_BYTES);
-    struct pending *reads = calloc(n, sizeof(*reads));
-    struct disk_read **ptrs = calloc(n, sizeof(*ptrs));
-    if (!reads || !ptrs) {
-        fill_bad_add(t, r->begin, r->end, -ENOMEM, "out of memory while loading");
-        goto out;
-    }
-    for (unsigned k = 0; k < n; k++) {
-        uint64_t from = begin + k * READ_BYTES, to = MIN(from + READ_BYTES, end);
-        reads[k] = (struct pending){
-            .read = {.fd = direct ? s->fd_direct : s->fd,
-                     .offset = e->source_offset + from - e->address,
-                     .dst = whole->dst + (from - whole->begin),
-                     .bytes = to - from,
-                     .buffer = -1,
-                     .done = read_done},
-            .thread = t,
-            .index = &ws->index,
-            .source = e->source,
-            .begin = MAX(from, r->begin),
-            .end = MIN(to, r->end),
-            .need = MIN(to, r->end) - from,
-        };
-        ptrs[k] = &reads[k].read;
-    }
-    code = t->engine->ops->submit(t->engine, ptrs, n);
-    if (code < 0) {
-        fill_bad_add(t, r->begin, r->end, code, "cannot submit reads: %s", strerror(-code));
-        goto out;
-    }
-    unsigned nbad = t->nbad;
-    for (unsigned done = 0; done < n;) {
-        int reaped = t->engine->ops->reap(t->engine, 1);
-        if (reaped < 0) {
-            log_error("disk engine %s failed: %s", t->engine->ops->name, strerror(-reaped));
-            abort(); /* reads are out, and their buffers cannot be given back */
-        }
-        done += (unsigned)reaped;
-    }
-    if (t->nbad == nbad)
+    if (fill_large(t, &ws->index, extent, s, direct, whole, r))
         read_raw_end(t, ws, e, s, r, 0, direct ? &counters->bytes_direct : &counters->bytes_buffered);
-out:
-    free(reads);
-    free(ptrs);
 }
 
 static void read_chunk(struct fill_thread *t, struct wset *ws, const struct index_extent *e,
-                       const struct range *r, const struct source_opener *opener,
+                       const struct fill_range *r, const struct source_opener *opener,
                        struct fill_counters *counters)
 {
     char why[180];
@@ -515,7 +433,7 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
                          struct fill_counters *counters)
 {
     const struct index *index = &ws->index;
-    struct range whole = {address, address + bytes, target->addr};
+    struct fill_range whole = {address, address + bytes, target->addr};
     t->nbad = 0;
     t->target = *target;
     t->target_begin = address;
@@ -523,7 +441,7 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
         const struct index_extent *e = &index->extents[k];
         if (e->address >= whole.end)
             break;
-        struct range r = {MAX(e->address, address), MIN(e->address + e->bytes, whole.end), NULL};
+        struct fill_range r = {MAX(e->address, address), MIN(e->address + e->bytes, whole.end), NULL};
         if (r.begin >= r.end)
             continue;
         r.dst = target_address(t, r.begin);

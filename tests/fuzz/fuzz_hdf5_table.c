@@ -20,7 +20,7 @@ static void lay_out(const struct hdf5_dataset *d)
     uint64_t address, row = d->itemsize;
     for (unsigned i = 1; i < d->ndim; i++)
         row *= d->dims[i];
-    int rc = source < 0 ? -1 : hdf5_place(d, b, (uint32_t)source, &address, NULL);
+    int rc = source < 0 ? -1 : hdf5_place(d, 1, b, (uint32_t)source, &address, NULL);
     if (rc == 0)
         rc = index_builder_field(b, "x", d->dtype, INDEX_FIELD_UNIFORM, d->ndim - 1, d->dims + 1, address,
                                  row);

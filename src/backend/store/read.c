@@ -9,7 +9,7 @@
  *              └── to a bounce buffer; the wanted part is copied, the rest (the padding) left behind
  *
  * The unit is the store's block, since only all of one can be compared with its checksum. A block that is wanted whole goes to its place:
- * with direct I/O, unless the page cache has it or its place is not aligned as the file is. Every block is compared in the memory
+ * with direct I/O, unless the page cache has it; where that cannot read to its place, by a bounce buffer. Every block is compared in the memory
  * that it came to, by whatever road: what the page cache holds may have gone bad as well.
  *
  * Failure modes: LEAT_CORRUPT names bucket, key and block; an I/O error its offset. Invariants: a read has ended when all of its blocks have;
@@ -53,6 +53,7 @@ static bool has_direct(struct stored_file *f)
         if (disk_file_probe(f->obj->fd, &traits) == 0 && traits.direct_align && traits.direct_align <= 4096) {
             int fd = store_obj_open_direct(f->obj);
             f->align = fd >= 0 ? traits.direct_align : 0;
+            f->memory_align = traits.direct_memory_align;
             f->fd_direct = fd >= 0 ? fd : -2;
         }
     }
@@ -173,10 +174,10 @@ static int block_submit(struct block *b)
     bool cold = b->bytes >= DIRECT_LEAST && is_cold(f, b) && has_direct(f);
     bool in_place = is_whole(b);
     /* In place and direct: neither begin nor end may reach over the block. */
-    bool fits = cold && in_place && (uintptr_t)place_of(b) % f->align == 0 && b->bytes % f->align == 0;
+    bool fits = cold && in_place && (uintptr_t)place_of(b) % f->memory_align == 0 && b->bytes % f->align == 0;
     b->bounce = -1;
     b->direct = fits;
-    if (!in_place || (cold && !fits && (uintptr_t)place_of(b) % f->align == 0)) {
+    if (!in_place || (cold && !fits)) {
         b->bounce = bounce_take(s);
         if (b->bounce == -1) {
             list_push_back(&s->waiting, &b->node);

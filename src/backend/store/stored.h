@@ -9,7 +9,7 @@
 #include "store/store.h"
 
 #define STORED_SCHEME  "store://"
-#define STORED_BOUNCES 2u /* blocks of which only a part is wanted, at a time */
+#define STORED_BOUNCES 2u /* blocks of which only a part is wanted, or whose place does not suit, at a time */
 _Static_assert(STORED_BOUNCES *STORE_BLOCK + 512 * KIB <= BACKEND_STORE_BYTES, "what a session may hold");
 
 struct stored {
@@ -35,6 +35,7 @@ struct stored_file {
     struct store_obj *obj; /* a reference: this version */
     int fd_direct;         /* -1: not tried; -2: there is none */
     uint32_t align;        /* of direct I/O; 0: none, or not tried */
+    uint32_t memory_align; /* of direct I/O, of memory alone */
 };
 
 static inline struct stored *stored_of(struct backend *b)

@@ -229,6 +229,32 @@ static void test_ranges(void **state)
     free(memory);
 }
 
+/* Memory that a disk does not read to costs a copy, and leaves nothing in the page cache. */
+static void test_misplaced(void **state)
+{
+    uint8_t *memory = aligned_alloc(4096, 4 * MIB), *dst = memory + 384;
+    struct backend_file *file = open_key("large", NULL);
+    struct backend_stats before, after;
+    struct disk_file_traits traits;
+    struct reading r;
+    cold();
+    AUTO_CLOSE int fd = each_file(f.folder, POSIX_FADV_NORMAL, LARGE);
+    bool is_direct =
+        disk_file_probe(fd, &traits) == 0 && traits.direct_align && disk_cached_permille(fd, 0, LARGE) == 0;
+    backend_stats(f.session, &before);
+    begin(&r, file, dst, 0, 3 * MIB);
+    assert_int_equal(backend_wait(f.session, 1, -1), 1);
+    assert_int_equal(r.rc, 0);
+    assert_memory_equal(dst, f.large, 3 * MIB);
+    backend_stats(f.session, &after);
+    if (is_direct)
+        assert_int_equal(after.bytes_direct - before.bytes_direct, 3 * MIB);
+    else
+        print_message("no direct I/O below %s, or it stays in the page cache\n", f.folder);
+    backend_close(file);
+    free(memory);
+}
+
 static void test_many_at_once(void **state)
 {
     enum { N = 40 };
@@ -336,9 +362,10 @@ static void test_changed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),       cmocka_unit_test(test_long_list),
-        cmocka_unit_test(test_ranges),      cmocka_unit_test(test_many_at_once),
-        cmocka_unit_test(test_flipped_bit), cmocka_unit_test(test_changed),
+        cmocka_unit_test(test_names),     cmocka_unit_test(test_long_list),
+        cmocka_unit_test(test_ranges),    cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_misplaced), cmocka_unit_test(test_flipped_bit),
+        cmocka_unit_test(test_changed),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

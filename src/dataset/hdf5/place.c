@@ -2,7 +2,7 @@
 /*
  * place.c: where an HDF5 dataset lies in the address space: always as one C-ordered array.
  *
- *   contiguous               one RAW extent, at an address that equals its file offset modulo 4096
+ *   contiguous               one RAW extent, as that of a .npy file
  *   chunks of whole rows,    one RAW extent a chunk, clipped at the end of the array
  *   no filters
  *   any other chunks         one CHUNK extent a band of rows (as many as a chunk is high), all its chunks in it
@@ -19,20 +19,6 @@ static uint64_t row_bytes(const struct hdf5_dataset *d)
     for (unsigned i = 1; i < d->ndim; i++)
         bytes *= d->dims[i];
     return bytes;
-}
-
-static int place_contiguous(const struct hdf5_dataset *d, struct index_builder *b, uint32_t source,
-                            uint64_t *ret_address)
-{
-    uint64_t bytes = d->dims[0] * row_bytes(d), phase = d->offset % INDEX_FILE_ALIGN;
-    uint64_t at = index_builder_reserve(b, align_up(phase + bytes, INDEX_FILE_ALIGN), INDEX_FILE_ALIGN, 0);
-    *ret_address = at + phase;
-    return index_builder_extent(b, &(struct index_extent){.address = at + phase,
-                                                          .bytes = bytes,
-                                                          .source_offset = d->offset,
-                                                          .source_bytes = bytes,
-                                                          .source = source,
-                                                          .kind = INDEX_EXTENT_RAW});
 }
 
 /* Whole elements of fill over [address, +bytes). */
@@ -182,12 +168,13 @@ static int place_chunked(const struct hdf5_dataset *d, struct index_builder *b, 
     return rc;
 }
 
-int hdf5_place(const struct hdf5_dataset *d, struct index_builder *b, uint32_t source, uint64_t *ret_address,
-               struct leat_error *err)
+int hdf5_place(const struct hdf5_dataset *d, uint64_t rows, struct index_builder *b, uint32_t source,
+               uint64_t *ret_address, struct leat_error *err)
 {
+    uint64_t row = row_bytes(d);
     switch (d->layout) {
     case HDF5_CONTIGUOUS:
-        return place_contiguous(d, b, source, ret_address);
+        return scan_place_raw(b, source, d->offset, d->dims[0] * row, row * rows, ret_address);
     case HDF5_CHUNKED:
         return place_chunked(d, b, source, ret_address);
     default:

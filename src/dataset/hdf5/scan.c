@@ -196,7 +196,7 @@ static int ask_child(const char *inner, int file_fd, struct bytes_out *out, stru
 static int place(struct scan_array *a, struct index_builder *b, uint32_t source, uint64_t *ret_address,
                  struct leat_error *err)
 {
-    return hdf5_place(a->format, b, source, ret_address, err);
+    return hdf5_place(a->format, MAX(a->rows, (uint64_t)1), b, source, ret_address, err);
 }
 
 static void fini(void *format)

@@ -57,8 +57,8 @@ void hdf5_table_fini(struct hdf5_table *table);
 
 extern uint64_t hdf5_idle_ns; /* how long the child may be silent; for tests */
 
-/* Lays out a dataset that the parser accepted: the `place` of an array (dataset/scan.h). */
-int hdf5_place(const struct hdf5_dataset *d, struct index_builder *b, uint32_t source, uint64_t *ret_address,
-               struct leat_error *err);
+/* Lays out a dataset that the parser accepted, so many rows a sample: the `place` of an array (dataset/scan.h). */
+int hdf5_place(const struct hdf5_dataset *d, uint64_t rows, struct index_builder *b, uint32_t source,
+               uint64_t *ret_address, struct leat_error *err);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* npy/scan.c: a .npy file is one RAW extent, its header included, so that direct I/O lands every byte in place. */
+/* npy/scan.c: the data of a .npy file are one RAW extent. */
 #include <stdio.h>
 
 #include "dataset/scan.h"
@@ -8,14 +8,8 @@
 static int place(struct scan_array *a, struct index_builder *b, uint32_t source, uint64_t *ret_address,
                  struct leat_error *err)
 {
-    uint64_t bytes = a->data_offset + a->shape[0] * scan_array_row_bytes(a);
-    uint64_t at = index_builder_reserve(b, align_up(bytes, INDEX_FILE_ALIGN), INDEX_FILE_ALIGN, 0);
-    *ret_address = at + a->data_offset;
-    return index_builder_extent(b, &(struct index_extent){.address = at,
-                                                          .bytes = bytes,
-                                                          .source_bytes = bytes,
-                                                          .source = source,
-                                                          .kind = INDEX_EXTENT_RAW});
+    return scan_place_raw(b, source, a->data_offset, a->shape[0] * scan_array_row_bytes(a),
+                          scan_array_sample_bytes(a), ret_address);
 }
 
 static int parse_file(struct scan_file *file, struct npy_header *ret_header, struct leat_error *err)
