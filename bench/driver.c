@@ -84,16 +84,16 @@ uint8_t *bench_memory(uint64_t bytes, bool huge, int *ret_fd)
     return map;
 }
 
-uint8_t *bench_load_npy(const struct bench_setup *setup, bool as_in_file)
+uint8_t *bench_load_npy(const struct bench_setup *setup)
 {
     uint64_t bytes = setup->samples * setup->sample_bytes;
     AUTO_CLOSE int memory = -1;
     AUTO_CLOSE int fd = open(setup->file, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         bench_die("%s: %s", setup->file, strerror(errno));
-    uint64_t from = bench_npy_data(fd), shift = as_in_file ? from % 4096 : 0;
-    uint8_t *map = bench_memory(shift + bytes, setup->huge, &memory), *samples = map + shift;
-    if (fallocate(memory, 0, 0, (off_t)(shift + bytes)) < 0) /* as the daemon does: whole huge pages */
+    uint64_t from = bench_npy_data(fd);
+    uint8_t *samples = bench_memory(bytes, setup->huge, &memory);
+    if (fallocate(memory, 0, 0, (off_t)bytes) < 0) /* as the daemon does: whole huge pages */
         bench_die("no memory for %s: %s", setup->file, strerror(errno));
     for (uint64_t at = 0; at < bytes;) {
         ssize_t n = pread(fd, samples + at, MIN(bytes - at, 16 * MIB), (off_t)(from + at));

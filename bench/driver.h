@@ -56,8 +56,8 @@ uint64_t bench_npy_data(int fd);
 /* Shared memory of the kind that the daemon has, mapped and untouched: with --pages huge from a tmpfs of its kind, else a memfd.
  * *ret_fd (may be NULL) stays open, else the mapping alone keeps it. */
 uint8_t *bench_memory(uint64_t bytes, bool huge, int *ret_fd);
-/* The file's samples in such memory: from a page's border on, or as far behind one as they are in the file, where direct reads bring them. */
-uint8_t *bench_load_npy(const struct bench_setup *setup, bool as_in_file);
+/* The file's samples in such memory, from a page's border on. */
+uint8_t *bench_load_npy(const struct bench_setup *setup);
 /* A consumer's ring of batch buffers, touched: private memory with huge pages advised, as a view's. */
 uint8_t *bench_ring(uint64_t bytes);
 

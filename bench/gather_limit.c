@@ -21,7 +21,7 @@ struct gather {
 
 static void prepare(const struct bench_setup *setup)
 {
-    pool = bench_load_npy(setup, false);
+    pool = bench_load_npy(setup);
     bytes = setup->sample_bytes;
 }
 

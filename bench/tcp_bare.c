@@ -10,8 +10,8 @@
  *                                                   whose number it stands for (modulo), all at once, and then received from in turn
  *
  * Samples lie in the best places there are: in the servers' memory on borders of their size where that is a power of two, and in a
- * batch those of one server side by side. `placed` as the last word has them where Leat has them: behind the file's header, which is
- * how direct reads bring them, and in the batch in its order, so that a reply is scattered over it.
+ * batch those of one server side by side. `read ... ordered` has them in the batch in its order, as Leat does, so that a reply is
+ * scattered over it.
  */
 #include "driver.h"
 
@@ -51,7 +51,7 @@ static struct bench_setup setup;
 static int listener = -1;
 static struct sockaddr_in address, addresses[SERVERS]; /* to listen on; to read from */
 static unsigned nservers = 1;
-static bool placed;
+static bool ordered;
 static pid_t server_pid;
 
 static bool receive_all(int fd, void *buf, size_t bytes)
@@ -142,7 +142,7 @@ static void listen_there(void)
 static _Noreturn void server(void)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const uint8_t *pool = bench_load_npy(&setup, placed);
+    const uint8_t *pool = bench_load_npy(&setup);
     if (listener < 0) /* only now: loading takes the CPUs from what is measured meanwhile */
         listen_there();
     for (;;) {
@@ -178,13 +178,10 @@ static void prepare(const struct bench_setup *s)
 {
     setup = *s;
     address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    if (setup.nargs && strcmp(setup.args[setup.nargs - 1], "placed") == 0) {
-        placed = true;
-        setup.nargs--;
-    }
     if (setup.nargs) {
-        if (setup.nargs != 3)
-            bench_die("needs serve|read ADDRESS PORT, or nothing, and placed or not");
+        ordered = setup.nargs == 4 && strcmp(setup.args[3], "ordered") == 0;
+        if (setup.nargs != 3 && !ordered)
+            bench_die("needs serve|read ADDRESS PORT, and ordered or not, or nothing");
         parse_addresses(setup.args[1], setup.args[2]);
         if (strcmp(setup.args[0], "serve") == 0)
             server();
@@ -234,7 +231,7 @@ static unsigned ask(struct client *c, unsigned k, const uint64_t *ids, unsigned 
 }
 
 /* Server k's samples, each where its number stands in the batch. */
-static bool take_placed(struct client *c, unsigned k, const uint64_t *ids, unsigned n, uint8_t *batch)
+static bool take_ordered(struct client *c, unsigned k, const uint64_t *ids, unsigned n, uint8_t *batch)
 {
     unsigned to = 0;
     for (unsigned i = 0; i < n; i++) {
@@ -259,8 +256,8 @@ static void read_batch(void *arg, const uint64_t *ids, unsigned n, const uint8_t
     for (unsigned k = 0; k < nservers; k++)
         asked[k] = ask(c, k, ids, n);
     for (unsigned k = 0; k < nservers; at += asked[k++] * setup.sample_bytes)
-        if (placed ? !take_placed(c, k, ids, n, batch)
-                   : !receive_all(c->fds[k], at, asked[k] * setup.sample_bytes))
+        if (ordered ? !take_ordered(c, k, ids, n, batch)
+                    : !receive_all(c->fds[k], at, asked[k] * setup.sample_bytes))
             bench_die("the server is gone");
     *ret_data = batch;
 }

@@ -27,7 +27,7 @@ SWEEP = [8, 16, 24, 32, 48, 64, 96, 128, 256]  # KiB
 BATCH, SAMPLES, SAMPLE = 8, 1024, 64 * KIB
 NO_CREDITS = 64 * MIB
 DEEP = 1024  # packets: all that a batch can bring
-PORT, PLACED = 7800, 50
+PORT = 7800
 
 
 def busy_seconds():
@@ -75,29 +75,25 @@ class Rig:
             raise Failed("read_leat did not read every sample")
         return group
 
-    def bare(self, hosts=(1,), link=0, placed=False, **more):
-        """Bare request and reply with some server hosts. placed: samples lie where Leat has them, not where it is best for sockets."""
-        servers = [self.bare_server(host, link, placed) for host in hosts]
-        group = self.reader("tcp_bare", ["read", ",".join(self.network.address(host, link) for host in hosts), _port(link, placed),
-                                         *(["placed"] if placed else [])], servers=[s.pid for s in servers], **more)
-        if placed and group.ask("verify")["verified"] != self.samples:
+    def bare(self, hosts=(1,), link=0, ordered=False, **more):
+        """Bare request and reply with some server hosts. ordered: a batch has its samples as Leat does, not as is best for sockets."""
+        servers = [self.bare_server(host, link) for host in hosts]
+        group = self.reader("tcp_bare", ["read", ",".join(self.network.address(host, link) for host in hosts), PORT + link,
+                                         *(["ordered"] if ordered else [])], servers=[s.pid for s in servers], **more)
+        if ordered and group.ask("verify")["verified"] != self.samples:
             raise Failed("tcp_bare did not read every sample")
         return group
 
-    def bare_server(self, host, link, placed):
-        if (host, link, placed) not in self.bare_servers:
-            port = _port(link, placed)
+    def bare_server(self, host, link):
+        if (host, link) not in self.bare_servers:
+            port = PORT + link
             argv = [*self.network.inside(host), self.suite.program("tcp_bare"), *self._common(1, 256), "serve",
-                    self.network.address(host, link), port, *(["placed"] if placed else [])]
+                    self.network.address(host, link), port]
             listening = [*self.network.inside(host), "ss", "-Hltn", f"sport = :{port}"]
             server = Daemon(argv, lambda: "LISTEN" in command(*listening), os.path.join(self.folder, f"bare{host}.{port}.log"))
             self.stack.callback(server.close)
-            self.bare_servers[host, link, placed] = server
-        return self.bare_servers[host, link, placed]
-
-
-def _port(link, placed):
-    return PORT + link + (PLACED if placed else 0)
+            self.bare_servers[host, link] = server
+        return self.bare_servers[host, link]
 
 
 class Suite(Base):
@@ -194,13 +190,13 @@ class Suite(Base):
                 rig = Rig(self, stack, 4, size=(size[0] // (4 if self.args.quick else 1), size[1]))
                 many = {"consumers": consumers, "batch": batch}
                 cases = {"leat": rig.leat(**many), "limit": rig.bare(hosts=(1, 2, 3, 4), **many),
-                         "placed": rig.bare(hosts=(1, 2, 3, 4), placed=True, **many), "one": rig.bare(**many)}
+                         "ordered": rig.bare(hosts=(1, 2, 3, 4), ordered=True, **many), "one": rig.bare(**many)}
                 got = in_turns({name: self.timed(group, seconds=1) for name, group in cases.items()}, self.args.repeats)
                 for figure, unit, suffix in (("rate", "GB/s", ""), ("cpu", "CPU-s/GB", ".cpu")):
                     scale = 1000 if figure == "rate" else 1
                     one = {name: [v / scale for v in got[name][figure]] for name in got}
                     self.put(row(metric + suffix, unit, one["leat"], one["limit"], {"bare sockets to one of them": one["one"]},
-                                 "bare sockets to the same servers", placed=beside(one["leat"], one["placed"])))
+                                 "bare sockets to the same servers", ordered=beside(one["leat"], one["ordered"])))
 
     # --- rails -----------------------------------------------------------------------------------------------------
 

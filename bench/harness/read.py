@@ -95,11 +95,10 @@ class Suite(Base):
         latency = {"p50_us": sorted(leat["p50_us"])[len(leat["p50_us"]) // 2],
                    "p99_us": sorted(leat["p99_us"])[len(leat["p99_us"]) // 2]}
 
-        def besides(figure, names):
-            return {name: beside(leat[figure], got[name][figure]) for name in names if name in got}
+        memcpy = {"memcpy": beside(leat["rate"], got["memcpy"]["rate"])} if "memcpy" in got else {}
         self.put(row(metric, "GB/s", leat["rate"], limit["rate"], of("rate"), limit_name, **more, **latency,
-                     **besides("rate", ("memcpy", "placed"))))
-        self.put(row(metric + ".cpu", "CPU-s/GB", leat["cpu"], limit["cpu"], of("cpu"), limit_name, **more, **besides("cpu", ("placed",))))
+                     **memcpy))
+        self.put(row(metric + ".cpu", "CPU-s/GB", leat["cpu"], limit["cpu"], of("cpu"), limit_name, **more))
 
     def reads(self, size, suffix=""):
         shm, tcp = f"shm.{size}{suffix}", f"tcp.{size}{suffix}"
@@ -170,13 +169,12 @@ class Suite(Base):
             note(f"{metric}: {why}")
             return
         bare = self.reader(stack, "tcp_bare", array, batch)
-        placed = self.reader(stack, "tcp_bare", array, batch, ["placed"])
-        cases = {"leat": self.timed(ours), "limit": self.timed(bare), "placed": self.timed(placed)}
+        cases = {"leat": self.timed(ours), "limit": self.timed(bare)}
         case = redis_case(stack, batch, True)
         if case:
             cases["redis (TCP)"] = self.timed(case)
         got = in_turns(cases, self.args.repeats)
-        self.rate_rows(metric, got, [c for c in cases if c not in ("leat", "limit", "placed")],
+        self.rate_rows(metric, got, [c for c in cases if c not in ("leat", "limit")],
                        "bare socket request and reply", batch=batch, consumers=CONSUMERS, **about)
 
     # --- preload ---------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def machine(args):
 
 # Other limits of the same turns, each with its own ratio.
 BESIDE = {"memcpy": "plain memcpy", "hot": "into one warm buffer", "fresh": "into fresh memory", "direct": "direct, memory like ours",
-          "placed": "bare sockets, samples placed as ours"}
+          "ordered": "bare sockets, batches in their order"}
 
 
 def heading(f):
