@@ -64,7 +64,7 @@ def _edges(size: Any) -> tuple[int, int]:
     return whole("size", size), whole("size", size)
 
 
-def _check_one_of(name: str, value: object, allowed: Iterable[str]) -> None:
+def _check_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, allowed))}")
 

@@ -70,6 +70,85 @@ static bool ends_with(const char *s, const char *end)
     return n >= m && strcasecmp(s + n - m, end) == 0;
 }
 
+/* "HOST", "HOST:PORT", "[ADDRESS]:PORT" of n bytes, in pieces; port NULL: none. */
+struct authority {
+    const char *host, *port;
+    size_t host_len;
+};
+
+static int cut_authority(const char *url, const char *text, size_t n, struct authority *ret,
+                         struct leat_error *err)
+{
+    struct authority a = {.host = text, .host_len = n};
+    if (memchr(text, '@', n))
+        return error_set(err, LEAT_INVALID,
+                         "endpoint: a user or password (before an @) does not belong in an address");
+    if (*text == '[') {
+        const char *end = memchr(text, ']', n);
+        char address[INET6_ADDRSTRLEN] = "";
+        struct in6_addr parsed;
+        a.host = text + 1;
+        a.host_len = end ? (size_t)(end - a.host) : 0;
+        if (a.host_len > 0 && a.host_len < sizeof(address))
+            memcpy(address, a.host, a.host_len);
+        if (inet_pton(AF_INET6, address, &parsed) != 1 || (end[1] != ':' && end + 1 != text + n))
+            return error_set(err, LEAT_INVALID, "endpoint \"%.200s\": no IPv6 address in the brackets", url);
+        a.port = end[1] == ':' ? end + 2 : NULL;
+        *ret = a;
+        return 0;
+    }
+    const char *colon = memchr(text, ':', n);
+    if (colon) {
+        a.host_len = (size_t)(colon - text);
+        a.port = colon + 1;
+    }
+    if (!host_ok(a.host, a.host_len))
+        return error_set(err, LEAT_INVALID, "endpoint \"%.200s\": \"%.*s\" is no host name", url,
+                         (int)MIN(a.host_len, (size_t)100), a.host);
+    *ret = a;
+    return 0;
+}
+
+/* What stands behind the host, without "/" at its end. */
+static int take_base(struct s3_endpoint *e, const char *url, const char *path, struct leat_error *err)
+{
+    size_t len = strcspn(path, "?#");
+    bool query = path[len];
+    while (len && path[len - 1] == '/')
+        len--;
+    if (query || len >= sizeof(e->base))
+        return error_set(err, LEAT_INVALID, "endpoint \"%.200s\": a path of at most %zu bytes, and no query",
+                         url, sizeof(e->base) - 1);
+    for (size_t i = 0; i < len; i++) {
+        if ((unsigned char)path[i] <= ' ' || (unsigned char)path[i] >= 0x7f)
+            return error_set(err, LEAT_INVALID, "endpoint: its path has to be escaped");
+    }
+    memcpy(e->base, path, len);
+    return 0;
+}
+
+static int take_url(struct s3_endpoint *e, const char *url, struct leat_error *err)
+{
+    e->tls = strncasecmp(url, "https://", 8) == 0;
+    if (!e->tls && strncasecmp(url, "http://", 7) != 0)
+        return error_set(err, LEAT_INVALID, "endpoint \"%.200s\": http://HOST[:PORT] or https://HOST[:PORT]",
+                         url);
+    const char *text = url + (e->tls ? 8 : 7);
+    size_t n = strcspn(text, "/?#");
+    struct authority a = {0};
+    uint64_t number = e->tls ? 443 : 80;
+    int rc = cut_authority(url, text, n, &a, err);
+    if (rc < 0)
+        return rc;
+    if (a.port && (!http_text_u64((struct http_text){a.port, (size_t)(text + n - a.port)}, &number) ||
+                   number == 0 || number > 65535))
+        return error_set(err, LEAT_INVALID, "endpoint \"%.200s\": a port is a number from 1 to 65535", url);
+    memcpy(e->host, a.host, a.host_len);
+    e->port = (uint16_t)number;
+    e->aws = ends_with(e->host, ".amazonaws.com") || ends_with(e->host, ".amazonaws.com.cn");
+    return take_base(e, url, text + n, err);
+}
+
 int s3_endpoint_parse(const char *url, const char *region, const char *style,
                       struct s3_endpoint *ret_endpoint, struct leat_error *err)
 {
@@ -86,66 +165,9 @@ int s3_endpoint_parse(const char *url, const char *region, const char *style,
         snprintf(e.host, sizeof(e.host), "s3.%s.amazonaws.com%s", region,
                  strncmp(region, "cn-", 3) == 0 ? ".cn" : "");
     } else {
-        const char *rest;
-        if (strncasecmp(url, "https://", 8) == 0) {
-            e.tls = true;
-            rest = url + 8;
-        } else if (strncasecmp(url, "http://", 7) == 0) {
-            rest = url + 7;
-        } else {
-            return error_set(err, LEAT_INVALID,
-                             "endpoint \"%.200s\": http://HOST[:PORT] or https://HOST[:PORT]", url);
-        }
-        size_t n = strcspn(rest, "/?#");
-        const char *path = rest + n, *host = rest, *port = NULL;
-        size_t host_len = n;
-        bool v6 = false;
-        if (*rest == '[') {
-            const char *end = memchr(rest, ']', n);
-            char address[INET6_ADDRSTRLEN] = "";
-            struct in6_addr parsed;
-            host = rest + 1;
-            host_len = end ? (size_t)(end - host) : 0;
-            if (host_len > 0 && host_len < sizeof(address))
-                memcpy(address, host, host_len);
-            if (inet_pton(AF_INET6, address, &parsed) != 1 || (end[1] != ':' && end + 1 != path))
-                return error_set(err, LEAT_INVALID, "endpoint \"%.200s\": no IPv6 address in the brackets",
-                                 url);
-            port = end[1] == ':' ? end + 2 : NULL;
-            v6 = true;
-        } else {
-            const char *colon = memchr(rest, ':', n);
-            if (colon) {
-                host_len = (size_t)(colon - host);
-                port = colon + 1;
-            }
-        }
-        if (memchr(rest, '@', n))
-            return error_set(err, LEAT_INVALID,
-                             "endpoint: a user or password (before an @) does not belong in an address");
-        uint64_t number = e.tls ? 443 : 80;
-        if (port && (!http_text_u64((struct http_text){port, (size_t)(path - port)}, &number) ||
-                     number == 0 || number > 65535))
-            return error_set(err, LEAT_INVALID, "endpoint \"%.200s\": a port is a number from 1 to 65535",
-                             url);
-        if (!v6 && !host_ok(host, host_len))
-            return error_set(err, LEAT_INVALID, "endpoint \"%.200s\": \"%.*s\" is no host name", url,
-                             (int)MIN(host_len, (size_t)100), host);
-        size_t base_len = strcspn(path, "?#");
-        while (base_len && path[base_len - 1] == '/')
-            base_len--;
-        if (path[strcspn(path, "?#")] || base_len >= sizeof(e.base))
-            return error_set(err, LEAT_INVALID,
-                             "endpoint \"%.200s\": a path of at most %zu bytes, and no query", url,
-                             sizeof(e.base) - 1);
-        for (size_t i = 0; i < base_len; i++) {
-            if ((unsigned char)path[i] <= ' ' || (unsigned char)path[i] >= 0x7f)
-                return error_set(err, LEAT_INVALID, "endpoint: its path has to be escaped");
-        }
-        memcpy(e.host, host, host_len);
-        memcpy(e.base, path, base_len);
-        e.port = (uint16_t)number;
-        e.aws = ends_with(e.host, ".amazonaws.com") || ends_with(e.host, ".amazonaws.com.cn");
+        int rc = take_url(&e, url, err);
+        if (rc < 0)
+            return rc;
     }
     if (!style || !*style || strcmp(style, "auto") == 0)
         e.path_style = !e.aws;
@@ -227,50 +249,46 @@ static char *put_number(char *at, uint64_t v)
     return at;
 }
 
-int s3_request_put(struct bytes_out *out, const struct s3_endpoint *e, const struct s3_signer *signer,
-                   const struct s3_request *request, time_t now)
-{
+/* The texts that headers are made of, while they are needed. */
+struct header_texts {
     char host[320], host_header[340], when[SIGV4_TIME], range[64], length[24];
-    struct header_list headers = {.n = 0};
-    const char *query = request->query ? request->query : "";
-    const char *payload = request->payload ? request->payload : SIGV4_EMPTY;
-    if (request->key_len && memchr(request->key, 0, request->key_len))
-        return LEAT_INVALID;
-    sigv4_time(now, when);
+};
+
+/* What goes with it, all of it signed. */
+static void collect_headers(struct header_list *headers, struct header_texts *texts,
+                            const struct s3_endpoint *e, const struct s3_signer *signer,
+                            const struct s3_request *request, const char *payload)
+{
     if (!request->host)
-        s3_endpoint_host(e, request->bucket, host, host_header);
-    header_add(&headers, "host", request->host ? request->host : host_header);
+        s3_endpoint_host(e, request->bucket, texts->host, texts->host_header);
+    header_add(headers, "host", request->host ? request->host : texts->host_header);
     if (request->ranged) {
-        char *end = put_number(stpcpy(range, "bytes="), request->first);
+        char *end = put_number(stpcpy(texts->range, "bytes="), request->first);
         end = stpcpy(end, "-");
         if (request->last != UINT64_MAX)
             put_number(end, request->last);
-        header_add(&headers, "range", range);
+        header_add(headers, "range", texts->range);
     }
     if (request->if_match)
-        header_add(&headers, "if-match", request->if_match);
+        header_add(headers, "if-match", request->if_match);
     if (request->has_body) {
-        put_number(length, request->content_length);
-        header_add(&headers, "content-length", length);
+        put_number(texts->length, request->content_length);
+        header_add(headers, "content-length", texts->length);
     }
     for (unsigned i = 0; i < request->nheaders; i++)
-        header_add(&headers, request->headers[i].name, request->headers[i].value);
-    bool sign = signer && signer->access_key;
-    for (const char *c = sign ? signer->access_key : ""; *c; c++)
-        headers.bad |= (unsigned char)*c <= ' ' || *c == 0x7f || *c == ',';
-    if (sign) {
-        header_add(&headers, "x-amz-content-sha256", payload);
-        header_add(&headers, "x-amz-date", when);
-        if (signer->token)
-            header_add(&headers, "x-amz-security-token", signer->token);
-    }
-    if (headers.bad)
-        return LEAT_INVALID;
+        header_add(headers, request->headers[i].name, request->headers[i].value);
+    if (!signer)
+        return;
+    for (const char *c = signer->access_key; *c; c++)
+        headers->bad |= (unsigned char)*c <= ' ' || *c == 0x7f || *c == ',';
+    header_add(headers, "x-amz-content-sha256", payload);
+    header_add(headers, "x-amz-date", texts->when);
+    if (signer->token)
+        header_add(headers, "x-amz-security-token", signer->token);
+}
 
-    size_t start = out->len;
-    http_put(out, request->method);
-    bytes_put(out, " ", 1);
-    size_t path = out->len;
+static void put_path(struct bytes_out *out, const struct s3_endpoint *e, const struct s3_request *request)
+{
     http_put(out, e->base);
     bytes_put(out, "/", 1);
     if (request->bucket && in_path(e, request->bucket)) {
@@ -280,6 +298,42 @@ int s3_request_put(struct bytes_out *out, const struct s3_endpoint *e, const str
     }
     if (request->key_len)
         http_escape(out, request->key, request->key_len, true);
+}
+
+static int put_authorization(struct bytes_out *out, const struct s3_signer *signer,
+                             const struct sigv4_request *request, const char *when)
+{
+    struct bytes_out value = {0};
+    int rc = sigv4_authorization(&value, signer->key, signer->access_key, request, when);
+    if (rc == 0) {
+        http_put(out, "authorization: ");
+        bytes_put(out, value.data, value.len);
+        bytes_put(out, "\r\n", 2);
+    }
+    bytes_out_fini(&value);
+    return rc;
+}
+
+int s3_request_put(struct bytes_out *out, const struct s3_endpoint *e, const struct s3_signer *signer,
+                   const struct s3_request *request, time_t now)
+{
+    struct header_texts texts;
+    struct header_list headers = {.n = 0};
+    const char *query = request->query ? request->query : "";
+    const char *payload = request->payload ? request->payload : SIGV4_EMPTY;
+    signer = signer && signer->access_key ? signer : NULL;
+    if (request->key_len && memchr(request->key, 0, request->key_len))
+        return LEAT_INVALID;
+    sigv4_time(now, texts.when);
+    collect_headers(&headers, &texts, e, signer, request, payload);
+    if (headers.bad)
+        return LEAT_INVALID;
+
+    size_t start = out->len;
+    http_put(out, request->method);
+    bytes_put(out, " ", 1);
+    size_t path = out->len;
+    put_path(out, e, request);
     size_t path_end = out->len;
     if (*query) {
         bytes_put(out, "?", 1);
@@ -292,9 +346,7 @@ int s3_request_put(struct bytes_out *out, const struct s3_endpoint *e, const str
         bytes_put(out, headers.at[i].value, headers.at[i].value_len);
         bytes_put(out, "\r\n", 2);
     }
-    if (sign && !out->failed) {
-        http_put(out, "authorization: ");
-        struct bytes_out value = {0};
+    if (signer && !out->failed) {
         struct sigv4_request signed_request = {
             .method = request->method,
             .path = (const char *)out->data + path,
@@ -305,15 +357,11 @@ int s3_request_put(struct bytes_out *out, const struct s3_endpoint *e, const str
             .nheaders = headers.n,
             .payload = payload,
         };
-        int rc = sigv4_authorization(&value, signer->key, signer->access_key, &signed_request, when);
-        if (rc == 0)
-            bytes_put(out, value.data, value.len);
-        bytes_out_fini(&value);
+        int rc = put_authorization(out, signer, &signed_request, texts.when);
         if (rc < 0) {
             out->len = start;
             return rc;
         }
-        bytes_put(out, "\r\n", 2);
     }
     bytes_put(out, "\r\n", 2);
     return out->failed ? -ENOMEM : 0;
