@@ -154,8 +154,15 @@ def test_status_shows_the_nodes(nodes):
     seen = both[0].query()["nodes"]
     assert [n["state"] for n in seen] == ["self", "up"] and [n["connected"] for n in seen] == [True, True]
     assert [n["cap_bytes"] for n in seen] == [64 << 20] * 2 and all(n["used_bytes"] == 0 for n in seen)
+    def metrics():
+        return subprocess.run([BUILD / "src" / "apps" / "leat", "status", "--metrics", f"--socket={both[0].socket}"],
+                              capture_output=True, text=True, check=True).stdout.splitlines()
+
+    other = f'leat_node_up{{node="{seen[1]["address"]}"}}'
+    assert f"{other} 1" in metrics() and "leat_lost_samples 0" in metrics()
     both[1].process.terminate()
     eventually(lambda: both[0].query()["nodes"][1]["state"] == "down")
+    assert f"{other} 0" in metrics()
     text = subprocess.run([BUILD / "src" / "apps" / "leat", "status", f"--socket={both[0].socket}"],
                           capture_output=True, text=True, check=True).stdout
     lines = [line for line in text.splitlines() if ":" in line and "state" in line]

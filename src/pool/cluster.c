@@ -196,7 +196,9 @@ static bool link_is_right(struct link *link, const struct peer_reply *reply)
     if (name && strcmp(name, meant) == 0)
         return true;
     char why[320];
-    snprintf(why, sizeof(why), "%.140s answers there: does the name or the address lead to the right host?",
+    snprintf(why, sizeof(why),
+             "%.140s answers there: does the name or address lead to the right host, and is nodes the same "
+             "on both?",
              name ? name : "no node");
     peer_fail(link->peer, LEAT_INVALID, why);
     return false;

@@ -2,8 +2,10 @@
 /* Prometheus text for monitoring: what the daemon counts. */
 #include "base/ledger.h"
 #include "net/conn.h"
+#include "pool/cluster.h"
 #include "pool/ready.h"
 #include "pool/server.h"
+#include "pool/wset.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -234,6 +236,26 @@ static void times_text(struct text *t, const struct server_view *view)
                    fill_segment_times(view->pool->fill));
 }
 
+/* For an alert: a node that is not there, and what readers must get from its source meanwhile, or not at all. */
+static void nodes_text(struct text *t, const struct pool *pool)
+{
+    const struct cluster *cluster = pool->cluster;
+    uint64_t lost = 0;
+    if (!cluster)
+        return;
+    text_add(t, "# HELP leat_node_up Whether this daemon is connected to a node of its list.\n# TYPE "
+                "leat_node_up gauge\n");
+    for (unsigned n = 0; n < cluster_nodes(cluster); n++) {
+        struct cluster_node_view v;
+        cluster_node(cluster, n, &v);
+        if (!v.self)
+            text_add(t, "leat_node_up{node=\"%s\"} %d\n", v.address, v.connected);
+    }
+    list_for_each (node, &pool->sets)
+        lost += atomic_load(&container_of(node, struct wset, node)->live->lost_samples);
+    metric(t, "lost_samples", "gauge", "Samples of sets here whose node is lost.", (double)lost);
+}
+
 char *report_metrics(const struct server_view *view)
 {
     struct text t = {0};
@@ -241,6 +263,7 @@ char *report_metrics(const struct server_view *view)
     server_text(&t, view);
     load_text(&t, view->pool);
     data_text(&t, view);
+    nodes_text(&t, view->pool);
     rdma_text(&t, view->pool);
     copied_text(&t);
     times_text(&t, view);
