@@ -142,13 +142,13 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
                     return rc;
             }
         } else {
+            uint64_t most = stage;
             if (!g->remote) { /* what is asked for first may have to show the path's delay */
-                bytes = MIN(bytes, credit_request(&g->rails->credit[0], clock_now_ns()));
+                most = MIN(stage, credit_request(&g->rails->credit[0], clock_now_ns()));
                 g->turn = node;
             }
             g->remote = true;
-            if (bytes > stage + stage / 4) /* a tail shorter than a quarter stays with its slice */
-                bytes = stage;
+            bytes = credit_slice(most, bytes);
         }
         if (unlikely(g->nreads == g->reads_cap) && reserve_reads(g, g->nreads + 1))
             return error_set(err, -ENOMEM, "out of memory for the pieces of a batch");

@@ -53,6 +53,7 @@
     (2 * MIB) /* more of it falls out of the caches between server and reader where they share them */
 #define BOOSTED_MAX      (2 * MIB)   /* what lacks CPU is not helped by still more */
 #define SLICE_LARGE      (512 * KIB) /* from here on four at a time, so that several servers have one each */
+#define SLICE_ALIGN      64u         /* a line of the cache */
 #define CREDIT_BUSY_MAX  64u         /* what a neighbour may have us believe */
 #define WINDOW_NS        (5 * NS_PER_MS)
 #define PROBES_FIRST     8u
@@ -221,6 +222,16 @@ static uint64_t stage_of(uint64_t limit)
 uint64_t credit_stage(const struct credit *c)
 {
     return stage_of(credit_limit(c));
+}
+
+/* Not a stage and what is left, nor somewhat more than a stage: two of those may not fit the limit, and the link idles between one and
+ * the next. */
+uint64_t credit_slice(uint64_t stage, uint64_t bytes)
+{
+    if (bytes <= stage)
+        return bytes;
+    uint64_t parts = (bytes + stage - 1) / stage;
+    return MIN(align_up((bytes + parts - 1) / parts, SLICE_ALIGN), stage);
 }
 
 static bool is_probe(uint64_t bytes)

@@ -98,6 +98,8 @@ uint64_t credit_limit(const struct credit *credit);
 uint64_t credit_stage(const struct credit *credit);
 /* What the next one should: less where it will be alone and shows the path's delay, which its own bytes would hide. */
 uint64_t credit_request(const struct credit *credit, uint64_t now_ns);
+/* How much of a piece of so many bytes one request takes: of equal parts, none of them longer than a stage, the first. */
+uint64_t credit_slice(uint64_t stage, uint64_t bytes);
 /* Whether anything was delivered by it so far. */
 bool credit_measured(const struct credit *credit);
 /* False: not now. With nothing of anybody in flight never false, however small the limit. *ret_alone: nothing else was in

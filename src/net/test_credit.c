@@ -51,6 +51,29 @@ static void test_outstanding(void **state)
     credit_fini(&c);
 }
 
+/* Whatever the limit and the length of what is read: it takes no more requests than it must, and two of them fit at any time. */
+static void test_slices(void **state)
+{
+    for (uint64_t limit = 16 * KIB; limit < 4 * MIB; limit += limit / 16)
+        for (uint64_t bytes = 1; bytes < 8 * MIB; bytes += bytes / 8 + 1) {
+            struct credit c;
+            assert_int_equal(credit_init(&c, NULL, 0, 0, limit, false), 0);
+            const uint64_t stage = credit_stage(&c);
+            uint64_t left = bytes, parts = 0, out = 0;
+            while (left) {
+                uint64_t part = credit_slice(stage, left);
+                assert_true(part && part <= left && part <= stage);
+                assert_true(take(&c, part, 1000)); /* the one before it is still out */
+                credit_done(&c, out, 1000, false, 1000);
+                out = part;
+                left -= part;
+                parts++;
+            }
+            assert_int_equal(parts, (bytes + stage - 1) / stage);
+            credit_fini(&c);
+        }
+}
+
 /* Servers on this host: a short round trip must not bring the limit down to what a shallow switch could take. */
 static void test_same_host(void **state)
 {
@@ -728,6 +751,7 @@ int main(void)
         cmocka_unit_test(test_never_stalls),
         cmocka_unit_test(test_base_is_drained_for_again),
         cmocka_unit_test(test_outstanding),
+        cmocka_unit_test(test_slices),
         cmocka_unit_test(test_same_host),
         cmocka_unit_test(test_adapts_and_loses),
         cmocka_unit_test(test_boost),
