@@ -6,6 +6,7 @@ s3.SIZE.cpu, .rate       ranges of 128 KiB, 1 MiB, 8 MiB of one large object, in
 s3.tls.cpu, .rate        1 MiB ranges over TLS; the limit is the bare loop with SSL_read
 s3.first                 one small object at a time on an open connection: from the question to its last byte
 s3.train.rate, .cpu      a cold .npy in a bucket, opened by its address and read through a view in batches, by leatd and a client
+s3.scan.rate, .first     the small objects read once, in order, from Python: leat.scan beside leat.open of the same prefix; until the first of them is there
 s3.blocks.RTT.*          only when asked for: fixed sizes of block beside the one that is chosen, against a server 10 and 30 ms away (bench/http_far):
                          .first  a read of 1 MiB on connections that are new; .1m, .4m, .16m, .64m  one such read at a time; .many  16 reads of 8 MiB
 s3.list.rate             keys a second out of 1,000 to a page; the limit is taking the same pages apart without a server
@@ -60,14 +61,14 @@ http {{
 
 
 def _list_page(keys, prefix="", folders=(), following=None):
-    """An answer of ListObjectsV2. keys: (key, bytes)."""
+    """An answer of ListObjectsV2. keys: (key, bytes), or (key, bytes, ETag)."""
     parts = ['<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>bench</Name>'
              f"<Prefix>{prefix}</Prefix><KeyCount>{len(keys)}</KeyCount><MaxKeys>1000</MaxKeys><EncodingType>url</EncodingType>"
              f"<IsTruncated>{'true' if following else 'false'}</IsTruncated>"]
     if following:
         parts.append(f"<NextContinuationToken>{following}</NextContinuationToken>")
-    for i, (key, size) in enumerate(keys):
-        parts.append(f"<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;{i:032x}&quot;</ETag>"
+    for i, (key, size, *etag) in enumerate(keys):
+        parts.append(f"<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;{etag[0] if etag else f'{i:032x}'}&quot;</ETag>"
                      f"<Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>")
     parts += [f"<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>" for folder in folders]
     return "".join(parts) + "</ListBucketResult>"
@@ -122,7 +123,8 @@ class Server:
         for i in range(self.objects):
             with open(f"{self.root}/bench/o/{i:06d}", "wb") as f:
                 f.write(os.urandom(4 * KIB))
-        small = [(f"o/{i:06d}", 4 * KIB) for i in range(self.objects)]
+        times = [int(os.stat(f"{self.root}/bench/o/{i:06d}").st_mtime) for i in range(self.objects)]
+        small = [(f"o/{i:06d}", 4 * KIB, f"{t:x}-{4 * KIB:x}") for i, t in enumerate(times)]  # ETags as nginx makes them
         pages = {"top": _list_page([("data", self.large)], folders=["o/"]), "o": _list_page(small, prefix="o/")}
         for i in range(PAGES):
             keys = [(f"train/shard-{i:05d}/sample-{k:08d}.jpg", 110_000 + k) for k in range(PAGE)]
@@ -324,6 +326,35 @@ class Suite(Base):
         self.row("s3.train.rate", "GB/s", got, "rate", "bare receive loop, 1 MiB ranges")
         self.row("s3.train.cpu", "CPU-s/GB", got, "cpu", "bare receive loop, 1 MiB ranges")
 
+    def scan(self):
+        if not self.wanted("s3.scan.rate", "s3.scan.first"):
+            return
+        with contextlib.ExitStack() as stack:
+            daemon = leatd(self.args.build, self.args.folder, 512 * MIB)
+            stack.callback(daemon.close)
+            bare = Worker([self.program("http_bare"), "--host", "127.0.0.1", "--port", self.server.port, "--bucket", "bench", "--root", self.server.root,
+                           "--bytes", 4 * KIB, "--objects", self.server.objects, "--connections", CONNECTIONS, "--depth", DEPTH])
+            stack.callback(bare.close)
+            program = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "s3_scan.py")
+            job = Worker(["/usr/bin/python3", program, daemon.socket], [daemon.pid],
+                         {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server.port}", "AWS_REGION": "us-east-1",
+                          "PYTHONPATH": os.path.join(self.args.build, "python")})
+            stack.callback(job.close)
+
+            def read(word):
+                def once():
+                    before, served = sum(map(cpu_seconds, job.pids())), self.server.cpu()
+                    job.send(f"{word} s3://bench/o/")
+                    got = job._read()
+                    if got["samples"] != self.server.objects:
+                        raise Failed(f"s3.scan: {got['samples']} objects came of {self.server.objects}")
+                    cpu, served = sum(map(cpu_seconds, job.pids())) - before, self.server.cpu() - served
+                    return {"objects": got["samples"] / got["ns"] * 1e9, "first": got["first_ns"] / 1e6, "cpu": cpu, "server_cpu": served}
+                return once
+            got = in_turns({"leat": read("scan"), "leat.open": read("open"), "limit": self.measure(bare)}, self.args.repeats)
+        self.row("s3.scan.rate", "objects/s", got, "objects", "bare receive loop")
+        self.put(row("s3.scan.first", "ms", got["leat"]["first"], got["leat.open"]["first"], None, "leat.open of the same prefix"))
+
     def blocks(self):
         """Of Leat alone: the limit is the best of the sizes that were fixed."""
         if not self.args.only or not self.wanted("s3.blocks"):
@@ -397,5 +428,6 @@ def run(args, emit):
         suite.tls()
         suite.first()
         suite.train()
+        suite.scan()
         suite.lists()
         suite.blocks()
