@@ -2,6 +2,7 @@
 """Peers that do not keep to the protocol, on the unix socket and over TCP: each is refused or hung up on, and the daemon goes on."""
 
 import base64
+import errno
 import os
 import random
 import socket
@@ -275,6 +276,51 @@ def test_a_created_set_with_an_index_that_is_none(daemon, what):
             assert peer.call(QUERY, struct.pack("<I", 2) + text("made"))[0] < 0
     finally:
         os.close(fd)
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def with_holes(good, samples):
+    """The index `good`, of a table field, said to be of many samples more, whose parts are a hole: a sealed memfd."""
+    import fcntl
+
+    header, parts = bytearray(good[:512]), 3
+    sections = [struct.unpack_from("<QQ", good, 128 + 16 * s) for s in range(13)]
+    fd, end = os.memfd_create("x", os.MFD_ALLOW_SEALING), 512
+    for s, (offset, size) in enumerate(sections):
+        end = (end + 63) // 64 * 64
+        os.pwrite(fd, good[offset : offset + size], end)
+        size = 16 * samples if s == parts else size
+        struct.pack_into("<QQ", header, 128 + 16 * s, end, size)
+        end += size
+    struct.pack_into("<QQ", header, 16, end, samples)
+    struct.pack_into("<I", header, 12, 0)
+    struct.pack_into("<I", header, 12, crc32c(header))
+    os.pwrite(fd, header, 0)
+    os.ftruncate(fd, end)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd
+
+
+def test_a_created_set_with_an_index_full_of_holes(daemon, leat):
+    """To read a hole of a memfd is to make its memory: an index that the pool has no room for is not read."""
+    with leat.create("one", {"n": bytes}, 4, lengths={"n": [5, 6, 7, 8]}, socket=daemon.socket):
+        with Peer(daemon.socket).greet() as peer:
+            peer.open("leat://one")
+            fd = with_holes(os.pread(peer.fds[0], 1 << 20, 0), 16 << 20)
+            status, message, _ = peer.call(CREATE, struct.pack("<I", 0) + text("made"), fds=[fd])
+            assert status == -errno.ENOSPC, (status, message)
+            assert os.fstat(fd).st_blocks * 512 < 1 << 20, "of 256 MiB"
+            os.close(fd)
+            peer.call(DROP, struct.pack("<IQ", 1, 0) + text("one"))
+    leat._clients.forget_all()  # this process's own connection
 
 
 # --- data connections ------------------------------------------------------------------------------------------

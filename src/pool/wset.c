@@ -124,9 +124,13 @@ static int tables_charge(struct wset *ws, int index_fd, struct leat_error *err)
 {
     /* Seals are for memory: memfds and tmpfs know them, other file systems do not. */
     uint64_t bytes = wset_table_bytes(&ws->index, fcntl(index_fd, F_GET_SEALS) >= 0, ws->pool);
-    ws->scratch_each = dataset_scratch_bytes(&ws->index) +
-                       (ws->remote ? fill_remote_bytes(&ws->index, ws->pool->config.s3.connections) : 0);
     return pool_tables_take(ws, bytes, err);
+}
+
+static uint64_t scratch_bytes(const struct wset *ws)
+{
+    return dataset_scratch_bytes(&ws->index) +
+           (ws->remote ? fill_remote_bytes(&ws->index, ws->pool->config.s3.connections) : 0);
 }
 
 int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws, struct leat_error *err)
@@ -147,12 +151,15 @@ int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws
     pthread_mutex_init(&ws->straddle_lock, NULL);
     pthread_mutex_init(&ws->failure_lock, NULL);
     int code = index_map(index_fd, &ws->index, err);
+    /* First: to read a memfd with holes makes their memory, so it has to be ours to give. */
+    if (code == 0 && pool)
+        code = tables_charge(ws, index_fd, err);
     if (code == 0 && !trusted)
         code = index_validate(&ws->index, err);
     for (uint64_t k = 0; code == 0 && k < ws->index.header->nsources && !ws->remote; k++)
         ws->remote = fill_is_remote(&ws->index, k);
     if (code == 0 && pool)
-        code = tables_charge(ws, index_fd, err);
+        ws->scratch_each = scratch_bytes(ws);
     if (code == 0)
         code = live_create(ws, err);
     if (code == 0) {
