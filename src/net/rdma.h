@@ -69,7 +69,7 @@ struct net_rdma_server;
 struct net_rdma_peer;
 struct net_rdma_memory;
 
-/* Opens every rail; nothing is registered yet. A rail that cannot be opened is logged and left out; LEAT_UNSUPPORTED: none could. */
+/* Opens every rail; nothing is registered yet. A rail that cannot be opened is logged, and tried again later; LEAT_UNSUPPORTED: none could. */
 int net_rdma_server_new(const struct net_rdma_config *config, struct net_rdma_server **ret_server,
                         struct leat_error *err);
 /* After every peer and registration is gone. NULL is fine. */
@@ -119,6 +119,8 @@ struct net_rdma_rail_stats {
 };
 struct net_rdma_stats {
     uint64_t registrations, registered_bytes, key_requests;
+    bool
+        may_write; /* who holds a key may write by it: false where UCX was kept from giving that right (net/ucx/verbs.h) */
     unsigned nrails;
     struct net_rdma_rail_stats rails[NET_RDMA_RAILS_MAX];
 };

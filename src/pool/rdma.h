@@ -14,8 +14,8 @@ enum pool_rdma_users { RDMA_SAME_USER, RDMA_NOBODY, RDMA_ANYBODY };
 
 struct pool_rdma_config {
     struct net_rdma_config net;
-    /* Who gets keys. They let their holder write, too: UCX registers nothing for reading alone. SAME_USER: processes of the user
-     * that the daemon runs as, and root's. */
+    /* Who gets keys, and with them a connection to UCX in this process. SAME_USER: processes of the user that the daemon runs as, and
+     * root's. */
     enum pool_rdma_users users;
 };
 

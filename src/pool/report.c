@@ -207,9 +207,9 @@ static json_t *rdma_json(struct pool *pool)
                              (int)s.rails[i].up, "connections", (json_int_t)s.rails[i].connections, "refused",
                              (json_int_t)s.rails[i].refused, "errors", (json_int_t)s.rails[i].errors,
                              "written_bytes", (json_int_t)s.rails[i].put_bytes));
-    return json_pack("{s:I, s:I, s:I, s:o}", "registered_regions", (json_int_t)s.registrations,
-                     "registered_bytes", (json_int_t)s.registered_bytes, "key_requests",
-                     (json_int_t)s.key_requests, "rails", rails);
+    return json_pack("{s:b, s:I, s:I, s:I, s:o}", "keys_may_write", (int)s.may_write, "registered_regions",
+                     (json_int_t)s.registrations, "registered_bytes", (json_int_t)s.registered_bytes,
+                     "key_requests", (json_int_t)s.key_requests, "rails", rails);
 }
 
 /* Of loading and of indexing. */

@@ -15,6 +15,7 @@
  * Failure modes: a library or a symbol that is not there is remembered, and answered again without trying anew.
  */
 #include "net/ucx/symbols.h"
+#include "net/ucx/verbs.h"
 
 #include "base/log.h"
 
@@ -30,6 +31,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ucx_symbols symbols;
 static int loaded = 1; /* 1: not tried; then what to answer */
 static pid_t loaded_by;
+static void *library;
 static char why[200];
 
 /* UCX's enum ucs_log_level, and what its handlers return for "the next one need not look": 1.6 and later. */
@@ -134,20 +136,20 @@ static void *open_library(const char *name)
         own_errors = own_value(ours + MORE, errors);
     } while (!swap_environ(theirs, ours));
     save_signals(saved);
-    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    void *opened = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     restore_signals(saved);
     if (ours[0] != events || ours[1] != errors || !swap_environ(ours, ours + MORE)) {
         take_out(events, own_events);
         take_out(errors, own_errors);
     }
-    return library;
+    return opened;
 }
 
 static int load(void)
 {
     const char *name = secure_getenv("LEAT_LIBUCP");
     name = name ? name : LIBRARY;
-    void *library = open_library(name);
+    library = open_library(name);
     if (!library) {
         const char *reason = dlerror();
         snprintf(why, sizeof(why), "%s is not there: %s (Debian: apt install libucx0)", name,
@@ -213,4 +215,55 @@ int ucx_errno(ucs_status_t status)
     default:
         return LEAT_PEER_GONE; /* a transfer that failed in another way: the endpoint is of no more use */
     }
+}
+
+/* --- without emulation ------------------------------------------------------------------------------------------------------ */
+
+/* UCX's ucp_am_handler_t: 1.13 to 1.22. */
+typedef ucs_status_t (*am_fn)(void *arg, void *data, size_t length, unsigned flags);
+struct am_handler {
+    uint64_t features;
+    am_fn cb;
+    void (*tracer)(void);
+    uint32_t flags;
+    am_fn proxy_cb;
+};
+
+static ucs_status_t drop_message(void *arg, void *data, size_t length, unsigned flags)
+{
+    static _Atomic bool told;
+    if (!atomic_exchange(&told, true))
+        log_warning("a client that was let in asked UCX to emulate a read or a write: it is not answered");
+    return UCS_OK;
+}
+
+/* UCX's own function, unless what is taken for a handler is none. */
+static bool is_of_ucx(const void *function, const void *handler)
+{
+    Dl_info a, b;
+    return dladdr(function, &a) && dladdr(handler, &b) && a.dli_fbase == b.dli_fbase;
+}
+
+bool ucx_refuse_emulation(void)
+{
+    static const char *const names[] = {"ucp_am_handler_UCP_AM_ID_PUT", "ucp_am_handler_UCP_AM_ID_GET_REQ",
+                                        "ucp_am_handler_UCP_AM_ID_ATOMIC_REQ"};
+    bool all = true;
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < ARRAY_LEN(names); i++) {
+        struct am_handler *handler = library ? dlsym(library, names[i]) : NULL;
+        if (handler && handler->cb == drop_message)
+            continue;
+        if (!handler || !is_of_ucx((const void *)handler->cb, handler) ||
+            !is_of_ucx((const void *)handler->tracer, handler) ||
+            (handler->proxy_cb && !is_of_ucx((const void *)handler->proxy_cb, handler))) {
+            all = false;
+            continue;
+        }
+        handler->cb = drop_message;
+        if (handler->proxy_cb)
+            handler->proxy_cb = drop_message;
+    }
+    pthread_mutex_unlock(&lock);
+    return all;
 }

@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "net/topo/topo.h"
+#include "net/ucx/verbs.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -30,7 +31,7 @@
 
 #define DEVICES     "/sys/class/infiniband"
 #define DEFAULT_TLS "rc_mlx5,rc_verbs"
-#define KEY_PADDING 4096  /* zeros behind a packed key */
+#define KEY_PADDING 256   /* zeros behind a packed key; 1,024 views of a connection may be kept */
 #define TURN        10000 /* calls of progress before others get their turn */
 
 const char *ucx_tls(const struct net_rdma_config *config)
@@ -379,12 +380,14 @@ static int configure(const struct ucx_rail *rail, const struct net_rdma_config *
         {"RC_TIMEOUT", "200ms"},
         {"RC_RETRY_COUNT", "5"},
         {"REG_METHODS", "direct"},
+        {"INDIRECT_ATOMIC", "n"}, /* no second key of mlx5's to the same memory, with rights of its own */
         /* As versions of UCX after 1.13 spell them; the one that is not known is passed over. */
         {"RC_VERBS_TIMEOUT", "200ms"},
         {"RC_VERBS_RETRY_COUNT", "5"},
         {"RC_MLX5_TIMEOUT", "200ms"},
         {"RC_MLX5_RETRY_COUNT", "5"},
         {"IB_REG_METHODS", "direct"},
+        {"IB_INDIRECT_ATOMIC", "n"},
     };
     ucp_config_t *c;
     ucs_status_t status = ucx->ucp_config_read(NULL, NULL, &c);
@@ -509,7 +512,11 @@ int ucx_rail_map(struct ucx_rail *rail, void *addr, uint64_t bytes, bool remote_
                             : UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_LOCAL_WRITE |
                                   UCP_MEM_MAP_PROT_REMOTE_WRITE,
         .memory_type = UCS_MEMORY_TYPE_HOST}; /* a GPU's, too: 0113 */
+    if (remote_read)
+        ucx_reading_begin();
     ucs_status_t status = rail->ucx->ucp_mem_map(rail->context, &params, ret_memh);
+    if (remote_read)
+        ucx_reading_end();
     if (status == UCS_OK)
         return 0;
     if (device >= 0)
@@ -545,6 +552,7 @@ int ucx_shape_take(struct ucx_rail *rail, struct ucx_shape *ret_shape, struct le
     ucs_status_t status = rail->ucx->ucp_rkey_pack(rail->context, memh, &key, &shape.bytes);
     if (status == UCS_OK) {
         memcpy(shape.head, key, MIN(shape.bytes, sizeof(shape.head)));
+        shape.read_only = ucx_reading_end(); /* as of ucx_rail_map's */
         rail->ucx->ucp_rkey_buffer_release(key);
         *ret_shape = shape;
     }

@@ -63,6 +63,7 @@ int ucx_rail_map(struct ucx_rail *rail, void *addr, uint64_t bytes, bool remote_
 struct ucx_shape {
     uint8_t head[UCX_SHAPE];
     size_t bytes;
+    bool read_only; /* no part of it: whether such a key lets nobody write (verbs.h) */
 };
 /* Registers a page for as long as it takes to see its key. */
 int ucx_shape_take(struct ucx_rail *rail, struct ucx_shape *ret_shape, struct leat_error *err);

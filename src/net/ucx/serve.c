@@ -21,6 +21,7 @@
 #include "net/ucx/serve.h"
 
 #include "base/log.h"
+#include "net/ucx/verbs.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -207,18 +208,21 @@ int net_rdma_server_new(const struct net_rdma_config *config, struct net_rdma_se
     struct leat_error why = {0};
     if (config->tls && !server->tls)
         found.n = 0, rc = error_set(&why, -ENOMEM, "out of memory for the rails");
-    for (unsigned i = 0; i < found.n; i++) {
-        int one = serve_rail_start(server, &server->rails[server->n], &found.rails[i], &why);
-        if (one < 0 && found.n > 1)
-            log_warning("going on without a rail: %s", why.message);
-        if (one < 0)
-            rc = one;
-        else
-            server->n++;
+    const bool emulates = ucx_is_tcp(config) || !ucx_refuse_emulation();
+    struct serve_rail *open = NULL;
+    for (unsigned i = 0; i < found.n && rc == 0; i++) {
+        struct serve_rail *r = &server->rails[server->n];
+        rc = serve_rail_start(server, r, &found.rails[i], &why);
+        server->n += rc == 0;
+        if (rc == 0 && atomic_load(&r->up))
+            open = r;
+        else if (rc == 0 && found.n > 1)
+            log_warning("going on without a rail until it is there: %s", why.message);
     }
-    if (server->n)
-        rc = ucx_shape_take(&server->rails[0].rail, &server->shape, &why);
-    if (rc && (server->n == 0 || !server->shape.bytes)) {
+    if (rc == 0)
+        rc = open ? ucx_shape_take(&open->rail, &server->shape, &why) : why.code;
+    server->may_write = !server->shape.read_only || emulates;
+    if (rc) {
         net_rdma_server_free(server);
         return error_set(err, rc, "%s", why.message);
     }
@@ -340,6 +344,7 @@ void net_rdma_server_stats(struct net_rdma_server *server, struct net_rdma_stats
     struct net_rdma_stats s = {.registrations = atomic_load(&server->registrations),
                                .registered_bytes = atomic_load(&server->registered_bytes),
                                .key_requests = atomic_load(&server->key_requests),
+                               .may_write = server->may_write,
                                .nrails = server->n};
     for (unsigned i = 0; i < server->n; i++) {
         const struct serve_rail *r = &server->rails[i];

@@ -99,6 +99,7 @@ struct net_rdma_server {
     struct list memories;   /* under serve_memory.c's lock */
     char *tls;              /* as configured */
     struct ucx_shape shape; /* of the keys that we believe */
+    bool may_write;         /* whoever holds a key of ours, as far as we know */
     _Atomic uint64_t registrations, registered_bytes, key_requests;
     unsigned n;
     struct serve_rail rails[NET_RDMA_RAILS_MAX];
@@ -111,7 +112,7 @@ void serve_unuse(struct net_rdma_memory *memory);
 /* On the rail's thread: its part of every registration goes; comes again, for which -errno leaves it to serve_memories_leave. */
 void serve_memories_leave(struct serve_rail *rail);
 int serve_memories_join(struct serve_rail *rail, struct leat_error *err);
-/* Opens it and starts its thread; ends that. */
+/* Opens it and starts its thread; where it cannot be opened err says why, and the thread tries it again. Ends that. */
 int serve_rail_start(struct net_rdma_server *server, struct serve_rail *rail, const struct ucx_wanted *wanted,
                      struct leat_error *err);
 void serve_rail_stop(struct serve_rail *rail);

@@ -5,7 +5,9 @@
  */
 #include "net/test_rig.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
+#include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -79,6 +81,7 @@ static ucs_status_t dead_arm(ucp_worker_h worker)
     return UCS_ERR_IO_ERROR;
 }
 
+/* At once, between two reads: UCX's emulation of gets over TCP aborts otherwise. */
 static void go(struct serve_rail *r)
 {
     static struct ucx_symbols dead;
@@ -86,6 +89,8 @@ static void go(struct serve_rail *r)
     dead.ucp_worker_arm = dead_arm;
     r->rail.ucx = &dead;
     snprintf(r->wanted.name, sizeof(r->wanted.name), "nosuch0");
+    r->source.arm(&r->source);
+    r->timer.fire(&r->timer);
 }
 
 static void break_rail(void *arg)
@@ -789,6 +794,17 @@ static void test_subnets(void **state)
     assert_false(ucx_same_subnet(&rail, &other));
 }
 
+/* A connection may have 1,024 views kept, each with keys of 16 rails. */
+static void test_kept_keys_are_small(void **state)
+{
+    const uint8_t packed[64] = {1};
+    uint8_t *copy = ucx_key_copy(packed, sizeof(packed));
+    assert_memory_equal(copy, packed, sizeof(packed));
+    assert_int_equal(copy[sizeof(packed)], 0);
+    assert_true(malloc_usable_size(copy) < 1024);
+    free(copy);
+}
+
 /* A client that lies about its keys is cut off; the server goes on. */
 static void test_false_keys(void **state)
 {
@@ -827,6 +843,7 @@ static void test_false_keys(void **state)
     }
 }
 
+#define MANY  200
 #define SLOTS 200
 struct askers {
     struct net_rdma_server *server;
@@ -950,6 +967,48 @@ static void test_gpu_memory(void **state)
     one_end(&x);
 }
 
+static unsigned open_files(pid_t pid)
+{
+    char path[64];
+    unsigned n = 0;
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(path);
+    while (dir && readdir(dir))
+        n++;
+    if (dir)
+        closedir(dir);
+    return n;
+}
+
+/* Who connects again and again leaves nothing, here or there. */
+static void test_many_connections(void **state)
+{
+    NEEDS_UCX();
+    struct one x, y;
+    unsigned here = 0, there = 0;
+    assert_int_equal(one_connect(&x, SERVE, &by_tcp), 0);
+    for (unsigned i = 0; i < MANY; i++) {
+        struct net_peer peer = {.generation = RIG_GENERATION, .nregions = REGIONS};
+        struct net_endpoint *second;
+        assert_int_equal(net_dial(ports[SERVE], 0, &peer.connected_fd, NULL), 0);
+        assert_int_equal(x.ctx->ops->connect(x.ctx, &peer, clock_now_ns() + 60 * NS_PER_S, &second, NULL), 0);
+        x.ctx->ops->disconnect(x.ctx, second);
+        assert_int_equal(one_read(&x, 0), 0); /* moves on what it closes with */
+        if (i == MANY / 4) {
+            here = open_files(getpid());
+            there = open_files(child);
+        }
+    }
+    for (unsigned i = 0; i < 500 && open_files(child) > there + 8; i++)
+        usleep(10000);
+    assert_true(open_files(getpid()) <= here + 8);
+    assert_true(open_files(child) <= there + 8);
+    assert_int_equal(one_connect(&y, SERVE, &by_tcp), 0);
+    assert_true(list_empty(&x.ep->ctx->comings));
+    one_end(&y);
+    one_end(&x);
+}
+
 /* The last: nobody is there afterwards. */
 static void test_dies(void **state)
 {
@@ -981,10 +1040,12 @@ int main(void)
         cmocka_unit_test(test_turned_away),
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_subnets),
+        cmocka_unit_test(test_kept_keys_are_small),
         cmocka_unit_test(test_false_keys),
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_slots_while_a_rail_goes),
         cmocka_unit_test(test_gpu_memory),
+        cmocka_unit_test(test_many_connections),
         cmocka_unit_test(test_dies), /* the last */
     };
     return cmocka_run_group_tests(tests, start_child, end_child);
