@@ -90,6 +90,7 @@ struct pool {
     struct net_rdma_server
         *rdma; /* under rdma_lock; NULL: nobody asked for it, or it cannot be had: rdma_why */
     struct leat_error rdma_why;
+    uint64_t rdma_again_ns; /* not looked for again before */
     /* Samples of ws changed state: waiters are looked at (server.c). */
     void (*advanced)(void *user, struct wset *ws);
     /* ws is going by force: holders are told. */

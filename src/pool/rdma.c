@@ -2,8 +2,8 @@
 /*
  * rdma.c: who may read the pool by RDMA, and with which keys.
  *
- * Nothing of UCX is touched before somebody asks. Then the rails are opened once; a failure is remembered and
- * answered to whoever asks next, so that a host without RDMA looks for it once. Failure modes: memory for a region that is not yet
+ * Nothing of UCX is touched before somebody asks. Then the rails are opened once; a failure is remembered for AGAIN_NS and
+ * answered to whoever asks next, so that a host without RDMA seldom looks for it, and one whose NIC comes late finds it. Failure modes: memory for a region that is not yet
  * filled is reserved before it is registered, so that lack of it is LEAT_NO_SPACE here, not a killed daemon. Both take a while, and a
  * data thread serves others: it hands what is not registered yet to the pool's works, which answer. For puts
  * they begin when a client tells of its first view; a put that comes before they are there is parked with them. Invariant: keys
@@ -11,6 +11,7 @@
  */
 #include "pool/rdma.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "loop/loop.h"
 #include "pool/pool.h"
@@ -20,14 +21,19 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#define AGAIN_NS (30 * NS_PER_S)
+
 static int rails(struct pool *pool, struct net_rdma_server **ret_server, struct leat_error *err)
 {
     int rc = 0;
     pthread_mutex_lock(&pool->rdma_lock);
-    if (!pool->rdma && !pool->rdma_why.code) {
-        rc = net_rdma_server_new(&pool->config.rdma.net, &pool->rdma, &pool->rdma_why);
-        if (rc)
-            log_info("no RDMA: %s", pool->rdma_why.message);
+    if (!pool->rdma && clock_now_ns() >= pool->rdma_again_ns) {
+        struct leat_error why = {0};
+        rc = net_rdma_server_new(&pool->config.rdma.net, &pool->rdma, &why);
+        if (rc && strcmp(why.message, pool->rdma_why.message) != 0)
+            log_info("no RDMA: %s", why.message);
+        pool->rdma_why = why;
+        pool->rdma_again_ns = clock_now_ns() + AGAIN_NS;
     }
     if (pool->rdma)
         *ret_server = pool->rdma;
@@ -44,7 +50,8 @@ static int may(const struct pool *pool, uint32_t uid, struct leat_error *err)
     if (pool->config.rdma.users == RDMA_SAME_USER && uid != geteuid() && uid != 0)
         return error_set(err, LEAT_DENIED,
                          "RDMA is for user %u there, who runs leatd, and not for user %u: who reads by RDMA "
-                         "could write into the pool as well (rdma_users = anybody in [net] accepts that)",
+                         "speaks to UCX in the daemon, which trusts its peers (rdma_users = anybody in [net] "
+                         "accepts that)",
                          geteuid(), uid);
     return 0;
 }

@@ -143,6 +143,44 @@ static void asks(const struct net_rdma_config *config)
     memset(dst, 0, sizeof(dst));
 }
 
+static int connect_to(struct wset *ws, struct net_rdma_peer **peer)
+{
+    struct bytes_out body = {0}, reply = {0};
+    const struct net_later later = {0};
+    bytes_put_u32(&body, 1);
+    bytes_put_u64(&body, 4711);
+    struct bytes_in in = bytes_in_of(body.data, body.len);
+    int rc = pool_rdma_request(ws->pool, ws, geteuid(), peer, PROTO_RDMA_CONNECT, &in, &reply, &later, NULL);
+    bytes_out_fini(&body);
+    bytes_out_fini(&reply);
+    return rc;
+}
+
+/* A host whose NIC comes after the first who asked for it: no is remembered for a while, not for ever. */
+static void test_rails_that_come_late(void **state)
+{
+    struct net_ctx *ctx;
+    if (net_rdma_new(&by_tcp, &ctx, NULL) < 0)
+        skip();
+    net_free(ctx);
+    struct wset *ws;
+    struct pool *pool = start(&ws);
+    struct net_rdma_peer *peer = NULL;
+    char why[LEAT_ERROR_MESSAGE_MAX];
+    pool->config.rdma.net.rails = "nosuch0";
+    assert_int_equal(connect_to(ws, &peer), LEAT_UNSUPPORTED);
+    assert_true(pool_rdma_why(pool, why, sizeof(why)) && strstr(why, "nosuch0"));
+    pool->config.rdma.net.rails = "lo";
+    assert_int_equal(connect_to(ws, &peer), LEAT_UNSUPPORTED);
+    pool->rdma_again_ns = 0;
+    assert_int_equal(connect_to(ws, &peer), 0);
+    assert_false(pool_rdma_why(pool, why, sizeof(why)));
+    net_rdma_peer_free(peer);
+    pool_unlease(ws);
+    assert_int_equal(pool_stop(pool), 0);
+    pool_free(pool);
+}
+
 static void test_puts_are_parked(void **state)
 {
     asks(&put_by_tcp);
@@ -168,6 +206,7 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rails_that_come_late),
         cmocka_unit_test(test_puts_are_parked),
         cmocka_unit_test(test_keys_are_parked),
     };

@@ -9,7 +9,7 @@
  * rail), listener, its part of every registration, worker, context, so that whoever waits to remove the device gets it. It is opened anew
  * after 1, 2 ... 32 s: what is registered is registered again, and only then its new address is told to who asks (RDMA_CONNECT).
  *
- * Failure modes: where it cannot be opened it stays closed, costs nothing, and is tried again. When UCX does not give puts back that
+ * Failure modes: where it cannot be opened it stays closed, costs nothing, and is tried again, also when that was so at first. When UCX does not give puts back that
  * were under way, the rail is left as it is, with a line in the log: their memory must not be taken from under them.
  *
  * Invariants: all of this happens on the rail's thread, which other rails and data threads do not wait for. Each opening has a number
@@ -201,8 +201,8 @@ int serve_rail_start(struct net_rdma_server *server, struct serve_rail *r, const
     int rc = loop_new(&r->loop);
     if (rc < 0)
         error_sys(err, rc, "rail %s: cannot start its loop", wanted->name);
-    if (rc == 0)
-        rc = rail_open(r, err);
+    if (rc == 0 && rail_open(r, err) < 0)
+        pause_again(r);
     if (rc == 0 && (rc = -pthread_create(&r->thread, NULL, thread_main, r)) < 0)
         error_sys(err, rc, "rail %s: cannot start its thread", wanted->name);
     if (rc < 0) {

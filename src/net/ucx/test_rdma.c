@@ -941,6 +941,37 @@ static void test_slots_while_a_rail_goes(void **state)
     net_rdma_server_free(a.server);
 }
 
+static void come(void *arg)
+{
+    struct serve_rail *r = arg;
+    snprintf(r->wanted.name, sizeof(r->wanted.name), "lo");
+    go_or_come(r);
+}
+
+/* A rail that cannot be opened at first is taken in when it can, with what was registered before. */
+static void test_a_rail_that_comes_late(void **state)
+{
+    const struct net_rdma_config config = {.rails = "lo,nosuch0", .tls = "tcp"};
+    struct net_rdma_server *server;
+    struct net_rdma_slot slot = {0};
+    struct bytes_out reply = {0};
+    NEEDS_UCX();
+    assert_int_equal(net_rdma_server_new(&config, &server, NULL), 0);
+    assert_int_equal(server->n, 2);
+    struct serve_rail *r = &server->rails[1];
+    assert_true(atomic_load(&server->rails[0].up) && !atomic_load(&r->up));
+    assert_int_equal(net_rdma_put_keys(server, &slot, dst, sizeof(dst), &reply, NULL), 0);
+    assert_null(slot.memory->parts[1].memh);
+    assert_int_equal(loop_post(r->loop, come, r), 0);
+    for (unsigned i = 0; i < 1000 && !atomic_load(&r->up); i++)
+        usleep(10000);
+    assert_true(atomic_load(&r->up));
+    assert_non_null(slot.memory->parts[1].memh);
+    net_rdma_slot_close(&slot);
+    net_rdma_server_free(server);
+    bytes_out_fini(&reply);
+}
+
 /* As a GPU's: the far end writes it, though nobody asked for puts, and no checksum is taken. What cannot be written is refused. */
 static void test_gpu_memory(void **state)
 {
@@ -1044,6 +1075,7 @@ int main(void)
         cmocka_unit_test(test_false_keys),
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_slots_while_a_rail_goes),
+        cmocka_unit_test(test_a_rail_that_comes_late),
         cmocka_unit_test(test_gpu_memory),
         cmocka_unit_test(test_many_connections),
         cmocka_unit_test(test_dies), /* the last */
