@@ -10,8 +10,8 @@
 #define SOURCES_CACHED 8u
 #define RANGES_BAD_MAX 64u
 #define AHEAD_MAX      16u
-/* Of a thread: what cannot be read, or copied, straight to its place. Stays in the second-level cache. */
-#define FILL_BOUNCE_BYTES     (256 * KIB)
+/* Of a thread: what cannot be read, or copied, straight to its place. */
+#define FILL_BOUNCE_BYTES     (1 * MIB)
 #define FILL_DIRECT_ALIGN_MAX 4096u /* a disk that asks for more is read through the page cache */
 #define FILL_MESSAGE          400u  /* an address may be long */
 

@@ -239,7 +239,7 @@ static int read_copy(struct fill_thread *t, int fd, uint64_t offset, uint64_t be
     if (!bounces(t))
         return pread_all(t, fd, target_address(t, begin), end - begin, offset);
     while (begin < end) {
-        uint64_t bytes = MIN(end - begin, FILL_BOUNCE_BYTES);
+        uint64_t bytes = MIN(end - begin, PIECE_BYTES);
         int code = pread_all(t, fd, t->bounce, bytes, offset);
         if (code == 0)
             code = fill_bounce_out(t, t->bounce, begin, bytes);
