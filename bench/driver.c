@@ -200,9 +200,26 @@ static void verify_share(struct consumer *c)
     }
 }
 
+/* Consumer k on the k-th CPU of those there are, and so on. */
+static void stay_on_one_cpu(unsigned k)
+{
+    cpu_set_t may, one;
+    if (sched_getaffinity(0, sizeof(may), &may) < 0 || !CPU_COUNT(&may))
+        bench_die("which CPUs are there? %s", strerror(errno));
+    int cpu = -1;
+    for (unsigned left = k % (unsigned)CPU_COUNT(&may) + 1; left; left -= CPU_ISSET(cpu, &may) != 0)
+        cpu++;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    if (sched_setaffinity(0, sizeof(one), &one) < 0)
+        bench_die("cannot stay on CPU %d: %s", cpu, strerror(errno));
+}
+
 static void *consumer_main(void *arg)
 {
     struct consumer *c = arg;
+    if (setup.spread)
+        stay_on_one_cpu(c->number);
     if (!c->state)
         c->state = reader->consumer(&setup, c->number);
     for (;;) {
@@ -275,17 +292,11 @@ static void answer(char *line)
 
 static void parse(int argc, char **argv)
 {
-    static const struct option options[] = {{"file", 1, NULL, 'f'},
-                                            {"samples", 1, NULL, 'n'},
-                                            {"bytes", 1, NULL, 'b'},
-                                            {"batch", 1, NULL, 'k'},
-                                            {"slots", 1, NULL, 's'},
-                                            {"consumers", 1, NULL, 'c'},
-                                            {"first", 1, NULL, '1'},
-                                            {"all", 1, NULL, 'a'},
-                                            {"pages", 1, NULL, 'p'},
-                                            {"orders", 1, NULL, 'o'},
-                                            {0}};
+    static const struct option options[] = {
+        {"file", 1, NULL, 'f'},   {"samples", 1, NULL, 'n'}, {"bytes", 1, NULL, 'b'},
+        {"batch", 1, NULL, 'k'},  {"slots", 1, NULL, 's'},   {"consumers", 1, NULL, 'c'},
+        {"first", 1, NULL, '1'},  {"all", 1, NULL, 'a'},     {"pages", 1, NULL, 'p'},
+        {"orders", 1, NULL, 'o'}, {"spread", 1, NULL, 'S'},  {0}};
     for (int c; (c = getopt_long(argc, argv, "+", options, NULL)) != -1;) {
         unsigned long long v = c == 'f' || c == 'p' || c == 'o' || c == '?' ? 0 : strtoull(optarg, NULL, 10);
         switch (c) {
@@ -318,6 +329,9 @@ static void parse(int argc, char **argv)
             break;
         case 'a':
             setup.all_consumers = (unsigned)v;
+            break;
+        case 'S':
+            setup.spread = v != 0;
             break;
         default:
             exit(2);

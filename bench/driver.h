@@ -29,6 +29,7 @@ struct bench_setup {
     unsigned batch, slots, consumers;
     unsigned first_consumer, all_consumers; /* this process runs [first, first + consumers) of all */
     bool huge;                              /* --pages huge: as the daemon's */
+    bool spread;                            /* each consumer stays on a CPU, and they share them out */
     const char *file;                       /* the .npy */
     const char *orders;                     /* u64 numbers of three epochs' permutations; NULL: made here */
     char **args;                            /* what is left of the command line */
@@ -46,7 +47,7 @@ struct bench_reader {
     void (*finish)(void);          /* may be NULL */
 };
 
-/* Parses --file --samples --bytes --batch --slots --consumers --first --all --orders, then serves stdin. Returns main's status. */
+/* Parses --file --samples --bytes --batch --slots --consumers --first --all --orders --spread, then serves stdin. Returns main's status. */
 int bench_main(int argc, char **argv, const struct bench_reader *reader);
 
 _Noreturn void bench_die(const char *format, ...) __attribute__((format(printf, 1, 2)));

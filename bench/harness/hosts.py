@@ -21,11 +21,14 @@ def run(*argv, may_fail=False):
 
 
 class Network:
-    """Host 0 is the receiver, the others are servers. `links`: separate networks, each host with an interface in all of them."""
+    """Host 0 is the receiver, the others are servers. `links`: separate networks, each host with an interface in all of them.
+    own_cpus: each server's programs stay on one CPU, as those of a host would on its own; the CPUs are shared out in turn. Left to
+    itself the kernel settles each thread somewhere for minutes, and whose reader it shares a CPU with is worth a third of the rate."""
 
     made = 0  # by this process: several may stand side by side
 
-    def __init__(self, hosts, links=1):
+    def __init__(self, hosts, links=1, own_cpus=False):
+        self.cpus = sorted(os.sched_getaffinity(0)) if own_cpus else None
         if os.geteuid() != 0:
             raise Failed("network namespaces need root")
         tag = f"{keeper.mark()}{Network.made}."
@@ -55,7 +58,8 @@ class Network:
         return f"10.77.{link}.{host + 1}"
 
     def inside(self, host):
-        return ["ip", "netns", "exec", self.names[host]]
+        cpu = ["taskset", "-c", self.cpus[host % len(self.cpus)]] if self.cpus and host else []
+        return ["ip", "netns", "exec", self.names[host], *map(str, cpu)]
 
     def shape(self, rate, packets, gso=True):
         """The queue in front of the receiver: a token bucket of `rate` (tc's word) that holds `packets` frames; None: none."""

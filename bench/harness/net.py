@@ -41,12 +41,12 @@ def busy_seconds():
 class Rig:
     """A network, a cluster holding the data, a bare server on each server host; readers on the receiver."""
 
-    def __init__(self, suite, stack, servers, links=1, size=(SAMPLES, SAMPLE)):
+    def __init__(self, suite, stack, servers, links=1, size=(SAMPLES, SAMPLE), own_cpus=False):
         self.suite, self.stack = suite, stack
         self.samples, self.sample_bytes = size
         self.folder = tempfile.mkdtemp(dir=suite.args.folder)
         stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
-        self.network = Network(servers + 1, links)
+        self.network = Network(servers + 1, links, own_cpus)
         stack.callback(self.network.close)
         self.path = suite.data_of(*size)
         total = self.samples * self.sample_bytes
@@ -63,7 +63,7 @@ class Rig:
 
     def reader(self, program, rest, consumers=1, batch=BATCH, servers=()):
         worker = Worker([*self.network.inside(0), self.suite.program(program), *self._common(consumers, batch), "--first", 0, "--all",
-                         consumers, *rest], servers)
+                         consumers, *(["--spread", 1] if self.network.cpus else []), *rest], servers)
         self.stack.callback(worker.close)
         group = Group([worker])
         return group
@@ -187,7 +187,7 @@ class Suite(Base):
             if not self.wanted(metric):
                 continue
             with contextlib.ExitStack() as stack:
-                rig = Rig(self, stack, 4, size=(size[0] // (4 if self.args.quick else 1), size[1]))
+                rig = Rig(self, stack, 4, size=(size[0] // (4 if self.args.quick else 1), size[1]), own_cpus=True)
                 many = {"consumers": consumers, "batch": batch}
                 cases = {"leat": rig.leat(**many), "limit": rig.bare(hosts=(1, 2, 3, 4), **many),
                          "ordered": rig.bare(hosts=(1, 2, 3, 4), ordered=True, **many), "one": rig.bare(**many)}
