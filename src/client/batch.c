@@ -7,8 +7,8 @@
  *       ──▶ generation looked at once more ──▶ copied on to a device ──▶ the slot is held by the caller
  *
  * Failure modes: whatever fails, the slot goes back to the ring (or quarantine) and no batch comes out; the error names
- * the sample. Invariants: in the steady state of a set in shared memory a batch makes one system call (is the daemon
- * alive?) and allocates nothing.
+ * the sample. Invariants: in the steady state of a set in shared memory a batch allocates nothing and makes no system
+ * call, but for one in a millisecond (is the daemon alive?).
  */
 #include "client/client.h"
 

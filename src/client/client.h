@@ -77,7 +77,8 @@ struct leat_client {
     struct list calls; /* struct rpc_waiter */
     struct list sets;  /* struct leat_ws */
     uint64_t next_id;
-    struct rpc_rx rx; /* of who is reading */
+    struct rpc_rx rx;           /* of who is reading */
+    _Atomic uint64_t looked_ns; /* at the socket, by rpc_look */
 
     pthread_mutex_t credit_lock;
     bool credit_asked;            /* the daemon, once */
@@ -155,6 +156,8 @@ void rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out 
 int rpc_post_now(struct leat_client *client, uint16_t type, const struct bytes_out *body);
 /* Takes in what has come, without waiting. 0, or the code the connection died with. */
 int rpc_poll(struct leat_client *client);
+/* The same, once a millisecond at most: for what is done all the time, and may go on for so long when the daemon has died. */
+int rpc_look(struct leat_client *client);
 int rpc_dead_error(const struct leat_client *client, struct leat_error *err);
 
 /* --- delivery.c ----------------------------------------------------------------------------------------------- */

@@ -24,6 +24,8 @@
 
 #include "base/clock.h"
 
+#define LOOKED_NS NS_PER_MS
+
 struct rpc_waiter {
     struct list node;
     uint64_t id;
@@ -320,6 +322,15 @@ int rpc_poll(struct leat_client *client)
     pthread_cond_broadcast(&client->wake);
     pthread_mutex_unlock(&client->lock);
     return client->dead;
+}
+
+int rpc_look(struct leat_client *client)
+{
+    uint64_t now_ns = clock_now_ns();
+    if (now_ns - atomic_load_explicit(&client->looked_ns, memory_order_relaxed) < LOOKED_NS)
+        return client->dead;
+    atomic_store_explicit(&client->looked_ns, now_ns, memory_order_relaxed);
+    return rpc_poll(client);
 }
 
 /* --- calls ------------------------------------------------------------------------------------------------------ */

@@ -350,7 +350,7 @@ int ws_check(struct leat_ws *ws, struct leat_error *err)
 {
     if (unlikely(client_forked(ws->client)))
         return client_forked_error(err);
-    if (unlikely(rpc_poll(ws->client)))
+    if (unlikely(rpc_look(ws->client)))
         return rpc_dead_error(ws->client, err);
     return ws_check_generation(ws, err);
 }
