@@ -8,7 +8,8 @@
  *
  * A block goes straight to its place where the memory there is aligned as the disk asks, and nothing else of the set lies in the block: else to
  * the thread's bounce buffer, a slot a read, out of which what is wanted is copied. So the first and the last block of a range may be bounced, or,
- * where rows were placed at borders of pages and the disk wants more than the file's header leaves (docs/decisions/0111), all of them.
+ * where rows were placed at borders of pages and the disk wants more than the file's header leaves (docs/decisions/0111), all of them. A few
+ * blocks, of a sample that is streamed, are bounced by one read where one of them has to be.
  * Through the page cache a block is a byte, and all is in place.
  *
  * Invariants: a read is busy from its submission until done(); a slot of the bounce buffer is that of the read with its number.
@@ -22,6 +23,7 @@
 #define READS_MAX  16u
 #define SLOTS      4u
 #define SLOT_BYTES (FILL_BOUNCE_BYTES / SLOTS)
+#define SHORT      (32 * KIB) /* up to here one read and a copy cost less than up to three reads */
 
 _Static_assert(SLOT_BYTES % FILL_DIRECT_ALIGN_MAX == 0,
                "slots hold whole blocks, and begin where direct reads may");
@@ -154,6 +156,13 @@ static void submit_more(struct large *l)
     l->next = l->end;
 }
 
+/* Is it so little that it comes by one read, and not all of it in place? */
+static bool is_short(const struct large *l)
+{
+    uint64_t first = align_down(l->begin, l->align), last = align_up(l->end, l->align);
+    return last - first <= SHORT && (first < l->room_begin || last > l->room_end);
+}
+
 /* In the file's terms, how far reads may reach over [r->begin, r->end): to the ends of the range, and to the neighbours of the extent. */
 static void room_find(struct large *l, uint64_t extent, const struct fill_range *whole,
                       const struct fill_range *r)
@@ -189,6 +198,7 @@ bool fill_large(struct fill_thread *t, const struct index *index, uint64_t exten
         .next = align_down(offset, align),
     };
     room_find(&l, extent, whole, r);
+    l.suits = l.suits && !is_short(&l);
     submit_more(&l);
     while (l.nbusy > 0) {
         int reaped = t->engine->ops->reap(t->engine, 1);
