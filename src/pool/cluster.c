@@ -200,7 +200,11 @@ static bool link_is_right(struct link *link, const struct peer_reply *reply)
              "%.140s answers there: does the name or address lead to the right host, and is nodes the same "
              "on both?",
              name ? name : "no node");
-    peer_fail(link->peer, LEAT_INVALID, why);
+    peer_reject(link->peer, LEAT_INVALID, why);
+    if (peer_state(link->peer) != PEER_DOWN && !link->said_wrong) {
+        log_warning("an address of node %s is not its own: %s", meant, why);
+        link->said_wrong = true;
+    }
     return false;
 }
 
@@ -210,6 +214,7 @@ static void link_introduced(struct link *link)
     unsigned n = (unsigned)(link - c->links);
     link->introduced = true;
     link->said_down = 0;
+    peer_accept(link->peer);
     log_info("node %s is up", c->config.nodes[n]);
     accesses_tell(c->pool, n);
     list_for_each (node, &c->pool->sets) {
@@ -731,7 +736,7 @@ enum cluster_rail_state cluster_rail(const struct cluster *c, unsigned n, unsign
     const struct link *link = &c->links[n];
     *ret_why = link->rails[k].why;
     /* What answers for all of the node answers for the address that it came by. */
-    if (link->peer && peer_state(link->peer) == PEER_UP && peer_address(link->peer) == k)
+    if (cluster_is_up(c, n) && peer_address(link->peer) == k)
         return CLUSTER_RAIL_UP;
     return link->rails[k].state;
 }

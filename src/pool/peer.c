@@ -41,7 +41,8 @@ struct peer {
     struct peer_config config;
     enum peer_state state;
     unsigned naddresses, at,
-        tried; /* which of them is being tried, and how many failed since the last was up */
+        tried;     /* which of them is being tried, and how many failed since the last was accepted */
+    bool accepted; /* of this connection */
     char address[NET_ADDRESS_BYTES];
     int begin_code; /* why this try ended before it began: told by the timer */
     struct loop_source connecting;
@@ -82,6 +83,7 @@ static void disconnect(struct peer *p)
     loop_timer_clear(&p->timer);
     struct conn *conn = p->conn;
     p->conn = NULL;
+    p->accepted = false;
     conn_free(conn);
     net_auth_fini(&p->auth);
     net_seal_fini(&p->seal);
@@ -131,7 +133,7 @@ static void address_failed(struct peer *p, int status, const char *message)
         go_down(p, status, message);
         return;
     }
-    if (lost)
+    if (p->accepted)
         log_info("%s does not answer any more (%s): trying the node's next address", p->address, message);
     disconnect(p);
     resolving_end(p); /* that was of this address */
@@ -215,7 +217,6 @@ static int on_welcome(struct peer *p, struct conn_message *m)
     }
     if (p->state == PEER_PROOF) {
         p->state = PEER_UP;
-        p->tried = 0;
         loop_timer_clear(&p->timer);
         p->config.ops->up(p);
         return 0;
@@ -499,6 +500,18 @@ void peer_fail(struct peer *p, int status, const char *message)
 {
     if (p->state != PEER_DOWN)
         go_down(p, status, message);
+}
+
+void peer_accept(struct peer *p)
+{
+    p->tried = 0;
+    p->accepted = true;
+}
+
+void peer_reject(struct peer *p, int status, const char *message)
+{
+    if (p->state == PEER_UP)
+        address_failed(p, status, message);
 }
 
 int peer_release_fd(struct peer *p)

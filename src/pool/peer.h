@@ -57,6 +57,12 @@ int peer_call(struct peer *peer, uint16_t type, const struct bytes_out *body, co
               void *user);
 /* Answers every call out and goes down, as if the connection had ended; connects again if asked to stay. */
 void peer_fail(struct peer *peer, int status, const char *message);
+/*
+ * UP, and it is the one that was meant, or it is not: then its next address is tried, and it goes down when none is left. Until it is accepted, an
+ * address that leads somewhere counts as tried.
+ */
+void peer_accept(struct peer *peer);
+void peer_reject(struct peer *peer, int status, const char *message);
 /* An event; done(user, status) once it was sent or dropped, which may be at once. */
 void peer_event_done(struct peer *peer, uint16_t type, const struct bytes_out *body,
                      void (*done)(void *user, int status), void *user);

@@ -50,7 +50,7 @@ static void addresses(struct host *hosts, unsigned n)
         close(fds[k]);
 }
 
-static void start(struct host *h, const char *secret, char **nodes, unsigned nnodes)
+static void start_as(struct host *h, char *self, const char *secret, char **nodes, unsigned nnodes)
 {
     struct leat_error err = {0};
     struct pool_config pc = {.cap_bytes = 16 * MIB,
@@ -67,14 +67,16 @@ static void start(struct host *h, const char *secret, char **nodes, unsigned nno
                                .token_len = sizeof(token) - 1,
                                .node_name = h->address,
                                .program = "test"};
-    struct cluster_config cc = {.nodes = nodes,
-                                .nnodes = nnodes,
-                                .self = h->address,
-                                .token = secret,
-                                .token_len = sizeof(token) - 1};
+    struct cluster_config cc = {
+        .nodes = nodes, .nnodes = nnodes, .self = self, .token = secret, .token_len = sizeof(token) - 1};
     if (pool_new(loop, &pc, &h->pool, &err) < 0 || server_new(loop, h->pool, &sc, &h->server, &err) < 0 ||
         cluster_new(loop, h->pool, &cc, &h->cluster, &err) < 0)
         fail_msg("%s", err.message);
+}
+
+static void start(struct host *h, const char *secret, char **nodes, unsigned nnodes)
+{
+    start_as(h, h->address, secret, nodes, nnodes);
 }
 
 static void stop(struct host *h)
@@ -239,6 +241,26 @@ static void test_another_incarnation(void **state)
     assert_int_equal(o.ws->losses, losses + 1);
     pool_unlease(o.ws);
     stop(&h[1]);
+    stop(&h[0]);
+}
+
+/* Of a node's two addresses the first leads to somebody else, who knows the token: it is reached by the second. */
+static void test_first_address_leads_elsewhere(void **state)
+{
+    struct host h[2];
+    char both[80];
+    addresses(h, 2);
+    snprintf(both, sizeof(both), "%s,%s", h[0].address, h[1].address);
+    char *nodes[] = {h[0].address, both, NULL};
+    start(&h[0], token, nodes, 2);
+    start_as(&h[1], both, token, nodes, 2);
+    while (!is_up(&h[0], 1) || !is_up(&h[1], 0))
+        loop_turn(loop, 100);
+    const char *why;
+    assert_int_equal(cluster_rail(h[0].cluster, 1, 1, &why), CLUSTER_RAIL_UP);
+    stop(&h[1]);
+    while (is_up(&h[0], 1))
+        loop_turn(loop, 100);
     stop(&h[0]);
 }
 
@@ -561,10 +583,15 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_set_on_both), cmocka_unit_test(test_another_incarnation),
-        cmocka_unit_test(test_wrong_token), cmocka_unit_test(test_other_list),
-        cmocka_unit_test(test_names),       cmocka_unit_test(test_gone_while_placed),
-        cmocka_unit_test(test_append),      cmocka_unit_test(test_loop_goes_on),
+        cmocka_unit_test(test_set_on_both),
+        cmocka_unit_test(test_another_incarnation),
+        cmocka_unit_test(test_first_address_leads_elsewhere),
+        cmocka_unit_test(test_wrong_token),
+        cmocka_unit_test(test_other_list),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_gone_while_placed),
+        cmocka_unit_test(test_append),
+        cmocka_unit_test(test_loop_goes_on),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
