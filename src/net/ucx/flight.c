@@ -297,7 +297,10 @@ static void ask_put(struct flight *f, struct path *p, struct list *slices)
     bytes_put_u32(&body, p->far_rail);
     bytes_put_u32(&body, n);
     bytes_put(&body, ranges.data, ranges.len);
-    int rc = !ask || ranges.failed ? -ENOMEM : tell_view(ep, f->memory);
+    int rc = !ask || ranges.failed ? -ENOMEM
+             : !net_rdma_may_put(f->memory)
+                 ? LEAT_PEER_GONE /* its last number went with a rail: it comes otherwise */
+                 : tell_view(ep, f->memory);
     if (rc == 0)
         rc = endpoint_request(ep, PROTO_RDMA_PUT, &body);
     bytes_out_fini(&ranges);

@@ -294,12 +294,15 @@ static int rail_open(struct ucx_ctx *ctx, unsigned r, struct leat_error *err)
         error_sys(err, rc, "cannot watch rail %s", rail.name);
     list_for_each (node, &ctx->memories) {
         struct net_memory *m = container_of(node, struct net_memory, node);
-        if (rc == 0 && (rc = memory_join(ctx, m, r, err)) == 0)
-            memory_number(ctx, m);
+        rc = rc ? rc : memory_join(ctx, m, r, err);
     }
-    if (rc)
+    if (rc) {
         rail_close(ctx, r);
-    return rc;
+        return rc;
+    }
+    list_for_each (node, &ctx->memories) /* now: a rail that takes some of them is tried again and again */
+        memory_number(ctx, container_of(node, struct net_memory, node));
+    return 0;
 }
 
 void rail_again(struct ucx_ctx *ctx, unsigned r)

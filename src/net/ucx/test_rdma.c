@@ -631,6 +631,47 @@ static void test_a_device_comes_back(void **state)
     comes_anew(&put_two_by_tcp, true);
 }
 
+static unsigned packs;
+static ucs_status_t first_pack(ucp_context_h context, ucp_mem_h memh, void **ret_key, size_t *ret_bytes)
+{
+    return packs++ ? UCS_ERR_IO_ERROR : real_ucx->ucp_rkey_pack(context, memh, ret_key, ret_bytes);
+}
+
+/* A rail that comes, and cannot take all that is registered, is tried for ever: that may not use the numbers up. */
+static void test_tries_take_no_numbers(void **state)
+{
+    NEEDS_UCX();
+    struct one x;
+    struct net_memory *second;
+    assert_int_equal(one_connect(&x, TWO, &put_two_by_tcp), 0);
+    struct ucx_ctx *ctx = x.ep->ctx;
+    both_up(&x);
+    assert_int_equal(x.ctx->ops->mem_register(x.ctx, aside, sizeof(aside), -1, &second), 0);
+    tell_child(BREAK);
+    while (x.ep->paths[1].state != PATH_CLOSED)
+        assert_int_equal(one_read(&x, 0), 0);
+    const uint32_t ids = ctx->ids, id = x.memory->id;
+    real_ucx = ctx->ucx;
+    struct ucx_symbols refusing = *real_ucx;
+    refusing.ucp_rkey_pack = first_pack;
+    ctx->ucx = &refusing;
+    for (unsigned i = 0; i < 3; i++) {
+        packs = 0;
+        ctx->tries[1] = 2;
+        rail_again(ctx, 1);
+        assert_int_equal(packs, 2);
+        assert_null(ctx->rails[1].worker);
+    }
+    ctx->ucx = real_ucx;
+    assert_int_equal(ctx->ids, ids);
+    assert_int_equal(x.memory->id, id);
+    rail_again(ctx, 1);
+    assert_non_null(ctx->rails[1].worker);
+    assert_int_equal(ctx->ids, ids + 2);
+    assert_int_not_equal(x.memory->id, id);
+    one_end(&x);
+}
+
 /* The only rail's device went: the endpoint ends with it, and the next one that is connected opens it anew. */
 static void test_the_only_device_comes_back(void **state)
 {
@@ -998,6 +1039,31 @@ static void test_gpu_memory(void **state)
     one_end(&x);
 }
 
+/* Numbers run out, as rails were opened anew again and again, under an op that waits for a path: nothing is asked for by a number
+ * that there is none of, and the next op reads. */
+static void test_numbers_run_out_under_an_op(void **state)
+{
+    NEEDS_UCX();
+    struct one x;
+    assert_int_equal(one_connect(&x, SERVE, &put_by_tcp), 0);
+    assert_int_equal(one_read(&x, 0), 0);
+    const uint32_t crc = x.reads[0].crc;
+    const uint64_t requests = x.ep->next_id;
+    x.done = x.quiesced = 0;
+    x.ep->stripe[0].down = true;
+    x.op = (struct net_op){.reads = x.reads, .n = ARRAY_LEN(x.reads)};
+    assert_int_equal(x.ctx->ops->submit(x.ep, &x.op), 0);
+    x.memory->id = PROTO_VIEWS_MAX;
+    x.ep->stripe[0].down = false;
+    x.ep->ctx->look = true;
+    one_wait(&x);
+    assert_int_equal(x.op.status, LEAT_PEER_GONE);
+    assert_int_equal(x.ep->next_id, requests);
+    assert_int_equal(one_read(&x, 0), 0);
+    assert_int_equal(x.reads[0].crc, crc);
+    one_end(&x);
+}
+
 static unsigned open_files(pid_t pid)
 {
     char path[64];
@@ -1066,6 +1132,7 @@ int main(void)
         cmocka_unit_test(test_slices_without_a_path),
         cmocka_unit_test(test_a_rail_comes_back),
         cmocka_unit_test(test_a_device_comes_back),
+        cmocka_unit_test(test_tries_take_no_numbers),
         cmocka_unit_test(test_the_only_device_comes_back),
         cmocka_unit_test(test_a_device_of_the_daemon_comes_back),
         cmocka_unit_test(test_turned_away),
@@ -1077,6 +1144,7 @@ int main(void)
         cmocka_unit_test(test_slots_while_a_rail_goes),
         cmocka_unit_test(test_a_rail_that_comes_late),
         cmocka_unit_test(test_gpu_memory),
+        cmocka_unit_test(test_numbers_run_out_under_an_op),
         cmocka_unit_test(test_many_connections),
         cmocka_unit_test(test_dies), /* the last */
     };
