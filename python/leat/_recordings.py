@@ -425,7 +425,7 @@ class _Handle:
         return fixed or self._handle.field_bytes(self._of.where(i)[0], field)
 
     def load(self, *args: Any) -> WindowRing:
-        return WindowRing(self._of, *args)
+        return WindowRing(self._of, *args[:7])  # flags are of memory that it refuses
 
     def hold(self, *args: Any) -> Any:
         raise Unsupported("a view is of a whole recording, ws.recordings.view(r): ws[i] and batches read windows", code="unsupported")

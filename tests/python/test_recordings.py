@@ -122,6 +122,7 @@ def test_other_ways_to_read(sounds):
         assert list(leat.Sampler(ws, 4, seed=2)) == [i for batch in leat.Loader(ws, 4, seed=2) for i in batch.ids.tolist()]
         assert len(ws.recordings) == len(LENGTHS)
         for refused in (lambda: ws.view(0), lambda: ws.push(0, np.zeros((1, 10, 2), "<i4")), lambda: leat.batches(ws, 2, device="cuda"),
+                        lambda: leat.batches(ws, 2, device="cuda", device_copy="direct"),
                         lambda: leat.batches(ws, 2, transport="tcp")):
             with pytest.raises(leat.Unsupported, match="windows|recordings"):
                 refused()
