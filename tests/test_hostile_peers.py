@@ -39,7 +39,7 @@ def daemon(host):
     made.handle, made.uuid, made.generation = made.keeper.open(str(made.path), name="kept")
     assert made.keeper.call(WAIT, struct.pack("<QI", made.handle, 0))[0] == 0
     made.most_fds = lib_host.footprint(made.pid)["fds"]
-    made.bytes = made.path.read_bytes()  # regions hold the file as it is: its header first
+    made.bytes = made.path.read_bytes()[128:]  # regions hold the array: its header stays behind
     yield made
     made.serves(made.path)
     # Whatever they brought along was closed again, descriptors included.
