@@ -741,9 +741,27 @@ enum cluster_rail_state cluster_rail(const struct cluster *c, unsigned n, unsign
     return link->rails[k].state;
 }
 
+/* A rail that leads to another node of the list would be asked for regions which that one has not got. */
+static bool dial_is_right(const struct dial *d, const char *name)
+{
+    const struct cluster_config *config = &d->cluster->config;
+    for (unsigned n = 0; n < config->nnodes; n++) {
+        if (n != d->to && strcmp(config->nodes[n], name) == 0)
+            return false;
+    }
+    return true;
+}
+
 static void dial_up(struct peer *peer)
 {
     struct dial *d = peer_user(peer);
+    if (!dial_is_right(d, peer_name(peer))) {
+        char why[320];
+        snprintf(why, sizeof(why), "%.140s answers there: does the address lead to the right host?",
+                 peer_name(peer));
+        peer_reject(peer, LEAT_PEER_GONE, why);
+        return;
+    }
     rail_note(d->cluster, d->to, peer_address(peer), NULL);
     int fd = peer_release_fd(peer);
     dial_end(d, fd, fd < 0 ? strerror(-fd) : "");

@@ -44,6 +44,7 @@ struct peer {
         tried;     /* which of them is being tried, and how many failed since the last was accepted */
     bool accepted; /* of this connection */
     char address[NET_ADDRESS_BYTES];
+    char name[sizeof(((struct proto_welcome *)NULL)->node)]; /* what the other side calls itself */
     int begin_code; /* why this try ended before it began: told by the timer */
     struct loop_source connecting;
     struct resolve *resolving; /* a name is being looked up */
@@ -128,8 +129,7 @@ static void go_down(struct peer *p, int status, const char *message)
  */
 static void address_failed(struct peer *p, int status, const char *message)
 {
-    bool lost = p->state == PEER_UP;
-    if (++p->tried >= p->naddresses || (lost && !p->config.stay)) {
+    if (++p->tried >= p->naddresses || (p->accepted && !p->config.stay)) {
         go_down(p, status, message);
         return;
     }
@@ -216,6 +216,10 @@ static int on_welcome(struct peer *p, struct conn_message *m)
         return 0;
     }
     if (p->state == PEER_PROOF) {
+        struct proto_welcome welcome;
+        if (proto_welcome_get(m->body, m->frame.body_bytes, &welcome) < 0)
+            return LEAT_CORRUPT;
+        snprintf(p->name, sizeof(p->name), "%s", welcome.node);
         p->state = PEER_UP;
         loop_timer_clear(&p->timer);
         p->config.ops->up(p);
@@ -449,6 +453,11 @@ void *peer_user(const struct peer *p)
 unsigned peer_address(const struct peer *p)
 {
     return p->config.rail < 0 ? p->at : (unsigned)p->config.rail;
+}
+
+const char *peer_name(const struct peer *p)
+{
+    return p->name;
 }
 
 enum peer_state peer_state(const struct peer *p)

@@ -35,6 +35,8 @@ struct peer_config {
 
 /* Which of its addresses it is connected by, or tried last. */
 unsigned peer_address(const struct peer *peer);
+/* UP: what the other side calls itself, which is what it listens on unless it was given a name. */
+const char *peer_name(const struct peer *peer);
 /* Begins to connect. Names are looked up on a thread of their own, before each try. */
 int peer_new(struct loop *loop, const struct peer_config *config, struct peer **ret_peer);
 void peer_free(

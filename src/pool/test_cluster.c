@@ -244,7 +244,32 @@ static void test_another_incarnation(void **state)
     stop(&h[0]);
 }
 
-/* Of a node's two addresses the first leads to somebody else, who knows the token: it is reached by the second. */
+struct dialed {
+    bool done;
+    int fd;
+    char message[320];
+};
+
+static void on_dialed(void *user, int fd, const char *message)
+{
+    struct dialed *d = user;
+    d->done = true;
+    d->fd = fd;
+    snprintf(d->message, sizeof(d->message), "%s", message);
+}
+
+static int dial(struct host *h, struct wset *ws, uint32_t rail, struct dialed *ret)
+{
+    *ret = (struct dialed){0};
+    assert_int_equal(cluster_dial(h->cluster, ws, 1, rail, geteuid(), getegid(), on_dialed, ret), 0);
+    while (!ret->done)
+        loop_turn(loop, 100);
+    if (ret->fd >= 0)
+        close(ret->fd);
+    return ret->fd;
+}
+
+/* Of a node's two addresses the first leads to somebody else, who knows the token: it is reached by the second, and read by it alone. */
 static void test_first_address_leads_elsewhere(void **state)
 {
     struct host h[2];
@@ -258,6 +283,17 @@ static void test_first_address_leads_elsewhere(void **state)
         loop_turn(loop, 100);
     const char *why;
     assert_int_equal(cluster_rail(h[0].cluster, 1, 1, &why), CLUSTER_RAIL_UP);
+    struct opened o;
+    struct dialed d;
+    testing_npy("rails.npy", 1, 600, 5003);
+    open_at(&h[0], "rails.npy", &o);
+    assert_non_null(o.ws);
+    assert_int_equal(dial(&h[0], o.ws, 0, &d), LEAT_PEER_GONE);
+    assert_non_null(strstr(d.message, "answers there"));
+    assert_int_equal(cluster_rail(h[0].cluster, 1, 0, &why), CLUSTER_RAIL_DOWN);
+    assert_true(dial(&h[0], o.ws, 1, &d) >= 0);
+    assert_true(dial(&h[0], o.ws, CLUSTER_ANY_RAIL, &d) >= 0);
+    pool_unlease(o.ws);
     stop(&h[1]);
     while (is_up(&h[0], 1))
         loop_turn(loop, 100);
