@@ -14,6 +14,7 @@
 #include "base/crc32c.h"
 #include "base/histogram.h"
 #include "base/log.h"
+#include "base/ticket.h"
 #include "pool/fill_internal.h"
 #include "pool/cluster.h"
 #include "pool/region.h"
@@ -22,6 +23,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/mman.h>
 
 /*
  * Of sources elsewhere. A segment is read by all of a session's 16 connections at once, and the first byte of each answer takes 30 ms
@@ -32,6 +34,11 @@
 #define REMOTE_SEGMENT_BYTES (64 * MIB)
 #define REMOTE_IDLE_S                                                                                        \
     10 /* sessions are kept so long for the next segment: a handshake costs several round trips */
+
+/* Wide bounce buffers: of a thread, of all threads, and of the pool's cap, which samples are to have. */
+#define WIDE_BYTES     (4 * MIB)
+#define WIDE_ALL_BYTES (32 * MIB)
+#define WIDE_SHARE     64u
 
 enum segment_state { SEGMENT_TODO, SEGMENT_TAKEN, SEGMENT_DONE };
 
@@ -265,6 +272,52 @@ static void load_run(struct fill_thread *t, struct fill_load *load)
     load->done(load, nbad ? t->bad[0].code : 0, nbad ? t->bad[0].message : "");
 }
 
+static uint64_t wide_bytes(const struct fill_config *config)
+{
+    uint64_t all = config->office ? MIN(WIDE_ALL_BYTES, config->office->cap_bytes / WIDE_SHARE) : 0;
+    return align_down(MIN(WIDE_BYTES, all / MAX(config->threads, 1u)), REGION_HUGE_BYTES);
+}
+
+/* A ticket that would be refused is not asked for: operators count those as a full pool. */
+uint8_t *fill_wide(struct fill_thread *t, uint64_t *ret_bytes)
+{
+    struct ticket_office *office = t->fill->config.office;
+    uint64_t bytes = wide_bytes(&t->fill->config);
+    *ret_bytes = bytes;
+    if (t->wide || !bytes)
+        return t->wide;
+    if (atomic_load(&office->used_bytes) + bytes > office->cap_bytes || ticket_take(office, bytes) < 0)
+        return NULL;
+    t->wide = aligned_alloc(REGION_HUGE_BYTES, bytes);
+    if (!t->wide) {
+        ticket_give(office, bytes);
+        return NULL;
+    }
+    madvise(t->wide, bytes, MADV_HUGEPAGE);
+    atomic_fetch_add(&t->fill->counters.wide_bytes, bytes);
+    return t->wide;
+}
+
+void fill_wide_give(struct fill_thread *t)
+{
+    uint64_t bytes = wide_bytes(&t->fill->config);
+    if (!t->wide)
+        return;
+    madvise(t->wide, bytes, MADV_DONTNEED); /* the allocator may keep the addresses, not the memory */
+    free(t->wide);
+    t->wide = NULL;
+    atomic_fetch_sub(&t->fill->counters.wide_bytes, bytes);
+    ticket_give(t->fill->config.office, bytes);
+}
+
+bool fill_all_begun(const struct fill_thread *t, const struct wset *ws)
+{
+    pthread_mutex_lock(&t->fill->lock);
+    bool all = ws->next_segment == ws->nsegments;
+    pthread_mutex_unlock(&t->fill->lock);
+    return all;
+}
+
 void fill_remote_waits(struct fill_thread *t, struct backend *backend)
 {
     pthread_mutex_lock(&t->fill->lock);
@@ -294,13 +347,14 @@ static void remote_wake(struct fill *fill)
     }
 }
 
-/* Idle, under the lock: hold no file open, so that its file system can be unmounted; sessions go a while later. */
+/* Idle, under the lock: hold no file open, so that its file system can be unmounted, and nothing charged; sessions go a while later. */
 static void idle(struct fill_thread *t, bool *open_sources)
 {
     struct fill *fill = t->fill;
     if (*open_sources) {
         pthread_mutex_unlock(&fill->lock);
         fill_sources_close(t);
+        fill_wide_give(t);
         *open_sources = false;
         pthread_mutex_lock(&fill->lock);
     } else if (fill_remote_open(t)) {
@@ -358,6 +412,7 @@ out:
     dataset_scratch_fini(&t->scratch);
     free(t->band);
     free(t->bounce);
+    fill_wide_give(t);
     disk_engine_free(t->engine);
     free(t);
     return NULL;
@@ -608,6 +663,7 @@ void fill_stats(struct fill *fill, struct fill_stats *ret_stats)
         .errors = atomic_load(&c->errors),
         .bytes_stored = atomic_load(&c->bytes_stored),
         .bytes_padding = atomic_load(&c->bytes_padding),
+        .wide_bytes = atomic_load(&c->wide_bytes),
         .bytes_remote = atomic_load(&c->bytes_remote),
         .remote_requests = atomic_load(&c->remote_requests),
         .remote_retries = atomic_load(&c->remote_retries),

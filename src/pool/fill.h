@@ -18,6 +18,7 @@
 struct disk_engine;
 struct fill;
 struct region;
+struct ticket_office;
 struct wset;
 
 /* How to open sources with the right rights: pool/source.h. */
@@ -35,6 +36,8 @@ struct fill_config {
     /* Tests: makes each thread's engine instead of disk_engine_new. */
     int (*engine_new)(unsigned depth, struct disk_engine **ret_engine);
     const struct source_opener *opener;
+    /* Wide bounce buffers (docs/decisions/0111) are charged here while threads have them; NULL: there are none. */
+    struct ticket_office *office;
     /* A segment of a set that spans nodes: what arrived, as READY records (pool/cluster.h). May take the buffer. Fill threads. */
     void (*ready)(struct wset *ws, struct bytes_out *records);
     /* Something of this set became readable or failed: on a fill thread. */
@@ -89,7 +92,8 @@ struct fill_stats {
         remote_checked, remote_unchecked;
     /* of our own store: by direct I/O and by the page cache, both in the above as well; read beside what was wanted, and left behind */
     uint64_t bytes_stored, bytes_padding;
-    const char *engine; /* "uring" or "worker" */
+    uint64_t wide_bytes; /* bounce buffers that are charged now */
+    const char *engine;  /* "uring" or "worker" */
 };
 void fill_stats(struct fill *fill, struct fill_stats *ret_stats);
 

@@ -68,6 +68,7 @@ struct fill_thread {
     struct fill_target target; /* of the range being read, which begins at target_begin */
     uint64_t target_begin;
     uint8_t *bounce;
+    uint8_t *wide;                      /* fill_wide() */
     struct fill_ahead ahead[AHEAD_MAX]; /* oldest first */
     unsigned nahead;
     /* Everything of the range below `address` has arrived, or is in `bad`: it is checksummed while it is in the cache. NULL: who asked
@@ -89,6 +90,7 @@ struct fill_counters {
     _Atomic uint64_t bytes_remote, remote_requests, remote_retries, remote_throttled, remote_connections,
         remote_checked, remote_unchecked;
     _Atomic uint64_t bytes_stored, bytes_padding;
+    _Atomic uint64_t wide_bytes;
 };
 
 /*
@@ -113,6 +115,12 @@ int fill_bounce_out(struct fill_thread *t, const uint8_t *src, uint64_t address,
 bool fill_large(struct fill_thread *t, const struct index *index, uint64_t extent,
                 const struct fill_source *source, bool direct, const struct fill_range *whole,
                 const struct fill_range *r);
+/* fill.c: the thread's wide bounce buffer, which is charged, at a border of 2 MiB; NULL: there is no memory for it, or no share. */
+uint8_t *fill_wide(struct fill_thread *t, uint64_t *ret_bytes);
+/* Gives it back, and its ticket, if there is one. */
+void fill_wide_give(struct fill_thread *t);
+/* None of its segments is left to begin. */
+bool fill_all_begun(const struct fill_thread *t, const struct wset *ws);
 /* Closes the cached sources. */
 void fill_sources_close(struct fill_thread *t);
 

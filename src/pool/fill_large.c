@@ -7,7 +7,7 @@
  *   read        bounce    in place  in place  bounce
  *
  * A block goes straight to its place where the memory there is aligned as the disk asks, and nothing else of the set lies in the block: else to
- * the thread's bounce buffer, a slot a read, out of which what is wanted is copied. So the first and the last block of a range may be bounced, or,
+ * a bounce buffer of the thread, a slot a read, out of which what is wanted is copied. So the first and the last block of a range may be bounced, or,
  * where rows were placed at borders of pages and the disk wants more than the file's header leaves (docs/decisions/0111), all of them. A few
  * blocks, of a sample that is streamed, are bounced by one read where one of them has to be.
  * Through the page cache a block is a byte, and all is in place.
@@ -22,10 +22,9 @@
 #define READ_BYTES (1 * MIB)
 #define READS_MAX  16u
 #define SLOTS      4u
-#define SLOT_BYTES (FILL_BOUNCE_BYTES / SLOTS)
 #define SHORT      (32 * KIB) /* up to here one read and a copy cost less than up to three reads */
 
-_Static_assert(SLOT_BYTES % FILL_DIRECT_ALIGN_MAX == 0,
+_Static_assert(FILL_BOUNCE_BYTES / SLOTS % FILL_DIRECT_ALIGN_MAX == 0,
                "slots hold whole blocks, and begin where direct reads may");
 
 struct large;
@@ -49,6 +48,8 @@ struct large {
     bool suits;                    /* blocks have their places where the disk can read to */
     uint64_t room_begin, room_end; /* as far as in its place nothing else is */
     uint64_t next;                 /* from here on nothing was begun */
+    uint8_t *slots;                /* NULL: none was needed yet */
+    uint64_t slot_bytes;
     bool failed;
     unsigned nbusy;
     struct large_read reads[READS_MAX];
@@ -95,7 +96,7 @@ static uint64_t next_piece(const struct large *l, bool *ret_in_place)
     uint64_t from = l->next, last = align_up(l->end, l->align), to;
     *ret_in_place = l->suits && from >= l->room_begin && from + l->align <= l->room_end;
     if (!*ret_in_place)
-        return MIN(from + (l->suits ? l->align : SLOT_BYTES),
+        return MIN(from + (l->suits ? l->align : l->slot_bytes),
                    last); /* only blocks at the ends lack the room */
     to = MIN(from + READ_BYTES, last);
     return to <= l->room_end ? to : from + align_down(l->room_end - from, l->align);
@@ -122,9 +123,8 @@ static void submit_more(struct large *l)
     while (l->next < l->end && code == 0) {
         bool in_place;
         uint64_t to = next_piece(l, &in_place);
-        uint8_t *bounce = in_place ? NULL : fill_bounce(t);
         struct large_read *read = read_free(l, in_place);
-        if (!in_place && !bounce)
+        if (!in_place && !l->slots && !(l->slots = fill_bounce(t)))
             code = -ENOMEM;
         if (!read || code < 0)
             break;
@@ -132,7 +132,7 @@ static void submit_more(struct large *l)
             .disk = {.fd = l->fd,
                      .offset = l->next,
                      .dst = in_place ? l->dst + (ptrdiff_t)(l->next - l->begin)
-                                     : bounce + (size_t)(read - l->reads) * SLOT_BYTES,
+                                     : l->slots + (size_t)(read - l->reads) * l->slot_bytes,
                      .bytes = to - l->next,
                      .buffer = -1,
                      .done = read_done},
@@ -177,6 +177,18 @@ static void room_find(struct large *l, uint64_t extent, const struct fill_range 
     l->room_end = l->end + (high - r->end);
 }
 
+/* Where all of a long range is bounced, as much in flight as the pool has room for. Loads are short, and come one by one. */
+static void slots_choose(struct large *l)
+{
+    uint64_t bytes;
+    l->slot_bytes = FILL_BOUNCE_BYTES / SLOTS;
+    if (l->suits || l->thread->loading || l->end - l->begin <= FILL_BOUNCE_BYTES)
+        return;
+    l->slots = fill_wide(l->thread, &bytes);
+    if (l->slots)
+        l->slot_bytes = bytes / SLOTS;
+}
+
 bool fill_large(struct fill_thread *t, const struct index *index, uint64_t extent,
                 const struct fill_source *source, bool direct, const struct fill_range *whole,
                 const struct fill_range *r)
@@ -199,6 +211,7 @@ bool fill_large(struct fill_thread *t, const struct index *index, uint64_t exten
     };
     room_find(&l, extent, whole, r);
     l.suits = l.suits && !is_short(&l);
+    slots_choose(&l);
     submit_more(&l);
     while (l.nbusy > 0) {
         int reaped = t->engine->ops->reap(t->engine, 1);

@@ -383,7 +383,11 @@ static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, co
         s->fd_direct = disk_open_direct(s->fd);
         direct = s->fd_direct >= 0;
     }
-    if (fill_large(t, &ws->index, extent, s, direct, whole, r))
+    bool read = fill_large(t, &ws->index, extent, s, direct, whole, r);
+    /* Not only when idle: who sees the set complete finds little charged for reading it. */
+    if (t->wide && fill_all_begun(t, ws))
+        fill_wide_give(t);
+    if (read)
         read_raw_end(t, ws, e, s, r, 0, direct ? &counters->bytes_direct : &counters->bytes_buffered);
 }
 

@@ -111,7 +111,9 @@ static void rdma_text(struct text *t, struct pool *pool)
 static void pool_text(struct text *t, struct pool *pool)
 {
     struct ready_stats ready;
+    struct fill_stats fill;
     ready_stats(pool->ready, &ready);
+    fill_stats(pool->fill, &fill);
     metric(t, "pool_cap_bytes", "gauge",
            "Most memory that working sets may take: samples, windows, tables, scratch.",
            (double)pool->office.cap_bytes);
@@ -128,8 +130,9 @@ static void pool_text(struct text *t, struct pool *pool)
     metric(t, "pool_table_bytes", "gauge", "Of it: indexes, states and checksums of samples, bookkeeping.",
            (double)atomic_load(&pool->table_bytes));
     metric(t, "pool_scratch_bytes", "gauge",
-           "Of it: to unpack chunks, and for sessions that list and read elsewhere.",
-           (double)atomic_load(&pool->scratch_bytes));
+           "Of it: to unpack chunks, for sessions that list and read elsewhere, and to read what cannot land "
+           "in its place.",
+           (double)(atomic_load(&pool->scratch_bytes) + fill.wide_bytes));
     metric(t, "pool_window_bytes", "gauge", "Of it: windows of sets that are streamed, and of scans.",
            (double)report_windows_bytes(pool));
     metric(t, "pool_refused_total", "counter", "Reservations refused because the pool was full.",

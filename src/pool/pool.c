@@ -70,6 +70,7 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
                              .depth = config->disk_depth,
                              .disk_engine = config->disk_engine,
                              .opener = &pool->config.opener,
+                             .office = &pool->office,
                              .connections = config->s3.connections,
                              .advanced = wset_advanced,
                              .ready = fill_ready};

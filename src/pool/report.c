@@ -256,9 +256,9 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
                   (json_int_t)atomic_load(&pool->office.used_bytes), "peak_bytes",
                   (json_int_t)atomic_load(&pool->office.peak_bytes), "table_bytes",
                   (json_int_t)atomic_load(&pool->table_bytes), "scratch_bytes",
-                  (json_int_t)atomic_load(&pool->scratch_bytes), "window_bytes", (json_int_t)windows,
-                  "region_bytes", (json_int_t)pool->config.region_bytes, "regions", (json_int_t)regions,
-                  "huge_pages_asked", pool->config.pages.huge, "page_bytes",
+                  (json_int_t)(atomic_load(&pool->scratch_bytes) + fill.wide_bytes), "window_bytes",
+                  (json_int_t)windows, "region_bytes", (json_int_t)pool->config.region_bytes, "regions",
+                  (json_int_t)regions, "huge_pages_asked", pool->config.pages.huge, "page_bytes",
                   (json_int_t)(huge ? 2 * MIB : page), "page_source",
                   region_pages_name(region_pages(&pool->config.pages, pool->config.region_bytes))));
     struct ready_stats ready;

@@ -10,6 +10,7 @@
 #include "base/crc32c.h"
 #include "base/ledger.h"
 #include "base/log.h"
+#include "base/ticket.h"
 #include "disk/disk.h"
 #include "failalloc.h"
 #include "pool/fill.h"
@@ -33,10 +34,15 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cond = PTHREAD_COND_INITIALIZER;
 
+/* Of wide bounce buffers; NULL: none are to be had. */
+static struct ticket_office *office;
+static uint64_t used_at_end; /* of it, when the last set was complete */
+
 static void advanced(struct wset *ws)
 {
-    (void)ws;
     pthread_mutex_lock(&lock);
+    if (office && wset_complete(ws))
+        used_at_end = atomic_load(&office->used_bytes);
     pthread_cond_broadcast(&cond);
     pthread_mutex_unlock(&lock);
 }
@@ -98,6 +104,7 @@ static struct fill *fill_of(unsigned threads, uint64_t segment_bytes,
     struct fill_config config = {.threads = threads,
                                  .depth = 8,
                                  .segment_bytes = segment_bytes,
+                                 .office = office,
                                  .advanced = advanced,
                                  .engine_new = engine_new};
     struct fill *fill;
@@ -219,6 +226,41 @@ static void test_roads(void **state)
             fill_one(&kinds[k], rows[r], 64 * KIB, 32 * KIB, r % 2 == 0);
         }
     }
+}
+
+/* With as much in flight as the pool has room for, which is charged, and given back before the set is complete. */
+static void test_wide(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t cap, used, wide;
+    } pools[] = {
+        {1024 * MIB, 0, 4 * MIB},
+        {256 * MIB, 0, 2 * MIB}, /* a 64th, for two threads */
+        {128 * MIB, 0, 0},
+        {1024 * MIB, 1021 * MIB, 0},
+    };
+    disk_memory_align = 4096;
+    for (unsigned k = 0; k < ARRAY_LEN(pools); k++) {
+        struct ticket_office rooms;
+        ticket_office_init(&rooms, pools[k].cap);
+        assert_int_equal(ticket_take(&rooms, pools[k].used), 0);
+        struct wset *ws = array(4096, 2 * MIB);
+        needs_direct();
+        office = &rooms;
+        used_at_end = UINT64_MAX;
+        struct fill *fill = fill_of(2, 2 * MIB, NULL);
+        assert_int_equal(fill_start(fill, ws), 0);
+        fill_wait(ws);
+        check_rows(ws);
+        assert_int_equal(used_at_end, pools[k].used);
+        assert_int_equal(atomic_load(&rooms.peak_bytes), pools[k].used + pools[k].wide);
+        assert_int_equal(atomic_load(&rooms.refused), 0);
+        fill_free(fill);
+        office = NULL;
+        wset_unref(ws);
+    }
+    disk_memory_align = 0;
 }
 
 struct load {
@@ -419,32 +461,44 @@ static void test_place_refuses(void **state)
     disk_memory_align = 0;
 }
 
-/* Whichever allocation fails: samples are there, or say that there was no memory. */
+/* Whichever allocation fails: samples are there, or say that there was no memory; and nothing stays charged. */
+static bool no_memory(uint64_t nth, uint64_t region, uint64_t segment, bool *ret_rows_failed)
+{
+    struct ticket_office rooms;
+    ticket_office_init(&rooms, 1024 * MIB);
+    struct wset *ws = array(4096, region);
+    needs_direct();
+    office = &rooms;
+    struct fill *fill = fill_of(1, segment, NULL);
+    office = NULL;
+    failalloc_arm(nth);
+    int code = fill_start(fill, ws);
+    if (code == 0)
+        fill_wait(ws);
+    bool refused = failalloc_disarm() >= nth;
+    for (uint64_t i = 0; code == 0 && i < ws->index.header->nsamples; i++) {
+        struct leat_error err = {0};
+        int row = row_state(ws, i, &err);
+        assert_true(row == 0 || row == -ENOMEM);
+        *ret_rows_failed |= row < 0;
+    }
+    fill_free(fill);
+    wset_unref(ws);
+    assert_int_equal(atomic_load(&rooms.used_bytes), 0);
+    return refused;
+}
+
 static void test_no_memory(void **state)
 {
     (void)state;
     disk_memory_align = 4096;
-    bool bounce_failed = false;
-    bool refused = true;
-    for (unsigned nth = 1; refused; nth++) {
-        struct wset *ws = array(4096, 4 * MIB);
-        needs_direct();
-        struct fill *fill = fill_of(1, SEGMENT, NULL);
-        failalloc_arm(nth);
-        int code = fill_start(fill, ws);
-        if (code == 0)
-            fill_wait(ws);
-        refused = failalloc_disarm() >= nth;
-        for (uint64_t i = 0; code == 0 && i < ws->index.header->nsamples; i++) {
-            struct leat_error err = {0};
-            int row = row_state(ws, i, &err);
-            assert_true(row == 0 || row == -ENOMEM);
-            bounce_failed |= row < 0;
-        }
-        fill_free(fill);
-        wset_unref(ws);
-    }
-    assert_true(bounce_failed);
+    bool narrow_failed = false, wide_failed = false;
+    for (uint64_t nth = 1; no_memory(nth, 4 * MIB, SEGMENT, &narrow_failed); nth++)
+        ;
+    assert_true(narrow_failed);
+    for (uint64_t nth = 1; no_memory(nth, 2 * MIB, 2 * MIB, &wide_failed); nth++)
+        ;
+    assert_false(wide_failed); /* there is the narrow one */
     disk_memory_align = 0;
 }
 
@@ -478,11 +532,11 @@ int main(void)
 {
     log_set_level(LOG_LEVEL_ERROR);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_roads),         cmocka_unit_test(test_any_range),
-        cmocka_unit_test(test_one_row),       cmocka_unit_test(test_image),
-        cmocka_unit_test(test_disk_error),    cmocka_unit_test(test_short_read),
-        cmocka_unit_test(test_place_refuses), cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_roads),      cmocka_unit_test(test_any_range),
+        cmocka_unit_test(test_one_row),    cmocka_unit_test(test_wide),
+        cmocka_unit_test(test_image),      cmocka_unit_test(test_disk_error),
+        cmocka_unit_test(test_short_read), cmocka_unit_test(test_place_refuses),
+        cmocka_unit_test(test_no_memory),  cmocka_unit_test(test_stopped),
     };
     return cmocka_run_group_tests(tests, NULL, teardown);
 }
