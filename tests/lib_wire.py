@@ -15,7 +15,7 @@ HELLO, PROOF = 1, 2
 OPEN, CLOSE, REGIONS, WAIT, FETCH, RELEASE, APPEND, CREATE, BROKER, QUERY, DROP, STOP, VERIFY, CANCEL = range(16, 30)
 READ, WRITE = 48, 49
 NODE, INSTALL, READY, FORGET, DESCRIBE, RESYNC, ACCESS = 64, 66, 67, 68, 69, 70, 72
-FRAME = struct.Struct("<IBBHiIQIIQ")
+FRAME = struct.Struct("<IBBHiIQIIQ24x")
 
 
 def frame(type, body=b"", *, id=1, kind=REQUEST, status=0, nfds=0, payload=0, version=1, magic=MAGIC, body_bytes=None):

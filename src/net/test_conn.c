@@ -535,9 +535,10 @@ static void test_blocking_face(void **state)
 {
     int pair[2];
     struct net_reply reply;
+    const uint8_t garbage[PROTO_FRAME] = "0123456789";
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
     assert_int_equal(net_frame_receive(pair[0], &reply, clock_now_ns() + NS_PER_MS), LEAT_TIMED_OUT);
-    assert_int_equal(write(pair[1], "0123456789012345678901234567890123456789", 40), 40);
+    assert_int_equal(write(pair[1], garbage, sizeof(garbage)), sizeof(garbage));
     assert_int_equal(net_frame_receive(pair[0], &reply, 0), LEAT_CORRUPT);
     close(pair[1]);
     assert_int_equal(net_frame_receive(pair[0], &reply, 0), LEAT_PEER_GONE);

@@ -11,6 +11,8 @@
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 
+#define FRAME_USED 40 /* the rest is zeros */
+
 /* Least bytes of one element on the wire: a count is believed only as far as the bytes behind it go. */
 enum { NODE_WIRE_MIN = 8, REGION_WIRE = 16, RUN_WIRE = 28 };
 
@@ -49,6 +51,7 @@ void proto_frame_put(uint8_t out[PROTO_FRAME], const struct proto_frame *frame)
     put_le32(out + 24, frame->body_bytes);
     put_le32(out + 28, frame->nfds);
     put_le64(out + 32, frame->payload_bytes);
+    memset(out + FRAME_USED, 0, PROTO_FRAME - FRAME_USED);
 }
 
 int proto_frame_get(const uint8_t in[PROTO_FRAME], struct proto_frame *ret_frame)
@@ -64,7 +67,10 @@ int proto_frame_get(const uint8_t in[PROTO_FRAME], struct proto_frame *ret_frame
         .nfds = get_le32(in + 28),
         .payload_bytes = get_le64(in + 32),
     };
-    if (get_le32(in) != PROTO_MAGIC || f.kind < PROTO_REQUEST || f.kind > PROTO_EVENT)
+    uint8_t rest = 0;
+    for (unsigned i = FRAME_USED; i < PROTO_FRAME; i++)
+        rest |= in[i];
+    if (rest || get_le32(in) != PROTO_MAGIC || f.kind < PROTO_REQUEST || f.kind > PROTO_EVENT)
         return LEAT_CORRUPT;
     /* A status is 0 or -errno: a positive one would be taken for success by some and for a count by others. */
     if (f.status > 0 || f.status < -4095)

@@ -30,7 +30,7 @@
 
 #define PROTO_MAGIC       0x5441454cu /* "LEAT" */
 #define PROTO_VERSION     1
-#define PROTO_FRAME       40
+#define PROTO_FRAME       64 /* a line of the cache: see proto_frame_put */
 #define PROTO_RANGE       16 /* a proto_range */
 #define PROTO_BODY_MAX    (16u << 20)
 #define PROTO_FDS_MAX     64
@@ -122,6 +122,11 @@ struct proto_frame {
     uint32_t body_bytes, nfds;
     uint64_t payload_bytes;
 };
+/*
+ * 40 bytes and zeros. The zeros are for what follows: a reply begins a page in the socket's buffers, and its payload comes out of pages as
+ * well. Copied to 40 bytes behind a page's border out of a page's start, a load waits for a store that only looks like its own (the
+ * same address modulo 4096): half as long again on an AMD EPYC (Zen 4), and what is not aligned to a line costs a tenth elsewhere.
+ */
 void proto_frame_put(uint8_t out[PROTO_FRAME], const struct proto_frame *frame);
 /* 0; LEAT_CORRUPT: not a frame, or sizes past the limits. The version is the caller's to judge. */
 int proto_frame_get(const uint8_t in[PROTO_FRAME], struct proto_frame *ret_frame);

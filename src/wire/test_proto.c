@@ -40,6 +40,12 @@ static void test_frame(void **state)
     proto_frame_put(wire, &f);
     wire[0] = 'l';
     assert_int_equal(proto_frame_get(wire, &g), LEAT_CORRUPT);
+    for (unsigned i = 40; i < PROTO_FRAME; i++) {
+        proto_frame_put(wire, &f);
+        assert_int_equal(wire[i], 0);
+        wire[i] = 1;
+        assert_int_equal(proto_frame_get(wire, &g), LEAT_CORRUPT);
+    }
 }
 
 /* Every prefix of a good message, and the message with a byte too many, is refused. */
