@@ -19,6 +19,7 @@
 #include <sys/sysmacros.h>
 
 #define DIRECT_ALIGN_GUESS 4096
+#define OVERLAY_MAGIC      0x794C7630
 
 uint32_t disk_memory_align;
 
@@ -33,7 +34,7 @@ static const struct fs_kind {
     {0x9123683E, "btrfs", false, false},    {0x2FC12FC1, "zfs", false, false},
     {0xF2F52010, "f2fs", false, false},     {0xCA451A4E, "bcachefs", false, false},
     {0x01021994, "tmpfs", false, true},     {0x858458F6, "ramfs", false, true},
-    {0x958458F6, "hugetlbfs", false, true}, {0x794C7630, "overlay", false, false},
+    {0x958458F6, "hugetlbfs", false, true}, {OVERLAY_MAGIC, "overlay", false, false},
     {0x00006969, "nfs", true, false},       {0xFF534D42, "cifs", true, false},
     {0xFE534D42, "cifs", true, false},      {0x65735546, "fuse", true, false},
     {0x01021997, "9p", true, false},        {0x0BD00BD0, "lustre", true, false},
@@ -159,6 +160,13 @@ static int cached_by_mincore(int fd, const struct stat *st, uint64_t start, uint
     return r;
 }
 
+/* A file there is another one below, whose pages they are: cachestat (up to Linux 6.18 at least) looks at the upper one, which has none. */
+static bool is_overlay(int fd)
+{
+    struct statfs sfs;
+    return fstatfs(fd, &sfs) == 0 && (uint32_t)sfs.f_type == OVERLAY_MAGIC;
+}
+
 int disk_cached_permille(int fd, uint64_t offset, uint64_t bytes)
 {
     struct stat st;
@@ -174,7 +182,8 @@ int disk_cached_permille(int fd, uint64_t offset, uint64_t bytes)
     pages = div_up(end - start, page);
     int r = cached_by_cachestat(fd, start, end - start, &cached);
     if (r == -ENOSYS ||
-        (r == -EPERM && geteuid() == 0)) /* root is refused only by a seccomp filter that knows no 451 */
+        (r == -EPERM && geteuid() == 0) || /* root is refused only by a seccomp filter that knows no 451 */
+        (r == 0 && !cached && is_overlay(fd)))
         r = cached_by_mincore(fd, &st, start, end - start, &cached);
     if (r < 0)
         return r;

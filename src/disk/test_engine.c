@@ -579,7 +579,7 @@ static void test_cached(void **state)
     assert_int_equal(disk_file_probe(file_fd, &t), 0);
     posix_fadvise(file_fd, 0, 0, POSIX_FADV_DONTNEED);
     int cold = disk_cached_permille(file_fd, 0, FILE_BYTES);
-    if (cold > 0 || strcmp(t.fs, "ext4") != 0) {
+    if (cold > 0 || (strcmp(t.fs, "ext4") != 0 && strcmp(t.fs, "overlay") != 0)) {
         print_message("# skipped: %s does not drop its cache on advice, or does not tell (%d)\n", t.fs, cold);
         skip();
     }
