@@ -52,16 +52,9 @@ def test_a_driver_that_lets_no_nic_in(host, daemon):
     assert "no GPUDirect RDMA is possible" in said[0] and said[1:] == ["bounced"], said
 
 
-class OneMachine:
-    rails = [["127.0.0.1"], ["127.0.0.2"]]
-
-    def inside(self, i):
-        return []
-
-
 @pytest.fixture
 def nodes(host):
-    made = lib_net.Cluster(host, OneMachine(), region="1MiB")
+    made = lib_net.Cluster(host, lib_net.OneMachine(), region="1MiB")
     made.start_all()
     return made
 

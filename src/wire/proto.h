@@ -123,9 +123,9 @@ struct proto_frame {
     uint64_t payload_bytes;
 };
 /*
- * 40 bytes and zeros. The zeros are for what follows: a reply begins a page in the socket's buffers, and its payload comes out of pages as
- * well. Copied to 40 bytes behind a page's border out of a page's start, a load waits for a store that only looks like its own (the
- * same address modulo 4096): half as long again on an AMD EPYC (Zen 4), and what is not aligned to a line costs a tenth elsewhere.
+ * 40 bytes and zeros, so that what follows begins with a line of the cache. A reply mostly begins a page in the socket's buffers, and samples
+ * come from where pages begin: copied to 40 bytes behind a page's border, 4 KiB took a tenth longer on a quiet AMD EPYC (Zen 4) than to 64, and
+ * half as long again on a busy one.
  */
 void proto_frame_put(uint8_t out[PROTO_FRAME], const struct proto_frame *frame);
 /* 0; LEAT_CORRUPT: not a frame, or sizes past the limits. The version is the caller's to judge. */

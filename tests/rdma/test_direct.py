@@ -84,19 +84,10 @@ except (leat.PeerGone, leat.TimedOut) as e: say("gone")
     assert reader.finish(seconds=120) == "gone"
 
 
-class OneMachine:
-    """Two hosts as far as daemons can tell: rxe works in one network namespace only."""
-
-    rails = [["127.0.0.1"], ["127.0.0.2"]]
-
-    def inside(self, i):
-        return []
-
-
 @pytest.fixture
 def nodes(host, leat):
     """A set of 24 MiB over both."""
-    made = lib_net.Cluster(host, OneMachine(), region="1MiB")
+    made = lib_net.Cluster(host, lib_net.OneMachine(), region="1MiB")
     made.start_all()
     path = lib_data.make_npy(host.data / "spread.npy", 3072)
     leat.preload(path, name="set", socket=made.daemons[0].socket, timeout=lib_host.PATIENCE).close()

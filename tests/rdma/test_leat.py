@@ -148,18 +148,9 @@ def test_a_client_killed_in_mid_batch_harms_nobody(leat, host, daemon, array, ws
     lib_host.wait_for(lambda: not lib_rails.connections(daemon.pid), message=lambda: f"left: {lib_rails.connections(daemon.pid)}")
 
 
-class OneMachine:
-    """Two hosts as far as daemons can tell: rxe works in one network namespace only."""
-
-    rails = [["127.0.0.1"], ["127.0.0.2"]]
-
-    def inside(self, i):
-        return []
-
-
 @pytest.fixture
 def nodes(host):
-    made = lib_net.Cluster(host, OneMachine(), region="1MiB")
+    made = lib_net.Cluster(host, lib_net.OneMachine(), region="1MiB")
     made.start_all()
     return made
 
