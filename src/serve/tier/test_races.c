@@ -113,6 +113,14 @@ static void wait_until_held(void)
         usleep(1000);
 }
 
+/* As far as the remote, which has heard it and does not answer while `hold`. */
+static void begin_held(struct caller *me, atomic_bool *hold, const _Atomic unsigned *heard)
+{
+    *hold = true;
+    begin(me);
+    world_far_hears(heard);
+}
+
 static int setup(void **state)
 {
     world_setup(state);
@@ -246,8 +254,8 @@ static void test_another_remote(void **state)
     world_far.allowed = 0;
     begin(&writer);
     begin(&reader);
-    while (world_far.puts == 0 || world_far.gets == 0)
-        usleep(1000);
+    world_far_hears(&world_far.puts);
+    world_far_hears(&world_far.gets);
     assert_int_equal(attach(&admin), 0);
     world_far.hold_puts = false;
     world_far.allowed = UINT64_MAX;
@@ -265,8 +273,7 @@ static void test_another_bucket(void **state)
     world_web_front("bkt", "");
     world_far.allowed = 0;
     begin(&reader);
-    while (world_far.gets == 0)
-        usleep(1000);
+    world_far_hears(&world_far.gets);
     assert_int_equal(store_bucket_delete(world.store, "bkt", NULL), 0);
     tier_bucket_forget(world.tier, "bkt");
     assert_int_equal(store_bucket_create(world.store, "bkt", 0, NULL, NULL), 0);
@@ -286,8 +293,7 @@ static void test_settings_between(void **state)
     world_web_front("bkt", ",\"timeout_s\":20");
     world_far.allowed = 0;
     begin(&reader);
-    while (world_far.gets == 0)
-        usleep(1000);
+    world_far_hears(&world_far.gets);
     world_web_settings("bkt", ",\"timeout_s\":30");
     assert_int_equal(take_away(&deleter), 0);
     world_far.allowed = UINT64_MAX;
@@ -305,10 +311,8 @@ static void test_detached_while_checked(void **state)
     assert_int_equal(read_small(&reader), 0);
     assert_true(world_gets_here("bkt", "small"));
     world_far.heads = 0;
-    world_far.gone = world_far.hold_heads = true;
-    begin(&reader);
-    while (world_far.heads == 0)
-        usleep(1000);
+    world_far.gone = true;
+    begin_held(&reader, &world_far.hold_heads, &world_far.heads);
     assert_int_equal(tier_bucket_set(world.tier, "bkt", NULL, NULL), 0);
     world_far.hold_heads = false;
     assert_int_equal(end(&reader), LEAT_NOT_FOUND);
@@ -323,10 +327,7 @@ static void test_detached_before_commit(void **state)
     struct caller writer = {.call = put, .key = "small", .text = "stays"},
                   deleter = {.call = take_away, .key = "small"};
     world_web_front("bkt", ",\"mode\":\"back\"");
-    world_far.hold_deletes = true;
-    begin(&deleter);
-    while (world_far.deletes == 0)
-        usleep(1000);
+    begin_held(&deleter, &world_far.hold_deletes, &world_far.deletes);
     begin(&writer); /* waits for the key */
     a_moment();
     assert_int_equal(tier_bucket_set(world.tier, "bkt", NULL, NULL), 0);
@@ -346,10 +347,7 @@ static void test_detached_before_condition(void **state)
                   second = writer, deleter = {.call = take_away, .key = "small"};
     for (unsigned through = 0; through < 2; through++) {
         world_web_front("bkt", through ? "" : ",\"mode\":\"back\"");
-        world_far.hold_deletes = true;
-        begin(&deleter);
-        while (world_far.deletes == 0)
-            usleep(1000);
+        begin_held(&deleter, &world_far.hold_deletes, &world_far.deletes);
         begin(&writer);
         a_moment();
         assert_int_equal(tier_bucket_set(world.tier, "bkt", NULL, NULL), 0);
@@ -371,10 +369,8 @@ static void test_detached_in_a_condition(void **state)
     (void)state;
     struct caller writer = {.call = put, .key = "small", .text = "stays", .commit = {.if_none_match = true}};
     world_web_front("bkt", "");
-    world_far.gone = world_far.hold_heads = true;
-    begin(&writer);
-    while (world_far.heads == 0)
-        usleep(1000);
+    world_far.gone = true;
+    begin_held(&writer, &world_far.hold_heads, &world_far.heads);
     assert_int_equal(tier_bucket_set(world.tier, "bkt", NULL, NULL), 0);
     world_far.hold_heads = false;
     assert_int_equal(end(&writer), 0);
@@ -423,8 +419,7 @@ static void test_fetch_ends_while_put_begins(void **state)
     a_moment();
     assert_int_equal(world_far.puts, 0);
     store_fault_release(world.fault);
-    while (world_far.puts == 0)
-        usleep(1000);
+    world_far_hears(&world_far.puts);
     assert_int_equal(store_get(world.store, "bkt", "small", 5, &obj, NULL), 0);
     assert_string_equal(obj->remote, "");
     store_obj_unref(obj);
@@ -444,10 +439,7 @@ static void test_delete_and_condition(void **state)
     world_web_front("bkt", ",\"mode\":\"back\"");
     assert_int_equal(world_put("bkt", "small", "first", NULL, NULL), 0);
     world_wait_pushed();
-    world_far.hold_deletes = true;
-    begin(&deleter);
-    while (world_far.deletes == 0)
-        usleep(1000);
+    begin_held(&deleter, &world_far.hold_deletes, &world_far.deletes);
     begin(&writer);
     a_moment();
     world_far.hold_deletes = false;
@@ -473,10 +465,7 @@ static void test_upload_through(void **state)
     assert_true(uploads_are() && !world_is_here("bkt", "small"));
     world_far.put_status = 0;
     world_far.puts = 0;
-    world_far.hold_puts = true;
-    begin(&up);
-    while (world_far.puts == 0)
-        usleep(1000);
+    begin_held(&up, &world_far.hold_puts, &world_far.puts);
     assert_false(world_is_here("bkt", "small"));
     assert_true(uploads_are());
     assert_int_equal(store_upload_abort(world.store, "bkt", "small", 5, up.id, NULL), LEAT_BUSY);
@@ -496,10 +485,7 @@ static void test_upload_condition(void **state)
                   writer = {.call = put, .key = "small", .text = "between"};
     world_web_front("bkt", "");
     upload(&up);
-    world_far.hold_puts = true;
-    begin(&writer);
-    while (world_far.puts == 0)
-        usleep(1000);
+    begin_held(&writer, &world_far.hold_puts, &world_far.puts);
     begin(&up);
     a_moment();
     world_far.hold_puts = false;

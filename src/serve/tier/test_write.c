@@ -87,8 +87,7 @@ static void test_back_condition(void **state)
     world_web_front("bkt", ",\"mode\":\"back\"");
     world_far.hold_heads = true;
     assert_int_equal(pthread_create(&first.thread, NULL, writer_main, &first), 0);
-    while (world_far.heads == 0)
-        usleep(1000);
+    world_far_hears(&world_far.heads);
     assert_int_equal(pthread_create(&second.thread, NULL, writer_main, &second), 0);
     usleep(100000);
     world_far.hold_heads = false;
@@ -114,8 +113,7 @@ static void test_through_and_get(void **state)
     world_web_front("bkt", "");
     world_far.hold_puts = true;
     assert_int_equal(pthread_create(&w.thread, NULL, writer_main, &w), 0);
-    while (world_far.puts == 0)
-        usleep(1000);
+    world_far_hears(&world_far.puts);
     world_reader_main(&me);
     assert_true(me.same);
     world_gets_here("bkt", "k");

@@ -76,6 +76,9 @@ void world_web_front(const char *bucket, const char *more);
 /* Other settings for it. */
 void world_web_settings(const char *bucket, const char *more);
 
+/* Until it has heard one of what `count`, one of its first four, counts. */
+void world_far_hears(const _Atomic unsigned *count);
+
 /* Reads "bkt/k" and compares. */
 struct world_reader {
     pthread_t thread;
