@@ -38,34 +38,15 @@ import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from xml.sax.saxutils import escape
 
-
-def _table(poly, bits):
-    table = []
-    for i in range(256):
-        for _ in range(8):
-            i = i >> 1 ^ poly if i & 1 else i >> 1
-        table.append(i)
-    return table, (1 << bits) - 1
-
-
-_CRC32C = _table(0x82F63B78, 32)
-_CRC64NVME = _table(0x9A6C9329AC4BC9B5, 64)
-
-
-def _crc(kind, data):
-    table, crc = kind
-    mask = crc
-    for byte in data:
-        crc = table[(crc ^ byte) & 255] ^ crc >> 8
-    return crc ^ mask
+import lib_crc
 
 
 def crc32c(data):
-    return base64.b64encode(struct.pack(">I", _crc(_CRC32C, data))).decode()
+    return base64.b64encode(struct.pack(">I", lib_crc.crc32c(data))).decode()
 
 
 def crc64nvme(data):
-    return base64.b64encode(struct.pack(">Q", _crc(_CRC64NVME, data))).decode()
+    return base64.b64encode(struct.pack(">Q", lib_crc.crc64nvme(data))).decode()
 
 
 def crc32(data):

@@ -11,6 +11,7 @@ import struct
 import lib_data
 import lib_host
 import pytest
+from lib_crc import crc32c
 from lib_wire import (APPEND, BROKER, CANCEL, CLOSE, CONTROL, CREATE, DATA, DROP, EVENT, FETCH, FRAME, HELLO, INSTALL, MAGIC, OPEN,
                       PEER, PROOF, QUERY, READ, REGIONS, RELEASE, REPLY, VERIFY, WAIT, WRITE, Gone, Peer, frame, hello, opening,
                       prove, text)
@@ -276,15 +277,6 @@ def test_a_created_set_with_an_index_that_is_none(daemon, what):
             assert peer.call(QUERY, struct.pack("<I", 2) + text("made"))[0] < 0
     finally:
         os.close(fd)
-
-
-def crc32c(data):
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 def with_holes(good, samples):

@@ -6,6 +6,7 @@ import pathlib
 import re
 
 import pytest
+from lib_crc import crc32c
 
 PTX = pathlib.Path(__file__).parent.parent / "src/gpu/crc_kernel.ptx"
 THREADS, PIECES, CRCS, DATA, SHARED = 256, 1 << 32, 2 << 32, 3 << 32, 4 << 32
@@ -110,15 +111,6 @@ class Thread:
             made = WORK[what](*(self.value(o, kind) for o in operands))
             to = "b64" if what == "mul.wide" else "pred" if what.startswith("setp") else kind
         return int(made) & (1 << BITS[to]) - 1
-
-
-def crc32c(data):
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 @pytest.mark.parametrize("size", [9, 1031])
