@@ -18,9 +18,11 @@ import threading
 import time
 import urllib.parse
 import xml.etree.ElementTree as ElementTree
+import zlib
 
 import lib_host
 
+MIB = 1 << 20
 ACCESS, SECRET = "LEATTESTADMIN0000001", "test-secret-of-the-administrator-0001"
 REGION = "us-east-1"
 
@@ -103,6 +105,10 @@ class Server:
     def request(self, method, path, body=b"", headers=None, query=(), access=ACCESS, secret=SECRET, **sign):
         """One signed request (access None: unsigned). Answers Reply."""
         target, headers = self.prepare(method, path, body, headers, query, access, secret, **sign)
+        return self.send(method, target, body, headers)
+
+    def send(self, method, target, body, headers):
+        """One request as it stands, on a connection of its own."""
         with contextlib.closing(self.connect()) as connection:
             return send(connection, method, target, body, headers)
 
@@ -162,6 +168,45 @@ def send(connection, method, target, body, headers):
         connection.putheader("content-length", str(len(body)))
     connection.endheaders(body if body else None)
     return Reply(connection.getresponse())
+
+
+# --- one call of S3 each -----------------------------------------------------------------------------------------------------
+
+def put(server, path, body=b"x", **more):
+    reply = server.request("PUT", path, body, **more)
+    assert reply.status == 200, reply
+    return reply
+
+
+def get(server, path, **more):
+    reply = server.request("GET", path, **more)
+    assert reply.status in (200, 206), reply
+    return reply.body
+
+
+def error(reply):
+    return reply.status, reply.code
+
+
+class Upload:
+    def __init__(self, server, path, **headers):
+        self.server, self.path = server, path
+        reply = server.request("POST", path, query=[("uploads", "")], headers={k.replace("_", "-"): v for k, v in headers.items()})
+        assert reply.status == 200, reply
+        self.id, self.etags = reply.xml.findtext("UploadId"), {}
+
+    def part(self, number, data, **headers):
+        reply = self.server.request("PUT", self.path, data, query=[("partNumber", str(number)), ("uploadId", self.id)],
+                                    headers={k.replace("_", "-"): v for k, v in headers.items()})
+        if reply.status == 200:
+            self.etags[number] = reply.headers.get("etag") or reply.xml.findtext("ETag")
+        return reply
+
+    def complete(self, parts=None, headers=None):
+        parts = self.etags.items() if parts is None else parts
+        body = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>{e}</ETag></Part>" for n, e in parts)
+        return self.server.request("POST", self.path, f"<CompleteMultipartUpload>{body}</CompleteMultipartUpload>".encode(),
+                                   query=[("uploadId", self.id)], headers=headers)
 
 
 # --- signatures -----------------------------------------------------------------------------------------------------------
@@ -239,6 +284,12 @@ def seed_of(headers):
 
 def base64(data):
     return binascii.b2a_base64(data, newline=False).decode()
+
+
+#: Of 123456789.
+SUMS = {"crc32": base64(zlib.crc32(b"123456789").to_bytes(4, "big")), "crc32c": base64(bytes.fromhex("e3069283")),
+        "crc64nvme": base64(bytes.fromhex("ae8b14860a799888")), "sha1": base64(hashlib.sha1(b"123456789").digest()),
+        "sha256": base64(hashlib.sha256(b"123456789").digest())}
 
 
 def content(name, size):

@@ -10,7 +10,6 @@ import pathlib
 import re
 import resource
 import shlex
-
 import signal
 import socket
 import ssl
@@ -24,9 +23,8 @@ import xml.etree.ElementTree as ElementTree
 import lib_host
 import lib_serve
 import pytest
-from lib_serve import content, wait_until
+from lib_serve import MIB, content, error, wait_until
 
-MIB = 1 << 20
 pytestmark = pytest.mark.skipif(not lib_host.LEAT.exists(), reason=f"{lib_host.LEAT} is not built")
 
 
@@ -50,10 +48,6 @@ def refused(*options, env=None):
     done = subprocess.run([lib_host.LEAT, "serve", *map(str, options)], capture_output=True, text=True, timeout=120, env=env, stdin=subprocess.DEVNULL)
     assert done.returncode in (1, 2, 3, 4, 8), done
     return done.stderr
-
-
-def error(reply):
-    return reply.status, reply.code
 
 
 # --- start -----------------------------------------------------------------------------------------------------------------------

@@ -369,8 +369,7 @@ def test_settings_are_checked(server, far):
         assert server.request("HEAD", "/wrong-front").status == 404
     # Who signs the making of a bucket has to have signed what it stands in front of.
     target, headers = lib_serve.presigned(server, "PUT", "/not-signed")
-    with contextlib.closing(server.connect()) as connection:
-        reply = lib_serve.send(connection, "PUT", target, b"", {**headers, "x-leat-remote": '{"uri": "file:///etc"}'})
+    reply = server.send("PUT", target, b"", {**headers, "x-leat-remote": '{"uri": "file:///etc"}'})
     assert (reply.status, reply.code) == (403, "AccessDenied") and "x-leat-remote" in reply.xml.findtext("Message")
     assert server.request("HEAD", "/not-signed").status == 404
     reply = server.request("PUT", "/not-yours", headers={"x-leat-remote": '{"uri": "file:///etc"}'}, access="LEATTESTMAKER0000001",
