@@ -203,22 +203,71 @@ static void next_row(struct source *source, uint8_t *row, unsigned columns)
         expand(row, source->pixels + source->row++ * source->line + 3 * (size_t)source->column, columns);
 }
 
-static int pass(const struct job *job, struct source *source, unsigned orientation)
+/* The axes of the image as it is stored. */
+static int stored_axes(const struct job *job, const struct source *source, unsigned orientation,
+                       struct axis *ret_x, struct axis *ret_y)
 {
-    struct prep_scratch *scratch = job->scratch;
-    const struct prep_params *p = job->params;
-    struct decoder *d = source->decoder;
     bool side = on_its_side(orientation);
     struct axis upright[2]; /* x, y */
     int rc = choose_axes(job, side ? source->height : source->width, side ? source->width : source->height,
                          &upright[0], &upright[1]);
     if (rc)
         return rc;
-    struct axis x = upright[side], y = upright[!side]; /* of the stored image */
+    *ret_x = upright[side];
+    *ret_y = upright[!side];
     if (columns_reversed(orientation))
-        mirror(&x);
+        mirror(ret_x);
     if (rows_reversed(orientation))
-        mirror(&y);
+        mirror(ret_y);
+    return 0;
+}
+
+/* Scratch memory of a pass. */
+struct room {
+    uint8_t *ring; /* as many rows as the vertical filter reaches, row_bytes each */
+    size_t row_bytes;
+    int16_t *mid; /* a row after the vertical filter, from across.low on */
+    int32_t *acc; /* one after both */
+    const uint8_t **rows;
+};
+
+/* For rows of `width` pixels, to `outs`. */
+static int make_room(const struct job *job, unsigned width, const struct filter *across,
+                     const struct filter *down, unsigned outs, struct room *ret_room)
+{
+    struct prep_scratch *scratch = job->scratch;
+    unsigned columns = across->high - across->low;
+    size_t row_bytes = align_up(4 * (size_t)width, KERNEL_BLOCK) + KERNEL_BLOCK;
+    size_t mid_bytes =
+        2 * (align_up(4 * (size_t)columns, KERNEL_BLOCK) + align_up(4 * (size_t)across->taps, KERNEL_BLOCK));
+    size_t acc_bytes = 16 * align_up(outs, 4), rows_bytes = align_up(down->taps * sizeof(uint8_t *), 64);
+    if (down->taps * row_bytes > RING_MAX)
+        return error_set(job->err, LEAT_UNSUPPORTED, "an output row needs %u rows of %u pixels", down->taps,
+                         width);
+    int rc = scratch_room(scratch, KERNEL_BLOCK + down->taps * row_bytes + mid_bytes + acc_bytes + rows_bytes,
+                          job->err);
+    if (rc)
+        return rc;
+    /* Off the grid of 32 bytes: to aligned rows libjpeg-turbo's colour conversion writes past the caches, and we read them at once. */
+    uint8_t *mid = scratch->room + KERNEL_BLOCK + down->taps * row_bytes;
+    memset(mid, 0, mid_bytes);
+    *ret_room = (struct room){.ring = scratch->room + OFF_GRID,
+                              .row_bytes = row_bytes,
+                              .mid = (int16_t *)mid,
+                              .acc = (int32_t *)(mid + mid_bytes),
+                              .rows = (const uint8_t **)(mid + mid_bytes + acc_bytes)};
+    return 0;
+}
+
+static int pass(const struct job *job, struct source *source, unsigned orientation)
+{
+    struct prep_scratch *scratch = job->scratch;
+    const struct prep_params *p = job->params;
+    struct decoder *d = source->decoder;
+    struct axis x, y;
+    int rc = stored_axes(job, source, orientation, &x, &y);
+    if (rc)
+        return rc;
     unsigned shrink = 1, width = source->width, height = source->height;
     if (d) {
         while (!p->exact && shrink < 8 && x.extent >= 2.0 * shrink * x.full &&
@@ -247,26 +296,12 @@ static int pass(const struct job *job, struct source *source, unsigned orientati
         source->column = left + across.low;
         width = columns;
     }
-
-    /* Room: the ring, the row of int16 (from across.low on), the row of int32, pointers. */
-    size_t row_bytes = align_up(4 * (size_t)width, KERNEL_BLOCK) + KERNEL_BLOCK;
-    size_t mid_bytes =
-        2 * (align_up(4 * (size_t)columns, KERNEL_BLOCK) + align_up(4 * (size_t)across.taps, KERNEL_BLOCK));
-    size_t acc_bytes = 16 * align_up(x.outs, 4), rows_bytes = align_up(down.taps * sizeof(uint8_t *), 64);
-    if (down.taps * row_bytes > RING_MAX)
-        return error_set(job->err, LEAT_UNSUPPORTED, "an output row needs %u rows of %u pixels", down.taps,
-                         width);
-    rc = scratch_room(scratch, KERNEL_BLOCK + down.taps * row_bytes + mid_bytes + acc_bytes + rows_bytes,
-                      job->err);
+    struct room room = {0};
+    rc = make_room(job, width, &across, &down, x.outs, &room);
     if (rc)
         return rc;
-    /* Off the grid of 32 bytes: to aligned rows libjpeg-turbo's colour conversion writes past the caches, and we read them at once. */
-    uint8_t *ring = scratch->room + OFF_GRID;
-    int16_t *mid = (int16_t *)(scratch->room + KERNEL_BLOCK + down.taps * row_bytes);
-    int32_t *acc = (int32_t *)((char *)mid + mid_bytes);
-    const uint8_t **rows = (const uint8_t **)((char *)acc + acc_bytes);
-    memset(mid, 0, mid_bytes);
 
+    bool side = on_its_side(orientation);
     struct store store = store_of(p, x.outs, side);
     ptrdiff_t step = side ? p->stride_x : p->stride_y;
     uint8_t *dst = job->dst;
@@ -275,19 +310,20 @@ static int pass(const struct job *job, struct source *source, unsigned orientati
         step = -step;
     }
     if (d)
-        decoder_skip(d, top + down.low, ring);
+        decoder_skip(d, top + down.low, room.ring);
     source->row = top + down.low;
     unsigned have = 0, most = down.high - down.low;
     const int16_t *weights = down.weights;
     for (unsigned i = 0; i < y.outs; i++, weights += down.taps, dst += step) {
         unsigned first = (unsigned)down.first[i];
         for (; have < MIN(first + down.taps, most); have++)
-            next_row(source, ring + have % down.taps * row_bytes, columns);
+            next_row(source, room.ring + have % down.taps * room.row_bytes, columns);
         for (unsigned t = 0; t < down.taps; t++) /* behind the last row: a tap that weighs nothing */
-            rows[t] = ring + MIN(first + t, most - 1) % down.taps * row_bytes + 4 * (size_t)from;
-        scratch->kernels->vertical(mid, rows, weights, down.taps, 4 * (size_t)columns);
-        scratch->kernels->horizontal(acc, mid, &across);
-        scratch->kernels->store(&store, dst, acc);
+            room.rows[t] =
+                room.ring + MIN(first + t, most - 1) % down.taps * room.row_bytes + 4 * (size_t)from;
+        scratch->kernels->vertical(room.mid, room.rows, weights, down.taps, 4 * (size_t)columns);
+        scratch->kernels->horizontal(room.acc, room.mid, &across);
+        scratch->kernels->store(&store, dst, room.acc);
     }
     return 0;
 }
