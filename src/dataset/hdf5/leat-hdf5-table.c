@@ -585,72 +585,73 @@ static void set_limit(int resource, rlim_t n)
     }
 }
 
+#if defined(__x86_64__) || defined(__aarch64__)
 /*
  * What is left to do is reading, writing and memory. Not a list of what is allowed, which would change with every libc: but
  * nothing here opens, connects, starts or looks into anything, whatever the file made of the library.
  */
+static const int refused[] = {
+    SYS_openat,
+    SYS_openat2,
+    SYS_open_by_handle_at,
+    SYS_socket,
+    SYS_connect,
+    SYS_sendto,
+    SYS_sendmsg,
+    SYS_bind,
+    SYS_execve,
+    SYS_execveat,
+    SYS_clone,
+    SYS_clone3,
+    SYS_unlinkat,
+    SYS_renameat2,
+    SYS_linkat,
+    SYS_symlinkat,
+    SYS_mkdirat,
+    SYS_mknodat,
+    SYS_fchmod,
+    SYS_fchmodat,
+    SYS_fchownat,
+    SYS_fchown,
+    SYS_ftruncate,
+    SYS_truncate,
+    SYS_kill,
+    SYS_tkill,
+    SYS_ptrace,
+    SYS_process_vm_readv,
+    SYS_process_vm_writev,
+    SYS_bpf,
+    SYS_io_uring_setup,
+    SYS_userfaultfd,
+    SYS_perf_event_open,
+    SYS_memfd_create,
+    SYS_keyctl,
+    SYS_mount,
+    SYS_unshare,
+    SYS_setns,
+    SYS_pidfd_getfd,
+    SYS_shmget,
+    SYS_msgget,
+#    ifdef __x86_64__
+    SYS_open,
+    SYS_creat,
+    SYS_fork,
+    SYS_vfork,
+    SYS_unlink,
+    SYS_rename,
+    SYS_link,
+    SYS_symlink,
+    SYS_mkdir,
+    SYS_rmdir,
+    SYS_chmod,
+    SYS_chown,
+    SYS_renameat,
+    SYS_mknod,
+#    endif
+};
+
 static void set_filter(void)
 {
-#if defined(__x86_64__) || defined(__aarch64__)
-    static const int refused[] = {
-        SYS_openat,
-        SYS_openat2,
-        SYS_open_by_handle_at,
-        SYS_socket,
-        SYS_connect,
-        SYS_sendto,
-        SYS_sendmsg,
-        SYS_bind,
-        SYS_execve,
-        SYS_execveat,
-        SYS_clone,
-        SYS_clone3,
-        SYS_unlinkat,
-        SYS_renameat2,
-        SYS_linkat,
-        SYS_symlinkat,
-        SYS_mkdirat,
-        SYS_mknodat,
-        SYS_fchmod,
-        SYS_fchmodat,
-        SYS_fchownat,
-        SYS_fchown,
-        SYS_ftruncate,
-        SYS_truncate,
-        SYS_kill,
-        SYS_tkill,
-        SYS_ptrace,
-        SYS_process_vm_readv,
-        SYS_process_vm_writev,
-        SYS_bpf,
-        SYS_io_uring_setup,
-        SYS_userfaultfd,
-        SYS_perf_event_open,
-        SYS_memfd_create,
-        SYS_keyctl,
-        SYS_mount,
-        SYS_unshare,
-        SYS_setns,
-        SYS_pidfd_getfd,
-        SYS_shmget,
-        SYS_msgget,
-#    ifdef __x86_64__
-        SYS_open,
-        SYS_creat,
-        SYS_fork,
-        SYS_vfork,
-        SYS_unlink,
-        SYS_rename,
-        SYS_link,
-        SYS_symlink,
-        SYS_mkdir,
-        SYS_rmdir,
-        SYS_chmod,
-        SYS_chown,
-        SYS_renameat,
-        SYS_mknod,
-#    endif
-    };
 #    ifdef __x86_64__
     const uint32_t arch = AUDIT_ARCH_X86_64,
                    limit = 0x40000000; /* from there on: x32, the same calls by other numbers */
@@ -672,8 +673,10 @@ static void set_filter(void)
     /* Where a container or an old kernel has no filters, the limits remain. */
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)
         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &fprog);
-#endif
 }
+#else
+static void set_filter(void) {}
+#endif
 
 static void close_others(void)
 {
