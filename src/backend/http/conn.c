@@ -474,6 +474,30 @@ static void buffer_put(struct http_conn *conn)
     conn->at = conn->have = 0;
 }
 
+/* Straight to where the body is to be where much of it is missing, else into the buffer. Answers what conn_read does. */
+static ssize_t read_next(struct http_conn *conn, const struct http_call *call, bool *ret_straight,
+                         size_t *ret_asked, struct leat_error *err)
+{
+    uint64_t room =
+        call && conn->part == PART_DST ? MIN(conn->body_left, call->dst_bytes - call->received) : 0;
+    *ret_straight = conn->at == conn->have && room >= STRAIGHT;
+    if (*ret_straight) {
+        *ret_asked = (size_t)room;
+        return conn_read(conn, (char *)call->dst + call->received, (size_t)room, err);
+    }
+    if (conn->at == conn->have)
+        conn->at = conn->have = 0;
+    if (conn->have == CONN_BUFFER) {
+        memmove(conn->buf, conn->buf + conn->at, conn->have - conn->at);
+        conn->have -= conn->at;
+        conn->at = 0;
+    }
+    *ret_asked = CONN_BUFFER - conn->have;
+    if (call && conn->part == PART_HEAD && call->dst_bytes > LARGE && conn->have < FIRST_READ)
+        *ret_asked = FIRST_READ - conn->have;
+    return conn_read(conn, conn->buf + conn->have, *ret_asked, err);
+}
+
 static void receive_some(struct http_conn *conn)
 {
     struct http_client_stats *stats = &conn->pool->client->stats;
@@ -482,26 +506,9 @@ static void receive_some(struct http_conn *conn)
     conn->more = false;
     for (;;) {
         struct http_call *call = current(conn);
-        uint64_t room =
-            call && conn->part == PART_DST ? MIN(conn->body_left, call->dst_bytes - call->received) : 0;
-        bool straight = conn->at == conn->have && room >= STRAIGHT;
-        ssize_t n;
-        size_t asked = (size_t)room;
-        if (straight) {
-            n = conn_read(conn, (char *)call->dst + call->received, asked, &err);
-        } else {
-            if (conn->at == conn->have)
-                conn->at = conn->have = 0;
-            if (conn->have == CONN_BUFFER) {
-                memmove(conn->buf, conn->buf + conn->at, conn->have - conn->at);
-                conn->have -= conn->at;
-                conn->at = 0;
-            }
-            asked = CONN_BUFFER - conn->have;
-            if (call && conn->part == PART_HEAD && call->dst_bytes > LARGE && conn->have < FIRST_READ)
-                asked = FIRST_READ - conn->have;
-            n = conn_read(conn, conn->buf + conn->have, asked, &err);
-        }
+        bool straight;
+        size_t asked;
+        ssize_t n = read_next(conn, call, &straight, &asked, &err);
         if (n == -EAGAIN || n == -EINTR)
             return;
         if (n == 0) {
