@@ -128,11 +128,6 @@ static void tell_ready(const struct leat_error *err)
     close(TAKE_FD(ready_fd));
 }
 
-struct signals {
-    struct loop_source source;
-    struct loop *loop;
-};
-
 static void on_signal(struct loop_source *source, uint32_t events)
 {
     struct signalfd_siginfo info;
@@ -142,7 +137,7 @@ static void on_signal(struct loop_source *source, uint32_t events)
     }
 }
 
-static int signals_watch(struct signals *s, struct loop *loop)
+static int signals_watch(struct loop_source *s, struct loop *loop)
 {
     sigset_t set;
     sigemptyset(&set);
@@ -150,12 +145,12 @@ static int signals_watch(struct signals *s, struct loop *loop)
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGHUP);
     sigprocmask(SIG_BLOCK, &set, NULL);
-    s->source.fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (s->source.fd < 0)
+    s->fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (s->fd < 0)
         return -errno;
-    s->source.events = EPOLLIN;
-    s->source.progress = on_signal;
-    return loop_add(loop, &s->source);
+    s->events = EPOLLIN;
+    s->progress = on_signal;
+    return loop_add(loop, s);
 }
 
 static int parse(int argc, char **argv, struct config *config, bool *ret_check, struct leat_error *err)
@@ -252,77 +247,101 @@ static struct server_config server_settings(const struct config *config, void *t
     };
 }
 
-static int serve(const struct config *config, const struct serve_config *doors, struct leat_error *err)
+struct daemon {
+    struct loop *loop;
+    struct loop_source signals;
+    struct pool *pool;
+    struct server *server;
+    struct cluster *cluster;
+    struct serve *serve;
+    struct pool_bridge *bridge;
+    void *token;
+    size_t token_len;
+};
+
+/* Whatever it answers, daemon_end is next, or behind a run. */
+static int daemon_begin(struct daemon *d, const struct config *config, const struct serve_config *doors,
+                        int huge_dir, struct leat_error *err)
 {
-    struct loop *loop = NULL;
-    struct serve *serve = NULL;
-    struct pool_bridge *bridge = NULL;
-    struct pool *pool = NULL;
-    struct server *server = NULL;
-    struct cluster *cluster = NULL;
-    struct signals signals = {.source.fd = -1};
-    void *token = NULL;
-    size_t token_len = 0;
-    /* Before there are threads: it may have to fork. */
-    AUTO_CLOSE int huge_dir = config->huge_pages ? hugefs_open() : -1;
-    int code = loop_new(&loop);
+    int code = loop_new(&d->loop);
     if (code < 0)
         return error_sys(err, code, "cannot start the loop");
-    code = signals_watch(&signals, loop);
+    code = signals_watch(&d->signals, d->loop);
     if (code < 0)
-        error_sys(err, code, "cannot watch signals");
-    if (code == 0 && config->system)
-        code = source_check_system(err);
-    if (code == 0 && config->token_file)
-        code = net_token_load(config->token_file, &token, &token_len, err);
+        return error_sys(err, code, "cannot watch signals");
+    if (config->system && (code = source_check_system(err)) < 0)
+        return code;
+    if (config->token_file && (code = net_token_load(config->token_file, &d->token, &d->token_len, err)) < 0)
+        return code;
     struct pool_config pc = pool_settings(config, huge_dir);
-    if (code == 0)
-        code = pool_new(loop, &pc, &pool, err);
-    struct server_config sc = server_settings(config, token, token_len);
-    if (code == 0)
-        code = server_new(loop, pool, &sc, &server, err);
+    code = pool_new(d->loop, &pc, &d->pool, err);
+    if (code < 0)
+        return code;
+    struct server_config sc = server_settings(config, d->token, d->token_len);
+    code = server_new(d->loop, d->pool, &sc, &d->server, err);
+    if (code < 0)
+        return code;
     struct cluster_config cc = {.nodes = config->nodes,
                                 .nnodes = config->nnodes,
                                 .self = config->listen,
-                                .token = token,
-                                .token_len = token_len};
-    if (code == 0 && config->nnodes)
-        code = cluster_new(loop, pool, &cc, &cluster, err);
-    if (code == 0 && doors->npaths && (code = pool_bridge_new(loop, server, &bridge)) < 0)
-        error_set(err, code, "out of memory");
-    if (code == 0 && doors->npaths) {
-        struct serve_config with_pool = *doors;
-        with_pool.pool = pool_bridge_pool(bridge);
-        with_pool.node_name = config->node_name;
-        code = serve_new(&with_pool, &serve, err);
-    }
-    if (code == 0 && serve)
-        pool_store(pool, serve_store(serve), serve_may_read, serve);
-    if (code == 0) {
-        for (unsigned i = 0; serve && serve_endpoint(serve, i); i++)
-            log_info("serving S3 at %s", serve_endpoint(serve, i));
-        tell_ready(NULL);
-        log_info("serving on %s%s%s", config->socket, config->listen ? " and " : "",
-                 config->listen ? config->listen : "");
-        code = loop_run(loop);
-        if (code < 0)
-            error_sys(err, code, "the loop failed");
-    }
-    pool_bridge_close(bridge); /* what doors still ask of the pool ends */
-    server_free(server);
-    if (pool_stop(pool) < 0) {
+                                .token = d->token,
+                                .token_len = d->token_len};
+    if (config->nnodes && (code = cluster_new(d->loop, d->pool, &cc, &d->cluster, err)) < 0)
+        return code;
+    if (!doors->npaths)
+        return 0;
+    code = pool_bridge_new(d->loop, d->server, &d->bridge);
+    if (code < 0)
+        return error_set(err, code, "out of memory");
+    struct serve_config with_pool = *doors;
+    with_pool.pool = pool_bridge_pool(d->bridge);
+    with_pool.node_name = config->node_name;
+    code = serve_new(&with_pool, &d->serve, err);
+    if (code < 0)
+        return code;
+    pool_store(d->pool, serve_store(d->serve), serve_may_read, d->serve);
+    return 0;
+}
+
+static int daemon_run(struct daemon *d, const struct config *config, struct leat_error *err)
+{
+    for (unsigned i = 0; d->serve && serve_endpoint(d->serve, i); i++)
+        log_info("serving S3 at %s", serve_endpoint(d->serve, i));
+    tell_ready(NULL);
+    log_info("serving on %s%s%s", config->socket, config->listen ? " and " : "",
+             config->listen ? config->listen : "");
+    int code = loop_run(d->loop);
+    return code < 0 ? error_sys(err, code, "the loop failed") : 0;
+}
+
+static void daemon_end(struct daemon *d, int code)
+{
+    pool_bridge_close(d->bridge); /* what doors still ask of the pool ends */
+    server_free(d->server);
+    if (pool_stop(d->pool) < 0) {
         log_warning(
             "a source does not answer (a network file system that hangs?): ending without waiting for it");
         _exit(code < 0);
     }
-    serve_free(serve); /* sets were read from its store */
-    cluster_free(cluster);
-    pool_free(pool);
-    net_token_free(token, token_len);
-    if (signals.source.fd >= 0)
-        close(signals.source.fd);
-    loop_free(loop);
-    pool_bridge_free(bridge);
+    serve_free(d->serve); /* sets were read from its store */
+    cluster_free(d->cluster);
+    pool_free(d->pool);
+    net_token_free(d->token, d->token_len);
+    if (d->signals.fd >= 0)
+        close(d->signals.fd);
+    loop_free(d->loop);
+    pool_bridge_free(d->bridge);
+}
+
+static int serve(const struct config *config, const struct serve_config *doors, struct leat_error *err)
+{
+    struct daemon d = {.signals.fd = -1};
+    /* Before there are threads: it may have to fork. */
+    AUTO_CLOSE int huge_dir = config->huge_pages ? hugefs_open() : -1;
+    int code = daemon_begin(&d, config, doors, huge_dir, err);
+    if (code == 0)
+        code = daemon_run(&d, config, err);
+    daemon_end(&d, code);
     return code;
 }
 
