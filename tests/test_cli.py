@@ -460,6 +460,15 @@ def test_no_daemon_is_not_found_and_none_is_started(tmp_path, args):
 
 
 @needs_daemon
+def test_who_finds_no_daemon_is_told_of_those_of_other_jobs(job, pets):
+    """A second terminal is another session, and so another job."""
+    env = {**job.env, "LEAT_JOB": "second"}
+    told = leat("top", env=env, check=3).stderr.decode()
+    assert f"no leatd runs for job second of this user; there are those of: {job.env['LEAT_JOB']} (say --job=NAME" in told
+    assert b"leatd" in leat("status", f"--job={job.env['LEAT_JOB']}", env=env, check=0).stdout
+
+
+@needs_daemon
 def test_stop_without_a_daemon_is_fine(tmp_path):
     env = {"XDG_RUNTIME_DIR": str(tmp_path), "LEAT_JOB": "none"}
     assert b"no leatd runs" in leat("stop", env=env, check=0).stdout

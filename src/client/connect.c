@@ -135,6 +135,13 @@ static bool nobody_there(int rc)
     return rc == -ECONNREFUSED || rc == -ENOENT || rc == LEAT_NOT_FOUND;
 }
 
+static int none_runs(const char *job, const char *folder, struct leat_error *err)
+{
+    char others[300];
+    connect_others(folder, others, sizeof(others));
+    return error_set(err, LEAT_NOT_FOUND, "no leatd runs for job %s of this user%s", job, others);
+}
+
 static int find_or_start(const struct leat_client_options *o, const char *socket, const char *folder,
                          const char *job, uint64_t deadline_ns, int *ret_fd, struct leat_error *err)
 {
@@ -142,11 +149,10 @@ static int find_or_start(const struct leat_client_options *o, const char *socket
     if (rc == 0 || !nobody_there(rc))
         return rc;
     if (folder && (o->flags & LEAT_CONNECT_NO_START))
-        return error_set(err, LEAT_NOT_FOUND, "no daemon runs for job %s of this user (nobody listens at %s)",
-                         job, socket);
+        return none_runs(job, folder, err);
     if (!folder)
         return error_set(err, LEAT_NOT_FOUND,
-                         "no daemon listens at %s, which was given and so is not started", socket);
+                         "no leatd listens at %s, which was given and so none is started", socket);
 
     AUTO_CLOSE int lock = -1;
     rc = take_lock(folder, o, deadline_ns, &lock, err);
@@ -223,8 +229,7 @@ int leat_connect(const struct leat_client_options *options, struct leat_client *
     } else {
         rc = connect_folder(job, !(o.flags & LEAT_CONNECT_NO_START), folder, err);
         if (rc == -ENOENT && (o.flags & LEAT_CONNECT_NO_START))
-            return error_set(err, LEAT_NOT_FOUND,
-                             "no daemon runs for job %s of this user (%.200s is not there)", job, folder);
+            return none_runs(job, folder, err);
         if (rc)
             return rc;
         snprintf(socket, sizeof(socket), "%.200s/leatd.sock", folder);

@@ -19,6 +19,10 @@ void connect_job(const char *job, char ret_job[CONNECT_JOB_MAX + 1]);
  */
 int connect_folder(const char *job, bool make, char ret_folder[PATH_ROOM], struct leat_error *err);
 
+/* Looks which other jobs of this user have a daemon that answers, beside `folder`: who asks in another terminal than the
+ * one he trains in wants one of these. The rest of a sentence for whoever found none, "" never. */
+void connect_others(const char *folder, char *ret_text, size_t room);
+
 struct connect_spawn {
     const char *socket, *folder, *job;
     uint64_t pool_bytes, region_bytes; /* 0: the daemon's own choice */

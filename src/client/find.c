@@ -8,6 +8,7 @@
  */
 #include "client/connect.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -16,10 +17,13 @@
 #include <sys/un.h>
 #include <xxhash.h>
 
+#include "base/clock.h"
 #include "leat-config.h"
 #include "leat/leat.h"
+#include "net/conn.h"
 
-#define SOCKET_NAME "/leatd.sock"
+#define SOCKET_NAME  "/leatd.sock"
+#define OTHERS_NAMED 4 /* in a message */
 
 static bool plain(char c)
 {
@@ -119,6 +123,38 @@ int connect_folder(const char *job, bool make, char ret_folder[PATH_ROOM], struc
     snprintf(base, sizeof(base), "/tmp/%s", name);
     snprintf(ret_folder, PATH_ROOM, "/tmp/%s/%s", name, job);
     return open_pair(tmp, name, base, job, make, err);
+}
+
+static bool answers(const char *socket)
+{
+    AUTO_CLOSE int fd = -1;
+    return net_dial(socket, clock_now_ns() + NS_PER_S / 10, &fd, NULL) == 0;
+}
+
+void connect_others(const char *folder, char *ret_text, size_t room)
+{
+    char base[PATH_ROOM], path[PATH_ROOM + NAME_MAX + sizeof(SOCKET_NAME) + 1];
+    snprintf(base, sizeof(base), "%s", folder);
+    char *own = strrchr(base, '/');
+    *own++ = 0;
+    unsigned found = 0;
+    size_t len = 0;
+    DIR *dir = opendir(base);
+    for (struct dirent *e; dir && (e = readdir(dir));) {
+        snprintf(path, sizeof(path), "%s/%s" SOCKET_NAME, base, e->d_name);
+        if (e->d_name[0] == '.' || strcmp(e->d_name, own) == 0 || access(path, F_OK) < 0 || !answers(path))
+            continue;
+        if (++found <= OTHERS_NAMED)
+            len += (size_t)snprintf(ret_text + len, room - len, "%s%.*s",
+                                    found > 1 ? ", " : "; there are those of: ", CONNECT_JOB_MAX, e->d_name);
+    }
+    if (dir)
+        closedir(dir);
+    if (!found)
+        snprintf(ret_text, room, "; `leat preload` and leat.open() start one");
+    else
+        snprintf(ret_text + len, room - len, "%s (say --job=NAME, or set LEAT_JOB)",
+                 found > OTHERS_NAMED ? ", ..." : "");
 }
 
 /* --- the binary --------------------------------------------------------------------------------------------------- */

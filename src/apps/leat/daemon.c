@@ -211,8 +211,7 @@ int cmd_stop(struct cli *cli, int argc, char **argv)
     AUTO_CLIENT struct leat_client *client = NULL;
     int rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, &client);
     if (rc == LEAT_NOT_FOUND)
-        return print_stopped(cli, false, NULL,
-                             cli->err.message[0] ? cli->err.message : "no leatd runs for this job");
+        return print_stopped(cli, false, NULL, cli->err.message);
     AUTO_FREE char *socket = rc == 0 ? strdup(leat_client_socket(client)) : NULL;
     if (rc == 0)
         rc = leat_stop(client, force, &cli->err);

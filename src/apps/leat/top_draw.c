@@ -108,8 +108,9 @@ static void draw_pool(FILE *out, const json_t *now)
     cli_bar(bar, sizeof(bar), 30, cap > 0 && isfinite(used) ? used / cap : 0);
     double up = number_at(now, "uptime_seconds");
     column(out, text_at(now, "program"), 14);
-    fprintf(out, "  up %s, %s processes\n", isfinite(up) ? cli_duration(up, duration) : "-",
-            count_text(number_at(now, "clients"), c));
+    double clients = number_at(now, "clients");
+    fprintf(out, "  up %s, %s process%s\n", isfinite(up) ? cli_duration(up, duration) : "-",
+            count_text(clients, c), clients == 1 ? "" : "es");
     fprintf(out, "%-8s %s %s of %s", "pool", bar, size_text(used, a), size_text(cap, b));
     fprintf(out, "; windows %s, tables %s\n", size_text(number_at(now, "pool.window_bytes"), a),
             size_text(number_at(now, "pool.table_bytes"), b));
