@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -153,6 +154,30 @@ def test_leat(server, bucket, env, tree, tmp_path):
     same(tree, tmp_path / "down")
     listed = leat("ls", "-r", f"s3://{bucket}/up/").stdout.split("\n")
     assert sum(bool(line) for line in listed) == sum(p.is_file() for p in tree.rglob("*"))
+
+
+def test_what_is_copied_wrongly(server, bucket, env, tree, tmp_path):
+    """- is standard output, as with other tools; what cannot be meant is said, fails, and leaves nothing."""
+    def leat(*line, fails):
+        done = subprocess.run([lib_host.LEAT, *map(str, line)], env=env, capture_output=True, stdin=subprocess.DEVNULL, cwd=tmp_path, timeout=60)
+        assert done.returncode == fails, done
+        return done.stdout if not fails else done.stderr.decode()
+
+    leat("cp", "-r", tree, f"s3://{bucket}/up", fails=0)
+    for name in ("big.bin", "empty"):
+        assert leat("cp", f"s3://{bucket}/up/{name}", "-", fails=0) == (tree / name).read_bytes()
+    assert "standard output" in leat("cp", "-r", f"s3://{bucket}/up", "-", fails=2)
+    assert "standard input" in leat("cp", "-", f"s3://{bucket}/new", fails=2)
+    assert "copy them with -r" in leat("cp", f"s3://{bucket}/up/folder", ".", fails=3)
+    assert "takes no patterns" in leat("cp", f"s3://{bucket}/up/*.txt", "here/", fails=3)
+    assert "nothing is there" in leat("cp", "-r", f"s3://{bucket}/uq", "here", fails=3)
+    told = leat("cp", "-r", tree, "s3://no-such-bucket/", fails=3)
+    assert "NoSuchBucket" in told and told.count("PUT s3://no-such-bucket/") == 8 and "given up" in told
+    with subprocess.Popen([lib_host.LEAT, "cp", f"s3://{bucket}/up/big.bin", "-"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as piped:
+        assert piped.stdout.read(3) == (tree / "big.bin").read_bytes()[:3]
+        piped.stdout.close()
+        assert piped.stderr.read() == b"" and piped.wait(60) == -signal.SIGPIPE
+    assert not list(tmp_path.glob("*")), "something was left"
 
 
 def test_training_from_a_bucket(host, leat, server, bucket, tree, monkeypatch):

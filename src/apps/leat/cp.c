@@ -17,6 +17,8 @@
 #include "apps/leat/remote.h"
 #include "wire/address.h"
 
+#define HOPELESS 8u /* failures before anything went well: the bucket or the credentials are wrong */
+
 void cp_failed(struct cp *cp, int rc, const struct leat_error *err)
 {
     pthread_mutex_lock(&cp->lock);
@@ -25,6 +27,11 @@ void cp_failed(struct cp *cp, int rc, const struct leat_error *err)
     if (cp->progress.drawn)
         fputs("\r\033[K", stderr);
     cli_error(cp->cli, 0, "%s", err && err->message[0] ? err->message : leat_strerror(rc));
+    if (cp->failed == HOPELESS && !cp->files && !cp->skipped && (rc == LEAT_DENIED || rc == LEAT_NOT_FOUND)) {
+        cli_error(cp->cli, 0, "the first %u failed: given up", HOPELESS);
+        cp->given_up = true;
+        atomic_store(&cp->cancelled, true);
+    }
     pthread_mutex_unlock(&cp->lock);
 }
 
@@ -43,7 +50,7 @@ int cp_progress(struct cp *cp)
     pthread_mutex_unlock(&cp->lock);
     if (rc < 0)
         atomic_store(&cp->cancelled, true);
-    return rc;
+    return atomic_load(&cp->cancelled) ? -ECANCELED : rc;
 }
 
 /* --- names ------------------------------------------------------------------------------------------------------------- */
@@ -112,18 +119,55 @@ struct pass {
     struct cp_get *get;
     struct cp_put *put;
     const char *to; /* of put, with a slash at its end */
+    uint64_t seen;
     struct leat_error *err;
 };
 
 static int pass_on(void *user, const struct backend_object *o)
 {
     struct pass *pass = user;
+    pass->seen++;
     if (o->prefix || (ends_with_slash(o->uri) && o->bytes == 0)) /* a folder's marker */
         return 0;
     if (pass->get)
         return cp_get_add(pass->get, o, o->name, pass->err);
     AUTO_FREE char *uri = join(pass->to, o->name);
     return uri ? cp_put_object(pass->put, o, uri) : -ENOMEM;
+}
+
+/* All that begins with `from`, which is a bucket or becomes a folder by a slash at its end. */
+static int pass_all(struct backend *b, const char *from, struct pass *pass)
+{
+    AUTO_FREE char *prefix = is_bucket(from) || ends_with_slash(from) ? strdup(from) : join(from, "");
+    int rc = prefix ? backend_list(b, prefix, true, NULL, pass_on, pass, pass->err) : -ENOMEM;
+    if (rc == 0 && !pass->seen)
+        rc = error_set(pass->err, LEAT_NOT_FOUND, "%.300s: nothing is there", from);
+    return rc;
+}
+
+static int one_is_enough(void *user, const struct backend_object *o)
+{
+    *(bool *)user = true;
+    return -ECANCELED;
+}
+
+/* There is no such object: what else may have been meant. */
+static int not_an_object(struct backend *b, const char *uri, struct leat_error *err)
+{
+    AUTO_FREE char *prefix = join(uri, "");
+    bool below = false;
+    struct leat_error ignored;
+    if (prefix)
+        (void)backend_list(b, prefix, false, NULL, one_is_enough, &below, &ignored);
+    if (below)
+        return error_set(err, LEAT_NOT_FOUND,
+                         "%.300s is no object, but there are some below it: copy them with -r", uri);
+    if (strpbrk(uri, "*?"))
+        return error_set(err, LEAT_NOT_FOUND,
+                         "%.300s: no such object, and cp takes no patterns: name objects, or copy all below "
+                         "a prefix with -r",
+                         uri);
+    return LEAT_NOT_FOUND;
 }
 
 /* One object, of S3 or a web server. */
@@ -133,6 +177,22 @@ static int stat_one(struct backend *b, const char *uri, struct backend_stat *sta
     int rc = backend_stat_object(b, uri, stat, err);
     *ret = (struct backend_object){
         .uri = uri, .name = uri, .bytes = stat->bytes, .etag = stat->etag, .modified = stat->modified};
+    return rc == LEAT_NOT_FOUND && is_s3(uri) ? not_an_object(b, uri, err) : rc;
+}
+
+static int print(struct cp *cp, const char *from, struct leat_error *err)
+{
+    struct backend *b = NULL;
+    struct backend_stat stat;
+    struct backend_object o;
+    struct backend_config config = cp->config;
+    config.cancelled = progress_interrupted();
+    int rc = backend_new(&config, &b, err);
+    if (rc == 0)
+        rc = stat_one(b, from, &stat, &o, err);
+    if (rc == 0)
+        rc = cp_get_print(cp, b, &o, err);
+    backend_free(b);
     return rc;
 }
 
@@ -156,14 +216,14 @@ static int download(struct cp *cp, const char *from, const char *to, bool into, 
         }
     }
     const char *where = rc == 0 && *folder ? folder : ".";
+    bool made = !is_folder(where);
     if (rc == 0 && (into || cp->recursive))
         rc = make_folder(where, err);
     if (rc == 0)
         rc = cp_get_begin(cp, where, &get, err);
     if (rc == 0 && cp->recursive) {
-        AUTO_FREE char *prefix = is_bucket(from) || ends_with_slash(from) ? strdup(from) : join(from, "");
         struct pass pass = {.cp = cp, .get = get, .err = err};
-        rc = prefix ? backend_list(cp_get_session(get), prefix, true, NULL, pass_on, &pass, err) : -ENOMEM;
+        rc = pass_all(cp_get_session(get), from, &pass);
     } else if (rc == 0) {
         struct backend_stat stat;
         struct backend_object o;
@@ -174,6 +234,8 @@ static int download(struct cp *cp, const char *from, const char *to, bool into, 
     }
     cp->planned |= rc == 0;
     cp_get_end(get, rc == 0);
+    if (rc == LEAT_NOT_FOUND && made)
+        (void)rmdir(where); /* if it is empty */
     return rc == 0 && atomic_load(&cp->cancelled) ? -ECANCELED : rc;
 }
 
@@ -243,9 +305,8 @@ static int upload(struct cp *cp, const char *from, const char *to, bool into, st
         struct backend *b = NULL;
         rc = backend_new(&cp->config, &b, err);
         if (rc == 0 && cp->recursive) {
-            AUTO_FREE char *prefix = is_bucket(from) || ends_with_slash(from) ? strdup(from) : join(from, "");
             struct pass pass = {.cp = cp, .put = put, .to = uri, .err = err};
-            rc = prefix ? backend_list(b, prefix, true, NULL, pass_on, &pass, err) : -ENOMEM;
+            rc = pass_all(b, from, &pass);
         } else if (rc == 0) {
             struct backend_stat stat;
             struct backend_object o;
@@ -297,6 +358,8 @@ static void print_result(const struct cp *cp, const char *to, double seconds)
 
 static int copy(struct cp *cp, char **sources, int n, const char *to)
 {
+    if (strcmp(to, "-") == 0)
+        return print(cp, sources[0], &cp->cli->err);
     bool into = ends_with_slash(to) || (is_s3(to) ? is_bucket(to) : is_folder(to));
     int rc = 0;
     for (int i = 0; i < n && rc == 0; i++)
@@ -309,10 +372,18 @@ static int copy(struct cp *cp, char **sources, int n, const char *to)
 static int check(const struct cp *cp, char **operands, int n)
 {
     const char *to = operands[n - 1];
+    bool print = strcmp(to, "-") == 0;
+    if (print && (n > 2 || cp->recursive || cp->cli->json))
+        return cli_usage_error(
+            cp->cli, "- is standard output: one object, without -r and --json (./- is a file of this name)");
     if (!is_s3(to) && backend_uri(to))
         return cli_usage_error(cp->cli, "%s: a web server is read only", to);
     for (int i = 0; i < n - 1; i++) {
         const char *from = operands[i];
+        if (strcmp(from, "-") == 0)
+            return cli_usage_error(cp->cli,
+                                   "- as a source: standard input is not copied, as its length is not known; "
+                                   "write it to a file first (./- is a file of this name)");
         if (!backend_uri(from) && !is_s3(to))
             return cli_usage_error(cp->cli, "%s and %s are both of this machine: cp does that", from, to);
         if (cp->recursive && backend_uri(from) && !is_s3(from))
@@ -354,8 +425,9 @@ int cmd_cp(struct cli *cli, int argc, char **argv)
     rc = copy(&cp, argv + first, argc - first - 1, to);
     double seconds = progress_seconds(&cp.progress);
     progress_end(&cp.progress);
-    if (rc < 0)
+    if (rc < 0 && !(rc == -ECANCELED && cp.given_up))
         return cli_fail(cli, rc);
-    print_result(&cp, to, seconds);
+    if (strcmp(to, "-") != 0)
+        print_result(&cp, to, seconds);
     return cp.rc < 0 ? cli_exit_of(cp.rc) : CLI_OK;
 }

@@ -9,6 +9,7 @@
  * Invariants: pieces under way never hold more than MEMORY_MAX; an object that is under way has one of them at least, so files are few too.
  */
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
@@ -18,11 +19,14 @@
 #define PIECE_BYTES (8 * MIB) /* what fits in one is checked against the server's checksum */
 #define PIECES_MAX  128u
 #define MEMORY_MAX  (128 * MIB)
-#define ETAG_XATTR  "user.leat.etag" /* where the file system has such: for --update */
+#define STREAM_BYTES                                                                                         \
+    (32 * MIB) /* of one read on the way to standard output: in blocks, over several connections */
+#define ETAG_XATTR "user.leat.etag" /* where the file system has such: for --update */
 
 struct cp_get {
     struct cp *cp;
     struct backend *b;
+    const char *where; /* root, as it was given */
     int root;
     struct list pieces; /* under way */
     struct list idle;   /* buffers of PIECE_BYTES, kept */
@@ -34,6 +38,7 @@ struct file {
     struct cp_get *get;
     struct backend_file *remote;
     int folder, fd;
+    const char *last; /* of name */
     char *name, etag[BACKEND_ETAG_MAX], temp[64];
     uint64_t bytes, next, done;
     int64_t modified;
@@ -63,6 +68,16 @@ bool cp_name_ok(const char *name)
     }
 }
 
+/* -errno with the path as whoever runs this would write it. */
+static int error_at(const struct cp_get *get, int rc, const char *what, const char *name,
+                    struct leat_error *err)
+{
+    bool here = strcmp(get->where, ".") == 0;
+    size_t len = strlen(get->where);
+    return error_sys(err, rc, "%s%s%s%s", what, here ? "" : get->where,
+                     here || get->where[len - 1] == '/' ? "" : "/", name);
+}
+
 /* --- one file ---------------------------------------------------------------------------------------------------------- */
 
 static void file_free(struct file *f)
@@ -89,8 +104,8 @@ static void file_end(struct file *f)
             (void)!fsetxattr(f->fd, ETAG_XATTR, f->etag, strlen(f->etag), 0);
         if (f->modified > 0)
             (void)!futimens(f->fd, times);
-        if (renameat(f->folder, f->temp, f->folder, f->name) < 0) {
-            cp_failed(cp, f->rc = error_sys(&err, -errno, "%s", f->name), &err);
+        if (renameat(f->folder, f->temp, f->folder, f->last) < 0) {
+            cp_failed(cp, f->rc = error_at(f->get, -errno, "", f->name, &err), &err);
         } else {
             close(TAKE_FD(f->fd));
             cp->files++;
@@ -137,7 +152,7 @@ static void piece_done(struct backend_read *read, int rc, const struct leat_erro
     if (rc == 0 && f->rc == 0) {
         rc = write_all(f->fd, p->buf, read->bytes, read->offset);
         if (rc < 0) {
-            error_sys(&local, rc, "writing %s", f->name);
+            error_at(get, rc, "writing ", f->name, &local);
             err = &local;
         }
         f->done += read->bytes;
@@ -156,17 +171,18 @@ static void piece_done(struct backend_read *read, int rc, const struct leat_erro
 /* --- where it goes ----------------------------------------------------------------------------------------------------- */
 
 /* The folder of root/name, made where it is missing; no link on the way is followed. */
-static int open_folder(int root, const char *name, const char **ret_last, int *ret_folder,
+static int open_folder(const struct cp_get *get, const char *name, const char **ret_last, int *ret_folder,
                        struct leat_error *err)
 {
-    AUTO_CLOSE int at = fcntl(root, F_DUPFD_CLOEXEC, 0);
+    AUTO_CLOSE int at = fcntl(get->root, F_DUPFD_CLOEXEC, 0);
+    const char *whole = name;
     char part[256];
     if (at < 0)
-        return error_sys(err, -errno, "%s", name);
+        return error_at(get, -errno, "", whole, err);
     for (const char *slash; (slash = strchr(name, '/')); name = slash + 1) {
         snprintf(part, sizeof(part), "%.*s", (int)(slash - name), name);
         if (mkdirat(at, part, 0777) < 0 && errno != EEXIST)
-            return error_sys(err, -errno, "%s", part);
+            return error_at(get, -errno, "", whole, err);
         int next = openat(at, part, O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC | O_PATH);
         if (next < 0) {
             int rc = -errno;
@@ -175,7 +191,7 @@ static int open_folder(int root, const char *name, const char **ret_last, int *r
                                    "%s: a link or a file stands where a folder is wanted; links inside the "
                                    "target are not followed",
                                    part)
-                       : error_sys(err, rc, "%s", part);
+                       : error_at(get, rc, "", whole, err);
         }
         close(at);
         at = next;
@@ -214,10 +230,11 @@ static int file_open(struct cp_get *get, const struct backend_object *o, const c
         return -ENOMEM;
     *f = (struct file){.get = get, .folder = -1, .fd = -1, .bytes = o->bytes, .modified = o->modified};
     snprintf(f->etag, sizeof(f->etag), "%s", o->etag);
-    int rc = open_folder(get->root, name, &last, &f->folder, err);
+    int rc = open_folder(get, name, &last, &f->folder, err);
     *ret_same = rc == 0 && get->cp->update && is_same(f->folder, last, o);
     if (rc == 0 && !*ret_same) {
-        rc = (f->name = strdup(last)) ? 0 : -ENOMEM;
+        rc = (f->name = strdup(name)) ? 0 : -ENOMEM;
+        f->last = f->name ? f->name + (last - name) : NULL;
         if (rc == 0 && fstatat(f->folder, last, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode))
             rc = error_set(err, LEAT_INVALID, "%s: a folder of this name is there", name);
         if (rc == 0)
@@ -226,7 +243,7 @@ static int file_open(struct cp_get *get, const struct backend_object *o, const c
             backend_expect_all(f->remote);
             snprintf(f->temp, sizeof(f->temp), ".leat-%d-%u.tmp", (int)getpid(), get->names++);
             f->fd = openat(f->folder, f->temp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
-            rc = f->fd < 0 ? error_sys(err, -errno, "%s", name) : 0;
+            rc = f->fd < 0 ? error_at(get, -errno, "", name, err) : 0;
         }
     }
     if (rc < 0 || *ret_same) {
@@ -245,6 +262,7 @@ int cp_get_begin(struct cp *cp, const char *folder, struct cp_get **ret_get, str
     if (!get)
         return -ENOMEM;
     get->cp = cp;
+    get->where = folder;
     list_init(&get->pieces);
     list_init(&get->idle);
     get->root = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -361,4 +379,37 @@ void cp_get_end(struct cp_get *get, bool keep)
     if (get->root >= 0)
         close(get->root);
     free(get);
+}
+
+/* --- to standard output ------------------------------------------------------------------------------------------------ */
+
+/* A closed pipe ends us as it ends cat; a connection that breaks must not. */
+static bool print_all(const char *buf, size_t bytes)
+{
+    signal(SIGPIPE, SIG_DFL);
+    bool ok = fwrite(buf, 1, bytes, stdout) == bytes && fflush(stdout) == 0;
+    signal(SIGPIPE, SIG_IGN);
+    return ok;
+}
+
+int cp_get_print(struct cp *cp, struct backend *b, const struct backend_object *o, struct leat_error *err)
+{
+    AUTO_FREE char *buf = malloc(STREAM_BYTES);
+    struct backend_file *remote = NULL;
+    int rc = buf ? backend_open(b, o->uri, o->etag, o->bytes, &remote, err) : -ENOMEM;
+    if (rc == 0)
+        backend_expect_all(remote);
+    for (uint64_t at = 0; rc == 0 && at < o->bytes;) {
+        int64_t n = backend_pread(b, remote, buf, MIN(STREAM_BYTES, o->bytes - at), at, err);
+        if (n <= 0)
+            rc = n < 0 ? (int)n : error_set(err, LEAT_STALE, "%.300s: it became shorter", o->uri);
+        else if (!print_all(buf, (size_t)n))
+            rc = error_sys(err, -errno, "standard output");
+        else
+            rc = cp_progress(cp);
+        at += n > 0 ? (uint64_t)n : 0;
+        cp->bytes_done = cp->bytes = at;
+    }
+    backend_close(remote);
+    return rc;
 }

@@ -67,6 +67,7 @@ static const char *const cp_examples[] = {
     "leat cp -r --update /data/imagenet s3://bucket/imagenet",
     "leat cp -r s3://bucket/imagenet /data/imagenet --endpoint-url http://127.0.0.1:9000",
     "leat cp https://example.org/images.npy images.npy",
+    "leat cp s3://bucket/shards/a.tar - | tar -t",
     NULL,
 };
 static const char *const ls_examples[] = {
@@ -217,7 +218,7 @@ const struct cli_command cli_commands[] = {
     {"cp", "copy files and folders from and to S3, and files from web servers",
      "[-r] SRC ... DST [OPTION ...]",
      "One of SRC and DST is s3://BUCKET/KEY; SRC may be http(s)://... too. Several objects at a time;\n"
-     "a file takes its name when all of it is there. No daemon is needed.",
+     "a file takes its name when all of it is there. DST may be -, standard output. No daemon is needed.",
      cp_options, cp_examples, cmd_cp},
     {"ls", "list the sets of the pool, the keys of one, or objects of S3",
      "[-l] [NAME [PREFIX]] [OPTION ...]\n"
@@ -292,13 +293,7 @@ int cli_connect(struct cli *cli, unsigned flags, uint64_t pool_bytes, struct lea
         .timeout_ns = cli->timeout_ns,
         .flags = flags,
     };
-    int rc = leat_connect(&options, ret_client, &cli->err);
-    if (rc == LEAT_NOT_FOUND && (flags & LEAT_CONNECT_NO_START)) {
-        char why[LEAT_ERROR_MESSAGE_MAX];
-        snprintf(why, sizeof(why), "%.400s", cli->err.message[0] ? cli->err.message : "no socket");
-        error_set(&cli->err, rc, "no leatd runs for this job (%s)", why);
-    }
-    return rc;
+    return leat_connect(&options, ret_client, &cli->err);
 }
 
 static int unknown_command(const struct cli *cli, const char *name)

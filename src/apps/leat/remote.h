@@ -44,8 +44,9 @@ struct cp {
     /* what was done; under `lock` where several threads work */
     pthread_mutex_t lock;
     uint64_t files, bytes, skipped, failed, left_out, planned_files, planned_bytes, bytes_done;
-    bool planned; /* all of it is known */
-    int rc;       /* the first failure of an object */
+    bool planned;  /* all of it is known */
+    int rc;        /* the first failure of an object */
+    bool given_up; /* as nothing but failures came */
 };
 
 /* One object failed: said at once, and kept for the exit code. Any thread. */
@@ -58,6 +59,7 @@ bool cp_name_ok(const char *name);
 
 /* cp_get.c: into a folder of this machine. */
 struct cp_get;
+/* `folder` is kept, not copied. */
 int cp_get_begin(struct cp *cp, const char *folder, struct cp_get **ret_get, struct leat_error *err);
 struct backend *cp_get_session(struct cp_get *get);
 /* Begins the copy, which ends by itself; failures of the object are cp_failed's. Negative: nothing goes on from here. */
@@ -65,6 +67,10 @@ int cp_get_add(struct cp_get *get, const struct backend_object *object, const ch
                struct leat_error *err);
 /* Waits for all; `keep` false: gives up what is under way. */
 void cp_get_end(struct cp_get *get, bool keep);
+
+/* An object to standard output, in order. */
+int cp_get_print(struct cp *cp, struct backend *b, const struct backend_object *object,
+                 struct leat_error *err);
 
 /* cp_put.c: to S3, each object by one of several threads with a session of its own. */
 struct cp_put;
