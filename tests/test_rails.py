@@ -223,3 +223,24 @@ def test_a_node_comes_back_as_another_one_by_its_second_address(host, leat):
         for daemon in host.daemons:
             daemon.stop()
         network.close()
+
+
+def test_rails_by_ipv6(host, leat):
+    """Addresses in brackets that name their link: all links' are in one subnet, and each is dialled from its own."""
+    network = lib_net.Network(2, links=2)
+    try:
+        for i in range(2):
+            for k in range(2):
+                address = f"fe80::{k + 1}:{i + 1}"
+                lib_net.ip("-n", network.names[i], "addr", "add", f"{address}/64", "dev", f"eth{k}", "nodad")
+                network.rails[i][k] = f"[{address}%eth{k}]"
+        cluster = lib_net.Cluster(host, network)
+        a, _ = cluster.start_all()
+        array = lib_data.make_npy(host.data / "a.npy", SAMPLES)
+        leat.preload(array, name="spread", socket=a.socket, timeout=lib_host.PATIENCE).close()
+        client = reader(host, cluster, "leat://spread")
+        until(client, on(2))
+        moves(network, 0, 1)
+        ended(client)
+    finally:
+        network.close()

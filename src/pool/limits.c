@@ -15,7 +15,7 @@ void limits_default(struct limits *l)
                                         .sets = 4096,
                                         .user_sets = 1024,
                                         .user_creates = 64,
-                                        .handshakes = 256};
+                                        .handshakes = 1024};
     const unsigned *from = &usual.connections;
     unsigned *to = &l->connections;
     static_assert(sizeof(usual) == 7 * sizeof(unsigned), "nothing but counts");

@@ -14,6 +14,7 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <netdb.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -24,6 +25,7 @@
 #define TURNED_AWAY_MAX    64u         /* at a time; others are hung up on */
 #define PEERS_MAX          (4u * CLUSTER_NODES_MAX)
 #define HANDSHAKE_NS       (10 * NS_PER_S)
+#define GRACE_NS           (500 * NS_PER_MS) /* for a whole one, before it gives way to others */
 #define REFUSED_NS         (100 * NS_PER_MS) /* for the reason to reach a peer that is refused */
 #define TURN_AWAY_NS       NS_PER_S          /* for one past a limit to say HELLO and hear that */
 
@@ -72,6 +74,29 @@ static void user_unref(struct server_user *u)
     free(u);
 }
 
+/* The TCP doors take nobody in until then; 0: they do. */
+static void doors_rest(struct server *s, uint64_t until_ns)
+{
+    for (unsigned k = 0; k < s->ndoors; k++)
+        loop_modify(&s->doors[k].source, until_ns ? 0 : EPOLLIN);
+    if (until_ns)
+        loop_timer_set(s->loop, &s->rest, until_ns);
+    else
+        loop_timer_clear(&s->rest);
+}
+
+static void rest_over(struct loop_timer *timer)
+{
+    doors_rest(container_of(timer, struct server, rest), 0);
+}
+
+static void stranger_leaves(struct server *s)
+{
+    s->nstrangers--;
+    if (s->rest.due_ns)
+        doors_rest(s, 0);
+}
+
 static void client_free(struct client *c)
 {
     struct server *s = c->server;
@@ -88,7 +113,8 @@ static void client_free(struct client *c)
     if (c->is_unix && !c->turned_away)
         shares_give(&s->pool->shares, uid, SHARE_CONNECTIONS, 1);
     s->npeers -= c->is_peer;
-    s->nstrangers -= !c->is_unix && !c->proved;
+    if (!c->is_unix && !c->proved)
+        stranger_leaves(s);
     loop_timer_clear(&c->handshake);
     conn_free(c->conn);
     user_unref(c->user);
@@ -110,18 +136,51 @@ static void client_free(struct client *c)
     linger_update(s);
 }
 
+static void client_name(const struct client *c, char ret[96])
+{
+    struct sockaddr_storage far;
+    socklen_t len = sizeof(far);
+    char host[NI_MAXHOST], port[NI_MAXSERV];
+    if (c->is_unix)
+        snprintf(ret, 96, "pid %d, uid %u", c->pid, c->uid);
+    else if (getpeername(conn_fd(c->conn), (struct sockaddr *)&far, &len) == 0 &&
+             getnameinfo((struct sockaddr *)&far, len, host, sizeof(host), port, sizeof(port),
+                         NI_NUMERICHOST | NI_NUMERICSERV) == 0)
+        snprintf(ret, 96, "%.70s port %.10s", host, port);
+    else
+        snprintf(ret, 96, "over TCP");
+}
+
+/* Who may send us nonsense as fast as they like do not fill the disk that the log is on: of strangers a line a second. */
+static void client_complain(struct client *c, const char *why)
+{
+    struct server *s = c->server;
+    char name[96], more[64] = "";
+    bool stranger = !c->is_unix && !c->proved;
+    uint64_t now = clock_now_ns();
+    s->rejected++;
+    if (stranger && s->complained_ns && now - s->complained_ns < NS_PER_S) {
+        s->untold++;
+        return;
+    }
+    if (stranger) {
+        if (s->untold)
+            snprintf(more, sizeof(more), "; so were %u others since the last line", s->untold);
+        s->complained_ns = now;
+        s->untold = 0;
+    }
+    client_name(c, name);
+    log_warning("closed a connection (%s) that %s%s", name, why, more);
+}
+
 static void client_closed(struct conn *conn, int status)
 {
     struct client *c = conn_user(conn);
-    if (status == LEAT_CORRUPT) {
-        c->server->rejected++;
-        log_warning("closed a connection (pid %d, uid %u) that broke the protocol", c->pid, c->uid);
-    } else if (status == LEAT_NO_SPACE) {
-        c->server->rejected++;
-        log_warning("closed a connection (pid %d, uid %u) that does not read its answers, or whose user has "
-                    "more of them and of half messages waiting here than anybody may",
-                    c->pid, c->uid);
-    }
+    if (status == LEAT_CORRUPT)
+        client_complain(c, "broke the protocol");
+    else if (status == LEAT_NO_SPACE)
+        client_complain(c, "does not read its answers, or whose user has more of them and of half messages "
+                           "waiting here than anybody may");
     client_free(c);
 }
 
@@ -261,8 +320,7 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
             return code;
         if (!version_spoken(&c->hello))
             return handshake_version(c, m->frame.id);
-        welcome_fill(c->server, &w);
-        reply_welcome(c, PROTO_HELLO, m->frame.id, &w);
+        reply_welcome(c, PROTO_HELLO, m->frame.id, &w); /* a stranger: who we are is for those who prove */
         return 0;
     }
     int code = m->frame.type == PROTO_PROOF ? net_auth_server_proof(&c->auth, m->body, m->frame.body_bytes)
@@ -271,12 +329,11 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
         struct leat_error err;
         error_set(&err, LEAT_DENIED,
                   "the token does not match this node's: the same file must be on every node");
-        c->server->rejected++;
-        log_warning("refused a TCP connection: wrong token");
+        client_complain(c, "has another token");
         return handshake_refuse(c, PROTO_PROOF, m->frame.id, &err);
     }
     c->proved = true;
-    c->server->nstrangers--;
+    stranger_leaves(c->server);
     peer_socket_watch(conn_fd(c->conn));
     c->uid = c->hello.acting_uid;
     c->gid = c->hello.acting_gid;
@@ -332,17 +389,28 @@ static int accept_fd(struct server *s, int listener)
     return -EMFILE;
 }
 
-/* Who floods the port with half a handshake pushes out their own kind: a whole one takes milliseconds. */
-static void stranger_push_out(struct server *s)
+/*
+ * Is there a place for one more who has not shown the token? Half a handshake gives way to others, and so who floods the port pushes out
+ * their own kind; but not at once: when all of a cluster connect to one node, each of them needs its milliseconds, and the others
+ * wait in the doors' queues.
+ */
+static bool stranger_admit(struct server *s)
 {
-    list_for_each_safe (node, &s->clients) {
+    if (s->nstrangers < s->pool->config.limits.handshakes)
+        return true;
+    list_for_each (node, &s->clients) {
         struct client *c = container_of(node, struct client, node);
-        if (!c->is_unix && !c->proved) {
-            s->rejected++;
-            client_free(c);
-            return;
+        if (c->is_unix || c->proved)
+            continue;
+        if (clock_now_ns() < c->came_ns + GRACE_NS) { /* the first of the list is the oldest */
+            doors_rest(s, c->came_ns + GRACE_NS);
+            return false;
         }
+        s->rejected++;
+        client_free(c);
+        return true;
     }
+    return true;
 }
 
 /* Is there a place for c? One of this host who finds none is told so when they have said HELLO. */
@@ -350,8 +418,6 @@ static bool client_admit(struct server *s, struct client *c)
 {
     const struct limits *l = &s->pool->config.limits;
     uint64_t has;
-    if (!c->is_unix && s->nstrangers >= l->handshakes)
-        stranger_push_out(s);
     c->turned_away = s->nconnections >= l->connections;
     if (c->is_unix && !c->turned_away)
         c->turned_away =
@@ -380,6 +446,7 @@ static void accept_one(struct server *s, int listener, bool is_unix)
     }
     *c = (struct client){.server = s,
                          .is_unix = is_unix,
+                         .came_ns = clock_now_ns(),
                          .next_id = 1,
                          .pid = -1,
                          .uid = UINT32_MAX,
@@ -420,7 +487,9 @@ static void unix_progress(struct loop_source *source, uint32_t events)
 
 static void tcp_progress(struct loop_source *source, uint32_t events)
 {
-    accept_one(container_of(source, struct door, source)->server, source->fd, false);
+    struct server *s = container_of(source, struct door, source)->server;
+    if (stranger_admit(s))
+        accept_one(s, source->fd, false);
 }
 
 static void pool_advanced(void *user, struct wset *ws)
@@ -463,6 +532,7 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
     s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     s->started_ns = clock_now_ns();
     s->linger.fire = linger_fire;
+    s->rest.fire = rest_over;
     list_init(&s->clients);
     list_init(&s->credits);
     list_init(&s->users);
@@ -523,6 +593,7 @@ void server_free(struct server *s)
         }
     }
     loop_timer_clear(&s->linger);
+    loop_timer_clear(&s->rest);
     if (s->spare_fd >= 0)
         close(s->spare_fd);
     s->pool->advanced = NULL;

@@ -73,7 +73,7 @@ static void test_what_is_not_said_is_the_default(void **state)
     limits_default(&l);
     assert_int_equal(l.user_sets, 3);
     assert_int_equal(l.connections, 4096);
-    assert_int_equal(l.handshakes, 256);
+    assert_int_equal(l.handshakes, 1024);
 }
 
 int main(void)
