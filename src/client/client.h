@@ -21,6 +21,7 @@
 #include <pthread.h>
 
 #include "base/base.h"
+#include "base/cond.h"
 #include "base/forkfd.h"
 #include "base/list.h"
 #include "dataset/index.h"
@@ -130,8 +131,6 @@ int turn_take(struct turn *turn, const struct leat_client *client, const struct 
               const char *what, struct leat_error *err);
 void turn_give(struct turn *turn);
 /* A condition whose timed waits go by CLOCK_MONOTONIC; waits until the point in time, 0: for ever. */
-void client_cond_init(pthread_cond_t *cond);
-void client_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns);
 /* One call. A negative status of the reply is returned, its message in err. -ENOMEM, LEAT_PEER_GONE, LEAT_TIMED_OUT, -ECANCELED. */
 int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *body, const int *fds,
              unsigned nfds, const struct rpc_how *how, struct net_reply *ret_reply, struct leat_error *err);

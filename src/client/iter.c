@@ -361,7 +361,7 @@ int leat_iterate(struct leat_view *view, const struct leat_iter_options *options
     atomic_fetch_add(&view->refs, 1);
     it->view = view;
     pthread_mutex_init(&it->lock, NULL);
-    client_cond_init(&it->changed);
+    cond_init(&it->changed);
     rc = check_slots(it, err);
     if (!rc)
         rc = o.ids ? plan_given(it, &o, err) : plan_order(it, &o, err);
@@ -506,7 +506,7 @@ int leat_next(struct leat_iter *it, uint64_t timeout_ns, struct leat_batch **ret
             break;
         }
         it->waiting++;
-        client_cond_wait(&it->changed, &it->lock, client_sleep_until(client, &how));
+        cond_wait_until(&it->changed, &it->lock, client_sleep_until(client, &how));
         it->waiting--;
         pthread_mutex_unlock(&it->lock);
         bool stop = client_gives_up(client, &how, &look_ns);

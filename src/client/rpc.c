@@ -55,7 +55,7 @@ int client_new(int fd, const char *socket, uint64_t timeout_ns, struct leat_clie
     list_init(&c->sets);
     pthread_mutex_init(&c->send_lock, NULL);
     pthread_mutex_init(&c->lock, NULL);
-    client_cond_init(&c->wake);
+    cond_init(&c->wake);
     pthread_mutex_init(&c->credit_lock, NULL);
     forkfd_watch(&c->forkfd, &c->fd); /* a child that kept it would keep our leases after our death */
     *ret_client = c;
@@ -400,7 +400,7 @@ int rpc_post_now(struct leat_client *client, uint16_t type, const struct bytes_o
 static void take_turn(struct leat_client *c, const struct rpc_how *how)
 {
     if (c->reading) {
-        client_cond_wait(&c->wake, &c->lock, client_sleep_until(c, how));
+        cond_wait_until(&c->wake, &c->lock, client_sleep_until(c, how));
         return;
     }
     c->reading = true;

@@ -48,32 +48,13 @@ uint64_t client_sleep_until(const struct leat_client *client, const struct rpc_h
     return how->deadline_ns && how->deadline_ns < until ? how->deadline_ns : until;
 }
 
-void client_cond_init(pthread_cond_t *cond)
-{
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(cond, &attr);
-    pthread_condattr_destroy(&attr);
-}
-
-void client_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns)
-{
-    if (!until_ns) {
-        pthread_cond_wait(cond, lock);
-        return;
-    }
-    struct timespec ts = {.tv_sec = (time_t)(until_ns / NS_PER_S), .tv_nsec = (long)(until_ns % NS_PER_S)};
-    pthread_cond_timedwait(cond, lock, &ts);
-}
-
 /* --- turns ------------------------------------------------------------------------------------------------------- */
 
 void turn_init(struct turn *turn)
 {
     *turn = (struct turn){0};
     pthread_mutex_init(&turn->lock, NULL);
-    client_cond_init(&turn->changed);
+    cond_init(&turn->changed);
 }
 
 void turn_fini(struct turn *turn)
@@ -96,7 +77,7 @@ int turn_take(struct turn *turn, const struct leat_client *client, const struct 
             rc = error_set(err, LEAT_TIMED_OUT, "%s: another thread was at it past the deadline", what);
         if (rc)
             break;
-        client_cond_wait(&turn->changed, &turn->lock, client_sleep_until(client, how));
+        cond_wait_until(&turn->changed, &turn->lock, client_sleep_until(client, how));
         pthread_mutex_unlock(&turn->lock);
         if (client_gives_up(client, how, &look_ns))
             rc = client_gave_up_error(err);

@@ -413,7 +413,7 @@ int leat_load(struct leat_ws *ws, const struct leat_view_options *options, struc
     v->ws = ws_ref(ws);
     turn_init(&v->fill_turn);
     pthread_mutex_init(&v->lock, NULL);
-    client_cond_init(&v->freed);
+    cond_init(&v->freed);
     rc = build_view(v, &o, err);
     if (rc) {
         view_free(v);
@@ -512,7 +512,7 @@ static void wait_a_little(struct leat_view *v, uint64_t deadline_ns)
         pthread_mutex_lock(&v->lock);
         return;
     }
-    client_cond_wait(&v->freed, &v->lock, clock_now_ns() + (uint64_t)ms * NS_PER_MS);
+    cond_wait_until(&v->freed, &v->lock, clock_now_ns() + (uint64_t)ms * NS_PER_MS);
 }
 
 /* Under lock: why there is nothing to wait for, or 0. */

@@ -7,6 +7,7 @@
  */
 #include "serve/serve.h"
 
+#include "base/cond.h"
 #include "base/log.h"
 #include "base/ticket.h"
 #include "leat-config.h"
@@ -105,10 +106,7 @@ static void *keep(void *user)
     struct serve *s = user;
     pthread_mutex_lock(&s->lock);
     while (!s->ending) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec++;
-        if (pthread_cond_timedwait(&s->wake, &s->lock, &until) != ETIMEDOUT)
+        if (cond_wait_until(&s->wake, &s->lock, clock_now_ns() + NS_PER_S) != ETIMEDOUT)
             continue;
         pthread_mutex_unlock(&s->lock);
         serve_reload(s);
@@ -269,7 +267,7 @@ int serve_new(const struct serve_config *config, struct serve **ret_serve, struc
         return error_set(err, -ENOMEM, "out of memory");
     s->grace_ns = config->grace_ns;
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->wake, NULL);
+    cond_init(&s->wake);
     ticket_office_init(&s->office, config->memory_bytes);
     int rc = start(s, config, err);
     if (rc < 0) {

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/cond.h"
 #include "base/crc32c.h"
 #include "base/log.h"
 
@@ -326,16 +327,7 @@ static void sleep_until(struct scrub *sc, uint64_t when_ns)
     uint64_t now = clock_now_ns();
     if (when_ns <= now)
         return;
-    uint64_t wait = MIN(when_ns - now, 3600 * NS_PER_S);
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (time_t)(wait / NS_PER_S);
-    until.tv_nsec += (long)(wait % NS_PER_S);
-    if (until.tv_nsec >= (long)NS_PER_S) {
-        until.tv_sec++;
-        until.tv_nsec -= (long)NS_PER_S;
-    }
-    pthread_cond_timedwait(&sc->wake, &sc->lock, &until);
+    cond_wait_until(&sc->wake, &sc->lock, MIN(when_ns, now + 3600 * NS_PER_S));
 }
 
 /* So much was read: waits until more may be. false: this pass does not go on. */
@@ -692,7 +684,7 @@ int store_scrub_new(struct path *p, struct leat_error *err)
         return error_set(err, -ENOMEM, "no memory for the scrub of %s", p->dir);
     }
     pthread_mutex_init(&sc->lock, NULL);
-    pthread_cond_init(&sc->wake, NULL);
+    cond_init(&sc->wake);
     p->scrub = sc;
     return 0;
 }

@@ -4,6 +4,7 @@
 
 #include <time.h>
 
+#include "base/cond.h"
 #include "base/log.h"
 
 #define SCRUB_PERIOD_MAX_S (100ull * 365 * 24 * 3600)
@@ -54,12 +55,8 @@ static void *background(void *arg)
     struct store *s = arg;
     pthread_mutex_lock(&s->tick_lock);
     while (!s->stop) {
-        if (!s->kicked) {
-            struct timespec until;
-            clock_gettime(CLOCK_REALTIME, &until);
-            until.tv_sec += TICK_S;
-            pthread_cond_timedwait(&s->tick_cond, &s->tick_lock, &until);
-        }
+        if (!s->kicked)
+            cond_wait_until(&s->tick_cond, &s->tick_lock, clock_now_ns() + TICK_S * NS_PER_S);
         s->kicked = false;
         if (s->stop)
             break;
@@ -104,7 +101,7 @@ static void init_locks(struct store *s)
         pthread_mutex_init(locks[i], NULL);
     pthread_cond_init(&s->buckets_cond, NULL);
     pthread_cond_init(&s->uploads_cond, NULL);
-    pthread_cond_init(&s->tick_cond, NULL);
+    cond_init(&s->tick_cond);
     list_init(&s->uploads);
     list_init(&s->open.lru);
     list_init(&s->open.closing);
