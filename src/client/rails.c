@@ -22,6 +22,7 @@
 
 #define RDMA_PAUSE_NS (30 * NS_PER_S)
 #define MEND_NS       NS_PER_MS
+#define QUIESCE_NS    (2 * NS_PER_S)
 #define ANY_RAIL      UINT32_MAX
 
 int rails_wish(const char *transport, struct rails_wish *ret_wish)
@@ -513,8 +514,9 @@ void rails_quiesce(struct rails *r)
         return;
     for (uint32_t i = 0; r->ends && i < r->ws->info.nnodes; i++)
         rails_disconnect(r, i);
-    /* What was torn down is quiesced by the next polls; a bounded number, should a transport break its word. */
-    for (unsigned i = 0; (r->tcp || r->rdma) && r->unquiesced && i < 1000; i++)
+    /* What was torn down is quiesced by the next polls; but not for ever, should a NIC hang. */
+    uint64_t until = clock_now_ns() + QUIESCE_NS;
+    while ((r->tcp || r->rdma) && r->unquiesced && clock_now_ns() < until)
         rails_progress(r, 1);
 }
 

@@ -24,6 +24,7 @@
 #include <sys/mman.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "leat-config.h"
 
 #define DEFAULT_SLOTS 4u
@@ -223,6 +224,10 @@ static void fini_slot(struct leat_view *v, struct view_slot *slot)
 static void view_free(struct leat_view *v)
 {
     rails_quiesce(v->rails); /* first: what is in quarantine */
+    if (v->rails && v->rails->unquiesced) {
+        log_error("a rail does not give back what was asked for by it: the memory of a view is left to it");
+        return;
+    }
     for (unsigned s = 0; v->slots && v->rails && s < v->nslots; s++) {
         rails_deregister(v->rails, v->slots[s].registered);
         rails_deregister(v->rails, v->slots[s].direct);
