@@ -16,7 +16,7 @@ static uint64_t given(uint64_t value, uint64_t otherwise)
     return value ? value : otherwise;
 }
 
-static void work(struct store *s)
+void store_tick(struct store *s)
 {
     store_open_close(s);
     pthread_mutex_lock(&s->work_lock);
@@ -35,11 +35,6 @@ static void work(struct store *s)
     }
     store_uploads_age(s, store_wall_ns() - (int64_t)s->upload_age_ns);
     pthread_mutex_unlock(&s->work_lock);
-}
-
-void store_tick(struct store *s)
-{
-    work(s);
 }
 
 void store_kick(struct store *s)
@@ -61,7 +56,7 @@ static void *background(void *arg)
         if (s->stop)
             break;
         pthread_mutex_unlock(&s->tick_lock);
-        work(s);
+        store_tick(s);
         pthread_mutex_lock(&s->tick_lock);
     }
     pthread_mutex_unlock(&s->tick_lock);

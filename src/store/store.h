@@ -71,7 +71,7 @@ struct store_config {
  */
 int store_new(const struct store_config *config, struct store **ret_store, struct leat_error *err);
 void store_free(struct store *s); /* objects and puts are gone by then; NULL is fine */
-/* One turn of the background work: snapshots, eviction, old uploads. For tests with no_background. */
+/* One turn of the background work: snapshots, eviction, old uploads. Of its thread; with no_background of a test. */
 void store_tick(struct store *s);
 
 /* --- buckets ----------------------------------------------------------------------------------------------------------- */
@@ -403,7 +403,7 @@ struct store_scrub_status {
 void store_scrub_start(struct store *s);
 /* It goes on at its usual pace; where the scrub does not run by itself, it ends. */
 void store_scrub_stop(struct store *s);
-/* For tests with no_background: reads up to so many objects of each path, of a pass that was started. */
+/* With no_background, for tests, who stop a pass where its thread never would: reads up to so many objects of each path, of one that was started. */
 void store_scrub_some(struct store *s, unsigned objects);
 
 struct store_damage {
