@@ -118,7 +118,7 @@ static void exchange_reset(struct exchange *ex)
     ex->abort_rc = 0;
     ex->at = ex->have = 0;
     ex->mode = BODY_UNWANTED;
-    ex->paused = ex->body_ended = ex->continue_owed = false;
+    ex->body_ended = ex->continue_owed = false;
     ex->body_left = ex->raw = ex->payload = 0;
     ex->into = NULL;
     ex->into_len = ex->into_got = 0;

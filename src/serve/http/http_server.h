@@ -117,11 +117,9 @@ void http_request_peer(const struct http_request *req, struct http_peer *ret_pee
  * Without either of these a body is not read; an answer given meanwhile closes the connection behind it unless what is left is short
  * (drain_bytes). The first call says "100 Continue" to those who wait for it. Payload is what chunked framing carries, never the framing.
  *
- * stream: ops->data, in pieces of up to 64 KiB. After http_body_pause none comes before http_body_resume.
+ * stream: ops->data, in pieces of up to 64 KiB, as they come: who may have to hold the peer up gives a buffer at a time instead.
  */
 void http_body_stream(struct http_request *req);
-void http_body_pause(struct http_request *req);
-void http_body_resume(struct http_request *req);
 /* into: received straight into `buf` (what came with the head, and chunked bodies, are copied); then ops->full, whose handler gives the
  * next buffer, now or later. Memory stays the server's until full or over. Aligned for O_DIRECT if the caller's is: byte 0 goes to buf[0]. */
 void http_body_into(struct http_request *req, void *buf, size_t len);

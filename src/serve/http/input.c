@@ -142,7 +142,7 @@ bool input_wanted(const struct exchange *ex)
 {
     if (ex->answered || ex->mode == BODY_UNWANTED)
         return false;
-    return ex->mode == BODY_INTO ? ex->into != NULL : !ex->paused;
+    return ex->mode == BODY_STREAM || ex->into;
 }
 
 /* --- to the handler ------------------------------------------------------------------------------------------------------ */
@@ -327,16 +327,4 @@ void http_body_into(struct http_request *req, void *buf, size_t len)
     ex->into_len = len;
     ex->into_got = 0;
     want(req, BODY_INTO);
-}
-
-void http_body_pause(struct http_request *req)
-{
-    container_of(req, struct exchange, req)->paused = true;
-}
-
-void http_body_resume(struct http_request *req)
-{
-    struct exchange *ex = container_of(req, struct exchange, req);
-    ex->paused = false;
-    exchange_wake(ex);
 }

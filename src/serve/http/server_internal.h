@@ -75,7 +75,7 @@ struct exchange {
     char *buf; /* the head, then what came with it and is not used: [at, have) */
     size_t cap, at, have;
     enum body_mode mode;
-    bool paused, body_ended, continue_owed;
+    bool body_ended, continue_owed;
     uint64_t body_left, raw, payload;
     char *into;
     size_t into_len, into_got;

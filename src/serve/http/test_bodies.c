@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bodies of requests: streamed, into buffers, chunked, paused, refused, cut short, expected. */
+/* Bodies of requests: streamed, into buffers, chunked, held up, refused, cut short, expected. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -80,8 +80,8 @@ static void test_there_and_back(void **state)
     rig_stop(&rig);
 }
 
-/* The handler pauses after each piece: the peer is held up, not memory filled. */
-static void test_pauses(void **state)
+/* The handler takes its time before it gives the next buffer: the peer is held up, not memory filled. */
+static void test_slow(void **state)
 {
     struct rig rig;
     struct answer a;
@@ -111,7 +111,7 @@ static bool sendable(int fd, int ms)
     return poll(&p, 1, ms) == 1;
 }
 
-/* While the handler has paused, a sender of far more than sockets hold comes to a stop. */
+/* While the handler gives none, a sender of far more than sockets hold comes to a stop. */
 static void test_backpressure(void **state)
 {
     struct rig rig;
@@ -257,7 +257,7 @@ static void test_slow_senders(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_pauses),
+        cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_slow),
         cmocka_unit_test(test_backpressure),   cmocka_unit_test(test_expectations),
         cmocka_unit_test(test_refused),        cmocka_unit_test(test_cut_short),
         cmocka_unit_test(test_slow_senders),

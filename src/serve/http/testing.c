@@ -74,12 +74,14 @@ static void late_done(struct http_work *work, struct http_request *req)
     job_put(job);
 }
 
-static void resume_done(struct http_work *work, struct http_request *req)
+#define SLOW_BYTES (64 * KIB)
+
+static void slow_next(struct http_work *work, struct http_request *req)
 {
     struct job *job = container_of(work, struct job, work);
     job->working = false;
     if (req)
-        http_body_resume(req);
+        http_body_into(req, job->text, SLOW_BYTES);
     job_put(job);
 }
 
@@ -109,19 +111,18 @@ static void on_data(struct http_request *req, const void *data, size_t len, bool
         http_send_copy((http_answer(req, 200), req), job->text, job->len);
 }
 
-static void slow_data(struct http_request *req, const void *data, size_t len, bool last)
+static void slow_full(struct http_request *req, size_t got, bool last)
 {
     struct job *job = req->user;
     char text[32];
-    job->len += len;
-    atomic_fetch_add(&job->rig->streamed, len);
+    job->len += got;
+    atomic_fetch_add(&job->rig->streamed, got);
     if (last) {
         snprintf(text, sizeof(text), "%zu", job->len);
         reply(req, 200, text);
         return;
     }
-    http_body_pause(req);
-    start(job, req, resume_done);
+    start(job, req, slow_next);
 }
 
 static void on_full(struct http_request *req, size_t got, bool last)
@@ -159,7 +160,7 @@ static void on_left(struct http_request *req)
 static const struct http_ops plain_ops = {.over = on_over};
 static const struct http_ops hold_ops = {.over = on_over, .left = on_left};
 static const struct http_ops echo_ops = {.data = on_data, .over = on_over};
-static const struct http_ops slow_ops = {.data = slow_data, .over = on_over};
+static const struct http_ops slow_ops = {.full = slow_full, .over = on_over};
 static const struct http_ops into_ops = {.full = on_full, .over = on_over};
 static const struct http_ops flow_ops = {.more = next_instalment, .over = on_over};
 
@@ -248,7 +249,8 @@ static void on_request(void *user, struct http_request *req)
         http_body_stream(req);
     } else if (http_text_is(req->path, "/slow")) {
         req->ops = &slow_ops;
-        http_body_stream(req);
+        job->text = malloc(SLOW_BYTES);
+        http_body_into(req, job->text, SLOW_BYTES);
     } else if (http_text_is(req->path, "/into")) {
         req->ops = &into_ops;
         job->text = malloc(job->size);

@@ -7,7 +7,7 @@
  *   /hold           nothing, until rig_release         /refuse   403 at once, the body unread
  *   /file           rig.file, by sendfile              /mixed    "head-", bytes 10-19 of rig.file, "-tail", several times
  *   /flow?n=        n instalments of 10,000 bytes, each after `more`; &unknown: chunked; &short: less than announced
- *   /slow           the body is counted, with a pause after each piece, resumed by a worker
+ *   /slow           the body is counted; a worker gives the next buffer
  *   /text?n=        n bytes, copied; &failing of /flow: http_abort half-way
  */
 #ifndef SERVE_HTTP_TESTING_H

@@ -40,6 +40,7 @@ void http_workers_free(struct http_workers *workers);
 int http_work_start(struct http_workers *workers, struct http_ref ref, enum http_lane lane,
                     struct http_work *work);
 
+/* Any thread. For tests, which wait until work has begun, or was done: nothing else shows that. */
 struct http_workers_stats {
     unsigned threads, running, queued[HTTP_LANES], waiting; /* waiting: for their parties */
     uint64_t done, refused;
