@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/fake_daemon.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -338,6 +339,9 @@ static void on_broker(struct fake_daemon *f, int fd, const struct net_reply *m)
             close(f->broker_peer);
         f->broker_peer = pair[1];
     } else {
+        int before = atomic_exchange(&f->data_fd, fcntl(pair[0], F_DUPFD_CLOEXEC, 0));
+        if (before >= 0)
+            close(before);
         MUST(!net_server_add(f->server, pair[1], &f->target));
     }
     reply(fd, m, 0, NULL, &pair[0], 1);
@@ -457,7 +461,7 @@ static void serve(struct fake_daemon *f, int fd)
             f->cancels++;
         net_reply_fini(&m);
     }
-    f->connection = -1;
+    f->connection = f->data_fd = -1;
     close(fd);
 }
 
@@ -506,6 +510,8 @@ void fake_stop(struct fake_daemon *f)
     net_server_free(f->server);
     if (f->broker_peer >= 0)
         close(f->broker_peer);
+    if (f->data_fd >= 0)
+        close(f->data_fd);
     close(f->listen_fd);
     unlink(f->path);
     if (f->folder[0])
@@ -540,4 +546,9 @@ void fake_revoke(struct fake_daemon *f, bool send_event)
 void fake_hang_up(struct fake_daemon *f)
 {
     shutdown(f->connection, SHUT_RDWR);
+}
+
+void fake_node_hangs_up(struct fake_daemon *f)
+{
+    shutdown(f->data_fd, SHUT_RDWR);
 }

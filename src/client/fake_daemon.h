@@ -57,6 +57,7 @@ struct fake_daemon {
     struct proto_report report; /* the last one: written before `reports` */
     _Atomic bool frozen;        /* the other node's memory cannot be resolved until thawed */
     int broker_peer;            /* our end of the last brokered connection when `hold_broker` */
+    _Atomic int data_fd;        /* the client's end of the last one otherwise, -1: none */
     /* A scan: `scan_objects` of 60 bytes each, three an answer, in a window of FAKE_SCAN_BYTES, each at (i % 8) * 8192 */
     _Atomic uint64_t scan_objects, scan_from, scan_released; /* the last two: what the client said last */
     _Atomic uint64_t scan_skew;                              /* offsets that are told are off by so much */
@@ -71,6 +72,8 @@ void fake_stop(struct fake_daemon *f);
 void fake_revoke(struct fake_daemon *f, bool send_event);
 /* Closes the client's connection: the daemon died. */
 void fake_hang_up(struct fake_daemon *f);
+/* The last brokered connection: the other node died. */
+void fake_node_hangs_up(struct fake_daemon *f);
 /* What part (sample, field) holds: its length; bytes come out of fake_byte. */
 uint64_t fake_bytes(uint64_t sample, unsigned field, bool *ret_present);
 uint8_t fake_byte(uint64_t sample, unsigned field, uint64_t i);

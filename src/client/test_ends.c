@@ -314,12 +314,12 @@ static void test_node_dies(void **state)
     leat_batch_release(batch);
     assert_int_equal(x.daemon->brokers, 2);
     assert_int_equal(x.daemon->fetches, 0);
-    net_server_revoke(x.daemon->server, &x.daemon->target); /* every data connection is closed */
+    fake_node_hangs_up(x.daemon);
     assert_int_equal(leat_read_batch(view, ids, 32, 0, &batch, &err), 0);
     fixture_check_batch(batch);
     leat_batch_release(batch);
     assert_int_equal(x.daemon->fetches, 0);
-    net_server_revoke(x.daemon->server, &x.daemon->target);
+    fake_node_hangs_up(x.daemon);
     x.daemon->broker_fails = 100;
     int rc = leat_read_batch(view, ids, 32, 0, &batch, &err);
     if (rc)

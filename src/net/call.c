@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * call.c: the blocking face of the protocol: dial, listen, frames with a deadline, the client's handshake.
+ * call.c: the blocking face of the protocol: dial, listen, frames with a deadline.
  *
  * Works on blocking and non-blocking sockets alike: every transfer is MSG_DONTWAIT and what has to wait,
  * waits in poll(2) until the deadline. A frame is read exactly, never past its end, so that a payload behind
@@ -9,7 +9,6 @@
  */
 #include "net/conn.h"
 #include "base/clock.h"
-#include "net/auth.h"
 #include "net/fdpass.h"
 
 #include <fcntl.h>
@@ -113,36 +112,24 @@ static int receive_all(int fd, void *buf, uint64_t bytes, int *fds, unsigned *nf
 
 /* --- frames ---------------------------------------------------------------------------------------------------- */
 
-static int frame_send(int fd, struct proto_frame frame, const struct bytes_out *body, const int *fds,
-                      const void *payload, uint64_t deadline_ns)
+int net_frame_send(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
+                   const int *fds, unsigned nfds, uint64_t deadline_ns)
 {
     size_t body_bytes = body ? body->len : 0;
     if (body && body->failed)
         return -ENOMEM;
-    if (body_bytes > PROTO_BODY_MAX || frame.nfds > PROTO_FDS_MAX || frame.payload_bytes > PROTO_PAYLOAD_MAX)
+    if (body_bytes > PROTO_BODY_MAX || nfds > PROTO_FDS_MAX)
         return LEAT_INVALID;
+    struct proto_frame frame = {.version = PROTO_VERSION,
+                                .kind = kind,
+                                .type = type,
+                                .id = id,
+                                .nfds = nfds,
+                                .body_bytes = (uint32_t)body_bytes};
     uint8_t head[PROTO_FRAME];
-    frame.version = PROTO_VERSION;
-    frame.body_bytes = (uint32_t)body_bytes;
     proto_frame_put(head, &frame);
-    struct iovec iov[3] = {{head, sizeof(head)},
-                           {body ? body->data : NULL, body_bytes},
-                           {(void *)payload, (size_t)frame.payload_bytes}};
-    return send_all(fd, iov, 3, fds, frame.nfds, deadline_ns);
-}
-
-int net_frame_send(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
-                   const int *fds, unsigned nfds, uint64_t deadline_ns)
-{
-    struct proto_frame frame = {.kind = kind, .type = type, .id = id, .nfds = nfds};
-    return frame_send(fd, frame, body, fds, NULL, deadline_ns);
-}
-
-int net_frame_send_payload(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
-                           const void *payload, uint64_t bytes, uint64_t deadline_ns)
-{
-    struct proto_frame frame = {.kind = kind, .type = type, .id = id, .payload_bytes = bytes};
-    return frame_send(fd, frame, body, NULL, payload, deadline_ns);
+    struct iovec iov[2] = {{head, sizeof(head)}, {body ? body->data : NULL, body_bytes}};
+    return send_all(fd, iov, 2, fds, nfds, deadline_ns);
 }
 
 static int frame_receive(int fd, struct net_reply *reply, uint64_t deadline_ns)
@@ -186,11 +173,6 @@ void net_reply_fini(struct net_reply *reply)
             close(reply->fds[i]);
     reply->nfds = 0;
     bytes_out_fini(&reply->body);
-}
-
-int net_payload_receive(int fd, void *dst, uint64_t bytes, uint64_t deadline_ns)
-{
-    return receive_all(fd, dst, bytes, NULL, NULL, deadline_ns);
 }
 
 int net_reply_status(const struct net_reply *reply, struct leat_error *err)
@@ -410,83 +392,4 @@ int net_listen(const char *address, unsigned mode, int *ret_fd, struct leat_erro
         return error_set(err, rc, "cannot listen on %s: another process has this port (`ss -ltnp` names it)",
                          address);
     return error_sys(err, rc, "cannot listen on %s", address);
-}
-
-/* --- handshake ------------------------------------------------------------------------------------------------- */
-
-/* Sends a request and takes its reply, which must be one. */
-static int exchange(int fd, uint16_t type, const struct bytes_out *body, uint64_t deadline_ns,
-                    struct net_reply *ret_reply, struct leat_error *err)
-{
-    int rc = net_frame_send(fd, PROTO_REQUEST, type, type, body, NULL, 0, deadline_ns);
-    if (rc == 0)
-        rc = net_frame_receive(fd, ret_reply, deadline_ns);
-    if (rc < 0)
-        return error_sys(err, rc, "no handshake with the daemon");
-    const struct proto_frame *f = &ret_reply->frame;
-    rc = net_reply_status(ret_reply, err);
-    if (rc == 0 && (f->kind != PROTO_REPLY || f->type != type || f->id != type || f->payload_bytes))
-        rc = error_set(err, LEAT_CORRUPT, "the far side does not speak Leat's protocol");
-    if (rc < 0)
-        net_reply_fini(ret_reply);
-    return rc;
-}
-
-static int take_welcome(const struct net_reply *reply, const struct proto_hello *hello,
-                        struct proto_welcome *ret, struct leat_error *err)
-{
-    struct proto_welcome welcome;
-    if (proto_welcome_get(reply->body.data, reply->body.len, &welcome) < 0)
-        return error_set(err, LEAT_CORRUPT, "the far side does not speak Leat's protocol");
-    if (welcome.version < hello->version_min || welcome.version > hello->version_max)
-        return error_set(err, LEAT_UNSUPPORTED,
-                         "the daemon speaks protocol version %u, this program %u to %u", welcome.version,
-                         hello->version_min, hello->version_max);
-    *ret = welcome;
-    return 0;
-}
-
-static int handshake(int fd, struct net_auth *auth, const struct proto_hello *hello, uint64_t deadline_ns,
-                     struct bytes_out *body, struct net_reply *reply, struct proto_welcome *ret,
-                     struct leat_error *err)
-{
-    int rc;
-    if (!auth->token) {
-        proto_hello_put(body, hello);
-        rc = exchange(fd, PROTO_HELLO, body, deadline_ns, reply, err);
-        return rc < 0 ? rc : take_welcome(reply, hello, ret, err);
-    }
-    uint8_t proof[32];
-    struct proto_welcome first;
-    rc = net_auth_client_start(auth, hello, body);
-    if (rc < 0)
-        return error_sys(err, rc, "cannot begin the handshake");
-    rc = exchange(fd, PROTO_HELLO, body, deadline_ns, reply, err);
-    if (rc == 0)
-        rc = take_welcome(reply, hello, &first, err);
-    if (rc < 0)
-        return rc;
-    rc = net_auth_client_welcome(auth, reply->body.data, reply->body.len, proof);
-    if (rc < 0)
-        return error_set(err, rc,
-                         "the daemon did not prove that it knows the token: do both hosts use the same one?");
-    net_reply_fini(reply);
-    bytes_out_reset(body);
-    bytes_put(body, proof, sizeof(proof));
-    rc = exchange(fd, PROTO_PROOF, body, deadline_ns, reply, err);
-    return rc < 0 ? rc : take_welcome(reply, hello, ret, err);
-}
-
-int net_handshake(int fd, const struct proto_hello *hello, const void *token, size_t token_len,
-                  uint64_t deadline_ns, struct proto_welcome *ret_welcome, struct leat_error *err)
-{
-    struct net_auth auth;
-    struct bytes_out body = {0};
-    struct net_reply reply = {0};
-    net_auth_init(&auth, token, token_len);
-    int rc = handshake(fd, &auth, hello, deadline_ns, &body, &reply, ret_welcome, err);
-    net_reply_fini(&reply);
-    bytes_out_fini(&body);
-    net_auth_fini(&auth);
-    return rc;
 }

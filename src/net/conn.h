@@ -82,21 +82,11 @@ void net_reply_fini(struct net_reply *reply);
 /* Writes one frame. deadline_ns absolute, 0 none. LEAT_PEER_GONE, LEAT_TIMED_OUT. */
 int net_frame_send(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
                    const int *fds, unsigned nfds, uint64_t deadline_ns);
-/* The same with a payload (WRITE, INSTALL) behind the body. */
-int net_frame_send_payload(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
-                           const void *payload, uint64_t bytes, uint64_t deadline_ns);
 /* Reads one frame with its body and descriptors, and nothing behind it: a payload is the caller's to receive next. LEAT_PEER_GONE,
  * LEAT_TIMED_OUT (part of a frame may be gone then: close the socket), LEAT_CORRUPT. */
 int net_frame_receive(int fd, struct net_reply *ret_reply, uint64_t deadline_ns);
-int net_payload_receive(int fd, void *dst, uint64_t bytes, uint64_t deadline_ns);
 /* The code and message of a reply: 0, or frame.status with err filled from the body. */
 int net_reply_status(const struct net_reply *reply, struct leat_error *err);
-/*
- * HELLO and, where there is a token (TCP), the mutual proof of wire/proto.h. token NULL: HELLO alone (unix).
- * The nonce of `hello` is filled here. LEAT_DENIED: the far side does not know our token or does not take us.
- */
-int net_handshake(int fd, const struct proto_hello *hello, const void *token, size_t token_len,
-                  uint64_t deadline_ns, struct proto_welcome *ret_welcome, struct leat_error *err);
 /* Connects a stream socket: "/path" unix, "host:port" TCP (TCP_NODELAY). */
 int net_dial(const char *address, uint64_t deadline_ns, int *ret_fd, struct leat_error *err);
 /* Listens: "/path" unix (mode 0600 or as given), "host:port" TCP. */
@@ -142,9 +132,8 @@ void net_server_answer(const struct net_later *later, int status, const char *me
 /* With the reply's body, which is taken; it has not failed. */
 void net_server_answer_body(const struct net_later *later, int status, const char *message,
                             struct bytes_out *body);
-/* Closes every connection of a target and returns when none is touching its memory any more. Not from a data thread. */
-void net_server_revoke(struct net_server *server, struct net_serve_target *target);
-void net_server_free(struct net_server *server); /* closes all, joins. NULL is fine */
+/* Closes every connection and joins: nobody touches a target's memory any more. NULL is fine. */
+void net_server_free(struct net_server *server);
 struct net_server_stats {
     uint64_t connections, requests, bytes_sent, bytes_received, errors;
 };

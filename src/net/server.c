@@ -775,54 +775,6 @@ int net_server_add(struct net_server *server, int fd, struct net_serve_target *t
     return rc;
 }
 
-struct revoke {
-    struct net_serve_target *target;
-    pthread_mutex_t mutex;
-    pthread_cond_t cond;
-    unsigned left;
-};
-
-struct revoke_part {
-    struct revoke *revoke;
-    struct data_thread *thread;
-};
-
-static void revoke_posted(void *arg)
-{
-    struct revoke_part *part = arg;
-    struct revoke *r = part->revoke;
-    list_for_each_safe (node, &part->thread->conns) {
-        struct data_conn *c = container_of(node, struct data_conn, node);
-        if (c->target == r->target)
-            conn_close(c);
-    }
-    pthread_mutex_lock(&r->mutex);
-    if (--r->left == 0)
-        pthread_cond_signal(&r->cond);
-    pthread_mutex_unlock(&r->mutex);
-}
-
-void net_server_revoke(struct net_server *server, struct net_serve_target *target)
-{
-    struct revoke r = {.target = target, .left = 1};
-    pthread_mutex_init(&r.mutex, NULL);
-    pthread_cond_init(&r.cond, NULL);
-    /* One thread at a time: the parts live on this stack, and a revoke is rare. */
-    for (unsigned i = 0; i < server->n; i++) {
-        struct revoke_part part = {.revoke = &r, .thread = &server->threads[i]};
-        r.left = 1;
-        /* It must not fail: memory that is still being sent may not be recycled. */
-        while (loop_post(server->threads[i].loop, revoke_posted, &part) < 0)
-            usleep(1000);
-        pthread_mutex_lock(&r.mutex);
-        while (r.left)
-            pthread_cond_wait(&r.cond, &r.mutex);
-        pthread_mutex_unlock(&r.mutex);
-    }
-    pthread_cond_destroy(&r.cond);
-    pthread_mutex_destroy(&r.mutex);
-}
-
 void net_server_stats(struct net_server *server, struct net_server_stats *ret_stats)
 {
     struct net_server_stats s = {0};

@@ -226,74 +226,6 @@ static void test_sealed(void **state)
     end(&u);
 }
 
-/* --- over a socket ------------------------------------------------------------------------------------------------ */
-
-struct server {
-    int fd;
-    const char *token; /* NULL: unix */
-    uint8_t version;
-};
-
-static void reply(int fd, uint16_t type, const struct proto_welcome *w)
-{
-    struct bytes_out body = {0};
-    proto_welcome_put(&body, w);
-    assert_int_equal(net_frame_send(fd, PROTO_REPLY, type, type, &body, NULL, 0, 0), 0);
-    bytes_out_fini(&body);
-}
-
-static void *server_main(void *arg)
-{
-    struct server *s = arg;
-    struct net_reply request;
-    struct proto_hello said;
-    struct proto_welcome w = {.version = s->version, .node_id = 42};
-    struct net_auth auth;
-    net_auth_init(&auth, s->token, TOKEN_LEN);
-    if (net_frame_receive(s->fd, &request, 0) == 0) {
-        if (s->token)
-            assert_int_equal(net_auth_server_hello(&auth, request.body.data, request.body.len, &said, &w), 0);
-        net_reply_fini(&request);
-        reply(s->fd, PROTO_HELLO, &w);
-        if (s->token && net_frame_receive(s->fd, &request, 0) == 0) {
-            if (net_auth_server_proof(&auth, request.body.data, request.body.len) == 0)
-                reply(s->fd, PROTO_PROOF, &(struct proto_welcome){.version = 1, .node_id = 42});
-            net_reply_fini(&request);
-        }
-    }
-    net_auth_fini(&auth);
-    close(s->fd);
-    return NULL;
-}
-
-static int shake(const char *client_token, const char *server_token, uint8_t version, struct leat_error *err)
-{
-    int fds[2];
-    pthread_t thread;
-    struct proto_welcome w = {0};
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
-    struct server s = {fds[1], server_token, version};
-    assert_int_equal(pthread_create(&thread, NULL, server_main, &s), 0);
-    int rc = net_handshake(fds[0], &hello, client_token, client_token ? TOKEN_LEN : 0,
-                           clock_now_ns() + 10 * NS_PER_S, &w, err);
-    close(fds[0]);
-    pthread_join(thread, NULL);
-    if (rc == 0)
-        assert_int_equal(w.node_id, 42);
-    return rc;
-}
-
-static void test_handshake(void **state)
-{
-    struct leat_error err = {0};
-    assert_int_equal(shake(NULL, NULL, 1, &err), 0);
-    assert_int_equal(shake(token, token, 1, &err), 0);
-    assert_int_equal(shake(token, other, 1, &err), LEAT_DENIED);
-    assert_non_null(strstr(err.message, "token"));
-    assert_int_equal(shake(NULL, NULL, 2, &err), LEAT_UNSUPPORTED);
-    assert_non_null(strstr(err.message, "version 2"));
-}
-
 /* --- the token's file ----------------------------------------------------------------------------------------------- */
 
 static char path[64];
@@ -358,10 +290,10 @@ static void test_token_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good),      cmocka_unit_test(test_wrong_token),
-        cmocka_unit_test(test_tampering), cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_order),     cmocka_unit_test(test_sealed),
-        cmocka_unit_test(test_handshake), cmocka_unit_test(test_token_file),
+        cmocka_unit_test(test_good),       cmocka_unit_test(test_wrong_token),
+        cmocka_unit_test(test_tampering),  cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_order),      cmocka_unit_test(test_sealed),
+        cmocka_unit_test(test_token_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -114,18 +114,6 @@ static void host_stop(struct host *h, bool running)
 
 /* --- a client by hand ---------------------------------------------------------------------------------------------- */
 
-static int dial(struct host *h)
-{
-    int fd;
-    struct leat_error err = {0};
-    struct proto_welcome welcome;
-    struct proto_hello hello = {
-        .version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_CONTROL};
-    assert_int_equal(net_dial(h->socket, 0, &fd, &err), 0);
-    assert_int_equal(net_handshake(fd, &hello, NULL, 0, 0, &welcome, &err), 0);
-    return fd;
-}
-
 static uint64_t last_id;
 
 static void send_request(int fd, uint16_t type, struct bytes_out *body)
@@ -156,6 +144,19 @@ static int ask(int fd, uint16_t type, struct bytes_out *body, struct net_reply *
     else
         net_reply_fini(&reply);
     return status;
+}
+
+static int dial(struct host *h)
+{
+    int fd;
+    struct leat_error err = {0};
+    struct bytes_out body = {0};
+    struct proto_hello hello = {
+        .version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_CONTROL};
+    assert_int_equal(net_dial(h->socket, 0, &fd, &err), 0);
+    proto_hello_put(&body, &hello);
+    assert_int_equal(ask(fd, PROTO_HELLO, &body, NULL), 0);
+    return fd;
 }
 
 static void open_body(struct bytes_out *body, const char *name, const char *uri)
