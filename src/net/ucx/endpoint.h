@@ -142,12 +142,10 @@ struct ucx_ctx {
     struct list events, told;
     uint64_t min_deadline_ns; /* as in tcp.c: may be too early, never too late */
     uint64_t mend_ns;         /* when some path is to be looked after; 0: all are up */
+    uint64_t connect_ns;      /* most time for a path to come up, where the caller gives more */
     unsigned in_flight;       /* ops not yet QUIESCED */
     bool look;                /* a callback left a mark somewhere */
 };
-
-/* Most time for a path to come up, where the caller gives more. */
-#define CONNECT_NS (3 * NS_PER_S)
 
 /* --- path.c ------------------------------------------------------------------------------------------------------ */
 

@@ -130,7 +130,7 @@ int path_begin(struct path *p, struct leat_error *err)
     p->coming = coming;
     list_push_back(&ctx->comings, &coming->node);
     p->began_ns = clock_now_ns();
-    mend_at(ctx, p->began_ns + CONNECT_NS);
+    mend_at(ctx, p->began_ns + ctx->connect_ns);
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
                                  .cb.send = on_up,
                                  .user_data = coming};
@@ -367,7 +367,8 @@ static void path_again(struct path *p, uint64_t now)
 static uint64_t mend_path(struct path *p, uint64_t now)
 {
     const struct stripe_path *stripe = &p->endpoint->stripe[p - p->endpoint->paths];
-    if (p->state == PATH_CONNECTING && now >= p->began_ns + CONNECT_NS) /* nobody else would say so */
+    const uint64_t until = p->began_ns + p->endpoint->ctx->connect_ns;
+    if (p->state == PATH_CONNECTING && now >= until) /* nobody else would say so */
         path_broke(p);
     if (p->state == PATH_CLOSED && stripe_try(stripe, now) && p->out == 0 && p->asks == 0)
         path_again(p, now);
@@ -375,7 +376,7 @@ static uint64_t mend_path(struct path *p, uint64_t now)
     case PATH_UP:
         return 0;
     case PATH_CONNECTING:
-        return p->failed ? 0 : p->began_ns + CONNECT_NS;
+        return p->failed ? 0 : until;
     default:
         return MAX(stripe->down_until_ns, now + MEND_NS);
     }

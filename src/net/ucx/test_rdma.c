@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
@@ -142,6 +143,63 @@ static void test_late_put(void **state)
     assert_int_equal(x.ctx->ops->submit(x.ep, &x.op), LEAT_PEER_GONE);
     x.ctx->ops->disconnect(x.ctx, second);
     one_end(&x);
+}
+
+/* A daemon that is frozen just when a rail is connected to it: it answers when it thaws, or never. */
+static const struct ucx_symbols *real_ucx;
+static bool thaws;
+
+static void *thaw(void *unused)
+{
+    usleep(4000000); /* more than is waited for when nobody says how long */
+    kill(far_child, SIGCONT);
+    return NULL;
+}
+
+static ucs_status_t freeze_and_create(ucp_worker_h worker, const ucp_ep_params_t *params, ucp_ep_h *ret)
+{
+    int stopped;
+    pthread_t thread;
+    kill(far_child, SIGSTOP);
+    assert_int_equal(waitpid(far_child, &stopped, WUNTRACED), far_child);
+    if (thaws) {
+        assert_int_equal(pthread_create(&thread, NULL, thaw, NULL), 0);
+        pthread_detach(thread);
+    }
+    return real_ucx->ucp_ep_create(worker, params, ret);
+}
+
+static int connect_frozen(const char *seconds)
+{
+    struct one x;
+    struct net_endpoint *second = NULL;
+    setenv("LEAT_RDMA_CONNECT", seconds, 1);
+    int rc = one_connect(&x, SERVE, &put_by_tcp);
+    unsetenv("LEAT_RDMA_CONNECT");
+    if (rc)
+        return rc;
+    struct ucx_ctx *ctx = x.ep->ctx;
+    struct ucx_symbols freezing = *(real_ucx = ctx->ucx);
+    freezing.ucp_ep_create = freeze_and_create;
+    ctx->ucx = &freezing;
+    rc = one_connect_second(&x, SERVE, &second);
+    ctx->ucx = real_ucx;
+    kill(far_child, SIGCONT);
+    x.ctx->ops->disconnect(x.ctx, second);
+    assert_int_equal(one_read(&x, 0), 0);
+    one_end(&x);
+    return rc;
+}
+
+static void test_a_rail_that_answers_late(void **state)
+{
+    NEEDS_UCX();
+    assert_int_equal(connect_frozen("0"), LEAT_INVALID);
+    assert_int_equal(connect_frozen("soon"), LEAT_INVALID);
+    thaws = false;
+    assert_int_equal(connect_frozen("1"), LEAT_UNSUPPORTED);
+    thaws = true;
+    assert_int_equal(connect_frozen("50"), 0);
 }
 
 static void test_turned_away(void **state)
@@ -356,6 +414,7 @@ int main(void)
         cmocka_unit_test(test_lies),
         cmocka_unit_test(test_freezes),
         cmocka_unit_test(test_late_put),
+        cmocka_unit_test(test_a_rail_that_answers_late),
         cmocka_unit_test(test_turned_away),
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_subnets),

@@ -30,6 +30,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/setting.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -467,7 +468,7 @@ static bool far_end_died(int connected_fd)
 static int wait_path(struct net_endpoint *ep, int connected_fd, uint64_t deadline_ns, struct leat_error *err)
 {
     struct ucx_ctx *ctx = ep->ctx;
-    uint64_t until = clock_now_ns() + CONNECT_NS;
+    uint64_t until = clock_now_ns() + ctx->connect_ns;
     if (deadline_ns && deadline_ns < until)
         until = deadline_ns;
     for (;;) {
@@ -482,7 +483,8 @@ static int wait_path(struct net_endpoint *ep, int connected_fd, uint64_t deadlin
             if (far_end_died(connected_fd))
                 return error_set(err, LEAT_PEER_GONE, "it went while rails were connected to it");
             return error_set(err, LEAT_UNSUPPORTED, "no rail reaches it (%s)",
-                             alive ? "no answer" : "refused, or no route");
+                             alive ? "no answer; LEAT_RDMA_CONNECT=SECONDS gives them longer"
+                                   : "refused, or no route");
         }
         int rc = wait_and_serve(ctx, more ? 0 : MIN(clock_poll_ms(until), 100));
         if (rc < 0)
@@ -645,6 +647,15 @@ static int open_rails(struct ucx_ctx *ctx, const struct net_rdma_config *config,
     return rc ? rc : ucx_shape_take(&ctx->rails[0], &ctx->shape, err);
 }
 
+static int connect_limit(struct ucx_ctx *ctx, struct leat_error *err)
+{
+    const char *env = secure_getenv("LEAT_RDMA_CONNECT");
+    unsigned seconds = 3;
+    int rc = env && env[0] ? setting_count(&seconds, "LEAT_RDMA_CONNECT", env, 1, 600, err) : 0;
+    ctx->connect_ns = seconds * NS_PER_S;
+    return rc;
+}
+
 int net_rdma_new(const struct net_rdma_config *config, struct net_ctx **ret_ctx, struct leat_error *err)
 {
     static const struct net_rdma_config defaults;
@@ -671,7 +682,9 @@ int net_rdma_new(const struct net_rdma_config *config, struct net_ctx **ret_ctx,
         return rc;
     }
     forkfd_watch(&ctx->forkfd, &ctx->epoll_fd);
-    int rc = ucx_load(&ctx->ucx, &why);
+    int rc = connect_limit(ctx, &why);
+    if (rc == 0)
+        rc = ucx_load(&ctx->ucx, &why);
     if (rc == 0)
         rc = open_rails(ctx, config ? config : &defaults, &why);
     if (rc) {
