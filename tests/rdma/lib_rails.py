@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 
 RAILS = [0, 1]
+PACKET = 4096  # bytes, of samples
 
 
 def address(rail):
@@ -40,7 +41,50 @@ def counters(rail):
     return {p.name: int(p.read_text()) for p in folder.iterdir()}
 
 
+def sent():
+    """Packets by each rail so far."""
+    return [counters(rail)["sent_pkts"] for rail in RAILS]
+
+
+def since(before):
+    """Packets by each rail since sent() was `before`."""
+    return [now - was for now, was in zip(sent(), before)]
+
+
+def even(carry, least_bytes, tries=5):
+    """carry() has bytes read by both rails, and returns the packets that each has sent for it: of so many bytes each rail has at least 40 %, in
+    one of a few tries, as a rail that a busy machine holds up, or that was not connected yet, is rightly given less."""
+    seen = []
+    while not seen or min(seen[-1]) < 0.4 * sum(seen[-1]) or sum(seen[-1]) < least_bytes // PACKET:
+        assert len(seen) < tries, f"not evenly: {seen}"
+        seen.append(carry())
+    print("packets by rail", seen)
+
+
+def read_on(reader):
+    """A turn of a reader that says "read" to whatever it is told."""
+    reader.tell("go on")
+    assert reader.hear(60) == "read"
+
+
+def until_it_carries(reader, rail, before):
+    """Has the reader read on until the rail has sent a thousand packets more than `before`: it is tried again after 1 to 32 s."""
+    for turn in range(100):
+        read_on(reader)
+        carried = sent()[rail] - before
+        if carried > 1000:
+            break
+    print("turns", turn, "packets by the one that came back", carried)
+    assert carried > 1000, "it was not tried again, or nobody found the way to it"
+
+
 def connections(pid):
     """The reliable queue pairs of a process, as rdma(8) prints them."""
     done = subprocess.run(["rdma", "-j", "res", "show", "qp"], capture_output=True, text=True, timeout=60)
     return [qp for qp in json.loads(done.stdout) if qp.get("pid") == pid and qp["type"] == "RC"]
+
+
+def queue_pairs(pid, *rails):
+    """Those that are connected; one that is not goes when its process looks next."""
+    devices = [device(rail) for rail in rails]
+    return {(qp["ifname"], qp["lqpn"]) for qp in connections(pid) if qp["ifname"] in devices and qp["state"] == "RTS"}

@@ -13,7 +13,6 @@ import lib_data
 import lib_host
 import lib_rails
 import pytest
-from test_returned_rail import queue_pairs
 
 SAMPLES, RAIL, OTHER = 2048, 1, 0
 
@@ -55,19 +54,15 @@ def test_it_is_opened_anew_and_carries_bytes(host, leat, transport):
     reader = host.python(READER, daemon.socket, env={"LEAT_TRANSPORT": transport})
     device, away = lib_rails.device(RAIL), "away1"
 
-    def read():
-        reader.tell("go on")
-        assert reader.hear(60) == "read"
-
     def up():
         return daemon.metrics()[f'leat_rdma_up{{rail="{device}:1"}}']
 
     for _ in range(20):
-        read()
-        if queue_pairs(reader.pid, RAIL):
+        lib_rails.read_on(reader)
+        if lib_rails.queue_pairs(reader.pid, RAIL):
             break
-    other = queue_pairs(reader.pid, OTHER)
-    assert other and queue_pairs(reader.pid, RAIL)
+    other = lib_rails.queue_pairs(reader.pid, OTHER)
+    assert other and lib_rails.queue_pairs(reader.pid, RAIL)
     before = held(daemon.pid, device)
     print("held by the daemon", before)
     assert before["qp"] and before["cm_id"]
@@ -77,19 +72,11 @@ def test_it_is_opened_anew_and_carries_bytes(host, leat, transport):
         lib_host.wait_for(lambda: not any(held(daemon.pid, away).values()),
                           message=lambda: f"the daemon kept {held(daemon.pid, away)}")
         for _ in range(2):
-            read()
+            lib_rails.read_on(reader)
     finally:
         rename(away, device)
     lib_host.wait_for(lambda: up() == 1, message=lambda: "it was not opened anew")
-    before = lib_rails.counters(RAIL)["sent_pkts"]
-    carried = 0
-    for turn in range(100):
-        read()
-        carried = lib_rails.counters(RAIL)["sent_pkts"] - before
-        if carried > 1000:
-            break
-    print("turns", turn, "packets by the one that came back", carried)
-    assert carried > 1000, "nobody found the way to it"
-    assert queue_pairs(reader.pid, OTHER) == other, "the endpoint was made anew"
+    lib_rails.until_it_carries(reader, RAIL, lib_rails.sent()[RAIL])
+    assert lib_rails.queue_pairs(reader.pid, OTHER) == other, "the endpoint was made anew"
     reader.tell("enough")
     assert reader.finish().startswith("all rdma")
