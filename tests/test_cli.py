@@ -141,6 +141,7 @@ def test_man_page_compiles(page):
         (["ls", "a", "b", "c"], "c: a name and a prefix at most"),
         (["ls", "s3://a", "b"], "b: one address at a time"),
         (["ls", "-r", "a"], "for s3://BUCKET/PREFIX"),
+        (["ls", "s3://"], "give a bucket, s3://BUCKET"),
         (["cp", "a"], "what to copy, and where to"),
         (["cp", "a", "b"], "both of this machine"),
         (["cp", "a", "https://h/b"], "read only"),

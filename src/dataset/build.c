@@ -27,7 +27,9 @@ static const struct {
     {"PK\x03\x04", 4,
      "is a zip archive; save each array of an .npz with np.save, or unpack the archive to a directory"},
     {"PAR1", 4,
-     "is a Parquet file, which Leat does not read; write its columns as .npy or its rows as tar shards"},
+     "is a Parquet file, which Leat does not read; in Python leat.from_dataset takes it by way of any "
+     "reader, or "
+     "write its columns as .npy or its rows as tar shards"},
 };
 
 /* A query of an address is no part of the name. */
@@ -80,7 +82,7 @@ int scan_format(const char *path, const char *bytes, size_t n, int fd, enum scan
                                 : "it does not begin as its name says; it is damaged or of another format");
     return error_set(err, LEAT_UNSUPPORTED,
                      "%s: not a format that Leat reads, which are .npy, HDF5, tar shards, and a directory "
-                     "of files or of tar shards",
+                     "of files or of tar shards; what has a reader in Python is taken by leat.from_dataset",
                      shown);
 }
 

@@ -41,7 +41,9 @@ int scan_error(int code, const char *path, struct leat_error *err)
     switch (code) {
     case -ENOENT:
     case -ENOTDIR:
-        return error_set(err, LEAT_NOT_FOUND, "%s: there is no such file or directory", shown);
+        return error_set(
+            err, LEAT_NOT_FOUND, "%s: there is no such file or directory%s", shown,
+            strstr(path, "/~/") ? "; ~ is taken as it stands: os.path.expanduser() knows your home" : "");
     case -EACCES:
     case -EPERM:
         return error_set(err, LEAT_DENIED,

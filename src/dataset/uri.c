@@ -132,7 +132,9 @@ static int address(const char *text, size_t len, char **ret_path, struct leat_er
     } else if (address_of(copy) == ADDRESS_STORE) {
         size_t bucket_len = strcspn(copy + 8, "/");
         if (bucket_len < 3 || bucket_len > 63)
-            return refuse(err, text, len, "what lies in the store is store://BUCKET/PREFIX");
+            return refuse(
+                err, text, len,
+                "what lies in the store is store://BUCKET/PREFIX, and a bucket's name has 3 to 63 letters");
     } else {
         const char *host = strstr(copy, "//") + 2;
         size_t host_len = strcspn(host, "/?#");
@@ -168,11 +170,14 @@ int spec_source_path(const char *text, size_t len, char **ret_path, struct leat_
                           "names a set in the pool, and a source is needed: a path or a file:// URI");
         if (dataset_is_remote(text))
             return address(text, len, ret_path, err);
+        bool google = len >= 5 && strncasecmp(text, "gs://", 5) == 0;
         return error_set(
             err, LEAT_UNSUPPORTED,
             "%.*s: datasets are paths, file:// URIs, s3://, http://, https:// or store:// addresses or "
-            "leat://NAME",
-            SHOWN(len), text);
+            "leat://NAME%s",
+            SHOWN(len), text,
+            google ? "; a bucket of Google's is s3://BUCKET at the endpoint https://storage.googleapis.com"
+                   : "");
     }
     *ret_path = strndup(text, len);
     return *ret_path ? 0 : error_set(err, -ENOMEM, "out of memory");

@@ -58,11 +58,11 @@ static int access_for(struct client *c, struct proto_open *open, struct access *
     if (rc < 0)
         return rc;
     if (spec.n != 1 || spec.sources[0].field || !dataset_has_lists(spec.sources[0].uri))
-        rc = error_set(
-            err, LEAT_UNSUPPORTED,
-            "%.300s: a scan reads what lies below one s3://bucket/prefix or store://bucket/prefix: open "
-            "anything else (leat_open)",
-            open->uri);
+        rc = error_set(err, LEAT_UNSUPPORTED,
+                       "%.300s: a scan reads what lies below one s3://bucket/prefix or "
+                       "store://bucket/prefix; anything else "
+                       "is opened",
+                       open->uri);
     if (rc == 0 && open->has_access && access_new(&open->access, !pool->config.opener.system, &r.access) < 0)
         rc = error_set(err, -ENOMEM, "out of memory");
     if (rc == 0)

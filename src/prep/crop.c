@@ -66,8 +66,8 @@ static bool within(double low, double value, double high)
 int prep_params_check(const struct prep_params *p, struct leat_error *err)
 {
     if (!p->out_width || !p->out_height || p->out_width > PREP_MAX_OUT || p->out_height > PREP_MAX_OUT)
-        return error_set(err, LEAT_INVALID, "an output of %u x %u pixels: each edge must be 1 to %u",
-                         p->out_width, p->out_height, PREP_MAX_OUT);
+        return error_set(err, LEAT_INVALID, "an output of %d x %d pixels: each edge must be 1 to %u",
+                         (int)p->out_width, (int)p->out_height, PREP_MAX_OUT);
     if ((unsigned)p->mode > PREP_CENTER_CROP || (unsigned)p->filter > PREP_BICUBIC ||
         (unsigned)p->format > PREP_BF16)
         return error_set(err, LEAT_INVALID, "no such mode, filter or format");

@@ -321,8 +321,9 @@ static int read_file(const char *path, char **ret_text, size_t *ret_len, struct 
 {
     AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, st) < 0)
-        return error_sys(err, errno == ENOENT ? LEAT_NOT_FOUND : LEAT_DENIED,
-                         "cannot read the keys file %s: %s", path, strerror(errno));
+        return error_set(err, errno == ENOENT ? LEAT_NOT_FOUND : LEAT_DENIED,
+                         "cannot read the keys file %s: %s%s", path, strerror(errno),
+                         errno == ENOENT ? "; leat serve --new-keys makes it" : "");
     if (!S_ISREG(st->st_mode) || st->st_size > (off_t)FILE_MAX)
         return error_set(err, LEAT_INVALID, "%s is no file of keys", path);
     if (st->st_mode & 077)

@@ -255,5 +255,7 @@ def test_wrong_parameters(wrong):
         prep.RandomResizedCrop(32, **wrong)
     with pytest.raises(leat.Invalid):
         prep.RandomResizedCrop(0)
+    with pytest.raises(leat.Invalid, match="-3 x -3 pixels"):
+        prep.RandomResizedCrop(-3)
     with pytest.raises(leat.Invalid, match="resize"):
         prep.CenterCrop(224, resize=200)

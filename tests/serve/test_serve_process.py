@@ -82,11 +82,31 @@ def test_on_a_fresh_machine(tmp_path):
             assert server.wait(120) == 0
 
 
+@pytest.mark.parametrize("listen, called", [(["0.0.0.0:0"], r"http://127\.0\.0\.1:\d+"), (["unix:{}", "[::1]:0"], r"http://\[::1\]:\d+"), (["unix:{}"], None)])
+def test_the_lines_name_an_address_that_tools_can_call(tmp_path, listen, called):
+    keys = tmp_path / "keys"
+    keys.write_text(lib_serve.KEYS)
+    keys.chmod(0o600)
+    options = [o for address in listen for o in ("--listen", address.format(tmp_path / "s"))]
+    line = [lib_host.LEAT, "serve", "--store", tmp_path / "store", "--keys", keys, *options]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as server:
+        try:
+            text = ""
+            while "Ctrl-C ends it" not in text:
+                assert (said := server.stdout.readline()), text
+                text += said
+            found = re.search(r"AWS_ENDPOINT_URL=(\S+)", text)
+            assert re.fullmatch(called, found[1]) if called else not found and "--listen 127.0.0.1:9000" in text
+        finally:
+            server.terminate()
+            assert server.wait(120) == 0
+
+
 def test_what_is_refused(tmp_path):
     store, keys = tmp_path / "store", tmp_path / "keys"
     assert "others than this machine" in refused("--store", store, "--anonymous", "--listen", "0.0.0.0:0")
     assert "exclude each other" in refused("--store", store, "--anonymous", "--keys", keys)
-    assert "keys file" in refused("--store", store, "--keys", keys)
+    assert refused("--store", store, "--keys", keys).endswith("No such file or directory; leat serve --new-keys makes it\n")
     keys.touch(0o600)
     assert "names no user" in refused("--store", store, "--keys", keys)
     keys.write_text(lib_serve.KEYS)

@@ -180,6 +180,8 @@ int cmd_ls(struct cli *cli, int argc, char **argv)
     if (argc - first > 0 && backend_uri(argv[first])) {
         if (argc - first > 1)
             return cli_usage_error(cli, "%s: one address at a time", argv[first + 1]);
+        if (strcasecmp(argv[first], "s3://") == 0)
+            return cli_usage_error(cli, "s3://: give a bucket, s3://BUCKET; `aws s3 ls` lists buckets");
         if (cli->timeout_ns && cli->timeout_ns != UINT64_MAX)
             remote.timeout_ns = cli->timeout_ns;
         return remote_list(cli, &remote, argv[first], full, recursive, limit);

@@ -155,9 +155,42 @@ static void put_word(const char *word)
     putchar('\'');
 }
 
+/* The first address that tools can call, "" if there is none. "All of this host's" is no address to call. */
+static void for_tools(const struct serve *serve, char *ret_endpoint, size_t room)
+{
+    static const char *const all[] = {"://0.0.0.0:", "://127.0.0.1:", "://[::]:", "://[::1]:"};
+    *ret_endpoint = 0;
+    for (unsigned i = 0; serve_endpoint(serve, i) && !*ret_endpoint; i++) {
+        const char *endpoint = serve_endpoint(serve, i);
+        if (strncmp(endpoint, "http", 4) != 0)
+            continue;
+        snprintf(ret_endpoint, room, "%s", endpoint);
+        for (unsigned k = 0; k < ARRAY_LEN(all); k += 2) {
+            const char *at = strstr(endpoint, all[k]);
+            if (at)
+                snprintf(ret_endpoint, room, "%.*s%s%s", (int)(at - endpoint), endpoint, all[k + 1],
+                         at + strlen(all[k]));
+        }
+    }
+}
+
+static void say_lines(const struct serve_config *c, const char *endpoint)
+{
+    printf("\nIn another terminal:\n\n");
+    printf("  export %s=",
+           c->keys_file ? "AWS_SHARED_CREDENTIALS_FILE" : "AWS_SECRET_ACCESS_KEY=any AWS_ACCESS_KEY_ID");
+    put_word(c->keys_file ? c->keys_file : "any");
+    printf(" AWS_REGION=%s AWS_ENDPOINT_URL=%s\n", c->region, endpoint);
+    const char *unsigned_option = c->keys_file ? "" : " --no-sign-request";
+    printf("  aws --endpoint-url %s%s s3 mb s3://bucket\n", endpoint, unsigned_option);
+    printf("  leat cp -r FOLDER s3://bucket/FOLDER%s\n", unsigned_option);
+    printf("\nIn a browser %s shows its disks, buckets and jobs.\n", endpoint);
+}
+
 static void say(const struct cli *cli, const struct serve *serve, const struct serve_config *c, bool new_keys)
 {
-    const char *endpoint = serve_endpoint(serve, 0);
+    char endpoint[300];
+    for_tools(serve, endpoint, sizeof(endpoint));
     if (cli->json) {
         say_json(cli, serve, c);
         return;
@@ -173,15 +206,11 @@ static void say(const struct cli *cli, const struct serve *serve, const struct s
     printf("\n");
     if (new_keys)
         printf("Made %s, with one key that may do everything\n", c->keys_file);
-    printf("\nIn another terminal:\n\n");
-    printf("  export %s=",
-           c->keys_file ? "AWS_SHARED_CREDENTIALS_FILE" : "AWS_SECRET_ACCESS_KEY=any AWS_ACCESS_KEY_ID");
-    put_word(c->keys_file ? c->keys_file : "any");
-    printf(" AWS_REGION=%s AWS_ENDPOINT_URL=%s\n", c->region, endpoint);
-    const char *unsigned_option = c->keys_file ? "" : " --no-sign-request";
-    printf("  aws --endpoint-url %s%s s3 mb s3://bucket\n", endpoint, unsigned_option);
-    printf("  leat cp -r FOLDER s3://bucket/FOLDER%s\n", unsigned_option);
-    printf("\nCtrl-C ends it.\n");
+    if (*endpoint)
+        say_lines(c, endpoint);
+    else
+        printf("\nTools of S3 call by TCP: --listen 127.0.0.1:9000 beside it gives them an address.\n");
+    printf("Ctrl-C ends it.\n");
 }
 
 /* Until a signal says so. SIGHUP: keys and certificates anew. */
