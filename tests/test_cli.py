@@ -274,7 +274,7 @@ def test_doctor_on_a_good_host(doctor):
     document, found = doctor({})
     assert document["warn"] == document["bad"] == 0
     assert document["pool_bytes"] == 6 * GIB
-    assert {n for n, c in found.items() if c["status"] == "skipped"} == {"ports", "slots", "nodes", "leatd", "runtime folder", "path"}
+    assert {n for n, c in found.items() if c["status"] == "skipped"} == {"ports", "slots", "nodes", "gpu rdma", "leatd", "runtime folder", "path"}
 
 
 @pytest.mark.parametrize(

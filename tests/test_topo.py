@@ -181,4 +181,13 @@ def test_doctor_sees_nics_on_the_other_side(tmp_path):
 
 def test_doctor_has_nothing_to_say_in_a_virtual_machine(tmp_path):
     found = doctor(tmp_path, "cloud_vm")
-    assert [found[n]["status"] for n in ("ports", "slots", "nodes")] == ["ok", "skipped", "skipped"]
+    assert [found[n]["status"] for n in ("ports", "slots", "nodes", "gpu rdma")] == ["ok", "skipped", "skipped", "skipped"]
+
+
+def test_doctor_sees_whether_nics_reach_the_memory_of_gpus(tmp_path):
+    lacking = doctor(tmp_path / "a", "dgx_h100")["gpu rdma"]
+    assert lacking["status"] == "warn" and lacking["found"].startswith("8 GPUs and 10 RDMA ports, but the kernel's module nvidia_peermem")
+    assert 'device_copy="direct" is refused' in lacking["cost"] and "sudo modprobe nvidia_peermem" in lacking["mend"]
+    for i, module in enumerate(("nvidia_peermem", "nv_peer_mem")):
+        there = doctor(tmp_path / f"b{i}", "dgx_h100", [f"/sys/module/{module}/refcnt = 0"])["gpu rdma"]
+        assert there["status"] == "ok" and there["found"].startswith(f"{module} is loaded") and there["mend"] is None

@@ -74,5 +74,6 @@ int probe_direct_read(int fd, uint64_t budget_ns, double *ret_gb_s);
 void check_ports(const struct doctor *d, struct finding *f);
 void check_slots(const struct doctor *d, struct finding *f);
 void check_nodes(const struct doctor *d, struct finding *f);
+void check_gpu_rdma(const struct doctor *d, struct finding *f);
 
 #endif

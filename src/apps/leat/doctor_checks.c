@@ -508,6 +508,7 @@ const struct doctor_check doctor_checks[] = {
     {"ports", check_ports},
     {"slots", check_slots},
     {"nodes", check_nodes},
+    {"gpu rdma", check_gpu_rdma},
     {"leatd", check_leatd},
     {"runtime folder", check_runtime_dir},
     {"path", check_path},

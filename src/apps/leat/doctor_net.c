@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* doctor_net.c: what keeps NICs from giving what they could: ports without a link, narrow slots, the wrong side of the host. */
+/* doctor_net.c: what keeps NICs from giving what they could: ports without a link, narrow slots, the wrong side of the host, no way
+ * into a GPU's memory. */
 #include "apps/leat/doctor.h"
 
 #include <inttypes.h>
@@ -200,4 +201,43 @@ void check_nodes(const struct doctor *d, struct finding *f)
     }
     free(choice);
     topo_free(topo);
+}
+
+static bool module_is_there(const struct doctor *d, const char *name)
+{
+    char path[4200];
+    snprintf(path, sizeof(path), "%.4000s/sys/module/%s", d->root, name);
+    return access(path, F_OK) == 0;
+}
+
+/* Memory of a GPU is registered as plain memory, which takes the module: dmabuf does not serve (docs/decisions/0113). */
+void check_gpu_rdma(const struct doctor *d, struct finding *f)
+{
+    struct topo *topo = read_topo(d);
+    unsigned gpus = 0, ports = 0;
+    for (unsigned i = 0; topo && i < topo->ngpus; i++)
+        gpus += !topo->gpus[i].amd && (topo->gpus[i].uuid[0] || module_is_there(d, "nvidia"));
+    for (unsigned i = 0; topo && i < topo->nnics; i++)
+        ports += topo->nics[i].device[0] && topo->nics[i].place.pci[0];
+    topo_free(topo);
+    if (!gpus || !ports)
+        return;
+    /* The driver's own; with older drivers, one that came by itself. */
+    static const char *const modules[] = {"nvidia_peermem", "nv_peer_mem"};
+    finding_number(f, "gpus", gpus);
+    finding_number(f, "rdma_ports", ports);
+    for (unsigned i = 0; i < ARRAY_LEN(modules); i++) {
+        if (module_is_there(d, modules[i])) {
+            finding_say(f, DOCTOR_OK, "%s is loaded: %u RDMA ports can be told of the memory of %u GPUs",
+                        modules[i], ports, gpus);
+            return;
+        }
+    }
+    finding_say(f, DOCTOR_WARN,
+                "%u GPUs and %u RDMA ports, but the kernel's module nvidia_peermem is not loaded", gpus,
+                ports);
+    finding_cost(f, "device_copy=\"direct\" is refused, and \"auto\" goes through the host's memory");
+    finding_mend(f, "echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia_peermem.conf && sudo modprobe "
+                    "nvidia_peermem  (\"Invalid argument\": the NIC's driver has no peer memory; NVIDIA's "
+                    "DOCA-OFED has it)");
 }
