@@ -355,6 +355,7 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
             continue;
         struct peer_config pc = {
             .address = config->nodes[n],
+            .answered = c->links[n].answered,
             .rail = -1,
             .hello = {.version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_PEER},
             .token = config->token,
@@ -791,6 +792,7 @@ int cluster_dial(struct cluster *c, struct wset *ws, uint32_t node, uint32_t rai
         return -ENOMEM;
     *d = (struct dial){.cluster = c, .to = node, .rail = rail, .done = done, .user = user};
     struct peer_config pc = {.address = c->config.nodes[node],
+                             .answered = c->links[node].answered,
                              .rail = rail == CLUSTER_ANY_RAIL ? -1 : (int)rail,
                              .listen = c->config.self,
                              .hello = {.version_min = PROTO_VERSION,

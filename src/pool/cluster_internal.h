@@ -19,6 +19,7 @@ struct rail_state {
 struct link {
     struct cluster *cluster;
     struct rail_state rails[NET_ADDRESSES_MAX];
+    struct resolve_address answered[NET_ADDRESSES_MAX]; /* which of a name's, last */
     uint64_t gone_ns;  /* a connection that it made to us ended; 0: it is known what it holds */
     struct peer *peer; /* NULL: ourselves */
     bool pinged;

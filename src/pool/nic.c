@@ -40,10 +40,9 @@ static int listened(const struct sockaddr *ours, const char *listen)
 {
     char one[NET_ADDRESS_BYTES];
     for (unsigned k = 0; listen && k < net_addresses_count(listen); k++) {
-        struct sockaddr_storage a;
-        socklen_t len = 0;
+        struct resolve_address a;
         net_addresses_at(listen, k, one);
-        if (resolve_numeric(one, &a, &len) == 0 && same_address((const struct sockaddr *)&a, ours))
+        if (resolve_numeric(one, &a) == 0 && same_address((const struct sockaddr *)&a.at, ours))
             return (int)k;
     }
     return -1;

@@ -9,7 +9,6 @@
 #include "net/auth.h"
 #include "net/seal.h"
 #include "pool/nic.h"
-#include "pool/resolve.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -41,8 +40,11 @@ struct peer {
     struct peer_config config;
     enum peer_state state;
     unsigned naddresses, at,
-        tried;     /* which of them is being tried, and how many failed since the last was accepted */
-    bool accepted; /* of this connection */
+        tried; /* which of them is being tried, and how many failed since the last was accepted */
+    struct resolve_list list; /* what that address leads to, */
+    unsigned list_at,
+        list_tried; /* which of those is being tried, and how many failed since the last was accepted */
+    bool accepted;  /* of this connection */
     char address[NET_ADDRESS_BYTES];
     char name[sizeof(((struct proto_welcome *)NULL)->node)]; /* what the other side calls itself */
     int begin_code; /* why this try ended before it began: told by the timer */
@@ -58,6 +60,7 @@ struct peer {
 };
 
 static void begin(struct peer *p);
+static void connect_found(struct peer *p);
 static void resolving_end(struct peer *p);
 
 static void call_answer(struct call *c, struct peer_reply *reply)
@@ -116,6 +119,8 @@ static void go_down(struct peer *p, int status, const char *message)
 {
     disconnect(p);
     p->state = PEER_DOWN;
+    if (p->at)
+        resolving_end(p); /* a lookup that hangs is waited for by the next try, if that is of the same name */
     p->tried = p->at = 0; /* the nearest first */
     if (p->config.stay)
         loop_timer_set(p->loop, &p->timer, clock_now_ns() + RETRY_NS);
@@ -124,12 +129,13 @@ static void go_down(struct peer *p, int status, const char *message)
 }
 
 /*
- * This address does not answer, or does not any more: the next one is tried before anybody hears that the node is down. Only what was
- * asked for over the lost connection is answered with its loss.
+ * This address does not answer, or does not any more: the next one of its name, then of the node, is tried before anybody hears that the
+ * node is down. Only what was asked for over the lost connection is answered with its loss.
  */
 static void address_failed(struct peer *p, int status, const char *message)
 {
-    if (++p->tried >= p->naddresses || (p->accepted && !p->config.stay)) {
+    bool of_name = ++p->list_tried < p->list.n;
+    if ((!of_name && ++p->tried >= p->naddresses) || (p->accepted && !p->config.stay)) {
         go_down(p, status, message);
         return;
     }
@@ -137,8 +143,13 @@ static void address_failed(struct peer *p, int status, const char *message)
         log_info("%s does not answer any more (%s): trying the node's next address", p->address, message);
     disconnect(p);
     resolving_end(p); /* that was of this address */
-    p->at = (p->at + 1) % p->naddresses;
-    begin(p);
+    if (of_name) {
+        p->list_at = (p->list_at + 1) % p->list.n;
+        connect_found(p);
+    } else {
+        p->at = (p->at + 1) % p->naddresses;
+        begin(p);
+    }
     answer_calls(p, message);
 }
 
@@ -306,12 +317,11 @@ static bool other_rail(const struct peer *p)
     const char *all = p->config.address;
     char one[NET_ADDRESS_BYTES];
     for (unsigned k = 0; k < net_addresses_count(all); k++) {
-        struct sockaddr_storage far;
-        socklen_t len = 0;
+        struct resolve_address far;
         struct nic nic;
         net_addresses_at(all, k, one);
-        if ((int)k != p->config.rail && resolve_numeric(one, &far, &len) == 0 &&
-            nic_find(&far, k, p->config.listen, &nic) == 0)
+        if ((int)k != p->config.rail && resolve_numeric(one, &far) == 0 &&
+            nic_find(&far.at, k, p->config.listen, &nic) == 0)
             return true;
     }
     return false;
@@ -332,13 +342,13 @@ static int bind_rail(const struct peer *p, int fd, const struct sockaddr_storage
     return nic.running ? nic_bind(fd, &nic) : -ENETDOWN;
 }
 
-static int try_connect(struct peer *p, const struct sockaddr_storage *address, socklen_t len)
+static int try_connect(struct peer *p, const struct resolve_address *to)
 {
-    AUTO_CLOSE int fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    int bound = fd < 0 || p->config.rail < 0 ? 0 : bind_rail(p, fd, address);
+    AUTO_CLOSE int fd = socket(to->at.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int bound = fd < 0 || p->config.rail < 0 ? 0 : bind_rail(p, fd, &to->at);
     if (bound < 0)
         return bound;
-    if (fd < 0 || (connect(fd, (const struct sockaddr *)address, len) < 0 && errno != EINPROGRESS))
+    if (fd < 0 || (connect(fd, (const struct sockaddr *)&to->at, to->len) < 0 && errno != EINPROGRESS))
         return -errno;
     p->connecting = (struct loop_source){.fd = fd, .events = EPOLLOUT, .progress = on_connected};
     int code = loop_add(p->loop, &p->connecting);
@@ -356,12 +366,47 @@ static void resolving_end(struct peer *p)
     resolve_free(TAKE_PTR(p->resolving));
 }
 
+/* A failure is told later, like every other answer. */
+static void wait_for_it(struct peer *p, int code)
+{
+    bool others = p->tried + 1 < p->naddresses || p->list_tried + 1 < p->list.n;
+    p->begin_code = code;
+    loop_timer_set(p->loop, &p->timer,
+                   clock_now_ns() + (code < 0 ? NS_PER_MS
+                                     : others ? NEXT_NS
+                                              : HANDSHAKE_NS));
+}
+
+static void connect_found(struct peer *p)
+{
+    p->state = PEER_CONNECTING;
+    wait_for_it(p, try_connect(p, &p->list.found[p->list_at]));
+}
+
+/* Where its name led last time comes first. */
+static void connect_first(struct peer *p)
+{
+    const struct resolve_address *last = p->config.answered ? &p->config.answered[peer_address(p)] : NULL;
+    p->list_at = 0;
+    for (unsigned k = 0; last && k < p->list.n; k++) {
+        const struct resolve_address *a = &p->list.found[k];
+        if (a->len == last->len && memcmp(&a->at, &last->at, a->len) == 0)
+            p->list_at = k;
+    }
+    connect_found(p);
+}
+
+static void address_answered(struct peer *p)
+{
+    if (p->config.answered)
+        p->config.answered[peer_address(p)] = p->list.found[p->list_at];
+}
+
 static void on_resolved(struct loop_source *source, uint32_t events)
 {
     struct peer *p = container_of(source, struct peer, resolved);
-    struct sockaddr_storage address;
-    socklen_t len = 0;
-    int code = resolve_result(p->resolving, &address, &len);
+    struct resolve_list list;
+    int code = resolve_result(p->resolving, &list);
     if (code == -EAGAIN)
         return;
     resolving_end(p);
@@ -371,12 +416,11 @@ static void on_resolved(struct loop_source *source, uint32_t events)
         address_failed(p, LEAT_PEER_GONE, "its name is not known");
         return;
     }
-    code = try_connect(p, &address, len);
-    if (code < 0)
-        address_failed(p, LEAT_PEER_GONE, why_not(code));
+    p->list = list;
+    connect_first(p);
 }
 
-/* A lookup that hangs is waited for by the next try, too: there is one at a time. */
+/* There is one at a time. */
 static int resolve_name(struct peer *p)
 {
     if (p->resolving)
@@ -395,18 +439,14 @@ static int resolve_name(struct peer *p)
 static void begin(struct peer *p)
 {
     p->state = PEER_CONNECTING;
-    net_addresses_at(p->config.address, p->config.rail < 0 ? p->at : (unsigned)p->config.rail, p->address);
-    struct sockaddr_storage address;
-    socklen_t len = 0;
-    int code = resolve_numeric(p->address, &address, &len);
+    p->list.n = p->list_tried = 0;
+    net_addresses_at(p->config.address, peer_address(p), p->address);
+    int code = resolve_numeric(p->address, &p->list.found[0]);
+    p->list.n = code == 0;
     if (code == 0)
-        code = try_connect(p, &address, len);
-    else if (code == -EHOSTUNREACH)
-        code = resolve_name(p);
-    /* A failure is told later, like every other answer. */
-    p->begin_code = code;
-    uint64_t patience = code < 0 ? NS_PER_MS : p->tried + 1 < p->naddresses ? NEXT_NS : HANDSHAKE_NS;
-    loop_timer_set(p->loop, &p->timer, clock_now_ns() + patience);
+        connect_first(p);
+    else
+        wait_for_it(p, code == -EHOSTUNREACH ? resolve_name(p) : code);
 }
 
 int peer_new(struct loop *loop, const struct peer_config *config, struct peer **ret_peer)
@@ -513,8 +553,9 @@ void peer_fail(struct peer *p, int status, const char *message)
 
 void peer_accept(struct peer *p)
 {
-    p->tried = 0;
+    p->tried = p->list_tried = 0;
     p->accepted = true;
+    address_answered(p);
 }
 
 void peer_reject(struct peer *p, int status, const char *message)
@@ -527,6 +568,7 @@ int peer_release_fd(struct peer *p)
 {
     int fd = conn_release_fd(p->conn);
     if (fd >= 0) {
+        address_answered(p);
         p->conn = NULL;
         p->state = PEER_DOWN;
         loop_timer_clear(&p->timer);

@@ -9,6 +9,7 @@
 #include "base/base.h"
 #include "net/conn.h"
 #include "wire/proto.h"
+#include "pool/resolve.h"
 
 struct loop;
 struct peer;
@@ -22,7 +23,10 @@ struct peer_ops {
 };
 
 struct peer_config {
-    const char *address; /* "host:port[,host:port]": the next is tried when one does not answer */
+    /* "host:port[,host:port]": the next is tried when one does not answer, as each address that a name resolves to. */
+    const char *address;
+    /* [NET_ADDRESSES_MAX], by which each of them answered last: tried first, and kept here. The owner's, shared on the loop; NULL: none. */
+    struct resolve_address *answered;
     int rail; /* the number of this one rail: by the interface in its subnet alone. -1: by whichever way */
     const char *listen;       /* our own addresses, for that */
     struct proto_hello hello; /* role, acting user, working set */

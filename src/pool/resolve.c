@@ -13,11 +13,10 @@ struct resolve {
     int fd;
     char address[320];
     int status;
-    struct sockaddr_storage found;
-    socklen_t found_len;
+    struct resolve_list list;
 };
 
-static int look_up(const char *address, int flags, struct sockaddr_storage *ret, socklen_t *ret_len)
+static int look_up(const char *address, int flags, struct resolve_list *ret_list)
 {
     char host[256];
     const char *colon = strrchr(address, ':');
@@ -33,21 +32,29 @@ static int look_up(const char *address, int flags, struct sockaddr_storage *ret,
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = flags}, *list = NULL;
     if (getaddrinfo(name, colon + 1, &hints, &list) != 0 || !list)
         return -EHOSTUNREACH;
-    memcpy(ret, list->ai_addr, list->ai_addrlen);
-    *ret_len = list->ai_addrlen;
+    ret_list->n = 0;
+    for (const struct addrinfo *a = list; a && ret_list->n < RESOLVE_MAX; a = a->ai_next) {
+        struct resolve_address *to = &ret_list->found[ret_list->n++];
+        memcpy(&to->at, a->ai_addr, a->ai_addrlen);
+        to->len = a->ai_addrlen;
+    }
     freeaddrinfo(list);
     return 0;
 }
 
-int resolve_numeric(const char *address, struct sockaddr_storage *ret, socklen_t *ret_len)
+int resolve_numeric(const char *address, struct resolve_address *ret_address)
 {
-    return look_up(address, AI_NUMERICHOST | AI_NUMERICSERV, ret, ret_len);
+    struct resolve_list list;
+    int code = look_up(address, AI_NUMERICHOST | AI_NUMERICSERV, &list);
+    if (code == 0)
+        *ret_address = list.found[0];
+    return code;
 }
 
 static void *resolve_main(void *arg)
 {
     struct resolve *r = arg;
-    r->status = look_up(r->address, 0, &r->found, &r->found_len);
+    r->status = look_up(r->address, 0, &r->list);
     eventfd_write(r->fd, 1);
     resolve_free(r);
     return NULL;
@@ -82,15 +89,13 @@ int resolve_fd(const struct resolve *r)
     return r->fd;
 }
 
-int resolve_result(const struct resolve *r, struct sockaddr_storage *ret, socklen_t *ret_len)
+int resolve_result(const struct resolve *r, struct resolve_list *ret_list)
 {
     eventfd_t n;
     if (eventfd_read(r->fd, &n) < 0)
         return -EAGAIN;
-    if (r->status == 0) {
-        *ret = r->found;
-        *ret_len = r->found_len;
-    }
+    if (r->status == 0)
+        *ret_list = r->list;
     return r->status;
 }
 

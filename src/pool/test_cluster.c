@@ -14,6 +14,8 @@
 #include "pool/testing.h"
 #include "pool/wset.h"
 
+#include <dlfcn.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -395,6 +397,72 @@ static void test_names(void **state)
     stop(&h[0]);
 }
 
+/* "two.test" has two addresses; all else is as it is. */
+int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints, struct addrinfo **ret)
+{
+    typedef int (*getaddrinfo_fn)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+    getaddrinfo_fn real = (getaddrinfo_fn)dlsym(RTLD_NEXT, "getaddrinfo");
+    if (strcmp(name, "two.test") != 0 || (hints->ai_flags & AI_NUMERICHOST))
+        return real(name, service, hints, ret);
+    int code = real("127.0.0.2", service, hints, ret);
+    return code ? code : real("127.0.0.1", service, hints, &(*ret)->ai_next);
+}
+
+static void come_up(const struct peer_config *config)
+{
+    struct peer *peer;
+    came_up = false;
+    down_status = 0;
+    assert_int_equal(peer_new(loop, config, &peer), 0);
+    while (!down_status && !came_up)
+        loop_turn(loop, 100);
+    assert_true(came_up);
+    peer_accept(peer);
+    peer_free(peer);
+}
+
+/* Whether somebody was there. */
+static bool was_dialled(int listener)
+{
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
+}
+
+/* Of a name's two addresses the first one refuses, then is silent: the second is tried, and is the first one next time. */
+static void test_name_of_two_addresses(void **state)
+{
+    struct host h[1];
+    addresses(h, 1);
+    char *nodes[] = {h[0].address, NULL}, by_name[64];
+    start(&h[0], token, nodes, 1);
+    snprintf(by_name, sizeof(by_name), "two.test%s", strrchr(h[0].address, ':'));
+    static const struct peer_ops ops = {.up = on_up, .down = on_down};
+    struct resolve_address answered[NET_ADDRESSES_MAX] = {0};
+    struct peer_config pc = {
+        .address = by_name,
+        .rail = -1,
+        .hello = {.version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_PEER},
+        .token = token,
+        .token_len = sizeof(token) - 1,
+        .ops = &ops};
+    come_up(&pc);
+    struct sockaddr_in silent = {.sin_family = AF_INET,
+                                 .sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1),
+                                 .sin_port = htons((uint16_t)atoi(strrchr(h[0].address, ':') + 1))};
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&silent, sizeof(silent)), 0);
+    assert_int_equal(listen(listener, 4), 0);
+    pc.answered = answered;
+    come_up(&pc);
+    assert_true(was_dialled(listener));
+    come_up(&pc);
+    assert_false(was_dialled(listener));
+    close(listener);
+    stop(&h[0]);
+}
+
 static int pushed_index(uint64_t nsamples)
 {
     struct index_builder *b;
@@ -625,6 +693,7 @@ int main(void)
         cmocka_unit_test(test_wrong_token),
         cmocka_unit_test(test_other_list),
         cmocka_unit_test(test_names),
+        cmocka_unit_test(test_name_of_two_addresses),
         cmocka_unit_test(test_gone_while_placed),
         cmocka_unit_test(test_append),
         cmocka_unit_test(test_loop_goes_on),
