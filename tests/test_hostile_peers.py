@@ -251,7 +251,7 @@ def test_half_messages_of_all_connections_of_a_user(daemon):
                 pass
     lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["fds"] - before["fds"] < 8300, message=lambda: f"{lib_host.footprint(daemon.pid)}")
     assert lib_host.footprint(daemon.pid)["rss"] - before["rss"] < 600 << 20
-    assert "more of them and of half messages" in daemon.text(), daemon.text()
+    assert daemon.text().count("user_buffers in [limits]") == 1, daemon.text()
     for peer in peers:
         peer.close()
     lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["fds"] <= before["fds"])
@@ -477,7 +477,8 @@ def test_random_bytes_behind_a_good_start(daemon):
 
 # --- more than one's share -------------------------------------------------------------------------------------
 
-LIMITS = {"user_connections": 6, "user_data_connections": 3, "user_sets": 3, "user_creates": 1, "handshakes": 8}
+LIMITS = {"user_connections": 6, "user_data_connections": 3, "user_sets": 3, "user_creates": 1, "handshakes": 8,
+          "user_buffers": "16MiB"}
 EBUSY = 16
 
 
@@ -581,6 +582,26 @@ def test_sets_to_be_pushed_that_are_asked_for_all_at_once(strict, leat):
         for k in range(8):
             peer.call(DROP, struct.pack("<IQ", 1, 0) + text(f"two{k}"))
     one.close()
+
+
+def test_half_messages_of_one_user(strict):
+    """Each is smaller than one may be; together they are not, and those that grow then are closed."""
+    peers = [Peer(strict.socket).greet() for _ in range(5)]
+    for peer in peers:
+        try:
+            peer.send(frame(QUERY, bytes(6 << 20), body_bytes=12 << 20))
+        except Gone:
+            assert peer is not peers[0]
+    lib_host.wait_for(lambda: "user_buffers in [limits]" in strict.text(), message="nothing is closed")
+    peers[-1].socket.settimeout(20)
+    assert peers[-1].closed()
+    peers[0].socket.settimeout(0.2)
+    with pytest.raises(TimeoutError):  # the rest of its message is waited for
+        peers[0].receive()
+    said = [line for line in strict.text().splitlines() if "user_buffers in [limits]" in line]
+    assert len(said) == 1 and "may take 16.0 MiB here" in said[0], said
+    for peer in peers:
+        peer.socket.close()
 
 
 def test_half_handshakes_push_each_other_out(strict):

@@ -68,6 +68,7 @@ struct conn {
     bool is_unix;
     struct conn_budget *budget;
     uint64_t charged; /* to it, by us */
+    bool over_budget;
 
     unsigned depth; /* of progress() and timers on the stack: conn_free waits for 0 */
     bool freed, closed;
@@ -114,7 +115,10 @@ static int budget_update(struct conn *conn)
     uint64_t before = conn->charged, now = conn->out_queued + input;
     b->used_bytes += now - before;
     conn->charged = now;
-    return now > before && b->used_bytes > b->limit_bytes ? LEAT_NO_SPACE : 0;
+    if (now <= before || b->used_bytes <= b->limit_bytes)
+        return 0;
+    conn->over_budget = true;
+    return LEAT_NO_SPACE;
 }
 
 static void budget_leave(struct conn *conn)
@@ -122,6 +126,11 @@ static void budget_leave(struct conn *conn)
     if (conn->budget)
         conn->budget->used_bytes -= conn->charged;
     conn->budget = NULL;
+}
+
+bool conn_over_budget(const struct conn *conn)
+{
+    return conn->over_budget;
 }
 
 static void item_free(struct out_item *item)

@@ -45,6 +45,8 @@ struct conn_budget {
     uint64_t used_bytes, limit_bytes;
 };
 void conn_share_budget(struct conn *conn, struct conn_budget *budget);
+/* Was it closed for that? In closed(), too. */
+bool conn_over_budget(const struct conn *conn);
 /* Closes at once; queued output is dropped; closed() is not called. Safe inside callbacks. NULL is fine. */
 void conn_free(struct conn *conn);
 /* Hands the descriptor to somebody else (a data thread, a client by SCM_RIGHTS) and frees the conn. Only when no

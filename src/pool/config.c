@@ -188,6 +188,8 @@ static int set_limits(struct config *c, const char *key, const char *value, stru
                 {"user_sets", &c->limits.user_sets},
                 {"user_creates", &c->limits.user_creates},
                 {"handshakes", &c->limits.handshakes}};
+    if (!strcmp(key, "user_buffers")) /* one message has to fit */
+        return setting_bytes(&c->limits.user_buffers_bytes, key, value, PROTO_BODY_MAX, err);
     for (unsigned k = 0; k < ARRAY_LEN(keys); k++) {
         if (!strcmp(key, keys[k].key))
             return setting_count(keys[k].field, key, value, 1, 1000000, err);
@@ -213,7 +215,9 @@ static const struct {
     {"net", " listen token_file nodes data_threads rails rdma_users rdma_tls ", set_net},
     {"disk", " engine threads depth ", set_disk},
     {"s3", " allowed own_credentials endpoint region style profile ca_file anonymous connections ", set_s3},
-    {"limits", " connections user_connections user_data_connections sets user_sets user_creates handshakes ",
+    {"limits",
+     " connections user_connections user_data_connections user_buffers sets user_sets user_creates "
+     "handshakes ",
      set_limits},
     {"log", " level ", set_log},
 };

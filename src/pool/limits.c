@@ -9,7 +9,8 @@ struct share_user {
 
 void limits_default(struct limits *l)
 {
-    static const struct limits usual = {.connections = 4096,
+    static const struct limits usual = {.user_buffers_bytes = 512 * MIB,
+                                        .connections = 4096,
                                         .user_connections = 1024,
                                         .user_data = 2048,
                                         .sets = 4096,
@@ -18,9 +19,10 @@ void limits_default(struct limits *l)
                                         .handshakes = 1024};
     const unsigned *from = &usual.connections;
     unsigned *to = &l->connections;
-    static_assert(sizeof(usual) == 7 * sizeof(unsigned), "nothing but counts");
-    for (unsigned k = 0; k < sizeof(usual) / sizeof(unsigned); k++)
+    const size_t span = offsetof(struct limits, handshakes) - offsetof(struct limits, connections);
+    for (size_t k = 0; k <= span / sizeof(*to); k++)
         to[k] = to[k] ? to[k] : from[k];
+    l->user_buffers_bytes = l->user_buffers_bytes ? l->user_buffers_bytes : usual.user_buffers_bytes;
 }
 
 void shares_init(struct shares *s)

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/size.h"
 #include "pool/cluster.h"
 #include "pool/peer.h"
 #include "pool/wset.h"
@@ -20,14 +21,13 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#define HANDSHAKE_BODY     1024u       /* of HELLO and PROOF: a stranger costs no more memory than that */
-#define USER_BUFFERS_BYTES (512 * MIB) /* what all connections of a user keep in ours */
-#define TURNED_AWAY_MAX    64u         /* at a time; others are hung up on */
-#define PEERS_MAX          (4u * CLUSTER_NODES_MAX)
-#define HANDSHAKE_NS       (10 * NS_PER_S)
-#define GRACE_NS           (500 * NS_PER_MS) /* for a whole one, before it gives way to others */
-#define REFUSED_NS         (100 * NS_PER_MS) /* for the reason to reach a peer that is refused */
-#define TURN_AWAY_NS       NS_PER_S          /* for one past a limit to say HELLO and hear that */
+#define HANDSHAKE_BODY  1024u /* of HELLO and PROOF: a stranger costs no more memory than that */
+#define TURNED_AWAY_MAX 64u   /* at a time; others are hung up on */
+#define PEERS_MAX       (4u * CLUSTER_NODES_MAX)
+#define HANDSHAKE_NS    (10 * NS_PER_S)
+#define GRACE_NS        (500 * NS_PER_MS) /* for a whole one, before it gives way to others */
+#define REFUSED_NS      (100 * NS_PER_MS) /* for the reason to reach a peer that is refused */
+#define TURN_AWAY_NS    NS_PER_S          /* for one past a limit to say HELLO and hear that */
 
 static void linger_update(struct server *s)
 {
@@ -60,7 +60,8 @@ static struct server_user *user_ref(struct server *s, uint32_t uid)
     struct server_user *u = malloc(sizeof(*u));
     if (!u)
         return NULL;
-    *u = (struct server_user){.uid = uid, .nclients = 1, .budget.limit_bytes = USER_BUFFERS_BYTES};
+    *u = (struct server_user){
+        .uid = uid, .nclients = 1, .budget.limit_bytes = s->pool->config.limits.user_buffers_bytes};
     list_init(&u->node);
     list_push_back(&s->users, &u->node);
     return u;
@@ -173,14 +174,29 @@ static void client_complain(struct client *c, const char *why)
     log_warning("closed a connection (%s) that %s%s", name, why, more);
 }
 
+/* Who does not read is told nothing; the log has it once for all connections of the user. */
+static void client_too_much(struct client *c)
+{
+    char most[SIZE_TEXT_MAX];
+    if (!conn_over_budget(c->conn)) {
+        client_complain(c, "does not read its answers");
+        return;
+    }
+    c->server->rejected++;
+    if (!c->user->said)
+        log_warning("closed a connection (pid %d), as will be others that grow: answers that uid %u has not "
+                    "read, and half messages, may take %s here (user_buffers in [limits] of leatd.conf)",
+                    c->pid, c->uid, size_format(c->user->budget.limit_bytes, most));
+    c->user->said = true;
+}
+
 static void client_closed(struct conn *conn, int status)
 {
     struct client *c = conn_user(conn);
     if (status == LEAT_CORRUPT)
         client_complain(c, "broke the protocol");
     else if (status == LEAT_NO_SPACE)
-        client_complain(c, "does not read its answers, or whose user has more of them and of half messages "
-                           "waiting here than anybody may");
+        client_too_much(c);
     client_free(c);
 }
 

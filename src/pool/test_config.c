@@ -131,6 +131,7 @@ static void test_refused(void **state)
         {"log", "file", "x", "[log] has no key 'file'"},
         {"", "size", "1GiB", "no section []: there are pool, daemon, net, disk, s3, limits, log"},
         {"limits", "user_sets", "0", "user_sets = 0: give a whole number from 1 to 1000000"},
+        {"limits", "user_buffers", "1MiB", "user_buffers = 1MiB"},
         {"limits", "users", "1", "[limits] has no key 'users'"},
         {"Pool", "size", "1GiB", "no section [Pool]"},
     };

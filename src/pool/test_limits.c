@@ -74,6 +74,7 @@ static void test_what_is_not_said_is_the_default(void **state)
     assert_int_equal(l.user_sets, 3);
     assert_int_equal(l.connections, 4096);
     assert_int_equal(l.handshakes, 1024);
+    assert_int_equal(l.user_buffers_bytes, 512 * MIB);
 }
 
 int main(void)
