@@ -135,7 +135,8 @@ static void pool_text(struct text *t, struct pool *pool)
            (double)(atomic_load(&pool->scratch_bytes) + fill.wide_bytes));
     metric(t, "pool_window_bytes", "gauge", "Of it: windows of sets that are streamed, and of scans.",
            (double)report_windows_bytes(pool));
-    metric(t, "pool_refused_total", "counter", "Reservations refused because the pool was full.",
+    metric(t, "pool_refused_total", "counter",
+           "Reservations that found no room, those included for which something idle then gave way.",
            (double)atomic_load(&pool->office.refused));
 }
 
@@ -148,15 +149,20 @@ static void server_text(struct text *t, const struct server_view *view)
     metric(t, "working_sets", "gauge", "Working sets in the pool.", sets);
     metric(t, "clients", "gauge", "Processes connected.", view->clients);
     metric(t, "requests_total", "counter", "Requests on control connections.", (double)view->requests);
-    metric(t, "rejected_total", "counter", "Connections closed for a wrong token or a broken protocol.",
+    metric(t, "rejected_total", "counter",
+           "Control connections turned away or closed: a wrong token, a late handshake, a limit, a broken "
+           "protocol, answers "
+           "not read.",
            (double)view->rejected);
-    metric(t, "opens_total", "counter", "Working sets asked for.", (double)atomic_load(&pool->opens));
-    metric(t, "index_scans_total", "counter", "Sources scanned because no current index was at hand.",
+    metric(t, "opens_total", "counter", "Working sets asked for by a path or name.",
+           (double)atomic_load(&pool->opens));
+    metric(t, "index_scans_total", "counter",
+           "Sources scanned because no index at hand was of what lies there now.",
            (double)atomic_load(&pool->index_scans));
     metric(t, "index_hits_total", "counter", "Indexes found at hand.",
            (double)atomic_load(&pool->index_hits));
     metric(t, "drops_total", "counter", "Working sets that ended.", (double)atomic_load(&pool->drops));
-    metric(t, "evictions_total", "counter", "Idle implicit sets that made room.",
+    metric(t, "evictions_total", "counter", "Of them, idle implicit sets that made room.",
            (double)atomic_load(&pool->evictions));
 }
 
@@ -193,7 +199,8 @@ static void load_text(struct text *t, struct pool *pool)
            "Read from it beside what was wanted, to align and to compare checksums, and left behind.",
            (double)fill.bytes_padding);
     remote_text(t, pool, &fill);
-    metric(t, "source_opens_total", "counter", "Source files opened.", (double)fill.files_opened);
+    metric(t, "source_opens_total", "counter", "Source files opened, and ranges of remote ones asked for.",
+           (double)fill.files_opened);
     metric(t, "load_errors_total", "counter", "Ranges that could not be loaded.", (double)fill.errors);
 }
 

@@ -209,11 +209,13 @@ static void cold(struct bytes_out *out, const struct admin_tier *tier)
 {
     struct tier_stats s;
     tier->stats(tier->tier, &s);
-    counter(out, "tier_fetches_total", "Objects fetched from remotes.", s.fetches);
+    counter(out, "tier_fetches_total", "Fetches of objects from remotes that began to bring bytes.",
+            s.fetches);
     counter(out, "tier_fetched_bytes_total", "Their bytes.", s.fetched_bytes);
     counter(out, "tier_fetch_failed_total", "Fetches that failed.", s.fetch_failed);
     counter(out, "tier_joined_total", "Readers who found a fetch under way.", s.joined);
-    counter(out, "tier_checks_total", "Remotes asked for a newer version.", s.checks);
+    counter(out, "tier_checks_total",
+            "Times that a remote was asked for an object, or for a newer version of what is here.", s.checks);
     counter(out, "tier_refreshed_total", "Of them, those that had one.", s.refreshed);
     counter(out, "tier_pushes_total", "Objects pushed to remotes.", s.pushes);
     counter(out, "tier_pushed_bytes_total", "Their bytes.", s.pushed_bytes);
