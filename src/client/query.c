@@ -8,6 +8,7 @@
 #include <strings.h>
 
 #include "base/ledger.h"
+#include "wire/json_whole.h"
 
 static int check_client(const struct leat_client *client, struct leat_error *err)
 {
@@ -172,7 +173,7 @@ int leat_counters(char **ret_json, struct leat_error *err)
     if (!bad)
         bad = json_object_set(root, "delivered", ways);
     json_decref(ways);
-    char *text = bad ? NULL : json_dumps(root, JSON_COMPACT);
+    char *text = bad ? NULL : json_whole(root);
     json_decref(ledger);
     json_decref(root);
     if (!text)

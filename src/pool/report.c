@@ -13,6 +13,7 @@
 #include "pool/scan.h"
 #include "pool/staging.h"
 #include "pool/wset.h"
+#include "wire/json_whole.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -293,25 +294,6 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
     return json;
 }
 
-static int text_add(const char *text, size_t bytes, void *user)
-{
-    struct bytes_out *out = user;
-    bytes_put(out, text, bytes);
-    return out->failed ? -1 : 0;
-}
-
-/* As json_dumps, which goes on where it lacks memory for a key, and gives a text without it. */
-static char *text_of(const json_t *json)
-{
-    struct bytes_out out = {0};
-    int rc = json_dump_callback(json, text_add, &out, JSON_COMPACT);
-    bytes_put_u8(&out, 0);
-    if (rc == 0 && !out.failed)
-        return (char *)out.data;
-    bytes_out_fini(&out);
-    return NULL;
-}
-
 int report_query(const struct server_view *view, uint32_t query, const char *arg, uint32_t uid, uint32_t gid,
                  char **ret_text, struct leat_error *err)
 {
@@ -338,7 +320,7 @@ int report_query(const struct server_view *view, uint32_t query, const char *arg
         return error_set(err, LEAT_UNSUPPORTED, "this daemon does not know query %u", query);
     }
     if (json) {
-        text = text_of(json);
+        text = json_whole(json);
         json_decref(json);
     }
     if (!text)

@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/utf8.h"
+#include "wire/json_whole.h"
 
 #define BODY_MAX (64 * KIB)
 
@@ -138,7 +139,7 @@ static char *error_text(unsigned status, const char *message)
     for (char *c = code; *c; c++)
         *c = *c == ' ' ? '_' : (char)(*c | 0x20);
     json_t *json = json_pack("{s:{s:s, s:o}}", "error", "code", code, "message", admin_text(message));
-    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    char *text = json_whole(json);
     json_decref(json);
     return text;
 }
@@ -207,7 +208,7 @@ static void run(struct http_work *work)
     struct admin_visit *v = container_of(work, struct admin_visit, work);
     int rc = v->route->run(v);
     if (rc == 0 && v->out) {
-        AUTO_FREE char *text = json_dumps(v->out, JSON_COMPACT);
+        AUTO_FREE char *text = json_whole(v->out);
         v->type = "application/json";
         if (text)
             http_put(&v->text, text);

@@ -4,6 +4,8 @@
 
 #include <stdio.h>
 
+#include "wire/json_whole.h"
+
 static void put_time(json_t *json, const char *name, int64_t ns)
 {
     char text[32];
@@ -96,7 +98,7 @@ static int set_owner(struct admin_visit *v, const char *owner)
     json_t *props = json_loads(b.props, 0, NULL);
     AUTO_FREE char *text = NULL;
     if (props && json_object_set_new(props, "owner", json_string(owner)) == 0)
-        text = json_dumps(props, JSON_COMPACT);
+        text = json_whole(props);
     rc = text ? store_bucket_set(store, v->name, b.version, text, &v->err) : -ENOMEM;
     json_decref(props);
     store_bucket_fini(&b);
@@ -109,7 +111,7 @@ static int set_remote(struct admin_visit *v, json_t *remote)
     if (!tier)
         return error_set(&v->err, LEAT_UNSUPPORTED,
                          "this server has no cold tier: its buckets have no remote");
-    AUTO_FREE char *text = json_is_null(remote) ? NULL : json_dumps(remote, JSON_COMPACT);
+    AUTO_FREE char *text = json_is_null(remote) ? NULL : json_whole(remote);
     if (!text && !json_is_null(remote))
         return -ENOMEM;
     return tier->bucket_set(tier->tier, v->name, text, &v->err);

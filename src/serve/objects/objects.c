@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "serve/objects/objects.h"
 
-#include <jansson.h>
 #include <stdio.h>
+
+#include "wire/json_whole.h"
 
 struct objects {
     struct store *store;
@@ -49,7 +50,7 @@ struct store *objects_store(struct objects *o)
 int objects_bucket_create(struct objects *o, const char *bucket, const char *owner, struct leat_error *err)
 {
     json_t *props = json_pack("{s:s}", "owner", owner);
-    char *text = props ? json_dumps(props, JSON_COMPACT) : NULL;
+    char *text = json_whole(props);
     json_decref(props);
     int rc = text ? store_bucket_create(o->store, bucket, 0, text, err) : -ENOMEM;
     free(text);

@@ -18,6 +18,7 @@
 #include "serve/s3/bundle.h"
 #include "serve/s3/visit.h"
 #include "wire/batch.h"
+#include "wire/json_whole.h"
 
 #define MISSING    "__missing__/"
 #define PINNED_MAX 16384u /* objects that all batches together hold open */
@@ -278,9 +279,8 @@ static char *missing_text(const struct batch_entry *e, enum s3_code code, const 
 {
     json_t *o = json_pack("{s:s, s:s, s:s}", "key", e->key, "code", s3_code_name(code), "message",
                           message && *message ? message : s3_code_message(code));
-    if (o && e->member)
-        json_object_set_new(o, "archpath", json_string(e->member));
-    char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
+    int bad = o && e->member ? json_object_set_new(o, "archpath", json_string(e->member)) : 0;
+    char *text = bad ? NULL : json_whole(o);
     json_decref(o);
     return text;
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <strings.h>
 
+#include "wire/json_whole.h"
 #include "wire/s3.h"
 
 #define AGE_MAX     (365ll * 86400)
@@ -179,7 +180,7 @@ int tier_remote_parse(const char *json, struct tier_remote *ret_remote, struct l
 char *tier_remote_of(const char *props)
 {
     json_t *root = json_loads(props, 0, NULL), *remote = json_object_get(root, "remote");
-    char *text = remote ? json_dumps(remote, JSON_COMPACT) : NULL;
+    char *text = json_whole(remote);
     json_decref(root);
     return text;
 }
@@ -194,7 +195,7 @@ int tier_remote_into(const char *props, const char *json, char **ret_props)
     int bad = json ? json_object_set_new(root, "remote", json_loads(json, 0, NULL)) : 0;
     if (!json)
         json_object_del(root, "remote");
-    *ret_props = root && bad == 0 ? json_dumps(root, JSON_COMPACT) : NULL;
+    *ret_props = root && bad == 0 ? json_whole(root) : NULL;
     json_decref(root);
     return *ret_props ? 0 : -ENOMEM;
 }
@@ -204,7 +205,7 @@ char *tier_remote_shown(const char *json)
     json_t *root = json_loads(json, 0, NULL);
     json_object_del(root, "secret_key");
     json_object_del(root, "token");
-    char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
+    char *text = json_whole(root);
     json_decref(root);
     return text;
 }
