@@ -381,6 +381,7 @@ struct gather {
     uint64_t *in_flight;     /* [nnodes] bytes */
     uint32_t turn;           /* node that is asked first when there is credit again */
     unsigned refused;        /* rail that had no credit last */
+    uint64_t sent_ns;        /* when somebody was asked last */
     bool remote;             /* some read is not local */
     uint64_t local_bytes;    /* of those that are */
     uint64_t stage_bytes;    /* how long pieces of other nodes are, in this batch */

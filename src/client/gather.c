@@ -363,6 +363,7 @@ static int send_run(struct gather *g, const struct run *run, struct gather_op *g
         return error_sys(err, rc, "cannot ask node %s", r->ws->info.nodes[node].address);
     }
     g->cursor[node] = run->first + run->n;
+    g->sent_ns = now_ns;
     g->unanswered++;
     g->unquiesced++;
     r->unquiesced++;
@@ -479,8 +480,8 @@ static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, const
                 struct leat_error *err)
 {
     const struct leat_client *client = g->rails->ws->client;
-    uint64_t look_ns = 0, lost_ns = clock_now_ns() + LOST_MS * NS_PER_MS;
     bool left = dispatch(g, how);
+    uint64_t look_ns = 0, lost_ns = g->sent_ns + LOST_MS * NS_PER_MS;
     if (nlocal) {
         int rc = run_local(g, g->rails->local_node, local, nlocal, err);
         if (rc)
