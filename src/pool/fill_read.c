@@ -142,35 +142,33 @@ static int source_open_number(struct wset *ws, uint64_t number, const struct sou
     return fd;
 }
 
-static int source_get(struct fill_thread *t, struct wset *ws, uint64_t number,
-                      const struct source_opener *opener, struct fill_counters *counters,
-                      struct fill_source **ret_source, char *why, size_t why_cap)
+/* The file of an extent, for range `r` of it. NULL: noted as bad, and why. */
+static struct fill_source *source_get(struct fill_thread *t, struct wset *ws, const struct index_extent *e,
+                                      const struct fill_range *r, const struct source_opener *opener,
+                                      struct fill_counters *counters)
 {
+    char why[180];
     struct fill_source *victim = &t->sources[0];
     for (unsigned k = 0; k < SOURCES_CACHED; k++) {
         struct fill_source *s = &t->sources[k];
-        if (s->serial == ws->serial && s->source == number) {
+        if (s->serial == ws->serial && s->source == e->source) {
             s->used = ++t->clock;
-            *ret_source = s;
-            return 0;
+            return s;
         }
         if (!s->serial || (victim->serial && s->used < victim->used))
             victim = s;
     }
-    int fd = source_open_number(ws, number, opener, counters, why, why_cap);
-    if (fd < 0)
-        return fd;
-    int code = source_check(ws, number, fd, why, why_cap);
+    AUTO_CLOSE int fd = source_open_number(ws, e->source, opener, counters, why, sizeof(why));
+    int code = fd < 0 ? fd : source_check(ws, e->source, fd, why, sizeof(why));
     if (code < 0) {
-        close(fd);
-        return code;
+        fill_bad_add(t, r->begin, r->end, code, "%s", why);
+        return NULL;
     }
     source_close(victim);
     *victim = (struct fill_source){
-        .serial = ws->serial, .source = number, .fd = fd, .fd_direct = -1, .used = ++t->clock};
-    disk_file_probe(fd, &victim->traits);
-    *ret_source = victim;
-    return 0;
+        .serial = ws->serial, .source = e->source, .fd = TAKE_FD(fd), .fd_direct = -1, .used = ++t->clock};
+    disk_file_probe(victim->fd, &victim->traits);
+    return victim;
 }
 
 static int pread_all(struct fill_thread *t, int fd, uint8_t *dst, uint64_t bytes, uint64_t offset)
@@ -363,13 +361,9 @@ static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, co
                      struct fill_counters *counters)
 {
     const struct index_extent *e = &ws->index.extents[extent];
-    char why[180];
-    struct fill_source *s;
-    int code = source_get(t, ws, e->source, opener, counters, &s, why, sizeof(why));
-    if (code < 0) {
-        fill_bad_add(t, r->begin, r->end, code, "%s", why);
+    struct fill_source *s = source_get(t, ws, e, r, opener, counters);
+    if (!s)
         return;
-    }
     uint64_t offset = e->source_offset + (r->begin - e->address), align = s->traits.direct_align;
     int cached = disk_cached_permille(s->fd, offset, r->end - r->begin);
     bool warm = cached >= WARM_PERMILLE;
@@ -396,12 +390,9 @@ static void read_chunk(struct fill_thread *t, struct wset *ws, const struct inde
                        struct fill_counters *counters)
 {
     char why[180];
-    struct fill_source *s;
-    int code = source_get(t, ws, e->source, opener, counters, &s, why, sizeof(why));
-    if (code < 0) {
-        fill_bad_add(t, r->begin, r->end, code, "%s", why);
+    struct fill_source *s = source_get(t, ws, e, r, opener, counters);
+    if (!s)
         return;
-    }
     bool whole = r->begin == e->address && r->end == e->address + e->bytes;
     uint8_t *dst = r->dst;
     if (!whole) {
@@ -413,7 +404,7 @@ static void read_chunk(struct fill_thread *t, struct wset *ws, const struct inde
         dst = t->band;
     }
     struct leat_error err = {0};
-    code = dst ? dataset_extent_decode(&ws->index, e, s->fd, dst, &t->scratch, &err) : -ENOMEM;
+    int code = dst ? dataset_extent_decode(&ws->index, e, s->fd, dst, &t->scratch, &err) : -ENOMEM;
     bool changed = code == 0 && (code = source_check(ws, e->source, s->fd, why, sizeof(why))) < 0;
     if (code < 0) {
         char name[96];
