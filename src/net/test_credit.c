@@ -276,10 +276,12 @@ static void test_adapts_and_loses(void **state)
 
 /* --- processes ------------------------------------------------------------------------------------------------------- */
 
-static struct credit_table *shared(int *ret_fd)
+static struct credit_table *shared(void)
 {
     struct credit_table *t;
-    assert_int_equal(credit_table_new(ret_fd, &t), 0);
+    int fd;
+    assert_int_equal(credit_table_new(&fd, &t), 0);
+    close(fd);
     return t;
 }
 
@@ -292,8 +294,9 @@ static void join(struct credit *c, struct credit_table *t, unsigned slot)
 static void test_processes_share(void **state)
 {
     int fd;
-    struct credit_table *mine = shared(&fd), *other;
+    struct credit_table *mine, *other;
     struct credit a, b;
+    assert_int_equal(credit_table_new(&fd, &mine), 0);
     assert_int_equal(credit_table_map(fd, &other), 0);
     join(&a, mine, 0);
     join(&b, other, 1);
@@ -336,8 +339,7 @@ static void test_base_is_drained_for_again(void **state)
     unsigned first = 0, last = 0, pauses = 0;
     uint64_t now = NS_PER_S, free_ns = 0, begin;
     struct credit c[4];
-    int fd;
-    struct credit_table *t = shared(&fd);
+    struct credit_table *t = shared();
     for (unsigned i = 0; i < ARRAY_LEN(c); i++)
         join(&c[i], t, i);
     drive(&c[0], now, 1000);
@@ -368,14 +370,12 @@ static void test_base_is_drained_for_again(void **state)
     for (unsigned i = 0; i < ARRAY_LEN(c); i++)
         credit_fini(&c[i]);
     credit_table_unmap(t);
-    close(fd);
 }
 
 /* Of two that hold nothing, who waits for longer goes first, whoever asks first. */
 static void test_longest_first(void **state)
 {
-    int fd;
-    struct credit_table *t = shared(&fd);
+    struct credit_table *t = shared();
     struct credit a, b, c;
     join(&a, t, 0);
     join(&b, t, 1);
@@ -394,14 +394,12 @@ static void test_longest_first(void **state)
     credit_fini(&b);
     credit_fini(&c);
     credit_table_unmap(t);
-    close(fd);
 }
 
 /* One that waits and is stopped, or is killed while it adapts, holds nobody up. */
 static void test_stopped_and_killed(void **state)
 {
-    int fd;
-    struct credit_table *t = shared(&fd);
+    struct credit_table *t = shared();
     struct credit a, b;
     join(&a, t, 0);
     join(&b, t, 1);
@@ -419,14 +417,12 @@ static void test_stopped_and_killed(void **state)
     assert_int_equal(atomic_load(&t->rails[0].adapting), 0);
     credit_fini(&a);
     credit_table_unmap(t);
-    close(fd);
 }
 
 /* One that is stopped with all of the credit in its hands: its answers wait in its own sockets, not on the rail. */
 static void test_stopped_holding(void **state)
 {
-    int fd;
-    struct credit_table *t = shared(&fd);
+    struct credit_table *t = shared();
     struct credit a, b;
     join(&a, t, 0);
     join(&b, t, 1);
@@ -443,14 +439,12 @@ static void test_stopped_holding(void **state)
     credit_fini(&a);
     credit_fini(&b);
     credit_table_unmap(t);
-    close(fd);
 }
 
 /* Two views of a process have one slot: the second sleeps while the first holds the credit, and is woken. */
 static void test_one_slot(void **state)
 {
-    int fd;
-    struct credit_table *t = shared(&fd);
+    struct credit_table *t = shared();
     struct credit a, b;
     join(&a, t, 0);
     join(&b, t, 0);
@@ -466,14 +460,12 @@ static void test_one_slot(void **state)
     credit_fini(&a);
     credit_fini(&b);
     credit_table_unmap(t);
-    close(fd);
 }
 
 /* Two views of a process that both read share what is theirs; one alone has it all again. */
 static void test_views_share(void **state)
 {
-    int fd;
-    struct credit_table *t = shared(&fd);
+    struct credit_table *t = shared();
     struct credit a, b;
     join(&a, t, 0);
     join(&b, t, 0);
@@ -498,14 +490,12 @@ static void test_views_share(void **state)
     credit_fini(&a);
     credit_fini(&b);
     credit_table_unmap(t);
-    close(fd);
 }
 
 /* Refused once, and served by another rail since: nobody waits for it. */
 static void test_rests(void **state)
 {
-    int fd;
-    struct credit_table *t = shared(&fd);
+    struct credit_table *t = shared();
     struct credit a, b;
     join(&a, t, 0);
     join(&b, t, 1);
@@ -518,14 +508,12 @@ static void test_rests(void **state)
     credit_fini(&a);
     credit_fini(&b);
     credit_table_unmap(t);
-    close(fd);
 }
 
 /* A neighbour of the same user that writes nonsense costs speed, nothing else. */
 static void test_nonsense(void **state)
 {
-    int fd;
-    struct credit_table *t = shared(&fd);
+    struct credit_table *t = shared();
     struct credit a;
     join(&a, t, 0);
     memset(&t->rails[0], 0xff, offsetof(struct credit_rail, slots));
@@ -539,7 +527,6 @@ static void test_nonsense(void **state)
     assert_true(take(&a, 1 << 20, 3000));
     credit_fini(&a);
     credit_table_unmap(t);
-    close(fd);
     struct credit_table *none;
     int not_one = memfd_create("x", 0);
     assert_true(credit_table_map(not_one, &none) < 0);
@@ -579,8 +566,7 @@ static void *race(void *arg)
 /* However they interleave, what is granted never exceeds the limit. */
 static void test_race(void **state)
 {
-    int fd;
-    struct credit_table *t = shared(&fd);
+    struct credit_table *t = shared();
     _Atomic uint64_t in_flight = 0, worst = 0;
     struct racer racers[6];
     pthread_t threads[6];
@@ -595,7 +581,6 @@ static void test_race(void **state)
     }
     assert_true(worst <= 12 * KIB);
     credit_table_unmap(t);
-    close(fd);
 }
 
 /* --- against sim/ ---------------------------------------------------------------------------------------------------- */
