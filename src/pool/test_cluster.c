@@ -52,16 +52,17 @@ static void addresses(struct host *hosts, unsigned n)
         close(fds[k]);
 }
 
+static const struct pool_config settings = {.cap_bytes = 16 * MIB,
+                                            .region_bytes = 256 * KIB,
+                                            .pages = {.huge_dir = -1},
+                                            .fill_threads = 1,
+                                            .data_threads = 1,
+                                            .disk_depth = 4,
+                                            .disk_engine = "worker"};
+
 static void start_as(struct host *h, char *self, const char *secret, char **nodes, unsigned nnodes)
 {
     struct leat_error err = {0};
-    struct pool_config pc = {.cap_bytes = 16 * MIB,
-                             .region_bytes = 256 * KIB,
-                             .pages = {.huge_dir = -1},
-                             .fill_threads = 1,
-                             .data_threads = 1,
-                             .disk_depth = 4,
-                             .disk_engine = "worker"};
     struct server_config sc = {.socket = h->socket,
                                .socket_mode = 0600,
                                .listen = h->address,
@@ -71,7 +72,8 @@ static void start_as(struct host *h, char *self, const char *secret, char **node
                                .program = "test"};
     struct cluster_config cc = {
         .nodes = nodes, .nnodes = nnodes, .self = self, .token = secret, .token_len = sizeof(token) - 1};
-    if (pool_new(loop, &pc, &h->pool, &err) < 0 || server_new(loop, h->pool, &sc, &h->server, &err) < 0 ||
+    if (pool_new(loop, &settings, &h->pool, &err) < 0 ||
+        server_new(loop, h->pool, &sc, &h->server, &err) < 0 ||
         cluster_new(loop, h->pool, &cc, &h->cluster, &err) < 0)
         fail_msg("%s", err.message);
 }
@@ -651,19 +653,12 @@ static void test_other_list(void **state)
     stop(&h[0]);
     stop(&h[1]);
     /* One that is not on its own list. */
-    struct pool_config pc = {.cap_bytes = 16 * MIB,
-                             .region_bytes = 256 * KIB,
-                             .pages = {.huge_dir = -1},
-                             .fill_threads = 1,
-                             .data_threads = 1,
-                             .disk_depth = 4,
-                             .disk_engine = "worker"};
     struct cluster_config cc = {
         .nodes = nodes, .nnodes = 2, .self = "elsewhere:1", .token = token, .token_len = 32};
     struct pool *pool;
     struct cluster *cluster;
     struct leat_error err = {0};
-    assert_int_equal(pool_new(loop, &pc, &pool, &err), 0);
+    assert_int_equal(pool_new(loop, &settings, &pool, &err), 0);
     assert_int_equal(cluster_new(loop, pool, &cc, &cluster, &err), LEAT_INVALID);
     assert_non_null(strstr(err.message, "nodes does not contain listen = elsewhere:1"));
     assert_int_equal(pool_stop(pool), 0);

@@ -261,12 +261,7 @@ static int chunked_index(void)
     assert_int_equal(
         index_builder_field(b, "data", "|u1", INDEX_FIELD_UNIFORM, 1, (uint64_t[]){ROW}, at, ROW), 0);
     index_builder_count(b, ROWS);
-    int fd = memfd_create("index", MFD_CLOEXEC);
-    struct leat_error err = {0};
-    if (index_builder_finish(b, fd, &err) < 0)
-        fail_msg("%s", err.message);
-    index_builder_free(b);
-    return fd;
+    return testing_index_of(b);
 }
 
 static uint32_t rows_content(const char *key, unsigned f, uint64_t i, uint64_t bytes, uint64_t *ret_offset)

@@ -33,17 +33,7 @@ static void advanced(struct wset *ws)
     pthread_mutex_unlock(&lock);
 }
 
-static struct disk_fault_rules rules;
 static uint64_t segment_bytes = SEGMENT;
-
-static int faulty_engine(unsigned depth, struct disk_engine **ret_engine)
-{
-    struct disk_engine *lower;
-    int code = disk_worker_new(depth, &lower);
-    if (code == 0 && (code = disk_fault_new(lower, &rules, ret_engine)) < 0)
-        disk_engine_free(lower);
-    return code;
-}
 
 /* Fills with one thread; returns the statistics. */
 static struct fill_stats fill_all(struct wset *ws, bool faulty)
@@ -52,7 +42,7 @@ static struct fill_stats fill_all(struct wset *ws, bool faulty)
                                  .depth = 4,
                                  .segment_bytes = segment_bytes,
                                  .advanced = advanced,
-                                 .engine_new = faulty ? faulty_engine : NULL};
+                                 .engine_new = faulty ? testing_faulty_engine : NULL};
     struct fill *fill;
     struct fill_stats stats;
     assert_int_equal(fill_new(&config, &fill, NULL), 0);
@@ -119,7 +109,7 @@ static void test_disk_error(void **state)
     struct wset *ws = array("bad.npy");
     needs_engine("bad.npy");
     advise(ws);
-    rules = (struct disk_fault_rules){.fail_nth = 5, .fail_code = -EIO};
+    testing_rules = (struct disk_fault_rules){.fail_nth = 5, .fail_code = -EIO};
     struct fill_stats stats = fill_all(ws, true);
     unsigned failed = 0;
     for (uint64_t i = 0; i < ROWS; i++) {
@@ -145,7 +135,7 @@ static void test_short_read(void **state)
     struct wset *ws = array("short.npy");
     needs_engine("short.npy");
     advise(ws);
-    rules = (struct disk_fault_rules){.short_nth = 3};
+    testing_rules = (struct disk_fault_rules){.short_nth = 3};
     fill_all(ws, true);
     for (uint64_t i = 0; i < ROWS; i++) {
         struct leat_error err = {0};

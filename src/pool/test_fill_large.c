@@ -49,17 +49,6 @@ static void advanced(struct wset *ws)
 
 /* --- disks ----------------------------------------------------------------------------------------------------------------- */
 
-static struct disk_fault_rules rules;
-
-static int faulty_engine(unsigned depth, struct disk_engine **ret_engine)
-{
-    struct disk_engine *lower;
-    int code = disk_worker_new(depth, &lower);
-    if (code == 0 && (code = disk_fault_new(lower, &rules, ret_engine)) < 0)
-        disk_engine_free(lower);
-    return code;
-}
-
 static int (*worker_submit)(struct disk_engine *e, struct disk_read **reqs, unsigned n);
 static struct disk_ops lenient_ops;
 static _Atomic unsigned lenient_reads;
@@ -374,10 +363,7 @@ static void test_image(void **state)
                                          e.address + 128, 4096),
                      0);
     index_builder_count(b, DATA_BYTES / 4096);
-    int fd = memfd_create("index", MFD_CLOEXEC);
-    assert_int_equal(index_builder_finish(b, fd, NULL), 0);
-    index_builder_free(b);
-    struct wset *ws = testing_wset(fd, 4 * MIB);
+    struct wset *ws = testing_wset(testing_index_of(b), 4 * MIB);
     struct fill *fill = fill_of(2, SEGMENT, NULL);
     uint64_t before = bounced_bytes();
     assert_int_equal(fill_start(fill, ws), 0);
@@ -399,8 +385,8 @@ static void spoil(const struct disk_fault_rules *how, int code, const char *says
         needs_direct();
         if (huge)
             advise(ws);
-        rules = *how;
-        struct fill *fill = fill_of(1, SEGMENT, faulty_engine);
+        testing_rules = *how;
+        struct fill *fill = fill_of(1, SEGMENT, testing_faulty_engine);
         assert_int_equal(fill_start(fill, ws), 0);
         fill_wait(ws);
         uint64_t nfailed = 0, first = 0, last = 0;
@@ -507,10 +493,10 @@ static void test_stopped(void **state)
 {
     (void)state;
     disk_memory_align = 4096;
-    rules = (struct disk_fault_rules){.delay_ns = 20 * 1000 * 1000};
+    testing_rules = (struct disk_fault_rules){.delay_ns = 20 * 1000 * 1000};
     struct wset *ws = array(4096, 4 * MIB);
     needs_direct();
-    struct fill *fill = fill_of(2, SEGMENT, faulty_engine);
+    struct fill *fill = fill_of(2, SEGMENT, testing_faulty_engine);
     assert_int_equal(fill_start(fill, ws), 0);
     fill_free(fill);
     for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {

@@ -171,6 +171,16 @@ int testing_index(const char *text)
     return fd;
 }
 
+int testing_index_of(struct index_builder *b)
+{
+    struct leat_error err = {0};
+    int fd = memfd_create("index", MFD_CLOEXEC);
+    if (index_builder_finish(b, fd, &err) < 0)
+        fail_msg("%s", err.message);
+    index_builder_free(b);
+    return fd;
+}
+
 struct wset *testing_wset(int index_fd, uint64_t region_bytes)
 {
     struct region_source source = {.huge = false, .huge_dir = -1};
@@ -209,4 +219,15 @@ void testing_wait_alone(const struct wset *ws)
 {
     while (atomic_load(&ws->refs) != 1)
         usleep(500);
+}
+
+struct disk_fault_rules testing_rules;
+
+int testing_faulty_engine(unsigned depth, struct disk_engine **ret_engine)
+{
+    struct disk_engine *lower;
+    int code = disk_worker_new(depth, &lower);
+    if (code == 0 && (code = disk_fault_new(lower, &testing_rules, ret_engine)) < 0)
+        disk_engine_free(lower);
+    return code;
 }

@@ -5,6 +5,7 @@
 
 #include "base/base.h"
 #include "dataset/index.h"
+#include "disk/disk.h"
 
 struct fill;
 struct fill_config;
@@ -36,10 +37,15 @@ void testing_cool(const char *name);
 
 /* The index of a source inside the folder ("a.npy", "image=a.npy;label=b.npy", "tree"), in a memfd. */
 int testing_index(const char *spec);
+/* What was put together, in a memfd; the builder is freed. */
+int testing_index_of(struct index_builder *b);
 /* A working set of it with all its regions on this host; one reference. The pool is NULL. */
 struct wset *testing_wset(int index_fd, uint64_t region_bytes);
 /* Its bytes, as they lie in the regions, out in one piece. */
 void testing_part(const struct wset *ws, uint64_t i, unsigned f, uint8_t *dst);
+/* disk_engine_fn: workers, over which testing_rules are. */
+extern struct disk_fault_rules testing_rules;
+int testing_faulty_engine(unsigned depth, struct disk_engine **ret_engine);
 /* Until nobody but the caller holds it. */
 void testing_wait_alone(const struct wset *ws);
 
