@@ -8,6 +8,7 @@ import pathlib
 import select
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -45,6 +46,21 @@ def require_built():
 def need_root():
     if os.geteuid() != 0:
         pytest.skip("needs root")
+
+
+def free_ports(n):
+    """TCP ports of this host that nobody listens at."""
+    sockets = [socket.socket() for _ in range(n)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def free_port():
+    return free_ports(1)[0]
 
 
 def only_tables(daemon):

@@ -16,14 +16,10 @@ import subprocess
 import sys
 import time
 
+import lib_host
+
 PYTHON = "/usr/bin/python3"
 ACCESS, SECRET = "test:tester", "testing"
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def wait_for_port(port, process, log, seconds=30):
@@ -165,7 +161,7 @@ class Swift(Server):
         (top / "devices/d1").mkdir(parents=True)
         user = __import__("pwd").getpwuid(os.geteuid()).pw_name
         (top / "swift.conf").write_text("[swift-hash]\nswift_hash_path_suffix = leat\nswift_hash_path_prefix = leat\n")
-        ports = {kind: free_port() for kind in ("account", "container", "object", "proxy", "memcached")}
+        ports = {kind: lib_host.free_port() for kind in ("account", "container", "object", "proxy", "memcached")}
         subprocess.run([PYTHON, "-W", "ignore", "-c", _RINGS, top, *(str(ports[k]) for k in ("account", "container", "object"))],
                        check=True, stdout=subprocess.DEVNULL)
         env = {**os.environ, "PYTHONWARNINGS": "ignore", "SWIFT_DIR": str(top)}
@@ -212,7 +208,7 @@ class Versity(Server):
         self.root, meta = top / "root", top / "meta"
         for folder in (self.root, meta):
             folder.mkdir(parents=True)
-        port = free_port()
+        port = lib_host.free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.start([versitygw(), "--port", f"127.0.0.1:{port}", "--access", self.access, "--secret", self.secret, "--region", self.region,
                     "--quiet", *(["--keep-alive"] if keep_alive else []), "posix", "--sidecar", str(meta), str(self.root)], port, top / "log.txt")
@@ -241,7 +237,7 @@ class S3rver(Server):
         super().__init__()
         top = pathlib.Path(top)
         (top / "root").mkdir(parents=True)
-        port = free_port()
+        port = lib_host.free_port()
         self.url = f"http://127.0.0.1:{port}"
         made = [word for bucket in buckets for word in ("--configure-bucket", bucket)]
         self.start([s3rver(), "-d", str(top / "root"), "-a", "127.0.0.1", "-p", str(port), "--silent", "--no-vhost-buckets", *made], port, top / "log.txt")
@@ -281,7 +277,7 @@ class Nginx(Server):
         super().__init__()
         top = pathlib.Path(top)
         top.mkdir(parents=True, exist_ok=True)
-        port = free_port()
+        port = lib_host.free_port()
         more = "" if certificate is None else f"ssl_certificate {certificate[0]}; ssl_certificate_key {certificate[1]};"
         (top / "nginx.conf").write_text(_NGINX.format(user="user root;" if os.geteuid() == 0 else "", top=top, root=root, port=port, tls="" if certificate is None else " ssl", more=more))
         self.url = f"{'http' if certificate is None else 'https'}://127.0.0.1:{port}"

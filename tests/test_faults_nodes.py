@@ -5,35 +5,19 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
+import lib_host
 import pytest
+from lib_host import LEAT, LEATD
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-BUILD = pathlib.Path(os.environ.get("LEAT_BUILD", ROOT / "build")).resolve()
-LEATD = BUILD / "src" / "apps" / "leatd"
-try:
-    import leat
-except ImportError:
-    sys.path.insert(0, str(ROOT / "build" / "python"))
-    leat = pytest.importorskip("leat", reason="the Python extension is not built")
+leat = pytest.importorskip("leat", reason="the Python extension is not built")
 np = pytest.importorskip("numpy")
 
 ROWS, ROW_BYTES = 4096, 4096
-
-
-def free_ports(n):
-    sockets = [socket.socket() for _ in range(n)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 class Node:
@@ -50,7 +34,7 @@ class Node:
 
     def query(self, what="status"):
         got = subprocess.run(
-            [BUILD / "src" / "apps" / "leat", what, "--json", f"--socket={self.socket}"],
+            [LEAT, what, "--json", f"--socket={self.socket}"],
             capture_output=True,
             check=False,
         )
@@ -80,7 +64,7 @@ def nodes():
         token.write_text("0123456789abcdef" * 4)
         token.chmod(0o600)
         np.save(f"{folder}/a.npy", np.arange(ROWS * ROW_BYTES, dtype=np.uint8).reshape(ROWS, ROW_BYTES))
-        names = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        names = [f"127.0.0.1:{port}" for port in lib_host.free_ports(2)]
         both = [Node(folder, n, names) for n in range(2)]
         try:
             for node in both:
@@ -155,7 +139,7 @@ def test_status_shows_the_nodes(nodes):
     assert [n["state"] for n in seen] == ["self", "up"] and [n["connected"] for n in seen] == [True, True]
     assert [n["cap_bytes"] for n in seen] == [64 << 20] * 2 and all(n["used_bytes"] == 0 for n in seen)
     def metrics():
-        return subprocess.run([BUILD / "src" / "apps" / "leat", "status", "--metrics", f"--socket={both[0].socket}"],
+        return subprocess.run([LEAT, "status", "--metrics", f"--socket={both[0].socket}"],
                               capture_output=True, text=True, check=True).stdout.splitlines()
 
     other = f'leat_node_up{{node="{seen[1]["address"]}"}}'
@@ -163,7 +147,7 @@ def test_status_shows_the_nodes(nodes):
     both[1].process.terminate()
     eventually(lambda: both[0].query()["nodes"][1]["state"] == "down")
     assert f"{other} 0" in metrics()
-    text = subprocess.run([BUILD / "src" / "apps" / "leat", "status", f"--socket={both[0].socket}"],
+    text = subprocess.run([LEAT, "status", f"--socket={both[0].socket}"],
                           capture_output=True, text=True, check=True).stdout
     lines = [line for line in text.splitlines() if ":" in line and "state" in line]
     assert len(lines) == 2 and "64.0 MiB" in lines[0] and "self" in lines[0] and "down" in lines[1], text

@@ -22,12 +22,6 @@ TOKEN = base64.b64encode(bytes(range(32)))
 EINVAL, ESTALE, EACCES, EOPNOTSUPP = 22, 116, 13, 95
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 @pytest.fixture
 def daemon(host):
     """Serves on a unix socket and over TCP; one set of 64 samples is in it."""
@@ -35,7 +29,7 @@ def daemon(host):
     token.write_bytes(TOKEN + b"\n")
     token.chmod(0o600)
     made = host.daemon({"pool": {"size": "8MiB", "region_size": "64KiB"},
-                        "net": {"listen": f"127.0.0.1:{free_port()}", "token_file": token}})
+                        "net": {"listen": f"127.0.0.1:{lib_host.free_port()}", "token_file": token}})
     made.address = made.config.read_text().split("listen = ")[1].split()[0]
     made.path = lib_data.make_npy(host.data / "a.npy", 64)
     made.keeper = Peer(made.socket).greet()
@@ -488,7 +482,7 @@ def strict(host):
     token = host.folder / "token"
     token.write_bytes(TOKEN + b"\n")
     token.chmod(0o600)
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{lib_host.free_port()}"
     made = host.daemon({"pool": {"size": "16MiB", "region_size": "64KiB"}, "limits": LIMITS,
                         "net": {"listen": address, "token_file": token}})
     made.address = address

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pathlib
-import socket
 import tarfile
 
 import lib_host
@@ -313,22 +312,12 @@ def test_daemon_of_several_users(host, leat, nobody):
         assert len(ws) == SHARDS * MEMBERS and len(ws[0]["bin"]) > 0
 
 
-def free_ports(n):
-    sockets = [socket.socket() for _ in range(n)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
 def test_two_nodes(host, leat, s3):
     """Each fills its own share from S3; both have all of it."""
     token = host.folder / "token"
     token.write_text("x" * 40)
     token.chmod(0o600)
-    nodes = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    nodes = [f"127.0.0.1:{port}" for port in lib_host.free_ports(2)]
     config = [{"pool": {"size": "64MiB", "region_size": "1MiB"}, "net": {"listen": node, "token_file": token, "nodes": " ".join(nodes)}}
               for node in nodes]
     daemons = [host.daemon(c, name=f"n{k}") for k, c in enumerate(config)]

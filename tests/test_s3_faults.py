@@ -610,9 +610,8 @@ def test_tls_where_http_is_spoken(s3):
 
 
 def test_nobody_there(s3, tmp_path):
-    import lib_s3
     begun = time.monotonic()
-    err = leat(s3, "ls", "s3://data", check=6, env={**s3.env(), "AWS_ENDPOINT_URL": f"http://127.0.0.1:{lib_s3.free_port()}"}).stderr.decode()
+    err = leat(s3, "ls", "s3://data", check=6, env={**s3.env(), "AWS_ENDPOINT_URL": f"http://127.0.0.1:{lib_host.free_port()}"}).stderr.decode()
     assert "Connection refused" in err and time.monotonic() - begun < 20
     err = leat(s3, "ls", "s3://data", check=3, env={**s3.env(), "AWS_ENDPOINT_URL": "http://no-such-host.invalid"}).stderr.decode()
     assert "no-such-host.invalid: no address" in err

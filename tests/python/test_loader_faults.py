@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 
-import numpy as np
 import pytest
 
 import leat

@@ -5,12 +5,9 @@ import json
 import subprocess
 
 import lib_host
-import lib_serve
 import pytest
-from lib_serve import content, wait_until
+from lib_serve import MIB, content, wait_until
 from test_admin import Node, conforms
-
-MIB = 1 << 20
 
 
 @pytest.fixture
