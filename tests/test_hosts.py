@@ -774,3 +774,35 @@ while True:
         reader.process.kill()
         reader.process.wait()
     lib_host.wait_for(lambda: pair.daemons[A].status()["credits"] == [], NOTICED, "the slots are not given back")
+
+
+def test_millions_of_small_samples(host, leat, network):
+    """What a node says of a single segment is more than a connection may have waiting: it is said portion by portion."""
+    cluster = lib_net.Cluster(host, network, pool="128MiB", region="8MiB")
+    a, b = cluster.start_all()
+    np.save(host.data / "labels.npy", np.arange(4 << 20, dtype=np.int32))
+    with leat.preload(host.data / "labels.npy", name="labels", socket=a.socket, timeout=lib_host.PATIENCE):
+        def resident(daemon):
+            return daemon.sets()[0]["resident_samples"] == 4 << 20
+        lib_host.wait_for(lambda: resident(a) and resident(b), message=lambda: f"{a.sets()} {b.sets()}\n{a.text()}")
+        b.kill()  # what its next life is told at once is as much
+        cluster.start(B)
+        cluster.joined(A)
+        lib_host.wait_for(lambda: resident(a) and a.sets()[0]["lost_samples"] == 0, message=lambda: f"{a.sets()}\n{a.text()}")
+    assert "broke the protocol" not in a.text() + cluster.daemons[B].text()
+
+
+@pytest.mark.slow
+def test_a_node_comes_back_to_many_sets(host, leat, network):
+    """It is told of all of them: one after another, since a little of each at once is more than a connection may have waiting."""
+    sets, samples = 90, 80_000
+    cluster = lib_net.Cluster(host, network, pool="256MiB", region="64KiB")
+    a, b = cluster.start_all()
+    for k in range(sets):
+        np.save(host.data / f"{k}.npy", np.arange(samples, dtype=np.int32))
+        preload(leat, a, host.data / f"{k}.npy", name=f"s{k}").close()
+    b.kill()
+    lib_host.wait_for(lambda: sum(s["lost_samples"] for s in a.sets()) > 0)
+    cluster.start(B)
+    cluster.joined(A)
+    lib_host.wait_for(lambda: sum(s["resident_samples"] for s in a.sets()) == sets * samples, message=lambda: a.text()[-2000:])

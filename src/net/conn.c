@@ -728,6 +728,11 @@ void conn_share_budget(struct conn *conn, struct conn_budget *budget)
     conn->budget = budget;
 }
 
+uint64_t conn_queued(const struct conn *conn)
+{
+    return conn->out_queued;
+}
+
 void *conn_user(const struct conn *conn)
 {
     return conn->user;

@@ -57,6 +57,8 @@ int conn_fd(const struct conn *conn);
 /* SO_PEERCRED of a unix peer. */
 int conn_credentials(const struct conn *conn, uint32_t *ret_uid, uint32_t *ret_gid, int32_t *ret_pid);
 
+/* Bytes of frames that wait to be sent. */
+uint64_t conn_queued(const struct conn *conn);
 /* Queues a frame; fds are duplicated. On allocation failure the connection is closed (closed() later). */
 void conn_send(struct conn *conn, uint8_t kind, uint16_t type, uint64_t id, int status,
                const struct bytes_out *body, const int *fds, unsigned nfds);

@@ -22,7 +22,7 @@
 #include <sys/random.h>
 #include <xxhash.h>
 
-#define RECORD_BYTES 36u
+#define READY_QUEUED (8 * MIB) /* for one node, of what is told as it is made */
 #define TICK_NS      (2 * NS_PER_S)
 #define SILENCE_NS   (20 * NS_PER_S) /* readers wait 30 s, and then still have to get it from the source */
 
@@ -351,6 +351,7 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
                          config->self);
     for (unsigned n = 0; code == 0 && n < config->nnodes; n++) {
         c->links[n].cluster = c;
+        list_init(&c->links[n].tellings);
         if (n == c->self)
             continue;
         struct peer_config pc = {
@@ -435,34 +436,35 @@ struct ready_post {
     struct bytes_out records;
 };
 
+static void record_sent(void *user, int status) {}
+
+/* One that takes records in more slowly than they are made is told by and by: its connection ends when too much waits for it. */
 static void ready_on_loop(void *arg)
 {
     struct ready_post *p = arg;
-    for (unsigned n = 0; n < p->cluster->config.nnodes; n++)
-        cluster_send_records(p->cluster, p->ws, n, &p->records, NULL, NULL);
+    struct cluster *c = p->cluster;
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (!cluster_is_up(c, n))
+            continue;
+        if (p->records.len + peer_queued(c->links[n].peer) > READY_QUEUED)
+            cluster_tell_all(c, p->ws, n);
+        else
+            cluster_send_records(c, p->ws, n, p->records.data, p->records.len, record_sent, NULL);
+    }
     wset_unref(p->ws);
     bytes_out_fini(&p->records);
     free(p);
 }
 
-void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const struct bytes_out *records,
+void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const void *records, size_t bytes,
                           void (*done)(void *user, int status), void *user)
 {
-    const size_t most = PROTO_BODY_MAX / 2 / RECORD_BYTES * RECORD_BYTES;
-    for (size_t at = 0; at < records->len && cluster_is_up(c, n); at += most) {
-        size_t len = MIN(most, records->len - at);
-        struct bytes_out body = {0};
-        bytes_put(&body, ws->uuid, PROTO_UUID);
-        bytes_put_u32(&body, (uint32_t)(len / RECORD_BYTES));
-        bytes_put(&body, records->data + at, len);
-        if (done && at + len == records->len)
-            peer_event_done(c->links[n].peer, PROTO_READY, &body, TAKE_PTR(done), user);
-        else
-            cluster_send(c, n, PROTO_READY, &body);
-        bytes_out_fini(&body);
-    }
-    if (done)
-        done(user, -ENOTCONN);
+    struct bytes_out body = {0};
+    bytes_put(&body, ws->uuid, PROTO_UUID);
+    bytes_put_u32(&body, (uint32_t)(bytes / RECORD_BYTES));
+    bytes_put(&body, records, bytes);
+    peer_event_done(c->links[n].peer, PROTO_READY, &body, done, user);
+    bytes_out_fini(&body);
 }
 
 void cluster_ready(struct cluster *c, struct wset *ws, struct bytes_out *records)

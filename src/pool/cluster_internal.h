@@ -30,6 +30,7 @@ struct link {
     bool known;      /* what it answered last */
     uint64_t cap_bytes, used_bytes;
     uint64_t incarnation; /* 0: not told yet */
+    struct list tellings; /* cluster_serve.c: sets that it is told of, one after another */
 };
 
 struct cluster {
@@ -60,13 +61,15 @@ void cluster_end_doubts(struct cluster *c);
 void cluster_end_doubt(struct cluster *c, unsigned n);
 bool cluster_is_up(const struct cluster *c, unsigned n);
 void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct bytes_out *body);
-/* done (may be NULL): when the last was sent or dropped, which may be at once. */
-void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const struct bytes_out *records,
+#define RECORD_BYTES 36u
+/* `bytes` of records as one message, to a node that is up; done: when it was sent or dropped, which may be at once. */
+void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const void *records, size_t bytes,
                           void (*done)(void *user, int status), void *user);
 void cluster_send_forget(struct cluster *c, const struct wset *ws, unsigned n, bool end, bool force);
 /* Does node n hold regions of ws? */
 bool cluster_hosts(const struct wset *ws, unsigned n);
-/* Everything that this node has filled of ws, to node n, portion by portion as it is sent. */
+/* Everything that this node has filled of ws, to node n, portion by portion as it is sent, and set by set. Nothing to one that is
+ * not up: it is told when it is. */
 void cluster_tell_all(struct cluster *c, struct wset *ws, unsigned n);
 /* Asks node n whether it has its regions of ws: RESYNC_*. */
 void cluster_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags);

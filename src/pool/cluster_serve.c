@@ -153,16 +153,20 @@ static int on_describe(struct cluster *c, struct client *client, struct conn_mes
 
 /* --- what is where ----------------------------------------------------------------------------------------------------------- */
 
-#define TELL_BYTES   MIB   /* of records, before the next are made */
-#define TELL_SAMPLES 4096u /* of a pushed set at a time */
+#define TELL_BYTES   (MIB / RECORD_BYTES * RECORD_BYTES) /* of records, before the next are sent */
+#define TELL_SAMPLES 4096u                               /* of a pushed set at a time */
+#define TELL_OLD     (8 * MIB)                           /* of the version before, as of a segment */
 
-/* All of a large set at once would be more than a connection may have queued. */
+/* All of a large set at once, or a little of each of many, would be more than a connection may have queued. */
 struct telling {
-    struct cluster *cluster;
+    struct list node; /* link->tellings; the first is under way */
+    struct link *link;
     struct wset *ws; /* a reference */
-    unsigned node;
-    uint64_t at; /* segment, or sample of a pushed set */
+    bool out;        /* a portion is being sent */
+    bool again;      /* more was filled meanwhile */
+    uint64_t at;     /* segment, or sample of a pushed set */
     struct bytes_out records;
+    size_t sent; /* of them */
 };
 
 static void tell_part(void *user, uint64_t i, unsigned f, const struct index_part *part, uint64_t offset,
@@ -211,60 +215,116 @@ static void tell_pushed(struct telling *t)
     }
 }
 
-/* Regions of the version before, which was complete; then our segments. */
+/* Steps through the version before, which was complete; then our segments. */
+static uint64_t old_step(const struct wset *ws)
+{
+    return MIN(ws->region_bytes, TELL_OLD);
+}
+
 static uint64_t filled_units(const struct wset *ws)
 {
-    return ws->first_new_address / ws->region_bytes + ws->nsegments;
+    return ws->first_new_address / old_step(ws) + ws->nsegments;
 }
 
 static void tell_filled(struct telling *t)
 {
     struct wset *ws = t->ws;
-    uint64_t unit = t->at++, old = ws->first_new_address / ws->region_bytes, begin, end;
+    uint64_t step = old_step(ws), unit = t->at++, old = ws->first_new_address / step;
+    uint64_t begin = unit * step, end;
     if (unit < old) {
-        if (ws->regions[unit].region)
-            wset_parts_in(ws, unit * ws->region_bytes, (unit + 1) * ws->region_bytes, tell_part, t);
-    } else if (fill_segment_done(t->cluster->pool->fill, ws, (uint32_t)(unit - old), &begin, &end)) {
+        if (ws->regions[begin / ws->region_bytes].region)
+            wset_parts_in(ws, begin, begin + step, tell_part, t);
+    } else if (fill_segment_done(t->link->cluster->pool->fill, ws, (uint32_t)(unit - old), &begin, &end)) {
         wset_parts_in(ws, begin, end, tell_part, t);
     }
 }
 
-static void tell_next(void *user, int status)
+/* The next records. False: that was all. */
+static bool tell_make(struct telling *t)
 {
-    struct telling *t = user;
-    struct wset *ws = t->ws;
-    bool pushed = ws->flags & PROTO_WS_PUSHED;
-    uint64_t end = pushed ? ws->index.header->nsamples : filled_units(ws);
-    bool over = status < 0 || ws->state == WSET_ENDING;
-    while (!over && t->at < end && t->records.len < TELL_BYTES && !t->records.failed) {
+    const bool pushed = t->ws->flags & PROTO_WS_PUSHED;
+    const uint64_t end = pushed ? t->ws->index.header->nsamples : filled_units(t->ws);
+    bytes_out_reset(&t->records);
+    t->sent = 0;
+    while (t->at < end && t->records.len < TELL_BYTES && !t->records.failed) {
         if (pushed)
             tell_pushed(t);
         else
             tell_filled(t);
     }
-    if (over || t->records.len == 0 || t->records.failed) {
-        if (t->records.failed)
-            log_error("out of memory: a node does not hear what was loaded of %s", ws->spec);
-        bytes_out_fini(&t->records);
-        wset_unref(ws);
-        free(t);
+    if (t->records.failed)
+        log_error("out of memory: a node does not hear what was loaded of %s", t->ws->spec);
+    return t->records.len && !t->records.failed;
+}
+
+static void telling_free(struct telling *t)
+{
+    list_remove(&t->node);
+    bytes_out_fini(&t->records);
+    wset_unref(t->ws);
+    free(t);
+}
+
+static void tell_sent(void *user, int status);
+
+/* The next portion, of the first telling that has one. */
+static void tell_on(struct link *link)
+{
+    struct telling *t;
+    while ((t = list_first(&link->tellings, struct telling, node)) && !t->out) {
+        bool more = t->ws->state != WSET_ENDING && (t->sent < t->records.len || tell_make(t));
+        if (more) {
+            const uint8_t *from = t->records.data + t->sent;
+            size_t bytes = MIN(TELL_BYTES, t->records.len - t->sent);
+            t->sent += bytes;
+            t->out = true;
+            cluster_send_records(link->cluster, t->ws, (unsigned)(link - link->cluster->links), from, bytes,
+                                 tell_sent, t); /* which may be the end of it */
+            return;
+        }
+        t->at = 0;
+        if (!t->again || t->ws->state == WSET_ENDING)
+            telling_free(t);
+        else
+            t->again = false;
+    }
+}
+
+static void tell_sent(void *user, int status)
+{
+    struct telling *t = user;
+    struct link *link = t->link;
+    t->out = false;
+    if (status == 0) {
+        tell_on(link);
         return;
     }
-    struct bytes_out records = t->records;
-    t->records = (struct bytes_out){0};
-    cluster_send_records(t->cluster, ws, t->node, &records, tell_next, t);
-    bytes_out_fini(&records);
+    /* The connection is going: when there is another one all is told anew. */
+    list_for_each_safe (node, &link->tellings)
+        telling_free(container_of(node, struct telling, node));
 }
 
 void cluster_tell_all(struct cluster *c, struct wset *ws, unsigned n)
 {
+    struct link *link = &c->links[n];
+    if (!cluster_is_up(c, n))
+        return;
+    list_for_each (node, &link->tellings) {
+        struct telling *t = container_of(node, struct telling, node);
+        if (t->ws == ws) {
+            t->again = t->at > 0;
+            return;
+        }
+    }
     struct telling *t = calloc(1, sizeof(*t));
     if (!t) {
         log_error("out of memory: a node does not hear what was loaded of %s", ws->spec);
         return;
     }
-    *t = (struct telling){.cluster = c, .ws = wset_ref(ws), .node = n};
-    tell_next(t, 0);
+    *t = (struct telling){.link = link, .ws = wset_ref(ws)};
+    list_init(&t->node);
+    list_push_back(&link->tellings, &t->node);
+    tell_on(link);
 }
 
 static int on_resync(struct cluster *c, struct client *client, struct conn_message *m)

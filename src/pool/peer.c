@@ -87,6 +87,7 @@ static void disconnect(struct peer *p)
     loop_timer_clear(&p->timer);
     struct conn *conn = p->conn;
     p->conn = NULL;
+    p->state = PEER_DOWN; /* who hears now what was sent sends nothing more */
     p->accepted = false;
     conn_free(conn);
     net_auth_fini(&p->auth);
@@ -534,6 +535,11 @@ void peer_event(struct peer *p, uint16_t type, const struct bytes_out *body)
 {
     if (p->state == PEER_UP)
         conn_send(p->conn, PROTO_EVENT, type, 0, 0, body, NULL, 0);
+}
+
+uint64_t peer_queued(const struct peer *p)
+{
+    return p->conn ? conn_queued(p->conn) : 0;
 }
 
 void peer_event_done(struct peer *p, uint16_t type, const struct bytes_out *body,
