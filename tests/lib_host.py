@@ -123,15 +123,8 @@ def system_objects():
     """What outlives processes: names in /dev/shm, network namespaces and links, control groups: of this run of the tests alone,
     since another may be under way beside it."""
     own = f"leat{os.getpid() % 100000}"
-
-    def output(*command):
-        if not shutil.which(command[0]):
-            return []
-        return subprocess.run(command, capture_output=True, timeout=20).stdout.decode().splitlines()
-
     found = {f"/dev/shm/{p.name}" for p in pathlib.Path("/dev/shm").glob("*leat*") if not p.name.startswith("leat-bench")}
-    found |= {f"netns {line.split()[0]}" for line in output("ip", "netns", "list") if line.strip().startswith(own)}
-    found |= {f"link {line.split()[1]}" for line in output("ip", "-o", "link") if line.split()[1].startswith(own)}
+    found |= {str(p) for folder in ("/run/netns", "/sys/class/net") for p in pathlib.Path(folder).glob(f"{own}*")}
     for base in ("/sys/fs/cgroup", "/sys/fs/cgroup/memory"):
         found |= {str(p) for p in pathlib.Path(base).glob(f"leat-test-{os.getpid()}*")}
     return found
