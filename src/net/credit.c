@@ -17,9 +17,11 @@
  *           not judged, once in 100 ms of others: a pause of 200 ms would fade the rate to a tenth.
  *   boost   1 where that keeps the path busy. Where less comes than has come before (servers or readers that do not get their CPU in
  *           time leave the link idle), more is asked for, an eighth a window, up to 16 times as much.
- *   losses  Servers tell how many segments they sent anew. A loss draws a ceiling at 0.7 of what was allowed then; it is raised by
- *           a quarter after a pause, which doubles each time the raise was followed by a loss: a lost tail costs a
- *           retransmission timeout (200 ms), which is why trying it is rare.
+ *   losses  Servers tell how many segments they sent anew. Where somebody waited long for an answer meanwhile, or they are many, that
+ *           draws a ceiling at 0.7 of what was allowed then; it is raised by a quarter after a pause, which doubles each time
+ *           that another follows within a minute: a lost tail costs a retransmission timeout (200 ms), which is why trying it is
+ *           rare. A few that cost nothing draw none: whoever else is on the way has some lost now and then, and 0.7 of 0.7 of
+ *           0.7 for each ended at 8 KiB, and a tenth of the link.
  *
  * Fairness: of those who want credit each gets limit / their number at most, and who holds none and waits longest goes first;
  * one that has not asked again for WANT_NS is not waited for (it may be stopped).
@@ -38,7 +40,7 @@
 #include <unistd.h>
 
 #define MAGIC           0x7264634cu /* "Lcdr" */
-#define VERSION         3u
+#define VERSION         4u
 #define STAGES          4u
 #define SLICES          2u
 #define SLICES_LARGE    4u
@@ -48,25 +50,32 @@
 #define LIMIT_SAME_HOST (4 * MIB)
 #define LIMIT_MAX       (64 * MIB)
 #define QUEUE_NS        500000.0
-#define QUEUE_RATE      5e8 /* bytes a second: from here on links have switches with room for QUEUE_NS */
+#define QUEUE_RATE      5e8  /* bytes a second: from here on links have switches with room for QUEUE_NS */
+#define QUEUE_SURE      0.25 /* part of that which they have, whoever else is on the way */
 #define QUEUE_MAX                                                                                            \
     (2 * MIB) /* more of it falls out of the caches between server and reader where they share them */
-#define BOOSTED_MAX      (2 * MIB)   /* what lacks CPU is not helped by still more */
-#define SLICE_LARGE      (512 * KIB) /* from here on four at a time, so that several servers have one each */
-#define SLICE_ALIGN      64u         /* a line of the cache */
-#define CREDIT_BUSY_MAX  64u         /* what a neighbour may have us believe */
-#define WINDOW_NS        (5 * NS_PER_MS)
-#define PROBES_FIRST     8u
-#define PROBE_NS         (100 * NS_PER_MS) /* so often a request that is alone is a small one */
-#define IDLE_NS          (1 * NS_PER_S)
-#define BASE_NS          (10 * NS_PER_S)
-#define DRAIN_NS         (200 * NS_PER_MS) /* as long as draining may take before the old base is kept */
-#define STALL_NS         (20 * NS_PER_MS)  /* nothing came for as long, though something was asked for */
-#define STALL_TIMES      4.0               /* and for so many times what an answer takes at most */
-#define MOVED_NS         (100 * NS_PER_MS) /* between two stalls that are forgotten */
-#define WANT_NS          (20 * NS_PER_MS)
-#define HELD_NS          (1 * NS_PER_S) /* who has not moved for as long is stopped, or waits for a server that is */
-#define LOSS_NS          (300 * NS_PER_MS) /* reports of one loss come from several servers, after a timeout */
+#define BOOSTED_MAX     (2 * MIB)   /* what lacks CPU is not helped by still more */
+#define SLICE_LARGE     (512 * KIB) /* from here on four at a time, so that several servers have one each */
+#define SLICE_ALIGN     64u         /* a line of the cache */
+#define CREDIT_BUSY_MAX 64u         /* what a neighbour may have us believe */
+#define WINDOW_NS       (5 * NS_PER_MS)
+#define PROBES_FIRST    8u
+#define PROBE_NS        (100 * NS_PER_MS) /* so often a request that is alone is a small one */
+#define IDLE_NS         (1 * NS_PER_S)
+#define BASE_NS         (10 * NS_PER_S)
+#define DRAIN_NS        (200 * NS_PER_MS) /* as long as draining may take before the old base is kept */
+#define STALL_NS        (20 * NS_PER_MS)  /* nothing came for as long, though something was asked for */
+#define STALL_TIMES     4.0               /* and for so many times what an answer takes at most */
+#define MOVED_NS        (100 * NS_PER_MS) /* between two stalls that are forgotten */
+#define WANT_NS         (20 * NS_PER_MS)
+#define HELD_NS         (1 * NS_PER_S) /* who has not moved for as long is stopped, or waits for a server that is */
+#define LOSS_NS         (300 * NS_PER_MS) /* reports of one loss come from several servers, after a timeout */
+#define SLOW_NS                                                                                              \
+    (5 *                                                                                                     \
+     NS_PER_MS) /* an answer that took as long, and STALL_TIMES as long as answers take, waited for something */
+#define LOSSY            128u  /* one segment lost in so many is too much, whatever it costs */
+#define LOSSY_MIN        8u    /* of which there are so many at least */
+#define SEGMENT          1448u /* about what one carries */
 #define BOOST_ONE        1024u
 #define BOOST_MAX        (16 * BOOST_ONE)
 #define PAUSE_MIN_NS     (2 * NS_PER_S)
@@ -277,6 +286,14 @@ static void window_open(struct credit_rail *r, uint64_t now_ns)
     r->idle_since_ns = 0;
 }
 
+/* What an answer takes where all that may be in flight is ahead of it. */
+static double usual_ns(const struct credit *c)
+{
+    double rate = (double)load(&c->rail->rate_bytes_per_s), base = (double)load(&c->rail->base_ns);
+    double drained = (double)credit_limit(c) * 1e9 / MAX(rate, 1.0);
+    return MAX(base, drained);
+}
+
 /*
  * A machine that stood still, a reader or a server that was stopped: that says nothing about the path, and the window begins anew. What
  * is still in flight does not count in it: it may lie in a socket and come in no time. True: it was such a stall. Not if the rail has
@@ -286,10 +303,8 @@ static bool forget_stall(struct credit *c, uint64_t in_flight_bytes, uint64_t no
 {
     struct credit_rail *r = c->rail;
     uint64_t since = r->moved_at_ns, gap = now_ns - MIN(since, now_ns);
-    double rate = (double)load(&r->rate_bytes_per_s), base = (double)load(&r->base_ns);
-    double drained = (double)credit_limit(c) * 1e9 / MAX(rate, 1.0);
     r->moved_at_ns = now_ns;
-    if (!since || r->moved_ns < MOVED_NS || gap < STALL_NS || (double)gap < STALL_TIMES * MAX(base, drained))
+    if (!since || r->moved_ns < MOVED_NS || gap < STALL_NS || (double)gap < STALL_TIMES * usual_ns(c))
         return false;
     r->moved_ns = 0;
     window_open(r, now_ns);
@@ -339,22 +354,47 @@ static void set_limit(struct credit *c)
     store(&r->limit_bytes, bytes < LIMIT_MIN ? LIMIT_MIN : bytes);
 }
 
+/* Whether segments that were lost since loss_stamp_ns say that too much was in flight: somebody waited long for his answer meanwhile, or
+ * they are many. Any way that others use loses one now and then, which TCP sends anew at once: that is none of our doing. */
+static bool too_much(const struct credit_rail *r, uint64_t lost, uint64_t now_ns)
+{
+    uint64_t delivered = load(&r->delivered_bytes);
+    uint64_t segments = (delivered - MIN(r->loss_delivered, delivered)) / SEGMENT;
+    bool waited = now_ns - MIN(load(&r->slow_ns), now_ns) < LOSS_NS;
+    return lost && (waited || (lost > LOSSY_MIN && lost > segments / LOSSY));
+}
+
+static void draw_ceiling(struct credit_rail *r, uint64_t now_ns)
+{
+    uint64_t limit = load(&r->limit_bytes);
+    uint64_t least =
+        MAX((uint64_t)(queue_of((double)load(&r->rate_bytes_per_s)) * QUEUE_SURE), (uint64_t)LIMIT_MIN);
+    bool again = r->ceiling_stamp_ns && now_ns - r->ceiling_stamp_ns < PAUSE_MAX_NS;
+    uint64_t longer = MAX(r->ceiling_pause_ns * 2, PAUSE_MIN_NS);
+    r->ceiling_pause_ns = again ? MIN(longer, PAUSE_MAX_NS) : PAUSE_MIN_NS;
+    store(&r->ceiling_bytes, MAX(limit / 10 * 7, least));
+    r->ceiling_stamp_ns = now_ns;
+}
+
 static void judge_losses(struct credit_rail *r, uint64_t now_ns)
 {
-    uint64_t lost = load(&r->lost_segments), ceiling = load(&r->ceiling_bytes);
-    bool recent = r->ceiling_stamp_ns && now_ns - r->ceiling_stamp_ns < LOSS_NS;
-    if (lost != r->lost_seen && !recent) {
-        uint64_t limit = load(&r->limit_bytes);
-        bool again = r->ceiling_stamp_ns && now_ns - r->ceiling_stamp_ns < PAUSE_MAX_NS;
-        uint64_t longer = MAX(r->ceiling_pause_ns * 2, PAUSE_MIN_NS);
-        r->ceiling_pause_ns = again ? MIN(longer, PAUSE_MAX_NS) : PAUSE_MIN_NS;
-        store(&r->ceiling_bytes, MAX(limit / 10 * 7, (uint64_t)LIMIT_MIN));
-        r->ceiling_stamp_ns = now_ns;
-    } else if (ceiling && lost == r->lost_seen && now_ns - r->ceiling_stamp_ns > r->ceiling_pause_ns) {
+    uint64_t all = load(&r->lost_segments), lost = all - MIN(r->lost_seen, all),
+             ceiling = load(&r->ceiling_bytes);
+    bool recent = r->ceiling_stamp_ns && now_ns - r->ceiling_stamp_ns < LOSS_NS, judged = true;
+    if (!recent && too_much(r, lost, now_ns))
+        draw_ceiling(r, now_ns);
+    else if (ceiling && now_ns - r->ceiling_stamp_ns > r->ceiling_pause_ns) {
         store(&r->ceiling_bytes, ceiling < LIMIT_MAX ? ceiling + ceiling / 4 : 0);
         r->ceiling_stamp_ns = now_ns;
+    } else {
+        judged =
+            recent || now_ns - r->loss_stamp_ns > LOSS_NS; /* who waits for what was lost is told only then */
     }
-    r->lost_seen = lost;
+    if (!judged)
+        return;
+    r->lost_seen = all;
+    r->loss_stamp_ns = now_ns;
+    r->loss_delivered = load(&r->delivered_bytes);
 }
 
 /* By 1/part for each window's length: where answers take long, windows are few. */
@@ -532,6 +572,8 @@ void credit_done(struct credit *c, uint64_t bytes, uint64_t rtt_ns, bool alone, 
         wake_all(r);
     if (c->fixed_limit_bytes || !rtt_ns)
         return;
+    if (unlikely(rtt_ns > SLOW_NS) && (double)rtt_ns > STALL_TIMES * usual_ns(c))
+        store(&r->slow_ns, now_ns);
     if (!adapt_begin(c)) {
         if (alone)
             take_base(r, bytes, rtt_ns, now_ns);

@@ -44,6 +44,7 @@ struct credit_rail {
     _Atomic uint64_t base_bytes;    /* of the request that it is of */
     _Atomic uint64_t probe_ns;      /* when a small request was alone last */
     _Atomic uint64_t delivered_bytes, lost_segments, peak_bytes;
+    _Atomic uint64_t slow_ns;       /* when an answer came last that had waited long */
     _Atomic uint64_t ceiling_bytes; /* set by a loss, raised again slowly; 0: none */
     _Atomic uint32_t probes;        /* that told something, up to a few */
     _Atomic uint32_t slots_used;    /* no slot at or above was ever given out */
@@ -54,7 +55,9 @@ struct credit_rail {
     uint64_t idle_since_ns,
         idle_delivered; /* nothing is in flight since, and what was delivered then; 0: something is */
     uint64_t moved_at_ns, moved_ns; /* when something came last, and how long it has since the last stall */
-    uint64_t lost_seen, ceiling_stamp_ns, ceiling_pause_ns;
+    uint64_t lost_seen, loss_stamp_ns,
+        loss_delivered; /* up to when losses were judged, and what was delivered by then */
+    uint64_t ceiling_stamp_ns, ceiling_pause_ns;
     uint64_t best_bytes_per_s; /* as rate, fading far more slowly */
     uint32_t boost;            /* in 1/1024, at least 1024; 0 is 1024 */
     struct credit_slot slots[CREDIT_SLOTS];

@@ -243,6 +243,34 @@ static uint64_t ceiling_of(const struct credit *c)
     return atomic_load(&c->rail->ceiling_bytes);
 }
 
+/* The tail of an answer, which TCP misses only when its timer tells. */
+static void lose(struct credit *c, uint64_t segments, uint64_t now)
+{
+    assert_true(take(c, 8 * KIB, now - 200 * NS_PER_MS));
+    credit_done(c, 8 * KIB, 200 * NS_PER_MS, false, now);
+    credit_lost(c, segments);
+}
+
+/* What is lost and sent anew at once draws no ceiling, unless it is much. */
+static void test_losses_of_others(void **state)
+{
+    struct credit c;
+    assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
+    drive(&c, NS_PER_S, 1000);
+    uint64_t grown = credit_limit(&c), now = 3 * NS_PER_S;
+    for (unsigned i = 0; i < 20; i++, now += NS_PER_S) {
+        credit_lost(&c, 4);
+        drive(&c, now, 100);
+    }
+    assert_int_equal(ceiling_of(&c), 0);
+    assert_true(credit_limit(&c) > grown / 2);
+    uint64_t before = credit_limit(&c);
+    credit_lost(&c, 1000);
+    drive(&c, now, 100);
+    assert_true(ceiling_of(&c) && ceiling_of(&c) < before / 10 * 8);
+    credit_fini(&c);
+}
+
 static void test_adapts_and_loses(void **state)
 {
     struct credit c;
@@ -252,18 +280,18 @@ static void test_adapts_and_loses(void **state)
     uint64_t grown = credit_limit(&c);
     print_message("1 GB/s and 100 us: %llu KiB\n", (unsigned long long)(grown / KIB));
     assert_true(grown > 100 * KIB && grown < 800 * KIB);
-    credit_lost(&c, 3);
+    lose(&c, 3, 3 * NS_PER_S);
     drive(&c, 3 * NS_PER_S, 100);
     uint64_t cut = ceiling_of(&c);
     assert_true(cut <= grown / 10 * 7 && cut > grown / 2 && credit_limit(&c) <= cut);
     /* Told of the same loss by another server: one cut. */
-    credit_lost(&c, 2);
+    lose(&c, 2, 3 * NS_PER_S + 100 * NS_PER_MS);
     drive(&c, 3 * NS_PER_S + 100 * NS_PER_MS, 100);
     assert_int_equal(ceiling_of(&c), cut);
     /* Raised again, slowly; the next loss makes it slower. */
     drive(&c, 6 * NS_PER_S, 100);
     assert_int_equal(ceiling_of(&c), cut + cut / 4);
-    credit_lost(&c, 1);
+    lose(&c, 1, 8 * NS_PER_S);
     drive(&c, 8 * NS_PER_S, 100);
     uint64_t again = ceiling_of(&c);
     assert_true(again < cut + cut / 4 && credit_limit(&c) <= again);
@@ -739,6 +767,7 @@ int main(void)
         cmocka_unit_test(test_slices),
         cmocka_unit_test(test_same_host),
         cmocka_unit_test(test_adapts_and_loses),
+        cmocka_unit_test(test_losses_of_others),
         cmocka_unit_test(test_boost),
         cmocka_unit_test(test_slows_down),
         cmocka_unit_test(test_processes_share),

@@ -29,6 +29,8 @@
 struct link {
     double bytes_per_ns;
     uint64_t queue_bytes, far_ns; /* beyond 40 us there and back */
+    uint64_t lost_one_in;         /* packets, whoever else is on the way; 0: none */
+    uint64_t again_ns; /* after which such a packet is sent anew; 0: as soon as the gap is told of */
 };
 
 struct result {
@@ -38,7 +40,7 @@ struct result {
 
 struct answer {
     uint64_t at_ns, sent_ns, bytes;
-    unsigned rail;
+    unsigned rail, anew;            /* packets that were lost alone, and sent anew at once */
     bool coming, alone, lost, used; /* coming: to the queue, at at_ns; else through at at_ns */
 };
 
@@ -74,10 +76,13 @@ static void arrive(struct model *m, struct answer *a)
         if (!a->lost)
             *free_ns =
                 MAX(*free_ns, come) + (uint64_t)((double)(step + FRAME - PAYLOAD) / m->link.bytes_per_ns);
+        a->anew += m->link.lost_one_in && rng_below(&m->rng, m->link.lost_one_in) == 0;
         left -= step;
     }
-    m->losses += a->lost;
+    m->losses += a->lost + a->anew;
     a->at_ns = (a->lost ? come + RTO_NS : *free_ns) + 20 * NS_PER_US;
+    if (a->anew)
+        a->at_ns += 40 * NS_PER_US + m->link.far_ns + m->link.again_ns;
 }
 
 static struct answer *first_of(struct model *m)
@@ -163,8 +168,7 @@ static uint64_t batch(struct model *m, uint64_t now)
         now = paused(m, MAX(now, a->at_ns) + late(m));
         for (; a; a = next_through(m, now)) { /* all that is there by now */
             credit_done(&m->credit[a->rail], a->bytes, now - a->sent_ns, a->alone, now);
-            if (a->lost)
-                credit_lost(&m->credit[a->rail], 1);
+            credit_lost(&m->credit[a->rail], a->lost + a->anew);
             coming -= a->bytes;
             a->used = false;
         }
@@ -310,13 +314,38 @@ static void test_pause(void **state)
     }
 }
 
+/*
+ * Losses that are not of our making, one packet in so many on a way that others use, cost little where they happen: they must not cost
+ * more by what is made of them.
+ */
+static void test_lossy(void **state)
+{
+    static const struct link paths[] = {{1.25, 4096 * FRAME, 0, 100000},
+                                        {1.25, 4096 * FRAME, 0, 10000},
+                                        {3.0, 16384 * FRAME, 60 * NS_PER_US, 100000},
+                                        {0.125, 256 * FRAME, 0, 10000},
+                                        {1.25, 65536 * FRAME, 2 * NS_PER_MS, 100000},
+                                        {1.25, 4096 * FRAME, 0, 1000000, RTO_NS}};
+    for (unsigned i = 0; i < ARRAY_LEN(paths); i++) {
+        char what[64];
+        struct link without = paths[i];
+        without.lost_one_in = 0;
+        struct result clean = run(without, 1, 0, 20), lossy = run(paths[i], 1, 0, 20);
+        snprintf(what, sizeof(what), "%.3f GB/s, %.1f ms", paths[i].bytes_per_ns,
+                 (double)paths[i].far_ns / 1e6);
+        tell(what, clean);
+        snprintf(what, sizeof(what), "one lost in %llu", (unsigned long long)paths[i].lost_one_in);
+        tell(what, lossy);
+        assert_true(lossy.limit_bytes * 8 > clean.limit_bytes);
+        assert_true(lossy.of_link > (paths[i].again_ns ? 0.6 : 0.95) * clean.of_link);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_model),
-        cmocka_unit_test(test_shallow),
-        cmocka_unit_test(test_rails),
-        cmocka_unit_test(test_pause),
+        cmocka_unit_test(test_model), cmocka_unit_test(test_shallow), cmocka_unit_test(test_rails),
+        cmocka_unit_test(test_pause), cmocka_unit_test(test_lossy),
     };
     return cmocka_run_group_tests_name("net_credit_link", tests, NULL, NULL);
 }
