@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Uploads in parts, restarts between, and several paths. */
+/* Uploads in parts, and restarts between. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -216,106 +216,6 @@ static void test_age_of_turns(void **state)
     assert_int_equal(uploads(f->s), 0);
 }
 
-/* --- several paths ------------------------------------------------------------------------------------------------------- */
-
-static void test_paths(void **state)
-{
-    char dir[256], names[3][300], key[16];
-    const char *paths[3];
-    testing_mkdir(dir);
-    for (unsigned i = 0; i < 3; i++) {
-        snprintf(names[i], sizeof(names[i]), "%s/%u", dir, i);
-        paths[i] = names[i];
-    }
-    struct store *s = testing_open(paths, 3, NULL);
-    assert_non_null(s);
-    struct store *other = NULL;
-    struct leat_error err;
-    struct store_config c = {.paths = paths + 1, .npaths = 1, .no_background = true};
-    assert_int_equal(store_new(&c, &other, &err), LEAT_BUSY);
-    assert_int_equal(store_bucket_create(s, "photos", 0, NULL, NULL), 0);
-    for (unsigned i = 0; i < 60; i++) {
-        snprintf(key, sizeof(key), "key-%u", i);
-        assert_int_equal(testing_put(s, "photos", key, i, 100 + i), 0);
-    }
-    struct store_status *st = calloc(1, sizeof(*st));
-    store_status(s, st);
-    uint64_t all = 0, on_0 = st->paths[0].objects;
-    for (unsigned i = 0; i < 3; i++) {
-        assert_true(st->paths[i].objects >= 5);
-        all += st->paths[i].objects;
-    }
-    assert_int_equal(all, 60);
-
-    /* One that fails: its objects are unavailable, the others go on; what is stored anew goes elsewhere. */
-    store_path_fail(s->paths[0], "pulled out by a test");
-    unsigned gone = 0;
-    for (unsigned i = 0; i < 60; i++) {
-        snprintf(key, sizeof(key), "key-%u", i);
-        int rc = testing_check(s, "photos", key, i, 100 + i);
-        assert_true(rc == 0 || rc == STORE_UNAVAILABLE);
-        if (rc == 0)
-            continue;
-        gone++;
-        assert_int_equal(store_delete(s, "photos", key, strlen(key), 0, NULL), STORE_UNAVAILABLE);
-        if (gone % 2)
-            assert_int_equal(testing_put(s, "photos", key, 1000, 50), 0);
-    }
-    assert_int_equal(gone, on_0);
-    store_free(s);
-
-    /* In another order, all there: the newest versions count, and the old ones are gone for good with a deletion. */
-    const char *turned[3] = {paths[2], paths[0], paths[1]};
-    s = testing_open(turned, 3, NULL);
-    assert_non_null(s);
-    unsigned newer = 0;
-    for (unsigned i = 0; i < 60; i++) {
-        snprintf(key, sizeof(key), "key-%u", i);
-        if (testing_check(s, "photos", key, i, 100 + i) != 0) {
-            assert_int_equal(testing_check(s, "photos", key, 1000, 50), 0);
-            newer++;
-        }
-        assert_int_equal(store_delete(s, "photos", key, strlen(key), 0, NULL), 0);
-        assert_int_equal(testing_check(s, "photos", key, i, 100 + i), LEAT_NOT_FOUND);
-    }
-    assert_int_equal(newer, (gone + 1) / 2);
-    assert_int_equal(store_bucket_delete(s, "photos", NULL), 0);
-    assert_int_equal(store_bucket_create(s, "photos", 0, NULL, NULL), 0);
-    store_free(s);
-
-    /* One that is not given may hold anything. */
-    s = testing_open(paths, 2, NULL);
-    assert_non_null(s);
-    store_status(s, st);
-    assert_int_equal(st->npaths, 3);
-    assert_int_equal(st->paths[2].state, STORE_PATH_FAILED);
-    assert_int_equal(testing_check(s, "photos", "key-1", 0, 0), STORE_UNAVAILABLE);
-    assert_int_equal(testing_put(s, "photos", "key-1", 1, 1), 0);
-    assert_int_equal(testing_check(s, "photos", "key-1", 1, 1), 0);
-    store_free(s);
-    free(st);
-
-    /* An empty folder where a path was is a disk that is not mounted. */
-    testing_rmdir(paths[2]);
-    s = testing_open(paths, 3, NULL);
-    assert_non_null(s);
-    assert_non_null(strstr(s->paths[2]->error, "mounted"));
-    store_free(s);
-
-    /* Another store's path. */
-    char stranger[256];
-    testing_mkdir(stranger);
-    const char *one = stranger, *mixed[2] = {paths[0], stranger};
-    s = testing_open(&one, 1, NULL);
-    store_free(s);
-    c.paths = mixed;
-    c.npaths = 2;
-    assert_int_equal(store_new(&c, &other, &err), LEAT_INVALID);
-    assert_non_null(strstr(err.message, "another store"));
-    testing_rmdir(stranger);
-    testing_rmdir(dir);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -325,7 +225,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_age, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_age_over_restart, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_age_of_turns, testing_setup, testing_teardown),
-        cmocka_unit_test(test_paths),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Several paths: disks of different size, folders of one disk, stores from before paths had weights. */
+/* Several paths: those that fail, or are left out; disks of different size, folders of one disk, stores from before paths had weights. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -80,6 +80,113 @@ static const char *key_of(unsigned i)
     snprintf(key, sizeof(key), "k-%03u", i);
     return key;
 }
+
+/* --- some that are there, some that are not ------------------------------------------------------------------------------ */
+
+enum { FEW = 60 };
+
+/* Three paths with FEW keys of their numbers' content. */
+static void put_few(struct fixture *f)
+{
+    reopen(f, 3);
+    assert_int_equal(store_bucket_create(f->s, "photos", 0, NULL, NULL), 0);
+    for (unsigned i = 0; i < FEW; i++)
+        assert_int_equal(testing_put(f->s, "photos", key_of(i), i, 100 + i), 0);
+}
+
+/* What a path that fails had is unavailable, the others go on; what is stored anew goes elsewhere. Returns how many keys it had. */
+static unsigned fail_first(struct fixture *f)
+{
+    unsigned gone = 0;
+    store_path_fail(f->s->paths[0], "pulled out by a test");
+    for (unsigned i = 0; i < FEW; i++) {
+        int rc = testing_check(f->s, "photos", key_of(i), i, 100 + i);
+        assert_true(rc == 0 || rc == STORE_UNAVAILABLE);
+        if (rc == 0)
+            continue;
+        gone++;
+        assert_int_equal(store_delete(f->s, "photos", key_of(i), 5, 0, NULL), STORE_UNAVAILABLE);
+        if (gone % 2)
+            assert_int_equal(testing_put(f->s, "photos", key_of(i), 1000, 50), 0);
+    }
+    return gone;
+}
+
+static void test_one_fails_and_comes_back(void **state)
+{
+    struct fixture *f = *state;
+    put_few(f);
+    AUTO_FREE struct store_status *st = calloc(1, sizeof(*st));
+    store_status(f->s, st);
+    uint64_t all = 0;
+    for (unsigned i = 0; i < 3; i++) {
+        assert_true(st->paths[i].objects >= 5);
+        all += st->paths[i].objects;
+    }
+    assert_int_equal(all, FEW);
+    unsigned gone = fail_first(f), newer = 0;
+    assert_int_equal(gone, st->paths[0].objects);
+    store_free(f->s);
+
+    /* In another order, all there: the newest versions count, and the old ones are gone for good with a deletion. */
+    const char *turned[3] = {f->paths[2], f->paths[0], f->paths[1]};
+    f->s = testing_open(turned, 3, &f->io);
+    assert_non_null(f->s);
+    for (unsigned i = 0; i < FEW; i++) {
+        if (testing_check(f->s, "photos", key_of(i), i, 100 + i) != 0) {
+            assert_int_equal(testing_check(f->s, "photos", key_of(i), 1000, 50), 0);
+            newer++;
+        }
+        assert_int_equal(store_delete(f->s, "photos", key_of(i), 5, 0, NULL), 0);
+        assert_int_equal(testing_check(f->s, "photos", key_of(i), i, 100 + i), LEAT_NOT_FOUND);
+    }
+    assert_int_equal(newer, (gone + 1) / 2);
+    assert_int_equal(store_bucket_delete(f->s, "photos", NULL), 0);
+}
+
+/* One that is not given may hold anything; an empty folder where one was is a disk that is not mounted. */
+static void test_one_is_missing(void **state)
+{
+    struct fixture *f = *state;
+    reopen(f, 3);
+    assert_int_equal(store_bucket_create(f->s, "photos", 0, NULL, NULL), 0);
+    reopen(f, 2);
+    AUTO_FREE struct store_status *st = calloc(1, sizeof(*st));
+    store_status(f->s, st);
+    assert_int_equal(st->npaths, 3);
+    assert_int_equal(st->paths[2].state, STORE_PATH_FAILED);
+    assert_int_equal(testing_check(f->s, "photos", "key-1", 0, 0), STORE_UNAVAILABLE);
+    assert_int_equal(testing_put(f->s, "photos", "key-1", 1, 1), 0);
+    assert_int_equal(testing_check(f->s, "photos", "key-1", 1, 1), 0);
+    store_free(TAKE_PTR(f->s));
+    testing_rmdir(f->paths[2]);
+    reopen(f, 3);
+    assert_non_null(strstr(f->s->paths[2]->error, "mounted"));
+}
+
+/* Of a store that is open, and of another one. */
+static void test_paths_of_others(void **state)
+{
+    struct fixture *f = *state;
+    struct leat_error err;
+    struct store *other;
+    struct store_config c = {.paths = f->paths + 1, .npaths = 1, .no_background = true};
+    reopen(f, 3);
+    assert_int_equal(store_new(&c, &other, &err), LEAT_BUSY);
+    store_free(TAKE_PTR(f->s));
+    char stranger[256];
+    testing_mkdir(stranger);
+    const char *one = stranger, *mixed[2] = {f->paths[0], stranger};
+    other = testing_open(&one, 1, NULL);
+    store_free(other);
+    c.paths = mixed;
+    c.npaths = 2;
+    assert_int_equal(store_new(&c, &other, &err), LEAT_INVALID);
+    assert_non_null(strstr(err.message, "another store"));
+    testing_rmdir(stranger);
+}
+
+/* --- how much goes where ------------------------------------------------------------------------------------------------- */
 
 /* Of KEYS keys, how many would go to path `at`; `same`: none goes elsewhere than `where` says, which is filled else. */
 static unsigned placed(struct store *s, unsigned at, uint8_t where[KEYS], bool same)
@@ -354,6 +461,9 @@ static void test_make_room(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_one_fails_and_comes_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_one_is_missing, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_paths_of_others, setup, teardown),
         cmocka_unit_test_setup_teardown(test_weights, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_without_weights, setup, teardown),
         cmocka_unit_test_setup_teardown(test_one_disk_under_two_paths, setup, teardown),
