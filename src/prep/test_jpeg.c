@@ -253,6 +253,14 @@ static void test_pixels_are_the_image(void **state)
         free(ppm);
         free(jpeg.bytes);
     }
+    prep_scratch_free(scratch);
+}
+
+static void test_headers_of_pixels(void **state)
+{
+    struct prep_scratch *scratch;
+    struct leat_error err = {0};
+    assert_int_equal(prep_scratch_new(&scratch), 0);
     static const struct {
         const char *text;
         int code;
@@ -333,6 +341,7 @@ int main(void)
         cmocka_unit_test(test_orientation_marker),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_pixels_are_the_image),
+        cmocka_unit_test(test_headers_of_pixels),
         cmocka_unit_test(test_allocations),
         cmocka_unit_test(test_pool),
     };

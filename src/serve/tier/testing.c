@@ -211,6 +211,21 @@ static void wait_for(const atomic_bool *holds)
         usleep(10000);
 }
 
+static void answer_put(struct web_peer *p)
+{
+    char head[200];
+    world_far.puts++;
+    wait_for(&world_far.hold_puts);
+    if (world_far.put_status) {
+        snprintf(head, sizeof(head), "HTTP/1.1 %u Status\r\nContent-Length: 0\r\n\r\n", world_far.put_status);
+    } else {
+        world_far.gone = false;
+        snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nETag: \"v%u\"\r\n\r\n",
+                 (unsigned)++world_far.version);
+    }
+    web_say(p, head);
+}
+
 static void talk(struct web_peer *p)
 {
     static const char zeros[WORLD_BIG];
@@ -223,18 +238,7 @@ static void talk(struct web_peer *p)
         if (world_far.hang_up)
             return;
         if (strncmp(p->head, "PUT", 3) == 0) {
-            world_far.puts++;
-            wait_for(&world_far.hold_puts);
-            if (world_far.put_status) {
-                snprintf(head, sizeof(head), "HTTP/1.1 %u Status\r\nContent-Length: 0\r\n\r\n",
-                         world_far.put_status);
-                web_say(p, head);
-                continue;
-            }
-            world_far.gone = false;
-            snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nETag: \"v%u\"\r\n\r\n",
-                     (unsigned)++world_far.version);
-            web_say(p, head);
+            answer_put(p);
             continue;
         }
         if (strncmp(p->head, "DELETE", 6) == 0) {
