@@ -43,6 +43,25 @@ DEFAULT_TIMEOUT_S = 30.0  # as of the library
 MAX_TIMEOUT_S = 1e8  # what is longer has no end
 
 
+def _check(workers: str, on_error: OnError, shuffle: str | bool | None, sampler: Iterable[int] | None,
+           batch_sampler: Iterable[Sequence[int]] | None, collate_fn: CollateFn | None, skip_ranges: tuple[Sequence[int], ...]) -> None:
+    """Of a loader's arguments those that are wrong whatever the set is, each by itself or beside another."""
+    if workers not in ("thread", "process", "fork", "spawn", "forkserver"):
+        raise ValueError(f"workers={workers!r}: 'thread', 'process', 'fork', 'spawn' or 'forkserver'")
+    if on_error not in ("raise", "skip") and not callable(on_error):
+        raise ValueError(f"on_error={on_error!r}: 'raise', 'skip' or a function")
+    if sampler is not None and batch_sampler is not None:
+        raise ValueError("sampler and batch_sampler: give one of them")
+    check_iterable("sampler", sampler, "what yields numbers of samples")
+    check_iterable("batch_sampler", batch_sampler, "what yields lists of numbers of samples")
+    if (sampler is not None or batch_sampler is not None) and shuffle in (True, "full"):
+        raise ValueError(f"shuffle={shuffle!r} and a sampler: the sampler says the order; leave shuffle out")
+    if collate_fn is not None:
+        check_function("collate_fn", collate_fn, "collate_fn(samples)", count=1)
+    if batch_sampler is not None and skip_ranges:
+        raise ValueError("skip_ranges with a batch_sampler: what is to be left out, the batch_sampler leaves out")
+
+
 class Loader(Iterable[Any]):
     """Batches of a working set for a training loop: shuffled, decoded, transformed, collated; exact and resumable on any number of ranks.
 
@@ -94,21 +113,8 @@ class Loader(Iterable[Any]):
         batch_size, prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1)
         num_workers, seed = whole("num_workers", num_workers, 0), whole("seed", seed)
         max_errors = None if max_errors is None else whole("max_errors", max_errors, 0)
-        if workers not in ("thread", "process", "fork", "spawn", "forkserver"):
-            raise ValueError(f"workers={workers!r}: 'thread', 'process', 'fork', 'spawn' or 'forkserver'")
-        if on_error not in ("raise", "skip") and not callable(on_error):
-            raise ValueError(f"on_error={on_error!r}: 'raise', 'skip' or a function")
-        if sampler is not None and batch_sampler is not None:
-            raise ValueError("sampler and batch_sampler: give one of them")
-        check_iterable("sampler", sampler, "what yields numbers of samples")
-        check_iterable("batch_sampler", batch_sampler, "what yields lists of numbers of samples")
-        if (sampler is not None or batch_sampler is not None) and shuffle in (True, "full"):
-            raise ValueError(f"shuffle={shuffle!r} and a sampler: the sampler says the order; leave shuffle out")
-        if collate_fn is not None:
-            check_function("collate_fn", collate_fn, "collate_fn(samples)", count=1)
         skip_ranges = tuple(skip_ranges)
-        if batch_sampler is not None and skip_ranges:
-            raise ValueError("skip_ranges with a batch_sampler: what is to be left out, the batch_sampler leaves out")
+        _check(workers, on_error, shuffle, sampler, batch_sampler, collate_fn, skip_ranges)
         self._mixture = ws if isinstance(ws, Mixture) else None
         if self._mixture is not None:
             if sampler is not None or batch_sampler is not None:
