@@ -18,6 +18,7 @@
 #include "wire/address.h"
 
 #define REGION_RUN 64u
+#define TELL_NS    (100 * NS_PER_MS) /* so often whoever waits is told how far loading is */
 
 /* --- opening --------------------------------------------------------------------------------------------------- */
 
@@ -372,6 +373,54 @@ int ws_wait(struct leat_ws *ws, const uint64_t *ids, uint32_t n, const struct rp
     return 0;
 }
 
+/* What the daemon counts in the memory that we share. */
+static struct leat_progress loading(const struct leat_ws *ws)
+{
+    bool streamed = ws->info.flags & PROTO_WS_STREAMED; /* only what lies below pinned_end comes to stay */
+    uint64_t payload = ws->index.header->payload_bytes;
+    return (struct leat_progress){
+        .size = sizeof(struct leat_progress),
+        .stage = LEAT_STAGE_LOAD,
+        .samples_done = ws->live->resident_samples + ws->live->failed_samples,
+        .samples_total = streamed ? 0 : ws->index.header->nsamples,
+        .bytes_done = ws->live->resident_bytes,
+        .bytes_total = streamed ? MIN(payload, ws->info.pinned_end) : payload,
+    };
+}
+
+/* For all of the set, telling every so often how far it is. */
+static int wait_telling(struct leat_ws *ws, leat_progress_fn progress, void *user, uint64_t deadline_ns,
+                        struct leat_error *err)
+{
+    struct leat_client *c = ws->client;
+    struct rpc_pending *pending = NULL;
+    struct bytes_out body = {0};
+    struct net_reply reply;
+    bytes_put_u64(&body, ws->info.ws);
+    bytes_put_u32(&body, 0);
+    int rc = rpc_begin(c, PROTO_WAIT, &body, &pending);
+    bytes_out_fini(&body);
+    if (rc)
+        return c->dead ? rpc_dead_error(c, err)
+                       : error_set(err, rc, "cannot ask the daemon to tell when all is loaded");
+    do {
+        uint64_t until = clock_now_ns() + TELL_NS;
+        const struct rpc_how how = {.deadline_ns = deadline_ns ? MIN(deadline_ns, until) : until};
+        rc = rpc_wait_any(c, &pending, 1, &how, err);
+        const struct leat_progress now = loading(ws);
+        if (rc == LEAT_TIMED_OUT && progress(&now, user))
+            rc = client_gave_up_error(err);
+    } while (rc == LEAT_TIMED_OUT && (!deadline_ns || clock_now_ns() < deadline_ns));
+    if (rc < 0) {
+        rpc_forget(c, pending);
+        return rc;
+    }
+    rc = rpc_take(c, pending, &reply, err);
+    if (rc == 0)
+        net_reply_fini(&reply);
+    return rc;
+}
+
 int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint64_t timeout_ns,
                  struct leat_error *err)
 {
@@ -379,10 +428,9 @@ int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint
     if (rc)
         return rc;
     /* A preload may take longer than any one operation: without a deadline of its own the wait has none. */
-    const struct rpc_how how = {.deadline_ns = timeout_ns ? client_deadline(ws->client, timeout_ns) : 0,
-                                .progress = progress,
-                                .progress_user = user};
-    return ws_wait(ws, NULL, 0, &how, err);
+    const struct rpc_how how = {.deadline_ns = timeout_ns ? client_deadline(ws->client, timeout_ns) : 0};
+    return progress ? wait_telling(ws, progress, user, how.deadline_ns, err)
+                    : ws_wait(ws, NULL, 0, &how, err);
 }
 
 /* --- regions ------------------------------------------------------------------------------------------------------ */

@@ -1,12 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Explicit sets, append, drop, push, and what the daemon tells."""
 
+import threading
+
 import numpy as np
 import pytest
 
 import leat
 from lib_python import IMAGES, wait_for
 from leat import _clients
+
+
+def test_who_waits_is_told_how_far_loading_is():
+    half = np.zeros((2, 10), np.uint8)
+    seen, told = [], threading.Event()
+
+    def tell(progress):
+        seen.append(progress)
+        told.set()
+
+    with leat.create("half", {"x": ("u1", (10,))}, samples=4) as ws:
+        ws.push(0, half)
+        rest = threading.Thread(target=lambda: (told.wait(60), ws.push(2, half)))
+        rest.start()
+        ws.wait(tell)
+        rest.join()
+    first = seen[0]
+    assert (first.stage, first.samples_done, first.samples_total, first.bytes_done, first.bytes_total) == ("load", 2, 4, 20, 40)
+    leat.drop("half")
 
 
 def test_an_explicit_set_stays(npy):
