@@ -294,7 +294,7 @@ int config_load(struct config *config, const char *path, struct leat_error *err)
     if (line < 0)
         return error_set(err, -ENOMEM, "out of memory for the configuration %s", path);
     if (unreadable)
-        return error_set(err, LEAT_NOT_FOUND, "cannot read the configuration %s", path);
+        return error_set(err, LEAT_NOT_FOUND, "cannot read the configuration %s: give a file", path);
     /* The first thing that is wrong: the parser goes on behind a line that it does not understand. */
     if (load.code < 0 && load.bad_line == line)
         return error_prefix(err, load.code, "%s, line %d", path, line);

@@ -261,6 +261,7 @@ static int convert(struct cli *cli, const struct request *request, struct conver
     if (!hidden)
         return -ENOMEM;
     sink->path = hidden;
+    sink->shown = request->destination;
     rc = convert_sink_write(sink, list, err);
     if (rc == 0)
         rc = take_name(hidden, request->destination, request->force, err);

@@ -44,8 +44,9 @@ void convert_list_free(struct convert_list *list);
 
 struct convert_sink {
     enum convert_format format;
-    const char *path; /* the temporary name */
-    bool single;      /* TAR: one file, not a folder of shards */
+    const char *path;  /* the temporary name */
+    const char *shown; /* the destination, in messages */
+    bool single;       /* TAR: one file, not a folder of shards */
     uint64_t shard_bytes, shard_count;
     uint64_t shards; /* written */
     struct progress *progress;

@@ -104,9 +104,9 @@ static int copy(struct writer *w, const struct convert_item *item, uint64_t skip
 static int open_out(struct writer *w, int folder, const char *name)
 {
     w->out = openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
-    w->out_name = name;
+    w->out_name = folder == AT_FDCWD ? w->sink->shown : name;
     w->out_bytes = 0;
-    return w->out < 0 ? error_sys(w->err, -errno, "%s", name) : 0;
+    return w->out < 0 ? error_sys(w->err, -errno, "%s", w->out_name) : 0;
 }
 
 /* Errors of close() count: on NFS that is where a full disk is told. */
@@ -346,7 +346,7 @@ int convert_sink_write(struct convert_sink *sink, const struct convert_list *lis
     if (rc == 0 && !sink->single && sink->format != CONVERT_NPY) {
         if (mkdir(sink->path, 0777) < 0 ||
             (folder = open(sink->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0)
-            rc = error_sys(err, -errno, "%s", sink->path);
+            rc = error_sys(err, -errno, "%s", sink->shown);
     }
     if (rc == 0)
         rc = sink->format == CONVERT_TAR   ? write_shards(&w, folder)

@@ -126,8 +126,12 @@ static int listen_tcp(struct listener *l, struct leat_error *err)
             .ai_family = AF_INET, .ai_addr = (struct sockaddr *)&any, .ai_addrlen = sizeof(any)};
         fd = listen_at(&v4, false);
     }
+    if (fd == -EACCES)
+        return error_set(err, LEAT_DENIED,
+                         "cannot listen at %s: %s; ports below 1024 take root, or CAP_NET_BIND_SERVICE",
+                         address, strerror(EACCES));
     if (fd < 0)
-        return error_sys(err, fd == -EACCES ? LEAT_DENIED : fd, "cannot listen at %s", address);
+        return error_sys(err, fd, "cannot listen at %s", address);
     l->fd = fd;
     struct sockaddr_storage got = {0};
     socklen_t len = sizeof(got);
