@@ -622,7 +622,7 @@ def test_top_goes_on_until_it_is_interrupted(job, pets):
 
 def test_status_and_metrics(job, pets):
     json.loads(job("status", "--json", check=0).stdout)
-    assert job("status", check=0).stdout
+    assert re.search(rb"bytes buffered +[\d.]+ [KM]?i?B\n", job("status", check=0).stdout)
     metrics = job("status", "--metrics", check=0).stdout.decode()
     samples = [line for line in metrics.splitlines() if line and not line.startswith("#")]
     assert samples and all(re.fullmatch(r"[a-zA-Z_:][\w:]*(\{.*\})? \S+", line) for line in samples)

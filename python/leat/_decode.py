@@ -62,9 +62,9 @@ def decode_cls(data: memoryview) -> int:
     >>> decode_cls(memoryview(b"12\\n"))
     12
     """
-    text = bytes(data).decode("ascii").strip()
-    if not text.lstrip("-").isdigit():
-        raise ValueError(f"{text[:40]!r} is not the number of a class")
+    text = bytes(data).strip()
+    if not text.removeprefix(b"-").isdigit():
+        raise ValueError(f"{text[:20]!r} is not the number of a class; in a folder of files that is the field 'label'")
     return int(text)
 
 

@@ -203,6 +203,8 @@ def test_a_folder_with_classes(tmp_path):
                 source = int(opened.key(index)[2])
                 assert batch["label"][i] == source % 2
                 assert np.array_equal(batch["image"][i], expected(CROP, 0, 0, index, JPEGS[source]))
+        with pytest.raises(leat.BadSample, match="is not the number of a class; in a folder of files that is the field 'label'"):
+            next(iter(leat.Loader(opened, 3, fields={"image": "jpg", "label": "cls"}, transform=CROP)))
 
 
 def test_arrays_of_pixels(tmp_path):

@@ -25,16 +25,19 @@ static void value_text(const char *key, const json_t *v, char *out, size_t cap)
         snprintf(out, cap, "%s", json_string_value(v));
     else if (json_is_boolean(v))
         snprintf(out, cap, "%s", json_is_true(v) ? "yes" : "no");
-    else if (json_is_integer(v) && json_integer_value(v) >= 0 && ends_with(key, "bytes"))
+    else if (json_is_integer(v) && json_integer_value(v) >= 0 &&
+             (ends_with(key, "bytes") || strncmp(key, "bytes_", 6) == 0))
         snprintf(out, cap, "%s", size_format((uint64_t)json_integer_value(v), buf));
     else if (json_is_integer(v) && json_integer_value(v) >= 0 && ends_with(key, "_ns"))
         snprintf(out, cap, "%s", cli_duration((double)json_integer_value(v) / 1e9, buf));
     else if (json_is_number(v) && json_number_value(v) >= 0 && ends_with(key, "bytes_per_s"))
         snprintf(out, cap, "%s/s", size_format((uint64_t)json_number_value(v), buf));
+    else if (json_is_number(v) && json_number_value(v) >= 1000 && ends_with(key, "_per_s"))
+        snprintf(out, cap, "%s/s", cli_count((uint64_t)json_number_value(v), buf));
     else if (json_is_number(v) && json_number_value(v) >= 0 && ends_with(key, "_per_s"))
         snprintf(out, cap, "%.4g/s", json_number_value(v));
     else if (json_is_number(v) && json_number_value(v) >= 0 &&
-             (ends_with(key, "_s") || ends_with(key, "seconds")))
+             (ends_with(key, "_s") || ends_with(key, "seconds") || ends_with(key, "seconds_left")))
         snprintf(out, cap, "%s", cli_duration(json_number_value(v), buf));
     else if (json_is_integer(v) && (ends_with(key, "pid") || ends_with(key, "uid") || ends_with(key, "id")))
         snprintf(out, cap, "%" JSON_INTEGER_FORMAT, json_integer_value(v));
