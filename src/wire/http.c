@@ -203,7 +203,7 @@ static struct http_text without_port(struct http_text host, const char *port)
 /*
  * "GET http://host/path HTTP/1.1", as to a proxy: RFC 9112 3.2.2. The target becomes the path, and what it names stands in the place of Host's value; unless that
  * is the same, apart from case and the scheme's own port: then it stays as it came, which is what a client has signed. A target that
- * is no such thing, has no host, or a query without a path, stays whole.
+ * is no such thing, or has no host, stays whole; of "http://host?query" it is the query, until its path has been made.
  */
 static void cut_absolute(struct http_reader *r, const char *buf)
 {
@@ -216,8 +216,9 @@ static void cut_absolute(struct http_reader *r, const char *buf)
     while (scheme + host.len < url.len && !strchr("/?#", host.data[host.len]))
         host.len++;
     size_t path = scheme + host.len;
-    if (host.len == 0 || (path < url.len && url.data[path] != '/'))
+    if (host.len == 0 || (path < url.len && url.data[path] == '#'))
         return;
+    r->rootless = path < url.len && url.data[path] == '?' ? (uint32_t)host.len : 0;
     if (path == url.len) { /* "/", which stands before the host, too */
         path = scheme - 1;
         r->url_len = (uint32_t)scheme;
@@ -237,6 +238,19 @@ static void cut_absolute(struct http_reader *r, const char *buf)
             r->headers[i].value_len = (uint32_t)host.len;
         }
     }
+}
+
+void http_target_root(struct http_reader *r, char *buf)
+{
+    if (!r->rootless)
+        return;
+    uint32_t host_at = r->url_at - r->rootless;
+    memmove(buf + host_at - 1, buf + host_at, r->rootless);
+    buf[--r->url_at] = '/';
+    r->url_len++;
+    r->rootless = 0;
+    for (unsigned i = 0; i < r->nheaders; i++)
+        r->headers[i].value_at -= r->headers[i].value_at == host_at;
 }
 
 int http_head_feed(struct http_reader *r, const char *buf, size_t len, const char *head_of,

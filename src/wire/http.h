@@ -49,6 +49,7 @@ struct http_reader {
     const char *base;
     size_t fed, head_max;
     uint32_t url_at, url_len;
+    uint32_t rootless; /* the target was "http://host?query", which lacks its path: bytes of the host */
     struct http_header_span {
         uint32_t name_at, name_len, value_at, value_len;
     } headers[HTTP_HEADERS_MAX];
@@ -78,6 +79,9 @@ void http_header_at(const struct http_reader *r, const char *buf, unsigned i, st
                     struct http_text *ret_value);
 /* The target of a request: "/path?query", as it came; of "http://host/path?query" what stands behind the host. */
 struct http_text http_target(const struct http_reader *r, const char *buf);
+/* Makes "/?query" of the target "http://host?query" (RFC 9110 4.2.3), where the head is now: the host moves to the front by one. Before
+ * that, such a target is "?query". Once, when the head is whole. */
+void http_target_root(struct http_reader *r, char *buf);
 
 /*
  * Payload of a CHUNKED body: `data` are bytes as received; what is payload among them is given to sink, whose negative answer ends all.

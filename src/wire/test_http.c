@@ -70,7 +70,10 @@ static void test_absolute_targets(void **state)
         {"http://[::1]:9000/k", "[::1]:9000", "/k", "[::1]:9000"},
         {"http://a.example", "b", "/", "a.example"},
         {"https://a.example", "b", "/", "a.example"},
-        {"http://a.example?x", "b", NULL, "b"},
+        {"http://a.example?x=/k", "b", "/?x=/k", "a.example"},
+        {"https://a.example?", "a.example:443", "/?", "a.example:443"},
+        {"http://a.example#/k", "b", NULL, "b"},
+        {"http://?x", "b", NULL, "b"},
         {"http:///k", "b", NULL, "b"},
         {"http://", "b", NULL, "b"},
         {"ftp://a.example/k", "b", NULL, "b"},
@@ -89,6 +92,7 @@ static void test_absolute_targets(void **state)
         if (rc < 0 && !cases[i].path)
             continue; /* llhttp has refused it */
         assert_int_equal(rc, 1);
+        http_target_root(&r, text);
         assert_true(http_text_is(http_target(&r, text), cases[i].path ? cases[i].path : cases[i].target));
         assert_true(http_text_is(http_header(&r, text, "host"), cases[i].ret_host));
         assert_true(http_text_is(http_header(&r, text, "x"), "http://c/"));

@@ -78,6 +78,10 @@ def test_absolute_targets(server, bucket):
     assert error(ask(there, "/k", here)) == (403, "SignatureDoesNotMatch"), "signed for one bucket, sent to another"
     assert error(ask(here, "/k", here, target_path="/other")) == (403, "SignatureDoesNotMatch")
     assert ask(here, "/", here).xml.tag == "ListBucketResult"
+    for host in (here, "a-proxy.example"):
+        target, headers = server.prepare("GET", "/", headers={"host": here}, query=[("list-type", "2"), ("prefix", "k")])
+        listed = server.send("GET", f"http://{here}{target[1:]}", b"", {**headers, "host": host})
+        assert listed.xml.findtext("KeyCount") == "1", "an empty path is /"
     assert server.request("DELETE", f"/{other}/k").status == server.request("DELETE", f"/{other}").status == 204
 
 

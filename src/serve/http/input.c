@@ -126,8 +126,10 @@ enum step input_head(struct http_link *link)
     int rc = http_head_feed(&ex->reader, ex->buf, ex->have, NULL, &err);
     if (rc == 0)
         return STEP_ON;
-    if (rc > 0)
+    if (rc > 0) {
+        http_target_root(&ex->reader, ex->buf);
         return head_whole(link);
+    }
     link->state = LINK_REQUEST;
     if (rc == LEAT_NO_SPACE)
         link_refuse(link, 431, "a head may have 64 KiB and 128 headers");
