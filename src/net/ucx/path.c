@@ -213,6 +213,9 @@ static void path_told(struct path *p, const struct far_rail *far)
             path_broke(p);
         return;
     }
+    /* Another one asked. What is out on this one is its rail's, which stays until then. */
+    if (p->out || p->asks)
+        return;
     p->asked = true;
     p->renewing = false;
     p->incarnation = far->incarnation;

@@ -382,10 +382,48 @@ static void test_a_device_of_the_daemon_comes_back(void **state)
     comes_anew_there(&put_two_by_tcp);
 }
 
+static void told(struct bytes_out *body, const char *address)
+{
+    bytes_put_u32(body, 1); /* its incarnation */
+    bytes_put_u32(body, (uint32_t)strlen(address));
+    bytes_put(body, address, strlen(address));
+}
+
+/* Where the far rails are is an answer to all closed paths: one on which something is out keeps its rail, which is not closed under it. */
+static void test_a_path_with_slices_out_keeps_its_rail(void **state)
+{
+    static struct ucx_ctx ctx;
+    static struct net_endpoint ep;
+    struct sockaddr_in6 mask;
+    struct bytes_out body = {0};
+    ctx = (struct ucx_ctx){.nrails = 2};
+    ep = (struct net_endpoint){.ctx = &ctx, .npaths = 3, .connect_id = 5, .frame.id = 5};
+    assert_int_equal(ucx_address_parse("255.255.255.0:1", &mask), 0);
+    for (unsigned r = 0; r < 2; r++) {
+        assert_int_equal(ucx_address_parse(r ? "10.1.0.1:1" : "10.0.0.1:1", &ctx.rails[r].address), 0);
+        ctx.rails[r].netmask = mask;
+    }
+    for (unsigned i = 0; i < 3; i++)
+        ep.paths[i] = (struct path){.endpoint = &ep, .state = PATH_CLOSED, .out = i == 1, .asks = i == 2};
+    bytes_put_u32(&body, 1);
+    told(&body, "10.1.0.2:7");
+    ep.body = body.data;
+    ep.frame.body_bytes = (uint32_t)body.len;
+    assert_int_equal(rails_came(&ep), 0);
+    assert_int_equal(ep.paths[0].rail, 1);
+    assert_true(ep.paths[0].asked);
+    for (unsigned i = 1; i < 3; i++) {
+        assert_int_equal(ep.paths[i].rail, 0);
+        assert_false(ep.paths[i].asked); /* it asks when nothing is out */
+    }
+    bytes_out_fini(&body);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slices_without_a_path),
+        cmocka_unit_test(test_a_path_with_slices_out_keeps_its_rail),
         cmocka_unit_test(test_a_rail_comes_back),
         cmocka_unit_test(test_a_device_comes_back),
         cmocka_unit_test(test_tries_take_no_numbers),
