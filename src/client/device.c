@@ -103,8 +103,10 @@ int device_make_direct(struct leat_view *v, const struct leat_view_options *o, s
                          why.message);
     if (rc) {
         log_info("batches reach CUDA device %d through pinned memory: %s", v->device, why.message);
-        for (unsigned s = 0; s < v->nslots; s++)
+        for (unsigned s = 0; s < v->nslots; s++) {
             rails_deregister(v->rails, TAKE_PTR(v->slots[s].direct));
+            gpu_buffer_no_checks(v->slots[s].buffer);
+        }
         return 0;
     }
     v->direct = true;

@@ -69,6 +69,17 @@ int gpu_buffer_checks(struct gpu_buffer *b, uint64_t most, struct leat_error *er
     return rc;
 }
 
+void gpu_buffer_no_checks(struct gpu_buffer *b)
+{
+    if (gpu_enter(b->gpu, NULL))
+        return; /* gpu_buffer_free tries again */
+    gpu_checks_free(b->gpu, &b->checks);
+    gpu_leave(b->gpu);
+    if (b->checks.host)
+        munmap(b->checks.host, b->checks.bytes);
+    b->checks = (struct gpu_checks){0};
+}
+
 void gpu_buffer_check_none(struct gpu_buffer *b)
 {
     b->checks.n = b->checks.at = 0;

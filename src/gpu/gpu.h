@@ -51,6 +51,8 @@ int gpu_buffer_used(void *buffer); /* as leat_event.finished */
  */
 /* Makes room for `most` ranges that do not overlap. LEAT_UNSUPPORTED: the driver does not take the kernel. -ENOMEM. */
 int gpu_buffer_checks(struct gpu_buffer *buffer, uint64_t most, struct leat_error *err);
+/* Gives that room back. Harmless without. */
+void gpu_buffer_no_checks(struct gpu_buffer *buffer);
 void gpu_buffer_check_none(struct gpu_buffer *buffer);
 void gpu_buffer_check(struct gpu_buffer *buffer, uint64_t offset, uint64_t bytes);
 int gpu_buffer_check_run(struct gpu_buffer *buffer, struct leat_error *err);

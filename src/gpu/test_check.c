@@ -178,6 +178,24 @@ static void test_refused(void **state)
     }
 }
 
+static void test_room_is_given_back(void **state)
+{
+    struct fixture *x = *state;
+    struct fakecuda_stat before, with, after;
+    fake.stat(&before);
+    gpu_buffer_no_checks(x->buffer);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(gpu_buffer_checks(x->buffer, 100, &err), 0);
+        fake.stat(&with);
+        assert_int_equal(with.allocated, before.allocated + 1);
+        assert_int_equal(with.pinned, before.pinned + 1);
+        gpu_buffer_no_checks(x->buffer);
+        fake.stat(&after);
+        assert_int_equal(after.allocated_bytes, before.allocated_bytes);
+        assert_int_equal(after.pinned_bytes, before.pinned_bytes);
+    }
+}
+
 static void test_no_gpudirect(void **state)
 {
     struct fixture *x = *state;
@@ -202,6 +220,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_looked_at_again, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_a_nic_wrote_is_flushed_first, setup, teardown),
         cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_room_is_given_back, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_gpudirect, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
