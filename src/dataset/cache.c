@@ -10,7 +10,7 @@
  * looked at first, since it costs no request. An index elsewhere that is itself the source ("s3://bucket/prefix/.leat-index") is taken at its word: nothing
  * is listed, and what changed since shows when it is read, by the ETags that it has.
  *
- * Failure modes: an index that is damaged, stale or about other files is passed over without a word, for it can be made
+ * Failure modes: an index that is damaged, stale, of older rules for places in memory, or about other files is passed over without a word, for it can be made
  * again. No cache (read-only home, no space): the index is made in memory.
  *
  * Trust: an index is only ever used for the very files that its spec means. What another user wrote is copied first, so
@@ -28,6 +28,7 @@
 #include <sys/sendfile.h>
 #include <xxhash.h>
 
+#include "base/log.h"
 #include "dataset/index_internal.h"
 #include "dataset/scan.h"
 
@@ -289,6 +290,18 @@ static bool all_unchanged(struct expected *x, const struct index *ix)
     return x->prefix ? prefix_unchanged(x, ix) : x->tree ? tree_unchanged(x, ix) : files_unchanged(x, ix);
 }
 
+/* One of older rules is right, and slower to read: another is made, and kept in the cache. */
+static bool laid_out_as_now(const struct index *ix, const char *path)
+{
+    bool now = ix->header->layout >= index_layout(ix->header->kind);
+    if (!now)
+        log_info(
+            "%s: an older Leat made this index, and gave samples other places in memory: it is passed over, "
+            "and another made",
+            path);
+    return now;
+}
+
 /* The same file, read-only. */
 static int reopen(int fd)
 {
@@ -373,7 +386,7 @@ static int open_candidate(struct expected *x, const char *path, bool beside)
     if (fd < 0 || index_map(fd, &ix, NULL) < 0)
         return -1;
     x->beside_now = beside;
-    bool good = all_unchanged(x, &ix);
+    bool good = all_unchanged(x, &ix) && laid_out_as_now(&ix, path);
     if (good && foreign)
         good = index_validate(&ix, NULL) == 0;
     index_close(&ix);
@@ -389,7 +402,7 @@ static int fetch_candidate(struct expected *x)
         index_map(fd, &ix, NULL) < 0)
         return -1;
     x->beside_now = true;
-    bool good = index_validate(&ix, NULL) == 0 && all_unchanged(x, &ix);
+    bool good = index_validate(&ix, NULL) == 0 && all_unchanged(x, &ix) && laid_out_as_now(&ix, x->beside);
     index_close(&ix);
     int again = good ? reopen(fd) : -1;
     return MAX(again, -1);

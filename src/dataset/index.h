@@ -49,6 +49,15 @@ enum index_section {
 
 enum index_kind { INDEX_KIND_ARRAY = 1, INDEX_KIND_DIR = 2, INDEX_KIND_TAR = 3, INDEX_KIND_PUSHED = 4 };
 
+/*
+ * What the rules for addresses are now, for a kind: raised when they change. An index of older ones is right; where its
+ * source is at hand it is made anew. Arrays: 1 since samples begin at page borders (docs/decisions/0111).
+ */
+static inline uint32_t index_layout(uint32_t kind)
+{
+    return kind == INDEX_KIND_ARRAY ? 1 : 0;
+}
+
 struct index_header {
     uint64_t magic;
     uint32_t version;
@@ -68,7 +77,9 @@ struct index_header {
     struct {
         uint64_t offset, bytes;
     } sections[INDEX_SECTIONS];
-    uint8_t pad[512 - 128 - 16 * INDEX_SECTIONS];
+    uint32_t
+        layout; /* by which rules samples got their addresses: index_layout() of the program that made it */
+    uint8_t pad[512 - 128 - 16 * INDEX_SECTIONS - sizeof(uint32_t)];
 };
 _Static_assert(sizeof(struct index_header) == 512, "header layout");
 

@@ -203,6 +203,7 @@ static void set_counts(struct index_builder *b, const uint64_t *sorted)
     struct index_header *h = &b->header;
     h->magic = INDEX_MAGIC;
     h->version = INDEX_VERSION;
+    h->layout = index_layout(h->kind);
     h->nfields = (uint32_t)b->fields.len;
     h->nsources = b->sources.len;
     h->nextents = b->extents.len;

@@ -3,10 +3,12 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <stdio.h>
 
 #include <cmocka.h>
 
+#include "dataset/index_internal.h"
 #include "dataset/testing.h"
 #include "failalloc.h"
 
@@ -184,11 +186,46 @@ static void test_allocations(void **state)
     }
 }
 
+static int make_old(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    struct index_header h;
+    int fd = type == FTW_F ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd < 0)
+        return 0;
+    assert_int_equal(pread(fd, &h, sizeof(h), 0), sizeof(h));
+    h.layout = 0;
+    h.header_crc = index_header_crc(&h);
+    assert_int_equal(pwrite(fd, &h, sizeof(h), 0), sizeof(h));
+    close(fd);
+    return 0;
+}
+
+/* What an older Leat left in the cache is made anew, once, if samples would lie elsewhere now. */
+static void test_older_layout(void **state)
+{
+    char local[600];
+    snprintf(local, sizeof(local), "%s/old.npy", testing_folder);
+    testing_add_npy("old.npy", "(10, 3)");
+    const struct {
+        const char *spec;
+        uint64_t samples;
+        bool anew;
+    } sets[] = {{local, 10, true}, {"s3://bucket/old.npy", 10, true}, {"s3://bucket/tars", 5, false}};
+    for (size_t i = 0; i < ARRAY_LEN(sets); i++) {
+        assert_true(opened(sets[i].spec, sets[i].samples));
+        assert_false(opened(sets[i].spec, sets[i].samples));
+        assert_int_equal(nftw(getenv("XDG_CACHE_HOME"), make_old, 16, FTW_PHYS), 0);
+        assert_int_equal(opened(sets[i].spec, sets[i].samples), sets[i].anew);
+        assert_false(opened(sets[i].spec, sets[i].samples));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_freshness, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_beside, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_older_layout, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_allocations, testing_setup, testing_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
