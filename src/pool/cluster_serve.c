@@ -155,7 +155,6 @@ static int on_describe(struct cluster *c, struct client *client, struct conn_mes
 
 #define TELL_BYTES   (MIB / RECORD_BYTES * RECORD_BYTES) /* of records, before the next are sent */
 #define TELL_SAMPLES 4096u                               /* of a pushed set at a time */
-#define TELL_OLD     (8 * MIB)                           /* of the version before, as of a segment */
 
 /* All of a large set at once, or a little of each of many, would be more than a connection may have queued. */
 struct telling {
@@ -218,7 +217,7 @@ static void tell_pushed(struct telling *t)
 /* Steps through the version before, which was complete; then our segments. */
 static uint64_t old_step(const struct wset *ws)
 {
-    return MIN(ws->region_bytes, TELL_OLD);
+    return MIN(ws->region_bytes, wset_segment_bytes(&ws->index, false));
 }
 
 static uint64_t filled_units(const struct wset *ws)

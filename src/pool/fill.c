@@ -25,13 +25,6 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-/*
- * Of sources elsewhere. A segment is read by all of a session's 16 connections at once, and the first byte of each answer takes 30 ms
- * of S3, whatever it is: at 80 MB/s a connection, 8 MiB would have them wait for most of the time (36 ms for what takes 6), and
- * 64 MiB reach two thirds of what they can (82 ms for 52). What is there is told while the rest is under way, so the first sample
- * waits no longer; and no more than this is lost of what others wait for when a sample is urgent.
- */
-#define REMOTE_SEGMENT_BYTES (64 * MIB)
 #define REMOTE_IDLE_S                                                                                        \
     10 /* sessions are kept so long for the next segment: a handshake costs several round trips */
 
@@ -516,9 +509,8 @@ void fill_free(struct fill *fill)
 static int segments_cut(struct fill *fill, struct wset *ws, uint64_t begin, uint64_t end, uint32_t *cap)
 {
     const struct index *index = &ws->index;
-    uint64_t bytes = fill->config.segment_bytes ? fill->config.segment_bytes
-                     : ws->remote               ? REMOTE_SEGMENT_BYTES
-                                                : wset_segment_bytes(index);
+    uint64_t bytes =
+        fill->config.segment_bytes ? fill->config.segment_bytes : wset_segment_bytes(index, ws->remote);
     const bool files = index->header->flags & INDEX_FLAG_SMALL_FILES;
     while (begin < end) {
         uint64_t stop = MIN(align_down(begin, bytes) + bytes, end);

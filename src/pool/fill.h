@@ -32,7 +32,7 @@ struct fill_config {
     unsigned depth;          /* reads in flight per thread */
     const char *disk_engine; /* "auto", "uring", "worker" */
     unsigned connections;    /* of each thread to one host elsewhere; 0: 16 */
-    uint64_t segment_bytes;  /* 0: wset_segment_bytes, and 64 MiB of sources elsewhere */
+    uint64_t segment_bytes;  /* 0: wset_segment_bytes */
     /* Tests: makes each thread's engine instead of disk_engine_new. */
     int (*engine_new)(unsigned depth, struct disk_engine **ret_engine);
     const struct source_opener *opener;

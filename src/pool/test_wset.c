@@ -553,6 +553,20 @@ static void test_hostile_index(void **state)
     close(fd);
 }
 
+/* Other nodes hear of each sample: of tiny ones a segment has fewer bytes, not more samples. */
+static void test_segments_of_tiny_samples(void **state)
+{
+    struct index_header header = {.nsamples = 1000, .nfields = 1, .address_end = 1 * GIB};
+    const struct index index = {.header = &header};
+    assert_int_equal(wset_segment_bytes(&index, false), 8 * MIB);
+    assert_int_equal(wset_segment_bytes(&index, true), 64 * MIB);
+    header.nsamples = 256 << 20; /* of 4 bytes */
+    assert_int_equal(wset_segment_bytes(&index, false), 1 * MIB);
+    assert_int_equal(wset_segment_bytes(&index, true), 1 * MIB);
+    header.nsamples = 1 << 30;
+    assert_int_equal(wset_segment_bytes(&index, false), 256 * KIB);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -573,6 +587,7 @@ int main(void)
         cmocka_unit_test(test_rights),
         cmocka_unit_test(test_allocations),
         cmocka_unit_test(test_hostile_index),
+        cmocka_unit_test(test_segments_of_tiny_samples),
     };
     for (unsigned k = 0; k < sizeof(content); k++)
         content[k] = testing_byte(1, k);

@@ -35,6 +35,15 @@
 #define SEGMENT_LEAST (128 * KIB)
 #define SEGMENT_FILES 16u
 #define SEGMENTS_MOST (1u << 16) /* 20 MiB of tables */
+/* About: 9 MiB of what other nodes are to hear of it, and as much for each thread. */
+#define SEGMENT_PARTS (256u * 1024u)
+/*
+ * Of sources elsewhere. A segment is read by all of a session's 16 connections at once, and the first byte of each answer takes 30 ms
+ * of S3, whatever it is: at 80 MB/s a connection, 8 MiB would have them wait for most of the time (36 ms for what takes 6), and
+ * 64 MiB reach two thirds of what they can (82 ms for 52). What is there is told while the rest is under way, so the first sample
+ * waits no longer; and no more than this is lost of what others wait for when a sample is urgent.
+ */
+#define SEGMENT_AWAY (64 * MIB)
 
 struct piece {
     uint64_t offset, bytes;
@@ -96,15 +105,23 @@ static int live_create(struct wset *ws, struct leat_error *err)
     return 0;
 }
 
-uint64_t wset_segment_bytes(const struct index *index)
+static uint64_t segment_of_files(const struct index_header *h)
 {
-    const struct index_header *h = index->header;
-    if (!(h->flags & INDEX_FLAG_SMALL_FILES) || !h->nsources)
-        return SEGMENT_MOST;
     uint64_t few = h->address_end / h->nsources * SEGMENT_FILES, many = h->address_end / SEGMENTS_MOST;
     uint64_t bytes = SEGMENT_LEAST;
     while (bytes < SEGMENT_MOST && bytes < MAX(few, many))
         bytes *= 2;
+    return bytes;
+}
+
+uint64_t wset_segment_bytes(const struct index *index, bool elsewhere)
+{
+    const struct index_header *h = index->header;
+    bool files = (h->flags & INDEX_FLAG_SMALL_FILES) && h->nsources;
+    uint64_t bytes = elsewhere ? SEGMENT_AWAY : files ? segment_of_files(h) : SEGMENT_MOST;
+    uint64_t times = h->nsamples * h->nfields / SEGMENT_PARTS;
+    while (times && bytes > SEGMENT_LEAST && bytes > h->address_end / times)
+        bytes /= 2;
     return bytes;
 }
 
@@ -113,7 +130,7 @@ uint64_t wset_table_bytes(const struct index *index, bool in_memory, const struc
     const struct index_header *h = index->header;
     uint64_t live = live_bytes(h->nsamples, h->nfields), region = pool->config.region_bytes;
     uint64_t regions = h->address_end / region + 2,
-             segments = h->address_end / MIN(wset_segment_bytes(index), region) + regions;
+             segments = h->address_end / MIN(wset_segment_bytes(index, false), region) + regions;
     return (in_memory ? align_up(index->blob_bytes, 4096) : 0) +
            align_up(live, live_is_huge(pool, live) ? REGION_HUGE_BYTES : 4096) +
            h->nsamples * div_up(h->nfields, 8) + regions * REGION_BYTES + segments * SEGMENT_TABLE +
