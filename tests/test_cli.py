@@ -743,7 +743,7 @@ def test_stop_ends_the_daemon(tmp_path, tree):
 def test_leatd_conf_page_names_the_keys_that_leatd_knows():
     """Of each section, what the tables of pool/config.c and serve/config.c have and what the page explains are the same."""
     table = "".join((ROOT / "src" / folder / "config.c").read_text() for folder in ("pool", "serve"))
-    known = {s: set(keys.split()) for s, keys in re.findall(r'\{"(\w+)",\s+" ([\w ]+) ",\s+set_\w+\}', table)}
+    known = {s: set(keys.replace('"', "").split()) for s, keys in re.findall(r'\{"(\w+)",\s+(" [\w\s"]+ "),\s+set_\w+\}', table)}
     assert known
     page = re.split(r"^# \[(\w+)\]$", (MAN / "leatd.conf.5.scd").read_text(), flags=re.M)
     told = {s: set(re.findall(r"^\*(\w+)\*$", text.split("\n# ")[0], re.M)) for s, text in zip(page[1::2], page[2::2])}
@@ -763,7 +763,12 @@ def test_the_packaged_leatd_conf_passes_leatds_own_check(tmp_path):
     done = check(text)
     assert done.returncode == 1 and b"roots" in done.stderr
     done = check(re.sub(r"^#(\w+ =.+)$", r"\1", text, flags=re.M))
-    assert done.returncode == 0, done.stderr.decode()
+    assert done.returncode == 0 and done.stdout == b"nothing is wrong\n", done.stderr.decode()
+    token = tmp_path / "token"
+    token.write_bytes(bytes(32))
+    token.chmod(0o644)
+    done = check(f"[daemon]\nmode = system\nroots = /data\n[net]\nlisten = 127.0.0.1:7411\ntoken_file = {token}\n")
+    assert done.returncode == 1 and str(token).encode() in done.stderr, "one that others may read"
     told = set(re.findall(r"^\*(\w+)\*$", (MAN / "leatd.conf.5.scd").read_text(), re.M))
     assert set(re.findall(r"^#?(\w+) =", text, re.M)) == told
 
