@@ -148,6 +148,7 @@ static void test_late_put(void **state)
 /* A daemon that is frozen just when a rail is connected to it: it answers when it thaws, or never. */
 static const struct ucx_symbols *real_ucx;
 static bool thaws;
+static pthread_t thawing;
 
 static void *thaw(void *unused)
 {
@@ -159,13 +160,10 @@ static void *thaw(void *unused)
 static ucs_status_t freeze_and_create(ucp_worker_h worker, const ucp_ep_params_t *params, ucp_ep_h *ret)
 {
     int stopped;
-    pthread_t thread;
     kill(far_child, SIGSTOP);
     assert_int_equal(waitpid(far_child, &stopped, WUNTRACED), far_child);
-    if (thaws) {
-        assert_int_equal(pthread_create(&thread, NULL, thaw, NULL), 0);
-        pthread_detach(thread);
-    }
+    if (thaws)
+        assert_int_equal(pthread_create(&thawing, NULL, thaw, NULL), 0);
     return real_ucx->ucp_ep_create(worker, params, ret);
 }
 
@@ -184,6 +182,8 @@ static int connect_frozen(const char *seconds)
     ctx->ucx = &freezing;
     rc = one_connect_second(&x, SERVE, &second);
     ctx->ucx = real_ucx;
+    if (thaws)
+        pthread_join(thawing, NULL);
     kill(far_child, SIGCONT);
     x.ctx->ops->disconnect(x.ctx, second);
     assert_int_equal(one_read(&x, 0), 0);
