@@ -120,6 +120,16 @@ int store_bucket_parse(const void *data, size_t len, struct store_bucket *ret, b
     return 0;
 }
 
+/* On one path. */
+static int write_one(struct store *s, struct path *p, const char *name, const struct bytes_out *out,
+                     struct leat_error *err)
+{
+    char dir[PATH_FILE_MAX];
+    snprintf(dir, sizeof(dir), "%s/buckets", p->dir);
+    int rc = store_io_replace(s->io, dir, name, out->data, out->len);
+    return rc == 0 ? 0 : store_path_error(p, rc, "a bucket cannot be written", err);
+}
+
 /* To all paths that are in order; one that cannot take it is left. At least one has to have it. */
 static int write_all(struct store *s, const struct store_bucket *b, bool deleted, struct leat_error *err)
 {
@@ -129,15 +139,13 @@ static int write_all(struct store *s, const struct store_bucket *b, bool deleted
     int last = STORE_UNAVAILABLE;
     for (unsigned i = 0; rc == 0 && i < s->npaths; i++) {
         struct path *p = s->paths[i];
-        char dir[PATH_FILE_MAX];
-        snprintf(dir, sizeof(dir), "%s/buckets", p->dir);
         if (atomic_load(&p->failed))
             continue;
-        int now = store_io_replace(s->io, dir, b->name, out.data, out.len);
+        int now = write_one(s, p, b->name, &out, err);
         if (now == 0)
             good++;
         else
-            last = store_path_error(p, now, "a bucket cannot be written", err);
+            last = now;
         if (last == LEAT_NO_SPACE)
             break;
     }
@@ -196,7 +204,7 @@ static void drop(struct store *s, struct bucket *b)
     free(b);
 }
 
-static int load_one(struct store *s, const char *file)
+static int load_one(struct store *s, unsigned path, const char *file)
 {
     int fd = s->io->open(s->io, file, O_RDONLY, 0);
     if (fd < 0)
@@ -218,8 +226,10 @@ static int load_one(struct store *s, const char *file)
     }
     b->deleting = deleted; /* until all paths were read */
     s->last_bucket_id = MAX(s->last_bucket_id, b->b.id);
+    b->has = 1ull << path;
     struct bucket *there = lookup(s, b->b.name);
     if (there && there->b.version >= b->b.version) {
+        there->has |= there->b.version == b->b.version ? b->has : 0;
         store_bucket_fini(&b->b);
         free(b);
         return 0;
@@ -234,8 +244,26 @@ static int load_one(struct store *s, const char *file)
     return rc;
 }
 
+/*
+ * What a path missed while it was away, or was there before it: when it is the only one that is left, its objects are in buckets that it
+ * has to know. One that cannot take it now gets it with the next start.
+ */
+static int spread(struct store *s, const struct bucket *b)
+{
+    struct bytes_out out = {0};
+    struct leat_error err = {0};
+    int rc = encode(&b->b, b->deleting, &out);
+    for (unsigned i = 0; rc == 0 && i < s->npaths; i++)
+        if (!(b->has & 1ull << i) && !atomic_load(&s->paths[i]->failed) &&
+            write_one(s, s->paths[i], b->b.name, &out, &err) < 0)
+            log_warning("%s does not know bucket '%s': %s", s->paths[i]->dir, b->b.name, err.message);
+    bytes_out_fini(&out);
+    return rc;
+}
+
 int store_buckets_load(struct store *s, struct leat_error *err)
 {
+    static_assert(STORE_PATHS_MAX <= 64, "a bit for each");
     for (unsigned i = 0; i < s->npaths; i++) {
         char dir[PATH_FILE_MAX], file[PATH_FILE_MAX + 256];
         snprintf(dir, sizeof(dir), "%s/buckets", s->paths[i]->dir);
@@ -245,16 +273,20 @@ int store_buckets_load(struct store *s, struct leat_error *err)
         for (struct dirent *e; d && rc == 0 && (e = readdir(d));) {
             snprintf(file, sizeof(file), "%s/%s", dir, e->d_name);
             if (store_bucket_name_ok(e->d_name)) /* one under way has a # in its name */
-                rc = load_one(s, file);
+                rc = load_one(s, i, file);
         }
         if (d)
             closedir(d);
         if (rc < 0)
             return error_sys(err, rc, "%s: buckets cannot be read", s->paths[i]->dir);
     }
-    for (unsigned i = s->nbuckets; i-- > 0;)
+    for (unsigned i = s->nbuckets; i-- > 0;) {
+        int rc = spread(s, s->buckets[i]);
+        if (rc < 0)
+            return error_set(err, rc, "no memory for a bucket");
         if (s->buckets[i]->deleting)
             drop(s, s->buckets[i]);
+    }
     return 0;
 }
 
@@ -330,6 +362,15 @@ static int check_props(const char *props, struct leat_error *err)
                      STORE_PROPS_MAX);
 }
 
+/* A path that nobody has read since the start may have anything. */
+static bool any_blind(struct store *s)
+{
+    for (unsigned i = 0; i < s->npaths; i++)
+        if (!s->paths[i]->loaded)
+            return true;
+    return false;
+}
+
 /* Changes are rare: they hold buckets_write, so that buckets_lock is never held while a disk is waited for. */
 int store_bucket_create(struct store *s, const char *name, uint32_t flags, const char *props,
                         struct leat_error *err)
@@ -360,7 +401,13 @@ int store_bucket_create(struct store *s, const char *name, uint32_t flags, const
     for (unsigned i = 0; i < s->nbuckets; i++)
         id = MAX(id, s->buckets[i]->b.id + 1);
     b->b.id = s->last_bucket_id = MAX(id, s->last_bucket_id + 1);
-    rc = lookup(s, name) ? error_set(err, STORE_EXISTS, "there is a bucket '%s' already", name) : 0;
+    rc = lookup(s, name) ? error_set(err, STORE_EXISTS, "there is a bucket '%s' already", name)
+         : any_blind(s)
+             ? error_set(err, STORE_UNAVAILABLE,
+                         "a path of the store has failed; it may have a bucket '%s', whose objects "
+                         "would be lost with a new one",
+                         name)
+             : 0;
     pthread_mutex_unlock(&s->buckets_lock);
     if (rc == 0)
         rc = write_all(s, &b->b, false, err);
@@ -395,14 +442,6 @@ static bool has_objects(struct store *s, uint32_t id, uint32_t flags)
         pthread_rwlock_unlock(&p->index.lock);
     }
     return any;
-}
-
-static bool any_blind(struct store *s)
-{
-    for (unsigned i = 0; i < s->npaths; i++)
-        if (!s->paths[i]->loaded)
-            return true;
-    return false;
 }
 
 /* *ret_touched: it failed with the bucket gone, or marked as deleted, on some path. */

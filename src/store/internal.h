@@ -93,6 +93,7 @@ struct bucket {
     unsigned commits; /* under way: what changes the bucket itself waits for them */
     bool deleting;
     bool changing; /* those that come wait */
+    uint64_t has;  /* bits of paths that have this version; known when all were read */
 };
 
 struct open_files {

@@ -81,6 +81,47 @@ static const char *key_of(unsigned i)
     return key;
 }
 
+/* A bucket that a path did not see made is known by it after the next start with both: it may be all that is left then. */
+static void test_buckets_of_a_path_that_joins(void **state)
+{
+    struct fixture *f = *state;
+    struct leat_error err = {0};
+    char name[PATH_FILE_MAX + 32];
+    reopen(f, 1);
+    assert_int_equal(store_bucket_create(f->s, "photos", 0, "{\"a\": 1}", NULL), 0);
+    assert_int_equal(store_bucket_create(f->s, "gone", 0, NULL, NULL), 0);
+    reopen(f, 2);
+    for (unsigned i = 0; i < 20; i++)
+        assert_int_equal(testing_put(f->s, "photos", key_of(i), i, 100 + i), 0);
+    store_path_fail(f->s->paths[1], "pulled out by a test");
+    assert_int_equal(store_bucket_delete(f->s, "gone", NULL),
+                     0); /* a mark, of which the second hears at the next start */
+    reopen(f, 2);
+    store_free(TAKE_PTR(f->s));
+    snprintf(name, sizeof(name), "%s.away", f->paths[0]);
+    assert_int_equal(rename(f->paths[0], name), 0);
+    reopen(f, 2);
+    unsigned there = 0;
+    for (unsigned i = 0; i < 20; i++)
+        there += testing_check(f->s, "photos", key_of(i), i, 100 + i) == 0;
+    assert_true(there > 0);
+    struct store_bucket b;
+    assert_int_equal(store_bucket_get(f->s, "photos", &b, NULL), 0);
+    assert_string_equal(b.props, "{\"a\": 1}");
+    store_bucket_fini(&b);
+    assert_int_equal(store_bucket_get(f->s, "gone", NULL, NULL), STORE_NO_BUCKET);
+    /* One of its name may be where nobody can look, and objects in it. */
+    assert_int_equal(store_bucket_create(f->s, "other", 0, NULL, &err), STORE_UNAVAILABLE);
+    assert_non_null(strstr(err.message, "may have a bucket 'other'"));
+    store_free(TAKE_PTR(f->s));
+    testing_rmdir(f->paths[0]);
+    assert_int_equal(rename(name, f->paths[0]), 0);
+    reopen(f, 2);
+    for (unsigned i = 0; i < 20; i++)
+        assert_int_equal(testing_check(f->s, "photos", key_of(i), i, 100 + i), 0);
+    assert_int_equal(store_bucket_create(f->s, "other", 0, NULL, NULL), 0);
+}
+
 /* --- some that are there, some that are not ------------------------------------------------------------------------------ */
 
 enum { FEW = 60 };
@@ -461,6 +502,7 @@ static void test_make_room(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_buckets_of_a_path_that_joins, setup, teardown),
         cmocka_unit_test_setup_teardown(test_one_fails_and_comes_back, setup, teardown),
         cmocka_unit_test_setup_teardown(test_one_is_missing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_paths_of_others, setup, teardown),
