@@ -47,7 +47,9 @@ def make_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
     >>> int(make_rng(1, 2, 3).integers(1000)) == int(make_rng(1, 2, 3).integers(1000))
     True
     """
-    return np.random.Generator(np.random.Philox(key=[seed % 2**64, _TAG], counter=[0, 0, index, epoch]))
+    # Arrays: a list of a number of 2^63 or more and a smaller one would be floats, which leave out its low bits.
+    key, counter = np.array([seed % 2**64, _TAG], np.uint64), np.array([0, 0, index, epoch], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 class Work:

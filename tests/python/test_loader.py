@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import leat
-from leat import __main__, _leat, _ranks
+from leat import __main__, _leat, _ranks, _workers
 
 N = 1000
 
@@ -435,6 +435,17 @@ def fail(sample, rng):
     if int(sample["x"][0]) == 25:
         raise ZeroDivisionError("a transform of mine")
     return sample
+
+
+def test_the_generator_of_a_sample():
+    """One for each seed; those of seeds below 2^63 have always been these."""
+    def drawn(seed):
+        return int(_workers.make_rng(seed, 4, 3).integers(2**60))
+
+    assert [drawn(seed) for seed in (0, 5, 2**63 - 1)] == [258165347685915721, 407021505112303679, 232410618915800473]
+    others = [-1, -2, -1000, -2**62, 2**63 + 1, 2**63 + 2, 2**63 + 1000, 0]
+    assert len({drawn(seed) for seed in others}) == len(others)
+    assert drawn(-1) == drawn(2**64 - 1)
 
 
 @pytest.mark.parametrize("how", ["thread", "fork", "spawn"])
