@@ -64,7 +64,8 @@ def decode_cls(data: memoryview) -> int:
     """
     text = bytes(data).strip()
     if not text.removeprefix(b"-").isdigit():
-        raise ValueError(f"{text[:20]!r} is not the number of a class; in a folder of files that is the field 'label'")
+        said = text[:20].decode(errors="backslashreplace")
+        raise ValueError(f"{said!r} is not the number of a class; in a folder of files that is the field 'label'")
     return int(text)
 
 
