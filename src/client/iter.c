@@ -54,10 +54,11 @@ struct leat_iter {
     uint64_t next_step; /* of the thread */
     uint64_t delivered; /* steps handed out */
     bool failed;        /* the thread waits: `error` belongs to next_step */
-    bool filling;       /* somebody reads next_step */
+    bool filling;       /* `filler` reads next_step */
     bool direct;        /* the thread waits: the consumer reads by itself */
     unsigned hasty;     /* 0 to HASTY: more for a call that came soon, less for a late one */
     unsigned waiting;   /* consumers */
+    pthread_t filler;
     uint64_t returned_ns;
     struct leat_error error;
     uint64_t block;              /* in which a streamed set is read; 0: sample by sample */
@@ -173,6 +174,7 @@ static void *read_ahead(void *arg)
         uint64_t step = it->next_step, first;
         unsigned n;
         it->filling = true;
+        it->filler = pthread_self();
         pthread_mutex_unlock(&it->lock);
 
         struct leat_batch *batch = NULL;
@@ -439,6 +441,9 @@ static int take(struct leat_iter *it, struct leat_batch **ret_batch, struct leat
         *ret_batch = NULL;
         return 1;
     }
+    if (it->filling && pthread_equal(it->filler, pthread_self()))
+        return error_set(err, LEAT_BUSY,
+                         "this thread reads the next batch already (called from an interrupt hook?)");
     return view_starved(it->view, err) ? LEAT_BUSY : 0;
 }
 
@@ -456,20 +461,19 @@ static void notice_haste(struct leat_iter *it)
         it->direct = true;
 }
 
-/* Under lock, which is left meanwhile. As leat_read_batch; an error leaves the step to the next call. */
+/* Under lock, which is left meanwhile. As leat_read_batch, interrupts as well; an error leaves the step to the next call. */
 static int fill_here(struct leat_iter *it, uint64_t timeout_ns, struct leat_batch **ret_batch,
                      struct leat_error *err)
 {
     uint64_t first;
     unsigned n;
     it->filling = true;
+    it->filler = pthread_self();
     pthread_mutex_unlock(&it->lock);
     step_positions(it, it->next_step, &first, &n);
     step_ids(it, first, n, it->ids);
-    int rc =
-        batch_fill(it->view, it->ids, n,
-                   &(struct fill_how){.timeout_ns = timeout_ns, .position = first, .cancel = &it->cancel},
-                   ret_batch, err);
+    int rc = batch_fill(it->view, it->ids, n, &(struct fill_how){.timeout_ns = timeout_ns, .position = first},
+                        ret_batch, err);
     pthread_mutex_lock(&it->lock);
     it->filling = false;
     if (!rc) {

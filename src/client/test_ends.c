@@ -193,6 +193,23 @@ static int hook_calls_back(void *user)
     return hook_left <= 0;
 }
 
+static struct leat_iter *hook_it;
+static int hook_found;
+
+/* Asks for a batch itself, and gives up. */
+static int hook_takes_next(void *user)
+{
+    static bool inside;
+    struct leat_batch *batch;
+    struct leat_error e;
+    if (!inside) {
+        inside = true;
+        hook_found = leat_next(hook_it, 0, &batch, &e);
+        inside = false;
+    }
+    return 1;
+}
+
 static void open_hooked(struct fixture *x, struct fake_options options)
 {
     hook_left = HOOK_NEVER;
@@ -264,6 +281,42 @@ static void test_interrupt(void **state)
     x.client->interrupt = NULL;
     x.daemon->hold_broker = false;
     assert_int_equal(leat_read(x.ws, far, 0, buf, 60, 0, NULL, &err), 0);
+    fixture_close(&x);
+}
+
+/* A consumer in haste, which reads by itself, is interrupted as one for whom it is read ahead. */
+static void test_interrupt_haste(void **state)
+{
+    enum { STEPS = 8000 };
+    static uint64_t ids[STEPS];
+    struct fixture x;
+    struct leat_batch *batch, *held[3];
+    open_hooked(&x, (struct fake_options){0});
+    struct leat_view *view = fixture_load(x.ws, 4, 3);
+    struct leat_iter_options o = {.size = sizeof(o), .ids = ids, .nids = STEPS};
+    assert_int_equal(leat_iterate(view, &o, &hook_it, &err), 0);
+    hook_found = 0;
+    for (unsigned turn = 0; turn < 10 && hook_found != LEAT_BUSY;
+         turn++) { /* how fast this thread runs is not certain */
+        x.client->interrupt = NULL;
+        for (unsigned i = 0; i < 100; i++) {
+            assert_int_equal(leat_next(hook_it, 0, &batch, &err), 0);
+            leat_batch_release(batch);
+        }
+        for (unsigned i = 0; i < 3; i++)
+            assert_int_equal(leat_next(hook_it, 0, &held[i], &err), 0);
+        int fd = eventfd(0, EFD_CLOEXEC);
+        for (unsigned i = 0; i < 3; i++)
+            assert_int_equal(leat_batch_release_after(held[i], &FD_EVENT(fd), &err), 0);
+        x.client->interrupt = hook_takes_next;
+        assert_int_equal(leat_next(hook_it, 10 * NS_PER_S, &batch, &err), LEAT_CANCELED);
+        assert_int_equal(write(fd, &(uint64_t){1}, 8), 8);
+        close(fd);
+    }
+    assert_int_equal(hook_found, LEAT_BUSY);
+    x.client->interrupt = NULL;
+    leat_iter_close(hook_it);
+    leat_view_close(view);
     fixture_close(&x);
 }
 
@@ -491,13 +544,21 @@ static void test_nothing_is_given_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_revoked),     cmocka_unit_test(test_daemon_dies),
-        cmocka_unit_test(test_deadline),    cmocka_unit_test(test_slow_open),
-        cmocka_unit_test(test_version),     cmocka_unit_test(test_nobody),
-        cmocka_unit_test(test_fork),        cmocka_unit_test(test_interrupt),
-        cmocka_unit_test(test_turns),       cmocka_unit_test(test_node_dies),
-        cmocka_unit_test(test_frozen_node), cmocka_unit_test(test_frozen_node_is_lost),
-        cmocka_unit_test(test_given_up),    cmocka_unit_test(test_nothing_is_given_back),
+        cmocka_unit_test(test_revoked),
+        cmocka_unit_test(test_daemon_dies),
+        cmocka_unit_test(test_deadline),
+        cmocka_unit_test(test_slow_open),
+        cmocka_unit_test(test_version),
+        cmocka_unit_test(test_nobody),
+        cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_interrupt),
+        cmocka_unit_test(test_interrupt_haste),
+        cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_node_dies),
+        cmocka_unit_test(test_frozen_node),
+        cmocka_unit_test(test_frozen_node_is_lost),
+        cmocka_unit_test(test_given_up),
+        cmocka_unit_test(test_nothing_is_given_back),
     };
     return cmocka_run_group_tests_name("client_ends", tests, NULL, NULL);
 }
