@@ -130,8 +130,9 @@ static int write_one(struct store *s, struct path *p, const char *name, const st
     return rc == 0 ? 0 : store_path_error(p, rc, "a bucket cannot be written", err);
 }
 
-/* To all paths that are in order; one that cannot take it is left. At least one has to have it. */
-static int write_all(struct store *s, const struct store_bucket *b, bool deleted, struct leat_error *err)
+/* To all paths that are in order; one that cannot take it is left. At least one has to have it. *ret_taken (may be NULL): one has. */
+static int write_all(struct store *s, const struct store_bucket *b, bool deleted, bool *ret_taken,
+                     struct leat_error *err)
 {
     struct bytes_out out = {0};
     int rc = encode(b, deleted, &out);
@@ -150,11 +151,26 @@ static int write_all(struct store *s, const struct store_bucket *b, bool deleted
             break;
     }
     bytes_out_fini(&out);
+    if (ret_taken)
+        *ret_taken = good > 0;
     if (rc < 0)
         return error_set(err, rc, "no memory for a bucket");
     if (last == LEAT_NO_SPACE)
         return last;
     return good ? 0 : error_set(err, STORE_UNAVAILABLE, "no disk of the store is in order");
+}
+
+/* A change was refused after some paths had taken it: what is in force goes over it, or the next start would take the change for made.
+ * *version: of what is in force; the new one. */
+static void take_back(struct store *s, const struct store_bucket *b, bool deleted, uint64_t *version)
+{
+    struct store_bucket again = *b;
+    struct leat_error err = {0};
+    again.version = *version = store_next_seq(s);
+    int rc = write_all(s, &again, deleted, NULL,
+                       &err); /* in the same order: up to the path that refused the change */
+    if (rc < 0 && rc != LEAT_NO_SPACE)
+        log_error("what was changed of bucket '%s' cannot be taken back: %s", b->name, err.message);
 }
 
 static bool any_failed(struct store *s)
@@ -409,15 +425,16 @@ int store_bucket_create(struct store *s, const char *name, uint32_t flags, const
                          name)
              : 0;
     pthread_mutex_unlock(&s->buckets_lock);
+    bool taken = false;
     if (rc == 0)
-        rc = write_all(s, &b->b, false, err);
+        rc = write_all(s, &b->b, false, &taken, err);
     if (rc == 0) {
         pthread_mutex_lock(&s->buckets_lock);
         rc = insert(s, b);
         pthread_mutex_unlock(&s->buckets_lock);
-        if (rc < 0)
-            unlink_all(s, name);
     }
+    if (rc < 0 && taken)
+        take_back(s, &b->b, true, &b->b.version);
     pthread_mutex_unlock(&s->buckets_write);
     if (rc < 0) {
         store_bucket_fini(&b->b);
@@ -458,7 +475,7 @@ static int delete_empty(struct store *s, struct bucket *b, bool *ret_touched, st
     if (any_failed(s)) {
         struct store_bucket mark = b->b;
         mark.version = store_next_seq(s);
-        return write_all(s, &mark, true, err);
+        return write_all(s, &mark, true, NULL, err);
     }
     int rc = unlink_all(s, b->b.name);
     return rc < 0 ? error_sys(err, rc, "bucket '%s' cannot be deleted", b->b.name) : 0;
@@ -470,7 +487,7 @@ static bool revive(struct store *s, struct bucket *b)
 {
     struct store_bucket again = b->b;
     again.version = store_next_seq(s);
-    if (write_all(s, &again, false, NULL) < 0)
+    if (write_all(s, &again, false, NULL, NULL) < 0)
         return false;
     pthread_mutex_lock(&s->buckets_lock);
     b->b.version = again.version;
@@ -544,7 +561,11 @@ static int change(struct store *s, const char *name, uint64_t if_version, uint32
         b.flags = flags;
         b.front = front;
         b.version++;
-        rc = write_all(s, &b, false, err);
+        bool taken;
+        rc = write_all(s, &b, false, &taken, err);
+        struct bucket *there = lookup(s, name);
+        if (rc < 0 && taken)
+            take_back(s, &there->b, false, &there->b.version);
     }
     if (rc == 0) {
         pthread_mutex_lock(&s->buckets_lock);

@@ -122,6 +122,45 @@ static void test_buckets_of_a_path_that_joins(void **state)
     assert_int_equal(store_bucket_create(f->s, "other", 0, NULL, NULL), 0);
 }
 
+static bool full; /* the second disk */
+static int open_unless_full(const struct store_io *io, const char *path, int flags, mode_t mode)
+{
+    return full && (flags & O_CREAT) && strstr(path, "disk-1/buckets/")
+               ? -ENOSPC
+               : store_io_real.open(io, path, flags, mode);
+}
+
+/* What was refused for want of room on one path is not in force after the next start, either, though others had taken it. */
+static void test_a_change_that_is_refused(void **state)
+{
+    struct fixture *f = *state;
+    struct store_bucket b;
+    uint64_t front;
+    f->io.open = open_unless_full;
+    reopen(f, 2);
+    assert_int_equal(store_bucket_create(f->s, "photos", 0, "{\"a\": 1}", NULL), 0);
+    for (unsigned i = 0; i < 2; i++) { /* the version that is in force goes on from what was taken back */
+        full = true;
+        assert_int_equal(store_bucket_front(f->s, "photos", 0, STORE_FRONT_OTHER, "{\"a\": 2}", &front, NULL),
+                         LEAT_NO_SPACE);
+        assert_int_equal(store_bucket_create(f->s, "other", 0, NULL, NULL), LEAT_NO_SPACE);
+        full = false;
+        reopen(f, 2);
+        assert_int_equal(store_bucket_get(f->s, "other", NULL, NULL), STORE_NO_BUCKET);
+        assert_int_equal(store_bucket_get(f->s, "photos", &b, NULL), 0);
+        assert_string_equal(b.props, "{\"a\": 1}");
+        assert_int_equal(b.flags, 0);
+        store_bucket_fini(&b);
+    }
+    assert_int_equal(store_bucket_set(f->s, "photos", 0, "{\"a\": 3}", NULL), 0);
+    assert_int_equal(store_bucket_create(f->s, "other", 0, NULL, NULL), 0);
+    reopen(f, 2);
+    assert_int_equal(store_bucket_get(f->s, "photos", &b, NULL), 0);
+    assert_string_equal(b.props, "{\"a\": 3}");
+    store_bucket_fini(&b);
+    assert_int_equal(store_bucket_get(f->s, "other", NULL, NULL), 0);
+}
+
 /* --- some that are there, some that are not ------------------------------------------------------------------------------ */
 
 enum { FEW = 60 };
@@ -504,6 +543,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_buckets_of_a_path_that_joins, setup, teardown),
         cmocka_unit_test_setup_teardown(test_one_fails_and_comes_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_change_that_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(test_one_is_missing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_paths_of_others, setup, teardown),
         cmocka_unit_test_setup_teardown(test_weights, setup, teardown),
