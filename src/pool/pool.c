@@ -394,6 +394,8 @@ void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
                 if (ws->regions[g].region)
                     region_give_up(ws->regions[g].region);
             }
+        } else if (ws->leases > 0) {
+            wset_advanced(ws); /* whoever waits for what is not loaded any more */
         }
         wset_unref(ws);
         wset_unref(ws); /* the pool's own */

@@ -156,6 +156,19 @@ static int revoked_error(struct wset *ws, struct leat_error *err)
                      ws->name[0] ? ws->name : ws->spec);
 }
 
+/* What is not there yet. A set that was dropped at another node loads no more, here or there: who waited on would wait for good. */
+static bool wait_goes_on(struct pending *p)
+{
+    struct leat_error err;
+    struct wset *ws = p->ws;
+    if (ws->state != WSET_ENDING)
+        return true;
+    error_set(&err, LEAT_STALE, "working set %s was dropped before it was whole: open it again",
+              ws->name[0] ? ws->name : ws->spec);
+    pending_refuse(p, &err);
+    return false;
+}
+
 /* Answers when every sample is there, or one failed. */
 static bool wait_advance(struct pending *p)
 {
@@ -168,7 +181,7 @@ static bool wait_advance(struct pending *p)
     }
     if (p->n == 0) {
         if (!wset_complete(ws))
-            return false;
+            return !wait_goes_on(p);
         if (atomic_load(&ws->live->failed_samples) > 0) {
             wset_failure_any(ws, &err);
             pending_refuse(p, &err);
@@ -184,7 +197,7 @@ static bool wait_advance(struct pending *p)
         }
         if (state == LIVE_ABSENT || state == LIVE_LOADING) {
             if (wset_parts_of(ws, p->samples[p->at]) > 0)
-                return false;
+                return !wait_goes_on(p);
             wset_settle_empty(ws);
         }
     }

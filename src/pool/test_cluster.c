@@ -6,7 +6,9 @@
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/log.h"
+#include "leat/leat.h"
 #include "loop/loop.h"
+#include "net/conn.h"
 #include "pool/cluster.h"
 #include "pool/cluster_internal.h"
 #include "pool/peer.h"
@@ -17,6 +19,7 @@
 #include <dlfcn.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -612,6 +615,89 @@ static void test_append(void **state)
     stop(&h[0]);
 }
 
+/* A client by hand, beside the loop that answers it. */
+static void say(int fd, uint16_t type, uint64_t id, struct bytes_out *body)
+{
+    assert_int_equal(net_frame_send(fd, PROTO_REQUEST, type, id, body, NULL, 0, 0), 0);
+    bytes_out_fini(body);
+}
+
+static void hear(int fd, uint64_t id, struct net_reply *reply)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    while (poll(&p, 1, 0) == 0)
+        loop_turn(loop, 10);
+    assert_int_equal(net_frame_receive(fd, reply, 0), 0);
+    assert_int_equal(reply->frame.id, id);
+}
+
+/* For the first n samples; 0: for all. */
+static void say_wait(int fd, uint64_t id, uint64_t ws, uint32_t n)
+{
+    struct bytes_out body = {0};
+    bytes_put_u64(&body, ws);
+    bytes_put_u32(&body, n);
+    for (uint32_t k = 0; k < n; k++)
+        bytes_put_u64(&body, k);
+    say(fd, PROTO_WAIT, id, &body);
+}
+
+static void hear_stale(int fd, uint64_t id)
+{
+    struct net_reply reply;
+    hear(fd, id, &reply);
+    assert_int_equal(reply.frame.status, LEAT_STALE);
+    net_reply_fini(&reply);
+}
+
+/* Dropped where nobody reads it, before it is whole: who waits for it at the other node hears so, and who asks there later. */
+static void test_dropped_elsewhere(void **state)
+{
+    struct host h[2];
+    struct opened o;
+    struct leat_error err;
+    struct net_reply reply;
+    struct bytes_out body = {0};
+    int fd;
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    start(&h[0], token, nodes, 2);
+    start(&h[1], token, nodes, 2);
+    both_up(h);
+    pool_create(h[0].pool, ask(&o, "p", NULL), pushed_index(2000));
+    while (!o.done || !named(&h[1], "p") || named(&h[1], "p")->prepared)
+        loop_turn(loop, 10);
+    assert_int_equal(net_dial(h[1].socket, 0, &fd, &err), 0);
+    proto_hello_put(&body, &(struct proto_hello){.version_min = PROTO_VERSION,
+                                                 .version_max = PROTO_VERSION,
+                                                 .role = PROTO_ROLE_CONTROL});
+    say(fd, PROTO_HELLO, 1, &body);
+    hear(fd, 1, &reply);
+    net_reply_fini(&reply);
+    proto_open_put(&body, &(struct proto_open){.name = (char *)"", .uri = (char *)"leat://p"});
+    say(fd, PROTO_OPEN, 2, &body);
+    hear(fd, 2, &reply);
+    struct proto_ws ws;
+    assert_int_equal(proto_ws_get(reply.body.data, reply.body.len, &ws), 0);
+    net_reply_fini(&reply);
+    say_wait(fd, 3, ws.ws, 0);
+    say_wait(fd, 4, ws.ws, 1);
+    turns(20);
+    pool_unlease(o.ws);
+    pool_drop(h[0].pool, o.ws, POOL_DROP);
+    hear_stale(fd, 3);
+    hear_stale(fd, 4);
+    say_wait(fd, 5, ws.ws, 0);
+    hear_stale(fd, 5);
+    say_wait(fd, 6, ws.ws, 1);
+    hear_stale(fd, 6);
+    proto_ws_fini(&ws);
+    close(fd);
+    turns(20);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
 /* A large index is validated beside the loop, which goes on. */
 static void test_loop_goes_on(void **state)
 {
@@ -691,6 +777,7 @@ int main(void)
         cmocka_unit_test(test_name_of_two_addresses),
         cmocka_unit_test(test_gone_while_placed),
         cmocka_unit_test(test_append),
+        cmocka_unit_test(test_dropped_elsewhere),
         cmocka_unit_test(test_loop_goes_on),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
