@@ -163,6 +163,13 @@ int pool_tables_take(struct wset *ws, uint64_t bytes, struct leat_error *err)
     return 0;
 }
 
+static void tables_give(struct wset *ws, uint64_t bytes)
+{
+    ticket_give(&ws->pool->office, bytes);
+    atomic_fetch_sub(&ws->table_bytes, bytes);
+    atomic_fetch_sub(&ws->pool->table_bytes, bytes);
+}
+
 void pool_wset_gone(struct wset *ws)
 {
     struct pool *pool = ws->pool;
@@ -326,18 +333,22 @@ static void staging_ready(struct wset *ws)
 static int staging_make(struct pool *pool, struct wset *ws, uint64_t window, struct leat_error *err)
 {
     struct region *region = NULL;
-    int code = pool_tables_take(ws, pool_window_tables(ws, window), err);
+    uint64_t tables = pool_window_tables(ws, window);
+    int code = pool_tables_take(ws, tables, err);
     if (code < 0)
         return code;
     code = pool_region(pool, window, window, &region, err);
-    if (code < 0)
+    if (code < 0) {
+        tables_give(ws, tables); /* each request that comes tries again */
         return error_prefix(err, code, "no room for a window of %" PRIu64 " bytes", window);
+    }
     if (!ws->crc_known)
         ws->crc_known = calloc(MAX(known_bytes(ws), (uint64_t)1), 1);
     code = ws->crc_known ? staging_new(pool->loop, pool->fill, ws, region, staging_ready, &ws->staging)
                          : -ENOMEM;
     if (code < 0) {
         region_unref(region);
+        tables_give(ws, tables);
         return error_set(err, code, "out of memory for a window");
     }
     ws->pool_bytes += window;

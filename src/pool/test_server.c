@@ -19,6 +19,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cmocka.h>
@@ -692,6 +693,32 @@ static void test_tables_are_charged(void **state)
     host_stop(&h, false);
 }
 
+/* A window that cannot be had costs nothing, however often it is asked for. */
+static void test_window_that_fails(void **state)
+{
+    struct host h;
+    struct leat_error err;
+    struct staging *staging;
+    struct rlimit had, none = {0};
+    host_start(&h, 64 * MIB);
+    struct answer a = open_as(&h, geteuid(), 0, "", h.data);
+    assert_int_equal(a.code, 0);
+    while (!wset_complete(a.ws))
+        loop_turn(h.loop, 1);
+    uint64_t used = atomic_load(&h.pool->office.used_bytes), tables = atomic_load(&h.pool->table_bytes);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &had), 0);
+    none.rlim_max = had.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0); /* no file for its memory */
+    for (unsigned k = 0; k < 3; k++)
+        assert_true(pool_staging(h.pool, a.ws, &staging, &err) < 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &had), 0);
+    assert_non_null(strstr(err.message, "no room for a window"));
+    assert_int_equal(atomic_load(&h.pool->office.used_bytes), used);
+    assert_int_equal(atomic_load(&h.pool->table_bytes), tables);
+    assert_int_equal(pool_staging(h.pool, a.ws, &staging, &err), 0);
+    host_stop(&h, false);
+}
+
 /* --- reports ------------------------------------------------------------------------------------------------------- */
 
 static void report(int fd, const struct proto_report *m)
@@ -810,6 +837,7 @@ int main(void)
         cmocka_unit_test(test_fetch_of_what_is_there),
         cmocka_unit_test(test_room_that_comes_back_late),
         cmocka_unit_test(test_tables_are_charged),
+        cmocka_unit_test(test_window_that_fails),
         cmocka_unit_test(test_names_of_users),
         cmocka_unit_test(test_the_name_of_another),
         cmocka_unit_test(test_only_the_owner_names),
