@@ -100,6 +100,37 @@ def plain(value: Any) -> Array | bytes | str:
     raise TypeError(f"a value of type {type(value).__name__}: arrays, tensors, pictures, numbers, bytes and text are taken")
 
 
+def numbers(value: Any, dtype: np.dtype[Any]) -> Array:
+    """An array, or lists of what a field of this dtype takes, as an array; numbers keep a dtype of their own.
+
+    >>> numbers([2**63, 1], np.dtype("u8"))
+    array([9223372036854775808,                   1], dtype=uint64)
+    """
+    if dtype.kind not in "biufc" and not hasattr(value, "__array__"):
+        return np.asarray(value, dtype)  # tuples of parts, dates as text: NumPy alone knows how
+    array = np.asarray(value)
+    if dtype.kind == "u" and array.dtype.kind == "f" and not hasattr(value, "__array__"):
+        # Integers of 2^63 and more beside smaller ones come as floats.
+        whole = np.asarray(value, object)
+        if all(isinstance(one, (int, np.integer)) and 0 <= one < 2**64 for one in whole.flat):
+            return whole.astype(np.uint64)
+    return array
+
+
+def fitting(value: Array, dtype: np.dtype[Any]) -> Array | None:
+    """The values in another dtype. None: an integer does not fit, or they are of a kind that this dtype is not made for. Floats may lose digits.
+
+    >>> fitting(np.array([1, 2]), np.dtype("f4")), fitting(np.array([300]), np.dtype("u1")), fitting(np.array([1.0]), np.dtype("i4"))
+    (array([1., 2.], dtype=float32), None, None)
+    """
+    if value.dtype == dtype or not value.size:
+        return value.astype(dtype, copy=False)
+    if value.dtype.kind in "iu" and dtype.kind in "biufc":
+        cast = value.astype(dtype)
+        return cast if np.array_equal(cast, value) else None
+    return value.astype(dtype) if np.can_cast(value.dtype, dtype, "same_kind") else None
+
+
 class Column:
     """One field: how its values become bytes."""
 
@@ -134,10 +165,10 @@ class Column:
         if value.shape != self.shape:
             raise Unlike(f"{_words(value)}, wanted {self}; fields={{{self.name!r}: 'npy'}} takes all shapes")
         if value.dtype != self.dtype:
-            if not self.given or not np.can_cast(value.dtype, self.dtype, "same_kind"):
+            if not self.given:
                 raise Unlike(f"{_words(value)}, wanted {self}; fields={{{self.name!r}: (dtype, shape)}} casts")
-            cast = value.astype(self.dtype)
-            if value.dtype.kind in "iu" and not np.array_equal(cast, value):
+            cast = fitting(value, np.dtype(self.dtype))
+            if cast is None:
                 raise Unlike(f"{_words(value)} holds a number that does not fit, wanted {self}")
             return cast
         return value

@@ -23,6 +23,7 @@ from ._cuda import CudaArray
 from ._errors import NotFound, PeerGone, Stale, UnknownKey
 from ._fields import Field, dlpack_code
 from ._progress import ProgressArg, Reporter
+from ._rows import fitting, numbers
 
 if TYPE_CHECKING:
     from ._storage import Storage
@@ -533,7 +534,7 @@ class WorkingSet:
 
     def push(self, first: int, data: Mapping[str, Any] | Any, *, timeout: float | None = None) -> None:
         """Fills samples from number `first` on of a set made by `leat.create`: an array (samples, *shape) for each array
-        field, a list of bytes for each raw one."""
+        field, a list of bytes for each raw one. Other dtypes are cast, if every number fits."""
         values = data if isinstance(data, Mapping) else {self._fields[0].name: data}
         if set(values) != {field.name for field in self._fields}:
             raise ValueError(f"fields {', '.join(values)}: give {', '.join(field.name for field in self._fields)}")
@@ -546,7 +547,11 @@ class WorkingSet:
                 items = [bytes(item) for item in value]
                 buffers.append((b"".join(items), np.array([len(item) for item in items], np.uint64)))
                 continue
-            array = np.ascontiguousarray(value, field.dtype)
+            given = numbers(value, field.dtype)
+            cast = fitting(given, field.dtype)
+            if cast is None:
+                raise ValueError(f"field {field.name!r}: {given.dtype} holds a number that does not fit {field.dtype}: cast it as you mean it")
+            array = np.ascontiguousarray(cast)
             if array.shape[1:] != field.shape:
                 raise ValueError(f"field {field.name!r}: shape {array.shape}, wanted (samples, {', '.join(map(str, field.shape))})")
             counts.add(len(array))

@@ -106,13 +106,25 @@ def test_bad_pushes():
     with pytest.raises(ValueError, match="keys"):
         leat.create("x", {"n": ("i4", ())}, 2, keys=["a"])
     ws = leat.create("x", {"n": ("i4", (3,)), "m": ("i4", ())}, 2)
-    for bad in ({"n": np.ones((1, 3))}, {"n": np.ones((1, 4)), "m": [1]}, {"n": np.ones((2, 3)), "m": [1]}):
+    for bad in ({"n": np.ones((1, 3), int)}, {"n": np.ones((1, 4), int), "m": [1]}, {"n": np.ones((2, 3), int), "m": [1]}):
         with pytest.raises(ValueError):
             ws.push(0, bad)
     with pytest.raises(leat.Error):
-        ws.push(1, {"n": np.ones((2, 3)), "m": [1, 2]})  # past the end
+        ws.push(1, {"n": np.ones((2, 3), int), "m": [1, 2]})  # past the end
     with pytest.raises(leat.Error):
         leat.create("x", {"n": ("i4", (3,))}, 2)  # exists
+
+
+def test_pushed_numbers_fit_or_are_refused():
+    ws = leat.create("x", {"u1": "u1", "i4": "i4", "u8": "u8", "f4": "f4", "when": "M8[D]"}, 2)
+    good = {"u1": [0, 255], "i4": np.array([-2**31, 7]), "u8": [2**64 - 1, 1], "f4": [0.1, 2.5], "when": ["2026-01-01", "2026-01-02"]}
+    for name, bad in (("u1", [1, 300]), ("u1", [1, -1]), ("u1", np.array([1, 300])), ("i4", [1.7, 1]), ("i4", np.array([2**31, 0])),
+                      ("u8", [-1, 2**63]), ("u8", [2**64, 1]), ("f4", [1j, 1]), ("i4", ["1", "2"])):
+        with pytest.raises(ValueError, match=f"'{name}'.*does not fit"):
+            ws.push(0, {**good, name: bad})
+    ws.push(0, good)
+    assert [int(ws[0][name]) for name in ("u1", "i4", "u8")] == [0, -2**31, 2**64 - 1] and ws[1]["u8"] == 1
+    assert ws[0]["f4"] == np.float32(0.1) and ws[1]["when"] == np.datetime64("2026-01-02")
 
 
 def test_shares_cover_all():
