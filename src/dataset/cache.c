@@ -538,6 +538,9 @@ static int scan_to_file(const struct dataset_spec *spec, struct expected *x, con
     int rc = from >= 0 ? copy_index(from, fd) : scan_build(&x->scan, spec, fd, err);
     if (rc < 0 && from >= 0)
         error_sys(err, rc, "%s: the index cannot be written", path);
+    /* Or the name could outlive a power cut and the content not: zeros in the middle would pass, and labels are read from there. */
+    if (rc == 0 && fdatasync(fd) < 0)
+        rc = error_sys(err, -errno, "%s: the index cannot be written", path);
     int64_t before_ns = 0;
     struct stat st;
     if (rc == 0 && x->tree && stat(x->tree, &st) == 0)

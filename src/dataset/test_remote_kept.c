@@ -2,6 +2,7 @@
 /* The index of a source elsewhere is kept: in a cache or beside the source, and used as long as the source is the same. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <stdio.h>
@@ -11,6 +12,15 @@
 #include "dataset/index_internal.h"
 #include "dataset/testing.h"
 #include "failalloc.h"
+
+/* In the place of libc's: what the disk says. */
+static int flush_fails;
+
+int fdatasync(int fd)
+{
+    errno = flush_fails;
+    return flush_fails ? -1 : 0;
+}
 
 static bool opened(const char *text, uint64_t samples)
 {
@@ -220,12 +230,27 @@ static void test_older_layout(void **state)
     }
 }
 
+/* What the disk may not have gets no name; the index is made in memory. */
+static void test_not_on_disk(void **state)
+{
+    char local[600];
+    snprintf(local, sizeof(local), "%s/flush.npy", testing_folder);
+    testing_add_npy("flush.npy", "(10, 3)");
+    flush_fails = EIO;
+    assert_true(opened(local, 10));
+    assert_true(opened(local, 10));
+    flush_fails = 0;
+    assert_true(opened(local, 10));
+    assert_false(opened(local, 10));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_freshness, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_beside, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_older_layout, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_not_on_disk, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_allocations, testing_setup, testing_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
