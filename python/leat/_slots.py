@@ -17,7 +17,7 @@ from ._cuda import CudaArray
 #: Of each name: (dtype, shape) of every value, or None where values have no shape in common.
 Layout = dict[str, "tuple[str, tuple[int, ...]] | None"]
 
-_HEAD = 4096
+_PAGE = mmap.PAGESIZE  # a device pins each slot by itself, in whole pages; the first page is the head
 
 
 class Lease:
@@ -75,8 +75,8 @@ class Slots:
                 at = (at + 63) // 64 * 64
                 self.places[name] = (at, *place)
                 at += batch_size * int(np.prod(place[1], dtype=np.int64)) * np.dtype(place[0]).itemsize
-        self.slot_bytes = (at + 4095) // 4096 * 4096
-        size = _HEAD + count * self.slot_bytes
+        self.slot_bytes = (at + _PAGE - 1) // _PAGE * _PAGE
+        size = _PAGE + count * self.slot_bytes
         self.fd = fd
         if shared and fd < 0:
             self.fd = os.memfd_create("leat-loader", os.MFD_CLOEXEC)
@@ -87,11 +87,11 @@ class Slots:
         self._whole = np.frombuffer(self.memory, np.uint8)
         self.address = self._whole.ctypes.data
         #: Sample that each worker is at, plus one; 0: none.
-        self.current = self._whole[:_HEAD].view(np.uint64)
+        self.current = self._whole[:_PAGE].view(np.uint64)
         self.free = list(range(count))
 
     def start(self, slot: int) -> int:
-        return _HEAD + slot * self.slot_bytes
+        return _PAGE + slot * self.slot_bytes
 
     def ids(self, slot: int) -> Array:
         at = self.start(slot)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import leat
-from leat import __main__, _leat, _ranks, _workers
+from leat import __main__, _leat, _ranks, _slots, _workers
 
 N = 1000
 
@@ -435,6 +435,19 @@ def fail(sample, rng):
     if int(sample["x"][0]) == 25:
         raise ZeroDivisionError("a transform of mine")
     return sample
+
+
+def test_slots_are_whole_pages(monkeypatch):
+    assert _slots._PAGE == os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(_slots, "_PAGE", 65536)  # as on some ARM and POWER machines
+    slots = _slots.Slots({"x": ("<f4", (5000,)), "y": ("|u1", ())}, 7, 3, shared=False)
+    assert [slots.start(n) % 65536 for n in range(3)] == [0, 0, 0] and slots.slot_bytes % 65536 == 0
+    for n in range(3):
+        slots.ids(n)[:] = n
+        slots.outs(n)["x"][:], slots.outs(n)["y"][:] = n, n
+    slots.current[:] = 9
+    assert all((slots.ids(n) == n).all() and (slots.outs(n)["x"] == n).all() and (slots.outs(n)["y"] == n).all() for n in range(3))
+    assert len(slots.memory) == 65536 + 3 * slots.slot_bytes
 
 
 def test_the_generator_of_a_sample():
