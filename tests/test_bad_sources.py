@@ -564,6 +564,22 @@ def test_a_small_file_that_cannot_be_read(failing, host, leat):
         assert ws.stat().failed_samples == 1
 
 
+def test_a_disk_that_is_back(failing, host, leat):
+    """Nobody reads the set any more that lacks samples since the disk failed: who opens it next has all of it."""
+    path = lib_data.make_npy(host.data / "a.npy", 2048)
+    daemon = failing(FAILIO_PATH="a.npy", FAILIO_OFFSET=9_000_000)
+    bad = (9_000_000 - 128) // 8192
+    with leat.open(path, socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:
+        with pytest.raises(leat.Error, match="Input/output error"):
+            ws[bad]
+        lib_host.wait_for(lambda: ws.stat().failed_samples + ws.stat().resident_samples == 2048)
+        host.off.touch()
+        with leat.open(path, socket=daemon.socket, timeout=lib_host.PATIENCE) as again:  # shared
+            assert again.stat().failed_samples > 0
+    with leat.open(path, socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:
+        lib_data.check_rows([ws[bad]], [bad])
+
+
 def test_a_bad_block_under_a_streamed_set(failing, host, leat):
     path = lib_data.make_npy(host.data / "a.npy", 4096)  # 32 MiB
     at = 31 * MIB

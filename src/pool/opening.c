@@ -9,6 +9,7 @@
  */
 #include "backend/backend.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "dataset/dataset.h"
 #include "leat/leat.h"
 #include "loop/loop.h"
@@ -99,6 +100,22 @@ static struct wset *find_same(struct pool *pool, const char *spec, const struct 
             return ws;
     }
     return NULL;
+}
+
+/* A server that was away, a disk that failed: the source is the same, but the set is worth nothing to who comes later. As long as somebody
+ * reads it, or it was loaded on purpose, it is shared all the same: each job's processes would have a copy each. */
+static void drop_failed(struct opening *o)
+{
+    list_for_each_safe (node, &o->pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->prepared || ws->leases > 0 || ws->holders || ws->name[0] ||
+            (ws->flags & (PROTO_WS_EXPLICIT | PROTO_WS_PUSHED)) || strcmp(ws->spec, o->spec) != 0 ||
+            !wset_allows(ws, o->binding.caller.uid, o->binding.caller.gid) || !wset_complete(ws) ||
+            !wset_failed_in_passing(ws))
+            continue;
+        log_info("dropping %s, of which samples failed, to load it again", ws->spec);
+        pool_drop(o->pool, ws, POOL_SWEEP);
+    }
 }
 
 /* --- what was asked for, once there is an index ------------------------------------------------------------------- */
@@ -281,6 +298,8 @@ static void opening_done(void *arg)
     if (atomic_load(&pool->stopping))
         o->err.code = error_set(&o->err, -ECANCELED, "the daemon is ending");
     atomic_fetch_add(o->scanned ? &pool->index_scans : &pool->index_hits, o->err.code == 0);
+    if (o->err.code == 0)
+        drop_failed(o);
     opening_go_on(&o->room);
 }
 

@@ -441,6 +441,18 @@ void wset_failure(struct wset *ws, uint64_t sample, int code, const char *messag
     pthread_mutex_unlock(&ws->failure_lock);
 }
 
+bool wset_failed_in_passing(struct wset *ws)
+{
+    if (atomic_load(&ws->live->failed_samples) == 0)
+        return false;
+    pthread_mutex_lock(&ws->failure_lock);
+    bool corrupt = ws->nfailures > 0;
+    for (unsigned k = 0; k < ws->nfailures && corrupt; k++)
+        corrupt = ws->failures[k].code == LEAT_CORRUPT;
+    pthread_mutex_unlock(&ws->failure_lock);
+    return !corrupt;
+}
+
 int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err)
 {
     char scratch[24];

@@ -178,6 +178,8 @@ void wset_node_lost(struct wset *ws, uint32_t node);
 void wset_node_back(struct wset *ws, uint32_t node);
 /* Fills err for a sample whose state is FAILED or LOST; returns its code. */
 int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err);
+/* Some failed, and not for what they hold: read again they may be there. */
+bool wset_failed_in_passing(struct wset *ws);
 /* One that failed, and how many did: for who waits for all. */
 int wset_failure_any(struct wset *ws, struct leat_error *err);
 /* Every sample is resident, failed, lost (and so read from its source), or streamed. */
