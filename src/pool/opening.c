@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "dataset/dataset.h"
+#include "disk/disk.h"
 #include "leat/leat.h"
 #include "loop/loop.h"
 #include "pool/cluster.h"
@@ -347,7 +348,8 @@ int pool_index_seal(int fd, struct leat_error *err)
     return fcntl(fd, F_ADD_SEALS, seals) < 0 ? error_sys(err, -errno, "cannot seal an index") : 0;
 }
 
-/* An index file of somebody else could change under us, or end where a page is still wanted: what we use is a copy that cannot. */
+/* An index file of somebody else could change under us, or end where a page is still wanted; one of our own can be gone where another
+ * host writes over it (NFS). What we use is a copy that cannot. */
 static int index_keep(struct opening *o, struct leat_error *err)
 {
     struct stat st;
@@ -356,7 +358,8 @@ static int index_keep(struct opening *o, struct leat_error *err)
         return 0;
     if (fstat(o->index_fd, &st) < 0)
         return error_sys(err, -errno, "cannot look at the index");
-    if (st.st_uid == geteuid())
+    struct disk_file_traits traits;
+    if (st.st_uid == geteuid() && disk_file_probe(o->index_fd, &traits) == 0 && !traits.network)
         return 0;
     AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)

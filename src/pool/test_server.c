@@ -21,6 +21,8 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/syscall.h>
 
 #include <cmocka.h>
 
@@ -236,6 +238,17 @@ static int drop(int fd, const char *name, uint32_t flags)
     bytes_put_u64(&body, 0);
     bytes_put_str(&body, name);
     return ask(fd, PROTO_DROP, &body, NULL);
+}
+
+/* In the place of libc's: what files are said to lie on; 0: what they do. */
+static long file_system;
+
+int fstatfs(int fd, struct statfs *ret)
+{
+    long rc = syscall(SYS_fstatfs, fd, ret);
+    if (rc == 0 && file_system)
+        ret->f_type = file_system;
+    return (int)rc;
 }
 
 /* --- tests --------------------------------------------------------------------------------------------------------- */
@@ -719,6 +732,23 @@ static void test_window_that_fails(void **state)
     host_stop(&h, false);
 }
 
+/* Another host could rename another index over ours: its pages would be gone. */
+static void test_index_on_a_network(void **state)
+{
+    static const long kinds[] = {0xEF53, 0x6969}; /* ext4, NFS */
+    for (unsigned k = 0; k < ARRAY_LEN(kinds); k++) {
+        struct host h;
+        host_start(&h, 64 * MIB);
+        file_system = kinds[k];
+        struct answer a = open_as(&h, geteuid(), 0, "", h.data);
+        file_system = 0;
+        assert_int_equal(a.code, 0);
+        int seals = fcntl(a.ws->index_fd, F_GET_SEALS);
+        assert_int_equal(seals >= 0 && (seals & F_SEAL_WRITE), k == 1);
+        host_stop(&h, false);
+    }
+}
+
 /* --- reports ------------------------------------------------------------------------------------------------------- */
 
 static void report(int fd, const struct proto_report *m)
@@ -838,6 +868,7 @@ int main(void)
         cmocka_unit_test(test_room_that_comes_back_late),
         cmocka_unit_test(test_tables_are_charged),
         cmocka_unit_test(test_window_that_fails),
+        cmocka_unit_test(test_index_on_a_network),
         cmocka_unit_test(test_names_of_users),
         cmocka_unit_test(test_the_name_of_another),
         cmocka_unit_test(test_only_the_owner_names),
