@@ -33,23 +33,30 @@ static PyObject *client_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return (PyObject *)self;
 }
 
+static void disconnect(struct client_object *self)
+{
+    struct away away = away_begin();
+    leat_disconnect(self->client);
+    away_end(&away);
+}
+
 static void leave(struct client_object *self)
 {
     if (gate_leave(&self->gate))
-        leat_disconnect(self->client);
+        disconnect(self);
 }
 
 static PyObject *client_close(struct client_object *self, PyObject *none)
 {
     if (gate_close(&self->gate))
-        leat_disconnect(self->client);
+        disconnect(self);
     Py_RETURN_NONE;
 }
 
 static void client_dealloc(struct client_object *self)
 {
     if (self->client && gate_close(&self->gate))
-        leat_disconnect(self->client);
+        disconnect(self);
     object_free((PyObject *)self);
 }
 

@@ -60,6 +60,21 @@ PyObject *gate_refuse(const struct gate *gate, const char *what)
     return NULL;
 }
 
+struct away away_begin(void)
+{
+    struct away away;
+    PyErr_Fetch(&away.type, &away.value, &away.trace);
+    away.thread = PyEval_SaveThread();
+    return away;
+}
+
+void away_end(struct away *away)
+{
+    PyEval_RestoreThread(away->thread);
+    if (away->type)
+        PyErr_Restore(away->type, away->value, away->trace);
+}
+
 /* --- objects ----------------------------------------------------------------------------------------------------- */
 
 void *object_new(PyTypeObject *type)

@@ -122,6 +122,14 @@ int iter_take(struct iter_object *iter, uint64_t timeout_ns, struct leat_batch *
 /* Ends an iterator whose gate was left last. */
 void iter_drop(struct iter_object *iter);
 
+/* Around the end of a handle, which may wait for a peer or a device: leaves the GIL, and keeps an exception that is pending, as at a dealloc. */
+struct away {
+    PyThreadState *thread;
+    PyObject *type, *value, *trace;
+};
+struct away away_begin(void);
+void away_end(struct away *away);
+
 /* Frees an object of a heap type. */
 void object_free(PyObject *self);
 /* A fresh object of one of the types above, zeroed. */

@@ -234,7 +234,9 @@ PyObject *set_hold(struct set_object *set, PyObject *args)
 
 static void ring_drop(struct ring_object *self)
 {
+    struct away away = away_begin();
     leat_view_close(self->view);
+    away_end(&away);
     set_leave(self->set);
 }
 

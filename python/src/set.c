@@ -15,10 +15,17 @@ PyObject *set_new(struct leat_ws *ws)
     return (PyObject *)self;
 }
 
+static void set_drop(struct set_object *self)
+{
+    struct away away = away_begin();
+    leat_close(self->ws);
+    away_end(&away);
+}
+
 void set_leave(struct set_object *self)
 {
     if (gate_leave(&self->gate))
-        leat_close(self->ws);
+        set_drop(self);
 }
 
 static bool enter(struct set_object *self)
@@ -32,14 +39,14 @@ static bool enter(struct set_object *self)
 static PyObject *set_close(struct set_object *self, PyObject *none)
 {
     if (gate_close(&self->gate))
-        leat_close(self->ws);
+        set_drop(self);
     Py_RETURN_NONE;
 }
 
 static void set_dealloc(struct set_object *self)
 {
     if (self->ws && gate_close(&self->gate))
-        leat_close(self->ws);
+        set_drop(self);
     object_free((PyObject *)self);
 }
 

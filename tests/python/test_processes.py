@@ -132,6 +132,41 @@ def test_a_fork_while_other_threads_read(ws):
         thread.join()
 
 
+def test_others_run_while_a_handle_ends(big):
+    """A close may wait for a peer or a device; an exception that is pending outlives what goes with it."""
+    import threading
+
+    ran, stop = [0], threading.Event()
+
+    def work():
+        while not stop.is_set():
+            ran[0] += 1
+            time.sleep(0)
+
+    def ends(make):
+        for _ in range(300):
+            handle, before = make(), ran[0]
+            handle.close()
+            if ran[0] != before:
+                return True
+        return False
+
+    ws, interval = leat.open({"x": big}), sys.getswitchinterval()
+    thread = threading.Thread(target=work)
+    sys.setswitchinterval(1000)  # nobody takes the GIL from one who does not let go
+    try:
+        thread.start()
+        assert ends(lambda: ws._set.load(16, 4, None, 0, None, 0, 0))
+        assert ends(lambda: leat._leat.Client(ws._client.socket))
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join()
+
+    with pytest.raises(ZeroDivisionError):
+        len([ws._set.load(16, 4, None, 0, None, 0, 0), 1 / 0])
+
+
 def test_ctrl_c_ends_a_wait(npy):
     """A set that nobody fills: its reads wait."""
     ws = leat.create("never", {"x": ("f4", (2,))}, 4)
