@@ -241,7 +241,7 @@ static int drop(int fd, const char *name, uint32_t flags)
 }
 
 /* In the place of libc's: what files are said to lie on; 0: what they do. */
-static long file_system;
+static _Atomic long file_system;
 
 int fstatfs(int fd, struct statfs *ret)
 {
