@@ -130,7 +130,6 @@ void turn_fini(struct turn *turn);
 int turn_take(struct turn *turn, const struct leat_client *client, const struct rpc_how *how,
               const char *what, struct leat_error *err);
 void turn_give(struct turn *turn);
-/* A condition whose timed waits go by CLOCK_MONOTONIC; waits until the point in time, 0: for ever. */
 /* One call. A negative status of the reply is returned, its message in err. -ENOMEM, LEAT_PEER_GONE, LEAT_TIMED_OUT, -ECANCELED. */
 int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *body, const int *fds,
              unsigned nfds, const struct rpc_how *how, struct net_reply *ret_reply, struct leat_error *err);

@@ -69,9 +69,9 @@ void peer_fail(struct peer *peer, int status, const char *message);
  */
 void peer_accept(struct peer *peer);
 void peer_reject(struct peer *peer, int status, const char *message);
-/* An event; done(user, status) once it was sent or dropped, which may be at once. */
-/* What waits to be sent to it. */
+/* What waits to be sent to it: bytes. */
 uint64_t peer_queued(const struct peer *peer);
+/* An event; done(user, status) once it was sent or dropped, which may be at once. */
 void peer_event_done(struct peer *peer, uint16_t type, const struct bytes_out *body,
                      void (*done)(void *user, int status), void *user);
 /* Appends `text` to what will be sent next, sealed for this connection and to `aad` (net/seal.h). -ENOTCONN. */

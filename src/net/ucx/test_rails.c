@@ -173,6 +173,18 @@ static bool carries(const struct one *x)
     return x->ep->stripe[1].total_bytes > bytes_before;
 }
 
+/* Whoever goes on with what the rail has open now is denied. */
+static void device_goes(struct ucx_ctx *ctx, unsigned rail, struct ucx_symbols *stale)
+{
+    *stale = *(real_ucx = ctx->ucx);
+    stale->ucp_ep_create = stale_ep_create;
+    stale->ucp_mem_unmap = stale_mem_unmap;
+    stale_worker = ctx->rails[rail].worker;
+    stale_context = ctx->rails[rail].context;
+    let_go = denied = 0;
+    ctx->ucx = stale;
+}
+
 /* `away`: the device is not there yet when it is looked for first. */
 static void comes_anew(const struct net_rdma_config *config, bool away)
 {
@@ -185,14 +197,8 @@ static void comes_anew(const struct net_rdma_config *config, bool away)
     for (unsigned i = 0; i < ARRAY_LEN(crcs); i++)
         crcs[i] = x.reads[i].crc;
     const uint32_t id = x.memory->id;
-    real_ucx = ctx->ucx;
-    struct ucx_symbols stale = *real_ucx;
-    stale.ucp_ep_create = stale_ep_create;
-    stale.ucp_mem_unmap = stale_mem_unmap;
-    stale_worker = ctx->rails[1].worker;
-    stale_context = ctx->rails[1].context;
-    let_go = denied = 0;
-    ctx->ucx = &stale;
+    struct ucx_symbols stale;
+    device_goes(ctx, 1, &stale);
     if (away)
         snprintf(ctx->wanted[1].name, sizeof(ctx->wanted[1].name), "nosuch0");
     far_tell(BREAK);
@@ -282,14 +288,8 @@ static void test_the_only_device_comes_back(void **state)
     assert_int_equal(one_connect(&x, SERVE, &by_tcp), 0);
     struct ucx_ctx *ctx = x.ep->ctx;
     assert_int_equal(one_read(&x, 0), 0);
-    real_ucx = ctx->ucx;
-    struct ucx_symbols stale = *real_ucx;
-    stale.ucp_ep_create = stale_ep_create;
-    stale.ucp_mem_unmap = stale_mem_unmap;
-    stale_worker = ctx->rails[0].worker;
-    stale_context = ctx->rails[0].context;
-    let_go = denied = 0;
-    ctx->ucx = &stale;
+    struct ucx_symbols stale;
+    device_goes(ctx, 0, &stale);
     x.ctx->ops->disconnect(x.ctx, x.ep);
     int rc = -1;
     for (unsigned i = 0; i < 3 && rc; i++)
