@@ -11,6 +11,7 @@
 
 #include "backend/backend.h"
 #include "base/clock.h"
+#include "base/cond.h"
 #include "base/crc32c.h"
 #include "base/histogram.h"
 #include "base/log.h"
@@ -351,10 +352,8 @@ static void idle(struct fill_thread *t, bool *open_sources)
         *open_sources = false;
         pthread_mutex_lock(&fill->lock);
     } else if (fill_remote_open(t)) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += REMOTE_IDLE_S;
-        if (pthread_cond_timedwait(&fill->work, &fill->lock, &until) == ETIMEDOUT) {
+        uint64_t until_ns = clock_now_ns() + REMOTE_IDLE_S * NS_PER_S;
+        if (cond_wait_until(&fill->work, &fill->lock, until_ns) == ETIMEDOUT) {
             pthread_mutex_unlock(&fill->lock);
             fill_remote_close(t);
             pthread_mutex_lock(&fill->lock);
@@ -453,11 +452,7 @@ int fill_new(const struct fill_config *config, struct fill **ret_fill, struct le
     list_init(&fill->sets);
     list_init(&fill->loads);
     pthread_mutex_init(&fill->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&fill->work, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&fill->work);
     unsigned threads = config->threads ? config->threads : 1;
     fill->threads = calloc(threads, sizeof(*fill->threads));
     fill->thread = calloc(threads, sizeof(struct fill_thread *));

@@ -14,6 +14,7 @@
 #include "pool/ready.h"
 
 #include "base/clock.h"
+#include "base/cond.h"
 #include "base/log.h"
 #include "base/ticket.h"
 
@@ -228,11 +229,7 @@ int ready_new(const struct ready_config *config, struct ready **ret_ready, struc
         r->config.prepare = region_prepare;
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->work, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&r->idle, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&r->idle);
     r->cap_stock = (unsigned)MIN(config->bytes / config->region_bytes + 40, (uint64_t)STOCK_MAX);
     r->stock = calloc(r->cap_stock, sizeof(*r->stock));
     r->idles = may_idle();
@@ -284,9 +281,7 @@ static void hold(struct ready *r)
         /* Again and again: it may have gone idle just behind our back, and then waits for the whole host to do so. */
         if (r->idles)
             policy_set(r->thread, SCHED_OTHER);
-        uint64_t at = clock_now_ns() + AGAIN_NS;
-        struct timespec until = {.tv_sec = (time_t)(at / NS_PER_S), .tv_nsec = (long)(at % NS_PER_S)};
-        pthread_cond_timedwait(&r->idle, &r->lock, &until);
+        cond_wait_until(&r->idle, &r->lock, clock_now_ns() + AGAIN_NS);
     }
 }
 

@@ -17,6 +17,7 @@
 
 #include "backend/backend.h"
 #include "base/clock.h"
+#include "base/cond.h"
 #include "dataset/dataset.h"
 #include "pool/pool_internal.h"
 #include "pool/ready.h"
@@ -126,10 +127,7 @@ static int place_wait(struct pool_scan *s, uint64_t bytes, uint64_t *ret_place)
             tell(s);
         }
         if (rests) {
-            uint64_t until_ns = clock_now_ns() + LOOK_NS;
-            struct timespec ts = {.tv_sec = (time_t)(until_ns / NS_PER_S),
-                                  .tv_nsec = (long)(until_ns % NS_PER_S)};
-            pthread_cond_timedwait(&s->freed, &s->lock, &ts);
+            cond_wait_until(&s->freed, &s->lock, clock_now_ns() + LOOK_NS);
         }
         pthread_mutex_unlock(&s->lock);
         if (found)
@@ -428,11 +426,7 @@ int pool_scan_new(struct pool *pool, const struct pool_scan_spec *spec, struct p
     s->advanced = spec->advanced;
     s->user = spec->user;
     pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->freed, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&s->freed);
     list_init(&s->node);
     list_push_back(&pool->scans, &s->node);
     rc = names_make(s, spec->uri, spec->after, err);

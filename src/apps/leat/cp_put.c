@@ -11,6 +11,7 @@
 
 #include "apps/leat/remote.h"
 #include "base/clock.h"
+#include "base/cond.h"
 
 #define THREADS     8u
 #define QUEUE_MAX   256u
@@ -199,11 +200,7 @@ int cp_put_begin(struct cp *cp, struct cp_put **ret_put, struct leat_error *err)
     p->cp = cp;
     list_init(&p->jobs);
     pthread_mutex_init(&p->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&p->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&p->changed);
     int rc = backend_new(&cp->config, &tried, err); /* what is wrong with the settings is said once */
     if (rc == 0)
         backend_free(tried);
@@ -225,9 +222,7 @@ int cp_put_begin(struct cp *cp, struct cp_put **ret_put, struct leat_error *err)
 /* Until cond, with the bar going on. The lock is held. */
 static void wait_a_moment(struct cp_put *p)
 {
-    uint64_t until = clock_now_ns() + 100 * NS_PER_MS;
-    struct timespec ts = {(time_t)(until / NS_PER_S), (long)(until % NS_PER_S)};
-    pthread_cond_timedwait(&p->changed, &p->lock, &ts);
+    cond_wait_until(&p->changed, &p->lock, clock_now_ns() + 100 * NS_PER_MS);
     pthread_mutex_unlock(&p->lock);
     cp_progress(p->cp);
     pthread_mutex_lock(&p->lock);

@@ -9,6 +9,7 @@
 #include "serve/http/server_internal.h"
 
 #include "base/clock.h"
+#include "base/cond.h"
 
 static unsigned default_doors(void)
 {
@@ -112,11 +113,7 @@ int http_server_new(const struct http_server_config *config, struct http_server 
     defaults(&server->config);
     pthread_mutex_init(&server->tls_lock, NULL);
     pthread_mutex_init(&server->stop_lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&server->stop_cond, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&server->stop_cond);
     ticket_office_init(&server->office, server->config.memory_bytes);
     int rc = copy_names(server);
     if (rc == 0)
@@ -169,13 +166,10 @@ static void order(struct http_server *server, int level)
 /* Until every door has obeyed `level`, and, where `empty`, no connection is left; or until deadline_ns; 0: for ever. */
 static void wait_for(struct http_server *server, int level, bool empty, uint64_t deadline_ns)
 {
-    struct timespec ts = {.tv_sec = (time_t)(deadline_ns / NS_PER_S),
-                          .tv_nsec = (long)(deadline_ns % NS_PER_S)};
     int rc = 0;
     pthread_mutex_lock(&server->stop_lock);
     while (rc == 0 && ((empty && atomic_load(&server->links) > 0) || server->obeyed[level] < server->ndoors))
-        rc = deadline_ns ? pthread_cond_timedwait(&server->stop_cond, &server->stop_lock, &ts)
-                         : pthread_cond_wait(&server->stop_cond, &server->stop_lock);
+        rc = cond_wait_until(&server->stop_cond, &server->stop_lock, deadline_ns);
     pthread_mutex_unlock(&server->stop_lock);
 }
 

@@ -17,6 +17,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/cond.h"
 #include "base/log.h"
 
 #define RETRY_MAX_NS (300 * NS_PER_S)
@@ -193,8 +194,7 @@ void *push_timer_main(void *arg)
                 next = MIN(next, MAX(p->due_ns, now + 100 * NS_PER_MS));
             }
         }
-        struct timespec until = {.tv_sec = (time_t)(next / NS_PER_S), .tv_nsec = (long)(next % NS_PER_S)};
-        pthread_cond_timedwait(&t->push_moved, &t->lock, &until);
+        cond_wait_until(&t->push_moved, &t->lock, next);
     }
     pthread_mutex_unlock(&t->lock);
     return NULL;

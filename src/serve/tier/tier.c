@@ -16,6 +16,7 @@
 
 #include "backend/s3/credentials.h"
 #include "base/clock.h"
+#include "base/cond.h"
 #include "base/log.h"
 
 #define OFFICE_BYTES (256 * MIB)
@@ -558,12 +559,8 @@ int tier_new(const struct tier_config *config, struct tier **ret_tier, struct le
     c->retry_ns = c->retry_ns ? c->retry_ns : NS_PER_S;
     pthread_mutex_init(&t->lock, NULL);
     pthread_mutex_init(&t->settings, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&t->moved, &attr);
-    pthread_cond_init(&t->push_moved, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&t->moved);
+    cond_init(&t->push_moved);
     struct list *lists[] = {&t->buckets,    &t->blocks,  &t->fetches, &t->held,
                             &t->committing, &t->keeping, &t->due,     &t->jobs};
     for (size_t i = 0; i < ARRAY_LEN(lists); i++)
