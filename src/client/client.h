@@ -145,6 +145,8 @@ bool rpc_ready(struct leat_client *client, const struct rpc_pending *pending);
 int rpc_take(struct leat_client *client, struct rpc_pending *pending, struct net_reply *ret_reply,
              struct leat_error *err);
 void rpc_forget(struct leat_client *client, struct rpc_pending *pending); /* NULL is fine */
+/* The same, where the daemon would work on it, or keep it, for good. */
+void rpc_cancel(struct leat_client *client, struct rpc_pending *pending);
 /* Waits for one of n, some of them NULL: its number; or LEAT_TIMED_OUT, -ECANCELED, what the client died of. */
 int rpc_wait_any(struct leat_client *client, struct rpc_pending *const *pendings, unsigned n,
                  const struct rpc_how *how, struct leat_error *err);

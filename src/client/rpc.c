@@ -568,6 +568,12 @@ void rpc_forget(struct leat_client *client, struct rpc_pending *pending)
     free(pending);
 }
 
+void rpc_cancel(struct leat_client *client, struct rpc_pending *pending)
+{
+    send_cancel(client, pending->waiter.id);
+    rpc_forget(client, pending);
+}
+
 /* Under lock. */
 static int first_done(struct rpc_pending *const *pendings, unsigned n)
 {

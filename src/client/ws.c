@@ -412,7 +412,7 @@ static int wait_telling(struct leat_ws *ws, leat_progress_fn progress, void *use
             rc = client_gave_up_error(err);
     } while (rc == LEAT_TIMED_OUT && (!deadline_ns || clock_now_ns() < deadline_ns));
     if (rc < 0) {
-        rpc_forget(c, pending);
+        rpc_cancel(c, pending);
         return rc;
     }
     rc = rpc_take(c, pending, &reply, err);

@@ -121,8 +121,8 @@ struct net_serve_target {
      * NET_LATER: it will be answered by net_server_answer, once, unless unref comes first. */
     int (*request)(struct net_serve_target *target, uint16_t type, struct bytes_in *in,
                    struct bytes_out *reply, const struct net_later *later, struct leat_error *err);
-    _Atomic uint64_t
-        *sent_bytes; /* counts what is sent over this connection, with others; NULL: nobody does */
+    /* Counts what is sent over this connection, with others; NULL: nobody does. */
+    _Atomic uint64_t *sent_bytes;
 };
 
 struct net_server;

@@ -16,12 +16,13 @@
  *   stalls  Where nothing comes for 20 ms, and four times what an answer takes, somebody stood still, and not the path. Its window is
  *           not judged, once in 100 ms of others: a pause of 200 ms would fade the rate to a tenth.
  *   boost   1 where that keeps the path busy. Where less comes than has come before (servers or readers that do not get their CPU in
- *           time leave the link idle), more is asked for, an eighth a window, up to 16 times as much.
+ *           time leave the link idle), more is asked for, half as much again every 20 ms, up to 16 times as much.
  *   losses  Servers tell how many segments they sent anew. Where somebody waited long for an answer meanwhile, or they are many, that
- *           draws a ceiling at 0.7 of what was allowed then; it is raised by a quarter after a pause, which doubles each time
- *           that another follows within a minute: a lost tail costs a retransmission timeout (200 ms), which is why trying it is
- *           rare. A few that cost nothing draw none: whoever else is on the way has some lost now and then, and 0.7 of 0.7 of
- *           0.7 for each ended at 8 KiB, and a tenth of the link.
+ *           draws a ceiling at 0.7 of what was allowed before the wait, in which rate and limit fade; it is raised by a quarter
+ *           after a pause, which doubles each time that another follows within a minute: a lost tail costs a retransmission
+ *           timeout (200 ms), which is why trying it is rare. A few that cost nothing draw none: whoever else is on the way has
+ *           some lost now and then, and 0.7 of 0.7 of 0.7 for each ended at 8 KiB, and a tenth of the link. Nor do they beside
+ *           a reader who stood still: what he finds is old, and waited for nothing; several answers at once.
  *
  * Fairness: of those who want credit each gets limit / their number at most, and who holds none and waits longest goes first;
  * one that has not asked again for WANT_NS is not waited for (it may be stopped).
@@ -40,7 +41,7 @@
 #include <unistd.h>
 
 #define MAGIC           0x7264634cu /* "Lcdr" */
-#define VERSION         4u
+#define VERSION         6u
 #define STAGES          4u
 #define SLICES          2u
 #define SLICES_LARGE    4u
@@ -52,13 +53,14 @@
 #define QUEUE_NS        500000.0
 #define QUEUE_RATE      5e8  /* bytes a second: from here on links have switches with room for QUEUE_NS */
 #define QUEUE_SURE      0.25 /* part of that which they have, whoever else is on the way */
-#define QUEUE_MAX                                                                                            \
-    (2 * MIB) /* more of it falls out of the caches between server and reader where they share them */
+/* More of it falls out of the caches between server and reader where they share them. */
+#define QUEUE_MAX       (2 * MIB)
 #define BOOSTED_MAX     (2 * MIB)   /* what lacks CPU is not helped by still more */
 #define SLICE_LARGE     (512 * KIB) /* from here on four at a time, so that several servers have one each */
 #define SLICE_ALIGN     64u         /* a line of the cache */
 #define CREDIT_BUSY_MAX 64u         /* what a neighbour may have us believe */
 #define WINDOW_NS       (5 * NS_PER_MS)
+#define JUDGE_NS        (20 * NS_PER_MS)
 #define PROBES_FIRST    8u
 #define PROBE_NS        (100 * NS_PER_MS) /* so often a request that is alone is a small one */
 #define IDLE_NS         (1 * NS_PER_S)
@@ -70,12 +72,13 @@
 #define WANT_NS         (20 * NS_PER_MS)
 #define HELD_NS         (1 * NS_PER_S) /* who has not moved for as long is stopped, or waits for a server that is */
 #define LOSS_NS         (300 * NS_PER_MS) /* reports of one loss come from several servers, after a timeout */
-#define SLOW_NS                                                                                              \
-    (5 *                                                                                                     \
-     NS_PER_MS) /* an answer that took as long, and STALL_TIMES as long as answers take, waited for something */
-#define LOSSY            128u  /* one segment lost in so many is too much, whatever it costs */
-#define LOSSY_MIN        8u    /* of which there are so many at least */
-#define SEGMENT          1448u /* about what one carries */
+#define HIGH_NS         (2 * LOSS_NS)     /* between asking for too much and hearing of it */
+/* An answer that took as long, and STALL_TIMES as long as answers take, waited for something. */
+#define SLOW_NS          (5 * NS_PER_MS)
+#define TOLD_NS          (20 * NS_PER_MS) /* after which losses are told of (losses.h) */
+#define LOSSY            128u             /* one segment lost in so many is too much, whatever it costs */
+#define LOSSY_MIN        8u               /* of which there are so many at least */
+#define SEGMENT          1448u            /* about what one carries */
 #define BOOST_ONE        1024u
 #define BOOST_MAX        (16 * BOOST_ONE)
 #define PAUSE_MIN_NS     (2 * NS_PER_S)
@@ -312,6 +315,27 @@ static bool forget_stall(struct credit *c, uint64_t in_flight_bytes, uint64_t no
     return true;
 }
 
+/*
+ * An answer that waited long; but for nothing on the path, if several were out, and nothing came for as long: then we stood still, or
+ * those who answer. Beside a few losses that are none of our doing that would look like too much in flight. Unless several are told of
+ * right then: they were of these.
+ */
+static void note_slow(struct credit *c, uint64_t rtt_ns, bool several, uint64_t now_ns)
+{
+    uint64_t gap = now_ns - MIN(c->moved_ns, now_ns), lost = load(&c->rail->lost_segments);
+    c->moved_ns = now_ns;
+    if (unlikely(now_ns - MIN(c->stood_ns, now_ns) < TOLD_NS) && lost >= c->stood_lost + 2)
+        store(&c->rail->slow_ns, now_ns);
+    if (likely(rtt_ns <= SLOW_NS) || (double)rtt_ns <= STALL_TIMES * usual_ns(c))
+        return;
+    if (several && gap > SLOW_NS && (double)gap > STALL_TIMES * usual_ns(c)) {
+        c->stood_ns = now_ns;
+        c->stood_lost = lost;
+    }
+    if (now_ns - MIN(rtt_ns, now_ns) >= c->stood_ns)
+        store(&c->rail->slow_ns, now_ns);
+}
+
 /* Time with nothing asked for says nothing about the path, and is cut out of a window. */
 static void window_pause(struct credit_rail *r, uint64_t now_ns)
 {
@@ -364,15 +388,26 @@ static bool too_much(const struct credit_rail *r, uint64_t lost, uint64_t now_ns
     return lost && (waited || (lost > LOSSY_MIN && lost > segments / LOSSY));
 }
 
-static void draw_ceiling(struct credit_rail *r, uint64_t now_ns)
+/* The limit at which something is sent is not the one at which it is heard that it was lost. */
+static void note_high(struct credit_rail *r, uint64_t now_ns)
 {
     uint64_t limit = load(&r->limit_bytes);
+    if (limit < r->high_bytes / 8 * 7 && now_ns - r->high_ns < HIGH_NS)
+        return;
+    r->high_bytes = limit;
+    r->high_ns = now_ns;
+}
+
+static void draw_ceiling(struct credit_rail *r, uint64_t now_ns)
+{
+    uint64_t limit = MIN(r->high_bytes, (uint64_t)LIMIT_MAX);
     uint64_t least =
         MAX((uint64_t)(queue_of((double)load(&r->rate_bytes_per_s)) * QUEUE_SURE), (uint64_t)LIMIT_MIN);
     bool again = r->ceiling_stamp_ns && now_ns - r->ceiling_stamp_ns < PAUSE_MAX_NS;
     uint64_t longer = MAX(r->ceiling_pause_ns * 2, PAUSE_MIN_NS);
     r->ceiling_pause_ns = again ? MIN(longer, PAUSE_MAX_NS) : PAUSE_MIN_NS;
-    store(&r->ceiling_bytes, MAX(limit / 10 * 7, least));
+    r->high_bytes = MAX(limit / 10 * 7, least);
+    store(&r->ceiling_bytes, r->high_bytes);
     r->ceiling_stamp_ns = now_ns;
 }
 
@@ -381,6 +416,7 @@ static void judge_losses(struct credit_rail *r, uint64_t now_ns)
     uint64_t all = load(&r->lost_segments), lost = all - MIN(r->lost_seen, all),
              ceiling = load(&r->ceiling_bytes);
     bool recent = r->ceiling_stamp_ns && now_ns - r->ceiling_stamp_ns < LOSS_NS, judged = true;
+    note_high(r, now_ns);
     if (!recent && too_much(r, lost, now_ns))
         draw_ceiling(r, now_ns);
     else if (ceiling && now_ns - r->ceiling_stamp_ns > r->ceiling_pause_ns) {
@@ -405,18 +441,24 @@ static uint64_t faded(uint64_t value, uint64_t part, uint64_t spent_ns)
     return value - value / part;
 }
 
-static void judge_rate(struct credit_rail *r, uint64_t rate, uint64_t spent_ns)
+/* By stretches that are long beside what lies in the queue: of short ones a late reader makes one poor and the next rich, the more so the
+ * more is in flight, and against the richest of them all others look as if the path had been idle. */
+static void judge_rate(struct credit_rail *r, uint64_t bytes, uint64_t spent_ns)
 {
-    uint64_t best = r->best_bytes_per_s = MAX(rate, faded(r->best_bytes_per_s, 256, spent_ns));
-    uint32_t boost = MAX(r->boost, BOOST_ONE);
-    boost = MIN(boost, BOOST_MAX);
+    r->judged_bytes += bytes;
+    r->judged_ns += spent_ns;
+    if (r->judged_ns < JUDGE_NS)
+        return;
+    uint64_t rate = (uint64_t)((double)r->judged_bytes * 1e9 / (double)r->judged_ns);
+    uint64_t best = r->best_bytes_per_s = MAX(rate, faded(r->best_bytes_per_s, 256, r->judged_ns));
+    uint32_t boost = MIN(MAX(r->boost, BOOST_ONE), BOOST_MAX);
     uint64_t ceiling = load(&r->ceiling_bytes);
+    r->judged_bytes = r->judged_ns = 0;
     if (rate < best - best / 16)
-        boost += ceiling && load(&r->limit_bytes) >= ceiling ? 0 : boost / 8; /* no more is to be had */
+        boost += ceiling && load(&r->limit_bytes) >= ceiling ? 0 : boost / 2; /* no more is to be had */
     else if (rate > best - best / 64)
-        boost -= boost / 64;
-    boost = MAX(boost, BOOST_ONE);
-    r->boost = MIN(boost, BOOST_MAX);
+        boost -= boost / 16;
+    r->boost = MIN(MAX(boost, BOOST_ONE), BOOST_MAX);
 }
 
 static void take_base(struct credit_rail *r, uint64_t bytes, uint64_t rtt_ns, uint64_t now_ns)
@@ -448,7 +490,7 @@ static void window_close(struct credit *c, uint64_t now_ns)
     if (spent_ns) {
         uint64_t rate = (uint64_t)((double)bytes * 1e9 / (double)spent_ns), old = load(&r->rate_bytes_per_s);
         store(&r->rate_bytes_per_s, MAX(rate, faded(old, 16, spent_ns)));
-        judge_rate(r, rate, spent_ns);
+        judge_rate(r, bytes, spent_ns);
         if (rate && !load(&r->base_stamp_ns))
             take_base(r, MIN(load(&r->base_bytes), LIMIT_MAX), load(&r->base_ns), now_ns);
     }
@@ -525,6 +567,8 @@ bool credit_take(struct credit *c, uint64_t bytes, uint64_t now_ns, bool *ret_al
         return true;
     }
     const uint64_t limit = credit_limit(c);
+    if (!c->in_flight_bytes)
+        c->moved_ns = now_ns;
     busy_begin(c);
     store(&s->moved_ns, now_ns); /* first: who sees the bytes counts them */
     uint64_t mine = atomic_fetch_add(&s->in_flight_bytes, bytes) + bytes;
@@ -561,6 +605,7 @@ void credit_done(struct credit *c, uint64_t bytes, uint64_t rtt_ns, bool alone, 
     struct credit_rail *r = c->rail;
     struct credit_slot *s = &r->slots[c->slot];
     uint64_t held = atomic_load(&s->in_flight_bytes);
+    bool several = c->in_flight_bytes > bytes;
     bytes = MIN(bytes, c->in_flight_bytes);
     c->in_flight_bytes -= bytes;
     while (!atomic_compare_exchange_weak(&s->in_flight_bytes, &held, held - MIN(held, bytes)))
@@ -572,8 +617,7 @@ void credit_done(struct credit *c, uint64_t bytes, uint64_t rtt_ns, bool alone, 
         wake_all(r);
     if (c->fixed_limit_bytes || !rtt_ns)
         return;
-    if (unlikely(rtt_ns > SLOW_NS) && (double)rtt_ns > STALL_TIMES * usual_ns(c))
-        store(&r->slow_ns, now_ns);
+    note_slow(c, rtt_ns, several, now_ns);
     if (!adapt_begin(c)) {
         if (alone)
             take_base(r, bytes, rtt_ns, now_ns);

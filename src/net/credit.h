@@ -30,10 +30,10 @@
 
 struct credit_slot {
     _Alignas(64) _Atomic uint64_t in_flight_bytes;
-    _Atomic uint64_t want_since_ns,
-        want_seen_ns;          /* it waits for credit since, and asked last; 0: it does not */
-    _Atomic uint64_t moved_ns; /* asked for credit or gave some back last */
-    _Atomic uint32_t busy;     /* users of it, of one process, that hold some or want it */
+    _Atomic uint64_t want_since_ns; /* it waits for credit; 0: it does not */
+    _Atomic uint64_t want_seen_ns;  /* and asked last */
+    _Atomic uint64_t moved_ns;      /* asked for credit or gave some back last */
+    _Atomic uint32_t busy;          /* users of it, of one process, that hold some or want it */
 };
 
 struct credit_rail {
@@ -52,14 +52,16 @@ struct credit_rail {
     _Atomic uint32_t adapting;      /* slot + 1 of who is; others skip it */
     /* of who is adapting */
     uint64_t window_start_ns, window_delivered;
-    uint64_t idle_since_ns,
-        idle_delivered; /* nothing is in flight since, and what was delivered then; 0: something is */
+    uint64_t idle_since_ns;         /* nothing is in flight; 0: something is */
+    uint64_t idle_delivered;        /* by then */
     uint64_t moved_at_ns, moved_ns; /* when something came last, and how long it has since the last stall */
-    uint64_t lost_seen, loss_stamp_ns,
-        loss_delivered; /* up to when losses were judged, and what was delivered by then */
+    /* Segments lost by the time that losses were judged up to; that time; what was delivered by then. */
+    uint64_t lost_seen, loss_stamp_ns, loss_delivered;
     uint64_t ceiling_stamp_ns, ceiling_pause_ns;
-    uint64_t best_bytes_per_s; /* as rate, fading far more slowly */
-    uint32_t boost;            /* in 1/1024, at least 1024; 0 is 1024 */
+    uint64_t high_bytes, high_ns;     /* the limit before it fell, and when it was that last */
+    uint64_t judged_ns, judged_bytes; /* windows since boost was judged */
+    uint64_t best_bytes_per_s;        /* as rate, fading far more slowly */
+    uint32_t boost;                   /* in 1/1024, at least 1024; 0 is 1024 */
     struct credit_slot slots[CREDIT_SLOTS];
 };
 
@@ -83,7 +85,9 @@ struct credit {
     unsigned slot;
     struct credit_table *own; /* a private table, where there is none to share */
     uint64_t fixed_limit_bytes, floor_bytes, in_flight_bytes;
-    bool busy; /* counted by its slot */
+    uint64_t moved_ns;             /* something came last, or was asked for where nothing was out */
+    uint64_t stood_ns, stood_lost; /* it went on last after a stall, and what was lost by then */
+    bool busy;                     /* counted by its slot */
 };
 
 /*

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * net.h: reads of remote registered memory, behind one table. shm/ maps the region and gathers; tcp/ asks the
- * daemon that owns it; sim/ is a network in virtual time and fault/ stacks failures on another transport. A
- * transport with one-sided reads, several rails and device memory fits without a change here: it registers
- * views once (mem_register), reaches a node by any of its rails, and reports completion and quiescence apart.
+ * daemon that owns it; ucx/ reads by RDMA, over several rails and into a device's memory too, for which views are
+ * registered once (mem_register); paths/ spreads ops over several connections, sim/ is a network in virtual time,
+ * and fault/ stacks failures on another transport. What ranks push goes another way (conn.h, server.c).
  *
  *   submit(op) ──▶ in flight ──▶ poll: NET_DONE (bytes are there and checksummed, or a status)
  *                                 └──▶ NET_QUIESCED (nothing will touch the destinations any more)
  *
- * Both events come exactly once, in that order, possibly from the same poll. An op whose deadline passes is
- * DONE with
- * -ETIMEDOUT while its bytes may still arrive; until QUIESCED its destinations are in quarantine. A context
- * belongs to one thread at a time. Credits: a receiver asks for no more than it may take; `limit_bytes` per
- * op is its user's business (net/credit.h), the transport counts what is in flight.
+ * Both events come exactly once, in that order, possibly from the same poll. An op whose deadline passes is DONE
+ * with LEAT_TIMED_OUT while its bytes may still arrive; until QUIESCED its destinations are in quarantine. A context
+ * belongs to one thread at a time. How much may be asked for at once is its user's business (net/credit.h); the
+ * transport counts what is in flight.
  */
 #ifndef NET_NET_H
 #define NET_NET_H
@@ -44,12 +43,12 @@ struct net_op {
     uint32_t n;
     uint64_t deadline_ns; /* 0: none */
     void *user;
-    unsigned
-        path; /* net/paths.h: by which, from 1 on, uncut, as long as that one is there; 0: by those predicted best */
+    /* net/paths.h: by which, from 1 on, uncut, as long as that one is there; 0: by those predicted best */
+    unsigned path;
     /* out */
     int status; /* 0 when all reads are good, else the first failure */
-    uint32_t
-        lost_segments; /* that the server lost since the reply before on that connection; 0 where none can know */
+    /* That the server lost since the reply before on that connection; 0 where none can know. */
+    uint32_t lost_segments;
     /* the transport's */
     struct list node;
     struct net_endpoint *endpoint;
@@ -82,7 +81,6 @@ enum net_caps {
     NET_CAP_INLINE = 1 << 0,    /* submit() completes at once: nothing is ever in flight (shm) */
     NET_CAP_ONE_SIDED = 1 << 1, /* the far CPU takes no part */
     NET_CAP_REGISTER = 1 << 2,  /* destinations must be registered */
-    NET_CAP_WRITE = 1 << 4,     /* write() is there */
 };
 
 struct net_ops {
@@ -99,8 +97,6 @@ struct net_ops {
     void (*disconnect)(struct net_ctx *ctx, struct net_endpoint *endpoint);
     /* 0, or -errno and then the op was not taken. */
     int (*submit)(struct net_endpoint *endpoint, struct net_op *op);
-    /* Pushes op->reads[i].dst bytes *to* the remote range instead (preload by ranks). Same life as submit. */
-    int (*write)(struct net_endpoint *endpoint, struct net_op *op);
     /* Progresses everything; fills up to `max` events. timeout_ms as in poll(2). Returns how many, or -errno; 0 at once when
      * nothing is in flight. sim: the timeout is virtual time; fault: may return 0 early. */
     int (*poll)(struct net_ctx *ctx, struct net_event *events, unsigned max, int timeout_ms);
@@ -111,8 +107,8 @@ struct net_ops {
 
 struct net_stats {
     uint64_t ops, reads, bytes, errors, timeouts, in_flight_bytes, in_flight_peak_bytes;
-    uint64_t
-        lost_segments; /* that servers say they lost, on all connections; 0 where the transport cannot know */
+    /* That servers say they lost, on all connections; 0 where the transport cannot know. */
+    uint64_t lost_segments;
 };
 
 struct net_ctx {
@@ -121,15 +117,15 @@ struct net_ctx {
     /* Its owner's: whoever polls with a timeout can wait for what was asked for first while the rest of what is in flight comes in
      * behind it, and a transport may tell of it in that order. No more than a hint: one that is slow or stopped holds nobody up. */
     bool in_turn;
-    struct leat_error
-        why; /* what stood in the way last, where more is known than the status says; code 0: nothing */
+    /* What stood in the way last, where more is known than the status says; code 0: nothing. */
+    struct leat_error why;
 };
 
 /* One of the ways to a node, of an endpoint that has several (net/paths.h, net/rdma.h). */
 struct net_path_info {
     bool up;
-    uint64_t bytes,
-        put_bytes; /* that came over it since it was connected first; those of them that the far end wrote */
+    /* That came over it since it was connected first; those of them that the far end wrote. */
+    uint64_t bytes, put_bytes;
     uint64_t rate_bytes_per_s; /* measured last; 0: not yet */
     const char *name;          /* of our end; NULL: it has none of its own. As long as the context */
     const char *left;          /* why it was left last; NULL: it never was, or nobody knows */
@@ -151,8 +147,8 @@ struct net_sim_config {
     uint64_t seed;
     const struct net_sim_node *nodes;
     unsigned nnodes;
-    uint64_t receiver_bytes_per_s,
-        receiver_queue_bytes; /* incast: what overruns the queue costs a retry timeout */
+    /* Incast: what overruns the queue costs a retry timeout. */
+    uint64_t receiver_bytes_per_s, receiver_queue_bytes;
     uint64_t retry_ns;
 };
 int net_sim_new(const struct net_sim_config *config, struct net_ctx **ret_ctx);

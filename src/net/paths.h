@@ -2,8 +2,8 @@
 /*
  * paths.h: several connections to each node, one for each rail, stacked on a transport whose endpoints are one connection each.
  *
- *   op ──▶ slices ──▶ the path that is predicted to bring each first (net/stripe.h) ──▶ ops of the lower transport ──▶ DONE, QUIESCED
- *                                  path broke, or stalls ──▶ closed; what it owed goes by the others
+ *   op ──▶ slices ──▶ the path predicted to bring each first (net/stripe.h) ──▶ ops of the lower transport ──▶ DONE, QUIESCED
+ *                            path broke, or stalls ──▶ closed; what it owed goes by the others
  *
  * Who owns an endpoint brings its connections: paths that are not there yet, or were left, are asked for by net_paths_wanted and
  * given by net_paths_add, while the others are used. An endpoint of one path costs a function call.

@@ -119,8 +119,8 @@ struct net_rdma_rail_stats {
 };
 struct net_rdma_stats {
     uint64_t registrations, registered_bytes, key_requests;
-    bool
-        may_write; /* who holds a key may write by it: false where UCX was kept from giving that right (net/ucx/verbs.h) */
+    /* Who holds a key may write by it: false where UCX was kept from giving that right (net/ucx/verbs.h). */
+    bool may_write;
     unsigned nrails;
     struct net_rdma_rail_stats rails[NET_RDMA_RAILS_MAX];
 };

@@ -15,8 +15,8 @@
  * Lack of memory closes it.
  *
  * Invariants:
- * 1. A connection lives on one thread, and touches its target's memory on that thread only; revoke posts to
- *    each thread and waits, so once it returns nobody does.
+ * 1. A connection lives on one thread, and touches its target's memory on that thread only: after unref() there, or
+ *    once net_server_free has joined them, nobody does.
  * 2. unref() comes once for each net_server_add that succeeded, on the data thread.
  */
 #include "net/conn.h"
@@ -40,11 +40,11 @@
 #define IN_FIRST      (16 * KIB)
 #define BODY_MAX      (4 + 12 + (size_t)PROTO_READS_MAX * 16)
 #define QUEUE_REPLIES 256
-#define QUEUE_IOVS                                                                                           \
-    4096 /* with as many waiting, no further request is parsed; one request may add PROTO_READS_MAX */
+/* With as many waiting, no further request is parsed; one request may add PROTO_READS_MAX. */
+#define QUEUE_IOVS 4096
 #define SEND_BYTES (4 * MIB)
-#define PREFETCH_BYTES                                                                                       \
-    (256 * KIB) /* of what is sent next: small samples lie anywhere, and sendmsg meets each anew */
+/* Of what is sent next: small samples lie anywhere, and sendmsg meets each anew. */
+#define PREFETCH_BYTES (256 * KIB)
 #define BYTES_PER_TURN (16 * MIB)
 #define MESSAGE_MAX    160
 
@@ -164,8 +164,8 @@ static void tune_near(struct data_conn *c)
 {
     int sndbuf = NEAR_SNDBUF, unsent = 0;
     setsockopt(c->source.fd, SOL_SOCKET, SO_SNDBUF, &sndbuf, sizeof(sndbuf));
-    setsockopt(c->source.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent,
-               sizeof(unsent)); /* as if it was never set */
+    /* As if it was never set. */
+    setsockopt(c->source.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof(unsent));
     c->near = true;
 }
 
@@ -246,8 +246,8 @@ static void output_sent(struct data_conn *c, size_t bytes)
         struct reply *r = &c->replies[c->reply_head];
         if (--r->niov == 0) {
             free(r->body);
-            c->reply_head = (c->reply_head + 1) % QUEUE_REPLIES;
-            c->reply_count--;
+            /* Begun anew when it is empty: most connections never touch more than the first page of it. */
+            c->reply_head = --c->reply_count ? (c->reply_head + 1) % QUEUE_REPLIES : 0;
         }
     }
 }

@@ -30,6 +30,7 @@ struct link {
     double bytes_per_ns;
     uint64_t queue_bytes, far_ns; /* beyond 40 us there and back */
     uint64_t lost_one_in;         /* packets, whoever else is on the way; 0: none */
+    uint64_t stands_ns;           /* the reader stands still for a moment, so often; 0: it does not */
     uint64_t again_ns; /* after which such a packet is sent anew; 0: as soon as the gap is told of */
 };
 
@@ -194,6 +195,10 @@ static struct result run(struct link link, unsigned rails, uint64_t fixed_limit,
         now = batch(&m, now);
     start = now;
     while (now < start + seconds * NS_PER_S) {
+        if (link.stands_ns && now >= m.pause_ns + link.stands_ns) {
+            m.pauses = READER;
+            m.pause_ns = now;
+        }
         uint64_t end = batch(&m, now);
         took[n++ % BATCHES] = end - now;
         bytes += BATCH;
@@ -236,7 +241,8 @@ static void test_shallow(void **state)
         double wire_ns = (double)BATCH / PAYLOAD * FRAME / links[i].bytes_per_ns, bare_ns = wire_ns + 100e3;
         assert_true(ours.of_link > 0.97 * wire_ns / bare_ns);
         assert_true((double)ours.p99_ns < 1.15 * bare_ns);
-        assert_true(ours.losses <= 2);
+        /* At the start of the slowest: two queues' worth are asked for at once, then 0.7 of that. */
+        assert_true(ours.losses <= 3);
     }
 }
 
@@ -254,6 +260,33 @@ static void test_model(void **state)
         snprintf(what, sizeof(what), "%u KiB on link %u", known[i].limit_kib, known[i].link);
         tell(what, r);
         assert_int_equal(r.of_link > 0.95, known[i].good);
+    }
+}
+
+/*
+ * A way that is longer than its queue is deep: the edge is found by falling over it. What follows is not far below what a limit fixed by
+ * hand brings, the best of a sweep. (A ceiling of what the limit has faded to while the lost answer was waited for starts at 22 KiB, and
+ * takes half a minute to come back.)
+ */
+static void test_overrun(void **state)
+{
+    static const struct {
+        struct link link;
+        unsigned best_kib;
+    } ways[] = {{{0.125, 64 * FRAME, 500 * NS_PER_US}, 72},
+                {{0.125, 64 * FRAME, 2 * NS_PER_MS}, 72},
+                {{1.25, 256 * FRAME, 100 * NS_PER_US}, 340},
+                {{1.25, 256 * FRAME}, 340},
+                {{0.025, 64 * FRAME, 2 * NS_PER_MS}, 72}};
+    for (unsigned i = 0; i < ARRAY_LEN(ways); i++) {
+        char what[64];
+        struct result best = run(ways[i].link, 1, ways[i].best_kib * KIB, 4);
+        struct result ours = run(ways[i].link, 1, 0, 30);
+        snprintf(what, sizeof(what), "%.3f GB/s, %.1f ms, fixed", ways[i].link.bytes_per_ns,
+                 (double)ways[i].link.far_ns / 1e6);
+        tell(what, best);
+        tell("adapting", ours);
+        assert_true(ours.of_link > 0.85 * best.of_link);
     }
 }
 
@@ -304,6 +337,9 @@ static void test_pause(void **state)
                                         {1.25, 65536 * FRAME, 2 * NS_PER_MS}};
     for (unsigned i = 0; i < ARRAY_LEN(paths); i++) {
         uint64_t usual = least_limit(paths[i], NOBODY);
+        /* Processes that get their CPU late one time in fifty do not drive it above what switches for such a link hold: half a millisecond. */
+        if (!paths[i].far_ns)
+            assert_true((double)usual <= MAX(32.0 * KIB, paths[i].bytes_per_ns * 500e3));
         for (enum who who = BETWEEN; who <= SERVER; who++) {
             uint64_t least = least_limit(paths[i], who);
             print_message("%.3f GB/s, %.1f ms: %s stood still: %llu KiB at least, %llu where nobody does\n",
@@ -325,7 +361,7 @@ static void test_lossy(void **state)
                                         {3.0, 16384 * FRAME, 60 * NS_PER_US, 100000},
                                         {0.125, 256 * FRAME, 0, 10000},
                                         {1.25, 65536 * FRAME, 2 * NS_PER_MS, 100000},
-                                        {1.25, 4096 * FRAME, 0, 1000000, RTO_NS}};
+                                        {1.25, 4096 * FRAME, 0, 1000000, 0, RTO_NS}};
     for (unsigned i = 0; i < ARRAY_LEN(paths); i++) {
         char what[64];
         struct link without = paths[i];
@@ -341,11 +377,28 @@ static void test_lossy(void **state)
     }
 }
 
+/* Nor must they where the reader stands still now and then: what he finds then, he has not waited for. */
+static void test_lossy_and_late(void **state)
+{
+    static const struct link paths[] = {{1.25, 4096 * FRAME, 0, 100000, 2 * NS_PER_S},
+                                        {3.0, 16384 * FRAME, 60 * NS_PER_US, 100000, 2 * NS_PER_S},
+                                        {0.125, 256 * FRAME, 0, 10000, 2 * NS_PER_S}};
+    for (unsigned i = 0; i < ARRAY_LEN(paths); i++) {
+        struct link without = paths[i];
+        without.lost_one_in = 0;
+        struct result clean = run(without, 1, 0, 30), lossy = run(paths[i], 1, 0, 30);
+        tell("a reader who stands still", clean);
+        tell("and losses", lossy);
+        assert_true(lossy.of_link > 0.95 * clean.of_link);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_model), cmocka_unit_test(test_shallow), cmocka_unit_test(test_rails),
-        cmocka_unit_test(test_pause), cmocka_unit_test(test_lossy),
+        cmocka_unit_test(test_model),          cmocka_unit_test(test_shallow), cmocka_unit_test(test_rails),
+        cmocka_unit_test(test_pause),          cmocka_unit_test(test_lossy),   cmocka_unit_test(test_overrun),
+        cmocka_unit_test(test_lossy_and_late),
     };
     return cmocka_run_group_tests_name("net_credit_link", tests, NULL, NULL);
 }

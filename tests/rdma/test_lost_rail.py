@@ -18,6 +18,7 @@ with leat.batches(ws, 8, seed=1, drop_last=False, transport=argv[1], timeout=20)
         seen += b.ids.tolist()
         b.release()
         if nth == 32: say("reading")
+        if nth == 256: hear()  # until the rail is lost: a busy machine may need longer for that than for all that is left to read
         rails = {rail.name: rail.state for rail in ws.stat().rails}
 assert sorted(rails.values()) == ["down", "up"], rails
 assert sorted(seen) == list(range(len(ws)))
@@ -41,8 +42,9 @@ def test_all_goes_on_over_the_other_one(rail, host, leat, transport):
     assert reader.hear(60) == "reading"
     lib_rails.lose(rail)
     lost = lib_rails.sent()
+    reader.tell("lost")
     assert reader.finish() == "all"
     packets = lib_rails.since(lost)
     print("packets by rail afterwards", packets)
-    assert packets[0] > SAMPLES * SAMPLE_BYTES // lib_rails.PACKET / 4, "it was lost too late to show anything"
+    assert packets[0] > SAMPLES * SAMPLE_BYTES // lib_rails.PACKET / 4
     assert packets[rail] < packets[0] / 10

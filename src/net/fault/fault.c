@@ -128,11 +128,6 @@ static int fault_submit(struct net_endpoint *ep, struct net_op *op)
     return rc;
 }
 
-static int fault_write(struct net_endpoint *ep, struct net_op *op)
-{
-    return ep->ctx->lower->ops->write(ep->lower, op);
-}
-
 /* One bit on the way: the checksum is of what landed, so it no longer is the sample's. */
 static void damage(struct net_op *op)
 {
@@ -283,7 +278,6 @@ int net_fault_new(struct net_ctx *lower, const struct net_fault_rules *rules, st
         .connect = fault_connect,
         .disconnect = fault_disconnect,
         .submit = fault_submit,
-        .write = lower->ops->write ? fault_write : NULL,
         .poll = fault_poll,
         .event_fd = fault_event_fd,
         .free = fault_free,

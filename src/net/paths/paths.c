@@ -559,7 +559,7 @@ int net_paths_new(struct net_ctx *lower, struct net_ctx **ret_ctx)
     }
     ctx->lower = lower;
     ctx->ops = (struct net_ops){.name = lower->ops->name,
-                                .caps = lower->ops->caps & ~(unsigned)NET_CAP_WRITE,
+                                .caps = lower->ops->caps,
                                 .mem_register = paths_mem_register,
                                 .mem_deregister = paths_mem_deregister,
                                 .connect = paths_connect,

@@ -152,9 +152,9 @@ enum topo_distance topo_distance(const struct topo *topo, const struct topo_plac
                                  const struct topo_place *b);
 
 #define TOPO_RAILS_MAX 16u
-#define TOPO_GPU_FROM_ENV                                                                                    \
-    (-1) /* CUDA_VISIBLE_DEVICES (or AMD's), with LOCAL_RANK where several are visible */
-#define TOPO_GPU_NONE (-2)
+/* CUDA_VISIBLE_DEVICES (or AMD's), with LOCAL_RANK where several are visible. */
+#define TOPO_GPU_FROM_ENV (-1)
+#define TOPO_GPU_NONE     (-2)
 
 enum topo_kind { TOPO_TCP, TOPO_RDMA };
 struct topo_wish {

@@ -381,8 +381,8 @@ static void send_get(struct slice *s)
         slice_back(s, ucx_errno(status));
         return;
     }
-    if (status !=
-        UCS_OK) { /* it broke, and UCX tells this first; or the far rail is not the one that it was */
+    if (status != UCS_OK) {
+        /* It broke, and UCX tells this first; or the far rail is not the one that it was. */
         get_back(s, status);
         return;
     }

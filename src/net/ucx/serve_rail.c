@@ -9,8 +9,9 @@
  * rail), listener, its part of every registration, worker, context, so that whoever waits to remove the device gets it. It is opened anew
  * after 1, 2 ... 32 s: what is registered is registered again, and only then its new address is told to who asks (RDMA_CONNECT).
  *
- * Failure modes: where it cannot be opened it stays closed, costs nothing, and is tried again, also when that was so at first. When UCX does not give puts back that
- * were under way, the rail is left as it is, with a line in the log: their memory must not be taken from under them.
+ * Failure modes: where it cannot be opened it stays closed, costs nothing, and is tried again, also when that was so at first. When UCX
+ * does not give puts back that were under way, the rail is left as it is, with a line in the log: their memory must not be taken from
+ * under them.
  *
  * Invariants: all of this happens on the rail's thread, which other rails and data threads do not wait for. Each opening has a number
  * (incarnation) that the keys carry which belong to it, and a client is let in when the last number it was told is this one: keys of before

@@ -40,8 +40,8 @@ static int far_request(struct net_serve_target *t, uint16_t type, struct bytes_i
         return target->serve(t, type, in, reply, later, err);
     if (target->far == SILENT)
         return NET_LATER; /* and never again */
-    if (target->far == BEGUN &&
-        type == PROTO_RDMA_PUT) /* it writes when the client has long heard that it failed */
+    /* It writes when the client has long heard that it failed. */
+    if (target->far == BEGUN && type == PROTO_RDMA_PUT)
         loop_post(rig_rdma->rails[0].loop, nap, NULL);
     int rc = target->serve(t, type, in, reply, later, err);
     if (target->far == BEGUN && type == PROTO_RDMA_PUT)

@@ -13,9 +13,9 @@
  *                deadline, dead peer, disconnect: DONE with a status ─── every slice back, every path closed ──▶ QUIESCED
  *
  * Failure modes: a path that breaks is closed, its slices then go by the others, and it is tried again after a pause, while there are
- * reads (path.c); the last one takes the endpoint with it. A put that failed after it may have begun breaks its path. A refused key fails the ops
- * that need it. A passed deadline and the end of the data connection close everything: what was out is DONE at once, and QUIESCED when UCX has given each slice back and has closed the paths, which takes the queue pairs
- * down: nothing lands after that.
+ * reads (path.c); the last one takes the endpoint with it. A put that failed after it may have begun breaks its path. A refused key fails
+ * the ops that need it. A passed deadline and the end of the data connection close everything: what was out is DONE at once, and QUIESCED
+ * when UCX has given each slice back and has closed the paths, which takes the queue pairs down: nothing lands after that.
  *
  * Invariants:
  * 1. A flight is on exactly one list of its endpoint: waiting, flying or held (DONE, not yet QUIESCED).
@@ -234,8 +234,8 @@ static int message_came(struct net_endpoint *ep)
         if (status && !put_refused(status)) {
             if (status != LEAT_PEER_GONE)
                 return status;
-            if (ask->path->state <
-                PATH_CLOSING) /* nothing of it may land any more before it is asked for elsewhere */
+            /* Nothing of it may land any more before it is asked for elsewhere. */
+            if (ask->path->state < PATH_CLOSING)
                 path_broke(ask->path);
             ask_lost(ep, ask);
         }
