@@ -23,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("LEAT_BUILD", ROOT / "build")).resolve()
 APPS = BUILD / "src" / "apps"
 LEAT, LEATD = APPS / "leat", APPS / "leatd"
+FAILIO = BUILD / "tests" / "tools" / "failio.so"  # disks and memory that fail, for LD_PRELOAD
 TAG = "LEAT_TEST_TAG"
 SANITIZED = LEATD.exists() and b"__asan_init" in LEATD.read_bytes()
 

@@ -2,6 +2,7 @@
 """Sources and requests that are not as they should be: each gives one clear error, and the rest goes on."""
 
 import gc
+import json
 import os
 import subprocess
 import threading
@@ -192,6 +193,33 @@ def test_a_verified_source_that_was_changed_in_secret(host, leat, daemon):
     ws.verify()
     with pytest.raises((leat.Corrupt, leat.Stale), match="7|source|changed"):
         ws.verify(source=True)
+
+
+@pytest.mark.parametrize("size, window", [("64MiB", 8 * MIB), ("18MiB", 2 * MIB), ("15680KiB", 0)])
+def test_a_verify_stays_below_the_cap(host, leat, size, window):
+    """It is charged what the pool has room for, up to 8 MiB; a sample that is larger comes in pieces, and its last byte counts."""
+    (host.data / "large").mkdir()
+    for k in range(3):
+        (host.data / "large" / f"{k}.bin").write_bytes(np.random.default_rng(k).bytes(5 * MIB + k))
+    path = host.data / "large" / "1.bin"
+    daemon = host.daemon({"pool": {"size": size, "region_size": "256KiB"}, "disk": {"threads": 1}})
+
+    def pool():
+        return json.loads(host.cli("--socket", daemon.socket, "status", "--json").stdout)["pool"]
+
+    ws = leat.preload(host.data / "large", socket=daemon.socket)
+    assert not ws.stat().streamed
+    before = pool()
+    ws.verify(source=True)
+    was = path.stat()
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    with pytest.raises((leat.Corrupt, leat.Stale), match="1.bin.*in its source"):
+        ws.verify(source=True)
+    after = pool()
+    assert after["used_bytes"] == before["used_bytes"] and after["peak_bytes"] >= before["used_bytes"] + window, (before, after)
+    assert after["peak_bytes"] <= after["cap_bytes"]
 
 
 def test_a_verify_by_the_command_line_tells_by_its_exit_code(host, leat, daemon):
@@ -497,7 +525,7 @@ def test_names_that_are_no_utf8(host, leat):
 
 # --- disks and memory that fail: tests/tools/failio.c -----------------------------------------------------------------
 
-FAILIO = lib_host.BUILD / "tests" / "tools" / "failio.so"
+FAILIO = lib_host.FAILIO
 
 
 @pytest.fixture
@@ -564,20 +592,28 @@ def test_a_small_file_that_cannot_be_read(failing, host, leat):
         assert ws.stat().failed_samples == 1
 
 
-def test_a_disk_that_is_back(failing, host, leat):
-    """Nobody reads the set any more that lacks samples since the disk failed: who opens it next has all of it."""
+@pytest.mark.parametrize("name", ["", "kept"])
+def test_a_disk_that_is_back(failing, host, leat, name):
+    """Nobody reads the set any more that lacks samples since the disk failed: who opens it next has all of it; by its name, where it has one."""
     path = lib_data.make_npy(host.data / "a.npy", 2048)
     daemon = failing(FAILIO_PATH="a.npy", FAILIO_OFFSET=9_000_000)
     bad = (9_000_000 - 128) // 8192
-    with leat.open(path, socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:
+    with leat.open(path, name=name or None, socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:
         with pytest.raises(leat.Error, match="Input/output error"):
             ws[bad]
         lib_host.wait_for(lambda: ws.stat().failed_samples + ws.stat().resident_samples == 2048)
         host.off.touch()
-        with leat.open(path, socket=daemon.socket, timeout=lib_host.PATIENCE) as again:  # shared
+        with leat.open(path, name=name or None, socket=daemon.socket, timeout=lib_host.PATIENCE) as again:  # shared
             assert again.stat().failed_samples > 0
-    with leat.open(path, socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:
+    if name:
+        with leat.open(path, socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:  # not by who does not know what it is called
+            assert ws.stat().failed_samples > 0
+    with leat.open(path, name=name or None, socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:
         lib_data.check_rows([ws[bad]], [bad])
+    if name:
+        with leat.open(f"leat://{name}", socket=daemon.socket) as ws:
+            lib_data.check_rows([ws[bad]], [bad])
+            assert ws.wait(timeout=lib_host.PATIENCE).stat().failed_samples == 0
 
 
 def test_a_bad_block_under_a_streamed_set(failing, host, leat):

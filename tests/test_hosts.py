@@ -602,6 +602,50 @@ def test_a_wrong_token_is_refused_and_said(leat, cluster, array):
             assert nodes_of(daemon, small) == {cluster.daemons.index(daemon)}
 
 
+def test_a_node_where_the_user_has_too_many_connections(leat, cluster, array):
+    """It is not gone: who reads there is told which limit of which node, and its samples do not come from their source, silently and slowly."""
+    a = cluster.start(A)
+    b = cluster.start(B, limits={"user_data_connections": 1})
+    cluster.joined(A)
+    with preload(leat, a, array) as ws, ws_batches(ws, 1) as batches:
+        next(batches).release()
+        with ws_batches(ws, 2) as more, pytest.raises(leat.Busy, match=rf"node {cluster.nodes[B]}: user .*user_data_connections"):
+            next(more)
+        for batch in batches:
+            batch.release()
+    assert "is down" not in a.text() and b.metrics()["leat_rejected_total"] > 0
+
+
+def test_a_disk_that_is_back(host, leat, cluster, array):
+    """A set with a name that lacks samples, on two nodes: who asks for it by its name once the disk is mended has all of it, on the node that
+    placed it; on the other one it stays as it is, since that one keeps it."""
+    if lib_host.SANITIZED or not lib_host.FAILIO.exists():
+        pytest.skip("needs the plain build's failio.so")
+    off = host.folder / "off"
+    for i in (A, B):
+        cluster.start(i, disk={"engine": "worker"}, env={"LD_PRELOAD": str(lib_host.FAILIO), "FAILIO_OFF": str(off),
+                                                         "FAILIO_PATH": "a.npy", "FAILIO_OFFSET": "4000000"})
+    for i in (A, B):
+        cluster.joined(i)
+
+    def is_whole_again(side):
+        socket = cluster.daemons[side].socket
+        off.unlink(missing_ok=True)
+        with leat.open(array, name="spread", socket=socket, timeout=lib_host.PATIENCE) as ws:
+            lib_host.wait_for(lambda: ws.stat().failed_samples + ws.stat().resident_samples == 3072)
+            assert ws.stat().failed_samples
+        off.touch()
+        with leat.open(array, name="spread", socket=socket, timeout=lib_host.PATIENCE) as ws:
+            whole = ws.stat().failed_samples == 0
+            if whole:
+                read_all(ws)
+                assert len(nodes_of(cluster.daemons[side], "spread")) == 2
+        leat.drop("spread", socket=socket)
+        return whole
+
+    assert sorted([is_whole_again(A), is_whole_again(B)]) == [False, True]
+
+
 def test_lists_of_nodes_that_differ(leat, cluster, array):
     """Not a set that each side reads differently: an error, or two sets apart."""
     elsewhere = f"{cluster.network.addresses[0]}:7999"

@@ -81,6 +81,12 @@ void backend_expect_all(struct backend_file *file)
         file->ops->expect_all(file);
 }
 
+void backend_expect_modified(struct backend_file *file, int64_t modified)
+{
+    if (file->ops->expect_modified)
+        file->ops->expect_modified(file, modified);
+}
+
 void backend_close(struct backend_file *file)
 {
     if (file)

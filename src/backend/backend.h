@@ -144,6 +144,9 @@ int backend_open(struct backend *b, const char *uri, const char *etag, uint64_t 
 /* All of it will be read through this handle, each byte once, in any order: it is compared with the server's checksum then, where there is one,
  * and the read that ends last fails with LEAT_CORRUPT if it differs. One read of all of it is compared unasked. `bytes` was known. */
 void backend_expect_all(struct backend_file *file);
+/* When it was written, in seconds since 1970, as whoever named it knows; 0: not known. Where no ETag was given that can be relied on, an answer which
+ * says another time is LEAT_STALE: handles of one object, one after the other, read one version. Before the first read. */
+void backend_expect_modified(struct backend_file *file, int64_t modified);
 void backend_close(struct backend_file *file); /* no read of it is under way */
 
 /* done() does not run in here. */

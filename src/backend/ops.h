@@ -19,6 +19,7 @@ struct backend_ops {
                 struct backend_file **ret_file, struct leat_error *err);
     void (*close)(struct backend_file *file);
     void (*expect_all)(struct backend_file *file); /* NULL: there is nothing to compare with */
+    void (*expect_modified)(struct backend_file *file, int64_t modified); /* NULL: ETags say it */
     void (*submit)(struct backend *b, struct backend_read *read);
     void (*cancel)(struct backend *b, struct backend_read *read);
     int (*wait)(struct backend *b, unsigned min_done, int timeout_ms);

@@ -79,8 +79,10 @@ struct disk_fault_rules {
     uint64_t fail_nth;
     int fail_code;       /* -EIO, -ENOSPC, ... */
     uint64_t fail_every; /* and on every multiple of this, 0 = no */
-    uint64_t short_nth;  /* a result of half the bytes, as if the file had been truncated */
-    uint64_t delay_ns;   /* each request */
+    uint64_t other_nth;  /* fails as well, with other_code */
+    int other_code;
+    uint64_t short_nth; /* a result of half the bytes, as if the file had been truncated */
+    uint64_t delay_ns;  /* each request */
 };
 int disk_fault_new(struct disk_engine *lower, const struct disk_fault_rules *rules,
                    struct disk_engine **ret_engine);

@@ -324,6 +324,7 @@ static const struct peer_ops link_ops = {.up = link_up, .down = link_down};
 int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_config *config,
                 struct cluster **ret_cluster, struct leat_error *err)
 {
+    assert(config->nnodes <= CLUSTER_NODES_MAX); /* config_finish has seen to that */
     struct cluster *c = calloc(1, sizeof(*c));
     if (!c)
         return error_set(err, -ENOMEM, "out of memory");
@@ -337,15 +338,12 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
     list_init(&c->describing);
     list_init(&c->dials);
     list_init(&c->arrivals);
-    int code = config->nnodes > CLUSTER_NODES_MAX
-                   ? error_set(err, LEAT_INVALID, "nodes names %u hosts: at most %u", config->nnodes,
-                               CLUSTER_NODES_MAX)
-                   : 0;
+    int code = 0;
     for (unsigned n = 0; n < config->nnodes; n++) {
         if (strcmp(config->nodes[n], config->self) == 0)
             c->self = n;
     }
-    if (code == 0 && c->self == UINT32_MAX)
+    if (c->self == UINT32_MAX)
         code = error_set(err, LEAT_INVALID,
                          "nodes does not contain listen = %s: write it there as the other nodes do",
                          config->self);
@@ -773,8 +771,7 @@ static void dial_up(struct peer *peer)
 static void dial_down(struct peer *peer, int status, const char *message)
 {
     struct dial *d = peer_user(peer);
-    bool refused = status == LEAT_STALE || status == LEAT_DENIED; /* it answered */
-    if (d->rail != CLUSTER_ANY_RAIL && !refused)
+    if (d->rail != CLUSTER_ANY_RAIL && !cluster_refused(status))
         rail_note(d->cluster, d->to, d->rail, message);
     /* It let go of the set and we did not hear of it: asked, it says so, and is told to hold it again. */
     struct wset *ws = status == LEAT_STALE ? pool_find_uuid(d->cluster->pool, d->uuid) : NULL;

@@ -37,6 +37,12 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
                 struct cluster **ret_cluster, struct leat_error *err);
 void cluster_free(struct cluster *cluster); /* NULL is fine */
 
+/* How a dial ended: the node answered, with a no. It is not gone, nor is the rail. */
+static inline bool cluster_refused(int code)
+{
+    return code == LEAT_STALE || code == LEAT_DENIED || code == LEAT_BUSY;
+}
+
 /* An OPEN by source or name that another node coordinates, or may know: true when the request was taken. */
 bool cluster_open(struct cluster *cluster, struct open_request *request, const char *canonical_spec);
 /* The asker is gone. */

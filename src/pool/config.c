@@ -5,6 +5,7 @@
 #include "base/setting.h"
 #include "base/size.h"
 #include "net/addresses.h"
+#include "pool/cluster.h"
 #include "pool/pool.h"
 
 #include <ini.h>
@@ -313,6 +314,12 @@ static int check_nodes(const struct config *c, struct leat_error *err)
 {
     const char *self = NULL;
     char one[NET_ADDRESS_BYTES];
+    if (c->nnodes > CLUSTER_NODES_MAX)
+        return error_set(
+            err, LEAT_INVALID,
+            "nodes names %u nodes, and at most %u keep sets together: give each %u hosts a list of "
+            "their own",
+            c->nnodes, CLUSTER_NODES_MAX, CLUSTER_NODES_MAX);
     for (unsigned n = 0; n < c->nnodes; n++) {
         for (unsigned k = 0; k < net_addresses_count(c->nodes[n]); k++) {
             net_addresses_at(c->nodes[n], k, one);

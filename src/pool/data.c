@@ -205,6 +205,7 @@ struct client *client_alive(struct pool *pool, uint64_t serial)
     return NULL;
 }
 
+/* A node that answers with a no is not gone: who asked is told, and does not take its samples from their source, silently and slowly. */
 static void brokered(void *user, int fd, const char *message)
 {
     struct brokering *b = user;
@@ -215,8 +216,7 @@ static void brokered(void *user, int fd, const char *message)
     if (c && fd >= 0) {
         conn_send(c->conn, PROTO_REPLY, b->type, b->id, 0, NULL, &fd, 1);
     } else if (c) {
-        error_set(&err, fd == LEAT_STALE || fd == LEAT_DENIED ? fd : LEAT_PEER_GONE, "node %s: %s", b->node,
-                  message);
+        error_set(&err, cluster_refused(fd) ? fd : LEAT_PEER_GONE, "node %s: %s", b->node, message);
         conn_send_error(c->conn, b->type, b->id, &err);
     }
     if (fd >= 0)

@@ -206,6 +206,7 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
     }
     report_up_to(&report, segment->address + segment->bytes);
     *ret_records = report.records;
+    region_written(region);
     wset_note_pages(ws, region);
     atomic_fetch_add(&fill->counters.segments, 1);
 }

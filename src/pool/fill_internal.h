@@ -111,10 +111,10 @@ void fill_read_error(const struct fill_thread *t, const struct index *index, uin
 uint8_t *fill_bounce(struct fill_thread *t);
 /* What came to it, to its address. */
 int fill_bounce_out(struct fill_thread *t, const uint8_t *src, uint64_t address, uint64_t bytes);
-/* fill_large.c: r, a part of a RAW extent, to its place; whole: the range that is being read. False: some of it is bad. */
-bool fill_large(struct fill_thread *t, const struct index *index, uint64_t extent,
-                const struct fill_source *source, bool direct, const struct fill_range *whole,
-                const struct fill_range *r);
+/* fill_large.c: r, a part of a RAW extent, to its place; whole: the range that is being read. False: some of it is bad. A source that refuses direct
+ * reads has none from then on (traits.direct_align). */
+bool fill_large(struct fill_thread *t, const struct index *index, uint64_t extent, struct fill_source *source,
+                bool direct, const struct fill_range *whole, const struct fill_range *r);
 /* fill.c: the thread's wide bounce buffer, which is charged, at a border of 2 MiB; NULL: there is no memory for it, or no share. */
 uint8_t *fill_wide(struct fill_thread *t, uint64_t *ret_bytes);
 /* Gives it back, and its ticket, if there is one. */

@@ -11,6 +11,8 @@
  * where rows were placed at borders of pages and the disk wants more than the file's header leaves (docs/decisions/0111), all of them. A few
  * blocks, of a sample that is streamed, are bounced by one read where one of them has to be.
  * Through the page cache a block is a byte, and all is in place.
+ * Failure mode: a file that opens for direct I/O and then refuses the reads (EINVAL, EOPNOTSUPP: FUSE, overlays, network file systems) is read through the
+ * page cache from there on, for as long as the thread has it open.
  *
  * Invariants: a read is busy from its submission until done(); a slot of the bounce buffer is that of the read with its number.
  */
@@ -51,6 +53,7 @@ struct large {
     uint8_t *slots;                /* NULL: none was needed yet */
     uint64_t slot_bytes;
     bool failed;
+    bool direct, refused; /* refused: nothing more is begun, and all of it is read otherwise */
     unsigned nbusy;
     struct large_read reads[READS_MAX];
 };
@@ -82,6 +85,13 @@ static void read_done(struct disk_read *d, int64_t result)
     struct large *l = read->large;
     int64_t need = (int64_t)(MIN(d->offset + d->bytes, l->end) - d->offset);
     l->thread->bad_offset = d->offset;
+    if (l->direct && (result == -EINVAL || result == -EOPNOTSUPP)) {
+        l->refused = true;
+        l->next = l->end;
+        read->busy = false;
+        l->nbusy--;
+        return;
+    }
     int code = result < 0 ? (int)result : result < need ? LEAT_STALE : read->bounced ? bounce_out(l, d) : 0;
     if (code < 0)
         missing(l, d->offset, d->offset + d->bytes, code);
@@ -189,9 +199,8 @@ static void slots_choose(struct large *l)
         l->slot_bytes = bytes / SLOTS;
 }
 
-bool fill_large(struct fill_thread *t, const struct index *index, uint64_t extent,
-                const struct fill_source *source, bool direct, const struct fill_range *whole,
-                const struct fill_range *r)
+bool fill_large(struct fill_thread *t, const struct index *index, uint64_t extent, struct fill_source *source,
+                bool direct, const struct fill_range *whole, const struct fill_range *r)
 {
     const struct index_extent *e = &index->extents[extent];
     uint64_t offset = e->source_offset + (r->begin - e->address);
@@ -206,6 +215,7 @@ bool fill_large(struct fill_thread *t, const struct index *index, uint64_t exten
         .end = offset + (r->end - r->begin),
         .address = r->begin,
         .dst = r->dst,
+        .direct = direct,
         .suits = !direct || ((uintptr_t)r->dst - offset) % source->traits.direct_memory_align == 0,
         .next = align_down(offset, align),
     };
@@ -220,5 +230,10 @@ bool fill_large(struct fill_thread *t, const struct index *index, uint64_t exten
             abort(); /* reads are out, and their buffers cannot be given back */
         }
     }
-    return !l.failed;
+    if (!l.refused) /* else also where another read failed: what was refused, or not begun, is noted nowhere as bad */
+        return !l.failed;
+    close(source->fd_direct);
+    source->fd_direct = -1;
+    source->traits.direct_align = 0;
+    return fill_large(t, index, extent, source, false, whole, r);
 }

@@ -2,7 +2,7 @@
 /*
  * One range of addresses into memory. The range is walked extent by extent; raw extents become reads:
  *
- *   small file      open, read, fstat, close in this thread, as the opening is what costs; one that the page cache lacks is
+ *   small file      open, read, statx, close in this thread, as the opening is what costs; one that the page cache lacks is
  *                   left open and read ahead by the kernel while the next ones are opened
  *   cold and large  direct I/O through the engine, many in flight (fill_large.c)
  *   warm            the page cache has it: pread copies; no second copy of the file in memory
@@ -99,25 +99,28 @@ static const char *source_shown(const struct index *index, uint64_t number, char
     return len < 0 || (size_t)len >= sizeof(full) ? "a source" : shown(full, buf);
 }
 
-/* 0, or LEAT_STALE when the file is not the one that was scanned: then the next opening scans anew. */
+/*
+ * 0, or LEAT_STALE when the file is not the one that was scanned: then the next opening scans anew. A network file system is made to ask its
+ * server (one round trip): fstat would tell what it was told when the file was opened, or up to a minute ago.
+ */
 static int source_check(const struct wset *ws, uint64_t number, int fd, char *why, size_t why_cap)
 {
     const struct index *index = &ws->index;
     const struct index_source *source = &index->sources[number];
-    struct stat st;
+    struct statx st;
     char name[96];
-    if (fstat(fd, &st) < 0) {
+    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_SIZE | STATX_MTIME, &st) < 0) {
         int code = -errno;
         snprintf(why, why_cap, "%s: %s", source_shown(index, number, name), strerror(-code));
         return code;
     }
-    int64_t mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
-    if ((uint64_t)st.st_size == source->bytes && mtime_ns == source->mtime_ns)
+    int64_t mtime_ns = (int64_t)st.stx_mtime.tv_sec * 1000000000 + st.stx_mtime.tv_nsec;
+    if (st.stx_size == source->bytes && mtime_ns == source->mtime_ns)
         return 0;
     snprintf(why, why_cap,
              "%s changed after it was indexed (%" PRIu64 " bytes then, %" PRIu64
              " now): open the dataset again",
-             source_shown(index, number, name), source->bytes, (uint64_t)st.st_size);
+             source_shown(index, number, name), source->bytes, (uint64_t)st.stx_size);
     dataset_index_forget(ws->spec);
     return LEAT_STALE;
 }
@@ -344,12 +347,13 @@ static void arrived(struct fill_thread *t, uint64_t address)
 }
 
 /* A large file that the page cache has, piece by piece: each is compared with what was indexed and handed on while the CPU's cache
- * has it. */
+ * has it; of a network file system all at once, as comparing takes a round trip. */
 static void read_warm(struct fill_thread *t, struct wset *ws, const struct index_extent *e,
                       const struct fill_source *s, const struct fill_range *r, struct fill_counters *counters)
 {
+    uint64_t step = s->traits.network ? r->end - r->begin : PIECE_BYTES;
     for (struct fill_range piece = *r; piece.begin < r->end; piece.begin = piece.end) {
-        piece.end = MIN(r->end, piece.begin + PIECE_BYTES);
+        piece.end = MIN(r->end, piece.begin + step);
         int code = read_copy(t, s->fd, e->source_offset + (piece.begin - e->address), piece.begin, piece.end);
         read_raw_end(t, ws, e, s, &piece, code, &counters->bytes_buffered);
         arrived(t, piece.end);
@@ -381,6 +385,7 @@ static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, co
     /* Not only when idle: who sees the set complete finds little charged for reading it. */
     if (t->wide && fill_all_begun(t, ws))
         fill_wide_give(t);
+    direct = direct && s->traits.direct_align; /* else it was refused */
     if (read)
         read_raw_end(t, ws, e, s, r, 0, direct ? &counters->bytes_direct : &counters->bytes_buffered);
 }

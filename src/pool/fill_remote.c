@@ -232,6 +232,7 @@ void fill_remote_add(struct fill_thread *t, struct wset *ws, const struct index_
         fill_bad_add(t, begin, end, rc, "%.190s", err.message[0] ? err.message : strerror(-rc));
         return;
     }
+    backend_expect_modified(file, index->sources[e->source].mtime_ns / (int64_t)NS_PER_S);
     struct slot *slot = &r->slots[r->free[--r->nfree]];
     *slot = (struct slot){.read = {.file = file,
                                    .offset = e->source_offset + (begin - e->address),

@@ -12,7 +12,7 @@ void limits_default(struct limits *l)
     static const struct limits usual = {.user_buffers_bytes = 512 * MIB,
                                         .connections = 4096,
                                         .user_connections = 1024,
-                                        .user_data = 2048,
+                                        .user_data = 8192,
                                         .sets = 4096,
                                         .user_sets = 1024,
                                         .user_creates = 64,
@@ -22,6 +22,8 @@ void limits_default(struct limits *l)
     const size_t span = offsetof(struct limits, handshakes) - offsetof(struct limits, connections);
     for (size_t k = 0; k <= span / sizeof(*to); k++)
         to[k] = to[k] ? to[k] : from[k];
+    /* Strangers, who hold theirs for as long as they like, leave places to whoever is no stranger. */
+    l->handshakes = MIN(l->handshakes, MAX(l->connections / 4, 1u));
     l->user_buffers_bytes = l->user_buffers_bytes ? l->user_buffers_bytes : usual.user_buffers_bytes;
 }
 

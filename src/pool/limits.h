@@ -20,8 +20,8 @@ struct limits {
     unsigned user_data;        /* data connections of one user: brokered, or made for them by other nodes */
     unsigned sets, user_sets;
     unsigned user_creates; /* sets of one user that ranks push and that are not whole yet */
-    unsigned
-        handshakes; /* TCP connections that have not shown the token yet: the oldest goes for a new one */
+    /* TCP connections that have not shown the token yet, at most a quarter of `connections`: others wait until the oldest has, or goes */
+    unsigned handshakes;
 };
 void limits_default(struct limits *limits);
 

@@ -150,9 +150,8 @@ static void server_text(struct text *t, const struct server_view *view)
     metric(t, "clients", "gauge", "Processes connected.", view->clients);
     metric(t, "requests_total", "counter", "Requests on control connections.", (double)view->requests);
     metric(t, "rejected_total", "counter",
-           "Control connections turned away or closed: a wrong token, a late handshake, a limit, a broken "
-           "protocol, answers "
-           "not read.",
+           "Connections turned away or closed: a wrong token, a late handshake, a limit, a broken protocol, "
+           "answers not read.",
            (double)view->rejected);
     metric(t, "opens_total", "counter", "Working sets asked for by a path or name.",
            (double)atomic_load(&pool->opens));

@@ -104,19 +104,40 @@ static struct wset *find_same(struct pool *pool, const char *spec, const struct 
 }
 
 /* A server that was away, a disk that failed: the source is the same, but the set is worth nothing to who comes later. As long as somebody
- * reads it, or it was loaded on purpose, it is shared all the same: each job's processes would have a copy each. */
+ * reads it, here or on another node, it is shared all the same: each job's processes would have a copy each. */
+static bool lacks_in_passing(struct wset *ws)
+{
+    return !ws->prepared && !ws->appender && ws->leases == 0 && !ws->holders &&
+           !(ws->flags & PROTO_WS_PUSHED) && wset_complete(ws) && wset_failed_in_passing(ws);
+}
+
+static void drop_to_reload(struct pool *pool, struct wset *ws)
+{
+    log_info("dropping %s, of which samples failed, to load it again", ws->spec);
+    /* Other nodes keep what has a name until they hear that it ends, and would refuse the new one of that name. */
+    pool_drop(pool, ws, ws->flags & PROTO_WS_EXPLICIT ? POOL_DROP : POOL_SWEEP);
+}
+
+/* One with a name is loaded again for who asks for it by that name, and so has what it needs to be what it was. */
 static void drop_failed(struct opening *o)
 {
-    list_for_each_safe (node, &o->pool->sets) {
+    struct pool *pool = o->pool;
+    list_for_each_safe (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (ws->prepared || ws->leases > 0 || ws->holders || ws->name[0] ||
-            (ws->flags & (PROTO_WS_EXPLICIT | PROTO_WS_PUSHED)) || strcmp(ws->spec, o->spec) != 0 ||
-            !wset_allows(ws, o->binding.caller.uid, o->binding.caller.gid) || !wset_complete(ws) ||
-            !wset_failed_in_passing(ws))
-            continue;
-        log_info("dropping %s, of which samples failed, to load it again", ws->spec);
-        pool_drop(o->pool, ws, POOL_SWEEP);
+        if (!(ws->flags & PROTO_WS_EXPLICIT) && strcmp(ws->spec, o->spec) == 0 &&
+            wset_allows(ws, o->binding.caller.uid, o->binding.caller.gid) && lacks_in_passing(ws))
+            drop_to_reload(pool, ws);
     }
+    struct index index;
+    if (index_map(o->index_fd, &index, NULL) < 0)
+        return;
+    list_for_each (node, &o->requests) {
+        const struct open_request *r = container_of(node, struct open_request, node);
+        struct wset *ws = r->opened && !r->append && r->name[0] ? find_same(pool, o->spec, &index, r) : NULL;
+        if (ws && ws->owner_uid == r->uid && strcmp(ws->name, r->name) == 0 && lacks_in_passing(ws))
+            drop_to_reload(pool, ws);
+    }
+    index_close(&index);
 }
 
 /* --- what was asked for, once there is an index ------------------------------------------------------------------- */

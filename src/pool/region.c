@@ -173,10 +173,18 @@ void region_give_up(struct region *r)
     if (atomic_load(&r->refs) > 1)
         return;
     net_rdma_slot_close(&r->rdma); /* or NICs would go on reading (and holding) the pages */
+    atomic_store(&r->given_up, true);
     region_punch(r);
     if (r->office)
         ticket_give(r->office, r->used_bytes);
     r->office = NULL;
+}
+
+/* Who does not see that it was given up has written before it was, and that was punched out. */
+void region_written(struct region *r)
+{
+    if (atomic_load(&r->given_up))
+        region_punch(r);
 }
 
 void region_unref(struct region *r)

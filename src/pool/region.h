@@ -38,6 +38,7 @@ struct region {
     _Atomic uint64_t
         ready_bytes; /* from its beginning: backed, zero and mapped before a set had it (pool/ready.h) */
     enum region_pages pages;
+    atomic_bool given_up;         /* region_give_up */
     struct net_rdma_slot rdma;    /* registered with the rails when the first client asks for its keys */
     struct ticket_office *office; /* gets used_bytes back when the region goes */
 };
@@ -60,6 +61,8 @@ void region_punch(struct region *r);
 /* The same for a region of a set that ends by force, and its ticket goes back too; not when another version of the set has it.
  * Control loop. */
 void region_give_up(struct region *r);
+/* Any thread that has written to it for a set: what it brought back after the region was given up goes again. */
+void region_written(struct region *r);
 /* Page size that backs it: 2 MiB when huge pages map part of it, else the base page. Before 6.7 it reads smaps: slow. */
 uint64_t region_page_bytes(const struct region *r);
 /* Whether the kernel gives huge pages to memfds on madvise (or always): shmem_enabled. */

@@ -279,7 +279,7 @@ static int data_begin(struct client *c, uint16_t type, uint64_t id)
         error_set(&err, LEAT_DENIED, "the working set belongs to another user");
     struct data_target *target = NULL;
     if (!err.code)
-        data_target_new(s, ws, c->uid, &target, &err);
+        s->rejected += data_target_new(s, ws, c->uid, &target, &err) == LEAT_BUSY;
     if (err.code)
         return handshake_refuse(c, type, id, &err);
     /* The reply is written by hand: conn must have nothing queued when its descriptor moves on. */

@@ -258,6 +258,17 @@ static void finish(const char *text, const char *says)
     config_fini(&c);
 }
 
+/* Said where the configuration is read, by --check-config too. */
+static void test_too_many_nodes(void **state)
+{
+    for (unsigned n = 64; n <= 65; n++) {
+        char text[4096] = "[daemon]\nsocket = /s\n[net]\nlisten = h:1\ntoken_file = /t\nnodes =";
+        for (unsigned k = 1; k <= n; k++)
+            snprintf(text + strlen(text), sizeof(text) - strlen(text), "%s h:%u", k % 16 ? "" : "\n", k);
+        finish(text, n > 64 ? "nodes names 65 nodes, and at most 64 keep sets together" : NULL);
+    }
+}
+
 static void test_finish(void **state)
 {
     finish("", "a private daemon needs --socket PATH");
@@ -358,11 +369,12 @@ static int end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_key), cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_rails),     cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_booleans),  cmocka_unit_test(test_ready_fits_the_pool),
-        cmocka_unit_test(test_files),     cmocka_unit_test(test_long_lines),
-        cmocka_unit_test(test_finish),    cmocka_unit_test(test_allocations),
+        cmocka_unit_test(test_every_key),   cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_rails),       cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_booleans),    cmocka_unit_test(test_ready_fits_the_pool),
+        cmocka_unit_test(test_files),       cmocka_unit_test(test_long_lines),
+        cmocka_unit_test(test_finish),      cmocka_unit_test(test_too_many_nodes),
+        cmocka_unit_test(test_allocations),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }

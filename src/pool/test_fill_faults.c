@@ -14,6 +14,9 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -33,16 +36,28 @@ static void advanced(struct wset *ws)
     pthread_mutex_unlock(&lock);
 }
 
+/* A file system whose server knows that a file was written again, and which tells that to those alone who make it ask. */
+static _Atomic bool rewritten;
+
+int statx(int dirfd, const char *restrict path, int flags, unsigned mask, struct statx *restrict st)
+{
+    long code = syscall(SYS_statx, dirfd, path, flags, mask, st);
+    if (code == 0 && rewritten && (flags & AT_STATX_FORCE_SYNC))
+        st->stx_mtime.tv_sec++;
+    return (int)code;
+}
+
 static uint64_t segment_bytes = SEGMENT;
 
 /* Fills with one thread; returns the statistics. */
-static struct fill_stats fill_all(struct wset *ws, bool faulty)
+static struct fill_stats fill_with(struct wset *ws,
+                                   int (*engine_new)(unsigned depth, struct disk_engine **ret_engine))
 {
     struct fill_config config = {.threads = 1,
                                  .depth = 4,
                                  .segment_bytes = segment_bytes,
                                  .advanced = advanced,
-                                 .engine_new = faulty ? testing_faulty_engine : NULL};
+                                 .engine_new = engine_new};
     struct fill *fill;
     struct fill_stats stats;
     assert_int_equal(fill_new(&config, &fill, NULL), 0);
@@ -55,6 +70,11 @@ static struct fill_stats fill_all(struct wset *ws, bool faulty)
     fill_stats(fill, &stats);
     fill_free(fill);
     return stats;
+}
+
+static struct fill_stats fill_all(struct wset *ws, bool faulty)
+{
+    return fill_with(ws, faulty ? testing_faulty_engine : NULL);
 }
 
 static void check_row(const struct wset *ws, uint64_t i)
@@ -128,6 +148,40 @@ static void test_disk_error(void **state)
     wset_unref(ws);
 }
 
+/* A file that can be opened for direct reads and then refuses one: by the page cache from there on, and only once. */
+static void test_refuses_direct(void **state)
+{
+    (void)state;
+    static const uint64_t segments[] = {SEGMENT, 4 * MIB};
+    for (unsigned k = 0; k < 4; k++) {
+        struct wset *ws = array("refuses.npy");
+        needs_engine("refuses.npy");
+        advise(ws);
+        segment_bytes = segments[k % 2];
+        /* The first, or with some behind that were read */
+        testing_rules =
+            (struct disk_fault_rules){.fail_nth = k < 2 ? 1 : 2, .fail_code = k < 2 ? -EINVAL : -EOPNOTSUPP};
+        struct fill_stats stats = fill_all(ws, true);
+        segment_bytes = SEGMENT;
+        for (uint64_t i = 0; i < ROWS; i++)
+            check_row(ws, i);
+        assert_int_equal(stats.errors, 0);
+        assert_true(stats.bytes_direct <= (k < 2 ? 0 : REGION));
+        assert_true(stats.bytes_buffered >= ROWS * ROW - REGION);
+        wset_unref(ws);
+    }
+    /* What the page cache refuses as well has failed. */
+    struct wset *ws = array("refuses.npy");
+    struct leat_error err = {0};
+    advise(ws);
+    testing_rules = (struct disk_fault_rules){.fail_every = 1, .fail_code = -EINVAL};
+    segment_bytes = 4 * MIB;
+    fill_all(ws, true);
+    segment_bytes = SEGMENT;
+    assert_int_equal(wset_failure_get(ws, 0, &err), -EINVAL);
+    wset_unref(ws);
+}
+
 /* A read that ends early: the file shrank under us. */
 static void test_short_read(void **state)
 {
@@ -164,6 +218,49 @@ static void test_no_memory(void **state)
         assert_int_equal(wset_failure_get(ws, i, &err), LEAT_NO_SPACE);
         assert_non_null(strstr(err.message, "no memory"));
     }
+    wset_unref(ws);
+}
+
+static int (*worker_submit)(struct disk_engine *e, struct disk_read **reqs, unsigned n);
+static struct disk_ops dropping_ops;
+static struct region *dropped;
+
+/* The set is dropped by force while a segment is on its way. */
+static int dropping_submit(struct disk_engine *e, struct disk_read **reqs, unsigned n)
+{
+    if (dropped)
+        region_give_up(dropped);
+    dropped = NULL;
+    return worker_submit(e, reqs, n);
+}
+
+static int dropping_engine(unsigned depth, struct disk_engine **ret_engine)
+{
+    int code = disk_worker_new(depth, ret_engine);
+    if (code < 0)
+        return code;
+    worker_submit = (*ret_engine)->ops->submit;
+    dropping_ops = *(*ret_engine)->ops;
+    dropping_ops.submit = dropping_submit;
+    (*ret_engine)->ops = &dropping_ops;
+    return 0;
+}
+
+/* What arrives after the memory was taken away takes none, although somebody still has the set open: its ticket is gone. */
+static void test_given_up(void **state)
+{
+    (void)state;
+    struct wset *ws = array("given-up.npy");
+    needs_engine("given-up.npy");
+    advise(ws);
+    struct stat st;
+    dropped = ws->regions[0].region;
+    fill_with(ws, dropping_engine);
+    assert_null(dropped);
+    assert_int_equal(fstat(ws->regions[0].region->fd, &st), 0);
+    assert_int_equal(st.st_blocks, 0);
+    assert_int_equal(fstat(ws->regions[1].region->fd, &st), 0);
+    assert_int_equal(st.st_blocks * 512, REGION);
     wset_unref(ws);
 }
 
@@ -253,6 +350,31 @@ static void test_large_behind_small(void **state)
     wset_unref(ws);
 }
 
+/* Written again by another host, with as many bytes: what this one remembers of the file is not believed. Read by direct I/O, through the page
+ * cache, and as small files are. */
+static void test_rewritten_elsewhere(void **state)
+{
+    (void)state;
+    for (unsigned road = 0; road < 3; road++) {
+        struct leat_error err = {0};
+        if (road == 2)
+            testing_file("far/small.bin", NULL, 0, 1, 1000);
+        struct wset *ws = road == 2 ? testing_wset(testing_index("far"), 4 * MIB) : array("far.npy");
+        if (road == 1)
+            testing_warm("far.npy");
+        rewritten = true;
+        fill_all(ws, false);
+        rewritten = false;
+        for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
+            assert_int_equal(wset_sample_state(ws, i), LIVE_FAILED);
+            assert_int_equal(wset_failure_get(ws, i, &err), LEAT_STALE);
+            if (i == 0) /* not all messages are kept */
+                assert_non_null(strstr(err.message, "changed after it was indexed"));
+        }
+        wset_unref(ws);
+    }
+}
+
 static int teardown(void **state)
 {
     (void)state;
@@ -263,9 +385,15 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_disk_error), cmocka_unit_test(test_short_read),
-        cmocka_unit_test(test_no_memory),  cmocka_unit_test(test_bounce),
-        cmocka_unit_test(test_small_cold), cmocka_unit_test(test_large_behind_small),
+        cmocka_unit_test(test_disk_error),
+        cmocka_unit_test(test_short_read),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_bounce),
+        cmocka_unit_test(test_small_cold),
+        cmocka_unit_test(test_large_behind_small),
+        cmocka_unit_test(test_rewritten_elsewhere),
+        cmocka_unit_test(test_refuses_direct),
+        cmocka_unit_test(test_given_up),
     };
     return cmocka_run_group_tests(tests, NULL, teardown);
 }

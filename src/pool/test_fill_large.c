@@ -514,15 +514,61 @@ static int teardown(void **state)
     return 0;
 }
 
+static struct disk_fault_rules faults;
+
+static int faulty_engine(unsigned depth, struct disk_engine **ret_engine)
+{
+    struct disk_engine *lower;
+    int code = disk_worker_new(depth, &lower);
+    if (code < 0)
+        return code;
+    code = disk_fault_new(lower, &faults, ret_engine);
+    if (code < 0)
+        disk_engine_free(lower);
+    return code;
+}
+
+/* Of reads that are out together one is refused and another fails: what was refused, or not begun any more, is read all the same. */
+static void test_refused_beside_a_failure(void **state)
+{
+    (void)state;
+    disk_memory_align = 4;
+    for (unsigned k = 0; k < 2; k++) {
+        struct wset *ws = array(4000, 4 * MIB);
+        needs_direct();
+        faults = (struct disk_fault_rules){
+            .fail_nth = 1 + k, .fail_code = -EINVAL, .other_nth = 2 - k, .other_code = -EIO};
+        struct fill *fill = fill_of(1, 4 * MIB, faulty_engine);
+        unsigned failed = 0, n = (unsigned)ws->index.header->nsamples;
+        assert_int_equal(fill_start(fill, ws), 0);
+        fill_wait(ws);
+        for (unsigned i = 0; i < n; i++) {
+            struct leat_error err = {0};
+            int rc = row_state(ws, i, &err);
+            assert_true(rc == 0 || rc == -EIO);
+            failed += rc != 0;
+        }
+        assert_in_range(failed, 1, n - 1);
+        fill_free(fill);
+        wset_unref(ws);
+    }
+}
+
 int main(void)
 {
     log_set_level(LOG_LEVEL_ERROR);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_roads),      cmocka_unit_test(test_any_range),
-        cmocka_unit_test(test_one_row),    cmocka_unit_test(test_wide),
-        cmocka_unit_test(test_image),      cmocka_unit_test(test_disk_error),
-        cmocka_unit_test(test_short_read), cmocka_unit_test(test_place_refuses),
-        cmocka_unit_test(test_no_memory),  cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_roads),
+        cmocka_unit_test(test_any_range),
+        cmocka_unit_test(test_one_row),
+        cmocka_unit_test(test_wide),
+        cmocka_unit_test(test_image),
+        cmocka_unit_test(test_disk_error),
+        cmocka_unit_test(test_short_read),
+        cmocka_unit_test(test_place_refuses),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_refused_beside_a_failure),
     };
     return cmocka_run_group_tests(tests, NULL, teardown);
 }

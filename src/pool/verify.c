@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Verification: every resident sample's bytes are checksummed again and compared with what was recorded when they came; with
- * `source`, what the source gives now as well. A thread of its own, a window of samples at a time; the set stays in use.
+ * `source`, what the source gives now as well. A thread of its own, a window of samples at a time, and a sample that is larger in pieces; the set
+ * stays in use. The window is charged to the pool, as scratch is; one that is full leaves it WINDOW_LEAST, uncharged: who looks for damage is not
+ * to need room first.
  */
 #include "base/clock.h"
 #include "base/crc32c.h"
+#include "base/ticket.h"
 #include "loop/loop.h"
 #include "pool/server.h"
 #include "pool/wset.h"
@@ -12,8 +15,10 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/mman.h>
 
 #define WINDOW_BYTES (8 * MIB)
+#define WINDOW_LEAST (1 * MIB)
 #define REPORT_NS    (100 * NS_PER_MS)
 #define VERIFIES_MAX 4u /* in all */
 
@@ -32,8 +37,8 @@ struct verify {
     bool loaded;
     int load_status;
     char load_message[400];
-    uint8_t *buffer;
-    uint64_t buffer_cap;
+    uint8_t *window;
+    uint64_t window_bytes, paid;
 };
 
 static void bad_sample(struct verify *v, uint64_t i, unsigned f, const char *where)
@@ -81,18 +86,37 @@ static void load_done(struct fill_load *load, int status, const char *message)
     pthread_mutex_unlock(&v->lock);
 }
 
+/* Tickets that would be refused are not asked for: operators count those as a full pool. */
+static int window_take(struct verify *v)
+{
+    struct ticket_office *office = &v->pool->office;
+    v->window_bytes = WINDOW_BYTES;
+    while (v->window_bytes > WINDOW_LEAST &&
+           (atomic_load(&office->used_bytes) + v->window_bytes > office->cap_bytes ||
+            ticket_take(office, v->window_bytes) < 0))
+        v->window_bytes /= 2;
+    v->paid = v->window_bytes > WINDOW_LEAST ? v->window_bytes : 0;
+    atomic_fetch_add(&v->pool->scratch_bytes, v->paid);
+    v->window = mmap(NULL, v->window_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (v->window != MAP_FAILED)
+        return 0;
+    v->window = NULL;
+    return -ENOMEM;
+}
+
+static void window_give(struct verify *v)
+{
+    if (v->window)
+        munmap(v->window, v->window_bytes);
+    atomic_fetch_sub(&v->pool->scratch_bytes, v->paid);
+    ticket_give(&v->pool->office, v->paid);
+}
+
+/* At most a window's bytes. */
 static int load_range(struct verify *v, uint64_t begin, uint64_t end)
 {
-    if (v->buffer_cap < end - begin) {
-        free(v->buffer);
-        v->buffer_cap = 0;
-        v->buffer = aligned_alloc(4096, align_up(end - begin, 4096));
-        if (!v->buffer)
-            return -ENOMEM;
-        v->buffer_cap = end - begin;
-    }
     struct source_load l = {
-        .load = {.ws = v->ws, .address = begin, .bytes = end - begin, .dst = v->buffer, .done = load_done},
+        .load = {.ws = v->ws, .address = begin, .bytes = end - begin, .dst = v->window, .done = load_done},
         .v = v};
     v->loaded = false;
     fill_load(v->pool->fill, &l.load);
@@ -109,6 +133,27 @@ static bool part_of(struct verify *v, uint64_t i, unsigned f, struct index_part 
            part->bytes > 0;
 }
 
+static bool given_up(const struct verify *v)
+{
+    return atomic_load(&v->ws->revoked) || atomic_load(&v->pool->stopping);
+}
+
+/* A part that is larger than the window. */
+static void source_pieces(struct verify *v, uint64_t i, unsigned f, const struct index_part *part)
+{
+    uint32_t crc = 0;
+    int code = 0;
+    for (uint64_t at = 0; at < part->bytes && code == 0; at += v->window_bytes) {
+        uint64_t n = MIN(v->window_bytes, part->bytes - at);
+        if (given_up(v))
+            return;
+        code = load_range(v, part->address + at, part->address + at + n);
+        crc = crc32c(crc, v->window, n);
+    }
+    if (code < 0 || crc != v->ws->crc[i * v->ws->index.header->nfields + f])
+        bad_sample(v, i, f, code < 0 ? v->load_message : "in its source");
+}
+
 /* Samples from `first` whose parts of field f fit a window; compares each with the record. Returns the next sample. */
 static uint64_t source_window(struct verify *v, uint64_t first, unsigned f)
 {
@@ -118,8 +163,12 @@ static uint64_t source_window(struct verify *v, uint64_t first, unsigned f)
     for (; i < n; i++) {
         if (!part_of(v, i, f, &part))
             continue;
-        if (begin != UINT64_MAX && part.address + part.bytes - begin > WINDOW_BYTES)
+        if (begin != UINT64_MAX && part.address + part.bytes - begin > v->window_bytes)
             break;
+        if (part.bytes > v->window_bytes) {
+            source_pieces(v, i, f, &part);
+            return i + 1;
+        }
         begin = MIN(begin, part.address);
         end = part.address + part.bytes;
     }
@@ -129,7 +178,7 @@ static uint64_t source_window(struct verify *v, uint64_t first, unsigned f)
     for (uint64_t k = first; k < i; k++) {
         /* One that became resident meanwhile may lie outside of what was read. */
         if (part_of(v, k, f, &part) && part.address >= begin && part.address + part.bytes <= end &&
-            (code < 0 || crc32c(0, v->buffer + (part.address - begin), part.bytes) !=
+            (code < 0 || crc32c(0, v->window + (part.address - begin), part.bytes) !=
                              v->ws->crc[k * index->header->nfields + f]))
             bad_sample(v, k, f, code < 0 ? v->load_message : "in its source");
     }
@@ -169,14 +218,9 @@ static void done_on_loop(void *arg)
     v->done(v->user, &v->result);
     pthread_mutex_destroy(&v->lock);
     pthread_cond_destroy(&v->cond);
+    window_give(v);
     wset_unref(v->ws);
-    free(v->buffer);
     free(v);
-}
-
-static bool given_up(const struct verify *v)
-{
-    return atomic_load(&v->ws->revoked) || atomic_load(&v->pool->stopping);
 }
 
 static void *verify_main(void *arg)
@@ -231,9 +275,12 @@ int verify_start(struct pool *pool, struct wset *ws, bool source,
     pthread_cond_init(&v->cond, NULL);
     pthread_t thread;
     atomic_fetch_add(&pool->threads, 1);
-    int code = -pthread_create(&thread, NULL, verify_main, v);
+    int code = v->source ? window_take(v) : 0;
+    if (code == 0)
+        code = -pthread_create(&thread, NULL, verify_main, v);
     if (code < 0) {
         atomic_fetch_sub(&pool->threads, 1);
+        window_give(v);
         pthread_mutex_destroy(&v->lock);
         pthread_cond_destroy(&v->cond);
         wset_unref(ws);

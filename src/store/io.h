@@ -22,6 +22,7 @@ struct store_io {
     int (*syncfs)(const struct store_io *io, const char *path);
     int (*rename)(const struct store_io *io, const char *from, const char *to);
     int (*unlink)(const struct store_io *io, const char *path);
+    int (*chmod)(const struct store_io *io, const char *path, unsigned mode);
     int (*mkdir)(const struct store_io *io, const char *path, unsigned mode);
     int (*rmdir)(const struct store_io *io, const char *path);
     /* Free and total bytes of the file system. */

@@ -76,6 +76,11 @@ static int real_unlink(const struct store_io *io, const char *path)
     return unlink(path) < 0 ? -errno : 0;
 }
 
+static int real_chmod(const struct store_io *io, const char *path, unsigned mode)
+{
+    return chmod(path, mode) < 0 ? -errno : 0;
+}
+
 static int real_mkdir(const struct store_io *io, const char *path, unsigned mode)
 {
     return mkdir(path, mode) < 0 ? -errno : 0;
@@ -109,6 +114,7 @@ const struct store_io store_io_real = {
     .syncfs = real_syncfs,
     .rename = real_rename,
     .unlink = real_unlink,
+    .chmod = real_chmod,
     .mkdir = real_mkdir,
     .rmdir = real_rmdir,
     .space = real_space,

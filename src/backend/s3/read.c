@@ -25,7 +25,8 @@ struct s3_file {
     char etag[BACKEND_ETAG_MAX];
     uint64_t bytes;                 /* of the object; 0: not known */
     uint64_t total;                 /* as the first answer said it; 0: nothing was said */
-    char modified[HTTP_DATE_BYTES]; /* where there is no ETag */
+    char modified[HTTP_DATE_BYTES]; /* where there is no ETag: as the first answer said it */
+    int64_t written;                /* where none was given: when, as whoever opened it knows; 0: unknown */
     bool all;                       /* of it will be read through this handle */
     struct whole
         *whole; /* it comes in several blocks: NULL before the first, or if it is not to be checked */
@@ -73,7 +74,7 @@ int s3_open(struct backend *base, const char *uri, const char *etag, uint64_t by
         s3_close(&f->base);
         return rc;
     }
-    if (etag)
+    if (etag && strncmp(etag, "W/", 2) != 0) /* no server lets a weak one match (RFC 9110 13.1.1) */
         strcpy(f->etag, etag);
     *ret_file = &f->base;
     return 0;
@@ -92,9 +93,30 @@ void s3_expect_all(struct backend_file *file)
     container_of(file, struct s3_file, base)->all = true;
 }
 
+void s3_expect_modified(struct backend_file *file, int64_t modified)
+{
+    struct s3_file *f = container_of(file, struct s3_file, base);
+    if (!f->etag[0])
+        f->written = modified;
+}
+
 /* --- one block --------------------------------------------------------------------------------------------------------- */
 
 static void pump(struct session *b);
+
+/* What tells versions apart where no ETag does. */
+static int modified_check(const struct s3_file *f, struct http_text modified, struct leat_error *err)
+{
+    char was[HTTP_DATE_BYTES];
+    time_t is;
+    if (!f->etag[0] && f->modified[0] && !http_text_is(modified, f->modified))
+        return error_set(err, LEAT_STALE, "the object changed: it was written at %s", f->modified);
+    if (!f->written || !http_date_parse(modified, &is) || is == (time_t)f->written)
+        return 0;
+    http_date_format((time_t)f->written, was);
+    return error_set(err, LEAT_STALE, "the object changed: it was written at %s, and again at %.*s", was,
+                     (int)modified.len, modified.data);
+}
 
 static int block_head(struct request *rq, const struct http_reader *reader, const char *buf,
                       struct leat_error *err)
@@ -109,8 +131,9 @@ static int block_head(struct request *rq, const struct http_reader *reader, cons
     if (f->etag[0] && !etag.len)
         return error_set(err, LEAT_CORRUPT, "an answer without an ETag, which was %s before", f->etag);
     struct http_text modified = http_header(reader, buf, "last-modified");
-    if (!f->etag[0] && f->modified[0] && !http_text_is(modified, f->modified))
-        return error_set(err, LEAT_STALE, "the object changed: it was written at %s", f->modified);
+    int rc = modified_check(f, modified, err);
+    if (rc < 0)
+        return rc;
     if (reader->status == 206) {
         if (!http_content_range(http_header(reader, buf, "content-range"), &first, &last, &total))
             return error_set(err, LEAT_CORRUPT, "an answer without a Content-Range that makes sense");

@@ -4,7 +4,7 @@
  *
  * Happy path: request_start signs a head and gives it to the HTTP client; a 2xx answer goes where the owner says; finished().
  * Failure modes: what may pass (connection lost, 500, 503, timeouts) is tried again after a pause that grows and is random within its
- * bounds, or as long as the server asks for; a bucket that lives in another region is asked there; credentials that expired are
+ * bounds, behind what the server asks for; a bucket that lives in another region is asked there; credentials that expired are
  * found anew, and a clock that is off is corrected by the server's, each once a request. Everything else is the owner's error.
  * Invariants: finished() runs once, and nothing of a request is touched after it; no secret is in a message.
  */
@@ -288,14 +288,14 @@ static void try_again(struct loop_timer *timer)
     http_client_flush(http);
 }
 
-/* Another try after a pause, or the end. `least_ns`: what the server asked for. */
+/* Another try after a pause, or the end. `least_ns`: what the server asked for; it asked everybody, in whole seconds, so the pause comes on top. */
 static void request_retry(struct request *rq, int rc, const struct leat_error *err, uint64_t least_ns)
 {
     struct session *b = rq->b;
     uint64_t now = clock_now_ns(), pause = PAUSE_NS << MIN(rq->tries, 10u);
     pause = MIN(pause, PAUSE_MAX_NS);
     pause = pause / 2 + rng_below(&b->rng, pause / 2 + 1);
-    pause = MAX(pause, least_ns);
+    pause += least_ns;
     if (rq->tries >= b->config.tries || now + pause >= rq->deadline_ns ||
         (!rq->repeatable && rq->call.status == 0)) {
         request_end(rq, rc, err);
@@ -731,6 +731,7 @@ static const struct backend_ops s3_ops = {
     .open = s3_open,
     .close = s3_close,
     .expect_all = s3_expect_all,
+    .expect_modified = s3_expect_modified,
     .submit = s3_submit,
     .cancel = s3_cancel,
     .wait = s3_wait,

@@ -147,6 +147,7 @@ int s3_open(struct backend *base, const char *uri, const char *etag, uint64_t by
             struct backend_file **ret_file, struct leat_error *err);
 void s3_close(struct backend_file *file);
 void s3_expect_all(struct backend_file *file);
+void s3_expect_modified(struct backend_file *file, int64_t modified);
 void s3_submit(struct backend *base, struct backend_read *read);
 void s3_cancel(struct backend *base, struct backend_read *read);
 int s3_wait(struct backend *base, unsigned min_done, int timeout_ms);

@@ -50,6 +50,25 @@ static void talk_late(struct web_peer *p)
     }
 }
 
+#define BUSY_READS 16u
+static _Atomic uint64_t first_ns, last_ns; /* of those that are tried again */
+
+/* Everybody is to come back in a second. */
+static void talk_busy(struct web_peer *p)
+{
+    char path[256];
+    while (web_hear(p, path)) {
+        if (atomic_fetch_add(&refused, 1) < BUSY_READS) {
+            web_say(p, "HTTP/1.1 503 Slow Down\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n");
+            continue;
+        }
+        uint64_t now = clock_now_ns(), none = 0;
+        atomic_compare_exchange_strong(&first_ns, &none, now);
+        atomic_store(&last_ns, now);
+        say_range(p);
+    }
+}
+
 /* The bucket is in another region: whoever signs for the first one is sent there. */
 static void talk_region(struct web_peer *p)
 {
@@ -239,6 +258,29 @@ static void test_region(void **state)
     end(b);
 }
 
+/* Told to come back in a second, requests do not all come at that moment. A slow machine only spreads them more. */
+static void test_busy_is_spread(void **state)
+{
+    (void)state;
+    struct backend *b = begin(talk_busy, true);
+    struct backend_file *f;
+    static char dst[BUSY_READS * 4096];
+    struct backend_read reads[BUSY_READS];
+    assert_int_equal(backend_open(b, "s3://bucket/key", NULL, OBJECT, &f, NULL), 0);
+    ended = 0;
+    for (unsigned i = 0; i < BUSY_READS; i++) {
+        reads[i] = (struct backend_read){
+            .file = f, .offset = i * 4096, .bytes = 4096, .dst = dst + i * 4096, .done = done};
+        backend_submit(b, &reads[i]);
+    }
+    wait_for(b, BUSY_READS);
+    assert_int_equal(last_rc, 0);
+    assert_memory_equal(dst, object, sizeof(dst));
+    assert_true(last_ns - first_ns > 20 * NS_PER_MS); /* of 100 */
+    backend_close(f);
+    end(b);
+}
+
 /* The answer counts, not that the rest of the body could not be sent. */
 static void test_refused_body(void **state)
 {
@@ -262,6 +304,7 @@ int main(void)
         cmocka_unit_test(test_read),           cmocka_unit_test(test_cancel_makes_room),
         cmocka_unit_test(test_length_unknown), cmocka_unit_test(test_free_ends_reads),
         cmocka_unit_test(test_region),         cmocka_unit_test(test_refused_body),
+        cmocka_unit_test(test_busy_is_spread),
     };
     for (size_t i = 0; i < OBJECT; i++)
         object[i] = (char)(i * 2654435761u >> 13);

@@ -12,8 +12,9 @@
  * with direct I/O, unless the page cache has it; where that cannot read to its place, by a bounce buffer. Every block is compared in the memory
  * that it came to, by whatever road: what the page cache holds may have gone bad as well.
  *
- * Failure modes: LEAT_CORRUPT names bucket, key and block; an I/O error its offset. Invariants: a read has ended when all of its blocks have;
- * a bounce buffer is one block's; done() runs in stored_wait, or when the session ends.
+ * Failure modes: LEAT_CORRUPT names bucket, key and block; an I/O error its offset; a file that opens for direct I/O and refuses the reads (EINVAL,
+ * EOPNOTSUPP) is read through the page cache from there on. Invariants: a read has ended when all of its blocks have; a bounce buffer is one
+ * block's; done() runs in stored_wait, or when the session ends.
  */
 #include <stdio.h>
 
@@ -57,7 +58,7 @@ static bool has_direct(struct stored_file *f)
             f->fd_direct = fd >= 0 ? fd : -2;
         }
     }
-    return f->fd_direct >= 0;
+    return f->fd_direct >= 0 && !f->refused;
 }
 
 static bool is_cold(const struct stored_file *f, const struct block *b)
@@ -111,15 +112,14 @@ static void copy_part(struct block *b, const uint8_t *from)
 
 static bool block_start(struct block *b);
 
-/* Whoever waits for a buffer is given this one. */
+/* Whoever waits for a buffer is given this one. Some need none any more: the page cache has what they want by now. */
 static void bounce_give(struct stored *s, int bounce)
 {
     struct block *next;
     s->bounce_busy[bounce] = false;
-    while ((next = list_first(&s->waiting, struct block, node))) {
+    while (!s->bounce_busy[bounce] && (next = list_first(&s->waiting, struct block, node))) {
         list_remove(&next->node);
-        if (block_start(next))
-            return;
+        block_start(next);
     }
 }
 
@@ -130,6 +130,13 @@ static void block_done(struct disk_read *disk, int64_t result)
     struct stored_file *f = stored_file_of(b->job->read->file);
     struct leat_error why = {0};
     int bounce = b->bounce, rc = 0;
+    if (b->direct && (result == -EINVAL || result == -EOPNOTSUPP)) {
+        f->refused = true; /* which ends this: none is direct from here on */
+        if (bounce >= 0)
+            bounce_give(s, bounce);
+        block_start(b);
+        return;
+    }
     uint64_t padding =
         b->direct && b->bounce >= 0 && result > (int64_t)b->bytes ? (uint64_t)result - b->bytes : 0;
     if (result < 0)

@@ -34,6 +34,7 @@ struct stored_file {
     char *uri;
     struct store_obj *obj; /* a reference: this version */
     int fd_direct;         /* -1: not tried; -2: there is none */
+    bool refused;          /* it opened, and would not be read */
     uint32_t align;        /* of direct I/O; 0: none, or not tried */
     uint32_t memory_align; /* of direct I/O, of memory alone */
 };

@@ -6,6 +6,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -86,6 +88,19 @@ static void test_names(void **state)
     assert_int_equal(backend_put(f.session, "store://data/x", 0, 0, 1, NULL, NULL, &err), LEAT_UNSUPPORTED);
 }
 
+static bool refuses; /* A file system that opens for direct I/O, and refuses the reads. */
+static _Atomic unsigned nrefused;
+
+ssize_t pread(int fd, void *dst, size_t bytes, off_t offset)
+{
+    if (refuses && (fcntl(fd, F_GETFL) & O_DIRECT)) {
+        nrefused++;
+        errno = EINVAL;
+        return -1;
+    }
+    return syscall(SYS_pread64, fd, dst, bytes, offset);
+}
+
 /* More than a page of them, and folders that are pages apart. */
 static void test_long_list(void **state)
 {
@@ -128,6 +143,16 @@ static void begin(struct reading *r, struct backend_file *file, void *dst, uint6
     *r = (struct reading){
         .read = {.file = file, .offset = offset, .bytes = bytes, .dst = dst, .done = read_done}};
     backend_submit(f.session, &r->read);
+}
+
+/* A read that nobody works at any more is not waited for without end. */
+static void wait_over(const struct reading *r)
+{
+    for (unsigned turns = 0; !r->times && turns < 20000; turns++) {
+        if (backend_wait(f.session, 1, 1) == 0)
+            usleep(1000);
+    }
+    assert_int_equal(r->times, 1);
 }
 
 static struct backend_file *open_key(const char *key, const char *etag)
@@ -255,6 +280,52 @@ static void test_misplaced(void **state)
     free(memory);
 }
 
+/* Blocks that wait for a bounce buffer, and need none when their turn comes, as somebody else has read the file meanwhile. */
+static void test_warm_meanwhile(void **state)
+{
+    uint8_t *memory = aligned_alloc(4096, 6 * MIB), *dst = memory + 384;
+    struct backend_file *file = open_key("large", NULL);
+    struct reading r;
+    cold();
+    begin(&r, file, dst, 0, LARGE);
+    warm();
+    wait_over(&r);
+    assert_int_equal(r.rc, 0);
+    assert_memory_equal(dst, f.large, LARGE);
+    backend_close(file);
+    free(memory);
+}
+
+/* In its place and by bounce buffers; more blocks than there are of those. */
+static void test_refuses_direct(void **state)
+{
+    uint8_t *memory = aligned_alloc(4096, 6 * MIB);
+    struct backend_config config = {.store = f.store, .disk_engine = "worker"};
+    struct backend *session = f.session;
+    struct leat_error err;
+    struct reading r;
+    assert_int_equal(backend_new(&config, &f.session, &err), 0);
+    refuses = true;
+    for (unsigned shift = 0; shift < 2; shift++) {
+        struct backend_file *file = open_key("large", NULL);
+        cold();
+        begin(&r, file, memory + shift * 384, 0, LARGE);
+        wait_over(&r);
+        assert_int_equal(r.rc, 0);
+        assert_memory_equal(memory + shift * 384, f.large, LARGE);
+        backend_close(file);
+    }
+    refuses = false;
+    struct backend_stats stats;
+    backend_stats(f.session, &stats);
+    assert_int_equal(stats.bytes_direct, 0);
+    if (!nrefused)
+        print_message("no direct I/O below %s\n", f.folder);
+    backend_free(f.session);
+    f.session = session;
+    free(memory);
+}
+
 static void test_many_at_once(void **state)
 {
     enum { N = 40 };
@@ -362,10 +433,11 @@ static void test_changed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),     cmocka_unit_test(test_long_list),
-        cmocka_unit_test(test_ranges),    cmocka_unit_test(test_many_at_once),
-        cmocka_unit_test(test_misplaced), cmocka_unit_test(test_flipped_bit),
-        cmocka_unit_test(test_changed),
+        cmocka_unit_test(test_names),          cmocka_unit_test(test_long_list),
+        cmocka_unit_test(test_ranges),         cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_misplaced),      cmocka_unit_test(test_warm_meanwhile),
+        cmocka_unit_test(test_flipped_bit),    cmocka_unit_test(test_changed),
+        cmocka_unit_test(test_refuses_direct),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -28,7 +28,7 @@ struct shadow {
     struct list node; /* in held, or in a submit under way */
     int64_t result;
     uint64_t due_ns;
-    bool fails;
+    int fails; /* with this code; 0: it does not */
 };
 
 struct fault {
@@ -76,7 +76,10 @@ static void lower_done(struct disk_read *req, int64_t result)
 static void apply(struct fault *f, struct shadow *s, uint64_t nth)
 {
     const struct disk_fault_rules *rules = &f->rules;
-    s->fails = nth == rules->fail_nth || (rules->fail_every > 0 && nth % rules->fail_every == 0);
+    if (nth == rules->fail_nth || (rules->fail_every > 0 && nth % rules->fail_every == 0))
+        s->fails = rules->fail_code ? rules->fail_code : -EIO;
+    else if (nth == rules->other_nth)
+        s->fails = rules->other_code;
     if (nth == rules->short_nth)
         s->read.bytes /= 2;
     s->due_ns = rules->delay_ns ? clock_now_ns() + rules->delay_ns : 0;
@@ -117,7 +120,7 @@ static int fault_submit(struct disk_engine *e, struct disk_read **reqs, unsigned
         if (r < 0)
             free(s);
         else if (s->fails)
-            hold(f, s, f->rules.fail_code ? f->rules.fail_code : -EIO);
+            hold(f, s, s->fails);
     }
     if (r < 0)
         return r;

@@ -344,6 +344,14 @@ static int fault_unlink(const struct store_io *io, const char *path)
     return leave(f, rc);
 }
 
+/* Not recorded: a cut takes every change of modes back. */
+static int fault_chmod(const struct store_io *io, const char *path, unsigned mode)
+{
+    struct store_fault *f = fault_of(io);
+    int rc = enter(f);
+    return rc < 0 ? rc : leave(f, store_io_real.chmod(io, path, mode));
+}
+
 static int fault_mkdir(const struct store_io *io, const char *path, unsigned mode)
 {
     struct store_fault *f = fault_of(io);
@@ -398,6 +406,7 @@ static const struct store_io fault_io = {
     .syncfs = fault_syncfs,
     .rename = fault_rename,
     .unlink = fault_unlink,
+    .chmod = fault_chmod,
     .mkdir = fault_mkdir,
     .rmdir = fault_rmdir,
     .space = fault_space,
