@@ -17,6 +17,7 @@ struct serve_config {
     uint64_t upload_age_s; /* uploads in parts that nobody touched for so long go; 0: the store's default */
     uint64_t scrub_rate;   /* bytes a second of a path, at most; 0: the store's default */
     uint64_t memory_bytes; /* of bodies and documents under way */
+    bool forget_missing;   /* a path of the store that is not among `paths` is gone for good */
     /* [serve] */
     char **listen; /* NULL-terminated */
     unsigned nlisten;

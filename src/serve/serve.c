@@ -219,6 +219,7 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
                                  .scrub_period_s = c->scrub_s,
                                  .scrub_rate = c->scrub_rate,
                                  .upload_age_s = c->upload_age_s,
+                                 .forget_missing = c->forget_missing,
                                  .fd_cache = open_objects(),
                                  .office = &s->office};
     int rc = keyring_new(c->keys_file, c->anonymous, &s->keys, err);

@@ -130,8 +130,8 @@ static int write_one(struct store *s, struct path *p, const char *name, const st
     return rc == 0 ? 0 : store_path_error(p, rc, "a bucket cannot be written", err);
 }
 
-/* To all paths that are in order; one that cannot take it is left. At least one has to have it. *ret_taken (may be NULL): one has. */
-static int write_all(struct store *s, const struct store_bucket *b, bool deleted, bool *ret_taken,
+/* To all paths that are in order; one that cannot take it is left. At least one has to have it. *ret_good (may be NULL): so many have. */
+static int write_all(struct store *s, const struct store_bucket *b, bool deleted, unsigned *ret_good,
                      struct leat_error *err)
 {
     struct bytes_out out = {0};
@@ -151,8 +151,8 @@ static int write_all(struct store *s, const struct store_bucket *b, bool deleted
             break;
     }
     bytes_out_fini(&out);
-    if (ret_taken)
-        *ret_taken = good > 0;
+    if (ret_good)
+        *ret_good = good;
     if (rc < 0)
         return error_set(err, rc, "no memory for a bucket");
     if (last == LEAT_NO_SPACE)
@@ -160,25 +160,28 @@ static int write_all(struct store *s, const struct store_bucket *b, bool deleted
     return good ? 0 : error_set(err, STORE_UNAVAILABLE, "no disk of the store is in order");
 }
 
-/* A change was refused after some paths had taken it: what is in force goes over it, or the next start would take the change for made.
- * *version: of what is in force; the new one. */
-static void take_back(struct store *s, const struct store_bucket *b, bool deleted, uint64_t *version)
+/* A change was refused after `taken` paths had taken it: what is in force goes over it, or the next start would take the change for made. */
+static void take_back(struct store *s, struct store_bucket *b, bool deleted, unsigned taken)
 {
     struct store_bucket again = *b;
     struct leat_error err = {0};
-    again.version = *version = store_next_seq(s);
-    int rc = write_all(s, &again, deleted, NULL,
-                       &err); /* in the same order: up to the path that refused the change */
-    if (rc < 0 && rc != LEAT_NO_SPACE)
+    unsigned good;
+    again.version = store_next_seq(s);
+    write_all(s, &again, deleted, &good,
+              &err); /* in the same order: up to the path that refused the change */
+    if (good < taken)
         log_error("what was changed of bucket '%s' cannot be taken back: %s", b->name, err.message);
+    pthread_mutex_lock(&s->buckets_lock);
+    b->version = again.version;
+    pthread_mutex_unlock(&s->buckets_lock);
 }
 
-static bool any_failed(struct store *s)
+static unsigned count_failed(struct store *s)
 {
+    unsigned n = 0;
     for (unsigned i = 0; i < s->npaths; i++)
-        if (atomic_load(&s->paths[i]->failed))
-            return true;
-    return false;
+        n += atomic_load(&s->paths[i]->failed);
+    return n;
 }
 
 static int unlink_all(struct store *s, const char *name)
@@ -421,11 +424,12 @@ int store_bucket_create(struct store *s, const char *name, uint32_t flags, const
          : any_blind(s)
              ? error_set(err, STORE_UNAVAILABLE,
                          "a path of the store has failed; it may have a bucket '%s', whose objects "
-                         "would be lost with a new one",
+                         "would be lost with a new one: mend it, or have it forgotten (forget_missing), and "
+                         "start again",
                          name)
              : 0;
     pthread_mutex_unlock(&s->buckets_lock);
-    bool taken = false;
+    unsigned taken = 0;
     if (rc == 0)
         rc = write_all(s, &b->b, false, &taken, err);
     if (rc == 0) {
@@ -434,7 +438,7 @@ int store_bucket_create(struct store *s, const char *name, uint32_t flags, const
         pthread_mutex_unlock(&s->buckets_lock);
     }
     if (rc < 0 && taken)
-        take_back(s, &b->b, true, &b->b.version);
+        take_back(s, &b->b, true, taken);
     pthread_mutex_unlock(&s->buckets_write);
     if (rc < 0) {
         store_bucket_fini(&b->b);
@@ -472,22 +476,27 @@ static int delete_empty(struct store *s, struct bucket *b, bool *ret_touched, st
         return error_set(err, STORE_NOT_EMPTY,
                          "bucket '%s' is not empty: delete its objects and uploads first", b->b.name);
     *ret_touched = true;
-    if (any_failed(s)) {
+    unsigned failed = count_failed(s), taken = 0;
+    if (failed) {
         struct store_bucket mark = b->b;
         mark.version = store_next_seq(s);
-        return write_all(s, &mark, true, NULL, err);
+        int marked = write_all(s, &mark, true, &taken, err);
+        *ret_touched = taken > 0 || count_failed(s) > failed; /* who failed just now may have it */
+        return marked;
     }
     int rc = unlink_all(s, b->b.name);
     return rc < 0 ? error_sys(err, rc, "bucket '%s' cannot be deleted", b->b.name) : 0;
 }
 
-/* After a deletion that failed half-way: the bucket is written anew. Where that fails too, nothing may be stored in it, since the next start
- * would not know it. */
+/* After a deletion that failed half-way: the bucket is written anew. Where no path has room for that either, nothing may be stored in it,
+ * since the next start would not know it. */
 static bool revive(struct store *s, struct bucket *b)
 {
     struct store_bucket again = b->b;
+    unsigned good;
     again.version = store_next_seq(s);
-    if (write_all(s, &again, false, NULL, NULL) < 0)
+    write_all(s, &again, false, &good, NULL);
+    if (good == 0)
         return false;
     pthread_mutex_lock(&s->buckets_lock);
     b->b.version = again.version;
@@ -561,11 +570,10 @@ static int change(struct store *s, const char *name, uint64_t if_version, uint32
         b.flags = flags;
         b.front = front;
         b.version++;
-        bool taken;
+        unsigned taken;
         rc = write_all(s, &b, false, &taken, err);
-        struct bucket *there = lookup(s, name);
         if (rc < 0 && taken)
-            take_back(s, &there->b, false, &there->b.version);
+            take_back(s, &lookup(s, name)->b, false, taken);
     }
     if (rc == 0) {
         pthread_mutex_lock(&s->buckets_lock);

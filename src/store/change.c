@@ -6,10 +6,12 @@
  *     DELETE:  append ─▶ index, for all keys; one flush; ─▶ unlink
  *
  * Invariants: `commits` is held shared from the append to the last unlink, one key's stripe from the look at what is there until the index
- * has the change; so the log has a key's changes in the order of the index. A file is unlinked only when its successor's (or deletion's)
- * record is on the disk.
+ * has the change; so the log has a key's changes in the order of the index, and their numbers grow: a rebuild has no other order. A file
+ * is unlinked only when its successor's (or deletion's) record is on the disk.
  */
 #include "store/internal.h"
+
+#include "base/log.h"
 
 void store_commits_enter(struct store *s)
 {
@@ -34,6 +36,10 @@ int store_change_append(struct change *c, struct leat_error *err)
         .key_len = n->key_len,
         .extra_len = n->extra_len,
     };
+    if (r.type == LOG_DELETE) {
+        uint64_t *last = store_deleted(c->path->store, r.key, r.key_len);
+        *last = MAX(*last, r.value.seq);
+    }
     return store_log_append(c->path, &r, &c->end, err);
 }
 
@@ -135,8 +141,9 @@ int store_remove(struct store *s, const struct ikey *keys, const uint64_t *seqs,
             ret_codes[at] = remove_all_versions(s, &keys[at], seqs ? seqs[at] : 0, changes, &done, max,
                                                 n == 1 ? err : NULL);
         int rc = flush_changes(s, changes, done, err);
-        for (unsigned i = 0; rc == 0 && i < done; i++)
-            store_change_finish(s, &changes[i]);
+        for (unsigned i = 0; i < done; i++) /* one that could not be flushed has failed */
+            if (rc == 0 || !atomic_load(&changes[i].path->failed))
+                store_change_finish(s, &changes[i]);
         store_commits_leave(s);
         if (rc < 0)
             return rc;
@@ -144,6 +151,15 @@ int store_remove(struct store *s, const struct ikey *keys, const uint64_t *seqs,
         from = at;
     }
     return 0;
+}
+
+/* For a rebuild, which has trailers alone: without it an old version that the remote had would be pushed over what others have stored there since. */
+static void note_pushed(struct path *p, uint64_t file)
+{
+    char name[PATH_FILE_MAX];
+    store_path_file_name(p, file, name);
+    if (p->store->io->chmod(p->store->io, name, FILE_MODE_PUSHED) < 0)
+        log_debug("%s: it cannot be noted that the remote has got it", name);
 }
 
 /* Other flags, or another remote, for the version `seq` (0: whichever). LEAT_STALE: it is another by now. */
@@ -164,6 +180,7 @@ int store_flag(struct store *s, const struct ikey *k, uint64_t seq, uint32_t cle
     if (rc == 0 && (remote || f.has_remote))
         len = store_extra_put(extra, len, 'r', remote ? remote : f.remote);
     struct change c = {.path = rc == 0 ? f.path : NULL};
+    bool pushed = rc == 0 && f.value.flags & clear & STORE_DIRTY;
     if (rc == 0) {
         f.value.flags = (f.value.flags & ~clear) | set;
         c.node = store_index_node_new(&f.path->index, &f.value, k->bytes, k->len, extra, len);
@@ -176,6 +193,8 @@ int store_flag(struct store *s, const struct ikey *k, uint64_t seq, uint32_t cle
             rc = store_log_sync(f.path, c.end, err);
         if (rc == 0)
             store_change_apply(&c);
+        if (rc == 0 && pushed)
+            note_pushed(f.path, f.value.file);
         free(c.node);
         store_open_forget(s, f.path, f.value.file); /* it says what was so before */
     }

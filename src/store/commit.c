@@ -10,6 +10,8 @@
  */
 #include "store/put.h"
 
+#include <sys/stat.h>
+
 static int check_commit(struct store_put *put, const struct store_commit *c, struct leat_error *err)
 {
     if (put->failed)
@@ -164,9 +166,54 @@ static void remove_elsewhere(struct store_put *put, uint64_t seq)
     }
 }
 
-/* commits and the stripe are held. The node is used up, or freed. */
+/*
+ * The file got its number before it was flushed. If the key was deleted since then (or another of its stripe: that costs a flush), that number is below the
+ * deletion's, and an index that is rebuilt would take the object for deleted: so it gets a new one.
+ */
+static int renumber(struct store_put *put, struct index_node *node, struct leat_error *err)
+{
+    const struct store_io *io = put->store->io;
+    struct trailer t;
+    AUTO_FREE uint8_t *data = NULL;
+    struct bytes_out out = {0};
+    uint32_t len;
+    struct stat st;
+    if (*store_deleted(put->store, put->key.bytes, put->key.len) < node->value.seq)
+        return 0;
+    store_put_leave_direct(put);
+    int rc = fstat(put->file.fd, &st) < 0 ? -errno : 0;
+    if (rc == 0)
+        rc = store_trailer_read(put->path, put->file.fd, &data, &len, &t);
+    if (rc == 0) {
+        t.seq = node->value.seq = store_next_seq(put->store);
+        rc = store_trailer_put(&out, &t);
+    }
+    if (rc == 0)
+        rc = store_io_write(io, put->file.fd, out.data, out.len, (uint64_t)st.st_size - len);
+    if (rc == 0)
+        rc = io->datasync(io, put->file.fd);
+    bytes_out_fini(&out);
+    return rc < 0 ? store_put_fail(put, rc, err) : 0;
+}
+
+/* What the end of an upload is in the index: part of its object's record in the log. NULL: it is no upload's. */
+static int upload_node(const struct store_put *put, uint64_t seq, struct index_node **ret_node,
+                       struct leat_error *err)
+{
+    struct index_value dead = {.seq = seq, .flags = INDEX_DEAD};
+    struct ikey k;
+    uint8_t id[16];
+    *ret_node = NULL;
+    if (!put->ending.upload || !store_upload_id_parse(put->ending.id, id))
+        return 0;
+    store_upload_key(put->bucket_id, id, 0, &k);
+    *ret_node = store_index_node_new(&put->path->index, &dead, k.bytes, k.len, NULL, 0);
+    return *ret_node ? 0 : error_set(err, -ENOMEM, "no memory to end an upload");
+}
+
+/* commits and the stripe are held. The node is used up, or freed. *ret_seq: the object's number. */
 static int show(struct store_put *put, const struct store_commit *c, struct index_node *node,
-                struct leat_error *err)
+                uint64_t *ret_seq, struct leat_error *err)
 {
     struct store *s = put->store;
     struct found there;
@@ -176,9 +223,13 @@ static int show(struct store_put *put, const struct store_commit *c, struct inde
         free(node); /* one that came later was faster: it has replaced this one already */
         return rc;
     }
+    struct change change = {.path = put->path, .node = node}, upload = {.path = put->path};
+    rc = renumber(put, node, err);
     uint64_t seq = node->value.seq;
-    struct change change = {.path = put->path, .node = node};
-    rc = store_change_append(&change, err);
+    if (rc == 0)
+        rc = upload_node(put, seq, &upload.node, err);
+    if (rc == 0)
+        rc = store_change_append(&change, err);
     if (rc == 0)
         rc = store_log_sync(put->path, change.end, err);
     if (rc == 0) {
@@ -186,11 +237,17 @@ static int show(struct store_put *put, const struct store_commit *c, struct inde
         store_file_settled(put->path, put->file.id);
         store_change_finish(s, &change);
     }
+    if (rc == 0 && upload.node) { /* a snapshot that begins now has what the logs before it say */
+        store_change_apply(&upload);
+        store_change_finish(s, &upload);
+    }
+    free(upload.node);
     free(change.node);
     if (rc < 0)
         return rc;
     s->io->close(s->io, put->file.fd);
     put->file.id = 0;
+    *ret_seq = seq;
     if (s->npaths > 1)
         remove_elsewhere(put, seq);
     return 0;
@@ -262,7 +319,7 @@ static int put_commit(struct store_put *put, const struct store_commit *c, struc
         pthread_mutex_t *stripe = store_stripe(s, &put->key);
         store_commits_enter(s);
         pthread_mutex_lock(stripe);
-        rc = show(put, c, node, err);
+        rc = show(put, c, node, &info.seq, err);
         pthread_mutex_unlock(stripe);
         store_commits_leave(s);
     }

@@ -168,11 +168,11 @@ static void evict(struct path *p, uint64_t target)
         rounds = now ? 0 : rounds + v->wrapped;
     }
     if (rounds >= 3 && !atomic_exchange(&p->over_high, true))
-        log_warning("%s is fuller than %u %%, and nothing on it may be evicted: %s", p->dir,
-                    p->store->high_percent,
-                    v->away ? "another path of the store has failed or was not given, and may have older "
-                              "versions, which would be there again: give it, or have it forgotten"
-                            : "what is there has no remote, or the remote has not got it");
+        log_warning(
+            "%s is fuller than %u %%, and nothing on it may be evicted: %s", p->dir, p->store->high_percent,
+            v->away ? "another path of the store has failed or was not given, and may have older "
+                      "versions, which would be there again: give it, or have it forgotten (forget_missing)"
+                    : "what is there has no remote, or the remote has not got it");
     else if (freed)
         log_info("%s: %llu objects evicted", p->dir, (unsigned long long)(atomic_load(&p->evicted) - before));
     free(v);

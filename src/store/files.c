@@ -60,7 +60,7 @@ static int refill(struct path *p, struct leat_error *err)
     rc = make_folder(p, dir);
     for (unsigned i = 0; rc >= 0 && i < n; i++) {
         store_path_file_name(p, first + i, name);
-        int fd = io->open(io, name, O_RDWR | O_CREAT | O_TRUNC, 0600);
+        int fd = io->open(io, name, O_RDWR | O_CREAT | O_TRUNC, FILE_MODE);
         rc = fd < 0 ? fd : 0;
         if (fd >= 0)
             p->spare[p->nspare++] = (struct spare_file){first + i, fd};

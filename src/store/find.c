@@ -25,6 +25,11 @@ pthread_mutex_t *store_stripe(struct store *s, const struct ikey *k)
     return &s->stripes[store_ikey_hash(k) % STORE_STRIPES];
 }
 
+uint64_t *store_deleted(struct store *s, const void *ikey, size_t len)
+{
+    return &s->deleted[XXH3_64bits(ikey, len) % STORE_STRIPES];
+}
+
 int64_t store_wall_ns(void)
 {
     struct timespec ts;

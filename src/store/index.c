@@ -195,9 +195,11 @@ bool store_index_find(struct index *x, const void *key, size_t key_len, struct i
     return true;
 }
 
-static void count_value(struct index *x, const struct index_value *v, int sign)
+static void count_value(struct index *x, struct index_node *node, const struct index_value *v, int sign)
 {
     x->objects += (uint64_t)(int64_t)sign;
+    if (index_key_hidden(index_node_key(node), node->key_len))
+        x->hidden += (uint64_t)(int64_t)sign;
     x->bytes += (uint64_t)sign * (v->bytes + v->trailer_bytes);
     if (v->flags & STORE_DIRTY)
         x->dirty += (uint64_t)(int64_t)sign;
@@ -210,10 +212,10 @@ bool store_index_apply(struct index *x, struct index_node *node, struct index_va
     bool had = store_index_find(x, index_node_key(node), node->key_len, &old);
     if (had) {
         *ret_old = old.value;
-        count_value(x, &old.value, -1);
+        count_value(x, node, &old.value, -1);
     }
     if (!(node->value.flags & INDEX_DEAD))
-        count_value(x, &node->value, 1);
+        count_value(x, node, &node->value, 1);
     struct index_node *gone = list_put(x->changed, node);
     pthread_rwlock_unlock(&x->lock);
     free(gone);

@@ -85,6 +85,7 @@ struct index {
     struct snapshot *snapshot;           /* may be NULL */
     /* of what is visible; under the lock */
     uint64_t objects, bytes, dirty;
+    uint64_t hidden; /* of the objects: uploads and their parts */
 };
 
 int store_index_init(struct index *x);
@@ -100,6 +101,11 @@ static inline uint8_t *index_node_key(struct index_node *n)
 static inline uint8_t *index_node_extra(struct index_node *n)
 {
     return index_node_key(n) + n->key_len;
+}
+/* Of the bucket of number 0, to which no name leads (multipart.c). */
+static inline bool index_key_hidden(const uint8_t *key, size_t key_len)
+{
+    return key_len >= 4 && memcmp(key, "\0\0\0", 4) == 0;
 }
 /* The node is the index's from here on. true: there was such a key, and *ret_old is its value. Takes the lock. */
 bool store_index_apply(struct index *x, struct index_node *node, struct index_value *ret_old);

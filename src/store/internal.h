@@ -11,6 +11,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/stat.h>
 
 #include "base/list.h"
 #include "store/format.h"
@@ -22,8 +23,12 @@
 #define PATH_NAME_MAX     512u
 #define PATH_FILE_MAX     (PATH_NAME_MAX + 64u)
 #define STORE_WRITERS_MAX 32u
+#define UPLOAD_CHAINS     1024u
 #define FILES_PER_DIR     4096u
-#define FILES_AT_A_TIME   64u /* names made durable by one flush of their folder */
+#define FILE_MODE         0600u
+#define FILE_MODE_PUSHED                                                                                     \
+    (FILE_MODE | S_ISVTX)   /* its trailer says dirty, but the remote has got it since; not flushed */
+#define FILES_AT_A_TIME 64u /* names made durable by one flush of their folder */
 #define UNREADABLE_MAX                                                                                       \
     16u /* files of a path that cannot be read, and none between that could: then it is left */
 
@@ -117,6 +122,7 @@ struct store {
     uint64_t scrub_period_s, scrub_rate;
     struct ticket_office *office, own_office;
     pthread_mutex_t stripes[STORE_STRIPES];
+    uint64_t deleted[STORE_STRIPES]; /* the highest number of a deletion under each, which guards it */
     _Atomic uint64_t seq;
 
     pthread_mutex_t buckets_write; /* one change at a time; before buckets_lock, which guards what is seen */
@@ -128,7 +134,9 @@ struct store {
 
     pthread_mutex_t uploads_lock;
     pthread_cond_t uploads_cond;
-    struct list uploads;
+    struct list uploads, upload_chains[UPLOAD_CHAINS]; /* all; by id */
+    atomic_bool uploads_full; /* they were found to have all of their room, and none has ended since */
+    struct ticket_office uploads_room; /* of the office, what they may take */
 
     _Atomic unsigned writers; /* threads of large PUTs; those beyond STORE_WRITERS_MAX go without */
     struct open_files open;
@@ -159,6 +167,8 @@ static inline void ikey_set(struct ikey *k, uint32_t bucket_id, const void *key,
 }
 uint64_t store_ikey_hash(const struct ikey *k);
 pthread_mutex_t *store_stripe(struct store *s, const struct ikey *k);
+/* The highest number of a deletion of this key, or of others of its stripe, since the start. Its stripe is held. */
+uint64_t *store_deleted(struct store *s, const void *ikey, size_t len);
 uint64_t store_next_seq(struct store *s);
 int64_t store_wall_ns(void);
 /* "bucket/key", with odd bytes escaped and cut where too long: for messages. */

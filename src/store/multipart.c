@@ -73,6 +73,11 @@ int store_upload_begin(struct store *s, const char *bucket, const void *key, siz
     struct upload *u = store_upload_new(bucket, bucket_id, id, key, key_len, c->meta, c->meta_len);
     if (!u)
         return error_set(err, -ENOMEM, "no memory for an upload");
+    rc = store_upload_charge(s, u, err);
+    if (rc < 0) {
+        store_upload_free(s, u);
+        return rc;
+    }
     u->flags = c->flags;
     snprintf(u->remote, sizeof(u->remote), "%s", c->remote ? c->remote : "");
     ikey_set(&k, bucket_id, key, key_len);
@@ -80,18 +85,16 @@ int store_upload_begin(struct store *s, const char *bucket, const void *key, siz
     rc = u->path ? store_bucket_enter(s, bucket, bucket_id, NULL, NULL, err)
                  : error_set(err, STORE_UNAVAILABLE, "no disk of the store is in order");
     if (rc < 0) {
-        free(u);
+        store_upload_free(s, u);
         return rc;
     }
     /* Until it is in the list the bucket stays: a deletion that looked in between would leave an upload into no bucket. */
     rc = upload_write(s, u, err);
     if (rc == 0) {
         memcpy(ret_id, u->text, sizeof(u->text));
-        pthread_mutex_lock(&s->uploads_lock);
-        list_push_back(&s->uploads, &u->node);
-        pthread_mutex_unlock(&s->uploads_lock);
+        store_upload_listed(s, u);
     } else {
-        free(u);
+        store_upload_free(s, u);
     }
     store_bucket_leave(s, bucket);
     return rc;

@@ -420,7 +420,9 @@ static int absent_members(struct store *s, struct opening *o, bool forget, struc
             p->number = s->npaths;
             s->paths[s->npaths++] = p;
             memcpy(p->id, o->id.members[i].id, 16);
-            store_path_fail(p, "it belongs to the store, but was not given: give it, or have it forgotten");
+            store_path_fail(
+                p,
+                "it belongs to the store, but was not given: give it, or have it forgotten (forget_missing)");
         }
         i++;
     }

@@ -91,6 +91,9 @@ static void count_snapshot(struct index *x)
     struct snapshot *s = x->snapshot;
     for (uint64_t i = 0; i < s->count; i++) {
         const struct index_value *v = &s->entries[i].value;
+        bool hidden = x->hidden == i && /* they come first */
+                      index_key_hidden(s->strings + s->entries[i].key_offset, s->entries[i].key_len);
+        x->hidden += hidden ? 1 : 0;
         x->objects++;
         x->bytes += v->bytes + v->trailer_bytes;
         x->dirty += v->flags & STORE_DIRTY ? 1 : 0;
@@ -371,7 +374,7 @@ static int adopt(struct loading *l, uint64_t file, const char *name, const char 
     struct trailer t;
     AUTO_FREE uint8_t *data = NULL;
     uint32_t len;
-    struct stat st;
+    struct stat st = {0};
     int fd = io->open(io, name, O_RDONLY, 0);
     int rc = fd < 0 ? fd : store_trailer_read(p, fd, &data, &len, &t);
     bool empty = fd >= 0 && fstat(fd, &st) == 0 && st.st_size == 0;
@@ -388,6 +391,9 @@ static int adopt(struct loading *l, uint64_t file, const char *name, const char 
     if (rc < 0)
         return rc;
     seen(p, file, t.seq);
+    if ((st.st_mode & 07777) == FILE_MODE_PUSHED)
+        t.flags &=
+            ~(uint32_t)STORE_DIRTY; /* and without the remote's tag: it is compared before it is served */
     struct index_node *node;
     rc = node_of_trailer(p, &t, len, &node);
     if (rc < 0)

@@ -78,6 +78,7 @@ static int configure(struct store *s, const struct store_config *c, struct leat_
     s->upload_age_ns = given(c->upload_age_s, 7 * 24 * 3600) * 1000000000ull;
     ticket_office_init(&s->own_office, 256 * MIB);
     s->office = c->office ? c->office : &s->own_office;
+    ticket_office_init(&s->uploads_room, s->office->cap_bytes / 4);
     if (s->high_percent > 100 || s->low_percent > s->high_percent)
         return error_set(err, LEAT_INVALID, "watermarks %u %% and %u %%: low <= high <= 100 is allowed",
                          s->low_percent, s->high_percent);
@@ -98,6 +99,8 @@ static void init_locks(struct store *s)
     pthread_cond_init(&s->uploads_cond, NULL);
     cond_init(&s->tick_cond);
     list_init(&s->uploads);
+    for (unsigned i = 0; i < UPLOAD_CHAINS; i++)
+        list_init(&s->upload_chains[i]);
     list_init(&s->open.lru);
     list_init(&s->open.closing);
 }
@@ -189,16 +192,6 @@ int store_new(const struct store_config *config, struct store **ret_store, struc
 
 /* --- status --------------------------------------------------------------------------------------------------------------- */
 
-static uint64_t parts_in(struct path *p)
-{
-    struct index_cursor c;
-    uint64_t n = 0;
-    for (store_index_seek(&c, &p->index, "", 0); c.valid && memcmp(c.item.key, "\0\0\0", 4) == 0;
-         store_index_next(&c))
-        n++;
-    return n;
-}
-
 static void path_status(struct path *p, struct store_path_status *ret)
 {
     *ret = (struct store_path_status){
@@ -213,7 +206,7 @@ static void path_status(struct path *p, struct store_path_status *ret)
     memcpy(ret->error, p->error, sizeof(ret->error));
     pthread_mutex_unlock(&p->fail_lock);
     pthread_rwlock_rdlock(&p->index.lock);
-    ret->objects = p->index.objects - parts_in(p);
+    ret->objects = p->index.objects - p->index.hidden;
     ret->bytes = p->index.bytes;
     ret->dirty = p->index.dirty;
     pthread_rwlock_unlock(&p->index.lock);
@@ -237,7 +230,8 @@ void store_status(struct store *s, struct store_status *ret)
     ret->open_hits = atomic_load(&s->open_hits);
     ret->open_misses = atomic_load(&s->open_misses);
     ret->flushes = atomic_load(&s->flushes);
-    ret->buffer_bytes = atomic_load(&s->office->used_bytes);
+    uint64_t uploads = atomic_load(&s->uploads_room.used_bytes), used = atomic_load(&s->office->used_bytes);
+    ret->buffer_bytes = used - MIN(used, uploads); /* those are charged for as long as they are open */
     pthread_mutex_lock(&s->open.lock);
     ret->open_objects = s->open.count;
     pthread_mutex_unlock(&s->open.lock);

@@ -160,6 +160,67 @@ static void test_abort(void **state)
     free(st);
 }
 
+static uint64_t objects(struct store *s)
+{
+    struct store_status *st = calloc(1, sizeof(*st));
+    store_status(s, st);
+    uint64_t n = st->paths[0].objects;
+    free(st);
+    return n;
+}
+
+/* Uploads and parts are no objects to who counts those, whatever the index was loaded from. */
+static void test_counts(void **state)
+{
+    struct testing_store *f = *state;
+    char id[STORE_UPLOAD_ID_TEXT], other[STORE_UPLOAD_ID_TEXT];
+    struct store_part part = {.number = 2};
+    assert_int_equal(testing_put(f->s, "photos", "plain", 1, 100), 0);
+    begin(f->s, id);
+    begin(f->s, other);
+    for (unsigned i = 0; i < 2; i++) { /* the first ones are replaced */
+        assert_int_equal(put_part(f->s, id, 2, (const uint8_t *)"x", 1, part.etag), 0);
+        assert_int_equal(put_part(f->s, other, 1, (const uint8_t *)"x", 1, NULL), 0);
+    }
+    for (unsigned round = 0; round < 3; round++) { /* as it came, from the log, from a snapshot */
+        assert_int_equal(objects(f->s), 1);
+        assert_int_equal(f->s->paths[0]->index.hidden, 4);
+        if (round == 1)
+            assert_int_equal(store_path_compact(f->s->paths[0]), 0);
+        testing_reopen(f);
+    }
+    assert_int_equal(complete(f->s, id, &part, 1, NULL), 0);
+    assert_int_equal(store_upload_abort(f->s, "photos", KEY, strlen(KEY), other, NULL), 0);
+    assert_int_equal(objects(f->s), 2);
+    assert_int_equal(f->s->paths[0]->index.hidden, 0);
+}
+
+/* Those that nobody ends do not take all memory; what is there stays, and what ends makes room. */
+static void test_room(void **state)
+{
+    struct testing_store *f = *state;
+    char ids[6][STORE_UPLOAD_ID_TEXT], one_more[STORE_UPLOAD_ID_TEXT];
+    struct leat_error err = {0};
+    begin(f->s, ids[0]);
+    uint64_t each = f->s->uploads_room.used_bytes;
+    assert_true(each >= sizeof(struct store_upload) && f->s->office->used_bytes >= each);
+    f->s->uploads_room.cap_bytes = 6 * each;
+    for (unsigned i = 1; i < 6; i++)
+        begin(f->s, ids[i]);
+    assert_int_equal(store_upload_begin(f->s, "photos", KEY, strlen(KEY), NULL, one_more, &err), LEAT_BUSY);
+    assert_non_null(strstr(err.message, "complete or abort"));
+    assert_int_equal(uploads(f->s), 6);
+    assert_int_equal(store_upload_abort(f->s, "photos", KEY, strlen(KEY), ids[3], NULL), 0);
+    begin(f->s, ids[3]);
+    testing_reopen(f);
+    assert_int_equal(f->s->uploads_room.used_bytes, 6 * each);
+    for (unsigned i = 0; i < 6; i++) {
+        assert_int_equal(put_part(f->s, ids[i], 1, (const uint8_t *)"x", 1, NULL), 0);
+        assert_int_equal(store_upload_abort(f->s, "photos", KEY, strlen(KEY), ids[i], NULL), 0);
+    }
+    assert_int_equal(f->s->uploads_room.used_bytes, 0);
+}
+
 /* What was begun, or had its last part, before a moment is given up; what was touched later stays. A restart knows the same times. */
 static void give_up_old(struct testing_store *f, bool restart)
 {
@@ -222,6 +283,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_blocks_on_blocks, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_odd_sizes, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_abort, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_counts, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_room, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_age, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_age_over_restart, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_age_of_turns, testing_setup, testing_teardown),

@@ -122,12 +122,12 @@ static void test_buckets_of_a_path_that_joins(void **state)
     assert_int_equal(store_bucket_create(f->s, "other", 0, NULL, NULL), 0);
 }
 
-static bool full; /* the second disk */
+static bool full;                                /* the second disk */
+static const char *full_dir = "disk-1/buckets/"; /* or another */
 static int open_unless_full(const struct store_io *io, const char *path, int flags, mode_t mode)
 {
-    return full && (flags & O_CREAT) && strstr(path, "disk-1/buckets/")
-               ? -ENOSPC
-               : store_io_real.open(io, path, flags, mode);
+    return full && (flags & O_CREAT) && strstr(path, full_dir) ? -ENOSPC
+                                                               : store_io_real.open(io, path, flags, mode);
 }
 
 /* What was refused for want of room on one path is not in force after the next start, either, though others had taken it. */
@@ -161,6 +161,28 @@ static void test_a_change_that_is_refused(void **state)
     assert_int_equal(store_bucket_get(f->s, "other", NULL, NULL), 0);
 }
 
+/* A deletion that is marked on one path, and for which another has no room, leaves a bucket that takes objects, as before. */
+static void test_a_deletion_that_is_refused(void **state)
+{
+    struct fixture *f = *state;
+    f->io.open = open_unless_full;
+    reopen(f, 3);
+    assert_int_equal(store_bucket_create(f->s, "photos", 0, NULL, NULL), 0);
+    store_path_fail(f->s->paths[2], "pulled out by a test"); /* it has to hear of it at the next start */
+    static const char *const dirs[] = {"disk-0/buckets/", "disk-1/buckets/"};
+    for (unsigned i = 0; i < ARRAY_LEN(dirs); i++) {
+        full_dir = dirs[i];
+        full = true;
+        assert_int_equal(store_bucket_delete(f->s, "photos", NULL), LEAT_NO_SPACE);
+        full = false;
+        assert_int_equal(testing_put(f->s, "photos", key_of(i), i, 100), 0);
+        assert_int_equal(store_delete(f->s, "photos", key_of(i), strlen(key_of(i)), 0, NULL), 0);
+    }
+    assert_int_equal(testing_put(f->s, "photos", "k", 1, 100), 0);
+    reopen(f, 3);
+    assert_int_equal(testing_check(f->s, "photos", "k", 1, 100), 0);
+}
+
 /* --- some that are there, some that are not ------------------------------------------------------------------------------ */
 
 enum { FEW = 60 };
@@ -190,6 +212,34 @@ static unsigned fail_first(struct fixture *f)
             assert_int_equal(testing_put(f->s, "photos", key_of(i), 1000, 50), 0);
     }
     return gone;
+}
+
+static const struct path *sick;
+static int flush_unless_sick(const struct store_io *io, int fd)
+{
+    return sick && fd == sick->log.fd ? -EIO : store_io_real.datasync(io, fd);
+}
+
+/* Of many keys that are deleted at a time some are on a path that fails: what is gone on the others leaves no files there. */
+static void test_one_fails_in_a_deletion(void **state)
+{
+    struct fixture *f = *state;
+    struct store_key keys[FEW];
+    char names[FEW][16];
+    int codes[FEW];
+    f->io.datasync = flush_unless_sick;
+    put_few(f);
+    for (unsigned i = 0; i < FEW; i++) {
+        snprintf(names[i], sizeof(names[i]), "%s", key_of(i));
+        keys[i] = (struct store_key){names[i], strlen(names[i])};
+    }
+    sick = f->s->paths[1];
+    assert_int_equal(store_delete_many(f->s, "photos", keys, FEW, codes, NULL), STORE_UNAVAILABLE);
+    sick = NULL;
+    assert_true(f->s->paths[1]->failed && !f->s->paths[0]->failed && !f->s->paths[2]->failed);
+    store_free(TAKE_PTR(f->s));
+    assert_int_equal(testing_count_objects(f->dirs[0]), 0);
+    assert_int_equal(testing_count_objects(f->dirs[2]), 0);
 }
 
 static void test_one_fails_and_comes_back(void **state)
@@ -242,6 +292,22 @@ static void test_one_is_missing(void **state)
     testing_rmdir(f->paths[2]);
     reopen(f, 3);
     assert_non_null(strstr(f->s->paths[2]->error, "mounted"));
+    assert_int_equal(store_bucket_create(f->s, "other", 0, NULL, NULL), STORE_UNAVAILABLE);
+    /* Lost for good: the rest goes on without it, and a new disk takes its place. */
+    store_free(TAKE_PTR(f->s));
+    struct store_config c = {
+        .paths = f->paths, .npaths = 2, .forget_missing = true, .no_background = true, .io = &f->io};
+    assert_int_equal(store_new(&c, &f->s, NULL), 0);
+    store_status(f->s, st);
+    assert_int_equal(st->npaths, 2);
+    assert_int_equal(testing_check(f->s, "photos", "key-2", 0, 0), LEAT_NOT_FOUND);
+    assert_int_equal(testing_check(f->s, "photos", "key-1", 1, 1), 0);
+    assert_int_equal(store_bucket_create(f->s, "other", 0, NULL, NULL), 0);
+    reopen(f, 3);
+    store_status(f->s, st);
+    assert_int_equal(st->npaths, 3);
+    assert_int_equal(st->paths[2].state, st->paths[0].state);
+    assert_int_equal(testing_check(f->s, "photos", "key-2", 0, 0), LEAT_NOT_FOUND);
 }
 
 /* Of a store that is open, and of another one. */
@@ -543,7 +609,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_buckets_of_a_path_that_joins, setup, teardown),
         cmocka_unit_test_setup_teardown(test_one_fails_and_comes_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_one_fails_in_a_deletion, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_change_that_is_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_deletion_that_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(test_one_is_missing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_paths_of_others, setup, teardown),
         cmocka_unit_test_setup_teardown(test_weights, setup, teardown),

@@ -394,6 +394,44 @@ static void test_rot_at_the_end(void **state)
     assert_int_equal(testing_check(f->s, "photos", "b", 2, 100), 0);
 }
 
+static void *put_it(void *arg)
+{
+    struct testing_store *f = arg;
+    return (void *)(intptr_t)testing_put(f->s, "photos", "it", 2, 100);
+}
+
+/* A deletion that came while the object was flushed, and before it was there, says nothing of it. Records: the deletion, "it", "b", "c". */
+static void test_rot_after_a_deletion(void **state)
+{
+    struct testing_store *f = *state;
+    struct store_fault *fault;
+    pthread_t writer;
+    void *rc;
+    store_free(f->s);
+    const char *dir = f->dir;
+    assert_int_equal(store_fault_new(dir, &fault), 0);
+    f->s = testing_open(&dir, 1, store_fault_io(fault));
+    assert_non_null(f->s);
+    assert_int_equal(testing_put(f->s, "photos", "it", 1, 100), 0);
+    uint64_t number = fresh_log(f);
+    store_fault_hold(fault);
+    assert_int_equal(pthread_create(&writer, NULL, put_it, f), 0);
+    while (!store_fault_holds(fault))
+        usleep(1000);
+    assert_int_equal(store_delete(f->s, "photos", "it", 2, 0, NULL), 0);
+    store_fault_release(fault);
+    pthread_join(writer, &rc);
+    assert_null(rc);
+    assert_int_equal(testing_check(f->s, "photos", "it", 2, 100), 0);
+    assert_int_equal(testing_put(f->s, "photos", "b", 3, 100), 0);
+    assert_int_equal(testing_put(f->s, "photos", "c", 4, 100), 0);
+    kill_flip_start(f, number, 2);
+    store_fault_free(fault);
+    assert_true(f->s->paths[0]->rebuilt);
+    assert_int_equal(testing_check(f->s, "photos", "it", 2, 100), 0);
+    assert_int_equal(testing_check(f->s, "photos", "b", 3, 100), 0);
+}
+
 /* Files were made, and the record that says so never came: they go, with what lies in them. */
 static void test_files_of_a_lost_record(void **state)
 {
@@ -563,6 +601,7 @@ int main(void)
         cmocka_unit_test(test_cuts_without_index),
         cmocka_unit_test_setup_teardown(test_rot_before_a_later_record, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_rot_at_the_end, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_rot_after_a_deletion, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_files_of_a_lost_record, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_one_mark_is_enough, testing_setup, testing_teardown),
     };

@@ -357,14 +357,14 @@ static void test_replaced_while_opened(void **state)
 static pthread_t closer;
 static _Atomic int watched = -1;
 
+/* All of it before the file is closed: from then on the number may be another file's, which another thread closes. */
 static int watched_close(const struct store_io *io, int fd)
 {
-    int rc = store_io_real.close(io, fd);
     if (fd == watched) {
         closer = pthread_self();
         watched = -1;
     }
-    return rc;
+    return store_io_real.close(io, fd);
 }
 
 static void test_large_files_are_closed_elsewhere(void **state)

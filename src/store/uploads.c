@@ -3,7 +3,7 @@
  * uploads.c: which uploads in parts there are: who holds one, lists of them, those that a start finds, those that grew old. What is stored of them is drawn in multipart.c.
  *
  * Happy path: an upload is in the list with one reference from its begin to its end; who works on it has another.
- * Failure modes: parts whose upload is gone (a crash behind the record that ended it) are deleted at the next start, unless an upload could not be read. Uploads
+ * Failure modes: where those that are open have a quarter of the office's memory, no other begins. Parts whose upload is gone (a crash behind the record that ended it) are deleted at the next start, unless an upload could not be read. Uploads
  * that nobody touched for a week go.
  * Invariants: who completes or aborts waits for parts being committed, and parts that come later are refused.
  */
@@ -33,11 +33,72 @@ bool store_upload_id_parse(const char *text, uint8_t ret_id[16])
     return true;
 }
 
+void store_upload_free(struct store *s, struct upload *u)
+{
+    if (u->charged) {
+        ticket_give(&s->uploads_room, u->charged);
+        ticket_give(s->office, u->charged);
+        atomic_store(&s->uploads_full, false);
+    }
+    free(u);
+}
+
+int store_upload_charge(struct store *s, struct upload *u, struct leat_error *err)
+{
+    uint64_t bytes = sizeof(*u) + u->key_len + u->meta_len;
+    if (ticket_take(&s->uploads_room, bytes) < 0) {
+        static const char why[] =
+            "uploads in parts that are neither completed nor aborted have all memory that they may take, "
+            "a quarter of the server's: complete or abort some, or wait until old ones are given up";
+        if (!atomic_exchange(&s->uploads_full, true)) /* clients slow down, which does not help here */
+            log_warning("%s", why);
+        return error_set(err, LEAT_BUSY, "%s", why);
+    }
+    if (ticket_take(s->office, bytes) < 0) {
+        ticket_give(&s->uploads_room, bytes);
+        return error_set(err, LEAT_BUSY, "no room for another upload in parts; try again later");
+    }
+    u->charged = bytes;
+    return 0;
+}
+
 /* uploads_lock is held. */
-static void drop_ref(struct upload *u)
+static void drop_ref(struct store *s, struct upload *u)
 {
     if (--u->refs == 0)
-        free(u);
+        store_upload_free(s, u);
+}
+
+static struct list *chain_of(struct store *s, const uint8_t id[16])
+{
+    return &s->upload_chains[(id[0] | (unsigned)id[1] << 8) % UPLOAD_CHAINS]; /* they are random */
+}
+
+/* uploads_lock is held. */
+static struct upload *known(struct store *s, uint32_t bucket_id, const uint8_t id[16])
+{
+    list_for_each (at, chain_of(s, id)) {
+        struct upload *u = container_of(at, struct upload, chain);
+        if (u->bucket_id == bucket_id && memcmp(u->id, id, 16) == 0)
+            return u;
+    }
+    return NULL;
+}
+
+void store_upload_listed(struct store *s, struct upload *u)
+{
+    pthread_mutex_lock(&s->uploads_lock);
+    list_push_back(&s->uploads, &u->node);
+    list_push_back(chain_of(s, u->id), &u->chain);
+    pthread_mutex_unlock(&s->uploads_lock);
+}
+
+/* uploads_lock is held. */
+static void unlist(struct store *s, struct upload *u)
+{
+    list_remove(&u->node);
+    list_remove(&u->chain);
+    drop_ref(s, u);
 }
 
 void store_upload_ref(struct store *s, struct upload *u)
@@ -50,7 +111,7 @@ void store_upload_ref(struct store *s, struct upload *u)
 void store_upload_unref(struct store *s, struct upload *u)
 {
     pthread_mutex_lock(&s->uploads_lock);
-    drop_ref(u);
+    drop_ref(s, u);
     pthread_mutex_unlock(&s->uploads_lock);
 }
 
@@ -93,12 +154,9 @@ int store_upload_find(struct store *s, const char *bucket, const void *key, size
     struct upload *found = NULL;
     pthread_mutex_lock(&s->uploads_lock);
     if (store_upload_id_parse(id, bytes))
-        list_for_each (at, &s->uploads) {
-            struct upload *u = container_of(at, struct upload, node);
-            if (memcmp(u->id, bytes, 16) == 0 && u->bucket_id == bucket_id && u->key_len == key_len &&
-                memcmp(u->data, key, key_len) == 0)
-                found = u;
-        }
+        found = known(s, bucket_id, bytes);
+    if (found && (found->key_len != key_len || memcmp(found->data, key, key_len) != 0))
+        found = NULL;
     if (found)
         found->refs++;
     pthread_mutex_unlock(&s->uploads_lock);
@@ -130,8 +188,7 @@ void store_upload_end_done(struct store *s, struct upload *u, bool gone)
     u->ending = false;
     if (gone) {
         u->gone = true;
-        list_remove(&u->node);
-        drop_ref(u);
+        unlist(s, u);
     }
     pthread_mutex_unlock(&s->uploads_lock);
 }
@@ -144,6 +201,7 @@ struct upload *store_upload_new(const char *bucket, uint32_t bucket_id, const ui
         return NULL;
     u->refs = 1;
     list_init(&u->node);
+    list_init(&u->chain);
     snprintf(u->bucket, sizeof(u->bucket), "%s", bucket);
     u->bucket_id = bucket_id;
     memcpy(u->id, id, 16);
@@ -271,16 +329,6 @@ int store_upload_get(struct store *s, const char *bucket, const void *key, size_
 
 /* --- at start, and with age ----------------------------------------------------------------------------------------------------- */
 
-static struct upload *known(struct store *s, uint32_t bucket_id, const uint8_t id[16])
-{
-    list_for_each (at, &s->uploads) {
-        struct upload *u = container_of(at, struct upload, node);
-        if (u->bucket_id == bucket_id && memcmp(u->id, id, 16) == 0)
-            return u;
-    }
-    return NULL;
-}
-
 /* LEAT_CORRUPT: nothing can be made of it, its parts may go. Another error: it may be there, and its parts have to stay. */
 static int read_upload(struct store *s, struct path *p, const struct ikey *k)
 {
@@ -314,7 +362,8 @@ static int read_upload(struct store *s, struct path *p, const struct ikey *k)
         u->path = p;
         memcpy(u->remote, remote, sizeof(remote));
         u->begun_ns = u->touched_ns = obj->info.mtime_ns;
-        list_push_back(&s->uploads, &u->node);
+        store_upload_charge(s, u, NULL); /* what is there is there, though it be more than may be begun */
+        store_upload_listed(s, u);
     } else if (rc == 0) {
         rc = -ENOMEM;
     }
@@ -402,9 +451,7 @@ int store_uploads_load(struct store *s, struct leat_error *err)
 void store_uploads_free(struct store *s)
 {
     list_for_each_safe (at, &s->uploads) {
-        struct upload *u = container_of(at, struct upload, node);
-        list_remove(at);
-        drop_ref(u);
+        unlist(s, container_of(at, struct upload, node));
     }
 }
 

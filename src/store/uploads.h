@@ -6,7 +6,8 @@
 #include "store/internal.h"
 
 struct upload {
-    struct list node;
+    struct list node, chain; /* store.uploads, store.upload_chains */
+    uint64_t charged;
     unsigned refs;       /* the list's, and those of parts under way */
     unsigned committing; /* parts */
     bool ending, gone;   /* someone completes or aborts it; it is no more */
@@ -22,9 +23,15 @@ struct upload {
     uint8_t data[]; /* key, meta */
 };
 
-/* One of a new id; in no list yet. NULL: no memory. */
+/* One of a new id; in no list yet, and not charged. NULL: no memory. */
 struct upload *store_upload_new(const char *bucket, uint32_t bucket_id, const uint8_t id[16], const void *key,
                                 size_t key_len, const void *meta, size_t meta_len);
+/* Nobody else has it, and it is in no list. */
+void store_upload_free(struct store *s, struct upload *u);
+/* Its memory. LEAT_BUSY: so many are open that others would have none. */
+int store_upload_charge(struct store *s, struct upload *u, struct leat_error *err);
+/* The list takes the reference. */
+void store_upload_listed(struct store *s, struct upload *u);
 /* A reference to the upload, if bucket and key are its own; else store_upload_none. */
 int store_upload_find(struct store *s, const char *bucket, const void *key, size_t key_len, const char *id,
                       struct upload **ret, struct leat_error *err);

@@ -539,6 +539,18 @@ def test_a_disk_that_fails(start, tmp_path):
         assert got.body == content(key, 5000) if reply[0] == 200 else error(got) == (404, "NoSuchKey"), (key, got)
 
 
+def test_a_disk_that_is_gone_for_good(tmp_path, start):
+    """Without it nothing is said of what may be on it, until it is given up; then the rest goes on."""
+    server = start("--store", tmp_path / "two", store=tmp_path / "one", name="both")
+    assert server.request("PUT", "/photos").status == 200
+    server.stop()
+    for options, status in ((), 500), (("--forget-missing",), 200), ((), 200):
+        server = start(*options, store=tmp_path / "one", name="rest")
+        assert server.request("PUT", f"/bucket{len(options)}{status}").status == status
+        assert (server.request("GET", "/photos").status == 200) == (status == 200)
+        server.stop()
+
+
 def test_lists_wait_for_memory(start):
     """A page of any list is charged before it is written: while others hold the memory it is told to slow down; a short one needs less."""
     server = start("--memory", "32MiB", name="lists")

@@ -177,3 +177,15 @@ def test_upload_checksums(server, bucket, name, kind):
         put(server, f"/{bucket}/whole", first + second, headers={header: told})
     elif name == "SHA256":
         assert told == base64(hashlib.sha256(hashlib.sha256(first).digest() + hashlib.sha256(second).digest()).digest()) + "-2"
+
+
+def test_much_metadata(server, bucket):
+    """What an upload was begun with is kept, though nothing is left for where its many parts begin."""
+    upload = Upload(server, f"/{bucket}/k", cache_control="x" * 7660)
+    first, data = b"x" * (5 * MIB + 1), b"y" * (5 * MIB)
+    for number in range(1, 68):
+        assert upload.part(number, first if number == 1 else data).status == 200
+    reply = upload.complete()
+    assert reply.status == 200, reply
+    reply = server.request("HEAD", f"/{bucket}/k")
+    assert reply.headers["cache-control"] == "x" * 7660 and reply.headers["content-length"] == str(67 * 5 * MIB + 1)

@@ -9,7 +9,7 @@ import threading
 
 import lib_serve
 import pytest
-from lib_serve import at_once, content, wait_until
+from lib_serve import at_once, content, error, wait_until
 from s3fault import S3Fault
 
 MIB = 1 << 20
@@ -223,6 +223,17 @@ def test_write_through(server, far, front):
         assert server.request("DELETE", f"/{bucket}/{key}").status == 204
     assert not file.exists() and get(server, bucket, "there").status == 404
     assert server.request("DELETE", f"/{bucket}").status == 204
+
+
+@pytest.mark.parametrize("mode", ["through", "back"])
+def test_metadata_that_no_remote_takes(server, front, mode):
+    """Said before a byte is sent: an upload that could never be completed is not begun, and nothing waits for its push for ever."""
+    bucket = front(mode=mode)
+    headers = {"cache-control": "x" * 4090}
+    for method, query in (("PUT", ()), ("POST", [("uploads", "")])):
+        assert error(server.request(method, f"/{bucket}/k", b"", headers, query=query)) == (400, "MetadataTooLarge")
+    assert get(server, bucket, "k").status == 404
+    assert server.request("PUT", f"/{bucket}/k", b"x", {"cache-control": "x" * 4000}).status == 200
 
 
 def test_upload_while_the_remote_is_down(server, far, front):

@@ -173,6 +173,18 @@ def test_what_is_copied_wrongly(server, bucket, env, tree, tmp_path):
     assert "nothing is there" in leat("cp", "-r", f"s3://{bucket}/uq", "here", fails=3)
     told = leat("cp", "-r", tree, "s3://no-such-bucket/", fails=3)
     assert "NoSuchBucket" in told and told.count("PUT s3://no-such-bucket/") == 8 and "given up" in told
+    # What cannot be read here says nothing of the bucket.
+    links, rest = tmp_path / "links", tmp_path / "rest"
+    links.mkdir()
+    rest.mkdir()
+    for number in range(8):
+        (links / str(number)).symlink_to("nowhere")
+    (rest / "file").write_bytes(b"whole")
+    told = leat("cp", "-r", links, rest, f"s3://{bucket}/past/", fails=3)
+    assert told.count("No such file") == 8 and "given up" not in told
+    assert leat("cp", f"s3://{bucket}/past/file", "-", fails=0) == b"whole"
+    shutil.rmtree(links)
+    shutil.rmtree(rest)
     with subprocess.Popen([lib_host.LEAT, "cp", f"s3://{bucket}/up/big.bin", "-"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as piped:
         assert piped.stdout.read(3) == (tree / "big.bin").read_bytes()[:3]
         piped.stdout.close()

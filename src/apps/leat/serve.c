@@ -32,7 +32,8 @@ enum {
     OPT_ADMIN_TOKEN,
     OPT_SCRUB,
     OPT_SCRUB_RATE,
-    OPT_UPLOAD_AGE
+    OPT_UPLOAD_AGE,
+    OPT_FORGET_MISSING
 };
 
 static const struct {
@@ -74,6 +75,8 @@ const struct cli_option serve_options[] = {
     {OPT_SCRUB_RATE, "scrub-rate", "SIZE", "most that this reads of each DIR in a second (64MiB)"},
     {OPT_UPLOAD_AGE, "upload-age", "TIME",
      "uploads in parts that nobody touched for so long are given up (7d)"},
+    {OPT_FORGET_MISSING, "forget-missing", NULL,
+     "a disk of it that no --store names is gone for good, and all that was on it"},
     {0},
 };
 
@@ -284,6 +287,7 @@ int cmd_serve(struct cli *cli, int argc, char **argv)
     while (rc == 0 && (id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
         new_keys |= id == OPT_NEW_KEYS;
         c.anonymous |= id == OPT_ANONYMOUS;
+        c.forget_missing |= id == OPT_FORGET_MISSING;
         rc = set_option(cli, &c, id, arg);
     }
     int result;

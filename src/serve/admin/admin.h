@@ -33,7 +33,6 @@ struct admin_tier {
     struct tier *tier;
     int (*bucket_set)(struct tier *t, const char *bucket, const char *remote_json, struct leat_error *err);
     int (*bucket_get)(struct tier *t, const char *bucket, char **ret_json, struct leat_error *err);
-    void (*bucket_forget)(struct tier *t, const char *bucket);
     int (*job_start)(struct tier *t, const struct tier_job_spec *spec, uint64_t *ret_id,
                      struct leat_error *err);
     int (*job_get)(struct tier *t, uint64_t id, struct tier_job_info *ret_info);
@@ -43,8 +42,8 @@ struct admin_tier {
 };
 #define ADMIN_TIER(tier)                                                                                     \
     {                                                                                                        \
-        tier, tier_bucket_set, tier_bucket_get, tier_bucket_forget, tier_job_start, tier_job_get,            \
-            tier_job_cancel, tier_job_list, tier_stats                                                       \
+        tier, tier_bucket_set, tier_bucket_get, tier_job_start, tier_job_get, tier_job_cancel,               \
+            tier_job_list, tier_stats                                                                        \
     }
 
 /* All of it is the caller's and outlives the admin; store, objects, tier and pool may be NULL: then there is none. */

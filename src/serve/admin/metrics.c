@@ -222,7 +222,8 @@ static void cold(struct bytes_out *out, const struct admin_tier *tier)
     counter(out, "tier_push_failed_total", "Pushes that failed, and are tried again.", s.push_failed);
     gauge(out, "tier_fetching", "Fetches under way.", s.fetching);
     gauge(out, "tier_fetch_waiting", "Fetches that wait.", s.fetch_waiting);
-    gauge(out, "tier_push_waiting", "Objects that wait to be pushed.", s.push_waiting);
+    gauge(out, "tier_push_waiting", "Keys that wait in memory to be pushed; store_dirty_objects counts all.",
+          s.push_waiting);
 }
 
 static bool take(const char **at, const char *end, const char *word)

@@ -151,8 +151,6 @@ int v1_bucket_delete(struct admin_visit *v)
     if (!c->objects)
         return admin_none(v, "store");
     int rc = objects_bucket_delete(c->objects, v->name, &v->err);
-    if (rc == 0 && c->tier)
-        c->tier->bucket_forget(c->tier->tier, v->name);
     v->status = 204;
     return rc;
 }

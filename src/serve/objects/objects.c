@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "serve/objects/objects.h"
 
+#include <pthread.h>
 #include <stdio.h>
 
 #include "wire/json_whole.h"
 
 struct objects {
     struct store *store;
-    struct tier *tier; /* NULL: no bucket has a remote */
+    struct tier *tier;       /* NULL: no bucket has a remote */
+    pthread_mutex_t buckets; /* from a bucket's end until its remote is forgotten nobody makes another */
 };
 
 uint64_t objects_remote(const struct objects *o, const char *bucket)
@@ -31,12 +33,15 @@ int objects_new(struct store *store, struct objects **ret_objects)
     if (!o)
         return -ENOMEM;
     o->store = store;
+    pthread_mutex_init(&o->buckets, NULL);
     *ret_objects = o;
     return 0;
 }
 
 void objects_free(struct objects *o)
 {
+    if (o)
+        pthread_mutex_destroy(&o->buckets);
     free(o);
 }
 
@@ -52,7 +57,9 @@ int objects_bucket_create(struct objects *o, const char *bucket, const char *own
     json_t *props = json_pack("{s:s}", "owner", owner);
     char *text = json_whole(props);
     json_decref(props);
+    pthread_mutex_lock(&o->buckets);
     int rc = text ? store_bucket_create(o->store, bucket, 0, text, err) : -ENOMEM;
+    pthread_mutex_unlock(&o->buckets);
     free(text);
     return rc;
 }
@@ -77,10 +84,13 @@ int objects_bucket_delete(struct objects *o, const char *bucket, struct leat_err
     if (rc == 1)
         return error_set(err, STORE_NOT_EMPTY,
                          "bucket %s: the bucket that it stands in front of is not empty", bucket);
-    if (rc == 0)
-        rc = store_bucket_delete(o->store, bucket, err);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&o->buckets);
+    rc = store_bucket_delete(o->store, bucket, err);
     if (rc == 0)
         tier_bucket_forget(o->tier, bucket);
+    pthread_mutex_unlock(&o->buckets);
     return rc;
 }
 

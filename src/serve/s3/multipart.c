@@ -291,7 +291,8 @@ static bool whole_sum(struct completion *c)
     return true;
 }
 
-/* Where parts begin, for GET with partNumber: short where all but the last are of one size, left out where it would be long. */
+/* Where parts begin, for GET with partNumber: short where all but the last are of one size, left out where it would be long, or longer than the rest
+ * of the metadata leaves room for: an upload that was begun can be completed. */
 static void put_layout(struct completion *c)
 {
     char text[2048];
@@ -307,7 +308,7 @@ static void put_layout(struct completion *c)
     }
     if (even)
         used = (size_t)snprintf(text, sizeof(text), "%u:%llu", c->n, (unsigned long long)first);
-    if (used < sizeof(text))
+    if (used < sizeof(text) && c->meta.len + sizeof("leat-parts") + used + 1 <= STORE_META_MAX)
         meta_put(&c->meta, "leat-parts", 10, text, used);
 }
 

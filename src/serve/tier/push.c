@@ -9,30 +9,11 @@
  * Failure modes: a push that fails in "through" leaves what was; in "back" it is tried again, for ever, with growing pauses, and the
  * object stays dirty meanwhile, over restarts too. A crash in "through" after the remote took the new version and before it is here: the old
  * one that is here was marked beforehand as of unknown standing, and is compared before it is served again.
- * Invariants: writes of one key, by whomever, reach the remote one after the other, in the order in which they become visible here (`held`); a
- * key is in the queue of pushes once.
+ * Invariants: writes of one key, by whomever, reach the remote one after the other, in the order in which they become visible here (`held`).
  */
 #include "serve/tier/tier_internal.h"
 
 #include <stdio.h>
-
-#include "base/clock.h"
-#include "base/cond.h"
-#include "base/log.h"
-
-#define RETRY_MAX_NS (300 * NS_PER_S)
-
-struct push {
-    struct tier_task task;
-    struct list node, due_node; /* tier.pushes, tier.due */
-    struct tier *t;
-    struct tier_bucket *bucket;
-    uint64_t due_ns, pause_ns;
-    bool active; /* queued or running: not in tier.due */
-    bool again;  /* it was written to while it ran */
-    size_t key_len;
-    char key[];
-};
 
 /* --- one at a time ----------------------------------------------------------------------------------------------------------- */
 
@@ -129,166 +110,17 @@ static int push_version(struct tier *t, struct tier_bucket *b, const void *key, 
     return rc;
 }
 
-/* --- in the background --------------------------------------------------------------------------------------------------------- */
-
-static void push_free(struct push *p)
+int push_key(struct tier *t, const char *bucket, const void *key, size_t key_len, struct leat_error *err)
 {
-    tier_bucket_unref(p->t, p->bucket);
-    free(p);
-}
-
-static void push_run(struct tier_task *task)
-{
-    struct push *p = container_of(task, struct push, task);
-    struct tier *t = p->t;
     struct held held;
-    struct leat_error err = {0};
-    /* Settings may have changed since it was queued. */
-    struct tier_bucket *b = tier_bucket_find(t, p->bucket->name);
-    int rc = 0;
-    if (b) {
-        hold(t, &t->held, &held, b, p->key, p->key_len);
-        rc = push_version(t, b, p->key, p->key_len, &err);
-        let_go(t, &held);
-        tier_bucket_unref(t, b);
-    }
-    bool stopping = atomic_load(&t->stopping);
-    if (rc < 0 && rc != LEAT_STALE && !stopping)
-        log_warning("bucket %s: %.*s is not at its remote yet, and tried again: %s", p->bucket->name,
-                    (int)MIN(p->key_len, (size_t)200), p->key, err.message);
-    pthread_mutex_lock(&t->lock);
-    bool again = (rc < 0 || p->again) && !stopping;
-    if (again) {
-        bool failed = rc < 0 && rc != LEAT_STALE;
-        p->again = false;
-        p->pause_ns = failed ? MIN(MAX(2 * p->pause_ns, t->config.retry_ns), RETRY_MAX_NS) : 0;
-        p->due_ns = clock_now_ns() + p->pause_ns;
-        p->active = false;
-        list_push_back(&t->due, &p->due_node);
-        if (failed)
-            memcpy(t->stats.push_error, err.message, sizeof(err.message));
-        pthread_cond_signal(&t->push_moved);
-    } else {
-        list_remove(&p->node);
-        if (--t->stats.push_waiting == 0)
-            t->stats.push_error[0] = 0;
-    }
-    pthread_mutex_unlock(&t->lock);
-    if (!again)
-        push_free(p);
-}
-
-/* Those whose pause is over go to the pool. */
-void *push_timer_main(void *arg)
-{
-    struct tier *t = arg;
-    pthread_mutex_lock(&t->lock);
-    while (!atomic_load(&t->stopping)) {
-        uint64_t now = clock_now_ns(), next = now + 3600 * NS_PER_S;
-        list_for_each_safe (node, &t->due) {
-            struct push *p = container_of(node, struct push, due_node);
-            if (p->due_ns <= now && tier_pool_add(&t->pushers, p->bucket, &p->task) == 0) {
-                list_remove(&p->due_node);
-                p->active = true;
-            } else { /* the pool is full: a little later */
-                next = MIN(next, MAX(p->due_ns, now + 100 * NS_PER_MS));
-            }
-        }
-        cond_wait_until(&t->push_moved, &t->lock, next);
-    }
-    pthread_mutex_unlock(&t->lock);
-    return NULL;
-}
-
-static int push_add(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len)
-{
-    struct push *p = calloc(1, sizeof(*p) + key_len + 1);
-    if (!p)
-        return -ENOMEM;
-    *p = (struct push){.task = {.run = push_run}, .t = t, .bucket = b, .key_len = key_len};
-    list_init(&p->node);
-    list_init(&p->due_node);
-    memcpy(p->key, key, key_len);
-    struct list *chain = &t->pushes[tier_key_hash(b, key, key_len) % PUSH_CHAINS];
-    pthread_mutex_lock(&t->lock);
-    list_for_each (node, chain) {
-        struct push *there = container_of(node, struct push, node);
-        if (there->key_len != key_len || memcmp(there->key, key, key_len) != 0 ||
-            strcmp(there->bucket->name, b->name) != 0)
-            continue;
-        there->again = there->active;
-        pthread_mutex_unlock(&t->lock);
-        free(p);
-        return 0;
-    }
-    b->refs++;
-    list_push_back(chain, &p->node);
-    list_push_back(&t->due, &p->due_node);
-    t->stats.push_waiting++;
-    pthread_cond_signal(&t->push_moved);
-    pthread_mutex_unlock(&t->lock);
-    return 0;
-}
-
-struct dirty {
-    struct store_key *keys;
-    unsigned n, cap;
-    bool failed;
-};
-
-static int take_dirty(void *user, const struct store_entry *e)
-{
-    struct dirty *d = user;
-    if (!(e->flags & STORE_DIRTY))
-        return 0;
-    if (d->n == d->cap) {
-        unsigned cap = d->cap ? 2 * d->cap : 64;
-        struct store_key *more = realloc(d->keys, cap * sizeof(*more));
-        if (!more)
-            goto failed;
-        d->keys = more;
-        d->cap = cap;
-    }
-    void *key = malloc(e->key_len);
-    if (!key)
-        goto failed;
-    memcpy(key, e->key, e->key_len);
-    d->keys[d->n++] = (struct store_key){key, e->key_len};
-    return 0;
-failed:
-    d->failed = true;
-    return 1;
-}
-
-int push_bucket(struct tier *t, const char *bucket)
-{
-    struct dirty d = {0};
-    struct store_list_spec all = {.max = UINT32_MAX};
-    bool more;
-    struct tier_bucket *b = tier_bucket_find(t, bucket);
+    struct tier_bucket *b = tier_bucket_find(t, bucket); /* settings may have changed since it was queued */
     if (!b)
         return 0;
-    store_list(t->config.store, bucket, &all, take_dirty, &d, &more, NULL);
-    int rc = d.failed ? -ENOMEM : 0;
-    for (unsigned i = 0; i < d.n; i++) {
-        if (rc == 0)
-            rc = push_add(t, b, d.keys[i].key, d.keys[i].key_len);
-        free((void *)d.keys[i].key);
-    }
-    free(d.keys);
+    hold(t, &t->held, &held, b, key, key_len);
+    int rc = push_version(t, b, key, key_len, err);
+    let_go(t, &held);
     tier_bucket_unref(t, b);
     return rc;
-}
-
-void push_stop(struct tier *t)
-{
-    struct push *p;
-    for (size_t i = 0; i < PUSH_CHAINS; i++) {
-        while ((p = list_first(&t->pushes[i], struct push, node))) {
-            list_remove(&p->node);
-            push_free(p);
-        }
-    }
 }
 
 /* --- PUT ------------------------------------------------------------------------------------------------------------------------- */
@@ -300,8 +132,9 @@ int tier_put_begin(struct tier *t, const char *bucket, const void *key, size_t k
     /* In "through" it is read before it is committed. */
     if (b && b->remote.mode == TIER_THROUGH)
         flags |= STORE_PUT_BUFFERED;
+    int rc = b ? tier_bucket_right(b, err) : 0;
     tier_bucket_unref(t, b);
-    return store_put_begin(t->config.store, bucket, key, key_len, bytes, flags, ret_put, err);
+    return rc < 0 ? rc : store_put_begin(t->config.store, bucket, key, key_len, bytes, flags, ret_put, err);
 }
 
 static bool conditional(const struct store_commit *c)
@@ -414,7 +247,7 @@ static int commit_plain(struct tier *t, const char *bucket, const void *key, siz
     int rc = moved(store_put_commit(put, &c, &info, err), bucket, err);
     struct tier_bucket *b = rc == 0 && info.flags & STORE_DIRTY ? tier_bucket_find(t, bucket) : NULL;
     if (b)
-        rc = push_add(t, b, key, key_len);
+        push_add(t, b, key, key_len);
     tier_bucket_unref(t, b);
     if (rc == 0 && ret_info)
         *ret_info = info;
@@ -430,6 +263,19 @@ static bool is_gone(struct tier *t, const struct tier_bucket *b)
     return gone;
 }
 
+/* In "back" it is asked before the commit: what the remote never takes would be dirty for ever. */
+static int check_headers(const struct tier_bucket *b, const struct store_commit *c, struct leat_error *err)
+{
+    if (c->meta_len < BACKEND_HEADERS_MAX)
+        return 0;
+    AUTO_FREE char *headers = malloc(BACKEND_HEADERS_MAX);
+    int rc = headers ? tier_headers_of(c->meta, c->meta_len, headers) : -ENOMEM;
+    return rc == LEAT_INVALID
+               ? error_set(err, rc, "more metadata than the remote of bucket %s takes (%u bytes)", b->name,
+                           BACKEND_HEADERS_MAX)
+               : rc;
+}
+
 /* Consumes the put. The key is held from others of mode "back". */
 static int back(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len, struct store_put *put,
                 const struct store_commit *commit, struct store_info *ret_info, struct leat_error *err)
@@ -439,9 +285,16 @@ static int back(struct tier *t, struct tier_bucket *b, const void *key, size_t k
     c.front = c.if_front ? b->front : 0;
     /* Looked at; what it is about may be there alone. That there is none is looked at again: who knew of no remote holds no key. */
     c.if_match = NULL;
-    int rc = moved(store_put_commit(put, &c, ret_info, err), b->name, err);
+    int rc = check_headers(b, commit, err);
+    if (rc < 0) {
+        store_put_abort(put);
+        return rc;
+    }
+    rc = moved(store_put_commit(put, &c, ret_info, err), b->name, err);
     fetch_supersede(t, b, key, key_len);
-    return rc == 0 ? push_add(t, b, key, key_len) : rc;
+    if (rc == 0)
+        push_add(t, b, key, key_len);
+    return rc;
 }
 
 int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t key_len,

@@ -177,6 +177,25 @@ int tier_remote_parse(const char *json, struct tier_remote *ret_remote, struct l
     return 0;
 }
 
+int tier_remote_guess(const char *json, struct tier_remote *ret_remote)
+{
+    json_t *root = json ? json_loads(json, 0, NULL) : NULL;
+    const char *endpoint = json_string_value(json_object_get(root, "endpoint"));
+    struct tier_remote r = {.check = TIER_ALWAYS, .age_s = 60, .timeout_s = 30};
+    int rc = take_uri(&r, json_string_value(json_object_get(root, "uri")), NULL);
+    r.uri = r.uri ? r.uri : strdup("");
+    r.base_key = r.base_key ? r.base_key : strdup("");
+    r.endpoint = endpoint && *endpoint ? strdup(endpoint) : NULL;
+    bool good = rc != -ENOMEM && r.uri && r.base_key && (!endpoint || !*endpoint || r.endpoint);
+    json_decref(root);
+    if (!good) {
+        tier_remote_fini(&r);
+        return -ENOMEM;
+    }
+    *ret_remote = r;
+    return 0;
+}
+
 char *tier_remote_of(const char *props)
 {
     json_t *root = json_loads(props, 0, NULL), *remote = json_object_get(root, "remote");

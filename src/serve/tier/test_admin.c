@@ -208,6 +208,45 @@ static void test_job_cancel(void **state)
     web_stop(&world_web);
 }
 
+/* Another version's settings, found at the start: such a bucket is no plain one, and what was asked of its remote fails. */
+static void test_wrong_settings(void **state)
+{
+    (void)state;
+    struct leat_error err = {0};
+    struct store_list_spec all = {.max = 10};
+    struct tier_job_spec spec = {.kind = TIER_CHECK, .bucket = "bkt"};
+    char props[500], buf[10];
+    size_t n;
+    uint64_t id;
+    world_there("far", "far", 3);
+    world_there("file", "file", 4);
+    world_front("bkt", ",\"mode\":\"back\"");
+    world_get_is("bkt", "file", "file");
+    assert_true(world_gets_here("bkt", "file"));
+    assert_int_equal(world_put("bkt", "file/dirty", "dirty", NULL, &err), 0); /* cannot be there */
+    snprintf(props, sizeof(props), "{\"remote\":{\"uri\":\"file://%s/remote\",\"mode\":\"sideways\"}}",
+             world.top);
+    assert_int_equal(store_bucket_set(world.store, "bkt", 0, props, &err), 0);
+    world_end();
+    world_begin();
+    assert_int_equal(world_put("bkt", "new", "new", NULL, &err), TIER_REFUSED);
+    assert_non_null(strstr(err.message, "sideways"));
+    assert_int_equal(world_get("bkt", "far", buf, sizeof(buf), &n, &err), TIER_REFUSED);
+    assert_int_equal(world_get("bkt", "nowhere", buf, sizeof(buf), &n, &err), TIER_REFUSED);
+    assert_int_equal(tier_delete(world.tier, "bkt", "file", 4, &err), TIER_REFUSED);
+    assert_int_equal(tier_list(world.tier, "bkt", &all, NULL, NULL, &(bool){0}, &err), TIER_REFUSED);
+    assert_int_equal(tier_job_start(world.tier, &spec, &id, &err), 0);
+    world_get_is("bkt", "file", "file");
+    world_get_is("bkt", "file/dirty", "dirty");
+    assert_false(world_is_here("bkt", "new") || world_is_there("new", "new"));
+    /* Others for the same place mend it. */
+    world_front("bkt", ",\"mode\":\"back\"");
+    world_get_is("bkt", "far", "far");
+    assert_int_equal(unlink(strcat(strcpy(props, world.top), "/remote/file")), 0);
+    world_wait_pushed();
+    assert_true(world_is_there("file/dirty", "dirty"));
+}
+
 /* --- settings -------------------------------------------------------------------------------------------------------------------------- */
 
 static void test_settings(void **state)
@@ -282,6 +321,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_list, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_jobs, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_job_cancel, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_wrong_settings, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_settings, world_setup, world_teardown),
     };
     return cmocka_run_group_tests(tests, world_group_setup, NULL);

@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 
 #include "serve/tier/testing.h"
+#include "store/testing.h"
 
 static void test_through(void **state)
 {
@@ -63,6 +64,41 @@ static void test_through(void **state)
     world_there("far", "x", 1);
     assert_int_equal(tier_delete(world.tier, "bkt", "far", 3, &err), 0);
     assert_false(world_is_there("far", "x"));
+}
+
+static void lose_index(void)
+{
+    char dir[400];
+    snprintf(dir, sizeof(dir), "%s/store/index", world.top);
+    testing_rmdir(dir);
+    world_begin();
+    world_wait_pushed();
+}
+
+/* What the remote has got already is not pushed over what others have stored there since; what it has not got is. */
+static void test_back_rebuilt(void **state)
+{
+    (void)state;
+    char path[400], away[400];
+    snprintf(path, sizeof(path), "%s/remote", world.top);
+    snprintf(away, sizeof(away), "%s/away", world.top);
+    world_front("bkt", ",\"mode\":\"back\"");
+    assert_int_equal(world_put("bkt", "k", "one", NULL, NULL), 0);
+    assert_int_equal(world_put("bkt", "l", "one", NULL, NULL), 0);
+    world_wait_pushed();
+    world_there("k", "from elsewhere", 14);
+    world_end();
+    lose_index();
+    assert_true(world_is_there("k", "from elsewhere"));
+    assert_int_equal(world_flags("bkt", "k"), 0);
+    world_get_is("bkt", "k", "from elsewhere");
+    assert_int_equal(rename(path, away), 0);
+    assert_int_equal(world_put("bkt", "l", "two", NULL, NULL), 0);
+    world_end();
+    assert_int_equal(rename(away, path), 0);
+    lose_index();
+    assert_true(world_is_there("l", "two"));
+    assert_true(world_is_there("k", "from elsewhere"));
 }
 
 struct writer {
@@ -173,6 +209,131 @@ static void test_back(void **state)
     world_wait_pushed();
     assert_true(world_is_there("k", "round 49"));
     assert_int_equal(world_flags("bkt", "k"), 0);
+}
+
+/* What no remote takes is refused before it is dirty here for ever. */
+static void test_back_metadata(void **state)
+{
+    (void)state;
+    struct leat_error err = {0};
+    char meta[5000];
+    struct store_commit c = {.meta = meta, .meta_len = sizeof(meta)};
+    world_front("bkt", ",\"mode\":\"back\"");
+    memset(meta, 'x', sizeof(meta));
+    memcpy(meta, "x-amz-meta-k", 13);
+    meta[sizeof(meta) - 1] = 0;
+    assert_int_equal(world_put("bkt", "k", "one", &c, &err), LEAT_INVALID);
+    assert_non_null(strstr(err.message, "metadata"));
+    assert_false(world_is_here("bkt", "k"));
+    memcpy(meta, "leat-parts--", 13); /* is not sent */
+    assert_int_equal(world_put("bkt", "k", "one", &c, &err), 0);
+    world_wait_pushed();
+    assert_true(world_is_there("k", "one"));
+}
+
+static unsigned waiting(void)
+{
+    struct tier_stats s;
+    tier_stats(world.tier, &s);
+    return s.push_waiting;
+}
+
+/* The remote is away for long: of what is written meanwhile a part waits in memory, and all of it arrives. */
+static void test_back_far_more(void **state)
+{
+    (void)state;
+    struct leat_error err = {0};
+    struct tier_stats s;
+    char path[400], away[400], key[20];
+    world_front("bkt", ",\"mode\":\"back\"");
+    world_end();
+    snprintf(path, sizeof(path), "%s/remote", world.top);
+    snprintf(away, sizeof(away), "%s/away", world.top);
+    assert_int_equal(rename(path, away), 0);
+    world.push_queue = 8;
+    for (unsigned round = 0; round < 2; round++) { /* also after a restart, which finds them */
+        world_begin();
+        for (unsigned i = 0; round == 0 && i < 50; i++) {
+            snprintf(key, sizeof(key), "k%u", i);
+            assert_int_equal(world_put("bkt", key, key, NULL, &err), 0);
+            assert_in_range(waiting(), 0, 8);
+        }
+        for (unsigned i = 0; i < 6000 && (tier_stats(world.tier, &s), s.push_failed < 60); i++) {
+            assert_in_range(s.push_waiting, 0, 8);
+            usleep(10000);
+        }
+        assert_true(s.push_failed >= 60 && s.push_waiting > 0 && s.buffer_bytes > 0);
+        world_end();
+    }
+    assert_int_equal(rename(away, path), 0);
+    world_begin();
+    world_wait_pushed();
+    for (unsigned i = 0; i < 50; i++) {
+        snprintf(key, sizeof(key), "k%u", i);
+        assert_true(world_is_there(key, key));
+    }
+}
+
+/* What waits for a remote that is away takes a quarter of the memory at most, though its bucket may have far more keys in the queue. */
+static void test_back_in_little_memory(void **state)
+{
+    (void)state;
+    struct leat_error err = {0};
+    struct ticket_office office;
+    char path[400], away[400], key[20];
+    ticket_office_init(&office, 16 * KIB);
+    world_end();
+    world.office = &office;
+    world_begin();
+    world_front("bkt", ",\"mode\":\"back\"");
+    snprintf(path, sizeof(path), "%s/remote", world.top);
+    snprintf(away, sizeof(away), "%s/away", world.top);
+    assert_int_equal(rename(path, away), 0);
+    for (unsigned i = 0; i < 200; i++) {
+        snprintf(key, sizeof(key), "k%u", i);
+        assert_int_equal(world_put("bkt", key, key, NULL, &err), 0);
+        assert_in_range(atomic_load(&office.used_bytes), 0, 4 * KIB);
+    }
+    assert_true(waiting() > 0);
+    assert_int_equal(rename(away, path), 0);
+    world_wait_pushed();
+    for (unsigned i = 0; i < 200; i++) {
+        snprintf(key, sizeof(key), "k%u", i);
+        assert_true(world_is_there(key, key));
+    }
+    world_end();
+    assert_int_equal(atomic_load(&office.used_bytes), 0);
+    world.office = NULL;
+    world_begin();
+}
+
+/* More of them than there is room for can never be at the remote: others still get there. */
+static void test_back_past_refused(void **state)
+{
+    (void)state;
+    struct leat_error err = {0};
+    char key[20];
+    world_end();
+    world.push_queue = 8;
+    world_begin();
+    world_front("bkt", ",\"mode\":\"back\"");
+    assert_int_equal(world_put("bkt", "k", "k", NULL, &err), 0);
+    world_wait_pushed();
+    for (unsigned i = 0; i < 20; i++) { /* "k" is a file there */
+        snprintf(key, sizeof(key), "k/%u", i);
+        assert_int_equal(world_put("bkt", key, key, NULL, &err), 0);
+    }
+    for (unsigned i = 0; i < 20; i++) {
+        snprintf(key, sizeof(key), "l%u", i);
+        assert_int_equal(world_put("bkt", key, key, NULL, &err), 0);
+    }
+    for (unsigned i = 0; i < 20; i++) {
+        snprintf(key, sizeof(key), "l%u", i);
+        for (unsigned n = 0; n < 3000 && !world_is_there(key, key); n++)
+            usleep(10000);
+        assert_true(world_is_there(key, key));
+    }
+    assert_in_range(waiting(), 0, 8);
 }
 
 /* --- kill -9 -------------------------------------------------------------------------------------------------------------------------- */
@@ -286,6 +447,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_back_condition, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_through_and_get, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_back_rebuilt, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_back_metadata, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_back_far_more, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_back_in_little_memory, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_back_past_refused, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_kill, world_setup, world_teardown),
     };
     return cmocka_run_group_tests(tests, world_group_setup, NULL);

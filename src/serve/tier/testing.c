@@ -37,7 +37,10 @@ void world_begin(void)
                              .pushers = 4,
                              .connections = 4,
                              .block_bytes = MIB,
-                             .retry_ns = 20 * NS_PER_MS};
+                             .retry_ns = 20 * NS_PER_MS,
+                             .office = world.office,
+                             .retry_max_ns = world.push_queue || world.office ? 200 * NS_PER_MS : 0,
+                             .push_queue = world.push_queue};
     if (tier_new(&tc, &world.tier, &err) < 0)
         fail_msg("%s", err.message);
 }
@@ -53,6 +56,8 @@ int world_setup(void **state)
     char path[400];
     (void)state;
     world.capacity = 0;
+    world.push_queue = 0;
+    world.office = NULL;
     testing_mkdir(world.top);
     snprintf(path, sizeof(path), "%s/remote", world.top);
     assert_int_equal(mkdir(path, 0777), 0);
@@ -184,9 +189,12 @@ uint32_t world_flags(const char *bucket, const char *key)
 void world_wait_pushed(void)
 {
     struct tier_stats s;
+    AUTO_FREE struct store_status *status = malloc(sizeof(*status));
+    assert_non_null(status);
     for (unsigned i = 0; i < 6000; i++) {
+        store_status(world.store, status);
         tier_stats(world.tier, &s);
-        if (s.push_waiting == 0)
+        if (status->paths[0].dirty == 0 && s.push_waiting == 0)
             return;
         usleep(10000);
     }

@@ -4,9 +4,9 @@
  *
  * Three pools of threads, so that nobody waits behind another kind of work: fetches that a reader waits for; prefetches and checks; pushes of what
  * is dirty; in each of them remotes share the threads (base/turns.h). A session is one thread's for one object, and kept for the next.
- * Failure modes: settings that are wrong are refused when they are given, or reported when the server starts (such a bucket answers with
- * what is wrong); sessions of settings that have changed are closed when they come back.
- * Invariants: a bucket in the table has settings that parse; it is freed with its last reference. Nothing is waited for under the lock.
+ * Failure modes: settings that are wrong are refused when they are given. Those that the server finds when it starts (another version's) are
+ * reported, and their bucket is asked for nothing that is not here, and takes nothing, until it is given others; sessions of settings that have changed are closed when they come back.
+ * Invariants: a bucket that the store says to have a remote is in the table; it is freed with its last reference. Nothing is waited for under the lock.
  */
 #include "serve/tier/tier_internal.h"
 
@@ -47,11 +47,11 @@ void tier_bucket_unref(struct tier *t, struct tier_bucket *b)
     while ((s = list_first(&b->sessions, struct tier_session, node)))
         session_free(s);
     tier_remote_fini(&b->remote);
+    free(b->wrong);
     free(b);
 }
 
-/* Under the lock. */
-static struct tier_bucket *look(struct tier *t, const char *bucket)
+struct tier_bucket *tier_bucket_look(struct tier *t, const char *bucket)
 {
     list_for_each (node, &t->buckets) {
         struct tier_bucket *b = container_of(node, struct tier_bucket, node);
@@ -66,7 +66,7 @@ struct tier_bucket *tier_bucket_find(struct tier *t, const char *bucket)
     if (atomic_load_explicit(&t->nbuckets, memory_order_relaxed) == 0)
         return NULL;
     pthread_mutex_lock(&t->lock);
-    struct tier_bucket *b = look(t, bucket);
+    struct tier_bucket *b = tier_bucket_look(t, bucket);
     if (b)
         b->refs++;
     pthread_mutex_unlock(&t->lock);
@@ -85,7 +85,7 @@ uint64_t tier_bucket_remote(struct tier *t, const char *bucket)
 static void replace(struct tier *t, const char *bucket, struct tier_bucket *fresh)
 {
     pthread_mutex_lock(&t->lock);
-    struct tier_bucket *old = look(t, bucket);
+    struct tier_bucket *old = tier_bucket_look(t, bucket);
     if (old) {
         list_remove(&old->node);
         old->gone = true;
@@ -99,7 +99,8 @@ static void replace(struct tier *t, const char *bucket, struct tier_bucket *fres
     tier_bucket_unref(t, old);
 }
 
-static int bucket_make(const char *name, const char *json, struct tier_bucket **ret_bucket,
+/* found: it is so in the store, whatever is wrong with it; json NULL: there are no settings. */
+static int bucket_make(const char *name, const char *json, bool found, struct tier_bucket **ret_bucket,
                        struct leat_error *err)
 {
     struct tier_bucket *b = calloc(1, sizeof(*b));
@@ -107,10 +108,20 @@ static int bucket_make(const char *name, const char *json, struct tier_bucket **
         return -ENOMEM;
     list_init(&b->node);
     list_init(&b->sessions);
+    list_init(&b->behind);
     b->refs = 1;
     snprintf(b->name, sizeof(b->name), "%s", name);
-    int rc = tier_remote_parse(json, &b->remote, err);
+    struct leat_error why = {0};
+    int rc = json ? tier_remote_parse(json, &b->remote, &why)
+                  : error_set(&why, LEAT_INVALID, "remote: there are no settings");
+    if (rc < 0 && rc != -ENOMEM && found) {
+        b->wrong = strdup(why.message);
+        rc = b->wrong ? tier_remote_guess(json, &b->remote) : -ENOMEM;
+    }
     if (rc < 0) {
+        if (err)
+            *err = why;
+        free(b->wrong);
         free(b);
         return rc;
     }
@@ -150,11 +161,23 @@ static int keep_settings(struct tier *t, const char *bucket, const char *remote_
     return rc;
 }
 
+/* Nothing is dirty: no list of all objects need be walked. */
+static bool all_clean(struct store *store)
+{
+    AUTO_FREE struct store_status *status = malloc(sizeof(*status));
+    uint64_t dirty = status ? 0 : 1;
+    if (status)
+        store_status(store, status);
+    for (unsigned i = 0; status && i < status->npaths; i++)
+        dirty += status->paths[i].dirty;
+    return dirty == 0;
+}
+
 int tier_bucket_set(struct tier *t, const char *bucket, const char *remote_json, struct leat_error *err)
 {
     struct tier_bucket *b = NULL;
     uint64_t number = 0;
-    int rc = remote_json ? bucket_make(bucket, remote_json, &b, err) : 0;
+    int rc = remote_json ? bucket_make(bucket, remote_json, false, &b, err) : 0;
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&t->settings);
@@ -169,8 +192,10 @@ int tier_bucket_set(struct tier *t, const char *bucket, const char *remote_json,
         b->front = number;
     replace(t, bucket, b);
     pthread_mutex_unlock(&t->settings);
-    /* What was stored between the two is dirty, and nobody knew who is to have it. */
-    return front == STORE_FRONT_OTHER ? push_bucket(t, bucket) : 0;
+    /* What was stored between the two is dirty, and nobody knew who is to have it; and what the old settings' queue had no room for. */
+    if (b && !all_clean(t->config.store))
+        push_bucket(t, bucket);
+    return 0;
 }
 
 int tier_bucket_get(struct tier *t, const char *bucket, char **ret_json, struct leat_error *err)
@@ -189,13 +214,30 @@ int tier_bucket_get(struct tier *t, const char *bucket, char **ret_json, struct 
 
 void tier_bucket_forget(struct tier *t, const char *bucket)
 {
-    if (t)
-        replace(t, bucket, NULL);
+    if (!t)
+        return;
+    /* Who set it before the bucket was deleted has put it into the table by then. */
+    pthread_mutex_lock(&t->settings);
+    replace(t, bucket, NULL);
+    pthread_mutex_unlock(&t->settings);
+}
+
+int tier_bucket_right(const struct tier_bucket *b, struct leat_error *err)
+{
+    return b->wrong ? error_set(err, TIER_REFUSED,
+                                "bucket %s stands in front of another by settings that this version does not "
+                                "take: %s; what is not here cannot be had, and nothing is stored, until "
+                                "PUT /v1/buckets/%s gives it others",
+                                b->name, b->wrong, b->name)
+                    : 0;
 }
 
 int tier_uri(const struct tier_bucket *b, const void *key, size_t key_len, char **ret_uri,
              struct leat_error *err)
 {
+    int rc = tier_bucket_right(b, err);
+    if (rc < 0)
+        return rc;
     if (memchr(key, 0, key_len))
         return error_set(err, LEAT_INVALID,
                          "bucket %s stands in front of another: keys with a NUL cannot be there", b->name);
@@ -220,6 +262,9 @@ int tier_session_get(struct tier *t, struct tier_bucket *b, struct tier_session 
                      struct leat_error *err)
 {
     const struct tier_remote *r = &b->remote;
+    int rc = tier_bucket_right(b, err);
+    if (rc < 0)
+        return rc;
     pthread_mutex_lock(&t->lock);
     struct tier_session *s = list_first(&b->sessions, struct tier_session, node);
     if (s)
@@ -251,7 +296,7 @@ int tier_session_get(struct tier *t, struct tier_bucket *b, struct tier_session 
         .user = b,
         .cancelled = &t->stopping,
     };
-    int rc = backend_new(&config, &s->backend, err);
+    rc = backend_new(&config, &s->backend, err);
     if (rc < 0) {
         free(s);
         /* That there is no such folder or profile says nothing of its objects. */
@@ -350,11 +395,11 @@ static void *pool_main(void *arg)
     return NULL;
 }
 
-static int pool_start(struct tier *t, struct tier_pool *pool, unsigned n)
+static int pool_start(struct tier *t, struct tier_pool *pool, unsigned n, unsigned queue_max)
 {
     sigset_t all, old;
     pool->t = t;
-    turns_init(&pool->turns, n, QUEUE_MAX);
+    turns_init(&pool->turns, n, queue_max);
     pool->threads = calloc(n, sizeof(*pool->threads));
     if (!pool->threads)
         return -ENOMEM;
@@ -499,19 +544,7 @@ static int found_one(void *user, const struct store_bucket *is)
     return 0;
 }
 
-/* Nothing is: no list of all objects need be walked. */
-static bool all_clean(struct store *store)
-{
-    AUTO_FREE struct store_status *status = malloc(sizeof(*status));
-    uint64_t dirty = status ? 0 : 1;
-    if (status)
-        store_status(store, status);
-    for (unsigned i = 0; status && i < status->npaths; i++)
-        dirty += status->paths[i].dirty;
-    return dirty == 0;
-}
-
-/* The buckets that the store knows; one whose settings are wrong is left, loudly. */
+/* The buckets that the store knows; of one whose settings are wrong it is said loudly. */
 static int load(struct tier *t)
 {
     struct found f = {0};
@@ -522,16 +555,16 @@ static int load(struct tier *t)
         struct tier_bucket *b;
         struct leat_error err = {0};
         AUTO_FREE char *json = tier_remote_of(f.props[i]);
-        int bad = json ? bucket_make(f.names[i], json, &b, &err)
-                       : error_set(&err, LEAT_INVALID, "it has no settings of its remote");
-        if (bad < 0)
-            log_error("bucket %s: its remote is not used: %s", f.names[i], err.message);
-        else {
+        if (rc == 0)
+            rc = bucket_make(f.names[i], json, true, &b, NULL);
+        if (rc == 0) {
+            if (tier_bucket_right(b, &err) < 0)
+                log_error("%s", err.message);
             b->front = f.fronts[i];
             replace(t, f.names[i], b);
+            if (!clean && !b->wrong) /* who gives it others has looked for what is dirty */
+                push_bucket(t, f.names[i]);
         }
-        if (bad == 0 && rc == 0 && !clean)
-            rc = push_bucket(t, f.names[i]);
         free(f.props[i]);
     }
     free(f.names);
@@ -551,30 +584,35 @@ int tier_new(const struct tier_config *config, struct tier **ret_tier, struct le
         ticket_office_init(&t->own_office, OFFICE_BYTES);
         c->office = &t->own_office;
     }
+    ticket_office_init(&t->push_room, c->office->cap_bytes / 4);
     c->fetchers = c->fetchers ? c->fetchers : 32;
     c->prefetchers = c->prefetchers ? c->prefetchers : 16;
     c->pushers = c->pushers ? c->pushers : 8;
     c->connections = c->connections ? c->connections : 8;
     c->block_bytes = c->block_bytes ? align_up(c->block_bytes, FETCH_UNIT) : 4 * MIB;
     c->retry_ns = c->retry_ns ? c->retry_ns : NS_PER_S;
+    c->retry_max_ns = c->retry_max_ns ? c->retry_max_ns : 300 * NS_PER_S;
+    c->push_queue = c->push_queue ? c->push_queue : 4096;
     pthread_mutex_init(&t->lock, NULL);
     pthread_mutex_init(&t->settings, NULL);
     cond_init(&t->moved);
     cond_init(&t->push_moved);
     struct list *lists[] = {&t->buckets,    &t->blocks,  &t->fetches, &t->held,
-                            &t->committing, &t->keeping, &t->due,     &t->jobs};
+                            &t->committing, &t->keeping, &t->behind,  &t->jobs};
     for (size_t i = 0; i < ARRAY_LEN(lists); i++)
         list_init(lists[i]);
     for (size_t i = 0; i < PUSH_CHAINS; i++)
         list_init(&t->pushes[i]);
+    for (size_t i = 0; i < PUSH_PAUSES; i++)
+        list_init(&t->pauses[i]);
     struct tier_pool *pools[] = {&t->fetchers, &t->prefetchers, &t->pushers};
     for (size_t i = 0; i < ARRAY_LEN(pools); i++)
         pthread_cond_init(&pools[i]->work, NULL);
-    int rc = pool_start(t, &t->fetchers, c->fetchers);
+    int rc = pool_start(t, &t->fetchers, c->fetchers, QUEUE_MAX);
     if (rc == 0)
-        rc = pool_start(t, &t->prefetchers, c->prefetchers);
+        rc = pool_start(t, &t->prefetchers, c->prefetchers, QUEUE_MAX);
     if (rc == 0)
-        rc = pool_start(t, &t->pushers, c->pushers);
+        rc = pool_start(t, &t->pushers, c->pushers, UINT32_MAX) /* queue.c bounds it */;
     if (rc == 0)
         rc = -pthread_create(&t->push_timer, NULL, push_timer_main, t);
     t->has_push_timer = rc == 0;

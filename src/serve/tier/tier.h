@@ -26,14 +26,18 @@ struct tier;
 /* Zero means the value in brackets. */
 struct tier_config {
     struct store *store;
-    struct ticket_office *office; /* buffers of fetches [an office of its own, 256 MiB] */
+    struct ticket_office
+        *office; /* buffers of fetches, and what waits to be pushed [an office of its own, 256 MiB] */
     unsigned
         fetchers; /* threads, each at one object for a reader; half of them at most for one remote [32] */
     unsigned prefetchers; /* the same for prefetches and checks [16] */
     unsigned pushers;     /* and for what is dirty [8] */
     unsigned connections; /* of one thread to a remote [8] */
     uint64_t block_bytes; /* most of one request [4 MiB] */
-    uint64_t retry_ns; /* a push that failed is tried again after this, then twice as much ... 5 min [1 s] */
+    unsigned
+        push_queue; /* keys of a bucket that wait to be pushed in memory, half of them failed ones; more are dirty in the store alone [4096] */
+    uint64_t retry_ns;     /* a push that failed is tried again after this, then twice as much ... [1 s] */
+    uint64_t retry_max_ns; /* ... this [5 min] */
 };
 /* Starts the threads, and pushes what is dirty since before. */
 int tier_new(const struct tier_config *config, struct tier **ret_tier, struct leat_error *err);
@@ -66,7 +70,7 @@ int tier_bucket_set(struct tier *t, const char *bucket, const char *remote_json,
 int tier_bucket_get(struct tier *t, const char *bucket, char **ret_json, struct leat_error *err);
 /* [loop] The server that it stands in front of, as a number: the same for all of its buckets. 0: it stands in front of none. */
 uint64_t tier_bucket_remote(struct tier *t, const char *bucket);
-/* The bucket was deleted. */
+/* The bucket was deleted. Until this returns nobody makes another of its name: it would be taken for the one in front of the remote. */
 void tier_bucket_forget(struct tier *t, const char *bucket);
 
 /* --- reading --------------------------------------------------------------------------------------------------------------- */

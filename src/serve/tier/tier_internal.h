@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tier_internal.h: inside of the cold tier: between tier.c (threads, buckets, sessions), remote.c, fetch.c, read.c, push.c, list.c, jobs.c. */
+/* tier_internal.h: inside of the cold tier: between tier.c (threads, buckets, sessions), remote.c, fetch.c, read.c, push.c, queue.c, list.c, jobs.c. */
 #ifndef SERVE_TIER_INTERNAL_H
 #define SERVE_TIER_INTERNAL_H
 
@@ -24,6 +24,8 @@ struct tier_remote {
     uint64_t age_s, timeout_s;
 };
 int tier_remote_parse(const char *json, struct tier_remote *ret_remote, struct leat_error *err);
+/* Of settings that tier_remote_parse refuses: where they lead, as far as they say it; asked each time, as what they say of that is not known. -ENOMEM. */
+int tier_remote_guess(const char *json, struct tier_remote *ret_remote);
 void tier_remote_fini(struct tier_remote *r); /* wipes */
 /* The property out of all of a bucket's; NULL: there is none (or no memory). The caller frees. */
 char *tier_remote_of(const char *props);
@@ -46,12 +48,22 @@ struct tier_bucket {
     unsigned refs;
     char name[STORE_BUCKET_MAX + 1];
     struct tier_remote remote;
+    char *wrong;          /* what is wrong with its settings, which nothing is done by then; NULL: nothing */
     uint64_t front;       /* store_bucket.front of it */
     uint64_t server;      /* a number for the remote's; never 0 */
     struct list sessions; /* idle ones */
     bool gone;            /* not in the table any more */
     _Atomic unsigned
         small_run; /* objects fetched of late that fitted into one request, one after the other */
+    /* queue.c: keys in the queue of pushes, and those of them that failed and wait */
+    unsigned npushes, npaused;
+    struct list behind; /* tier.behind, with a reference; alone: all that is dirty is in the queue */
+    bool missed;        /* something is not since the look under way began: the next begins at missed_ns */
+    uint64_t missed_ns;
+    bool midway;      /* of the look, the timer's alone: the last key that was looked at */
+    uint64_t look_ns; /* and when it goes on: there was no memory */
+    size_t after_len;
+    uint8_t after[STORE_KEY_MAX];
 };
 
 /* A connection to a remote: one thread's at a time. */
@@ -81,10 +93,13 @@ struct tier_block {
 
 #define FRESH_SLOTS 65536u
 #define PUSH_CHAINS 4096u
+#define PUSH_PAUSES 32u
 
 struct tier {
     struct tier_config config;
     struct ticket_office own_office;
+    struct ticket_office push_room; /* of config.office: what the queue of pushes may take */
+    uint64_t paused_bytes;          /* of it: half at most */
     atomic_bool stopping;
     pthread_mutex_t settings; /* one change of a bucket's remote at a time; before `lock` */
     pthread_mutex_t lock;     /* of all that follows, and of buckets, fetches, pushes and jobs */
@@ -99,7 +114,8 @@ struct tier {
     struct list committing;          /* keys that are written to here, in buckets of mode "back" */
     struct list keeping;             /* keys whose fetched version is being committed */
     struct list pushes[PUSH_CHAINS]; /* keys to be pushed, by their hash */
-    struct list due;                 /* those of them that wait for their time */
+    struct list pauses[PUSH_PAUSES]; /* those of them that failed, by how often: each in the order of time */
+    struct list behind;              /* buckets of which more is dirty than is in the queue */
     pthread_cond_t push_moved;
     pthread_t push_timer;
     bool has_push_timer;
@@ -115,7 +131,11 @@ struct tier {
 /* A reference, or NULL: no such bucket, or one without a remote. */
 struct tier_bucket *tier_bucket_find(struct tier *t, const char *bucket);
 void tier_bucket_unref(struct tier *t, struct tier_bucket *b);
-/* The key's address at the remote; LEAT_INVALID: keys with NUL. The caller frees. */
+/* The same without a reference. Under the lock. */
+struct tier_bucket *tier_bucket_look(struct tier *t, const char *bucket);
+/* TIER_REFUSED: its settings are wrong. */
+int tier_bucket_right(const struct tier_bucket *b, struct leat_error *err);
+/* The key's address at the remote; LEAT_INVALID: keys with NUL; TIER_REFUSED. The caller frees. */
 int tier_uri(const struct tier_bucket *b, const void *key, size_t key_len, char **ret_uri,
              struct leat_error *err);
 int tier_session_get(struct tier *t, struct tier_bucket *b, struct tier_session **ret_session,
@@ -128,7 +148,7 @@ static inline bool tier_remote_down(int rc)
     return rc == TIER_DOWN || rc == LEAT_TIMED_OUT || rc == TIER_REFUSED;
 }
 
-/* LEAT_BUSY: more than 4,096 wait for this bucket's remote. Under the lock. */
+/* LEAT_BUSY: more than 4,096 wait for this bucket's remote (pushes have a limit of their own). Under the lock. */
 int tier_pool_add(struct tier_pool *pool, const struct tier_bucket *b, struct tier_task *task);
 /* NULL: none now. */
 struct tier_block *tier_block_get(struct tier *t);
@@ -230,8 +250,8 @@ int fetch_body_begin(struct fetch *f);
 
 /* --- push.c ------------------------------------------------------------------------------------------------------------------ */
 
-/* What is dirty in this bucket is pushed. */
-int push_bucket(struct tier *t, const char *bucket);
+/* The version that is here, if it is dirty. */
+int push_key(struct tier *t, const char *bucket, const void *key, size_t key_len, struct leat_error *err);
 /* A key that something is done with which others of its kind wait for: in tier.held, tier.committing or tier.keeping. */
 struct held {
     struct list node;
@@ -241,6 +261,13 @@ struct held {
 };
 /* Under the lock. In tier.held: what the remote has now may be replaced at any moment. */
 bool push_holds(const struct list *list, const struct tier_bucket *b, const void *key, size_t key_len);
+
+/* --- queue.c ----------------------------------------------------------------------------------------------------------------- */
+
+/* This key is dirty, and pushed in the background until it is not. */
+void push_add(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len);
+/* What is dirty in this bucket is looked for, and pushed. */
+void push_bucket(struct tier *t, const char *bucket);
 void push_stop(struct tier *t);
 void *push_timer_main(void *arg);
 
