@@ -199,10 +199,10 @@ struct leat_ws_stat {
     uint64_t page_bytes; /* smallest page size obtained for a region of it */
     unsigned streamed;   /* 1: larger than the pool; unpinned samples come through a window */
     unsigned generation, version;
-    const char *
-        transport; /* what this process reads it by: "shm", "tcp", "shm+tcp", "rdma", "rdma-write", "shm+rdma"; by several rails "tcp x2" */
-    uint64_t
-        lost_samples; /* with a node that is gone: read from their source, or, of a pushed set, not to be had */
+    /* What this process reads it by: "shm", "tcp", "shm+tcp", "rdma", "rdma-write", "shm+rdma"; by several rails "tcp x2". */
+    const char *transport;
+    /* With a node that is gone: read from their source, or, of a pushed set, not to be had. */
+    uint64_t lost_samples;
     /* Bytes of samples that were read by this handle so far, by how they came here. What leat_hold shows is not moved. */
     uint64_t shm_bytes;        /* copied out of shared memory of this host */
     uint64_t tcp_bytes;        /* received from other nodes */
@@ -242,10 +242,9 @@ enum leat_verdict {
 #define LEAT_REPORT_ENDED 1u
 struct leat_report {
     size_t size;
-    uint64_t
-        loader; /* tells several loaders of a process apart: the caller's number, the same on all ranks */
-    const char *title;         /* what is read, where the set's name does not say; NULL */
-    unsigned flags;            /* LEAT_REPORT_* */
+    uint64_t loader;   /* tells several of a process apart: the caller's number, the same on all ranks */
+    const char *title; /* what is read, where the set's name does not say; NULL */
+    unsigned flags;    /* LEAT_REPORT_* */
     enum leat_verdict verdict; /* on the last batches */
     unsigned rank, world_size; /* world_size 0: 1 */
     uint64_t epoch;
@@ -345,8 +344,8 @@ struct leat_view_stat {
     size_t size;
     unsigned memory; /* enum leat_memory */
     int device;
-    const char
-        *delivery; /* "host", "pinned", "bounce": through pinned memory to the device, "direct". A constant */
+    /* "host", "pinned", "bounce": through pinned memory to the device, "direct". A constant. */
+    const char *delivery;
     uint64_t slots, slot_bytes;
     uint64_t pinned_bytes, device_bytes; /* of all slots */
     uint64_t bounced_bytes, copies;      /* to the device so far */
@@ -406,7 +405,12 @@ int leat_batch_release_after(struct leat_batch *batch, const struct leat_event *
  * What is put on `stream` from now on runs after the batch has come. Needed with LEAT_LOAD_ASYNC only.
  */
 int leat_batch_wait_on_stream(const struct leat_batch *batch, void *stream, struct leat_error *err);
-/* Gives the slot back once all that is on `stream` by now has finished. As leat_batch_release_after, without an event of your own. */
+/*
+ * Gives the slot back once all that is on `stream` by now has finished. As leat_batch_release_after, without an event of your own. -EIO: the
+ * device is lost, and uses nothing any more: leat_batch_release. A stream that takes no event now (it refuses, or is being captured) gets it
+ * later, and the slot stays in use as long; who waits for a slot hears of a refusal when there is no other. CU_STREAM_PER_THREAD is another
+ * stream in each thread: it must not be captured at that moment, since whoever asks later may do so in another thread.
+ */
 int leat_batch_release_on_stream(struct leat_batch *batch, void *stream, struct leat_error *err);
 
 /* --- a prefix once, in its order ------------------------------------------------------------------------------- */
@@ -423,8 +427,8 @@ struct leat_scan;
 struct leat_scan_options {
     size_t size;
     const char *after; /* key: only those behind it, as of a scan that ended early; NULL: all */
-    uint64_t
-        window_bytes; /* of the pool; no object may be larger. 0: 64 MiB, or half of what is free if that is less */
+    /* Of the pool; no object may be larger. 0: 64 MiB, or half of what is free if that is less. */
+    uint64_t window_bytes;
     const struct leat_s3_options *s3; /* NULL: all of it from the environment */
     uint64_t timeout_ns;              /* of this call */
 };

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _leat, _ranks
-from ._arguments import near, refuse_iteration, whole
+from ._arguments import near, refuse_iteration, refuse_pickling, whole
 from ._clients import parse_timeout
 from ._cuda import CudaArray, stream_address
 from ._fields import Field
@@ -270,6 +270,9 @@ class Batch(_leat.BatchBase):
         CuPy, or its address) when the batch and the last array over it go. Without it that is the default stream."""
         self._holder.record_stream(stream_address(stream))
 
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling("a batch")
+
     def __enter__(self) -> Batch:
         return self
 
@@ -350,6 +353,9 @@ class Batches(Iterator[Batch]):
         self._iterator.close()
         self._ring.close()
 
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling("an iterator of batches")
+
     def __enter__(self) -> Batches:
         return self
 
@@ -385,6 +391,7 @@ def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, s
                     None: $LEAT_TRANSPORT, else auto
     device_copy     of batches on a GPU: "bounce", through pinned memory; "direct": what other hosts send by RDMA goes straight into the
                     GPU's memory and is checked there, an error where that cannot be had; "auto": the same where it can
+    timeout         seconds that a batch may take to come, then `leat.TimedOut`: 30; math.inf
 
     >>> seen = []
     >>> for batch in leat.batches(ws, 2, seed=7):
@@ -404,6 +411,9 @@ def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, s
 def order(n: WorkingSet | int, seed: int = 0, epoch: int = 0, shuffle: str | bool = "full") -> npt.NDArray[np.uint64]:
     """The order of an epoch: a permutation of the numbers below `n`. Given a working set instead of its length, the very order
     in which `leat.batches` goes through it.
+
+    seed, epoch     which order: as of `leat.batches`
+    shuffle         "full", "block:N" or False
 
     >>> leat.order(5, seed=1, shuffle=False).tolist()
     [0, 1, 2, 3, 4]

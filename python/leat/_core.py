@@ -139,7 +139,8 @@ def preload(uri: Uri, *, name: str | None = None, pool: int | str | None = None,
             limit: int | str | None = None, progress: ProgressArg = None, window: int | None = None,
             stride: int | None = None, rows: RowsArg | None = None, short: str = "drop",
             storage_options: Mapping[str, Any] | None = None) -> WorkingSet:
-    """Opens a dataset and waits until it is in the pool; with `name` it stays there for others, as "leat://NAME".
+    """Opens a dataset and waits until it is in the pool; with `name` it stays there for others, as "leat://NAME". Arguments are those of `leat.open`;
+    without a `timeout` this call takes as long as that does.
 
     >>> leat.preload("images.npy", name="digits").uri
     'leat://digits'

@@ -28,7 +28,7 @@ from . import _leat
 from ._batch import Array
 from ._cuda import CudaArray
 from ._errors import Error, TimedOut, Unsupported, _make
-from ._slots import Layout, Lease, Slots
+from ._slots import Kind, Layout, Lease, Slots
 
 if TYPE_CHECKING:
     from . import _gpu
@@ -99,7 +99,7 @@ def open_device(ordinal: int) -> _gpu.Device:
     return _gpu.Device(ordinal)
 
 
-def _goes(dtype: str) -> bool:
+def _goes(dtype: Kind) -> bool:
     """Whether arrays of this dtype can be on a GPU."""
     return np.dtype(dtype).kind in "biufc" and np.dtype(dtype).isnative
 

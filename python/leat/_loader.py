@@ -62,6 +62,12 @@ def _check(workers: str, on_error: OnError, shuffle: str | bool | None, sampler:
         raise ValueError("skip_ranges with a batch_sampler: what is to be left out, the batch_sampler leaves out")
 
 
+def _refuse_used_up(name: str, source: Any, count: int) -> None:
+    if not count and isinstance(source, Iterator):
+        raise ValueError(f"{name}={source!r}: an iterator, which is used up: an epoch goes through it from the start. Give a list, or an object "
+                         "whose __iter__ begins anew")
+
+
 class Loader(Iterable[Any]):
     """Batches of a working set for a training loop: shuffled, decoded, transformed, collated; exact and resumable on any number of ranks.
 
@@ -221,8 +227,11 @@ class Loader(Iterable[Any]):
         elif hasattr(source, "load_state_dict"):  # the epoch was begun before, and begins anew
             source.load_state_dict(copy.deepcopy(self._sampler_state))
         if self._sampler is not None:
-            return _plan.Plan.of_ids(self._numbers("sampler", source), self._skip), None
+            ids = self._numbers("sampler", source)
+            _refuse_used_up("sampler", source, len(ids))
+            return _plan.Plan.of_ids(ids, self._skip), None
         batches = [self._numbers("batch_sampler", batch) for batch in source]
+        _refuse_used_up("batch_sampler", source, len(batches))
         most = max((-(-len(batch) // self._groups) for batch in batches), default=0)
         if most > self.batch_size:
             self.batch_size = most
@@ -312,6 +321,7 @@ class Loader(Iterable[Any]):
 
     @property
     def epoch(self) -> int:
+        """Of the pass that is under way, or of the next one when none is; epochs count from 0."""
         return self._epoch
 
     def _advance(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ._arguments import near, refuse_iteration
+from ._arguments import near, refuse_iteration, refuse_pickling
 from ._batch import Array, Batch, Ragged
 from ._cuda import CudaArray, stream_address
 from ._slots import Lease
@@ -83,10 +83,12 @@ class PreparedBatch:
 
     @property
     def fields(self) -> tuple[str, ...]:
+        """Names of the fields."""
         return tuple(self._values)
 
     @property
     def keys(self) -> list[str]:
+        """Keys of the samples."""
         return [self._set.key(int(i)) for i in self.ids]
 
     @property
@@ -108,6 +110,9 @@ class PreparedBatch:
             raise ValueError("the batch was released")
         self._lease.record_stream(stream_address(stream))
 
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling("a batch")
+
     def __enter__(self) -> PreparedBatch:
         return self
 
@@ -125,14 +130,18 @@ def _tensors(batch: Any) -> dict[str, Any]:
     bfloat16 = getattr(batch, "_bfloat16", ())
     for name in batch.fields:
         value = batch[name]
-        if isinstance(value, CudaArray):
-            value = torch.utils.dlpack.from_dlpack(value)
-            if name in bfloat16:
-                value = value.view(torch.bfloat16)
-        elif name in bfloat16:
-            value = torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
-        elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-            value = torch.from_numpy(value)
+        try:
+            if isinstance(value, CudaArray):
+                value = torch.utils.dlpack.from_dlpack(value)
+                if name in bfloat16:
+                    value = value.view(torch.bfloat16)
+            elif name in bfloat16:
+                value = torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
+            elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+                value = torch.from_numpy(value)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:  # types and byte orders that this torch does not have
+            raise TypeError(f"field {name!r} of dtype {value.dtype} is no tensor of torch {torch.__version__}: {str(error).rstrip('.')}. Cast it in "
+                            f"the loader's transform, or take batch[{name!r}]") from error
         made[name] = value
     return made
 
@@ -154,23 +163,36 @@ class Shapes(Ragged):
 
 
 def pad(values: Sequence[Array] | Ragged, value: Any = 0) -> Array:
-    """One array out of values of several lengths or shapes, filled up with `value` at the ends.
+    """One array out of values of several lengths or shapes, filled up with `value` at the ends; of the dtype that holds all of them.
 
     >>> leat.pad([np.array([1, 2]), np.array([3])]).tolist()
     [[1, 2], [3, 0]]
+    >>> leat.pad([np.array([1]), np.array([0.5, 2])]).tolist()
+    [[1.0, 0.0], [0.5, 2.0]]
     """
     arrays = [np.asarray(v) for v in values]
     if not arrays:
         return np.empty(0)
+    if len({a.ndim for a in arrays}) > 1:
+        raise ValueError(f"pad: values of {', '.join(map(str, sorted({a.ndim for a in arrays})))} dimensions: they are filled up at the ends, "
+                         "and want as many dimensions each")
     shape = [max(sizes) for sizes in zip(*(a.shape for a in arrays))]
-    out = np.full((len(arrays), *shape), value, arrays[0].dtype)
+    out = np.full((len(arrays), *shape), value, np.result_type(*{a.dtype for a in arrays}))
     for i, a in enumerate(arrays):
         out[(i, *map(slice, a.shape))] = a
     return out
 
 
+def _is_array(value: Any) -> bool:
+    """Tensors of types that NumPy lacks, of a GPU, or with gradients are none."""
+    try:
+        return isinstance(value, (int, float)) or (hasattr(value, "__array__") and np.asarray(value) is not None)
+    except (RuntimeError, TypeError):
+        return False
+
+
 def pad_collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """A collate_fn: stacks arrays, padded at the ends to the largest shape of the batch; lists of whatever else there is.
+    """A collate_fn: stacks arrays (and tensors, as arrays), padded at the ends to the largest shape of the batch; lists of whatever else there is.
 
     >>> pad_collate([{"x": np.array([1, 2]), "t": "a"}, {"x": np.array([3]), "t": "b"}])["x"].tolist()
     [[1, 2], [3, 0]]
@@ -178,6 +200,6 @@ def pad_collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name in samples[0]:
         column = [sample[name] for sample in samples]
-        arrays = all(isinstance(v, (np.ndarray, np.generic, int, float)) for v in column)
+        arrays = all(_is_array(v) for v in column)
         out[name] = pad(column) if arrays else column
     return out

@@ -95,8 +95,11 @@ class Sampler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on there, also with another batch size or number of ranks."""
-        if state.get("kind") != "leat.Sampler" or state.get("version") != STATE_VERSION:
+        if not isinstance(state, Mapping) or state.get("kind") != "leat.Sampler" or state.get("version") != STATE_VERSION:
             raise ValueError("this is not the state of a leat.Sampler of this release")
+        for name in ("length", "fingerprint", "shuffle", "seed", "epoch", "samples"):
+            if name not in state:
+                raise ValueError(f"this state has no {name!r}")
         if (state["length"], state["fingerprint"], state["shuffle"]) != (self._n, self._fingerprint, self._shuffle):
             raise Stale(f"this state is of {state['length']} samples with fingerprint {state['fingerprint']}, "
                         f"shuffle={state['shuffle']!r}", code="stale")

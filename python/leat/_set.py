@@ -265,6 +265,7 @@ class WorkingSet:
 
     @property
     def fields(self) -> tuple[Field, ...]:
+        """What a sample is made of, in the order of the index: name, kind, dtype, shape of each."""
         return self._fields
 
     @property
@@ -280,6 +281,7 @@ class WorkingSet:
         return self._fingerprint
 
     def field(self, name: str) -> Field:
+        """The field of that name; KeyError, with the names there are."""
         for field in self._fields:
             if field.name == name:
                 return field
@@ -311,7 +313,7 @@ class WorkingSet:
     def __contains__(self, key: object) -> bool:
         if isinstance(key, str):
             return self._set.index(key.encode("utf-8", "surrogateescape")) is not None
-        return isinstance(key, int) and not isinstance(key, bool) and -self._length <= key < self._length
+        return isinstance(key, (int, np.integer)) and not isinstance(key, bool) and -self._length <= int(key) < self._length
 
     def _unknown(self, key: str) -> str:
         import difflib
@@ -468,6 +470,7 @@ class WorkingSet:
 
         ids   a uint64 or int64 array is taken as it is; any sequence of ints, or of keys
         out   an array, or a dict of arrays by field, that the values are copied to as well (one more copy)
+        timeout  seconds until `leat.TimedOut`; those of the set (30), if not given. `leat.Corrupt` names a sample that is not what was indexed
 
         >>> batch = ws.read_batch(range(4))
         >>> batch["image"].shape
@@ -534,7 +537,7 @@ class WorkingSet:
 
     def push(self, first: int, data: Mapping[str, Any] | Any, *, timeout: float | None = None) -> None:
         """Fills samples from number `first` on of a set made by `leat.create`: an array (samples, *shape) for each array
-        field, a list of bytes for each raw one. Other dtypes are cast, if every number fits."""
+        field, a list of bytes for each raw one. Other dtypes are cast, if every number fits. `timeout`: seconds, as of `read_batch`."""
         values = data if isinstance(data, Mapping) else {self._fields[0].name: data}
         if set(values) != {field.name for field in self._fields}:
             raise ValueError(f"fields {', '.join(values)}: give {', '.join(field.name for field in self._fields)}")

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import mmap
 import os
+from typing import Any, Union
 
 import numpy as np
 
 from ._batch import Array
 from ._cuda import CudaArray
 
+#: Of one field: the str of its dtype; of records, of which that tells no fields, the dtype.
+Kind = Union[str, "np.dtype[Any]"]
 #: Of each name: (dtype, shape) of every value, or None where values have no shape in common.
-Layout = dict[str, "tuple[str, tuple[int, ...]] | None"]
+Layout = dict[str, "tuple[Kind, tuple[int, ...]] | None"]
 
 _PAGE = mmap.PAGESIZE  # a device pins each slot by itself, in whole pages; the first page is the head
 
@@ -29,8 +32,8 @@ class Lease:
     def array(self, name: str, n: int) -> Array:
         """The values in host memory."""
         offset, dtype, shape = self._slots.places[name]
-        part = _Part(self, offset, dtype, (n, *shape))
-        return np.asarray(part)
+        array = np.asarray(_Part(self, offset, np.dtype(dtype).str, (n, *shape)))
+        return array if isinstance(dtype, str) else array.view(dtype)
 
     def value(self, name: str, n: int) -> Array | CudaArray:
         """The values where the user wants them."""
@@ -69,7 +72,7 @@ class Slots:
                  pinned: bool = False) -> None:
         self.layout, self.batch_size, self.count = layout, batch_size, count
         at = 8 * batch_size
-        self.places: dict[str, tuple[int, str, tuple[int, ...]]] = {}
+        self.places: dict[str, tuple[int, Kind, tuple[int, ...]]] = {}
         for name, place in layout.items():
             if place is not None:
                 at = (at + 63) // 64 * 64

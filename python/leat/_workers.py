@@ -113,7 +113,10 @@ class Work:
             else:
                 fixed = isinstance(value, (bool, int, float, np.generic)) or hasattr(value, "__array__")
             array = np.asarray(value) if fixed else None
-            self.layout[name] = None if array is None or array.dtype.hasobject else (array.dtype.str, array.shape)
+            if array is None or array.dtype.hasobject:
+                self.layout[name] = None
+            else:  # of records the str tells no fields
+                self.layout[name] = (array.dtype if array.dtype.names else array.dtype.str, array.shape)
 
     def store(self, outs: dict[str, Array], loose: Loose, i: int, made: dict[str, Any]) -> None:
         if made.keys() != self.layout.keys():
@@ -127,13 +130,26 @@ class Work:
                 loose.setdefault(name, {})[i] = value
                 continue
             array = np.asarray(value)
-            if array.shape == place[1] and (array.dtype.str == place[0] or np.can_cast(array.dtype, place[0], "same_kind")):
+            if array.shape == place[1] and (array.dtype.str == place[0] or _fits(array.dtype, np.dtype(place[0]))):
                 outs[name][i] = array
             elif self.strict:
-                raise ValueError(f"{name!r} has shape {array.shape} and dtype {array.dtype.str!r}, those before "
-                                 f"{place[1]} and {place[0]!r}: make them alike in transform, or give a collate_fn")
+                raise ValueError(f"{name!r} has shape {array.shape} and dtype {_words(array.dtype)}, those before "
+                                 f"{place[1]} and {_words(np.dtype(place[0]))}: make them alike in transform, or give a collate_fn")
             else:
                 loose.setdefault(name, {})[i] = value
+
+
+def _fits(dtype: np.dtype[Any], place: np.dtype[Any]) -> bool:
+    """Whether a value stays what it is: numbers may be cast within their kind, text and times are not cut, records have the same fields.
+
+    >>> _fits(np.dtype("f8"), np.dtype("f4")), _fits(np.dtype("U7"), np.dtype("U5"))
+    (True, False)
+    """
+    return np.can_cast(dtype, place, "same_kind" if place.kind in "biufc" else "safe") and dtype.names == place.names
+
+
+def _words(dtype: np.dtype[Any]) -> str:
+    return repr(dtype.descr if dtype.names else dtype.str)
 
 
 def values_of(batch: Batch, columns: Sequence[Column], i: int) -> dict[str, Any]:

@@ -125,12 +125,26 @@ class _Transform(Prep):
 class RandomResizedCrop(_Transform):
     """torchvision's RandomResizedCrop(size, scale, ratio, antialias=True), RandomHorizontalFlip(flip), normalisation.
 
-    dtype: "float32", "bfloat16" ((level / 255 - mean) / std) or "uint8" (levels; mean and std do not count). layout: "chw" or "hwc".
-    exact=False lets the decoder shrink by 2, 4 or 8 where the crop is at least so many times the output.
+    size            edge of a square in pixels, or (height, width)
+    scale, ratio    (least, most) share of the picture's area, and width / height, of a crop
+    flip            probability of a horizontal flip; 0: none
+    interpolation   "bilinear", "bicubic"
+    dtype           "float32", "bfloat16" ((level / 255 - mean) / std) or "uint8" (levels of 0 to 255; mean and std do not count)
+    layout          "chw" or "hwc"
+    mean, std       of each channel, of levels of 0 to 1: ImageNet's
+    seed, threads   outside of a loader, which has its own
+    max_pixels      a picture of more, by its header, is `leat.Invalid`; 0: 178,956,970
+    accept_damaged  take what a truncated or damaged file still gives
+    orient          turn the picture as EXIF says
+    exact           False lets the decoder shrink by 2, 4 or 8 where the crop is at least so many times the output
     """
 
-    def __init__(self, size: int | tuple[int, int], **options: Any) -> None:
-        super().__init__(0, size, **options)
+    def __init__(self, size: int | tuple[int, int], *, scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (3 / 4, 4 / 3),
+                 flip: float = 0.5, interpolation: str = "bilinear", dtype: str = "float32", layout: str = "chw",
+                 mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD, seed: int = 0, threads: int = 1,
+                 max_pixels: int = 0, accept_damaged: bool = False, orient: bool = True, exact: bool = False) -> None:
+        super().__init__(0, size, scale=scale, ratio=ratio, flip=flip, interpolation=interpolation, dtype=dtype, layout=layout, mean=mean,
+                         std=std, seed=seed, threads=threads, max_pixels=max_pixels, accept_damaged=accept_damaged, orient=orient, exact=exact)
 
     def crop(self, width: int, height: int, index: int, *, epoch: int = 0) -> tuple[int, int, int, int, bool]:
         """left, top, width, height, flip of a sample's crop in an image of this size."""
@@ -139,8 +153,12 @@ class RandomResizedCrop(_Transform):
 
 
 class CenterCrop(_Transform):
-    """torchvision's Resize(resize, antialias=True), CenterCrop(size), normalisation: what validation does. Options as above, but
-    exact=True unless told otherwise: figures of a validation are compared with those of others."""
+    """torchvision's Resize(resize, antialias=True), CenterCrop(size), normalisation: what validation does. `resize` is the shorter edge in
+    pixels before the crop; the other options are RandomResizedCrop's, but exact=True unless told otherwise: figures of a validation are
+    compared with those of others."""
 
-    def __init__(self, size: int | tuple[int, int], *, resize: int = 256, exact: bool = True, **options: Any) -> None:
-        super().__init__(1, size, resize=resize, exact=exact, **options)
+    def __init__(self, size: int | tuple[int, int], *, resize: int = 256, interpolation: str = "bilinear", dtype: str = "float32",
+                 layout: str = "chw", mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD, seed: int = 0,
+                 threads: int = 1, max_pixels: int = 0, accept_damaged: bool = False, orient: bool = True, exact: bool = True) -> None:
+        super().__init__(1, size, resize=resize, interpolation=interpolation, dtype=dtype, layout=layout, mean=mean, std=std, seed=seed,
+                         threads=threads, max_pixels=max_pixels, accept_damaged=accept_damaged, orient=orient, exact=exact)

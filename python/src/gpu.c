@@ -36,8 +36,6 @@ struct buffer_object {
     pid_t pid;
     uint64_t bytes;
     bool copying, used;
-    bool unrecorded; /* used on `stream`, which has not taken the event yet */
-    void *stream;
 };
 
 static PyTypeObject *device_type, *buffer_type;
@@ -131,15 +129,10 @@ static int buffer_state(struct buffer_object *self, struct leat_error *err)
     if (self->copying && gpu_buffer_busy(self->buffer, NULL) > 0)
         return 1;
     self->copying = false;
-    if (self->unrecorded) {
-        int rc = gpu_buffer_use(self->buffer, self->stream, err);
-        if (rc && !gpu_buffer_lost(self->buffer))
-            return rc;
-        self->used = !rc;
-        self->unrecorded = false;
+    if (self->used && !gpu_buffer_used(self->buffer)) {
+        int rc = gpu_buffer_refused(self->buffer, err);
+        return rc ? rc : 1;
     }
-    if (self->used && !gpu_buffer_used(self->buffer))
-        return 1;
     self->used = false;
     return 0;
 }
@@ -240,9 +233,10 @@ static PyObject *buffer_use(struct buffer_object *self, PyObject *args)
     unsigned long long stream;
     if (!PyArg_ParseTuple(args, "K", &stream) || !buffer_check(self))
         return NULL;
-    self->stream = (void *)(uintptr_t)stream;
     self->used = true;
-    self->unrecorded = gpu_buffer_use(self->buffer, self->stream, NULL) != 0;
+    Py_BEGIN_ALLOW_THREADS;
+    gpu_buffer_use(self->buffer, (void *)(uintptr_t)stream, NULL); /* a refusal: idle() tries again */
+    Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
 

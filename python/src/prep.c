@@ -7,6 +7,7 @@
  */
 #include "errors.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -14,13 +15,17 @@
 
 #include "prep/pool.h"
 
+struct threads_of_process {
+    pid_t pid;
+    struct prep_pool *pool;
+};
+
 struct transform_object {
     PyObject ob_base;
     struct prep_params params;
     bool chw;
     unsigned threads;
-    struct prep_pool *pool;
-    pid_t pid; /* of the process that the pool belongs to */
+    struct threads_of_process *_Atomic own; /* of the process that ran it last; NULL: none did */
 };
 
 static const int item_bytes[] = {[PREP_U8] = 1, [PREP_F32] = 4, [PREP_BF16] = 2};
@@ -59,16 +64,23 @@ static PyObject *transform_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     return (PyObject *)self;
 }
 
+/* Those inherited by fork are left alone: their state is not ours. */
+static void threads_free(struct threads_of_process *own)
+{
+    if (own && own->pid == getpid()) {
+        Py_BEGIN_ALLOW_THREADS;
+        prep_pool_free(own->pool);
+        Py_END_ALLOW_THREADS;
+        free(own);
+    }
+}
+
 static void transform_free(PyObject *object)
 {
     struct transform_object *self = (struct transform_object *)object;
     PyTypeObject *type = Py_TYPE(object);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    if (self->pid == getpid()) {
-        Py_BEGIN_ALLOW_THREADS;
-        prep_pool_free(self->pool);
-        Py_END_ALLOW_THREADS;
-    }
+    threads_free(self->own);
     release(object);
     Py_DECREF(type);
 }
@@ -112,18 +124,25 @@ static int place(const struct transform_object *self, const Py_buffer *out, Py_s
     return 0;
 }
 
+/* Without a GIL several threads may come first: one of them has made it. */
 static struct prep_pool *pool_of(struct transform_object *self)
 {
-    if (self->pid == getpid())
-        return self->pool;
+    struct threads_of_process *own = self->own, *made;
+    if (own && own->pid == getpid())
+        return own->pool;
+    if (!(made = malloc(sizeof(*made))))
+        return (struct prep_pool *)PyErr_NoMemory();
+    made->pid = getpid();
     struct leat_error err = {0};
-    struct prep_pool *pool;
-    int rc = prep_pool_new(self->threads, &pool, &err);
-    if (rc)
+    int rc = prep_pool_new(self->threads, &made->pool, &err);
+    if (rc) {
+        free(made);
         return (struct prep_pool *)raise_error(rc, &err);
-    self->pool = pool; /* one inherited by fork is left alone: its threads' state is not ours */
-    self->pid = getpid();
-    return pool;
+    }
+    if (atomic_compare_exchange_strong(&self->own, &own, made))
+        return made->pool;
+    threads_free(made);
+    return own->pool;
 }
 
 static PyObject *failures_of(const struct leat_error *errors, Py_ssize_t n)

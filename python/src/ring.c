@@ -14,10 +14,15 @@
 
 void holder_drop(struct holder_object *self)
 {
-    /* Kernels that were launched on the last tensor may still run when it goes. */
-    if (self->batch && (leat_batch_memory(self->batch, NULL) == LEAT_MEMORY_HOST ||
-                        leat_batch_release_on_stream(self->batch, self->stream, NULL)))
+    if (self->batch && leat_batch_memory(self->batch, NULL) == LEAT_MEMORY_HOST) {
         leat_batch_release(self->batch);
+    } else if (self->batch) {
+        /* Kernels that were launched on the last tensor may still run when it goes. The driver may make us wait. */
+        struct away away = away_begin();
+        if (leat_batch_release_on_stream(self->batch, self->stream, NULL))
+            leat_batch_release(self->batch); /* the device is lost: nothing runs */
+        away_end(&away);
+    }
     if (self->hold) {
         leat_hold_release(self->hold);
         set_leave(self->set);

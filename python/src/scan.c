@@ -4,10 +4,18 @@
 
 #include <string.h>
 
+/* Tells the daemon, and unmaps the window. */
+static void scan_drop(struct scan_object *self)
+{
+    struct away away = away_begin();
+    leat_scan_close(self->scan);
+    away_end(&away);
+}
+
 void scan_leave(struct scan_object *self)
 {
     if (gate_leave(&self->gate))
-        leat_scan_close(self->scan);
+        scan_drop(self);
 }
 
 PyObject *scan_new(struct leat_scan *scan)
@@ -23,14 +31,14 @@ PyObject *scan_new(struct leat_scan *scan)
 static PyObject *scan_close(struct scan_object *self, PyObject *none)
 {
     if (gate_close(&self->gate))
-        leat_scan_close(self->scan);
+        scan_drop(self);
     Py_RETURN_NONE;
 }
 
 static void scan_dealloc(struct scan_object *self)
 {
     if (self->scan && gate_close(&self->gate))
-        leat_scan_close(self->scan);
+        scan_drop(self);
     object_free((PyObject *)self);
 }
 

@@ -12,6 +12,8 @@
  * A batch is handed out when its copy is done, or with LEAT_LOAD_ASYNC at once: leat_batch_wait_on_stream. Its slot is free again
  * when it was given back, what was on the consumer's stream by then has finished, and its own copy has (`copying`).
  *
+ * A stream that takes no event keeps its slot; who waits while all slots that were given back are such hears of it.
+ *
  * Failure modes: the copy fails or the device is lost: -EIO, no batch; the deadline passes first: LEAT_TIMED_OUT, no batch. In both cases
  * the slot stays in RELEASING until the copy can neither read nor write it any more.
  * A sample that differs on the device: as in gather.c. A rail that does not reach the device's memory: the view is not direct, or
@@ -274,9 +276,12 @@ int leat_batch_release_on_stream(struct leat_batch *batch, void *stream, struct 
     if (rc)
         return rc;
     struct gpu_buffer *buffer = batch->view->slots[batch->slot].buffer;
-    rc = gpu_buffer_use(buffer, stream, err);
+    struct leat_error why = {0};
+    rc = gpu_buffer_use(buffer, stream, &why);
+    if (rc && gpu_buffer_lost(buffer))
+        return error_set(err, rc, "%s", why.message);
     if (rc)
-        return rc;
+        log_warning("a slot is in use until its stream takes an event: %s", why.message);
     const struct view_event event = {.finished = gpu_buffer_used, .user = buffer, .fd = -1};
     view_give_back(batch, &event);
     return 0;

@@ -3,6 +3,7 @@
 #include "client/test_fixture.h"
 
 #include <dlfcn.h>
+#include <sys/wait.h>
 
 #include "base/clock.h"
 #include "base/ledger.h"
@@ -20,6 +21,7 @@ static struct {
     void (*refuse)(const char *, unsigned, int);
     void (*lose)(int);
     void (*kernel)(void *, void *, unsigned long long, size_t, const volatile int *);
+    void (*capture)(void *, int);
 } fake;
 
 static void *library(void)
@@ -39,6 +41,7 @@ static void find_fake(void)
     fake.lose = (void (*)(int))dlsym(lib, "fakecuda_lose");
     fake.kernel = (void (*)(void *, void *, unsigned long long, size_t, const volatile int *))dlsym(
         lib, "fakecuda_kernel");
+    fake.capture = (void (*)(void *, int))dlsym(lib, "fakecuda_capture");
 #define CUDA_SYMBOL(name, parameters) cuda.name = (__typeof__(cuda.name))dlsym(lib, #name);
     CUDA_SYMBOLS(CUDA_SYMBOL)
 #undef CUDA_SYMBOL
@@ -62,6 +65,8 @@ static int teardown(void **state)
     struct fakecuda_stat s;
     fake.freeze(0); /* of a test that failed */
     fake.delay(0);
+    fake.refuse("", 0, 0);
+    fake.capture(NULL, 0);
     fake.stat(&s);
     for (unsigned i = 0; s.pinned && i < 1000; i++) { /* what a closed view left to the next one */
         leat_view_close(fixture_load(x->ws, 8, 1));
@@ -189,6 +194,18 @@ static void test_pinned(void **state)
     leat_view_close(view);
 }
 
+/* The slot is free at last, and the kernel that read it has seen the batch that begins at `first`. */
+static void saw_its_own(struct leat_view *view, uint64_t first, const uint8_t *seen)
+{
+    struct leat_batch *next;
+    uint64_t ids[8];
+    assert_int_equal(read_from(view, 100, &next), 0);
+    ids_from(ids, first);
+    for (unsigned i = 0; i < 8; i++)
+        assert_true(fake_matches(ids[i], 0, seen + 60 * i, 60));
+    leat_batch_release(next);
+}
+
 /* With one slot: a kernel that reads late sees its own batch, whatever was asked for meanwhile. */
 static void test_consumer_stream(void **state)
 {
@@ -210,11 +227,86 @@ static void test_consumer_stream(void **state)
     fake.freeze(0);
     assert_int_equal(leat_read_batch(view, ids, 8, 20 * NS_PER_MS, &next, &err), LEAT_TIMED_OUT);
     go = 1;
+    saw_its_own(view, 5, seen);
+    leat_view_close(view);
+}
+
+/* A stream that takes no event: the slot is not written as long as a kernel may read it, and who waits hears why. */
+static void test_stream_refuses(void **state)
+{
+    struct fixture *x = *state;
+    struct leat_view *view = cuda_view(x, 1, 0);
+    struct leat_batch *batch, *next;
+    uint64_t ids[8];
+    uint8_t seen[8 * 60] = {0};
+    volatile int go = 0;
+    void *stream = (void *)2;
+    assert_int_equal(read_from(view, 5, &batch), 0);
+    fake.kernel(stream, seen, (uintptr_t)leat_batch_data(batch, 0, NULL), sizeof(seen), &go);
+    fake.refuse("cuEventRecord", ~0u, 999);
+    assert_int_equal(leat_batch_release_on_stream(batch, stream, &err), 0);
+    ids_from(ids, 100);
+    assert_int_equal(leat_read_batch(view, ids, 8, 0, &next, &err), -EIO);
+    assert_non_null(strstr(err.message, "no slot of the view is free"));
+    assert_non_null(strstr(err.message, "event"));
+    fake.refuse("", 0, 0); /* it takes one after all, behind the kernel */
+    assert_int_equal(leat_read_batch(view, ids, 8, 20 * NS_PER_MS, &next, &err), LEAT_TIMED_OUT);
+    go = 1;
+    saw_its_own(view, 5, seen);
+    leat_view_close(view);
+}
+
+/* A CUDA graph is captured meanwhile: what is asked of the device does not end that, and no event of ours becomes part of it. */
+static void test_capture(void **state)
+{
+    struct fixture *x = *state;
+    struct leat_view *view = cuda_view(x, 2, 0);
+    struct leat_batch *batch[2], *next;
+    uint64_t ids[8];
+    void *stream = (void *)2;
+    int mode = 0;
+    fake.delay(1000);
+    fake.capture(stream, 1);
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(read_from(view, i, &batch[0]), 0);
+        check_device(batch[0]);
+        assert_int_equal(leat_batch_release_on_stream(batch[0], NULL, &err), 0);
+    }
+    leat_view_close(cuda_view(x, 1, 0)); /* memory comes and goes */
+    assert_int_equal(read_from(view, 5, &batch[0]), 0);
+    assert_int_equal(read_from(view, 6, &batch[1]), 0);
+    assert_int_equal(leat_batch_release_on_stream(batch[0], stream, &err), 0);
+    ids_from(ids, 100);
+    assert_int_equal(leat_read_batch(view, ids, 8, 20 * NS_PER_MS, &next, &err), LEAT_TIMED_OUT);
+    assert_int_equal(cuda.cuThreadExchangeStreamCaptureMode(&mode), 0);
+    assert_int_equal(mode, 0); /* the caller's own, as before */
+    fake.capture(NULL, 0);
     assert_int_equal(read_from(view, 100, &next), 0);
-    ids_from(ids, 5);
-    for (unsigned i = 0; i < 8; i++)
-        assert_true(fake_matches(ids[i], 0, seen + 60 * i, 60));
+    check_device(next);
     leat_batch_release(next);
+    leat_batch_release(batch[1]);
+    leat_view_close(view);
+}
+
+/* Pages that the device reads stay those that are written, whoever forked meanwhile. */
+static void test_fork_keeps_pages(void **state)
+{
+    struct fixture *x = *state;
+    struct leat_view *view;
+    struct leat_batch *batch;
+    int status;
+    assert_int_equal(load(x->ws, LEAT_MEMORY_PINNED, 2, 0, &view), 0);
+    assert_int_equal(read_from(view, 1, &batch), 0);
+    uint8_t *data = leat_batch_data(batch, 0, NULL), before = *data;
+    pid_t child = fork();
+    if (child == 0) {
+        *data = before + 1;
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_int_equal(*data, (uint8_t)(before + 1));
+    leat_batch_release(batch);
     leat_view_close(view);
 }
 
@@ -277,10 +369,6 @@ static void test_copy_fails(void **state)
         leat_batch_release(batch);
     }
     fake.delay(0);
-    fake.refuse("cuEventRecord", 2, 999); /* a release on a stream that is refused: still held */
-    assert_int_equal(read_from(view, 1, &batch), 0);
-    assert_int_equal(leat_batch_release_on_stream(batch, NULL, &err), -EIO);
-    leat_batch_release(batch);
     fake.delay(2000);
     for (unsigned nth = 1; nth <= 3;
          nth++) { /* one refused question is no lost device: memory is not freed on it */
@@ -471,12 +559,21 @@ int main(void)
     find_fake();
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_delivery),         TEST(test_pinned),
-        TEST(test_consumer_stream),  TEST(test_release_while_copying),
-        TEST(test_deadline),         TEST(test_copy_fails),
-        TEST(test_load_fails),       TEST(test_lost),
-        TEST(test_close_while_used), TEST(test_reuse),
-        TEST(test_corrupt),          TEST(test_alloc),
+        TEST(test_delivery),
+        TEST(test_pinned),
+        TEST(test_consumer_stream),
+        TEST(test_release_while_copying),
+        TEST(test_deadline),
+        TEST(test_copy_fails),
+        TEST(test_load_fails),
+        TEST(test_lost),
+        TEST(test_close_while_used),
+        TEST(test_reuse),
+        TEST(test_stream_refuses),
+        TEST(test_capture),
+        TEST(test_fork_keeps_pages),
+        TEST(test_corrupt),
+        TEST(test_alloc),
     };
     return cmocka_run_group_tests_name("client_gpu", tests, NULL, NULL);
 }

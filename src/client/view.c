@@ -81,7 +81,9 @@ static int map_ring(struct leat_view *v)
     if (mul_overflows(v->nslots, v->slot_bytes, &slots_bytes) ||
         add_overflows(slots_bytes, 2 * HUGE_PAGE, &asked))
         return -ENOMEM;
-    void *at = mmap(NULL, asked, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    /* Pages that a device reads must not be replaced when a child of fork() makes them copy-on-write: pinned ones are shared. */
+    int kind = v->memory == LEAT_MEMORY_HOST ? MAP_PRIVATE : MAP_SHARED;
+    void *at = mmap(NULL, asked, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED)
         return -ENOMEM;
     uint64_t ahead = align_up((uintptr_t)at, HUGE_PAGE) - (uintptr_t)at;
@@ -520,6 +522,20 @@ static void wait_a_little(struct leat_view *v, uint64_t deadline_ns)
     cond_wait_until(&v->freed, &v->lock, clock_now_ns() + (uint64_t)ms * NS_PER_MS);
 }
 
+/* Under lock: why nobody can tell of any slot that was given back when it is free, or 0. */
+static int nobody_tells(const struct leat_view *v, struct leat_error *err)
+{
+    const struct gpu_buffer *refused = NULL;
+    for (unsigned s = 0; s < v->nslots; s++) {
+        const struct view_slot *slot = &v->slots[s];
+        if (slot->state != SLOT_RELEASING || !slot->buffer || !gpu_buffer_refused(slot->buffer, NULL))
+            return 0;
+        refused = slot->buffer;
+    }
+    int rc = refused ? gpu_buffer_refused(refused, err) : 0;
+    return rc ? error_prefix(err, rc, "no slot of the view is free") : 0;
+}
+
 /* Under lock: why there is nothing to wait for, or 0. */
 static int no_slot(const struct leat_view *v, bool wait_held, const struct rpc_how *how,
                    struct leat_error *err)
@@ -533,7 +549,7 @@ static int no_slot(const struct leat_view *v, bool wait_held, const struct rpc_h
         return error_set(err, LEAT_TIMED_OUT,
                          "no slot of the view was given back within the deadline (%u held of %u)", held,
                          v->nslots);
-    return 0;
+    return held ? 0 : nobody_tells(v, err);
 }
 
 int view_slot_take(struct leat_view *v, bool wait_held, const struct rpc_how *how,

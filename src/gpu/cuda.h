@@ -27,11 +27,16 @@ enum {
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_LAUNCH_FAILED = 719,
+    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT =
+        906, /* of the legacy default stream, while a stream is captured that waits for it */
 };
 #define CU_STREAM_NON_BLOCKING      1u /* nothing waits for the legacy default stream */
 #define CU_EVENT_DISABLE_TIMING     2u
 #define CU_MEMHOSTREGISTER_PORTABLE 1u /* pinned for every context */
-enum {                                 /* attributes of a device, since CUDA 11.3 */
+#define CU_STREAM_CAPTURE_MODE_RELAXED                                                                       \
+    2 /* of a thread: what it calls is no part of anybody's capture, and ends none */
+#define CU_STREAM_CAPTURE_STATUS_NONE 0
+enum { /* attributes of a device, since CUDA 11.3 */
        CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED = 116,
        CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS = 117, /* bit 0: cuFlushGPUDirectRDMAWrites */
        CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING = 118,
@@ -69,6 +74,8 @@ enum {                                 /* attributes of a device, since CUDA 11.
     X(cuStreamCreate, (CUstream * ret, unsigned flags))                                                      \
     X(cuStreamDestroy_v2, (CUstream stream))                                                                 \
     X(cuStreamQuery, (CUstream stream))                                                                      \
+    X(cuStreamIsCapturing, (CUstream stream, int *ret_status))                                               \
+    X(cuThreadExchangeStreamCaptureMode, (int *mode))                                                        \
     X(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))                                   \
     X(cuEventCreate, (CUevent * ret, unsigned flags))                                                        \
     X(cuEventRecord, (CUevent event, CUstream stream))                                                       \

@@ -7,9 +7,9 @@
  * Failure modes: each call of the driver may fail, and after some errors (an illegal address in somebody's kernel, an ECC error, a
  * GPU that fell off the bus) all of them do, for good: -EIO with the call and the driver's own words; what waits then is over, for
  * nothing moves on that device any more. Where an event could not be put behind copies that are already under way, the whole
- * stream is asked instead.
- * Invariants: the thread's current context is what it was when a call returns; the copies of a gpu are in order, on one
- * stream that waits for no other.
+ * stream is asked instead. A consumer's stream that takes no event is given it later: until then its buffer is in use.
+ * Invariants: the thread's current context and capture mode are what they were when a call returns; the copies of a gpu are in order, on
+ * one stream that waits for no other; no event of ours becomes part of a graph that somebody captures.
  */
 #include "gpu/internal.h"
 
@@ -33,14 +33,30 @@ int gpu_failed(const struct gpu *gpu, const char *call, CUresult result, struct 
             : "");
 }
 
+static _Thread_local int mode_outside; /* the thread's capture mode; -1: as it was */
+
+static CUresult enter(const struct gpu *gpu)
+{
+    CUresult result = gpu->cuda->cuCtxPushCurrent_v2(gpu->context);
+    if (result)
+        return result;
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    mode_outside = gpu->cuda->cuThreadExchangeStreamCaptureMode(&mode) ? -1 : mode;
+    return CUDA_SUCCESS;
+}
+
 int gpu_enter(const struct gpu *gpu, struct leat_error *err)
 {
-    return GPU_CALL(gpu, err, cuCtxPushCurrent_v2, gpu->context);
+    CUresult result = enter(gpu);
+    return result ? gpu_failed(gpu, "cuCtxPushCurrent_v2", result, err) : 0;
 }
 
 void gpu_leave(const struct gpu *gpu)
 {
     CUcontext popped;
+    int mode = mode_outside;
+    if (mode >= 0)
+        gpu->cuda->cuThreadExchangeStreamCaptureMode(&mode);
     gpu->cuda->cuCtxPopCurrent_v2(&popped);
 }
 
@@ -218,7 +234,7 @@ static CUresult ask(const struct gpu_buffer *b, CUevent event)
     const struct cuda_symbols *cuda = b->gpu->cuda;
     CUresult result = CUDA_SUCCESS;
     for (int i = 0; i < 2; i++) {
-        result = cuda->cuCtxPushCurrent_v2(b->gpu->context);
+        result = enter(b->gpu);
         if (result)
             continue;
         result = event ? cuda->cuEventQuery(event) : cuda->cuStreamQuery(b->gpu->stream);
@@ -247,20 +263,47 @@ int gpu_buffer_wait_on(struct gpu_buffer *b, void *stream, struct leat_error *er
     return rc;
 }
 
+/* A stream that is captured takes no event now: it would be one of the graph, of which nobody may ask. */
+static void record_use(struct gpu_buffer *b)
+{
+    const struct cuda_symbols *cuda = b->gpu->cuda;
+    int capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = enter(b->gpu);
+    if (!result) {
+        result = cuda->cuStreamIsCapturing(b->stream, &capture);
+        if (!result && capture == CU_STREAM_CAPTURE_STATUS_NONE) {
+            result = cuda->cuEventRecord(b->used, b->stream);
+            b->unrecorded = result != CUDA_SUCCESS;
+        }
+        gpu_leave(b->gpu);
+    }
+    b->refused = result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ? CUDA_SUCCESS : result;
+}
+
 int gpu_buffer_use(struct gpu_buffer *b, void *stream, struct leat_error *err)
 {
-    int rc = gpu_enter(b->gpu, err);
-    if (rc)
-        return rc;
-    rc = GPU_CALL(b->gpu, err, cuEventRecord, b->used, stream);
-    gpu_leave(b->gpu);
-    return rc;
+    b->stream = stream;
+    b->unrecorded = true;
+    record_use(b);
+    return gpu_buffer_refused(b, err);
+}
+
+int gpu_buffer_refused(const struct gpu_buffer *b, struct leat_error *err)
+{
+    return b->unrecorded && b->refused
+               ? gpu_failed(b->gpu, "putting an event on the stream of a batch", b->refused, err)
+               : 0;
 }
 
 int gpu_buffer_used(void *buffer)
 {
     struct gpu_buffer *b = buffer;
-    return ask(b, b->used) != CUDA_ERROR_NOT_READY;
+    if (b->unrecorded)
+        record_use(b);
+    if (!b->unrecorded)
+        return ask(b, b->used) != CUDA_ERROR_NOT_READY;
+    b->unrecorded = !b->refused || !gpu_buffer_lost(b);
+    return !b->unrecorded;
 }
 
 bool gpu_buffer_lost(struct gpu_buffer *b)

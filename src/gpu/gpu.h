@@ -38,9 +38,12 @@ int gpu_buffer_mark(struct gpu_buffer *buffer, struct leat_error *err);
 int gpu_buffer_busy(struct gpu_buffer *buffer, struct leat_error *err);
 /* What is put on `stream` (a CUstream) from now on waits for the copy. Returns at once. */
 int gpu_buffer_wait_on(struct gpu_buffer *buffer, void *stream, struct leat_error *err);
-/* What is on `stream` by now uses the buffer: gpu_buffer_used tells when that has finished (or the device is lost). */
+/* What is on `stream` by now uses the buffer: gpu_buffer_used tells when that has finished (or the device is lost). -EIO: the stream takes no
+ * event, so that nobody can tell; gpu_buffer_used tries again until it does. The same, and 0, while the stream is captured. */
 int gpu_buffer_use(struct gpu_buffer *buffer, void *stream, struct leat_error *err);
 int gpu_buffer_used(void *buffer); /* as leat_event.finished */
+/* -EIO: the stream has refused the event, each time so far. 0: not so. */
+int gpu_buffer_refused(const struct gpu_buffer *buffer, struct leat_error *err);
 
 /*
  * CRC32C of ranges of the device's memory, computed there, behind the copies that were put on the stream before.

@@ -41,6 +41,9 @@ struct gpu_buffer {
     CUevent copied, used;
     struct gpu_checks checks;
     bool unmarked; /* copies are under way behind which no event could be put */
+    CUstream stream;
+    bool unrecorded;  /* used on `stream`, which has not taken the event yet */
+    CUresult refused; /* what it said when it was asked last; 0 while it is captured */
 };
 
 int gpu_failed(const struct gpu *gpu, const char *call, CUresult result, struct leat_error *err);
@@ -50,7 +53,8 @@ int gpu_failed(const struct gpu *gpu, const char *call, CUresult result, struct 
         CUresult call_result = (gpu)->cuda->name(__VA_ARGS__);                                               \
         call_result ? gpu_failed(gpu, #name, call_result, err) : 0;                                          \
     })
-/* Its context is the thread's current one from a gpu_enter that succeeded to gpu_leave. */
+/* Its context is the thread's current one from a gpu_enter that succeeded to gpu_leave, and what is called meanwhile ends no capture of a
+ * CUDA graph: without that every question would, in whatever thread, as long as a stream is captured in the "global" mode. */
 int gpu_enter(const struct gpu *gpu, struct leat_error *err);
 void gpu_leave(const struct gpu *gpu);
 /* In its context. */

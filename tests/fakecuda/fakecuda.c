@@ -25,14 +25,19 @@ enum {
     BAD_CONTEXT = 201,
     NOT_READY = 600,
     NOT_PINNED = 713,
-    LOST = 719
+    LOST = 719,
+    UNSUPPORTED_IN_CAPTURE = 900,
+    CAPTURE_ENDED = 901,
+    CAPTURED_EVENT = 907,
 };
+enum { GLOBAL, THREAD_LOCAL, RELAXED }; /* capture modes of a thread */
 
 #define DEVICES 2
 
 struct event {
     struct event *next;
     unsigned long recorded, came;
+    bool captured;
 };
 enum kind { COPY, RECORD, WAIT, KERNEL, FILL, LAUNCH };
 struct op {
@@ -71,7 +76,11 @@ static pid_t inited; /* by this process */
 static int contexts[DEVICES];
 static unsigned long long stale_at;
 static unsigned stale;
-static _Thread_local int stack[16], depth;
+static _Thread_local int stack[16], depth, capture_mode;
+static void *captured;                /* a stream */
+static bool capturing, capture_ended; /* the second: by somebody's question */
+static char held_name[64];
+static const volatile int *held_until;
 
 /* --- control --------------------------------------------------------------------------------------------------------- */
 
@@ -126,7 +135,51 @@ void fakecuda_fail(const char *name, unsigned nth, int result)
     pthread_mutex_unlock(&lock);
 }
 
+void fakecuda_capture(void *stream, int on)
+{
+    pthread_mutex_lock(&lock);
+    captured = stream;
+    capturing = on;
+    capture_ended = false;
+    pthread_mutex_unlock(&lock);
+}
+
+void fakecuda_hold(const char *name, const volatile int *go)
+{
+    pthread_mutex_lock(&lock);
+    strncpy(held_name, name, sizeof(held_name) - 1);
+    held_until = go;
+    pthread_mutex_unlock(&lock);
+}
+
 /* --- every call ------------------------------------------------------------------------------------------------------- */
+
+/* In the global mode of capture these end it, whichever thread calls them. */
+static bool ends_capture(const char *name)
+{
+    static const char *const names[] = {"cuEventQuery",         "cuStreamQuery",        "cuMemAlloc_v2",
+                                        "cuMemFree_v2",         "cuMemHostRegister_v2", "cuMemHostUnregister",
+                                        "cuPointerSetAttribute"};
+    for (unsigned i = 0; i < sizeof(names) / sizeof(*names); i++)
+        if (capturing && capture_mode != RELAXED && strcmp(name, names[i]) == 0)
+            return true;
+    return false;
+}
+
+/* Under lock. 10 s are for ever. */
+static CUresult hold(const char *name)
+{
+    for (unsigned ms = 0; held_until && !*held_until && strcmp(name, held_name) == 0; ms++) {
+        if (ms == 10000) {
+            stat_.wrong++;
+            return NOT_READY;
+        }
+        pthread_mutex_unlock(&lock);
+        usleep(1000);
+        pthread_mutex_lock(&lock);
+    }
+    return OK;
+}
 
 /* Takes the lock; what the call says at once, or 0. */
 static CUresult begin(const char *name, bool in_context)
@@ -137,15 +190,20 @@ static CUresult begin(const char *name, bool in_context)
         return NOT_INIT;
     if (lost)
         return LOST;
-    if (fail_nth && strcmp(name, fail_name) == 0 && --fail_nth == 0) {
+    if (fail_nth && strcmp(name, fail_name) == 0 && (fail_nth == ~0u || --fail_nth == 0)) {
         stat_.refused++;
         return fail_result;
+    }
+    if (ends_capture(name)) {
+        capture_ended = true;
+        stat_.wrong++;
+        return UNSUPPORTED_IN_CAPTURE;
     }
     if (in_context && depth == 0) {
         stat_.wrong++;
         return BAD_CONTEXT;
     }
-    return OK;
+    return hold(name);
 }
 
 static CUresult end(CUresult result)
@@ -402,6 +460,10 @@ CUresult cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsigned
 CUresult cuStreamCreate(void **ret, unsigned flags);
 CUresult cuStreamDestroy_v2(void *stream);
 CUresult cuStreamQuery(void *stream);
+CUresult cuStreamBeginCapture_v2(void *stream, int mode);
+CUresult cuStreamEndCapture(void *stream, void **ret_graph);
+CUresult cuStreamIsCapturing(void *stream, int *ret);
+CUresult cuThreadExchangeStreamCaptureMode(int *mode);
 CUresult cuStreamWaitEvent(void *stream, struct event *event, unsigned flags);
 CUresult cuEventCreate(struct event **ret, unsigned flags);
 CUresult cuEventRecord(struct event *event, void *stream);
@@ -641,6 +703,42 @@ CUresult cuStreamQuery(void *stream)
     return end(s->first || s->busy ? NOT_READY : OK);
 }
 
+CUresult cuStreamBeginCapture_v2(void *stream, int mode)
+{
+    BEGIN(true);
+    captured = stream;
+    capturing = mode == GLOBAL;
+    capture_ended = false;
+    return end(capturing ? OK : INVALID);
+}
+
+CUresult cuStreamEndCapture(void *stream, void **ret_graph)
+{
+    static int graph;
+    BEGIN(true);
+    if (!capturing || stream != captured)
+        return end(INVALID);
+    capturing = false;
+    *ret_graph = &graph;
+    return end(capture_ended ? CAPTURE_ENDED : OK);
+}
+
+CUresult cuStreamIsCapturing(void *stream, int *ret)
+{
+    BEGIN(true);
+    *ret = capturing && stream == captured;
+    return end(OK);
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    BEGIN(false);
+    int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return end(OK);
+}
+
 CUresult cuStreamWaitEvent(void *stream, struct event *event, unsigned flags)
 {
     BEGIN(true);
@@ -662,14 +760,18 @@ CUresult cuEventCreate(struct event **ret, unsigned flags)
 CUresult cuEventRecord(struct event *event, void *stream)
 {
     BEGIN(true);
-    push(stream, (struct op){.kind = RECORD, .event = event, .number = ++event->recorded});
+    event->captured = capturing && stream == captured;
+    if (!event->captured)
+        push(stream, (struct op){.kind = RECORD, .event = event, .number = ++event->recorded});
     return end(OK);
 }
 
 CUresult cuEventQuery(struct event *event)
 {
     BEGIN(false);
-    return end(event->came >= event->recorded ? OK : NOT_READY);
+    stat_.wrong += event->captured;
+    capture_ended |= event->captured && capturing;
+    return end(event->captured ? CAPTURED_EVENT : event->came >= event->recorded ? OK : NOT_READY);
 }
 
 CUresult cuEventDestroy_v2(struct event *event)

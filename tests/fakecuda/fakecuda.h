@@ -29,10 +29,15 @@ void fakecuda_stat(struct fakecuda_stat *ret);
 void fakecuda_delay(unsigned us);
 /* While 1 no stream moves. */
 void fakecuda_freeze(int frozen);
-/* Call number `nth` from now of `name` says `result`. nth 0: none. */
+/* Call number `nth` from now of `name` says `result`. nth 0: none; ~0: all of them. */
 void fakecuda_fail(const char *name, unsigned nth, int result);
 /* 719 from everything from now on, and nothing is copied any more, until 0. */
 void fakecuda_lose(int lost);
+/* A CUDA graph is captured on `stream`, in the global mode: events recorded there belong to it, and whoever asks for one, or in any thread
+ * calls what is not safe meanwhile, ends the capture (`wrong`). */
+void fakecuda_capture(void *stream, int on);
+/* Calls of `name` do not return before `go` is non-zero; NULL: they do. */
+void fakecuda_hold(const char *name, const volatile int *go);
 /* The next `n` launches that read `at` of device memory find another byte there than there is. */
 void fakecuda_stale(unsigned long long at, unsigned n);
 /* A kernel on `stream` that reads [from, +bytes) of device memory into `to` once `go` is non-zero. */

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong arguments: what was given, what is allowed, what to do; at once, not with the first batch, and from no depth of the library."""
 
+import copy
 import pathlib
+import pickle
 import re
 
 import numpy as np
 import pytest
 
 import leat
+
+
+def twice(loader):
+    assert sum(1 for batch in loader) and sum(1 for batch in loader)
 
 
 @pytest.fixture
@@ -144,6 +150,16 @@ def test_wrong_arguments_of_open(numbers, npy, arguments, error, message):
     (lambda ws: leat.prep.CenterCrop((1, 2, 3)), TypeError, "size=(1, 2, 3): the edge of a square"),
     (lambda ws: leat.prep.CenterCrop(8, dtype="float64"), ValueError, "dtype='float64': one of 'uint8', 'float32', 'bfloat16'"),
     (lambda ws: leat.prep.CenterCrop(8, mean=(1, 2)), ValueError, "mean=(1, 2): 3 numbers"),
+    (lambda ws: pickle.dumps(next(iter(leat.Loader(ws, 2)))), TypeError, "a batch belongs to the process that made it"),
+    (lambda ws: copy.deepcopy(next(iter(leat.Loader(ws, 2, transform=lambda s, rng: s)))), TypeError, "a batch belongs to the process that made it"),
+    (lambda ws: pickle.dumps(leat.batches(ws, 2)), TypeError, "an iterator of batches belongs to the process"),
+    (lambda ws: leat.Sampler(ws, 2).load_state_dict(None), ValueError, "this is not the state of a leat.Sampler"),
+    (lambda ws: leat.Sampler(ws, 2).load_state_dict({"kind": "leat.Sampler", "version": 1}), ValueError, "this state has no 'length'"),
+    (lambda ws: twice(leat.Loader(ws, 2, sampler=iter(range(4)))), ValueError, "an iterator, which is used up"),
+    (lambda ws: twice(leat.Loader(ws, 2, batch_sampler=iter([[1, 2]]))), ValueError, "an iterator, which is used up"),
+    (lambda ws: leat.prep.CenterCrop(8, scale=(0.5, 1.0)), TypeError, "scale"),
+    (lambda ws: leat.prep.RandomResizedCrop(8, resize=256), TypeError, "resize"),
+    (lambda ws: leat.pad([np.zeros(2), np.zeros((2, 2))]), ValueError, "pad: values of 1, 2 dimensions"),
     (lambda ws: leat.prep.CenterCrop(8)(b"a picture"), TypeError, "a batch of encoded pictures is wanted: a list of bytes, also of one"),
 ])
 def test_wrong_arguments_of_others(numbers, call, error, message):

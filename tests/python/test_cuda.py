@@ -165,6 +165,76 @@ assert (out == rows[:4]).all()
 """)
 
 
+def test_a_stream_that_refuses(run):
+    """No event can be put on the consumer's stream when the batch goes, and a kernel still reads it: the slot is not filled."""
+    run("""
+out, go = np.zeros((4, 2, 3), np.float32), ctypes.c_int(0)
+batches = leat.batches(ws, 4, shuffle=False, device="cuda:0", slots=2)
+batch = next(batches)
+while batches.delivery()["copies"] < 2:  # the second slot is filled: the thread that reads ahead waits
+    pass
+fake.fakecuda_kernel(ctypes.c_void_p(2), out.ctypes.data_as(ctypes.c_void_p),
+                     ctypes.c_ulonglong(batch.data.__cuda_array_interface__["data"][0]), ctypes.c_size_t(out.nbytes), ctypes.byref(go))
+batch.record_stream(2)
+fake.fakecuda_fail(b"cuEventRecord", ctypes.c_uint(1), 999)
+del batch
+second = next(batches)
+batches._timeout_ns = 50_000_000
+try:
+    next(batches)
+    raise SystemExit("a slot in use was filled")
+except (leat.TimedOut, leat.Busy):
+    pass
+go.value = 1
+batches._timeout_ns = 0
+assert (back(second.data.__cuda_array_interface__["data"][0], rows[:4]) == rows[4:8]).all()
+del second
+seen = [batch.ids.tolist() for batch in batches]
+assert len(seen) == 8 and (out == rows[:4]).all()
+""")
+
+
+def test_others_run_while_the_driver_waits(run):
+    """A batch goes while the driver keeps whoever calls it, until another thread has run."""
+    run("""
+import threading, time
+for make in (lambda: leat.batches(ws, 4, device="cuda:0", slots=2), lambda: iter(leat.Loader(ws, 4, device="cuda:0", transform=lambda s, rng: s))):
+    batches = make()
+    batch = next(batches)
+    time.sleep(0.3)  # what reads ahead waits
+    go = ctypes.c_int(0)
+    def open_gate():
+        go.value = 1
+    thread = threading.Timer(0.2, open_gate)
+    thread.start()
+    fake.fakecuda_hold(b"cuEventRecord", ctypes.byref(go))
+    del batch
+    fake.fakecuda_hold(b"", None)
+    thread.join()
+    for batch in batches:
+        pass
+    del batch, batches
+stat = (ctypes.c_ulong * 15)()
+fake.fakecuda_stat(ctypes.byref(stat))
+assert stat[13] == 0  # it waited for ever
+""")
+
+
+def test_a_graph_is_captured_meanwhile(run):
+    """torch.cuda.graph captures so that in any thread a question to the driver would end it."""
+    run("""
+fake.fakecuda_capture(ctypes.c_void_p(2), 1)
+for make in (lambda: leat.batches(ws, 4, device="cuda:0", slots=2), lambda: leat.Loader(ws, 4, device="cuda:0", transform=lambda s, rng: s)):
+    for batch in make():
+        data = batch.data if isinstance(batch, leat.Batch) else batch["data"]
+        assert (back(data.__cuda_array_interface__["data"][0], rows[:4]) == rows[batch.ids]).all()
+    del batch, data
+stat = (ctypes.c_ulong * 15)()
+fake.fakecuda_stat(ctypes.byref(stat))
+assert stat[13] == 0
+""")
+
+
 def test_pinned_and_delivery(run):
     run("""
 with leat.batches(ws, 4, shuffle=False, device="pinned") as batches:

@@ -450,7 +450,7 @@ assert any("'text', 'many', 'word' stay in host memory" in line for line in said
 """)
 
 
-def test_a_mixture(run):
+def test_a_mixture_of_unequal_sets(run):
     run("""
 np.save("more.npy", rows[:10] + 100)
 np.save("more_labels.npy", np.arange(10) * 2)

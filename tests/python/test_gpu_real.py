@@ -92,6 +92,41 @@ def test_slots_in_turn_under_load(runtime, tmp_path, driver, workers):
     assert done.returncode == 0, done.stderr
 
 
+CAPTURE = """
+import ctypes, os
+import numpy as np, leat
+cu = ctypes.CDLL(os.environ.get("LEAT_LIBCUDA", "libcuda.so.1"))
+p, u64, size = ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_size_t
+def ok(result):
+    assert result == 0, result
+context, stream, graph, scratch = p(), p(), p(), u64()
+ok(cu.cuInit(0))
+ok(cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+ok(cu.cuCtxPushCurrent_v2(context))
+ok(cu.cuStreamCreate(ctypes.byref(stream), 1))
+ok(cu.cuMemAlloc_v2(ctypes.byref(scratch), size(4096)))
+np.save("rows.npy", np.zeros((512, 1024), np.uint16))
+for how in ({}, {"transform": lambda sample, rng: sample, "num_workers": 2}):
+    loader = leat.Loader("rows.npy", 16, device="cuda:0", **how)
+    assert len([None for batch in loader]) == 32
+    ok(cu.cuStreamBeginCapture_v2(stream, 0))  # in the global mode, as torch.cuda.graph does
+    assert len([None for batch in loader]) == 32
+    ok(cu.cuStreamEndCapture(stream, ctypes.byref(graph)))
+"""
+
+
+@pytest.mark.parametrize("driver", ["fake", "real"])
+def test_a_graph_is_captured_meanwhile(runtime, tmp_path, driver):
+    """Neither the thread that reads ahead nor the loop ends the capture by what they ask of the driver."""
+    if driver == "real":
+        a_gpu()
+    elif not FAKE.exists():
+        pytest.skip("no build tree here, with tests/fakecuda")
+    env = {**os.environ, **({"LEAT_LIBCUDA": str(FAKE)} if driver == "fake" else {})}
+    done = subprocess.run([sys.executable, "-c", CAPTURE], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 def a_gpu():
     """Skips where there is none, with the reason."""
     try:

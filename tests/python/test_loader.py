@@ -355,6 +355,19 @@ def test_pictures_of_several_sizes(pictures):
         list(loader)
 
 
+def test_pad_of_what_numpy_cannot_take():
+    class Odd:  # as a bfloat16 tensor, one on a GPU, or one with a gradient
+        def __init__(self, error):
+            self.error = error
+
+        def __array__(self, *args, **kwargs):
+            raise self.error("not as an array")
+
+    for error in (TypeError, RuntimeError):
+        column = [Odd(error), Odd(error)]
+        assert leat.pad_collate([{"x": v, "n": 1} for v in column])["x"] == column
+
+
 def test_fields(files, shard):
     batch = next(iter(leat.Loader(files, 3, shuffle=False, fields={"text": ("data", bytes), "y": "label"})))
     assert batch["text"] == [b"first picture", b"second", b"third picture"] and batch["y"].tolist() == [0, 0, 1]

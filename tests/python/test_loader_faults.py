@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import leat
@@ -160,6 +161,39 @@ def test_every_sample_is_bad(numbers):
 
     with pytest.raises((leat.BadSample, ValueError)):
         ids_of(leat.Loader(numbers, 10, transform=once, on_error="skip", max_errors=10**9))
+
+
+@pytest.mark.parametrize("how", ["thread", "fork"])
+def test_records_keep_their_fields(numbers, how):
+    box = np.dtype([("corner", "f4", (2,)), ("kind", "u1"), ("size", "i8")], align=True)
+
+    def boxes(sample, rng):
+        x = int(sample["x"][0])
+        return {"box": np.array([((x, x + 1), 3, x)] * 2, box), "one": np.array((x, 2), [("a", "i4"), ("b", "f8")])[()], "z": np.complex64(x + 1j)}
+
+    with leat.Loader(numbers, 10, transform=boxes, workers=how, num_workers=2) as loader:
+        for batch in loader:
+            found = batch["box"]
+            assert found.dtype == box and found.shape == (10, 2) and (found["size"][:, 1] == batch.ids).all()
+            assert (found["corner"][:, 0, 1] == batch.ids + 1).all() and (found["kind"] == 3).all()
+            assert batch["one"].dtype.names == ("a", "b") and (batch["one"]["a"] == batch.ids).all()
+            assert (batch["z"] == batch.ids + 1j).all()
+            found["kind"] = 4  # over the slot, as other arrays
+            assert (batch["box"]["kind"] == 4).all()
+
+
+def test_text_times_and_records_are_not_cut(numbers):
+    """NumPy would call these casts of the same kind."""
+    first = int(next(iter(leat.Loader(numbers, 1, shuffle=False)))["x"][0, 0])
+    for short, long in ((np.str_("ab"), np.str_("abcd")), (np.bytes_(b"ab"), np.bytes_(b"abcd")),
+                        (np.datetime64("2026-11-23"), np.datetime64("2026-11-23T12:00")),
+                        (np.zeros(2, [("a", "i4"), ("b", "i4")]), np.zeros(2, [("b", "i4"), ("a", "i4")]))):
+        def later(sample, rng):
+            return {"v": short if int(sample["x"][0]) == first else long}
+
+        with leat.Loader(numbers, 10, transform=later, shuffle=False) as loader:
+            with pytest.raises(leat.BadSample, match="make them alike"):
+                list(loader)
 
 
 @pytest.mark.parametrize("how", ["thread", "fork"])

@@ -56,6 +56,24 @@ def test_batches_become_tensors(numbers):
     assert tensor[:, 0].tolist() == list(range(10))
 
 
+def test_what_torch_has_no_type_for(numbers):
+    batch = next(iter(leat.Loader(numbers, 10, transform=lambda sample, rng: {"x": sample["x"].astype(">f4"), "z": np.complex64(1j)})))
+    with pytest.raises(TypeError, match="field 'x' of dtype >f4.*Cast it"):
+        batch.torch()
+    batch = next(iter(leat.Loader(numbers, 10, transform=lambda sample, rng: {"z": np.complex64(1j)})))
+    assert batch.torch()["z"].dtype == torch.complex64
+
+
+def test_tensors_are_padded(numbers):
+    def ragged(sample, rng):
+        return {"x": torch.arange(1 + int(sample["x"][0]) % 3), "y": int(sample["x"][0]) % 2 * 0.5}
+
+    with leat.Loader(numbers, 10, shuffle=False, transform=ragged, collate_fn=leat.pad_collate) as loader:
+        batch = next(iter(loader))
+    assert batch["x"].shape == (10, 3) and batch["x"][1].tolist() == [0, 1, 0]
+    assert leat.pad_collate([{"y": 0}, {"y": 0.5}])["y"].tolist() == [0, 0.5]
+
+
 def transform(sample, rng):
     return {"x": torch.from_numpy(sample["x"]).float() + float(rng.random())}
 

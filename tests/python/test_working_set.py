@@ -17,6 +17,7 @@ def test_length_and_samples(ws):
         np.testing.assert_array_equal(ws[i], IMAGES[i])
     assert ws[np.int32(2)].dtype == np.float32
     assert [sample.sum() for sample in ws] == [image.sum() for image in IMAGES]
+    assert np.int64(5) in ws and np.int64(6) not in ws and -6 in ws and True not in ws
 
 
 def test_samples_are_private_copies(ws):
