@@ -6,8 +6,10 @@ import os
 import random
 import re
 import signal
+import sys
 import textwrap
 import threading
+import time
 
 import lib_host
 import lib_s3
@@ -74,6 +76,36 @@ def test_the_first_sample_does_not_wait_for_the_second_page(host, s3, top):
         seen += [(s.key, bytes(s.data)) for s in scan]
     assert seen == list(made.items())
     nothing_left(daemon)
+
+
+def test_others_run_while_a_scan_ends(host, s3, top):
+    """The end is told to the daemon, whose socket may be full, and unmaps a window."""
+    fill(top, {name: 500 for name in names(3)})
+    daemon, ran, stop = host.daemon(), [0], threading.Event()
+
+    def work():
+        while not stop.is_set():
+            ran[0] += 1
+            time.sleep(0)
+
+    def ends():
+        for _ in range(100):
+            scan = host.leat.scan("s3://data/set", socket=daemon.socket, window=MIB)
+            handle, before = scan._handle, ran[0]
+            handle.close()
+            if ran[0] != before:
+                return True
+        return False
+
+    thread, interval = threading.Thread(target=work), sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # nobody takes the GIL from one who does not let go
+    try:
+        thread.start()
+        assert ends()
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join()
 
 
 def test_order_sizes_and_what_is_told(host, s3, top):

@@ -17,17 +17,24 @@
 #include "apps/leat/remote.h"
 #include "wire/address.h"
 
-#define HOPELESS 8u /* failures before anything went well: the bucket or the credentials are wrong */
+/* Failures elsewhere before anything went well: the bucket or the credentials are wrong. */
+#define HOPELESS 8u
 
-void cp_failed(struct cp *cp, int rc, const struct leat_error *err)
+void cp_failed(struct cp *cp, int rc, bool here, const struct leat_error *err)
 {
     pthread_mutex_lock(&cp->lock);
+    if (cp->given_up) { /* what other threads were at */
+        pthread_mutex_unlock(&cp->lock);
+        return;
+    }
     cp->failed++;
+    cp->failed_here += here;
     cp->rc = cp->rc ? cp->rc : rc;
     if (cp->progress.drawn)
         fputs("\r\033[K", stderr);
     cli_error(cp->cli, 0, "%s", err && err->message[0] ? err->message : leat_strerror(rc));
-    if (cp->failed == HOPELESS && !cp->files && !cp->skipped && (rc == LEAT_DENIED || rc == LEAT_NOT_FOUND)) {
+    if (!here && cp->failed - cp->failed_here == HOPELESS && !cp->files && !cp->skipped &&
+        (rc == LEAT_DENIED || rc == LEAT_NOT_FOUND)) {
         cli_error(cp->cli, 0, "the first %u failed: given up", HOPELESS);
         cp->given_up = true;
         atomic_store(&cp->cancelled, true);
@@ -256,6 +263,7 @@ static int upload_tree(struct cp *cp, struct cp_put *put, const char *from, cons
         name += strspn(name, "/");
         struct leat_error local;
         AUTO_FREE char *uri = NULL;
+        int bad = e->fts_errno ? -e->fts_errno : -ENOENT; /* a link to nothing has none */
         switch (e->fts_info) {
         case FTS_F:
             uri = join(to, name);
@@ -265,7 +273,7 @@ static int upload_tree(struct cp *cp, struct cp_put *put, const char *from, cons
         case FTS_NS:
         case FTS_ERR:
         case FTS_SLNONE:
-            cp_failed(cp, -e->fts_errno, (error_sys(&local, -e->fts_errno, "%s", e->fts_path), &local));
+            cp_failed(cp, bad, true, (error_sys(&local, bad, "%s", e->fts_path), &local));
             break;
         case FTS_DC: /* a link to a folder above */
         case FTS_DEFAULT:

@@ -105,7 +105,7 @@ static void file_end(struct file *f)
         if (f->modified > 0)
             (void)!futimens(f->fd, times);
         if (renameat(f->folder, f->temp, f->folder, f->last) < 0) {
-            cp_failed(cp, f->rc = error_at(f->get, -errno, "", f->name, &err), &err);
+            cp_failed(cp, f->rc = error_at(f->get, -errno, "", f->name, &err), true, &err);
         } else {
             close(TAKE_FD(f->fd));
             cp->files++;
@@ -161,7 +161,7 @@ static void piece_done(struct backend_read *read, int rc, const struct leat_erro
     if (rc < 0 && f->rc == 0) {
         f->rc = rc;
         if (rc != -ECANCELED)
-            cp_failed(get->cp, rc, err);
+            cp_failed(get->cp, rc, err == &local, err);
     }
     piece_free(get, p);
     if (--f->inside == 0 && (f->rc < 0 || f->next == f->bytes))
@@ -322,7 +322,7 @@ int cp_get_add(struct cp_get *get, const struct backend_object *o, const char *n
         error_set(&local, LEAT_INVALID,
                   "%.200s: its name cannot be a file's below the target (\"..\", \".\", empty or absolute)",
                   o->uri);
-        cp_failed(cp, LEAT_INVALID, &local);
+        cp_failed(cp, LEAT_INVALID, true, &local);
         return 0;
     }
     int rc = wait_for_room(get);
@@ -330,7 +330,7 @@ int cp_get_add(struct cp_get *get, const struct backend_object *o, const char *n
         return rc;
     rc = file_open(get, o, name, &f, &same, &local);
     if (rc < 0) {
-        cp_failed(cp, rc, &local);
+        cp_failed(cp, rc, false, &local);
         return rc == -ENOMEM || rc == -ENOSPC || rc == -EMFILE ? rc : 0;
     }
     cp->skipped += same;

@@ -25,6 +25,7 @@ struct job {
     uint64_t bytes;
     int64_t modified;
     char etag[BACKEND_ETAG_MAX];
+    bool unreadable; /* the file */
 };
 
 struct cp_put {
@@ -83,11 +84,12 @@ static void skip(struct cp *cp, uint64_t bytes)
     pthread_mutex_unlock(&cp->lock);
 }
 
-static int put_file(struct cp *cp, struct backend *b, const struct job *job, struct leat_error *err)
+static int put_file(struct cp *cp, struct backend *b, struct job *job, struct leat_error *err)
 {
     struct stat st;
     AUTO_CLOSE int fd = open(job->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &st) < 0)
+    job->unreadable = fd < 0 || fstat(fd, &st) < 0;
+    if (job->unreadable)
         return error_sys(err, -errno, "%s", job->path);
     if (!S_ISREG(st.st_mode))
         return error_set(err, LEAT_INVALID, "%s: not a file", job->path);
@@ -180,7 +182,7 @@ static void *work(void *arg)
         if (rc == 0)
             rc = job->path ? put_file(cp, b, job, &err) : put_object(cp, b, job, &err);
         if (rc < 0 && !atomic_load(&cp->cancelled))
-            cp_failed(cp, rc, &err);
+            cp_failed(cp, rc, job->unreadable, &err);
         job_free(job);
         pthread_mutex_lock(&p->lock);
         p->running--;

@@ -43,14 +43,15 @@ struct cp {
     struct progress progress;
     /* what was done; under `lock` where several threads work */
     pthread_mutex_t lock;
-    uint64_t files, bytes, skipped, failed, left_out, planned_files, planned_bytes, bytes_done;
+    uint64_t files, bytes, skipped, failed, failed_here, left_out, planned_files, planned_bytes, bytes_done;
     bool planned;  /* all of it is known */
     int rc;        /* the first failure of an object */
     bool given_up; /* as nothing but failures came */
 };
 
-/* One object failed: said at once, and kept for the exit code. Any thread. */
-void cp_failed(struct cp *cp, int rc, const struct leat_error *err);
+/* One object failed: said at once, and kept for the exit code. `here`: for what is on this machine, which says nothing of the other side.
+ * Any thread. */
+void cp_failed(struct cp *cp, int rc, bool here, const struct leat_error *err);
 /* Shows how far it is. -ECANCELED: Ctrl-C. The thread that began. */
 int cp_progress(struct cp *cp);
 
