@@ -23,7 +23,6 @@
 #define LOCAL_MAX (1 * GIB)
 #define LOST_MS   1000 /* of silence, before it is looked whether nodes were lost meanwhile */
 #define SHARES    2u   /* of what a node has left, for each rail */
-#define SHARE_MIN (64 * KIB)
 #define IN_TURN_BYTES                                                                                        \
     (512 * KIB) /* what is in flight then keeps all servers busy while one of them is waited for */
 
@@ -101,17 +100,17 @@ void gather_reset(struct gather *g)
 /* --- cutting --------------------------------------------------------------------------------------------------------- */
 
 /* Of so many bytes in all: where there are several rails, each gets a share of what is long. */
-static uint64_t slice_of(const struct gather *g, uint64_t stage, uint64_t bytes)
+static uint64_t slice_of(const struct gather *g, unsigned rail, uint64_t stage, uint64_t bytes)
 {
     unsigned n = g->rails->ncredits;
-    return n > 1 ? MIN(stage, MAX(bytes / (SHARES * n), SHARE_MIN)) : stage;
+    return n > 1 ? MIN(stage, MAX(bytes / (SHARES * n), credit_share(&g->rails->credit[rail]))) : stage;
 }
 
 int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct index_part *part, void *dst,
                const struct rpc_how *how, struct leat_error *err)
 {
     struct leat_ws *ws = g->rails->ws;
-    const uint64_t region_bytes = ws->info.region_bytes, stage = slice_of(g, g->stage_bytes, part->bytes);
+    const uint64_t region_bytes = ws->info.region_bytes, stage = slice_of(g, 0, g->stage_bytes, part->bytes);
     uint64_t address = part->address, left = part->bytes;
     uint8_t *at = dst;
 
@@ -397,11 +396,11 @@ static enum run_code run_one(struct gather *g, uint32_t node, bool others, struc
         uint64_t stage = credit_stage(&r->credit[run.rail]), left = 0;
         if (r->ncredits > 1) {
             left = left_of(g, node, (uint64_t)SHARES * r->ncredits * CREDIT_STAGE_MAX);
-            int rail = rails_pick(r, node, slice_of(g, stage, left), left, refused);
+            int rail = rails_pick(r, node, slice_of(g, run.rail, stage, left), left, refused);
             if (rail < 0 || rail >= (int)r->ncredits)
                 return refused == all ? RUN_DRY : RUN_WAIT;
             run.rail = (unsigned)rail;
-            stage = slice_of(g, credit_stage(&r->credit[run.rail]), left);
+            stage = slice_of(g, run.rail, credit_stage(&r->credit[run.rail]), left);
         }
         struct credit *credit = &r->credit[run.rail];
         uint64_t now_ns = clock_now_ns();

@@ -57,8 +57,11 @@
 #define QUEUE_MAX       (2 * MIB)
 #define BOOSTED_MAX     (2 * MIB)   /* what lacks CPU is not helped by still more */
 #define SLICE_LARGE     (512 * KIB) /* from here on four at a time, so that several servers have one each */
-#define SLICE_ALIGN     64u         /* a line of the cache */
-#define CREDIT_BUSY_MAX 64u         /* what a neighbour may have us believe */
+#define SHARE_NS        250000.0
+#define SHARE_MIN       (16 * KIB)
+#define SHARE_MAX       (64 * KIB)
+#define SLICE_ALIGN     64u /* a line of the cache */
+#define CREDIT_BUSY_MAX 64u /* what a neighbour may have us believe */
 #define WINDOW_NS       (5 * NS_PER_MS)
 #define JUDGE_NS        (20 * NS_PER_MS)
 #define PROBES_FIRST    8u
@@ -238,6 +241,13 @@ uint64_t credit_stage(const struct credit *c)
 
 /* Not a stage and what is left, nor somewhat more than a stage: two of those may not fit the limit, and the link idles between one and
  * the next. */
+uint64_t credit_share(const struct credit *c)
+{
+    uint64_t rate = load(&c->rail->rate_bytes_per_s);
+    uint64_t bytes = rate ? (uint64_t)((double)rate * SHARE_NS / 1e9) : SHARE_MAX;
+    return MIN(MAX(bytes, (uint64_t)SHARE_MIN), (uint64_t)SHARE_MAX);
+}
+
 uint64_t credit_slice(uint64_t stage, uint64_t bytes)
 {
     if (bytes <= stage)

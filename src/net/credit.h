@@ -107,6 +107,9 @@ uint64_t credit_stage(const struct credit *credit);
 uint64_t credit_request(const struct credit *credit, uint64_t now_ns);
 /* How much of a piece of so many bytes one request takes: of equal parts, none of them longer than a stage, the first. */
 uint64_t credit_slice(uint64_t stage, uint64_t bytes);
+/* What one request should carry at least where several rails share the work: what this one brings in a moment. Longer ones leave
+ * a slow rail busy when the others are through, shorter ones a fast one waiting for whoever asks. */
+uint64_t credit_share(const struct credit *credit);
 /* Whether anything was delivered by it so far. */
 bool credit_measured(const struct credit *credit);
 /* False: not now. With nothing of anybody in flight never false, however small the limit. *ret_alone: nothing else was in

@@ -141,6 +141,25 @@ static void test_slows_down(void **state)
     credit_fini(&c);
 }
 
+/* What is worth a request of its own where rails share: little on a slow link, more on a fast one, much where nothing is known. */
+static void test_share(void **state)
+{
+    struct credit c;
+    bool alone;
+    assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
+    assert_int_equal(credit_share(&c), 64 * KIB);
+    drive(&c, NS_PER_S, 1000);
+    assert_int_equal(credit_share(&c), 64 * KIB);
+    credit_fini(&c);
+    assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
+    for (uint64_t i = 0, now = NS_PER_S; i < 100; i++, now += NS_PER_MS) { /* 32 MB/s */
+        assert_true(credit_take(&c, 32000, now, &alone));
+        credit_done(&c, 32000, NS_PER_MS, alone, now + NS_PER_MS);
+    }
+    assert_int_equal(credit_share(&c), 16 * KIB);
+    credit_fini(&c);
+}
+
 /* Where the link idles though the path is as it was, more is asked for; and less again when it does not. */
 static void test_boost(void **state)
 {
@@ -768,6 +787,7 @@ int main(void)
         cmocka_unit_test(test_same_host),
         cmocka_unit_test(test_adapts_and_loses),
         cmocka_unit_test(test_losses_of_others),
+        cmocka_unit_test(test_share),
         cmocka_unit_test(test_boost),
         cmocka_unit_test(test_slows_down),
         cmocka_unit_test(test_processes_share),
