@@ -5,7 +5,8 @@
  *     | magic: 8 | version of the format u32 | id, flags u32 | created, version u64 | deleted u8 | name | props | CRC32C |
  *
  * Happy path: a change is written to all paths (beside, flushed, renamed), then seen. At start the highest version of each counts.
- * Failure modes: a path that is not there misses a change, and learns it when it is back; so a deletion leaves a mark while a path is away.
+ * Failure modes: a path that is not there misses a change, and learns it when it is back; so a deletion leaves a mark while a path is away. What was refused
+ * and has its name on some path all the same would be in force after the next start: what is in force goes over it, and nothing is stored before.
  * Invariants: ids are never used twice, also not after a deletion: they follow the clock.
  */
 #include "store/internal.h"
@@ -120,73 +121,105 @@ int store_bucket_parse(const void *data, size_t len, struct store_bucket *ret, b
     return 0;
 }
 
-/* On one path. */
+/* On one path. *ret_named: whoever starts next may read it. */
 static int write_one(struct store *s, struct path *p, const char *name, const struct bytes_out *out,
-                     struct leat_error *err)
+                     bool *ret_named, struct leat_error *err)
 {
     char dir[PATH_FILE_MAX];
     snprintf(dir, sizeof(dir), "%s/buckets", p->dir);
-    int rc = store_io_replace(s->io, dir, name, out->data, out->len);
+    int rc = store_io_replace(s->io, dir, name, out->data, out->len, ret_named);
     return rc == 0 ? 0 : store_path_error(p, rc, "a bucket cannot be written", err);
 }
 
-/* To all paths that are in order; one that cannot take it is left. At least one has to have it. *ret_good (may be NULL): so many have. */
-static int write_all(struct store *s, const struct store_bucket *b, bool deleted, unsigned *ret_good,
-                     struct leat_error *err)
+/* Bits of paths: who has it for good; who may have it, as far as the next start can tell. */
+struct written {
+    uint64_t good, taken;
+};
+
+/* To all paths that are in order; one that cannot take it is left. At least one has to have it. `over`: it goes over what was refused, so that no room
+ * on one path is no reason to leave the others out. */
+static int write_all(struct store *s, const struct store_bucket *b, bool deleted, bool over,
+                     struct written *ret, struct leat_error *err)
 {
     struct bytes_out out = {0};
     int rc = encode(b, deleted, &out);
-    unsigned good = 0;
     int last = STORE_UNAVAILABLE;
+    *ret = (struct written){0};
     for (unsigned i = 0; rc == 0 && i < s->npaths; i++) {
         struct path *p = s->paths[i];
         if (atomic_load(&p->failed))
             continue;
-        int now = write_one(s, p, b->name, &out, err);
-        if (now == 0)
-            good++;
-        else
+        bool named;
+        int now = write_one(s, p, b->name, &out, &named, err);
+        ret->good |= now == 0 ? 1ull << i : 0;
+        if (named || atomic_load(&p->failed)) /* who failed just now may have it */
+            ret->taken |= 1ull << i;
+        if (now < 0)
             last = now;
-        if (last == LEAT_NO_SPACE)
+        if (last == LEAT_NO_SPACE && !over)
             break;
     }
     bytes_out_fini(&out);
-    if (ret_good)
-        *ret_good = good;
     if (rc < 0)
         return error_set(err, rc, "no memory for a bucket");
     if (last == LEAT_NO_SPACE)
         return last;
-    return good ? 0 : error_set(err, STORE_UNAVAILABLE, "no disk of the store is in order");
+    if (ret->good)
+        return 0;
+    if (last == STORE_UNAVAILABLE)
+        error_set(err, last, "no disk of the store is in order");
+    return last;
 }
 
-/* A change was refused after `taken` paths had taken it: what is in force goes over it, or the next start would take the change for made. */
-static void take_back(struct store *s, struct store_bucket *b, bool deleted, unsigned taken)
+static uint64_t failed_paths(struct store *s)
 {
-    struct store_bucket again = *b;
+    uint64_t bits = 0;
+    for (unsigned i = 0; i < s->npaths; i++)
+        bits |= atomic_load(&s->paths[i]->failed) ? 1ull << i : 0;
+    return bits;
+}
+
+/* What is in force goes over what was refused and is on the paths `astray` all the same. Bits of those that it did not reach. A path that has failed has an older
+ * version, once another has this one. */
+static uint64_t write_over(struct store *s, struct store_bucket *again, bool deleted, uint64_t astray,
+                           bool quiet)
+{
     struct leat_error err = {0};
-    unsigned good;
-    again.version = store_next_seq(s);
-    write_all(s, &again, deleted, &good,
-              &err); /* in the same order: up to the path that refused the change */
-    if (good < taken)
-        log_error("what was changed of bucket '%s' cannot be taken back: %s", b->name, err.message);
+    struct written w;
+    again->version = store_next_seq(s);
+    write_all(s, again, deleted, true, &w, &err);
+    uint64_t left = w.good ? astray & ~w.good & ~failed_paths(s) : astray;
+    if (left && !quiet)
+        log_error("what was changed of bucket '%s' cannot be taken back%s: %s", again->name,
+                  deleted ? "" : "; nothing is stored in it until it can", err.message);
+    return left;
+}
+
+/* After a change or deletion that was refused. buckets_write is held. */
+static void take_back(struct store *s, struct bucket *b, uint64_t astray)
+{
+    struct store_bucket again = b->b;
+    if (!astray)
+        return;
+    astray = write_over(s, &again, false, astray, b->astray != 0);
     pthread_mutex_lock(&s->buckets_lock);
-    b->version = again.version;
+    b->b.version = again.version; /* also if no path has it: what comes is above whatever they have */
+    b->astray = astray;
     pthread_mutex_unlock(&s->buckets_lock);
 }
 
-static unsigned count_failed(struct store *s)
+void store_buckets_tick(struct store *s)
 {
-    unsigned n = 0;
-    for (unsigned i = 0; i < s->npaths; i++)
-        n += atomic_load(&s->paths[i]->failed);
-    return n;
+    if (pthread_mutex_trylock(&s->buckets_write) != 0)
+        return;                                /* who changes one may wait for its commits: later */
+    for (unsigned i = 0; i < s->nbuckets; i++) /* only who holds buckets_write changes them */
+        take_back(s, s->buckets[i], s->buckets[i]->astray);
+    pthread_mutex_unlock(&s->buckets_write);
 }
 
 static int unlink_all(struct store *s, const char *name)
 {
-    char file[PATH_FILE_MAX + STORE_BUCKET_MAX], dir[PATH_FILE_MAX];
+    char file[PATH_FILE_MAX + STORE_BUCKET_MAX + 1], dir[PATH_FILE_MAX];
     int first = 0;
     for (unsigned i = 0; i < s->npaths; i++) {
         snprintf(dir, sizeof(dir), "%s/buckets", s->paths[i]->dir);
@@ -271,10 +304,11 @@ static int spread(struct store *s, const struct bucket *b)
 {
     struct bytes_out out = {0};
     struct leat_error err = {0};
+    bool named;
     int rc = encode(&b->b, b->deleting, &out);
     for (unsigned i = 0; rc == 0 && i < s->npaths; i++)
         if (!(b->has & 1ull << i) && !atomic_load(&s->paths[i]->failed) &&
-            write_one(s, s->paths[i], b->b.name, &out, &err) < 0)
+            write_one(s, s->paths[i], b->b.name, &out, &named, &err) < 0)
             log_warning("%s does not know bucket '%s': %s", s->paths[i]->dir, b->b.name, err.message);
     bytes_out_fini(&out);
     return rc;
@@ -336,7 +370,7 @@ int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret
     pthread_mutex_lock(&s->buckets_lock);
     while ((b = lookup(s, name)) && b->changing)
         pthread_cond_wait(&s->buckets_cond, &s->buckets_lock);
-    bool good = b && b->b.id == id && !b->deleting;
+    bool is = b && b->b.id == id && !b->deleting, good = is && !b->astray;
     if (good) {
         b->commits++;
         if (ret_remote)
@@ -345,6 +379,10 @@ int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret
             *ret_front = b->b.front;
     }
     pthread_mutex_unlock(&s->buckets_lock);
+    if (is && !good)
+        return error_set(
+            err, STORE_UNAVAILABLE,
+            "bucket '%.63s' cannot be written on all disks: nothing is stored in it until it can", name);
     return good ? 0 : no_bucket(name, err);
 }
 
@@ -429,16 +467,16 @@ int store_bucket_create(struct store *s, const char *name, uint32_t flags, const
                          name)
              : 0;
     pthread_mutex_unlock(&s->buckets_lock);
-    unsigned taken = 0;
+    struct written w = {0};
     if (rc == 0)
-        rc = write_all(s, &b->b, false, &taken, err);
+        rc = write_all(s, &b->b, false, false, &w, err);
     if (rc == 0) {
         pthread_mutex_lock(&s->buckets_lock);
         rc = insert(s, b);
         pthread_mutex_unlock(&s->buckets_lock);
     }
-    if (rc < 0 && taken)
-        take_back(s, &b->b, true, taken);
+    if (rc < 0 && w.taken)
+        write_over(s, &b->b, true, w.taken, false);
     pthread_mutex_unlock(&s->buckets_write);
     if (rc < 0) {
         store_bucket_fini(&b->b);
@@ -465,43 +503,27 @@ static bool has_objects(struct store *s, uint32_t id, uint32_t flags)
     return any;
 }
 
-/* *ret_touched: it failed with the bucket gone, or marked as deleted, on some path. */
-static int delete_empty(struct store *s, struct bucket *b, bool *ret_touched, struct leat_error *err)
+/* *ret_touched: where it may be gone, or marked as deleted, if this failed. */
+static int delete_empty(struct store *s, struct bucket *b, uint64_t *ret_touched, struct leat_error *err)
 {
-    *ret_touched = false;
+    *ret_touched = 0;
     if (any_blind(s))
         return error_set(err, STORE_UNAVAILABLE,
                          "a path of the store has failed; it may hold objects of '%s'", b->b.name);
     if (has_objects(s, b->b.id, 0) || store_uploads_any(s, b->b.id))
         return error_set(err, STORE_NOT_EMPTY,
                          "bucket '%s' is not empty: delete its objects and uploads first", b->b.name);
-    *ret_touched = true;
-    unsigned failed = count_failed(s), taken = 0;
-    if (failed) {
+    if (failed_paths(s)) {
         struct store_bucket mark = b->b;
+        struct written w;
         mark.version = store_next_seq(s);
-        int marked = write_all(s, &mark, true, &taken, err);
-        *ret_touched = taken > 0 || count_failed(s) > failed; /* who failed just now may have it */
-        return marked;
+        int rc = write_all(s, &mark, true, false, &w, err);
+        *ret_touched = w.taken;
+        return rc;
     }
+    *ret_touched = UINT64_MAX >> (64 - s->npaths);
     int rc = unlink_all(s, b->b.name);
     return rc < 0 ? error_sys(err, rc, "bucket '%s' cannot be deleted", b->b.name) : 0;
-}
-
-/* After a deletion that failed half-way: the bucket is written anew. Where no path has room for that either, nothing may be stored in it,
- * since the next start would not know it. */
-static bool revive(struct store *s, struct bucket *b)
-{
-    struct store_bucket again = b->b;
-    unsigned good;
-    again.version = store_next_seq(s);
-    write_all(s, &again, false, &good, NULL);
-    if (good == 0)
-        return false;
-    pthread_mutex_lock(&s->buckets_lock);
-    b->b.version = again.version;
-    pthread_mutex_unlock(&s->buckets_lock);
-    return true;
 }
 
 int store_bucket_delete(struct store *s, const char *name, struct leat_error *err)
@@ -515,13 +537,14 @@ int store_bucket_delete(struct store *s, const char *name, struct leat_error *er
             pthread_cond_wait(&s->buckets_cond, &s->buckets_lock);
     }
     pthread_mutex_unlock(&s->buckets_lock);
-    bool touched = false;
+    uint64_t touched = 0;
     int rc = b ? delete_empty(s, b, &touched, err) : no_bucket(name, err);
-    bool alive = b && rc < 0 && (!touched || revive(s, b));
+    if (b && rc < 0)
+        take_back(s, b, touched | b->astray); /* what is gone is written anew */
     pthread_mutex_lock(&s->buckets_lock);
     if (b && rc == 0)
         drop(s, b);
-    else if (alive)
+    else if (b)
         b->deleting = false;
     pthread_mutex_unlock(&s->buckets_lock);
     pthread_mutex_unlock(&s->buckets_write);
@@ -557,6 +580,7 @@ static int change(struct store *s, const char *name, uint64_t if_version, uint32
                   const char *props, struct leat_error *err)
 {
     struct store_bucket b = {0};
+    struct written w;
     int rc = store_bucket_get(s, name, &b, err);
     if (rc == 0 && if_version && b.version != if_version)
         rc = error_set(err, STORE_PRECONDITION, "bucket '%s' was changed by someone else", name);
@@ -570,16 +594,17 @@ static int change(struct store *s, const char *name, uint64_t if_version, uint32
         b.flags = flags;
         b.front = front;
         b.version++;
-        unsigned taken;
-        rc = write_all(s, &b, false, &taken, err);
-        if (rc < 0 && taken)
-            take_back(s, &lookup(s, name)->b, false, taken);
+        struct bucket *is = lookup(s, name);
+        rc = write_all(s, &b, false, false, &w, err);
+        if (rc < 0)
+            take_back(s, is, w.taken | is->astray);
     }
     if (rc == 0) {
         pthread_mutex_lock(&s->buckets_lock);
         struct bucket *there = lookup(s, name);
         char *old = there->b.props;
         there->b = b;
+        there->astray &= ~w.good & ~failed_paths(s);
         b.props = old;
         pthread_mutex_unlock(&s->buckets_lock);
     }

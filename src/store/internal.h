@@ -99,6 +99,8 @@ struct bucket {
     bool deleting;
     bool changing; /* those that come wait */
     uint64_t has;  /* bits of paths that have this version; known when all were read */
+    uint64_t
+        astray; /* of paths where it says what was refused: nothing is stored in it until that is written over */
 };
 
 struct open_files {
@@ -180,10 +182,12 @@ const char *store_key_text(const char *bucket, const void *key, size_t key_len, 
 int store_bucket_parse(const void *data, size_t len, struct store_bucket *ret, bool *ret_deleted);
 int store_buckets_load(struct store *s, struct leat_error *err);
 void store_buckets_free(struct store *s);
+/* What was refused, and could not be taken back, is tried again. */
+void store_buckets_tick(struct store *s);
 /* id and flags of a bucket. STORE_NO_BUCKET. */
 int store_bucket_find(struct store *s, const char *name, uint32_t *ret_id, uint32_t *ret_flags,
                       struct leat_error *err);
-/* Between the two the bucket stays, in front of what it is. STORE_NO_BUCKET: it is gone, or another one by now. Not to be entered twice: who changes it
+/* Between the two the bucket stays, in front of what it is. STORE_NO_BUCKET: it is gone, or another one by now; STORE_UNAVAILABLE: not all disks say so. Not to be entered twice: who changes it
  * would wait for the first, and the second for him. */
 int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret_remote, uint64_t *ret_front,
                        struct leat_error *err);

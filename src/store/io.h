@@ -35,8 +35,9 @@ extern const struct store_io store_io_real;
 int store_io_write(const struct store_io *io, int fd, const void *data, size_t n, uint64_t offset);
 /* All of it: -ENODATA where the file ends before. */
 int store_io_read(const struct store_io *io, int fd, void *dst, size_t n, uint64_t offset);
-/* A file that is there as a whole or not at all: written beside, flushed, renamed, its folder flushed. `dir`/`name`. */
-int store_io_replace(const struct store_io *io, const char *dir, const char *name, const void *data,
-                     size_t n);
+/* A file that is there as a whole or not at all: written beside, flushed, renamed, its folder flushed. `dir`/`name`. *ret_named (may be NULL): it has its
+ * name, also where the flush of the folder failed: who comes next reads it. */
+int store_io_replace(const struct store_io *io, const char *dir, const char *name, const void *data, size_t n,
+                     bool *ret_named);
 
 #endif

@@ -148,7 +148,7 @@ static int identity_write(struct path *p, const struct identity *id)
         n += snprintf(text + n, IDENTITY_MAX - (size_t)n, "member %s %s\n", a, id->members[i].dir);
     }
     n += snprintf(text + n, IDENTITY_MAX - (size_t)n, "crc %08x\n", crc32c(0, text, (size_t)n));
-    return store_io_replace(p->store->io, p->dir, "leat-store", text, (size_t)n);
+    return store_io_replace(p->store->io, p->dir, "leat-store", text, (size_t)n, NULL);
 }
 
 /* `text` has a NUL behind it. */

@@ -150,9 +150,12 @@ int store_io_read(const struct store_io *io, int fd, void *dst, size_t n, uint64
     return 0;
 }
 
-int store_io_replace(const struct store_io *io, const char *dir, const char *name, const void *data, size_t n)
+int store_io_replace(const struct store_io *io, const char *dir, const char *name, const void *data, size_t n,
+                     bool *ret_named)
 {
     char tmp[PATH_MAX], path[PATH_MAX];
+    if (ret_named)
+        *ret_named = false;
     if ((size_t)snprintf(tmp, sizeof(tmp), "%s/%s#tmp", dir, name) >= sizeof(tmp) ||
         (size_t)snprintf(path, sizeof(path), "%s/%s", dir, name) >= sizeof(path))
         return -ENAMETOOLONG;
@@ -165,8 +168,11 @@ int store_io_replace(const struct store_io *io, const char *dir, const char *nam
     io->close(io, fd);
     if (rc == 0)
         rc = io->rename(io, tmp, path);
-    if (rc == 0)
+    if (rc == 0) {
+        if (ret_named)
+            *ret_named = true;
         return io->syncdir(io, dir);
+    }
     io->unlink(io, tmp);
     return rc;
 }

@@ -143,7 +143,7 @@ static void save(struct scrub *sc)
     pthread_mutex_unlock(&sc->lock);
     sc->saved_ns = clock_now_ns();
     if (text)
-        store_io_replace(p->store->io, p->dir, "scrub", text, len);
+        store_io_replace(p->store->io, p->dir, "scrub", text, len, NULL);
 }
 
 /* text has a NUL behind it. */

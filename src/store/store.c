@@ -35,6 +35,7 @@ void store_tick(struct store *s)
     }
     store_uploads_age(s, store_wall_ns() - (int64_t)s->upload_age_ns);
     pthread_mutex_unlock(&s->work_lock);
+    store_buckets_tick(s);
 }
 
 void store_kick(struct store *s)
