@@ -369,8 +369,9 @@ int store_delete(struct store *s, const char *bucket, const void *key, size_t ke
 }
 
 int store_mark_clean(struct store *s, const char *bucket, const void *key, size_t key_len, uint64_t seq,
-                     const char *remote, struct leat_error *err)
+                     uint64_t front, const char *remote, struct leat_error *err)
 {
+    uint64_t now;
     uint32_t id;
     struct ikey k;
     int rc = store_bucket_check_key(key, key_len, err);
@@ -380,7 +381,13 @@ int store_mark_clean(struct store *s, const char *bucket, const void *key, size_
         return rc;
     if (remote && strlen(remote) > STORE_REMOTE_MAX)
         return error_set(err, LEAT_INVALID, "a remote's ETag of more than %u characters", STORE_REMOTE_MAX);
+    rc = store_bucket_enter(s, bucket, id, NULL, &now, err);
+    if (rc < 0)
+        return rc;
     ikey_set(&k, id, key, key_len);
-    rc = store_flag(s, &k, seq, STORE_DIRTY, 0, remote, true, err);
+    rc = front && front != now
+             ? error_set(err, LEAT_STALE, "bucket '%s' stands in front of another by now", bucket)
+             : store_flag(s, &k, seq, STORE_DIRTY, 0, remote, true, err);
+    store_bucket_leave(s, bucket);
     return rc == LEAT_NOT_FOUND ? error_set(err, LEAT_STALE, "it was deleted meanwhile") : rc;
 }

@@ -282,9 +282,10 @@ struct store_key {
 int store_delete_many(struct store *s, const char *bucket, const struct store_key *keys, unsigned n,
                       int *ret_codes, struct leat_error *err);
 
-/* The cold tier: the remote has got this version (seq) now, and calls it `remote`. LEAT_STALE: it is another version by now. Durable. */
+/* The cold tier: the remote has got this version (seq) now, and calls it `remote`. front: which one (store_bucket.front); 0: not looked at. LEAT_STALE: it
+ * is another version by now, or the bucket stands in front of another. Durable. */
 int store_mark_clean(struct store *s, const char *bucket, const void *key, size_t key_len, uint64_t seq,
-                     const char *remote, struct leat_error *err);
+                     uint64_t front, const char *remote, struct leat_error *err);
 /* Takes a clean object out of a bucket with STORE_BUCKET_REMOTE. LEAT_BUSY: it is dirty; LEAT_INVALID: the bucket has no remote. */
 int store_evict(struct store *s, const char *bucket, const void *key, size_t key_len, struct leat_error *err);
 

@@ -275,7 +275,7 @@ static void test_eviction(void **state)
     assert_int_equal(testing_check(f->s, "cache", "c-04", 4, 10000), LEAT_NOT_FOUND);
     /* What the remote has got by now may go as well; the rest is in the way for ever. */
     assert_int_equal(store_lookup(f->s, "cache", "c-05", 4, &info, NULL), 0);
-    assert_int_equal(store_mark_clean(f->s, "cache", "c-05", 4, info.seq, "v2", NULL), 0);
+    assert_int_equal(store_mark_clean(f->s, "cache", "c-05", 4, info.seq, 0, "v2", NULL), 0);
     f->s->capacity_bytes = 1000;
     store_tick(f->s);
     assert_int_equal(testing_check(f->s, "cache", "c-05", 5, 10000), LEAT_NOT_FOUND);

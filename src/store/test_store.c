@@ -120,8 +120,12 @@ static void test_what_is_kept(void **state)
             assert_int_equal(store_path_compact(f->s->paths[0]), 0);
         testing_reopen(f);
     }
-    assert_int_equal(store_mark_clean(f->s, "photos", "a", 1, info.seq + 1, "x", NULL), LEAT_STALE);
-    assert_int_equal(store_mark_clean(f->s, "photos", "a", 1, info.seq, "version-7", NULL), 0);
+    struct store_bucket b;
+    assert_int_equal(store_bucket_get(f->s, "photos", &b, NULL), 0);
+    assert_int_equal(store_mark_clean(f->s, "photos", "a", 1, info.seq + 1, 0, "x", NULL), LEAT_STALE);
+    assert_int_equal(store_mark_clean(f->s, "photos", "a", 1, info.seq, b.front + 1, "x", NULL), LEAT_STALE);
+    assert_int_equal(store_mark_clean(f->s, "photos", "a", 1, info.seq, b.front, "version-7", NULL), 0);
+    store_bucket_fini(&b);
     for (unsigned round = 0; round < 2; round++) {
         struct store_obj *obj;
         assert_int_equal(store_get(f->s, "photos", "a", 1, &obj, NULL), 0);

@@ -48,6 +48,15 @@ static void let_go(struct tier *t, struct held *h)
     pthread_mutex_unlock(&t->lock);
 }
 
+/* Are its settings others by now? */
+static bool is_gone(struct tier *t, const struct tier_bucket *b)
+{
+    pthread_mutex_lock(&t->lock);
+    bool gone = b->gone;
+    pthread_mutex_unlock(&t->lock);
+    return gone;
+}
+
 /* --- to the remote ----------------------------------------------------------------------------------------------------------- */
 
 static int send(struct tier *t, struct tier_bucket *b, const char *uri, int fd, uint64_t offset,
@@ -102,7 +111,7 @@ static int push_version(struct tier *t, struct tier_bucket *b, const void *key, 
             rc = send(t, b, uri, obj->fd, obj->offset, obj->info.bytes, obj->meta, obj->meta_len, tag, err);
         fetch_supersede(t, b, key, key_len);
         if (rc == 0)
-            rc = store_mark_clean(store, b->name, key, key_len, obj->info.seq, tag, err);
+            rc = store_mark_clean(store, b->name, key, key_len, obj->info.seq, b->front, tag, err);
         if (rc == 0)
             tier_fresh_mark(t, b, key, key_len);
     }
@@ -117,7 +126,8 @@ int push_key(struct tier *t, const char *bucket, const void *key, size_t key_len
     if (!b)
         return 0;
     hold(t, &t->held, &held, b, key, key_len);
-    int rc = push_version(t, b, key, key_len, err);
+    /* They may have changed while it was waited for, too, and what is here by then is not this remote's: again, with the new ones. */
+    int rc = is_gone(t, b) ? LEAT_STALE : push_version(t, b, key, key_len, err);
     let_go(t, &held);
     tier_bucket_unref(t, b);
     return rc;
@@ -172,7 +182,7 @@ static uint64_t doubt(struct tier *t, const struct tier_bucket *b, const void *k
     if (store_get(t->config.store, b->name, key, key_len, &old, NULL) < 0)
         return 0;
     if (!(old->info.flags & STORE_DIRTY) && *old->remote &&
-        store_mark_clean(t->config.store, b->name, key, key_len, old->info.seq, "", NULL) == 0) {
+        store_mark_clean(t->config.store, b->name, key, key_len, old->info.seq, b->front, "", NULL) == 0) {
         snprintf(ret_tag, STORE_REMOTE_MAX + 1, "%s", old->remote);
         seq = old->info.seq;
     }
@@ -216,7 +226,7 @@ static int through(struct tier *t, struct tier_bucket *b, const void *key, size_
         store_put_abort(put);
         /* A remote that refused has the old one still; one that fell silent may have either. */
         if (old && rc == TIER_REFUSED)
-            store_mark_clean(t->config.store, b->name, key, key_len, old, old_tag, NULL);
+            store_mark_clean(t->config.store, b->name, key, key_len, old, b->front, old_tag, NULL);
         else if (rc != TIER_REFUSED) /* and a GET may have brought the old one meanwhile */
             doubt(t, b, key, key_len, old_tag);
         return rc;
@@ -252,15 +262,6 @@ static int commit_plain(struct tier *t, const char *bucket, const void *key, siz
     if (rc == 0 && ret_info)
         *ret_info = info;
     return rc;
-}
-
-/* Are its settings others by now? */
-static bool is_gone(struct tier *t, const struct tier_bucket *b)
-{
-    pthread_mutex_lock(&t->lock);
-    bool gone = b->gone;
-    pthread_mutex_unlock(&t->lock);
-    return gone;
 }
 
 /* In "back" it is asked before the commit: what the remote never takes would be dirty for ever. */
@@ -324,45 +325,56 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
     }
 }
 
-int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_len, struct leat_error *err)
+/* There, and then here what was here before. Both lists hold the key. */
+static int delete_held(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len,
+                       const struct store_info *info, struct leat_error *err)
 {
-    struct tier_bucket *b = tier_bucket_find(t, bucket);
     struct tier_session *s;
-    struct held held, here_too;
     AUTO_FREE char *uri = NULL;
-    if (!b)
-        return store_delete(t->config.store, bucket, key, key_len, 0, err);
-    struct store_info info = {0};
-    hold(t, &t->held, &held, b, key, key_len);
-    /* Also from those of mode "back": a condition would see what is gone there, and is about to be gone here. */
-    hold(t, &t->committing, &here_too, b, key, key_len);
-    bool is = store_lookup(t->config.store, bucket, key, key_len, &info, NULL) == 0;
+    char old_tag[STORE_REMOTE_MAX + 1];
     int rc = tier_uri(b, key, key_len, &uri, err);
     if (rc == 0)
         rc = tier_session_get(t, b, &s, err);
-    if (rc == 0) {
-        char old_tag[STORE_REMOTE_MAX + 1];
-        fetch_supersede(t, b, key, key_len);
-        uint64_t old = doubt(t, b, key, key_len, old_tag); /* a crash may come when it is gone there alone */
-        rc = backend_delete(s->backend, uri, err);
-        tier_session_put(t, b, s);
-        bool gone = rc == LEAT_NOT_FOUND;
-        if (rc < 0 && !gone)
-            rc = tier_remote_error(b, rc, err);
-        fetch_supersede(t, b, key, key_len);
-        if (rc == TIER_REFUSED && old)
-            store_mark_clean(t->config.store, bucket, key, key_len, old, old_tag, NULL);
-        else if (rc < 0 && !gone) /* it may be gone there */
-            doubt(t, b, key, key_len, old_tag);
-        if (rc == 0 || gone) {
-            /* What was stored meanwhile stays, and is pushed. */
-            int here =
-                is ? store_delete(t->config.store, bucket, key, key_len, info.seq, err) : LEAT_NOT_FOUND;
-            rc = here == STORE_PRECONDITION || (here == LEAT_NOT_FOUND && !gone) ? 0 : here;
-        }
+    if (rc < 0)
+        return rc;
+    fetch_supersede(t, b, key, key_len);
+    uint64_t old = doubt(t, b, key, key_len, old_tag); /* a crash may come when it is gone there alone */
+    rc = backend_delete(s->backend, uri, err);
+    tier_session_put(t, b, s);
+    bool gone = rc == LEAT_NOT_FOUND;
+    if (rc < 0 && !gone)
+        rc = tier_remote_error(b, rc, err);
+    fetch_supersede(t, b, key, key_len);
+    if (rc == TIER_REFUSED && old)
+        store_mark_clean(t->config.store, b->name, key, key_len, old, b->front, old_tag, NULL);
+    else if (rc < 0 && !gone) /* it may be gone there */
+        doubt(t, b, key, key_len, old_tag);
+    if (rc < 0 && !gone)
+        return rc;
+    /* What was stored meanwhile stays, and is pushed. */
+    int here = info ? store_delete(t->config.store, b->name, key, key_len, info->seq, err) : LEAT_NOT_FOUND;
+    return here == STORE_PRECONDITION || (here == LEAT_NOT_FOUND && !gone) ? 0 : here;
+}
+
+int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_len, struct leat_error *err)
+{
+    for (;;) {
+        struct tier_bucket *b = tier_bucket_find(t, bucket);
+        struct held held, here_too;
+        struct store_info info = {0};
+        if (!b)
+            return store_delete(t->config.store, bucket, key, key_len, 0, err);
+        hold(t, &t->held, &held, b, key, key_len);
+        /* Also from those of mode "back": a condition would see what is gone there, and is about to be gone here. */
+        hold(t, &t->committing, &here_too, b, key, key_len);
+        bool is = store_lookup(t->config.store, bucket, key, key_len, &info, NULL) == 0;
+        /* Its settings were changed while the key was waited for: it is to be gone at the remote that is there now. */
+        bool anew = is_gone(t, b);
+        int rc = anew ? 0 : delete_held(t, b, key, key_len, is ? &info : NULL, err);
+        let_go(t, &here_too);
+        let_go(t, &held);
+        tier_bucket_unref(t, b);
+        if (!anew)
+            return rc;
     }
-    let_go(t, &here_too);
-    let_go(t, &held);
-    tier_bucket_unref(t, b);
-    return rc;
 }

@@ -266,6 +266,46 @@ static void test_another_remote(void **state)
     end_web();
 }
 
+/* A push, or a DELETE, that waited for its key while the bucket was put in front of another has nothing to do with the former one: what is here by then is pushed
+ * to the new remote, and what is gone is gone there. */
+static void test_another_remote_for_who_waits(void **state)
+{
+    (void)state;
+    struct caller writer = {.call = put, .key = "small-k", .text = "through"},
+                  deleter = {.call = take_away, .key = "small-k"};
+    for (unsigned deletes = 0; deletes < 2; deletes++) {
+        world_web_front("bkt", "");
+        begin_held(&writer, &world_far.hold_puts, &world_far.puts); /* has the key */
+        world_web_settings("bkt", ",\"mode\":\"back\"");
+        if (deletes)
+            begin(&deleter);
+        else
+            assert_int_equal(world_put("bkt", "small-k", "for the first", NULL, NULL), 0);
+        a_moment();
+        if (!deletes)
+            assert_int_equal(store_delete(world.store, "bkt", "small-k", 7, 0, NULL), 0);
+        world_front("bkt", ",\"mode\":\"back\"");
+        if (deletes)
+            world_there("small-k", "theirs", 6);
+        else
+            assert_int_equal(world_put("bkt", "small-k", "for the second", NULL, NULL), 0);
+        world_far.hold_puts = false;
+        assert_int_equal(end(&writer), LEAT_BUSY);
+        if (deletes)
+            assert_int_equal(end(&deleter), 0);
+        world_wait_pushed();
+        assert_true(world_is_there("small-k", "for the second") == !deletes);
+        assert_false(world_is_there("small-k", "theirs"));
+        assert_int_equal(world_far.puts, 1);
+        assert_int_equal(world_far.deletes, 0);
+        end_web();
+        world_begin();
+        store_delete(world.store, "bkt", "small-k", 7, 0, NULL);
+        assert_int_equal(store_bucket_delete(world.store, "bkt", NULL), 0);
+        tier_bucket_forget(world.tier, "bkt");
+    }
+}
+
 /* Nor for what a new bucket of the same name has. */
 static void test_another_bucket(void **state)
 {
@@ -565,6 +605,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_attached_before_commit, setup, teardown),
         cmocka_unit_test_setup_teardown(test_attach_at_any_moment, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_another_remote, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_another_remote_for_who_waits, setup, teardown),
         cmocka_unit_test_setup_teardown(test_another_bucket, setup, teardown),
         cmocka_unit_test_setup_teardown(test_made_again_at_once, setup, teardown),
         cmocka_unit_test_setup_teardown(test_set_while_deleted, setup, teardown),
