@@ -70,6 +70,8 @@ static int data_written(struct net_serve_target *target, uint64_t first, uint32_
     uint64_t end;
     if (add_overflows(first, count, &end) || end > ws->index.header->nsamples)
         return LEAT_INVALID;
+    if (wset_written(ws))
+        return LEAT_STALE;
     struct index_part part;
     struct bytes_out records = {0};
     const struct region *noted = NULL;
@@ -85,7 +87,7 @@ static int data_written(struct net_serve_target *target, uint64_t first, uint32_
         cluster_ready(ws->pool->cluster, ws, &records);
     bytes_out_fini(&records);
     wset_advanced(ws);
-    return 0;
+    return wset_written(ws) ? LEAT_STALE : 0;
 }
 
 static void data_unref(struct net_serve_target *target)
@@ -99,7 +101,8 @@ void data_target_free(struct data_target *d)
         return;
     shares_give(&d->pool->shares, d->uid, SHARE_DATA, 1);
     net_rdma_peer_free(d->peer);
-    wset_unref(d->ws); /* the pool may go with the last one */
+    wset_written(d->ws); /* a push that was cut off, or a read that was under way */
+    wset_unref(d->ws);   /* the pool may go with the last one */
     free(d);
 }
 

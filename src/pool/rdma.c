@@ -67,6 +67,8 @@ static int find_region(struct wset *ws, uint32_t gid, struct region **ret_region
     if (rc)
         return error_sys(err, rc == -ENOMEM ? LEAT_NO_SPACE : rc, "region %" PRIu32 " of %" PRIu64 " bytes",
                          gid, r->used_bytes);
+    if (wset_written(ws)) /* meanwhile: what was reserved goes again */
+        return error_set(err, LEAT_STALE, "the working set was dropped");
     *ret_region = r;
     return 0;
 }

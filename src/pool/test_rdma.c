@@ -5,13 +5,19 @@
 
 #include "base/clock.h"
 #include "loop/loop.h"
+#include "net/conn.h"
 #include "pool/pool.h"
+#include "pool/region.h"
 #include "pool/testing.h"
 #include "pool/wset.h"
 
+#include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include <cmocka.h>
 
@@ -181,6 +187,66 @@ static void test_rails_that_come_late(void **state)
     pool_free(pool);
 }
 
+static struct wset *dropped;
+
+/* In the place of libc's: the set is dropped by force while memory for it is asked for. */
+int fallocate(int fd, int mode, off_t offset, off_t bytes)
+{
+    struct wset *ws = mode == 0 ? TAKE_PTR(dropped) : NULL;
+    if (ws) {
+        atomic_store(&ws->revoked, true);
+        region_give_up(ws->regions[0].region);
+    }
+    return (int)syscall(SYS_fallocate, fd, mode, offset, bytes);
+}
+
+static int ask(int fd, uint16_t type, struct bytes_out *body)
+{
+    struct net_reply reply;
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    assert_int_equal(net_frame_send(fd, PROTO_REQUEST, type, type, body, NULL, 0, 0), 0);
+    bytes_out_fini(body);
+    while (poll(&p, 1, 0) == 0)
+        loop_turn(loop, 10);
+    assert_int_equal(net_frame_receive(fd, &reply, clock_now_ns() + 20 * NS_PER_S), 0);
+    int status = reply.frame.status;
+    net_reply_fini(&reply);
+    return status;
+}
+
+/* Dropped by force between the look whether it was and the memory that is made sure of. */
+static void test_forced_drop_while_reserved(void **state)
+{
+    struct net_ctx *ctx;
+    if (net_rdma_new(&by_tcp, &ctx, NULL) < 0)
+        skip();
+    net_free(ctx);
+    struct wset *ws;
+    struct pool *pool = start(&ws);
+    struct watched w = {.target = {.unref = watch_unref, .request = watch_request}, .ws = ws};
+    struct bytes_out body = {0};
+    struct stat st;
+    int pair[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    assert_int_equal(net_server_add(pool->server, pair[0], &w.target), 0);
+    bytes_put_u32(&body, 1);
+    bytes_put_u64(&body, 4711);
+    assert_int_equal(ask(pair[1], PROTO_RDMA_CONNECT, &body), 0);
+    bytes_put_u32(&body, 1);
+    bytes_put_u32(&body, 0);
+    dropped = ws;
+    assert_int_equal(ask(pair[1], PROTO_RDMA_KEYS, &body), LEAT_STALE);
+    assert_null(dropped);
+    assert_int_equal(fstat(ws->regions[0].region->fd, &st), 0);
+    assert_int_equal(st.st_blocks, 0);
+    close(pair[1]);
+    while (!atomic_load(&w.ended))
+        loop_turn(loop, 1);
+    pool_unlease(ws);
+    assert_int_equal(pool_stop(pool), 0);
+    pool_free(pool);
+}
+
 static void test_puts_are_parked(void **state)
 {
     asks(&put_by_tcp);
@@ -209,6 +275,7 @@ int main(void)
         cmocka_unit_test(test_rails_that_come_late),
         cmocka_unit_test(test_puts_are_parked),
         cmocka_unit_test(test_keys_are_parked),
+        cmocka_unit_test(test_forced_drop_while_reserved),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -11,15 +11,17 @@
 #include "pool/pool.h"
 #include "pool/ready.h"
 #include "pool/region.h"
-#include "pool/server.h"
+#include "pool/server_internal.h"
 #include "pool/wset.h"
 
 #include <fcntl.h>
 #include <jansson.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
@@ -251,6 +253,38 @@ int fstatfs(int fd, struct statfs *ret)
     return (int)rc;
 }
 
+/* Requests as the server makes them, with any user. */
+struct answer {
+    bool here;
+    struct wset *ws;
+    int code;
+};
+
+static void opened(struct open_request *r, struct wset *ws, const struct leat_error *err)
+{
+    struct answer *a = r->user;
+    *a = (struct answer){.here = true, .ws = ws, .code = err ? err->code : 0};
+}
+
+static struct answer open_as(struct host *h, uint32_t uid, uint32_t flags, const char *name, const char *uri)
+{
+    struct answer a = {0};
+    struct open_request *r = calloc(1, sizeof(*r));
+    assert_non_null(r);
+    *r = (struct open_request){.uid = uid,
+                               .gid = uid,
+                               .flags = flags,
+                               .name = strdup(name),
+                               .uri = strdup(uri),
+                               .opened = opened,
+                               .user = &a};
+    pool_open(h->pool, r);
+    for (unsigned k = 0; k < 2000 && !a.here; k++)
+        loop_turn(h->loop, 10);
+    assert_true(a.here);
+    return a;
+}
+
 /* --- tests --------------------------------------------------------------------------------------------------------- */
 
 static void test_lease_outlives_its_set(void **state)
@@ -367,6 +401,165 @@ static void test_forced_drop_spares_old_version(void **state)
     host_stop(&h, true);
 }
 
+/* What its regions take. */
+static uint64_t backed_bytes(const struct wset *ws)
+{
+    uint64_t bytes = 0;
+    struct stat st;
+    for (uint32_t g = 0; g < ws->nregions; g++) {
+        assert_int_equal(fstat(ws->regions[g].region->fd, &st), 0);
+        bytes += (uint64_t)st.st_blocks * 512;
+    }
+    return bytes;
+}
+
+/* `rows` of 1 KiB that ranks push, a region full; the reference is the caller's. */
+static struct wset *pushed_set(struct host *h, uint64_t rows)
+{
+    struct index_builder *b;
+    struct answer a = {0};
+    struct leat_error err = {0};
+    uint64_t shape[] = {1024};
+    int fd = memfd_create("index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_int_equal(index_builder_new(INDEX_KIND_PUSHED, "p", &b), 0);
+    uint64_t address = index_builder_reserve(b, rows * 1024, INDEX_FILE_ALIGN, 0);
+    assert_int_equal(index_builder_field(b, "x", "|u1", INDEX_FIELD_UNIFORM, 1, shape, address, 1024), 0);
+    index_builder_count(b, rows);
+    assert_int_equal(index_builder_finish(b, fd, &err), 0);
+    index_builder_free(b);
+    struct open_request *r = calloc(1, sizeof(*r));
+    assert_non_null(r);
+    *r = (struct open_request){.uid = geteuid(),
+                               .gid = getegid(),
+                               .name = strdup("p"),
+                               .uri = strdup(""),
+                               .opened = opened,
+                               .user = &a};
+    pool_create(h->pool, r, fd);
+    while (!a.here)
+        loop_turn(h->loop, 10);
+    assert_non_null(a.ws);
+    return wset_ref(a.ws);
+}
+
+static int data_connection(struct host *h, struct wset *ws)
+{
+    int pair[2];
+    struct leat_error err;
+    struct data_target *target;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    assert_int_equal(data_target_new(h->server, ws, geteuid(), &target, &err), 0);
+    assert_int_equal(data_serve(h->server, target, pair[0]), 0);
+    return pair[1];
+}
+
+/* The head of a WRITE of `count` rows from `first`, which lie in region 0. */
+static void begin_push(int fd, uint64_t first, uint32_t count)
+{
+    uint8_t head[PROTO_FRAME];
+    struct bytes_out body = {0};
+    bytes_put_u64(&body, first);
+    bytes_put_u32(&body, count);
+    bytes_put_u32(&body, 1);
+    proto_range_put(&body, &(struct proto_range){.offset = first * 1024, .bytes = count * 1024});
+    proto_frame_put(head, &(struct proto_frame){.version = PROTO_VERSION,
+                                                .kind = PROTO_REQUEST,
+                                                .type = PROTO_WRITE,
+                                                .id = 1,
+                                                .body_bytes = (uint32_t)body.len,
+                                                .payload_bytes = count * 1024});
+    assert_int_equal(send(fd, head, sizeof(head), 0), sizeof(head));
+    assert_int_equal(send(fd, body.data, body.len, 0), body.len);
+    bytes_out_fini(&body);
+}
+
+/* A push that is under way when its set is dropped by force goes on into memory that nobody pays for: none of it stays. */
+static void test_forced_drop_while_pushed(void **state)
+{
+    enum { ROWS_EACH = 1024, BYTES = ROWS_EACH * 1024, HEAD = 4096, TAIL = BYTES - HEAD };
+    static uint8_t ones[BYTES];
+    struct host h;
+    int fds[2];
+    memset(ones, 1, sizeof(ones));
+    host_start(&h, 64 * MIB);
+    struct wset *ws = pushed_set(&h, 2 * ROWS_EACH);
+    const uint8_t *data = ws->regions[0].region->addr;
+    for (unsigned k = 0; k < 2; k++) {
+        fds[k] = data_connection(&h, ws);
+        begin_push(fds[k], k * ROWS_EACH, ROWS_EACH);
+        assert_int_equal(send(fds[k], ones, HEAD, 0), HEAD);
+        while (!__atomic_load_n(&data[k * BYTES + HEAD - 1], __ATOMIC_RELAXED))
+            usleep(100);
+    }
+    pool_drop(h.pool, ws, POOL_DROP_FORCE);
+    assert_int_equal(backed_bytes(ws), 0);
+    /* One that comes to its end, */
+    struct net_reply reply;
+    assert_int_equal(send(fds[0], ones, TAIL, 0), TAIL);
+    assert_int_equal(net_frame_receive(fds[0], &reply, clock_now_ns() + 20 * NS_PER_S), 0);
+    assert_int_equal(reply.frame.status, LEAT_STALE);
+    net_reply_fini(&reply);
+    assert_int_equal(backed_bytes(ws), 0);
+    /* and one that does not. */
+    assert_int_equal(send(fds[1], ones, TAIL / 2, 0), TAIL / 2);
+    close(fds[0]);
+    close(fds[1]);
+    while (atomic_load(&ws->refs) > 1)
+        loop_turn(h.loop, 1);
+    assert_int_equal(backed_bytes(ws), 0);
+    wset_unref(ws);
+    host_stop(&h, false);
+}
+
+/* Whoever reads a page that this one took the rights of waits until it is let go on. */
+static uint8_t *guarded;
+static _Atomic bool guard_met, guard_gone;
+
+static void on_guard(int signal, siginfo_t *info, void *context)
+{
+    if ((uint8_t *)info->si_addr < guarded || (uint8_t *)info->si_addr >= guarded + 4096)
+        abort();
+    atomic_store(&guard_met, true);
+    while (!atomic_load(&guard_gone))
+        usleep(100);
+}
+
+static void on_verified(void *user, const struct verify_result *result)
+{
+    *(struct verify_result *)user = *result;
+}
+
+static void on_verifying(void *user, uint64_t done, uint64_t total) {}
+
+/* A hole that is read takes memory too. */
+static void test_forced_drop_while_verified(void **state)
+{
+    struct host h;
+    struct verify_result result = {0};
+    struct sigaction action = {.sa_sigaction = on_guard, .sa_flags = SA_SIGINFO}, before;
+    host_start(&h, 64 * MIB);
+    struct wset *ws = wset_ref(open_as(&h, geteuid(), 0, "set", h.data).ws);
+    while (!wset_complete(ws))
+        loop_turn(h.loop, 10);
+    guarded = ws->regions[1].region->addr;
+    assert_int_equal(sigaction(SIGSEGV, &action, &before), 0);
+    assert_int_equal(mprotect(guarded, 4096, PROT_NONE), 0);
+    assert_int_equal(verify_start(h.pool, ws, false, on_verifying, on_verified, &result), 0);
+    while (!atomic_load(&guard_met))
+        usleep(100);
+    pool_drop(h.pool, ws, POOL_DROP_FORCE);
+    assert_int_equal(backed_bytes(ws), 0);
+    assert_int_equal(mprotect(guarded, 4096, PROT_READ | PROT_WRITE), 0);
+    atomic_store(&guard_gone, true);
+    while (result.status == 0)
+        loop_turn(h.loop, 10);
+    assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
+    assert_int_equal(result.status, LEAT_STALE);
+    assert_int_equal(backed_bytes(ws), 0);
+    wset_unref(ws);
+    host_stop(&h, false);
+}
+
 static void test_one_verification_each(void **state)
 {
     struct host h;
@@ -426,38 +619,7 @@ static void test_stop_under_way(void **state)
     }
 }
 
-/* --- whose is what: requests as the server makes them, with any user --------------------------------------------------- */
-
-struct answer {
-    bool here;
-    struct wset *ws;
-    int code;
-};
-
-static void opened(struct open_request *r, struct wset *ws, const struct leat_error *err)
-{
-    struct answer *a = r->user;
-    *a = (struct answer){.here = true, .ws = ws, .code = err ? err->code : 0};
-}
-
-static struct answer open_as(struct host *h, uint32_t uid, uint32_t flags, const char *name, const char *uri)
-{
-    struct answer a = {0};
-    struct open_request *r = calloc(1, sizeof(*r));
-    assert_non_null(r);
-    *r = (struct open_request){.uid = uid,
-                               .gid = uid,
-                               .flags = flags,
-                               .name = strdup(name),
-                               .uri = strdup(uri),
-                               .opened = opened,
-                               .user = &a};
-    pool_open(h->pool, r);
-    for (unsigned k = 0; k < 2000 && !a.here; k++)
-        loop_turn(h->loop, 10);
-    assert_true(a.here);
-    return a;
-}
+/* --- whose is what ------------------------------------------------------------------------------------------------- */
 
 /* Another daemon has taken the name of our socket (somebody had removed the file): it is not ours to remove. */
 static void test_the_name_of_another(void **state)
@@ -864,6 +1026,8 @@ int main(void)
         cmocka_unit_test(test_window_turns_over),
         cmocka_unit_test(test_nothing_is_writable),
         cmocka_unit_test(test_forced_drop_spares_old_version),
+        cmocka_unit_test(test_forced_drop_while_pushed),
+        cmocka_unit_test(test_forced_drop_while_verified),
         cmocka_unit_test(test_one_verification_each),
         cmocka_unit_test(test_stop_under_way),
         cmocka_unit_test(test_fetch_of_what_is_there),

@@ -244,7 +244,7 @@ static void *verify_main(void *arg)
             report(v, i);
         }
     }
-    if (atomic_load(&v->ws->revoked)) {
+    if (wset_written(v->ws)) {
         v->result.status = LEAT_STALE;
         snprintf(v->result.first_bad, sizeof(v->result.first_bad),
                  "the set was dropped by force while it was verified");

@@ -270,6 +270,17 @@ bool wset_allows(const struct wset *ws, uint32_t uid, uint32_t gid)
     return (ws->mode & 0004) || ((ws->mode & 0040) && gid == ws->owner_gid);
 }
 
+bool wset_written(struct wset *ws)
+{
+    if (!atomic_load(&ws->revoked))
+        return false;
+    for (uint32_t g = 0; g < ws->nregions; g++) {
+        if (ws->regions[g].region)
+            region_written(ws->regions[g].region);
+    }
+    return true;
+}
+
 unsigned wset_parts_of(const struct wset *ws, uint64_t i)
 {
     struct index_part part;

@@ -201,6 +201,11 @@ static inline enum live_state wset_sample_state(const struct wset *ws, uint64_t 
 void wset_advanced(struct wset *ws);
 /* A region of ours has been written: notes the page size that it got. Any thread. */
 void wset_note_pages(struct wset *ws, const struct region *region);
+/*
+ * Its regions have been written, or read where they may be holes, which takes memory as well. True: it was dropped by force, and what was
+ * brought back after that has gone again. Any thread.
+ */
+bool wset_written(struct wset *ws);
 /* May this user read it? */
 bool wset_allows(const struct wset *ws, uint32_t uid, uint32_t gid);
 
