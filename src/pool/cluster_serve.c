@@ -174,7 +174,7 @@ static void tell_part(void *user, uint64_t i, unsigned f, const struct index_par
     struct telling *t = user;
     struct wset *ws = t->ws;
     if (wset_sample_state(ws, i) == LIVE_FAILED) {
-        cluster_ready_record(&t->records, i, f, 0, offset, bytes, -EIO);
+        cluster_ready_record(&t->records, i, f, 0, offset, bytes, wset_failure_get(ws, i, NULL));
         return;
     }
     /* A whole part's CRC is on record; a piece of one is computed again. */

@@ -104,6 +104,12 @@ static bool is_up(struct host *h, unsigned n)
     return v.connected;
 }
 
+static void both_up(struct host h[2])
+{
+    while (!is_up(&h[0], 1) || !is_up(&h[1], 0))
+        loop_turn(loop, 10);
+}
+
 struct opened {
     bool done;
     struct wset *ws;
@@ -208,6 +214,40 @@ static void test_set_on_both(void **state)
         loop_turn(loop, 1);
     assert_true(ws->live->lost_samples > 0);
     pool_unlease(ws);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
+/* Why a sample failed is told again as it was: for what it holds, say, and then the set is not loaded again for it. */
+static void test_tells_why(void **state)
+{
+    struct host h[2];
+    struct opened o;
+    testing_npy("why.npy", 1, 600, 5003);
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    for (unsigned k = 0; k < 2; k++)
+        start(&h[k], token, nodes, 2);
+    both_up(h);
+    open_at(&h[0], "why.npy", &o);
+    assert_non_null(o.ws);
+    struct wset *theirs = pool_find_uuid(h[1].pool, o.ws->uuid);
+    assert_non_null(theirs);
+    while (!wset_complete(o.ws) || !wset_complete(theirs))
+        loop_turn(loop, 10);
+    uint64_t i = 0;
+    struct index_part part = {0};
+    while (index_part(&o.ws->index, i, 0, &part) && !wset_address(o.ws, part.address, part.bytes))
+        i++;
+    wset_failure(o.ws, i, LEAT_CORRUPT, "a checksum is wrong");
+    wset_piece(o.ws, i, 0, 0, 0, 0, LEAT_CORRUPT);
+    assert_int_equal(wset_sample_state(o.ws, i), LIVE_FAILED);
+    cluster_tell_all(h[0].cluster, o.ws, 1);
+    while (wset_sample_state(theirs, i) != LIVE_FAILED)
+        loop_turn(loop, 10);
+    assert_int_equal(wset_failure_get(theirs, i, NULL), LEAT_CORRUPT);
+    assert_false(wset_failed_in_passing(theirs));
+    pool_unlease(o.ws);
     stop(&h[1]);
     stop(&h[0]);
 }
@@ -512,12 +552,6 @@ static void turns(unsigned n)
         loop_turn(loop, 1);
 }
 
-static void both_up(struct host h[2])
-{
-    while (!is_up(&h[0], 1) || !is_up(&h[1], 0))
-        loop_turn(loop, 10);
-}
-
 /* One of the two goes after any number of turns: the other has all of the set, or nothing that could be found. */
 static void test_gone_while_placed(void **state)
 {
@@ -769,6 +803,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_set_on_both),
+        cmocka_unit_test(test_tells_why),
         cmocka_unit_test(test_another_incarnation),
         cmocka_unit_test(test_first_address_leads_elsewhere),
         cmocka_unit_test(test_wrong_token),
