@@ -183,6 +183,11 @@ def test_what_is_copied_wrongly(server, bucket, env, tree, tmp_path):
     told = leat("cp", "-r", links, rest, f"s3://{bucket}/past/", fails=3)
     assert told.count("No such file") == 8 and "given up" not in told
     assert leat("cp", f"s3://{bucket}/past/file", "-", fails=0) == b"whole"
+    # Nor does what cannot be written here: nobody makes files there.
+    for number in range(9):
+        server.request("PUT", f"/{bucket}/many/none{number}", b"x")
+    told = leat("cp", "-r", f"s3://{bucket}/many/", "/proc", fails=3)
+    assert told.count("/proc/none") == 9 and "given up" not in told
     shutil.rmtree(links)
     shutil.rmtree(rest)
     with subprocess.Popen([lib_host.LEAT, "cp", f"s3://{bucket}/up/big.bin", "-"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as piped:

@@ -329,8 +329,8 @@ int cp_get_add(struct cp_get *get, const struct backend_object *o, const char *n
     if (rc < 0)
         return rc;
     rc = file_open(get, o, name, &f, &same, &local);
-    if (rc < 0) {
-        cp_failed(cp, rc, false, &local);
+    if (rc < 0) { /* nobody was asked for anything yet */
+        cp_failed(cp, rc, true, &local);
         return rc == -ENOMEM || rc == -ENOSPC || rc == -EMFILE ? rc : 0;
     }
     cp->skipped += same;
