@@ -616,9 +616,9 @@ def test_a_node_where_the_user_has_too_many_connections(leat, cluster, array):
     assert "is down" not in a.text() and b.metrics()["leat_rejected_total"] > 0
 
 
-def test_a_disk_that_is_back(host, leat, cluster, array):
-    """A set with a name that lacks samples, on two nodes: who asks for it by its name once the disk is mended has all of it, on the node that
-    placed it; on the other one it stays as it is, since that one keeps it."""
+@pytest.fixture
+def off(host, cluster):
+    """Two nodes with a disk that fails part of `array` as long as this file is not there."""
     if lib_host.SANITIZED or not lib_host.FAILIO.exists():
         pytest.skip("needs the plain build's failio.so")
     off = host.folder / "off"
@@ -627,7 +627,12 @@ def test_a_disk_that_is_back(host, leat, cluster, array):
                                                          "FAILIO_PATH": "a.npy", "FAILIO_OFFSET": "4000000"})
     for i in (A, B):
         cluster.joined(i)
+    return off
 
+
+def test_a_disk_that_is_back(leat, cluster, array, off):
+    """A set with a name that lacks samples, on two nodes: who asks for it by its name once the disk is mended has all of it, on the node that
+    placed it; on the other one it stays as it is, since that one keeps it."""
     def is_whole_again(side):
         socket = cluster.daemons[side].socket
         off.unlink(missing_ok=True)
@@ -644,6 +649,36 @@ def test_a_disk_that_is_back(host, leat, cluster, array):
         return whole
 
     assert sorted([is_whole_again(A), is_whole_again(B)]) == [False, True]
+
+
+def test_a_disk_that_is_back_while_a_node_is_away(leat, cluster, array, off):
+    """It would not hear that the set ends, keep it, and refuse the new one of that name: it is loaded again when the node is back."""
+    off.touch()
+    preload(leat, cluster.daemons[A], array, name="first").close()
+    leat.drop("first", socket=cluster.daemons[A].socket)
+    placed = [daemon.metrics()["leat_index_scans_total"] + daemon.metrics()["leat_index_hits_total"] for daemon in cluster.daemons]
+    here, there = (A, B) if placed[A] else (B, A)
+    a, b = cluster.daemons[here], cluster.daemons[there]
+    off.unlink()
+    with leat.open(array, name="spread", socket=a.socket, timeout=lib_host.PATIENCE) as ws:
+        lib_host.wait_for(lambda: ws.stat().failed_samples + ws.stat().resident_samples == 3072)
+        lacks = ws.stat()
+        assert lacks.failed_samples
+    off.touch()
+    os.kill(b.pid, signal.SIGSTOP)
+    try:
+        lib_host.wait_for(lambda: not all(n["connected"] for n in cluster.states(here)), NOTICED, a.text)
+        with leat.open(array, name="spread", socket=a.socket, timeout=lib_host.PATIENCE) as ws:
+            assert ws.stat().failed_samples == lacks.failed_samples
+    finally:
+        os.kill(b.pid, signal.SIGCONT)
+    for i in (A, B):
+        cluster.joined(i)
+        assert [s["failed_samples"] for s in cluster.daemons[i].sets()] == [lacks.failed_samples]
+    with leat.open(array, name="spread", socket=a.socket, timeout=lib_host.PATIENCE) as ws:
+        read_all(ws)
+        assert ws.stat().failed_samples == 0
+    lib_host.wait_for(lambda: [[s["failed_samples"] for s in daemon.sets()] for daemon in cluster.daemons] == [[0], [0]])
 
 
 def test_lists_of_nodes_that_differ(leat, cluster, array):

@@ -111,6 +111,15 @@ static bool lacks_in_passing(struct wset *ws)
            !(ws->flags & PROTO_WS_PUSHED) && wset_complete(ws) && wset_failed_in_passing(ws);
 }
 
+/* A node that is away does not hear that the set ends: it would keep it under its name for good, and refuse the new one. */
+static bool all_hear(const struct pool *pool, const struct wset *ws)
+{
+    struct cluster_node_view view = {.connected = true};
+    for (unsigned n = 0; ws->nnodes && view.connected && n < cluster_nodes(pool->cluster); n++)
+        cluster_node(pool->cluster, n, &view);
+    return view.connected;
+}
+
 static void drop_to_reload(struct pool *pool, struct wset *ws)
 {
     log_info("dropping %s, of which samples failed, to load it again", ws->spec);
@@ -134,7 +143,8 @@ static void drop_failed(struct opening *o)
     list_for_each (node, &o->requests) {
         const struct open_request *r = container_of(node, struct open_request, node);
         struct wset *ws = r->opened && !r->append && r->name[0] ? find_same(pool, o->spec, &index, r) : NULL;
-        if (ws && ws->owner_uid == r->uid && strcmp(ws->name, r->name) == 0 && lacks_in_passing(ws))
+        if (ws && ws->owner_uid == r->uid && strcmp(ws->name, r->name) == 0 && lacks_in_passing(ws) &&
+            all_hear(pool, ws))
             drop_to_reload(pool, ws);
     }
     index_close(&index);
