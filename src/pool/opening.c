@@ -127,7 +127,7 @@ static void drop_to_reload(struct pool *pool, struct wset *ws)
     pool_drop(pool, ws, ws->flags & PROTO_WS_EXPLICIT ? POOL_DROP : POOL_SWEEP);
 }
 
-/* One with a name is loaded again for who asks for it by that name, and so has what it needs to be what it was. */
+/* One with a name is loaded again for who asks for it by that name, as public as it is and within its limit: it is to be what it was. */
 static void drop_failed(struct opening *o)
 {
     struct pool *pool = o->pool;
@@ -141,11 +141,13 @@ static void drop_failed(struct opening *o)
     if (index_map(o->index_fd, &index, NULL) < 0)
         return;
     list_for_each (node, &o->requests) {
-        const struct open_request *r = container_of(node, struct open_request, node);
+        struct open_request *r = container_of(node, struct open_request, node);
         struct wset *ws = r->opened && !r->append && r->name[0] ? find_same(pool, o->spec, &index, r) : NULL;
-        if (ws && ws->owner_uid == r->uid && strcmp(ws->name, r->name) == 0 && lacks_in_passing(ws) &&
-            all_hear(pool, ws))
-            drop_to_reload(pool, ws);
+        if (!ws || ws->owner_uid != r->uid || strcmp(ws->name, r->name) != 0 || !lacks_in_passing(ws) ||
+            !(ws->mode & 0004) != !(r->flags & LEAT_OPEN_PUBLIC) || !all_hear(pool, ws))
+            continue;
+        r->pool_bytes = r->pool_bytes ? r->pool_bytes : ws->limit_bytes;
+        drop_to_reload(pool, ws);
     }
     index_close(&index);
 }
@@ -171,6 +173,7 @@ static int set_new(struct pool *pool, struct opening *o, struct open_request *r,
     pool_own(ws, r->uid, r->gid, r->flags);
     ws->access = access_ref(r->access);
     ws->region_bytes = pool->config.region_bytes;
+    ws->limit_bytes = r->pool_bytes;
     if (pool_name(ws, r->name, o->spec) < 0) {
         wset_unref(ws);
         return error_set(err, -ENOMEM, "out of memory");

@@ -266,7 +266,8 @@ static void opened(struct open_request *r, struct wset *ws, const struct leat_er
     *a = (struct answer){.here = true, .ws = ws, .code = err ? err->code : 0};
 }
 
-static struct answer open_as(struct host *h, uint32_t uid, uint32_t flags, const char *name, const char *uri)
+static struct answer open_within(struct host *h, uint32_t uid, uint32_t flags, uint64_t pool_bytes,
+                                 const char *name, const char *uri)
 {
     struct answer a = {0};
     struct open_request *r = calloc(1, sizeof(*r));
@@ -274,6 +275,7 @@ static struct answer open_as(struct host *h, uint32_t uid, uint32_t flags, const
     *r = (struct open_request){.uid = uid,
                                .gid = uid,
                                .flags = flags,
+                               .pool_bytes = pool_bytes,
                                .name = strdup(name),
                                .uri = strdup(uri),
                                .opened = opened,
@@ -283,6 +285,11 @@ static struct answer open_as(struct host *h, uint32_t uid, uint32_t flags, const
         loop_turn(h->loop, 10);
     assert_true(a.here);
     return a;
+}
+
+static struct answer open_as(struct host *h, uint32_t uid, uint32_t flags, const char *name, const char *uri)
+{
+    return open_within(h, uid, flags, 0, name, uri);
 }
 
 /* --- tests --------------------------------------------------------------------------------------------------------- */
@@ -673,6 +680,29 @@ static void test_only_the_owner_names(void **state)
     host_stop(&h, false);
 }
 
+/* A disk was away: whoever asks for the set by its name has it loaded again, and it stays what it was. */
+static void test_loaded_again_as_it_was(void **state)
+{
+    struct host h;
+    host_start(&h, 64 * MIB);
+    struct wset *ws = open_within(&h, 1000, LEAT_OPEN_PUBLIC, 4 * MIB, "set", h.data).ws;
+    while (!wset_complete(ws))
+        loop_turn(h.loop, 10);
+    uint64_t first = ws->serial, bytes = ws->pool_bytes;
+    assert_true(bytes > 0 && bytes <= 4 * MIB);
+    wset_failure(ws, 0, -EIO, "the disk was away");
+    wset_piece(ws, 0, 0, 0, 0, 0, -EIO);
+    assert_true(wset_failed_in_passing(ws));
+    /* One for all is not to be made one for its owner. */
+    ws = open_as(&h, 1000, 0, "set", h.data).ws;
+    assert_int_equal(ws->serial, first);
+    ws = open_as(&h, 1000, LEAT_OPEN_PUBLIC, "set", h.data).ws;
+    assert_int_not_equal(ws->serial, first);
+    assert_int_equal(ws->mode, 0644);
+    assert_int_equal(ws->pool_bytes, bytes);
+    host_stop(&h, false);
+}
+
 static struct ready_stats ready_of(struct host *h, uint64_t wanted_bytes)
 {
     struct ready_stats stats;
@@ -1038,6 +1068,7 @@ int main(void)
         cmocka_unit_test(test_names_of_users),
         cmocka_unit_test(test_the_name_of_another),
         cmocka_unit_test(test_only_the_owner_names),
+        cmocka_unit_test(test_loaded_again_as_it_was),
         cmocka_unit_test(test_ready_memory_is_free_memory),
         cmocka_unit_test(test_ready_memory_gives_way_to_a_window),
         cmocka_unit_test(test_ready_memory_serves_once),

@@ -63,6 +63,7 @@ struct wset {
     struct wset *replaces;    /* prepared: the version before, a reference, or NULL */
     bool superseded;          /* by a later version: readers who have it keep it, nobody else finds it */
     const void *appender;     /* whoever makes the next version of this set, or NULL: one at a time */
+    uint64_t limit_bytes;     /* as whoever had it made wanted: at most so much of the pool; 0: no limit */
     uint64_t losses;          /* how often a node of it was lost */
 
     /* immutable after wset_new */
