@@ -95,6 +95,7 @@ struct holder_object {
     struct ring_object *ring; /* of a batch */
     struct scan_object *scan; /* of a sample */
     uint64_t number;
+    bool recorded;    /* stream was named: it may be the default one, which is NULL */
     void *stream;     /* CUDA: the slot is free when what is on it by then has finished */
     const void *data; /* of a hold or a sample */
     uint64_t bytes;

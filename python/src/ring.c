@@ -178,9 +178,11 @@ static PyObject *holder_record_stream(struct holder_object *self, PyObject *args
     uint64_t stream;
     if (!PyArg_ParseTuple(args, "O&", to_u64, &stream) || !enter_batch(self))
         return NULL;
-    bool other = self->stream && self->stream != (void *)(uintptr_t)stream;
-    if (!other)
+    bool other = self->recorded && self->stream != (void *)(uintptr_t)stream;
+    if (!other) {
         self->stream = (void *)(uintptr_t)stream;
+        self->recorded = true;
+    }
     leave_holder(self);
     if (other) {
         PyErr_SetString(PyExc_ValueError,

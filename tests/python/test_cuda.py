@@ -165,6 +165,22 @@ assert (out == rows[:4]).all()
 """)
 
 
+def test_one_stream_a_batch(run):
+    """The default stream counts as one."""
+    run("""
+for make in (lambda: leat.batches(ws, 4, device="cuda:0", slots=2), lambda: iter(leat.Loader(ws, 4, device="cuda:0", transform=lambda s, rng: s))):
+    for first, other in ((0, 2), (2, 0)):
+        batch = next(make())
+        batch.record_stream(first)
+        batch.record_stream(first)
+        try:
+            batch.record_stream(other)
+            raise SystemExit("two streams")
+        except ValueError:
+            pass
+""")
+
+
 def test_a_stream_that_refuses(run):
     """No event can be put on the consumer's stream when the batch goes, and a kernel still reads it: the slot is not filled."""
     run("""
