@@ -20,7 +20,7 @@
 #define SIGV4_EMPTY       "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 #define SIGV4_UNSIGNED    "UNSIGNED-PAYLOAD"
 #define SIGV4_STREAMING   "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
-#define SIGV4_HEADERS_MAX 32u
+#define SIGV4_HEADERS_MAX 80u     /* an object's own 64, and what goes with every request */
 #define SIGV4_EXPIRES_MAX 604800u /* seven days */
 
 /* The key of one day, region and service. Any number of threads may read it. */

@@ -236,6 +236,27 @@ def test_metadata_that_no_remote_takes(server, front, mode):
     assert server.request("PUT", f"/{bucket}/k", b"x", {"cache-control": "x" * 4000}).status == 200
 
 
+@pytest.mark.parametrize("mode", ["through", "back"])
+@pytest.mark.parametrize("count", [1, 28, 64, 65])
+def test_many_names_of_metadata(server, far, front, mode, count):
+    """What is acknowledged can be pushed, also with many names, or one twice; what cannot is refused at its begin."""
+    bucket = front(mode=mode)
+    meta = {f"x-amz-meta-{i}": str(i) for i in range(count - 1)}
+    twice = [("x-amz-meta-twice", "a"), ("x-amz-meta-twice", "b")]
+    replies = {"k": server.request("PUT", f"/{bucket}/k", b"one", meta, query=twice)}
+    replies["u"] = begun = server.request("POST", f"/{bucket}/u", b"", meta, query=[("uploads", ""), *twice])
+    if count == 65:
+        assert [error(r) for r in replies.values()] == [(400, "MetadataTooLarge")] * 2
+        return
+    assert [r.status for r in replies.values()] == [200] * 2
+    upload = begun.xml.findtext("UploadId")
+    etag = server.request("PUT", f"/{bucket}/u", b"one", query=[("partNumber", "1"), ("uploadId", upload)]).headers["etag"]
+    text = f"<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part></CompleteMultipartUpload>".encode()
+    assert server.request("POST", f"/{bucket}/u", text, query=[("uploadId", upload)]).status == 200
+    for key in replies:
+        wait_until(lambda key=key: (far.top / "far" / bucket / key).exists())
+
+
 def test_upload_while_the_remote_is_down(server, far, front):
     """Nothing is visible before it is there; until then the upload stays as it was, so that who asks again has it done."""
     bucket = front()

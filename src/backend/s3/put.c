@@ -334,6 +334,7 @@ static void upload_end(struct upload *u)
 
 static int upload_headers(struct upload *u, const char *headers, struct leat_error *err)
 {
+    static_assert(SIGV4_HEADERS_MAX >= BACKEND_HEADERS + 16, "what the requests themselves say comes along");
     u->lines = headers ? strdup(headers) : NULL;
     if (headers && !u->lines)
         return -ENOMEM;

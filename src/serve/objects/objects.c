@@ -154,6 +154,12 @@ int objects_open(struct objects *o, const char *bucket, const void *key, size_t 
     return 0;
 }
 
+int objects_check_meta(const struct objects *o, const char *bucket, const void *meta, size_t meta_len,
+                       struct leat_error *err)
+{
+    return has_remote(o, bucket) ? tier_check_meta(bucket, meta, meta_len, err) : 0;
+}
+
 int objects_put_begin(struct objects *o, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
                       unsigned flags, struct store_put **ret_put, struct leat_error *err)
 {

@@ -48,6 +48,9 @@ int objects_get(struct objects *o, const char *bucket, const void *key, size_t k
 int objects_open(struct objects *o, const char *bucket, const void *key, size_t key_len, bool head_only,
                  struct store_obj **ret_obj, struct tier_read **ret_read, struct leat_error *err);
 
+/* [loop] LEAT_INVALID: metadata that the bucket's remote never takes. */
+int objects_check_meta(const struct objects *o, const char *bucket, const void *meta, size_t meta_len,
+                       struct leat_error *err);
 /* Filled and aborted by store_put_*; committed here. */
 int objects_put_begin(struct objects *o, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
                       unsigned flags, struct store_put **ret_put, struct leat_error *err);

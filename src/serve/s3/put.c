@@ -104,10 +104,10 @@ static bool read_meta(struct visit *v)
         visit_fail(v, S3_SLOW_DOWN, NULL);
     else if (user_bytes > USER_META_MAX || v->meta.len > STORE_META_MAX - 512)
         visit_fail(v, S3_METADATA_TOO_LARGE, NULL);
-    else if (v->meta.len >= BACKEND_HEADERS_MAX && objects_remote(v->door->objects, v->call.bucket))
+    else if (objects_check_meta(v->door->objects, v->call.bucket, v->meta.data, v->meta.len, NULL) < 0)
         visit_fail(v, S3_METADATA_TOO_LARGE,
-                   "Metadata of an object in a bucket that stands in front of another is below 4096 bytes, "
-                   "names included.");
+                   "Metadata of an object in a bucket that stands in front of another is at most 64 headers, "
+                   "and below 4096 bytes, names included.");
     return v->code == S3_OK;
 }
 

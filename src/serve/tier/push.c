@@ -68,8 +68,8 @@ static int send(struct tier *t, struct tier_bucket *b, const char *uri, int fd, 
     AUTO_FREE char *headers = malloc(BACKEND_HEADERS_MAX);
     int rc = headers ? tier_headers_of(meta, meta_len, headers) : -ENOMEM;
     if (rc == LEAT_INVALID)
-        error_set(err, rc, "%.300s: more metadata than the remote takes (%u bytes)", uri,
-                  BACKEND_HEADERS_MAX);
+        error_set(err, rc, "%.300s: more metadata than the remote takes (%u names, %u bytes)", uri,
+                  BACKEND_HEADERS, BACKEND_HEADERS_MAX);
     if (rc == 0)
         rc = tier_session_get(t, b, &s, err);
     if (rc == 0) {
@@ -264,16 +264,15 @@ static int commit_plain(struct tier *t, const char *bucket, const void *key, siz
     return rc;
 }
 
-/* In "back" it is asked before the commit: what the remote never takes would be dirty for ever. */
-static int check_headers(const struct tier_bucket *b, const struct store_commit *c, struct leat_error *err)
+int tier_check_meta(const char *bucket, const void *meta, size_t meta_len, struct leat_error *err)
 {
-    if (c->meta_len < BACKEND_HEADERS_MAX)
+    if (!meta_len)
         return 0;
     AUTO_FREE char *headers = malloc(BACKEND_HEADERS_MAX);
-    int rc = headers ? tier_headers_of(c->meta, c->meta_len, headers) : -ENOMEM;
+    int rc = headers ? tier_headers_of(meta, meta_len, headers) : -ENOMEM;
     return rc == LEAT_INVALID
-               ? error_set(err, rc, "more metadata than the remote of bucket %s takes (%u bytes)", b->name,
-                           BACKEND_HEADERS_MAX)
+               ? error_set(err, rc, "more metadata than the remote of bucket %s takes (%u names, %u bytes)",
+                           bucket, BACKEND_HEADERS, BACKEND_HEADERS_MAX)
                : rc;
 }
 
@@ -286,7 +285,8 @@ static int back(struct tier *t, struct tier_bucket *b, const void *key, size_t k
     c.front = c.if_front ? b->front : 0;
     /* Looked at; what it is about may be there alone. That there is none is looked at again: who knew of no remote holds no key. */
     c.if_match = NULL;
-    int rc = check_headers(b, commit, err);
+    /* What the remote never takes would be dirty for ever. */
+    int rc = tier_check_meta(b->name, commit->meta, commit->meta_len, err);
     if (rc < 0) {
         store_put_abort(put);
         return rc;

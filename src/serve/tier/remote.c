@@ -260,17 +260,38 @@ int tier_meta_of(const struct backend_stat *stat, void **ret_meta, size_t *ret_l
 struct lines {
     char *text;
     size_t len;
+    unsigned n;
 };
 
+/* The end of the line of this name, if there is one. */
+static char *find_line(const struct lines *l, const char *name)
+{
+    size_t n = strlen(name);
+    for (char *at = l->text; *at; at = strchr(at, '\n') + 1)
+        if (strncmp(at, name, n) == 0 && at[n] == ':')
+            return strchr(at, '\n');
+    return NULL;
+}
+
+/* A name that comes twice is one header, as HTTP has it: "a", then "b" is "a,b". */
 static int add_line(void *user, const char *name, const char *value)
 {
     struct lines *l = user;
-    size_t n = strlen(name) + strlen(value) + 2;
     if (!backend_header_kept(name) || strpbrk(value, "\r\n"))
         return 0;
-    if (l->len + n >= BACKEND_HEADERS_MAX)
+    char *end = find_line(l, name);
+    size_t value_len = strlen(value), n = end ? value_len + 1 : strlen(name) + value_len + 2;
+    if (l->len + n >= BACKEND_HEADERS_MAX || (!end && l->n == BACKEND_HEADERS))
         return LEAT_INVALID;
-    l->len += (size_t)sprintf(l->text + l->len, "%s:%s\n", name, value);
+    if (end) {
+        memmove(end + n, end, l->len - (size_t)(end - l->text) + 1);
+        *end = ',';
+        memcpy(end + 1, value, value_len);
+    } else {
+        sprintf(l->text + l->len, "%s:%s\n", name, value);
+        l->n++;
+    }
+    l->len += n;
     return 0;
 }
 

@@ -129,6 +129,8 @@ bool tier_fresh(struct tier *t, const char *bucket, const void *key, size_t key_
 /* As store_put_begin, for buckets with a remote. */
 int tier_put_begin(struct tier *t, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
                    unsigned flags, struct store_put **ret_put, struct leat_error *err);
+/* [loop] Would a remote take an object's metadata? Of a bucket that has one it is asked before an upload begins, too. LEAT_INVALID, -ENOMEM. */
+int tier_check_meta(const char *bucket, const void *meta, size_t meta_len, struct leat_error *err);
 /*
  * As store_put_commit, also of what store_upload_assemble gave. Conditions are about what the remote has, where nothing is here. On failure the old version is
  * what is visible. LEAT_BUSY: the bucket was put in front of another meanwhile.
