@@ -61,7 +61,10 @@ class Epoch(_leat.Lane, Iterator[Any]):
         self._met: Exception | None = None  # by work ahead: raised when it is that step's turn
         if self._cut is not None:
             ends = self._cut[3]
-            self._cut_start = int(np.searchsorted(ends, start, side="left")) + 1 if start else 0
+            self._cut_start = int(np.searchsorted(ends, start, side="right"))
+            if start and (not self._cut_start or ends[self._cut_start - 1] != start):
+                raise ValueError(f"this state stands behind {start} samples, where no batch of the batch_sampler ends: go on with the "
+                                 "batches that it was taken with")
             self._steps = len(ends) - self._cut_start
         else:
             self._steps = _plan.steps(self._plan.length, start, self._global, loader.drop_last)

@@ -281,7 +281,7 @@ class Loader(Iterable[Any]):
         if self._generation != _leat.generation():  # in the child of a fork
             self._engine = None
             self._load_ring()
-        start, self._start = self._start, 0
+        start = self._start
         self._delivered, self._ended = start, False
         self._runs = _state.add_run(self._runs, self._epoch, start, self.global_batch, self.batch_size)
         if self._mixture is not None:
@@ -294,6 +294,7 @@ class Loader(Iterable[Any]):
             epoch = RecordingEpoch(self, start)
         else:
             epoch = Epoch(self, start)
+        self._start = 0  # not before: being refused does not make it begin anew
         self._epoch_ref = weakref.ref(epoch)
         return epoch
 
@@ -350,7 +351,8 @@ class Loader(Iterable[Any]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state` was taken: at the next sample, whatever the batch size, the workers and the number of ranks
-        are now. The state's seed is taken. `leat.Stale`: it is of another dataset; ValueError: of another kind of loader."""
+        are now. The state's seed is taken. `leat.Stale`: it is of another dataset; ValueError: of another kind of loader. With a
+        `batch_sampler` one of its batches has to end there: `iter()` raises ValueError where none does."""
         _state.load(self, state)
 
     # --- looking ---

@@ -229,6 +229,31 @@ def test_the_state_of_a_sampler(numbers):
     assert ids(loader(one.state_dict())) == [[0, 3], [6, 9]]
 
 
+@WAYS
+def test_a_state_between_the_ends_of_batches(numbers, more):
+    """Of batches that were cut otherwise: some of its samples would be given to nobody."""
+    def loader(size):
+        return leat.Loader(numbers, batch_sampler=[list(range(i, i + size)) for i in range(0, 12, size)], **more)
+
+    taken = loader(2)
+    steps = iter(taken)
+    for _ in range(3):
+        next(steps)
+    state = taken.state_dict()
+    again = loader(4)
+    again.load_state_dict(state)
+    for _ in range(2):  # being refused does not make it begin anew
+        with pytest.raises(ValueError, match="behind 6 samples, where no batch of the batch_sampler ends"):
+            iter(again)
+    for size, left in ((1, [[i] for i in range(6, 12)]), (3, [[6, 7, 8], [9, 10, 11]]), (6, [list(range(6, 12))])):
+        again = loader(size)
+        again.load_state_dict(state)
+        assert [batch.ids.tolist() for batch in again] == left
+    again.load_state_dict({**state, "samples": 13})
+    with pytest.raises(ValueError, match="behind 13 samples"):
+        iter(again)
+
+
 def test_a_state_past_the_end(numbers):
     loader = leat.Loader(numbers, 2)
     with pytest.raises(ValueError, match="samples=13 of 12"):
