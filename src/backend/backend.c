@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* backend.c: hands each call on to the session's implementation, and what all of them share. */
+#include "backend/dir/dir.h"
 #include "backend/ops.h"
 
 #include "wire/address.h"
@@ -7,6 +8,15 @@
 bool backend_uri(const char *uri)
 {
     return address_is_remote(address_of(uri));
+}
+
+int backend_key_check(const char *uri, const char *key, struct leat_error *err)
+{
+    struct s3_uri s3;
+    const char *wrong = key ? dir_key_wrong(key) : NULL;
+    return wrong ? error_set(err, LEAT_INVALID, "%.300s: %s", uri, wrong)
+           : key ? 0
+                 : s3_uri_parse(uri, &s3, err);
 }
 
 bool backend_header_kept(const char *name)

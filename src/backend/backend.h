@@ -109,6 +109,9 @@ struct backend_stats {
 /* Is this an address that a backend reads ("s3://", "http://", "https://", "store://")? */
 bool backend_uri(const char *uri);
 
+/* Can there be an object of this address, whether there is one or not? key: what of `uri` names it within the folder; NULL: it is S3's. LEAT_INVALID. */
+int backend_key_check(const char *uri, const char *key, struct leat_error *err);
+
 /* The most that a session which only reads holds beside the destinations, with so many connections (0: as in the configuration). While no read
  * is under way it is a few KiB a connection. Lists hold two pages beside it, of a MiB usually and 8 MiB at
  * most, and long ones up to 16 MiB of pages that come ahead of their turn. */

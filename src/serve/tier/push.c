@@ -286,7 +286,9 @@ static int back(struct tier *t, struct tier_bucket *b, const void *key, size_t k
     /* Looked at; what it is about may be there alone. That there is none is looked at again: who knew of no remote holds no key. */
     c.if_match = NULL;
     /* What the remote never takes would be dirty for ever. */
-    int rc = tier_check_meta(b->name, commit->meta, commit->meta_len, err);
+    int rc = tier_key_check(b, key, key_len, err);
+    if (rc == 0)
+        rc = tier_check_meta(b->name, commit->meta, commit->meta_len, err);
     if (rc < 0) {
         store_put_abort(put);
         return rc;
@@ -332,6 +334,8 @@ static int delete_held(struct tier *t, struct tier_bucket *b, const void *key, s
     struct tier_session *s;
     AUTO_FREE char *uri = NULL;
     char old_tag[STORE_REMOTE_MAX + 1];
+    if (tier_key_check(b, key, key_len, NULL) == LEAT_INVALID) /* it is not there, and never was */
+        return info ? store_delete(t->config.store, b->name, key, key_len, info->seq, err) : LEAT_NOT_FOUND;
     int rc = tier_uri(b, key, key_len, &uri, err);
     if (rc == 0)
         rc = tier_session_get(t, b, &s, err);

@@ -231,6 +231,41 @@ static void test_back_metadata(void **state)
     assert_true(world_is_there("k", "one"));
 }
 
+/* Nor is a key that the remote cannot have. One that is here all the same, from before this was asked, can be deleted. */
+static void test_back_keys(void **state)
+{
+    (void)state;
+    struct leat_error err = {0};
+    char longest[STORE_KEY_MAX + 1], part[257];
+    memset(longest, 'k', sizeof(longest));
+    longest[STORE_KEY_MAX] = 0;
+    memset(part, 'p', sizeof(part));
+    part[256] = 0;
+    const char *const keys[] = {"a//b", "a/", "../x", "/x", part, longest};
+    for (unsigned far = 0; far < 2; far++) {
+        if (far)
+            world_web_front("far", ",\"mode\":\"back\""); /* with a prefix */
+        else
+            world_front("bkt", ",\"mode\":\"back\"");
+        const char *bucket = far ? "far" : "bkt";
+        for (unsigned i = far ? 5 : 0; i < ARRAY_LEN(keys); i++) {
+            assert_int_equal(world_put(bucket, keys[i], "one", NULL, &err), LEAT_INVALID);
+            assert_non_null(strstr(err.message, "cannot have this key"));
+            assert_false(world_is_here(bucket, keys[i]));
+            assert_int_equal(tier_delete(world.tier, bucket, keys[i], strlen(keys[i]), &err), LEAT_NOT_FOUND);
+            testing_put_bytes(world.store, bucket, keys[i], "one", 3, NULL);
+            assert_int_equal(world_flags(bucket, keys[i]), STORE_DIRTY);
+            assert_int_equal(tier_delete(world.tier, bucket, keys[i], strlen(keys[i]), &err), 0);
+            assert_false(world_is_here(bucket, keys[i]));
+        }
+        assert_int_equal(world_put(bucket, "fine", "one", NULL, &err), 0);
+        world_wait_pushed();
+    }
+    assert_int_equal(world_far.deletes, 0);
+    world_end();
+    web_stop(&world_web);
+}
+
 static unsigned waiting(void)
 {
     struct tier_stats s;
@@ -449,6 +484,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_back, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back_rebuilt, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back_metadata, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_back_keys, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back_far_more, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back_in_little_memory, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back_past_refused, world_setup, world_teardown),

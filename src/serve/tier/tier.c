@@ -244,6 +244,16 @@ int tier_uri(const struct tier_bucket *b, const void *key, size_t key_len, char 
     return asprintf(ret_uri, "%s%.*s", b->remote.uri, (int)key_len, (const char *)key) < 0 ? -ENOMEM : 0;
 }
 
+int tier_key_check(const struct tier_bucket *b, const void *key, size_t key_len, struct leat_error *err)
+{
+    AUTO_FREE char *uri = NULL;
+    int rc = tier_uri(b, key, key_len, &uri, err);
+    if (rc == 0)
+        rc = backend_key_check(uri, b->remote.folder ? uri + strlen(b->remote.uri) : NULL, err);
+    return rc == LEAT_INVALID ? error_prefix(err, rc, "the remote of bucket %s cannot have this key", b->name)
+                              : rc;
+}
+
 /* --- sessions ---------------------------------------------------------------------------------------------------------------- */
 
 static int say_credentials(void *user, bool refused, struct credentials *ret_credentials,

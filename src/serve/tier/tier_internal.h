@@ -138,6 +138,8 @@ int tier_bucket_right(const struct tier_bucket *b, struct leat_error *err);
 /* The key's address at the remote; LEAT_INVALID: keys with NUL; TIER_REFUSED. The caller frees. */
 int tier_uri(const struct tier_bucket *b, const void *key, size_t key_len, char **ret_uri,
              struct leat_error *err);
+/* Can the remote have such a key? LEAT_INVALID: never; TIER_REFUSED, -ENOMEM: that is not known. */
+int tier_key_check(const struct tier_bucket *b, const void *key, size_t key_len, struct leat_error *err);
 int tier_session_get(struct tier *t, struct tier_bucket *b, struct tier_session **ret_session,
                      struct leat_error *err);
 void tier_session_put(struct tier *t, struct tier_bucket *b, struct tier_session *s);
