@@ -153,7 +153,8 @@ int store_remove(struct store *s, const struct ikey *keys, const uint64_t *seqs,
     return 0;
 }
 
-/* For a rebuild, which has trailers alone: without it an old version that the remote had would be pushed over what others have stored there since. */
+/* For a rebuild, which has trailers alone: without it an old version that the remote had would be pushed over what others have stored there since, and one whose
+ * standing is unknown would be taken for the newest again. */
 static void note_pushed(struct path *p, uint64_t file)
 {
     char name[PATH_FILE_MAX];
@@ -180,7 +181,7 @@ int store_flag(struct store *s, const struct ikey *k, uint64_t seq, uint32_t cle
     if (rc == 0 && (remote || f.has_remote))
         len = store_extra_put(extra, len, 'r', remote ? remote : f.remote);
     struct change c = {.path = rc == 0 ? f.path : NULL};
-    bool pushed = rc == 0 && f.value.flags & clear & STORE_DIRTY;
+    bool noted = rc == 0 && (f.value.flags & clear & STORE_DIRTY || (remote && !*remote));
     if (rc == 0) {
         f.value.flags = (f.value.flags & ~clear) | set;
         c.node = store_index_node_new(&f.path->index, &f.value, k->bytes, k->len, extra, len);
@@ -193,7 +194,7 @@ int store_flag(struct store *s, const struct ikey *k, uint64_t seq, uint32_t cle
             rc = store_log_sync(f.path, c.end, err);
         if (rc == 0)
             store_change_apply(&c);
-        if (rc == 0 && pushed)
+        if (rc == 0 && noted)
             note_pushed(f.path, f.value.file);
         free(c.node);
         store_open_forget(s, f.path, f.value.file); /* it says what was so before */

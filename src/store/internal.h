@@ -27,7 +27,8 @@
 #define FILES_PER_DIR     4096u
 #define FILE_MODE         0600u
 #define FILE_MODE_PUSHED                                                                                     \
-    (FILE_MODE | S_ISVTX)   /* its trailer says dirty, but the remote has got it since; not flushed */
+    (FILE_MODE |                                                                                             \
+     S_ISVTX) /* what its trailer says of the remote (dirty, or its tag) is not so any more; not flushed */
 #define FILES_AT_A_TIME 64u /* names made durable by one flush of their folder */
 #define UNREADABLE_MAX                                                                                       \
     16u /* files of a path that cannot be read, and none between that could: then it is left */

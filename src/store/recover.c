@@ -296,7 +296,8 @@ static bool index_key_is(const struct index_item *item, const struct ikey *k)
 
 /* --- out of the files ----------------------------------------------------------------------------------------------------- */
 
-static int node_of_trailer(struct path *p, const struct trailer *t, uint32_t trailer_bytes,
+/* over: what it says of the remote is not so any more. */
+static int node_of_trailer(struct path *p, const struct trailer *t, uint32_t trailer_bytes, bool over,
                            struct index_node **ret)
 {
     struct index_value v = {
@@ -305,7 +306,7 @@ static int node_of_trailer(struct path *p, const struct trailer *t, uint32_t tra
         .bytes = t->bytes,
         .mtime_ns = t->mtime_ns,
         .trailer_bytes = trailer_bytes,
-        .flags = t->flags & STORE_DIRTY,
+        .flags = over ? 0 : t->flags & STORE_DIRTY,
         .crc32c = t->crc32c,
         .parts = t->parts,
     };
@@ -314,8 +315,8 @@ static int node_of_trailer(struct path *p, const struct trailer *t, uint32_t tra
     size_t len = 0;
     if (*t->etag_text)
         len = store_extra_put(extra, len, 'e', t->etag_text);
-    if (*t->remote)
-        len = store_extra_put(extra, len, 'r', t->remote);
+    if (over || *t->remote) /* without a tag it is compared before it is served */
+        len = store_extra_put(extra, len, 'r', over ? "" : t->remote);
     struct ikey k;
     ikey_set(&k, t->bucket_id, t->key, t->key_len);
     *ret = store_index_node_new(&p->index, &v, k.bytes, k.len, extra, len);
@@ -391,11 +392,8 @@ static int adopt(struct loading *l, uint64_t file, const char *name, const char 
     if (rc < 0)
         return rc;
     seen(p, file, t.seq);
-    if ((st.st_mode & 07777) == FILE_MODE_PUSHED)
-        t.flags &=
-            ~(uint32_t)STORE_DIRTY; /* and without the remote's tag: it is compared before it is served */
     struct index_node *node;
-    rc = node_of_trailer(p, &t, len, &node);
+    rc = node_of_trailer(p, &t, len, (st.st_mode & 07777) == FILE_MODE_PUSHED, &node);
     if (rc < 0)
         return rc;
     struct index_item there;

@@ -101,6 +101,26 @@ static void test_back_rebuilt(void **state)
     assert_true(world_is_there("k", "from elsewhere"));
 }
 
+/* An old version whose successor may have reached the remote is asked about after a rebuild, too. */
+static void test_through_rebuilt(void **state)
+{
+    (void)state;
+    char path[400], away[400];
+    snprintf(path, sizeof(path), "%s/remote", world.top);
+    snprintf(away, sizeof(away), "%s/away", world.top);
+    world_front("bkt", "");
+    assert_int_equal(world_put("bkt", "k", "one", NULL, NULL), 0);
+    world_end();
+    assert_int_equal(rename(path, away), 0);
+    world_begin();
+    assert_int_equal(world_put("bkt", "k", "two", NULL, NULL), TIER_DOWN);
+    world_end();
+    assert_int_equal(rename(away, path), 0);
+    world_there("k", "two", 3);
+    lose_index();
+    world_get_is("bkt", "k", "two");
+}
+
 struct writer {
     pthread_t thread;
     const char *text;
@@ -484,6 +504,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_back, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back_rebuilt, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back_metadata, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_through_rebuilt, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back_keys, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back_far_more, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back_in_little_memory, world_setup, world_teardown),
