@@ -22,6 +22,7 @@ static struct {
     void (*lose)(int);
     void (*kernel)(void *, void *, unsigned long long, size_t, const volatile int *);
     void (*capture)(void *, int);
+    void (*hold)(const char *, const volatile int *);
 } fake;
 
 static void *library(void)
@@ -42,6 +43,7 @@ static void find_fake(void)
     fake.kernel = (void (*)(void *, void *, unsigned long long, size_t, const volatile int *))dlsym(
         lib, "fakecuda_kernel");
     fake.capture = (void (*)(void *, int))dlsym(lib, "fakecuda_capture");
+    fake.hold = (void (*)(const char *, const volatile int *))dlsym(lib, "fakecuda_hold");
 #define CUDA_SYMBOL(name, parameters) cuda.name = (__typeof__(cuda.name))dlsym(lib, #name);
     CUDA_SYMBOLS(CUDA_SYMBOL)
 #undef CUDA_SYMBOL
@@ -67,6 +69,7 @@ static int teardown(void **state)
     fake.delay(0);
     fake.refuse("", 0, 0);
     fake.capture(NULL, 0);
+    fake.hold("", NULL);
     fake.stat(&s);
     for (unsigned i = 0; s.pinned && i < 1000; i++) { /* what a closed view left to the next one */
         leat_view_close(fixture_load(x->ws, 8, 1));
@@ -286,6 +289,60 @@ static void test_capture(void **state)
     leat_batch_release(next);
     leat_batch_release(batch[1]);
     leat_view_close(view);
+}
+
+static void *release_on_stream_2(void *batch)
+{
+    return (void *)(intptr_t)leat_batch_release_on_stream(batch, (void *)2, NULL);
+}
+
+/* As many calls as that were held, or none comes any more. */
+static void until_held(int number)
+{
+    struct fakecuda_stat s = {0};
+    for (unsigned i = 0; s.held < number && i < 1000; i++) {
+        usleep(1000);
+        fake.stat(&s);
+    }
+}
+
+/* A capture begins between our question whether there is one and our event, which belongs to it; it may have ended when we ask again. */
+static void test_capture_takes_the_event(void **state)
+{
+    struct fixture *x = *state;
+    for (unsigned ended = 0; ended < 2; ended++) {
+        struct leat_view *view = cuda_view(x, 1, 0);
+        struct leat_batch *batch, *next;
+        struct fakecuda_stat s;
+        uint64_t ids[8];
+        uint8_t seen[8 * 60] = {0};
+        volatile int go = 0, gates[2] = {0};
+        pthread_t thread;
+        void *rc;
+        assert_int_equal(read_from(view, 5, &batch), 0);
+        fake.kernel((void *)2, seen, (uintptr_t)leat_batch_data(batch, 0, NULL), sizeof(seen), &go);
+        fake.stat(&s);
+        fake.hold("cuEventRecord", &gates[0]);
+        assert_int_equal(pthread_create(&thread, NULL, release_on_stream_2, batch), 0);
+        until_held(s.held + 1);
+        fake.capture((void *)2, 1);
+        if (ended) {
+            fake.hold("cuStreamIsCapturing", &gates[1]);
+            until_held(s.held + 2);
+            fake.capture(NULL, 0);
+        }
+        gates[0] = gates[1] = 1;
+        pthread_join(thread, &rc);
+        assert_null(rc);
+        fake.hold("", NULL);
+        ids_from(ids, 100);
+        assert_int_equal(leat_read_batch(view, ids, 8, 20 * NS_PER_MS, &next, &err), LEAT_TIMED_OUT);
+        fake.capture(NULL, 0);
+        assert_int_equal(leat_read_batch(view, ids, 8, 20 * NS_PER_MS, &next, &err), LEAT_TIMED_OUT);
+        go = 1;
+        saw_its_own(view, 5, seen);
+        leat_view_close(view);
+    }
 }
 
 /* Pages that the device reads stay those that are written, whoever forked meanwhile. */
@@ -571,6 +628,7 @@ int main(void)
         TEST(test_reuse),
         TEST(test_stream_refuses),
         TEST(test_capture),
+        TEST(test_capture_takes_the_event),
         TEST(test_fork_keeps_pages),
         TEST(test_corrupt),
         TEST(test_alloc),

@@ -29,6 +29,7 @@ enum {
     CUDA_ERROR_LAUNCH_FAILED = 719,
     CUDA_ERROR_STREAM_CAPTURE_IMPLICIT =
         906, /* of the legacy default stream, while a stream is captured that waits for it */
+    CUDA_ERROR_CAPTURED_EVENT = 907,
 };
 #define CU_STREAM_NON_BLOCKING      1u /* nothing waits for the legacy default stream */
 #define CU_EVENT_DISABLE_TIMING     2u

@@ -263,7 +263,8 @@ int gpu_buffer_wait_on(struct gpu_buffer *b, void *stream, struct leat_error *er
     return rc;
 }
 
-/* A stream that is captured takes no event now: it would be one of the graph, of which nobody may ask. */
+/* A stream that is captured takes no event now: it would be one of the graph, of which nobody may ask. We ask again behind the event: a
+ * capture may have begun in between. */
 static void record_use(struct gpu_buffer *b)
 {
     const struct cuda_symbols *cuda = b->gpu->cuda;
@@ -273,7 +274,9 @@ static void record_use(struct gpu_buffer *b)
         result = cuda->cuStreamIsCapturing(b->stream, &capture);
         if (!result && capture == CU_STREAM_CAPTURE_STATUS_NONE) {
             result = cuda->cuEventRecord(b->used, b->stream);
-            b->unrecorded = result != CUDA_SUCCESS;
+            if (!result)
+                result = cuda->cuStreamIsCapturing(b->stream, &capture);
+            b->unrecorded = result || capture != CU_STREAM_CAPTURE_STATUS_NONE;
         }
         gpu_leave(b->gpu);
     }
@@ -300,8 +303,12 @@ int gpu_buffer_used(void *buffer)
     struct gpu_buffer *b = buffer;
     if (b->unrecorded)
         record_use(b);
-    if (!b->unrecorded)
-        return ask(b, b->used) != CUDA_ERROR_NOT_READY;
+    if (!b->unrecorded) {
+        CUresult result = ask(b, b->used);
+        /* A capture took it that had ended when we asked for one. */
+        b->unrecorded = result == CUDA_ERROR_CAPTURED_EVENT;
+        return result != CUDA_ERROR_NOT_READY && !b->unrecorded;
+    }
     b->unrecorded = !b->refused || !gpu_buffer_lost(b);
     return !b->unrecorded;
 }

@@ -170,6 +170,7 @@ static bool ends_capture(const char *name)
 static CUresult hold(const char *name)
 {
     for (unsigned ms = 0; held_until && !*held_until && strcmp(name, held_name) == 0; ms++) {
+        stat_.held += ms == 0;
         if (ms == 10000) {
             stat_.wrong++;
             return NOT_READY;
@@ -769,7 +770,7 @@ CUresult cuEventRecord(struct event *event, void *stream)
 CUresult cuEventQuery(struct event *event)
 {
     BEGIN(false);
-    stat_.wrong += event->captured;
+    stat_.wrong += event->captured && capturing;
     capture_ended |= event->captured && capturing;
     return end(event->captured ? CAPTURED_EVENT : event->came >= event->recorded ? OK : NOT_READY);
 }

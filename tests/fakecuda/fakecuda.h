@@ -23,6 +23,7 @@ struct fakecuda_stat {
     unsigned long copies, copied_bytes, launches, flushes, refused,
         wrong; /* wrong: calls that a real driver would not have survived */
     int depth; /* contexts pushed by this thread */
+    int held;  /* calls that were held so far */
 };
 void fakecuda_stat(struct fakecuda_stat *ret);
 /* Each copy and each fill takes at least this long. */
