@@ -3,6 +3,7 @@
 #include "client/test_fixture.h"
 
 #include <dlfcn.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include "base/clock.h"
@@ -345,6 +346,45 @@ static void test_capture_takes_the_event(void **state)
     }
 }
 
+static bool all_zero(const uint8_t *at, uint64_t bytes)
+{
+    return *at == 0 && memcmp(at, at + 1, bytes - 1) == 0;
+}
+
+/* A view that goes while one slot is in use keeps the pages of that one, though they are shared with those of all others. */
+static void test_slot_in_use_keeps_its_own(void **state)
+{
+    enum { SLOTS = 3 };
+    struct fixture *x = *state;
+    struct leat_view *view = cuda_view(x, SLOTS, 0);
+    const uint64_t bytes = view->slot_bytes;
+    struct leat_batch *batch[SLOTS];
+    uint8_t seen[8 * 60] = {0};
+    volatile int go = 0;
+    for (unsigned i = 0; i < SLOTS; i++)
+        assert_int_equal(read_from(view, 5 + i, &batch[i]), 0);
+    /* Of the same pages, to look at them afterwards. */
+    uint8_t *pages = mremap(view->slots[0].memory, 0, SLOTS * bytes, MREMAP_MAYMOVE);
+    assert_ptr_not_equal(pages, MAP_FAILED);
+    for (unsigned i = 0; i < SLOTS; i++)
+        assert_false(all_zero(pages + i * bytes, bytes));
+    const unsigned used = leat_batch_slot(batch[1]);
+    fake.kernel((void *)2, seen, (uintptr_t)leat_batch_data(batch[1], 0, NULL), sizeof(seen), &go);
+    assert_int_equal(leat_batch_release_on_stream(batch[1], (void *)2, &err), 0);
+    leat_batch_release(batch[0]);
+    leat_batch_release(batch[2]);
+    leat_view_close(view);
+    for (unsigned i = 0; i < SLOTS; i++)
+        assert_int_equal(all_zero(pages + i * bytes, bytes), i != used);
+    go = 1;
+    for (unsigned i = 0; !all_zero(pages + used * bytes, bytes) && i < 1000; i++) {
+        leat_view_close(fixture_load(x->ws, 8, 1)); /* looks whether it is still in use */
+        usleep(1000);
+    }
+    assert_true(all_zero(pages, SLOTS * bytes));
+    munmap(pages, SLOTS * bytes);
+}
+
 /* Pages that the device reads stay those that are written, whoever forked meanwhile. */
 static void test_fork_keeps_pages(void **state)
 {
@@ -629,6 +669,7 @@ int main(void)
         TEST(test_stream_refuses),
         TEST(test_capture),
         TEST(test_capture_takes_the_event),
+        TEST(test_slot_in_use_keeps_its_own),
         TEST(test_fork_keeps_pages),
         TEST(test_corrupt),
         TEST(test_alloc),

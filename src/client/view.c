@@ -165,6 +165,17 @@ struct orphan {
 static struct list orphans = {&orphans, &orphans};
 static pthread_mutex_t orphans_lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* The pages of pinned slots are shared: they would go with the last mapping of the ring, and one slot in use would keep those of all. */
+static void free_memory(struct view_slot *slot, uint64_t bytes)
+{
+    bool shared = slot->buffer;
+    gpu_buffer_free(slot->buffer);
+    if (shared)
+        madvise(slot->memory, bytes, MADV_REMOVE);
+    if (slot->memory)
+        munmap(slot->memory, bytes);
+}
+
 static void free_orphans(void)
 {
     pthread_mutex_lock(&orphans_lock);
@@ -173,8 +184,7 @@ static void free_orphans(void)
         if (!is_released(&orphan->slot))
             continue;
         list_remove(&orphan->node);
-        gpu_buffer_free(orphan->slot.buffer);
-        munmap(orphan->slot.memory, orphan->bytes);
+        free_memory(&orphan->slot, orphan->bytes);
         free(orphan);
     }
     pthread_mutex_unlock(&orphans_lock);
@@ -216,9 +226,7 @@ static void fini_slot(struct leat_view *v, struct view_slot *slot)
     free(slot->offsets);
     free(slot->batch.ids);
     gather_free(slot->gather);
-    gpu_buffer_free(slot->buffer);
-    if (slot->memory)
-        munmap(slot->memory, v->slot_bytes);
+    free_memory(slot, v->slot_bytes);
 }
 
 /* --- life ------------------------------------------------------------------------------------------------------------ */
