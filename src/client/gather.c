@@ -650,6 +650,8 @@ static int run_remote(struct gather *g, const struct rpc_how *how, struct leat_e
             return 0;
         atomic_fetch_add_explicit(&client_counters.reconnects, 1, memory_order_relaxed);
         rearm(g, attempt == 0);
+        if (g->unquiesced) /* what is out may still land there */
+            break;
     }
     return fetch_lost(g, how, err);
 }

@@ -560,6 +560,63 @@ static void test_nothing_is_given_back(void **state)
     fixture_close(&x);
 }
 
+/* A rail that keeps to itself which operations of a connection that broke are over, until it is told to say so. */
+static struct {
+    const struct net_ops *good;
+    struct net_event events[32];
+    unsigned n;
+    bool says;
+} kept;
+
+static int keeps_some(struct net_ctx *ctx, struct net_event *events, unsigned max, int timeout_ms)
+{
+    int n = 0;
+    while (kept.says && kept.n && (unsigned)n < max)
+        events[n++] = kept.events[--kept.n];
+    if (n)
+        return n;
+    int got = kept.good->poll(ctx, events, max, timeout_ms);
+    for (int i = 0; i < got; i++)
+        if (events[i].kind == NET_QUIESCED && events[i].op->status == LEAT_PEER_GONE && !kept.says &&
+            kept.n < ARRAY_LEN(kept.events))
+            kept.events[kept.n++] = events[i];
+        else
+            events[n++] = events[i];
+    return got < 0 ? got : n;
+}
+
+/* What may still land is not asked for again at the same place. */
+static void test_no_second_try_over_the_first(void **state)
+{
+    struct fixture x;
+    struct leat_batch *batch;
+    uint64_t ids[32];
+    fixture_open(&x, (struct fake_options){.remote_odd = true});
+    struct leat_view *view = fixture_load(x.ws, 32, 1);
+    for (unsigned i = 0; i < 32; i++)
+        ids[i] = i * 12;
+    assert_int_equal(leat_read_batch(view, ids, 32, 0, &batch, &err), 0);
+    leat_batch_release(batch);
+    struct net_ctx *tcp = view->rails->tcp;
+    kept.good = tcp->ops;
+    struct net_ops keeps = *kept.good;
+    keeps.poll = keeps_some;
+    tcp->ops = &keeps;
+    fake_node_hangs_up(x.daemon);
+    assert_int_equal(leat_read_batch(view, ids, 32, 0, &batch, &err), LEAT_PEER_GONE);
+    assert_true(kept.n > 0 && view->rails->unquiesced == kept.n);
+    assert_int_equal(x.daemon->brokers, 1);
+    assert_int_equal(x.daemon->fetches, 0); /* from the source neither */
+    kept.says = true;
+    assert_int_equal(leat_read_batch(view, ids, 32, 0, &batch, &err), 0);
+    fixture_check_batch(batch);
+    assert_int_equal(view->rails->unquiesced, 0);
+    leat_batch_release(batch);
+    tcp->ops = kept.good;
+    leat_view_close(view);
+    fixture_close(&x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -578,6 +635,7 @@ int main(void)
         cmocka_unit_test(test_frozen_node_is_lost),
         cmocka_unit_test(test_given_up),
         cmocka_unit_test(test_nothing_is_given_back),
+        cmocka_unit_test(test_no_second_try_over_the_first),
     };
     return cmocka_run_group_tests_name("client_ends", tests, NULL, NULL);
 }
