@@ -386,6 +386,7 @@ struct gather {
     bool remote;             /* some read is not local */
     uint64_t local_bytes;    /* of those that are */
     uint64_t stage_bytes;    /* how long pieces of other nodes are, in this batch */
+    uint64_t share_bytes;    /* and the smallest share of several rails, any of which may bring a piece */
     unsigned unquiesced;     /* own operations that may still write */
     unsigned unanswered;     /* of those: neither good nor failed yet */
     bool failed;             /* some read of another node, in this pass */

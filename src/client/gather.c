@@ -95,22 +95,26 @@ void gather_reset(struct gather *g)
     g->local_bytes = 0;
     g->remote = false;
     g->stage_bytes = g->rails->all_local ? UINT32_MAX : rails_stage(g->rails);
+    g->share_bytes = UINT64_MAX;
+    for (unsigned k = 0; g->rails->ncredits > 1 && k < g->rails->ncredits; k++)
+        g->share_bytes = MIN(g->share_bytes, credit_share(&g->rails->credit[k]));
 }
 
 /* --- cutting --------------------------------------------------------------------------------------------------------- */
 
 /* Of so many bytes in all: where there are several rails, each gets a share of what is long. */
-static uint64_t slice_of(const struct gather *g, unsigned rail, uint64_t stage, uint64_t bytes)
+static uint64_t slice_of(const struct gather *g, uint64_t share, uint64_t stage, uint64_t bytes)
 {
     unsigned n = g->rails->ncredits;
-    return n > 1 ? MIN(stage, MAX(bytes / (SHARES * n), credit_share(&g->rails->credit[rail]))) : stage;
+    return n > 1 ? MIN(stage, MAX(bytes / (SHARES * n), share)) : stage;
 }
 
 int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct index_part *part, void *dst,
                const struct rpc_how *how, struct leat_error *err)
 {
     struct leat_ws *ws = g->rails->ws;
-    const uint64_t region_bytes = ws->info.region_bytes, stage = slice_of(g, 0, g->stage_bytes, part->bytes);
+    const uint64_t region_bytes = ws->info.region_bytes,
+                   stage = slice_of(g, g->share_bytes, g->stage_bytes, part->bytes);
     uint64_t address = part->address, left = part->bytes;
     uint8_t *at = dst;
 
@@ -396,11 +400,13 @@ static enum run_code run_one(struct gather *g, uint32_t node, bool others, struc
         uint64_t stage = credit_stage(&r->credit[run.rail]), left = 0;
         if (r->ncredits > 1) {
             left = left_of(g, node, (uint64_t)SHARES * r->ncredits * CREDIT_STAGE_MAX);
-            int rail = rails_pick(r, node, slice_of(g, run.rail, stage, left), left, refused);
+            int rail = rails_pick(r, node, slice_of(g, credit_share(&r->credit[run.rail]), stage, left), left,
+                                  refused);
             if (rail < 0 || rail >= (int)r->ncredits)
                 return refused == all ? RUN_DRY : RUN_WAIT;
             run.rail = (unsigned)rail;
-            stage = slice_of(g, run.rail, credit_stage(&r->credit[run.rail]), left);
+            const struct credit *its = &r->credit[run.rail];
+            stage = slice_of(g, credit_share(its), credit_stage(its), left);
         }
         struct credit *credit = &r->credit[run.rail];
         uint64_t now_ns = clock_now_ns();

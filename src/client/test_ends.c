@@ -617,6 +617,39 @@ static void test_no_second_try_over_the_first(void **state)
     fixture_close(&x);
 }
 
+/* Whatever rail is the first: a piece goes by one of them, and the slowest must not be busy with it when the others are through. */
+static void test_pieces_of_a_slow_rail(void **state)
+{
+    const struct index_part part = {.address = 64 * KIB, .bytes = 64 * KIB}; /* all of region 1 */
+    static uint8_t dst[64 * KIB];
+    for (unsigned slow = 0; slow < 2; slow++) {
+        struct fixture x;
+        fixture_open(&x, (struct fake_options){.remote_odd = true});
+        struct leat_view *view = fixture_load(x.ws, 4, 1);
+        struct rails *r = view->rails;
+        struct gather *g = view->slots[0].gather;
+        assert_int_equal(r->ncredits, 1);
+        assert_int_equal(credit_init(&r->credit[r->ncredits++], NULL, 0, 1, 0, false), 0);
+        for (unsigned k = 0; k < 2; k++) {
+            r->credit[k].rail->limit_bytes = 64 * MIB;
+            r->credit[k].rail->rate_bytes_per_s = k == slow ? 32000000 : 1000000000;
+        }
+        x.ws->info.region_bytes = part.bytes; /* nothing is read */
+        gather_reset(g);
+        assert_int_equal(gather_add(g, 0, 0, &part, dst, &(struct rpc_how){0}, &err), 0);
+        uint64_t bytes = 0;
+        for (uint32_t i = 0; i < g->nreads; i++) {
+            assert_true(g->reads[i].bytes <= 16 * KIB);
+            bytes += g->reads[i].bytes;
+        }
+        assert_int_equal(bytes, part.bytes);
+        gather_reset(g);
+        x.ws->info.region_bytes = FAKE_REGION_BYTES;
+        leat_view_close(view);
+        fixture_close(&x);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -636,6 +669,7 @@ int main(void)
         cmocka_unit_test(test_given_up),
         cmocka_unit_test(test_nothing_is_given_back),
         cmocka_unit_test(test_no_second_try_over_the_first),
+        cmocka_unit_test(test_pieces_of_a_slow_rail),
     };
     return cmocka_run_group_tests_name("client_ends", tests, NULL, NULL);
 }
