@@ -187,12 +187,12 @@ static void test_rails_that_come_late(void **state)
     pool_free(pool);
 }
 
-static struct wset *dropped;
+static _Atomic(struct wset *) dropped; /* files get their memory on any thread */
 
 /* In the place of libc's: the set is dropped by force while memory for it is asked for. */
 int fallocate(int fd, int mode, off_t offset, off_t bytes)
 {
-    struct wset *ws = mode == 0 ? TAKE_PTR(dropped) : NULL;
+    struct wset *ws = mode == 0 ? atomic_exchange(&dropped, NULL) : NULL;
     if (ws) {
         atomic_store(&ws->revoked, true);
         region_give_up(ws->regions[0].region);
@@ -234,9 +234,9 @@ static void test_forced_drop_while_reserved(void **state)
     assert_int_equal(ask(pair[1], PROTO_RDMA_CONNECT, &body), 0);
     bytes_put_u32(&body, 1);
     bytes_put_u32(&body, 0);
-    dropped = ws;
+    atomic_store(&dropped, ws);
     assert_int_equal(ask(pair[1], PROTO_RDMA_KEYS, &body), LEAT_STALE);
-    assert_null(dropped);
+    assert_null(atomic_load(&dropped));
     assert_int_equal(fstat(ws->regions[0].region->fd, &st), 0);
     assert_int_equal(st.st_blocks, 0);
     close(pair[1]);

@@ -490,12 +490,12 @@ static void test_forced_drop_while_pushed(void **state)
     memset(ones, 1, sizeof(ones));
     host_start(&h, 64 * MIB);
     struct wset *ws = pushed_set(&h, 2 * ROWS_EACH);
-    const uint8_t *data = ws->regions[0].region->addr;
     for (unsigned k = 0; k < 2; k++) {
+        uint8_t last = 0; /* asked of the file: who reads the memory races with the thread that fills it */
         fds[k] = data_connection(&h, ws);
         begin_push(fds[k], k * ROWS_EACH, ROWS_EACH);
         assert_int_equal(send(fds[k], ones, HEAD, 0), HEAD);
-        while (!__atomic_load_n(&data[k * BYTES + HEAD - 1], __ATOMIC_RELAXED))
+        while (pread(ws->regions[0].region->fd, &last, 1, (off_t)(k * BYTES + HEAD - 1)) == 1 && !last)
             usleep(100);
     }
     pool_drop(h.pool, ws, POOL_DROP_FORCE);
@@ -541,6 +541,9 @@ static void on_verifying(void *user, uint64_t done, uint64_t total) {}
 /* A hole that is read takes memory too. */
 static void test_forced_drop_while_verified(void **state)
 {
+#ifdef __SANITIZE_ADDRESS__
+    skip(); /* it keeps SIGSEGV for itself (tools/check) */
+#endif
     struct host h;
     struct verify_result result = {0};
     struct sigaction action = {.sa_sigaction = on_guard, .sa_flags = SA_SIGINFO}, before;

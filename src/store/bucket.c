@@ -363,14 +363,14 @@ int store_bucket_find(struct store *s, const char *name, uint32_t *ret_id, uint3
     return b ? 0 : no_bucket(name, err);
 }
 
-int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret_remote, uint64_t *ret_front,
-                       struct leat_error *err)
+static int enter(struct store *s, const char *name, uint32_t id, bool stores, bool *ret_remote,
+                 uint64_t *ret_front, struct leat_error *err)
 {
     struct bucket *b;
     pthread_mutex_lock(&s->buckets_lock);
     while ((b = lookup(s, name)) && b->changing)
         pthread_cond_wait(&s->buckets_cond, &s->buckets_lock);
-    bool is = b && b->b.id == id && !b->deleting, good = is && !b->astray;
+    bool is = b && b->b.id == id && !b->deleting, good = is && !(stores && b->astray);
     if (good) {
         b->commits++;
         if (ret_remote)
@@ -384,6 +384,18 @@ int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret
             err, STORE_UNAVAILABLE,
             "bucket '%.63s' cannot be written on all disks: nothing is stored in it until it can", name);
     return good ? 0 : no_bucket(name, err);
+}
+
+int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret_remote, uint64_t *ret_front,
+                       struct leat_error *err)
+{
+    return enter(s, name, id, true, ret_remote, ret_front, err);
+}
+
+int store_bucket_stay(struct store *s, const char *name, uint32_t id, uint64_t *ret_front,
+                      struct leat_error *err)
+{
+    return enter(s, name, id, false, NULL, ret_front, err);
 }
 
 void store_bucket_leave(struct store *s, const char *name)

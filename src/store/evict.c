@@ -381,7 +381,7 @@ int store_mark_clean(struct store *s, const char *bucket, const void *key, size_
         return rc;
     if (remote && strlen(remote) > STORE_REMOTE_MAX)
         return error_set(err, LEAT_INVALID, "a remote's ETag of more than %u characters", STORE_REMOTE_MAX);
-    rc = store_bucket_enter(s, bucket, id, NULL, &now, err);
+    rc = store_bucket_stay(s, bucket, id, &now, err);
     if (rc < 0)
         return rc;
     ikey_set(&k, id, key, key_len);

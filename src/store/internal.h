@@ -192,6 +192,9 @@ int store_bucket_find(struct store *s, const char *name, uint32_t *ret_id, uint3
  * would wait for the first, and the second for him. */
 int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret_remote, uint64_t *ret_front,
                        struct leat_error *err);
+/* As store_bucket_enter, for who stores nothing, but notes something of what is there already. */
+int store_bucket_stay(struct store *s, const char *name, uint32_t id, uint64_t *ret_front,
+                      struct leat_error *err);
 void store_bucket_leave(struct store *s, const char *name);
 bool store_bucket_is_remote(struct store *s, uint32_t id, char ret_name[STORE_BUCKET_MAX + 1]);
 int store_bucket_check_key(const void *key, size_t key_len, struct leat_error *err);

@@ -236,6 +236,14 @@ static void test_a_folder_that_is_not_flushed(void **state)
         store_path_fail(f->s->paths[1], "pulled out by a test");
     }
     assert_int_equal(testing_check(f->s, "photos", "k", 1, 100), 0);
+    /* What is there already may be said to be uncertain meanwhile: who asks a remote to change it has to. */
+    struct store_info info;
+    no_folders = true;
+    assert_int_not_equal(store_bucket_set(f->s, "photos", 0, "{}", NULL), 0);
+    no_folders = false;
+    assert_int_equal(testing_put(f->s, "photos", "k", 2, 100), STORE_UNAVAILABLE);
+    assert_int_equal(store_lookup(f->s, "photos", "k", 1, &info, NULL), 0);
+    assert_int_equal(store_mark_clean(f->s, "photos", "k", 1, info.seq, 0, "", NULL), 0);
 }
 
 /* --- some that are there, some that are not ------------------------------------------------------------------------------ */

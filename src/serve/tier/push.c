@@ -172,22 +172,25 @@ static int check_conditions(struct tier *t, const struct tier_bucket *b, const v
     return rc;
 }
 
-/* The old version's standing is unknown from here on: a crash must not leave it as the newest. Its tag, to be put back, or "". */
-static uint64_t doubt(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
-                      char ret_tag[STORE_REMOTE_MAX + 1])
+/* The old version's standing is unknown from here on: a crash must not leave it as the newest. *ret_old: it, whose tag was ret_tag, to be put back; or 0. An error:
+ * that could not be noted, and the remote must not be asked to change it. */
+static int doubt(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
+                 uint64_t *ret_old, char ret_tag[STORE_REMOTE_MAX + 1], struct leat_error *err)
 {
     struct store_obj *old;
-    uint64_t seq = 0;
+    int rc = 0;
+    *ret_old = 0;
     *ret_tag = 0;
     if (store_get(t->config.store, b->name, key, key_len, &old, NULL) < 0)
         return 0;
-    if (!(old->info.flags & STORE_DIRTY) && *old->remote &&
-        store_mark_clean(t->config.store, b->name, key, key_len, old->info.seq, b->front, "", NULL) == 0) {
+    if (!(old->info.flags & STORE_DIRTY) && *old->remote)
+        rc = store_mark_clean(t->config.store, b->name, key, key_len, old->info.seq, b->front, "", err);
+    if (rc == 0 && *old->remote) {
         snprintf(ret_tag, STORE_REMOTE_MAX + 1, "%s", old->remote);
-        seq = old->info.seq;
+        *ret_old = old->info.flags & STORE_DIRTY ? 0 : old->info.seq;
     }
     store_obj_unref(old);
-    return seq;
+    return rc == LEAT_STALE ? 0 : rc;
 }
 
 /* What the store says where a bucket's remote is not the one that was asked. */
@@ -209,6 +212,7 @@ static int through(struct tier *t, struct tier_bucket *b, const void *key, size_
     AUTO_CLOSE int fd = -1;
     AUTO_FREE char *uri = NULL;
     char tag[BACKEND_ETAG_MAX] = "", old_tag[STORE_REMOTE_MAX + 1];
+    uint64_t old;
     int rc = tier_uri(b, key, key_len, &uri, err);
     if (rc == 0)
         rc = store_put_push(put, err);
@@ -219,7 +223,11 @@ static int through(struct tier *t, struct tier_bucket *b, const void *key, size_
         return rc;
     }
     fetch_supersede(t, b, key, key_len); /* what is on its way here would be taken for certain again */
-    uint64_t old = doubt(t, b, key, key_len, old_tag);
+    rc = doubt(t, b, key, key_len, &old, old_tag, err);
+    if (rc < 0) {
+        store_put_abort(put);
+        return rc;
+    }
     rc = send(t, b, uri, fd, 0, store_put_bytes(put), commit->meta, commit->meta_len, tag, err);
     fetch_supersede(t, b, key, key_len);
     if (rc < 0) {
@@ -228,7 +236,7 @@ static int through(struct tier *t, struct tier_bucket *b, const void *key, size_
         if (old && rc == TIER_REFUSED)
             store_mark_clean(t->config.store, b->name, key, key_len, old, b->front, old_tag, NULL);
         else if (rc != TIER_REFUSED) /* and a GET may have brought the old one meanwhile */
-            doubt(t, b, key, key_len, old_tag);
+            doubt(t, b, key, key_len, &old, old_tag, NULL);
         return rc;
     }
     struct store_commit c = *commit;
@@ -342,7 +350,12 @@ static int delete_held(struct tier *t, struct tier_bucket *b, const void *key, s
     if (rc < 0)
         return rc;
     fetch_supersede(t, b, key, key_len);
-    uint64_t old = doubt(t, b, key, key_len, old_tag); /* a crash may come when it is gone there alone */
+    uint64_t old;
+    rc = doubt(t, b, key, key_len, &old, old_tag, err); /* a crash may come when it is gone there alone */
+    if (rc < 0) {
+        tier_session_put(t, b, s);
+        return rc;
+    }
     rc = backend_delete(s->backend, uri, err);
     tier_session_put(t, b, s);
     bool gone = rc == LEAT_NOT_FOUND;
@@ -352,7 +365,7 @@ static int delete_held(struct tier *t, struct tier_bucket *b, const void *key, s
     if (rc == TIER_REFUSED && old)
         store_mark_clean(t->config.store, b->name, key, key_len, old, b->front, old_tag, NULL);
     else if (rc < 0 && !gone) /* it may be gone there */
-        doubt(t, b, key, key_len, old_tag);
+        doubt(t, b, key, key_len, &old, old_tag, NULL);
     if (rc < 0 && !gone)
         return rc;
     /* What was stored meanwhile stays, and is pushed. */
