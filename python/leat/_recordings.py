@@ -10,7 +10,8 @@ piece there, else by a verified read, and kept for the windows to come (`_Kept`)
 Failure modes: rows that do not divide a recording, and fields of one recording that differ in rows, are Invalid when the set is opened; a .npy file that
 is not like the first one when it is read. Both name the key.
 Invariants: window i is of the recording r with firsts[r] <= i < firsts[r + 1], from row (i - firsts[r]) * stride on. The fingerprint, and with it order and
-state, depends on window, stride, rows and what is done with short ones. At most _COPIES bytes of copies and _VIEWS views are kept, or one recording.
+state, depends on window, stride, rows and what is done with short ones. At most _COPIES bytes of copies, _VIEWS views and
+_ENTRIES of both are kept, or one recording.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 RowsSpec = Union[str, type, "np.dtype[Any]", tuple[Any, Sequence[int]]]
 RowsArg = Union[RowsSpec, Mapping[str, RowsSpec]]
 
-_COPIES, _VIEWS = 256 << 20, 256
+_COPIES, _VIEWS, _ENTRIES = 256 << 20, 256, 1 << 16
 
 
 class Rows:
@@ -128,13 +129,13 @@ def _bytes_of(ws: WorkingSet, i: int, field: Field) -> Array:
 
 
 class _Entry:
-    __slots__ = ("lock", "value", "view", "copied")
+    __slots__ = ("lock", "value", "view", "copied", "viewed")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.value: Array | None = None
         self.view: Any = None  # keeps the lease
-        self.copied = 0
+        self.copied, self.viewed = 0, False  # as counted
 
 
 class _Kept:
@@ -147,7 +148,7 @@ class _Kept:
         self._lock = threading.Lock()
         self._generation = _leat.generation()
         self._entries: collections.OrderedDict[tuple[int, int], _Entry] = collections.OrderedDict()
-        self.bytes = 0  #: of copies
+        self.bytes = self.views = 0  #: of copies; how many views
 
     def get(self, key: tuple[int, int], load: Callable[[], tuple[Array, Any]]) -> Array:
         """The bytes of a recording; `load` brings them, and the view that they are of, or None."""
@@ -174,15 +175,19 @@ class _Kept:
                 if self._entries.get(key) is entry:  # else it was cleared meanwhile
                     entry.copied = 0 if entry.view is not None else value.nbytes
                     self.bytes += entry.copied
-                    while len(self._entries) > 1 and (self.bytes > _COPIES or len(self._entries) > _VIEWS):
-                        self.bytes -= self._entries.popitem(last=False)[1].copied
+                    entry.viewed = entry.view is not None
+                    self.views += entry.viewed
+                    while len(self._entries) > 1 and (self.bytes > _COPIES or self.views > _VIEWS or len(self._entries) > _ENTRIES):
+                        old = self._entries.popitem(last=False)[1]
+                        self.bytes -= old.copied
+                        self.views -= old.viewed
             return value
 
     def clear(self) -> None:
         if self._generation == _leat.generation():
             with self._lock:
                 self._entries.clear()
-                self.bytes = 0
+                self.bytes = self.views = 0
 
     def __len__(self) -> int:
         return len(self._entries)

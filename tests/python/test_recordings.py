@@ -259,6 +259,27 @@ def test_each_recording_is_read_once_while_it_is_kept(sounds, monkeypatch):
         assert ws._kept.bytes == sum(one.copied for one in ws._kept._entries.values()) and (ws._kept.bytes <= 8 * 70 or len(ws._kept) == 1)
 
 
+def test_how_many_are_kept(monkeypatch):
+    """Short copies are not limited to as many as views are."""
+    kept, loaded = _recordings._Kept(), []
+
+    def load(i, view):
+        loaded.append(i)
+        return np.zeros(100, np.uint8), view
+
+    for i in 2 * list(range(1000)):
+        kept.get((i, 0), lambda i=i: load(i, None))
+    assert loaded == list(range(1000)) and (len(kept), kept.bytes, kept.views) == (1000, 100_000, 0)
+    for i in range(1000, 1300):
+        kept.get((i, 0), lambda i=i: load(i, object()))
+    assert (len(kept), kept.bytes, kept.views) == (256, 0, 256)  # those that were used last
+    kept.clear()
+    monkeypatch.setattr(_recordings, "_ENTRIES", 10)  # empty ones count as well
+    for i in range(20):
+        kept.get((i, 0), lambda: (np.zeros(0, np.uint8), None))
+    assert (len(kept), kept.bytes, kept.views) == (10, 0, 0)
+
+
 def test_several_fields_labels_and_names(tmp_path):
     """Shards: two fields are cut alike, the others come with every window of their recording."""
     with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
