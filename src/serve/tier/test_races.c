@@ -598,6 +598,44 @@ static void test_upload_condition(void **state)
     end_web();
 }
 
+/* --- the Nth I/O fails ------------------------------------------------------------------------------------------------------------ */
+
+/* What is said of the key is what its remote has. */
+static void is_as_there(void)
+{
+    char got[16];
+    size_t len;
+    int rc = world_get("bkt", "k", got, sizeof(got), &len, NULL);
+    if (rc == STORE_UNAVAILABLE)
+        return; /* a flush failed, and the disk was left */
+    assert_int_equal(rc, world_is_there("k", "one") || world_is_there("k", "two") ? 0 : LEAT_NOT_FOUND);
+    assert_true(rc < 0 || (len == 3 && world_is_there("k", memcmp(got, "one", 3) == 0 ? "one" : "two")));
+}
+
+/* A disk that has no more room from any moment of a PUT or DELETE on, whatever they answer; and then has. */
+static void test_no_room_at_any_moment(void **state)
+{
+    (void)state;
+    world_front("bkt", "");
+    for (unsigned k = 0; k < 2; k++) {
+        bool reached = true;
+        for (uint64_t nth = 1; reached; nth++) {
+            assert_int_equal(world_put("bkt", "k", "one", NULL, NULL), 0);
+            store_fault_fail_from(world.fault, nth, -ENOSPC);
+            int rc =
+                k ? tier_delete(world.tier, "bkt", "k", 1, NULL) : world_put("bkt", "k", "two", NULL, NULL);
+            reached = store_fault_calls(world.fault) >= nth;
+            store_fault_fail(world.fault, 0, 0);
+            assert_true(rc == 0 || reached);
+            assert_false(rc == 0 && world_is_there("k", "one"));
+            is_as_there();
+            world_end();
+            world_begin();
+            is_as_there();
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -619,6 +657,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_delete_and_condition, setup, teardown),
         cmocka_unit_test_setup_teardown(test_upload_through, setup, teardown),
         cmocka_unit_test_setup_teardown(test_upload_condition, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_no_room_at_any_moment, setup, teardown),
     };
     return cmocka_run_group_tests(tests, world_group_setup, NULL);
 }
