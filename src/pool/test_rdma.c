@@ -149,6 +149,16 @@ static void asks(const struct net_rdma_config *config)
     memset(dst, 0, sizeof(dst));
 }
 
+/* Where UCX is. */
+static struct pool *start_or_skip(struct wset **ret_ws)
+{
+    struct net_ctx *ctx;
+    if (net_rdma_new(&by_tcp, &ctx, NULL) < 0)
+        skip();
+    net_free(ctx);
+    return start(ret_ws);
+}
+
 static int connect_to(struct wset *ws, struct net_rdma_peer **peer)
 {
     struct bytes_out body = {0}, reply = {0};
@@ -165,12 +175,8 @@ static int connect_to(struct wset *ws, struct net_rdma_peer **peer)
 /* A host whose NIC comes after the first who asked for it: no is remembered for a while, not for ever. */
 static void test_rails_that_come_late(void **state)
 {
-    struct net_ctx *ctx;
-    if (net_rdma_new(&by_tcp, &ctx, NULL) < 0)
-        skip();
-    net_free(ctx);
     struct wset *ws;
-    struct pool *pool = start(&ws);
+    struct pool *pool = start_or_skip(&ws);
     struct net_rdma_peer *peer = NULL;
     char why[LEAT_ERROR_MESSAGE_MAX];
     pool->config.rdma.net.rails = "nosuch0";
@@ -217,12 +223,8 @@ static int ask(int fd, uint16_t type, struct bytes_out *body)
 /* Dropped by force between the look whether it was and the memory that is made sure of. */
 static void test_forced_drop_while_reserved(void **state)
 {
-    struct net_ctx *ctx;
-    if (net_rdma_new(&by_tcp, &ctx, NULL) < 0)
-        skip();
-    net_free(ctx);
     struct wset *ws;
-    struct pool *pool = start(&ws);
+    struct pool *pool = start_or_skip(&ws);
     struct watched w = {.target = {.unref = watch_unref, .request = watch_request}, .ws = ws};
     struct bytes_out body = {0};
     struct stat st;

@@ -178,16 +178,17 @@ static int doubt(struct tier *t, const struct tier_bucket *b, const void *key, s
                  uint64_t *ret_old, char ret_tag[STORE_REMOTE_MAX + 1], struct leat_error *err)
 {
     struct store_obj *old;
-    int rc = 0;
     *ret_old = 0;
     *ret_tag = 0;
     if (store_get(t->config.store, b->name, key, key_len, &old, NULL) < 0)
         return 0;
-    if (!(old->info.flags & STORE_DIRTY) && *old->remote)
-        rc = store_mark_clean(t->config.store, b->name, key, key_len, old->info.seq, b->front, "", err);
-    if (rc == 0 && *old->remote) {
+    bool certain = !(old->info.flags & STORE_DIRTY) && *old->remote;
+    int rc = certain
+                 ? store_mark_clean(t->config.store, b->name, key, key_len, old->info.seq, b->front, "", err)
+                 : 0;
+    if (certain && rc == 0) {
         snprintf(ret_tag, STORE_REMOTE_MAX + 1, "%s", old->remote);
-        *ret_old = old->info.flags & STORE_DIRTY ? 0 : old->info.seq;
+        *ret_old = old->info.seq;
     }
     store_obj_unref(old);
     return rc == LEAT_STALE ? 0 : rc;
