@@ -24,7 +24,7 @@ def test_first_dataset_of_the_readme(tmp_path, user_env):
 
 def test_readme_gives_both_commands_first():
     code = re.search(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S).group(1)
-    assert [line.split("#")[0].strip() for line in code.splitlines()] == ["make demo", "make check"]
+    assert [line.split("#")[0].strip() for line in code.splitlines()] == ["./run demo", "./run check"]
 
 
 def anchors(document):

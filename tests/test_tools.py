@@ -106,6 +106,32 @@ def test_deps_reports_what_apt_could_not_do(tmp_path):
     assert done.returncode == 1 and "called" in done.stderr
 
 
+def run_without_make(tmp_path, uid, *arguments):
+    """./run where PATH has no make, a dpkg-query that knows no package, and an apt-get that puts a `make` there."""
+    for name in "awk cat chmod dirname env find head mktemp rm sed sh stat tail".split():
+        (tmp_path / name).symlink_to(shutil.which(name))
+    for name, text in (("id", f"echo {uid}"), ("dpkg-query", "exit 1"),
+                       ("apt-get", f"""printf '#!/bin/sh\\necho made "$@"\\n' >{tmp_path}/make; chmod +x {tmp_path}/make""")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    return subprocess.run(["/bin/sh", TOP / "run", *arguments], capture_output=True, text=True, cwd="/", env={"PATH": str(tmp_path)})
+
+
+def test_run_installs_make_as_root(tmp_path):
+    done = run_without_make(tmp_path, 0, "check", "JOBS=1")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "made check JOBS=1"), done.stderr
+
+
+def test_run_prints_one_line_to_type_for_other_users(tmp_path):
+    done = run_without_make(tmp_path, 1000, "check")
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("sudo ") and " make" in done.stderr.splitlines()[-1]
+
+
+def test_run_without_a_target_says_how_it_is_used(tmp_path):
+    done = run_without_make(tmp_path, 1000)
+    assert done.returncode == 2 and "./run check" in done.stdout and not done.stderr
+
+
 @pytest.mark.skipif(not shutil.which("make"), reason="no make")
 def test_help_lists_every_target():
     out = subprocess.run(["make", "-C", TOP], capture_output=True, text=True).stdout
