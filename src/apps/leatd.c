@@ -274,6 +274,27 @@ static int check_token(const struct config *config, struct leat_error *err)
     return 0;
 }
 
+/*
+ * LEAT_DENIED when the configuration wants a network and this process may have none, as the systemd unit has it. Without this check only
+ * the listeners would fail; names of S3 endpoints would look unknown.
+ */
+static int network_check(const struct config *config, const struct serve_config *doors,
+                         struct leat_error *err)
+{
+    bool wanted = config->listen || config->nnodes || config->s3.allowed;
+    for (unsigned i = 0; i < doors->nlisten; i++)
+        wanted |= strncmp(doors->listen[i], "unix:", 5) != 0;
+    AUTO_CLOSE int v4 = wanted ? socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0) : -1;
+    if (!wanted || v4 >= 0 || errno != EAFNOSUPPORT)
+        return 0;
+    AUTO_CLOSE int v6 = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (v6 >= 0)
+        return 0;
+    return error_set(err, LEAT_DENIED,
+                     "the configuration names addresses of a network, and this process may open no network "
+                     "socket: the systemd unit allows it in a drop-in (leatd(8), NETWORK)");
+}
+
 /* Whatever it answers, daemon_end is next, or behind a run. */
 static int daemon_begin(struct daemon *d, const struct config *config, const struct serve_config *doors,
                         int huge_dir, struct leat_error *err)
@@ -285,6 +306,9 @@ static int daemon_begin(struct daemon *d, const struct config *config, const str
     if (code < 0)
         return error_sys(err, code, "cannot watch signals");
     if (config->system && (code = source_check_system(err)) < 0)
+        return code;
+    code = network_check(config, doors, err);
+    if (code < 0)
         return code;
     if (config->token_file && (code = net_token_load(config->token_file, &d->token, &d->token_len, err)) < 0)
         return code;

@@ -37,6 +37,8 @@ char *__wrap_strdup(const char *s);
 char *__wrap_strndup(const char *s, size_t max);
 int __wrap_asprintf(char **ret, const char *fmt, ...);
 int __wrap_vasprintf(char **ret, const char *fmt, va_list ap);
+int __wrap___asprintf_chk(char **ret, int flag, const char *fmt, ...);
+int __wrap___vasprintf_chk(char **ret, int flag, const char *fmt, va_list ap);
 void __wrap_free(void *p);
 
 #define MAX_ALLOCATIONS 100000u /* a run with more than that would not end while anybody waits for it */
@@ -223,16 +225,30 @@ int __wrap_vasprintf(char **ret, const char *fmt, va_list ap)
     return REFUSE() ? -1 : format_string(ret, fmt, ap);
 }
 
-int __wrap_asprintf(char **ret, const char *fmt, ...)
+int __wrap___vasprintf_chk(char **ret, int flag, const char *fmt, va_list ap)
 {
     *ret = NULL;
-    if (REFUSE())
-        return -1;
-    va_list ap;
-    va_start(ap, fmt);
-    int len = format_string(ret, fmt, ap);
-    va_end(ap);
-    return len;
+    return REFUSE() ? -1 : format_string(ret, fmt, ap);
+}
+
+#define FORMAT_ARGUMENTS(ret, fmt)                                                                           \
+    *(ret) = NULL;                                                                                           \
+    if (REFUSE())                                                                                            \
+        return -1;                                                                                           \
+    va_list ap;                                                                                              \
+    va_start(ap, fmt);                                                                                       \
+    int len = format_string(ret, fmt, ap);                                                                   \
+    va_end(ap);                                                                                              \
+    return len
+
+int __wrap_asprintf(char **ret, const char *fmt, ...)
+{
+    FORMAT_ARGUMENTS(ret, fmt);
+}
+
+int __wrap___asprintf_chk(char **ret, int flag, const char *fmt, ...)
+{
+    FORMAT_ARGUMENTS(ret, fmt);
 }
 
 void __wrap_free(void *p)

@@ -112,6 +112,15 @@ ssize_t pread64(int fd, void *buf, size_t bytes, off_t offset)
     return real(fd, buf, good < 0 ? bytes : (size_t)good, offset);
 }
 
+/* pread64 where _FORTIFY_SOURCE knows how large the buffer is. */
+ssize_t __pread64_chk(int fd, void *buf, size_t bytes, off_t offset, size_t size);
+ssize_t __pread64_chk(int fd, void *buf, size_t bytes, off_t offset, size_t size)
+{
+    if (bytes > size)
+        abort();
+    return pread64(fd, buf, bytes, offset);
+}
+
 ssize_t preadv64v2(int fd, const struct iovec *iov, int n, off_t offset, int flags)
 {
     REAL(preadv64v2);
