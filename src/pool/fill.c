@@ -111,6 +111,13 @@ static bool pick(struct fill *fill, struct pick *ret)
     return false;
 }
 
+/* The bytes of a part so far, of which more is to come in this segment. bytes 0: none is open. */
+struct open_part {
+    uint64_t sample, offset, bytes;
+    unsigned field;
+    uint32_t crc;
+};
+
 struct report {
     struct bytes_out records; /* for other nodes */
     struct fill_thread *thread;
@@ -118,35 +125,14 @@ struct report {
     const struct wset_segment *segment;
     const uint8_t *data;
     uint64_t begin,
-        end; /* addresses: what is looked at now; below is reported, but for the part that is open */
-    /* A part of which more is to come in this segment: its bytes so far. */
-    bool open;
-    uint64_t sample, offset, bytes;
-    unsigned field;
-    uint32_t crc;
+        end; /* addresses of this step; below `begin` all is reported, but for the part that is open */
+    /* Parts come field by field: one that reaches over `end` may come before the one that reaches over `begin`. */
+    struct open_part before, after;
 };
 
-static void report_part(void *user, uint64_t i, unsigned f, const struct index_part *part, uint64_t offset,
-                        uint64_t bytes)
+static void report_piece(struct report *r, uint64_t i, unsigned f, const struct index_part *part,
+                         uint64_t offset, uint64_t bytes, uint32_t crc)
 {
-    struct report *r = user;
-    uint64_t from = part->address + offset, to = from + bytes;
-    bool goes_on = r->open && r->sample == i && r->field == f;
-    uint32_t crc = crc32c(goes_on ? r->crc : 0, r->data + (from - r->segment->address), bytes);
-    if (goes_on) {
-        offset = r->offset;
-        bytes += r->bytes;
-        r->open = false;
-    }
-    if (to == r->end && to < r->segment->address + r->segment->bytes && offset + bytes < part->bytes) {
-        r->open = true;
-        r->sample = i;
-        r->field = f;
-        r->offset = offset;
-        r->bytes = bytes;
-        r->crc = crc;
-        return;
-    }
     uint64_t begin = part->address + offset;
     const struct fill_bad *bad = r->thread->nbad ? fill_bad_in(r->thread, begin, begin + bytes) : NULL;
     if (bad)
@@ -158,14 +144,37 @@ static void report_part(void *user, uint64_t i, unsigned f, const struct index_p
         cluster_ready_record(&r->records, i, f, crc, offset, bytes, status);
 }
 
-/* Fill thread: the segment is there up to `address`. Addresses only go up; parts lie one behind the other in them. */
+static void report_part(void *user, uint64_t i, unsigned f, const struct index_part *part, uint64_t offset,
+                        uint64_t bytes)
+{
+    struct report *r = user;
+    uint64_t from = part->address + offset, to = from + bytes;
+    bool continued = r->before.bytes && r->before.sample == i && r->before.field == f;
+    uint32_t crc = crc32c(continued ? r->before.crc : 0, r->data + (from - r->segment->address), bytes);
+    if (continued) {
+        offset = r->before.offset;
+        bytes += r->before.bytes;
+        r->before.bytes = 0;
+    }
+    /* Should parts overlap, the second that reaches over the end is a piece of its own. */
+    bool more = to == r->end && to < r->segment->address + r->segment->bytes && offset + bytes < part->bytes;
+    if (more && !r->after.bytes)
+        r->after = (struct open_part){.sample = i, .field = f, .offset = offset, .bytes = bytes, .crc = crc};
+    else
+        report_piece(r, i, f, part, offset, bytes, crc);
+}
+
+/* Fill thread: the segment is there up to `address`. Addresses only go up. */
 static void report_up_to(void *user, uint64_t address)
 {
     struct report *r = user;
+    if (address <= r->end)
+        return;
     r->begin = r->end;
     r->end = address;
-    if (r->begin < r->end)
-        wset_parts_in(r->ws, r->begin, r->end, report_part, r);
+    r->before = r->after;
+    r->after.bytes = 0;
+    wset_parts_in(r->ws, r->begin, r->end, report_part, r);
 }
 
 /* ret_records: what other nodes are to hear of it. */

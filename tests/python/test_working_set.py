@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """leat.open and the working set as a sequence of private copies."""
 
+import io
 import os
 import pathlib
+import tarfile
 
 import numpy as np
 import pytest
@@ -232,3 +234,29 @@ def test_uris(npy, tmp_path):
         leat.open("x\0y")
     with pytest.raises(TypeError):
         leat.open(7)
+
+
+@pytest.mark.parametrize(
+    "samples, fields",
+    [(100, {"jpg": 120_000, "json": 60_000, "txt": 30_000}), (60, {"a": 1_300_000, "b": 1_300_000, "c": 1_300_000})],
+    ids=["small", "large"],
+)
+def test_a_cached_shard_of_several_fields_arrives(tmp_path, samples, fields):
+    rng = np.random.default_rng(5)
+    sent = {}
+    path = tmp_path / "train-0.tar"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for i in range(samples):
+            for suffix, most in fields.items():
+                sent[i, suffix] = rng.bytes(int(rng.integers(most // 2, most + 1)))
+                info = tarfile.TarInfo(f"{i:05}.{suffix}")
+                info.size = len(sent[i, suffix])
+                tar.addfile(info, io.BytesIO(sent[i, suffix]))
+    path.read_bytes()
+    with leat.open(path) as ws:
+        ws.wait(timeout=30)
+        for i in range(samples):
+            for suffix in fields:
+                assert bytes(ws[i][suffix]) == sent[i, suffix]
+        seen = [i for batch in leat.Loader(ws, 7, drop_last=False) for i in batch.ids[batch.valid].tolist()]
+        assert sorted(seen) == list(range(samples))
