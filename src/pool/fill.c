@@ -220,6 +220,35 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
     atomic_fetch_add(&fill->counters.segments, 1);
 }
 
+/*
+ * All segments of the set have ended. A sample that still lacks bytes of this host would be waited for without end, since nothing
+ * loads them: it fails. Only a fault of the daemon itself leads here.
+ */
+static void settle(struct wset *ws, struct bytes_out *records)
+{
+    uint64_t missed = 0, first = 0;
+    for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
+        enum live_state state = wset_sample_state(ws, i);
+        unsigned f = 0;
+        if (state != LIVE_ABSENT && state != LIVE_LOST)
+            continue;
+        while (f < ws->index.header->nfields && !wset_part_missing(ws, i, f))
+            f++;
+        if (f == ws->index.header->nfields)
+            continue;
+        first = missed++ ? first : i;
+        wset_failure(ws, i, -EIO, "the daemon never loaded it: an internal error, please report it");
+        wset_piece(ws, i, f, 0, 0, 0, -EIO);
+        if (ws->nnodes)
+            cluster_ready_record(records, i, f, 0, 0, 0, -EIO);
+    }
+    if (missed)
+        log_error("%s: internal error: loading ended without %" PRIu64 " samples, the first is %" PRIu64
+                  ": they are failed",
+                  ws->spec, missed, first);
+    wset_settle_empty(ws);
+}
+
 static void segment_ended(struct fill *fill, struct wset *ws, uint32_t segment, struct bytes_out *records)
 {
     pthread_mutex_lock(&fill->lock);
@@ -233,7 +262,7 @@ static void segment_ended(struct fill *fill, struct wset *ws, uint32_t segment, 
         list_remove(&ws->fill_node);
     pthread_mutex_unlock(&fill->lock);
     if (complete)
-        wset_settle_empty(ws);
+        settle(ws, records);
     /* After it is marked done: who asks in between for all that is done (fill_segment_done) hears of it twice, not never. */
     if (records->len && fill->config.ready)
         fill->config.ready(ws, records);

@@ -13,6 +13,7 @@
 
 #include "backend/testing.h"
 #include "base/crc32c.h"
+#include "base/log.h"
 #include "pool/fill.h"
 #include "pool/source.h"
 #include "pool/testing.h"
@@ -172,6 +173,65 @@ static void test_every_field_arrives(void **state)
     web_stop(&server);
 }
 
+static _Atomic unsigned failures_sent;
+
+static void count_failures(struct wset *ws, struct bytes_out *records)
+{
+    /* sample u64, field u32, crc u32, offset u64, bytes u64, status u32 */
+    for (size_t at = 0; at + 36 <= records->len; at += 36) {
+        uint32_t status;
+        memcpy(&status, (const uint8_t *)records->data + at + 32, sizeof(status));
+        atomic_fetch_add(&failures_sent, status != 0);
+    }
+}
+
+/* A gap between segments, as a fault of the daemon would leave it: the samples in it fail once loading has ended, with a message, and
+ * other nodes learn of it. */
+static void test_what_nothing_loads_fails(void **state)
+{
+    static const uint32_t sizes[] = {30000, 700, 0};
+    struct leat_error err = {0};
+    struct fill *fill;
+    struct fill_config config = {.threads = 2,
+                                 .disk_engine = "worker",
+                                 .segment_bytes = 64 * KIB,
+                                 .opener = &opener,
+                                 .ready = count_failures,
+                                 .advanced = advanced};
+    assert_int_equal(fill_new(&config, &fill, &err), 0);
+    struct wset *ws = testing_wset(shards_index(testing_folder(), sizes), 1 * MIB);
+    ws->nnodes = 1;
+    assert_int_equal(fill_plan(fill, ws), 0);
+    struct wset_segment *gap = &ws->segments[3];
+    uint64_t begin = gap->address + 4096, end = gap->address + gap->bytes;
+    atomic_fetch_sub(&ws->pending_bytes, gap->bytes - 4096);
+    gap->bytes = 4096;
+    log_set_level(LOG_LEVEL_ERROR);
+    print_message("# an error is logged here:\n");
+    fill_go(fill, ws);
+    testing_wait_alone(ws);
+    log_set_level(LOG_LEVEL_WARNING);
+    unsigned failed = 0;
+    for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
+        bool in_gap = false;
+        struct index_part part;
+        for (unsigned f = 0; f < 2; f++)
+            in_gap |= index_part(&ws->index, i, f, &part) && part.address < end &&
+                      begin < part.address + part.bytes;
+        assert_int_equal(wset_sample_state(ws, i), in_gap ? LIVE_FAILED : LIVE_RESIDENT);
+        if (in_gap && failed++ == 0) {
+            assert_int_equal(wset_failure_get(ws, i, &err), -EIO);
+            assert_non_null(strstr(err.message, "internal error"));
+        }
+    }
+    assert_true(failed >= 2);
+    assert_int_equal(failures_sent, failed);
+    assert_true(wset_complete(ws));
+    ws->nnodes = 0;
+    wset_unref(ws);
+    fill_free(fill);
+}
+
 static int teardown(void **state)
 {
     testing_folder_remove();
@@ -182,6 +242,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_field_arrives),
+        cmocka_unit_test(test_what_nothing_loads_fails),
     };
     return cmocka_run_group_tests(tests, NULL, teardown);
 }

@@ -620,6 +620,41 @@ void wset_pieces(struct wset *ws, uint64_t i, unsigned f,
            __atomic_load_n(&ws->crc[i * ws->index.header->nfields + f], __ATOMIC_RELAXED));
 }
 
+/* Of the addresses [begin, end), how many this host fills. */
+static uint64_t filled_here(const struct wset *ws, uint64_t begin, uint64_t end)
+{
+    uint64_t bytes = 0;
+    for (begin = MAX(begin, ws->first_new_address); begin < end;) {
+        uint64_t gid = begin / ws->region_bytes, stop = MIN(end, (gid + 1) * ws->region_bytes);
+        if (gid < ws->nregions && ws->regions[gid].region)
+            bytes += stop - begin;
+        begin = stop;
+    }
+    return bytes;
+}
+
+struct missing {
+    const struct wset *ws;
+    uint64_t address, bytes;
+};
+
+static void missing_less(void *user, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes, uint32_t crc)
+{
+    struct missing *m = user;
+    m->bytes -= filled_here(m->ws, m->address + offset, m->address + offset + bytes);
+}
+
+bool wset_part_missing(struct wset *ws, uint64_t i, unsigned f)
+{
+    struct index_part part;
+    if (!index_part(&ws->index, i, f, &part) || part.bytes == 0 || wset_part_known(ws, i, f))
+        return false;
+    struct missing m = {ws, part.address, filled_here(ws, part.address, part.address + part.bytes)};
+    if (m.bytes)
+        wset_pieces(ws, i, f, missing_less, &m);
+    return m.bytes > 0;
+}
+
 int wset_streamed(struct wset *ws, uint64_t i, unsigned f, uint32_t crc)
 {
     uint64_t at = i * ws->index.header->nfields + f;

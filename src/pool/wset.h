@@ -169,6 +169,8 @@ void wset_pieces(struct wset *ws, uint64_t i, unsigned f,
                  void *user);
 /* Has part f of sample i arrived whole? */
 bool wset_part_known(const struct wset *ws, uint64_t i, unsigned f);
+/* Does part f of sample i lack bytes that this host fills? */
+bool wset_part_missing(struct wset *ws, uint64_t i, unsigned f);
 /* The same for streamed samples: the CRC is recorded the first time and compared afterwards: LEAT_CORRUPT. Whole parts only. */
 int wset_streamed(struct wset *ws, uint64_t i, unsigned f, uint32_t crc);
 /* Remembers why (the first 256 samples), for the message that a reader gets. */
