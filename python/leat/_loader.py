@@ -68,6 +68,17 @@ def _refuse_used_up(name: str, source: Any, count: int) -> None:
                          "whose __iter__ begins anew")
 
 
+class EpochSetter:
+    """What `loader.sampler` is: the loader decides the order, and the epoch is all that others may set."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """`loader.set_epoch(epoch)`."""
+        self._loader.set_epoch(epoch)
+
+
 class Loader(Iterable[Any]):
     """Batches of a working set for a training loop: shuffled, decoded, transformed, collated; exact and resumable on any number of ranks.
 
@@ -93,6 +104,8 @@ class Loader(Iterable[Any]):
     rank, world_size  of torch.distributed, RANK and WORLD_SIZE, Open MPI or Slurm, if not given
     replication   groups of so many neighbouring ranks get the same samples (tensor parallelism)
     skip_ranges   [first, end) positions of each epoch that are left out
+    resume_epoch  False: an epoch that was left early is over, and the next `iter()` begins the next one, as torch users expect. True: it begins
+                  the same one again
     job           of `leat.open`, when ws is a path
     device_copy   as of `leat.batches`: for raw batches, which no decoder or transform touches
 
@@ -111,7 +124,7 @@ class Loader(Iterable[Any]):
                  num_workers: int = 0, workers: str = "thread", prefetch: int = 2, drop_last: bool = True, device: object = "cpu",
                  pin_memory: bool = False, timeout: float | None = None, on_error: OnError = "raise",
                  max_errors: int | None = None, rank: int | None = None, world_size: int | None = None, replication: int = 1,
-                 skip_ranges: Iterable[Sequence[int]] = (), job: str | None = None, device_copy: str = "bounce") -> None:
+                 skip_ranges: Iterable[Sequence[int]] = (), resume_epoch: bool = False, job: str | None = None, device_copy: str = "bounce") -> None:
         self._epoch_ref: weakref.ref[Epoch] | None = None  # who iterates keeps it: it ends when nobody does any more
         self._ended = False  # the last batch of the epoch was received
         self._engine: _workers.Threads | _workers.Processes | None = None
@@ -168,7 +181,9 @@ class Loader(Iterable[Any]):
             self._work.block = self._block
         if self._work.in_c and not num_workers and workers == "thread":
             self._workers = _pictures.cores()
-        self._epoch = self._start = self._delivered = 0
+        self._resume_epoch = resume_epoch
+        self._epoch = 0
+        self._start = self._delivered = 0  # positions in it: where its pass began, and behind what was received
         self._sampler_state: Any = None
         self._runs: list[_state.Run] = []
         self._bytes_before = _stats.by_source()
@@ -273,11 +288,13 @@ class Loader(Iterable[Any]):
     # --- iteration ---
 
     def __iter__(self) -> Iterator[Any]:
-        """Begins the epoch: where a loaded state says, else at its start, also when it was left in the middle before. Once its last
-        batch was received it is over: then the next one begins."""
+        """Begins the next epoch, or the one that was set or loaded, at the place that was loaded. An epoch of which no batch was received has not
+        begun; with `resume_epoch` one that was left early begins again."""
         self._close_epoch(replaced=True)
-        if self._ended:
+        if self._ended or self._begun and not self._resume_epoch:
             self._advance()
+        elif self._begun:
+            self._start = 0
         if self._generation != _leat.generation():  # in the child of a fork
             self._engine = None
             self._load_ring()
@@ -294,7 +311,6 @@ class Loader(Iterable[Any]):
             epoch = RecordingEpoch(self, start)
         else:
             epoch = Epoch(self, start)
-        self._start = 0  # not before: being refused does not make it begin anew
         self._epoch_ref = weakref.ref(epoch)
         return epoch
 
@@ -317,8 +333,20 @@ class Loader(Iterable[Any]):
         epoch = whole("epoch", epoch, 0)
         self._settle()
         if epoch != self._epoch or self._ended:
-            self._epoch, self._start, self._delivered, self._ended = epoch, 0, 0, False
             self._sampler_state = None
+        elif not self._begun:
+            return
+        self._epoch, self._start, self._delivered, self._ended = epoch, 0, 0, False
+
+    @property
+    def sampler(self) -> EpochSetter:
+        """For Lightning, Accelerate and others that call `loader.sampler.set_epoch(epoch)`: that is `loader.set_epoch(epoch)`."""
+        return EpochSetter(self)
+
+    @property
+    def _begun(self) -> bool:
+        """Some batch of the pass was received."""
+        return self._delivered > self._start
 
     @property
     def epoch(self) -> int:

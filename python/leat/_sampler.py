@@ -53,6 +53,7 @@ class Sampler:
         self.batch_size, self.drop_last = whole("batch_size", batch_size, 1), drop_last
         self._seed, self._epoch, self._start = whole("seed", seed) % 2**64, 0, 0
         self._pass: _Pass | None = None  # the last one that began
+        self._chosen = False  # the epoch, since that pass began
 
     def __len__(self) -> int:
         return _plan.steps(self._n, self._start, self.batch_size * self._groups, self.drop_last) * self.batch_size
@@ -60,6 +61,7 @@ class Sampler:
     def set_epoch(self, epoch: int) -> None:
         """As of `leat.Loader`."""
         epoch = whole("epoch", epoch, 0)
+        self._chosen = True
         if epoch != self._epoch:
             self._epoch, self._start = epoch, 0
         if self._pass is not None and self._pass.epoch != epoch:
@@ -71,6 +73,9 @@ class Sampler:
         return _plan.Plan(_leat.Order(self._n, self._seed, epoch, self._block, self._fingerprint), None, self._n)
 
     def __iter__(self) -> Iterator[int]:
+        if self._pass is not None and self._pass.given and self._pass.epoch == self._epoch and not self._chosen:  # it was left early
+            self._epoch += 1
+        self._chosen = False
         epoch, first, self._start = self._epoch, self._start, 0
         whole = self.batch_size * self._groups
         here = self._pass = _Pass(epoch, first, _plan.steps(self._n, first, whole, self.drop_last))

@@ -84,14 +84,17 @@ def test_epochs_advance_and_set_epoch_overrides(numbers):
     assert ids_of(loader) == first and ids_of(loader) == second
 
 
-def test_an_epoch_that_was_left_begins_anew(numbers):
-    loader = leat.Loader(numbers, 100)
-    for batch in loader:
-        break
-    kept = batch.ids.tolist()
-    del batch
+@pytest.mark.parametrize("resume", [False, True])
+def test_an_epoch_that_was_left(numbers, resume):
+    loader = leat.Loader(numbers, 100, resume_epoch=resume)
+    for epoch in range(3):
+        want = leat.order(numbers, epoch=0 if resume else epoch).reshape(-1, 100).tolist()
+        for batch in loader:
+            break
+        assert batch.ids.tolist() == want[0]
+        del batch
     again = ids_of(loader)
-    assert len(again) == 10 and again[0] == kept
+    assert again == leat.order(numbers, epoch=0 if resume else 3).reshape(-1, 100).tolist()
 
 
 def test_left_half_way_a_thousand_times(numbers):

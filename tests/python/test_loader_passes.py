@@ -88,6 +88,74 @@ def test_set_epoch_in_the_middle(numbers, more):
     assert loader.epoch == 7 and sum(ids(loader), []) == order(numbers, 7) and loader.epoch == 8
 
 
+@WAYS
+def test_epochs_that_end_early(numbers, more):
+    """As of a loop over islice, or Lightning's limit_train_batches: the next epoch, and never the same batches again."""
+    loader = leat.Loader(numbers, 4, **more)
+    for epoch in range(3):
+        assert sum(ids(itertools.islice(loader, 2)), []) == order(numbers, epoch)[:8]
+        assert loader.epoch == epoch
+        state = loader.state_dict()
+        assert (state["epoch"], state["samples"]) == (epoch, 8)
+        again = leat.Loader(numbers, 2, **more)
+        again.load_state_dict(state)
+        assert sum(ids(itertools.islice(again, 1)), []) == order(numbers, epoch)[8:10]
+        assert sum(ids(itertools.islice(again, 1)), []) == order(numbers, epoch + 1)[:2]
+        again.close()
+    assert sum(ids(loader), []) == order(numbers, 3)
+
+
+@WAYS
+def test_an_epoch_that_has_not_begun(numbers, more):
+    """What nothing was received of is not over, wherever it begins."""
+    loader = leat.Loader(numbers, 4, **more)
+    iter(loader), iter(loader)
+    assert sum(ids(loader), []) == order(numbers, 0)
+    state = {**loader.state_dict(), "epoch": 2, "samples": 4}
+    loader.load_state_dict(state)
+    iter(loader)
+    loader.set_epoch(2)
+    iter(loader)
+    assert sum(ids(loader), []) == order(numbers, 2)[4:]
+    assert loader.epoch == 3
+
+
+@WAYS
+def test_an_epoch_that_was_left_and_set_again(numbers, more):
+    loader = leat.Loader(numbers, 4, **more)
+    for epoch in (0, 0, 5, 5, 0):
+        loader.set_epoch(epoch)
+        assert sum(ids(itertools.islice(loader, 2)), []) == order(numbers, epoch)[:8]
+
+
+def test_the_loaders_sampler(numbers):
+    """As Lightning and Accelerate name the epoch: the first one after iter()."""
+    given = Counted()
+    loader = leat.Loader(numbers, 2, sampler=given)
+    steps = iter(loader)
+    loader.sampler.set_epoch(0)
+    assert ids(steps) == [[0, 1], [2, 3]]
+    loader = leat.Loader(numbers, 4)
+    for epoch in (4, 5, 7):
+        loader.sampler.set_epoch(epoch)
+        assert sum(ids(itertools.islice(loader, 2)), []) == order(numbers, epoch)[:8]
+
+
+def test_a_sampler_that_was_left(numbers):
+    """leat.Sampler, as DataLoader draws from it, does the same."""
+    sampler = leat.Sampler(numbers, 4)
+    for epoch in range(3):
+        assert list(itertools.islice(sampler, 5)) == order(numbers, epoch)[:5]
+    for _ in range(2):
+        sampler.set_epoch(1)
+        assert list(itertools.islice(sampler, 5)) == order(numbers, 1)[:5]
+    state = sampler.state_dict(batches=1)
+    again = leat.Sampler(numbers, 4)
+    again.load_state_dict(state)
+    assert list(itertools.islice(again, 3)) == order(numbers, 1)[4:7]
+    assert list(again) == order(numbers, 2)
+
+
 def test_set_epoch_in_the_middle_and_what_is_drawn(numbers):
     def draw(sample, rng):
         return {"x": int(sample["x"][0]), "noise": rng.random()}
@@ -106,7 +174,7 @@ def test_set_epoch_in_the_middle_and_what_is_drawn(numbers):
 
 @WAYS
 def test_one_pass_at_a_time(numbers, more):
-    loader = leat.Loader(numbers, 4, **more)
+    loader = leat.Loader(numbers, 4, resume_epoch=True, **more)
     with pytest.raises(ValueError, match="another iter"):
         list(zip(loader, loader))
     first = iter(loader)
@@ -208,7 +276,7 @@ def test_the_state_of_a_sampler(numbers):
     second = [[0, 2], [4, 6]]
 
     def loader(state=None):
-        made = leat.Loader(numbers, 2, sampler=Counted())
+        made = leat.Loader(numbers, 2, sampler=Counted(), resume_epoch=True)
         if state is not None:
             made.load_state_dict(state)
         return made

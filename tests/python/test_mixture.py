@@ -291,7 +291,7 @@ def run_n(loader):
 
 def test_left_and_begun_again_and_pickled(pair):
     mixture = pickle.loads(pickle.dumps(leat.Mixture([(pair[0], 2), (pair[1], 1)])))
-    loader = leat.Loader(mixture, 10, seed=1)
+    loader = leat.Loader(mixture, 10, seed=1, resume_epoch=True)
     first = run(loader, 3)
     assert run(loader, 3) == first and loader.stats()["batches"] == 6
     assert run(leat.Loader(mixture, 10, seed=1))[:30] == first
