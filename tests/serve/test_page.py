@@ -94,6 +94,12 @@ def test_token(quick_folder, browser):
         page.until("document.body.innerText.includes('not the server')")
         page.value(f"document.getElementById('token').value = '{TOKEN}', document.getElementById('token-form').requestSubmit()")
         page.until("!document.getElementById('all').hidden && document.querySelectorAll('#disks tbody tr').length === 1")
+        # In memory alone: not where a browser keeps things, and gone with the page.
+        assert page.value("[localStorage.length, sessionStorage.length, document.cookie, location.href]") == [0, 0, "", server.url + "/"]
+        page.open("about:blank")
+        page.until("location.href === 'about:blank'")
+        page.open(server.url)
+        page.until("!document.getElementById('token-form').hidden")
         server.kill()
         page.until("document.body.innerText.includes('does not answer')")
         server.start()
