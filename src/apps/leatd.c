@@ -237,7 +237,6 @@ static struct server_config server_settings(const struct config *config, void *t
 {
     return (struct server_config){
         .socket = config->socket,
-        .socket_mode = config->system ? 0666 : 0600,
         .listen = config->listen,
         .token = token,
         .token_len = token_len,

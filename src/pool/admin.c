@@ -28,10 +28,12 @@ static struct server_view view_of(struct server *s)
                                 .all_clients = &s->clients};
 }
 
-int server_query(struct server *s, uint32_t query, const char *arg, char **ret_text, struct leat_error *err)
+int server_query(struct server *s, uint32_t query, const char *arg, bool all, char **ret_text,
+                 struct leat_error *err)
 {
     struct server_view view = view_of(s);
-    return report_query(&view, query, arg, 0, 0, ret_text, err);
+    uint32_t id = all || !s->pool->config.opener.system ? 0 : WSET_NOBODY;
+    return report_query(&view, query, arg, id, id, ret_text, err);
 }
 
 static int still_used(const struct wset *ws, struct leat_error *err)
@@ -120,7 +122,7 @@ int requests_stop(struct client *c, struct conn_message *m)
         return LEAT_CORRUPT;
     struct server *s = c->server;
     struct leat_error err;
-    if (s->config.linger_ns == 0 && c->uid != 0 && c->uid != geteuid()) {
+    if (s->pool->config.opener.system && c->uid != 0 && c->uid != geteuid()) {
         error_set(&err, LEAT_DENIED, "only its own user or root may stop a system daemon");
         return requests_refuse(c, &m->frame, &err);
     }

@@ -552,13 +552,14 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
     list_init(&s->clients);
     list_init(&s->credits);
     list_init(&s->users);
+    unsigned mode = pool->config.opener.system ? 0666 : 0600;
     int code = config->listen ? net_addresses_check("listen", config->listen, err) : 0;
     if (code == 0 && config->listen && !config->token)
         code = error_set(err, LEAT_INVALID,
                          "listen = %s needs token_file: whoever can reach the port could read every dataset",
                          config->listen);
     if (code == 0)
-        code = door_open(loop, &s->unix_source, config->socket, config->socket_mode, unix_progress, err);
+        code = door_open(loop, &s->unix_source, config->socket, mode, unix_progress, err);
     if (code == 0 && stat(config->socket, &s->socket_file) < 0)
         code = error_sys(err, -errno, "cannot look at %s", config->socket);
     for (unsigned k = 0; code == 0 && config->listen && k < net_addresses_count(config->listen); k++) {

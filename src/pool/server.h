@@ -14,10 +14,10 @@ struct loop;
 struct server;
 
 struct server_config {
-    const char *socket;   /* path of the unix socket */
-    unsigned socket_mode; /* 0600 private, 0666 system */
-    const char *listen;   /* "host:port[,host:port]", one for each rail, or NULL */
-    const void *token;    /* needed with listen */
+    const char
+        *socket; /* path of the unix socket; a system daemon's (pool_config.opener) is open to all users */
+    const char *listen; /* "host:port[,host:port]", one for each rail, or NULL */
+    const void *token;  /* needed with listen */
     size_t token_len;
     const char *node_name;
     uint64_t linger_ns;  /* a private daemon ends this long after its last client; 0: never */
@@ -30,10 +30,10 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
 void server_free(struct server *server);
 
 /*
- * Control loop. LEAT_QUERY_* and DROP for the daemon's own doors, which say who may: all sets are seen. *ret_text is the caller's.
- * server_drop does not wait: LEAT_BUSY.
+ * Control loop. LEAT_QUERY_* and DROP for the daemon's own doors, which say who may. `all`: every set and job is seen; else a system daemon
+ * shows public sets only, and jobs that read these. *ret_text is the caller's. server_drop does not wait: LEAT_BUSY.
  */
-int server_query(struct server *server, uint32_t query, const char *arg, char **ret_text,
+int server_query(struct server *server, uint32_t query, const char *arg, bool all, char **ret_text,
                  struct leat_error *err);
 int server_drop(struct server *server, const char *name, bool force, struct leat_error *err);
 

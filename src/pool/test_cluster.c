@@ -67,7 +67,6 @@ static void start_as(struct host *h, char *self, const char *secret, char **node
 {
     struct leat_error err = {0};
     struct server_config sc = {.socket = h->socket,
-                               .socket_mode = 0600,
                                .listen = h->address,
                                .token = secret,
                                .token_len = sizeof(token) - 1,

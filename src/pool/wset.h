@@ -210,6 +210,7 @@ void wset_note_pages(struct wset *ws, const struct region *region);
  */
 bool wset_written(struct wset *ws);
 /* May this user read it? */
+#define WSET_NOBODY UINT32_MAX /* no user has this id (chown(2)), nor a group: public sets only */
 bool wset_allows(const struct wset *ws, uint32_t uid, uint32_t gid);
 
 /* Calls fn for each part of the set that has bytes in [begin, end), with the clipped range. Parts of no bytes are never

@@ -18,6 +18,7 @@
 #include "serve/keys.h"
 #include "serve/objects/objects.h"
 #include "serve/s3/door.h"
+#include "serve/site.h"
 #include "serve/tier/tier.h"
 #include "store/store.h"
 
@@ -41,6 +42,7 @@ struct serve {
     struct admin_tier admin_tier;
     struct objects *objects;
     struct keyring *keys;
+    struct site *site;
     struct http_workers *workers, *waiters;
     struct s3_door *door;
     struct admin *admin;
@@ -189,6 +191,7 @@ static int start_admin(struct serve *s, const struct serve_config *c, struct lea
     struct admin_config config = {.objects = s->objects,
                                   .tier = &s->admin_tier,
                                   .pool = c->pool,
+                                  .site = s->site,
                                   .workers = s->workers,
                                   .token = s->token,
                                   .node_name = s->node_name,
@@ -224,6 +227,8 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
                                  .office = &s->office};
     int rc = keyring_new(c->keys_file, c->anonymous, &s->keys, err);
     if (rc == 0)
+        rc = site_new((const char *const *)c->domains, (const char *const *)c->listen, &s->site);
+    if (rc == 0)
         rc = store_new(&store, &s->store, err);
     if (rc == 0)
         rc = tier_new(&(struct tier_config){.store = s->store, .office = &s->office}, &s->tier, err);
@@ -241,7 +246,8 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
                                   .waiters = s->waiters,
                                   .office = &s->office,
                                   .region = c->region,
-                                  .domains = (const char *const *)c->domains};
+                                  .domains = (const char *const *)c->domains,
+                                  .site = s->site};
     if (rc == 0)
         rc = s3_door_new(&door, &s->door);
     if (rc == 0)
@@ -335,6 +341,7 @@ void serve_free(struct serve *s)
     tier_free(s->tier);
     store_free(s->store);
     keyring_free(s->keys);
+    site_free(s->site);
     free(s->cert);
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);

@@ -49,14 +49,15 @@ read = public-*
 
 
 class Server:
-    """One `leat serve`. `url`, `port`; ended by stop() or kill()."""
+    """One `leat serve`. `url`, `port`; ended by stop() or kill(). keys None: --anonymous."""
 
     def __init__(self, top, *options, keys=KEYS, store=None, env=None, preexec=None):
         self.top = pathlib.Path(top)
         self.top.mkdir(parents=True, exist_ok=True)
         self.store = pathlib.Path(store or self.top / "store")
         self.keys = self.top / "keys"
-        if not self.keys.exists():
+        self.anonymous = keys is None
+        if keys and not self.keys.exists():
             self.keys.touch(mode=0o600)
             self.keys.write_text(keys)
         self.options, self.env, self.preexec, self.process = options, env, preexec, None
@@ -64,7 +65,8 @@ class Server:
         self.start()
 
     def start(self):
-        line = [lib_host.LEAT, "serve", "--json", "--store", self.store, "--keys", self.keys, *self.options]
+        who = ["--anonymous"] if self.anonymous else ["--keys", self.keys]
+        line = [lib_host.LEAT, "serve", "--json", "--store", self.store, *who, *self.options]
         if "--listen" not in self.options:
             line += ["--listen", "127.0.0.1:0"]
         with open(self.log, "ab") as log:

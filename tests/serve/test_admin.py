@@ -4,6 +4,7 @@
 import contextlib
 import http.client
 import json
+import os
 import socket
 import subprocess
 import time
@@ -343,3 +344,51 @@ def test_pool(host, quick_folder):
     assert ask("DELETE", "/v1/sets/looked-at?force=maybe")[0] == 400
     assert ask("DELETE", "/v1/sets/looked-at")[0] == 204
     assert ask("GET", "/v1/sets")[1]["sets"] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a system daemon opens files as others")
+def test_sets_of_a_system_daemon(host, quick_folder):
+    """Without a token this host may look, and so may everybody on it: at what everybody may read."""
+    numpy = pytest.importorskip("numpy")
+    top = quick_folder / "admin-system"
+    top.mkdir()
+    host.data.chmod(0o755)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    daemon = host.daemon({"daemon": {"mode": "system", "roots": host.data}, "store": {"paths": top / "store"},
+                          "serve": {"listen": f"127.0.0.1:{port} unix:{top}/http.sock", "anonymous": "yes"}})
+    for name, options in (("own", ()), ("everybodys", ("--public",))):
+        numpy.save(host.data / f"{name}.npy", numpy.arange(800, dtype="<u4").reshape(100, 8))
+        done = host.cli("--socket", daemon.socket, "preload", "--name", name, *options, host.data / f"{name}.npy")
+        assert done.returncode == 0, done.stderr
+    readers = [host.python("ws = leat.open('leat://' + argv[0])\nit = iter(leat.Loader(ws, batch_size=10))\nnext(it)\nsay('read'); hear()", name,
+                           env={"LEAT_SOCKET": str(daemon.socket), "LEAT_JOB": f"job-{name}"}) for name in ("own", "everybodys")]
+    for reader in readers:
+        reader.hear()
+
+    def ask(connection, path):
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+    def outside(path):
+        return ask(http.client.HTTPConnection("127.0.0.1", port, timeout=60), path)
+
+    def inside(path):
+        return ask(UnixConnection(top / "http.sock"), path)
+
+    def names(answer):
+        return sorted(s["name"] for s in answer)
+
+    lib_serve.wait_until(lambda: len(inside("/v1/status")[1]["pool"]["jobs"]) == 2)
+    assert names(inside("/v1/sets")[1]["sets"]) == ["everybodys", "own"]
+    assert names(outside("/v1/sets")[1]["sets"]) == ["everybodys"]
+    assert inside("/v1/sets/own")[0] == 200 and outside("/v1/sets/own")[0] == 404 and outside("/v1/sets/everybodys")[0] == 200
+    status = outside("/v1/status")[1]["pool"]
+    assert names(status["sets"]) == ["everybodys"] and [j["set"] for j in status["jobs"]] == ["everybodys"]
+    assert "own.npy" not in json.dumps(status) and status["pool"]["cap_bytes"] > 0
+    for reader in readers:
+        reader.tell()
+        reader.finish()

@@ -620,7 +620,7 @@ def test_idle_connections(start):
         assert server.request("PUT", "/public-idle/k", b"small").status == 200
 
         def ask(s):
-            s.sendall(b"GET /public-idle/k HTTP/1.1\r\nHost: x\r\n\r\n")
+            s.sendall(b"GET /public-idle/k HTTP/1.1\r\nHost: localhost\r\n\r\n")
             reply = b""
             while not reply.endswith(b"\r\n\r\nsmall"):
                 piece = s.recv(4096)

@@ -86,35 +86,24 @@ static bool token_is(const struct admin *admin, const struct http_request *req)
            CRYPTO_memcmp(given.data + n, admin->config.token, len) == 0;
 }
 
-/* The name that a browser was told to go to: a page of elsewhere whose name was made to mean this host is no page of ours. */
-static bool host_is_here(const struct http_request *req)
-{
-    static const char *const here[] = {"localhost", "127.0.0.1", "[::1]"};
-    struct http_text host = http_header(req->reader, req->head, "host");
-    for (unsigned i = 0; i < ARRAY_LEN(here); i++) {
-        size_t n = strlen(here[i]);
-        if (host.len >= n && strncasecmp(host.data, here[i], n) == 0 &&
-            (host.len == n || host.data[n] == ':'))
-            return true;
-    }
-    return false;
-}
-
-/* 0, or the status of the refusal and why. */
+/* 0, or the status of the refusal and why. *ret_sees_all: it is the same user, root, or the token's owner. */
 static unsigned right(const struct admin *admin, const struct http_request *req, bool changes,
-                      const char **ret_why)
+                      bool *ret_sees_all, const char **ret_why)
 {
     struct http_peer peer;
     http_request_peer(req, &peer);
+    *ret_sees_all = true;
     if (peer.local && (peer.uid == geteuid() || peer.uid == 0))
         return 0;
     if (admin->config.token) {
         *ret_why = "a token is wanted: Authorization: Bearer TOKEN, as the server's token file has it";
         return token_is(admin, req) ? 0 : 401;
     }
+    *ret_sees_all = false;
     *ret_why =
         "without a token file this is only for its user, over a unix socket; others on this host may look";
-    return !changes && peer.loopback && host_is_here(req) ? 0 : 403;
+    struct http_text host = http_header(req->reader, req->head, "host");
+    return !changes && peer.loopback && site_is_ours(admin->config.site, host) ? 0 : 403;
 }
 
 /* --- answers ------------------------------------------------------------------------------------------------------------- */
@@ -361,8 +350,8 @@ void admin_request(struct admin *admin, struct http_request *req)
             send_error(req, 404, "there is no such path: see /v1/openapi.json", NULL, NULL);
         return;
     }
-    bool open = route->run == health || route->run == v1_ready;
-    unsigned refused = open ? 0 : right(admin, req, route->changes, &why);
+    bool open = route->run == health || route->run == v1_ready, sees_all = false;
+    unsigned refused = open ? 0 : right(admin, req, route->changes, &sees_all, &why);
     if (refused) {
         send_error(req, refused, why, refused == 401 ? "WWW-Authenticate" : NULL, "Bearer");
         return;
@@ -380,6 +369,7 @@ void admin_request(struct admin *admin, struct http_request *req)
     v->req = req;
     v->route = route;
     v->status = 200;
+    v->sees_all = sees_all;
     v->openmetrics = accepts(req, "application/openmetrics-text");
     memcpy(v->name, name, sizeof(name));
     http_text_copy(req->query.data ? req->query : (struct http_text){"", 0}, v->query, sizeof(v->query));

@@ -17,13 +17,15 @@
 #include "serve/http/http_server.h"
 #include "serve/http/work.h"
 #include "serve/objects/objects.h"
+#include "serve/site.h"
 #include "serve/tier/tier.h"
 
 /* A pool of memory beside the store, in the same process. Calls come from workers and may block. */
 struct admin_pool {
     void *user;
-    /* JSON, or Prometheus text, as leat_query gives it to one who may see all. *ret_text is the caller's to free. */
-    int (*query)(void *user, enum leat_query query, const char *arg, char **ret_text, struct leat_error *err);
+    /* JSON, or Prometheus text, as leat_query gives it; `all`: to one who may see all sets and jobs. *ret_text is the caller's to free. */
+    int (*query)(void *user, enum leat_query query, const char *arg, bool all, char **ret_text,
+                 struct leat_error *err);
     /* LEAT_BUSY: it is in use, and not `force`. */
     int (*drop)(void *user, const char *name, bool force, struct leat_error *err);
 };
@@ -51,6 +53,7 @@ struct admin_config {
     struct objects *objects; /* with its store */
     const struct admin_tier *tier;
     const struct admin_pool *pool;
+    const struct site *site;
     struct http_workers *workers;
     const char *token; /* NULL: none */
     const char *node_name;

@@ -34,6 +34,7 @@ struct admin_visit {
     struct bytes_out text;
     const char *type; /* of text */
     bool openmetrics;
+    bool sees_all; /* of the pool: who asks has proved who they are */
     struct leat_error err;
 };
 

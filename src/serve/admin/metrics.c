@@ -277,7 +277,7 @@ int metrics_all(struct admin_visit *v)
     AUTO_FREE char *pool = NULL;
     int rc = 0;
     if (c->pool)
-        rc = c->pool->query(c->pool->user, LEAT_QUERY_METRICS, NULL, &pool, &v->err);
+        rc = c->pool->query(c->pool->user, LEAT_QUERY_METRICS, NULL, v->sees_all, &pool, &v->err);
     if (pool)
         http_put(&text, pool);
     if (server)

@@ -24,7 +24,7 @@ struct pool_bridge {
 struct call {
     struct list node; /* posted */
     struct pool_bridge *bridge;
-    bool drop, force, done, left; /* left: nobody waits for it */
+    bool all, drop, force, done, left; /* left: nobody waits for it */
     uint32_t query;
     char *arg, *text;
     int rc;
@@ -49,7 +49,7 @@ static void on_loop(void *arg)
     if (wanted && call->drop)
         call->rc = server_drop(b->server, call->arg, call->force, &call->err);
     else if (wanted)
-        call->rc = server_query(b->server, call->query, call->arg, &call->text, &call->err);
+        call->rc = server_query(b->server, call->query, call->arg, call->all, &call->text, &call->err);
     pthread_mutex_lock(&b->lock);
     call->done = true;
     bool left = call->left;
@@ -107,13 +107,14 @@ static struct call *call_new(const char *arg)
     return call;
 }
 
-static int on_query(void *user, enum leat_query query, const char *arg, char **ret_text,
+static int on_query(void *user, enum leat_query query, const char *arg, bool all, char **ret_text,
                     struct leat_error *err)
 {
     struct call *call = call_new(arg);
     if (!call)
         return error_set(err, -ENOMEM, "out of memory");
     call->query = query;
+    call->all = all;
     return ask(user, call, ret_text, err);
 }
 

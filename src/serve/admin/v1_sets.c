@@ -8,7 +8,7 @@ static int ask(struct admin_visit *v, enum leat_query query, const char *arg, js
     AUTO_FREE char *text = NULL;
     if (!pool)
         return admin_none(v, "pool");
-    int rc = pool->query(pool->user, query, arg, &text, &v->err);
+    int rc = pool->query(pool->user, query, arg, v->sees_all, &text, &v->err);
     if (rc < 0)
         return rc;
     *ret_json = json_loads(text, 0, NULL);

@@ -77,14 +77,14 @@ static json_t *tier_json(struct admin *admin)
 }
 
 /* As `leat status` has it; an error of the pool's is a field, so that the rest is still told. */
-static json_t *pool_json(struct admin *admin)
+static json_t *pool_json(struct admin_visit *v)
 {
-    const struct admin_pool *pool = admin->config.pool;
+    const struct admin_pool *pool = v->admin->config.pool;
     AUTO_FREE char *text = NULL;
     struct leat_error err = {0};
     if (!pool)
         return json_null();
-    if (pool->query(pool->user, LEAT_QUERY_STATUS, NULL, &text, &err) < 0)
+    if (pool->query(pool->user, LEAT_QUERY_STATUS, NULL, v->sees_all, &text, &err) < 0)
         return json_pack("{s:o}", "error", admin_text(err.message));
     return json_loads(text, 0, NULL);
 }
@@ -97,7 +97,7 @@ int v1_status(struct admin_visit *v)
         json_pack("{s:o, s:s, s:f, s:o, s:o, s:o, s:o, s:o}", "node", admin_text(admin->config.node_name),
                   "version", admin->config.version, "uptime_seconds",
                   (double)(clock_now_ns() - admin->started_ns) / NS_PER_S, "http", doors_json(admin), "store",
-                  store_json(admin), "tier", tier_json(admin), "tier_jobs", jobs, "pool", pool_json(admin));
+                  store_json(admin), "tier", tier_json(admin), "tier_jobs", jobs, "pool", pool_json(v));
     return v->out ? 0 : -ENOMEM;
 }
 
@@ -121,7 +121,8 @@ int v1_ready(struct admin_visit *v)
     }
     if (admin->config.pool) {
         AUTO_FREE char *text = NULL;
-        if (admin->config.pool->query(admin->config.pool->user, LEAT_QUERY_LIST, NULL, &text, &v->err) < 0)
+        if (admin->config.pool->query(admin->config.pool->user, LEAT_QUERY_LIST, NULL, false, &text,
+                                      &v->err) < 0)
             return -ENOMEM; /* 503, with the pool's own words */
     }
     http_put(&v->text, "ready\n");

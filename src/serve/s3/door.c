@@ -29,6 +29,7 @@ int s3_door_new(const struct s3_door_config *config, struct s3_door **ret_door)
     door->workers = config->workers;
     door->waiters = config->waiters;
     door->office = config->office;
+    door->site = config->site;
     snprintf(door->region, sizeof(door->region), "%s", config->region ? config->region : "us-east-1");
     RAND_bytes((uint8_t *)&door->id_seed, sizeof(door->id_seed));
     while (config->domains && config->domains[n])
@@ -207,6 +208,14 @@ static const char *unsupported(const struct http_request *req, const struct s3_c
     return message;
 }
 
+/* May a request without a signature be answered? Reads change nothing, and neither does what only fetches by POST. */
+static bool unsigned_is_fine(const struct s3_door *door, const struct http_request *req,
+                             const struct s3_call *call, char why[SITE_WHY_MAX])
+{
+    bool reads = req->is_head || strcmp(req->method, "GET") == 0 || call->op == S3_OP_BATCH;
+    return site_admits(door->site, req, !reads, why);
+}
+
 static bool writes(const struct s3_call *call)
 {
     return operations[call->op].need != NEED_READ && call->op != S3_OP_LIST_BUCKETS;
@@ -217,7 +226,7 @@ void s3_door_request(struct s3_door *door, struct http_request *req)
     struct s3_call call;
     struct sigv4_claim claim;
     struct sigv4_key key;
-    char id[VISIT_ID_TEXT];
+    char id[VISIT_ID_TEXT], why[SITE_WHY_MAX];
     const struct keys_user *user;
     const char *message = NULL;
     bool other_region = false;
@@ -238,7 +247,12 @@ void s3_door_request(struct s3_door *door, struct http_request *req)
     }
     struct keys *keys = keyring_get(door->keys);
     enum s3_code code = identify(door, req, &call, keys, &claim, &key, &user, &other_region);
+    bool is_signed = claim.how != SIGV4_ANONYMOUS;
     message = claim.why;
+    if (code == S3_OK && !is_signed && !unsigned_is_fine(door, req, &call, why)) {
+        code = S3_ACCESS_DENIED;
+        message = why;
+    }
     if (code == S3_OK && understood)
         code = permit(door, &call, keys, user);
     if (code == S3_OK && understood && call.bucket[0] && call.op != S3_OP_CREATE_BUCKET &&
@@ -250,7 +264,6 @@ void s3_door_request(struct s3_door *door, struct http_request *req)
         message = unsupported(req, &call);
         code = message ? S3_NOT_IMPLEMENTED : S3_OK;
     }
-    bool is_signed = claim.how != SIGV4_ANONYMOUS;
     if (code != S3_OK) {
         door_refuse(req, code, message, other_region ? door->region : NULL, id);
     } else if (!get_at_once(door, req, &call, is_signed, id)) {

@@ -12,6 +12,7 @@
 #include "serve/http/work.h"
 #include "serve/keys.h"
 #include "serve/objects/objects.h"
+#include "serve/site.h"
 
 struct s3_door_config {
     struct objects *objects;
@@ -21,6 +22,7 @@ struct s3_door_config {
     const char *region;                     /* NULL: us-east-1 */
     const char *const
         *domains; /* in front of which a bucket may stand in Host; NULL-terminated; NULL: none */
+    const struct site *site; /* outlives the door */
 };
 
 struct s3_door;

@@ -137,11 +137,10 @@ static int put_pair(void *user, const char *name, const char *value)
 static void put_head(struct http_request *req, const struct s3_call *call, const struct store_obj *obj,
                      const struct wanted *w, const char *id)
 {
-    struct putting p = {.headers = http_answer(req, w->status)};
+    struct putting p = {.headers = door_answer(req, w->status, id)};
     char text[80], date[HTTP_DATE_BYTES];
     struct http_text mode = http_header(req->reader, req->head, "x-amz-checksum-mode");
     p.checksums = w->status == 200 && http_text_is_case(mode, "enabled");
-    http_put_header(p.headers, "x-amz-request-id", id);
     http_put_header(p.headers, "Accept-Ranges", "bytes");
     etag_header(p.headers, obj->info.etag);
     http_date_format((time_t)(obj->info.mtime_ns / 1000000000), date);
@@ -181,8 +180,7 @@ static void put_refusal(struct http_request *req, const struct store_obj *obj, e
 {
     if (code == S3_NOT_MODIFIED) {
         char date[HTTP_DATE_BYTES];
-        struct bytes_out *headers = http_answer(req, 304);
-        http_put_header(headers, "x-amz-request-id", id);
+        struct bytes_out *headers = door_answer(req, 304, id);
         etag_header(headers, obj->info.etag);
         http_date_format((time_t)(obj->info.mtime_ns / 1000000000), date);
         http_put_header(headers, "Last-Modified", date);

@@ -267,12 +267,21 @@ static struct http_text resource_of(const struct http_request *req)
     return req->path; /* escaped as it came, so it is plain text */
 }
 
+struct bytes_out *door_answer(struct http_request *req, unsigned status, const char id[VISIT_ID_TEXT])
+{
+    struct bytes_out *headers = http_answer(req, status);
+    http_put_header(headers, "x-amz-request-id", id);
+    /* An object that is a page must not act as one of ours: what it may ask here, unsigned, another may not (0127). */
+    http_put_header(headers, "Content-Security-Policy", "sandbox");
+    http_put_header(headers, "X-Content-Type-Options", "nosniff");
+    return headers;
+}
+
 static void put_error(struct http_request *req, enum s3_code code, const char *message, const char *region,
                       const uint64_t *of_bytes, const char *id)
 {
-    struct bytes_out *headers = http_answer(req, s3_code_status(code)), body = {0};
+    struct bytes_out *headers = door_answer(req, s3_code_status(code), id), body = {0};
     struct http_text resource = resource_of(req);
-    http_put_header(headers, "x-amz-request-id", id);
     if (code == S3_SLOW_DOWN || code == S3_UNAVAILABLE)
         http_put_header(headers, "Retry-After", "1");
     if (region)
@@ -318,9 +327,7 @@ void visit_refuse(struct visit *v)
 struct bytes_out *visit_answer(struct visit *v, unsigned status)
 {
     v->answered = true;
-    struct bytes_out *headers = http_answer(v->req, status);
-    http_put_header(headers, "x-amz-request-id", v->id);
-    return headers;
+    return door_answer(v->req, status, v->id);
 }
 
 void visit_send_xml(struct visit *v)

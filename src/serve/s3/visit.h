@@ -22,6 +22,7 @@ struct s3_door {
     struct http_workers *workers;
     struct http_workers *waiters; /* for what waits for remotes: one that is silent keeps nobody else */
     struct ticket_office *office;
+    const struct site *site;
     struct members *members;           /* of archives that were looked into */
     struct ticket_office members_room; /* what their indexes may take */
     _Atomic unsigned pinned;           /* objects that batches hold open */
@@ -143,6 +144,8 @@ bool visit_expected_owner(struct s3_door *door, const struct http_request *req, 
 void etag_header(struct bytes_out *headers, const char *etag);
 void visit_free(struct visit *v); /* over, and nobody works on it */
 
+/* Begins an answer: with the request's id, and what keeps a browser from running an object. */
+struct bytes_out *door_answer(struct http_request *req, unsigned status, const char id[VISIT_ID_TEXT]);
 /* An error for a request without a visit. */
 void door_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
                  const char id[VISIT_ID_TEXT]);
