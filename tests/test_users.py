@@ -90,6 +90,56 @@ except leat.Error as e:
         client.finish()
 
 
+def test_a_private_daemon_serves_its_user_only(host):
+    """Whatever the modes of its socket and folder: it compares the uid that the kernel tells. Root may ask."""
+    path = lib_data.make_npy(host.data / "a.npy", 8)
+    path.chmod(0o644)
+    runtime = host.folder / "run-ann"
+    runtime.mkdir()
+    own(runtime, ANN, 0o755)
+    client = host.python("ws = leat.open(argv[0]); say(leat.status()['socket']); hear()", path, prefix=user(ANN), env={
+        "XDG_RUNTIME_DIR": str(runtime), "HOME": str(runtime), "XDG_CACHE_HOME": str(runtime)})
+    address = pathlib.Path(client.hear())
+    for folder in (address.parent.parent, address.parent):
+        folder.chmod(0o755)
+    address.chmod(0o666)
+    by_hand = host.python(f"""
+import sys
+sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
+import lib_wire
+status, body, _ = lib_wire.Peer(argv[0]).call(lib_wire.HELLO, lib_wire.hello())
+say(status, body)
+""", address, prefix=user(BOB)).finish()
+    assert by_hand.startswith(f"-{EACCES} ") and f"private to user {ANN}" in by_hand
+    assert host.cli("--socket", address, "status").returncode == 0
+    client.tell()
+    client.finish()
+
+
+def test_another_users_daemon_is_refused(host):
+    """Who binds a name in a folder of everybody first gets no client but their own."""
+    for owner, mode, good in ((0, 0o1777, False), (BOB, 0o775, False), (BOB, 0o755, True)):
+        folder = host.folder / f"shared-{mode:o}"
+        folder.mkdir()
+        own(folder, owner, mode)
+        trap = host.python("""
+import os, socket
+s = socket.socket(socket.AF_UNIX)
+s.bind(argv[0])
+os.chmod(argv[0], 0o666)
+s.listen()
+say('listens')
+peer = s.accept()[0]
+say(len(peer.recv(4096)))
+""", folder / "leatd.sock", prefix=user(BOB))
+        trap.hear()
+        client = host.python("try:\n    leat.status(socket=argv[0])\nexcept leat.Error as e:\n    say(type(e).__name__, e)",
+                             folder / "leatd.sock", prefix=user(ANN))
+        said = client.finish()
+        assert (said.startswith("Denied ") and f"runs as user {BOB}" in said) == (not good), said
+        assert (trap.hear() == "0") == (not good), "nothing is sent before it is known who gets it"
+
+
 def test_a_folder_in_tmp_that_another_user_made_first_is_refused(host):
     """/tmp/leat-UID made by somebody else beforehand: not used, and said."""
     path = lib_data.make_npy(host.data / "a.npy", 8)

@@ -8,7 +8,8 @@
  * Failure modes: a socket left by a killed daemon refuses connections like a missing one, and the daemon started in its
  * place takes it over; the lock dies with its holder; a daemon that cannot start says why on the ready pipe, one that
  * says nothing costs START_NS. A daemon that goes between any two steps (killed, stopped, or through with waiting) is
- * looked for anew, ATTEMPTS times in all. A folder that is not ours, or that others may write, is refused.
+ * looked for again, ATTEMPTS times in all. A folder that is not ours, or that others may write, is refused, and so is another user's
+ * daemon (connect_check_daemon).
  * Invariants: the lock's descriptor never reaches the daemon; nothing of the caller's is open in it but the log.
  */
 #include "client/client.h"
@@ -186,6 +187,11 @@ static int find_and_greet(const struct leat_client_options *o, const char *socke
     int rc = find_or_start(o, socket, folder, job, deadline_ns, &fd, err);
     if (rc)
         return rc;
+    rc = connect_check_daemon(fd, socket, err);
+    if (rc) {
+        close(fd);
+        return rc;
+    }
     struct leat_client *c;
     rc = client_new(fd, socket, timeout_ns, &c);
     if (rc) {

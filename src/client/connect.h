@@ -19,6 +19,12 @@ void connect_job(const char *job, char ret_job[CONNECT_JOB_MAX + 1]);
  */
 int connect_folder(const char *job, bool make, char ret_folder[PATH_ROOM], struct leat_error *err);
 
+/*
+ * Whose daemon is at the other end of a connection to `socket`? LEAT_DENIED unless it is this user's, root's, or that of the user who alone may
+ * put sockets into that folder: any other may have bound the name before the daemon that was meant. No check over TCP.
+ */
+int connect_check_daemon(int fd, const char *socket, struct leat_error *err);
+
 /* Looks which other jobs of this user have a daemon that answers, beside `folder`: who asks in another terminal than the
  * one he trains in wants one of these. The rest of a sentence for whoever found none, "" never. */
 void connect_others(const char *folder, char *ret_text, size_t room);

@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <xxhash.h>
@@ -123,6 +124,28 @@ int connect_folder(const char *job, bool make, char ret_folder[PATH_ROOM], struc
     snprintf(base, sizeof(base), "/tmp/%s", name);
     snprintf(ret_folder, PATH_ROOM, "/tmp/%s/%s", name, job);
     return open_pair(tmp, name, base, job, make, err);
+}
+
+int connect_check_daemon(int fd, const char *socket, struct leat_error *err)
+{
+    struct ucred peer;
+    socklen_t len = sizeof(peer);
+    struct stat st;
+    char folder[PATH_ROOM];
+    if (socket[0] != '/')
+        return 0;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0)
+        return error_sys(err, -errno, "cannot find out who listens at %s", socket);
+    if (peer.uid == geteuid() || peer.uid == 0)
+        return 0;
+    snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(socket, '/') - socket), socket);
+    if (stat(folder[0] ? folder : "/", &st) == 0 && st.st_uid == peer.uid && !(st.st_mode & 022))
+        return 0;
+    return error_set(
+        err, LEAT_DENIED,
+        "the daemon at %s runs as user %u, who is neither this user nor root: data and keys would "
+        "go there. Its folder must belong to user %u and be writable by no other",
+        socket, (unsigned)peer.uid, (unsigned)peer.uid);
 }
 
 static bool answers(const char *socket)

@@ -245,6 +245,18 @@ static int handshake_too_many(struct client *c, uint64_t id)
     return handshake_refuse(c, PROTO_HELLO, id, &err);
 }
 
+/* The file's mode and its folder say so too; but a file system may have no modes, and a descriptor may have been passed on. */
+static int handshake_foreign(struct client *c, uint64_t id)
+{
+    struct leat_error err;
+    error_set(
+        &err, LEAT_DENIED,
+        "this daemon is private to user %u, and user %u asks: start one of your own, or ask for a system "
+        "daemon (mode = system in leatd.conf)",
+        geteuid(), c->uid);
+    return handshake_refuse(c, PROTO_HELLO, id, &err);
+}
+
 static bool version_spoken(const struct proto_hello *hello)
 {
     return hello->version_min <= PROTO_VERSION && hello->version_max >= PROTO_VERSION;
@@ -309,6 +321,8 @@ static int handshake_unix(struct client *c, struct conn_message *m)
     struct proto_welcome w = {0};
     if (m->frame.type != PROTO_HELLO || proto_hello_get(m->body, m->frame.body_bytes, &c->hello) < 0)
         return LEAT_CORRUPT;
+    if (!c->server->pool->config.opener.system && c->uid != geteuid() && c->uid != 0)
+        return handshake_foreign(c, m->frame.id);
     if (!version_spoken(&c->hello))
         return handshake_version(c, m->frame.id);
     if (c->turned_away)
