@@ -2,12 +2,13 @@
 /*
  * change.c: what every change goes through: a record in the log, the index, and the files that are nobody's any more.
  *
- *     PUT:     append ─▶ flush ─▶ index ─▶ unlink what was replaced            (visible only when it is durable)
- *     DELETE:  append ─▶ index, for all keys; one flush; ─▶ unlink
+ *     append ─▶ flush ─▶ index ─▶ unlink what was replaced or deleted            (visible only when it is durable)
  *
- * Invariants: `commits` is held shared from the append to the last unlink, one key's stripe from the look at what is there until the index
- * has the change; so the log has a key's changes in the order of the index, and their numbers grow: a rebuild has no other order. A file
- * is unlinked only when its successor's (or deletion's) record is on the disk.
+ * Failure modes: a record that was written and could not be flushed may be on the disk or not; the next start finds out. Until then its key counts as
+ * there on a path that has failed: every answer is STORE_UNAVAILABLE, unless a newer version is stored on another path.
+ * Invariants: `commits` is held shared from the append to the last unlink, a key's stripe from the look at what is there until the index
+ * has the change; so the log has a key's changes in the order of the index, and their numbers grow: a rebuild has no other order. No answer rests on a
+ * record that is not flushed. A file is unlinked only when its successor's (or deletion's) record is on the disk.
  */
 #include "store/internal.h"
 
@@ -51,6 +52,40 @@ void store_change_apply(struct change *c)
     c->old_file = store_index_apply(&c->path->index, n, &old) && old.file != file ? old.file : 0;
 }
 
+/* The record may be on the disk or not. A deletion leaves what it found, as old as that is: a newer version on another path still counts. */
+static void make_unknown(struct change *c)
+{
+    struct index_node *n = c->node;
+    struct index_item there;
+    pthread_rwlock_rdlock(&c->path->index.lock);
+    if (n->value.flags & INDEX_DEAD &&
+        store_index_find(&c->path->index, index_node_key(n), n->key_len, &there))
+        n->value = there.value;
+    pthread_rwlock_unlock(&c->path->index.lock);
+    n->value.flags = (n->value.flags & ~(uint32_t)INDEX_DEAD) | INDEX_UNKNOWN;
+}
+
+/* rc: of the append and the flush. An append that was refused for want of room has changed nothing. */
+static void settle(struct change *c, int rc)
+{
+    if (rc < 0 && !atomic_load(&c->path->failed)) {
+        free(TAKE_PTR(c->node));
+        return;
+    }
+    if (rc < 0)
+        make_unknown(c);
+    store_change_apply(c);
+}
+
+int store_change_make(struct change *c, struct leat_error *err)
+{
+    int rc = store_change_append(c, err);
+    if (rc == 0)
+        rc = store_log_sync(c->path, c->end, err);
+    settle(c, rc);
+    return rc;
+}
+
 void store_change_finish(struct store *s, struct change *c)
 {
     if (!c->old_file)
@@ -61,9 +96,29 @@ void store_change_finish(struct store *s, struct change *c)
     s->io->unlink(s->io, name);
 }
 
-/* One deletion: appended and applied, not flushed. seq 0: any version. */
-static int remove_one(struct store *s, const struct ikey *k, uint64_t seq, struct change *c,
-                      struct leat_error *err)
+int store_remove_older(struct store *s, const struct ikey *k, const struct path *newest, uint64_t seq,
+                       struct leat_error *err)
+{
+    int first = 0;
+    for (unsigned i = 0; i < s->npaths; i++) {
+        struct path *p = s->paths[i];
+        if (p == newest || atomic_load(&p->failed) || !store_may_hold(p, k))
+            continue;
+        struct index_value dead = {.seq = seq, .flags = INDEX_DEAD};
+        struct change c = {.path = p,
+                           .node = store_index_node_new(&p->index, &dead, k->bytes, k->len, NULL, 0)};
+        int rc =
+            c.node ? store_change_make(&c, err) : error_set(err, -ENOMEM, "no memory to remove an older version");
+        if (rc == 0)
+            store_change_finish(s, &c);
+        first = first ? first : rc;
+    }
+    return first;
+}
+
+/* One deletion: appended, not flushed, and no reader sees it yet. seq 0: any version. */
+static int begin_removal(struct store *s, const struct ikey *k, uint64_t seq, struct change *c,
+                         struct leat_error *err)
 {
     struct found f;
     int rc = store_find(s, k, false, &f);
@@ -75,54 +130,63 @@ static int remove_one(struct store *s, const struct ikey *k, uint64_t seq, struc
         if (atomic_load(&s->paths[i]->failed) && store_may_hold(s->paths[i], k))
             return error_set(err, STORE_UNAVAILABLE, "%s has failed, and may hold an older version",
                              s->paths[i]->dir);
+    /* Before the newest: an older one that stays would be there again. */
+    rc = s->npaths > 1 ? store_remove_older(s, k, f.path, store_next_seq(s), err) : 0;
+    if (rc < 0)
+        return rc;
     struct index_value dead = {.seq = store_next_seq(s), .flags = INDEX_DEAD};
     c->path = f.path;
     c->node = store_index_node_new(&f.path->index, &dead, k->bytes, k->len, NULL, 0);
     if (!c->node)
         return error_set(err, -ENOMEM, "no memory for a deletion");
     rc = store_change_append(c, err);
-    if (rc < 0) {
-        free(TAKE_PTR(c->node));
-        return rc;
-    }
-    store_change_apply(c);
-    return 0;
+    if (rc < 0)
+        settle(c, rc);
+    return rc;
 }
 
-/* An older version on another path: one more round, until there is none. */
-static int remove_all_versions(struct store *s, const struct ikey *k, uint64_t seq, struct change *changes,
-                               unsigned *n, unsigned max, struct leat_error *err)
+/* One flush for each path. What was flushed is gone, the rest is unknown. */
+static int end_removals(struct store *s, struct change *changes, unsigned n, struct leat_error *err)
 {
-    int first = 0;
-    pthread_mutex_t *stripe = store_stripe(s, k);
-    pthread_mutex_lock(stripe);
-    for (unsigned round = 0; *n < max; round++) {
-        struct change c = {0};
-        int rc = remove_one(s, k, round ? 0 : seq, &c, err);
-        if (round == 0 || (rc < 0 && rc != LEAT_NOT_FOUND)) /* an older one that stays would be there again */
-            first = rc;
-        if (rc < 0)
-            break;
-        changes[(*n)++] = c;
-        if (s->npaths == 1)
-            break;
-    }
-    pthread_mutex_unlock(stripe);
-    return first;
-}
-
-static int flush_changes(struct store *s, const struct change *changes, unsigned n, struct leat_error *err)
-{
-    int rc = 0;
+    int rcs[STORE_PATHS_MAX] = {0}, first = 0;
     for (unsigned i = 0; i < s->npaths; i++) {
         uint64_t end = 0;
         for (unsigned k = 0; k < n; k++)
             if (changes[k].path == s->paths[i])
                 end = MAX(end, changes[k].end);
-        int now = end ? store_log_sync(s->paths[i], end, err) : 0;
-        rc = rc ? rc : now;
+        rcs[i] = end ? store_log_sync(s->paths[i], end, err) : 0;
+        first = first ? first : rcs[i];
     }
-    return rc;
+    for (unsigned k = 0; k < n; k++) {
+        settle(&changes[k], rcs[changes[k].path->number]);
+        if (rcs[changes[k].path->number] == 0)
+            store_change_finish(s, &changes[k]);
+    }
+    return first;
+}
+
+/* The stripes of several keys, taken in the order of their numbers, so that two batches never wait for each other. */
+struct stripes {
+    uint64_t bits[STORE_STRIPES / 64];
+};
+
+static void stripes_lock(struct store *s, struct stripes *t, const struct ikey *keys, unsigned n)
+{
+    *t = (struct stripes){0};
+    for (unsigned i = 0; i < n; i++) {
+        size_t number = (size_t)(store_stripe(s, &keys[i]) - s->stripes);
+        t->bits[number / 64] |= 1ull << number % 64;
+    }
+    for (unsigned i = 0; i < STORE_STRIPES; i++)
+        if (t->bits[i / 64] >> i % 64 & 1)
+            pthread_mutex_lock(&s->stripes[i]);
+}
+
+static void stripes_unlock(struct store *s, const struct stripes *t)
+{
+    for (unsigned i = 0; i < STORE_STRIPES; i++)
+        if (t->bits[i / 64] >> i % 64 & 1)
+            pthread_mutex_unlock(&s->stripes[i]);
 }
 
 /* Keys in groups: one flush each. seqs may be NULL. */
@@ -130,25 +194,26 @@ int store_remove(struct store *s, const struct ikey *keys, const uint64_t *seqs,
                  struct leat_error *err)
 {
     enum { GROUP = 1024 };
-    unsigned max = MIN(n, (unsigned)GROUP) + s->npaths;
-    AUTO_FREE struct change *changes = calloc(max, sizeof(*changes));
+    AUTO_FREE struct change *changes = calloc(MIN(n, (unsigned)GROUP), sizeof(*changes));
     if (!changes)
         return error_set(err, -ENOMEM, "no memory to delete %u keys", n);
     for (unsigned from = 0; from < n;) {
-        unsigned done = 0, at = from;
+        unsigned done = 0, until = from + MIN(n - from, (unsigned)GROUP);
+        struct stripes stripes;
         store_commits_enter(s);
-        for (; at < n && done + s->npaths <= max; at++)
-            ret_codes[at] = remove_all_versions(s, &keys[at], seqs ? seqs[at] : 0, changes, &done, max,
-                                                n == 1 ? err : NULL);
-        int rc = flush_changes(s, changes, done, err);
-        for (unsigned i = 0; i < done; i++) /* one that could not be flushed has failed */
-            if (rc == 0 || !atomic_load(&changes[i].path->failed))
-                store_change_finish(s, &changes[i]);
+        stripes_lock(s, &stripes, &keys[from], until - from);
+        for (unsigned i = from; i < until; i++) {
+            ret_codes[i] =
+                begin_removal(s, &keys[i], seqs ? seqs[i] : 0, &changes[done], n == 1 ? err : NULL);
+            done += ret_codes[i] == 0;
+        }
+        int rc = end_removals(s, changes, done, err);
+        stripes_unlock(s, &stripes);
         store_commits_leave(s);
         if (rc < 0)
             return rc;
         atomic_fetch_add(&s->deletes, done);
-        from = at;
+        from = until;
     }
     return 0;
 }

@@ -147,25 +147,6 @@ static int seal(struct store_put *put, const struct store_commit *c, bool dirty,
     return rc;
 }
 
-/* Older versions of the key on other paths: superseded already, so nobody waits for these deletions to be flushed. */
-static void remove_elsewhere(struct store_put *put, uint64_t seq)
-{
-    struct store *s = put->store;
-    for (unsigned i = 0; i < s->npaths; i++) {
-        struct path *p = s->paths[i];
-        if (p == put->path || atomic_load(&p->failed) || !store_may_hold(p, &put->key))
-            continue;
-        struct index_value dead = {.seq = seq, .flags = INDEX_DEAD};
-        struct change c = {
-            .path = p, .node = store_index_node_new(&p->index, &dead, put->key.bytes, put->key.len, NULL, 0)};
-        if (c.node && store_change_append(&c, NULL) == 0 && store_log_sync(p, c.end, NULL) == 0) {
-            store_change_apply(&c);
-            store_change_finish(s, &c);
-        }
-        free(c.node);
-    }
-}
-
 /*
  * The file got its number before it was flushed. If the key was deleted since then (or another of its stripe: that costs a flush), that number is below the
  * deletion's, and an index that is rebuilt would take the object for deleted: so it gets a new one.
@@ -229,11 +210,8 @@ static int show(struct store_put *put, const struct store_commit *c, struct inde
     if (rc == 0)
         rc = upload_node(put, seq, &upload.node, err);
     if (rc == 0)
-        rc = store_change_append(&change, err);
-    if (rc == 0)
-        rc = store_log_sync(put->path, change.end, err);
+        rc = store_change_make(&change, err);
     if (rc == 0) {
-        store_change_apply(&change);
         store_file_settled(put->path, put->file.id);
         store_change_finish(s, &change);
     }
@@ -248,8 +226,8 @@ static int show(struct store_put *put, const struct store_commit *c, struct inde
     s->io->close(s->io, put->file.fd);
     put->file.id = 0;
     *ret_seq = seq;
-    if (s->npaths > 1)
-        remove_elsewhere(put, seq);
+    if (s->npaths > 1) /* superseded already: they may stay */
+        store_remove_older(s, &put->key, put->path, seq, NULL);
     return 0;
 }
 

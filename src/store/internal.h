@@ -280,7 +280,12 @@ void store_commits_enter(struct store *s);
 void store_commits_leave(struct store *s);
 int store_change_append(struct change *c, struct leat_error *err);
 void store_change_apply(struct change *c);
+/* Appended, flushed, and only then applied. The node is used up in any case: after a flush that failed the key's state is unknown. */
+int store_change_make(struct change *c, struct leat_error *err);
 void store_change_finish(struct store *s, struct change *c);
+/* What paths other than `newest` have of the key goes, durably; `seq`: of these deletions. Those that have failed are left out. */
+int store_remove_older(struct store *s, const struct ikey *k, const struct path *newest, uint64_t seq,
+                       struct leat_error *err);
 int store_remove(struct store *s, const struct ikey *keys, const uint64_t *seqs, unsigned n, int *ret_codes,
                  struct leat_error *err);
 int store_flag(struct store *s, const struct ikey *k, uint64_t seq, uint32_t clear, uint32_t set,

@@ -4,7 +4,8 @@
  *
  * Happy path: a cursor in each path's index, all moved on in step; the newest version of equal keys speaks for it. Behind a common prefix
  * the cursors are set anew, so that a folder of a million keys costs one step.
- * Failure modes: a path whose index was never loaded makes a list incomplete: STORE_UNAVAILABLE, as who mirrors by it would delete.
+ * Failure modes: a path whose index was never loaded makes a list incomplete: STORE_UNAVAILABLE, as who mirrors by it would delete. So does a key
+ * whose state is unknown after a failed flush.
  * Invariants: the locks of all indexes are held (shared) from the first to the last entry of a page.
  */
 #include "store/internal.h"
@@ -92,7 +93,8 @@ static bool start(struct listing *l, uint32_t id, const struct store_list_spec *
 }
 
 static int list(struct listing *l, uint32_t id, const struct store_list_spec *spec,
-                int (*entry)(void *user, const struct store_entry *entry), void *user, bool *ret_more)
+                int (*entry)(void *user, const struct store_entry *entry), void *user, bool *ret_more,
+                struct leat_error *err)
 {
     struct ikey prefix;
     uint8_t skip[INDEX_KEY_MAX];
@@ -105,6 +107,10 @@ static int list(struct listing *l, uint32_t id, const struct store_list_spec *sp
         const struct index_item *item = &c->item;
         if (item->key_len < prefix.len || memcmp(item->key, prefix.bytes, prefix.len) != 0)
             return 0;
+        if (item->value.flags & INDEX_UNKNOWN)
+            return error_set(err, STORE_UNAVAILABLE,
+                             "the last change of a key could not be flushed, as its disk has failed: whether the key is "
+                             "there is known after the next start");
         if (n++ == spec->max) {
             *ret_more = true;
             return 0;
@@ -163,7 +169,7 @@ int store_list(struct store *s, const char *bucket, const struct store_list_spec
     l->s = s;
     for (unsigned i = 0; i < s->npaths; i++)
         pthread_rwlock_rdlock(&s->paths[i]->index.lock);
-    rc = list(l, id, spec, entry, user, &more);
+    rc = list(l, id, spec, entry, user, &more, err);
     for (unsigned i = 0; i < s->npaths; i++)
         pthread_rwlock_unlock(&s->paths[i]->index.lock);
     if (rc == 0 && ret_more)

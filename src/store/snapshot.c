@@ -180,7 +180,8 @@ static int begin(struct path *p, struct snapshot_header *h, uint64_t **ret_outst
         return rc;
     }
     pthread_rwlock_wrlock(&p->commits);
-    rc = store_files_outstanding(p, ret_outstanding, &h->outstanding);
+    /* The index of a path that has failed may have keys of unknown state. */
+    rc = atomic_load(&p->failed) ? -EIO : store_files_outstanding(p, ret_outstanding, &h->outstanding);
     if (rc == 0) {
         h->number = p->log.number + 1;
         h->next_file = p->next_file;

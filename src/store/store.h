@@ -24,7 +24,7 @@
 #define STORE_NOT_EMPTY    (-ENOTEMPTY) /* the bucket has objects or uploads */
 #define STORE_PRECONDITION (-ECHRNG)    /* if_match, if_none_match: it is not so */
 #define STORE_UNAVAILABLE                                                                                    \
-    (-EIO) /* it lies on a path that failed, or may lie there: neither found nor not found */
+    (-EIO) /* it lies on a path that failed, or may lie there, or a change of it could not be flushed: neither found nor not found */
 #define STORE_AGAIN          (-EAGAIN) /* [loop] calls: not without I/O; ask a thread that may block */
 
 #define STORE_KEY_MAX        1024u
@@ -271,10 +271,13 @@ int store_put_commit(struct store_put *put, const struct store_commit *commit, s
                      struct leat_error *err);
 void store_put_abort(struct store_put *put); /* NULL is fine */
 
-/* LEAT_NOT_FOUND when there is none (S3's door says 204 all the same). if_seq 0: whatever version is there. Durable. */
+/*
+ * LEAT_NOT_FOUND when there is none (S3's door says 204 all the same). if_seq 0: whatever version is there. Durable, and visible only then; "there is none" is
+ * durable, too. STORE_UNAVAILABLE: what is there is not known, as a disk has failed.
+ */
 int store_delete(struct store *s, const char *bucket, const void *key, size_t key_len, uint64_t if_seq,
                  struct leat_error *err);
-/* Many, with one wait for the disk: ret_codes[i] is what store_delete would have returned. */
+/* Many, with one wait for the disk: ret_codes[i] is what store_delete would have returned if it alone had been asked. */
 struct store_key {
     const void *key;
     size_t key_len;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Power cuts: a day in the life of a store is recorded call by call, then cut at hundreds of places with any subset of what was not
- * flushed. After each, every acknowledged change is there, whole, and nothing that was never asked for.
+ * Power cuts: a day in the life of a store is recorded call by call, with several operations of one key in flight, then cut at hundreds of places with any
+ * subset of what was not flushed. After each, every acknowledged change is there, whole, and nothing that was never asked for.
  */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -20,6 +21,7 @@ enum { KEYS = 12, OPS_MAX = 2048 };
 
 struct op {
     unsigned key;
+    char name[16];
     uint64_t seed; /* of its bytes; GONE: deleted */
     size_t bytes;
     uint64_t from, until; /* events before it began, and when it was acknowledged (UINT64_MAX: refused) */
@@ -46,8 +48,11 @@ static const char *key_name(unsigned key)
 static struct op *begin(struct day *d, unsigned key, uint64_t seed, size_t bytes)
 {
     assert_true(d->n < OPS_MAX);
-    d->ops[d->n] = (struct op){key, seed, bytes, store_fault_events(d->fault), UINT64_MAX, ""};
-    return &d->ops[d->n++];
+    struct op *o = &d->ops[d->n++];
+    *o = (struct op){.key = key, .seed = seed, .bytes = bytes, .from = store_fault_events(d->fault)};
+    o->until = UINT64_MAX;
+    strcpy(o->name, key_name(key));
+    return o;
 }
 
 static void acknowledged(struct day *d, struct op *o)
@@ -145,11 +150,66 @@ static void do_notes(struct day *d)
     }
 }
 
+struct in_flight {
+    struct day *d;
+    struct op *op;
+    unsigned batch;
+    atomic_uint *done;
+};
+
+static void *one_of_several(void *arg)
+{
+    struct in_flight *t = arg;
+    const char *key = t->op->name;
+    struct store_key keys[] = {{key, strlen(key)}};
+    int code = 0, rc;
+    if (t->op->seed != GONE)
+        rc = testing_put(t->d->s, "photos", key, t->op->seed, t->op->bytes);
+    else if (t->batch)
+        rc = store_delete_many(t->d->s, "photos", keys, 1, &code, NULL);
+    else
+        rc = store_delete(t->d->s, "photos", key, strlen(key), 0, NULL);
+    rc = rc ? rc : code;
+    if (rc == 0 || rc == LEAT_NOT_FOUND)
+        acknowledged(t->d, t->op);
+    atomic_fetch_add(t->done, 1);
+    return NULL;
+}
+
+/* Several operations of one key at the same time, the first of which waits for its flush. */
+static void do_together(struct day *d)
+{
+    enum { THREADS = 4 };
+    struct in_flight t[THREADS];
+    pthread_t threads[THREADS];
+    atomic_uint done = 0;
+    unsigned key = (unsigned)rng_below(&d->rng, KEYS);
+    for (unsigned i = 0; i < THREADS; i++) {
+        uint64_t what = rng_below(&d->rng, 4), seed = rng_next(&d->rng);
+        t[i] = (struct in_flight){
+            .d = d, .op = begin(d, key, what < 2 ? GONE : seed, 3000), .batch = what == 1, .done = &done};
+    }
+    store_fault_hold(d->fault, "index/log");
+    for (unsigned i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, one_of_several, &t[i]), 0);
+    while (!store_fault_holds(d->fault) && atomic_load(&done) < THREADS)
+        usleep(100);
+    usleep(1000); /* for the others to answer too early */
+    store_fault_release(d->fault);
+    for (unsigned i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    assert_int_equal(atomic_load(&done), THREADS);
+    for (unsigned i = 0; i < THREADS; i++)
+        assert_true(t[i].op->until != UINT64_MAX);
+}
+
 static void live(struct day *d, unsigned ops)
 {
     for (unsigned i = 0; i < ops; i++) {
-        uint64_t what = rng_below(&d->rng, 108);
-        if (what >= 100)
+        uint64_t what = rng_below(&d->rng, 124);
+        if (what >= 108)
+            do_together(d);
+        else if (what >= 100)
             do_notes(d);
         else if (what < 60)
             do_put(d);
@@ -199,35 +259,45 @@ static int seen_upload(void *user, const struct store_upload *u)
     return 0;
 }
 
+/* Was another operation of its key begun after this one had ended, and acknowledged before the cut? forgotten: deletions may be, and with one what the
+ * operations before it did. */
+static bool is_superseded(const struct day *d, const struct op *o, uint64_t cut, bool forgotten)
+{
+    bool superseded = false;
+    for (const struct op *next = o + 1; next < d->ops + d->n && next->from < cut; next++) {
+        if (next->key != o->key || next->from < o->until)
+            continue;
+        if (forgotten && next->seed == GONE)
+            return false;
+        superseded |= next->until <= cut;
+    }
+    return superseded;
+}
+
 /* Is it one of the states that the key may be in after a cut behind `cut` events? rebuilt: a deletion may be forgotten. */
 static bool allowed(const struct day *d, struct store *s, unsigned key, uint64_t cut, bool rebuilt)
 {
-    bool maybe_gone = true; /* nothing was acknowledged yet */
+    bool maybe_gone = false, any = false;
     struct store_info info;
     int there = store_lookup(s, "photos", key_name(key), strlen(key_name(key)), &info, NULL);
     assert_true(there == 0 || there == LEAT_NOT_FOUND);
-    bool good = false, ever = false;
+    bool good = false;
     for (unsigned i = 0; i < d->n && d->ops[i].from < cut; i++) {
         const struct op *o = &d->ops[i];
         if (o->key != key)
             continue;
         bool is = o->seed != GONE && there == 0 &&
                   testing_check(s, "photos", key_name(key), o->seed, o->bytes) == 0;
-        if (o->until <= cut)
-            good = maybe_gone = false;
+        any |= o->until <= cut;
         if (*o->upload && !rebuilt &&
             (o->until <= cut || (is && !s->paths[0]->rebuilt))) /* the object was there, the upload is not */
             assert_int_equal(store_upload_get(s, "photos", key_name(key), strlen(key_name(key)), o->upload,
                                               seen_upload, NULL, NULL),
                              STORE_NO_UPLOAD);
-        if (o->seed == GONE)
-            maybe_gone = true;
-        if (rebuilt && o->seed == GONE) /* forgotten; so may be what was there replaced by */
-            good = ever;
-        good |= is;
-        ever |= is;
+        maybe_gone |= o->seed == GONE && !is_superseded(d, o, cut, false);
+        good |= is && !is_superseded(d, o, cut, rebuilt);
     }
-    return there == 0 ? good : maybe_gone;
+    return there == 0 ? good : maybe_gone || !any; /* nothing was acknowledged yet */
 }
 
 static void explain(const struct day *d, struct store *s, unsigned key, uint64_t cut)
@@ -414,7 +484,7 @@ static void test_rot_after_a_deletion(void **state)
     assert_non_null(f->s);
     assert_int_equal(testing_put(f->s, "photos", "it", 1, 100), 0);
     uint64_t number = fresh_log(f);
-    store_fault_hold(fault);
+    store_fault_hold(fault, "objects/");
     assert_int_equal(pthread_create(&writer, NULL, put_it, f), 0);
     while (!store_fault_holds(fault))
         usleep(1000);

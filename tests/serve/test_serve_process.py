@@ -503,16 +503,16 @@ def test_a_disk_that_fails(start, tmp_path):
             for headers in ({}, {"range": "bytes=0-9"}):
                 reply = server.request("GET", f"/bucket/{key}", headers=headers)
                 if bad:
-                    assert error(reply) == (500, "InternalError") and str(tmp_path) not in str(reply), (key, reply)
+                    assert error(reply) == (503, "ServiceUnavailable") and str(tmp_path) not in str(reply), (key, reply)
                 else:
                     assert reply.status in (200, 206) and reply.body == (body[:10] if headers else body), (key, reply)
 
     def write(name):
         """Until a write hits the bad disk, which is left then, and some that go well after it: what each was told."""
         said = []
-        while (500, "InternalError") not in said[:-8]:
+        while (503, "ServiceUnavailable") not in said[:-8]:
             said.append(error(server.request("PUT", f"/bucket/{name}{len(said)}", content(f"{name}{len(said)}", 5000))))
-            assert said[-1] == (200, None) or said[-1] == (500, "InternalError") not in said[:-1] and len(said) < 200, said
+            assert said[-1] == (200, None) or said[-1] == (503, "ServiceUnavailable") not in said[:-1] and len(said) < 200, said
         return said
 
     def again():

@@ -167,6 +167,7 @@ static unsigned status_of(int code)
     case LEAT_TIMED_OUT:
         return 504;
     case TIER_DOWN:
+    case STORE_UNAVAILABLE:
     case -ENOMEM:
         return 503;
     default:

@@ -124,6 +124,8 @@ static enum s3_code code_of_members(int rc)
     case LEAT_CORRUPT:
     case LEAT_NO_SPACE:
         return S3_INVALID_REQUEST;
+    case STORE_UNAVAILABLE:
+        return S3_UNAVAILABLE;
     default:
         return S3_INTERNAL;
     }

@@ -220,6 +220,7 @@ enum s3_code code_of_store(int rc)
         return S3_REMOTE_REFUSED;
     case LEAT_PEER_GONE:
     case TIER_DOWN:
+    case STORE_UNAVAILABLE: /* neither there nor not there */
         return S3_UNAVAILABLE;
     default:
         return S3_INTERNAL;

@@ -154,7 +154,7 @@ static void test_attach_waits(void **state)
     (void)state;
     struct caller writer = {.call = put, .key = "k", .text = "kept"}, admin = {.call = attach};
     assert_int_equal(store_bucket_create(world.store, "bkt", 0, NULL, NULL), 0);
-    store_fault_hold(world.fault);
+    store_fault_hold(world.fault, "objects/");
     begin(&writer);
     wait_until_held();
     begin(&admin);
@@ -514,7 +514,7 @@ static void test_fetch_ends_while_put_begins(void **state)
     struct store_obj *obj;
     world_web_front("bkt", "");
     world_far.hold_puts = true;
-    store_fault_hold(world.fault);
+    store_fault_hold(world.fault, "objects/");
     begin(&reader);
     wait_until_held();
     begin(&writer);

@@ -49,6 +49,7 @@ struct store_fault {
     char unreadable[16];
     int read_code; /* 0: all can be read */
     enum { HOLD_NOTHING, HOLD_NEXT, HOLDS } hold;
+    const char *hold_what;
     pthread_cond_t held;
     uint64_t capacity, used;
 };
@@ -268,12 +269,12 @@ static int fault_allocate(const struct store_io *io, int fd, uint64_t bytes)
 static void wait_where_held(struct store_fault *f, uint32_t file)
 {
     pthread_mutex_lock(&f->lock);
-    bool object = false;
+    bool is = false;
     for (size_t i = 0; f->hold == HOLD_NEXT && i < f->now.n; i++)
-        object |= file && f->now.v[i].file == file && strstr(f->now.v[i].text, "objects/");
-    if (object)
+        is |= file && f->now.v[i].file == file && strstr(f->now.v[i].text, f->hold_what);
+    if (is)
         f->hold = HOLDS;
-    while (object && f->hold == HOLDS)
+    while (is && f->hold == HOLDS)
         pthread_cond_wait(&f->held, &f->lock);
     pthread_mutex_unlock(&f->lock);
 }
@@ -482,9 +483,10 @@ uint64_t store_fault_calls(struct store_fault *f)
     return calls;
 }
 
-void store_fault_hold(struct store_fault *f)
+void store_fault_hold(struct store_fault *f, const char *what)
 {
     pthread_mutex_lock(&f->lock);
+    f->hold_what = what;
     f->hold = HOLD_NEXT;
     pthread_mutex_unlock(&f->lock);
 }

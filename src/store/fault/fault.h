@@ -27,8 +27,9 @@ uint64_t store_fault_calls(struct store_fault *f); /* since the last of these tw
 void store_fault_unreadable(struct store_fault *f, const char *name_end, int code);
 /* Every other write is EINTR, the rest write a part only. */
 void store_fault_short(struct store_fault *f, bool on);
-/* The next flush of an object's file waits until store_fault_release; others go on. store_fault_holds: it does. */
-void store_fault_hold(struct store_fault *f);
+/* The next flush of a file whose name has `what` in it ("objects/", "index/log") waits until store_fault_release; others continue.
+ * store_fault_holds: it does. */
+void store_fault_hold(struct store_fault *f, const char *what);
 bool store_fault_holds(struct store_fault *f);
 void store_fault_release(struct store_fault *f);
 /* A file system of so many bytes, as space() tells it; writes past it are -ENOSPC. 0: as it is. */
