@@ -522,19 +522,22 @@ static int delete_empty(struct store *s, struct bucket *b, uint64_t *ret_touched
     if (any_blind(s))
         return error_set(err, STORE_UNAVAILABLE,
                          "a path of the store has failed; it may hold objects of '%s'", b->b.name);
-    if (has_objects(s, b->b.id, 0) || store_uploads_any(s, b->b.id))
-        return error_set(err, STORE_NOT_EMPTY,
-                         "bucket '%s' is not empty: delete its objects and uploads first", b->b.name);
+    if (has_objects(s, b->b.id, 0))
+        return error_set(err, STORE_NOT_EMPTY, "bucket '%s' is not empty: delete its objects first",
+                         b->b.name);
+    int rc = store_uploads_abort(s, b->b.id, err); /* none begins any more, and none is completed */
+    if (rc < 0)
+        return rc;
     if (failed_paths(s)) {
         struct store_bucket mark = b->b;
         struct written w;
         mark.version = store_next_seq(s);
-        int rc = write_all(s, &mark, true, false, &w, err);
+        rc = write_all(s, &mark, true, false, &w, err);
         *ret_touched = w.taken;
         return rc;
     }
     *ret_touched = UINT64_MAX >> (64 - s->npaths);
-    int rc = unlink_all(s, b->b.name);
+    rc = unlink_all(s, b->b.name);
     return rc < 0 ? error_sys(err, rc, "bucket '%s' cannot be deleted", b->b.name) : 0;
 }
 

@@ -344,6 +344,8 @@ void store_uploads_free(struct store *s);
 /* Gives up those that nobody touched since then (store_wall_ns): begun, or had a part committed. */
 void store_uploads_age(struct store *s, int64_t before_ns);
 bool store_uploads_any(struct store *s, uint32_t bucket_id);
+/* Of a bucket that is being deleted: all of them go. */
+int store_uploads_abort(struct store *s, uint32_t bucket_id, struct leat_error *err);
 
 /* evict.c: one turn, over all paths */
 void store_evict_turn(struct store *s);

@@ -21,7 +21,7 @@
 #define STORE_NO_BUCKET    (-ENXIO)     /* the bucket does not exist (LEAT_NOT_FOUND: the key does not) */
 #define STORE_NO_UPLOAD    (-ESRCH)     /* no such multipart upload */
 #define STORE_EXISTS       (-EEXIST)    /* the bucket exists already */
-#define STORE_NOT_EMPTY    (-ENOTEMPTY) /* the bucket has objects or uploads */
+#define STORE_NOT_EMPTY    (-ENOTEMPTY) /* the bucket has objects (store_bucket_front: or uploads) */
 #define STORE_PRECONDITION (-ECHRNG)    /* if_match, if_none_match: it is not so */
 #define STORE_UNAVAILABLE                                                                                    \
     (-EIO) /* it lies on a path that failed, or may lie there, or a change of it could not be flushed: neither found nor not found */
@@ -98,7 +98,7 @@ bool store_bucket_name_ok(const char *name); /* [loop] */
 /* Durable when it returns. props may be NULL ("{}"). STORE_EXISTS; LEAT_INVALID: the name. */
 int store_bucket_create(struct store *s, const char *name, uint32_t flags, const char *props,
                         struct leat_error *err);
-/* STORE_NOT_EMPTY, STORE_NO_BUCKET. */
+/* Uploads into it that are open are aborted. STORE_NOT_EMPTY: it has objects; STORE_NO_BUCKET. */
 int store_bucket_delete(struct store *s, const char *name, struct leat_error *err);
 /* [loop] ret_bucket NULL: does it exist? */
 int store_bucket_get(struct store *s, const char *name, struct store_bucket *ret_bucket,
@@ -369,7 +369,8 @@ int store_upload_get(struct store *s, const char *bucket, const void *key, size_
 /*
  * The object of an upload as a put, whole and not visible; nobody else completes or aborts the upload until store_put_commit has made the object out of it, or
  * store_put_abort has left it as it was. parts: what the client named, in order; number and etag (without quotes) count. LEAT_INVALID: not in order,
- * or none; LEAT_STALE: a part that is not there or has another ETag; LEAT_BUSY: somebody else is at it.
+ * or none; LEAT_STALE: a part that is not there or has another ETag. Where another thread completes or aborts the upload, its
+ * end is waited for.
  * The commit's etag and meta may be NULL: "MD5 of the parts' MD5s-N", and what the upload was begun with. Atomic and durable: object there and upload gone,
  * or neither.
  */

@@ -98,7 +98,6 @@ static void three_parts(struct testing_store *f, size_t part_bytes, bool restart
     assert_true(seen[0] == 2 && seen[1] == 7 && more);
     if (restart)
         testing_reopen(f);
-    assert_int_equal(store_bucket_delete(f->s, "photos", NULL), STORE_NOT_EMPTY);
     struct store_part wrong[2] = {parts[1], parts[0]};
     assert_int_equal(complete(f->s, id, wrong, 2, NULL), LEAT_INVALID);
     wrong[0].number = 3;
@@ -170,6 +169,30 @@ static uint64_t objects(struct store *s)
 }
 
 /* Uploads and parts are no objects to who counts those, whatever the index was loaded from. */
+/* Uploads that are open keep no bucket: they go with it, at once and for good. */
+static void test_bucket_takes_its_uploads(void **state)
+{
+    struct testing_store *f = *state;
+    char id[2][STORE_UPLOAD_ID_TEXT];
+    struct store_put *late;
+    begin(f->s, id[0]);
+    begin(f->s, id[1]);
+    assert_int_equal(put_part(f->s, id[0], 1, (const uint8_t *)"x", 1, NULL), 0);
+    assert_int_equal(store_part_begin(f->s, "photos", KEY, strlen(KEY), id[1], 1, 1, 0, &late, NULL), 0);
+    assert_int_equal(store_put_write(late, "y", 1, NULL), 0);
+    assert_int_equal(testing_put(f->s, "photos", "object", 1, 10), 0);
+    assert_int_equal(store_bucket_delete(f->s, "photos", NULL), STORE_NOT_EMPTY);
+    assert_int_equal(uploads(f->s), 2); /* a refusal takes nothing */
+    assert_int_equal(store_delete(f->s, "photos", "object", 6, 0, NULL), 0);
+    assert_int_equal(store_bucket_delete(f->s, "photos", NULL), 0);
+    assert_int_equal(store_put_commit(late, NULL, NULL, NULL), STORE_NO_BUCKET);
+    testing_reopen(f);
+    assert_int_equal(testing_count_objects(f->dir), 0);
+    assert_int_equal(store_bucket_create(f->s, "photos", 0, NULL, NULL), 0);
+    assert_int_equal(uploads(f->s), 0);
+    assert_int_equal(put_part(f->s, id[0], 1, (const uint8_t *)"x", 1, NULL), STORE_NO_UPLOAD);
+}
+
 static void test_counts(void **state)
 {
     struct testing_store *f = *state;
@@ -283,6 +306,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_blocks_on_blocks, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_odd_sizes, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_abort, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_bucket_takes_its_uploads, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_counts, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_room, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_age, testing_setup, testing_teardown),

@@ -335,17 +335,17 @@ static uint64_t indexed(struct path *p)
     return n;
 }
 
-/* An upload whose record is there, and which is held up on its way into the list: its bucket is not empty. */
-static void test_bucket_of_an_upload_stays(void **state)
+/* An upload whose record is there, and which is held up on its way into the list: it goes with its bucket, as those in the list do. */
+static void test_bucket_takes_an_upload_that_begins(void **state)
 {
     char dir[256];
     testing_mkdir_fast(dir);
     struct store *s = testing_open1(dir);
     assert_non_null(s);
-    assert_int_equal(store_bucket_create(s, "photos", 0, NULL, NULL), 0);
     for (unsigned round = 0; round < 10; round++) {
         struct beginning b = {.s = s};
         pthread_t thread;
+        assert_int_equal(store_bucket_create(s, "photos", 0, NULL, NULL), 0);
         pthread_mutex_lock(&s->uploads_lock);
         assert_int_equal(pthread_create(&thread, NULL, begin_upload, &b), 0);
         while (indexed(s->paths[0]) == 0)
@@ -353,13 +353,85 @@ static void test_bucket_of_an_upload_stays(void **state)
         usleep(
             2000); /* until it waits for the lock; if it does not yet, nothing is lost but a chance to fail */
         pthread_mutex_unlock(&s->uploads_lock);
-        int rc = store_bucket_delete(s, "photos", NULL);
+        assert_int_equal(store_bucket_delete(s, "photos", NULL), 0);
         pthread_join(thread, NULL);
         assert_int_equal(b.rc, 0);
-        assert_int_equal(rc, STORE_NOT_EMPTY);
-        assert_int_equal(store_upload_abort(s, "photos", "k", 1, b.id, NULL), 0);
+        assert_int_equal(indexed(s->paths[0]), 0);
     }
-    assert_int_equal(store_bucket_delete(s, "photos", NULL), 0);
+    store_free(s);
+    testing_rmdir(dir);
+}
+
+struct ending {
+    struct store *s;
+    const char *id;
+    struct store_part part;
+    pthread_barrier_t *start;
+    int rc;
+};
+
+static void *end_upload(void *arg)
+{
+    struct ending *e = arg;
+    pthread_barrier_wait(e->start);
+    e->rc = testing_complete(e->s, "photos", "k", e->id, &e->part, 1, NULL);
+    return NULL;
+}
+
+static void *end_bucket(void *arg)
+{
+    struct ending *e = arg;
+    pthread_barrier_wait(e->start);
+    e->rc = store_bucket_delete(e->s, "photos", NULL);
+    return NULL;
+}
+
+/* Completions of one upload at one moment: one makes the object, the others learn that it is made, and none that somebody is busy. With `deleted` the bucket
+ * is deleted at that moment as well: it is empty, or stays for the object. */
+static void end_at_once(struct store *s, bool deleted)
+{
+    pthread_barrier_t start;
+    pthread_t threads[THREADS];
+    struct ending e[THREADS];
+    char id[STORE_UPLOAD_ID_TEXT];
+    struct store_put *put;
+    struct store_info info;
+    unsigned done = 0;
+    assert_int_equal(store_upload_begin(s, "photos", "k", 1, NULL, id, NULL), 0);
+    assert_int_equal(store_part_begin(s, "photos", "k", 1, id, 1, 1, 0, &put, NULL), 0);
+    assert_int_equal(store_put_write(put, "x", 1, NULL), 0);
+    assert_int_equal(store_put_commit(put, NULL, &info, NULL), 0);
+    pthread_barrier_init(&start, NULL, THREADS);
+    for (unsigned i = 0; i < THREADS; i++) {
+        e[i] = (struct ending){.s = s, .id = id, .part = {.number = 1}, .start = &start};
+        strcpy(e[i].part.etag, info.etag);
+        assert_int_equal(
+            pthread_create(&threads[i], NULL, deleted && i == 0 ? end_bucket : end_upload, &e[i]), 0);
+    }
+    for (unsigned i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        if (deleted && i == 0)
+            continue;
+        done += e[i].rc == 0;
+        assert_true(e[i].rc == 0 || e[i].rc == STORE_NO_UPLOAD || (deleted && e[i].rc == STORE_NO_BUCKET));
+    }
+    pthread_barrier_destroy(&start);
+    assert_int_equal(done, deleted ? e[0].rc == STORE_NOT_EMPTY : 1);
+    assert_int_equal(store_delete(s, "photos", "k", 1, 0, NULL), done ? 0 : STORE_NO_BUCKET);
+    assert_int_equal(indexed(s->paths[0]), 0);
+}
+
+static void test_ended_at_once(void **state)
+{
+    char dir[256];
+    testing_mkdir_fast(dir);
+    struct store *s = testing_open1(dir);
+    assert_non_null(s);
+    for (unsigned round = 0; round < 100; round++) {
+        int rc = store_bucket_create(s, "photos", 0, NULL, NULL);
+        assert_true(rc == 0 || rc == STORE_EXISTS);
+        end_at_once(s, round % 2);
+    }
     store_free(s);
     testing_rmdir(dir);
 }
@@ -370,7 +442,8 @@ int main(void)
         cmocka_unit_test(test_killed), /* forks: before there are threads */
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_one_wins),
-        cmocka_unit_test(test_bucket_of_an_upload_stays),
+        cmocka_unit_test(test_bucket_takes_an_upload_that_begins),
+        cmocka_unit_test(test_ended_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

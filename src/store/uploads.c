@@ -166,20 +166,18 @@ int store_upload_find(struct store *s, const char *bucket, const void *key, size
     return 0;
 }
 
-/* From here on nobody else completes or aborts it, and no part is being committed. */
+/* From here on no other thread completes or aborts it, and no part is being committed. */
 int store_upload_end_begin(struct store *s, struct upload *u, struct leat_error *err)
 {
     pthread_mutex_lock(&s->uploads_lock);
-    bool gone = u->gone, ending = u->ending;
-    if (!gone && !ending) {
-        u->ending = true;
-        while (u->committing > 0)
-            pthread_cond_wait(&s->uploads_cond, &s->uploads_lock);
-    }
+    while (u->ending) /* the other one may fail, and leave the upload as it was */
+        pthread_cond_wait(&s->uploads_cond, &s->uploads_lock);
+    bool gone = u->gone;
+    u->ending = !gone;
+    while (!gone && u->committing > 0)
+        pthread_cond_wait(&s->uploads_cond, &s->uploads_lock);
     pthread_mutex_unlock(&s->uploads_lock);
-    if (gone)
-        return store_upload_none(err);
-    return ending ? error_set(err, LEAT_BUSY, "the upload is being completed or aborted") : 0;
+    return gone ? store_upload_none(err) : 0;
 }
 
 void store_upload_end_done(struct store *s, struct upload *u, bool gone)
@@ -190,6 +188,7 @@ void store_upload_end_done(struct store *s, struct upload *u, bool gone)
         u->gone = true;
         unlist(s, u);
     }
+    pthread_cond_broadcast(&s->uploads_cond);
     pthread_mutex_unlock(&s->uploads_lock);
 }
 
@@ -455,6 +454,26 @@ void store_uploads_free(struct store *s)
     }
 }
 
+static bool is_of_bucket(const struct upload *u, const void *arg)
+{
+    return u->bucket_id == *(const uint32_t *)arg;
+}
+
+int store_uploads_abort(struct store *s, uint32_t bucket_id, struct leat_error *err)
+{
+    struct upload **all;
+    unsigned n;
+    int rc = gather(s, is_of_bucket, &bucket_id, &all, &n);
+    if (rc < 0)
+        return error_set(err, rc, "no memory for a list of uploads");
+    for (unsigned i = 0; rc == 0 && i < n; i++) {
+        rc = store_upload_give_up(s, all[i], err);
+        rc = rc == STORE_NO_UPLOAD ? 0 : rc; /* it was ended just now */
+    }
+    release(s, all, n);
+    return rc;
+}
+
 bool store_uploads_any(struct store *s, uint32_t bucket_id)
 {
     bool any = false;
@@ -467,7 +486,7 @@ bool store_uploads_any(struct store *s, uint32_t bucket_id)
 
 static bool is_old(const struct upload *u, const void *arg)
 {
-    return u->touched_ns < *(const int64_t *)arg && u->committing == 0;
+    return u->touched_ns < *(const int64_t *)arg && u->committing == 0 && !u->ending;
 }
 
 void store_uploads_age(struct store *s, int64_t before_ns)
@@ -484,7 +503,7 @@ void store_uploads_age(struct store *s, int64_t before_ns)
         store_key_text(u->bucket, u->data, u->key_len, text);
         if (rc == 0)
             log_info("the upload of %s is given up: nobody touched it for long", text);
-        else if (rc != STORE_NO_UPLOAD && rc != LEAT_BUSY) /* those are over, or will be soon */
+        else if (rc != STORE_NO_UPLOAD) /* it was ended just now */
             log_debug("the old upload of %s cannot be removed yet: %s", text, err.message);
     }
     release(s, all, n);
