@@ -60,6 +60,8 @@ static int set_store(struct serve_config *c, const char *key, const char *value,
         return set_period(&c->upload_age_s, key, value, "", err);
     if (!strcmp(key, "forget_missing"))
         return setting_bool(&c->forget_missing, key, value, err);
+    if (!strcmp(key, "disks_encrypted"))
+        return setting_bool(&c->disks_encrypted, key, value, err);
     if (!strcmp(key, "scrub_rate"))
         return setting_bytes(&c->scrub_rate, key, value, 64 * KIB, err);
     return setting_count(!strcmp(key, "high") ? &c->high_percent : &c->low_percent, key, value, 1, 99, err);
@@ -103,7 +105,8 @@ static const struct {
 } sections[] = {
     {"serve", " listen keys_file anonymous tls_cert tls_key admin_token_file region domains threads grace ",
      set_serve},
-    {"store", " paths capacity high low memory scrub scrub_rate upload_age forget_missing ", set_store},
+    {"store", " paths capacity high low memory scrub scrub_rate upload_age forget_missing disks_encrypted ",
+     set_store},
 };
 
 int serve_config_set(struct serve_config *c, const char *section, const char *key, const char *value,

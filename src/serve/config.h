@@ -18,6 +18,7 @@ struct serve_config {
     uint64_t scrub_rate;   /* bytes a second of a path, at most; 0: the store's default */
     uint64_t memory_bytes; /* of bodies and documents under way */
     bool forget_missing;   /* a path of the store that is not among `paths` is gone for good */
+    bool disks_encrypted;  /* S3's answers state it: AES256 */
     /* [serve] */
     char **listen; /* NULL-terminated */
     unsigned nlisten;

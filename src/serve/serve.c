@@ -246,6 +246,7 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
                                   .waiters = s->waiters,
                                   .office = &s->office,
                                   .region = c->region,
+                                  .disks_encrypted = c->disks_encrypted,
                                   .domains = (const char *const *)c->domains,
                                   .site = s->site};
     if (rc == 0)

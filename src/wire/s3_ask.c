@@ -18,7 +18,7 @@ static enum s3_code code_of(int rc)
 struct complete {
     struct bytes_out parts;
     struct s3_part_named now;
-    enum s3_code code; /* what is wrong with the order of parts */
+    enum s3_code code; /* what is wrong with the parts, where it is more than the form of the document */
 };
 
 static bool unquote(const char **text, size_t *len)
@@ -73,6 +73,10 @@ static int complete_end(void *user, const char *path, const char *text, size_t l
             return LEAT_CORRUPT;
         http_text_copy((struct http_text){text, len}, c->now.etag, sizeof(c->now.etag));
     } else if (strncmp(path, "/Checksum", 9) == 0) {
+        if (c->now.checksum[0]) { /* two: which one is meant? */
+            c->code = S3_INVALID_ARGUMENT;
+            return LEAT_CORRUPT;
+        }
         if (len >= sizeof(c->now.checksum) || strlen(path + 9) >= sizeof(c->now.algorithm))
             return LEAT_CORRUPT;
         http_text_copy((struct http_text){text, len}, c->now.checksum, sizeof(c->now.checksum));

@@ -49,6 +49,7 @@ static const struct {
          "The list of parts was not in ascending order. Parts must be ordered by part number."},
     [S3_INVALID_RANGE] = {"InvalidRange", 416, "The requested range is not satisfiable"},
     [S3_INVALID_REQUEST] = {"InvalidRequest", 400, "Invalid Request"},
+    [S3_INVALID_STORAGE_CLASS] = {"InvalidStorageClass", 400, "The storage class you specified is not valid"},
     [S3_INVALID_TOKEN] =
         {"InvalidToken", 400,
          "The provided token is malformed or otherwise invalid: this server has no temporary keys"},

@@ -44,6 +44,7 @@ enum s3_code {
     S3_INVALID_PART_ORDER,
     S3_INVALID_RANGE,
     S3_INVALID_REQUEST,
+    S3_INVALID_STORAGE_CLASS,
     S3_INVALID_TOKEN,
     S3_INVALID_URI,
     S3_KEY_TOO_LONG,
@@ -205,8 +206,9 @@ void s3_page_object(struct bytes_out *out, const struct s3_page *page, const cha
 void s3_page_prefix(struct bytes_out *out, const struct s3_page *page, const char *prefix, size_t len);
 void s3_page_end(struct bytes_out *out, const struct s3_page *page);
 
-/* etag without quotes. `kind` "CopyObjectResult" or "CopyPartResult". */
-void s3_copied_put(struct bytes_out *out, const char *kind, const char *etag, int64_t modified);
+/* etag without quotes. `kind` "CopyObjectResult" or "CopyPartResult". checksum: element name of one of all bytes, and its base64; or NULL. */
+void s3_copied_put(struct bytes_out *out, const char *kind, const char *etag, int64_t modified,
+                   const char *checksum, const char *value);
 void s3_created_upload_put(struct bytes_out *out, const char *bucket, const char *key, size_t key_len,
                            const char *id);
 /* checksum: element name and base64 ("ChecksumCRC32C"), or NULL; type "COMPOSITE" or "FULL_OBJECT". */
@@ -219,13 +221,24 @@ struct s3_attributes {
     const char *etag; /* without quotes */
     const void *sums;
     size_t sums_len;
-    unsigned parts;
-    bool storage_class;
+    const char *storage_class;
     uint64_t bytes;
+    /* A page of its parts, after number `parts_after`. total 0: it has none. part_sum: "ChecksumCRC32" or NULL. */
+    unsigned parts_total, parts_after, parts_max, nparts;
+    const struct s3_object_part *parts;
+    const char *part_sum;
+};
+struct s3_object_part {
+    unsigned number;
+    uint64_t bytes;
+    struct http_text sum; /* data NULL: not known */
 };
 void s3_attributes_put(struct bytes_out *out, const struct s3_attributes *attributes);
 /* What S3_OP_DEFAULT_READ says where it is no error; false: nothing, an error after all. */
 bool s3_default_put(struct bytes_out *out, const struct s3_call *call, const char *owner);
+
+/* What S3 says of a bucket whose objects are all encrypted by the server: AES256. */
+void s3_encryption_put(struct bytes_out *out);
 
 /* DeleteResult: one of these for each key. code S3_OK: deleted. */
 void s3_deleted_begin(struct bytes_out *out);

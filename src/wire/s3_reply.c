@@ -182,11 +182,16 @@ void s3_page_end(struct bytes_out *out, const struct s3_page *p)
 
 /* --- the rest ------------------------------------------------------------------------------------------------------------- */
 
-void s3_copied_put(struct bytes_out *out, const char *kind, const char *etag, int64_t modified)
+void s3_copied_put(struct bytes_out *out, const char *kind, const char *etag, int64_t modified,
+                   const char *checksum, const char *value)
 {
     begin(out, kind);
     put_time(out, "LastModified", modified);
     put_etag(out, etag);
+    if (checksum)
+        put_text(out, checksum, value);
+    if (checksum && strcmp(kind, "CopyObjectResult") == 0)
+        put_text(out, "ChecksumType", "FULL_OBJECT");
     close_tag(out, kind);
 }
 
@@ -247,6 +252,28 @@ static void put_sums(struct bytes_out *out, const char *sums, size_t len)
         http_put(out, "</Checksum>");
 }
 
+static void put_parts(struct bytes_out *out, const struct s3_attributes *a)
+{
+    unsigned last = a->nparts ? a->parts[a->nparts - 1].number : a->parts_after;
+    bool more = a->nparts && last < a->parts_total;
+    http_put(out, "<ObjectParts>");
+    s3_element_u64(out, "PartsCount", a->parts_total);
+    s3_element_u64(out, "PartNumberMarker", a->parts_after);
+    s3_element_u64(out, "NextPartNumberMarker", last);
+    s3_element_u64(out, "MaxParts", a->parts_max);
+    put_text(out, "IsTruncated", more ? "true" : "false");
+    for (unsigned i = 0; i < a->nparts; i++) {
+        const struct s3_object_part *p = &a->parts[i];
+        http_put(out, "<Part>");
+        s3_element_u64(out, "PartNumber", p->number);
+        s3_element_u64(out, "Size", p->bytes);
+        if (a->part_sum && p->sum.data)
+            s3_element(out, a->part_sum, p->sum.data, p->sum.len);
+        http_put(out, "</Part>");
+    }
+    http_put(out, "</ObjectParts>");
+}
+
 void s3_attributes_put(struct bytes_out *out, const struct s3_attributes *a)
 {
     begin(out, "GetObjectAttributesResponse");
@@ -254,16 +281,21 @@ void s3_attributes_put(struct bytes_out *out, const struct s3_attributes *a)
         put_text(out, "ETag", a->etag);
     if (a->sums)
         put_sums(out, a->sums, a->sums_len);
-    if (a->parts) {
-        http_put(out, "<ObjectParts>");
-        s3_element_u64(out, "PartsCount", a->parts);
-        http_put(out, "</ObjectParts>");
-    }
+    if (a->parts_total)
+        put_parts(out, a);
     if (a->storage_class)
-        put_text(out, "StorageClass", "STANDARD");
+        put_text(out, "StorageClass", a->storage_class);
     if (a->bytes != UINT64_MAX)
         s3_element_u64(out, "ObjectSize", a->bytes);
     http_put(out, "</GetObjectAttributesResponse>");
+}
+
+void s3_encryption_put(struct bytes_out *out)
+{
+    begin(out, "ServerSideEncryptionConfiguration");
+    http_put(out, "<Rule><ApplyServerSideEncryptionByDefault><SSEAlgorithm>AES256</SSEAlgorithm>"
+                  "</ApplyServerSideEncryptionByDefault><BucketKeyEnabled>false</BucketKeyEnabled></Rule>"
+                  "</ServerSideEncryptionConfiguration>");
 }
 
 void s3_deleted_begin(struct bytes_out *out)

@@ -12,6 +12,12 @@
 #include <strings.h>
 
 #define ALGORITHM "AWS4-HMAC-SHA256"
+/* For who signed by Version 2, as boto3 and awscli make links unless they are told otherwise. */
+#define USE_V4                                                                                               \
+    "Signature Version 2 is not supported. Please use " ALGORITHM                                            \
+    ": Config(signature_version='s3v4') of boto3, aws configure set default.s3.signature_version s3v4, "     \
+    "signature_v2 = False of s3cmd, no sigv2 of s3fs."
+static_assert(sizeof(USE_V4) <= sizeof(((struct sigv4_claim *)0)->why), "said whole");
 
 static enum s3_code refuse(struct sigv4_claim *c, enum s3_code code, const char *why)
 {
@@ -115,6 +121,8 @@ static enum s3_code parse_header(struct sigv4_claim *c, const struct http_reader
                                  bool *ret_other_region)
 {
     size_t n = sizeof(ALGORITHM) - 1;
+    if (value.len > 4 && memcmp(value.data, "AWS ", 4) == 0)
+        return refuse(c, S3_INVALID_REQUEST, USE_V4);
     if (value.len <= n || memcmp(value.data, ALGORITHM, n) != 0 || value.data[n] != ' ')
         return refuse(c, S3_INVALID_REQUEST,
                       "The authorization mechanism you have provided is not supported. Please use " ALGORITHM
@@ -236,9 +244,7 @@ enum s3_code sigv4_claim_parse(struct sigv4_claim *c, const struct http_reader *
         return refuse(c, S3_INVALID_ARGUMENT,
                       "Only one auth mechanism allowed: a signed URL, or an Authorization header");
     if (param(call, "Signature").data && param(call, "AWSAccessKeyId").data)
-        return refuse(c, S3_INVALID_REQUEST,
-                      "The authorization mechanism you have provided is not supported. Please use " ALGORITHM
-                      ".");
+        return refuse(c, S3_INVALID_REQUEST, USE_V4);
     enum s3_code code = S3_OK;
     if (value.data) {
         c->how = SIGV4_HEADER;

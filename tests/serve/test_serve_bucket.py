@@ -20,11 +20,12 @@ def bucket(server, tmp_path):
     return run
 
 
-def test_plain(server, bucket):
+def test_plain(server, bucket, tmp_path):
     assert bucket("create", "plain-1").stdout == "plain-1: made\n"
     assert server.request("HEAD", "/plain-1").status == 200
     assert json.loads(bucket("create", "plain-2", "--json").stdout) == {"bucket": "plain-2", "remote": None}
-    again = bucket("create", "plain-1", check=1)
+    assert bucket("create", "plain-1").stdout == "plain-1: made\n", "one's own in us-east-1, as on AWS"
+    again = bucket("create", "plain-1", "--remote", f"file://{tmp_path}", check=1)
     assert "there is a bucket plain-1 already" in again.stderr and again.stdout == ""
 
 

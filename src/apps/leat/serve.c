@@ -33,7 +33,8 @@ enum {
     OPT_SCRUB,
     OPT_SCRUB_RATE,
     OPT_UPLOAD_AGE,
-    OPT_FORGET_MISSING
+    OPT_FORGET_MISSING,
+    OPT_DISKS_ENCRYPTED
 };
 
 static const struct {
@@ -77,6 +78,8 @@ const struct cli_option serve_options[] = {
      "uploads in parts that nobody touched for so long are given up (7d)"},
     {OPT_FORGET_MISSING, "forget-missing", NULL,
      "a disk of it that no --store names is gone for good, and all that was on it"},
+    {OPT_DISKS_ENCRYPTED, "disks-encrypted", NULL,
+     "the disks are encrypted: requests for server-side encryption AES256 are met"},
     {0},
 };
 
@@ -288,6 +291,7 @@ int cmd_serve(struct cli *cli, int argc, char **argv)
         new_keys |= id == OPT_NEW_KEYS;
         c.anonymous |= id == OPT_ANONYMOUS;
         c.forget_missing |= id == OPT_FORGET_MISSING;
+        c.disks_encrypted |= id == OPT_DISKS_ENCRYPTED;
         rc = set_option(cli, &c, id, arg);
     }
     int result;

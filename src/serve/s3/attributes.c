@@ -2,6 +2,7 @@
 /*
  * GetObjectAttributes: what is known of an object, as a document. Nothing of its bytes is read, here or at a bucket's remote.
  */
+#include "serve/s3/parts.h"
 #include "serve/s3/visit.h"
 
 #include <stdio.h>
@@ -32,18 +33,44 @@ static unsigned attributes_of(struct http_text list)
     return wanted;
 }
 
-/* "leat-parts", as get.c has it; 0: it was put in one. */
-static unsigned parts_of(const void *meta, size_t len)
+/* A number in a header, at most `max`, which it is where it is not given. */
+static unsigned number_of(struct visit *v, const char *name, unsigned without, unsigned max)
 {
-    const char *text = store_meta_get(meta, len, "leat-parts");
-    if (!text)
+    uint64_t n = without;
+    struct http_text t = visit_header(v, name);
+    if (t.data && !http_text_u64(t, &n)) {
+        char message[80];
+        snprintf(message, sizeof(message), "%s: not an integer or within integer range", name);
+        visit_fail(v, S3_INVALID_ARGUMENT, message);
+    }
+    return (unsigned)MIN(n, (uint64_t)max);
+}
+
+/* A page of the object's parts. */
+static int find_parts(const struct visit *v, const void *meta, size_t len, struct s3_attributes *a)
+{
+    struct object_part part;
+    const char *whole;
+    bool full;
+    enum sum_kind kind = sum_of_meta(meta, len, &whole, &full);
+    a->parts_total = parts_count(meta, len);
+    a->parts_after = v->parts_after;
+    a->parts_max = v->parts_max;
+    a->part_sum = kind == SUM_NONE ? NULL : sum_names[kind].element;
+    if (a->parts_total <= v->parts_after || !v->parts_max)
         return 0;
-    if (strchr(text, ':'))
-        return (unsigned)strtoul(text, NULL, 10);
-    unsigned n = 1;
-    while ((text = strchr(text, ',')) && text++)
-        n++;
-    return n;
+    unsigned n = MIN(a->parts_total - v->parts_after, v->parts_max);
+    struct s3_object_part *page = calloc(n, sizeof(*page));
+    if (!page)
+        return -ENOMEM;
+    for (unsigned i = 0; i < n; i++) {
+        unsigned number = v->parts_after + i + 1;
+        if (!parts_find(meta, len, v->info.bytes, number, &part))
+            break;
+        page[a->nparts++] = (struct s3_object_part){number, part.bytes, part.sum};
+    }
+    a->parts = page;
+    return 0;
 }
 
 static void look(struct visit *v)
@@ -61,13 +88,21 @@ static void look(struct visit *v)
     unsigned wanted = v->attributes;
     const void *meta = v->obj ? v->obj->meta : v->read->meta;
     size_t len = v->obj ? v->obj->meta_len : v->read->meta_len;
+    const char *class = store_meta_get(meta, len, "x-amz-storage-class");
     struct s3_attributes a = {.etag = wanted & ETAG ? v->info.etag : NULL,
                               .sums = wanted & CHECKSUM ? meta : NULL,
                               .sums_len = len,
-                              .parts = wanted & PARTS ? parts_of(meta, len) : 0,
-                              .storage_class = wanted & STORAGE_CLASS,
+                              .storage_class = !(wanted & STORAGE_CLASS) ? NULL
+                                               : class                   ? class
+                                                                         : "STANDARD",
                               .bytes = wanted & SIZE ? v->info.bytes : UINT64_MAX};
-    s3_attributes_put(&v->out, &a);
+    if (wanted & PARTS)
+        rc = find_parts(v, meta, len, &a);
+    if (rc == 0)
+        s3_attributes_put(&v->out, &a);
+    else
+        visit_fail_store(v, rc, &err);
+    free((void *)a.parts);
 }
 
 static void answer(struct visit *v)
@@ -84,6 +119,8 @@ void op_attributes(struct visit *v)
         visit_fail(
             v, S3_INVALID_ARGUMENT,
             "x-amz-object-attributes: one or more of ETag, Checksum, ObjectParts, StorageClass, ObjectSize");
+    v->parts_after = number_of(v, "x-amz-part-number-marker", 0, STORE_PARTS_MAX);
+    v->parts_max = number_of(v, "x-amz-max-parts", S3_LIST_MAX, S3_LIST_MAX);
     if (v->code == S3_OK)
         visit_work_afar(v, HTTP_LANE_SHORT, look, answer);
     else

@@ -35,6 +35,33 @@ static bool read_md5(struct visit *v)
     return sum_parse(t.data, t.len, 16, v->body.md5) || fail(v, S3_INVALID_DIGEST, NULL);
 }
 
+/* What SDKs say beside the checksum itself has to be of the same algorithm. */
+static bool check_sdk_algorithm(struct visit *v)
+{
+    struct http_text t = visit_header(v, "x-amz-sdk-checksum-algorithm");
+    if (!t.data || sum_by_name(t.data, t.len) == v->body.sum)
+        return true;
+    return fail(v, S3_INVALID_REQUEST,
+                v->body.sum == SUM_NONE ? "x-amz-sdk-checksum-algorithm specified, but no corresponding "
+                                          "x-amz-checksum-* or x-amz-trailer headers were found."
+                                        : "Value for x-amz-sdk-checksum-algorithm header is invalid.");
+}
+
+/* A part's checksum is of its upload's algorithm, if that has one. Where the whole's is made of bytes, not of checksums, the server computes one that is
+ * missing, as S3 does. */
+static bool agree_with_upload(struct visit *v)
+{
+    struct visit_body *b = &v->body;
+    if (!v->part || v->declared == SUM_NONE || b->sum == v->declared)
+        return true;
+    if (b->sum == SUM_NONE && v->declared_full) {
+        b->sum = v->declared;
+        b->computed = true;
+        return true;
+    }
+    return sum_mismatch(v, b->sum);
+}
+
 /* x-amz-checksum-*, or the one that x-amz-trailer announces. */
 static bool read_sum(struct visit *v)
 {
@@ -67,7 +94,7 @@ static bool read_sum(struct visit *v)
     if (b->trailing && b->how != SIGV4_BODY_CHUNKS && b->how != SIGV4_BODY_SIGNED_TRAILER)
         return fail(v, S3_INVALID_REQUEST,
                     "x-amz-trailer needs an x-amz-content-sha256 that ends with -TRAILER");
-    return true;
+    return check_sdk_algorithm(v) && agree_with_upload(v);
 }
 
 static bool read_length(struct visit *v)
@@ -105,7 +132,7 @@ static bool make_buffer(struct visit *v, size_t bytes)
     return b->buffer || fail(v, S3_SLOW_DOWN, NULL);
 }
 
-static bool make_hashes(struct visit *v)
+bool body_hash_begin(struct visit *v)
 {
     struct visit_body *b = &v->body;
     bool good = true;
@@ -124,7 +151,7 @@ bool body_begin(struct visit *v, uint64_t document_max)
 {
     struct visit_body *b = &v->body;
     bool of_whole = v->call.op == S3_OP_COMPLETE_UPLOAD; /* a checksum in its head is not of its body */
-    if (!read_md5(v) || (!of_whole && !read_sum(v)) || !read_length(v) || !make_hashes(v))
+    if (!read_md5(v) || (!of_whole && !read_sum(v)) || !read_length(v) || !body_hash_begin(v))
         return false;
     bool chunked = b->how >= SIGV4_BODY_CHUNKS;
     if (document_max && b->bytes != STORE_UNKNOWN_BYTES && b->bytes > document_max)
@@ -167,7 +194,7 @@ void body_fini(struct visit *v)
 
 /* --- payload --------------------------------------------------------------------------------------------------------------------- */
 
-static void hash(struct visit_body *b, const void *data, size_t len)
+void body_hash(struct visit_body *b, const void *data, size_t len)
 {
     b->got += len;
     if (b->sum == SUM_CRC32)
@@ -188,7 +215,7 @@ static int take(void *user, const void *data, size_t len)
     struct visit *v = user;
     struct visit_body *b = &v->body;
     struct leat_error err = {0};
-    hash(b, data, len);
+    body_hash(b, data, len);
     if (!b->put) {
         uint64_t most = b->bytes == STORE_UNKNOWN_BYTES ? UNKNOWN_DOC : b->bytes;
         if (b->got > most) {
@@ -227,6 +254,16 @@ static void compute(struct visit_body *b, uint8_t raw[32])
             raw[i] = (uint8_t)(crc >> (8 * (bytes - 1 - i)));
 }
 
+void body_hash_end(struct visit_body *b)
+{
+    uint8_t raw[32];
+    if (b->sum == SUM_SHA256)
+        EVP_DigestFinal_ex(b->sha256, raw, NULL);
+    else
+        compute(b, raw);
+    sum_format(raw, sum_names[b->sum].bytes, b->value);
+}
+
 static void compare_sum(struct visit *v, const uint8_t sha256[32])
 {
     struct visit_body *b = &v->body;
@@ -245,11 +282,11 @@ static void compare_sum(struct visit *v, const uint8_t sha256[32])
         memcpy(raw, sha256, 32);
     else
         compute(b, raw);
-    if (!sum_parse(text, len, name->bytes, told)) {
+    if (!b->computed && !sum_parse(text, len, name->bytes, told)) {
         visit_fail(v, b->trailing ? S3_MALFORMED_TRAILER : S3_INVALID_REQUEST, NULL);
         return;
     }
-    if (memcmp(raw, told, name->bytes) != 0) {
+    if (!b->computed && memcmp(raw, told, name->bytes) != 0) {
         char message[100];
         snprintf(message, sizeof(message), "The %s you specified did not match the calculated checksum.",
                  name->name);
@@ -321,7 +358,7 @@ static void digest(struct visit *v)
         if (rc < 0)
             visit_fail(v, S3_SLOW_DOWN, NULL);
     } else if (b->filled) {
-        hash(b, b->target, b->filled);
+        body_hash(b, b->target, b->filled);
         rc = store_put_advance(b->put, b->filled, &err);
         if (rc < 0)
             visit_fail_store(v, rc, &err);

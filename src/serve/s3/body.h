@@ -43,6 +43,7 @@ struct visit_body {
     char when[SIGV4_TIME], signature[SIGV4_SIGNATURE];
     struct sigv4_key key;
     bool has_md5, trailing;
+    bool computed; /* `sum` was not demanded: it is computed and kept */
     uint8_t md5[16];
     enum sum_kind sum;    /* demanded or announced; SUM_NONE */
     char value[SUM_TEXT]; /* demanded; at the end: computed */
@@ -68,6 +69,10 @@ struct visit_body {
 bool body_begin(struct visit *v, uint64_t document_max);
 /* All of it; then `end` (on a worker) and `then`. */
 void body_receive(struct visit *v, void (*end)(struct visit *v), void (*then)(struct visit *v));
+/* The checksum b->sum of bytes that come from elsewhere than the request: of all that went into b->put. End: b->value is its text. */
+bool body_hash_begin(struct visit *v);
+void body_hash(struct visit_body *b, const void *data, size_t len);
+void body_hash_end(struct visit_body *b);
 /* The server's call: the buffer is full. */
 void body_full(struct visit *v, size_t got, bool last);
 void body_fini(struct visit *v);

@@ -31,13 +31,17 @@ void op_list_buckets(struct visit *v)
 
 /* --- CreateBucket, DeleteBucket ----------------------------------------------------------------------------------------------------- */
 
-/* Whose is the bucket that is there already? AWS says 409 to its owner too, but for us-east-1. */
+/*
+ * Whose is the bucket that is there already? Its owner may make it again in us-east-1, as on AWS, where old tools do so before each upload; not where a
+ * remote is given, which the bucket that is there would not get.
+ */
 static enum s3_code taken(struct visit *v)
 {
     char owner[OBJECTS_OWNER_MAX + 1];
     int rc = objects_bucket_owner(v->door->objects, v->call.bucket, owner);
-    return rc == 0 && v->user->access && strcmp(owner, v->user->name) == 0 ? S3_BUCKET_OWNED
-                                                                           : S3_BUCKET_EXISTS;
+    if (rc < 0 || !v->user->access || strcmp(owner, v->user->name) != 0)
+        return S3_BUCKET_EXISTS;
+    return strcmp(v->door->region, "us-east-1") == 0 && !v->remote ? S3_OK : S3_BUCKET_OWNED;
 }
 
 static void create(struct visit *v)
@@ -56,8 +60,10 @@ static void create(struct visit *v)
     if (rc == 0 && v->remote &&
         (rc = objects_bucket_front(v->door->objects, v->call.bucket, v->remote, &err)) < 0)
         objects_bucket_delete(v->door->objects, v->call.bucket, NULL);
+    if (rc == STORE_EXISTS && (code = taken(v)) == S3_OK)
+        return;
     if (rc == STORE_EXISTS)
-        visit_fail(v, taken(v), NULL);
+        visit_fail(v, code, NULL);
     else if (rc == LEAT_INVALID && v->remote)
         visit_fail(v, S3_INVALID_ARGUMENT, err.message);
     else if (rc == LEAT_INVALID)
@@ -175,7 +181,10 @@ static void say_default(struct visit *v)
 {
     char owner[OBJECTS_OWNER_MAX + 1] = "";
     objects_bucket_owner(v->door->objects, v->call.bucket, owner);
-    if (s3_default_put(&v->out, &v->call, owner)) {
+    if (strcmp(v->call.subject, "encryption") == 0 && door_encrypts(v->door, v->call.bucket)) {
+        s3_encryption_put(&v->out);
+        visit_send_xml(v);
+    } else if (s3_default_put(&v->out, &v->call, owner)) {
         visit_send_xml(v);
     } else {
         visit_fail(v, v->call.code, NULL);

@@ -8,7 +8,6 @@
 #include "serve/s3/visit.h"
 
 #include <stdio.h>
-#include <strings.h>
 
 /* --- what is asked for ----------------------------------------------------------------------------------------------------------------- */
 
@@ -85,9 +84,12 @@ static bool read_directive(struct visit *v)
         visit_fail(v, S3_INVALID_ARGUMENT, "Unknown metadata directive.");
         return false;
     }
+    bool changes = v->replace_meta || visit_header(v, "x-amz-storage-class").data ||
+                   visit_header(v, "x-amz-server-side-encryption").data ||
+                   visit_header(v, "x-amz-checksum-algorithm").data;
     bool itself = strcmp(v->from_bucket, v->call.bucket) == 0 && v->from_len == v->call.key_len &&
                   memcmp(v->from_key, v->call.key, v->from_len) == 0;
-    if (itself && !v->replace_meta && !v->part) {
+    if (itself && !changes && !v->part) {
         visit_fail(v, S3_INVALID_REQUEST,
                    "This copy request is illegal because it is trying to copy an object to itself without "
                    "changing the "
@@ -97,24 +99,21 @@ static bool read_directive(struct visit *v)
     return true;
 }
 
+/* The checksum that the copy is to have: that of the request, or its upload's; else it is the source's. */
+static bool read_algorithm(struct visit *v)
+{
+    struct http_text name = visit_header(v, "x-amz-checksum-algorithm");
+    v->body.how = SIGV4_BODY_PLAIN; /* the request's own body is not read */
+    if (v->part)
+        v->body.sum = v->declared;
+    else if (name.data)
+        v->body.sum = sum_by_name(name.data, name.len); /* which one is here was checked before */
+    return true;
+}
+
 static bool read_part(struct visit *v)
 {
-    size_t len;
-    uint64_t number;
-    const char *id = s3_call_param(&v->call, "uploadId", &len);
-    const char *part = s3_call_param(&v->call, "partNumber", NULL);
-    if (!id)
-        return true;
-    if (!part || !http_text_u64((struct http_text){part, strlen(part)}, &number) || number < 1 ||
-        number > STORE_PARTS_MAX)
-        visit_fail(v, S3_INVALID_ARGUMENT, "Part number must be an integer between 1 and 10000, inclusive");
-    else if (len >= sizeof(v->upload))
-        visit_fail(v, S3_NO_SUCH_UPLOAD, NULL);
-    if (v->code != S3_OK)
-        return false;
-    memcpy(v->upload, id, len + 1);
-    v->part = (unsigned)number;
-    return true;
+    return !s3_call_param(&v->call, "uploadId", NULL) || upload_read_part(v);
 }
 
 /* --- the copy ---------------------------------------------------------------------------------------------------------------------------- */
@@ -126,6 +125,8 @@ static int pump(struct visit *v, uint64_t at, uint64_t bytes, struct leat_error 
         void *room = store_put_room(v->body.put, &n);
         n = (size_t)MIN((uint64_t)n, bytes);
         int rc = store_obj_read(objects_store(v->door->objects), v->obj, at, room, n, err);
+        if (rc == 0 && v->body.computed)
+            body_hash(&v->body, room, n);
         if (rc == 0)
             rc = store_put_advance(v->body.put, n, err);
         if (rc < 0)
@@ -138,6 +139,18 @@ static int pump(struct visit *v, uint64_t at, uint64_t bytes, struct leat_error 
 
 static int commit_copy(struct visit *v, struct leat_error *err)
 {
+    if (v->body.computed)
+        body_hash_end(&v->body);
+    if (v->body.sum != SUM_NONE) {
+        const char *header = sum_names[v->body.sum].header;
+        meta_put(&v->meta, header, strlen(header), v->body.value, strlen(v->body.value));
+        if (!v->part)
+            meta_put(&v->meta, "x-amz-checksum-type", 19, "FULL_OBJECT", 11);
+    }
+    if (v->meta.failed) {
+        store_put_abort(TAKE_PTR(v->body.put));
+        return -ENOMEM;
+    }
     struct store_commit c = {.meta = v->meta.data,
                              .meta_len = v->meta.len,
                              .if_none_match = v->if_none_match,
@@ -163,15 +176,32 @@ static int copy_bytes(struct visit *v, uint64_t at, uint64_t bytes, struct leat_
     return rc == 0 ? commit_copy(v, err) : rc;
 }
 
-/* What followed from the bytes stays with them; what followed from parts does not, as a copy has none. */
+/* What the client gave it stays; parts, checksums and storage class are the copy's own. */
 static int keep_pair(void *user, const char *name, const char *value)
 {
     struct visit *v = user;
-    bool sum = strncmp(name, "x-amz-checksum-", 15) == 0;
-    if (strncmp(name, "leat-", 5) != 0 && !(sum && (strchr(value, '-') || strcmp(value, "COMPOSITE") == 0)) &&
-        (sum || !v->replace_meta))
+    if (strncmp(name, "leat-", 5) != 0 && strncmp(name, "x-amz-checksum-", 15) != 0 &&
+        strcmp(name, "x-amz-storage-class") != 0)
         meta_put(&v->meta, name, strlen(name), value, strlen(value));
     return 0;
+}
+
+/*
+ * Which checksum the copy gets: the source's, where no other was asked for, as S3 does. Where that one is of all bytes it stays; it is computed on
+ * the way where it is another, was made of parts, or is a part's.
+ */
+static bool choose_sum(struct visit *v)
+{
+    const char *value;
+    bool full;
+    enum sum_kind kind = sum_of_meta(v->obj->meta, v->obj->meta_len, &value, &full);
+    if (v->body.sum == SUM_NONE && !v->part)
+        v->body.sum = kind;
+    bool same = !v->part && kind == v->body.sum && kind != SUM_NONE && full;
+    v->body.computed = v->body.sum != SUM_NONE && !same;
+    if (same)
+        snprintf(v->body.value, sizeof(v->body.value), "%s", value);
+    return !v->body.computed || body_hash_begin(v);
 }
 
 static void copy(struct visit *v)
@@ -196,22 +226,28 @@ static void copy(struct visit *v)
         at = v->copy_first;
         bytes = v->copy_last - v->copy_first + 1;
     }
-    if (!v->part && !v->replace_meta)
+    if (!v->part && !v->replace_meta) {
         bytes_out_reset(&v->meta);
-    if (!v->part)
+        put_class(v);
         store_meta_each(v->obj->meta, v->obj->meta_len, keep_pair, v);
+    }
+    if (v->part)
+        bytes_out_reset(&v->meta);
+    if (!choose_sum(v))
+        return;
     rc = v->meta.failed ? -ENOMEM : copy_bytes(v, at, bytes, &err);
     if (rc < 0)
         visit_fail_store(v, rc, &err);
     else
         s3_copied_put(&v->out, v->part ? "CopyPartResult" : "CopyObjectResult", v->info.etag,
-                      v->info.mtime_ns / 1000000000);
+                      v->info.mtime_ns / 1000000000,
+                      v->body.sum == SUM_NONE ? NULL : sum_names[v->body.sum].element, v->body.value);
 }
 
 void op_copy(struct visit *v)
 {
     if (read_part(v) && read_source(v) && read_source_conditions(v) && read_source_range(v) &&
-        read_directive(v) && put_read_headers(v))
+        read_directive(v) && read_algorithm(v) && put_read_headers(v))
         visit_work_afar(v, HTTP_LANE_LONG, copy, visit_send_xml);
     else
         visit_refuse(v);

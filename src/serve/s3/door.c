@@ -14,7 +14,6 @@
 
 #include <openssl/rand.h>
 #include <stdio.h>
-#include <strings.h>
 
 #define MEMBERS_BYTES (64 * MIB) /* of indexes of archives: a million members with short names */
 
@@ -30,6 +29,7 @@ int s3_door_new(const struct s3_door_config *config, struct s3_door **ret_door)
     door->waiters = config->waiters;
     door->office = config->office;
     door->site = config->site;
+    door->disks_encrypted = config->disks_encrypted;
     snprintf(door->region, sizeof(door->region), "%s", config->region ? config->region : "us-east-1");
     RAND_bytes((uint8_t *)&door->id_seed, sizeof(door->id_seed));
     while (config->domains && config->domains[n])
@@ -149,63 +149,11 @@ static enum s3_code permit(struct s3_door *door, const struct s3_call *call, str
     return visit_may(door, keys, user, call->bucket, KEYS_READ);
 }
 
-/* A header that asks for what is not there. Who relies on it is told, rather than given something else. */
-static const char *unsupported_header(struct http_text name, struct http_text value)
+/* Does it change something, or send a document? Then its demands are checked. */
+static bool demands(const struct s3_call *call)
 {
-    static const char *const prefixes[] = {"x-amz-server-side-encryption",
-                                           "x-amz-copy-source-server-side-encryption",
-                                           "x-amz-object-lock-",
-                                           "x-amz-grant-",
-                                           "x-amz-tagging",
-                                           "x-amz-website-redirect-location",
-                                           "x-amz-bucket-object-lock-",
-                                           "x-amz-write-offset-bytes",
-                                           "x-amz-if-match-",
-                                           "x-amz-mfa"};
-    static char const *const fine[][2] = {{"x-amz-acl", "private"},
-                                          {"x-amz-acl", "bucket-owner-full-control"},
-                                          {"x-amz-storage-class", "STANDARD"},
-                                          {"x-amz-tagging-directive", "COPY"}};
-    if (name.len < 6 || strncasecmp(name.data, "x-amz-", 6) != 0)
-        return NULL;
-    bool good = false, known = false;
-    for (unsigned k = 0; k < ARRAY_LEN(fine); k++) {
-        if (http_text_is_case(name, fine[k][0])) {
-            known = true;
-            good |= http_text_is(value, fine[k][1]);
-        }
-    }
-    if (known && !good)
-        return "This header asks for something that this server has not: x-amz-acl, x-amz-storage-class and "
-               "x-amz-tagging-directive are private, STANDARD and COPY. Who may do what stands in its keys "
-               "file.";
-    for (unsigned k = 0; !known && k < ARRAY_LEN(prefixes); k++) {
-        size_t n = strlen(prefixes[k]);
-        if (name.len >= n && strncasecmp(name.data, prefixes[k], n) == 0)
-            return "Encryption by keys of the request, object locks, tags, grants, redirections and appends "
-                   "are not implemented.";
-    }
-    return NULL;
-}
-
-/* SDKs that make a link put such headers into its query: there they mean the same, but for the source of a copy, which would be an empty object. */
-static const char *unsupported(const struct http_request *req, const struct s3_call *call)
-{
-    struct http_text name, value;
-    const char *message = NULL;
-    for (unsigned i = 0; !message && i < req->reader->nheaders; i++) {
-        http_header_at(req->reader, req->head, i, &name, &value);
-        message = unsupported_header(name, value);
-    }
-    for (unsigned i = 0; !message && i < call->nparams; i++) {
-        const struct s3_param *p = &call->params[i];
-        name = (struct http_text){call->text + p->name_at, p->name_len};
-        value = (struct http_text){call->text + p->value_at, p->value_len};
-        message = unsupported_header(name, value);
-        if (!message && http_text_is_case(name, "x-amz-copy-source"))
-            message = "x-amz-copy-source is read from a header, not from the query.";
-    }
-    return message;
+    return (operations[call->op].need != NEED_READ && call->op != S3_OP_LIST_BUCKETS) ||
+           call->op == S3_OP_BATCH;
 }
 
 /* May a request without a signature be answered? Reads change nothing, and neither does what only fetches by POST. */
@@ -216,19 +164,14 @@ static bool unsigned_is_fine(const struct s3_door *door, const struct http_reque
     return site_admits(door->site, req, !reads, why);
 }
 
-static bool writes(const struct s3_call *call)
-{
-    return operations[call->op].need != NEED_READ && call->op != S3_OP_LIST_BUCKETS;
-}
-
 void s3_door_request(struct s3_door *door, struct http_request *req)
 {
     struct s3_call call;
     struct sigv4_claim claim;
     struct sigv4_key key;
-    char id[VISIT_ID_TEXT], why[SITE_WHY_MAX];
+    char id[VISIT_ID_TEXT];
     const struct keys_user *user;
-    const char *message = NULL;
+    char message[SITE_WHY_MAX] = "";
     bool other_region = false;
     make_id(door, id);
     /*
@@ -248,11 +191,9 @@ void s3_door_request(struct s3_door *door, struct http_request *req)
     struct keys *keys = keyring_get(door->keys);
     enum s3_code code = identify(door, req, &call, keys, &claim, &key, &user, &other_region);
     bool is_signed = claim.how != SIGV4_ANONYMOUS;
-    message = claim.why;
-    if (code == S3_OK && !is_signed && !unsigned_is_fine(door, req, &call, why)) {
+    snprintf(message, sizeof(message), "%s", claim.why);
+    if (code == S3_OK && !is_signed && !unsigned_is_fine(door, req, &call, message))
         code = S3_ACCESS_DENIED;
-        message = why;
-    }
     if (code == S3_OK && understood)
         code = permit(door, &call, keys, user);
     if (code == S3_OK && understood && call.bucket[0] && call.op != S3_OP_CREATE_BUCKET &&
@@ -260,10 +201,8 @@ void s3_door_request(struct s3_door *door, struct http_request *req)
         code = S3_ACCESS_DENIED;
     if (code == S3_OK && !understood)
         code = call.code;
-    if (code == S3_OK && writes(&call)) {
-        message = unsupported(req, &call);
-        code = message ? S3_NOT_IMPLEMENTED : S3_OK;
-    }
+    if (code == S3_OK && demands(&call))
+        code = demands_check(door, req, &call, message, sizeof(message));
     if (code != S3_OK) {
         door_refuse(req, code, message, other_region ? door->region : NULL, id);
     } else if (!get_at_once(door, req, &call, is_signed, id)) {

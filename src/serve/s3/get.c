@@ -9,6 +9,7 @@
  * Invariants: no byte leaves that was not verified since the object was opened.
  */
 #include "base/log.h"
+#include "serve/s3/parts.h"
 #include "serve/s3/visit.h"
 
 #include <stdio.h>
@@ -21,42 +22,23 @@ struct wanted {
     enum s3_code code; /* S3_OK, or 304, 412, 416 ... */
     unsigned status;
     uint64_t first, bytes;
-    unsigned parts; /* of the object, where one of them is asked for; 0 */
+    unsigned parts;       /* of the object, where one of them is asked for; 0 */
+    struct http_text sum; /* that part's; data NULL: not known */
 };
 
-/* "leat-parts" of a multipart object: "3:8388608" (all of one size but the last), or "8388608,5242880,17". */
+/* One part, which is the whole of an object that was put in one, or whose parts are not known. */
 static bool part_range(const struct store_obj *obj, unsigned number, struct wanted *w)
 {
-    const char *text = store_meta_get(obj->meta, obj->meta_len, "leat-parts");
-    unsigned count;
-    unsigned long long bytes;
-    int used = 0;
-    if (!text) {
-        w->parts = 1;
-        w->bytes = obj->info.bytes;
+    struct object_part part;
+    w->parts = parts_count(obj->meta, obj->meta_len);
+    if (!w->parts)
         return number == 1;
-    }
-    if (sscanf(text, "%u:%llu%n", &count, &bytes, &used) == 2 && !text[used]) {
-        w->parts = count;
-        if (number > count || mul_overflows(bytes, number - 1, &w->first) || w->first > obj->info.bytes)
-            return false;
-        w->bytes = number == count ? obj->info.bytes - w->first : MIN(bytes, obj->info.bytes - w->first);
-        return true;
-    }
-    uint64_t at = 0;
-    bool found = false;
-    for (unsigned i = 1; *text; i++, w->parts++) {
-        char *end;
-        uint64_t n = strtoull(text, &end, 10);
-        if (i == number) {
-            w->first = at;
-            w->bytes = n;
-            found = true;
-        }
-        at += n;
-        text = *end == ',' ? end + 1 : "";
-    }
-    return found && w->first + w->bytes <= obj->info.bytes;
+    if (!parts_find(obj->meta, obj->meta_len, obj->info.bytes, number, &part))
+        return false;
+    w->first = part.first;
+    w->bytes = part.bytes;
+    w->sum = part.sum;
+    return true;
 }
 
 static void weigh(const struct http_request *req, const struct s3_call *call, const struct store_obj *obj,
@@ -134,14 +116,30 @@ static int put_pair(void *user, const char *name, const char *value)
     return 0;
 }
 
-static void put_head(struct http_request *req, const struct s3_call *call, const struct store_obj *obj,
-                     const struct wanted *w, const char *id)
+/* The checksum of the part that is sent, as the client compares what it receives. */
+static void put_part_sum(struct bytes_out *headers, const struct store_obj *obj, struct http_text sum)
+{
+    const char *whole;
+    char text[SUM_TEXT];
+    bool full;
+    enum sum_kind kind = sum_of_meta(obj->meta, obj->meta_len, &whole, &full);
+    if (kind == SUM_NONE || sum.len >= sizeof(text))
+        return;
+    http_text_copy(sum, text, sizeof(text));
+    http_put_header(headers, sum_names[kind].header, text);
+    http_put_header(headers, "x-amz-checksum-type", full ? "FULL_OBJECT" : "COMPOSITE");
+}
+
+static void put_head(const struct s3_door *door, struct http_request *req, const struct s3_call *call,
+                     const struct store_obj *obj, const struct wanted *w, const char *id)
 {
     struct putting p = {.headers = door_answer(req, w->status, id)};
     char text[80], date[HTTP_DATE_BYTES];
     struct http_text mode = http_header(req->reader, req->head, "x-amz-checksum-mode");
     p.checksums = w->status == 200 && http_text_is_case(mode, "enabled");
     http_put_header(p.headers, "Accept-Ranges", "bytes");
+    if (door_encrypts(door, call->bucket))
+        http_put_header(p.headers, "x-amz-server-side-encryption", "AES256");
     etag_header(p.headers, obj->info.etag);
     http_date_format((time_t)(obj->info.mtime_ns / 1000000000), date);
     http_put_header(p.headers, "Last-Modified", date);
@@ -162,8 +160,10 @@ static void put_head(struct http_request *req, const struct s3_call *call, const
                  (unsigned long long)(w->first + w->bytes - 1), (unsigned long long)obj->info.bytes);
         http_put_header(p.headers, "Content-Range", text);
     }
-    if (w->parts > 1)
+    if (w->parts)
         http_put_header_u64(p.headers, "x-amz-mp-parts-count", w->parts);
+    if (w->sum.data && http_text_is_case(mode, "enabled"))
+        put_part_sum(p.headers, obj, w->sum);
 }
 
 /* What says how long an answer may be kept: it belongs to "not modified" as to the object. */
@@ -256,7 +256,7 @@ bool get_at_once(struct s3_door *door, struct http_request *req, const struct s3
     }
     req->ops = &at_once;
     req->user = obj;
-    put_head(req, call, obj, &w, id);
+    put_head(door, req, call, obj, &w, id);
     struct http_piece piece = piece_of(obj, w.first, w.bytes);
     if (req->is_head)
         http_send_head(req, w.bytes);
@@ -345,7 +345,7 @@ static void first_checked(struct visit *v)
     }
     weigh(v->req, &v->call, v->obj, &w);
     v->answered = true;
-    put_head(v->req, &v->call, v->obj, &w, v->id);
+    put_head(v->door, v->req, &v->call, v->obj, &w, v->id);
     send_step(v);
 }
 
@@ -418,7 +418,7 @@ static void send_arriving(struct visit *v)
         struct store_obj view = view_of(v->read);
         weigh(v->req, &v->call, &view, &w);
         v->answered = true;
-        put_head(v->req, &v->call, &view, &w, v->id);
+        put_head(v->door, v->req, &v->call, &view, &w, v->id);
         http_send(v->req, v->end - v->first, &piece, bytes ? 1 : 0, v->sent == v->end);
     } else {
         http_send_more(v->req, &piece, 1, v->sent == v->end);
@@ -454,7 +454,7 @@ static void arriving(struct visit *v)
         put_refusal(v->req, &view, w.code, v->id);
     } else if (v->req->is_head) {
         v->answered = true;
-        put_head(v->req, &v->call, &view, &w, v->id);
+        put_head(v->door, v->req, &v->call, &view, &w, v->id);
         http_send_head(v->req, w.bytes);
     } else {
         v->idle = true;
@@ -479,7 +479,7 @@ static void opened(struct visit *v)
     v->end = w.first + w.bytes;
     if (v->req->is_head) {
         v->answered = true;
-        put_head(v->req, &v->call, v->obj, &w, v->id);
+        put_head(v->door, v->req, &v->call, v->obj, &w, v->id);
         http_send_head(v->req, w.bytes);
     } else if (store_obj_checked(v->obj, w.first, w.bytes)) {
         v->checked = v->end;

@@ -7,6 +7,7 @@
  * Failure modes: a part that is missing or another one is InvalidPart, one that is too small EntityTooSmall; the upload stays as it was. An
  * answer that was lost: the same request again finds the object with the ETag that its parts give, and says so.
  */
+#include "serve/s3/parts.h"
 #include "serve/s3/visit.h"
 
 #include <libdeflate.h>
@@ -90,6 +91,42 @@ static bool read_upload(struct visit *v)
     return true;
 }
 
+/* "CRC32 FULL_OBJECT" of the upload's meta. */
+static enum sum_kind algorithm_of(const struct store_upload *upload, bool *ret_full)
+{
+    const char *text = store_meta_get(upload->meta, upload->meta_len, "leat-sum");
+    size_t n = text ? strcspn(text, " ") : 0;
+    *ret_full = text && strcmp(text + n, " FULL_OBJECT") == 0;
+    return text ? sum_by_name(text, n) : SUM_NONE;
+}
+
+static int note_algorithm(void *user, const struct store_upload *upload)
+{
+    struct visit *v = user;
+    v->declared = algorithm_of(upload, &v->declared_full);
+    return 0;
+}
+
+bool upload_read_part(struct visit *v)
+{
+    uint64_t number;
+    struct leat_error err = {0};
+    const char *part = s3_call_param(&v->call, "partNumber", NULL);
+    if (!part || !http_text_u64((struct http_text){part, strlen(part)}, &number) || number < 1 ||
+        number > STORE_PARTS_MAX) {
+        visit_fail(v, S3_INVALID_ARGUMENT, "Part number must be an integer between 1 and 10000, inclusive");
+        return false;
+    }
+    v->part = (unsigned)number;
+    if (!read_upload(v))
+        return false;
+    int rc = store_upload_get(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len,
+                              v->upload, note_algorithm, v, &err);
+    if (rc < 0)
+        visit_fail_store(v, rc, &err);
+    return rc == 0;
+}
+
 static void abort_upload(struct visit *v)
 {
     struct leat_error err = {0};
@@ -140,36 +177,57 @@ static int note_part(void *user, const struct store_part *part)
     struct stored *s = &c->stored[part->number - 1];
     s->bytes = part->bytes;
     memcpy(s->etag, part->etag, sizeof(s->etag));
-    s->sum = SUM_NONE;
-    for (unsigned k = 0; k < SUM_KINDS; k++) {
-        const char *value = store_meta_get(part->meta, part->meta_len, sum_names[k].header);
-        if (value && strlen(value) < sizeof(s->value)) {
-            s->sum = (enum sum_kind)k;
-            memcpy(s->value, value, strlen(value) + 1);
-        }
-    }
+    const char *value;
+    bool full;
+    s->sum = sum_of_meta(part->meta, part->meta_len, &value, &full);
+    if (s->sum != SUM_NONE)
+        snprintf(s->value, sizeof(s->value), "%s", value);
     return 0;
 }
 
 static int note_pair(void *user, const char *name, const char *value)
 {
     struct completion *c = user;
-    if (strcmp(name, "leat-sum") != 0) {
+    if (strcmp(name, "leat-sum") != 0)
         meta_put(&c->meta, name, strlen(name), value, strlen(value));
-        return 0;
-    }
-    size_t n = strcspn(value, " ");
-    c->sum = sum_by_name(value, n);
-    c->full = strcmp(value + n, " FULL_OBJECT") == 0;
     return 0;
 }
 
 static int note_upload(void *user, const struct store_upload *upload)
 {
+    struct completion *c = user;
+    c->sum = algorithm_of(upload, &c->full);
     return store_meta_each(upload->meta, upload->meta_len, note_pair, user);
 }
 
-/* Each named part against what is there. */
+/*
+ * A named part was not found: there is none, or another request completes the upload at this moment and its parts are on their way out. The store, which
+ * waits for that end, tells which.
+ */
+static int why_missing(struct completion *c, struct leat_error *err)
+{
+    struct visit *v = c->v;
+    struct store_put *put;
+    for (unsigned i = 0; i < c->n; i++) {
+        c->parts[i].number = c->named[i].number;
+        snprintf(c->parts[i].etag, sizeof(c->parts[i].etag), "%s", c->named[i].etag);
+    }
+    int rc = store_upload_assemble(objects_store(v->door->objects), v->call.bucket, v->call.key,
+                                   v->call.key_len, v->upload, c->parts, c->n, &put, err);
+    if (rc == 0) /* it has come since: not what was looked at */
+        store_put_abort(put);
+    return rc == 0 ? LEAT_STALE : rc;
+}
+
+static bool all_there(const struct completion *c)
+{
+    for (unsigned i = 0; i < c->n; i++)
+        if (strcmp(c->stored[c->named[i].number - 1].etag, c->named[i].etag) != 0)
+            return false;
+    return true;
+}
+
+/* Each named part, which is there, against what the client says of it. */
 static bool match(struct completion *c)
 {
     struct visit *v = c->v;
@@ -178,9 +236,12 @@ static bool match(struct completion *c)
     for (unsigned i = 0; i < c->n; i++) {
         const struct s3_part_named *p = &c->named[i];
         const struct stored *s = &c->stored[p->number - 1];
-        if (strcmp(s->etag, p->etag) != 0 ||
-            (p->checksum[0] && (s->sum == SUM_NONE || strcasecmp(p->algorithm, sum_names[s->sum].name) != 0 ||
-                                strcmp(p->checksum, s->value) != 0))) {
+        if (p->checksum[0] && sum_by_name(p->algorithm, strlen(p->algorithm)) == SUM_NONE) {
+            visit_fail(v, S3_NOT_IMPLEMENTED, "A part is named with a checksum that is not implemented.");
+            return false;
+        }
+        if (p->checksum[0] && (s->sum == SUM_NONE || strcasecmp(p->algorithm, sum_names[s->sum].name) != 0 ||
+                               strcmp(p->checksum, s->value) != 0)) {
             visit_fail(v, S3_INVALID_PART, NULL);
             return false;
         }
@@ -267,6 +328,16 @@ static bool full_object(struct completion *c)
 static bool whole_sum(struct completion *c)
 {
     struct visit *v = c->v;
+    const char *type = c->full ? "FULL_OBJECT" : "COMPOSITE";
+    if (v->expected_type[0] && c->sum != SUM_NONE && strcmp(v->expected_type, type) != 0) {
+        char message[140];
+        snprintf(message, sizeof(message),
+                 "The upload was created using the %s checksum mode. The complete request must use the same "
+                 "checksum mode.",
+                 type);
+        visit_fail(v, S3_INVALID_REQUEST, message);
+        return false;
+    }
     if (v->expected != SUM_NONE && v->expected != c->sum) {
         visit_fail(
             v, S3_INVALID_REQUEST,
@@ -286,7 +357,6 @@ static bool whole_sum(struct completion *c)
     }
     meta_put(&c->meta, sum_names[c->sum].header, strlen(sum_names[c->sum].header), c->value,
              strlen(c->value));
-    const char *type = c->full ? "FULL_OBJECT" : "COMPOSITE";
     meta_put(&c->meta, "x-amz-checksum-type", 19, type, strlen(type));
     return true;
 }
@@ -310,6 +380,20 @@ static void put_layout(struct completion *c)
         used = (size_t)snprintf(text, sizeof(text), "%u:%llu", c->n, (unsigned long long)first);
     if (used < sizeof(text) && c->meta.len + sizeof("leat-parts") + used + 1 <= STORE_META_MAX)
         meta_put(&c->meta, "leat-parts", 10, text, used);
+}
+
+/* The parts' own checksums, for who reads part by part, or asks for an object's attributes. */
+static void put_part_sums(struct completion *c)
+{
+    struct bytes_out text = {0};
+    for (unsigned i = 0; c->sum != SUM_NONE && i < c->n && text.len < PARTS_SUMS_MAX; i++) {
+        http_put(&text, i ? "," : "");
+        http_put(&text, c->stored[c->named[i].number - 1].value);
+    }
+    if (text.len && text.len < PARTS_SUMS_MAX && !text.failed &&
+        c->meta.len + sizeof("leat-part-sums") + text.len + 1 <= STORE_META_MAX)
+        meta_put(&c->meta, "leat-part-sums", 14, (const char *)text.data, text.len);
+    bytes_out_fini(&text);
 }
 
 static void say_completed(struct completion *c, const char *etag)
@@ -353,20 +437,24 @@ static bool etag_of(const struct completion *c, char out[48])
     return good;
 }
 
-/* The upload is not there (any more): was it this very request that completed it? */
+/* The upload is not there (any more): was it this very request that completed it? Then it is answered as the first one was. */
 static bool completed_before(struct completion *c)
 {
     struct visit *v = c->v;
-    struct store_info info;
+    struct store_obj *obj;
+    const char *value = "";
     char etag[48];
-    if (!etag_of(c, etag) ||
-        store_lookup(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len, &info,
-                     NULL) < 0 ||
-        strcmp(info.etag, etag) != 0)
+    if (!etag_of(c, etag) || store_get(objects_store(v->door->objects), v->call.bucket, v->call.key,
+                                       v->call.key_len, &obj, NULL) < 0)
         return false;
-    c->sum = SUM_NONE;
-    say_completed(c, etag);
-    return true;
+    bool same = strcmp(obj->info.etag, etag) == 0;
+    if (same) {
+        c->sum = sum_of_meta(obj->meta, obj->meta_len, &value, &c->full);
+        snprintf(c->value, sizeof(c->value), "%s", value);
+        say_completed(c, etag);
+    }
+    store_obj_unref(obj);
+    return same;
 }
 
 static int put_together(struct completion *c, struct leat_error *err)
@@ -379,6 +467,8 @@ static int put_together(struct completion *c, struct leat_error *err)
     if (rc == 0)
         rc = store_part_list(store, v->call.bucket, v->call.key, v->call.key_len, v->upload, 0,
                              STORE_PARTS_MAX, note_part, c, &more, err);
+    if (rc == 0 && !all_there(c))
+        rc = why_missing(c, err);
     if (rc == STORE_NO_UPLOAD && completed_before(c))
         return 0;
     if (rc < 0)
@@ -386,6 +476,7 @@ static int put_together(struct completion *c, struct leat_error *err)
     if (!match(c) || !whole_sum(c))
         return 0;
     put_layout(c);
+    put_part_sums(c);
     if (c->meta.failed)
         return -ENOMEM;
     struct store_commit commit = {.meta = c->meta.data,
@@ -394,6 +485,8 @@ static int put_together(struct completion *c, struct leat_error *err)
                                   .if_match = v->if_match[0] ? v->if_match : NULL};
     rc = objects_upload_complete(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, v->upload,
                                  c->parts, c->n, &commit, &v->info, err);
+    if (rc == STORE_NO_UPLOAD && completed_before(c)) /* by another request, just now */
+        return 0;
     if (rc == 0)
         say_completed(c, v->info.etag);
     return rc;
@@ -427,11 +520,15 @@ static bool read_expected(struct visit *v)
     v->expected = SUM_NONE;
     for (unsigned k = 0; k < SUM_KINDS; k++) {
         struct http_text t = visit_header(v, sum_names[k].header);
+        if (t.data && v->expected != SUM_NONE)
+            visit_fail(v, S3_INVALID_REQUEST,
+                       "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed.");
         if (t.data) {
             v->expected = (enum sum_kind)k;
             http_text_copy(t, v->expected_value, sizeof(v->expected_value));
         }
     }
+    http_text_copy(visit_header(v, "x-amz-checksum-type"), v->expected_type, sizeof(v->expected_type));
     if (bytes.data && !http_text_u64(bytes, &v->expected_bytes))
         visit_fail(v, S3_INVALID_ARGUMENT, "x-amz-mp-object-size is a number of bytes");
     return v->code == S3_OK;
@@ -495,6 +592,19 @@ static unsigned number_of(struct visit *v, const char *name, unsigned without, u
     return (unsigned)MIN(n, (uint64_t)max);
 }
 
+static const char *class_of(const struct store_upload *upload)
+{
+    const char *class = store_meta_get(upload->meta, upload->meta_len, "x-amz-storage-class");
+    return class ? class : "STANDARD";
+}
+
+static int note_class(void *user, const struct store_upload *upload)
+{
+    struct visit *v = user;
+    snprintf(v->storage_class, sizeof(v->storage_class), "%s", class_of(upload));
+    return 0;
+}
+
 static void list_parts(struct visit *v)
 {
     struct leat_error err = {0};
@@ -504,8 +614,12 @@ static void list_parts(struct visit *v)
     bool more = false;
     if (v->code != S3_OK)
         return;
-    int rc = store_part_list(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len,
-                             v->upload, after, max, put_part, &l, &more, &err);
+    struct store *store = objects_store(v->door->objects);
+    int rc =
+        store_upload_get(store, v->call.bucket, v->call.key, v->call.key_len, v->upload, note_class, v, &err);
+    if (rc == 0)
+        rc = store_part_list(store, v->call.bucket, v->call.key, v->call.key_len, v->upload, after, max,
+                             put_part, &l, &more, &err);
     if (rc < 0) {
         visit_fail_store(v, rc, &err);
         bytes_out_fini(&l.out);
@@ -523,7 +637,8 @@ static void list_parts(struct visit *v)
     s3_element_u64(out, "MaxParts", max);
     http_put(out, more ? "<IsTruncated>true</IsTruncated>" : "<IsTruncated>false</IsTruncated>");
     bytes_put(out, l.out.data ? l.out.data : (const uint8_t *)"", l.out.len);
-    http_put(out, "<StorageClass>STANDARD</StorageClass></ListPartsResult>");
+    s3_element(out, "StorageClass", v->storage_class, strlen(v->storage_class));
+    http_put(out, "</ListPartsResult>");
     out->failed |= l.out.failed;
     bytes_out_fini(&l.out);
 }
@@ -553,7 +668,9 @@ static int put_upload(void *user, const struct store_upload *upload)
     s3_element_key(&l->out, l->url, "Key", upload->key, upload->key_len);
     s3_element(&l->out, "UploadId", upload->id, strlen(upload->id));
     s3_element(&l->out, "Initiated", time, S3_TIME_TEXT - 1);
-    http_put(&l->out, "<StorageClass>STANDARD</StorageClass></Upload>");
+    const char *class = class_of(upload);
+    s3_element(&l->out, "StorageClass", class, strlen(class));
+    http_put(&l->out, "</Upload>");
     bytes_out_reset(&l->last);
     bytes_put(&l->last, upload->key, upload->key_len);
     memcpy(l->id, upload->id, sizeof(l->id));

@@ -31,6 +31,35 @@ void meta_put(struct bytes_out *meta, const char *name, size_t name_len, const c
     to[name_len + 1 + value_len] = 0;
 }
 
+/* The value of the pair of this name, whatever its case; NULL: there is none. */
+static char *meta_find(const struct bytes_out *meta, const char *name, size_t name_len)
+{
+    for (char *at = (char *)meta->data, *end = at + meta->len; at < end;) {
+        char *value = at + strlen(at) + 1;
+        if (strlen(at) == name_len && strncasecmp(at, name, name_len) == 0)
+            return value;
+        at = value + strlen(value) + 1;
+    }
+    return NULL;
+}
+
+/* A name that comes again is one header, as HTTP has it (RFC 9110, 5.3): "a", then "b" is "a,b". */
+static void meta_join(struct bytes_out *meta, const char *name, size_t name_len, const char *value,
+                      size_t value_len)
+{
+    const char *there = meta->failed ? NULL : meta_find(meta, name, name_len);
+    if (!there) {
+        meta_put(meta, name, name_len, value, value_len);
+        return;
+    }
+    size_t at = (size_t)(there - (char *)meta->data) + strlen(there), tail = meta->len - at;
+    if (!bytes_room(meta, value_len + 1))
+        return;
+    memmove(meta->data + at + 1 + value_len, meta->data + at, tail);
+    meta->data[at] = ',';
+    memcpy(meta->data + at + 1, value, value_len);
+}
+
 /* "aws-chunked,gzip" was the coding of the way as well. */
 static struct http_text without_chunked(struct http_text t)
 {
@@ -70,7 +99,7 @@ static bool read_linked_meta(struct visit *v, size_t *user_bytes)
             return false;
         }
         *user_bytes += p->name_len - 11 + p->value_len;
-        meta_put(&v->meta, name, p->name_len, value, p->value_len);
+        meta_join(&v->meta, name, p->name_len, value, p->value_len);
     }
     return true;
 }
@@ -86,7 +115,7 @@ static bool read_meta(struct visit *v)
         http_header_at(r, v->req->head, i, &name, &value);
         if (name.len > 11 && strncasecmp(name.data, "x-amz-meta-", 11) == 0) {
             user_bytes += name.len - 11 + value.len;
-            meta_put(&v->meta, name.data, name.len, value.data, value.len);
+            meta_join(&v->meta, name.data, name.len, value.data, value.len);
             continue;
         }
         for (unsigned k = 0; k < ARRAY_LEN(kept); k++) {
@@ -95,11 +124,15 @@ static bool read_meta(struct visit *v)
             if (k == 1)
                 value = without_chunked(value);
             if (value.len)
-                meta_put(&v->meta, name.data, name.len, value.data, value.len);
+                meta_join(&v->meta, name.data, name.len, value.data, value.len);
         }
     }
     if (!read_linked_meta(v, &user_bytes))
         return false;
+    struct http_text class = visit_demand(v, "x-amz-storage-class");
+    if (!http_text_is(class, "STANDARD"))
+        http_text_copy(class, v->storage_class, sizeof(v->storage_class));
+    put_class(v);
     if (v->meta.failed)
         visit_fail(v, S3_SLOW_DOWN, NULL);
     else if (user_bytes > USER_META_MAX || v->meta.len > STORE_META_MAX - 512)
@@ -130,6 +163,12 @@ static bool read_conditions(struct visit *v)
     }
     http_text_copy(match, v->if_match, sizeof(v->if_match));
     return true;
+}
+
+void put_class(struct visit *v)
+{
+    if (v->storage_class[0])
+        meta_put(&v->meta, "x-amz-storage-class", 19, v->storage_class, strlen(v->storage_class));
 }
 
 bool put_read_headers(struct visit *v)
@@ -227,20 +266,7 @@ void op_put(struct visit *v)
 
 void op_upload_part(struct visit *v)
 {
-    size_t len;
-    uint64_t number;
-    const char *id = s3_call_param(&v->call, "uploadId", &len);
-    const char *part = s3_call_param(&v->call, "partNumber", NULL);
-    if (!part || !http_text_u64((struct http_text){part, strlen(part)}, &number) || number < 1 ||
-        number > STORE_PARTS_MAX) {
-        visit_fail(v, S3_INVALID_ARGUMENT, "Part number must be an integer between 1 and 10000, inclusive");
-    } else if (len >= sizeof(v->upload)) {
-        visit_fail(v, S3_NO_SUCH_UPLOAD, NULL);
-    } else {
-        memcpy(v->upload, id, len + 1);
-        v->part = (unsigned)number;
-    }
-    if (v->code == S3_OK && body_begin(v, 0))
+    if (upload_read_part(v) && body_begin(v, 0))
         receive(v);
     else
         visit_refuse(v);

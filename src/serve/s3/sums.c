@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The checksums of S3: names, texts. */
-#include "serve/s3/body.h"
+/* The checksums of S3: names, texts, and where they are kept. */
+#include "serve/s3/visit.h"
 
+#include <stdio.h>
 #include <strings.h>
 
 const struct sum_name sum_names[SUM_KINDS] = {
@@ -38,4 +39,28 @@ bool sum_parse(const char *text, size_t len, unsigned bytes, uint8_t *ret_raw)
         return false;
     memcpy(ret_raw, raw, bytes);
     return true;
+}
+
+enum sum_kind sum_of_meta(const void *meta, size_t len, const char **ret_value, bool *ret_full)
+{
+    for (unsigned k = 0; k < SUM_KINDS; k++) {
+        const char *value = store_meta_get(meta, len, sum_names[k].header);
+        if (!value)
+            continue;
+        *ret_value = value;
+        *ret_full = !strchr(value, '-');
+        return (enum sum_kind)k;
+    }
+    return SUM_NONE;
+}
+
+bool sum_mismatch(struct visit *v, enum sum_kind actual)
+{
+    char message[160];
+    snprintf(message, sizeof(message),
+             "Checksum Type mismatch occurred, expected checksum Type: %s, actual checksum Type: %s",
+             sum_names[v->declared].header + sizeof("x-amz-checksum-") - 1,
+             actual == SUM_NONE ? "null" : sum_names[actual].header + sizeof("x-amz-checksum-") - 1);
+    visit_fail(v, S3_INVALID_REQUEST, message);
+    return false;
 }

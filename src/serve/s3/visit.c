@@ -11,6 +11,7 @@
 #include "base/log.h"
 
 #include <stdio.h>
+#include <strings.h>
 
 /* --- life ------------------------------------------------------------------------------------------------------------------ */
 
@@ -105,7 +106,7 @@ struct visit *visit_new(struct s3_door *door, struct http_request *req, const st
     v->call = *call;
     v->how = claim->how;
     v->body.how = claim->body;
-    v->body.sum = SUM_NONE;
+    v->body.sum = v->declared = SUM_NONE;
     memcpy(v->body.payload, claim->payload, sizeof(v->body.payload));
     memcpy(v->body.when, claim->when, sizeof(v->body.when));
     memcpy(v->body.signature, claim->signature, sizeof(v->body.signature));
@@ -323,12 +324,27 @@ void visit_refuse(struct visit *v)
     put_error(v->req, v->code, v->message[0] ? v->message : NULL, NULL, NULL, v->id);
 }
 
+bool door_encrypts(const struct s3_door *door, const char *bucket)
+{
+    return door->disks_encrypted && !objects_remote(door->objects, bucket);
+}
+
 /* --- answers --------------------------------------------------------------------------------------------------------------- */
+
+/* An object, or part of one. */
+static bool makes_object(enum s3_op op)
+{
+    return op == S3_OP_PUT_OBJECT || op == S3_OP_COPY_OBJECT || op == S3_OP_CREATE_UPLOAD ||
+           op == S3_OP_UPLOAD_PART || op == S3_OP_UPLOAD_PART_COPY || op == S3_OP_COMPLETE_UPLOAD;
+}
 
 struct bytes_out *visit_answer(struct visit *v, unsigned status)
 {
     v->answered = true;
-    return door_answer(v->req, status, v->id);
+    struct bytes_out *headers = door_answer(v->req, status, v->id);
+    if (makes_object(v->call.op) && door_encrypts(v->door, v->call.bucket))
+        http_put_header(headers, "x-amz-server-side-encryption", "AES256");
+    return headers;
 }
 
 void visit_send_xml(struct visit *v)
@@ -379,6 +395,17 @@ void visit_send_empty(struct visit *v, unsigned status)
 struct http_text visit_header(const struct visit *v, const char *name)
 {
     return http_header(v->req->reader, v->req->head, name);
+}
+
+struct http_text visit_demand(const struct visit *v, const char *name)
+{
+    struct http_text t = visit_header(v, name);
+    for (unsigned i = 0; !t.data && i < v->call.nparams; i++) {
+        const struct s3_param *p = &v->call.params[i];
+        if (strcasecmp(v->call.text + p->name_at, name) == 0)
+            t = (struct http_text){v->call.text + p->value_at, p->value_len};
+    }
+    return t;
 }
 
 void etag_header(struct bytes_out *headers, const char *etag)

@@ -27,6 +27,7 @@ struct s3_door {
     struct ticket_office members_room; /* what their indexes may take */
     _Atomic unsigned pinned;           /* objects that batches hold open */
     char region[65];
+    bool disks_encrypted;
     char **domains;
     uint64_t id_seed;
     _Atomic uint64_t ids;
@@ -74,12 +75,14 @@ struct visit {
 
     struct bundling *bundling; /* batch.c: a member of an archive, or many objects; NULL: neither */
 
-    unsigned attributes; /* of an object: attributes.c */
+    unsigned attributes;             /* of an object: attributes.c */
+    unsigned parts_after, parts_max; /* which page of its parts */
 
     /* Of writing. */
     struct bytes_out meta; /* pairs of store.h */
     char if_match[STORE_ETAG_MAX + 3];
     bool if_none_match;
+    char storage_class[24]; /* "": STANDARD */
 
     /* Of making a bucket. */
     char *remote; /* tier.h: what it stands in front of, or NULL */
@@ -94,9 +97,11 @@ struct visit {
 
     /* Of uploads. */
     unsigned part;          /* its number; 0: a whole object */
+    enum sum_kind declared; /* the algorithm that the upload was begun with, or SUM_NONE */
+    bool declared_full;     /* of all bytes; else a checksum of the parts' checksums */
     const char *sum_type;   /* CreateMultipartUpload: "FULL_OBJECT" or "COMPOSITE" */
     enum sum_kind expected; /* CompleteMultipartUpload: of the whole */
-    char expected_value[SUM_TEXT + 8];
+    char expected_value[SUM_TEXT + 8], expected_type[16]; /* "" : not said */
     bool expects_bytes;
     uint64_t expected_bytes;
     char upload[STORE_UPLOAD_ID_TEXT];
@@ -132,6 +137,8 @@ bool visit_charge_list(struct visit *v, const char *max_name);
 void visit_send_empty(struct visit *v, unsigned status);
 /* The request's header; data NULL: none. Door's thread, before the answer. */
 struct http_text visit_header(const struct visit *v, const char *name);
+/* The same, or the query's parameter of that name, where SDKs that make a link put it. */
+struct http_text visit_demand(const struct visit *v, const char *name);
 /* May he who asks do this with that bucket? S3_OK, or what to answer. [door's thread or a worker] */
 enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct keys_user *user,
                        const char *bucket, enum keys_right right);
@@ -141,6 +148,8 @@ enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct key
  */
 bool visit_expected_owner(struct s3_door *door, const struct http_request *req, const char *header,
                           const char *bucket);
+/* Do objects of this bucket lie on disks that were stated to be encrypted, and nowhere else? */
+bool door_encrypts(const struct s3_door *door, const char *bucket);
 void etag_header(struct bytes_out *headers, const char *etag);
 void visit_free(struct visit *v); /* over, and nobody works on it */
 
@@ -186,8 +195,19 @@ void op_list_parts(struct visit *v);
 void op_complete_upload(struct visit *v);
 void op_abort_upload(struct visit *v);
 
+/* demands.c: S3_OK, or why what x-amz- headers demand is not done; *ret_message: a sentence for the client. */
+enum s3_code demands_check(const struct s3_door *door, const struct http_request *req,
+                           const struct s3_call *call, char *ret_message, size_t cap);
 /* put.c: what a request says of the object that it makes: meta, conditions. False: v->code is set. */
 bool put_read_headers(struct visit *v);
+/* The storage class that was asked for, into v->meta. */
+void put_class(struct visit *v);
+/* multipart.c: v->upload and v->part from the query, and v->declared of that upload. False: v->code is set. */
+bool upload_read_part(struct visit *v);
+/* The algorithm of a part, or of the object to be, is not its upload's. Returns false. */
+bool sum_mismatch(struct visit *v, enum sum_kind actual);
+/* What checksum an object or a part has: its text, and whether it is of all bytes; SUM_NONE: none. */
+enum sum_kind sum_of_meta(const void *meta, size_t len, const char **ret_value, bool *ret_full);
 /* Pairs of store.h. */
 void meta_put(struct bytes_out *meta, const char *name, size_t name_len, const char *value, size_t value_len);
 
