@@ -16,6 +16,7 @@ import collections
 import itertools
 import logging
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ import numpy.typing as npt
 from . import _device, _leat, _plan, _workers
 from ._batch import Array, dense_arrays
 from ._errors import BadSample, Busy, Corrupt, Denied, Error, NoSpace, NotFound, PeerGone, Stale, TimedOut, WorkerDied, let_go
+from ._generators import States, seed_for
 from ._mixture import ID_MASK
 from ._prepared import LoadedBatch, PreparedBatch, Shapes
 from ._set import WorkingSet
@@ -250,7 +252,8 @@ class Epoch(_leat.Lane, Iterator[Any]):
         loader = self._loader
         forks = loader._method == "fork" or loader._method == "process" and _workers.forks()
         run = _workers.in_child if forks else _workers.in_thread
-        made: dict[str, Any] = run(lambda: self._prepare(index), index & ID_MASK, loader._timeout)
+        made: dict[str, Any]
+        made, loader._work.imports_torch = run(lambda: (self._prepare(index), "torch" in sys.modules), index & ID_MASK, loader._timeout)
         return made
 
     def _prepare(self, index: int) -> dict[str, Any]:
@@ -258,10 +261,26 @@ class Epoch(_leat.Lane, Iterator[Any]):
         reader = _workers.reader(loader.ws, loader._columns, 1)
         try:
             with reader.read(np.array([index], np.uint64)) as batch:
-                made = loader._work.one(batch, 0, self._epoch, index)
+                made = self._seeded(batch, index) if loader._work.in_python else loader._work.one(batch, 0, self._epoch, index)
                 return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in made.items()}
         finally:
             reader.close()
+
+    def _seeded(self, batch: Any, index: int) -> dict[str, Any]:
+        """One sample, as workers prepare it; and whether it draws from generators that it shares with the loop, which waits here."""
+        loader = self._loader
+        outer = States()
+        seed_for(loader._seed, self._epoch, index)
+        seeded = States()
+        try:
+            return loader._work.one(batch, 0, self._epoch, index)
+        finally:
+            drawn = seeded.differ(States())
+            outer.restore()
+            if drawn and loader._method == "thread" and loader._engine is None and not loader._work.draws:
+                loader._work.draws = True
+                _log.warning("the transform draws from %s, which it shares with the loop: it runs for one sample at a time, while the loop waits. Let it "
+                             "draw from rng, or take workers='process'", ", ".join(drawn))
 
     def _submit(self, timeout_ns: int) -> bool:
         """Gives the next step to the engine. False: nothing to give, no room, or its bytes are not here yet."""
@@ -319,6 +338,9 @@ class Epoch(_leat.Lane, Iterator[Any]):
         return self._finish(job, step)
 
     def _submit_ahead(self) -> None:
+        engine = self._loader._engine
+        if engine is not None and engine.in_step:
+            return
         try:
             while self._submit(1):
                 pass

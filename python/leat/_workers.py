@@ -6,7 +6,9 @@ shapes into the job's slot and hand back what has no fixed shape, and the sample
 
 Failure modes: a sample that fails is reported, not raised, in a worker: the thread that iterates decides. A worker that dies is
 WorkerDied, one that hangs TimedOut; both name the samples at work.
-Invariants: a slot is written only by the job that owns it (_slots). What a sample becomes depends on (seed, epoch, index) alone.
+Invariants: a slot is written only by the job that owns it (_slots). What a sample becomes depends on (seed, epoch, index) alone: also where it
+draws from generators that the process shares, which are seeded for each sample, in processes always. Threads share them with the loop. So a
+transform that is seen to draw from them runs in one thread, while the loop waits for its batch.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ import numpy as np
 
 from ._batch import Array, Batch, Ragged
 from ._cuda import CudaArray
-from ._decode import SCALARS, Column
+from ._decode import DECODERS, SCALARS, Column
 from ._errors import Error, TimedOut, WorkerDied, let_go
+from ._generators import States, seed_for
 from ._pictures import Stages, Transforms, split
 from ._slots import Layout, Lease, Slots
 
@@ -63,6 +66,8 @@ class Work:
         self.layout: Layout = {}
         self.strict = True  # a value that does not fit the layout is a failure
         self.block = 0  # of the order, where the set is streamed
+        self.draws = False  # from generators that the process shares: they are seeded for each sample
+        self.imports_torch = False  # somewhere in the transform: then it is to be there before the first sample, to be seeded
 
     def apply(self, values: dict[str, Any], epoch: int, index: int) -> dict[str, Any]:
         if self.transform is None:
@@ -73,6 +78,11 @@ class Work:
                 return {self.columns[0].name: made}
             raise TypeError(f"transform returned {type(made).__name__}: a dict of names and values is wanted")
         return made
+
+    @property
+    def in_python(self) -> bool:
+        """Functions of the user's run for each sample."""
+        return self.transform is not None or any(c.decoder is not None and c.decoder not in DECODERS.values() for c in self.columns)
 
     @property
     def moves(self) -> bool:
@@ -219,6 +229,8 @@ def _run_chunk(work: Work, batch: Batch, base: int, lo: int, hi: int, ids: Array
     for i in range(lo, hi):
         index = int(ids[i])
         at(index + 1)
+        if work.draws:
+            seed_for(work.seed, epoch, index)
         try:
             made = work.apply(values_of(batch, work.columns, i - base), epoch, index)
             work.store(outs, loose, i, made)
@@ -244,6 +256,8 @@ def _run_stages(work: Work, stages: Stages, batch: Batch, base: int, lo: int, hi
         at(index + 1)
         if i - lo in failed:
             continue
+        if work.draws:
+            seed_for(work.seed, epoch, index)
         try:
             if stages.alone:
                 work.store_some(outs, loose, i, values_of(batch, stages.single, i - base))
@@ -259,12 +273,14 @@ def _run_stages(work: Work, stages: Stages, batch: Batch, base: int, lo: int, hi
 
 
 class Threads:
-    """Workers in this process. They take raw batches that the library read ahead."""
+    """Workers in this process. They take raw batches that the library read ahead. Where samples draw from generators that the loop shares it is one
+    worker, and the loop gives it a batch only when it waits for it."""
 
     reads = False
 
     def __init__(self, work: Work, slots: Slots, workers: int) -> None:
-        self.work, self.slots, self.workers = work, slots, max(1, workers)
+        self.in_step = work.draws
+        self.work, self.slots, self.workers = work, slots, 1 if work.draws else max(1, workers)
         self.busy_s = 0.0
         self.read_s = 0.0
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -325,10 +341,13 @@ def _thread_main(work: Work, slots: Slots, number: int, tasks: queue.SimpleQueue
             return
         job, lo, hi = task
         start = time.perf_counter()
+        before = States() if work.draws else None
         try:
             failures, loose = _run_chunk(work, job.raw, 0, lo, hi, job.ids, job.epoch, slots.outs(job.lease.number), at)
         except BaseException as error:  # nothing that we know of; but the loop waits for an answer
             failures, loose = [(i, error) for i in range(lo, hi)], {}
+        if before is not None:
+            before.restore()
         waited = 0.0 if work.stages is None else work.stages.take_waited()
         done.put((job, failures, loose, time.perf_counter() - start - waited))
         del task, job, failures, loose
@@ -361,7 +380,7 @@ def _fd_here(passed: Any) -> _Fd:
 class Processes:
     """Workers that open the set by its address and read for themselves."""
 
-    reads = True
+    reads, in_step = True, False
 
     def __init__(self, work: Work, slots: Slots, workers: int, ws: WorkingSet, method: str | None) -> None:
         self.work, self.slots, self.workers = work, slots, max(1, workers)
@@ -508,7 +527,10 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
     def at(index: int) -> None:
         slots.current[number] = index
 
+    if work.imports_torch:
+        import torch  # noqa: F401
     _one_thread_of_torch()
+    work.draws = work.in_python  # whether they do draw: nothing else does here, and seeding is cheap
     source = reader(ws, work.columns, batch_size, work.block)
     conn.send(None)
     while True:

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generators that a process shares: those of `random`, of NumPy's old interface, and of torch where it is imported. A transform that draws
+from them gets, for each sample, numbers that follow from (seed, epoch, index). See docs/decisions/0134-shared-generators-are-seeded.md.
+
+Invariant: between `States()` and `restore()` no thread but the one that prepares samples draws. The caller sees to that.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+
+_M64 = 2**64 - 1
+_TAG = 0x6C656174  # "leat"
+
+
+def _mix(x: int) -> int:
+    """The output function of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _M64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _M64
+    return x ^ x >> 31
+
+
+def _torch() -> Any:
+    return getattr(sys.modules.get("torch"), "default_generator", None)
+
+
+def seed_for(seed: int, epoch: int, index: int) -> None:
+    """Seeds all of them for one sample in one epoch.
+
+    >>> before = States()
+    >>> seed_for(1, 2, 3); a = random.random(), float(np.random.rand())
+    >>> seed_for(1, 2, 4); b = random.random(), float(np.random.rand())
+    >>> seed_for(1, 2, 3); a == (random.random(), float(np.random.rand())), a[0] == b[0]
+    (True, False)
+    >>> before.restore()
+    """
+    key = _mix(_mix(_mix(seed + _TAG & _M64) + epoch & _M64) + index & _M64)
+    random.seed(key)
+    try:
+        np.random.seed(_mix(key + 1 & _M64) & 0xFFFFFFFF)
+    except TypeError:  # the program has put a bit generator of its own there, which cannot be seeded again
+        pass
+    torch = _torch()
+    if torch is not None:
+        torch.manual_seed(_mix(key + 2 & _M64))
+
+
+class States:
+    """Where all of them are."""
+
+    def __init__(self) -> None:
+        self._random = random.getstate()
+        self._numpy = np.random.get_state(legacy=False)
+        torch = _torch()
+        self._torch = None if torch is None else torch.get_state()
+
+    def restore(self) -> None:
+        random.setstate(self._random)
+        np.random.set_state(self._numpy)
+        torch = _torch()
+        if torch is not None and self._torch is not None:
+            torch.set_state(self._torch)
+
+    def differ(self, other: States) -> list[str]:
+        """Names of the generators that are not where they were."""
+        torch = [None if one._torch is None else one._torch.numpy().tobytes() for one in (self, other)]
+        return [name for name, same in (("random", self._random == other._random), ("np.random", _same(self._numpy, other._numpy)),
+                                        ("torch", torch[0] == torch[1])) if not same]
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Of states of NumPy's: nested dicts of numbers and arrays."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+    return bool(np.array_equal(a, b))

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transforms that draw from the generators of the process, as torchvision's do: each sample has its own numbers, wherever it is prepared."""
+
+import logging
+import random
+
+import numpy as np
+import pytest
+
+import leat
+
+N = 60
+HOW = [{"num_workers": 0}, {"num_workers": 3}, {"num_workers": 1, "workers": "fork"}, {"num_workers": 2, "workers": "fork"},
+       {"num_workers": 3, "workers": "process"}, pytest.param({"num_workers": 2, "workers": "spawn"}, marks=pytest.mark.slow),
+       {"rank": 1, "world_size": 2}, {"rank": 0, "world_size": 3, "num_workers": 2, "workers": "fork"}]
+
+
+def draw(sample, rng):
+    return {"random": random.random(), "numpy": np.random.normal(), "more": np.random.rand(), "x": sample["x"]}
+
+
+def decode(data):
+    if len(data) in (3, 7):
+        raise ValueError("bad")
+    return np.array([random.getrandbits(32), np.random.randint(1 << 30), len(data)])
+
+
+def draw_torch(sample, rng):
+    import torch
+
+    return {"torch": float(torch.rand(1, dtype=torch.float64)), "normal": float(torch.randn(1, dtype=torch.float64))}
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(N))
+    with leat.open({"x": tmp_path / "x.npy"}) as ws:
+        yield ws
+
+
+def drawn(loader, epochs=1):
+    """{(epoch, sample): what it drew}."""
+    found = {}
+    for epoch in range(epochs):
+        for batch in loader:
+            for row, i in enumerate(batch.ids.tolist()):
+                found[epoch, i] = tuple(float(batch[name][row]) for name in batch.fields)
+    loader.close()
+    return found
+
+
+def with_torch():
+    pytest.importorskip("torch", reason="torch is not installed")
+    return draw_torch
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("which", ["python", "torch"])
+def test_each_sample_has_its_own(numbers, how, which):
+    transform = draw if which == "python" else with_torch()
+    want = drawn(leat.Loader(numbers, 5, seed=7, transform=transform), 2)
+    assert len(want) == 2 * N
+    for column in zip(*want.values()):
+        assert len(set(column)) in (N, 2 * N)  # what is drawn differs in all; x comes in both epochs
+    got = drawn(leat.Loader(numbers, 5, seed=7, transform=transform, **how), 2)
+    assert len(got) >= 2 * N // 3 and all(want[key] == value for key, value in got.items())
+    other = drawn(leat.Loader(numbers, 5, seed=8, transform=transform))
+    assert not {value[0] for value in other.values()} & {value[0] for value in want.values()}
+
+
+@pytest.mark.parametrize("how", [{}, {"num_workers": 3}, {"num_workers": 2, "workers": "fork"}])
+def test_the_loops_own_numbers(numbers, how):
+    """A loop that draws by itself, as mixup does, sees nothing of the loader; nor do samples see anything of the loop."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def both(sample, rng):
+        return {**draw(sample, rng), **draw_torch(sample, rng)}
+
+    def mine():
+        return random.random(), np.random.normal(), np.random.beta(1, 2), float(torch.rand(1))
+
+    def begin():
+        random.seed(1)
+        np.random.seed(2)
+        torch.manual_seed(3)
+
+    begin()
+    want = [mine() for _ in range(N // 5)]
+    begin()
+    loader = leat.Loader(numbers, 5, transform=both, **how)
+    assert [mine() for _ in loader] == want
+    loader.close()
+
+
+@pytest.mark.parametrize("how", [{}, {"num_workers": 2, "workers": "fork"}])
+def test_a_resumed_epoch(numbers, how):
+    want = drawn(leat.Loader(numbers, 5, transform=draw))
+    loader = leat.Loader(numbers, 5, transform=draw, **how)
+    for batch, _ in zip(loader, range(4)):
+        pass
+    again = leat.Loader(numbers, 3, transform=draw, **how)
+    again.load_state_dict(loader.state_dict())
+    got = drawn(again)
+    assert 30 < len(got) <= 40 and all(want[key] == value for key, value in got.items())
+    loader.close()
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_decoders_and_bad_samples(folder, how):
+    for i in range(9):
+        (folder / "b" / f"{i}.jpg").write_bytes(b"x" * i)
+
+    def run(**more):
+        loader = leat.Loader(folder, 1, fields={"x": ("data", decode)}, on_error="skip", **more)
+        found = {int(batch.ids[0]): batch["x"][0].tolist() for batch in loader}
+        loader.close()
+        return found
+
+    want = run()
+    assert len({x[0] for x in want.values()}) == len(want) == 9
+    assert all(want[i] == x for i, x in run(**how).items())
+
+
+def test_it_is_said(numbers, caplog):
+    with caplog.at_level(logging.WARNING, "leat"):
+        drawn(leat.Loader(numbers, 5, transform=draw, num_workers=4))
+    assert "draws from random, np.random, which it shares with the loop" in caplog.text and "workers='process'" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "leat"):
+        drawn(leat.Loader(numbers, 5, transform=lambda sample, rng: {"x": rng.random()}, num_workers=4))
+        drawn(leat.Loader(numbers, 5, transform=draw, num_workers=2, workers="fork"))
+    assert not caplog.text
+
+
+def test_beside_pictures(tmp_path):
+    """Functions after leat.prep."""
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "pets").mkdir()
+    for i in range(12):
+        image.fromarray(np.full((20, 20, 3), 10 * i, np.uint8)).save(tmp_path / "pets" / f"{i:02}.png")
+
+    def after(sample, rng):
+        return {"drawn": np.random.rand(), "mean": sample["data"].mean()}
+
+    def run(**how):
+        return drawn(leat.Loader(tmp_path / "pets", 3, transform=[leat.prep.CenterCrop(8, resize=8), after], **how))
+
+    want = run()
+    assert len({value[0] for value in want.values()}) == 12
+    assert run(num_workers=3) == run(num_workers=2, workers="fork") == want
