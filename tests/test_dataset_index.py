@@ -497,6 +497,129 @@ def test_hdf5_truncated_and_damaged(tmp_path):
         run(tmp_path / "t.h5")
 
 
+# What libhdf5 has for the index of chunks, by what the dataset may grow to; the mark of each part of it.
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip", "shuffle": True, "fletcher32": True}], ids=["plain", "filtered"])
+@pytest.mark.parametrize("written", [slice(None), slice(100, 130)], ids=["all", "some"])
+@pytest.mark.parametrize("most", [None, (None, 5), (None, None)], ids=["fixed", "extensible", "btree"])
+def test_hdf5_damaged_chunk_index(tmp_path, options, written, most):
+    """An index that cannot be read is an error, where chunks that were never written are fill values."""
+    array = np.full((300, 5), -1, "<i4")
+    array[written] = np.arange(1500).reshape(300, 5)[written]
+    with h5py.File(tmp_path / "x.h5", "w", libver="latest") as f:
+        d = f.create_dataset("x", (300, 5), "<i4", chunks=(7, 5), maxshape=most, fillvalue=-1, **options)
+        d[written] = array[written]
+    with h5py.File(tmp_path / "x.h5") as f:
+        check_array(dump(tmp_path / "x.h5"), "x", f["x"][:])
+    whole = (tmp_path / "x.h5").read_bytes()
+    damaged = 0
+    for mark in (b"FAHD", b"FADB", b"EAHD", b"EAIB", b"EASB", b"EADB", b"BTHD", b"BTIN", b"BTLF"):
+        at = whole.find(mark)
+        if at >= 0:
+            (tmp_path / "t.h5").write_bytes(whole[: at + 12] + bytes([whole[at + 12] ^ 0x20]) + whole[at + 13 :])
+            with h5py.File(tmp_path / "t.h5") as f, pytest.raises(OSError):
+                f["x"][:]
+            refused(tmp_path / "t.h5", "corrupt", "t.h5", "x")
+            damaged += 1
+    assert damaged >= 2
+
+
+def test_hdf5_damaged_old_chunk_index(tmp_path):
+    """The B-tree of old files has no checksum: a key that was changed hides the chunks beside it."""
+    with h5py.File(tmp_path / "x.h5", "w", libver="earliest") as f:
+        d = f.create_dataset("x", (300, 5), "<i4", chunks=(7, 5), fillvalue=-1)
+        d[100:130] = 7
+    whole = (tmp_path / "x.h5").read_bytes()
+    at = whole.rfind(b"TREE")
+    for damage in (b"T", bytes([whole[at + 24 + 8] ^ 0x80])):
+        place = at if damage == b"T" else at + 24 + 8
+        (tmp_path / "t.h5").write_bytes(whole[:place] + (b"X" if damage == b"T" else damage) + whole[place + 1 :])
+        refused(tmp_path / "t.h5", "corrupt", "t.h5", "x")
+
+
+@pytest.mark.parametrize("userblock", [0, 512, 4096])
+def test_hdf5_never_written_behind_a_user_block(tmp_path, userblock):
+    with h5py.File(tmp_path / "x.h5", "w", userblock_size=userblock) as f:
+        f.create_dataset("x", (200,), "<f4", fillvalue=3)
+        f.create_dataset("y", (200,), "<f4")
+        f["z"] = np.arange(200)
+    with open(tmp_path / "x.h5", "r+b") as f:
+        f.write(b"SECRET" * (userblock // 6))
+    got = dump(tmp_path / "x.h5")
+    check_array(got, "x", np.full(200, 3, "<f4"))
+    check_array(got, "y", np.zeros(200, "<f4"))
+    check_array(got, "z", np.arange(200))
+
+
+@pytest.mark.parametrize("members, boolean", [({"FALSE": 0, "TRUE": 1}, True), ({"TRUE": 1, "FALSE": 0}, True),
+                                              ({"FALSE": 1, "TRUE": 0}, False), ({"FALSE": 0, "TRUE": 2}, False),
+                                              ({"FALSE": 0, "TRUE": -1}, False), ({"NO": 0, "YES": 1}, False)])
+def test_hdf5_booleans_by_their_values(tmp_path, members, boolean):
+    values = np.array(list(members.values()) * 2, "i1")
+    with h5py.File(tmp_path / "x.h5", "w") as f:
+        kind = h5py.h5t.enum_create(h5py.h5t.STD_I8LE)
+        for name, value in members.items():
+            kind.enum_insert(name.encode(), value)
+        d = h5py.h5d.create(f.id, b"x", kind, h5py.h5s.create_simple((4,)))
+        d.write(h5py.h5s.ALL, h5py.h5s.ALL, values, mtype=kind)
+    with h5py.File(tmp_path / "x.h5") as f:
+        assert (f["x"].dtype == bool) == boolean
+    check_array(dump(tmp_path / "x.h5"), "x", values.astype(bool) if boolean else values)
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_hdf5_damaged_header_is_named(tmp_path, libver, nested):
+    """A dataset that cannot be read fails the opening of the whole file; the others are there by name."""
+    with h5py.File(tmp_path / "x.h5", "w", libver=libver) as f:
+        group = f.create_group("group") if nested else f
+        for name in ("first", "second"):
+            group[name] = np.arange(100)
+        at = h5py.h5o.get_info(group["second"].id).addr
+    whole = (tmp_path / "x.h5").read_bytes()
+    wrong = bytes([whole[at] ^ 0xFF]) * 30
+    (tmp_path / "x.h5").write_bytes(whole[:at] + wrong + whole[at + len(wrong) :])
+    prefix = "group/" if nested else ""
+    if not nested:
+        refused(tmp_path / "x.h5", "corrupt", '"second"', "damaged", '#/DATASET')
+    refused(f"{tmp_path}/x.h5#/{prefix}second", "corrupt", "second", "damaged")
+    refused(f"{tmp_path}/x.h5#/{prefix}third", "not found", "third")
+    refused(f"{tmp_path}/x.h5#/nowhere/third", "not found", "third")
+    check_array(dump(f"{tmp_path}/x.h5#/{prefix}first"), "first", np.arange(100))
+
+
+def test_hdf5_damaged_message_of_a_header(tmp_path):
+    """The object can be found and is a dataset, but not opened."""
+    with h5py.File(tmp_path / "x.h5", "w") as f:
+        f["first"] = f["second"] = np.arange(100, dtype="<i4")
+        f["second2"] = np.arange(3)
+        at = h5py.h5o.get_info(f["second2"].id).addr
+    whole = (tmp_path / "x.h5").read_bytes()
+    for at in range(at + 16, at + 16 + 128):
+        (tmp_path / "t.h5").write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        got = run(tmp_path / "t.h5")
+        if "error" in got or {f["name"] for f in got["fields"]} == {"first", "second", "second2"}:
+            continue
+        with h5py.File(tmp_path / "t.h5") as f:  # without a checksum it may have become something else that is sound
+            assert not isinstance(f["second2"], h5py.Dataset) or f["second2"].shape == (), at
+
+
+@pytest.mark.parametrize("swmr", [False, True])
+def test_hdf5_that_is_being_written(tmp_path, swmr):
+    with h5py.File(tmp_path / "x.h5", "w", libver="latest") as f:
+        f.create_dataset("x", data=np.arange(100), chunks=(10,), maxshape=(None,))
+        if swmr:
+            f.swmr_mode = True
+        f.flush()
+        refused(tmp_path / "x.h5", "busy", "x.h5", "writing", "close", "h5clear -s")
+        (tmp_path / "left.h5").write_bytes((tmp_path / "x.h5").read_bytes())
+    check_array(dump(tmp_path / "x.h5"), "x", np.arange(100))
+    refused(tmp_path / "left.h5", "busy", "h5clear -s")
+    with h5py.File(tmp_path / "u.h5", "w", libver="latest", userblock_size=1024) as f:
+        f["x"] = np.arange(100)
+        f.flush()
+        refused(tmp_path / "u.h5", "busy", "h5clear -s")
+
+
 def test_hdf5_mixed_with_npy(tmp_path):
     a, b = np.random.rand(20, 3), np.arange(20)
     np.save(tmp_path / "b.npy", b)

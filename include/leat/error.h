@@ -28,7 +28,7 @@ extern "C" {
 #define LEAT_NO_SPACE    (-ENOSPC)     /* the pool's (or the view's) cap would be exceeded */
 #define LEAT_DENIED      (-EACCES)     /* the caller may not use this working set, or read this source */
 #define LEAT_INVALID     (-EINVAL)     /* an argument, URI or file that is not allowed */
-#define LEAT_BUSY        (-EBUSY)      /* every slot of a view is held; leases stand in the way of a drop */
+#define LEAT_BUSY        (-EBUSY)      /* every slot of a view is held; leases delay a drop; a program writes the file */
 #define LEAT_UNSUPPORTED (-EOPNOTSUPP) /* a well-formed input that Leat does not read (Fortran order, ...) */
 #define LEAT_CANCELED    (-ECANCELED)  /* a progress callback, or the interrupt hook, gave the call up */
 /* clang-format on */

@@ -94,7 +94,7 @@ class Invalid(Error, ValueError):
 
 
 class Busy(Error):
-    """Every slot of a ring is held, or leases stand in the way of a drop."""
+    """Every slot of a ring is held, leases stand in the way of a drop, or a program still writes the file."""
 
     code = "busy"
 

@@ -214,18 +214,21 @@ static bool complex_dtype(hid_t type, char *dtype, size_t cap)
     return good;
 }
 
-/* Booleans of h5py are an enumeration {FALSE, TRUE} of one byte; other enumerations are read as their numbers. */
+/* h5py stores booleans as an enumeration of one byte: FALSE is 0, TRUE is 1, in any order. */
+static bool is_boolean(hid_t type)
+{
+    uint8_t no = 1, yes = 0;
+    return H5Tget_size(type) == 1 && H5Tget_nmembers(type) == 2 && H5Tenum_valueof(type, "FALSE", &no) >= 0 &&
+           H5Tenum_valueof(type, "TRUE", &yes) >= 0 && no == 0 && yes == 1;
+}
+
+/* Other enumerations are read as their numbers. */
 static bool enum_dtype(hid_t type, char *dtype, size_t cap)
 {
     hid_t base = H5Tget_super(type);
     bool good = integer_dtype(base, dtype, cap);
-    if (good && H5Tget_size(type) == 1 && H5Tget_nmembers(type) == 2) {
-        char *first = H5Tget_member_name(type, 0), *second = H5Tget_member_name(type, 1);
-        if (first && second && !strcmp(first, "FALSE") && !strcmp(second, "TRUE"))
-            snprintf(dtype, cap, "|b1");
-        H5free_memory(first);
-        H5free_memory(second);
-    }
+    if (good && is_boolean(type))
+        snprintf(dtype, cap, "|b1");
     H5Tclose(base);
     return good;
 }
@@ -299,6 +302,8 @@ static int read_filters(const struct dataset *d, unsigned filters[3], int *ret_n
         H5Z_filter_t id =
             H5Pget_filter2(d->dcpl, (unsigned)i, &flags, &nvalues, values, sizeof(name) - 1, name, &config);
         switch (id) {
+        case H5Z_FILTER_ERROR:
+            return damaged(d, err, "its list of filters");
         case H5Z_FILTER_SHUFFLE:
             bit = 1;
             break;
@@ -334,14 +339,15 @@ static int read_filters(const struct dataset *d, unsigned filters[3], int *ret_n
     return n < 0 ? damaged(d, err, "its list of filters") : 0;
 }
 
-/* Where the chunk at `offset` lies: 0 bytes when it was never written. */
+/* Where the chunk at `offset` lies: 0 bytes when it is not in the index, which check_chunks judges. */
 static int find_chunk(const struct dataset *d, const hsize_t *offset, void **buf, size_t *cap,
-                      const unsigned *filters, int nfilters, struct bytes_out *out, struct leat_error *err)
+                      const unsigned *filters, int nfilters, struct bytes_out *out, uint64_t *found,
+                      struct leat_error *err)
 {
     hsize_t bytes = 0;
     uint32_t mask = 0, applied = 0;
     if (H5Dget_chunk_storage_size(d->id, offset, &bytes) < 0)
-        bytes = 0; /* some versions call this an error */
+        bytes = 0; /* of a chunk that was never written, too, in libhdf5 1.10 */
     if (bytes) {
         if (bytes > *cap) {
             free(*buf);
@@ -360,11 +366,25 @@ static int find_chunk(const struct dataset *d, const hsize_t *offset, void **buf
         for (int i = 0; i < nfilters; i++)
             if (!(mask & 1u << i))
                 applied |= filters[i];
+        ++*found;
     }
     bytes_put_u64(out, bytes ? note.offset : 0);
     bytes_put_u64(out, bytes);
     bytes_put_u32(out, applied);
     return out->failed ? -ENOMEM : 0;
+}
+
+/*
+ * A chunk that was not found was never written, or its part of the index is damaged: libhdf5 1.10 reports both alike. Its
+ * count walks the whole index, so it fails where a part cannot be read, and is higher where a chunk cannot be found.
+ */
+static int check_chunks(const struct dataset *d, uint64_t found, struct leat_error *err)
+{
+    hsize_t stored = 0;
+    hid_t space = H5Dget_space(d->id);
+    herr_t rc = H5Dget_num_chunks(d->id, space, &stored);
+    H5Sclose(space);
+    return rc < 0 || stored != found ? damaged(d, err, "the index of its chunks") : 0;
 }
 
 static int put_chunks(const struct dataset *d, const hsize_t *chunk, struct bytes_out *out,
@@ -381,7 +401,7 @@ static int put_chunks(const struct dataset *d, const hsize_t *chunk, struct byte
         return unsupported(d, err,
                            "stored with unfiltered edge chunks; rewrite it with `h5repack -f GZIP=4 IN OUT`");
 #endif
-    uint64_t grid = 1;
+    uint64_t grid = 1, found = 0;
     for (unsigned i = 0; i < d->ndim; i++)
         if (chunk[i] == 0 || mul_overflows(grid, div_up(d->dims[i], chunk[i]), &grid) ||
             grid > HDF5_CHUNKS_MAX)
@@ -391,7 +411,7 @@ static int put_chunks(const struct dataset *d, const hsize_t *chunk, struct byte
     void *buf = NULL;
     size_t cap = 0;
     for (uint64_t c = 0; c < grid && rc == 0; c++) {
-        rc = find_chunk(d, offset, &buf, &cap, filters, nfilters, out, err);
+        rc = find_chunk(d, offset, &buf, &cap, filters, nfilters, out, &found, err);
         for (unsigned i = d->ndim; i-- > 0;) {
             offset[i] += chunk[i];
             if (offset[i] < d->dims[i])
@@ -400,7 +420,7 @@ static int put_chunks(const struct dataset *d, const hsize_t *chunk, struct byte
         }
     }
     free(buf);
-    return rc;
+    return rc == 0 && found < grid ? check_chunks(d, found, err) : rc;
 }
 
 static int put_fill(const struct dataset *d, struct bytes_out *out, struct leat_error *err)
@@ -425,21 +445,34 @@ static int put_fill(const struct dataset *d, struct bytes_out *out, struct leat_
     return rc;
 }
 
+/* Was it ever written? The status says; the offset is one of a user block's bytes then, in libhdf5 1.10. */
+static int put_contiguous(const struct dataset *d, struct bytes_out *out, struct leat_error *err)
+{
+    H5D_space_status_t status;
+    int external = H5Pget_external_count(d->dcpl);
+    if (external > 0)
+        return unsupported(
+            d, err, "stored in other files (external storage); copy it into one with `h5repack -l CONTI`");
+    if (external < 0 || H5Dget_space_status(d->id, &status) < 0)
+        return damaged(d, err, "its layout");
+    if (status == H5D_SPACE_STATUS_NOT_ALLOCATED) {
+        bytes_put_u8(out, HDF5_ABSENT);
+        return 0;
+    }
+    haddr_t offset = H5Dget_offset(d->id);
+    if (offset == HADDR_UNDEF)
+        return damaged(d, err, "its place in the file");
+    bytes_put_u8(out, HDF5_CONTIGUOUS);
+    bytes_put_u64(out, offset);
+    return 0;
+}
+
 static int put_layout(const struct dataset *d, struct bytes_out *out, struct leat_error *err)
 {
     hsize_t chunk[H5S_MAX_RANK];
-    haddr_t offset;
     switch (H5Pget_layout(d->dcpl)) {
     case H5D_CONTIGUOUS:
-        if (H5Pget_external_count(d->dcpl) != 0)
-            return unsupported(
-                d, err,
-                "stored in other files (external storage); copy it into one with `h5repack -l CONTI`");
-        offset = H5Dget_offset(d->id);
-        bytes_put_u8(out, offset == HADDR_UNDEF ? HDF5_ABSENT : HDF5_CONTIGUOUS);
-        if (offset != HADDR_UNDEF)
-            bytes_put_u64(out, offset);
-        return 0;
+        return put_contiguous(d, out, err);
     case H5D_CHUNKED:
         if (H5Pget_chunk(d->dcpl, H5S_MAX_RANK, chunk) != (int)d->ndim)
             return damaged(d, err, "the shape of its chunks");
@@ -496,12 +529,17 @@ static const char *last_component(const char *path)
     return slash && slash[1] ? slash + 1 : path;
 }
 
+static int unreadable(const char *path, struct leat_error *err)
+{
+    return error_set(err, LEAT_CORRUPT, "its \"%s\" is damaged and cannot be opened", path);
+}
+
 static int put_dataset(hid_t file, const char *path, struct bytes_out *out, struct leat_error *err)
 {
     struct dataset d = {.name = last_component(path)};
     d.id = H5Dopen2(file, path, H5P_DEFAULT);
     if (d.id < 0)
-        return error_set(err, LEAT_CORRUPT, "its dataset \"%s\" cannot be opened; it is damaged", path);
+        return unreadable(path, err);
     d.type = H5Dget_type(d.id);
     d.dcpl = H5Dget_create_plist(d.id);
     int rc = d.type < 0 || d.dcpl < 0 ? damaged(&d, err, "its type") : put_opened(&d, out, err);
@@ -518,23 +556,35 @@ struct each {
     int rc;
 };
 
+/* Left out, it would be a field that every sample lacks: the whole file is refused instead. */
+static herr_t each_unreadable(struct each *each, const char *name)
+{
+    each->rc = error_set(each->err, LEAT_CORRUPT,
+                         "its \"%s\" is damaged and cannot be opened; datasets beside it can be, by name "
+                         "(\"x.h5#/DATASET\")",
+                         name);
+    return -1;
+}
+
 static herr_t each_link(hid_t group, const char *name, const H5L_info_t *info, void *arg)
 {
     struct each *each = arg;
     if (info->type != H5L_TYPE_HARD)
         return 0; /* soft links name what is there already, external ones another file */
     H5O_info_t object;
-    if (H5Oget_info_by_name(group, name, &object, H5P_DEFAULT) < 0)
-        return -1;
+    if (H5Oget_info_by_name(group, name, &object, H5P_DEFAULT) < 0 || object.type == H5O_TYPE_UNKNOWN)
+        return each_unreadable(each, name);
     if (object.type != H5O_TYPE_DATASET)
         return 0;
     /* A single value beside the arrays is an annotation, not a field. */
     hid_t id = H5Dopen2(group, name, H5P_DEFAULT);
     hid_t space = id < 0 ? -1 : H5Dget_space(id);
-    bool array = space >= 0 && H5Sget_simple_extent_ndims(space) > 0;
+    int ndim = space < 0 ? -1 : H5Sget_simple_extent_ndims(space);
     H5Sclose(space);
     H5Dclose(id);
-    if (!array)
+    if (ndim < 0)
+        return each_unreadable(each, name);
+    if (ndim == 0)
         return 0;
     each->n++;
     each->rc = put_dataset(group, name, each->out, each->err);
@@ -556,21 +606,60 @@ static int put_root(hid_t file, struct bytes_out *out, struct leat_error *err)
     return 0;
 }
 
+/* Does the path lead to an object of this file, be it damaged? A link by name (soft, external) may lead to nothing. */
+static bool is_linked(hid_t file, const char *inner)
+{
+    char *path = strdup(inner);
+    bool linked = path != NULL;
+    H5L_info_t last;
+    for (char *slash = path; linked && slash;) {
+        slash = strchr(slash + 1, '/');
+        if (slash)
+            *slash = 0;
+        linked = H5Lexists(file, path, H5P_DEFAULT) > 0;
+        if (slash)
+            *slash = '/';
+    }
+    free(path);
+    return linked && H5Lget_info(file, inner, &last, H5P_DEFAULT) >= 0 && last.type == H5L_TYPE_HARD;
+}
+
+/* The address of the superblock is 0 or a power of two from 512 on; byte 11 of versions 2 and 3 has the flags of who writes. */
+static bool is_being_written(void)
+{
+    static const char signature[8] = "\x89HDF\r\n\x1a\n";
+    uint8_t head[12];
+    for (uint64_t at = 0; at + sizeof(head) <= file_bytes; at = at ? 2 * at : 512)
+        if (pread(STDIN_FILENO, head, sizeof(head), (off_t)at) == (ssize_t)sizeof(head) &&
+            !memcmp(head, signature, sizeof(signature)))
+            return head[8] == 3 && (head[11] & 1);
+    return false;
+}
+
 static int put_table(const char *inner, struct bytes_out *out, struct leat_error *err)
 {
     hid_t fapl = H5Pcreate(H5P_FILE_ACCESS), id = H5FDregister(&driver);
     if (id < 0 || H5Pset_driver(fapl, id, NULL) < 0)
         return error_set(err, -EIO, "libhdf5 cannot be set up");
+    /* libhdf5 asks this only of its own drivers. What it would read now may be half of a change. */
+    if (is_being_written())
+        return error_set(err, LEAT_BUSY,
+                         "a program has it open for writing; close it there first. If that program ended "
+                         "without closing it, "
+                         "`h5clear -s FILE` makes it readable");
     hid_t file = H5Fopen("stdin", H5F_ACC_RDONLY, fapl);
     if (file < 0)
-        return error_set(err, LEAT_CORRUPT, "it is truncated or damaged: libhdf5 cannot open it");
+        return error_set(err, LEAT_CORRUPT,
+                         "it is truncated or damaged, or a program still writes it: libhdf5 cannot open it");
     bytes_put_u32(out, HDF5_TABLE_MAGIC);
     if (!inner)
         return put_root(file, out, err);
     H5O_info_t object;
     if (H5Oget_info_by_name(file, inner, &object, H5P_DEFAULT) < 0)
-        return error_set(err, LEAT_NOT_FOUND, "there is no dataset \"%s\" in it (`h5ls -r` lists them)",
-                         inner);
+        return is_linked(file, inner)
+                   ? unreadable(inner, err)
+                   : error_set(err, LEAT_NOT_FOUND, "there is no dataset \"%s\" in it (`h5ls -r` lists them)",
+                               inner);
     if (object.type != H5O_TYPE_DATASET)
         return error_set(err, LEAT_INVALID, "its \"%s\" is not a dataset (`h5ls -r` lists them)", inner);
     return put_dataset(file, inner, out, err);

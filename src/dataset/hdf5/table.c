@@ -50,8 +50,8 @@ static int parse_error(struct bytes_in *in, struct leat_error *err)
         return -ENOMEM;
     if (in->bad)
         return bad(err, "its table is malformed");
-    static const int allowed[] = {LEAT_CORRUPT,   LEAT_UNSUPPORTED, LEAT_INVALID,
-                                  LEAT_NOT_FOUND, -ENOMEM,          -EIO};
+    static const int allowed[] = {LEAT_CORRUPT, LEAT_UNSUPPORTED, LEAT_INVALID, LEAT_NOT_FOUND,
+                                  LEAT_BUSY,    -ENOMEM,          -EIO};
     int rc = LEAT_CORRUPT;
     for (size_t i = 0; i < ARRAY_LEN(allowed); i++)
         if (code == allowed[i])
