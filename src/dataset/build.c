@@ -10,6 +10,8 @@
 #include "dataset/scan.h"
 
 #define ROWS       "#rows="
+#define PATTERN    "#pattern="
+#define EXTENSIONS "#extensions="
 
 #define HDF5_MAGIC "\x89HDF\r\n\x1a\n"
 
@@ -139,6 +141,31 @@ static int split_rows(char *uri, uint64_t *ret_rows, struct leat_error *err)
     return 0;
 }
 
+/* "...#pattern=GLOB", "...#extensions=LIST", both in any order: cuts them off. */
+static int split_filter(char *uri, struct scan_filter *filter, struct leat_error *err)
+{
+    free(filter->pattern);
+    free(filter->extensions);
+    *filter = (struct scan_filter){0};
+    for (;;) {
+        char *hash = strrchr(uri, '#');
+        bool pattern = hash && !strncmp(hash, PATTERN, strlen(PATTERN));
+        if (!pattern && !(hash && !strncmp(hash, EXTENSIONS, strlen(EXTENSIONS))))
+            return 0;
+        const char *text = strchr(hash, '=') + 1;
+        char **to = pattern ? &filter->pattern : &filter->extensions;
+        if (*to || !text[strspn(text, ",.")])
+            return error_set(err, LEAT_INVALID, "%s: behind \"%.*s\" stands %s", uri, (int)(text - hash),
+                             hash,
+                             *to       ? "one choice, and here are two"
+                             : pattern ? "what names of files look like, as in *.jpg"
+                                       : "how names of files end, as in jpg,jpeg,png");
+        if (!(*to = strdup(text)))
+            return -ENOMEM;
+        *hash = 0;
+    }
+}
+
 int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char **ret_inner,
                      uint64_t *ret_rows, struct leat_error *err)
 {
@@ -147,7 +174,9 @@ int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char *
         return -ENOMEM;
     uint64_t rows = 0;
     int there = strchr(uri, '#') ? scan_exists(scan, uri) : 1;
-    int rc = there == 0 ? split_rows(text, &rows, err) : MIN(there, 0);
+    int rc = there == 0 ? split_filter(text, &scan->filter, err) : MIN(there, 0);
+    if (rc == 0 && there == 0)
+        rc = split_rows(text, &rows, err);
     if (rc)
         return rc;
     const char *hash = strrchr(text, '#');
@@ -205,14 +234,22 @@ static int scan_directory(struct scan *scan, const char *path, struct scan_file 
     struct scan_paths paths;
     if (file->fd < 0)
         return remote_scan_prefix(scan, path, ret_builder, err);
-    int rc = shards_in_directory(path, file->fd, &paths, err);
+    int rc = scan_filtered(scan) ? 0 : shards_in_directory(path, file->fd, &paths, err);
     if (rc == 0)
-        return dir_scan(scan, path, file->fd, &file->st, ret_builder, err);
+        return dir_scan(scan, path, file->fd, ret_builder, err);
     if (rc < 0)
         return rc;
     rc = tar_scan(scan, paths.items, paths.n, ret_builder, err);
     scan_paths_fini(&paths);
     return rc;
+}
+
+static int no_folder(const char *path, struct leat_error *err)
+{
+    return error_set(
+        err, LEAT_INVALID,
+        "%s: pattern= and extensions= choose among the files of a folder (or prefix), and this is none",
+        path);
 }
 
 /* Adds the arrays of one source; or, for a single source of another format, fills *ret_builder. */
@@ -228,7 +265,7 @@ static int scan_source(struct scan *scan, const struct dataset_source *source, b
     if (there < 0)
         return there;
     if (there == 0)
-        return scan_shards(scan, path, ret_builder, err);
+        return scan_filtered(scan) ? no_folder(path, err) : scan_shards(scan, path, ret_builder, err);
 
     AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
     enum scan_format format = SCAN_TAR;
@@ -237,6 +274,8 @@ static int scan_source(struct scan *scan, const struct dataset_source *source, b
         return rc;
     if (file.fd < 0 && S_ISDIR(file.st.st_mode) && (inner || rows || source->field || !single))
         return remote_no_object(path, err);
+    if (scan_filtered(scan) && !S_ISDIR(file.st.st_mode))
+        return no_folder(path, err);
     if (S_ISREG(file.st.st_mode))
         rc = sniff(path, &file, &format, err);
     if (rc < 0)

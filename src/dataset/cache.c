@@ -114,7 +114,7 @@ static int expect_source(struct expected *x, const struct dataset_source *source
     if (folder && len > 1 && path[len - 1] == '/' && file.fd < 0)
         path[len - 1] = 0; /* "s3://bucket/prefix/" */
     bool query = file.fd < 0 && !dataset_has_lists(path) && strchr(path, '?');
-    if (single && !inner && !rows && !source->field && !query &&
+    if (single && !inner && !rows && !source->field && !query && !scan_filtered(&x->scan) &&
         asprintf(&x->beside, folder ? "%s/" BESIDE : "%s" BESIDE, path) < 0) {
         x->beside = NULL;
         return -ENOMEM;
@@ -127,7 +127,7 @@ static int expect_source(struct expected *x, const struct dataset_source *source
         x->prefix = TAKE_PTR(path);
         return 0;
     }
-    rc = shards_in_directory(path, file.fd, &x->files, err);
+    rc = scan_filtered(&x->scan) ? 0 : shards_in_directory(path, file.fd, &x->files, err);
     if (rc != 0)
         return MIN(rc, 0);
     x->tree = TAKE_PTR(path);
@@ -183,6 +183,17 @@ static bool object_unchanged(const struct index *ix, const struct index_source *
     return *had && *etag ? !strcmp(had, etag) : s->mtime_ns == modified * 1000000000;
 }
 
+/* Is source i a folder of a tree? They stand behind the files: looking ends at the first that is none. */
+static const char *folder_path(const struct index *ix, uint64_t i)
+{
+    uint32_t offset = ix->sources[i].path;
+    if (offset >= ix->header->sections[INDEX_STRINGS].bytes)
+        return NULL;
+    const char *path = index_string(ix, offset);
+    size_t len = strlen(path);
+    return len && path[len - 1] == '/' ? path : NULL;
+}
+
 /*
  * In the cache times are compared that nobody can set, so that a file of the same size and time put in the place of the old one
  * is noticed; an index beside the data may have been copied together with them.
@@ -201,29 +212,23 @@ static bool source_unchanged(struct expected *x, const struct index *ix, uint64_
         return remote_stat(&x->scan, path, &now, NULL) == 0 &&
                object_unchanged(ix, s, now.bytes, now.etag, now.modified);
     }
+    /* A link that led nowhere; zeros in every field but its path. */
+    bool absent = !s->mtime_ns && !s->ctime_ns && !s->inode && folder_path(ix, i);
+    if (absent)
+        path[strlen(path) - 1] = 0;
     if (guarded(x)) {
         AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
-        if (scan_open(&x->scan, path, &file, NULL) < 0)
-            return false;
+        int rc = scan_open(&x->scan, path, &file, NULL);
+        if (rc < 0)
+            return absent && (rc == LEAT_NOT_FOUND || rc == LEAT_INVALID);
         st = file.st;
     } else if (stat(path, &st) < 0) {
-        return false;
+        return absent && (errno == ENOENT || errno == ELOOP);
     }
     if (timespec_ns(st.st_mtim) != s->mtime_ns)
         return false;
     return S_ISDIR(st.st_mode) ||
            ((uint64_t)st.st_size == s->bytes && (x->beside_now || timespec_ns(st.st_ctim) == s->ctime_ns));
-}
-
-/* Is source i a folder of a tree? They stand behind the files: looking ends at the first that is none. */
-static const char *folder_path(const struct index *ix, uint64_t i)
-{
-    uint32_t offset = ix->sources[i].path;
-    if (offset >= ix->header->sections[INDEX_STRINGS].bytes)
-        return NULL;
-    const char *path = index_string(ix, offset);
-    size_t len = strlen(path);
-    return len && path[len - 1] == '/' ? path : NULL;
 }
 
 static bool tree_unchanged(struct expected *x, const struct index *ix)
@@ -254,9 +259,43 @@ static bool files_unchanged(struct expected *x, const struct index *ix)
 }
 
 struct listed {
+    const struct scan *scan;
     const struct index *ix;
-    uint64_t next; /* source */
+    uint64_t next; /* of a tree: place in the order of keys, as a list has it; of shards: source */
+    uint64_t nclasses;
+    size_t class_len; /* of the last class folder */
+    char class_name[1024];
 };
+
+static bool has_class(const struct index *ix, const char *name, size_t len)
+{
+    uint64_t lo = 0, hi = ix->header->nclasses;
+    while (lo < hi) {
+        uint64_t mid = lo + (hi - lo) / 2;
+        size_t have_len;
+        const char *have = index_class(ix, (uint32_t)mid, &have_len);
+        int c = index_key_compare(have, have_len, name, len);
+        if (c == 0)
+            return true;
+        lo = c < 0 ? mid + 1 : lo;
+        hi = c < 0 ? hi : mid;
+    }
+    return false;
+}
+
+/* Is the class folder of this name one of the index? All names of a folder follow each other. */
+static bool listed_class(struct listed *l, const char *name)
+{
+    size_t len = strcspn(name, "/");
+    if (!name[len] || (l->nclasses && len == l->class_len && !memcmp(l->class_name, name, len)))
+        return true;
+    if (len > sizeof(l->class_name) || !has_class(l->ix, name, len))
+        return false;
+    memcpy(l->class_name, name, len);
+    l->class_len = len;
+    l->nclasses++;
+    return true;
+}
 
 /* -ECANCELED: something else than what was scanned. */
 static int listed_object(void *ctx, const struct dataset_object *o)
@@ -265,12 +304,20 @@ static int listed_object(void *ctx, const struct dataset_object *o)
     const struct index *ix = l->ix;
     if (o->prefix || dataset_left_out(o->name))
         return 0;
-    if (ix->header->kind == INDEX_KIND_TAR && !remote_is_shard(o->name))
+    bool tree = ix->header->kind == INDEX_KIND_DIR;
+    if (!tree && !remote_is_shard(o->name))
         return remote_beside_shards(o->name) ? 0 : -ECANCELED;
+    if (tree && !listed_class(l, o->name))
+        return -ECANCELED;
+    if (tree && (!dir_wanted(l->scan, o->name) || (ix->labels && !strchr(o->name, '/'))))
+        return 0;
+    if (l->next >= (tree ? ix->header->nsamples : ix->header->nsources))
+        return -ECANCELED;
+    uint64_t source = tree ? index_sorted(ix, l->next) : l->next;
     char path[PATH_MAX];
-    if (l->next == ix->header->nsources ||
-        (size_t)index_source_path(ix, l->next, path, sizeof(path)) >= sizeof(path) || strcmp(path, o->uri) ||
-        !object_unchanged(ix, &ix->sources[l->next], o->bytes, o->etag, o->modified))
+    if (source >= ix->header->nsources ||
+        (size_t)index_source_path(ix, source, path, sizeof(path)) >= sizeof(path) || strcmp(path, o->uri) ||
+        !object_unchanged(ix, &ix->sources[source], o->bytes, o->etag, o->modified))
         return -ECANCELED;
     l->next++;
     return 0;
@@ -278,11 +325,12 @@ static int listed_object(void *ctx, const struct dataset_object *o)
 
 static bool prefix_unchanged(struct expected *x, const struct index *ix)
 {
-    struct listed l = {.ix = ix};
+    struct listed l = {.scan = &x->scan, .ix = ix};
     if (ix->header->kind != INDEX_KIND_TAR && ix->header->kind != INDEX_KIND_DIR)
         return false;
     return remote_list_below(&x->scan, x->prefix, listed_object, &l, NULL) == 0 &&
-           l.next == ix->header->nsources;
+           l.next == ix->header->nsources &&
+           (ix->header->kind == INDEX_KIND_TAR || l.nclasses == ix->header->nclasses);
 }
 
 static bool all_unchanged(struct expected *x, const struct index *ix)

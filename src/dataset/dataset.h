@@ -6,7 +6,7 @@
  * A dataset is one or more sources. One source: a path to a .npy or HDF5 file ("x.h5#/train/images" names a dataset in
  * it; without it every dataset of the root group with the same first dimension is a field), a .tar file, a pattern of
  * tar files with brace ranges or globs ("s3-{000..017}.tar", "s3-*.tar"), a directory of .tar files, or a directory
- * tree (first folder name = label where there are folders). Several sources, each with a field name, are arrays that
+ * tree (first folder name = label where there are folders; "DIR#pattern=*.jpg" and "DIR#extensions=jpg,png" choose files by name). Several sources, each with a field name, are arrays that
  * share their first dimension.
  *
  * All of these but HDF5 may lie elsewhere, as "s3://bucket/key", "http://…" or "https://…": who calls brings a

@@ -297,8 +297,6 @@ void index_builder_flags(struct index_builder *b, uint32_t flags);
 int64_t index_builder_string(struct index_builder *b, const char *s); /* its offset or -errno */
 /* Number, same name: same number. UINT32_MAX: out of memory. */
 uint32_t index_builder_class(struct index_builder *b, const char *name);
-/* Classes in the order of their names' bytes: labels change with them. */
-int index_builder_sort_classes(struct index_builder *b);
 /* Begins sample number nsamples with this key (NULL: numbered). Then its parts and label. */
 int index_builder_sample(struct index_builder *b, const char *key, size_t key_len);
 int index_builder_part(struct index_builder *b, unsigned field, uint64_t address, uint64_t bytes);

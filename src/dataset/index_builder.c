@@ -270,54 +270,6 @@ uint32_t index_builder_class_text(struct index_builder *b, const char *name, siz
     return (uint32_t)b->class_ends.len - 1;
 }
 
-static int compare_classes(const void *x, const void *y, void *arg)
-{
-    size_t a_len, b_len;
-    const char *a = class_name(arg, *(const uint32_t *)x, &a_len);
-    const char *b = class_name(arg, *(const uint32_t *)y, &b_len);
-    return index_key_compare(a, a_len, b, b_len);
-}
-
-int index_builder_sort_classes(struct index_builder *b)
-{
-    uint64_t n = b->class_ends.len;
-    if (b->failed || n == 0)
-        return b->failed;
-    AUTO_FREE uint32_t *order = malloc(n * sizeof(*order));
-    AUTO_FREE uint32_t *place = malloc(n * sizeof(*place));
-    AUTO_FREE uint64_t *ends = malloc(n * sizeof(*ends));
-    AUTO_FREE char *names = malloc(b->classes.len + 1);
-    if (!order || !place || !ends || !names)
-        return fail(b, -ENOMEM);
-    for (uint64_t i = 0; i < n; i++)
-        order[i] = (uint32_t)i;
-    qsort_r(order, n, sizeof(*order), compare_classes, b);
-    uint64_t used = 0;
-    for (uint64_t i = 0; i < n; i++) {
-        size_t len;
-        const char *name = class_name(b, order[i], &len);
-        if (len)
-            memcpy(names + used, name, len);
-        used += len;
-        ends[i] = used;
-        place[order[i]] = (uint32_t)i;
-    }
-    if (used)
-        memcpy(b->classes.data, names, used);
-    memcpy(b->class_ends.data, ends, n * sizeof(*ends));
-    uint32_t *labels = (uint32_t *)b->labels.data;
-    for (uint64_t i = 0; i < b->labels.len; i++)
-        labels[i] = place[labels[i]];
-    /* The hash table follows. */
-    memset(b->class_slots, 0, b->nclass_slots * sizeof(*b->class_slots));
-    for (uint64_t i = 0; i < n; i++) {
-        size_t len;
-        const char *name = class_name(b, i, &len);
-        b->class_slots[class_slot(b, name, len)] = (uint32_t)i + 1;
-    }
-    return 0;
-}
-
 int index_builder_sample(struct index_builder *b, const char *key, size_t key_len)
 {
     if (b->header.nsamples == 0)

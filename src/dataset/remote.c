@@ -3,8 +3,8 @@
  * remote.c: what lies elsewhere: which objects there are, and what they are together.
  *
  * Happy path: an address is asked about once (remote_stat), or is known from a list; scan_open makes a file of what is known, and
- * its ETag pins all reads. A prefix is listed once, and what comes goes straight to the builder: while there are only shards they
- * are kept, and the first object that is none makes all of it a tree.
+ * its ETag pins all reads. A prefix is listed once, and what comes is kept until it is known what it is together: shards, or a tree
+ * when any object is none.
  *
  * Failure modes: those of the requests, which name the object; LEAT_UNSUPPORTED where nobody brought a way to reach anything; LEAT_NOT_FOUND a
  * prefix with nothing below it; LEAT_STALE, from a read, what changed after it was listed.
@@ -18,6 +18,7 @@
 
 #define LEARN_LEAST 3u    /* so many objects are worth a list */
 #define LEARN_EXTRA 1000u /* that nobody asked for: then stats are cheaper */
+#define LIST_TICK   1000u /* objects between two looks at whether the caller still waits */
 #define FETCH_HEAD  MIB   /* of an object is looked at before the rest is fetched */
 
 struct scan_object {
@@ -34,6 +35,8 @@ void scan_fini(struct scan *scan)
     free(scan->objects.items);
     free(scan->objects.slots);
     scan->objects = (struct scan_objects){0};
+    free(TAKE_PTR(scan->filter.pattern));
+    free(TAKE_PTR(scan->filter.extensions));
 }
 
 /* --- what is known ----------------------------------------------------------------------------------------------- */
@@ -259,7 +262,7 @@ struct pending {
 struct prefix {
     struct scan *scan;
     const char *root;
-    struct dir_objects *tree; /* once it is one */
+    bool tree; /* some object is neither a shard nor beside one */
     struct pending *pending;
     char *text;
     uint64_t n, cap, text_len, text_cap, nshards;
@@ -291,18 +294,14 @@ static struct dataset_object pending_object(const struct prefix *p, uint64_t i)
                                    .modified = p->pending[i].modified};
 }
 
-/* It is a tree: all that was kept, in its order. */
-static int prefix_to_tree(struct prefix *p)
+static int prefix_tree(struct prefix *p, struct index_builder **ret_builder)
 {
-    int rc = dir_objects_new(p->scan, p->root, &p->tree);
-    for (uint64_t i = 0; i < p->n && rc == 0; i++) {
-        struct dataset_object o = pending_object(p, i);
-        rc = dir_objects_add(p->tree, &o, p->err);
-    }
-    free(TAKE_PTR(p->pending));
-    free(TAKE_PTR(p->text));
-    p->n = p->cap = p->text_len = p->text_cap = 0;
-    return rc;
+    AUTO_FREE struct dataset_object *objects = calloc(p->n, sizeof(*objects));
+    if (!objects)
+        return -ENOMEM;
+    for (uint64_t i = 0; i < p->n; i++)
+        objects[i] = pending_object(p, i);
+    return dir_objects(p->scan, p->root, objects, p->n, ret_builder, p->err);
 }
 
 static int prefix_object(void *ctx, const struct dataset_object *o)
@@ -310,10 +309,10 @@ static int prefix_object(void *ctx, const struct dataset_object *o)
     struct prefix *p = ctx;
     if (o->prefix || dataset_left_out(o->name))
         return 0;
-    if (!p->tree && (remote_is_shard(o->name) || remote_beside_shards(o->name)))
-        return prefix_keep(p, o);
-    int rc = p->tree ? 0 : prefix_to_tree(p);
-    return rc < 0 ? rc : dir_objects_add(p->tree, o, p->err);
+    if (!remote_is_shard(o->name) && !remote_beside_shards(o->name))
+        p->tree = true;
+    int rc = prefix_keep(p, o);
+    return rc < 0 || p->n % LIST_TICK ? rc : scan_poll(p->scan, p->err);
 }
 
 static int prefix_shards(struct prefix *p, struct index_builder **ret_builder)
@@ -352,7 +351,7 @@ int remote_list_below(struct scan *scan, const char *root,
 int remote_scan_prefix(struct scan *scan, const char *root, struct index_builder **ret_builder,
                        struct leat_error *err)
 {
-    struct prefix p = {.scan = scan, .err = err};
+    struct prefix p = {.scan = scan, .tree = scan_filtered(scan), .err = err};
     AUTO_FREE char *trimmed = strdup(root);
     if (!trimmed)
         return -ENOMEM;
@@ -360,16 +359,13 @@ int remote_scan_prefix(struct scan *scan, const char *root, struct index_builder
         trimmed[strlen(trimmed) - 1] = 0;
     p.root = trimmed;
     int rc = remote_list_below(scan, trimmed, prefix_object, &p, err);
-    if (rc == 0 && !p.tree && !p.n)
+    if (rc == 0 && !p.n)
         rc = error_set(err, LEAT_NOT_FOUND,
                        "%.300s: there is no such object, and none below it (hidden ones do not count)", root);
     if (rc == 0 && !p.tree && p.nshards)
         rc = prefix_shards(&p, ret_builder);
-    else if (rc == 0 && !p.tree)
-        rc = prefix_to_tree(&p);
-    if (rc == 0 && p.tree)
-        rc = dir_objects_end(p.tree, ret_builder, err);
-    dir_objects_free(p.tree);
+    else if (rc == 0)
+        rc = prefix_tree(&p, ret_builder);
     free(p.pending);
     free(p.text);
     return rc;

@@ -17,14 +17,26 @@ struct scan_objects {
     uint64_t n, cap, nslots;
 };
 
+/* Which files of a tree are samples, from "DIR#pattern=*.jpg#extensions=jpg,png"; NULL: all. */
+struct scan_filter {
+    char *
+        pattern; /* fnmatch's, of the name; with a "/" of the path from the root, of which "*" matches one component */
+    char *extensions; /* separated by commas, with or without the dot, in any case */
+};
+
 struct scan {
     const struct dataset_opener *opener; /* NULL: plain open, and nothing elsewhere */
+    struct scan_filter filter;           /* of the source that was split last (scan_split_inner) */
     const struct dataset_progress *progress;
     uint64_t samples, bytes; /* so far */
     uint64_t reported;
     struct scan_objects objects;
 };
 void scan_fini(struct scan *scan);
+static inline bool scan_filtered(const struct scan *scan)
+{
+    return scan->filter.pattern || scan->filter.extensions;
+}
 
 /* A file, a directory, or an object elsewhere. */
 struct scan_file {
@@ -74,7 +86,8 @@ char *spec_absolute(const char *path, size_t len);
 /* uri.c: what a user wrote for one source, as a path. Caller frees. */
 int spec_source_path(const char *text, size_t len, char **ret_path, struct leat_error *err);
 /* "x.h5#/train/images" -> file and inner name, unless a file has just that name (*ret_inner NULL). Caller frees both. A "#rows=N"
- * at the end goes to *ret_rows (0: there is none); LEAT_INVALID for an N that is no number above 0. */
+ * at the end goes to *ret_rows (0: there is none); LEAT_INVALID for an N that is no number above 0. "#pattern=" and "#extensions=" go to
+ * scan->filter. */
 int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char **ret_inner,
                      uint64_t *ret_rows, struct leat_error *err);
 int scan_exists(struct scan *scan, const char *path); /* 1, 0, or -ENOMEM */
@@ -133,8 +146,8 @@ int hdf5_scan(struct scan *scan, const char *path, const char *inner, const char
 int arrays_build(struct scan *scan, struct scan_arrays *arrays, struct index_builder **ret_builder,
                  struct leat_error *err);
 /* fd: of the directory `path`. */
-int dir_scan(struct scan *scan, const char *path, int fd, const struct stat *st,
-             struct index_builder **ret_builder, struct leat_error *err);
+int dir_scan(struct scan *scan, const char *path, int fd, struct index_builder **ret_builder,
+             struct leat_error *err);
 int tar_scan(struct scan *scan, char *const *paths, unsigned n, struct index_builder **ret_builder,
              struct leat_error *err);
 
@@ -149,12 +162,22 @@ int scan_format(const char *path, const char *head, size_t len, int fd, enum sca
 #define DIR_LARGE_FILE (128 * 1024u)
 /* Reserves the address of a file of a tree, and says where its bytes come from. */
 uint64_t dir_place(struct index_builder *b, uint32_t source, uint64_t bytes);
-/* A tree out of a list: begin, add for each object (in the order of their names), end. dir/objects.c */
-struct dir_objects;
-int dir_objects_new(struct scan *scan, const char *root, struct dir_objects **ret_tree);
-void dir_objects_free(struct dir_objects *tree);
-int dir_objects_add(struct dir_objects *tree, const struct dataset_object *object, struct leat_error *err);
-int dir_objects_end(struct dir_objects *tree, struct index_builder **ret_builder, struct leat_error *err);
+/* A tree out of the objects below a prefix: these are sorted, and names and ETags stay the caller's. */
+int dir_objects(struct scan *scan, const char *root, struct dataset_object *objects, uint64_t n,
+                struct index_builder **ret_builder, struct leat_error *err);
+/* Does the scan's filter accept this file? `path`: from the root. */
+bool dir_wanted(const struct scan *scan, const char *path);
+/* LEAT_INVALID: no file of the tree is a sample. */
+int dir_empty(const struct scan *scan, const char *root, struct leat_error *err);
+/* Files of one kind that are left out: how many, and the first names. */
+struct dir_left_out {
+    uint64_t n;
+    char names[420];
+};
+void dir_leave_out(struct dir_left_out *left_out, const char *path);
+/* One warning, where there are any. */
+void dir_report(const char *root, const struct dir_left_out *left_out, const char *what);
+#define DIR_BESIDE "files beside the class folders have no class and are left out"
 
 /* --- elsewhere (remote.c) -------------------------------------------------------------------------------------- */
 

@@ -115,7 +115,8 @@ static void test_allocations(void **state)
 {
     static const char *const specs[] = {
         "a=%s/a.npy;b=%s/b.npy", "%s/tree",       "%s/tars",
-        "%s/tars/{0..1}.tar",    "%s/tars/?.tar", "a=%s/a.npy#rows=3;b=%s/b.npy#rows=3"};
+        "%s/tars/{0..1}.tar",    "%s/tars/?.tar", "a=%s/a.npy#rows=3;b=%s/b.npy#rows=3",
+        "%s/tree#pattern=1"};
     for (size_t i = 0; i < ARRAY_LEN(specs); i++)
         assert_true(failalloc_run(build, (void *)(uintptr_t)specs[i]) > 10);
 }

@@ -29,6 +29,11 @@ static void test_same_as_files(void **state)
         "%s/a.npy#rows=3",
         "%s",
         "%s/tree/",
+        "%s/tree#pattern=[1-3]",
+        "%s/tree#pattern=*/deep/*/?",
+        "%s/tree#pattern=z", /* beside the class folders, which have none */
+        "%s/flat#extensions=.JPG,png",
+        "%s/tars#pattern=*.tar",
     };
     for (size_t i = 0; i < ARRAY_LEN(specs); i++)
         testing_assert_same(specs[i]);
@@ -53,10 +58,10 @@ static void test_prefixes(void **state)
     assert_int_equal(ix.header->nsources, 4);
     index_close(&ix);
     /* One that is no shard, behind all of them: a tree. */
-    far_put("s3://bucket/tars/readme", "x", 1);
+    far_put("s3://bucket/tars/deep/readme", "x", 1);
     assert_int_equal(testing_build("%s/tars", true, &ix, &err), 0);
     assert_int_equal(ix.header->kind, INDEX_KIND_DIR);
-    assert_int_equal(ix.header->nsources, 8);
+    assert_int_equal(ix.header->nsources, 2); /* those in the folder */
     index_close(&ix);
     /* Nothing but what could lie beside shards. */
     far_put("s3://bucket/docs/0.json", "x", 1);
@@ -130,9 +135,9 @@ static void test_faults(void **state)
     testing_refused("%s/x.h5", LEAT_UNSUPPORTED, "s3://bucket/x.h5: HDF5 is not read over a network");
     testing_refused("%s/x.h5#/train", LEAT_UNSUPPORTED, "leat cp");
     far_put("s3://bucket/bad/ok/x", "", 0);
-    far_put("s3://bucket/bad/a\xff", "", 0);
+    far_put("s3://bucket/bad/ok/a\xff", "", 0);
     testing_refused("%s/bad", LEAT_INVALID, "UTF-8");
-    far_remove("s3://bucket/bad/a\xff");
+    far_remove("s3://bucket/bad/ok/a\xff");
     far_put("s3://bucket/bad//x", "", 0);
     testing_refused("%s/bad", LEAT_INVALID, "absolute");
     /* Shards that are none, cut, or garbage behind a good beginning. */

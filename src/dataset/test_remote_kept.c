@@ -46,7 +46,7 @@ static void test_freshness(void **state)
         const char *spec;
         uint64_t samples;
         const char *one; /* of its objects */
-    } sets[] = {{"s3://bucket/tree", 6, "s3://bucket/tree/cat/1"},
+    } sets[] = {{"s3://bucket/tree", 5, "s3://bucket/tree/cat/1"},
                 {"s3://bucket/tars", 5, "s3://bucket/tars/1.tar"},
                 {"s3://bucket/tars/{0..2}.tar", 5, "s3://bucket/tars/2.tar"},
                 {"s3://bucket/tars/*.tar", 5, "s3://bucket/tars/1.tar"},
@@ -69,13 +69,26 @@ static void test_freshness(void **state)
         assert_true(opened(sets[i].spec, sets[i].samples));
         far.no_etags = false;
     }
-    assert_false(opened("s3://bucket/tree", 6));
-    far_put("s3://bucket/tree/zz", "", 0);
-    assert_true(opened("s3://bucket/tree", 7));
-    far_remove("s3://bucket/tree/zz");
+    assert_false(opened("s3://bucket/tree", 5));
+    far_put("s3://bucket/tree/zz", "", 0); /* beside the class folders */
+    assert_false(opened("s3://bucket/tree", 5));
+    far_put("s3://bucket/tree/dog/zz", "", 0);
     assert_true(opened("s3://bucket/tree", 6));
+    far_remove("s3://bucket/tree/dog/zz");
+    far_remove("s3://bucket/tree/zz");
+    assert_true(opened("s3://bucket/tree", 5));
+    /* A folder whose objects are not wanted is a class all the same. */
+    assert_true(opened("s3://bucket/tree#pattern=[1-3]", 3));
+    assert_false(opened("s3://bucket/tree#pattern=[1-3]", 3));
+    far_put("s3://bucket/tree/dog/zz", "", 0);
+    assert_false(opened("s3://bucket/tree#pattern=[1-3]", 3));
+    far_put("s3://bucket/tree/cow/zz", "", 0);
+    assert_true(opened("s3://bucket/tree#pattern=[1-3]", 3));
+    far_remove("s3://bucket/tree/cow/zz");
+    assert_true(opened("s3://bucket/tree#pattern=[1-3]", 3));
+    far_remove("s3://bucket/tree/dog/zz");
     far_put("s3://bucket/tree/.zz", "", 0);
-    assert_false(opened("s3://bucket/tree", 6));
+    assert_false(opened("s3://bucket/tree", 5));
     opened("s3://bucket/tars", 5);
     far_put("s3://bucket/tars/x.json", "", 0);
     assert_false(opened("s3://bucket/tars", 5));
@@ -106,8 +119,8 @@ static void test_beside(void **state)
     static const struct {
         const char *spec, *beside;
         uint64_t samples;
-    } sets[] = {{"s3://bucket/tree", "s3://bucket/tree/.leat-index", 6},
-                {"s3://bucket/tree/", "s3://bucket/tree/.leat-index", 6},
+    } sets[] = {{"s3://bucket/tree", "s3://bucket/tree/.leat-index", 5},
+                {"s3://bucket/tree/", "s3://bucket/tree/.leat-index", 5},
                 {"s3://bucket/tars", "s3://bucket/tars/.leat-index", 5},
                 {"s3://bucket/a.npy", "s3://bucket/a.npy.leat-index", 10},
                 {"s3://bucket/tars/0.tar", "s3://bucket/tars/0.tar.leat-index", 2}};
@@ -139,7 +152,7 @@ static void test_beside(void **state)
     free(path);
     struct far_object *flat = far_find("s3://bucket/flat/.leat-index");
     far_put("s3://bucket/tree/.leat-index", flat->data, flat->bytes);
-    assert_true(opened("s3://bucket/tree", 6));
+    assert_true(opened("s3://bucket/tree", 5));
     testing_forget_cache();
     far_put("s3://bucket/flat/x.jpg", "34", 2); /* stale */
     assert_true(opened("s3://bucket/flat", 2));

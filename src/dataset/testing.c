@@ -307,7 +307,7 @@ int testing_setup(void **state)
     testing_add("tree/.hidden/x", "x", 1);
     testing_add("tree/dog/.x", "x", 1);
     static char large[200000];
-    testing_add("tree/large", large, sizeof(large));
+    testing_add("tree/dog/large", large, sizeof(large));
     testing_add("flat/x.jpg", "12", 2);
     testing_add("flat/y.jpg", "12", 2);
     testing_add_tar("tars/0.tar", (const char *const[]){"b.jpg", "b.cls", "a.jpg"}, 3);

@@ -2,18 +2,19 @@
 /*
  * dir/scan.c: a directory tree: every file is a sample, its key the path from the root, its label the first folder.
  *
- * Trees of objects elsewhere come out of a list: objects.c.
+ * Trees of objects elsewhere come out of a list: objects.c. Both have the order of torchvision's ImageFolder (dir_compare).
  *
- * Happy path: a stack of folders, each a sorted list of names; a file at the top of the stack is stat'ed and becomes a
- * sample, a folder is read and pushed. A folder sorts as "name/", so keys come out in the order of their bytes. Only the
- * root stays open: deep trees cost no descriptors. No file is opened.
+ * Happy path: the root is read; its folders are the classes, numbered in the order of their names. Class by class, all folders below
+ * are read and sorted by their paths; the files of each are sorted, stat'ed and become samples. Only the root stays open: deep
+ * trees cost no descriptors. No file is opened.
  *
- * Hidden files and folders are skipped. Symbolic links are followed to files, not to folders: so there are no cycles.
- * Classes are the names of all folders in the root, sorted, as torchvision numbers them; files beside these folders
- * have class "". When no file lies in a folder there is no label field.
+ * Hidden files and folders are skipped. Symbolic links are followed, to files and to folders; a folder that a link leads back to from below
+ * itself (same device and inode) is not entered again. Files beside the class folders have no class and are left out, with a
+ * warning; where no folder holds a sample they are the samples, and there is no label field.
  *
- * Failure modes: LEAT_DENIED or LEAT_NOT_FOUND names the folder or the file; LEAT_INVALID names a path that is too deep
- * or not UTF-8.
+ * Failure modes: LEAT_DENIED or LEAT_NOT_FOUND names the folder or the file; LEAT_INVALID names a path that is too deep or not UTF-8,
+ * or too many folders behind links. A link that leads nowhere costs its own sample, with a warning; the index has it as an absent
+ * source, so that a target that appears later is noticed.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -25,20 +26,27 @@
 #include "dataset/scan.h"
 #include "wire/tar.h"
 
+/* Links to folders with links in them can make many paths of few folders. */
+#define LINKED_MAX (1u << 20)
+
 struct entry {
-    uint32_t name; /* in the folder's names */
-    bool folder, link;
+    uint64_t name; /* in the folder's names */
+    bool link;
 };
 
 struct folder {
-    struct entry *entries;
+    char *path; /* from the root: "", "cat", "cat/young"; owned */
+    uint64_t parent;
+    unsigned depth;
+    bool linked; /* a link is part of its path */
+    dev_t dev;
+    ino_t ino;
+    struct entry *files;
     char *names;
-    uint32_t n, next;
-    uint32_t names_len, names_cap, cap;
-    size_t path_len; /* of the path up to and with this folder's "/" */
+    uint64_t n, cap, names_len, names_cap;
 };
 
-/* Folders are told to the builder after all files: a check of freshness reads the end of a table, not all of it. */
+/* Folders go to the builder after all files: a check of freshness reads the end of a table, not all of it. */
 struct visited {
     char *path;
     struct stat st;
@@ -49,18 +57,20 @@ struct walk {
     struct index_builder *b;
     const char *root;
     int root_fd;
-    struct folder *stack;
-    unsigned depth, stack_cap;
+    struct folder *folders; /* the root, the class folders, then what lies below one of these */
+    uint64_t nfolders, folders_cap;
     char path[PATH_MAX]; /* from the root, of what is being looked at */
     int data_field, label_field;
     struct visited *visited;
     uint64_t nvisited, visited_cap;
-    uint64_t nfiles, nlarge;
+    uint64_t nfiles, nlarge, nlinked;
+    struct dir_left_out beside, dangling, cycles;
 };
 
 static void folder_fini(struct folder *f)
 {
-    free(f->entries);
+    free(f->path);
+    free(f->files);
     free(f->names);
 }
 
@@ -72,207 +82,222 @@ static int walk_error(struct walk *w, int code, struct leat_error *err)
     return scan_error(code, full, err);
 }
 
-static int folder_add(struct folder *f, const char *name, bool is_folder, bool link)
+/* w->path becomes the folder's path and this name. */
+static int enter_path(struct walk *w, const struct folder *f, const char *name, struct leat_error *err)
+{
+    int len = snprintf(w->path, sizeof(w->path), "%s%s%s", f->path, *f->path && *name ? "/" : "", name);
+    if ((size_t)len + 2 <= sizeof(w->path))
+        return 0;
+    char shown[160];
+    scan_escape(w->path, shown, sizeof(shown));
+    return error_set(err, LEAT_INVALID, "%s: the path \"%s\" is longer than %d bytes", w->root, shown,
+                     PATH_MAX);
+}
+
+static int add_file(struct folder *f, const char *name, bool link)
 {
     size_t len = strlen(name) + 1;
-    if (f->n == f->cap) {
-        uint32_t cap = f->cap ? f->cap * 2 : 64;
-        struct entry *entries = cap > f->cap ? realloc(f->entries, cap * sizeof(*entries)) : NULL;
-        if (!entries)
-            return -ENOMEM;
-        f->entries = entries;
-        f->cap = cap;
-    }
-    if (f->names_cap - f->names_len < len) {
-        uint32_t cap = f->names_cap ? f->names_cap * 2 : 4096;
-        char *names = cap > f->names_cap ? realloc(f->names, cap) : NULL;
-        if (!names)
-            return -ENOMEM;
-        f->names = names;
-        f->names_cap = cap;
-    }
-    f->entries[f->n++] = (struct entry){.name = f->names_len, .folder = is_folder, .link = link};
+    int rc = scan_grow(&f->files, &f->cap, f->n + 1, sizeof(*f->files));
+    if (rc == 0)
+        rc = scan_grow(&f->names, &f->names_cap, f->names_len + len, 1);
+    if (rc < 0)
+        return rc;
+    f->files[f->n++] = (struct entry){.name = f->names_len, .link = link};
     memcpy(f->names + f->names_len, name, len);
-    f->names_len += (uint32_t)len;
+    f->names_len += len;
     return 0;
 }
 
-/* By bytes of the path: a folder counts as if "/" stood behind its name. */
-static int compare_entries(const void *x, const void *y, void *arg)
+/* The folder that w->path names. */
+static int add_folder(struct walk *w, uint64_t parent, bool link, struct leat_error *err)
 {
-    const struct entry *a = x, *b = y;
-    const struct folder *f = arg;
-    const uint8_t *p = (const uint8_t *)f->names + a->name, *q = (const uint8_t *)f->names + b->name;
-    while (*p && *p == *q)
-        p++, q++;
-    unsigned pc = *p ? *p : a->folder ? '/' : 0, qc = *q ? *q : b->folder ? '/' : 0;
-    return pc < qc ? -1 : pc > qc;
-}
-
-static int open_folder(struct walk *w)
-{
-    int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW;
-    if (w->depth == 0)
-        return openat(w->root_fd, ".", flags);
-    /* Beneath the root and through no link, even if somebody moves folders around meanwhile. */
-    struct open_how how = {.flags = (uint64_t)flags, .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS};
-    int fd = (int)syscall(SYS_openat2, w->root_fd, w->path, &how, sizeof(how));
-    if (fd < 0 && (errno == ENOSYS || errno == EPERM))
-        fd = openat(w->root_fd, w->path, flags);
-    return fd;
-}
-
-static int read_folder(struct walk *w, DIR *dir, struct folder *f)
-{
-    for (;;) {
-        errno = 0;
-        struct dirent *d = readdir(dir);
-        if (!d)
-            return errno ? -errno : 0;
-        if (d->d_name[0] == '.')
-            continue;
-        unsigned char type = d->d_type;
-        if (type == DT_UNKNOWN) {
-            struct stat st;
-            if (fstatat(dirfd(dir), d->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0) {
-                if (errno == ENOENT)
-                    continue;
-                return -errno;
-            }
-            type = S_ISDIR(st.st_mode)   ? DT_DIR
-                   : S_ISREG(st.st_mode) ? DT_REG
-                   : S_ISLNK(st.st_mode) ? DT_LNK
-                                         : DT_FIFO;
-        }
-        if (type != DT_DIR && type != DT_REG && type != DT_LNK)
-            continue;
-        int rc = folder_add(f, d->d_name, type == DT_DIR, type == DT_LNK);
-        if (rc < 0)
-            return rc;
-    }
-}
-
-static int remember_folder(struct walk *w, const char *path, const struct stat *st)
-{
-    if (w->nvisited == w->visited_cap) {
-        uint64_t cap = w->visited_cap ? w->visited_cap * 2 : 64;
-        struct visited *visited = realloc(w->visited, cap * sizeof(*visited));
-        if (!visited)
-            return -ENOMEM;
-        w->visited = visited;
-        w->visited_cap = cap;
-    }
-    char *copy = strdup(path);
-    if (!copy)
+    int rc = scan_grow(&w->folders, &w->folders_cap, w->nfolders + 1, sizeof(*w->folders));
+    char *path = rc == 0 ? strdup(w->path) : NULL;
+    if (!path)
         return -ENOMEM;
-    w->visited[w->nvisited++] = (struct visited){copy, *st};
-    return 0;
-}
-
-/* Opens, reads and sorts the folder that w->path names (empty, or ending with "/"), and pushes it. */
-static int push_folder(struct walk *w, struct leat_error *err)
-{
-    if (w->depth >= TAR_DEPTH_MAX) {
-        char shown[160];
-        scan_escape(w->path, shown, sizeof(shown));
+    const struct folder *above = w->nfolders ? &w->folders[parent] : NULL;
+    struct folder *f = &w->folders[w->nfolders++];
+    *f = (struct folder){.path = path,
+                         .parent = parent,
+                         .depth = above ? above->depth + 1 : 0,
+                         .linked = link || (above && above->linked)};
+    char shown[160];
+    scan_escape(w->path, shown, sizeof(shown));
+    if (f->depth >= TAR_DEPTH_MAX)
         return error_set(err, LEAT_INVALID, "%s: the folder \"%s\" is more than 1000 folders deep", w->root,
                          shown);
-    }
-    if (w->depth == w->stack_cap) {
-        unsigned cap = w->stack_cap ? w->stack_cap * 2 : 16;
-        struct folder *stack = realloc(w->stack, cap * sizeof(*stack));
-        if (!stack)
-            return -ENOMEM;
-        w->stack = stack;
-        w->stack_cap = cap;
-    }
-    AUTO_CLOSE int fd = open_folder(w);
-    struct stat st;
-    if (fd < 0 || fstat(fd, &st) < 0)
-        return walk_error(w, -errno, err);
-    DIR *dir = fdopendir(fd);
-    if (!dir)
-        return walk_error(w, -errno, err);
-    fd = -1;
-    struct folder f = {.path_len = strlen(w->path)};
-    int rc = read_folder(w, dir, &f);
-    closedir(dir);
-    if (rc < 0) {
-        folder_fini(&f);
-        return walk_error(w, rc, err);
-    }
-    if (f.n)
-        qsort_r(f.entries, f.n, sizeof(*f.entries), compare_entries, &f);
-    w->stack[w->depth++] = f;
-    return remember_folder(w, f.path_len ? w->path : "./", &st);
-}
-
-static int compare_names(const void *x, const void *y)
-{
-    return strcmp(*(const char *const *)x, *(const char *const *)y);
-}
-
-/* Names of the root's folders, sorted as plain strings: number = place. */
-static int make_classes(struct walk *w)
-{
-    const struct folder *root = &w->stack[0];
-    AUTO_FREE const char **names = calloc(root->n + 1u, sizeof(*names));
-    if (!names)
-        return -ENOMEM;
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < root->n; i++)
-        if (root->entries[i].folder)
-            names[n++] = root->names + root->entries[i].name;
-    if (n == 0)
-        return 0;
-    if (n < root->n)
-        names[n++] = ""; /* for the files beside the folders */
-    qsort(names, n, sizeof(*names), compare_names);
-    for (uint32_t i = 0; i < n; i++)
-        if (index_builder_class(w->b, names[i]) == UINT32_MAX)
-            return -ENOMEM;
+    w->nlinked += f->linked;
+    if (w->nlinked > LINKED_MAX)
+        return error_set(err, LEAT_INVALID,
+                         "%s: more than %u folders lie behind symbolic links, the last is \"%s\"", w->root,
+                         LINKED_MAX, shown);
     return 0;
 }
 
-/* A link is looked at through whoever opens files for us, so that it leads nowhere its owner may not go. */
-static int stat_file(struct walk *w, const struct entry *e, struct stat *st)
+static bool guarded(const struct walk *w)
 {
-    if (!e->link || !w->scan->opener || !w->scan->opener->open)
-        return fstatat(w->root_fd, w->path, st, 0) < 0 ? -errno : 0;
+    return w->scan->opener && w->scan->opener->open;
+}
+
+/* Through the caller's opener, where there is one, so that the path leads nowhere its owner may not go. */
+static int open_guarded(struct walk *w, int flags)
+{
     AUTO_FREE char *full = NULL;
     if (asprintf(&full, "%s/%s", w->root, w->path) < 0)
         return -ENOMEM;
-    AUTO_CLOSE int fd = w->scan->opener->open(w->scan->opener->user, full, O_PATH | O_CLOEXEC);
+    return w->scan->opener->open(w->scan->opener->user, full, flags);
+}
+
+static int open_folder(struct walk *w, const struct folder *f)
+{
+    int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC | (f->linked ? 0 : O_NOFOLLOW);
+    int fd;
+    if (!*f->path) {
+        fd = openat(w->root_fd, ".", flags);
+    } else if (guarded(w)) {
+        return open_guarded(w, flags);
+    } else if (f->linked) {
+        fd = openat(w->root_fd, w->path, flags);
+    } else {
+        /* Beneath the root and through no link, even if a folder is moved concurrently. */
+        struct open_how how = {.flags = (uint64_t)flags, .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS};
+        fd = (int)syscall(SYS_openat2, w->root_fd, w->path, &how, sizeof(how));
+        if (fd < 0 && (errno == ENOSYS || errno == EPERM))
+            fd = openat(w->root_fd, w->path, flags);
+    }
+    return fd < 0 ? -errno : fd;
+}
+
+/* Of what w->path leads to. */
+static int stat_path(struct walk *w, bool linked, struct stat *st)
+{
+    if (!linked || !guarded(w))
+        return fstatat(w->root_fd, w->path, st, 0) < 0 ? -errno : 0;
+    AUTO_CLOSE int fd = open_guarded(w, O_PATH | O_CLOEXEC);
     if (fd < 0)
         return fd;
     return fstat(fd, st) < 0 ? -errno : 0;
 }
 
-uint64_t dir_place(struct index_builder *b, uint32_t source, uint64_t bytes)
+static int remember_source(struct walk *w, const struct stat *st)
 {
-    uint64_t at = bytes >= DIR_LARGE_FILE
-                      ? index_builder_reserve(b, align_up(bytes, INDEX_FILE_ALIGN), INDEX_FILE_ALIGN, 0)
-                      : index_builder_reserve(b, bytes, INDEX_SMALL_ALIGN, 0);
-    if (bytes)
-        index_builder_extent(b, &(struct index_extent){.address = at,
-                                                       .bytes = bytes,
-                                                       .source_bytes = bytes,
-                                                       .source = source,
-                                                       .kind = INDEX_EXTENT_RAW});
-    return at;
+    int rc = scan_grow(&w->visited, &w->visited_cap, w->nvisited + 1, sizeof(*w->visited));
+    char *path = NULL;
+    if (rc < 0 || asprintf(&path, "%s/", *w->path ? w->path : ".") < 0)
+        return -ENOMEM;
+    w->visited[w->nvisited++] = (struct visited){path, *st};
+    return 0;
 }
 
-static int visit_file(struct walk *w, const struct entry *e, struct leat_error *err)
+/* One entry of folder number `at`, which w->path names with its own name. */
+static int add_entry(struct walk *w, uint64_t at, const char *name, unsigned char type,
+                     struct leat_error *err)
+{
+    struct folder *f = &w->folders[at];
+    bool link = type == DT_LNK;
+    if (type == DT_UNKNOWN || link) {
+        struct stat st;
+        if (!link && fstatat(w->root_fd, w->path, &st, AT_SYMLINK_NOFOLLOW) < 0)
+            return errno == ENOENT ? 0 : walk_error(w, -errno, err);
+        link = link || S_ISLNK(st.st_mode);
+        int rc = link ? stat_path(w, true, &st) : 0;
+        if (rc == -ENOENT || rc == -ELOOP) {
+            dir_leave_out(&w->dangling, w->path);
+            return remember_source(w, &(struct stat){.st_mode = S_IFDIR});
+        }
+        if (rc < 0)
+            return walk_error(w, rc, err);
+        type = S_ISDIR(st.st_mode) ? DT_DIR : S_ISREG(st.st_mode) ? DT_REG : DT_FIFO;
+    }
+    if (type == DT_DIR)
+        return add_folder(w, at, link, err);
+    return type == DT_REG && dir_wanted(w->scan, w->path) ? add_file(f, name, link) : 0;
+}
+
+static int read_entries(struct walk *w, uint64_t at, DIR *dir, struct leat_error *err)
+{
+    for (;;) {
+        errno = 0;
+        struct dirent *d = readdir(dir);
+        if (!d)
+            return errno ? walk_error(w, -errno, err) : 0;
+        if (d->d_name[0] == '.')
+            continue;
+        int rc = enter_path(w, &w->folders[at], d->d_name, err);
+        if (rc == 0)
+            rc = add_entry(w, at, d->d_name, d->d_type, err);
+        if (rc < 0)
+            return rc;
+    }
+}
+
+/* Is this folder one of those above it? Only a link leads there. */
+static bool is_cycle(const struct walk *w, const struct folder *f)
+{
+    for (const struct folder *above = f; f->linked && above->depth > 0;) {
+        above = &w->folders[above->parent];
+        if (above->dev == f->dev && above->ino == f->ino)
+            return true;
+    }
+    return false;
+}
+
+/* Folder number `at`: its files, and the folders in it behind all others. */
+static int read_folder(struct walk *w, uint64_t at, struct leat_error *err)
+{
+    struct folder *f = &w->folders[at];
+    int rc = enter_path(w, f, "", err);
+    if (rc < 0)
+        return rc;
+    AUTO_CLOSE int fd = open_folder(w, f);
+    struct stat st;
+    if (fd < 0)
+        return walk_error(w, fd, err);
+    if (fstat(fd, &st) < 0)
+        return walk_error(w, -errno, err);
+    f->dev = st.st_dev;
+    f->ino = st.st_ino;
+    if (is_cycle(w, f)) {
+        dir_leave_out(&w->cycles, w->path);
+        return 0;
+    }
+    rc = remember_source(w, &st);
+    if (rc < 0)
+        return rc;
+    DIR *dir = fdopendir(fd);
+    if (!dir)
+        return walk_error(w, -errno, err);
+    fd = -1;
+    rc = read_entries(w, at, dir, err);
+    closedir(dir);
+    return rc < 0 ? rc : scan_poll(w->scan, err);
+}
+
+static int compare_files(const void *x, const void *y, void *arg)
+{
+    const struct entry *a = x, *b = y;
+    const struct folder *f = arg;
+    return strcmp(f->names + a->name, f->names + b->name);
+}
+
+static int compare_folders(const void *x, const void *y, void *arg)
+{
+    const struct walk *w = arg;
+    return strcmp(w->folders[*(const uint64_t *)x].path, w->folders[*(const uint64_t *)y].path);
+}
+
+/* `label`: of its class; UINT32_MAX: it has none. */
+static int visit_file(struct walk *w, bool linked, uint32_t label, struct leat_error *err)
 {
     int rc = tar_path_check(w->path, err);
     if (rc < 0)
         return error_prefix(err, rc, "%s", w->root);
     struct stat st;
-    rc = stat_file(w, e, &st);
+    rc = stat_path(w, linked, &st);
     if (rc < 0)
         return walk_error(w, rc, err);
     if (!S_ISREG(st.st_mode))
-        return 0; /* a link to something else */
+        return 0;
     int64_t source = index_builder_source(w->b, w->path, &st);
     if (source < 0)
         return (int)source;
@@ -281,57 +306,79 @@ static int visit_file(struct walk *w, const struct entry *e, struct leat_error *
     uint64_t at = dir_place(w->b, (uint32_t)source, (uint64_t)st.st_size);
     index_builder_sample(w->b, w->path, strlen(w->path));
     index_builder_part(w->b, (unsigned)w->data_field, at, (uint64_t)st.st_size);
-
-    if (w->depth > 1 && w->label_field < 0)
-        w->label_field = index_builder_field(w->b, "label", "<u4", INDEX_FIELD_LABEL, 0, NULL, 0, 0);
-    size_t first = w->depth > 1 ? strcspn(w->path, "/") : 0;
-    char class_name[NAME_MAX + 1];
-    snprintf(class_name, sizeof(class_name), "%.*s", (int)first, w->path);
-    if (w->stack[0].n > 0) {
-        uint32_t class = index_builder_class(w->b, class_name);
-        if (class == UINT32_MAX)
-            return -ENOMEM;
-        index_builder_label(w->b, class);
+    if (label != UINT32_MAX) {
+        if (w->label_field < 0)
+            w->label_field = index_builder_field(w->b, "label", "<u4", INDEX_FIELD_LABEL, 0, NULL, 0, 0);
+        index_builder_label(w->b, label);
     }
     return scan_tick(w->scan, (uint64_t)st.st_size, err);
 }
 
-static int visit(struct walk *w, const struct entry *e, const struct folder *f, struct leat_error *err)
+static int visit_files(struct walk *w, struct folder *f, uint32_t label, struct leat_error *err)
 {
-    const char *name = f->names + e->name;
-    size_t len = strlen(name);
-    if (f->path_len + len + 2 > sizeof(w->path)) {
-        char shown[160];
-        scan_escape(w->path, shown, sizeof(shown));
-        return error_set(err, LEAT_INVALID, "%s: the path \"%s\" is longer than %d bytes", w->root, shown,
-                         PATH_MAX);
-    }
-    memcpy(w->path + f->path_len, name, len + 1);
-    if (!e->folder)
-        return visit_file(w, e, err);
-    memcpy(w->path + f->path_len + len, "/", 2);
-    return push_folder(w, err);
-}
-
-static int walk_tree(struct walk *w, struct leat_error *err)
-{
-    int rc = push_folder(w, err);
-    if (rc == 0)
-        rc = make_classes(w);
-    while (rc == 0 && w->depth) {
-        struct folder *f = &w->stack[w->depth - 1];
-        if (f->next == f->n) {
-            folder_fini(f);
-            w->depth--;
-            continue;
-        }
-        rc = visit(w, &f->entries[f->next++], f, err);
+    if (f->n)
+        qsort_r(f->files, f->n, sizeof(*f->files), compare_files, f);
+    int rc = 0;
+    for (uint64_t i = 0; i < f->n && rc == 0; i++) {
+        rc = enter_path(w, f, f->names + f->files[i].name, err);
+        if (rc == 0)
+            rc = visit_file(w, f->linked || f->files[i].link, label, err);
     }
     return rc;
 }
 
-int dir_scan(struct scan *scan, const char *path, int fd, const struct stat *st,
-             struct index_builder **ret_builder, struct leat_error *err)
+/* Folder number `at`, all that lies below it, and then its samples. */
+static int walk_class(struct walk *w, uint64_t at, uint32_t label, struct leat_error *err)
+{
+    uint64_t before = w->nfolders;
+    int rc = read_folder(w, at, err);
+    for (uint64_t i = before; i < w->nfolders && rc == 0; i++)
+        rc = read_folder(w, i, err);
+    if (rc < 0)
+        return rc;
+    uint64_t n = w->nfolders - before + 1;
+    AUTO_FREE uint64_t *order = malloc(n * sizeof(*order));
+    if (!order)
+        return -ENOMEM;
+    order[0] = at;
+    for (uint64_t i = 1; i < n; i++)
+        order[i] = before + i - 1;
+    qsort_r(order, n, sizeof(*order), compare_folders, w);
+    for (uint64_t i = 0; i < n && rc == 0; i++)
+        rc = visit_files(w, &w->folders[order[i]], label, err);
+    while (w->nfolders > before)
+        folder_fini(&w->folders[--w->nfolders]);
+    return rc;
+}
+
+static int walk_tree(struct walk *w, struct leat_error *err)
+{
+    int rc = add_folder(w, 0, false, err);
+    if (rc == 0)
+        rc = read_folder(w, 0, err);
+    if (rc < 0)
+        return rc;
+    uint64_t n = w->nfolders - 1;
+    AUTO_FREE uint64_t *classes = malloc((n + 1) * sizeof(*classes));
+    if (!classes)
+        return -ENOMEM;
+    for (uint64_t i = 0; i < n; i++)
+        classes[i] = i + 1;
+    qsort_r(classes, n, sizeof(*classes), compare_folders, w);
+    for (uint64_t i = 0; i < n && rc == 0; i++) {
+        uint32_t label = index_builder_class(w->b, w->folders[classes[i]].path);
+        rc = label == UINT32_MAX ? -ENOMEM : walk_class(w, classes[i], label, err);
+    }
+    struct folder *root = &w->folders[0];
+    if (rc == 0 && w->nfiles == 0)
+        return visit_files(w, root, UINT32_MAX, err);
+    for (uint64_t i = 0; i < root->n; i++)
+        dir_leave_out(&w->beside, root->names + root->files[i].name);
+    return rc;
+}
+
+int dir_scan(struct scan *scan, const char *path, int fd, struct index_builder **ret_builder,
+             struct leat_error *err)
 {
     struct index_builder *b;
     if (index_builder_new(INDEX_KIND_DIR, path, &b) < 0)
@@ -339,17 +386,21 @@ int dir_scan(struct scan *scan, const char *path, int fd, const struct stat *st,
     struct walk w = {.scan = scan, .b = b, .root = path, .root_fd = fd, .label_field = -1};
     w.data_field = index_builder_field(b, "data", "", INDEX_FIELD_TABLE, 0, NULL, 0, 0);
     int rc = w.data_field < 0 ? w.data_field : walk_tree(&w, err);
-    while (w.depth)
-        folder_fini(&w.stack[--w.depth]);
-    free(w.stack);
+    while (w.nfolders)
+        folder_fini(&w.folders[--w.nfolders]);
+    free(w.folders);
     for (uint64_t i = 0; i < w.nvisited; i++) {
         index_builder_source(b, w.visited[i].path, &w.visited[i].st);
         free(w.visited[i].path);
     }
     free(w.visited);
+    if (rc == 0) {
+        dir_report(path, &w.beside, DIR_BESIDE);
+        dir_report(path, &w.dangling, "symbolic links that lead nowhere are left out");
+        dir_report(path, &w.cycles, "symbolic links back to a folder above them are not followed");
+    }
     if (rc == 0 && w.nfiles == 0)
-        rc = error_set(err, LEAT_INVALID,
-                       "the dataset is empty: there is no file in %s (hidden ones do not count)", path);
+        rc = dir_empty(scan, path, err);
     if (rc < 0) {
         index_builder_free(b);
         return rc;
