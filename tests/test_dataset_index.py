@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pathlib
+import random
 import re
 import subprocess
 import tarfile
@@ -825,6 +826,48 @@ def test_cache(tmp_path):
         name.write_bytes(damage)
         assert dump(root, "--open")["scanned"]
         assert not dump(root, "--open")["scanned"]
+
+
+def rot(path, spec, rng, flips):
+    """Each flipped bit is noticed, logged and mended by a scan; the index is as it was before after each."""
+    whole, truth = path.read_bytes(), dump(spec, "--open")
+    assert not truth.pop("scanned")
+    places = [rng.randrange(len(whole)) for _ in range(flips)] + [len(whole) - 1, 511, 512]
+    for at in places:
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
+        got = run(spec, "--open")
+        assert f"{path} is passed over" in got.pop("stderr"), at
+        assert got.pop("scanned") and got == truth, at
+        path.write_bytes(whole)
+    for cut in (len(whole) - 64, len(whole) - 1, 512, 511):  # and zeros, as after a power cut
+        path.write_bytes(whole[:cut] + bytes(len(whole) - cut))
+        assert run(spec, "--open")["scanned"] == any(whole[cut:]), cut
+        path.write_bytes(whole)
+
+
+def test_index_rot(tmp_path, monkeypatch):
+    rng = random.Random(5)
+    write_tree(tmp_path / "set", {f"{c}/{i}": f"{c}{i}".encode() * 9 for c in "ab" for i in range(12)})
+    with tarfile.open(tmp_path / "x.tar", "w") as t:
+        for i in range(9):
+            for field in ("jpg", "cls"):
+                info = tarfile.TarInfo(f"{i}.{field}")
+                info.size = 9
+                t.addfile(info, io.BytesIO(b"%08d\n" % i))
+    with h5py.File(tmp_path / "x.h5", "w") as f:
+        f.create_dataset("x", data=np.arange(300).reshape(30, 10), chunks=(4, 3), compression="gzip")
+    np.save(tmp_path / "a.npy", np.arange(10))
+    for name in ("set", "x.tar", "x.h5", "a.npy"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache-{name}"))
+        dump(tmp_path / name, "--open")
+        (kept,) = (tmp_path / f"cache-{name}/leat/index").iterdir()
+        rot(kept, tmp_path / name, rng, 25)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
+        dump(tmp_path / name, "--write")
+        beside = tmp_path / name / ".leat-index" if name == "set" else tmp_path / (name + ".leat-index")
+        (tmp_path / "none").write_bytes(b"")  # no folder: the scan stays in memory
+        rot(beside, tmp_path / name, rng, 25)
+        (tmp_path / "none").unlink()
 
 
 def test_files_of_a_tree_that_change_in_place(tmp_path):

@@ -10,13 +10,13 @@
  * looked at first, since it costs no request. An index elsewhere that is itself the source ("s3://bucket/prefix/.leat-index") is taken at its word: nothing
  * is listed, and what changed since shows when it is read, by the ETags that it has.
  *
- * Failure modes: an index that is damaged, stale, of older rules for places in memory, or about other files is passed over without a word, for it can be made
- * again. No cache (read-only home, no space): the index is made in memory.
+ * Failure modes: an index that is stale, of older rules for places in memory, or about other files is passed over without a word, for it can be made
+ * again; one that is damaged is passed over with a warning. No cache (read-only home, no space): the index is made in memory.
  *
  * Trust: an index is only ever used for the very files that its spec means. What another user wrote is copied first, so
  * that it can neither change nor shrink under our feet, and passes index_validate; and beside a file in a folder where
- * everybody may put files (/tmp) it is taken only from the file's owner. A file of our own, or of root, is checked by its
- * header alone, since opening must not cost O(samples).
+ * everybody may put files (/tmp) it is taken only from the file's owner. A file of our own, or of root, is compared with its checksum:
+ * a tenth of a second for 10 million samples (docs/decisions/0122).
  *
  * Not seen at first: a file inside a tree of many that is changed in place, without its folder changing. The reader of that file sees it
  * later, by the size and time that the index has for it, and has the index in the cache forgotten: the next opening scans.
@@ -407,6 +407,21 @@ static bool may_lie_beside(struct expected *x, const char *path, uid_t uid)
     return folder && scan_open(&x->scan, folder, &file, NULL) == 0 && !(file.st.st_mode & S_IWOTH);
 }
 
+/* Maps what equals its checksums. An index that does not is logged and passed over: the caller scans. */
+static int map_sound(int fd, const char *path, struct index *ret_index)
+{
+    struct index ix;
+    struct leat_error why = {0};
+    int rc = index_map(fd, &ix, &why);
+    if (rc == 0 && (rc = index_check_body(fd, &ix, &why)) < 0)
+        index_close(&ix);
+    if (rc < 0)
+        log_warning("%s is passed over, and the data scanned: %s", path, why.message);
+    else
+        *ret_index = ix;
+    return rc;
+}
+
 /* A descriptor of the index at `path`, or -1 when there is none that can be used. */
 static int open_candidate(struct expected *x, const char *path, bool beside)
 {
@@ -431,7 +446,7 @@ static int open_candidate(struct expected *x, const char *path, bool beside)
         close(fd);
         fd = copy < 0 ? -1 : copy;
     }
-    if (fd < 0 || index_map(fd, &ix, NULL) < 0)
+    if (fd < 0 || map_sound(fd, path, &ix) < 0)
         return -1;
     x->beside_now = beside;
     bool good = all_unchanged(x, &ix) && laid_out_as_now(&ix, path);
@@ -447,7 +462,7 @@ static int fetch_candidate(struct expected *x)
     AUTO_CLOSE int fd = -1;
     struct index ix;
     if (remote_fetch(&x->scan, x->beside, foreign_sound, &fd, NULL) < 0 || seal(fd) < 0 ||
-        index_map(fd, &ix, NULL) < 0)
+        map_sound(fd, x->beside, &ix) < 0)
         return -1;
     x->beside_now = true;
     bool good = index_validate(&ix, NULL) == 0 && all_unchanged(x, &ix) && laid_out_as_now(&ix, x->beside);
@@ -474,7 +489,9 @@ static int fetch_given(struct expected *x, int *ret_fd, struct leat_error *err)
         return error_prefix(err, rc, "%.300s", x->given);
     size_t scope = index_scope(x->given);
     bool folder = x->given[scope] == '/';
-    rc = index_validate(&ix, err);
+    rc = index_check_body(fd, &ix, err);
+    if (rc == 0)
+        rc = index_validate(&ix, err);
     if (rc < 0)
         error_prefix(err, rc, "%.300s", x->given);
     for (uint64_t i = 0; rc == 0 && i < ix.header->nsources; i++) {
@@ -550,8 +567,12 @@ static void settle_root_time(int fd, const char *tree, int64_t before_ns)
         int64_t now_ns = timespec_ns(st.st_mtim);
         off_t at = (off_t)(ix.header->sections[INDEX_SOURCES].offset + (i - 1) * sizeof(struct index_source) +
                            offsetof(struct index_source, mtime_ns));
-        if (pwrite(fd, &now_ns, sizeof(now_ns), at) < 0) {
-            /* Then it is stale, and made again. */
+        struct index_header h = *ix.header;
+        /* Where any of it fails the index is stale or damaged, and passed over. */
+        if (pwrite(fd, &now_ns, sizeof(now_ns), at) == sizeof(now_ns) &&
+            index_body_hash(fd, h.total_bytes, &h.body_hash) == 0) {
+            h.header_crc = index_header_crc(&h);
+            at = pwrite(fd, &h, sizeof(h), 0);
         }
     }
     index_close(&ix);

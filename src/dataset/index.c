@@ -5,9 +5,9 @@
  * Happy path: index_open checks the header, its CRC and the place of every section, and points into the blob; the
  * accessors are a few loads or a binary search each.
  *
- * Failure modes: LEAT_CORRUPT with the reason. A blob of our own is not walked when it is opened, so the accessors
- * themselves clamp what they read out of a table before they use it as an offset: a bad disk sector in our own cache
- * costs a wrong key, not a crash. What comes from somebody else passes index_validate (index_validate.c) first.
+ * Failure modes: LEAT_CORRUPT with the reason. A blob of our own is not walked when it is opened: index_check_body compares it
+ * with its checksum. The accessors themselves clamp what they read out of a table before they use it as an offset, since a mapped
+ * file can change later. What comes from another user passes index_validate (index_validate.c) first.
  *
  * Invariants: after index_open every section lies inside the blob and has exactly the size that the counts demand;
  * the strings end with NUL, so an offset in bounds is a string in bounds.
@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <xxhash.h>
 
 #include "base/crc32c.h"
 #include "dataset/index_internal.h"
@@ -30,6 +31,8 @@ _Static_assert(sizeof(struct index_extent) == 56, "extent layout");
 _Static_assert(sizeof(struct index_chunk) == 32, "chunk layout");
 _Static_assert(sizeof(struct index_shape) == 224, "shape layout");
 _Static_assert(sizeof(struct index_part) == 16, "part layout");
+
+#define HASH_PIECE (256ull << 10) /* stays in the CPU's cache */
 
 uint32_t index_header_crc(const struct index_header *header)
 {
@@ -245,6 +248,38 @@ int index_map(int fd, struct index *ret_index, struct leat_error *err)
     return 0;
 }
 
+int index_body_hash(int fd, uint64_t total_bytes, uint64_t *ret_hash)
+{
+    AUTO_FREE char *buf = malloc(HASH_PIECE);
+    XXH3_state_t *hash = XXH3_createState();
+    int rc = buf && hash ? 0 : -ENOMEM;
+    if (rc == 0)
+        XXH3_64bits_reset(hash);
+    for (uint64_t at = sizeof(struct index_header); rc == 0 && at < total_bytes;) {
+        ssize_t n = pread(fd, buf, MIN(HASH_PIECE, total_bytes - at), (off_t)at);
+        if (n > 0)
+            XXH3_64bits_update(hash, buf, (size_t)n);
+        else if (n == 0 || errno != EINTR)
+            rc = n == 0 ? LEAT_CORRUPT : -errno;
+        at += (uint64_t)MAX(n, (ssize_t)0);
+    }
+    if (rc == 0)
+        *ret_hash = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return rc;
+}
+
+int index_check_body(int fd, const struct index *index, struct leat_error *err)
+{
+    uint64_t hash = 0;
+    int rc = index_body_hash(fd, index->header->total_bytes, &hash);
+    if (rc < 0 && rc != LEAT_CORRUPT)
+        return error_sys(err, rc, "the index cannot be read");
+    if (rc == LEAT_CORRUPT || hash != index->header->body_hash)
+        return corrupt(err, "the checksum of its tables is wrong");
+    return 0;
+}
+
 void index_close(struct index *index)
 {
     if (index && index->mapped)
@@ -256,10 +291,7 @@ void index_close(struct index *index)
 int index_source_path(const struct index *index, uint64_t source, char *buf, size_t cap)
 {
     const char *root = index_string(index, index->header->root);
-    uint32_t offset = index->sources[source].path;
-    if (offset >= index->header->sections[INDEX_STRINGS].bytes)
-        offset = 0;
-    const char *path = index_string(index, offset);
+    const char *path = index_string(index, index->sources[source].path);
     /* An appended set, or arrays of several buckets: sources have different roots. */
     if (*path == '/' || (!*root && address_is_remote(address_of(path))))
         return snprintf(buf, cap, "%s", path);

@@ -24,7 +24,9 @@
  *            shapes    struct index_shape   [nshapes]     HDF5: filters and geometry, shared by many chunks
  *            strings   NUL-terminated; offset 0 is ""
  *
- * A blob from a file or a peer is hostile until index_open has looked at its header and index_validate at all of it.
+ * A blob from a file or a peer is hostile until index_open has looked at its header and index_validate at all of it. A blob of this user
+ * or of root may be damaged: index_check_body compares its tables with their checksum. A mapped file can change after either, so
+ * what is read from a table is checked again where it is used: index_string, index_part, index_extent_sound.
  */
 #ifndef DATASET_INDEX_H
 #define DATASET_INDEX_H
@@ -32,7 +34,7 @@
 #include "base/base.h"
 
 #define INDEX_MAGIC       0x315844495441454cull /* "LEATIDX1" */
-#define INDEX_VERSION     1u
+#define INDEX_VERSION     2u /* 2: has a checksum of its tables */
 #define INDEX_MAX_FIELDS  64u
 #define INDEX_MAX_DIMS    8u
 #define INDEX_MAX_ETAG    159u /* bytes */
@@ -77,9 +79,10 @@ struct index_header {
     struct {
         uint64_t offset, bytes;
     } sections[INDEX_SECTIONS];
-    uint32_t
-        layout; /* by which rules samples got their addresses: index_layout() of the program that made it */
-    uint8_t pad[512 - 128 - 16 * INDEX_SECTIONS - sizeof(uint32_t)];
+    uint32_t layout; /* by which rules samples got their addresses: index_layout() of the program that made it */
+    uint32_t reserved;
+    uint64_t body_hash; /* XXH3-64 of all bytes behind the header */
+    uint8_t pad[512 - 128 - 16 * INDEX_SECTIONS - 2 * sizeof(uint32_t) - sizeof(uint64_t)];
 };
 _Static_assert(sizeof(struct index_header) == 512, "header layout");
 
@@ -195,14 +198,24 @@ int index_open(const void *blob, uint64_t bytes, struct index *ret_index, struct
 /* Maps a file or memfd and opens it; the descriptor may be closed afterwards. */
 int index_map(int fd, struct index *ret_index, struct leat_error *err);
 void index_close(struct index *index);
+/* Compares all that follows the header with its checksum: LEAT_CORRUPT, or why it cannot be read. O(bytes); read through the descriptor, so that
+ * a bad disk is an error and no signal. */
+int index_check_body(int fd, const struct index *index, struct leat_error *err);
 /* Walks every table: what a peer or a file of somebody else must pass before it is used. O(samples). */
 int index_validate(const struct index *index, struct leat_error *err);
 
 static inline const char *index_string(const struct index *index, uint32_t offset)
 {
-    return index->strings + offset;
+    return offset < index->header->sections[INDEX_STRINGS].bytes ? index->strings + offset : "";
 }
-/* Where field f of sample i lies. False when this sample has no such field. LABEL fields have no address. */
+/* May this extent be used? Its table can change after it was checked. */
+static inline bool index_extent_sound(const struct index *index, const struct index_extent *e)
+{
+    const struct index_header *h = index->header;
+    return e->source < h->nsources && e->address <= h->address_end && e->bytes <= h->address_end - e->address &&
+           (e->kind != INDEX_EXTENT_CHUNK || (e->chunk <= h->nchunks && e->nchunk <= h->nchunks - e->chunk));
+}
+/* Where field f of sample i lies, within the address space. False when this sample has no such field. LABEL fields have no address. */
 static inline bool index_part(const struct index *index, uint64_t i, unsigned f, struct index_part *ret)
 {
     const struct index_field *field = &index->fields[f];
@@ -213,7 +226,8 @@ static inline bool index_part(const struct index *index, uint64_t i, unsigned f,
     if (field->kind != INDEX_FIELD_TABLE)
         return false;
     *ret = index->parts[i * index->header->ntable_fields + field->table_slot];
-    return ret->address != INDEX_NO_ADDRESS;
+    uint64_t end = index->header->address_end;
+    return ret->address <= end && ret->bytes <= end - ret->address; /* INDEX_NO_ADDRESS is above any end */
 }
 /* Root and path of a source joined, "s3://bucket/key" for what lies there: snprintf's return value (>= cap: it did not fit). */
 int index_source_path(const struct index *index, uint64_t source, char *buf, size_t cap);

@@ -24,11 +24,14 @@ struct writer {
     uint64_t offset; /* in the file, of the buffer's start */
     size_t used;
     char *buffer;
+    XXH3_state_t *hash; /* of all that was written; NULL: not wanted */
 };
 
 static void writer_flush(struct writer *w)
 {
     size_t done = 0;
+    if (w->hash)
+        XXH3_64bits_update(w->hash, w->buffer, w->used);
     while (!w->failed && done < w->used) {
         ssize_t n = pwrite(w->fd, w->buffer + done, w->used - done, (off_t)(w->offset + done));
         if (n < 0 && errno != EINTR)
@@ -237,9 +240,10 @@ static void set_counts(struct index_builder *b, const uint64_t *sorted)
 static int write_blob(struct index_builder *b, const uint64_t *sorted, int fd, struct leat_error *err)
 {
     AUTO_FREE char *buffer = malloc(WRITER_BUFFER);
-    if (!buffer)
-        return -ENOMEM;
     struct writer w = {.fd = fd, .buffer = buffer, .offset = sizeof(b->header)};
+    if (!buffer || !(w.hash = XXH3_createState()))
+        return -ENOMEM;
+    XXH3_64bits_reset(w.hash);
     const void *data[INDEX_SECTIONS] = {
         [INDEX_FIELDS] = b->fields.data,
         [INDEX_SOURCES] = b->sources.data,
@@ -262,6 +266,8 @@ static int write_blob(struct index_builder *b, const uint64_t *sorted, int fd, s
         writer_pad(&w);
     }
     writer_flush(&w);
+    b->header.body_hash = XXH3_64bits_digest(w.hash);
+    XXH3_freeState(TAKE_PTR(w.hash));
     if (!w.failed && ftruncate(fd, (off_t)b->header.total_bytes) < 0)
         w.failed = -errno;
     b->header.header_crc = index_header_crc(&b->header);

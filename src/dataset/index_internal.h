@@ -13,6 +13,8 @@
 uint32_t index_header_crc(const struct index_header *header);
 /* By bytes, the shorter first: the order of `sorted`. */
 int index_key_compare(const char *a, size_t alen, const char *b, size_t blen);
+/* XXH3-64 of what follows the header, in a file of `total_bytes`. 0, LEAT_CORRUPT (it is shorter), -ENOMEM or another errno. */
+int index_body_hash(int fd, uint64_t total_bytes, uint64_t *ret_hash);
 /* May it stand in a header of a request? */
 bool index_etag_sound(const char *etag);
 /* Of a stored chunk, after the filters: a reader holds it in memory, some of them twice. 4 MiB of a file could claim 4 GiB. */
