@@ -177,7 +177,7 @@ static bool guarded(const struct expected *x)
 static bool object_unchanged(const struct index *ix, const struct index_source *s, uint64_t bytes,
                              const char *etag, int64_t modified)
 {
-    if (s->etag >= ix->header->sections[INDEX_STRINGS].bytes || bytes != s->bytes)
+    if (bytes != s->bytes)
         return false;
     const char *had = index_string(ix, s->etag);
     return *had && *etag ? !strcmp(had, etag) : s->mtime_ns == modified * 1000000000;
@@ -186,10 +186,7 @@ static bool object_unchanged(const struct index *ix, const struct index_source *
 /* Is source i a folder of a tree? They stand behind the files: looking ends at the first that is none. */
 static const char *folder_path(const struct index *ix, uint64_t i)
 {
-    uint32_t offset = ix->sources[i].path;
-    if (offset >= ix->header->sections[INDEX_STRINGS].bytes)
-        return NULL;
-    const char *path = index_string(ix, offset);
+    const char *path = index_string(ix, ix->sources[i].path);
     size_t len = strlen(path);
     return len && path[len - 1] == '/' ? path : NULL;
 }

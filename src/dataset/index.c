@@ -291,7 +291,8 @@ void index_close(struct index *index)
 int index_source_path(const struct index *index, uint64_t source, char *buf, size_t cap)
 {
     const char *root = index_string(index, index->header->root);
-    const char *path = index_string(index, index->sources[source].path);
+    const char *path =
+        source < index->header->nsources ? index_string(index, index->sources[source].path) : "";
     /* An appended set, or arrays of several buckets: sources have different roots. */
     if (*path == '/' || (!*root && address_is_remote(address_of(path))))
         return snprintf(buf, cap, "%s", path);

@@ -34,7 +34,7 @@
 #include "base/base.h"
 
 #define INDEX_MAGIC       0x315844495441454cull /* "LEATIDX1" */
-#define INDEX_VERSION     2u /* 2: has a checksum of its tables */
+#define INDEX_VERSION     2u                    /* 2: has a checksum of its tables */
 #define INDEX_MAX_FIELDS  64u
 #define INDEX_MAX_DIMS    8u
 #define INDEX_MAX_ETAG    159u /* bytes */
@@ -79,7 +79,8 @@ struct index_header {
     struct {
         uint64_t offset, bytes;
     } sections[INDEX_SECTIONS];
-    uint32_t layout; /* by which rules samples got their addresses: index_layout() of the program that made it */
+    uint32_t
+        layout; /* by which rules samples got their addresses: index_layout() of the program that made it */
     uint32_t reserved;
     uint64_t body_hash; /* XXH3-64 of all bytes behind the header */
     uint8_t pad[512 - 128 - 16 * INDEX_SECTIONS - 2 * sizeof(uint32_t) - sizeof(uint64_t)];
@@ -212,20 +213,20 @@ static inline const char *index_string(const struct index *index, uint32_t offse
 static inline bool index_extent_sound(const struct index *index, const struct index_extent *e)
 {
     const struct index_header *h = index->header;
-    return e->source < h->nsources && e->address <= h->address_end && e->bytes <= h->address_end - e->address &&
+    return e->source < h->nsources && e->address <= h->address_end &&
+           e->bytes <= h->address_end - e->address &&
            (e->kind != INDEX_EXTENT_CHUNK || (e->chunk <= h->nchunks && e->nchunk <= h->nchunks - e->chunk));
 }
 /* Where field f of sample i lies, within the address space. False when this sample has no such field. LABEL fields have no address. */
 static inline bool index_part(const struct index *index, uint64_t i, unsigned f, struct index_part *ret)
 {
     const struct index_field *field = &index->fields[f];
-    if (field->kind == INDEX_FIELD_UNIFORM) {
+    if (field->kind == INDEX_FIELD_UNIFORM)
         *ret = (struct index_part){field->address + i * field->stride, field->stride};
-        return true;
-    }
-    if (field->kind != INDEX_FIELD_TABLE)
+    else if (field->kind == INDEX_FIELD_TABLE)
+        *ret = index->parts[i * index->header->ntable_fields + field->table_slot];
+    else
         return false;
-    *ret = index->parts[i * index->header->ntable_fields + field->table_slot];
     uint64_t end = index->header->address_end;
     return ret->address <= end && ret->bytes <= end - ret->address; /* INDEX_NO_ADDRESS is above any end */
 }

@@ -145,7 +145,7 @@ static int64_t add_source(struct index_builder *b, const struct index *index, ui
                       .st_mtim = {source->mtime_ns / 1000000000, source->mtime_ns % 1000000000},
                       .st_ctim = {source->ctime_ns / 1000000000, source->ctime_ns % 1000000000}};
     int64_t number = index_builder_source(b, path, &st);
-    if (number >= 0 && source->etag < index->header->sections[INDEX_STRINGS].bytes)
+    if (number >= 0)
         index_builder_etag(b, (uint32_t)number, index_string(index, source->etag));
     return number;
 }
@@ -180,16 +180,19 @@ static int add_classes(struct index_builder *b, struct side *side)
     return 0;
 }
 
-static void add_extents(struct index_builder *b, const struct side *side)
+static int add_extents(struct index_builder *b, const struct side *side)
 {
     for (uint64_t e = 0; e < side->index->header->nextents; e++) {
         struct index_extent extent = side->index->extents[e];
+        if (!index_extent_sound(side->index, &extent))
+            return LEAT_CORRUPT;
         extent.address += side->base;
         extent.source += (uint32_t)side->source;
         if (extent.kind == INDEX_EXTENT_CHUNK)
             extent.chunk += (uint64_t)side->chunk;
         index_builder_extent(b, &extent);
     }
+    return 0;
 }
 
 static int add_samples(struct index_builder *b, const struct side *side)
@@ -230,8 +233,8 @@ static int add_both(struct index_builder *b, struct side sides[2])
     /* The space up to `base` is taken as a whole: it is the old version's, with what its last region leaves over. */
     index_builder_reserve(b, sides[1].base + sides[1].index->header->address_end, 1, 0);
     for (unsigned s = 0; s < 2 && rc == 0; s++) {
-        add_extents(b, &sides[s]);
-        rc = add_samples(b, &sides[s]);
+        rc = add_extents(b, &sides[s]);
+        rc = rc ? rc : add_samples(b, &sides[s]);
     }
     index_builder_flags(b, sides[0].index->header->flags & sides[1].index->header->flags);
     return rc;

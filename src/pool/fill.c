@@ -549,9 +549,11 @@ static int segments_cut(struct fill *fill, struct wset *ws, uint64_t begin, uint
     while (begin < end) {
         uint64_t stop = MIN(align_down(begin, bytes) + bytes, end);
         uint64_t k = index_extent_at(index, stop);
-        if (stop < end && k < index->header->nextents && index->extents[k].address < stop &&
-            (index->extents[k].kind == INDEX_EXTENT_CHUNK || (files && index->extents[k].bytes <= bytes)))
-            stop = MIN(index->extents[k].address + index->extents[k].bytes, end);
+        struct index_extent e = k < index->header->nextents ? index->extents[k] : (struct index_extent){0};
+        /* A wrong end could lead back, and the cuts never end. */
+        if (stop < end && index_extent_sound(index, &e) && e.address < stop && e.address + e.bytes > stop &&
+            (e.kind == INDEX_EXTENT_CHUNK || (files && e.bytes <= bytes)))
+            stop = MIN(e.address + e.bytes, end);
         if (ws->nsegments == *cap) {
             uint32_t more = *cap ? *cap * 2 : 64;
             struct wset_segment *segments = realloc(ws->segments, more * sizeof(*segments));

@@ -360,11 +360,10 @@ static void read_warm(struct fill_thread *t, struct wset *ws, const struct index
     }
 }
 
-static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, const struct fill_range *whole,
-                     const struct fill_range *r, const struct source_opener *opener,
-                     struct fill_counters *counters)
+static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, const struct index_extent *e,
+                     const struct fill_range *whole, const struct fill_range *r,
+                     const struct source_opener *opener, struct fill_counters *counters)
 {
-    const struct index_extent *e = &ws->index.extents[extent];
     struct fill_source *s = source_get(t, ws, e, r, opener, counters);
     if (!s)
         return;
@@ -438,9 +437,14 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
     t->target = *target;
     t->target_begin = address;
     for (uint64_t k = index_extent_at(index, address); k < index->header->nextents; k++) {
-        const struct index_extent *e = &index->extents[k];
+        const struct index_extent extent = index->extents[k], *e = &extent;
         if (e->address >= whole.end)
             break;
+        if (!index_extent_sound(index, e)) {
+            fill_bad_add(t, address, whole.end, LEAT_CORRUPT, "its index is damaged: open the dataset again");
+            dataset_index_forget(ws->spec);
+            break;
+        }
         struct fill_range r = {MAX(e->address, address), MIN(e->address + e->bytes, whole.end), NULL};
         if (r.begin >= r.end)
             continue;
@@ -454,7 +458,7 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
         else if (index->sources[e->source].bytes < SMALL_BYTES)
             read_small(t, ws, e, &r, opener, counters);
         else
-            read_raw(t, ws, k, &whole, &r, opener, counters);
+            read_raw(t, ws, k, e, &whole, &r, opener, counters);
         arrived(t, r.end);
     }
     fill_remote_finish(t, ws, whole.end, counters);

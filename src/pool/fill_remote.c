@@ -195,12 +195,6 @@ static bool wait_for(struct fill_remote *r, struct wset *ws, unsigned busy, uint
     return true;
 }
 
-static const char *etag_of(const struct index *index, uint64_t number)
-{
-    uint64_t at = index->sources[number].etag;
-    return at < index->header->sections[INDEX_STRINGS].bytes ? index_string(index, (uint32_t)at) : "";
-}
-
 void fill_remote_add(struct fill_thread *t, struct wset *ws, const struct index_extent *e, uint64_t begin,
                      uint64_t end, uint8_t *dst, struct fill_counters *counters)
 {
@@ -226,7 +220,7 @@ void fill_remote_add(struct fill_thread *t, struct wset *ws, const struct index_
         rc = error_set(&err, -ECANCELED, "given up, as the set was dropped");
     struct backend_file *file = NULL;
     if (rc == 0)
-        rc = backend_open(r->session->backend, uri, etag_of(index, e->source),
+        rc = backend_open(r->session->backend, uri, index_string(index, index->sources[e->source].etag),
                           index->sources[e->source].bytes, &file, &err);
     if (rc < 0) {
         fill_bad_add(t, begin, end, rc, "%.190s", err.message[0] ? err.message : strerror(-rc));

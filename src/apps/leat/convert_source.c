@@ -232,7 +232,8 @@ static int read_arrays(struct convert_list *list, const struct index *ix, struct
             uint64_t e = index_extent_at(ix, address);
             const struct index_extent *extent = e < ix->header->nextents ? &ix->extents[e] : NULL;
             if (field->kind != INDEX_FIELD_UNIFORM || !extent || extent->kind != INDEX_EXTENT_RAW ||
-                address < extent->address || address + field->stride > extent->address + extent->bytes)
+                extent->source >= ix->header->nsources || address < extent->address ||
+                address + field->stride > extent->address + extent->bytes)
                 return error_set(
                     err, LEAT_UNSUPPORTED,
                     "%s: its bytes do not lie in the file as they are (chunks, filters): read it with "
