@@ -239,6 +239,7 @@ void http_conn_take(struct http_conn *conn, struct http_call *call)
     call->conn = conn;
     if (conn->ncalls == 1)
         conn->heard_ns = clock_now_ns();
+    conn->asked_ns = conn->ncalls == 1 ? conn->heard_ns : 0;
     if (!conn->sending) {
         conn->sending = call;
         conn->sent = 0;
@@ -498,6 +499,15 @@ static ssize_t read_next(struct http_conn *conn, const struct http_call *call, b
     return conn_read(conn, conn->buf + conn->have, *ret_asked, err);
 }
 
+static void note_first_byte(struct http_conn *conn)
+{
+    struct http_client_stats *stats = &conn->pool->client->stats;
+    uint64_t ns = conn->heard_ns - conn->asked_ns;
+    if (conn->asked_ns && (!stats->first_byte_ns || ns < stats->first_byte_ns))
+        stats->first_byte_ns = ns;
+    conn->asked_ns = 0;
+}
+
 static void receive_some(struct http_conn *conn)
 {
     struct http_client_stats *stats = &conn->pool->client->stats;
@@ -520,6 +530,7 @@ static void receive_some(struct http_conn *conn)
             return;
         }
         conn->heard_ns = clock_now_ns();
+        note_first_byte(conn);
         turn += (uint64_t)n;
         if (straight) {
             call->received += (uint64_t)n;

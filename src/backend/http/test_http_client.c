@@ -102,6 +102,7 @@ static void end(struct web_server *s)
     loop_free(loop);
 }
 
+#define LATE_NS (20 * NS_PER_MS)
 #define BIG (3 * 1024 * 1024 + 17)
 static char big[BIG]; /* filled before there are threads */
 
@@ -114,8 +115,10 @@ static void talk_plain(struct web_peer *p)
             sprintf(head, "HTTP/1.1 200 OK\r\nETag: \"e\"\r\nContent-Length: %d\r\n\r\n", BIG);
             web_say(p, head);
             web_say_bytes(p, big, BIG);
-        } else if (sscanf(path, "/n/%u", &n) == 1) {
+        } else if (sscanf(path, "/n/%u", &n) == 1 || sscanf(path, "/late/%u", &n) == 1) {
             char body[64];
+            if (path[1] == 'l')
+                usleep(LATE_NS / 1000);
             sprintf(body, "number %u", n);
             sprintf(head, "HTTP/1.1 200 OK\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
             web_say(p, head);
@@ -258,6 +261,34 @@ static void test_pipelined(void **state)
     http_client_stats(client, &stats);
     assert_int_equal(s.nconns, 2);
     assert_int_equal(stats.repeated, 0);
+    end(&s);
+}
+
+/* The distance of a server is what a request waits that shares its connection with no other. */
+static void test_first_byte(void **state)
+{
+    struct web_server s;
+    struct get g[3];
+    char dst[3][64], path[32];
+    struct http_client_stats stats;
+    web_start(&s, talk_plain, NULL);
+    begin(1, 8);
+    for (int i = 0; i < 3; i++) {
+        sprintf(path, "/late/%d", i);
+        get_init(&g[i], &s.origin, path, dst[i], sizeof(dst[i]));
+        g[i].call.small = true;
+    }
+    run(3, g);
+    http_client_stats(client, &stats);
+    assert_int_equal(stats.connections, 1);
+    assert_int_equal(stats.first_byte_ns, 0); /* they shared it */
+    for (int i = 0; i < 3; i++) {
+        get_init(&g[i], &s.origin, path, dst[i], sizeof(dst[i]));
+        run(1, &g[i]);
+        assert_int_equal(g[i].rc, 0);
+        http_client_stats(client, &stats);
+        assert_true(stats.first_byte_ns >= LATE_NS);
+    }
     end(&s);
 }
 
@@ -543,6 +574,7 @@ int main(void)
         cmocka_unit_test(test_straight),
         cmocka_unit_test(test_kinds),
         cmocka_unit_test(test_pipelined),
+        cmocka_unit_test(test_first_byte),
         cmocka_unit_test(test_hangs_up),
         cmocka_unit_test(test_time),
         cmocka_unit_test(test_trickle),

@@ -721,6 +721,7 @@ static void s3_stats(const struct backend *base, struct backend_stats *ret_stats
     ret_stats->connections = http.connections;
     ret_stats->handshakes = http.handshakes;
     ret_stats->resumed = http.resumed;
+    ret_stats->first_byte_ns = http.first_byte_ns;
 }
 
 static const struct backend_ops s3_ops = {
