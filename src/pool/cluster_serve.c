@@ -217,7 +217,7 @@ static void tell_pushed(struct telling *t)
 /* Steps through the version before, which was complete; then our segments. */
 static uint64_t old_step(const struct wset *ws)
 {
-    return MIN(ws->region_bytes, wset_segment_bytes(&ws->index, false));
+    return MIN(ws->region_bytes, wset_segment_bytes(&ws->index));
 }
 
 static uint64_t filled_units(const struct wset *ws)

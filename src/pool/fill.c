@@ -51,9 +51,10 @@ struct fill {
     struct fill_thread **thread; /* of each: NULL once it has ended */
 };
 
+/* Segments that lie one behind the other in a region, or a load. */
 struct pick {
     struct wset *ws;
-    uint32_t segment;
+    uint32_t segment, nsegments;
     struct fill_load *load;
 };
 
@@ -75,14 +76,29 @@ static bool pick_segment(struct wset *ws, uint32_t *ret_segment)
     return true;
 }
 
+/* The segments behind `first` that are read with it, itself included. */
+static uint32_t run_of(const struct fill_thread *t, const struct wset *ws, uint32_t first)
+{
+    const struct wset_segment *s = &ws->segments[first];
+    bool alone = !ws->remote || t->fill->config.segment_bytes;
+    uint64_t most = alone ? 0 : wset_run_bytes(&ws->index, fill_remote_first_byte_ns(t, ws));
+    uint64_t end = s->address + s->bytes, region_end = (s->address / ws->region_bytes + 1) * ws->region_bytes;
+    uint32_t n = 1;
+    while (first + n < ws->nsegments && s[n].state == SEGMENT_TODO && s[n].address == end &&
+           end + s[n].bytes <= MIN(region_end, s->address + most))
+        end += s[n++].bytes;
+    return n;
+}
+
 /* Only as many threads at a time as there are tickets for their scratch. */
 static bool decoder_free(const struct wset *ws)
 {
     return ws->decoders == 0 || ws->decoding < ws->decoders;
 }
 
-static bool pick(struct fill *fill, struct pick *ret)
+static bool pick(struct fill_thread *t, struct pick *ret)
 {
+    struct fill *fill = t->fill;
     *ret = (struct pick){0};
     list_for_each (node, &fill->loads) {
         struct fill_load *load = container_of(node, struct fill_load, node);
@@ -99,7 +115,9 @@ static bool pick(struct fill *fill, struct pick *ret)
             if (ws->fill_cancelled || !decoder_free(ws) || (urgent && ws->nurgent == 0) ||
                 !pick_segment(ws, &ret->segment))
                 continue;
-            ws->segments[ret->segment].state = SEGMENT_TAKEN;
+            ret->nsegments = run_of(t, ws, ret->segment);
+            for (uint32_t k = 0; k < ret->nsegments; k++)
+                ws->segments[ret->segment + k].state = SEGMENT_TAKEN;
             ws->active++;
             ws->decoding++;
             ret->ws = ws;
@@ -217,7 +235,6 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
     *ret_records = report.records;
     region_written(region);
     wset_note_pages(ws, region);
-    atomic_fetch_add(&fill->counters.segments, 1);
 }
 
 /*
@@ -249,13 +266,17 @@ static void settle(struct wset *ws, struct bytes_out *records)
     wset_settle_empty(ws);
 }
 
-static void segment_ended(struct fill *fill, struct wset *ws, uint32_t segment, struct bytes_out *records)
+static void segments_ended(struct fill *fill, const struct pick *p, struct bytes_out *records)
 {
+    struct wset *ws = p->ws;
     pthread_mutex_lock(&fill->lock);
-    ws->segments[segment].state = SEGMENT_DONE;
-    ws->segments_left--;
+    for (uint32_t k = p->segment; k < p->segment + p->nsegments; k++) {
+        ws->segments[k].state = SEGMENT_DONE;
+        atomic_fetch_sub(&ws->pending_bytes, ws->segments[k].bytes);
+    }
+    ws->segments_left -= p->nsegments;
+    atomic_fetch_add(&fill->counters.segments, p->nsegments);
     ws->active--;
-    atomic_fetch_sub(&ws->pending_bytes, ws->segments[segment].bytes);
     bool complete = ws->segments_left == 0;
     bool over = ws->active == 0 && (complete || ws->fill_cancelled) && !list_empty(&ws->fill_node);
     if (over)
@@ -410,7 +431,7 @@ static void *thread_main(void *arg)
     pthread_mutex_lock(&fill->lock);
     for (;;) {
         struct pick p;
-        while (!pick(fill, &p)) {
+        while (!pick(t, &p)) {
             if (fill->stopping)
                 goto out;
             idle(t, &open_sources);
@@ -424,10 +445,13 @@ static void *thread_main(void *arg)
             struct wset *ws = wset_ref(p.ws);
             uint64_t began_ns = clock_now_ns();
             struct bytes_out records;
-            segment_fill(t, ws, &ws->segments[p.segment], &records);
+            struct wset_segment run = ws->segments[p.segment];
+            for (uint32_t k = 1; k < p.nsegments; k++)
+                run.bytes += ws->segments[p.segment + k].bytes;
+            segment_fill(t, ws, &run, &records);
             histogram_add(&fill->segment_times, clock_now_ns() - began_ns);
             decoder_done(t, ws);
-            segment_ended(fill, ws, p.segment, &records);
+            segments_ended(fill, &p, &records);
             wset_unref(ws);
         }
         pthread_mutex_lock(&fill->lock);
@@ -543,8 +567,7 @@ void fill_free(struct fill *fill)
 static int segments_cut(struct fill *fill, struct wset *ws, uint64_t begin, uint64_t end, uint32_t *cap)
 {
     const struct index *index = &ws->index;
-    uint64_t bytes =
-        fill->config.segment_bytes ? fill->config.segment_bytes : wset_segment_bytes(index, ws->remote);
+    uint64_t bytes = fill->config.segment_bytes ? fill->config.segment_bytes : wset_segment_bytes(index);
     const bool files = index->header->flags & INDEX_FLAG_SMALL_FILES;
     while (begin < end) {
         uint64_t stop = MIN(align_down(begin, bytes) + bytes, end);

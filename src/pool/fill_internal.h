@@ -127,6 +127,8 @@ void fill_sources_close(struct fill_thread *t);
 /* [begin, end) of extent e, which lies elsewhere, to dst: begins, or waits until it can. In the order of addresses. */
 void fill_remote_add(struct fill_thread *t, struct wset *ws, const struct index_extent *e, uint64_t begin,
                      uint64_t end, uint8_t *dst, struct fill_counters *counters);
+/* Of the server of the set's sources, as far as this thread has met it: the least time until an answer begins. 0: not known. */
+uint64_t fill_remote_first_byte_ns(const struct fill_thread *t, const struct wset *ws);
 bool fill_remote_busy(const struct fill_thread *t);
 /* Waits for all that was begun. `end` of the range. */
 void fill_remote_finish(struct fill_thread *t, struct wset *ws, uint64_t end, struct fill_counters *counters);

@@ -245,6 +245,15 @@ void fill_remote_add(struct fill_thread *t, struct wset *ws, const struct index_
     backend_submit(r->session->backend, &slot->read);
 }
 
+uint64_t fill_remote_first_byte_ns(const struct fill_thread *t, const struct wset *ws)
+{
+    for (unsigned k = 0; t->remote && k < SESSIONS_MAX; k++) {
+        if (t->remote->sessions[k].backend && t->remote->sessions[k].access == ws->access)
+            return t->remote->sessions[k].told.first_byte_ns;
+    }
+    return 0;
+}
+
 bool fill_remote_busy(const struct fill_thread *t)
 {
     return t->remote && t->remote->nbusy > 0;

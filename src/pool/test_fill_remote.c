@@ -11,6 +11,7 @@
 
 #include "backend/testing.h"
 #include "base/crc32c.h"
+#include "base/histogram.h"
 #include "pool/access.h"
 #include "pool/fill.h"
 #include "pool/source.h"
@@ -28,6 +29,7 @@ static struct {
     _Atomic unsigned changed; /* this object has another ETag now */
     _Atomic bool weak;        /* no ETags but weak ones, and times */
     _Atomic bool stall, refuse, expired, elsewhere;
+    _Atomic unsigned late_us; /* each answer begins so much later */
     _Atomic unsigned requests, stalled;
 } script;
 
@@ -56,6 +58,7 @@ static void talk(struct web_peer *p)
         unsigned long long bytes = 0, first = 0, last;
         const char *name = strrchr(path, '/') + 1;
         atomic_fetch_add(&script.requests, 1);
+        usleep(script.late_us);
         if (sscanf(name, "o-%u-%llu", &number, &bytes) != 2) {
             say_error(p, 404, "NoSuchKey", "nothing here");
             continue;
@@ -236,6 +239,30 @@ static void test_exact(void **state)
 }
 
 /* More than there are slots and places for. */
+/* The longer a server takes to answer, the more is asked of it at once. */
+static void test_slow_answers(void **state)
+{
+    struct fill_stats stats;
+    begin();
+    script.late_us = 30 * 1000;
+    struct fill *fill = fill_of(1, 0);
+    struct wset *ws = testing_wset(index_here(16, large), 128 * MIB);
+    assert_int_equal(fill_start(fill, ws), 0);
+    testing_wait_alone(ws);
+    for (unsigned i = 0; i < 16; i++)
+        check_sample(ws, i);
+    fill_stats(fill, &stats);
+    uint64_t runs = 0;
+    for (unsigned k = 0; k <= HISTOGRAM_BUCKETS; k++)
+        runs += atomic_load(&fill_segment_times(fill)->counts[k]);
+    assert_int_equal(stats.segments, ws->nsegments);
+    assert_true(ws->nsegments >= 10);
+    assert_in_range(runs, 2, 3); /* 8 MiB until the server was met, and up to 64 MiB from then on */
+    wset_unref(ws);
+    fill_free(fill);
+    web_stop(&server);
+}
+
 static void test_many(void **state)
 {
     struct fill_stats stats;
@@ -524,7 +551,7 @@ int main(void)
         cmocka_unit_test(test_gone),         cmocka_unit_test(test_cancelled),
         cmocka_unit_test(test_stopped),      cmocka_unit_test(test_denied),
         cmocka_unit_test(test_redirected),   cmocka_unit_test(test_own),
-        cmocka_unit_test(test_changed_weak),
+        cmocka_unit_test(test_changed_weak), cmocka_unit_test(test_slow_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

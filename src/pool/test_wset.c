@@ -3,6 +3,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 
+#include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/rng.h"
 #include "failalloc.h"
@@ -558,13 +559,15 @@ static void test_segments_of_tiny_samples(void **state)
 {
     struct index_header header = {.nsamples = 1000, .nfields = 1, .address_end = 1 * GIB};
     const struct index index = {.header = &header};
-    assert_int_equal(wset_segment_bytes(&index, false), 8 * MIB);
-    assert_int_equal(wset_segment_bytes(&index, true), 64 * MIB);
+    assert_int_equal(wset_segment_bytes(&index), 8 * MIB);
+    assert_int_equal(wset_run_bytes(&index, 0), 8 * MIB);
+    assert_int_equal(wset_run_bytes(&index, 10 * NS_PER_MS), 20000000);
+    assert_int_equal(wset_run_bytes(&index, UINT64_MAX), 64 * MIB);
     header.nsamples = 256 << 20; /* of 4 bytes */
-    assert_int_equal(wset_segment_bytes(&index, false), 1 * MIB);
-    assert_int_equal(wset_segment_bytes(&index, true), 1 * MIB);
+    assert_int_equal(wset_segment_bytes(&index), 1 * MIB);
+    assert_int_equal(wset_run_bytes(&index, UINT64_MAX), 1 * MIB);
     header.nsamples = 1 << 30;
-    assert_int_equal(wset_segment_bytes(&index, false), 256 * KIB);
+    assert_int_equal(wset_segment_bytes(&index), 256 * KIB);
 }
 
 int main(void)

@@ -8,6 +8,7 @@
  */
 #include "pool/wset.h"
 
+#include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "pool/access.h"
@@ -38,12 +39,13 @@
 /* About: 9 MiB of what other nodes are to hear of it, and as much for each thread. */
 #define SEGMENT_PARTS (256u * 1024u)
 /*
- * Of sources elsewhere. A segment is read by all of a session's 16 connections at once, and the first byte of each answer takes 30 ms
- * of S3, whatever it is: at 80 MB/s a connection, 8 MiB would have them wait for most of the time (36 ms for what takes 6), and
- * 64 MiB reach two thirds of what they can (82 ms for 52). What is there is told while the rest is under way, so the first sample
- * waits no longer; and no more than this is lost of what others wait for when a sample is urgent.
+ * Of remote sources. A run is read by all of a session's 16 connections at once, and the first byte of each answer takes 30 ms of S3: at
+ * 80 MB/s a connection, 8 MiB would have them wait for most of the time (36 ms for what takes 6), and 64 MiB reach two thirds of
+ * what they can (82 ms for 52). A server that answers in a millisecond gets no more than 8 MiB: what comes is then read out of the
+ * processor's cache, and the last runs of a set end together.
  */
-#define SEGMENT_AWAY (64 * MIB)
+#define RUN_MOST         (64 * MIB)
+#define RUN_BYTES_PER_NS 2u
 
 struct piece {
     uint64_t offset, bytes;
@@ -114,15 +116,26 @@ static uint64_t segment_of_files(const struct index_header *h)
     return bytes;
 }
 
-uint64_t wset_segment_bytes(const struct index *index, bool elsewhere)
+/* `bytes`, or less where other nodes would hear of too many parts at once. */
+static uint64_t clamp_parts(const struct index_header *h, uint64_t bytes)
 {
-    const struct index_header *h = index->header;
-    bool files = (h->flags & INDEX_FLAG_SMALL_FILES) && h->nsources;
-    uint64_t bytes = elsewhere ? SEGMENT_AWAY : files ? segment_of_files(h) : SEGMENT_MOST;
     uint64_t times = h->nsamples * h->nfields / SEGMENT_PARTS;
     while (times && bytes > SEGMENT_LEAST && bytes > h->address_end / times)
         bytes /= 2;
     return bytes;
+}
+
+uint64_t wset_segment_bytes(const struct index *index)
+{
+    const struct index_header *h = index->header;
+    bool files = (h->flags & INDEX_FLAG_SMALL_FILES) && h->nsources;
+    return clamp_parts(h, files ? segment_of_files(h) : SEGMENT_MOST);
+}
+
+uint64_t wset_run_bytes(const struct index *index, uint64_t first_byte_ns)
+{
+    uint64_t bytes = MIN(first_byte_ns, NS_PER_S) * RUN_BYTES_PER_NS;
+    return clamp_parts(index->header, MIN(MAX(bytes, SEGMENT_MOST), RUN_MOST));
 }
 
 uint64_t wset_table_bytes(const struct index *index, bool in_memory, const struct pool *pool)
@@ -130,7 +143,7 @@ uint64_t wset_table_bytes(const struct index *index, bool in_memory, const struc
     const struct index_header *h = index->header;
     uint64_t live = live_bytes(h->nsamples, h->nfields), region = pool->config.region_bytes;
     uint64_t regions = h->address_end / region + 2,
-             segments = h->address_end / MIN(wset_segment_bytes(index, false), region) + regions;
+             segments = h->address_end / MIN(wset_segment_bytes(index), region) + regions;
     return (in_memory ? align_up(index->blob_bytes, 4096) : 0) +
            align_up(live, live_is_huge(pool, live) ? REGION_HUGE_BYTES : 4096) +
            h->nsamples * div_up(h->nfields, 8) + regions * REGION_BYTES + segments * SEGMENT_TABLE +

@@ -144,10 +144,13 @@ void wset_unref(struct wset *ws);
 /*
  * How much one thread loads in one go: 8 MiB, as disks and checksums want it. Of small files it is the opening that costs, so sixteen of them do as
  * well, and somebody who waits for 64 random ones waits for a thousand, not for all there are. Fewer, larger ones in a set so large that
- * the table of segments would count. Smaller ones where samples are of a few bytes: other nodes hear of each. `elsewhere`: 64 MiB, as
- * answers take long.
+ * the table of segments would count. Smaller ones where samples are of a few bytes: other nodes hear of each.
  */
-uint64_t wset_segment_bytes(const struct index *index, bool elsewhere);
+uint64_t wset_segment_bytes(const struct index *index);
+/*
+ * Of remote sources one thread takes several segments at once, 8 to 64 MiB: the more, the longer the server takes to answer. 0: not known.
+ */
+uint64_t wset_run_bytes(const struct index *index, uint64_t first_byte_ns);
 /*
  * Memory that the tables of a set with this index take: the index itself when it is memory (`in_memory`; a file of the cache is the
  * kernel's page cache), states and checksums, and what is kept of each region and segment.

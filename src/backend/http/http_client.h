@@ -88,7 +88,8 @@ struct http_call {
 struct http_client_stats {
     uint64_t calls, connections, handshakes, resumed, repeated; /* made since the start */
     uint64_t bytes_in, bytes_straight; /* payload, and how much of it needed no copy of ours */
-    uint64_t first_byte_ns; /* the least time from a request to the first byte of its answer; 0: none came yet */
+    uint64_t
+        first_byte_ns; /* the least time from a request to the first byte of its answer; 0: none came yet */
     unsigned open, waiting; /* now */
 };
 

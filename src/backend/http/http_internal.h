@@ -70,7 +70,8 @@ struct http_conn {
     bool answering;     /* a byte of the first call's answer is here */
     uint64_t completed; /* calls */
     uint64_t heard_ns, began_ns;
-    uint64_t asked_ns; /* the first call's answer has not begun, and no other call is before or behind it; 0: not so */
+    uint64_t
+        asked_ns; /* the first call's answer has not begun, and no other call is before or behind it; 0: not so */
 };
 
 struct http_client {

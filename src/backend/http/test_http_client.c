@@ -103,7 +103,7 @@ static void end(struct web_server *s)
 }
 
 #define LATE_NS (20 * NS_PER_MS)
-#define BIG (3 * 1024 * 1024 + 17)
+#define BIG     (3 * 1024 * 1024 + 17)
 static char big[BIG]; /* filled before there are threads */
 
 static void talk_plain(struct web_peer *p)
@@ -571,18 +571,12 @@ static void test_authorities_where_they_are_wanted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_straight),
-        cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_pipelined),
-        cmocka_unit_test(test_first_byte),
-        cmocka_unit_test(test_hangs_up),
-        cmocka_unit_test(test_time),
-        cmocka_unit_test(test_trickle),
-        cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_body),
-        cmocka_unit_test(test_nobody_there),
-        cmocka_unit_test(test_tls),
-        cmocka_unit_test(test_authorities_where_they_are_wanted),
+        cmocka_unit_test(test_straight),  cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_pipelined), cmocka_unit_test(test_first_byte),
+        cmocka_unit_test(test_hangs_up),  cmocka_unit_test(test_time),
+        cmocka_unit_test(test_trickle),   cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_body),      cmocka_unit_test(test_nobody_there),
+        cmocka_unit_test(test_tls),       cmocka_unit_test(test_authorities_where_they_are_wanted),
     };
     signal(SIGPIPE, SIG_IGN);
     memset(big, 'b', sizeof(big));
