@@ -107,8 +107,8 @@ int store_remove_older(struct store *s, const struct ikey *k, const struct path 
         struct index_value dead = {.seq = seq, .flags = INDEX_DEAD};
         struct change c = {.path = p,
                            .node = store_index_node_new(&p->index, &dead, k->bytes, k->len, NULL, 0)};
-        int rc =
-            c.node ? store_change_make(&c, err) : error_set(err, -ENOMEM, "no memory to remove an older version");
+        int rc = c.node ? store_change_make(&c, err)
+                        : error_set(err, -ENOMEM, "no memory to remove an older version");
         if (rc == 0)
             store_change_finish(s, &c);
         first = first ? first : rc;

@@ -216,23 +216,34 @@ size_t store_extra_put(uint8_t *extra, size_t len, char type, const char *text)
 
 /* --- log ---------------------------------------------------------------------------------------------------------------- */
 
-/* | magic: 8 | version u32 | CRC of the rest u32 | path id: 16 | number u64 | zeros | */
-void store_log_header_put(uint8_t out[LOG_HEADER_BYTES], const uint8_t path_id[16], uint64_t number)
+/* | magic: 8 | version u32 | CRC of the rest u32 | path id: 16 | number, records before, end before u64 | zeros |        version 1 has zeros there */
+void store_log_header_put(uint8_t out[LOG_HEADER_BYTES], const uint8_t path_id[16],
+                          const struct log_header *h)
 {
     memset(out, 0, LOG_HEADER_BYTES);
     memcpy(out, log_magic, 8);
-    out[8] = 1;
+    out[8] = h->before_records ? 2 : 1;
     memcpy(out + 16, path_id, 16);
-    memcpy(out + 32, &number, 8);
+    memcpy(out + 32, &h->number, 8);
+    memcpy(out + 40, &h->before_records, 8);
+    memcpy(out + 48, &h->before_end, 8);
     uint32_t crc = crc32c(0, out + 16, LOG_HEADER_BYTES - 16);
     memcpy(out + 12, &crc, 4);
 }
 
-int store_log_header_parse(const uint8_t *data, size_t len, const uint8_t path_id[16], uint64_t number)
+int store_log_header_parse(const uint8_t *data, size_t len, const uint8_t path_id[16], uint64_t number,
+                           struct log_header *ret)
 {
     uint8_t wanted[LOG_HEADER_BYTES];
-    store_log_header_put(wanted, path_id, number);
-    return len >= LOG_HEADER_BYTES && memcmp(data, wanted, LOG_HEADER_BYTES) == 0 ? 0 : LEAT_CORRUPT;
+    if (len < LOG_HEADER_BYTES)
+        return LEAT_CORRUPT;
+    struct log_header h = {
+        .number = number, .before_records = get64(data + 40), .before_end = get64(data + 48)};
+    store_log_header_put(wanted, path_id, &h);
+    if (memcmp(data, wanted, LOG_HEADER_BYTES) != 0)
+        return LEAT_CORRUPT;
+    *ret = h;
+    return 0;
 }
 
 /* | bytes in all u32 | CRC of what follows u32 | nth u64 | type u8, unflushed u8, key length u16 | value: 64 | extra length u16 | key | extra |

@@ -77,8 +77,16 @@ struct log_record {
     const uint8_t *key, *extra;
     uint16_t key_len, extra_len;
 };
-void store_log_header_put(uint8_t out[LOG_HEADER_BYTES], const uint8_t path_id[16], uint64_t number);
-int store_log_header_parse(const uint8_t *data, size_t len, const uint8_t path_id[16], uint64_t number);
+struct log_header {
+    uint64_t number;
+    /* Of the log before it, which is so the second place that knows: records that are on the disk, and where the last of them ends. 0: not known. */
+    uint64_t before_records, before_end;
+};
+void store_log_header_put(uint8_t out[LOG_HEADER_BYTES], const uint8_t path_id[16],
+                          const struct log_header *h);
+/* LEAT_CORRUPT: not the header of this path's log of that number. */
+int store_log_header_parse(const uint8_t *data, size_t len, const uint8_t path_id[16], uint64_t number,
+                           struct log_header *ret);
 /* nth: of the record in its log, from 0. Returns how many bytes; `out` has room for LOG_RECORD_MAX. */
 size_t store_log_record_put(uint8_t *out, uint64_t number, uint64_t nth, const struct log_record *r);
 /* Bytes of the record at the start of data; 0: none that is whole and of this log and place. */

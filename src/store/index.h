@@ -23,8 +23,9 @@
 #define INDEX_ETAG_TEXT UINT32_MAX /* of `parts`: the ETag is text, in extra */
 /* Of flags, in changes only. */
 enum {
-    INDEX_DEAD = 0x80000000u,   /* the key is deleted */
-    INDEX_UNKNOWN = 0x40000000, /* a record of it could not be flushed: it may be this version, the one before, or none. Only on a path that has failed */
+    INDEX_DEAD = 0x80000000u, /* the key is deleted */
+    INDEX_UNKNOWN =
+        0x40000000, /* a record of it could not be flushed: it may be this version, the one before, or none. Only on a path that has failed */
 };
 
 /* As it lies in snapshots and logs: little-endian, no holes. */

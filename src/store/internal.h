@@ -29,7 +29,8 @@
 #define FILE_MODE_PUSHED                                                                                     \
     (FILE_MODE |                                                                                             \
      S_ISVTX) /* what its trailer says of the remote (dirty, or its tag) is not so any more; not flushed */
-#define FILES_AT_A_TIME 64u /* names made durable by one flush of their folder */
+#define ORPHAN_AGE_NS   (30ll * 24 * 3600 * 1000000000) /* files that no record names are kept for so long */
+#define FILES_AT_A_TIME 64u                             /* names made durable by one flush of their folder */
 #define UNREADABLE_MAX                                                                                       \
     16u /* files of a path that cannot be read, and none between that could: then it is left */
 
@@ -87,6 +88,8 @@ struct path {
     uint64_t next_file;
     bool folder_synced; /* the folder of the files made last has a durable name */
     _Atomic uint64_t errors, corrupt, evicted, evicted_bytes;
+    _Atomic uint64_t orphans;       /* files in orphans/ */
+    int64_t orphans_since_ns;       /* when the oldest of them was moved there; of the background thread */
     _Atomic uint64_t pending_bytes; /* of puts under way, not in the index yet */
     _Atomic bool over_high;
     struct scrub *scrub;         /* NULL: not loaded */
@@ -218,6 +221,11 @@ void store_path_file_name(const struct path *p, uint64_t file, char out[PATH_FIL
 int store_path_load(struct path *p, struct leat_error *err);
 int store_trailer_read(struct path *p, int fd, uint8_t **ret_data, uint32_t *ret_bytes, struct trailer *ret);
 
+/* orphans.c: files with a trailer that no record names. t NULL: it cannot be read. */
+void store_orphan_keep(struct path *p, uint64_t file, const struct trailer *t);
+/* Counts them, and drops those that were moved there before this moment (since 1970). ret_highest (may be NULL): their highest number. */
+void store_orphans_age(struct path *p, int64_t before_ns, uint64_t *ret_highest);
+
 /* files.c: numbers of files whose names are on the disk already */
 int store_file_take(struct path *p, struct spare_file *ret_file, struct leat_error *err);
 void store_file_settled(struct path *p, uint64_t id); /* it is in the index, or gone */
@@ -226,13 +234,17 @@ void store_files_close(struct path *p);
 int store_files_outstanding(struct path *p, uint64_t **ret_ids, uint64_t *ret_n);
 
 /* log.c */
-int store_log_start(struct path *p, uint64_t number, struct leat_error *err);
+int store_log_start(struct path *p, const struct log_header *h, struct leat_error *err);
+/* The same with one that is there, and empty. */
+int store_log_resume(struct path *p, uint64_t number, struct leat_error *err);
+/* The clean end: said in this log, and how long it is in the next one. */
+void store_log_end(struct path *p);
 int store_log_append(struct path *p, const struct log_record *r, uint64_t *ret_end, struct leat_error *err);
 int store_log_sync(struct path *p, uint64_t end, struct leat_error *err);
 /* A record that says what was flushed, if none does; not flushed itself. For when nothing else is written. */
 void store_log_mark(struct path *p);
 int store_log_switch(struct path *p, int fd, uint64_t number); /* commits is held alone */
-int store_log_create(struct path *p, uint64_t number, int *ret_fd);
+int store_log_create(struct path *p, const struct log_header *h, int *ret_fd);
 void store_log_close(struct path *p);
 
 /* snapshot.c */

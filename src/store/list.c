@@ -108,9 +108,10 @@ static int list(struct listing *l, uint32_t id, const struct store_list_spec *sp
         if (item->key_len < prefix.len || memcmp(item->key, prefix.bytes, prefix.len) != 0)
             return 0;
         if (item->value.flags & INDEX_UNKNOWN)
-            return error_set(err, STORE_UNAVAILABLE,
-                             "the last change of a key could not be flushed, as its disk has failed: whether the key is "
-                             "there is known after the next start");
+            return error_set(
+                err, STORE_UNAVAILABLE,
+                "the last change of a key could not be flushed, as its disk has failed: whether the key is "
+                "there is known after the next start");
         if (n++ == spec->max) {
             *ret_more = true;
             return 0;

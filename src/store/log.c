@@ -6,6 +6,8 @@
  * appended until then; the others sleep, and one of them takes over.
  * Failure modes: a record that could not be written whole is overwritten by the next one (it parses as none). After a failed flush the
  * path is left: nobody knows what is on the disk (the kernel reports it once, and forgets).
+ * A log's header says how many records the one before has on the disk, as far as that is known: at a start, at a clean end (which leaves the next one, empty),
+ * and where a snapshot begins. So the end of a log cannot get lost unseen.
  * Invariants: records stand in the order of their numbers; zeros are behind the last. Each says how many before it were not known to be on the disk, so
  * that a start can tell a record that never got there from one that rotted (recover.c).
  */
@@ -17,17 +19,17 @@
 
 #define AHEAD (256 * KIB)
 
-int store_log_create(struct path *p, uint64_t number, int *ret_fd)
+int store_log_create(struct path *p, const struct log_header *h, int *ret_fd)
 {
     const struct store_io *io = p->store->io;
     char name[PATH_FILE_MAX], dir[PATH_NAME_MAX + 8];
     snprintf(dir, sizeof(dir), "%s/index", p->dir);
-    snprintf(name, sizeof(name), "%s/log.%016llx", dir, (unsigned long long)number);
+    snprintf(name, sizeof(name), "%s/log.%016llx", dir, (unsigned long long)h->number);
     int fd = io->open(io, name, O_RDWR | O_CREAT | O_TRUNC, 0600);
     if (fd < 0)
         return fd;
     uint8_t header[LOG_HEADER_BYTES];
-    store_log_header_put(header, p->id, number);
+    store_log_header_put(header, p->id, h);
     int rc = store_io_write(io, fd, header, sizeof(header), 0);
     if (rc == 0)
         rc = io->datasync(io, fd);
@@ -42,6 +44,17 @@ int store_log_create(struct path *p, uint64_t number, int *ret_fd)
     return 0;
 }
 
+/* What is on the disk of the log before: in the new one's header, and flushed with its first records. Without it a lost end is found by its files only. */
+static void note_before(struct path *p, int fd, uint64_t number)
+{
+    const struct store_log *log = &p->log;
+    uint8_t header[LOG_HEADER_BYTES];
+    struct log_header h = {.number = number, .before_records = log->synced_nth, .before_end = log->synced};
+    store_log_header_put(header, p->id, &h);
+    if (store_io_write(p->store->io, fd, header, sizeof(header), 0) < 0)
+        log_debug("%s: a log's header cannot be written", p->dir);
+}
+
 /* Everyone's records are flushed by now: commits is held alone. Returns the descriptor of the log before. */
 int store_log_switch(struct path *p, int fd, uint64_t number)
 {
@@ -49,6 +62,8 @@ int store_log_switch(struct path *p, int fd, uint64_t number)
     pthread_mutex_lock(&log->lock);
     pthread_mutex_lock(&log->sync_lock);
     int old = log->fd;
+    if (old >= 0)
+        note_before(p, fd, number);
     log->fd = fd;
     log->number = number;
     log->nth = log->marked = log->synced_nth = 0;
@@ -58,13 +73,37 @@ int store_log_switch(struct path *p, int fd, uint64_t number)
     return old;
 }
 
-int store_log_start(struct path *p, uint64_t number, struct leat_error *err)
+int store_log_start(struct path *p, const struct log_header *h, struct leat_error *err)
 {
-    int fd, rc = store_log_create(p, number, &fd);
+    int fd, rc = store_log_create(p, h, &fd);
     if (rc < 0)
         return error_sys(err, rc, "%s: cannot make a log", p->dir);
+    store_log_switch(p, fd, h->number);
+    return 0;
+}
+
+int store_log_resume(struct path *p, uint64_t number, struct leat_error *err)
+{
+    char name[PATH_FILE_MAX];
+    snprintf(name, sizeof(name), "%s/index/log.%016llx", p->dir, (unsigned long long)number);
+    int fd = p->store->io->open(p->store->io, name, O_RDWR, 0);
+    if (fd < 0)
+        return error_sys(err, fd, "%s: cannot open a log", p->dir);
     store_log_switch(p, fd, number);
     return 0;
+}
+
+void store_log_end(struct path *p)
+{
+    struct store_log *log = &p->log;
+    struct log_record r = {.type = LOG_CLOSE};
+    struct log_header next = {.number = log->number + 1};
+    int fd;
+    if (store_log_append(p, &r, &next.before_end, NULL) < 0 || store_log_sync(p, next.before_end, NULL) < 0)
+        return;
+    next.before_records = log->nth;
+    if (store_log_create(p, &next, &fd) == 0)
+        p->store->io->close(p->store->io, fd);
 }
 
 /* Zeros ahead of the records, so that fdatasync has only data to flush. Where there is no room for them, the record alone may still fit. */

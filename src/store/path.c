@@ -9,6 +9,7 @@
  *     PATH/objects/DIR/FILE    objects; names are numbers
  *     PATH/scrub               how far the scrub is
  *     PATH/damaged/            what a rebuild could make nothing of
+ *     PATH/orphans/            whole objects that no record of the log names
  *
  * Happy path: lock, read leat-store, hold its numbers against those of the other paths, load the index.
  * Failure modes: an empty folder where a member was seen before is a disk that is not mounted: left, not made anew. A path that gives an
@@ -247,7 +248,7 @@ void store_path_close(struct path *p)
     free(p);
 }
 
-static const char *const folders[] = {"buckets", "index", "objects", "damaged"};
+static const char *const folders[] = {"buckets", "index", "objects", "damaged", "orphans"};
 
 /* 1: nothing in it, or only what a first start that was cut short has left; 0: something; or -errno. */
 static int folder_is_empty(const char *dir, bool ours)

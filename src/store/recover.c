@@ -2,10 +2,10 @@
 /*
  * recover.c: the index of a path at start: out of snapshot and logs, or, where they are damaged, out of the objects' own trailers.
  *
- * Happy path: map the newest snapshot, apply the logs from its number on, go on with a new log. After a crash, files that were deleted or
- * replaced are unlinked once more, and files made but never used as well: their numbers are in the log.
+ * Happy path: map the newest snapshot, apply the logs from its number on, continue with a new log. After a crash, files that were deleted or
+ * replaced are unlinked once more, and files made but never used as well: their numbers are in the log. Those that have a trailer are kept (orphans.c).
  * Failure modes: the torn end of a log is where it ends, also where whole records stand behind the first that is not: pages reach the disk in any order.
- * But where one of these says that the broken one had been flushed, or a log is missing, that is damage: then every file is looked at, the newest
+ * But where one of these says that the broken one had been flushed, or the next log that there were more, or a log is missing, that is damage: then every file is looked at, the newest
  * version of each key counts (numbers of versions only grow), deletions that can still be read in the logs are heeded, and files without a sound
  * trailer, or with one that cannot be read, go to damaged/.
  * Invariants: what was acknowledged has its record on the disk, or its file.
@@ -50,6 +50,8 @@ struct loading {
     struct numbers logs, snapshots, unused; /* unused: files made, not known to be an object's */
     struct numbers stale;                   /* files that are no object's any more */
     uint64_t newest;                        /* number of a log or snapshot */
+    struct log_header next; /* of the log that this start makes: what it says of the one before */
+    bool empty;             /* the newest log has a header and nothing else */
     bool damaged, torn, closed;
 };
 
@@ -242,27 +244,65 @@ static int apply_record(struct loading *l, const struct log_record *r)
     return upload ? end_upload(l, r, upload) : 0;
 }
 
+/* How many records this log has to have at least, as the next one says. 0: that is not known. */
+static uint64_t records_of(struct path *p, uint64_t number, uint64_t *ret_end)
+{
+    const struct store_io *io = p->store->io;
+    char name[PATH_FILE_MAX];
+    uint8_t header[LOG_HEADER_BYTES];
+    struct log_header next;
+    snprintf(name, sizeof(name), "%s/index/log.%016llx", p->dir, (unsigned long long)number + 1);
+    int fd = io->open(io, name, O_RDONLY, 0);
+    if (fd < 0)
+        return 0;
+    int rc = store_io_read(io, fd, header, sizeof(header), 0);
+    io->close(io, fd);
+    if (rc < 0 || store_log_header_parse(header, sizeof(header), p->id, number + 1, &next) < 0)
+        return 0;
+    *ret_end = next.before_end;
+    return next.before_records;
+}
+
+/* Short, or zeros at its end: nothing behind the end says so, but the next log does. */
+static void check_end(struct loading *l, uint64_t number, uint64_t records, uint64_t end)
+{
+    uint64_t wanted_end = 0, wanted = records_of(l->p, number, &wanted_end);
+    if (records >= wanted)
+        return;
+    log_error("%s: index/log.%016llx has lost its end: %llu of %llu records are there, %llu of %llu bytes",
+              l->p->dir, (unsigned long long)number, (unsigned long long)records, (unsigned long long)wanted,
+              (unsigned long long)end, (unsigned long long)wanted_end);
+    l->damaged = true;
+}
+
 /* Calls `record` for each; damage is noted in l. */
 static int read_log(struct loading *l, uint64_t number,
                     int (*record)(struct loading *l, const struct log_record *r))
 {
     void *map;
-    size_t bytes;
+    size_t bytes, at = 0;
+    uint64_t nth = 0;
+    struct log_header h;
     int rc = map_log(l->p, number, &map, &bytes);
     if (rc < 0)
         return rc;
-    if (store_log_header_parse(map, bytes, l->p->id, number) < 0) {
+    l->empty = false;
+    if (store_log_header_parse(map, bytes, l->p->id, number, &h) < 0) {
         l->damaged |= bytes > LOG_HEADER_BYTES; /* else: made, and never written to */
     } else {
-        size_t at = LOG_HEADER_BYTES, n;
         struct log_record r;
-        uint64_t nth = 0;
+        size_t n;
+        at = LOG_HEADER_BYTES;
         for (; rc == 0 && (n = store_log_record_parse((uint8_t *)map + at, bytes - at, number, nth, &r)) > 0;
              at += n, nth++)
             rc = record(l, &r);
         if (rc == 0)
             look_behind(l, (uint8_t *)map + at, bytes - at, number, nth);
+        l->empty = bytes == LOG_HEADER_BYTES;
     }
+    if (rc == 0 && !l->damaged)
+        check_end(l, number, nth, at);
+    l->next = (struct log_header){.before_records = nth, .before_end = at};
     if (map)
         munmap(map, bytes);
     return rc;
@@ -555,13 +595,40 @@ static int rebuild(struct loading *l)
 
 /* --- together ------------------------------------------------------------------------------------------------------------- */
 
-static void unlink_all(struct path *p, const struct numbers *files)
+static void unlink_file(struct path *p, uint64_t file)
 {
     char name[PATH_FILE_MAX];
-    for (size_t i = 0; i < files->n; i++) {
-        store_path_file_name(p, files->values[i], name);
-        p->store->io->unlink(p->store->io, name);
-    }
+    store_path_file_name(p, file, name);
+    p->store->io->unlink(p->store->io, name);
+}
+
+/* Spare ones, and what was being written, go. One with a trailer may be an object whose record the log has lost; so may one that cannot be read. */
+static void drop_unused(struct path *p, uint64_t file)
+{
+    const struct store_io *io = p->store->io;
+    char name[PATH_FILE_MAX];
+    struct trailer t;
+    AUTO_FREE uint8_t *data = NULL;
+    uint32_t len;
+    store_path_file_name(p, file, name);
+    int fd = io->open(io, name, O_RDONLY, 0);
+    if (fd == -ENOENT)
+        return;
+    int rc = fd < 0 ? fd : store_trailer_read(p, fd, &data, &len, &t);
+    if (fd >= 0)
+        io->close(io, fd);
+    if (rc == LEAT_CORRUPT || (rc == 0 && t.file != file))
+        unlink_file(p, file);
+    else
+        store_orphan_keep(p, file, rc == 0 ? &t : NULL);
+}
+
+static void drop_files(struct loading *l)
+{
+    for (size_t i = 0; i < l->unused.n; i++)
+        drop_unused(l->p, l->unused.values[i]);
+    for (size_t i = 0; i < l->stale.n; i++)
+        unlink_file(l->p, l->stale.values[i]);
 }
 
 /* Files that nobody announced in what is left of a log: they belong to what was not flushed. Folders are made in order, so most starts look at one. */
@@ -609,19 +676,21 @@ static int load(struct loading *l, struct leat_error *err)
     bool rebuilt = rc == 0 && (l->damaged || (l->newest == 0 && has_objects(p)));
     if (rebuilt)
         rc = rebuild(l);
-    else if (rc == 0 && l->torn && !l->closed)
+    else if (rc == 0)
         rc = find_unannounced(l);
     if (rc == 0 &&
         rebuilt) /* objects that nobody had flushed yet are in it, and what they replaced goes now */
         rc = p->store->io->syncfs(p->store->io, p->dir);
     if (rc < 0)
         return error_sys(err, rc, "%s: its index cannot be loaded", p->dir);
-    if (!l->closed || rebuilt) {
-        unlink_all(p, &l->unused);
-        unlink_all(p, &l->stale);
-    }
+    drop_files(l);
+    uint64_t highest;
+    store_orphans_age(p, store_wall_ns() - ORPHAN_AGE_NS, &highest);
+    seen(p, highest, 0); /* their numbers are not given out again */
     p->log.first = l->logs.n ? MAX(l->logs.values[0], 1u) : 1;
-    rc = store_log_start(p, l->newest + 1, err);
+    l->next.number = l->newest + 1;
+    bool resumes = l->empty && !rebuilt && l->logs.values[l->logs.n - 1] == l->newest;
+    rc = resumes ? store_log_resume(p, l->newest, err) : store_log_start(p, &l->next, err);
     if (rc < 0)
         return rc;
     p->loaded = true;

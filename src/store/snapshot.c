@@ -174,7 +174,8 @@ static void carry_clock(struct index *x, struct snapshot *fresh)
 static int begin(struct path *p, struct snapshot_header *h, uint64_t **ret_outstanding)
 {
     struct index_list *fresh = store_index_list_new();
-    int fd = -1, rc = fresh ? store_log_create(p, p->log.number + 1, &fd) : -ENOMEM;
+    int fd = -1,
+        rc = fresh ? store_log_create(p, &(struct log_header){.number = p->log.number + 1}, &fd) : -ENOMEM;
     if (rc < 0) {
         store_index_list_free(fresh);
         return rc;

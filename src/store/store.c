@@ -26,6 +26,8 @@ void store_tick(struct store *s)
         if (!p->loaded || atomic_load(&p->failed))
             continue;
         store_log_mark(p);
+        if (atomic_load(&p->orphans) && p->orphans_since_ns < store_wall_ns() - ORPHAN_AGE_NS)
+            store_orphans_age(p, store_wall_ns() - ORPHAN_AGE_NS, NULL);
         int rc = store_path_wants_compaction(p) ? store_path_compact(p) : 0;
         if (rc < 0) {
             struct leat_error err;
@@ -122,11 +124,8 @@ static void fini_locks(struct store *s)
 /* All in order, so that the next start need not look for what was under way. Unlinked files are so on the disk before that is said. */
 static void say_closed(struct path *p)
 {
-    struct log_record r = {.type = LOG_CLOSE};
-    uint64_t end;
-    if (p->loaded && !atomic_load(&p->failed) && p->store->io->syncfs(p->store->io, p->dir) == 0 &&
-        store_log_append(p, &r, &end, NULL) == 0)
-        store_log_sync(p, end, NULL);
+    if (p->loaded && !atomic_load(&p->failed) && p->store->io->syncfs(p->store->io, p->dir) == 0)
+        store_log_end(p);
 }
 
 void store_free(struct store *s)
@@ -200,6 +199,7 @@ static void path_status(struct path *p, struct store_path_status *ret)
         .state = atomic_load(&p->failed) ? STORE_PATH_FAILED : STORE_PATH_OK,
         .errors = atomic_load(&p->errors),
         .corrupt = atomic_load(&p->corrupt),
+        .orphans = atomic_load(&p->orphans),
         .evicted = atomic_load(&p->evicted),
         .evicted_bytes = atomic_load(&p->evicted_bytes),
     };

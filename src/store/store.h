@@ -432,6 +432,8 @@ struct store_path_status {
     uint64_t total_bytes, free_bytes; /* of the file system */
     uint64_t errors;                  /* I/O errors seen */
     uint64_t corrupt;                 /* objects found damaged */
+    uint64_t
+        orphans; /* whole files that no record of the log names, in PATH/orphans: PUTs cut short, or objects whose records were lost */
     uint64_t evicted, evicted_bytes;
     uint64_t dirty;     /* objects the remote has not got */
     uint64_t log_bytes; /* since the last snapshot */

@@ -232,7 +232,8 @@ static void check_unknown(struct store *s, const char *key)
 /* What was answered before the restart holds after it. */
 static void check_promises(struct fixture *f, int (*run)(struct store *s), const char *key)
 {
-    int there = head(f->s, key), keys = listed(f->s), again = run == put_new || run == put_over ? -1 : run(f->s);
+    int there = head(f->s, key), keys = listed(f->s),
+        again = run == put_new || run == put_over ? -1 : run(f->s);
     int gone = store_delete(f->s, "photos", key, strlen(key), 0, NULL);
     reopen(f);
     int after = head(f->s, key);
@@ -300,7 +301,8 @@ static void test_failed_put_of_two_paths(void **state)
     const char *paths[2] = {dirs[0], dirs[1]};
     for (unsigned i = 0; i < 2; i++)
         snprintf(dirs[i], sizeof(dirs[i]), "%s/two-%u", f->dir, i);
-    for (unsigned round = 0; round < 2; round++) { /* the key is new, or an older version is on the other path */
+    for (unsigned round = 0; round < 2;
+         round++) { /* the key is new, or an older version is on the other path */
         struct store *s = testing_open(paths, 2, store_fault_io(f->fault));
         assert_non_null(s);
         if (round == 0)
@@ -320,7 +322,8 @@ static void test_failed_put_of_two_paths(void **state)
         other->failed = true;
         assert_int_equal(testing_put(s, "photos", "warm", 1, 10), 0);
         other->failed = false;
-        store_fault_fail(f->fault, 4, -EIO); /* behind the write, its flush and the record: the flush of the log */
+        store_fault_fail(f->fault, 4,
+                         -EIO); /* behind the write, its flush and the record: the flush of the log */
         assert_int_equal(testing_put(s, "photos", key, 2, 200), STORE_UNAVAILABLE);
         store_fault_fail(f->fault, 0, 0);
         assert_true(first->failed && !other->failed);

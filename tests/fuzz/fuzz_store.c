@@ -41,7 +41,7 @@ static void records(const uint8_t *data, size_t size)
         if (n > size - at || (text && strlen(text) > r.extra_len) || sum > 255u * INDEX_KEY_MAX)
             abort();
     }
-    store_log_header_parse(data, size, path_id, 1);
+    store_log_header_parse(data, size, path_id, 1, &(struct log_header){0});
 }
 
 static void snapshot(const uint8_t *data, size_t size)

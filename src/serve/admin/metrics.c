@@ -129,6 +129,10 @@ static uint64_t path_corrupt(const struct store_path_status *p)
 {
     return p->corrupt;
 }
+static uint64_t path_orphans(const struct store_path_status *p)
+{
+    return p->orphans;
+}
 static uint64_t path_dirty(const struct store_path_status *p)
 {
     return p->dirty;
@@ -192,6 +196,8 @@ static int disks(struct bytes_out *out, struct store *store)
     by_path(out, s, "store_free_bytes", "gauge", "What its file system has free.", path_free);
     by_path(out, s, "store_errors_total", "counter", "Errors of the disk.", path_errors);
     by_path(out, s, "store_corrupt_total", "counter", "Objects found damaged.", path_corrupt);
+    by_path(out, s, "store_orphans", "gauge",
+            "Whole files that no record of the index names, kept for 30 days in PATH/orphans.", path_orphans);
     by_path(out, s, "store_dirty_objects", "gauge", "Objects that the remote has not got yet.", path_dirty);
     by_path(out, s, "store_evicted_bytes_total", "counter", "Bytes evicted.", path_evicted);
     scrubs(out, s);

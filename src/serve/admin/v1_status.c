@@ -28,12 +28,12 @@ static json_t *doors_json(struct admin *admin)
 static json_t *path_json(const struct store_path_status *p)
 {
     json_t *json =
-        json_pack("{s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "path", admin_text(p->path),
+        json_pack("{s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "path", admin_text(p->path),
                   "state", p->state == STORE_PATH_OK ? "ok" : "failed", "objects", (json_int_t)p->objects,
                   "bytes", (json_int_t)p->bytes, "total_bytes", (json_int_t)p->total_bytes, "free_bytes",
                   (json_int_t)p->free_bytes, "errors", (json_int_t)p->errors, "corrupt",
-                  (json_int_t)p->corrupt, "dirty", (json_int_t)p->dirty, "evicted", (json_int_t)p->evicted,
-                  "evicted_bytes", (json_int_t)p->evicted_bytes);
+                  (json_int_t)p->corrupt, "orphans", (json_int_t)p->orphans, "dirty", (json_int_t)p->dirty,
+                  "evicted", (json_int_t)p->evicted, "evicted_bytes", (json_int_t)p->evicted_bytes);
     if (json)
         json_object_set_new(json, "scrub", scrub_json(&p->scrub));
     if (json && p->state != STORE_PATH_OK)
