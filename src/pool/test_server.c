@@ -83,8 +83,7 @@ static void host_start_ready(struct host *h, uint64_t cap_bytes, uint64_t ready)
                              .data_threads = 1,
                              .disk_depth = 8,
                              .disk_engine = "worker"};
-    struct server_config sc = {
-        .socket = h->socket, .node_name = "test", .program = "test"};
+    struct server_config sc = {.socket = h->socket, .node_name = "test", .program = "test"};
     assert_int_equal(loop_new(&h->loop), 0);
     assert_int_equal(pool_new(h->loop, &pc, &h->pool, &err), 0);
     assert_int_equal(server_new(h->loop, h->pool, &sc, &h->server, &err), 0);

@@ -22,7 +22,7 @@ struct s3_door_config {
     const char *region;                     /* NULL: us-east-1 */
     bool disks_encrypted;                   /* answers state it, and may be asked for it: AES256 */
     const char *const
-        *domains; /* in front of which a bucket may stand in Host; NULL-terminated; NULL: none */
+        *domains;            /* in front of which a bucket may stand in Host; NULL-terminated; NULL: none */
     const struct site *site; /* outlives the door */
 };
 
