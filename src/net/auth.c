@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net/auth.h"
 
-#include <fcntl.h>
+#include "base/secret_file.h"
+
+#include <stdio.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 
 enum { AUTH_NEW, AUTH_HELLO_SENT, AUTH_CHALLENGED, AUTH_DONE, AUTH_FAILED };
 
@@ -115,36 +116,13 @@ int net_auth_seal_key(const struct net_auth *auth, uint8_t ret_key[32])
 
 /* --- the token's file ------------------------------------------------------------------------------------------ */
 
-#define HOW_TO "make one with: head -c 32 /dev/urandom | base64 > %s; chmod 600 %s"
-
-static int check_file(int fd, const char *path, struct leat_error *err)
-{
-    struct stat st;
-    if (fstat(fd, &st) < 0)
-        return error_sys(err, -errno, "token file %s", path);
-    if (!S_ISREG(st.st_mode))
-        return error_set(err, LEAT_INVALID, "token file %s is not a regular file; " HOW_TO, path, path, path);
-    if (st.st_uid != geteuid() && st.st_uid != 0)
-        return error_set(err, LEAT_DENIED,
-                         "token file %s belongs to user %u, neither to this user nor to root; " HOW_TO, path,
-                         (unsigned)st.st_uid, path, path);
-    if (st.st_mode & 077)
-        return error_set(
-            err, LEAT_DENIED,
-            "token file %s has mode %03o, so others may use the token; chmod 600 %s, or better, " HOW_TO,
-            path, (unsigned)(st.st_mode & 0777), path, path, path);
-    return 0;
-}
-
 int net_token_load(const char *path, void **ret_token, size_t *ret_len, struct leat_error *err)
 {
-    /* O_NONBLOCK: opening a fifo must not hang before fstat can refuse it. */
-    AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0 && errno == ENOENT)
-        return error_set(err, LEAT_NOT_FOUND, "there is no token file %s; " HOW_TO, path, path, path);
-    if (fd < 0)
-        return error_sys(err, -errno, "cannot open token file %s", path);
-    int rc = check_file(fd, path, err);
+    AUTO_CLOSE int fd = -1;
+    char hint[LEAT_ERROR_MESSAGE_MAX];
+    snprintf(hint, sizeof(hint),
+             "; make one with: head -c 32 /dev/urandom | base64 > %.200s; chmod 600 %.200s", path, path);
+    int rc = secret_file_open("token file", path, hint, &fd, err);
     if (rc < 0)
         return rc;
     char buf[NET_TOKEN_MAX + 1];
@@ -155,13 +133,13 @@ int net_token_load(const char *path, void **ret_token, size_t *ret_len, struct l
     if (n < 0)
         rc = error_sys(err, -errno, "cannot read token file %s", path);
     else if (len > NET_TOKEN_MAX)
-        rc = error_set(err, LEAT_INVALID, "token file %s is longer than %d bytes; " HOW_TO, path,
-                       NET_TOKEN_MAX, path, path);
+        rc = error_set(err, LEAT_INVALID, "token file %s is longer than %d bytes%s", path, NET_TOKEN_MAX,
+                       hint);
     while (len > 0 && (buf[len - 1] == '\n' || buf[len - 1] == '\r'))
         len--;
     if (rc == 0 && len < NET_TOKEN_MIN)
-        rc = error_set(err, LEAT_INVALID, "token file %s holds %zu bytes, at least %d are needed; " HOW_TO,
-                       path, len, NET_TOKEN_MIN, path, path);
+        rc = error_set(err, LEAT_INVALID, "token file %s holds %zu bytes, at least %d are needed%s", path,
+                       len, NET_TOKEN_MIN, hint);
     if (rc == 0) {
         void *token = malloc(len);
         if (token) {

@@ -8,6 +8,7 @@
 #include "serve/keys.h"
 
 #include "base/bytes.h"
+#include "base/secret_file.h"
 #include "wire/http.h"
 #include "wire/sigv4_check.h"
 
@@ -319,16 +320,17 @@ static char *next_line(char *buf, int cap, void *user)
 static int read_file(const char *path, char **ret_text, size_t *ret_len, struct stat *st,
                      struct leat_error *err)
 {
-    AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, st) < 0)
-        return error_set(err, errno == ENOENT ? LEAT_NOT_FOUND : LEAT_DENIED,
-                         "cannot read the keys file %s: %s%s", path, strerror(errno),
-                         errno == ENOENT ? "; leat serve --new-keys makes it" : "");
-    if (!S_ISREG(st->st_mode) || st->st_size > (off_t)FILE_MAX)
-        return error_set(err, LEAT_INVALID, "%s is no file of keys", path);
-    if (st->st_mode & 077)
-        return error_set(err, LEAT_DENIED, "others may read the keys file %s (mode %04o): chmod 600 %s", path,
-                         (unsigned)st->st_mode & 07777, path);
+    AUTO_CLOSE int fd = -1;
+    char hint[LEAT_ERROR_MESSAGE_MAX];
+    snprintf(hint, sizeof(hint), "; make one with: leat serve --keys %.300s --new-keys", path);
+    int rc = secret_file_open("keys file", path, hint, &fd, err);
+    if (rc < 0)
+        return rc;
+    if (fstat(fd, st) < 0)
+        return error_sys(err, -errno, "cannot look at keys file %s", path);
+    if (st->st_size > (off_t)FILE_MAX)
+        return error_set(err, LEAT_INVALID, "keys file %s has %lld bytes, at most %llu are read", path,
+                         (long long)st->st_size, (unsigned long long)FILE_MAX);
     AUTO_FREE char *text = malloc((size_t)st->st_size + 1);
     if (!text)
         return -ENOMEM;

@@ -465,9 +465,9 @@ static void test_body(void **state)
 
 /* --- TLS --------------------------------------------------------------------------------------------------------------- */
 
-static SSL_CTX *make_server_tls(const char *name, char *ca_path)
+/* Takes the key. */
+static SSL_CTX *make_server_tls_of(const char *name, EVP_PKEY *key, char *ca_path)
 {
-    EVP_PKEY *key = EVP_EC_gen("P-256");
     X509 *cert = X509_new();
     X509_set_version(cert, 2);
     ASN1_INTEGER_set(X509_get_serialNumber(cert), 1);
@@ -491,6 +491,38 @@ static SSL_CTX *make_server_tls(const char *name, char *ca_path)
     X509_free(cert);
     EVP_PKEY_free(key);
     return ctx;
+}
+
+static SSL_CTX *make_server_tls(const char *name, char *ca_path)
+{
+    return make_server_tls_of(name, EVP_EC_gen("P-256"), ca_path);
+}
+
+/* A server whose key, stolen later, would open what was recorded is not talked to. */
+static void test_ephemeral_keys(void **state)
+{
+    static const struct {
+        const char *suites;
+        bool good;
+    } cases[] = {{"ECDHE-RSA-AES128-GCM-SHA256", true}, {"AES128-GCM-SHA256:AES256-SHA", false}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char ca[64];
+        struct web_server s;
+        struct get g;
+        SSL_CTX *ctx = make_server_tls_of("IP:127.0.0.1", EVP_RSA_gen(2048), ca);
+        SSL_CTX_set_max_proto_version(ctx, TLS1_2_VERSION);
+        assert_int_equal(SSL_CTX_set_cipher_list(ctx, cases[i].suites), 1);
+        struct http_client_config config = {.connections = 1, .ca_file = ca};
+        web_start(&s, talk_plain, ctx);
+        begin_with(&config);
+        get_init(&g, &s.origin, "/n/4", NULL, 0);
+        run(1, &g);
+        assert_int_equal(g.rc == 0, cases[i].good);
+        bytes_out_fini(&g.call.text);
+        end(&s);
+        SSL_CTX_free(ctx);
+        unlink(ca);
+    }
 }
 
 static void test_tls(void **state)
@@ -571,12 +603,19 @@ static void test_authorities_where_they_are_wanted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_straight),  cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_pipelined), cmocka_unit_test(test_first_byte),
-        cmocka_unit_test(test_hangs_up),  cmocka_unit_test(test_time),
-        cmocka_unit_test(test_trickle),   cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_body),      cmocka_unit_test(test_nobody_there),
-        cmocka_unit_test(test_tls),       cmocka_unit_test(test_authorities_where_they_are_wanted),
+        cmocka_unit_test(test_straight),
+        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_pipelined),
+        cmocka_unit_test(test_first_byte),
+        cmocka_unit_test(test_hangs_up),
+        cmocka_unit_test(test_time),
+        cmocka_unit_test(test_trickle),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_body),
+        cmocka_unit_test(test_nobody_there),
+        cmocka_unit_test(test_ephemeral_keys),
+        cmocka_unit_test(test_tls),
+        cmocka_unit_test(test_authorities_where_they_are_wanted),
     };
     signal(SIGPIPE, SIG_IGN);
     memset(big, 'b', sizeof(big));

@@ -28,10 +28,9 @@
 
 static char folder[] = "/tmp/leat-http-tls-XXXXXX", cert[64], key[64];
 
-/* A certificate for `name`, valid a day. */
-static void make_certificate(const char *name)
+/* A certificate for `name`, valid a day. Takes the key. */
+static void make_certificate_of(const char *name, EVP_PKEY *pkey)
 {
-    EVP_PKEY *pkey = EVP_EC_gen("P-256");
     X509 *x = X509_new();
     ASN1_INTEGER_set(X509_get_serialNumber(x), 1);
     X509_gmtime_adj(X509_getm_notBefore(x), -3600);
@@ -45,10 +44,16 @@ static void make_certificate(const char *name)
     PEM_write_X509(f, x);
     fclose(f);
     f = fopen(key, "w");
+    assert_int_equal(fchmod(fileno(f), 0600), 0);
     PEM_write_PrivateKey(f, pkey, NULL, NULL, 0, NULL, NULL);
     fclose(f);
     X509_free(x);
     EVP_PKEY_free(pkey);
+}
+
+static void make_certificate(const char *name)
+{
+    make_certificate_of(name, EVP_EC_gen("P-256"));
 }
 
 static int set_up(void **state)
@@ -286,6 +291,37 @@ static void name_of(struct client *c, char *out)
     X509_free(x);
 }
 
+/* A key that is stolen later opens nothing that was recorded before: each connection has keys of its own. */
+static void test_ephemeral_keys(void **state)
+{
+    static const struct {
+        const char *suites;
+        bool good;
+    } cases[] = {
+        {"ECDHE-RSA-AES128-GCM-SHA256", true}, {"ECDHE-RSA-AES256-GCM-SHA384", true},
+        {"ECDHE-RSA-CHACHA20-POLY1305", true}, {"ECDHE-RSA-AES128-SHA256", false},
+        {"AES128-GCM-SHA256", false},          {"AES256-SHA", false},
+        {"DHE-RSA-AES128-GCM-SHA256", false},  {"ALL:!ECDHE", false},
+    };
+    struct rig rig;
+    make_certificate_of("first", EVP_RSA_gen(2048));
+    start_tls(&rig, 0);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        SSL_CTX *ctx = SSL_CTX_new(TLS_client_method());
+        SSL_CTX_set_max_proto_version(ctx, TLS1_2_VERSION);
+        assert_int_equal(SSL_CTX_set_cipher_list(ctx, cases[i].suites), 1);
+        SSL *ssl = SSL_new(ctx);
+        AUTO_CLOSE int fd = rig_connect(&rig);
+        SSL_set_fd(ssl, fd);
+        if ((SSL_connect(ssl) == 1) != cases[i].good)
+            fail_msg("%s", cases[i].suites);
+        SSL_free(ssl);
+        SSL_CTX_free(ctx);
+    }
+    rig_stop(&rig);
+    make_certificate("first");
+}
+
 static void test_reload(void **state)
 {
     struct rig rig;
@@ -389,7 +425,21 @@ static void test_what_cannot_be(void **state)
     refused(&tls, NULL, NULL, LEAT_INVALID, "PEM");
     snprintf(missing, sizeof(missing), "%s/none.pem", folder);
     refused(&tls, missing, key, -ENOENT, missing);
+    refused(&tls, cert, missing, LEAT_NOT_FOUND, missing);
+    refused(&tls, cert, cert, LEAT_DENIED, "chmod 600"); /* others may read it */
+    assert_int_equal(chmod(cert, 0600), 0);
     refused(&tls, cert, cert, LEAT_INVALID, "private key");
+    for (mode_t mode = 0640; mode <= 0644; mode += 4) {
+        assert_int_equal(chmod(key, mode), 0);
+        refused(&tls, cert, key, LEAT_DENIED, "chmod 600");
+    }
+    if (geteuid() == 0) {
+        assert_int_equal(chown(key, 12345, 12345), 0);
+        assert_int_equal(chmod(key, 0600), 0);
+        refused(&tls, cert, key, LEAT_DENIED, "belongs to user 12345");
+        assert_int_equal(chown(key, 0, 0), 0);
+    }
+    assert_int_equal(chmod(key, 0600), 0);
     refused(&tls, key, key, LEAT_INVALID, "certificate");
     for (unsigned i = 0; i < ARRAY_LEN(addresses); i++) {
         struct http_listen listen = {.address = addresses[i]};
@@ -507,11 +557,12 @@ static void test_keys_updated(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_answers),          cmocka_unit_test(test_cold_file),
-        cmocka_unit_test(test_large_body),       cmocka_unit_test(test_resumed),
-        cmocka_unit_test(test_reload),           cmocka_unit_test(test_garbage),
-        cmocka_unit_test(test_half_a_handshake), cmocka_unit_test(test_what_cannot_be),
-        cmocka_unit_test(test_unix_socket),      cmocka_unit_test(test_keys_updated),
+        cmocka_unit_test(test_answers),        cmocka_unit_test(test_cold_file),
+        cmocka_unit_test(test_large_body),     cmocka_unit_test(test_resumed),
+        cmocka_unit_test(test_ephemeral_keys), cmocka_unit_test(test_reload),
+        cmocka_unit_test(test_garbage),        cmocka_unit_test(test_half_a_handshake),
+        cmocka_unit_test(test_what_cannot_be), cmocka_unit_test(test_unix_socket),
+        cmocka_unit_test(test_keys_updated),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

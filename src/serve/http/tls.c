@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tls.c: OpenSSL on a door's sockets. TLS 1.2 is the least, ALPN says http/1.1, sessions are resumed by tickets. Buffers of 34 KiB are given
+ * tls.c: OpenSSL on a door's sockets. TLS 1.2 with ephemeral keys is the least, ALPN says http/1.1, sessions are resumed by tickets. Buffers of 34 KiB are given
  * back while a connection is idle. Where the kernel does TLS (module `tls`), files go by sendfile: this alone no test of ours has seen yet, as none of our
  * machines' kernels has that module.
  *
@@ -11,8 +11,10 @@
 
 #include <openssl/bio.h>
 #include <openssl/err.h>
+#include <openssl/pem.h>
 
 #include "base/log.h"
+#include "base/secret_file.h"
 
 static const char *reason(void)
 {
@@ -38,20 +40,41 @@ static int readable(const char *file, const char *what, struct leat_error *err)
     return access(file, R_OK) < 0 ? error_sys(err, -errno, "%s %s", what, file) : 0;
 }
 
+/* Of the file that was looked at: by its name it may be another one by now. */
+static int use_key(SSL_CTX *ctx, const char *cert_file, const char *key_file, struct leat_error *err)
+{
+    AUTO_CLOSE int fd = -1;
+    int rc = secret_file_open("private key", key_file, "", &fd, err);
+    if (rc < 0)
+        return rc;
+    BIO *bio = BIO_new_fd(fd, BIO_NOCLOSE);
+    /* A passphrase that is none: without it OpenSSL asks for one at the terminal. */
+    EVP_PKEY *key = bio ? PEM_read_bio_PrivateKey(bio, NULL, NULL, (void *)(uintptr_t) "") : NULL;
+    if (!key || SSL_CTX_use_PrivateKey(ctx, key) != 1)
+        rc = error_set(err, LEAT_INVALID, "%s is no private key in PEM, without a passphrase, for %s (%s)",
+                       key_file, cert_file, reason());
+    else if (SSL_CTX_check_private_key(ctx) != 1)
+        rc =
+            error_set(err, LEAT_INVALID, "the key %s is not that of the certificate %s", key_file, cert_file);
+    EVP_PKEY_free(key);
+    BIO_free(bio);
+    return rc;
+}
+
 int server_tls_context(const char *cert_file, const char *key_file, SSL_CTX **ret_context,
                        struct leat_error *err)
 {
     if (!cert_file || !key_file)
         return error_set(err, LEAT_INVALID, "TLS needs a certificate and its key, each a file in PEM");
     int rc = readable(cert_file, "certificate", err);
-    if (rc == 0)
-        rc = readable(key_file, "private key", err);
     if (rc < 0)
         return rc;
     SSL_CTX *ctx = SSL_CTX_new(TLS_server_method());
     if (!ctx)
         return error_set(err, -ENOMEM, "TLS: %s", reason());
     SSL_CTX_set_min_proto_version(ctx, TLS1_2_VERSION);
+    /* Of TLS 1.2; 1.3 has no others. A key that is stolen later opens nothing that was recorded before. */
+    SSL_CTX_set_cipher_list(ctx, "ECDHE+AESGCM:ECDHE+CHACHA20");
     SSL_CTX_set_mode(ctx, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
                               SSL_MODE_RELEASE_BUFFERS | SSL_MODE_AUTO_RETRY);
     SSL_CTX_set_options(ctx, SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION |
@@ -65,12 +88,8 @@ int server_tls_context(const char *cert_file, const char *key_file, SSL_CTX **re
     if (SSL_CTX_use_certificate_chain_file(ctx, cert_file) != 1)
         rc = error_set(err, LEAT_INVALID, "%s has no certificate that can be read: PEM is wanted (%s)",
                        cert_file, reason());
-    else if (SSL_CTX_use_PrivateKey_file(ctx, key_file, SSL_FILETYPE_PEM) != 1)
-        rc = error_set(err, LEAT_INVALID, "%s is no private key in PEM, without a passphrase, for %s (%s)",
-                       key_file, cert_file, reason());
-    else if (SSL_CTX_check_private_key(ctx) != 1)
-        rc =
-            error_set(err, LEAT_INVALID, "the key %s is not that of the certificate %s", key_file, cert_file);
+    else
+        rc = use_key(ctx, cert_file, key_file, err);
     if (rc < 0) {
         SSL_CTX_free(ctx);
         return rc;

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* secret_file.h: files that hold a secret (a token, a private key, keys of S3): one rule for who may own and read them. Any thread. */
+#ifndef BASE_SECRET_FILE_H
+#define BASE_SECRET_FILE_H
+
+#include "base/base.h"
+
+/*
+ * Opens it for reading: a regular file of this user or root which no other user may read or write. what: "token file", for messages. hint:
+ * what to do instead, as "; make one with ...", or "". LEAT_NOT_FOUND, LEAT_INVALID, LEAT_DENIED.
+ */
+int secret_file_open(const char *what, const char *path, const char *hint, int *ret_fd,
+                     struct leat_error *err);
+
+#endif
