@@ -54,6 +54,14 @@ class Peer:
             self.socket.connect(str(address))
         self.fds = []
 
+    @classmethod
+    def of(cls, accepted):
+        """The other end of a connection that was made to us."""
+        peer = cls.__new__(cls)
+        peer.socket, peer.fds = accepted, []
+        peer.socket.settimeout(20)
+        return peer
+
     def send(self, raw, fds=()):
         try:
             if fds:
@@ -130,11 +138,11 @@ class Peer:
 
 
 def prove(peer, token, body, *, proof=None):
-    """The client's half of the mutual proof over TCP. (status of PROOF's reply, the server's mac was right)"""
+    """The client's half of the mutual proof over TCP. (status of PROOF's reply, the server's mac was right, our proof)"""
     status, got, _ = peer.call(HELLO, body)
     assert status == 0, got
-    nonce, mac = got[1:33], got[33:65]
-    right = hmac.compare_digest(mac, hmac.new(token, b"leat server" + body + nonce, hashlib.sha256).digest())
+    nonce = got[1:33]
     made = proof or hmac.new(token, b"leat client" + body + nonce, hashlib.sha256).digest()
-    status, _, _ = peer.call(PROOF, made)
+    status, got, _ = peer.call(PROOF, made)
+    right = hmac.compare_digest(got[33:65], hmac.new(token, b"leat server" + body + nonce, hashlib.sha256).digest())
     return status, right, made

@@ -410,11 +410,11 @@ def test_a_wrong_token_is_refused(daemon, token):
 
 
 def test_a_stranger_learns_nothing_and_fills_no_log(daemon):
-    """Before the proof: no name, no sizes, no number of clients. However many come, the log has a line now and then."""
+    """Before the proof: no name, no sizes, no number of clients, and nothing made of the token. However many come, the log has a line now and then."""
     for _ in range(50):
         with Peer(daemon.address) as peer:
             status, welcome, _ = peer.call(HELLO, tcp_hello(daemon))
-            assert status == 0 and any(welcome[1:65]) and not any(welcome[65:])
+            assert status == 0 and any(welcome[1:33]) and not any(welcome[33:])
             assert peer.call(PROOF, bytes(32))[0] == -EACCES
     assert daemon.metrics()["leat_rejected_total"] >= 50
     assert 1 <= daemon.text().count("has another token") < 50
@@ -431,11 +431,41 @@ def test_a_replayed_proof_is_refused(daemon):
 
 
 def test_the_servers_own_proof_is_no_proof_of_ours(daemon):
-    """Reflection: what the server proves with cannot be sent back to it."""
+    """Reflection: what one server proves with opens no other connection."""
+    body = tcp_hello(daemon)
     with Peer(daemon.address) as peer:
-        status, got, _ = peer.call(HELLO, tcp_hello(daemon))
+        status, got, _ = peer.call(HELLO, body)
         assert status == 0
-        assert peer.call(PROOF, got[33:65])[0] == -EACCES
+        assert peer.call(PROOF, got[1:33])[0] == -EACCES
+    with Peer(daemon.address) as peer:
+        nonce = peer.call(HELLO, body)[1][1:33]
+        as_server = hmac.new(TOKEN, b"leat server" + body + nonce, hashlib.sha256).digest()
+        assert peer.call(PROOF, as_server)[0] == -EACCES
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_node_that_does_not_know_the_token(host, knows):
+    """It hears HELLO and a proof that is good on this connection alone, and then nothing: not what the node has, nor what it wants."""
+    token = host.folder / "token"
+    token.write_bytes(TOKEN + b"\n")
+    token.chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as node:
+        node.settimeout(60)
+        names = [f"127.0.0.1:{lib_host.free_port()}", "127.0.0.1:%d" % node.getsockname()[1]]
+        host.daemon({"pool": {"size": "8MiB", "region_size": "64KiB"}, "net": {"listen": names[0], "token_file": token, "nodes": " ".join(names)}})
+        with Peer.of(node.accept()[0]) as peer:
+            kind, type, _, id, body, _ = peer.receive()
+            assert type == HELLO and TOKEN not in body
+            nonce, rest = os.urandom(32), text("a node") + bytes(28)
+            peer.send(frame(HELLO, b"\x01" + nonce + bytes(32) + rest, id=id, kind=REPLY))
+            _, type, _, id, proof, _ = peer.receive()
+            assert type == PROOF and proof == hmac.new(TOKEN, b"leat client" + body + nonce, hashlib.sha256).digest()
+            mac = hmac.new(TOKEN, b"leat server" + body + nonce, hashlib.sha256).digest() if knows else proof
+            peer.send(frame(PROOF, b"\x01" + bytes(32) + mac + rest, id=id, kind=REPLY))
+            try:
+                assert peer.receive()[1] not in (HELLO, PROOF) and knows
+            except Gone:
+                assert not knows
 
 
 def test_nothing_is_served_between_hello_and_proof(daemon):
@@ -604,8 +634,8 @@ def test_half_handshakes_push_each_other_out(strict):
     half = [Peer(strict.address) for _ in range(40)]
     lib_host.wait_for(lambda: lib_host.footprint(strict.pid)["fds"] <= before + 8 + 2)
     with Peer(strict.address) as peer:
-        status, server_knows, _ = prove(peer, TOKEN, hello(role=DATA, nonce=os.urandom(32)))
-        assert status == -ESTALE and server_knows, "the set is not there, but the token was looked at"
+        status, _, _ = prove(peer, TOKEN, hello(role=DATA, nonce=os.urandom(32)))
+        assert status == -ESTALE, "the set is not there, but the token was looked at"
     assert strict.metrics()["leat_rejected_total"] >= 32
     for peer in half:
         peer.close()

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <sys/random.h>
 
-enum { AUTH_NEW, AUTH_HELLO_SENT, AUTH_CHALLENGED, AUTH_DONE, AUTH_FAILED };
+enum { AUTH_NEW, AUTH_HELLO_SENT, AUTH_PROOF_SENT, AUTH_CHALLENGED, AUTH_DONE, AUTH_FAILED };
 
 void net_auth_init(struct net_auth *auth, const void *token, size_t token_len)
 {
@@ -59,17 +59,29 @@ int net_auth_client_welcome(struct net_auth *auth, const void *body, size_t len,
     if (auth->state != AUTH_HELLO_SENT)
         return step(auth, AUTH_FAILED, LEAT_DENIED);
     struct proto_welcome welcome;
-    uint8_t expected[32];
     int rc = proto_welcome_get(body, len, &welcome);
     if (rc == 0) {
         memcpy(auth->nonce_s, welcome.nonce, sizeof(auth->nonce_s));
-        rc = mac(auth, true, expected);
-    }
-    if (rc == 0 && !proto_mac_equal(expected, welcome.mac))
-        rc = LEAT_DENIED;
-    if (rc == 0)
         rc = mac(auth, false, ret_proof);
+    }
+    return step(auth, AUTH_PROOF_SENT, rc);
+}
+
+/* Is it what the other side sends that knows the token? Then the handshake is through. */
+static int check_mac(struct net_auth *auth, bool server, const uint8_t given[32])
+{
+    uint8_t expected[32];
+    int rc = mac(auth, server, expected);
+    if (rc == 0 && !proto_mac_equal(expected, given))
+        rc = LEAT_DENIED;
     return step(auth, AUTH_DONE, rc);
+}
+
+int net_auth_client_confirm(struct net_auth *auth, const struct proto_welcome *welcome)
+{
+    if (auth->state != AUTH_PROOF_SENT)
+        return step(auth, AUTH_FAILED, LEAT_DENIED);
+    return check_mac(auth, true, welcome->mac);
 }
 
 int net_auth_server_hello(struct net_auth *auth, const void *body, size_t len, struct proto_hello *ret_hello,
@@ -84,26 +96,20 @@ int net_auth_server_hello(struct net_auth *auth, const void *body, size_t len, s
         return step(auth, AUTH_FAILED, rc);
     bytes_put(&auth->hello, body, len);
     rc = auth->hello.failed ? -ENOMEM : fresh_nonce(auth->nonce_s);
-    if (rc == 0) {
-        memcpy(welcome.nonce, auth->nonce_s, sizeof(welcome.nonce));
-        rc = mac(auth, true, welcome.mac);
-    }
     if (rc < 0)
         return step(auth, AUTH_FAILED, rc);
+    memcpy(welcome.nonce, auth->nonce_s, sizeof(welcome.nonce));
     *ret_hello = hello;
     *ret_welcome = welcome;
     return step(auth, AUTH_CHALLENGED, 0);
 }
 
-int net_auth_server_proof(struct net_auth *auth, const void *body, size_t len)
+int net_auth_server_proof(struct net_auth *auth, const void *body, size_t len, uint8_t ret_mac[32])
 {
     if (auth->state != AUTH_CHALLENGED || len != 32)
         return step(auth, AUTH_FAILED, LEAT_DENIED);
-    uint8_t expected[32];
-    int rc = mac(auth, false, expected);
-    if (rc == 0 && !proto_mac_equal(expected, body))
-        rc = LEAT_DENIED;
-    return step(auth, AUTH_DONE, rc);
+    int rc = check_mac(auth, false, body);
+    return rc < 0 ? rc : step(auth, AUTH_DONE, mac(auth, true, ret_mac));
 }
 
 int net_auth_seal_key(const struct net_auth *auth, uint8_t ret_key[32])

@@ -30,7 +30,7 @@ struct talk {
     struct net_auth client, server;
     struct bytes_out hello, welcome;
     struct proto_hello said;
-    uint8_t proof[32];
+    uint8_t proof[32], mac[32]; /* the client's, the server's */
 };
 
 /* Up to the server's answer; what was said can be tampered with in between by the offset and bits given. */
@@ -58,7 +58,14 @@ static int client_step(struct talk *t)
 
 static int server_step(struct talk *t)
 {
-    return net_auth_server_proof(&t->server, t->proof, sizeof(t->proof));
+    return net_auth_server_proof(&t->server, t->proof, sizeof(t->proof), t->mac);
+}
+
+static int confirm_step(struct talk *t)
+{
+    struct proto_welcome second = {0};
+    memcpy(second.mac, t->mac, sizeof(second.mac));
+    return net_auth_client_confirm(&t->client, &second);
 }
 
 static void end(struct talk *t)
@@ -79,7 +86,9 @@ static void test_good(void **state)
     assert_null(memmem(t.hello.data, t.hello.len, token, TOKEN_LEN));
     assert_int_equal(client_step(&t), 0);
     assert_int_equal(server_step(&t), 0);
+    assert_int_equal(confirm_step(&t), 0);
     assert_int_equal(server_step(&t), LEAT_DENIED); /* once */
+    assert_int_equal(confirm_step(&t), LEAT_DENIED);
     end(&t);
 }
 
@@ -87,18 +96,31 @@ static void test_wrong_token(void **state)
 {
     struct talk t;
     assert_int_equal(begin(&t, token, other, 0, 0), 0);
-    assert_int_equal(client_step(&t), LEAT_DENIED); /* the client does not prove anything to a stranger */
-    memset(t.proof, 0, sizeof(t.proof));
+    assert_int_equal(client_step(&t), 0);
     assert_int_equal(server_step(&t), LEAT_DENIED);
     end(&t);
-    /* A server's own mac sent back to it is no proof. */
+    /* To a stranger the server says nothing that it made of the token. */
     struct proto_welcome w;
+    static const uint8_t nothing[32];
     assert_int_equal(begin(&t, token, token, 0, 0), 0);
     assert_int_equal(proto_welcome_get(t.welcome.data, t.welcome.len, &w), 0);
-    assert_int_equal(net_auth_server_proof(&t.server, w.mac, 32), LEAT_DENIED);
+    assert_memory_equal(w.mac, nothing, 32);
+    assert_int_equal(net_auth_server_proof(&t.server, w.mac, 32, t.mac), LEAT_DENIED);
     assert_int_equal(client_step(&t), 0);
     assert_int_equal(server_step(&t), LEAT_DENIED); /* and after a failure nothing is */
     end(&t);
+    /* A server that does not know the token, but takes the proof: its mac is wrong, and the client's own is no mac of a server. */
+    for (unsigned k = 0; k < 3; k++) {
+        assert_int_equal(begin(&t, token, token, 0, 0), 0);
+        assert_int_equal(confirm_step(&t), LEAT_DENIED); /* not before the proof; */
+        end(&t);
+        assert_int_equal(begin(&t, token, token, 0, 0), 0);
+        assert_int_equal(client_step(&t), 0);
+        memcpy(t.mac, k == 0 ? nothing : k == 1 ? t.proof : w.nonce, 32);
+        assert_int_equal(confirm_step(&t), LEAT_DENIED);
+        assert_int_equal(confirm_step(&t), LEAT_DENIED);
+        end(&t);
+    }
 }
 
 /* Every byte of HELLO: role, user, working set and nonce are all covered. */
@@ -112,7 +134,8 @@ static void test_tampering(void **state)
     for (size_t at = 0; at < len; at++) {
         int rc = begin(&t, token, token, at, 1);
         if (rc == 0) {
-            assert_int_equal(client_step(&t), LEAT_DENIED);
+            assert_int_equal(client_step(&t), 0);
+            assert_int_equal(server_step(&t), LEAT_DENIED);
         } else {
             assert_int_equal(rc, LEAT_CORRUPT); /* no longer a HELLO */
             refused++;
@@ -133,11 +156,14 @@ static void test_replay(void **state)
     struct proto_welcome welcome;
     net_auth_init(&victim, token, TOKEN_LEN);
     assert_int_equal(net_auth_server_hello(&victim, t.hello.data, t.hello.len, &said, &welcome), 0);
-    assert_int_equal(net_auth_server_proof(&victim, t.proof, 32), LEAT_DENIED);
+    assert_int_equal(net_auth_server_proof(&victim, t.proof, 32, u.mac), LEAT_DENIED);
     net_auth_fini(&victim);
-    /* A recorded welcome, played to another client: the client's nonce is another. */
+    /* Both of a server's replies, recorded and played to another client: the client's nonce is another. */
+    assert_int_equal(server_step(&t), 0);
     assert_int_equal(begin(&u, token, token, 0, 0), 0);
-    assert_int_equal(net_auth_client_welcome(&u.client, t.welcome.data, t.welcome.len, u.proof), LEAT_DENIED);
+    assert_int_equal(net_auth_client_welcome(&u.client, t.welcome.data, t.welcome.len, u.proof), 0);
+    memcpy(u.mac, t.mac, sizeof(u.mac));
+    assert_int_equal(confirm_step(&u), LEAT_DENIED);
     end(&u);
     end(&t);
 }
@@ -146,9 +172,9 @@ static void test_order(void **state)
 {
     struct talk t;
     struct net_auth a;
-    uint8_t proof[32] = {0};
+    uint8_t proof[32] = {0}, mac[32];
     net_auth_init(&a, token, TOKEN_LEN);
-    assert_int_equal(net_auth_server_proof(&a, proof, 32), LEAT_DENIED); /* no HELLO yet */
+    assert_int_equal(net_auth_server_proof(&a, proof, 32, mac), LEAT_DENIED); /* no HELLO yet */
     assert_int_equal(begin(&t, token, token, 0, 0), 0);
     assert_int_equal(
         net_auth_server_hello(&t.server, t.hello.data, t.hello.len, &t.said, &(struct proto_welcome){0}),
@@ -158,7 +184,7 @@ static void test_order(void **state)
     end(&t);
     assert_int_equal(begin(&t, token, token, 0, 0), 0);
     assert_int_equal(client_step(&t), 0);
-    assert_int_equal(net_auth_server_proof(&t.server, t.proof, 31), LEAT_DENIED);
+    assert_int_equal(net_auth_server_proof(&t.server, t.proof, 31, t.mac), LEAT_DENIED);
     end(&t);
 }
 
@@ -188,7 +214,10 @@ static void test_sealed(void **state)
     assert_int_equal(net_seal(&from, &t.client, "x", 1, secret, sizeof(secret) - 1, &first), LEAT_DENIED);
     bytes_out_reset(&first);
     assert_int_equal(client_step(&t), 0);
+    assert_int_equal(net_seal(&from, &t.client, "x", 1, secret, sizeof(secret) - 1, &first), LEAT_DENIED);
+    bytes_out_reset(&first); /* not to a server that has proved nothing */
     assert_int_equal(server_step(&t), 0);
+    assert_int_equal(confirm_step(&t), 0);
     assert_int_equal(net_seal(&from, &t.client, "to", 2, secret, sizeof(secret) - 1, &first), 0);
     assert_int_equal(net_seal(&from, &t.client, "to", 2, secret, sizeof(secret) - 1, &second), 0);
     assert_int_equal(first.len, sizeof(secret) - 1 + NET_SEAL_BYTES);

@@ -189,7 +189,9 @@ static int with_auth(void *user)
         rc = answer.failed ? -ENOMEM : net_auth_client_welcome(&client, answer.data, answer.len, proof);
     }
     if (rc == 0)
-        rc = net_auth_server_proof(&server, proof, 32);
+        rc = net_auth_server_proof(&server, proof, 32, welcome.mac);
+    if (rc == 0)
+        rc = net_auth_client_confirm(&client, &welcome);
     net_auth_fini(&client);
     net_auth_fini(&server);
     bytes_out_fini(&body);

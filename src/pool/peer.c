@@ -231,6 +231,10 @@ static int on_welcome(struct peer *p, struct conn_message *m)
         struct proto_welcome welcome;
         if (proto_welcome_get(m->body, m->frame.body_bytes, &welcome) < 0)
             return LEAT_CORRUPT;
+        if (net_auth_client_confirm(&p->auth, &welcome) < 0) {
+            go_down(p, LEAT_DENIED, "it does not know our token");
+            return 0;
+        }
         snprintf(p->name, sizeof(p->name), "%s", welcome.node);
         p->state = PEER_UP;
         loop_timer_clear(&p->timer);
@@ -239,7 +243,7 @@ static int on_welcome(struct peer *p, struct conn_message *m)
     }
     uint8_t proof[32];
     if (net_auth_client_welcome(&p->auth, m->body, m->frame.body_bytes, proof) < 0) {
-        go_down(p, LEAT_DENIED, "it does not know our token");
+        go_down(p, LEAT_DENIED, "it does not keep to the handshake");
         return 0;
     }
     struct bytes_out body = {0};

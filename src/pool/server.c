@@ -262,8 +262,10 @@ static bool version_spoken(const struct proto_hello *hello)
     return hello->version_min <= PROTO_VERSION && hello->version_max >= PROTO_VERSION;
 }
 
-static void welcome_fill(struct server *s, struct proto_welcome *w)
+static void welcome_fill(const struct client *c, struct proto_welcome *w)
 {
+    const struct server *s = c->server;
+    memcpy(w->mac, c->proof, sizeof(w->mac));
     w->version = PROTO_VERSION;
     snprintf(w->node, sizeof(w->node), "%s", s->config.node_name);
     w->region_bytes = s->pool->config.region_bytes;
@@ -296,7 +298,7 @@ static int data_begin(struct client *c, uint16_t type, uint64_t id)
         return handshake_refuse(c, type, id, &err);
     /* The reply is written by hand: conn must have nothing queued when its descriptor moves on. */
     struct proto_welcome w = {0};
-    welcome_fill(s, &w);
+    welcome_fill(c, &w);
     struct bytes_out body = {0};
     proto_welcome_put(&body, &w);
     int fd = body.failed ? -ENOMEM : conn_release_fd(c->conn);
@@ -335,7 +337,7 @@ static int handshake_unix(struct client *c, struct conn_message *m)
     conn_trust(c->conn);
     loop_timer_clear(&c->handshake);
     c->server->nclients++;
-    welcome_fill(c->server, &w);
+    welcome_fill(c, &w);
     reply_welcome(c, PROTO_HELLO, m->frame.id, &w);
     linger_update(c->server);
     return 0;
@@ -353,8 +355,9 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
         reply_welcome(c, PROTO_HELLO, m->frame.id, &w); /* a stranger: who we are is for those who prove */
         return 0;
     }
-    int code = m->frame.type == PROTO_PROOF ? net_auth_server_proof(&c->auth, m->body, m->frame.body_bytes)
-                                            : LEAT_CORRUPT;
+    int code = m->frame.type == PROTO_PROOF
+                   ? net_auth_server_proof(&c->auth, m->body, m->frame.body_bytes, c->proof)
+                   : LEAT_CORRUPT;
     if (code < 0) {
         struct leat_error err;
         error_set(&err, LEAT_DENIED,
@@ -381,7 +384,7 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
     c->ready = c->is_peer = true;
     conn_trust(c->conn);
     loop_timer_clear(&c->handshake);
-    welcome_fill(c->server, &w);
+    welcome_fill(c, &w);
     reply_welcome(c, PROTO_PROOF, m->frame.id, &w);
     return 0;
 }

@@ -99,6 +99,7 @@ struct client {
     struct loop_timer handshake; /* until then */
     uint64_t came_ns;
     struct net_auth auth;
+    uint8_t proof[32];    /* of ours, for a client of TCP that gave its own */
     struct net_seal seal; /* of a peer */
     struct proto_hello hello;
     uint32_t uid, gid;

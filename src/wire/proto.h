@@ -16,9 +16,9 @@
  * Who may connect. Unix: SO_PEERCRED is the identity; the socket's folder is private or its mode the administrator's.
  * TCP: both sides prove that they know the token (32 bytes or more, from a file) without sending it:
  *     client  HELLO  {versions, role, nonce_c[32], acting uid, gid, ws uuid}
- *     server  reply  {version, nonce_s[32], mac_s = HMAC-SHA256(token, "leat server" ‖ transcript)}
+ *     server  reply  {version, nonce_s[32]}
  *     client  PROOF  {mac_c = HMAC-SHA256(token, "leat client" ‖ transcript)}
- *     server  reply  {node id, generation, ...}
+ *     server  reply  {mac_s = HMAC-SHA256(token, "leat server" ‖ transcript), node id, generation, ...}
  * where transcript = the bytes of HELLO's body ‖ nonce_s. Nothing else is accepted before that. A daemon connects to its peers; for a
  * client's data connection it does so too and passes the open socket on, so that the token never leaves daemons.
  */
@@ -51,7 +51,7 @@ enum proto_role { PROTO_ROLE_CONTROL = 1, PROTO_ROLE_DATA = 2, PROTO_ROLE_PEER =
 /* clang-format off */
 enum proto_type {
     PROTO_HELLO = 1, /* struct proto_hello -> proto_welcome */
-    PROTO_PROOF = 2, /* mac[32] -> proto_welcome again, now with node and generation */
+    PROTO_PROOF = 2, /* mac[32] -> proto_welcome again, now with mac, node and generation */
 
     /* control, client to daemon */
     PROTO_OPEN = 16,      /* proto_open -> proto_ws + fds {index, live}; events: PROGRESS while indexing */
@@ -143,7 +143,7 @@ struct proto_hello {
 };
 struct proto_welcome {
     uint8_t version;
-    uint8_t nonce[32], mac[32]; /* TCP, first reply */
+    uint8_t nonce[32], mac[32]; /* TCP: of the first reply, of the second */
     char node[256];             /* its name or address */
     uint32_t node_id;
     uint64_t region_bytes, pool_bytes;
