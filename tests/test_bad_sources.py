@@ -667,3 +667,19 @@ def test_no_memory_for_tables(failing, host, leat):
     host.off.touch()
     with leat.open(path, socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:
         lib_data.check_rows([ws[3]], [3])
+
+
+def test_names_do_not_command_terminals(host, leat):
+    """A file's name may hold what a terminal obeys: it is shown, whoever asks, in lists and in messages."""
+    nasty = "a\x1b]0;taken\x07\x9b31m\nleat: forged"
+    path = lib_data.make_npy(host.data / f"{nasty}.npy", 8)
+    ws = leat.open(path)
+    for command in (["status"], ["stat", path], ["stat", f"{path}-none"], ["index", f"{path}-none"]):
+        done = host.cli(*command)
+        said = done.stdout + done.stderr
+        assert "\\x1b]0;taken\\x07\\xc2\\x9b31m\\x0aleat: forged" in said, (command, said)
+        assert not any(c in said for c in "\x1b\x07\x9b"), (command, said)
+    with pytest.raises(leat.NotFound) as caught:
+        leat.open(f"{path}-none")
+    assert "\\x1b]0;taken" in str(caught.value) and "\x1b" not in str(caught.value)
+    ws.close()

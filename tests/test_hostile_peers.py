@@ -420,6 +420,22 @@ def test_a_stranger_learns_nothing_and_fills_no_log(daemon):
     assert 1 <= daemon.text().count("has another token") < 50
 
 
+def test_local_peers_fill_no_log(daemon):
+    """Those of this host need no token to break the protocol, and are faster. What is left out of the log is counted in it."""
+    def lines():
+        return [line for line in daemon.text().splitlines() if "broke the protocol" in line]
+
+    def break_it():
+        with Peer(daemon.socket) as peer:
+            peer.send(b"x" * 64)
+            assert peer.closed()
+
+    for _ in range(300):
+        break_it()
+    assert 1 <= len(lines()) <= 60, len(lines())
+    lib_host.wait_for(lambda: (break_it(), any("such lines were left out)" in line for line in lines()))[1])
+
+
 def test_a_replayed_proof_is_refused(daemon):
     body = tcp_hello(daemon)
     with Peer(daemon.address) as peer:

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/base.h"
+#include "base/utf8.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -46,7 +47,10 @@ static int set_va(struct leat_error *err, int code, const char *fmt, va_list ap)
     if (err) {
         err->code = code;
         memset(err->reserved, 0, sizeof(err->reserved));
-        vsnprintf(err->message, sizeof(err->message), fmt, ap);
+        /* Names of files and sets end up here, and the message on another user's terminal. */
+        char text[LEAT_ERROR_MESSAGE_MAX];
+        vsnprintf(text, sizeof(text), fmt, ap);
+        utf8_show(text, strlen(text), err->message, sizeof(err->message));
     }
     return code;
 }

@@ -6,6 +6,8 @@
  */
 #include "base/log.h"
 #include "base/base.h"
+#include "base/clock.h"
+#include "base/utf8.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -61,47 +63,77 @@ static size_t clamp_len(int printed, size_t room)
     return (size_t)printed < room ? (size_t)printed : room - 1;
 }
 
-void log_write(enum log_level level, const char *fmt, ...)
+/* "leatd: warning: ", with the time where a file is read later. */
+static size_t put_head(char *line, size_t room, enum log_level level, int fd)
 {
-    if ((int)level > current_level())
-        return;
+    struct timespec ts;
+    struct tm tm;
+    if (fd == 2)
+        return clamp_len(snprintf(line, room, "%s: %s: ", program_name, level_names[level]), room);
+    clock_gettime(CLOCK_REALTIME, &ts);
+    gmtime_r(&ts.tv_sec, &tm);
+    return clamp_len(snprintf(line, room, "%s: %04d-%02d-%02dT%02d:%02d:%02d.%03ldZ %s: ", program_name,
+                              tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec,
+                              ts.tv_nsec / 1000000, level_names[level]),
+                     room);
+}
+
+static void write_line(enum log_level level, unsigned left_out, const char *fmt, va_list ap)
+{
     int saved_errno = errno;
     int fd = atomic_load_explicit(&out_fd, memory_order_relaxed);
-    char line[LINE_MAX_BYTES];
+    char line[LINE_MAX_BYTES], text[LINE_MAX_BYTES];
     size_t room = sizeof(line) - 1; /* one byte for the newline */
-    size_t len = 0;
-    if (fd == 2) {
-        len = clamp_len(snprintf(line, room, "%s: %s: ", program_name, level_names[level]), room);
-    } else { /* a file is read later: say when */
-        struct timespec ts;
-        struct tm tm;
-        clock_gettime(CLOCK_REALTIME, &ts);
-        gmtime_r(&ts.tv_sec, &tm);
-        len = clamp_len(snprintf(line, room, "%s: %04d-%02d-%02dT%02d:%02d:%02d.%03ldZ %s: ", program_name,
-                                 tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour, tm.tm_min,
-                                 tm.tm_sec, ts.tv_nsec / 1000000, level_names[level]),
-                        room);
-    }
-    va_list ap;
-    va_start(ap, fmt);
-    int printed = vsnprintf(line + len, room - len, fmt, ap);
-    va_end(ap);
-    size_t text_at = len;
-    if (printed >= 0 && (size_t)printed >= room - len) {
-        len = room - 1;
-        memcpy(line + len - 3, "...", 3);
-    } else {
-        len += clamp_len(printed, room - len);
-    }
+    size_t len = put_head(line, room, level, fd);
+    if (left_out)
+        len += clamp_len(snprintf(line + len, room - len, "(%u such lines were left out) ", left_out),
+                         room - len);
+    int printed = vsnprintf(text, sizeof(text), fmt, ap);
+    size_t text_len = clamp_len(printed, sizeof(text));
     /* Names out of files and messages end up here; a newline in one must not forge a line. */
-    for (size_t i = text_at; i < len; i++) {
-        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
-            line[i] = '?';
-    }
+    bool cut = utf8_show(text, text_len, line + len, room - len) < text_len || printed >= (int)sizeof(text);
+    len += strlen(line + len);
+    if (cut)
+        memcpy(line + len - 3, "...", 3);
     line[len++] = '\n';
     ssize_t n;
     do {
         n = write(fd, line, len);
     } while (n < 0 && errno == EINTR);
     errno = saved_errno;
+}
+
+void log_write(enum log_level level, const char *fmt, ...)
+{
+    if ((int)level > current_level())
+        return;
+    va_list ap;
+    va_start(ap, fmt);
+    write_line(level, 0, fmt, ap);
+    va_end(ap);
+}
+
+bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, unsigned *ret_left_out)
+{
+    uint64_t period = now_ns / LOG_LIMIT_NS + 1, before = atomic_load(&limit->period);
+    *ret_left_out = 0;
+    if (before != period && atomic_compare_exchange_strong(&limit->period, &before, period)) {
+        atomic_store(&limit->lines, 0);
+        *ret_left_out = atomic_exchange(&limit->left_out, 0);
+    }
+    if (atomic_fetch_add(&limit->lines, 1) < LOG_LIMIT_LINES)
+        return true;
+    atomic_fetch_add(&limit->left_out, 1 + *ret_left_out);
+    return false;
+}
+
+void log_write_limited(enum log_level level, struct log_limit *limit, const char *fmt, ...)
+{
+    unsigned left_out;
+    if ((int)level > current_level() || !log_limit_pass(limit, clock_now_ns(), &left_out))
+        return;
+    va_list ap;
+    va_start(ap, fmt);
+    write_line(level, left_out, fmt, ap);
+    va_end(ap);
 }

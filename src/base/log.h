@@ -4,6 +4,9 @@
 #ifndef BASE_LOG_H
 #define BASE_LOG_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARNING, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG };
 
 /* Level from LEAT_LOG (error, warning, info, debug; default warning) unless set here. */
@@ -17,5 +20,28 @@ void log_write(enum log_level level, const char *fmt, ...) __attribute__((format
 #define log_warning(...) log_write(LOG_LEVEL_WARNING, __VA_ARGS__)
 #define log_info(...)    log_write(LOG_LEVEL_INFO, __VA_ARGS__)
 #define log_debug(...)   log_write(LOG_LEVEL_DEBUG, __VA_ARGS__)
+
+/*
+ * For what peers can cause as often as they like: from each place in the code at most LOG_LIMIT_LINES in LOG_LIMIT_NS. The first line after a
+ * silence tells how many were left out.
+ */
+#define LOG_LIMIT_LINES 10u
+#define LOG_LIMIT_NS    (5 * 1000000000ull)
+struct log_limit {
+    _Atomic uint64_t period; /* which one `lines` counts */
+    _Atomic unsigned lines, left_out;
+};
+/* False: leave this line out. *ret_left_out: how many were since the last line, to be told with this one. */
+bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, unsigned *ret_left_out);
+void log_write_limited(enum log_level level, struct log_limit *limit, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#define LOG_LIMITED(level, ...)                                                                              \
+    do {                                                                                                     \
+        static struct log_limit limit_;                                                                      \
+        log_write_limited(level, &limit_, __VA_ARGS__);                                                      \
+    } while (0)
+#define log_error_limited(...)   LOG_LIMITED(LOG_LEVEL_ERROR, __VA_ARGS__)
+#define log_warning_limited(...) LOG_LIMITED(LOG_LEVEL_WARNING, __VA_ARGS__)
 
 #endif

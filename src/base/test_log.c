@@ -45,7 +45,7 @@ static void test_line(void **state)
     assert_int_equal(errno, EPIPE);
     logged(text);
     assert_memory_equal(text, "leatd: 2", 8); /* name and year */
-    assert_non_null(strstr(text, "Z warning: working set 'a?leatd: error: forged?[31m' dropped\n"));
+    assert_non_null(strstr(text, "Z warning: working set 'a\\x0aleatd: error: forged\\x1b[31m' dropped\n"));
     assert_ptr_equal(strchr(text, '\n'), text + strlen(text) - 1);
 }
 
@@ -58,6 +58,37 @@ static void test_long(void **state)
     logged(text);
     assert_true(strlen(text) <= 1024);
     assert_string_equal(text + strlen(text) - 5, "x...\n");
+}
+
+/* What a peer can cause without end is told without filling a disk, and that it was left out is told, too. */
+static void test_limit(void **state)
+{
+    struct log_limit limit = {0};
+    unsigned left_out, told = 0, passed = 0;
+    for (unsigned period = 0; period < 3; period++) {
+        for (unsigned i = 0; i < 100; i++) {
+            bool pass = log_limit_pass(&limit, period * LOG_LIMIT_NS + i, &left_out);
+            assert_int_equal(pass, i < LOG_LIMIT_LINES);
+            assert_true(left_out == 0 || (pass && i == 0));
+            passed += pass;
+            told += left_out;
+        }
+    }
+    assert_int_equal(passed, 3 * LOG_LIMIT_LINES);
+    assert_int_equal(told, 2 * (100 - LOG_LIMIT_LINES));
+    char text[4096];
+    log_set_level(LOG_LEVEL_WARNING);
+    unsigned lines = 0;
+    for (unsigned i = 0; i < 1000; i++)
+        log_warning_limited("line %u", i);
+    for (const char *at = logged(text); (at = strchr(at, '\n')); at++)
+        lines++;
+    assert_true(lines >= LOG_LIMIT_LINES && lines <= 2 * LOG_LIMIT_LINES); /* two periods may touch */
+    assert_non_null(strstr(text, "warning: line 0\n"));
+    limit = (struct log_limit){.period = 1, .left_out = 7};
+    log_write_limited(LOG_LEVEL_INFO, &limit, "too quiet");
+    log_write_limited(LOG_LEVEL_WARNING, &limit, "and now");
+    assert_non_null(strstr(logged(text), "warning: (7 such lines were left out) and now\n"));
 }
 
 static void test_parse(void **state)
@@ -77,10 +108,8 @@ int main(void)
         return 1;
     log_set_output(output, "leatd");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_line),
-        cmocka_unit_test(test_long),
-        cmocka_unit_test(test_parse),
+        cmocka_unit_test(test_environment), cmocka_unit_test(test_line),  cmocka_unit_test(test_long),
+        cmocka_unit_test(test_limit),       cmocka_unit_test(test_parse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

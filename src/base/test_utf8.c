@@ -45,8 +45,37 @@ static void test_escapes(void **state)
     }
 }
 
+static void test_shown(void **state)
+{
+    static const char *const cases[][2] = {{"", ""},
+                                           {"/data/caf\xc3\xa9 \\x", "/data/caf\xc3\xa9 \\x"},
+                                           {"a\nb\x1b[31m\x7f\t", "a\\x0ab\\x1b[31m\\x7f\\x09"},
+                                           {"\xc2\x9b"
+                                            "31m\xc2\xa0",
+                                            "\\xc2\\x9b"
+                                            "31m\xc2\xa0"},
+                                           {"\x9b\xff", "\\x9b\\xff"}};
+    char out[64];
+    for (unsigned k = 0; k < ARRAY_LEN(cases); k++) {
+        size_t len = strlen(cases[k][0]);
+        assert_int_equal(utf8_show(cases[k][0], len, out, sizeof(out)), len);
+        assert_string_equal(out, cases[k][1]);
+        /* Cut anywhere: a beginning of the whole, with no half of anything. */
+        for (size_t cap = 1; cap <= strlen(cases[k][1]); cap++) {
+            char cut[64];
+            size_t used = utf8_show(cases[k][0], len, cut, cap);
+            assert_true(used < len && strlen(cut) < cap);
+            utf8_show(cases[k][0], used, out, sizeof(out));
+            assert_string_equal(cut, out);
+        }
+    }
+    assert_int_equal(utf8_printable((const unsigned char *)"\xe2\x82\xac", 3), 3);
+    assert_int_equal(utf8_printable((const unsigned char *)"", 0), 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lengths), cmocka_unit_test(test_escapes)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lengths), cmocka_unit_test(test_escapes),
+                                       cmocka_unit_test(test_shown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

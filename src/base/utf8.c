@@ -26,6 +26,29 @@ unsigned utf8_length(const unsigned char *s, size_t len)
     return n;
 }
 
+unsigned utf8_printable(const unsigned char *s, size_t len)
+{
+    unsigned n = utf8_length(s, len);
+    bool c1 = n == 2 && s[0] == 0xc2 && s[1] < 0xa0; /* ISO 6429: U+009B begins commands as ESC [ does */
+    return n == 0 || c1 || s[0] < 0x20 || s[0] == 0x7f ? 0 : n;
+}
+
+size_t utf8_show(const char *s, size_t len, char *out, size_t cap)
+{
+    size_t at = 0, i = 0;
+    while (i < len) {
+        unsigned n = utf8_printable((const unsigned char *)s + i, len - i);
+        if (cap - at <= (n ? n : 4u))
+            break;
+        if (n == 0)
+            at += (size_t)snprintf(out + at, 5, "\\x%02x", (unsigned char)s[i++]);
+        for (; n > 0; n--)
+            out[at++] = s[i++];
+    }
+    out[at] = 0;
+    return i;
+}
+
 bool utf8_valid(const char *s)
 {
     size_t len = strlen(s);

@@ -13,5 +13,12 @@ bool utf8_valid(const char *s);
  * has it: so it can be told what the name was. The caller frees; NULL: out of memory.
  */
 char *utf8_escape(const char *s);
+/* Bytes of the character at s if a terminal may get it: 0 for control characters (C0, DEL, C1) and for bytes of no character. */
+unsigned utf8_printable(const unsigned char *s, size_t len);
+/*
+ * For terminals, logs and messages, which names of other users reach: all but what is printable as \xNN. Cut, with whole characters, where out is
+ * too small (cap > 0). Returns how many bytes of s are in it. s may not lie in out.
+ */
+size_t utf8_show(const char *s, size_t len, char *out, size_t cap);
 
 #endif

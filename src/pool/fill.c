@@ -228,7 +228,7 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
     if (t->nbad) {
         atomic_fetch_add(&fill->counters.errors, t->nbad);
         if (strcmp(t->logged, t->bad[0].message) != 0 && t->bad[0].code != -ECANCELED)
-            log_warning("%s: %s%s", ws->spec, t->bad[0].message, t->nbad > 1 ? " (and more)" : "");
+            log_warning_limited("%s: %s%s", ws->spec, t->bad[0].message, t->nbad > 1 ? " (and more)" : "");
         memcpy(t->logged, t->bad[0].message, sizeof(t->logged));
     }
     report_up_to(&report, segment->address + segment->bytes);

@@ -152,26 +152,13 @@ static void client_name(const struct client *c, char ret[96])
         snprintf(ret, 96, "over TCP");
 }
 
-/* Who may send us nonsense as fast as they like do not fill the disk that the log is on: of strangers a line a second. */
+/* Peers may send nonsense as fast as they like, those of this host faster than others. */
 static void client_complain(struct client *c, const char *why)
 {
-    struct server *s = c->server;
-    char name[96], more[64] = "";
-    bool stranger = !c->is_unix && !c->proved;
-    uint64_t now = clock_now_ns();
-    s->rejected++;
-    if (stranger && s->complained_ns && now - s->complained_ns < NS_PER_S) {
-        s->untold++;
-        return;
-    }
-    if (stranger) {
-        if (s->untold)
-            snprintf(more, sizeof(more), "; so were %u others since the last line", s->untold);
-        s->complained_ns = now;
-        s->untold = 0;
-    }
+    char name[96];
+    c->server->rejected++;
     client_name(c, name);
-    log_warning("closed a connection (%s) that %s%s", name, why, more);
+    log_warning_limited("closed a connection (%s) that %s", name, why);
 }
 
 /* Who does not read is told nothing; the log has it once for all connections of the user. */
@@ -412,7 +399,8 @@ static int accept_fd(struct server *s, int listener)
     int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd >= 0 || (errno != EMFILE && errno != ENFILE))
         return fd;
-    log_error("no descriptor is left for another connection: raise the limit (LimitNOFILE, ulimit -n)");
+    log_error_limited(
+        "no descriptor is left for another connection: raise the limit (LimitNOFILE, ulimit -n)");
     if (s->spare_fd >= 0)
         close(s->spare_fd);
     fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);

@@ -47,8 +47,6 @@ struct server {
     unsigned nstrangers;   /* on TCP, before their proof */
     int spare_fd;          /* given up for a moment to turn somebody away when descriptors run out */
     uint64_t started_ns, requests, rejected, serials;
-    uint64_t complained_ns; /* of strangers, in the log; `untold`: of so many more it does not tell */
-    unsigned untold;
     struct server_times times;
     struct loop_timer linger;
     struct loop_timer rest; /* set: the TCP doors take nobody in */

@@ -210,8 +210,8 @@ static int corrupt(struct obj *obj, uint64_t block, struct leat_error *err)
 {
     char text[KEY_TEXT_MAX];
     store_key_text(obj->trailer.bucket, obj->trailer.key, obj->trailer.key_len, text);
-    log_error("%s: block %llu of %s is damaged (file %012llx)", obj->path->dir, (unsigned long long)block,
-              text, (unsigned long long)obj->file);
+    log_error_limited("%s: block %llu of %s is damaged (file %012llx)", obj->path->dir,
+                      (unsigned long long)block, text, (unsigned long long)obj->file);
     store_found_corrupt(obj->store, obj->path, &obj->key, obj->pub.info.seq);
     store_open_forget(obj->store, obj->path, obj->file);
     return error_set(
@@ -431,8 +431,8 @@ static int open_error(struct store *s, const struct ikey *k, const char *bucket,
     char text[KEY_TEXT_MAX];
     store_key_text(bucket, k->bytes + 4, k->len - 4, text);
     if (rc == LEAT_CORRUPT || rc == -ENOENT || rc == -ENODATA) {
-        log_error("%s: the file of %s (%012llx) is %s", f->path->dir, text, (unsigned long long)f->value.file,
-                  rc == -ENOENT ? "missing" : "damaged");
+        log_error_limited("%s: the file of %s (%012llx) is %s", f->path->dir, text,
+                          (unsigned long long)f->value.file, rc == -ENOENT ? "missing" : "damaged");
         store_found_corrupt(s, f->path, k, f->value.seq);
         return error_set(err, LEAT_CORRUPT,
                          "%s is damaged on %s: its file is %s; store it anew, or delete it", text,

@@ -132,6 +132,8 @@ const char *cli_duration(double seconds, char buf[16]); /* "0.12 s", "3:05", "1:
 void cli_bar(char *out, size_t cap, unsigned width, double share); /* "[####----]", ASCII */
 /* Text of a file name or key: control characters and broken UTF-8 as \xNN where `out` is a terminal. */
 void cli_print_key(FILE *out, const char *s, size_t len);
+/* The same wherever `out` goes: of names among words for people, which may be another user's. */
+void cli_print_text(FILE *out, const char *s);
 
 /* JSON, written as it comes: one document, two-space indents unless `lines`. */
 struct cli_json {

@@ -7,6 +7,7 @@
 
 #include <inttypes.h>
 
+#include "base/utf8.h"
 #include "wire/address.h"
 
 #define DEPTH_MAX 6
@@ -22,7 +23,7 @@ static void value_text(const char *key, const json_t *v, char *out, size_t cap)
 {
     char buf[32];
     if (json_is_string(v))
-        snprintf(out, cap, "%s", json_string_value(v));
+        utf8_show(json_string_value(v), json_string_length(v), out, cap); /* a name of any user's */
     else if (json_is_boolean(v))
         snprintf(out, cap, "%s", json_is_true(v) ? "yes" : "no");
     else if (json_is_integer(v) && json_integer_value(v) >= 0 &&

@@ -63,10 +63,10 @@ static void list_row(const json_t *set, bool full)
            size_format(number_of(set, "payload_bytes"), payload),
            size_format(number_of(set, "pool_bytes"), pool),
            samples ? 100.0 * (double)resident / (double)samples : 0.0, number_of(set, "leases"));
-    cli_print_key(stdout, shown, strlen(shown));
+    cli_print_text(stdout, shown);
     if (name && *name && uri && *uri) {
         fputs("  ", stdout);
-        cli_print_key(stdout, uri, strlen(uri));
+        cli_print_text(stdout, uri);
     }
     putchar('\n');
 }
@@ -278,7 +278,9 @@ static void stat_json(struct leat_ws *ws, const struct leat_ws_stat *stat)
 static void stat_text(const struct leat_ws *ws, const struct leat_ws_stat *s)
 {
     char a[32], b[32], c[SIZE_TEXT_MAX], d[SIZE_TEXT_MAX], bar[40];
-    printf("%-12s %s\n", "set", leat_ws_uri(ws));
+    printf("%-12s ", "set");
+    cli_print_text(stdout, leat_ws_uri(ws));
+    putchar('\n');
     printf("%-12s %s, version %u\n", "fingerprint", leat_ws_fingerprint(ws), s->version);
     printf("%-12s %s, %s\n", "samples", cli_count(s->samples, a), size_format(s->payload_bytes, c));
     double share = s->samples ? (double)s->resident_samples / (double)s->samples : 0;
@@ -301,7 +303,9 @@ static void stat_text(const struct leat_ws *ws, const struct leat_ws_stat *s)
             continue;
         char shape[200];
         shape_text(&f, shape, sizeof(shape));
-        printf("%-12s %s: ", i ? "" : "fields", f.name);
+        printf("%-12s ", i ? "" : "fields");
+        cli_print_text(stdout, f.name);
+        fputs(": ", stdout);
         if (f.is_label)
             printf("label, %s classes\n", cli_count(leat_ws_classes(ws), a));
         else if (f.dtype && *f.dtype)

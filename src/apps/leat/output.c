@@ -170,24 +170,29 @@ void cli_bar(char *out, size_t cap, unsigned width, double share)
     out[width + 2] = '\0';
 }
 
-void cli_print_key(FILE *out, const char *s, size_t len)
+static void print_shown(FILE *out, const char *s, size_t len)
 {
-    if (!isatty(fileno(out))) {
-        fwrite(s, 1, len, out);
-        return;
-    }
     const unsigned char *u = (const unsigned char *)s;
     for (size_t i = 0; i < len;) {
-        unsigned n = utf8_length(u + i, len - i);
-        bool c1 = n == 2 && u[i] == 0xc2 && u[i + 1] < 0xa0; /* control characters of ISO 6429 */
-        if (n == 0 || c1 || u[i] < 0x20 || u[i] == 0x7f) {
-            fprintf(out, "\\x%02x", u[i]);
-            i++;
-        } else {
-            fwrite(s + i, 1, n, out);
-            i += n;
-        }
+        unsigned n = utf8_printable(u + i, len - i);
+        if (n == 0)
+            fprintf(out, "\\x%02x", u[i++]);
+        fwrite(s + i, 1, n, out);
+        i += n;
     }
+}
+
+void cli_print_key(FILE *out, const char *s, size_t len)
+{
+    if (isatty(fileno(out)))
+        print_shown(out, s, len);
+    else
+        fwrite(s, 1, len, out);
+}
+
+void cli_print_text(FILE *out, const char *s)
+{
+    print_shown(out, s, strlen(s));
 }
 
 /* --- JSON ---------------------------------------------------------------------------------------------------- */

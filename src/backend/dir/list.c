@@ -103,8 +103,8 @@ static int level_read(struct walk *w, size_t path_len, struct level *ret_level)
             continue;
         if (path_len + strlen(e->d_name) + (type == DT_DIR) > S3_KEY_MAX) {
             if (!w->told)
-                log_warning("%s/%.*s%.60s...: longer than a key can be: left out, as all that are",
-                            w->d->folder, (int)MIN(path_len, (size_t)100), w->key, e->d_name);
+                log_warning_limited("%s/%.*s%.60s...: longer than a key can be: left out, as all that are",
+                                    w->d->folder, (int)MIN(path_len, (size_t)100), w->key, e->d_name);
             w->told = true;
             continue;
         }

@@ -400,8 +400,9 @@ static int scan_all(struct shards *all, const char *root, struct leat_error *err
             return rc;
     }
     if (all->skipped)
-        log_warning("%s: %llu members that are neither files nor folders (links, devices) are left out", root,
-                    (unsigned long long)all->skipped);
+        log_warning_limited(
+            "%s: %llu members that are neither files nor folders (links, devices) are left out", root,
+            (unsigned long long)all->skipped);
     if (all->nsamples == 0)
         return error_set(err, LEAT_INVALID,
                          "the dataset is empty: no member of %s%s is named like \"key.extension\"",

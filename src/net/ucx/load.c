@@ -233,7 +233,8 @@ static ucs_status_t drop_message(void *arg, void *data, size_t length, unsigned 
 {
     static _Atomic bool told;
     if (!atomic_exchange(&told, true))
-        log_warning("a client that was let in asked UCX to emulate a read or a write: it is not answered");
+        log_warning_limited(
+            "a client that was let in asked UCX to emulate a read or a write: it is not answered");
     return UCS_OK;
 }
 

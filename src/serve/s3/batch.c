@@ -86,7 +86,7 @@ static void step(struct visit *v)
     struct bundling *b = v->bundling;
     int rc = bundle_step(b->bundle, &b->pieces, &b->npieces, &b->last, &err);
     if (rc < 0) {
-        log_warning("s3: %s of %s: %s", s3_op_name(v->call.op), v->call.bucket, err.message);
+        log_warning_limited("s3: %s of %s: %s", s3_op_name(v->call.op), v->call.bucket, err.message);
         visit_fail(v, S3_INTERNAL, NULL);
     }
 }

@@ -170,7 +170,7 @@ void s3_door_request(struct s3_door *door, struct http_request *req)
     struct sigv4_claim claim;
     struct sigv4_key key;
     char id[VISIT_ID_TEXT];
-    const struct keys_user *user;
+    const struct keys_user *user = NULL;
     char message[SITE_WHY_MAX] = "";
     bool other_region = false;
     make_id(door, id);

@@ -260,7 +260,8 @@ void visit_fail_store(struct visit *v, int rc, const struct leat_error *err)
     bool ours =
         s3_code_status(code) >= 500 && code != S3_SLOW_DOWN; /* load is no error, and would fill a log */
     if (ours || (code == S3_INVALID_ARGUMENT && *why && told != why))
-        log_warning("s3: %s in %s: %s", s3_op_name(v->call.op), v->call.bucket, *why ? why : strerror(-rc));
+        log_warning_limited("s3: %s in %s: %s", s3_op_name(v->call.op), v->call.bucket,
+                            *why ? why : strerror(-rc));
     visit_fail(v, code, told);
 }
 
