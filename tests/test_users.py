@@ -335,6 +335,26 @@ def test_the_callers_rights_bind_below_the_roots(host, daemon):
     assert said[:3] == ["Denied", "Denied", "Denied"] and said[3] in ("Denied", "Error"), said
 
 
+def test_groups_are_those_of_the_process(host, daemon):
+    """Not those of its user in the group database, which knows nothing of this user, nor of what a process gave up."""
+    group = 30001
+    path = lib_data.make_npy(host.data / "groups.npy", 64)
+    os.chown(path, 0, group)
+    path.chmod(0o640)
+    code = "say(attempt(lambda: len(leat.preload(argv[0]))))"
+    member = ["setpriv", f"--reuid={ANN}", f"--regid={ANN}", f"--groups={group},30002"]
+    home = host.folder / "home-groups"
+    home.mkdir()
+    own(home, ANN, 0o700)
+    env = {"LEAT_SOCKET": str(daemon.socket), "HOME": str(home), "XDG_CACHE_HOME": str(home), "XDG_RUNTIME_DIR": str(home)}
+    assert as_user(host, daemon, ANN, code, path).finish() == "Denied"
+    assert host.python(TRY + code, path, prefix=member, env=env).finish() == "64"
+    # With many: the kernel tells how many there are, and then all of them.
+    many = ["setpriv", f"--reuid={BOB}", f"--regid={BOB}", "--groups=" + ",".join(str(group + i) for i in range(999, -1, -1))]
+    own(home, BOB, 0o700)
+    assert host.python(TRY + code, path, prefix=many, env=env).finish() == "64"
+
+
 def test_implicit_sets_of_two_users_are_apart_or_each_allowed(host, daemon):
     """The same readable file opened by both: each reads it, and what Ann leaves does not take it from Bob."""
     path = lib_data.make_npy(host.data / "both.npy", 16)

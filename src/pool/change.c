@@ -103,7 +103,7 @@ static int finish_create(struct change *ch, struct leat_error *err)
         code = pool_creates_check(ch->pool, r->uid, err);
     if (code < 0)
         return code;
-    pool_own(ws, r->uid, r->gid, r->flags);
+    pool_own(ws, r->uid, r->gid, r->groups, r->flags);
     ws->flags |= PROTO_WS_PUSHED;
     ws->region_bytes = ch->pool->config.region_bytes;
     return pool_name(ws, r->name, "") < 0 ? error_set(err, -ENOMEM, "out of memory") : 0;
@@ -114,7 +114,9 @@ static int finish_append(struct change *ch, struct leat_error *err)
     struct wset *ws = ch->ws, *old = ch->old;
     if (old->state == WSET_ENDING)
         return error_set(err, LEAT_STALE, "'%s' was dropped meanwhile", old->name);
-    pool_own(ws, old->owner_uid, old->owner_gid, old->mode & 0004 ? LEAT_OPEN_PUBLIC : 0);
+    /* Its owner asks again, and has just read what is added: with the groups of now. */
+    pool_own(ws, old->owner_uid, old->owner_gid, ch->request->groups,
+             old->mode & 0004 ? LEAT_OPEN_PUBLIC : 0);
     ws->version = old->version + 1;
     ws->region_bytes = old->region_bytes;
     ws->first_new_address = (uint64_t)old->nregions * old->region_bytes;

@@ -136,7 +136,7 @@ static int source_open_number(struct wset *ws, uint64_t number, const struct sou
         snprintf(why, why_cap, "its path is too long");
         return -ENAMETOOLONG;
     }
-    struct source_caller caller = {ws->owner_uid, ws->owner_gid};
+    struct source_caller caller = {ws->owner_uid, ws->owner_gid, ws->owner_groups};
     int fd = source_open(opener, &caller, full, O_NONBLOCK); /* what is a pipe by now must not hold us up */
     atomic_fetch_add_explicit(&counters->files_opened, 1, memory_order_relaxed);
     if (fd < 0) {

@@ -37,7 +37,8 @@ struct opening {
     struct list requests;
     bool running;
     struct source_binding binding;
-    struct access *access; /* of the first request; NULL: nothing is elsewhere */
+    struct source_groups *groups; /* that the binding has */
+    struct access *access;        /* of the first request; NULL: nothing is elsewhere */
     struct wset *placing;
     struct loop_timer room; /* looks whether what ended has gone */
     uint64_t room_until_ns;
@@ -51,6 +52,7 @@ struct opening {
 static void request_free(struct open_request *r)
 {
     access_unref(r->access);
+    source_groups_unref(r->groups);
     free(r->name);
     free(r->uri);
     free(r);
@@ -170,7 +172,7 @@ static int set_new(struct pool *pool, struct opening *o, struct open_request *r,
         close(fd);
         return code;
     }
-    pool_own(ws, r->uid, r->gid, r->flags);
+    pool_own(ws, r->uid, r->gid, r->groups, r->flags);
     ws->access = access_ref(r->access);
     ws->region_bytes = pool->config.region_bytes;
     ws->limit_bytes = r->pool_bytes;
@@ -207,6 +209,7 @@ static void opening_free(struct opening *o)
         close(o->index_fd);
     dataset_spec_free(&o->parsed);
     access_unref(o->access);
+    source_groups_unref(o->groups);
     free(o->spec);
     free(o);
 }
@@ -518,6 +521,7 @@ static int opening_join(struct pool *pool, struct open_request *r, struct leat_e
     list_for_each (node, &pool->openings) {
         struct opening *o = container_of(node, struct opening, node);
         if (strcmp(o->spec, canonical) == 0 && o->binding.caller.uid == r->uid &&
+            o->binding.caller.gid == r->gid && source_groups_same(o->groups, r->groups) &&
             access_equal(o->access, r->access)) {
             free(canonical);
             dataset_spec_free(&spec);
@@ -535,7 +539,8 @@ static int opening_join(struct pool *pool, struct open_request *r, struct leat_e
     o->spec = canonical;
     o->parsed = spec;
     o->index_fd = -1;
-    o->binding = (struct source_binding){&pool->config.opener, {r->uid, r->gid}};
+    o->groups = source_groups_ref(r->groups);
+    o->binding = (struct source_binding){&pool->config.opener, {r->uid, r->gid, o->groups}};
     o->access = access_ref(r->access);
     o->room.fire = opening_go_on;
     list_init(&o->requests);

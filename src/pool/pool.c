@@ -242,10 +242,11 @@ int pool_name(struct wset *ws, const char *name, const char *spec)
     return 0;
 }
 
-void pool_own(struct wset *ws, uint32_t uid, uint32_t gid, uint32_t flags)
+void pool_own(struct wset *ws, uint32_t uid, uint32_t gid, struct source_groups *groups, uint32_t flags)
 {
     ws->owner_uid = uid;
     ws->owner_gid = gid;
+    ws->owner_groups = source_groups_ref(groups);
     ws->mode = flags & LEAT_OPEN_PUBLIC ? 0644 : 0600;
 }
 

@@ -50,6 +50,7 @@ struct opening;
 struct open_request {
     struct list node; /* pool's until called back */
     uint32_t uid, gid, flags;
+    struct source_groups *groups; /* of the process that asks; owned by the request. NULL: pool/source.h */
     uint64_t pool_bytes;
     char *name; /* "" = implicit; owned by the request */
     char *uri;

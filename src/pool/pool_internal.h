@@ -29,7 +29,7 @@ int pool_begin(struct pool *pool, struct wset *ws, uint64_t limit, struct leat_e
 
 /* A name stands for one set of its owner: that set, also while it is only prepared. */
 struct wset *pool_find_own_name(struct pool *pool, const char *name, uint32_t uid);
-void pool_own(struct wset *ws, uint32_t uid, uint32_t gid, uint32_t flags);
+void pool_own(struct wset *ws, uint32_t uid, uint32_t gid, struct source_groups *groups, uint32_t flags);
 /* LEAT_BUSY when the user has as many sets that are not whole yet as they may. */
 int pool_creates_check(struct pool *pool, uint32_t uid, struct leat_error *err);
 int pool_index_seal(int fd, struct leat_error *err);

@@ -390,6 +390,7 @@ static int on_open(struct client *c, struct conn_message *m)
     }
     *r = (struct open_request){.uid = c->uid,
                                .gid = c->gid,
+                               .groups = source_groups_ref(c->groups),
                                .flags = o.flags,
                                .pool_bytes = o.pool_bytes,
                                .name = TAKE_PTR(o.name),
@@ -405,6 +406,7 @@ static int on_open(struct client *c, struct conn_message *m)
     proto_open_fini(&o);
     explicit_bzero((void *)(uintptr_t)m->body, m->frame.body_bytes); /* it may hold keys */
     if (rc < 0) {
+        source_groups_unref(r->groups);
         free(r->name);
         free(r->uri);
         free(r);
@@ -446,6 +448,7 @@ static int on_create(struct client *c, struct conn_message *m)
         return -ENOMEM;
     *r = (struct open_request){.uid = c->uid,
                                .gid = c->gid,
+                               .groups = source_groups_ref(c->groups),
                                .flags = flags,
                                .name = TAKE_PTR(name),
                                .type = m->frame.type,

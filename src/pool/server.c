@@ -120,6 +120,7 @@ static void client_free(struct client *c)
     conn_free(c->conn);
     user_unref(c->user);
     list_remove(&c->node);
+    source_groups_unref(c->groups);
     net_auth_fini(&c->auth);
     net_seal_fini(&c->seal);
     free(c->handles);
@@ -455,6 +456,17 @@ static bool client_admit(struct server *s, struct client *c)
     return true;
 }
 
+/* Who is at the other end of the unix socket, as the kernel says. */
+static int client_identify(struct server *s, struct client *c)
+{
+    int code = conn_credentials(c->conn, &c->uid, &c->gid, &c->pid);
+    if (code == 0 && s->pool->config.opener.system)
+        code = source_groups_of(conn_fd(c->conn), &c->groups);
+    if (code == 0 && !(c->user = user_ref(s, c->uid)))
+        code = -ENOMEM;
+    return code;
+}
+
 static void accept_one(struct server *s, int listener, bool is_unix)
 {
     int fd = accept_fd(s, listener);
@@ -486,11 +498,10 @@ static void accept_one(struct server *s, int listener, bool is_unix)
         free(c);
         return;
     }
-    if ((is_unix &&
-         (conn_credentials(c->conn, &c->uid, &c->gid, &c->pid) < 0 || !(c->user = user_ref(s, c->uid)))) ||
-        !client_admit(s, c)) {
+    if ((is_unix && client_identify(s, c) < 0) || !client_admit(s, c)) {
         conn_free(c->conn);
         user_unref(c->user);
+        source_groups_unref(c->groups);
         free(c);
         return;
     }

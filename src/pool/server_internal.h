@@ -101,6 +101,7 @@ struct client {
     struct net_seal seal; /* of a peer */
     struct proto_hello hello;
     uint32_t uid, gid;
+    struct source_groups *groups; /* of a system daemon's client on the unix socket; else NULL */
     int32_t pid;
     struct server_user *user; /* NULL: of TCP */
     struct handle *handles;

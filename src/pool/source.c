@@ -7,9 +7,52 @@
 #include <pwd.h>
 #include <stdio.h>
 #include <sys/fsuid.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 
 #define GROUPS_MAX 1024
+
+static_assert(sizeof(gid_t) == sizeof(uint32_t), "source_groups.ids is given to the kernel as it is");
+
+int source_groups_of(int fd, struct source_groups **ret_groups)
+{
+    socklen_t bytes = 0;
+    /* Told first how many there are; none: no error. */
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &bytes) < 0 && errno != ERANGE)
+        return -errno;
+    struct source_groups *groups = malloc(sizeof(*groups) + bytes);
+    if (!groups)
+        return -ENOMEM;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups->ids, &bytes) < 0) {
+        int rc = -errno;
+        free(groups);
+        return rc;
+    }
+    groups->refs = 1;
+    groups->n = (unsigned)(bytes / sizeof(groups->ids[0]));
+    *ret_groups = groups;
+    return 0;
+}
+
+struct source_groups *source_groups_ref(struct source_groups *groups)
+{
+    if (groups)
+        atomic_fetch_add(&groups->refs, 1);
+    return groups;
+}
+
+void source_groups_unref(struct source_groups *groups)
+{
+    if (groups && atomic_fetch_sub(&groups->refs, 1) == 1)
+        free(groups);
+}
+
+bool source_groups_same(const struct source_groups *a, const struct source_groups *b)
+{
+    if (!a || !b)
+        return a == b;
+    return a->n == b->n && memcmp(a->ids, b->ids, a->n * sizeof(a->ids[0])) == 0;
+}
 
 /* File-system rights of this thread alone: glibc's wrappers would change all threads, so the system calls are made bare. */
 static int thread_setgroups(size_t n, const gid_t *groups)
@@ -30,6 +73,19 @@ static void rights_restore(const struct rights *saved)
         abort(); /* a thread with foreign rights must not go on */
 }
 
+/* Of a user whom another node named. */
+static int known_groups(const struct source_caller *caller, gid_t groups[GROUPS_MAX])
+{
+    char buf[4096];
+    struct passwd pw, *found = NULL;
+    int n = GROUPS_MAX;
+    groups[0] = caller->gid;
+    if (getpwuid_r(caller->uid, &pw, buf, sizeof(buf), &found) != 0 || !found)
+        return 1;
+    /* In more groups than we can take on: no guess. */
+    return getgrouplist(pw.pw_name, caller->gid, groups, &n) < 0 ? -EPERM : n;
+}
+
 static int rights_take(const struct source_caller *caller, struct rights *saved)
 {
     /* Only root's rights over files go with its fsuid; capabilities of another user would stay, and read everything. */
@@ -38,16 +94,11 @@ static int rights_take(const struct source_caller *caller, struct rights *saved)
     saved->ngroups = getgroups(GROUPS_MAX, saved->groups);
     if (saved->ngroups < 0)
         return -EPERM;
-    gid_t groups[GROUPS_MAX] = {caller->gid};
-    int n = 1;
-    char buf[4096];
-    struct passwd pw, *found = NULL;
-    if (getpwuid_r(caller->uid, &pw, buf, sizeof(buf), &found) == 0 && found) {
-        n = GROUPS_MAX;
-        if (getgrouplist(pw.pw_name, caller->gid, groups, &n) < 0)
-            return -EPERM; /* in more groups than we can take on: no guess */
-    }
-    if (thread_setgroups((size_t)n, groups) < 0)
+    gid_t known[GROUPS_MAX];
+    int n = caller->groups ? (int)caller->groups->n : known_groups(caller, known);
+    if (n < 0)
+        return n;
+    if (thread_setgroups((size_t)n, caller->groups ? caller->groups->ids : known) < 0)
         return -EPERM; /* not allowed to act for others: nothing was changed */
     setfsgid(caller->gid);
     setfsuid(caller->uid);

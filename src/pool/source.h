@@ -2,7 +2,8 @@
 /*
  * source.h: whose rights open a source. A private daemon opens as its user. A system daemon opens only below the roots its
  * configuration names (openat2, RESOLVE_BENEATH), in a thread that has taken on the caller's user, group and
- * supplementary groups for the file system (setfsuid), and refuses callers it cannot act for.
+ * supplementary groups for the file system (setfsuid), and refuses callers it cannot act for. The groups are those of the process that
+ * asks, as the kernel has them (SO_PEERGROUPS): the group database may know more of its user, or, in a container, nothing.
  */
 #ifndef POOL_SOURCE_H
 #define POOL_SOURCE_H
@@ -15,8 +16,22 @@ struct source_opener {
     char **roots; /* absolute, no trailing slash; NULL-terminated */
 };
 
+/* Supplementary groups of a process. Never change; shared. */
+struct source_groups {
+    _Atomic unsigned refs;
+    unsigned n;
+    uint32_t ids[];
+};
+/* Of the process at the other end of a unix socket. -ENOMEM, or what getsockopt says. */
+int source_groups_of(int fd, struct source_groups **ret_groups);
+struct source_groups *source_groups_ref(struct source_groups *groups); /* NULL is fine */
+void source_groups_unref(struct source_groups *groups);                /* NULL is fine */
+bool source_groups_same(const struct source_groups *a, const struct source_groups *b);
+
 struct source_caller {
     uint32_t uid, gid;
+    const struct source_groups
+        *groups; /* NULL: another node named the user; this host's group database knows */
 };
 
 /* Whether a system daemon can open anything here: LEAT_UNSUPPORTED with the reason. */

@@ -227,6 +227,7 @@ void wset_unref(struct wset *ws)
     assert(list_empty(&ws->waiters) && list_empty(&ws->fill_node));
     staging_free(ws->staging);
     access_unref(ws->access);
+    source_groups_unref(ws->owner_groups);
     for (uint32_t g = 0; g < ws->nregions; g++)
         region_unref(ws->regions[g].region);
     wset_unref(ws->replaces);

@@ -70,8 +70,9 @@ struct wset {
     uint64_t serial; /* unique in this process: what caches are keyed by, never the address */
     uint8_t uuid[PROTO_UUID];
     uint32_t owner_uid, owner_gid, mode;
-    uint32_t flags; /* PROTO_WS_* */
-    int index_fd;   /* read-only */
+    struct source_groups *owner_groups; /* of the process that had it made; NULL: pool/source.h */
+    uint32_t flags;                     /* PROTO_WS_* */
+    int index_fd;                       /* read-only */
     struct index index;
     int live_fd, live_fd_ro;
     struct live_header *live;
