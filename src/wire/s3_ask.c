@@ -183,6 +183,8 @@ static int create_end(void *user, const char *path, const char *text, size_t len
         if (len > 64)
             return LEAT_CORRUPT;
         memcpy(user, text, len + 1);
+    } else if (strchr(path, '/')) {
+        return LEAT_UNSUPPORTED; /* tags, or a bucket of another kind */
     }
     return 0;
 }

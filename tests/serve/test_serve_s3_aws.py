@@ -63,6 +63,9 @@ def test_checksums_that_disagree(server, bucket):
     upload = Upload(server, path)
     assert upload.part(1, NINE, x_amz_checksum_crc32=SUMS["crc32"]).status == 200
     assert error(upload.complete(headers={"x-amz-checksum-crc32": SUMS["crc32"], "x-amz-checksum-sha1": SUMS["sha1"]})) == (400, "InvalidRequest")
+    assert error(upload.complete(headers={"x-amz-checksum-crc32": "not base64"})) == (400, "InvalidRequest")
+    for more in ({"x-amz-checksum-type": "FULL_OBJECT"}, {"x-amz-checksum-algorithm": "SHA1", "x-amz-checksum-type": "FULL_OBJECT"}):
+        assert error(server.request("POST", path, query=[("uploads", "")], headers=more)) == (400, "InvalidRequest")
     two = f"<ChecksumCRC32>{SUMS['crc32']}</ChecksumCRC32><ChecksumSHA1>{SUMS['sha1']}</ChecksumSHA1>"
     body = f"<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>{upload.etags[1]}</ETag>{two}</Part></CompleteMultipartUpload>"
     assert error(server.request("POST", path, body.encode(), query=[("uploadId", upload.id)])) == (400, "InvalidArgument")
@@ -136,6 +139,15 @@ def test_copies_have_checksums(server, bucket):
     assert put(server, f"/{bucket}/plain", b"", headers=itself).xml.findtext("ChecksumSHA256") == SUMS["sha256"]
 
 
+def test_repeated_attributes_are_one(server, bucket):
+    """As the Go SDK sends them: a header each."""
+    put(server, f"/{bucket}/k", NINE)
+    target, headers = server.prepare("GET", f"/{bucket}/k", headers={"x-amz-object-attributes": "ETag,ObjectSize"}, query=[("attributes", "")])
+    lines = [f"{n}: {one}" for n, v in headers.items() for one in (v.split(",") if n == "x-amz-object-attributes" else [v])]
+    answer = server.raw("\r\n".join([f"GET {target} HTTP/1.1", *lines, "connection: close", "", ""]).encode())
+    assert b" 200 " in answer and b"<ObjectSize>9</ObjectSize>" in answer and b"<ETag>" in answer
+
+
 def test_repeated_headers_are_one(server, bucket):
     path = f"/{bucket}/k"
     target, headers = server.prepare("PUT", path, NINE, {"x-amz-meta-a": "1,2 3,4", "x-amz-meta-b": "x", "cache-control": "no-store,private"})
@@ -185,6 +197,17 @@ def test_storage_classes(server, bucket):
     target, headers = presigned(server, "PUT", path, query=[("x-amz-storage-class", "GLACIER_IR")])
     assert server.send("PUT", target, b"y", headers).status == 200
     assert server.request("HEAD", path).headers["x-amz-storage-class"] == "GLACIER_IR"
+
+
+def test_buckets_of_another_kind(server):
+    """What a bucket is to be, and cannot be here, is not dropped."""
+    for element in ("<Tags><Tag><Key>a</Key><Value>b</Value></Tag></Tags>", "<Bucket><Type>Directory</Type></Bucket>", "<New>x</New>"):
+        body = f"<CreateBucketConfiguration>{element}</CreateBucketConfiguration>".encode()
+        assert error(server.request("PUT", "/other-kind", body)) == (501, "NotImplemented"), element
+    owned = "x-amz-object-ownership"
+    assert error(server.request("PUT", "/other-kind", headers={owned: "ObjectWriter"})) == (501, "NotImplemented")
+    assert server.request("PUT", "/other-kind", headers={owned: "BucketOwnerEnforced"}).status == 200
+    assert server.request("DELETE", "/other-kind").status == 204
 
 
 def test_locks_that_are_not_wanted(server):

@@ -9,8 +9,8 @@
 
 enum attribute { ETAG = 1, CHECKSUM = 2, PARTS = 4, STORAGE_CLASS = 8, SIZE = 16 };
 
-/* The names in x-amz-object-attributes; 0: none, or one that is not known. */
-static unsigned attributes_of(struct http_text list)
+/* The names in one x-amz-object-attributes; 0: none, or one that is not known. */
+static unsigned attributes_in(struct http_text list)
 {
     static const char *const names[] = {"ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize"};
     unsigned wanted = 0;
@@ -29,6 +29,23 @@ static unsigned attributes_of(struct http_text list)
         if (i == ARRAY_LEN(names))
             return 0;
         wanted |= 1u << i;
+    }
+    return wanted;
+}
+
+/* Some SDKs send a header for each name. */
+static unsigned attributes_of(const struct http_request *req)
+{
+    unsigned wanted = 0;
+    for (unsigned i = 0; i < req->reader->nheaders; i++) {
+        struct http_text name, value;
+        http_header_at(req->reader, req->head, i, &name, &value);
+        if (!http_text_is_case(name, "x-amz-object-attributes"))
+            continue;
+        unsigned some = attributes_in(value);
+        if (!some)
+            return 0;
+        wanted |= some;
     }
     return wanted;
 }
@@ -114,7 +131,7 @@ static void answer(struct visit *v)
 
 void op_attributes(struct visit *v)
 {
-    v->attributes = attributes_of(visit_header(v, "x-amz-object-attributes"));
+    v->attributes = attributes_of(v->req);
     if (!v->attributes)
         visit_fail(
             v, S3_INVALID_ARGUMENT,

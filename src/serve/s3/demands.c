@@ -55,8 +55,9 @@ static enum s3_code check_sums(struct demand *d)
         return sum_by_name(d->value.data, d->value.len) == SUM_NONE ? refuse(d, S3_NOT_IMPLEMENTED, sums_here)
                                                                     : S3_OK;
     if (named(d, "x-amz-trailer"))
-        return begins(d->value, prefix) && !sum_header(d->value) ? refuse(d, S3_NOT_IMPLEMENTED, sums_here)
-                                                                 : S3_OK;
+        return begins(d->value, prefix) && !memchr(d->value.data, ',', d->value.len) && !sum_header(d->value)
+                   ? refuse(d, S3_NOT_IMPLEMENTED, sums_here)
+                   : S3_OK; /* several are refused where one is read */
     bool fine = !begins(d->name, prefix) || sum_header(d->name) || named(d, "x-amz-checksum-type") ||
                 named(d, "x-amz-checksum-mode");
     return fine ? S3_OK : refuse(d, S3_NOT_IMPLEMENTED, sums_here);
@@ -101,12 +102,14 @@ static enum s3_code check_others(struct demand *d)
                                           {"x-amz-acl", "bucket-owner-full-control"},
                                           {"x-amz-tagging-directive", "COPY"},
                                           {"x-amz-bucket-object-lock-enabled", "false"},
+                                          {"x-amz-object-ownership", "BucketOwnerEnforced"},
                                           {"x-amz-server-side-encryption", "AES256"}};
     static const char *const prefixes[] = {"x-amz-acl",
                                            "x-amz-server-side-encryption",
                                            "x-amz-copy-source-server-side-encryption",
                                            "x-amz-object-lock-",
                                            "x-amz-grant-",
+                                           "x-amz-object-ownership",
                                            "x-amz-tagging",
                                            "x-amz-website-redirect-location",
                                            "x-amz-bucket-object-lock-",

@@ -27,8 +27,12 @@ static bool read_algorithm(struct visit *v)
     struct http_text name = visit_header(v, "x-amz-checksum-algorithm"),
                      type = visit_header(v, "x-amz-checksum-type");
     char text[40];
+    if (!name.data && type.data)
+        visit_fail(
+            v, S3_INVALID_REQUEST,
+            "The x-amz-checksum-type header can only be used with the x-amz-checksum-algorithm header.");
     if (!name.data)
-        return true;
+        return v->code == S3_OK;
     enum sum_kind kind = sum_by_name(name.data, name.len);
     bool full = type.data ? http_text_is(type, "FULL_OBJECT") : kind == SUM_CRC64;
     if (kind == SUM_NONE || (type.data && !full && !http_text_is(type, "COMPOSITE")) ||
@@ -512,6 +516,17 @@ static void complete(struct visit *v)
     free(c.named);
 }
 
+/* Base64, and behind that of a checksum of checksums "-N". */
+static void check_expected(struct visit *v, unsigned kind)
+{
+    uint8_t raw[32];
+    char message[100];
+    if (sum_parse(v->expected_value, strcspn(v->expected_value, "-"), sum_names[kind].bytes, raw))
+        return;
+    snprintf(message, sizeof(message), "Value for %s header is invalid.", sum_names[kind].header);
+    visit_fail(v, S3_INVALID_REQUEST, message);
+}
+
 /* Checksums in the head are of the object to be, not of this document. */
 static bool read_expected(struct visit *v)
 {
@@ -526,6 +541,7 @@ static bool read_expected(struct visit *v)
         if (t.data) {
             v->expected = (enum sum_kind)k;
             http_text_copy(t, v->expected_value, sizeof(v->expected_value));
+            check_expected(v, k);
         }
     }
     http_text_copy(visit_header(v, "x-amz-checksum-type"), v->expected_type, sizeof(v->expected_type));
