@@ -22,6 +22,7 @@ struct wanted {
     enum s3_code code; /* S3_OK, or 304, 412, 416 ... */
     unsigned status;
     uint64_t first, bytes;
+    bool whole;           /* all of it */
     unsigned parts;       /* of the object, where one of them is asked for; 0 */
     struct http_text sum; /* that part's; data NULL: not known */
 };
@@ -35,6 +36,7 @@ static bool part_range(const struct store_obj *obj, unsigned number, struct want
         return number == 1;
     if (!parts_find(obj->meta, obj->meta_len, obj->info.bytes, number, &part))
         return false;
+    w->whole = false;
     w->first = part.first;
     w->bytes = part.bytes;
     w->sum = part.sum;
@@ -53,7 +55,7 @@ static void weigh(const struct http_request *req, const struct s3_call *call, co
     };
     const char *part = s3_call_param(call, "partNumber", NULL);
     uint64_t last, number;
-    *w = (struct wanted){.status = 200, .bytes = obj->info.bytes};
+    *w = (struct wanted){.status = 200, .whole = true, .bytes = obj->info.bytes};
     unsigned status =
         http_conditions_check(&conditions, obj->info.etag, obj->info.mtime_ns / 1000000000, true);
     if (status) {
@@ -80,6 +82,7 @@ static void weigh(const struct http_request *req, const struct s3_call *call, co
     } else if (ranged == HTTP_RANGE_PART) {
         w->bytes = last - w->first + 1;
         w->status = 206;
+        w->whole = false;
     }
 }
 
@@ -136,7 +139,7 @@ static void put_head(const struct s3_door *door, struct http_request *req, const
     struct putting p = {.headers = door_answer(req, w->status, id)};
     char text[80], date[HTTP_DATE_BYTES];
     struct http_text mode = http_header(req->reader, req->head, "x-amz-checksum-mode");
-    p.checksums = w->status == 200 && http_text_is_case(mode, "enabled");
+    p.checksums = w->whole && http_text_is_case(mode, "enabled");
     http_put_header(p.headers, "Accept-Ranges", "bytes");
     if (door_encrypts(door, call->bucket))
         http_put_header(p.headers, "x-amz-server-side-encryption", "AES256");

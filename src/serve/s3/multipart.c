@@ -34,8 +34,8 @@ static bool read_algorithm(struct visit *v)
     if (!name.data)
         return v->code == S3_OK;
     enum sum_kind kind = sum_by_name(name.data, name.len);
-    bool full = type.data ? http_text_is(type, "FULL_OBJECT") : kind == SUM_CRC64;
-    if (kind == SUM_NONE || (type.data && !full && !http_text_is(type, "COMPOSITE")) ||
+    bool full = type.data ? http_text_is_case(type, "full_object") : kind == SUM_CRC64;
+    if (kind == SUM_NONE || (type.data && !full && !http_text_is_case(type, "composite")) ||
         (full && kind >= SUM_SHA1) || (!full && kind == SUM_CRC64)) {
         visit_fail(
             v, S3_INVALID_REQUEST,
@@ -333,7 +333,7 @@ static bool whole_sum(struct completion *c)
 {
     struct visit *v = c->v;
     const char *type = c->full ? "FULL_OBJECT" : "COMPOSITE";
-    if (v->expected_type[0] && c->sum != SUM_NONE && strcmp(v->expected_type, type) != 0) {
+    if (v->expected_type[0] && c->sum != SUM_NONE && strcasecmp(v->expected_type, type) != 0) {
         char message[140];
         snprintf(message, sizeof(message),
                  "The upload was created using the %s checksum mode. The complete request must use the same "
