@@ -42,6 +42,7 @@ from ._progress import Progress  # noqa: E402
 from ._sampler import Sampler  # noqa: E402
 from ._scan import Scan, ScanSample, scan  # noqa: E402
 from ._state import replay  # noqa: E402
+from ._weighted import WeightedSampler  # noqa: E402
 from ._set import Keys, Rail, Sample, Stat, View, WorkingSet  # noqa: E402
 
 __version__: str = _leat.version
@@ -49,7 +50,7 @@ __version__: str = _leat.version
 __all__ = [
     "BadSample", "Batch", "Batches", "Busy", "Corrupt", "CudaArray", "Denied", "Error", "Field", "Invalid", "Keys", "LoadedBatch",
     "Loader", "MixedBatch", "Mixture", "NoSpace", "NotFound", "PeerGone", "PreparedBatch", "Progress", "Ragged", "Rail", "Sample", "Sampler", "Scan", "ScanSample", "Stale",
-    "Stat", "TimedOut", "UnknownKey", "Unsupported", "View", "WorkerDied", "WorkingSet", "append", "batches",
+    "Stat", "TimedOut", "UnknownKey", "Unsupported", "View", "WeightedSampler", "WorkerDied", "WorkingSet", "append", "batches",
     "counters", "create", "drop", "from_dataset", "ls", "open", "order", "pad", "pad_collate", "preload", "push", "replay", "scan", "share",
     "stat", "status", "stop", "verify",
 ]

@@ -27,6 +27,20 @@ def whole(name: str, value: Any, least: int | None = None) -> int:
     return number
 
 
+def seed_of(value: Any) -> int:
+    """A seed.
+
+    >>> seed_of(-1)
+    Traceback (most recent call last):
+    ...
+    ValueError: seed=-1: 0 to 2**64 - 1
+    """
+    seed = whole("seed", value)
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed={seed}: 0 to 2**64 - 1")
+    return seed
+
+
 _POOL = "leat://"
 
 

@@ -61,55 +61,52 @@ class Epoch(_leat.Lane, Iterator[Any]):
         self._lags = 0  # of the ring, when it was looked at last
         self._jobs: collections.deque[tuple[_workers.Job, int]] = collections.deque()
         self._met: Exception | None = None  # by work ahead: raised when it is that step's turn
+        self._cut_start = 0
         if self._cut is not None:
-            ends = self._cut[3]
-            self._cut_start = int(np.searchsorted(ends, start, side="right"))
-            if start and (not self._cut_start or ends[self._cut_start - 1] != start):
+            found = self._cut.step_behind(start)
+            if found is None:
                 raise ValueError(f"this state stands behind {start} samples, where no batch of the batch_sampler ends: go on with the "
                                  "batches that it was taken with")
-            self._steps = len(ends) - self._cut_start
-        else:
-            self._steps = _plan.steps(self._plan.length, start, self._global, loader.drop_last)
+            self._cut_start = found
+        self._window_end = 0  # of a list of numbers: the step behind those that the library has
         # Steps that the library counts as we do, with no padding on this rank.
         left = self._plan.length - start - loader._group * loader.batch_size - loader.batch_size
         self._whole = left // self._global + 1 if left >= 0 and self._cut is None and self._plan.plain else 0
-        if not self._steps and not start and self._plan.length and self._cut is None:
+        if not start and self._plan.length and self._cut is None and not self._has(0):
             _log.warning("no batches: an epoch of %d samples has not one step of %d; drop_last=False fills it up", self._plan.length, self._global)
-        loader._reporter.length = self._plan.length if self._cut is None or not len(self._cut[3]) else int(self._cut[3][-1])
-        share = -(-self._plan.length // loader._groups)
-        self._ceiling = loader._max_errors if loader._max_errors is not None else max(10, share // 100)
+        length = self._plan.length if self._cut is None else self._cut.known
+        loader._reporter.begin(self._plan, 0 if length == _plan.ENDLESS else length)
 
     # --- what stands in a step ---
 
-    def _span(self, step: int) -> tuple[int, int]:
-        """(position of this rank's first sample, samples)."""
+    def _steps(self, step: int) -> int:
+        """How many there are; or more than `step`, if there are so many."""
         if self._cut is not None:
-            s = step + self._cut_start
-            ends = self._cut[1]
-            first = int(ends[s - 1]) if s else 0
-            return first, int(ends[s]) - first
+            return self._cut.steps(self._cut_start + step) - self._cut_start
+        self._plan.reach(self._first + (step + 1) * self._global)
+        return _plan.steps(self._plan.length, self._first, self._global, self._loader.drop_last)
+
+    def _has(self, step: int) -> bool:
+        return step < self._steps(step)
+
+    def _span(self, step: int) -> tuple[int, int]:
+        """(position of this rank's first sample, samples), of steps that are not cut."""
         return self._first + step * self._global + self._loader._group * self._loader.batch_size, self._loader.batch_size
 
     def _position(self, step: int) -> int:
         """Of this rank's first sample, among those of all ranks."""
-        first, n = self._span(step)
         if self._cut is None:
-            return first
+            return self._span(step)[0]
         s = step + self._cut_start
-        return (int(self._cut[3][s - 1]) if s else 0) + self._loader._group * n
+        return self._cut.end(s - 1) + self._loader._group * self._cut.size(s)
 
     def _ids(self, step: int) -> Array:
-        first, n = self._span(step)
-        if self._cut is not None:
-            ids: Array = self._cut[0][first : first + n]
-            return ids
-        return self._plan.ids(first, n)
+        return self._plan.ids(*self._span(step)) if self._cut is None else self._cut.ids(step + self._cut_start)
 
     def _valid(self, step: int) -> npt.NDArray[np.bool_]:
-        first, n = self._span(step)
         if self._cut is not None:
-            valid: npt.NDArray[np.bool_] = self._cut[2][first : first + n]
-            return valid
+            return self._cut.valid(step + self._cut_start)
+        first, n = self._span(step)
         if first + n <= self._plan.length:
             return self._loader._all_valid
         return np.arange(first, first + n) < self._plan.length
@@ -117,7 +114,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
     def _end(self, step: int) -> int:
         """Samples of all ranks behind this step."""
         if self._cut is not None:
-            return int(self._cut[3][step + self._cut_start])
+            return self._cut.end(step + self._cut_start)
         return min(self._first + (step + 1) * self._global, self._plan.length)
 
     # --- raw batches ---
@@ -128,11 +125,16 @@ class Epoch(_leat.Lane, Iterator[Any]):
         if self._plan.plain:
             return ring.iterate(loader._seed, self._epoch, loader._block, 0, loader._group, loader._groups,
                                 self._first + step * self._global, 0 if loader.drop_last else 2, loader.prefetch)
-        parts = [self._ids(s) for s in range(step, self._steps)]
+        most = step + max(8, _plan.HEAD // self._global)
+        self._window_end = min(most, self._steps(most - 1))
+        parts = [self._ids(s) for s in range(step, self._window_end)]
         ends = np.cumsum([len(part) for part in parts]).astype(np.uint64)
         return ring.plan(np.concatenate(parts), ends, loader.prefetch, loader._block)
 
     def _raw(self, step: int, timeout_ns: int) -> LoadedBatch:
+        if self._iter is not None and not self._plan.plain and step >= self._window_end:
+            self._iter.close()
+            self._iter = None
         if self._iter is None:
             self._iter = self._open(step)
         try:
@@ -190,7 +192,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
 
     def _substitute(self, step: int, i: int, attempt: int) -> int:
         """The attempt-th stand-in of a place: another position of the epoch, the same on any number of ranks."""
-        n = self._plan.length
+        n = self._plan.stand_ins
         here = self._position(step) + i
         stride = (self._loader._seed * 0x9E3779B97F4A7C15 + n // 3) % n | 1
         while math.gcd(stride, n) != 1:
@@ -199,6 +201,13 @@ class Epoch(_leat.Lane, Iterator[Any]):
 
     def _bad_sample(self, index: int, position: int, cause: BaseException) -> BadSample:
         return bad_sample(self._loader.ws, self._loader._columns, index, position, cause)
+
+    def _ceiling(self, step: int) -> int:
+        """Bad samples that are replaced: of an epoch without end, in proportion to what came so far."""
+        loader, length = self._loader, self._plan.length
+        if loader._max_errors is not None:
+            return loader._max_errors
+        return max(10, -(-(self._end(step) if length == _plan.ENDLESS else length) // loader._groups) // 100)
 
     def _bad(self, step: int, i: int, index: int, cause: BaseException) -> None:
         """Raises, or counts what will be replaced."""
@@ -212,8 +221,9 @@ class Epoch(_leat.Lane, Iterator[Any]):
             loader._on_error(error)
         self._errors += 1
         loader._stats["skipped"] += 1
-        if self._errors > self._ceiling:
-            raise BadSample(f"{self._errors} bad samples in this epoch, max_errors={self._ceiling}; the last: {error}",
+        ceiling = self._ceiling(step)
+        if self._errors > ceiling:
+            raise BadSample(f"{self._errors} bad samples in this epoch, max_errors={ceiling}; the last: {error}",
                             code=error.code) from cause
         _log.warning("replaced: %s", error)
 
@@ -290,7 +300,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
             if self._jobs:
                 return False
             raise self._met
-        if self._asked >= self._steps or len(self._jobs) > self._loader.prefetch:
+        if len(self._jobs) > self._loader.prefetch or not self._has(self._asked):
             return False
         lease = engine.slots.take()
         if lease is None:
@@ -371,7 +381,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
         ids = job.ids = job.ids.copy()
         for i, cause in sorted(job.failures, key=lambda failure: failure[0]):
             for attempt in itertools.count(1):
-                if isinstance(cause, NOT_OF_A_SAMPLE) or attempt > self._plan.length:
+                if isinstance(cause, NOT_OF_A_SAMPLE) or attempt > self._plan.stand_ins:
                     raise cause
                 self._bad(step, i, int(ids[i]), cause)
                 ids[i] = self._substitute(step, i, attempt)
@@ -423,7 +433,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
         self._done += steps
         if loader._epoch == self._epoch:
             loader._delivered = self._end(self._done - 1)
-            loader._ended = self._done == self._steps
+            loader._ended = not self._has(self._done)
 
     def _tell(self) -> None:
         """Called by the Lane when `report_at` is past, and behind its last batch."""
@@ -450,7 +460,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
                                  "at a time. Two at once take two loaders of one set")
             raise StopIteration
         step = self._done
-        if step >= self._steps:
+        if not self._has(step):
             self._finished = True
             self.close()
             if loader._epoch == self._epoch:
@@ -467,7 +477,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
                 self.close()
             raise
         stats["batches"] += 1
-        stats["samples"] += loader.batch_size if self._cut is None else self._span(step)[1]
+        stats["samples"] += loader.batch_size if self._cut is None else self._cut.size(step + self._cut_start)
         self._handed_out(1)
         self.returned_at = back = perf_counter()
         waited = back - now

@@ -17,7 +17,7 @@ _M64 = 2**64 - 1
 _TAG = 0x6C656174  # "leat"
 
 
-def _mix(x: int) -> int:
+def mix(x: int) -> int:
     """The output function of SplitMix64 (Steele, Lea and Flood, 2014)."""
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _M64
     x = (x ^ x >> 27) * 0x94D049BB133111EB & _M64
@@ -38,15 +38,15 @@ def seed_for(seed: int, epoch: int, index: int) -> None:
     (True, False)
     >>> before.restore()
     """
-    key = _mix(_mix(_mix(seed + _TAG & _M64) + epoch & _M64) + index & _M64)
+    key = mix(mix(mix(seed + _TAG & _M64) + epoch & _M64) + index & _M64)
     random.seed(key)
     try:
-        np.random.seed(_mix(key + 1 & _M64) & 0xFFFFFFFF)
+        np.random.seed(mix(key + 1 & _M64) & 0xFFFFFFFF)
     except TypeError:  # the program has put a bit generator of its own there, which cannot be seeded again
         pass
     torch = _torch()
     if torch is not None:
-        torch.manual_seed(_mix(key + 2 & _M64))
+        torch.manual_seed(mix(key + 2 & _M64))
 
 
 class States:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import collections
 import copy
+import itertools
 import logging
 import math
 import operator
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, NoReturn, Union
 
 import numpy as np
@@ -30,10 +32,11 @@ from ._decode import FieldsArg, resolve
 from ._epoch import Epoch
 from ._errors import BadSample, Unsupported
 from ._mixture import Mixture, MixPlan
-from ._plan import Ids
+from ._plan import Ids, Plan
 from ._recordings import RecordingWindows
 from ._sampler import Sampler
 from ._set import WorkingSet, load, parse_device
+from ._weighted import WeightedSampler
 
 _log = logging.getLogger("leat")
 
@@ -185,6 +188,7 @@ class Loader(Iterable[Any]):
         self._epoch = 0
         self._start = self._delivered = 0  # positions in it: where its pass began, and behind what was received
         self._sampler_state: Any = None
+        self._warned = False  # that the sampler has no state
         self._runs: list[_state.Run] = []
         self._bytes_before = _stats.by_source()
         self._recent: _stats.Recent = collections.deque(maxlen=_stats.WINDOW)
@@ -227,8 +231,8 @@ class Loader(Iterable[Any]):
         self._ring = self._rings[0]
         self._generation = _leat.generation()
 
-    def _plan(self) -> tuple[_plan.Plan, Any]:
-        """The plan of the epoch, and (ids, ends, valid, global ends) of a batch sampler."""
+    def _plan(self) -> tuple[_plan.Plan, _plan.Cut | None]:
+        """The plan of the epoch, and the batches of a batch sampler."""
         if self._mixture is not None:
             return MixPlan(self._mixture.state, len(self._mixture), self._seed, self._epoch, self._block, self._skip), None
         if self._sampler is None and self._batch_sampler is None:
@@ -241,11 +245,15 @@ class Loader(Iterable[Any]):
             self._sampler_state = self._state_of_sampler()
         elif hasattr(source, "load_state_dict"):  # the epoch was begun before, and begins anew
             source.load_state_dict(copy.deepcopy(self._sampler_state))
+        if isinstance(source, WeightedSampler):
+            source._check(len(self.ws))
+            epoch = self._epoch
+            return _plan.Drawn(lambda places: source._at(places, epoch), len(source), self._skip), None
+        head = max(_plan.HEAD, self.global_batch, len(source) if isinstance(source, Sized) else 0)
         if self._sampler is not None:
-            ids = self._numbers("sampler", source)
-            _refuse_used_up("sampler", source, len(ids))
-            return _plan.Plan.of_ids(ids, self._skip), None
-        batches = [self._numbers("batch_sampler", batch) for batch in source]
+            return self._plan_of_sampler(source, head), None
+        drawn = (self._numbers("batch_sampler", batch) for batch in source)
+        batches = list(itertools.islice(drawn, head))
         _refuse_used_up("batch_sampler", source, len(batches))
         most = max((-(-len(batch) // self._groups) for batch in batches), default=0)
         if most > self.batch_size:
@@ -253,7 +261,20 @@ class Loader(Iterable[Any]):
             self._close_engine()
             self._load_ring()
         whole = np.concatenate(batches) if batches else np.empty(0, np.uint64)
-        return _plan.Plan.of_ids(whole), _plan.cut(batches, self._group, self._groups)
+        return _plan.Plan.of_ids(whole), _plan.Cut(batches, drawn, self._group, self._groups, self.batch_size)
+
+    def _plan_of_sampler(self, source: Any, head: int) -> Plan:
+        numbers = iter(source)
+
+        def check(some: Iterable[int]) -> Ids:
+            return self._numbers("sampler", some)
+
+        ids = check(itertools.islice(numbers, head))
+        _refuse_used_up("sampler", source, len(ids))
+        more = list(itertools.islice(numbers, 1)) if len(ids) == head else []
+        if not more:
+            return _plan.Plan.of_ids(ids, self._skip)
+        return _plan.Stream(ids, itertools.chain(more, numbers), check, self._skip, 2 * max(_plan.HEAD, 8 * self.global_batch))
 
     def _numbers(self, what: str, given: Iterable[int]) -> Ids:
         """What a sampler yields, checked."""
@@ -265,10 +286,25 @@ class Loader(Iterable[Any]):
 
     def _state_of_sampler(self) -> Any:
         """As it was when the epoch that a state speaks of began: so that it yields that epoch again. None: it has none."""
-        source: Any = self._sampler if self._sampler is not None else self._batch_sampler
+        source = self._source
         if not hasattr(source, "state_dict") or isinstance(source, Sampler):
             return None
         return copy.deepcopy(self._sampler_state if self._sampler_state is not None and not self._ended else source.state_dict())
+
+    @property
+    def _source(self) -> Any:
+        return self._sampler if self._sampler is not None else self._batch_sampler
+
+    def _warn_of_sampler(self) -> None:
+        """A state is taken or loaded: whether the sampler will yield this epoch again, nobody can say if it draws by chance."""
+        source = self._source
+        inner = getattr(source, "sampler", source)  # of torch's BatchSampler
+        if source is None or isinstance(inner, (Sequence, np.ndarray)) or type(inner).__name__ == "SequentialSampler":
+            return
+        if not self._warned and not hasattr(inner, "set_epoch") and not hasattr(source, "set_epoch") and not hasattr(source, "state_dict"):
+            self._warned = True
+            warnings.warn(f"{type(source).__name__} has no state: resuming is not exact, as it may draw another order then. Give a sampler with state_dict and "
+                          "load_state_dict, or one that is a function of set_epoch (leat.WeightedSampler)", stacklevel=3)
 
     @property
     def global_batch(self) -> int:
@@ -375,12 +411,14 @@ class Loader(Iterable[Any]):
         [0, 1, 2, 3, 4, 5]
         """
         self._settle()
+        self._warn_of_sampler()
         return _state.of_loader(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state` was taken: at the next sample, whatever the batch size, the workers and the number of ranks
         are now. The state's seed is taken. `leat.Stale`: it is of another dataset; ValueError: of another kind of loader. With a
         `batch_sampler` one of its batches has to end there: `iter()` raises ValueError where none does."""
+        self._warn_of_sampler()
         _state.load(self, state)
 
     # --- looking ---

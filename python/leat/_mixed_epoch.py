@@ -25,7 +25,7 @@ class MixedEpoch(Epoch):
         if mixed is None or mixed.ended:
             if mixed is not None:
                 mixed.close()
-            steps = [self._ids(s) for s in range(step, min(self._steps, step + self._window))]
+            steps = [self._ids(s) for s in range(step, min(self._steps(step), step + self._window))]
             self._window = min(_WINDOW, 2 * self._window)
             mixed = MixedIter(self._mixture, loader._columns, loader._rings, steps, loader.prefetch)
             self._mixed = self._iter = mixed  # type: ignore[assignment]

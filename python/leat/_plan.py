@@ -4,11 +4,15 @@
 A plan is one epoch. Positions [0, length) count the samples of all ranks; step s of a run that begins at position p takes
 [p + s * G, p + (s + 1) * G), G = batch_size * world_size, and each rank a contiguous slice. Positions past the end are padding and mean
 the epoch's first ones again.
+
+A sampler may never end. What it yields at first is drawn at once: `HEAD` numbers, or as many as it says that it has. If it has not ended by then, it
+is drawn as steps need it (`Stream`, `Cut`), and only the numbers of the last steps are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,9 @@ from . import _leat
 
 Ids = npt.NDArray[np.uint64]
 Ranges = tuple[tuple[int, int], ...]
+
+HEAD = 1 << 16  #: numbers of a sampler that are drawn at once; so many are given to the library at once, too
+ENDLESS = 1 << 62  #: the length of what has not ended yet
 
 
 def parse_ranges(ranges: Iterable[Sequence[int]], length: int | None = None) -> Ranges:
@@ -58,6 +65,14 @@ class Plan:
         #: Samples of the epoch, those left out not counted.
         self.length = length - int(gone[-1])
 
+    @property
+    def stand_ins(self) -> int:
+        """Positions [0, stand_ins) are there for what cannot be read, whatever was drawn since."""
+        return self.length
+
+    def reach(self, end: int) -> None:
+        """Afterwards `length` is right if it is below `end`."""
+
     @classmethod
     def of_ids(cls, ids: Sequence[int] | Ids, skip: Ranges = ()) -> Plan:
         array = np.asarray(ids, np.uint64).reshape(-1)
@@ -95,6 +110,57 @@ class Plan:
         return int(self.ids(position, 1)[0])
 
 
+class Drawn(Plan):
+    """What a function gives for each position."""
+
+    def __init__(self, draw: Callable[[npt.NDArray[np.int64]], Ids], length: int, skip: Ranges = ()) -> None:
+        super().__init__(None, None, length, skip)
+        self._draw = draw
+
+    def ids(self, first: int, count: int) -> Ids:
+        return self._draw(self._places(first, count)) if self.length else np.empty(0, np.uint64)
+
+
+class Stream(Plan):
+    """Numbers that a sampler yields as they are needed. `head`: the first ones; `keep`: how many of the last ones may be asked for again.
+
+    >>> plan = Stream(np.arange(3, dtype=np.uint64), iter([3, 4, 5, 6]), lambda some: np.array(list(some), np.uint64))
+    >>> plan.length == ENDLESS, plan.ids(3, 2).tolist(), plan.length, plan.ids(6, 3).tolist()
+    (True, [3, 4], 7, [6, 0, 1])
+    """
+
+    def __init__(self, head: Ids, more: Iterator[Any], check: Callable[[Iterable[Any]], Ids], skip: Ranges = (), keep: int = HEAD) -> None:
+        super().__init__(None, None, ENDLESS, skip)
+        self._all_skipped, self._head, self._more, self._check, self._keep = skip, head, more, check, keep
+        self._last, self._base = head, 0  # the numbers from place _base on
+
+    @property
+    def stand_ins(self) -> int:
+        return min(self.length, len(self._head) - sum(end - first for first, end in self._skip if end <= len(self._head)))
+
+    def _draw_to(self, place: int) -> None:
+        """Until `place` is among the last ones, or there is no more."""
+        while self._n == ENDLESS and place >= self._base + len(self._last):
+            drawn = self._check(itertools.islice(self._more, max(HEAD, self._keep)))
+            if len(drawn) < max(HEAD, self._keep):
+                super().__init__(None, None, self._base + len(self._last) + len(drawn), self._all_skipped)
+            gone = max(0, len(self._last) - self._keep)
+            self._last, self._base = np.concatenate([self._last[gone:], drawn]), self._base + gone
+
+    def reach(self, end: int) -> None:
+        if self._n == ENDLESS:
+            self._draw_to(int(self._places(end - 1, 1)[0]))
+
+    def ids(self, first: int, count: int) -> Ids:
+        self.reach(first + count)
+        places = self._places(first, count)
+        early = places < self._base
+        out = np.empty(count, np.uint64)
+        out[early] = self._head[places[early]]
+        out[~early] = self._last[places[~early] - self._base]
+        return out
+
+
 def steps(length: int, start: int, global_batch: int, drop_last: bool) -> int:
     """Steps from position `start` on: the same on all ranks.
 
@@ -103,6 +169,78 @@ def steps(length: int, start: int, global_batch: int, drop_last: bool) -> int:
     """
     left = max(0, length - start)
     return left // global_batch if drop_last else -(-left // global_batch)
+
+
+class Cut:
+    """The slices that one rank takes of a batch sampler's global batches. Of one that has not ended, those of the last `2 * HEAD` batches."""
+
+    def __init__(self, batches: Iterable[Sequence[int] | Ids], more: Iterator[Ids], rank: int, world_size: int, most: int) -> None:
+        self._ids, self._ends, self._valid, self._whole = cut(batches, rank, world_size)
+        self._more, self._rank, self._world, self._most = more, rank, world_size, most
+        self._ended = False
+        self._step = self._first = self._before = 0  # before those that are kept: steps, samples of this rank, of all
+
+    def _draw(self) -> bool:
+        """Some more steps. False: there are none."""
+        batches = [] if self._ended else list(itertools.islice(self._more, HEAD))
+        self._ended = len(batches) < HEAD
+        if not batches:
+            return False
+        over = next((batch for batch in batches if -(-len(batch) // self._world) > self._most), None)
+        if over is not None:
+            raise ValueError(f"batch_sampler: a batch of {len(over)} samples, more than any of the first {self._step + len(self._ends)}: "
+                             f"make room for it with batch_size={-(-len(over) // self._world)}")
+        ids, ends, valid, whole = cut(batches, self._rank, self._world)
+        if gone := max(0, len(self._ends) - HEAD):
+            first, before = int(self._ends[gone - 1]), int(self._whole[gone - 1])
+            self._ids, self._valid = self._ids[first:], self._valid[first:]
+            self._ends, self._whole = self._ends[gone:] - np.uint64(first), self._whole[gone:] - np.uint64(before)
+            self._step, self._first, self._before = self._step + gone, self._first + first, self._before + before
+        self._ends = np.concatenate([self._ends, ends + np.uint64(len(self._ids))])
+        self._whole = np.concatenate([self._whole, whole + np.uint64(self._whole[-1] if len(self._whole) else 0)])
+        self._ids, self._valid = np.concatenate([self._ids, ids]), np.concatenate([self._valid, valid])
+        return True
+
+    def steps(self, step: int) -> int:
+        """How many there are; or more than `step`, if there are so many."""
+        while step >= self._step + len(self._ends) and self._draw():
+            pass
+        return self._step + len(self._ends)
+
+    def step_behind(self, start: int) -> int | None:
+        """The first step behind `start` samples of all ranks. None: no batch ends there."""
+        if not start:
+            return 0
+        while not len(self._whole) or start > self._before + int(self._whole[-1]):
+            if not self._draw():
+                return None
+        found = int(np.searchsorted(self._whole, start - self._before))
+        return self._step + found + 1 if int(self._whole[found]) == start - self._before else None
+
+    def _span(self, step: int) -> tuple[int, int]:
+        k = step - self._step
+        return int(self._ends[k - 1]) if k else 0, int(self._ends[k])
+
+    def ids(self, step: int) -> Ids:
+        return self._ids[slice(*self._span(step))]
+
+    def valid(self, step: int) -> npt.NDArray[np.bool_]:
+        return self._valid[slice(*self._span(step))]
+
+    def size(self, step: int) -> int:
+        """Samples of this rank."""
+        first, end = self._span(step)
+        return end - first
+
+    def end(self, step: int) -> int:
+        """Samples of all ranks behind this step."""
+        k = step - self._step
+        return self._before + (int(self._whole[k]) if k >= 0 else 0)
+
+    @property
+    def known(self) -> int:
+        """Samples of all ranks, as far as was drawn."""
+        return self._before + (int(self._whole[-1]) if len(self._whole) else 0)
 
 
 def cut(batches: Iterable[Sequence[int] | Ids], rank: int, world_size: int) -> tuple[Ids, Ids, npt.NDArray[np.bool_], Ids]:

@@ -7,22 +7,31 @@ Never waits and never raises: what the daemon does not take now stands in the ne
 from __future__ import annotations
 
 import collections
+import hashlib
 import itertools
+import json
 import logging
+import os
+import threading
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from . import _stats
 from ._arguments import bare_name
+from ._clients import NO_START
+from ._leat import Client
 
 if TYPE_CHECKING:
     from ._loader import Loader
+    from ._plan import Plan
 
 _log = logging.getLogger("leat")
 
 EVERY_S = 1.0
 _MARKS = 6  #: rates are those of the last seconds
 _ENDED = 1
+_STATUS = 3  # LEAT_QUERY_STATUS
+_COMPARED, _LOOKS = 1024, 4
 _VERDICTS = {"unknown": 0, "consumer-bound": 1, "fetch-bound": 2, "prep-bound": 3, "copy-bound": 4}
 _numbers = itertools.count(1)
 
@@ -35,9 +44,37 @@ class Reporter:
         self._marks: collections.deque[tuple[float, float]] = collections.deque(maxlen=_MARKS)
         self._told = False
         self.length = 0  #: samples of the epoch that was begun last
+        self.order = 0  #: a digest of its first ones, which is to be the same on all ranks
+        self._looks = 0  # how often the daemon is still to be asked in this epoch whether it is
         sets = loader._sets
         self._title = None if len(sets) == 1 else "mixture of " + ", ".join(bare_name(ws.uri) for ws in sets)
         self._sample_bytes: float | None = None
+
+    def begin(self, plan: Plan, length: int) -> None:
+        """An epoch of so many samples; 0: not known."""
+        self.length = length
+        first = plan.ids(0, min(_COMPARED, plan.stand_ins))
+        self.order = 1 + int.from_bytes(hashlib.blake2b(first.tobytes(), digest_size=7).digest(), "little")
+        self._looks = _LOOKS
+
+    def _look(self, socket: str) -> None:
+        """Ranks that draw for themselves, from samplers or seeds of their own, overlap: what one takes, another one may take as well. A thread's, by a
+        connection of its own: the daemon may take its time, and reports are not to wait for it."""
+        try:
+            client = Client(socket, None, 0, 0, NO_START)
+            try:
+                rows = json.loads(client.query(_STATUS, None))["jobs"]
+            finally:
+                client.close()
+        except Exception as error:
+            _log.debug("the orders of ranks were not compared: %s", error)
+            return
+        for row in rows:
+            if row["loader"] == self._number and row["overlapping_ranks"] and any(rank["pid"] == os.getpid() for rank in row["ranks"]):
+                self._looks = 0
+                _log.warning("ranks %s of %d go through different orders, and each takes its slice of its own: samples come twice, and others not at all. Give all "
+                             "ranks the same seed=, and a sampler that yields the same numbers on each (leat.WeightedSampler; of torch: one with a "
+                             "generator= that is seeded alike)", ", ".join(map(str, row["overlapping_ranks"])), row["world_size"])
 
     def _bytes_a_sample(self, loader: Loader) -> float:
         """Exact where all fields have one length, else what samples of the set have on average."""
@@ -59,6 +96,9 @@ class Reporter:
         now = perf_counter()
         try:
             self._tell(loader, now, flags)
+            if self._looks and loader._groups > 1 and not flags:
+                self._looks -= 1
+                threading.Thread(target=self._look, args=(loader._sets[0]._client.socket,), daemon=True, name="leat-look").start()
         except Exception as error:  # whatever it is, training goes on
             _log.debug("no report: %s", error)
         return now + EVERY_S
@@ -74,7 +114,7 @@ class Reporter:
         self._told = loader._sets[0]._set.report(
             self._number, self._title, flags, _VERDICTS[_stats.judge(loader, recent)[0]], loader.rank, loader.world_size, loader._epoch,
             loader._delivered, self.length, loader.batch_size, loader.global_batch, int(samples), int(samples * each), rate, rate * each,
-            waited / (waited + consumed) if waited + consumed else 0.0) or self._told
+            waited / (waited + consumed) if waited + consumed else 0.0, self.order) or self._told
 
     def end(self, loader: Loader) -> None:
         if self._told:

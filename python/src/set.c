@@ -115,15 +115,15 @@ static PyObject *set_fields(struct set_object *self, PyObject *none)
 }
 
 /* report(loader, title, flags, verdict, rank, world_size, epoch, samples, length, batch, step, total_samples, total_bytes, rate, bytes_rate,
- * waiting) -> sent? Keeps the GIL: it does not wait. */
+ * waiting, order) -> sent? Keeps the GIL: it does not wait. */
 static PyObject *set_report(struct set_object *self, PyObject *args)
 {
     struct leat_report r = {.size = sizeof(r)};
     unsigned verdict;
-    unsigned long long loader, epoch, samples, length, batch, step, total, bytes;
-    if (!PyArg_ParseTuple(args, "KzIIIIKKKKKKKddd", &loader, &r.title, &r.flags, &verdict, &r.rank,
+    unsigned long long loader, epoch, samples, length, batch, step, total, bytes, order;
+    if (!PyArg_ParseTuple(args, "KzIIIIKKKKKKKdddK", &loader, &r.title, &r.flags, &verdict, &r.rank,
                           &r.world_size, &epoch, &samples, &length, &batch, &step, &total, &bytes,
-                          &r.samples_per_s, &r.bytes_per_s, &r.waiting) ||
+                          &r.samples_per_s, &r.bytes_per_s, &r.waiting, &order) ||
         !enter(self))
         return NULL;
     r.loader = loader;
@@ -135,6 +135,7 @@ static PyObject *set_report(struct set_object *self, PyObject *args)
     r.step_samples = step;
     r.total_samples = total;
     r.total_bytes = bytes;
+    r.order = order;
     struct leat_error err = {0};
     int rc = leat_ws_report(self->ws, &r, &err);
     set_leave(self);

@@ -49,6 +49,7 @@ int leat_ws_report(struct leat_ws *ws, const struct leat_report *report, struct 
                              .step_samples = o.step_samples,
                              .total_samples = o.total_samples,
                              .total_bytes = o.total_bytes,
+                             .order = o.order,
                              .samples_per_ks = whole(o.samples_per_s, 1000),
                              .bytes_per_s = whole(o.bytes_per_s, 1)};
     cut(m.job, sizeof(m.job), ws->client->job);

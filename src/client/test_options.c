@@ -30,7 +30,7 @@ ENDS_WITH(leat_scan_sample, bytes);
 ENDS_WITH(leat_field, shape);
 ENDS_WITH(leat_ws_stat, rails);
 ENDS_WITH(leat_rail, rate_bytes_per_s);
-ENDS_WITH(leat_report, waiting);
+ENDS_WITH(leat_report, order);
 ENDS_WITH(leat_view_options, fingerprint);
 ENDS_WITH(leat_event, reserved);
 ENDS_WITH(leat_iter_options, nends);

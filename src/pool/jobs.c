@@ -143,6 +143,28 @@ static json_t *rank_json(const struct loader_report *r, uint64_t now_ns)
 }
 
 /*
+ * Of n ranks of one loader, in order: those in the foremost's epoch, if they do not all share the same order. They overlap: each takes its slice of
+ * another list.
+ */
+static json_t *overlapping_json(struct loader_report *const *reports, size_t n, uint64_t epoch)
+{
+    json_t *ranks = json_array();
+    uint64_t order = 0;
+    bool differ = false;
+    for (size_t i = 0; i < n; i++) {
+        const struct proto_report *m = &reports[i]->said;
+        if (m->epoch != epoch || !m->order)
+            continue;
+        differ |= order && m->order != order;
+        order = m->order;
+        json_array_append_new(ranks, json_integer((json_int_t)m->rank));
+    }
+    if (!differ)
+        json_array_clear(ranks);
+    return ranks;
+}
+
+/*
  * n ranks of one loader. How far it is is what the foremost says; who waits most is who holds up the others, so the verdict is that rank's.
  * Rates of all ranks are those of the ones here, in proportion.
  */
@@ -178,6 +200,7 @@ static json_t *loader_json(struct loader_report *const *reports, size_t n, uint6
         return NULL;
     }
     json_object_set_new(json, "seconds_left", all_per_s > 0 ? json_real(left / all_per_s) : json_null());
+    json_object_set_new(json, "overlapping_ranks", overlapping_json(reports, n, m->epoch));
     json_object_set_new(json, "ranks", ranks);
     return json;
 }

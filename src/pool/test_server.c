@@ -993,6 +993,7 @@ static void test_reports(void **state)
                              .samples_per_ks = 100000,
                              .waiting_permille = 10,
                              .verdict = LEAT_VERDICT_CONSUMER,
+                             .order = 5,
                              .job = "a\xff",
                              .title = ""};
     m.ws = open_set(fd, PROTO_OPEN, "set", h.data, NULL, NULL);
@@ -1018,6 +1019,18 @@ static void test_reports(void **state)
     assert_string_equal(json_string_value(json_object_get(job, "verdict")), "prep-bound");
     assert_string_equal(json_string_value(json_object_get(job, "set")), "set");
     assert_string_equal(json_string_value(json_object_get(job, "job")), "a\\xff");
+    assert_int_equal(json_array_size(json_object_get(job, "overlapping_ranks")), 0);
+    json_decref(jobs);
+
+    m.order = 6; /* of the same epoch: rank 1 takes its slice of another list */
+    report(other, &m);
+    jobs = jobs_seen(other);
+    assert_int_equal(json_array_size(json_object_get(json_array_get(jobs, 0), "overlapping_ranks")), 2);
+    json_decref(jobs);
+    m.epoch++; /* in another epoch it has another order */
+    report(other, &m);
+    jobs = jobs_seen(other);
+    assert_int_equal(json_array_size(json_object_get(json_array_get(jobs, 0), "overlapping_ranks")), 0);
     json_decref(jobs);
 
     m.flags = PROTO_REPORT_ENDED;

@@ -533,7 +533,7 @@ static const size_t report_words[] = {
     offsetof(struct proto_report, length),       offsetof(struct proto_report, batch_samples),
     offsetof(struct proto_report, step_samples), offsetof(struct proto_report, total_samples),
     offsetof(struct proto_report, total_bytes),  offsetof(struct proto_report, samples_per_ks),
-    offsetof(struct proto_report, bytes_per_s),
+    offsetof(struct proto_report, bytes_per_s),  offsetof(struct proto_report, order),
 };
 
 void proto_report_put(struct bytes_out *out, const struct proto_report *m)

@@ -237,6 +237,7 @@ struct proto_report {
     uint32_t rank, world_size, waiting_permille;
     uint64_t epoch, samples, length, batch_samples, step_samples;
     uint64_t total_samples, total_bytes, samples_per_ks, bytes_per_s; /* ks: 1,000 seconds */
+    uint64_t order; /* digest of the epoch's order, the same on all ranks; 0: none */
     char job[128], title[256];
 };
 #define PROTO_REPORT_ENDED 1u

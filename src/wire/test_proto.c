@@ -293,6 +293,7 @@ static void test_report(void **state)
                              .samples = 51200,
                              .length = UINT64_MAX,
                              .bytes_per_s = 1ull << 40,
+                             .order = UINT64_MAX - 1,
                              .job = "train-7",
                              .title = "imagenet"},
                         g;

@@ -14,7 +14,7 @@ from lib_python import FILES, IMAGES, LABELS, ROOT
 
 MODULES = ["leat", "leat._arguments", "leat._batch", "leat._clients", "leat._core", "leat._decode", "leat._errors", "leat._fields", "leat._from_dataset", "leat._generators", "leat._loader", "leat._mixture",
            "leat._plan", "leat._prep", "leat._prepared", "leat._progress", "leat._sampler",
-           "leat._ranks", "leat._recordings", "leat._rows", "leat._set", "leat._state", "leat._stats", "leat._storage", "leat._windows", "leat._workers"]
+           "leat._ranks", "leat._recordings", "leat._rows", "leat._set", "leat._state", "leat._stats", "leat._storage", "leat._weighted", "leat._windows", "leat._workers"]
 
 
 def examples():

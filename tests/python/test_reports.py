@@ -120,7 +120,7 @@ def test_a_daemon_that_does_not_read_holds_nobody_up(numbers):
     pid = leat.status()["pid"]
 
     def report(samples):
-        return numbers._set.report(9, None, 0, 0, 0, 1, 0, samples, 100, 1, 1, 0, 0, 0.0, 0.0, 0.0)
+        return numbers._set.report(9, None, 0, 0, 0, 1, 0, samples, 100, 1, 1, 0, 0, 0.0, 0.0, 0.0, 0)
 
     os.kill(pid, signal.SIGSTOP)
     try:

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samplers under `leat.Loader`: weighted ones, ones that never end, and what is said of those that do not resume or that differ over ranks."""
+
+import itertools
+import json
+import logging
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+import leat
+from leat import _plan
+from lib_python import wait_for
+
+N = 12
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(N))
+    with leat.open({"x": tmp_path / "x.npy"}) as ws:
+        yield ws
+
+
+def keep(sample, rng):
+    return sample
+
+
+WAYS = pytest.mark.parametrize("more", [{}, {"transform": keep}, {"transform": keep, "workers": "fork"}], ids=["plain", "thread", "fork"])
+
+
+def ids(batches):
+    return [batch.ids.tolist() for batch in batches]
+
+
+# --- what is said of them -----------------------------------------------------------------------------------------------------------
+
+
+class ByChance:
+    def __iter__(self):
+        return iter(np.random.permutation(N).tolist())
+
+
+@pytest.mark.parametrize("more", [{"sampler": ByChance()}, {"batch_sampler": ByChance()}])
+def test_a_sampler_without_a_state(numbers, more):
+    loader = leat.Loader(numbers, 2, **more)
+    with pytest.warns(UserWarning, match="ByChance has no state: resuming is not exact") as said:
+        state = loader.state_dict()
+        loader.state_dict()
+    assert len(said) == 1
+    with pytest.warns(UserWarning, match="has no state"):
+        leat.Loader(numbers, 2, **more).load_state_dict(state)
+
+
+def test_samplers_that_yield_it_again(numbers):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    data = torch.utils.data
+    for more in ({}, {"sampler": [1, 2]}, {"sampler": range(4)}, {"sampler": np.arange(3)}, {"batch_sampler": [[1]]}, {"sampler": leat.WeightedSampler([1] * N)},
+                 {"sampler": data.SequentialSampler(range(N))}, {"batch_sampler": data.BatchSampler(data.SequentialSampler(range(N)), 2, False)},
+                 {"sampler": data.DistributedSampler(range(N), 1, 0)}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            leat.Loader(numbers, 2, **more).state_dict()
+    with pytest.warns(UserWarning, match="RandomSampler has no state"):
+        leat.Loader(numbers, 2, sampler=data.RandomSampler(range(N))).state_dict()
+
+
+@pytest.mark.parametrize("which", ["sampler", "batch_sampler", "weighted", "seed", "same", "epochs"])
+def test_ranks_that_overlap(numbers, which, caplog):
+    """Each rank draws for itself: the daemon, which hears of both, finds it."""
+    made = []
+    for rank in range(2):
+        mine = np.random.default_rng(0 if which == "same" else rank).permutation(N).tolist()
+        more = {"sampler": {"sampler": mine}, "same": {"sampler": mine}, "batch_sampler": {"batch_sampler": [mine[:6], mine[6:]]}, "seed": {"seed": rank},
+                "weighted": {"sampler": leat.WeightedSampler(np.ones(N), seed=rank)}, "epochs": {}}[which]
+        ws = leat.open({"x": numbers.uri.partition("=")[2]})
+        loader = leat.Loader(ws, 2, rank=rank, world_size=2, **more)
+        loader._reporter._number = 77  # as in a process of its own
+        if which == "epochs":
+            loader.set_epoch(rank)
+        made.append(loader)
+    with caplog.at_level(logging.WARNING, "leat"):
+        for loader in made:
+            next(iter(loader))
+        assert wait_for(lambda: not any(thread.name == "leat-look" for thread in threading.enumerate()))
+    found = [text for text in caplog.messages if "different orders" in text]
+    if which in ("same", "epochs"):
+        assert not found
+    else:
+        assert found and all(text.startswith("ranks 0, 1 of 2 go through different orders") for text in found)
+    for loader in made:
+        loader.close()
+        loader.ws.close()
+
+
+# --- weighted -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_kept_to():
+    weights = np.array([1, 2, 0, 3, 4])
+    drawn = np.bincount(list(leat.WeightedSampler(weights, 100_000, seed=1)), minlength=5) / 100_000
+    assert np.abs(drawn - weights / 10).max() < 0.01 and drawn[2] == 0
+    first = np.zeros(5)
+    sampler = leat.WeightedSampler(weights, replacement=False, seed=1)
+    for epoch in range(4000):
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        assert sorted(order) == [0, 1, 3, 4]
+        first[order[0]] += 1
+    assert np.abs(first / 4000 - weights / 10).max() < 0.04
+
+
+def test_without_replacement_as_torch():
+    """The chance of each pair, beside torch.multinomial's rule: w_i / W * w_j / (W - w_i)."""
+    weights, found = np.array([1.0, 2, 3]), np.zeros((3, 3))
+    for seed in range(6000):
+        i, j = leat.WeightedSampler(weights, 2, replacement=False, seed=seed)
+        found[i, j] += 1 / 6000
+    want = [[0 if i == j else weights[i] / 6 * weights[j] / (6 - weights[i]) for j in range(3)] for i in range(3)]
+    assert np.abs(found - want).max() < 0.03
+
+
+@WAYS
+@pytest.mark.parametrize("replacement", [True, False])
+def test_a_weighted_sampler_over_ranks_and_restarts(numbers, more, replacement):
+    weights = np.arange(N)
+
+    def loader(batch_size, rank, world_size, seed=5):
+        sampler = leat.WeightedSampler(weights, replacement=replacement, seed=seed)
+        return leat.Loader(numbers, batch_size, sampler=sampler, rank=rank, world_size=world_size, drop_last=False, **more)
+
+    want = leat.WeightedSampler(weights, replacement=replacement, seed=5)
+    for epoch in range(2):
+        want.set_epoch(epoch)
+        given = list(want)
+        assert len(given) == (N if replacement else N - 1) == len(want)
+        both = []
+        for rank in range(2):
+            one = loader(2, rank, 2)
+            one.set_epoch(epoch)
+            steps = iter(one)
+            both.append(ids([next(steps)]))
+            state = json.loads(json.dumps(one.state_dict()))
+            one.close()
+        assert sum(both[0] + both[1], []) == given[:4]
+        rest = []
+        for rank in range(3):
+            one = loader(1, rank, 3, seed=9)
+            one.load_state_dict(state)  # and the seed
+            rest.append([[i for i, valid in zip(batch.ids.tolist(), batch.valid) if valid] for batch in one])
+            one.close()
+        assert [i for step in zip(*rest) for part in step for i in part] == given[4:]
+    other = leat.Loader(numbers, 2, sampler=leat.WeightedSampler(weights + 1, len(want), replacement=replacement))
+    with pytest.raises(leat.Stale, match="other weights"):
+        other.load_state_dict(state)
+
+
+def test_many_weights_in_little_memory():
+    """Any place can be asked for by itself, of a number of draws that no list would hold."""
+    sampler = leat.WeightedSampler(np.arange(1000), 1 << 40)
+    a = sampler._at(np.array([1 << 39, 5]), 0)
+    assert a.tolist() == [int(sampler._at(np.array([place]), 0)[0]) for place in (1 << 39, 5)]
+    assert list(itertools.islice(sampler, 6))[5] == a[1] and len(sampler) == 1 << 40
+
+
+@pytest.mark.parametrize("arguments,message", [
+    ({"weights": [1, -1]}, "one number of at least 0"), ({"weights": [0, 0]}, "one above 0"), ({"weights": [[1]]}, "one number"),
+    ({"weights": [1, float("nan")]}, "one number"), ({"weights": [1, 1e308, 1e308]}, "one number"), ({"weights": [1], "num_samples": 0}, "num_samples=0"),
+    ({"weights": [1, 0], "num_samples": 2, "replacement": False}, "1 samples have a weight above 0"), ({"weights": [1], "seed": -1}, "seed=-1: 0 to"),
+])
+def test_wrong_weights(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        leat.WeightedSampler(**arguments)
+
+
+def test_weights_of_another_set(numbers):
+    with pytest.raises(ValueError, match="3 weights for a set of 12 samples"):
+        iter(leat.Loader(numbers, sampler=leat.WeightedSampler([1, 2, 3])))
+
+
+# --- without end --------------------------------------------------------------------------------------------------------------------
+
+
+class Endless:
+    """And counts what is drawn."""
+
+    drawn = 0
+
+    def __iter__(self):
+        for k in itertools.count():
+            self.drawn += 1
+            yield k * 5 % N
+
+
+class EndlessBatches(Endless):
+    def __iter__(self):
+        for k in itertools.count():
+            self.drawn += 1
+            yield [k % N, (k + 1) % N, (k * 7) % N][: 1 + k % 3]
+
+
+@pytest.fixture
+def small_head(monkeypatch):
+    monkeypatch.setattr(_plan, "HEAD", 64)
+
+
+@WAYS
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_sampler_without_end(numbers, more, world, small_head):
+    sampler = Endless()
+    got, state = [], None
+    for rank in range(world):
+        loader = leat.Loader(numbers, 4, sampler=sampler, rank=rank, world_size=world, **more)
+        steps = iter(loader)
+        got.append(ids(itertools.islice(steps, 300)))
+        state = loader.state_dict()
+        loader.close()
+    want = [k * 5 % N for k in range(300 * 4 * world)]
+    assert sum((part for step in zip(*got) for part in step), []) == want
+    assert sampler.drawn < world * (300 * 4 * world + 1000)
+    again = leat.Loader(numbers, 2, sampler=Endless(), **more)
+    again.load_state_dict(state)
+    start = 300 * 4 * world
+    assert sum(ids(itertools.islice(again, 5)), []) == [k * 5 % N for k in range(start, start + 10)]
+    assert sum(ids(itertools.islice(again, 5)), []) == want[:10]  # the next epoch
+    again.close()
+
+
+@WAYS
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("length", [64, 65, 127, 128, 129, 300])
+def test_a_sampler_that_ends_late(numbers, more, length, drop_last, small_head):
+    """With a length of its own that is too short, and with none."""
+    class Lies(Endless):
+        def __iter__(self):
+            return itertools.islice(super().__iter__(), length)
+
+    class Tells(Lies):
+        def __len__(self):
+            return 70
+
+    want = [k * 5 % N for k in range(length)]
+    for sampler in (Lies(), Tells()):
+        loader = leat.Loader(numbers, 7, sampler=sampler, drop_last=drop_last, skip_ranges=[(1, 3), (100, 110)], **more)
+        kept = want[:1] + want[3:100] + want[110:]
+        got = [i for batch in loader for i in batch.ids[batch.valid].tolist()]
+        assert got == (kept[: len(kept) // 7 * 7] if drop_last else kept)
+        assert loader.state_dict()["epoch"] == 1
+        loader.close()
+
+
+@WAYS
+def test_a_batch_sampler_without_end(numbers, more, small_head):
+    sampler = EndlessBatches()
+    loader = leat.Loader(numbers, batch_sampler=sampler, **more)
+    want = list(itertools.islice(EndlessBatches(), 500))
+    assert ids(itertools.islice(loader, 400)) == want[:400]
+    assert sampler.drawn < 1000
+    state = loader.state_dict()
+    assert state["samples"] == sum(map(len, want[:400]))
+    loader.close()
+    again = leat.Loader(numbers, batch_sampler=EndlessBatches(), **more)
+    again.load_state_dict(state)
+    assert ids(itertools.islice(again, 100)) == want[400:]
+    again.load_state_dict({**state, "samples": state["samples"] + 1})
+    with pytest.raises(ValueError, match="no batch of the batch_sampler ends") if len(want[400]) > 1 else pytest.raises(StopIteration):
+        iter(again)
+        raise StopIteration
+    again.close()
+
+
+def test_a_batch_that_is_larger_than_the_first_ones(numbers, small_head):
+    class Grows:
+        def __iter__(self):
+            return itertools.chain(itertools.repeat([1, 2], 100), itertools.repeat([1, 2, 3]))
+
+    with pytest.raises(ValueError, match="a batch of 3 samples.*batch_size=3"):
+        ids(itertools.islice(leat.Loader(numbers, batch_sampler=Grows()), 200))
+    assert ids(itertools.islice(leat.Loader(numbers, 3, batch_sampler=Grows()), 200))[-1] == [1, 2, 3]
+
+
+def test_bad_samples_of_an_endless_one(folder, small_head):
+    """A stand-in is the same one on any number of ranks."""
+    def picky(sample, rng):
+        if sample["data"] == b"second":
+            raise ValueError("bad")
+        return {"n": len(sample["data"])}
+
+    class Mostly(Endless):
+        def __iter__(self):
+            return (k % 3 if k % 5 else 0 for k in itertools.count())
+
+    got = {}
+    for world in (1, 2):
+        parts = []
+        for rank in range(world):
+            loader = leat.Loader(folder, 4 // world, sampler=Mostly(), transform=picky, on_error="skip", max_errors=1000, rank=rank, world_size=world)
+            parts.append(ids(itertools.islice(loader, 60)))
+            loader.close()
+        got[world] = [sum(step, []) for step in zip(*parts)]
+    assert got[1] == got[2] and 1 not in sum(got[1], [])
+    with pytest.raises(leat.BadSample, match="max_errors=10"):
+        ids(itertools.islice(leat.Loader(folder, 4, sampler=Mostly(), transform=picky, on_error="skip"), 200))
