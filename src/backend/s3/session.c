@@ -536,9 +536,10 @@ static void request_refused(struct request *rq)
         rq->skewed = true;
         b->skew_s += off;
         if (off > SKEW_S || off < -SKEW_S)
-            log_warning("S3: the clock of this machine is off by %lld s by the server's: signing with the "
-                        "server's time",
-                        (long long)b->skew_s);
+            log_warning_limited(
+                "S3: the clock of this machine is off by %lld s by the server's: signing with the "
+                "server's time",
+                (long long)b->skew_s);
         request_send(rq);
         return;
     }
