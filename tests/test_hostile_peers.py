@@ -595,9 +595,20 @@ def test_sets_of_one_user(strict, host):
         for k in range(3):
             peer.open(str(paths[k]), name=f"n{k}")
         status, message, _ = peer.call(OPEN, opening(str(paths[3])))
-        busy(status, message, b"3 working sets", b"user_sets")
+        busy(status, message, b"3 working sets in use", b"user_sets")
         assert peer.call(DROP, struct.pack("<IQ", 1, 0) + text("n0"))[0] == 0
         peer.open(str(paths[3]))
+
+
+def test_sources_that_were_closed_do_not_count(strict, host, leat):
+    """The limit is one of open sources: the closed ones, which the pool keeps for a second opening, give way."""
+    open_sets = [leat.open(lib_data.make_npy(host.data / f"open{k}.npy", 8), socket=strict.socket) for k in range(2)]
+    for k in range(9):
+        leat.open(lib_data.make_npy(host.data / f"t{k}.npy", 8), socket=strict.socket).close()
+    assert len(strict.sets()) <= 3
+    with leat.open(host.data / "t0.npy", socket=strict.socket), pytest.raises(leat.Busy, match="3 working sets in use.*close"):
+        leat.open(host.data / "t1.npy", socket=strict.socket)
+    assert all(ws[7].shape == ws[0].shape for ws in open_sets), "those that are open stay"
 
 
 def test_sets_that_are_being_pushed(strict, leat):

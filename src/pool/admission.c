@@ -99,18 +99,40 @@ int pool_region(struct pool *pool, uint64_t region_bytes, uint64_t used, struct 
     return code;
 }
 
+/* Stays only because it may be opened again. */
+static bool is_idle(const struct wset *ws)
+{
+    return ws->state != WSET_ENDING && !ws->prepared && ws->leases == 0 && ws->holders == 0 &&
+           !(ws->flags & PROTO_WS_EXPLICIT);
+}
+
+static void evict(struct pool *pool, struct wset *ws)
+{
+    log_info("dropping idle %s to make room", ws->spec);
+    atomic_fetch_add(&pool->evictions, 1);
+    pool_drop(pool, ws, POOL_SWEEP);
+}
+
+bool pool_evict_oldest(struct pool *pool, const uint32_t *uid)
+{
+    list_for_each (node, &pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (is_idle(ws) && (!uid || ws->owner_uid == *uid)) {
+            evict(pool, ws);
+            return true;
+        }
+    }
+    return false;
+}
+
 void pool_evict_idle(struct pool *pool, uint64_t want, bool patient)
 {
     list_for_each_safe (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
         if (pool_room(pool) + (patient ? atomic_load(&pool->leaving_bytes) : 0) >= want)
             return;
-        if (ws->state != WSET_ENDING && !ws->prepared && ws->leases == 0 && ws->holders == 0 &&
-            !(ws->flags & PROTO_WS_EXPLICIT)) {
-            log_info("dropping idle %s to make room", ws->spec);
-            atomic_fetch_add(&pool->evictions, 1);
-            pool_drop(pool, ws, POOL_SWEEP);
-        }
+        if (is_idle(ws))
+            evict(pool, ws);
     }
 }
 

@@ -250,7 +250,7 @@ void pool_own(struct wset *ws, uint32_t uid, uint32_t gid, struct source_groups 
     ws->mode = flags & LEAT_OPEN_PUBLIC ? 0644 : 0600;
 }
 
-/* Each set costs descriptors, which are everybody's. */
+/* Each set costs descriptors, which are everybody's. Idle ones make room: the limit is one of sets in use. */
 int pool_sets_check(struct pool *pool, uint32_t uid, struct leat_error *err)
 {
     const struct limits *l = &pool->config.limits;
@@ -259,14 +259,22 @@ int pool_sets_check(struct pool *pool, uint32_t uid, struct leat_error *err)
         all++;
         own += container_of(node, struct wset, node)->owner_uid == uid;
     }
+    if (own >= l->user_sets && pool_evict_oldest(pool, &uid)) {
+        own--;
+        all--;
+    }
+    if (all >= l->sets && pool_evict_oldest(pool, NULL))
+        all--;
     if (own >= l->user_sets)
         return error_set(err, LEAT_BUSY,
-                         "user %u has %u working sets, and a user may have %u: drop some (see `leat ls`), or "
+                         "user %u has %u working sets in use, and a user may have %u: close or drop some "
+                         "(see `leat ls`), or "
                          "raise user_sets in [limits] of leatd.conf",
                          uid, own, l->user_sets);
     if (all >= l->sets)
         return error_set(err, LEAT_BUSY,
-                         "there are %u working sets, and %u are allowed: drop some (see `leat ls`), or raise "
+                         "there are %u working sets in use, and %u are allowed: close or drop some (see "
+                         "`leat ls`), or raise "
                          "sets in [limits] of leatd.conf",
                          all, l->sets);
     return 0;

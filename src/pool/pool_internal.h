@@ -8,6 +8,8 @@
 
 /* Idle implicit sets make room for one that is wanted. `patient`: what is on its way back counts as there. */
 void pool_evict_idle(struct pool *pool, uint64_t want, bool patient);
+/* Drops the idle implicit set that was opened first: of this user, NULL: of any. False: there is none. */
+bool pool_evict_oldest(struct pool *pool, const uint32_t *uid);
 #define LEAVING_LOOK_NS (2 * NS_PER_MS) /* between looks whether what ended has gone */
 /* What a set of this index takes of the pool when it gets all it asks for. */
 uint64_t pool_bytes_wanted(const struct pool *pool, const struct index *index);
