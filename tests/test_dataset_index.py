@@ -100,6 +100,48 @@ def test_npy_together(tmp_path):
         assert extent["address"] % 4096 == extent["offset"] % 4096
 
 
+@pytest.mark.parametrize("shape", [(7,), (7, 1), (1, 7), (1, 7, 1), (1, 1)])
+def test_npy_in_both_orders(tmp_path, shape):
+    """The flag of Fortran order says nothing where one dimension alone is longer than 1: Julia sets it there."""
+    array = np.arange(np.prod(shape), dtype="<i4").reshape(shape)
+    np.save(tmp_path / "c.npy", array)
+    whole = (tmp_path / "c.npy").read_bytes()
+    (tmp_path / "f.npy").write_bytes(whole.replace(b"'fortran_order': False", b"'fortran_order': True "))
+    assert np.load(tmp_path / "f.npy").tolist() == array.tolist()
+    check_array(dump(tmp_path / "f.npy"), "data", array)
+
+
+def dtype_strings():
+    """What may stand in a header: all of a grammar that is wider than NumPy's, and what its own tests have."""
+    sizes = ["", "0", "1", "2", "3", "4", "5", "8", "04", "12", "16", "24", "32", "4L", "-1", " 4", "4 "]
+    yield from (order + kind + size for order in ("", "<", ">", "|", "=", "!") for kind in "?biufcSaUVmMOxqlLd" for size in sizes)
+    spans = ["ns", "25s", "100000000ns", "2147483647as", "2147483648s", "0s", "-1s", "1", "", "foo", "generic", "Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ps",
+             "fs", "as", "2W/3", "Y/4", "1.5s", "s ", " s", "ss", "NS", "B", "]", "s]x", "μs", "10000000000000000000000s"]
+    yield from (f"{order}{kind}8[{span}]" for order in ("<", ">") for kind in "mM" for span in spans)
+    yield from ("<m8[s", "<M8]", "<m8[s]]", "<m4[s]", "<f4[s]", "", "<", "float32", "int", "i4,f4", "(2,)f4", "2f4", "datetime64[ns]", "<U268435456", "<S2147483648",
+                "V99999999999999999999", "<f4\x00", "T", "<T16", "f4 ")
+
+
+def test_npy_dtypes_as_numpy_has_them(tmp_path):
+    """What NumPy refuses is refused; what it accepts is the same type here, or refused with a message."""
+    spec, accepted = tmp_path / "a.npy", set()
+    for descr in sorted(set(dtype_strings())):
+        try:
+            dtype = np.dtype(descr)
+        except (TypeError, ValueError, OverflowError):
+            dtype = None
+        header = repr({"descr": descr, "fortran_order": False, "shape": (2,)}).encode()
+        spec.write_bytes(b"\x93NUMPY\x03\x00" + len(header).to_bytes(4, "little") + header + bytes(2 * dtype.itemsize if dtype and 0 < dtype.itemsize < 999 else 16))
+        got = run(spec)
+        if "error" in got:
+            assert got["error"] in ("unsupported", "corrupt", "invalid") and "dtype" in got["message"] or "no bytes" in got["message"] or "objects" in got["message"], got
+        else:
+            assert dtype is not None and np.dtype(got["fields"][0]["dtype"]) == dtype, (descr, got)
+            accepted.add(dtype)
+    standard = [f"{o}{k}" for o in "<>" for k in ("i2", "u4", "i8", "f2", "f4", "f8", "c8", "c16", "U5", "m8", "M8[ns]", "m8[100000000ns]", "M8[2147483647as]")]
+    assert accepted >= {np.dtype(k) for k in [*standard, "?", "i1", "u1", "S5", "V16"]}
+
+
 def test_npy_refused(tmp_path):
     a = np.arange(12.0)
     np.save(tmp_path / "f.npy", np.asfortranarray(a.reshape(3, 4)))

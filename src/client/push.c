@@ -19,19 +19,18 @@
 #include <sys/uio.h>
 
 #include "base/clock.h"
+#include "wire/npy.h"
 
 /* --- create -------------------------------------------------------------------------------------------------------- */
 
 static int item_bytes(const char *dtype, uint64_t *ret)
 {
-    /* NumPy's: byte order, kind, bytes: "<f4", "|u1", "<U8" (4 bytes a character). */
-    char *end;
-    if (strlen(dtype) < 3 || !strchr("<>|=", dtype[0]) || !strchr("biufcSUVmM", dtype[1]))
+    char spelled[NPY_DTYPE_CAP];
+    uint32_t n;
+    int rc = npy_dtype(dtype, strlen(dtype), spelled, &n, NULL);
+    if (rc < 0 || n == 0 || n > 4 * MIB)
         return LEAT_INVALID;
-    unsigned long n = strtoul(dtype + 2, &end, 10);
-    if (n == 0 || n > 1u << 20 || (*end && *end != '['))
-        return LEAT_INVALID;
-    *ret = dtype[1] == 'U' ? n * 4 : n;
+    *ret = n;
     return 0;
 }
 

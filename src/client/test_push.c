@@ -110,6 +110,8 @@ static void test_create(void **state)
         {.size = SIZE, .name = "image", .dtype = "|u1", .ndim = 2},
         {.size = SIZE, .name = "image", .dtype = "|u1", .shape = shape, .ndim = 9},
         {.size = SIZE, .name = "image", .dtype = "object"},
+        {.size = SIZE, .name = "image", .dtype = "<f7"},
+        {.size = SIZE, .name = "image", .dtype = "<M8[foo]"},
         {.size = SIZE, .name = "image", .dtype = "<f8", .shape = huge, .ndim = 2},
     };
     for (unsigned i = 0; i < ARRAY_LEN(bad); i++) {

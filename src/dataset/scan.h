@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "dataset/dataset.h"
+#include "wire/npy.h"
 
 /* Objects elsewhere that were looked at or listed: one scan asks about each once, and means one version of it. remote.c. */
 struct scan_objects {
@@ -111,7 +112,7 @@ struct scan_array {
     char *shown; /* "x.h5#/train", for messages; owned */
     struct stat st;
     char etag[DATASET_ETAG_MAX];
-    char dtype[16];
+    char dtype[NPY_DTYPE_CAP];
     unsigned ndim; /* with the first dimension */
     uint64_t shape[INDEX_MAX_DIMS + 1];
     uint32_t itemsize;

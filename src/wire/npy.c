@@ -15,7 +15,6 @@
 
 #define MAGIC     "\x93NUMPY"
 #define MAGIC_LEN 6
-#define DTYPE_CAP sizeof(((struct npy_header *)0)->dtype)
 
 struct cursor {
     const char *p, *end;
@@ -99,89 +98,100 @@ static bool take_word(struct cursor *c, const char *word)
     return true;
 }
 
-/* Decimal, with the "L" that Python 2 wrote behind it. -ERANGE past 2^64. */
+/* Decimal. -EINVAL: no digit; -ERANGE past 2^64. */
 static int take_number(struct cursor *c, uint64_t *ret_n)
 {
-    skip_space(c);
     const char *start = c->p;
     uint64_t n = 0;
     for (; c->p < c->end && *c->p >= '0' && *c->p <= '9'; c->p++)
         if (mul_overflows(n, 10, &n) || add_overflows(n, *c->p - '0', &n))
             return -ERANGE;
-    if (c->p == start)
-        return -EINVAL;
-    if (c->p < c->end && *c->p == 'L')
-        c->p++;
     *ret_n = n;
-    return 0;
+    return c->p == start ? -EINVAL : 0;
+}
+
+/* "[25ns]": so many of a unit, of which NumPy has these. */
+static bool take_unit(struct cursor *c)
+{
+    static const char *const units[] = {"Y",  "M",  "W",  "D",  "h",  "m", "s",
+                                        "ms", "us", "ns", "ps", "fs", "as"};
+    uint64_t count;
+    if (*c->p++ != '[')
+        return false;
+    int rc = take_number(c, &count);
+    if (rc == -ERANGE || (rc == 0 && (count < 1 || count > INT32_MAX)))
+        return false;
+    size_t len = 0;
+    while (len < (size_t)(c->end - c->p) && c->p[len] != ']')
+        len++;
+    for (size_t i = 0; i < ARRAY_LEN(units); i++)
+        if (strlen(units[i]) == len && !memcmp(units[i], c->p, len)) {
+            c->p += len;
+            return c->p < c->end && *c->p++ == ']';
+        }
+    return false;
+}
+
+/* Whether NumPy has a type of this kind and size. */
+static bool is_type(char kind, uint64_t n)
+{
+    switch (kind) {
+    case 'b':
+        return n == 1;
+    case 'i':
+    case 'u':
+        return n == 1 || n == 2 || n == 4 || n == 8;
+    case 'f':
+        return n == 2 || n == 4 || n == 8 || n == 16;
+    case 'c':
+        return n == 8 || n == 16 || n == 32;
+    case 'm':
+    case 'M':
+        return n == 8;
+    case 'U':
+        return n < (1u << 28);
+    case 'S':
+    case 'V':
+        return n < (1u << 30);
+    default:
+        return false;
+    }
 }
 
 /* "<f4": byte order, kind, size in bytes (in characters of 4 bytes for U). M8 and m8 carry a unit: "<M8[ns]". */
-int npy_dtype(const char *s, size_t len, char ret_dtype[16], uint32_t *ret_itemsize, struct leat_error *err)
+int npy_dtype(const char *s, size_t len, char ret_dtype[NPY_DTYPE_CAP], uint32_t *ret_itemsize,
+              struct leat_error *err)
 {
-    char order = '|';
-    size_t at = 0;
-    if (len >= DTYPE_CAP)
-        return malformed(err, "its dtype is too long");
-    if (len && strchr("<>|=", s[0]))
-        order = s[at++];
-    if (at == len)
-        return malformed(err, "its dtype is empty");
-    char kind = s[at++];
+    struct cursor c = {s, s + len};
+    bool ordered = len && memchr("<>|=", s[0], 4);
+    char order = ordered ? *c.p++ : '|', kind = c.p < c.end ? *c.p++ : 0;
+    const char *digits = c.p;
+    uint64_t n = 0;
     if (kind == 'O')
         return error_set(err, LEAT_UNSUPPORTED,
                          "the array holds Python objects; save it as a numeric or fixed-length "
                          "dtype (arr.astype(...)), or store the objects as files");
-    uint64_t n = 0;
-    struct cursor c = {s + at, s + len};
-    if (take_number(&c, &n) < 0) {
-        if (kind != '?' || at != len)
-            return malformed(err, "its dtype has no size");
+    bool good = take_number(&c, &n) == 0;
+    if (kind == '?' && c.p == digits && c.p == c.end) {
+        good = true;
         kind = 'b';
         n = 1;
+    } else if (kind == 'a') {
+        kind = 'S'; /* its old name */
     }
-    if (c.p < c.end && (kind == 'M' || kind == 'm') && *c.p == '[' && c.end[-1] == ']')
-        c.p = c.end;
-    bool good = c.p == c.end;
-    switch (kind) {
-    case 'b':
-        good = good && n == 1;
-        break;
-    case 'i':
-    case 'u':
-        good = good && (n == 1 || n == 2 || n == 4 || n == 8);
-        break;
-    case 'f':
-        good = good && (n == 2 || n == 4 || n == 8 || n == 12 || n == 16);
-        break;
-    case 'c':
-        good = good && (n == 8 || n == 16 || n == 24 || n == 32);
-        break;
-    case 'm':
-    case 'M':
-        good = good && n == 8;
-        break;
-    case 'U':
-        good = good && n < (1u << 28);
-        n *= 4;
-        break;
-    case 'S':
-    case 'a':
-    case 'V':
-        good = good && n < (1u << 30);
-        break;
-    default:
-        good = false;
-    }
-    if (!good)
-        return error_set(err, LEAT_UNSUPPORTED, "its dtype \"%.*s\" is none that Leat knows", (int)len, s);
+    const char *unit = c.p;
+    if (good && (kind == 'M' || kind == 'm') && c.p < c.end)
+        good = take_unit(&c);
+    if (!good || c.p != c.end || !is_type(kind, n))
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "its dtype \"%.*s\" is none that is read; they are written as in \"<f4\", \"|u1\", "
+                         "\"<U12\", \"<M8[ns]\"",
+                         (int)MIN(len, (size_t)60), s);
     /* One spelling for one type: the machine's own order is little-endian, and single bytes have none. */
-    bool one_byte = (n == 1 && kind != 'U') || kind == 'S' || kind == 'a' || kind == 'V';
-    order = one_byte ? '|' : order == '=' || order == '|' ? '<' : order;
-    *ret_itemsize = (uint32_t)n;
-    snprintf(ret_dtype, DTYPE_CAP, "%c%c%.*s", order, kind == 'a' ? 'S' : kind, (int)(len - at), s + at);
-    if (kind == 'b')
-        snprintf(ret_dtype, DTYPE_CAP, "|b1");
+    bool no_order = kind == 'S' || kind == 'V' || (n == 1 && kind != 'U');
+    order = no_order ? '|' : order == '>' ? '>' : '<';
+    snprintf(ret_dtype, NPY_DTYPE_CAP, "%c%c%u%.*s", order, kind, (unsigned)n, (int)(c.end - unit), unit);
+    *ret_itemsize = (uint32_t)(kind == 'U' ? 4 * n : n);
     return 0;
 }
 
@@ -193,7 +203,10 @@ static int parse_shape(struct cursor *c, struct npy_header *h, struct leat_error
         uint64_t n;
         if (h->ndim == NPY_MAX_DIMS)
             return malformed(err, "it has more than 32 dimensions");
+        skip_space(c);
         int rc = take_number(c, &n);
+        if (rc == 0 && c->p < c->end && *c->p == 'L')
+            c->p++; /* as Python 2 wrote it */
         if (rc == -ERANGE)
             return malformed(err, "its shape overflows");
         if (rc < 0)
@@ -208,7 +221,7 @@ static int parse_shape(struct cursor *c, struct npy_header *h, struct leat_error
     return 0;
 }
 
-enum { SEEN_DESCR = 1, SEEN_ORDER = 2, SEEN_SHAPE = 4, SEEN_ALL = 7 };
+enum { SEEN_DESCR = 1, SEEN_ORDER = 2, SEEN_SHAPE = 4, SEEN_ALL = 7, IS_FORTRAN = 8 };
 
 static int parse_entry(struct cursor *c, struct npy_header *h, unsigned *seen, struct leat_error *err)
 {
@@ -234,9 +247,8 @@ static int parse_entry(struct cursor *c, struct npy_header *h, unsigned *seen, s
             return 0;
         if (!take_word(c, "True"))
             return malformed(err, "fortran_order is neither True nor False");
-        return error_set(err, LEAT_UNSUPPORTED,
-                         "the array is in Fortran order, where a sample's bytes do not lie "
-                         "together; save np.ascontiguousarray(arr) instead");
+        *seen |= IS_FORTRAN;
+        return 0;
     }
     if (take(c, '['))
         return error_set(err, LEAT_UNSUPPORTED,
@@ -245,6 +257,15 @@ static int parse_entry(struct cursor *c, struct npy_header *h, unsigned *seen, s
     if (!take_string(c, &value, &value_len))
         return malformed(err, "its dtype is not a string");
     return npy_dtype(value, value_len, h->dtype, &h->itemsize, err);
+}
+
+/* Both orders are one where at most one dimension has more than one place: (n,), (n, 1), (1, n); Julia marks these Fortran. */
+static bool is_c_order(const struct npy_header *h)
+{
+    unsigned longer = 0;
+    for (uint32_t d = 0; d < h->ndim; d++)
+        longer += h->shape[d] > 1;
+    return longer <= 1;
 }
 
 int npy_parse(const void *buf, size_t len, struct npy_header *ret_header, struct leat_error *err)
@@ -273,7 +294,7 @@ int npy_parse(const void *buf, size_t len, struct npy_header *ret_header, struct
         }
     }
     skip_space(&c);
-    if (seen != SEEN_ALL || c.p != c.end)
+    if ((seen & SEEN_ALL) != SEEN_ALL || c.p != c.end)
         return malformed(err, "a key is missing, or something follows the dictionary");
 
     h.data_bytes = h.itemsize;
@@ -287,6 +308,10 @@ int npy_parse(const void *buf, size_t len, struct npy_header *ret_header, struct
         h.data_bytes = 0;
     if (h.data_bytes > INT64_MAX - h.data_offset)
         return malformed(err, "its shape overflows");
+    if ((seen & IS_FORTRAN) && !empty && !is_c_order(&h))
+        return error_set(err, LEAT_UNSUPPORTED,
+                         "the array is in Fortran order, where a sample's bytes do not lie "
+                         "together; save np.ascontiguousarray(arr) instead");
     *ret_header = h;
     return 0;
 }

@@ -18,6 +18,7 @@
 
 #include "base/bytes.h"
 #include "dataset/index.h"
+#include "wire/npy.h"
 
 #define HDF5_TABLE_MAGIC 0x3148544cu  /* "LTH1" */
 #define HDF5_TABLE_MAX   (1ull << 30) /* bytes: 50 million chunks */
@@ -33,7 +34,7 @@ struct hdf5_chunk {
 
 struct hdf5_dataset {
     char *name;
-    char dtype[16];
+    char dtype[NPY_DTYPE_CAP];
     uint32_t itemsize;
     unsigned ndim;
     uint64_t dims[INDEX_MAX_DIMS + 1];
