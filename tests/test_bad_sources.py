@@ -683,3 +683,25 @@ def test_names_do_not_command_terminals(host, leat):
         leat.open(f"{path}-none")
     assert "\\x1b]0;taken" in str(caught.value) and "\x1b" not in str(caught.value)
     ws.close()
+
+
+def test_a_verify_counts_samples_that_never_arrived(host, leat, daemon):
+    """Their bytes are not what was asked for, whatever the checksums of the others say."""
+    h5py = pytest.importorskip("h5py")
+    path = host.data / "x.h5"
+    with h5py.File(path, "w") as f:
+        x = f.create_dataset("x", data=np.arange(200 * 16).reshape(200, 16), chunks=(1, 16), fletcher32=True)
+        damaged = [x.id.get_chunk_info(k).byte_offset for k in (5, 17)]
+    with open(path, "r+b") as f:
+        for at in damaged:
+            f.seek(at + 3)
+            f.write(b"\xff")
+    ws = leat.open(path, name="v", socket=daemon.socket)
+    with pytest.raises(leat.Error):
+        ws.wait()
+    with pytest.raises(leat.Corrupt, match=r"2 samples .* are bad, the first is sample 5 .*2 failed to load, 0 are lost, 0 differ"):
+        ws.verify()
+    done = host.cli("--socket", daemon.socket, "verify", "v")
+    assert done.returncode == 7 and "sample 5 (5)" in done.stderr and "as they were loaded" not in done.stdout
+    done = host.cli("--socket", daemon.socket, "verify", "v", "--json")
+    assert done.returncode == 7 and json.loads(done.stdout)["bad"] == 2

@@ -583,7 +583,8 @@ int leat_drop(struct leat_client *client, const char *name, unsigned flags, uint
               struct leat_error *err);
 
 #define LEAT_VERIFY_SOURCE 1u /* read the source again as well, not only the pool */
-/* Recomputes every CRC, however long that takes. LEAT_CORRUPT naming the first bad key; *ret_bad is how many. */
+/* Recomputes every CRC, however long that takes. LEAT_CORRUPT naming the first bad key; *ret_bad is how many samples are bad: bytes that
+ * differ, and samples that failed to load or are lost. */
 int leat_verify(struct leat_ws *ws, unsigned flags, leat_progress_fn progress, void *user, uint64_t *ret_bad,
                 struct leat_error *err);
 /* Ends the daemon: refused with LEAT_BUSY while others use it, unless force. */

@@ -117,9 +117,9 @@ int leat_verify(struct leat_ws *ws, unsigned flags, leat_progress_fn progress, v
         return error_set(err, LEAT_CORRUPT, "the daemon's answer cannot be read");
     if (ret_bad)
         *ret_bad = bad;
-    return bad ? error_set(err, LEAT_CORRUPT,
-                           "%llu samples of %s do not match their checksum, the first is %s",
-                           (unsigned long long)bad, ws->uri, key ? key : "?")
+    return bad ? error_set(err, LEAT_CORRUPT, "%llu sample%s of %s %s bad, the first is %s",
+                           (unsigned long long)bad, bad == 1 ? "" : "s", ws->uri, bad == 1 ? "is" : "are",
+                           key ? key : "?")
                : 0;
 }
 

@@ -67,8 +67,8 @@ struct json_t *jobs_json(const struct list *clients, uint32_t uid, uint32_t gid)
 
 /* Recomputes every CRC on a thread of its own; done on the loop. Takes a reference to ws. */
 struct verify_result {
-    uint64_t bad;
-    char first_bad[256];
+    uint64_t bad;        /* samples that failed to load, that are lost, or whose bytes differ */
+    char first_bad[720]; /* and how many there are of each kind */
     int status;
 };
 int verify_start(struct pool *pool, struct wset *ws, bool source,

@@ -2,7 +2,7 @@
 /*
  * Verification: every resident sample's bytes are checksummed again and compared with what was recorded when they came; with
  * `source`, what the source gives now as well. A thread of its own, a window of samples at a time, and a sample that is larger in pieces; the set
- * stays in use. The window is charged to the pool, as scratch is; one that is full leaves it WINDOW_LEAST, uncharged: who looks for damage is not
+ * stays in use. Samples that failed to load or are lost count as bad. The window is charged to the pool, as scratch is; one that is full leaves it WINDOW_LEAST, uncharged: who looks for damage is not
  * to need room first.
  */
 #include "base/clock.h"
@@ -30,6 +30,8 @@ struct verify {
     void (*done)(void *user, const struct verify_result *result);
     void *user;
     struct verify_result result;
+    uint64_t failed, lost, differ; /* of result.bad */
+    uint64_t last_bad;             /* sample: several bad fields of it count once */
     uint64_t reported_ns;
     /* a load of the source */
     pthread_mutex_t lock;
@@ -41,16 +43,44 @@ struct verify {
     uint64_t window_bytes, paid;
 };
 
-static void bad_sample(struct verify *v, uint64_t i, unsigned f, const char *where)
+static void bad_sample(struct verify *v, uint64_t i, uint64_t *kind, const char *what)
 {
+    if (v->result.bad > 0 && v->last_bad == i)
+        return;
+    (*kind)++;
+    v->last_bad = i;
     if (v->result.bad++ > 0)
         return;
-    char scratch[24];
+    snprintf(v->result.first_bad, sizeof(v->result.first_bad), "%.500s", what);
+}
+
+static void bad_part(struct verify *v, uint64_t i, unsigned f, const char *where)
+{
+    char scratch[24], what[600];
     size_t len;
     const struct index *index = &v->ws->index;
     const char *key = index_key(index, i, scratch, &len);
-    snprintf(v->result.first_bad, sizeof(v->result.first_bad), "sample %" PRIu64 " (%.*s), field '%s', %s", i,
-             (int)MIN(len, (size_t)120), key, index_string(index, index->fields[f].name), where);
+    snprintf(what, sizeof(what), "sample %" PRIu64 " (%.*s), field '%s', %s", i, (int)MIN(len, (size_t)120),
+             key, index_string(index, index->fields[f].name), where);
+    bad_sample(v, i, &v->differ, what);
+}
+
+/* A sample whose bytes should be there, and are not. */
+static void check_state(struct verify *v, uint64_t i)
+{
+    struct leat_error err = {0};
+    unsigned state = wset_sample_state(v->ws, i);
+    if (state == LIVE_FAILED) {
+        wset_failure_get(v->ws, i, &err);
+        bad_sample(v, i, &v->failed, err.message);
+    } else if (state == LIVE_LOST) {
+        char scratch[24];
+        size_t len;
+        const char *key = index_key(&v->ws->index, i, scratch, &len);
+        snprintf(err.message, sizeof(err.message), "sample %" PRIu64 " (%.*s): it was lost with its node", i,
+                 (int)MIN(len, (size_t)120), key);
+        bad_sample(v, i, &v->lost, err.message);
+    }
 }
 
 /* The CRC of a part that lies in this host's regions; false when some of it is elsewhere. */
@@ -151,7 +181,7 @@ static void source_pieces(struct verify *v, uint64_t i, unsigned f, const struct
         crc = crc32c(crc, v->window, n);
     }
     if (code < 0 || crc != v->ws->crc[i * v->ws->index.header->nfields + f])
-        bad_sample(v, i, f, code < 0 ? v->load_message : "in its source");
+        bad_part(v, i, f, code < 0 ? v->load_message : "differs in its source");
 }
 
 /* Samples from `first` whose parts of field f fit a window; compares each with the record. Returns the next sample. */
@@ -180,7 +210,7 @@ static uint64_t source_window(struct verify *v, uint64_t first, unsigned f)
         if (part_of(v, k, f, &part) && part.address >= begin && part.address + part.bytes <= end &&
             (code < 0 || crc32c(0, v->window + (part.address - begin), part.bytes) !=
                              v->ws->crc[k * index->header->nfields + f]))
-            bad_sample(v, k, f, code < 0 ? v->load_message : "in its source");
+            bad_part(v, k, f, code < 0 ? v->load_message : "differs in its source");
     }
     return i;
 }
@@ -230,11 +260,12 @@ static void *verify_main(void *arg)
     const struct index_header *h = v->ws->index.header;
     struct index_part part;
     for (uint64_t i = 0; i < h->nsamples && !given_up(v); i++) {
+        check_state(v, i);
         for (unsigned f = 0; f < h->nfields; f++) {
             uint32_t crc;
             if (part_of(v, i, f, &part) && part_crc(v->ws, &part, &crc) &&
                 crc != v->ws->crc[i * h->nfields + f])
-                bad_sample(v, i, f, "in the pool");
+                bad_part(v, i, f, "differs in the pool");
         }
         report(v, i);
     }
@@ -244,6 +275,12 @@ static void *verify_main(void *arg)
             report(v, i);
         }
     }
+    size_t used = strlen(v->result.first_bad);
+    if (v->result.bad > 1)
+        snprintf(v->result.first_bad + used, sizeof(v->result.first_bad) - used,
+                 "; in all %" PRIu64 " failed to load, %" PRIu64 " are lost, %" PRIu64
+                 " differ from their checksum",
+                 v->failed, v->lost, v->differ);
     if (wset_written(v->ws)) {
         v->result.status = LEAT_STALE;
         snprintf(v->result.first_bad, sizeof(v->result.first_bad),

@@ -236,7 +236,8 @@ const struct cli_command cli_commands[] = {
     {"drop", "free a set's memory", "NAME [OPTION ...]",
      "Waits for its readers, 30 s unless --timeout says otherwise.", drop_options, drop_examples, cmd_drop},
     {"verify", "compute every checksum of a set again", "NAME [OPTION ...]",
-     "The first bad key is named, and the exit code is 7.", verify_options, verify_examples, cmd_verify},
+     "The first bad key is named, and the exit code is 7. Samples that failed to load, or are lost, are bad.",
+     verify_options, verify_examples, cmd_verify},
     {"replay", "show which samples stood in a past batch", "--state FILE --step N [OPTION ...] [SET ...]",
      "One line a sample: position in the epoch, number, and, when the set is given, its key.\n"
      "No daemon is needed without a set.",
