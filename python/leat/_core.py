@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 #: A dataset: a path or URI; or a path for each field.
 Uri = Union[Path, Mapping[str, Path]]
+#: How names of files end: "jpg,png", or several of these.
+Extensions = Union[str, Iterable[str]]
 
 _LIST, _STAT, _STATUS = 1, 2, 3
 _DROP_FORCE = 1
@@ -48,6 +50,28 @@ def _uri(uri: Uri) -> str:
     if not isinstance(uri, Mapping):
         raise TypeError(f"{type(uri).__name__} is no path or URI, nor a dict of them: leat.from_dataset takes what has len() and [i]")
     return _fields_text(uri)
+
+
+def filter_text(uri: Uri, pattern: str | None, extensions: Extensions | None) -> str:
+    """What stands behind a folder's path to choose among its files."""
+    if pattern is None and extensions is None:
+        return ""
+    if isinstance(uri, Mapping) or is_in_pool(_uri(uri)):
+        raise ValueError(f"pattern={pattern!r}, extensions={extensions!r}: they choose among the files of a folder, and {uri!r} is "
+                         f"{'several arrays' if isinstance(uri, Mapping) else 'loaded already: choose when you preload it'}")
+    text = ""
+    if pattern is not None:
+        text += f"#pattern={_no_hash('pattern', pattern)}"
+    if extensions is not None:
+        endings = [extensions] if isinstance(extensions, str) else list(extensions)
+        text += f"#extensions={','.join(_no_hash('extensions', one) for one in endings)}"
+    return text
+
+
+def _no_hash(name: str, given: object) -> str:
+    if not isinstance(given, str) or not given or "#" in given or "\0" in given:
+        raise ValueError(f"{name}={given!r}: text without '#', as {'*.jpg' if name == 'pattern' else 'jpg,png'!r}")
+    return given
 
 
 def _fields_text(paths: Mapping[str, Path]) -> str:
@@ -78,7 +102,8 @@ def _storage_of(options: Mapping[str, Any] | None) -> Storage | None:
 def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | str | None = None, job: str | None = None,
          socket: Path | None = None, timeout: float | None = None, public: bool = False, limit: int | str | None = None,
          progress: ProgressArg = None, window: int | None = None, stride: int | None = None, rows: RowsArg | None = None,
-         short: str = "drop", storage_options: Mapping[str, Any] | None = None) -> WorkingSet:
+         short: str = "drop", pattern: str | None = None, extensions: Extensions | None = None,
+         storage_options: Mapping[str, Any] | None = None) -> WorkingSet:
     """Opens a dataset. Returns at once: it is read into the pool in the background, and a read waits for its own samples only.
 
     uri       a .npy file, an HDF5 file, a folder of files, a tar shard or folder of shards; a dict {field: path} of several
@@ -98,6 +123,9 @@ def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | s
     rows      with a window, of recordings of several lengths, one a sample (files, shards, pushed sets): what a row of them is, a dtype,
               (dtype, shape of a row), or "npy" for .npy files; a dict {field: what} where there are several fields. Each recording is cut by itself
     short     of recordings that are shorter than the window: "drop" leaves them out, "pad" fills them up with zeros
+    pattern   of a folder: only files whose names look so, as "*.jpg" or "front_??.png"; one with a "/" is compared with the path from the
+              folder, as "*/left/*.png"
+    extensions   of a folder: only files that end so, as "jpg,png" or (".jpg", ".png"), in any case. All class folders keep their numbers
     storage_options   of S3, as fsspec has them: endpoint_url, region, profile, key, secret, token, anon, addressing_style, verify.
               What is not given is found where AWS's own tools look. Pickled with the set
 
@@ -106,7 +134,7 @@ def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | s
     >>> int(leat.open({"image": "images.npy", "label": "labels.npy"})[0]["label"])
     0
     """
-    text = _uri(uri)
+    text = _uri(uri) + filter_text(uri, pattern, extensions)
     if name is not None:
         set_name(name)
     if window is None and (stride is not None or rows is not None):
@@ -138,7 +166,7 @@ def preload(uri: Uri, *, name: str | None = None, pool: int | str | None = None,
             socket: Path | None = None, timeout: float | None = None, public: bool = False,
             limit: int | str | None = None, progress: ProgressArg = None, window: int | None = None,
             stride: int | None = None, rows: RowsArg | None = None, short: str = "drop",
-            storage_options: Mapping[str, Any] | None = None) -> WorkingSet:
+            pattern: str | None = None, extensions: Extensions | None = None, storage_options: Mapping[str, Any] | None = None) -> WorkingSet:
     """Opens a dataset and waits until it is in the pool; with `name` it stays there for others, as "leat://NAME". Arguments are those of `leat.open`;
     without a `timeout` this call takes as long as that does.
 
@@ -146,7 +174,8 @@ def preload(uri: Uri, *, name: str | None = None, pool: int | str | None = None,
     'leat://digits'
     """
     return open(uri, name=name, wait=True, pool=pool, job=job, socket=socket, timeout=timeout, public=public, limit=limit,
-                progress=progress, window=window, stride=stride, rows=rows, short=short, storage_options=storage_options)
+                progress=progress, window=window, stride=stride, rows=rows, short=short, pattern=pattern, extensions=extensions,
+                storage_options=storage_options)
 
 
 def append(name: str, uri: Uri, *, job: str | None = None, socket: Path | None = None, timeout: float | None = None,

@@ -109,7 +109,7 @@ class Loader(Iterable[Any]):
     skip_ranges   [first, end) positions of each epoch that are left out
     resume_epoch  False: an epoch that was left early is over, and the next `iter()` begins the next one, as torch users expect. True: it begins
                   the same one again
-    job           of `leat.open`, when ws is a path
+    job, pattern, extensions   of `leat.open`, when ws is a path
     device_copy   as of `leat.batches`: for raw batches, which no decoder or transform touches
 
     >>> loader = leat.Loader(ws, 2, seed=1)
@@ -127,7 +127,8 @@ class Loader(Iterable[Any]):
                  num_workers: int = 0, workers: str = "thread", prefetch: int = 2, drop_last: bool = True, device: object = "cpu",
                  pin_memory: bool = False, timeout: float | None = None, on_error: OnError = "raise",
                  max_errors: int | None = None, rank: int | None = None, world_size: int | None = None, replication: int = 1,
-                 skip_ranges: Iterable[Sequence[int]] = (), resume_epoch: bool = False, job: str | None = None, device_copy: str = "bounce") -> None:
+                 skip_ranges: Iterable[Sequence[int]] = (), resume_epoch: bool = False, job: str | None = None, pattern: str | None = None,
+                 extensions: _core.Extensions | None = None, device_copy: str = "bounce") -> None:
         self._epoch_ref: weakref.ref[Epoch] | None = None  # who iterates keeps it: it ends when nobody does any more
         self._ended = False  # the last batch of the epoch was received
         self._engine: _workers.Threads | _workers.Processes | None = None
@@ -143,7 +144,10 @@ class Loader(Iterable[Any]):
                 raise ValueError("a mixture has an order of its own: no sampler")
             if fields is None:
                 self._mixture._check_whole()
-        self.ws: WorkingSet = ws if isinstance(ws, (WorkingSet, Mixture)) else _core.open(ws, job=job)  # type: ignore[assignment]  # a mixture has of a set what is used here
+        if isinstance(ws, (WorkingSet, Mixture)) and (pattern is not None or extensions is not None):
+            raise ValueError(f"pattern={pattern!r}, extensions={extensions!r}: they choose among the files of a folder when it is opened; give "
+                             "them to leat.open")
+        self.ws: WorkingSet = ws if isinstance(ws, (WorkingSet, Mixture)) else _core.open(ws, job=job, pattern=pattern, extensions=extensions)  # type: ignore[assignment]  # a mixture has of a set what is used here
         rank, world_size = _ranks.resolve(rank, world_size)
         self.rank, self.world_size = rank, world_size
         self._group, self._groups = _ranks.groups(rank, world_size, replication)

@@ -329,7 +329,7 @@ int scan_build(struct scan *scan, const struct dataset_spec *spec, int fd, struc
 int dataset_index_build(const struct dataset_spec *spec, const struct dataset_opener *opener,
                         const struct dataset_progress *progress, int fd, struct leat_error *err)
 {
-    struct scan scan = {.opener = opener, .progress = progress};
+    struct scan scan = {.opener = opener, .progress = progress, .all_files = spec->all_files};
     int rc = scan_build(&scan, spec, fd, err);
     scan_fini(&scan);
     return rc;

@@ -27,6 +27,8 @@ struct dataset_source {
 struct dataset_spec {
     const struct dataset_source *sources;
     unsigned n;
+    bool
+        all_files; /* dataset_index_build alone: files of a tree beside its class folders too; labels then mean nothing */
 };
 
 /* "image=a.npy;label=b.npy" or one path, file URI or address (uri.c); the canonical form (absolute paths, symlinks kept; addresses as

@@ -27,6 +27,7 @@ struct scan_filter {
 
 struct scan {
     const struct dataset_opener *opener; /* NULL: plain open, and nothing elsewhere */
+    bool all_files;                      /* of dataset_spec */
     struct scan_filter filter;           /* of the source that was split last (scan_split_inner) */
     const struct dataset_progress *progress;
     uint64_t samples, bytes; /* so far */

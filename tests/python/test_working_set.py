@@ -260,3 +260,38 @@ def test_a_cached_shard_of_several_fields_arrives(tmp_path, samples, fields):
                 assert bytes(ws[i][suffix]) == sent[i, suffix]
         seen = [i for batch in leat.Loader(ws, 7, drop_last=False) for i in batch.ids[batch.valid].tolist()]
         assert sorted(seen) == list(range(samples))
+
+
+def test_files_of_a_folder_are_chosen_by_name(tmp_path):
+    """What ImageFolder makes of it: links to folders are classes, what lies beside them has none, and all folders count."""
+    for name in ("all/cat/1.jpg", "all/cat/2.PNG", "all/cat/notes.txt", "all/cow/none.txt", "all/dog/3.jpg", "all/classes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / "dog").mkdir()
+    (tmp_path / "all/dog/3.jpg").rename(tmp_path / "dog/3.jpg")
+    (tmp_path / "all/dog").rmdir()
+    (tmp_path / "all/dog").symlink_to(tmp_path / "dog")
+
+    def labels(**how):
+        with leat.open(tmp_path / "all", **how) as ws:
+            assert ws.classes == ("cat", "cow", "dog")
+            return {ws.key(i): int(ws[i]["label"]) for i in range(len(ws))}
+
+    pictures = {"cat/1.jpg": 0, "cat/2.PNG": 0, "dog/3.jpg": 2}
+    assert labels() == pictures | {"cat/notes.txt": 0, "cow/none.txt": 1}
+    for extensions in ("jpg,png", ("jpg", ".png"), {".png": 1, ".JPG": 2}):
+        assert labels(extensions=extensions) == pictures
+    assert labels(pattern="*.jpg") == {"cat/1.jpg": 0, "dog/3.jpg": 2}
+    assert labels(pattern="cat/*", extensions="jpg,txt") == {"cat/1.jpg": 0, "cat/notes.txt": 0}
+    loader = leat.Loader(tmp_path / "all", 1, extensions="jpg", shuffle=False)
+    assert [loader.ws.key(i) for batch in loader for i in batch.ids.tolist()] == ["cat/1.jpg", "dog/3.jpg"]
+    with pytest.raises(leat.Error, match="no file in .* that pattern= and extensions= accept"):
+        leat.open(tmp_path / "all", pattern="*.gif")
+    for bad in ({"pattern": ""}, {"pattern": "a#b"}, {"extensions": ["jpg", 3]}):
+        with pytest.raises(ValueError, match="text without '#'"):
+            leat.open(tmp_path / "all", **bad)
+    for uri in ("leat://x", {"x": "a.npy"}):
+        with pytest.raises(ValueError, match="files of a folder"):
+            leat.open(uri, pattern="*")
+    with leat.open(tmp_path / "all") as ws, pytest.raises(ValueError, match=r"give them to leat\.open"):
+        leat.Loader(ws, 1, pattern="*")

@@ -369,6 +369,7 @@ int convert_list_read(struct convert_list *list, const char *uri, bool labels, c
     int rc = dataset_spec_parse(uri, &spec, err);
     if (rc < 0)
         return rc;
+    spec.all_files = !labels; /* files are copied, whatever they are to a training job */
     rc = dataset_index_build(&spec, NULL, &scan, fd, err);
     dataset_spec_free(&spec);
     __attribute__((cleanup(index_fini))) struct index ix = {0};

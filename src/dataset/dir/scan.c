@@ -370,7 +370,7 @@ static int walk_tree(struct walk *w, struct leat_error *err)
         rc = label == UINT32_MAX ? -ENOMEM : walk_class(w, classes[i], label, err);
     }
     struct folder *root = &w->folders[0];
-    if (rc == 0 && w->nfiles == 0)
+    if (rc == 0 && (w->nfiles == 0 || w->scan->all_files))
         return visit_files(w, root, UINT32_MAX, err);
     for (uint64_t i = 0; i < root->n; i++)
         dir_leave_out(&w->beside, root->names + root->files[i].name);
