@@ -61,13 +61,25 @@ int zip_parser_init(struct zip_parser *p, uint64_t file_bytes, struct leat_error
 
 /* --- the end ------------------------------------------------------------------------------------------------------- */
 
-/* The last end record whose comment reaches to the end of the file, or NULL. */
-static const uint8_t *find_end(const uint8_t *tail, size_t len)
+/*
+ * The last end record whose comment reaches to the end of the file; else the last one that can have its directory in front of it: what
+ * follows is no part of the archive, as for other readers. Or NULL.
+ */
+static const uint8_t *find_end(const uint8_t *tail, size_t len, uint64_t tail_offset)
 {
-    for (size_t i = len - END_BYTES + 1; i-- > 0 && len - i <= END_BYTES + 65535u;)
-        if (le32(tail + i) == SIGNATURE_END && i + END_BYTES + le16(tail + i + 20) == len)
-            return tail + i;
-    return NULL;
+    const uint8_t *followed = NULL;
+    for (size_t i = len - END_BYTES + 1; i-- > 0 && len - i <= END_BYTES + 65535u;) {
+        const uint8_t *end = tail + i;
+        if (le32(end) != SIGNATURE_END)
+            continue;
+        if (i + END_BYTES + le16(end + 20) == len)
+            return end;
+        bool fits =
+            (uint64_t)le32(end + 12) + le32(end + 16) <= tail_offset + i || le32(end + 16) == UINT32_MAX;
+        if (!followed && fits)
+            followed = end;
+    }
+    return followed;
 }
 
 struct directory {
@@ -104,7 +116,7 @@ static void next_entry(struct zip_parser *p)
 
 static int feed_tail(struct zip_parser *p, const uint8_t *tail, size_t len, struct leat_error *err)
 {
-    const uint8_t *end = find_end(tail, len);
+    const uint8_t *end = find_end(tail, len, p->offset);
     if (!end)
         return error_set(
             err, LEAT_CORRUPT,

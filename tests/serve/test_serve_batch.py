@@ -2,6 +2,7 @@
 """One member of a tar or ZIP archive by name (?archpath), and many objects and members in one answer (POST ?batch): against archives of Python's
 making, read by Python's tarfile and GNU tar."""
 
+import http.client
 import io
 import json
 import os
@@ -92,6 +93,46 @@ def test_members_that_cannot_be_given(filled):
     # who may not read the archive may not read its members
     assert member(filled, "gnu.tar", "letters", access=None).status == 403
     assert filled.request("POST", "/archives", b'[{"key":"big"}]', query=[("batch", "")], access=None).status == 403
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
+@pytest.mark.parametrize("size", [20, 100_000, 700_000, 20_000_000])
+def test_damaged_zip_members(filled, method, size):
+    """400 with the reason up to 16 MiB, for ranges as well; what is larger never arrives whole."""
+    if SMALL and size > 1_000_000:
+        pytest.skip("minutes under a sanitizer")
+    data, out = os.urandom(size), io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        archive.writestr(zipfile.ZipInfo("m"), data, method)
+        archive.writestr(zipfile.ZipInfo("other"), b"right", method)
+    whole = bytearray(out.getvalue())
+    at = whole.index(b"PK\1\2") - size // 2 - 60
+    whole[max(at, 31 + 5)] ^= 0x10
+    assert filled.request("PUT", "/archives/damaged.zip", bytes(whole)).status == 200
+    assert member(filled, "damaged.zip", "other").body == b"right"
+    for headers in ({}, {"Range": "bytes=0-9"}, {"Range": "bytes=-3"}):
+        try:
+            got = member(filled, "damaged.zip", "m", headers=headers)
+        except (OSError, http.client.HTTPException):
+            assert size > 16 << 20
+            continue
+        if size <= 16 << 20:
+            assert (got.status, got.code) == (400, "InvalidRequest") and "damaged" in got.xml.findtext("Message"), (got, headers)
+        else:
+            assert headers, "a whole body that is wrong"
+    assert filled.request("DELETE", "/archives/damaged.zip").status == 204
+
+
+@pytest.mark.parametrize("before", [b"", b"#!/bin/sh\nexit\n", bytes(512), bytes(4096), b"x" * 100_000])
+@pytest.mark.parametrize("behind", [b"", b"\n", bytes(1000), b"PK\5\6", b"y" * 60_000])
+def test_data_around_a_zip_archive(filled, before, behind):
+    data = before + ARCHIVES["deflated.zip"] + behind
+    with zipfile.ZipFile(io.BytesIO(data)) if behind != b"PK\5\6" else zipfile.ZipFile(io.BytesIO(before + ARCHIVES["deflated.zip"])) as archive:
+        assert archive.read("a/0001.jpg") == MEMBERS["a/0001.jpg"]
+    assert filled.request("PUT", "/archives/around.zip", data).status == 200
+    for name in MEMBERS:
+        assert member(filled, "around.zip", name).body == MEMBERS[name]
+    assert filled.request("DELETE", "/archives/around.zip").status == 204
 
 
 def test_a_new_version_has_its_own_members(filled):

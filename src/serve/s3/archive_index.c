@@ -217,21 +217,26 @@ static int walk_any(struct walk *w)
         return walk_zip(w);
     struct tar_parser *p = malloc(sizeof(*p));
     struct tar_member *m = malloc(sizeof(*m));
-    bool tar = false;
+    static const uint8_t zeros[TAR_BLOCK];
+    bool tar = false, blank = n == TAR_BLOCK && !memcmp(head, zeros, TAR_BLOCK);
     if (p && m) {
         tar_parser_init(p);
-        tar = n == TAR_BLOCK && tar_parser_feed(p, head, n, m, NULL) != LEAT_CORRUPT;
+        tar = n == TAR_BLOCK && !blank && tar_parser_feed(p, head, n, m, NULL) != LEAT_CORRUPT;
     }
     rc = p && m ? 0 : -ENOMEM;
     free(p);
     free(m);
     if (rc < 0 || tar)
         return rc < 0 ? rc : walk_tar(w);
-    /* Perhaps a program in front of a ZIP archive. */
+    /* Perhaps a program, or zeros, in front of a ZIP archive. */
     struct leat_error why = {0}, *err = w->err;
     w->err = &why;
     rc = walk_zip(w);
     w->err = err;
+    if (rc == LEAT_CORRUPT && w->index->n == 0 && blank) {
+        w->index->zip = false;
+        return walk_tar(w);
+    }
     if (rc == LEAT_CORRUPT && w->index->n == 0)
         return error_set(err, LEAT_INVALID, "it is neither a tar nor a ZIP archive");
     if (rc < 0 && err)

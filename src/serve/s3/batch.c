@@ -20,8 +20,9 @@
 #include "wire/batch.h"
 #include "wire/json_whole.h"
 
-#define MISSING    "__missing__/"
-#define PINNED_MAX 16384u /* objects that all batches together hold open */
+#define MISSING           "__missing__/"
+#define CHECK_FIRST_BYTES (16 * MIB) /* of a member's payload */
+#define PINNED_MAX        16384u     /* objects that all batches together hold open */
 
 struct bundling {
     struct s3_door *door;
@@ -85,7 +86,9 @@ static void step(struct visit *v)
     struct leat_error err = {0};
     struct bundling *b = v->bundling;
     int rc = bundle_step(b->bundle, &b->pieces, &b->npieces, &b->last, &err);
-    if (rc < 0) {
+    if (rc == LEAT_INVALID && !v->answered && v->call.op != S3_OP_BATCH) {
+        visit_fail(v, S3_INVALID_REQUEST, err.message);
+    } else if (rc < 0) {
         log_warning_limited("s3: %s of %s: %s", s3_op_name(v->call.op), v->call.bucket, err.message);
         visit_fail(v, S3_INTERNAL, NULL);
     }
@@ -163,9 +166,31 @@ static void open_member(struct visit *v)
                  (unsigned long long)XXH3_64bits(b->path, strlen(b->path)));
 }
 
+/*
+ * What the first instalment does not hold is compared with its CRC before the head is sent, so that damage is an error with a reason, and
+ * a range is one of right bytes. Larger members would keep the client waiting: their body breaks off before its end.
+ */
+static bool checked_first(struct visit *v)
+{
+    struct bundling *b = v->bundling;
+    struct leat_error err = {0};
+    bool in_first = b->count == b->member.bytes && b->count <= BUNDLE_BUFFER_BYTES / 2;
+    if (!b->member.has_crc || in_first || b->member.bytes > CHECK_FIRST_BYTES)
+        return true;
+    int rc = bundle_check(objects_store(v->door->objects), v->obj, &b->member, &err);
+    if (rc == LEAT_INVALID)
+        visit_fail(v, S3_INVALID_REQUEST, err.message);
+    else if (rc < 0)
+        visit_fail_store(v, rc, &err);
+    b->member.has_crc = false; /* it holds: a stored one may leave from the file */
+    return rc == 0;
+}
+
 static void make_member(struct visit *v)
 {
     struct bundling *b = v->bundling;
+    if (!checked_first(v))
+        return;
     struct bundle_part part = {.obj = store_obj_ref(v->obj),
                                .member = &b->member,
                                .first = b->first,

@@ -31,7 +31,7 @@ struct part {
     uint64_t first, count;
     int64_t mtime_ns;
     uint32_t crc;
-    bool deflated;
+    bool deflated, crc_wanted; /* a member of a ZIP archive, all of it: its CRC is compared */
 };
 
 struct bundle {
@@ -127,6 +127,7 @@ int bundle_add(struct bundle *b, const struct bundle_part *part, struct leat_err
         p.bytes = part->member->bytes;
         p.deflated = part->member->deflated;
         p.crc = part->member->crc;
+        p.crc_wanted = part->member->has_crc && part->first == 0 && part->count == p.bytes;
     } else {
         p.bytes = p.stored = part->obj ? part->obj->info.bytes : strlen(part->text);
     }
@@ -263,10 +264,12 @@ static void keep_inflated(struct bundle *b, const struct part *p, size_t made)
 }
 
 /* From the payload's begin on, whatever range is wanted, and not beyond the range's end; the CRC is compared where that is the end of all. */
-static int step_inflate(struct bundle *b, const struct part *p, struct leat_error *err)
+static int step_zip(struct bundle *b, const struct part *p, struct leat_error *err)
 {
-    struct zip_member m = {
-        .method = ZIP_DEFLATED, .crc = p->crc, .bytes = p->bytes, .stored_bytes = p->stored};
+    struct zip_member m = {.method = p->deflated ? ZIP_DEFLATED : ZIP_STORED,
+                           .crc = p->crc,
+                           .bytes = p->bytes,
+                           .stored_bytes = p->stored};
     uint8_t *in = b->buffer + BUNDLE_BUFFER_BYTES - ZIP_IN;
     if (!b->zip) {
         if (b->used > BUNDLE_BUFFER_BYTES - 2 * ZIP_IN)
@@ -279,10 +282,11 @@ static int step_inflate(struct bundle *b, const struct part *p, struct leat_erro
     while (room(b) > 0 && b->npieces < BUNDLE_PIECES) {
         size_t n = MIN(p->stored - b->zip_in, (uint64_t)ZIP_IN), used, made;
         int rc = n ? store_obj_read(b->store, p->obj, p->at + b->zip_in, in, n, err) : 0;
-        if (rc == 0)
-            rc = zip_stream_feed(b->zip, in, n, &used, b->buffer + b->used, room(b), &made, err);
         if (rc < 0)
             return rc;
+        rc = zip_stream_feed(b->zip, in, n, &used, b->buffer + b->used, room(b), &made, err);
+        if (rc < 0)
+            return rc == LEAT_CORRUPT && err ? (err->code = LEAT_INVALID) : rc;
         b->zip_in += used;
         keep_inflated(b, p, made);
         if (rc == 1 || (b->done == p->count && p->first + p->count < p->bytes)) {
@@ -297,14 +301,35 @@ static int step_inflate(struct bundle *b, const struct part *p, struct leat_erro
 static int step_payload(struct bundle *b, struct leat_error *err)
 {
     const struct part *p = &b->parts[b->i];
-    if (p->deflated)
-        return step_inflate(b, p, err);
+    if (p->deflated || p->crc_wanted)
+        return step_zip(b, p, err);
     if (p->obj)
         return step_stored(b, p, err);
     put(b, p->text + p->first, p->count);
     if (b->done == p->count)
         next_phase(b);
     return 0;
+}
+
+int bundle_check(struct store *store, struct store_obj *obj, const struct member *member,
+                 struct leat_error *err)
+{
+    struct bundle *b;
+    struct bundle_part part = {
+        .obj = store_obj_ref(obj), .member = member, .count = member->bytes, .path = "the member"};
+    const struct http_piece *pieces;
+    unsigned n;
+    bool last = false;
+    int rc = bundle_new(store, false, 1, &b);
+    if (rc < 0) {
+        store_obj_unref(part.obj);
+        return error_set(err, rc, "out of memory");
+    }
+    rc = bundle_add(b, &part, err);
+    while (rc == 0 && !last)
+        rc = bundle_step(b, &pieces, &n, &last, err);
+    bundle_free(b);
+    return rc;
 }
 
 int bundle_step(struct bundle *b, const struct http_piece **ret_pieces, unsigned *ret_n, bool *ret_last,

@@ -45,10 +45,13 @@ uint64_t bundle_memory_bytes(unsigned nparts);
 uint64_t bundle_bytes(const struct bundle *b);
 
 /*
- * The next instalment, valid until the one after it is made. *ret_last: there is no more. LEAT_CORRUPT and the like: the body ends here, and
- * who was promised its length sees that it is too short.
+ * The next instalment, valid until the one after it is made. *ret_last: there is no more. LEAT_INVALID: a member of a ZIP archive is not
+ * what its directory says; LEAT_CORRUPT and the like: of the store. The body ends here, short of the length that was promised.
  */
 int bundle_step(struct bundle *b, const struct http_piece **ret_pieces, unsigned *ret_n, bool *ret_last,
                 struct leat_error *err);
+/* Is all of a member right by its archive's CRC? Reads it to the end. As bundle_step. */
+int bundle_check(struct store *store, struct store_obj *obj, const struct member *member,
+                 struct leat_error *err);
 
 #endif

@@ -219,8 +219,9 @@ static void test_damaged(void **state)
     m.crc ^= 1;
     assert_int_equal(
         fails((struct bundle_part){.obj = obj_of("packed"), .member = &m, .count = m.bytes}, &err),
-        LEAT_CORRUPT);
+        LEAT_INVALID);
     assert_non_null(strstr(err.message, "asked for"));
+    assert_int_equal(bundle_check(f.store, obj_of("packed"), &m, &err), LEAT_INVALID);
     /* The bits of an object that was read and verified before do not matter; one that was not is looked at. */
     put("bad", f.large, LARGE);
     struct store_obj *obj = obj_of("bad");
