@@ -56,7 +56,8 @@ class Windows(WorkingSet):
         super()._adopt(handle, client)
         blocks = self._length
         if blocks < self._count:
-            raise ValueError(f"window={self.window}: {handle.uri} has {blocks * self._rows} whole rows")
+            source = handle.uri.replace(f"#rows={self._rows}", "")
+            raise ValueError(f"window={self.window}: {source} has fewer rows: give a shorter window")
         self._length = (blocks - self._count) // self._step + 1
         self._fields = tuple(self._widened(field) for field in self._fields)
 

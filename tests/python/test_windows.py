@@ -174,7 +174,7 @@ def test_what_is_refused(tokens, folder, tmp_path):
         leat.open(tokens, stride=3)
     with pytest.raises(leat.Invalid, match="shorter than one sample"):
         leat.open(tokens, window=N + 1)
-    with pytest.raises(ValueError, match="whole rows"):
+    with pytest.raises(ValueError, match="fewer rows"):
         leat.open(tokens, window=2 * N // 10 * 10, stride=N // 10)
     with pytest.raises(leat.Invalid, match="only of arrays"):
         leat.open(folder, window=3)
@@ -198,3 +198,11 @@ def test_arrays_of_hdf5(tmp_path, options):
                 (name,) = batch.fields
                 assert (batch[name] == batch.ids[:, None].astype(np.int64) * stride + np.arange(window)).all()
             ws.verify()
+
+
+def test_a_window_that_does_not_fit_is_told_in_the_terms_of_the_caller(leat, tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(10))
+    for window, stride in ((20, 10), (11, 1)):
+        with pytest.raises(ValueError, match=rf"window={window}: .*a.npy has fewer rows") as caught:
+            leat.open(tmp_path / "a.npy", window=window, stride=stride)
+        assert "#rows" not in str(caught.value)
