@@ -105,8 +105,9 @@ static int check_array(const struct scan_arrays *arrays, unsigned i, struct leat
         return error_set(err, LEAT_INVALID, "the dataset is empty: %s has shape %s", a->shown,
                          show_shape(a, shape, sizeof(shape)));
     if (samples_of(a) == 0)
-        return error_set(err, LEAT_INVALID, "%s has shape %s: it is shorter than one sample of %llu rows",
-                         a->shown, show_shape(a, shape, sizeof(shape)), (unsigned long long)a->rows);
+        return error_set(err, LEAT_INVALID,
+                         "%s has shape %s: it has fewer rows than one window or sample takes", a->shown,
+                         show_shape(a, shape, sizeof(shape)));
     if (a->rows && a->ndim > INDEX_MAX_DIMS)
         return error_set(err, LEAT_UNSUPPORTED,
                          "%s has shape %s: samples of several rows have at most %u dimensions", a->shown,

@@ -172,7 +172,7 @@ def test_what_is_refused(tokens, folder, tmp_path):
             leat.open(tokens, window=window, stride=stride)
     with pytest.raises(ValueError, match="goes with a window"):
         leat.open(tokens, stride=3)
-    with pytest.raises(leat.Invalid, match="shorter than one sample"):
+    with pytest.raises(leat.Invalid, match="fewer rows than one window"):
         leat.open(tokens, window=N + 1)
     with pytest.raises(ValueError, match="fewer rows"):
         leat.open(tokens, window=2 * N // 10 * 10, stride=N // 10)
