@@ -254,7 +254,8 @@ struct leat_report {
     uint64_t total_samples, total_bytes; /* that this rank received since the loader was made */
     double samples_per_s, bytes_per_s;   /* of this rank, in the last seconds */
     double waiting;                      /* share of the loop's time that it waited for batches, 0 to 1 */
-    uint64_t order; /* digest of what all ranks are to share of this epoch; ranks that report another one overlap. 0: none */
+    uint64_t
+        order; /* digest of what all ranks are to share of this epoch; ranks that report another one overlap. 0: none */
 };
 /*
  * Never waits, and nothing is answered: LEAT_BUSY, when the daemon does not take it now; the next one says the same and more. Strings are cut

@@ -399,7 +399,8 @@ uint64_t index_extent_at(const struct index *index, uint64_t address)
     uint64_t lo = 0, hi = index->header->nextents;
     while (lo < hi) {
         uint64_t mid = lo + (hi - lo) / 2;
-        if (index->extents[mid].address + index->extents[mid].bytes <= address)
+        const struct index_extent *e = &index->extents[mid];
+        if (e->address <= address && address - e->address >= e->bytes)
             lo = mid + 1;
         else
             hi = mid;

@@ -438,13 +438,13 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
     t->target_begin = address;
     for (uint64_t k = index_extent_at(index, address); k < index->header->nextents; k++) {
         const struct index_extent extent = index->extents[k], *e = &extent;
-        if (e->address >= whole.end)
-            break;
         if (!index_extent_sound(index, e)) {
             fill_bad_add(t, address, whole.end, LEAT_CORRUPT, "its index is damaged: open the dataset again");
             dataset_index_forget(ws->spec);
             break;
         }
+        if (e->address >= whole.end)
+            break;
         struct fill_range r = {MAX(e->address, address), MIN(e->address + e->bytes, whole.end), NULL};
         if (r.begin >= r.end)
             continue;

@@ -654,6 +654,32 @@ static void test_told_when_done(void **state)
     fill_free(telling.fill);
 }
 
+/* The table of extents changes in the mapped index after it was opened: samples fail, and every load ends. */
+static void test_index_changes_underneath(void **state)
+{
+    static const struct {
+        size_t at, width;
+        uint64_t value;
+    } changes[] = {{offsetof(struct index_extent, source), 4, 0x7fffffff},
+                   {offsetof(struct index_extent, address), 8, UINT64_MAX - 4095},
+                   {offsetof(struct index_extent, bytes), 8, UINT64_MAX},
+                   {offsetof(struct index_extent, bytes), 8, UINT64_MAX / 2}};
+    testing_npy("changes.npy", 1, 64, 4096);
+    for (size_t k = 0; k < ARRAY_LEN(changes); k++) {
+        struct fill *fill = fill_of("worker", 2, 16 * KIB);
+        int fd = testing_index("changes.npy");
+        struct wset *ws = testing_wset(fd, 64 * KIB);
+        off_t at = (off_t)(ws->index.header->sections[INDEX_EXTENTS].offset + changes[k].at);
+        assert_int_equal(pwrite(fd, &changes[k].value, changes[k].width, at), changes[k].width);
+        assert_int_equal(fill_start(fill, ws), 0);
+        testing_wait_alone(ws);
+        for (uint64_t i = 0; i < ws->index.header->nsamples; i++)
+            assert_int_equal(wset_sample_state(ws, i), LIVE_FAILED);
+        wset_unref(ws);
+        fill_free(fill);
+    }
+}
+
 static void test_refused(void **state)
 {
     struct fill *fill;
@@ -691,6 +717,7 @@ int main(void)
         cmocka_unit_test(test_free_in_the_middle),
         cmocka_unit_test(test_done_ranges),
         cmocka_unit_test(test_told_when_done),
+        cmocka_unit_test(test_index_changes_underneath),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, teardown);
