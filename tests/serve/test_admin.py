@@ -362,8 +362,16 @@ def test_sets_of_a_system_daemon(host, quick_folder):
         numpy.save(host.data / f"{name}.npy", numpy.arange(800, dtype="<u4").reshape(100, 8))
         done = host.cli("--socket", daemon.socket, "preload", "--name", name, *options, host.data / f"{name}.npy")
         assert done.returncode == 0, done.stderr
-    readers = [host.python("ws = leat.open('leat://' + argv[0])\nit = iter(leat.Loader(ws, batch_size=10))\nnext(it)\nsay('read'); hear()", name,
-                           env={"LEAT_SOCKET": str(daemon.socket), "LEAT_JOB": f"job-{name}"}) for name in ("own", "everybodys")]
+    # A loader tells how far it is while it goes on: so it does, until it is told to end.
+    code = """
+import select
+loader = leat.Loader(leat.open('leat://' + argv[0]), batch_size=10)
+batches = (batch for _ in iter(int, 1) for batch in loader)
+say(len(next(batches)))
+while not select.select([sys.stdin], [], [], 0.02)[0]:
+    next(batches)
+"""
+    readers = [host.python(code, name, env={"LEAT_SOCKET": str(daemon.socket), "LEAT_JOB": f"job-{name}"}) for name in ("own", "everybodys")]
     for reader in readers:
         reader.hear()
 
