@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Queues and threads of fill.h. One lock guards every queue; it is held to pick work and to note that it ended, never during
- * I/O. A thread picks, in this order: loads (somebody waits for a streamed sample), urgent segments, then the next segment of
- * the sets in turn.
+ * I/O. A thread picks, in this order: loads (somebody waits for a streamed sample), what else is waited for (fill_urgent.c), then the
+ * next segment of the sets in turn.
  *
  * Invariants: a set is on `sets` while it has segments left and is not cancelled, or a thread is inside; it carries one reference
- * for that time. A segment's state only moves TODO -> TAKEN -> DONE.
+ * for that time. A segment's state moves TODO -> TAKEN -> DONE, before that any number of times TODO -> PARTLY -> TODO.
  */
 #include "pool/fill.h"
 
@@ -34,8 +34,6 @@
 #define WIDE_ALL_BYTES (32 * MIB)
 #define WIDE_SHARE     64u
 
-enum segment_state { SEGMENT_TODO, SEGMENT_TAKEN, SEGMENT_DONE };
-
 struct fill {
     struct fill_config config;
     struct fill_counters counters;
@@ -51,28 +49,23 @@ struct fill {
     struct fill_thread **thread; /* of each: NULL once it has ended */
 };
 
-/* Segments that lie one behind the other in a region, or a load. */
-struct pick {
-    struct wset *ws;
-    uint32_t segment, nsegments;
-    struct fill_load *load;
-};
+/* Below next_segment all are begun for good. */
+static void pass_begun(struct wset *ws)
+{
+    while (ws->next_segment < ws->nsegments && ws->segments[ws->next_segment].state >= SEGMENT_TAKEN)
+        ws->next_segment++;
+}
 
+/* The next one in the order of addresses. */
 static bool pick_segment(struct wset *ws, uint32_t *ret_segment)
 {
-    while (ws->nurgent > 0) {
-        uint32_t s = ws->urgent[0];
-        memmove(ws->urgent, ws->urgent + 1, --ws->nurgent * sizeof(*ws->urgent));
-        if (ws->segments[s].state == SEGMENT_TODO) {
-            *ret_segment = s;
-            return true;
-        }
-    }
-    while (ws->next_segment < ws->nsegments && ws->segments[ws->next_segment].state != SEGMENT_TODO)
-        ws->next_segment++;
-    if (ws->next_segment == ws->nsegments)
+    pass_begun(ws);
+    uint32_t s = ws->next_segment;
+    while (s < ws->nsegments && ws->segments[s].state != SEGMENT_TODO)
+        s++;
+    if (s == ws->nsegments)
         return false;
-    *ret_segment = ws->next_segment++;
+    *ret_segment = s;
     return true;
 }
 
@@ -96,10 +89,10 @@ static bool decoder_free(const struct wset *ws)
     return ws->decoders == 0 || ws->decoding < ws->decoders;
 }
 
-static bool pick(struct fill_thread *t, struct pick *ret)
+static bool pick(struct fill_thread *t, struct fill_pick *ret)
 {
     struct fill *fill = t->fill;
-    *ret = (struct pick){0};
+    *ret = (struct fill_pick){0};
     list_for_each (node, &fill->loads) {
         struct fill_load *load = container_of(node, struct fill_load, node);
         if (!decoder_free(load->ws))
@@ -112,12 +105,13 @@ static bool pick(struct fill_thread *t, struct pick *ret)
     for (int urgent = 1; urgent >= 0; urgent--) {
         list_for_each (node, &fill->sets) {
             struct wset *ws = container_of(node, struct wset, fill_node);
-            if (ws->fill_cancelled || !decoder_free(ws) || (urgent && ws->nurgent == 0) ||
-                !pick_segment(ws, &ret->segment))
+            if (ws->fill_cancelled || !decoder_free(ws) ||
+                !(urgent ? fill_urgent_pick(ws, fill->nthreads, ret) : pick_segment(ws, &ret->segment)))
                 continue;
-            ret->nsegments = run_of(t, ws, ret->segment);
+            ret->nsegments = ret->nfiles ? 0 : run_of(t, ws, ret->segment);
             for (uint32_t k = 0; k < ret->nsegments; k++)
                 ws->segments[ret->segment + k].state = SEGMENT_TAKEN;
+            pass_begun(ws);
             ws->active++;
             ws->decoding++;
             ret->ws = ws;
@@ -167,6 +161,11 @@ static void report_part(void *user, uint64_t i, unsigned f, const struct index_p
 {
     struct report *r = user;
     uint64_t from = part->address + offset, to = from + bytes;
+    if (bytes == part->bytes &&
+        wset_part_known(r->ws, i, f)) { /* it was read alone: other nodes may not know */
+        report_piece(r, i, f, part, 0, bytes, wset_part_crc(r->ws, i, f));
+        return;
+    }
     bool continued = r->before.bytes && r->before.sample == i && r->before.field == f;
     uint32_t crc = crc32c(continued ? r->before.crc : 0, r->data + (from - r->segment->address), bytes);
     if (continued) {
@@ -193,6 +192,16 @@ static void report_up_to(void *user, uint64_t address)
     r->before = r->after;
     r->after.bytes = 0;
     wset_parts_in(r->ws, r->begin, r->end, report_part, r);
+}
+
+static void note_bad(struct fill_thread *t, const struct wset *ws)
+{
+    if (!t->nbad)
+        return;
+    atomic_fetch_add(&t->fill->counters.errors, t->nbad);
+    if (strcmp(t->logged, t->bad[0].message) != 0 && t->bad[0].code != -ECANCELED)
+        log_warning_limited("%s: %s%s", ws->spec, t->bad[0].message, t->nbad > 1 ? " (and more)" : "");
+    memcpy(t->logged, t->bad[0].message, sizeof(t->logged));
 }
 
 /* ret_records: what other nodes are to hear of it. */
@@ -225,13 +234,29 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
                         &fill->counters);
         t->arrived = NULL;
     }
-    if (t->nbad) {
-        atomic_fetch_add(&fill->counters.errors, t->nbad);
-        if (strcmp(t->logged, t->bad[0].message) != 0 && t->bad[0].code != -ECANCELED)
-            log_warning_limited("%s: %s%s", ws->spec, t->bad[0].message, t->nbad > 1 ? " (and more)" : "");
-        memcpy(t->logged, t->bad[0].message, sizeof(t->logged));
-    }
+    note_bad(t, ws);
     report_up_to(&report, segment->address + segment->bytes);
+    *ret_records = report.records;
+    region_written(region);
+    wset_note_pages(ws, region);
+}
+
+/* Files of one region that somebody waits for. */
+static void files_fill(struct fill_thread *t, const struct fill_pick *p, struct bytes_out *ret_records)
+{
+    struct wset *ws = p->ws;
+    struct region *region = ws->regions[ws->segments[p->files[0].segment].address / ws->region_bytes].region;
+    struct report report = {.thread = t, .ws = ws};
+    fill_read_files(t, p, region, t->fill->config.opener, &t->fill->counters);
+    note_bad(t, ws);
+    for (unsigned k = 0; k < p->nfiles; k++) {
+        const struct fill_file *file = &p->files[k];
+        const struct index_part *part = &file->part;
+        const uint8_t *data = region->addr + part->address % ws->region_bytes;
+        bool bad = fill_bad_in(t, part->address, part->address + part->bytes);
+        report_piece(&report, file->sample, file->field, part, 0, part->bytes,
+                     bad ? 0 : crc32c(0, data, part->bytes));
+    }
     *ret_records = report.records;
     region_written(region);
     wset_note_pages(ws, region);
@@ -266,16 +291,27 @@ static void settle(struct wset *ws, struct bytes_out *records)
     wset_settle_empty(ws);
 }
 
-static void segments_ended(struct fill *fill, const struct pick *p, struct bytes_out *records)
+/* Under the lock: segments, or files of some, have ended. */
+static void mark_ended(struct fill *fill, const struct fill_pick *p)
 {
     struct wset *ws = p->ws;
-    pthread_mutex_lock(&fill->lock);
+    for (unsigned k = 0; k < p->nfiles; k++)
+        ws->segments[p->files[k].segment].state = SEGMENT_TODO;
+    if (p->nfiles) /* for threads that had nothing else to do */
+        pthread_cond_broadcast(&fill->work);
     for (uint32_t k = p->segment; k < p->segment + p->nsegments; k++) {
         ws->segments[k].state = SEGMENT_DONE;
         atomic_fetch_sub(&ws->pending_bytes, ws->segments[k].bytes);
     }
     ws->segments_left -= p->nsegments;
     atomic_fetch_add(&fill->counters.segments, p->nsegments);
+}
+
+static void pick_ended(struct fill *fill, const struct fill_pick *p, struct bytes_out *records)
+{
+    struct wset *ws = p->ws;
+    pthread_mutex_lock(&fill->lock);
+    mark_ended(fill, p);
     ws->active--;
     bool complete = ws->segments_left == 0;
     bool over = ws->active == 0 && (complete || ws->fill_cancelled) && !list_empty(&ws->fill_node);
@@ -430,7 +466,7 @@ static void *thread_main(void *arg)
     bool open_sources = false;
     pthread_mutex_lock(&fill->lock);
     for (;;) {
-        struct pick p;
+        struct fill_pick p;
         while (!pick(t, &p)) {
             if (fill->stopping)
                 goto out;
@@ -448,10 +484,13 @@ static void *thread_main(void *arg)
             struct wset_segment run = ws->segments[p.segment];
             for (uint32_t k = 1; k < p.nsegments; k++)
                 run.bytes += ws->segments[p.segment + k].bytes;
-            segment_fill(t, ws, &run, &records);
+            if (p.nfiles)
+                files_fill(t, &p, &records);
+            else
+                segment_fill(t, ws, &run, &records);
             histogram_add(&fill->segment_times, clock_now_ns() - began_ns);
             decoder_done(t, ws);
-            segments_ended(fill, &p, &records);
+            pick_ended(fill, &p, &records);
             wset_unref(ws);
         }
         pthread_mutex_lock(&fill->lock);
@@ -603,9 +642,7 @@ int fill_plan(struct fill *fill, struct wset *ws)
         if (code < 0)
             return code;
     }
-    ws->urgent_cap = 64;
-    ws->urgent = calloc(ws->urgent_cap, sizeof(*ws->urgent));
-    if (!ws->urgent)
+    if (fill_urgent_plan(ws) < 0)
         return -ENOMEM;
     ws->segments_left = ws->nsegments;
     return 0;
@@ -635,34 +672,10 @@ int fill_start(struct fill *fill, struct wset *ws)
     return 0;
 }
 
-/* The segments of ours that overlap [begin, end), as far as the ring has room. */
-static void urgent_add(struct wset *ws, uint64_t begin, uint64_t end)
-{
-    uint32_t low = 0, high = ws->nsegments;
-    while (low < high) {
-        uint32_t mid = low + (high - low) / 2;
-        if (ws->segments[mid].address + ws->segments[mid].bytes <= begin)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    for (; low < ws->nsegments && ws->segments[low].address < end && ws->nurgent < ws->urgent_cap; low++) {
-        bool asked = ws->segments[low].state != SEGMENT_TODO;
-        for (uint32_t k = 0; k < ws->nurgent && !asked; k++)
-            asked = ws->urgent[k] == low;
-        if (!asked)
-            ws->urgent[ws->nurgent++] = low;
-    }
-}
-
 void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i)
 {
-    struct index_part part;
     pthread_mutex_lock(&fill->lock);
-    for (unsigned f = 0; ws->urgent && f < ws->index.header->nfields; f++) {
-        if (index_part(&ws->index, i, f, &part) && part.bytes > 0)
-            urgent_add(ws, part.address, part.address + part.bytes);
-    }
+    fill_urgent_add(ws, i);
     pthread_mutex_unlock(&fill->lock);
 }
 

@@ -2,7 +2,7 @@
 /*
  * fill.h: the threads that bring sources into the pool. A working set's local addresses are cut into segments of some
  * MiB; each thread takes one, backs it with memory, reads its extents straight into place, checksums the parts in it while
- * they are warm, and reports them with wset_piece. Segments that somebody waits for go first. Streamed samples come
+ * they are warm, and reports them with wset_piece. What somebody waits for goes first (fill_urgent.c). Streamed samples come
  * by the same road into staging memory (fill_load).
  *
  * Lifetime: a job is part of its working set; fill_start takes a reference that goes when the last segment has ended, or
@@ -55,7 +55,7 @@ int fill_start(struct fill *fill, struct wset *ws);
 /* The same in two steps, the second of which cannot fail. With no segments at all, wset_settle_empty is the caller's. */
 int fill_plan(struct fill *fill, struct wset *ws);
 void fill_go(struct fill *fill, struct wset *ws);
-/* Sample i is waited for: its segments go first. Any thread. */
+/* Sample i is waited for: it goes first, alone where it is a file of its own, else with its segments. Any thread. */
 void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i);
 /* Is segment s (below ws->nsegments) filled, and which addresses is it? Control loop. */
 bool fill_segment_done(struct fill *fill, struct wset *ws, uint32_t s, uint64_t *ret_begin,

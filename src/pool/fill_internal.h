@@ -4,6 +4,7 @@
 #define POOL_FILL_INTERNAL_H
 
 #include "dataset/dataset.h"
+#include "dataset/index.h"
 #include "disk/disk.h"
 #include "pool/fill.h"
 
@@ -47,6 +48,30 @@ struct fill_target {
      * pages without clearing them and without a fault each. */
     int fd;
     uint64_t offset;
+};
+
+/* Who may begin with a segment? PARTLY: nobody, while a thread reads some of its files; then it is TODO again. */
+enum segment_state { SEGMENT_TODO, SEGMENT_PARTLY, SEGMENT_TAKEN, SEGMENT_DONE };
+
+#define FILL_FILES_MAX 16u
+
+/* A sample that is a file, and the segment that it lies in. */
+struct fill_file {
+    uint64_t sample;
+    struct index_part part;
+    struct index_extent extent; /* `number` of the index, and sound */
+    uint64_t number;
+    unsigned field;
+    uint32_t segment;
+};
+
+/* What a thread does next: a load; or of a set some files of one region; or else segments that lie one behind the other in a region. */
+struct fill_pick {
+    struct fill_load *load;
+    struct wset *ws;
+    uint32_t segment, nsegments;
+    struct fill_file files[FILL_FILES_MAX];
+    unsigned nfiles;
 };
 
 /* A small file that was not in the page cache: open, being read ahead by the kernel. */
@@ -100,6 +125,9 @@ struct fill_counters {
 unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t address, uint64_t bytes,
                          const struct fill_target *target, const struct source_opener *opener,
                          struct fill_counters *counters);
+/* The same of the files of a pick, which lie in `region`: it is backed with memory first. */
+void fill_read_files(struct fill_thread *t, const struct fill_pick *p, struct region *region,
+                     const struct source_opener *opener, struct fill_counters *counters);
 void fill_bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int code, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 /* The bad range that overlaps [begin, end), or NULL. */
@@ -115,6 +143,10 @@ int fill_bounce_out(struct fill_thread *t, const uint8_t *src, uint64_t address,
  * reads has none from then on (traits.direct_align). */
 bool fill_large(struct fill_thread *t, const struct index *index, uint64_t extent, struct fill_source *source,
                 bool direct, const struct fill_range *whole, const struct fill_range *r);
+/* fill_urgent.c, under fill's lock: the queue of samples that are waited for; what of them a thread does next. -ENOMEM; false: nothing. */
+int fill_urgent_plan(struct wset *ws);
+void fill_urgent_add(struct wset *ws, uint64_t i);
+bool fill_urgent_pick(struct wset *ws, unsigned threads, struct fill_pick *p);
 /* fill.c: the thread's wide bounce buffer, which is charged, at a border of 2 MiB; NULL: there is no memory for it, or no share. */
 uint8_t *fill_wide(struct fill_thread *t, uint64_t *ret_bytes);
 /* Gives it back, and its ticket, if there is one. */

@@ -17,6 +17,7 @@
 #include "base/ledger.h"
 #include "base/log.h"
 #include "disk/direct.h"
+#include "pool/region.h"
 #include "pool/source.h"
 #include "pool/wset.h"
 
@@ -427,6 +428,21 @@ static void read_chunk(struct fill_thread *t, struct wset *ws, const struct inde
     atomic_fetch_add_explicit(&counters->bytes_decoded, r->end - r->begin, memory_order_relaxed);
 }
 
+/* Read alone, because somebody waited for it, before the rest of its segment. A load reads into other memory. */
+static bool is_there(const struct fill_thread *t, const struct wset *ws, const struct index_extent *e)
+{
+    const struct index *index = &ws->index;
+    if (t->loading || index->header->kind != INDEX_KIND_DIR)
+        return false;
+    for (unsigned f = 0; f < index->header->nfields; f++) {
+        struct index_part part;
+        uint64_t i = index_sample_at(index, f, e->address);
+        if (i < index->header->nsamples && index_part(index, i, f, &part) && part.address == e->address)
+            return part.bytes == e->bytes && wset_part_known(ws, i, f);
+    }
+    return false;
+}
+
 unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t address, uint64_t bytes,
                          const struct fill_target *target, const struct source_opener *opener,
                          struct fill_counters *counters)
@@ -449,6 +465,10 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
         if (r.begin >= r.end)
             continue;
         r.dst = target_address(t, r.begin);
+        if (is_there(t, ws, e)) {
+            arrived(t, r.end);
+            continue;
+        }
         if (e->kind == INDEX_EXTENT_ZERO)
             memset(r.dst, 0, r.end - r.begin);
         else if (ws->remote && fill_is_remote(index, e->source))
@@ -465,4 +485,40 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
     while (t->nahead > 0)
         read_ahead_finish(t, counters);
     return t->nbad;
+}
+
+void fill_read_files(struct fill_thread *t, const struct fill_pick *p, struct region *region,
+                     const struct source_opener *opener, struct fill_counters *counters)
+{
+    struct wset *ws = p->ws;
+    const struct index *index = &ws->index;
+    uint64_t first = align_down(ws->segments[p->files[0].segment].address, ws->region_bytes), end = 0;
+    struct fill_range files[FILL_FILES_MAX], rooms[FILL_FILES_MAX];
+    int reserved[FILL_FILES_MAX];
+    for (unsigned k = 0; k < p->nfiles; k++) {
+        const struct wset_segment *s = &ws->segments[p->files[k].segment];
+        uint64_t from = p->files[k].part.address, to = from + p->files[k].part.bytes;
+        uint8_t *dst = region->addr + (from - first);
+        files[k] = (struct fill_range){from, to, dst};
+        /* Direct reads take the room behind it, too. */
+        rooms[k] = (struct fill_range){from, MIN(align_up(to, INDEX_FILE_ALIGN), s->address + s->bytes), dst};
+        reserved[k] = region_reserve(region, from - first, rooms[k].end - from);
+        end = MAX(end, rooms[k].end - first);
+    }
+    bool small_pages = region->pages == REGION_BASE && end > atomic_load(&region->ready_bytes);
+    t->nbad = 0;
+    t->target = (struct fill_target){region->addr, small_pages ? region->fd : -1, 0};
+    t->target_begin = first;
+    for (unsigned k = 0; k < p->nfiles; k++) {
+        const struct index_extent *e = &p->files[k].extent;
+        if (reserved[k] < 0)
+            fill_bad_add(t, files[k].begin, files[k].end, LEAT_NO_SPACE, "no memory for it in the pool (%s)",
+                         strerror(-reserved[k]));
+        else if (index->sources[e->source].bytes < SMALL_BYTES)
+            read_small(t, ws, e, &files[k], opener, counters);
+        else
+            read_raw(t, ws, p->files[k].number, e, &rooms[k], &files[k], opener, counters);
+    }
+    while (t->nahead > 0)
+        read_ahead_finish(t, counters);
 }

@@ -423,120 +423,7 @@ static void test_spoiled(void **state)
 
 static sem_t reached, go_on;
 static struct wset *watched;
-static uint64_t expect_first;
 static unsigned nadvanced;
-static bool right;
-
-/* Holds the only thread until the test lets it go. */
-static void block(struct fill_load *load, int status, const char *message)
-{
-    sem_post(&reached);
-    sem_wait(&go_on);
-}
-
-static void see_first(struct wset *ws)
-{
-    if (nadvanced++ == 0)
-        right =
-            wset_sample_state(ws, expect_first) == LIVE_RESIDENT && wset_sample_state(ws, 0) == LIVE_ABSENT;
-}
-
-static void test_urgent_first(void **state)
-{
-    testing_npy("urgent.npy", 1, 64, 16 * KIB);
-    struct fill *fill = fill_of("worker", 1, 64 * KIB);
-    struct wset *ws = testing_wset(testing_index("urgent.npy"), 1 * MIB);
-    uint8_t buf[64];
-    struct fill_load load = {.ws = ws, .address = 0, .bytes = 0, .dst = buf, .done = block};
-    sem_init(&reached, 0, 0);
-    sem_init(&go_on, 0, 0);
-    fill_load(fill, &load);
-    sem_wait(&reached);
-    expect_first = 41; /* in the middle of its segment: all of it is in one, as the header is 128 bytes */
-    nadvanced = 0;
-    on_advanced = see_first;
-    assert_int_equal(fill_start(fill, ws), 0);
-    fill_urgent(fill, ws, expect_first);
-    fill_urgent(fill, ws, expect_first);
-    sem_post(&go_on);
-    testing_wait_alone(ws);
-    on_advanced = NULL;
-    assert_true(right);
-    assert_int_equal(nadvanced, ws->nsegments);
-    fill_urgent(fill, ws, 3); /* there already: nothing */
-    assert_int_equal(ws->nurgent, 0);
-    fill_free(fill);
-    wset_unref(ws);
-}
-
-/* Small files by sixteen or so: who waits for one of them does not wait for all, and none is opened twice. */
-static void test_urgent_file(void **state)
-{
-    enum { FILES = 200 };
-    char name[64];
-    for (unsigned k = 0; k < FILES; k++) {
-        snprintf(name, sizeof(name), "few/%03u.bin", k);
-        testing_file(name, NULL, 0, k, 8000 + k);
-        testing_warm(name);
-    }
-    struct fill *fill = fill_of("worker", 1, 0);
-    struct wset *ws = testing_wset(testing_index("few"), 1 * MIB);
-    uint8_t buf[64];
-    struct fill_load load = {.ws = ws, .address = 0, .bytes = 0, .dst = buf, .done = block};
-    fill_load(fill, &load);
-    sem_wait(&reached);
-    expect_first = 150;
-    nadvanced = 0;
-    right = false;
-    on_advanced = see_first;
-    assert_int_equal(fill_start(fill, ws), 0);
-    assert_in_range(ws->nsegments, FILES / 24, FILES / 8);
-    fill_urgent(fill, ws, expect_first);
-    sem_post(&go_on);
-    testing_wait_alone(ws);
-    on_advanced = NULL;
-    assert_true(right);
-    struct fill_stats stats;
-    fill_stats(fill, &stats);
-    /* Where a region ends inside of one, both regions have a part of it. */
-    assert_in_range(stats.files_opened, FILES, FILES + ws->nregions - 1);
-    for (unsigned k = 0; k < FILES; k++) {
-        uint8_t got[8000 + FILES];
-        assert_int_equal(wset_sample_state(ws, k), LIVE_RESIDENT);
-        testing_part(ws, k, 0, got);
-        assert_int_equal(got[7999], testing_byte(k, 7999));
-    }
-    fill_free(fill);
-    wset_unref(ws);
-}
-
-/* A sample of many segments: all of them go first. */
-static void see_whole(struct wset *ws)
-{
-    if (wset_sample_state(ws, 1) == LIVE_RESIDENT && !right)
-        right = wset_sample_state(ws, 0) == LIVE_ABSENT && wset_sample_state(ws, 2) == LIVE_ABSENT;
-}
-
-static void test_urgent_whole(void **state)
-{
-    testing_npy("urgent2.npy", 1, 3, 320 * KIB);
-    struct fill *fill = fill_of("worker", 1, 32 * KIB);
-    struct wset *ws = testing_wset(testing_index("urgent2.npy"), 256 * KIB);
-    uint8_t buf[64];
-    struct fill_load load = {.ws = ws, .address = 0, .bytes = 0, .dst = buf, .done = block};
-    fill_load(fill, &load);
-    sem_wait(&reached);
-    right = false;
-    on_advanced = see_whole;
-    assert_int_equal(fill_start(fill, ws), 0);
-    fill_urgent(fill, ws, 1);
-    sem_post(&go_on);
-    testing_wait_alone(ws);
-    on_advanced = NULL;
-    assert_true(right);
-    fill_free(fill);
-    wset_unref(ws);
-}
 
 static void stop_at_second(struct wset *ws)
 {
@@ -551,6 +438,8 @@ static void test_cancel(void **state)
     testing_npy("cancel.npy", 1, 64, 16 * KIB);
     struct fill *fill = fill_of("worker", 1, 64 * KIB);
     struct wset *ws = watched = testing_wset(testing_index("cancel.npy"), 1 * MIB);
+    sem_init(&reached, 0, 0);
+    sem_init(&go_on, 0, 0);
     nadvanced = 0;
     on_advanced = stop_at_second;
     assert_int_equal(fill_start(fill, ws), 0);
@@ -710,9 +599,6 @@ int main(void)
         cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_roads),
         cmocka_unit_test(test_spoiled),
-        cmocka_unit_test(test_urgent_first),
-        cmocka_unit_test(test_urgent_file),
-        cmocka_unit_test(test_urgent_whole),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_free_in_the_middle),
         cmocka_unit_test(test_done_ranges),

@@ -28,7 +28,7 @@
 #define FAILURES_KEPT   256u
 #define FAILURES_FIRST  8u
 #define LIVE_HUGE_BYTES (4 * MIB)
-#define SET_BYTES       (16 * KIB) /* of a set of nothing: its object, names, first failures */
+#define SET_BYTES       (24 * KIB) /* of a set of nothing: its object, names, first failures, what is waited for */
 #define REGION_BYTES    512u       /* of a region: its object, and its place in the set's table */
 #define SEGMENT_TABLE                                                                                        \
     320u /* of a segment: twice its entry, as tables grow, and the part that straddles its end */
@@ -322,6 +322,11 @@ void wset_pin(struct wset *ws, uint64_t end)
 bool wset_part_known(const struct wset *ws, uint64_t i, unsigned f)
 {
     return atomic_load(&ws->parts_done[i * ws->mask_bytes + f / 8]) & (1u << f % 8);
+}
+
+uint32_t wset_part_crc(const struct wset *ws, uint64_t i, unsigned f)
+{
+    return __atomic_load_n(&ws->crc[i * ws->index.header->nfields + f], __ATOMIC_RELAXED);
 }
 
 static void sample_resident(struct wset *ws, uint64_t i);
@@ -630,8 +635,7 @@ void wset_pieces(struct wset *ws, uint64_t i, unsigned f,
         fn(user, i, f, s->pieces[k].offset, s->pieces[k].bytes, s->pieces[k].crc);
     pthread_mutex_unlock(&ws->straddle_lock);
     if (known)
-        fn(user, i, f, 0, part.bytes,
-           __atomic_load_n(&ws->crc[i * ws->index.header->nfields + f], __ATOMIC_RELAXED));
+        fn(user, i, f, 0, part.bytes, wset_part_crc(ws, i, f));
 }
 
 /* Of the addresses [begin, end), how many this host fills. */
@@ -680,7 +684,7 @@ int wset_streamed(struct wset *ws, uint64_t i, unsigned f, uint32_t crc)
             atomic_store_explicit(&ws->crc_known[at], 1, memory_order_release);
         return 0;
     }
-    return __atomic_load_n(&ws->crc[at], __ATOMIC_RELAXED) == crc ? 0 : LEAT_CORRUPT;
+    return wset_part_crc(ws, i, f) == crc ? 0 : LEAT_CORRUPT;
 }
 
 void wset_parts_in(const struct wset *ws, uint64_t begin, uint64_t end, wset_part_fn fn, void *user)

@@ -122,8 +122,8 @@ struct wset {
     struct wset_segment *segments;
     uint32_t nsegments, next_segment, segments_left, active;
     unsigned decoding; /* threads inside, of sets with `decoders` */
-    uint32_t *urgent;  /* ring of segment numbers asked for first */
-    uint32_t nurgent, urgent_cap;
+    uint64_t *urgent;  /* samples that somebody waits for, in that order (pool/fill_urgent.c) */
+    uint32_t nurgent;
     bool fill_cancelled;
 
     bool remote; /* immutable: some of its sources lie elsewhere */
@@ -144,7 +144,7 @@ void wset_unref(struct wset *ws);
 
 /*
  * How much one thread loads in one go: 8 MiB, as disks and checksums want it. Of small files it is the opening that costs, so sixteen of them do as
- * well, and somebody who waits for 64 random ones waits for a thousand, not for all there are. Fewer, larger ones in a set so large that
+ * well: a file that is waited for comes alone, as soon as a thread has ended its segment. Fewer, larger ones in a set so large that
  * the table of segments would count. Smaller ones where samples are of a few bytes: other nodes hear of each.
  */
 uint64_t wset_segment_bytes(const struct index *index);
@@ -171,8 +171,9 @@ void wset_pieces(struct wset *ws, uint64_t i, unsigned f,
                  void (*fn)(void *user, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes,
                             uint32_t crc),
                  void *user);
-/* Has part f of sample i arrived whole? */
+/* Has part f of sample i arrived whole? With which CRC? */
 bool wset_part_known(const struct wset *ws, uint64_t i, unsigned f);
+uint32_t wset_part_crc(const struct wset *ws, uint64_t i, unsigned f);
 /* Does part f of sample i lack bytes that this host fills? */
 bool wset_part_missing(struct wset *ws, uint64_t i, unsigned f);
 /* The same for streamed samples: the CRC is recorded the first time and compared afterwards: LEAT_CORRUPT. Whole parts only. */
