@@ -136,7 +136,7 @@ void s3_page_begin(struct bytes_out *out, const struct s3_page *p)
     if (p->v2 && p->token)
         s3_element(out, "ContinuationToken", p->token, p->token_len);
     s3_element_u64(out, "MaxKeys", p->max_keys);
-    if (p->delimiter)
+    if (p->delimiter_len) /* an empty one delimits nothing */
         s3_element_key(out, p->url, "Delimiter", p->delimiter, p->delimiter_len);
     if (p->url)
         put_text(out, "EncodingType", "url");
