@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bucket.c: buckets and their properties: few, all in memory; each a small file of the same content on every path.
+ * bucket.c: buckets and their properties: few, all in memory; each two small files of the same content on every path, NAME and NAME#copy.
  *
  *     | magic: 8 | version of the format u32 | id, flags u32 | created, version u64 | deleted u8 | name | props | CRC32C |
  *
  * Happy path: a change is written to all paths (beside, flushed, renamed), then seen. At start the highest version of each counts.
  * Failure modes: a path that is not there misses a change, and learns it when it is back; so a deletion leaves a mark while a path is away. What was refused
  * and has its name on some path all the same would be in force after the next start: what is in force goes over it, and nothing is stored before.
+ * A damaged copy is written again from another one. Where all are damaged, the bucket is neither there nor not there: STORE_BUCKET_DAMAGED, until
+ * store_bucket_restore makes it again, with the id that its objects have.
  * Invariants: ids are never used twice, also not after a deletion: they follow the clock.
  */
 #include "store/internal.h"
@@ -61,8 +63,30 @@ static struct bucket *lookup(struct store *s, const char *name)
     return at < s->nbuckets && strcmp(s->buckets[at]->b.name, name) == 0 ? s->buckets[at] : NULL;
 }
 
-static int no_bucket(const char *name, struct leat_error *err)
+static bool is_damaged(struct store *s, const char *name)
 {
+    bool damaged = false;
+    pthread_mutex_lock(&s->buckets_lock);
+    for (unsigned i = 0; i < s->ndamaged; i++)
+        damaged |= strcmp(s->damaged[i], name) == 0;
+    pthread_mutex_unlock(&s->buckets_lock);
+    return damaged;
+}
+
+static int damaged_bucket(struct store *s, const char *name, struct leat_error *err)
+{
+    return error_set(
+        err, STORE_BUCKET_DAMAGED,
+        "all copies of the description of bucket '%.63s' are damaged (%s/buckets/%.63s): restore one "
+        "from a backup and start again, or have an administrator create the bucket again, which "
+        "keeps its objects",
+        name, s->paths[0]->dir, name);
+}
+
+static int no_bucket(struct store *s, const char *name, struct leat_error *err)
+{
+    if (is_damaged(s, name))
+        return damaged_bucket(s, name, err);
     return error_set(err, STORE_NO_BUCKET, "there is no bucket '%.63s'", name);
 }
 
@@ -121,13 +145,29 @@ int store_bucket_parse(const void *data, size_t len, struct store_bucket *ret, b
     return 0;
 }
 
-/* On one path. *ret_named: whoever starts next may read it. */
+/* Names of buckets have no #, so one that is under way or a copy is never taken for another bucket. */
+#define COPIES        2u
+#define COPY_SUFFIX   "#copy"
+#define COPY_NAME_MAX (STORE_BUCKET_MAX + sizeof(COPY_SUFFIX))
+static void copy_name(const char *bucket, unsigned copy, char out[COPY_NAME_MAX])
+{
+    snprintf(out, COPY_NAME_MAX, "%.*s%s", (int)STORE_BUCKET_MAX, bucket, copy ? COPY_SUFFIX : "");
+}
+
+/* Both copies on one path. *ret_named: the next start may read it. */
 static int write_one(struct store *s, struct path *p, const char *name, const struct bytes_out *out,
                      bool *ret_named, struct leat_error *err)
 {
-    char dir[PATH_FILE_MAX];
+    char dir[PATH_FILE_MAX], file[COPY_NAME_MAX];
+    int rc = 0;
+    *ret_named = false;
     snprintf(dir, sizeof(dir), "%s/buckets", p->dir);
-    int rc = store_io_replace(s->io, dir, name, out->data, out->len, ret_named);
+    for (unsigned copy = 0; rc == 0 && copy < COPIES; copy++) {
+        bool named;
+        copy_name(name, copy, file);
+        rc = store_io_replace(s->io, dir, file, out->data, out->len, &named);
+        *ret_named |= named;
+    }
     return rc == 0 ? 0 : store_path_error(p, rc, "a bucket cannot be written", err);
 }
 
@@ -219,13 +259,18 @@ void store_buckets_tick(struct store *s)
 
 static int unlink_all(struct store *s, const char *name)
 {
-    char file[PATH_FILE_MAX + STORE_BUCKET_MAX + 1], dir[PATH_FILE_MAX];
+    char file[PATH_FILE_MAX + COPY_NAME_MAX], dir[PATH_FILE_MAX], copied[COPY_NAME_MAX];
     int first = 0;
     for (unsigned i = 0; i < s->npaths; i++) {
+        int rc = 0;
         snprintf(dir, sizeof(dir), "%s/buckets", s->paths[i]->dir);
-        snprintf(file, sizeof(file), "%s/%s", dir, name);
-        int rc = s->io->unlink(s->io, file);
-        if (rc == 0 || rc == -ENOENT)
+        for (unsigned copy = COPIES; rc == 0 && copy-- > 0;) {
+            copy_name(name, copy, copied);
+            snprintf(file, sizeof(file), "%s/%s", dir, copied);
+            rc = s->io->unlink(s->io, file);
+            rc = rc == -ENOENT ? 0 : rc;
+        }
+        if (rc == 0)
             rc = s->io->syncdir(s->io, dir);
         first = first ? first : rc;
     }
@@ -256,32 +301,65 @@ static void drop(struct store *s, struct bucket *b)
     free(b);
 }
 
-static int load_one(struct store *s, unsigned path, const char *file)
+static int note_damaged(struct store *s, const char *name)
 {
-    int fd = s->io->open(s->io, file, O_RDONLY, 0);
-    if (fd < 0)
-        return fd;
+    if (is_damaged(s, name))
+        return 0;
+    char(*damaged)[STORE_BUCKET_MAX + 1] = realloc(s->damaged, (s->ndamaged + 1) * sizeof(*damaged));
+    if (!damaged)
+        return -ENOMEM;
+    s->damaged = damaged;
+    snprintf(damaged[s->ndamaged++], sizeof(*damaged), "%s", name);
+    return 0;
+}
+
+static void forget_damaged(struct store *s, const char *name)
+{
+    for (unsigned i = 0; i < s->ndamaged; i++)
+        if (strcmp(s->damaged[i], name) == 0)
+            memcpy(s->damaged[i], s->damaged[--s->ndamaged], sizeof(s->damaged[i]));
+}
+
+/* LEAT_CORRUPT: damaged, or it cannot be read. */
+static int read_one(struct store *s, const char *file, struct store_bucket *ret, bool *ret_deleted)
+{
     const size_t max = STORE_PROPS_MAX + 512;
     AUTO_FREE uint8_t *data = malloc(max);
-    int64_t n = data ? s->io->pread(s->io, fd, data, max, 0) : -ENOMEM;
-    s->io->close(s->io, fd);
-    struct bucket *b = n < 0 ? NULL : calloc(1, sizeof(*b));
-    if (!b)
-        return n < 0 ? (int)n : -ENOMEM;
-    bool deleted;
-    int rc = store_bucket_parse(data, (size_t)n, &b->b, &deleted);
+    int fd = data ? s->io->open(s->io, file, O_RDONLY, 0) : -ENOMEM;
+    int64_t n = fd < 0 ? fd : s->io->pread(s->io, fd, data, max, 0);
+    if (fd >= 0)
+        s->io->close(s->io, fd);
+    if (n < 0)
+        return n == -ENOMEM || n == -EMFILE || n == -ENFILE ? (int)n : LEAT_CORRUPT;
+    return store_bucket_parse(data, (size_t)n, ret, ret_deleted);
+}
+
+/* One copy on one path. The highest version of all that are sound counts. */
+static int load_one(struct store *s, unsigned path, const char *name, unsigned copy)
+{
+    char file[PATH_FILE_MAX + COPY_NAME_MAX], copied[COPY_NAME_MAX];
+    copy_name(name, copy, copied);
+    snprintf(file, sizeof(file), "%s/buckets/%s", s->paths[path]->dir, copied);
+    struct bucket *b = calloc(1, sizeof(*b));
+    bool deleted = false;
+    int rc = b ? read_one(s, file, &b->b, &deleted) : -ENOMEM;
+    if (rc == 0 && strcmp(b->b.name, name) != 0) {
+        store_bucket_fini(&b->b);
+        rc = LEAT_CORRUPT;
+    }
     if (rc < 0) {
         free(b);
-        if (rc == LEAT_CORRUPT)
-            log_warning("%s is damaged", file);
-        return rc == LEAT_CORRUPT ? 0 : rc;
+        if (rc != LEAT_CORRUPT)
+            return rc;
+        log_warning("%s is damaged", file);
+        return note_damaged(s, name);
     }
     b->deleting = deleted; /* until all paths were read */
     s->last_bucket_id = MAX(s->last_bucket_id, b->b.id);
-    b->has = 1ull << path;
+    b->has[copy] = 1ull << path;
     struct bucket *there = lookup(s, b->b.name);
     if (there && there->b.version >= b->b.version) {
-        there->has |= there->b.version == b->b.version ? b->has : 0;
+        there->has[copy] |= there->b.version == b->b.version ? b->has[copy] : 0;
         store_bucket_fini(&b->b);
         free(b);
         return 0;
@@ -292,6 +370,22 @@ static int load_one(struct store *s, unsigned path, const char *file)
     if (rc < 0) {
         store_bucket_fini(&b->b);
         free(b);
+    }
+    return rc;
+}
+
+/* Of each bucket that has a file there: a copy that is missing is written again by spread. */
+static int load_folder(struct store *s, unsigned path, DIR *d)
+{
+    int rc = 0;
+    for (struct dirent *e; rc == 0 && (e = readdir(d));) {
+        char name[STORE_BUCKET_MAX + 1];
+        size_t len = strcspn(e->d_name, "#"); /* one under way has another suffix */
+        unsigned copy = e->d_name[len] ? 1 : 0;
+        snprintf(name, sizeof(name), "%.*s", (int)MIN(len, (size_t)STORE_BUCKET_MAX), e->d_name);
+        if (len <= STORE_BUCKET_MAX && store_bucket_name_ok(name) &&
+            strcmp(e->d_name + len, copy ? COPY_SUFFIX : "") == 0)
+            rc = load_one(s, path, name, copy);
     }
     return rc;
 }
@@ -307,39 +401,53 @@ static int spread(struct store *s, const struct bucket *b)
     bool named;
     int rc = encode(&b->b, b->deleting, &out);
     for (unsigned i = 0; rc == 0 && i < s->npaths; i++)
-        if (!(b->has & 1ull << i) && !atomic_load(&s->paths[i]->failed) &&
+        if (!(b->has[0] & b->has[1] & 1ull << i) && !atomic_load(&s->paths[i]->failed) &&
             write_one(s, s->paths[i], b->b.name, &out, &named, &err) < 0)
             log_warning("%s does not know bucket '%s': %s", s->paths[i]->dir, b->b.name, err.message);
     bytes_out_fini(&out);
     return rc;
 }
 
+/* Damaged copies of what is sound on another path, or beside it, were written again; of the rest nothing is known. */
+static void report_damaged(struct store *s)
+{
+    struct leat_error err = {0};
+    for (unsigned i = s->ndamaged; i-- > 0;) {
+        const char *name = s->damaged[i];
+        if (lookup(s, name)) {
+            log_warning("a damaged copy of the description of bucket '%s' was repaired from another copy",
+                        name);
+            forget_damaged(s, name);
+        } else {
+            damaged_bucket(s, name, &err);
+            log_error("%s", err.message);
+        }
+    }
+}
+
 int store_buckets_load(struct store *s, struct leat_error *err)
 {
     static_assert(STORE_PATHS_MAX <= 64, "a bit for each");
     for (unsigned i = 0; i < s->npaths; i++) {
-        char dir[PATH_FILE_MAX], file[PATH_FILE_MAX + 256];
+        char dir[PATH_FILE_MAX];
         snprintf(dir, sizeof(dir), "%s/buckets", s->paths[i]->dir);
         DIR *d = atomic_load(&s->paths[i]->failed) ? NULL : opendir(dir);
         /* A creation that was killed before its last flush is there from now on: objects will be stored in it. */
         int rc = d ? s->io->syncdir(s->io, dir) : 0;
-        for (struct dirent *e; d && rc == 0 && (e = readdir(d));) {
-            snprintf(file, sizeof(file), "%s/%s", dir, e->d_name);
-            if (store_bucket_name_ok(e->d_name)) /* one under way has a # in its name */
-                rc = load_one(s, i, file);
-        }
+        if (d && rc == 0)
+            rc = load_folder(s, i, d);
         if (d)
             closedir(d);
         if (rc < 0)
             return error_sys(err, rc, "%s: buckets cannot be read", s->paths[i]->dir);
     }
-    for (unsigned i = s->nbuckets; i-- > 0;) {
-        int rc = spread(s, s->buckets[i]);
-        if (rc < 0)
-            return error_set(err, rc, "no memory for a bucket");
+    for (unsigned i = 0; i < s->nbuckets; i++)
+        if (spread(s, s->buckets[i]) < 0)
+            return error_set(err, -ENOMEM, "no memory for a bucket");
+    report_damaged(s);
+    for (unsigned i = s->nbuckets; i-- > 0;)
         if (s->buckets[i]->deleting)
             drop(s, s->buckets[i]);
-    }
     return 0;
 }
 
@@ -348,6 +456,7 @@ void store_buckets_free(struct store *s)
     while (s->nbuckets > 0)
         drop(s, s->buckets[s->nbuckets - 1]);
     free(s->buckets);
+    free(s->damaged);
 }
 
 int store_bucket_find(struct store *s, const char *name, uint32_t *ret_id, uint32_t *ret_flags,
@@ -360,7 +469,7 @@ int store_bucket_find(struct store *s, const char *name, uint32_t *ret_id, uint3
     if (b && ret_flags)
         *ret_flags = b->b.flags;
     pthread_mutex_unlock(&s->buckets_lock);
-    return b ? 0 : no_bucket(name, err);
+    return b ? 0 : no_bucket(s, name, err);
 }
 
 static int enter(struct store *s, const char *name, uint32_t id, bool stores, bool *ret_remote,
@@ -383,7 +492,7 @@ static int enter(struct store *s, const char *name, uint32_t id, bool stores, bo
         return error_set(
             err, STORE_UNAVAILABLE,
             "bucket '%.63s' cannot be written on all disks: nothing is stored in it until it can", name);
-    return good ? 0 : no_bucket(name, err);
+    return good ? 0 : no_bucket(s, name, err);
 }
 
 int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret_remote, uint64_t *ret_front,
@@ -440,9 +549,8 @@ static bool any_blind(struct store *s)
     return false;
 }
 
-/* Changes are rare: they hold buckets_write, so that buckets_lock is never held while a disk is waited for. */
-int store_bucket_create(struct store *s, const char *name, uint32_t flags, const char *props,
-                        struct leat_error *err)
+static int bucket_new(const char *name, uint32_t flags, const char *props, struct bucket **ret,
+                      struct leat_error *err)
 {
     if (!store_bucket_name_ok(name))
         return error_set(err, LEAT_INVALID,
@@ -461,33 +569,62 @@ int store_bucket_create(struct store *s, const char *name, uint32_t flags, const
     snprintf(b->b.name, sizeof(b->b.name), "%s", name);
     b->b.flags = flags;
     b->b.created_ns = store_wall_ns();
+    b->b.props_len = strlen(b->b.props);
+    *ret = b;
+    return 0;
+}
+
+/* buckets_write is held. id 0: a new one. */
+static int may_create(struct store *s, struct bucket *b, uint32_t id, struct leat_error *err)
+{
+    const char *name = b->b.name;
     b->b.version = store_next_seq(s); /* above that of a deletion's mark */
     b->b.front = b->b.version;        /* no other bucket's, nor that of one of this name before */
-    b->b.props_len = strlen(b->b.props);
-    pthread_mutex_lock(&s->buckets_write);
     pthread_mutex_lock(&s->buckets_lock);
-    uint32_t id = (uint32_t)(b->b.created_ns / 1000000000 - 1600000000);
+    uint32_t next = (uint32_t)(b->b.created_ns / 1000000000 - 1600000000);
     for (unsigned i = 0; i < s->nbuckets; i++)
-        id = MAX(id, s->buckets[i]->b.id + 1);
-    b->b.id = s->last_bucket_id = MAX(id, s->last_bucket_id + 1);
-    rc = lookup(s, name) ? error_set(err, STORE_EXISTS, "there is a bucket '%s' already", name)
-         : any_blind(s)
-             ? error_set(err, STORE_UNAVAILABLE,
-                         "a path of the store has failed; it may have a bucket '%s', whose objects "
-                         "would be lost with a new one: mend it, or have it forgotten (forget_missing), and "
-                         "start again",
-                         name)
-             : 0;
+        next = MAX(next, s->buckets[i]->b.id + 1);
+    next = MAX(next, s->last_bucket_id + 1);
+    b->b.id = id ? id : next;
+    s->last_bucket_id = MAX(s->last_bucket_id, b->b.id);
+    int rc =
+        lookup(s, name) ? error_set(err, STORE_EXISTS, "there is a bucket '%s' already", name)
+        : any_blind(s)
+            ? error_set(err, STORE_UNAVAILABLE,
+                        "a path of the store has failed; it may have a bucket '%s', whose objects "
+                        "would be lost with a new one: mend it, or have it forgotten (forget_missing), and "
+                        "start again",
+                        name)
+            : 0;
     pthread_mutex_unlock(&s->buckets_lock);
+    return rc;
+}
+
+/* Changes are rare: they hold buckets_write, so that buckets_lock is never held while a disk is waited for. */
+static int create(struct store *s, const char *name, uint32_t flags, const char *props, bool restore,
+                  struct leat_error *err)
+{
+    struct bucket *b = NULL;
     struct written w = {0};
+    int rc = bucket_new(name, flags, props, &b, err);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&s->buckets_write);
+    bool damaged = is_damaged(s, name);
+    if (damaged && !restore)
+        rc = damaged_bucket(s, name, err);
+    if (rc == 0)
+        rc = may_create(s, b, damaged ? store_bucket_lost_id(s, name) : 0, err);
     if (rc == 0)
         rc = write_all(s, &b->b, false, false, &w, err);
     if (rc == 0) {
         pthread_mutex_lock(&s->buckets_lock);
         rc = insert(s, b);
+        if (rc == 0)
+            forget_damaged(s, name);
         pthread_mutex_unlock(&s->buckets_lock);
     }
-    if (rc < 0 && w.taken)
+    if (rc < 0 && w.taken && !damaged) /* half of it restored is better than none */
         write_over(s, &b->b, true, w.taken, false);
     pthread_mutex_unlock(&s->buckets_write);
     if (rc < 0) {
@@ -495,6 +632,17 @@ int store_bucket_create(struct store *s, const char *name, uint32_t flags, const
         free(b);
     }
     return rc;
+}
+
+int store_bucket_create(struct store *s, const char *name, uint32_t flags, const char *props,
+                        struct leat_error *err)
+{
+    return create(s, name, flags, props, false, err);
+}
+
+int store_bucket_restore(struct store *s, const char *name, const char *props, struct leat_error *err)
+{
+    return create(s, name, 0, props, true, err);
 }
 
 /* Objects of this bucket; of those, with flags other than 0, only such as have one of them. */
@@ -553,7 +701,7 @@ int store_bucket_delete(struct store *s, const char *name, struct leat_error *er
     }
     pthread_mutex_unlock(&s->buckets_lock);
     uint64_t touched = 0;
-    int rc = b ? delete_empty(s, b, &touched, err) : no_bucket(name, err);
+    int rc = b ? delete_empty(s, b, &touched, err) : no_bucket(s, name, err);
     if (b && rc < 0)
         take_back(s, b, touched | b->astray); /* what is gone is written anew */
     pthread_mutex_lock(&s->buckets_lock);
@@ -587,7 +735,7 @@ int store_bucket_get(struct store *s, const char *name, struct store_bucket *ret
     pthread_mutex_unlock(&s->buckets_lock);
     if (rc < 0)
         return error_set(err, rc, "no memory for a bucket's properties");
-    return b ? 0 : no_bucket(name, err);
+    return b ? 0 : no_bucket(s, name, err);
 }
 
 /* buckets_write is held. props NULL: as they are. */
@@ -635,7 +783,7 @@ int store_bucket_set(struct store *s, const char *name, uint64_t if_version, con
         return rc;
     pthread_mutex_lock(&s->buckets_write);
     struct bucket *b = lookup(s, name); /* only who holds buckets_write changes them */
-    rc = b ? change(s, name, if_version, b->b.flags, b->b.front, props, err) : no_bucket(name, err);
+    rc = b ? change(s, name, if_version, b->b.flags, b->b.front, props, err) : no_bucket(s, name, err);
     pthread_mutex_unlock(&s->buckets_write);
     return rc;
 }
@@ -673,7 +821,7 @@ int store_bucket_front(struct store *s, const char *name, uint64_t if_version, e
             pthread_cond_wait(&s->buckets_cond, &s->buckets_lock);
     }
     pthread_mutex_unlock(&s->buckets_lock);
-    rc = b ? check_front(s, b, front, err) : no_bucket(name, err);
+    rc = b ? check_front(s, b, front, err) : no_bucket(s, name, err);
     if (rc == 0) {
         uint32_t flags = front == STORE_FRONT_NONE ? b->b.flags & ~(uint32_t)STORE_BUCKET_REMOTE
                                                    : b->b.flags | STORE_BUCKET_REMOTE;

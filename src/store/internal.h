@@ -101,8 +101,8 @@ struct bucket {
     struct store_bucket b;
     unsigned commits; /* under way: what changes the bucket itself waits for them */
     bool deleting;
-    bool changing; /* those that come wait */
-    uint64_t has;  /* bits of paths that have this version; known when all were read */
+    bool changing;   /* those that come wait */
+    uint64_t has[2]; /* of each copy: bits of paths that have this version; known when all were read */
     uint64_t
         astray; /* of paths where it says what was refused: nothing is stored in it until that is written over */
 };
@@ -136,6 +136,8 @@ struct store {
     pthread_cond_t buckets_cond;
     struct bucket **buckets; /* by name */
     unsigned nbuckets;
+    char (*damaged)[STORE_BUCKET_MAX + 1]; /* buckets of which all descriptions are damaged */
+    unsigned ndamaged;
     uint32_t last_bucket_id;
 
     pthread_mutex_t uploads_lock;
@@ -186,6 +188,8 @@ const char *store_key_text(const char *bucket, const void *key, size_t key_len, 
 int store_bucket_parse(const void *data, size_t len, struct store_bucket *ret, bool *ret_deleted);
 int store_buckets_load(struct store *s, struct leat_error *err);
 void store_buckets_free(struct store *s);
+/* restore.c: of a bucket whose description is damaged. 0: it has no objects. */
+uint32_t store_bucket_lost_id(struct store *s, const char *name);
 /* What was refused, and could not be taken back, is tried again. */
 void store_buckets_tick(struct store *s);
 /* id and flags of a bucket. STORE_NO_BUCKET. */

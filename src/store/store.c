@@ -233,6 +233,9 @@ void store_status(struct store *s, struct store_status *ret)
     ret->flushes = atomic_load(&s->flushes);
     uint64_t uploads = atomic_load(&s->uploads_room.used_bytes), used = atomic_load(&s->office->used_bytes);
     ret->buffer_bytes = used - MIN(used, uploads); /* those are charged for as long as they are open */
+    pthread_mutex_lock(&s->buckets_lock);
+    ret->damaged_buckets = s->ndamaged;
+    pthread_mutex_unlock(&s->buckets_lock);
     pthread_mutex_lock(&s->open.lock);
     ret->open_objects = s->open.count;
     pthread_mutex_unlock(&s->open.lock);

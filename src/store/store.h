@@ -18,11 +18,12 @@
 #include "base/base.h"
 #include "base/ticket.h"
 
-#define STORE_NO_BUCKET    (-ENXIO)     /* the bucket does not exist (LEAT_NOT_FOUND: the key does not) */
-#define STORE_NO_UPLOAD    (-ESRCH)     /* no such multipart upload */
-#define STORE_EXISTS       (-EEXIST)    /* the bucket exists already */
-#define STORE_NOT_EMPTY    (-ENOTEMPTY) /* the bucket has objects (store_bucket_front: or uploads) */
-#define STORE_PRECONDITION (-ECHRNG)    /* if_match, if_none_match: it is not so */
+#define STORE_NO_BUCKET      (-ENXIO)     /* the bucket does not exist (LEAT_NOT_FOUND: the key does not) */
+#define STORE_NO_UPLOAD      (-ESRCH)     /* no such multipart upload */
+#define STORE_EXISTS         (-EEXIST)    /* the bucket exists already */
+#define STORE_NOT_EMPTY      (-ENOTEMPTY) /* the bucket has objects (store_bucket_front: or uploads) */
+#define STORE_BUCKET_DAMAGED (-EUCLEAN) /* the bucket's description is damaged: neither there nor not there */
+#define STORE_PRECONDITION   (-ECHRNG)  /* if_match, if_none_match: it is not so */
 #define STORE_UNAVAILABLE                                                                                    \
     (-EIO) /* it lies on a path that failed, or may lie there, or a change of it could not be flushed: neither found nor not found */
 #define STORE_AGAIN          (-EAGAIN) /* [loop] calls: not without I/O; ask a thread that may block */
@@ -95,9 +96,14 @@ struct store_bucket {
 void store_bucket_fini(struct store_bucket *b);
 
 bool store_bucket_name_ok(const char *name); /* [loop] */
-/* Durable when it returns. props may be NULL ("{}"). STORE_EXISTS; LEAT_INVALID: the name. */
+/* Durable when it returns. props may be NULL ("{}"). STORE_EXISTS; LEAT_INVALID: the name; STORE_BUCKET_DAMAGED: it would be another with this name. */
 int store_bucket_create(struct store *s, const char *name, uint32_t flags, const char *props,
                         struct leat_error *err);
+/*
+ * As store_bucket_create, also for one whose description is damaged, with the objects that it had; uploads in parts are there after the next start. Only an
+ * administrator may: the bucket gets these properties, its owner among them.
+ */
+int store_bucket_restore(struct store *s, const char *name, const char *props, struct leat_error *err);
 /* Uploads into it that are open are aborted. STORE_NOT_EMPTY: it has objects; STORE_NO_BUCKET. */
 int store_bucket_delete(struct store *s, const char *name, struct leat_error *err);
 /* [loop] ret_bucket NULL: does it exist? */
@@ -443,9 +449,10 @@ struct store_status {
     unsigned npaths;
     struct store_path_status paths[STORE_PATHS_MAX];
     uint64_t puts, gets, deletes, put_bytes, open_hits, open_misses;
-    unsigned open_objects; /* in the cache of open files */
-    uint64_t buffer_bytes; /* of PUTs under way */
-    uint64_t flushes;      /* of logs; fewer than PUTs where they shared one */
+    unsigned open_objects;    /* in the cache of open files */
+    unsigned damaged_buckets; /* of which all descriptions are damaged */
+    uint64_t buffer_bytes;    /* of PUTs under way */
+    uint64_t flushes;         /* of logs; fewer than PUTs where they shared one */
 };
 void store_status(struct store *s, struct store_status *ret_status);
 

@@ -349,6 +349,8 @@ static int read_upload(struct store *s, struct path *p, const struct ikey *k)
     const char *text = bytes_get(&in, remote_len);
     uint32_t key_len = bytes_get_u32(&in);
     const void *key = bytes_get(&in, key_len);
+    if (rc == 0 && !*bucket && s->ndamaged) /* its bucket may be that one */
+        rc = STORE_BUCKET_DAMAGED;
     if (rc == 0 && (bytes_in_done(&in) < 0 || key_len < 1 || key_len > STORE_KEY_MAX ||
                     remote_len > STORE_REMOTE_MAX || !*bucket))
         rc = LEAT_CORRUPT;

@@ -112,7 +112,7 @@ def test_rot_is_fetched_at_once(node, tmp_path):
     server.start()
     assert server.request("GET", "/front/small").body == small
     answer = server.request("GET", "/own/small-4")
-    assert answer.status == 500 and "Store the object anew" in answer.xml.findtext("Message"), answer.body
+    assert answer.status == 503 and "Store the object anew" in answer.xml.findtext("Message"), answer.body
 
 
 def test_slow(tmp_path):

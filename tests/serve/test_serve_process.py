@@ -446,6 +446,43 @@ def test_a_bit_that_flips(start):
     assert server.request("GET", "/bucket/small").body == b"anew"
 
 
+def test_descriptions_that_rot(start):
+    """One of two copies: nothing is to be seen. Both: 500, not 404, no other owner, not ready; an administrator makes it again, with its objects."""
+    server = start(name="rot")
+    maker = {"access": "LEATTESTMAKER0000001", "secret": "secret-of-the-maker"}
+    for name in ("bucket", "fine"):
+        assert server.request("PUT", f"/{name}").status == 200
+        assert server.request("PUT", f"/{name}/key", b"what was acknowledged").status == 200
+    assert server.request("GET", "/readyz").status == 200
+
+    def rot(*names):
+        server.stop()
+        for name in names:
+            path = server.store / "buckets" / name
+            raw = bytearray(path.read_bytes())
+            raw[40] ^= 16
+            path.write_bytes(raw)
+        server.start()
+
+    for name in ("bucket", "bucket#copy"):
+        rot(name)
+        assert server.request("GET", "/bucket/key").body == b"what was acknowledged"
+    assert server.log.read_text().count("was repaired from another copy") == 2
+    rot("bucket", "bucket#copy")
+    assert error(server.request("GET", "/bucket/key")) == (500, "InternalError")
+    assert server.request("HEAD", "/bucket/key").status == 500
+    for method, path, body in (("PUT", "/bucket/key", b"x"), ("DELETE", "/bucket/key", b""), ("DELETE", "/bucket", b""),
+                               ("GET", "/bucket", b"")):
+        assert error(server.request(method, path, body)) == (500, "InternalError"), (method, path)
+    ready = server.request("GET", "/readyz")
+    assert ready.status == 503 and b"description" in ready.body
+    assert server.request("GET", "/fine/key").body == b"what was acknowledged"
+    assert error(server.request("PUT", "/bucket", **maker)) == (500, "InternalError")
+    assert server.request("PUT", "/bucket").status == 200
+    assert server.request("GET", "/bucket/key").body == b"what was acknowledged"
+    assert server.request("GET", "/readyz").status == 200
+
+
 def busy(server):
     """Requests under way, but for the one that asks."""
     return json.load(urllib.request.urlopen(server.url + "/v1/status", timeout=60))["http"]["busy"] - 1
@@ -544,7 +581,7 @@ def test_a_disk_that_is_gone_for_good(tmp_path, start):
     server = start("--store", tmp_path / "two", store=tmp_path / "one", name="both")
     assert server.request("PUT", "/photos").status == 200
     server.stop()
-    for options, status in ((), 500), (("--forget-missing",), 200), ((), 200):
+    for options, status in ((), 503), (("--forget-missing",), 200), ((), 200):
         server = start(*options, store=tmp_path / "one", name="rest")
         assert server.request("PUT", f"/bucket{len(options)}{status}").status == status
         assert (server.request("GET", "/photos").status == 200) == (status == 200)

@@ -33,6 +33,7 @@ static int no_object(struct stored *s, int rc, const char *bucket, const char *u
     struct store_bucket b = {0};
     if (rc == STORE_NO_BUCKET)
         return error_set(err, LEAT_NOT_FOUND, "%.300s: the store has no bucket \"%s\"", uri, bucket);
+    rc = rc == STORE_BUCKET_DAMAGED ? LEAT_CORRUPT : rc;
     if (rc != LEAT_NOT_FOUND)
         return why->message[0] ? error_set(err, rc, "%.300s: %s", uri, why->message)
                                : error_sys(err, rc, "%.300s", uri);

@@ -207,6 +207,8 @@ static int disks(struct bytes_out *out, struct store *store)
     counter(out, "store_put_bytes_total", "Bytes stored.", s->put_bytes);
     counter(out, "store_flushes_total", "Logs made durable; fewer than PUTs where they shared one.",
             s->flushes);
+    gauge(out, "store_damaged_buckets", "Buckets that cannot be served, as their descriptions are damaged.",
+          s->damaged_buckets);
     gauge(out, "store_buffer_bytes", "Buffers of PUTs under way.", s->buffer_bytes);
     return 0;
 }

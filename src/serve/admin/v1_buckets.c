@@ -128,7 +128,7 @@ int v1_bucket_put(struct admin_visit *v)
         return rc;
     const char *owner = json_string_value(json_object_get(v->in, "owner"));
     json_t *remote = json_object_get(v->in, "remote");
-    rc = objects_bucket_create(objects, v->name, owner ? owner : "", &v->err);
+    rc = objects_bucket_create(objects, v->name, owner ? owner : "", true, &v->err);
     bool made = rc == 0;
     if (rc == STORE_EXISTS) {
         v->err = (struct leat_error){0};

@@ -101,7 +101,7 @@ int v1_status(struct admin_visit *v)
     return v->out ? 0 : -ENOMEM;
 }
 
-/* It can serve: it does not end, a disk at least works, and the pool answers. */
+/* It can serve: it does not end, a disk at least works, the buckets are known, and the pool answers. */
 int v1_ready(struct admin_visit *v)
 {
     struct admin *admin = v->admin;
@@ -118,6 +118,12 @@ int v1_ready(struct admin_visit *v)
             good += s->paths[i].state == STORE_PATH_OK;
         if (good == 0)
             return error_set(&v->err, -ENOMEM, "no disk of the store works");
+        if (s->damaged_buckets)
+            return error_set(
+                &v->err, -ENOMEM,
+                "%u buckets cannot be served: their descriptions are damaged, and the server's log "
+                "names them; restore them from a backup, or create them again as an administrator",
+                s->damaged_buckets);
     }
     if (admin->config.pool) {
         AUTO_FREE char *text = NULL;

@@ -52,13 +52,16 @@ struct store *objects_store(struct objects *o)
 
 /* --- buckets ---------------------------------------------------------------------------------------------------------------- */
 
-int objects_bucket_create(struct objects *o, const char *bucket, const char *owner, struct leat_error *err)
+int objects_bucket_create(struct objects *o, const char *bucket, const char *owner, bool restore,
+                          struct leat_error *err)
 {
     json_t *props = json_pack("{s:s}", "owner", owner);
     char *text = json_whole(props);
     json_decref(props);
     pthread_mutex_lock(&o->buckets);
-    int rc = text ? store_bucket_create(o->store, bucket, 0, text, err) : -ENOMEM;
+    int rc = !text     ? -ENOMEM
+             : restore ? store_bucket_restore(o->store, bucket, text, err)
+                       : store_bucket_create(o->store, bucket, 0, text, err);
     pthread_mutex_unlock(&o->buckets);
     free(text);
     return rc;

@@ -24,7 +24,9 @@ uint64_t objects_remote(const struct objects *o, const char *bucket);
 /* --- buckets: properties are JSON; "owner" is the name of who made it ------------------------------------------------------- */
 
 #define OBJECTS_OWNER_MAX 64u
-int objects_bucket_create(struct objects *o, const char *bucket, const char *owner, struct leat_error *err);
+/* restore: also one whose description is damaged, with the objects that it had. For administrators only: who made it is not known any more. */
+int objects_bucket_create(struct objects *o, const char *bucket, const char *owner, bool restore,
+                          struct leat_error *err);
 /* What it stands in front of, as tier.h has it. */
 int objects_bucket_front(struct objects *o, const char *bucket, const char *remote, struct leat_error *err);
 int objects_bucket_delete(struct objects *o, const char *bucket, struct leat_error *err);

@@ -56,7 +56,8 @@ static void create(struct visit *v)
         return;
     }
     const char *owner = v->user->access ? v->user->name : "";
-    int rc = objects_bucket_create(v->door->objects, v->call.bucket, owner, &err);
+    bool restore = v->user->admin && v->user->access;
+    int rc = objects_bucket_create(v->door->objects, v->call.bucket, owner, restore, &err);
     if (rc == 0 && v->remote &&
         (rc = objects_bucket_front(v->door->objects, v->call.bucket, v->remote, &err)) < 0)
         objects_bucket_delete(v->door->objects, v->call.bucket, NULL);

@@ -238,6 +238,9 @@ static const char *told_of(const struct visit *v, enum s3_code code, int rc, con
         return "The object is damaged on the server's disk, and there is no other copy of it: store it anew, "
                "or "
                "delete it.";
+    if (rc == STORE_BUCKET_DAMAGED)
+        return "The bucket's description is damaged on the server's disk; an administrator can create it "
+               "again.";
     if (rc == STORE_UNAVAILABLE)
         return "A disk of the server has failed; its log says which, and why. Store the object anew, or try "
                "again when the disk is mended.";
@@ -428,6 +431,8 @@ enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct key
     int rc = objects_bucket_owner(door->objects, bucket, owner);
     if (rc == STORE_NO_BUCKET && user->create) /* who may make it, may know that it is not there */
         return S3_NO_SUCH_BUCKET;
+    if (rc == STORE_BUCKET_DAMAGED) /* whose it is cannot be said */
+        return S3_INTERNAL;
     return rc == 0 && keys_may(keys, user, bucket, owner, right) ? S3_OK : S3_ACCESS_DENIED;
 }
 

@@ -347,12 +347,12 @@ static void test_made_again_at_once(void **state)
     assert_int_equal(objects_new(world.store, &maker.objects), 0);
     objects_set_tier(maker.objects, world.tier);
     for (unsigned round = 0; round < testing_rounds(400); round++) {
-        assert_int_equal(objects_bucket_create(maker.objects, "bkt", "me", NULL), 0);
+        assert_int_equal(objects_bucket_create(maker.objects, "bkt", "me", false, NULL), 0);
         assert_int_equal(attach(&admin), 0);
         assert_int_equal(pthread_create(&maker.thread, NULL, take_bucket_away, &maker), 0);
         int rc = STORE_EXISTS;
         while (rc == STORE_EXISTS)
-            rc = objects_bucket_create(maker.objects, "bkt", "me", NULL);
+            rc = objects_bucket_create(maker.objects, "bkt", "me", false, NULL);
         assert_int_equal(rc, 0);
         assert_int_equal(tier_bucket_remote(world.tier, "bkt"), 0);
         assert_int_equal(attach(&admin), 0);
@@ -374,7 +374,7 @@ static void test_set_while_deleted(void **state)
     assert_int_equal(objects_new(world.store, &maker.objects), 0);
     objects_set_tier(maker.objects, world.tier);
     for (unsigned round = 0; round < testing_rounds(400); round++) {
-        assert_int_equal(objects_bucket_create(maker.objects, "bkt", "me", NULL), 0);
+        assert_int_equal(objects_bucket_create(maker.objects, "bkt", "me", false, NULL), 0);
         begin(&admin);
         usleep(round % 20 * 50);
         take_bucket_away(&maker);
