@@ -78,7 +78,7 @@ def compare(leat, folder, files, shards):
         seen = set()
         for batch in leat.batches(ws, 32, seed=3, shuffle="full", drop_last=False):
             with batch:
-                names = batch.keys if field == "data" else [os.fsdecode(name) for name in batch["name"].tolist()]
+                names = batch.sample_keys if field == "data" else [os.fsdecode(name) for name in batch["name"].tolist()]
                 for name, picture in zip(names, batch[field].tolist()):
                     if expected[name] != picture:
                         raise SystemExit(f"demo: {name} differs from its file when read from {ws.uri}")

@@ -113,12 +113,6 @@ def check_iterable(name: str, value: Any, what: str) -> None:
         raise TypeError(f"{name}={value!r}: {what}")
 
 
-def refuse_iteration(fields: Iterable[str]) -> NoReturn:
-    """`for x in batch`, and `for images, labels in loader`, could mean fields or samples."""
-    first = next(iter(fields), "image")
-    raise TypeError(f"a batch has fields by name, and is not iterated or unpacked: batch[{first!r}] (its fields are {', '.join(fields)})")
-
-
 def refuse_pickling(what: str) -> NoReturn:
     """Of what lies in memory that is this process's, and is used again: a copy or another process would see what comes next."""
     raise TypeError(f"{what} belongs to the process that made it, and is neither pickled nor copied as a whole: send what is wanted of it, "

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import TYPE_CHECKING, Any, NoReturn, Union, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _leat, _ranks
-from ._arguments import near, refuse_iteration, refuse_pickling, whole
+from ._arguments import near, refuse_pickling, seed_of, whole
 from ._clients import parse_timeout
 from ._cuda import CudaArray, stream_address
+from ._errors import Busy
 from ._fields import Field
 
 if TYPE_CHECKING:
@@ -104,7 +105,40 @@ class OwnMemory:
         raise ValueError("a batch in host memory has no CUDA stream")
 
 
-class Batch(_leat.BatchBase):
+class Named:
+    """What makes a batch a Mapping of names to values. `len(batch)` all the same is that of its samples."""
+
+    __slots__ = ()
+
+    fields: Any  # of each kind of batch: the names
+
+    def __getitem__(self, name: str) -> Any:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def keys(self) -> KeysView[str]:
+        """Names of the fields."""
+        return dict.fromkeys(self.fields).keys()
+
+    def values(self) -> ValuesView[Any]:
+        """Values of the fields."""
+        return {name: self[name] for name in self.fields}.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """(name, values) of the fields."""
+        return {name: self[name] for name in self.fields}.items()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """`batch[name]`, or `default` where there is no such field."""
+        return self[name] if name in self.fields else default
+
+
+Mapping.register(Named)
+
+
+class Batch(_leat.BatchBase, Named):
     """Some samples in a slot of a ring: zero-copy, writable arrays, one for each field.
 
     `batch[name]` are the values of a field: an array of shape (samples, *shape); a `Ragged` for raw fields; uint32 for labels.
@@ -120,7 +154,7 @@ class Batch(_leat.BatchBase):
     ValueError: the batch was released
     """
 
-    __slots__ = ("__weakref__",)  # the rest is BatchBase's, so that a Lane can make one
+    __slots__ = ("__weakref__", "_kept")  # the rest is BatchBase's, so that a Lane can make one
 
     #: Position in the epoch's order of the first sample, for batches of `leat.batches`.
     position: int
@@ -137,9 +171,6 @@ class Batch(_leat.BatchBase):
 
     def __len__(self) -> int:
         return self._n
-
-    def __iter__(self) -> NoReturn:
-        refuse_iteration(self.fields)
 
     def __contains__(self, name: object) -> bool:
         return any(field.name == name for field in self._fields)
@@ -240,7 +271,7 @@ class Batch(_leat.BatchBase):
         return self._ids
 
     @property
-    def keys(self) -> list[str]:
+    def sample_keys(self) -> list[str]:
         """Keys of the samples."""
         return [self._set.key(int(i)) for i in self.ids]
 
@@ -248,7 +279,9 @@ class Batch(_leat.BatchBase):
         """Which samples have this field (a tar sample may lack a member)."""
         if self._holder.released:
             raise ValueError("the batch was released")
-        return np.frombuffer(self._holder.present(self._find(field)[0]), np.bool_)
+        found = np.frombuffer(self._holder.present(self._find(field)[0]), np.bool_)
+        kept: npt.NDArray[np.bool_] | None = getattr(self, "_kept", None)  # by trim()
+        return found if kept is None else found[kept]
 
     @property
     def released(self) -> bool:
@@ -336,7 +369,10 @@ class Batches(Iterator[Batch]):
     def __next__(self) -> Batch:
         if self._ended:
             raise StopIteration
-        holder = self._iterator.next(self._timeout_ns)
+        try:
+            holder = self._iterator.next(self._timeout_ns)
+        except Busy as error:
+            raise Busy(f"{error}, copy what is to be kept, or give more slots=", code="busy") from None
         if holder is None:
             self.close()
             raise StopIteration
@@ -404,7 +440,7 @@ def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, s
     block, flags = parse_shuffle(shuffle)
     rank, world_size = _ranks.resolve(rank, world_size)
     ring, chosen = ws._load(batch_size, slots, fields, device, transport, device_copy)
-    iterator = ring.iterate(whole("seed", seed) % 2**64, epoch, block, flags, rank, world_size, start, not drop_last, ahead)
+    iterator = ring.iterate(seed_of(seed), epoch, block, flags, rank, world_size, start, not drop_last, ahead)
     return Batches(ws, ring, chosen, iterator, timeout)
 
 
@@ -427,5 +463,5 @@ def order(n: WorkingSet | int, seed: int = 0, epoch: int = 0, shuffle: str | boo
     length = whole("n", n, 0) if fingerprint is None else len(n)  # type: ignore[arg-type]  # what has one is a set
     epoch = whole("epoch", epoch, 0)
     ids = np.empty(length, np.uint64)
-    _leat.Order(length, whole("seed", seed) % 2**64, epoch, block, fingerprint).fill(0, ids)
+    _leat.Order(length, seed_of(seed), epoch, block, fingerprint).fill(0, ids)
     return ids

@@ -29,6 +29,7 @@ from ._batch import Array, dense_arrays
 from ._errors import BadSample, Busy, Corrupt, Denied, Error, NoSpace, NotFound, PeerGone, Stale, TimedOut, WorkerDied, let_go
 from ._generators import States, seed_for
 from ._mixture import ID_MASK
+from ._nested import as_bfloat16, build, each
 from ._prepared import LoadedBatch, PreparedBatch, Shapes
 from ._set import WorkingSet
 
@@ -143,6 +144,10 @@ class Epoch(_leat.Lane, Iterator[Any]):
             self._iter.close()
             self._iter = None
             return self._mend(step, error)
+        except Busy as error:
+            if timeout_ns == 1:
+                raise
+            raise Busy(f"{error}, copy what is to be kept, or give the loader a larger prefetch= than {self._loader.prefetch}", code="busy") from None
         if holder is None:
             raise Error("the iterator ended early")
         loader = self._loader
@@ -272,7 +277,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
         try:
             with reader.read(np.array([index], np.uint64)) as batch:
                 made = self._seeded(batch, index) if loader._work.in_python else loader._work.one(batch, 0, self._epoch, index)
-                return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in made.items()}
+                return {name: each(value, lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf) for name, value in made.items()}
         finally:
             reader.close()
 
@@ -335,7 +340,8 @@ class Epoch(_leat.Lane, Iterator[Any]):
         while not self._jobs and not self._submit(loader._timeout_ns):
             if engine.slots.wait_free(loader._timeout):
                 continue
-            raise Busy(f"all {engine.slots.count} output slots of the loader are held: release batches, or copy what is to be kept")
+            raise Busy(f"all {engine.slots.count} output slots of the loader are held: release batches, copy what is to be kept, or give the loader a larger "
+                       f"prefetch= than {loader.prefetch}", code="busy")
         self._submit_ahead()
         job, step = self._jobs[0]
         engine.wait(job, loader._timeout)
@@ -404,13 +410,32 @@ class Epoch(_leat.Lane, Iterator[Any]):
             arrays = loader._collate is None and all(isinstance(v, np.ndarray) and v.dtype == column[0].dtype for v in column)
             values[name] = Shapes(column) if arrays else column
         if loader._collate is None:
-            return self._batch_type(loader.ws, values, job.lease, job.ids, self._valid(step), self._position(step),
-                                    loader._work.bfloat16)
-        samples = []
-        for i in range(n):
-            mixed = {name: job.loose[name][i] if i in job.loose.get(name, ()) else value[i] for name, value in values.items()}
-            samples.append(mixed)
-        return loader._collate(samples)
+            nested = {name: build(tree, values.__getitem__) for name, tree in loader._work.trees.items()}
+            return self._batch_type(loader.ws, nested, job.lease, job.ids, self._valid(step).copy(), self._position(step), loader._work.bfloat16)
+        return self._collated([self._sample(job.loose, values, i) for i in np.flatnonzero(self._valid(step)).tolist()])
+
+    def _sample(self, loose: _workers.Loose, values: dict[str, Any], i: int) -> Any:
+        """What the transform returned, for a collate_fn."""
+        work = self._loader._work
+
+        def leaf(name: str) -> Any:
+            if i in loose.get(name, ()):
+                return loose[name][i]
+            return as_bfloat16(values[name][i]) if name in work.bfloat16 and work.transform is not None else values[name][i]
+
+        made = {name: loose[name][i] if i in loose.get(name, ()) else build(tree, leaf) for name, tree in work.trees.items()}
+        return tuple(made.values()) if work.is_tuple else made
+
+    def _collated(self, samples: list[Any]) -> Any:
+        collate = self._loader._collate
+        assert collate is not None
+        try:
+            return collate(samples)
+        except Exception as error:
+            if samples:
+                raise
+            raise ValueError("collate_fn([]) failed, and of the last, short step this rank has no sample: let it take an empty list, or leave that step out with "
+                             "drop_last=True") from error
 
     # --- the loop ---
 

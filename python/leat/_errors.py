@@ -34,7 +34,7 @@ class Error(Exception):
         return self._message
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_remake, (type(self), self._message, self.code))
+        return (_remake, (type(self), self._message, self.code), self.__dict__)
 
 
 def _remake(kind: type[Error], message: str, code: str) -> Error:

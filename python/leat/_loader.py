@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import inspect
 import itertools
 import logging
 import math
@@ -25,7 +26,7 @@ from typing import Any, NoReturn, Union
 import numpy as np
 
 from . import _core, _device, _leat, _pictures, _plan, _ranks, _report, _state, _stats, _workers
-from ._arguments import check_function, check_iterable, whole
+from ._arguments import check_function, check_iterable, near, seed_of, whole
 from ._batch import SEQUENTIAL, SHUFFLE_AUTO, parse_shuffle
 from ._clients import parse_timeout
 from ._decode import FieldsArg, resolve
@@ -69,6 +70,19 @@ def _refuse_used_up(name: str, source: Any, count: int) -> None:
     if not count and isinstance(source, Iterator):
         raise ValueError(f"{name}={source!r}: an iterator, which is used up: an epoch goes through it from the start. Give a list, or an object "
                          "whose __iter__ begins anew")
+
+
+#: Keywords of torch's DataLoader that have another name, or no need, here.
+_REPLACED = {
+    "dataset": "the first argument, a working set or a path; leat.from_dataset reads any other",
+    "worker_init_fn": "the rng of a transform(sample, rng); random, np.random and torch are seeded for each sample",
+    "generator": "seed=, of order and augmentation",
+    "persistent_workers": "not needed: workers stay",
+    "prefetch_factor": "prefetch=, in batches of the loader and not of each worker",
+    "multiprocessing_context": "workers='fork', 'spawn' or 'forkserver'",
+    "pin_memory_device": "pin_memory=True, or device='cuda:N'",
+    "in_order": "not needed: batches come in order",
+}
 
 
 class EpochSetter:
@@ -121,6 +135,14 @@ class Loader(Iterable[Any]):
     1
     """
 
+    def __new__(cls, *args: Any, **named: Any) -> Loader:
+        for name in named:
+            if name in _REPLACED:
+                raise TypeError(f"{name}= is DataLoader's: here it is {_REPLACED[name]}")
+            if name not in _KEYWORDS:
+                raise TypeError(f"leat.Loader has no {name}=; {near(name, _KEYWORDS)}")
+        return super().__new__(cls)
+
     def __init__(self, ws: WorkingSet | Mixture | _core.Uri, batch_size: int = 1, *, shuffle: str | bool | None = None, seed: int = 0,
                  fields: FieldsArg = None, transform: _pictures.Transforms | None = None, collate_fn: CollateFn | None = None,
                  sampler: Iterable[int] | None = None, batch_sampler: Iterable[Sequence[int]] | None = None,
@@ -134,7 +156,7 @@ class Loader(Iterable[Any]):
         self._engine: _workers.Threads | _workers.Processes | None = None
         self._ring: _leat.Ring | None = None
         batch_size, prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1)
-        num_workers, seed = whole("num_workers", num_workers, 0), whole("seed", seed)
+        num_workers, self._seed = whole("num_workers", num_workers, 0), seed_of(seed)
         max_errors = None if max_errors is None else whole("max_errors", max_errors, 0)
         skip_ranges = tuple(skip_ranges)
         _check(workers, on_error, shuffle, sampler, batch_sampler, collate_fn, skip_ranges)
@@ -156,7 +178,6 @@ class Loader(Iterable[Any]):
                 raise ValueError("the sampler is one rank's share already: give one that yields the samples of all ranks, or none")
         self.batch_size, self.drop_last, self.prefetch = batch_size, drop_last, prefetch
         self._sampler, self._batch_sampler = sampler, batch_sampler
-        self._seed = seed % 2**64
         self._collate = collate_fn
         self._columns = resolve(self.ws, fields)
         self._named = _workers.renamed(self._columns)
@@ -384,6 +405,11 @@ class Loader(Iterable[Any]):
         return EpochSetter(self)
 
     @property
+    def batch_sampler(self) -> None:
+        """None: Lightning reads it of what has a `sampler`."""
+        return None
+
+    @property
     def _begun(self) -> bool:
         """Some batch of the pass was received."""
         return self._delivered > self._start
@@ -468,6 +494,9 @@ class Loader(Iterable[Any]):
     def __repr__(self) -> str:
         return (f"<leat.Loader of {self.ws.uri!r}: {self.batch_size} a batch, rank {self.rank} of {self.world_size}, "
                 f"epoch {self._epoch}, shuffle={self._shuffle!r}>")
+
+
+_KEYWORDS = tuple(inspect.signature(Loader.__init__).parameters)[1:]
 
 
 def auto_block(ws: WorkingSet) -> int:

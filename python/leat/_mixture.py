@@ -457,6 +457,12 @@ class MixedBatch(PreparedBatch):
         super().__init__(mixture, values, lease, numbers, valid, position, bfloat16)  # type: ignore[arg-type]
 
     @property
-    def keys(self) -> list[str]:
+    def sample_keys(self) -> list[str]:
         sets = self._set.sets  # type: ignore[attr-defined]
         return [sets[k].key(int(i)) for k, i in zip(self.source.tolist(), self.ids)]
+
+    def trim(self) -> MixedBatch:
+        """Leaves out the samples that are not `valid`, and returns the batch."""
+        self.source = self.source[self._valid]
+        super().trim()
+        return self

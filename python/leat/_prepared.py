@@ -9,25 +9,71 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ._arguments import near, refuse_iteration, refuse_pickling
-from ._batch import Array, Batch, Ragged
+from ._arguments import near, refuse_pickling
+from ._batch import Array, Batch, Named, Ragged
 from ._cuda import CudaArray, stream_address
+from ._nested import as_bfloat16, build, each, leaves, tree_with_leaves
 from ._slots import Lease
 
 if TYPE_CHECKING:
     from ._set import WorkingSet
 
 
-class LoadedBatch(Batch):
+class Tensors:
+    """What batches of a loader have for torch."""
+
+    __slots__ = ()
+
+    valid: Any
+    fields: Any
+
+    def torch(self) -> dict[str, Any]:
+        """The arrays as torch tensors over the same memory, where it is; what has no array is left as it is."""
+        return _tensors(self)
+
+    def to(self, device: Any = None, non_blocking: bool = False) -> dict[str, Any]:
+        """`torch()` on a device, as Accelerate and Lightning call it. What is there already is not copied."""
+        tensors = self.torch()
+        return tensors if device is None else {name: each(value, lambda leaf: _moved(leaf, device, non_blocking)) for name, value in tensors.items()}
+
+    def valid_tensor(self, device: Any = None) -> Any:
+        """`valid` as a tensor over the same memory, or a copy on a device."""
+        import torch
+
+        mask = torch.from_numpy(self.valid)
+        return mask if device is None else mask.to(device)
+
+
+def _moved(value: Any, device: Any, non_blocking: bool) -> Any:
+    return value.to(device, non_blocking=non_blocking) if hasattr(value, "to") else value
+
+
+class LoadedBatch(Tensors, Batch):
     """A `Batch` of a loader: also knows which of its samples are padding."""
 
     __slots__ = ()
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """False where a sample is padding: the last step of an epoch with drop_last=False is filled up."""
+        """False where a sample is padding: the last step of an epoch with drop_last=False is filled up. Yours to write."""
         valid: npt.NDArray[np.bool_] = self._valid
+        if not valid.flags.writeable:  # of all whole batches
+            valid = self._valid = valid.copy()
         return valid
+
+    @valid.setter
+    def valid(self, mask: Any) -> None:
+        self._valid = _mask(mask, len(self))
+
+    def trim(self) -> LoadedBatch:
+        """Leaves out the samples that are not `valid`, and returns the batch. Where these are the last ones nothing is copied."""
+        rows = self.valid
+        if not rows.all():
+            self._values = {name: _taken(self[name], rows) for name in self.fields}
+            self._kept = _kept(getattr(self, "_kept", None), rows)
+            self._ids = self.ids[rows]
+            self._valid, self._n = rows[rows], len(self._ids)
+        return self
 
     @property
     def nbytes(self) -> int:
@@ -35,19 +81,53 @@ class LoadedBatch(Batch):
         values = [self[name] for name in self.fields]
         return sum((value.values if isinstance(value, Ragged) else value).nbytes for value in values)
 
-    def torch(self) -> dict[str, Any]:
-        """The arrays as torch tensors over the same memory; what has no array is left as it is."""
-        return _tensors(self)
+
+def _mask(mask: Any, n: int) -> npt.NDArray[np.bool_]:
+    made = np.array(mask, bool)
+    if made.shape != (n,):
+        raise ValueError(f"valid={mask!r}: one of True and False for each of {n} samples")
+    return made
 
 
-class PreparedBatch:
+def _kept(before: npt.NDArray[np.bool_] | None, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Which samples of the slot are left, when `rows` of those before are."""
+    if before is None:
+        return rows.copy()
+    kept = before.copy()
+    kept[before] = rows
+    return kept
+
+
+def _taken(value: Any, rows: npt.NDArray[np.bool_]) -> Any:
+    """The rows of a field's values: of arrays a view, where the first ones are taken."""
+    n = int(np.count_nonzero(rows))
+    first = bool(rows[:n].all())
+    if isinstance(value, (dict, tuple)):
+        return each(value, lambda part: _taken(part, rows))
+    if isinstance(value, list):
+        return [one for one, wanted in zip(value, rows) if wanted]
+    if isinstance(value, CudaArray):
+        if not first:
+            raise TypeError("trim() of a batch on a GPU: there only the last samples can be left out")
+        return CudaArray(value._memory, (n, *value.shape[1:]), value.dtype, value.device, value._rows)
+    if isinstance(value, Ragged) and isinstance(value.values, np.ndarray):
+        if isinstance(value, Shapes):
+            return Shapes([value[i] for i in np.flatnonzero(rows).tolist()]) if n else Ragged(value.values[:0], value.offsets[:1])
+        if first:
+            return Ragged(value.values[: int(value.offsets[n])], value.offsets[: n + 1])
+        offsets = np.concatenate([np.zeros(1, np.uint64), np.cumsum(value.lengths[rows], dtype=np.uint64)])
+        return Ragged(np.concatenate([value.values[:0], *(value[i] for i in np.flatnonzero(rows).tolist())]), offsets)
+    return value[:n] if first else value[rows]
+
+
+class PreparedBatch(Tensors, Named):
     """A batch of a loader that decodes or transforms: arrays over an output slot where values have one shape, `Ragged` where
     they are arrays of several, lists of whatever else they are.
 
     The slot is written again when the batch was released or collected and no array over it is left.
     """
 
-    __slots__ = ("_values", "_lease", "_set", "_n", "_bfloat16", "ids", "valid", "position", "__weakref__")
+    __slots__ = ("_values", "_lease", "_set", "_n", "_bfloat16", "ids", "_valid", "position", "__weakref__")
 
     def __init__(self, ws: WorkingSet, values: dict[str, Any], lease: Lease, ids: Array, valid: npt.NDArray[np.bool_],
                  position: int, bfloat16: frozenset[str] = frozenset()) -> None:
@@ -55,13 +135,28 @@ class PreparedBatch:
         self._bfloat16 = bfloat16  # fields of uint16 that mean this, which NumPy does not have
         self._lease: Lease | None = lease
         self._n = len(ids)
-        self.ids, self.valid, self.position = ids, valid, position
+        self.ids, self._valid, self.position = ids, valid, position
+
+    @property
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """False where a sample is padding: the last step of an epoch with drop_last=False is filled up. Yours to write."""
+        return self._valid
+
+    @valid.setter
+    def valid(self, mask: Any) -> None:
+        self._valid = _mask(mask, self._n)
+
+    def trim(self) -> PreparedBatch:
+        """Leaves out the samples that are not `valid`, and returns the batch. Where these are the last ones nothing is copied."""
+        rows = self._valid
+        if not rows.all():
+            self._values = {name: _taken(self[name], rows) for name in self._values}
+            self.ids, self._valid = self.ids[rows], rows[rows]
+            self._n = len(self.ids)
+        return self
 
     def __len__(self) -> int:
         return self._n
-
-    def __iter__(self) -> NoReturn:
-        refuse_iteration(self._values)
 
     def __contains__(self, name: object) -> bool:
         return name in self._values
@@ -87,7 +182,7 @@ class PreparedBatch:
         return tuple(self._values)
 
     @property
-    def keys(self) -> list[str]:
+    def sample_keys(self) -> list[str]:
         """Keys of the samples."""
         return [self._set.key(int(i)) for i in self.ids]
 
@@ -98,10 +193,6 @@ class PreparedBatch:
     def release(self) -> None:
         """Gives the slot back, as soon as no array over it is left."""
         self._values, self._lease = {}, None
-
-    def torch(self) -> dict[str, Any]:
-        """The arrays as torch tensors over the same memory, where it is; what has no array is left as it is."""
-        return _tensors(self)
 
     def record_stream(self, stream: object) -> None:
         """For batches in pinned or GPU memory: the slot is written again only after what is on `stream` (a stream of torch or
@@ -124,26 +215,29 @@ class PreparedBatch:
 
 
 def _tensors(batch: Any) -> dict[str, Any]:
-    import torch
-
+    bfloat16: frozenset[str] = getattr(batch, "_bfloat16", frozenset())
     made = {}
-    bfloat16 = getattr(batch, "_bfloat16", ())
     for name in batch.fields:
         value = batch[name]
-        try:
-            if isinstance(value, CudaArray):
-                value = torch.utils.dlpack.from_dlpack(value)
-                if name in bfloat16:
-                    value = value.view(torch.bfloat16)
-            elif name in bfloat16:
-                value = torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
-            elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-                value = torch.from_numpy(value)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:  # types and byte orders that this torch does not have
-            raise TypeError(f"field {name!r} of dtype {value.dtype} is no tensor of torch {torch.__version__}: {str(error).rstrip('.')}. Cast it in "
-                            f"the loader's transform, or take batch[{name!r}]") from error
-        made[name] = value
+        tree = tree_with_leaves(name, value)
+        leaf = {path: _tensor(path, part, path in bfloat16) for path, part in leaves(tree, value)}
+        made[name] = build(tree, leaf.__getitem__)
     return made
+
+
+def _tensor(name: str, value: Any, bfloat16: bool) -> Any:
+    import torch
+
+    try:
+        if isinstance(value, CudaArray):
+            tensor = torch.utils.dlpack.from_dlpack(value)
+            return tensor.view(torch.bfloat16) if bfloat16 else tensor
+        if bfloat16:
+            return as_bfloat16(value)
+        return torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" else value
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # types and byte orders that this torch does not have
+        raise TypeError(f"field {name!r} of dtype {value.dtype} is no tensor of torch {torch.__version__}: {str(error).rstrip('.')}. Cast it in "
+                        f"the loader's transform, or take batch[{name!r}]") from error
 
 
 class Shapes(Ragged):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _leat, _plan, _ranks
-from ._arguments import whole
+from ._arguments import seed_of, whole
 from ._batch import parse_shuffle
 from ._errors import Stale
 from ._mixture import ID_MASK, Mixture, MixPlan
@@ -51,7 +51,7 @@ class Sampler:
         self._fingerprint = None if isinstance(ws, int) else ws.fingerprint
         self._mixture = ws.state if isinstance(ws, Mixture) else None
         self.batch_size, self.drop_last = whole("batch_size", batch_size, 1), drop_last
-        self._seed, self._epoch, self._start = whole("seed", seed) % 2**64, 0, 0
+        self._seed, self._epoch, self._start = seed_of(seed), 0, 0
         self._pass: _Pass | None = None  # the last one that began
         self._chosen = False  # the epoch, since that pass began
 

@@ -41,6 +41,9 @@ def check_state(state: Mapping[str, Any]) -> None:
     for name in ("seed", "epoch", "samples", "global_batch", "length"):
         if not _is_count(state.get(name)):
             raise ValueError(f"this state has {name}={state.get(name)!r}")
+    for name in ("seed", "epoch"):
+        if state[name] >= 2**64:
+            raise ValueError(f"this state has {name}={state[name]}: at most 2**64 - 1")
     for name in ("fingerprint", "shuffle", "skip_ranges", "sampler", "mixture"):
         if name not in state:
             raise ValueError(f"this state has no {name!r}")

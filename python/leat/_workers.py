@@ -30,6 +30,7 @@ from ._cuda import CudaArray
 from ._decode import DECODERS, SCALARS, Column
 from ._errors import Error, TimedOut, WorkerDied, let_go
 from ._generators import States, seed_for
+from ._nested import Tree, bits, is_bfloat16, leaves, tree_of
 from ._pictures import Stages, Transforms, split
 from ._slots import Layout, Lease, Slots
 
@@ -62,6 +63,8 @@ class Work:
         preps, self.transform = split(transform, columns)
         self.columns, self.seed = tuple(columns), seed
         self.stages = Stages(preps, columns, self.transform is None) if preps else None
+        self.trees: dict[str, Tree] = {}  # of values with leaves: by name, what they are made of
+        self.is_tuple = False  # what the transform returns: its parts are called "0", "1"
         self.bfloat16 = frozenset(name for name, prep in preps.items() if prep.bfloat16 and self.transform is None)
         self.layout: Layout = {}
         self.strict = True  # a value that does not fit the layout is a failure
@@ -73,10 +76,12 @@ class Work:
         if self.transform is None:
             return values
         made = self.transform(values, make_rng(self.seed, epoch, index))
+        if isinstance(made, tuple):
+            return {str(i): part for i, part in enumerate(made)}
         if not isinstance(made, dict):
             if len(self.columns) == 1 and made is not None:
                 return {self.columns[0].name: made}
-            raise TypeError(f"transform returned {type(made).__name__}: a dict of names and values is wanted")
+            raise TypeError(f"transform returned {type(made).__name__}: a dict of names and values is wanted, or a tuple")
         return made
 
     @property
@@ -111,7 +116,17 @@ class Work:
     def learn(self, made: dict[str, Any]) -> None:
         """The layout, out of a first sample."""
         known = self.stages.layout() if self.stages is not None and self.stages.alone else {}
-        for name, value in made.items():
+        self.is_tuple = self.transform is not None and list(made) == [str(i) for i in range(len(made))]
+        self.trees = {name: tree_of(name, value) if self.transform is not None else name for name, value in made.items()}
+        parts = [part for name, value in made.items() for part in leaves(self.trees[name], value)]
+        flat = dict(parts)
+        if len(flat) != len(parts):
+            raise ValueError(f"transform: several values are called {', '.join(sorted({name for name, _ in parts if [n for n, _ in parts].count(name) > 1}))}")
+        if self.transform is not None:
+            self.bfloat16 |= {name for name, value in flat.items() if is_bfloat16(value)}
+        for name, value in flat.items():
+            if is_bfloat16(value):
+                value = bits(value)
             if name in known:
                 self.layout[name] = known[name]
                 continue
@@ -129,12 +144,25 @@ class Work:
                 self.layout[name] = (array.dtype if array.dtype.names else array.dtype.str, array.shape)
 
     def store(self, outs: dict[str, Array], loose: Loose, i: int, made: dict[str, Any]) -> None:
-        if made.keys() != self.layout.keys():
-            raise ValueError(f"fields {', '.join(map(str, made))}; those before had {', '.join(self.layout)}")
+        if made.keys() != self.trees.keys():
+            raise ValueError(f"fields {', '.join(map(str, made))}; those before had {', '.join(self.trees)}")
         self.store_some(outs, loose, i, made)
 
     def store_some(self, outs: dict[str, Array], loose: Loose, i: int, made: dict[str, Any]) -> None:
         for name, value in made.items():
+            try:
+                parts = dict(leaves(self.trees[name], value))
+            except ValueError as error:
+                if self.strict:
+                    raise ValueError(f"{name!r} is {error}: make them alike in transform, or give a collate_fn") from None
+                loose.setdefault(name, {})[i] = value
+                continue
+            self._store_leaves(outs, loose, i, parts)
+
+    def _store_leaves(self, outs: dict[str, Array], loose: Loose, i: int, parts: dict[str, Any]) -> None:
+        for name, value in parts.items():
+            if is_bfloat16(value) and (self.strict or self.layout[name] is not None):
+                value = bits(value) if name in self.bfloat16 else np.asarray(value.float() if hasattr(value, "float") else value.astype(np.float32))
             place = self.layout[name]
             if place is None:
                 loose.setdefault(name, {})[i] = value
@@ -504,15 +532,47 @@ class Processes:
 
 
 def portable(error: BaseException) -> BaseException:
-    """The same, as it passes through a pipe, with where it came from."""
+    """The same, as it passes through a pipe, with where it came from: of its class if that has a name there, else of the nearest base that has one.
+    What of its attributes does not pickle stays behind."""
     let_go(error, "in a worker:\n")
     try:
-        pickle.loads(pickle.dumps(error))
-        return error
+        again = pickle.loads(pickle.dumps(error))
+        if type(again) is type(error) and str(again) == str(error):
+            return error
     except Exception:
-        plain = RuntimeError(f"{type(error).__name__}: {error}")
-        plain.__notes__ = error.__notes__
-        return plain
+        pass
+    text, state = str(error), {name: value for name, value in error.__dict__.items() if _pickles(value)}
+    args = error.args if _pickles(error.args) else (text,)
+    kind = next(kind for kind in type(error).__mro__ if _pickles(kind))
+    named = kind if kind is type(error) and str(kind.__new__(kind, *args)) == text else None
+    if named is None:  # what it was called, and what it said
+        args = (text if kind is type(error) else f"{type(error).__name__}: {text}",)
+    return _Portable(kind, args, state)
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        pickle.loads(pickle.dumps(value))
+        return True
+    except Exception:
+        return False
+
+
+class _Portable(Exception):
+    """On the way through a pipe: an exception that is made without its `__init__`, whose arguments are not known."""
+
+    def __init__(self, kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> None:
+        super().__init__(kind, args, state)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revive, self.args
+
+
+def _revive(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: int, count: int, number: int) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from . import _prep
-from ._arguments import whole
+from ._arguments import seed_of, whole
 from ._batch import Array
 from ._errors import _make
 from ._decoded import decoded
@@ -83,7 +83,7 @@ class _Transform(Prep):
             if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != count:
                 raise ValueError(f"{name}={values!r}: {count} numbers")
         number, self.dtype = _FORMATS[dtype]
-        self.seed = seed
+        self.seed = seed_of(seed)
         self.shape = (3, height, width) if layout == "chw" else (height, width, 3)
         self.bfloat16 = dtype == "bfloat16"
         self.max_pixels, self.orient, self._threads = max_pixels or MAX_PIXELS, orient, threads

@@ -49,7 +49,9 @@ static void say(struct decoder *d, int rc)
 {
     char text[JMSG_LENGTH_MAX];
     d->errors.format_message((j_common_ptr)&d->info, text);
-    if (d->ended && rc == LEAT_CORRUPT)
+    /* A byte of text is no JPEG that was cut off; a file of nothing, or of half a marker, may be one. */
+    bool other = d->errors.msg_code == JERR_NO_SOI && d->errors.msg_parm.i[0] != 0xff;
+    if (d->ended && !other && rc == LEAT_CORRUPT)
         error_set(d->err, rc, "this JPEG is truncated");
     else if (d->errors.msg_code == JERR_BAD_PRECISION)
         error_set(d->err, rc, "a JPEG of %d bits a sample; only those of 8 are read",

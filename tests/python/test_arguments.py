@@ -2,6 +2,7 @@
 """Wrong arguments: what was given, what is allowed, what to do; at once, not with the first batch, and from no depth of the library."""
 
 import copy
+import inspect
 import pathlib
 import pickle
 import re
@@ -30,6 +31,17 @@ def numbers(tmp_path):
     ({"num_workers": -1}, ValueError, "num_workers=-1: at least 0"),
     ({"prefetch": 0}, ValueError, "prefetch=0: at least 1"),
     ({"seed": None}, TypeError, "seed=None: a whole number"),
+    ({"seed": -1}, ValueError, "seed=-1: 0 to 2**64 - 1"),
+    ({"seed": 2**64}, ValueError, "seed=18446744073709551616: 0 to 2**64 - 1"),
+    ({"dataset": 1}, TypeError, "dataset= is DataLoader's: here it is the first argument"),
+    ({"worker_init_fn": print}, TypeError, "worker_init_fn= is DataLoader's: here it is the rng of a transform"),
+    ({"generator": None}, TypeError, "generator= is DataLoader's: here it is seed="),
+    ({"persistent_workers": True}, TypeError, "persistent_workers= is DataLoader's: here it is not needed"),
+    ({"prefetch_factor": 2}, TypeError, "prefetch_factor= is DataLoader's: here it is prefetch="),
+    ({"multiprocessing_context": "fork"}, TypeError, "multiprocessing_context= is DataLoader's: here it is workers="),
+    ({"pin_memory_device": "cuda"}, TypeError, "pin_memory_device= is DataLoader's: here it is pin_memory=True"),
+    ({"in_order": True}, TypeError, "in_order= is DataLoader's: here it is not needed"),
+    ({"suffle": True}, TypeError, "leat.Loader has no suffle=; did you mean 'shuffle'? There are ws, batch_size"),
     ({"max_errors": -1}, ValueError, "max_errors=-1: at least 0"),
     ({"workers": "threads"}, ValueError, "'thread', 'process', 'fork', 'spawn' or 'forkserver'"),
     ({"on_error": "ignore"}, ValueError, "on_error='ignore': 'raise', 'skip' or a function"),
@@ -75,17 +87,16 @@ def test_what_is_right_is_taken(numbers):
             return sample
 
     for arguments in ({"sampler": [3, 1], "shuffle": False}, {"sampler": range(4), "shuffle": "block:2"}, {"batch_size": np.int64(2)}, {"timeout": np.float32(3)},
-                      {"transform": Takes()}, {"collate_fn": list}, {"seed": -1}, {"max_errors": 0, "on_error": "skip"}):
+                      {"transform": Takes()}, {"collate_fn": list}, {"seed": 2**64 - 1}, {"max_errors": 0, "on_error": "skip"}):
         leat.Loader(numbers, **arguments).close()
     assert [i for batch in leat.Loader(numbers, sampler=[3, 1]) for i in batch.ids.tolist()] == [3, 1]
 
 
-def test_a_batch_is_not_unpacked(numbers):
-    """As a loop around a DataLoader does."""
-    for loader in (leat.Loader(numbers, 2), leat.Loader(numbers, 2, transform=lambda sample, rng: sample)):
-        with loader, pytest.raises(TypeError, match=r"a batch has fields by name.*batch\['image'\] \(its fields are image, label\)"):
-            for _image, _label in loader:
-                pass
+def test_every_keyword_of_dataloader():
+    """Is one of a loader's, or an error says what stands in its place."""
+    data = pytest.importorskip("torch.utils.data", reason="torch is not installed")
+    here = set(inspect.signature(leat.Loader.__init__).parameters)
+    assert set(inspect.signature(data.DataLoader.__init__).parameters) - {"self"} <= here | set(leat._loader._REPLACED)
 
 
 def test_a_loader_is_not_put_into_a_dataloader(numbers):
@@ -139,6 +150,11 @@ def test_wrong_arguments_of_open(numbers, npy, arguments, error, message):
     (lambda ws: leat.batches(ws, 2, slots=1), ValueError, "slots=1: at least 2"),
     (lambda ws: leat.order("x"), TypeError, "n='x': a whole number, not str"),
     (lambda ws: leat.order(ws, epoch=-1), ValueError, "epoch=-1: at least 0"),
+    (lambda ws: leat.order(ws, seed=-1), ValueError, "seed=-1: 0 to 2**64 - 1"),
+    (lambda ws: leat.batches(ws, 2, seed=1 << 64), ValueError, "seed=18446744073709551616: 0 to"),
+    (lambda ws: leat.Sampler(ws, 2, seed=-5), ValueError, "seed=-5: 0 to"),
+    (lambda ws: leat.prep.CenterCrop(8, seed=-5), ValueError, "seed=-5: 0 to"),
+    (lambda ws: leat.replay({**leat.Loader(ws, 2).state_dict(), "seed": 1 << 64}, 0), ValueError, "this state has seed=18446744073709551616: at most"),
     (lambda ws: leat.Sampler(ws, 0), ValueError, "batch_size=0: at least 1"),
     (lambda ws: leat.share(100, 4, 4), ValueError, "rank=4 of world_size=4: ranks count from 0"),
     (lambda ws: leat.drop(3), TypeError, "name=3: the name of a set is a str, not int"),

@@ -24,7 +24,7 @@ def test_ids_of_all_kinds(ws, ids):
 
 def test_keys_as_ids(files):
     with files.read_batch(["b/3.jpg", "a/1.jpg"]) as batch:
-        assert batch.keys == ["b/3.jpg", "a/1.jpg"] and batch.ids.tolist() == [2, 0]
+        assert batch.sample_keys == ["b/3.jpg", "a/1.jpg"] and batch.ids.tolist() == [2, 0]
         assert batch.data.tolist() == [FILES["b/3.jpg"], FILES["a/1.jpg"]]
         assert batch.labels.tolist() == [1, 0] and batch.labels.dtype == np.int64
         label = next(field.name for field in files.fields if field.kind == "label")

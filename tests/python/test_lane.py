@@ -36,7 +36,7 @@ def test_python_does_the_first_step_and_the_end(numbers, steps):
         got = []
         for k, batch in enumerate(loader):
             assert batch.data[:, 0].tolist() == batch.ids.tolist() and len(batch) == 10 and batch.valid.all()
-            assert batch.position == 10 * k and batch.keys[0] == str(batch.ids[0])
+            assert batch.position == 10 * k and batch.sample_keys[0] == str(batch.ids[0])
             got.append(batch.ids.tolist())
             state = loader.state_dict()
             assert (state["epoch"], state["samples"]) == ((epoch, 10 * k + 10) if k < 99 else (epoch + 1, 0))

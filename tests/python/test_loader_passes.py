@@ -133,6 +133,7 @@ def test_the_loaders_sampler(numbers):
     given = Counted()
     loader = leat.Loader(numbers, 2, sampler=given)
     steps = iter(loader)
+    assert loader.batch_sampler is None  # Lightning looks there, too
     loader.sampler.set_epoch(0)
     assert ids(steps) == [[0, 1], [2, 3]]
     loader = leat.Loader(numbers, 4)

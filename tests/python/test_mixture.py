@@ -180,7 +180,7 @@ def test_files_and_tars(folder, tmp_path):
         mixture = leat.Mixture([(files, 1, {"text": "data"}), (rows, 2)], length=12)
         got = []
         for batch in leat.Loader(mixture, 4, fields={"text": ("text", "txt")}):
-            assert batch.keys == [(files, rows)[k].key(int(i)) for k, i in zip(batch.source, batch.ids)]
+            assert batch.sample_keys == [(files, rows)[k].key(int(i)) for k, i in zip(batch.source, batch.ids)]
             assert batch["text"] == [(files[i]["data"] if k == 0 else rows[i]).decode() for k, i in zip(batch.source.tolist(), batch.ids.tolist())]
             got += batch["text"]
         assert len(got) == 12 and len({text for text in got if text.startswith("row")}) == 8

@@ -135,7 +135,7 @@ def test_batches_without_a_loader(sounds):
     wanted = expected(10, 3)
     with leat.open(sounds, window=10, stride=3, rows=ROWS) as ws:
         with ws.read_batch([3, -1, 3]) as batch:
-            assert batch.ids.tolist() == [3, len(ws) - 1, 3] and batch.keys[0] == "0.pcm@9" and batch.present("data").all()
+            assert batch.ids.tolist() == [3, len(ws) - 1, 3] and batch.sample_keys[0] == "0.pcm@9" and batch.present("data").all()
             check(batch.ids, batch["data"], wanted)
             batch["data"] *= 0
             assert batch.data is batch["data"] and not batch.data.any()
@@ -198,7 +198,7 @@ def test_mixed_with_other_windows(sounds, tmp_path):
                         else:
                             check([i], [x], wanted)
                     seen += list(zip(batch.source.tolist(), batch.ids.tolist()))
-                    assert batch.keys[0]
+                    assert batch.sample_keys[0]
                 assert [source for source, _ in seen].count(0) == 60
                 assert seen == [tuple(pair) for s in range(10) for pair in leat.replay(loader.state_dict(), s, 0, epoch=0).tolist()]
                 assert [i for source, i in seen if not source][: len(cut)] == leat.order(cut, seed=3).tolist()[:60]
