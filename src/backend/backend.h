@@ -88,6 +88,8 @@ struct backend_read {
     /* in; the caller's, unchanged until done() */
     struct backend_file *file;
     uint64_t offset, bytes; /* bytes > 0, inside the object */
+    /* One of many that are under way, each of which is waited for: asked for in requests that share connections. */
+    bool shared;
     void *dst;
     void (*done)(struct backend_read *read, int rc, const struct leat_error *err);
     /* the session's */

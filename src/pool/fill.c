@@ -2,7 +2,7 @@
 /*
  * Queues and threads of fill.h. One lock guards every queue; it is held to pick work and to note that it ended, never during
  * I/O. A thread picks, in this order: loads (somebody waits for a streamed sample), what else is waited for (fill_urgent.c), then the
- * next segment of the sets in turn.
+ * next segment of the sets in turn. While it has remote loads under way it takes more of the same set (fill_load_join).
  *
  * Invariants: a set is on `sets` while it has segments left and is not cancelled, or a thread is inside; it carries one reference
  * for that time. A segment's state moves TODO -> TAKEN -> DONE, before that any number of times TODO -> PARTLY -> TODO.
@@ -26,6 +26,13 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
+/*
+ * Loads that a thread has under way before idle ones take theirs, as connections are what a distant server needs, and at most: then it
+ * leaves them to threads that are busy with something else.
+ */
+#define LOADS_SPREAD (8 * MIB)
+#define LOADS_BYTES  (64 * MIB)
+
 #define REMOTE_IDLE_S                                                                                        \
     10 /* sessions are kept so long for the next segment: a handshake costs several round trips */
 
@@ -44,7 +51,7 @@ struct fill {
     struct list sets;  /* wset.fill_node */
     struct list loads; /* fill_load.node */
     bool stopping;
-    unsigned nthreads;
+    unsigned nthreads, nidle;
     pthread_t *threads;
     struct fill_thread **thread; /* of each: NULL once it has ended */
 };
@@ -346,20 +353,54 @@ static void decoder_done(struct fill_thread *t, struct wset *ws)
     pthread_mutex_unlock(&fill->lock);
 }
 
+bool fill_load_backed(struct fill_load *load)
+{
+    if (!load->region ||
+        region_reserve(load->region, (uint64_t)(load->dst - load->region->addr), load->bytes) == 0)
+        return true;
+    load->done(load, LEAT_NO_SPACE, "the host has no memory for it");
+    return false;
+}
+
+struct fill_load *fill_load_join(struct fill_thread *t, const struct wset *ws, uint64_t loading_bytes)
+{
+    struct fill *fill = t->fill;
+    struct fill_load *load = NULL;
+    pthread_mutex_lock(&fill->lock);
+    list_for_each (node, &fill->loads) {
+        load = container_of(node, struct fill_load, node);
+        if (load->ws == ws || decoder_free(load->ws))
+            break;
+        load = NULL;
+    }
+    /* One of another set waits no longer than for what is under way, should no other thread be free. */
+    bool ours = !load || load->ws == ws, room = loading_bytes < (fill->nidle ? LOADS_SPREAD : LOADS_BYTES);
+    t->joins = !load && room && loading_bytes > 0 ? ws : NULL;
+    load = ours && room ? load : NULL;
+    if (load)
+        list_remove(&load->node);
+    pthread_mutex_unlock(&fill->lock);
+    return load;
+}
+
 static void load_run(struct fill_thread *t, struct fill_load *load)
 {
     struct fill *fill = t->fill;
-    struct fill_target target = {load->dst, -1, 0};
-    if (load->region &&
-        region_reserve(load->region, (uint64_t)(load->dst - load->region->addr), load->bytes) < 0) {
-        decoder_done(t, load->ws);
-        load->done(load, LEAT_NO_SPACE, "the host has no memory for it");
-        return;
+    struct wset *ws = wset_ref(load->ws);
+    if (ws->remote && !ws->local) {
+        fill_remote_loads(t, ws, load, &fill->counters);
+        decoder_done(t, ws);
+    } else {
+        struct fill_target target = {load->dst, -1, 0};
+        bool backed = fill_load_backed(load);
+        unsigned nbad = backed ? fill_read_range(t, ws, load->address, load->bytes, &target,
+                                                 fill->config.opener, &fill->counters)
+                               : 0;
+        decoder_done(t, ws);
+        if (backed)
+            load->done(load, nbad ? t->bad[0].code : 0, nbad ? t->bad[0].message : "");
     }
-    unsigned nbad = fill_read_range(t, load->ws, load->address, load->bytes, &target, fill->config.opener,
-                                    &fill->counters);
-    decoder_done(t, load->ws); /* the last moment that it is sure to be there */
-    load->done(load, nbad ? t->bad[0].code : 0, nbad ? t->bad[0].message : "");
+    wset_unref(ws);
 }
 
 static uint64_t wide_bytes(const struct fill_config *config)
@@ -412,6 +453,7 @@ void fill_remote_waits(struct fill_thread *t, struct backend *backend)
 {
     pthread_mutex_lock(&t->fill->lock);
     t->waits = backend;
+    t->joins = NULL;
     pthread_mutex_unlock(&t->fill->lock);
 }
 
@@ -449,13 +491,18 @@ static void idle(struct fill_thread *t, bool *open_sources)
         pthread_mutex_lock(&fill->lock);
     } else if (fill_remote_open(t)) {
         uint64_t until_ns = clock_now_ns() + REMOTE_IDLE_S * NS_PER_S;
-        if (cond_wait_until(&fill->work, &fill->lock, until_ns) == ETIMEDOUT) {
+        fill->nidle++;
+        int rc = cond_wait_until(&fill->work, &fill->lock, until_ns);
+        fill->nidle--;
+        if (rc == ETIMEDOUT) {
             pthread_mutex_unlock(&fill->lock);
             fill_remote_close(t);
             pthread_mutex_lock(&fill->lock);
         }
     } else {
+        fill->nidle++;
         pthread_cond_wait(&fill->work, &fill->lock);
+        fill->nidle--;
     }
 }
 
@@ -706,7 +753,15 @@ void fill_load(struct fill *fill, struct fill_load *load)
 {
     pthread_mutex_lock(&fill->lock);
     list_push_back(&fill->loads, &load->node);
-    pthread_cond_signal(&fill->work);
+    unsigned k = 0;
+    while (k < fill->nthreads && !(fill->thread[k] && fill->thread[k]->joins == load->ws))
+        k++;
+    if (k < fill->nthreads) {
+        fill->thread[k]->joins = NULL; /* until it has looked */
+        backend_wake(fill->thread[k]->waits);
+    } else {
+        pthread_cond_signal(&fill->work);
+    }
     pthread_mutex_unlock(&fill->lock);
 }
 

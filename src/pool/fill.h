@@ -3,7 +3,7 @@
  * fill.h: the threads that bring sources into the pool. A working set's local addresses are cut into segments of some
  * MiB; each thread takes one, backs it with memory, reads its extents straight into place, checksums the parts in it while
  * they are warm, and reports them with wset_piece. What somebody waits for goes first (fill_urgent.c). Streamed samples come
- * by the same road into staging memory (fill_load).
+ * by the same road into staging memory (fill_load); a thread has many remote ones under way at a time.
  *
  * Lifetime: a job is part of its working set; fill_start takes a reference that goes when the last segment has ended, or
  * after fill_cancel when no thread is inside.
@@ -72,6 +72,11 @@ struct fill_load {
     uint8_t *dst;
     struct region *region; /* dst lies in it, and is backed with memory first; NULL: it is */
     void (*done)(struct fill_load *load, int status, const char *message);
+    /* fill's: of a remote load that is under way */
+    uint64_t next;   /* addresses below were asked for */
+    unsigned inside; /* reads under way */
+    int status;      /* the first failure, and why */
+    char *message;
 };
 void fill_load(struct fill *fill, struct fill_load *load);
 

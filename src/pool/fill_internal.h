@@ -105,6 +105,7 @@ struct fill_thread {
     uint64_t bad_offset;        /* in the file, where the last read failed; UINT64_MAX: it was not the read */
     struct fill_remote *remote; /* sessions and reads of what lies elsewhere; NULL: none was met lately */
     struct backend *waits;      /* fill's lock: the session that the thread may be waiting for */
+    const struct wset *joins;   /* fill's lock: waits is to be woken for a load of this set; NULL: for none */
     bool loading;               /* a load, and not a segment */
     char logged[FILL_MESSAGE]; /* the last message: a large file that changed is not told of once a segment */
 };
@@ -164,6 +165,14 @@ uint64_t fill_remote_first_byte_ns(const struct fill_thread *t, const struct wse
 bool fill_remote_busy(const struct fill_thread *t);
 /* Waits for all that was begun. `end` of the range. */
 void fill_remote_finish(struct fill_thread *t, struct wset *ws, uint64_t end, struct fill_counters *counters);
+/* Loads of a set that is remote as a whole, until none is under way: this one, and those that fill_load_join gives. */
+void fill_remote_loads(struct fill_thread *t, struct wset *ws, struct fill_load *load,
+                       struct fill_counters *counters);
+/* fill.c: the next load of ws, if it is that load's turn and there is room for it beside loading_bytes. Else NULL, and the thread is woken
+ * for one that comes while there are some. */
+struct fill_load *fill_load_join(struct fill_thread *t, const struct wset *ws, uint64_t loading_bytes);
+/* fill.c: memory for its bytes. False: there is none, and it has ended. */
+bool fill_load_backed(struct fill_load *load);
 /* Are there sessions? Then fill_remote_close ends them. */
 bool fill_remote_open(const struct fill_thread *t);
 void fill_remote_close(struct fill_thread *t);

@@ -31,6 +31,7 @@ static struct {
     _Atomic bool stall, refuse, expired, elsewhere;
     _Atomic unsigned late_us; /* each answer begins so much later */
     _Atomic unsigned requests, stalled;
+    _Atomic unsigned gather; /* nothing is answered until so many requests are there */
 } script;
 
 static void say_error(struct web_peer *p, int status, const char *code, const char *message)
@@ -77,6 +78,10 @@ static void talk(struct web_peer *p)
             }
             return;
         }
+        for (unsigned ms = 0; script.requests < script.gather && ms < 20000; ms++)
+            usleep(1000); /* in vain, and the test fails by what it counts */
+        if (script.requests < script.gather)
+            return;
         if (take_one(&script.busy)) {
             say_error(p, 503, "SlowDown", "please reduce your request rate");
             continue;
@@ -419,6 +424,205 @@ static void test_stopped(void **state)
     web_stop(&server);
 }
 
+/* Sample i of a set, by a load of its own. */
+struct one_load {
+    struct fill_load load;
+    unsigned i;
+    _Atomic unsigned times; /* it was done */
+    int status;
+    char message[200];
+};
+
+static void one_done(struct fill_load *load, int status, const char *message)
+{
+    struct one_load *one = container_of(load, struct one_load, load);
+    one->status = status;
+    snprintf(one->message, sizeof(one->message), "%s", message);
+    atomic_fetch_add(&one->times, 1);
+}
+
+static struct one_load *loads_start(struct fill *fill, struct wset *ws, unsigned n)
+{
+    struct one_load *loads = calloc(n, sizeof(*loads));
+    for (unsigned i = 0; i < n; i++) {
+        struct index_part part = {0};
+        assert_true(index_part(&ws->index, i, 0, &part));
+        loads[i].i = i;
+        loads[i].load = (struct fill_load){.ws = ws,
+                                           .address = part.address,
+                                           .bytes = part.bytes,
+                                           .dst = calloc(1, part.bytes),
+                                           .done = one_done};
+        fill_load(fill, &loads[i].load);
+    }
+    return loads;
+}
+
+static void loads_wait(const struct one_load *loads, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        while (!atomic_load(&loads[i].times))
+            usleep(500);
+    }
+}
+
+/* Each was done once, with this status; 0: and has its bytes. */
+static void loads_end(struct one_load *loads, unsigned n, int status)
+{
+    loads_wait(loads, n);
+    usleep(2000); /* a second call would come soon */
+    for (unsigned i = 0; i < n; i++) {
+        assert_int_equal(loads[i].times, 1);
+        if (loads[i].status != status)
+            fail_msg("load %u: %d, %s", i, loads[i].status, loads[i].message);
+        for (uint64_t k = 0; status == 0 && k < loads[i].load.bytes; k++)
+            assert_int_equal(loads[i].load.dst[k], testing_byte(loads[i].i, k));
+        free(loads[i].load.dst);
+    }
+    free(loads);
+}
+
+static uint64_t middling(unsigned i)
+{
+    return 40000 + 17 * i;
+}
+static uint64_t long_ones(unsigned i)
+{
+    return i % 3 ? 700000 + i : 90 + i;
+}
+
+/* One thread has many under way: this server answers none before many are asked for. */
+static void test_loads_at_a_time(void **state)
+{
+    enum { N = 60 };
+    begin();
+    struct fill *fill = fill_of(1, 0);
+    struct wset *ws = testing_wset(index_here(N, middling), 4 * MIB);
+    script.gather = N / 8; /* a connection has eight at most, of which this server sees the first */
+    loads_end(loads_start(fill, ws, N), N, 0);
+    assert_int_equal(script.requests, N);
+    wset_unref(ws);
+    fill_free(fill);
+    web_stop(&server);
+}
+
+/* More than there is room for at a time, by several threads; a load of many objects; passing errors. */
+static void test_loads_many(void **state)
+{
+    enum { N = 300 };
+    begin();
+    for (unsigned threads = 1; threads <= 3; threads += 2) {
+        struct fill *fill = fill_of(threads, 0);
+        struct wset *ws = testing_wset(index_here(N, long_ones), 4 * MIB);
+        uint64_t end = ws->index.header->address_end;
+        struct one_load all = {.load = {.ws = ws, .bytes = end, .dst = calloc(1, end), .done = one_done}};
+        script.busy = 5;
+        script.half = 7;
+        struct one_load *loads = loads_start(fill, ws, N);
+        fill_load(fill, &all.load);
+        loads_end(loads, N, 0);
+        loads_wait(&all, 1);
+        assert_int_equal(all.status, 0);
+        for (unsigned i = 0; i < N; i++) {
+            struct index_part part = {0};
+            assert_true(index_part(&ws->index, i, 0, &part));
+            for (uint64_t k = 0; k < part.bytes; k++)
+                assert_int_equal(all.load.dst[part.address + k], testing_byte(i, k));
+        }
+        free(all.load.dst);
+        assert_int_equal(atomic_load(&ws->refs), 1);
+        wset_unref(ws);
+        fill_free(fill);
+    }
+    web_stop(&server);
+}
+
+/* What is wrong with one is not wrong with its neighbours. */
+static void test_loads_fail_alone(void **state)
+{
+    enum { N = 40 };
+    begin();
+    struct fill *fill = fill_of(1, 0);
+    struct wset *ws = testing_wset(index_here(N, middling), 4 * MIB);
+    script.changed = 7;
+    struct one_load *loads = loads_start(fill, ws, N);
+    loads_wait(loads, N);
+    assert_int_equal(loads[7].status, LEAT_STALE);
+    assert_non_null(strstr(loads[7].message, "o-7-"));
+    loads[7].status = 0;
+    memset(loads[7].load.dst, 0, loads[7].load.bytes);
+    for (uint64_t k = 0; k < loads[7].load.bytes; k++)
+        loads[7].load.dst[k] = testing_byte(7, k);
+    loads_end(loads, N, 0);
+    wset_unref(ws);
+    fill_free(fill);
+    web_stop(&server);
+}
+
+/* Dropped by force while some are under way and others wait, and those of another set behind them: these come. */
+static void test_loads_dropped(void **state)
+{
+    enum { N = 30, LATER = 5 };
+    begin();
+    struct fill *fill = fill_of(1, 0);
+    struct wset *ws = testing_wset(index_here(N, large), 16 * MIB);
+    struct wset *other = testing_wset(index_here(LATER, middling), 4 * MIB);
+    script.stall = true;
+    struct one_load *loads = loads_start(fill, ws, N), *later;
+    wait_stalled();
+    later = loads_start(fill, other, LATER);
+    script.stall = false;
+    atomic_store(&ws->revoked, true);
+    fill_cancel(fill, ws);
+    loads_end(loads, N, -ECANCELED);
+    loads_end(later, LATER, 0);
+    assert_int_equal(atomic_load(&ws->refs), 1);
+    wset_unref(other);
+    wset_unref(ws);
+    fill_free(fill);
+    web_stop(&server);
+}
+
+/* The daemon ends: each load ends once. */
+static void test_loads_stopped(void **state)
+{
+    enum { N = 30 };
+    begin();
+    struct fill *fill = fill_of(2, 0);
+    struct wset *ws = testing_wset(index_here(N, large), 16 * MIB);
+    script.stall = true;
+    struct one_load *loads = loads_start(fill, ws, N);
+    wait_stalled();
+    fill_stop(fill);
+    loads_end(loads, N, -ECANCELED);
+    wset_unref(ws);
+    fill_free(fill);
+    web_stop(&server);
+}
+
+/* One thread, two sets whose loads alternate: neither waits for the other without end. */
+static void test_loads_of_two_sets(void **state)
+{
+    enum { N = 20 };
+    begin();
+    struct fill *fill = fill_of(1, 0);
+    struct wset *ws[2] = {testing_wset(index_here(N, middling), 4 * MIB),
+                          testing_wset(index_here(N, tiny), 4 * MIB)};
+    for (unsigned times = 0; times < 10; times++) {
+        struct one_load *first = loads_start(fill, ws[0], N), *second = loads_start(fill, ws[1], N),
+                        *third = loads_start(fill, ws[0], N);
+        loads_end(first, N, 0);
+        loads_end(second, N, 0);
+        loads_end(third, N, 0);
+    }
+    for (unsigned k = 0; k < 2; k++) {
+        assert_int_equal(atomic_load(&ws[k]->refs), 1);
+        wset_unref(ws[k]);
+    }
+    fill_free(fill);
+    web_stop(&server);
+}
+
 /* A daemon that was told whom it may ask is not sent elsewhere. */
 static void test_redirected(void **state)
 {
@@ -546,12 +750,24 @@ static void test_own(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exact),        cmocka_unit_test(test_many),
-        cmocka_unit_test(test_passes),       cmocka_unit_test(test_changed),
-        cmocka_unit_test(test_gone),         cmocka_unit_test(test_cancelled),
-        cmocka_unit_test(test_stopped),      cmocka_unit_test(test_denied),
-        cmocka_unit_test(test_redirected),   cmocka_unit_test(test_own),
-        cmocka_unit_test(test_changed_weak), cmocka_unit_test(test_slow_answers),
+        cmocka_unit_test(test_exact),
+        cmocka_unit_test(test_many),
+        cmocka_unit_test(test_passes),
+        cmocka_unit_test(test_changed),
+        cmocka_unit_test(test_gone),
+        cmocka_unit_test(test_cancelled),
+        cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_denied),
+        cmocka_unit_test(test_redirected),
+        cmocka_unit_test(test_own),
+        cmocka_unit_test(test_changed_weak),
+        cmocka_unit_test(test_slow_answers),
+        cmocka_unit_test(test_loads_at_a_time),
+        cmocka_unit_test(test_loads_many),
+        cmocka_unit_test(test_loads_fail_alone),
+        cmocka_unit_test(test_loads_dropped),
+        cmocka_unit_test(test_loads_stopped),
+        cmocka_unit_test(test_loads_of_two_sets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

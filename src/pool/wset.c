@@ -186,8 +186,8 @@ int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws
         code = tables_charge(ws, index_fd, err);
     if (code == 0 && !trusted)
         code = index_validate(&ws->index, err);
-    for (uint64_t k = 0; code == 0 && k < ws->index.header->nsources && !ws->remote; k++)
-        ws->remote = fill_is_remote(&ws->index, k);
+    for (uint64_t k = 0; code == 0 && k < ws->index.header->nsources && !(ws->remote && ws->local); k++)
+        *(fill_is_remote(&ws->index, k) ? &ws->remote : &ws->local) = true;
     if (code == 0 && pool)
         ws->scratch_each = scratch_bytes(ws);
     if (code == 0)

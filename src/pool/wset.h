@@ -126,7 +126,7 @@ struct wset {
     uint32_t nurgent;
     bool fill_cancelled;
 
-    bool remote; /* immutable: some of its sources lie elsewhere */
+    bool remote, local; /* immutable: some of its sources are remote; some are not */
     /* How they are read: set before anything is filled; a reference. NULL: as anybody. */
     struct access *access;
 

@@ -298,12 +298,17 @@ static struct block *block_new(struct session *b)
 
 /* All that is wanted, spread over the connections: a read alone is there soonest in many small pieces, above all on connections that are new,
  * and many reads cost least in large ones. */
-static uint64_t block_bytes(const struct session *b)
+static uint64_t block_bytes(const struct session *b, const struct backend_read *read)
 {
+    const uint64_t rest = read->offset + read->bytes - read->next;
     if (b->config.block_bytes)
-        return b->config.block_bytes;
+        return MIN(rest, b->config.block_bytes);
+    if (read->shared) /* equal parts, with no crumb at the end */
+        return div_up(rest, div_up(rest, SMALL_BYTES));
     uint64_t share = align_up((b->waiting_bytes + b->asked_bytes) / b->config.connections, 64 * KIB);
-    return MIN(MAX(share, BLOCK_MIN), BLOCK_MAX);
+    uint64_t bytes = MIN(MAX(share, BLOCK_MIN), BLOCK_MAX);
+    bytes = MIN(bytes, rest);
+    return rest - bytes < BLOCK_MIN / 2 && rest <= BLOCK_MAX ? rest : bytes; /* no crumb at the end */
 }
 
 static void block_start(struct block *k, struct backend_read *read, uint64_t bytes)
@@ -359,8 +364,8 @@ static void pump(struct session *b)
 {
     struct backend_read *read;
     while (b->nblocks < (unsigned)b->limit && (read = list_first(&b->asking, struct backend_read, node))) {
-        uint64_t rest = read->offset + read->bytes - read->next;
-        if (rest > SMALL_BYTES && b->nblocks - b->nsmall >= b->config.connections)
+        uint64_t bytes = block_bytes(b, read);
+        if (bytes > SMALL_BYTES && b->nblocks - b->nsmall >= b->config.connections)
             return; /* a block that only waited for a connection would use up its time */
         struct block *k = block_new(b);
         if (!k && b->nblocks)
@@ -370,9 +375,6 @@ static void pump(struct session *b)
             read_end(read);
             continue;
         }
-        uint64_t bytes = MIN(rest, block_bytes(b));
-        if (rest - bytes < BLOCK_MIN / 2 && rest <= BLOCK_MAX && !b->config.block_bytes)
-            bytes = rest; /* no crumb at the end */
         b->waiting_bytes -= bytes;
         block_start(k, read, bytes);
     }
