@@ -24,6 +24,8 @@
 #include "net/topo/topo.h"
 
 #define AUTO_GROUPS 3u
+#define AHEAD_BYTES (64 * MIB) /* announced at most: several times what is in flight to a server 30 ms away */
+#define AHEAD_MAX   32u
 #define AUTO_BLOCK_BYTES                                                                                     \
     (4 * MIB) /* of a streamed set: long enough for a disk, 16 of them small beside a window */
 
@@ -65,7 +67,8 @@ struct leat_iter {
     uint64_t *plan, *plan_ends;  /* the caller's ids instead of an order */
     uint64_t *ids;               /* the thread's */
     struct stream_range *ranges; /* the thread's, of a streamed set */
-    uint64_t hinted_end;         /* positions below have been announced to the daemon */
+    unsigned announce_ahead;     /* groups, or batches, that are announced beside the one that is read */
+    uint64_t announced;          /* positions, or steps, below have been announced to the daemon */
 };
 
 static void step_positions(const struct leat_iter *it, uint64_t step, uint64_t *ret_first, unsigned *ret_n)
@@ -110,56 +113,80 @@ static struct stream_range block_range(const struct leat_iter *it, uint64_t numb
     return (struct stream_range){first * it->view->step, (count - 1) * it->view->step + it->view->window};
 }
 
-/* The samples of [first, first + n), or their blocks, that the pool does not hold. Uses ids. */
+static int by_number(const void *a, const void *b)
+{
+    const uint64_t *x = a, *y = b;
+    return *x < *y ? -1 : *x > *y;
+}
+
+/*
+ * The samples of [first, first + n), or their blocks, that the pool does not hold. Neighbours are one range, as stream_read fetches them:
+ * what is announced is found by its range. Uses ids.
+ */
 static uint32_t absent_samples(struct leat_iter *it, uint64_t first, unsigned n)
 {
     uint32_t count = 0;
     step_ids(it, first, n, it->ids);
+    qsort(it->ids, n, sizeof(*it->ids), by_number);
     for (unsigned i = 0; i < n; i++) {
-        struct stream_range range = {it->ids[i] * it->view->step, it->view->window};
+        struct stream_range range = {it->ids[i] * it->view->step, it->view->window},
+                            *last = count ? &it->ranges[count - 1] : NULL;
         if (!is_streamed(it, range.first, range.count))
             continue;
         if (it->block > 1)
             range = block_range(it, it->ids[i] / it->block);
-        uint32_t at = 0;
-        while (it->block > 1 && at < count && it->ranges[at].first != range.first)
-            at++; /* there are few blocks in a batch, or it is no block order */
-        if (it->block <= 1 || at == count)
+        if (last && it->block > 1 && last->first == range.first)
+            continue;
+        if (last && it->block <= 1 && range.first <= last->first + last->count)
+            last->count = MAX(range.first + range.count, last->first + last->count) - last->first;
+        else
             it->ranges[count++] = range;
     }
     return count;
 }
 
+static void announce_step(struct leat_iter *it, uint64_t step)
+{
+    uint64_t start;
+    unsigned count;
+    step_positions(it, step, &start, &count);
+    uint32_t n = absent_samples(it, start, count);
+    if (n)
+        stream_prefetch(it->view->ws, it->ranges, n);
+}
+
+static void announce_group(struct leat_iter *it, const uint64_t *blocks, unsigned nblocks)
+{
+    uint32_t n = 0;
+    for (unsigned i = 0; i < nblocks; i++) {
+        struct stream_range range = block_range(it, blocks[i]);
+        if (is_streamed(it, range.first, range.count))
+            it->ranges[n++] = range;
+    }
+    if (n)
+        stream_prefetch(it->view->ws, it->ranges, n);
+}
+
 /*
- * A streamed set: the daemon is told what comes next, so that it reads the source while this batch is copied and the consumer
- * computes. In block order the next group's blocks, once, when the reading enters a group; in full order the next batch's samples.
+ * A streamed set: the daemon learns what comes next, so that it reads the source while this batch is copied and the consumer
+ * computes. In block order the blocks of this group and of the next ones; in full order the samples of this batch and of the next ones.
  */
 static void announce(struct leat_iter *it, uint64_t step, uint64_t position)
 {
     uint64_t start, end, blocks[LEAT_ORDER_GROUP];
-    uint32_t n = 0;
     if (it->block == 0 || it->plan) {
-        unsigned count;
-        if (step + 1 >= it->steps)
-            return;
-        step_positions(it, step + 1, &start, &count);
-        n = absent_samples(it, start, count);
-    } else {
-        if (position >= it->order.n)
-            return; /* padding */
-        order_group(&it->order, position, &start, &end, blocks);
-        if (end >= it->order.n || end < it->hinted_end)
-            return;
-        unsigned nblocks = order_group(&it->order, end, &start, &end, blocks);
-        it->hinted_end = end;
-        for (unsigned i = 0; i < nblocks; i++) {
-            struct stream_range range = block_range(it, blocks[i]);
-            if (is_streamed(it, range.first, range.count))
-                it->ranges[n++] = range;
-        }
+        it->announced = MAX(it->announced, step);
+        for (; it->announced < it->steps && it->announced <= step + it->announce_ahead; it->announced++)
+            announce_step(it, it->announced);
+        return;
     }
-    if (n)
-        stream_prefetch(it->view->ws, it->ranges, n);
+    for (unsigned k = 0; k <= it->announce_ahead && position < it->order.n; k++, position = end) {
+        unsigned nblocks = order_group(&it->order, position, &start, &end, blocks);
+        if (end <= it->announced)
+            continue;
+        it->announced = end;
+        announce_group(it, blocks, nblocks);
+    }
 }
 
 static void *read_ahead(void *arg)
@@ -239,6 +266,31 @@ static int choose_block(const struct leat_view *view, const struct leat_iter_opt
     return 0;
 }
 
+/*
+ * As much as the window has room for beside what is read and as much again, which ranks or workers that are behind still read. All ranks
+ * read the same groups, and each its own batches.
+ */
+static unsigned announce_ahead(const struct leat_iter *it)
+{
+    struct leat_ws *ws = it->view->ws;
+    const struct index_header *h = ws->index.header;
+    const bool groups = it->block > 0 && !it->plan;
+    if (!(ws->info.flags & PROTO_WS_STREAMED) || ws->info.nnodes > 1 || (it->plan && it->block > 1))
+        return 1;
+    /* As choose_block has it: widened to whole pages, and of samples that may be longer than others. */
+    const uint64_t mean = MAX(h->payload_bytes / h->nsamples, 1ull),
+                   pages = (uint64_t)h->nfields * INDEX_FILE_ALIGN;
+    const uint64_t run = groups ? it->block * it->view->step : it->view->window,
+                   runs = groups ? LEAT_ORDER_GROUP : (uint64_t)it->view->batch_size * it->world;
+    const uint64_t bytes = runs * (run * mean / 8 * 9 + pages);
+    struct rpc_how how = {.deadline_ns = client_deadline(ws->client, 0)};
+    uint64_t window;
+    if (ws_window(ws, &how, &window, NULL) < 0)
+        return 1; /* it fails again where it matters */
+    uint64_t fit = window / bytes, ahead = MIN(fit > 3 ? fit - 2 : 1, AHEAD_BYTES / bytes);
+    return (unsigned)MIN(MAX(ahead, 1ull), AHEAD_MAX);
+}
+
 static int check_slots(const struct leat_iter *it, struct leat_error *err)
 {
     if (it->view->nslots >= 2)
@@ -274,6 +326,7 @@ static int plan_given(struct leat_iter *it, const struct leat_iter_options *o, s
                              (unsigned long long)batch, (unsigned long long)o->nids);
         it->plan_ends[s] = before = end;
     }
+    it->world = 1;
     it->order.n = n;
     it->block = o->block == LEAT_ORDER_SEQUENTIAL ? 0 : MIN(o->block, n);
     it->full_steps = it->steps;
@@ -368,6 +421,7 @@ int leat_iterate(struct leat_view *view, const struct leat_iter_options *options
     if (!rc)
         rc = o.ids ? plan_given(it, &o, err) : plan_order(it, &o, err);
     if (!rc) {
+        it->announce_ahead = announce_ahead(it);
         it->ahead = o.ahead && o.ahead < view->nslots ? o.ahead : view->nslots - 1;
         it->queue = calloc(it->ahead, sizeof(*it->queue));
         it->ids = calloc(view->batch_size, sizeof(*it->ids));

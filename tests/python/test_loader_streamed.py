@@ -62,6 +62,18 @@ def test_each_byte_is_read_once_an_epoch(large, name, world, more):
             loader.close()
 
 
+def test_a_sequential_epoch_reads_each_byte_once(large):
+    """Neighbours of a batch are announced as the one range as which they are fetched, or they would be read twice."""
+    payload = N * BYTES
+    with leat.open({"x": large}, pool=payload // 10) as ws, leat.Loader(ws, 64, shuffle=False) as loader:
+        for epoch in range(2):
+            before = bytes_read()
+            assert [i for batch in loader for i in batch["x"][:, 0].tolist()] == list(range(N))
+            read = bytes_read() - before
+            assert epoch == 0 or read <= 1.05 * payload, f"{read / payload:.3f} of the dataset"
+            loader.set_epoch(epoch + 1)
+
+
 @pytest.mark.parametrize("name,value,world,several", [("LOCAL_WORLD_SIZE", 2, 2, False), ("LOCAL_WORLD_SIZE", 2, 4, True), ("SLURM_STEP_NUM_NODES", 2, 4, True),
                                                       ("SLURM_STEP_NUM_NODES", 1, 4, False)])
 def test_hosts_that_stream_by_themselves_name_the_order(large, monkeypatch, name, value, world, several):
