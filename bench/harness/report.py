@@ -100,7 +100,7 @@ SECTIONS = {"read": [
     ("Ranges and small objects: the client's CPU", "s3-cpu", lambda m: m in ("s3.4k.cpu", "s3.128k.cpu", "s3.1m.cpu", "s3.8m.cpu")),
     ("TLS, first byte, lists", None, lambda m: m.startswith(("s3.tls.", "s3.first", "s3.list."))),
     ("Blocks, far away", None, lambda m: m.startswith("s3.blocks.")),
-    ("From a bucket to views", None, lambda m: m.startswith(("s3.train.", "s3.scan."))),
+    ("From a bucket to views", None, lambda m: m.startswith(("s3.train.", "s3.scan.", "s3.stream."))),
 ], "store": [
     ("Objects out, beside nginx on one core", None, lambda m: m.startswith(("store.small.", "store.large."))),
     ("Objects in, beside nginx on one core", None, lambda m: m.startswith("store.put.")),

@@ -7,6 +7,8 @@ s3.tls.cpu, .rate        1 MiB ranges over TLS; the limit is the bare loop with 
 s3.first                 one small object at a time on an open connection: from the question to its last byte
 s3.train.rate, .cpu      a cold .npy in a bucket, opened by its address and read through a view in batches, by leatd and a client
 s3.scan.rate, .first     the small objects read once, in order, from Python: leat.scan beside leat.open of the same prefix; until the first of them is there
+s3.stream.block, .full   a cold epoch over tar shards of 27 MB in a bucket 30 ms away (bench/http_far, 2 Gbit/s), samples of 110 KB, by a leatd whose pool is
+                         36 % of the set: in blocks, and in full order; the rivals fetch whole shards, one after another, over two connections
 s3.blocks.RTT.*          only when asked for: fixed sizes of block beside the one that is chosen, against a server 10 and 30 ms away (bench/http_far):
                          .first  a read of 1 MiB on connections that are new; .1m, .4m, .16m, .64m  one such read at a time; .many  16 reads of 8 MiB
 s3.list.rate             keys a second out of 1,000 to a page; the limit is taking the same pages apart without a server
@@ -15,11 +17,13 @@ CPU is the client's alone (user and system, all its threads; a mount's daemon to
 any signature; what it costs stands in `server_cpu` of each row.
 """
 import contextlib
+import io
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 
@@ -34,6 +38,7 @@ OBJECTS, LARGE = 4096, 256 * MIB
 CONNECTIONS, DEPTH = 16, 8  # so many small requests on each
 PAGES, PAGE = 8, 1000
 TRAIN = (4096, 150528)  # samples, bytes of one
+STREAM = {"shards": 16, "samples": 245, "bytes": 110_000, "pool": 0.36, "rtt_ms": 30, "mbit": 2000, "connections": 2}
 KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
 
 NGINX = """daemon off; worker_processes 1; pid {top}/pid; error_log {top}/nginx.log crit;
@@ -52,6 +57,7 @@ http {{
     location ~ ^/bench/?$ {{
       set $page top;
       if ($args ~ "prefix=o") {{ set $page o; }}
+      if ($args ~ "prefix=shards") {{ set $page shards; }}
       rewrite ^ /pages/$page.xml last;
     }}
     location = /bench/o/ {{ default_type application/x-directory; return 200 ""; }}
@@ -80,6 +86,12 @@ def _free_ports(n):
         for s in sockets:
             s.bind(("127.0.0.1", 0))
         return [s.getsockname()[1] for s in sockets]
+
+
+def _accepts(port):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.5):
+        return True
+    return False
 
 
 class Server:
@@ -133,10 +145,25 @@ class Server:
             with open(f"{self.root}/pages/{name}.xml", "w") as f:
                 f.write(text)
 
+    def make_shards(self, shards, samples, size):
+        """Tar shards below bench/shards, once. Their paths, as the server has them."""
+        paths = [f"/bench/shards/{k:04d}.tar" for k in range(shards)]
+        if not os.path.exists(f"{self.root}/bench/shards"):
+            os.makedirs(f"{self.root}/bench/shards")
+            for k, path in enumerate(paths):
+                with tarfile.open(self.root + path, "w", format=tarfile.USTAR_FORMAT) as tar:
+                    for i in range(samples):
+                        info = tarfile.TarInfo(f"{k * samples + i:08d}.jpg")
+                        info.size = size
+                        tar.addfile(info, io.BytesIO(os.urandom(size)))
+            stats = [os.stat(self.root + path) for path in paths]
+            keys = [(path[len("/bench/"):], st.st_size, f"{int(st.st_mtime):x}-{st.st_size:x}") for path, st in zip(paths, stats)]
+            with open(f"{self.root}/pages/shards.xml", "w") as f:
+                f.write(_list_page(keys, prefix="shards/"))
+        return paths
+
     def _is_up(self):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.5):
-            return True
-        return False
+        return _accepts(self.port)
 
     def cpu(self):
         return sum(map(cpu_seconds, [self.daemon.pid] + children(self.daemon.pid)))
@@ -355,18 +382,65 @@ class Suite(Base):
         self.row("s3.scan.rate", "objects/s", got, "objects", "bare receive loop")
         self.put(row("s3.scan.first", "ms", got["leat"]["first"], got["leat.open"]["first"], None, "leat.open of the same prefix"))
 
+    def far(self, *path):
+        """The server at the end of a path: (port, Daemon)."""
+        port, = _free_ports(1)
+        return port, Daemon([self.program("http_far"), port, self.server.port, *path], lambda: _accepts(port), os.path.join(self.args.folder, "far.log"))
+
+    def stream(self):
+        """Each order with the limit and the rival in turns of its own: what is in the pool after a turn is dropped."""
+        orders = [order for order in ("block", "full") if self.wanted(f"s3.stream.{order}")]
+        if not orders:
+            return
+        shards = STREAM["shards"] // (4 if self.args.quick else 1)
+        paths = self.server.make_shards(shards, STREAM["samples"], STREAM["bytes"])
+        samples, total = shards * STREAM["samples"], shards * STREAM["samples"] * STREAM["bytes"]
+        top = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        with contextlib.ExitStack() as stack:
+            port, far = self.far(STREAM["rtt_ms"], STREAM["mbit"])
+            stack.callback(far.close)
+            daemon = leatd(self.args.build, self.args.folder, int(STREAM["pool"] * total))
+            stack.callback(daemon.close)
+
+            def worker(*argv, env=None):
+                one = Worker(argv, env=env, timeout=300)
+                stack.callback(one.close)
+                return one
+            job = worker("/usr/bin/python3", f"{top}/s3_stream.py", daemon.socket, "jpg",
+                         env={**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_REGION": "us-east-1",
+                              "PYTHONPATH": os.path.join(self.args.build, "python")})
+            rival = worker("/usr/bin/python3", f"{top}/s3_shards.py", "127.0.0.1", port, STREAM["connections"])
+            bare = worker(self.program("http_bare"), "--host", "127.0.0.1", "--port", port, "--bucket", "bench", "--root", self.server.root,
+                          "--bytes", MIB, "--of", self.server.large, "--connections", CONNECTIONS)
+
+            def all_of_it(one, line):
+                def once():
+                    one.send(line)
+                    got = one._read()
+                    if (got["samples"], got["bytes"]) != (samples, total):
+                        raise Failed(f"s3.stream: {got['samples']} samples of {samples} came, {got['bytes']} bytes of {total}")
+                    return {"rate": got["bytes"] / got["ns"] * 1000}
+                return once
+
+            def limit():
+                bare.send("run 2")
+                got = bare._read()
+                return {"rate": got["bytes"] / got["ns"] * 1000}
+            job.send("index s3://bench/shards/")
+            job._read()
+            for order in orders:
+                rivals = {"whole shards": all_of_it(rival, " ".join(["new", *paths])),
+                          "whole shards, connections kept": all_of_it(rival, " ".join(["kept", *paths]))}
+                got = in_turns({"leat": all_of_it(job, f"{order} s3://bench/shards/"), "limit": limit, **rivals}, self.args.repeats)
+                self.put(row(f"s3.stream.{order}", "MB/s", got["leat"]["rate"], got["limit"]["rate"], {name: got[name]["rate"] for name in rivals},
+                             "bare receive loop, 1 MiB ranges"))
+
     def blocks(self):
         """Of Leat alone: the limit is the best of the sizes that were fixed."""
         if not self.args.only or not self.wanted("s3.blocks"):
             return
         for rtt in (10, 30):
-            port, = _free_ports(1)
-
-            def is_up():
-                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.5):
-                    return True
-                return False
-            far = Daemon([self.program("http_far"), port, self.server.port, rtt], is_up, os.path.join(self.args.folder, "far.log"))
+            port, far = self.far(rtt)
             try:
                 for name, size, inflight in (("first", MIB, 1), ("1m", MIB, 1), ("4m", 4 * MIB, 1), ("16m", 16 * MIB, 1), ("64m", 64 * MIB, 1),
                                              ("many", 8 * MIB, 16)):
@@ -429,5 +503,6 @@ def run(args, emit):
         suite.first()
         suite.train()
         suite.scan()
+        suite.stream()
         suite.lists()
         suite.blocks()
