@@ -291,7 +291,8 @@ static PyObject *next_plain(struct lane_object *self, bool *ret_step)
     int rc = iter_take(iter, self->timeout_ns, &batch, &err);
     bool raised = PyErr_Occurred() != NULL, left = self->left && self->iter == iter;
     PyObject *result = NULL;
-    *ret_step = !raised && (rc == LEAT_CORRUPT || rc == LEAT_NOT_FOUND || rc == LEAT_BUSY || (!rc && !batch) || (!rc && !left));
+    *ret_step = !raised && (rc == LEAT_CORRUPT || rc == LEAT_NOT_FOUND || rc == LEAT_BUSY ||
+                            (!rc && !batch) || (!rc && !left));
     if (rc && !*ret_step)
         raise_error(rc, &err);
     else if (batch && left)
