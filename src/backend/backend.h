@@ -105,7 +105,8 @@ struct backend_stats {
         resumed;
     /* The store's: by direct I/O, and by way of the page cache; read with what was wanted, and left behind. */
     uint64_t bytes_direct, bytes_buffered, bytes_padding;
-    uint64_t first_byte_ns; /* the least time from a request to the first byte of its answer; 0: not known, or no network */
+    uint64_t
+        first_byte_ns; /* the least time from a request to the first byte of its answer; 0: not known, or no network */
     uint64_t checked, unchecked; /* reads of whole objects with and without a checksum of the server's */
 };
 
