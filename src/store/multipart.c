@@ -237,9 +237,9 @@ static int remove_parts(struct store *s, struct upload *u, bool whole, struct le
     return rc;
 }
 
-int store_upload_give_up(struct store *s, struct upload *u, struct leat_error *err)
+int store_upload_give_up(struct store *s, struct upload *u, bool wait, struct leat_error *err)
 {
-    int rc = store_upload_end_begin(s, u, err);
+    int rc = store_upload_end_begin(s, u, wait, err);
     if (rc < 0)
         return rc;
     rc = remove_parts(s, u, true, err);
@@ -254,7 +254,7 @@ int store_upload_abort(struct store *s, const char *bucket, const void *key, siz
     int rc = store_upload_find(s, bucket, key, key_len, id, &u, err);
     if (rc < 0)
         return rc;
-    rc = store_upload_give_up(s, u, err);
+    rc = store_upload_give_up(s, u, false, err);
     store_upload_unref(s, u);
     return rc;
 }
@@ -374,7 +374,7 @@ int store_upload_assemble(struct store *s, const char *bucket, const void *key, 
     int rc = store_upload_find(s, bucket, key, key_len, id, &u, err);
     if (rc < 0)
         return rc;
-    rc = store_upload_end_begin(s, u, err);
+    rc = store_upload_end_begin(s, u, true, err);
     if (rc == 0) {
         rc = assemble(s, u, parts, n, ret_put, err);
         if (rc < 0)

@@ -383,6 +383,7 @@ int store_upload_get(struct store *s, const char *bucket, const void *key, size_
 int store_upload_assemble(struct store *s, const char *bucket, const void *key, size_t key_len,
                           const char *id, const struct store_part *parts, unsigned n,
                           struct store_put **ret_put, struct leat_error *err);
+/* LEAT_BUSY: another thread completes or aborts it. */
 int store_upload_abort(struct store *s, const char *bucket, const void *key, size_t key_len, const char *id,
                        struct leat_error *err);
 

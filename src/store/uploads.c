@@ -167,17 +167,21 @@ int store_upload_find(struct store *s, const char *bucket, const void *key, size
 }
 
 /* From here on no other thread completes or aborts it, and no part is being committed. */
-int store_upload_end_begin(struct store *s, struct upload *u, struct leat_error *err)
+int store_upload_end_begin(struct store *s, struct upload *u, bool wait, struct leat_error *err)
 {
     pthread_mutex_lock(&s->uploads_lock);
-    while (u->ending) /* the other one may fail, and leave the upload as it was */
+    while (u->ending && wait) /* the other one may fail, and leave the upload as it was */
         pthread_cond_wait(&s->uploads_cond, &s->uploads_lock);
-    bool gone = u->gone;
-    u->ending = !gone;
-    while (!gone && u->committing > 0)
-        pthread_cond_wait(&s->uploads_cond, &s->uploads_lock);
+    bool gone = u->gone, busy = u->ending;
+    if (!gone && !busy) {
+        u->ending = true;
+        while (u->committing > 0)
+            pthread_cond_wait(&s->uploads_cond, &s->uploads_lock);
+    }
     pthread_mutex_unlock(&s->uploads_lock);
-    return gone ? store_upload_none(err) : 0;
+    if (gone)
+        return store_upload_none(err);
+    return busy ? error_set(err, LEAT_BUSY, "the upload is being completed or aborted") : 0;
 }
 
 void store_upload_end_done(struct store *s, struct upload *u, bool gone)
@@ -469,7 +473,7 @@ int store_uploads_abort(struct store *s, uint32_t bucket_id, struct leat_error *
     if (rc < 0)
         return error_set(err, rc, "no memory for a list of uploads");
     for (unsigned i = 0; rc == 0 && i < n; i++) {
-        rc = store_upload_give_up(s, all[i], err);
+        rc = store_upload_give_up(s, all[i], true, err);
         rc = rc == STORE_NO_UPLOAD ? 0 : rc; /* it was ended just now */
     }
     release(s, all, n);
@@ -501,11 +505,11 @@ void store_uploads_age(struct store *s, int64_t before_ns)
         struct upload *u = all[i];
         char text[KEY_TEXT_MAX];
         struct leat_error err;
-        int rc = store_upload_give_up(s, u, &err);
+        int rc = store_upload_give_up(s, u, false, &err);
         store_key_text(u->bucket, u->data, u->key_len, text);
         if (rc == 0)
             log_info("the upload of %s is given up: nobody touched it for long", text);
-        else if (rc != STORE_NO_UPLOAD) /* it was ended just now */
+        else if (rc != STORE_NO_UPLOAD && rc != LEAT_BUSY) /* those are over, or will be soon */
             log_debug("the old upload of %s cannot be removed yet: %s", text, err.message);
     }
     release(s, all, n);

@@ -36,10 +36,11 @@ void store_upload_listed(struct store *s, struct upload *u);
 int store_upload_find(struct store *s, const char *bucket, const void *key, size_t key_len, const char *id,
                       struct upload **ret, struct leat_error *err);
 int store_upload_none(struct leat_error *err);
-/* From here to store_upload_end_done no other thread completes or aborts it, and no part is being committed. Waits for one that does. */
-int store_upload_end_begin(struct store *s, struct upload *u, struct leat_error *err);
+/* From here to store_upload_end_done no other thread completes or aborts it, and no part is being committed. Where one does so already: its end is
+ * waited for, or LEAT_BUSY. */
+int store_upload_end_begin(struct store *s, struct upload *u, bool wait, struct leat_error *err);
 void store_upload_end_done(struct store *s, struct upload *u, bool gone);
 /* multipart.c: its parts and itself are removed. */
-int store_upload_give_up(struct store *s, struct upload *u, struct leat_error *err);
+int store_upload_give_up(struct store *s, struct upload *u, bool wait, struct leat_error *err);
 
 #endif

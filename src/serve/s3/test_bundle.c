@@ -221,7 +221,9 @@ static void test_damaged(void **state)
         fails((struct bundle_part){.obj = obj_of("packed"), .member = &m, .count = m.bytes}, &err),
         LEAT_INVALID);
     assert_non_null(strstr(err.message, "asked for"));
-    assert_int_equal(bundle_check(f.store, obj_of("packed"), &m, &err), LEAT_INVALID);
+    struct store_obj *packed = obj_of("packed");
+    assert_int_equal(bundle_check(f.store, packed, &m, &err), LEAT_INVALID);
+    store_obj_unref(packed);
     /* The bits of an object that was read and verified before do not matter; one that was not is looked at. */
     put("bad", f.large, LARGE);
     struct store_obj *obj = obj_of("bad");
