@@ -165,56 +165,26 @@ static int end_removals(struct store *s, struct change *changes, unsigned n, str
     return first;
 }
 
-/* Keys that are deleted with one flush. ThreadSanitizer follows no more than 64 locks of a thread. */
-#ifdef __SANITIZE_THREAD__
-#    define GROUP 32u
-#else
-#    define GROUP 1024u
-#endif
-
-/* The stripes of several keys, taken in the order of their numbers, so that two batches never wait for each other. */
-struct stripes {
-    uint64_t bits[STORE_STRIPES / 64];
-};
-
-static void stripes_lock(struct store *s, struct stripes *t, const struct ikey *keys, unsigned n)
-{
-    *t = (struct stripes){0};
-    for (unsigned i = 0; i < n; i++) {
-        size_t number = (size_t)(store_stripe(s, &keys[i]) - s->stripes);
-        t->bits[number / 64] |= 1ull << number % 64;
-    }
-    for (unsigned i = 0; i < STORE_STRIPES; i++)
-        if (t->bits[i / 64] >> i % 64 & 1)
-            pthread_mutex_lock(&s->stripes[i]);
-}
-
-static void stripes_unlock(struct store *s, const struct stripes *t)
-{
-    for (unsigned i = 0; i < STORE_STRIPES; i++)
-        if (t->bits[i / 64] >> i % 64 & 1)
-            pthread_mutex_unlock(&s->stripes[i]);
-}
-
 /* Keys in groups: one flush each. seqs may be NULL. */
 int store_remove(struct store *s, const struct ikey *keys, const uint64_t *seqs, unsigned n, int *ret_codes,
                  struct leat_error *err)
 {
-    AUTO_FREE struct change *changes = calloc(MIN(n, GROUP), sizeof(*changes));
+    enum { GROUP = 1024 };
+    AUTO_FREE struct change *changes = calloc(MIN(n, (unsigned)GROUP), sizeof(*changes));
     if (!changes)
         return error_set(err, -ENOMEM, "no memory to delete %u keys", n);
     for (unsigned from = 0; from < n;) {
-        unsigned done = 0, until = from + MIN(n - from, GROUP);
-        struct stripes stripes;
+        unsigned done = 0, until = from + MIN(n - from, (unsigned)GROUP);
+        struct stripe_set stripes;
         store_commits_enter(s);
-        stripes_lock(s, &stripes, &keys[from], until - from);
+        store_stripes_lock(s, &stripes, &keys[from], until - from);
         for (unsigned i = from; i < until; i++) {
             ret_codes[i] =
                 begin_removal(s, &keys[i], seqs ? seqs[i] : 0, &changes[done], n == 1 ? err : NULL);
             done += ret_codes[i] == 0;
         }
         int rc = end_removals(s, changes, done, err);
-        stripes_unlock(s, &stripes);
+        store_stripes_unlock(s, &stripes);
         store_commits_leave(s);
         if (rc < 0)
             return rc;
@@ -238,9 +208,9 @@ static void note_pushed(struct path *p, uint64_t file)
 int store_flag(struct store *s, const struct ikey *k, uint64_t seq, uint32_t clear, uint32_t set,
                const char *remote, bool sync, struct leat_error *err)
 {
-    pthread_mutex_t *stripe = store_stripe(s, k);
+    struct stripe_set stripe;
     store_commits_enter(s);
-    pthread_mutex_lock(stripe);
+    store_stripes_lock(s, &stripe, k, 1);
     struct found f;
     int rc = store_find(s, k, false, &f);
     if (rc == 0 && seq && f.value.seq != seq)
@@ -270,7 +240,7 @@ int store_flag(struct store *s, const struct ikey *k, uint64_t seq, uint32_t cle
         free(c.node);
         store_open_forget(s, f.path, f.value.file); /* it says what was so before */
     }
-    pthread_mutex_unlock(stripe);
+    store_stripes_unlock(s, &stripe);
     store_commits_leave(s);
     return rc;
 }

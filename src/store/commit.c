@@ -294,11 +294,11 @@ static int put_commit(struct store_put *put, const struct store_commit *c, struc
     struct store_info info = {0};
     if (rc == 0) {
         tell(&node->value, c->etag, &info);
-        pthread_mutex_t *stripe = store_stripe(s, &put->key);
+        struct stripe_set stripe;
         store_commits_enter(s);
-        pthread_mutex_lock(stripe);
+        store_stripes_lock(s, &stripe, &put->key, 1);
         rc = show(put, c, node, &info.seq, err);
-        pthread_mutex_unlock(stripe);
+        store_stripes_unlock(s, &stripe);
         store_commits_leave(s);
     }
     leave(put);

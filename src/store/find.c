@@ -20,9 +20,32 @@ uint64_t store_ikey_hash(const struct ikey *k)
     return XXH3_64bits(k->bytes, k->len);
 }
 
-pthread_mutex_t *store_stripe(struct store *s, const struct ikey *k)
+void store_stripes_lock(struct store *s, struct stripe_set *set, const struct ikey *keys, unsigned n)
 {
-    return &s->stripes[store_ikey_hash(k) % STORE_STRIPES];
+    *set = (struct stripe_set){0};
+    for (unsigned i = 0; i < n; i++) {
+        uint64_t stripe = store_ikey_hash(&keys[i]) % STORE_STRIPES;
+        set->bits[stripe / 64] |= 1ull << stripe % 64;
+    }
+    pthread_mutex_lock(&s->stripes_lock);
+    for (unsigned i = 0; i < STORE_STRIPES; i++) {
+        uint64_t bit = 1ull << i % 64;
+        if (!(set->bits[i / 64] & bit))
+            continue;
+        while (s->stripes.bits[i / 64] & bit)
+            pthread_cond_wait(&s->stripes_cond, &s->stripes_lock);
+        s->stripes.bits[i / 64] |= bit;
+    }
+    pthread_mutex_unlock(&s->stripes_lock);
+}
+
+void store_stripes_unlock(struct store *s, const struct stripe_set *set)
+{
+    pthread_mutex_lock(&s->stripes_lock);
+    for (unsigned i = 0; i < ARRAY_LEN(set->bits); i++)
+        s->stripes.bits[i] &= ~set->bits[i];
+    pthread_cond_broadcast(&s->stripes_cond);
+    pthread_mutex_unlock(&s->stripes_lock);
 }
 
 uint64_t *store_deleted(struct store *s, const void *ikey, size_t len)

@@ -118,6 +118,11 @@ struct open_files {
 
 struct upload;
 
+/* Of keys' hashes. */
+struct stripe_set {
+    uint64_t bits[STORE_STRIPES / 64];
+};
+
 struct store {
     const struct store_io *io;
     struct path **paths;
@@ -127,7 +132,9 @@ struct store {
     unsigned high_percent, low_percent;
     uint64_t scrub_period_s, scrub_rate;
     struct ticket_office *office, own_office;
-    pthread_mutex_t stripes[STORE_STRIPES];
+    pthread_mutex_t stripes_lock;
+    pthread_cond_t stripes_cond;
+    struct stripe_set stripes;       /* that are locked */
     uint64_t deleted[STORE_STRIPES]; /* the highest number of a deletion under each, which guards it */
     _Atomic uint64_t seq;
 
@@ -174,7 +181,9 @@ static inline void ikey_set(struct ikey *k, uint32_t bucket_id, const void *key,
     k->len = 4 + key_len;
 }
 uint64_t store_ikey_hash(const struct ikey *k);
-pthread_mutex_t *store_stripe(struct store *s, const struct ikey *k);
+/* The stripes of these keys, in the order of their numbers: two batches never wait for each other. */
+void store_stripes_lock(struct store *s, struct stripe_set *set, const struct ikey *keys, unsigned n);
+void store_stripes_unlock(struct store *s, const struct stripe_set *set);
 /* The highest number of a deletion of this key, or of others of its stripe, since the start. Its stripe is held. */
 uint64_t *store_deleted(struct store *s, const void *ikey, size_t len);
 uint64_t store_next_seq(struct store *s);

@@ -92,14 +92,13 @@ static int configure(struct store *s, const struct store_config *c, struct leat_
 
 static void init_locks(struct store *s)
 {
-    for (unsigned i = 0; i < STORE_STRIPES; i++)
-        pthread_mutex_init(&s->stripes[i], NULL);
-    pthread_mutex_t *const locks[] = {&s->buckets_write, &s->buckets_lock, &s->uploads_lock,
-                                      &s->open.lock,     &s->tick_lock,    &s->work_lock};
+    pthread_mutex_t *const locks[] = {&s->buckets_write, &s->buckets_lock, &s->uploads_lock, &s->open.lock,
+                                      &s->tick_lock,     &s->work_lock,    &s->stripes_lock};
     for (unsigned i = 0; i < ARRAY_LEN(locks); i++)
         pthread_mutex_init(locks[i], NULL);
     pthread_cond_init(&s->buckets_cond, NULL);
     pthread_cond_init(&s->uploads_cond, NULL);
+    pthread_cond_init(&s->stripes_cond, NULL);
     cond_init(&s->tick_cond);
     list_init(&s->uploads);
     for (unsigned i = 0; i < UPLOAD_CHAINS; i++)
@@ -110,14 +109,13 @@ static void init_locks(struct store *s)
 
 static void fini_locks(struct store *s)
 {
-    for (unsigned i = 0; i < STORE_STRIPES; i++)
-        pthread_mutex_destroy(&s->stripes[i]);
-    pthread_mutex_t *const locks[] = {&s->buckets_write, &s->buckets_lock, &s->uploads_lock,
-                                      &s->open.lock,     &s->tick_lock,    &s->work_lock};
+    pthread_mutex_t *const locks[] = {&s->buckets_write, &s->buckets_lock, &s->uploads_lock, &s->open.lock,
+                                      &s->tick_lock,     &s->work_lock,    &s->stripes_lock};
     for (unsigned i = 0; i < ARRAY_LEN(locks); i++)
         pthread_mutex_destroy(locks[i]);
     pthread_cond_destroy(&s->buckets_cond);
     pthread_cond_destroy(&s->uploads_cond);
+    pthread_cond_destroy(&s->stripes_cond);
     pthread_cond_destroy(&s->tick_cond);
 }
 
