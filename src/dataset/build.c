@@ -154,7 +154,7 @@ static int split_filter(char *uri, struct scan_filter *filter, struct leat_error
             return 0;
         const char *text = strchr(hash, '=') + 1;
         char **to = pattern ? &filter->pattern : &filter->extensions;
-        if (*to || !text[strspn(text, ",.")])
+        if (*to || !text[strspn(text, ",.")] || (!pattern && strpbrk(text, " \t;*?[/")))
             return error_set(err, LEAT_INVALID, "%s: behind \"%.*s\" stands %s", uri, (int)(text - hash),
                              hash,
                              *to       ? "one choice, and here are two"

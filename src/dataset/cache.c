@@ -220,7 +220,7 @@ static bool source_unchanged(struct expected *x, const struct index *ix, uint64_
             return absent && (rc == LEAT_NOT_FOUND || rc == LEAT_INVALID);
         st = file.st;
     } else if (stat(path, &st) < 0) {
-        return absent && (errno == ENOENT || errno == ELOOP);
+        return absent && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP);
     }
     if (timespec_ns(st.st_mtim) != s->mtime_ns)
         return false;

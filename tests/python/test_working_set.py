@@ -295,3 +295,18 @@ def test_files_of_a_folder_are_chosen_by_name(tmp_path):
             leat.open(uri, pattern="*")
     with leat.open(tmp_path / "all") as ws, pytest.raises(ValueError, match=r"give them to leat\.open"):
         leat.Loader(ws, 1, pattern="*")
+
+
+@pytest.mark.parametrize("extensions", ["jpg, png", "*.jpg,png", "jpg;png", ["jpg", "a/b"]])
+def test_extensions_that_no_name_ends_with_are_refused(folder, extensions):
+    with pytest.raises(leat.Invalid, match="how names of files end"):
+        leat.open(folder, extensions=extensions)
+
+
+def test_a_link_through_a_file_leads_nowhere(tmp_path):
+    (tmp_path / "set" / "cat").mkdir(parents=True)
+    (tmp_path / "set" / "cat" / "a.jpg").write_bytes(b"a")
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "set" / "cat" / "b.jpg").symlink_to(tmp_path / "file" / "b.jpg")
+    with leat.open(tmp_path / "set") as ws:
+        assert list(ws.keys()) == ["cat/a.jpg"]

@@ -201,7 +201,7 @@ static int add_entry(struct walk *w, uint64_t at, const char *name, unsigned cha
             return errno == ENOENT ? 0 : walk_error(w, -errno, err);
         link = link || S_ISLNK(st.st_mode);
         int rc = link ? stat_path(w, true, &st) : 0;
-        if (rc == -ENOENT || rc == -ELOOP) {
+        if (rc == -ENOENT || rc == -ENOTDIR || rc == -ELOOP) {
             dir_leave_out(&w->dangling, w->path);
             return remember_source(w, &(struct stat){.st_mode = S_IFDIR});
         }
