@@ -41,7 +41,7 @@ static bool is_address(struct http_text name)
 static int add_name(char ***names, unsigned *n, const char *host)
 {
     struct http_text name = without_port((struct http_text){host, strlen(host)});
-    char text[HOST_NAME_MAX + 1];
+    char text[256]; /* a name of DNS has 253 at most */
     if (name.len == 0 || name.len >= sizeof(text))
         return 0;
     http_text_copy(name, text, sizeof(text));

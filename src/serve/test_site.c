@@ -14,10 +14,14 @@ static struct http_text text(const char *s)
     return (struct http_text){s, s ? strlen(s) : 0};
 }
 
+/* Longer than a host's own name may be, as cluster managers make them. */
+#define LONG_NAME "gateway-0123456789.storage-0123456789.namespace-of-a-team-0123456789.svc.cluster.local"
+
 static struct site *made(void)
 {
     static const char *const domains[] = {"s3.example.org", "localhost", NULL};
-    static const char *const listen[] = {"store.lan:9000", "10.1.2.3:9000", ":9001", "unix:/run/x", NULL};
+    static const char *const listen[] = {"store.lan:9000", LONG_NAME ":9000", "10.1.2.3:9000",
+                                         ":9001",          "unix:/run/x",     NULL};
     struct site *site;
     assert_int_equal(site_new(domains, listen, &site), 0);
     return site;
@@ -26,6 +30,8 @@ static struct site *made(void)
 static void test_names(void **state)
 {
     static const char *const ours[] = {
+        LONG_NAME,
+
         "localhost",      "LocalHost:9000",     "localhost.",     "bucket.localhost:9000",
         "127.0.0.1",      "127.0.0.1:9000",     "192.0.2.7:80",   "[::1]",
         "[::1]:9000",     "[2001:db8::1]:9000", "s3.example.org", "a.b.S3.example.org.:9000",

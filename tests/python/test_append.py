@@ -57,8 +57,8 @@ def test_trees(tmp_path):
     ws = leat.open("leat://t")
     for i in range(len(old)):
         assert old[i] == ws[i]
-    assert [bytes(sample["data"]).decode() for sample in ws] == ["a/b-c/2.txt", "a/b/1.txt", "new/a/4.txt", "new/b/3.txt"]
-    assert [int(sample["label"]) for sample in ws] == [1, 0, 3, 0]
+    assert [bytes(sample["data"]).decode() for sample in ws] == ["a/b/1.txt", "a/b-c/2.txt", "new/a/4.txt", "new/b/3.txt"]
+    assert [int(sample["label"]) for sample in ws] == [0, 1, 3, 0]
     with pytest.raises(leat.Error, match="two samples have the key"):
         leat.append("t", str(tmp_path / "new"))
 

@@ -106,7 +106,7 @@ def test_what_is_refused(tmp_path):
     store, keys = tmp_path / "store", tmp_path / "keys"
     assert "others than this machine" in refused("--store", store, "--anonymous", "--listen", "0.0.0.0:0")
     assert "exclude each other" in refused("--store", store, "--anonymous", "--keys", keys)
-    assert refused("--store", store, "--keys", keys).endswith("No such file or directory; leat serve --new-keys makes it\n")
+    assert refused("--store", store, "--keys", keys).endswith(f"make one with: leat serve --keys {keys} --new-keys\n")
     keys.touch(0o600)
     assert "names no user" in refused("--store", store, "--keys", keys)
     keys.write_text(lib_serve.KEYS)

@@ -67,7 +67,7 @@ const struct cli_option serve_options[] = {
     {OPT_KEY, "tls-key", "FILE", "and its private key"},
     {OPT_REGION, "region", "NAME", "what clients sign for (us-east-1)"},
     {OPT_DOMAIN, "domain", "NAME",
-     "a name of this server; BUCKET.NAME in Host is a bucket; may be repeated (localhost)"},
+     "a name of this server; BUCKET.NAME is a bucket; may be repeated (localhost)"},
     {OPT_CAPACITY, "capacity", "SIZE", "most that objects may take in each DIR (what the disk has)"},
     {OPT_MEMORY, "memory", "SIZE", "for bodies of requests under way (256MiB)"},
     {OPT_THREADS, "threads", "N", "that serve connections (one a CPU, at most 4)"},
