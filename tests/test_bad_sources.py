@@ -670,7 +670,7 @@ def test_no_memory_for_tables(failing, host, leat):
 
 
 def test_names_do_not_command_terminals(host, leat):
-    """A file's name may hold what a terminal obeys: it is shown, whoever asks, in lists and in messages."""
+    """A file's name may hold what a terminal obeys: it is escaped in lists and in messages."""
     nasty = "a\x1b]0;taken\x07\x9b31m\nleat: forged"
     path = lib_data.make_npy(host.data / f"{nasty}.npy", 8)
     ws = leat.open(path)

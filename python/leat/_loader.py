@@ -321,7 +321,7 @@ class Loader(Iterable[Any]):
         return self._sampler if self._sampler is not None else self._batch_sampler
 
     def _warn_of_sampler(self) -> None:
-        """A state is taken or loaded: whether the sampler will yield this epoch again, nobody can say if it draws by chance."""
+        """A state is taken or loaded: whether the sampler will yield this epoch again, is not known if it draws by chance."""
         source = self._source
         inner = getattr(source, "sampler", source)  # of torch's BatchSampler
         if source is None or isinstance(inner, (Sequence, np.ndarray)) or type(inner).__name__ == "SequentialSampler":

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* secret_file.h: files that hold a secret (a token, a private key, keys of S3): one rule for who may own and read them. Any thread. */
+/* secret_file.h: files that hold a secret (a token, a private key, keys of S3): one rule for owner and mode. Any thread. */
 #ifndef BASE_SECRET_FILE_H
 #define BASE_SECRET_FILE_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Queues and threads of fill.h. One lock guards every queue; it is held to pick work and to note that it ended, never during
- * I/O. A thread picks, in this order: loads (somebody waits for a streamed sample), what else is waited for (fill_urgent.c), then the
+ * I/O. A thread picks, in this order: loads (a client waits for a streamed sample), what else is waited for (fill_urgent.c), then the
  * next segment of the sets in turn. While it has remote loads under way it takes more of the same set (fill_load_join).
  *
  * Invariants: a set is on `sets` while it has segments left and is not cancelled, or a thread is inside; it carries one reference
@@ -248,7 +248,7 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
     wset_note_pages(ws, region);
 }
 
-/* Files of one region that somebody waits for. */
+/* Files of one region that a client waits for. */
 static void files_fill(struct fill_thread *t, const struct fill_pick *p, struct bytes_out *ret_records)
 {
     struct wset *ws = p->ws;

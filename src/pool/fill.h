@@ -2,7 +2,7 @@
 /*
  * fill.h: the threads that bring sources into the pool. A working set's local addresses are cut into segments of some
  * MiB; each thread takes one, backs it with memory, reads its extents straight into place, checksums the parts in it while
- * they are warm, and reports them with wset_piece. What somebody waits for goes first (fill_urgent.c). Streamed samples come
+ * they are warm, and reports them with wset_piece. What a client waits for goes first (fill_urgent.c). Streamed samples come
  * by the same road into staging memory (fill_load); a thread has many remote ones under way at a time.
  *
  * Lifetime: a job is part of its working set; fill_start takes a reference that goes when the last segment has ended, or

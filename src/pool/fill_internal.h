@@ -50,7 +50,7 @@ struct fill_target {
     uint64_t offset;
 };
 
-/* Who may begin with a segment? PARTLY: nobody, while a thread reads some of its files; then it is TODO again. */
+/* Which thread may begin with a segment? PARTLY: none, while a thread reads some of its files; then it is TODO again. */
 enum segment_state { SEGMENT_TODO, SEGMENT_PARTLY, SEGMENT_TAKEN, SEGMENT_DONE };
 
 #define FILL_FILES_MAX 16u

@@ -428,7 +428,7 @@ static void read_chunk(struct fill_thread *t, struct wset *ws, const struct inde
     atomic_fetch_add_explicit(&counters->bytes_decoded, r->end - r->begin, memory_order_relaxed);
 }
 
-/* Read alone, because somebody waited for it, before the rest of its segment. A load reads into other memory. */
+/* Read alone, because a client waited for it, before the rest of its segment. A load reads into other memory. */
 static bool is_there(const struct fill_thread *t, const struct wset *ws, const struct index_extent *e)
 {
     const struct index *index = &ws->index;

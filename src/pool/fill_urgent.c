@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What somebody waits for goes first: the samples that fill_urgent() was called with, in its order.
+ * What a client waits for goes first: the samples that fill_urgent() was called with, in its order.
  *
  * A batch of a shuffled epoch is files from all over a folder. So a sample that is a file of its own is read alone, some at a time, and
  * its segment is TODO again afterwards: the thread that takes all of it leaves out what is there. Of any other sample the segments come

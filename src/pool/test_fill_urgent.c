@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What somebody waits for goes first: segments, and of a folder the files that are meant, without their neighbours. The only thread is
+ * What a client waits for goes first: segments, and of a folder the files that are meant, without their neighbours. The only thread is
  * held while the test asks, and what is there is looked at whenever something has arrived.
  */
 #include <setjmp.h>
@@ -159,7 +159,7 @@ static void see_asked(struct wset *ws)
         right = right && wset_sample_state(ws, asked[k]) == LIVE_RESIDENT;
 }
 
-/* Whoever waits for files of a folder waits for these, whatever their segments are, and none is opened twice. */
+/* A client that waits for files of a folder waits for these, whatever their segments are, and none is opened twice. */
 static void test_files(void **state)
 {
     static const struct {

@@ -122,7 +122,7 @@ struct wset {
     struct wset_segment *segments;
     uint32_t nsegments, next_segment, segments_left, active;
     unsigned decoding; /* threads inside, of sets with `decoders` */
-    uint64_t *urgent;  /* samples that somebody waits for, in that order (pool/fill_urgent.c) */
+    uint64_t *urgent;  /* samples that a client waits for, in that order (pool/fill_urgent.c) */
     uint32_t nurgent;
     bool fill_cancelled;
 

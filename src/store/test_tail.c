@@ -168,7 +168,7 @@ static void test_before_a_snapshot(void **state)
     assert_int_equal(whole(f), OBJECTS);
 }
 
-/* After a kill nobody can say whether the log was longer. What it does not name is put aside, and counted: it is not deleted, and not written over. */
+/* After a kill it is not known whether the log was longer. What it does not name is put aside, and counted: it is not deleted, and not written over. */
 static void test_after_a_kill(void **state)
 {
     for (unsigned kind = 0; kind < 3; kind++) {

@@ -386,7 +386,7 @@ static void *end_bucket(void *arg)
     return NULL;
 }
 
-/* Completions of one upload at one moment: one makes the object, the others learn that it is made, and none that somebody is busy. With `deleted` the bucket
+/* Completions of one upload at one moment: one makes the object, the others learn that it is made, and none is told to come later. With `deleted` the bucket
  * is deleted at that moment as well: it is empty, or stays for the object. */
 static void end_at_once(struct store *s, bool deleted)
 {

@@ -12,7 +12,7 @@
 #include <strings.h>
 
 #define ALGORITHM "AWS4-HMAC-SHA256"
-/* For who signed by Version 2, as boto3 and awscli make links unless they are told otherwise. */
+/* For clients that sign by Version 2, as boto3 and awscli make links unless they are told otherwise. */
 #define USE_V4                                                                                               \
     "Signature Version 2 is not supported. Please use " ALGORITHM                                            \
     ": Config(signature_version='s3v4') of boto3, aws configure set default.s3.signature_version s3v4, "     \

@@ -39,7 +39,7 @@ struct sigv4_claim {
     char payload[SIGV4_SIGNATURE]; /* as it enters the signature */
     struct http_text token;        /* x-amz-security-token; of temporary keys, which we give nobody */
     char names[2048];              /* signed headers, as they came: "host;x-amz-date" */
-    char why[256];                 /* a sentence for who is refused; "" */
+    char why[256];                 /* a sentence for the refused client; "" */
 };
 
 /*

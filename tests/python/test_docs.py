@@ -67,7 +67,7 @@ def run_document(path):
 
 
 def test_guide(here):
-    """Twice, as somebody does who runs it again beside the same daemon."""
+    """Twice, as a reader does beside the same daemon."""
     for _ in range(2):
         run_document(ROOT / "docs/guide-trainers.md")
 

@@ -28,7 +28,7 @@ def test_a_bucket_takes_its_uploads(server):
 
 @pytest.mark.parametrize("name", ["sha512", "md5", "xxhash64", "xxhash3", "xxhash128", "new"])
 def test_checksums_that_are_not_here(server, bucket, name):
-    """No demand is dropped: bytes that nobody compared are not stored as if they had been."""
+    """No demand is dropped: bytes that were not compared are not stored as if they had been."""
     path, header = f"/{bucket}/k", f"x-amz-checksum-{name}"
 
     def refused(reply):
@@ -218,7 +218,7 @@ def test_locks_that_are_not_wanted(server):
 
 
 def test_encryption_is_stated_where_it_is_configured(server, quick_folder):
-    """By who runs the server, who knows what disks it has. The other server of these tests says 501: test_settings_that_nobody_has."""
+    """By the operator, who knows the disks. The other server of these tests says 501: test_settings_that_nobody_has."""
     name = "x-amz-server-side-encryption"
     reply = server.request("PUT", "/sse", headers={name: "AES256"})
     assert error(reply) == (501, "NotImplemented") and "disks_encrypted" in reply.xml.findtext("Message")

@@ -624,7 +624,7 @@ static bool is_linked(hid_t file, const char *inner)
     return linked && H5Lget_info(file, inner, &last, H5P_DEFAULT) >= 0 && last.type == H5L_TYPE_HARD;
 }
 
-/* The address of the superblock is 0 or a power of two from 512 on; byte 11 of versions 2 and 3 has the flags of who writes. */
+/* The address of the superblock is 0 or a power of two from 512 on; byte 11 of versions 2 and 3 has the flags of a writer. */
 static bool is_being_written(void)
 {
     static const char signature[8] = "\x89HDF\r\n\x1a\n";

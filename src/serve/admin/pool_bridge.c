@@ -24,7 +24,7 @@ struct pool_bridge {
 struct call {
     struct list node; /* posted */
     struct pool_bridge *bridge;
-    bool all, drop, force, done, left; /* left: nobody waits for it */
+    bool all, drop, force, done, left; /* left: no request waits for it */
     uint32_t query;
     char *arg, *text;
     int rc;

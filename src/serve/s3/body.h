@@ -69,7 +69,7 @@ struct visit_body {
 bool body_begin(struct visit *v, uint64_t document_max);
 /* All of it; then `end` (on a worker) and `then`. */
 void body_receive(struct visit *v, void (*end)(struct visit *v), void (*then)(struct visit *v));
-/* The checksum b->sum of bytes that come from elsewhere than the request: of all that went into b->put. End: b->value is its text. */
+/* The checksum b->sum of bytes that do not come from the request: of all that went into b->put. End: b->value is its text. */
 bool body_hash_begin(struct visit *v);
 void body_hash(struct visit_body *b, const void *data, size_t len);
 void body_hash_end(struct visit_body *b);

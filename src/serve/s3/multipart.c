@@ -386,7 +386,7 @@ static void put_layout(struct completion *c)
         meta_put(&c->meta, "leat-parts", 10, text, used);
 }
 
-/* The parts' own checksums, for who reads part by part, or asks for an object's attributes. */
+/* The parts' own checksums, for clients that read part by part, or ask for an object's attributes. */
 static void put_part_sums(struct completion *c)
 {
     struct bytes_out text = {0};
