@@ -89,7 +89,7 @@ def test_dropped_while_a_server_is_silent(host, leat, s3):
                 failed.append(str(error))  # not its traceback, which holds the loader
         reader = threading.Thread(target=read)
         reader.start()
-        lib_host.wait_for(lambda: s3.rules[-1].hits > 3)
+        lib_host.wait_for(lambda: s3.rules[-1].hits > 0)  # how many there are at once depends on what is announced
         leat.drop("far", socket=daemon.socket, force=True)
         reader.join(60)
         assert not reader.is_alive() and failed
