@@ -38,7 +38,7 @@ struct opening {
     bool running;
     struct source_binding binding;
     struct source_groups *groups; /* that the binding has */
-    struct access *access;        /* of the first request; NULL: nothing is elsewhere */
+    struct access *access;        /* of the first request; NULL: nothing is remote */
     struct wset *placing;
     struct loop_timer room; /* looks whether what ended has gone */
     uint64_t room_until_ns;

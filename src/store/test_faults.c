@@ -9,46 +9,11 @@
 #include <cmocka.h>
 
 #include "failalloc.h"
-#include "store/fault/fault.h"
-#include "store/internal.h"
-#include "store/testing.h"
-
-struct fixture {
-    char dir[256];
-    const char *path;
-    struct store_fault *fault;
-    struct store *s;
-};
+#include "store/testing_fault.h"
 
 static int setup(void **state)
 {
-    struct fixture *f = calloc(1, sizeof(*f));
-    testing_mkdir_fast(f->dir);
-    f->path = f->dir;
-    assert_int_equal(store_fault_new(f->dir, &f->fault), 0);
-    f->s = testing_open(&f->path, 1, store_fault_io(f->fault));
-    assert_non_null(f->s);
-    assert_int_equal(store_bucket_create(f->s, "photos", 0, NULL, NULL), 0);
-    assert_int_equal(testing_put(f->s, "photos", "old", 1, 5000), 0);
-    *state = f;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    struct fixture *f = *state;
-    store_free(f->s);
-    store_fault_free(f->fault);
-    testing_rmdir(f->dir);
-    free(f);
-    return 0;
-}
-
-static void reopen(struct fixture *f)
-{
-    store_free(f->s);
-    f->s = testing_open(&f->path, 1, store_fault_io(f->fault));
-    assert_non_null(f->s);
+    return setup_with(state, "old", 5000);
 }
 
 static uint64_t bytes_in(struct fixture *f)

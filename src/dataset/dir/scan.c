@@ -2,7 +2,7 @@
 /*
  * dir/scan.c: a directory tree: every file is a sample, its key the path from the root, its label the first folder.
  *
- * Trees of objects elsewhere come out of a list: objects.c. Both have the order of torchvision's ImageFolder (dir_compare).
+ * Trees of remote objects come out of a list: objects.c. Both have the order of torchvision's ImageFolder (dir_compare).
  *
  * Happy path: the root is read; its folders are the classes, numbered in the order of their names. Class by class, all folders below
  * are read and sorted by their paths; the files of each are sorted, stat'ed and become samples. Only the root stays open: deep
