@@ -29,6 +29,7 @@ import tarfile
 import time
 import urllib.parse
 
+from .pauses import touch_memory
 from .rows import in_turns, median, row
 from .s3 import _free_ports
 from .suite import Base
@@ -476,6 +477,7 @@ class Suite(Base):
 
         def ours():
             cold()
+            touch_memory(size + 256 * MIB)
             got = group.ask("preload bench store://bench/x.npy")
             group.ask("drop bench")
             return {"rate": got["bytes"] / got["ns"]}
