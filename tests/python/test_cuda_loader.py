@@ -108,12 +108,13 @@ def test_what_is_prepared_is_sent_ahead(run):
     run("""
 made = []
 def counted(sample, rng):
+    done = plus_one(sample, rng)
     made.append(1)
-    return plus_one(sample, rng)
+    return done
 it = iter(make(transform=counted, num_workers=2, prefetch=4))
 first = next(it)
 until(lambda: len(made) >= 1 + 5 * 4)  # one sample to learn from
-time.sleep(0.1)
+time.sleep(0.5)  # until the last of them is noted, on a busy machine
 second = next(it)
 until(lambda: stat().copies >= 5 * 3)  # three fields
 right(first)
