@@ -374,11 +374,16 @@ struct fill_load *fill_load_join(struct fill_thread *t, const struct wset *ws, u
         load = NULL;
     }
     /* One of another set waits no longer than for what is under way, should no other thread be free. */
-    bool ours = !load || load->ws == ws, room = loading_bytes < (fill->nidle ? LOADS_SPREAD : LOADS_BYTES);
+    const bool helped = fill->nidle && decoder_free(load ? load->ws : ws);
+    bool ours = !load || load->ws == ws, room = loading_bytes < (helped ? LOADS_SPREAD : LOADS_BYTES);
     t->joins = !load && room && loading_bytes > 0 ? ws : NULL;
-    load = ours && room ? load : NULL;
-    if (load)
+    if (load && ours && room) {
         list_remove(&load->node);
+    } else {
+        if (load && helped) /* this thread may be the only one that was woken for it */
+            pthread_cond_signal(&fill->work);
+        load = NULL;
+    }
     pthread_mutex_unlock(&fill->lock);
     return load;
 }

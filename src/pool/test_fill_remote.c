@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include <semaphore.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -600,6 +601,52 @@ static void test_loads_stopped(void **state)
     web_stop(&server);
 }
 
+static sem_t held, let_go;
+
+static void hold(struct fill_load *load, int status, const char *message)
+{
+    sem_post(&held);
+    sem_wait(&let_go);
+}
+
+/*
+ * A thread that waits for a silent server has as much under way as it may beside idle threads, and was to be woken for the next load,
+ * as all others were busy then: one that is idle by now takes it.
+ */
+static void test_loads_left_to_idle_threads(void **state)
+{
+    enum { N = 4 };
+    begin();
+    sem_init(&held, 0, 0);
+    sem_init(&let_go, 0, 0);
+    struct fill *fill = fill_of(2, 0);
+    struct wset *ws = testing_wset(index_here(N, large), 32 * MIB);
+    struct wset *other = testing_wset(index_here(N, middling), 4 * MIB);
+    struct fill_load busy = {.ws = other, .dst = malloc(1), .done = hold};
+    fill_load(fill, &busy);
+    sem_wait(&held);
+    script.stall = true;
+    struct one_load *silent = loads_start(fill, ws, 2);
+    while (script.stalled < 2)
+        usleep(1000);
+    usleep(50000); /* until it waits */
+    sem_post(&let_go);
+    usleep(50000); /* until the other one is idle */
+    script.stall = false;
+    struct one_load *next = loads_start(fill, ws, 1);
+    for (unsigned ms = 0; !next->times && ms < 5000; ms++)
+        usleep(1000);
+    assert_int_equal(next->times, 1);
+    loads_end(next, 1, 0);
+    fill_stop(fill);
+    loads_end(silent, 2, -ECANCELED);
+    wset_unref(other);
+    wset_unref(ws);
+    fill_free(fill);
+    free(busy.dst);
+    web_stop(&server);
+}
+
 /* One thread, two sets whose loads alternate: neither waits for the other without end. */
 static void test_loads_of_two_sets(void **state)
 {
@@ -768,6 +815,7 @@ int main(void)
         cmocka_unit_test(test_loads_dropped),
         cmocka_unit_test(test_loads_stopped),
         cmocka_unit_test(test_loads_of_two_sets),
+        cmocka_unit_test(test_loads_left_to_idle_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
