@@ -353,13 +353,15 @@ static bool load_ask(struct fill_remote *r, struct fill_load *load, struct fill_
     const uint64_t load_end = load->address + load->bytes;
     for (uint64_t k = index_extent_at(index, load->next); k < index->header->nextents; k++) {
         const struct index_extent extent = index->extents[k], *e = &extent;
-        if (e->address >= load_end || load->status < 0)
+        if (load->status < 0)
             break;
         if (!index_extent_sound(index, e)) {
             load_spoil(load, LEAT_CORRUPT, "its index is damaged: open the dataset again");
             dataset_index_forget(load->ws->spec);
             break;
         }
+        if (e->address >= load_end)
+            break;
         if (r->nfree == 0)
             return false;
         uint64_t begin = MAX(e->address, load->next), end = MIN(e->address + e->bytes, load_end);

@@ -647,6 +647,29 @@ static void test_loads_left_to_idle_threads(void **state)
     web_stop(&server);
 }
 
+/* An extent of the mapped index moves past the end of what is loaded: the load fails, as its bytes do not come. */
+static void test_loads_of_changed_index(void **state)
+{
+    enum { N = 5 };
+    begin();
+    struct fill *fill = fill_of(1, 0);
+    int fd = index_here(N, middling);
+    struct wset *ws = testing_wset(fd, 4 * MIB);
+    struct index_extent e = ws->index.extents[2];
+    off_t at = (off_t)(ws->index.header->sections[INDEX_EXTENTS].offset + 2 * sizeof(e));
+    e.address = UINT64_MAX - 4095;
+    assert_int_equal(pwrite(fd, &e, sizeof(e), at), sizeof(e));
+    struct one_load *loads = loads_start(fill, ws, N);
+    loads_wait(loads, N);
+    assert_int_equal(loads[2].status, LEAT_CORRUPT);
+    for (unsigned i = 0; i < N; i++)
+        free(loads[i].load.dst);
+    free(loads);
+    wset_unref(ws);
+    fill_free(fill);
+    web_stop(&server);
+}
+
 /* One thread, two sets whose loads alternate: neither waits for the other without end. */
 static void test_loads_of_two_sets(void **state)
 {
@@ -816,6 +839,7 @@ int main(void)
         cmocka_unit_test(test_loads_stopped),
         cmocka_unit_test(test_loads_of_two_sets),
         cmocka_unit_test(test_loads_left_to_idle_threads),
+        cmocka_unit_test(test_loads_of_changed_index),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
