@@ -335,6 +335,40 @@ def test_the_callers_rights_bind_below_the_roots(host, daemon):
     assert said[:3] == ["Denied", "Denied", "Denied"] and said[3] in ("Denied", "Error"), said
 
 
+READ_ALL = """
+def read_all(uri):
+    ws = leat.open(uri)
+    return [(ws.key(i), bytes(ws[i]['data']).decode(), int(ws[i]['label'])) for i in range(len(ws))]
+"""
+
+
+def test_links_of_a_tree_are_followed_inside_the_roots(host, daemon):
+    """As in a private daemon. One that leads out, or that is absolute, costs its own sample; one that the filter passes over, nothing."""
+    tree = host.data / "tree"
+    for name in ("all/cat/1.jpg", "all/cat/2.jpg", "dog/3.jpg"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(name)
+    (tree / "all" / "dog").symlink_to("../dog")
+    (tree / "all" / "cat" / "4.jpg").symlink_to("2.jpg")
+    code = READ_ALL + "for p in argv:\n    say(attempt(lambda: read_all(p)))"
+    paths = [tree / "all", f"{tree}/all#extensions=jpg"]
+    good = [("cat/1.jpg", "all/cat/1.jpg", 0), ("cat/2.jpg", "all/cat/2.jpg", 0), ("cat/4.jpg", "all/cat/2.jpg", 0), ("dog/3.jpg", "dog/3.jpg", 1)]
+    private = host.python(TRY + code, *paths)
+    assert private.finish().splitlines() == [str(good)] * 2
+    shutil.copy("/etc/hostname", host.folder / "outside.jpg")
+    (tree / "all" / "cat" / "5.jpg").symlink_to(host.folder / "outside.jpg")
+    (tree / "all" / "cat" / "6.jpg").symlink_to("../../../../outside.jpg")
+    (tree / "all" / "dog" / "notes.txt").symlink_to("/etc/passwd")
+    (tree / "closed").mkdir()
+    (own(tree / "closed", ANN, 0o700) / "readme").write_text("hers")
+    (tree / "all" / "cat" / "readme").symlink_to("../../closed/readme")
+    said = {uid: as_user(host, daemon, uid, code, *paths).finish().splitlines() for uid in (ANN, BOB)}
+    hers = sorted([*good, ("cat/readme", "hers", 0)])
+    assert said[ANN] == [str(hers), str(good)]
+    assert said[BOB] == ["Denied", str(good)], "a link that only its user may not follow is no link out of the roots"
+    assert as_user(host, daemon, BOB, code, *paths).finish().splitlines() == said[BOB], "and so it is the second time"
+
+
 def test_groups_are_those_of_the_process(host, daemon):
     """Not those of its user in the group database, which knows nothing of this user, nor of what a process gave up."""
     group = 30001

@@ -209,7 +209,7 @@ static bool source_unchanged(struct expected *x, const struct index *ix, uint64_
         return remote_stat(&x->scan, path, &now, NULL) == 0 &&
                object_unchanged(ix, s, now.bytes, now.etag, now.modified);
     }
-    /* A link that led nowhere; zeros in every field but its path. */
+    /* A link that led nowhere, or where the daemon may not go; zeros in every field but its path. */
     bool absent = !s->mtime_ns && !s->ctime_ns && !s->inode && folder_path(ix, i);
     if (absent)
         path[strlen(path) - 1] = 0;
@@ -217,7 +217,7 @@ static bool source_unchanged(struct expected *x, const struct index *ix, uint64_
         AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
         int rc = scan_open(&x->scan, path, &file, NULL);
         if (rc < 0)
-            return absent && (rc == LEAT_NOT_FOUND || rc == LEAT_INVALID);
+            return absent && (rc == LEAT_NOT_FOUND || rc == LEAT_INVALID || rc == LEAT_DENIED);
         st = file.st;
     } else if (stat(path, &st) < 0) {
         return absent && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP);

@@ -96,7 +96,8 @@ struct dataset_remote {
 };
 
 /* Opens source files on behalf of whoever asks: the user's own rights in a private daemon, openat2 beneath a root and
- * with the caller's rights in a system daemon. Returns a descriptor or -errno. NULL, here or for `open`: plain open.
+ * with the caller's rights in a system daemon. Returns a descriptor or -errno; -EXDEV: a link leads out of the roots. NULL, here or for
+ * `open`: plain open.
  * `remote` NULL: an address is LEAT_UNSUPPORTED. */
 struct dataset_opener {
     int (*open)(void *user, const char *absolute_path, int flags);

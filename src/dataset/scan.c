@@ -50,6 +50,11 @@ int scan_error(int code, const char *path, struct leat_error *err)
                          "%s: it may not be read by this user; check the permissions of it and of the "
                          "folders above it",
                          shown);
+    case -EXDEV:
+        return error_set(err, LEAT_DENIED,
+                         "%s: a symbolic link leads out of the folders that this daemon reads; give a path "
+                         "below its roots, without that link",
+                         shown);
     case -ELOOP:
         return error_set(err, LEAT_INVALID,
                          "%s: a symbolic link that leads to itself, or that is not allowed here", shown);

@@ -116,7 +116,7 @@ static int open_beneath(const char *root, const char *path, int flags)
     struct open_how how = {.flags = (uint64_t)(unsigned)flags,
                            .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS};
     int fd = (int)syscall(SYS_openat2, dir, *path ? path : ".", &how, sizeof(how));
-    return fd >= 0 ? fd : errno == EXDEV ? -EACCES : -errno;
+    return fd < 0 ? -errno : fd;
 }
 
 int source_check_system(struct leat_error *err)
@@ -132,10 +132,13 @@ int source_check_system(struct leat_error *err)
     return 0;
 }
 
-int source_open(const struct source_opener *opener, const struct source_caller *caller,
-                const char *absolute_path, int flags)
+/* As source_open, but -EXDEV for what lies below a root and leads out of it. */
+static int open_source(const struct source_opener *opener, const struct source_caller *caller,
+                       const char *absolute_path, int flags)
 {
-    flags |= O_RDONLY | O_CLOEXEC | O_NOCTTY;
+    flags |= O_RDONLY | O_CLOEXEC;
+    if (!(flags & O_PATH))
+        flags |= O_NOCTTY; /* openat2 refuses the two together */
     if (!opener || !opener->system) {
         int fd = open(absolute_path, flags);
         return fd < 0 ? -errno : fd;
@@ -164,10 +167,17 @@ int source_open(const struct source_opener *opener, const struct source_caller *
     return fd;
 }
 
+int source_open(const struct source_opener *opener, const struct source_caller *caller,
+                const char *absolute_path, int flags)
+{
+    int fd = open_source(opener, caller, absolute_path, flags);
+    return fd == -EXDEV ? -EACCES : fd;
+}
+
 static int dataset_open(void *user, const char *absolute_path, int flags)
 {
     struct source_binding *binding = user;
-    return source_open(binding->opener, &binding->caller, absolute_path, flags);
+    return open_source(binding->opener, &binding->caller, absolute_path, flags);
 }
 
 struct dataset_opener source_dataset_opener(struct source_binding *binding)

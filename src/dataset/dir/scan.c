@@ -14,7 +14,8 @@
  *
  * Failure modes: LEAT_DENIED or LEAT_NOT_FOUND names the folder or the file; LEAT_INVALID names a path that is too deep or not UTF-8,
  * or too many folders behind links. A link that leads nowhere costs its own sample, with a warning; the index has it as an absent
- * source, so that a target that appears later is noticed.
+ * source, so that a target that appears later is noticed. So does one that leads out of a system daemon's roots, and one that may not
+ * be followed whose name the filter does not accept.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -64,7 +65,7 @@ struct walk {
     struct visited *visited;
     uint64_t nvisited, visited_cap;
     uint64_t nfiles, nlarge, nlinked;
-    struct dir_left_out beside, dangling, cycles;
+    struct dir_left_out beside, dangling, denied, cycles;
 };
 
 static void folder_fini(struct folder *f)
@@ -189,6 +190,15 @@ static int remember_source(struct walk *w, const struct stat *st)
     return 0;
 }
 
+/* What a link that stat_path refused with `rc` is left out as. NULL: it is not. */
+static struct dir_left_out *link_left_out(struct walk *w, int rc)
+{
+    if (rc == -ENOENT || rc == -ENOTDIR || rc == -ELOOP)
+        return &w->dangling;
+    bool denied = rc == -EXDEV || (rc == -EACCES && !dir_wanted(w->scan, w->path));
+    return denied ? &w->denied : NULL;
+}
+
 /* One entry of folder number `at`, which w->path names with its own name. */
 static int add_entry(struct walk *w, uint64_t at, const char *name, unsigned char type,
                      struct leat_error *err)
@@ -201,8 +211,9 @@ static int add_entry(struct walk *w, uint64_t at, const char *name, unsigned cha
             return errno == ENOENT ? 0 : walk_error(w, -errno, err);
         link = link || S_ISLNK(st.st_mode);
         int rc = link ? stat_path(w, true, &st) : 0;
-        if (rc == -ENOENT || rc == -ENOTDIR || rc == -ELOOP) {
-            dir_leave_out(&w->dangling, w->path);
+        struct dir_left_out *kind = link_left_out(w, rc);
+        if (kind) {
+            dir_leave_out(kind, w->path);
             return remember_source(w, &(struct stat){.st_mode = S_IFDIR});
         }
         if (rc < 0)
@@ -397,6 +408,8 @@ int dir_scan(struct scan *scan, const char *path, int fd, struct index_builder *
     if (rc == 0) {
         dir_report(path, &w.beside, DIR_BESIDE);
         dir_report(path, &w.dangling, "symbolic links that lead nowhere are left out");
+        dir_report(path, &w.denied,
+                   "symbolic links to where this daemon or its user may not read are left out");
         dir_report(path, &w.cycles, "symbolic links back to a folder above them are not followed");
     }
     if (rc == 0 && w.nfiles == 0)
