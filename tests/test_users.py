@@ -369,6 +369,16 @@ def test_links_of_a_tree_are_followed_inside_the_roots(host, daemon):
     assert as_user(host, daemon, BOB, code, *paths).finish().splitlines() == said[BOB], "and so it is the second time"
 
 
+def test_sizes_in_a_folder_that_may_only_be_listed(host, daemon):
+    """Who may read a folder and not search it learns names, and no sizes."""
+    half = host.data / "tree" / "half"
+    half.mkdir(parents=True)
+    (half / "1").write_bytes(b"1")
+    own(half, ANN, 0o744)
+    code = "say(attempt(lambda: len(leat.open(argv[0]))))"
+    assert [as_user(host, daemon, uid, code, half.parent).finish() for uid in (BOB, ANN, BOB)] == ["Denied", "1", "Denied"]
+
+
 def test_groups_are_those_of_the_process(host, daemon):
     """Not those of its user in the group database, which knows nothing of this user, nor of what a process gave up."""
     group = 30001

@@ -5,8 +5,8 @@
  * Trees of remote objects come out of a list: objects.c. Both have the order of torchvision's ImageFolder (dir_compare).
  *
  * Happy path: the root is read; its folders are the classes, numbered in the order of their names. Class by class, all folders below
- * are read and sorted by their paths; the files of each are sorted, stat'ed and become samples. Only the root stays open: deep
- * trees cost no descriptors. No file is opened.
+ * are read and sorted by their paths; the files of each are sorted, stat'ed and become samples. Only the root stays open, and
+ * one folder while its files are looked at: deep trees cost no descriptors. No file is opened.
  *
  * Hidden files and folders are skipped. Symbolic links are followed, to files and to folders; a folder that a link leads back to from below
  * itself (same device and inode) is not entered again. Files beside the class folders have no class and are left out, with a
@@ -169,11 +169,32 @@ static int open_folder(struct walk *w, const struct folder *f)
     return fd < 0 ? -errno : fd;
 }
 
-/* Of what w->path leads to. */
-static int stat_path(struct walk *w, bool linked, struct stat *st)
+/*
+ * The folder, for fstatat of what lies in it; -1: not guarded. The way by its "." takes the caller's right to search it: then a stat of
+ * a name in it tells no more than the caller may know.
+ */
+static int open_searched(struct walk *w, const struct folder *f, int *ret_fd, struct leat_error *err)
 {
-    if (!linked || !guarded(w))
+    *ret_fd = -1;
+    int rc = guarded(w) ? enter_path(w, f, ".", err) : 0;
+    if (rc < 0 || !guarded(w))
+        return rc;
+    int fd = open_guarded(w, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) {
+        rc = enter_path(w, f, "", err);
+        return rc < 0 ? rc : walk_error(w, fd, err);
+    }
+    *ret_fd = fd;
+    return 0;
+}
+
+/* Of what w->path leads to. `dir`, `name`: the same, if that may be no link and the folder came from open_searched; -1: unknown. */
+static int stat_path(struct walk *w, int dir, const char *name, struct stat *st)
+{
+    if (!guarded(w))
         return fstatat(w->root_fd, w->path, st, 0) < 0 ? -errno : 0;
+    if (dir >= 0 && fstatat(dir, name, st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISLNK(st->st_mode))
+        return 0;
     AUTO_CLOSE int fd = open_guarded(w, O_PATH | O_CLOEXEC);
     if (fd < 0)
         return fd;
@@ -200,17 +221,17 @@ static struct dir_left_out *link_left_out(struct walk *w, int rc)
 }
 
 /* One entry of folder number `at`, which w->path names with its own name. */
-static int add_entry(struct walk *w, uint64_t at, const char *name, unsigned char type,
+static int add_entry(struct walk *w, uint64_t at, int dir, const char *name, unsigned char type,
                      struct leat_error *err)
 {
     struct folder *f = &w->folders[at];
     bool link = type == DT_LNK;
     if (type == DT_UNKNOWN || link) {
         struct stat st;
-        if (!link && fstatat(w->root_fd, w->path, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        if (!link && fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
             return errno == ENOENT ? 0 : walk_error(w, -errno, err);
         link = link || S_ISLNK(st.st_mode);
-        int rc = link ? stat_path(w, true, &st) : 0;
+        int rc = link ? stat_path(w, -1, NULL, &st) : 0;
         struct dir_left_out *kind = link_left_out(w, rc);
         if (kind) {
             dir_leave_out(kind, w->path);
@@ -236,7 +257,7 @@ static int read_entries(struct walk *w, uint64_t at, DIR *dir, struct leat_error
             continue;
         int rc = enter_path(w, &w->folders[at], d->d_name, err);
         if (rc == 0)
-            rc = add_entry(w, at, d->d_name, d->d_type, err);
+            rc = add_entry(w, at, dirfd(dir), d->d_name, d->d_type, err);
         if (rc < 0)
             return rc;
     }
@@ -297,14 +318,14 @@ static int compare_folders(const void *x, const void *y, void *arg)
     return strcmp(w->folders[*(const uint64_t *)x].path, w->folders[*(const uint64_t *)y].path);
 }
 
-/* `label`: of its class; UINT32_MAX: it has none. */
-static int visit_file(struct walk *w, bool linked, uint32_t label, struct leat_error *err)
+/* `dir`, `name`: of stat_path. `label`: of its class; UINT32_MAX: it has none. */
+static int visit_file(struct walk *w, int dir, const char *name, uint32_t label, struct leat_error *err)
 {
     int rc = tar_path_check(w->path, err);
     if (rc < 0)
         return error_prefix(err, rc, "%s", w->root);
     struct stat st;
-    rc = stat_path(w, linked, &st);
+    rc = stat_path(w, dir, name, &st);
     if (rc < 0)
         return walk_error(w, rc, err);
     if (!S_ISREG(st.st_mode))
@@ -327,13 +348,16 @@ static int visit_file(struct walk *w, bool linked, uint32_t label, struct leat_e
 
 static int visit_files(struct walk *w, struct folder *f, uint32_t label, struct leat_error *err)
 {
-    if (f->n)
-        qsort_r(f->files, f->n, sizeof(*f->files), compare_files, f);
-    int rc = 0;
+    if (!f->n)
+        return 0;
+    qsort_r(f->files, f->n, sizeof(*f->files), compare_files, f);
+    AUTO_CLOSE int dir = -1;
+    int rc = open_searched(w, f, &dir, err);
     for (uint64_t i = 0; i < f->n && rc == 0; i++) {
-        rc = enter_path(w, f, f->names + f->files[i].name, err);
+        const char *name = f->names + f->files[i].name;
+        rc = enter_path(w, f, name, err);
         if (rc == 0)
-            rc = visit_file(w, f->linked || f->files[i].link, label, err);
+            rc = visit_file(w, f->files[i].link ? -1 : dir, name, label, err);
     }
     return rc;
 }
