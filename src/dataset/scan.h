@@ -147,6 +147,8 @@ int hdf5_scan(struct scan *scan, const char *path, const char *inner, const char
               const struct stat *st, struct scan_arrays *arrays, struct leat_error *err);
 int arrays_build(struct scan *scan, struct scan_arrays *arrays, struct index_builder **ret_builder,
                  struct leat_error *err);
+/* Files in folders behind symbolic links; tests lower it. */
+extern uint64_t dir_linked_files_max;
 /* fd: of the directory `path`. */
 int dir_scan(struct scan *scan, const char *path, int fd, struct index_builder **ret_builder,
              struct leat_error *err);

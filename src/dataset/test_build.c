@@ -469,6 +469,30 @@ static void test_silent_child(void **state)
     unlink(path);
 }
 
+/* Links to one folder: its files count as often as links lead there, those that lead nowhere too. */
+static void test_linked_files(void **state)
+{
+    const uint64_t most = dir_linked_files_max;
+    struct leat_error err;
+    struct index ix;
+    char path[4][300];
+    for (unsigned i = 0; i < 4; i++) {
+        snprintf(path[i], sizeof(path[i]), i < 3 ? "%s/tree/l%u" : "%s/tree/y/l", folder, i);
+        assert_int_equal(symlink(i < 3 ? "y" : "nowhere", path[i]), 0);
+    }
+    dir_linked_files_max = 6;
+    assert_int_equal(build_rows("%s/tree", &ix, &err), 0);
+    assert_int_equal(ix.header->nsamples, 5);
+    index_close(&ix);
+    for (dir_linked_files_max = 5; dir_linked_files_max > 0; dir_linked_files_max--) {
+        assert_int_equal(build_rows("%s/tree", &ix, &err), LEAT_INVALID);
+        assert_non_null(strstr(err.message, "files lie behind symbolic links"));
+    }
+    dir_linked_files_max = most;
+    for (unsigned i = 0; i < 4; i++)
+        unlink(path[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -482,6 +506,7 @@ int main(void)
         cmocka_unit_test(test_silent_child),
         cmocka_unit_test(test_borders),
         cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_linked_files),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

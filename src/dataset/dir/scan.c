@@ -13,7 +13,7 @@
  * warning; where no folder holds a sample they are the samples, and there is no label field.
  *
  * Failure modes: LEAT_DENIED or LEAT_NOT_FOUND names the folder or the file; LEAT_INVALID names a path that is too deep or not UTF-8,
- * or too many folders behind links. A link that leads nowhere costs its own sample, with a warning; the index has it as an absent
+ * or too many folders or files behind links. A link that leads nowhere costs its own sample, with a warning; the index has it as an absent
  * source, so that a target that appears later is noticed. So does one that leads out of a system daemon's roots, and one that may not
  * be followed whose name the filter does not accept.
  */
@@ -29,6 +29,7 @@
 
 /* Links to folders with links in them can make many paths of few folders. */
 #define LINKED_MAX (1u << 20)
+uint64_t dir_linked_files_max = 1u << 24;
 
 struct entry {
     uint64_t name; /* in the folder's names */
@@ -64,7 +65,8 @@ struct walk {
     int data_field, label_field;
     struct visited *visited;
     uint64_t nvisited, visited_cap;
-    uint64_t nfiles, nlarge, nlinked;
+    uint64_t nfiles, nlarge;
+    uint64_t nlinked, nlinked_files; /* folders and files behind links */
     struct dir_left_out beside, dangling, denied, cycles;
 };
 
@@ -95,10 +97,31 @@ static int enter_path(struct walk *w, const struct folder *f, const char *name, 
                      PATH_MAX);
 }
 
-static int add_file(struct folder *f, const char *name, bool link)
+/* LEAT_INVALID: w->path is behind a link, and as many are there as may be. */
+static int too_many(struct walk *w, const char *what, uint64_t most, struct leat_error *err)
+{
+    char shown[160];
+    scan_escape(w->path, shown, sizeof(shown));
+    return error_set(err, LEAT_INVALID,
+                     "%s: more than %llu %s lie behind symbolic links to folders, the last is \"%s\"; put "
+                     "copies or mounts in the place of links",
+                     w->root, (unsigned long long)most, what, shown);
+}
+
+/* Folders behind links are read as often as links lead to them: what is kept of them has a limit. */
+static int count_linked(struct walk *w, const struct folder *f, struct leat_error *err)
+{
+    if (!f->linked || ++w->nlinked_files <= dir_linked_files_max)
+        return 0;
+    return too_many(w, "files", dir_linked_files_max, err);
+}
+
+static int add_file(struct walk *w, struct folder *f, const char *name, bool link, struct leat_error *err)
 {
     size_t len = strlen(name) + 1;
-    int rc = scan_grow(&f->files, &f->cap, f->n + 1, sizeof(*f->files));
+    int rc = count_linked(w, f, err);
+    if (rc == 0)
+        rc = scan_grow(&f->files, &f->cap, f->n + 1, sizeof(*f->files));
     if (rc == 0)
         rc = scan_grow(&f->names, &f->names_cap, f->names_len + len, 1);
     if (rc < 0)
@@ -112,26 +135,23 @@ static int add_file(struct folder *f, const char *name, bool link)
 /* The folder that w->path names. */
 static int add_folder(struct walk *w, uint64_t parent, bool link, struct leat_error *err)
 {
+    const struct folder *above = w->nfolders ? &w->folders[parent] : NULL;
+    bool linked = link || (above && above->linked);
+    if (linked && ++w->nlinked > LINKED_MAX)
+        return too_many(w, "folders", LINKED_MAX, err);
     int rc = scan_grow(&w->folders, &w->folders_cap, w->nfolders + 1, sizeof(*w->folders));
     char *path = rc == 0 ? strdup(w->path) : NULL;
     if (!path)
         return -ENOMEM;
-    const struct folder *above = w->nfolders ? &w->folders[parent] : NULL;
+    above = w->nfolders ? &w->folders[parent] : NULL; /* it may have moved */
     struct folder *f = &w->folders[w->nfolders++];
-    *f = (struct folder){.path = path,
-                         .parent = parent,
-                         .depth = above ? above->depth + 1 : 0,
-                         .linked = link || (above && above->linked)};
+    *f = (struct folder){
+        .path = path, .parent = parent, .depth = above ? above->depth + 1 : 0, .linked = linked};
     char shown[160];
     scan_escape(w->path, shown, sizeof(shown));
     if (f->depth >= TAR_DEPTH_MAX)
         return error_set(err, LEAT_INVALID, "%s: the folder \"%s\" is more than 1000 folders deep", w->root,
                          shown);
-    w->nlinked += f->linked;
-    if (w->nlinked > LINKED_MAX)
-        return error_set(err, LEAT_INVALID,
-                         "%s: more than %u folders lie behind symbolic links, the last is \"%s\"", w->root,
-                         LINKED_MAX, shown);
     return 0;
 }
 
@@ -235,7 +255,8 @@ static int add_entry(struct walk *w, uint64_t at, int dir, const char *name, uns
         struct dir_left_out *kind = link_left_out(w, rc);
         if (kind) {
             dir_leave_out(kind, w->path);
-            return remember_source(w, &(struct stat){.st_mode = S_IFDIR});
+            rc = count_linked(w, f, err);
+            return rc < 0 ? rc : remember_source(w, &(struct stat){.st_mode = S_IFDIR});
         }
         if (rc < 0)
             return walk_error(w, rc, err);
@@ -243,7 +264,7 @@ static int add_entry(struct walk *w, uint64_t at, int dir, const char *name, uns
     }
     if (type == DT_DIR)
         return add_folder(w, at, link, err);
-    return type == DT_REG && dir_wanted(w->scan, w->path) ? add_file(f, name, link) : 0;
+    return type == DT_REG && dir_wanted(w->scan, w->path) ? add_file(w, f, name, link, err) : 0;
 }
 
 static int read_entries(struct walk *w, uint64_t at, DIR *dir, struct leat_error *err)
