@@ -284,7 +284,7 @@ static bool has_class(const struct index *ix, const char *name, size_t len)
 static bool listed_class(struct listed *l, const char *name)
 {
     size_t len = strcspn(name, "/");
-    if (!name[len] || (l->nclasses && len == l->class_len && !memcmp(l->class_name, name, len)))
+    if (len == 0 || !name[len] || (l->nclasses && len == l->class_len && !memcmp(l->class_name, name, len)))
         return true;
     if (len > sizeof(l->class_name) || !has_class(l->ix, name, len))
         return false;

@@ -68,6 +68,17 @@ static void test_prefixes(void **state)
     assert_int_equal(testing_build("%s/docs", true, &ix, &err), 0);
     assert_int_equal(ix.header->kind, INDEX_KIND_DIR);
     index_close(&ix);
+    /* Two slashes: no class has an empty name. */
+    far_put("s3://bucket/pets//n.txt", "x", 1);
+    far_put("s3://bucket/pets/cat/1.jpg", "x", 1);
+    far_put("s3://bucket/pets/dog/1.jpg", "x", 1);
+    assert_int_equal(testing_build("%s/pets#extensions=jpg", true, &ix, &err), 0);
+    assert_int_equal(ix.header->nclasses, 2);
+    assert_int_equal(ix.labels[0], 0);
+    assert_int_equal(ix.labels[1], 1);
+    index_close(&ix);
+    assert_int_equal(testing_build("%s/pets", true, &ix, &err), LEAT_INVALID);
+    assert_non_null(strstr(err.message, "/n.txt"));
 }
 
 static void test_addresses(void **state)

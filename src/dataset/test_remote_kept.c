@@ -82,6 +82,9 @@ static void test_freshness(void **state)
     assert_false(opened("s3://bucket/tree#pattern=[1-3]", 3));
     far_put("s3://bucket/tree/dog/zz", "", 0);
     assert_false(opened("s3://bucket/tree#pattern=[1-3]", 3));
+    far_put("s3://bucket/tree//zz", "", 0); /* an empty name is none */
+    assert_false(opened("s3://bucket/tree#pattern=[1-3]", 3));
+    far_remove("s3://bucket/tree//zz");
     far_put("s3://bucket/tree/cow/zz", "", 0);
     assert_true(opened("s3://bucket/tree#pattern=[1-3]", 3));
     far_remove("s3://bucket/tree/cow/zz");

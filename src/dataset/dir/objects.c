@@ -64,7 +64,8 @@ static int64_t add_objects(struct scan *scan, struct index_builder *b, const cha
         uint32_t label = UINT32_MAX;
         if ((strchr(objects[i].name, '/') != NULL) != in_folders)
             continue;
-        if (in_folders && (label = index_builder_class_text(b, objects[i].name, len)) == UINT32_MAX)
+        /* No class has an empty name; tar_path_check refuses such a path if the filter accepts it. */
+        if (len > 0 && (label = index_builder_class_text(b, objects[i].name, len)) == UINT32_MAX)
             return -ENOMEM;
         if (!dir_wanted(scan, objects[i].name))
             continue;
