@@ -147,6 +147,16 @@ static int expand_braces(const char *pattern, struct scan_paths *ret)
     return rc;
 }
 
+/* NULL at the end, or with *rc an error: a folder that cannot be read to its end is no shorter set. */
+static struct dirent *next_entry(DIR *dir, const char *path, int *rc, struct leat_error *err)
+{
+    errno = 0;
+    struct dirent *d = readdir(dir);
+    if (!d && errno)
+        *rc = scan_error(-errno, path, err);
+    return d;
+}
+
 static int expand_wildcard(struct scan *scan, const char *pattern, struct scan_paths *out,
                            struct leat_error *err)
 {
@@ -174,7 +184,7 @@ static int expand_wildcard(struct scan *scan, const char *pattern, struct scan_p
     if (!dir)
         return scan_error(-errno, folder, err);
     file.fd = -1;
-    for (struct dirent *d; rc == 0 && (d = readdir(dir));) {
+    for (struct dirent *d; rc == 0 && (d = next_entry(dir, folder, &rc, err));) {
         if (d->d_name[0] == '.' || fnmatch(name, d->d_name, FNM_PERIOD))
             continue;
         AUTO_FREE char *full = NULL;
@@ -231,7 +241,7 @@ int shards_in_directory(const char *path, int fd, struct scan_paths *ret_paths, 
     again = -1;
     struct scan_paths out = {0};
     int rc = 1;
-    for (struct dirent *d; rc > 0 && (d = readdir(dir));) {
+    for (struct dirent *d; rc > 0 && (d = next_entry(dir, path, &rc, err));) {
         if (d->d_name[0] == '.')
             continue;
         AUTO_FREE char *full = NULL;

@@ -5,6 +5,7 @@
  */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -469,6 +470,35 @@ static void test_silent_child(void **state)
     unlink(path);
 }
 
+/* What readdir is with offsets of 64 bits. The call with this number fails; 0: none. */
+static unsigned fail_readdir;
+struct dirent *__real_readdir64(DIR *dir);
+struct dirent *__wrap_readdir64(DIR *dir);
+struct dirent *__wrap_readdir64(DIR *dir)
+{
+    if (fail_readdir == 0 || --fail_readdir > 0)
+        return __real_readdir64(dir);
+    errno = EIO;
+    return NULL;
+}
+
+/* A folder that cannot be read to its end is an error, not a smaller set. */
+static void test_broken_folder(void **state)
+{
+    static const char *const specs[] = {"%s/tars", "%s/tars/*.tar", "%s/tree/y"};
+    struct leat_error err;
+    struct index ix;
+    for (size_t i = 0; i < ARRAY_LEN(specs); i++) {
+        for (unsigned nth = 1; nth <= 3; nth++) {
+            fail_readdir = nth;
+            assert_int_equal(build_rows(specs[i], &ix, &err), -EIO);
+            assert_non_null(strstr(err.message, i < 2 ? "/tars" : "/tree/y"));
+        }
+        assert_int_equal(build_rows(specs[i], &ix, &err), 0);
+        index_close(&ix);
+    }
+}
+
 /* Links to one folder: its files count as often as links lead there, those that lead nowhere too. */
 static void test_linked_files(void **state)
 {
@@ -507,6 +537,7 @@ int main(void)
         cmocka_unit_test(test_borders),
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_linked_files),
+        cmocka_unit_test(test_broken_folder),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
