@@ -481,9 +481,9 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
             read_raw(t, ws, k, e, &whole, &r, opener, counters);
         arrived(t, r.end);
     }
-    fill_remote_finish(t, ws, whole.end, counters);
-    while (t->nahead > 0)
+    while (t->nahead > 0) /* before the wait, which reports everything below what it waits for */
         read_ahead_finish(t, counters);
+    fill_remote_finish(t, ws, whole.end, counters);
     return t->nbad;
 }
 

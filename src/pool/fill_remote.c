@@ -224,7 +224,8 @@ static bool wait_for(struct fill_remote *r, struct wset *ws, unsigned busy, uint
             r->cancelled = true;
             return false;
         }
-        if (t->arrived && n > 0) /* below that everything is there, or bad */
+        /* Below that everything is there, or bad; small local files in between are only being read ahead. */
+        if (t->arrived && n > 0 && t->nahead == 0)
             t->arrived(t->arrived_user, r->first < r->last ? r->begins[r->first % ORDER_MAX] : walked);
     }
     return true;

@@ -6,9 +6,11 @@
 
 #include <cmocka.h>
 
+#include <fcntl.h>
 #include <semaphore.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 
 #include "backend/testing.h"
 #include "base/crc32c.h"
@@ -122,6 +124,13 @@ static void talk(struct web_peer *p)
         if (say < n)
             return;
     }
+}
+
+/* No local file is in the page cache. */
+ssize_t preadv2(int fd, const struct iovec *iov, int n, off_t offset, int flags)
+{
+    errno = EAGAIN;
+    return -1;
 }
 
 static struct web_server server;
@@ -364,6 +373,88 @@ static void wait_stalled(void)
 {
     while (!script.stalled)
         usleep(1000);
+}
+
+#define LABELS     4u
+#define LABEL      25000u
+#define LABEL_SEED 9u
+
+static uint32_t field_of(struct index_builder *b, const char *name, const char *path, const struct stat *st)
+{
+    static const uint64_t shape[] = {LABEL};
+    uint32_t source = (uint32_t)index_builder_source(b, path, st);
+    uint64_t bytes = (uint64_t)LABELS * LABEL, address = index_builder_reserve(b, bytes, INDEX_FILE_ALIGN, 0);
+    struct index_extent e = {.address = address,
+                             .bytes = bytes,
+                             .source_bytes = bytes,
+                             .source = source,
+                             .kind = INDEX_EXTENT_RAW};
+    index_builder_extent(b, &e);
+    index_builder_field(b, name, "|u1", INDEX_FIELD_UNIFORM, 1, shape, address, LABEL);
+    return source;
+}
+
+/* Images on the server, and labels in a small file here. */
+static int index_of_both(bool local_first)
+{
+    struct index_builder *b;
+    struct stat here, there = {.st_mode = S_IFREG, .st_size = (off_t)LABELS * LABEL};
+    char path[600], uri[100];
+    testing_file("label", NULL, 0, LABEL_SEED, (uint64_t)LABELS * LABEL);
+    snprintf(path, sizeof(path), "%s/label", testing_folder());
+    snprintf(uri, sizeof(uri), "http://127.0.0.1:%u/d/o-1-%u", server.origin.port, LABELS * LABEL);
+    assert_int_equal(stat(path, &here), 0);
+    assert_int_equal(index_builder_new(INDEX_KIND_ARRAY, "", &b), 0);
+    if (local_first)
+        field_of(b, "label", path, &here);
+    index_builder_etag(b, field_of(b, "image", uri, &there), ETAG);
+    if (!local_first)
+        field_of(b, "label", path, &here);
+    index_builder_count(b, LABELS);
+    return testing_index_of(b);
+}
+
+static void check_both(const struct wset *ws, unsigned f, uint32_t seed)
+{
+    uint8_t want[LABEL], got[LABEL];
+    for (unsigned i = 0; i < LABELS; i++) {
+        for (unsigned k = 0; k < LABEL; k++)
+            want[k] = testing_byte(seed, (uint64_t)i * LABEL + k);
+        assert_int_equal(wset_sample_state(ws, i), LIVE_RESIDENT);
+        testing_part(ws, i, f, got);
+        assert_memory_equal(got, want, LABEL);
+        assert_int_equal(ws->crc[2 * i + f], crc32c(0, want, LABEL));
+    }
+}
+
+/* A small cold file here beside an object there: neither is checksummed before its bytes have come, nor believed if it changed. */
+static void test_local_beside_remote(void **state)
+{
+    struct leat_error err;
+    begin();
+    for (unsigned k = 0; k < 4; k++) {
+        bool local_first = k % 2 == 0, touched = k >= 2;
+        struct fill *fill = fill_of(1, 0);
+        struct wset *ws = testing_wset(index_of_both(local_first), 4 * MIB);
+        assert_true(ws->remote && ws->local);
+        char path[600];
+        snprintf(path, sizeof(path), "%s/label", testing_folder());
+        if (touched)
+            assert_int_equal(utimensat(AT_FDCWD, path, (struct timespec[2]){{.tv_sec = 1}, {.tv_sec = 1}}, 0),
+                             0);
+        assert_int_equal(fill_start(fill, ws), 0);
+        testing_wait_alone(ws);
+        for (unsigned i = 0; touched && i < LABELS; i++)
+            assert_int_equal(failure_of(ws, i, &err), LEAT_STALE);
+        if (!touched) {
+            check_both(ws, !local_first, LABEL_SEED);
+            check_both(ws, local_first, 1);
+        }
+        wset_unref(ws);
+        fill_free(fill);
+    }
+    testing_folder_remove();
+    web_stop(&server);
 }
 
 /* Dropped in the middle: nobody waits for a server that says nothing. */
@@ -825,6 +916,7 @@ int main(void)
         cmocka_unit_test(test_passes),
         cmocka_unit_test(test_changed),
         cmocka_unit_test(test_gone),
+        cmocka_unit_test(test_local_beside_remote),
         cmocka_unit_test(test_cancelled),
         cmocka_unit_test(test_stopped),
         cmocka_unit_test(test_denied),
