@@ -174,7 +174,9 @@ static void report_part(void *user, uint64_t i, unsigned f, const struct index_p
         return;
     }
     bool continued = r->before.bytes && r->before.sample == i && r->before.field == f;
-    uint32_t crc = crc32c(continued ? r->before.crc : 0, r->data + (from - r->segment->address), bytes);
+    bool bad = fill_bad_in(r->thread, from, to); /* its memory may not be there: reading it would take it */
+    uint32_t crc =
+        bad ? 0 : crc32c(continued ? r->before.crc : 0, r->data + (from - r->segment->address), bytes);
     if (continued) {
         offset = r->before.offset;
         bytes += r->before.bytes;
