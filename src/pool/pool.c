@@ -393,10 +393,12 @@ void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
             ws->replaces->appender = NULL;
         if (ws->appender && end != POOL_SWEEP)
             drop_successor(pool, ws, end);
-        fill_cancel(pool->fill, ws);
-        if (end == POOL_DROP_FORCE) {
+        if (end == POOL_DROP_FORCE) { /* before fill_cancel, which wakes loads: they look at it once */
             atomic_fetch_add(&ws->live->generation, 1);
             atomic_store(&ws->revoked, true);
+        }
+        fill_cancel(pool->fill, ws);
+        if (end == POOL_DROP_FORCE) {
             if (pool->revoked)
                 pool->revoked(pool->user, ws);
             for (uint32_t g = 0; g < ws->nregions; g++) {

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -17,6 +18,7 @@
 #include "base/histogram.h"
 #include "pool/access.h"
 #include "pool/fill.h"
+#include "pool/pool.h"
 #include "pool/source.h"
 #include "pool/testing.h"
 #include "pool/wset.h"
@@ -675,6 +677,41 @@ static void test_loads_dropped(void **state)
     web_stop(&server);
 }
 
+static struct wset *dropping;
+
+/* The first write to the live table of a set that is being dropped: by then what was woken has gone back to its wait. */
+static void write_late(int signal, siginfo_t *info, void *context)
+{
+    usleep(200 * 1000);
+    mprotect(dropping->live, 4096, PROT_READ | PROT_WRITE);
+}
+
+/* The pool drops a set by force: a load that waits for a silent server ends, however slow the drop is. */
+static void test_load_dropped_slowly(void **state)
+{
+    begin();
+    script.stall = true;
+    struct pool pool = {.fill = fill_of(1, 0)};
+    struct wset *ws = wset_ref(testing_wset(index_here(1, large), 16 * MIB));
+    list_init(&pool.sets);
+    list_push_back(&pool.sets, &ws->node);
+    struct one_load *load = loads_start(pool.fill, ws, 1);
+    wait_stalled();
+    struct sigaction late = {.sa_sigaction = write_late, .sa_flags = SA_SIGINFO}, before;
+    dropping = ws;
+    assert_int_equal(sigaction(SIGSEGV, &late, &before), 0);
+    assert_int_equal(mprotect(ws->live, 4096, PROT_READ), 0);
+    pool_drop(&pool, ws, POOL_DROP_FORCE);
+    assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
+    for (unsigned ms = 0; !load->times && ms < 20000; ms++)
+        usleep(1000);
+    assert_int_equal(load->times, 1);
+    loads_end(load, 1, -ECANCELED);
+    wset_unref(ws);
+    fill_free(pool.fill);
+    web_stop(&server);
+}
+
 /* The daemon ends: each load ends once. */
 static void test_loads_stopped(void **state)
 {
@@ -928,6 +965,7 @@ int main(void)
         cmocka_unit_test(test_loads_many),
         cmocka_unit_test(test_loads_fail_alone),
         cmocka_unit_test(test_loads_dropped),
+        cmocka_unit_test(test_load_dropped_slowly),
         cmocka_unit_test(test_loads_stopped),
         cmocka_unit_test(test_loads_of_two_sets),
         cmocka_unit_test(test_loads_left_to_idle_threads),
