@@ -408,6 +408,30 @@ uint64_t index_extent_at(const struct index *index, uint64_t address)
     return lo;
 }
 
+/* How many bytes from `address` on extent k has: 0 where it does not have that address. */
+static uint64_t extent_has(const struct index *index, uint64_t k, uint64_t address)
+{
+    if (k >= index->header->nextents)
+        return 0;
+    const uint64_t begin = index->extents[k].address, bytes = index->extents[k].bytes;
+    return begin <= address && address - begin < bytes ? bytes - (address - begin) : 0;
+}
+
+bool index_covered(const struct index *index, uint64_t address, uint64_t bytes, uint64_t *extent)
+{
+    if (bytes > 0 && !extent_has(index, *extent, address) && !extent_has(index, ++*extent, address))
+        *extent = index_extent_at(index, address);
+    while (bytes > 0) {
+        const uint64_t n = MIN(bytes, extent_has(index, *extent, address));
+        if (n == 0)
+            return false;
+        address += n;
+        bytes -= n;
+        *extent += bytes > 0;
+    }
+    return true;
+}
+
 uint64_t index_sample_at(const struct index *index, unsigned f, uint64_t address)
 {
     const struct index_field *field = &index->fields[f];

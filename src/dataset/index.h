@@ -26,7 +26,8 @@
  *
  * A blob from a file or a peer is hostile until index_open has looked at its header and index_validate at all of it. A blob of this user
  * or of root may be damaged: index_check_body compares its tables with their checksum. A mapped file can change after either, so
- * what is read from a table is checked again where it is used: index_string, index_part, index_extent_sound.
+ * what is read from a table is checked again where it is used: index_string, index_part, index_extent_sound,
+ * index_covered.
  */
 #ifndef DATASET_INDEX_H
 #define DATASET_INDEX_H
@@ -213,8 +214,12 @@ static inline const char *index_string(const struct index *index, uint32_t offse
 static inline bool index_extent_sound(const struct index *index, const struct index_extent *e)
 {
     const struct index_header *h = index->header;
-    return e->source < h->nsources && e->address <= h->address_end &&
-           e->bytes <= h->address_end - e->address &&
+    if (e->source >= h->nsources)
+        return false;
+    const uint64_t source_end = MIN(index->sources[e->source].bytes, (uint64_t)INT64_MAX);
+    return e->address <= h->address_end && e->bytes <= h->address_end - e->address &&
+           e->source_offset <= source_end && e->source_bytes <= source_end - e->source_offset &&
+           (e->kind != INDEX_EXTENT_RAW || e->source_bytes == e->bytes) &&
            (e->kind != INDEX_EXTENT_CHUNK || (e->chunk <= h->nchunks && e->nchunk <= h->nchunks - e->chunk));
 }
 /* Where field f of sample i lies, within the address space. False when this sample has no such field. LABEL fields have no address. */
@@ -246,6 +251,8 @@ static inline uint64_t index_sorted(const struct index *index, uint64_t position
 const char *index_class(const struct index *index, uint32_t label, size_t *ret_len);
 /* First extent that ends after `address`: nextents if none. O(log n). */
 uint64_t index_extent_at(const struct index *index, uint64_t address);
+/* Do extents cover [address, +bytes)? Looks at *extent and the next first, and leaves it where it ended: begin with 0. */
+bool index_covered(const struct index *index, uint64_t address, uint64_t bytes, uint64_t *extent);
 /* First sample whose part of field f ends after `address` (parts of a field rise): nsamples if none. O(log n). */
 uint64_t index_sample_at(const struct index *index, unsigned f, uint64_t address);
 

@@ -171,21 +171,6 @@ static int validate_extents(const struct index *ix, struct leat_error *err)
     return next_chunk == ix->header->nchunks ? 0 : bad(err, "chunk", next_chunk, "belongs to no extent");
 }
 
-/* Is [address, +bytes) filled by extents? *extent only moves forward: the caller asks in rising order. */
-static bool covered(const struct index *ix, uint64_t address, uint64_t bytes, uint64_t *extent)
-{
-    uint64_t end = address + bytes, n = ix->header->nextents;
-    while (*extent < n && ix->extents[*extent].address + ix->extents[*extent].bytes <= address)
-        (*extent)++;
-    for (uint64_t e = *extent; address < end; e++) {
-        if (e >= n || ix->extents[e].address > address)
-            return false;
-        address = MIN(end, ix->extents[e].address + ix->extents[e].bytes);
-        *extent = e;
-    }
-    return true;
-}
-
 static int validate_parts(const struct index *ix, unsigned f, struct leat_error *err)
 {
     const struct index_field *field = &ix->fields[f];
@@ -195,12 +180,12 @@ static int validate_parts(const struct index *ix, unsigned f, struct leat_error 
     if (field->kind == INDEX_FIELD_UNIFORM) {
         total = n * field->stride;
         longest = field->stride;
-        if (!pushed && !covered(ix, field->address, total, &extent))
+        if (!pushed && !index_covered(ix, field->address, total, &extent))
             return error_set(err, LEAT_CORRUPT, "not a usable index: field %s has bytes without a source",
                              name);
     }
     for (uint64_t i = 0; field->kind == INDEX_FIELD_TABLE && i < n; i++) {
-        struct index_part part;
+        struct index_part part = {0};
         uint64_t end;
         if (!index_part(ix, i, f, &part)) {
             if (part.bytes)
@@ -214,7 +199,7 @@ static int validate_parts(const struct index *ix, unsigned f, struct leat_error 
         if (part.address < before || add_overflows(part.address, part.bytes, &end) ||
             end > ix->header->address_end)
             return bad(err, name, i, "is out of order");
-        if (!pushed && part.bytes && !covered(ix, part.address, part.bytes, &extent))
+        if (!pushed && part.bytes && !index_covered(ix, part.address, part.bytes, &extent))
             return bad(err, name, i, "has bytes without a source");
         before = end;
         total += part.bytes; /* cannot wrap: parts do not overlap */

@@ -147,6 +147,7 @@ struct report {
         end; /* addresses of this step; below `begin` all is reported, but for the part that is open */
     /* Parts come field by field: one that reaches over `end` may come before the one that reaches over `begin`. */
     struct open_part before, after;
+    uint64_t extent; /* index_covered */
 };
 
 static void report_piece(struct report *r, uint64_t i, unsigned f, const struct index_part *part,
@@ -175,6 +176,11 @@ static void report_part(void *user, uint64_t i, unsigned f, const struct index_p
     }
     bool continued = r->before.bytes && r->before.sample == i && r->before.field == f;
     bool bad = fill_bad_in(r->thread, from, to); /* its memory may not be there: reading it would take it */
+    if (!bad && !index_covered(&r->ws->index, from, bytes, &r->extent)) {
+        bad = true; /* the index changed, and nothing was read here */
+        fill_bad_add(r->thread, from, to, LEAT_CORRUPT, INDEX_DAMAGED);
+        dataset_index_forget(r->ws->spec);
+    }
     uint32_t crc =
         bad ? 0 : crc32c(continued ? r->before.crc : 0, r->data + (from - r->segment->address), bytes);
     if (continued) {
@@ -243,8 +249,8 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
                         &fill->counters);
         t->arrived = NULL;
     }
-    note_bad(t, ws);
     report_up_to(&report, segment->address + segment->bytes);
+    note_bad(t, ws);
     *ret_records = report.records;
     region_written(region);
     wset_note_pages(ws, region);

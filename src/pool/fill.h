@@ -26,6 +26,8 @@ struct source_opener;
 
 /* What a thread keeps of its scratch between one range and the next; more is charged to the set that needs it. */
 #define FILL_SCRATCH_KEPT (256 * KIB)
+/* What a sample fails with whose mapped index changed. */
+#define INDEX_DAMAGED "its index is damaged: open the dataset again"
 
 struct fill_config {
     unsigned threads;

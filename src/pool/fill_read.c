@@ -455,7 +455,7 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
     for (uint64_t k = index_extent_at(index, address); k < index->header->nextents; k++) {
         const struct index_extent extent = index->extents[k], *e = &extent;
         if (!index_extent_sound(index, e)) {
-            fill_bad_add(t, address, whole.end, LEAT_CORRUPT, "its index is damaged: open the dataset again");
+            fill_bad_add(t, address, whole.end, LEAT_CORRUPT, INDEX_DAMAGED);
             dataset_index_forget(ws->spec);
             break;
         }

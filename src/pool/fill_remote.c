@@ -357,7 +357,7 @@ static bool load_ask(struct fill_remote *r, struct fill_load *load, struct fill_
         if (load->status < 0)
             break;
         if (!index_extent_sound(index, e)) {
-            load_spoil(load, LEAT_CORRUPT, "its index is damaged: open the dataset again");
+            load_spoil(load, LEAT_CORRUPT, INDEX_DAMAGED);
             dataset_index_forget(load->ws->spec);
             break;
         }

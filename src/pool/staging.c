@@ -12,6 +12,7 @@
 
 #include "base/crc32c.h"
 #include "base/log.h"
+#include "dataset/dataset.h"
 #include "loop/loop.h"
 #include "pool/fill.h"
 #include "pool/region.h"
@@ -49,7 +50,8 @@ struct staging_load {
     struct fill_load load;
     struct staging_entry *entry;
     int status;
-    char *message; /* of status */
+    char *message;   /* of status */
+    uint64_t extent; /* index_covered */
 };
 
 uint64_t staging_table_bytes(uint64_t window_bytes)
@@ -275,6 +277,12 @@ static void check_part(void *user, uint64_t i, unsigned f, const struct index_pa
     if (i < sl->entry->first || i >= sl->entry->first + sl->entry->count || bytes != part->bytes ||
         sl->status < 0)
         return;
+    if (!index_covered(&load->ws->index, part->address, bytes, &sl->extent)) {
+        sl->status = LEAT_CORRUPT;
+        sl->message = strdup(INDEX_DAMAGED);
+        dataset_index_forget(load->ws->spec);
+        return;
+    }
     uint32_t crc = crc32c(0, load->dst + (part->address - load->address), bytes);
     if (wset_streamed(load->ws, i, f, crc) < 0) {
         char why[120];

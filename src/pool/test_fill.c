@@ -549,10 +549,15 @@ static void test_index_changes_underneath(void **state)
     static const struct {
         size_t at, width;
         uint64_t value;
+        bool both; /* source_bytes as well */
     } changes[] = {{offsetof(struct index_extent, source), 4, 0x7fffffff},
                    {offsetof(struct index_extent, address), 8, UINT64_MAX - 4095},
                    {offsetof(struct index_extent, bytes), 8, UINT64_MAX},
-                   {offsetof(struct index_extent, bytes), 8, UINT64_MAX / 2}};
+                   {offsetof(struct index_extent, bytes), 8, UINT64_MAX / 2},
+                   {offsetof(struct index_extent, bytes), 8, 1000},
+                   {offsetof(struct index_extent, bytes), 8, 1000, .both = true},
+                   {offsetof(struct index_extent, source_offset), 8, UINT64_MAX - 4095},
+                   {offsetof(struct index_extent, source_offset), 8, 256}};
     testing_npy("changes.npy", 1, 64, 4096);
     for (size_t k = 0; k < ARRAY_LEN(changes); k++) {
         struct fill *fill = fill_of("worker", 2, 16 * KIB);
@@ -560,6 +565,9 @@ static void test_index_changes_underneath(void **state)
         struct wset *ws = testing_wset(fd, 64 * KIB);
         off_t at = (off_t)(ws->index.header->sections[INDEX_EXTENTS].offset + changes[k].at);
         assert_int_equal(pwrite(fd, &changes[k].value, changes[k].width, at), changes[k].width);
+        at += (off_t)(offsetof(struct index_extent, source_bytes) - changes[k].at);
+        if (changes[k].both)
+            assert_int_equal(pwrite(fd, &changes[k].value, changes[k].width, at), changes[k].width);
         assert_int_equal(fill_start(fill, ws), 0);
         testing_wait_alone(ws);
         for (uint64_t i = 0; i < ws->index.header->nsamples; i++)

@@ -313,6 +313,23 @@ static void test_failed_is_not_kept(void **state)
     release(ws);
 }
 
+/* An extent of the mapped index shrinks: what it leaves out is not taken for read. */
+static void test_index_changes_underneath(void **state)
+{
+    touch("f.npy", 1000);
+    struct wset *ws = streamed("f.npy", 1 * MIB);
+    struct index_extent e = ws->index.extents[0];
+    off_t at = (off_t)ws->index.header->sections[INDEX_EXTENTS].offset;
+    e.bytes = e.source_bytes = 1000;
+    assert_int_equal(pwrite(ws->index_fd, &e, sizeof(e), at), sizeof(e));
+    struct staging_entry *entry = get(ws, 0, 4);
+    assert_int_equal(entry->state, STAGING_FAILED);
+    assert_int_equal(entry->code, LEAT_CORRUPT);
+    assert_non_null(strstr(entry->message, "its index is damaged"));
+    staging_put(entry);
+    release(ws);
+}
+
 /* A source that was rewritten with its times put back: the second reading says so. */
 static void test_reads_differently(void **state)
 {
@@ -402,6 +419,7 @@ int main(void)
         cmocka_unit_test(test_larger_than_the_window),
         cmocka_unit_test(test_churn),
         cmocka_unit_test(test_failed_is_not_kept),
+        cmocka_unit_test(test_index_changes_underneath),
         cmocka_unit_test(test_reads_differently),
         cmocka_unit_test(test_allocations),
     };
