@@ -219,6 +219,10 @@ bool fill_large(struct fill_thread *t, const struct index *index, uint64_t exten
         .suits = !direct || ((uintptr_t)r->dst - offset) % source->traits.direct_memory_align == 0,
         .next = align_down(offset, align),
     };
+    const unsigned nbad = t->nbad;
+    const struct fill_range last =
+        nbad ? (struct fill_range){t->bad[nbad - 1].begin, t->bad[nbad - 1].end, NULL}
+             : (struct fill_range){0};
     room_find(&l, extent, whole, r);
     l.suits = l.suits && !is_short(&l);
     slots_choose(&l);
@@ -230,8 +234,14 @@ bool fill_large(struct fill_thread *t, const struct index *index, uint64_t exten
             abort(); /* reads are out, and their buffers cannot be given back */
         }
     }
-    if (!l.refused) /* else also where another read failed: what was refused, or not begun, is noted nowhere as bad */
+    if (!l.refused)
         return !l.failed;
+    /* All of it is read again: what failed here, which may have made the last bad range longer, is bad no more. */
+    t->nbad = nbad;
+    if (nbad) {
+        t->bad[nbad - 1].begin = last.begin;
+        t->bad[nbad - 1].end = last.end;
+    }
     close(source->fd_direct);
     source->fd_direct = -1;
     source->traits.direct_align = 0;
