@@ -436,6 +436,18 @@ def test_local_peers_fill_no_log(daemon):
     lib_host.wait_for(lambda: (break_it(), any("such lines were left out)" in line for line in lines()))[1])
 
 
+def test_a_stranger_that_is_refused_is_heard_no_more(daemon):
+    """One answer, one count and one end, however much it sends behind its wrong proof, and reads nothing."""
+    before = daemon.metrics()["leat_rejected_total"]
+    with Peer(daemon.address) as peer:
+        assert peer.call(HELLO, tcp_hello(daemon))[0] == 0
+        with pytest.raises(Gone):
+            for _ in range(100_000):
+                peer.send(frame(PROOF, bytes(32)) * 100)
+    lib_host.wait_for(lambda: daemon.metrics()["leat_rejected_total"] > before)
+    assert daemon.metrics()["leat_rejected_total"] == before + 1
+
+
 def test_a_replayed_proof_is_refused(daemon):
     body = tcp_hello(daemon)
     with Peer(daemon.address) as peer:
@@ -549,7 +561,8 @@ def test_connections_of_one_user(strict):
         with Peer(strict.socket) as peer:
             status, message, _ = peer.call(HELLO, hello())
             busy(status, message, b"6", b"user_connections", b"[limits]")
-            assert peer.closed()
+            with pytest.raises(Gone):  # to ask again keeps it no longer
+                peer.call(HELLO, hello())
     # Those who are told no, and stay silent, are few and do not stay.
     silent = [Peer(strict.socket) for _ in range(200)]
     lib_host.wait_for(lambda: lib_host.footprint(strict.pid)["fds"] < 150, message="they pile up")

@@ -721,6 +721,7 @@ int conn_release_fd(struct conn *conn)
 void conn_trust(struct conn *conn)
 {
     conn->body_limit = PROTO_BODY_MAX;
+    conn->out_limit = OUT_BYTES;
 }
 
 void conn_share_budget(struct conn *conn, struct conn_budget *budget)

@@ -28,14 +28,15 @@ struct conn_ops {
 };
 
 struct conn_limits {
-    uint64_t out_bytes;  /* replies queued to a peer that does not read: past this it is closed; 0: 64 MiB */
+    uint64_t
+        out_bytes; /* replies queued to a peer that does not read, until conn_trust: past this it is closed; 0: 64 MiB */
     uint32_t body_bytes; /* longest body taken, until conn_trust; 0: PROTO_BODY_MAX */
 };
 
 /* Takes fd (a connected stream socket). Loop's thread only, as everything here. */
 int conn_new(struct loop *loop, int fd, const struct conn_ops *ops, void *user,
              const struct conn_limits *limits, struct conn **ret_conn);
-/* The peer has shown who it is: bodies up to PROTO_BODY_MAX from here on. */
+/* The peer has shown who it is: bodies up to PROTO_BODY_MAX, and 64 MiB of queued replies, from here on. */
 void conn_trust(struct conn *conn);
 /*
  * What several connections may make us keep together: long input that is no whole message yet, descriptors ahead of theirs, replies

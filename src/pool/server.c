@@ -21,8 +21,9 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#define HANDSHAKE_BODY  1024u /* of HELLO and PROOF: a stranger costs no more memory than that */
-#define TURNED_AWAY_MAX 64u   /* at a time; others are hung up on */
+#define HANDSHAKE_BODY  1024u      /* of HELLO and PROOF: a stranger costs no more memory than that */
+#define HANDSHAKE_OUT   (64 * KIB) /* and no more in answers that it does not read */
+#define TURNED_AWAY_MAX 64u        /* at a time; others are hung up on */
 #define PEERS_MAX       (4u * CLUSTER_NODES_MAX)
 #define HANDSHAKE_NS    (10 * NS_PER_S)
 #define GRACE_NS        (500 * NS_PER_MS) /* for a whole one, before it gives way to others */
@@ -154,12 +155,17 @@ static void client_name(const struct client *c, char ret[96])
 }
 
 /* Peers may send nonsense as fast as they like, those of this host faster than others. */
-static void client_complain(struct client *c, const char *why)
+static void client_log(const struct client *c, const char *why)
 {
     char name[96];
-    c->server->rejected++;
     client_name(c, name);
     log_warning_limited("closed a connection (%s) that %s", name, why);
+}
+
+static void client_complain(struct client *c, const char *why)
+{
+    c->server->rejected++;
+    client_log(c, why);
 }
 
 /* Who does not read is told nothing; the log has it once for all connections of the user. */
@@ -182,7 +188,9 @@ static void client_too_much(struct client *c)
 static void client_closed(struct conn *conn, int status)
 {
     struct client *c = conn_user(conn);
-    if (status == LEAT_CORRUPT)
+    if (c->refused)
+        ; /* counted, and in the log, when it was refused */
+    else if (status == LEAT_CORRUPT)
         client_complain(c, "broke the protocol");
     else if (status == LEAT_NO_SPACE)
         client_too_much(c);
@@ -192,13 +200,15 @@ static void client_closed(struct conn *conn, int status)
 static void handshake_late(struct loop_timer *timer)
 {
     struct client *c = container_of(timer, struct client, handshake);
-    c->server->rejected++;
+    c->server->rejected += !c->refused && !c->turned_away;
     client_free(c);
 }
 
-/* Says why, and closes soon. */
+/* Says why, once, and closes soon. */
 static int handshake_refuse(struct client *c, uint16_t type, uint64_t id, const struct leat_error *err)
 {
+    c->refused = true;
+    c->server->rejected += !c->turned_away; /* that one was counted when it came */
     conn_send_error(c->conn, type, id, err);
     loop_timer_set(c->server->loop, &c->handshake, clock_now_ns() + REFUSED_NS);
     return 0;
@@ -282,7 +292,7 @@ static int data_begin(struct client *c, uint16_t type, uint64_t id)
         error_set(&err, LEAT_DENIED, "the working set belongs to another user");
     struct data_target *target = NULL;
     if (!err.code)
-        s->rejected += data_target_new(s, ws, c->uid, &target, &err) == LEAT_BUSY;
+        data_target_new(s, ws, c->uid, &target, &err);
     if (err.code)
         return handshake_refuse(c, type, id, &err);
     /* The reply is written by hand: conn must have nothing queued when its descriptor moves on. */
@@ -351,7 +361,7 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
         struct leat_error err;
         error_set(&err, LEAT_DENIED,
                   "the token does not match this node's: the same file must be on every node");
-        client_complain(c, "has another token");
+        client_log(c, "has another token");
         return handshake_refuse(c, PROTO_PROOF, m->frame.id, &err);
     }
     c->proved = true;
@@ -381,6 +391,8 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
 static int client_message(struct conn *conn, struct conn_message *message)
 {
     struct client *c = conn_user(conn);
+    if (c->refused)
+        return 0; /* whatever it sends: its connection ends at the time that was set then */
     c->requests++;
     c->server->requests++;
     if (c->is_peer)
@@ -493,7 +505,7 @@ static void accept_one(struct server *s, int listener, bool is_unix)
     list_init(&c->scans);
     list_init(&c->node);
     net_auth_init(&c->auth, s->config.token, s->config.token_len);
-    static const struct conn_limits strangers = {.body_bytes = HANDSHAKE_BODY};
+    static const struct conn_limits strangers = {.out_bytes = HANDSHAKE_OUT, .body_bytes = HANDSHAKE_BODY};
     if (conn_new(s->loop, fd, &client_ops, c, &strangers, &c->conn) < 0) {
         close(fd);
         free(c);

@@ -93,6 +93,7 @@ struct client {
     struct conn *conn;
     bool is_unix, ready; /* ready: handshake done */
     bool turned_away;
+    bool refused;                /* it was told why, and is heard no more */
     bool proved;                 /* TCP: has shown the token */
     struct loop_timer handshake; /* until then */
     uint64_t came_ns;
