@@ -2,11 +2,13 @@
 """Peers that do not keep to the protocol, on the unix socket and over TCP: each is refused or hung up on, and the daemon goes on."""
 
 import base64
+import contextlib
 import errno
 import hashlib
 import hmac
 import os
 import random
+import signal
 import socket
 import struct
 
@@ -226,6 +228,77 @@ def test_descriptors_that_nobody_asked_for_are_closed(daemon):
         with Peer(daemon.socket).greet() as peer:  # more than the frame says
             peer.send(frame(QUERY, struct.pack("<I", 3) + text(""), nfds=1), [null.fileno()] * 20)
             peer.closed()
+
+
+class SlowToClose:
+    """A socket whose last close() waits ten minutes, for a peer that reads nothing. It is passed to a daemon that stands still, so that
+    the daemon's close() is the last one."""
+
+    def __init__(self, daemon):
+        self.daemon = daemon
+
+    def __enter__(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.socket = socket.create_connection(server.getsockname())
+            self.far = server.accept()[0]
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
+        self.socket.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                self.socket.send(bytes(1 << 20))
+        os.kill(self.daemon.pid, signal.SIGSTOP)
+        return self
+
+    def passed(self):
+        self.socket.close()
+        os.kill(self.daemon.pid, signal.SIGCONT)
+
+    def __exit__(self, *exc):
+        os.kill(self.daemon.pid, signal.SIGCONT)
+        self.far.close()  # unread: a reset, and nothing to wait for any more
+
+
+SLOW_TO_CLOSE = {
+    "with half a HELLO": lambda peer, fd: peer.send(frame(HELLO, hello())[:10], [fd]),
+    "with a HELLO": lambda peer, fd: peer.send(frame(HELLO, hello(), nfds=1), [fd]),
+    "with more than fit": lambda peer, fd: peer.send(frame(HELLO, hello(), nfds=1), [peer.socket.fileno()] * 250 + [fd]),
+    "behind nonsense": lambda peer, fd: [peer.send(bytes(64), [peer.socket.fileno()]), peer.send(bytes(64), [fd])],
+}
+
+
+@pytest.mark.parametrize("send", SLOW_TO_CLOSE.values(), ids=SLOW_TO_CLOSE.keys())
+def test_descriptors_that_are_slow_to_close(daemon, send):
+    """The thread that closes the last copy waits as long as their maker likes: it is not one that serves."""
+    with Peer(daemon.socket) as peer, SlowToClose(daemon) as slow:
+        send(peer, slow.socket.fileno())
+        peer.close()
+        slow.passed()
+        answers(daemon)
+
+
+@pytest.mark.parametrize("nonsense", [b"", bytes(64)])
+def test_descriptors_that_are_slow_to_close_on_a_data_connection(daemon, nonsense):
+    peer, greeting = data(daemon)
+    with peer:
+        assert peer.call(HELLO, greeting)[0] == 0
+        with SlowToClose(daemon) as slow:
+            if nonsense:
+                peer.send(nonsense, [peer.socket.fileno()])
+            peer.send(frame(READ, reading((0, 8, 0))), [slow.socket.fileno()])
+            slow.passed()
+            answers(daemon)
+            assert peer.closed()
+
+
+def answers(daemon):
+    """On the control connection, and on every thread of data connections."""
+    with contextlib.ExitStack() as stack:
+        assert stack.enter_context(Peer(daemon.socket).greet()).call(QUERY, struct.pack("<I", 3) + text(""))[0] == 0
+        for _ in range(16):
+            peer, greeting = data(daemon)
+            stack.enter_context(peer)
+            assert peer.call(HELLO, greeting)[0] == 0
+            assert peer.call(READ, reading((0, 8, 0)))[0] == 0
 
 
 def test_half_messages_of_all_connections_of_a_user(daemon):
@@ -570,6 +643,19 @@ def test_connections_of_one_user(strict):
     lib_host.wait_for(lambda: serves(strict), message="a place that came free is not given")
     for peer in peers + silent:
         peer.close()
+
+
+def test_descriptors_that_are_slow_to_close_past_a_limit(strict):
+    peers = [Peer(strict.socket).greet() for _ in range(6)]
+    silent = [Peer(strict.socket) for _ in range(64)]  # all who may wait for the reason: the next is hung up on
+    with SlowToClose(strict) as slow, Peer(strict.socket) as peer:
+        peer.send(frame(HELLO, hello(), nfds=1), [slow.socket.fileno()])
+        slow.passed()
+        assert peer.closed()
+        assert peers[0].call(QUERY, struct.pack("<I", 3) + text(""))[0] == 0
+    for peer in peers + silent:
+        peer.close()
+    lib_host.wait_for(lambda: serves(strict))
 
 
 def serves(daemon):

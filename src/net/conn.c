@@ -476,11 +476,11 @@ static ssize_t receive(struct conn *conn, void *buf, size_t bytes)
 {
     for (;;) {
         struct iovec iov = {buf, bytes};
-        union fdpass_control control;
+        union fdpass_room room;
         struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
         if (conn->is_unix) {
-            msg.msg_control = &control;
-            msg.msg_controllen = sizeof(control);
+            msg.msg_control = &room;
+            msg.msg_controllen = sizeof(room);
         }
         ssize_t n = recvmsg(conn->source.fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         if (n < 0 && errno == EINTR)
@@ -506,7 +506,7 @@ static int dispatch(struct conn *conn, const struct proto_frame *frame)
         .frame = *frame, .body = conn->in + conn->in_pos + PROTO_FRAME, .fds = fds};
     conn->in_pos += PROTO_FRAME + frame->body_bytes;
     int rc = conn->ops->message(conn, &message);
-    close_fds(fds, frame->nfds);
+    fdpass_close_all(fds, frame->nfds);
     if (conn->freed || rc < 0)
         return rc < 0 ? rc : 0;
     if (frame->payload_bytes == 0)
@@ -685,12 +685,12 @@ static void tear_down(struct conn *conn, bool close_fd)
     loop_remove(&conn->source);
     loop_timer_clear(&conn->later);
     if (close_fd)
-        close(conn->source.fd);
+        fdpass_hang_up(conn->source.fd);
     conn->depth++; /* an owner that frees twice from a callback is caught by the assert, not by the heap */
     drop_output(conn, -ECANCELED);
     drop_payload(conn, -ECANCELED);
     conn->depth--;
-    close_fds(conn->fds, conn->nfds);
+    fdpass_close_all(conn->fds, conn->nfds);
     conn->nfds = 0;
     release(conn);
 }

@@ -29,28 +29,20 @@ static inline void fdpass_attach(struct msghdr *msg, union fdpass_control *contr
     memcpy(CMSG_DATA(c), fds, sizeof(int) * n);
 }
 
+/* Room for as many as one recvmsg may bring, SCM_MAX_FD: those that had none, the kernel would close in the thread that receives. */
+union fdpass_room {
+    struct cmsghdr align;
+    char bytes[CMSG_SPACE(sizeof(int) * 253)];
+};
+
 /* After recvmsg (with MSG_CMSG_CLOEXEC): appends what came to fds[*n]. More than fits is closed: LEAT_CORRUPT. */
-static inline int fdpass_take(struct msghdr *msg, int *fds, unsigned cap, unsigned *n)
-{
-    int rc = msg->msg_flags & MSG_CTRUNC ? LEAT_CORRUPT : 0;
-    if (!msg->msg_control)
-        return rc;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-            continue;
-        size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < count; i++) {
-            int fd;
-            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
-            if (*n < cap) {
-                fds[(*n)++] = fd;
-            } else {
-                close(fd);
-                rc = LEAT_CORRUPT;
-            }
-        }
-    }
-    return rc;
-}
+int fdpass_take(struct msghdr *msg, int *fds, unsigned cap, unsigned *n);
+
+/* Closes what another process made, without waiting for it: now, or soon, in a thread of its own. Any thread. */
+void fdpass_close(int fd);
+/* All but those that are -1. */
+void fdpass_close_all(const int *fds, unsigned n);
+/* Closes our end of a connection, without waiting for descriptors that its peer sent and that were not received. */
+void fdpass_hang_up(int fd);
 
 #endif

@@ -24,6 +24,7 @@
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/ledger.h"
+#include "net/fdpass.h"
 #include "net/losses.h"
 
 #include <fcntl.h>
@@ -112,7 +113,7 @@ static void conn_close(struct data_conn *c)
     list_remove(&c->node);
     c->target->unref(c->target);
     atomic_fetch_sub(&c->thread->connections, 1);
-    close(c->source.fd); /* last: a peer that sees the end may count on the rest */
+    fdpass_hang_up(c->source.fd); /* last: a peer that sees the end may count on the rest */
     for (unsigned i = 0; i < c->reply_count; i++)
         free(c->replies[(c->reply_head + i) % QUEUE_REPLIES].body);
     free(c->in);
@@ -511,7 +512,9 @@ static int receive(struct data_conn *c, size_t need, uint64_t *budget, bool *ret
 {
     struct iovec sink = {c->thread->sink, (size_t)MIN(c->write_left, (uint64_t)sizeof(c->thread->sink))},
                  buffer;
+    union fdpass_room room;
     struct msghdr msg = {.msg_iov = &buffer, .msg_iovlen = 1};
+    unsigned none = 0;
     size_t asked = 0;
     if (c->writing && c->write_status == 0) {
         msg.msg_iov = c->write_iov + c->write_at;
@@ -527,13 +530,17 @@ static int receive(struct data_conn *c, size_t need, uint64_t *budget, bool *ret
     for (size_t i = 0; i < msg.msg_iovlen; i++)
         asked += msg.msg_iov[i].iov_len;
     ssize_t n;
-    do
-        n = recvmsg(c->source.fd, &msg, MSG_DONTWAIT);
-    while (n < 0 && errno == EINTR);
+    do {
+        msg.msg_control = &room;
+        msg.msg_controllen = sizeof(room);
+        n = recvmsg(c->source.fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    } while (n < 0 && errno == EINTR);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return 0;
     if (n <= 0)
         return n == 0 ? LEAT_PEER_GONE : -errno;
+    if (fdpass_take(&msg, NULL, 0, &none) < 0)
+        return LEAT_CORRUPT; /* nothing here takes descriptors */
     *ret_empty = (size_t)n < asked;
     *budget -= MIN(*budget, (uint64_t)n);
     if (c->writing)

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/size.h"
+#include "net/fdpass.h"
 #include "pool/cluster.h"
 #include "pool/peer.h"
 #include "pool/wset.h"
@@ -307,7 +308,7 @@ static int data_begin(struct client *c, uint16_t type, uint64_t id)
         if (code == 0)
             code = data_serve(s, target, fd);
         if (code < 0)
-            close(fd);
+            fdpass_hang_up(fd);
         if (code == 0)
             target = NULL;
         client_free(c);
@@ -419,7 +420,7 @@ static int accept_fd(struct server *s, int listener)
         close(s->spare_fd);
     fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     if (fd >= 0)
-        close(fd);
+        fdpass_close(fd); /* no descriptor is free to read it empty with */
     s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     return -EMFILE;
 }
@@ -487,7 +488,7 @@ static void accept_one(struct server *s, int listener, bool is_unix)
         return;
     struct client *c = calloc(1, sizeof(*c));
     if (!c) {
-        close(fd);
+        fdpass_hang_up(fd);
         return;
     }
     *c = (struct client){.server = s,
@@ -507,7 +508,7 @@ static void accept_one(struct server *s, int listener, bool is_unix)
     net_auth_init(&c->auth, s->config.token, s->config.token_len);
     static const struct conn_limits strangers = {.out_bytes = HANDSHAKE_OUT, .body_bytes = HANDSHAKE_BODY};
     if (conn_new(s->loop, fd, &client_ops, c, &strangers, &c->conn) < 0) {
-        close(fd);
+        fdpass_hang_up(fd);
         free(c);
         return;
     }
