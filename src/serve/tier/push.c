@@ -178,19 +178,29 @@ static int doubt(struct tier *t, const struct tier_bucket *b, const void *key, s
                  uint64_t *ret_old, char ret_tag[STORE_REMOTE_MAX + 1], struct leat_error *err)
 {
     struct store_obj *old;
+    struct store_info info;
+    char tag[STORE_REMOTE_MAX + 1] = "";
     *ret_old = 0;
     *ret_tag = 0;
-    if (store_get(t->config.store, b->name, key, key_len, &old, NULL) < 0)
-        return 0;
-    bool certain = !(old->info.flags & STORE_DIRTY) && *old->remote;
-    int rc = certain
-                 ? store_mark_clean(t->config.store, b->name, key, key_len, old->info.seq, b->front, "", err)
-                 : 0;
-    if (certain && rc == 0) {
-        snprintf(ret_tag, STORE_REMOTE_MAX + 1, "%s", old->remote);
-        *ret_old = old->info.seq;
+    int rc = store_get(t->config.store, b->name, key, key_len, &old, err);
+    bool read = rc == 0;
+    if (read) {
+        info = old->info;
+        snprintf(tag, sizeof(tag), "%s", old->remote);
+        store_obj_unref(old);
+    } else if (rc == LEAT_CORRUPT || rc == STORE_UNAVAILABLE) {
+        rc = store_lookup(t->config.store, b->name, key, key_len, &info, err);
     }
-    store_obj_unref(old);
+    /* What lies on a disk that has failed takes no mark. A PUT replaces it all the same; a DELETE does not come this far. */
+    if (rc == LEAT_NOT_FOUND || rc == STORE_NO_BUCKET || rc == STORE_UNAVAILABLE)
+        return 0;
+    if (rc < 0 || info.flags & STORE_DIRTY || (read && !*tag))
+        return rc;
+    rc = store_mark_clean(t->config.store, b->name, key, key_len, info.seq, b->front, "", err);
+    if (rc == 0 && read) {
+        snprintf(ret_tag, STORE_REMOTE_MAX + 1, "%s", tag);
+        *ret_old = info.seq;
+    }
     return rc == LEAT_STALE ? 0 : rc;
 }
 
@@ -338,13 +348,17 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
 
 /* There, and then here what was here before. Both lists hold the key. */
 static int delete_held(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len,
-                       const struct store_info *info, struct leat_error *err)
+                       struct leat_error *err)
 {
     struct tier_session *s;
+    struct store_info info = {0};
     AUTO_FREE char *uri = NULL;
     char old_tag[STORE_REMOTE_MAX + 1];
+    int is = store_lookup(t->config.store, b->name, key, key_len, &info, err);
+    if (is < 0 && is != LEAT_NOT_FOUND && is != STORE_NO_BUCKET)
+        return is; /* it may be here, and would be pushed again: the remote is not asked */
     if (tier_key_check(b, key, key_len, NULL) == LEAT_INVALID) /* it is not there, and never was */
-        return info ? store_delete(t->config.store, b->name, key, key_len, info->seq, err) : LEAT_NOT_FOUND;
+        return is == 0 ? store_delete(t->config.store, b->name, key, key_len, info.seq, err) : LEAT_NOT_FOUND;
     int rc = tier_uri(b, key, key_len, &uri, err);
     if (rc == 0)
         rc = tier_session_get(t, b, &s, err);
@@ -370,7 +384,7 @@ static int delete_held(struct tier *t, struct tier_bucket *b, const void *key, s
     if (rc < 0 && !gone)
         return rc;
     /* What was stored meanwhile stays, and is pushed. */
-    int here = info ? store_delete(t->config.store, b->name, key, key_len, info->seq, err) : LEAT_NOT_FOUND;
+    int here = is == 0 ? store_delete(t->config.store, b->name, key, key_len, info.seq, err) : LEAT_NOT_FOUND;
     return here == STORE_PRECONDITION || (here == LEAT_NOT_FOUND && !gone) ? 0 : here;
 }
 
@@ -379,16 +393,14 @@ int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_
     for (;;) {
         struct tier_bucket *b = tier_bucket_find(t, bucket);
         struct held held, here_too;
-        struct store_info info = {0};
         if (!b)
             return store_delete(t->config.store, bucket, key, key_len, 0, err);
         hold(t, &t->held, &held, b, key, key_len);
         /* Also from those of mode "back": a condition would see what is gone there, and is about to be gone here. */
         hold(t, &t->committing, &here_too, b, key, key_len);
-        bool is = store_lookup(t->config.store, bucket, key, key_len, &info, NULL) == 0;
         /* Its settings were changed while the key was waited for: it is to be gone at the remote that is there now. */
         bool anew = is_gone(t, b);
-        int rc = anew ? 0 : delete_held(t, b, key, key_len, is ? &info : NULL, err);
+        int rc = anew ? 0 : delete_held(t, b, key, key_len, err);
         let_go(t, &here_too);
         let_go(t, &held);
         tier_bucket_unref(t, b);

@@ -286,6 +286,37 @@ static void test_back_keys(void **state)
     web_stop(&world_web);
 }
 
+/* A disk fails under what the remote has not got yet: it cannot be deleted here, so it is not deleted there, and the client hears of it. */
+static void test_back_delete_unavailable(void **state)
+{
+    (void)state;
+    char path[400], away[400];
+    snprintf(path, sizeof(path), "%s/remote", world.top);
+    snprintf(away, sizeof(away), "%s/away", world.top);
+    world_end();
+    assert_int_equal(store_fault_new(world.top, &world.fault), 0);
+    world_begin();
+    world_front("bkt", ",\"mode\":\"back\"");
+    assert_int_equal(world_put("bkt", "k", "one", NULL, NULL), 0);
+    world_wait_pushed();
+    assert_int_equal(rename(path, away), 0);
+    assert_int_equal(world_put("bkt", "k", "two", NULL, NULL), 0);
+    store_fault_fail_from(world.fault, 1, -EIO);
+    assert_int_equal(world_put("bkt", "l", "x", NULL, NULL), STORE_UNAVAILABLE);
+    assert_int_equal(rename(away, path), 0);
+    assert_int_equal(tier_delete(world.tier, "bkt", "k", 1, NULL), STORE_UNAVAILABLE);
+    assert_true(world_is_there("k", "one"));
+    store_fault_fail(world.fault, 0, 0);
+    world_end();
+    world_begin();
+    world_wait_pushed();
+    assert_true(world_is_there("k", "two"));
+    assert_int_equal(tier_delete(world.tier, "bkt", "k", 1, NULL), 0);
+    assert_false(world_is_here("bkt", "k") || world_is_there("k", "two"));
+    world_end();
+    store_fault_free(TAKE_PTR(world.fault));
+}
+
 static unsigned waiting(void)
 {
     struct tier_stats s;
@@ -506,6 +537,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_back_metadata, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_through_rebuilt, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back_keys, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_back_delete_unavailable, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back_far_more, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back_in_little_memory, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_back_past_refused, world_setup, world_teardown),
