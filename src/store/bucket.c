@@ -9,7 +9,7 @@
  * and has its name on some path all the same would be in force after the next start: what is in force goes over it, and nothing is stored before.
  * A damaged copy is written again from another one. Where all are damaged, the bucket is neither there nor not there: STORE_BUCKET_DAMAGED, until
  * store_bucket_restore makes it again, with the id that its objects have.
- * Invariants: ids are never used twice, also not after a deletion: they follow the clock.
+ * Invariants: ids are never used twice, also not after a deletion: they follow the clock, and are above those of descriptions and of the index.
  */
 #include "store/internal.h"
 
@@ -425,6 +425,33 @@ static void report_damaged(struct store *s)
     }
 }
 
+/* Of the buckets that have keys in this index: objects, or, hidden, uploads. 0: there is none. */
+static uint32_t highest_id(struct index *x, bool hidden)
+{
+    struct index_cursor c;
+    struct ikey k;
+    uint32_t id = 0, big;
+    while (id < UINT32_MAX) {
+        big = __builtin_bswap32(id + 1);
+        ikey_set(&k, hidden ? 0 : id + 1, &big, hidden ? sizeof(big) : 0);
+        store_index_seek(&c, x, k.bytes, k.len);
+        if (!c.valid || index_key_hidden(c.item.key, c.item.key_len) != hidden)
+            break;
+        memcpy(&big, c.item.key + (hidden ? 4 : 0), sizeof(big));
+        id = __builtin_bswap32(big);
+    }
+    return id;
+}
+
+/* A bucket whose descriptions are all damaged has its id in the index alone: no other bucket may get it. */
+static void note_ids(struct store *s, struct path *p)
+{
+    pthread_rwlock_rdlock(&p->index.lock);
+    for (unsigned hidden = 0; hidden < 2; hidden++)
+        s->last_bucket_id = MAX(s->last_bucket_id, highest_id(&p->index, hidden));
+    pthread_rwlock_unlock(&p->index.lock);
+}
+
 int store_buckets_load(struct store *s, struct leat_error *err)
 {
     static_assert(STORE_PATHS_MAX <= 64, "a bit for each");
@@ -440,6 +467,8 @@ int store_buckets_load(struct store *s, struct leat_error *err)
             closedir(d);
         if (rc < 0)
             return error_sys(err, rc, "%s: buckets cannot be read", s->paths[i]->dir);
+        if (s->paths[i]->loaded)
+            note_ids(s, s->paths[i]);
     }
     for (unsigned i = 0; i < s->nbuckets; i++)
         if (spread(s, s->buckets[i]) < 0)

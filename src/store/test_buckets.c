@@ -211,6 +211,50 @@ static void test_restored_without_objects(void **state)
     assert_int_equal(testing_check(f->s, "other", "k", 2, 200), 0);
 }
 
+static int count_upload(void *user, const struct store_upload *upload)
+{
+    ++*(unsigned *)user;
+    return 0;
+}
+
+/* A bucket that is made while another one's description is damaged has not that one's id, and so nothing of what is in it. */
+static void test_id_of_damaged(void **state)
+{
+    struct testing_store *f = *state;
+    static const char *const lost[] = {"lost-objects", "lost-uploads"};
+    struct store_list_spec all = {.max = 10};
+    char id[STORE_UPLOAD_ID_TEXT], name[300];
+    for (unsigned i = 0; i < 30; i++) { /* ids ahead of the clock, for as many seconds */
+        snprintf(name, sizeof(name), "bucket-%u", i);
+        assert_int_equal(store_bucket_create(f->s, name, 0, NULL, NULL), 0);
+    }
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(store_bucket_create(f->s, lost[i], 0, NULL, NULL), 0);
+    assert_int_equal(testing_put(f->s, lost[0], "k", 1, 100), 0);
+    assert_int_equal(store_upload_begin(f->s, lost[1], "up", 2, NULL, id, NULL), 0);
+    stop(f);
+    for (unsigned i = 0; i < 2; i++) {
+        snprintf(name, sizeof(name), "%s#copy", lost[i]);
+        damage(f->dir, lost[i], 0, 30);
+        damage(f->dir, name, 0, 30);
+    }
+    start(f);
+    assert_int_equal(damaged_buckets(f->s), 2);
+    for (unsigned i = 0; i < 2; i++) {
+        unsigned objects = 0, uploads = 0;
+        bool more;
+        snprintf(name, sizeof(name), "new-%u", i);
+        assert_int_equal(store_bucket_create(f->s, name, 0, NULL, NULL), 0);
+        assert_int_equal(store_list(f->s, name, &all, count, &objects, &more, NULL), 0);
+        assert_int_equal(
+            store_upload_list(f->s, name, NULL, 0, NULL, 0, NULL, 10, count_upload, &uploads, &more, NULL),
+            0);
+        assert_int_equal(objects + uploads, 0);
+    }
+    assert_int_equal(store_bucket_restore(f->s, lost[0], NULL, NULL), 0);
+    assert_int_equal(testing_check(f->s, lost[0], "k", 1, 100), 0);
+}
+
 /* The other path has it. */
 static void test_two_paths(void **state)
 {
@@ -242,6 +286,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_one_copy, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_all_copies, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_restored_without_objects, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_id_of_damaged, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_two_paths, testing_setup, testing_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
