@@ -248,8 +248,8 @@ int store_files_outstanding(struct path *p, uint64_t **ret_ids, uint64_t *ret_n)
 
 /* log.c */
 int store_log_start(struct path *p, const struct log_header *h, struct leat_error *err);
-/* The same with one that is there, and empty. */
-int store_log_resume(struct path *p, uint64_t number, struct leat_error *err);
+/* The same with one that is there, and empty. h: the header that it gets, on the disk before a record is; NULL: its own is right. */
+int store_log_resume(struct path *p, uint64_t number, const struct log_header *h, struct leat_error *err);
 /* The clean end: said in this log, and how long it is in the next one. */
 void store_log_end(struct path *p);
 int store_log_append(struct path *p, const struct log_record *r, uint64_t *ret_end, struct leat_error *err);

@@ -82,13 +82,26 @@ int store_log_start(struct path *p, const struct log_header *h, struct leat_erro
     return 0;
 }
 
-int store_log_resume(struct path *p, uint64_t number, struct leat_error *err)
+int store_log_resume(struct path *p, uint64_t number, const struct log_header *h, struct leat_error *err)
 {
+    const struct store_io *io = p->store->io;
     char name[PATH_FILE_MAX];
+    uint8_t header[LOG_HEADER_BYTES];
     snprintf(name, sizeof(name), "%s/index/log.%016llx", p->dir, (unsigned long long)number);
-    int fd = p->store->io->open(p->store->io, name, O_RDWR, 0);
+    int fd = io->open(io, name, O_RDWR, 0);
     if (fd < 0)
         return error_sys(err, fd, "%s: cannot open a log", p->dir);
+    int rc = 0;
+    if (h) {
+        store_log_header_put(header, p->id, h);
+        rc = store_io_write(io, fd, header, sizeof(header), 0);
+        if (rc == 0)
+            rc = io->datasync(io, fd);
+    }
+    if (rc < 0) {
+        io->close(io, fd);
+        return error_sys(err, rc, "%s: cannot write a log's header", p->dir);
+    }
     store_log_switch(p, fd, number);
     return 0;
 }

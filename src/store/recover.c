@@ -50,8 +50,9 @@ struct loading {
     struct numbers logs, snapshots, unused; /* unused: files made, not known to be an object's */
     struct numbers stale;                   /* files that are no object's any more */
     uint64_t newest;                        /* number of a log or snapshot */
-    struct log_header next; /* of the log that this start makes: what it says of the one before */
-    bool empty;             /* the newest log has a header and nothing else */
+    struct log_header next;          /* of the log that this start makes: what it says of the one before */
+    struct log_header header, known; /* of the newest log: as it is; what it should say of the one before */
+    bool empty;                      /* the newest log has a header and nothing else */
     bool damaged, torn, closed;
 };
 
@@ -299,6 +300,9 @@ static int read_log(struct loading *l, uint64_t number,
         if (rc == 0)
             look_behind(l, (uint8_t *)map + at, bytes - at, number, nth);
         l->empty = bytes == LOG_HEADER_BYTES;
+        l->header = h;
+        l->known = l->next;
+        l->known.number = number;
     }
     if (rc == 0 && !l->damaged)
         check_end(l, number, nth, at);
@@ -690,7 +694,10 @@ static int load(struct loading *l, struct leat_error *err)
     p->log.first = l->logs.n ? MAX(l->logs.values[0], 1u) : 1;
     l->next.number = l->newest + 1;
     bool resumes = l->empty && !rebuilt && l->logs.values[l->logs.n - 1] == l->newest;
-    rc = resumes ? store_log_resume(p, l->newest, err) : store_log_start(p, &l->next, err);
+    /* A snapshot that was cut off while it began left a header that says nothing of the log before. */
+    bool says = l->header.before_records || !l->known.before_records;
+    rc = resumes ? store_log_resume(p, l->newest, says ? NULL : &l->known, err)
+                 : store_log_start(p, &l->next, err);
     if (rc < 0)
         return rc;
     p->loaded = true;

@@ -168,6 +168,23 @@ static void test_before_a_snapshot(void **state)
     assert_int_equal(whole(f), OBJECTS);
 }
 
+/* Where the process was killed between the new log and the header that knows the end of the one before: the next start writes that. */
+static void test_killed_as_a_snapshot_begins(void **state)
+{
+    struct testing_store *f = *state;
+    fill(f);
+    uint64_t number = f->s->paths[0]->log.number;
+    int fd;
+    assert_int_equal(store_log_create(f->s->paths[0], &(struct log_header){.number = number + 1}, &fd), 0);
+    close(fd);
+    atomic_store(&f->s->paths[0]->failed, true);
+    testing_reopen(f);
+    assert_int_equal(f->s->paths[0]->log.number, number + 1);
+    restart(f, true, number, 1, 2000);
+    assert_true(f->s->paths[0]->rebuilt);
+    assert_int_equal(whole(f), OBJECTS);
+}
+
 /* After a kill it is not known whether the log was longer. What it does not name is put aside, and counted: it is not deleted, and not written over. */
 static void test_after_a_kill(void **state)
 {
@@ -260,6 +277,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_after_a_clean_end, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_of_an_older_log, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_before_a_snapshot, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_killed_as_a_snapshot_begins, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_after_a_kill, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_cut_short, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_logs_of_restarts, testing_setup, testing_teardown),
