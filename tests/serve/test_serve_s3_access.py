@@ -2,9 +2,10 @@
 """The S3 door by requests put together by hand: who asks, how he proves it, and what he may."""
 
 import re
+import zlib
 
 import lib_serve
-from lib_serve import Upload, error, get, now, presigned, put
+from lib_serve import Upload, base64, error, get, now, presigned, put
 
 
 def test_signatures(server, bucket):
@@ -94,16 +95,43 @@ def test_headers_in_links(server, bucket):
         return server.send("PUT", target, b"by a link", headers)
 
     for pair in (("x-amz-acl", "public-read"), ("X-Amz-Tagging", "a=b"), ("x-amz-storage-class", "GLACIER"), ("x-amz-server-side-encryption", "AES256"),
-                 ("x-amz-copy-source", f"{bucket}/other")):
+                 ("x-amz-copy-source", f"{bucket}/other"), ("x-amz-copy-source-if-match", "x"), ("x-amz-trailer", "x-amz-checksum-crc32")):
         assert error(ask(pair)) == (501, "NotImplemented"), pair
     for pair in (("x-amz-meta-a", "1\r\nx-forged: 1"), ("x-amz-meta-a:b", "1"), ("x-amz-meta-a\r\nb", "1"), ("x-amz-meta-a", "\x7f")):
         assert error(ask(pair)) == (400, "InvalidArgument"), pair
     assert error(ask(("x-amz-meta-a", "v" * 2048))) == (400, "MetadataTooLarge")
+    assert error(ask(("x-amz-expected-bucket-owner", "stranger"))) == (403, "AccessDenied")
+    right, wrong = (base64((zlib.crc32(b"by a link") ^ flip).to_bytes(4, "big")) for flip in (0, 1))
+    assert error(ask(("x-amz-checksum-crc32", wrong), ("x-amz-sdk-checksum-algorithm", "CRC32"))) == (400, "BadDigest")
+    assert error(ask(("X-Amz-Checksum-Sha256", "wrong"))) == (400, "InvalidRequest")
     assert error(server.request("HEAD", path)) == (404, None)
+    reply = ask(("x-amz-checksum-crc32", right), ("x-amz-sdk-checksum-algorithm", "CRC32"))
+    assert reply.status == 200 and reply.headers["x-amz-checksum-crc32"] == right
     # The checksum of an empty body, which SDKs sign without having seen another, says nothing: S3 does not look at it, either.
     assert ask(("X-Amz-Meta-Kind", "a b+ä"), ("x-amz-acl", "private"), ("x-amz-checksum-crc32", "AAAAAA=="), ("x-id", "PutObject")).status == 200
     headers = server.request("GET", path).headers
     assert headers["x-amz-meta-kind"].encode("latin-1").decode() == "a b+ä" and "x-amz-checksum-crc32" not in headers
+
+
+def test_headers_in_links_of_uploads(server, bucket):
+    """The same of an upload in parts: what its parts and its whole have to be."""
+    path = f"/{bucket}/k"
+
+    def ask(method, body, *query):
+        target, headers = presigned(server, method, path, query=query)
+        return server.send(method, target, body, headers)
+
+    reply = ask("POST", b"", ("uploads", ""), ("x-amz-checksum-algorithm", "CRC32"), ("x-amz-checksum-type", "FULL_OBJECT"))
+    assert reply.status == 200 and reply.headers["x-amz-checksum-algorithm"] == "CRC32" and reply.headers["x-amz-checksum-type"] == "FULL_OBJECT"
+    upload = ("uploadId", reply.xml.findtext("UploadId"))
+    wrong = ("x-amz-checksum-crc32", base64(b"bad!"))
+    assert error(ask("PUT", b"part", upload, ("partNumber", "1"), wrong)) == (400, "BadDigest")
+    etag = ask("PUT", b"part", upload, ("partNumber", "1")).headers["etag"]
+    document = f"<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part></CompleteMultipartUpload>".encode()
+    for pair in (wrong, ("x-amz-mp-object-size", "5"), ("x-amz-checksum-type", "COMPOSITE")):
+        assert ask("POST", document, upload, pair).status == 400, pair
+    assert error(server.request("HEAD", path)) == (404, None)
+    assert ask("POST", document, upload, ("x-amz-mp-object-size", "4")).status == 200
 
 
 def test_permissions(server):

@@ -68,7 +68,7 @@ static bool read_sum(struct visit *v)
     struct visit_body *b = &v->body;
     struct http_text trailer = visit_header(v, "x-amz-trailer");
     for (unsigned k = 0; k < SUM_KINDS; k++) {
-        struct http_text t = visit_header(v, sum_names[k].header);
+        struct http_text t = sum_demand(v, (enum sum_kind)k);
         uint8_t raw[32];
         bool told = trailer.data && http_text_is_case(trailer, sum_names[k].header);
         if (!t.data && !told)

@@ -25,6 +25,7 @@ struct sum_name {
     const char *element; /* "ChecksumCRC32C" */
     const char *name;    /* "CRC32C" */
     unsigned bytes;
+    const char *empty; /* of no bytes */
 };
 extern const struct sum_name sum_names[SUM_KINDS];
 #define SUM_TEXT 48 /* base64 of 32 bytes, and room for "-10000" */

@@ -17,8 +17,8 @@ static bool read_source(struct visit *v)
         s3_copy_source_parse(visit_header(v, "x-amz-copy-source"), v->from_bucket, v->from_key, &v->from_len);
     if (code == S3_OK)
         code = visit_may(v->door, v->keys, v->user, v->from_bucket, KEYS_READ);
-    if (code == S3_OK &&
-        !visit_expected_owner(v->door, v->req, "x-amz-source-expected-bucket-owner", v->from_bucket))
+    if (code == S3_OK && !visit_expected_owner(v->door, v->req, &v->call,
+                                               "x-amz-source-expected-bucket-owner", v->from_bucket))
         code = S3_ACCESS_DENIED;
     if (code != S3_OK)
         visit_fail(v, code,
@@ -78,15 +78,15 @@ static bool read_source_range(struct visit *v)
 
 static bool read_directive(struct visit *v)
 {
-    struct http_text t = visit_header(v, "x-amz-metadata-directive");
+    struct http_text t = visit_demand(v, "x-amz-metadata-directive");
     v->replace_meta = http_text_is(t, "REPLACE");
     if (t.data && !v->replace_meta && !http_text_is(t, "COPY")) {
         visit_fail(v, S3_INVALID_ARGUMENT, "Unknown metadata directive.");
         return false;
     }
-    bool changes = v->replace_meta || visit_header(v, "x-amz-storage-class").data ||
-                   visit_header(v, "x-amz-server-side-encryption").data ||
-                   visit_header(v, "x-amz-checksum-algorithm").data;
+    bool changes = v->replace_meta || visit_demand(v, "x-amz-storage-class").data ||
+                   visit_demand(v, "x-amz-server-side-encryption").data ||
+                   visit_demand(v, "x-amz-checksum-algorithm").data;
     bool itself = strcmp(v->from_bucket, v->call.bucket) == 0 && v->from_len == v->call.key_len &&
                   memcmp(v->from_key, v->call.key, v->from_len) == 0;
     if (itself && !changes && !v->part) {
@@ -102,7 +102,7 @@ static bool read_directive(struct visit *v)
 /* The checksum that the copy is to have: that of the request, or its upload's; else it is the source's. */
 static bool read_algorithm(struct visit *v)
 {
-    struct http_text name = visit_header(v, "x-amz-checksum-algorithm");
+    struct http_text name = visit_demand(v, "x-amz-checksum-algorithm");
     v->body.how = SIGV4_BODY_PLAIN; /* the request's own body is not read */
     if (v->part)
         v->body.sum = v->declared;

@@ -141,8 +141,13 @@ static enum s3_code check(struct demand *d)
     return code;
 }
 
-/* SDKs that make a link put such headers into its query, where they mean the same; but the source of a copy is read from its header, and the object
- * would be an empty one. */
+/* Are these read from headers alone? The object of a link with the source of a copy would be an empty one. */
+static bool header_only(const struct demand *d)
+{
+    return begins(d->name, "x-amz-copy-source") || named(d, "x-amz-trailer");
+}
+
+/* SDKs that make a link put such headers into its query, where they mean the same (visit_demand). */
 enum s3_code demands_check(const struct s3_door *door, const struct http_request *req,
                            const struct s3_call *call, char *ret_message, size_t cap)
 {
@@ -159,7 +164,7 @@ enum s3_code demands_check(const struct s3_door *door, const struct http_request
         const struct s3_param *p = &call->params[i];
         d.name = (struct http_text){call->text + p->name_at, p->name_len};
         d.value = (struct http_text){call->text + p->value_at, p->value_len};
-        code = named(&d, "x-amz-copy-source")
+        code = header_only(&d)
                    ? refuse(&d, S3_NOT_IMPLEMENTED, "it is read from a header, not from the query")
                    : check(&d);
     }

@@ -197,7 +197,7 @@ void s3_door_request(struct s3_door *door, struct http_request *req)
     if (code == S3_OK && understood)
         code = permit(door, &call, keys, user);
     if (code == S3_OK && understood && call.bucket[0] && call.op != S3_OP_CREATE_BUCKET &&
-        !visit_expected_owner(door, req, "x-amz-expected-bucket-owner", call.bucket))
+        !visit_expected_owner(door, req, &call, "x-amz-expected-bucket-owner", call.bucket))
         code = S3_ACCESS_DENIED;
     if (code == S3_OK && !understood)
         code = call.code;

@@ -24,8 +24,8 @@
 /* What checksum the whole shall have: "leat-sum" is "CRC32 FULL_OBJECT". */
 static bool read_algorithm(struct visit *v)
 {
-    struct http_text name = visit_header(v, "x-amz-checksum-algorithm"),
-                     type = visit_header(v, "x-amz-checksum-type");
+    struct http_text name = visit_demand(v, "x-amz-checksum-algorithm"),
+                     type = visit_demand(v, "x-amz-checksum-type");
     char text[40];
     if (!name.data && type.data)
         visit_fail(
@@ -530,11 +530,11 @@ static void check_expected(struct visit *v, unsigned kind)
 /* Checksums in the head are of the object to be, not of this document. */
 static bool read_expected(struct visit *v)
 {
-    struct http_text bytes = visit_header(v, "x-amz-mp-object-size");
+    struct http_text bytes = visit_demand(v, "x-amz-mp-object-size");
     v->expects_bytes = bytes.data != NULL;
     v->expected = SUM_NONE;
     for (unsigned k = 0; k < SUM_KINDS; k++) {
-        struct http_text t = visit_header(v, sum_names[k].header);
+        struct http_text t = sum_demand(v, (enum sum_kind)k);
         if (t.data && v->expected != SUM_NONE)
             visit_fail(v, S3_INVALID_REQUEST,
                        "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed.");
@@ -544,7 +544,7 @@ static bool read_expected(struct visit *v)
             check_expected(v, k);
         }
     }
-    http_text_copy(visit_header(v, "x-amz-checksum-type"), v->expected_type, sizeof(v->expected_type));
+    http_text_copy(visit_demand(v, "x-amz-checksum-type"), v->expected_type, sizeof(v->expected_type));
     if (bytes.data && !http_text_u64(bytes, &v->expected_bytes))
         visit_fail(v, S3_INVALID_ARGUMENT, "x-amz-mp-object-size is a number of bytes");
     return v->code == S3_OK;

@@ -401,15 +401,21 @@ struct http_text visit_header(const struct visit *v, const char *name)
     return http_header(v->req->reader, v->req->head, name);
 }
 
-struct http_text visit_demand(const struct visit *v, const char *name)
+static struct http_text demand_of(const struct http_request *req, const struct s3_call *call,
+                                  const char *name)
 {
-    struct http_text t = visit_header(v, name);
-    for (unsigned i = 0; !t.data && i < v->call.nparams; i++) {
-        const struct s3_param *p = &v->call.params[i];
-        if (strcasecmp(v->call.text + p->name_at, name) == 0)
-            t = (struct http_text){v->call.text + p->value_at, p->value_len};
+    struct http_text t = http_header(req->reader, req->head, name);
+    for (unsigned i = 0; !t.data && i < call->nparams; i++) {
+        const struct s3_param *p = &call->params[i];
+        if (strcasecmp(call->text + p->name_at, name) == 0)
+            t = (struct http_text){call->text + p->value_at, p->value_len};
     }
     return t;
+}
+
+struct http_text visit_demand(const struct visit *v, const char *name)
+{
+    return demand_of(v->req, &v->call, name);
 }
 
 void etag_header(struct bytes_out *headers, const char *etag)
@@ -436,11 +442,11 @@ enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct key
     return rc == 0 && keys_may(keys, user, bucket, owner, right) ? S3_OK : S3_ACCESS_DENIED;
 }
 
-bool visit_expected_owner(struct s3_door *door, const struct http_request *req, const char *header,
-                          const char *bucket)
+bool visit_expected_owner(struct s3_door *door, const struct http_request *req, const struct s3_call *call,
+                          const char *name, const char *bucket)
 {
     char owner[OBJECTS_OWNER_MAX + 1];
-    struct http_text expected = http_header(req->reader, req->head, header);
+    struct http_text expected = demand_of(req, call, name);
     if (!expected.data || objects_bucket_owner(door->objects, bucket, owner) < 0)
         return true;
     return http_text_is(expected, owner[0] ? owner : "anonymous");

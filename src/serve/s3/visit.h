@@ -143,11 +143,11 @@ struct http_text visit_demand(const struct visit *v, const char *name);
 enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct keys_user *user,
                        const char *bucket, enum keys_right right);
 /*
- * The header says whose bucket the client takes it for, by the id that ListBuckets tells its owner ("anonymous": of those that nobody owns). True
+ * The header or parameter `name` says whose bucket the client takes it for, by the id that ListBuckets tells its owner ("anonymous": of those that nobody owns). True
  * where it says so rightly, or nothing; also where there is no such bucket, as that is said elsewhere.
  */
-bool visit_expected_owner(struct s3_door *door, const struct http_request *req, const char *header,
-                          const char *bucket);
+bool visit_expected_owner(struct s3_door *door, const struct http_request *req, const struct s3_call *call,
+                          const char *name, const char *bucket);
 /* Do objects of this bucket lie on disks that were stated to be encrypted, and nowhere else? */
 bool door_encrypts(const struct s3_door *door, const char *bucket);
 void etag_header(struct bytes_out *headers, const char *etag);
@@ -208,6 +208,8 @@ bool upload_read_part(struct visit *v);
 bool sum_mismatch(struct visit *v, enum sum_kind actual);
 /* What checksum an object or a part has: its text, and whether it is of all bytes; SUM_NONE: none. */
 enum sum_kind sum_of_meta(const void *meta, size_t len, const char **ret_value, bool *ret_full);
+/* The checksum of this kind that the request says its body or object has. */
+struct http_text sum_demand(const struct visit *v, enum sum_kind kind);
 /* Pairs of store.h. */
 void meta_put(struct bytes_out *meta, const char *name, size_t name_len, const char *value, size_t value_len);
 
