@@ -39,8 +39,9 @@ int store_commit_condition(struct store *s, const struct ikey *k, const struct s
         return error_set(err, rc, "the condition cannot be checked: a path of the store has failed");
     if (c->if_none_match && *ret_there)
         return error_set(err, STORE_PRECONDITION, "there is an object of this name already");
-    if (c->if_match &&
-        (!*ret_there || (strcmp(c->if_match, "*") != 0 && strcmp(c->if_match, ret_found->etag) != 0)))
+    if (c->if_match && !*ret_there)
+        return error_set(err, LEAT_NOT_FOUND, "there is no object of this name");
+    if (c->if_match && strcmp(c->if_match, "*") != 0 && strcmp(c->if_match, ret_found->etag) != 0)
         return error_set(err, STORE_PRECONDITION, "there is no object of this name with that ETag");
     if (c->if_seq && (!*ret_there || ret_found->value.seq != c->if_seq))
         return error_set(err, STORE_PRECONDITION, "it is another version by now");

@@ -270,8 +270,8 @@ struct store_commit {
     uint64_t if_seq; /* only if the version there is this one; 0: no condition */
 };
 /*
- * Durable when it returns 0, and only then visible; frees the put in any case. STORE_PRECONDITION; LEAT_INVALID: fewer bytes than
- * announced, meta too long; LEAT_NO_SPACE; STORE_UNAVAILABLE. ret_info may be NULL.
+ * Durable when it returns 0, and only then visible; frees the put in any case. STORE_PRECONDITION; LEAT_NOT_FOUND: there is none for
+ * if_match; LEAT_INVALID: fewer bytes than announced, meta too long; LEAT_NO_SPACE; STORE_UNAVAILABLE. ret_info may be NULL.
  */
 int store_put_commit(struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
                      struct leat_error *err);

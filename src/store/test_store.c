@@ -141,7 +141,8 @@ static void test_conditions(void **state)
     struct testing_store *f = *state;
     struct store_info info;
     struct store_commit none = {.if_none_match = true}, any = {.if_match = "*"}, seq = {.if_seq = 1};
-    assert_int_equal(commit_text(f->s, "k", "one", &any, NULL), STORE_PRECONDITION);
+    assert_int_equal(commit_text(f->s, "k", "one", &any, NULL), LEAT_NOT_FOUND);
+    assert_int_equal(commit_text(f->s, "k", "one", &seq, NULL), STORE_PRECONDITION);
     assert_int_equal(commit_text(f->s, "k", "one", &none, &info), 0);
     assert_int_equal(commit_text(f->s, "k", "two", &none, NULL), STORE_PRECONDITION);
     assert_int_equal(commit_text(f->s, "k", "two", &seq, NULL), STORE_PRECONDITION);

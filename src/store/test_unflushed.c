@@ -148,7 +148,7 @@ static void test_condition_waits(void **state)
     store_fault_release(f->fault);
     for (unsigned i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
-    assert_int_equal(second.rc, STORE_PRECONDITION);
+    assert_int_equal(second.rc, LEAT_NOT_FOUND);
     check_cut(f, second.until);
 }
 

@@ -226,6 +226,29 @@ def test_write_through(server, far, front):
 
 
 @pytest.mark.parametrize("mode", ["through", "back"])
+def test_conditions_of_writes(server, far, front, mode):
+    """If-Match is about what the remote has: another version is 412, none is 404, whatever is here."""
+    bucket = front(mode=mode, check="always")
+    assert server.request("PUT", f"/{bucket}/source", b"x").status == 200
+
+    def write(**headers):
+        yield server.request("PUT", f"/{bucket}/k", b"new", headers=headers)
+        yield server.request("PUT", f"/{bucket}/k", headers={"x-amz-copy-source": f"/{bucket}/source", **headers})
+        upload = lib_serve.Upload(server, f"/{bucket}/k")
+        upload.part(1, b"new")
+        yield upload.complete(headers=headers)
+
+    file = there(far, bucket, "k", b"old")
+    for reply in write(**{"if-match": '"wrong"'}):  # it is there alone
+        assert error(reply) == (412, "PreconditionFailed")
+    assert get(server, bucket, "k").body == b"old"
+    file.unlink()
+    for reply in write(**{"if-match": f'"{hashlib.md5(b"old").hexdigest()}"'}):  # it is here alone
+        assert error(reply) == (404, "NoSuchKey")
+    assert get(server, bucket, "k").status == 404
+
+
+@pytest.mark.parametrize("mode", ["through", "back"])
 def test_metadata_that_no_remote_takes(server, front, mode):
     """Said before a byte is sent: an upload that could never be completed is not begun, and nothing waits for its push for ever."""
     bucket = front(mode=mode)

@@ -213,12 +213,6 @@ static void commit(struct visit *v)
     int rc = v->part ? store_put_commit(put, &c, &v->info, &err)
                      : objects_put_commit(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, put,
                                           &c, &v->info, &err);
-    if (rc == STORE_PRECONDITION && v->if_match[0]) {
-        struct store_info info; /* If-Match on what is not there: 404 */
-        if (store_lookup(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len, &info,
-                         NULL) == LEAT_NOT_FOUND)
-            rc = LEAT_NOT_FOUND;
-    }
     if (rc < 0)
         visit_fail_store(v, rc, &err);
 }

@@ -168,7 +168,7 @@ static int check_conditions(struct tier *t, const struct tier_bucket *b, const v
         tier_read_close(read);
     }
     if (rc == LEAT_NOT_FOUND)
-        rc = c->if_match ? error_set(err, STORE_PRECONDITION, "there is no object of this name") : 0;
+        rc = c->if_match ? error_set(err, rc, "there is no object of this name") : 0;
     return rc;
 }
 

@@ -547,7 +547,7 @@ static void test_delete_and_condition(void **state)
     a_moment();
     world_far.hold_deletes = false;
     assert_int_equal(end(&deleter), 0);
-    assert_int_equal(end(&writer), STORE_PRECONDITION);
+    assert_int_equal(end(&writer), LEAT_NOT_FOUND);
     assert_false(world_is_here("bkt", "small"));
     assert_int_equal(world_far.puts, 1);
     end_web();

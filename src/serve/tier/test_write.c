@@ -33,7 +33,7 @@ static void test_through(void **state)
                         any = {.if_match = "*"};
     assert_int_equal(world_put("bkt", "k", "two", &none, &err), STORE_PRECONDITION);
     assert_int_equal(world_put("bkt", "k", "two", &match, &err), STORE_PRECONDITION);
-    assert_int_equal(world_put("bkt", "new", "two", &any, &err), STORE_PRECONDITION);
+    assert_int_equal(world_put("bkt", "new", "two", &any, &err), LEAT_NOT_FOUND);
     assert_true(world_is_there("k", "one"));
     assert_int_equal(world_put("bkt", "k", "two", &any, &err), 0);
     assert_int_equal(world_put("bkt", "new", "two", &none, &err), 0);
