@@ -6,8 +6,9 @@
  *   batch    list parsed, everything opened and found, first instalment (worker) ─▶ head with the length of all ─▶ the rest, step by step
  *
  * Happy path: all that is asked for is open before the head goes, so that what is missing is told where it would stand, and no object
- * changes under the answer. Failure modes: what is missing or damaged becomes a member "__missing__/NAME" that says why, in JSON; what is
- * found damaged later than that breaks the connection off, short of its length. Invariants: an archive of n entries has n members, in their
+ * changes under the answer. Failure modes: what is missing, or damaged as far as its opening shows, becomes a member "__missing__/NAME" that says why,
+ * in JSON. The CRC of an archive's member is compared as its bytes are made: a wrong one refuses the request before the head, and breaks the
+ * connection off, short of its length, after it. Invariants: an archive of n entries has n members, in their
  * order; descriptors and bytes that batches hold are counted, and past their cap the answer is 503.
  */
 #include <jansson.h>
@@ -86,7 +87,7 @@ static void step(struct visit *v)
     struct leat_error err = {0};
     struct bundling *b = v->bundling;
     int rc = bundle_step(b->bundle, &b->pieces, &b->npieces, &b->last, &err);
-    if (rc == LEAT_INVALID && !v->answered && v->call.op != S3_OP_BATCH) {
+    if (rc == LEAT_INVALID && !v->answered) {
         visit_fail(v, S3_INVALID_REQUEST, err.message);
     } else if (rc < 0) {
         log_warning_limited("s3: %s of %s: %s", s3_op_name(v->call.op), v->call.bucket, err.message);

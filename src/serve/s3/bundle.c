@@ -352,8 +352,10 @@ int bundle_step(struct bundle *b, const struct http_piece **ret_pieces, unsigned
             rc = step_payload(b, err);
         else
             step_zeros(b, phase == PHASE_END ? TAR_END_BYTES : tar_put_padding(b->parts[b->i].count));
+        const struct part *p = &b->parts[i];
         if (rc < 0)
-            return error_prefix(err, rc, "%.200s", b->parts[b->i].path);
+            return error_prefix(err, rc, "%.100s%s%.100s", p->path, p->suffix ? "/" : "",
+                                p->suffix ? p->suffix : "");
         moved = phase != b->phase || i != b->i || done != b->done || in != b->zip_in;
     }
     *ret_pieces = b->pieces;
