@@ -61,7 +61,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
         self._errors = 0
         self._lags = 0  # of the ring, when it was looked at last
         self._jobs: collections.deque[tuple[_workers.Job, int]] = collections.deque()
-        self._met: Exception | None = None  # by work ahead: raised when it is that step's turn
+        self._met: BaseException | None = None  # by work ahead: raised when it is that step's turn
         self._cut_start = 0
         if self._cut is not None:
             found = self._cut.step_behind(start)
@@ -458,7 +458,11 @@ class Epoch(_leat.Lane, Iterator[Any]):
         self._done += steps
         if loader._epoch == self._epoch:
             loader._delivered = self._end(self._done - 1)
-            loader._ended = not self._has(self._done)
+            loader._ended = False
+            try:
+                loader._ended = not self._has(self._done)
+            except BaseException as error:  # the next step's: this one is delivered
+                self._met = self._met or error
 
     def _tell(self) -> None:
         """Called by the Lane when `report_at` is past, and behind its last batch."""
@@ -485,13 +489,16 @@ class Epoch(_leat.Lane, Iterator[Any]):
                                  "at a time. Two at once take two loaders of one set")
             raise StopIteration
         step = self._done
-        if not self._has(step):
-            self._finished = True
-            self.close()
-            if loader._epoch == self._epoch:
-                loader._advance()
-            raise StopIteration
         try:
+            if self._met is not None and not self._jobs:
+                met, self._met = self._met, None
+                raise met
+            if not self._has(step):
+                self._finished = True
+                self.close()
+                if loader._epoch == self._epoch:
+                    loader._advance()
+                raise StopIteration
             batch = self._prepared() if loader._prepares else self._raw(step, loader._timeout_ns)
         except (Busy, StopIteration):
             raise

@@ -11,9 +11,10 @@ is drawn as steps need it (`Stream`, `Cut`), and only the numbers of the last st
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -121,6 +122,25 @@ class Drawn(Plan):
         return self._draw(self._places(first, count)) if self.length else np.empty(0, np.uint64)
 
 
+_Draw = TypeVar("_Draw", bound=Callable[..., Any])
+
+
+def _lasting(draw: _Draw) -> _Draw:
+    """A method that draws from a sampler. Once it failed it fails for ever: a generator that raised would seem to have ended, and what was drawn beside
+    a wrong number is lost."""
+    @functools.wraps(draw)
+    def guarded(self: Any, *args: Any) -> Any:
+        if self._failed is not None:
+            raise self._failed
+        try:
+            return draw(self, *args)
+        except BaseException as error:
+            self._failed = error
+            raise
+
+    return cast(_Draw, guarded)
+
+
 class Stream(Plan):
     """Numbers that a sampler yields as they are needed. `head`: the first ones; `keep`: how many of the last ones may be asked for again.
 
@@ -133,11 +153,13 @@ class Stream(Plan):
         super().__init__(None, None, ENDLESS, skip)
         self._all_skipped, self._head, self._more, self._check, self._keep = skip, head, more, check, keep
         self._last, self._base = head, 0  # the numbers from place _base on
+        self._failed: BaseException | None = None
 
     @property
     def stand_ins(self) -> int:
         return min(self.length, len(self._head) - sum(end - first for first, end in self._skip if end <= len(self._head)))
 
+    @_lasting
     def _draw_to(self, place: int) -> None:
         """Until `place` is among the last ones, or there is no more."""
         while self._n == ENDLESS and place >= self._base + len(self._last):
@@ -178,8 +200,10 @@ class Cut:
         self._ids, self._ends, self._valid, self._whole = cut(batches, rank, world_size)
         self._more, self._rank, self._world, self._most = more, rank, world_size, most
         self._ended = False
+        self._failed: BaseException | None = None
         self._step = self._first = self._before = 0  # before those that are kept: steps, samples of this rank, of all
 
+    @_lasting
     def _draw(self) -> bool:
         """Some more steps. False: there are none."""
         batches = [] if self._ended else list(itertools.islice(self._more, HEAD))

@@ -303,3 +303,61 @@ def test_bad_samples_of_an_endless_one(folder, small_head):
     assert got[1] == got[2] and 1 not in sum(got[1], [])
     with pytest.raises(leat.BadSample, match="max_errors=10"):
         ids(itertools.islice(leat.Loader(folder, 4, sampler=Mostly(), transform=picky, on_error="skip"), 200))
+
+
+# --- errors of samplers -------------------------------------------------------------------------------------------------------------
+
+
+def breaks(count, error=RuntimeError("broken")):
+    for k in range(count):
+        yield k % N
+    if error is not None:
+        raise error
+    yield N  # no number of a sample
+
+
+class Breaks:
+    def __init__(self, count, error=RuntimeError("broken"), size=0):
+        self.count, self.error, self.size = count, error, size
+
+    def __iter__(self):
+        numbers = breaks(self.count * max(1, self.size), self.error)
+        return numbers if not self.size else iter(lambda: list(itertools.islice(numbers, self.size)), [])
+
+
+@WAYS
+@pytest.mark.parametrize("count", [64, 65, 128, 200, 300])
+@pytest.mark.parametrize("error,match", [(RuntimeError("broken"), "broken"), (None, "12, but numbers of samples are 0 to 11")])
+def test_a_sampler_that_breaks_is_no_end(numbers, more, count, error, match, small_head):
+    for given in ({"sampler": Breaks(count, error)}, {"batch_sampler": Breaks(count, error, 4)}):
+        loader = leat.Loader(numbers, 4, **given, **more)
+        found = []
+        with pytest.raises((RuntimeError, IndexError), match=match):
+            for batch in loader:
+                found += batch.ids.tolist()
+        assert found == [k % N for k in range(len(found))]
+        loader.close()
+
+
+def test_a_batch_that_is_too_large_in_the_last_ones(numbers, small_head):
+    class Grows:
+        def __iter__(self):
+            return itertools.chain(itertools.repeat([1, 2], 100), [[1, 2, 3]])
+
+    for more in ({}, {"transform": keep}):
+        with pytest.raises(ValueError, match="a batch of 3 samples"):
+            ids(leat.Loader(numbers, batch_sampler=Grows(), **more))
+
+
+def test_the_batch_before_an_error_is_received(numbers, small_head):
+    """The error comes when it is looked whether there is a next one, and is the next one's."""
+    loader = leat.Loader(numbers, 4, sampler=Breaks(65))
+    steps = iter(loader)
+    got = 0
+    with pytest.raises(RuntimeError, match="broken"):
+        for _ in steps:
+            got += 4
+            assert loader.state_dict()["samples"] == got
+    assert loader.state_dict()["samples"] == got
+    with pytest.raises(RuntimeError, match="broken"):
+        next(steps)
