@@ -75,8 +75,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
         self._whole = left // self._global + 1 if left >= 0 and self._cut is None and self._plan.plain else 0
         if not start and self._plan.length and self._cut is None and not self._has(0):
             _log.warning("no batches: an epoch of %d samples has not one step of %d; drop_last=False fills it up", self._plan.length, self._global)
-        length = self._plan.length if self._cut is None else self._cut.known
-        loader._reporter.begin(self._plan, 0 if length == _plan.ENDLESS else length)
+        loader._reporter.begin(self._plan, 0 if self._length == _plan.ENDLESS else self._length)
 
     # --- what stands in a step ---
 
@@ -86,6 +85,11 @@ class Epoch(_leat.Lane, Iterator[Any]):
             return self._cut.steps(self._cut_start + step) - self._cut_start
         self._plan.reach(self._first + (step + 1) * self._global)
         return _plan.steps(self._plan.length, self._first, self._global, self._loader.drop_last)
+
+    @property
+    def _length(self) -> int:
+        """Samples of all ranks, or ENDLESS."""
+        return self._plan.length if self._cut is None else self._cut.length
 
     def _has(self, step: int) -> bool:
         return step < self._steps(step)
@@ -126,7 +130,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
         if self._plan.plain:
             return ring.iterate(loader._seed, self._epoch, loader._block, 0, loader._group, loader._groups,
                                 self._first + step * self._global, 0 if loader.drop_last else 2, loader.prefetch)
-        most = step + max(8, _plan.HEAD // self._global)
+        most = step + max(_plan.FEW, _plan.HEAD // self._global)
         self._window_end = min(most, self._steps(most - 1))
         parts = [self._ids(s) for s in range(step, self._window_end)]
         ends = np.cumsum([len(part) for part in parts]).astype(np.uint64)
@@ -209,7 +213,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
 
     def _ceiling(self, step: int) -> int:
         """Bad samples that are replaced: of an epoch without end, in proportion to what came so far."""
-        loader, length = self._loader, self._plan.length
+        loader, length = self._loader, self._length
         if loader._max_errors is not None:
             return loader._max_errors
         return max(10, -(-(self._end(step) if length == _plan.ENDLESS else length) // loader._groups) // 100)

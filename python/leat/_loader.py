@@ -274,19 +274,23 @@ class Loader(Iterable[Any]):
             source._check(len(self.ws))
             epoch = self._epoch
             return _plan.Drawn(lambda places: source._at(places, epoch), len(source), self._skip), None
-        head = max(_plan.HEAD, self.global_batch, len(source) if isinstance(source, Sized) else 0)
+        told = len(source) if isinstance(source, Sized) else 0
         if self._sampler is not None:
-            return self._plan_of_sampler(source, head), None
+            return self._plan_of_sampler(source, max(_plan.HEAD, self.global_batch, told)), None
         drawn = (self._numbers("batch_sampler", batch) for batch in source)
-        batches = list(itertools.islice(drawn, head))
+        batches = _plan.take(drawn, told)
         _refuse_used_up("batch_sampler", source, len(batches))
+        more = list(itertools.islice(drawn, 1)) if batches else []
         most = max((-(-len(batch) // self._groups) for batch in batches), default=0)
         if most > self.batch_size:
             self.batch_size = most
             self._close_engine()
             self._load_ring()
         whole = np.concatenate(batches) if batches else np.empty(0, np.uint64)
-        return _plan.Plan.of_ids(whole), _plan.Cut(batches, drawn, self._group, self._groups, self.batch_size)
+        keep = max(_plan.FEW, _plan.HEAD // self.global_batch) + self.prefetch + 4  # those that are given to the library at once, and those behind them
+        cut = _plan.Cut(batches, itertools.chain(more, drawn), self._group, self._groups, self.batch_size, keep)
+        cut.ended = not more
+        return _plan.Plan.of_ids(whole), cut
 
     def _plan_of_sampler(self, source: Any, head: int) -> Plan:
         numbers = iter(source)

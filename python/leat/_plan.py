@@ -5,8 +5,8 @@ A plan is one epoch. Positions [0, length) count the samples of all ranks; step 
 [p + s * G, p + (s + 1) * G), G = batch_size * world_size, and each rank a contiguous slice. Positions past the end are padding and mean
 the epoch's first ones again.
 
-A sampler may never end. What it yields at first is drawn at once: `HEAD` numbers, or as many as it says that it has. If it has not ended by then, it
-is drawn as steps need it (`Stream`, `Cut`), and only the numbers of the last steps are kept.
+A sampler may never end. What it yields at first is drawn at once: `HEAD` numbers, or as many as it says that it has; of a batch sampler as many batches
+as have `HEAD` numbers. If it has not ended by then, it is drawn as steps need it (`Stream`, `Cut`), and only the numbers of the last steps are kept.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ Ids = npt.NDArray[np.uint64]
 Ranges = tuple[tuple[int, int], ...]
 
 HEAD = 1 << 16  #: numbers of a sampler that are drawn at once; so many are given to the library at once, too
+FEW = 8  #: batches of a batch sampler that are drawn at once, at least
 ENDLESS = 1 << 62  #: the length of what has not ended yet
 
 
@@ -193,29 +194,47 @@ def steps(length: int, start: int, global_batch: int, drop_last: bool) -> int:
     return left // global_batch if drop_last else -(-left // global_batch)
 
 
-class Cut:
-    """The slices that one rank takes of a batch sampler's global batches. Of one that has not ended, those of the last `2 * HEAD` batches."""
+def take(batches: Iterator[Ids], least: int = 0) -> list[Ids]:
+    """The next batches: `FEW` and more, until they have `HEAD` numbers; at least so many, if there are.
 
-    def __init__(self, batches: Iterable[Sequence[int] | Ids], more: Iterator[Ids], rank: int, world_size: int, most: int) -> None:
+    >>> [len(take(iter([np.arange(size)] * 99))) for size in (1, HEAD // 10, HEAD)]
+    [99, 11, 8]
+    """
+    taken: list[Ids] = []
+    numbers = 0
+    while numbers < HEAD or len(taken) < max(FEW, least):
+        batch = next(batches, None)
+        if batch is None:
+            break
+        taken.append(batch)
+        numbers += max(1, len(batch))
+    return taken
+
+
+class Cut:
+    """The slices that one rank takes of a batch sampler's global batches. Of one that has not ended, those of the last `keep` batches and of those
+    that were drawn since."""
+
+    def __init__(self, batches: Iterable[Sequence[int] | Ids], more: Iterator[Ids], rank: int, world_size: int, most: int, keep: int) -> None:
         self._ids, self._ends, self._valid, self._whole = cut(batches, rank, world_size)
-        self._more, self._rank, self._world, self._most = more, rank, world_size, most
-        self._ended = False
+        self._more, self._rank, self._world, self._most, self._keep = more, rank, world_size, most, keep
+        self.ended = False  #: nothing is to be drawn any more
         self._failed: BaseException | None = None
         self._step = self._first = self._before = 0  # before those that are kept: steps, samples of this rank, of all
 
     @_lasting
     def _draw(self) -> bool:
         """Some more steps. False: there are none."""
-        batches = [] if self._ended else list(itertools.islice(self._more, HEAD))
-        self._ended = len(batches) < HEAD
+        batches = take(self._more)
         if not batches:
+            self.ended = True
             return False
         over = next((batch for batch in batches if -(-len(batch) // self._world) > self._most), None)
         if over is not None:
             raise ValueError(f"batch_sampler: a batch of {len(over)} samples, more than any of the first {self._step + len(self._ends)}: "
                              f"make room for it with batch_size={-(-len(over) // self._world)}")
         ids, ends, valid, whole = cut(batches, self._rank, self._world)
-        if gone := max(0, len(self._ends) - HEAD):
+        if gone := max(0, len(self._ends) - self._keep):
             first, before = int(self._ends[gone - 1]), int(self._whole[gone - 1])
             self._ids, self._valid = self._ids[first:], self._valid[first:]
             self._ends, self._whole = self._ends[gone:] - np.uint64(first), self._whole[gone:] - np.uint64(before)
@@ -262,9 +281,9 @@ class Cut:
         return self._before + (int(self._whole[k]) if k >= 0 else 0)
 
     @property
-    def known(self) -> int:
-        """Samples of all ranks, as far as was drawn."""
-        return self._before + (int(self._whole[-1]) if len(self._whole) else 0)
+    def length(self) -> int:
+        """Samples of all ranks, or ENDLESS."""
+        return ENDLESS if not self.ended else self._before + (int(self._whole[-1]) if len(self._whole) else 0)
 
 
 def cut(batches: Iterable[Sequence[int] | Ids], rank: int, world_size: int) -> tuple[Ids, Ids, npt.NDArray[np.bool_], Ids]:

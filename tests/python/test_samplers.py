@@ -271,6 +271,26 @@ def test_a_batch_sampler_without_end(numbers, more, small_head):
     again.close()
 
 
+@WAYS
+def test_large_batches_are_drawn_as_they_are_needed(numbers, more):
+    class Large:
+        drawn = 0
+
+        def __iter__(self):
+            for k in itertools.count():
+                self.drawn += 1
+                assert self.drawn < 200
+                yield np.arange(k, k + 4096) % N
+
+    batches = Large()
+    loader = leat.Loader(numbers, batch_sampler=batches, prefetch=3, **more)
+    for k, batch in enumerate(itertools.islice(loader, 40)):
+        assert batch.ids.tolist() == (np.arange(k, k + 4096) % N).tolist() and batch.position == k * 4096
+        del batch
+        assert batches.drawn * 4096 < k * 4096 + 4 * _plan.HEAD
+    loader.close()
+
+
 def test_a_batch_that_is_larger_than_the_first_ones(numbers, small_head):
     class Grows:
         def __iter__(self):
