@@ -108,7 +108,7 @@ class Loader(Iterable[Any]):
                   takes the picture's bytes through C threads; {name: prep}; a list, those of leat.prep before functions
     collate_fn    f(list of samples) -> what the loop gets instead of a batch; runs in the thread that iterates
     sampler       numbers of samples of an epoch, the same on all ranks, which share them; its set_epoch is called
-    batch_sampler lists of numbers, each a step of all ranks; batch_size is then only room that is made beforehand
+    batch_sampler lists of numbers, each a step of all ranks; batch_size is then only room that is made beforehand. Its set_epoch, or its sampler's, is called
     num_workers   threads or processes for decoding and the transform; 0: one thread, for leat.prep alone this rank's share of the cores
     workers       "thread"; "process"; or "fork", "spawn", "forkserver"
     prefetch      batches ahead
@@ -264,8 +264,9 @@ class Loader(Iterable[Any]):
             order = _leat.Order(len(self.ws), self._seed, self._epoch, self._block, self.ws.fingerprint)
             return _plan.Plan(order, None, len(self.ws), self._skip), None
         source: Any = self._sampler if self._sampler is not None else self._batch_sampler
-        if hasattr(source, "set_epoch"):
-            source.set_epoch(self._epoch)
+        inner: Any = source if hasattr(source, "set_epoch") else getattr(source, "sampler", None)  # of torch's BatchSampler
+        if hasattr(inner, "set_epoch"):
+            inner.set_epoch(self._epoch)
         if self._sampler_state is None:
             self._sampler_state = self._state_of_sampler()
         elif hasattr(source, "load_state_dict"):  # the epoch was begun before, and begins anew

@@ -291,6 +291,17 @@ def test_large_batches_are_drawn_as_they_are_needed(numbers, more):
     loader.close()
 
 
+def test_the_epoch_of_what_is_in_a_batch_sampler(numbers):
+    data = pytest.importorskip("torch", reason="torch is not installed").utils.data
+    inner = leat.WeightedSampler(np.arange(N), 64, seed=3)
+    loader = leat.Loader(numbers, batch_sampler=data.BatchSampler(inner, 8, False))
+    for epoch in range(3):
+        got = sum(ids(loader), [])
+        inner.set_epoch(epoch)
+        assert got == list(inner)
+    assert list(itertools.islice(loader, 1))[0].ids.tolist() != got[:8]
+
+
 def test_a_batch_that_is_larger_than_the_first_ones(numbers, small_head):
     class Grows:
         def __iter__(self):
