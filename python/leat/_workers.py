@@ -532,22 +532,36 @@ class Processes:
 
 
 def portable(error: BaseException) -> BaseException:
-    """The same, as it passes through a pipe, with where it came from: of its class if that has a name there, else of the nearest base that has one.
-    What of its attributes does not pickle stays behind."""
+    """The same, as it passes through a pipe, with where it came from: of its class if it can be made there, else of the nearest base that can, in the
+    end RuntimeError. What of its attributes does not pickle stays behind."""
     let_go(error, "in a worker:\n")
+    kind, text = type(error), _said(error)
+    words = f"{kind.__name__}: {text}"
     try:
-        again = pickle.loads(pickle.dumps(error))
-        if type(again) is type(error) and str(again) == str(error):
-            return error
+        data = pickle.dumps(error)
+        again = pickle.loads(data)
+        if type(again) is kind and str(again) == text:
+            return _Portable(data, words)
     except Exception:
         pass
-    text, state = str(error), {name: value for name, value in error.__dict__.items() if _pickles(value)}
-    args = error.args if _pickles(error.args) else (text,)
-    kind = next(kind for kind in type(error).__mro__ if _pickles(kind))
-    named = kind if kind is type(error) and str(kind.__new__(kind, *args)) == text else None
-    if named is None:  # what it was called, and what it said
-        args = (text if kind is type(error) else f"{type(error).__name__}: {text}",)
-    return _Portable(kind, args, state)
+    state = {name: value for name, value in error.__dict__.items() if _pickles(value)}
+    bases = [base for base in kind.__mro__[1:] if issubclass(base, BaseException)]
+    for base, args, wanted in ((kind, error.args, text), (kind, (text,), text), *((base, (words,), words) for base in bases)):
+        try:
+            data = pickle.dumps((base, args, state))
+            again = _made(*pickle.loads(data))
+            if type(again) is base and (wanted in str(again) or repr(wanted) in str(again)):  # KeyError says the repr
+                return _Portable(data, words)
+        except Exception:
+            pass
+    return _Portable(pickle.dumps((RuntimeError, (words,), {})), words)
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "its str() failed"
 
 
 def _pickles(value: Any) -> bool:
@@ -559,16 +573,23 @@ def _pickles(value: Any) -> bool:
 
 
 class _Portable(Exception):
-    """On the way through a pipe: an exception that is made without its `__init__`, whose arguments are not known."""
-
-    def __init__(self, kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> None:
-        super().__init__(kind, args, state)
+    """On the way through a pipe: an exception as bytes, pickled whole or as what `_made` takes; and what it said, should it not be made."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _revive, self.args
 
 
-def _revive(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+def _revive(data: bytes, words: str) -> BaseException:
+    try:
+        found = pickle.loads(data)
+        made: BaseException = found if isinstance(found, BaseException) else _made(*found)
+        return made
+    except Exception:
+        return RuntimeError(words)
+
+
+def _made(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    """An exception that is made without its `__init__`, whose arguments are not known."""
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(state)

@@ -237,6 +237,93 @@ def test_the_class_of_an_exception(numbers, more):
     gc.collect()
 
 
+class Attributes(Exception):
+    """Says what its attributes are, and not its arguments."""
+
+    def __init__(self, name, number):
+        super().__init__(name)
+        self.name, self.number = name, number
+
+    def __str__(self):
+        return f"{self.name} has {self.number}"
+
+
+class Keyword(Exception):
+    def __new__(cls, *args, number):
+        return super().__new__(cls, *args)
+
+    def __init__(self, *args, number):
+        super().__init__(f"it has {number}")
+        self.number = number
+
+
+class OfLeat(leat.Error):
+    def __init__(self, name, number):
+        super().__init__(f"{name} has {number}")
+        self.name = name
+
+
+class Unheard(Exception):
+    def __init__(self, name):
+        super().__init__(name)
+        self.lock = threading.Lock()
+
+    def __str__(self):
+        return f"it has {5 if self.lock else 0}"
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("not even that")
+
+
+HARD = {
+    "attributes": (lambda: Attributes("it", 5), Attributes, Attributes, "it has 5"),
+    "keyword": (lambda: Keyword(number=5), Keyword, Exception, "Keyword: it has 5"),
+    "leat": (lambda: OfLeat("it", 5), OfLeat, OfLeat, "it has 5"),
+    "unheard": (lambda: Unheard("it"), Unheard, Exception, "Unheard: it has 5"),
+    "group": (lambda: ExceptionGroup("several", [Unheard("it")]), ExceptionGroup, Exception, "ExceptionGroup: several (1 sub-exception)"),
+}
+
+
+class FailsAt:
+    def __init__(self, which, bad):
+        self.which, self.bad = which, bad
+
+    def __call__(self, sample, rng):
+        if int(sample["y"]) in self.bad:
+            raise HARD[self.which][0]()
+        return sample
+
+
+@pytest.mark.parametrize("more", WAYS)
+@pytest.mark.parametrize("which", HARD)
+def test_exceptions_that_do_not_pickle(numbers, more, which):
+    _, here, there, text = HARD[which]
+    with pytest.raises(leat.BadSample) as caught, leat.Loader(numbers, 4, shuffle=False, transform=FailsAt(which, {2}), **more) as loader:
+        list(loader)
+    cause = caught.value.__cause__
+    assert type(cause) is (there if "workers" in more else here), cause
+    assert str(cause) in text and getattr(cause, "number", 5) == 5
+    del caught, cause
+    gc.collect()
+    with leat.Loader(numbers, 4, shuffle=False, transform=FailsAt(which, {2, 7}), on_error="skip", **more) as loader:
+        assert [int(batch["y"][0]) for batch in loader] == [0, 4] and loader.stats()["skipped"] == 2
+
+
+def test_an_exception_without_words():
+    found = pickle.loads(pickle.dumps(_workers.portable(Mute("it"))))
+    assert type(found) is Exception and str(found) == "Mute: its str() failed"
+
+
+def test_a_class_that_the_parent_cannot_make(monkeypatch):
+    sent = pickle.dumps(_workers.portable(Attributes("it", 5)))
+    monkeypatch.delattr(Attributes, "__str__")
+    monkeypatch.setitem(globals(), "Attributes", None)
+    found = pickle.loads(sent)
+    assert type(found) is RuntimeError and str(found) == "Attributes: it has 5"
+
+
 def test_a_class_that_only_the_worker_knows():
     class Local(KeyError):
         pass
