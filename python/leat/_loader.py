@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import inspect
 import itertools
 import logging
@@ -34,6 +35,7 @@ from ._epoch import Epoch
 from ._errors import BadSample, Unsupported
 from ._mixture import Mixture, MixPlan
 from ._plan import Ids, Plan
+from ._prepared import pad_collate, pad_known
 from ._recordings import RecordingWindows
 from ._sampler import Sampler
 from ._set import WorkingSet, load, parse_device
@@ -106,7 +108,8 @@ class Loader(Iterable[Any]):
     fields        None: all as they are; a list of names; {"image": "jpg", "label": "cls"}: decoded, under new names
     transform     f(sample: dict, rng: numpy.random.Generator) -> dict, rng depends on seed, epoch and sample alone; or one of leat.prep, which
                   takes the picture's bytes through C threads; {name: prep}; a list, those of leat.prep before functions
-    collate_fn    f(list of samples) -> what the loop gets instead of a batch; runs in the thread that iterates
+    collate_fn    f(list of samples) -> what the loop gets instead of a batch; runs in the thread that iterates. The list is empty on a rank that
+                  has no sample of the last step, with drop_last=False
     sampler       numbers of samples of an epoch, the same on all ranks, which share them; its set_epoch is called
     batch_sampler lists of numbers, each a step of all ranks; batch_size is then only room that is made beforehand. Its set_epoch, or its sampler's, is called
     num_workers   threads or processes for decoding and the transform; 0: one thread, for leat.prep alone this rank's share of the cores
@@ -178,7 +181,6 @@ class Loader(Iterable[Any]):
                 raise ValueError("the sampler is one rank's share already: give one that yields the samples of all ranks, or none")
         self.batch_size, self.drop_last, self.prefetch = batch_size, drop_last, prefetch
         self._sampler, self._batch_sampler = sampler, batch_sampler
-        self._collate = collate_fn
         self._columns = resolve(self.ws, fields)
         self._named = _workers.renamed(self._columns)
         self._workers, self._method = num_workers, workers
@@ -203,6 +205,7 @@ class Loader(Iterable[Any]):
         with _device.asked_for(device, pin_memory):
             self._delivery = _device.Delivery(*(self._memory if self._prepares and collate_fn is None else (_device.HOST, 0)))
         self._work = _workers.Work(self._columns, transform, self._seed)
+        self._collate = functools.partial(pad_known, self._work) if collate_fn is pad_collate else collate_fn
         if self._work.stages is not None and (cuts or self._mixture is not None and self._mixture.has_recordings):
             raise Unsupported("leat.prep is for pictures, not for windows over recordings: give a function as transform", code="unsupported")
         if self._block not in (0, SEQUENTIAL) and self._mixture is None and self.ws.stat().streamed:

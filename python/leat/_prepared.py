@@ -17,6 +17,7 @@ from ._slots import Lease
 
 if TYPE_CHECKING:
     from ._set import WorkingSet
+    from ._workers import Work
 
 
 class Tensors:
@@ -287,13 +288,25 @@ def _is_array(value: Any) -> bool:
 
 def pad_collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
     """A collate_fn: stacks arrays (and tensors, as arrays), padded at the ends to the largest shape of the batch; lists of whatever else there is.
+    Of no samples it makes {}; in a Loader, arrays of no rows and empty lists under the names that samples have.
 
     >>> pad_collate([{"x": np.array([1, 2]), "t": "a"}, {"x": np.array([3]), "t": "b"}])["x"].tolist()
     [[1, 2], [3, 0]]
     """
     out: dict[str, Any] = {}
-    for name in samples[0]:
+    for name in samples[0] if samples else ():
         column = [sample[name] for sample in samples]
         arrays = all(_is_array(v) for v in column)
         out[name] = pad(column) if arrays else column
     return out
+
+
+def pad_known(work: Work, samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """`pad_collate` of a loader that knows what samples look like: also where a rank has none."""
+    if samples:
+        return pad_collate(samples)
+    made: dict[str, Any] = {}
+    for name, tree in work.trees.items():
+        place = work.layout[tree] if isinstance(tree, str) and tree not in work.bfloat16 else None
+        made[name] = [] if place is None else np.empty((0, *place[1]), place[0])
+    return made

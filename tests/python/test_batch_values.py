@@ -120,6 +120,18 @@ def test_a_collate_that_takes_no_empty_list(numbers):
             list(loader)
 
 
+@pytest.mark.parametrize("more", [{}, {"transform": keep}, {"transform": keep, "workers": "fork"}])
+def test_a_rank_without_samples_pads(numbers, more):
+    steps = []
+    for rank in range(2):
+        with leat.Loader(numbers, 4, shuffle=False, drop_last=False, collate_fn=leat.pad_collate, rank=rank, world_size=2, **more) as loader:
+            steps.append(list(loader))
+    assert [[len(batch["y"]) for batch in rank] for rank in steps] == [[4, 2], [4, 0]]
+    last, before = steps[1][1], steps[1][0]
+    assert {name: (value.shape[1:], value.dtype) for name, value in last.items()} == {name: (value.shape[1:], value.dtype) for name, value in before.items()}
+    assert leat.pad_collate([]) == {}
+
+
 # --- what transforms return ---------------------------------------------------------------------------------------------------------
 
 
