@@ -172,10 +172,21 @@ class PreparedBatch(Tensors, Named):
 
     def __setitem__(self, name: str, values: Any) -> None:
         target = self[name]
-        if isinstance(target, CudaArray):
-            raise TypeError(f"field {name!r} is on a GPU: write to it there")
-        if values is not target:
-            target[...] = values
+        if values is target:
+            return
+        tree = tree_with_leaves(name, target)
+        places = dict(leaves(tree, target))
+        for path, place in places.items():
+            if isinstance(place, CudaArray):
+                raise TypeError(f"field {path!r} is on a GPU: write to it there")
+            if not isinstance(place, np.ndarray):
+                raise TypeError(f"field {path!r} is a {type(place).__name__} and no array: write to its values")
+        try:
+            parts = dict(leaves(tree, values))
+        except ValueError as error:
+            raise TypeError(f"batch[{name!r}] = ...: {error}: give a value for each part, or write to batch[{name!r}][part]") from None
+        for path, place in places.items():
+            place[...] = parts[path]
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -164,6 +164,24 @@ def test_nested_values(numbers, more):
     assert sample["boxes"]["at"].tolist() == [7, 8] and sample["boxes"]["of"] == (3, "name") and sample["point"].x == 6 and sample["meta"] == {"k": 3}
 
 
+def test_nested_values_are_written(numbers):
+    def parts(sample, rng):
+        return {"x": sample["x"], "target": {"a": sample["x"], "b": (int(sample["y"]), np.ones(2))}, "meta": {"k": 1}, "mixed": (np.ones(1), "t")}
+
+    batch = next(iter(leat.Loader(numbers, 5, shuffle=False, transform=parts)))
+    a, b = batch["target"]["a"], batch["target"]["b"][0]
+    batch["target"] = {"b": (np.arange(5), 3), "a": batch["target"]["a"] * 0 + 7}
+    assert a.tolist() == [[7, 7]] * 5 and b.tolist() == [0, 1, 2, 3, 4] and (batch["target"]["b"][1] == 3).all()
+    assert batch["target"].keys() == {"a", "b"} and batch["target"]["a"] is a
+    batch["x"] *= 2
+    assert batch["x"][1].tolist() == [4, 6]
+    for name, value, words in [("target", 0, "int where those before had a dict of a, b: give a value for each part"), ("target", {"a": 1}, "a dict of a where"),
+                               ("meta", [], "'meta' is a list and no array"), ("mixed", (2, []), "'mixed.1' is a list and no array")]:
+        with pytest.raises(TypeError, match=words):
+            batch[name] = value
+    assert (a == 7).all() and batch["mixed"][0].tolist() == [[1]] * 5
+
+
 @pytest.mark.parametrize("more", WAYS)
 def test_tuples(numbers, more):
     with leat.Loader(numbers, 5, shuffle=False, transform=pair, **more) as loader:
