@@ -463,6 +463,7 @@ class MixedBatch(PreparedBatch):
 
     def trim(self) -> MixedBatch:
         """Leaves out the samples that are not `valid`, and returns the batch."""
-        self.source = self.source[self._valid]
-        super().trim()
+        rows = self._valid
+        super().trim()  # which may raise
+        self.source = self.source[rows]
         return self

@@ -107,9 +107,12 @@ def _taken(value: Any, rows: npt.NDArray[np.bool_]) -> Any:
         return each(value, lambda part: _taken(part, rows))
     if isinstance(value, list):
         return [one for one, wanted in zip(value, rows) if wanted]
+    if not first and isinstance(value.values if isinstance(value, Ragged) else value, CudaArray):
+        raise TypeError("trim() of a batch on a GPU: there only the last samples can be left out")
+    if isinstance(value, Ragged) and isinstance(value.values, CudaArray):
+        flat, end = value.values, int(value.offsets[n])
+        return Ragged(CudaArray(flat._memory, (end,), flat.dtype, flat.device), value.offsets[: n + 1])
     if isinstance(value, CudaArray):
-        if not first:
-            raise TypeError("trim() of a batch on a GPU: there only the last samples can be left out")
         return CudaArray(value._memory, (n, *value.shape[1:]), value.dtype, value.device, value._rows)
     if isinstance(value, Ragged) and isinstance(value.values, np.ndarray):
         if isinstance(value, Shapes):

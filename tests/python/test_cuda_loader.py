@@ -335,6 +335,31 @@ assert loader.stats()["delivery"] == "bounce" and loader.stats()["delivered_byte
 """)
 
 
+def test_trim(run):
+    run("""
+os.mkdir("files")
+for i in range(10):
+    open(f"files/{i}", "wb").write(bytes([i]) * (i + 1))
+files = leat.open("files")
+def last():
+    *_, batch = leat.Loader(files, 4, shuffle=False, drop_last=False, device="cuda:0")
+    return batch
+batch = last()
+assert len(batch["data"]) == 4 and len(batch.trim()["data"]) == 2 == len(batch)
+assert back(batch["data"].values).tolist() == [8] * 9 + [9] * 10 and batch["data"].offsets.tolist() == [0, 9, 19]
+del batch
+batch = last()
+batch.valid = [False, True, True, True]
+assert "only the last samples" in fails(batch.trim, TypeError) and len(batch) == 4
+del batch
+mixture = leat.Mixture([(ws, 1), (ws, 1)], length=8)
+batch = next(iter(leat.Loader(mixture, 4, device="cuda:0")))
+batch.valid[0] = False
+fails(batch.trim, TypeError)
+assert len(batch) == len(batch.source) == len(batch.sample_keys) == 4
+""")
+
+
 def test_what_bounds_the_loop(run):
     """A GPU that is behind is not a loader that is slow; a copy that is slow is not a slow transform."""
     run("""
