@@ -139,7 +139,7 @@ class Loader(Iterable[Any]):
     """
 
     def __new__(cls, *args: Any, **named: Any) -> Loader:
-        for name in named:
+        for name in named if cls.__init__ is Loader.__init__ else ():  # a subclass has keywords of its own
             if name in _REPLACED:
                 raise TypeError(f"{name}= is DataLoader's: here it is {_REPLACED[name]}")
             if name not in _KEYWORDS:

@@ -181,3 +181,19 @@ def test_wrong_arguments_of_open(numbers, npy, arguments, error, message):
 def test_wrong_arguments_of_others(numbers, call, error, message):
     with pytest.raises(error, match=re.escape(message)):
         call(numbers)
+
+
+def test_a_subclass_has_keywords_of_its_own(ws):
+    class Mine(leat.Loader):
+        def __init__(self, ws, *, extra):
+            super().__init__(ws, 4)
+            self.extra = extra
+
+    class Same(leat.Loader):
+        pass
+
+    assert Mine(ws, extra=1).extra == 1
+    with pytest.raises(TypeError, match="extra"):
+        Same(ws, extra=1)
+    with pytest.raises(TypeError, match="did you mean 'shuffle'"):
+        Same(ws, suffle=True)
