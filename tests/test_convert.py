@@ -16,6 +16,8 @@ import pytest
 
 from test_cli import LEAT, leat
 
+DUMP = LEAT.parents[2] / "tests" / "tools" / "leat-index-dump"
+
 pytestmark = pytest.mark.skipif(not LEAT.exists(), reason=f"{LEAT} is not built")
 
 LONG = "deep/" + "/".join("x" * 60 for _ in range(5)) + "/" + "y" * 200 + ".jpg"
@@ -176,6 +178,28 @@ def test_labels(tmp_path):
     (tmp_path / "t" / "b" / "1.cls").write_bytes(b"7")
     assert "comes twice" in convert(tmp_path / "t", tmp_path / "u.tar", "--labels", check=1) and not (tmp_path / "u.tar").exists()
     assert "--labels is for a folder" in convert(tmp_path / "t.tar", tmp_path / "x", "--labels", check=1)
+
+
+def dump(path):
+    done = subprocess.run([DUMP, str(path)], capture_output=True, timeout=60)
+    got = json.loads(done.stdout)
+    assert "error" not in got, got
+    return [(sample["key"], sample["label"], sample["class"]) for sample in got["samples"]]
+
+
+def test_links_that_lead_nowhere_are_no_folders(tmp_path):
+    """Or they would be classes once the shards become a folder again, and shift the numbers of the others."""
+    root = tmp_path / "t"
+    for name in ("cat/1.jpg", "dog/2.jpg"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_bytes(b"x")
+    (root / "README.md").symlink_to("/nowhere/at/all")
+    (root / "dog" / "3.jpg").symlink_to("gone")
+    assert convert(root, tmp_path / "t.tar")["left_out"] == 2
+    assert [name for name, _ in members(tmp_path / "t.tar")] == ["cat/1.jpg", "dog/2.jpg"]
+    convert(tmp_path / "t.tar", tmp_path / "back")
+    assert files(tmp_path / "back") == {"cat/1.jpg": b"x", "dog/2.jpg": b"x"} and dump(tmp_path / "back") == dump(root)
+    assert dump(root) == [("cat/1.jpg", 0, "cat"), ("dog/2.jpg", 1, "dog")]
 
 
 def test_what_is_there_is_kept_unless_forced(tree, tmp_path):

@@ -209,8 +209,7 @@ static bool source_unchanged(struct expected *x, const struct index *ix, uint64_
         return remote_stat(&x->scan, path, &now, NULL) == 0 &&
                object_unchanged(ix, s, now.bytes, now.etag, now.modified);
     }
-    /* A link that led nowhere, or where the daemon may not go; zeros in every field but its path. */
-    bool absent = !s->mtime_ns && !s->ctime_ns && !s->inode && folder_path(ix, i);
+    bool absent = index_source_absent(ix, s);
     if (absent)
         path[strlen(path) - 1] = 0;
     if (guarded(x)) {

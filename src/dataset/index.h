@@ -112,8 +112,8 @@ struct index_field {
 };
 
 /*
- * A path that ends with "/" is a directory of a tree: it is there so that a change in it is noticed, has no extents
- * and is never read. Directories stand behind all other sources.
+ * A path that ends with "/" is a directory of a tree, or a link that led nowhere (index_source_absent): it is there so that a change
+ * is noticed, has no extents and is never read. These stand behind all other sources.
  */
 struct index_source {
     uint32_t
@@ -234,6 +234,13 @@ static inline bool index_part(const struct index *index, uint64_t i, unsigned f,
         return false;
     uint64_t end = index->header->address_end;
     return ret->address <= end && ret->bytes <= end - ret->address; /* INDEX_NO_ADDRESS is above any end */
+}
+/* A link of a tree that led nowhere: its path ends with "/", as a folder's, and all else is 0. */
+static inline bool index_source_absent(const struct index *index, const struct index_source *s)
+{
+    const char *path = index_string(index, s->path);
+    size_t len = strlen(path);
+    return len && path[len - 1] == '/' && !s->mtime_ns && !s->ctime_ns && !s->inode;
 }
 /* Root and path of a source joined, "s3://bucket/key" for what lies there: snprintf's return value (>= cap: it did not fit). */
 int index_source_path(const struct index *index, uint64_t source, char *buf, size_t cap);

@@ -33,7 +33,7 @@ struct convert_list {
     char *row_heads[64]; /* of arrays: the .npy header of a row of each */
     uint64_t bytes;      /* of all items */
     uint64_t samples;    /* so many different keys */
-    uint64_t left_out;   /* members that are neither files nor folders */
+    uint64_t left_out;   /* members that are neither files nor folders; links that lead nowhere */
     uint64_t nameless;   /* files whose name has no dot: readers of tar shards leave them out */
 };
 

@@ -108,6 +108,10 @@ static int read_folder(struct convert_list *list, const struct index *ix, bool l
         size_t len = strlen(name);
         if (len < 2 || name[len - 1] != '/' || strcmp(name, "./") == 0)
             continue; /* a file, or the root itself */
+        if (index_source_absent(ix, &ix->sources[s])) {
+            list->left_out++; /* a link that leads nowhere; as a folder it would be a class */
+            continue;
+        }
         struct convert_item *item = add_item(list, name, len);
         if (!item)
             return -ENOMEM;
