@@ -175,6 +175,11 @@ def test_labels(tmp_path):
     convert(tmp_path / "t", tmp_path / "t.tar", "--labels")
     got = dict(members(tmp_path / "t.tar"))
     assert {n: d for n, d in got.items() if n.endswith(".cls")} == {"a/2.cls": b"0", "b/1.cls": b"1", "c/d/3.cls": b"2"} and len(got) == 7
+    convert(tmp_path / "t", tmp_path / "jpg.tar", "--labels", "--field", "jpg")
+    assert dict(members(tmp_path / "jpg.tar")) == {n: d for n, d in got.items() if not n.endswith(".txt")}
+    convert(tmp_path / "t", tmp_path / "txt.tar", "--labels", "--field", "txt")
+    assert dict(members(tmp_path / "txt.tar")) == {"b/1.txt": b"b/1.txt", "b/1.cls": b"1"}
+    assert "no file with the extension" in convert(tmp_path / "t", tmp_path / "png.tar", "--labels", "--field", "png", check=1)
     (tmp_path / "t" / "b" / "1.cls").write_bytes(b"7")
     assert "comes twice" in convert(tmp_path / "t", tmp_path / "u.tar", "--labels", check=1) and not (tmp_path / "u.tar").exists()
     assert "--labels is for a folder" in convert(tmp_path / "t.tar", tmp_path / "x", "--labels", check=1)

@@ -347,13 +347,16 @@ static int report_scan(void *user, uint64_t samples, uint64_t bytes)
     return progress_report(&report, user);
 }
 
-/* The extension is all behind the key's dot, as a sample's field is. */
+/* The extension is all behind the key's dot, as a sample's field is. A label stays with its file, which stands before it. */
 static int filter(struct convert_list *list, const char *uri, const char *field, struct leat_error *err)
 {
     uint64_t kept = 0;
+    bool keep = false;
     for (uint64_t i = 0; i < list->n; i++) {
         const char *path = list->items[i].path, *dot = path + convert_key_len(path);
-        if (!list->items[i].folder && *dot == '.' && strcasecmp(dot + 1, field) == 0)
+        if (!list->items[i].text[0])
+            keep = !list->items[i].folder && *dot == '.' && strcasecmp(dot + 1, field) == 0;
+        if (keep)
             list->items[kept++] = list->items[i];
         else
             free(list->items[i].path);
@@ -381,10 +384,10 @@ int convert_list_read(struct convert_list *list, const char *uri, bool labels, c
         rc = index_map(fd, &ix, err);
     if (rc == 0)
         rc = read_index(list, &ix, labels, err);
-    if (rc == 0)
-        rc = settle(list, err);
     if (rc == 0 && field)
         rc = filter(list, uri, field, err);
+    if (rc == 0)
+        rc = settle(list, err);
     if (rc < 0)
         return rc;
     if (list->from == CONVERT_DIR && list->n)
