@@ -234,7 +234,7 @@ static int scan_directory(struct scan *scan, const char *path, struct scan_file 
     struct scan_paths paths;
     if (file->fd < 0)
         return remote_scan_prefix(scan, path, ret_builder, err);
-    int rc = scan_filtered(scan) ? 0 : shards_in_directory(path, file->fd, &paths, err);
+    int rc = scan_filtered(scan) ? 0 : shards_in_directory(scan, path, file->fd, &paths, err);
     if (rc == 0)
         return dir_scan(scan, path, file->fd, ret_builder, err);
     if (rc < 0)

@@ -127,7 +127,7 @@ static int expect_source(struct expected *x, const struct dataset_source *source
         x->prefix = TAKE_PTR(path);
         return 0;
     }
-    rc = scan_filtered(&x->scan) ? 0 : shards_in_directory(path, file.fd, &x->files, err);
+    rc = scan_filtered(&x->scan) ? 0 : shards_in_directory(&x->scan, path, file.fd, &x->files, err);
     if (rc != 0)
         return MIN(rc, 0);
     x->tree = TAKE_PTR(path);
@@ -301,8 +301,8 @@ static int listed_object(void *ctx, const struct dataset_object *o)
     if (o->prefix || dataset_left_out(o->name))
         return 0;
     bool tree = ix->header->kind == INDEX_KIND_DIR;
-    if (!tree && !remote_is_shard(o->name))
-        return remote_beside_shards(o->name) ? 0 : -ECANCELED;
+    if (!tree && !shards_is_one(o->name))
+        return shards_beside(o->name) ? 0 : -ECANCELED;
     if (tree && !listed_class(l, o->name))
         return -ECANCELED;
     if (tree && (!dir_wanted(l->scan, o->name) || (ix->labels && !strchr(o->name, '/'))))

@@ -166,26 +166,10 @@ char *remote_join(const char *root, const char *name)
     return asprintf(&out, "%s%s%s", root, len && root[len - 1] == '/' ? "" : "/", name) < 0 ? NULL : out;
 }
 
-static bool ends_with(const char *s, const char *end)
-{
-    size_t len = strlen(s), end_len = strlen(end);
-    return len > end_len && !strcmp(s + len - end_len, end);
-}
-
 bool dataset_left_out(const char *name)
 {
     size_t len = strlen(name);
     return len == 0 || name[0] == '.' || strstr(name, "/.") || name[len - 1] == '/';
-}
-
-bool remote_beside_shards(const char *name)
-{
-    return ends_with(name, ".leat-index") || ends_with(name, ".idx") || ends_with(name, ".json");
-}
-
-bool remote_is_shard(const char *name)
-{
-    return ends_with(name, ".tar");
 }
 
 /* --- patterns ------------------------------------------------------------------------------------------------------ */
@@ -281,7 +265,7 @@ static int prefix_keep(struct prefix *p, const struct dataset_object *o)
     memcpy(p->text + p->text_len + name, o->etag, etag);
     p->pending[p->n++] = (struct pending){.bytes = o->bytes, .text = p->text_len, .modified = o->modified};
     p->text_len += name + etag;
-    p->nshards += remote_is_shard(o->name);
+    p->nshards += shards_is_one(o->name);
     return 0;
 }
 
@@ -309,7 +293,7 @@ static int prefix_object(void *ctx, const struct dataset_object *o)
     struct prefix *p = ctx;
     if (o->prefix || dataset_left_out(o->name))
         return 0;
-    if (!remote_is_shard(o->name) && !remote_beside_shards(o->name))
+    if (!shards_is_one(o->name) && !shards_beside(o->name))
         p->tree = true;
     int rc = prefix_keep(p, o);
     return rc < 0 || p->n % LIST_TICK ? rc : scan_poll(p->scan, p->err);
@@ -321,7 +305,7 @@ static int prefix_shards(struct prefix *p, struct index_builder **ret_builder)
     int rc = 0;
     for (uint64_t i = 0; i < p->n && rc == 0; i++) {
         struct dataset_object o = pending_object(p, i);
-        if (!remote_is_shard(o.name))
+        if (!shards_is_one(o.name))
             continue;
         AUTO_FREE char *uri = remote_join(p->root, o.name);
         o.uri = uri;

@@ -189,9 +189,6 @@ void dir_report(const char *root, const struct dir_left_out *left_out, const cha
 int remote_stat(struct scan *scan, const char *uri, struct dataset_stat *ret_stat, struct leat_error *err);
 /* LEAT_NOT_FOUND, where a prefix would not do. */
 int remote_no_object(const char *uri, struct leat_error *err);
-/* Beside shards, and none of them: "x.idx", "x.json", "x.leat-index". */
-bool remote_beside_shards(const char *name);
-bool remote_is_shard(const char *name);
 /* All that lies below a prefix: shards, or a tree. */
 int remote_scan_prefix(struct scan *scan, const char *root, struct index_builder **ret_builder,
                        struct leat_error *err);
@@ -219,7 +216,12 @@ int shards_expand(struct scan *scan, const char *pattern, struct scan_paths *ret
                   struct leat_error *err);
 bool shards_is_pattern(const char *path);         /* of the web: only braces */
 int shards_compare(const void *x, const void *y); /* qsort of scan_paths.items */
-/* 1: the directory holds .tar files and nothing else but hidden files (their paths are returned, sorted); 0: not so. */
-int shards_in_directory(const char *path, int fd, struct scan_paths *ret_paths, struct leat_error *err);
+bool shards_is_one(const char *name);
+/* Beside shards, and none of them: "x.idx", "x.json", "x.leat-index". */
+bool shards_beside(const char *name);
+/* 1: all files of the directory and of the folders below it are shards or lie beside them, hidden ones apart (the shards' paths are returned,
+ * sorted); 0: not so. */
+int shards_in_directory(struct scan *scan, const char *path, int fd, struct scan_paths *ret_paths,
+                        struct leat_error *err);
 
 #endif

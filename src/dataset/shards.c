@@ -3,6 +3,9 @@
  * shards.c: which files a pattern means. Braces first ("{000..017}", "{a,b}"), anywhere and several times, then
  * wildcards in the last component. A brace that is neither range nor list stands for itself, as in a shell.
  *
+ * And which folders hold shards, not a tree: those where all files are .tar, or lie beside them (docs/decisions/0138). The first file that is
+ * neither ends the look: of a tree one folder or two are read.
+ *
  * Failure modes: LEAT_NOT_FOUND when a wildcard meets nothing; LEAT_INVALID past 1,000,000 files.
  */
 #include <dirent.h>
@@ -226,38 +229,104 @@ int shards_expand(struct scan *scan, const char *pattern, struct scan_paths *ret
     return rc;
 }
 
+/* --- a folder of shards ------------------------------------------------------------------------------------------ */
+
 static bool ends_with(const char *s, const char *end)
 {
     size_t len = strlen(s), end_len = strlen(end);
     return len > end_len && !strcmp(s + len - end_len, end);
 }
 
-int shards_in_directory(const char *path, int fd, struct scan_paths *ret_paths, struct leat_error *err)
+bool shards_beside(const char *name)
+{
+    return ends_with(name, ".leat-index") || ends_with(name, ".idx") || ends_with(name, ".json");
+}
+
+bool shards_is_one(const char *name)
+{
+    return ends_with(name, ".tar");
+}
+
+struct look {
+    struct scan_paths shards, folders;
+    bool tree; /* some file is neither a shard nor beside one */
+};
+
+/* A link to a folder is none: it counts by its name, as a file does. */
+static bool is_folder(DIR *dir, const struct dirent *d)
+{
+    struct stat st;
+    if (d->d_type != DT_UNKNOWN)
+        return d->d_type == DT_DIR;
+    return fstatat(dirfd(dir), d->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode);
+}
+
+static int look_at(struct look *look, const char *path, DIR *dir, const struct dirent *d)
+{
+    bool folder = is_folder(dir, d), shard = !folder && shards_is_one(d->d_name);
+    AUTO_FREE char *full = NULL;
+    look->tree = !folder && !shard && !shards_beside(d->d_name);
+    if (!folder && !shard)
+        return 0;
+    if (asprintf(&full, "%s/%s", strcmp(path, "/") ? path : "", d->d_name) < 0) {
+        full = NULL;
+        return -ENOMEM;
+    }
+    int rc = scan_paths_add(folder ? &look->folders : &look->shards, full);
+    look->tree = folder && rc == -E2BIG;
+    return look->tree ? 0 : rc;
+}
+
+static int look_into(struct look *look, const char *path, int fd, struct leat_error *err)
 {
     AUTO_CLOSE int again = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = again < 0 ? NULL : fdopendir(again);
     if (!dir)
         return scan_error(-errno, path, err);
     again = -1;
-    struct scan_paths out = {0};
-    int rc = 1;
-    for (struct dirent *d; rc > 0 && (d = next_entry(dir, path, &rc, err));) {
-        if (d->d_name[0] == '.')
-            continue;
-        AUTO_FREE char *full = NULL;
-        if (!ends_with(d->d_name, ".tar") || d->d_type == DT_DIR)
-            rc = 0;
-        else if (asprintf(&full, "%s/%s", strcmp(path, "/") ? path : "", d->d_name) < 0)
-            rc = -ENOMEM;
-        else if ((rc = scan_paths_add(&out, full)) == 0)
-            rc = 1;
+    int rc = 0;
+    for (struct dirent *d; rc == 0 && !look->tree && (d = next_entry(dir, path, &rc, err));) {
+        if (d->d_name[0] != '.')
+            rc = look_at(look, path, dir, d);
     }
     closedir(dir);
-    if (rc <= 0 || out.n == 0) {
-        scan_paths_fini(&out);
-        return MIN(rc, 0);
+    return rc;
+}
+
+/* A folder that is gone holds nothing; of one that may not be read the walk of the tree tells. */
+static int look_below(struct scan *scan, struct look *look, const char *path, struct leat_error *err)
+{
+    AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
+    struct leat_error why = {0};
+    int rc = scan_open(scan, path, &file, &why);
+    if (rc == 0)
+        rc = look_into(look, path, file.fd, &why);
+    if (rc == 0)
+        return scan_poll(scan, err);
+    look->tree = rc == LEAT_DENIED;
+    if (rc == LEAT_NOT_FOUND || rc == LEAT_DENIED)
+        return 0;
+    if (err)
+        *err = why;
+    return rc;
+}
+
+int shards_in_directory(struct scan *scan, const char *path, int fd, struct scan_paths *ret_paths,
+                        struct leat_error *err)
+{
+    struct look look = {0};
+    int rc = look_into(&look, path, fd, err);
+    for (unsigned i = 0; i < look.folders.n && !look.tree && rc == 0; i++)
+        rc = look_below(scan, &look, look.folders.items[i], err);
+    scan_paths_fini(&look.folders);
+    if (rc == -E2BIG)
+        rc = error_set(err, LEAT_INVALID, "%.300s: more than %u shards, or paths of more than 256 MiB", path,
+                       SHARDS_MAX);
+    if (rc < 0 || look.tree || look.shards.n == 0) {
+        scan_paths_fini(&look.shards);
+        return rc;
     }
-    qsort(out.items, out.n, sizeof(*out.items), shards_compare);
-    *ret_paths = out;
+    qsort(look.shards.items, look.shards.n, sizeof(*look.shards.items), shards_compare);
+    *ret_paths = look.shards;
     return 1;
 }

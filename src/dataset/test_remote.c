@@ -43,6 +43,52 @@ static void test_same_as_files(void **state)
     testing_assert_same("%s/tree");
 }
 
+static enum index_kind kind_of(const char *text, bool elsewhere)
+{
+    struct index ix;
+    struct leat_error err = {0};
+    if (testing_build(text, elsewhere, &ix, &err) < 0)
+        fail_msg("%s: %s", text, err.message);
+    enum index_kind kind = ix.header->kind;
+    index_close(&ix);
+    return kind;
+}
+
+/* Shards or a tree: the files say it, not where they lie. */
+static void test_same_kind(void **state)
+{
+    static const char *const a[] = {"1.jpg"}, *const b[] = {"2.jpg"}, *const c[] = {"3.jpg"};
+    static const struct {
+        const char *text;
+        enum index_kind kind;
+    } sets[] = {{"%s/wids", INDEX_KIND_TAR},  {"%s/nested", INDEX_KIND_TAR}, {"%s/beside", INDEX_KIND_TAR},
+                {"%s/mixed", INDEX_KIND_DIR}, {"%s/below", INDEX_KIND_DIR},  {"%s/docs", INDEX_KIND_DIR},
+                {"%s/named", INDEX_KIND_DIR}};
+    testing_add_tar("wids/0.tar", a, 1);
+    testing_add_tar("wids/1.tar", b, 1);
+    testing_add("wids/index.json", "{}", 2);
+    testing_add("wids/0.idx", "0", 1);
+    testing_add("wids/0.tar.leat-index", "x", 1);
+    testing_add_tar("nested/train/0.tar", a, 1);
+    testing_add_tar("nested/train.tar", b, 1);
+    testing_add_tar("nested/val/deep/0.tar", c, 1);
+    testing_add("nested/.git/HEAD", "x", 1);
+    testing_add_tar("beside/0.tar", a, 1);
+    testing_add("beside/meta/index.json", "{}", 2);
+    testing_add_tar("mixed/train/0.tar", a, 1);
+    testing_add("mixed/README.txt", "x", 1);
+    testing_add_tar("below/train/0.tar", a, 1);
+    testing_add("below/train/deep/README.txt", "x", 1);
+    testing_add("docs/a/0.json", "{}", 2);
+    testing_add("docs/b/0.json", "{}", 2);
+    testing_add("named/x.tar/1.jpg", "1", 1);
+    for (size_t i = 0; i < ARRAY_LEN(sets); i++) {
+        if (kind_of(sets[i].text, false) != sets[i].kind || kind_of(sets[i].text, true) != sets[i].kind)
+            fail_msg("%s", sets[i].text);
+        testing_assert_same(sets[i].text);
+    }
+}
+
 static void test_prefixes(void **state)
 {
     struct index ix;
@@ -255,6 +301,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_same_as_files, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_same_kind, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_prefixes, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_addresses, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_faults, testing_setup, testing_teardown),
