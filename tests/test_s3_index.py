@@ -88,6 +88,12 @@ def place(tmp_path_factory, swift):
             info.size = 12_000_000 if i in (200, 210, 399) else 20_000
             tar.addfile(info, io.BytesIO(bytes(info.size)))
     made.upload("steps.tar")
+    (made.top / "wids" / "b").mkdir(parents=True)
+    for i, name in enumerate(("wids/0.tar", "wids/b/1.tar")):
+        fill_tar(made.top / name, i, 3)
+        made.upload(name)
+    made.put("wids/index.json", b"{}")
+    made.put("wids/b/1.idx", b"0")
     for name, array in (("images", np.random.rand(50, 30, 4).astype("f4")), ("labels", np.arange(50, dtype="u2"))):
         np.save(made.top / f"{name}.npy", array)
         made.upload(f"{name}.npy")
@@ -128,7 +134,7 @@ def refused(spec, error, *words):
 @pytest.mark.parametrize("spec", [
     "{}/tree", "{}/tree/", "{}/shards", "{}/shards/train-{{000..004}}.tar", "{}/shards/train-00[1-3].tar", "{}/shards/*.tar",
     "{}/shards/train-{{000,003}}.tar", "{}/shards/train-002.tar", "image={}/images.npy;label={}/labels.npy", "{}/images.npy#rows=7",
-    "{}/steps.tar",
+    "{}/steps.tar", "{}/wids",
 ])
 def test_same_as_here(place, spec):
     here, there = dump(spec.format(place.top, place.top)), dump(spec.format(place.url, place.url))
@@ -171,6 +177,18 @@ def test_kept_and_noticed(place):
     place.remove("tree/dog/new")
     (place.top / "tree/dog/new").unlink()
     assert dump(spec, "--open")["scanned"]
+
+
+def test_a_tree_becomes_shards(place):
+    """And the other way: by objects that no tree would have as samples."""
+    spec = f"{place.url}/turn"
+    place.put("turn/train/0.tar", (place.top / "wids/0.tar").read_bytes())
+    place.put("turn/README.txt", b"x")
+    assert [s["key"] for s in dump(spec, "--open")["samples"]] == ["train/0.tar"]
+    place.remove("turn/README.txt")
+    assert [s["key"] for s in dump(spec, "--open")["samples"]] == ["00000", "00001", "00002"]
+    place.put("turn/README.txt", b"x")
+    assert [s["key"] for s in dump(spec, "--open")["samples"]] == ["train/0.tar"]
 
 
 def test_command(place, swift, tmp_path, monkeypatch):

@@ -259,7 +259,8 @@ struct listed {
     const struct index *ix;
     uint64_t next; /* of a tree: place in the order of keys, as a list has it; of shards: source */
     uint64_t nclasses;
-    size_t class_len; /* of the last class folder */
+    bool shard, other; /* there is one; there is an object that is neither a shard nor beside one */
+    size_t class_len;  /* of the last class folder */
     char class_name[1024];
 };
 
@@ -300,9 +301,11 @@ static int listed_object(void *ctx, const struct dataset_object *o)
     const struct index *ix = l->ix;
     if (o->prefix || dataset_left_out(o->name))
         return 0;
-    bool tree = ix->header->kind == INDEX_KIND_DIR;
-    if (!tree && !shards_is_one(o->name))
-        return shards_beside(o->name) ? 0 : -ECANCELED;
+    bool tree = ix->header->kind == INDEX_KIND_DIR, shard = shards_is_one(o->name);
+    l->shard |= shard;
+    l->other |= !shard && !shards_beside(o->name);
+    if (!tree && !shard)
+        return l->other ? -ECANCELED : 0;
     if (tree && !listed_class(l, o->name))
         return -ECANCELED;
     if (tree && (!dir_wanted(l->scan, o->name) || (ix->labels && !strchr(o->name, '/'))))
@@ -319,14 +322,17 @@ static int listed_object(void *ctx, const struct dataset_object *o)
     return 0;
 }
 
+/* A tree all of whose objects would be shards to a scan is one of before. */
 static bool prefix_unchanged(struct expected *x, const struct index *ix)
 {
     struct listed l = {.scan = &x->scan, .ix = ix};
-    if (ix->header->kind != INDEX_KIND_TAR && ix->header->kind != INDEX_KIND_DIR)
+    bool tar = ix->header->kind == INDEX_KIND_TAR;
+    if (!tar && ix->header->kind != INDEX_KIND_DIR)
         return false;
-    return remote_list_below(&x->scan, x->prefix, listed_object, &l, NULL) == 0 &&
-           l.next == ix->header->nsources &&
-           (ix->header->kind == INDEX_KIND_TAR || l.nclasses == ix->header->nclasses);
+    if (remote_list_below(&x->scan, x->prefix, listed_object, &l, NULL) < 0 || l.next != ix->header->nsources)
+        return false;
+    bool tree = scan_filtered(&x->scan) || l.other || !l.shard;
+    return tar ? !tree : tree && l.nclasses == ix->header->nclasses;
 }
 
 static bool all_unchanged(struct expected *x, const struct index *ix)

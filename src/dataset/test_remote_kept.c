@@ -101,6 +101,30 @@ static void test_freshness(void **state)
     far_remove("s3://bucket/tars/x.json");
 }
 
+/* An object that no tree would have as a sample decides whether the prefix is a tree. */
+static void test_kind_changes(void **state)
+{
+    const struct far_object t = *far_find("s3://bucket/tars/2.tar"); /* it moves */
+    far_put("s3://bucket/p/train/0.tar", t.data, t.bytes);
+    far_put("s3://bucket/p/README.txt", "x", 1);
+    assert_true(opened("s3://bucket/p", 1)); /* the whole archive */
+    assert_false(opened("s3://bucket/p", 1));
+    far_remove("s3://bucket/p/README.txt");
+    assert_true(opened("s3://bucket/p", 1)); /* the one member */
+    assert_false(opened("s3://bucket/p", 1));
+    far_put("s3://bucket/p/README.txt", "x", 1);
+    assert_true(opened("s3://bucket/p", 1));
+
+    far_put("s3://bucket/docs/a/0.json", "{}", 2);
+    far_put("s3://bucket/docs/b/0.json", "{}", 2);
+    assert_true(opened("s3://bucket/docs", 2));
+    assert_false(opened("s3://bucket/docs", 2));
+    assert_true(opened("s3://bucket/docs#extensions=json", 2));
+    far_put("s3://bucket/docs/x.tar", t.data, t.bytes); /* beside the class folders, were it a tree */
+    assert_true(opened("s3://bucket/docs", 1));
+    assert_false(opened("s3://bucket/docs#extensions=json", 2)); /* is a tree always */
+}
+
 static int write_index(const char *text, bool cache_ok, char **ret_path, struct leat_error *err)
 {
     struct dataset_spec spec;
@@ -264,6 +288,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_freshness, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_kind_changes, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_beside, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_older_layout, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_not_on_disk, testing_setup, testing_teardown),
