@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <time.h>
 
 #include "wire/tar.h"
 
@@ -151,6 +152,20 @@ int64_t scan_file_pread(struct scan_file *f, void *buf, uint64_t bytes, uint64_t
     if (rc == 0)
         rc = remote->end(f->opener->remote_user, read, err);
     return rc < 0 ? rc : (int64_t)bytes;
+}
+
+int scan_stat_folder(int fd, struct stat *ret_st)
+{
+    struct timespec now;
+    if (fstat(fd, ret_st) < 0)
+        return -errno;
+    clock_gettime(CLOCK_REALTIME, &now);
+    int64_t age_ns =
+        (now.tv_sec - ret_st->st_mtim.tv_sec) * 1000000000ll + now.tv_nsec - ret_st->st_mtim.tv_nsec;
+    if (age_ns < 0 || age_ns >= SCAN_TICK_NS) /* the clock of a server may be ahead of ours */
+        return 0;
+    nanosleep(&(struct timespec){.tv_nsec = SCAN_TICK_NS - age_ns}, NULL);
+    return fstat(fd, ret_st) < 0 ? -errno : 0;
 }
 
 int scan_poll(struct scan *scan, struct leat_error *err)

@@ -302,7 +302,7 @@ static int look_below(struct scan *scan, struct look *look, const char *path, st
     if (rc == 0)
         rc = look_into(look, path, file.fd, &why);
     if (rc == 0)
-        return scan_poll(scan, err);
+        return look->tree ? 0 : scan_poll(scan, err);
     look->tree = rc == LEAT_DENIED;
     if (rc == LEAT_NOT_FOUND || rc == LEAT_DENIED)
         return 0;

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <stdio.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -22,6 +23,8 @@ int fdatasync(int fd)
     return flush_fails ? -1 : 0;
 }
 
+static const struct dataset_progress *progress;
+
 static bool opened(const char *text, uint64_t samples)
 {
     struct dataset_spec spec;
@@ -30,7 +33,7 @@ static bool opened(const char *text, uint64_t samples)
     bool scanned;
     int fd = -1;
     assert_int_equal(dataset_spec_parse(text, &spec, &err), 0);
-    if (dataset_index_open(&spec, &testing_opener, NULL, true, &fd, &scanned, &err) < 0)
+    if (dataset_index_open(&spec, &testing_opener, progress, true, &fd, &scanned, &err) < 0)
         fail_msg("%s: %s", text, err.message);
     dataset_spec_free(&spec);
     assert_int_equal(index_map(fd, &ix, &err), 0);
@@ -284,6 +287,50 @@ static void test_not_on_disk(void **state)
     assert_false(opened(local, 10));
 }
 
+/* As a clock with ticks of 9 ms would have it. */
+static void set_time(const char *folder)
+{
+    struct timespec times[2];
+    clock_gettime(CLOCK_REALTIME, &times[0]);
+    times[0].tv_nsec -= times[0].tv_nsec % 9000000;
+    times[1] = times[0];
+    assert_int_equal(utimensat(AT_FDCWD, folder, times, 0), 0);
+}
+
+/* Comes when a folder has been read: the root, then its one class. */
+static int add_behind(void *user, uint64_t samples, uint64_t bytes)
+{
+    char path[600];
+    snprintf(path, sizeof(path), "%s/tick/a", testing_folder);
+    if (++*(unsigned *)user == 2) {
+        testing_add("tick/a/2", "2", 1);
+        set_time(path);
+    }
+    return 0;
+}
+
+/* A file that comes behind the reading of its folder, in the same tick of the clock, makes the index stale. */
+static void test_same_tick(void **state)
+{
+    char root[600], folder[600], file[600];
+    snprintf(root, sizeof(root), "%s/tick", testing_folder);
+    snprintf(folder, sizeof(folder), "%s/tick/a", testing_folder);
+    snprintf(file, sizeof(file), "%s/tick/a/2", testing_folder);
+    testing_add("tick/a/1", "1", 1);
+    for (unsigned i = 0; i < 20; i++) {
+        unsigned calls = 0;
+        struct dataset_progress adding = {.report = add_behind, .user = &calls};
+        testing_forget_cache();
+        set_time(folder);
+        progress = &adding;
+        assert_true(opened(root, 1));
+        progress = NULL;
+        assert_true(opened(root, 2));
+        assert_false(opened(root, 2));
+        assert_int_equal(unlink(file), 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -292,6 +339,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_beside, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_older_layout, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_not_on_disk, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_same_tick, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_allocations, testing_setup, testing_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

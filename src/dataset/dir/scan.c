@@ -306,8 +306,8 @@ static int read_folder(struct walk *w, uint64_t at, struct leat_error *err)
     struct stat st;
     if (fd < 0)
         return walk_error(w, fd, err);
-    if (fstat(fd, &st) < 0)
-        return walk_error(w, -errno, err);
+    if ((rc = scan_stat_folder(fd, &st)) < 0)
+        return walk_error(w, rc, err);
     f->dev = st.st_dev;
     f->ino = st.st_ino;
     if (is_cycle(w, f)) {
