@@ -96,6 +96,30 @@ static bool decoder_free(const struct wset *ws)
     return ws->decoders == 0 || ws->decoding < ws->decoders;
 }
 
+/* Under the lock: is there a thread that streams ws, and is to be woken for its next load? */
+static bool join_wake(struct fill *fill, const struct wset *ws)
+{
+    unsigned k = 0;
+    while (k < fill->nthreads && !(fill->thread[k] && fill->thread[k]->joins == ws))
+        k++;
+    if (k == fill->nthreads)
+        return false;
+    fill->thread[k]->joins = NULL; /* until it has looked */
+    backend_wake(fill->thread[k]->waits);
+    return true;
+}
+
+/* A load leaves the queue: the thread that may take the next one saw it stand behind this one, and waits. */
+static void load_take(struct fill *fill, struct fill_load *load)
+{
+    list_remove(&load->node);
+    list_for_each (node, &fill->loads) {
+        const struct wset *ws = container_of(node, struct fill_load, node)->ws;
+        if (join_wake(fill, ws) || decoder_free(ws))
+            break;
+    }
+}
+
 static bool pick(struct fill_thread *t, struct fill_pick *ret)
 {
     struct fill *fill = t->fill;
@@ -105,7 +129,7 @@ static bool pick(struct fill_thread *t, struct fill_pick *ret)
         if (!decoder_free(load->ws))
             continue;
         ret->load = load;
-        list_remove(&load->node);
+        load_take(fill, load);
         load->ws->decoding++;
         return true;
     }
@@ -384,9 +408,9 @@ struct fill_load *fill_load_join(struct fill_thread *t, const struct wset *ws, u
     /* One of another set waits no longer than for what is under way, should no other thread be free. */
     const bool helped = fill->nidle && decoder_free(load ? load->ws : ws);
     bool ours = !load || load->ws == ws, room = loading_bytes < (helped ? LOADS_SPREAD : LOADS_BYTES);
-    t->joins = !load && room && loading_bytes > 0 ? ws : NULL;
+    t->joins = !(load && ours) && room && loading_bytes > 0 ? ws : NULL;
     if (load && ours && room) {
-        list_remove(&load->node);
+        load_take(fill, load);
     } else {
         if (load && helped) /* this thread may be the only one that was woken for it */
             pthread_cond_signal(&fill->work);
@@ -766,15 +790,8 @@ void fill_load(struct fill *fill, struct fill_load *load)
 {
     pthread_mutex_lock(&fill->lock);
     list_push_back(&fill->loads, &load->node);
-    unsigned k = 0;
-    while (k < fill->nthreads && !(fill->thread[k] && fill->thread[k]->joins == load->ws))
-        k++;
-    if (k < fill->nthreads) {
-        fill->thread[k]->joins = NULL; /* until it has looked */
-        backend_wake(fill->thread[k]->waits);
-    } else {
+    if (!join_wake(fill, load->ws))
         pthread_cond_signal(&fill->work);
-    }
     pthread_mutex_unlock(&fill->lock);
 }
 

@@ -775,6 +775,42 @@ static void test_loads_left_to_idle_threads(void **state)
     web_stop(&server);
 }
 
+/* As above, with a load of another set in front of the next one: once another thread has taken that, the next one is looked at. */
+static void test_load_behind_another_set(void **state)
+{
+    begin();
+    sem_init(&held, 0, 0);
+    sem_init(&let_go, 0, 0);
+    struct fill *fill = fill_of(2, 0);
+    struct wset *ws = testing_wset(index_here(2, large), 32 * MIB);
+    struct wset *other = testing_wset(index_here(1, middling), 4 * MIB);
+    struct fill_load busy = {.ws = other, .dst = malloc(1), .done = hold}, front = busy;
+    fill_load(fill, &busy);
+    sem_wait(&held);
+    script.stall = true;
+    struct one_load *silent = loads_start(fill, ws, 1);
+    wait_stalled();
+    usleep(50000); /* until it waits */
+    fill_load(fill, &front);
+    struct one_load next = {.load = {.ws = ws, .dst = busy.dst, .done = one_done}}; /* of no bytes */
+    fill_load(fill, &next.load);
+    usleep(50000); /* until it has looked */
+    sem_post(&let_go);
+    sem_wait(&held);
+    for (unsigned ms = 0; !next.times && ms < 5000; ms++)
+        usleep(1000);
+    assert_int_equal(next.times, 1);
+    sem_post(&let_go);
+    assert_int_equal(next.status, 0);
+    fill_stop(fill);
+    loads_end(silent, 1, -ECANCELED);
+    wset_unref(other);
+    wset_unref(ws);
+    fill_free(fill);
+    free(busy.dst);
+    web_stop(&server);
+}
+
 /* An extent of the mapped index moves past the end of what is loaded: the load fails, as its bytes do not come. */
 static void test_loads_of_changed_index(void **state)
 {
@@ -969,6 +1005,7 @@ int main(void)
         cmocka_unit_test(test_loads_stopped),
         cmocka_unit_test(test_loads_of_two_sets),
         cmocka_unit_test(test_loads_left_to_idle_threads),
+        cmocka_unit_test(test_load_behind_another_set),
         cmocka_unit_test(test_loads_of_changed_index),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
