@@ -565,8 +565,8 @@ static void *thread_main(void *arg)
             struct wset *ws = wset_ref(p.ws);
             uint64_t began_ns = clock_now_ns();
             struct bytes_out records;
-            struct wset_segment run = ws->segments[p.segment];
-            for (uint32_t k = 1; k < p.nsegments; k++)
+            struct wset_segment run = {.address = ws->segments[p.segment].address}; /* without its state */
+            for (uint32_t k = 0; k < p.nsegments; k++)
                 run.bytes += ws->segments[p.segment + k].bytes;
             if (p.nfiles)
                 files_fill(t, &p, &records);
