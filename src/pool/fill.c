@@ -50,7 +50,7 @@ struct fill {
     pthread_cond_t work;
     struct list sets;  /* wset.fill_node */
     struct list loads; /* fill_load.node */
-    bool stopping;
+    bool stopping, loads_cancelled;
     unsigned nthreads, nidle;
     pthread_t *threads;
     struct fill_thread **thread; /* of each: NULL once it has ended */
@@ -502,7 +502,8 @@ unsigned fill_connections(const struct fill_thread *t)
 bool fill_remote_cancelled(struct fill_thread *t, const struct wset *ws)
 {
     pthread_mutex_lock(&t->fill->lock);
-    bool over = t->fill->stopping || atomic_load(&ws->revoked) || (!t->loading && ws->fill_cancelled);
+    bool over = t->fill->stopping || atomic_load(&ws->revoked) ||
+                (t->loading ? t->fill->loads_cancelled : ws->fill_cancelled);
     pthread_mutex_unlock(&t->fill->lock);
     return over;
 }
@@ -792,6 +793,14 @@ void fill_load(struct fill *fill, struct fill_load *load)
     list_push_back(&fill->loads, &load->node);
     if (!join_wake(fill, load->ws))
         pthread_cond_signal(&fill->work);
+    pthread_mutex_unlock(&fill->lock);
+}
+
+void fill_loads_cancel(struct fill *fill)
+{
+    pthread_mutex_lock(&fill->lock);
+    fill->loads_cancelled = true;
+    remote_wake(fill);
     pthread_mutex_unlock(&fill->lock);
 }
 

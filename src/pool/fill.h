@@ -81,6 +81,8 @@ struct fill_load {
     char *message;
 };
 void fill_load(struct fill *fill, struct fill_load *load);
+/* Loads no longer wait for a server: -ECANCELED, from now on. What waits for one ends before fill_stop. Any thread. */
+void fill_loads_cancel(struct fill *fill);
 
 struct index;
 /* Does this source lie elsewhere? */

@@ -116,6 +116,7 @@ int pool_stop(struct pool *pool)
     atomic_store(&pool->stopping, true);
     openings_cancel(pool);
     work_cancel_waiting(pool);
+    fill_loads_cancel(pool->fill); /* a verification may wait for one */
     uint64_t deadline_ns = clock_now_ns() + STOP_NS;
     while (atomic_load(&pool->threads) > 0 && clock_now_ns() < deadline_ns)
         loop_turn(pool->loop, 10);

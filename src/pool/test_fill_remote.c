@@ -16,9 +16,12 @@
 #include "backend/testing.h"
 #include "base/crc32c.h"
 #include "base/histogram.h"
+#include "base/ticket.h"
+#include "loop/loop.h"
 #include "pool/access.h"
 #include "pool/fill.h"
 #include "pool/pool.h"
+#include "pool/server.h"
 #include "pool/source.h"
 #include "pool/testing.h"
 #include "pool/wset.h"
@@ -712,6 +715,41 @@ static void test_load_dropped_slowly(void **state)
     web_stop(&server);
 }
 
+static int verified;
+
+static void verify_progress(void *user, uint64_t done, uint64_t total) {}
+
+static void verify_done(void *user, const struct verify_result *result)
+{
+    verified = result->status;
+}
+
+/* The daemon ends while a verification waits for a silent server. */
+static void test_verify_stopped(void **state)
+{
+    begin();
+    struct pool pool = {.fill = fill_of(1, 0)};
+    struct wset *ws = testing_wset(index_here(1, large), 16 * MIB);
+    assert_int_equal(fill_start(pool.fill, ws), 0);
+    testing_wait_alone(ws);
+    struct list *lists[] = {&pool.sets, &pool.openings, &pool.changes, &pool.works, &pool.scans};
+    for (unsigned k = 0; k < ARRAY_LEN(lists); k++)
+        list_init(lists[k]);
+    ticket_office_init(&pool.office, 64 * MIB);
+    assert_int_equal(loop_new(&pool.loop), 0);
+    script.stall = true;
+    assert_int_equal(verify_start(&pool, ws, true, verify_progress, verify_done, NULL), 0);
+    wait_stalled();
+    assert_int_equal(pool_stop(&pool), 0);
+    while (pool.verifying)
+        loop_turn(pool.loop, 10);
+    assert_int_equal(verified, -ECANCELED);
+    wset_unref(ws);
+    fill_free(pool.fill);
+    loop_free(pool.loop);
+    web_stop(&server);
+}
+
 /* The daemon ends: each load ends once. */
 static void test_loads_stopped(void **state)
 {
@@ -1003,6 +1041,7 @@ int main(void)
         cmocka_unit_test(test_loads_dropped),
         cmocka_unit_test(test_load_dropped_slowly),
         cmocka_unit_test(test_loads_stopped),
+        cmocka_unit_test(test_verify_stopped),
         cmocka_unit_test(test_loads_of_two_sets),
         cmocka_unit_test(test_loads_left_to_idle_threads),
         cmocka_unit_test(test_load_behind_another_set),

@@ -281,6 +281,10 @@ static void *verify_main(void *arg)
                  "; in all %" PRIu64 " failed to load, %" PRIu64 " are lost, %" PRIu64
                  " differ from their checksum",
                  v->failed, v->lost, v->differ);
+    if (atomic_load(&pool->stopping)) {
+        v->result.status = -ECANCELED;
+        snprintf(v->result.first_bad, sizeof(v->result.first_bad), "the daemon ended while it verified");
+    }
     if (wset_written(v->ws)) {
         v->result.status = LEAT_STALE;
         snprintf(v->result.first_bad, sizeof(v->result.first_bad),
