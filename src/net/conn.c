@@ -53,8 +53,8 @@ struct out_item {
     void (*done)(void *user, int status);
     void *user;
     unsigned nfds;
-    int fds[PROTO_FDS_MAX]; /* duplicates; closed once sent */
-    uint8_t head[];
+    uint8_t *head; /* behind fds */
+    int fds[];     /* duplicates; closed once sent */
 };
 
 struct conn {
@@ -274,7 +274,7 @@ static void output_sent(struct conn *conn, uint64_t bytes)
         bytes -= step;
         if (step < left)
             return;
-        conn->out_queued -= item->head_bytes;
+        conn->out_queued -= sizeof(*item) + item->head_bytes;
         list_remove(&item->node);
         list_push_back(&conn->sent, &item->node);
     }
@@ -339,11 +339,13 @@ static void flush_soon(struct conn *conn)
 
 static struct out_item *item_new(const struct proto_frame *frame, const struct bytes_out *body)
 {
-    struct out_item *item = malloc(sizeof(*item) + PROTO_FRAME + frame->body_bytes);
+    size_t fds_bytes = frame->nfds * sizeof(int);
+    struct out_item *item = malloc(sizeof(*item) + fds_bytes + PROTO_FRAME + frame->body_bytes);
     if (!item)
         return NULL;
     memset(item, 0, sizeof(*item));
     list_init(&item->node);
+    item->head = (uint8_t *)item->fds + fds_bytes;
     item->head_bytes = PROTO_FRAME + frame->body_bytes;
     proto_frame_put(item->head, frame);
     if (frame->body_bytes)
@@ -379,7 +381,8 @@ static void queue(struct conn *conn, struct proto_frame frame, const struct byte
     rc = LEAT_NO_SPACE;
     if (body_bytes > PROTO_BODY_MAX || frame.nfds > PROTO_FDS_MAX || frame.payload_bytes > PROTO_PAYLOAD_MAX)
         goto fail;
-    uint64_t charge = PROTO_FRAME + body_bytes + frame.nfds * FD_CHARGE;
+    /* All that it takes here: a reply of a frame alone is mostly its item. */
+    uint64_t charge = sizeof(*item) + PROTO_FRAME + body_bytes + frame.nfds * FD_CHARGE;
     if (conn->out_queued + charge > conn->out_limit)
         goto fail;
     rc = -ENOMEM;

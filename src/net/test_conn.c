@@ -7,6 +7,7 @@
 #include "net/fdpass.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -383,6 +384,28 @@ static void test_slow_reader(void **state)
     expect_closed(&s, LEAT_NO_SPACE);
 }
 
+/* Replies of a frame alone, unread: what they take of the heap stays below what they count as, and ends with them. */
+static void test_small_replies(void **state)
+{
+    enum { MANY = 20000 };
+    struct side s;
+    struct net_reply reply;
+    side_init(&s, AF_UNIX, 0);
+    size_t before = mallinfo2().uordblks;
+    for (unsigned k = 0; k < MANY; k++)
+        conn_send(s.conn, PROTO_REPLY, 25, k, 0, NULL, NULL, 0);
+    size_t heap = mallinfo2().uordblks - before;
+    assert_in_range(heap, 0, conn_queued(s.conn) * 5 / 4); /* the allocator rounds up */
+    for (unsigned k = 0; k < MANY; k++) {
+        if (k % 16 == 0)
+            loop_turn(s.loop, 0);
+        assert_int_equal(net_frame_receive(s.peer, &reply, clock_now_ns() + 20 * NS_PER_S), 0);
+        net_reply_fini(&reply);
+    }
+    assert_int_equal(conn_queued(s.conn), 0);
+    side_fini(&s);
+}
+
 /* Half a long message, descriptors, unread replies: each within its own limits, and together too much. */
 static void test_budget(void **state)
 {
@@ -642,6 +665,7 @@ int main(void)
         cmocka_unit_test(test_descriptors),
         cmocka_unit_test(test_payload),
         cmocka_unit_test(test_slow_reader),
+        cmocka_unit_test(test_small_replies),
         cmocka_unit_test(test_free_inside),
         cmocka_unit_test(test_release_fd),
         cmocka_unit_test(test_blocking_face),
