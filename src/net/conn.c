@@ -38,7 +38,8 @@
 #define SEND_PER_TURN (8 * MIB)
 #define SEND_IOVS     64
 #define REST_NS       (10 * NS_PER_MS)
-#define UNREAD_NS     (1 * NS_PER_MS)
+#define UNREAD_NS     (1 * NS_PER_MS) /* doubles, up to */
+#define UNREAD_MAX_NS (128 * NS_PER_MS)
 #define OUT_BYTES     (64 * MIB)
 #define FD_CHARGE     (16 * KIB) /* a queued descriptor counts as this much output */
 #define FD_IN_CHARGE  (64 * KIB) /* and one that came ahead of its message as this much of the budget */
@@ -72,8 +73,9 @@ struct conn {
 
     unsigned depth; /* of progress() and timers on the stack: conn_free waits for 0 */
     bool freed, closed;
-    bool resting;      /* the kernel had no room: not asked again before `later` fires */
-    int pending_close; /* a status to close with, later */
+    uint64_t unread_ns; /* the last pause for a peer that has not read */
+    bool resting;       /* the kernel had no room: not asked again before `later` fires */
+    int pending_close;  /* a status to close with, later */
 
     uint8_t *in;
     size_t in_cap, in_pos, in_end;
@@ -159,6 +161,14 @@ static void rest(struct conn *conn, uint64_t ns)
         conn->resting = true;
         loop_timer_set(conn->loop, &conn->later, clock_now_ns() + ns);
     }
+}
+
+/* A peer that does not read for long is asked less often, or it would wake us a thousand times a second. */
+static void rest_unread(struct conn *conn)
+{
+    if (conn->later.due_ns == 0)
+        conn->unread_ns = MIN(MAX(conn->unread_ns * 2, UNREAD_NS), UNREAD_MAX_NS);
+    rest(conn, conn->unread_ns);
 }
 
 /* Descriptors go to those who have read all before: who asks for them and reads nothing keeps one frame's on their way. */
@@ -291,7 +301,7 @@ static int flush(struct conn *conn)
         struct msghdr msg = {.msg_iov = iov};
         msg.msg_iovlen = gather_output(conn, iov, &first);
         if (first->nfds && unread(conn)) {
-            rest(conn, UNREAD_NS);
+            rest_unread(conn);
             break;
         }
         fdpass_attach(&msg, &control, first->fds, first->nfds);
@@ -306,6 +316,7 @@ static int flush(struct conn *conn)
         }
         if (n < 0)
             return errno == EPIPE || errno == ECONNRESET ? LEAT_PEER_GONE : -errno;
+        conn->unread_ns = 0;
         output_sent(conn, (uint64_t)n);
         total += (uint64_t)n;
     }

@@ -469,6 +469,37 @@ static void test_descriptors_unread(void **state)
     side_fini(&s);
 }
 
+static void time_is_up(struct loop_timer *timer)
+{
+    timer->fire = NULL;
+}
+
+/* However long a reply with descriptors lies unread, it wakes the loop a few times a second only. */
+static void test_descriptors_unread_for_long(void **state)
+{
+    struct side s;
+    struct net_reply reply;
+    struct loop_timer up = {.fire = time_is_up};
+    unsigned nturns = 0;
+    int null = open("/dev/null", O_RDONLY);
+    side_init(&s, AF_UNIX, 0);
+    list_init(&up.node);
+    for (unsigned k = 0; k < 2; k++)
+        conn_send(s.conn, PROTO_REPLY, 25, k, 0, NULL, &null, 1);
+    loop_timer_set(s.loop, &up, clock_now_ns() + NS_PER_S);
+    for (; up.fire; nturns++)
+        loop_turn(s.loop, -1);
+    assert_in_range(nturns, 1, 50);
+    for (unsigned k = 0; k < 2; k++) {
+        wait_readable(&s);
+        assert_int_equal(net_frame_receive(s.peer, &reply, clock_now_ns() + 20 * NS_PER_S), 0);
+        assert_int_equal(reply.frame.id, k);
+        net_reply_fini(&reply);
+    }
+    close(null);
+    side_fini(&s);
+}
+
 /* As somebody whom the kernel lets have few descriptors on their way. 0, or the line that went wrong. */
 static int too_many_on_their_way(void)
 {
@@ -673,6 +704,7 @@ int main(void)
         cmocka_unit_test(test_listen_beside_a_slow_one),
         cmocka_unit_test(test_budget),
         cmocka_unit_test(test_descriptors_unread),
+        cmocka_unit_test(test_descriptors_unread_for_long),
         cmocka_unit_test(test_no_room_in_the_kernel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
