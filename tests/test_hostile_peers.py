@@ -348,6 +348,19 @@ def test_a_created_set_with_an_index_that_is_none(daemon, what):
         os.close(fd)
 
 
+def test_a_wait_ends_with_its_last_handle(daemon, leat):
+    """It holds the set's memory, and would do so after a drop as well."""
+    with leat.create("one", {"n": ("i4", ())}, 4, socket=daemon.socket), Peer(daemon.socket).greet() as peer:
+        one, two = (peer.open("leat://one")[0] for _ in range(2))
+        peer.send(frame(WAIT, struct.pack("<QI", one, 0), id=7))
+        assert peer.call(CLOSE, struct.pack("<Q", one), id=8)[0] == 0
+        peer.send(frame(CLOSE, struct.pack("<Q", two), id=9))
+        replies = [peer.receive() for _ in range(2)]
+        assert [(reply[3], reply[2]) for reply in replies] == [(7, -errno.ECANCELED), (9, 0)]
+        peer.call(DROP, struct.pack("<IQ", 1, 0) + text("one"))
+    leat._clients.forget_all()  # this process's own connection
+
+
 def with_holes(good, samples):
     """The index `good`, of a table field, said to be of many samples more, whose parts are a hole: a sealed memfd."""
     import fcntl

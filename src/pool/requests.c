@@ -460,6 +460,21 @@ static int on_create(struct client *c, struct conn_message *m)
     return 0;
 }
 
+/* With its last handle on ws gone, what a client still waits for there would keep the memory of ws from others, by its reference. */
+static void pendings_end(struct client *c, const struct wset *ws)
+{
+    struct leat_error err;
+    for (unsigned k = 0; k < c->nhandles; k++)
+        if (c->handles[k].ws == ws)
+            return;
+    error_set(&err, -ECANCELED, "the working set was closed while a request for it waited: open it again");
+    list_for_each_safe (node, &c->pendings) {
+        struct pending *p = container_of(node, struct pending, client_node);
+        if (p->ws == ws && p->kind != PENDING_DROP)
+            pending_refuse(p, &err);
+    }
+}
+
 static int on_close(struct client *c, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
@@ -468,7 +483,10 @@ static int on_close(struct client *c, struct conn_message *m)
         return LEAT_CORRUPT;
     for (unsigned k = 0; k < c->nhandles; k++) {
         if (c->handles[k].id == id) {
+            struct wset *ws = wset_ref(c->handles[k].ws);
             handle_close(c, k);
+            pendings_end(c, ws);
+            wset_unref(ws);
             break;
         }
     }
