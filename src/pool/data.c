@@ -17,6 +17,7 @@
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 
 struct data_target {
     struct net_serve_target target; /* first */
@@ -168,6 +169,9 @@ static int tcp_pair(int ret_fds[2])
     socklen_t len = sizeof(a);
     AUTO_CLOSE int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     AUTO_CLOSE int one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    /* Others of this host can fill the listener's queue before us: the loop would wait for all of the kernel's attempts. */
+    struct timeval attempt = {.tv_sec = 1}, no_limit = {0};
+    setsockopt(one, SOL_SOCKET, SO_SNDTIMEO, &attempt, sizeof(attempt));
     if (listener < 0 || one < 0 || bind(listener, (struct sockaddr *)&a, sizeof(a)) < 0 ||
         listen(listener, 1) < 0 || getsockname(listener, (struct sockaddr *)&a, &len) < 0 ||
         connect(one, (struct sockaddr *)&a, sizeof(a)) < 0)
@@ -180,6 +184,7 @@ static int tcp_pair(int ret_fds[2])
     if (peer.sin_port != b.sin_port || peer.sin_addr.s_addr != b.sin_addr.s_addr)
         return LEAT_DENIED; /* somebody else got in between: not our end */
     int on = 1;
+    setsockopt(one, SOL_SOCKET, SO_SNDTIMEO, &no_limit, sizeof(no_limit));
     setsockopt(one, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     setsockopt(two, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     ret_fds[0] = TAKE_FD(one);
