@@ -151,6 +151,14 @@ def test_tree(place):
     assert all(s["parts"]["data"]["crc32"] == zlib.crc32((place.top / "tree" / s["key"]).read_bytes()) for s in got["samples"])
 
 
+@pytest.mark.parametrize("chosen", ["#extensions=JPG", "#pattern=*/dog/*"])
+def test_a_filter_of_a_whole_bucket(place, chosen):
+    """A bucket's name ends at "#"."""
+    there, slash, here = (dump(top + chosen) for top in (place.url, f"{place.url}/", str(place.top)))
+    assert there == slash
+    assert [s["key"] for s in there["samples"]] == [s["key"] for s in here["samples"]] != []
+
+
 def test_from_the_web(place, tmp_path):
     with_nginx = lib_s3.Nginx(tmp_path / "nginx", place.top)
     try:

@@ -389,6 +389,10 @@ static void test_uri(void **state)
     }
     /* Addresses stay as they are. */
     check_spec("s3://bucket", "s3://bucket");
+    check_spec("S3://bucket#pattern=*/x/*.jpg", "s3://bucket/#pattern=*/x/*.jpg");
+    check_spec("store://bucket#extensions=jpg", "store://bucket/#extensions=jpg");
+    check_spec("https://host#x/y", "https://host#x/y");
+    check_spec("i=s3://bucket;l=/x#y", "i=s3://bucket;l=/x#y");
     check_spec("S3://bucket/a//b c%20#x", "s3://bucket/a//b c%20#x");
     check_spec("image=HTTPS://Host:1/A?b=c;l=s3://b/x-{0..9}.tar",
                "image=https://Host:1/A?b=c;l=s3://b/x-{0..9}.tar");

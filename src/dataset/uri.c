@@ -114,13 +114,21 @@ bool dataset_has_lists(const char *uri)
     return address_has_lists(address_of(uri));
 }
 
-/* As it stands, but for the scheme's letters. */
+/* As it stands, but for the scheme's letters, and for "s3://bucket#pattern=*.jpg": no bucket's name has a "#" in it. */
 static int address(const char *text, size_t len, char **ret_path, struct leat_error *err)
 {
-    AUTO_FREE char *copy = strndup(text, len);
+    AUTO_FREE char *copy = malloc(len + 2);
     struct s3_uri parsed;
     if (!copy)
         return error_set(err, -ENOMEM, "out of memory");
+    memcpy(copy, text, len);
+    copy[len] = 0;
+    char *end = strstr(copy, "//") + 2;
+    end += strcspn(end, "/#");
+    if (dataset_has_lists(copy) && *end == '#') {
+        memmove(end + 1, end, strlen(end) + 1);
+        *end = '/';
+    }
     for (char *c = copy; *c != ':'; c++)
         *c = (char)tolower((unsigned char)*c);
     if (len > ADDRESS_MAX)
