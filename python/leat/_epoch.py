@@ -28,10 +28,11 @@ from . import _device, _leat, _plan, _workers
 from ._batch import Array, dense_arrays
 from ._errors import BadSample, Busy, Corrupt, Denied, Error, NoSpace, NotFound, PeerGone, Stale, TimedOut, WorkerDied, let_go
 from ._generators import States, seed_for
-from ._mixture import ID_MASK
 from ._nested import as_bfloat16, build, each
+from ._plan import ID_BITS, ID_MASK
 from ._prepared import LoadedBatch, PreparedBatch, Shapes
 from ._set import WorkingSet
+from ._weighted import hashes
 
 if TYPE_CHECKING:
     from ._loader import Loader
@@ -107,6 +108,14 @@ class Epoch(_leat.Lane, Iterator[Any]):
 
     def _ids(self, step: int) -> Array:
         return self._plan.ids(*self._span(step)) if self._cut is None else self._cut.ids(step + self._cut_start)
+
+    def _tags(self, step: int, count: int) -> Array:
+        """What stands above the numbers of samples that workers prepare: a sample that a sampler draws twice in an epoch is to get other random numbers
+        the second time. 20 bits that follow from the position in the epoch alone; none in an order of our own, which has its samples once."""
+        if self._loader._source is None:
+            return np.zeros(count, np.uint64)
+        first = self._position(step)
+        return hashes(0, np.arange(first, first + count)) >> np.uint64(ID_BITS) << np.uint64(ID_BITS)
 
     def _valid(self, step: int) -> npt.NDArray[np.bool_]:
         if self._cut is not None:
@@ -209,7 +218,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
         return self._plan.at((here + attempt * stride) % n)
 
     def _bad_sample(self, index: int, position: int, cause: BaseException) -> BadSample:
-        return bad_sample(self._loader.ws, self._loader._columns, index, position, cause)
+        return bad_sample(self._loader.ws, self._loader._columns, index & ID_MASK, position, cause)
 
     def _ceiling(self, step: int) -> int:
         """Bad samples that are replaced: of an epoch without end, in proportion to what came so far."""
@@ -279,7 +288,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
         loader = self._loader
         reader = _workers.reader(loader.ws, loader._columns, 1)
         try:
-            with reader.read(np.array([index], np.uint64)) as batch:
+            with reader.read(np.array([index & ID_MASK], np.uint64)) as batch:
                 made = self._seeded(batch, index) if loader._work.in_python else loader._work.one(batch, 0, self._epoch, index)
                 return {name: each(value, lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf) for name, value in made.items()}
         finally:
@@ -316,7 +325,8 @@ class Epoch(_leat.Lane, Iterator[Any]):
             return False
         step = self._asked
         if engine.reads:
-            job = _workers.Job(step, lease, self._ids(step), self._epoch, None)
+            ids = self._ids(step)
+            job = _workers.Job(step, lease, ids | self._tags(step, len(ids)), self._epoch, None)
         else:
             start = perf_counter()
             try:
@@ -327,7 +337,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
                 raise
             finally:
                 self._loader._stats["fetch_s"] += perf_counter() - start
-            job = _workers.Job(step, lease, raw.ids, self._epoch, raw)
+            job = _workers.Job(step, lease, raw.ids | self._tags(step, len(raw.ids)), self._epoch, raw)
         self._asked += 1
         self._jobs.append((job, step))
         engine.submit(job)
@@ -388,13 +398,13 @@ class Epoch(_leat.Lane, Iterator[Any]):
             return
         assert self._loader._engine is not None
         outs = self._loader._engine.slots.outs(job.lease.number)
-        ids = job.ids = job.ids.copy()
+        ids, tags = job.ids, self._tags(step, len(job.ids))
         for i, cause in sorted(job.failures, key=lambda failure: failure[0]):
             for attempt in itertools.count(1):
                 if isinstance(cause, NOT_OF_A_SAMPLE) or attempt > self._plan.stand_ins:
                     raise cause
                 self._bad(step, i, int(ids[i]), cause)
-                ids[i] = self._substitute(step, i, attempt)
+                ids[i] = self._substitute(step, i, attempt) | int(tags[i])
                 try:
                     self._loader._work.store(outs, job.loose, i, self._one(int(ids[i])))
                     break
@@ -415,7 +425,8 @@ class Epoch(_leat.Lane, Iterator[Any]):
             values[name] = Shapes(column) if arrays else column
         if loader._collate is None:
             nested = {name: build(tree, values.__getitem__) for name, tree in loader._work.trees.items()}
-            return self._batch_type(loader.ws, nested, job.lease, job.ids, self._valid(step).copy(), self._position(step), loader._work.bfloat16)
+            ids = job.ids if loader._source is None else job.ids & np.uint64(ID_MASK)
+            return self._batch_type(loader.ws, nested, job.lease, ids, self._valid(step).copy(), self._position(step), loader._work.bfloat16)
         return self._collated([self._sample(job.loose, values, i) for i in np.flatnonzero(self._valid(step)).tolist()])
 
     def _sample(self, loose: _workers.Loose, values: dict[str, Any], i: int) -> Any:

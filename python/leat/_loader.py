@@ -106,7 +106,7 @@ class Loader(Iterable[Any]):
     shuffle       True: "full", or blocks if the set is larger than the pool; "full"; "block:N"; False. None: True, but where a sampler says the order
     seed          of the order and of augmentation
     fields        None: all as they are; a list of names; {"image": "jpg", "label": "cls"}: decoded, under new names
-    transform     f(sample: dict, rng: numpy.random.Generator) -> dict, rng depends on seed, epoch and sample alone; or one of leat.prep, which
+    transform     f(sample: dict, rng: numpy.random.Generator) -> dict, rng depends on seed, epoch and sample (with a sampler: and position) alone; or one of leat.prep, which
                   takes the picture's bytes through C threads; {name: prep}; a list, those of leat.prep before functions
     collate_fn    f(list of samples) -> what the loop gets instead of a batch; runs in the thread that iterates. The list is empty on a rank that
                   has no sample of the last step, with drop_last=False

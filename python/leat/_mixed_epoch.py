@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ._epoch import Epoch, bad_sample
 from ._errors import BadSample, Corrupt, NotFound
-from ._mixture import ID_MASK, MixedBatch, MixedIter, Mixture
+from ._mixture import MixedBatch, MixedIter, Mixture
+from ._plan import ID_MASK
 
 if TYPE_CHECKING:
     from ._batch import Array

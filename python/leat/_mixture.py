@@ -33,6 +33,7 @@ from ._batch import Array, Batch, Ragged
 from ._decode import Column
 from ._fields import Field
 from ._mixed_windows import Parts, Steps, mixed
+from ._plan import ID_BITS, ID_MASK
 from ._prepared import PreparedBatch
 from ._recordings import RecordingWindows
 from ._set import Stat, WorkingSet
@@ -40,8 +41,6 @@ from ._set import Stat, WorkingSet
 Part = Union[tuple[Any, float], tuple[Any, float, Mapping[str, str]]]
 
 WEIGHT_BITS = 24
-ID_BITS = 44
-ID_MASK = (1 << ID_BITS) - 1
 _MAX_PLACE = 1 << 38  # times a weight: below 2^63
 _SEED_STEP = 0x9E3779B97F4A7C15
 

@@ -25,6 +25,8 @@ Ids = npt.NDArray[np.uint64]
 Ranges = tuple[tuple[int, int], ...]
 
 HEAD = 1 << 16  #: numbers of a sampler that are drawn at once; so many are given to the library at once, too
+ID_BITS = 44  #: of a sample's number; what stands above them is for the random numbers of a sample that comes again
+ID_MASK = (1 << ID_BITS) - 1
 FEW = 8  #: batches of a batch sampler that are drawn at once, at least
 ENDLESS = 1 << 62  #: the length of what has not ended yet
 

@@ -32,6 +32,7 @@ from . import _leat
 from ._batch import Array, Ragged
 from ._errors import Invalid, Unsupported
 from ._fields import Field
+from ._plan import ID_MASK
 from ._recording_batches import WindowRing
 from ._set import FieldValue, Sample, View, WorkingSet
 
@@ -338,7 +339,7 @@ class _Reader:
         self._ws, self._columns = ws, columns
 
     def read(self, ids: Array) -> RawWindows:
-        return RawWindows(self._ws, self._columns, ids)
+        return RawWindows(self._ws, self._columns, ids & np.uint64(ID_MASK))
 
     def close(self) -> None:
         pass

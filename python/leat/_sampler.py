@@ -11,7 +11,8 @@ from . import _leat, _plan, _ranks
 from ._arguments import seed_of, whole
 from ._batch import parse_shuffle
 from ._errors import Stale
-from ._mixture import ID_MASK, Mixture, MixPlan
+from ._mixture import Mixture, MixPlan
+from ._plan import ID_MASK
 from ._set import WorkingSet
 
 STATE_VERSION = 1

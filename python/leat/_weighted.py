@@ -27,12 +27,17 @@ _CHUNK = 1 << 16
 Floats = npt.NDArray[np.float64]
 
 
-def _uniform(key: int, places: npt.NDArray[np.int64]) -> Floats:
-    """In (0, 1], one for each place: SplitMix64, of which each place can be asked for by itself."""
+def hashes(key: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """64 bits for each place: SplitMix64, of which each place can be asked for by itself."""
     x = np.uint64(key) + np.uint64(_STEP) * (places.astype(np.uint64) + np.uint64(1))
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    made: Floats = ((x ^ x >> np.uint64(31)) >> np.uint64(11)).astype(np.float64)
+    return x ^ x >> np.uint64(31)
+
+
+def _uniform(key: int, places: npt.NDArray[np.int64]) -> Floats:
+    """In (0, 1], one for each place."""
+    made: Floats = (hashes(key, places) >> np.uint64(11)).astype(np.float64)
     return (made + 1.0) * 2.0**-53
 
 

@@ -32,6 +32,7 @@ from ._errors import Error, TimedOut, WorkerDied, let_go
 from ._generators import States, seed_for
 from ._nested import Tree, bits, is_bfloat16, leaves, tree_of
 from ._pictures import Stages, Transforms, split
+from ._plan import ID_MASK
 from ._slots import Layout, Lease, Slots
 
 if TYPE_CHECKING:
@@ -382,7 +383,7 @@ def _thread_main(work: Work, slots: Slots, number: int, tasks: queue.SimpleQueue
 
 
 def _at_work(slots: Slots, workers: int) -> str:
-    found = [int(slots.current[w]) - 1 & 2**44 - 1 for w in range(workers) if slots.current[w]]
+    found = [int(slots.current[w]) - 1 & ID_MASK for w in range(workers) if slots.current[w]]
     return f"samples {', '.join(map(str, found))} are being prepared" if found else "no sample is being prepared"
 
 
@@ -504,7 +505,7 @@ class Processes:
         if not self._heard:
             how += (" before it had begun. Where processes are not forked they import the program again: what it does belongs under "
                     "`if __name__ == '__main__':`")
-        raise WorkerDied(f"worker {worker} (pid {process.pid}) {how}" + (f", at sample {at - 1}" if at else ""))
+        raise WorkerDied(f"worker {worker} (pid {process.pid}) {how}" + (f", at sample {at - 1 & ID_MASK}" if at else ""))
 
     @property
     def pids(self) -> list[int]:
@@ -754,6 +755,7 @@ class Reader:
         self.fields = renamed(columns)
 
     def read(self, ids: Array) -> Batch:
+        ids = ids & np.uint64(ID_MASK)
         if self._ring is None:
             self._ring = self._ws._set.load(self._size, 4, [c.field.number for c in self._columns], 0, None, 0, 0)
         if self._block:

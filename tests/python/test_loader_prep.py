@@ -432,3 +432,12 @@ def test_labels_that_are_no_numbers(tmp_path):
         batch = next(iter(loader))
         assert batch["label"][[0, 1, 2, 4, 5]].tolist() == [12, 7, -3, 12, 99999999999999999]
         assert set(bad) == {3, 6, 7}
+
+
+@pytest.mark.parametrize("more", [{}, {"workers": "fork"}])
+def test_a_picture_that_comes_again_is_cropped_in_another_way(pictures, more):
+    found = []
+    for size in (2, 8):
+        with leat.Loader(pictures, size, sampler=[3] * 8, fields=FIELDS, transform=CROP, **more) as loader:
+            found.append([image.tobytes() for batch in loader for image in batch["image"]])
+    assert found[0] == found[1] and len(set(found[0])) == 8

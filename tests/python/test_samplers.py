@@ -4,6 +4,7 @@
 import itertools
 import json
 import logging
+import random
 import threading
 import warnings
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import leat
-from leat import _plan
+from leat import _plan, _workers
 from lib_python import wait_for
 
 N = 12
@@ -392,3 +393,94 @@ def test_the_batch_before_an_error_is_received(numbers, small_head):
     assert loader.state_dict()["samples"] == got
     with pytest.raises(RuntimeError, match="broken"):
         next(steps)
+
+
+# --- samples that come again --------------------------------------------------------------------------------------------------------
+
+
+def noise(sample, rng):
+    x = int(np.asarray(sample["x"]).reshape(-1)[0])
+    if x == 5:
+        raise ValueError("bad")
+    return {"x": x, "rng": rng.random(), "shared": random.random()}
+
+
+FORK_AND_THREAD = pytest.mark.parametrize("workers", ["thread", "fork"])
+
+
+class Drawn:
+    def __init__(self, given):
+        self.given = given
+
+    def __iter__(self):
+        return iter(self.given)
+
+
+GIVEN = [3] * 8 + [7, 3, 7, 3] + [3] * 4
+
+
+@FORK_AND_THREAD
+@pytest.mark.parametrize("name,given", [("sampler", GIVEN), ("batch_sampler", [GIVEN[:6], GIVEN[6:8], GIVEN[8:]]), ("sampler", "weighted"), ("sampler", "endless")])
+def test_a_sample_that_comes_again_is_another(numbers, workers, name, given, small_head):
+    """By its place in the epoch alone: not by ranks, workers, the size of batches or restarts."""
+    given = {"weighted": leat.WeightedSampler([0, 0, 0, 1] + [0] * 8, 16), "endless": Drawn(itertools.repeat(3))}[given] if isinstance(given, str) else given
+
+    def draw(world, batch_size, num_workers, stop=None, state=None):
+        rows = {}
+        most = 3 if name == "batch_sampler" else 16 // batch_size // world
+        for rank in range(world):
+            with leat.Loader(numbers, batch_size, **{name: given}, transform=noise, workers=workers, num_workers=num_workers, rank=rank, world_size=world, seed=9,
+                             drop_last=False) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                for batch in itertools.islice(loader, stop or most):
+                    assert batch.ids.tolist() == batch["x"].tolist() and batch.sample_keys == [str(i) for i in batch["x"]]
+                    for i in np.flatnonzero(batch.valid).tolist():
+                        rows[batch.position + i] = (batch["x"][i], batch["rng"][i], batch["shared"][i])
+                after = loader.state_dict()
+        return rows, after
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        want, _ = draw(1, 4, 1)
+        assert len(want) == 16 and len({row[1] for row in want.values()}) == len({row[2] for row in want.values()}) == 16
+        assert draw(2, 2, 2)[0] == want and draw(1, 8, 1)[0] == want
+        first, state = draw(1, 2, 1, stop=1)
+        rest, _ = draw(2, 1, 1, stop=7 if name == "sampler" else 2, state=state)
+        assert {**first, **rest} == want
+
+
+@FORK_AND_THREAD
+def test_a_sample_that_comes_once_is_as_ever(numbers, workers):
+    for more in ({}, {"shuffle": False}):
+        with leat.Loader(numbers, 4, transform=noise, workers=workers, on_error="skip", seed=2, **more) as loader:
+            for epoch in range(2):
+                for batch in loader:
+                    for x, drawn in zip(batch["x"].tolist(), batch["rng"].tolist()):
+                        assert drawn == _workers.make_rng(2, epoch, x).random()
+
+
+@FORK_AND_THREAD
+def test_the_stand_in_of_a_sample_that_comes_again(numbers, workers):
+    given = [3, 5, 3, 5, 3, 3, 3, 5]
+    found = []
+    for size in (2, 8):
+        with leat.Loader(numbers, size, sampler=given, transform=noise, workers=workers, on_error="skip") as loader:
+            rows = [row for batch in loader for row in zip(batch.ids.tolist(), batch["rng"].tolist())]
+        assert [row[0] for row in rows] == [3] * 8 and len({row[1] for row in rows}) == 8
+        found.append(rows)
+    assert found[0] == found[1]
+    with leat.Loader(numbers, 2, sampler=[1, 1, 1, 1, 1, 5], transform=noise, workers=workers) as loader, pytest.raises(leat.BadSample, match="sample 5 ") as caught:
+        list(loader)
+    assert caught.value.index == 5
+
+
+@FORK_AND_THREAD
+def test_a_window_that_comes_again(tmp_path, workers):
+    (tmp_path / "d").mkdir()
+    np.save(tmp_path / "d" / "x.npy", np.arange(40))
+    with leat.open(tmp_path / "d", window=4, rows="npy") as ws:
+        with leat.Loader(ws, 2, sampler=[3] * 8, transform=lambda sample, rng: {"n": sample["npy"][0] if "npy" in sample else 12, "rng": rng.random()},
+                         workers=workers) as loader:
+            rows = [row for batch in loader for row in zip(batch.ids.tolist(), batch["n"].tolist(), batch["rng"].tolist())]
+    assert {row[:2] for row in rows} == {(3, 12)} and len(set(rows)) == 8
