@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 
-MAGIC = 0x5441454C
+MAGIC, VERSION = 0x5441454C, 2
 REQUEST, REPLY, EVENT = 1, 2, 3
 CONTROL, DATA, PEER = 1, 2, 3
 HELLO, PROOF = 1, 2
@@ -18,7 +18,7 @@ NODE, INSTALL, READY, FORGET, DESCRIBE, RESYNC, ACCESS = 64, 66, 67, 68, 69, 70,
 FRAME = struct.Struct("<IBBHiIQIIQ24x")
 
 
-def frame(type, body=b"", *, id=1, kind=REQUEST, status=0, nfds=0, payload=0, version=1, magic=MAGIC, body_bytes=None):
+def frame(type, body=b"", *, id=1, kind=REQUEST, status=0, nfds=0, payload=0, version=VERSION, magic=MAGIC, body_bytes=None):
     return FRAME.pack(magic, version, kind, type, status, 0, id, len(body) if body_bytes is None else body_bytes, nfds,
                       payload) + body
 
@@ -28,7 +28,7 @@ def text(s):
     return struct.pack("<I", len(raw)) + raw
 
 
-def hello(role=CONTROL, low=1, high=1, uid=0, gid=0, set_uuid=bytes(16), generation=0, nonce=bytes(32)):
+def hello(role=CONTROL, low=VERSION, high=VERSION, uid=0, gid=0, set_uuid=bytes(16), generation=0, nonce=bytes(32)):
     return (struct.pack("<BBBI", low, high, role, os.getpid()) + text("a test") + nonce + struct.pack("<II", uid, gid)
             + set_uuid + struct.pack("<I", generation))
 
@@ -89,7 +89,7 @@ class Peer:
     def receive(self):
         """(kind, type, status, id, body, payload) of the next frame."""
         magic, version, kind, type, status, _, id, body, nfds, payload = FRAME.unpack(self._receive(FRAME.size))
-        assert magic == MAGIC and version == 1
+        assert magic == MAGIC and version == VERSION
         return kind, type, status, id, self._receive(body), self._receive(payload)
 
     def call(self, type, body=b"", *, fds=(), **more):

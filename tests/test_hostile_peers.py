@@ -17,7 +17,7 @@ import lib_host
 import pytest
 from lib_crc import crc32c
 from lib_wire import (APPEND, BROKER, CANCEL, CLOSE, CONTROL, CREATE, DATA, DROP, EVENT, FETCH, FRAME, HELLO, INSTALL, MAGIC, OPEN,
-                      PEER, PROOF, QUERY, READ, REGIONS, RELEASE, REPLY, VERIFY, WAIT, WRITE, Gone, Peer, frame, hello, opening,
+                      PEER, PROOF, QUERY, READ, REGIONS, RELEASE, REPLY, VERIFY, VERSION, WAIT, WRITE, Gone, Peer, frame, hello, opening,
                       prove, text)
 
 TOKEN = base64.b64encode(bytes(range(32)))
@@ -107,10 +107,12 @@ def test_roles_that_tcp_does_not_serve(daemon, role):
         assert peer.closed()
 
 
+@pytest.mark.parametrize("low, high", [(1, 1), (VERSION + 1, 9)], ids=["older", "newer"])
 @pytest.mark.parametrize("door", ["unix", "tcp"])
-def test_another_version_is_told_and_not_served(daemon, door):
+def test_another_version_is_told_and_not_served(daemon, door, low, high):
+    """Version 1 had a shorter REPORT and another proof over TCP."""
     with Peer(daemon.socket if door == "unix" else daemon.address) as peer:
-        status, body, _ = peer.call(HELLO, hello(low=2, high=9, role=CONTROL if door == "unix" else DATA))
+        status, body, _ = peer.call(HELLO, hello(low=low, high=high, role=CONTROL if door == "unix" else DATA))
         assert status == -EOPNOTSUPP and b"version" in body
         try:
             assert peer.call(QUERY, struct.pack("<I", 3) + text(""), id=2)[0] < 0

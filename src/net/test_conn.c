@@ -171,8 +171,9 @@ static void test_dribble(void **state)
     struct side s;
     side_init(&s, AF_UNIX, 0);
     uint8_t wire[PROTO_FRAME + 3] = {0};
-    proto_frame_put(wire, &(struct proto_frame){
-                              .version = 1, .kind = PROTO_REQUEST, .type = 16, .id = 8, .body_bytes = 3});
+    proto_frame_put(
+        wire, &(struct proto_frame){
+                  .version = PROTO_VERSION, .kind = PROTO_REQUEST, .type = 16, .id = 8, .body_bytes = 3});
     memcpy(wire + PROTO_FRAME, "abc", 3);
     for (size_t i = 0; i < sizeof(wire); i++) {
         assert_int_equal(s.messages, 0);
@@ -192,7 +193,8 @@ static void test_large_body(void **state)
     AUTO_FREE uint8_t *body = calloc(1, bytes);
     memcpy(body, "start", 5);
     send_frame(&s,
-               &(struct proto_frame){.version = 1, .kind = PROTO_REQUEST, .type = 16, .body_bytes = bytes},
+               &(struct proto_frame){
+                   .version = PROTO_VERSION, .kind = PROTO_REQUEST, .type = 16, .body_bytes = bytes},
                "", 0);
     assert_int_equal(fcntl(s.peer, F_SETFL, O_NONBLOCK), 0);
     while (at < bytes) {
@@ -228,26 +230,30 @@ static void test_nonsense(void **state)
 
     side_init(&s, AF_UNIX, 0); /* a body past the limit */
     send_frame(&s,
-               &(struct proto_frame){.version = 1, .kind = 1, .type = 16, .body_bytes = PROTO_BODY_MAX + 1},
+               &(struct proto_frame){
+                   .version = PROTO_VERSION, .kind = 1, .type = 16, .body_bytes = PROTO_BODY_MAX + 1},
                "", 0);
     expect_closed(&s, LEAT_CORRUPT);
 
     side_init(&s, AF_UNIX, 0); /* half a message, then the end */
-    send_frame(&s, &(struct proto_frame){.version = 1, .kind = 1, .type = 16, .body_bytes = 100}, "abc", 3);
+    send_frame(&s, &(struct proto_frame){.version = PROTO_VERSION, .kind = 1, .type = 16, .body_bytes = 100},
+               "abc", 3);
     shutdown(s.peer, SHUT_WR);
     expect_closed(&s, LEAT_CORRUPT);
     assert_int_equal(s.messages, 0);
 
     side_init(&s, AF_UNIX, 0); /* a payload that nobody asked for */
-    send_frame(&s, &(struct proto_frame){.version = 1, .kind = 1, .type = 16, .payload_bytes = 100}, "", 0);
+    send_frame(&s,
+               &(struct proto_frame){.version = PROTO_VERSION, .kind = 1, .type = 16, .payload_bytes = 100},
+               "", 0);
     expect_closed(&s, LEAT_CORRUPT);
 
     side_init(&s, AF_UNIX, 0); /* descriptors promised, none sent */
-    send_frame(&s, &(struct proto_frame){.version = 1, .kind = 1, .type = 16, .nfds = 1}, "", 0);
+    send_frame(&s, &(struct proto_frame){.version = PROTO_VERSION, .kind = 1, .type = 16, .nfds = 1}, "", 0);
     expect_closed(&s, LEAT_CORRUPT);
 
     side_init(&s, AF_INET, 0);
-    send_frame(&s, &(struct proto_frame){.version = 1, .kind = 1, .type = 16, .nfds = 1}, "", 0);
+    send_frame(&s, &(struct proto_frame){.version = PROTO_VERSION, .kind = 1, .type = 16, .nfds = 1}, "", 0);
     expect_closed(&s, LEAT_CORRUPT);
 }
 
@@ -306,7 +312,7 @@ static void test_descriptors(void **state)
         char bytes[CMSG_SPACE(3 * sizeof(int))];
     } control;
     uint8_t wire[PROTO_FRAME];
-    proto_frame_put(wire, &(struct proto_frame){.version = 1, .kind = 1, .type = 16, .nfds = 1});
+    proto_frame_put(wire, &(struct proto_frame){.version = PROTO_VERSION, .kind = 1, .type = 16, .nfds = 1});
     struct iovec iov = {wire, sizeof(wire)};
     struct msghdr msg = {
         .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
@@ -359,8 +365,9 @@ static void test_payload(void **state)
     net_reply_fini(&reply);
 
     /* The peer dies in the middle of one. */
-    send_frame(&s, &(struct proto_frame){.version = 1, .kind = 1, .type = 66, .payload_bytes = 100}, "abc",
-               3);
+    send_frame(&s,
+               &(struct proto_frame){.version = PROTO_VERSION, .kind = 1, .type = 66, .payload_bytes = 100},
+               "abc", 3);
     turns(&s);
     close(s.peer);
     s.peer = -1;

@@ -84,9 +84,10 @@ static int with_tcp(void *user)
     uint8_t wire[PROTO_FRAME];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds) < 0)
         return -errno;
-    proto_frame_put(wire,
-                    &(struct proto_frame){
-                        .version = 1, .kind = PROTO_REPLY, .type = PROTO_READ, .payload_bytes = 2000 * 30});
+    proto_frame_put(wire, &(struct proto_frame){.version = PROTO_VERSION,
+                                                .kind = PROTO_REPLY,
+                                                .type = PROTO_READ,
+                                                .payload_bytes = 2000 * 30});
     if (write(fds[1], wire, sizeof(wire)) != sizeof(wire) || write(fds[1], region, 60000) != 60000)
         return -EIO;
     int rc = net_tcp_new(&ctx);

@@ -37,8 +37,11 @@ static bool serve_one(struct far *f, bool half)
         total += range.bytes;
     }
     uint8_t wire[PROTO_FRAME];
-    struct proto_frame frame = {
-        .version = 1, .kind = PROTO_REPLY, .type = PROTO_READ, .id = m.frame.id, .payload_bytes = total};
+    struct proto_frame frame = {.version = PROTO_VERSION,
+                                .kind = PROTO_REPLY,
+                                .type = PROTO_READ,
+                                .id = m.frame.id,
+                                .payload_bytes = total};
     net_reply_fini(&m);
     proto_frame_put(wire, &frame);
     nanosleep(&(struct timespec){.tv_nsec = (long)f->delay_ns}, NULL);

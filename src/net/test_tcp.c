@@ -50,7 +50,7 @@ static void raw_reply(struct rig *r, uint64_t id, int status, uint64_t payload, 
 {
     uint8_t wire[PROTO_FRAME];
     AUTO_FREE uint8_t *bytes = calloc(1, sent ? sent : 1);
-    struct proto_frame frame = {.version = 1,
+    struct proto_frame frame = {.version = PROTO_VERSION,
                                 .kind = PROTO_REPLY,
                                 .type = PROTO_READ,
                                 .id = id,
@@ -67,7 +67,7 @@ static void raw_error(struct rig *r, uint64_t id, int status, const char *text, 
 {
     uint8_t wire[PROTO_FRAME + 4 + 100] = {0};
     uint32_t len = (uint32_t)strlen(text);
-    struct proto_frame frame = {.version = 1,
+    struct proto_frame frame = {.version = PROTO_VERSION,
                                 .kind = PROTO_REPLY,
                                 .type = PROTO_READ,
                                 .id = id,
@@ -148,8 +148,11 @@ static void test_tcp_in_crumbs(void **state)
     struct test_op *t = op_plain(1000);
     rig_submit(&r, t);
     uint8_t wire[PROTO_FRAME + 1000];
-    struct proto_frame frame = {
-        .version = 1, .kind = PROTO_REPLY, .type = PROTO_READ, .id = raw_request(&r), .payload_bytes = 1000};
+    struct proto_frame frame = {.version = PROTO_VERSION,
+                                .kind = PROTO_REPLY,
+                                .type = PROTO_READ,
+                                .id = raw_request(&r),
+                                .payload_bytes = 1000};
     proto_frame_put(wire, &frame);
     for (unsigned i = 0; i < 1000; i++)
         wire[PROTO_FRAME + i] = (uint8_t)(i * 7);
