@@ -5,6 +5,8 @@ import os
 import pathlib
 import shutil
 import struct
+import sys
+import tempfile
 
 import lib_data
 import lib_host
@@ -116,13 +118,43 @@ say(status, body)
     client.finish()
 
 
-def test_another_users_daemon_is_refused(host):
-    """Who binds a name in a folder of everybody first gets no client but their own."""
-    for owner, mode, good in ((0, 0o1777, False), (BOB, 0o775, False), (BOB, 0o755, True)):
-        folder = host.folder / f"shared-{mode:o}"
-        folder.mkdir()
-        own(folder, owner, mode)
-        trap = host.python("""
+@pytest.fixture
+def places():
+    """A folder that only root may write to, as all above it, and a name below /tmp."""
+    safe = pathlib.Path(tempfile.mkdtemp(prefix="leat-test-", dir="/run"))
+    safe.chmod(0o755)
+    in_tmp = pathlib.Path(f"/tmp/leat-test-team-{os.getpid()}")
+    yield safe, in_tmp
+    shutil.rmtree(safe)
+    if in_tmp.is_symlink():
+        in_tmp.unlink()
+    elif in_tmp.exists():
+        shutil.rmtree(in_tmp)
+
+
+@pytest.mark.parametrize("what, good", [("folder of everybody", False), ("folder of a group", False), ("folder of Bob", True),
+                                        ("Bob's folder in /tmp", False), ("Bob's link in /tmp", False), ("Bob's folder in root's in /tmp", True), ("root's link", True),
+                                        ("root's link to /tmp", False)])
+def test_another_users_daemon_is_refused(host, places, what, good):
+    """Who makes the name where all users may make names gets no client but their own: not by a folder, not by a link."""
+    safe, in_tmp = places
+    owner, mode = {"folder of everybody": (0, 0o1777), "folder of a group": (BOB, 0o775)}.get(what, (BOB, 0o755))
+    folder = in_tmp if what in ("Bob's folder in /tmp", "root's link to /tmp") else safe / "team"
+    if what == "Bob's folder in root's in /tmp":
+        in_tmp.mkdir()
+        folder = in_tmp / "team"
+    folder.mkdir()
+    own(folder, owner, mode)
+    given = folder
+    if what == "Bob's link in /tmp":
+        given = in_tmp
+    elif what.startswith("root's link"):
+        given = safe / "link"
+    if given != folder:
+        given.symlink_to(folder)
+        if given == in_tmp:
+            os.lchown(given, BOB, BOB)
+    trap = host.python("""
 import os, socket
 s = socket.socket(socket.AF_UNIX)
 s.bind(argv[0])
@@ -132,12 +164,12 @@ say('listens')
 peer = s.accept()[0]
 say(len(peer.recv(4096)))
 """, folder / "leatd.sock", prefix=user(BOB))
-        trap.hear()
-        client = host.python("try:\n    leat.status(socket=argv[0])\nexcept leat.Error as e:\n    say(type(e).__name__, e)",
-                             folder / "leatd.sock", prefix=user(ANN))
-        said = client.finish()
-        assert (said.startswith("Denied ") and f"runs as user {BOB}" in said) == (not good), said
-        assert (trap.hear() == "0") == (not good), "nothing is sent before it is known who gets it"
+    trap.hear()
+    client = host.python("try:\n    leat.status(socket=argv[0])\nexcept leat.Error as e:\n    say(type(e).__name__, e)",
+                         given / "leatd.sock", prefix=user(ANN))
+    said = client.finish()
+    assert (said.startswith("Denied ") and f"runs as user {BOB}" in said) == (not good), said
+    assert (trap.hear() == "0") == (not good), "nothing is sent before it is known who gets it"
 
 
 def test_a_folder_in_tmp_that_another_user_made_first_is_refused(host):

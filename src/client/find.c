@@ -24,7 +24,8 @@
 #include "net/conn.h"
 
 #define SOCKET_NAME  "/leatd.sock"
-#define OTHERS_NAMED 4 /* in a message */
+#define OTHERS_NAMED 4  /* in a message */
+#define LINKS_MAX    40 /* as in the kernel */
 
 static bool plain(char c)
 {
@@ -126,26 +127,74 @@ int connect_folder(const char *job, bool make, char ret_folder[PATH_ROOM], struc
     return open_pair(tmp, name, base, job, make, err);
 }
 
+/* path: where the link `step` leads, and `rest` behind it. */
+static int follow_link(const char *step, const char *rest, char path[PATH_ROOM])
+{
+    char target[PATH_ROOM];
+    ssize_t n = readlink(step, target, sizeof(target) - 1);
+    if (n <= 0)
+        return -errno;
+    target[n] = 0;
+    int folder = target[0] == '/' ? 0 : (int)(strrchr(step, '/') + 1 - step);
+    int len = snprintf(path, PATH_ROOM, "%.*s%s%s", folder, step, target, rest);
+    return len < 0 || len >= PATH_ROOM ? -ENAMETOOLONG : 0;
+}
+
+/*
+ * Follows `socket` step by step, links too, and looks at each folder: 0 when none but root, this user and `daemon` can have put anything
+ * there. In a sticky folder, such as /tmp, all may make names, but not in the place of a folder of root's or ours; a link could have been moved
+ * there. ret_step: the step that ended it.
+ */
+static int check_steps(const char *socket, uid_t daemon, char ret_step[PATH_ROOM])
+{
+    char path[PATH_ROOM], rest[PATH_ROOM];
+    struct stat st;
+    unsigned links = 0;
+    bool shared = false; /* the folder before */
+    if ((size_t)snprintf(path, sizeof(path), "%s", socket) >= sizeof(path))
+        return -ENAMETOOLONG;
+    for (char *end = path; end;) {
+        /* "/" is a step, too. */
+        snprintf(ret_step, PATH_ROOM, "%.*s", end == path ? 1 : (int)(end - path), path);
+        snprintf(rest, sizeof(rest), "%s", end);
+        if (lstat(ret_step, &st) < 0)
+            return -errno;
+        bool is_folder = S_ISDIR(st.st_mode), ours = st.st_uid == 0 || st.st_uid == geteuid();
+        if (shared && !(is_folder && ours))
+            return LEAT_DENIED;
+        shared = is_folder && (st.st_mode & 022);
+        if (is_folder && ((!ours && st.st_uid != daemon) || (shared && !(st.st_mode & S_ISVTX))))
+            return LEAT_DENIED;
+        if (!S_ISLNK(st.st_mode)) {
+            end = *end ? end + 1 + strcspn(end + 1, "/") : NULL;
+            continue;
+        }
+        /* Its folder was in order, so the link is. From its target on it begins again. */
+        int rc = ++links > LINKS_MAX ? -ELOOP : follow_link(ret_step, rest, path);
+        if (rc)
+            return rc;
+        end = path;
+    }
+    return 0;
+}
+
 int connect_check_daemon(int fd, const char *socket, struct leat_error *err)
 {
     struct ucred peer;
     socklen_t len = sizeof(peer);
-    struct stat st;
-    char folder[PATH_ROOM];
-    if (socket[0] != '/')
-        return 0;
+    char step[PATH_ROOM] = "/";
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0)
         return error_sys(err, -errno, "cannot find out who listens at %s", socket);
     if (peer.uid == geteuid() || peer.uid == 0)
         return 0;
-    snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(socket, '/') - socket), socket);
-    if (stat(folder[0] ? folder : "/", &st) == 0 && st.st_uid == peer.uid && !(st.st_mode & 022))
+    if (check_steps(socket, peer.uid, step) == 0)
         return 0;
     return error_set(
         err, LEAT_DENIED,
-        "the daemon at %s runs as user %u, who is neither this user nor root: data and keys would "
-        "go there. Its folder must belong to user %u and be writable by no other",
-        socket, (unsigned)peer.uid, (unsigned)peer.uid);
+        "the daemon at %s runs as user %u, who is neither this user nor root: data and keys would go "
+        "there. Each folder of its path must be one that only root, this user or user %u can make or change, "
+        "and %s is not. Move the socket, as to /run/leat, or run this as user %u",
+        socket, (unsigned)peer.uid, (unsigned)peer.uid, step, (unsigned)peer.uid);
 }
 
 static bool answers(const char *socket)
