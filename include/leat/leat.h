@@ -62,7 +62,7 @@ typedef int (*leat_interrupt_fn)(void *user);
 
 struct leat_client_options {
     size_t size;
-    const char *socket;    /* NULL: LEAT_SOCKET, else the private daemon of this user and job */
+    const char *socket;    /* absolute; NULL: LEAT_SOCKET, else the private daemon of this user and job */
     const char *job;       /* NULL: LEAT_JOB, TORCHELASTIC_RUN_ID, SLURM_JOB_ID, else the login session */
     uint64_t pool_bytes;   /* cap of a daemon started by this call; 0: half of what memory or cgroup leaves */
     uint64_t region_bytes; /* of a daemon started by this call; 0: 512 MiB, less when the pool is small */

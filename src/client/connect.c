@@ -228,6 +228,12 @@ int leat_connect(const struct leat_client_options *options, struct leat_client *
     const char *given = o.socket ? o.socket : getenv("LEAT_SOCKET");
     connect_job(o.job, job);
     if (given && *given) {
+        if (given[0] != '/')
+            return error_set(
+                err, LEAT_INVALID,
+                "socket '%s': clients talk to a daemon of their host, at a unix socket; give its "
+                "absolute path, as /run/leat/leatd.sock",
+                given);
         if (strlen(given) >= sizeof(((struct sockaddr_un *)0)->sun_path))
             return error_set(err, LEAT_INVALID, "socket path of %zu bytes: at most %zu are possible",
                              strlen(given), sizeof(((struct sockaddr_un *)0)->sun_path) - 1);

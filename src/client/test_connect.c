@@ -9,7 +9,9 @@
 #include <cmocka.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -149,6 +151,30 @@ static void test_folders(void **state)
     setenv("XDG_RUNTIME_DIR", runtime, 1);
 }
 
+/* A path of this host only: over TCP nothing would say whose daemon it is, and keys would go in the clear. */
+static void test_sockets_that_are_none(void **state)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(at);
+    AUTO_CLOSE int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&at, len), 0);
+    assert_int_equal(listen(listener, 8), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &len), 0);
+    char address[32];
+    snprintf(address, sizeof(address), "127.0.0.1:%d", ntohs(at.sin_port));
+    const char *const given[] = {address, "leatd.sock", "./leatd.sock"};
+    struct leat_client *client;
+    for (unsigned i = 0; i < ARRAY_LEN(given); i++) {
+        struct leat_client_options o = {
+            .size = sizeof(o), .socket = given[i], .timeout_ns = 200000000, .flags = LEAT_CONNECT_NO_START};
+        assert_int_equal(leat_connect(&o, &client, &err), LEAT_INVALID);
+        assert_non_null(strstr(err.message, "absolute path"));
+        assert_non_null(strstr(err.message, given[i]));
+    }
+    assert_int_equal(accept(listener, NULL, NULL), -1);
+    assert_int_equal(errno, EAGAIN);
+}
+
 /* --- starting ------------------------------------------------------------------------------------------------------------------ */
 
 static unsigned read_pids(const char *job, pid_t *ret_last)
@@ -268,7 +294,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_job_names),     cmocka_unit_test(test_folders),
         cmocka_unit_test(test_start_fails),   cmocka_unit_test(test_killed_between_the_steps),
-        cmocka_unit_test(test_eight_at_once),
+        cmocka_unit_test(test_eight_at_once), cmocka_unit_test(test_sockets_that_are_none),
     };
     return cmocka_run_group_tests_name("client_connect", tests, setup, teardown);
 }
