@@ -91,7 +91,8 @@ int requests_drop(struct client *c, struct conn_message *m)
         return LEAT_CORRUPT;
     struct leat_error err;
     struct wset *ws = pool_find(c->server->pool, name, c->uid, c->gid);
-    if (!ws) {
+    /* Which private sources others have open is no one else's to learn. */
+    if (!ws || !wset_allows(ws, c->uid, c->gid)) {
         error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", name);
         return requests_refuse(c, &m->frame, &err);
     }
