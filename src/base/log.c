@@ -78,12 +78,12 @@ static size_t put_head(char *line, size_t room, enum log_level level, int fd)
                      room);
 }
 
-static void write_line(enum log_level level, unsigned left_out, const char *fmt, va_list ap)
+static void write_line(enum log_level level, unsigned left_out, const char *end, const char *fmt, va_list ap)
 {
     int saved_errno = errno;
     int fd = atomic_load_explicit(&out_fd, memory_order_relaxed);
     char line[LINE_MAX_BYTES], text[LINE_MAX_BYTES];
-    size_t room = sizeof(line) - 1; /* one byte for the newline */
+    size_t room = sizeof(line) - 1 - strlen(end); /* one byte for the newline */
     size_t len = put_head(line, room, level, fd);
     if (left_out)
         len += clamp_len(snprintf(line + len, room - len, "(%u such lines were left out) ", left_out),
@@ -95,7 +95,7 @@ static void write_line(enum log_level level, unsigned left_out, const char *fmt,
     len += strlen(line + len);
     if (cut)
         memcpy(line + len - 3, "...", 3);
-    line[len++] = '\n';
+    len += clamp_len(snprintf(line + len, sizeof(line) - len, "%s\n", end), sizeof(line) - len);
     ssize_t n;
     do {
         n = write(fd, line, len);
@@ -109,11 +109,11 @@ void log_write(enum log_level level, const char *fmt, ...)
         return;
     va_list ap;
     va_start(ap, fmt);
-    write_line(level, 0, fmt, ap);
+    write_line(level, 0, "", fmt, ap);
     va_end(ap);
 }
 
-bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, unsigned *ret_left_out)
+bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, unsigned *ret_left_out, bool *ret_last)
 {
     uint64_t period = now_ns / LOG_LIMIT_NS + 1, before = atomic_load(&limit->period);
     *ret_left_out = 0;
@@ -121,7 +121,9 @@ bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, unsigned *ret_left
         atomic_store(&limit->lines, 0);
         *ret_left_out = atomic_exchange(&limit->left_out, 0);
     }
-    if (atomic_fetch_add(&limit->lines, 1) < LOG_LIMIT_LINES)
+    unsigned lines = atomic_fetch_add(&limit->lines, 1) + 1;
+    *ret_last = lines == LOG_LIMIT_LINES;
+    if (lines <= LOG_LIMIT_LINES)
         return true;
     atomic_fetch_add(&limit->left_out, 1 + *ret_left_out);
     return false;
@@ -130,10 +132,11 @@ bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, unsigned *ret_left
 void log_write_limited(enum log_level level, struct log_limit *limit, const char *fmt, ...)
 {
     unsigned left_out;
-    if ((int)level > current_level() || !log_limit_pass(limit, clock_now_ns(), &left_out))
+    bool last;
+    if ((int)level > current_level() || !log_limit_pass(limit, clock_now_ns(), &left_out, &last))
         return;
     va_list ap;
     va_start(ap, fmt);
-    write_line(level, left_out, fmt, ap);
+    write_line(level, left_out, last ? " (more such lines are suppressed for up to 5 s)" : "", fmt, ap);
     va_end(ap);
 }

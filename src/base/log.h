@@ -22,8 +22,8 @@ void log_write(enum log_level level, const char *fmt, ...) __attribute__((format
 #define log_debug(...)   log_write(LOG_LEVEL_DEBUG, __VA_ARGS__)
 
 /*
- * For what peers can cause as often as they like: from each place in the code at most LOG_LIMIT_LINES in LOG_LIMIT_NS. The first line after a
- * silence tells how many were left out.
+ * For what peers can cause as often as they like: from each place in the code at most LOG_LIMIT_LINES in LOG_LIMIT_NS. The last of
+ * these says that more are suppressed; the first line after a silence tells how many were.
  */
 #define LOG_LIMIT_LINES 10u
 #define LOG_LIMIT_NS    (5 * 1000000000ull)
@@ -31,8 +31,11 @@ struct log_limit {
     _Atomic uint64_t period; /* which one `lines` counts */
     _Atomic unsigned lines, left_out;
 };
-/* False: leave this line out. *ret_left_out: how many were since the last line, to be told with this one. */
-bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, unsigned *ret_left_out);
+/*
+ * False: leave this line out. *ret_left_out: how many were since the last line, to be told with this one. *ret_last: no other line passes in
+ * this period.
+ */
+bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, unsigned *ret_left_out, bool *ret_last);
 void log_write_limited(enum log_level level, struct log_limit *limit, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

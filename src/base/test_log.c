@@ -67,8 +67,9 @@ static void test_limit(void **state)
     unsigned left_out, told = 0, passed = 0;
     for (unsigned period = 0; period < 3; period++) {
         for (unsigned i = 0; i < 100; i++) {
-            bool pass = log_limit_pass(&limit, period * LOG_LIMIT_NS + i, &left_out);
+            bool last, pass = log_limit_pass(&limit, period * LOG_LIMIT_NS + i, &left_out, &last);
             assert_int_equal(pass, i < LOG_LIMIT_LINES);
+            assert_int_equal(last, i + 1 == LOG_LIMIT_LINES);
             assert_true(left_out == 0 || (pass && i == 0));
             passed += pass;
             told += left_out;
@@ -89,6 +90,13 @@ static void test_limit(void **state)
     log_write_limited(LOG_LEVEL_INFO, &limit, "too quiet");
     log_write_limited(LOG_LEVEL_WARNING, &limit, "and now");
     assert_non_null(strstr(logged(text), "warning: (7 such lines were left out) and now\n"));
+    bool ended = false;
+    for (unsigned i = 0; i < 2 * LOG_LIMIT_LINES && !ended; i++) { /* the period may end among them */
+        log_write_limited(LOG_LEVEL_WARNING, &limit, "%02000u", i);
+        ended = strstr(logged(text), "000... (more such lines are suppressed for up to 5 s)\n");
+        assert_true(strlen(text) <= 1024);
+    }
+    assert_true(ended);
 }
 
 static void test_parse(void **state)
