@@ -673,6 +673,33 @@ def test_descriptors_that_are_slow_to_close_past_a_limit(strict):
     lib_host.wait_for(lambda: serves(strict))
 
 
+def test_this_hosts_connections_take_none_of_other_nodes(host):
+    token = host.folder / "token"
+    token.write_bytes(TOKEN + b"\n")
+    token.chmod(0o600)
+    address = f"127.0.0.1:{lib_host.free_port()}"
+    daemon = host.daemon({"limits": {"connections": 6, "user_connections": 6}, "net": {"listen": address, "token_file": token}})
+    peers = [Peer(daemon.socket).greet() for _ in range(6)]
+    with Peer(daemon.socket) as peer:
+        busy(*peer.call(HELLO, hello())[:2], b"6 connections", b"[limits]")
+    with Peer(address) as peer:
+        assert prove(peer, TOKEN, hello(role=DATA, nonce=os.urandom(32)))[0] == -ESTALE, "the token was looked at"
+    for peer in peers:
+        peer.close()
+
+
+def test_strangers_do_not_use_up_the_log(strict):
+    """What TCP's strangers cause is logged apart from what this host's clients do."""
+    for _ in range(30):
+        with Peer(strict.address) as peer:
+            peer.send(bytes(64))
+            assert peer.closed()
+    with Peer(strict.socket) as peer:
+        peer.send(bytes(64))
+        assert peer.closed()
+    assert f"(pid {os.getpid()}, uid {os.getuid()}) that broke the protocol" in strict.text()
+
+
 def serves(daemon):
     try:
         daemon.serves(daemon.path)

@@ -111,10 +111,10 @@ static void client_free(struct client *c)
     uint32_t uid = c->uid;
     if (c->turned_away)
         s->nturned_away--;
-    else
+    else if (c->is_unix) {
         s->nconnections--;
-    if (c->is_unix && !c->turned_away)
         shares_give(&s->pool->shares, uid, SHARE_CONNECTIONS, 1);
+    }
     s->npeers -= c->is_peer;
     if (!c->is_unix && !c->proved)
         stranger_leaves(s);
@@ -160,7 +160,9 @@ static void client_log(const struct client *c, const char *why)
 {
     char name[96];
     client_name(c, name);
-    log_warning_limited("closed a connection (%s) that %s", name, why);
+    /* Strangers on TCP do not use up the lines of this host's clients. */
+    static struct log_limit limits[2];
+    log_write_limited(LOG_LEVEL_WARNING, &limits[c->is_unix], "closed a connection (%s) that %s", name, why);
 }
 
 static void client_complain(struct client *c, const char *why)
@@ -449,22 +451,28 @@ static bool stranger_admit(struct server *s)
     return true;
 }
 
-/* Is there a place for c? One of this host who finds none is told so when they have said HELLO. */
+/*
+ * Is there a place for c? One of this host who finds none is told so when they have said HELLO. On TCP there is one: `handshakes` bounds
+ * strangers, PEERS_MAX other nodes, and this host's processes take nothing from those.
+ */
 static bool client_admit(struct server *s, struct client *c)
 {
     const struct limits *l = &s->pool->config.limits;
     uint64_t has;
+    if (!c->is_unix) {
+        s->nstrangers++;
+        return true;
+    }
     c->turned_away = s->nconnections >= l->connections;
-    if (c->is_unix && !c->turned_away)
+    if (!c->turned_away)
         c->turned_away =
             shares_take(&s->pool->shares, c->uid, SHARE_CONNECTIONS, 1, l->user_connections, &has) < 0;
     if (!c->turned_away) {
         s->nconnections++;
-        s->nstrangers += !c->is_unix;
         return true;
     }
     s->rejected++;
-    if (!c->is_unix || s->nturned_away >= TURNED_AWAY_MAX)
+    if (s->nturned_away >= TURNED_AWAY_MAX)
         return false;
     s->nturned_away++;
     return true;

@@ -41,8 +41,9 @@ struct server {
     struct list clients;
     struct list credits; /* credits.c: a table for each user */
     struct list users;
-    unsigned nclients; /* after their handshake, on the unix socket */
-    unsigned nconnections, npeers;
+    unsigned nclients;     /* after their handshake, on the unix socket */
+    unsigned nconnections; /* on the unix socket */
+    unsigned npeers;
     unsigned nturned_away; /* past a limit: here until they have heard why */
     unsigned nstrangers;   /* on TCP, before their proof */
     int spare_fd;          /* given up for a moment to turn somebody away when descriptors run out */
