@@ -432,6 +432,26 @@ def test_groups_are_those_of_the_process(host, daemon):
     assert host.python(TRY + code, path, prefix=many, env=env).finish() == "64"
 
 
+# getsockopt(..., SO_PEERGROUPS) fails as on a kernel that has no such option; then the program given.
+NO_GROUPS = """
+import ctypes, os, struct, sys
+number = {'x86_64': 55, 'aarch64': 209}[os.uname().machine]
+steps = [(0x20, 0, 0, 0), (0x15, 0, 3, number), (0x20, 0, 0, 32), (0x15, 0, 1, 59), (6, 0, 0, 0x50000 | 92), (6, 0, 0, 0x7fff0000)]
+code = ctypes.create_string_buffer(b''.join(struct.pack('<HBBI', *s) for s in steps))
+program = ctypes.create_string_buffer(struct.pack('<H6xQ', len(steps), ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_sandbox_that_hides_groups_is_named(host):
+    daemon = host.daemon({"daemon": {"mode": "system", "roots": host.data}}, prefix=[sys.executable, "-c", NO_GROUPS])
+    with Peer(daemon.socket) as peer:
+        assert peer.closed()
+    lib_host.wait_for(lambda: f"(pid {os.getpid()}, uid 0): cannot find out its groups" in daemon.text())
+
+
 def test_implicit_sets_of_two_users_are_apart_or_each_allowed(host, daemon):
     """The same readable file opened by both: each reads it, and what Ann leaves does not take it from Bob."""
     path = lib_data.make_npy(host.data / "both.npy", 16)

@@ -482,8 +482,15 @@ static bool client_admit(struct server *s, struct client *c)
 static int client_identify(struct server *s, struct client *c)
 {
     int code = conn_credentials(c->conn, &c->uid, &c->gid, &c->pid);
-    if (code == 0 && s->pool->config.opener.system)
+    if (code == 0 && s->pool->config.opener.system) {
         code = source_groups_of(conn_fd(c->conn), &c->groups);
+        if (code < 0)
+            log_error_limited(
+                "closed a connection (pid %d, uid %u): cannot find out its groups (%s). A system "
+                "daemon needs SO_PEERGROUPS of the kernel: allow it in the sandbox (seccomp, "
+                "gVisor), or run private daemons",
+                c->pid, c->uid, strerror(-code));
+    }
     if (code == 0 && !(c->user = user_ref(s, c->uid)))
         code = -ENOMEM;
     return code;
