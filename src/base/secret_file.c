@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-int secret_file_open(const char *what, const char *path, const char *hint, int *ret_fd,
+int secret_file_open(const char *what, const char *path, const char *hint, bool roots_group, int *ret_fd,
                      struct leat_error *err)
 {
     /* O_NONBLOCK: opening a fifo must not hang before fstat can refuse it. */
@@ -19,7 +19,7 @@ int secret_file_open(const char *what, const char *path, const char *hint, int *
     if (st.st_uid != geteuid() && st.st_uid != 0)
         return error_set(err, LEAT_DENIED, "%s %s belongs to user %u, neither to this user nor to root%s",
                          what, path, (unsigned)st.st_uid, hint);
-    if (st.st_mode & 077)
+    if (st.st_mode & (roots_group && st.st_uid == 0 ? 037 : 077))
         return error_set(err, LEAT_DENIED,
                          "%s %s has mode %03o, so other users may use what is in it: chmod 600 %s%s", what,
                          path, (unsigned)(st.st_mode & 0777), path, hint);

@@ -7,9 +7,10 @@
 
 /*
  * Opens it for reading: a regular file of this user or root which no other user may read or write. what: "token file", for messages. hint:
- * what to do instead, as "; make one with ...", or "". LEAT_NOT_FOUND, LEAT_INVALID, LEAT_DENIED.
+ * what to do instead, as "; make one with ...", or "". roots_group: the group of a file of root's may read it, as distributions keep keys
+ * of TLS (Debian's ssl-cert). LEAT_NOT_FOUND, LEAT_INVALID, LEAT_DENIED.
  */
-int secret_file_open(const char *what, const char *path, const char *hint, int *ret_fd,
+int secret_file_open(const char *what, const char *path, const char *hint, bool roots_group, int *ret_fd,
                      struct leat_error *err);
 
 #endif

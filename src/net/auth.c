@@ -128,7 +128,7 @@ int net_token_load(const char *path, void **ret_token, size_t *ret_len, struct l
     char hint[LEAT_ERROR_MESSAGE_MAX];
     snprintf(hint, sizeof(hint),
              "; make one with: head -c 32 /dev/urandom | base64 > %.200s; chmod 600 %.200s", path, path);
-    int rc = secret_file_open("token file", path, hint, &fd, err);
+    int rc = secret_file_open("token file", path, hint, false, &fd, err);
     if (rc < 0)
         return rc;
     char buf[NET_TOKEN_MAX + 1];

@@ -323,7 +323,7 @@ static int read_file(const char *path, char **ret_text, size_t *ret_len, struct 
     AUTO_CLOSE int fd = -1;
     char hint[LEAT_ERROR_MESSAGE_MAX];
     snprintf(hint, sizeof(hint), "; make one with: leat serve --keys %.300s --new-keys", path);
-    int rc = secret_file_open("keys file", path, hint, &fd, err);
+    int rc = secret_file_open("keys file", path, hint, false, &fd, err);
     if (rc < 0)
         return rc;
     if (fstat(fd, st) < 0)

@@ -44,7 +44,7 @@ static int readable(const char *file, const char *what, struct leat_error *err)
 static int use_key(SSL_CTX *ctx, const char *cert_file, const char *key_file, struct leat_error *err)
 {
     AUTO_CLOSE int fd = -1;
-    int rc = secret_file_open("private key", key_file, "", &fd, err);
+    int rc = secret_file_open("private key", key_file, "", true, &fd, err);
     if (rc < 0)
         return rc;
     BIO *bio = BIO_new_fd(fd, BIO_NOCLOSE);
