@@ -274,6 +274,10 @@ def test_without_token(quick_folder):
         assert ask("GET", "/v1/status", Host=f"localhost:{server.port}") == 200
         assert ask("GET", "/v1/status", Host="a-page.example") == 403  # a name that somebody made mean 127.0.0.1
         assert ask("GET", "/v1/status", Host="localhost.a-page.example") == 403
+        for path in ("/v1/status", "/metrics"):
+            assert ask("GET", path) == 200
+            for header in ("Forwarded", "X_Forwarded_For", "Via"):  # by a proxy on this host, for anywhere
+                assert ask("GET", path, **{header: "192.0.2.1"}) == 403, (path, header)
         assert ask("PUT", "/v1/buckets/never-made", Content_Type="application/json") == 403
         assert ask("DELETE", "/v1/buckets/never-made") == 403
     finally:

@@ -86,6 +86,14 @@ static bool token_is(const struct admin *admin, const struct http_request *req)
            CRYPTO_memcmp(given.data + n, admin->config.token, len) == 0;
 }
 
+/* Whom a proxy speaks for may be anywhere, though the proxy itself is on this host. */
+static bool is_forwarded(const struct http_request *req)
+{
+    return http_header(req->reader, req->head, "forwarded").data ||
+           http_header(req->reader, req->head, "x-forwarded-for").data ||
+           http_header(req->reader, req->head, "via").data;
+}
+
 /* 0, or the status of the refusal and why. *ret_sees_all: it is the same user, root, or the token's owner. */
 static unsigned right(const struct admin *admin, const struct http_request *req, bool changes,
                       bool *ret_sees_all, const char **ret_why)
@@ -100,10 +108,12 @@ static unsigned right(const struct admin *admin, const struct http_request *req,
         return token_is(admin, req) ? 0 : 401;
     }
     *ret_sees_all = false;
-    *ret_why =
-        "without a token file this is only for its user, over a unix socket; others on this host may look";
+    *ret_why = "without a token file this is only for its user, over a unix socket; others on this host may "
+               "look, but "
+               "not through a proxy";
     struct http_text host = http_header(req->reader, req->head, "host");
-    return !changes && peer.loopback && site_is_ours(admin->config.site, host) ? 0 : 403;
+    return !changes && peer.loopback && !is_forwarded(req) && site_is_ours(admin->config.site, host) ? 0
+                                                                                                     : 403;
 }
 
 /* --- answers ------------------------------------------------------------------------------------------------------------- */
