@@ -29,7 +29,7 @@
 #include "base/bytes.h"
 
 #define PROTO_MAGIC       0x5441454cu /* "LEAT" */
-#define PROTO_VERSION     2 /* raised by what changes a message; HELLO keeps its layout */
+#define PROTO_VERSION     2
 #define PROTO_FRAME       64 /* a line of the cache: see proto_frame_put */
 #define PROTO_RANGE       16 /* a proto_range */
 #define PROTO_BODY_MAX    (16u << 20)
