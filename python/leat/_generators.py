@@ -2,13 +2,17 @@
 """The generators that a process shares: those of `random`, of NumPy's old interface, and of torch where it is imported. A transform that draws
 from them gets, for each sample, numbers that follow from (seed, epoch, index). See docs/decisions/0134-shared-generators-are-seeded.md.
 
-Invariant: between `States()` and `restore()` no thread but the one that prepares samples draws. The caller sees to that.
+Invariant: between `States()` and `restore()` no thread but the one that prepares samples draws. The caller sees to that. A thread that its loop
+no longer waits for (`leave`) neither seeds nor restores them: they are the loop's again.
 """
 
 from __future__ import annotations
 
 import random
 import sys
+import threading
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -28,6 +32,14 @@ def _torch() -> Any:
     return getattr(sys.modules.get("torch"), "default_generator", None)
 
 
+_left: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def leave(threads: Iterable[threading.Thread]) -> None:
+    """The loop no longer waits for these."""
+    _left.update(threads)
+
+
 def seed_for(seed: int, epoch: int, index: int) -> None:
     """Seeds all of them for one sample in one epoch.
 
@@ -38,6 +50,8 @@ def seed_for(seed: int, epoch: int, index: int) -> None:
     (True, False)
     >>> before.restore()
     """
+    if threading.current_thread() in _left:
+        raise TimeoutError(f"sample {index} is too late: the loop no longer waits for it")
     key = mix(mix(mix(seed + _TAG & _M64) + epoch & _M64) + index & _M64)
     random.seed(key)
     try:
@@ -59,6 +73,8 @@ class States:
         self._torch = None if torch is None else torch.get_state()
 
     def restore(self) -> None:
+        if threading.current_thread() in _left:
+            return
         random.setstate(self._random)
         np.random.set_state(self._numpy)
         torch = _torch()

@@ -29,7 +29,7 @@ from ._batch import Array, Batch, Ragged
 from ._cuda import CudaArray
 from ._decode import DECODERS, SCALARS, Column
 from ._errors import Error, TimedOut, WorkerDied, let_go
-from ._generators import States, seed_for
+from ._generators import States, leave, seed_for
 from ._nested import Tree, bits, is_bfloat16, leaves, tree_of
 from ._pictures import Stages, Transforms, split
 from ._plan import ID_MASK
@@ -312,6 +312,7 @@ class Threads:
         self.work, self.slots, self.workers = work, slots, 1 if work.draws else max(1, workers)
         self.busy_s = 0.0
         self.read_s = 0.0
+        self._before: States | None = None  # in step: where the generators were when the loop gave its batch
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
         if work.stages is not None and work.in_c:
@@ -326,6 +327,7 @@ class Threads:
     def submit(self, job: Job) -> None:
         chunks = _chunks(len(job.ids), 1 if self.work.in_c else self.workers)
         job.chunks = len(chunks)
+        self._before = States() if self.in_step else None
         for lo, hi in chunks:
             self._tasks.put((job, lo, hi))
 
@@ -348,12 +350,18 @@ class Threads:
     def _take(self, message: tuple[Job, list[Failure], Loose, float]) -> None:
         job, failures, loose, busy = message
         job.add(failures, loose)
+        if not job.chunks:
+            self._before = None  # its thread has restored them
         self.busy_s += busy * (self.workers if self.work.in_c else 1)
 
     def close(self, kill: bool = False) -> None:
         for _ in self._threads:
             self._tasks.put(None)
-        if not kill:
+        if kill:
+            leave(self._threads)
+            if self._before is not None:
+                self._before.restore()
+        else:
             for thread in self._threads:
                 thread.join(1.0)
         if self.work.stages is not None:
@@ -665,12 +673,15 @@ def in_thread(make: Callable[[], Any], index: int, timeout: float | None) -> Any
         except BaseException as error:
             failed.append(error)
 
+    before = States()
     thread = threading.Thread(target=work, name="leat-prep-one", daemon=True)
     thread.start()
     thread.join(timeout)
     if failed:
         raise failed.pop()  # and not kept here: its frames keep arrays
     if not found:
+        leave([thread])
+        before.restore()
         raise TimedOut(f"no batch within {timeout} s: samples {index} are being prepared")
     return found[0]
 

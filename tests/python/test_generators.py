@@ -3,6 +3,7 @@
 
 import logging
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -148,3 +149,30 @@ def test_beside_pictures(tmp_path):
     want = run()
     assert len({value[0] for value in want.values()}) == 12
     assert run(num_workers=3) == run(num_workers=2, workers="fork") == want
+
+
+@pytest.mark.parametrize("bad", [0, 7], ids=["first", "later"])
+def test_a_thread_that_is_late(numbers, bad):
+    """What it does to the generators when the loop no longer waits for it, the loop does not see."""
+    go, hung = threading.Event(), []
+
+    def hang(sample, rng):
+        drawn = random.random()
+        if int(sample["x"]) == bad and not hung:
+            hung.append(threading.current_thread())
+            go.wait(30)
+        return {"x": sample["x"], "drawn": drawn}
+
+    random.seed(1)
+    want = [random.random() for _ in range(4)]
+    random.seed(1)
+    loader = leat.Loader(numbers, 5, shuffle=False, transform=hang, timeout=1)
+    with pytest.raises(leat.TimedOut):
+        list(loader)
+    got = [random.random(), random.random()]
+    go.set()
+    hung[0].join(30)
+    assert not hung[0].is_alive()
+    assert got + [random.random(), random.random()] == want
+    assert sum(1 for _ in loader) == N // 5
+    loader.close()
