@@ -6,12 +6,15 @@
  * not by its name; only tar, which may have none, is also told by its name.
  */
 #include <stdio.h>
+#include <strings.h>
 
 #include "dataset/scan.h"
 
 #define ROWS       "#rows="
 #define PATTERN    "#pattern="
 #define EXTENSIONS "#extensions="
+
+#define LETTERS    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 #define HDF5_MAGIC "\x89HDF\r\n\x1a\n"
 
@@ -141,6 +144,29 @@ static int split_rows(char *uri, uint64_t *ret_rows, struct leat_error *err)
     return 0;
 }
 
+/* "jpg,.png": every piece has more than its dot. */
+static bool extensions_good(const char *text)
+{
+    for (;; text++) {
+        size_t len = strcspn(text, ",");
+        if (len == 0 || (len == 1 && *text == '.') || strcspn(text, " \t;*?[/") < len)
+            return false;
+        text += len;
+        if (!*text)
+            return true;
+    }
+}
+
+/* "#extension=jpg", "#Rows=2": nearly a word that is known here. */
+static bool nearly_known(const char *inner)
+{
+    static const char *const begins[] = {"pat", "ext", "row"};
+    for (size_t i = 0; i < ARRAY_LEN(begins); i++)
+        if (!strncasecmp(inner, begins[i], 3) && inner[strspn(inner, LETTERS)] == '=')
+            return true;
+    return false;
+}
+
 /* "...#pattern=GLOB", "...#extensions=LIST", both in any order: cuts them off. */
 static int split_filter(char *uri, struct scan_filter *filter, struct leat_error *err)
 {
@@ -154,12 +180,12 @@ static int split_filter(char *uri, struct scan_filter *filter, struct leat_error
             return 0;
         const char *text = strchr(hash, '=') + 1;
         char **to = pattern ? &filter->pattern : &filter->extensions;
-        if (*to || !text[strspn(text, ",.")] || (!pattern && strpbrk(text, " \t;*?[/")))
+        if (*to || !text[strspn(text, ",.")] || (!pattern && !extensions_good(text)))
             return error_set(err, LEAT_INVALID, "%s: behind \"%.*s\" stands %s", uri, (int)(text - hash),
                              hash,
                              *to       ? "one choice, and here are two"
                              : pattern ? "what names of files look like, as in *.jpg"
-                                       : "how names of files end, as in jpg,jpeg,png");
+                                       : "how names of files end, as in jpg,jpeg,png, none of them empty");
         if (!(*to = strdup(text)))
             return -ENOMEM;
         *hash = 0;
@@ -184,6 +210,12 @@ int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char *
     if (there < 0)
         return there;
     bool split = there == 0;
+    if (split && nearly_known(hash + 1))
+        return error_set(
+            err, LEAT_INVALID,
+            "%.300s: \"%.60s\" is not understood; behind # may stand pattern=, extensions= or rows=, and "
+            "a dataset of an HDF5 file with such a name is #/NAME",
+            uri, hash);
     AUTO_FREE char *inner = split ? strdup(hash + 1) : NULL;
     char *file = spec_absolute(text, split ? (size_t)(hash - text) : strlen(text));
     if (!file || (split && !inner)) {

@@ -474,6 +474,28 @@ static void test_silent_child(void **state)
     unlink(path);
 }
 
+static void test_choices(void **state)
+{
+    static const struct {
+        const char *text, *says;
+    } refused[] = {
+        {"%s/tree#extensions=,jpg", "none of them empty"},
+        {"%s/tree#extensions=jpg,", "none of them empty"},
+        {"%s/tree#extensions=jpg,.,png", "none of them empty"},
+        {"%s/tree#extensions=.", "none of them empty"},
+        {"%s/tree#extension=jpg", "\"#extension=jpg\" is not understood"},
+        {"%s/tree#Pattern=1", "extensions="},
+        {"%s/a.npy#row=2", "rows="},
+    };
+    struct leat_error err;
+    struct index ix;
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
+        assert_int_equal(build_rows(refused[i].text, &ix, &err), LEAT_INVALID);
+        if (!strstr(err.message, refused[i].says))
+            fail_msg("%s: \"%s\"", refused[i].text, err.message);
+    }
+}
+
 /* What readdir is with offsets of 64 bits. The call with this number fails; 0: none. */
 static unsigned fail_readdir;
 struct dirent *__real_readdir64(DIR *dir);
@@ -542,6 +564,7 @@ int main(void)
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_linked_files),
         cmocka_unit_test(test_broken_folder),
+        cmocka_unit_test(test_choices),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
