@@ -21,11 +21,13 @@
  * Not seen at first: a file inside a tree of many that is changed in place, without its folder changing. The reader of that file sees it
  * later, by the size and time that the index has for it, and has the index in the cache forgotten: the next opening scans.
  */
+#include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
+#include <time.h>
 #include <xxhash.h>
 
 #include "base/log.h"
@@ -221,7 +223,9 @@ static bool source_unchanged(struct expected *x, const struct index *ix, uint64_
     } else if (stat(path, &st) < 0) {
         return absent && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP);
     }
-    if (timespec_ns(st.st_mtim) != s->mtime_ns)
+    const struct index_header *h = ix->header;
+    bool settled = h->root_mtime_ns && !strcmp(index_string(ix, s->path), "./");
+    if (timespec_ns(st.st_mtim) != (settled ? h->root_mtime_ns : s->mtime_ns))
         return false;
     return S_ISDIR(st.st_mode) ||
            ((uint64_t)st.st_size == s->bytes && (x->beside_now || timespec_ns(st.st_ctim) == s->ctime_ns));
@@ -554,30 +558,60 @@ static int cache_path(const struct expected *x, bool make, char **ret_path)
     return 0;
 }
 
-/* Writing an index into a tree touches the tree's root, and must not make that index stale: if nothing else touched the
- * root since the scan, its new time is put in the place of the old one. */
-static void settle_root_time(int fd, const char *tree, int64_t before_ns)
+/* Which names a scan would see in a folder, in any order. */
+static int sum_names(const char *path, uint64_t *ret_sum)
+{
+    DIR *dir = opendir(path);
+    if (!dir)
+        return -errno;
+    uint64_t sum = 0;
+    errno = 0;
+    for (struct dirent *d; (d = readdir(dir)); errno = 0)
+        if (d->d_name[0] != '.')
+            sum += XXH3_64bits(d->d_name, strlen(d->d_name));
+    int rc = -errno;
+    closedir(dir);
+    *ret_sum = sum;
+    return rc;
+}
+
+/* The time of the root that the index has. */
+static int64_t root_time(int fd)
 {
     struct index ix;
-    struct stat st;
     if (index_map(fd, &ix, NULL) < 0)
-        return;
-    uint64_t i = ix.header->nsources;
-    while (i > 0 && folder_path(&ix, i - 1) && strcmp(folder_path(&ix, i - 1), "./"))
-        i--;
-    if (i > 0 && folder_path(&ix, i - 1) && ix.sources[i - 1].mtime_ns == before_ns && stat(tree, &st) == 0) {
-        int64_t now_ns = timespec_ns(st.st_mtim);
-        off_t at = (off_t)(ix.header->sections[INDEX_SOURCES].offset + (i - 1) * sizeof(struct index_source) +
-                           offsetof(struct index_source, mtime_ns));
-        struct index_header h = *ix.header;
-        /* Where any of it fails the index is stale or damaged, and passed over. */
-        if (pwrite(fd, &now_ns, sizeof(now_ns), at) == sizeof(now_ns) &&
-            index_body_hash(fd, h.total_bytes, &h.body_hash) == 0) {
-            h.header_crc = index_header_crc(&h);
-            at = pwrite(fd, &h, sizeof(h), 0);
-        }
-    }
+        return -1;
+    int64_t mtime_ns = -1;
+    for (uint64_t i = ix.header->nsources; i > 0 && folder_path(&ix, i - 1) && mtime_ns < 0; i--)
+        if (!strcmp(folder_path(&ix, i - 1), "./"))
+            mtime_ns = ix.sources[i - 1].mtime_ns;
     index_close(&ix);
+    return mtime_ns;
+}
+
+/* The names in the tree's root, if they are those that the index of `fd` was made of. */
+static bool root_scanned(int fd, const char *tree, uint64_t *ret_names)
+{
+    struct stat st;
+    return sum_names(tree, ret_names) == 0 && stat(tree, &st) == 0 &&
+           timespec_ns(st.st_mtim) == root_time(fd);
+}
+
+/*
+ * An index that takes its name in a tree touches the tree's root, and must not be stale by that: with the same names in it, the root's new
+ * time is as good. One write of eight bytes, so that at any moment the index is whole. Where it fails the index is stale.
+ */
+static void settle_root_time(int fd, const char *tree, uint64_t names)
+{
+    struct stat st;
+    uint64_t names_now;
+    nanosleep(&(struct timespec){.tv_nsec = SCAN_TICK_NS},
+              NULL); /* what comes in this tick would not show later */
+    if (stat(tree, &st) < 0 || sum_names(tree, &names_now) < 0 || names_now != names)
+        return;
+    int64_t now_ns = timespec_ns(st.st_mtim);
+    ssize_t n = pwrite(fd, &now_ns, sizeof(now_ns), offsetof(struct index_header, root_mtime_ns));
+    (void)n;
 }
 
 static int copy_index(int from, int fd)
@@ -612,10 +646,10 @@ static int scan_to_file(const struct dataset_spec *spec, struct expected *x, con
     /* Or the name could outlive a power cut and the content not: zeros in the middle would pass, and labels are read from there. */
     if (rc == 0 && fdatasync(fd) < 0)
         rc = error_sys(err, -errno, "%s: the index cannot be written", path);
-    int64_t before_ns = 0;
-    struct stat st;
-    if (rc == 0 && x->tree && stat(x->tree, &st) == 0)
-        before_ns = timespec_ns(st.st_mtim);
+    uint64_t names = 0;
+    bool inside = x->tree && strlen(x->tree) == (size_t)(slash - path) &&
+                  !strncmp(x->tree, path, (size_t)(slash - path));
+    bool settle = rc == 0 && inside && root_scanned(fd, x->tree, &names);
     int again = rc < 0 ? rc : reopen(fd);
     if (rc == 0 && again < 0)
         rc = error_sys(err, again, "%s: the index cannot be read back", path);
@@ -627,8 +661,8 @@ static int scan_to_file(const struct dataset_spec *spec, struct expected *x, con
         unlink(temporary);
         return rc;
     }
-    if (x->tree)
-        settle_root_time(fd, x->tree, before_ns);
+    if (settle)
+        settle_root_time(fd, x->tree, names);
     *ret_fd = again;
     return 0;
 }

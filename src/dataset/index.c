@@ -38,6 +38,7 @@ uint32_t index_header_crc(const struct index_header *header)
 {
     struct index_header copy = *header;
     copy.header_crc = 0;
+    copy.root_mtime_ns = 0;
     return crc32c(0, &copy, sizeof(copy));
 }
 

@@ -64,7 +64,7 @@ static inline uint32_t index_layout(uint32_t kind)
 struct index_header {
     uint64_t magic;
     uint32_t version;
-    uint32_t header_crc;  /* CRC32C of the header with this field 0 */
+    uint32_t header_crc;  /* CRC32C of the header with this field and root_mtime_ns 0 */
     uint64_t total_bytes; /* of the blob */
     uint64_t nsamples;
     uint32_t nfields, ntable_fields;
@@ -84,7 +84,9 @@ struct index_header {
         layout; /* by which rules samples got their addresses: index_layout() of the program that made it */
     uint32_t reserved;
     uint64_t body_hash; /* XXH3-64 of all bytes behind the header */
-    uint8_t pad[512 - 128 - 16 * INDEX_SECTIONS - 2 * sizeof(uint32_t) - sizeof(uint64_t)];
+    /* Beside a tree: of its root ("./"), once this index lay in it; 0: as its source says. In no checksum, for it is written last. */
+    int64_t root_mtime_ns;
+    uint8_t pad[512 - 128 - 16 * INDEX_SECTIONS - 2 * sizeof(uint32_t) - 2 * sizeof(uint64_t)];
 };
 _Static_assert(sizeof(struct index_header) == 512, "header layout");
 

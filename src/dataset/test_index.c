@@ -289,9 +289,10 @@ static void mutate(int fd, bool fix_crc)
             size_t width = at % 8 == 0 && v % 2 ? 8 : 4;
             memcpy(copy, good.blob, bytes);
             memcpy(copy + at, &values[v], width);
+            struct index_header *h = (struct index_header *)copy;
+            h->root_mtime_ns = fix_crc ? h->root_mtime_ns : 0; /* in no checksum */
             if (!memcmp(copy, good.blob, bytes))
                 continue;
-            struct index_header *h = (struct index_header *)copy;
             if (fix_crc && at != offsetof(struct index_header, header_crc))
                 h->header_crc = index_header_crc(h);
             tried++;

@@ -6,6 +6,8 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <stdio.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
 #include <time.h>
 
 #include <cmocka.h>
@@ -21,6 +23,34 @@ int fdatasync(int fd)
 {
     errno = flush_fails;
     return flush_fails ? -1 : 0;
+}
+
+/* After a rename the index has a name: from then on any reader may look at it. */
+static const char *watched;  /* in a tree */
+static char added_then[600]; /* a folder that comes right behind the name; "": none */
+static unsigned watched_writes;
+
+int rename(const char *from, const char *to)
+{
+    int rc = renameat(AT_FDCWD, from, AT_FDCWD, to);
+    if (rc == 0 && watched && *added_then)
+        assert_int_equal(mkdir(added_then, 0755), 0);
+    return rc;
+}
+
+ssize_t pwrite(int fd, const void *data, size_t bytes, off_t at)
+{
+    const struct iovec v = {.iov_base = (void *)(uintptr_t)data, .iov_len = bytes};
+    ssize_t n = pwritev(fd, &v, 1, at);
+    AUTO_CLOSE int beside = watched ? open(watched, O_RDONLY | O_CLOEXEC) : -1;
+    struct index ix;
+    if (beside < 0)
+        return n;
+    watched_writes++;
+    assert_int_equal(index_map(beside, &ix, NULL), 0);
+    assert_int_equal(index_check_body(beside, &ix, NULL), 0);
+    index_close(&ix);
+    return n;
 }
 
 static const struct dataset_progress *progress;
@@ -287,6 +317,28 @@ static void test_not_on_disk(void **state)
     assert_false(opened(local, 10));
 }
 
+/* An index in a tree touches the tree's root. It is whole at any moment, and true if nothing else touched the root. */
+static void test_in_a_tree(void **state)
+{
+    char root[600], beside[600], *path;
+    struct leat_error err = {0};
+    snprintf(root, sizeof(root), "%s/tree", testing_folder);
+    snprintf(beside, sizeof(beside), "%s/tree/.leat-index", testing_folder);
+    watched = beside;
+    assert_int_equal(write_index(root, false, &path, &err), 0);
+    assert_string_equal(path, beside);
+    free(path);
+    assert_int_equal(watched_writes, 1);
+    assert_false(opened(root, 5));
+    assert_int_equal(unlink(beside), 0);
+    snprintf(added_then, sizeof(added_then), "%s/tree/cow", testing_folder);
+    assert_int_equal(write_index(root, false, &path, &err), 0);
+    free(path);
+    watched = NULL;
+    assert_true(opened(root, 5)); /* it has a class more */
+    assert_false(opened(root, 5));
+}
+
 /* As a clock with ticks of 9 ms would have it. */
 static void set_time(const char *folder)
 {
@@ -339,6 +391,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_beside, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_older_layout, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_not_on_disk, testing_setup, testing_teardown),
+        cmocka_unit_test_setup_teardown(test_in_a_tree, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_same_tick, testing_setup, testing_teardown),
         cmocka_unit_test_setup_teardown(test_allocations, testing_setup, testing_teardown),
     };
