@@ -110,8 +110,10 @@ static int take_number(struct cursor *c, uint64_t *ret_n)
     return c->p == start ? -EINVAL : 0;
 }
 
-/* "[25ns]": so many of a unit, of which NumPy has these. */
-static bool take_unit(struct cursor *c)
+#define UNIT_CAP 16u /* "[2147483647ms]" */
+
+/* "[25ns]": so many of a unit, of which NumPy has these. One of it is "[ns]". */
+static bool take_unit(struct cursor *c, char ret_unit[UNIT_CAP])
 {
     static const char *const units[] = {"Y",  "M",  "W",  "D",  "h",  "m", "s",
                                         "ms", "us", "ns", "ps", "fs", "as"};
@@ -127,6 +129,10 @@ static bool take_unit(struct cursor *c)
     for (size_t i = 0; i < ARRAY_LEN(units); i++)
         if (strlen(units[i]) == len && !memcmp(units[i], c->p, len)) {
             c->p += len;
+            if (rc == 0 && count > 1)
+                snprintf(ret_unit, UNIT_CAP, "[%u%s]", (unsigned)count, units[i]);
+            else
+                snprintf(ret_unit, UNIT_CAP, "[%s]", units[i]);
             return c->p < c->end && *c->p++ == ']';
         }
     return false;
@@ -179,9 +185,9 @@ int npy_dtype(const char *s, size_t len, char ret_dtype[NPY_DTYPE_CAP], uint32_t
     } else if (kind == 'a') {
         kind = 'S'; /* its old name */
     }
-    const char *unit = c.p;
+    char unit[UNIT_CAP] = "";
     if (good && (kind == 'M' || kind == 'm') && c.p < c.end)
-        good = take_unit(&c);
+        good = take_unit(&c, unit);
     if (!good || c.p != c.end || !is_type(kind, n))
         return error_set(err, LEAT_UNSUPPORTED,
                          "its dtype \"%.*s\" is none that is read; they are written as in \"<f4\", \"|u1\", "
@@ -190,7 +196,7 @@ int npy_dtype(const char *s, size_t len, char ret_dtype[NPY_DTYPE_CAP], uint32_t
     /* One spelling for one type: the machine's own order is little-endian, and single bytes have none. */
     bool no_order = kind == 'S' || kind == 'V' || (n == 1 && kind != 'U');
     order = no_order ? '|' : order == '>' ? '>' : '<';
-    snprintf(ret_dtype, NPY_DTYPE_CAP, "%c%c%u%.*s", order, kind, (unsigned)n, (int)(c.end - unit), unit);
+    snprintf(ret_dtype, NPY_DTYPE_CAP, "%c%c%u%s", order, kind, (unsigned)n, unit);
     *ret_itemsize = (uint32_t)(kind == 'U' ? 4 * n : n);
     return 0;
 }

@@ -60,6 +60,17 @@ static void test_good(void **state)
     assert_int_equal(h.ndim, 0);
     assert_int_equal(h.data_bytes, 8);
     assert_string_equal(h.dtype, ">M8[ns]");
+    /* One spelling, as NumPy's, and never cut. */
+    static const char *const units[][2] = {{"<M8[1ns]", "<M8[ns]"},
+                                           {"<M8[025us]", "<M8[25us]"},
+                                           {"<m8[0000000000000000001ns]", "<m8[ns]"},
+                                           {"|M8[2147483647ms]", "<M8[2147483647ms]"}};
+    for (size_t i = 0; i < ARRAY_LEN(units); i++) {
+        char dtype[NPY_DTYPE_CAP];
+        uint32_t itemsize;
+        assert_int_equal(npy_dtype(units[i][0], strlen(units[i][0]), dtype, &itemsize, &err), 0);
+        assert_string_equal(dtype, units[i][1]);
+    }
     assert_int_equal(parse(1, "{'descr': '<U12', 'fortran_order': False, 'shape': (2, 3)}", &h, &err), 0);
     assert_int_equal(h.itemsize, 48);
     assert_int_equal(parse(1, "{'descr': '|S5', 'fortran_order': False, 'shape': (2,)}", &h, &err), 0);
