@@ -511,7 +511,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
             if not self._has(step):
                 self._finished = True
                 self.close()
-                if loader._epoch == self._epoch:
+                if loader._epoch == self._epoch and not loader._chosen:
                     loader._advance()
                 raise StopIteration
             batch = self._prepared() if loader._prepares else self._raw(step, loader._timeout_ns)

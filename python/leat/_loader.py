@@ -156,6 +156,7 @@ class Loader(Iterable[Any]):
                  extensions: _core.Extensions | None = None, device_copy: str = "bounce") -> None:
         self._epoch_ref: weakref.ref[Epoch] | None = None  # who iterates keeps it: it ends when nobody does any more
         self._ended = False  # the last batch of the epoch was received
+        self._chosen = False  # the epoch, since the last pass began
         self._engine: _workers.Threads | _workers.Processes | None = None
         self._ring: _leat.Ring | None = None
         batch_size, prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1)
@@ -360,10 +361,11 @@ class Loader(Iterable[Any]):
         """Begins the next epoch, or the one that was set or loaded, at the place that was loaded. An epoch of which no batch was received has not
         begun; with `resume_epoch` one that was left early begins again."""
         self._close_epoch(replaced=True)
-        if self._ended or self._begun and not self._resume_epoch:
+        if not self._chosen and (self._ended or self._begun and not self._resume_epoch):
             self._advance()
-        elif self._begun:
+        elif self._chosen or self._begun:
             self._start = 0
+        self._chosen = False
         if self._generation != _leat.generation():  # in the child of a fork
             self._engine = None
             self._load_ring()
@@ -398,14 +400,14 @@ class Loader(Iterable[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter()` begins this epoch. The place in it that a state was loaded with is kept, if it is the state's epoch. A pass
-        that is under way stays what it is."""
+        that is under way stays what it is, and states count it if it is of this epoch."""
         epoch = whole("epoch", epoch, 0)
         self._settle()
         if epoch != self._epoch or self._ended:
             self._sampler_state = None
         elif not self._begun:
             return
-        self._epoch, self._start, self._delivered, self._ended = epoch, 0, 0, False
+        self._epoch, self._start, self._delivered, self._ended, self._chosen = epoch, 0, 0, False, True
 
     @property
     def sampler(self) -> EpochSetter:

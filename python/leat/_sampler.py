@@ -85,7 +85,7 @@ class Sampler:
             for index in plan.ids(first + step * whole + self._group * self.batch_size, self.batch_size).tolist():
                 here.given += 1
                 yield index & ID_MASK  # DataLoader's samples do not know how often they came
-        if self._pass is here:
+        if self._pass is here and not self._chosen:
             self._epoch = epoch + 1
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def load(loader: Loader, state: Mapping[str, Any]) -> None:
     loader._sampler_state = inner
     loader._epoch = state["epoch"]
     loader._start = loader._delivered = state["samples"]
-    loader._ended = False
+    loader._ended = loader._chosen = False
     loader._runs = [list(run) for run in state.get("runs", [[0, 0, max(1, state["global_batch"]), 0]])]
 
 

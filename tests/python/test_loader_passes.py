@@ -128,6 +128,33 @@ def test_an_epoch_that_was_left_and_set_again(numbers, more):
         assert sum(ids(itertools.islice(loader, 2)), []) == order(numbers, epoch)[:8]
 
 
+@WAYS
+@pytest.mark.parametrize("leave", [2, 99])
+@pytest.mark.parametrize("when", [0, 1, 2])
+def test_the_same_epoch_is_set_in_the_middle(numbers, more, leave, when):
+    """It wins, wherever the pass that is under way comes to. States count that pass."""
+    loader = leat.Loader(numbers, 4, **more)
+    for epoch, others in ((3, ()), (3, (5,))):
+        loader.set_epoch(epoch)
+        for i, batch in enumerate(itertools.islice(loader, leave)):
+            assert batch.ids.tolist() == order(numbers, epoch)[4 * i : 4 * i + 4]
+            if i == min(when, leave - 1):
+                for other in (*others, epoch):
+                    loader.set_epoch(other)
+            elif i == 1:
+                assert loader.state_dict()["samples"] == 8
+        assert loader.epoch == epoch and sum(ids(loader), []) == order(numbers, epoch)
+        assert loader.epoch == epoch + 1 and sum(ids(itertools.islice(loader, 1)), []) == order(numbers, epoch + 1)[:4]
+
+
+def test_the_same_epoch_of_a_sampler_is_set_in_the_middle(numbers):
+    sampler = leat.Sampler(numbers, 4)
+    for i, _ in enumerate(sampler):
+        if i == 5:
+            sampler.set_epoch(0)
+    assert list(sampler) == order(numbers, 0) and list(sampler) == order(numbers, 1)
+
+
 def test_the_loaders_sampler(numbers):
     """As Lightning and Accelerate name the epoch: the first one after iter()."""
     given = Counted()
