@@ -298,7 +298,7 @@ class Loader(Iterable[Any]):
         return _plan.Plan.of_ids(whole), cut
 
     def _plan_of_sampler(self, source: Any, head: int) -> Plan:
-        numbers = iter(source)
+        numbers = _plan.left(iter(source), self._skip)
 
         def check(some: Iterable[int]) -> Ids:
             return self._numbers("sampler", some)
@@ -307,8 +307,8 @@ class Loader(Iterable[Any]):
         _refuse_used_up("sampler", source, len(ids))
         more = list(itertools.islice(numbers, 1)) if len(ids) == head else []
         if not more:
-            return _plan.Plan.of_ids(ids, self._skip)
-        return _plan.Stream(ids, itertools.chain(more, numbers), check, self._skip, 2 * max(_plan.HEAD, 8 * self.global_batch))
+            return _plan.Plan.of_ids(ids)
+        return _plan.Stream(ids, itertools.chain(more, numbers), check, 2 * max(_plan.HEAD, 8 * self.global_batch))
 
     def _numbers(self, what: str, given: Iterable[int]) -> Ids:
         """What a sampler yields, checked."""

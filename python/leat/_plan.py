@@ -11,6 +11,7 @@ as have `HEAD` numbers. If it has not ended by then, it is drawn as steps need i
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -125,6 +126,23 @@ class Drawn(Plan):
         return self._draw(self._places(first, count)) if self.length else np.empty(0, np.uint64)
 
 
+def left(numbers: Iterator[Any], skip: Ranges) -> Iterator[Any]:
+    """What is left of numbers, as they are drawn, without those in ranges.
+
+    >>> list(left(iter(range(9)), ((0, 2), (3, 4), (8, 12))))
+    [2, 4, 5, 6, 7]
+    """
+    def parts() -> Iterator[Iterator[Any]]:
+        at = 0
+        for first, end in skip:
+            yield itertools.islice(numbers, first - at)
+            collections.deque(itertools.islice(numbers, end - first), 0)
+            at = end
+        yield numbers
+
+    return itertools.chain.from_iterable(parts()) if skip else numbers
+
+
 _Draw = TypeVar("_Draw", bound=Callable[..., Any])
 
 
@@ -152,15 +170,15 @@ class Stream(Plan):
     (True, [3, 4], 7, [6, 0, 1])
     """
 
-    def __init__(self, head: Ids, more: Iterator[Any], check: Callable[[Iterable[Any]], Ids], skip: Ranges = (), keep: int = HEAD) -> None:
-        super().__init__(None, None, ENDLESS, skip)
-        self._all_skipped, self._head, self._more, self._check, self._keep = skip, head, more, check, keep
+    def __init__(self, head: Ids, more: Iterator[Any], check: Callable[[Iterable[Any]], Ids], keep: int = HEAD) -> None:
+        super().__init__(None, None, ENDLESS)
+        self._head, self._more, self._check, self._keep = head, more, check, keep
         self._last, self._base = head, 0  # the numbers from place _base on
         self._failed: BaseException | None = None
 
     @property
     def stand_ins(self) -> int:
-        return min(self.length, len(self._head) - sum(end - first for first, end in self._skip if end <= len(self._head)))
+        return min(self.length, len(self._head))
 
     @_lasting
     def _draw_to(self, place: int) -> None:
@@ -168,7 +186,7 @@ class Stream(Plan):
         while self._n == ENDLESS and place >= self._base + len(self._last):
             drawn = self._check(itertools.islice(self._more, max(HEAD, self._keep)))
             if len(drawn) < max(HEAD, self._keep):
-                super().__init__(None, None, self._base + len(self._last) + len(drawn), self._all_skipped)
+                super().__init__(None, None, self._base + len(self._last) + len(drawn))
             gone = max(0, len(self._last) - self._keep)
             self._last, self._base = np.concatenate([self._last[gone:], drawn]), self._base + gone
 

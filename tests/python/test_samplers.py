@@ -484,3 +484,25 @@ def test_a_window_that_comes_again(tmp_path, workers):
                          workers=workers) as loader:
             rows = [row for batch in loader for row in zip(batch.ids.tolist(), batch["n"].tolist(), batch["rng"].tolist())]
     assert {row[:2] for row in rows} == {(3, 12)} and len(set(rows)) == 8
+
+
+# --- ranges that are left out -------------------------------------------------------------------------------------------------------
+
+
+@WAYS
+@pytest.mark.parametrize("skip", [(0, 70), (60, 70), (10, 200), (0, 290)])
+def test_ranges_over_the_first_numbers(numbers, more, skip, small_head):
+    want = [k * 5 % N for k in range(300) if not skip[0] <= k < skip[1]]
+    given = Drawn([k * 5 % N for k in range(300)])
+    loader = leat.Loader(numbers, 7, sampler=given, skip_ranges=[skip], drop_last=False, **more)
+    got = sum(ids(loader), [])
+    assert got == (want + want)[: len(got)] and len(got) == -(-len(want) // 7) * 7
+    loader.close()
+
+
+def test_a_stand_in_beside_ranges(numbers, small_head):
+    given = Drawn([5 if k % 8 == 0 else 3 for k in range(300)])
+    for skip in ((1, 70), (60, 70), (0, 280)):
+        loader = leat.Loader(numbers, 4, sampler=given, skip_ranges=[skip], on_error="skip", max_errors=300, transform=noise)
+        assert set(sum(ids(loader), [])) == {3}
+        loader.close()
