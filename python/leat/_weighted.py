@@ -100,8 +100,11 @@ class WeightedSampler:
         self._epoch = whole("epoch", epoch, 0)
 
     def __iter__(self) -> Iterator[int]:
+        return self._draws(self._epoch)
+
+    def _draws(self, epoch: int) -> Iterator[int]:
         for first in range(0, self.num_samples, _CHUNK):
-            yield from self._at(np.arange(first, min(first + _CHUNK, self.num_samples)), self._epoch).tolist()
+            yield from self._at(np.arange(first, min(first + _CHUNK, self.num_samples)), epoch).tolist()
 
     def _at(self, places: npt.NDArray[np.int64], epoch: int) -> npt.NDArray[np.uint64]:
         """What is drawn at these positions of an epoch."""

@@ -506,3 +506,11 @@ def test_a_stand_in_beside_ranges(numbers, small_head):
         loader = leat.Loader(numbers, 4, sampler=given, skip_ranges=[skip], on_error="skip", max_errors=300, transform=noise)
         assert set(sum(ids(loader), [])) == {3}
         loader.close()
+
+
+def test_the_epoch_of_draws_is_that_of_iter(monkeypatch):
+    monkeypatch.setattr("leat._weighted._CHUNK", 4)
+    sampler = leat.WeightedSampler([1, 2, 3], 40, seed=1)
+    want, numbers = list(sampler), iter(sampler)
+    sampler.set_epoch(1)
+    assert list(numbers) == want != list(sampler)
