@@ -44,7 +44,7 @@ check: ## what every change must pass: unit, ASan+UBSan, TSan, fuzz corpus, laye
 	@tools/deps build test
 	@$(PYTHON) tools/check --build $(BUILD) --jobs $(JOBS)
 
-check-all: ## check, and what takes longer: fuzzing, pytest on sanitized programs, slow tests, lint
+check-all: ## check, and what takes longer: fuzzing, slow tests, suites of other projects, RDMA, lint
 	@tools/deps build test fuzz lint s3
 	@tools/deps rdma || true
 	@tools/deps browser || true

@@ -549,6 +549,7 @@ def drop_from_cache(path):
     os.close(fd)
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize("cache", ["warm", "cold"])
 def test_a_bad_block_in_the_middle(failing, host, leat, cache):
     """EIO names the file and the offset; what else the file has is read; when the disk is mended so is the set."""
@@ -579,6 +580,7 @@ def test_a_bad_block_in_the_middle(failing, host, leat, cache):
         lib_data.check_rows([ws[bad]], [bad])
 
 
+@pytest.mark.plain
 def test_a_small_file_that_cannot_be_read(failing, host, leat):
     files = lib_data.make_files(host.data / "files", 50, 5000)
     keys = sorted(files)
@@ -592,6 +594,7 @@ def test_a_small_file_that_cannot_be_read(failing, host, leat):
         assert ws.stat().failed_samples == 1
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize("name", ["", "kept"])
 def test_a_disk_that_is_back(failing, host, leat, name):
     """Nobody reads the set any more that lacks samples since the disk failed: who opens it next has all of it; by its name, where it has one."""
@@ -616,6 +619,7 @@ def test_a_disk_that_is_back(failing, host, leat, name):
             assert ws.wait(timeout=lib_host.PATIENCE).stat().failed_samples == 0
 
 
+@pytest.mark.plain
 def test_a_bad_block_under_a_streamed_set(failing, host, leat):
     path = lib_data.make_npy(host.data / "a.npy", 4096)  # 32 MiB
     at = 31 * MIB
@@ -629,6 +633,7 @@ def test_a_bad_block_under_a_streamed_set(failing, host, leat):
         lib_data.check_rows([ws[i]], [i])
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize("nth", [1, 2])
 def test_memory_that_is_not_there(failing, host, leat, nth):
     """ENOSPC of a region's file: its samples fail with the reason, the others are read, all memory comes back."""
@@ -646,6 +651,7 @@ def test_memory_that_is_not_there(failing, host, leat, nth):
         lib_data.check_rows([ws[2047]], [2047])
 
 
+@pytest.mark.plain
 def test_huge_pages_that_run_out(failing, host, leat):
     """The same in our own tmpfs."""
     path = lib_data.make_npy(host.data / "a.npy", 2048)
@@ -658,6 +664,7 @@ def test_huge_pages_that_run_out(failing, host, leat):
     lib_host.wait_for(lambda: daemon.status()["pool"]["used_bytes"] == 0)
 
 
+@pytest.mark.plain
 def test_no_memory_for_tables(failing, host, leat):
     path = lib_data.make_npy(host.data / "a.npy", 2048)
     daemon = failing(FAILIO_FULL="leat-live")

@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.plain
+
 TOP = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("LEAT_BUILD", TOP / "build"))
 

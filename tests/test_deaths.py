@@ -265,6 +265,7 @@ while True:
 """
 
 
+@pytest.mark.both
 def test_a_hundred_clients_killed_at_any_moment(host, leat, array):
     """What they held (leases, slots, ranges of a window, connections, half a push) is the daemon's again, and it has not grown."""
     daemon = host.daemon(SMALL)
@@ -450,6 +451,7 @@ def test_a_private_daemon_ends_after_it_lingered(host, array):
     assert daemon.process.returncode == 0
 
 
+@pytest.mark.both
 def test_no_growth_over_a_thousand_opens(host, leat, array):
     """Neither of memory nor of descriptors, mappings or threads, on either side."""
     daemon = host.daemon(SMALL)

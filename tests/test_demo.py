@@ -21,6 +21,8 @@ import exact  # noqa: E402
 import limits  # noqa: E402
 import photos  # noqa: E402
 
+pytestmark = pytest.mark.plain
+
 
 @pytest.fixture
 def own_daemon(tmp_path, monkeypatch):

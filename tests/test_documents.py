@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.plain
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted(p for p in ROOT.rglob("*.md") if not p.relative_to(ROOT).parts[0].startswith(("build", ".")))
 

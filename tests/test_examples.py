@@ -13,6 +13,8 @@ import tarfile
 
 import pytest
 
+pytestmark = pytest.mark.plain
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("LEAT_BUILD", ROOT / "build"))
 TINTS = ((220, 40, 40), (40, 200, 40), (40, 60, 220))  # what a class is to be known by

@@ -457,6 +457,7 @@ def test_data_connections_to_what_is_not_there(daemon):
             assert peer.call(HELLO, greeting)[0] == -code
 
 
+@pytest.mark.both
 def test_a_reader_that_does_not_receive(daemon):
     """Its replies wait in the kernel and in the server's bounded queue, and nobody else waits."""
     peer, greeting = data(daemon)

@@ -630,6 +630,7 @@ def off(host, cluster):
     return off
 
 
+@pytest.mark.plain
 def test_a_disk_that_is_back(leat, cluster, array, off):
     """A set with a name that lacks samples, on two nodes: who asks for it by its name once the disk is mended has all of it, on the node that
     placed it; on the other one it stays as it is, since that one keeps it."""
@@ -651,6 +652,7 @@ def test_a_disk_that_is_back(leat, cluster, array, off):
     assert sorted([is_whole_again(A), is_whole_again(B)]) == [False, True]
 
 
+@pytest.mark.plain
 def test_a_disk_that_is_back_while_a_node_is_away(leat, cluster, array, off):
     """It would not hear that the set ends, keep it, and refuse the new one of that name: it is loaded again when the node is back."""
     off.touch()

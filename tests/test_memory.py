@@ -107,6 +107,7 @@ def test_a_pool_that_was_told_to_be_larger_than_its_control_group(in_group, grou
 # --- tables -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.both
 def test_tables_that_are_larger_than_the_pool(host, leat):
     """Ten million samples of a byte each: what the daemon keeps of them is more than they are, and it says so."""
     path = host.data / "tiny.npy"
@@ -293,6 +294,7 @@ def needs_failnth():
         pytest.skip("needs the plain build's failnth.so")
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize("nth", [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 120, 144, 190, 233, 300, 377])
 def test_the_nth_allocation_of_the_daemon_fails(everything, leat, nth):
     needs_failnth()

@@ -624,7 +624,7 @@ def test_one_failure_among_many(s3, tmp_path):
     assert done.stderr.decode().count("s3://data/dir/07") == 1 and b"failed: 1" in done.stdout
 
 
-@pytest.mark.skipif(lib_host.SANITIZED, reason="a sanitizer's memory has no bounds")
+@pytest.mark.plain
 def test_memory_stays_bounded(s3, top, tmp_path):
     """A gigabyte in and out, a body and a head without end: a few hundred MiB at most."""
     with open(top / "data" / "huge", "wb") as f:

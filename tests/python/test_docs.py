@@ -12,6 +12,8 @@ import pytest
 import leat
 from lib_python import FILES, IMAGES, LABELS, ROOT
 
+pytestmark = pytest.mark.plain
+
 MODULES = ["leat", "leat._arguments", "leat._batch", "leat._clients", "leat._core", "leat._decode", "leat._errors", "leat._fields", "leat._from_dataset", "leat._generators", "leat._loader", "leat._mixture", "leat._nested",
            "leat._plan", "leat._prep", "leat._prepared", "leat._progress", "leat._sampler",
            "leat._ranks", "leat._recordings", "leat._rows", "leat._set", "leat._state", "leat._stats", "leat._storage", "leat._weighted", "leat._windows", "leat._workers"]

@@ -488,6 +488,7 @@ def busy(server):
     return json.load(urllib.request.urlopen(server.url + "/v1/status", timeout=60))["http"]["busy"] - 1
 
 
+@pytest.mark.plain
 def test_a_cancelled_upload_of_a_slow_disk(start, tmp_path):
     """Who goes in the middle of a large PUT, while the disk takes its time with what he sent, keeps nobody else waiting: not even where one thread serves all."""
     failio = lib_host.BUILD / "tests" / "tools" / "failio.so"
@@ -517,6 +518,7 @@ def test_a_cancelled_upload_of_a_slow_disk(start, tmp_path):
     server.stop()
 
 
+@pytest.mark.plain
 def test_a_disk_that_fails(start, tmp_path):
     """EIO of one disk of two: what lies there is neither found nor missing, a write that hits it fails and leaves nothing, and the other disk goes on."""
     failio = lib_host.BUILD / "tests" / "tools" / "failio.so"
@@ -610,6 +612,7 @@ def test_lists_wait_for_memory(start):
         assert server.request("GET", path, query=[*query, (most, "1")]).status == 200
 
 
+@pytest.mark.both
 def test_memory(start):
     """Many bodies at once, half of them slow: told to slow down past the cap, and the process stays small."""
     server = start("--memory", "32MiB", name="memory")
@@ -648,6 +651,7 @@ def descriptors(wanted):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.both
 def test_idle_connections(start):
     """Ten thousand of them, each after one answer: they cost little, others are served meanwhile, and each may go on."""
     count = 10_000
