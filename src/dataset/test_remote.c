@@ -43,11 +43,11 @@ static void test_same_as_files(void **state)
     testing_assert_same("%s/tree");
 }
 
-static enum index_kind kind_of(const char *text, bool elsewhere)
+static enum index_kind kind_of(const char *text, bool remote)
 {
     struct index ix;
     struct leat_error err = {0};
-    if (testing_build(text, elsewhere, &ix, &err) < 0)
+    if (testing_build(text, remote, &ix, &err) < 0)
         fail_msg("%s: %s", text, err.message);
     enum index_kind kind = ix.header->kind;
     index_close(&ix);
