@@ -492,8 +492,8 @@ def test_a_window_that_comes_again(tmp_path, workers):
 @WAYS
 @pytest.mark.parametrize("skip", [(0, 70), (60, 70), (10, 200), (0, 290)])
 def test_ranges_over_the_first_numbers(numbers, more, skip, small_head):
-    want = [k * 5 % N for k in range(300) if not skip[0] <= k < skip[1]]
-    given = Drawn([k * 5 % N for k in range(300)])
+    want = [k * 5 % N for k in range(1000) if not skip[0] <= k < skip[1]]
+    given = Drawn([k * 5 % N for k in range(1000)])
     loader = leat.Loader(numbers, 7, sampler=given, skip_ranges=[skip], drop_last=False, **more)
     got = sum(ids(loader), [])
     assert got == (want + want)[: len(got)] and len(got) == -(-len(want) // 7) * 7
@@ -501,9 +501,9 @@ def test_ranges_over_the_first_numbers(numbers, more, skip, small_head):
 
 
 def test_a_stand_in_beside_ranges(numbers, small_head):
-    given = Drawn([5 if k % 8 == 0 else 3 for k in range(300)])
+    given = Drawn([5 if k % 8 == 0 else 3 for k in range(1000)])
     for skip in ((1, 70), (60, 70), (0, 280)):
-        loader = leat.Loader(numbers, 4, sampler=given, skip_ranges=[skip], on_error="skip", max_errors=300, transform=noise)
+        loader = leat.Loader(numbers, 4, sampler=given, skip_ranges=[skip], on_error="skip", max_errors=1000, transform=noise)
         assert set(sum(ids(loader), [])) == {3}
         loader.close()
 
