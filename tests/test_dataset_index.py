@@ -122,6 +122,7 @@ def dtype_strings():
                 "V99999999999999999999", "<f4\x00", "T", "<T16", "f4 ")
 
 
+@pytest.mark.plain
 def test_npy_dtypes_as_numpy_has_them(tmp_path):
     """What NumPy refuses is refused; what it accepts is the same type here, or refused with a message."""
     spec, accepted = tmp_path / "a.npy", set()

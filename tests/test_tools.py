@@ -43,29 +43,18 @@ def test_tap(check, tmp_path, name, out, rc, passed, failed, skipped):
     assert (stage.passed, len(stage.failures), len(stage.skipped)) == (passed, failed, skipped), stage.failures
 
 
-def test_what_fails_twice_has_failed(check, tmp_path):
-    """In CI a failure is looked at again: what passes then is named flaky, what does not is a failure still."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_it.py").write_text(f"""
-import pathlib
-def test_good():
-    pass
-def test_now_and_then():
-    seen = pathlib.Path({str(tmp_path)!r}, "seen")
-    before, _ = seen.exists(), seen.touch()
-    assert before
-def test_broken():
-    assert False
-""")
-    xml = tmp_path / "first.xml"
-    cmd = [sys.executable, "-m", "pytest", str(tmp_path), "-q", "-o", f"cache_dir={tmp_path}/cache"]
-    stage = check.Stage("x", tmp_path)
-    assert check.run(stage, [*cmd, f"--junit-xml={xml}"])[0] == 1
-    assert check.count_junit(stage, xml) == 3 and len(stage.failures) == 2
-    check.retry(stage, cmd, {}, 0)
-    assert stage.passed == 2
-    assert [name for name, _ in stage.flaky] == ["test_it::test_now_and_then"]
-    assert [name for name, _ in stage.failures] == ["test_it::test_broken"]
+def test_a_stage_beyond_its_budget_fails(check, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(check, "CHECK", {"layers": lambda stage, args: stage.expect(True, "x", "")})
+    monkeypatch.setattr(sys, "argv", ["check", "--build", str(tmp_path)])
+    (tmp_path / "build.ninja").touch()
+    for seconds, status in ((10, 0), (-1, 1)):
+        monkeypatch.setattr(check, "read_budgets", lambda: {"layers": seconds})
+        assert check.main() == status
+        assert ("tools/budgets.txt" in capsys.readouterr().out) == bool(status)
+
+
+def test_every_stage_has_a_budget(check):
+    assert set(check.read_budgets()) == {*check.CHECK, *check.EXTRA}
 
 
 def test_check_layers_finds_each_breach():

@@ -360,6 +360,7 @@ assert len(batch) == len(batch.source) == len(batch.sample_keys) == 4
 """)
 
 
+@pytest.mark.plain
 def test_what_bounds_the_loop(run):
     """A GPU that is behind is not a loader that is slow; a copy that is slow is not a slow transform."""
     run("""
@@ -385,6 +386,7 @@ assert stats["verdict"] == "copy-bound" and stats["copy_s"] > 0.1 and "uint8" in
 """)
 
 
+@pytest.mark.plain
 def test_what_bounds_a_loop_over_raw_batches(run):
     """The same where the library's own slots are what the GPU still uses."""
     run("""

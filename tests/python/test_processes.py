@@ -144,7 +144,8 @@ def test_others_run_while_a_handle_ends(big):
             time.sleep(0)
 
     def ends(make):
-        for _ in range(300):
+        end = time.monotonic() + 60  # the thread may get no CPU in a close
+        while time.monotonic() < end:
             handle, before = make(), ran[0]
             handle.close()
             if ran[0] != before:
@@ -153,7 +154,7 @@ def test_others_run_while_a_handle_ends(big):
 
     ws, interval = leat.open({"x": big}), sys.getswitchinterval()
     thread = threading.Thread(target=work)
-    sys.setswitchinterval(1000)  # nobody takes the GIL from one who does not let go
+    sys.setswitchinterval(1000)  # no thread takes the GIL from one that keeps it
     try:
         thread.start()
         assert ends(lambda: ws._set.load(16, 4, None, 0, None, 0, 0))
