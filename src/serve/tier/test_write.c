@@ -305,7 +305,8 @@ static void test_back_delete_unavailable(void **state)
     assert_int_equal(world_put("bkt", "l", "x", NULL, NULL), STORE_UNAVAILABLE);
     assert_int_equal(rename(away, path), 0);
     assert_int_equal(tier_delete(world.tier, "bkt", "k", 1, NULL), STORE_UNAVAILABLE);
-    assert_true(world_is_there("k", "one") || world_is_there("k", "two")); /* a push had read it before the disk failed */
+    assert_true(world_is_there("k", "one") ||
+                world_is_there("k", "two")); /* a push had read it before the disk failed */
     store_fault_fail(world.fault, 0, 0);
     world_end();
     world_begin();
