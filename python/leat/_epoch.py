@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from . import _device, _leat, _plan, _workers
 from ._batch import Array, dense_arrays
-from ._errors import BadSample, Busy, Corrupt, Denied, Error, NoSpace, NotFound, PeerGone, Stale, TimedOut, WorkerDied, let_go
+from ._errors import BadSample, Busy, Corrupt, Denied, Error, NoSpace, NotFound, PeerGone, Stale, TimedOut, WorkerDied, let_go, said
 from ._generators import States, seed_for
 from ._nested import as_bfloat16, build, each
 from ._plan import ID_BITS, ID_MASK
@@ -590,7 +590,7 @@ def bad_sample(ws: WorkingSet, columns: Sequence[Any], index: int, position: int
         if where is not None:
             break
     place = f", {where[0]} at offset {where[1]}" if where else ""
-    error = BadSample(f"sample {index}{of} ({key}){place}: {type(cause).__name__}: {cause}", code="bad sample")
+    error = BadSample(f"sample {index}{of} ({key}){place}: {type(cause).__name__}: {said(cause)}", code="bad sample")
     error.index, error.key, error.position = index, key, position
     if where:
         error.file, error.offset = where

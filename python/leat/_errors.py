@@ -122,6 +122,14 @@ class WorkerDied(Error, RuntimeError):
     code = "worker died"
 
 
+def said(error: BaseException) -> str:
+    """What an error of the user's says, whatever its class does."""
+    try:
+        return str(error)
+    except Exception:
+        return "its str() failed"
+
+
 def let_go(error: BaseException, where: str = "") -> None:
     """Of an error that is kept, not raised: the frames that it came through would keep arrays, and these keep slots. Where it was becomes a note."""
     if error.__traceback__ is not None:

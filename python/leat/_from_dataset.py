@@ -33,7 +33,7 @@ import numpy as np
 from . import _core, _ranks, _rows
 from ._batch import Array
 from ._clients import parse_timeout
-from ._errors import BadSample, Denied, Error, Invalid, NotFound, PeerGone, Stale, TimedOut
+from ._errors import BadSample, Denied, Error, Invalid, NotFound, PeerGone, Stale, TimedOut, said
 from ._progress import ProgressArg, Reporter
 from ._set import WorkingSet
 
@@ -198,7 +198,7 @@ class _Source:
 
 def _bad(first: int, end: int, cause: Exception) -> BadSample:
     which = f"sample {first}" if end == first + 1 else f"samples {first} to {end - 1}"
-    error = BadSample(f"{which} of the dataset: {type(cause).__name__}: {cause}", code="bad sample")
+    error = BadSample(f"{which} of the dataset: {type(cause).__name__}: {said(cause)}", code="bad sample")
     error.index = first
     return error
 
@@ -569,7 +569,7 @@ class _Making:
         try:
             ranks = self._ranks
             if ranks is not None and self._world > 1 and getattr(error, "code", None) != _ELSEWHERE:
-                text = f"rank {self._rank} failed: {type(error).__name__}: {error}".encode()[:_WORD_BYTES]
+                text = f"rank {self._rank} failed: {type(error).__name__}: {said(error)}".encode()[:_WORD_BYTES]
                 try:
                     failed = _core.create(self._failed_name(ranks), {"word": ("u1", (_WORD_BYTES,))}, 1, **self._options, **self._where)
                     failed.push(0, _padded(text, failed))

@@ -28,7 +28,7 @@ import numpy as np
 from ._batch import Array, Batch, Ragged
 from ._cuda import CudaArray
 from ._decode import DECODERS, SCALARS, Column
-from ._errors import Error, TimedOut, WorkerDied, let_go
+from ._errors import Error, TimedOut, WorkerDied, let_go, said
 from ._generators import States, leave, seed_for
 from ._nested import Tree, bits, is_bfloat16, leaves, tree_of
 from ._pictures import Stages, Transforms, split
@@ -544,7 +544,7 @@ def portable(error: BaseException) -> BaseException:
     """The same, as it passes through a pipe, with where it came from: of its class if it can be made there, else of the nearest base that can, in the
     end RuntimeError. What of its attributes does not pickle stays behind."""
     let_go(error, "in a worker:\n")
-    kind, text = type(error), _said(error)
+    kind, text = type(error), said(error)
     words = f"{kind.__name__}: {text}"
     try:
         data = pickle.dumps(error)
@@ -564,13 +564,6 @@ def portable(error: BaseException) -> BaseException:
         except Exception:
             pass
     return _Portable(pickle.dumps((RuntimeError, (words,), {})), words)
-
-
-def _said(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "its str() failed"
 
 
 def _pickles(value: Any) -> bool:

@@ -341,9 +341,20 @@ def test_exceptions_that_do_not_pickle(numbers, more, which):
         assert [int(batch["y"][0]) for batch in loader] == [0, 4] and loader.stats()["skipped"] == 2
 
 
-def test_an_exception_without_words():
+def test_an_exception_without_words(numbers):
     found = pickle.loads(pickle.dumps(_workers.portable(Mute("it"))))
     assert type(found) is Exception and str(found) == "Mute: its str() failed"
+
+    def fail(sample, rng):
+        if int(sample["y"]) == 2:
+            raise Mute("it")
+        return sample
+
+    with pytest.raises(leat.BadSample, match="sample 2 .*: Mute: its str.. failed") as caught, leat.Loader(numbers, 4, shuffle=False, transform=fail) as loader:
+        list(loader)
+    assert type(caught.value.__cause__) is Mute
+    with leat.Loader(numbers, 4, shuffle=False, transform=fail, on_error="skip") as loader:
+        assert len(list(loader)) == len(numbers) // 4 and loader.stats()["skipped"] == 1
 
 
 def test_a_class_that_the_parent_cannot_make(monkeypatch):
