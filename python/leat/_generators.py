@@ -32,6 +32,11 @@ def _torch() -> Any:
     return getattr(sys.modules.get("torch"), "default_generator", None)
 
 
+def _untouched(torch: Any) -> Any:
+    """The state that this generator had when it was seeded last, as the import of torch does too, by chance."""
+    return type(torch)().manual_seed(torch.initial_seed()).get_state()
+
+
 _left: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
@@ -78,12 +83,13 @@ class States:
         random.setstate(self._random)
         np.random.set_state(self._numpy)
         torch = _torch()
-        if torch is not None and self._torch is not None:
-            torch.set_state(self._torch)
+        if torch is not None:
+            torch.set_state(_untouched(torch) if self._torch is None else self._torch)  # None: it was imported since
 
     def differ(self, other: States) -> list[str]:
-        """Names of the generators that are not where they were."""
-        torch = [None if one._torch is None else one._torch.numpy().tobytes() for one in (self, other)]
+        """Names of the generators that are not where they were. `other` is of now: torch may have been imported since."""
+        generator = _torch()
+        torch = [None if generator is None else (_untouched(generator) if one._torch is None else one._torch).numpy().tobytes() for one in (self, other)]
         return [name for name, same in (("random", self._random == other._random), ("np.random", _same(self._numpy, other._numpy)),
                                         ("torch", torch[0] == torch[1])) if not same]
 

@@ -630,17 +630,12 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
         failures: list[Failure] = []
         loose: Loose = {}
         try:
-            batch = source.read(ids[lo:hi])
-            read = time.perf_counter()
-            failures, loose = _run_chunk(work, batch, lo, lo, hi, ids, epoch, outs, at)
-            batch.release()
+            failures, loose, read = _read_and_run(work, source, lo, hi, ids, epoch, outs, at)
         except Error:  # one by one, to see which
             read = time.perf_counter()
             for i in range(lo, hi):
                 try:
-                    batch = source.read(ids[i : i + 1])
-                    failed, more = _run_chunk(work, batch, i, i, i + 1, ids, epoch, outs, at)
-                    batch.release()
+                    failed, more, _ = _read_and_run(work, source, i, i + 1, ids, epoch, outs, at)
                     failures += failed
                     for name, values in more.items():
                         loose.setdefault(name, {}).update(values)
@@ -653,6 +648,21 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
             os._exit(0)
         except Exception as error:  # values that do not pickle
             conn.send((job, [(i, portable(error)) for i in range(lo, hi)], {}, 0.0, 0.0))
+
+
+def _read_and_run(work: Work, source: Any, lo: int, hi: int, ids: Array, epoch: int, outs: dict[str, Array],
+                  at: Callable[[int], None]) -> tuple[list[Failure], Loose, float]:
+    """As `_run_chunk`, of a worker process; and when the bytes were read. Where one of these samples is the first to import torch, whose generator was
+    not there to be seeded, all are prepared again."""
+    while True:
+        had_torch = "torch" in sys.modules
+        batch = source.read(ids[lo:hi])
+        read = time.perf_counter()
+        failures, loose = _run_chunk(work, batch, lo, lo, hi, ids, epoch, outs, at)
+        batch.release()
+        if had_torch or "torch" not in sys.modules:
+            return failures, loose, read
+        _one_thread_of_torch()
 
 
 def in_thread(make: Callable[[], Any], index: int, timeout: float | None) -> Any:

@@ -3,6 +3,9 @@
 
 import logging
 import random
+import subprocess
+import sys
+import textwrap
 import threading
 
 import numpy as np
@@ -131,6 +134,57 @@ def test_it_is_said(numbers, caplog):
         drawn(leat.Loader(numbers, 5, transform=lambda sample, rng: {"x": rng.random()}, num_workers=4))
         drawn(leat.Loader(numbers, 5, transform=draw, num_workers=2, workers="fork"))
     assert not caplog.text
+
+
+LATE = """
+    import logging, random, sys
+    import numpy as np, leat
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    path, what, workers, first = sys.argv[1:]
+
+    def transform(sample, rng):
+        if int(sample["x"]) < int(first):
+            return {"torch": 0.0}
+        import torch
+        return {"torch": float(torch.rand(1, dtype=torch.float64)) if what == "draws" else float(torch.tensor(1.0))}
+
+    def main():
+        with leat.open({"x": path}) as ws, leat.Loader(ws, 5, seed=7, shuffle=False, transform=transform, num_workers=2, workers=workers) as loader:
+            print("numbers", *(number for batch in loader for number in batch["torch"].tolist()))
+            assert workers != "thread" or loader._engine.in_step == (what == "draws")
+        if workers == "thread":
+            import torch
+            assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(torch.initial_seed()).get_state())
+
+    main()
+"""
+
+
+def late(numbers, tmp_path, *how):
+    """What a program says and draws whose transform is the first to import torch."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    child = subprocess.run([sys.executable, "-c", textwrap.dedent(LATE), tmp_path / "x.npy", *how], stdout=subprocess.PIPE, text=True, timeout=120)
+    assert child.returncode == 0
+    said, _, drawn = child.stdout.partition("numbers")
+    return said, [float(number) for number in drawn.split()]
+
+
+def wanted(numbers):
+    found = drawn(leat.Loader(numbers, 5, seed=7, shuffle=False, transform=lambda sample, rng: {"torch": draw_torch(sample, rng)["torch"]}))
+    return [found[0, i][0] for i in range(N)]
+
+
+def test_torch_that_the_first_sample_imports(numbers, tmp_path):
+    """To import it is not to draw from it."""
+    assert late(numbers, tmp_path, "imports", "thread", "0") == ("", [1.0] * N)
+    said, got = late(numbers, tmp_path, "draws", "thread", "0")
+    assert "draws from torch, which" in said and got == wanted(numbers)
+
+
+def test_torch_that_a_later_sample_imports(numbers, tmp_path):
+    """In a worker process, whose other samples it does not touch."""
+    said, got = late(numbers, tmp_path, "draws", "fork", "17")
+    assert not said and got == [0.0] * 17 + wanted(numbers)[17:]
 
 
 def test_beside_pictures(tmp_path):
