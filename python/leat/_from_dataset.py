@@ -8,7 +8,7 @@ puts what it reads in a file without a name (`spool`) and pushes lengths; rank 0
 Ranks meet in the pool itself, by small sets beside NAME: `~ranks` (who is there, and rank 0's word; its keys name the attempt), `~lengths`,
 `~failed` (the first failure). They are gone when the call returns.
 
-Failure modes: a rank that fails says why in `~failed`, drops the partial set, and all ranks raise; one that was killed is seen by nothing
+Failure modes: a rank that fails says why in `~failed`, drops the partial set, and all ranks raise, the same class if it is one of ours; one that was killed is seen by nothing
 having come for `timeout` seconds. A job that was killed altogether leaves its sets: rank 0 of the next one drops them.
 Invariants: sample i of the set is sample i of the dataset; a set under the user's name either grows or is whole; no more of the
 dataset is in memory than the chunks at work.
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _core, _ranks, _rows
+from . import _core, _errors, _ranks, _rows
 from ._batch import Array
 from ._clients import parse_timeout
 from ._errors import BadSample, Denied, Error, Invalid, NotFound, PeerGone, Stale, TimedOut, said
@@ -47,7 +47,7 @@ _POLL_S = 0.02
 _LOOK_S = 0.5  # between two looks for a failure of others
 _LINGER_S = 5.0  # rank 0 waits so long for the others to have read why
 _WORD_BYTES = 4096
-_ELSEWHERE = "failed elsewhere"
+_ON_ANOTHER = "failed on another rank"  # code of what is no class of Leat's
 
 
 def from_dataset(dataset: Any, *, name: str | None = None, version: str | None = None, fields: _rows.RowFields = None,
@@ -297,7 +297,7 @@ class _Making:
         except _Found:
             ws = self._open(self._full)
         except BaseException as error:
-            told = self._told() if isinstance(error, (Stale, NotFound)) else None
+            told = self._told() if isinstance(error, (Stale, NotFound)) and not _is_told(error) else None
             self._give_up(told or error)
             if told is not None:
                 raise told from error
@@ -443,7 +443,9 @@ class _Making:
                     self._look()
                 word, _, n = said[0].tobytes().rstrip(b"\0").rpartition(b"\n")  # type: ignore[union-attr]
                 break
-            except (NotFound, Stale):
+            except (NotFound, Stale) as error:
+                if _is_told(error):
+                    raise
                 self._ranks = None
                 time.sleep(0.1)
         self._go = True
@@ -559,20 +561,23 @@ class _Making:
             return None
         try:
             with self._open(self._failed_name(self._ranks)) as failed:
-                text = failed[0].tobytes().rstrip(b"\0").decode("utf-8", "replace")  # type: ignore[union-attr]
+                word = failed[0].tobytes().rstrip(b"\0").decode("utf-8", "replace")  # type: ignore[union-attr]
         except (NotFound, Stale, TimedOut, PeerGone):
             return None
-        return Error(text, code=_ELSEWHERE)
+        kind, code, text = word.split("\n", 2)
+        error: Error = getattr(_errors, kind)(text, code=code)
+        error._of_another_rank = True  # type: ignore[attr-defined]
+        return error
 
     def _give_up(self, error: BaseException) -> None:
         """Tells the others, unless it was they who told, and leaves nothing half."""
         try:
             ranks = self._ranks
-            if ranks is not None and self._world > 1 and getattr(error, "code", None) != _ELSEWHERE:
-                text = f"rank {self._rank} failed: {type(error).__name__}: {said(error)}".encode()[:_WORD_BYTES]
+            if ranks is not None and self._world > 1 and not _is_told(error):
+                word = "\n".join((*_kind_and_code(error), f"rank {self._rank} failed: {type(error).__name__}: {said(error)}"))
                 try:
                     failed = _core.create(self._failed_name(ranks), {"word": ("u1", (_WORD_BYTES,))}, 1, **self._options, **self._where)
-                    failed.push(0, _padded(text, failed))
+                    failed.push(0, _padded(word.encode("utf-8", "replace")[:_WORD_BYTES], failed))
                 except Invalid:  # somebody was first
                     pass
             # Before rank 0's word there was nothing of ours under the user's name.
@@ -607,6 +612,17 @@ class _Making:
             except (NotFound, Stale, Denied):
                 pass
         return found
+
+
+def _is_told(error: BaseException) -> bool:
+    return hasattr(error, "_of_another_rank")
+
+
+def _kind_and_code(error: BaseException) -> tuple[str, str]:
+    """What other ranks raise for it: the same where it is of Leat's own classes, so that all ranks catch it alike."""
+    if not isinstance(error, Error):
+        return Error.__name__, _ON_ANOTHER
+    return next(kind.__name__ for kind in type(error).__mro__ if getattr(_errors, kind.__name__, None) is kind), error.code
 
 
 class _Deadline:

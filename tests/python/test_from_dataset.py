@@ -248,6 +248,7 @@ RANK = """
         def __getitem__(self, i):
             if how == "raise" and i in (50, 150): raise KeyError("no such row")
             if how == "raise8" and i < 8: raise KeyError("nothing here")
+            if how == "unlike" and i == 100: return {"i": i, "x": np.zeros(6, "f4"), "text": ""}
             if how == "hang" and i == 150:
                 print("hanging", flush=True)
                 time.sleep(600)
@@ -259,13 +260,17 @@ RANK = """
             row = Data.__getitem__(self, i)
             row.pop("text", None)
             return row
+    class OfMine(leat.Stale): pass
+    def fail(*args): raise {"stale": OfMine, "unknown": leat.UnknownKey, "other": RuntimeError, "early": OfMine}[how]("by hand")
+    if how == "early": leat._from_dataset._Source.learn = fail
+    if how in ("stale", "unknown", "other"): leat._from_dataset._Making._fill = fail
     kind = Fixed if len(sys.argv) > 4 and sys.argv[4] == "fixed" else Data
     timeout = float(sys.argv[5]) if len(sys.argv) > 5 else 20
     start = time.monotonic()
     try:
         ws = leat.from_dataset(kind(), name="both", version="1", rank=rank, world_size=world, timeout=timeout, socket=os.environ["HERE"])
     except BaseException as error:
-        print(type(error).__name__, error, f"after {time.monotonic() - start:.1f} s", flush=True)
+        print(getattr(error, "code", ""), type(error).__name__, error, f"after {time.monotonic() - start:.1f} s", flush=True)
         sys.exit(3)
     good = all(ws[i]["i"] == i and (ws[i]["x"] == i).all() for i in range(203))
     good = good and (kind is Fixed or all(ws[i]["text"] == b"t" * (i % 11) for i in range(203)))
@@ -306,21 +311,39 @@ def test_a_rank_that_fails_tells_the_others(ranks, kind):
     children = [ranks(rank, 2, how, kind) for rank, how in ((0, "well"), (1, "raise"))]
     texts = [child.communicate(timeout=60)[0] for child in children]
     assert "BadSample sample 150 of the dataset: KeyError: 'no such row'" in texts[1]
-    assert "Error rank 1 failed: BadSample: sample 150 of the dataset" in texts[0]
+    assert texts[0].startswith("bad sample BadSample rank 1 failed: BadSample: sample 150 of the dataset")
     assert float(texts[0].split()[-2]) < 15 and names() == []
+
+
+@pytest.mark.parametrize("how, mine, others", [
+    ("unlike", "invalid Invalid sample 100, field 'x': ", "invalid Invalid rank 1 failed: Invalid: sample 100, field 'x': "),
+    ("stale", "stale OfMine by hand", "stale Stale rank 1 failed: OfMine: by hand"),
+    ("unknown", "not found UnknownKey by hand", "not found UnknownKey rank 1 failed: UnknownKey: by hand"),
+    ("other", " RuntimeError by hand", "failed on another rank Error rank 1 failed: RuntimeError: by hand")])
+def test_all_ranks_catch_the_same(ranks, how, mine, others):
+    children = [ranks(rank, 3, what, "fixed") for rank, what in ((0, "well"), (1, how), (2, "well"))]
+    texts = [child.communicate(timeout=60)[0] for child in children]
+    assert texts[1].startswith(mine) and all(text.startswith(others) for text in (texts[0], texts[2])), texts
+    assert names() == []
+
+
+def test_a_rank_that_waits_for_rank_0_catches_the_same(ranks):
+    children = [ranks(rank, 2, what, "fixed") for rank, what in ((1, "well"), (0, "early"))]
+    assert children[0].communicate(timeout=60)[0].startswith("stale Stale rank 0 failed: OfMine: by hand")
+    assert children[1].wait(60) == 3 and names() == []
 
 
 @pytest.mark.parametrize("kind", ["fixed", "ragged"])
 def test_rank_0_fails(ranks, kind):
     children = [ranks(rank, 2, how, kind) for rank, how in ((1, "well"), (0, "raise"))]
-    assert "Error rank 0 failed: BadSample: sample 50" in children[0].communicate(timeout=60)[0]
+    assert "BadSample rank 0 failed: BadSample: sample 50" in children[0].communicate(timeout=60)[0]
     assert children[1].wait(60) == 3 and names() == []
 
 
 def test_rank_0_cannot_learn(ranks):
     children = [ranks(rank, 2, how, "fixed") for rank, how in ((1, "well"), (0, "raise8"))]
     text = children[0].communicate(timeout=60)[0]
-    assert "Error rank 0 failed: BadSample: sample 0" in text and float(text.split()[-2]) < 15
+    assert "BadSample rank 0 failed: BadSample: sample 0" in text and float(text.split()[-2]) < 15
     assert children[1].wait(60) == 3 and names() == []
 
 
