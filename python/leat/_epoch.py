@@ -280,8 +280,14 @@ class Epoch(_leat.Lane, Iterator[Any]):
         loader = self._loader
         forks = loader._method == "fork" or loader._method == "process" and _workers.forks()
         run = _workers.in_child if forks else _workers.in_thread
+        work = loader._work
         made: dict[str, Any]
-        made, loader._work.imports_torch = run(lambda: (self._prepare(index), "torch" in sys.modules), index & ID_MASK, loader._timeout)
+
+        def make() -> tuple[Any, ...]:
+            made = self._prepare(index)
+            return made, "torch" in sys.modules, work.returned if loader._method == "thread" else _workers.as_sent(work.returned)
+
+        made, work.imports_torch, work.returned = run(make, index & ID_MASK, loader._timeout)
         return made
 
     def _prepare(self, index: int) -> dict[str, Any]:
@@ -436,10 +442,15 @@ class Epoch(_leat.Lane, Iterator[Any]):
         def leaf(name: str) -> Any:
             if i in loose.get(name, ()):
                 return loose[name][i]
-            return as_bfloat16(values[name][i]) if name in work.bfloat16 and work.transform is not None else values[name][i]
+            value = values[name][i]
+            if name not in work.bfloat16 or work.transform is None:
+                return value
+            return value.view(work.bfloat16_types[name]) if name in work.bfloat16_types else as_bfloat16(value)
 
         made = {name: loose[name][i] if i in loose.get(name, ()) else build(tree, leaf) for name, tree in work.trees.items()}
-        return tuple(made.values()) if work.is_tuple else made
+        if work.kind is dict:
+            return made
+        return work.kind(*made.values()) if hasattr(work.kind, "_fields") else tuple(made.values())
 
     def _collated(self, samples: list[Any]) -> Any:
         collate = self._loader._collate

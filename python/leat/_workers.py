@@ -65,7 +65,9 @@ class Work:
         self.columns, self.seed = tuple(columns), seed
         self.stages = Stages(preps, columns, self.transform is None) if preps else None
         self.trees: dict[str, Tree] = {}  # of values with leaves: by name, what they are made of
-        self.is_tuple = False  # what the transform returns: its parts are called "0", "1"
+        self.returned: type = dict  # by the transform, for the sample before: the parts of a tuple are called "0", "1"
+        self.kind: type = dict  # the same, for the first sample
+        self.bfloat16_types: dict[str, Any] = {}  # of leaves that are arrays, as those of ml_dtypes (JAX); others are tensors of torch
         self.bfloat16 = frozenset(name for name, prep in preps.items() if prep.bfloat16 and self.transform is None)
         self.layout: Layout = {}
         self.strict = True  # a value that does not fit the layout is a failure
@@ -77,6 +79,7 @@ class Work:
         if self.transform is None:
             return values
         made = self.transform(values, make_rng(self.seed, epoch, index))
+        self.returned = type(made) if isinstance(made, tuple) else dict
         if isinstance(made, tuple):
             return {str(i): part for i, part in enumerate(made)}
         if not isinstance(made, dict):
@@ -117,14 +120,16 @@ class Work:
     def learn(self, made: dict[str, Any]) -> None:
         """The layout, out of a first sample."""
         known = self.stages.layout() if self.stages is not None and self.stages.alone else {}
-        self.is_tuple = self.transform is not None and list(made) == [str(i) for i in range(len(made))]
+        self.kind = self.returned
         self.trees = {name: tree_of(name, value) if self.transform is not None else name for name, value in made.items()}
         parts = [part for name, value in made.items() for part in leaves(self.trees[name], value)]
         flat = dict(parts)
         if len(flat) != len(parts):
             raise ValueError(f"transform: several values are called {', '.join(sorted({name for name, _ in parts if [n for n, _ in parts].count(name) > 1}))}")
         if self.transform is not None:
-            self.bfloat16 |= {name for name, value in flat.items() if is_bfloat16(value)}
+            half = {name: value.dtype for name, value in flat.items() if is_bfloat16(value)}
+            self.bfloat16 |= half.keys()
+            self.bfloat16_types = {name: dtype for name, dtype in half.items() if isinstance(dtype, np.dtype)}
         for name, value in flat.items():
             if is_bfloat16(value):
                 value = bits(value)
@@ -564,6 +569,11 @@ def portable(error: BaseException) -> BaseException:
         except Exception:
             pass
     return _Portable(pickle.dumps((RuntimeError, (words,), {})), words)
+
+
+def as_sent(kind: type) -> type:
+    """A class of tuples that passes through a pipe, or plain ones."""
+    return kind if _pickles(kind) else tuple
 
 
 def _pickles(value: Any) -> bool:

@@ -207,6 +207,54 @@ def test_bfloat16(numbers, more):
     assert sample["h"].dtype == torch.bfloat16 and sample["h"].tolist() == [4, 5] and float(sample["in"][0]) == 2
 
 
+def named(sample, rng):
+    return Point(sample["x"], {"y": int(sample["y"])})
+
+
+def numbered(sample, rng):
+    return {"0": sample["x"], "1": sample["y"]}
+
+
+def nothing(sample, rng):
+    return {}
+
+
+def half_of_jax(sample, rng):
+    import ml_dtypes
+
+    return {"h": sample["x"].astype(ml_dtypes.bfloat16), "in": (ml_dtypes.bfloat16(int(sample["y"])),)}
+
+
+@pytest.mark.parametrize("more", WAYS)
+def test_a_collate_fn_gets_what_the_transform_returned(numbers, more):
+    def third(transform):
+        with leat.Loader(numbers, 5, shuffle=False, transform=transform, collate_fn=list, **more) as loader:
+            return next(iter(loader))[3]
+
+    point, dictionary = third(named), third(numbered)
+    assert type(point) is Point and point.x.tolist() == [6, 7] and point.y == {"y": 3}
+    assert type(dictionary) is dict and dictionary.keys() == {"0", "1"} and dictionary["1"] == 3
+    assert third(nothing) == {}
+
+
+@pytest.mark.parametrize("how", ["thread", "fork"])
+def test_a_tuple_whose_class_does_not_pickle(numbers, how):
+    Local = collections.namedtuple("Local", "x y")
+    with leat.Loader(numbers, 5, shuffle=False, transform=lambda sample, rng: Local(sample["x"], 1), collate_fn=list, workers=how, num_workers=1) as loader:
+        sample = next(iter(loader))[3]
+    assert type(sample) is (Local if how == "thread" else tuple) and sample[0].tolist() == [6, 7]
+
+
+@pytest.mark.parametrize("more", WAYS)
+def test_bfloat16_of_jax(numbers, more):
+    """Arrays stay arrays, also where there is no torch."""
+    dtype = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed").bfloat16
+    with leat.Loader(numbers, 5, shuffle=False, transform=half_of_jax, collate_fn=list, **more) as loader:
+        sample = next(iter(loader))[2]
+    assert type(sample["h"]) is np.ndarray and sample["h"].dtype == sample["in"][0].dtype == dtype
+    assert sample["h"].tolist() == [4, 5] and float(sample["in"][0]) == 2
+
+
 def test_values_that_differ_in_what_they_are_made_of(numbers):
     def odd(sample, rng):
         return {"a": {"b": sample["x"]} if sample["y"] != 3 else {"c": sample["x"]}}
