@@ -16,6 +16,15 @@ import lib_net
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# The longest files: they begin first, as a worker of pytest-xdist takes a file at a time, and the last one ends alone.
+LONGEST = ("test_hosts.py", "test_dataset_index.py", "test_s3_faults.py", "test_loader_faults.py", "test_hostile_peers.py", "test_rails.py",
+           "test_users.py", "test_samplers.py", "test_loader.py", "test_arguments.py", "test_deaths.py", "test_loader_streamed.py")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
 @pytest.fixture
 def host(monkeypatch):
     """A place for daemons and clients; what they leave behind fails the test."""

@@ -301,8 +301,8 @@ def test_a_hundred_clients_killed_at_any_moment(host, leat, array):
     # Index work that somebody died over has a thread for as long as it takes.
     lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["threads"] <= before["threads"] + 1, message="threads are left")
     after = lib_host.footprint(daemon.pid)
-    assert after["maps"] <= before["maps"] + 8
     if not lib_host.SANITIZED:
+        assert after["maps"] <= before["maps"] + 8
         assert after["rss"] <= before["rss"] + 4 * MIB
     for ws in (kept, implicit):
         lib_data.check_rows(ws.read_batch(range(64)).data, range(64))
