@@ -376,7 +376,7 @@ def read_all(uri):
 
 
 def test_links_of_a_tree_are_followed_inside_the_roots(host, daemon):
-    """As in a private daemon. One that leads out, or that is absolute, costs its own sample; one that the filter passes over, nothing."""
+    """As in a private daemon. Below a class one that leads out, or that is absolute, costs its own sample; one that the filter passes over, nothing."""
     tree = host.data / "tree"
     for name in ("all/cat/1.jpg", "all/cat/2.jpg", "dog/3.jpg"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -393,13 +393,29 @@ def test_links_of_a_tree_are_followed_inside_the_roots(host, daemon):
     (tree / "all" / "cat" / "6.jpg").symlink_to("../../../../outside.jpg")
     (tree / "all" / "dog" / "notes.txt").symlink_to("/etc/passwd")
     (tree / "closed").mkdir()
-    (own(tree / "closed", ANN, 0o700) / "readme").write_text("hers")
-    (tree / "all" / "cat" / "readme").symlink_to("../../closed/readme")
+    (own(tree / "closed", ANN, 0o700) / "read.me").write_text("hers")
+    (tree / "all" / "cat" / "read.me").symlink_to("../../closed/read.me")
     said = {uid: as_user(host, daemon, uid, code, *paths).finish().splitlines() for uid in (ANN, BOB)}
-    hers = sorted([*good, ("cat/readme", "hers", 0)])
+    hers = sorted([*good, ("cat/read.me", "hers", 0)])
     assert said[ANN] == [str(hers), str(good)]
     assert said[BOB] == ["Denied", str(good)], "a link that only its user may not follow is no link out of the roots"
     assert as_user(host, daemon, BOB, code, *paths).finish().splitlines() == said[BOB], "and so it is the second time"
+
+
+@pytest.mark.parametrize("target", ["../closed/bird", "absolute", "../../../bird"])
+def test_a_denied_link_where_classes_stand_denies_the_set(host, daemon, target):
+    """Without it the classes behind it would have other numbers."""
+    tree = host.data / "tree"
+    for name in ("all/ant/1.jpg", "all/cat/2.jpg", "closed/bird/3.jpg", "bird/3.jpg"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(name)
+    own(tree / "closed", ANN, 0o700)
+    (tree / "all" / "bird").symlink_to(tree / "bird" if target == "absolute" else target)
+    (host.folder / "bird").mkdir()
+    code = READ_ALL + "for p in argv:\n    say(attempt(lambda: read_all(p)))"
+    paths = [f"{tree}/all", f"{tree}/all#pattern=*.jpg"]
+    assert as_user(host, daemon, BOB, code, *paths).finish().splitlines() == ["Denied"] * 2
+    assert "'all/cat/2.jpg', 2)" in host.python(TRY + code, *paths[1:]).finish(), "a private daemon, run by root, reads all of it"
 
 
 def test_sizes_in_a_folder_that_may_only_be_listed(host, daemon):

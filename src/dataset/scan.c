@@ -52,10 +52,12 @@ int scan_error(int code, const char *path, struct leat_error *err)
                          "folders above it",
                          shown);
     case -EXDEV:
-        return error_set(err, LEAT_DENIED,
-                         "%s: a symbolic link leads out of the folders that this daemon reads; give a path "
-                         "below its roots, without that link",
-                         shown);
+        return error_set(
+            err, LEAT_DENIED,
+            "%s: a symbolic link in it is absolute, or leads out of the folders that this daemon "
+            "reads; only relative links that stay below one of its roots are followed: make it "
+            "one, or mount or copy its target there",
+            shown);
     case -ELOOP:
         return error_set(err, LEAT_INVALID,
                          "%s: a symbolic link that leads to itself, or that is not allowed here", shown);

@@ -451,6 +451,59 @@ static void test_opener(void **state)
     dataset_spec_free(&spec);
 }
 
+static const char *denied_name;
+static int denied_rc;
+static int refuse_name(void *user, const char *path, int flags)
+{
+    const char *name = strrchr(path, '/') + 1;
+    int fd = denied_name && !strcmp(name, denied_name) ? denied_rc : open(path, flags);
+    return fd == -1 ? -errno : fd;
+}
+
+/* Of a link that may not be followed: a class never goes missing, and a file does only where no filter wants it. */
+static void test_denied_links(void **state)
+{
+    static const struct {
+        const char *at, *filter;
+        int why, rc;
+    } cases[] = {
+        {"bird", "#pattern=1", -EACCES, LEAT_DENIED},
+        {"bird", "#extensions=jpg", -EACCES, LEAT_DENIED},
+        {"bird.txt", "#pattern=1", -EACCES, LEAT_DENIED},
+        {"bird", "#pattern=1", -EXDEV, LEAT_DENIED},
+        {"bird", "", -EXDEV, LEAT_DENIED},
+        {"bird", "", -EACCES, LEAT_DENIED},
+        {"bird", "", -ENOENT, 0},
+        {"x/young", "#pattern=1", -EACCES, LEAT_DENIED},
+        {"x/v1.2", "#pattern=1", -EACCES, LEAT_DENIED},
+        {"x/a.txt", "#pattern=1", -EACCES, 0},
+        {"x/a.txt", "#pattern=*.txt", -EACCES, LEAT_DENIED},
+        {"x/a.txt", "", -EACCES, LEAT_DENIED},
+        {"x/young", "", -EXDEV, 0},
+        {"x/young", "#pattern=1", -EXDEV, 0},
+    };
+    struct dataset_opener opener = {.open = refuse_name};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char text[300], link[300];
+        struct dataset_spec spec;
+        struct leat_error err = {0};
+        snprintf(link, sizeof(link), "%s/tree/%s", folder, cases[i].at);
+        snprintf(text, sizeof(text), "%s/tree%s", folder, cases[i].filter);
+        assert_int_equal(symlink("y", link), 0);
+        denied_name = strrchr(link, '/') + 1;
+        denied_rc = cases[i].why;
+        assert_int_equal(dataset_spec_parse(text, &spec, NULL), 0);
+        int fd = memfd_create("index", MFD_CLOEXEC);
+        int rc = dataset_index_build(&spec, &opener, NULL, fd, &err);
+        close(fd);
+        dataset_spec_free(&spec);
+        unlink(link);
+        if (rc != cases[i].rc || (rc < 0 && !strstr(err.message, link)) ||
+            (rc < 0 && cases[i].why == -EXDEV && !strstr(err.message, "relative links")))
+            fail_msg("%s%s %d: %d %s", cases[i].at, cases[i].filter, cases[i].why, rc, err.message);
+    }
+}
+
 /* A child that says nothing is killed at the deadline, and the error says what happened. */
 static void test_silent_child(void **state)
 {
@@ -559,6 +612,7 @@ int main(void)
         cmocka_unit_test(test_table_allocations),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_opener),
+        cmocka_unit_test(test_denied_links),
         cmocka_unit_test(test_silent_child),
         cmocka_unit_test(test_borders),
         cmocka_unit_test(test_rows),

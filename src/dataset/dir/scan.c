@@ -14,9 +14,10 @@
  *
  * Failure modes: LEAT_DENIED or LEAT_NOT_FOUND names the folder or the file; LEAT_INVALID names a path that is too deep or not UTF-8,
  * or too many folders or files behind links. A link that leads nowhere costs its own sample, with a warning; the index has it as an absent
- * source, so that a target that appears later is noticed. So does one that leads out of a system daemon's roots, and one that may not
- * be followed whose name the filter does not accept.
+ * source, so that a target that appears later is noticed. Below a class, so does one that leads out of a system daemon's roots, and one
+ * that may not be followed, if its name is a file's that the filter does not accept. Any other denied link denies the set.
  */
+#include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -231,12 +232,31 @@ static int remember_source(struct walk *w, const struct stat *st)
     return 0;
 }
 
-/* What a link that stat_path refused with `rc` is left out as. NULL: it is not. */
-static struct dir_left_out *link_left_out(struct walk *w, int rc)
+/* "notes.txt": letters and digits behind the last dot, a letter first. A folder may be called so, and few are. */
+static bool has_file_extension(const char *path)
+{
+    const char *dot = strrchr(path, '.');
+    size_t len = dot && dot > path && dot[-1] != '/' ? strlen(dot + 1) : 0;
+    if (len == 0 || len > 5 || !isalpha((unsigned char)dot[1]))
+        return false;
+    for (size_t i = 1; i <= len; i++)
+        if (!isalnum((unsigned char)dot[i]))
+            return false;
+    return true;
+}
+
+/*
+ * What a link in `f` that stat_path refused with `rc` is left out as. NULL: it is not. In the root it may be a class, without which all later
+ * ones have other numbers; below a class it may be a folder, whose name a filter of files says nothing about.
+ */
+static struct dir_left_out *link_left_out(struct walk *w, const struct folder *f, int rc)
 {
     if (rc == -ENOENT || rc == -ENOTDIR || rc == -ELOOP)
         return &w->dangling;
-    bool denied = rc == -EXDEV || (rc == -EACCES && !dir_wanted(w->scan, w->path));
+    if (!*f->path)
+        return NULL;
+    bool denied =
+        rc == -EXDEV || (rc == -EACCES && !dir_wanted(w->scan, w->path) && has_file_extension(w->path));
     return denied ? &w->denied : NULL;
 }
 
@@ -252,7 +272,7 @@ static int add_entry(struct walk *w, uint64_t at, int dir, const char *name, uns
             return errno == ENOENT ? 0 : walk_error(w, -errno, err);
         link = link || S_ISLNK(st.st_mode);
         int rc = link ? stat_path(w, -1, NULL, &st) : 0;
-        struct dir_left_out *kind = link_left_out(w, rc);
+        struct dir_left_out *kind = link_left_out(w, f, rc);
         if (kind) {
             dir_leave_out(kind, w->path);
             rc = count_linked(w, f, err);
