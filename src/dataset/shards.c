@@ -4,7 +4,7 @@
  * wildcards in the last component. A brace that is neither range nor list stands for itself, as in a shell.
  *
  * And which folders hold shards, not a tree: those where all files are .tar, or lie beside them (docs/decisions/0138). The first file that is
- * neither ends the look: of a tree one folder or two are read.
+ * neither ends the look: of a tree one chain of folders is read, down to a first file.
  *
  * Failure modes: LEAT_NOT_FOUND when a wildcard meets nothing; LEAT_INVALID past 1,000,000 files.
  */
@@ -17,6 +17,7 @@
 
 #define SHARDS_MAX       1000000u
 #define SHARDS_BYTES_MAX (256 * MIB) /* of all paths together */
+#define POLL_ENTRIES     4096u
 
 void scan_paths_fini(struct scan_paths *paths)
 {
@@ -43,6 +44,14 @@ int scan_paths_add(struct scan_paths *paths, const char *path)
     paths->items[paths->n++] = copy;
     paths->bytes += len;
     return 0;
+}
+
+/* The last one; the caller frees it. */
+static char *take_last(struct scan_paths *paths)
+{
+    char *path = paths->items[--paths->n];
+    paths->bytes -= strlen(path) + 1;
+    return path;
 }
 
 bool shards_is_pattern(const char *path)
@@ -249,6 +258,7 @@ bool shards_is_one(const char *name)
 
 struct look {
     struct scan_paths shards, folders;
+    uint64_t entries;
     bool tree; /* some file is neither a shard nor beside one */
 };
 
@@ -277,7 +287,7 @@ static int look_at(struct look *look, const char *path, DIR *dir, const struct d
     return look->tree ? 0 : rc;
 }
 
-static int look_into(struct look *look, const char *path, int fd, struct leat_error *err)
+static int look_into(struct scan *scan, struct look *look, const char *path, int fd, struct leat_error *err)
 {
     AUTO_CLOSE int again = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = again < 0 ? NULL : fdopendir(again);
@@ -288,6 +298,8 @@ static int look_into(struct look *look, const char *path, int fd, struct leat_er
     for (struct dirent *d; rc == 0 && !look->tree && (d = next_entry(dir, path, &rc, err));) {
         if (d->d_name[0] != '.')
             rc = look_at(look, path, dir, d);
+        if (rc == 0 && ++look->entries % POLL_ENTRIES == 0)
+            rc = scan_poll(scan, err);
     }
     closedir(dir);
     return rc;
@@ -300,7 +312,7 @@ static int look_below(struct scan *scan, struct look *look, const char *path, st
     struct leat_error why = {0};
     int rc = scan_open(scan, path, &file, &why);
     if (rc == 0)
-        rc = look_into(look, path, file.fd, &why);
+        rc = look_into(scan, look, path, file.fd, &why);
     if (rc == 0)
         return look->tree ? 0 : scan_poll(scan, err);
     look->tree = rc == LEAT_DENIED;
@@ -315,9 +327,11 @@ int shards_in_directory(struct scan *scan, const char *path, int fd, struct scan
                         struct leat_error *err)
 {
     struct look look = {0};
-    int rc = look_into(&look, path, fd, err);
-    for (unsigned i = 0; i < look.folders.n && !look.tree && rc == 0; i++)
-        rc = look_below(scan, &look, look.folders.items[i], err);
+    int rc = look_into(scan, &look, path, fd, err);
+    while (look.folders.n && !look.tree && rc == 0) {
+        AUTO_FREE char *last = take_last(&look.folders); /* depth first, so that few folders lead to a file */
+        rc = look_below(scan, &look, last, err);
+    }
     scan_paths_fini(&look.folders);
     if (rc == -E2BIG)
         rc = error_set(err, LEAT_INVALID, "%.300s: more than %u shards, or paths of more than 256 MiB", path,

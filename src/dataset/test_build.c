@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -17,6 +18,16 @@
 #include "dataset/scan.h"
 #include "dataset/testing.h"
 #include "failalloc.h"
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    return remove(path);
+}
+
+static void remove_tree(const char *path)
+{
+    assert_int_equal(nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS), 0);
+}
 
 static char folder[] = "/tmp/leat-test-build-XXXXXX";
 
@@ -578,6 +589,49 @@ static void test_broken_folder(void **state)
     }
 }
 
+static int count_opened(void *user, const char *path, int flags)
+{
+    opened++;
+    int fd = open(path, flags);
+    return fd < 0 ? -errno : fd;
+}
+
+/* Whether a folder is one of shards takes one way down to a file, and asks often enough whether to stop. */
+static void test_look_for_shards(void **state)
+{
+    enum { RECORDINGS = 40, FILES = 5000 };
+    char root[200], path[300];
+    snprintf(root, sizeof(root), "%s/recordings", folder);
+    assert_int_equal(mkdir(root, 0755), 0);
+    for (unsigned i = 0; i < RECORDINGS * 2; i++) { /* each with one folder in it, and a file in that */
+        snprintf(path, sizeof(path), "%s/%02u%s", root, i / 2, i % 2 ? "/rgb" : "");
+        assert_int_equal(mkdir(path, 0755), 0);
+        if (i % 2) {
+            strcat(path, "/0.png");
+            assert_int_equal(close(open(path, O_CREAT | O_WRONLY, 0644)), 0);
+        }
+    }
+    struct dataset_progress never = {.report = cancel};
+    struct scan scan = {.opener = &(struct dataset_opener){.open = count_opened}};
+    struct scan_paths paths = {0};
+    int fd = open(root, O_RDONLY | O_DIRECTORY);
+    opened = 0;
+    assert_int_equal(shards_in_directory(&scan, root, fd, &paths, NULL), 0);
+    assert_int_equal(opened, 2);
+    close(fd);
+    remove_tree(root);
+    assert_int_equal(mkdir(root, 0755), 0);
+    for (unsigned i = 0; i < FILES; i++) {
+        snprintf(path, sizeof(path), "%s/%u.json", root, i);
+        assert_int_equal(close(open(path, O_CREAT | O_WRONLY, 0644)), 0);
+    }
+    fd = open(root, O_RDONLY | O_DIRECTORY);
+    scan.progress = &never;
+    assert_int_equal(shards_in_directory(&scan, root, fd, &paths, NULL), -ECANCELED);
+    close(fd);
+    remove_tree(root);
+}
+
 /* Links to one folder: its files count as often as links lead there, those that lead nowhere too. */
 static void test_linked_files(void **state)
 {
@@ -618,6 +672,7 @@ int main(void)
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_linked_files),
         cmocka_unit_test(test_broken_folder),
+        cmocka_unit_test(test_look_for_shards),
         cmocka_unit_test(test_choices),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
