@@ -226,7 +226,10 @@ def test_descriptors_that_nobody_asked_for_are_closed(daemon):
     with open("/dev/null") as null:
         with Peer(daemon.socket).greet() as peer:
             for _ in range(50):
-                peer.call(QUERY, struct.pack("<I", 3) + text(""), fds=[null.fileno()] * 64)
+                peer.call(QUERY, struct.pack("<I", 3) + text(""), fds=[null.fileno()] * 4)
+        with Peer(daemon.socket).greet() as peer:  # more than any request has
+            peer.send(frame(QUERY, struct.pack("<I", 3) + text(""), nfds=5), [null.fileno()] * 5)
+            assert peer.closed()
         with Peer(daemon.socket).greet() as peer:  # more than the frame says
             peer.send(frame(QUERY, struct.pack("<I", 3) + text(""), nfds=1), [null.fileno()] * 20)
             peer.closed()
@@ -260,10 +263,20 @@ class SlowToClose:
         self.far.close()  # unread: a reset, and nothing to wait for any more
 
 
+def out_of_band(peer, fd):
+    try:
+        peer.socket.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))], socket.MSG_OOB)
+    except OSError as e:
+        if e.errno != errno.EOPNOTSUPP:  # CONFIG_AF_UNIX_OOB
+            raise
+    peer.send(frame(HELLO, hello()))  # what is read makes the kernel skip that byte
+
+
 SLOW_TO_CLOSE = {
     "with half a HELLO": lambda peer, fd: peer.send(frame(HELLO, hello())[:10], [fd]),
     "with a HELLO": lambda peer, fd: peer.send(frame(HELLO, hello(), nfds=1), [fd]),
     "with more than fit": lambda peer, fd: peer.send(frame(HELLO, hello(), nfds=1), [peer.socket.fileno()] * 250 + [fd]),
+    "out of band": lambda peer, fd: out_of_band(peer, fd),
     "behind nonsense": lambda peer, fd: [peer.send(bytes(64), [peer.socket.fileno()]), peer.send(bytes(64), [fd])],
 }
 
@@ -292,6 +305,34 @@ def test_descriptors_that_are_slow_to_close_on_a_data_connection(daemon, nonsens
             assert peer.closed()
 
 
+def test_descriptors_that_wait_to_be_closed_are_few(daemon):
+    """Of all connections of a user, before HELLO and after, old and new."""
+    before = lib_host.footprint(daemon.pid)["fds"]
+    old = [Peer(daemon.socket).greet() for _ in range(8)] + [Peer(daemon.socket) for _ in range(8)]
+    with open("/dev/null") as null, SlowToClose(daemon) as slow, Peer(daemon.socket) as first, Peer(daemon.socket) as last:
+        first.send(bytes(64), [slow.socket.fileno()])
+        slow.passed()
+        assert first.closed()
+        for peer in old[1:] + [Peer(daemon.socket) for _ in range(8)]:
+            with peer:
+                send_many(peer, null)
+                assert peer.closed()
+        assert lib_host.footprint(daemon.pid)["fds"] < before + 800, "256, a message more, and a connection each"
+        status, message, _ = last.call(HELLO, hello())
+        assert status == 0, "it was there before"
+        with Peer(daemon.socket) as peer:
+            busy(*peer.call(HELLO, hello())[:2], b"descriptors", b"256")
+        assert old[0].call(QUERY, struct.pack("<I", 3) + text(""))[0] == 0, "without descriptors it is served"
+    old[0].close()
+    lib_host.wait_for(lambda: serves(daemon), message="it stays refused")
+
+
+def send_many(peer, file):
+    with contextlib.suppress(Gone):
+        for _ in range(4):
+            peer.send(bytes(64), [file.fileno()] * 253)
+
+
 def answers(daemon):
     """On the control connection, and on every thread of data connections."""
     with contextlib.ExitStack() as stack:
@@ -304,21 +345,20 @@ def answers(daemon):
 
 
 def test_half_messages_of_all_connections_of_a_user(daemon):
-    """Each connection is within its own limits; together they would take all descriptors that the daemon may have."""
+    """Each connection is within its own limits; together they would take much memory."""
     before = lib_host.footprint(daemon.pid)
     peers = []
     with open("/dev/null") as null:
         for _ in range(80):
             peer = Peer(daemon.socket).greet()
             peers.append(peer)
-            raw = frame(WAIT, bytes(1 << 20), body_bytes=15 << 20)
+            raw = frame(WAIT, bytes(9 << 20), body_bytes=15 << 20)
             try:
-                peer.send(raw[:1000], [null.fileno()] * 64)
-                peer.send(raw[1000:2000], [null.fileno()] * 63)
-                peer.send(raw[2000:])
+                peer.send(raw[:1000], [null.fileno()] * 4)
+                peer.send(raw[1000:])
             except Gone:
                 pass
-    lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["fds"] - before["fds"] < 8300, message=lambda: f"{lib_host.footprint(daemon.pid)}")
+    lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["fds"] - before["fds"] <= 80 * 5, message=lambda: f"{lib_host.footprint(daemon.pid)}")
     assert lib_host.footprint(daemon.pid)["rss"] - before["rss"] < 600 << 20
     assert daemon.text().count("user_buffers in [limits]") == 1, daemon.text()
     for peer in peers:

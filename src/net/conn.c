@@ -42,8 +42,7 @@
 #define UNREAD_MAX_NS (128 * NS_PER_MS)
 #define OUT_BYTES     (64 * MIB)
 #define FD_CHARGE     (16 * KIB) /* a queued descriptor counts as this much output */
-#define FD_IN_CHARGE  (64 * KIB) /* and one that came ahead of its message as this much of the budget */
-#define RECEIVED_FDS  (2 * PROTO_FDS_MAX)
+#define RECEIVED_FDS  4          /* at a time: a request has one at most */
 
 struct out_item {
     struct list node;
@@ -65,8 +64,9 @@ struct conn {
     const struct conn_ops *ops;
     void *user;
     uint64_t out_limit;
-    uint32_t body_limit;
+    uint32_t body_limit, fds_limit;
     bool is_unix;
+    uint32_t uid; /* of a unix peer; else UINT32_MAX */
     struct conn_budget *budget;
     uint64_t charged; /* to it, by us */
     bool over_budget;
@@ -113,7 +113,7 @@ static int budget_update(struct conn *conn)
     struct conn_budget *b = conn->budget;
     if (!b)
         return 0;
-    uint64_t input = (conn->in_cap > IN_KEEP ? conn->in_cap : 0) + conn->nfds * FD_IN_CHARGE;
+    uint64_t input = conn->in_cap > IN_KEEP ? conn->in_cap : 0;
     uint64_t before = conn->charged, now = conn->out_queued + input;
     b->used_bytes += now - before;
     conn->charged = now;
@@ -488,22 +488,9 @@ static int make_room(struct conn *conn, size_t need)
 /* Bytes read, 0 at the end, or -errno (-EAGAIN: nothing there). */
 static ssize_t receive(struct conn *conn, void *buf, size_t bytes)
 {
-    for (;;) {
-        struct iovec iov = {buf, bytes};
-        union fdpass_room room;
-        struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-        if (conn->is_unix) {
-            msg.msg_control = &room;
-            msg.msg_controllen = sizeof(room);
-        }
-        ssize_t n = recvmsg(conn->source.fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return errno == ECONNRESET || errno == EPIPE ? LEAT_PEER_GONE : -errno;
-        int rc = fdpass_take(&msg, conn->fds, RECEIVED_FDS, &conn->nfds);
-        return rc < 0 ? rc : n;
-    }
+    struct iovec iov = {buf, bytes};
+    ssize_t n = fdpass_receive(conn->source.fd, conn->uid, &iov, 1, conn->fds, conn->fds_limit, &conn->nfds);
+    return n == -ECONNRESET || n == -EPIPE ? LEAT_PEER_GONE : n;
 }
 
 /* Gives the owner the frame at in_pos. */
@@ -519,8 +506,9 @@ static int dispatch(struct conn *conn, const struct proto_frame *frame)
     struct conn_message message = {
         .frame = *frame, .body = conn->in + conn->in_pos + PROTO_FRAME, .fds = fds};
     conn->in_pos += PROTO_FRAME + frame->body_bytes;
+    const uint32_t uid = conn->uid;
     int rc = conn->ops->message(conn, &message);
-    fdpass_close_all(fds, frame->nfds);
+    fdpass_close_all(fds, frame->nfds, uid);
     if (conn->freed || rc < 0)
         return rc < 0 ? rc : 0;
     if (frame->payload_bytes == 0)
@@ -679,7 +667,14 @@ int conn_new(struct loop *loop, int fd, const struct conn_ops *ops, void *user,
     conn->user = user;
     conn->body_limit = limits && limits->body_bytes ? limits->body_bytes : PROTO_BODY_MAX;
     conn->out_limit = limits && limits->out_bytes ? limits->out_bytes : OUT_BYTES;
+    conn->fds_limit = limits && limits->no_fds ? 0 : RECEIVED_FDS;
     conn->is_unix = address.ss_family == AF_UNIX;
+    conn->uid = UINT32_MAX;
+    uint32_t gid;
+    int32_t pid;
+    conn->source.fd = fd;
+    conn_credentials(conn, &conn->uid, &gid, &pid);
+    fdpass_prepare(fd);
     conn->source = (struct loop_source){.fd = fd, .events = EPOLLIN, .progress = progress};
     conn->later.fire = later_fired;
     list_init(&conn->later.node);
@@ -699,12 +694,12 @@ static void tear_down(struct conn *conn, bool close_fd)
     loop_remove(&conn->source);
     loop_timer_clear(&conn->later);
     if (close_fd)
-        fdpass_hang_up(conn->source.fd);
+        fdpass_hang_up(conn->source.fd, conn->uid);
     conn->depth++; /* an owner that frees twice from a callback is caught by the assert, not by the heap */
     drop_output(conn, -ECANCELED);
     drop_payload(conn, -ECANCELED);
     conn->depth--;
-    fdpass_close_all(conn->fds, conn->nfds);
+    fdpass_close_all(conn->fds, conn->nfds, conn->uid);
     conn->nfds = 0;
     release(conn);
 }
@@ -735,6 +730,7 @@ int conn_release_fd(struct conn *conn)
 void conn_trust(struct conn *conn)
 {
     conn->body_limit = PROTO_BODY_MAX;
+    conn->fds_limit = RECEIVED_FDS;
     conn->out_limit = OUT_BYTES;
 }
 

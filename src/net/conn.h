@@ -31,6 +31,7 @@ struct conn_limits {
     uint64_t
         out_bytes; /* replies queued to a peer that does not read, until conn_trust: past this it is closed; 0: 64 MiB */
     uint32_t body_bytes; /* longest body taken, until conn_trust; 0: PROTO_BODY_MAX */
+    bool no_fds;         /* none is taken until conn_trust */
 };
 
 /* Takes fd (a connected stream socket). Loop's thread only, as everything here. */
@@ -39,7 +40,7 @@ int conn_new(struct loop *loop, int fd, const struct conn_ops *ops, void *user,
 /* The peer has shown who it is: bodies up to PROTO_BODY_MAX, and 64 MiB of queued replies, from here on. */
 void conn_trust(struct conn *conn);
 /*
- * What several connections may make us keep together: long input that is no whole message yet, descriptors ahead of theirs, replies
+ * What several connections may make us keep together: long input that is no whole message yet, replies
  * that are not read. The one that goes past it is closed (LEAT_NO_SPACE). The owner's, who frees it after them.
  */
 struct conn_budget {
@@ -122,6 +123,8 @@ struct net_serve_target {
      * NET_LATER: it will be answered by net_server_answer, once, unless unref comes first. */
     int (*request)(struct net_serve_target *target, uint16_t type, struct bytes_in *in,
                    struct bytes_out *reply, const struct net_later *later, struct leat_error *err);
+    /* Who passes descriptors here, which are not taken. */
+    uint32_t uid;
     /* Counts what is sent over this connection, with others; NULL: nobody does. */
     _Atomic uint64_t *sent_bytes;
 };

@@ -111,9 +111,10 @@ static void conn_close(struct data_conn *c)
 {
     loop_remove(&c->source);
     list_remove(&c->node);
+    const uint32_t uid = c->target->uid;
     c->target->unref(c->target);
     atomic_fetch_sub(&c->thread->connections, 1);
-    fdpass_hang_up(c->source.fd); /* last: a peer that sees the end may count on the rest */
+    fdpass_hang_up(c->source.fd, uid); /* last: a peer that sees the end may count on the rest */
     for (unsigned i = 0; i < c->reply_count; i++)
         free(c->replies[(c->reply_head + i) % QUEUE_REPLIES].body);
     free(c->in);
@@ -512,35 +513,28 @@ static int receive(struct data_conn *c, size_t need, uint64_t *budget, bool *ret
 {
     struct iovec sink = {c->thread->sink, (size_t)MIN(c->write_left, (uint64_t)sizeof(c->thread->sink))},
                  buffer;
-    union fdpass_room room;
-    struct msghdr msg = {.msg_iov = &buffer, .msg_iovlen = 1};
-    unsigned none = 0;
+    struct iovec *iov = &buffer;
+    unsigned niov = 1, none = 0;
     size_t asked = 0;
     if (c->writing && c->write_status == 0) {
-        msg.msg_iov = c->write_iov + c->write_at;
-        msg.msg_iovlen = MIN(c->write_niov - c->write_at, (unsigned)IOV_MAX);
+        iov = c->write_iov + c->write_at;
+        niov = MIN(c->write_niov - c->write_at, (unsigned)IOV_MAX);
     } else if (c->writing) {
-        msg.msg_iov = &sink;
+        iov = &sink;
     } else {
         int rc = make_room(c, need);
         if (rc < 0)
             return rc;
         buffer = (struct iovec){c->in + c->in_end, c->in_cap - c->in_end};
     }
-    for (size_t i = 0; i < msg.msg_iovlen; i++)
-        asked += msg.msg_iov[i].iov_len;
-    ssize_t n;
-    do {
-        msg.msg_control = &room;
-        msg.msg_controllen = sizeof(room);
-        n = recvmsg(c->source.fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    } while (n < 0 && errno == EINTR);
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+    for (unsigned i = 0; i < niov; i++)
+        asked += iov[i].iov_len;
+    /* Nothing here takes descriptors. */
+    ssize_t n = fdpass_receive(c->source.fd, c->target->uid, iov, niov, NULL, 0, &none);
+    if (n == -EAGAIN)
         return 0;
     if (n <= 0)
-        return n == 0 ? LEAT_PEER_GONE : -errno;
-    if (fdpass_take(&msg, NULL, 0, &none) < 0)
-        return LEAT_CORRUPT; /* nothing here takes descriptors */
+        return n == 0 ? LEAT_PEER_GONE : (int)n;
     *ret_empty = (size_t)n < asked;
     *budget -= MIN(*budget, (uint64_t)n);
     if (c->writing)
@@ -772,6 +766,7 @@ int net_server_add(struct net_server *server, int fd, struct net_serve_target *t
     c->tells_losses = goes_over_a_network(fd);
     c->source = (struct loop_source){.fd = fd, .events = EVENTS, .progress = progress};
     c->losses.min_rtt_us = UINT32_MAX;
+    fdpass_prepare(fd);
     tune_socket(c);
     atomic_fetch_add(&t->connections, 1);
     int rc = loop_post(t->loop, add_posted, c);

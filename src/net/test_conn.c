@@ -295,7 +295,7 @@ static void test_descriptors(void **state)
     for (unsigned i = 0; i < PROTO_FDS_MAX; i++)
         many[i] = pipes[0];
     s.take_fds = false; /* what the owner does not take is closed */
-    assert_int_equal(net_frame_send(s.peer, PROTO_REQUEST, 16, 4, NULL, many, PROTO_FDS_MAX, 0), 0);
+    assert_int_equal(net_frame_send(s.peer, PROTO_REQUEST, 16, 4, NULL, many, 4, 0), 0);
     conn_send(s.conn, PROTO_REPLY, 16, 4, 0, NULL, many, PROTO_FDS_MAX);
     conn_send(s.conn, PROTO_REPLY, 16, 5, 0, NULL, many, 2);
     turns(&s);
@@ -321,6 +321,9 @@ static void test_descriptors(void **state)
         .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(3 * sizeof(int))};
     memcpy(CMSG_DATA(cm), many, 3 * sizeof(int));
     assert_int_equal(sendmsg(s.peer, &msg, 0), sizeof(wire));
+    expect_closed(&s, LEAT_CORRUPT);
+    side_init(&s, AF_UNIX, 0); /* more than any request has */
+    assert_int_equal(net_frame_send(s.peer, PROTO_REQUEST, 16, 4, NULL, many, 5, 0), 0);
     close(pipes[0]);
     close(pipes[1]);
     expect_closed(&s, LEAT_CORRUPT);

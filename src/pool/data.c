@@ -132,7 +132,8 @@ int data_target_new(struct server *s, struct wset *ws, uint32_t uid, struct data
         return error_set(err, -ENOMEM, "out of memory");
     *d = (struct data_target){.pool = s->pool,
                               .uid = uid,
-                              .target = {.resolve = data_resolve,
+                              .target = {.uid = uid,
+                                         .resolve = data_resolve,
                                          .written = data_written,
                                          .unref = data_unref,
                                          .request = data_request},

@@ -19,6 +19,7 @@
 #include <netdb.h>
 #include <stdio.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -29,6 +30,7 @@
 #define HANDSHAKE_NS    (10 * NS_PER_S)
 #define GRACE_NS        (500 * NS_PER_MS) /* for a whole one, before it gives way to others */
 #define REFUSED_NS      (100 * NS_PER_MS) /* for the reason to reach a peer that is refused */
+#define REST_NS         (50 * NS_PER_MS)  /* without descriptors */
 #define TURN_AWAY_NS    NS_PER_S          /* for one past a limit to say HELLO and hear that */
 
 static void linger_update(struct server *s)
@@ -197,6 +199,8 @@ static void client_closed(struct conn *conn, int status)
         client_complain(c, "broke the protocol");
     else if (status == LEAT_NO_SPACE)
         client_too_much(c);
+    else if (status == LEAT_BUSY)
+        client_complain(c, "passed a descriptor while its user's others wait to be closed");
     client_free(c);
 }
 
@@ -232,7 +236,12 @@ static int handshake_too_many(struct client *c, uint64_t id)
 {
     const struct limits *l = &c->server->pool->config.limits;
     struct leat_error err;
-    if (c->server->nconnections >= l->connections)
+    if (fdpass_full(c->uid))
+        error_set(&err, LEAT_BUSY,
+                  "user %u has passed descriptors that cannot be closed yet, and %d may wait: end what they "
+                  "wait for, such as the reader of a socket or the server of a FUSE file system",
+                  c->uid, FDPASS_WAITING_MAX);
+    else if (c->server->nconnections >= l->connections)
         error_set(
             &err, LEAT_BUSY,
             "the daemon has %u connections, and %u are allowed: end some processes, or raise connections "
@@ -310,7 +319,7 @@ static int data_begin(struct client *c, uint16_t type, uint64_t id)
         if (code == 0)
             code = data_serve(s, target, fd);
         if (code < 0)
-            fdpass_hang_up(fd);
+            fdpass_hang_up(fd, c->uid);
         if (code == 0)
             target = NULL;
         client_free(c);
@@ -410,20 +419,41 @@ static int client_message(struct conn *conn, struct conn_message *message)
 
 static const struct conn_ops client_ops = {.message = client_message, .closed = client_closed};
 
-/* Whoever cannot be served must not stay in the queue either: the loop would turn over it for ever. */
-static int accept_fd(struct server *s, int listener)
+/* The unix socket takes nobody in until then; 0: it does. */
+static void unix_rest(struct server *s, uint64_t until_ns)
 {
-    int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd >= 0 || (errno != EMFILE && errno != ENFILE))
+    loop_modify(&s->unix_source, until_ns ? 0 : EPOLLIN);
+    if (until_ns)
+        loop_timer_set(s->loop, &s->unix_rest, until_ns);
+}
+
+static void unix_rest_over(struct loop_timer *timer)
+{
+    unix_rest(container_of(timer, struct server, unix_rest), 0);
+}
+
+/* Some are kept for those who are here: for memory, files, and descriptors that are received. The lowest free one shows how many are in use. */
+static bool descriptors_short(int listener)
+{
+    struct rlimit most;
+    int next = fcntl(listener, F_DUPFD_CLOEXEC, 0);
+    if (next < 0)
+        return errno == EMFILE || errno == ENFILE;
+    close(next);
+    return getrlimit(RLIMIT_NOFILE, &most) == 0 &&
+           (rlim_t)next + MIN(most.rlim_cur / 8, (rlim_t)FDPASS_MESSAGE_MAX) >= most.rlim_cur;
+}
+
+/* Those who cannot be served wait in the listener's queue. It rests, or the loop would turn over it for ever. */
+static int accept_fd(struct server *s, int listener, bool is_unix)
+{
+    bool none = descriptors_short(listener);
+    int fd = none ? -1 : accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd >= 0 || (!none && errno != EMFILE && errno != ENFILE))
         return fd;
     log_error_limited(
         "no descriptor is left for another connection: raise the limit (LimitNOFILE, ulimit -n)");
-    if (s->spare_fd >= 0)
-        close(s->spare_fd);
-    fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    if (fd >= 0)
-        fdpass_close(fd); /* no descriptor is free to read it empty with */
-    s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    (is_unix ? unix_rest : doors_rest)(s, clock_now_ns() + REST_NS);
     return -EMFILE;
 }
 
@@ -444,7 +474,7 @@ static bool stranger_admit(struct server *s)
             doors_rest(s, c->came_ns + GRACE_NS);
             return false;
         }
-        s->rejected++;
+        s->rejected += !c->refused; /* else it was counted then */
         client_free(c);
         return true;
     }
@@ -463,7 +493,7 @@ static bool client_admit(struct server *s, struct client *c)
         s->nstrangers++;
         return true;
     }
-    c->turned_away = s->nconnections >= l->connections;
+    c->turned_away = s->nconnections >= l->connections || fdpass_full(c->uid);
     if (!c->turned_away)
         c->turned_away =
             shares_take(&s->pool->shares, c->uid, SHARE_CONNECTIONS, 1, l->user_connections, &has) < 0;
@@ -498,12 +528,12 @@ static int client_identify(struct server *s, struct client *c)
 
 static void accept_one(struct server *s, int listener, bool is_unix)
 {
-    int fd = accept_fd(s, listener);
+    int fd = accept_fd(s, listener, is_unix);
     if (fd < 0)
         return;
     struct client *c = calloc(1, sizeof(*c));
     if (!c) {
-        fdpass_hang_up(fd);
+        fdpass_hang_up(fd, UINT32_MAX);
         return;
     }
     *c = (struct client){.server = s,
@@ -521,9 +551,10 @@ static void accept_one(struct server *s, int listener, bool is_unix)
     list_init(&c->scans);
     list_init(&c->node);
     net_auth_init(&c->auth, s->config.token, s->config.token_len);
-    static const struct conn_limits strangers = {.out_bytes = HANDSHAKE_OUT, .body_bytes = HANDSHAKE_BODY};
+    static const struct conn_limits strangers = {
+        .out_bytes = HANDSHAKE_OUT, .body_bytes = HANDSHAKE_BODY, .no_fds = true};
     if (conn_new(s->loop, fd, &client_ops, c, &strangers, &c->conn) < 0) {
-        fdpass_hang_up(fd);
+        fdpass_hang_up(fd, c->uid);
         free(c);
         return;
     }
@@ -590,10 +621,10 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
     s->pool = pool;
     s->config = *config;
     s->unix_source.fd = -1;
-    s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     s->started_ns = clock_now_ns();
     s->linger.fire = linger_fire;
     s->rest.fire = rest_over;
+    s->unix_rest.fire = unix_rest_over;
     list_init(&s->clients);
     list_init(&s->credits);
     list_init(&s->users);
@@ -656,8 +687,7 @@ void server_free(struct server *s)
     }
     loop_timer_clear(&s->linger);
     loop_timer_clear(&s->rest);
-    if (s->spare_fd >= 0)
-        close(s->spare_fd);
+    loop_timer_clear(&s->unix_rest);
     s->pool->advanced = NULL;
     s->pool->revoked = NULL;
     s->pool->changed = NULL;

@@ -46,11 +46,11 @@ struct server {
     unsigned npeers;
     unsigned nturned_away; /* past a limit: here until they have heard why */
     unsigned nstrangers;   /* on TCP, before their proof */
-    int spare_fd;          /* given up for a moment to turn somebody away when descriptors run out */
     uint64_t started_ns, requests, rejected, serials;
     struct server_times times;
     struct loop_timer linger;
-    struct loop_timer rest; /* set: the TCP doors take nobody in */
+    struct loop_timer rest;      /* set: the TCP doors take nobody in */
+    struct loop_timer unix_rest; /* and this: the unix socket */
 };
 
 /* A working set in a client's hands. */
