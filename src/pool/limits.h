@@ -15,7 +15,7 @@ struct limits {
     /* Of all control connections of one user: answers that they have not read, and half messages. */
     uint64_t user_buffers_bytes;
     /* counts, up to the last one */
-    unsigned connections;      /* control connections, all users, and other nodes' */
+    unsigned connections;      /* control connections on the unix socket, all users */
     unsigned user_connections; /* of one user */
     unsigned user_data;        /* data connections of one user: brokered, or made for them by other nodes */
     unsigned sets, user_sets;
