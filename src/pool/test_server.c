@@ -928,6 +928,41 @@ static void test_window_that_fails(void **state)
     host_stop(&h, false);
 }
 
+/* Those who come while there are none wait at no cost, and are served when there are some again. */
+static void test_no_descriptor_for_a_connection(void **state)
+{
+    struct host h;
+    struct rlimit had, few;
+    struct leat_error err;
+    struct bytes_out body = {0};
+    int fd, turns = 0;
+    host_start(&h, 16 * MIB);
+    assert_int_equal(net_dial(h.socket, 0, &fd, &err), 0);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &had), 0);
+    few = had;
+    few.rlim_cur = (rlim_t)fd + 2; /* one is left, and kept for those who are here */
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    loop_turn(h.loop, 0);
+    few.rlim_cur = 3;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    struct timespec began, ended;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    do {
+        loop_turn(h.loop, 200);
+        turns++;
+        clock_gettime(CLOCK_MONOTONIC, &ended);
+    } while (turns < 200 && ended.tv_sec - began.tv_sec < 2);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &had), 0);
+    assert_true(turns < 200);
+    host_run(&h);
+    proto_hello_put(&body, &(struct proto_hello){.version_min = PROTO_VERSION,
+                                                 .version_max = PROTO_VERSION,
+                                                 .role = PROTO_ROLE_CONTROL});
+    assert_int_equal(ask(fd, PROTO_HELLO, &body, NULL), 0);
+    close(fd);
+    host_stop(&h, true);
+}
+
 /* Another host could rename another index over ours: its pages would be gone. */
 static void test_index_on_a_network(void **state)
 {
@@ -1079,6 +1114,7 @@ int main(void)
         cmocka_unit_test(test_room_that_comes_back_late),
         cmocka_unit_test(test_tables_are_charged),
         cmocka_unit_test(test_window_that_fails),
+        cmocka_unit_test(test_no_descriptor_for_a_connection),
         cmocka_unit_test(test_index_on_a_network),
         cmocka_unit_test(test_names_of_users),
         cmocka_unit_test(test_the_name_of_another),
