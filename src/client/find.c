@@ -143,12 +143,13 @@ static int follow_link(const char *step, const char *rest, char path[PATH_ROOM])
 /*
  * Follows `socket` step by step, links too, and looks at each folder: 0 when none but root, this user and `daemon` can have put anything
  * there. In a sticky folder, such as /tmp, all may make names, but not in the place of a folder of root's or ours; a link could have been moved
- * there. ret_step: the step that ended it.
+ * there. The owner of "/" is as good as root: in a user namespace root outside has no number. 1: others can; -errno. ret_step: the step that ended it.
  */
 static int check_steps(const char *socket, uid_t daemon, char ret_step[PATH_ROOM])
 {
     char path[PATH_ROOM], rest[PATH_ROOM];
     struct stat st;
+    uid_t root = 0;
     unsigned links = 0;
     bool shared = false; /* the folder before */
     if ((size_t)snprintf(path, sizeof(path), "%s", socket) >= sizeof(path))
@@ -159,12 +160,15 @@ static int check_steps(const char *socket, uid_t daemon, char ret_step[PATH_ROOM
         snprintf(rest, sizeof(rest), "%s", end);
         if (lstat(ret_step, &st) < 0)
             return -errno;
-        bool is_folder = S_ISDIR(st.st_mode), ours = st.st_uid == 0 || st.st_uid == geteuid();
+        if (!ret_step[1])
+            root = st.st_uid;
+        bool is_folder = S_ISDIR(st.st_mode),
+             ours = st.st_uid == root || st.st_uid == 0 || st.st_uid == geteuid();
         if (shared && !(is_folder && ours))
-            return LEAT_DENIED;
+            return 1;
         shared = is_folder && (st.st_mode & 022);
         if (is_folder && ((!ours && st.st_uid != daemon) || (shared && !(st.st_mode & S_ISVTX))))
-            return LEAT_DENIED;
+            return 1;
         if (!S_ISLNK(st.st_mode)) {
             end = *end ? end + 1 + strcspn(end + 1, "/") : NULL;
             continue;
@@ -187,8 +191,14 @@ int connect_check_daemon(int fd, const char *socket, struct leat_error *err)
         return error_sys(err, -errno, "cannot find out who listens at %s", socket);
     if (peer.uid == geteuid() || peer.uid == 0)
         return 0;
-    if (check_steps(socket, peer.uid, step) == 0)
+    int rc = check_steps(socket, peer.uid, step);
+    if (rc == 0)
         return 0;
+    if (rc < 0)
+        return error_sys(err, rc,
+                         "cannot look at %s, on the way to the daemon at %s, which runs as user %u: data and "
+                         "keys would go there",
+                         step, socket, (unsigned)peer.uid);
     return error_set(
         err, LEAT_DENIED,
         "the daemon at %s runs as user %u, who is neither this user nor root: data and keys would go "
