@@ -419,7 +419,7 @@ static int client_message(struct conn *conn, struct conn_message *message)
 
 static const struct conn_ops client_ops = {.message = client_message, .closed = client_closed};
 
-/* The unix socket takes nobody in until then; 0: it does. */
+/* The unix socket accepts no connection until then; 0: it does. */
 static void unix_rest(struct server *s, uint64_t until_ns)
 {
     loop_modify(&s->unix_source, until_ns ? 0 : EPOLLIN);

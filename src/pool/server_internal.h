@@ -49,8 +49,8 @@ struct server {
     uint64_t started_ns, requests, rejected, serials;
     struct server_times times;
     struct loop_timer linger;
-    struct loop_timer rest;      /* set: the TCP doors take nobody in */
-    struct loop_timer unix_rest; /* and this: the unix socket */
+    struct loop_timer rest;      /* set: the TCP listeners accept no connection */
+    struct loop_timer unix_rest; /* set: nor does the unix socket */
 };
 
 /* A working set in a client's hands. */
