@@ -4,7 +4,7 @@
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/rng.h"
-#include "pool/hugefs.h"
+#include "pool/region/hugefs.h"
 
 #include <fcntl.h>
 #include <getopt.h>

@@ -10,7 +10,7 @@
 
 #include "backend/backend.h"
 #include "base/clock.h"
-#include "wire/s3.h"
+#include "wire/s3/s3.h"
 
 #include <fcntl.h>
 #include <stdarg.h>

@@ -13,7 +13,7 @@
  * payload bytes/s, and CPU-seconds of both processes per GB (1e9).
  */
 #include "base/clock.h"
-#include "net/conn.h"
+#include "rpc/conn.h"
 #include "net/net.h"
 
 #include <getopt.h>

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of src/wire/proto.h by hand, for peers that do not keep to it."""
+"""The protocol of src/wire/leat/proto.h by hand, for peers that do not keep to it."""
 
 import array
 import hashlib

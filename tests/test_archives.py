@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""wire/zip.h beside Python's zipfile, and wire/tar_put.h beside Python's tarfile and GNU tar, by `leat-archive` (tests/tools)."""
+"""wire/archive/zip.h beside Python's zipfile, and wire/archive/tar_put.h beside Python's tarfile and GNU tar, by `leat-archive` (tests/tools)."""
 
 import calendar
 import io

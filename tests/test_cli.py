@@ -741,8 +741,8 @@ def test_stop_ends_the_daemon(tmp_path, tree):
 
 
 def test_leatd_conf_page_names_the_keys_that_leatd_knows():
-    """Of each section, what the tables of pool/config.c and serve/config.c have and what the page explains are the same."""
-    table = "".join((ROOT / "src" / folder / "config.c").read_text() for folder in ("pool", "serve"))
+    """Of each section, what the tables of daemon/config.c and serve/config.c have and what the page explains are the same."""
+    table = "".join((ROOT / "src" / folder / "config.c").read_text() for folder in ("daemon", "serve"))
     known = {s: set(keys.replace('"', "").split()) for s, keys in re.findall(r'\{"(\w+)",\s+(" [\w\s"]+ "),\s+set_\w+\}', table)}
     assert known
     page = re.split(r"^# \[(\w+)\]$", (MAN / "leatd.conf.5.scd").read_text(), flags=re.M)

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* leatd: the node daemon. Wiring only: options and configuration in, a pool and its doors out, signals to an orderly end. */
-#include "backend/s3/credentials.h"
+#include "aws/credentials.h"
 #include "base/base.h"
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "leat-config.h"
 #include "loop/loop.h"
-#include "net/auth.h"
-#include "pool/cluster.h"
-#include "pool/config.h"
-#include "pool/hugefs.h"
+#include "rpc/auth.h"
+#include "pool/nodes/nodes.h"
+#include "daemon/config.h"
+#include "pool/region/hugefs.h"
 #include "pool/pool.h"
-#include "pool/region.h"
-#include "pool/server.h"
-#include "pool/source.h"
+#include "pool/region/region.h"
+#include "daemon/server.h"
+#include "pool/source/source.h"
 #include "serve/admin/pool_bridge.h"
 #include "serve/config.h"
 #include "serve/serve.h"
-#include "wire/proto.h"
+#include "wire/leat/proto.h"
 
 #include <fcntl.h>
 #include <getopt.h>

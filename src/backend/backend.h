@@ -17,7 +17,7 @@
 
 #include "base/base.h"
 #include "base/list.h"
-#include "wire/s3_crc.h"
+#include "wire/s3/s3_crc.h"
 
 #define BACKEND_ETAG_MAX    160
 #define BACKEND_HEADERS_MAX 4096u /* bytes of all headers that are kept with an object */
@@ -183,7 +183,7 @@ int backend_copy(struct backend *b, const char *from, const char *etag, uint64_t
 /* 0 where there was none, too; LEAT_NOT_FOUND from servers that say so. */
 int backend_delete(struct backend *b, const char *uri, struct leat_error *err);
 
-/* A bucket "s3://NAME" at a Leat server; remote: what it stands in front of, JSON as serve/tier/tier.h has it, or NULL. -EEXIST: there is one;
+/* A bucket "s3://NAME" at a Leat server; remote: what it stands in front of, JSON as objects/tier/tier.h has it, or NULL. -EEXIST: there is one;
  * LEAT_UNSUPPORTED: no Leat server is there. */
 int backend_bucket_create(struct backend *b, const char *uri, const char *remote, struct leat_error *err);
 

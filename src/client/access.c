@@ -19,7 +19,7 @@
 #include <strings.h>
 #include <sys/wait.h>
 
-#include "backend/s3/credentials.h"
+#include "aws/credentials.h"
 #include "base/clock.h"
 #include "client/connect.h"
 #include "dataset/dataset.h"

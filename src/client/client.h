@@ -27,12 +27,12 @@
 #include "dataset/index.h"
 #include "gpu/gpu.h"
 #include "leat/leat.h"
-#include "net/conn.h"
-#include "net/credit.h"
+#include "rpc/conn.h"
+#include "net/flow/credit.h"
 #include "net/net.h"
 #include "net/paths.h"
-#include "net/stripe.h"
-#include "wire/proto.h"
+#include "net/flow/stripe.h"
+#include "wire/leat/proto.h"
 
 /* --- options.c ----------------------------------------------------------------------------------------------- */
 

@@ -10,7 +10,7 @@
  */
 #include "client/client.h"
 
-#include "net/addresses.h"
+#include "rpc/addresses.h"
 #include "net/rdma.h"
 
 #include <stdio.h>

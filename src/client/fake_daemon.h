@@ -12,8 +12,8 @@
 
 #include "base/base.h"
 #include "dataset/index.h"
-#include "net/conn.h"
-#include "wire/proto.h"
+#include "rpc/conn.h"
+#include "wire/leat/proto.h"
 
 #define FAKE_SAMPLES      400u
 #define FAKE_REGION_BYTES (16 * KIB)

@@ -21,7 +21,7 @@
 #include "base/clock.h"
 #include "leat-config.h"
 #include "leat/leat.h"
-#include "net/conn.h"
+#include "rpc/conn.h"
 
 #define SOCKET_NAME  "/leatd.sock"
 #define OTHERS_NAMED 4  /* in a message */

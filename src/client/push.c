@@ -19,7 +19,7 @@
 #include <sys/uio.h>
 
 #include "base/clock.h"
-#include "wire/npy.h"
+#include "wire/archive/npy.h"
 
 /* --- create -------------------------------------------------------------------------------------------------------- */
 

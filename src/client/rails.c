@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "net/addresses.h"
+#include "rpc/addresses.h"
 #include "net/rdma.h"
 #include "net/topo/topo.h"
 

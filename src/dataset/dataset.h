@@ -71,7 +71,7 @@ struct dataset_stat {
 };
 
 /*
- * How objects elsewhere are reached; pool/remote.h makes one of a session of backend.h. Called by the thread that called
+ * How objects elsewhere are reached; pool/source/dataset_remote.h makes one of a session of backend.h. Called by the thread that called
  * dataset_index_*. What fails returns -errno or a LEAT_ code and a message that names the object and the cause.
  */
 struct dataset_remote {

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "wire/tar.h"
+#include "wire/archive/tar.h"
 
 #define TICK_SAMPLES 4096
 

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 
 #include "dataset/dataset.h"
-#include "wire/npy.h"
+#include "wire/archive/npy.h"
 
 /* Objects elsewhere that were looked at or listed: one scan asks about each once, and means one version of it. remote.c. */
 struct scan_objects {

@@ -19,7 +19,7 @@
 
 #include "dataset/scan.h"
 #include "wire/address.h"
-#include "wire/s3.h"
+#include "wire/s3/s3.h"
 
 #define ADDRESS_MAX 4000u /* of an address with patterns in it; what a source's path may have is PATH_MAX */
 

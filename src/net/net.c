@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net/net.h"
 
-#include "net/conn.h"
+#include "rpc/conn.h"
 
 #include <sys/socket.h>
 

@@ -3,14 +3,14 @@
  * net.h: reads of remote registered memory, behind one table. shm/ maps the region and gathers; tcp/ asks the
  * daemon that owns it; ucx/ reads by RDMA, over several rails and into a device's memory too, for which views are
  * registered once (mem_register); paths/ spreads ops over several connections, sim/ is a network in virtual time,
- * and fault/ stacks failures on another transport. What ranks push goes another way (conn.h, server.c).
+ * and fault/ stacks failures on another transport. What ranks push goes another way (rpc/conn.h, server.c).
  *
  *   submit(op) ──▶ in flight ──▶ poll: NET_DONE (bytes are there and checksummed, or a status)
  *                                 └──▶ NET_QUIESCED (nothing will touch the destinations any more)
  *
  * Both events come exactly once, in that order, possibly from the same poll. An op whose deadline passes is DONE
  * with LEAT_TIMED_OUT while its bytes may still arrive; until QUIESCED its destinations are in quarantine. A context
- * belongs to one thread at a time. How much may be asked for at once is its user's business (net/credit.h); the
+ * belongs to one thread at a time. How much may be asked for at once is its user's business (net/flow/credit.h); the
  * transport counts what is in flight.
  */
 #ifndef NET_NET_H

@@ -2,7 +2,7 @@
 /*
  * paths.h: several connections to each node, one for each rail, stacked on a transport whose endpoints are one connection each.
  *
- *   op ──▶ slices ──▶ the path predicted to bring each first (net/stripe.h) ──▶ ops of the lower transport ──▶ DONE, QUIESCED
+ *   op ──▶ slices ──▶ the path predicted to bring each first (net/flow/stripe.h) ──▶ ops of the lower transport ──▶ DONE, QUIESCED
  *                            path broke, or stalls ──▶ closed; what it owed goes by the others
  *
  * Who owns an endpoint brings its connections: paths that are not there yet, or were left, are asked for by net_paths_wanted and

@@ -19,13 +19,13 @@
  *    once net_server_free has joined them, nobody does.
  * 2. unref() comes once for each net_server_add that succeeded, on the data thread.
  */
-#include "net/conn.h"
+#include "rpc/conn.h"
 
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/ledger.h"
-#include "net/fdpass.h"
-#include "net/losses.h"
+#include "base/fdpass.h"
+#include "net/flow/losses.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

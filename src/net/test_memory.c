@@ -3,8 +3,8 @@
 #include <setjmp.h>
 #include <stdarg.h>
 
-#include "net/auth.h"
-#include "net/conn.h"
+#include "rpc/auth.h"
+#include "rpc/conn.h"
 #include "net/net.h"
 
 #include "failalloc.h"

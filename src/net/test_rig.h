@@ -9,7 +9,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 
-#include "net/conn.h"
+#include "rpc/conn.h"
 #include "net/net.h"
 #include "net/paths.h"
 #include "net/rdma.h"

@@ -14,10 +14,10 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "dataset/dataset.h"
-#include "pool/ready.h"
-#include "pool/region.h"
-#include "pool/staging.h"
-#include "pool/wset.h"
+#include "pool/region/prefault.h"
+#include "pool/region/region.h"
+#include "pool/fill/stream_window.h"
+#include "pool/set/wset.h"
 
 #include <inttypes.h>
 

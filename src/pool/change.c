@@ -15,10 +15,10 @@
 #include "base/log.h"
 #include "dataset/dataset.h"
 #include "leat/leat.h"
-#include "pool/access.h"
-#include "pool/cluster.h"
+#include "pool/source/access.h"
+#include "pool/nodes/nodes.h"
 #include "pool/work.h"
-#include "pool/wset.h"
+#include "pool/set/wset.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

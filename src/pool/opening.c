@@ -14,10 +14,10 @@
 #include "disk/disk.h"
 #include "leat/leat.h"
 #include "loop/loop.h"
-#include "pool/cluster.h"
+#include "pool/nodes/nodes.h"
 #include "pool/pool_internal.h"
-#include "pool/remote.h"
-#include "pool/wset.h"
+#include "pool/source/dataset_remote.h"
+#include "pool/set/wset.h"
 #include "wire/address.h"
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -12,12 +12,12 @@
 #include "dataset/dataset.h"
 #include "leat/leat.h"
 #include "loop/loop.h"
-#include "net/conn.h"
-#include "pool/cluster.h"
+#include "rpc/conn.h"
+#include "pool/nodes/nodes.h"
 #include "pool/pool_internal.h"
-#include "pool/ready.h"
+#include "pool/region/prefault.h"
 #include "pool/work.h"
-#include "pool/wset.h"
+#include "pool/set/wset.h"
 #include "wire/address.h"
 
 #define STOP_NS (10 * NS_PER_S)

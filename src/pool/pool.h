@@ -14,14 +14,14 @@
 #include "base/list.h"
 #include "base/ticket.h"
 #include "loop/loop.h"
-#include "net/addresses.h"
-#include "pool/access.h"
-#include "pool/fill.h"
+#include "rpc/addresses.h"
+#include "pool/source/access.h"
+#include "pool/fill/fill.h"
 #include "pool/rdma.h"
 #include "pool/limits.h"
-#include "pool/region.h"
-#include "pool/source.h"
-#include "wire/proto.h"
+#include "pool/region/region.h"
+#include "pool/source/source.h"
+#include "wire/leat/proto.h"
 
 #include <pthread.h>
 
@@ -35,7 +35,7 @@ struct staging;
 struct pool_config {
     uint64_t cap_bytes;         /* of all working sets on this host: regions, windows, tables, scratch */
     uint64_t region_bytes;      /* power of two */
-    uint64_t ready_bytes;       /* of memory to make ready ahead, part of cap_bytes (pool/ready.h); 0: none */
+    uint64_t ready_bytes;       /* of memory to make ready ahead, part of cap_bytes (prefault.h); 0: none */
     struct region_source pages; /* huge pages, where the kernel gives them */
     unsigned fill_threads, data_threads, disk_depth;
     const char *disk_engine;
@@ -50,7 +50,7 @@ struct opening;
 struct open_request {
     struct list node; /* pool's until called back */
     uint32_t uid, gid, flags;
-    struct source_groups *groups; /* of the process that asks; owned by the request. NULL: pool/source.h */
+    struct source_groups *groups; /* of the process that asks; owned by the request. NULL: source.h */
     uint64_t pool_bytes;
     char *name; /* "" = implicit; owned by the request */
     char *uri;

@@ -37,7 +37,7 @@ int pool_creates_check(struct pool *pool, uint32_t uid, struct leat_error *err);
 int pool_index_seal(int fd, struct leat_error *err);
 struct dataset_spec;
 /*
- * accesses.c: r->access becomes what `spec` (`text`) is to be read with, if it lies elsewhere: LEAT_DENIED when there is nothing, or the daemon
+ * access_cache.c: r->access becomes what `spec` (`text`) is to be read with, if it lies elsewhere: LEAT_DENIED when there is nothing, or the daemon
  * may not ask there. What the client brought is remembered for sets that other nodes place.
  */
 int accesses_take(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,

@@ -15,10 +15,10 @@
 #include "base/clock.h"
 #include "base/size.h"
 #include "leat/leat.h"
-#include "pool/ready.h"
-#include "pool/region.h"
+#include "pool/region/prefault.h"
+#include "pool/region/region.h"
 #include "pool/work.h"
-#include "pool/wset.h"
+#include "pool/set/wset.h"
 
 #include <inttypes.h>
 

@@ -16,7 +16,7 @@
 #include "loop/loop.h"
 #include "pool/pool.h"
 #include "pool/work.h"
-#include "pool/wset.h"
+#include "pool/set/wset.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -3,9 +3,9 @@
 #ifndef POOL_RDMA_H
 #define POOL_RDMA_H
 
-#include "net/conn.h"
+#include "rpc/conn.h"
 #include "net/rdma.h"
-#include "wire/proto.h"
+#include "wire/leat/proto.h"
 
 struct pool;
 struct wset;

@@ -20,8 +20,8 @@
 #include "base/cond.h"
 #include "dataset/dataset.h"
 #include "pool/pool_internal.h"
-#include "pool/ready.h"
-#include "pool/region.h"
+#include "pool/region/prefault.h"
+#include "pool/region/region.h"
 
 #include <inttypes.h>
 #include <stdio.h>

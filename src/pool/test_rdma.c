@@ -5,11 +5,11 @@
 
 #include "base/clock.h"
 #include "loop/loop.h"
-#include "net/conn.h"
+#include "rpc/conn.h"
 #include "pool/pool.h"
-#include "pool/region.h"
-#include "pool/testing.h"
-#include "pool/wset.h"
+#include "pool/region/region.h"
+#include "pool/set/testing.h"
+#include "pool/set/wset.h"
 
 #include <fcntl.h>
 #include <poll.h>

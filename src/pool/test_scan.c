@@ -11,15 +11,15 @@
 
 #include <cmocka.h>
 
-#include "backend/testing.h"
+#include "http/client/testing.h"
 #include "base/clock.h"
 #include "failalloc.h"
 #include "loop/loop.h"
-#include "pool/access.h"
+#include "pool/source/access.h"
 #include "pool/pool.h"
-#include "pool/region.h"
+#include "pool/region/region.h"
 #include "pool/scan.h"
-#include "pool/testing.h"
+#include "pool/set/testing.h"
 
 #define OBJECTS      13u
 #define PAGE         5u

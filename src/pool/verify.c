@@ -9,8 +9,8 @@
 #include "base/crc32c.h"
 #include "base/ticket.h"
 #include "loop/loop.h"
-#include "pool/server.h"
-#include "pool/wset.h"
+#include "daemon/server.h"
+#include "pool/set/wset.h"
 
 #include <inttypes.h>
 #include <pthread.h>

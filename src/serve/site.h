@@ -11,7 +11,7 @@
 #define SERVE_SITE_H
 
 #include "base/base.h"
-#include "serve/http/http_server.h"
+#include "http/server/http_server.h"
 
 #define SITE_WHY_MAX 384
 

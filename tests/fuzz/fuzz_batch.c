@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a batch asks for: whatever is taken is within its limits. */
-#include "wire/batch.h"
+#include "wire/s3/batch.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -3,7 +3,7 @@
  * One HTTP message, whole and in pieces: what is understood is the same, all spans lie inside, and payload never exceeds what came.
  * First byte: bit 0 response, bit 1 to a HEAD; the rest of it the size of pieces.
  */
-#include "wire/http.h"
+#include "wire/http/http.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

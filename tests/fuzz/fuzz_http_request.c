@@ -6,7 +6,7 @@
 #include <ctype.h>
 #include <strings.h>
 
-#include "serve/http/server_internal.h"
+#include "http/server/server_internal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

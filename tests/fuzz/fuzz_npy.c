@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Headers of .npy files: what is accepted is consistent. */
-#include "wire/npy.h"
+#include "wire/archive/npy.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

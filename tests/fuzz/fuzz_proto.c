@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Frames and messages of wire/proto.h. First byte: which reader; what one accepts must come out of the writer as it
+ * Frames and messages of wire/leat/proto.h. First byte: which reader; what one accepts must come out of the writer as it
  * was, byte for byte.
  */
-#include "wire/proto.h"
+#include "wire/leat/proto.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

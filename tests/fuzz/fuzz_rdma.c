@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a client may say about RDMA on its data connection, and the keys that a daemon may answer with. No UCX is touched. */
-#include "net/conn.h"
+#include "rpc/conn.h"
 #include "net/ucx/endpoint.h"
 #include "net/ucx/serve.h"
 

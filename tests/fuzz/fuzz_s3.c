@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a store may answer: a page of a list, an error, an upload; and what a user may write as an address. */
-#include "wire/s3.h"
+#include "wire/s3/s3.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -3,10 +3,10 @@
  * Requests and documents as a stranger sends them to the S3 door. The first byte chooses: a head, a document, a body in chunks (in pieces of that
  * length), a copy source, a Range.
  */
-#include "wire/aws_chunked.h"
-#include "wire/http_cond.h"
-#include "wire/s3_door.h"
-#include "wire/sigv4_check.h"
+#include "wire/s3/aws_chunked.h"
+#include "wire/http/http_cond.h"
+#include "wire/s3/s3_server.h"
+#include "wire/s3/sigv4_check.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

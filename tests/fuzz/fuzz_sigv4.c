@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Queries as a stranger sends them: the canonical form of a canonical form is itself. */
-#include "wire/http.h"
-#include "wire/sigv4.h"
+#include "wire/http/http.h"
+#include "wire/s3/sigv4.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Archives, fed to the push parser as a scanner does: what comes out is sound, and it always comes to an end. */
-#include "wire/tar.h"
+#include "wire/archive/tar.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Archives, read as a server reads them: wants lie within the file, what comes out is sound and bounded, and it comes to an end. */
-#include "wire/zip.h"
+#include "wire/archive/zip.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
-#include "wire/tar_put.h"
-#include "wire/zip.h"
+#include "wire/archive/tar_put.h"
+#include "wire/archive/zip.h"
 
 static int wanted(int fd, void *buf, uint64_t bytes, uint64_t offset)
 {

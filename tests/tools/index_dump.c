@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <libdeflate.h>
 
-#include "pool/remote.h"
+#include "pool/source/dataset_remote.h"
 
 #define SPACE_MAX (4ull << 30)
 

@@ -13,8 +13,8 @@
 #include <sys/stat.h>
 
 #include "apps/leat/convert.h"
-#include "wire/npy.h"
-#include "wire/tar_put.h"
+#include "wire/archive/npy.h"
+#include "wire/archive/tar_put.h"
 
 #define BUFFER (1u << 20)
 

@@ -17,7 +17,7 @@
 #include "apps/leat/convert.h"
 #include "dataset/dataset.h"
 #include "dataset/index.h"
-#include "wire/tar.h"
+#include "wire/archive/tar.h"
 
 #define WINDOW (64 * 1024u)
 

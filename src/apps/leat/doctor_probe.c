@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "base/crc32c.h"
-#include "pool/hugefs.h"
+#include "pool/region/hugefs.h"
 
 /* probe/NAME of a recorded tree holds 0 or a negative errno value. */
 static int recorded(const struct doctor *d, const char *name)

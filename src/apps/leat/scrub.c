@@ -11,10 +11,10 @@
 #include <time.h>
 
 #include "apps/leat/remote.h"
-#include "backend/http/once.h"
+#include "http/client/once.h"
 #include "base/clock.h"
-#include "net/auth.h"
-#include "wire/http.h"
+#include "rpc/auth.h"
+#include "wire/http/http.h"
 
 #define ANSWER_MAX (8 * MIB) /* 64 damaged objects of each of 64 disks, with names of 1,024 bytes */
 #define LOOK_MS    200

@@ -13,7 +13,7 @@
 
 #include "apps/leat/cli.h"
 #include "base/log.h"
-#include "serve/keys.h"
+#include "serve/s3/keys.h"
 #include "serve/serve.h"
 
 enum {

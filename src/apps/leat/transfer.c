@@ -6,7 +6,7 @@
 
 #include "apps/leat/remote.h"
 #include "dataset/dataset.h"
-#include "pool/remote.h"
+#include "pool/source/dataset_remote.h"
 
 /* "a=x b=y" -> "a=x;b=y". One operand is passed as it is. NULL after a message. */
 char *cli_join_sources(const struct cli *cli, int n, char **operands)

@@ -7,7 +7,7 @@
 
 #include "backend/ops.h"
 #include "base/list.h"
-#include "wire/s3.h"
+#include "wire/s3/s3.h"
 
 #define DIR_TEMP    ".leat-put-" /* names that begin so are ours while they are written: no objects */
 #define DIR_HEADERS "user.leat.headers"

@@ -3,7 +3,7 @@
 #ifndef BACKEND_S3_LIST_CUT_H
 #define BACKEND_S3_LIST_CUT_H
 
-#include "wire/s3.h"
+#include "wire/s3/s3.h"
 
 #define LIST_CUT_GUESSES 16u
 #define LIST_CUT_PAGES   1.9 /* pages between two guesses */

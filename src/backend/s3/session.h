@@ -4,11 +4,11 @@
 #define BACKEND_S3_SESSION_H
 
 #include "backend/ops.h"
-#include "backend/http/http_client.h"
-#include "backend/s3/credentials.h"
+#include "http/client/http_client.h"
+#include "aws/credentials.h"
 #include "base/rng.h"
 #include "loop/loop.h"
-#include "wire/s3.h"
+#include "wire/s3/s3.h"
 
 #define REDIRECTS_MAX       8u
 #define CONNECTIONS_DEFAULT 16u

@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #include "backend/backend.h"
-#include "backend/testing.h"
+#include "http/client/testing.h"
 #include "base/clock.h"
 #include "failalloc.h"
 

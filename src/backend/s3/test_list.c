@@ -9,7 +9,7 @@
 
 #include "backend/backend.h"
 #include "backend/s3/list_cut.h"
-#include "backend/testing.h"
+#include "http/client/testing.h"
 #include "base/clock.h"
 #include "base/rng.h"
 

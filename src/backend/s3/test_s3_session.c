@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "backend/backend.h"
-#include "backend/testing.h"
+#include "http/client/testing.h"
 #include "base/clock.h"
 
 #define OBJECT (4 * MIB)

@@ -7,7 +7,7 @@
  */
 #include "dataset/builder_internal.h"
 #include "dataset/scan.h"
-#include "wire/tar.h"
+#include "wire/archive/tar.h"
 
 static size_t class_length(const char *name)
 {

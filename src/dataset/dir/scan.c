@@ -26,7 +26,7 @@
 #include <sys/syscall.h>
 
 #include "dataset/scan.h"
-#include "wire/tar.h"
+#include "wire/archive/tar.h"
 
 /* Links to folders with links in them can make many paths of few folders. */
 #define LINKED_MAX (1u << 20)

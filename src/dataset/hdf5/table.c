@@ -8,8 +8,8 @@
 #include <stdio.h>
 
 #include "dataset/index_internal.h"
-#include "wire/npy.h"
-#include "wire/tar.h"
+#include "wire/archive/npy.h"
+#include "wire/archive/tar.h"
 
 #define NAME_MAX_BYTES 255
 

@@ -18,7 +18,7 @@
 
 #include "base/bytes.h"
 #include "dataset/index.h"
-#include "wire/npy.h"
+#include "wire/archive/npy.h"
 
 #define HDF5_TABLE_MAGIC 0x3148544cu  /* "LTH1" */
 #define HDF5_TABLE_MAX   (1ull << 30) /* bytes: 50 million chunks */

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "dataset/scan.h"
-#include "wire/npy.h"
+#include "wire/archive/npy.h"
 
 static int place(struct scan_array *a, struct index_builder *b, uint32_t source, uint64_t *ret_address,
                  struct leat_error *err)

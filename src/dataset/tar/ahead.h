@@ -4,7 +4,7 @@
 #define DATASET_TAR_AHEAD_H
 
 #include "dataset/scan.h"
-#include "wire/tar.h"
+#include "wire/archive/tar.h"
 
 struct tar_ahead;
 /* `paths` stay the caller's. */

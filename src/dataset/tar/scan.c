@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tar/scan.c: tar shards by WebDataset's convention (wire/tar.h says how a path becomes key and field).
+ * tar/scan.c: tar shards by WebDataset's convention (wire/archive/tar.h says how a path becomes key and field).
  *
  * Happy path: headers are read through a small window, payload is stepped over; consecutive members with one key are
  * a sample. All shards are scanned first; then keys are compared, and everything goes to the builder. A shard is one RAW

@@ -26,7 +26,7 @@
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "net/events.h"
-#include "net/stripe.h"
+#include "net/flow/stripe.h"
 
 #define SLICE_MIN    (64 * KIB)
 #define SLICE_MAX    (1 * MIB)

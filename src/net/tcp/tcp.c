@@ -26,7 +26,7 @@
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/forkfd.h"
-#include "net/conn.h"
+#include "rpc/conn.h"
 #include "net/events.h"
 
 #include <fcntl.h>

@@ -10,7 +10,7 @@
  */
 #include "net/topo/topo.h"
 
-#include "net/stripe.h"
+#include "net/flow/stripe.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

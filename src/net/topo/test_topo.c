@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "failalloc.h"
-#include "net/stripe.h"
+#include "net/flow/stripe.h"
 
 static struct topo *topo_of(const char *text, size_t len)
 {

@@ -4,9 +4,9 @@
 #define NET_UCX_ENDPOINT_H
 
 #include "base/forkfd.h"
-#include "net/conn.h"
+#include "rpc/conn.h"
 #include "net/events.h"
-#include "net/stripe.h"
+#include "net/flow/stripe.h"
 #include "net/ucx/rail.h"
 
 struct net_memory {

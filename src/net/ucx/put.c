@@ -14,7 +14,7 @@
  */
 #include "net/ucx/serve.h"
 
-#include "net/conn.h"
+#include "rpc/conn.h"
 
 #include <inttypes.h>
 

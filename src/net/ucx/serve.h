@@ -7,7 +7,7 @@
 #include "base/list.h"
 #include "loop/loop.h"
 #include "net/ucx/rail.h"
-#include "wire/proto.h"
+#include "wire/leat/proto.h"
 
 #include <pthread.h>
 

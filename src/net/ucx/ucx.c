@@ -5,7 +5,7 @@
  * Happy path: connect() asks on the brokered data connection where the far rails are, and begins a path to each from the rail
  * of ours that shares its subnet. submit() takes an op in; once the keys of its regions are there (asked for the first time they are
  * needed, on the same connection) and a path is up, it is cut into slices, each of which takes the path that is predicted to bring
- * it first (net/stripe.h). A slice is a get straight into the destination. With the last one back the op's reads are checksummed where
+ * it first (net/flow/stripe.h). A slice is a get straight into the destination. With the last one back the op's reads are checksummed where
  * they lie, and it is DONE and QUIESCED.
  *
  *   flight: WAITING (keys, path) ──▶ FLYING (slices out) ──▶ DONE and QUIESCED

@@ -14,11 +14,11 @@
 
 #include <leat/leat.h>
 
-#include "serve/http/http_server.h"
-#include "serve/http/work.h"
-#include "serve/objects/objects.h"
+#include "http/server/http_server.h"
+#include "http/server/workers.h"
+#include "objects/objects.h"
 #include "serve/site.h"
-#include "serve/tier/tier.h"
+#include "objects/tier/tier.h"
 
 /* A pool of memory beside the store, in the same process. Calls come from workers and may block. */
 struct admin_pool {
@@ -30,7 +30,7 @@ struct admin_pool {
     int (*drop)(void *user, const char *name, bool force, struct leat_error *err);
 };
 
-/* What of a cold tier is used here: ADMIN_TIER gives it for one of serve/tier. */
+/* What of a cold tier is used here: ADMIN_TIER gives it for one of objects/tier. */
 struct admin_tier {
     struct tier *tier;
     int (*bucket_set)(struct tier *t, const char *bucket, const char *remote_json, struct leat_error *err);

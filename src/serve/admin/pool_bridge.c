@@ -9,7 +9,7 @@
 #include <pthread.h>
 
 #include "loop/loop.h"
-#include "pool/server.h"
+#include "daemon/server.h"
 
 struct pool_bridge {
     struct admin_pool pool;

@@ -2,15 +2,15 @@
 /*
  * archive_index.c: walks an archive's headers and remembers where its members are. What it is, is seen from its bytes, not from its name.
  *
- * Failure modes: those of wire/tar.h and wire/zip.h; a tar whose last member is cut off is LEAT_CORRUPT. Invariant: every payload lies within
+ * Failure modes: those of wire/archive/tar.h and wire/archive/zip.h; a tar whose last member is cut off is LEAT_CORRUPT. Invariant: every payload lies within
  * the archive.
  */
 #include "serve/s3/archive_index.h"
 
 #include <xxhash.h>
 
-#include "wire/tar.h"
-#include "wire/zip.h"
+#include "wire/archive/tar.h"
+#include "wire/archive/zip.h"
 
 #define WINDOW_BYTES (256 * KIB) /* where headers are close to each other */
 #define PEEK_BYTES   (4 * KIB)   /* where they are not */

@@ -3,7 +3,7 @@
  * GetObjectAttributes: what is known of an object, as a document. Nothing of its bytes is read, here or at a bucket's remote.
  */
 #include "serve/s3/parts.h"
-#include "serve/s3/visit.h"
+#include "serve/s3/task.h"
 
 #include <stdio.h>
 

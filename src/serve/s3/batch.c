@@ -17,8 +17,8 @@
 
 #include "base/log.h"
 #include "serve/s3/bundle.h"
-#include "serve/s3/visit.h"
-#include "wire/batch.h"
+#include "serve/s3/task.h"
+#include "wire/s3/batch.h"
 #include "wire/json_whole.h"
 
 #define MISSING           "__missing__/"

@@ -8,7 +8,7 @@
  */
 #include "base/crc32c.h"
 #include "base/crc64.h"
-#include "serve/s3/visit.h"
+#include "serve/s3/task.h"
 
 #include <libdeflate.h>
 #include <stdio.h>

@@ -13,9 +13,9 @@
 
 #include "base/bytes.h"
 #include "store/store.h"
-#include "wire/aws_chunked.h"
-#include "wire/s3_door.h"
-#include "wire/sigv4_check.h"
+#include "wire/s3/aws_chunked.h"
+#include "wire/s3/s3_server.h"
+#include "wire/s3/sigv4_check.h"
 
 struct visit;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Buckets: made, looked at, taken away, listed; and the settings that no bucket here has. */
 #include "base/log.h"
-#include "serve/s3/visit.h"
+#include "serve/s3/task.h"
 
 #define CREATE_MAX (64 * KIB)
 

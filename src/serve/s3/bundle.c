@@ -14,8 +14,8 @@
 #include <stdio.h>
 
 #include "store/store.h"
-#include "wire/tar_put.h"
-#include "wire/zip.h"
+#include "wire/archive/tar_put.h"
+#include "wire/archive/zip.h"
 
 #define COPY_BYTES  (32 * KIB)
 #define CHECK_BYTES (4 * MIB)

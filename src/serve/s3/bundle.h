@@ -11,7 +11,7 @@
 #ifndef SERVE_S3_BUNDLE_H
 #define SERVE_S3_BUNDLE_H
 
-#include "serve/http/http_server.h"
+#include "http/server/http_server.h"
 #include "serve/s3/members.h"
 
 struct store;

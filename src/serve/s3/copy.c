@@ -5,7 +5,7 @@
  * Invariants: one version of the source is read from beginning to end, whatever happens to its key meanwhile; so a copy onto itself, which changes
  * what is kept with an object, is a copy like any other.
  */
-#include "serve/s3/visit.h"
+#include "serve/s3/task.h"
 
 #include <stdio.h>
 

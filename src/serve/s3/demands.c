@@ -3,7 +3,7 @@
  * What a request demands by x-amz- headers beyond what its operation reads: checksums, storage classes, encryption, locks. What this server does not
  * have is refused by name; a client that relies on it learns so, and no demand is dropped.
  */
-#include "serve/s3/visit.h"
+#include "serve/s3/task.h"
 
 #include <stdio.h>
 #include <strings.h>

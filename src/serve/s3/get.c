@@ -10,7 +10,7 @@
  */
 #include "base/log.h"
 #include "serve/s3/parts.h"
-#include "serve/s3/visit.h"
+#include "serve/s3/task.h"
 
 #include <stdio.h>
 #include <strings.h>

@@ -7,7 +7,7 @@
  *
  * Invariants: a token says where a page ended, in hex: "k" and a key, or "p" and a common prefix, below which the next page has nothing.
  */
-#include "serve/s3/visit.h"
+#include "serve/s3/task.h"
 
 #include <stdio.h>
 

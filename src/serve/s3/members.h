@@ -32,7 +32,7 @@ struct member {
     uint64_t header_at;    /* of what was read of its header: [header_at, at) */
     uint64_t stored_bytes; /* there */
     uint64_t bytes;        /* of the payload as it is to come out */
-    bool deflated;         /* wire/zip.h: zip_stream; else stored_bytes == bytes */
+    bool deflated;         /* wire/archive/zip.h: zip_stream; else stored_bytes == bytes */
     uint32_t crc;          /* of ZIP: CRC-32 of the payload */
     bool has_crc;
 };

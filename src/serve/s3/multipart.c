@@ -8,14 +8,14 @@
  * answer that was lost: the same request again finds the object with the ETag that its parts give, and says so.
  */
 #include "serve/s3/parts.h"
-#include "serve/s3/visit.h"
+#include "serve/s3/task.h"
 
 #include <libdeflate.h>
 #include <stdio.h>
 #include <strings.h>
 
 #include "base/crc32c.h"
-#include "wire/s3_crc.h"
+#include "wire/s3/s3_crc.h"
 
 #define COMPLETE_MAX (8 * MIB)
 

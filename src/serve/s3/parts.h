@@ -8,7 +8,7 @@
 #ifndef SERVE_S3_PARTS_H
 #define SERVE_S3_PARTS_H
 
-#include "wire/http.h"
+#include "wire/http/http.h"
 
 #define PARTS_SUMS_MAX 4096u /* characters */
 

@@ -6,7 +6,7 @@
  * Invariants: an object is committed after every check of its body, in the same turn of a worker: a peer that goes at that moment gets an
  * object that it was not told of, never half of one.
  */
-#include "serve/s3/visit.h"
+#include "serve/s3/task.h"
 
 #include <stdio.h>
 #include <strings.h>

@@ -10,7 +10,7 @@
 
 #include "serve/s3/bundle.h"
 #include "store/testing.h"
-#include "wire/tar_put.h"
+#include "wire/archive/tar_put.h"
 
 #define LARGE (9 * MIB + 1234)
 

@@ -10,7 +10,7 @@
 #include "base/ticket.h"
 #include "failalloc.h"
 #include "serve/s3/members.h"
-#include "wire/tar_put.h"
+#include "wire/archive/tar_put.h"
 
 #define FRONT 4096u /* an object's own header stands in front of it */
 

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Looking after the pool: what is there, dropping, verifying, stopping. */
+#include "daemon/server_internal.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "leat/leat.h"
+#include "pool/set/wset.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#define DROP_FOREVER_NS (365ull * 24 * 3600 * NS_PER_S)
+
+static struct server_view view_of(struct server *s)
+{
+    return (struct server_view){.pool = s->pool,
+                                .times = &s->times,
+                                .clients = s->nclients,
+                                .requests = s->requests,
+                                .rejected = s->rejected,
+                                .socket = s->config.socket,
+                                .listen = s->config.listen,
+                                .node_name = s->config.node_name,
+                                .program = s->config.program,
+                                .started_ns = s->started_ns,
+                                .credits = &s->credits,
+                                .all_clients = &s->clients};
+}
+
+int server_query(struct server *s, uint32_t query, const char *arg, bool all, char **ret_text,
+                 struct leat_error *err)
+{
+    struct server_view view = view_of(s);
+    uint32_t id = all || !s->pool->config.opener.system ? 0 : WSET_NOBODY;
+    return report_query(&view, query, arg, id, id, ret_text, err);
+}
+
+static int still_used(const struct wset *ws, struct leat_error *err)
+{
+    return error_set(err, LEAT_BUSY, "%u process%s still %s working set %s: try later, or drop it by force",
+                     ws->leases, ws->leases == 1 ? "" : "es", ws->leases == 1 ? "uses" : "use",
+                     ws->name[0] ? ws->name : ws->spec);
+}
+
+int server_drop(struct server *s, const char *name, bool force, struct leat_error *err)
+{
+    struct wset *ws = pool_find(s->pool, name, 0, 0);
+    if (!ws)
+        return error_set(err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", name);
+    if (ws->leases > 0 && !force)
+        return still_used(ws, err);
+    pool_drop(s->pool, ws, force ? POOL_DROP_FORCE : POOL_DROP);
+    return 0;
+}
+
+int requests_query(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint32_t query = bytes_get_u32(&in);
+    AUTO_FREE char *arg = bytes_get_str(&in, PROTO_STR_MAX);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    struct server_view view = view_of(c->server);
+    struct leat_error err = {0};
+    AUTO_FREE char *text = NULL;
+    if (report_query(&view, query, arg, c->uid, c->gid, &text, &err) < 0)
+        return requests_refuse(c, &m->frame, &err);
+    struct bytes_out body = {0};
+    bytes_put_str(&body, text);
+    conn_send(c->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+    return 0;
+}
+
+static void drop_timeout(struct loop_timer *timer)
+{
+    struct pending *p = container_of(timer, struct pending, timer);
+    struct leat_error err;
+    still_used(p->ws, &err);
+    pending_refuse(p, &err);
+}
+
+int requests_drop(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint32_t flags = bytes_get_u32(&in);
+    uint64_t wait_ns = bytes_get_u64(&in);
+    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    struct leat_error err;
+    struct wset *ws = pool_find(c->server->pool, name, c->uid, c->gid);
+    /* Which private sources others have open is no one else's to learn. */
+    if (!ws || !wset_allows(ws, c->uid, c->gid)) {
+        error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", name);
+        return requests_refuse(c, &m->frame, &err);
+    }
+    if (c->uid != ws->owner_uid && c->uid != 0) {
+        error_set(&err, LEAT_DENIED, "working set '%s' belongs to another user", name);
+        return requests_refuse(c, &m->frame, &err);
+    }
+    if (flags & LEAT_DROP_FORCE) {
+        pool_drop(c->server->pool, ws, POOL_DROP_FORCE);
+        conn_send(c->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, NULL, 0);
+        return 0;
+    }
+    struct pending *p = pending_new(c, &m->frame, ws, PENDING_DROP, &err);
+    if (!p)
+        return requests_refuse(c, &m->frame, &err);
+    if (pending_drop_advance(p))
+        return 0;
+    p->timer.fire = drop_timeout;
+    loop_timer_set(c->server->loop, &p->timer, clock_now_ns() + MIN(wait_ns, DROP_FOREVER_NS));
+    return 0;
+}
+
+int requests_stop(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint32_t force = bytes_get_u32(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    struct server *s = c->server;
+    struct leat_error err;
+    if (s->pool->config.opener.system && c->uid != 0 && c->uid != geteuid()) {
+        error_set(&err, LEAT_DENIED, "only its own user or root may stop a system daemon");
+        return requests_refuse(c, &m->frame, &err);
+    }
+    if (!force && s->nclients > 1) {
+        error_set(&err, LEAT_BUSY,
+                  "%u other process%s use%s this daemon: stop them first, or stop it by force",
+                  s->nclients - 1, s->nclients == 2 ? "" : "es", s->nclients == 2 ? "s" : "");
+        return requests_refuse(c, &m->frame, &err);
+    }
+    conn_send(c->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, NULL, 0);
+    log_info("stopped by pid %d", c->pid);
+    loop_stop(s->loop);
+    return 0;
+}
+
+struct verifying {
+    struct pool *pool;
+    uint64_t client; /* its serial: it may be gone */
+    uint64_t id;
+    uint16_t type;
+};
+
+static void verify_progress(void *user, uint64_t done, uint64_t total)
+{
+    struct verifying *v = user;
+    struct client *c = client_alive(v->pool, v->client);
+    if (!c)
+        return;
+    struct bytes_out body = {0};
+    bytes_put_u32(&body, LEAT_STAGE_VERIFY);
+    bytes_put_u64(&body, done);
+    bytes_put_u64(&body, total);
+    bytes_put_u64(&body, 0);
+    bytes_put_u64(&body, 0);
+    conn_send(c->conn, PROTO_EVENT, PROTO_PROGRESS, v->id, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+}
+
+static void verify_done(void *user, const struct verify_result *result)
+{
+    struct verifying *v = user;
+    struct client *c = client_alive(v->pool, v->client);
+    struct leat_error err;
+    if (c)
+        c->nverifying--;
+    if (c && result->status < 0) {
+        error_set(&err, result->status, "%s", result->first_bad);
+        conn_send_error(c->conn, v->type, v->id, &err);
+    } else if (c) {
+        struct bytes_out body = {0};
+        bytes_put_u64(&body, result->bad);
+        bytes_put_str(&body, result->first_bad);
+        conn_send(c->conn, PROTO_REPLY, v->type, v->id, 0, &body, NULL, 0);
+        bytes_out_fini(&body);
+    }
+    free(v);
+}
+
+int requests_verify(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    uint32_t flags = bytes_get_u32(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    struct wset *ws = client_handle(c, id);
+    if (!ws)
+        return requests_unknown(c, &m->frame);
+    if (c->nverifying > 0) {
+        struct leat_error err;
+        error_set(&err, LEAT_BUSY, "this process has a verification under way already");
+        return requests_refuse(c, &m->frame, &err);
+    }
+    struct verifying *v = malloc(sizeof(*v));
+    int code = -ENOMEM;
+    if (v) {
+        *v = (struct verifying){c->server->pool, c->serial, m->frame.id, m->frame.type};
+        code = verify_start(c->server->pool, ws, flags & LEAT_VERIFY_SOURCE, verify_progress, verify_done, v);
+    }
+    if (code < 0) {
+        struct leat_error err;
+        if (code == LEAT_BUSY)
+            error_set(&err, code, "several verifications are under way already: try later");
+        else
+            error_sys(&err, code, "cannot start a verification");
+        free(v);
+        return requests_refuse(c, &m->frame, &err);
+    }
+    c->nverifying++;
+    return 0;
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* config.h: leatd's configuration: an INI file and options say the same things; each is checked where it is set. */
+#ifndef DAEMON_CONFIG_H
+#define DAEMON_CONFIG_H
+
+#include "base/base.h"
+#include "pool/source/access.h"
+#include "pool/rdma.h"
+#include "pool/limits.h"
+
+struct config {
+    /* [pool] */
+    uint64_t pool_bytes, region_bytes; /* 0 until config_finish: chosen from what the host has */
+    uint64_t ready_bytes;              /* 0: none */
+    bool huge_pages;
+    /* [daemon] */
+    bool system;
+    char *socket, *job, *node_name;
+    uint64_t linger_ns;
+    char **roots; /* NULL-terminated */
+    unsigned nroots;
+    /* [net] */
+    char *listen, *token_file;
+    char **nodes; /* static list, NULL-terminated */
+    unsigned nnodes;
+    unsigned data_threads;
+    char *rails, *rdma_tls;
+    enum pool_rdma_users rdma_users;
+    /* [disk] */
+    char *disk_engine;
+    unsigned disk_threads, disk_depth;
+    /* [s3] */
+    struct access_config s3;
+    /* [limits] */
+    struct limits limits; /* 0: the default */
+    /* Sections of others, who are asked for what is in none of ours: -ENOENT: nor in theirs. Set before a file is loaded. */
+    int (*more)(void *user, const char *section, const char *key, const char *value, struct leat_error *err);
+    void *more_user;
+};
+
+void config_init(struct config *config);
+void config_fini(struct config *config);
+/* LEAT_INVALID naming file, line, what was given and what is allowed. */
+int config_load(struct config *config, const char *path, struct leat_error *err);
+int config_set(struct config *config, const char *section, const char *key, const char *value,
+               struct leat_error *err);
+/* Fills in what was not said, and checks what must fit together. */
+int config_finish(struct config *config, struct leat_error *err);
+
+#endif

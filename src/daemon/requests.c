@@ -1,0 +1,837 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a client asks for, one function a message. A request is answered once: at once, or by a `pending` that waits for samples,
+ * staging or leases. Everything a client gets it is charged for (handles, pendings, fetches: CLIENT_*_MAX), and loses with its
+ * connection. Bodies are hostile: each is parsed whole before anything is done; a bad one closes the connection.
+ */
+#include "daemon/server_internal.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "leat/leat.h"
+#include "pool/source/access.h"
+#include "pool/pool_internal.h"
+#include "pool/region/region.h"
+#include "pool/fill/stream_window.h"
+#include "pool/set/wset.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+
+#define URGENT_MAX        4096u /* samples of one WAIT that go first */
+#define FETCH_SAMPLES_MAX (1u << 20)
+#define FETCH_RUNS_MAX    (1u << 18) /* of one answer: 7 MiB of it */
+
+static void reply(struct client *c, uint16_t type, uint64_t id, const struct bytes_out *body, const int *fds,
+                  unsigned nfds)
+{
+    conn_send(c->conn, PROTO_REPLY, type, id, 0, body, fds, nfds);
+}
+
+int requests_refuse(struct client *c, const struct proto_frame *f, const struct leat_error *err)
+{
+    conn_send_error(c->conn, f->type, f->id, err);
+    return 0;
+}
+
+/* --- handles ----------------------------------------------------------------------------------------------------- */
+
+struct wset *client_handle(struct client *c, uint64_t id)
+{
+    for (unsigned k = 0; k < c->nhandles; k++) {
+        if (c->handles[k].id == id)
+            return c->handles[k].ws;
+    }
+    return NULL;
+}
+
+static int handle_add(struct client *c, struct wset *ws, uint64_t *ret_id, struct leat_error *err)
+{
+    if (c->nhandles == CLIENT_HANDLES_MAX)
+        return error_set(err, LEAT_BUSY, "this process has %u working sets open: close some", c->nhandles);
+    if (c->nhandles == c->handles_cap) {
+        unsigned cap = c->handles_cap ? c->handles_cap * 2 : 8;
+        struct handle *more = realloc(c->handles, cap * sizeof(*more));
+        if (!more)
+            return error_set(err, -ENOMEM, "out of memory");
+        c->handles = more;
+        c->handles_cap = cap;
+    }
+    *ret_id = c->next_id++;
+    c->handles[c->nhandles++] = (struct handle){*ret_id, ws};
+    pool_lease(ws);
+    return 0;
+}
+
+int requests_unknown(struct client *c, const struct proto_frame *f)
+{
+    struct leat_error err;
+    error_set(&err, LEAT_STALE, "this working set is not open (any more)");
+    return requests_refuse(c, f, &err);
+}
+
+static void drops_advance(struct server *s, struct wset *ws);
+
+static void handle_close(struct client *c, unsigned k)
+{
+    struct wset *ws = wset_ref(c->handles[k].ws);
+    jobs_forget(c, c->handles[k].id);
+    c->handles[k] = c->handles[--c->nhandles];
+    pool_unlease(ws);
+    drops_advance(c->server, ws);
+    wset_unref(ws);
+}
+
+/* --- pendings ---------------------------------------------------------------------------------------------------- */
+
+static void fetch_free(struct fetch *f)
+{
+    for (uint32_t k = 0; k < f->n; k++)
+        staging_put(f->entries[k]);
+    list_remove(&f->node);
+    free(f->entries);
+    shares_give(&f->ws->pool->shares, f->uid, SHARE_RANGES, f->cap);
+    wset_unref(f->ws); /* whose window the entries are in */
+    free(f);
+}
+
+/* A lease that was granted goes back. */
+static void fetch_end(struct client *c, struct fetch *f)
+{
+    c->nfetches--;
+    fetch_free(f);
+}
+
+static void pending_free(struct pending *p)
+{
+    list_remove(&p->client_node);
+    list_remove(&p->set_node);
+    loop_timer_clear(&p->timer);
+    struct server_times *times = &p->client->server->times;
+    if (p->kind != PENDING_DROP)
+        histogram_add(p->kind == PENDING_WAIT ? &times->wait : &times->fetch, clock_now_ns() - p->began_ns);
+    if (p->fetch)
+        fetch_free(p->fetch);
+    p->client->npendings--;
+    shares_give(&p->ws->pool->shares, p->client->uid, SHARE_WAITING, p->n);
+    free(p->samples);
+    wset_unref(p->ws);
+    free(p);
+}
+
+struct pending *pending_new(struct client *c, const struct proto_frame *f, struct wset *ws,
+                            enum pending_kind kind, struct leat_error *err)
+{
+    struct pending *p = c->npendings < CLIENT_PENDINGS_MAX ? calloc(1, sizeof(*p)) : NULL;
+    if (!p) {
+        if (c->npendings < CLIENT_PENDINGS_MAX)
+            error_set(err, -ENOMEM, "out of memory");
+        else
+            error_set(err, LEAT_BUSY, "%u requests of this process are waiting already", c->npendings);
+        return NULL;
+    }
+    c->npendings++;
+    *p = (struct pending){.client = c,
+                          .ws = wset_ref(ws),
+                          .kind = kind,
+                          .type = f->type,
+                          .id = f->id,
+                          .began_ns = clock_now_ns()};
+    list_init(&p->set_node);
+    list_push_back(&c->pendings, &p->client_node);
+    list_push_back(&ws->waiters, &p->set_node);
+    return p;
+}
+
+void pending_refuse(struct pending *p, const struct leat_error *err)
+{
+    conn_send_error(p->client->conn, p->type, p->id, err);
+    pending_free(p);
+}
+
+static int revoked_error(struct wset *ws, struct leat_error *err)
+{
+    return error_set(err, LEAT_STALE, "working set %s was dropped by force",
+                     ws->name[0] ? ws->name : ws->spec);
+}
+
+/* What is not there yet. A set that was dropped at another node loads no more, here or there: who waited on would wait for good. */
+static bool wait_goes_on(struct pending *p)
+{
+    struct leat_error err;
+    struct wset *ws = p->ws;
+    if (ws->state != WSET_ENDING)
+        return true;
+    error_set(&err, LEAT_STALE, "working set %s was dropped before it was whole: open it again",
+              ws->name[0] ? ws->name : ws->spec);
+    pending_refuse(p, &err);
+    return false;
+}
+
+/* Answers when every sample is there, or one failed. */
+static bool wait_advance(struct pending *p)
+{
+    struct leat_error err;
+    struct wset *ws = p->ws;
+    if (atomic_load(&ws->revoked)) {
+        revoked_error(ws, &err);
+        pending_refuse(p, &err);
+        return true;
+    }
+    if (p->n == 0) {
+        if (!wset_complete(ws))
+            return !wait_goes_on(p);
+        if (atomic_load(&ws->live->failed_samples) > 0) {
+            wset_failure_any(ws, &err);
+            pending_refuse(p, &err);
+            return true;
+        }
+    }
+    for (; p->at < p->n; p->at++) {
+        enum live_state state = wset_sample_state(ws, p->samples[p->at]);
+        if (state == LIVE_FAILED) {
+            wset_failure_get(ws, p->samples[p->at], &err);
+            pending_refuse(p, &err);
+            return true;
+        }
+        if (state == LIVE_ABSENT || state == LIVE_LOADING) {
+            if (wset_parts_of(ws, p->samples[p->at]) > 0)
+                return !wait_goes_on(p);
+            wset_settle_empty(ws);
+        }
+    }
+    reply(p->client, p->type, p->id, NULL, NULL, 0);
+    pending_free(p);
+    return true;
+}
+
+static bool fetch_advance(struct pending *p)
+{
+    struct fetch *f = p->fetch;
+    uint32_t nruns = 0;
+    for (uint32_t k = 0; k < f->n; k++) {
+        struct staging_entry *e = f->entries[k];
+        if (e->state == STAGING_FAILED) {
+            struct leat_error err;
+            error_set(&err, e->code, "samples %" PRIu64 " to %" PRIu64 ": %s", e->first,
+                      e->first + e->count - 1, e->message ? e->message : "out of memory while loading");
+            pending_refuse(p, &err);
+            return true;
+        }
+        if (e->state == STAGING_LOADING)
+            return false;
+        nruns += e->nruns;
+    }
+    struct proto_fetched m = {.lease = f->id, .runs = calloc(nruns ? nruns : 1, sizeof(*m.runs))};
+    for (uint32_t k = 0; m.runs && k < f->n; k++) {
+        for (uint32_t r = 0; r < f->entries[k]->nruns; r++)
+            m.runs[m.nruns++] = f->entries[k]->runs[r];
+    }
+    struct bytes_out body = {0};
+    body.failed = !m.runs;
+    proto_fetched_put(&body, &m);
+    proto_fetched_fini(&m);
+    p->fetch = NULL;
+    list_push_back(&p->client->fetches, &f->node);
+    p->client->nfetches++;
+    reply(p->client, p->type, p->id, &body, NULL, 0);
+    bytes_out_fini(&body);
+    pending_free(p);
+    return true;
+}
+
+bool pending_drop_advance(struct pending *p)
+{
+    if (p->ws->leases > 0)
+        return false;
+    pool_drop(p->client->server->pool, p->ws, POOL_DROP);
+    reply(p->client, p->type, p->id, NULL, NULL, 0);
+    pending_free(p);
+    return true;
+}
+
+void requests_advance(struct wset *ws)
+{
+    wset_ref(ws);
+    list_for_each_safe (node, &ws->waiters) {
+        struct pending *p = container_of(node, struct pending, set_node);
+        if (p->kind == PENDING_WAIT)
+            wait_advance(p);
+        else if (p->kind == PENDING_FETCH)
+            fetch_advance(p);
+    }
+    wset_unref(ws);
+}
+
+static void drops_advance(struct server *s, struct wset *ws)
+{
+    list_for_each_safe (node, &ws->waiters) {
+        struct pending *p = container_of(node, struct pending, set_node);
+        if (p->kind == PENDING_DROP)
+            pending_drop_advance(p);
+    }
+}
+
+void requests_client_gone(struct client *c)
+{
+    pool_open_forget(c->server->pool, c);
+    scans_client_gone(c);
+    list_for_each_safe (node, &c->pendings)
+        pending_free(container_of(node, struct pending, client_node));
+    list_for_each_safe (node, &c->fetches)
+        fetch_end(c, container_of(node, struct fetch, node));
+    while (c->nhandles > 0)
+        handle_close(c, c->nhandles - 1);
+}
+
+void requests_revoked(struct server *s, struct wset *ws)
+{
+    list_for_each_safe (node, &s->clients) {
+        struct client *c = container_of(node, struct client, node);
+        for (unsigned k = 0; k < c->nhandles; k++) {
+            if (c->handles[k].ws != ws)
+                continue;
+            struct bytes_out body = {0};
+            bytes_put_u64(&body, c->handles[k].id);
+            bytes_put_u32(&body, atomic_load(&ws->live->generation));
+            conn_send(c->conn, PROTO_EVENT, PROTO_REVOKED, 0, 0, &body, NULL, 0);
+            bytes_out_fini(&body);
+        }
+    }
+    requests_advance(ws);
+}
+
+/* --- opening ----------------------------------------------------------------------------------------------------- */
+
+static void send_ws(struct client *c, uint16_t type, uint64_t id, struct wset *ws)
+{
+    struct leat_error err;
+    struct proto_ws m = {0};
+    struct bytes_out body = {0};
+    if (handle_add(c, ws, &m.ws, &err) < 0) {
+        conn_send_error(c->conn, type, id, &err);
+        return;
+    }
+    memcpy(m.uuid, ws->uuid, PROTO_UUID);
+    m.generation = atomic_load(&ws->live->generation);
+    m.version = ws->version;
+    m.flags = ws->flags;
+    m.mode = ws->mode;
+    m.owner_uid = ws->owner_uid;
+    m.owner_gid = ws->owner_gid;
+    m.region_bytes = ws->region_bytes;
+    m.pinned_end = ws->pinned_end;
+    m.index_bytes = ws->index.blob_bytes;
+    m.live_bytes = ws->live->total_bytes;
+    m.name = ws->name;
+    m.uri = ws->spec;
+    m.nnodes = ws->nnodes ? ws->nnodes : 1;
+    m.nodes = calloc(m.nnodes, sizeof(*m.nodes));
+    for (uint32_t n = 0; m.nodes && n < ws->nnodes; n++) {
+        m.nodes[n].id = n;
+        if (n != ws->self_node)
+            m.nodes[n] = ws->nodes[n];
+    }
+    m.nregions = ws->nregions;
+    m.regions = calloc(ws->nregions ? ws->nregions : 1, sizeof(*m.regions));
+    for (uint32_t g = 0; m.regions && g < ws->nregions; g++)
+        m.regions[g] = (struct proto_region){
+            .gid = g, .node = ws->regions[g].node, .page_bytes = 0, .generation = m.generation};
+    if (m.regions && m.nodes)
+        proto_ws_put(&body, &m);
+    else
+        body.failed = true;
+    free(m.regions);
+    free(m.nodes);
+    reply(c, type, id, &body, (int[]){ws->index_fd, ws->live_fd_ro}, 2);
+    bytes_out_fini(&body);
+}
+
+static void opened(struct open_request *r, struct wset *ws, const struct leat_error *err)
+{
+    struct client *c = r->user;
+    c->nopening--;
+    histogram_add(&c->server->times.open, clock_now_ns() - r->began_ns);
+    if (ws)
+        send_ws(c, r->type, r->id, ws);
+    else
+        conn_send_error(c->conn, r->type, r->id, err);
+}
+
+static void open_progress(struct open_request *r, uint64_t samples, uint64_t bytes)
+{
+    struct client *c = r->user;
+    struct bytes_out body = {0};
+    bytes_put_u32(&body, LEAT_STAGE_INDEX);
+    bytes_put_u64(&body, samples);
+    bytes_put_u64(&body, 0);
+    bytes_put_u64(&body, bytes);
+    bytes_put_u64(&body, 0);
+    conn_send(c->conn, PROTO_EVENT, PROTO_PROGRESS, r->id, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+}
+
+static int on_open(struct client *c, struct conn_message *m)
+{
+    struct proto_open o = {0};
+    if (proto_open_get(m->body, m->frame.body_bytes, &o) < 0)
+        return LEAT_CORRUPT;
+    if (c->nopening == CLIENT_OPENING_MAX) {
+        struct leat_error err;
+        proto_open_fini(&o);
+        error_set(&err, LEAT_BUSY, "this process is opening %u working sets already", c->nopening);
+        return requests_refuse(c, &m->frame, &err);
+    }
+    struct open_request *r = calloc(1, sizeof(*r));
+    if (!r) {
+        proto_open_fini(&o);
+        return -ENOMEM;
+    }
+    *r = (struct open_request){.uid = c->uid,
+                               .gid = c->gid,
+                               .groups = source_groups_ref(c->groups),
+                               .flags = o.flags,
+                               .pool_bytes = o.pool_bytes,
+                               .name = TAKE_PTR(o.name),
+                               .uri = TAKE_PTR(o.uri),
+                               .append = m->frame.type == PROTO_APPEND,
+                               .type = m->frame.type,
+                               .id = m->frame.id,
+                               .began_ns = clock_now_ns(),
+                               .opened = opened,
+                               .progress = open_progress,
+                               .user = c};
+    int rc = o.has_access ? access_new(&o.access, !c->server->pool->config.opener.system, &r->access) : 0;
+    proto_open_fini(&o);
+    explicit_bzero((void *)(uintptr_t)m->body, m->frame.body_bytes); /* it may hold keys */
+    if (rc < 0) {
+        source_groups_unref(r->groups);
+        free(r->name);
+        free(r->uri);
+        free(r);
+        return rc;
+    }
+    c->nopening++;
+    pool_open(c->server->pool, r);
+    return 0;
+}
+
+static void created(struct open_request *r, struct wset *ws, const struct leat_error *err)
+{
+    struct client *c = r->user;
+    c->nopening--;
+    if (ws)
+        reply(c, r->type, r->id, NULL, NULL, 0);
+    else
+        conn_send_error(c->conn, r->type, r->id, err);
+}
+
+static int on_create(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint32_t flags = bytes_get_u32(&in);
+    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
+    if (bytes_in_done(&in) < 0 || m->frame.nfds != 1)
+        return LEAT_CORRUPT;
+    struct leat_error err = {0};
+    /* A memfd that can no longer change, or what is validated is not what is used. */
+    int seals = fcntl(m->fds[0], F_GET_SEALS);
+    if (seals < 0 || (seals & (F_SEAL_WRITE | F_SEAL_SHRINK)) != (F_SEAL_WRITE | F_SEAL_SHRINK))
+        error_set(&err, LEAT_INVALID, "the index must be a memfd sealed against writing and shrinking");
+    else if (c->nopening == CLIENT_OPENING_MAX)
+        error_set(&err, LEAT_BUSY, "this process is opening %u working sets already", c->nopening);
+    if (err.code < 0)
+        return requests_refuse(c, &m->frame, &err);
+    struct open_request *r = calloc(1, sizeof(*r));
+    if (!r)
+        return -ENOMEM;
+    *r = (struct open_request){.uid = c->uid,
+                               .gid = c->gid,
+                               .groups = source_groups_ref(c->groups),
+                               .flags = flags,
+                               .name = TAKE_PTR(name),
+                               .type = m->frame.type,
+                               .id = m->frame.id,
+                               .opened = created,
+                               .user = c};
+    c->nopening++;
+    pool_create(c->server->pool, r, TAKE_FD(m->fds[0]));
+    return 0;
+}
+
+/* With its last handle on ws gone, what a client still waits for there would keep the memory of ws from others, by its reference. */
+static void pendings_end(struct client *c, const struct wset *ws)
+{
+    struct leat_error err;
+    for (unsigned k = 0; k < c->nhandles; k++)
+        if (c->handles[k].ws == ws)
+            return;
+    error_set(&err, -ECANCELED, "the working set was closed while a request for it waited: open it again");
+    list_for_each_safe (node, &c->pendings) {
+        struct pending *p = container_of(node, struct pending, client_node);
+        if (p->ws == ws && p->kind != PENDING_DROP)
+            pending_refuse(p, &err);
+    }
+}
+
+static int on_close(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    for (unsigned k = 0; k < c->nhandles; k++) {
+        if (c->handles[k].id == id) {
+            struct wset *ws = wset_ref(c->handles[k].ws);
+            handle_close(c, k);
+            pendings_end(c, ws);
+            wset_unref(ws);
+            break;
+        }
+    }
+    reply(c, m->frame.type, m->frame.id, NULL, NULL, 0);
+    return 0;
+}
+
+static int on_regions(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    uint32_t first = bytes_get_u32(&in), count = bytes_get_u32(&in);
+    if (bytes_in_done(&in) < 0 || count > PROTO_FDS_MAX)
+        return LEAT_CORRUPT;
+    struct wset *ws = client_handle(c, id);
+    if (!ws)
+        return requests_unknown(c, &m->frame);
+    uint32_t gids[PROTO_FDS_MAX], n = 0;
+    int fds[PROTO_FDS_MAX];
+    if (first == PROTO_STAGING && ws->staging) {
+        gids[n] = first;
+        fds[n++] = staging_region(ws->staging)->fd_ro;
+    }
+    for (uint64_t g = first; g < (uint64_t)first + count && g < ws->nregions; g++) {
+        if (ws->regions[g].region) {
+            gids[n] = (uint32_t)g;
+            fds[n++] = ws->regions[g].region->fd_ro;
+        }
+    }
+    struct bytes_out body = {0};
+    bytes_put_u32(&body, n);
+    for (uint32_t k = 0; k < n; k++)
+        bytes_put_u32(&body, gids[k]);
+    reply(c, m->frame.type, m->frame.id, &body, fds, n);
+    bytes_out_fini(&body);
+    return 0;
+}
+
+/* --- samples ----------------------------------------------------------------------------------------------------- */
+
+static int on_wait(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    uint32_t n = bytes_get_u32(&in);
+    if (in.bad || n > PROTO_IDS_MAX || bytes_left(&in) != (size_t)n * 8)
+        return LEAT_CORRUPT;
+    struct wset *ws = client_handle(c, id);
+    if (!ws)
+        return requests_unknown(c, &m->frame);
+    struct leat_error err;
+    struct pending *p = pending_new(c, &m->frame, ws, PENDING_WAIT, &err);
+    if (!p)
+        return requests_refuse(c, &m->frame, &err);
+    uint64_t has = 0;
+    if (shares_take(&ws->pool->shares, c->uid, SHARE_WAITING, n, USER_WAITING_MAX, &has) < 0) {
+        error_set(&err, LEAT_BUSY,
+                  "%u more samples to wait for, where user %u waits for %" PRIu64
+                  " already and %u are allowed: wait for fewer at a time",
+                  n, c->uid, has, USER_WAITING_MAX);
+        pending_refuse(p, &err);
+        return 0;
+    }
+    p->n = n;
+    p->samples = n ? malloc(n * sizeof(*p->samples)) : NULL;
+    if (n && !p->samples) {
+        error_set(&err, -ENOMEM, "out of memory");
+        pending_refuse(p, &err);
+        return 0;
+    }
+    for (uint32_t k = 0; k < n; k++) {
+        p->samples[k] = bytes_get_u64(&in);
+        if (p->samples[k] >= ws->index.header->nsamples) {
+            error_set(&err, LEAT_INVALID, "sample %" PRIu64 " of a set of %" PRIu64, p->samples[k],
+                      ws->index.header->nsamples);
+            pending_refuse(p, &err);
+            return 0;
+        }
+    }
+    if (wait_advance(p))
+        return 0;
+    /* The first ones: a reader of a whole set cannot have all of it first. */
+    for (uint32_t k = p->at; k < n && k - p->at < URGENT_MAX; k++)
+        fill_urgent(c->server->pool->fill, ws, p->samples[k]);
+    return 0;
+}
+
+static int fetch_begin(struct client *c, struct wset *ws, struct fetch *f, struct bytes_in *in, uint32_t n,
+                       struct leat_error *err)
+{
+    struct staging *st;
+    int code = pool_staging(c->server->pool, ws, &st, err);
+    for (uint32_t k = 0; code == 0 && k < n; k++) {
+        uint64_t first = bytes_get_u64(in), count = bytes_get_u64(in), end;
+        if (count == 0 || add_overflows(first, count, &end) || end > ws->index.header->nsamples)
+            return error_set(err, LEAT_INVALID, "samples %" PRIu64 " + %" PRIu64 " of a set of %" PRIu64,
+                             first, count, ws->index.header->nsamples);
+        code = staging_get(st, first, count, &f->entries[k]);
+        if (code == 0)
+            f->n++;
+        else if (code == -EAGAIN || code == LEAT_NO_SPACE)
+            code = error_set(err, code == -EAGAIN ? LEAT_BUSY : LEAT_NO_SPACE,
+                             "the window of %" PRIu64 " bytes has no room for samples %" PRIu64 " to %" PRIu64
+                             " (%" PRIu64 " bytes are held by readers): raise the set's share of the pool",
+                             staging_window_bytes(st), first, end - 1, staging_held_bytes(st));
+        else
+            error_set(err, code, "out of memory");
+    }
+    return code;
+}
+
+/* Neighbours become one run, as far as a region goes. */
+static int resident_runs(const struct wset *ws, uint64_t address, uint64_t bytes, struct proto_fetched *m,
+                         uint32_t *cap)
+{
+    while (bytes > 0) {
+        uint64_t offset = address % ws->region_bytes, n = MIN(bytes, ws->region_bytes - offset);
+        struct proto_run *last = m->nruns ? &m->runs[m->nruns - 1] : NULL;
+        if (last && last->address + last->bytes == address && offset > 0) {
+            last->bytes += n;
+        } else {
+            if (m->nruns == FETCH_RUNS_MAX)
+                return LEAT_NO_SPACE;
+            if (m->nruns == *cap) {
+                *cap = *cap ? *cap * 2 : 16;
+                struct proto_run *more = realloc(m->runs, *cap * sizeof(*more));
+                if (!more)
+                    return -ENOMEM;
+                m->runs = more;
+            }
+            m->runs[m->nruns++] = (struct proto_run){.address = address,
+                                                     .bytes = n,
+                                                     .gid = (uint32_t)(address / ws->region_bytes),
+                                                     .offset = offset};
+        }
+        address += n;
+        bytes -= n;
+    }
+    return 0;
+}
+
+/* Samples of a set that is in the pool whole: where they lie there, and no window is made for them. */
+static int fetch_resident(const struct wset *ws, struct bytes_in *in, uint32_t n, struct proto_fetched *m,
+                          struct leat_error *err)
+{
+    uint64_t samples = 0;
+    uint32_t cap = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        uint64_t first = bytes_get_u64(in), count = bytes_get_u64(in), end;
+        if (count == 0 || add_overflows(first, count, &end) || end > ws->index.header->nsamples)
+            return error_set(err, LEAT_INVALID, "samples %" PRIu64 " + %" PRIu64 " of a set of %" PRIu64,
+                             first, count, ws->index.header->nsamples);
+        samples += count;
+        if (samples > FETCH_SAMPLES_MAX)
+            return error_set(err, LEAT_NO_SPACE, "a fetch has at most %u samples: ask for fewer at a time",
+                             FETCH_SAMPLES_MAX);
+        for (uint64_t i = first; i < end; i++) {
+            enum live_state state = wset_sample_state(ws, i);
+            if (state == LIVE_FAILED)
+                return wset_failure_get((struct wset *)ws, i, err);
+            if (state != LIVE_RESIDENT)
+                return error_set(err, LEAT_BUSY, "sample %" PRIu64 " is still being loaded: wait for it", i);
+            struct index_part part;
+            for (unsigned f = 0; f < ws->index.header->nfields; f++) {
+                if (!index_part(&ws->index, i, f, &part) || part.bytes == 0)
+                    continue;
+                int code = resident_runs(ws, part.address, part.bytes, m, &cap);
+                if (code < 0)
+                    return error_set(err, code,
+                                     "a fetch has at most %u pieces: ask for fewer samples at a time",
+                                     FETCH_RUNS_MAX);
+            }
+        }
+    }
+    return 0;
+}
+
+static int fetch_answer_resident(struct client *c, const struct wset *ws, const struct proto_frame *f,
+                                 struct bytes_in *in, uint32_t n)
+{
+    struct leat_error err = {0};
+    struct proto_fetched m = {.lease = c->next_id++};
+    int code = fetch_resident(ws, in, n, &m, &err);
+    if (code < 0) {
+        requests_refuse(c, f, &err);
+    } else {
+        struct bytes_out body = {0};
+        proto_fetched_put(&body, &m);
+        reply(c, f->type, f->id, &body, NULL, 0);
+        bytes_out_fini(&body);
+    }
+    proto_fetched_fini(&m);
+    return 0;
+}
+
+static int on_fetch(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    uint32_t n = bytes_get_u32(&in);
+    if (in.bad || n == 0 || n > PROTO_IDS_MAX || bytes_left(&in) != (size_t)n * 16)
+        return LEAT_CORRUPT;
+    struct wset *ws = client_handle(c, id);
+    if (!ws)
+        return requests_unknown(c, &m->frame);
+    struct leat_error err = {0};
+    if (atomic_load(&ws->revoked)) {
+        revoked_error(ws, &err);
+        return requests_refuse(c, &m->frame, &err);
+    }
+    if (ws->flags & PROTO_WS_PUSHED) {
+        error_set(&err, LEAT_PEER_GONE,
+                  "the node that held them is gone, and a set that was pushed has no source to read them "
+                  "from again");
+        return requests_refuse(c, &m->frame, &err);
+    }
+    if (ws->nnodes == 0 && !(ws->flags & PROTO_WS_STREAMED))
+        return fetch_answer_resident(c, ws, &m->frame, &in, n);
+    if (c->nfetches >= CLIENT_FETCHES_MAX) {
+        error_set(&err, LEAT_BUSY, "this process holds %u fetched ranges: release some", c->nfetches);
+        return requests_refuse(c, &m->frame, &err);
+    }
+    struct pending *p = pending_new(c, &m->frame, ws, PENDING_FETCH, &err);
+    if (!p)
+        return requests_refuse(c, &m->frame, &err);
+    uint64_t has = 0;
+    if (shares_take(&ws->pool->shares, c->uid, SHARE_RANGES, n, USER_RANGES_MAX, &has) < 0) {
+        error_set(&err, LEAT_BUSY,
+                  "%u more ranges to fetch, where user %u holds %" PRIu64
+                  " already and %u are allowed: release some",
+                  n, c->uid, has, USER_RANGES_MAX);
+        pending_refuse(p, &err);
+        return 0;
+    }
+    p->fetch = calloc(1, sizeof(*p->fetch));
+    if (!p->fetch)
+        shares_give(&ws->pool->shares, c->uid, SHARE_RANGES, n);
+    if (p->fetch) {
+        p->fetch->cap = n;
+        p->fetch->uid = c->uid;
+        list_init(&p->fetch->node);
+        p->fetch->ws = wset_ref(ws);
+        p->fetch->id = c->next_id++;
+        p->fetch->entries = calloc(n, sizeof(*p->fetch->entries));
+    }
+    int code = p->fetch && p->fetch->entries ? fetch_begin(c, ws, p->fetch, &in, n, &err)
+                                             : error_set(&err, -ENOMEM, "out of memory");
+    if (code < 0)
+        pending_refuse(p, &err);
+    else
+        fetch_advance(p);
+    return 0;
+}
+
+/* A hint: what cannot be had now is simply not there ahead of time. */
+static int on_prefetch(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    uint32_t n = bytes_get_u32(&in);
+    if (in.bad || n > PROTO_IDS_MAX || bytes_left(&in) != (size_t)n * 16)
+        return LEAT_CORRUPT;
+    struct wset *ws = client_handle(c, id);
+    if (!ws || !ws->staging || atomic_load(&ws->revoked))
+        return 0;
+    for (uint32_t k = 0; k < n; k++) {
+        uint64_t first = bytes_get_u64(&in), count = bytes_get_u64(&in), end;
+        struct staging_entry *entry;
+        if (count == 0 || add_overflows(first, count, &end) || end > ws->index.header->nsamples ||
+            staging_get(ws->staging, first, count, &entry) < 0)
+            break;
+        staging_put(entry);
+    }
+    return 0;
+}
+
+static int on_release(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t lease = bytes_get_u64(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    list_for_each (node, &c->fetches) {
+        struct fetch *f = container_of(node, struct fetch, node);
+        if (f->id == lease) {
+            fetch_end(c, f);
+            break;
+        }
+    }
+    return 0;
+}
+
+static int on_cancel(struct client *c, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint64_t id = bytes_get_u64(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    scans_cancel(c, id);
+    list_for_each_safe (node, &c->pendings) {
+        struct pending *p = container_of(node, struct pending, client_node);
+        if (p->id == id) {
+            struct leat_error err;
+            error_set(&err, -ECANCELED, "given up");
+            pending_refuse(p, &err);
+        }
+    }
+    return 0;
+}
+
+int requests_dispatch(struct client *c, struct conn_message *m)
+{
+    static const struct {
+        uint16_t type;
+        int (*handle)(struct client *, struct conn_message *);
+    } table[] = {
+        {PROTO_OPEN, on_open},
+        {PROTO_APPEND, on_open},
+        {PROTO_CREATE, on_create},
+        {PROTO_CLOSE, on_close},
+        {PROTO_REGIONS, on_regions},
+        {PROTO_WAIT, on_wait},
+        {PROTO_FETCH, on_fetch},
+        {PROTO_RELEASE, on_release},
+        {PROTO_CANCEL, on_cancel},
+        {PROTO_PREFETCH, on_prefetch},
+        {PROTO_BROKER, requests_broker},
+        {PROTO_QUERY, requests_query},
+        {PROTO_DROP, requests_drop},
+        {PROTO_STOP, requests_stop},
+        {PROTO_VERIFY, requests_verify},
+        {PROTO_CREDITS, requests_credits},
+        {PROTO_REPORT, requests_report},
+        {PROTO_SCAN, requests_scan},
+        {PROTO_SCAN_NEXT, requests_scan_next},
+        {PROTO_SCAN_END, requests_scan_end},
+    };
+    if (m->frame.payload_bytes > 0)
+        return LEAT_CORRUPT;
+    for (unsigned k = 0; k < ARRAY_LEN(table); k++) {
+        if (table[k].type == m->frame.type)
+            return table[k].handle(c, m);
+    }
+    struct leat_error err;
+    error_set(&err, LEAT_UNSUPPORTED, "this daemon does not know request %u: is it older than the client?",
+              m->frame.type);
+    return requests_refuse(c, &m->frame, &err);
+}

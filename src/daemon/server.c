@@ -1,0 +1,696 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A connection's life: accepted; HELLO (on TCP also the proof of the token); then control requests, or, for DATA, handed to a
+ * data thread. Nothing is served before that, and a peer that does not finish its handshake within HANDSHAKE_NS, sends
+ * anything else, or speaks garbage is closed. A client that goes gives back all it held, whatever it was doing.
+ */
+#include "daemon/server_internal.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/size.h"
+#include "base/fdpass.h"
+#include "pool/nodes/nodes.h"
+#include "rpc/peer.h"
+#include "pool/set/wset.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#define HANDSHAKE_BODY  1024u      /* of HELLO and PROOF: a stranger costs no more memory than that */
+#define HANDSHAKE_OUT   (64 * KIB) /* and no more in answers that it does not read */
+#define TURNED_AWAY_MAX 64u        /* at a time; others are hung up on */
+#define PEERS_MAX       (4u * CLUSTER_NODES_MAX)
+#define HANDSHAKE_NS    (10 * NS_PER_S)
+#define GRACE_NS        (500 * NS_PER_MS) /* for a whole one, before it gives way to others */
+#define REFUSED_NS      (100 * NS_PER_MS) /* for the reason to reach a peer that is refused */
+#define REST_NS         (50 * NS_PER_MS)  /* without descriptors */
+#define TURN_AWAY_NS    NS_PER_S          /* for one past a limit to say HELLO and hear that */
+
+static void linger_update(struct server *s)
+{
+    bool keep = s->nclients > 0;
+    list_for_each (node, &s->pool->sets)
+        keep = keep || (container_of(node, struct wset, node)->flags & PROTO_WS_EXPLICIT) ||
+               container_of(node, struct wset, node)->holders; /* other nodes read it here */
+    if (keep || !s->config.linger_ns)
+        loop_timer_clear(&s->linger);
+    else if (s->linger.due_ns == 0)
+        loop_timer_set(s->loop, &s->linger, clock_now_ns() + s->config.linger_ns);
+}
+
+static void linger_fire(struct loop_timer *timer)
+{
+    struct server *s = container_of(timer, struct server, linger);
+    log_info("no client for %llu s: ending", (unsigned long long)(s->config.linger_ns / NS_PER_S));
+    loop_stop(s->loop);
+}
+
+static struct server_user *user_ref(struct server *s, uint32_t uid)
+{
+    list_for_each (node, &s->users) {
+        struct server_user *u = container_of(node, struct server_user, node);
+        if (u->uid == uid) {
+            u->nclients++;
+            return u;
+        }
+    }
+    struct server_user *u = malloc(sizeof(*u));
+    if (!u)
+        return NULL;
+    *u = (struct server_user){
+        .uid = uid, .nclients = 1, .budget.limit_bytes = s->pool->config.limits.user_buffers_bytes};
+    list_init(&u->node);
+    list_push_back(&s->users, &u->node);
+    return u;
+}
+
+static void user_unref(struct server_user *u)
+{
+    if (!u || --u->nclients)
+        return;
+    list_remove(&u->node);
+    free(u);
+}
+
+/* The TCP doors take nobody in until then; 0: they do. */
+static void doors_rest(struct server *s, uint64_t until_ns)
+{
+    for (unsigned k = 0; k < s->ndoors; k++)
+        loop_modify(&s->doors[k].source, until_ns ? 0 : EPOLLIN);
+    if (until_ns)
+        loop_timer_set(s->loop, &s->rest, until_ns);
+    else
+        loop_timer_clear(&s->rest);
+}
+
+static void rest_over(struct loop_timer *timer)
+{
+    doors_rest(container_of(timer, struct server, rest), 0);
+}
+
+static void stranger_leaves(struct server *s)
+{
+    s->nstrangers--;
+    if (s->rest.due_ns)
+        doors_rest(s, 0);
+}
+
+static void client_free(struct client *c)
+{
+    struct server *s = c->server;
+    requests_client_gone(c);
+    credits_client_gone(c);
+    if (c->is_peer && s->pool->cluster)
+        cluster_client_gone(s->pool->cluster, c);
+    bool counted = c->is_unix && c->ready;
+    uint32_t uid = c->uid;
+    if (c->turned_away)
+        s->nturned_away--;
+    else if (c->is_unix) {
+        s->nconnections--;
+        shares_give(&s->pool->shares, uid, SHARE_CONNECTIONS, 1);
+    }
+    s->npeers -= c->is_peer;
+    if (!c->is_unix && !c->proved)
+        stranger_leaves(s);
+    loop_timer_clear(&c->handshake);
+    conn_free(c->conn);
+    user_unref(c->user);
+    list_remove(&c->node);
+    source_groups_unref(c->groups);
+    net_auth_fini(&c->auth);
+    net_seal_fini(&c->seal);
+    free(c->handles);
+    free(c);
+    if (!counted)
+        return;
+    s->nclients--;
+    bool others = false;
+    list_for_each (node, &s->clients) {
+        struct client *other = container_of(node, struct client, node);
+        others = others || (other->is_unix && other->ready && other->uid == uid);
+    }
+    if (!others)
+        pool_sweep(s->pool, s->config.linger_ns ? UINT32_MAX : uid);
+    linger_update(s);
+}
+
+static void client_name(const struct client *c, char ret[96])
+{
+    struct sockaddr_storage far;
+    socklen_t len = sizeof(far);
+    char host[NI_MAXHOST], port[NI_MAXSERV];
+    if (c->is_unix)
+        snprintf(ret, 96, "pid %d, uid %u", c->pid, c->uid);
+    else if (getpeername(conn_fd(c->conn), (struct sockaddr *)&far, &len) == 0 &&
+             getnameinfo((struct sockaddr *)&far, len, host, sizeof(host), port, sizeof(port),
+                         NI_NUMERICHOST | NI_NUMERICSERV) == 0)
+        snprintf(ret, 96, "%.70s port %.10s", host, port);
+    else
+        snprintf(ret, 96, "over TCP");
+}
+
+/* Peers may send nonsense as fast as they like, those of this host faster than others. */
+static void client_log(const struct client *c, const char *why)
+{
+    char name[96];
+    client_name(c, name);
+    /* Strangers on TCP do not use up the lines of this host's clients. */
+    static struct log_limit limits[2];
+    log_write_limited(LOG_LEVEL_WARNING, &limits[c->is_unix], "closed a connection (%s) that %s", name, why);
+}
+
+static void client_complain(struct client *c, const char *why)
+{
+    c->server->rejected++;
+    client_log(c, why);
+}
+
+/* Who does not read is told nothing; the log has it once for all connections of the user. */
+static void client_too_much(struct client *c)
+{
+    char most[SIZE_TEXT_MAX];
+    if (!conn_over_budget(c->conn)) {
+        client_complain(c, "does not read its answers");
+        return;
+    }
+    c->server->rejected++;
+    if (!c->user->said)
+        log_warning_limited(
+            "closed a connection (pid %d), as will be others that grow: answers that uid %u has not "
+            "read, and half messages, may take %s here (user_buffers in [limits] of leatd.conf)",
+            c->pid, c->uid, size_format(c->user->budget.limit_bytes, most));
+    c->user->said = true;
+}
+
+static void client_closed(struct conn *conn, int status)
+{
+    struct client *c = conn_user(conn);
+    if (c->refused)
+        ; /* counted, and in the log, when it was refused */
+    else if (status == LEAT_CORRUPT)
+        client_complain(c, "broke the protocol");
+    else if (status == LEAT_NO_SPACE)
+        client_too_much(c);
+    else if (status == LEAT_BUSY)
+        client_complain(c, "passed a descriptor while its user's others wait to be closed");
+    client_free(c);
+}
+
+static void handshake_late(struct loop_timer *timer)
+{
+    struct client *c = container_of(timer, struct client, handshake);
+    c->server->rejected += !c->refused && !c->turned_away;
+    client_free(c);
+}
+
+/* Says why, once, and closes soon. */
+static int handshake_refuse(struct client *c, uint16_t type, uint64_t id, const struct leat_error *err)
+{
+    c->refused = true;
+    c->server->rejected += !c->turned_away; /* that one was counted when it came */
+    conn_send_error(c->conn, type, id, err);
+    loop_timer_set(c->server->loop, &c->handshake, clock_now_ns() + REFUSED_NS);
+    return 0;
+}
+
+static int handshake_version(struct client *c, uint64_t id)
+{
+    struct leat_error err;
+    error_set(
+        &err, LEAT_UNSUPPORTED,
+        "this daemon speaks protocol version %d, the other side %u to %u: stop it (`leat stop`) and start "
+        "one of the same release",
+        PROTO_VERSION, c->hello.version_min, c->hello.version_max);
+    return handshake_refuse(c, PROTO_HELLO, id, &err);
+}
+
+static int handshake_too_many(struct client *c, uint64_t id)
+{
+    const struct limits *l = &c->server->pool->config.limits;
+    struct leat_error err;
+    if (fdpass_full(c->uid))
+        error_set(&err, LEAT_BUSY,
+                  "user %u has passed descriptors that cannot be closed yet, and %d may wait: end what they "
+                  "wait for, such as the reader of a socket or the server of a FUSE file system",
+                  c->uid, FDPASS_WAITING_MAX);
+    else if (c->server->nconnections >= l->connections)
+        error_set(
+            &err, LEAT_BUSY,
+            "the daemon has %u connections, and %u are allowed: end some processes, or raise connections "
+            "in [limits] of leatd.conf",
+            c->server->nconnections, l->connections);
+    else
+        error_set(
+            &err, LEAT_BUSY,
+            "user %u has as many connections as one may have, which is %u: end some processes, or raise "
+            "user_connections in [limits] of leatd.conf",
+            c->uid, l->user_connections);
+    return handshake_refuse(c, PROTO_HELLO, id, &err);
+}
+
+/* The file's mode and its folder say so too; but a file system may have no modes, and a descriptor may have been passed on. */
+static int handshake_foreign(struct client *c, uint64_t id)
+{
+    struct leat_error err;
+    error_set(
+        &err, LEAT_DENIED,
+        "this daemon is private to user %u, and user %u asks: start one of your own, or ask for a system "
+        "daemon (mode = system in leatd.conf)",
+        geteuid(), c->uid);
+    return handshake_refuse(c, PROTO_HELLO, id, &err);
+}
+
+static bool version_spoken(const struct proto_hello *hello)
+{
+    return hello->version_min <= PROTO_VERSION && hello->version_max >= PROTO_VERSION;
+}
+
+static void welcome_fill(const struct client *c, struct proto_welcome *w)
+{
+    const struct server *s = c->server;
+    memcpy(w->mac, c->proof, sizeof(w->mac));
+    w->version = PROTO_VERSION;
+    snprintf(w->node, sizeof(w->node), "%s", s->config.node_name);
+    w->region_bytes = s->pool->config.region_bytes;
+    w->pool_bytes = s->pool->config.cap_bytes;
+    w->client_count = s->nclients;
+}
+
+static void reply_welcome(struct client *c, uint16_t type, uint64_t id, const struct proto_welcome *w)
+{
+    struct bytes_out body = {0};
+    proto_welcome_put(&body, w);
+    conn_send(c->conn, PROTO_REPLY, type, id, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+}
+
+/* DATA: found, allowed and current: its socket goes to a data thread after the last reply has left. */
+static int data_begin(struct client *c, uint16_t type, uint64_t id)
+{
+    struct server *s = c->server;
+    struct leat_error err = {0};
+    struct wset *ws = pool_find_uuid(s->pool, c->hello.uuid);
+    if (!ws || atomic_load(&ws->live->generation) != c->hello.generation)
+        error_set(&err, LEAT_STALE, "this node does not hold the working set any more");
+    else if (!wset_allows(ws, c->uid, c->gid))
+        error_set(&err, LEAT_DENIED, "the working set belongs to another user");
+    struct data_target *target = NULL;
+    if (!err.code)
+        data_target_new(s, ws, c->uid, &target, &err);
+    if (err.code)
+        return handshake_refuse(c, type, id, &err);
+    /* The reply is written by hand: conn must have nothing queued when its descriptor moves on. */
+    struct proto_welcome w = {0};
+    welcome_fill(c, &w);
+    struct bytes_out body = {0};
+    proto_welcome_put(&body, &w);
+    int fd = body.failed ? -ENOMEM : conn_release_fd(c->conn);
+    if (fd >= 0) {
+        c->conn = NULL;
+        int code = net_frame_send(fd, PROTO_REPLY, type, id, &body, NULL, 0, clock_now_ns() + NS_PER_S);
+        if (code == 0)
+            code = data_serve(s, target, fd);
+        if (code < 0)
+            fdpass_hang_up(fd, c->uid);
+        if (code == 0)
+            target = NULL;
+        client_free(c);
+    }
+    data_target_free(target);
+    bytes_out_fini(&body);
+    return fd < 0 ? fd : 1;
+}
+
+static int handshake_unix(struct client *c, struct conn_message *m)
+{
+    struct proto_welcome w = {0};
+    if (m->frame.type != PROTO_HELLO || proto_hello_get(m->body, m->frame.body_bytes, &c->hello) < 0)
+        return LEAT_CORRUPT;
+    if (!c->server->pool->config.opener.system && c->uid != geteuid() && c->uid != 0)
+        return handshake_foreign(c, m->frame.id);
+    if (!version_spoken(&c->hello))
+        return handshake_version(c, m->frame.id);
+    if (c->turned_away)
+        return handshake_too_many(c, m->frame.id);
+    if (c->hello.role == PROTO_ROLE_DATA)
+        return data_begin(c, PROTO_HELLO, m->frame.id);
+    if (c->hello.role != PROTO_ROLE_CONTROL)
+        return LEAT_CORRUPT;
+    c->ready = true;
+    conn_trust(c->conn);
+    loop_timer_clear(&c->handshake);
+    c->server->nclients++;
+    welcome_fill(c, &w);
+    reply_welcome(c, PROTO_HELLO, m->frame.id, &w);
+    linger_update(c->server);
+    return 0;
+}
+
+static int handshake_tcp(struct client *c, struct conn_message *m)
+{
+    struct proto_welcome w = {0};
+    if (m->frame.type == PROTO_HELLO) {
+        int code = net_auth_server_hello(&c->auth, m->body, m->frame.body_bytes, &c->hello, &w);
+        if (code < 0)
+            return code;
+        if (!version_spoken(&c->hello))
+            return handshake_version(c, m->frame.id);
+        reply_welcome(c, PROTO_HELLO, m->frame.id, &w); /* a stranger: who we are is for those who prove */
+        return 0;
+    }
+    int code = m->frame.type == PROTO_PROOF
+                   ? net_auth_server_proof(&c->auth, m->body, m->frame.body_bytes, c->proof)
+                   : LEAT_CORRUPT;
+    if (code < 0) {
+        struct leat_error err;
+        error_set(&err, LEAT_DENIED,
+                  "the token does not match this node's: the same file must be on every node");
+        client_log(c, "has another token");
+        return handshake_refuse(c, PROTO_PROOF, m->frame.id, &err);
+    }
+    c->proved = true;
+    stranger_leaves(c->server);
+    peer_socket_watch(conn_fd(c->conn));
+    c->uid = c->hello.acting_uid;
+    c->gid = c->hello.acting_gid;
+    if (c->hello.role == PROTO_ROLE_DATA)
+        return data_begin(c, PROTO_PROOF, m->frame.id);
+    if (c->hello.role != PROTO_ROLE_PEER || !c->server->pool->cluster)
+        return LEAT_CORRUPT;
+    if (c->server->npeers >= PEERS_MAX) {
+        struct leat_error err;
+        error_set(&err, LEAT_BUSY, "there are %u connections of other nodes, and %u are allowed",
+                  c->server->npeers, PEERS_MAX);
+        return handshake_refuse(c, PROTO_PROOF, m->frame.id, &err);
+    }
+    c->server->npeers++;
+    c->ready = c->is_peer = true;
+    conn_trust(c->conn);
+    loop_timer_clear(&c->handshake);
+    welcome_fill(c, &w);
+    reply_welcome(c, PROTO_PROOF, m->frame.id, &w);
+    return 0;
+}
+
+static int client_message(struct conn *conn, struct conn_message *message)
+{
+    struct client *c = conn_user(conn);
+    if (c->refused)
+        return 0; /* whatever it sends: its connection ends at the time that was set then */
+    c->requests++;
+    c->server->requests++;
+    if (c->is_peer)
+        return cluster_message(c->server->pool->cluster, c, message);
+    if (message->frame.kind != PROTO_REQUEST)
+        return LEAT_CORRUPT;
+    if (c->ready)
+        return requests_dispatch(c, message);
+    int code = c->is_unix ? handshake_unix(c, message) : handshake_tcp(c, message);
+    return code < 0 ? code : 0;
+}
+
+static const struct conn_ops client_ops = {.message = client_message, .closed = client_closed};
+
+/* The unix socket accepts no connection until then; 0: it does. */
+static void unix_rest(struct server *s, uint64_t until_ns)
+{
+    loop_modify(&s->unix_source, until_ns ? 0 : EPOLLIN);
+    if (until_ns)
+        loop_timer_set(s->loop, &s->unix_rest, until_ns);
+}
+
+static void unix_rest_over(struct loop_timer *timer)
+{
+    unix_rest(container_of(timer, struct server, unix_rest), 0);
+}
+
+/* Some are kept for those who are here: for memory, files, and descriptors that are received. The lowest free one shows how many are in use. */
+static bool descriptors_short(int listener)
+{
+    struct rlimit most;
+    int next = fcntl(listener, F_DUPFD_CLOEXEC, 0);
+    if (next < 0)
+        return errno == EMFILE || errno == ENFILE;
+    close(next);
+    return getrlimit(RLIMIT_NOFILE, &most) == 0 &&
+           (rlim_t)next + MIN(most.rlim_cur / 8, (rlim_t)FDPASS_MESSAGE_MAX) >= most.rlim_cur;
+}
+
+/* Those who cannot be served wait in the listener's queue. It rests, or the loop would turn over it for ever. */
+static int accept_fd(struct server *s, int listener, bool is_unix)
+{
+    bool none = descriptors_short(listener);
+    int fd = none ? -1 : accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd >= 0 || (!none && errno != EMFILE && errno != ENFILE))
+        return fd;
+    log_error_limited(
+        "no descriptor is left for another connection: raise the limit (LimitNOFILE, ulimit -n)");
+    (is_unix ? unix_rest : doors_rest)(s, clock_now_ns() + REST_NS);
+    return -EMFILE;
+}
+
+/*
+ * Is there a place for one more who has not shown the token? Half a handshake gives way to others, and so who floods the port pushes out
+ * their own kind; but not at once: when all of a cluster connect to one node, each of them needs its milliseconds, and the others
+ * wait in the doors' queues.
+ */
+static bool stranger_admit(struct server *s)
+{
+    if (s->nstrangers < s->pool->config.limits.handshakes)
+        return true;
+    list_for_each (node, &s->clients) {
+        struct client *c = container_of(node, struct client, node);
+        if (c->is_unix || c->proved)
+            continue;
+        if (clock_now_ns() < c->came_ns + GRACE_NS) { /* the first of the list is the oldest */
+            doors_rest(s, c->came_ns + GRACE_NS);
+            return false;
+        }
+        s->rejected += !c->refused; /* else it was counted then */
+        client_free(c);
+        return true;
+    }
+    return true;
+}
+
+/*
+ * Is there a place for c? One of this host who finds none is told so when they have said HELLO. On TCP there is one: `handshakes` bounds
+ * strangers, PEERS_MAX other nodes, and this host's processes take nothing from those.
+ */
+static bool client_admit(struct server *s, struct client *c)
+{
+    const struct limits *l = &s->pool->config.limits;
+    uint64_t has;
+    if (!c->is_unix) {
+        s->nstrangers++;
+        return true;
+    }
+    c->turned_away = s->nconnections >= l->connections || fdpass_full(c->uid);
+    if (!c->turned_away)
+        c->turned_away =
+            shares_take(&s->pool->shares, c->uid, SHARE_CONNECTIONS, 1, l->user_connections, &has) < 0;
+    if (!c->turned_away) {
+        s->nconnections++;
+        return true;
+    }
+    s->rejected++;
+    if (s->nturned_away >= TURNED_AWAY_MAX)
+        return false;
+    s->nturned_away++;
+    return true;
+}
+
+/* Who is at the other end of the unix socket, as the kernel says. */
+static int client_identify(struct server *s, struct client *c)
+{
+    int code = conn_credentials(c->conn, &c->uid, &c->gid, &c->pid);
+    if (code == 0 && s->pool->config.opener.system) {
+        code = source_groups_of(conn_fd(c->conn), &c->groups);
+        if (code < 0)
+            log_error_limited(
+                "closed a connection (pid %d, uid %u): cannot find out its groups (%s). A system "
+                "daemon needs SO_PEERGROUPS of the kernel: allow it in the sandbox (seccomp, "
+                "gVisor), or run private daemons",
+                c->pid, c->uid, strerror(-code));
+    }
+    if (code == 0 && !(c->user = user_ref(s, c->uid)))
+        code = -ENOMEM;
+    return code;
+}
+
+static void accept_one(struct server *s, int listener, bool is_unix)
+{
+    int fd = accept_fd(s, listener, is_unix);
+    if (fd < 0)
+        return;
+    struct client *c = calloc(1, sizeof(*c));
+    if (!c) {
+        fdpass_hang_up(fd, UINT32_MAX);
+        return;
+    }
+    *c = (struct client){.server = s,
+                         .is_unix = is_unix,
+                         .came_ns = clock_now_ns(),
+                         .next_id = 1,
+                         .pid = -1,
+                         .uid = UINT32_MAX,
+                         .gid = UINT32_MAX,
+                         .peer_node = UINT32_MAX};
+    c->serial = ++s->serials;
+    list_init(&c->pendings);
+    list_init(&c->fetches);
+    list_init(&c->reports);
+    list_init(&c->scans);
+    list_init(&c->node);
+    net_auth_init(&c->auth, s->config.token, s->config.token_len);
+    static const struct conn_limits strangers = {
+        .out_bytes = HANDSHAKE_OUT, .body_bytes = HANDSHAKE_BODY, .no_fds = true};
+    if (conn_new(s->loop, fd, &client_ops, c, &strangers, &c->conn) < 0) {
+        fdpass_hang_up(fd, c->uid);
+        free(c);
+        return;
+    }
+    if ((is_unix && client_identify(s, c) < 0) || !client_admit(s, c)) {
+        conn_free(c->conn);
+        user_unref(c->user);
+        source_groups_unref(c->groups);
+        free(c);
+        return;
+    }
+    if (c->user)
+        conn_share_budget(c->conn, &c->user->budget);
+    c->handshake.fire = handshake_late;
+    loop_timer_set(s->loop, &c->handshake, clock_now_ns() + (c->turned_away ? TURN_AWAY_NS : HANDSHAKE_NS));
+    list_push_back(&s->clients, &c->node);
+}
+
+static void unix_progress(struct loop_source *source, uint32_t events)
+{
+    accept_one(container_of(source, struct server, unix_source), source->fd, true);
+}
+
+static void tcp_progress(struct loop_source *source, uint32_t events)
+{
+    struct server *s = container_of(source, struct door, source)->server;
+    if (stranger_admit(s))
+        accept_one(s, source->fd, false);
+}
+
+static void pool_advanced(void *user, struct wset *ws)
+{
+    requests_advance(ws);
+}
+
+static void pool_revoked(void *user, struct wset *ws)
+{
+    requests_revoked(user, ws);
+}
+
+static void pool_changed(void *user)
+{
+    linger_update(user);
+}
+
+static int door_open(struct loop *loop, struct loop_source *source, const char *address, unsigned mode,
+                     void (*progress)(struct loop_source *, uint32_t), struct leat_error *err)
+{
+    int code = net_listen(address, mode, &source->fd, err);
+    if (code < 0)
+        return code;
+    source->events = EPOLLIN;
+    source->progress = progress;
+    code = loop_add(loop, source);
+    return code < 0 ? error_sys(err, code, "cannot wait on %s", address) : 0;
+}
+
+int server_new(struct loop *loop, struct pool *pool, const struct server_config *config,
+               struct server **ret_server, struct leat_error *err)
+{
+    struct server *s = calloc(1, sizeof(*s));
+    if (!s)
+        return error_set(err, -ENOMEM, "out of memory");
+    s->loop = loop;
+    s->pool = pool;
+    s->config = *config;
+    s->unix_source.fd = -1;
+    s->started_ns = clock_now_ns();
+    s->linger.fire = linger_fire;
+    s->rest.fire = rest_over;
+    s->unix_rest.fire = unix_rest_over;
+    list_init(&s->clients);
+    list_init(&s->credits);
+    list_init(&s->users);
+    unsigned mode = pool->config.opener.system ? 0666 : 0600;
+    int code = config->listen ? net_addresses_check("listen", config->listen, err) : 0;
+    if (code == 0 && config->listen && !config->token)
+        code = error_set(err, LEAT_INVALID,
+                         "listen = %s needs token_file: whoever can reach the port could read every dataset",
+                         config->listen);
+    if (code == 0)
+        code = door_open(loop, &s->unix_source, config->socket, mode, unix_progress, err);
+    if (code == 0 && stat(config->socket, &s->socket_file) < 0)
+        code = error_sys(err, -errno, "cannot look at %s", config->socket);
+    for (unsigned k = 0; code == 0 && config->listen && k < net_addresses_count(config->listen); k++) {
+        char address[NET_ADDRESS_BYTES];
+        net_addresses_at(config->listen, k, address);
+        s->doors[k] = (struct door){.server = s, .source.fd = -1};
+        s->ndoors = k + 1;
+        code = door_open(loop, &s->doors[k].source, address, 0, tcp_progress, err);
+        socklen_t len = sizeof(s->doors[k].address);
+        if (code == 0)
+            getsockname(s->doors[k].source.fd, (struct sockaddr *)&s->doors[k].address, &len);
+    }
+    if (code < 0) {
+        server_free(s);
+        return code;
+    }
+    pool->user = s;
+    pool->advanced = pool_advanced;
+    pool->changed = pool_changed;
+    pool->revoked = pool_revoked;
+    linger_update(s);
+    *ret_server = s;
+    return 0;
+}
+
+/* Before the listener is closed: from then on whoever finds the name refused may bind another socket to it. */
+static void socket_unlink(const struct server *s)
+{
+    struct stat now;
+    if (stat(s->config.socket, &now) == 0 && now.st_ino == s->socket_file.st_ino &&
+        now.st_dev == s->socket_file.st_dev)
+        unlink(s->config.socket);
+}
+
+void server_free(struct server *s)
+{
+    if (!s)
+        return;
+    list_for_each_safe (node, &s->clients)
+        client_free(container_of(node, struct client, node));
+    for (unsigned k = 0; k <= s->ndoors; k++) {
+        struct loop_source *source = k ? &s->doors[k - 1].source : &s->unix_source;
+        if (source->fd >= 0) {
+            loop_remove(source);
+            if (!k)
+                socket_unlink(s);
+            close(source->fd);
+        }
+    }
+    loop_timer_clear(&s->linger);
+    loop_timer_clear(&s->rest);
+    loop_timer_clear(&s->unix_rest);
+    s->pool->advanced = NULL;
+    s->pool->revoked = NULL;
+    s->pool->changed = NULL;
+    s->pool->user = NULL;
+    free(s);
+}

@@ -1,0 +1,526 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * reactor.c: a thread, its loop, and what it owns: connections, exchanges, the table by which other threads name requests.
+ *
+ * Happy path of a turn: sockets that are ready, then messages, then links that can go on without waiting; a tick now and then for deadlines.
+ * All doors wait on the same listening sockets; whoever accepts gives the connection to the door that has the fewest.
+ * Failure modes: no descriptor left: one that is kept for it is given up to take and close what waits; where that is gone as well, the door does not
+ * listen until its next tick, rather than spin.
+ * Invariants: a ref names slot and generation; a slot's generation changes when its request is over, so an old ref finds nothing.
+ */
+#include "http/server/server_internal.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#define ACCEPTS_PER_TURN 32u
+#define NO_SLOT          UINT32_MAX
+
+/* --- exchanges ----------------------------------------------------------------------------------------------------------- */
+
+static uint64_t exchange_bytes(const struct exchange *ex)
+{
+    return sizeof(*ex) + ex->cap;
+}
+
+static bool slot_take(struct http_door *door, struct exchange *ex)
+{
+    if (door->free_slot == NO_SLOT) {
+        uint32_t n = door->nslots ? door->nslots * 2 : 64;
+        struct slot *slots = reallocarray(door->slots, n, sizeof(*slots));
+        if (!slots)
+            return false;
+        door->slots = slots;
+        for (uint32_t i = n; i-- > door->nslots;) {
+            slots[i] = (struct slot){.next_free = door->free_slot};
+            door->free_slot = i;
+        }
+        door->nslots = n;
+    }
+    ex->slot = door->free_slot;
+    door->free_slot = door->slots[ex->slot].next_free;
+    door->slots[ex->slot].ex = ex;
+    return true;
+}
+
+void exchange_forget(struct http_door *door, struct exchange *ex)
+{
+    if (ex->slot == NO_SLOT)
+        return;
+    struct slot *slot = &door->slots[ex->slot];
+    slot->ex = NULL;
+    slot->generation++;
+    slot->next_free = door->free_slot;
+    door->free_slot = ex->slot;
+    ex->slot = NO_SLOT;
+}
+
+static void exchange_free(struct exchange *ex)
+{
+    bytes_out_fini(&ex->head);
+    free(ex->buf);
+    free(ex);
+}
+
+static struct exchange *exchange_new(void)
+{
+    struct exchange *ex = calloc(1, sizeof(*ex));
+    if (!ex)
+        return NULL;
+    ex->buf = malloc(HEAD_BUFFER);
+    ex->cap = HEAD_BUFFER;
+    ex->slot = NO_SLOT;
+    list_init(&ex->spare_node);
+    http_reader_init_request(&ex->reader, 0);
+    if (!ex->buf) {
+        exchange_free(ex);
+        return NULL;
+    }
+    return ex;
+}
+
+struct exchange *exchange_take(struct http_door *door, struct http_link *link)
+{
+    struct http_server *server = door->server;
+    if (ticket_take(&server->office, sizeof(struct exchange) + HEAD_BUFFER) < 0)
+        return NULL;
+    struct exchange *ex = list_first(&door->spare, struct exchange, spare_node);
+    if (ex) {
+        list_remove(&ex->spare_node);
+        door->nspare--;
+    } else {
+        ex = exchange_new();
+    }
+    if (!ex || !slot_take(door, ex)) {
+        if (ex)
+            exchange_free(ex);
+        ticket_give(&server->office, sizeof(struct exchange) + HEAD_BUFFER);
+        return NULL;
+    }
+    ex->link = link;
+    bump(&door->stats.busy, 1);
+    return ex;
+}
+
+/* All that a message has set; the reader's table of headers and the buffers are left as they are. */
+static void exchange_reset(struct exchange *ex)
+{
+    memset(&ex->req, 0, sizeof(ex->req));
+    http_reader_reset(&ex->reader);
+    ex->link = NULL;
+    ex->shown = false;
+    ex->abort_rc = 0;
+    ex->at = ex->have = 0;
+    ex->mode = BODY_UNWANTED;
+    ex->body_ended = ex->continue_owed = false;
+    ex->body_left = ex->raw = ex->payload = 0;
+    ex->into = NULL;
+    ex->into_len = ex->into_got = 0;
+    ex->answered = ex->close_after = ex->last = ex->chunked = ex->asked = ex->no_body = false;
+    ex->total = ex->given = 0;
+    ex->npieces = ex->piece_at = 0;
+    ex->record = 0;
+    ex->warm_until = 0;
+}
+
+void exchange_give(struct http_door *door, struct exchange *ex)
+{
+    if (!ex)
+        return;
+    exchange_forget(door, ex);
+    warm_forget(ex);
+    ticket_give(&door->server->office, exchange_bytes(ex) + ex->head_charged);
+    atomic_fetch_sub_explicit(&door->stats.busy, 1, memory_order_relaxed);
+    if (ex->pieces && ex->pieces != ex->inline_pieces)
+        free(ex->pieces);
+    ex->pieces = NULL;
+    if (door->nspare >= SPARE_MAX || ex->cap != HEAD_BUFFER) {
+        exchange_free(ex);
+        return;
+    }
+    if (ex->head.cap > HEAD_BUFFER)
+        bytes_out_fini(&ex->head);
+    ex->head_charged = 0;
+    exchange_reset(ex);
+    list_push_front(&door->spare, &ex->spare_node);
+    door->nspare++;
+}
+
+bool exchange_grow(struct http_server *server, struct exchange *ex, size_t cap)
+{
+    if (cap <= ex->cap)
+        return true;
+    if (ticket_take(&server->office, cap - ex->cap) < 0)
+        return false;
+    char *buf = realloc(ex->buf, cap);
+    if (!buf) {
+        ticket_give(&server->office, cap - ex->cap);
+        return false;
+    }
+    ex->buf = buf;
+    ex->cap = cap;
+    return true;
+}
+
+struct http_ref http_request_ref(const struct http_request *req)
+{
+    const struct exchange *ex = container_of(req, struct exchange, req);
+    struct http_door *door = ex->link->door;
+    return (struct http_ref){door, ex->slot, door->slots[ex->slot].generation};
+}
+
+struct http_request *door_find(struct http_ref ref)
+{
+    struct http_door *door = ref.door;
+    if (ref.slot >= door->nslots || door->slots[ref.slot].generation != ref.generation ||
+        !door->slots[ref.slot].ex)
+        return NULL;
+    return &door->slots[ref.slot].ex->req;
+}
+
+/* --- messages ------------------------------------------------------------------------------------------------------------ */
+
+static void wake(struct http_door *door)
+{
+    uint64_t one = 1;
+    ssize_t n = write(door->wake.fd, &one, sizeof(one));
+    (void)n; /* full: it wakes anyway */
+}
+
+void http_post(struct http_message *message)
+{
+    struct http_door *door = message->ref.door;
+    struct http_message *head = atomic_load_explicit(&door->posted, memory_order_relaxed);
+    do {
+        message->next = head;
+    } while (!atomic_compare_exchange_weak_explicit(&door->posted, &head, message, memory_order_release,
+                                                    memory_order_relaxed));
+    if (!head)
+        wake(door);
+}
+
+static void run_messages(struct http_door *door)
+{
+    struct http_message *newest = atomic_exchange_explicit(&door->posted, NULL, memory_order_acquire),
+                        *oldest = NULL;
+    while (newest) {
+        struct http_message *next = newest->next;
+        newest->next = oldest;
+        oldest = newest;
+        newest = next;
+    }
+    while (oldest) {
+        struct http_message *message = oldest;
+        oldest = message->next;
+        message->fn(message, door_find(message->ref));
+    }
+}
+
+void door_ready(struct http_link *link)
+{
+    if (list_empty(&link->ready_node))
+        list_push_back(&link->door->ready, &link->ready_node);
+}
+
+static void run_ready(struct http_door *door)
+{
+    struct list now;
+    if (list_empty(&door->ready))
+        return;
+    /* Those that become ready meanwhile wait for the next turn. */
+    list_init(&now);
+    now.next = door->ready.next;
+    now.prev = door->ready.prev;
+    now.next->prev = now.prev->next = &now;
+    list_init(&door->ready);
+    struct http_link *link;
+    while ((link = list_first(&now, struct http_link, ready_node))) {
+        list_remove(&link->ready_node);
+        link_drive(link);
+    }
+}
+
+static int arm(struct loop_source *source)
+{
+    struct http_door *door = container_of(source, struct http_door, wake);
+    return list_empty(&door->ready) ? 0 : -EBUSY;
+}
+
+/* --- accepting ----------------------------------------------------------------------------------------------------------- */
+
+/* False: there was not even one to take and close what waits. */
+static bool no_descriptor(struct http_door *door, int listen_fd)
+{
+    uint64_t now = clock_now_ns();
+    if (now - door->emfile_logged_ns > 60 * NS_PER_S || door->emfile_logged_ns == 0) {
+        log_warning("http: no file descriptor is left for new connections: raise the limit (ulimit -n)");
+        door->emfile_logged_ns = now;
+    }
+    if (door->spare_fd >= 0)
+        close(door->spare_fd);
+    int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0)
+        close(fd);
+    bool again = fd < 0 && (errno == EMFILE || errno == ENFILE);
+    door->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    return !again;
+}
+
+/* What waits cannot be taken, and epoll would tell of it again and again, at the cost of all of a core: nothing is heard of it until the next tick. */
+static void rest(struct door_listener *l)
+{
+    loop_remove(&l->source);
+    l->resting = true;
+}
+
+static void end_rest(struct http_door *door)
+{
+    for (unsigned i = 0; i < door->server->nlisteners && door->stopped < STOP_NO_MORE; i++) {
+        struct door_listener *l = &door->listeners[i];
+        if (l->resting && loop_add(door->loop, &l->source) == 0)
+            l->resting = false;
+    }
+}
+
+static void accept_most(struct door_listener *l, unsigned most)
+{
+    struct http_door *door = l->door;
+    struct http_server *server = door->server;
+    for (unsigned i = 0; i < most; i++) {
+        int fd = accept4(l->source.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0) {
+            int why = errno;
+            if (why == ECONNABORTED || why == EINTR)
+                continue;
+            bool full = why == EMFILE || why == ENFILE;
+            if (full ? !no_descriptor(door, l->source.fd) : why == ENOBUFS || why == ENOMEM)
+                rest(l);
+            return;
+        }
+        bump(&door->stats.accepted, 1);
+        bool over_limit = atomic_load(&server->links) >= server->config.connections_max;
+        link_open(door, l->index, fd, over_limit);
+    }
+}
+
+static void accept_some(struct loop_source *source, uint32_t events)
+{
+    accept_most(container_of(source, struct door_listener, source), ACCEPTS_PER_TURN);
+}
+
+/* --- stopping ------------------------------------------------------------------------------------------------------------ */
+
+static void close_list(struct list *list, int rc)
+{
+    struct http_link *link;
+    while ((link = list_first(list, struct http_link, node)))
+        link_close(link, rc);
+}
+
+/* Idle as far as we know: what has come since its last turn is a request to be answered; where there is nothing, it closes. */
+static void hear_out_idle(struct http_door *door)
+{
+    struct http_link *link;
+    while ((link = list_first(&door->idle, struct http_link, node))) {
+        link->readable = true;
+        link_drive(link);
+    }
+}
+
+static void obey(struct http_door *door)
+{
+    int level = atomic_load(&door->stop);
+    if (level == door->stopped)
+        return;
+    if (door->stopped < STOP_NO_MORE && level >= STOP_NO_MORE) {
+        for (unsigned i = 0; i < door->server->nlisteners; i++) {
+            if (level == STOP_NO_MORE &&
+                !door->failed) /* those who had connected before may have asked as well */
+                accept_most(&door->listeners[i], BACKLOG);
+            loop_remove(&door->listeners[i].source);
+        }
+        if (level == STOP_NO_MORE)
+            hear_out_idle(door);
+    }
+    if (level >= STOP_BREAK) {
+        close_list(&door->idle, 0);
+        close_list(&door->active, -ECANCELED);
+    }
+    if (level >= STOP_END)
+        loop_stop(door->loop);
+    struct http_server *server = door->server;
+    pthread_mutex_lock(&server->stop_lock);
+    for (int l = door->stopped + 1; l <= level; l++)
+        server->obeyed[l]++;
+    door->stopped = level;
+    pthread_cond_broadcast(&server->stop_cond);
+    pthread_mutex_unlock(&server->stop_lock);
+}
+
+void http_door_stop(struct http_door *door, int level)
+{
+    atomic_store(&door->stop, level);
+    if (door->wake.fd >= 0)
+        wake(door);
+}
+
+static void woken(struct http_door *door)
+{
+    uint64_t count;
+    ssize_t n = read(door->wake.fd, &count, sizeof(count));
+    (void)n;
+    run_messages(door);
+    obey(door);
+}
+
+static void progress(struct loop_source *source, uint32_t events)
+{
+    struct http_door *door = container_of(source, struct http_door, wake);
+    if (events & EPOLLIN)
+        woken(door);
+    run_ready(door);
+}
+
+/* --- deadlines ----------------------------------------------------------------------------------------------------------- */
+
+static uint64_t tick_ns(const struct http_server_config *config)
+{
+    uint64_t least = MIN(config->head_ns, config->idle_ns);
+    least = MIN(least, config->slow_ns) / 4;
+    least = MIN(least, NS_PER_S);
+    return MAX(least, 5 * NS_PER_MS);
+}
+
+static void tick(struct loop_timer *timer)
+{
+    struct http_door *door = container_of(timer, struct http_door, tick);
+    const struct http_server_config *config = &door->server->config;
+    uint64_t now = clock_now_ns();
+    /* The longest idle stand first. */
+    struct http_link *link;
+    while ((link = list_first(&door->idle, struct http_link, node)) && now - link->since_ns > config->idle_ns)
+        link_tick(link, now);
+    /* A link_tick may close its own link, and, by way of `over`, no other. */
+    list_for_each_safe (node, &door->active)
+        link_tick(container_of(node, struct http_link, node), now);
+    if (door->stopped >= STOP_BREAK)
+        close_list(&door->active, -ECANCELED);
+    end_rest(door);
+    loop_timer_set(door->loop, &door->tick, now + tick_ns(config));
+}
+
+const char *door_date(struct http_door *door)
+{
+    time_t now = time(NULL);
+    if (now != door->date_at) {
+        http_date_format(now, door->date);
+        door->date_at = now;
+    }
+    return door->date;
+}
+
+/* --- the thread ---------------------------------------------------------------------------------------------------------- */
+
+/* Its connections end, and others take the new ones; workers still find whom to tell, and who stops the server is not left waiting. */
+static void go_without_loop(struct http_door *door)
+{
+    door->failed = true;
+    for (unsigned i = 0; i < door->server->nlisteners; i++)
+        loop_remove(&door->listeners[i].source);
+    close_list(&door->idle, 0);
+    close_list(&door->active, -ECANCELED);
+    while (door->stopped < STOP_END) {
+        struct pollfd wake = {.fd = door->wake.fd, .events = POLLIN};
+        poll(&wake, 1, -1);
+        woken(door);
+    }
+}
+
+static void *door_main(void *arg)
+{
+    struct http_door *door = arg;
+    int rc = loop_run(door->loop);
+    if (rc < 0) {
+        log_error("http: one of %u threads has closed its connections and takes no more, as it cannot wait "
+                  "for them: %s; "
+                  "start the server anew",
+                  door->server->ndoors, strerror(-rc));
+        go_without_loop(door);
+    }
+    run_messages(door);
+    return NULL;
+}
+
+int http_door_init(struct http_door *door, struct http_server *server)
+{
+    door->server = server;
+    door->free_slot = NO_SLOT;
+    door->spare_fd = -1;
+    door->wake = (struct loop_source){.fd = -1, .events = EPOLLIN, .arm = arm, .progress = progress};
+    door->tick = (struct loop_timer){.fire = tick};
+    list_init(&door->idle);
+    list_init(&door->active);
+    list_init(&door->ready);
+    list_init(&door->spare);
+    door->scratch = malloc(SCRATCH);
+    door->listeners = calloc(server->nlisteners, sizeof(*door->listeners));
+    if (!door->scratch || !door->listeners)
+        return -ENOMEM;
+    door->wake.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    door->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (door->wake.fd < 0)
+        return -errno;
+    int rc = loop_new(&door->loop);
+    if (rc == 0)
+        rc = loop_add(door->loop, &door->wake);
+    for (unsigned i = 0; rc == 0 && i < server->nlisteners; i++) {
+        struct door_listener *l = &door->listeners[i];
+        l->door = door;
+        l->index = i;
+        l->source = (struct loop_source){
+            .fd = server->listeners[i].fd, .events = EPOLLIN | EPOLLEXCLUSIVE, .progress = accept_some};
+        rc = loop_add(door->loop, &l->source);
+    }
+    if (rc == 0)
+        loop_timer_set(door->loop, &door->tick, clock_now_ns() + tick_ns(&server->config));
+    return rc;
+}
+
+int http_door_start(struct http_door *door)
+{
+    /* Signals are for the program's own threads; SIGPIPE for nobody: OpenSSL and sendfile know no MSG_NOSIGNAL. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(&door->thread, NULL, door_main, door);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    door->started = rc == 0;
+    return -rc;
+}
+
+void http_door_fini(struct http_door *door)
+{
+    if (door->started) {
+        http_door_stop(door, STOP_END);
+        pthread_join(door->thread, NULL);
+    }
+    struct exchange *ex;
+    while (door->spare.next && (ex = list_first(&door->spare, struct exchange, spare_node))) {
+        list_remove(&ex->spare_node);
+        exchange_free(ex);
+    }
+    loop_free(door->loop);
+    if (door->wake.fd > 0)
+        close(door->wake.fd);
+    if (door->spare_fd > 0)
+        close(door->spare_fd);
+    free(door->listeners);
+    free(door->slots);
+    free(door->scratch);
+}

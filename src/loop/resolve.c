@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two references: who asked, and the thread; the last one frees. The thread tells by an eventfd, so that no loop needs to be there
+ * any more when a name server answers after a minute. */
+#include "loop/resolve.h"
+
+#include <netdb.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/eventfd.h>
+
+struct resolve {
+    _Atomic unsigned refs;
+    int fd;
+    char address[320];
+    int status;
+    struct resolve_list list;
+};
+
+static int look_up(const char *address, int flags, struct resolve_list *ret_list)
+{
+    char host[256];
+    const char *colon = strrchr(address, ':');
+    if (!colon || (size_t)(colon - address) >= sizeof(host))
+        return -EINVAL;
+    snprintf(host, sizeof(host), "%.*s", (int)(colon - address), address);
+    char *name = host;
+    size_t len = strlen(host);
+    if (len > 1 && host[0] == '[' && host[len - 1] == ']') {
+        host[len - 1] = 0;
+        name++;
+    }
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = flags}, *list = NULL;
+    if (getaddrinfo(name, colon + 1, &hints, &list) != 0 || !list)
+        return -EHOSTUNREACH;
+    ret_list->n = 0;
+    for (const struct addrinfo *a = list; a && ret_list->n < RESOLVE_MAX; a = a->ai_next) {
+        struct resolve_address *to = &ret_list->found[ret_list->n++];
+        memcpy(&to->at, a->ai_addr, a->ai_addrlen);
+        to->len = a->ai_addrlen;
+    }
+    freeaddrinfo(list);
+    return 0;
+}
+
+int resolve_numeric(const char *address, struct resolve_address *ret_address)
+{
+    struct resolve_list list;
+    int code = look_up(address, AI_NUMERICHOST | AI_NUMERICSERV, &list);
+    if (code == 0)
+        *ret_address = list.found[0];
+    return code;
+}
+
+static void *resolve_main(void *arg)
+{
+    struct resolve *r = arg;
+    r->status = look_up(r->address, 0, &r->list);
+    eventfd_write(r->fd, 1);
+    resolve_free(r);
+    return NULL;
+}
+
+int resolve_start(const char *address, struct resolve **ret_resolve)
+{
+    struct resolve *r = calloc(1, sizeof(*r));
+    if (!r)
+        return -ENOMEM;
+    r->refs = 2;
+    r->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int code = r->fd < 0 ? -errno : strlen(address) >= sizeof(r->address) ? -EINVAL : 0;
+    if (code == 0) {
+        snprintf(r->address, sizeof(r->address), "%s", address);
+        pthread_t thread;
+        code = -pthread_create(&thread, NULL, resolve_main, r);
+        if (code == 0)
+            pthread_detach(thread);
+    }
+    if (code < 0) {
+        r->refs = 1;
+        resolve_free(r);
+        return code;
+    }
+    *ret_resolve = r;
+    return 0;
+}
+
+int resolve_fd(const struct resolve *r)
+{
+    return r->fd;
+}
+
+int resolve_result(const struct resolve *r, struct resolve_list *ret_list)
+{
+    eventfd_t n;
+    if (eventfd_read(r->fd, &n) < 0)
+        return -EAGAIN;
+    if (r->status == 0)
+        *ret_list = r->list;
+    return r->status;
+}
+
+void resolve_free(struct resolve *r)
+{
+    if (!r || atomic_fetch_sub(&r->refs, 1) != 1)
+        return;
+    if (r->fd >= 0)
+        close(r->fd);
+    free(r);
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* losses.c: see losses.h. A file of its own: only the kernel's header knows all of tcp_info, and it excludes the C library's. */
+#include "net/flow/losses.h"
+
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+uint32_t losses_judge(struct losses *l, uint32_t sent_anew, uint32_t came_twice, uint64_t now_ns)
+{
+    uint32_t lost = sent_anew - came_twice;
+    if ((int32_t)(lost - l->told) <= 0) { /* all that is new of it came twice */
+        l->since_ns = 0;
+        return l->told;
+    }
+    if (!l->since_ns || (int32_t)(lost - l->least) < 0)
+        l->least = lost;
+    if (!l->since_ns) {
+        l->since_ns = now_ns;
+    } else if (now_ns - l->since_ns >= LOSSES_SETTLE_NS) {
+        l->told = l->least;
+        l->since_ns = 0;
+    }
+    return l->told;
+}
+
+uint32_t losses_of(struct losses *l, int fd, uint64_t now_ns)
+{
+    struct tcp_info info = {.tcpi_min_rtt =
+                                UINT32_MAX}; /* a kernel that knows less of it leaves the rest as it is */
+    socklen_t len = sizeof(info);
+    if (l->asked_ns && now_ns - l->asked_ns < LOSSES_ASK_NS)
+        return l->told;
+    l->asked_ns = now_ns;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0)
+        return l->told;
+    l->min_rtt_us = info.tcpi_min_rtt;
+    return losses_judge(l, info.tcpi_total_retrans, info.tcpi_dsack_dups, now_ns);
+}

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "objects/objects.h"
+
+#include <pthread.h>
+#include <stdio.h>
+
+#include "wire/json_whole.h"
+
+struct objects {
+    struct store *store;
+    struct tier *tier;       /* NULL: no bucket has a remote */
+    pthread_mutex_t buckets; /* from a bucket's end until its remote is forgotten nobody makes another */
+};
+
+uint64_t objects_remote(const struct objects *o, const char *bucket)
+{
+    return o->tier ? tier_bucket_remote(o->tier, bucket) : 0;
+}
+
+static bool has_remote(const struct objects *o, const char *bucket)
+{
+    return objects_remote(o, bucket) != 0;
+}
+
+void objects_set_tier(struct objects *o, struct tier *tier)
+{
+    o->tier = tier;
+}
+
+int objects_new(struct store *store, struct objects **ret_objects)
+{
+    struct objects *o = calloc(1, sizeof(*o));
+    if (!o)
+        return -ENOMEM;
+    o->store = store;
+    pthread_mutex_init(&o->buckets, NULL);
+    *ret_objects = o;
+    return 0;
+}
+
+void objects_free(struct objects *o)
+{
+    if (o)
+        pthread_mutex_destroy(&o->buckets);
+    free(o);
+}
+
+struct store *objects_store(struct objects *o)
+{
+    return o->store;
+}
+
+/* --- buckets ---------------------------------------------------------------------------------------------------------------- */
+
+int objects_bucket_create(struct objects *o, const char *bucket, const char *owner, bool restore,
+                          struct leat_error *err)
+{
+    json_t *props = json_pack("{s:s}", "owner", owner);
+    char *text = json_whole(props);
+    json_decref(props);
+    pthread_mutex_lock(&o->buckets);
+    int rc = !text     ? -ENOMEM
+             : restore ? store_bucket_restore(o->store, bucket, text, err)
+                       : store_bucket_create(o->store, bucket, 0, text, err);
+    pthread_mutex_unlock(&o->buckets);
+    free(text);
+    return rc;
+}
+
+int objects_bucket_front(struct objects *o, const char *bucket, const char *remote, struct leat_error *err)
+{
+    return o->tier ? tier_bucket_set(o->tier, bucket, remote, err)
+                   : error_set(err, LEAT_UNSUPPORTED, "buckets stand in front of no others here");
+}
+
+static int found_one(void *user, const struct store_entry *entry)
+{
+    (void)user, (void)entry;
+    return 1;
+}
+
+int objects_bucket_delete(struct objects *o, const char *bucket, struct leat_error *err)
+{
+    struct store_list_spec any = {.max = 1};
+    bool more;
+    int rc = has_remote(o, bucket) ? tier_list(o->tier, bucket, &any, found_one, NULL, &more, err) : 0;
+    if (rc == 1)
+        return error_set(err, STORE_NOT_EMPTY,
+                         "bucket %s: the bucket that it stands in front of is not empty", bucket);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&o->buckets);
+    rc = store_bucket_delete(o->store, bucket, err);
+    if (rc == 0)
+        tier_bucket_forget(o->tier, bucket);
+    pthread_mutex_unlock(&o->buckets);
+    return rc;
+}
+
+void objects_owner_of(const char *props, char ret_owner[OBJECTS_OWNER_MAX + 1])
+{
+    json_t *root = json_loads(props, 0, NULL);
+    const char *owner = json_string_value(json_object_get(root, "owner"));
+    snprintf(ret_owner, OBJECTS_OWNER_MAX + 1, "%s", owner ? owner : "");
+    json_decref(root);
+}
+
+int objects_bucket_owner(struct objects *o, const char *bucket, char ret_owner[OBJECTS_OWNER_MAX + 1])
+{
+    struct store_bucket b;
+    int rc = store_bucket_get(o->store, bucket, &b, NULL);
+    if (rc < 0)
+        return rc;
+    objects_owner_of(b.props, ret_owner);
+    store_bucket_fini(&b);
+    return 0;
+}
+
+/* --- objects ---------------------------------------------------------------------------------------------------------------- */
+
+int objects_get_cached(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                       struct store_obj **ret_obj, struct leat_error *err)
+{
+    int rc = store_get_cached(o->store, bucket, key, key_len, ret_obj, err);
+    if (!o->tier)
+        return rc;
+    if (rc == 0 && !tier_fresh(o->tier, bucket, key, key_len, *ret_obj)) {
+        store_obj_unref(*ret_obj);
+        rc = STORE_AGAIN;
+    }
+    return rc < 0 && rc != STORE_NO_BUCKET && has_remote(o, bucket) ? STORE_AGAIN : rc;
+}
+
+int objects_get(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                struct store_obj **ret_obj, struct leat_error *err)
+{
+    return has_remote(o, bucket) ? tier_get(o->tier, bucket, key, key_len, ret_obj, err)
+                                 : store_get(o->store, bucket, key, key_len, ret_obj, err);
+}
+
+int objects_open(struct objects *o, const char *bucket, const void *key, size_t key_len, bool head_only,
+                 struct store_obj **ret_obj, struct tier_read **ret_read, struct leat_error *err)
+{
+    struct store_obj *obj = NULL;
+    struct tier_read *read = NULL;
+    int rc = has_remote(o, bucket)
+                 ? tier_open(o->tier, bucket, key, key_len, head_only ? TIER_HEAD : 0, &read, err)
+                 : store_get(o->store, bucket, key, key_len, &obj, err);
+    if (rc < 0)
+        return rc;
+    if (read && tier_read_head(read, NULL, NULL) == 0 && read->obj) { /* it is here */
+        obj = store_obj_ref(read->obj);
+        tier_read_close(TAKE_PTR(read));
+    }
+    *ret_obj = obj;
+    *ret_read = read;
+    return 0;
+}
+
+int objects_check_meta(const struct objects *o, const char *bucket, const void *meta, size_t meta_len,
+                       struct leat_error *err)
+{
+    return has_remote(o, bucket) ? tier_check_meta(bucket, meta, meta_len, err) : 0;
+}
+
+int objects_put_begin(struct objects *o, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
+                      unsigned flags, struct store_put **ret_put, struct leat_error *err)
+{
+    return o->tier ? tier_put_begin(o->tier, bucket, key, key_len, bytes, flags, ret_put, err)
+                   : store_put_begin(o->store, bucket, key, key_len, bytes, flags, ret_put, err);
+}
+
+int objects_put_commit(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                       struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
+                       struct leat_error *err)
+{
+    return o->tier ? tier_put_commit(o->tier, bucket, key, key_len, put, commit, ret_info, err)
+                   : store_put_commit(put, commit, ret_info, err);
+}
+
+int objects_delete(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                   struct leat_error *err)
+{
+    return o->tier ? tier_delete(o->tier, bucket, key, key_len, err)
+                   : store_delete(o->store, bucket, key, key_len, 0, err);
+}
+
+int objects_delete_many(struct objects *o, const char *bucket, const struct store_key *keys, unsigned n,
+                        int *ret_codes, struct leat_error *err)
+{
+    if (!has_remote(o, bucket))
+        return store_delete_many(o->store, bucket, keys, n, ret_codes, err);
+    for (unsigned i = 0; i < n; i++)
+        ret_codes[i] = tier_delete(o->tier, bucket, keys[i].key, keys[i].key_len, err);
+    return 0;
+}
+
+int objects_list(struct objects *o, const char *bucket, const struct store_list_spec *spec,
+                 int (*entry)(void *user, const struct store_entry *entry), void *user, bool *ret_more,
+                 struct leat_error *err)
+{
+    return has_remote(o, bucket) ? tier_list(o->tier, bucket, spec, entry, user, ret_more, err)
+                                 : store_list(o->store, bucket, spec, entry, user, ret_more, err);
+}
+
+int objects_upload_begin(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                         const struct store_commit *commit, char ret_id[STORE_UPLOAD_ID_TEXT],
+                         struct leat_error *err)
+{
+    return store_upload_begin(o->store, bucket, key, key_len, commit, ret_id, err);
+}
+
+int objects_upload_complete(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                            const char *id, const struct store_part *parts, unsigned n,
+                            const struct store_commit *commit, struct store_info *ret_info,
+                            struct leat_error *err)
+{
+    struct store_put *put;
+    int rc = store_upload_assemble(o->store, bucket, key, key_len, id, parts, n, &put, err);
+    return rc < 0 ? rc : objects_put_commit(o, bucket, key, key_len, put, commit, ret_info, err);
+}

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * objects.h: what a door may do with buckets and objects, and the one place that knows where they are: in the store of this node, or where a
+ * bucket's remote is. Doors call nothing of the store that writes or finds objects but through here; what they read is a store_obj.
+ *
+ * Every call is thread-safe and may block, but those marked [loop]. Codes are the store's.
+ */
+#ifndef OBJECTS_H
+#define OBJECTS_H
+
+#include "objects/tier/tier.h"
+#include "store/store.h"
+
+struct objects;
+
+int objects_new(struct store *store, struct objects **ret_objects);
+void objects_free(struct objects *o); /* NULL is fine */
+struct store *objects_store(struct objects *o);
+/* Before any door: buckets may have a remote from here on. It outlives the doors. */
+void objects_set_tier(struct objects *o, struct tier *tier);
+/* [loop] Which remote what is done in this bucket waits for, as a number; 0: for none. */
+uint64_t objects_remote(const struct objects *o, const char *bucket);
+
+/* --- buckets: properties are JSON; "owner" is the name of who made it ------------------------------------------------------- */
+
+#define OBJECTS_OWNER_MAX 64u
+/* restore: also one whose description is damaged, with the objects that it had. For administrators only: who made it is not known any more. */
+int objects_bucket_create(struct objects *o, const char *bucket, const char *owner, bool restore,
+                          struct leat_error *err);
+/* What it stands in front of, as tier.h has it. */
+int objects_bucket_front(struct objects *o, const char *bucket, const char *remote, struct leat_error *err);
+int objects_bucket_delete(struct objects *o, const char *bucket, struct leat_error *err);
+/* [loop] "" where nobody owns it. */
+int objects_bucket_owner(struct objects *o, const char *bucket, char ret_owner[OBJECTS_OWNER_MAX + 1]);
+/* The same of properties at hand. */
+void objects_owner_of(const char *props, char ret_owner[OBJECTS_OWNER_MAX + 1]);
+
+/* --- objects ------------------------------------------------------------------------------------------------------------------ */
+
+/* [loop] STORE_AGAIN: ask objects_get on a thread that may block. */
+int objects_get_cached(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                       struct store_obj **ret_obj, struct leat_error *err);
+int objects_get(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                struct store_obj **ret_obj, struct leat_error *err);
+
+/*
+ * For who can follow an object that is still on its way: *ret_obj, or *ret_read (and the other NULL), which is not waited for. head_only: it is not
+ * fetched. objects_get waits until all of it is here.
+ */
+int objects_open(struct objects *o, const char *bucket, const void *key, size_t key_len, bool head_only,
+                 struct store_obj **ret_obj, struct tier_read **ret_read, struct leat_error *err);
+
+/* [loop] LEAT_INVALID: metadata that the bucket's remote never takes. */
+int objects_check_meta(const struct objects *o, const char *bucket, const void *meta, size_t meta_len,
+                       struct leat_error *err);
+/* Filled and aborted by store_put_*; committed here. */
+int objects_put_begin(struct objects *o, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
+                      unsigned flags, struct store_put **ret_put, struct leat_error *err);
+int objects_put_commit(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                       struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
+                       struct leat_error *err);
+int objects_delete(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                   struct leat_error *err);
+int objects_delete_many(struct objects *o, const char *bucket, const struct store_key *keys, unsigned n,
+                        int *ret_codes, struct leat_error *err);
+int objects_list(struct objects *o, const char *bucket, const struct store_list_spec *spec,
+                 int (*entry)(void *user, const struct store_entry *entry), void *user, bool *ret_more,
+                 struct leat_error *err);
+/* Uploads are the store's alone until they are complete. */
+int objects_upload_begin(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                         const struct store_commit *commit, char ret_id[STORE_UPLOAD_ID_TEXT],
+                         struct leat_error *err);
+int objects_upload_complete(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                            const char *id, const struct store_part *parts, unsigned n,
+                            const struct store_commit *commit, struct store_info *ret_info,
+                            struct leat_error *err);
+
+#endif

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tier_internal.h: inside of the cold tier: between tier.c (threads, buckets, sessions), remote_settings.c, fetch.c, read.c, push.c, queue.c, list.c, jobs.c. */
+#ifndef OBJECTS_TIER_INTERNAL_H
+#define OBJECTS_TIER_INTERNAL_H
+
+#include <pthread.h>
+
+#include "backend/backend.h"
+#include "base/turns.h"
+#include "objects/tier/tier.h"
+
+/* --- remote_settings.c: what a bucket's property "remote" says ------------------------------------------------------------------------ */
+
+enum tier_mode { TIER_THROUGH, TIER_BACK };
+enum tier_check_policy { TIER_NEVER, TIER_AGE, TIER_ALWAYS };
+
+struct tier_remote {
+    char *uri;      /* with "/" at its end: a key's address is this and the key */
+    char *base_key; /* what of `uri` belongs to keys: "", or "prefix/" */
+    char *endpoint, *region, *style, *ca_file, *profile, *access_key, *secret_key, *token; /* or NULL */
+    bool folder, anonymous, insecure;
+    enum tier_mode mode;
+    enum tier_check_policy check;
+    uint64_t age_s, timeout_s;
+};
+int tier_remote_parse(const char *json, struct tier_remote *ret_remote, struct leat_error *err);
+/* Of settings that tier_remote_parse refuses: where they lead, as far as they say it; asked each time, as what they say of that is not known. -ENOMEM. */
+int tier_remote_guess(const char *json, struct tier_remote *ret_remote);
+void tier_remote_fini(struct tier_remote *r); /* wipes */
+/* The property out of all of a bucket's; NULL: there is none (or no memory). The caller frees. */
+char *tier_remote_of(const char *props);
+/* All properties with "remote" replaced; json NULL: without it. */
+int tier_remote_into(const char *props, const char *json, char **ret_props);
+/* Without what is secret. NULL: no memory. */
+char *tier_remote_shown(const char *json);
+
+/* meta ("name\0value\0") from backend_stat.headers, and back. What the remote's server says of checksums comes along. */
+int tier_meta_of(const struct backend_stat *stat, void **ret_meta, size_t *ret_len);
+int tier_headers_of(const void *meta, size_t meta_len, char ret_headers[BACKEND_HEADERS_MAX]);
+/* What we keep as an object's `remote`, and as its ETag. */
+void tier_tag_of(const struct backend_stat *stat, char ret_tag[BACKEND_ETAG_MAX]);
+void tier_etag_of(const char *tag, char ret_etag[STORE_ETAG_MAX + 1]);
+
+/* --- tier.c ------------------------------------------------------------------------------------------------------------------ */
+
+struct tier_bucket {
+    struct list node; /* tier.buckets */
+    unsigned refs;
+    char name[STORE_BUCKET_MAX + 1];
+    struct tier_remote remote;
+    char *wrong;          /* what is wrong with its settings, which nothing is done by then; NULL: nothing */
+    uint64_t front;       /* store_bucket.front of it */
+    uint64_t server;      /* a number for the remote's; never 0 */
+    struct list sessions; /* idle ones */
+    bool gone;            /* not in the table any more */
+    _Atomic unsigned
+        small_run; /* objects fetched of late that fitted into one request, one after the other */
+    /* queue.c: keys in the queue of pushes, and those of them that failed and wait */
+    unsigned npushes, npaused;
+    struct list behind; /* tier.behind, with a reference; alone: all that is dirty is in the queue */
+    bool missed;        /* something is not since the look under way began: the next begins at missed_ns */
+    uint64_t missed_ns;
+    bool midway;      /* of the look, the timer's alone: the last key that was looked at */
+    uint64_t look_ns; /* and when it goes on: there was no memory */
+    size_t after_len;
+    uint8_t after[STORE_KEY_MAX];
+};
+
+/* A connection to a remote: one thread's at a time. */
+struct tier_session {
+    struct list node;
+    struct backend *backend;
+    uint64_t used_ns;
+};
+
+struct tier_task {
+    struct turn turn;
+    void (*run)(struct tier_task *task); /* on a thread of the pool */
+};
+
+struct tier_pool {
+    struct tier *t;
+    pthread_t *threads;
+    unsigned nthreads;
+    struct turns turns; /* of remotes: one that is silent has half of the threads at most */
+    pthread_cond_t work;
+};
+
+struct tier_block {
+    struct list node;
+    void *data; /* block_bytes of them, aligned to pages */
+};
+
+#define FRESH_SLOTS 65536u
+#define PUSH_CHAINS 4096u
+#define PUSH_PAUSES 32u
+
+struct tier {
+    struct tier_config config;
+    struct ticket_office own_office;
+    struct ticket_office push_room; /* of config.office: what the queue of pushes may take */
+    uint64_t paused_bytes;          /* of it: half at most */
+    atomic_bool stopping;
+    pthread_mutex_t settings; /* one change of a bucket's remote at a time; before `lock` */
+    pthread_mutex_t lock;     /* of all that follows, and of buckets, fetches, pushes and jobs */
+    pthread_cond_t moved;     /* broadcast: a fetch, a held key, a job, a block */
+    struct list buckets;
+    _Atomic unsigned nbuckets; /* 0: nobody need look */
+    struct tier_pool fetchers, prefetchers, pushers;
+    struct list blocks; /* idle buffers */
+    unsigned nblocks;
+    struct list fetches;             /* under way, to be joined */
+    struct list held;                /* keys that are written to, there */
+    struct list committing;          /* keys that are written to here, in buckets of mode "back" */
+    struct list keeping;             /* keys whose fetched version is being committed */
+    struct list pushes[PUSH_CHAINS]; /* keys to be pushed, by their hash */
+    struct list pauses[PUSH_PAUSES]; /* those of them that failed, by how often: each in the order of time */
+    struct list behind;              /* buckets of which more is dirty than is in the queue */
+    pthread_cond_t push_moved;
+    pthread_t push_timer;
+    bool has_push_timer;
+    struct list jobs;
+    unsigned njobs; /* running */
+    uint64_t next_job;
+    struct tier_stats stats;
+    _Atomic uint64_t warned_s; /* that old objects are served: once in ten seconds */
+    _Atomic uint64_t
+        fresh[FRESH_SLOTS]; /* 32 bits of a key's hash, and the second of CLOCK_MONOTONIC it was checked at */
+};
+
+/* A reference, or NULL: no such bucket, or one without a remote. */
+struct tier_bucket *tier_bucket_find(struct tier *t, const char *bucket);
+void tier_bucket_unref(struct tier *t, struct tier_bucket *b);
+/* The same without a reference. Under the lock. */
+struct tier_bucket *tier_bucket_look(struct tier *t, const char *bucket);
+/* TIER_REFUSED: its settings are wrong. */
+int tier_bucket_right(const struct tier_bucket *b, struct leat_error *err);
+/* The key's address at the remote; LEAT_INVALID: keys with NUL; TIER_REFUSED. The caller frees. */
+int tier_uri(const struct tier_bucket *b, const void *key, size_t key_len, char **ret_uri,
+             struct leat_error *err);
+/* Can the remote have such a key? LEAT_INVALID: never; TIER_REFUSED, -ENOMEM: that is not known. */
+int tier_key_check(const struct tier_bucket *b, const void *key, size_t key_len, struct leat_error *err);
+int tier_session_get(struct tier *t, struct tier_bucket *b, struct tier_session **ret_session,
+                     struct leat_error *err);
+void tier_session_put(struct tier *t, struct tier_bucket *b, struct tier_session *s);
+/* What a backend said, as our callers are to hear it. */
+int tier_remote_error(const struct tier_bucket *b, int rc, struct leat_error *err);
+static inline bool tier_remote_down(int rc)
+{
+    return rc == TIER_DOWN || rc == LEAT_TIMED_OUT || rc == TIER_REFUSED;
+}
+
+/* LEAT_BUSY: more than 4,096 wait for this bucket's remote (pushes have a limit of their own). Under the lock. */
+int tier_pool_add(struct tier_pool *pool, const struct tier_bucket *b, struct tier_task *task);
+/* NULL: none now. */
+struct tier_block *tier_block_get(struct tier *t);
+void tier_block_put(struct tier *t, struct tier_block *k);
+
+uint64_t tier_key_hash(const struct tier_bucket *b, const void *key, size_t key_len);
+void tier_fresh_mark(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len);
+bool tier_fresh_is(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
+                   const char *remote);
+
+/* --- fetch.c ----------------------------------------------------------------------------------------------------------------- */
+
+enum fetch_state { FETCH_QUEUED, FETCH_BODY, FETCH_DONE, FETCH_FAILED };
+
+#define FETCH_URGENT                                                                                         \
+    2u /* requests for readers who wait elsewhere, beside those under way; and connections for them */
+#define FETCH_UNIT                                                                                           \
+    (256 * KIB) /* of what is noted to have come before its turn; requests are of whole units */
+
+/* Where a reader waits, which says what is asked for next. */
+struct fetch_want {
+    struct list node; /* fetch.wants; alone: it does not wait */
+    uint64_t offset;
+};
+
+/* One object on its way here, for all who want it. Under the lock, but for what its thread alone uses. */
+struct fetch {
+    struct tier_task task;
+    struct list node; /* tier.fetches, while it may be joined */
+    struct tier *t;
+    struct tier_bucket *bucket;
+    unsigned refs; /* readers, and its thread until it is over */
+    bool head_only, compare;
+    bool fallback; /* the remote could not be asked (err says why): `obj` is what was here */
+    bool
+        superseded; /* something else was stored meanwhile: this version is for those who read it, and not kept */
+    enum fetch_state state;
+    int rc;
+    struct leat_error err;
+    struct list waiters; /* tier_waiter.node */
+    /* what is here, and may be old; the version that is replaced */
+    struct store_obj *local;
+    uint64_t if_seq;
+    /* set before FETCH_BODY, and constant then */
+    struct store_info info;
+    void *meta;
+    size_t meta_len;
+    int fd;
+    struct store_obj *obj; /* what is here was right */
+    bool shown;            /* readers may have had bytes of it */
+    uint64_t ready;        /* of these, from the first on */
+    /* a bit a unit: readers may have it, though what stands before it has not come; it was asked for */
+    uint64_t *ahead, *asked;
+    struct list wants;
+    struct backend *session; /* to be woken when a reader wants another part; NULL: nobody asks for parts */
+    size_t key_len;
+    char key[];
+};
+enum {
+    FETCH_HEAD = 1,    /* no more than is known of it; not joined by others */
+    FETCH_COMPARE = 2, /* with FETCH_HEAD: what is gone there stays here */
+};
+/*
+ * The fetch of this key: one under way, or a new one. `pool`: whose turn a new one waits for. local: consumed, may be NULL. The reference is
+ * the caller's.
+ */
+int fetch_get(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len, struct tier_pool *pool,
+              unsigned flags, struct store_obj *local, uint64_t if_seq, struct fetch **ret_fetch,
+              struct leat_error *err);
+void fetch_unref(struct fetch *f);
+/* Under the lock: so many bytes from `offset` on lie in the file. */
+uint64_t fetch_readable(const struct fetch *f, uint64_t offset);
+/* Under the lock: a reader waits for this one. */
+void fetch_wants(struct fetch *f, struct fetch_want *want, uint64_t offset);
+/* Something else is, or will be, stored under this key: what a fetch of it brings from here on is not kept, and what one is about to keep is waited for. */
+void fetch_supersede(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len);
+/* What is here of a key, whole and not damaged, or NULL; *ret_seq: of the version that a fetch would replace, 0: none. Negative: neither. */
+int fetch_look(struct tier *t, const char *bucket, const void *key, size_t key_len,
+               struct store_obj **ret_local, uint64_t *ret_seq, struct leat_error *err);
+
+/* Under the lock. Those who asked are to ask again. */
+void fetch_wake(struct fetch *f);
+/* The server stops: what a fetch ends with. */
+int fetch_stopped(const struct fetch *f, struct leat_error *err);
+/* A buffer, waited for where others have them all. */
+int fetch_block(struct fetch *f, struct tier_block **ret_block, struct leat_error *err);
+
+/* --- body.c ------------------------------------------------------------------------------------------------------------------ */
+
+/*
+ * All bytes of a version into the put. first, first_bytes: the beginning, which came with what is known of it; consumed; NULL, 0: it is to be fetched like
+ * the rest. sum: the remote is asked for a checksum of the whole, which goes to stat.
+ */
+int fetch_body(struct fetch *f, struct backend *b, const char *uri, struct backend_stat *stat,
+               struct store_put *put, struct tier_block *first, uint64_t first_bytes, bool sum,
+               struct leat_error *err);
+/* Nothing has come or was asked for: also after a version that changed before anybody saw it. */
+int fetch_body_begin(struct fetch *f);
+
+/* --- push.c ------------------------------------------------------------------------------------------------------------------ */
+
+/* The version that is here, if it is dirty. */
+int push_key(struct tier *t, const char *bucket, const void *key, size_t key_len, struct leat_error *err);
+/* A key that something is done with which others of its kind wait for: in tier.held, tier.committing or tier.keeping. */
+struct held {
+    struct list node;
+    const struct tier_bucket *bucket;
+    const void *key;
+    size_t key_len;
+};
+/* Under the lock. In tier.held: what the remote has now may be replaced at any moment. */
+bool push_holds(const struct list *list, const struct tier_bucket *b, const void *key, size_t key_len);
+
+/* --- queue.c ----------------------------------------------------------------------------------------------------------------- */
+
+/* This key is dirty, and pushed in the background until it is not. */
+void push_add(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len);
+/* What is dirty in this bucket is looked for, and pushed. */
+void push_bucket(struct tier *t, const char *bucket);
+void push_stop(struct tier *t);
+void *push_timer_main(void *arg);
+
+/* --- jobs.c ------------------------------------------------------------------------------------------------------------------ */
+
+void jobs_stop(struct tier *t);
+
+#endif

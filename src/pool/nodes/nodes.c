@@ -1,0 +1,816 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Links, placement and the life of sets that span nodes; what other nodes ask of us is in nodes_requests.c.
+ *
+ * Failure modes. A node that cannot be reached is left out of placement, and another one coordinates. One that refuses its share
+ * ends the placement: those that accepted are told to forget. One that dies takes its regions along: wset_node_lost.
+ */
+#include "pool/nodes/nodes_internal.h"
+#include "pool/pool_internal.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/size.h"
+#include "leat/leat.h"
+#include "pool/source/access.h"
+#include "cluster/placement.h"
+#include "pool/region/region.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <xxhash.h>
+
+#define READY_QUEUED (8 * MIB) /* for one node, of what is told as it is made */
+#define TICK_NS      (2 * NS_PER_S)
+#define SILENCE_NS   (20 * NS_PER_S) /* readers wait 30 s, and then still have to get it from the source */
+
+static unsigned link_number(const struct peer *peer)
+{
+    const struct link *link = peer_user(peer);
+    return (unsigned)(link - link->cluster->links);
+}
+
+bool cluster_is_up(const struct cluster *c, unsigned n)
+{
+    const struct link *link = &c->links[n];
+    return n != c->self && link->peer && link->introduced && peer_state(link->peer) == PEER_UP;
+}
+
+void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct bytes_out *body)
+{
+    if (cluster_is_up(c, n))
+        peer_event(c->links[n].peer, type, body);
+}
+
+struct reinstall {
+    struct cluster *cluster;
+    struct wset *ws; /* a reference: its index is what is sent */
+    unsigned node;
+};
+
+static void reinstall_sent(void *user, int status) {}
+
+static void reinstalled(void *user, struct peer_reply *reply)
+{
+    struct reinstall *r = user;
+    if (reply->status == 0)
+        log_info("node %s fills its regions of %s again", r->cluster->config.nodes[r->node], r->ws->spec);
+    else if (reply->status != LEAT_PEER_GONE)
+        log_info("node %s does not fill its regions of %s again: %s", r->cluster->config.nodes[r->node],
+                 r->ws->spec, reply->message);
+    /* What was told before it had the set it did not keep. */
+    if (reply->status != LEAT_PEER_GONE)
+        cluster_tell_all(r->cluster, r->ws, r->node);
+    wset_unref(r->ws);
+    free(r);
+}
+
+/* Node n was started anew: it is asked for its regions of ws as when the set was placed. Of several who ask the first is heard. */
+static void reinstall(struct cluster *c, struct wset *ws, unsigned n)
+{
+    struct reinstall *r = malloc(sizeof(*r));
+    if (!r)
+        return;
+    *r = (struct reinstall){c, wset_ref(ws), n};
+    if (ws->remote)
+        cluster_tell_access(c, n, ws->owner_uid, ws->spec, ws->access);
+    struct bytes_out body = {0};
+    cluster_put_install(ws, 0, &body);
+    if (body.failed || peer_call(c->links[n].peer, PROTO_INSTALL, &body, ws->index.blob, ws->index.blob_bytes,
+                                 reinstall_sent, reinstalled, r) < 0) {
+        wset_unref(ws);
+        free(r);
+    }
+    bytes_out_fini(&body);
+}
+
+static void resync_answer(void *user, struct peer_reply *reply)
+{
+    struct resync *r = user;
+    struct wset *ws = pool_find_uuid(r->cluster->pool, r->uuid);
+    if (ws)
+        ws->resyncing &= ~(1ull << r->node);
+    struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
+    if (ws && reply->status == 0) {
+        if ((ws->lost_nodes >> r->node & 1) && bytes_get_u32(&in) == 1) {
+            wset_node_back(ws, r->node);
+            wset_advanced(ws);
+        }
+    } else if (ws && reply->status != LEAT_PEER_GONE) {
+        /* It is up and does not have the set: it was started anew. */
+        if (!(ws->lost_nodes >> r->node & 1)) {
+            wset_node_lost(ws, r->node);
+            wset_advanced(ws);
+        }
+        if (reply->status == LEAT_NOT_FOUND && !(ws->flags & PROTO_WS_PUSHED) && !ws->prepared &&
+            !ws->superseded && cluster_is_up(r->cluster, r->node))
+            reinstall(r->cluster, ws, r->node);
+    }
+    free(r);
+}
+
+void cluster_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags)
+{
+    struct resync *r = cluster_is_up(c, n) ? malloc(sizeof(*r)) : NULL;
+    if (!r)
+        return;
+    *r = (struct resync){.cluster = c, .node = n};
+    memcpy(r->uuid, ws->uuid, PROTO_UUID);
+    struct bytes_out body = {0};
+    bytes_put(&body, ws->uuid, PROTO_UUID);
+    bytes_put_u32(&body, flags);
+    if (peer_call(c->links[n].peer, PROTO_RESYNC, &body, NULL, 0, NULL, resync_answer, r) < 0)
+        free(r);
+    else
+        ws->resyncing |= 1ull << n;
+    bytes_out_fini(&body);
+}
+
+bool cluster_hosts(const struct wset *ws, unsigned n)
+{
+    for (uint32_t g = 0; g < ws->nregions; g++) {
+        if (ws->regions[g].node == n)
+            return true;
+    }
+    return false;
+}
+
+static void node_lost(struct cluster *c, unsigned n)
+{
+    list_for_each_safe (node, &c->pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->nnodes && cluster_hosts(ws, n)) {
+            wset_node_lost(ws, n);
+            wset_advanced(ws);
+        }
+    }
+}
+
+/*
+ * A daemon that was started anew and answers by another address than the old one's comes up without having gone down. Its regions are
+ * gone all the same, whoever may have had it install our sets since.
+ */
+static void link_incarnation(struct link *link, uint64_t incarnation)
+{
+    struct cluster *c = link->cluster;
+    unsigned n = (unsigned)(link - c->links);
+    if (link->incarnation && incarnation != link->incarnation) {
+        log_info("node %s was started anew", c->config.nodes[n]);
+        node_lost(c, n);
+        cluster_end_doubt(c, n);
+    }
+    link->incarnation = incarnation;
+}
+
+/* Its answer to NODE: what it has. One of an older release says less. */
+static void link_note(struct link *link, struct peer_reply *reply)
+{
+    struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
+    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
+    uint64_t cap = bytes_get_u64(&in);
+    bytes_get_u64(&in); /* free */
+    bytes_get_u64(&in); /* region */
+    uint64_t used = bytes_get_u64(&in);
+    if (reply->status < 0 || in.bad)
+        return;
+    link->known = true;
+    link->cap_bytes = cap;
+    link->used_bytes = used;
+    uint64_t incarnation = bytes_get_u64(&in);
+    if (!in.bad && incarnation)
+        link_incarnation(link, incarnation);
+}
+
+/*
+ * Is it the node that we mean? A name that leads elsewhere, or an address that has gone to another host, leads to a daemon that has
+ * the token and the same list: it would take regions that are not its own, and nobody would fill them.
+ */
+static bool link_is_right(struct link *link, const struct peer_reply *reply)
+{
+    const struct cluster *c = link->cluster;
+    const char *meant = c->config.nodes[link - c->links];
+    struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
+    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
+    if (name && strcmp(name, meant) == 0)
+        return true;
+    char why[320];
+    snprintf(why, sizeof(why),
+             "%.140s answers there: does the name or address lead to the right host, and is nodes the same "
+             "on both?",
+             name ? name : "no node");
+    peer_reject(link->peer, LEAT_INVALID, why);
+    if (peer_state(link->peer) != PEER_DOWN && !link->said_wrong) {
+        log_warning("an address of node %s is not its own: %s", meant, why);
+        link->said_wrong = true;
+    }
+    return false;
+}
+
+static void link_introduced(struct link *link)
+{
+    struct cluster *c = link->cluster;
+    unsigned n = (unsigned)(link - c->links);
+    link->introduced = true;
+    link->said_down = 0;
+    peer_accept(link->peer);
+    log_info("node %s is up", c->config.nodes[n]);
+    accesses_tell(c->pool, n);
+    list_for_each (node, &c->pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->nnodes == 0)
+            continue;
+        cluster_tell_commit(c, ws, n); /* before all else: it may have prepared the set and not heard of it */
+        cluster_tell_all(c, ws, n);
+        if (cluster_hosts(ws, n))
+            cluster_resync(c, ws, n, RESYNC_TELL | (ws->holding ? RESYNC_HOLD : 0));
+    }
+}
+
+static void noted(void *user, struct peer_reply *reply)
+{
+    struct link *link = user;
+    link->pinged = false;
+    if (reply->status < 0 || peer_state(link->peer) != PEER_UP || !link_is_right(link, reply))
+        return;
+    link_introduced(link);
+    link_note(link, reply);
+}
+
+static void link_up(struct peer *peer)
+{
+    struct link *link = peer_user(peer);
+    struct bytes_out body = {0};
+    link->introduced = false; /* by this connection */
+    link->pinged = true;
+    link->pinged_ns = clock_now_ns();
+    bytes_put_str(&body, link->cluster->config.self);
+    peer_call(peer, PROTO_NODE, &body, NULL, 0, NULL, noted, link); /* who we are, and who is there? */
+    bytes_out_fini(&body);
+}
+
+static void pong(void *user, struct peer_reply *reply)
+{
+    struct link *link = user;
+    link->pinged = false;
+    link_note(link, reply);
+}
+
+/* A node that is stopped, or stuck, keeps its connections: only an answer tells. What waits for it is answered with its loss. */
+static void link_look_after(struct link *link, unsigned n)
+{
+    struct cluster *c = link->cluster;
+    uint64_t now = clock_now_ns();
+    if (link->pinged && now - link->pinged_ns > SILENCE_NS) {
+        peer_fail(link->peer, LEAT_TIMED_OUT, "the node does not answer");
+    } else if (!link->pinged && cluster_is_up(c, n)) {
+        struct bytes_out body = {0};
+        bytes_put_str(&body, c->config.self);
+        link->pinged = peer_call(link->peer, PROTO_NODE, &body, NULL, 0, NULL, pong, link) == 0;
+        link->pinged_ns = now;
+        bytes_out_fini(&body);
+    }
+}
+
+static void tick(struct loop_timer *timer)
+{
+    struct cluster *c = container_of(timer, struct cluster, tick);
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (n != c->self)
+            link_look_after(&c->links[n], n);
+    }
+    /* A node that came back fills its regions again: when it is through, they are there again. */
+    list_for_each (node, &c->pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        for (unsigned n = 0; ws->lost_nodes && !ws->prepared && n < c->config.nnodes; n++) {
+            if ((ws->lost_nodes & ~ws->resyncing) >> n & 1)
+                cluster_resync(c, ws, n, 0);
+        }
+    }
+    accesses_tick(c->pool);
+    cluster_drop_orphans(c);
+    cluster_end_doubts(c);
+    loop_timer_set(c->loop, &c->tick, clock_now_ns() + TICK_NS);
+}
+
+static void link_down(struct peer *peer, int status, const char *message)
+{
+    struct link *link = peer_user(peer);
+    struct cluster *c = link->cluster;
+    unsigned n = link_number(peer);
+    if (link->said_down != status) {
+        log_warning("node %s cannot be reached: %s", c->config.nodes[n], message);
+        link->said_down = status;
+    }
+    node_lost(c, n);
+}
+
+struct dial {
+    struct list node;
+    struct cluster *cluster;
+    struct peer *peer;
+    uint8_t uuid[PROTO_UUID];
+    uint32_t to, rail;        /* of that node */
+    struct loop_timer reaper; /* a peer is not freed from inside its own callback */
+    cluster_dialed_fn done;
+    void *user;
+};
+
+static void dial_free(struct dial *d);
+
+static const struct peer_ops link_ops = {.up = link_up, .down = link_down};
+
+int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_config *config,
+                struct cluster **ret_cluster, struct leat_error *err)
+{
+    assert(config->nnodes <= CLUSTER_NODES_MAX); /* config_finish has seen to that */
+    struct cluster *c = calloc(1, sizeof(*c));
+    if (!c)
+        return error_set(err, -ENOMEM, "out of memory");
+    c->loop = loop;
+    c->pool = pool;
+    c->config = *config;
+    c->self = UINT32_MAX;
+    while (c->incarnation == 0)
+        if (getrandom(&c->incarnation, sizeof(c->incarnation), 0) < 0)
+            c->incarnation = clock_now_ns() ^ (uint64_t)getpid() << 32;
+    list_init(&c->describing);
+    list_init(&c->dials);
+    list_init(&c->arrivals);
+    int code = 0;
+    for (unsigned n = 0; n < config->nnodes; n++) {
+        if (strcmp(config->nodes[n], config->self) == 0)
+            c->self = n;
+    }
+    if (c->self == UINT32_MAX)
+        code = error_set(err, LEAT_INVALID,
+                         "nodes does not contain listen = %s: write it there as the other nodes do",
+                         config->self);
+    for (unsigned n = 0; code == 0 && n < config->nnodes; n++) {
+        c->links[n].cluster = c;
+        list_init(&c->links[n].tellings);
+        if (n == c->self)
+            continue;
+        struct peer_config pc = {
+            .address = config->nodes[n],
+            .answered = c->links[n].answered,
+            .rail = -1,
+            .hello = {.version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_PEER},
+            .token = config->token,
+            .token_len = config->token_len,
+            .stay = true,
+            .ops = &link_ops,
+            .user = &c->links[n]};
+        code = peer_new(loop, &pc, &c->links[n].peer);
+        if (code < 0)
+            error_set(err, code, "out of memory");
+    }
+    if (code < 0) {
+        cluster_free(c);
+        return code;
+    }
+    c->tick.fire = tick;
+    loop_timer_set(loop, &c->tick, clock_now_ns() + TICK_NS);
+    pool->cluster = c;
+    *ret_cluster = c;
+    return 0;
+}
+
+void cluster_free(struct cluster *c)
+{
+    if (!c)
+        return;
+    c->pool->cluster = NULL;
+    loop_timer_clear(&c->tick);
+    /* Whoever waits for an answer gets one, and frees what it has. */
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (c->links[n].peer)
+            peer_fail(c->links[n].peer, -ECANCELED, "the daemon is ending");
+    }
+    for (unsigned n = 0; n < c->config.nnodes; n++)
+        peer_free(c->links[n].peer);
+    list_for_each_safe (node, &c->dials)
+        dial_free(container_of(node, struct dial, node));
+    cluster_end_arrivals(c);
+    free(c);
+}
+
+unsigned cluster_nodes(const struct cluster *c)
+{
+    return c->config.nnodes;
+}
+
+void cluster_node(const struct cluster *c, unsigned n, struct cluster_node_view *ret)
+{
+    const struct link *link = &c->links[n];
+    bool self = n == c->self;
+    *ret = (struct cluster_node_view){
+        .address = c->config.nodes[n],
+        .self = self,
+        .connected = self || cluster_is_up(c, n),
+        .known = self || link->known,
+        .cap_bytes = self ? c->pool->office.cap_bytes : link->cap_bytes,
+        .used_bytes = self ? atomic_load(&c->pool->office.used_bytes) : link->used_bytes,
+    };
+}
+
+/* --- who fills what is told -------------------------------------------------------------------------------------- */
+
+void cluster_ready_record(struct bytes_out *out, uint64_t sample, uint32_t field, uint32_t crc,
+                          uint64_t offset, uint64_t bytes, int status)
+{
+    bytes_put_u64(out, sample);
+    bytes_put_u32(out, field);
+    bytes_put_u32(out, crc);
+    bytes_put_u64(out, offset);
+    bytes_put_u64(out, bytes);
+    bytes_put_u32(out, (uint32_t)status);
+}
+
+struct ready_post {
+    struct cluster *cluster;
+    struct wset *ws;
+    struct bytes_out records;
+};
+
+static void record_sent(void *user, int status) {}
+
+/* One that takes records in more slowly than they are made is told by and by: its connection ends when too much waits for it. */
+static void ready_on_loop(void *arg)
+{
+    struct ready_post *p = arg;
+    struct cluster *c = p->cluster;
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (!cluster_is_up(c, n))
+            continue;
+        if (p->records.len + peer_queued(c->links[n].peer) > READY_QUEUED)
+            cluster_tell_all(c, p->ws, n);
+        else
+            cluster_send_records(c, p->ws, n, p->records.data, p->records.len, record_sent, NULL);
+    }
+    wset_unref(p->ws);
+    bytes_out_fini(&p->records);
+    free(p);
+}
+
+void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const void *records, size_t bytes,
+                          void (*done)(void *user, int status), void *user)
+{
+    struct bytes_out body = {0};
+    bytes_put(&body, ws->uuid, PROTO_UUID);
+    bytes_put_u32(&body, (uint32_t)(bytes / RECORD_BYTES));
+    bytes_put(&body, records, bytes);
+    peer_event_done(c->links[n].peer, PROTO_READY, &body, done, user);
+    bytes_out_fini(&body);
+}
+
+void cluster_ready(struct cluster *c, struct wset *ws, struct bytes_out *records)
+{
+    struct ready_post *p = records->failed ? NULL : malloc(sizeof(*p));
+    if (p) {
+        *p = (struct ready_post){c, wset_ref(ws), *records};
+        *records = (struct bytes_out){0};
+        if (loop_post(c->loop, ready_on_loop, p) == 0)
+            return;
+        wset_unref(ws);
+        bytes_out_fini(&p->records);
+        free(p);
+    }
+    log_error("out of memory: other nodes do not hear what was loaded of %s", ws->spec);
+}
+
+/* --- asking another node for a set ---------------------------------------------------------------------------------- */
+
+struct describing {
+    struct list node;
+    struct cluster *cluster;
+    struct open_request *request;
+    char *spec; /* NULL: by name */
+    uint64_t tried;
+    unsigned first; /* by name: asked before the others, or UINT32_MAX */
+};
+
+static void describe_next(struct describing *d);
+
+static void describe_end(struct describing *d, struct wset *ws, const struct leat_error *err)
+{
+    list_remove(&d->node);
+    pool_answer(d->cluster->pool, d->request, ws, err);
+    free(d->spec);
+    free(d);
+}
+
+static void adopted(void *user, struct wset *ws, const struct leat_error *err)
+{
+    describe_end(user, ws, err);
+}
+
+static void described(void *user, struct peer_reply *reply)
+{
+    struct describing *d = user;
+    struct leat_error err = {0};
+    if (reply->status == LEAT_UNSUPPORTED && d->spec)
+        d->tried = UINT64_MAX; /* it has a set of its own, that others cannot read there */
+    /* Whether an append was made there before the node went nobody knows: it is not asked for twice. */
+    bool elsewhere = reply->status == LEAT_PEER_GONE && !d->request->append;
+    if (elsewhere || (reply->status == LEAT_NOT_FOUND && !d->spec) || d->tried == UINT64_MAX) {
+        describe_next(d);
+        return;
+    }
+    int code = reply->status < 0 ? error_set(&err, reply->status, "%s", reply->message)
+                                 : cluster_adopt(d->cluster, reply, adopted, d, &err);
+    if (code < 0)
+        describe_end(d, NULL, &err);
+}
+
+/* Rendezvous: every node ranks the live nodes alike for a source. */
+static unsigned coordinator(const struct cluster *c, const char *spec, uint64_t tried)
+{
+    unsigned best = UINT32_MAX;
+    uint64_t best_score = 0;
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if ((tried >> n & 1) || (n != c->self && !cluster_is_up(c, n)))
+            continue;
+        uint64_t score = XXH3_64bits_withSeed(spec, strlen(spec), n + 1);
+        if (best == UINT32_MAX || score > best_score) {
+            best = n;
+            best_score = score;
+        }
+    }
+    return best;
+}
+
+/* With what its opener brought to read it, sealed. */
+static int describe_put(struct cluster *c, unsigned n, const struct open_request *r, struct bytes_out *body)
+{
+    struct proto_open o = {.flags = r->flags, .pool_bytes = r->pool_bytes, .name = r->name, .uri = r->uri};
+    struct bytes_out head = {0}, open = {0};
+    proto_open_put(&open, &o);
+    bytes_put_u32(&head, r->uid);
+    bytes_put_u32(&head, r->gid);
+    bytes_put_u32(&head, (uint32_t)open.len);
+    bytes_put(&head, open.data, open.len);
+    bytes_put(body, head.data, head.len);
+    int code = head.failed || open.failed || body->failed ? -ENOMEM : 0;
+    if (code == 0 && access_signed(r->access))
+        code = cluster_seal_access(c, n, r->access, head.data, head.len, body);
+    bytes_out_fini(&head);
+    bytes_out_fini(&open);
+    return code;
+}
+
+static void describe_next(struct describing *d)
+{
+    struct cluster *c = d->cluster;
+    struct open_request *r = d->request;
+    unsigned n = d->spec ? coordinator(c, d->spec, d->tried) : d->tried ? UINT32_MAX : d->first;
+    for (unsigned k = 0; !d->spec && k < c->config.nnodes && n == UINT32_MAX; k++) {
+        if (cluster_is_up(c, k) && !(d->tried >> k & 1))
+            n = k;
+    }
+    if (n == c->self || (n == UINT32_MAX && d->spec)) {
+        /* It is on us after all. */
+        list_remove(&d->node);
+        r->local = true;
+        free(d->spec);
+        free(d);
+        if (r->opened)
+            pool_open(c->pool, r);
+        else
+            pool_answer(c->pool, r, NULL, NULL);
+        return;
+    }
+    struct leat_error err;
+    if (n == UINT32_MAX) {
+        error_set(&err, LEAT_NOT_FOUND, "no working set '%s' on any node: see `leat ls`",
+                  r->append ? r->name : r->uri + strlen("leat://"));
+        describe_end(d, NULL, &err);
+        return;
+    }
+    d->tried |= 1ull << n;
+    struct bytes_out body = {0};
+    int code = describe_put(c, n, r, &body);
+    if (code == 0)
+        code = peer_call(c->links[n].peer, r->append ? PROTO_APPEND : PROTO_DESCRIBE, &body, NULL, 0, NULL,
+                         described, d);
+    bytes_out_fini(&body);
+    if (code < 0)
+        describe_next(d);
+}
+
+bool cluster_open(struct cluster *c, struct open_request *r, const char *spec)
+{
+    if (r->local || (spec && coordinator(c, spec, 0) == c->self))
+        return false;
+    struct describing *d = calloc(1, sizeof(*d));
+    if (!d || (spec && !(d->spec = strdup(spec)))) {
+        free(d);
+        return false;
+    }
+    d->cluster = c;
+    d->request = r;
+    d->first = UINT32_MAX;
+    list_push_back(&c->describing, &d->node);
+    describe_next(d);
+    return true;
+}
+
+/* Appends to one set are made by one node, so that they meet: the first of its hosts that is alive. */
+static unsigned append_node(const struct cluster *c, const struct wset *ws)
+{
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (cluster_hosts(ws, n) && (n == c->self || cluster_is_up(c, n)))
+            return n;
+    }
+    return c->self;
+}
+
+bool cluster_append(struct cluster *c, struct open_request *r)
+{
+    const struct wset *ws = pool_find_name(c->pool, r->name, r->uid, r->gid);
+    unsigned n = ws ? append_node(c, ws) : UINT32_MAX;
+    struct describing *d = r->local || n == c->self ? NULL : calloc(1, sizeof(*d));
+    if (!d)
+        return false;
+    *d = (struct describing){.cluster = c, .request = r, .first = n};
+    list_push_back(&c->describing, &d->node);
+    describe_next(d);
+    return true;
+}
+
+void cluster_open_forget(struct cluster *c, const void *user)
+{
+    list_for_each (node, &c->describing) {
+        struct describing *d = container_of(node, struct describing, node);
+        if (d->request->user == user)
+            d->request->opened = NULL;
+    }
+}
+
+/* --- ending ---------------------------------------------------------------------------------------------------------- */
+
+void cluster_send_forget(struct cluster *c, const struct wset *ws, unsigned n, bool end, bool force)
+{
+    struct bytes_out body = {0};
+    bytes_put(&body, ws->uuid, PROTO_UUID);
+    bytes_put_u32(&body, (end ? 1u : 0) | (force ? 2u : 0));
+    cluster_send(c, n, PROTO_FORGET, &body);
+    bytes_out_fini(&body);
+}
+
+void cluster_forget(struct cluster *c, struct wset *ws, bool end, bool force)
+{
+    for (unsigned n = 0; ws->nnodes && n < c->config.nnodes; n++) {
+        if (n != c->self)
+            cluster_send_forget(c, ws, n, end, force);
+    }
+}
+
+void cluster_let_go(struct cluster *c, struct wset *ws)
+{
+    if (ws->nnodes == 0 || !ws->holding)
+        return;
+    ws->holding = false;
+    cluster_forget(c, ws, false, false);
+}
+
+void cluster_hold(struct cluster *c, struct wset *ws)
+{
+    if (ws->nnodes == 0 || ws->holding)
+        return;
+    ws->holding = true;
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (n != c->self && cluster_hosts(ws, n))
+            cluster_resync(c, ws, n, RESYNC_HOLD);
+    }
+}
+
+/* --- data connections for clients ------------------------------------------------------------------------------------- */
+
+static void dial_free(struct dial *d)
+{
+    if (d->done)
+        d->done(d->user, -ECANCELED, "the daemon is ending");
+    loop_timer_clear(&d->reaper);
+    list_remove(&d->node);
+    peer_free(d->peer);
+    free(d);
+}
+
+static void dial_reap(struct loop_timer *timer)
+{
+    dial_free(container_of(timer, struct dial, reaper));
+}
+
+static void dial_end(struct dial *d, int fd, const char *message)
+{
+    if (d->done)
+        d->done(d->user, fd, message);
+    else if (fd >= 0)
+        close(fd);
+    d->done = NULL;
+    d->reaper.fire = dial_reap;
+    loop_timer_set(d->cluster->loop, &d->reaper, clock_now_ns());
+}
+
+static void rail_note(struct cluster *c, uint32_t node, unsigned rail, const char *why)
+{
+    if (rail >= NET_ADDRESSES_MAX)
+        return;
+    struct rail_state *s = &c->links[node].rails[rail];
+    enum cluster_rail_state now = why ? CLUSTER_RAIL_DOWN : CLUSTER_RAIL_UP, before = s->state;
+    s->state = now;
+    snprintf(s->why, sizeof(s->why), "%s", why ? why : "");
+    if (now == before || (before == CLUSTER_RAIL_UNTRIED && !why))
+        return;
+    char address[NET_ADDRESS_BYTES];
+    net_addresses_at(c->config.nodes[node], rail, address);
+    if (why)
+        log_warning("rail %s is down: %s", address, why);
+    else
+        log_info("rail %s is up", address);
+}
+
+enum cluster_rail_state cluster_rail(const struct cluster *c, unsigned n, unsigned k, const char **ret_why)
+{
+    const struct link *link = &c->links[n];
+    *ret_why = link->rails[k].why;
+    /* What answers for all of the node answers for the address that it came by. */
+    if (cluster_is_up(c, n) && peer_address(link->peer) == k)
+        return CLUSTER_RAIL_UP;
+    return link->rails[k].state;
+}
+
+/* A rail that leads to another node of the list would be asked for regions which that one has not got. */
+static bool dial_is_right(const struct dial *d, const char *name)
+{
+    const struct cluster_config *config = &d->cluster->config;
+    for (unsigned n = 0; n < config->nnodes; n++) {
+        if (n != d->to && strcmp(config->nodes[n], name) == 0)
+            return false;
+    }
+    return true;
+}
+
+static void dial_up(struct peer *peer)
+{
+    struct dial *d = peer_user(peer);
+    if (!dial_is_right(d, peer_name(peer))) {
+        char why[320];
+        snprintf(why, sizeof(why), "%.140s answers there: does the address lead to the right host?",
+                 peer_name(peer));
+        peer_reject(peer, LEAT_PEER_GONE, why);
+        return;
+    }
+    rail_note(d->cluster, d->to, peer_address(peer), NULL);
+    int fd = peer_release_fd(peer);
+    dial_end(d, fd, fd < 0 ? strerror(-fd) : "");
+}
+
+static void dial_down(struct peer *peer, int status, const char *message)
+{
+    struct dial *d = peer_user(peer);
+    if (d->rail != CLUSTER_ANY_RAIL && !cluster_refused(status))
+        rail_note(d->cluster, d->to, d->rail, message);
+    /* It let go of the set and we did not hear of it: asked, it says so, and is told to hold it again. */
+    struct wset *ws = status == LEAT_STALE ? pool_find_uuid(d->cluster->pool, d->uuid) : NULL;
+    if (ws)
+        cluster_resync(d->cluster, ws, d->to, RESYNC_TELL | (ws->holding ? RESYNC_HOLD : 0));
+    if (d->done)
+        dial_end(d, status, message);
+}
+
+static const struct peer_ops dial_ops = {.up = dial_up, .down = dial_down};
+
+int cluster_dial(struct cluster *c, struct wset *ws, uint32_t node, uint32_t rail, uint32_t uid, uint32_t gid,
+                 cluster_dialed_fn done, void *user)
+{
+    struct dial *d = calloc(1, sizeof(*d));
+    if (!d)
+        return -ENOMEM;
+    *d = (struct dial){.cluster = c, .to = node, .rail = rail, .done = done, .user = user};
+    struct peer_config pc = {.address = c->config.nodes[node],
+                             .answered = c->links[node].answered,
+                             .rail = rail == CLUSTER_ANY_RAIL ? -1 : (int)rail,
+                             .listen = c->config.self,
+                             .hello = {.version_min = PROTO_VERSION,
+                                       .version_max = PROTO_VERSION,
+                                       .role = PROTO_ROLE_DATA,
+                                       .acting_uid = uid,
+                                       .acting_gid = gid,
+                                       .generation = atomic_load(&ws->live->generation)},
+                             .token = c->config.token,
+                             .token_len = c->config.token_len,
+                             .ops = &dial_ops,
+                             .user = d};
+    memcpy(pc.hello.uuid, ws->uuid, PROTO_UUID);
+    memcpy(d->uuid, ws->uuid, PROTO_UUID);
+    int code = peer_new(c->loop, &pc, &d->peer);
+    if (code < 0) {
+        free(d);
+        return code;
+    }
+    list_push_back(&c->dials, &d->node);
+    return 0;
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nodes.h: daemons that hold one working set together. Membership is a static list (the interface stays when it comes from
+ * elsewhere); every node keeps a connection to every other one for its own requests.
+ *
+ *   OPEN at L ─▶ coordinator of the source (rendezvous hash over live nodes) ── is it L? scan, place, INSTALL at the hosts
+ *                                                                              └ no: DESCRIBE, keep a replica, RESYNC with the hosts
+ *   each host fills its own regions and tells all nodes which pieces of which samples are there (READY)
+ *
+ * A host keeps a set as long as somebody holds it: its own clients' leases, and the nodes that installed or described it
+ * (wset.holders), each until it says FORGET or its connection ends. When a host is lost its samples turn LOST: readers get
+ * them from the source through their own daemon. When it is back with the set still in its memory, they are read from it again.
+ */
+#ifndef POOL_NODES_H
+#define POOL_NODES_H
+
+#include "base/base.h"
+#include "pool/pool.h"
+
+struct cluster;
+struct client;
+struct conn_message;
+struct loop;
+struct server;
+
+#define CLUSTER_NODES_MAX 64u /* holders are a bit mask */
+
+struct cluster_config {
+    char **nodes; /* "host:port[,host:port]", the same list in the same order on every node */
+    unsigned nnodes;
+    const char *self; /* one of them: what we listen on */
+    const void *token;
+    size_t token_len;
+};
+
+int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_config *config,
+                struct cluster **ret_cluster, struct leat_error *err);
+void cluster_free(struct cluster *cluster); /* NULL is fine */
+
+/* How a dial ended: the node answered, with a no. It is not gone, nor is the rail. */
+static inline bool cluster_refused(int code)
+{
+    return code == LEAT_STALE || code == LEAT_DENIED || code == LEAT_BUSY;
+}
+
+/* An OPEN by source or name that another node coordinates, or may know: true when the request was taken. */
+bool cluster_open(struct cluster *cluster, struct open_request *request, const char *canonical_spec);
+/* The asker is gone. */
+void cluster_open_forget(struct cluster *cluster, const void *user);
+/* An APPEND to a set that another node is to lengthen, or may know: true when the request was taken. */
+bool cluster_append(struct cluster *cluster, struct open_request *request);
+/* Places ws (not on any list yet; its first reference is taken, also on failure) over the live nodes, and commits it on all of them
+ * or none. done: on the loop, maybe at once; NULL: it is there. ws->replaces is the version before, whose hosts must be alive. */
+typedef pool_prepared_fn cluster_placed_fn;
+int cluster_place(struct cluster *cluster, struct wset *ws, uint64_t limit, cluster_placed_fn done,
+                  void *user);
+/* Nobody here uses ws any more; it stays for those who hold it here. Somebody does again. */
+void cluster_let_go(struct cluster *cluster, struct wset *ws);
+void cluster_hold(struct cluster *cluster, struct wset *ws);
+/* The set is gone from this node: hosts are told. `end`: it was dropped by name, for all. */
+void cluster_forget(struct cluster *cluster, struct wset *ws, bool end, bool force);
+/* Pieces that this node filled, as proto READY records; any thread. Takes the buffer. */
+struct bytes_out;
+void cluster_ready(struct cluster *cluster, struct wset *ws, struct bytes_out *records);
+void cluster_ready_record(struct bytes_out *out, uint64_t sample, uint32_t field, uint32_t crc,
+                          uint64_t offset, uint64_t bytes, int status);
+/* An authenticated data connection to a node of ws, for a client: done(user, fd or -errno, message) later. By one rail of it, from our
+ * interface in that subnet, or by whichever address answers. */
+#define CLUSTER_ANY_RAIL UINT32_MAX
+typedef void (*cluster_dialed_fn)(void *user, int fd, const char *message);
+int cluster_dial(struct cluster *cluster, struct wset *ws, uint32_t node, uint32_t rail, uint32_t uid,
+                 uint32_t gid, cluster_dialed_fn done, void *user);
+
+/* A message on a connection that another node made to us. 0 or -errno (the connection is closed). */
+int cluster_message(struct cluster *cluster, struct client *client, struct conn_message *message);
+/* That connection ended. */
+void cluster_client_gone(struct cluster *cluster, struct client *client);
+
+/* For status. */
+struct cluster_node_view {
+    const char *address;
+    bool self, connected;
+    bool known;                     /* it has said what it has */
+    uint64_t cap_bytes, used_bytes; /* of its pool; as it said last */
+};
+unsigned cluster_nodes(const struct cluster *cluster);
+void cluster_node(const struct cluster *cluster, unsigned n, struct cluster_node_view *ret_view);
+/* Rail k of node n: how its last connection went. `why` of a rail that is down. */
+enum cluster_rail_state { CLUSTER_RAIL_UNTRIED, CLUSTER_RAIL_UP, CLUSTER_RAIL_DOWN };
+enum cluster_rail_state cluster_rail(const struct cluster *cluster, unsigned n, unsigned k,
+                                     const char **ret_why);
+
+#endif

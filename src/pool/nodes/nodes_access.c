@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nodes_access.c: what a client brought to read a source elsewhere goes to the nodes that read it for that client's set, sealed
+ * (rpc/seal.h; docs/decisions/0083).
+ *
+ *   DESCRIBE ── the opener's, not tried yet ─▶ coordinator, which opens the source with it
+ *   ACCESS   ── before INSTALL ─▶ host; to all nodes once an opening went well, when a link comes up, and when keys were found anew
+ *
+ * Failure modes: a node that cannot be told (no memory, the link is down) reads with what it has, or says that it has nothing, and is told
+ * when the link is back. What does not open ends the connection. Invariants: only what has opened the source is told to all; no plain
+ * text of it outlives the call.
+ */
+#include "pool/nodes/nodes_internal.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "leat/leat.h"
+#include "pool/source/access.h"
+#include "pool/pool_internal.h"
+#include "daemon/server_internal.h"
+
+/* Tells `text` of what is sealed beside it: an access is worth nothing for another source or user. */
+static void head_put(struct bytes_out *body, uint32_t uid, const char *spec)
+{
+    bytes_put_u32(body, uid);
+    bytes_put_str(body, spec);
+}
+
+int cluster_seal_access(struct cluster *c, unsigned n, struct access *access, const void *aad, size_t aad_len,
+                        struct bytes_out *out)
+{
+    struct bytes_out text = {0};
+    int code = access_put(access, &text);
+    if (code == 0)
+        code = peer_seal(c->links[n].peer, aad, aad_len, text.data, text.len, out);
+    if (text.data)
+        explicit_bzero(text.data, text.len);
+    bytes_out_fini(&text);
+    return code;
+}
+
+int cluster_unseal_access(struct client *client, const void *aad, size_t aad_len, const void *sealed,
+                          size_t len, struct access **ret_access)
+{
+    uint8_t *text;
+    size_t n;
+    int code = net_unseal(&client->seal, &client->auth, aad, aad_len, sealed, len, &text, &n);
+    if (code < 0)
+        return code;
+    struct bytes_in in = bytes_in_of(text, n);
+    struct proto_access m;
+    code = proto_access_get(&in, &m);
+    if (code == 0 && bytes_in_done(&in) < 0) {
+        proto_access_fini(&m);
+        code = LEAT_CORRUPT;
+    }
+    explicit_bzero(text, n);
+    free(text);
+    return code < 0 ? code : access_new(&m, !client->server->pool->config.opener.system, ret_access);
+}
+
+void cluster_tell_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access)
+{
+    if (!cluster_is_up(c, n) || !access_signed(access))
+        return;
+    struct bytes_out body = {0};
+    head_put(&body, uid, spec);
+    int code = body.failed ? -ENOMEM : 0;
+    if (code == 0) {
+        /* The head is what is sealed to: a copy, as the body grows behind it. */
+        AUTO_FREE uint8_t *head = malloc(body.len);
+        size_t len = body.len;
+        if (head)
+            memcpy(head, body.data, len);
+        code = head ? cluster_seal_access(c, n, access, head, len, &body) : -ENOMEM;
+    }
+    if (code == 0 && !body.failed)
+        peer_event(c->links[n].peer, PROTO_ACCESS, &body);
+    else
+        log_warning("node %s is not told how to read %s: %s", c->config.nodes[n], spec,
+                    leat_strerror(code ? code : -ENOMEM));
+    bytes_out_fini(&body);
+}
+
+void cluster_tell_access_all(struct cluster *c, uint32_t uid, const char *spec, struct access *access)
+{
+    for (unsigned n = 0; n < c->config.nnodes; n++)
+        cluster_tell_access(c, n, uid, spec, access);
+}
+
+int cluster_on_access(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint32_t uid = bytes_get_u32(&in);
+    AUTO_FREE char *spec = bytes_get_str(&in, PROTO_STR_MAX);
+    if (in.bad || !spec)
+        return LEAT_CORRUPT;
+    struct access *access;
+    size_t head = in.pos;
+    int code =
+        cluster_unseal_access(client, m->body, head, m->body + head, m->frame.body_bytes - head, &access);
+    if (code < 0)
+        return code;
+    accesses_told(c->pool, uid, spec, access);
+    access_unref(access);
+    return 0;
+}

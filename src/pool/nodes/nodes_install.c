@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sets that come from another node: INSTALL (we are to hold regions of it) and what DESCRIBE answers (our clients want to read it).
+ *
+ *   description and index arrive ─▶ validated (a thread) ─▶ taken over ─▶ prepared, until COMMIT ─▶ accepted
+ *                                                                   └▶ or hosted at once: a node that was started anew
+ *
+ * The other node has proved the token; what it sends is checked all the same. Failure modes: a list of nodes that is not ours, a
+ * name that is taken, no room, a version before that we do not have or that somebody else appends to: refused, nothing stays. Its
+ * connection ends meanwhile: what is not prepared yet goes, what is waits for a COMMIT of others (nodes_place.c).
+ */
+#include "pool/nodes/nodes_internal.h"
+
+#include "base/clock.h"
+#include "leat/leat.h"
+#include "rpc/conn.h"
+#include "pool/pool_internal.h"
+#include "daemon/server_internal.h"
+#include "pool/work.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+#define INDEX_BLOB_MAX   (64 * GIB)
+#define COMPLETE_WAIT_NS (10 * NS_PER_S)
+#define COMPLETE_LOOK_NS (20 * NS_PER_MS)
+#define TAIL_BYTES       (4 + 8 + PROTO_UUID)
+
+struct arrival {
+    struct work work;
+    struct list node; /* cluster.arrivals, while it waits for the timer */
+    struct cluster *cluster;
+    uint8_t *body;
+    uint32_t body_bytes;
+    int fd;
+    struct proto_ws m;
+    struct wset *ws; /* validated; the reference is ours until it is listed */
+    struct leat_error err;
+    /* of a DESCRIBE */
+    cluster_adopted_fn adopted;
+    void *user;
+    /* of an INSTALL */
+    struct client *client; /* until the payload is here: its end comes before that of the client */
+    uint64_t serial;       /* afterwards */
+    uint16_t type;
+    uint64_t id;
+    uint32_t flags;
+    uint64_t first_new_address;
+    uint8_t replaces[PROTO_UUID];
+    struct loop_timer timer;
+    uint64_t until_ns;
+    void *map;
+    uint64_t bytes;
+};
+
+static void arrival_free(struct arrival *a)
+{
+    loop_timer_clear(&a->timer);
+    list_remove(&a->node);
+    if (a->fd >= 0)
+        close(a->fd);
+    proto_ws_fini(&a->m);
+    free(a->body);
+    free(a);
+}
+
+/* Makes ws what `m` says. The node table must be ours. */
+static int take_description(struct cluster *c, struct wset *ws, const struct proto_ws *m,
+                            struct leat_error *err)
+{
+    if (m->nnodes != c->config.nnodes)
+        return error_set(err, LEAT_INVALID,
+                         "the other node's list has %u nodes, ours %u: they must be the same", m->nnodes,
+                         c->config.nnodes);
+    for (unsigned n = 0; n < m->nnodes; n++) {
+        if (strcmp(m->nodes[n].address, c->config.nodes[n]) != 0)
+            return error_set(err, LEAT_INVALID, "node %u is %s there and %s here: the lists must be the same",
+                             n, m->nodes[n].address, c->config.nodes[n]);
+    }
+    ws->region_bytes = m->region_bytes;
+    if (m->region_bytes < 4096 || (m->region_bytes & (m->region_bytes - 1)) ||
+        m->nregions !=
+            div_up(MIN(align_up(ws->index.header->address_end, 4096), m->pinned_end), m->region_bytes))
+        return error_set(err, LEAT_CORRUPT, "its region table does not fit its index");
+    memcpy(ws->uuid, m->uuid, PROTO_UUID);
+    atomic_store(&ws->live->generation, m->generation);
+    ws->version = m->version;
+    ws->flags = m->flags & (PROTO_WS_STREAMED | PROTO_WS_EXPLICIT | PROTO_WS_PUSHED);
+    ws->mode = m->mode;
+    ws->owner_uid = m->owner_uid;
+    ws->owner_gid = m->owner_gid;
+    ws->pinned_end = m->pinned_end;
+    ws->regions = calloc(MAX(m->nregions, 1u), sizeof(*ws->regions));
+    if (!ws->regions || cluster_name_nodes(c, ws) < 0)
+        return error_set(err, -ENOMEM, "out of memory");
+    ws->nregions = m->nregions;
+    for (uint32_t g = 0; g < m->nregions; g++) {
+        if (m->regions[g].gid != g || m->regions[g].node >= m->nnodes)
+            return error_set(err, LEAT_CORRUPT, "its region table is out of order");
+        ws->regions[g].node = m->regions[g].node;
+    }
+    if (ws->remote && !ws->access) {
+        int code = pool_access_for(c->pool, m->owner_uid, m->uri, &ws->access, err);
+        if (code < 0)
+            return code;
+    }
+    return pool_name(ws, m->name, m->uri) < 0 ? error_set(err, -ENOMEM, "out of memory") : 0;
+}
+
+static void validate(struct work *work)
+{
+    struct arrival *a = container_of(work, struct arrival, work);
+    /* It goes on to our clients: none of them may change it for the others. */
+    a->err.code = pool_index_seal(a->fd, &a->err);
+    if (a->err.code == 0)
+        a->err.code = wset_new(a->cluster->pool, a->fd, false, &a->ws, &a->err);
+    if (a->err.code == 0)
+        a->fd = -1;
+}
+
+/* --- DESCRIBE's answer -------------------------------------------------------------------------------------------------- */
+
+/* New here. Regions that the table gives us were lost with an earlier life of this daemon: they are filled again. */
+static int replica_list(struct cluster *c, struct wset *ws, struct leat_error *err)
+{
+    bool ours = cluster_hosts(ws, c->self) && !(ws->flags & PROTO_WS_PUSHED);
+    int code = ours ? pool_host(c->pool, ws, 0, err) : 0;
+    if (code < 0)
+        return code;
+    if (!ours) {
+        if (ws->flags & PROTO_WS_STREAMED)
+            wset_pin(ws, ws->pinned_end);
+        list_push_back(&c->pool->sets, &ws->node);
+        wset_settle_empty(ws);
+        if (ws->flags & PROTO_WS_PUSHED)
+            ws->state = WSET_READY;
+        if (cluster_hosts(ws, c->self))
+            wset_node_lost(ws, c->self);
+    }
+    ws->holding = true;
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (n == c->self || !cluster_hosts(ws, n))
+            continue;
+        if (cluster_is_up(c, n))
+            cluster_resync(c, ws, n, RESYNC_TELL | RESYNC_HOLD);
+        else
+            wset_node_lost(ws, n);
+    }
+    return 0;
+}
+
+static void adopt_end(struct arrival *a, struct wset *ws)
+{
+    a->adopted(a->user, ws, ws ? NULL : &a->err);
+    arrival_free(a);
+}
+
+static void adopt_validated(struct work *work)
+{
+    struct arrival *a = container_of(work, struct arrival, work);
+    struct cluster *c = a->cluster;
+    struct wset *ws = a->ws;
+    if (work->cancelled)
+        a->err.code = error_set(&a->err, -ECANCELED, "the daemon is ending");
+    struct wset *known = a->err.code == 0 ? pool_find_uuid(c->pool, a->m.uuid) : NULL;
+    if (known) { /* another request was faster */
+        wset_unref(ws);
+        cluster_commit(c, known);
+        adopt_end(a, known);
+        return;
+    }
+    if (a->err.code == 0)
+        a->err.code = take_description(c, ws, &a->m, &a->err);
+    if (a->err.code == 0)
+        a->err.code = replica_list(c, ws, &a->err);
+    if (a->err.code < 0)
+        wset_unref(TAKE_PTR(ws));
+    adopt_end(a, ws);
+}
+
+int cluster_adopt(struct cluster *c, struct peer_reply *reply, cluster_adopted_fn done, void *user,
+                  struct leat_error *err)
+{
+    struct arrival *a = calloc(1, sizeof(*a));
+    if (!a)
+        return error_set(err, -ENOMEM, "out of memory");
+    *a = (struct arrival){.work = {.run = validate, .done = adopt_validated},
+                          .cluster = c,
+                          .fd = -1,
+                          .adopted = done,
+                          .user = user};
+    int code = 0;
+    list_init(&a->node);
+    if (proto_ws_get(reply->body, reply->body_bytes, &a->m) < 0)
+        code = error_set(err, LEAT_CORRUPT, "a node sent a broken description of a set");
+    struct wset *known = code == 0 ? pool_find_uuid(c->pool, a->m.uuid) : NULL;
+    if (known) {
+        cluster_commit(c, known); /* or it would not have been described */
+        adopt_end(a, known);
+        return 0;
+    }
+    if (code == 0 && reply->payload_fd < 0)
+        code = error_set(err, LEAT_CORRUPT, "a node sent a description without its index");
+    if (code < 0) {
+        arrival_free(a);
+        return code;
+    }
+    a->fd = TAKE_FD(reply->payload_fd);
+    work_start(c->pool, &a->work);
+    return 0;
+}
+
+/* --- INSTALL ------------------------------------------------------------------------------------------------------------ */
+
+static void install_end(struct arrival *a)
+{
+    struct client *client = client_alive(a->cluster->pool, a->serial);
+    if (client && a->err.code < 0)
+        cluster_refuse(client, a->type, a->id, &a->err);
+    else if (client)
+        cluster_accept(client, a->type, a->id);
+    arrival_free(a);
+}
+
+static void install_prepared(void *user, const struct leat_error *err)
+{
+    struct arrival *a = user;
+    if (err)
+        a->err = *err;
+    install_end(a);
+}
+
+/* The version before, which the new one shares our regions with: 0, or -EAGAIN while we have not heard of all of it. */
+static int find_replaced(struct arrival *a, struct wset *old)
+{
+    struct wset *ws = a->ws;
+    struct leat_error *err = &a->err;
+    if (!old)
+        return error_set(err, LEAT_STALE, "the version that it follows is not here");
+    bool fits = a->first_new_address == (uint64_t)old->nregions * old->region_bytes &&
+                ws->region_bytes == old->region_bytes && ws->nregions >= old->nregions &&
+                ws->index.header->nsamples >= old->index.header->nsamples &&
+                ws->index.header->nfields == old->index.header->nfields && ws->owner_uid == old->owner_uid &&
+                strcmp(ws->name, old->name) == 0 && !(old->flags & (PROTO_WS_STREAMED | PROTO_WS_PUSHED));
+    for (uint32_t g = 0; fits && g < old->nregions; g++)
+        fits = ws->regions[g].node == old->regions[g].node;
+    if (!fits)
+        return error_set(err, LEAT_CORRUPT, "it does not fit the version that it follows");
+    if (old->appender && old->appender != ws)
+        return error_set(err, LEAT_BUSY, "'%s' is being appended to already: append when that is done",
+                         ws->name);
+    if (old->lost_nodes)
+        return error_set(err, LEAT_PEER_GONE, "a node that holds part of '%s' is gone there", ws->name);
+    old->appender = ws;
+    if (wset_complete(old))
+        return 0;
+    if (clock_now_ns() > a->until_ns)
+        return error_set(err, LEAT_BUSY, "'%s' is still being loaded there: append when it is complete",
+                         ws->name);
+    return -EAGAIN;
+}
+
+static void install_go(struct arrival *a)
+{
+    struct cluster *c = a->cluster;
+    struct wset *ws = a->ws;
+    static const uint8_t none[PROTO_UUID];
+    struct client *client = client_alive(c->pool, a->serial);
+    struct wset *old = NULL;
+    int code = client && !atomic_load(&c->pool->stopping)
+                   ? 0
+                   : error_set(&a->err, -ECANCELED, "the node that asked is gone");
+    if (code == 0 && pool_find_uuid(c->pool, ws->uuid))
+        code = error_set(&a->err, LEAT_INVALID, "the set is installed here already");
+    if (code == 0)
+        code = pool_sets_check(c->pool, ws->owner_uid, &a->err);
+    if (code == 0 && memcmp(a->replaces, none, PROTO_UUID) != 0) {
+        old = pool_find_uuid(c->pool, a->replaces);
+        code = find_replaced(a, old);
+        if (code == -EAGAIN) { /* READYs of other nodes are on their way */
+            list_remove(&a->node);
+            list_push_back(&c->arrivals, &a->node);
+            loop_timer_set(c->loop, &a->timer, clock_now_ns() + COMPLETE_LOOK_NS);
+            return;
+        }
+    }
+    struct wset *named = ws->name[0] ? pool_find_own_name(c->pool, ws->name, ws->owner_uid) : NULL;
+    if (code == 0 && named && named != old)
+        code = error_set(&a->err, LEAT_INVALID, "there is another working set '%s' here: drop it first",
+                         ws->name);
+    if (code == 0)
+        cluster_holder(ws, client);
+    if (code == 0 && (a->flags & INSTALL_PREPARE)) {
+        ws->replaces = old ? wset_ref(old) : NULL;
+        ws->first_new_address = old ? a->first_new_address : 0;
+        ws->placer = client->peer_node;
+        code = pool_prepare(c->pool, ws, 0, install_prepared, a);
+        if (code == 0)
+            return;
+        error_set(&a->err, code, "out of memory");
+    } else {
+        if (code == 0)
+            code = pool_host(c->pool, ws, 0, &a->err);
+        if (code < 0) {
+            struct wset *held = pool_find_uuid(c->pool, a->replaces);
+            if (held && held->appender == ws)
+                held->appender = NULL;
+            wset_unref(ws);
+        }
+    }
+    a->err.code = code;
+    install_end(a);
+}
+
+void cluster_end_arrivals(struct cluster *c)
+{
+    list_for_each_safe (node, &c->arrivals) {
+        struct arrival *a = container_of(node, struct arrival, node);
+        wset_unref(a->ws);
+        arrival_free(a);
+    }
+}
+
+static void install_again(struct loop_timer *timer)
+{
+    install_go(container_of(timer, struct arrival, timer));
+}
+
+static void install_validated(struct work *work)
+{
+    struct arrival *a = container_of(work, struct arrival, work);
+    if (a->err.code == 0)
+        a->err.code = take_description(a->cluster, a->ws, &a->m, &a->err);
+    if (a->err.code < 0) {
+        wset_unref(a->ws);
+        install_end(a);
+        return;
+    }
+    a->timer.fire = install_again;
+    a->until_ns = clock_now_ns() + COMPLETE_WAIT_NS;
+    install_go(a);
+}
+
+static int install_parse(struct arrival *a)
+{
+    if (a->body_bytes < TAIL_BYTES)
+        return LEAT_CORRUPT;
+    struct bytes_in tail = bytes_in_of(a->body + a->body_bytes - TAIL_BYTES, TAIL_BYTES);
+    a->flags = bytes_get_u32(&tail);
+    a->first_new_address = bytes_get_u64(&tail);
+    memcpy(a->replaces, bytes_get(&tail, PROTO_UUID), PROTO_UUID);
+    return proto_ws_get(a->body, a->body_bytes - TAIL_BYTES, &a->m);
+}
+
+static void install_arrived(void *user, int status)
+{
+    struct arrival *a = user;
+    munmap(a->map, a->bytes);
+    if (status < 0) {
+        arrival_free(a);
+        return;
+    }
+    a->serial = a->client->serial;
+    if (install_parse(a) < 0)
+        error_set(&a->err, LEAT_CORRUPT, "a node sent a broken description of a set");
+    else if (pool_find_uuid(a->cluster->pool, a->m.uuid))
+        error_set(&a->err, LEAT_INVALID, "the set is installed here already");
+    if (a->err.code < 0)
+        install_end(a);
+    else
+        work_start(a->cluster->pool, &a->work);
+}
+
+int cluster_on_install(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    if (m->frame.payload_bytes == 0 || m->frame.payload_bytes > INDEX_BLOB_MAX)
+        return LEAT_CORRUPT;
+    struct arrival *a = calloc(1, sizeof(*a));
+    if (!a)
+        return -ENOMEM;
+    *a = (struct arrival){.work = {.run = validate, .done = install_validated},
+                          .cluster = c,
+                          .client = client,
+                          .type = m->frame.type,
+                          .id = m->frame.id,
+                          .body = malloc(m->frame.body_bytes ? m->frame.body_bytes : 1),
+                          .body_bytes = m->frame.body_bytes,
+                          .fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING),
+                          .map = MAP_FAILED,
+                          .bytes = m->frame.payload_bytes};
+    list_init(&a->node);
+    if (a->body && a->fd >= 0 && fallocate(a->fd, 0, 0, (off_t)a->bytes) == 0)
+        a->map = mmap(NULL, a->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+    if (a->map == MAP_FAILED) {
+        arrival_free(a);
+        return -ENOMEM;
+    }
+    memcpy(a->body, m->body, m->frame.body_bytes);
+    conn_receive_payload(client->conn, a->map, a->bytes, install_arrived, a);
+    return 0;
+}

@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One set on several nodes, all of them or none.
+ *
+ *   NODE to all: what is free ─▶ map of regions ─▶ prepare here ─▶ INSTALL on the hosts, which prepare it ─▶ all have: commit here,
+ *   COMMIT to every node, and each that hears of it tells all others, so that it reaches those whom we did not live to tell
+ *
+ * Failure modes: a node refuses its share, or goes: who prepared it is told to FORGET, and nothing was ever seen of it. We go in
+ * the middle: nodes keep what they prepared for ORPHAN_NS, in which a COMMIT of another may reach them, and then drop it.
+ * Invariant: no node fills, and none says READY, before every host has the set listed.
+ */
+#include "pool/nodes/nodes_internal.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/size.h"
+#include "leat/leat.h"
+#include "cluster/placement.h"
+#include "pool/pool_internal.h"
+
+#include <stdio.h>
+
+#define ORPHAN_NS (10 * NS_PER_S)
+
+struct placing {
+    struct cluster *cluster;
+    struct wset *ws; /* a reference */
+    uint64_t limit;
+    cluster_placed_fn done;
+    void *user;
+    unsigned waiting;
+    uint64_t free_bytes[CLUSTER_NODES_MAX];
+    bool accepted[CLUSTER_NODES_MAX];
+    struct leat_error err;
+};
+
+struct placing_call {
+    struct placing *placing;
+    unsigned node;
+    struct wset *ws; /* INSTALL: a reference, for the blob on its way */
+    unsigned refs;   /* INSTALL: the answer, and the blob */
+};
+
+/* --- COMMIT ------------------------------------------------------------------------------------------------------------ */
+
+/* To all, hosts or not: one that has the version before as a reader must not find it by its name any more. */
+static void tell_commit(struct cluster *c, const uint8_t uuid[PROTO_UUID], const uint8_t old[PROTO_UUID])
+{
+    struct bytes_out body = {0};
+    bytes_put(&body, uuid, PROTO_UUID);
+    bytes_put(&body, old, PROTO_UUID);
+    for (unsigned n = 0; n < c->config.nnodes; n++)
+        cluster_send(c, n, PROTO_COMMIT, &body);
+    bytes_out_fini(&body);
+}
+
+void cluster_tell_commit(struct cluster *c, const struct wset *ws, unsigned n)
+{
+    static const uint8_t none[PROTO_UUID];
+    if (ws->prepared || !cluster_hosts(ws, n))
+        return;
+    struct bytes_out body = {0};
+    bytes_put(&body, ws->uuid, PROTO_UUID);
+    bytes_put(&body, none, PROTO_UUID); /* who has prepared it knows which */
+    cluster_send(c, n, PROTO_COMMIT, &body);
+    bytes_out_fini(&body);
+}
+
+void cluster_commit(struct cluster *c, struct wset *ws)
+{
+    uint8_t old[PROTO_UUID] = {0};
+    if (!ws->prepared || ws->preparing)
+        return;
+    if (ws->replaces)
+        memcpy(old, ws->replaces->uuid, PROTO_UUID);
+    pool_commit(c->pool, ws);
+    tell_commit(c, ws->uuid, old);
+}
+
+int cluster_on_commit(struct cluster *c, struct bytes_in *in)
+{
+    const uint8_t *uuid = bytes_get(in, PROTO_UUID), *old = bytes_get(in, PROTO_UUID);
+    if (bytes_in_done(in) < 0)
+        return LEAT_CORRUPT;
+    struct wset *ws = pool_find_uuid(c->pool, uuid), *before = pool_find_uuid(c->pool, old);
+    if (ws)
+        cluster_commit(c, ws);
+    else if (before)
+        pool_supersede(c->pool, before);
+    return 0;
+}
+
+void cluster_orphan(struct wset *ws)
+{
+    if (ws->prepared && !ws->orphaned_ns)
+        ws->orphaned_ns = clock_now_ns();
+}
+
+void cluster_drop_orphans(struct cluster *c)
+{
+    list_for_each_safe (node, &c->pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (!ws->prepared || !ws->orphaned_ns || clock_now_ns() - ws->orphaned_ns < ORPHAN_NS)
+            continue;
+        log_info("the node that was to complete %s went away: it is dropped",
+                 ws->name[0] ? ws->name : ws->spec);
+        pool_drop(c->pool, ws, POOL_SWEEP);
+    }
+}
+
+/* --- placing ------------------------------------------------------------------------------------------------------------- */
+
+/* Every host has it, and is still there. */
+static int hosts_check(struct placing *p)
+{
+    struct cluster *c = p->cluster;
+    struct wset *ws = p->ws, *old = ws->replaces;
+    if (atomic_load(&c->pool->stopping))
+        return error_set(&p->err, -ECANCELED, "the daemon is ending");
+    if (ws->state == WSET_ENDING || (old && old->state == WSET_ENDING))
+        return error_set(&p->err, LEAT_STALE, "'%s' was dropped meanwhile", ws->name);
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (n != c->self && cluster_hosts(ws, n) && (!cluster_is_up(c, n) || (ws->lost_nodes >> n & 1)))
+            return error_set(&p->err, LEAT_PEER_GONE, "node %s went away", c->config.nodes[n]);
+    }
+    return 0;
+}
+
+static void placing_end(struct placing *p)
+{
+    struct cluster *c = p->cluster;
+    struct wset *ws = p->ws;
+    if (p->err.code == 0)
+        p->err.code = hosts_check(p);
+    if (p->err.code == 0) {
+        cluster_commit(c, ws);
+    } else {
+        for (unsigned n = 0; n < c->config.nnodes; n++) {
+            if (p->accepted[n])
+                cluster_send_forget(c, ws, n, true, true);
+        }
+        if (ws->prepared)
+            pool_drop(c->pool, ws, POOL_SWEEP);
+    }
+    p->done(p->user, p->err.code < 0 ? &p->err : NULL);
+    wset_unref(ws);
+    free(p);
+}
+
+static void installed(void *user, struct peer_reply *reply)
+{
+    struct placing_call *call = user;
+    struct placing *p = call->placing;
+    if (reply->status == 0)
+        p->accepted[call->node] = true;
+    else if (p->err.code == 0)
+        error_set(&p->err, reply->status, "node %s: %.180s", p->cluster->config.nodes[call->node],
+                  reply->message);
+    if (--call->refs == 0) {
+        wset_unref(call->ws);
+        free(call);
+    }
+    if (--p->waiting == 0)
+        placing_end(p);
+}
+
+/* It may be sent after the answer: from a node that refuses early. */
+static void blob_sent(void *user, int status)
+{
+    struct placing_call *call = user;
+    if (--call->refs > 0)
+        return;
+    wset_unref(call->ws);
+    free(call);
+}
+
+void cluster_put_install(const struct wset *ws, uint32_t flags, struct bytes_out *body)
+{
+    static const uint8_t none[PROTO_UUID];
+    cluster_describe(ws, body);
+    bytes_put_u32(body, flags);
+    bytes_put_u64(body, ws->replaces ? ws->first_new_address : 0);
+    bytes_put(body, ws->replaces ? ws->replaces->uuid : none, PROTO_UUID);
+}
+
+static int install_on(struct placing *p, unsigned n)
+{
+    struct placing_call *call = malloc(sizeof(*call));
+    if (!call)
+        return -ENOMEM;
+    *call = (struct placing_call){p, n, wset_ref(p->ws), 2};
+    if (p->ws->remote)
+        cluster_tell_access(p->cluster, n, p->ws->owner_uid, p->ws->spec, p->ws->access);
+    struct bytes_out body = {0};
+    cluster_put_install(p->ws, INSTALL_PREPARE, &body);
+    int code = body.failed ? -ENOMEM
+                           : peer_call(p->cluster->links[n].peer, PROTO_INSTALL, &body, p->ws->index.blob,
+                                       p->ws->index.blob_bytes, blob_sent, installed, call);
+    bytes_out_fini(&body);
+    if (code < 0) {
+        wset_unref(call->ws);
+        free(call);
+        return code;
+    }
+    p->waiting++;
+    return 0;
+}
+
+static void prepared_here(void *user, const struct leat_error *err)
+{
+    struct placing *p = user;
+    if (err)
+        p->err = *err;
+    p->waiting = 1;
+    for (unsigned n = 0; p->err.code == 0 && n < p->cluster->config.nnodes; n++) {
+        int code = n != p->cluster->self && cluster_hosts(p->ws, n) ? install_on(p, n) : 0;
+        if (code < 0)
+            error_set(&p->err, code == -ENOTCONN ? LEAT_PEER_GONE : code, "node %s went away",
+                      p->cluster->config.nodes[n]);
+    }
+    if (--p->waiting == 0)
+        placing_end(p);
+}
+
+/* Takes a window and its tables out of what a node has free: a quarter, as on a host by itself. False: it does not fit. */
+static bool take_window(const struct wset *ws, uint64_t *free_bytes, uint64_t *ret_window,
+                        uint64_t *ret_taken)
+{
+    uint64_t least = 4 * (ws->index.header->max_sample_bytes + 8 * KIB);
+    *ret_window = align_up(MAX(*free_bytes / 4, least), ws->region_bytes);
+    *ret_taken = align_up(*ret_window + pool_window_tables(ws, *ret_window), ws->region_bytes);
+    if (*ret_taken > *free_bytes)
+        return false;
+    *free_bytes -= *ret_taken;
+    return true;
+}
+
+/* What does not fit is streamed by each reader's daemon, through a window of its own; pushed and appended samples have to fit. */
+static int leave_window(struct placing *p, uint64_t need, uint64_t total)
+{
+    struct wset *ws = p->ws;
+    const unsigned self = p->cluster->self, nnodes = p->cluster->config.nnodes;
+    uint64_t taken, other, left = 0;
+    if ((ws->flags & PROTO_WS_PUSHED) || ws->replaces ||
+        !take_window(ws, &p->free_bytes[self], &ws->window_bytes, &taken)) {
+        ws->window_bytes = 0;
+        char needs[32], has[32];
+        size_format(need, needs);
+        size_format(total, has);
+        return error_set(&p->err, LEAT_NO_SPACE, "%s %s and all nodes together have %s free",
+                         ws->replaces ? "the new samples need" : "the set needs", needs, has);
+    }
+    for (unsigned n = 0; n < nnodes; n++) {
+        uint64_t window;
+        if (n != self && !take_window(ws, &p->free_bytes[n], &window, &other))
+            p->free_bytes[n] = 0; /* whoever reads there has at least that little to read through */
+        left += align_down(p->free_bytes[n], ws->region_bytes);
+    }
+    ws->pinned_end = MIN(left, total > taken ? total - taken : 0);
+    ws->flags |= PROTO_WS_STREAMED;
+    return 0;
+}
+
+/* Everybody has said what is free: the map is made. Regions of the version before stay where they are. */
+static int map_regions(struct placing *p)
+{
+    struct cluster *c = p->cluster;
+    struct wset *ws = p->ws;
+    uint64_t region = ws->region_bytes, total = 0, first = ws->first_new_address / region;
+    uint64_t need = align_up(ws->index.header->address_end, 4096) - ws->first_new_address;
+    struct placement_node nodes[CLUSTER_NODES_MAX];
+    p->free_bytes[c->self] = pool_room(c->pool);
+    uint64_t tables = wset_table_bytes(&ws->index, true, c->pool);
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        /* Beside regions: the tables, which we have already, and scratch for one thread at least. */
+        uint64_t least = (n == c->self ? 0 : tables) + ws->scratch_each;
+        p->free_bytes[n] -= MIN(p->free_bytes[n], least);
+        total += align_down(p->free_bytes[n], region);
+    }
+    total = MIN(total, p->limit);
+    int code = need > total ? leave_window(p, need, total) : 0;
+    if (code < 0)
+        return code;
+    for (unsigned n = 0; n < c->config.nnodes; n++)
+        nodes[n] = (struct placement_node){p->free_bytes[n], p->free_bytes[n] / region};
+    ws->nregions = (uint32_t)(first + div_up(MIN(need, ws->pinned_end), region));
+    ws->regions = calloc(MAX(ws->nregions, 1u), sizeof(*ws->regions));
+    AUTO_FREE uint32_t *map = calloc(MAX(ws->nregions, 1u), sizeof(*map));
+    code = ws->regions && map ? placement_map(nodes, c->config.nnodes, ws->nregions - (uint32_t)first, map)
+                              : -ENOMEM;
+    for (uint32_t g = 0; code == 0 && g < ws->nregions; g++)
+        ws->regions[g].node = g < first ? ws->replaces->regions[g].node : map[g - first];
+    if (code == 0)
+        code = cluster_name_nodes(c, ws);
+    if (code < 0)
+        ws->nregions = ws->regions ? ws->nregions : 0;
+    return code < 0 ? error_set(&p->err, code, "cannot place its regions: %s", strerror(-code)) : 0;
+}
+
+int cluster_name_nodes(struct cluster *c, struct wset *ws)
+{
+    ws->nodes = calloc(c->config.nnodes, sizeof(*ws->nodes));
+    if (!ws->nodes)
+        return -ENOMEM;
+    ws->nnodes = c->config.nnodes;
+    ws->self_node = c->self;
+    for (unsigned n = 0; n < ws->nnodes; n++) {
+        ws->nodes[n].id = n;
+        snprintf(ws->nodes[n].address, sizeof(ws->nodes[n].address), "%s", c->config.nodes[n]);
+    }
+    return 0;
+}
+
+static void offers_complete(struct placing *p)
+{
+    struct pool *pool = p->cluster->pool;
+    int code = atomic_load(&pool->stopping) ? error_set(&p->err, -ECANCELED, "the daemon is ending")
+                                            : map_regions(p);
+    if (code < 0)
+        wset_unref(p->ws); /* the first reference, which nobody has taken yet */
+    else if ((code = pool_prepare(pool, p->ws, 0, prepared_here, p)) < 0)
+        error_set(&p->err, code, "out of memory");
+    p->err.code = MIN(p->err.code, code);
+    if (code < 0)
+        placing_end(p);
+}
+
+static void offered(void *user, struct peer_reply *reply)
+{
+    struct placing_call *call = user;
+    struct placing *p = call->placing;
+    if (reply->status == 0) {
+        struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
+        AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
+        bytes_get_u64(&in);
+        uint64_t free_bytes = bytes_get_u64(&in);
+        p->free_bytes[call->node] = in.bad ? 0 : free_bytes;
+    }
+    free(call);
+    if (--p->waiting == 0)
+        offers_complete(p);
+}
+
+int cluster_place(struct cluster *c, struct wset *ws, uint64_t limit, cluster_placed_fn done, void *user)
+{
+    struct placing *p = calloc(1, sizeof(*p));
+    if (!p) {
+        wset_unref(ws);
+        return -ENOMEM;
+    }
+    *p = (struct placing){.cluster = c,
+                          .ws = wset_ref(ws),
+                          .limit = limit ? limit : UINT64_MAX,
+                          .done = done,
+                          .user = user,
+                          .waiting = 1};
+    struct bytes_out body = {0};
+    bytes_put_str(&body, c->config.self);
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        struct placing_call *call = cluster_is_up(c, n) ? malloc(sizeof(*call)) : NULL;
+        if (!call)
+            continue;
+        *call = (struct placing_call){.placing = p, .node = n};
+        if (peer_call(c->links[n].peer, PROTO_NODE, &body, NULL, 0, NULL, offered, call) < 0)
+            free(call);
+        else
+            p->waiting++;
+    }
+    bytes_out_fini(&body);
+    if (--p->waiting == 0)
+        offers_complete(p);
+    return 0;
+}

@@ -1,0 +1,490 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What other nodes ask of us, on connections that they made: our free memory (NODE), to hold regions of a set (INSTALL, in
+ * nodes_install.c), to say what a set is (DESCRIBE), to append to one of ours (APPEND), what we have of it (RESYNC), to take note of what they filled (READY) and to let go (FORGET). They have
+ * proved the token; what they send is checked all the same.
+ */
+#include "pool/nodes/nodes_internal.h"
+
+#include "base/clock.h"
+
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "leat/leat.h"
+#include "rpc/conn.h"
+#include "pool/source/access.h"
+#include "pool/region/region.h"
+#include "daemon/server_internal.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+int cluster_refuse(struct client *client, uint16_t type, uint64_t id, const struct leat_error *err)
+{
+    conn_send_error(client->conn, type, id, err);
+    return 0;
+}
+
+int cluster_accept(struct client *client, uint16_t type, uint64_t id)
+{
+    conn_send(client->conn, PROTO_REPLY, type, id, 0, NULL, NULL, 0);
+    return 0;
+}
+
+/* For another connection of a node with several addresses: longer than it takes to find out that one is dead, and to make it. */
+#define DOUBT_NS (30 * NS_PER_S)
+
+static int on_node(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    client->peer_node = UINT32_MAX;
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (strcmp(c->config.nodes[n], name) == 0)
+            client->peer_node = n;
+    }
+    struct bytes_out body = {0};
+    bytes_put_str(&body, c->config.self);
+    bytes_put_u64(&body, c->pool->office.cap_bytes);
+    bytes_put_u64(&body, pool_room(c->pool));
+    bytes_put_u64(&body, c->pool->config.region_bytes);
+    bytes_put_u64(&body, atomic_load(&c->pool->office.used_bytes));
+    bytes_put_u64(&body, c->incarnation);
+    conn_send(client->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+    return 0;
+}
+
+void cluster_describe(const struct wset *ws, struct bytes_out *out)
+{
+    struct proto_ws m = {.generation = atomic_load(&ws->live->generation),
+                         .version = ws->version,
+                         .flags = ws->flags,
+                         .mode = ws->mode,
+                         .owner_uid = ws->owner_uid,
+                         .owner_gid = ws->owner_gid,
+                         .region_bytes = ws->region_bytes,
+                         .pinned_end = ws->pinned_end,
+                         .index_bytes = ws->index.blob_bytes,
+                         .live_bytes = ws->live->total_bytes,
+                         .name = ws->name,
+                         .uri = ws->spec,
+                         .nnodes = ws->nnodes,
+                         .nodes = ws->nodes,
+                         .nregions = ws->nregions};
+    memcpy(m.uuid, ws->uuid, PROTO_UUID);
+    m.regions = calloc(ws->nregions ? ws->nregions : 1, sizeof(*m.regions));
+    for (uint32_t g = 0; m.regions && g < ws->nregions; g++)
+        m.regions[g] =
+            (struct proto_region){.gid = g, .node = ws->regions[g].node, .generation = m.generation};
+    if (m.regions)
+        proto_ws_put(out, &m);
+    else
+        out->failed = true;
+    free(m.regions);
+}
+
+/* --- DESCRIBE ------------------------------------------------------------------------------------------------------------- */
+
+static void describe_sent(void *user, int status)
+{
+    wset_unref(user);
+}
+
+static void describe_opened(struct open_request *r, struct wset *ws, const struct leat_error *err)
+{
+    struct client *client = r->user;
+    struct leat_error other;
+    if (ws && ws->nnodes == 0) {
+        error_set(&other, LEAT_UNSUPPORTED, "the set lives on one node alone: open it there");
+        err = &other;
+    }
+    if (err) {
+        conn_send_error(client->conn, r->type, r->id, err);
+        return;
+    }
+    struct bytes_out body = {0};
+    cluster_describe(ws, &body);
+    cluster_holder(ws, client);
+    conn_send_payload(client->conn, PROTO_REPLY, r->type, r->id, &body, ws->index.blob, ws->index.blob_bytes,
+                      describe_sent, wset_ref(ws));
+    bytes_out_fini(&body);
+}
+
+/* DESCRIBE and APPEND: on behalf of a client of another node. */
+static int on_describe(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    uint32_t uid = bytes_get_u32(&in), gid = bytes_get_u32(&in), bytes = bytes_get_u32(&in);
+    const void *open = bytes_get(&in, bytes);
+    struct proto_open o = {0};
+    struct access *access = NULL;
+    int code = in.bad ? LEAT_CORRUPT : proto_open_get(open, bytes, &o);
+    if (code < 0)
+        return code;
+    if (bytes_left(&in) > 0)
+        code = cluster_unseal_access(client, m->body, in.pos, m->body + in.pos, bytes_left(&in), &access);
+    struct open_request *r = code == 0 ? calloc(1, sizeof(*r)) : NULL;
+    if (r)
+        *r = (struct open_request){.flags = o.flags,
+                                   .uid = uid,
+                                   .gid = gid,
+                                   .pool_bytes = o.pool_bytes,
+                                   .name = TAKE_PTR(o.name),
+                                   .uri = TAKE_PTR(o.uri),
+                                   .access = TAKE_PTR(access),
+                                   .local = true,
+                                   .append = m->frame.type == PROTO_APPEND,
+                                   .type = m->frame.type,
+                                   .id = m->frame.id,
+                                   .opened = describe_opened,
+                                   .user = client};
+    proto_open_fini(&o);
+    access_unref(access);
+    if (!r)
+        return code < 0 ? code : -ENOMEM;
+    pool_open(c->pool, r);
+    return 0;
+}
+
+/* --- what is where ----------------------------------------------------------------------------------------------------------- */
+
+#define TELL_BYTES   (MIB / RECORD_BYTES * RECORD_BYTES) /* of records, before the next are sent */
+#define TELL_SAMPLES 4096u                               /* of a pushed set at a time */
+
+/* All of a large set at once, or a little of each of many, would be more than a connection may have queued. */
+struct telling {
+    struct list node; /* link->tellings; the first is under way */
+    struct link *link;
+    struct wset *ws; /* a reference */
+    bool out;        /* a portion is being sent */
+    bool again;      /* more was filled meanwhile */
+    uint64_t at;     /* segment, or sample of a pushed set */
+    struct bytes_out records;
+    size_t sent; /* of them */
+};
+
+static void tell_part(void *user, uint64_t i, unsigned f, const struct index_part *part, uint64_t offset,
+                      uint64_t bytes)
+{
+    struct telling *t = user;
+    struct wset *ws = t->ws;
+    if (wset_sample_state(ws, i) == LIVE_FAILED) {
+        cluster_ready_record(&t->records, i, f, 0, offset, bytes, wset_failure_get(ws, i, NULL));
+        return;
+    }
+    /* A whole part's CRC is on record; a piece of one is computed again. */
+    uint32_t crc = 0;
+    if (bytes == part->bytes && wset_part_known(ws, i, f)) {
+        crc = ws->crc[i * ws->index.header->nfields + f];
+    } else {
+        for (uint64_t at = 0; at < bytes;) {
+            uint64_t address = part->address + offset + at;
+            uint64_t n = MIN(bytes - at, ws->region_bytes - address % ws->region_bytes);
+            const uint8_t *data = wset_address(ws, address, n);
+            if (!data)
+                return;
+            crc = crc32c(crc, data, n);
+            at += n;
+        }
+    }
+    cluster_ready_record(&t->records, i, f, crc, offset, bytes, 0);
+}
+
+/* Also of samples that are not whole yet: the rest is told by whoever holds it. */
+static void tell_piece(void *user, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes, uint32_t crc)
+{
+    cluster_ready_record(&((struct telling *)user)->records, i, f, crc, offset, bytes, 0);
+}
+
+static void tell_pushed(struct telling *t)
+{
+    struct wset *ws = t->ws;
+    struct index_part part;
+    uint64_t end = MIN(t->at + TELL_SAMPLES, ws->index.header->nsamples);
+    for (; t->at < end; t->at++) {
+        for (unsigned f = 0; f < ws->index.header->nfields; f++) {
+            if (index_part(&ws->index, t->at, f, &part) && part.bytes > 0)
+                wset_pieces(ws, t->at, f, tell_piece, t);
+        }
+    }
+}
+
+/* Steps through the version before, which was complete; then our segments. */
+static uint64_t old_step(const struct wset *ws)
+{
+    return MIN(ws->region_bytes, wset_segment_bytes(&ws->index));
+}
+
+static uint64_t filled_units(const struct wset *ws)
+{
+    return ws->first_new_address / old_step(ws) + ws->nsegments;
+}
+
+static void tell_filled(struct telling *t)
+{
+    struct wset *ws = t->ws;
+    uint64_t step = old_step(ws), unit = t->at++, old = ws->first_new_address / step;
+    uint64_t begin = unit * step, end;
+    if (unit < old) {
+        if (ws->regions[begin / ws->region_bytes].region)
+            wset_parts_in(ws, begin, begin + step, tell_part, t);
+    } else if (fill_segment_done(t->link->cluster->pool->fill, ws, (uint32_t)(unit - old), &begin, &end)) {
+        wset_parts_in(ws, begin, end, tell_part, t);
+    }
+}
+
+/* The next records. False: that was all. */
+static bool tell_make(struct telling *t)
+{
+    const bool pushed = t->ws->flags & PROTO_WS_PUSHED;
+    const uint64_t end = pushed ? t->ws->index.header->nsamples : filled_units(t->ws);
+    bytes_out_reset(&t->records);
+    t->sent = 0;
+    while (t->at < end && t->records.len < TELL_BYTES && !t->records.failed) {
+        if (pushed)
+            tell_pushed(t);
+        else
+            tell_filled(t);
+    }
+    if (t->records.failed)
+        log_error("out of memory: a node does not hear what was loaded of %s", t->ws->spec);
+    return t->records.len && !t->records.failed;
+}
+
+static void telling_free(struct telling *t)
+{
+    list_remove(&t->node);
+    bytes_out_fini(&t->records);
+    wset_unref(t->ws);
+    free(t);
+}
+
+static void tell_sent(void *user, int status);
+
+/* The next portion, of the first telling that has one. */
+static void tell_on(struct link *link)
+{
+    struct telling *t;
+    while ((t = list_first(&link->tellings, struct telling, node)) && !t->out) {
+        bool more = t->ws->state != WSET_ENDING && (t->sent < t->records.len || tell_make(t));
+        if (more) {
+            const uint8_t *from = t->records.data + t->sent;
+            size_t bytes = MIN(TELL_BYTES, t->records.len - t->sent);
+            t->sent += bytes;
+            t->out = true;
+            cluster_send_records(link->cluster, t->ws, (unsigned)(link - link->cluster->links), from, bytes,
+                                 tell_sent, t); /* which may be the end of it */
+            return;
+        }
+        t->at = 0;
+        if (!t->again || t->ws->state == WSET_ENDING)
+            telling_free(t);
+        else
+            t->again = false;
+    }
+}
+
+static void tell_sent(void *user, int status)
+{
+    struct telling *t = user;
+    struct link *link = t->link;
+    t->out = false;
+    if (status == 0) {
+        tell_on(link);
+        return;
+    }
+    /* The connection is going: when there is another one all is told anew. */
+    list_for_each_safe (node, &link->tellings)
+        telling_free(container_of(node, struct telling, node));
+}
+
+void cluster_tell_all(struct cluster *c, struct wset *ws, unsigned n)
+{
+    struct link *link = &c->links[n];
+    if (!cluster_is_up(c, n))
+        return;
+    list_for_each (node, &link->tellings) {
+        struct telling *t = container_of(node, struct telling, node);
+        if (t->ws == ws) {
+            t->again = t->at > 0;
+            return;
+        }
+    }
+    struct telling *t = calloc(1, sizeof(*t));
+    if (!t) {
+        log_error("out of memory: a node does not hear what was loaded of %s", ws->spec);
+        return;
+    }
+    *t = (struct telling){.link = link, .ws = wset_ref(ws)};
+    list_init(&t->node);
+    list_push_back(&link->tellings, &t->node);
+    tell_on(link);
+}
+
+static int on_resync(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    const uint8_t *uuid = bytes_get(&in, PROTO_UUID);
+    uint32_t flags = bytes_get_u32(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    struct wset *ws = pool_find_uuid(c->pool, uuid);
+    if (!ws || client->peer_node >= c->config.nnodes) {
+        struct leat_error err;
+        error_set(&err, LEAT_NOT_FOUND, "the set is not here (any more)");
+        return cluster_refuse(client, m->frame.type, m->frame.id, &err);
+    }
+    bool here = true;
+    for (uint32_t g = 0; g < ws->nregions; g++)
+        here = here && (ws->regions[g].node != c->self || ws->regions[g].region);
+    if (!here) {
+        struct leat_error err;
+        error_set(&err, LEAT_NOT_FOUND,
+                  "this node was started anew and does not hold its regions of the set");
+        return cluster_refuse(client, m->frame.type, m->frame.id, &err);
+    }
+    if (flags & RESYNC_HOLD)
+        cluster_holder(ws, client);
+    if (flags & RESYNC_TELL)
+        cluster_tell_all(c, ws, client->peer_node);
+    struct bytes_out body = {0};
+    bytes_put_u32(&body, atomic_load(&ws->pending_bytes) == 0);
+    conn_send(client->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+    return 0;
+}
+
+static int on_ready(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    const uint8_t *uuid = bytes_get(&in, PROTO_UUID);
+    uint32_t n = bytes_get_u32(&in);
+    if (in.bad)
+        return LEAT_CORRUPT;
+    struct wset *ws = pool_find_uuid(c->pool, uuid);
+    for (uint32_t k = 0; k < n && !in.bad; k++) {
+        uint64_t sample = bytes_get_u64(&in);
+        uint32_t field = bytes_get_u32(&in), crc = bytes_get_u32(&in);
+        uint64_t offset = bytes_get_u64(&in), bytes = bytes_get_u64(&in);
+        int status = (int)bytes_get_u32(&in);
+        if (!ws || in.bad)
+            continue;
+        if (status < 0 && sample < ws->index.header->nsamples)
+            wset_failure(ws, sample, status, "another node could not load it (see the log there)");
+        wset_piece(ws, sample, field, offset, bytes, crc, status);
+    }
+    if (ws)
+        wset_advanced(ws);
+    return bytes_in_done(&in) < 0 ? LEAT_CORRUPT : 0;
+}
+
+void cluster_holder(struct wset *ws, const struct client *client)
+{
+    const unsigned n = client->peer_node;
+    static_assert(ARRAY_LEN(ws->held_by) == CLUSTER_NODES_MAX, "one for each node");
+    if (n >= CLUSTER_NODES_MAX)
+        return;
+    ws->held_by[n] = client->serial;
+    ws->holders |= 1ull << n;
+    ws->doubted &= ~(1ull << n);
+}
+
+static void holder_gone(struct cluster *c, struct wset *ws, unsigned n)
+{
+    ws->holders &= ~(1ull << n);
+    ws->doubted &= ~(1ull << n);
+    if (ws->prepared && n == ws->placer)
+        cluster_orphan(ws);
+    if (!ws->prepared && ws->holders == 0 && ws->leases == 0 && !(ws->flags & PROTO_WS_EXPLICIT))
+        pool_drop(c->pool, ws, POOL_SWEEP);
+}
+
+static int on_commit(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    return cluster_on_commit(c, &in);
+}
+
+static int on_forget(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    const uint8_t *uuid = bytes_get(&in, PROTO_UUID);
+    uint32_t flags = bytes_get_u32(&in);
+    if (bytes_in_done(&in) < 0)
+        return LEAT_CORRUPT;
+    struct wset *ws = pool_find_uuid(c->pool, uuid);
+    if (ws && (flags & 1))
+        pool_drop(c->pool, ws, flags & 2 ? POOL_DROP_FORCE : POOL_SWEEP);
+    else if (ws && client->peer_node < CLUSTER_NODES_MAX)
+        holder_gone(c, ws, client->peer_node);
+    return 0;
+}
+
+/*
+ * A node with several addresses comes back by another one, if it lives, and says what it holds: until then that is in doubt. One that
+ * has a single address is as good as dead. What it said on a connection that it made since stays: when a link was silent, both ends may
+ * find out that the old one is dead in either order.
+ */
+void cluster_client_gone(struct cluster *c, struct client *client)
+{
+    unsigned n = client->peer_node;
+    if (n >= c->config.nnodes)
+        return;
+    bool others = net_addresses_count(c->config.nodes[n]) > 1;
+    if (others && c->links[n].gone_ns == 0)
+        c->links[n].gone_ns = clock_now_ns();
+    list_for_each_safe (node, &c->pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (!(ws->holders >> n & 1) || ws->held_by[n] != client->serial)
+            continue;
+        if (others)
+            ws->doubted |= 1ull << n;
+        else
+            holder_gone(c, ws, n);
+    }
+}
+
+void cluster_end_doubt(struct cluster *c, unsigned n)
+{
+    c->links[n].gone_ns = 0;
+    list_for_each_safe (node, &c->pool->sets) {
+        struct wset *ws = container_of(node, struct wset, node);
+        if (ws->doubted >> n & 1)
+            holder_gone(c, ws, n);
+    }
+}
+
+void cluster_end_doubts(struct cluster *c)
+{
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        const struct link *link = &c->links[n];
+        if (link->gone_ns && clock_now_ns() - link->gone_ns >= DOUBT_NS)
+            cluster_end_doubt(c, n);
+    }
+}
+
+int cluster_message(struct cluster *c, struct client *client, struct conn_message *m)
+{
+    static const struct {
+        uint16_t type;
+        uint8_t kind;
+        int (*handle)(struct cluster *, struct client *, struct conn_message *);
+    } table[] = {
+        {PROTO_NODE, PROTO_REQUEST, on_node},           {PROTO_INSTALL, PROTO_REQUEST, cluster_on_install},
+        {PROTO_APPEND, PROTO_REQUEST, on_describe},     {PROTO_COMMIT, PROTO_EVENT, on_commit},
+        {PROTO_DESCRIBE, PROTO_REQUEST, on_describe},   {PROTO_RESYNC, PROTO_REQUEST, on_resync},
+        {PROTO_READY, PROTO_EVENT, on_ready},           {PROTO_FORGET, PROTO_EVENT, on_forget},
+        {PROTO_ACCESS, PROTO_EVENT, cluster_on_access},
+    };
+    for (unsigned k = 0; k < ARRAY_LEN(table); k++) {
+        if (table[k].type == m->frame.type && table[k].kind == m->frame.kind)
+            return m->frame.payload_bytes && m->frame.type != PROTO_INSTALL ? LEAT_CORRUPT
+                                                                            : table[k].handle(c, client, m);
+    }
+    return LEAT_CORRUPT;
+}

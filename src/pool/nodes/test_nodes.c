@@ -1,0 +1,818 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two daemons' pools, servers and clusters on one loop, over TCP of this host: one set on both, and what they refuse each other. */
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "leat/leat.h"
+#include "loop/loop.h"
+#include "rpc/conn.h"
+#include "pool/nodes/nodes.h"
+#include "pool/nodes/nodes_internal.h"
+#include "rpc/peer.h"
+#include "daemon/server.h"
+#include "pool/set/testing.h"
+#include "pool/set/wset.h"
+
+#include <dlfcn.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include <cmocka.h>
+
+static const char token[] = "0123456789abcdef0123456789abcdef", other[] = "0123456789abcdef0123456789abcdeX";
+
+static struct loop *loop;
+
+struct host {
+    char address[32], socket[600];
+    struct pool *pool;
+    struct server *server;
+    struct cluster *cluster;
+};
+
+/* Ports that nobody has just now. */
+static void addresses(struct host *hosts, unsigned n)
+{
+    int fds[4];
+    for (unsigned k = 0; k < n; k++) {
+        struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        socklen_t len = sizeof(a);
+        fds[k] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        assert_int_equal(bind(fds[k], (struct sockaddr *)&a, sizeof(a)), 0);
+        assert_int_equal(getsockname(fds[k], (struct sockaddr *)&a, &len), 0);
+        hosts[k] = (struct host){0};
+        snprintf(hosts[k].address, sizeof(hosts[k].address), "127.0.0.1:%u", ntohs(a.sin_port));
+        snprintf(hosts[k].socket, sizeof(hosts[k].socket), "%s/%u.sock", testing_folder(), k);
+    }
+    for (unsigned k = 0; k < n; k++)
+        close(fds[k]);
+}
+
+static const struct pool_config settings = {.cap_bytes = 16 * MIB,
+                                            .region_bytes = 256 * KIB,
+                                            .pages = {.huge_dir = -1},
+                                            .fill_threads = 1,
+                                            .data_threads = 1,
+                                            .disk_depth = 4,
+                                            .disk_engine = "worker"};
+
+static void start_as(struct host *h, char *self, const char *secret, char **nodes, unsigned nnodes)
+{
+    struct leat_error err = {0};
+    struct server_config sc = {.socket = h->socket,
+                               .listen = h->address,
+                               .token = secret,
+                               .token_len = sizeof(token) - 1,
+                               .node_name = h->address,
+                               .program = "test"};
+    struct cluster_config cc = {
+        .nodes = nodes, .nnodes = nnodes, .self = self, .token = secret, .token_len = sizeof(token) - 1};
+    if (pool_new(loop, &settings, &h->pool, &err) < 0 ||
+        server_new(loop, h->pool, &sc, &h->server, &err) < 0 ||
+        cluster_new(loop, h->pool, &cc, &h->cluster, &err) < 0)
+        fail_msg("%s", err.message);
+}
+
+static void start(struct host *h, const char *secret, char **nodes, unsigned nnodes)
+{
+    start_as(h, h->address, secret, nodes, nnodes);
+}
+
+static void stop(struct host *h)
+{
+    server_free(h->server);
+    assert_int_equal(pool_stop(h->pool), 0);
+    cluster_free(h->cluster);
+    pool_free(h->pool);
+    h->pool = NULL;
+    h->server = NULL;
+    h->cluster = NULL;
+}
+
+static bool is_up(struct host *h, unsigned n)
+{
+    struct cluster_node_view v;
+    cluster_node(h->cluster, n, &v);
+    return v.connected;
+}
+
+static void both_up(struct host h[2])
+{
+    while (!is_up(&h[0], 1) || !is_up(&h[1], 0))
+        loop_turn(loop, 10);
+}
+
+struct opened {
+    bool done;
+    struct wset *ws;
+    int code;
+    char message[LEAT_ERROR_MESSAGE_MAX];
+};
+
+static void on_opened(struct open_request *request, struct wset *ws, const struct leat_error *err)
+{
+    struct opened *o = request->user;
+    o->done = true;
+    o->ws = ws;
+    if (ws) {
+        pool_lease(ws);
+    } else {
+        o->code = err->code;
+        snprintf(o->message, sizeof(o->message), "%s", err->message);
+    }
+}
+
+static void on_progress(struct open_request *request, uint64_t samples, uint64_t bytes) {}
+
+static void open_at(struct host *h, const char *file, struct opened *o)
+{
+    char uri[700];
+    *o = (struct opened){0};
+    struct open_request *r = calloc(1, sizeof(*r));
+    snprintf(uri, sizeof(uri), "%s/%s", testing_folder(), file);
+    *r = (struct open_request){.uid = geteuid(),
+                               .gid = getegid(),
+                               .name = strdup(""),
+                               .uri = strdup(uri),
+                               .opened = on_opened,
+                               .progress = on_progress,
+                               .user = o,
+                               .began_ns = clock_now_ns()};
+    pool_open(h->pool, r);
+    while (!o->done)
+        loop_turn(loop, 100);
+}
+
+static void test_set_on_both(void **state)
+{
+    enum { ROWS = 600, ROW = 5003 };
+    struct host h[2];
+    struct opened o;
+    testing_npy("both.npy", 1, ROWS, ROW);
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    for (unsigned k = 0; k < 2; k++)
+        start(&h[k], token, nodes, 2);
+    while (!is_up(&h[0], 1) || !is_up(&h[1], 0))
+        loop_turn(loop, 100);
+    open_at(&h[0], "both.npy", &o);
+    if (!o.ws)
+        fail_msg("%d: %s", o.code, o.message);
+    struct wset *ws = o.ws, *theirs = pool_find_uuid(h[1].pool, ws->uuid);
+    assert_non_null(theirs);
+    while (!wset_complete(ws) || !wset_complete(theirs))
+        loop_turn(loop, 100);
+    assert_int_equal(ws->nnodes, 2);
+    unsigned on[2] = {0};
+    for (uint32_t g = 0; g < ws->nregions; g++) {
+        unsigned n = ws->regions[g].node;
+        on[n]++;
+        assert_int_equal(theirs->regions[g].node, n);
+        assert_int_equal(!!ws->regions[g].region, n == 0);
+        assert_int_equal(!!theirs->regions[g].region, n == 1);
+    }
+    assert_true(on[0] >= ws->nregions / 2 && on[1] >= ws->nregions / 2);
+    /* Both know every checksum, also of samples that lie on both. */
+    unsigned both = 0;
+    static uint8_t row[ROW];
+    for (uint64_t i = 0; i < ROWS; i++) {
+        for (unsigned b = 0; b < ROW; b++)
+            row[b] = testing_byte(1, i * ROW + b);
+        uint32_t crc = crc32c(0, row, ROW);
+        assert_int_equal(ws->crc[i], crc);
+        assert_int_equal(theirs->crc[i], crc);
+        struct index_part part = {0};
+        assert_true(index_part(&ws->index, i, 0, &part));
+        both += part.address / ws->region_bytes != (part.address + ROW - 1) / ws->region_bytes;
+    }
+    assert_true(both > 5);
+    /* One of them dies. */
+    stop(&h[1]);
+    while (ws->live->lost_samples == 0)
+        loop_turn(loop, 100);
+    assert_false(is_up(&h[0], 1));
+    for (uint64_t i = 0; i < ROWS; i++) {
+        struct index_part part = {0};
+        index_part(&ws->index, i, 0, &part);
+        bool there = ws->regions[part.address / ws->region_bytes].node == 1 ||
+                     ws->regions[(part.address + ROW - 1) / ws->region_bytes].node == 1;
+        assert_int_equal(wset_sample_state(ws, i), there ? LIVE_LOST : LIVE_RESIDENT);
+    }
+    /* It is started anew and knows nothing: they stay lost. */
+    start(&h[1], token, nodes, 2);
+    while (!is_up(&h[0], 1))
+        loop_turn(loop, 100);
+    for (unsigned k = 0; k < 20; k++)
+        loop_turn(loop, 1);
+    assert_true(ws->live->lost_samples > 0);
+    pool_unlease(ws);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
+/* Why a sample failed is told again as it was: for what it holds, say, and then the set is not loaded again for it. */
+static void test_tells_why(void **state)
+{
+    struct host h[2];
+    struct opened o;
+    testing_npy("why.npy", 1, 600, 5003);
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    for (unsigned k = 0; k < 2; k++)
+        start(&h[k], token, nodes, 2);
+    both_up(h);
+    open_at(&h[0], "why.npy", &o);
+    assert_non_null(o.ws);
+    struct wset *theirs = pool_find_uuid(h[1].pool, o.ws->uuid);
+    assert_non_null(theirs);
+    while (!wset_complete(o.ws) || !wset_complete(theirs))
+        loop_turn(loop, 10);
+    uint64_t i = 0;
+    struct index_part part = {0};
+    while (index_part(&o.ws->index, i, 0, &part) && !wset_address(o.ws, part.address, part.bytes))
+        i++;
+    wset_failure(o.ws, i, LEAT_CORRUPT, "a checksum is wrong");
+    wset_piece(o.ws, i, 0, 0, 0, 0, LEAT_CORRUPT);
+    assert_int_equal(wset_sample_state(o.ws, i), LIVE_FAILED);
+    cluster_tell_all(h[0].cluster, o.ws, 1);
+    while (wset_sample_state(theirs, i) != LIVE_FAILED)
+        loop_turn(loop, 10);
+    assert_int_equal(wset_failure_get(theirs, i, NULL), LEAT_CORRUPT);
+    assert_false(wset_failed_in_passing(theirs));
+    pool_unlease(o.ws);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
+/* The one who died comes back as another, and nobody was told that it had gone: what it held is lost at once. */
+static void test_another_incarnation(void **state)
+{
+    struct host h[2];
+    struct opened o;
+    testing_npy("again.npy", 1, 600, 5003);
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    for (unsigned k = 0; k < 2; k++)
+        start(&h[k], token, nodes, 2);
+    while (!is_up(&h[0], 1) || !is_up(&h[1], 0))
+        loop_turn(loop, 100);
+    open_at(&h[0], "again.npy", &o);
+    assert_non_null(o.ws);
+    while (!wset_complete(o.ws))
+        loop_turn(loop, 100);
+    assert_int_equal(o.ws->live->lost_samples, 0);
+    struct link *link = &h[0].cluster->links[1];
+    while (link->incarnation == 0 || link->pinged)
+        loop_turn(loop, 100);
+    assert_int_equal(link->incarnation, h[1].cluster->incarnation);
+    o.ws->doubted = 0;
+    o.ws->holders |= 1u << 1;
+    o.ws->doubted |= 1u << 1; /* as when a connection of one with several addresses ended */
+    unsigned losses = o.ws->losses;
+    h[1].cluster->incarnation++; /* it has the set and all its samples, as one that others told to fill it */
+    while (link->incarnation != h[1].cluster->incarnation)
+        loop_turn(loop, 100);
+    assert_int_equal(o.ws->losses, losses + 1);
+    assert_true(o.ws->live->lost_samples > 0);
+    assert_int_equal(o.ws->holders >> 1 & 1, 0);
+    while (o.ws->live->lost_samples) /* it says that they are there */
+        loop_turn(loop, 100);
+    assert_int_equal(o.ws->losses, losses + 1);
+    pool_unlease(o.ws);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
+struct dialed {
+    bool done;
+    int fd;
+    char message[320];
+};
+
+static void on_dialed(void *user, int fd, const char *message)
+{
+    struct dialed *d = user;
+    d->done = true;
+    d->fd = fd;
+    snprintf(d->message, sizeof(d->message), "%s", message);
+}
+
+static int dial(struct host *h, struct wset *ws, uint32_t rail, struct dialed *ret)
+{
+    *ret = (struct dialed){0};
+    assert_int_equal(cluster_dial(h->cluster, ws, 1, rail, geteuid(), getegid(), on_dialed, ret), 0);
+    while (!ret->done)
+        loop_turn(loop, 100);
+    if (ret->fd >= 0)
+        close(ret->fd);
+    return ret->fd;
+}
+
+/* Of a node's two addresses the first leads to somebody else, who knows the token: it is reached by the second, and read by it alone. */
+static void test_first_address_leads_elsewhere(void **state)
+{
+    struct host h[2];
+    char both[80];
+    addresses(h, 2);
+    snprintf(both, sizeof(both), "%s,%s", h[0].address, h[1].address);
+    char *nodes[] = {h[0].address, both, NULL};
+    start(&h[0], token, nodes, 2);
+    start_as(&h[1], both, token, nodes, 2);
+    while (!is_up(&h[0], 1) || !is_up(&h[1], 0))
+        loop_turn(loop, 100);
+    const char *why;
+    assert_int_equal(cluster_rail(h[0].cluster, 1, 1, &why), CLUSTER_RAIL_UP);
+    struct opened o;
+    struct dialed d;
+    testing_npy("rails.npy", 1, 600, 5003);
+    open_at(&h[0], "rails.npy", &o);
+    assert_non_null(o.ws);
+    assert_int_equal(dial(&h[0], o.ws, 0, &d), LEAT_PEER_GONE);
+    assert_non_null(strstr(d.message, "answers there"));
+    assert_int_equal(cluster_rail(h[0].cluster, 1, 0, &why), CLUSTER_RAIL_DOWN);
+    assert_true(dial(&h[0], o.ws, 1, &d) >= 0);
+    assert_true(dial(&h[0], o.ws, CLUSTER_ANY_RAIL, &d) >= 0);
+    pool_unlease(o.ws);
+    stop(&h[1]);
+    while (is_up(&h[0], 1))
+        loop_turn(loop, 100);
+    stop(&h[0]);
+}
+
+static int down_status;
+static char down_message[256];
+static bool came_up;
+
+static void on_up(struct peer *peer)
+{
+    came_up = true;
+}
+
+static void on_down(struct peer *peer, int status, const char *message)
+{
+    down_status = status;
+    snprintf(down_message, sizeof(down_message), "%s", message);
+}
+
+static void test_wrong_token(void **state)
+{
+    struct host h[2];
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    start(&h[0], token, nodes, 2);
+    static const struct peer_ops ops = {.up = on_up, .down = on_down};
+    struct peer_config pc = {
+        .address = h[0].address,
+        .hello = {.version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_PEER},
+        .token = other,
+        .token_len = sizeof(other) - 1,
+        .ops = &ops};
+    struct peer *peer;
+    assert_int_equal(peer_new(loop, &pc, &peer), 0);
+    while (!down_status && !came_up)
+        loop_turn(loop, 100);
+    assert_false(came_up);
+    assert_int_equal(down_status, LEAT_DENIED);
+    assert_non_null(strstr(down_message, "token"));
+    peer_free(peer);
+    /* With the right one, the same road leads in. */
+    down_status = 0;
+    pc.token = token;
+    assert_int_equal(peer_new(loop, &pc, &peer), 0);
+    while (!down_status && !came_up)
+        loop_turn(loop, 100);
+    assert_true(came_up);
+    peer_free(peer);
+    /* A node with another token stands alone, and works. */
+    struct opened o;
+    start(&h[1], other, nodes, 2);
+    testing_npy("alone.npy", 1, 10, 1000);
+    open_at(&h[0], "alone.npy", &o);
+    assert_non_null(o.ws);
+    assert_false(is_up(&h[0], 1) || is_up(&h[1], 0));
+    pool_unlease(o.ws);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
+/* By name: looked up beside the loop. */
+static void test_names(void **state)
+{
+    struct host h[1];
+    addresses(h, 1);
+    char *nodes[] = {h[0].address, NULL}, by_name[64];
+    start(&h[0], token, nodes, 1);
+    snprintf(by_name, sizeof(by_name), "localhost%s", strrchr(h[0].address, ':'));
+    static const struct peer_ops ops = {.up = on_up, .down = on_down};
+    struct peer_config pc = {
+        .address = by_name,
+        .hello = {.version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_PEER},
+        .token = token,
+        .token_len = sizeof(token) - 1,
+        .stay = true, /* localhost may be ::1 first, which nobody listens on */
+        .ops = &ops};
+    struct peer *peer;
+    came_up = false;
+    down_status = 0;
+    assert_int_equal(peer_new(loop, &pc, &peer), 0);
+    assert_false(came_up);
+    while (!down_status && !came_up)
+        loop_turn(loop, 100);
+    peer_free(peer);
+    pc.stay = false;
+    down_status = 0;
+    pc.address = "no-such-host.invalid:1";
+    assert_int_equal(peer_new(loop, &pc, &peer), 0);
+    assert_int_equal(down_status, 0);
+    while (!down_status)
+        loop_turn(loop, 100);
+    assert_true(down_status < 0);
+    peer_free(peer);
+    /* Freed while a thread looks it up. */
+    assert_int_equal(peer_new(loop, &pc, &peer), 0);
+    peer_free(peer);
+    stop(&h[0]);
+}
+
+/* "two.test" has two addresses; all else is as it is. */
+int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints, struct addrinfo **ret)
+{
+    typedef int (*getaddrinfo_fn)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+    getaddrinfo_fn real = (getaddrinfo_fn)dlsym(RTLD_NEXT, "getaddrinfo");
+    if (strcmp(name, "two.test") != 0 || (hints->ai_flags & AI_NUMERICHOST))
+        return real(name, service, hints, ret);
+    int code = real("127.0.0.2", service, hints, ret);
+    return code ? code : real("127.0.0.1", service, hints, &(*ret)->ai_next);
+}
+
+static void come_up(const struct peer_config *config)
+{
+    struct peer *peer;
+    came_up = false;
+    down_status = 0;
+    assert_int_equal(peer_new(loop, config, &peer), 0);
+    while (!down_status && !came_up)
+        loop_turn(loop, 100);
+    assert_true(came_up);
+    peer_accept(peer);
+    peer_free(peer);
+}
+
+/* Whether somebody was there. */
+static bool was_dialled(int listener)
+{
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
+}
+
+/* Of a name's two addresses the first one refuses, then is silent: the second is tried, and is the first one next time. */
+static void test_name_of_two_addresses(void **state)
+{
+    struct host h[1];
+    addresses(h, 1);
+    char *nodes[] = {h[0].address, NULL}, by_name[64];
+    start(&h[0], token, nodes, 1);
+    snprintf(by_name, sizeof(by_name), "two.test%s", strrchr(h[0].address, ':'));
+    static const struct peer_ops ops = {.up = on_up, .down = on_down};
+    struct resolve_address answered[NET_ADDRESSES_MAX] = {0};
+    struct peer_config pc = {
+        .address = by_name,
+        .rail = -1,
+        .hello = {.version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_PEER},
+        .token = token,
+        .token_len = sizeof(token) - 1,
+        .ops = &ops};
+    come_up(&pc);
+    struct sockaddr_in silent = {.sin_family = AF_INET,
+                                 .sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1),
+                                 .sin_port = htons((uint16_t)atoi(strrchr(h[0].address, ':') + 1))};
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&silent, sizeof(silent)), 0);
+    assert_int_equal(listen(listener, 4), 0);
+    pc.answered = answered;
+    come_up(&pc);
+    assert_true(was_dialled(listener));
+    come_up(&pc);
+    assert_false(was_dialled(listener));
+    close(listener);
+    stop(&h[0]);
+}
+
+static int pushed_index(uint64_t nsamples)
+{
+    struct index_builder *b;
+    struct leat_error err = {0};
+    uint64_t shape[] = {1024};
+    int fd = memfd_create("index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_int_equal(index_builder_new(INDEX_KIND_PUSHED, "p", &b), 0);
+    uint64_t address = index_builder_reserve(b, nsamples * 1024, INDEX_FILE_ALIGN, 0);
+    assert_int_equal(index_builder_field(b, "x", "|u1", INDEX_FIELD_UNIFORM, 1, shape, address, 1024), 0);
+    index_builder_count(b, nsamples);
+    assert_int_equal(index_builder_finish(b, fd, &err), 0);
+    index_builder_free(b);
+    return fd;
+}
+
+static struct open_request *ask(struct opened *o, const char *name, const char *file)
+{
+    char uri[700] = "";
+    *o = (struct opened){0};
+    struct open_request *r = calloc(1, sizeof(*r));
+    if (file)
+        snprintf(uri, sizeof(uri), "%s/%s", testing_folder(), file);
+    *r = (struct open_request){.uid = geteuid(),
+                               .gid = getegid(),
+                               .name = strdup(name),
+                               .uri = strdup(uri),
+                               .opened = on_opened,
+                               .progress = on_progress,
+                               .user = o,
+                               .began_ns = clock_now_ns()};
+    return r;
+}
+
+static struct wset *named(struct host *h, const char *name)
+{
+    return pool_find_name(h->pool, name, geteuid(), getegid());
+}
+
+static void turns(unsigned n)
+{
+    for (unsigned k = 0; k < n; k++)
+        loop_turn(loop, 1);
+}
+
+/* One of the two goes after any number of turns: the other has all of the set, or nothing that could be found. */
+static void test_gone_while_placed(void **state)
+{
+    static const unsigned after[] = {0, 3, 6, 12, 25};
+    struct host h[2];
+    struct opened o;
+    unsigned there = 0, nothing = 0;
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    for (unsigned k = 0; k < 2 * ARRAY_LEN(after); k++) {
+        unsigned dead = k & 1;
+        start(&h[0], token, nodes, 2);
+        start(&h[1], token, nodes, 2);
+        both_up(h);
+        pool_create(h[0].pool, ask(&o, "p", NULL), pushed_index(2000));
+        turns(after[k / 2]);
+        /* Whoever asked is not to be called back by a pool that ends. */
+        if (dead == 0)
+            pool_open_forget(h[0].pool, &o);
+        if (dead == 0 && o.ws)
+            pool_unlease(o.ws);
+        stop(&h[dead]);
+        while (dead == 1 && !o.done)
+            loop_turn(loop, 10);
+        struct host *left = &h[1 - dead];
+        struct wset *ws = named(left, "p");
+        assert_true(dead == 0 || !o.ws == !ws);
+        there += ws != NULL;
+        nothing += ws == NULL;
+        if (dead == 1 && !ws)
+            assert_int_equal(left->pool->office.used_bytes, 0);
+        if (ws)
+            assert_true(ws->nnodes == 2 && cluster_nodes(left->cluster) == 2 && !ws->prepared);
+        if (dead == 1 && o.ws)
+            pool_unlease(o.ws);
+        stop(left);
+    }
+    assert_true(there > 0 && nothing > 0);
+}
+
+/* A new version for both or for none, and one at a time. */
+static void test_append(void **state)
+{
+    struct host h[2];
+    struct opened first, a, b;
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    start(&h[0], token, nodes, 2);
+    start(&h[1], token, nodes, 2);
+    both_up(h);
+    testing_npy("one.npy", 1, 500, 5003);
+    testing_npy("two.npy", 2, 300, 5003);
+    pool_open(h[0].pool, ask(&first, "s", "one.npy"));
+    while (!first.done)
+        loop_turn(loop, 10);
+    if (!first.ws)
+        fail_msg("%s", first.message);
+    struct wset *one = first.ws;
+    while (!wset_complete(one))
+        loop_turn(loop, 10);
+    struct open_request *ra = ask(&a, "s", "two.npy"), *rb = ask(&b, "s", "two.npy");
+    ra->append = rb->append = true;
+    pool_open(h[0].pool, ra);
+    pool_open(h[1].pool, rb);
+    while (!a.done || !b.done)
+        loop_turn(loop, 10);
+    /* They met at one node, or came one after the other. */
+    unsigned done = !!a.ws + !!b.ws;
+    assert_true(done >= 1);
+    for (unsigned n = 0; n < 2; n++) {
+        struct wset *ws = named(&h[n], "s");
+        assert_non_null(ws);
+        assert_int_equal(ws->index.header->nsamples, 500 + 300 * done);
+        assert_int_equal(ws->version, 1 + done);
+        while (!wset_complete(ws))
+            loop_turn(loop, 10);
+        assert_int_equal(ws->live->resident_samples, 500 + 300 * done);
+        static uint8_t row[5003];
+        for (uint64_t i = 500; i < 800; i++) {
+            for (unsigned k = 0; k < sizeof(row); k++)
+                row[k] = testing_byte(2, (i - 500) * sizeof(row) + k);
+            assert_int_equal(ws->crc[i], crc32c(0, row, sizeof(row)));
+        }
+        assert_int_equal(ws->crc[7], one->crc[7]);
+    }
+    /* The version before is there as long as somebody reads it. */
+    assert_true(one->superseded && one->state != WSET_ENDING);
+    assert_ptr_equal(pool_find_uuid(h[0].pool, one->uuid), one);
+    pool_unlease(one);
+    if (a.ws)
+        pool_unlease(a.ws);
+    if (b.ws)
+        pool_unlease(b.ws);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
+/* A client by hand, beside the loop that answers it. */
+static void say(int fd, uint16_t type, uint64_t id, struct bytes_out *body)
+{
+    assert_int_equal(net_frame_send(fd, PROTO_REQUEST, type, id, body, NULL, 0, 0), 0);
+    bytes_out_fini(body);
+}
+
+static void hear(int fd, uint64_t id, struct net_reply *reply)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    while (poll(&p, 1, 0) == 0)
+        loop_turn(loop, 10);
+    assert_int_equal(net_frame_receive(fd, reply, 0), 0);
+    assert_int_equal(reply->frame.id, id);
+}
+
+/* For the first n samples; 0: for all. */
+static void say_wait(int fd, uint64_t id, uint64_t ws, uint32_t n)
+{
+    struct bytes_out body = {0};
+    bytes_put_u64(&body, ws);
+    bytes_put_u32(&body, n);
+    for (uint32_t k = 0; k < n; k++)
+        bytes_put_u64(&body, k);
+    say(fd, PROTO_WAIT, id, &body);
+}
+
+static void hear_stale(int fd, uint64_t id)
+{
+    struct net_reply reply;
+    hear(fd, id, &reply);
+    assert_int_equal(reply.frame.status, LEAT_STALE);
+    net_reply_fini(&reply);
+}
+
+/* Dropped where nobody reads it, before it is whole: who waits for it at the other node hears so, and who asks there later. */
+static void test_dropped_elsewhere(void **state)
+{
+    struct host h[2];
+    struct opened o;
+    struct leat_error err;
+    struct net_reply reply;
+    struct bytes_out body = {0};
+    int fd;
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    start(&h[0], token, nodes, 2);
+    start(&h[1], token, nodes, 2);
+    both_up(h);
+    pool_create(h[0].pool, ask(&o, "p", NULL), pushed_index(2000));
+    while (!o.done || !named(&h[1], "p") || named(&h[1], "p")->prepared)
+        loop_turn(loop, 10);
+    assert_int_equal(net_dial(h[1].socket, 0, &fd, &err), 0);
+    proto_hello_put(&body, &(struct proto_hello){.version_min = PROTO_VERSION,
+                                                 .version_max = PROTO_VERSION,
+                                                 .role = PROTO_ROLE_CONTROL});
+    say(fd, PROTO_HELLO, 1, &body);
+    hear(fd, 1, &reply);
+    net_reply_fini(&reply);
+    proto_open_put(&body, &(struct proto_open){.name = (char *)"", .uri = (char *)"leat://p"});
+    say(fd, PROTO_OPEN, 2, &body);
+    hear(fd, 2, &reply);
+    struct proto_ws ws;
+    assert_int_equal(proto_ws_get(reply.body.data, reply.body.len, &ws), 0);
+    net_reply_fini(&reply);
+    say_wait(fd, 3, ws.ws, 0);
+    say_wait(fd, 4, ws.ws, 1);
+    turns(20);
+    pool_unlease(o.ws);
+    pool_drop(h[0].pool, o.ws, POOL_DROP);
+    hear_stale(fd, 3);
+    hear_stale(fd, 4);
+    say_wait(fd, 5, ws.ws, 0);
+    hear_stale(fd, 5);
+    say_wait(fd, 6, ws.ws, 1);
+    hear_stale(fd, 6);
+    proto_ws_fini(&ws);
+    close(fd);
+    turns(20);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
+/* A large index is validated beside the loop, which goes on. */
+static void test_loop_goes_on(void **state)
+{
+    struct host h[1];
+    struct opened o;
+    addresses(h, 1);
+    char *nodes[] = {h[0].address, NULL};
+    start(&h[0], token, nodes, 1);
+    unsigned turned = 0;
+    pool_create(h[0].pool, ask(&o, "p", NULL), pushed_index(12000));
+    assert_false(o.done);
+    while (!o.done) {
+        loop_turn(loop, 0);
+        turned++;
+    }
+    assert_non_null(o.ws);
+    assert_true(turned > 1);
+    pool_unlease(o.ws);
+    stop(&h[0]);
+}
+
+static void test_other_list(void **state)
+{
+    struct host h[2];
+    struct opened o = {0};
+    testing_npy("list.npy", 1, 600, 5003);
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL}, *swapped[] = {h[1].address, h[0].address, NULL};
+    start(&h[0], token, nodes, 2);
+    start(&h[1], token, swapped, 2);
+    while (!is_up(&h[0], 1) || !is_up(&h[1], 1))
+        loop_turn(loop, 100);
+    for (unsigned k = 0; k < 2 && !o.code; k++)
+        open_at(&h[k], "list.npy", &o);
+    assert_null(o.ws);
+    if (!strstr(o.message, "the lists must be the same"))
+        fail_msg("%d: %s", o.code, o.message);
+    print_message("# \"%s\"\n", o.message);
+    stop(&h[0]);
+    stop(&h[1]);
+    /* One that is not on its own list. */
+    struct cluster_config cc = {
+        .nodes = nodes, .nnodes = 2, .self = "elsewhere:1", .token = token, .token_len = 32};
+    struct pool *pool;
+    struct cluster *cluster;
+    struct leat_error err = {0};
+    assert_int_equal(pool_new(loop, &settings, &pool, &err), 0);
+    assert_int_equal(cluster_new(loop, pool, &cc, &cluster, &err), LEAT_INVALID);
+    assert_non_null(strstr(err.message, "nodes does not contain listen = elsewhere:1"));
+    assert_int_equal(pool_stop(pool), 0);
+    pool_free(pool);
+}
+
+static int setup(void **state)
+{
+    setenv("XDG_CACHE_HOME", testing_folder(), 1);
+    log_set_level(LOG_LEVEL_ERROR);
+    return loop_new(&loop);
+}
+
+static int teardown(void **state)
+{
+    loop_free(loop);
+    testing_folder_remove();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_set_on_both),
+        cmocka_unit_test(test_tells_why),
+        cmocka_unit_test(test_another_incarnation),
+        cmocka_unit_test(test_first_address_leads_elsewhere),
+        cmocka_unit_test(test_wrong_token),
+        cmocka_unit_test(test_other_list),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_name_of_two_addresses),
+        cmocka_unit_test(test_gone_while_placed),
+        cmocka_unit_test(test_append),
+        cmocka_unit_test(test_dropped_elsewhere),
+        cmocka_unit_test(test_loop_goes_on),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * wset.h: a working set as its host keeps it: index, live table, regions, and how far each sample is.
+ *
+ * Owners. The control loop owns the object: creation, leases, waiters, its end. Fill threads and peers report pieces
+ * ("these bytes of this part have arrived, with this CRC") through wset_piece, which any thread may call: a part that arrives
+ * whole is set at once, one that straddles segments or hosts is put together under straddle_lock with crc32c_combine.
+ *
+ *   FILLING ──▶ READY ──▶ ENDING (dropped: no new handles) ──▶ freed when the last reference goes
+ *      └────────────────────▲
+ */
+#ifndef POOL_SET_WSET_H
+#define POOL_SET_WSET_H
+
+#include "base/base.h"
+#include "base/list.h"
+#include "dataset/index.h"
+#include "wire/leat/proto.h"
+
+#include <pthread.h>
+
+struct access;
+struct pool;
+struct region;
+struct staging;
+struct wset;
+
+enum wset_state { WSET_FILLING, WSET_READY, WSET_ENDING };
+
+struct wset_region {
+    struct region *region; /* NULL: on another node */
+    uint32_t node;         /* index into the set's nodes */
+};
+
+/* A contiguous range of addresses on this host that is filled by one thread in one go. */
+struct wset_segment {
+    uint64_t address, bytes;
+    uint8_t state; /* enum segment_state; fill's lock */
+};
+
+struct wset_failure {
+    uint64_t sample;
+    int code;
+    char message[400];
+};
+
+struct straddle; /* a part whose pieces are not all here yet */
+
+struct wset {
+    /* control loop */
+    struct list node;
+    struct pool *pool;
+    enum wset_state state;
+    char *name, *spec; /* name "" = implicit */
+    uint32_t version;
+    unsigned leases;     /* handles of clients */
+    struct list waiters; /* struct waiter */
+    uint64_t created_ns;
+    /* Placed and installed, not committed: nobody finds it by name or source, and it may still be taken back. */
+    bool prepared, preparing; /* preparing: not yet, and not to be committed */
+    uint32_t placer;          /* prepared: the node that is to commit it */
+    uint64_t orphaned_ns;     /* prepared, and the node that is to commit it went away then */
+    struct wset *replaces;    /* prepared: the version before, a reference, or NULL */
+    bool superseded;          /* by a later version: readers who have it keep it, nobody else finds it */
+    const void *appender;     /* whoever makes the next version of this set, or NULL: one at a time */
+    uint64_t limit_bytes;     /* as whoever had it made wanted: at most so much of the pool; 0: no limit */
+    uint64_t losses;          /* how often a node of it was lost */
+
+    /* immutable after wset_new */
+    uint64_t serial; /* unique in this process: what caches are keyed by, never the address */
+    uint8_t uuid[PROTO_UUID];
+    uint32_t owner_uid, owner_gid, mode;
+    struct source_groups *owner_groups; /* of the process that had it made; NULL: pool/source/source.h */
+    uint32_t flags;                     /* PROTO_WS_* */
+    int index_fd;                       /* read-only */
+    struct index index;
+    int live_fd, live_fd_ro;
+    struct live_header *live;
+    _Atomic uint8_t *sample_state;
+    uint32_t *crc; /* nsamples * nfields; written before its sample turns resident */
+    uint64_t region_bytes;
+    uint32_t nregions;
+    struct wset_region *regions;
+    uint32_t nnodes, self_node; /* nnodes 0: this host alone */
+    struct proto_node *nodes;
+    uint64_t lost_nodes;  /* control loop: a bit each */
+    uint64_t holders;     /* control loop: nodes that keep it here, a bit each */
+    uint64_t held_by[64]; /* control loop: the connection on which each said so last, by client.serial */
+    uint64_t
+        doubted; /* control loop: holders whose connection ended and who have not said since that they keep it */
+    uint64_t resyncing; /* control loop: nodes that were asked and have not answered */
+    bool holding;       /* control loop: the hosts keep it for us */
+    uint64_t streamed_samples, window_bytes;
+    uint64_t pinned_end; /* addresses at and above are streamed */
+    uint64_t
+        first_new_address;  /* append: below, the previous version's regions are shared and already filled */
+    uint64_t pool_bytes;    /* regions and window: charged on this host */
+    uint64_t scratch_each;  /* what a thread that decodes its chunks takes; 0: nothing to speak of */
+    uint64_t scratch_bytes; /* charged: for `decoders` threads at a time */
+    unsigned decoders;      /* 0: as many as there are */
+
+    /* any thread */
+    _Atomic uint64_t table_bytes; /* charged: index, live table, bookkeeping of samples, regions and window */
+    _Atomic uint64_t leaving_bytes; /* ended, and this much comes back with the last reference */
+    _Atomic unsigned refs;
+    _Atomic bool revoked;        /* dropped by force */
+    _Atomic bool rdma_preparing; /* its regions are being registered for puts */
+    _Atomic uint8_t *parts_done; /* per sample: a bit for each field that is complete, mask_bytes of them */
+    unsigned mask_bytes;
+    _Atomic uint8_t
+        *crc_known; /* per sample and field, streamed sets only: later reads are checked against crc[] */
+    pthread_mutex_t straddle_lock;
+    struct straddle *straddles[256]; /* hashed by (sample, field) */
+    pthread_mutex_t failure_lock;
+    struct wset_failure *failures;
+    unsigned nfailures, failures_cap;
+    _Atomic uint64_t pending_bytes; /* of local segments not filled yet */
+    _Atomic bool notify_pending;    /* a wake-up of waiters is on its way to the loop */
+
+    /* fill's lock (pool/fill/fill.c) */
+    struct list fill_node;
+    struct wset_segment *segments;
+    uint32_t nsegments, next_segment, segments_left, active;
+    unsigned decoding; /* threads inside, of sets with `decoders` */
+    uint64_t *urgent;  /* samples that a client waits for, in that order (pool/fill/fill_urgent.c) */
+    uint32_t nurgent;
+    bool fill_cancelled;
+
+    bool remote, local; /* immutable: some of its sources are remote; some are not */
+    /* How they are read: set before anything is filled; a reference. NULL: as anybody. */
+    struct access *access;
+
+    struct staging *staging; /* NULL until first needed */
+};
+
+/*
+ * Maps index and live table and sets up the bookkeeping; takes index_fd on success. The region table is empty.
+ * `trusted`: the index was made here; otherwise it is validated in full. LEAT_CORRUPT, -ENOMEM.
+ */
+int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws, struct leat_error *err);
+struct wset *wset_ref(struct wset *ws);
+/* Any thread. The last one frees everything, the regions' memory with it. */
+void wset_unref(struct wset *ws);
+
+/*
+ * How much one thread loads in one go: 8 MiB, as disks and checksums want it. Of small files it is the opening that costs, so sixteen of them do as
+ * well: a file that is waited for comes alone, as soon as a thread has ended its segment. Fewer, larger ones in a set so large that
+ * the table of segments would count. Smaller ones where samples are of a few bytes: other nodes hear of each.
+ */
+uint64_t wset_segment_bytes(const struct index *index);
+/*
+ * Of remote sources one thread takes several segments at once, 8 to 64 MiB: the more, the longer the server takes to answer. 0: not known.
+ */
+uint64_t wset_run_bytes(const struct index *index, uint64_t first_byte_ns);
+/*
+ * Memory that the tables of a set with this index take: the index itself when it is memory (`in_memory`; a file of the cache is the
+ * kernel's page cache), states and checksums, and what is kept of each region and segment.
+ */
+uint64_t wset_table_bytes(const struct index *index, bool in_memory, const struct pool *pool);
+
+/* Marks what lies at or above `end` as streamed. Before anything is filled. */
+void wset_pin(struct wset *ws, uint64_t end);
+/* The local part of [address, +bytes), which must not cross a region; NULL when it is not on this host. */
+uint8_t *wset_address(const struct wset *ws, uint64_t address, uint64_t bytes);
+
+/* Bytes [offset, +bytes) of field f of sample i are in place with this CRC, or will not come (status < 0). */
+void wset_piece(struct wset *ws, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes, uint32_t crc,
+                int status);
+/* What is known of a part: all of it, or the pieces that have come. */
+void wset_pieces(struct wset *ws, uint64_t i, unsigned f,
+                 void (*fn)(void *user, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes,
+                            uint32_t crc),
+                 void *user);
+/* Has part f of sample i arrived whole? With which CRC? */
+bool wset_part_known(const struct wset *ws, uint64_t i, unsigned f);
+uint32_t wset_part_crc(const struct wset *ws, uint64_t i, unsigned f);
+/* Does part f of sample i lack bytes that this host fills? */
+bool wset_part_missing(struct wset *ws, uint64_t i, unsigned f);
+/* The same for streamed samples: the CRC is recorded the first time and compared afterwards: LEAT_CORRUPT. Whole parts only. */
+int wset_streamed(struct wset *ws, uint64_t i, unsigned f, uint32_t crc);
+/* Remembers why (the first 256 samples), for the message that a reader gets. */
+void wset_failure(struct wset *ws, uint64_t sample, int code, const char *message);
+/* A node is lost: samples with bytes on it turn LOST; it is back with them: RESIDENT again, unless another of theirs is lost.
+ * Control loop; O(samples). */
+void wset_node_lost(struct wset *ws, uint32_t node);
+void wset_node_back(struct wset *ws, uint32_t node);
+/* Fills err for a sample whose state is FAILED or LOST; returns its code. */
+int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err);
+/* Some failed, and not for what they hold: read again they may be there. */
+bool wset_failed_in_passing(struct wset *ws);
+/* One that failed, and how many did: for who waits for all. */
+int wset_failure_any(struct wset *ws, struct leat_error *err);
+/* Every sample is resident, failed, lost (and so read from its source), or streamed. */
+bool wset_complete(const struct wset *ws);
+/*
+ * Loop thread. Is it READY? Clients see in shared memory that the last sample is there, before the message that says so has reached the
+ * loop: so this looks, and moves a set that is complete from FILLING to READY.
+ */
+bool wset_is_ready(struct wset *ws);
+/* Append: takes over states and CRCs of the version before, which is complete; fields are the same and in the same order. */
+void wset_inherit(struct wset *ws, const struct wset *old);
+/* Parts of sample i that have bytes to wait for. */
+unsigned wset_parts_of(const struct wset *ws, uint64_t i);
+static inline enum live_state wset_sample_state(const struct wset *ws, uint64_t i)
+{
+    return (enum live_state)atomic_load_explicit(&ws->sample_state[i], memory_order_acquire);
+}
+/* Wakes whoever waits for samples of this set; any thread, coalesced. */
+void wset_advanced(struct wset *ws);
+/* A region of ours has been written: notes the page size that it got. Any thread. */
+void wset_note_pages(struct wset *ws, const struct region *region);
+/*
+ * Its regions have been written, or read where they may be holes, which takes memory as well. True: it was dropped by force, and what was
+ * brought back after that has gone again. Any thread.
+ */
+bool wset_written(struct wset *ws);
+/* May this user read it? */
+#define WSET_NOBODY UINT32_MAX /* no user has this id (chown(2)), nor a group: public sets only */
+bool wset_allows(const struct wset *ws, uint32_t uid, uint32_t gid);
+
+/* Calls fn for each part of the set that has bytes in [begin, end), with the clipped range. Parts of no bytes are never
+ * visited. O(parts found + fields * log n). */
+typedef void (*wset_part_fn)(void *user, uint64_t i, unsigned f, const struct index_part *part,
+                             uint64_t offset, uint64_t bytes);
+void wset_parts_in(const struct wset *ws, uint64_t begin, uint64_t end, wset_part_fn fn, void *user);
+/* Samples whose parts are all empty or absent have nothing to wait for: turns them resident. O(samples). */
+void wset_settle_empty(struct wset *ws);
+
+#endif

@@ -1,0 +1,587 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rpc/peer.h"
+
+#include "base/clock.h"
+#include "base/list.h"
+#include "base/log.h"
+#include "loop/loop.h"
+#include "rpc/addresses.h"
+#include "rpc/auth.h"
+#include "rpc/seal.h"
+#include "rpc/nic.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#define HANDSHAKE_NS (5 * NS_PER_S)
+#define RETRY_NS     (NS_PER_S / 2)
+#define NEXT_NS      (2 * NS_PER_S) /* for one address to answer, while there are others to try */
+#define PAYLOAD_MAX  (64 * GIB)     /* an index */
+
+struct call {
+    struct list node;
+    struct peer *peer;
+    uint64_t id;
+    peer_reply_fn answer;
+    void *user;
+    /* a payload on its way */
+    struct peer_reply reply;
+    void *map;
+    uint8_t *body;
+};
+
+struct peer {
+    struct loop *loop;
+    struct peer_config config;
+    enum peer_state state;
+    unsigned naddresses, at,
+        tried; /* which of them is being tried, and how many failed since the last was accepted */
+    struct resolve_list list; /* what that address leads to, */
+    unsigned list_at,
+        list_tried; /* which of those is being tried, and how many failed since the last was accepted */
+    bool accepted;  /* of this connection */
+    char address[NET_ADDRESS_BYTES];
+    char name[sizeof(((struct proto_welcome *)NULL)->node)]; /* what the other side calls itself */
+    int begin_code; /* why this try ended before it began: told by the timer */
+    struct loop_source connecting;
+    struct resolve *resolving; /* a name is being looked up */
+    struct loop_source resolved;
+    struct loop_timer timer; /* handshake deadline, or the pause before the next try */
+    struct conn *conn;
+    struct net_auth auth;
+    struct net_seal seal;
+    struct list calls;
+    uint64_t next_id;
+};
+
+static void begin(struct peer *p);
+static void connect_found(struct peer *p);
+static void resolving_end(struct peer *p);
+
+static void call_answer(struct call *c, struct peer_reply *reply)
+{
+    list_remove(&c->node);
+    c->answer(c->user, reply);
+    if (reply->payload_fd >= 0)
+        close(reply->payload_fd);
+    if (reply != &c->reply && c->reply.payload_fd >= 0)
+        close(c->reply.payload_fd);
+    if (c->map)
+        munmap(c->map, c->reply.payload_bytes);
+    free(c->body);
+    free(c);
+}
+
+static void disconnect(struct peer *p)
+{
+    if (p->connecting.fd >= 0) {
+        loop_remove(&p->connecting);
+        close(p->connecting.fd);
+        p->connecting.fd = -1;
+    }
+    loop_timer_clear(&p->timer);
+    struct conn *conn = p->conn;
+    p->conn = NULL;
+    p->state = PEER_DOWN; /* who hears now what was sent sends nothing more */
+    p->accepted = false;
+    conn_free(conn);
+    net_auth_fini(&p->auth);
+    net_seal_fini(&p->seal);
+}
+
+static const char *why_not(int code)
+{
+    return code == -EADDRNOTAVAIL ? "no interface of this node is in that address's subnet"
+           : code == -ENETDOWN    ? "this node's interface in that subnet is down"
+                                  : strerror(-code);
+}
+
+static void answer_calls(struct peer *p, const char *message)
+{
+    struct list calls;
+    list_init(&calls);
+    while (!list_empty(&p->calls)) {
+        struct list *node = p->calls.next;
+        list_remove(node);
+        list_push_back(&calls, node);
+    }
+    while (!list_empty(&calls)) {
+        struct call *c = container_of(calls.next, struct call, node);
+        call_answer(c, &(struct peer_reply){.status = LEAT_PEER_GONE, .message = message, .payload_fd = -1});
+    }
+}
+
+static void go_down(struct peer *p, int status, const char *message)
+{
+    disconnect(p);
+    p->state = PEER_DOWN;
+    if (p->at)
+        resolving_end(p); /* a lookup that hangs is waited for by the next try, if that is of the same name */
+    p->tried = p->at = 0; /* the nearest first */
+    if (p->config.stay)
+        loop_timer_set(p->loop, &p->timer, clock_now_ns() + RETRY_NS);
+    answer_calls(p, message);
+    p->config.ops->down(p, status, message);
+}
+
+/*
+ * This address does not answer, or does not any more: the next one of its name, then of the node, is tried before anybody hears that the
+ * node is down. Only what was asked for over the lost connection is answered with its loss.
+ */
+static void address_failed(struct peer *p, int status, const char *message)
+{
+    bool of_name = ++p->list_tried < p->list.n;
+    if ((!of_name && ++p->tried >= p->naddresses) || (p->accepted && !p->config.stay)) {
+        go_down(p, status, message);
+        return;
+    }
+    if (p->accepted)
+        log_info("%s does not answer any more (%s): trying the node's next address", p->address, message);
+    disconnect(p);
+    resolving_end(p); /* that was of this address */
+    if (of_name) {
+        p->list_at = (p->list_at + 1) % p->list.n;
+        connect_found(p);
+    } else {
+        p->at = (p->at + 1) % p->naddresses;
+        begin(p);
+    }
+    answer_calls(p, message);
+}
+
+static void on_timer(struct loop_timer *timer)
+{
+    struct peer *p = container_of(timer, struct peer, timer);
+    if (p->state == PEER_DOWN)
+        begin(p);
+    else if (p->begin_code < 0)
+        address_failed(p, LEAT_PEER_GONE, why_not(p->begin_code));
+    else
+        address_failed(p, LEAT_TIMED_OUT,
+                       p->resolving ? "its name is not resolved in time" : "the node does not answer");
+}
+
+static void call_payload_done(void *user, int status)
+{
+    struct call *c = user;
+    if (status < 0)
+        return; /* the connection is going: go_down answers */
+    /* No writable mapping is left, so that who gets it can seal it. */
+    munmap(c->map, c->reply.payload_bytes);
+    c->map = NULL;
+    call_answer(c, &c->reply);
+}
+
+static int call_receive_payload(struct call *c, const struct conn_message *m)
+{
+    if (m->frame.payload_bytes > PAYLOAD_MAX)
+        return LEAT_CORRUPT;
+    c->body = malloc(m->frame.body_bytes ? m->frame.body_bytes : 1);
+    int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    c->reply = (struct peer_reply){.body = c->body,
+                                   .body_bytes = m->frame.body_bytes,
+                                   .payload_fd = fd,
+                                   .payload_bytes = m->frame.payload_bytes};
+    if (!c->body || fd < 0 || fallocate(fd, 0, 0, (off_t)m->frame.payload_bytes) < 0)
+        return -ENOMEM;
+    memcpy(c->body, m->body, m->frame.body_bytes);
+    c->map = mmap(NULL, m->frame.payload_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (c->map == MAP_FAILED) {
+        c->map = NULL;
+        return -ENOMEM;
+    }
+    conn_receive_payload(c->peer->conn, c->map, m->frame.payload_bytes, call_payload_done, c);
+    return 0;
+}
+
+static int on_reply(struct peer *p, struct conn_message *m)
+{
+    list_for_each (node, &p->calls) {
+        struct call *c = container_of(node, struct call, node);
+        if (c->id != m->frame.id)
+            continue;
+        if (m->frame.payload_bytes)
+            return call_receive_payload(c, m);
+        struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+        AUTO_FREE char *text = m->frame.status < 0 ? bytes_get_str(&in, PROTO_STR_MAX) : NULL;
+        call_answer(c, &(struct peer_reply){.status = m->frame.status,
+                                            .message = text ? text : "",
+                                            .body = m->body,
+                                            .body_bytes = m->frame.body_bytes,
+                                            .payload_fd = -1});
+        return 0;
+    }
+    return LEAT_CORRUPT;
+}
+
+static int on_welcome(struct peer *p, struct conn_message *m)
+{
+    if (m->frame.status < 0) {
+        struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+        AUTO_FREE char *text = bytes_get_str(&in, PROTO_STR_MAX);
+        go_down(p, m->frame.status, text ? text : "refused");
+        return 0;
+    }
+    if (p->state == PEER_PROOF) {
+        struct proto_welcome welcome;
+        if (proto_welcome_get(m->body, m->frame.body_bytes, &welcome) < 0)
+            return LEAT_CORRUPT;
+        if (net_auth_client_confirm(&p->auth, &welcome) < 0) {
+            go_down(p, LEAT_DENIED, "it does not know our token");
+            return 0;
+        }
+        snprintf(p->name, sizeof(p->name), "%s", welcome.node);
+        p->state = PEER_UP;
+        loop_timer_clear(&p->timer);
+        p->config.ops->up(p);
+        return 0;
+    }
+    uint8_t proof[32];
+    if (net_auth_client_welcome(&p->auth, m->body, m->frame.body_bytes, proof) < 0) {
+        go_down(p, LEAT_DENIED, "it does not keep to the handshake");
+        return 0;
+    }
+    struct bytes_out body = {0};
+    bytes_put(&body, proof, sizeof(proof));
+    p->state = PEER_PROOF;
+    conn_send(p->conn, PROTO_REQUEST, PROTO_PROOF, 0, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+    return 0;
+}
+
+static int on_message(struct conn *conn, struct conn_message *m)
+{
+    struct peer *p = conn_user(conn);
+    if (m->frame.kind != PROTO_REPLY)
+        return LEAT_CORRUPT;
+    return p->state == PEER_UP ? on_reply(p, m) : on_welcome(p, m);
+}
+
+static void on_closed(struct conn *conn, int status)
+{
+    struct peer *p = conn_user(conn);
+    address_failed(p, status < 0 ? status : LEAT_PEER_GONE, "the node closed the connection");
+}
+
+static const struct conn_ops ops = {.message = on_message, .closed = on_closed};
+
+void peer_socket_watch(int fd)
+{
+    /* A host that vanishes without a word is noticed within about ten seconds. */
+    int on = 1, idle = 3, interval = 2, count = 3;
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
+    unsigned unacknowledged_ms = 15000;
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms, sizeof(unacknowledged_ms));
+}
+
+static void on_connected(struct loop_source *source, uint32_t events)
+{
+    struct peer *p = container_of(source, struct peer, connecting);
+    int error = 0;
+    socklen_t len = sizeof(error);
+    getsockopt(source->fd, SOL_SOCKET, SO_ERROR, &error, &len);
+    if (error) {
+        address_failed(p, LEAT_PEER_GONE, strerror(error));
+        return;
+    }
+    int fd = source->fd, on = 1;
+    loop_remove(source);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    peer_socket_watch(fd);
+    struct conn *conn;
+    int code = conn_new(p->loop, fd, &ops, p, NULL, &conn);
+    p->connecting.fd = -1;
+    if (code < 0) {
+        close(fd);
+        go_down(p, code, "out of memory");
+        return;
+    }
+    p->conn = conn;
+    p->state = PEER_HELLO;
+    net_auth_init(&p->auth, p->config.token, p->config.token_len);
+    struct bytes_out body = {0};
+    code = net_auth_client_start(&p->auth, &p->config.hello, &body);
+    if (code == 0)
+        conn_send(p->conn, PROTO_REQUEST, PROTO_HELLO, 0, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+    if (code < 0)
+        go_down(p, code, "cannot begin the handshake");
+}
+
+/* Is another rail of that node in a subnet of ours? Only as far as no name has to be looked up. */
+static bool other_rail(const struct peer *p)
+{
+    const char *all = p->config.address;
+    char one[NET_ADDRESS_BYTES];
+    for (unsigned k = 0; k < net_addresses_count(all); k++) {
+        struct resolve_address far;
+        struct nic nic;
+        net_addresses_at(all, k, one);
+        if ((int)k != p->config.rail && resolve_numeric(one, &far) == 0 &&
+            nic_find(&far.at, k, p->config.listen, &nic) == 0)
+            return true;
+    }
+    return false;
+}
+
+/*
+ * One rail is dialled from the interface that shares its subnet, or not at all: over another one it would be no rail of its own. Where
+ * no subnet is shared, the way to the first address is routing's affair, and it is the only rail.
+ */
+static int bind_rail(const struct peer *p, int fd, const struct sockaddr_storage *far)
+{
+    struct nic nic;
+    int code = nic_find(far, (unsigned)p->config.rail, p->config.listen, &nic);
+    if (code == LEAT_NOT_FOUND)
+        return p->config.rail == 0 && !other_rail(p) ? 0 : -EADDRNOTAVAIL;
+    if (code < 0)
+        return code;
+    return nic.running ? nic_bind(fd, &nic) : -ENETDOWN;
+}
+
+static int try_connect(struct peer *p, const struct resolve_address *to)
+{
+    AUTO_CLOSE int fd = socket(to->at.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int bound = fd < 0 || p->config.rail < 0 ? 0 : bind_rail(p, fd, &to->at);
+    if (bound < 0)
+        return bound;
+    if (fd < 0 || (connect(fd, (const struct sockaddr *)&to->at, to->len) < 0 && errno != EINPROGRESS))
+        return -errno;
+    p->connecting = (struct loop_source){.fd = fd, .events = EPOLLOUT, .progress = on_connected};
+    int code = loop_add(p->loop, &p->connecting);
+    if (code == 0)
+        fd = -1;
+    else
+        p->connecting.fd = -1;
+    return code;
+}
+
+static void resolving_end(struct peer *p)
+{
+    if (p->resolving)
+        loop_remove(&p->resolved);
+    resolve_free(TAKE_PTR(p->resolving));
+}
+
+/* A failure is told later, like every other answer. */
+static void wait_for_it(struct peer *p, int code)
+{
+    bool others = p->tried + 1 < p->naddresses || p->list_tried + 1 < p->list.n;
+    p->begin_code = code;
+    loop_timer_set(p->loop, &p->timer,
+                   clock_now_ns() + (code < 0 ? NS_PER_MS
+                                     : others ? NEXT_NS
+                                              : HANDSHAKE_NS));
+}
+
+static void connect_found(struct peer *p)
+{
+    p->state = PEER_CONNECTING;
+    wait_for_it(p, try_connect(p, &p->list.found[p->list_at]));
+}
+
+/* Where its name led last time comes first. */
+static void connect_first(struct peer *p)
+{
+    const struct resolve_address *last = p->config.answered ? &p->config.answered[peer_address(p)] : NULL;
+    p->list_at = 0;
+    for (unsigned k = 0; last && k < p->list.n; k++) {
+        const struct resolve_address *a = &p->list.found[k];
+        if (a->len == last->len && memcmp(&a->at, &last->at, a->len) == 0)
+            p->list_at = k;
+    }
+    connect_found(p);
+}
+
+static void address_answered(struct peer *p)
+{
+    if (p->config.answered)
+        p->config.answered[peer_address(p)] = p->list.found[p->list_at];
+}
+
+static void on_resolved(struct loop_source *source, uint32_t events)
+{
+    struct peer *p = container_of(source, struct peer, resolved);
+    struct resolve_list list;
+    int code = resolve_result(p->resolving, &list);
+    if (code == -EAGAIN)
+        return;
+    resolving_end(p);
+    if (p->state != PEER_CONNECTING)
+        return; /* it took longer than we waited: the next try asks again, and is likely told at once */
+    if (code < 0) {
+        address_failed(p, LEAT_PEER_GONE, "its name is not known");
+        return;
+    }
+    p->list = list;
+    connect_first(p);
+}
+
+/* There is one at a time. */
+static int resolve_name(struct peer *p)
+{
+    if (p->resolving)
+        return 0;
+    int code = resolve_start(p->address, &p->resolving);
+    if (code < 0)
+        return code;
+    p->resolved =
+        (struct loop_source){.fd = resolve_fd(p->resolving), .events = EPOLLIN, .progress = on_resolved};
+    code = loop_add(p->loop, &p->resolved);
+    if (code < 0)
+        resolve_free(TAKE_PTR(p->resolving));
+    return code;
+}
+
+static void begin(struct peer *p)
+{
+    p->state = PEER_CONNECTING;
+    p->list.n = p->list_tried = 0;
+    net_addresses_at(p->config.address, peer_address(p), p->address);
+    int code = resolve_numeric(p->address, &p->list.found[0]);
+    p->list.n = code == 0;
+    if (code == 0)
+        connect_first(p);
+    else
+        wait_for_it(p, code == -EHOSTUNREACH ? resolve_name(p) : code);
+}
+
+int peer_new(struct loop *loop, const struct peer_config *config, struct peer **ret_peer)
+{
+    struct peer *p = calloc(1, sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    p->loop = loop;
+    p->config = *config;
+    p->naddresses = config->rail < 0 ? net_addresses_count(config->address) : 1;
+    p->connecting.fd = -1;
+    p->timer.fire = on_timer;
+    p->next_id = 1;
+    list_init(&p->calls);
+    begin(p);
+    *ret_peer = p;
+    return 0;
+}
+
+void peer_free(struct peer *p)
+{
+    if (!p)
+        return;
+    disconnect(p);
+    resolving_end(p);
+    list_for_each_safe (node, &p->calls) {
+        struct call *c = container_of(node, struct call, node);
+        list_remove(node);
+        if (c->map)
+            munmap(c->map, c->reply.payload_bytes);
+        if (c->reply.payload_fd >= 0)
+            close(c->reply.payload_fd);
+        free(c->body);
+        free(c);
+    }
+    free(p);
+}
+
+void *peer_user(const struct peer *p)
+{
+    return p->config.user;
+}
+
+unsigned peer_address(const struct peer *p)
+{
+    return p->config.rail < 0 ? p->at : (unsigned)p->config.rail;
+}
+
+const char *peer_name(const struct peer *p)
+{
+    return p->name;
+}
+
+enum peer_state peer_state(const struct peer *p)
+{
+    return p->state;
+}
+
+int peer_call(struct peer *p, uint16_t type, const struct bytes_out *body, const void *payload,
+              uint64_t payload_bytes, void (*payload_done)(void *user, int status), peer_reply_fn answer,
+              void *user)
+{
+    if (p->state != PEER_UP)
+        return -ENOTCONN;
+    struct call *c = calloc(1, sizeof(*c));
+    if (!c)
+        return -ENOMEM;
+    *c = (struct call){.peer = p, .id = p->next_id++, .answer = answer, .user = user, .reply.payload_fd = -1};
+    list_push_back(&p->calls, &c->node);
+    if (payload)
+        conn_send_payload(p->conn, PROTO_REQUEST, type, c->id, body, payload, payload_bytes, payload_done,
+                          user);
+    else
+        conn_send(p->conn, PROTO_REQUEST, type, c->id, 0, body, NULL, 0);
+    return 0;
+}
+
+int peer_seal(struct peer *p, const void *aad, size_t aad_len, const void *text, size_t len,
+              struct bytes_out *out)
+{
+    return p->state == PEER_UP ? net_seal(&p->seal, &p->auth, aad, aad_len, text, len, out) : -ENOTCONN;
+}
+
+void peer_event(struct peer *p, uint16_t type, const struct bytes_out *body)
+{
+    if (p->state == PEER_UP)
+        conn_send(p->conn, PROTO_EVENT, type, 0, 0, body, NULL, 0);
+}
+
+uint64_t peer_queued(const struct peer *p)
+{
+    return p->conn ? conn_queued(p->conn) : 0;
+}
+
+void peer_event_done(struct peer *p, uint16_t type, const struct bytes_out *body,
+                     void (*done)(void *user, int status), void *user)
+{
+    if (p->state == PEER_UP)
+        conn_send_payload(p->conn, PROTO_EVENT, type, 0, body, NULL, 0, done, user);
+    else
+        done(user, -ENOTCONN);
+}
+
+void peer_fail(struct peer *p, int status, const char *message)
+{
+    if (p->state != PEER_DOWN)
+        go_down(p, status, message);
+}
+
+void peer_accept(struct peer *p)
+{
+    p->tried = p->list_tried = 0;
+    p->accepted = true;
+    address_answered(p);
+}
+
+void peer_reject(struct peer *p, int status, const char *message)
+{
+    if (p->state == PEER_UP)
+        address_failed(p, status, message);
+}
+
+int peer_release_fd(struct peer *p)
+{
+    int fd = conn_release_fd(p->conn);
+    if (fd >= 0) {
+        address_answered(p);
+        p->conn = NULL;
+        p->state = PEER_DOWN;
+        loop_timer_clear(&p->timer);
+    }
+    return fd;
+}

@@ -1,0 +1,453 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Happy path: an operation makes its visit work on a worker, comes back to the door's thread and answers; when the last byte is with the
+ * kernel, `over` lets go of all.
+ * Failure modes: the peer goes while a worker is busy: the visit stays until the worker is done, then goes. The workers' queue is full: 503. A body
+ * that breaks off: what was written of it is dropped, and nothing becomes visible.
+ * Invariants: a visit is answered at most once; after `over` nothing touches the request.
+ */
+#include "serve/s3/task.h"
+
+#include "base/log.h"
+
+#include <stdio.h>
+#include <strings.h>
+
+/* --- life ------------------------------------------------------------------------------------------------------------------ */
+
+void visit_free(struct visit *v)
+{
+    store_obj_unref(v->obj);
+    bundling_free(v->bundling);
+    tier_read_close(v->read);
+    body_fini(v);
+    bytes_out_fini(&v->out);
+    bytes_out_fini(&v->meta);
+    if (v->remote)
+        explicit_bzero(v->remote, strlen(v->remote)); /* there may be keys in it */
+    free(v->remote);
+    bytes_out_fini(&v->conditions_text);
+    keys_unref(v->keys);
+    free(v);
+}
+
+/* A put that nobody ends any more: a worker takes its file away, as that may wait for the disk, and for who writes to it. */
+struct dropped {
+    struct http_work work;
+    struct store_put *put;
+};
+
+static void dropped_run(struct http_work *work)
+{
+    store_put_abort(TAKE_PTR(container_of(work, struct dropped, work)->put));
+}
+
+static void dropped_done(struct http_work *work, struct http_request *req)
+{
+    struct dropped *d = container_of(work, struct dropped, work);
+    (void)req;
+    store_put_abort(d->put); /* workers that end do not run it */
+    free(d);
+}
+
+static void drop_put(struct visit *v)
+{
+    struct dropped *d = v->body.put ? malloc(sizeof(*d)) : NULL;
+    if (!d)
+        return; /* visit_free does it */
+    *d = (struct dropped){.work = {.run = dropped_run, .done = dropped_done}, .put = v->body.put};
+    if (http_work_start(v->door->workers, v->ref, HTTP_LANE_SHORT, &d->work) == 0)
+        v->body.put = NULL;
+    else
+        free(d);
+}
+
+static void on_over(struct http_request *req, int rc)
+{
+    struct visit *v = req->user;
+    (void)rc;
+    v->req = NULL;
+    if (v->working) {
+        if (atomic_exchange(&v->hands, VISIT_OVER) ==
+            VISIT_DOOR) /* the worker is done: his word is on its way */
+            drop_put(v);
+        return; /* else he drops it */
+    }
+    if (get_unwait(v))
+        return;
+    drop_put(v);
+    visit_free(v);
+}
+
+static void on_full(struct http_request *req, size_t got, bool last)
+{
+    body_full(req->user, got, last);
+}
+
+static const struct http_ops ops = {.full = on_full, .more = get_more, .over = on_over};
+
+struct visit *visit_new(struct s3_door *door, struct http_request *req, const struct s3_call *call,
+                        const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
+                        const struct keys_user *user)
+{
+    if (ticket_take(door->office, sizeof(struct visit)) < 0)
+        return NULL;
+    struct visit *v = calloc(1, sizeof(*v));
+    if (!v) {
+        ticket_give(door->office, sizeof(struct visit));
+        return NULL;
+    }
+    v->body.charged = sizeof(*v); /* given back by body_fini, with the rest */
+    v->door = door;
+    v->req = req;
+    v->ref = http_request_ref(req);
+    v->keys = keys_ref(keys);
+    v->user = user;
+    v->call = *call;
+    v->how = claim->how;
+    v->body.how = claim->body;
+    v->body.sum = v->declared = SUM_NONE;
+    memcpy(v->body.payload, claim->payload, sizeof(v->body.payload));
+    memcpy(v->body.when, claim->when, sizeof(v->body.when));
+    memcpy(v->body.signature, claim->signature, sizeof(v->body.signature));
+    if (key)
+        v->body.key = *key;
+    req->ops = &ops;
+    req->user = v;
+    return v;
+}
+
+/* --- work ------------------------------------------------------------------------------------------------------------------ */
+
+static void work_run(struct http_work *work)
+{
+    struct visit *v = container_of(work, struct visit, work);
+    v->run(v);
+    if (atomic_exchange(&v->hands, VISIT_DOOR) == VISIT_OVER)
+        store_put_abort(TAKE_PTR(v->body.put));
+}
+
+static void work_done(struct http_work *work, struct http_request *req)
+{
+    struct visit *v = container_of(work, struct visit, work);
+    v->working = false;
+    if (!req || !v->req) {
+        v->req = NULL;
+        visit_free(v);
+        return;
+    }
+    if (work->cancelled)
+        visit_fail(v, S3_UNAVAILABLE, "This server ends.");
+    if (v->code != S3_OK)
+        visit_refuse(v);
+    else if (v->then)
+        v->then(v);
+}
+
+static void work_by(struct visit *v, struct http_workers *workers, enum http_lane lane, uint64_t party,
+                    void (*run)(struct visit *v), void (*then)(struct visit *v))
+{
+    v->work = (struct http_work){.run = work_run, .done = work_done, .party = party};
+    v->run = run;
+    v->then = then;
+    v->working = true;
+    atomic_store(&v->hands, VISIT_WORKER);
+    if (http_work_start(workers, v->ref, lane, &v->work) == 0)
+        return;
+    v->working = false;
+    visit_fail(v, S3_SLOW_DOWN, NULL);
+    visit_refuse(v);
+}
+
+void visit_work(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
+                void (*then)(struct visit *v))
+{
+    work_by(v, v->door->workers, lane, 0, run, then);
+}
+
+/* The remote that it has to do with; 0: none. */
+static uint64_t remote_of(const struct visit *v)
+{
+    uint64_t remote = objects_remote(v->door->objects, v->call.bucket);
+    return remote || !v->from_bucket[0] ? remote : objects_remote(v->door->objects, v->from_bucket);
+}
+
+void visit_work_afar(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
+                     void (*then)(struct visit *v))
+{
+    uint64_t remote = remote_of(v);
+    work_by(v, remote ? v->door->waiters : v->door->workers, lane, remote, run, then);
+}
+
+/* --- failures -------------------------------------------------------------------------------------------------------------- */
+
+void visit_fail(struct visit *v, enum s3_code code, const char *message)
+{
+    if (v->code != S3_OK)
+        return;
+    v->code = code;
+    snprintf(v->message, sizeof(v->message), "%.255s", message ? message : "");
+}
+
+enum s3_code code_of_store(int rc)
+{
+    switch (rc) {
+    case 0:
+        return S3_OK;
+    case STORE_NO_BUCKET:
+        return S3_NO_SUCH_BUCKET;
+    case STORE_NO_UPLOAD:
+        return S3_NO_SUCH_UPLOAD;
+    case STORE_EXISTS:
+        return S3_BUCKET_EXISTS;
+    case STORE_NOT_EMPTY:
+        return S3_BUCKET_NOT_EMPTY;
+    case STORE_PRECONDITION:
+        return S3_PRECONDITION_FAILED;
+    case LEAT_NOT_FOUND:
+        return S3_NO_SUCH_KEY;
+    case LEAT_NO_SPACE:
+        return S3_STORAGE_FULL;
+    case LEAT_INVALID:
+        return S3_INVALID_ARGUMENT;
+    case LEAT_STALE:
+        return S3_INVALID_PART;
+    case LEAT_BUSY: /* memory for bodies is taken */
+    case -ENOMEM:
+        return S3_SLOW_DOWN;
+    case LEAT_TIMED_OUT:
+        return S3_REMOTE_TIMEOUT;
+    case TIER_REFUSED:
+        return S3_REMOTE_REFUSED;
+    case LEAT_PEER_GONE:
+    case TIER_DOWN:
+    case STORE_UNAVAILABLE: /* neither there nor not there */
+        return S3_UNAVAILABLE;
+    default:
+        return S3_INTERNAL;
+    }
+}
+
+/*
+ * What the client is to hear beyond the code's own sentence, or NULL: its own mistake, or which remote fails. The address, the path and what the
+ * remote said are for administrators; others may ask them.
+ */
+static const char *told_of(const struct visit *v, enum s3_code code, int rc, const char *why)
+{
+    if (rc == LEAT_CORRUPT)
+        return "The object is damaged on the server's disk, and there is no other copy of it: store it anew, "
+               "or "
+               "delete it.";
+    if (rc == STORE_BUCKET_DAMAGED)
+        return "The bucket's description is damaged on the server's disk; an administrator can create it "
+               "again.";
+    if (rc == STORE_UNAVAILABLE)
+        return "A disk of the server has failed; its log says which, and why. Store the object anew, or try "
+               "again when the disk is mended.";
+    bool remote = code == S3_UNAVAILABLE || code == S3_REMOTE_REFUSED || code == S3_REMOTE_TIMEOUT;
+    if (!*why || !(remote || code == S3_INVALID_ARGUMENT))
+        return NULL;
+    if (v->user->admin || !(remote || remote_of(v)))
+        return why;
+    return code == S3_UNAVAILABLE        ? "The bucket's remote did not answer."
+           : code == S3_INVALID_ARGUMENT ? "This cannot be done in a bucket that stands in front of another; "
+                                           "the server's log says why."
+                                         : NULL;
+}
+
+void visit_fail_store(struct visit *v, int rc, const struct leat_error *err)
+{
+    enum s3_code code = code_of_store(rc);
+    const char *why = err && err->message[0] ? err->message : "";
+    const char *told = told_of(v, code, rc, why);
+    bool ours =
+        s3_code_status(code) >= 500 && code != S3_SLOW_DOWN; /* load is no error, and would fill a log */
+    if (ours || (code == S3_INVALID_ARGUMENT && *why && told != why))
+        log_warning_limited("s3: %s in %s: %s", s3_op_name(v->call.op), v->call.bucket,
+                            *why ? why : strerror(-rc));
+    visit_fail(v, code, told);
+}
+
+static struct http_text resource_of(const struct http_request *req)
+{
+    return req->path; /* escaped as it came, so it is plain text */
+}
+
+struct bytes_out *door_answer(struct http_request *req, unsigned status, const char id[VISIT_ID_TEXT])
+{
+    struct bytes_out *headers = http_answer(req, status);
+    http_put_header(headers, "x-amz-request-id", id);
+    /* An object that is a page must not act as one of ours: what it may ask here, unsigned, another may not (0127). */
+    http_put_header(headers, "Content-Security-Policy", "sandbox");
+    http_put_header(headers, "X-Content-Type-Options", "nosniff");
+    return headers;
+}
+
+static void put_error(struct http_request *req, enum s3_code code, const char *message, const char *region,
+                      const uint64_t *of_bytes, const char *id)
+{
+    struct bytes_out *headers = door_answer(req, s3_code_status(code), id), body = {0};
+    struct http_text resource = resource_of(req);
+    if (code == S3_SLOW_DOWN || code == S3_UNAVAILABLE)
+        http_put_header(headers, "Retry-After", "1");
+    if (region)
+        http_put_header(headers, "x-amz-bucket-region", region);
+    if (of_bytes) { /* RFC 9110, 15.5.17: what could have been asked for */
+        char text[32];
+        snprintf(text, sizeof(text), "bytes */%llu", (unsigned long long)*of_bytes);
+        http_put_header(headers, "Content-Range", text);
+    }
+    if (code == S3_NOT_MODIFIED) {
+        http_send_head(req, HTTP_BODY_UNKNOWN);
+        return;
+    }
+    http_put_header(headers, "Content-Type", "application/xml");
+    s3_error_put(&body, code, message, resource.data, resource.len, id, region);
+    http_send_copy(req, body.data, body.failed ? 0 : body.len);
+    bytes_out_fini(&body);
+}
+
+void door_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
+                 const char id[VISIT_ID_TEXT])
+{
+    put_error(req, code, message && *message ? message : NULL, region, NULL, id);
+}
+
+void door_refuse_range(struct http_request *req, uint64_t bytes, const char id[VISIT_ID_TEXT])
+{
+    put_error(req, S3_INVALID_RANGE, NULL, NULL, &bytes, id);
+}
+
+void visit_refuse(struct visit *v)
+{
+    if (v->answered) { /* the head is gone: a body that is too short is all that can be said */
+        http_abort(v->req);
+        return;
+    }
+    v->answered = true;
+    put_error(v->req, v->code, v->message[0] ? v->message : NULL, NULL, NULL, v->id);
+}
+
+bool door_encrypts(const struct s3_door *door, const char *bucket)
+{
+    return door->disks_encrypted && !objects_remote(door->objects, bucket);
+}
+
+/* --- answers --------------------------------------------------------------------------------------------------------------- */
+
+/* An object, or part of one. */
+static bool makes_object(enum s3_op op)
+{
+    return op == S3_OP_PUT_OBJECT || op == S3_OP_COPY_OBJECT || op == S3_OP_CREATE_UPLOAD ||
+           op == S3_OP_UPLOAD_PART || op == S3_OP_UPLOAD_PART_COPY || op == S3_OP_COMPLETE_UPLOAD;
+}
+
+struct bytes_out *visit_answer(struct visit *v, unsigned status)
+{
+    v->answered = true;
+    struct bytes_out *headers = door_answer(v->req, status, v->id);
+    if (makes_object(v->call.op) && door_encrypts(v->door, v->call.bucket))
+        http_put_header(headers, "x-amz-server-side-encryption", "AES256");
+    return headers;
+}
+
+void visit_send_xml(struct visit *v)
+{
+    visit_send_xml_dated(v, NULL);
+}
+
+void visit_send_xml_dated(struct visit *v, const char *modified)
+{
+    if (v->out.failed) {
+        visit_fail(v, S3_SLOW_DOWN, NULL);
+        visit_refuse(v);
+        return;
+    }
+    struct bytes_out *headers = visit_answer(v, 200);
+    http_put_header(headers, "Content-Type", "application/xml");
+    if (modified)
+        http_put_header(headers, "Last-Modified", modified);
+    struct http_piece piece = {.data = v->out.data, .bytes = v->out.len};
+    http_send(v->req, v->out.len, &piece, 1, true);
+}
+
+/* Of a list's entry: a key of 1,024 bytes that takes three times as much where it is escaped, and what stands beside it. */
+#define LIST_ENTRY_BYTES (4 * KIB)
+
+bool visit_charge_list(struct visit *v, const char *max_name)
+{
+    size_t len;
+    uint64_t max = S3_LIST_MAX;
+    const char *text = s3_call_param(&v->call, max_name, &len);
+    if (text)
+        http_text_u64((struct http_text){text, len}, &max);
+    uint64_t bytes = (MIN(max, (uint64_t)S3_LIST_MAX) + 1) * LIST_ENTRY_BYTES;
+    if (ticket_take(v->door->office, bytes) < 0) {
+        visit_fail(v, S3_SLOW_DOWN, NULL);
+        return false;
+    }
+    v->body.charged += bytes;
+    return true;
+}
+
+void visit_send_empty(struct visit *v, unsigned status)
+{
+    visit_answer(v, status);
+    http_send_copy(v->req, NULL, 0);
+}
+
+struct http_text visit_header(const struct visit *v, const char *name)
+{
+    return http_header(v->req->reader, v->req->head, name);
+}
+
+static struct http_text demand_of(const struct http_request *req, const struct s3_call *call,
+                                  const char *name)
+{
+    struct http_text t = http_header(req->reader, req->head, name);
+    for (unsigned i = 0; !t.data && i < call->nparams; i++) {
+        const struct s3_param *p = &call->params[i];
+        if (strcasecmp(call->text + p->name_at, name) == 0)
+            t = (struct http_text){call->text + p->value_at, p->value_len};
+    }
+    return t;
+}
+
+struct http_text visit_demand(const struct visit *v, const char *name)
+{
+    return demand_of(v->req, &v->call, name);
+}
+
+void etag_header(struct bytes_out *headers, const char *etag)
+{
+    char quoted[STORE_ETAG_MAX + 3] = "\"";
+    char *end = mempcpy(quoted + 1, etag, strnlen(etag, STORE_ETAG_MAX));
+    memcpy(end, "\"", 2);
+    http_put_header(headers, "ETag", quoted);
+}
+
+enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct keys_user *user,
+                       const char *bucket, enum keys_right right)
+{
+    char owner[OBJECTS_OWNER_MAX + 1];
+    if (keys_may(keys, user, bucket, "", right))
+        return S3_OK;
+    if (!user->access)
+        return S3_ACCESS_DENIED;
+    int rc = objects_bucket_owner(door->objects, bucket, owner);
+    if (rc == STORE_NO_BUCKET && user->create) /* who may make it, may know that it is not there */
+        return S3_NO_SUCH_BUCKET;
+    if (rc == STORE_BUCKET_DAMAGED) /* whose it is cannot be said */
+        return S3_INTERNAL;
+    return rc == 0 && keys_may(keys, user, bucket, owner, right) ? S3_OK : S3_ACCESS_DENIED;
+}
+
+bool visit_expected_owner(struct s3_door *door, const struct http_request *req, const struct s3_call *call,
+                          const char *name, const char *bucket)
+{
+    char owner[OBJECTS_OWNER_MAX + 1];
+    struct http_text expected = demand_of(req, call, name);
+    if (!expected.data || objects_bucket_owner(door->objects, bucket, owner) < 0)
+        return true;
+    return http_text_is(expected, owner[0] ? owner : "anonymous");
+}

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * task.h: one request that is not answered at once, and what the operations share.
+ *
+ *   op_*(v) on the door's thread ─▶ visit_work(v, run, then) ─▶ run(v) on a worker ─▶ then(v) on the door's thread ─▶ answer_*
+ *
+ * `run` sets v->code (and message) on failure, and then visit answers with that error instead of calling `then`. A visit lives until its
+ * request is over and no work of it is under way. `run` touches nothing of the request: what it needs is in the visit.
+ */
+#ifndef SERVE_S3_TASK_H
+#define SERVE_S3_TASK_H
+
+#include "serve/s3/body.h"
+#include "serve/s3/service.h"
+#include "wire/http/http_cond.h"
+#include "wire/s3/s3_server.h"
+#include "wire/s3/sigv4_check.h"
+
+struct s3_door {
+    struct objects *objects;
+    struct keyring *keys;
+    struct http_workers *workers;
+    struct http_workers *waiters; /* for what waits for remotes: one that is silent keeps nobody else */
+    struct ticket_office *office;
+    const struct site *site;
+    struct members *members;           /* of archives that were looked into */
+    struct ticket_office members_room; /* what their indexes may take */
+    _Atomic unsigned pinned;           /* objects that batches hold open */
+    char region[65];
+    bool disks_encrypted;
+    char **domains;
+    uint64_t id_seed;
+    _Atomic uint64_t ids;
+};
+
+#define VISIT_ID_TEXT 17
+
+/* Who lets go of what a visit writes when its request is over. */
+enum visit_hands { VISIT_DOOR, VISIT_WORKER, VISIT_OVER };
+
+struct visit {
+    struct s3_door *door;
+    struct http_request *req; /* NULL: over */
+    struct http_ref ref;
+    struct http_work work;
+    bool working, answered;
+    _Atomic int hands; /* enum visit_hands: VISIT_WORKER until `run` has ended, or, before that, VISIT_OVER */
+    void (*run)(struct visit *v);
+    void (*then)(struct visit *v);
+
+    /* Who, and what. */
+    struct keys *keys; /* a reference */
+    const struct keys_user *user;
+    char id[VISIT_ID_TEXT];
+    struct s3_call call;
+    enum sigv4_how how;
+    struct visit_body body;
+
+    /* What came out of it. */
+    enum s3_code code;
+    char message[256]; /* "" : the usual one */
+    struct bytes_out out;
+    struct store_info info;
+
+    /* Of reading. */
+    struct store_obj *obj;
+    struct tier_read *read; /* it is on its way from the bucket's remote; obj is NULL then */
+    struct tier_waiter waiter;
+    struct http_message told; /* the waiter's: on its way to the door's thread while `posted` */
+    bool posted;
+    uint64_t first, end, sent,
+        checked; /* of the object: [first, end) is asked for, checked and sent so far */
+    bool idle;   /* idle: the server wants more, and nothing is checked yet */
+    bool anew;   /* what is here could not be read, so it was opened once more: the remote may have it */
+
+    struct bundling *bundling; /* batch.c: a member of an archive, or many objects; NULL: neither */
+
+    unsigned attributes;             /* of an object: attributes.c */
+    unsigned parts_after, parts_max; /* which page of its parts */
+
+    /* Of writing. */
+    struct bytes_out meta; /* pairs of store.h */
+    char if_match[STORE_ETAG_MAX + 3];
+    bool if_none_match;
+    char storage_class[24]; /* "": STANDARD */
+
+    /* Of making a bucket. */
+    char *remote; /* tier.h: what it stands in front of, or NULL */
+
+    /* Of copying. */
+    char from_bucket[S3_BUCKET_MAX + 1], from_key[S3_KEY_MAX + 1];
+    size_t from_len;
+    bool replace_meta, copy_ranged;
+    uint64_t copy_first, copy_last;
+    struct bytes_out conditions_text;
+    struct http_conditions conditions; /* in conditions_text */
+
+    /* Of uploads. */
+    unsigned part;          /* its number; 0: a whole object */
+    enum sum_kind declared; /* the algorithm that the upload was begun with, or SUM_NONE */
+    bool declared_full;     /* of all bytes; else a checksum of the parts' checksums */
+    const char *sum_type;   /* CreateMultipartUpload: "FULL_OBJECT" or "COMPOSITE" */
+    enum sum_kind expected; /* CompleteMultipartUpload: of the whole */
+    char expected_value[SUM_TEXT + 8], expected_type[16]; /* "" : not said */
+    bool expects_bytes;
+    uint64_t expected_bytes;
+    char upload[STORE_UPLOAD_ID_TEXT];
+    char host[300];
+};
+
+/* --- task.c ------------------------------------------------------------------------------------------------------------- */
+
+/* NULL: the office or the heap has no memory; nothing was answered. Takes a reference to keys of its own. */
+struct visit *visit_new(struct s3_door *door, struct http_request *req, const struct s3_call *call,
+                        const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
+                        const struct keys_user *user);
+/* See above; long: it may take more than some milliseconds. then NULL: nothing. */
+void visit_work(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
+                void (*then)(struct visit *v));
+/* The same for a run that, in a bucket in front of another, may wait for that one; `lane` is for other buckets. */
+void visit_work_afar(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
+                     void (*then)(struct visit *v));
+/* On a worker or the door: remembers a failure. message may be NULL. */
+void visit_fail(struct visit *v, enum s3_code code, const char *message);
+/* The same for a code of the store; what is the server's fault is logged. */
+void visit_fail_store(struct visit *v, int rc, const struct leat_error *err);
+/* Answers with v->code. */
+void visit_refuse(struct visit *v);
+/* Begins an answer: with the request's id. */
+struct bytes_out *visit_answer(struct visit *v, unsigned status);
+/* 200 and v->out as XML. */
+void visit_send_xml(struct visit *v);
+void visit_send_xml_dated(struct visit *v, const char *modified); /* with Last-Modified, unless NULL */
+/* Charges what the answer of a list takes: so many entries as the parameter says, or S3_LIST_MAX. False: there is no room; v->code is set. */
+bool visit_charge_list(struct visit *v, const char *max_name);
+/* A head alone, 200 or 204. */
+void visit_send_empty(struct visit *v, unsigned status);
+/* The request's header; data NULL: none. Door's thread, before the answer. */
+struct http_text visit_header(const struct visit *v, const char *name);
+/* The same, or the query's parameter of that name, where SDKs that make a link put it. */
+struct http_text visit_demand(const struct visit *v, const char *name);
+/* May he who asks do this with that bucket? S3_OK, or what to answer. [door's thread or a worker] */
+enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct keys_user *user,
+                       const char *bucket, enum keys_right right);
+/*
+ * The header or parameter `name` says whose bucket the client takes it for, by the id that ListBuckets tells its owner ("anonymous": of those that nobody owns). True
+ * where it says so rightly, or nothing; also where there is no such bucket, as that is said elsewhere.
+ */
+bool visit_expected_owner(struct s3_door *door, const struct http_request *req, const struct s3_call *call,
+                          const char *name, const char *bucket);
+/* Do objects of this bucket lie on disks that were stated to be encrypted, and nowhere else? */
+bool door_encrypts(const struct s3_door *door, const char *bucket);
+void etag_header(struct bytes_out *headers, const char *etag);
+void visit_free(struct visit *v); /* over, and nobody works on it */
+
+/* Begins an answer: with the request's id, and what keeps a browser from running an object. */
+struct bytes_out *door_answer(struct http_request *req, unsigned status, const char id[VISIT_ID_TEXT]);
+/* An error for a request without a visit. */
+void door_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
+                 const char id[VISIT_ID_TEXT]);
+/* InvalidRange, of something of so many bytes. */
+void door_refuse_range(struct http_request *req, uint64_t bytes, const char id[VISIT_ID_TEXT]);
+enum s3_code code_of_store(int rc);
+
+/* --- the operations: called on the door's thread with a fresh visit ------------------------------------------------------- */
+
+void op_get(struct visit *v); /* and HEAD */
+/* At once, where all of it is at hand; false: by op_get. */
+void get_more(struct http_request *req); /* http_ops.more */
+/* The visit is over: it is not told of its object any more. True: it was, and goes when the message arrives. */
+bool get_unwait(struct visit *v);
+bool get_at_once(struct s3_door *door, struct http_request *req, const struct s3_call *call, bool is_signed,
+                 const char id[VISIT_ID_TEXT]);
+/* batch.c: with ?archpath; POST /bucket?batch; the next instalment of either. */
+void op_member(struct visit *v);
+void op_batch(struct visit *v);
+void bundling_more(struct visit *v);
+void bundling_free(struct bundling *bundling);
+void op_attributes(struct visit *v);
+void op_put(struct visit *v);
+void op_copy(struct visit *v);
+void op_delete(struct visit *v);
+void op_delete_many(struct visit *v);
+void op_list_buckets(struct visit *v);
+void op_create_bucket(struct visit *v);
+void op_head_bucket(struct visit *v);
+void op_delete_bucket(struct visit *v);
+void op_location(struct visit *v);
+void op_default_read(struct visit *v);
+void op_list(struct visit *v);
+void op_list_uploads(struct visit *v);
+void op_create_upload(struct visit *v);
+void op_upload_part(struct visit *v);
+void op_list_parts(struct visit *v);
+void op_complete_upload(struct visit *v);
+void op_abort_upload(struct visit *v);
+
+/* demands.c: S3_OK, or why what x-amz- headers demand is not done; *ret_message: a sentence for the client. */
+enum s3_code demands_check(const struct s3_door *door, const struct http_request *req,
+                           const struct s3_call *call, char *ret_message, size_t cap);
+/* put.c: what a request says of the object that it makes: meta, conditions. False: v->code is set. */
+bool put_read_headers(struct visit *v);
+/* The storage class that was asked for, into v->meta. */
+void put_class(struct visit *v);
+/* multipart.c: v->upload and v->part from the query, and v->declared of that upload. False: v->code is set. */
+bool upload_read_part(struct visit *v);
+/* The algorithm of a part, or of the object to be, is not its upload's. Returns false. */
+bool sum_mismatch(struct visit *v, enum sum_kind actual);
+/* What checksum an object or a part has: its text, and whether it is of all bytes; SUM_NONE: none. */
+enum sum_kind sum_of_meta(const void *meta, size_t len, const char **ret_value, bool *ret_full);
+/* The checksum of this kind that the request says its body or object has. */
+struct http_text sum_demand(const struct visit *v, enum sum_kind kind);
+/* Pairs of store.h. */
+void meta_put(struct bytes_out *meta, const char *name, size_t name_len, const char *value, size_t value_len);
+
+#endif

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * proto.h: Leat's protocol: frames and messages between client and daemon (unix socket), and between hosts (TCP).
+ * Pure: bytes to structs and back; fuzzed.
+ *
+ *   frame    0  u32 magic "LEAT"      16  u64 id: of the request; replies and events carry it back
+ *            4  u8  version           24  u32 body bytes (control), <= PROTO_BODY_MAX
+ *            5  u8  kind (enum)       28  u32 nfds: descriptors sent beside it (SCM_RIGHTS), unix only
+ *            6  u16 type              32  u64 payload bytes behind the body: sample bytes of READ replies, WRITE requests
+ *            8  i32 status            40  body …, payload …
+ *           12  u32 lost: of a READ reply: segments that were lost on this connection so far (mod 2^32), else 0
+ *
+ * All integers little-endian; strings are u32 length + UTF-8 bytes. A reply with status < 0 has a body of one string: the
+ * message. A request may be followed by events with its id (progress) before its one reply. Daemon-initiated events have id 0.
+ *
+ * Who may connect. Unix: SO_PEERCRED is the identity; the socket's folder is private or its mode the administrator's.
+ * TCP: both sides prove that they know the token (32 bytes or more, from a file) without sending it:
+ *     client  HELLO  {versions, role, nonce_c[32], acting uid, gid, ws uuid}
+ *     server  reply  {version, nonce_s[32]}
+ *     client  PROOF  {mac_c = HMAC-SHA256(token, "leat client" ‖ transcript)}
+ *     server  reply  {mac_s = HMAC-SHA256(token, "leat server" ‖ transcript), node id, generation, ...}
+ * where transcript = the bytes of HELLO's body ‖ nonce_s. Nothing else is accepted before that. A daemon connects to its peers; for a
+ * client's data connection it does so too and passes the open socket on, so that the token never leaves daemons.
+ */
+#ifndef WIRE_LEAT_PROTO_H
+#define WIRE_LEAT_PROTO_H
+
+#include "base/base.h"
+#include "base/bytes.h"
+
+#define PROTO_MAGIC       0x5441454cu /* "LEAT" */
+#define PROTO_VERSION     2
+#define PROTO_FRAME       64 /* a line of the cache: see proto_frame_put */
+#define PROTO_RANGE       16 /* a proto_range */
+#define PROTO_BODY_MAX    (16u << 20)
+#define PROTO_FDS_MAX     64
+#define PROTO_STR_MAX     4096
+#define PROTO_IDS_MAX     (1u << 20) /* samples in one WAIT or FETCH */
+#define PROTO_READS_MAX   65536u     /* ranges in one READ */
+#define PROTO_PAYLOAD_MAX (1ull << 48)
+#define PROTO_KEYS_MAX    64u /* regions in one RDMA_KEYS */
+#define PROTO_KEY_BYTES   1024u
+#define PROTO_PUTS_MAX    4096u /* ranges in one RDMA_PUT */
+#define PROTO_VIEWS_MAX   1024u /* of one data connection */
+#define PROTO_UUID        16
+
+enum proto_kind { PROTO_REQUEST = 1, PROTO_REPLY = 2, PROTO_EVENT = 3 };
+
+enum proto_role { PROTO_ROLE_CONTROL = 1, PROTO_ROLE_DATA = 2, PROTO_ROLE_PEER = 3 };
+
+/* clang-format off */
+enum proto_type {
+    PROTO_HELLO = 1, /* struct proto_hello -> proto_welcome */
+    PROTO_PROOF = 2, /* mac[32] -> proto_welcome again, now with mac, node and generation */
+
+    /* control, client to daemon */
+    PROTO_OPEN = 16,      /* proto_open -> proto_ws + fds {index, live}; events: PROGRESS while indexing */
+    PROTO_CLOSE = 17,     /* u64 ws: the lease ends */
+    PROTO_REGIONS = 18,   /* u64 ws, u32 first, u32 count<=64 -> u32 n, n × u32 gid; fds: one read-only memfd each, local only */
+    PROTO_WAIT = 19,      /* u64 ws, u32 n, n × u64 sample -> empty when every one is resident; n = 0: all of the set.
+                             status < 0: the first that failed, message names it. Raises their priority. */
+    PROTO_FETCH = 20,     /* u64 ws, u32 n, n × {u64 first sample, u64 count} -> proto_fetched: streamed samples into staging */
+    PROTO_RELEASE = 21,   /* u64 lease of a FETCH; no reply */
+    PROTO_APPEND = 22,    /* proto_open with name set -> proto_ws of the new version (fds as OPEN) */
+    PROTO_CREATE = 23,    /* u32 flags, str name, fd: memfd with an index of kind PUSHED -> empty */
+    PROTO_BROKER = 24,    /* u64 ws, u32 node[, u32 rail] -> fd: authenticated DATA connection to that node: by one rail of it (the k-th of
+                             its addresses), or by whichever address answers */
+    PROTO_QUERY = 25,     /* u32 enum leat_query, str arg -> str text */
+    PROTO_DROP = 26,      /* u32 flags, u64 wait_ns, str name -> empty */
+    PROTO_STOP = 27,      /* u32 force -> empty, then the daemon ends */
+    PROTO_VERIFY = 28,    /* u64 ws, u32 flags -> u64 bad, str first bad key; events: PROGRESS */
+    PROTO_CANCEL = 29,    /* u64 id of an own request: it is answered with -ECANCELED if it still can; no reply */
+    PROTO_CREDITS = 31,   /* -> u32 slot; fd: the credit table (net/flow/credit.h) that this user's processes on this host share */
+    PROTO_PREFETCH = 30,  /* u64 ws, u32 n, n × {u64 first sample, u64 count}; no reply: into staging, while there is room that nobody
+                             holds. A FETCH of the same range finds it there. */
+    PROTO_REPORT = 32,    /* proto_report; no reply: how far a loader is */
+    PROTO_SCAN = 33,      /* str key to go on behind, proto_open (pool_bytes: of the window, at most) -> u64 scan, u64 bytes of the window; fd:
+                             the window, read-only */
+    PROTO_SCAN_NEXT = 34, /* u64 scan, u64 from, u64 released -> proto_scanned: objects from number `from` on, when there is one. Those below
+                             `released` are read no more, and their room is used again; what is asked for again is told again */
+    PROTO_SCAN_END = 35,  /* u64 scan; no reply */
+
+    /* data: on a connection bound to one working set by its HELLO (or, on the control socket, by u64 ws ahead) */
+    PROTO_READ = 48,      /* u32 n, n × proto_range -> payload: the ranges, one after another */
+    PROTO_WRITE = 49,     /* u64 first sample, u32 count, u32 nranges, ranges; payload: their bytes -> empty. PUSHED sets only;
+                             the daemon checksums what arrives */
+    PROTO_RDMA_CONNECT = 50, /* u32 n<=16, n × u64 secret of a rail of the client -> u32 rails, rails × {u32 incarnation, str address; 0 and "": closed}.
+                                A connection to one of them that shows one of the secrets is accepted while this one lives, and the rail is of
+                                the incarnation that was told last: asked for again after a connection broke */
+    PROTO_RDMA_VIEW = 52, /* u32 id<PROTO_VIEWS_MAX, u64 address, u64 bytes, u32 rails of the client, rails × {u32 length, packed key} -> empty */
+    PROTO_RDMA_PUT = 53, /* u32 view, u32 rail of the server, u32 n<=PROTO_PUTS_MAX, n × {proto_range, u64 offset in the view} -> empty, once the
+                            bytes are there */
+    PROTO_RDMA_KEYS = 51, /* u32 n<=PROTO_KEYS_MAX, n × u32 gid -> u32 n, n × {u32 gid, u32 generation, u64 address, u64 bytes, u32 rails,
+                             rails × {u32 incarnation, u32 length, packed key; none where the rail is closed}} */
+
+    /* peer, daemon to daemon */
+    PROTO_NODE = 64,      /* str who asks -> str name, u64 capacity_bytes, u64 free_bytes, u64 region_bytes,
+                           * u64 used_bytes, u64 incarnation: another one each time the daemon is started */
+    /* APPEND = 22 as well: as DESCRIBE; the set `name` is made longer first */
+    PROTO_INSTALL = 66,   /* proto_ws with spec, owner, mode and full region table, u32 flags (1: wait for COMMIT), u64 first new address,
+                             uuid of the version it replaces (zeros: none); payload: the index blob -> empty; it then pulls */
+    PROTO_COMMIT = 71,    /* event: uuid, uuid of the version it replaces: an installed set is there now */
+    PROTO_READY = 67,     /* event: uuid, u32 n, n × {u64 sample, u32 field, u32 crc, u64 offset in the part, u64 bytes, i32 status} */
+    PROTO_FORGET = 68,    /* event: uuid, u32 flags (1: dropped for all; 2: by force; else: we no longer need it held) */
+    PROTO_DESCRIBE = 69,  /* u32 acting uid, u32 gid, proto_open without access in a u32 length, sealed proto_access (to what stands before
+                             it) or nothing -> proto_ws; payload: the index blob */
+    PROTO_ACCESS = 72,    /* event: u32 uid, str source, sealed proto_access (to what stands before it): how that user reads it */
+    PROTO_RESYNC = 70,    /* uuid, u32 flags (1: READY of all it filled, too; 2: it holds the set for us) -> u32 1: all its regions are filled */
+
+    /* events from the daemon */
+    PROTO_PROGRESS = 96,  /* u32 stage, u64 samples done, total, bytes done, total */
+    PROTO_REVOKED = 97,   /* u64 ws, u32 generation: dropped by force, or its node lost it */
+};
+/* clang-format on */
+
+struct proto_frame {
+    uint8_t version, kind;
+    uint16_t type;
+    int32_t status;
+    uint32_t lost;
+    uint64_t id;
+    uint32_t body_bytes, nfds;
+    uint64_t payload_bytes;
+};
+/*
+ * 40 bytes and zeros, so that what follows begins with a line of the cache. A reply mostly begins a page in the socket's buffers, and samples
+ * come from where pages begin: copied to 40 bytes behind a page's border, 4 KiB took a tenth longer on a quiet AMD EPYC (Zen 4) than to 64, and
+ * half as long again on a busy one.
+ */
+void proto_frame_put(uint8_t out[PROTO_FRAME], const struct proto_frame *frame);
+/* 0; LEAT_CORRUPT: not a frame, or sizes past the limits. The version is the caller's to judge. */
+int proto_frame_get(const uint8_t in[PROTO_FRAME], struct proto_frame *ret_frame);
+
+struct proto_hello {
+    uint8_t version_min, version_max;
+    uint8_t role;
+    uint32_t pid;
+    char program[32];
+    uint8_t nonce[32];               /* TCP; zeros on a unix socket */
+    uint32_t acting_uid, acting_gid; /* TCP: on whose behalf */
+    uint8_t uuid[PROTO_UUID];        /* DATA: the working set */
+    uint32_t generation;             /* DATA: of its descriptor */
+};
+struct proto_welcome {
+    uint8_t version;
+    uint8_t nonce[32], mac[32]; /* TCP: of the first reply, of the second */
+    char node[256];             /* its name or address */
+    uint32_t node_id;
+    uint64_t region_bytes, pool_bytes;
+    uint64_t client_count;
+};
+/*
+ * With which settings and in whose name a source elsewhere is read: what the client found in its own environment. Between a client and its
+ * daemon; between hosts only sealed (rpc/seal.h). Strings are owned; NULL and "" are the same: not said.
+ */
+struct proto_access {
+    uint32_t flags;  /* PROTO_ACCESS_* */
+    int64_t expires; /* seconds since 1970; 0: never, or not known */
+    char *endpoint, *region, *style, *ca_file, *profile;
+    char *access_key, *secret_key, *token;
+};
+#define PROTO_ACCESS_ANONYMOUS 1u
+#define PROTO_ACCESS_INSECURE  2u
+#define PROTO_ACCESS_FOUND     4u /* by looking where AWS's tools look; else the program gave them */
+#define PROTO_ACCESS_STR_MAX   1024u
+#define PROTO_ACCESS_TOKEN_MAX 16384u
+void proto_access_put(struct bytes_out *out, const struct proto_access *m);
+int proto_access_get(struct bytes_in *in, struct proto_access *ret);
+/* Wipes what is secret. */
+void proto_access_fini(struct proto_access *m);
+
+struct proto_open {
+    uint32_t flags; /* LEAT_OPEN_* */
+    uint64_t pool_bytes;
+    char *name; /* owned; "" = implicit */
+    char *uri;
+    bool has_access; /* for sources elsewhere: a tail that may be missing */
+    struct proto_access access;
+};
+struct proto_node {
+    uint32_t id;
+    char address[256]; /* "host:port[,host:port]"; "" for the daemon that answers */
+};
+struct proto_region {
+    uint32_t gid;
+    uint32_t node;       /* index into nodes */
+    uint32_t page_bytes; /* reserved: the live table says what was obtained */
+    uint32_t generation;
+};
+struct proto_ws {
+    uint64_t ws; /* handle on this connection */
+    uint8_t uuid[PROTO_UUID];
+    uint32_t generation, version, flags, mode, owner_uid, owner_gid;
+    uint64_t region_bytes;
+    /* addresses below are (or become) resident; at and above are streamed. address_end: none */
+    uint64_t pinned_end;
+    uint64_t index_bytes, live_bytes;
+    char *name; /* owned */
+    char *uri;
+    uint32_t nnodes, nregions;
+    struct proto_node *nodes;     /* owned */
+    struct proto_region *regions; /* owned; in order of gid */
+};
+#define PROTO_WS_STREAMED 1u
+#define PROTO_WS_EXPLICIT 2u
+#define PROTO_WS_PUSHED   4u
+
+/* Staging places of a FETCH: linear addresses [address, +bytes) lie at `offset` of staging region `gid`. Range
+ * by range as asked for; runs of different ranges may overlap (direct I/O widens them to whole blocks). */
+struct proto_run {
+    uint64_t address, bytes, offset;
+    uint32_t gid; /* PROTO_STAGING | n: its descriptor comes with the reply the first time, else by REGIONS */
+};
+#define PROTO_STAGING 0x80000000u
+struct proto_fetched {
+    uint64_t lease;
+    uint32_t nruns;
+    struct proto_run *runs; /* owned */
+};
+/* Objects of a scan, one after another: the bytes of each lie in its window at `offset`. */
+struct proto_scan_object {
+    uint64_t offset, bytes;
+    int64_t modified; /* seconds since 1970 */
+    char *key, *etag; /* owned; key: what follows the prefix */
+};
+struct proto_scanned {
+    uint32_t flags, n;
+    struct proto_scan_object *objects; /* owned */
+};
+#define PROTO_SCANNED_END 1u /* there are no more behind these */
+#define PROTO_SCAN_ETAG   160u
+#define PROTO_SCAN_HELD                                                                                      \
+    1024u /* objects at most from the first that is not released to the last that was told */
+struct proto_report {
+    uint64_t ws, loader;     /* handle on this connection; which loader of this process */
+    uint32_t flags, verdict; /* enum leat_verdict: what is not known is shown as such */
+    uint32_t rank, world_size, waiting_permille;
+    uint64_t epoch, samples, length, batch_samples, step_samples;
+    uint64_t total_samples, total_bytes, samples_per_ks, bytes_per_s; /* ks: 1,000 seconds */
+    uint64_t order; /* digest of the epoch's order, the same on all ranks; 0: none */
+    char job[128], title[256];
+};
+#define PROTO_REPORT_ENDED 1u
+/* 16 bytes on the wire. */
+struct proto_range {
+    uint32_t gid, bytes;
+    uint64_t offset;
+};
+
+void proto_hello_put(struct bytes_out *out, const struct proto_hello *m);
+int proto_hello_get(const void *body, size_t len, struct proto_hello *ret);
+void proto_welcome_put(struct bytes_out *out, const struct proto_welcome *m);
+int proto_welcome_get(const void *body, size_t len, struct proto_welcome *ret);
+void proto_open_put(struct bytes_out *out, const struct proto_open *m);
+int proto_open_get(const void *body, size_t len, struct proto_open *ret);
+void proto_open_fini(struct proto_open *m);
+void proto_ws_put(struct bytes_out *out, const struct proto_ws *m);
+int proto_ws_get(const void *body, size_t len, struct proto_ws *ret);
+void proto_ws_fini(struct proto_ws *m);
+void proto_fetched_put(struct bytes_out *out, const struct proto_fetched *m);
+int proto_fetched_get(const void *body, size_t len, struct proto_fetched *ret);
+void proto_fetched_fini(struct proto_fetched *m);
+void proto_scanned_put(struct bytes_out *out, const struct proto_scanned *m);
+int proto_scanned_get(const void *body, size_t len, struct proto_scanned *ret);
+void proto_scanned_fini(struct proto_scanned *m);
+void proto_report_put(struct bytes_out *out, const struct proto_report *m);
+int proto_report_get(const void *body, size_t len, struct proto_report *ret);
+void proto_range_write(uint8_t wire[PROTO_RANGE], const struct proto_range *m);
+void proto_range_put(struct bytes_out *out, const struct proto_range *m);
+void proto_range_get(struct bytes_in *in, struct proto_range *ret);
+
+/* Handshake MACs: HMAC-SHA256 over "leat server"/"leat client" ‖ hello body ‖ nonce_s. 0, -ENOMEM or -EIO. */
+int proto_mac(const void *token, size_t token_len, bool server, const void *hello_body, size_t hello_len,
+              const uint8_t nonce_s[32], uint8_t ret_mac[32]);
+/* The key of rpc/seal.h, by the same. */
+int proto_seal_key(const void *token, size_t token_len, const void *hello_body, size_t hello_len,
+                   const uint8_t nonce_s[32], uint8_t ret_key[32]);
+bool proto_mac_equal(const uint8_t a[32], const uint8_t b[32]); /* constant time */
+
+#endif
