@@ -193,6 +193,12 @@ static const char *folder_path(const struct index *ix, uint64_t i)
     return len && path[len - 1] == '/' ? path : NULL;
 }
 
+/* Would a scan leave out this link, "cat/x/", which cannot be opened for `rc`? In the root, "cat/", a denied one denies the set. */
+static bool still_absent(const char *name, int rc)
+{
+    return rc == LEAT_NOT_FOUND || rc == LEAT_INVALID || (rc == LEAT_DENIED && strchr(name, '/')[1]);
+}
+
 /*
  * In the cache times are compared that nobody can set, so that a file of the same size and time put in the place of the old one
  * is noticed; an index beside the data may have been copied together with them.
@@ -218,10 +224,10 @@ static bool source_unchanged(struct expected *x, const struct index *ix, uint64_
         AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
         int rc = scan_open(&x->scan, path, &file, NULL);
         if (rc < 0)
-            return absent && (rc == LEAT_NOT_FOUND || rc == LEAT_INVALID || rc == LEAT_DENIED);
+            return absent && still_absent(index_string(ix, s->path), rc);
         st = file.st;
     } else if (stat(path, &st) < 0) {
-        return absent && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP);
+        return absent && still_absent(index_string(ix, s->path), scan_error(-errno, path, NULL));
     }
     const struct index_header *h = ix->header;
     bool settled = h->root_mtime_ns && !strcmp(index_string(ix, s->path), "./");

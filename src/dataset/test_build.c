@@ -589,6 +589,63 @@ static void test_broken_folder(void **state)
     }
 }
 
+static int open_kept(const char *text, bool *ret_scanned)
+{
+    struct dataset_spec spec;
+    int fd;
+    assert_int_equal(dataset_spec_parse(text, &spec, NULL), 0);
+    int rc = dataset_index_open(&spec, NULL, NULL, true, &fd, ret_scanned, NULL);
+    dataset_spec_free(&spec);
+    if (rc == 0)
+        close(fd);
+    return rc;
+}
+
+/* A kept index with links that may not be followed is as good as a scan: below a class it stands, and in the root it does not. */
+static void test_denied_links_kept(void **state)
+{
+    char home[200], closed[300], text[300], cache[300], path[2][300];
+    bool scanned;
+    snprintf(home, sizeof(home), "%s/kept", folder);
+    snprintf(closed, sizeof(closed), "%s/closed", home);
+    snprintf(cache, sizeof(cache), "%s/cache", home);
+    snprintf(text, sizeof(text), "%s/tree/#pattern=1", home);
+    make_folder("kept");
+    make_folder("kept/closed");
+    make_folder("kept/cache");
+    make_folder("kept/tree");
+    make_folder("kept/tree/x");
+    write_file("kept/tree/x/1", "1", 1);
+    for (unsigned i = 0; i < 2; i++)
+        snprintf(path[i], sizeof(path[i]), "%s/tree/%s", home, i ? "bird" : "x/a.txt");
+    assert_int_equal(symlink("../../closed/a", path[0]), 0);
+    setenv("XDG_CACHE_HOME", cache, 1);
+    chmod(folder, 0755);
+    chmod(cache, 0777);
+    chmod(closed, 0);
+    const bool root = geteuid() == 0; /* which may follow all of them */
+    assert_true(!root || seteuid(65534) == 0);
+    assert_int_equal(open_kept(text, &scanned), 0);
+    assert_true(scanned);
+    assert_int_equal(open_kept(text, &scanned), 0);
+    assert_false(scanned);
+    assert_true(!root || seteuid(0) == 0);
+    chmod(closed, 0755);
+    assert_int_equal(symlink("../closed/b", path[1]), 0);
+    assert_true(!root || seteuid(65534) == 0);
+    assert_int_equal(open_kept(text, &scanned), 0); /* both lead nowhere */
+    assert_int_equal(open_kept(text, &scanned), 0);
+    assert_false(scanned);
+    assert_true(!root || seteuid(0) == 0);
+    chmod(closed, 0);
+    assert_true(!root || seteuid(65534) == 0);
+    assert_int_equal(open_kept(text, &scanned), LEAT_DENIED);
+    assert_true(!root || seteuid(0) == 0);
+    chmod(closed, 0755);
+    unsetenv("XDG_CACHE_HOME");
+    remove_tree(home);
+}
+
 static int count_opened(void *user, const char *path, int flags)
 {
     opened++;
@@ -667,6 +724,7 @@ int main(void)
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_opener),
         cmocka_unit_test(test_denied_links),
+        cmocka_unit_test(test_denied_links_kept),
         cmocka_unit_test(test_silent_child),
         cmocka_unit_test(test_borders),
         cmocka_unit_test(test_rows),
