@@ -611,9 +611,9 @@ static void settle_root_time(int fd, const char *tree, uint64_t names)
 {
     struct stat st;
     uint64_t names_now;
-    nanosleep(&(struct timespec){.tv_nsec = SCAN_TICK_NS},
-              NULL); /* what comes in this tick would not show later */
-    if (stat(tree, &st) < 0 || sum_names(tree, &names_now) < 0 || names_now != names)
+    AUTO_CLOSE int dir = open(tree, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    scan_wait_tick(); /* what comes in this tick would not show later */
+    if (dir < 0 || scan_stat_folder(dir, &st) < 0 || sum_names(tree, &names_now) < 0 || names_now != names)
         return;
     int64_t now_ns = timespec_ns(st.st_mtim);
     ssize_t n = pwrite(fd, &now_ns, sizeof(now_ns), offsetof(struct index_header, root_mtime_ns));

@@ -8,7 +8,8 @@
 
 #include "wire/archive/tar.h"
 
-#define TICK_SAMPLES 4096
+#define TICK_SAMPLES  4096
+#define SETTLE_ROUNDS 5
 
 void scan_escape(const char *s, char *out, size_t cap)
 {
@@ -156,18 +157,30 @@ int64_t scan_file_pread(struct scan_file *f, void *buf, uint64_t bytes, uint64_t
     return rc < 0 ? rc : (int64_t)bytes;
 }
 
+void scan_wait_tick(void)
+{
+    struct timespec left = {.tv_nsec = SCAN_TICK_NS};
+    while (nanosleep(&left, &left) < 0 && errno == EINTR)
+        ;
+}
+
 int scan_stat_folder(int fd, struct stat *ret_st)
 {
-    struct timespec now;
-    if (fstat(fd, ret_st) < 0)
-        return -errno;
-    clock_gettime(CLOCK_REALTIME, &now);
-    int64_t age_ns =
-        (now.tv_sec - ret_st->st_mtim.tv_sec) * 1000000000ll + now.tv_nsec - ret_st->st_mtim.tv_nsec;
-    if (age_ns < 0 || age_ns >= SCAN_TICK_NS) /* the clock of a server may be ahead of ours */
-        return 0;
-    nanosleep(&(struct timespec){.tv_nsec = SCAN_TICK_NS - age_ns}, NULL);
-    return fstat(fd, ret_st) < 0 ? -errno : 0;
+    for (int round = 0; round <= SETTLE_ROUNDS; round++) {
+        struct timespec now;
+        if (round > 0)
+            scan_wait_tick();
+        if (fstat(fd, ret_st) < 0)
+            return -errno;
+        clock_gettime(CLOCK_REALTIME, &now);
+        int64_t age_ns =
+            (now.tv_sec - ret_st->st_mtim.tv_sec) * 1000000000ll + now.tv_nsec - ret_st->st_mtim.tv_nsec;
+        if (age_ns < 0 || age_ns >= SCAN_TICK_NS) /* the clock of a server may be ahead of ours */
+            return 0;
+    }
+    /* No folder has it: what is written all the time is never fresh. */
+    ret_st->st_mtim = (struct timespec){.tv_nsec = 1};
+    return 0;
 }
 
 int scan_poll(struct scan *scan, struct leat_error *err)

@@ -68,8 +68,9 @@ int scan_poll(struct scan *scan, struct leat_error *err);
 /* The kind of message a failed file operation gets: LEAT_NOT_FOUND, LEAT_DENIED, or the plain errno. */
 int scan_error(int code, const char *path, struct leat_error *err);
 /* fstat of a folder that is read next. The clock of its times has ticks of up to 10 ms: of a change in the last one the end is waited for, so
- * that a change after the reading has another time. 0 or -errno. */
+ * that a change after the reading has another time. A folder that changes in each of five ticks gets a time that no folder has. 0 or -errno. */
 #define SCAN_TICK_NS 10000000
+void scan_wait_tick(void); /* all of one, whatever signals come */
 int scan_stat_folder(int fd, struct stat *ret_st);
 /* Reads all of [offset, +bytes); fewer only at the end of the file. Bytes read, or -errno. */
 int64_t scan_pread(int fd, void *buf, size_t bytes, uint64_t offset);

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -646,6 +647,73 @@ static void test_denied_links_kept(void **state)
     remove_tree(home);
 }
 
+/* While this is not 0 it is the time, and only sleep moves it; after each of `busy` sleeps the folder changes. */
+static time_t fake_ms;
+static unsigned busy, sleeps;
+static int busy_fd;
+
+static struct timespec fake_now(void)
+{
+    return (struct timespec){fake_ms / 1000, fake_ms % 1000 * 1000000};
+}
+
+static int touch_busy(void)
+{
+    return futimens(busy_fd, (struct timespec[]){fake_now(), fake_now()});
+}
+
+int __real_clock_gettime(clockid_t clock, struct timespec *ret_now);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_now);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_now)
+{
+    if (!fake_ms || clock != CLOCK_REALTIME)
+        return __real_clock_gettime(clock, ret_now);
+    *ret_now = fake_now();
+    return 0;
+}
+
+int __real_nanosleep(const struct timespec *want, struct timespec *left);
+int __wrap_nanosleep(const struct timespec *want, struct timespec *left);
+int __wrap_nanosleep(const struct timespec *want, struct timespec *left)
+{
+    if (!fake_ms)
+        return __real_nanosleep(want, left);
+    if (++sleeps == 1) { /* a signal */
+        if (left)
+            *left = *want;
+        errno = EINTR;
+        return -1;
+    }
+    fake_ms += want->tv_nsec / 1000000;
+    return busy && busy-- ? touch_busy() : 0;
+}
+
+/* A folder that is written while its time settles is waited for again, but not for good. */
+static void test_busy_folder(void **state)
+{
+    static const struct {
+        unsigned busy, slept;
+        bool fresh;
+    } cases[] = {{0, 1, true}, {2, 3, true}, {100, 5, false}};
+    char path[300];
+    snprintf(path, sizeof(path), "%s/tree/x", folder);
+    busy_fd = open(path, O_RDONLY | O_DIRECTORY);
+    fake_ms = 1000000000000;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct stat st, now;
+        assert_int_equal(touch_busy(), 0);
+        busy = cases[i].busy;
+        sleeps = 0;
+        assert_int_equal(scan_stat_folder(busy_fd, &st), 0);
+        assert_int_equal(sleeps, cases[i].slept + 1); /* and the one that a signal ended */
+        assert_int_equal(fstat(busy_fd, &now), 0);
+        assert_int_equal(!memcmp(&st.st_mtim, &now.st_mtim, sizeof(now.st_mtim)), cases[i].fresh);
+    }
+    fake_ms = 0;
+    busy = 0;
+    close(busy_fd);
+}
+
 static int count_opened(void *user, const char *path, int flags)
 {
     opened++;
@@ -731,6 +799,7 @@ int main(void)
         cmocka_unit_test(test_linked_files),
         cmocka_unit_test(test_broken_folder),
         cmocka_unit_test(test_look_for_shards),
+        cmocka_unit_test(test_busy_folder),
         cmocka_unit_test(test_choices),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
