@@ -549,6 +549,16 @@ def test_hdf5_layouts(tmp_path, options, dtype):
     check_array(got, "w", np.arange(50))
 
 
+def test_hdf5_names_with_an_equals_sign(tmp_path):
+    """They are names, as long as they are not nearly one of the words that may stand behind #."""
+    with h5py.File(tmp_path / "x.h5", "w") as f:
+        for name in ("extra=1", "rows_of=2", "row=2"):
+            f[name] = np.arange(3)
+    for name in ("extra=1", "rows_of=2", "/row=2"):
+        check_array(dump(f"{tmp_path}/x.h5#{name}"), name.strip("/"), np.arange(3))
+    refused(f"{tmp_path}/x.h5#row=2", "invalid", "rows=", "#/NAME")
+
+
 def test_hdf5_four_dimensions_and_user_block(tmp_path):
     array = np.random.rand(9, 4, 6, 10).astype("f4")
     with h5py.File(tmp_path / "x.h5", "w", userblock_size=1024) as f:

@@ -14,8 +14,6 @@
 #define PATTERN    "#pattern="
 #define EXTENSIONS "#extensions="
 
-#define LETTERS    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
 #define HDF5_MAGIC "\x89HDF\r\n\x1a\n"
 
 static const struct {
@@ -157,12 +155,14 @@ static bool extensions_good(const char *text)
     }
 }
 
-/* "#extension=jpg", "#Rows=2": nearly a word that is known here. */
+/* "#extension=jpg", "#Rows=2": nearly a word that is known here. "#extra=1" may be a dataset of an HDF5 file. */
 static bool nearly_known(const char *inner)
 {
-    static const char *const begins[] = {"pat", "ext", "row"};
-    for (size_t i = 0; i < ARRAY_LEN(begins); i++)
-        if (!strncasecmp(inner, begins[i], 3) && inner[strspn(inner, LETTERS)] == '=')
+    static const char *const words[] = {"pattern", "patterns", "extension", "extensions",
+                                        "ext",     "exts",     "row",       "rows"};
+    size_t len = strcspn(inner, "=");
+    for (size_t i = 0; i < ARRAY_LEN(words) && inner[len]; i++)
+        if (len == strlen(words[i]) && !strncasecmp(inner, words[i], len))
             return true;
     return false;
 }
