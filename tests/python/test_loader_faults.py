@@ -82,7 +82,8 @@ def test_a_worker_that_exits(numbers):
     loader = leat.Loader(numbers, 10, transform=at25(lambda: os._exit(7)), shuffle=False, workers="fork", num_workers=2)
     with pytest.raises(leat.WorkerDied, match="ended with exit code 7, at sample 25"):
         ids_of(loader)
-    assert loader.state_dict()["samples"] == 20 and not multiprocessing.active_children()
+    # The death may be seen before a batch in front of it was asked for; no batch from there on is delivered.
+    assert loader.state_dict()["samples"] in (0, 10, 20) and not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("how", ["thread", "fork"])
