@@ -131,8 +131,9 @@ def said(error: BaseException) -> str:
 
 
 def let_go(error: BaseException, where: str = "") -> None:
-    """Of an error that is kept, not raised: the frames that it came through would keep arrays, and these keep slots. Where it was becomes a note."""
-    if error.__traceback__ is not None:
+    """Of an error that is kept, not raised: the frames that it came through would keep arrays, and these keep slots. Where it was becomes a note:
+    one, since a program may raise one object many times, and each note would have the notes before it."""
+    if error.__traceback__ is not None and not any("Traceback (" in note for note in getattr(error, "__notes__", ())):
         error.add_note(where + "".join(traceback.format_exception(error)))
     seen: set[int] = set()
     one: BaseException | None = error

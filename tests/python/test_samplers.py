@@ -395,6 +395,20 @@ def test_the_batch_before_an_error_is_received(numbers, small_head):
         next(steps)
 
 
+def test_an_error_that_is_raised_many_times_has_one_note(numbers):
+    error = ValueError("the same object")
+
+    def fails(sample, rng):
+        if sample["x"] in (1, 6, 11):
+            raise error
+        return sample
+
+    with leat.Loader(numbers, 1, shuffle=False, transform=fails, on_error="skip", num_workers=1) as loader:
+        for _ in loader:
+            pass
+    assert len(error.__notes__) == 1
+
+
 # --- samples that come again --------------------------------------------------------------------------------------------------------
 
 
