@@ -320,10 +320,6 @@ class Epoch(_leat.Lane, Iterator[Any]):
         """Gives the next step to the engine. False: nothing to give, no room, or its bytes are not here yet."""
         engine = self._loader._engine
         assert engine is not None
-        if self._met is not None:
-            if self._jobs:
-                return False
-            raise self._met
         if len(self._jobs) > self._loader.prefetch or not self._has(self._asked):
             return False
         lease = engine.slots.take()
@@ -375,12 +371,13 @@ class Epoch(_leat.Lane, Iterator[Any]):
 
     def _submit_ahead(self) -> None:
         engine = self._loader._engine
-        if engine is not None and engine.in_step:
+        if self._met is not None or engine is not None and engine.in_step:
             return
         try:
             while self._submit(1):
                 pass
         except Exception as error:
+            let_go(error)
             self._met = error
 
     def _send_ahead(self, job: _workers.Job) -> None:
@@ -487,7 +484,8 @@ class Epoch(_leat.Lane, Iterator[Any]):
             loader._ended = False
             try:
                 loader._ended = not self._has(self._done)
-            except BaseException as error:  # the next step's: this one is delivered
+            except Exception as error:  # the next step's: this one is delivered
+                let_go(error)
                 self._met = self._met or error
 
     def _tell(self) -> None:
@@ -517,8 +515,10 @@ class Epoch(_leat.Lane, Iterator[Any]):
         step = self._done
         try:
             if self._met is not None and not self._jobs:
-                met, self._met = self._met, None
-                raise met
+                try:
+                    raise self._met
+                finally:
+                    self._met = None  # it has this frame now
             if not self._has(step):
                 self._finished = True
                 self.close()

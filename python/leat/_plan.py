@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _leat
+from ._errors import Error
 
 Ids = npt.NDArray[np.uint64]
 Ranges = tuple[tuple[int, int], ...]
@@ -148,15 +149,18 @@ _Draw = TypeVar("_Draw", bound=Callable[..., Any])
 
 def _lasting(draw: _Draw) -> _Draw:
     """A method that draws from a sampler. Once it failed it fails for ever: a generator that raised would seem to have ended, and what was drawn beside
-    a wrong number is lost."""
+    a wrong number is lost. Only a text is kept: an error would keep the frames that it came through, and these the pass and the loop's batches."""
     @functools.wraps(draw)
     def guarded(self: Any, *args: Any) -> Any:
-        if self._failed is not None:
-            raise self._failed
+        if self._failed:
+            raise Error(f"{self._failed}; call iter() for another pass")
         try:
             return draw(self, *args)
-        except BaseException as error:
-            self._failed = error
+        except Exception as error:
+            self._failed = f"the sampler failed: {type(error).__name__}: {error}"
+            raise
+        except BaseException:
+            self._failed = "drawing was interrupted"
             raise
 
     return cast(_Draw, guarded)
@@ -174,25 +178,24 @@ class Stream(Plan):
         super().__init__(None, None, ENDLESS)
         self._head, self._more, self._check, self._keep = head, more, check, keep
         self._last, self._base = head, 0  # the numbers from place _base on
-        self._failed: BaseException | None = None
+        self._failed = ""
 
     @property
     def stand_ins(self) -> int:
         return min(self.length, len(self._head))
 
     @_lasting
-    def _draw_to(self, place: int) -> None:
-        """Until `place` is among the last ones, or there is no more."""
-        while self._n == ENDLESS and place >= self._base + len(self._last):
-            drawn = self._check(itertools.islice(self._more, max(HEAD, self._keep)))
-            if len(drawn) < max(HEAD, self._keep):
-                super().__init__(None, None, self._base + len(self._last) + len(drawn))
-            gone = max(0, len(self._last) - self._keep)
-            self._last, self._base = np.concatenate([self._last[gone:], drawn]), self._base + gone
+    def _draw(self) -> None:
+        """Some more numbers."""
+        drawn = self._check(itertools.islice(self._more, max(HEAD, self._keep)))
+        if len(drawn) < max(HEAD, self._keep):
+            super().__init__(None, None, self._base + len(self._last) + len(drawn))
+        gone = max(0, len(self._last) - self._keep)
+        self._last, self._base = np.concatenate([self._last[gone:], drawn]), self._base + gone
 
     def reach(self, end: int) -> None:
-        if self._n == ENDLESS:
-            self._draw_to(int(self._places(end - 1, 1)[0]))
+        while self._n == ENDLESS and end > self._base + len(self._last):
+            self._draw()
 
     def ids(self, first: int, count: int) -> Ids:
         self.reach(first + count)
@@ -239,7 +242,7 @@ class Cut:
         self._ids, self._ends, self._valid, self._whole = cut(batches, rank, world_size)
         self._more, self._rank, self._world, self._most, self._keep = more, rank, world_size, most, keep
         self.ended = False  #: nothing is to be drawn any more
-        self._failed: BaseException | None = None
+        self._failed = ""
         self._step = self._first = self._before = 0  # before those that are kept: steps, samples of this rank, of all
 
     @_lasting

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samplers under `leat.Loader`: weighted ones, ones that never end, and what is said of those that do not resume or that differ over ranks."""
 
+import gc
 import itertools
 import json
 import logging
 import random
 import threading
+import traceback
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -391,8 +394,54 @@ def test_the_batch_before_an_error_is_received(numbers, small_head):
             got += 4
             assert loader.state_dict()["samples"] == got
     assert loader.state_dict()["samples"] == got
-    with pytest.raises(RuntimeError, match="broken"):
-        next(steps)
+    for _ in range(2):
+        with pytest.raises(leat.Error, match="the sampler failed: RuntimeError: broken; call iter"):
+            next(steps)
+
+
+def once(kind, error):
+    """A sampler whose first pass raises an error behind 70 numbers, and whose others end there."""
+    def numbers():
+        yield from (k % N for k in range(70))
+        if errors:
+            raise errors.pop()("stop")
+
+    class Once:
+        def __iter__(self):
+            drawn = numbers()
+            return drawn if kind == "sampler" else iter(lambda: list(itertools.islice(drawn, 4)), [])
+
+    errors = [error]
+    return {kind: Once()}
+
+
+KINDS = pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
+
+
+@WAYS
+@KINDS
+@pytest.mark.parametrize("shown", [True, False])
+def test_an_error_of_a_sampler_keeps_no_pass(numbers, more, kind, shown, small_head):
+    """Neither one that is shown, nor one that work ahead has met."""
+    loader = leat.Loader(numbers, 4, **once(kind, RuntimeError), **more)
+    gc.collect()
+    gc.disable()
+    try:
+        steps, depths = iter(loader), []
+        gone = weakref.ref(steps)
+        for _ in range(20 if shown else 16):
+            try:
+                next(steps)
+            except StopIteration:  # what prepares has ended its pass
+                assert more
+            except Exception as error:
+                depths.append(len(list(traceback.walk_tb(error.__traceback__))))
+        assert bool(depths) == shown and len(set(depths[1:])) <= 1
+        del steps
+        assert gone() is None
+    finally:
+        gc.enable()
+        loader.close()
 
 
 def test_an_error_that_is_raised_many_times_has_one_note(numbers):
@@ -407,6 +456,21 @@ def test_an_error_that_is_raised_many_times_has_one_note(numbers):
         for _ in loader:
             pass
     assert len(error.__notes__) == 1
+
+
+@KINDS
+def test_an_interrupt_while_a_sampler_draws(numbers, kind, small_head):
+    """It comes at once, and once. Numbers that were drawn are lost: the pass cannot continue."""
+    loader = leat.Loader(numbers, 4, **once(kind, KeyboardInterrupt))
+    steps, got = iter(loader), 0
+    with pytest.raises(KeyboardInterrupt):
+        for _ in steps:
+            got += 4
+            assert got <= 60
+    for _ in range(2):
+        with pytest.raises(leat.Error, match="drawing was interrupted; call iter"):
+            next(steps)
+    assert len(sum(ids(loader), [])) == (68 if kind == "sampler" else 70)
 
 
 # --- samples that come again --------------------------------------------------------------------------------------------------------
