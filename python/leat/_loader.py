@@ -323,7 +323,7 @@ class Loader(Iterable[Any]):
         source = self._source
         if not hasattr(source, "state_dict") or isinstance(source, Sampler):
             return None
-        return copy.deepcopy(self._sampler_state if self._sampler_state is not None and not self._ended else source.state_dict())
+        return copy.deepcopy(self._sampler_state if self._sampler_state is not None and (self._chosen or not self._ended) else source.state_dict())
 
     @property
     def _source(self) -> Any:

@@ -95,7 +95,7 @@ class Sampler:
             steps = self._pass.given // self.batch_size if batches is None else batches
             epoch, samples = self._pass.epoch, min(self._pass.first + steps * self.batch_size * self._groups, self._n)
             if steps >= self._pass.steps:
-                epoch, samples = epoch + 1, 0
+                epoch, samples = epoch + (not self._chosen), 0
         return {"version": STATE_VERSION, "kind": "leat.Sampler", "seed": self._seed, "epoch": epoch, "samples": samples,
                 "length": self._n, "fingerprint": self._fingerprint, "shuffle": self._shuffle, "mixture": self._mixture}
 

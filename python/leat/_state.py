@@ -75,7 +75,7 @@ def add_run(runs: list[Run], epoch: int, samples: int, global_batch: int, batch_
 def of_loader(loader: Loader) -> dict[str, Any]:
     epoch, samples = loader._epoch, loader._delivered
     if loader._ended:
-        epoch, samples = epoch + 1, 0
+        epoch, samples = epoch + (not loader._chosen), 0
     source: Any = loader._sampler if loader._sampler is not None else loader._batch_sampler
     return {
         "version": STATE_VERSION, "kind": "leat.Loader", "seed": loader._seed, "epoch": epoch, "samples": samples,

@@ -147,11 +147,34 @@ def test_the_same_epoch_is_set_in_the_middle(numbers, more, leave, when):
         assert loader.epoch == epoch + 1 and sum(ids(itertools.islice(loader, 1)), []) == order(numbers, epoch + 1)[:4]
 
 
+@WAYS
+@pytest.mark.parametrize("given", [{}, {"sampler": Counted(N)}])
+def test_a_state_says_what_was_set_in_the_middle(numbers, more, given):
+    """Behind the last batch, and behind the end: what iter() would begin."""
+    loader = leat.Loader(numbers, 4, **given, **more)
+    states, first = [], None
+    for i, batch in enumerate(loader):
+        first = first or batch.ids.tolist()
+        if i == 1:
+            loader.set_epoch(0)
+        if i == 2:
+            states.append(loader.state_dict())
+    for state in (*states, loader.state_dict()):
+        assert (state["epoch"], state["samples"]) == (0, 0)
+        again = leat.Loader(numbers, 4, **({"sampler": Counted(N)} if given else {}), **more)
+        again.load_state_dict(state)
+        assert next(iter(again)).ids.tolist() == first
+        again.close()
+    assert next(iter(loader)).ids.tolist() == first
+    loader.close()
+
+
 def test_the_same_epoch_of_a_sampler_is_set_in_the_middle(numbers):
     sampler = leat.Sampler(numbers, 4)
     for i, _ in enumerate(sampler):
         if i == 5:
             sampler.set_epoch(0)
+    assert (sampler.state_dict()["epoch"], sampler.state_dict(batches=3)["samples"]) == (0, 0)
     assert list(sampler) == order(numbers, 0) and list(sampler) == order(numbers, 1)
 
 
