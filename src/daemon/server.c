@@ -79,7 +79,7 @@ static void user_unref(struct server_user *u)
     free(u);
 }
 
-/* The TCP doors take nobody in until then; 0: they do. */
+/* The TCP listeners accept no connection until then; 0: they do. */
 static void doors_rest(struct server *s, uint64_t until_ns)
 {
     for (unsigned k = 0; k < s->ndoors; k++)
