@@ -232,7 +232,9 @@ class _Handler(BaseHTTPRequestHandler):
             if copied:
                 body = self.copy_source(copied)
             if "partNumber" in query:
-                self.s.parts.setdefault(query["uploadId"], {})[int(query["partNumber"])] = body
+                if (parts := self.s.parts.get(query["uploadId"])) is None:  # it was aborted while the body came
+                    raise Refused(404, "NoSuchUpload", "The specified upload does not exist.")
+                parts[int(query["partNumber"])] = body
             else:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(body)
@@ -242,11 +244,12 @@ class _Handler(BaseHTTPRequestHandler):
                 return self.answer(200, f"<?xml version='1.0'?>\n   <{name}><ETag>{escape(etag)}</ETag></{name}>".encode(), {}, rule)
             return self.answer(200, b"", {"ETag": etag}, rule)
         if self.command == "POST" and "uploads" in query:
-            name = f"upload-{len(self.s.parts)}"
+            name = f"upload-{next(self.s.uploads)}"
             self.s.parts[name] = {}
             return self.answer(200, f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId></InitiateMultipartUploadResult>".encode())
         if self.command == "POST":
-            parts = self.s.parts.pop(query["uploadId"])
+            if (parts := self.s.parts.pop(query["uploadId"], None)) is None:
+                raise Refused(404, "NoSuchUpload", "The specified upload does not exist.")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(b"".join(parts[n] for n in sorted(parts)))
             return self.answer(200, b"<CompleteMultipartUploadResult/>", {}, rule)
@@ -338,6 +341,7 @@ class S3Fault:
         self.cache = {}
         self.keys = {"AK": ("SK", None)}  # access key: (secret, token)
         self.clock = self.aborted = 0
+        self.uploads = itertools.count()
         self.page, self.checksum, self.anonymous, self.ranges, self.endless, self.copies = 1000, None, False, True, False, True
         self.lock = threading.Lock()
         self.server = _Server((address, 0), _Handler)
