@@ -116,9 +116,9 @@ static void pool_text(struct text *t, struct pool *pool)
     fill_stats(pool->fill, &fill);
     metric(t, "pool_cap_bytes", "gauge",
            "Most memory that working sets may take: samples, windows, tables, scratch.",
-           (double)pool->office.cap_bytes);
+           (double)pool->budget.cap_bytes);
     metric(t, "pool_used_bytes", "gauge", "Memory reserved for all of that.",
-           (double)atomic_load(&pool->office.used_bytes));
+           (double)atomic_load(&pool->budget.used_bytes));
     metric(t, "pool_ready_bytes", "gauge",
            "Memory made ready ahead that no working set has yet; part of the used.", (double)ready.bytes);
     metric(t, "pool_ready_made_bytes_total", "counter", "Memory made ready ahead.", (double)ready.made_bytes);
@@ -137,7 +137,7 @@ static void pool_text(struct text *t, struct pool *pool)
            (double)report_windows_bytes(pool));
     metric(t, "pool_refused_total", "counter",
            "Reservations that found no room, those included for which something idle then gave way.",
-           (double)atomic_load(&pool->office.refused));
+           (double)atomic_load(&pool->budget.refused));
 }
 
 static void server_text(struct text *t, const struct server_view *view)

@@ -253,9 +253,9 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
     json_object_set_new(
         json, "pool",
         json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s}", "cap_bytes",
-                  (json_int_t)pool->office.cap_bytes, "used_bytes",
-                  (json_int_t)atomic_load(&pool->office.used_bytes), "peak_bytes",
-                  (json_int_t)atomic_load(&pool->office.peak_bytes), "table_bytes",
+                  (json_int_t)pool->budget.cap_bytes, "used_bytes",
+                  (json_int_t)atomic_load(&pool->budget.used_bytes), "peak_bytes",
+                  (json_int_t)atomic_load(&pool->budget.peak_bytes), "table_bytes",
                   (json_int_t)atomic_load(&pool->table_bytes), "scratch_bytes",
                   (json_int_t)(atomic_load(&pool->scratch_bytes) + fill.wide_bytes), "window_bytes",
                   (json_int_t)windows, "region_bytes", (json_int_t)pool->config.region_bytes, "regions",

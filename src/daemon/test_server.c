@@ -108,7 +108,7 @@ static void host_stop(struct host *h, bool running)
     server_free(h->server);
     assert_int_equal(pool_stop(h->pool), 0);
     assert_int_equal(atomic_load(&h->pool->sets_alive), 0);
-    assert_int_equal(atomic_load(&h->pool->office.used_bytes), 0);
+    assert_int_equal(atomic_load(&h->pool->budget.used_bytes), 0);
     pool_free(h->pool);
     loop_free(h->loop);
     char command[128];
@@ -401,7 +401,7 @@ static void test_forced_drop_spares_old_version(void **state)
     assert_int_equal(drop(fd, "set", LEAT_DROP_FORCE), 0);
     assert_int_equal(map[128], 1); /* behind the header, which is read along */
     /* What the new version had for itself is free for others, though readers have not let go of it. */
-    assert_true(atomic_load(&h.pool->office.used_bytes) <= align_up(ROWS * ROW_BYTES, 2 * MIB) + 2 * MIB);
+    assert_true(atomic_load(&h.pool->budget.used_bytes) <= align_up(ROWS * ROW_BYTES, 2 * MIB) + 2 * MIB);
     munmap(map, 2 * MIB);
     close(fd);
     host_stop(&h, true);
@@ -741,7 +741,7 @@ static void test_ready_memory_is_free_memory(void **state)
     proto_ws_fini(&b);
     close(fd);
     ready_of(&h, 24 * MIB);
-    assert_true(atomic_load(&h.pool->office.peak_bytes) <= 24 * MIB);
+    assert_true(atomic_load(&h.pool->budget.peak_bytes) <= 24 * MIB);
     host_stop(&h, true);
 }
 
@@ -762,7 +762,7 @@ static void test_ready_memory_gives_way_to_a_window(void **state)
     struct ready_stats stats;
     ready_stats(h.pool->ready, &stats);
     assert_true(stats.given_up_bytes >= 1 * MIB);
-    assert_true(atomic_load(&h.pool->office.peak_bytes) <= 4 * MIB);
+    assert_true(atomic_load(&h.pool->budget.peak_bytes) <= 4 * MIB);
     close(fd);
     host_stop(&h, true);
 }
@@ -821,7 +821,7 @@ static void test_fetch_of_what_is_there(void **state)
     struct net_reply reply;
     uint64_t ws = open_set(fd, PROTO_OPEN, "", h.data, NULL, NULL);
     assert_int_equal(wait_for(fd, ws), 0);
-    uint64_t used = atomic_load(&h.pool->office.used_bytes);
+    uint64_t used = atomic_load(&h.pool->budget.used_bytes);
     struct bytes_out body = {0};
     bytes_put_u64(&body, ws);
     bytes_put_u32(&body, 2);
@@ -842,7 +842,7 @@ static void test_fetch_of_what_is_there(void **state)
     proto_fetched_fini(&f);
     uint64_t lease;
     assert_int_equal(fetch(fd, ws, ROWS, 1, &lease), LEAT_INVALID);
-    assert_int_equal(atomic_load(&h.pool->office.used_bytes), used);
+    assert_int_equal(atomic_load(&h.pool->budget.used_bytes), used);
     close(fd);
     host_stop(&h, true);
 }
@@ -886,7 +886,7 @@ static void test_tables_are_charged(void **state)
     assert_int_equal(a.code, 0);
     uint64_t tables = atomic_load(&h.pool->table_bytes);
     assert_true(tables >= live_bytes(ROWS, 1) + ROWS);
-    assert_int_equal(atomic_load(&h.pool->office.used_bytes), a.ws->pool_bytes + tables);
+    assert_int_equal(atomic_load(&h.pool->budget.used_bytes), a.ws->pool_bytes + tables);
     host_stop(&h, false);
 
     host_start(&h, 4 * MIB);
@@ -894,8 +894,8 @@ static void test_tables_are_charged(void **state)
     assert_int_equal(a.code, 0);
     assert_true(a.ws->flags & PROTO_WS_STREAMED);
     assert_true(atomic_load(&h.pool->table_bytes) > tables + a.ws->window_bytes / 32);
-    assert_true(atomic_load(&h.pool->office.used_bytes) <= 4 * MIB);
-    assert_int_equal(atomic_load(&h.pool->office.used_bytes),
+    assert_true(atomic_load(&h.pool->budget.used_bytes) <= 4 * MIB);
+    assert_int_equal(atomic_load(&h.pool->budget.used_bytes),
                      a.ws->pool_bytes + atomic_load(&h.pool->table_bytes));
     host_stop(&h, false);
 }
@@ -913,7 +913,7 @@ static void test_window_that_fails(void **state)
     pool_lease(a.ws); /* or it is what gives way */
     while (!wset_complete(a.ws))
         loop_turn(h.loop, 1);
-    uint64_t used = atomic_load(&h.pool->office.used_bytes), tables = atomic_load(&h.pool->table_bytes);
+    uint64_t used = atomic_load(&h.pool->budget.used_bytes), tables = atomic_load(&h.pool->table_bytes);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &had), 0);
     none.rlim_max = had.rlim_max;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0); /* no file for its memory */
@@ -921,7 +921,7 @@ static void test_window_that_fails(void **state)
         assert_true(pool_staging(h.pool, a.ws, &staging, &err) < 0);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &had), 0);
     assert_non_null(strstr(err.message, "no room for a window"));
-    assert_int_equal(atomic_load(&h.pool->office.used_bytes), used);
+    assert_int_equal(atomic_load(&h.pool->budget.used_bytes), used);
     assert_int_equal(atomic_load(&h.pool->table_bytes), tables);
     assert_int_equal(pool_staging(h.pool, a.ws, &staging, &err), 0);
     pool_unlease(a.ws);

@@ -6,7 +6,7 @@
  *
  *   tables (wset_new) ── scratch for the threads that decode it ── window and its tables, if streamed ── regions
  *
- * All of it comes out of one office. A set that needs much scratch is decoded by fewer threads at a time, not refused.
+ * All of it comes out of one budget. A set that needs much scratch is decoded by fewer threads at a time, not refused.
  */
 #include "pool/pool_internal.h"
 
@@ -42,7 +42,7 @@ static uint64_t host_room(struct pool *pool)
 /* Memory that is ready is as good as free: who is admitted gets it, or it is given up. */
 uint64_t pool_room(struct pool *pool)
 {
-    uint64_t used = atomic_load(&pool->office.used_bytes), cap = pool->office.cap_bytes,
+    uint64_t used = atomic_load(&pool->budget.used_bytes), cap = pool->budget.cap_bytes,
              ready = ready_bytes(pool->ready);
     used -= MIN(used, ready);
     return MIN(cap > used ? cap - used : 0, host_room(pool) + ready);
@@ -61,14 +61,14 @@ static bool loading_since(struct pool *pool, uint64_t when_ns)
 void pool_ready_tend(struct loop_timer *timer)
 {
     struct pool *pool = container_of(timer, struct pool, ready_timer);
-    uint64_t now = clock_now_ns(), used = atomic_load(&pool->office.used_bytes),
+    uint64_t now = clock_now_ns(), used = atomic_load(&pool->budget.used_bytes),
              memory = pool_memory_available();
     if (memory < MEMORY_MARGIN) {
         ready_give_up(pool->ready, MEMORY_MARGIN - memory);
     } else if (ready_bytes(pool->ready) < pool->config.ready_bytes && list_empty(&pool->works) &&
                !loading_since(pool, now - MIN(now, (uint64_t)LOADING_NS))) {
         /* Twice the margin, or it would be given up again at once. */
-        uint64_t room = host_room(pool), cap = pool->office.cap_bytes;
+        uint64_t room = host_room(pool), cap = pool->budget.cap_bytes;
         room -= MIN(room, (uint64_t)MEMORY_MARGIN);
         ready_allow(pool->ready, MIN(room, cap > used ? cap - used : 0));
     }
@@ -85,17 +85,17 @@ int pool_region(struct pool *pool, uint64_t region_bytes, uint64_t used, struct 
         *ret_region = region;
         return 0;
     }
-    uint64_t taken = atomic_load(&pool->office.used_bytes), cap = pool->office.cap_bytes;
+    uint64_t taken = atomic_load(&pool->budget.used_bytes), cap = pool->budget.cap_bytes;
     uint64_t lacking = taken + used > cap ? taken + used - cap : 0;
     if (ready_bytes(pool->ready) > 0) {
         uint64_t room = host_room(pool);
         ready_give_up(pool->ready, MAX(lacking, used > room ? used - room : 0));
     }
-    if (ticket_take(&pool->office, used) < 0)
+    if (budget_reserve(&pool->budget, used) < 0)
         return error_set(err, LEAT_NO_SPACE, "the pool is full");
-    int code = region_new(&pool->config.pages, region_bytes, used, &pool->office, ret_region, err);
+    int code = region_new(&pool->config.pages, region_bytes, used, &pool->budget, ret_region, err);
     if (code < 0)
-        ticket_give(&pool->office, used);
+        budget_release(&pool->budget, used);
     return code;
 }
 
@@ -148,26 +148,26 @@ bool pool_awaits_room(struct pool *pool, uint64_t want, uint64_t *until_ns)
     return false;
 }
 
-/* A ticket for what is no region: memory that is ready gives way. Any thread. */
-static int ticket_from_ready(struct pool *pool, uint64_t bytes)
+/* A reservation for what is no region: memory that is ready gives way. Any thread. */
+static int budget_from_prefault(struct pool *pool, uint64_t bytes)
 {
-    int code = ticket_take(&pool->office, bytes);
+    int code = budget_reserve(&pool->budget, bytes);
     if (code < 0 && ready_bytes(pool->ready) > 0) {
         ready_give_up(pool->ready, bytes);
-        code = ticket_take(&pool->office, bytes);
+        code = budget_reserve(&pool->budget, bytes);
     }
     return code;
 }
 
 static int tables_refuse(const struct wset *ws, uint64_t bytes, struct leat_error *err)
 {
-    const struct ticket_office *office = &ws->pool->office;
+    const struct budget *budget = &ws->pool->budget;
     char needs[32], each[32], has[32], cap[32];
-    uint64_t n = MAX(ws->index.header->nsamples, (uint64_t)1), used = atomic_load(&office->used_bytes);
+    uint64_t n = MAX(ws->index.header->nsamples, (uint64_t)1), used = atomic_load(&budget->used_bytes);
     size_format(bytes, needs);
     size_format(div_up(bytes, n), each);
-    size_format(office->cap_bytes - MIN(used, office->cap_bytes), has);
-    size_format(office->cap_bytes, cap);
+    size_format(budget->cap_bytes - MIN(used, budget->cap_bytes), has);
+    size_format(budget->cap_bytes, cap);
     return error_set(
         err, LEAT_NO_SPACE,
         "the tables of its %" PRIu64 " samples need %s (%s a sample, beside its bytes) and the "
@@ -178,7 +178,7 @@ static int tables_refuse(const struct wset *ws, uint64_t bytes, struct leat_erro
 int pool_tables_take(struct wset *ws, uint64_t bytes, struct leat_error *err)
 {
     struct pool *pool = ws->pool;
-    if (ticket_from_ready(pool, bytes) < 0)
+    if (budget_from_prefault(pool, bytes) < 0)
         return tables_refuse(ws, bytes, err);
     atomic_fetch_add(&ws->table_bytes, bytes);
     atomic_fetch_add(&pool->table_bytes, bytes);
@@ -187,7 +187,7 @@ int pool_tables_take(struct wset *ws, uint64_t bytes, struct leat_error *err)
 
 static void tables_give(struct wset *ws, uint64_t bytes)
 {
-    ticket_give(&ws->pool->office, bytes);
+    budget_release(&ws->pool->budget, bytes);
     atomic_fetch_sub(&ws->table_bytes, bytes);
     atomic_fetch_sub(&ws->pool->table_bytes, bytes);
 }
@@ -196,7 +196,7 @@ void pool_wset_gone(struct wset *ws)
 {
     struct pool *pool = ws->pool;
     uint64_t tables = atomic_load(&ws->table_bytes);
-    ticket_give(&pool->office, tables + ws->scratch_bytes);
+    budget_release(&pool->budget, tables + ws->scratch_bytes);
     atomic_fetch_sub(&pool->table_bytes, tables);
     atomic_fetch_sub(&pool->scratch_bytes, ws->scratch_bytes);
     atomic_fetch_sub(&pool->leaving_bytes, atomic_load(&ws->leaving_bytes));
@@ -210,7 +210,7 @@ uint64_t pool_bytes_wanted(const struct pool *pool, const struct index *index)
                     (remote ? fill_remote_bytes(index, pool->config.s3.connections) : 0),
              bytes = wset_table_bytes(index, true, pool), sum;
     each = each > FILL_SCRATCH_KEPT ? each : 0;
-    if (mul_overflows(each, pool->config.fill_threads, &sum) || sum > pool->office.cap_bytes / SCRATCH_SHARE)
+    if (mul_overflows(each, pool->config.fill_threads, &sum) || sum > pool->budget.cap_bytes / SCRATCH_SHARE)
         sum = each;
     return add_overflows(bytes, sum, &sum) ||
                    add_overflows(sum, align_up(index->header->address_end, REGION_HUGE_BYTES), &sum)
@@ -240,11 +240,11 @@ static int scratch_take(struct pool *pool, struct wset *ws, struct leat_error *e
     uint64_t room = pool_room(pool), samples = samples_bytes(ws),
              spare = samples <= room && room - samples >= each ? room - samples : room / SCRATCH_SHARE,
              threads = MIN(MAX(spare / each, (uint64_t)1), MAX(pool->config.fill_threads, 1u));
-    if (each > room || ticket_from_ready(pool, threads * each) < 0) {
+    if (each > room || budget_from_prefault(pool, threads * each) < 0) {
         char needs[32], has[32], cap[32];
         size_format(each, needs);
         size_format(room, has);
-        size_format(pool->office.cap_bytes, cap);
+        size_format(pool->budget.cap_bytes, cap);
         return error_set(
             err, LEAT_NO_SPACE,
             ws->remote ? "reading it takes %s of buffers and the pool has %s free of %s: raise the pool's "
@@ -326,7 +326,7 @@ static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *r
     char needs[32], has[32], cap[32];
     size_format(need, needs);
     size_format(grant, has);
-    size_format(pool->office.cap_bytes, cap);
+    size_format(pool->budget.cap_bytes, cap);
     uint64_t least = window_least(ws);
     uint64_t window = MIN(align_up(MAX(grant / 4, 4 * least), page), window_in(ws, grant, page));
     if (ws->flags & PROTO_WS_PUSHED)

@@ -170,7 +170,7 @@ static int change_begin(struct pool *pool, struct open_request *r, int index_fd,
     if (old)
         old->appender = ch;
     list_push_back(&pool->changes, &ch->node);
-    /* The thread takes tickets for tables, and cannot make room for them. */
+    /* The thread takes reservations for tables, and cannot make room for them. */
     struct index index;
     if (index_map(index_fd, &index, NULL) == 0) {
         pool_evict_idle(pool, pool_bytes_wanted(pool, &index), false);

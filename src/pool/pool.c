@@ -63,14 +63,14 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
     list_init(&pool->scans);
     list_init(&pool->accesses);
     pthread_mutex_init(&pool->rdma_lock, NULL);
-    ticket_office_init(&pool->office, config->cap_bytes);
+    budget_init(&pool->budget, config->cap_bytes);
     limits_default(&pool->config.limits);
     shares_init(&pool->shares);
     struct fill_config fc = {.threads = config->fill_threads,
                              .depth = config->disk_depth,
                              .disk_engine = config->disk_engine,
                              .opener = &pool->config.opener,
-                             .office = &pool->office,
+                             .budget = &pool->budget,
                              .connections = config->s3.connections,
                              .advanced = wset_advanced,
                              .ready = fill_ready};
@@ -80,7 +80,7 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
     struct ready_config rc = {.pages = config->pages,
                               .region_bytes = config->region_bytes,
                               .bytes = config->ready_bytes,
-                              .office = &pool->office};
+                              .budget = &pool->budget};
     pool->ready_timer.fire = pool_ready_tend;
     if (code == 0 && config->ready_bytes && (code = ready_new(&rc, &pool->ready, err)) == 0)
         pool_ready_tend(&pool->ready_timer);

@@ -12,7 +12,7 @@
 
 #include "base/base.h"
 #include "base/list.h"
-#include "base/ticket.h"
+#include "base/budget.h"
 #include "loop/loop.h"
 #include "rpc/addresses.h"
 #include "pool/source/access.h"
@@ -72,7 +72,7 @@ struct pool {
     struct loop *loop;
     struct fill *fill;
     struct net_server *server;
-    struct ticket_office office;
+    struct budget budget;
     struct ready *ready; /* NULL: none is wanted */
     struct loop_timer ready_timer;
     struct shares shares; /* what each user has */
@@ -102,7 +102,7 @@ struct pool {
     _Atomic uint64_t opens, index_scans, index_hits, drops, evictions;
     /* Of index threads and scans, as fill_stats has them of fill threads. */
     _Atomic uint64_t remote_requests, remote_retries, remote_throttled, remote_connections, remote_bytes;
-    _Atomic uint64_t table_bytes, scratch_bytes; /* of the tickets taken */
+    _Atomic uint64_t table_bytes, scratch_bytes; /* of the reservations taken */
     _Atomic uint64_t
         leaving_bytes; /* of sets that ended, unused, and have a thread inside or a connection: it comes back soon */
     _Atomic uint64_t sets_alive; /* until their memory is gone */
@@ -158,7 +158,7 @@ void pool_sweep(struct pool *pool, uint32_t uid);
  */
 enum pool_end { POOL_SWEEP, POOL_DROP, POOL_DROP_FORCE };
 void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end);
-/* Takes tickets and makes the regions of ws that are ours, lists it, and begins to fill. `limit_bytes` of the pool at most; 0: no limit. */
+/* Takes reservations and makes the regions of ws that are ours, lists it, and begins to fill. `limit_bytes` of the pool at most; 0: no limit. */
 int pool_host(struct pool *pool, struct wset *ws, uint64_t limit_bytes, struct leat_error *err);
 int pool_name(struct wset *ws, const char *name, const char *spec);
 /*
@@ -191,7 +191,7 @@ uint64_t pool_default_cap(void);
 /* A region size for a pool of this cap: 512 MiB, smaller where fewer than eight would fit. */
 uint64_t pool_default_region(uint64_t cap_bytes);
 
-/* From wset.c, any thread: a set exists; the last reference to it is gone, and its tickets for tables and scratch come back. */
+/* From wset.c, any thread: a set exists; the last reference to it is gone, and its reservations for tables and scratch come back. */
 void pool_wset_born(struct pool *pool);
 void pool_wset_gone(struct wset *ws);
 /* Tickets for tables of ws, given back with it; who can has made room. Any thread. LEAT_NO_SPACE has the figures. */

@@ -13,10 +13,10 @@ bool pool_evict_oldest(struct pool *pool, const uint32_t *uid);
 #define LEAVING_LOOK_NS (2 * NS_PER_MS) /* between looks whether what ended has gone */
 /* What a set of this index takes of the pool when it gets all it asks for. */
 uint64_t pool_bytes_wanted(const struct pool *pool, const struct index *index);
-/* The regions of ws from first_gid on that are this host's, up to address `end`: tickets and mappings, no memory yet. */
+/* The regions of ws from first_gid on that are this host's, up to address `end`: reservations and mappings, no memory yet. */
 int pool_regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, uint64_t end,
                       struct leat_error *err);
-/* A region with its ticket, of which so much will be used: one that was made ready, if there is. LEAT_NO_SPACE, -ENOMEM. */
+/* A region with its reservation, of which so much will be used: one that was made ready, if there is. LEAT_NO_SPACE, -ENOMEM. */
 int pool_region(struct pool *pool, uint64_t region_bytes, uint64_t used, struct region **ret_region,
                 struct leat_error *err);
 /* What a session beside the fill threads did goes into the pool's counters. */

@@ -2,7 +2,7 @@
 /*
  * How a set comes into being, in two steps, so that several nodes (or one) have all of it or nothing.
  *
- *   pool_prepare: tickets, regions, fill's plan (loop) ─▶ memory behind pushed regions, what the version before knows (a thread)
+ *   pool_prepare: reservations, regions, fill's plan (loop) ─▶ memory behind pushed regions, what the version before knows (a thread)
  *                 ─▶ done: listed, but found by its uuid only
  *   pool_commit:  the version before ends, filling begins; cannot fail
  *

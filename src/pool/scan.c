@@ -302,7 +302,7 @@ static void scan_free(struct pool_scan *s)
     region_unref(s->window);
     if (s->charged) {
         atomic_fetch_sub(&s->pool->scratch_bytes, s->charged);
-        ticket_give(&s->pool->office, s->charged);
+        budget_release(&s->pool->budget, s->charged);
     }
     access_unref(s->access);
     pthread_cond_destroy(&s->freed);
@@ -373,7 +373,7 @@ static int window_make(struct pool_scan *s, uint64_t most, struct leat_error *er
                       (access_is_store(s->access)
                            ? BACKEND_STORE_BYTES
                            : backend_session_bytes(pool->config.s3.connections) + BACKEND_LIST_BYTES);
-    uint64_t cap = pool->office.cap_bytes, most_left = cap > beside + 4096 ? cap - beside - 4096 : 0;
+    uint64_t cap = pool->budget.cap_bytes, most_left = cap > beside + 4096 ? cap - beside - 4096 : 0;
     if (most > most_left) /* nobody's set goes for what never fits */
         return error_set(err, LEAT_NO_SPACE,
                          "a window of %" PRIu64 " bytes does not fit into a pool of %" PRIu64
@@ -389,7 +389,7 @@ static int window_make(struct pool_scan *s, uint64_t most, struct leat_error *er
                          " of the pool, which has %" PRIu64 " left: give it a smaller window, or make room",
                          want, want + beside, room);
     int rc = pool_region(pool, want, want, &s->window, err);
-    if (rc == 0 && ticket_take(&pool->office, beside) < 0)
+    if (rc == 0 && budget_reserve(&pool->budget, beside) < 0)
         rc = error_set(err, LEAT_NO_SPACE, "the pool is full");
     if (rc == 0) {
         s->charged = beside;

@@ -158,7 +158,7 @@ static void end(struct fixture *x)
         assert_true(clock_now_ns() < until_ns);
         loop_turn(x->loop, 5);
     }
-    assert_int_equal(atomic_load(&x->pool->office.used_bytes), 0);
+    assert_int_equal(atomic_load(&x->pool->budget.used_bytes), 0);
     assert_int_equal(atomic_load(&x->pool->scratch_bytes), 0);
 }
 

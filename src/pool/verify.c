@@ -7,7 +7,7 @@
  */
 #include "base/clock.h"
 #include "base/crc32c.h"
-#include "base/ticket.h"
+#include "base/budget.h"
 #include "loop/loop.h"
 #include "daemon/server.h"
 #include "pool/set/wset.h"
@@ -119,11 +119,11 @@ static void load_done(struct fill_load *load, int status, const char *message)
 /* Tickets that would be refused are not asked for: operators count those as a full pool. */
 static int window_take(struct verify *v)
 {
-    struct ticket_office *office = &v->pool->office;
+    struct budget *budget = &v->pool->budget;
     v->window_bytes = WINDOW_BYTES;
     while (v->window_bytes > WINDOW_LEAST &&
-           (atomic_load(&office->used_bytes) + v->window_bytes > office->cap_bytes ||
-            ticket_take(office, v->window_bytes) < 0))
+           (atomic_load(&budget->used_bytes) + v->window_bytes > budget->cap_bytes ||
+            budget_reserve(budget, v->window_bytes) < 0))
         v->window_bytes /= 2;
     v->paid = v->window_bytes > WINDOW_LEAST ? v->window_bytes : 0;
     atomic_fetch_add(&v->pool->scratch_bytes, v->paid);
@@ -139,7 +139,7 @@ static void window_give(struct verify *v)
     if (v->window)
         munmap(v->window, v->window_bytes);
     atomic_fetch_sub(&v->pool->scratch_bytes, v->paid);
-    ticket_give(&v->pool->office, v->paid);
+    budget_release(&v->pool->budget, v->paid);
 }
 
 /* At most a window's bytes. */

@@ -9,7 +9,7 @@
 
 #include "base/cond.h"
 #include "base/log.h"
-#include "base/ticket.h"
+#include "base/budget.h"
 #include "leat-config.h"
 #include "rpc/auth.h"
 #include "serve/admin/admin.h"
@@ -36,7 +36,7 @@
 #define OPEN_OBJECTS_MAX 16384u
 
 struct serve {
-    struct ticket_office office;
+    struct budget budget;
     struct store *store;
     struct tier *tier;
     struct admin_tier admin_tier;
@@ -224,14 +224,14 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
                                  .upload_age_s = c->upload_age_s,
                                  .forget_missing = c->forget_missing,
                                  .fd_cache = open_objects(),
-                                 .office = &s->office};
+                                 .budget = &s->budget};
     int rc = keyring_new(c->keys_file, c->anonymous, &s->keys, err);
     if (rc == 0)
         rc = site_new((const char *const *)c->domains, (const char *const *)c->listen, &s->site);
     if (rc == 0)
         rc = store_new(&store, &s->store, err);
     if (rc == 0)
-        rc = tier_new(&(struct tier_config){.store = s->store, .office = &s->office}, &s->tier, err);
+        rc = tier_new(&(struct tier_config){.store = s->store, .budget = &s->budget}, &s->tier, err);
     if (rc == 0)
         rc = objects_new(s->store, &s->objects);
     if (rc == 0)
@@ -244,7 +244,7 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
                                   .keys = s->keys,
                                   .workers = s->workers,
                                   .waiters = s->waiters,
-                                  .office = &s->office,
+                                  .budget = &s->budget,
                                   .region = c->region,
                                   .disks_encrypted = c->disks_encrypted,
                                   .domains = (const char *const *)c->domains,
@@ -276,7 +276,7 @@ int serve_new(const struct serve_config *config, struct serve **ret_serve, struc
     s->grace_ns = config->grace_ns;
     pthread_mutex_init(&s->lock, NULL);
     cond_init(&s->wake);
-    ticket_office_init(&s->office, config->memory_bytes);
+    budget_init(&s->budget, config->memory_bytes);
     int rc = start(s, config, err);
     if (rc < 0) {
         if (err && !err->message[0])

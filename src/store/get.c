@@ -50,7 +50,7 @@ int store_open_init(struct open_files *o, unsigned cap)
         o->buckets *= 2;
     o->table = calloc(o->buckets, sizeof(*o->table));
     list_init(&o->lru);
-    ticket_office_init(&o->bodies, BODIES_BYTES);
+    budget_init(&o->bodies, BODIES_BYTES);
     return o->table ? 0 : -ENOMEM;
 }
 
@@ -144,7 +144,7 @@ static void obj_free(struct obj *obj)
 {
     obj->store->io->close(obj->store->io, obj->pub.fd);
     if (obj->body)
-        ticket_give(&obj->store->open.bodies, obj->pub.info.bytes);
+        budget_release(&obj->store->open.bodies, obj->pub.info.bytes);
     free(obj->body);
     free(obj->data);
     free(obj);
@@ -310,14 +310,14 @@ int store_obj_check(struct store *s, struct store_obj *pub, uint64_t offset, uin
     int rc = check_range(obj, offset, bytes, err);
     if (rc < 0 || bytes == 0 || store_obj_checked(pub, offset, bytes))
         return rc;
-    if (ticket_take(s->office, STORE_BLOCK) < 0)
+    if (budget_reserve(s->budget, STORE_BLOCK) < 0)
         return error_set(err, LEAT_BUSY, "no room for a buffer to verify with; try again later");
     AUTO_FREE uint8_t *buf = malloc(STORE_BLOCK);
     rc = buf ? 0 : error_set(err, -ENOMEM, "no memory to verify an object");
     for (uint64_t b = offset / STORE_BLOCK; rc == 0 && b <= (offset + bytes - 1) / STORE_BLOCK; b++)
         if (!is_verified(obj, b))
             rc = read_block(obj, b, buf, err);
-    ticket_give(s->office, STORE_BLOCK);
+    budget_release(s->budget, STORE_BLOCK);
     return rc;
 }
 
@@ -445,12 +445,12 @@ static int open_error(struct store *s, const struct ikey *k, const char *bucket,
 static int read_small(struct obj *obj, struct leat_error *err)
 {
     uint64_t bytes = obj->pub.info.bytes;
-    struct ticket_office *room = &obj->store->open.bodies;
+    struct budget *room = &obj->store->open.bodies;
     uint8_t *body = NULL;
-    if (bytes > 0 && bytes <= STORE_BODY_MAX && ticket_take(room, bytes) == 0) {
+    if (bytes > 0 && bytes <= STORE_BODY_MAX && budget_reserve(room, bytes) == 0) {
         body = malloc(bytes);
         if (!body)
-            ticket_give(room, bytes);
+            budget_release(room, bytes);
     }
     if (!body)
         return store_obj_check(obj->store, &obj->pub, 0, bytes, err);

@@ -113,7 +113,7 @@ struct open_files {
     struct list closing; /* nobody's any more, and their files are unlinked */
     struct obj **table;
     unsigned buckets, count, cap;
-    struct ticket_office bodies; /* what small objects keep in memory */
+    struct budget bodies; /* what small objects keep in memory */
 };
 
 struct upload;
@@ -131,7 +131,7 @@ struct store {
     uint64_t capacity_bytes, reserve_bytes, direct_bytes, upload_age_ns;
     unsigned high_percent, low_percent;
     uint64_t scrub_period_s, scrub_rate;
-    struct ticket_office *office, own_office;
+    struct budget *budget, own_budget;
     pthread_mutex_t stripes_lock;
     pthread_cond_t stripes_cond;
     struct stripe_set stripes;       /* that are locked */
@@ -150,8 +150,8 @@ struct store {
     pthread_mutex_t uploads_lock;
     pthread_cond_t uploads_cond;
     struct list uploads, upload_chains[UPLOAD_CHAINS]; /* all; by id */
-    atomic_bool uploads_full; /* they were found to have all of their room, and none has ended since */
-    struct ticket_office uploads_room; /* of the office, what they may take */
+    atomic_bool uploads_full;   /* they were found to have all of their room, and none has ended since */
+    struct budget uploads_room; /* of the budget, what they may take */
 
     _Atomic unsigned writers; /* threads of large PUTs; those beyond STORE_WRITERS_MAX go without */
     struct open_files open;

@@ -58,7 +58,7 @@ static int put_buffer(struct store_put *put, struct leat_error *err)
     uint64_t most = put->direct ? PUT_BUFFER_DIRECT : PUT_BUFFER;
     put->cap = (size_t)(put->expected <= most ? align_up(put->expected + 1, 4096) : most);
     put->charged = put->cap + PUT_SLACK;
-    if (ticket_take(put->store->office, put->charged) < 0) {
+    if (budget_reserve(put->store->budget, put->charged) < 0) {
         put->charged = 0;
         return error_set(err, LEAT_BUSY,
                          "too many uploads at a time: no room for another buffer; try again later");
@@ -83,7 +83,7 @@ static void start_writer(struct store_put *put)
         return;
     if (atomic_fetch_add(&s->writers, 1) >= STORE_WRITERS_MAX)
         goto no_more;
-    if (ticket_take(s->office, put->cap + PUT_SLACK) < 0)
+    if (budget_reserve(s->budget, put->cap + PUT_SLACK) < 0)
         goto no_more;
     if (posix_memalign(&buf, 4096, put->cap + PUT_SLACK) != 0)
         goto no_memory;
@@ -94,7 +94,7 @@ static void start_writer(struct store_put *put)
 no_writer:
     free(buf);
 no_memory:
-    ticket_give(s->office, put->cap + PUT_SLACK);
+    budget_release(s->budget, put->cap + PUT_SLACK);
 no_more:
     atomic_fetch_sub(&s->writers, 1);
 }
@@ -105,7 +105,7 @@ static void stop_writer(struct store_put *put)
         return;
     store_writer_free(TAKE_PTR(put->writer));
     free(put->other);
-    ticket_give(put->store->office, put->cap + PUT_SLACK);
+    budget_release(put->store->budget, put->cap + PUT_SLACK);
     atomic_fetch_sub(&put->store->writers, 1);
 }
 
@@ -122,7 +122,7 @@ void store_put_abort(struct store_put *put)
         atomic_fetch_sub(&put->path->pending_bytes, put->pending);
     free(put->buf);
     if (put->charged)
-        ticket_give(put->store->office, put->charged);
+        budget_release(put->store->budget, put->charged);
     if (put->upload)
         store_upload_unref(put->store, put->upload);
     if (put->ending.upload)

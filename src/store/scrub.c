@@ -602,10 +602,10 @@ static bool step(struct scrub *sc)
         save(sc);
         return false;
     }
-    if (ticket_take(s->office, STORE_BLOCK) < 0)
+    if (budget_reserve(s->budget, STORE_BLOCK) < 0)
         return false;
     enum verdict verdict = verify(sc, &o, &block);
-    ticket_give(s->office, STORE_BLOCK);
+    budget_release(s->budget, STORE_BLOCK);
     if (verdict == STOPPED || verdict == LATER)
         return false;
     uint64_t rest = o.value.bytes - MIN(o.block * STORE_BLOCK,

@@ -79,9 +79,9 @@ static int configure(struct store *s, const struct store_config *c, struct leat_
         s->scrub_period_s = MIN(s->scrub_period_s, SCRUB_PERIOD_MAX_S);
     s->scrub_rate = given(c->scrub_rate, 64 * MIB);
     s->upload_age_ns = given(c->upload_age_s, 7 * 24 * 3600) * 1000000000ull;
-    ticket_office_init(&s->own_office, 256 * MIB);
-    s->office = c->office ? c->office : &s->own_office;
-    ticket_office_init(&s->uploads_room, s->office->cap_bytes / 4);
+    budget_init(&s->own_budget, 256 * MIB);
+    s->budget = c->budget ? c->budget : &s->own_budget;
+    budget_init(&s->uploads_room, s->budget->cap_bytes / 4);
     if (s->high_percent > 100 || s->low_percent > s->high_percent)
         return error_set(err, LEAT_INVALID, "watermarks %u %% and %u %%: low <= high <= 100 is allowed",
                          s->low_percent, s->high_percent);
@@ -229,7 +229,7 @@ void store_status(struct store *s, struct store_status *ret)
     ret->open_hits = atomic_load(&s->open_hits);
     ret->open_misses = atomic_load(&s->open_misses);
     ret->flushes = atomic_load(&s->flushes);
-    uint64_t uploads = atomic_load(&s->uploads_room.used_bytes), used = atomic_load(&s->office->used_bytes);
+    uint64_t uploads = atomic_load(&s->uploads_room.used_bytes), used = atomic_load(&s->budget->used_bytes);
     ret->buffer_bytes = used - MIN(used, uploads); /* those are charged for as long as they are open */
     pthread_mutex_lock(&s->buckets_lock);
     ret->damaged_buckets = s->ndamaged;

@@ -16,7 +16,7 @@
 #define STORE_STORE_H
 
 #include "base/base.h"
-#include "base/ticket.h"
+#include "base/budget.h"
 
 #define STORE_NO_BUCKET      (-ENXIO)     /* the bucket does not exist (LEAT_NOT_FOUND: the key does not) */
 #define STORE_NO_UPLOAD      (-ESRCH)     /* no such multipart upload */
@@ -52,9 +52,8 @@ struct store_config {
         reserve_bytes; /* PUTs leave so much free on a path's file system, for logs and deletes; 0: 32 MiB */
     uint64_t
         direct_bytes; /* PUTs of known size from here on bypass the page cache; 0: 8 MiB; UINT64_MAX: never */
-    unsigned fd_cache; /* objects kept open; 0: 1024 */
-    struct ticket_office
-        *office;           /* buffers of PUTs are charged here; NULL: an office of the store's own, 256 MiB */
+    unsigned fd_cache;     /* objects kept open; 0: 1024 */
+    struct budget *budget; /* buffers of PUTs are charged here; NULL: an budget of the store's own, 256 MiB */
     uint64_t upload_age_s; /* uploads nobody touched for so long are aborted; 0: 7 days */
     uint64_t
         scrub_period_s; /* each object is read again once in so long, 100 years at the most; 0: 30 days; UINT64_MAX: only when asked */

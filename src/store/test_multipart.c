@@ -226,7 +226,7 @@ static void test_room(void **state)
     struct leat_error err = {0};
     begin(f->s, ids[0]);
     uint64_t each = f->s->uploads_room.used_bytes;
-    assert_true(each >= sizeof(struct store_upload) && f->s->office->used_bytes >= each);
+    assert_true(each >= sizeof(struct store_upload) && f->s->budget->used_bytes >= each);
     f->s->uploads_room.cap_bytes = 6 * each;
     for (unsigned i = 1; i < 6; i++)
         begin(f->s, ids[i]);

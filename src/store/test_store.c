@@ -415,7 +415,7 @@ static void test_small_ones_stay_in_memory(void **state)
 {
     struct testing_store *f = *state;
     static const size_t sizes[] = {0, 1, 4096, STORE_BODY_MAX, STORE_BODY_MAX + 1};
-    struct ticket_office *room = &f->s->open.bodies;
+    struct budget *room = &f->s->open.bodies;
     struct store_obj *objs[ARRAY_LEN(sizes)];
     uint64_t kept = 0;
     char key[32], data[STORE_BODY_MAX];

@@ -3,7 +3,7 @@
  * uploads.c: which uploads in parts there are: who holds one, lists of them, those that a start finds, those that grew old. What is stored of them is drawn in multipart.c.
  *
  * Happy path: an upload is in the list with one reference from its begin to its end; who works on it has another.
- * Failure modes: where those that are open have a quarter of the office's memory, no other begins. Parts whose upload is gone (a crash behind the record that ended it) are deleted at the next start, unless an upload could not be read. Uploads
+ * Failure modes: where those that are open have a quarter of the budget's memory, no other begins. Parts whose upload is gone (a crash behind the record that ended it) are deleted at the next start, unless an upload could not be read. Uploads
  * that nobody touched for a week go.
  * Invariants: who completes or aborts waits for parts being committed, and parts that come later are refused.
  */
@@ -36,8 +36,8 @@ bool store_upload_id_parse(const char *text, uint8_t ret_id[16])
 void store_upload_free(struct store *s, struct upload *u)
 {
     if (u->charged) {
-        ticket_give(&s->uploads_room, u->charged);
-        ticket_give(s->office, u->charged);
+        budget_release(&s->uploads_room, u->charged);
+        budget_release(s->budget, u->charged);
         atomic_store(&s->uploads_full, false);
     }
     free(u);
@@ -46,7 +46,7 @@ void store_upload_free(struct store *s, struct upload *u)
 int store_upload_charge(struct store *s, struct upload *u, struct leat_error *err)
 {
     uint64_t bytes = sizeof(*u) + u->key_len + u->meta_len;
-    if (ticket_take(&s->uploads_room, bytes) < 0) {
+    if (budget_reserve(&s->uploads_room, bytes) < 0) {
         static const char why[] =
             "uploads in parts that are neither completed nor aborted have all memory that they may take, "
             "a quarter of the server's: complete or abort some, or wait until old ones are given up";
@@ -54,8 +54,8 @@ int store_upload_charge(struct store *s, struct upload *u, struct leat_error *er
             log_warning("%s", why);
         return error_set(err, LEAT_BUSY, "%s", why);
     }
-    if (ticket_take(s->office, bytes) < 0) {
-        ticket_give(&s->uploads_room, bytes);
+    if (budget_reserve(s->budget, bytes) < 0) {
+        budget_release(&s->uploads_room, bytes);
         return error_set(err, LEAT_BUSY, "no room for another upload in parts; try again later");
     }
     u->charged = bytes;

@@ -106,7 +106,7 @@ static bool charge_head(struct exchange *ex)
 {
     if (ex->head.cap <= ex->head_charged + HEAD_BUFFER)
         return true;
-    if (ticket_take(&ex->link->door->server->office, ex->head.cap - ex->head_charged) < 0)
+    if (budget_reserve(&ex->link->door->server->budget, ex->head.cap - ex->head_charged) < 0)
         return false;
     ex->head_charged = ex->head.cap;
     return true;

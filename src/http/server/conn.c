@@ -71,7 +71,7 @@ void link_close(struct http_link *link, int rc)
     door->lingerers -= link->extra;
     atomic_fetch_sub_explicit(&door->stats.links, 1, memory_order_relaxed);
     free(link);
-    ticket_give(&server->office, sizeof(*link));
+    budget_release(&server->budget, sizeof(*link));
     if (atomic_fetch_sub(&server->links, 1) == 1) {
         pthread_mutex_lock(&server->stop_lock);
         pthread_cond_broadcast(&server->stop_cond);
@@ -446,10 +446,10 @@ void link_open(struct http_door *door, unsigned listener, int fd, bool over_limi
     AUTO_CLOSE int taken = fd;
     struct http_link *link = NULL;
     if (!(over_limit && door->lingerers >= LINGERERS_MAX) &&
-        ticket_take(&server->office, sizeof(*link)) == 0) {
+        budget_reserve(&server->budget, sizeof(*link)) == 0) {
         link = calloc(1, sizeof(*link));
         if (!link)
-            ticket_give(&server->office, sizeof(*link));
+            budget_release(&server->budget, sizeof(*link));
     }
     if (!link) {
         count_overload(door);

@@ -88,7 +88,7 @@ static struct exchange *exchange_new(void)
 struct exchange *exchange_take(struct http_door *door, struct http_link *link)
 {
     struct http_server *server = door->server;
-    if (ticket_take(&server->office, sizeof(struct exchange) + HEAD_BUFFER) < 0)
+    if (budget_reserve(&server->budget, sizeof(struct exchange) + HEAD_BUFFER) < 0)
         return NULL;
     struct exchange *ex = list_first(&door->spare, struct exchange, spare_node);
     if (ex) {
@@ -100,7 +100,7 @@ struct exchange *exchange_take(struct http_door *door, struct http_link *link)
     if (!ex || !slot_take(door, ex)) {
         if (ex)
             exchange_free(ex);
-        ticket_give(&server->office, sizeof(struct exchange) + HEAD_BUFFER);
+        budget_release(&server->budget, sizeof(struct exchange) + HEAD_BUFFER);
         return NULL;
     }
     ex->link = link;
@@ -135,7 +135,7 @@ void exchange_give(struct http_door *door, struct exchange *ex)
         return;
     exchange_forget(door, ex);
     warm_forget(ex);
-    ticket_give(&door->server->office, exchange_bytes(ex) + ex->head_charged);
+    budget_release(&door->server->budget, exchange_bytes(ex) + ex->head_charged);
     atomic_fetch_sub_explicit(&door->stats.busy, 1, memory_order_relaxed);
     if (ex->pieces && ex->pieces != ex->inline_pieces)
         free(ex->pieces);
@@ -156,11 +156,11 @@ bool exchange_grow(struct http_server *server, struct exchange *ex, size_t cap)
 {
     if (cap <= ex->cap)
         return true;
-    if (ticket_take(&server->office, cap - ex->cap) < 0)
+    if (budget_reserve(&server->budget, cap - ex->cap) < 0)
         return false;
     char *buf = realloc(ex->buf, cap);
     if (!buf) {
-        ticket_give(&server->office, cap - ex->cap);
+        budget_release(&server->budget, cap - ex->cap);
         return false;
     }
     ex->buf = buf;

@@ -114,7 +114,7 @@ int http_server_new(const struct http_server_config *config, struct http_server 
     pthread_mutex_init(&server->tls_lock, NULL);
     pthread_mutex_init(&server->stop_lock, NULL);
     cond_init(&server->stop_cond);
-    ticket_office_init(&server->office, server->config.memory_bytes);
+    budget_init(&server->budget, server->config.memory_bytes);
     int rc = copy_names(server);
     if (rc == 0)
         rc = write_overload(server);
@@ -259,6 +259,6 @@ void http_server_stats(struct http_server *server, struct http_server_stats *ret
         s->latency.sum_ns += get(&d->latency.sum_ns);
     }
     s->connections = atomic_load(&server->links);
-    s->memory_bytes = get(&server->office.used_bytes);
-    s->memory_peak_bytes = get(&server->office.peak_bytes);
+    s->memory_bytes = get(&server->budget.used_bytes);
+    s->memory_peak_bytes = get(&server->budget.peak_bytes);
 }

@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 
 #include "base/list.h"
-#include "base/ticket.h"
+#include "base/budget.h"
 #include "loop/loop.h"
 #include "http/server/http_server.h"
 #include "http/server/workers.h"
@@ -153,7 +153,7 @@ struct http_server {
     char *cert_file, *key_file, *name;
     pthread_mutex_t tls_lock;
     SSL_CTX *tls;
-    struct ticket_office office;
+    struct budget budget;
     _Atomic uint64_t links;
     struct bytes_out overload; /* the 503 that needs no memory */
     pthread_mutex_t stop_lock;

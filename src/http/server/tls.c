@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tls.c: OpenSSL on a door's sockets. TLS 1.2 with ephemeral keys is the least, ALPN says http/1.1, sessions are resumed by tickets. Buffers of 34 KiB are given
+ * tls.c: OpenSSL on a door's sockets. TLS 1.2 with ephemeral keys is the least, ALPN says http/1.1, sessions are resumed by reservations. Buffers of 34 KiB are given
  * back while a connection is idle. Where the kernel does TLS (module `tls`), files go by sendfile: this alone no test of ours has seen yet, as none of our
  * machines' kernels has that module.
  *

@@ -34,19 +34,19 @@ static uint64_t push_bytes(size_t key_len)
     return sizeof(struct push) + key_len;
 }
 
-/* A quarter of the office, however many remotes are down: requests need the rest. */
+/* A quarter of the budget, however many remotes are down: requests need the rest. */
 static int charge(struct tier *t, uint64_t bytes)
 {
-    int rc = ticket_take(&t->push_room, bytes);
-    if (rc == 0 && (rc = ticket_take(t->config.office, bytes)) < 0)
-        ticket_give(&t->push_room, bytes);
+    int rc = budget_reserve(&t->push_room, bytes);
+    if (rc == 0 && (rc = budget_reserve(t->config.budget, bytes)) < 0)
+        budget_release(&t->push_room, bytes);
     return rc;
 }
 
 static void discharge(struct tier *t, uint64_t bytes)
 {
-    ticket_give(t->config.office, bytes);
-    ticket_give(&t->push_room, bytes);
+    budget_release(t->config.budget, bytes);
+    budget_release(&t->push_room, bytes);
 }
 
 /* Without memory, or leave to use it: NULL. */

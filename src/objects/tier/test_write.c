@@ -366,11 +366,11 @@ static void test_back_in_little_memory(void **state)
 {
     (void)state;
     struct leat_error err = {0};
-    struct ticket_office office;
+    struct budget budget;
     char path[400], away[400], key[20];
-    ticket_office_init(&office, 16 * KIB);
+    budget_init(&budget, 16 * KIB);
     world_end();
-    world.office = &office;
+    world.budget = &budget;
     world_begin();
     world_front("bkt", ",\"mode\":\"back\"");
     snprintf(path, sizeof(path), "%s/remote", world.top);
@@ -379,7 +379,7 @@ static void test_back_in_little_memory(void **state)
     for (unsigned i = 0; i < 200; i++) {
         snprintf(key, sizeof(key), "k%u", i);
         assert_int_equal(world_put("bkt", key, key, NULL, &err), 0);
-        assert_in_range(atomic_load(&office.used_bytes), 0, 4 * KIB);
+        assert_in_range(atomic_load(&budget.used_bytes), 0, 4 * KIB);
     }
     assert_true(waiting() > 0);
     assert_int_equal(rename(away, path), 0);
@@ -389,8 +389,8 @@ static void test_back_in_little_memory(void **state)
         assert_true(world_is_there(key, key));
     }
     world_end();
-    assert_int_equal(atomic_load(&office.used_bytes), 0);
-    world.office = NULL;
+    assert_int_equal(atomic_load(&budget.used_bytes), 0);
+    world.budget = NULL;
     world_begin();
 }
 

@@ -38,8 +38,8 @@ void world_begin(void)
                              .connections = 4,
                              .block_bytes = MIB,
                              .retry_ns = 20 * NS_PER_MS,
-                             .office = world.office,
-                             .retry_max_ns = world.push_queue || world.office ? 200 * NS_PER_MS : 0,
+                             .budget = world.budget,
+                             .retry_max_ns = world.push_queue || world.budget ? 200 * NS_PER_MS : 0,
                              .push_queue = world.push_queue};
     if (tier_new(&tc, &world.tier, &err) < 0)
         fail_msg("%s", err.message);
@@ -57,7 +57,7 @@ int world_setup(void **state)
     (void)state;
     world.capacity = 0;
     world.push_queue = 0;
-    world.office = NULL;
+    world.budget = NULL;
     testing_mkdir(world.top);
     snprintf(path, sizeof(path), "%s/remote", world.top);
     assert_int_equal(mkdir(path, 0777), 0);

@@ -18,10 +18,10 @@ extern struct world {
     char top[256]; /* a folder of the test's own: the store, and "remote" */
     struct store *store;
     struct tier *tier;
-    uint64_t capacity;            /* of the store, from the next world_begin on */
-    unsigned push_queue;          /* of the tier; 0: as it comes */
-    struct ticket_office *office; /* of the tier; NULL: its own */
-    struct store_fault *fault;    /* its files, where they are not to be the real ones; the same */
+    uint64_t capacity;         /* of the store, from the next world_begin on */
+    unsigned push_queue;       /* of the tier; 0: as it comes */
+    struct budget *budget;     /* of the tier; NULL: its own */
+    struct store_fault *fault; /* its files, where they are not to be the real ones; the same */
 } world;
 extern char world_big[WORLD_BIG]; /* bytes of the S3 server's one object */
 

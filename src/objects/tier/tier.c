@@ -448,12 +448,12 @@ struct tier_block *tier_block_get(struct tier *t)
         t->nblocks--;
     }
     pthread_mutex_unlock(&t->lock);
-    if (k || ticket_take(t->config.office, t->config.block_bytes) < 0)
+    if (k || budget_reserve(t->config.budget, t->config.block_bytes) < 0)
         return k;
     k = malloc(sizeof(*k));
     if (!k || posix_memalign(&k->data, 4096, t->config.block_bytes) != 0) {
         free(k);
-        ticket_give(t->config.office, t->config.block_bytes);
+        budget_release(t->config.budget, t->config.block_bytes);
         return NULL;
     }
     list_init(&k->node);
@@ -464,7 +464,7 @@ static void block_free(struct tier *t, struct tier_block *k)
 {
     free(k->data);
     free(k);
-    ticket_give(t->config.office, t->config.block_bytes);
+    budget_release(t->config.budget, t->config.block_bytes);
 }
 
 void tier_block_put(struct tier *t, struct tier_block *k)
@@ -590,11 +590,11 @@ int tier_new(const struct tier_config *config, struct tier **ret_tier, struct le
         return -ENOMEM;
     t->config = *config;
     struct tier_config *c = &t->config;
-    if (!c->office) {
-        ticket_office_init(&t->own_office, OFFICE_BYTES);
-        c->office = &t->own_office;
+    if (!c->budget) {
+        budget_init(&t->own_budget, OFFICE_BYTES);
+        c->budget = &t->own_budget;
     }
-    ticket_office_init(&t->push_room, c->office->cap_bytes / 4);
+    budget_init(&t->push_room, c->budget->cap_bytes / 4);
     c->fetchers = c->fetchers ? c->fetchers : 32;
     c->prefetchers = c->prefetchers ? c->prefetchers : 16;
     c->pushers = c->pushers ? c->pushers : 8;
@@ -685,6 +685,6 @@ void tier_stats(struct tier *t, struct tier_stats *ret_stats)
     *ret_stats = t->stats;
     ret_stats->fetching = t->fetchers.turns.running + t->prefetchers.turns.running;
     ret_stats->fetch_waiting = t->fetchers.turns.queued + t->prefetchers.turns.queued;
-    ret_stats->buffer_bytes = t->config.office->used_bytes;
+    ret_stats->buffer_bytes = t->config.budget->used_bytes;
     pthread_mutex_unlock(&t->lock);
 }

@@ -26,8 +26,8 @@ struct tier;
 /* Zero means the value in brackets. */
 struct tier_config {
     struct store *store;
-    struct ticket_office
-        *office; /* buffers of fetches, and what waits to be pushed [an office of its own, 256 MiB] */
+    struct budget
+        *budget; /* buffers of fetches, and what waits to be pushed [an budget of its own, 256 MiB] */
     unsigned
         fetchers; /* threads, each at one object for a reader; half of them at most for one remote [32] */
     unsigned prefetchers; /* the same for prefetches and checks [16] */

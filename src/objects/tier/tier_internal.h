@@ -97,9 +97,9 @@ struct tier_block {
 
 struct tier {
     struct tier_config config;
-    struct ticket_office own_office;
-    struct ticket_office push_room; /* of config.office: what the queue of pushes may take */
-    uint64_t paused_bytes;          /* of it: half at most */
+    struct budget own_budget;
+    struct budget push_room; /* of config.budget: what the queue of pushes may take */
+    uint64_t paused_bytes;   /* of it: half at most */
     atomic_bool stopping;
     pthread_mutex_t settings; /* one change of a bucket's remote at a time; before `lock` */
     pthread_mutex_t lock;     /* of all that follows, and of buckets, fetches, pushes and jobs */

@@ -15,7 +15,7 @@
 #include "base/crc32c.h"
 #include "base/histogram.h"
 #include "base/log.h"
-#include "base/ticket.h"
+#include "base/budget.h"
 #include "pool/fill/fill_internal.h"
 #include "pool/nodes/nodes.h"
 #include "pool/region/region.h"
@@ -90,7 +90,7 @@ static uint32_t run_of(const struct fill_thread *t, const struct wset *ws, uint3
     return n;
 }
 
-/* Only as many threads at a time as there are tickets for their scratch. */
+/* Only as many threads at a time as there are reservations for their scratch. */
 static bool decoder_free(const struct wset *ws)
 {
     return ws->decoders == 0 || ws->decoding < ws->decoders;
@@ -442,23 +442,23 @@ static void load_run(struct fill_thread *t, struct fill_load *load)
 
 static uint64_t wide_bytes(const struct fill_config *config)
 {
-    uint64_t all = config->office ? MIN(WIDE_ALL_BYTES, config->office->cap_bytes / WIDE_SHARE) : 0;
+    uint64_t all = config->budget ? MIN(WIDE_ALL_BYTES, config->budget->cap_bytes / WIDE_SHARE) : 0;
     return align_down(MIN(WIDE_BYTES, all / MAX(config->threads, 1u)), REGION_HUGE_BYTES);
 }
 
-/* A ticket that would be refused is not asked for: operators count those as a full pool. */
+/* A reservation that would be refused is not asked for: operators count those as a full pool. */
 uint8_t *fill_wide(struct fill_thread *t, uint64_t *ret_bytes)
 {
-    struct ticket_office *office = t->fill->config.office;
+    struct budget *budget = t->fill->config.budget;
     uint64_t bytes = wide_bytes(&t->fill->config);
     *ret_bytes = bytes;
     if (t->wide || !bytes)
         return t->wide;
-    if (atomic_load(&office->used_bytes) + bytes > office->cap_bytes || ticket_take(office, bytes) < 0)
+    if (atomic_load(&budget->used_bytes) + bytes > budget->cap_bytes || budget_reserve(budget, bytes) < 0)
         return NULL;
     t->wide = aligned_alloc(REGION_HUGE_BYTES, bytes);
     if (!t->wide) {
-        ticket_give(office, bytes);
+        budget_release(budget, bytes);
         return NULL;
     }
     madvise(t->wide, bytes, MADV_HUGEPAGE);
@@ -475,7 +475,7 @@ void fill_wide_give(struct fill_thread *t)
     free(t->wide);
     t->wide = NULL;
     atomic_fetch_sub(&t->fill->counters.wide_bytes, bytes);
-    ticket_give(t->fill->config.office, bytes);
+    budget_release(t->fill->config.budget, bytes);
 }
 
 bool fill_all_begun(const struct fill_thread *t, const struct wset *ws)

@@ -18,7 +18,7 @@
 struct disk_engine;
 struct fill;
 struct region;
-struct ticket_office;
+struct budget;
 struct wset;
 
 /* How to open sources with the right rights: pool/source/source.h. */
@@ -39,7 +39,7 @@ struct fill_config {
     int (*engine_new)(unsigned depth, struct disk_engine **ret_engine);
     const struct source_opener *opener;
     /* Wide bounce buffers (docs/decisions/0111) are charged here while threads have them; NULL: there are none. */
-    struct ticket_office *office;
+    struct budget *budget;
     /* A segment of a set that spans nodes: what arrived, as READY records (pool/nodes/nodes.h). May take the buffer. Fill threads. */
     void (*ready)(struct wset *ws, struct bytes_out *records);
     /* Something of this set became readable or failed: on a fill thread. */

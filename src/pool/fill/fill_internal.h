@@ -150,7 +150,7 @@ void fill_urgent_add(struct wset *ws, uint64_t i);
 bool fill_urgent_pick(struct wset *ws, unsigned threads, struct fill_pick *p);
 /* fill.c: the thread's wide bounce buffer, which is charged, at a border of 2 MiB; NULL: there is no memory for it, or no share. */
 uint8_t *fill_wide(struct fill_thread *t, uint64_t *ret_bytes);
-/* Gives it back, and its ticket, if there is one. */
+/* Gives it back, and its reservation, if there is one. */
 void fill_wide_give(struct fill_thread *t);
 /* None of its segments is left to begin. */
 bool fill_all_begun(const struct fill_thread *t, const struct wset *ws);

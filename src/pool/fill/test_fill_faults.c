@@ -249,7 +249,7 @@ static int dropping_engine(unsigned depth, struct disk_engine **ret_engine)
     return 0;
 }
 
-/* What arrives after the memory was taken away takes none, although somebody still has the set open: its ticket is gone. */
+/* What arrives after the memory was taken away takes none, although somebody still has the set open: its reservation is gone. */
 static void test_given_up(void **state)
 {
     (void)state;

@@ -10,7 +10,7 @@
 #include "base/crc32c.h"
 #include "base/ledger.h"
 #include "base/log.h"
-#include "base/ticket.h"
+#include "base/budget.h"
 #include "disk/disk.h"
 #include "failalloc.h"
 #include "pool/fill/fill.h"
@@ -35,14 +35,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cond = PTHREAD_COND_INITIALIZER;
 
 /* Of wide bounce buffers; NULL: none are to be had. */
-static struct ticket_office *office;
+static struct budget *budget;
 static uint64_t used_at_end; /* of it, when the last set was complete */
 
 static void advanced(struct wset *ws)
 {
     pthread_mutex_lock(&lock);
-    if (office && wset_complete(ws))
-        used_at_end = atomic_load(&office->used_bytes);
+    if (budget && wset_complete(ws))
+        used_at_end = atomic_load(&budget->used_bytes);
     pthread_cond_broadcast(&cond);
     pthread_mutex_unlock(&lock);
 }
@@ -93,7 +93,7 @@ static struct fill *fill_of(unsigned threads, uint64_t segment_bytes,
     struct fill_config config = {.threads = threads,
                                  .depth = 8,
                                  .segment_bytes = segment_bytes,
-                                 .office = office,
+                                 .budget = budget,
                                  .advanced = advanced,
                                  .engine_new = engine_new};
     struct fill *fill;
@@ -231,12 +231,12 @@ static void test_wide(void **state)
     };
     disk_memory_align = 4096;
     for (unsigned k = 0; k < ARRAY_LEN(pools); k++) {
-        struct ticket_office rooms;
-        ticket_office_init(&rooms, pools[k].cap);
-        assert_int_equal(ticket_take(&rooms, pools[k].used), 0);
+        struct budget rooms;
+        budget_init(&rooms, pools[k].cap);
+        assert_int_equal(budget_reserve(&rooms, pools[k].used), 0);
         struct wset *ws = array(4096, 2 * MIB);
         needs_direct();
-        office = &rooms;
+        budget = &rooms;
         used_at_end = UINT64_MAX;
         struct fill *fill = fill_of(2, 2 * MIB, NULL);
         assert_int_equal(fill_start(fill, ws), 0);
@@ -246,7 +246,7 @@ static void test_wide(void **state)
         assert_int_equal(atomic_load(&rooms.peak_bytes), pools[k].used + pools[k].wide);
         assert_int_equal(atomic_load(&rooms.refused), 0);
         fill_free(fill);
-        office = NULL;
+        budget = NULL;
         wset_unref(ws);
     }
     disk_memory_align = 0;
@@ -450,13 +450,13 @@ static void test_place_refuses(void **state)
 /* Whichever allocation fails: samples are there, or say that there was no memory; and nothing stays charged. */
 static bool no_memory(uint64_t nth, uint64_t region, uint64_t segment, bool *ret_rows_failed)
 {
-    struct ticket_office rooms;
-    ticket_office_init(&rooms, 1024 * MIB);
+    struct budget rooms;
+    budget_init(&rooms, 1024 * MIB);
     struct wset *ws = array(4096, region);
     needs_direct();
-    office = &rooms;
+    budget = &rooms;
     struct fill *fill = fill_of(1, segment, NULL);
-    office = NULL;
+    budget = NULL;
     failalloc_arm(nth);
     int code = fill_start(fill, ws);
     if (code == 0)

@@ -16,7 +16,7 @@
 #include "http/client/testing.h"
 #include "base/crc32c.h"
 #include "base/histogram.h"
-#include "base/ticket.h"
+#include "base/budget.h"
 #include "loop/loop.h"
 #include "pool/source/access.h"
 #include "pool/fill/fill.h"
@@ -738,7 +738,7 @@ static void test_verify_stopped(void **state)
     struct list *lists[] = {&pool.sets, &pool.openings, &pool.changes, &pool.works, &pool.scans};
     for (unsigned k = 0; k < ARRAY_LEN(lists); k++)
         list_init(lists[k]);
-    ticket_office_init(&pool.office, 64 * MIB);
+    budget_init(&pool.budget, 64 * MIB);
     assert_int_equal(loop_new(&pool.loop), 0);
     script.stall = true;
     assert_int_equal(verify_start(&pool, ws, true, verify_progress, verify_done, NULL), 0);

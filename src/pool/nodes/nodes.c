@@ -410,8 +410,8 @@ void cluster_node(const struct cluster *c, unsigned n, struct cluster_node_view 
         .self = self,
         .connected = self || cluster_is_up(c, n),
         .known = self || link->known,
-        .cap_bytes = self ? c->pool->office.cap_bytes : link->cap_bytes,
-        .used_bytes = self ? atomic_load(&c->pool->office.used_bytes) : link->used_bytes,
+        .cap_bytes = self ? c->pool->budget.cap_bytes : link->cap_bytes,
+        .used_bytes = self ? atomic_load(&c->pool->budget.used_bytes) : link->used_bytes,
     };
 }
 

@@ -49,10 +49,10 @@ static int on_node(struct cluster *c, struct client *client, struct conn_message
     }
     struct bytes_out body = {0};
     bytes_put_str(&body, c->config.self);
-    bytes_put_u64(&body, c->pool->office.cap_bytes);
+    bytes_put_u64(&body, c->pool->budget.cap_bytes);
     bytes_put_u64(&body, pool_room(c->pool));
     bytes_put_u64(&body, c->pool->config.region_bytes);
-    bytes_put_u64(&body, atomic_load(&c->pool->office.used_bytes));
+    bytes_put_u64(&body, atomic_load(&c->pool->budget.used_bytes));
     bytes_put_u64(&body, c->incarnation);
     conn_send(client->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
     bytes_out_fini(&body);

@@ -581,7 +581,7 @@ static void test_gone_while_placed(void **state)
         there += ws != NULL;
         nothing += ws == NULL;
         if (dead == 1 && !ws)
-            assert_int_equal(left->pool->office.used_bytes, 0);
+            assert_int_equal(left->pool->budget.used_bytes, 0);
         if (ws)
             assert_true(ws->nnodes == 2 && cluster_nodes(left->cluster) == 2 && !ws->prepared);
         if (dead == 1 && o.ws)

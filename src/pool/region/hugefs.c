@@ -22,7 +22,7 @@ static int mount_detached(void)
     AUTO_CLOSE int fs = (int)syscall(SYS_fsopen, "tmpfs", FSOPEN_CLOEXEC);
     if (fs < 0)
         return -errno;
-    /* The pool's tickets bound what is in it. */
+    /* The pool's reservations bound what is in it. */
     static const char *const options[][2] = {
         {"huge", "always"}, {"size", "0"}, {"nr_inodes", "0"}, {"mode", "0700"}};
     for (unsigned k = 0; k < ARRAY_LEN(options); k++) {

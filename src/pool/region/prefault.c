@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The maker takes a ticket for a step of 2 MiB, backs it with the lock open, and so on until the stock is full or what it was allowed
+ * The maker takes a reservation for a step of 2 MiB, backs it with the lock open, and so on until the stock is full or what it was allowed
  * is used up. What the stock is made of: whole regions; and, where there is more than one region's worth, a ladder of regions
  * that are ready in a half, a quarter, ... of theirs, for the last region of a set, which is seldom whole: cutting a whole
  * one to that would throw away what is behind.
  *
- * Failures: no ticket or no memory for a step ends what was allowed; the pool asks again later. A region is in `stock` or has been
+ * Failures: no reservation or no memory for a step ends what was allowed; the pool asks again later. A region is in `stock` or has been
  * taken, and who takes one takes it out, so that none can serve twice.
  *
  * The maker runs as SCHED_IDLE, where the kernel lets it be raised again (CAP_SYS_NICE, or RLIMIT_NICE of 20): whoever needs the
@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/cond.h"
 #include "base/log.h"
-#include "base/ticket.h"
+#include "base/budget.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -27,7 +27,7 @@
 #define STOCK_MAX  1024u /* regions: each is two descriptors */
 
 struct stocked {
-    struct region *region; /* its used_bytes are the ticket's: ready_bytes, and the step under way */
+    struct region *region; /* its used_bytes are the reservation's: ready_bytes, and the step under way */
     uint64_t want_bytes;   /* ready when the maker is done with it */
 };
 
@@ -132,7 +132,7 @@ static struct stocked *next_to_make(struct ready *r)
         return NULL;
     struct region *region;
     struct leat_error err = {0};
-    int code = region_new(&r->config.pages, r->config.region_bytes, 0, r->config.office, &region, &err);
+    int code = region_new(&r->config.pages, r->config.region_bytes, 0, r->config.budget, &region, &err);
     if (code < 0) {
         if (code != r->told)
             log_warning("no memory is made ready: %s", err.message);
@@ -161,17 +161,17 @@ static void step_failed(struct ready *r, struct region *region, uint64_t step, i
         log_info("no more memory can be made ready for now: %s", strerror(-code));
     r->told = code;
     r->allowed_bytes = 0;
-    /* What was got of the step goes; used_bytes first, as a reader of both counts tickets. */
+    /* What was got of the step goes; used_bytes first, as a reader of both counts reservations. */
     account(r, region, -(int64_t)step);
     region_trim(region, region->used_bytes);
-    ticket_give(r->config.office, step);
+    budget_release(r->config.budget, step);
 }
 
 static void make_step(struct ready *r, struct stocked *s)
 {
     struct region *region = s->region;
     uint64_t step = MIN(s->want_bytes - region->used_bytes, (uint64_t)STEP_BYTES);
-    if (step > r->allowed_bytes || ticket_take(r->config.office, step) < 0) {
+    if (step > r->allowed_bytes || budget_reserve(r->config.budget, step) < 0) {
         r->allowed_bytes = 0;
         return;
     }
@@ -318,7 +318,7 @@ struct region *ready_take(struct ready *r, uint64_t region_bytes, uint64_t used_
     struct region *region = NULL;
     unsigned k = best_for(r, used_bytes);
     uint64_t has = k < r->nstock ? r->stock[k].region->used_bytes : 0;
-    if (has > 0 && (has >= used_bytes || ticket_take(r->config.office, used_bytes - has) == 0)) {
+    if (has > 0 && (has >= used_bytes || budget_reserve(r->config.budget, used_bytes - has) == 0)) {
         region = r->stock[k].region;
         remove_at(r, k);
         atomic_fetch_sub(&r->bytes, has);
@@ -326,7 +326,7 @@ struct region *ready_take(struct ready *r, uint64_t region_bytes, uint64_t used_
         region->used_bytes = used_bytes;
         if (has > used_bytes) {
             region_trim(region, used_bytes);
-            ticket_give(r->config.office, has - used_bytes);
+            budget_release(r->config.budget, has - used_bytes);
             atomic_fetch_add(&r->given_up_bytes, has - used_bytes);
         }
     }
@@ -352,7 +352,7 @@ uint64_t ready_give_up(struct ready *r, uint64_t bytes)
         } else {
             region_trim(region, keep);
             region->used_bytes = keep;
-            ticket_give(r->config.office, has - keep);
+            budget_release(r->config.budget, has - keep);
         }
     }
     atomic_fetch_add(&r->given_up_bytes, freed);

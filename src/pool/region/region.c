@@ -2,7 +2,7 @@
 #include "pool/region/region.h"
 
 #include "base/log.h"
-#include "base/ticket.h"
+#include "base/budget.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -64,8 +64,8 @@ static int file_new(struct region *r, const struct region_source *source, struct
     return 0;
 }
 
-int region_new(const struct region_source *source, uint64_t bytes, uint64_t used_bytes,
-               struct ticket_office *office, struct region **ret_region, struct leat_error *err)
+int region_new(const struct region_source *source, uint64_t bytes, uint64_t used_bytes, struct budget *budget,
+               struct region **ret_region, struct leat_error *err)
 {
     struct region *r = calloc(1, sizeof(*r));
     if (!r)
@@ -94,7 +94,7 @@ int region_new(const struct region_source *source, uint64_t bytes, uint64_t used
     }
     if (r->pages == REGION_ADVISE)
         madvise(r->addr, bytes, MADV_HUGEPAGE);
-    r->office = office;
+    r->budget = budget;
     *ret_region = r;
     return 0;
 fail:
@@ -175,9 +175,9 @@ void region_give_up(struct region *r)
     net_rdma_slot_close(&r->rdma); /* or NICs would go on reading (and holding) the pages */
     atomic_store(&r->given_up, true);
     region_punch(r);
-    if (r->office)
-        ticket_give(r->office, r->used_bytes);
-    r->office = NULL;
+    if (r->budget)
+        budget_release(r->budget, r->used_bytes);
+    r->budget = NULL;
 }
 
 /* Who does not see that it was given up has written before it was, and that was punched out. */
@@ -200,8 +200,8 @@ void region_unref(struct region *r)
         close(r->fd_ro);
     if (r->fd >= 0)
         close(r->fd);
-    if (r->office)
-        ticket_give(r->office, r->used_bytes);
+    if (r->budget)
+        budget_release(r->budget, r->used_bytes);
     free(r);
 }
 

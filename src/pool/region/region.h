@@ -25,7 +25,7 @@ struct region_source {
 enum region_pages region_pages(const struct region_source *source, uint64_t bytes);
 /* "memfd", "memfd, huge pages advised", "private tmpfs with huge pages". */
 const char *region_pages_name(enum region_pages pages);
-/* Memory that the first `used_bytes` of a region take, in whole pages: what its ticket is for. */
+/* Memory that the first `used_bytes` of a region take, in whole pages: what its reservation is for. */
 uint64_t region_charge(const struct region_source *source, uint64_t bytes, uint64_t used_bytes);
 
 struct region {
@@ -38,14 +38,14 @@ struct region {
     _Atomic uint64_t
         ready_bytes; /* from its beginning: backed, zero and mapped before a set had it (pool/region/prefault.h) */
     enum region_pages pages;
-    atomic_bool given_up;         /* region_give_up */
-    struct net_rdma_slot rdma;    /* registered with the rails when the first client asks for its keys */
-    struct ticket_office *office; /* gets used_bytes back when the region goes */
+    atomic_bool given_up;      /* region_give_up */
+    struct net_rdma_slot rdma; /* registered with the rails when the first client asks for its keys */
+    struct budget *budget;     /* gets used_bytes back when the region goes */
 };
 
-/* Creates and maps; no memory is reserved yet. The caller has taken a ticket of used_bytes from office (may be NULL). */
-int region_new(const struct region_source *source, uint64_t bytes, uint64_t used_bytes,
-               struct ticket_office *office, struct region **ret_region, struct leat_error *err);
+/* Creates and maps; no memory is reserved yet. The caller has taken a reservation of used_bytes from budget (may be NULL). */
+int region_new(const struct region_source *source, uint64_t bytes, uint64_t used_bytes, struct budget *budget,
+               struct region **ret_region, struct leat_error *err);
 /* Backs [offset, +bytes) with memory, so that lack of it is -ENOSPC or -ENOMEM here and never SIGBUS later. Any thread. */
 int region_reserve(struct region *r, uint64_t offset, uint64_t bytes);
 /* Backs [ready_bytes, +bytes) and maps it here, all zeros, so that writing there neither faults nor clears: ready_bytes goes up.
@@ -54,11 +54,11 @@ int region_prepare(struct region *r, uint64_t bytes);
 /* Takes the memory at and above `bytes` away, a multiple of the page; ready_bytes goes down to it. Before a set has the region. */
 void region_trim(struct region *r, uint64_t bytes);
 struct region *region_ref(struct region *r);
-/* The last reference punches the memory out, so that a client that still maps it holds no memory, and gives the ticket back. */
+/* The last reference punches the memory out, so that a client that still maps it holds no memory, and gives the reservation back. */
 void region_unref(struct region *r);
 /* Takes the memory away at once (drop by force): mappings read zeros from here on. */
 void region_punch(struct region *r);
-/* The same for a region of a set that ends by force, and its ticket goes back too; not when another version of the set has it.
+/* The same for a region of a set that ends by force, and its reservation goes back too; not when another version of the set has it.
  * Control loop. */
 void region_give_up(struct region *r);
 /* Any thread that has written to it for a set: what it brought back after the region was given up goes again. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pool/region/prefault.h"
 
-#include "base/ticket.h"
+#include "base/budget.h"
 #include "failalloc.h"
 
 #include <setjmp.h>
@@ -16,7 +16,7 @@
 static const struct region_source base_pages = {.huge = false, .huge_dir = -1};
 
 struct fixture {
-    struct ticket_office office;
+    struct budget budget;
     struct ready *ready;
 };
 
@@ -27,9 +27,9 @@ static void start(struct fixture *f, uint64_t region_bytes, uint64_t bytes,
     struct ready_config config = {.pages = base_pages,
                                   .region_bytes = region_bytes,
                                   .bytes = bytes,
-                                  .office = &f->office,
+                                  .budget = &f->budget,
                                   .prepare = prepare};
-    ticket_office_init(&f->office, CAP);
+    budget_init(&f->budget, CAP);
     if (ready_new(&config, &f->ready, &err) < 0)
         fail_msg("%s", err.message);
 }
@@ -37,7 +37,7 @@ static void start(struct fixture *f, uint64_t region_bytes, uint64_t bytes,
 static void end(struct fixture *f)
 {
     ready_free(f->ready);
-    assert_int_equal(atomic_load(&f->office.used_bytes), 0);
+    assert_int_equal(atomic_load(&f->budget.used_bytes), 0);
 }
 
 static struct ready_stats stats(struct fixture *f)
@@ -53,7 +53,7 @@ static void wait_for(struct fixture *f, uint64_t bytes)
         usleep(500);
     ready_hold(f->ready); /* the last step is over */
     assert_int_equal(stats(f).bytes, bytes);
-    assert_int_equal(atomic_load(&f->office.used_bytes), bytes);
+    assert_int_equal(atomic_load(&f->budget.used_bytes), bytes);
 }
 
 static uint64_t backed_bytes(const struct region *r)
@@ -70,7 +70,7 @@ static ino_t inode(const struct region *r)
     return st.st_ino;
 }
 
-/* Nothing is taken before it is allowed; then it is there, backed, zero, and whoever takes it has the ticket. */
+/* Nothing is taken before it is allowed; then it is there, backed, zero, and whoever takes it has the reservation. */
 static void makes_what_is_allowed(void **state)
 {
     (void)state;
@@ -89,9 +89,9 @@ static void makes_what_is_allowed(void **state)
         assert_int_equal(r->addr[k], 0);
     assert_int_equal(stats(&f).bytes, 4 * MIB);
     assert_int_equal(stats(&f).taken_bytes, 4 * MIB);
-    assert_int_equal(atomic_load(&f.office.used_bytes), 8 * MIB);
+    assert_int_equal(atomic_load(&f.budget.used_bytes), 8 * MIB);
     region_unref(r);
-    assert_int_equal(atomic_load(&f.office.used_bytes), 4 * MIB);
+    assert_int_equal(atomic_load(&f.budget.used_bytes), 4 * MIB);
     end(&f);
 }
 
@@ -126,7 +126,7 @@ static void none_serves_twice(void **state)
     end(&f);
 }
 
-/* The last region of a set is short: what is behind it goes back, memory and ticket. */
+/* The last region of a set is short: what is behind it goes back, memory and reservation. */
 static void short_region_is_cut(void **state)
 {
     (void)state;
@@ -141,7 +141,7 @@ static void short_region_is_cut(void **state)
     assert_int_equal(r->used_bytes, 3 * MIB);
     assert_int_equal(r->bytes, 8 * MIB);
     assert_int_equal(atomic_load(&r->ready_bytes), 3 * MIB);
-    assert_int_equal(atomic_load(&f.office.used_bytes), 3 * MIB);
+    assert_int_equal(atomic_load(&f.budget.used_bytes), 3 * MIB);
     assert_int_equal(stats(&f).given_up_bytes, 5 * MIB);
     region_unref(r);
     end(&f);
@@ -164,7 +164,7 @@ static void ladder_for_short_regions(void **state)
     end(&f);
 }
 
-/* A region of which only a part is ready serves a set that needs more; the rest takes a ticket, and memory when it is filled. */
+/* A region of which only a part is ready serves a set that needs more; the rest takes a reservation, and memory when it is filled. */
 static void partly_ready_is_taken(void **state)
 {
     (void)state;
@@ -174,7 +174,7 @@ static void partly_ready_is_taken(void **state)
     wait_for(&f, 4 * MIB);
     struct region *r = ready_take(f.ready, 8 * MIB, 8 * MIB);
     assert_non_null(r);
-    assert_int_equal(atomic_load(&f.office.used_bytes), 8 * MIB);
+    assert_int_equal(atomic_load(&f.budget.used_bytes), 8 * MIB);
     assert_int_equal(backed_bytes(r), 4 * MIB);
     assert_int_equal(region_reserve(r, 0, 2 * MIB), 0);
     assert_int_equal(backed_bytes(r), 4 * MIB);
@@ -182,13 +182,13 @@ static void partly_ready_is_taken(void **state)
     assert_int_equal(backed_bytes(r), 6 * MIB);
     region_unref(r);
 
-    /* No ticket for the rest: it stays in the stock. */
+    /* No reservation for the rest: it stays in the stock. */
     ready_allow(f.ready, 4 * MIB);
     wait_for(&f, 4 * MIB);
-    assert_int_equal(ticket_take(&f.office, CAP - 6 * MIB), 0);
+    assert_int_equal(budget_reserve(&f.budget, CAP - 6 * MIB), 0);
     assert_null(ready_take(f.ready, 8 * MIB, 8 * MIB));
     assert_int_equal(stats(&f).bytes, 4 * MIB);
-    ticket_give(&f.office, CAP - 6 * MIB);
+    budget_release(&f.budget, CAP - 6 * MIB);
     end(&f);
 }
 
@@ -200,14 +200,14 @@ static void gives_way(void **state)
     ready_allow(f.ready, CAP);
     wait_for(&f, 32 * MIB);
     assert_int_equal(ready_give_up(f.ready, 10 * MIB), 10 * MIB);
-    assert_int_equal(atomic_load(&f.office.used_bytes), 22 * MIB);
+    assert_int_equal(atomic_load(&f.budget.used_bytes), 22 * MIB);
     assert_int_equal(stats(&f).bytes, 22 * MIB);
     /* Held: nothing is made until it is allowed again. */
     usleep(5000);
     assert_int_equal(stats(&f).bytes, 22 * MIB);
     assert_int_equal(ready_give_up(f.ready, CAP), 22 * MIB);
     assert_int_equal(ready_give_up(f.ready, CAP), 0);
-    assert_int_equal(atomic_load(&f.office.used_bytes), 0);
+    assert_int_equal(atomic_load(&f.budget.used_bytes), 0);
     ready_allow(f.ready, CAP);
     wait_for(&f, 32 * MIB);
     end(&f);
@@ -219,18 +219,18 @@ static void cap_holds(void **state)
     (void)state;
     struct fixture f;
     start(&f, 4 * MIB, 32 * MIB, NULL);
-    assert_int_equal(ticket_take(&f.office, CAP - 6 * MIB), 0);
+    assert_int_equal(budget_reserve(&f.budget, CAP - 6 * MIB), 0);
     ready_allow(f.ready, CAP);
     while (stats(&f).bytes != 6 * MIB)
         usleep(500);
     for (unsigned k = 0; k < 20; k++) {
         ready_allow(f.ready, CAP);
         usleep(200);
-        assert_true(atomic_load(&f.office.used_bytes) <= CAP);
+        assert_true(atomic_load(&f.budget.used_bytes) <= CAP);
     }
-    assert_int_equal(atomic_load(&f.office.peak_bytes), CAP);
+    assert_int_equal(atomic_load(&f.budget.peak_bytes), CAP);
     assert_int_equal(stats(&f).bytes, 6 * MIB);
-    ticket_give(&f.office, CAP - 6 * MIB);
+    budget_release(&f.budget, CAP - 6 * MIB);
     end(&f);
 }
 
@@ -243,7 +243,7 @@ static int prepare_or_not(struct region *region, uint64_t bytes)
     return region_prepare(region, bytes);
 }
 
-/* The host has no memory for a step: its ticket goes back, and it goes on when it is allowed again. */
+/* The host has no memory for a step: its reservation goes back, and it goes on when it is allowed again. */
 static void no_memory_for_a_step(void **state)
 {
     (void)state;
@@ -256,7 +256,7 @@ static void no_memory_for_a_step(void **state)
     ready_hold(f.ready);
     assert_int_equal(stats(&f).bytes, 6 * MIB);
     assert_int_equal(stats(&f).made_bytes, 6 * MIB);
-    assert_int_equal(atomic_load(&f.office.used_bytes), 6 * MIB);
+    assert_int_equal(atomic_load(&f.budget.used_bytes), 6 * MIB);
     struct region *r = ready_take(f.ready, 4 * MIB, 4 * MIB);
     assert_non_null(r);
     assert_int_equal(atomic_load(&r->ready_bytes), 4 * MIB);
@@ -271,7 +271,7 @@ static int make_and_free(void *ctx)
 {
     struct fixture *f = ctx;
     struct ready_config config = {
-        .pages = base_pages, .region_bytes = 2 * MIB, .bytes = 2 * MIB, .office = &f->office};
+        .pages = base_pages, .region_bytes = 2 * MIB, .bytes = 2 * MIB, .budget = &f->budget};
     int code = ready_new(&config, &f->ready, NULL);
     if (code == 0)
         ready_free(f->ready);
@@ -282,7 +282,7 @@ static void allocations_fail(void **state)
 {
     (void)state;
     struct fixture f;
-    ticket_office_init(&f.office, CAP);
+    budget_init(&f.budget, CAP);
     assert_true(failalloc_run(make_and_free, &f) >= 2);
 }
 

@@ -2,7 +2,7 @@
 #include "pool/region/hugefs.h"
 #include "pool/region/region.h"
 
-#include "base/ticket.h"
+#include "base/budget.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -57,7 +57,7 @@ static void reserve_backs_it(void **state)
         assert_int_equal(region_reserve(r, 0, 2 * MIB), 0);
         assert_int_equal(backed_bytes(r), 2 * MIB);
         assert_int_equal(region_reserve(r, 2 * MIB, 3 * MIB + 12288), 0);
-        assert_int_equal(backed_bytes(r), used); /* what its ticket is for */
+        assert_int_equal(backed_bytes(r), used); /* what its reservation is for */
         for (uint64_t at = 0; at < used; at += 4096)
             assert_int_equal(r->addr[at], 0);
         memset(r->addr, 0x5a, used);
@@ -151,31 +151,31 @@ static void last_reference_takes_the_memory(void **state)
     region_unref(NULL);
 }
 
-static void gives_its_ticket_back(void **state)
+static void releases_its_bytes(void **state)
 {
     (void)state;
-    struct ticket_office office;
-    ticket_office_init(&office, 1 * MIB);
-    assert_int_equal(ticket_take(&office, 65536), 0);
+    struct budget budget;
+    budget_init(&budget, 1 * MIB);
+    assert_int_equal(budget_reserve(&budget, 65536), 0);
     struct region *r;
-    assert_int_equal(region_new(&private_fs, 128 * KIB, 65536, &office, &r, NULL), 0);
+    assert_int_equal(region_new(&private_fs, 128 * KIB, 65536, &budget, &r, NULL), 0);
     region_unref(r);
-    assert_int_equal(atomic_load(&office.used_bytes), 0);
+    assert_int_equal(atomic_load(&budget.used_bytes), 0);
 }
 
 /* fallocate of a region that no address space nor disk could hold. */
 static void errors_are_told(void **state)
 {
     (void)state;
-    struct ticket_office office;
-    ticket_office_init(&office, 1 * MIB);
-    assert_int_equal(ticket_take(&office, 4096), 0);
+    struct budget budget;
+    budget_init(&budget, 1 * MIB);
+    assert_int_equal(budget_reserve(&budget, 4096), 0);
     struct region *r = NULL;
     struct leat_error err = {0};
-    assert_true(region_new(&private_fs, 1ull << 62, 4096, &office, &r, &err) < 0);
+    assert_true(region_new(&private_fs, 1ull << 62, 4096, &budget, &r, &err) < 0);
     assert_null(r);
     assert_non_null(strstr(err.message, "cannot"));
-    assert_int_equal(atomic_load(&office.used_bytes), 4096); /* stays the caller's */
+    assert_int_equal(atomic_load(&budget.used_bytes), 4096); /* stays the caller's */
 }
 
 static void page_size_is_measured(void **state)
@@ -279,7 +279,7 @@ int main(void)
         cmocka_unit_test(small_costs_little),
         cmocka_unit_test(read_only_for_clients),
         cmocka_unit_test(last_reference_takes_the_memory),
-        cmocka_unit_test(gives_its_ticket_back),
+        cmocka_unit_test(releases_its_bytes),
         cmocka_unit_test(errors_are_told),
         cmocka_unit_test(page_size_is_measured),
         cmocka_unit_test(hugefs_leaves_nothing),

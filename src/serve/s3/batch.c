@@ -51,7 +51,7 @@ void bundling_free(struct bundling *b)
         return;
     bundle_free(b->bundle);
     batch_request_fini(&b->request);
-    ticket_give(b->door->office, b->charged);
+    budget_release(b->door->budget, b->charged);
     atomic_fetch_sub(&b->door->pinned, b->pinned);
     free(b);
 }
@@ -69,7 +69,7 @@ static struct bundling *bundling_new(struct visit *v)
 static bool charge(struct visit *v, uint64_t bytes, unsigned pins)
 {
     struct bundling *b = v->bundling;
-    bool room = ticket_take(v->door->office, bytes) == 0;
+    bool room = budget_reserve(v->door->budget, bytes) == 0;
     if (room)
         b->charged += bytes;
     b->pinned += pins;

@@ -51,7 +51,7 @@ struct visit_body {
 
     struct store_put *put;     /* the destination; NULL: document */
     struct bytes_out document; /* its NUL is not counted */
-    uint64_t charged;          /* bytes from the office */
+    uint64_t charged;          /* bytes from the budget */
 
     /* private */
     struct aws_chunked *aws;

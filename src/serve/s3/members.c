@@ -15,7 +15,7 @@
 #include <xxhash.h>
 
 #include "base/list.h"
-#include "base/ticket.h"
+#include "base/budget.h"
 #include "serve/s3/archive_index.h"
 
 #define BUCKETS 256u
@@ -33,7 +33,7 @@ struct kept {
 };
 
 struct members {
-    struct ticket_office *office;
+    struct budget *budget;
     pthread_mutex_t
         lock; /* all below, and of an index all but `archive`, which is constant once it is built */
     pthread_cond_t built;
@@ -42,12 +42,12 @@ struct members {
     struct members_stats stats;
 };
 
-int members_new(struct ticket_office *office, struct members **ret_members)
+int members_new(struct budget *budget, struct members **ret_members)
 {
     struct members *m = calloc(1, sizeof(*m));
     if (!m)
         return -ENOMEM;
-    m->office = office;
+    m->budget = budget;
     pthread_mutex_init(&m->lock, NULL);
     pthread_cond_init(&m->built, NULL);
     list_init(&m->lru);
@@ -61,7 +61,7 @@ int members_new(struct ticket_office *office, struct members **ret_members)
 
 static void index_free(struct members *m, struct kept *x)
 {
-    ticket_give(m->office, x->charged);
+    budget_release(m->budget, x->charged);
     archive_index_fini(&x->archive);
     free(x);
 }
@@ -136,12 +136,12 @@ static int charge(void *user, uint64_t bytes)
 {
     struct charging *c = user;
     struct members *m = c->m;
-    while (ticket_take(m->office, bytes) < 0) {
+    while (budget_reserve(m->budget, bytes) < 0) {
         pthread_mutex_lock(&m->lock);
         bool again = evict_one(m);
         pthread_mutex_unlock(&m->lock);
         if (!again)
-            return c->index->charged + bytes > m->office->cap_bytes / 2 ? LEAT_NO_SPACE : LEAT_BUSY;
+            return c->index->charged + bytes > m->budget->cap_bytes / 2 ? LEAT_NO_SPACE : LEAT_BUSY;
     }
     c->index->charged += bytes;
     return 0;

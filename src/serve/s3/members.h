@@ -11,10 +11,10 @@
 #include "base/base.h"
 
 struct members;
-struct ticket_office;
+struct budget;
 
-/* office: every byte of an index is charged there. The caller's, outlives it. */
-int members_new(struct ticket_office *office, struct members **ret_members);
+/* budget: every byte of an index is charged there. The caller's, outlives it. */
+int members_new(struct budget *budget, struct members **ret_members);
 void members_free(struct members *m); /* NULL is fine; nobody is inside */
 
 /* One version of one object, open. */

@@ -556,7 +556,7 @@ void op_complete_upload(struct visit *v)
     snprintf(v->host, sizeof(v->host), "%s://%.*s", v->req->tls ? "https" : "http",
              (int)MIN(host.len, (size_t)250), host.data ? host.data : "");
     if (read_upload(v) && put_read_headers(v) && read_expected(v) && body_begin(v, COMPLETE_MAX)) {
-        if (ticket_take(v->door->office, STORE_PARTS_MAX * sizeof(struct stored)) == 0) {
+        if (budget_reserve(v->door->budget, STORE_PARTS_MAX * sizeof(struct stored)) == 0) {
             v->body.charged += STORE_PARTS_MAX * sizeof(struct stored);
             body_receive(v, complete, visit_send_xml);
             return;

@@ -27,7 +27,7 @@ int s3_door_new(const struct s3_door_config *config, struct s3_door **ret_door)
     door->keys = config->keys;
     door->workers = config->workers;
     door->waiters = config->waiters;
-    door->office = config->office;
+    door->budget = config->budget;
     door->site = config->site;
     door->disks_encrypted = config->disks_encrypted;
     snprintf(door->region, sizeof(door->region), "%s", config->region ? config->region : "us-east-1");
@@ -40,7 +40,7 @@ int s3_door_new(const struct s3_door_config *config, struct s3_door **ret_door)
         if (!door->domains[i])
             n = UINT32_MAX - 1; /* ends the loop */
     }
-    ticket_office_init(&door->members_room, MEMBERS_BYTES);
+    budget_init(&door->members_room, MEMBERS_BYTES);
     if (!door->domains || n == UINT32_MAX - 1 || members_new(&door->members_room, &door->members) < 0) {
         s3_door_free(door);
         return -ENOMEM;

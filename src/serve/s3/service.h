@@ -7,7 +7,7 @@
 #ifndef SERVE_S3_SERVICE_H
 #define SERVE_S3_SERVICE_H
 
-#include "base/ticket.h"
+#include "base/budget.h"
 #include "http/server/http_server.h"
 #include "http/server/workers.h"
 #include "serve/s3/keys.h"
@@ -18,7 +18,7 @@ struct s3_door_config {
     struct objects *objects;
     struct keyring *keys;
     struct http_workers *workers, *waiters; /* waiters: of their own, for what waits for remotes */
-    struct ticket_office *office;           /* of buffers and documents of requests */
+    struct budget *budget;                  /* of buffers and documents of requests */
     const char *region;                     /* NULL: us-east-1 */
     bool disks_encrypted;                   /* answers state it, and may be asked for it: AES256 */
     const char *const

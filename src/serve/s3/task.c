@@ -90,11 +90,11 @@ struct visit *visit_new(struct s3_door *door, struct http_request *req, const st
                         const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
                         const struct keys_user *user)
 {
-    if (ticket_take(door->office, sizeof(struct visit)) < 0)
+    if (budget_reserve(door->budget, sizeof(struct visit)) < 0)
         return NULL;
     struct visit *v = calloc(1, sizeof(*v));
     if (!v) {
-        ticket_give(door->office, sizeof(struct visit));
+        budget_release(door->budget, sizeof(struct visit));
         return NULL;
     }
     v->body.charged = sizeof(*v); /* given back by body_fini, with the rest */
@@ -382,7 +382,7 @@ bool visit_charge_list(struct visit *v, const char *max_name)
     if (text)
         http_text_u64((struct http_text){text, len}, &max);
     uint64_t bytes = (MIN(max, (uint64_t)S3_LIST_MAX) + 1) * LIST_ENTRY_BYTES;
-    if (ticket_take(v->door->office, bytes) < 0) {
+    if (budget_reserve(v->door->budget, bytes) < 0) {
         visit_fail(v, S3_SLOW_DOWN, NULL);
         return false;
     }

@@ -21,11 +21,11 @@ struct s3_door {
     struct keyring *keys;
     struct http_workers *workers;
     struct http_workers *waiters; /* for what waits for remotes: one that is silent keeps nobody else */
-    struct ticket_office *office;
+    struct budget *budget;
     const struct site *site;
-    struct members *members;           /* of archives that were looked into */
-    struct ticket_office members_room; /* what their indexes may take */
-    _Atomic unsigned pinned;           /* objects that batches hold open */
+    struct members *members;    /* of archives that were looked into */
+    struct budget members_room; /* what their indexes may take */
+    _Atomic unsigned pinned;    /* objects that batches hold open */
     char region[65];
     bool disks_encrypted;
     char **domains;
@@ -110,7 +110,7 @@ struct visit {
 
 /* --- task.c ------------------------------------------------------------------------------------------------------------- */
 
-/* NULL: the office or the heap has no memory; nothing was answered. Takes a reference to keys of its own. */
+/* NULL: the budget or the heap has no memory; nothing was answered. Takes a reference to keys of its own. */
 struct visit *visit_new(struct s3_door *door, struct http_request *req, const struct s3_call *call,
                         const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
                         const struct keys_user *user);

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "base/ticket.h"
+#include "base/budget.h"
 #include "failalloc.h"
 #include "serve/s3/members.h"
 #include "wire/archive/tar_put.h"
@@ -69,15 +69,15 @@ static void expect(struct members *m, const struct members_archive *a, const cha
 
 static void test_tar(void **state)
 {
-    struct ticket_office office;
+    struct budget budget;
     struct members *m;
     struct members_stats stats;
     struct member got;
     struct leat_error err;
     struct made tar = made_new();
     char name[400];
-    ticket_office_init(&office, MIB);
-    assert_int_equal(members_new(&office, &m), 0);
+    budget_init(&budget, MIB);
+    assert_int_equal(members_new(&budget, &m), 0);
     put_member(&tar, "a/one.txt", '0', "first");
     put_member(&tar, "a", '5', "");
     memset(name, 'l', sizeof(name));
@@ -100,14 +100,14 @@ static void test_tar(void **state)
     }
     members_stats(m, &stats);
     assert_true(stats.built == 1 && stats.indexes == 1 && stats.members == 5 &&
-                stats.bytes == office.used_bytes);
+                stats.bytes == budget.used_bytes);
     /* Another version of the object is another archive. */
     put_member(&tar, "new", '0', "n");
     struct members_archive b = archive(&tar, 2);
     expect(m, &b, "new", "n");
     assert_int_equal(members_find(m, &a, "new", &got, &err), LEAT_NOT_FOUND);
     members_free(m);
-    assert_int_equal(office.used_bytes, 0);
+    assert_int_equal(budget.used_bytes, 0);
     close(tar.fd);
 }
 
@@ -124,10 +124,10 @@ static void test_no_archive(void **state)
         {"\x1f\x8b\x08\0\0\0", 6, LEAT_UNSUPPORTED, "compressed"},
         {"PK\3\4", 4, LEAT_CORRUPT, "ZIP"},
     };
-    struct ticket_office office;
+    struct budget budget;
     struct members *m;
-    ticket_office_init(&office, MIB);
-    assert_int_equal(members_new(&office, &m), 0);
+    budget_init(&budget, MIB);
+    assert_int_equal(members_new(&budget, &m), 0);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct made file = made_new();
         struct member got;
@@ -148,20 +148,20 @@ static void test_no_archive(void **state)
     expect(m, &a, "x", "some bytes");
     close(cut.fd);
     members_free(m);
-    assert_int_equal(office.used_bytes, 0);
+    assert_int_equal(budget.used_bytes, 0);
 }
 
 /* Indexes go when others need the room; one that is larger than the room is refused. */
 static void test_cap(void **state)
 {
-    struct ticket_office office;
+    struct budget budget;
     struct members *m;
     struct members_stats stats;
     struct member got;
     struct made small = made_new(), large = made_new();
     char name[32];
-    ticket_office_init(&office, 64 * KIB);
-    assert_int_equal(members_new(&office, &m), 0);
+    budget_init(&budget, 64 * KIB);
+    assert_int_equal(members_new(&budget, &m), 0);
     for (unsigned i = 0; i < 100; i++) {
         snprintf(name, sizeof(name), "m%u", i);
         put_member(&small, name, '0', name);
@@ -173,16 +173,16 @@ static void test_cap(void **state)
     for (uint64_t seq = 1; seq <= 50; seq++) {
         struct members_archive a = archive(&small, seq);
         expect(m, &a, "m77", "m77");
-        assert_true(office.peak_bytes <= office.cap_bytes);
+        assert_true(budget.peak_bytes <= budget.cap_bytes);
     }
     struct members_archive a = archive(&large, 99);
     assert_int_equal(members_find(m, &a, "m1", &got, NULL), LEAT_NO_SPACE);
     a = archive(&small, 50);
     expect(m, &a, "m99", "m99");
     members_stats(m, &stats);
-    assert_true(stats.evicted > 40 && stats.indexes >= 1 && stats.bytes == office.used_bytes);
+    assert_true(stats.evicted > 40 && stats.indexes >= 1 && stats.bytes == budget.used_bytes);
     members_free(m);
-    assert_int_equal(office.used_bytes, 0);
+    assert_int_equal(budget.used_bytes, 0);
     close(small.fd);
     close(large.fd);
 }
@@ -210,12 +210,12 @@ static void *ask_often(void *arg)
 
 static void test_many_at_once(void **state)
 {
-    struct ticket_office office;
+    struct budget budget;
     struct members *m;
     struct made tar = made_new();
     char name[32];
-    ticket_office_init(&office, 24 * KIB); /* room for a few of the seven */
-    assert_int_equal(members_new(&office, &m), 0);
+    budget_init(&budget, 24 * KIB); /* room for a few of the seven */
+    assert_int_equal(members_new(&budget, &m), 0);
     for (unsigned i = 0; i < 60; i++) {
         snprintf(name, sizeof(name), "m%u", i);
         put_member(&tar, name, '0', name);
@@ -232,22 +232,22 @@ static void test_many_at_once(void **state)
         assert_null(bad);
     }
     members_free(m);
-    assert_int_equal(office.used_bytes, 0);
+    assert_int_equal(budget.used_bytes, 0);
     close(tar.fd);
 }
 
 static int find_once(void *ctx)
 {
-    struct ticket_office office;
+    struct budget budget;
     struct members *m = NULL;
     struct member got;
-    ticket_office_init(&office, MIB);
-    int rc = members_new(&office, &m);
+    budget_init(&budget, MIB);
+    int rc = members_new(&budget, &m);
     struct members_archive a = archive(ctx, 1);
     if (rc == 0)
         rc = members_find(m, &a, "x", &got, NULL);
     members_free(m);
-    assert_int_equal(office.used_bytes, 0);
+    assert_int_equal(budget.used_bytes, 0);
     return rc;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ticket.h: a reservation of bytes under a hard cap. A buffer's ticket is taken before the work that needs the
+ * budget.h: a reservation of bytes under a hard cap. A buffer's reservation is taken before the work that needs the
  * buffer starts, and given back after the buffer is gone. Thread-safe, lock-free; nobody waits here: who is
  * refused says so to its caller or asks again when something was given back.
  */
@@ -9,16 +9,16 @@
 
 #include "base/base.h"
 
-struct ticket_office {
+struct budget {
     uint64_t cap_bytes;
     _Atomic uint64_t used_bytes;
     _Atomic uint64_t peak_bytes;
     _Atomic uint64_t refused; /* count */
 };
 
-void ticket_office_init(struct ticket_office *office, uint64_t cap_bytes);
+void budget_init(struct budget *budget, uint64_t cap_bytes);
 /* 0, or -ENOSPC when `bytes` more would exceed the cap. */
-int ticket_take(struct ticket_office *office, uint64_t bytes);
-void ticket_give(struct ticket_office *office, uint64_t bytes);
+int budget_reserve(struct budget *budget, uint64_t bytes);
+void budget_release(struct budget *budget, uint64_t bytes);
 
 #endif
