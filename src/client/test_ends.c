@@ -348,7 +348,7 @@ static void *read_for_long(void *arg)
     return (void *)(intptr_t)leat_read(x->ws, FAKE_REGION_BYTES / 60 + 1, 0, buf, 60, 0, NULL, &e);
 }
 
-static void test_turns(void **state)
+static void test_fairq(void **state)
 {
     struct fixture x;
     pthread_t thread;
@@ -662,7 +662,7 @@ int main(void)
         cmocka_unit_test(test_fork),
         cmocka_unit_test(test_interrupt),
         cmocka_unit_test(test_interrupt_haste),
-        cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_fairq),
         cmocka_unit_test(test_node_dies),
         cmocka_unit_test(test_frozen_node),
         cmocka_unit_test(test_frozen_node_is_lost),

@@ -19,7 +19,7 @@ struct http_workers {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t cond;
     struct list queues[HTTP_LANES];
-    struct turns turns; /* of what has a party */
+    struct fairq fairq; /* of what has a party */
     unsigned queued[HTTP_LANES], running[HTTP_LANES];
     unsigned long_max, queue_max, nthreads;
     bool ending;
@@ -28,12 +28,12 @@ struct http_workers {
 };
 
 /* Under the lock; NULL: nothing that may run now. *ret_party: NULL for what has none. */
-static struct http_work *next(struct http_workers *w, struct turns_party **ret_party)
+static struct http_work *next(struct http_workers *w, struct fairq_source **ret_party)
 {
     enum http_lane lane = HTTP_LANE_SHORT;
     *ret_party = NULL;
     if (list_empty(&w->queues[lane])) {
-        struct turn *turn = turns_next(&w->turns, ret_party);
+        struct fairq_item *turn = fairq_pop(&w->fairq, ret_party);
         if (turn)
             return container_of(turn, struct http_work, turn);
         lane = HTTP_LANE_LONG;
@@ -59,7 +59,7 @@ static void *worker_main(void *arg)
     pthread_mutex_lock(&w->lock);
     for (;;) {
         struct http_work *work = NULL;
-        struct turns_party *party;
+        struct fairq_source *party;
         while (!w->ending && !(work = next(w, &party)))
             pthread_cond_wait(&w->cond, &w->lock);
         if (w->ending)
@@ -72,8 +72,8 @@ static void *worker_main(void *arg)
         pthread_mutex_lock(&w->lock);
         w->done++;
         if (party) {
-            unsigned more = turns_end(&w->turns, party, clock_now_ns() - began_ns);
-            for (more = MIN(more - 1, w->turns.queued); more; more--) /* this one takes one of them */
+            unsigned more = fairq_done(&w->fairq, party, clock_now_ns() - began_ns);
+            for (more = MIN(more - 1, w->fairq.queued); more; more--) /* this one takes one of them */
                 pthread_cond_signal(&w->cond);
             continue;
         }
@@ -100,7 +100,7 @@ int http_workers_new(unsigned threads, unsigned queue_max, struct http_workers *
     for (unsigned i = 0; i < HTTP_LANES; i++)
         list_init(&w->queues[i]);
     w->queue_max = queue_max ? queue_max : 1024;
-    turns_init(&w->turns, threads, w->queue_max);
+    fairq_init(&w->fairq, threads, w->queue_max);
     w->long_max = threads > 1 ? threads - MAX(threads / 4, 1u) : 1;
     sigset_t all, before;
     sigfillset(&all);
@@ -141,10 +141,10 @@ void http_workers_free(struct http_workers *w)
             cancel(work);
         }
     }
-    struct turn *turn;
-    while ((turn = turns_drop(&w->turns)))
+    struct fairq_item *turn;
+    while ((turn = fairq_drain(&w->fairq)))
         cancel(container_of(turn, struct http_work, turn));
-    turns_fini(&w->turns);
+    fairq_fini(&w->fairq);
     pthread_cond_destroy(&w->cond);
     pthread_mutex_destroy(&w->lock);
     free(w);
@@ -161,7 +161,7 @@ int http_work_start(struct http_workers *w, struct http_ref ref, enum http_lane 
     if (w->ending || (!work->party && w->queued[lane] >= w->queue_max)) {
         rc = -EAGAIN;
     } else if (work->party) {
-        rc = turns_add(&w->turns, work->party, &work->turn) < 0 ? -EAGAIN : 0;
+        rc = fairq_push(&w->fairq, work->party, &work->turn) < 0 ? -EAGAIN : 0;
     } else {
         list_push_back(&w->queues[lane], &work->turn.node);
         w->queued[lane]++;
@@ -181,7 +181,7 @@ void http_workers_stats(struct http_workers *w, struct http_workers_stats *ret_s
         ret_stats->running += w->running[lane];
         ret_stats->queued[lane] = w->queued[lane];
     }
-    ret_stats->running += w->turns.running;
-    ret_stats->waiting = w->turns.queued;
+    ret_stats->running += w->fairq.running;
+    ret_stats->waiting = w->fairq.queued;
     pthread_mutex_unlock(&w->lock);
 }

@@ -5,13 +5,13 @@
  *   door: http_work_start ──▶ a worker: run(work) ──▶ the request's door: done(work, req)
  *
  * Two lanes: what is short does not wait behind what is long, because long work may hold all workers but a quarter (one at least).
- * What waits for somebody else (a remote) names him, and shares the threads with what waits for others as turns.h has it.
+ * What waits for somebody else (a remote) names him, and shares the threads with what waits for others as fairq.h has it.
  * Queues are bounded: -EAGAIN is the time to say 503.
  */
 #ifndef HTTP_SERVER_WORKERS_H
 #define HTTP_SERVER_WORKERS_H
 
-#include "base/turns.h"
+#include "base/fairq.h"
 #include "http/server/http_server.h"
 
 struct http_workers;
@@ -27,7 +27,7 @@ struct http_work {
     bool cancelled; /* the workers ended before it was run */
 
     struct http_message message; /* private from here on */
-    struct turn turn;
+    struct fairq_item turn;
     enum http_lane lane;
 };
 

@@ -3,7 +3,7 @@
  * tier.c: the threads of the cold tier, its buckets, and their sessions with remotes.
  *
  * Three pools of threads, so that nobody waits behind another kind of work: fetches that a reader waits for; prefetches and checks; pushes of what
- * is dirty; in each of them remotes share the threads (base/turns.h). A session is one thread's for one object, and kept for the next.
+ * is dirty; in each of them remotes share the threads (base/fairq.h). A session is one thread's for one object, and kept for the next.
  * Failure modes: settings that are wrong are refused when they are given. Those that the server finds when it starts (another version's) are
  * reported, and their bucket is asked for nothing that is not here, and takes nothing, until it is given others; sessions of settings that have changed are closed when they come back.
  * Invariants: a bucket that the store says to have a remote is in the table; it is freed with its last reference. Nothing is waited for under the lock.
@@ -384,11 +384,11 @@ static void *pool_main(void *arg)
 {
     struct tier_pool *pool = arg;
     struct tier *t = pool->t;
-    struct turns_party *remote;
-    struct turn *turn;
+    struct fairq_source *remote;
+    struct fairq_item *turn;
     pthread_mutex_lock(&t->lock);
     for (;;) {
-        while (!(turn = turns_next(&pool->turns, &remote)) && !atomic_load(&t->stopping))
+        while (!(turn = fairq_pop(&pool->fairq, &remote)) && !atomic_load(&t->stopping))
             pthread_cond_wait(&pool->work, &t->lock);
         if (!turn)
             break; /* what was queued is ended first, quickly: `stopping` is seen by all that wait */
@@ -397,8 +397,8 @@ static void *pool_main(void *arg)
         uint64_t began_ns = clock_now_ns();
         task->run(task);
         pthread_mutex_lock(&t->lock);
-        unsigned more = turns_end(&pool->turns, remote, clock_now_ns() - began_ns);
-        for (more = MIN(more - 1, pool->turns.queued); more; more--) /* this one takes one of them */
+        unsigned more = fairq_done(&pool->fairq, remote, clock_now_ns() - began_ns);
+        for (more = MIN(more - 1, pool->fairq.queued); more; more--) /* this one takes one of them */
             pthread_cond_signal(&pool->work);
     }
     pthread_mutex_unlock(&t->lock);
@@ -409,7 +409,7 @@ static int pool_start(struct tier *t, struct tier_pool *pool, unsigned n, unsign
 {
     sigset_t all, old;
     pool->t = t;
-    turns_init(&pool->turns, n, queue_max);
+    fairq_init(&pool->fairq, n, queue_max);
     pool->threads = calloc(n, sizeof(*pool->threads));
     if (!pool->threads)
         return -ENOMEM;
@@ -427,13 +427,13 @@ static void pool_stop(struct tier_pool *pool)
     for (unsigned i = 0; i < pool->nthreads; i++)
         pthread_join(pool->threads[i], NULL);
     if (pool->threads) /* started */
-        turns_fini(&pool->turns);
+        fairq_fini(&pool->fairq);
     free(pool->threads);
 }
 
 int tier_pool_add(struct tier_pool *pool, const struct tier_bucket *b, struct tier_task *task)
 {
-    if (atomic_load(&pool->t->stopping) || turns_add(&pool->turns, b->server, &task->turn) < 0)
+    if (atomic_load(&pool->t->stopping) || fairq_push(&pool->fairq, b->server, &task->turn) < 0)
         return LEAT_BUSY;
     pthread_cond_signal(&pool->work);
     return 0;
@@ -683,8 +683,8 @@ void tier_stats(struct tier *t, struct tier_stats *ret_stats)
 {
     pthread_mutex_lock(&t->lock);
     *ret_stats = t->stats;
-    ret_stats->fetching = t->fetchers.turns.running + t->prefetchers.turns.running;
-    ret_stats->fetch_waiting = t->fetchers.turns.queued + t->prefetchers.turns.queued;
+    ret_stats->fetching = t->fetchers.fairq.running + t->prefetchers.fairq.running;
+    ret_stats->fetch_waiting = t->fetchers.fairq.queued + t->prefetchers.fairq.queued;
     ret_stats->buffer_bytes = t->config.budget->used_bytes;
     pthread_mutex_unlock(&t->lock);
 }

@@ -6,7 +6,7 @@
 #include <pthread.h>
 
 #include "backend/backend.h"
-#include "base/turns.h"
+#include "base/fairq.h"
 #include "objects/tier/tier.h"
 
 /* --- remote_settings.c: what a bucket's property "remote" says ------------------------------------------------------------------------ */
@@ -74,7 +74,7 @@ struct tier_session {
 };
 
 struct tier_task {
-    struct turn turn;
+    struct fairq_item turn;
     void (*run)(struct tier_task *task); /* on a thread of the pool */
 };
 
@@ -82,7 +82,7 @@ struct tier_pool {
     struct tier *t;
     pthread_t *threads;
     unsigned nthreads;
-    struct turns turns; /* of remotes: one that is silent has half of the threads at most */
+    struct fairq fairq; /* of remotes: one that is silent has half of the threads at most */
     pthread_cond_t work;
 };
 

@@ -5,46 +5,46 @@
 
 #include <cmocka.h>
 
-#include "base/turns.h"
+#include "base/fairq.h"
 
 enum { PARTIES = 40, MANY = 64 };
 
 struct work {
-    struct turn turn;
+    struct fairq_item turn;
     unsigned party;
-    struct turns_party *running;
+    struct fairq_source *running;
 };
 static struct work works[PARTIES][MANY];
 
-static void add(struct turns *t, unsigned party, unsigned n)
+static void add(struct fairq *t, unsigned party, unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
         works[party][i] = (struct work){.party = party};
-        assert_int_equal(turns_add(t, party, &works[party][i].turn), 0);
+        assert_int_equal(fairq_push(t, party, &works[party][i].turn), 0);
     }
 }
 
 /* Begins what may; how many of each. */
-static void begin(struct turns *t, unsigned ret_n[PARTIES])
+static void begin(struct fairq *t, unsigned ret_n[PARTIES])
 {
-    struct turns_party *p;
-    struct turn *turn;
+    struct fairq_source *p;
+    struct fairq_item *turn;
     memset(ret_n, 0, PARTIES * sizeof(*ret_n));
-    while ((turn = turns_next(t, &p))) {
+    while ((turn = fairq_pop(t, &p))) {
         struct work *w = container_of(turn, struct work, turn);
         w->running = p;
         ret_n[w->party]++;
     }
 }
 
-static void end_each(struct turns *t, unsigned party, uint64_t took_ns)
+static void end_each(struct fairq *t, unsigned party, uint64_t took_ns)
 {
     for (unsigned i = 0; i < MANY; i++)
         if (works[party][i].running)
-            turns_end(t, TAKE_PTR(works[party][i].running), took_ns);
+            fairq_done(t, TAKE_PTR(works[party][i].running), took_ns);
 }
 
-static void end_all(struct turns *t)
+static void end_all(struct fairq *t)
 {
     for (unsigned p = 0; p < PARTIES; p++)
         end_each(t, p, 0);
@@ -54,9 +54,9 @@ static void end_all(struct turns *t)
 static void test_silent_parties(void **state)
 {
     (void)state;
-    struct turns t;
+    struct fairq t;
     unsigned n[PARTIES];
-    turns_init(&t, 16, MANY);
+    fairq_init(&t, 16, MANY);
     static const unsigned gets[] = {8, 4, 2, 1, 1};
     for (unsigned p = 0; p < 5; p++) {
         assert_true(t.running < t.threads);
@@ -80,15 +80,15 @@ static void test_silent_parties(void **state)
 static void test_slow_parties(void **state)
 {
     (void)state;
-    struct turns t;
+    struct fairq t;
     unsigned n[PARTIES], slow = PARTIES - 2;
-    turns_init(&t, 32, MANY);
+    fairq_init(&t, 32, MANY);
     for (unsigned p = 0; p < slow; p++) { /* each falls silent for the first time */
         add(&t, p, 40);
         begin(&t, n);
         assert_int_equal(n[p], 16);
-        end_each(&t, p, TURNS_SLOW_NS);
-        while (turns_drop(&t))
+        end_each(&t, p, FAIRQ_SLOW_NS);
+        while (fairq_drain(&t))
             ;
     }
     assert_int_equal(t.running, 0);
@@ -106,35 +106,35 @@ static void test_slow_parties(void **state)
     assert_int_equal(n[slow], 1);
     assert_int_equal(t.running, 30);
     end_all(&t); /* all answer again */
-    while (turns_drop(&t))
+    while (fairq_drain(&t))
         ;
     add(&t, 0, 40);
     begin(&t, n);
     assert_int_equal(n[0], 16);
-    end_each(&t, 0, TURNS_SLOW_NS);
+    end_each(&t, 0, FAIRQ_SLOW_NS);
     begin(&t, n); /* slow, and alone: no fewer than before */
     assert_int_equal(n[0], 16);
-    end_each(&t, 0, TURNS_SLOW_NS);
-    while (turns_drop(&t))
+    end_each(&t, 0, FAIRQ_SLOW_NS);
+    while (fairq_drain(&t))
         ;
     assert_int_equal(t.nslow, slow - 28 + 1); /* those whose turn did not come are slow still */
-    turns_fini(&t);
+    fairq_fini(&t);
 }
 
-static void test_in_turn(void **state)
+static void test_in_order(void **state)
 {
     (void)state;
-    struct turns t;
-    struct turns_party *p;
-    turns_init(&t, 1, MANY);
+    struct fairq t;
+    struct fairq_source *p;
+    fairq_init(&t, 1, MANY);
     add(&t, 0, 3);
     add(&t, 1, 3);
     for (unsigned i = 0; i < 6; i++) {
-        struct turn *turn = turns_next(&t, &p);
+        struct fairq_item *turn = fairq_pop(&t, &p);
         assert_ptr_equal(turn, &works[i % 2][i / 2].turn);
-        struct turns_party *other;
-        assert_null(turns_next(&t, &other)); /* the only thread */
-        turns_end(&t, p, 0);
+        struct fairq_source *other;
+        assert_null(fairq_pop(&t, &other)); /* the only thread */
+        fairq_done(&t, p, 0);
     }
     assert_true(list_empty(&t.parties));
 }
@@ -142,15 +142,15 @@ static void test_in_turn(void **state)
 static void test_bound(void **state)
 {
     (void)state;
-    struct turns t;
+    struct fairq t;
     struct work more = {.party = 0};
-    turns_init(&t, 2, 3);
+    fairq_init(&t, 2, 3);
     add(&t, 0, 3);
-    assert_int_equal(turns_add(&t, 0, &more.turn), -EAGAIN);
+    assert_int_equal(fairq_push(&t, 0, &more.turn), -EAGAIN);
     add(&t, 1, 1); /* another's is another queue */
     for (unsigned i = 0; i < 4; i++)
-        assert_non_null(turns_drop(&t));
-    assert_null(turns_drop(&t));
+        assert_non_null(fairq_drain(&t));
+    assert_null(fairq_drain(&t));
     assert_true(list_empty(&t.parties) && t.queued == 0);
 }
 
@@ -159,7 +159,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_silent_parties),
         cmocka_unit_test(test_slow_parties),
-        cmocka_unit_test(test_in_turn),
+        cmocka_unit_test(test_in_order),
         cmocka_unit_test(test_bound),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "base/turns.h"
+#include "base/fairq.h"
 
 #define SLOW_MAX 64u /* parties that are remembered to be slow while nothing is to be done for them */
 
-struct turns_party {
+struct fairq_source {
     struct list node, queue;
     uint64_t id;
     unsigned queued, running;
     bool slow;
 };
 
-void turns_init(struct turns *t, unsigned threads, unsigned queue_max)
+void fairq_init(struct fairq *t, unsigned threads, unsigned queue_max)
 {
-    *t = (struct turns){.threads = threads, .queue_max = queue_max};
+    *t = (struct fairq){.threads = threads, .queue_max = queue_max};
     list_init(&t->parties);
 }
 
-static struct turns_party *find(struct turns *t, uint64_t id)
+static struct fairq_source *find(struct fairq *t, uint64_t id)
 {
     list_for_each (node, &t->parties) {
-        struct turns_party *p = container_of(node, struct turns_party, node);
+        struct fairq_source *p = container_of(node, struct fairq_source, node);
         if (p->id == id)
             return p;
     }
-    struct turns_party *p = calloc(1, sizeof(*p));
+    struct fairq_source *p = calloc(1, sizeof(*p));
     if (!p)
         return NULL;
     p->id = id;
@@ -32,7 +32,7 @@ static struct turns_party *find(struct turns *t, uint64_t id)
     return p;
 }
 
-static void set_slow(struct turns *t, struct turns_party *p, bool slow)
+static void set_slow(struct fairq *t, struct fairq_source *p, bool slow)
 {
     if (p->slow == slow)
         return;
@@ -41,7 +41,7 @@ static void set_slow(struct turns *t, struct turns_party *p, bool slow)
     t->slow_running += slow ? p->running : -p->running;
 }
 
-static void forget_if_idle(struct turns *t, struct turns_party *p)
+static void forget_if_idle(struct fairq *t, struct fairq_source *p)
 {
     if (p->queued || p->running || (p->slow && t->nslow <= SLOW_MAX))
         return;
@@ -50,15 +50,15 @@ static void forget_if_idle(struct turns *t, struct turns_party *p)
     free(p);
 }
 
-void turns_fini(struct turns *t)
+void fairq_fini(struct fairq *t)
 {
     list_for_each_safe (node, &t->parties)
-        free(container_of(node, struct turns_party, node));
+        free(container_of(node, struct fairq_source, node));
 }
 
-int turns_add(struct turns *t, uint64_t party, struct turn *turn)
+int fairq_push(struct fairq *t, uint64_t party, struct fairq_item *turn)
 {
-    struct turns_party *p = find(t, party);
+    struct fairq_source *p = find(t, party);
     if (!p)
         return -ENOMEM;
     if (p->queued >= t->queue_max) {
@@ -71,16 +71,16 @@ int turns_add(struct turns *t, uint64_t party, struct turn *turn)
     return 0;
 }
 
-static struct turn *take(struct turns *t, struct turns_party *p)
+static struct fairq_item *take(struct fairq *t, struct fairq_source *p)
 {
-    struct turn *turn = list_first(&p->queue, struct turn, node);
+    struct fairq_item *turn = list_first(&p->queue, struct fairq_item, node);
     list_remove(&turn->node);
     p->queued--;
     t->queued--;
     return turn;
 }
 
-static bool may_begin(const struct turns *t, const struct turns_party *p)
+static bool may_begin(const struct fairq *t, const struct fairq_source *p)
 {
     unsigned idle = t->threads - t->running, kept = t->threads / 8;
     if (!p->queued || p->running >= idle)
@@ -90,10 +90,10 @@ static bool may_begin(const struct turns *t, const struct turns_party *p)
     return idle > kept || p->running == 0;
 }
 
-struct turn *turns_next(struct turns *t, struct turns_party **ret_party)
+struct fairq_item *fairq_pop(struct fairq *t, struct fairq_source **ret_party)
 {
     list_for_each (node, &t->parties) {
-        struct turns_party *p = container_of(node, struct turns_party, node);
+        struct fairq_source *p = container_of(node, struct fairq_source, node);
         if (!may_begin(t, p))
             continue;
         p->running++;
@@ -107,25 +107,25 @@ struct turn *turns_next(struct turns *t, struct turns_party **ret_party)
     return NULL;
 }
 
-unsigned turns_end(struct turns *t, struct turns_party *p, uint64_t took_ns)
+unsigned fairq_done(struct fairq *t, struct fairq_source *p, uint64_t took_ns)
 {
     bool was_slow = p->slow;
     p->running--;
     t->running--;
     t->slow_running -= p->slow;
-    set_slow(t, p, took_ns >= TURNS_SLOW_NS);
+    set_slow(t, p, took_ns >= FAIRQ_SLOW_NS);
     unsigned more = was_slow && !p->slow ? t->threads : 2;
     forget_if_idle(t, p);
     return more;
 }
 
-struct turn *turns_drop(struct turns *t)
+struct fairq_item *fairq_drain(struct fairq *t)
 {
     list_for_each (node, &t->parties) {
-        struct turns_party *p = container_of(node, struct turns_party, node);
+        struct fairq_source *p = container_of(node, struct fairq_source, node);
         if (!p->queued)
             continue;
-        struct turn *turn = take(t, p);
+        struct fairq_item *turn = take(t, p);
         forget_if_idle(t, p);
         return turn;
     }
