@@ -237,7 +237,7 @@ int batch_fill(struct leat_view *v, const uint64_t *ids, unsigned n, const struc
         } else {
             view_slot_drop(v, slot);
         }
-        turn_give(&v->fill_turn);
+        tlock_give(&v->fill_lock);
     }
     if (rc == LEAT_TIMED_OUT)
         count(&client_counters.timeouts, 1);
@@ -322,7 +322,7 @@ static int verdict(struct leat_ws *ws, uint64_t index, unsigned field, uint32_t 
 static int read_by_rails(struct leat_ws *ws, uint64_t index, unsigned field, const struct index_part *part,
                          void *buf, const struct rpc_how *how, struct leat_error *err)
 {
-    int rc = turn_take(&ws->read_turn, ws->client, how, "reading a sample of another node", err);
+    int rc = tlock_take(&ws->read_lock, ws->client, how, "reading a sample of another node", err);
     if (rc)
         return rc;
     struct rails_wish wish;
@@ -333,7 +333,7 @@ static int read_by_rails(struct leat_ws *ws, uint64_t index, unsigned field, con
     if (!rc && !ws->gather && (rc = gather_new(ws->rails, 1, 16, &ws->gather)))
         error_set(err, rc, "out of memory");
     if (rc) {
-        turn_give(&ws->read_turn);
+        tlock_give(&ws->read_lock);
         return rc;
     }
     gather_reset(ws->gather);
@@ -345,7 +345,7 @@ static int read_by_rails(struct leat_ws *ws, uint64_t index, unsigned field, con
             rails_disconnect(ws->rails, node);
     while (ws->gather->unquiesced)
         rails_progress(ws->rails, 1);
-    turn_give(&ws->read_turn);
+    tlock_give(&ws->read_lock);
     return rc ? rc : ws_check_generation(ws, err);
 }
 

@@ -12,7 +12,7 @@
  *   delivery.c how bytes came, by mechanism and rail     scan.c     a prefix elsewhere, once, in its order
  *
  * Who may touch what. A client's socket is written under `send_lock` and read by one thread at a time, whichever of the
- * waiting callers is `reading`; everything else of it is under `lock`. A view is filled by who has its `fill_turn`; the
+ * waiting callers is `reading`; everything else of it is under `lock`. A view is filled by who has its `fill_lock`; the
  * states of its slots are under `lock`, so that a batch may be released by any thread at any time.
  */
 #ifndef CLIENT_CLIENT_H
@@ -115,21 +115,21 @@ int client_sleep_ms(const struct leat_client *client, const struct rpc_how *how)
 /* The same as a point in time for pthread_cond_timedwait; 0: no end. */
 uint64_t client_sleep_until(const struct leat_client *client, const struct rpc_how *how);
 
-/* --- turn.c ------------------------------------------------------------------------------------------------- */
+/* --- tlock.c ------------------------------------------------------------------------------------------------- */
 
 /* A lock for what takes long: whoever waits for it keeps his deadline, and can be interrupted. */
-struct turn {
+struct tlock {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool taken;
     pthread_t owner;
 };
-void turn_init(struct turn *turn);
-void turn_fini(struct turn *turn);
+void tlock_init(struct tlock *turn);
+void tlock_fini(struct tlock *turn);
 /* LEAT_TIMED_OUT, -ECANCELED; LEAT_BUSY when this very thread has it: a hook that calls back in. `what` for messages. */
-int turn_take(struct turn *turn, const struct leat_client *client, const struct rpc_how *how,
-              const char *what, struct leat_error *err);
-void turn_give(struct turn *turn);
+int tlock_take(struct tlock *turn, const struct leat_client *client, const struct rpc_how *how,
+               const char *what, struct leat_error *err);
+void tlock_give(struct tlock *turn);
 /* One call. A negative status of the reply is returned, its message in err. -ENOMEM, LEAT_PEER_GONE, LEAT_TIMED_OUT, -ECANCELED. */
 int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *body, const int *fds,
              unsigned nfds, const struct rpc_how *how, struct net_reply *ret_reply, struct leat_error *err);
@@ -211,11 +211,11 @@ struct leat_ws {
     _Atomic bool revoked;
 
     /* Mapped on first use, never unmapped before the end: read with acquire, written by who has the turn. */
-    struct turn map_turn;
+    struct tlock map_lock;
     const void **maps;          /* [nregions]: NULL where not mapped (yet), or on another node */
     struct ws_staging *staging; /* [WS_STAGING_MAX] */
 
-    struct turn read_turn; /* single reads that need a transport */
+    struct tlock read_lock; /* single reads that need a transport */
     struct rails *rails;
     struct gather *gather;
 
@@ -512,7 +512,7 @@ struct leat_view {
     _Atomic uint64_t bounced_bytes, copies, lags, direct_bytes; /* of leat_view_stat */
     uint8_t *spare; /* what fills the last huge page behind the slots; the slots' memory is theirs */
     uint64_t spare_bytes;
-    struct turn fill_turn;
+    struct tlock fill_lock;
     pthread_mutex_t lock; /* states of slots, sequence */
     pthread_cond_t freed; /* a slot was given back */
     struct view_slot *slots;

@@ -25,7 +25,7 @@ struct leat_scan {
     uint64_t id;
     const uint8_t *window;
     uint64_t window_bytes;
-    struct turn turn; /* of leat_scan_next, for what follows */
+    struct tlock turn; /* of leat_scan_next, for what follows */
     struct proto_scanned told;
     uint32_t at; /* of them was handed out */
     pthread_mutex_t lock;
@@ -88,7 +88,7 @@ int leat_scan(struct leat_client *client, const char *uri, const struct leat_sca
     if (!s)
         return error_set(err, -ENOMEM, "out of memory");
     s->client = client_ref(client);
-    turn_init(&s->turn);
+    tlock_init(&s->turn);
     pthread_mutex_init(&s->lock, NULL);
     rc = ws_ask(client, PROTO_SCAN, o.after ? o.after : "", uri, o.s3, &open, &how, &reply, err);
     if (!rc) {
@@ -124,7 +124,7 @@ void leat_scan_close(struct leat_scan *s)
     proto_scanned_fini(&s->told);
     for (unsigned i = 0; i < PROTO_SCAN_HELD; i++)
         held_fini(&s->held[i]);
-    turn_fini(&s->turn);
+    tlock_fini(&s->turn);
     pthread_mutex_destroy(&s->lock);
     client_unref(s->client);
     free(s);
@@ -176,7 +176,7 @@ int leat_scan_next(struct leat_scan *s, uint64_t timeout_ns, struct leat_scan_sa
     if (client_forked(s->client))
         return client_forked_error(err);
     const struct rpc_how how = {.deadline_ns = client_deadline(s->client, timeout_ns)};
-    int rc = turn_take(&s->turn, s->client, &how, "a scan", err);
+    int rc = tlock_take(&s->turn, s->client, &how, "a scan", err);
     if (rc)
         return rc;
     if (s->at == s->told.n && !(s->told.flags & PROTO_SCANNED_END))
@@ -199,7 +199,7 @@ int leat_scan_next(struct leat_scan *s, uint64_t timeout_ns, struct leat_scan_sa
             (struct held){.key = TAKE_PTR(o->key), .etag = TAKE_PTR(o->etag)};
         pthread_mutex_unlock(&s->lock);
     }
-    turn_give(&s->turn);
+    tlock_give(&s->turn);
     return rc;
 }
 

@@ -250,7 +250,7 @@ static void view_free(struct leat_view *v)
         munmap(v->spare, v->spare_bytes);
     pthread_cond_destroy(&v->freed);
     pthread_mutex_destroy(&v->lock);
-    turn_fini(&v->fill_turn);
+    tlock_fini(&v->fill_lock);
     ws_unref(v->ws);
     free(v->slots);
     free(v->fields);
@@ -426,7 +426,7 @@ int leat_load(struct leat_ws *ws, const struct leat_view_options *options, struc
     v->refs = 1;
     v->fork_count = ws->client->fork_count;
     v->ws = ws_ref(ws);
-    turn_init(&v->fill_turn);
+    tlock_init(&v->fill_lock);
     pthread_mutex_init(&v->lock, NULL);
     cond_init(&v->freed);
     rc = build_view(v, &o, err);
@@ -566,7 +566,7 @@ int view_slot_take(struct leat_view *v, bool wait_held, const struct rpc_how *ho
     const struct leat_client *client = v->ws->client;
     uint64_t look_ns = 0;
     bool lagged = false;
-    int rc = turn_take(&v->fill_turn, client, how, "reading a batch", err);
+    int rc = tlock_take(&v->fill_lock, client, how, "reading a batch", err);
     if (rc)
         return rc;
     if (unlikely(v->rails->unquiesced))
@@ -581,12 +581,12 @@ int view_slot_take(struct leat_view *v, bool wait_held, const struct rpc_how *ho
             continue;
         }
         lagged = lagged || count_state(v, SLOT_RELEASING);
-        turn_give(&v->fill_turn); /* an iterator may wait here for long: others get their answer meanwhile */
+        tlock_give(&v->fill_lock); /* an iterator may wait here for long: others get their answer meanwhile */
         wait_a_little(v, how->deadline_ns);
         pthread_mutex_unlock(&v->lock);
         rc = client_gives_up(client, how, &look_ns)
                  ? client_gave_up_error(err)
-                 : turn_take(&v->fill_turn, client, how, "reading a batch", err);
+                 : tlock_take(&v->fill_lock, client, how, "reading a batch", err);
         if (rc)
             return rc;
         pthread_mutex_lock(&v->lock);
@@ -598,7 +598,7 @@ int view_slot_take(struct leat_view *v, bool wait_held, const struct rpc_how *ho
     }
     pthread_mutex_unlock(&v->lock);
     if (!slot)
-        turn_give(&v->fill_turn);
+        tlock_give(&v->fill_lock);
     return rc;
 }
 

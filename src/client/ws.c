@@ -112,8 +112,8 @@ int ws_new(struct leat_client *client, struct net_reply *reply, struct leat_ws *
         return error_set(err, -ENOMEM, "out of memory");
     ws->refs = 1;
     ws->client = client_ref(client);
-    turn_init(&ws->map_turn);
-    turn_init(&ws->read_turn);
+    tlock_init(&ws->map_lock);
+    tlock_init(&ws->read_lock);
     pthread_mutex_init(&ws->ways_lock, NULL);
     list_init(&ws->node);
     int rc = fill_ws(ws, reply, err);
@@ -169,8 +169,8 @@ void ws_unref(struct leat_ws *ws)
     free(ws->maps);
     free(ws->staging);
     free(ws->uri);
-    turn_fini(&ws->map_turn);
-    turn_fini(&ws->read_turn);
+    tlock_fini(&ws->map_lock);
+    tlock_fini(&ws->read_lock);
     client_unref(ws->client);
     free(ws);
 }
@@ -510,7 +510,7 @@ static int fetch_regions(struct leat_ws *ws, uint32_t first, uint32_t count, con
 
 int ws_map_region(struct leat_ws *ws, uint32_t gid, const struct rpc_how *how, struct leat_error *err)
 {
-    int rc = turn_take(&ws->map_turn, ws->client, how, "mapping a region", err);
+    int rc = tlock_take(&ws->map_lock, ws->client, how, "mapping a region", err);
     if (rc)
         return rc;
     if (!ws->maps[gid]) {
@@ -520,19 +520,19 @@ int ws_map_region(struct leat_ws *ws, uint32_t gid, const struct rpc_how *how, s
             rc =
                 error_set(err, LEAT_STALE, "the daemon does not have region %u of %s any more", gid, ws->uri);
     }
-    turn_give(&ws->map_turn);
+    tlock_give(&ws->map_lock);
     return rc;
 }
 
 int ws_window(struct leat_ws *ws, const struct rpc_how *how, uint64_t *ret_bytes, struct leat_error *err)
 {
-    int rc = turn_take(&ws->map_turn, ws->client, how, "mapping the window", err);
+    int rc = tlock_take(&ws->map_lock, ws->client, how, "mapping the window", err);
     if (rc)
         return rc;
     rc = ws->staging[0].at ? 0 : fetch_regions(ws, PROTO_STAGING, 1, how, err);
     if (!rc)
         *ret_bytes = ws->staging[0].bytes;
-    turn_give(&ws->map_turn);
+    tlock_give(&ws->map_lock);
     return rc;
 }
 
@@ -540,7 +540,7 @@ int ws_map_staging(struct leat_ws *ws, const struct proto_fetched *fetched, stru
                    const struct rpc_how *how, struct leat_error *err)
 {
     unsigned taken = 0;
-    int rc = turn_take(&ws->map_turn, ws->client, how, "mapping the window", err);
+    int rc = tlock_take(&ws->map_lock, ws->client, how, "mapping the window", err);
     if (rc)
         return rc;
     for (uint32_t i = 0; !rc && i < fetched->nruns; i++) {
@@ -554,6 +554,6 @@ int ws_map_staging(struct leat_ws *ws, const struct proto_fetched *fetched, stru
             rc = error_set(err, LEAT_CORRUPT, "the daemon named a staging place that cannot be (region %u)",
                            run->gid);
     }
-    turn_give(&ws->map_turn);
+    tlock_give(&ws->map_lock);
     return rc;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * turn.c: waiting so that it can be given up: deadlines, the cancel flag of an iterator, the user's interrupt hook.
+ * tlock.c: waiting so that it can be given up: deadlines, the cancel flag of an iterator, the user's interrupt hook.
  *
  * The hook is asked with no lock held, on the thread that made the call, at most every HOOK_NS: it may be as costly as
  * taking Python's interpreter lock. Waits sleep LOOK_MS at most when there is a hook or a flag to look at.
@@ -50,21 +50,21 @@ uint64_t client_sleep_until(const struct leat_client *client, const struct rpc_h
 
 /* --- turns ------------------------------------------------------------------------------------------------------- */
 
-void turn_init(struct turn *turn)
+void tlock_init(struct tlock *turn)
 {
-    *turn = (struct turn){0};
+    *turn = (struct tlock){0};
     pthread_mutex_init(&turn->lock, NULL);
     cond_init(&turn->changed);
 }
 
-void turn_fini(struct turn *turn)
+void tlock_fini(struct tlock *turn)
 {
     pthread_cond_destroy(&turn->changed);
     pthread_mutex_destroy(&turn->lock);
 }
 
-int turn_take(struct turn *turn, const struct leat_client *client, const struct rpc_how *how,
-              const char *what, struct leat_error *err)
+int tlock_take(struct tlock *turn, const struct leat_client *client, const struct rpc_how *how,
+               const char *what, struct leat_error *err)
 {
     int rc = 0;
     uint64_t look_ns = 0;
@@ -93,7 +93,7 @@ int turn_take(struct turn *turn, const struct leat_client *client, const struct 
     return rc;
 }
 
-void turn_give(struct turn *turn)
+void tlock_give(struct tlock *turn)
 {
     pthread_mutex_lock(&turn->lock);
     turn->taken = false;
