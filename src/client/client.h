@@ -331,10 +331,10 @@ int rails_submit(struct rails *rails, uint32_t node, struct net_op *op);
 /* Completions of all remote transports, as net_ops.poll. */
 int rails_poll(struct rails *rails, struct net_event *events, unsigned max, int timeout_ms);
 /* Whether the next polls may wait for what was asked for first alone. */
-static inline void rails_in_turn(struct rails *rails, bool in_turn)
+static inline void rails_poll_in_order(struct rails *rails, bool poll_in_order)
 {
     if (rails->tcp)
-        rails->tcp->in_turn = in_turn;
+        rails->tcp->poll_in_order = poll_in_order;
 }
 int rails_connect(struct rails *rails, uint32_t node, const struct rpc_how *how, struct leat_error *err);
 void rails_disconnect(struct rails *rails, uint32_t node);
@@ -380,7 +380,7 @@ struct gather {
     uint32_t nparts, parts_cap;
     uint32_t *cursor, *end;  /* [nnodes] of sorted reads not yet asked for */
     uint64_t *in_flight;     /* [nnodes] bytes */
-    uint32_t turn;           /* node that is asked first when there is credit again */
+    uint32_t next_node;      /* node that is asked first when there is credit again */
     unsigned refused;        /* rail that had no credit last */
     uint64_t sent_ns;        /* when somebody was asked last */
     bool remote;             /* some read is not local */

@@ -23,7 +23,7 @@
 #define LOCAL_MAX (1 * GIB)
 #define LOST_MS   1000 /* of silence, before it is looked whether nodes were lost meanwhile */
 #define SHARES    2u   /* of what a node has left, for each rail */
-#define IN_TURN_BYTES                                                                                        \
+#define IN_ORDER_BYTES                                                                                       \
     (512 * KIB) /* what is in flight then keeps all servers busy while one of them is waited for */
 
 /* --- arrays --------------------------------------------------------------------------------------------------------- */
@@ -148,7 +148,7 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
             uint64_t most = stage;
             if (!g->remote) { /* what is asked for first may have to show the path's delay */
                 most = MIN(stage, credit_request(&g->rails->credit[0], clock_now_ns()));
-                g->turn = node;
+                g->next_node = node;
             }
             g->remote = true;
             bytes = credit_slice(most, bytes);
@@ -438,7 +438,7 @@ static bool dispatch(struct gather *g, const struct rpc_how *how)
     for (bool any = true; any && working;) {
         any = false;
         for (uint32_t k = 0; k < nnodes; k++) {
-            uint32_t node = (g->turn + k) % nnodes;
+            uint32_t node = (g->next_node + k) % nnodes;
             if (rails_is_local(g->rails, node) || g->cursor[node] == g->end[node])
                 continue;
             struct gather_op *gop = free_op(g);
@@ -446,7 +446,7 @@ static bool dispatch(struct gather *g, const struct rpc_how *how)
                 return true;
             enum run_code code = run_one(g, node, working > 1, gop, how);
             if (code == RUN_DRY) {
-                g->turn = node;
+                g->next_node = node;
                 return true;
             }
             any |= code == RUN_SENT;
@@ -499,7 +499,7 @@ static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, const
         if (sleep_ms == 0 && !g->unanswered)
             return error_set(err, LEAT_TIMED_OUT, "the deadline passed before every server was asked");
         /* Where little may be in flight every answer that is there gives way to the next request at once. */
-        rails_in_turn(g->rails, !left || rails_limit(g->rails) >= IN_TURN_BYTES);
+        rails_poll_in_order(g->rails, !left || rails_limit(g->rails) >= IN_ORDER_BYTES);
         unsigned unanswered = g->unanswered;
         int wait_ms = sleep_ms < 0 ? LOST_MS : MIN(MAX(sleep_ms, 1), LOST_MS);
         if (unanswered) /* what others give back while we wait for our own is taken with it */

@@ -116,7 +116,7 @@ struct net_ctx {
     struct net_stats stats;
     /* Its owner's: whoever polls with a timeout can wait for what was asked for first while the rest of what is in flight comes in
      * behind it, and a transport may tell of it in that order. No more than a hint: one that is slow or stopped holds nobody up. */
-    bool in_turn;
+    bool poll_in_order;
     /* What stood in the way last, where more is known than the status says; code 0: nothing. */
     struct leat_error why;
 };

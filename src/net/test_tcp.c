@@ -330,7 +330,7 @@ static void three_begin(struct three *t, uint64_t deadline_ns)
         rig_submit(r, t->ops[i]);
         t->ids[i] = raw_request(r);
     }
-    t->rigs[0].ctx->in_turn = true;
+    t->rigs[0].ctx->poll_in_order = true;
 }
 
 static void three_answer(struct three *t, unsigned i)
@@ -458,7 +458,7 @@ static void test_tcp_epoll_forgets_late(void **state)
 {
     struct three t;
     three_begin(&t, 0);
-    t.rigs[0].ctx->in_turn = false;
+    t.rigs[0].ctx->poll_in_order = false;
     const unsigned before = watched();
     for (unsigned batch = 0; batch < 3; batch++)
         for (unsigned i = 0; i < 3; i++) {
@@ -469,14 +469,14 @@ static void test_tcp_epoll_forgets_late(void **state)
                 for (unsigned k = 0; k < 3; k++)
                     three_again(&t, k);
         }
-    t.rigs[0].ctx->in_turn = true;
+    t.rigs[0].ctx->poll_in_order = true;
     for (unsigned i = 0; watched() == before; i = (i + 1) % 3) { /* until it has gone on for a while */
         three_answer(&t, i);
         assert_ptr_equal(three_next(&t), t.ops[i]);
         three_again(&t, i);
     }
     assert_int_equal(watched(), before - 3);
-    t.rigs[0].ctx->in_turn = false;
+    t.rigs[0].ctx->poll_in_order = false;
     three_answer(&t, 1);
     assert_ptr_equal(three_next(&t), t.ops[1]);
     assert_int_equal(watched(), before);

@@ -203,13 +203,13 @@ void pool_attempt_failed(struct http_pool *pool, unsigned address, int rc, const
 {
     if (address < ADDRESSES_MAX)
         pool->addresses[address].failed_ns = clock_now_ns();
-    pool->failed_in_turn++;
+    pool->failed_in_order++;
     pool->client->kicked = true;
     /* A certificate that is wrong is so everywhere. */
-    bool final = rc == LEAT_DENIED || pool->failed_in_turn >= pool->naddresses;
+    bool final = rc == LEAT_DENIED || pool->failed_in_order >= pool->naddresses;
     if (!final || pool->nconns)
         return;
-    pool->failed_in_turn = 0;
+    pool->failed_in_order = 0;
     pool->resolved_ns = 0; /* it may have moved */
     pool_fail(pool, rc, err);
 }
@@ -296,10 +296,10 @@ static void pool_dispatch(struct http_pool *pool)
         unqueue(client, pool, call);
         http_conn_take(conn, call);
     }
-    if (pool->nconns == 0 && pool->failed_in_turn >= pool->naddresses)
-        pool->failed_in_turn = 0; /* those that were open have gone meanwhile: all anew */
+    if (pool->nconns == 0 && pool->failed_in_order >= pool->naddresses)
+        pool->failed_in_order = 0; /* those that were open have gone meanwhile: all anew */
     while (pool->nwaiting > pool->nconnecting && pool->nconns < client->config.connections &&
-           pool_resolved(pool) && (pool->failed_in_turn < pool->naddresses || pool->nconns == 0)) {
+           pool_resolved(pool) && (pool->failed_in_order < pool->naddresses || pool->nconns == 0)) {
         struct leat_error err = {0};
         unsigned address = ADDRESSES_MAX;
         int rc = http_conn_open(pool, &address, &err);

@@ -36,8 +36,8 @@ struct http_pool {
     unsigned pipeline; /* 1 once the peer has shown that it does not like more */
     struct http_address addresses[ADDRESSES_MAX];
     unsigned naddresses, next_address;
-    unsigned failed_in_turn; /* attempts to connect, since one succeeded or something was answered */
-    uint64_t resolved_ns;    /* 0: not yet */
+    unsigned failed_in_order; /* attempts to connect, since one succeeded or something was answered */
+    uint64_t resolved_ns;     /* 0: not yet */
     struct resolve *resolving;
     SSL_SESSION *session;
 };

@@ -19,9 +19,9 @@
 #include "http/client/client_internal.h"
 #include "base/clock.h"
 
-#define LARGE      (64 * KIB)
-#define FIRST_READ (4 * KIB) /* of a large answer: its head and little more */
-#define TURN_BYTES (4 * MIB) /* then the other connections have a turn */
+#define LARGE         (64 * KIB)
+#define FIRST_READ    (4 * KIB) /* of a large answer: its head and little more */
+#define QUANTUM_BYTES (4 * MIB) /* then the other connections have a turn */
 #define STRAIGHT                                                                                             \
     (4 * KIB) /* less than this is left of a body: it comes through the buffer, with what follows */
 #define SEND_PIECES 16
@@ -287,7 +287,7 @@ static bool answered(struct http_conn *conn)
     conn->ncalls--;
     if (unsent)
         conn->sending = NULL;
-    conn->pool->failed_in_turn = 0;
+    conn->pool->failed_in_order = 0;
     call_finish(client, call, 0, NULL);
     if (conn->state == CONN_DEAD)
         return false;
@@ -557,7 +557,7 @@ static void receive_some(struct http_conn *conn)
             return;
         if (!conn->ssl && (size_t)n < asked)
             return; /* that was all: what comes now is reported */
-        if (turn >= TURN_BYTES) {
+        if (turn >= QUANTUM_BYTES) {
             conn->more = true;
             return;
         }
@@ -590,7 +590,7 @@ static void opened(struct http_conn *conn)
     pool->addresses[conn->address].failed_ns = 0;
     conn->state = CONN_OPEN;
     pool->nconnecting--;
-    pool->failed_in_turn = 0;
+    pool->failed_in_order = 0;
     pool->client->stats.connections++;
     conn->heard_ns = clock_now_ns();
     want(conn, EPOLLIN);

@@ -256,7 +256,7 @@ static enum step request_step(struct http_link *link)
             link_close(link, rc);
             return STEP_GONE;
         }
-        return rc == 0 && moved < TURN_BYTES ? STEP_WAIT : STEP_ON;
+        return rc == 0 && moved < QUANTUM_BYTES ? STEP_WAIT : STEP_ON;
     }
     if (ex->answered && ex->last)
         return finish(link);
@@ -339,7 +339,7 @@ void link_drive(struct http_link *link)
             return;
         if (step == STEP_WAIT)
             break;
-        if (i >= STEPS_MAX || link->bytes_in + link->bytes_out - moved >= TURN_BYTES) {
+        if (i >= STEPS_MAX || link->bytes_in + link->bytes_out - moved >= QUANTUM_BYTES) {
             link->driving = false;
             door_ready(link);
             return;

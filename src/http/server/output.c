@@ -225,7 +225,7 @@ int output_send(struct http_link *link, size_t *ret_moved)
 {
     struct exchange *ex = link->ex;
     int rc = 1;
-    while (rc == 1 && ex->piece_at < ex->npieces && *ret_moved < TURN_BYTES) {
+    while (rc == 1 && ex->piece_at < ex->npieces && *ret_moved < QUANTUM_BYTES) {
         if (link->ssl)
             rc = send_tls(link, ret_moved);
         else if ((rc = send_short(link, ret_moved)) != -EAGAIN)

@@ -21,7 +21,7 @@
 #define SCRATCH        (64 * KIB) /* a door's, for bytes that are used before it does anything else */
 #define SPARE_MAX      64u        /* exchanges that a door keeps */
 #define PIECES_INLINE  8u
-#define TURN_BYTES     (4 * MIB) /* a connection moves so many before the next one has its turn */
+#define QUANTUM_BYTES  (4 * MIB) /* a connection moves so many before the next one has its turn */
 #define LINGER_NS      (5 * 1000000000ull)
 #define LINGER_BYTES   (64 * MIB)
 #define BACKLOG        4096 /* connections that the kernel holds for a listener */

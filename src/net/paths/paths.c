@@ -430,7 +430,7 @@ static int paths_poll(struct net_ctx *base, struct net_event *events, unsigned m
     struct paths_ctx *ctx = ctx_of(base);
     uint64_t until = timeout_ms > 0 ? clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS : 0;
     unsigned n = net_events_take(&ctx->events, &ctx->told, events, max);
-    ctx->lower->in_turn = base->in_turn;
+    ctx->lower->poll_in_order = base->poll_in_order;
     int wait = timeout_ms;
     while (n < max) {
         bool looking = !list_empty(&ctx->flights);

@@ -8,7 +8,7 @@
  * CHUNK bytes into the destinations of the request at the head (neighbouring ones as one), and, when that ends the
  * payload, the next reply's frame with it; the frame of a reply that nothing can follow comes with its payload. Then
  * the pieces are checksummed. poll() sleeps in that recvmsg, as a program with one socket would, where one endpoint alone owes
- * something, or where several may be waited for in turn (net_ctx.in_turn): then in the one that was asked first. Otherwise, and
+ * something, or where several may be waited for in turn (net_ctx.poll_in_order): then in the one that was asked first. Otherwise, and
  * for a while after a recvmsg that slept long, in epoll.
  *
  * Failure modes: an error reply fails the reads of its request and so its op, nothing else. A deadline that
@@ -519,7 +519,7 @@ static struct net_endpoint *sleeper(struct tcp_ctx *ctx, uint64_t now)
         if (!first || op->id < first_op(first)->id)
             first = ep;
     }
-    if (owing > 1 && (!ctx->base.in_turn || now < ctx->restless_ns))
+    if (owing > 1 && (!ctx->base.poll_in_order || now < ctx->restless_ns))
         return NULL;
     if (ctx->sleeps < SETTLED) {
         ctx->sleeps++;
