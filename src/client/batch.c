@@ -33,7 +33,7 @@ static bool by_fetch(unsigned state)
 
 /* Sees to it that every sample is resident or streamed. *ret_streamed: some are. GATHER_MOVED: one that was there is gone again. */
 static int make_ready(struct leat_ws *ws, const uint64_t *ids, unsigned n, uint64_t *scratch,
-                      const struct rpc_how *how, bool *ret_streamed, struct leat_error *err)
+                      const struct client_rpc_how *how, bool *ret_streamed, struct leat_error *err)
 {
     const uint64_t nsamples = ws->index.header->nsamples;
     uint32_t absent = 0;
@@ -81,7 +81,7 @@ struct fill {
     bool streamed;
     uint32_t nwants;
     uint64_t block;
-    const struct rpc_how *how;
+    const struct client_rpc_how *how;
 };
 
 static int add_part(struct fill *fill, uint64_t id, unsigned field, const struct index_part *part, void *dst,
@@ -146,7 +146,7 @@ static int fill_once(struct fill *fill, struct leat_error *err)
 {
     struct leat_view *v = fill->view;
     struct view_slot *slot = fill->slot;
-    const struct rpc_how *how = fill->how;
+    const struct client_rpc_how *how = fill->how;
     int rc = make_ready(v->ws, fill->ids, fill->n, v->wait_ids, how, &fill->streamed, err);
     if (rc)
         return rc;
@@ -214,10 +214,10 @@ static int open_windows(struct leat_view *v, struct fill *fill, struct leat_erro
 int batch_fill(struct leat_view *v, const uint64_t *ids, unsigned n, const struct fill_how *fill_how,
                struct leat_batch **ret_batch, struct leat_error *err)
 {
-    struct rpc_how how = {.deadline_ns = client_deadline(v->ws->client, fill_how->timeout_ns),
-                          .cancel = fill_how->cancel};
+    struct client_rpc_how how = {.deadline_ns = client_deadline(v->ws->client, fill_how->timeout_ns),
+                                 .cancel = fill_how->cancel};
     struct view_slot *slot;
-    const struct rpc_how patient = {.cancel = fill_how->cancel};
+    const struct client_rpc_how patient = {.cancel = fill_how->cancel};
     int rc = view_slot_take(v, fill_how->iterator, fill_how->iterator ? &patient : &how, &slot, err);
     if (!rc) {
         if (fill_how->iterator)
@@ -262,7 +262,7 @@ int leat_read_batch(struct leat_view *view, const uint64_t *ids, unsigned n, uin
 /* --- single samples --------------------------------------------------------------------------------------------------------- */
 
 /* What read and hold do first: the part, and its state. Labels: *ret_label. */
-static int find_part(struct leat_ws *ws, uint64_t index, unsigned field, const struct rpc_how *how,
+static int find_part(struct leat_ws *ws, uint64_t index, unsigned field, const struct client_rpc_how *how,
                      struct index_part *ret_part, bool *ret_streamed, const uint32_t **ret_label,
                      struct leat_error *err)
 {
@@ -293,8 +293,8 @@ static int find_part(struct leat_ws *ws, uint64_t index, unsigned field, const s
 }
 
 /* The part in one piece of this host's pool, or NULL. */
-static const uint8_t *direct(struct leat_ws *ws, const struct index_part *part, const struct rpc_how *how,
-                             int *ret_rc, struct leat_error *err)
+static const uint8_t *direct(struct leat_ws *ws, const struct index_part *part,
+                             const struct client_rpc_how *how, int *ret_rc, struct leat_error *err)
 {
     uint64_t gid = part->address / ws->info.region_bytes, offset = part->address % ws->info.region_bytes;
     *ret_rc = 0;
@@ -320,7 +320,7 @@ static int verdict(struct leat_ws *ws, uint64_t index, unsigned field, uint32_t 
 /* A sample in pieces, or on another node. On a timeout nothing may land in the caller's buffer any more, so what is
  * still out is torn down before returning. */
 static int read_by_rails(struct leat_ws *ws, uint64_t index, unsigned field, const struct index_part *part,
-                         void *buf, const struct rpc_how *how, struct leat_error *err)
+                         void *buf, const struct client_rpc_how *how, struct leat_error *err)
 {
     int rc = tlock_take(&ws->read_lock, ws->client, how, "reading a sample of another node", err);
     if (rc)
@@ -350,7 +350,7 @@ static int read_by_rails(struct leat_ws *ws, uint64_t index, unsigned field, con
 }
 
 static int read_once(struct leat_ws *ws, uint64_t index, unsigned field, void *buf, uint64_t cap,
-                     const struct rpc_how *how, uint64_t *ret_bytes, struct leat_error *err)
+                     const struct client_rpc_how *how, uint64_t *ret_bytes, struct leat_error *err)
 {
     struct index_part part = {.bytes = sizeof(uint32_t)};
     const uint32_t *label;
@@ -388,7 +388,7 @@ static int read_once(struct leat_ws *ws, uint64_t index, unsigned field, void *b
 int leat_read(struct leat_ws *ws, uint64_t index, unsigned field, void *buf, uint64_t cap,
               uint64_t timeout_ns, uint64_t *ret_bytes, struct leat_error *err)
 {
-    const struct rpc_how how = {.deadline_ns = ws ? client_deadline(ws->client, timeout_ns) : 0};
+    const struct client_rpc_how how = {.deadline_ns = ws ? client_deadline(ws->client, timeout_ns) : 0};
     uint64_t bytes = 0;
     int rc = GATHER_MOVED;
     for (unsigned i = 0; i < MOVES_MAX && rc == GATHER_MOVED; i++)
@@ -414,7 +414,7 @@ int leat_hold(struct leat_ws *ws, uint64_t index, unsigned field, uint64_t timeo
     struct index_part part = {.bytes = sizeof(uint32_t)};
     const uint32_t *label;
     bool streamed = false;
-    const struct rpc_how how = {.deadline_ns = ws ? client_deadline(ws->client, timeout_ns) : 0};
+    const struct client_rpc_how how = {.deadline_ns = ws ? client_deadline(ws->client, timeout_ns) : 0};
     if (!ret_hold || !ret_data || !ret_bytes)
         return error_set(err, LEAT_INVALID, "an output of leat_hold is NULL");
     int rc = find_part(ws, index, field, &how, &part, &streamed, &label, err);

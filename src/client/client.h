@@ -50,7 +50,7 @@ int options_flags(const char *name, unsigned flags, unsigned known, struct leat_
 
 /* --- connect.c, rpc.c --------------------------------------------------------------------------------------- */
 
-struct rpc_rx { /* a frame as far as it has come */
+struct client_rpc_rx { /* a frame as far as it has come */
     uint8_t head[PROTO_FRAME];
     uint64_t have; /* bytes of head, then of body */
     bool in_body;
@@ -75,11 +75,11 @@ struct leat_client {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     bool reading;      /* somebody reads the socket */
-    struct list calls; /* struct rpc_waiter */
+    struct list calls; /* struct client_rpc_waiter */
     struct list sets;  /* struct leat_ws */
     uint64_t next_id;
-    struct rpc_rx rx;           /* of who is reading */
-    _Atomic uint64_t looked_ns; /* at the socket, by rpc_look */
+    struct client_rpc_rx rx;    /* of who is reading */
+    _Atomic uint64_t looked_ns; /* at the socket, by client_rpc_look */
 
     pthread_mutex_t credit_lock;
     bool credit_asked;            /* the daemon, once */
@@ -97,7 +97,7 @@ int client_forked_error(struct leat_error *err);
 /* Absolute deadline (0: none) of a call that was given timeout_ns. */
 uint64_t client_deadline(const struct leat_client *client, uint64_t timeout_ns);
 
-struct rpc_how {
+struct client_rpc_how {
     uint64_t deadline_ns;
     uint64_t progress_extends_ns; /* each sign of progress moves the deadline so far ahead; 0: it stays */
     leat_progress_fn progress;    /* called on the waiting thread, no lock held */
@@ -108,12 +108,12 @@ struct rpc_how {
 #define LOOK_MS 20 /* how long a wait may sleep before it looks whether it is given up */
 /* Whether a wait is to be given up: its cancel flag, or the client's interrupt hook, asked not too often. *look_ns starts as 0. No
  * lock may be held: the hook is the user's. */
-bool client_gives_up(const struct leat_client *client, const struct rpc_how *how, uint64_t *look_ns);
+bool client_gives_up(const struct leat_client *client, const struct client_rpc_how *how, uint64_t *look_ns);
 int client_gave_up_error(struct leat_error *err);
 /* What poll(2) may sleep of deadline_ns. */
-int client_sleep_ms(const struct leat_client *client, const struct rpc_how *how);
+int client_sleep_ms(const struct leat_client *client, const struct client_rpc_how *how);
 /* The same as a point in time for pthread_cond_timedwait; 0: no end. */
-uint64_t client_sleep_until(const struct leat_client *client, const struct rpc_how *how);
+uint64_t client_sleep_until(const struct leat_client *client, const struct client_rpc_how *how);
 
 /* --- tlock.c ------------------------------------------------------------------------------------------------- */
 
@@ -127,38 +127,39 @@ struct tlock {
 void tlock_init(struct tlock *turn);
 void tlock_fini(struct tlock *turn);
 /* LEAT_TIMED_OUT, -ECANCELED; LEAT_BUSY when this very thread has it: a hook that calls back in. `what` for messages. */
-int tlock_take(struct tlock *turn, const struct leat_client *client, const struct rpc_how *how,
+int tlock_take(struct tlock *turn, const struct leat_client *client, const struct client_rpc_how *how,
                const char *what, struct leat_error *err);
 void tlock_give(struct tlock *turn);
 /* One call. A negative status of the reply is returned, its message in err. -ENOMEM, LEAT_PEER_GONE, LEAT_TIMED_OUT, -ECANCELED. */
-int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *body, const int *fds,
-             unsigned nfds, const struct rpc_how *how, struct net_reply *ret_reply, struct leat_error *err);
+int client_rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *body, const int *fds,
+                    unsigned nfds, const struct client_rpc_how *how, struct net_reply *ret_reply,
+                    struct leat_error *err);
 /* The same without waiting: begun, looked at now and then, taken once it is ready (or the client dead), or forgotten. */
-struct rpc_pending;
-int rpc_begin(struct leat_client *client, uint16_t type, const struct bytes_out *body,
-              struct rpc_pending **ret_pending);
+struct client_rpc_pending;
+int client_rpc_begin(struct leat_client *client, uint16_t type, const struct bytes_out *body,
+                     struct client_rpc_pending **ret_pending);
 /* Of a short request: -EAGAIN where sending it would wait for a daemon that does not read, or for another thread's sending. */
-int rpc_begin_now(struct leat_client *client, uint16_t type, const struct bytes_out *body,
-                  struct rpc_pending **ret_pending);
-bool rpc_ready(struct leat_client *client, const struct rpc_pending *pending);
-/* As rpc_call returns; frees it. */
-int rpc_take(struct leat_client *client, struct rpc_pending *pending, struct net_reply *ret_reply,
-             struct leat_error *err);
-void rpc_forget(struct leat_client *client, struct rpc_pending *pending); /* NULL is fine */
+int client_rpc_begin_now(struct leat_client *client, uint16_t type, const struct bytes_out *body,
+                         struct client_rpc_pending **ret_pending);
+bool client_rpc_ready(struct leat_client *client, const struct client_rpc_pending *pending);
+/* As client_rpc_call returns; frees it. */
+int client_rpc_take(struct leat_client *client, struct client_rpc_pending *pending,
+                    struct net_reply *ret_reply, struct leat_error *err);
+void client_rpc_forget(struct leat_client *client, struct client_rpc_pending *pending); /* NULL is fine */
 /* The same, where the daemon would work on it, or keep it, for good. */
-void rpc_cancel(struct leat_client *client, struct rpc_pending *pending);
+void client_rpc_cancel(struct leat_client *client, struct client_rpc_pending *pending);
 /* Waits for one of n, some of them NULL: its number; or LEAT_TIMED_OUT, -ECANCELED, what the client died of. */
-int rpc_wait_any(struct leat_client *client, struct rpc_pending *const *pendings, unsigned n,
-                 const struct rpc_how *how, struct leat_error *err);
+int client_rpc_wait_any(struct leat_client *client, struct client_rpc_pending *const *pendings, unsigned n,
+                        const struct client_rpc_how *how, struct leat_error *err);
 /* A request whose reply, if any, nobody waits for. Failures show in the next call. */
-void rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out *body);
+void client_rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out *body);
 /* The same of a short frame, or -EAGAIN: it would have had to wait. */
-int rpc_post_now(struct leat_client *client, uint16_t type, const struct bytes_out *body);
+int client_rpc_post_now(struct leat_client *client, uint16_t type, const struct bytes_out *body);
 /* Takes in what has come, without waiting. 0, or the code the connection died with. */
-int rpc_poll(struct leat_client *client);
+int client_rpc_poll(struct leat_client *client);
 /* The same, once a millisecond at most: for what is done all the time, and may go on for so long when the daemon has died. */
-int rpc_look(struct leat_client *client);
-int rpc_dead_error(const struct leat_client *client, struct leat_error *err);
+int client_rpc_look(struct leat_client *client);
+int client_rpc_dead_error(const struct leat_client *client, struct leat_error *err);
 
 /* --- delivery.c ----------------------------------------------------------------------------------------------- */
 
@@ -228,7 +229,7 @@ struct leat_ws {
 int ws_absolute_uri(const char *uri, char **ret_uri, struct leat_error *err);
 /* Asks the daemon for a source: `head` (or NULL), then `open`, whose uri and access are found here: what is secret is wiped when it is sent. */
 int ws_ask(struct leat_client *client, uint16_t type, const char *head, const char *uri,
-           const struct leat_s3_options *s3, struct proto_open *open, const struct rpc_how *how,
+           const struct leat_s3_options *s3, struct proto_open *open, const struct client_rpc_how *how,
            struct net_reply *ret_reply, struct leat_error *err);
 /*
  * How `uri` (as it is sent) is to be read, into open->access, if it lies elsewhere; what the program gave wins. *ret_why: code < 0 when no
@@ -247,14 +248,15 @@ int ws_check(struct leat_ws *ws, struct leat_error *err);
 /* The same without a system call: for after the bytes were taken. */
 int ws_check_generation(const struct leat_ws *ws, struct leat_error *err);
 /* Maps the run of regions around gid. */
-int ws_map_region(struct leat_ws *ws, uint32_t gid, const struct rpc_how *how, struct leat_error *err);
+int ws_map_region(struct leat_ws *ws, uint32_t gid, const struct client_rpc_how *how, struct leat_error *err);
 /* Takes descriptors of staging regions out of a reply, or asks for them. */
 int ws_map_staging(struct leat_ws *ws, const struct proto_fetched *fetched, struct net_reply *reply,
-                   const struct rpc_how *how, struct leat_error *err);
+                   const struct client_rpc_how *how, struct leat_error *err);
 /* Bytes of the window that a streamed set comes through; 0: it has none. */
-int ws_window(struct leat_ws *ws, const struct rpc_how *how, uint64_t *ret_bytes, struct leat_error *err);
+int ws_window(struct leat_ws *ws, const struct client_rpc_how *how, uint64_t *ret_bytes,
+              struct leat_error *err);
 /* Waits until these samples (n = 0: all) are readable. */
-int ws_wait(struct leat_ws *ws, const uint64_t *ids, uint32_t n, const struct rpc_how *how,
+int ws_wait(struct leat_ws *ws, const uint64_t *ids, uint32_t n, const struct client_rpc_how *how,
             struct leat_error *err);
 int ws_bad_index(const struct leat_ws *ws, uint64_t index, struct leat_error *err);
 /* "sample KEY, field NAME" for messages. */
@@ -284,12 +286,12 @@ struct rails_wish {
 int rails_wish(const char *transport, struct rails_wish *ret_wish);
 
 struct rails_end {
-    struct net_endpoint *endpoint;            /* NULL: not connected */
-    struct delivery_seen *seen;               /* delivery.c's, of its paths */
-    struct stripe_path alone;                 /* of a TCP connection that is the only one */
-    struct net_ctx *ctx;                      /* its transport */
-    uint64_t rdma_again_ns;                   /* no RDMA to this node before */
-    struct rpc_pending *dials[NET_PATHS_MAX]; /* rails that our daemon is connecting for us */
+    struct net_endpoint *endpoint;                   /* NULL: not connected */
+    struct delivery_seen *seen;                      /* delivery.c's, of its paths */
+    struct stripe_path alone;                        /* of a TCP connection that is the only one */
+    struct net_ctx *ctx;                             /* its transport */
+    uint64_t rdma_again_ns;                          /* no RDMA to this node before */
+    struct client_rpc_pending *dials[NET_PATHS_MAX]; /* rails that our daemon is connecting for us */
 };
 struct rails {
     struct leat_ws *ws;
@@ -336,7 +338,8 @@ static inline void rails_poll_in_order(struct rails *rails, bool poll_in_order)
     if (rails->tcp)
         rails->tcp->poll_in_order = poll_in_order;
 }
-int rails_connect(struct rails *rails, uint32_t node, const struct rpc_how *how, struct leat_error *err);
+int rails_connect(struct rails *rails, uint32_t node, const struct client_rpc_how *how,
+                  struct leat_error *err);
 void rails_disconnect(struct rails *rails, uint32_t node);
 static inline bool rails_is_local(const struct rails *rails, uint32_t node)
 {
@@ -397,13 +400,13 @@ int gather_new(struct rails *rails, uint32_t parts, uint32_t reads, struct gathe
 void gather_free(struct gather *gather); /* must be quiesced */
 void gather_reset(struct gather *gather);
 int gather_add(struct gather *gather, uint64_t sample, unsigned field, const struct index_part *part,
-               void *dst, const struct rpc_how *how, struct leat_error *err);
+               void *dst, const struct client_rpc_how *how, struct leat_error *err);
 /* Asks for everything and waits; then checks every CRC but those of `ndirect` parts. GATHER_MOVED: a sample is not where it was when it was added (its node was
  * lost, or came back): add everything anew. */
 #define GATHER_MOVED 1
 /* What a checksum that does not match means: LEAT_STALE, GATHER_MOVED or LEAT_CORRUPT. */
 int gather_mismatch(struct leat_ws *ws, uint64_t sample, unsigned field, struct leat_error *err);
-int gather_run(struct gather *gather, const struct rpc_how *how, struct leat_error *err);
+int gather_run(struct gather *gather, const struct client_rpc_how *how, struct leat_error *err);
 /* Read number i, in the order in which destinations lie, with where it landed. */
 const struct net_read *gather_read(struct gather *gather, uint32_t i);
 bool gather_is_direct(const struct gather *gather, const struct net_read *read);
@@ -421,8 +424,8 @@ struct stream_range {
     uint64_t first, count;
 };
 /* Has the daemon put these samples into staging. LEAT_NO_SPACE: the window is full. */
-int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n, const struct rpc_how *how,
-                 struct stream_lease **ret_lease, struct leat_error *err);
+int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n,
+                 const struct client_rpc_how *how, struct stream_lease **ret_lease, struct leat_error *err);
 void stream_release(struct stream_lease *lease); /* NULL is fine */
 /* Tells the daemon what will be fetched soon: sends and returns. */
 void stream_prefetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n);
@@ -440,7 +443,7 @@ struct stream_want {
 /* Fetches, copies and releases, in portions that fit the window. Sorts wants by sample. With block > 1 whole blocks of so many
  * samples are asked for: the daemon keeps them while there is room, and finds them again by the same range. */
 int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, uint64_t block,
-                const struct rpc_how *how, struct leat_error *err);
+                const struct client_rpc_how *how, struct leat_error *err);
 
 /* --- order.c ---------------------------------------------------------------------------------------------------- */
 
@@ -527,7 +530,7 @@ struct leat_view {
 void view_forget_orphans(void);
 /* A free slot, and with it the turn to fill, which the caller gives back. wait_held: wait for a consumer to release one instead of
  * LEAT_BUSY. Others may fill while this waits. */
-int view_slot_take(struct leat_view *view, bool wait_held, const struct rpc_how *how,
+int view_slot_take(struct leat_view *view, bool wait_held, const struct client_rpc_how *how,
                    struct view_slot **ret_slot, struct leat_error *err);
 /* After the fill: held by the caller, or back in the ring (or quarantine when operations are still out). */
 struct leat_batch *view_slot_hold(struct leat_view *view, struct view_slot *slot, uint64_t position,
@@ -548,7 +551,7 @@ int device_make_direct(struct leat_view *view, const struct leat_view_options *o
 bool device_copying(struct view_slot *slot);
 /* After the slot was filled and checked: to where the view wants it. What NICs wrote there is checked there: LEAT_CORRUPT,
  * GATHER_MOVED: fill it anew. */
-int device_deliver(struct leat_view *view, struct view_slot *slot, const struct rpc_how *how,
+int device_deliver(struct leat_view *view, struct view_slot *slot, const struct client_rpc_how *how,
                    struct leat_error *err);
 
 /* --- batch.c ---------------------------------------------------------------------------------------------------- */

@@ -86,8 +86,8 @@ static int shake_hands(struct leat_client *c, uint64_t deadline_ns, struct leat_
     struct bytes_out body = {0};
     struct net_reply reply;
     proto_hello_put(&body, &hello);
-    int rc =
-        rpc_call(c, PROTO_HELLO, &body, NULL, 0, &(struct rpc_how){.deadline_ns = deadline_ns}, &reply, err);
+    int rc = client_rpc_call(c, PROTO_HELLO, &body, NULL, 0,
+                             &(struct client_rpc_how){.deadline_ns = deadline_ns}, &reply, err);
     bytes_out_fini(&body);
     if (rc)
         return error_prefix(err, rc,

@@ -59,7 +59,7 @@ bool device_copying(struct view_slot *slot)
     return slot->copying;
 }
 
-static int wait_copied(struct leat_view *v, struct view_slot *slot, const struct rpc_how *how,
+static int wait_copied(struct leat_view *v, struct view_slot *slot, const struct client_rpc_how *how,
                        struct leat_error *err)
 {
     const struct leat_client *client = v->ws->client;
@@ -161,7 +161,7 @@ static const struct gather_part *find_bad(struct leat_view *v, struct view_slot 
     return bad;
 }
 
-static int check_end(struct leat_view *v, struct view_slot *slot, const struct rpc_how *how,
+static int check_end(struct leat_view *v, struct view_slot *slot, const struct client_rpc_how *how,
                      struct leat_error *err)
 {
     const struct gather_part *bad = find_bad(v, slot);
@@ -231,7 +231,7 @@ static int copy_fields(struct leat_view *v, struct view_slot *slot, struct leat_
     return rc;
 }
 
-int device_deliver(struct leat_view *v, struct view_slot *slot, const struct rpc_how *how,
+int device_deliver(struct leat_view *v, struct view_slot *slot, const struct client_rpc_how *how,
                    struct leat_error *err)
 {
     const bool direct = slot->gather->ndirect;

@@ -110,7 +110,7 @@ static uint64_t slice_of(const struct gather *g, uint64_t share, uint64_t stage,
 }
 
 int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct index_part *part, void *dst,
-               const struct rpc_how *how, struct leat_error *err)
+               const struct client_rpc_how *how, struct leat_error *err)
 {
     struct leat_ws *ws = g->rails->ws;
     const uint64_t region_bytes = ws->info.region_bytes,
@@ -262,7 +262,7 @@ static int run_local(struct gather *g, uint32_t node, struct net_read *reads, ui
                      struct leat_error *err)
 {
     struct rails *r = g->rails;
-    int rc = rails_connect(r, node, &(struct rpc_how){0}, err);
+    int rc = rails_connect(r, node, &(struct client_rpc_how){0}, err);
     if (rc || !n)
         return rc;
     /* This transport is NET_CAP_INLINE: after submit and one poll nothing of the operation is left anywhere. */
@@ -340,8 +340,8 @@ static void fail_node(struct gather *g, uint32_t node, int rc)
 }
 
 /* Its credit is taken already. */
-static int send_run(struct gather *g, const struct run *run, struct gather_op *gop, const struct rpc_how *how,
-                    uint64_t now_ns, struct leat_error *err)
+static int send_run(struct gather *g, const struct run *run, struct gather_op *gop,
+                    const struct client_rpc_how *how, uint64_t now_ns, struct leat_error *err)
 {
     struct rails *r = g->rails;
     const uint32_t node = run->node;
@@ -386,7 +386,7 @@ static unsigned nodes_with_work(const struct gather *g)
 /* By the best rail that has credit. RUN_SENT, RUN_NONE: nothing is left; RUN_WAIT: not now; RUN_DRY: no rail has any for anybody. */
 enum run_code { RUN_SENT, RUN_NONE, RUN_WAIT, RUN_DRY };
 static enum run_code run_one(struct gather *g, uint32_t node, bool others, struct gather_op *gop,
-                             const struct rpc_how *how)
+                             const struct client_rpc_how *how)
 {
     struct rails *r = g->rails;
     struct run run = {.node = node};
@@ -431,7 +431,7 @@ static enum run_code run_one(struct gather *g, uint32_t node, bool others, struc
 }
 
 /* Asks all nodes in turns for what may be in flight. True: something is left to ask for. */
-static bool dispatch(struct gather *g, const struct rpc_how *how)
+static bool dispatch(struct gather *g, const struct client_rpc_how *how)
 {
     const uint32_t nnodes = g->rails->ws->info.nnodes;
     unsigned working = nodes_with_work(g);
@@ -481,7 +481,7 @@ static bool leave_lost(struct gather *g)
 }
 
 /* One pass over all reads still pending. Returns when each was answered, or failed, or the deadline has passed. */
-static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, const struct rpc_how *how,
+static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, const struct client_rpc_how *how,
                 struct leat_error *err)
 {
     const struct leat_client *client = g->rails->ws->client;
@@ -561,11 +561,11 @@ static void rearm(struct gather *g, bool pending)
 }
 
 /* The last resort: our daemon reads those samples from their source. */
-static int fetch_lost(struct gather *g, const struct rpc_how *how, struct leat_error *err)
+static int fetch_lost(struct gather *g, const struct client_rpc_how *how, struct leat_error *err)
 {
     struct leat_ws *ws = g->rails->ws;
-    if (rpc_poll(ws->client)) /* not just a connection: the daemon itself */
-        return rpc_dead_error(ws->client, err);
+    if (client_rpc_poll(ws->client)) /* not just a connection: the daemon itself */
+        return client_rpc_dead_error(ws->client, err);
     if (g->unquiesced)
         return error_set(err, LEAT_PEER_GONE, "a node holding part of %s is gone", ws->uri);
     uint32_t n = 0;
@@ -635,7 +635,7 @@ static int bad_read(const struct gather *g, const struct net_read *bad, struct l
                                                              : leat_strerror(bad->status));
 }
 
-static int run_remote(struct gather *g, const struct rpc_how *how, struct leat_error *err)
+static int run_remote(struct gather *g, const struct client_rpc_how *how, struct leat_error *err)
 {
     bool again;
     g->cause.code = 0;
@@ -707,7 +707,7 @@ static void note_remote(struct rails *r)
             delivery_note(r, node, false);
 }
 
-int gather_run(struct gather *g, const struct rpc_how *how, struct leat_error *err)
+int gather_run(struct gather *g, const struct client_rpc_how *how, struct leat_error *err)
 {
     if (!g->nreads)
         return 0;

@@ -249,7 +249,7 @@ static int choose_block(const struct leat_view *view, const struct leat_iter_opt
     if (!(o->flags & LEAT_SHUFFLE_AUTO) || !(ws->info.flags & PROTO_WS_STREAMED))
         return 0;
     uint64_t window = ws->info.nnodes > 1 ? ws->info.pinned_end / (4 * (uint64_t)ws->info.nnodes) : 0;
-    struct rpc_how how = {.deadline_ns = client_deadline(ws->client, 0)};
+    struct client_rpc_how how = {.deadline_ns = client_deadline(ws->client, 0)};
     int rc = ws->info.nnodes > 1 ? 0 : ws_window(ws, &how, &window, err);
     if (rc)
         return rc;
@@ -283,7 +283,7 @@ static unsigned announce_ahead(const struct leat_iter *it)
     const uint64_t run = groups ? it->block * it->view->step : it->view->window,
                    runs = groups ? LEAT_ORDER_GROUP : (uint64_t)it->view->batch_size * it->world;
     const uint64_t bytes = runs * (run * mean / 8 * 9 + pages);
-    struct rpc_how how = {.deadline_ns = client_deadline(ws->client, 0)};
+    struct client_rpc_how how = {.deadline_ns = client_deadline(ws->client, 0)};
     uint64_t window;
     if (ws_window(ws, &how, &window, NULL) < 0)
         return 1; /* it fails again where it matters */
@@ -549,7 +549,7 @@ int leat_next(struct leat_iter *it, uint64_t timeout_ns, struct leat_batch **ret
     if (it->view->fork_count != client_fork_count())
         return client_forked_error(err);
     const struct leat_client *client = it->view->ws->client;
-    const struct rpc_how how = {.deadline_ns = client_deadline(client, timeout_ns)};
+    const struct client_rpc_how how = {.deadline_ns = client_deadline(client, timeout_ns)};
     uint64_t look_ns = 0;
     int rc;
     pthread_mutex_lock(&it->lock);

@@ -192,8 +192,8 @@ int leat_create(struct leat_client *client, const char *name, const struct leat_
     struct net_reply reply;
     bytes_put_u32(&body, o.flags);
     bytes_put_str(&body, name);
-    const struct rpc_how how = {.deadline_ns = client_deadline(client, o.timeout_ns)};
-    rc = rpc_call(client, PROTO_CREATE, &body, &fd, 1, &how, &reply, err);
+    const struct client_rpc_how how = {.deadline_ns = client_deadline(client, o.timeout_ns)};
+    rc = client_rpc_call(client, PROTO_CREATE, &body, &fd, 1, &how, &reply, err);
     bytes_out_fini(&body);
     if (!rc)
         net_reply_fini(&reply);
@@ -263,14 +263,14 @@ static int collect(struct push *p, uint64_t first, unsigned n, const void *const
     return 0;
 }
 
-static int broker(struct leat_ws *ws, uint32_t node, const struct rpc_how *how, int *ret_fd,
+static int broker(struct leat_ws *ws, uint32_t node, const struct client_rpc_how *how, int *ret_fd,
                   struct leat_error *err)
 {
     struct bytes_out body = {0};
     struct net_reply reply;
     bytes_put_u64(&body, ws->info.ws);
     bytes_put_u32(&body, ws->info.nodes[node].id);
-    int rc = rpc_call(ws->client, PROTO_BROKER, &body, NULL, 0, how, &reply, err);
+    int rc = client_rpc_call(ws->client, PROTO_BROKER, &body, NULL, 0, how, &reply, err);
     bytes_out_fini(&body);
     if (rc)
         return rc;
@@ -283,7 +283,8 @@ static int broker(struct leat_ws *ws, uint32_t node, const struct rpc_how *how, 
 }
 
 /* Until fd is ready; the connection is given up with whatever ends this. */
-static int wait_ready(const struct leat_client *client, int fd, short events, const struct rpc_how *how)
+static int wait_ready(const struct leat_client *client, int fd, short events,
+                      const struct client_rpc_how *how)
 {
     for (uint64_t look_ns = 0;;) {
         struct pollfd pfd = {.fd = fd, .events = events};
@@ -297,7 +298,7 @@ static int wait_ready(const struct leat_client *client, int fd, short events, co
 }
 
 static int send_bytes(const struct leat_client *client, int fd, const void *data, uint64_t bytes,
-                      const struct rpc_how *how)
+                      const struct client_rpc_how *how)
 {
     while (bytes) {
         ssize_t sent = send(fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -317,7 +318,7 @@ static int send_bytes(const struct leat_client *client, int fd, const void *data
 
 /* The frame, its ranges, and their bytes straight from the caller's memory. */
 static int send_write(int fd, const struct bytes_out *body, uint64_t payload_bytes, const struct push *p,
-                      uint32_t node, const struct rpc_how *how)
+                      uint32_t node, const struct client_rpc_how *how)
 {
     const struct leat_client *client = p->ws->client;
     uint8_t head[PROTO_FRAME];
@@ -340,7 +341,7 @@ static int send_write(int fd, const struct bytes_out *body, uint64_t payload_byt
 }
 
 static int write_node(const struct push *p, uint32_t node, uint64_t first, unsigned n,
-                      const struct rpc_how *how, struct leat_error *err)
+                      const struct client_rpc_how *how, struct leat_error *err)
 {
     struct bytes_out body = {0};
     uint32_t nranges = 0;
@@ -391,7 +392,7 @@ static uint64_t span_bytes(const struct index *index, unsigned field, uint64_t f
 }
 
 static int push_some(struct leat_ws *ws, uint64_t first, unsigned n, const void *const *data,
-                     const struct rpc_how *how, struct leat_error *err)
+                     const struct client_rpc_how *how, struct leat_error *err)
 {
     struct push p = {.ws = ws};
     int rc = collect(&p, first, n, data, err);
@@ -471,7 +472,7 @@ int leat_push(struct leat_ws *ws, uint64_t first, unsigned n, const struct leat_
     if (rc)
         return rc;
     const struct index_header *h = ws->index.header;
-    const struct rpc_how how = {.deadline_ns = client_deadline(ws->client, timeout_ns)};
+    const struct client_rpc_how how = {.deadline_ns = client_deadline(ws->client, timeout_ns)};
     /* A WRITE names at most PROTO_READS_MAX ranges; a sample has one a field, and one more a region it reaches into. */
     uint64_t pieces = h->nfields * (2 + h->max_sample_bytes / ws->info.region_bytes);
     unsigned most = (unsigned)MAX((uint64_t)PROTO_READS_MAX / pieces, 1ull);

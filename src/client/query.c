@@ -22,8 +22,8 @@ static int call_plain(struct leat_client *client, uint16_t type, struct bytes_ou
                       struct leat_error *err)
 {
     struct net_reply reply;
-    int rc =
-        rpc_call(client, type, body, NULL, 0, &(struct rpc_how){.deadline_ns = deadline_ns}, &reply, err);
+    int rc = client_rpc_call(client, type, body, NULL, 0,
+                             &(struct client_rpc_how){.deadline_ns = deadline_ns}, &reply, err);
     bytes_out_fini(body);
     if (!rc)
         net_reply_fini(&reply);
@@ -49,8 +49,8 @@ int leat_query(struct leat_client *client, enum leat_query query, const char *ar
     struct net_reply reply;
     bytes_put_u32(&body, query);
     bytes_put_str(&body, arg);
-    const struct rpc_how how = {.deadline_ns = client_deadline(client, 0)};
-    rc = rpc_call(client, PROTO_QUERY, &body, NULL, 0, &how, &reply, err);
+    const struct client_rpc_how how = {.deadline_ns = client_deadline(client, 0)};
+    rc = client_rpc_call(client, PROTO_QUERY, &body, NULL, 0, &how, &reply, err);
     bytes_out_fini(&body);
     if (rc)
         return rc;
@@ -104,8 +104,8 @@ int leat_verify(struct leat_ws *ws, unsigned flags, leat_progress_fn progress, v
     struct net_reply reply;
     bytes_put_u64(&body, ws->info.ws);
     bytes_put_u32(&body, flags);
-    rc = rpc_call(ws->client, PROTO_VERIFY, &body, NULL, 0,
-                  &(struct rpc_how){.progress = progress, .progress_user = user}, &reply, err);
+    rc = client_rpc_call(ws->client, PROTO_VERIFY, &body, NULL, 0,
+                         &(struct client_rpc_how){.progress = progress, .progress_user = user}, &reply, err);
     bytes_out_fini(&body);
     if (rc)
         return rc;

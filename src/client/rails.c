@@ -57,9 +57,9 @@ static void credit_ask(struct leat_client *client)
     pthread_mutex_lock(&client->credit_lock);
     if (!client->credit_asked) {
         struct net_reply reply;
-        const struct rpc_how how = {.deadline_ns = client_deadline(client, 0)};
+        const struct client_rpc_how how = {.deadline_ns = client_deadline(client, 0)};
         client->credit_asked = true;
-        if (rpc_call(client, PROTO_CREDITS, NULL, NULL, 0, &how, &reply, NULL) == 0) {
+        if (client_rpc_call(client, PROTO_CREDITS, NULL, NULL, 0, &how, &reply, NULL) == 0) {
             struct bytes_in in = bytes_in_of(reply.body.data, reply.body.len);
             uint32_t slot = bytes_get_u32(&in);
             if (bytes_in_done(&in) == 0 && reply.nfds == 1 && slot < CREDIT_SLOTS &&
@@ -198,19 +198,19 @@ static int brokered(struct rails *r, uint32_t node, int rc, struct net_reply *re
     return rc;
 }
 
-static int broker(struct rails *r, uint32_t node, const struct rpc_how *how, int *ret_fd,
+static int broker(struct rails *r, uint32_t node, const struct client_rpc_how *how, int *ret_fd,
                   struct leat_error *err)
 {
     struct bytes_out body = {0};
     struct net_reply reply;
     broker_body(r, node, ANY_RAIL, &body);
-    int rc = rpc_call(r->ws->client, PROTO_BROKER, &body, NULL, 0, how, &reply, err);
+    int rc = client_rpc_call(r->ws->client, PROTO_BROKER, &body, NULL, 0, how, &reply, err);
     bytes_out_fini(&body);
     return brokered(r, node, rc, &reply, ret_fd, err);
 }
 
 static int connect_by(struct rails *r, uint32_t node, struct net_ctx *ctx, const struct net_peer *peer,
-                      const struct rpc_how *how, struct leat_error *err)
+                      const struct client_rpc_how *how, struct leat_error *err)
 {
     struct rails_end *end = &r->ends[node];
     int rc = ctx->ops->connect(ctx, peer, how->deadline_ns, &end->endpoint, err);
@@ -278,8 +278,8 @@ static int dial_begin(struct rails *r, uint32_t node, unsigned rail, bool now)
 {
     struct bytes_out body = {0};
     broker_body(r, node, rail, &body);
-    int rc = now ? rpc_begin_now(r->ws->client, PROTO_BROKER, &body, &r->ends[node].dials[rail])
-                 : rpc_begin(r->ws->client, PROTO_BROKER, &body, &r->ends[node].dials[rail]);
+    int rc = now ? client_rpc_begin_now(r->ws->client, PROTO_BROKER, &body, &r->ends[node].dials[rail])
+                 : client_rpc_begin(r->ws->client, PROTO_BROKER, &body, &r->ends[node].dials[rail]);
     bytes_out_fini(&body);
     return rc;
 }
@@ -287,19 +287,19 @@ static int dial_begin(struct rails *r, uint32_t node, unsigned rail, bool now)
 static int dial_take(struct rails *r, uint32_t node, unsigned rail, int *ret_fd, struct leat_error *err)
 {
     struct net_reply reply;
-    int rc = rpc_take(r->ws->client, TAKE_PTR(r->ends[node].dials[rail]), &reply, err);
+    int rc = client_rpc_take(r->ws->client, TAKE_PTR(r->ends[node].dials[rail]), &reply, err);
     return brokered(r, node, rc, &reply, ret_fd, err);
 }
 
 static void dials_forget(struct rails *r, uint32_t node)
 {
     for (unsigned k = 0; k < NET_PATHS_MAX; k++)
-        rpc_forget(r->ws->client, TAKE_PTR(r->ends[node].dials[k]));
+        client_rpc_forget(r->ws->client, TAKE_PTR(r->ends[node].dials[k]));
 }
 
 /* All rails are dialled at once; the first that is there is read by, and the others join when they come. */
 static int connect_rails(struct rails *r, uint32_t node, const struct net_peer *peer,
-                         const struct rpc_how *how, struct leat_error *err)
+                         const struct client_rpc_how *how, struct leat_error *err)
 {
     struct rails_end *end = &r->ends[node];
     unsigned n = rails_of(r, node);
@@ -310,7 +310,7 @@ static int connect_rails(struct rails *r, uint32_t node, const struct net_peer *
     if (rc)
         error_sys(err, rc, "cannot ask for a connection to node %s", peer->address);
     for (unsigned left = n; left && rc == 0; left--) {
-        int k = rpc_wait_any(r->ws->client, end->dials, n, how, err);
+        int k = client_rpc_wait_any(r->ws->client, end->dials, n, how, err);
         if (k < 0) {
             rc = k;
             break;
@@ -366,8 +366,8 @@ static void rails_mend(struct rails *r)
             if (!end->dials[k] && (wanted >> k & 1) && dial_begin(r, node, k, true))
                 net_paths_failed(end->endpoint, k, now);
             if (end->dials[k] && !polled)
-                polled = rpc_poll(r->ws->client) == 0 || true;
-            if (end->dials[k] && rpc_ready(r->ws->client, end->dials[k]))
+                polled = client_rpc_poll(r->ws->client) == 0 || true;
+            if (end->dials[k] && client_rpc_ready(r->ws->client, end->dials[k]))
                 rail_came(r, node, k);
         }
     }
@@ -378,7 +378,7 @@ static void rails_mend(struct rails *r)
 
 /* By RDMA, if that may be: 0, or why not. *ret_broken: it ended in the midst of a message, and the connection is good for nothing else. */
 static int connect_rdma(struct rails *r, uint32_t node, const struct net_peer *peer,
-                        const struct rpc_how *how, bool *ret_broken, struct leat_error *err)
+                        const struct client_rpc_how *how, bool *ret_broken, struct leat_error *err)
 {
     struct rails_end *end = &r->ends[node];
     struct leat_error why = {0};
@@ -397,8 +397,8 @@ static int connect_rdma(struct rails *r, uint32_t node, const struct net_peer *p
     return error_set(err, rc, "node %s by RDMA: %s", r->ws->info.nodes[node].address, why.message);
 }
 
-static int connect_remote(struct rails *r, uint32_t node, struct net_peer *peer, const struct rpc_how *how,
-                          struct leat_error *err)
+static int connect_remote(struct rails *r, uint32_t node, struct net_peer *peer,
+                          const struct client_rpc_how *how, struct leat_error *err)
 {
     bool rdma = r->rdma && (!r->tcp || clock_now_ns() >= r->ends[node].rdma_again_ns), broken = false;
     if (!rdma && rails_of(r, node) > 1)
@@ -419,7 +419,7 @@ static int connect_remote(struct rails *r, uint32_t node, struct net_peer *peer,
     return rc;
 }
 
-int rails_connect(struct rails *r, uint32_t node, const struct rpc_how *how, struct leat_error *err)
+int rails_connect(struct rails *r, uint32_t node, const struct client_rpc_how *how, struct leat_error *err)
 {
     const struct proto_ws *info = &r->ws->info;
     if (r->ends[node].endpoint)

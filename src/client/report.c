@@ -56,9 +56,11 @@ int leat_ws_report(struct leat_ws *ws, const struct leat_report *report, struct 
     cut(m.title, sizeof(m.title), o.title);
     struct bytes_out body = {0};
     proto_report_put(&body, &m);
-    rc = rpc_post_now(ws->client, PROTO_REPORT, &body);
+    rc = client_rpc_post_now(ws->client, PROTO_REPORT, &body);
     bytes_out_fini(&body);
     if (rc == -EAGAIN)
         return error_set(err, LEAT_BUSY, "the daemon does not take a report now");
-    return rc ? ws->client->dead ? rpc_dead_error(ws->client, err) : error_set(err, rc, "out of memory") : 0;
+    return rc ? ws->client->dead ? client_rpc_dead_error(ws->client, err)
+                                 : error_set(err, rc, "out of memory")
+              : 0;
 }

@@ -26,7 +26,7 @@
 
 #define LOOKED_NS NS_PER_MS
 
-struct rpc_waiter {
+struct client_rpc_waiter {
     struct list node;
     uint64_t id;
     bool done, has_progress;
@@ -93,7 +93,7 @@ uint64_t client_deadline(const struct leat_client *client, uint64_t timeout_ns)
     return add_overflows(clock_now_ns(), timeout_ns, &deadline) ? 0 : deadline;
 }
 
-int rpc_dead_error(const struct leat_client *client, struct leat_error *err)
+int client_rpc_dead_error(const struct leat_client *client, struct leat_error *err)
 {
     int dead = client->dead;
     if (dead == LEAT_PEER_GONE)
@@ -119,7 +119,7 @@ static void die(struct leat_client *c, int code)
 
 /* --- taking frames in ------------------------------------------------------------------------------------------ */
 
-static int take_fds(struct rpc_rx *rx, struct msghdr *msg)
+static int take_fds(struct client_rpc_rx *rx, struct msghdr *msg)
 {
     int rc =
         msg->msg_flags & MSG_CTRUNC ? -EMFILE : 0; /* descriptors were lost: out of step with the frame */
@@ -142,7 +142,7 @@ static int take_fds(struct rpc_rx *rx, struct msghdr *msg)
 }
 
 /* Some bytes of [at, +want) of the frame: their number, 0 when none are there now, or a negative code. */
-static int64_t take_bytes(int fd, struct rpc_rx *rx, void *at, size_t want)
+static int64_t take_bytes(int fd, struct client_rpc_rx *rx, void *at, size_t want)
 {
     union {
         char space[CMSG_SPACE(sizeof(int) * PROTO_FDS_MAX)];
@@ -161,7 +161,7 @@ static int64_t take_bytes(int fd, struct rpc_rx *rx, void *at, size_t want)
 }
 
 /* 1: a whole frame moved into *ret; 0: more has to come; negative: the connection is of no use any more. */
-static int rx_step(int fd, struct rpc_rx *rx, struct net_reply *ret)
+static int rx_step(int fd, struct client_rpc_rx *rx, struct net_reply *ret)
 {
     for (;;) {
         if (!rx->in_body) {
@@ -194,14 +194,14 @@ static int rx_step(int fd, struct rpc_rx *rx, struct net_reply *ret)
             return LEAT_CORRUPT;
         rx->reply.body.len = rx->reply.frame.body_bytes;
         *ret = rx->reply;
-        *rx = (struct rpc_rx){0};
+        *rx = (struct client_rpc_rx){0};
         return 1;
     }
 }
 
 /* --- handing them out ------------------------------------------------------------------------------------------ */
 
-static void on_progress(struct rpc_waiter *w, const struct net_reply *reply)
+static void on_progress(struct client_rpc_waiter *w, const struct net_reply *reply)
 {
     struct bytes_in in = bytes_in_of(reply->body.data, reply->body.len);
     struct leat_progress p = {.size = sizeof(p), .stage = (enum leat_stage)bytes_get_u32(&in)};
@@ -235,7 +235,7 @@ static bool dispatch(struct leat_client *c, struct net_reply *reply)
     if (reply->frame.kind == PROTO_EVENT && reply->frame.type == PROTO_REVOKED)
         on_revoked(c, reply);
     list_for_each (node, &c->calls) {
-        struct rpc_waiter *w = container_of(node, struct rpc_waiter, node);
+        struct client_rpc_waiter *w = container_of(node, struct client_rpc_waiter, node);
         if (w->id != reply->frame.id)
             continue;
         if (reply->frame.kind == PROTO_EVENT && reply->frame.type == PROTO_PROGRESS) {
@@ -262,15 +262,15 @@ static void drop_reply(struct leat_client *c, struct net_reply *reply)
         if ((type == PROTO_OPEN || type == PROTO_APPEND) &&
             !proto_ws_get(reply->body.data, reply->body.len, &ws)) {
             bytes_put_u64(&body, ws.ws);
-            rpc_post(c, PROTO_CLOSE, &body);
+            client_rpc_post(c, PROTO_CLOSE, &body);
             proto_ws_fini(&ws);
         } else if (type == PROTO_FETCH && !proto_fetched_get(reply->body.data, reply->body.len, &fetched)) {
             bytes_put_u64(&body, fetched.lease);
-            rpc_post(c, PROTO_RELEASE, &body);
+            client_rpc_post(c, PROTO_RELEASE, &body);
             proto_fetched_fini(&fetched);
         } else if (type == PROTO_SCAN && reply->body.len >= sizeof(uint64_t)) {
             bytes_put(&body, reply->body.data, sizeof(uint64_t));
-            rpc_post(c, PROTO_SCAN_END, &body);
+            client_rpc_post(c, PROTO_SCAN_END, &body);
         }
     }
     bytes_out_fini(&body);
@@ -301,7 +301,7 @@ static void pump(struct leat_client *c, int timeout_ms)
     }
 }
 
-int rpc_poll(struct leat_client *client)
+int client_rpc_poll(struct leat_client *client)
 {
     if (client->dead)
         return client->dead;
@@ -324,13 +324,13 @@ int rpc_poll(struct leat_client *client)
     return client->dead;
 }
 
-int rpc_look(struct leat_client *client)
+int client_rpc_look(struct leat_client *client)
 {
     uint64_t now_ns = clock_now_ns();
     if (now_ns - atomic_load_explicit(&client->looked_ns, memory_order_relaxed) < LOOKED_NS)
         return client->dead;
     atomic_store_explicit(&client->looked_ns, now_ns, memory_order_relaxed);
-    return rpc_poll(client);
+    return client_rpc_poll(client);
 }
 
 /* --- calls ------------------------------------------------------------------------------------------------------ */
@@ -372,11 +372,11 @@ static void send_cancel(struct leat_client *c, uint64_t id)
 {
     struct bytes_out body = {0};
     bytes_put_u64(&body, id);
-    rpc_post(c, PROTO_CANCEL, &body);
+    client_rpc_post(c, PROTO_CANCEL, &body);
     bytes_out_fini(&body);
 }
 
-void rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out *body)
+void client_rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out *body)
 {
     if (client->dead || (body && body->failed))
         return;
@@ -386,7 +386,7 @@ void rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out 
     send_frame(client, type, id, body, NULL, 0, client_deadline(client, 0));
 }
 
-int rpc_post_now(struct leat_client *client, uint16_t type, const struct bytes_out *body)
+int client_rpc_post_now(struct leat_client *client, uint16_t type, const struct bytes_out *body)
 {
     if (body && body->failed)
         return -ENOMEM;
@@ -397,7 +397,7 @@ int rpc_post_now(struct leat_client *client, uint16_t type, const struct bytes_o
 }
 
 /* Under lock: reads, or waits until who is reading has. */
-static void take_turn(struct leat_client *c, const struct rpc_how *how)
+static void take_turn(struct leat_client *c, const struct client_rpc_how *how)
 {
     if (c->reading) {
         cond_wait_until(&c->wake, &c->lock, client_sleep_until(c, how));
@@ -412,9 +412,9 @@ static void take_turn(struct leat_client *c, const struct rpc_how *how)
 }
 
 /* Under lock: until the waiter is done, 0; or why it gave up. */
-static int wait_done(struct leat_client *c, struct rpc_waiter *w, const struct rpc_how *given)
+static int wait_done(struct leat_client *c, struct client_rpc_waiter *w, const struct client_rpc_how *given)
 {
-    struct rpc_how how = *given;
+    struct client_rpc_how how = *given;
     uint64_t look_ns = 0;
     for (;;) {
         if (w->done)
@@ -454,12 +454,13 @@ static int reply_error(struct net_reply *reply, struct leat_error *err)
     return status;
 }
 
-int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *body, const int *fds,
-             unsigned nfds, const struct rpc_how *how, struct net_reply *ret_reply, struct leat_error *err)
+int client_rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *body, const int *fds,
+                    unsigned nfds, const struct client_rpc_how *how, struct net_reply *ret_reply,
+                    struct leat_error *err)
 {
     if (body && body->failed)
         return error_set(err, -ENOMEM, "out of memory for a request to the daemon");
-    struct rpc_waiter w = {0};
+    struct client_rpc_waiter w = {0};
     pthread_mutex_lock(&client->lock);
     w.id = client->next_id++;
     list_push_back(&client->calls, &w.node);
@@ -483,7 +484,7 @@ int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *
         return 0;
     }
     if (client->dead)
-        return rpc_dead_error(client, err);
+        return client_rpc_dead_error(client, err);
     if (rc == LEAT_INVALID)
         return error_set(err, rc, "a request of %zu bytes to the daemon is too long", body ? body->len : 0);
     send_cancel(client, w.id);
@@ -494,14 +495,14 @@ int rpc_call(struct leat_client *client, uint16_t type, const struct bytes_out *
 
 /* --- calls that nobody waits in ------------------------------------------------------------------------------------- */
 
-struct rpc_pending {
-    struct rpc_waiter waiter;
+struct client_rpc_pending {
+    struct client_rpc_waiter waiter;
 };
 
 static int begin(struct leat_client *client, uint16_t type, const struct bytes_out *body, bool now,
-                 struct rpc_pending **ret_pending)
+                 struct client_rpc_pending **ret_pending)
 {
-    struct rpc_pending *p = body && body->failed ? NULL : calloc(1, sizeof(*p));
+    struct client_rpc_pending *p = body && body->failed ? NULL : calloc(1, sizeof(*p));
     if (!p)
         return -ENOMEM;
     pthread_mutex_lock(&client->lock);
@@ -511,26 +512,26 @@ static int begin(struct leat_client *client, uint16_t type, const struct bytes_o
     int rc = now ? send_frame_now(client, type, p->waiter.id, body)
                  : send_frame(client, type, p->waiter.id, body, NULL, 0, client_deadline(client, 0));
     if (rc) {
-        rpc_forget(client, p);
+        client_rpc_forget(client, p);
         return rc;
     }
     *ret_pending = p;
     return 0;
 }
 
-int rpc_begin(struct leat_client *client, uint16_t type, const struct bytes_out *body,
-              struct rpc_pending **ret_pending)
+int client_rpc_begin(struct leat_client *client, uint16_t type, const struct bytes_out *body,
+                     struct client_rpc_pending **ret_pending)
 {
     return begin(client, type, body, false, ret_pending);
 }
 
-int rpc_begin_now(struct leat_client *client, uint16_t type, const struct bytes_out *body,
-                  struct rpc_pending **ret_pending)
+int client_rpc_begin_now(struct leat_client *client, uint16_t type, const struct bytes_out *body,
+                         struct client_rpc_pending **ret_pending)
 {
     return begin(client, type, body, true, ret_pending);
 }
 
-bool rpc_ready(struct leat_client *client, const struct rpc_pending *pending)
+bool client_rpc_ready(struct leat_client *client, const struct client_rpc_pending *pending)
 {
     pthread_mutex_lock(&client->lock);
     bool ready = pending->waiter.done || client->dead;
@@ -538,8 +539,8 @@ bool rpc_ready(struct leat_client *client, const struct rpc_pending *pending)
     return ready;
 }
 
-int rpc_take(struct leat_client *client, struct rpc_pending *pending, struct net_reply *ret_reply,
-             struct leat_error *err)
+int client_rpc_take(struct leat_client *client, struct client_rpc_pending *pending,
+                    struct net_reply *ret_reply, struct leat_error *err)
 {
     int rc = 0;
     pthread_mutex_lock(&client->lock);
@@ -547,7 +548,7 @@ int rpc_take(struct leat_client *client, struct rpc_pending *pending, struct net
     list_remove(&pending->waiter.node);
     pthread_mutex_unlock(&client->lock);
     if (!done)
-        rc = rpc_dead_error(client, err);
+        rc = client_rpc_dead_error(client, err);
     else if (pending->waiter.reply.frame.status < 0)
         rc = reply_error(&pending->waiter.reply, err);
     else
@@ -556,7 +557,7 @@ int rpc_take(struct leat_client *client, struct rpc_pending *pending, struct net
     return rc;
 }
 
-void rpc_forget(struct leat_client *client, struct rpc_pending *pending)
+void client_rpc_forget(struct leat_client *client, struct client_rpc_pending *pending)
 {
     if (!pending)
         return;
@@ -568,14 +569,14 @@ void rpc_forget(struct leat_client *client, struct rpc_pending *pending)
     free(pending);
 }
 
-void rpc_cancel(struct leat_client *client, struct rpc_pending *pending)
+void client_rpc_cancel(struct leat_client *client, struct client_rpc_pending *pending)
 {
     send_cancel(client, pending->waiter.id);
-    rpc_forget(client, pending);
+    client_rpc_forget(client, pending);
 }
 
 /* Under lock. */
-static int first_done(struct rpc_pending *const *pendings, unsigned n)
+static int first_done(struct client_rpc_pending *const *pendings, unsigned n)
 {
     for (unsigned i = 0; i < n; i++)
         if (pendings[i] && pendings[i]->waiter.done)
@@ -583,8 +584,8 @@ static int first_done(struct rpc_pending *const *pendings, unsigned n)
     return -1;
 }
 
-int rpc_wait_any(struct leat_client *c, struct rpc_pending *const *pendings, unsigned n,
-                 const struct rpc_how *how, struct leat_error *err)
+int client_rpc_wait_any(struct leat_client *c, struct client_rpc_pending *const *pendings, unsigned n,
+                        const struct client_rpc_how *how, struct leat_error *err)
 {
     uint64_t look_ns = 0;
     int rc = 0, found;
@@ -604,7 +605,7 @@ int rpc_wait_any(struct leat_client *c, struct rpc_pending *const *pendings, uns
     if (found >= 0)
         return found;
     if (c->dead)
-        return rpc_dead_error(c, err);
+        return client_rpc_dead_error(c, err);
     if (rc == LEAT_TIMED_OUT)
         return error_set(err, rc, "the daemon at %s did not answer within the deadline", c->socket);
     return client_gave_up_error(err);

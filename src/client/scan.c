@@ -82,7 +82,7 @@ int leat_scan(struct leat_client *client, const char *uri, const struct leat_sca
     if (!ret_scan)
         return error_set(err, LEAT_INVALID, "ret_scan is NULL");
     struct proto_open open = {.pool_bytes = o.window_bytes, .name = (char *)(uintptr_t) ""};
-    const struct rpc_how how = {.deadline_ns = client_deadline(client, o.timeout_ns)};
+    const struct client_rpc_how how = {.deadline_ns = client_deadline(client, o.timeout_ns)};
     struct net_reply reply;
     struct leat_scan *s = calloc(1, sizeof(*s));
     if (!s)
@@ -116,7 +116,7 @@ void leat_scan_close(struct leat_scan *s)
     if (s->id) {
         struct bytes_out body = {0};
         bytes_put_u64(&body, s->id);
-        rpc_post(s->client, PROTO_SCAN_END, &body);
+        client_rpc_post(s->client, PROTO_SCAN_END, &body);
         bytes_out_fini(&body);
     }
     if (s->window)
@@ -133,7 +133,7 @@ void leat_scan_close(struct leat_scan *s)
 /* --- going on ---------------------------------------------------------------------------------------------------- */
 
 /* More of them, or the end. By who has the turn. */
-static int ask(struct leat_scan *s, const struct rpc_how *how, struct leat_error *err)
+static int ask(struct leat_scan *s, const struct client_rpc_how *how, struct leat_error *err)
 {
     struct bytes_out body = {0};
     struct net_reply reply;
@@ -143,7 +143,7 @@ static int ask(struct leat_scan *s, const struct rpc_how *how, struct leat_error
     bytes_put_u64(&body, s->id);
     bytes_put_u64(&body, from);
     bytes_put_u64(&body, released);
-    int rc = rpc_call(s->client, PROTO_SCAN_NEXT, &body, NULL, 0, how, &reply, err);
+    int rc = client_rpc_call(s->client, PROTO_SCAN_NEXT, &body, NULL, 0, how, &reply, err);
     bytes_out_fini(&body);
     if (rc)
         return rc;
@@ -175,7 +175,7 @@ int leat_scan_next(struct leat_scan *s, uint64_t timeout_ns, struct leat_scan_sa
         return error_set(err, LEAT_INVALID, !s ? "scan is NULL" : "ret_sample is NULL");
     if (client_forked(s->client))
         return client_forked_error(err);
-    const struct rpc_how how = {.deadline_ns = client_deadline(s->client, timeout_ns)};
+    const struct client_rpc_how how = {.deadline_ns = client_deadline(s->client, timeout_ns)};
     int rc = tlock_take(&s->turn, s->client, &how, "a scan", err);
     if (rc)
         return rc;

@@ -24,7 +24,7 @@ static void post_release(struct leat_ws *ws, uint64_t lease)
 {
     struct bytes_out body = {0};
     bytes_put_u64(&body, lease);
-    rpc_post(ws->client, PROTO_RELEASE, &body);
+    client_rpc_post(ws->client, PROTO_RELEASE, &body);
     bytes_out_fini(&body);
 }
 
@@ -34,8 +34,8 @@ static int by_address(const void *a, const void *b)
     return x->address < y->address ? -1 : x->address > y->address;
 }
 
-int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n, const struct rpc_how *how,
-                 struct stream_lease **ret_lease, struct leat_error *err)
+int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n,
+                 const struct client_rpc_how *how, struct stream_lease **ret_lease, struct leat_error *err)
 {
     struct stream_lease *lease = calloc(1, sizeof(*lease));
     struct bytes_out body = {0};
@@ -48,7 +48,7 @@ int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t
         bytes_put_u64(&body, ranges[i].first);
         bytes_put_u64(&body, ranges[i].count);
     }
-    int rc = rpc_call(ws->client, PROTO_FETCH, &body, NULL, 0, how, &reply, err);
+    int rc = client_rpc_call(ws->client, PROTO_FETCH, &body, NULL, 0, how, &reply, err);
     bytes_out_fini(&body);
     if (rc) {
         free(lease);
@@ -82,7 +82,7 @@ void stream_prefetch(struct leat_ws *ws, const struct stream_range *ranges, uint
         bytes_put_u64(&body, ranges[i].first);
         bytes_put_u64(&body, ranges[i].count);
     }
-    rpc_post(ws->client, PROTO_PREFETCH, &body);
+    client_rpc_post(ws->client, PROTO_PREFETCH, &body);
     bytes_out_fini(&body);
 }
 
@@ -216,7 +216,7 @@ static bool shrink(struct portion *p, const struct stream_want *wants, uint32_t 
 }
 
 int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, uint64_t block,
-                const struct rpc_how *how, struct leat_error *err)
+                const struct client_rpc_how *how, struct leat_error *err)
 {
     struct portion p = {.max_bytes = PORTION_BYTES, .block = block, .max_ranges = MIN(n, RANGES_MAX)};
     AUTO_FREE struct stream_range *ranges = malloc(sizeof(*ranges) * MAX(p.max_ranges, 1u));

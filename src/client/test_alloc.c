@@ -26,7 +26,7 @@ static int setup(void **state)
     assert_int_equal(leat_connect(&o, &x.client, NULL), 0);
     assert_int_equal(leat_open(x.client, "set", NULL, &x.ws, NULL), 0);
     for (uint32_t r = 0; r < x.ws->info.nregions; r++)
-        assert_int_equal(ws_map_region(x.ws, r, &(struct rpc_how){0}, NULL), 0);
+        assert_int_equal(ws_map_region(x.ws, r, &(struct client_rpc_how){0}, NULL), 0);
     *state = &x;
     return 0;
 }

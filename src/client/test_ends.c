@@ -636,7 +636,7 @@ static void test_pieces_of_a_slow_rail(void **state)
         }
         x.ws->info.region_bytes = part.bytes; /* nothing is read */
         gather_reset(g);
-        assert_int_equal(gather_add(g, 0, 0, &part, dst, &(struct rpc_how){0}, &err), 0);
+        assert_int_equal(gather_add(g, 0, 0, &part, dst, &(struct client_rpc_how){0}, &err), 0);
         uint64_t bytes = 0;
         for (uint32_t i = 0; i < g->nreads; i++) {
             assert_true(g->reads[i].bytes <= 16 * KIB);

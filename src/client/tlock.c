@@ -11,7 +11,7 @@
 
 #define HOOK_NS (40 * NS_PER_MS)
 
-bool client_gives_up(const struct leat_client *client, const struct rpc_how *how, uint64_t *look_ns)
+bool client_gives_up(const struct leat_client *client, const struct client_rpc_how *how, uint64_t *look_ns)
 {
     if (how->cancel)
         return *how->cancel;
@@ -29,18 +29,18 @@ int client_gave_up_error(struct leat_error *err)
     return error_set(err, LEAT_CANCELED, "given up by the caller");
 }
 
-static bool looks(const struct leat_client *client, const struct rpc_how *how)
+static bool looks(const struct leat_client *client, const struct client_rpc_how *how)
 {
     return how->cancel || client->interrupt;
 }
 
-int client_sleep_ms(const struct leat_client *client, const struct rpc_how *how)
+int client_sleep_ms(const struct leat_client *client, const struct client_rpc_how *how)
 {
     int ms = clock_poll_ms(how->deadline_ns);
     return looks(client, how) && (ms < 0 || ms > LOOK_MS) ? LOOK_MS : ms;
 }
 
-uint64_t client_sleep_until(const struct leat_client *client, const struct rpc_how *how)
+uint64_t client_sleep_until(const struct leat_client *client, const struct client_rpc_how *how)
 {
     if (!looks(client, how))
         return how->deadline_ns;
@@ -63,7 +63,7 @@ void tlock_fini(struct tlock *turn)
     pthread_mutex_destroy(&turn->lock);
 }
 
-int tlock_take(struct tlock *turn, const struct leat_client *client, const struct rpc_how *how,
+int tlock_take(struct tlock *turn, const struct leat_client *client, const struct client_rpc_how *how,
                const char *what, struct leat_error *err)
 {
     int rc = 0;

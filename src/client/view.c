@@ -545,7 +545,7 @@ static int nobody_tells(const struct leat_view *v, struct leat_error *err)
 }
 
 /* Under lock: why there is nothing to wait for, or 0. */
-static int no_slot(const struct leat_view *v, bool wait_held, const struct rpc_how *how,
+static int no_slot(const struct leat_view *v, bool wait_held, const struct client_rpc_how *how,
                    struct leat_error *err)
 {
     unsigned held = count_state(v, SLOT_HELD);
@@ -560,7 +560,7 @@ static int no_slot(const struct leat_view *v, bool wait_held, const struct rpc_h
     return held ? 0 : nobody_tells(v, err);
 }
 
-int view_slot_take(struct leat_view *v, bool wait_held, const struct rpc_how *how,
+int view_slot_take(struct leat_view *v, bool wait_held, const struct client_rpc_how *how,
                    struct view_slot **ret_slot, struct leat_error *err)
 {
     const struct leat_client *client = v->ws->client;

@@ -138,7 +138,7 @@ static void post_close(struct leat_ws *ws)
 {
     struct bytes_out body = {0};
     bytes_put_u64(&body, ws->info.ws);
-    rpc_post(ws->client, PROTO_CLOSE, &body);
+    client_rpc_post(ws->client, PROTO_CLOSE, &body);
     bytes_out_fini(&body);
 }
 
@@ -197,7 +197,7 @@ int ws_absolute_uri(const char *uri, char **ret_uri, struct leat_error *err)
 }
 
 int ws_ask(struct leat_client *client, uint16_t type, const char *head, const char *uri,
-           const struct leat_s3_options *s3, struct proto_open *open, const struct rpc_how *how,
+           const struct leat_s3_options *s3, struct proto_open *open, const struct client_rpc_how *how,
            struct net_reply *ret_reply, struct leat_error *err)
 {
     struct leat_error why;
@@ -215,7 +215,7 @@ int ws_ask(struct leat_client *client, uint16_t type, const char *head, const ch
         bytes_put_str(&body, head);
     proto_open_put(&body, open);
     proto_access_fini(&open->access);
-    rc = rpc_call(client, type, &body, NULL, 0, how, ret_reply, err);
+    rc = client_rpc_call(client, type, &body, NULL, 0, how, ret_reply, err);
     if (body.data)
         explicit_bzero(body.data, body.len);
     bytes_out_fini(&body);
@@ -230,10 +230,10 @@ static int call_open(struct leat_client *client, uint16_t type, const char *uri,
     struct proto_open open = {
         .flags = flags, .pool_bytes = o->pool_bytes, .name = (char *)(uintptr_t)(o->name ? o->name : "")};
     /* Scanning a source that has no index takes as long as it takes, while it moves. A deadline of the caller's stays. */
-    const struct rpc_how how = {.deadline_ns = client_deadline(client, o->timeout_ns),
-                                .progress_extends_ns = o->timeout_ns ? 0 : client->timeout_ns,
-                                .progress = o->progress,
-                                .progress_user = o->progress_user};
+    const struct client_rpc_how how = {.deadline_ns = client_deadline(client, o->timeout_ns),
+                                       .progress_extends_ns = o->timeout_ns ? 0 : client->timeout_ns,
+                                       .progress = o->progress,
+                                       .progress_user = o->progress_user};
     struct net_reply reply;
     int rc = ws_ask(client, type, NULL, uri, o->s3, &open, &how, &reply, err);
     if (rc)
@@ -351,12 +351,12 @@ int ws_check(struct leat_ws *ws, struct leat_error *err)
 {
     if (unlikely(client_forked(ws->client)))
         return client_forked_error(err);
-    if (unlikely(rpc_look(ws->client)))
-        return rpc_dead_error(ws->client, err);
+    if (unlikely(client_rpc_look(ws->client)))
+        return client_rpc_dead_error(ws->client, err);
     return ws_check_generation(ws, err);
 }
 
-int ws_wait(struct leat_ws *ws, const uint64_t *ids, uint32_t n, const struct rpc_how *how,
+int ws_wait(struct leat_ws *ws, const uint64_t *ids, uint32_t n, const struct client_rpc_how *how,
             struct leat_error *err)
 {
     struct bytes_out body = {0};
@@ -365,7 +365,7 @@ int ws_wait(struct leat_ws *ws, const uint64_t *ids, uint32_t n, const struct rp
     bytes_put_u32(&body, n);
     for (uint32_t i = 0; i < n; i++)
         bytes_put_u64(&body, ids[i]);
-    int rc = rpc_call(ws->client, PROTO_WAIT, &body, NULL, 0, how, &reply, err);
+    int rc = client_rpc_call(ws->client, PROTO_WAIT, &body, NULL, 0, how, &reply, err);
     bytes_out_fini(&body);
     if (rc)
         return rc;
@@ -393,29 +393,29 @@ static int wait_telling(struct leat_ws *ws, leat_progress_fn progress, void *use
                         struct leat_error *err)
 {
     struct leat_client *c = ws->client;
-    struct rpc_pending *pending = NULL;
+    struct client_rpc_pending *pending = NULL;
     struct bytes_out body = {0};
     struct net_reply reply;
     bytes_put_u64(&body, ws->info.ws);
     bytes_put_u32(&body, 0);
-    int rc = rpc_begin(c, PROTO_WAIT, &body, &pending);
+    int rc = client_rpc_begin(c, PROTO_WAIT, &body, &pending);
     bytes_out_fini(&body);
     if (rc)
-        return c->dead ? rpc_dead_error(c, err)
+        return c->dead ? client_rpc_dead_error(c, err)
                        : error_set(err, rc, "cannot ask the daemon to tell when all is loaded");
     do {
         uint64_t until = clock_now_ns() + TELL_NS;
-        const struct rpc_how how = {.deadline_ns = deadline_ns ? MIN(deadline_ns, until) : until};
-        rc = rpc_wait_any(c, &pending, 1, &how, err);
+        const struct client_rpc_how how = {.deadline_ns = deadline_ns ? MIN(deadline_ns, until) : until};
+        rc = client_rpc_wait_any(c, &pending, 1, &how, err);
         const struct leat_progress now = loading(ws);
         if (rc == LEAT_TIMED_OUT && progress(&now, user))
             rc = client_gave_up_error(err);
     } while (rc == LEAT_TIMED_OUT && (!deadline_ns || clock_now_ns() < deadline_ns));
     if (rc < 0) {
-        rpc_cancel(c, pending);
+        client_rpc_cancel(c, pending);
         return rc;
     }
-    rc = rpc_take(c, pending, &reply, err);
+    rc = client_rpc_take(c, pending, &reply, err);
     if (rc == 0)
         net_reply_fini(&reply);
     return rc;
@@ -428,7 +428,8 @@ int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint
     if (rc)
         return rc;
     /* A preload may take longer than any one operation: without a deadline of its own the wait has none. */
-    const struct rpc_how how = {.deadline_ns = timeout_ns ? client_deadline(ws->client, timeout_ns) : 0};
+    const struct client_rpc_how how = {.deadline_ns =
+                                           timeout_ns ? client_deadline(ws->client, timeout_ns) : 0};
     return progress ? wait_telling(ws, progress, user, how.deadline_ns, err)
                     : ws_wait(ws, NULL, 0, &how, err);
 }
@@ -475,20 +476,20 @@ static int map_one(struct leat_ws *ws, uint32_t gid, int fd, struct leat_error *
     return 0;
 }
 
-static int call_regions(struct leat_ws *ws, uint32_t first, uint32_t count, const struct rpc_how *how,
+static int call_regions(struct leat_ws *ws, uint32_t first, uint32_t count, const struct client_rpc_how *how,
                         struct net_reply *ret_reply, struct leat_error *err)
 {
     struct bytes_out body = {0};
     bytes_put_u64(&body, ws->info.ws);
     bytes_put_u32(&body, first);
     bytes_put_u32(&body, count);
-    int rc = rpc_call(ws->client, PROTO_REGIONS, &body, NULL, 0, how, ret_reply, err);
+    int rc = client_rpc_call(ws->client, PROTO_REGIONS, &body, NULL, 0, how, ret_reply, err);
     bytes_out_fini(&body);
     return rc;
 }
 
 /* By who has the turn: asks for [first, +count) and maps what comes. */
-static int fetch_regions(struct leat_ws *ws, uint32_t first, uint32_t count, const struct rpc_how *how,
+static int fetch_regions(struct leat_ws *ws, uint32_t first, uint32_t count, const struct client_rpc_how *how,
                          struct leat_error *err)
 {
     struct net_reply reply;
@@ -508,7 +509,7 @@ static int fetch_regions(struct leat_ws *ws, uint32_t first, uint32_t count, con
     return rc;
 }
 
-int ws_map_region(struct leat_ws *ws, uint32_t gid, const struct rpc_how *how, struct leat_error *err)
+int ws_map_region(struct leat_ws *ws, uint32_t gid, const struct client_rpc_how *how, struct leat_error *err)
 {
     int rc = tlock_take(&ws->map_lock, ws->client, how, "mapping a region", err);
     if (rc)
@@ -524,7 +525,8 @@ int ws_map_region(struct leat_ws *ws, uint32_t gid, const struct rpc_how *how, s
     return rc;
 }
 
-int ws_window(struct leat_ws *ws, const struct rpc_how *how, uint64_t *ret_bytes, struct leat_error *err)
+int ws_window(struct leat_ws *ws, const struct client_rpc_how *how, uint64_t *ret_bytes,
+              struct leat_error *err)
 {
     int rc = tlock_take(&ws->map_lock, ws->client, how, "mapping the window", err);
     if (rc)
@@ -537,7 +539,7 @@ int ws_window(struct leat_ws *ws, const struct rpc_how *how, uint64_t *ret_bytes
 }
 
 int ws_map_staging(struct leat_ws *ws, const struct proto_fetched *fetched, struct net_reply *reply,
-                   const struct rpc_how *how, struct leat_error *err)
+                   const struct client_rpc_how *how, struct leat_error *err)
 {
     unsigned taken = 0;
     int rc = tlock_take(&ws->map_lock, ws->client, how, "mapping the window", err);
