@@ -80,20 +80,20 @@ def test_nothing_outlives_it(tmp_path, number, suite, metric, program):
 LEAVES = textwrap.dedent("""
     import json, os, signal, subprocess, sys, tempfile
     sys.path.insert(0, sys.argv[1])
-    from harness import hosts, keeper
+    from harness import hosts, supervisor
     def main():
-        left = [tempfile.mkdtemp(prefix=keeper.mark(), dir=folder) for folder in keeper.FOLDERS]
+        left = [tempfile.mkdtemp(prefix=supervisor.mark(), dir=folder) for folder in supervisor.FOLDERS]
         inside = 0
         if os.geteuid() == 0:
             network = hosts.Network(2)
-            left += [os.path.join(keeper.NAMESPACES, name) for name in [network.hub, *network.names]]
+            left += [os.path.join(supervisor.NAMESPACES, name) for name in [network.hub, *network.names]]
             inside = subprocess.Popen([*network.inside(1), "sleep", "1000"], stdout=subprocess.DEVNULL, start_new_session=True).pid
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its keeper's death is not told to it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its supervisor's death is not told to it
         print(json.dumps([left, inside]), flush=True)
         if sys.argv[2] == "both":
             os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
-    sys.exit(keeper.keep(main if sys.argv[2] else lambda: 0))
+    sys.exit(supervisor.keep(main if sys.argv[2] else lambda: 0))
 """)
 
 

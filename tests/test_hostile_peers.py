@@ -34,17 +34,17 @@ def daemon(host):
                         "net": {"listen": f"127.0.0.1:{lib_host.free_port()}", "token_file": token}})
     made.address = made.config.read_text().split("listen = ")[1].split()[0]
     made.path = lib_data.make_npy(host.data / "a.npy", 64)
-    made.keeper = Peer(made.socket).greet()
-    made.handle, made.uuid, made.generation = made.keeper.open(str(made.path), name="kept")
-    assert made.keeper.call(WAIT, struct.pack("<QI", made.handle, 0))[0] == 0
+    made.supervisor = Peer(made.socket).greet()
+    made.handle, made.uuid, made.generation = made.supervisor.open(str(made.path), name="kept")
+    assert made.supervisor.call(WAIT, struct.pack("<QI", made.handle, 0))[0] == 0
     made.most_fds = lib_host.footprint(made.pid)["fds"]
     made.bytes = made.path.read_bytes()[128:]  # regions hold the array: its header stays behind
     yield made
     made.serves(made.path)
     # Whatever they brought along was closed again, descriptors included.
     lib_host.wait_for(lambda: lib_host.footprint(made.pid)["fds"] <= made.most_fds, message="descriptors leak")
-    assert made.keeper.call(WAIT, struct.pack("<QI", made.handle, 0))[0] == 0, "an innocent connection suffered"
-    made.keeper.close()
+    assert made.supervisor.call(WAIT, struct.pack("<QI", made.handle, 0))[0] == 0, "an innocent connection suffered"
+    made.supervisor.close()
 
 
 GARBAGE = {

@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 
-from . import keeper
+from . import supervisor
 from .workers import Daemon, Failed
 
 MTU_FRAME = 1514
@@ -32,7 +32,7 @@ class Network:
         self.cpus = sorted(os.sched_getaffinity(0)) if own_cpus else None
         if os.geteuid() != 0:
             raise Failed("network namespaces need root")
-        tag = f"{keeper.mark()}{Network.made}."
+        tag = f"{supervisor.mark()}{Network.made}."
         Network.made += 1
         self.links, self.hub = links, tag + "hub"
         self.names = [f"{tag}{i}" for i in range(hosts)]

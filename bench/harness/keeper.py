@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nothing that a benchmark started outlives it.
 
-    keeper ──fork──▶ the run ──▶ daemons, servers, readers ──▶ what these start
+    supervisor ──fork──▶ the run ──▶ daemons, servers, readers ──▶ what these start
        └── inherits whatever loses its parent (a subreaper), and ends it once the run is over, however it ended
 
 The run puts its own things away where it can: it ends by an exception at the first signal. What it forgot, or what it had no time for
-as it was killed, the keeper ends. A keeper that is killed itself takes the run along (PR_SET_PDEATHSIG). Folders and namespaces bear
-the mark of their run: those of one that is gone are put away by its keeper, and if both were killed by the next one.
+as it was killed, the supervisor ends. A supervisor that is killed itself takes the run along (PR_SET_PDEATHSIG). Folders and namespaces bear
+the mark of their run: those of one that is gone are put away by its supervisor, and if both were killed by the next one.
 """
 import contextlib
 import ctypes
@@ -32,15 +32,15 @@ def _prctl(option, value):
 
 def _leave(number, _frame):
     for end in ENDS:
-        signal.signal(end, signal.SIG_IGN)  # a terminal's comes twice: from it, and from the keeper
+        signal.signal(end, signal.SIG_IGN)  # a terminal's comes twice: from it, and from the supervisor
     sys.exit(128 + number)
 
 
-def _run(main, keeper):
+def _run(main, supervisor):
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     for end in ENDS:
         signal.signal(end, _leave)
-    sys.exit(main() if os.getppid() == keeper else 1)
+    sys.exit(main() if os.getppid() == supervisor else 1)
 
 
 def _reap(run):
@@ -114,11 +114,11 @@ def _sweep():
 
 def keep(main):
     """Runs main() in a process of its own, and returns what it returned (128 + a signal's number where it died of one)."""
-    keeper, _ = os.getpid(), _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    supervisor, _ = os.getpid(), _prctl(PR_SET_CHILD_SUBREAPER, 1)
     _sweep()
     run = os.fork()
     if run == 0:
-        _run(main, keeper)
+        _run(main, supervisor)
 
     def pass_on(number, _frame):
         with contextlib.suppress(ProcessLookupError):  # it has just ended

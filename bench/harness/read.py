@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from . import keeper
+from . import supervisor
 from .data import SIZES
 from .rows import beside, in_turns, row
 from .suite import Base, note
@@ -294,7 +294,7 @@ class Suite(Base):
     @staticmethod
     def copy(path):
         """What people do instead: cp to /dev/shm."""
-        to = f"/dev/shm/{keeper.mark()}cp"
+        to = f"/dev/shm/{supervisor.mark()}cp"
         before = os.times()
         start = time.monotonic_ns()
         try:

@@ -27,7 +27,7 @@ import tarfile
 import tempfile
 import time
 
-from . import keeper
+from . import supervisor
 from .rows import in_turns, median, row
 from .suite import Base
 from .workers import Daemon, Failed, Worker, children, cpu_seconds, leatd
@@ -101,7 +101,7 @@ class Server:
         program = shutil.which("nginx") or "/usr/sbin/nginx"
         if not os.path.exists(program):
             raise Failed("nginx is not installed (tools/deps bench-s3)")
-        self.top = tempfile.mkdtemp(prefix=keeper.mark(), dir="/dev/shm")
+        self.top = tempfile.mkdtemp(prefix=supervisor.mark(), dir="/dev/shm")
         os.chmod(self.top, 0o755)
         try:
             self._fill(4 if args.quick else 1)

@@ -105,11 +105,11 @@ struct client_rpc_how {
     const _Atomic bool *
         cancel; /* looked at every so often: -ECANCELED. NULL: a call of the user's own thread, interruptible */
 };
-#define LOOK_MS 20 /* how long a wait may sleep before it looks whether it is given up */
-/* Whether a wait is to be given up: its cancel flag, or the client's interrupt hook, asked not too often. *look_ns starts as 0. No
+#define POLL_MS 20 /* how long a wait may sleep before it looks whether it is given up */
+/* Whether a wait is to be given up: its cancel flag, or the client's interrupt hook, asked not too often. *poll_ns starts as 0. No
  * lock may be held: the hook is the user's. */
-bool client_gives_up(const struct leat_client *client, const struct client_rpc_how *how, uint64_t *look_ns);
-int client_gave_up_error(struct leat_error *err);
+bool client_cancelled(const struct leat_client *client, const struct client_rpc_how *how, uint64_t *poll_ns);
+int client_cancelled_error(struct leat_error *err);
 /* What poll(2) may sleep of deadline_ns. */
 int client_sleep_ms(const struct leat_client *client, const struct client_rpc_how *how);
 /* The same as a point in time for pthread_cond_timedwait; 0: no end. */

@@ -124,7 +124,7 @@ static int take_lock(const char *folder, const struct leat_client_options *o, ui
             return error_set(err, LEAT_TIMED_OUT,
                              "another process is starting the daemon and does not finish (lock %s)", path);
         if (pause_us >= 10000 && o->interrupt && o->interrupt(o->interrupt_user))
-            return client_gave_up_error(err);
+            return client_cancelled_error(err);
         usleep((useconds_t)pause_us);
     }
     *ret_fd = TAKE_FD(fd);

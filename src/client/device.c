@@ -63,13 +63,13 @@ static int wait_copied(struct leat_view *v, struct view_slot *slot, const struct
                        struct leat_error *err)
 {
     const struct leat_client *client = v->ws->client;
-    uint64_t look_ns = 0;
+    uint64_t poll_ns = 0;
     int rc;
     for (unsigned asked = 0; (rc = gpu_buffer_busy(slot->buffer, err)) > 0; asked++) {
         if (asked < SPINS)
             continue;
-        if (client_gives_up(client, how, &look_ns))
-            return client_gave_up_error(err);
+        if (client_cancelled(client, how, &poll_ns))
+            return client_cancelled_error(err);
         if (how->deadline_ns && clock_now_ns() >= how->deadline_ns)
             return error_set(err, LEAT_TIMED_OUT, "the copy to CUDA device %d was not done by the deadline",
                              v->device);

@@ -486,15 +486,15 @@ static int pass(struct gather *g, struct net_read *local, uint32_t nlocal, const
 {
     const struct leat_client *client = g->rails->ws->client;
     bool left = dispatch(g, how);
-    uint64_t look_ns = 0, lost_ns = g->sent_ns + LOST_MS * NS_PER_MS;
+    uint64_t poll_ns = 0, lost_ns = g->sent_ns + LOST_MS * NS_PER_MS;
     if (nlocal) {
         int rc = run_local(g, g->rails->local_node, local, nlocal, err);
         if (rc)
             return rc;
     }
     while (left || g->unanswered) {
-        if (client_gives_up(client, how, &look_ns))
-            return client_gave_up_error(err);
+        if (client_cancelled(client, how, &poll_ns))
+            return client_cancelled_error(err);
         int sleep_ms = client_sleep_ms(client, how); /* 0: the deadline has passed */
         if (sleep_ms == 0 && !g->unanswered)
             return error_set(err, LEAT_TIMED_OUT, "the deadline passed before every server was asked");

@@ -550,7 +550,7 @@ int leat_next(struct leat_iter *it, uint64_t timeout_ns, struct leat_batch **ret
         return client_forked_error(err);
     const struct leat_client *client = it->view->ws->client;
     const struct client_rpc_how how = {.deadline_ns = client_deadline(client, timeout_ns)};
-    uint64_t look_ns = 0;
+    uint64_t poll_ns = 0;
     int rc;
     pthread_mutex_lock(&it->lock);
     notice_haste(it);
@@ -567,10 +567,10 @@ int leat_next(struct leat_iter *it, uint64_t timeout_ns, struct leat_batch **ret
         cond_wait_until(&it->changed, &it->lock, client_sleep_until(client, &how));
         it->waiting--;
         pthread_mutex_unlock(&it->lock);
-        bool stop = client_gives_up(client, &how, &look_ns);
+        bool stop = client_cancelled(client, &how, &poll_ns);
         pthread_mutex_lock(&it->lock);
         if (stop) {
-            rc = client_gave_up_error(err);
+            rc = client_cancelled_error(err);
             break;
         }
     }

@@ -286,13 +286,13 @@ static int broker(struct leat_ws *ws, uint32_t node, const struct client_rpc_how
 static int wait_ready(const struct leat_client *client, int fd, short events,
                       const struct client_rpc_how *how)
 {
-    for (uint64_t look_ns = 0;;) {
+    for (uint64_t poll_ns = 0;;) {
         struct pollfd pfd = {.fd = fd, .events = events};
         if (poll(&pfd, 1, client_sleep_ms(client, how)) > 0)
             return 0;
         if (how->deadline_ns && clock_now_ns() >= how->deadline_ns)
             return LEAT_TIMED_OUT;
-        if (client_gives_up(client, how, &look_ns))
+        if (client_cancelled(client, how, &poll_ns))
             return LEAT_CANCELED;
     }
 }

@@ -415,7 +415,7 @@ static void take_turn(struct leat_client *c, const struct client_rpc_how *how)
 static int wait_done(struct leat_client *c, struct client_rpc_waiter *w, const struct client_rpc_how *given)
 {
     struct client_rpc_how how = *given;
-    uint64_t look_ns = 0;
+    uint64_t poll_ns = 0;
     for (;;) {
         if (w->done)
             return 0;
@@ -429,7 +429,7 @@ static int wait_done(struct leat_client *c, struct client_rpc_waiter *w, const s
         }
         struct leat_progress seen = w->progress;
         pthread_mutex_unlock(&c->lock);
-        bool stop = client_gives_up(c, &how, &look_ns);
+        bool stop = client_cancelled(c, &how, &poll_ns);
         if (progress && how.progress)
             stop = how.progress(&seen, how.progress_user) || stop;
         pthread_mutex_lock(&c->lock);
@@ -490,7 +490,7 @@ int client_rpc_call(struct leat_client *client, uint16_t type, const struct byte
     send_cancel(client, w.id);
     if (rc == LEAT_TIMED_OUT)
         return error_set(err, rc, "the daemon at %s did not answer within the deadline", client->socket);
-    return client_gave_up_error(err);
+    return client_cancelled_error(err);
 }
 
 /* --- calls that nobody waits in ------------------------------------------------------------------------------------- */
@@ -587,12 +587,12 @@ static int first_done(struct client_rpc_pending *const *pendings, unsigned n)
 int client_rpc_wait_any(struct leat_client *c, struct client_rpc_pending *const *pendings, unsigned n,
                         const struct client_rpc_how *how, struct leat_error *err)
 {
-    uint64_t look_ns = 0;
+    uint64_t poll_ns = 0;
     int rc = 0, found;
     pthread_mutex_lock(&c->lock);
     while ((found = first_done(pendings, n)) < 0 && !c->dead) {
         pthread_mutex_unlock(&c->lock);
-        rc = client_gives_up(c, how, &look_ns) ? LEAT_CANCELED : 0;
+        rc = client_cancelled(c, how, &poll_ns) ? LEAT_CANCELED : 0;
         pthread_mutex_lock(&c->lock);
         if (rc == 0 && how->deadline_ns && clock_now_ns() >= how->deadline_ns)
             rc = LEAT_TIMED_OUT;
@@ -608,5 +608,5 @@ int client_rpc_wait_any(struct leat_client *c, struct client_rpc_pending *const 
         return client_rpc_dead_error(c, err);
     if (rc == LEAT_TIMED_OUT)
         return error_set(err, rc, "the daemon at %s did not answer within the deadline", c->socket);
-    return client_gave_up_error(err);
+    return client_cancelled_error(err);
 }

@@ -23,7 +23,7 @@
 #include "leat/leat.h"
 
 #define READY_FD 3
-#define LOOK_MS  50
+#define POLL_MS  50
 
 /* Out of the way of 0..3, which the child fills. */
 static int moved_up(int fd)
@@ -71,7 +71,7 @@ static int read_ready(int fd, const struct connect_spawn *what, const char *log_
     while (len < sizeof(line) - 1 && !memchr(line, '\n', len)) {
         struct pollfd pfd = {.fd = fd, .events = POLLIN};
         int left = clock_poll_ms(deadline_ns);
-        int n = poll(&pfd, 1, what->interrupt && (left < 0 || left > LOOK_MS) ? LOOK_MS : left);
+        int n = poll(&pfd, 1, what->interrupt && (left < 0 || left > POLL_MS) ? POLL_MS : left);
         bool again = (n == 0 && left != 0) || (n < 0 && errno == EINTR);
         if (again && what->interrupt && what->interrupt(what->interrupt_user))
             return error_set(err, LEAT_CANCELED, "given up by the caller while leatd was starting");

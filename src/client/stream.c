@@ -223,7 +223,7 @@ int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, uint6
     if (!ranges)
         return error_set(err, -ENOMEM, "out of memory");
     p.ranges = ranges;
-    uint64_t look_ns = 0;
+    uint64_t poll_ns = 0;
     qsort(wants, n, sizeof(*wants), by_sample);
     for (uint32_t at = 0; at < n;) {
         uint32_t count = make_portion(ws, wants + at, n - at, &p);
@@ -231,8 +231,8 @@ int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, uint6
         int rc = stream_fetch(ws, p.ranges, p.nranges, how, &lease, err);
         if ((rc == LEAT_NO_SPACE || rc == LEAT_BUSY) && shrink(&p, wants + at, count))
             continue;
-        if (rc == LEAT_BUSY && client_gives_up(ws->client, how, &look_ns))
-            return client_gave_up_error(err);
+        if (rc == LEAT_BUSY && client_cancelled(ws->client, how, &poll_ns))
+            return client_cancelled_error(err);
         if (rc == LEAT_BUSY && !(how->deadline_ns && clock_now_ns() >= how->deadline_ns)) {
             usleep(RETRY_US); /* somebody else's leases: they end when their copies are made */
             continue;

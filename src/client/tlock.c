@@ -2,29 +2,29 @@
 /*
  * tlock.c: waiting so that it can be given up: deadlines, the cancel flag of an iterator, the user's interrupt hook.
  *
- * The hook is asked with no lock held, on the thread that made the call, at most every HOOK_NS: it may be as costly as
- * taking Python's interpreter lock. Waits sleep LOOK_MS at most when there is a hook or a flag to look at.
+ * The hook is asked with no lock held, on the thread that made the call, at most every POLL_NS: it may be as costly as
+ * taking Python's interpreter lock. Waits sleep POLL_MS at most when there is a hook or a flag to look at.
  */
 #include "client/client.h"
 
 #include "base/clock.h"
 
-#define HOOK_NS (40 * NS_PER_MS)
+#define POLL_NS (40 * NS_PER_MS)
 
-bool client_gives_up(const struct leat_client *client, const struct client_rpc_how *how, uint64_t *look_ns)
+bool client_cancelled(const struct leat_client *client, const struct client_rpc_how *how, uint64_t *poll_ns)
 {
     if (how->cancel)
         return *how->cancel;
     if (!client->interrupt)
         return false;
-    uint64_t now_ns = clock_now_ns(), due_ns = *look_ns;
+    uint64_t now_ns = clock_now_ns(), due_ns = *poll_ns;
     if (due_ns && now_ns < due_ns)
         return false;
-    *look_ns = now_ns + HOOK_NS;
+    *poll_ns = now_ns + POLL_NS;
     return due_ns && client->interrupt(client->interrupt_user); /* not at once: most waits are over soon */
 }
 
-int client_gave_up_error(struct leat_error *err)
+int client_cancelled_error(struct leat_error *err)
 {
     return error_set(err, LEAT_CANCELED, "given up by the caller");
 }
@@ -37,14 +37,14 @@ static bool looks(const struct leat_client *client, const struct client_rpc_how 
 int client_sleep_ms(const struct leat_client *client, const struct client_rpc_how *how)
 {
     int ms = clock_poll_ms(how->deadline_ns);
-    return looks(client, how) && (ms < 0 || ms > LOOK_MS) ? LOOK_MS : ms;
+    return looks(client, how) && (ms < 0 || ms > POLL_MS) ? POLL_MS : ms;
 }
 
 uint64_t client_sleep_until(const struct leat_client *client, const struct client_rpc_how *how)
 {
     if (!looks(client, how))
         return how->deadline_ns;
-    uint64_t until = clock_now_ns() + LOOK_MS * NS_PER_MS;
+    uint64_t until = clock_now_ns() + POLL_MS * NS_PER_MS;
     return how->deadline_ns && how->deadline_ns < until ? how->deadline_ns : until;
 }
 
@@ -67,7 +67,7 @@ int tlock_take(struct tlock *turn, const struct leat_client *client, const struc
                const char *what, struct leat_error *err)
 {
     int rc = 0;
-    uint64_t look_ns = 0;
+    uint64_t poll_ns = 0;
     pthread_mutex_lock(&turn->lock);
     while (turn->taken && !rc) {
         if (pthread_equal(turn->owner, pthread_self()))
@@ -79,8 +79,8 @@ int tlock_take(struct tlock *turn, const struct leat_client *client, const struc
             break;
         cond_wait_until(&turn->changed, &turn->lock, client_sleep_until(client, how));
         pthread_mutex_unlock(&turn->lock);
-        if (client_gives_up(client, how, &look_ns))
-            rc = client_gave_up_error(err);
+        if (client_cancelled(client, how, &poll_ns))
+            rc = client_cancelled_error(err);
         pthread_mutex_lock(&turn->lock);
     }
     if (!rc) {

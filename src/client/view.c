@@ -506,9 +506,9 @@ static void break_quarantine(struct leat_view *v)
 }
 
 /* Under lock. Waits a little for whatever may free a slot. */
-static void wait_a_little(struct leat_view *v, uint64_t deadline_ns)
+static void wait_for_release(struct leat_view *v, uint64_t deadline_ns)
 {
-    int left = clock_poll_ms(deadline_ns), ms = left < 0 ? LOOK_MS : MIN(left, LOOK_MS);
+    int left = clock_poll_ms(deadline_ns), ms = left < 0 ? POLL_MS : MIN(left, POLL_MS);
     int fd = -1;
     for (unsigned s = 0; s < v->nslots; s++) {
         if (v->slots[s].state != SLOT_RELEASING)
@@ -531,7 +531,7 @@ static void wait_a_little(struct leat_view *v, uint64_t deadline_ns)
 }
 
 /* Under lock: why nobody can tell of any slot that was given back when it is free, or 0. */
-static int nobody_tells(const struct leat_view *v, struct leat_error *err)
+static int no_pending_release(const struct leat_view *v, struct leat_error *err)
 {
     const struct gpu_buffer *refused = NULL;
     for (unsigned s = 0; s < v->nslots; s++) {
@@ -550,21 +550,21 @@ static int no_slot(const struct leat_view *v, bool wait_held, const struct clien
 {
     unsigned held = count_state(v, SLOT_HELD);
     if (how->cancel && *how->cancel)
-        return client_gave_up_error(err);
+        return client_cancelled_error(err);
     if (held == v->nslots && !wait_held)
         return all_held_error(v, err);
     if (how->deadline_ns && clock_now_ns() >= how->deadline_ns)
         return error_set(err, LEAT_TIMED_OUT,
                          "no slot of the view was given back within the deadline (%u held of %u)", held,
                          v->nslots);
-    return held ? 0 : nobody_tells(v, err);
+    return held ? 0 : no_pending_release(v, err);
 }
 
 int view_slot_take(struct leat_view *v, bool wait_held, const struct client_rpc_how *how,
                    struct view_slot **ret_slot, struct leat_error *err)
 {
     const struct leat_client *client = v->ws->client;
-    uint64_t look_ns = 0;
+    uint64_t poll_ns = 0;
     bool lagged = false;
     int rc = tlock_take(&v->fill_lock, client, how, "reading a batch", err);
     if (rc)
@@ -582,10 +582,10 @@ int view_slot_take(struct leat_view *v, bool wait_held, const struct client_rpc_
         }
         lagged = lagged || count_state(v, SLOT_RELEASING);
         tlock_give(&v->fill_lock); /* an iterator may wait here for long: others get their answer meanwhile */
-        wait_a_little(v, how->deadline_ns);
+        wait_for_release(v, how->deadline_ns);
         pthread_mutex_unlock(&v->lock);
-        rc = client_gives_up(client, how, &look_ns)
-                 ? client_gave_up_error(err)
+        rc = client_cancelled(client, how, &poll_ns)
+                 ? client_cancelled_error(err)
                  : tlock_take(&v->fill_lock, client, how, "reading a batch", err);
         if (rc)
             return rc;

@@ -409,7 +409,7 @@ static int wait_telling(struct leat_ws *ws, leat_progress_fn progress, void *use
         rc = client_rpc_wait_any(c, &pending, 1, &how, err);
         const struct leat_progress now = loading(ws);
         if (rc == LEAT_TIMED_OUT && progress(&now, user))
-            rc = client_gave_up_error(err);
+            rc = client_cancelled_error(err);
     } while (rc == LEAT_TIMED_OUT && (!deadline_ns || clock_now_ns() < deadline_ns));
     if (rc < 0) {
         client_rpc_cancel(c, pending);

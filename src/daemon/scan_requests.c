@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * scan_requests.c: what clients ask of scans (scan.h): SCAN begins one, SCAN_NEXT takes what is there, or waits, SCAN_END lets it go, as does the end of the
- * connection. One SCAN_NEXT of a scan waits at a time; the later one takes the place of the one before, whose asker has given up.
+ * connection. One SCAN_NEXT of a scan waits at a time; the later one takes the place of the one before, whose requester has given up.
  */
 #include "daemon/server_internal.h"
 

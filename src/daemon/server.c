@@ -182,12 +182,12 @@ static void client_too_much(struct client *c)
         return;
     }
     c->server->rejected++;
-    if (!c->user->said)
+    if (!c->user->logged)
         log_warning_limited(
             "closed a connection (pid %d), as will be others that grow: answers that uid %u has not "
             "read, and half messages, may take %s here (user_buffers in [limits] of leatd.conf)",
             c->pid, c->uid, size_format(c->user->budget.limit_bytes, most));
-    c->user->said = true;
+    c->user->logged = true;
 }
 
 static void client_closed(struct conn *conn, int status)

@@ -27,7 +27,7 @@ struct server_user {  /* of the unix socket */
     uint32_t uid;
     unsigned nclients;
     struct conn_budget budget;
-    bool said; /* that it was too small for them */
+    bool logged; /* that it was too small for them */
 };
 
 struct server {

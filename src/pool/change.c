@@ -7,7 +7,7 @@
  * A version is immutable: readers of the old one keep it, its regions are shared, and the new samples lie in new regions behind
  * them. One append to a set at a time: `appender` says whose; a second one is LEAT_BUSY.
  *
- * Failure modes: the asker goes, the set is dropped, a node is lost or the daemon ends while the index is built: nothing comes of
+ * Failure modes: the requester goes, the set is dropped, a node is lost or the daemon ends while the index is built: nothing comes of
  * it, the old version stays as it was.
  */
 #include "pool/pool_internal.h"

@@ -5,7 +5,7 @@
  * Equal requests meet: whoever asks for a source that is being indexed joins that opening, and a set in the pool is shared by
  * all who may read it as long as its index is still the one on disk (names, sizes, times of the sources). Failure modes: the
  * scan fails (every request of the opening hears it); there is no room (admission.c says how much is needed and free). Invariant:
- * every request is answered once, on the loop, unless its asker has gone.
+ * every request is answered once, on the loop, unless its requester has gone.
  */
 #include "backend/backend.h"
 #include "base/clock.h"
@@ -276,7 +276,7 @@ static bool opening_place(struct opening *o)
     struct open_request *first = NULL;
     list_for_each_safe (node, &o->requests) {
         struct open_request *r = container_of(node, struct open_request, node);
-        if (!first && r->opened && !r->append) /* the asker is still there */
+        if (!first && r->opened && !r->append) /* the requester is still there */
             first = r;
     }
     if (!pool->cluster || o->err.code || !first)
@@ -450,7 +450,7 @@ static void *index_main(void *arg)
     if (o->err.code == 0)
         o->err.code = index_keep(o, &o->err);
     while (loop_post(pool->loop, opening_done, o) < 0)
-        usleep(10000); /* out of memory: the askers are still there, and so are we */
+        usleep(10000); /* out of memory: the requesters are still there, and so are we */
     atomic_fetch_sub(&pool->threads, 1);
     return NULL;
 }

@@ -54,14 +54,14 @@ struct open_request {
     uint64_t pool_bytes;
     char *name; /* "" = implicit; owned by the request */
     char *uri;
-    struct access *access; /* of sources elsewhere; owned by the request. NULL: the asker brought none */
+    struct access *access; /* of sources elsewhere; owned by the request. NULL: the requester brought none */
     bool append;           /* uri is added to the explicit set `name` */
     bool local;            /* asked by another node, or decided: not to be passed on */
     /* On the loop: ws (a lease is the callee's to take) or an error. The request is freed afterwards. */
     void (*opened)(struct open_request *request, struct wset *ws, const struct leat_error *err);
     void (*progress)(struct open_request *request, uint64_t samples, uint64_t bytes);
     uint64_t began_ns;
-    void *user; /* the asker: its connection, and which message */
+    void *user; /* the requester: its connection, and which message */
     uint16_t type;
     uint64_t id;
 };
@@ -128,7 +128,7 @@ void pool_free(struct pool *pool);
 
 /* Takes the request (also on failure, when it calls back later with the error). */
 void pool_open(struct pool *pool, struct open_request *request);
-/* The asker is gone: it is not called back any more. */
+/* The requester is gone: it is not called back any more. */
 void pool_open_forget(struct pool *pool, void *user);
 /* Memory set by ranks: index of kind PUSHED in index_fd, which is taken. Takes the request, as pool_open does. */
 void pool_create(struct pool *pool, struct open_request *request, int index_fd);

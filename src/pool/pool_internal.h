@@ -59,7 +59,7 @@ void openings_cancel(struct pool *pool);
 void pool_supersede(struct pool *pool, struct wset *ws);
 /* Takes the request; index_fd, of the samples to add, stays the caller's. */
 void change_append(struct pool *pool, struct open_request *request, int index_fd);
-/* The asker is gone. */
+/* The requester is gone. */
 void changes_forget(struct pool *pool, const void *user);
 
 #endif

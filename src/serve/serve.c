@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Happy path: store, operations, keys, workers, door, HTTP server, in this order; a keeper's thread looks once a second whether keys or
+ * Happy path: store, operations, keys, workers, door, HTTP server, in this order; a reload_thread's thread looks once a second whether keys or
  * certificates are others.
  * Failure modes: what cannot start takes what was started with it, and says why. A keys file that is broken later is said once; the old keys stay.
  * Invariants: the server ends first, then the workers whose answers it needed, then what they worked on.
@@ -54,7 +54,7 @@ struct serve {
     unsigned nendpoints;
     char endpoints[ENDPOINTS_MAX][160];
 
-    pthread_t keeper;
+    pthread_t reload_thread;
     bool kept, ending; /* ending: under the lock */
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -262,7 +262,7 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
         s->cert_time = time_of(s->cert);
     }
     if (rc == 0) {
-        rc = -pthread_create(&s->keeper, NULL, keep, s);
+        rc = -pthread_create(&s->reload_thread, NULL, keep, s);
         s->kept = rc == 0;
     }
     return rc;
@@ -325,7 +325,7 @@ void serve_free(struct serve *s)
         s->ending = true;
         pthread_cond_signal(&s->wake);
         pthread_mutex_unlock(&s->lock);
-        pthread_join(s->keeper, NULL);
+        pthread_join(s->reload_thread, NULL);
     }
     if (s->http)
         http_server_stop(s->http, s->grace_ns);

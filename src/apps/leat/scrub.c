@@ -17,7 +17,7 @@
 #include "wire/http/http.h"
 
 #define ANSWER_MAX (8 * MIB) /* 64 damaged objects of each of 64 disks, with names of 1,024 bytes */
-#define LOOK_MS    200
+#define POLL_MS    200
 
 enum { OPT_NOW = 440, OPT_STOP, OPT_NO_WAIT, OPT_TOKEN };
 
@@ -276,7 +276,7 @@ static int wait_for_end(const struct scrub *s, json_t **doc)
     while (rc == 0 && measure(*doc, &report)) {
         rc = progress_report(&report, &progress);
         if (rc == 0)
-            nanosleep(&(struct timespec){.tv_nsec = LOOK_MS * 1000000l}, NULL);
+            nanosleep(&(struct timespec){.tv_nsec = POLL_MS * 1000000l}, NULL);
         json_t *fresh = NULL;
         if (rc == 0)
             rc = ask(s, "GET", &fresh);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * getaddrinfo blocks for as long as the network likes, so each question gets a thread. The thread and the asker share one object
+ * getaddrinfo blocks for as long as the network likes, so each question gets a thread. The thread and the requester share one object
  * with two holders; who lets go last frees it. Nothing waits for the thread. A message that is queued when its question is forgotten lets go in the loop's next
  * turn: who ends a client turns the loop once more before ending that too.
  */
@@ -40,7 +40,7 @@ static void answer(void *arg)
     if (r->loop) { /* only the loop's thread forgets */
         r->loop = NULL;
         r->done(r->user, r->addresses, r->n, r->rc);
-        let_go(r); /* the asker's part */
+        let_go(r); /* the requester's part */
     }
     let_go(r);
 }

@@ -35,7 +35,7 @@
 #define STALL_MIN_NS (50 * NS_PER_MS)
 #define STALL_SHARE  4 /* of what an op was given, at most, before a silent path is left */
 #define LOOK_NS      (50 * NS_PER_MS)
-#define LOOK_MS      50
+#define POLL_MS      50
 
 struct flight;
 
@@ -88,7 +88,7 @@ struct paths_ctx {
     struct net_stats cut; /* and of what the lower transport counts of their parts */
     struct list endpoints, flights, events, told;
     unsigned missing; /* paths that are not there, of all endpoints */
-    uint64_t look_ns; /* when stalls were looked for last */
+    uint64_t poll_ns; /* when stalls were looked for last */
 };
 
 static char part_mark;
@@ -176,9 +176,9 @@ static void look_at(struct net_endpoint *ep, uint64_t now)
 static void look_for_stalls(struct paths_ctx *ctx)
 {
     uint64_t now = list_empty(&ctx->flights) ? 0 : clock_now_ns();
-    if (!now || now - ctx->look_ns < LOOK_NS)
+    if (!now || now - ctx->poll_ns < LOOK_NS)
         return;
-    ctx->look_ns = now;
+    ctx->poll_ns = now;
     list_for_each (node, &ctx->endpoints) {
         struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
         if (ep->nup > 1)
@@ -434,8 +434,8 @@ static int paths_poll(struct net_ctx *base, struct net_event *events, unsigned m
     int wait = timeout_ms;
     while (n < max) {
         bool looking = !list_empty(&ctx->flights);
-        if (looking && (wait < 0 || wait > LOOK_MS))
-            wait = LOOK_MS;
+        if (looking && (wait < 0 || wait > POLL_MS))
+            wait = POLL_MS;
         int k = ctx->lower->ops->poll(ctx->lower, events + n, max - n, n ? 0 : wait);
         if (k < 0) {
             sum_stats(ctx);

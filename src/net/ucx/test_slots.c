@@ -9,7 +9,7 @@
 
 #define SLOTS 200
 
-struct askers {
+struct requesters {
     struct net_rdma_server *server;
     struct net_rdma_slot slots[SLOTS];
     _Atomic unsigned given, stale, other;
@@ -17,7 +17,7 @@ struct askers {
 
 static void *ask_for_keys(void *arg)
 {
-    struct askers *a = arg;
+    struct requesters *a = arg;
     for (unsigned i = 0; i < SLOTS; i++) {
         struct bytes_out reply = {0};
         int rc = net_rdma_put_keys(a->server, &a->slots[i], dst, sizeof(dst), &reply, NULL);
@@ -31,7 +31,7 @@ static void *ask_for_keys(void *arg)
 /* Many ask for the keys of the same regions, each is registered once; they are closed amid that, and nothing stays registered. */
 static void test_slots(void **state)
 {
-    static struct askers a;
+    static struct requesters a;
     pthread_t threads[3];
     struct net_rdma_stats stats;
     NEEDS_UCX();
@@ -65,7 +65,7 @@ static void go_or_come(void *arg)
 /* The same while one of two rails goes and comes: each region has parts of those that are open, and none is left over. */
 static void test_slots_while_a_rail_goes(void **state)
 {
-    static struct askers a;
+    static struct requesters a;
     pthread_t threads[3];
     struct net_rdma_stats stats;
     NEEDS_UCX();

@@ -268,7 +268,7 @@ static void look_on(struct tier *t, struct tier_bucket *b)
                     err.message);
     pthread_mutex_lock(&t->lock);
     b->midway = rc == LEAT_BUSY || rc == -ENOMEM || (rc == 0 && more);
-    b->look_ns = rc == -ENOMEM ? clock_now_ns() + NS_PER_S : 0;
+    b->poll_ns = rc == -ENOMEM ? clock_now_ns() + NS_PER_S : 0;
     if (failed)
         miss(t, b, clock_now_ns() + t->config.retry_max_ns);
     bool done = b->gone || (!b->midway && !b->missed);
@@ -286,7 +286,7 @@ static struct tier_bucket *next_behind(struct tier *t, uint64_t now_ns, uint64_t
         struct tier_bucket *b = container_of(node, struct tier_bucket, behind);
         if (!has_room(t, b) && !b->gone)
             continue; /* whose end makes room says so */
-        uint64_t at_ns = b->midway ? b->look_ns : b->missed_ns;
+        uint64_t at_ns = b->midway ? b->poll_ns : b->missed_ns;
         if (at_ns > now_ns && !b->gone) {
             *next_ns = MIN(*next_ns, at_ns);
             continue;

@@ -61,7 +61,7 @@ struct tier_bucket {
     bool missed;        /* something is not since the look under way began: the next begins at missed_ns */
     uint64_t missed_ns;
     bool midway;      /* of the look, the timer's alone: the last key that was looked at */
-    uint64_t look_ns; /* and when it goes on: there was no memory */
+    uint64_t poll_ns; /* and when it goes on: there was no memory */
     size_t after_len;
     uint8_t after[STORE_KEY_MAX];
 };

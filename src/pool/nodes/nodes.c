@@ -201,9 +201,9 @@ static bool link_is_right(struct link *link, const struct peer_reply *reply)
              "on both?",
              name ? name : "no node");
     peer_reject(link->peer, LEAT_INVALID, why);
-    if (peer_state(link->peer) != PEER_DOWN && !link->said_wrong) {
+    if (peer_state(link->peer) != PEER_DOWN && !link->logged_wrong) {
         log_warning("an address of node %s is not its own: %s", meant, why);
-        link->said_wrong = true;
+        link->logged_wrong = true;
     }
     return false;
 }
@@ -213,7 +213,7 @@ static void link_introduced(struct link *link)
     struct cluster *c = link->cluster;
     unsigned n = (unsigned)(link - c->links);
     link->introduced = true;
-    link->said_down = 0;
+    link->logged_down = 0;
     peer_accept(link->peer);
     log_info("node %s is up", c->config.nodes[n]);
     accesses_tell(c->pool, n);
@@ -299,9 +299,9 @@ static void link_down(struct peer *peer, int status, const char *message)
     struct link *link = peer_user(peer);
     struct cluster *c = link->cluster;
     unsigned n = link_number(peer);
-    if (link->said_down != status) {
+    if (link->logged_down != status) {
         log_warning("node %s cannot be reached: %s", c->config.nodes[n], message);
-        link->said_down = status;
+        link->logged_down = status;
     }
     node_lost(c, n);
 }

@@ -45,7 +45,7 @@ static inline bool cluster_refused(int code)
 
 /* An OPEN by source or name that another node coordinates, or may know: true when the request was taken. */
 bool cluster_open(struct cluster *cluster, struct open_request *request, const char *canonical_spec);
-/* The asker is gone. */
+/* The requester is gone. */
 void cluster_open_forget(struct cluster *cluster, const void *user);
 /* An APPEND to a set that another node is to lengthen, or may know: true when the request was taken. */
 bool cluster_append(struct cluster *cluster, struct open_request *request);

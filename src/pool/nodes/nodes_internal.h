@@ -23,8 +23,8 @@ struct link {
     uint64_t gone_ns;  /* a connection that it made to us ended; 0: it is known what it holds */
     struct peer *peer; /* NULL: ourselves */
     bool pinged;
-    int said_down;   /* the status that was logged last; 0: none since it was up */
-    bool said_wrong; /* that one of its addresses leads to somebody else */
+    int logged_down;   /* the status that was logged last; 0: none since it was up */
+    bool logged_wrong; /* that one of its addresses leads to somebody else */
     uint64_t pinged_ns;
     bool introduced; /* it has said that it is the one we mean; until then it is not up */
     bool known;      /* what it answered last */

@@ -2,7 +2,7 @@
 /*
  * admin.c: who may ask, which route it is, and the way to a worker and back.
  *
- * Happy path: a path is looked up, the asker judged, a body read (64 KiB at most), the route run by a worker, its JSON sent.
+ * Happy path: a path is looked up, the requester judged, a body read (64 KiB at most), the route run by a worker, its JSON sent.
  * Failure modes: each is {"error": {"code", "message"}} with the status that fits; an unknown path is 404, a method that a path has not got 405 with
  * what it has. A busy queue is 503.
  * Invariants: nothing is changed without right(); a token is compared in constant time and is in no message.
