@@ -133,7 +133,7 @@ static int start_http(struct serve *s, const struct serve_config *c, struct leat
     struct http_server_config config = {
         .listen = listen,
         .nlisten = c->nlisten,
-        .doors = c->threads,
+        .reactors = c->threads,
         .cert_file = c->tls_cert,
         .key_file = c->tls_key,
         .handler = {.request = on_request, .refuse = on_refuse, .user = s},

@@ -85,10 +85,10 @@ struct bytes_out *http_answer(struct http_request *req, unsigned status)
 {
     struct exchange *ex = exchange_of(req);
     assert(!ex->answered && status >= 200 && status <= 599);
-    struct http_door *door = ex->link->door;
+    struct http_reactor *reactor = ex->link->reactor;
     req->status = status;
     bytes_out_reset(&ex->head);
-    put_status(&ex->head, status, door_date(door), door->server->name);
+    put_status(&ex->head, status, reactor_date(reactor), reactor->server->name);
     return &ex->head;
 }
 
@@ -98,7 +98,7 @@ static bool rest_is_short(const struct exchange *ex)
     if (ex->body_ended)
         return true;
     return !ex->continue_owed && ex->reader.body == HTTP_BODY_LENGTH &&
-           ex->body_left <= ex->link->door->server->config.drain_bytes;
+           ex->body_left <= ex->link->reactor->server->config.drain_bytes;
 }
 
 /* Large heads and copied bodies count against the cap as well. */
@@ -106,7 +106,7 @@ static bool charge_head(struct exchange *ex)
 {
     if (ex->head.cap <= ex->head_charged + HEAD_BUFFER)
         return true;
-    if (budget_reserve(&ex->link->door->server->budget, ex->head.cap - ex->head_charged) < 0)
+    if (budget_reserve(&ex->link->reactor->server->budget, ex->head.cap - ex->head_charged) < 0)
         return false;
     ex->head_charged = ex->head.cap;
     return true;
@@ -116,7 +116,7 @@ static bool charge_head(struct exchange *ex)
 static void end_head(struct exchange *ex, uint64_t total, bool bodiless)
 {
     struct http_request *req = &ex->req;
-    struct http_door *door = ex->link->door;
+    struct http_reactor *reactor = ex->link->reactor;
     bool old = ex->reader.whole && ex->reader.parser.http_minor == 0;
     ex->no_body = bodiless || req->is_head || req->status == 204 || req->status == 304;
     if (total != HTTP_BODY_UNKNOWN && req->status != 204) {
@@ -129,7 +129,7 @@ static void end_head(struct exchange *ex, uint64_t total, bool bodiless)
             http_put(&ex->head, "Transfer-Encoding: chunked\r\n");
     }
     if (!ex->reader.whole || !ex->reader.keep_alive || !rest_is_short(ex) ||
-        atomic_load(&door->stop) != STOP_NOT)
+        atomic_load(&reactor->stop) != STOP_NOT)
         ex->close_after = true;
     if (ex->close_after)
         http_put(&ex->head, "Connection: close\r\n");
@@ -200,7 +200,7 @@ void http_send_copy(struct http_request *req, const void *data, size_t len)
         /* Refused as a whole, while nothing of it is out. */
         ex->answered = false;
         bytes_out_fini(&ex->head);
-        answer_refusal(ex->link->door->server, ex, 503, "too much is under way: try again in a while");
+        answer_refusal(ex->link->reactor->server, ex, 503, "too much is under way: try again in a while");
         return;
     }
     if (!ex->no_body && !ex->abort_rc) {
@@ -262,9 +262,9 @@ void answer_refusal(struct http_server *server, struct exchange *ex, unsigned st
     struct bytes_out body = {0};
     struct http_request *req = &ex->req;
     struct bytes_out *head = http_answer(req, status);
-    bump(&ex->link->door->stats.refused, 1);
+    bump(&ex->link->reactor->stats.refused, 1);
     if (status == 503) {
-        bump(&ex->link->door->stats.overload, 1);
+        bump(&ex->link->reactor->stats.overload, 1);
         http_put_header_u64(head, "Retry-After", server->config.retry_after_s);
     }
     struct http_refusal refusal = {.status = status,

@@ -8,7 +8,7 @@
  * Failure modes: a peer that ends, breaks framing or is too slow ends its exchange with `over` and the connection with it; where it may
  * still be sending, the connection lingers, so that it can read the answer before a reset throws it away.
  * Invariants: a handler is only ever called from link_drive, ticks and messages, never from inside a call that it makes itself; what it
- * changes is seen when it returns (`driving`), or in the door's next turn (`ready`). After link_close the link is gone.
+ * changes is seen when it returns (`driving`), or in the reactor's next turn (`ready`). After link_close the link is gone.
  */
 #include "http/server/server_internal.h"
 
@@ -31,9 +31,9 @@ static void to_list(struct http_link *link, struct list *list)
 
 void exchange_over(struct exchange *ex, int rc)
 {
-    struct door_stats *stats = &ex->link->door->stats;
+    struct reactor_stats *stats = &ex->link->reactor->stats;
     ex->shown = false;
-    exchange_forget(ex->link->door, ex);
+    exchange_forget(ex->link->reactor, ex);
     warm_forget(ex);
     if (rc < 0) {
         bump(&stats->answers[0], 1);
@@ -47,17 +47,17 @@ void exchange_over(struct exchange *ex, int rc)
 void exchange_wake(struct exchange *ex)
 {
     if (!ex->link->driving)
-        door_ready(ex->link);
+        reactor_ready(ex->link);
 }
 
 void link_close(struct http_link *link, int rc)
 {
-    struct http_door *door = link->door;
-    struct http_server *server = door->server;
+    struct http_reactor *reactor = link->reactor;
+    struct http_server *server = reactor->server;
     if (link->ex) {
         if (link->ex->shown)
             exchange_over(link->ex, rc ? rc : -ECANCELED);
-        exchange_give(door, TAKE_PTR(link->ex));
+        exchange_give(reactor, TAKE_PTR(link->ex));
     }
     loop_remove(&link->source);
     list_remove(&link->node);
@@ -68,11 +68,11 @@ void link_close(struct http_link *link, int rc)
         SSL_free(link->ssl);
     }
     close(link->source.fd);
-    door->lingerers -= link->extra;
-    atomic_fetch_sub_explicit(&door->stats.links, 1, memory_order_relaxed);
+    reactor->lingerers -= link->extra;
+    atomic_fetch_sub_explicit(&reactor->stats.conns, 1, memory_order_relaxed);
     free(link);
     budget_release(&server->budget, sizeof(*link));
-    if (atomic_fetch_sub(&server->links, 1) == 1) {
+    if (atomic_fetch_sub(&server->conns, 1) == 1) {
         pthread_mutex_lock(&server->stop_lock);
         pthread_cond_broadcast(&server->stop_cond);
         pthread_mutex_unlock(&server->stop_lock);
@@ -82,7 +82,7 @@ void link_close(struct http_link *link, int rc)
 static void linger(struct http_link *link)
 {
     if (link->ex)
-        exchange_give(link->door, TAKE_PTR(link->ex));
+        exchange_give(link->reactor, TAKE_PTR(link->ex));
     if (link->ssl && link->state != LINK_HANDSHAKE)
         link_tls_bye(link);
     shutdown(link->source.fd, SHUT_WR);
@@ -90,19 +90,19 @@ static void linger(struct http_link *link)
     link->since_ns = clock_now_ns();
     link->window_bytes = link->bytes_in;
     link->readable = true;
-    to_list(link, &link->door->active);
+    to_list(link, &link->reactor->active);
 }
 
-static void count_overload(struct http_door *door)
+static void count_overload(struct http_reactor *reactor)
 {
-    bump(&door->stats.overload, 1);
-    bump(&door->stats.refused, 1);
+    bump(&reactor->stats.overload, 1);
+    bump(&reactor->stats.refused, 1);
 }
 
 /* Whoever does not take it is closed all the same. */
-static void say_overload(struct http_door *door, int fd)
+static void say_overload(struct http_reactor *reactor, int fd)
 {
-    const struct bytes_out *text = &door->server->overload;
+    const struct bytes_out *text = &reactor->server->overload;
     ssize_t n = send(fd, text->data, text->len, MSG_NOSIGNAL | MSG_DONTWAIT);
     (void)n;
 }
@@ -110,11 +110,11 @@ static void say_overload(struct http_door *door, int fd)
 /* No memory for a request: what can be said without any. */
 static void overload(struct http_link *link)
 {
-    count_overload(link->door);
+    count_overload(link->reactor);
     if (!link->ssl)
-        say_overload(link->door, link->source.fd);
+        say_overload(link->reactor, link->source.fd);
     else if (link->state != LINK_HANDSHAKE)
-        link_tls_write(link, link->door->server->overload.data, link->door->server->overload.len);
+        link_tls_write(link, link->reactor->server->overload.data, link->reactor->server->overload.len);
     linger(link);
 }
 
@@ -125,7 +125,7 @@ void link_refuse(struct http_link *link, unsigned status, const char *message)
         ex->req.began_ns = clock_now_ns();
     ex->close_after = true;
     ex->body_ended = false;
-    answer_refusal(link->door->server, ex, status, message);
+    answer_refusal(link->reactor->server, ex, status, message);
 }
 
 /* --- steps --------------------------------------------------------------------------------------------------------------- */
@@ -136,48 +136,48 @@ static enum step handshake_step(struct http_link *link)
     if (rc == 0)
         return STEP_WAIT;
     if (rc < 0) {
-        bump(&link->door->stats.handshakes_failed, 1);
+        bump(&link->reactor->stats.handshakes_failed, 1);
         link_close(link, rc);
         return STEP_GONE;
     }
-    bump(&link->door->stats.handshakes, 1);
-    bump(&link->door->stats.resumed, SSL_session_reused(link->ssl) == 1);
+    bump(&link->reactor->stats.handshakes, 1);
+    bump(&link->reactor->stats.resumed, SSL_session_reused(link->ssl) == 1);
     link->state = LINK_IDLE;
     link->since_ns = clock_now_ns();
-    to_list(link, &link->door->idle);
+    to_list(link, &link->reactor->idle);
     return STEP_ON;
 }
 
-static bool is_stopping(struct http_door *door)
+static bool is_stopping(struct http_reactor *reactor)
 {
-    return atomic_load_explicit(&door->stop, memory_order_relaxed) != STOP_NOT;
+    return atomic_load_explicit(&reactor->stop, memory_order_relaxed) != STOP_NOT;
 }
 
 static enum step idle_step(struct http_link *link)
 {
     if (!link->readable) {
-        if (!is_stopping(link->door))
+        if (!is_stopping(link->reactor))
             return STEP_WAIT;
         link_close(link, 0);
         return STEP_GONE;
     }
-    link->ex = exchange_take(link->door, link);
+    link->ex = exchange_take(link->reactor, link);
     if (!link->ex) {
         overload(link);
         return STEP_ON;
     }
     link->state = LINK_HEAD;
     link->window_ns = 0;
-    to_list(link, &link->door->active);
+    to_list(link, &link->reactor->active);
     return STEP_ON;
 }
 
 static void become_idle(struct http_link *link)
 {
-    exchange_give(link->door, TAKE_PTR(link->ex));
+    exchange_give(link->reactor, TAKE_PTR(link->ex));
     link->state = LINK_IDLE;
     link->since_ns = clock_now_ns();
-    to_list(link, &link->door->idle);
+    to_list(link, &link->reactor->idle);
 }
 
 static enum step head_step(struct http_link *link)
@@ -193,7 +193,7 @@ static enum step next_message(struct http_link *link)
 {
     struct exchange *ex = link->ex;
     size_t more = ex->have - ex->at;
-    if (is_stopping(link->door)) {
+    if (is_stopping(link->reactor)) {
         link_close(link, 0);
         return STEP_GONE;
     }
@@ -202,16 +202,16 @@ static enum step next_message(struct http_link *link)
         return STEP_ON;
     }
     /* The next one is here already: it goes to a new exchange, whose buffer may be smaller than what there is of it. */
-    struct exchange *next = exchange_take(link->door, link);
-    if (!next || (more > next->cap && !exchange_grow(link->door->server, next, more))) {
-        exchange_give(link->door, next);
+    struct exchange *next = exchange_take(link->reactor, link);
+    if (!next || (more > next->cap && !exchange_grow(link->reactor->server, next, more))) {
+        exchange_give(link->reactor, next);
         overload(link);
         return STEP_ON;
     }
     memcpy(next->buf, ex->buf + ex->at, more);
     next->have = more;
     next->req.began_ns = clock_now_ns();
-    exchange_give(link->door, ex);
+    exchange_give(link->reactor, ex);
     link->ex = next;
     link->state = LINK_HEAD;
     link->window_ns = 0;
@@ -222,7 +222,7 @@ static enum step next_message(struct http_link *link)
 static enum step finish(struct http_link *link)
 {
     struct exchange *ex = link->ex;
-    struct door_stats *stats = &link->door->stats;
+    struct reactor_stats *stats = &link->reactor->stats;
     histogram_add(&stats->latency, clock_now_ns() - ex->req.began_ns);
     bump(&stats->answers[ex->req.status / 100], 1);
     if (ex->shown)
@@ -273,7 +273,7 @@ static enum step request_step(struct http_link *link)
 static enum step linger_step(struct http_link *link)
 {
     /* Below TLS: nobody looks at it any more. */
-    ssize_t n = recv(link->source.fd, link->door->scratch, SCRATCH, MSG_DONTWAIT);
+    ssize_t n = recv(link->source.fd, link->reactor->scratch, SCRATCH, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return STEP_WAIT;
     link->bytes_in += n > 0 ? (size_t)n : 0;
@@ -341,7 +341,7 @@ void link_drive(struct http_link *link)
             break;
         if (i >= STEPS_MAX || link->bytes_in + link->bytes_out - moved >= QUANTUM_BYTES) {
             link->driving = false;
-            door_ready(link);
+            reactor_ready(link);
             return;
         }
     }
@@ -387,19 +387,19 @@ static void progress(struct loop_source *source, uint32_t events)
 /* On the thread that will own it. */
 static void begin(struct http_link *link)
 {
-    struct http_door *door = link->door;
-    struct http_server *server = door->server;
+    struct http_reactor *reactor = link->reactor;
+    struct http_server *server = reactor->server;
     link->since_ns = clock_now_ns();
-    list_push_back(&door->active, &link->node);
-    if (door->failed || loop_add(door->loop, &link->source) < 0 || door->stopped >= STOP_BREAK) {
+    list_push_back(&reactor->active, &link->node);
+    if (reactor->failed || loop_add(reactor->loop, &link->source) < 0 || reactor->stopped >= STOP_BREAK) {
         link_close(link, -ECANCELED);
         return;
     }
     if (link->extra) {
-        door->lingerers++;
+        reactor->lingerers++;
         link->state = LINK_IDLE;
         if (server->listeners[link->listener].what.tls) {
-            count_overload(door);
+            count_overload(reactor);
             linger(link); /* in no language that it would understand */
         } else {
             overload(link);
@@ -412,7 +412,7 @@ static void begin(struct http_link *link)
         }
     } else {
         link->state = LINK_IDLE;
-        to_list(link, &door->idle);
+        to_list(link, &reactor->idle);
     }
     link->readable = true; /* those who connect have something to say */
     link_drive(link);
@@ -423,54 +423,54 @@ void link_arrive(struct http_message *message, struct http_request *none)
     begin(container_of(message, struct http_link, message));
 }
 
-/* The door with the fewest, of those that take any; this one where it makes no difference. */
-static struct http_door *emptiest(struct http_door *door)
+/* The reactor with the fewest, of those that take any; this one where it makes no difference. */
+static struct http_reactor *emptiest(struct http_reactor *reactor)
 {
-    struct http_server *server = door->server;
-    struct http_door *best = door;
-    uint64_t least = atomic_load_explicit(&door->stats.links, memory_order_relaxed);
-    for (unsigned i = 0; i < server->ndoors; i++) {
-        uint64_t n = atomic_load_explicit(&server->doors[i].stats.links, memory_order_relaxed);
-        if (n < least && !atomic_load_explicit(&server->doors[i].failed, memory_order_relaxed)) {
+    struct http_server *server = reactor->server;
+    struct http_reactor *best = reactor;
+    uint64_t least = atomic_load_explicit(&reactor->stats.conns, memory_order_relaxed);
+    for (unsigned i = 0; i < server->nreactors; i++) {
+        uint64_t n = atomic_load_explicit(&server->reactors[i].stats.conns, memory_order_relaxed);
+        if (n < least && !atomic_load_explicit(&server->reactors[i].failed, memory_order_relaxed)) {
             least = n;
-            best = &server->doors[i];
+            best = &server->reactors[i];
         }
     }
     return best;
 }
 
-void link_open(struct http_door *door, unsigned listener, int fd, bool over_limit)
+void link_open(struct http_reactor *reactor, unsigned listener, int fd, bool over_limit)
 {
     static const int on = 1;
-    struct http_server *server = door->server;
+    struct http_server *server = reactor->server;
     AUTO_CLOSE int taken = fd;
     struct http_link *link = NULL;
-    if (!(over_limit && door->lingerers >= LINGERERS_MAX) &&
+    if (!(over_limit && reactor->lingerers >= LINGERERS_MAX) &&
         budget_reserve(&server->budget, sizeof(*link)) == 0) {
         link = calloc(1, sizeof(*link));
         if (!link)
             budget_release(&server->budget, sizeof(*link));
     }
     if (!link) {
-        count_overload(door);
+        count_overload(reactor);
         if (!server->listeners[listener].what.tls)
-            say_overload(door, fd);
+            say_overload(reactor, fd);
         return;
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)); /* of no meaning to unix sockets */
     list_init(&link->node);
     list_init(&link->ready_node);
     link->source = (struct loop_source){.fd = TAKE_FD(taken), .events = EPOLLIN, .progress = progress};
-    link->door = over_limit ? door : emptiest(door);
+    link->reactor = over_limit ? reactor : emptiest(reactor);
     link->listener = (uint16_t)listener;
     link->extra = over_limit;
-    atomic_fetch_add(&server->links, 1);
-    atomic_fetch_add_explicit(&link->door->stats.links, 1, memory_order_relaxed);
-    if (link->door == door) {
+    atomic_fetch_add(&server->conns, 1);
+    atomic_fetch_add_explicit(&link->reactor->stats.conns, 1, memory_order_relaxed);
+    if (link->reactor == reactor) {
         begin(link);
         return;
     }
-    link->message = (struct http_message){.ref = {link->door, UINT32_MAX, 0}, .fn = link_arrive};
+    link->message = (struct http_message){.ref = {link->reactor, UINT32_MAX, 0}, .fn = link_arrive};
     http_post(&link->message);
 }
 
@@ -488,7 +488,7 @@ static uint64_t peer_moved(const struct http_link *link)
 
 static void too_slow(struct http_link *link, bool may_answer)
 {
-    bump(&link->door->stats.timeouts, 1);
+    bump(&link->reactor->stats.timeouts, 1);
     if (!may_answer) {
         link_close(link, LEAT_PEER_GONE);
         return;
@@ -503,7 +503,7 @@ static void too_slow(struct http_link *link, bool may_answer)
 
 void link_tick(struct http_link *link, uint64_t now)
 {
-    const struct http_server_config *config = &link->door->server->config;
+    const struct http_server_config *config = &link->reactor->server->config;
     switch (link->state) {
     case LINK_IDLE:
         if (now - link->since_ns > config->idle_ns)

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * http_server.h: HTTP/1.1 for whoever has something to say over it. A few event-loop threads ("doors") own the connections; each
+ * http_server.h: HTTP/1.1 for whoever has something to say over it. A few event-loop threads ("reactors") own the connections; each
  * request is shown to one handler, which answers at once or later, from memory, from files or piece by piece.
  *
  *   head whole ─▶ handler->request(req) ─┬─ http_send...()                          answered inside: the fast path
  *                                        ├─ http_body_stream / http_body_into ─▶ ops->data / ops->full ─▶ http_send...()
- *                                        └─ http_work_start(ref) ─▶ a thread ─▶ done() on the door ─▶ http_send...()
+ *                                        └─ http_work_start(ref) ─▶ a thread ─▶ done() on the reactor ─▶ http_send...()
  *   sent to the last byte, or broken off ─▶ ops->over(req, rc)
  *
- * Threads: a request belongs to its door. Everything that takes a `struct http_request *` is called on that door's thread: from the
+ * Threads: a request belongs to its reactor. Everything that takes a `struct http_request *` is called on that reactor's thread: from the
  * handler, from an op, or from an http_message that was posted to it. Other threads hold an http_ref and post. Handlers of different
- * doors run at the same time; none may block: what may goes to http_workers (workers.h).
+ * reactors run at the same time; none may block: what may goes to http_workers (workers.h).
  *
  * What is refused before a handler sees it: heads over 64 KiB or 128 headers (431), no or several Hosts, what could be read in two ways
  * (Content-Length and Transfer-Encoding, two of either, folded headers, bare CR or LF, targets that are not a path) (400, closed),
@@ -28,7 +28,7 @@
 
 struct http_server;
 struct http_request;
-struct http_door;
+struct http_reactor;
 
 #define HTTP_BODY_UNKNOWN UINT64_MAX
 
@@ -45,11 +45,11 @@ struct http_refusal {
 
 struct http_handler {
     /*
-     * A head is whole and good. A door's thread; `req` lives until ops->over. Sets req->ops and req->user if it wants to hear of
+     * A head is whole and good. A reactor's thread; `req` lives until ops->over. Sets req->ops and req->user if it wants to hear of
      * anything later. A request that is not answered inside is answered later: nothing else is needed to keep it.
      */
     void (*request)(void *user, struct http_request *req);
-    /* Puts header lines (Content-Type at least) and a body for a refusal. Any door's thread. NULL: plain text. */
+    /* Puts header lines (Content-Type at least) and a body for a refusal. Any reactor's thread. NULL: plain text. */
     void (*refuse)(void *user, const struct http_refusal *refusal, struct bytes_out *headers,
                    struct bytes_out *body);
     void *user;
@@ -77,7 +77,7 @@ struct http_ops {
 
 /* From another thread: valid for ever, harmless when its request is over. */
 struct http_ref {
-    struct http_door *door;
+    struct http_reactor *reactor;
     uint32_t slot, generation;
 };
 
@@ -166,7 +166,7 @@ const char *http_reason(unsigned status);
 struct http_message {
     struct http_message *next; /* the server's */
     struct http_ref ref;
-    /* On the door's thread, exactly once, in the order of posting. req: NULL when that request is over. May free the message. */
+    /* On the reactor's thread, exactly once, in the order of posting. req: NULL when that request is over. May free the message. */
     void (*fn)(struct http_message *message, struct http_request *req);
 };
 /* Any thread, until http_server_free begins. Cannot fail. */
@@ -185,7 +185,7 @@ struct http_listen {
 struct http_server_config {
     const struct http_listen *listen;
     unsigned nlisten;
-    unsigned doors;                   /* threads [1 per CPU, 4 at most] */
+    unsigned reactors;                /* threads [1 per CPU, 4 at most] */
     const char *cert_file, *key_file; /* PEM, for listeners with TLS */
     const char *server_name;          /* of the header Server ["leat"] */
     unsigned connections_max;         /* [65536] past it: 503, closed */
@@ -198,11 +198,11 @@ struct http_server_config {
     uint64_t
         slow_bytes; /* ... a peer that is waited for sends or takes so many bytes, or is closed [32 KiB] */
     struct http_handler handler;
-    /* Reads of files that are not in the page cache go through these instead of stalling a door. NULL: doors read. */
+    /* Reads of files that are not in the page cache go through these instead of stalling a reactor. NULL: reactors read. */
     struct http_workers *workers;
 };
 
-/* Listens and starts the doors. LEAT_INVALID, LEAT_DENIED, LEAT_NOT_FOUND: addresses, files; -EADDRINUSE; -ENOMEM. */
+/* Listens and starts the reactors. LEAT_INVALID, LEAT_DENIED, LEAT_NOT_FOUND: addresses, files; -EADDRINUSE; -ENOMEM. */
 int http_server_new(const struct http_server_config *config, struct http_server **ret_server,
                     struct leat_error *err);
 /* Address i as it came out: with its port. Valid as long as the server. */
@@ -212,7 +212,7 @@ int http_server_reload_tls(struct http_server *server, struct leat_error *err);
 /*
  * No new connections: listening sockets are closed at once, and who had connected before is heard out. Idle ones close; those with a request get
  * grace_ns to end it, and are told that the connection closes; the rest is broken off. Returns when no connection is left; messages
- * still arrive. Not from a door's thread.
+ * still arrive. Not from a reactor's thread.
  */
 void http_server_stop(struct http_server *server, uint64_t grace_ns);
 /* It was told to stop: not ready any more. Any thread. */

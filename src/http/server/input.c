@@ -3,7 +3,7 @@
  * input.c: heads and bodies of requests.
  *
  * Happy path: a head is received into the exchange's buffer, shown to the parser, and to the handler. A body of known length goes straight to the
- * memory that the handler gave, or through the door's scratch to its `data`. A chunked one goes through the exchange's buffer, behind the
+ * memory that the handler gave, or through the reactor's scratch to its `data`. A chunked one goes through the exchange's buffer, behind the
  * head, so that what follows the body stays there.
  * Failure modes: a peer that ends too early is LEAT_PEER_GONE; framing that breaks is LEAT_CORRUPT and a 400.
  * Invariants: [at, have) of the buffer is received and not used; the head before it does not move once the handler has seen it. Chunks
@@ -38,7 +38,7 @@ ssize_t link_read(struct http_link *link, void *buf, size_t len)
         link->readable = false;
     if (n > 0) {
         link->bytes_in += (size_t)n;
-        bump(&link->door->stats.bytes_in, (size_t)n);
+        bump(&link->reactor->stats.bytes_in, (size_t)n);
     }
     return n;
 }
@@ -76,8 +76,8 @@ static void show(struct http_link *link)
     ex->continue_owed =
         r->expects_continue && r->parser.http_minor > 0 && !ex->body_ended && ex->at == ex->have;
     ex->shown = true;
-    bump(&link->door->stats.requests, 1);
-    struct http_handler *h = &link->door->server->config.handler;
+    bump(&link->reactor->stats.requests, 1);
+    struct http_handler *h = &link->reactor->server->config.handler;
     h->request(h->user, req);
 }
 
@@ -97,7 +97,7 @@ static enum step head_whole(struct http_link *link)
                     : r->body == HTTP_BODY_CHUNKED ? HTTP_BODY_UNKNOWN
                                                    : 0;
     if (r->body == HTTP_BODY_CHUNKED &&
-        !exchange_grow(link->door->server, ex, r->head_bytes + CHUNKED_BUFFER)) {
+        !exchange_grow(link->reactor->server, ex, r->head_bytes + CHUNKED_BUFFER)) {
         link_refuse(link, 503, "too much is under way: try again in a while");
         return STEP_ON;
     }
@@ -111,7 +111,7 @@ enum step input_head(struct http_link *link)
     struct leat_error err = {0};
     size_t head_max = HTTP_HEAD_MAX;
     if (ex->have == ex->reader.fed) {
-        if (ex->have == ex->cap && !exchange_grow(link->door->server, ex, MIN(ex->cap * 2, head_max))) {
+        if (ex->have == ex->cap && !exchange_grow(link->reactor->server, ex, MIN(ex->cap * 2, head_max))) {
             link->state = LINK_REQUEST;
             link_refuse(link, 503, "too much is under way: try again in a while");
             return STEP_ON;
@@ -255,7 +255,7 @@ static enum step stream_step(struct http_link *link)
     }
     const char *data;
     size_t len;
-    enum step step = take_plain(link, link->door->scratch, SCRATCH, &data, &len);
+    enum step step = take_plain(link, link->reactor->scratch, SCRATCH, &data, &len);
     if (step == STEP_ON)
         give_data(ex, data, len, ex->body_ended);
     return step;
@@ -296,7 +296,7 @@ enum step input_drain(struct http_link *link)
 {
     const char *data;
     size_t len;
-    return take_plain(link, link->door->scratch, SCRATCH, &data, &len);
+    return take_plain(link, link->reactor->scratch, SCRATCH, &data, &len);
 }
 
 /* --- what a handler asks for --------------------------------------------------------------------------------------------- */

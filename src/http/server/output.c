@@ -47,7 +47,7 @@ static void moved(struct http_link *link, size_t n)
 {
     struct exchange *ex = link->ex;
     link->bytes_out += n;
-    bump(&link->door->stats.bytes_out, n);
+    bump(&link->reactor->stats.bytes_out, n);
     while (n || (ex->piece_at < ex->npieces && ex->pieces[ex->piece_at].p.bytes == 0)) {
         struct out_piece *o = &ex->pieces[ex->piece_at];
         uint64_t part = MIN((uint64_t)n, o->p.bytes);
@@ -109,7 +109,7 @@ static int send_short(struct http_link *link, size_t *ret_moved)
     if (!memory->data || file->data || memory->bytes > SCRATCH || file->bytes > SCRATCH)
         return -EAGAIN;
     struct iovec iov[2] = {{(void *)memory->data, (size_t)memory->bytes},
-                           {link->door->scratch, (size_t)file->bytes}};
+                           {link->reactor->scratch, (size_t)file->bytes}};
     if (preadv2(file->fd, &iov[1], 1, (off_t)file->at, RWF_NOWAIT) != (ssize_t)file->bytes)
         return -EAGAIN;
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
@@ -154,7 +154,7 @@ static ssize_t read_file(const struct http_piece *p, void *dst, size_t len, bool
 }
 
 /*
- * The next bytes of all pieces, up to a record, where they lie in one place already or in the door's scratch. 0: of a file that is being fetched; what
+ * The next bytes of all pieces, up to a record, where they lie in one place already or in the reactor's scratch. 0: of a file that is being fetched; what
  * stands before it does not wait for it. Negative: the file. A record that is gathered again has the length it had, and waits for its file
  * rather than becoming shorter.
  */
@@ -163,8 +163,8 @@ static int gather(struct http_link *link, const void **ret_data, size_t *ret_len
     struct exchange *ex = link->ex;
     const struct http_piece *first = &ex->pieces[ex->piece_at].p;
     size_t want = ex->record ? ex->record : RECORD, have = 0;
-    bool now = !ex->record && link->door->server->config.workers;
-    *ret_data = link->door->scratch;
+    bool now = !ex->record && link->reactor->server->config.workers;
+    *ret_data = link->reactor->scratch;
     if (first->data && first->bytes >= want) {
         *ret_data = first->data;
         *ret_len = want;
@@ -173,7 +173,7 @@ static int gather(struct http_link *link, const void **ret_data, size_t *ret_len
     for (unsigned i = ex->piece_at; i < ex->npieces && have < want; i++) {
         const struct http_piece *p = &ex->pieces[i].p;
         ssize_t len = (ssize_t)MIN(p->bytes, want - have), n = len;
-        char *dst = link->door->scratch + have;
+        char *dst = link->reactor->scratch + have;
         if (p->data)
             memcpy(dst, p->data, (size_t)len);
         else

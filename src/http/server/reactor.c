@@ -3,8 +3,8 @@
  * reactor.c: a thread, its loop, and what it owns: connections, exchanges, the table by which other threads name requests.
  *
  * Happy path of a turn: sockets that are ready, then messages, then links that can go on without waiting; a tick now and then for deadlines.
- * All doors wait on the same listening sockets; whoever accepts gives the connection to the door that has the fewest.
- * Failure modes: no descriptor left: one that is kept for it is given up to take and close what waits; where that is gone as well, the door does not
+ * All reactors wait on the same listening sockets; whoever accepts gives the connection to the reactor that has the fewest.
+ * Failure modes: no descriptor left: one that is kept for it is given up to take and close what waits; where that is gone as well, the reactor does not
  * listen until its next tick, rather than spin.
  * Invariants: a ref names slot and generation; a slot's generation changes when its request is over, so an old ref finds nothing.
  */
@@ -29,35 +29,35 @@ static uint64_t exchange_bytes(const struct exchange *ex)
     return sizeof(*ex) + ex->cap;
 }
 
-static bool slot_take(struct http_door *door, struct exchange *ex)
+static bool slot_take(struct http_reactor *reactor, struct exchange *ex)
 {
-    if (door->free_slot == NO_SLOT) {
-        uint32_t n = door->nslots ? door->nslots * 2 : 64;
-        struct slot *slots = reallocarray(door->slots, n, sizeof(*slots));
+    if (reactor->free_slot == NO_SLOT) {
+        uint32_t n = reactor->nslots ? reactor->nslots * 2 : 64;
+        struct slot *slots = reallocarray(reactor->slots, n, sizeof(*slots));
         if (!slots)
             return false;
-        door->slots = slots;
-        for (uint32_t i = n; i-- > door->nslots;) {
-            slots[i] = (struct slot){.next_free = door->free_slot};
-            door->free_slot = i;
+        reactor->slots = slots;
+        for (uint32_t i = n; i-- > reactor->nslots;) {
+            slots[i] = (struct slot){.next_free = reactor->free_slot};
+            reactor->free_slot = i;
         }
-        door->nslots = n;
+        reactor->nslots = n;
     }
-    ex->slot = door->free_slot;
-    door->free_slot = door->slots[ex->slot].next_free;
-    door->slots[ex->slot].ex = ex;
+    ex->slot = reactor->free_slot;
+    reactor->free_slot = reactor->slots[ex->slot].next_free;
+    reactor->slots[ex->slot].ex = ex;
     return true;
 }
 
-void exchange_forget(struct http_door *door, struct exchange *ex)
+void exchange_forget(struct http_reactor *reactor, struct exchange *ex)
 {
     if (ex->slot == NO_SLOT)
         return;
-    struct slot *slot = &door->slots[ex->slot];
+    struct slot *slot = &reactor->slots[ex->slot];
     slot->ex = NULL;
     slot->generation++;
-    slot->next_free = door->free_slot;
-    door->free_slot = ex->slot;
+    slot->next_free = reactor->free_slot;
+    reactor->free_slot = ex->slot;
     ex->slot = NO_SLOT;
 }
 
@@ -85,26 +85,26 @@ static struct exchange *exchange_new(void)
     return ex;
 }
 
-struct exchange *exchange_take(struct http_door *door, struct http_link *link)
+struct exchange *exchange_take(struct http_reactor *reactor, struct http_link *link)
 {
-    struct http_server *server = door->server;
+    struct http_server *server = reactor->server;
     if (budget_reserve(&server->budget, sizeof(struct exchange) + HEAD_BUFFER) < 0)
         return NULL;
-    struct exchange *ex = list_first(&door->spare, struct exchange, spare_node);
+    struct exchange *ex = list_first(&reactor->spare, struct exchange, spare_node);
     if (ex) {
         list_remove(&ex->spare_node);
-        door->nspare--;
+        reactor->nspare--;
     } else {
         ex = exchange_new();
     }
-    if (!ex || !slot_take(door, ex)) {
+    if (!ex || !slot_take(reactor, ex)) {
         if (ex)
             exchange_free(ex);
         budget_release(&server->budget, sizeof(struct exchange) + HEAD_BUFFER);
         return NULL;
     }
     ex->link = link;
-    bump(&door->stats.busy, 1);
+    bump(&reactor->stats.busy, 1);
     return ex;
 }
 
@@ -129,18 +129,18 @@ static void exchange_reset(struct exchange *ex)
     ex->warm_until = 0;
 }
 
-void exchange_give(struct http_door *door, struct exchange *ex)
+void exchange_give(struct http_reactor *reactor, struct exchange *ex)
 {
     if (!ex)
         return;
-    exchange_forget(door, ex);
+    exchange_forget(reactor, ex);
     warm_forget(ex);
-    budget_release(&door->server->budget, exchange_bytes(ex) + ex->head_charged);
-    atomic_fetch_sub_explicit(&door->stats.busy, 1, memory_order_relaxed);
+    budget_release(&reactor->server->budget, exchange_bytes(ex) + ex->head_charged);
+    atomic_fetch_sub_explicit(&reactor->stats.busy, 1, memory_order_relaxed);
     if (ex->pieces && ex->pieces != ex->inline_pieces)
         free(ex->pieces);
     ex->pieces = NULL;
-    if (door->nspare >= SPARE_MAX || ex->cap != HEAD_BUFFER) {
+    if (reactor->nspare >= SPARE_MAX || ex->cap != HEAD_BUFFER) {
         exchange_free(ex);
         return;
     }
@@ -148,8 +148,8 @@ void exchange_give(struct http_door *door, struct exchange *ex)
         bytes_out_fini(&ex->head);
     ex->head_charged = 0;
     exchange_reset(ex);
-    list_push_front(&door->spare, &ex->spare_node);
-    door->nspare++;
+    list_push_front(&reactor->spare, &ex->spare_node);
+    reactor->nspare++;
 }
 
 bool exchange_grow(struct http_server *server, struct exchange *ex, size_t cap)
@@ -171,43 +171,43 @@ bool exchange_grow(struct http_server *server, struct exchange *ex, size_t cap)
 struct http_ref http_request_ref(const struct http_request *req)
 {
     const struct exchange *ex = container_of(req, struct exchange, req);
-    struct http_door *door = ex->link->door;
-    return (struct http_ref){door, ex->slot, door->slots[ex->slot].generation};
+    struct http_reactor *reactor = ex->link->reactor;
+    return (struct http_ref){reactor, ex->slot, reactor->slots[ex->slot].generation};
 }
 
-struct http_request *door_find(struct http_ref ref)
+struct http_request *reactor_find(struct http_ref ref)
 {
-    struct http_door *door = ref.door;
-    if (ref.slot >= door->nslots || door->slots[ref.slot].generation != ref.generation ||
-        !door->slots[ref.slot].ex)
+    struct http_reactor *reactor = ref.reactor;
+    if (ref.slot >= reactor->nslots || reactor->slots[ref.slot].generation != ref.generation ||
+        !reactor->slots[ref.slot].ex)
         return NULL;
-    return &door->slots[ref.slot].ex->req;
+    return &reactor->slots[ref.slot].ex->req;
 }
 
 /* --- messages ------------------------------------------------------------------------------------------------------------ */
 
-static void wake(struct http_door *door)
+static void wake(struct http_reactor *reactor)
 {
     uint64_t one = 1;
-    ssize_t n = write(door->wake.fd, &one, sizeof(one));
+    ssize_t n = write(reactor->wake.fd, &one, sizeof(one));
     (void)n; /* full: it wakes anyway */
 }
 
 void http_post(struct http_message *message)
 {
-    struct http_door *door = message->ref.door;
-    struct http_message *head = atomic_load_explicit(&door->posted, memory_order_relaxed);
+    struct http_reactor *reactor = message->ref.reactor;
+    struct http_message *head = atomic_load_explicit(&reactor->posted, memory_order_relaxed);
     do {
         message->next = head;
-    } while (!atomic_compare_exchange_weak_explicit(&door->posted, &head, message, memory_order_release,
+    } while (!atomic_compare_exchange_weak_explicit(&reactor->posted, &head, message, memory_order_release,
                                                     memory_order_relaxed));
     if (!head)
-        wake(door);
+        wake(reactor);
 }
 
-static void run_messages(struct http_door *door)
+static void run_messages(struct http_reactor *reactor)
 {
-    struct http_message *newest = atomic_exchange_explicit(&door->posted, NULL, memory_order_acquire),
+    struct http_message *newest = atomic_exchange_explicit(&reactor->posted, NULL, memory_order_acquire),
                         *oldest = NULL;
     while (newest) {
         struct http_message *next = newest->next;
@@ -218,27 +218,27 @@ static void run_messages(struct http_door *door)
     while (oldest) {
         struct http_message *message = oldest;
         oldest = message->next;
-        message->fn(message, door_find(message->ref));
+        message->fn(message, reactor_find(message->ref));
     }
 }
 
-void door_ready(struct http_link *link)
+void reactor_ready(struct http_link *link)
 {
     if (list_empty(&link->ready_node))
-        list_push_back(&link->door->ready, &link->ready_node);
+        list_push_back(&link->reactor->ready, &link->ready_node);
 }
 
-static void run_ready(struct http_door *door)
+static void run_ready(struct http_reactor *reactor)
 {
     struct list now;
-    if (list_empty(&door->ready))
+    if (list_empty(&reactor->ready))
         return;
     /* Those that become ready meanwhile wait for the next turn. */
     list_init(&now);
-    now.next = door->ready.next;
-    now.prev = door->ready.prev;
+    now.next = reactor->ready.next;
+    now.prev = reactor->ready.prev;
     now.next->prev = now.prev->next = &now;
-    list_init(&door->ready);
+    list_init(&reactor->ready);
     struct http_link *link;
     while ((link = list_first(&now, struct http_link, ready_node))) {
         list_remove(&link->ready_node);
@@ -248,50 +248,50 @@ static void run_ready(struct http_door *door)
 
 static int arm(struct loop_source *source)
 {
-    struct http_door *door = container_of(source, struct http_door, wake);
-    return list_empty(&door->ready) ? 0 : -EBUSY;
+    struct http_reactor *reactor = container_of(source, struct http_reactor, wake);
+    return list_empty(&reactor->ready) ? 0 : -EBUSY;
 }
 
 /* --- accepting ----------------------------------------------------------------------------------------------------------- */
 
 /* False: there was not even one to take and close what waits. */
-static bool no_descriptor(struct http_door *door, int listen_fd)
+static bool no_descriptor(struct http_reactor *reactor, int listen_fd)
 {
     uint64_t now = clock_now_ns();
-    if (now - door->emfile_logged_ns > 60 * NS_PER_S || door->emfile_logged_ns == 0) {
+    if (now - reactor->emfile_logged_ns > 60 * NS_PER_S || reactor->emfile_logged_ns == 0) {
         log_warning("http: no file descriptor is left for new connections: raise the limit (ulimit -n)");
-        door->emfile_logged_ns = now;
+        reactor->emfile_logged_ns = now;
     }
-    if (door->spare_fd >= 0)
-        close(door->spare_fd);
+    if (reactor->spare_fd >= 0)
+        close(reactor->spare_fd);
     int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0)
         close(fd);
     bool again = fd < 0 && (errno == EMFILE || errno == ENFILE);
-    door->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    reactor->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     return !again;
 }
 
 /* What waits cannot be taken, and epoll would tell of it again and again, at the cost of all of a core: nothing is heard of it until the next tick. */
-static void rest(struct door_listener *l)
+static void rest(struct reactor_listener *l)
 {
     loop_remove(&l->source);
     l->resting = true;
 }
 
-static void end_rest(struct http_door *door)
+static void end_rest(struct http_reactor *reactor)
 {
-    for (unsigned i = 0; i < door->server->nlisteners && door->stopped < STOP_NO_MORE; i++) {
-        struct door_listener *l = &door->listeners[i];
-        if (l->resting && loop_add(door->loop, &l->source) == 0)
+    for (unsigned i = 0; i < reactor->server->nlisteners && reactor->stopped < STOP_NO_MORE; i++) {
+        struct reactor_listener *l = &reactor->listeners[i];
+        if (l->resting && loop_add(reactor->loop, &l->source) == 0)
             l->resting = false;
     }
 }
 
-static void accept_most(struct door_listener *l, unsigned most)
+static void accept_most(struct reactor_listener *l, unsigned most)
 {
-    struct http_door *door = l->door;
-    struct http_server *server = door->server;
+    struct http_reactor *reactor = l->reactor;
+    struct http_server *server = reactor->server;
     for (unsigned i = 0; i < most; i++) {
         int fd = accept4(l->source.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
@@ -299,19 +299,19 @@ static void accept_most(struct door_listener *l, unsigned most)
             if (why == ECONNABORTED || why == EINTR)
                 continue;
             bool full = why == EMFILE || why == ENFILE;
-            if (full ? !no_descriptor(door, l->source.fd) : why == ENOBUFS || why == ENOMEM)
+            if (full ? !no_descriptor(reactor, l->source.fd) : why == ENOBUFS || why == ENOMEM)
                 rest(l);
             return;
         }
-        bump(&door->stats.accepted, 1);
-        bool over_limit = atomic_load(&server->links) >= server->config.connections_max;
-        link_open(door, l->index, fd, over_limit);
+        bump(&reactor->stats.accepted, 1);
+        bool over_limit = atomic_load(&server->conns) >= server->config.connections_max;
+        link_open(reactor, l->index, fd, over_limit);
     }
 }
 
 static void accept_some(struct loop_source *source, uint32_t events)
 {
-    accept_most(container_of(source, struct door_listener, source), ACCEPTS_PER_TURN);
+    accept_most(container_of(source, struct reactor_listener, source), ACCEPTS_PER_TURN);
 }
 
 /* --- stopping ------------------------------------------------------------------------------------------------------------ */
@@ -324,67 +324,67 @@ static void close_list(struct list *list, int rc)
 }
 
 /* Idle as far as we know: what has come since its last turn is a request to be answered; where there is nothing, it closes. */
-static void hear_out_idle(struct http_door *door)
+static void hear_out_idle(struct http_reactor *reactor)
 {
     struct http_link *link;
-    while ((link = list_first(&door->idle, struct http_link, node))) {
+    while ((link = list_first(&reactor->idle, struct http_link, node))) {
         link->readable = true;
         link_drive(link);
     }
 }
 
-static void obey(struct http_door *door)
+static void obey(struct http_reactor *reactor)
 {
-    int level = atomic_load(&door->stop);
-    if (level == door->stopped)
+    int level = atomic_load(&reactor->stop);
+    if (level == reactor->stopped)
         return;
-    if (door->stopped < STOP_NO_MORE && level >= STOP_NO_MORE) {
-        for (unsigned i = 0; i < door->server->nlisteners; i++) {
+    if (reactor->stopped < STOP_NO_MORE && level >= STOP_NO_MORE) {
+        for (unsigned i = 0; i < reactor->server->nlisteners; i++) {
             if (level == STOP_NO_MORE &&
-                !door->failed) /* those who had connected before may have asked as well */
-                accept_most(&door->listeners[i], BACKLOG);
-            loop_remove(&door->listeners[i].source);
+                !reactor->failed) /* those who had connected before may have asked as well */
+                accept_most(&reactor->listeners[i], BACKLOG);
+            loop_remove(&reactor->listeners[i].source);
         }
         if (level == STOP_NO_MORE)
-            hear_out_idle(door);
+            hear_out_idle(reactor);
     }
     if (level >= STOP_BREAK) {
-        close_list(&door->idle, 0);
-        close_list(&door->active, -ECANCELED);
+        close_list(&reactor->idle, 0);
+        close_list(&reactor->active, -ECANCELED);
     }
     if (level >= STOP_END)
-        loop_stop(door->loop);
-    struct http_server *server = door->server;
+        loop_stop(reactor->loop);
+    struct http_server *server = reactor->server;
     pthread_mutex_lock(&server->stop_lock);
-    for (int l = door->stopped + 1; l <= level; l++)
+    for (int l = reactor->stopped + 1; l <= level; l++)
         server->obeyed[l]++;
-    door->stopped = level;
+    reactor->stopped = level;
     pthread_cond_broadcast(&server->stop_cond);
     pthread_mutex_unlock(&server->stop_lock);
 }
 
-void http_door_stop(struct http_door *door, int level)
+void reactor_stop(struct http_reactor *reactor, int level)
 {
-    atomic_store(&door->stop, level);
-    if (door->wake.fd >= 0)
-        wake(door);
+    atomic_store(&reactor->stop, level);
+    if (reactor->wake.fd >= 0)
+        wake(reactor);
 }
 
-static void woken(struct http_door *door)
+static void woken(struct http_reactor *reactor)
 {
     uint64_t count;
-    ssize_t n = read(door->wake.fd, &count, sizeof(count));
+    ssize_t n = read(reactor->wake.fd, &count, sizeof(count));
     (void)n;
-    run_messages(door);
-    obey(door);
+    run_messages(reactor);
+    obey(reactor);
 }
 
 static void progress(struct loop_source *source, uint32_t events)
 {
-    struct http_door *door = container_of(source, struct http_door, wake);
+    struct http_reactor *reactor = container_of(source, struct http_reactor, wake);
     if (events & EPOLLIN)
-        woken(door);
-    run_ready(door);
+        woken(reactor);
+    run_ready(reactor);
 }
 
 /* --- deadlines ----------------------------------------------------------------------------------------------------------- */
@@ -399,128 +399,129 @@ static uint64_t tick_ns(const struct http_server_config *config)
 
 static void tick(struct loop_timer *timer)
 {
-    struct http_door *door = container_of(timer, struct http_door, tick);
-    const struct http_server_config *config = &door->server->config;
+    struct http_reactor *reactor = container_of(timer, struct http_reactor, tick);
+    const struct http_server_config *config = &reactor->server->config;
     uint64_t now = clock_now_ns();
     /* The longest idle stand first. */
     struct http_link *link;
-    while ((link = list_first(&door->idle, struct http_link, node)) && now - link->since_ns > config->idle_ns)
+    while ((link = list_first(&reactor->idle, struct http_link, node)) &&
+           now - link->since_ns > config->idle_ns)
         link_tick(link, now);
     /* A link_tick may close its own link, and, by way of `over`, no other. */
-    list_for_each_safe (node, &door->active)
+    list_for_each_safe (node, &reactor->active)
         link_tick(container_of(node, struct http_link, node), now);
-    if (door->stopped >= STOP_BREAK)
-        close_list(&door->active, -ECANCELED);
-    end_rest(door);
-    loop_timer_set(door->loop, &door->tick, now + tick_ns(config));
+    if (reactor->stopped >= STOP_BREAK)
+        close_list(&reactor->active, -ECANCELED);
+    end_rest(reactor);
+    loop_timer_set(reactor->loop, &reactor->tick, now + tick_ns(config));
 }
 
-const char *door_date(struct http_door *door)
+const char *reactor_date(struct http_reactor *reactor)
 {
     time_t now = time(NULL);
-    if (now != door->date_at) {
-        http_date_format(now, door->date);
-        door->date_at = now;
+    if (now != reactor->date_at) {
+        http_date_format(now, reactor->date);
+        reactor->date_at = now;
     }
-    return door->date;
+    return reactor->date;
 }
 
 /* --- the thread ---------------------------------------------------------------------------------------------------------- */
 
 /* Its connections end, and others take the new ones; workers still find whom to tell, and who stops the server is not left waiting. */
-static void go_without_loop(struct http_door *door)
+static void go_without_loop(struct http_reactor *reactor)
 {
-    door->failed = true;
-    for (unsigned i = 0; i < door->server->nlisteners; i++)
-        loop_remove(&door->listeners[i].source);
-    close_list(&door->idle, 0);
-    close_list(&door->active, -ECANCELED);
-    while (door->stopped < STOP_END) {
-        struct pollfd wake = {.fd = door->wake.fd, .events = POLLIN};
+    reactor->failed = true;
+    for (unsigned i = 0; i < reactor->server->nlisteners; i++)
+        loop_remove(&reactor->listeners[i].source);
+    close_list(&reactor->idle, 0);
+    close_list(&reactor->active, -ECANCELED);
+    while (reactor->stopped < STOP_END) {
+        struct pollfd wake = {.fd = reactor->wake.fd, .events = POLLIN};
         poll(&wake, 1, -1);
-        woken(door);
+        woken(reactor);
     }
 }
 
-static void *door_main(void *arg)
+static void *reactor_main(void *arg)
 {
-    struct http_door *door = arg;
-    int rc = loop_run(door->loop);
+    struct http_reactor *reactor = arg;
+    int rc = loop_run(reactor->loop);
     if (rc < 0) {
         log_error("http: one of %u threads has closed its connections and takes no more, as it cannot wait "
                   "for them: %s; "
                   "start the server anew",
-                  door->server->ndoors, strerror(-rc));
-        go_without_loop(door);
+                  reactor->server->nreactors, strerror(-rc));
+        go_without_loop(reactor);
     }
-    run_messages(door);
+    run_messages(reactor);
     return NULL;
 }
 
-int http_door_init(struct http_door *door, struct http_server *server)
+int reactor_init(struct http_reactor *reactor, struct http_server *server)
 {
-    door->server = server;
-    door->free_slot = NO_SLOT;
-    door->spare_fd = -1;
-    door->wake = (struct loop_source){.fd = -1, .events = EPOLLIN, .arm = arm, .progress = progress};
-    door->tick = (struct loop_timer){.fire = tick};
-    list_init(&door->idle);
-    list_init(&door->active);
-    list_init(&door->ready);
-    list_init(&door->spare);
-    door->scratch = malloc(SCRATCH);
-    door->listeners = calloc(server->nlisteners, sizeof(*door->listeners));
-    if (!door->scratch || !door->listeners)
+    reactor->server = server;
+    reactor->free_slot = NO_SLOT;
+    reactor->spare_fd = -1;
+    reactor->wake = (struct loop_source){.fd = -1, .events = EPOLLIN, .arm = arm, .progress = progress};
+    reactor->tick = (struct loop_timer){.fire = tick};
+    list_init(&reactor->idle);
+    list_init(&reactor->active);
+    list_init(&reactor->ready);
+    list_init(&reactor->spare);
+    reactor->scratch = malloc(SCRATCH);
+    reactor->listeners = calloc(server->nlisteners, sizeof(*reactor->listeners));
+    if (!reactor->scratch || !reactor->listeners)
         return -ENOMEM;
-    door->wake.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    door->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (door->wake.fd < 0)
+    reactor->wake.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    reactor->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (reactor->wake.fd < 0)
         return -errno;
-    int rc = loop_new(&door->loop);
+    int rc = loop_new(&reactor->loop);
     if (rc == 0)
-        rc = loop_add(door->loop, &door->wake);
+        rc = loop_add(reactor->loop, &reactor->wake);
     for (unsigned i = 0; rc == 0 && i < server->nlisteners; i++) {
-        struct door_listener *l = &door->listeners[i];
-        l->door = door;
+        struct reactor_listener *l = &reactor->listeners[i];
+        l->reactor = reactor;
         l->index = i;
         l->source = (struct loop_source){
             .fd = server->listeners[i].fd, .events = EPOLLIN | EPOLLEXCLUSIVE, .progress = accept_some};
-        rc = loop_add(door->loop, &l->source);
+        rc = loop_add(reactor->loop, &l->source);
     }
     if (rc == 0)
-        loop_timer_set(door->loop, &door->tick, clock_now_ns() + tick_ns(&server->config));
+        loop_timer_set(reactor->loop, &reactor->tick, clock_now_ns() + tick_ns(&server->config));
     return rc;
 }
 
-int http_door_start(struct http_door *door)
+int reactor_start(struct http_reactor *reactor)
 {
     /* Signals are for the program's own threads; SIGPIPE for nobody: OpenSSL and sendfile know no MSG_NOSIGNAL. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&door->thread, NULL, door_main, door);
+    int rc = pthread_create(&reactor->thread, NULL, reactor_main, reactor);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    door->started = rc == 0;
+    reactor->started = rc == 0;
     return -rc;
 }
 
-void http_door_fini(struct http_door *door)
+void reactor_fini(struct http_reactor *reactor)
 {
-    if (door->started) {
-        http_door_stop(door, STOP_END);
-        pthread_join(door->thread, NULL);
+    if (reactor->started) {
+        reactor_stop(reactor, STOP_END);
+        pthread_join(reactor->thread, NULL);
     }
     struct exchange *ex;
-    while (door->spare.next && (ex = list_first(&door->spare, struct exchange, spare_node))) {
+    while (reactor->spare.next && (ex = list_first(&reactor->spare, struct exchange, spare_node))) {
         list_remove(&ex->spare_node);
         exchange_free(ex);
     }
-    loop_free(door->loop);
-    if (door->wake.fd > 0)
-        close(door->wake.fd);
-    if (door->spare_fd > 0)
-        close(door->spare_fd);
-    free(door->listeners);
-    free(door->slots);
-    free(door->scratch);
+    loop_free(reactor->loop);
+    if (reactor->wake.fd > 0)
+        close(reactor->wake.fd);
+    if (reactor->spare_fd > 0)
+        close(reactor->spare_fd);
+    free(reactor->listeners);
+    free(reactor->slots);
+    free(reactor->scratch);
 }

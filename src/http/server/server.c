@@ -2,9 +2,9 @@
 /*
  * server.c: configuration, start and end of a server, and its numbers.
  *
- * Happy path: addresses are opened, the TLS context is made, doors are started. stop: listening sockets are closed, then the rest has its grace, then
- * it is broken off; free: doors run the messages that are left, and end.
- * Invariants: doors outlive every connection; listening sockets are closed only after each door has let go of them.
+ * Happy path: addresses are opened, the TLS context is made, reactors are started. stop: listening sockets are closed, then the rest has its grace, then
+ * it is broken off; free: reactors run the messages that are left, and end.
+ * Invariants: reactors outlive every connection; listening sockets are closed only after each reactor has let go of them.
  */
 #include "http/server/server_internal.h"
 
@@ -20,7 +20,7 @@ static unsigned default_doors(void)
 
 static void defaults(struct http_server_config *c)
 {
-    c->doors = c->doors ? c->doors : default_doors();
+    c->reactors = c->reactors ? c->reactors : default_doors();
     c->connections_max = c->connections_max ? c->connections_max : 65536;
     c->retry_after_s = c->retry_after_s ? c->retry_after_s : 2;
     c->memory_bytes = c->memory_bytes ? c->memory_bytes : 256 * MIB;
@@ -89,17 +89,17 @@ static int copy_names(struct http_server *server)
 
 static int start_doors(struct http_server *server)
 {
-    server->doors = calloc(server->config.doors, sizeof(*server->doors));
-    if (!server->doors)
+    server->reactors = calloc(server->config.reactors, sizeof(*server->reactors));
+    if (!server->reactors)
         return -ENOMEM;
     int rc = 0;
-    /* All are whole before the first runs: doors hand connections to each other. */
-    for (unsigned i = 0; rc == 0 && i < server->config.doors; i++) {
-        server->ndoors = i + 1;
-        rc = http_door_init(&server->doors[i], server);
+    /* All are whole before the first runs: reactors hand connections to each other. */
+    for (unsigned i = 0; rc == 0 && i < server->config.reactors; i++) {
+        server->nreactors = i + 1;
+        rc = reactor_init(&server->reactors[i], server);
     }
-    for (unsigned i = 0; rc == 0 && i < server->ndoors; i++)
-        rc = http_door_start(&server->doors[i]);
+    for (unsigned i = 0; rc == 0 && i < server->nreactors; i++)
+        rc = reactor_start(&server->reactors[i]);
     return rc;
 }
 
@@ -123,7 +123,7 @@ int http_server_new(const struct http_server_config *config, struct http_server 
     if (rc == 0)
         rc = open_listeners(server, err);
     if (rc == 0 && (rc = start_doors(server)) < 0)
-        rc = error_sys(err, rc, "an HTTP server of %u threads cannot be started", server->config.doors);
+        rc = error_sys(err, rc, "an HTTP server of %u threads cannot be started", server->config.reactors);
     server->config.listen = NULL; /* the caller's, and not looked at again */
     if (rc < 0) {
         http_server_free(server);
@@ -159,21 +159,22 @@ int http_server_reload_tls(struct http_server *server, struct leat_error *err)
 
 static void order(struct http_server *server, int level)
 {
-    for (unsigned i = 0; i < server->ndoors; i++)
-        http_door_stop(&server->doors[i], level);
+    for (unsigned i = 0; i < server->nreactors; i++)
+        reactor_stop(&server->reactors[i], level);
 }
 
-/* Until every door has obeyed `level`, and, where `empty`, no connection is left; or until deadline_ns; 0: for ever. */
+/* Until every reactor has obeyed `level`, and, where `empty`, no connection is left; or until deadline_ns; 0: for ever. */
 static void wait_for(struct http_server *server, int level, bool empty, uint64_t deadline_ns)
 {
     int rc = 0;
     pthread_mutex_lock(&server->stop_lock);
-    while (rc == 0 && ((empty && atomic_load(&server->links) > 0) || server->obeyed[level] < server->ndoors))
+    while (rc == 0 &&
+           ((empty && atomic_load(&server->conns) > 0) || server->obeyed[level] < server->nreactors))
         rc = cond_wait_until(&server->stop_cond, &server->stop_lock, deadline_ns);
     pthread_mutex_unlock(&server->stop_lock);
 }
 
-/* Once no door waits on them: whoever connects from now on is refused by the kernel, and tries elsewhere. */
+/* Once no reactor waits on them: whoever connects from now on is refused by the kernel, and tries elsewhere. */
 static void close_listeners(struct http_server *server)
 {
     for (unsigned i = 0; i < server->nlisteners; i++)
@@ -187,7 +188,7 @@ void http_server_stop(struct http_server *server, uint64_t grace_ns)
     if (grace_ns) {
         uint64_t deadline_ns = clock_now_ns() + grace_ns;
         order(server, STOP_NO_MORE);
-        wait_for(server, STOP_NO_MORE, false, 0); /* a door obeys in its next turn */
+        wait_for(server, STOP_NO_MORE, false, 0); /* a reactor obeys in its next turn */
         close_listeners(server);
         wait_for(server, STOP_NO_MORE, true, deadline_ns);
     }
@@ -205,13 +206,13 @@ void http_server_free(struct http_server *server)
 {
     if (!server)
         return;
-    bool running = server->ndoors > 0;
-    for (unsigned i = 0; i < server->ndoors; i++)
-        running = running && server->doors[i].started;
+    bool running = server->nreactors > 0;
+    for (unsigned i = 0; i < server->nreactors; i++)
+        running = running && server->reactors[i].started;
     if (running)
         http_server_stop(server, 0);
-    for (unsigned i = 0; i < server->ndoors; i++)
-        http_door_fini(&server->doors[i]);
+    for (unsigned i = 0; i < server->nreactors; i++)
+        reactor_fini(&server->reactors[i]);
     for (unsigned i = 0; i < server->nlisteners; i++) {
         listener_close(&server->listeners[i]);
         free(server->listeners[i].address);
@@ -222,7 +223,7 @@ void http_server_free(struct http_server *server)
     pthread_mutex_destroy(&server->stop_lock);
     pthread_mutex_destroy(&server->tls_lock);
     free(server->listeners);
-    free(server->doors);
+    free(server->reactors);
     free(server->cert_file);
     free(server->key_file);
     free(server->name);
@@ -238,8 +239,8 @@ void http_server_stats(struct http_server *server, struct http_server_stats *ret
 {
     struct http_server_stats *s = ret_stats;
     memset(s, 0, sizeof(*s));
-    for (unsigned i = 0; i < server->ndoors; i++) {
-        struct door_stats *d = &server->doors[i].stats;
+    for (unsigned i = 0; i < server->nreactors; i++) {
+        struct reactor_stats *d = &server->reactors[i].stats;
         s->accepted += get(&d->accepted);
         s->handshakes += get(&d->handshakes);
         s->handshakes_failed += get(&d->handshakes_failed);
@@ -258,7 +259,7 @@ void http_server_stats(struct http_server *server, struct http_server_stats *ret
             s->latency.counts[k] += get(&d->latency.counts[k]);
         s->latency.sum_ns += get(&d->latency.sum_ns);
     }
-    s->connections = atomic_load(&server->links);
+    s->connections = atomic_load(&server->conns);
     s->memory_bytes = get(&server->budget.used_bytes);
     s->memory_peak_bytes = get(&server->budget.peak_bytes);
 }

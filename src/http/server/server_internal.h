@@ -18,14 +18,14 @@
 
 #define HEAD_BUFFER    (8 * KIB)  /* a request begins with so much, and may have eight times that */
 #define CHUNKED_BUFFER (64 * KIB) /* behind the head, for chunked bodies as they come */
-#define SCRATCH        (64 * KIB) /* a door's, for bytes that are used before it does anything else */
-#define SPARE_MAX      64u        /* exchanges that a door keeps */
+#define SCRATCH        (64 * KIB) /* a reactor's, for bytes that are used before it does anything else */
+#define SPARE_MAX      64u        /* exchanges that a reactor keeps */
 #define PIECES_INLINE  8u
 #define QUANTUM_BYTES  (4 * MIB) /* a connection moves so many before the next one has its turn */
 #define LINGER_NS      (5 * 1000000000ull)
 #define LINGER_BYTES   (64 * MIB)
 #define BACKLOG        4096 /* connections that the kernel holds for a listener */
-#define LINGERERS_MAX  64u  /* connections over the limit that a door tells so, at a time */
+#define LINGERERS_MAX  64u  /* connections over the limit that a reactor tells so, at a time */
 
 /*
  * HANDSHAKE ─▶ IDLE ─▶ HEAD ─▶ REQUEST ─┬─▶ (DRAIN ─▶) IDLE, or HEAD where the next one is here already
@@ -35,23 +35,23 @@ enum link_state { LINK_HANDSHAKE, LINK_IDLE, LINK_HEAD, LINK_REQUEST, LINK_DRAIN
 
 /* One connection. While it is idle this is all there is to it (with TLS: and OpenSSL's own, without its buffers). */
 struct http_link {
-    struct list node;       /* door.idle or door.active, by its state */
-    struct list ready_node; /* door.ready: it can go on without waiting for its socket */
+    struct list node;       /* reactor.idle or reactor.active, by its state */
+    struct list ready_node; /* reactor.ready: it can go on without waiting for its socket */
     struct loop_source source;
-    struct http_door *door;
+    struct http_reactor *reactor;
     struct exchange *ex; /* NULL while idle */
     SSL *ssl;
     uint64_t since_ns;                /* idle, shaking hands, lingering: since */
     uint64_t window_ns, window_bytes; /* slow peers: when the window began, and how much had moved by then */
     uint64_t bytes_in, bytes_out;     /* on the socket */
-    struct http_message message;      /* on its way to another door */
+    struct http_message message;      /* on its way to another reactor */
     uint16_t listener;
     uint8_t state; /* enum link_state */
     bool readable; /* the socket may have something */
     bool driving;  /* link_drive is at work on it */
     bool io_other; /* TLS waits for the other direction than what was tried */
     bool deaf;     /* the peer has closed its side */
-    bool extra;    /* over the limit: counted in door.lingerers */
+    bool extra;    /* over the limit: counted in reactor.lingerers */
 };
 
 enum body_mode { BODY_UNWANTED, BODY_STREAM, BODY_INTO };
@@ -98,9 +98,9 @@ struct slot {
     uint32_t generation, next_free;
 };
 
-struct door_stats {
+struct reactor_stats {
     _Atomic uint64_t accepted, handshakes, handshakes_failed, resumed, requests, answers[6], refused,
-        overload, timeouts, aborted, bytes_in, bytes_out, links, busy;
+        overload, timeouts, aborted, bytes_in, bytes_out, conns, busy;
     struct histogram latency;
 };
 
@@ -111,16 +111,16 @@ struct listener {
     char *unlink;  /* of a unix socket */
 };
 
-struct door_listener {
+struct reactor_listener {
     struct loop_source source;
-    struct http_door *door;
+    struct http_reactor *reactor;
     unsigned index;
     bool resting; /* not in the loop until the next tick */
 };
 
 enum stop_level { STOP_NOT, STOP_NO_MORE, STOP_BREAK, STOP_END };
 
-struct http_door {
+struct http_reactor {
     struct http_server *server;
     struct loop *loop;
     pthread_t thread;
@@ -131,7 +131,7 @@ struct http_door {
     atomic_int stop;                     /* enum stop_level */
     int stopped;                         /* what of it was done */
     atomic_bool failed;                  /* its loop: it has no connections, and takes none */
-    struct door_listener *listeners;
+    struct reactor_listener *listeners;
     struct list idle, active, ready, spare;
     unsigned nspare, lingerers;
     struct slot *slots;
@@ -141,30 +141,30 @@ struct http_door {
     uint64_t emfile_logged_ns;
     time_t date_at;
     char date[HTTP_DATE_BYTES];
-    struct door_stats stats;
+    struct reactor_stats stats;
 };
 
 struct http_server {
     struct http_server_config config;
     struct listener *listeners;
     unsigned nlisteners;
-    struct http_door *doors;
-    unsigned ndoors;
+    struct http_reactor *reactors;
+    unsigned nreactors;
     char *cert_file, *key_file, *name;
     pthread_mutex_t tls_lock;
     SSL_CTX *tls;
     struct budget budget;
-    _Atomic uint64_t links;
+    _Atomic uint64_t conns;
     struct bytes_out overload; /* the 503 that needs no memory */
     pthread_mutex_t stop_lock;
-    pthread_cond_t stop_cond;      /* links became 0, or a door obeyed */
-    unsigned obeyed[STOP_END + 1]; /* doors, by level; under stop_lock */
+    pthread_cond_t stop_cond;      /* links became 0, or a reactor obeyed */
+    unsigned obeyed[STOP_END + 1]; /* reactors, by level; under stop_lock */
     _Atomic bool stopping;         /* http_server_stop was called */
 };
 
 static inline void bump(_Atomic uint64_t *counter, uint64_t n)
 {
-    /* A door's counters have one writer. */
+    /* A reactor's counters have one writer. */
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n,
                           memory_order_relaxed);
 }
@@ -179,23 +179,23 @@ void listener_close(struct listener *l); /* the address stays to be read */
 void http_address_text(const struct sockaddr_storage *addr, char *out, size_t cap);
 
 /* reactor.c */
-int http_door_init(struct http_door *door, struct http_server *server);
-int http_door_start(struct http_door *door);
-void http_door_fini(struct http_door *door); /* joins; NULL memory is fine */
-void http_door_stop(struct http_door *door, int level);
-void door_ready(struct http_link *link);
+int reactor_init(struct http_reactor *reactor, struct http_server *server);
+int reactor_start(struct http_reactor *reactor);
+void reactor_fini(struct http_reactor *reactor); /* joins; NULL memory is fine */
+void reactor_stop(struct http_reactor *reactor, int level);
+void reactor_ready(struct http_link *link);
 /* NULL: no memory, or the cap. */
-struct exchange *exchange_take(struct http_door *door, struct http_link *link);
-void exchange_give(struct http_door *door, struct exchange *ex);
+struct exchange *exchange_take(struct http_reactor *reactor, struct http_link *link);
+void exchange_give(struct http_reactor *reactor, struct exchange *ex);
 bool exchange_grow(struct http_server *server, struct exchange *ex, size_t cap);
 /* Whoever holds a ref of it holds one of nothing from now on. */
-void exchange_forget(struct http_door *door, struct exchange *ex);
-struct http_request *door_find(struct http_ref ref);
-const char *door_date(struct http_door *door);
+void exchange_forget(struct http_reactor *reactor, struct exchange *ex);
+struct http_request *reactor_find(struct http_ref ref);
+const char *reactor_date(struct http_reactor *reactor);
 
 /* conn.c */
 /* Takes the descriptor, whatever it answers. */
-void link_open(struct http_door *door, unsigned listener, int fd, bool over_limit);
+void link_open(struct http_reactor *reactor, unsigned listener, int fd, bool over_limit);
 void link_arrive(struct http_message *message, struct http_request *none);
 void link_close(struct http_link *link, int rc);
 void link_drive(struct http_link *link);

@@ -133,7 +133,7 @@ static void test_server_goes(void **state)
                                         "GET /hel",
                                         ""};
     for (unsigned round = 0; round < 5; round++) {
-        struct http_server_config config = {.doors = 2};
+        struct http_server_config config = {.reactors = 2};
         rig_start(&rig, &config);
         atomic_store(&rig.gated, true);
         for (unsigned i = 0; i < 8; i++) {
@@ -203,7 +203,7 @@ static void test_a_loop_fails(void **state)
 static void test_one_of_two_loops_fails(void **state)
 {
     enum { BEFORE = 4, AFTER = 6 };
-    struct http_server_config config = {.doors = 2};
+    struct http_server_config config = {.reactors = 2};
     struct http_server_stats stats;
     struct stream s[BEFORE + AFTER];
     struct answer a;

@@ -111,7 +111,7 @@ static void test_too_many(void **state)
 {
     struct rig rig;
     struct answer a;
-    struct http_server_config config = {.connections_max = 10, .doors = 2, .retry_after_s = 7};
+    struct http_server_config config = {.connections_max = 10, .reactors = 2, .retry_after_s = 7};
     struct stream streams[10];
     rig_start(&rig, &config);
     for (unsigned i = 0; i < 10; i++) {

@@ -143,7 +143,7 @@ static void test_many_connections(void **state)
     enum { N = 200 };
     static struct stream streams[N];
     struct rig rig;
-    struct http_server_config config = {.doors = 3};
+    struct http_server_config config = {.reactors = 3};
     rig_start(&rig, &config);
     for (unsigned i = 0; i < N; i++)
         streams[i] = (struct stream){.fd = rig_connect(&rig)};
@@ -207,7 +207,7 @@ static void test_grace(void **state)
 {
     struct rig rig;
     struct answer a;
-    struct http_server_config config = {.doors = 2};
+    struct http_server_config config = {.reactors = 2};
     struct sockaddr_in addr;
     socklen_t len = sizeof(addr);
     pthread_t thread;
@@ -249,7 +249,7 @@ static void test_grace(void **state)
     rig_stop(&rig);
 }
 
-/* Who had connected, and asked, before the server was told to stop, is answered, though no door had come to take him in. */
+/* Who had connected, and asked, before the server was told to stop, is answered, though no reactor had come to take him in. */
 static void test_backlog_is_heard(void **state)
 {
     enum { N = 100 };

@@ -202,7 +202,7 @@ static bool in_memory(int fd)
     return page & 1;
 }
 
-/* Does the file system say what it has at hand? overlayfs does not: doors read from it and wait. */
+/* Does the file system say what it has at hand? overlayfs does not: reactors read from it and wait. */
 static bool can_say(int fd)
 {
     char byte;
@@ -462,7 +462,7 @@ static void test_unix_socket(void **state)
     snprintf(path, sizeof(path), "%s/http.sock", folder);
     snprintf(address, sizeof(address), "unix:%s", path);
     struct http_listen listen = {.address = address};
-    struct http_server_config config = {.listen = &listen, .nlisten = 1, .doors = 2};
+    struct http_server_config config = {.listen = &listen, .nlisten = 1, .reactors = 2};
     struct sockaddr_un un = {.sun_family = AF_UNIX};
     memcpy(un.sun_path, path, strlen(path) + 1);
     /* One that a process left behind is in nobody's way. */

@@ -78,7 +78,7 @@ static void test_lanes(void **state)
     atomic_store(&gate, true);
     http_workers_free(workers);
     assert_true(atomic_load(&run) >= 3);
-    rig_stop(&rig); /* a door runs what was posted before it ends */
+    rig_stop(&rig); /* a reactor runs what was posted before it ends */
     assert_int_equal(atomic_load(&done), atomic_load(&run) + SHORT);
     assert_int_equal(atomic_load(&done) + atomic_load(&cancelled), LONG + SHORT + 3);
 }
@@ -126,7 +126,7 @@ static void test_an_end_lets_two_begin(void **state)
 static int start_and_stop(void *ctx)
 {
     static const struct http_listen listen = {.address = "127.0.0.1:0"};
-    struct http_server_config config = {.listen = &listen, .nlisten = 1, .doors = 2};
+    struct http_server_config config = {.listen = &listen, .nlisten = 1, .reactors = 2};
     struct http_server *server;
     int rc = http_server_new(&config, &server, NULL);
     if (rc == 0)

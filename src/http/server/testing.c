@@ -22,7 +22,7 @@ struct job {
     struct rig *rig;
     struct http_request *req;
     struct http_work work;
-    bool working, over; /* door's thread: it is freed when neither the request nor a worker has it */
+    bool working, over; /* reactor's thread: it is freed when neither the request nor a worker has it */
     char *text;
     size_t len, cap, size;
     unsigned instalments;

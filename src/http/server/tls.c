@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tls.c: OpenSSL on a door's sockets. TLS 1.2 with ephemeral keys is the least, ALPN says http/1.1, sessions are resumed by reservations. Buffers of 34 KiB are given
+ * tls.c: OpenSSL on a reactor's sockets. TLS 1.2 with ephemeral keys is the least, ALPN says http/1.1, sessions are resumed by reservations. Buffers of 34 KiB are given
  * back while a connection is idle. Where the kernel does TLS (module `tls`), files go by sendfile: this alone no test of ours has seen yet, as none of our
  * machines' kernels has that module.
  *
@@ -100,7 +100,7 @@ int server_tls_context(const char *cert_file, const char *key_file, SSL_CTX **re
 
 int link_tls_begin(struct http_link *link)
 {
-    struct http_server *server = link->door->server;
+    struct http_server *server = link->reactor->server;
     pthread_mutex_lock(&server->tls_lock);
     link->ssl = SSL_new(server->tls); /* takes a reference: a reload does not pull it away */
     pthread_mutex_unlock(&server->tls_lock);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * warm.c: files that are not in the page cache are fetched by a worker, since sendfile and pread would wait for the disk, and with them all
- * connections of the door.
+ * connections of the reactor.
  *
  * Happy path: one preadv2(RWF_NOWAIT) of the last byte of the next megabyte says that it is there. Where it is not, a worker reads it
  * ahead and waits for it; then the link goes on.
- * Failure modes: no worker is free, or the file system does not know RWF_NOWAIT: the door reads, as it would have without this. A
+ * Failure modes: no worker is free, or the file system does not know RWF_NOWAIT: the reactor reads, as it would have without this. A
  * request that ends meanwhile leaves the worker a descriptor of its own, so that it never reads somebody else's.
  */
 #include "http/server/server_internal.h"
@@ -19,7 +19,7 @@ struct warming {
     struct http_work work;
     int fd;
     uint64_t at, bytes;
-    struct exchange *ex; /* door's thread; NULL once it was forgotten */
+    struct exchange *ex; /* reactor's thread; NULL once it was forgotten */
 };
 
 static void run(struct http_work *work)
@@ -49,7 +49,7 @@ static void done(struct http_work *work, struct http_request *req)
 
 static bool start(struct exchange *ex, const struct http_piece *piece, uint64_t bytes)
 {
-    struct http_workers *workers = ex->link->door->server->config.workers;
+    struct http_workers *workers = ex->link->reactor->server->config.workers;
     AUTO_FREE struct warming *w = calloc(1, sizeof(*w));
     AUTO_CLOSE int fd = fcntl(piece->fd, F_DUPFD_CLOEXEC, 0);
     if (!w || fd < 0)
@@ -67,7 +67,7 @@ bool warm_ready(struct exchange *ex, const struct http_piece *piece)
 {
     if (ex->warming)
         return false;
-    if (!ex->link->door->server->config.workers || piece->at < ex->warm_until)
+    if (!ex->link->reactor->server->config.workers || piece->at < ex->warm_until)
         return true;
     uint64_t bytes = MIN(piece->bytes, (uint64_t)WINDOW);
     char byte;

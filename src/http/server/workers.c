@@ -3,7 +3,7 @@
  * workers.c: a queue for each lane, one lock, threads.
  *
  * Happy path: a worker takes what is short first, and what is long while fewer than `long_max` run; runs it without the lock, and posts it to its
- * request's door. Failure modes: a full lane is the caller's -EAGAIN. Invariants: work that was taken is posted exactly once, also when the
+ * request's reactor. Failure modes: a full lane is the caller's -EAGAIN. Invariants: work that was taken is posted exactly once, also when the
  * workers end.
  */
 #include "http/server/workers.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * workers.h: threads for what a door may not do itself: opening, fsync, hashing, waiting for other services.
+ * workers.h: threads for what a reactor may not do itself: opening, fsync, hashing, waiting for other services.
  *
- *   door: http_work_start ──▶ a worker: run(work) ──▶ the request's door: done(work, req)
+ *   reactor: http_work_start ──▶ a worker: run(work) ──▶ the request's reactor: done(work, req)
  *
  * Two lanes: what is short does not wait behind what is long, because long work may hold all workers but a quarter (one at least).
  * What waits for somebody else (a remote) names him, and shares the threads with what waits for others as fairq.h has it.
@@ -21,7 +21,7 @@ enum http_lane { HTTP_LANE_SHORT, HTTP_LANE_LONG, HTTP_LANES };
 /* Embedded in the caller's own state; memory is the caller's until done. */
 struct http_work {
     void (*run)(struct http_work *work); /* a worker's thread; knows of no request */
-    /* The door's thread, exactly once; req: NULL when it is over meanwhile. Not run at all where `cancelled`. Frees. */
+    /* The reactor's thread, exactly once; req: NULL when it is over meanwhile. Not run at all where `cancelled`. Frees. */
     void (*done)(struct http_work *work, struct http_request *req);
     uint64_t party; /* whom it waits for; 0: nobody, and its lane counts */
     bool cancelled; /* the workers ended before it was run */
