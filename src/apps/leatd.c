@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* leatd: the node daemon. Wiring only: options and configuration in, a pool and its doors out, signals to an orderly end. */
+/* leatd: the node daemon. Wiring only: options and configuration in, a pool and its listeners out, signals to an orderly end. */
 #include "aws/credentials.h"
 #include "base/base.h"
 #include "base/bytes.h"
@@ -277,12 +277,12 @@ static int check_token(const struct config *config, struct leat_error *err)
  * LEAT_DENIED when the configuration wants a network and this process may have none, as the systemd unit has it. Without this check only
  * the listeners would fail; names of S3 endpoints would look unknown.
  */
-static int network_check(const struct config *config, const struct serve_config *doors,
+static int network_check(const struct config *config, const struct serve_config *listeners,
                          struct leat_error *err)
 {
     bool wanted = config->listen || config->nnodes || config->s3.allowed;
-    for (unsigned i = 0; i < doors->nlisten; i++)
-        wanted |= strncmp(doors->listen[i], "unix:", 5) != 0;
+    for (unsigned i = 0; i < listeners->nlisten; i++)
+        wanted |= strncmp(listeners->listen[i], "unix:", 5) != 0;
     AUTO_CLOSE int v4 = wanted ? socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0) : -1;
     if (!wanted || v4 >= 0 || errno != EAFNOSUPPORT)
         return 0;
@@ -295,7 +295,7 @@ static int network_check(const struct config *config, const struct serve_config 
 }
 
 /* Whatever it answers, daemon_end is next, or behind a run. */
-static int daemon_begin(struct daemon *d, const struct config *config, const struct serve_config *doors,
+static int daemon_begin(struct daemon *d, const struct config *config, const struct serve_config *listeners,
                         int huge_dir, struct leat_error *err)
 {
     int code = loop_new(&d->loop);
@@ -306,7 +306,7 @@ static int daemon_begin(struct daemon *d, const struct config *config, const str
         return error_sys(err, code, "cannot watch signals");
     if (config->system && (code = source_check_system(err)) < 0)
         return code;
-    code = network_check(config, doors, err);
+    code = network_check(config, listeners, err);
     if (code < 0)
         return code;
     if (config->token_file && (code = net_token_load(config->token_file, &d->token, &d->token_len, err)) < 0)
@@ -326,12 +326,12 @@ static int daemon_begin(struct daemon *d, const struct config *config, const str
                                 .token_len = d->token_len};
     if (config->nnodes && (code = cluster_new(d->loop, d->pool, &cc, &d->cluster, err)) < 0)
         return code;
-    if (!doors->npaths)
+    if (!listeners->npaths)
         return 0;
     code = pool_bridge_new(d->loop, d->server, &d->bridge);
     if (code < 0)
         return error_set(err, code, "out of memory");
-    struct serve_config with_pool = *doors;
+    struct serve_config with_pool = *listeners;
     with_pool.pool = pool_bridge_pool(d->bridge);
     with_pool.node_name = config->node_name;
     code = serve_new(&with_pool, &d->serve, err);
@@ -354,7 +354,7 @@ static int daemon_run(struct daemon *d, const struct config *config, struct leat
 
 static void daemon_end(struct daemon *d, int code)
 {
-    pool_bridge_close(d->bridge); /* what doors still ask of the pool ends */
+    pool_bridge_close(d->bridge); /* what listeners still ask of the pool ends */
     server_free(d->server);
     if (pool_stop(d->pool) < 0) {
         log_warning(
@@ -371,12 +371,12 @@ static void daemon_end(struct daemon *d, int code)
     pool_bridge_free(d->bridge);
 }
 
-static int serve(const struct config *config, const struct serve_config *doors, struct leat_error *err)
+static int serve(const struct config *config, const struct serve_config *listeners, struct leat_error *err)
 {
     struct daemon d = {.signals.fd = -1};
     /* Before there are threads: it may have to fork. */
     AUTO_CLOSE int huge_dir = config->huge_pages ? hugefs_open() : -1;
-    int code = daemon_begin(&d, config, doors, huge_dir, err);
+    int code = daemon_begin(&d, config, listeners, huge_dir, err);
     if (code == 0)
         code = daemon_run(&d, config, err);
     daemon_end(&d, code);
@@ -418,8 +418,8 @@ static int find_credentials(const char *profile)
 }
 
 /* [serve] and [store]: what the pool does not know. */
-static int set_doors(void *user, const char *section, const char *key, const char *value,
-                     struct leat_error *err)
+static int set_listeners(void *user, const char *section, const char *key, const char *value,
+                         struct leat_error *err)
 {
     return serve_config_set(user, section, key, value, err);
 }
@@ -432,12 +432,12 @@ int main(int argc, char **argv)
         return find_credentials(argc == 3 ? argv[2] : NULL);
     struct leat_error err = {0};
     struct config config;
-    struct serve_config doors;
+    struct serve_config listeners;
     bool check;
     config_init(&config);
-    serve_config_init(&doors);
-    config.more = set_doors;
-    config.more_user = &doors;
+    serve_config_init(&listeners);
+    config.more = set_listeners;
+    config.more_user = &listeners;
     /* Descriptors: a region is one or two, and so is a client. */
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
@@ -447,16 +447,16 @@ int main(int argc, char **argv)
     umask(077);
     int code = parse(argc, argv, &config, &check, &err);
     if (code == 0)
-        code = serve_config_finish(&doors, &err);
+        code = serve_config_finish(&listeners, &err);
     if (code == 0 && check)
         code = check_token(&config, &err);
     else if (code == 0)
-        code = serve(&config, &doors, &err);
+        code = serve(&config, &listeners, &err);
     if (code < 0) {
         tell_ready(&err);
         fprintf(stderr, "leatd: %s\n", err.message);
     }
-    serve_config_fini(&doors);
+    serve_config_fini(&listeners);
     config_fini(&config);
     return code < 0;
 }

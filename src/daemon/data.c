@@ -151,8 +151,9 @@ static _Atomic uint64_t *rail_of(struct server *s, int fd)
     socklen_t len = sizeof(ours);
     if (getsockname(fd, (struct sockaddr *)&ours, &len) < 0)
         return NULL;
-    for (unsigned k = 0; k < s->ndoors; k++)
-        if (s->doors[k].address.ss_family == ours.ss_family && memcmp(&s->doors[k].address, &ours, len) == 0)
+    for (unsigned k = 0; k < s->nlisteners; k++)
+        if (s->listeners[k].address.ss_family == ours.ss_family &&
+            memcmp(&s->listeners[k].address, &ours, len) == 0)
             return &s->pool->rail_sent_bytes[k];
     return NULL;
 }

@@ -80,10 +80,10 @@ static void user_unref(struct server_user *u)
 }
 
 /* The TCP listeners accept no connection until then; 0: they do. */
-static void doors_rest(struct server *s, uint64_t until_ns)
+static void listeners_rest(struct server *s, uint64_t until_ns)
 {
-    for (unsigned k = 0; k < s->ndoors; k++)
-        loop_modify(&s->doors[k].source, until_ns ? 0 : EPOLLIN);
+    for (unsigned k = 0; k < s->nlisteners; k++)
+        loop_modify(&s->listeners[k].source, until_ns ? 0 : EPOLLIN);
     if (until_ns)
         loop_timer_set(s->loop, &s->rest, until_ns);
     else
@@ -92,14 +92,14 @@ static void doors_rest(struct server *s, uint64_t until_ns)
 
 static void rest_over(struct loop_timer *timer)
 {
-    doors_rest(container_of(timer, struct server, rest), 0);
+    listeners_rest(container_of(timer, struct server, rest), 0);
 }
 
 static void stranger_leaves(struct server *s)
 {
     s->nstrangers--;
     if (s->rest.due_ns)
-        doors_rest(s, 0);
+        listeners_rest(s, 0);
 }
 
 static void client_free(struct client *c)
@@ -453,14 +453,14 @@ static int accept_fd(struct server *s, int listener, bool is_unix)
         return fd;
     log_error_limited(
         "no descriptor is left for another connection: raise the limit (LimitNOFILE, ulimit -n)");
-    (is_unix ? unix_rest : doors_rest)(s, clock_now_ns() + REST_NS);
+    (is_unix ? unix_rest : listeners_rest)(s, clock_now_ns() + REST_NS);
     return -EMFILE;
 }
 
 /*
  * Is there a place for one more who has not shown the token? Half a handshake gives way to others, and so who floods the port pushes out
  * their own kind; but not at once: when all of a cluster connect to one node, each of them needs its milliseconds, and the others
- * wait in the doors' queues.
+ * wait in the listeners' queues.
  */
 static bool stranger_admit(struct server *s)
 {
@@ -471,7 +471,7 @@ static bool stranger_admit(struct server *s)
         if (c->is_unix || c->proved)
             continue;
         if (clock_now_ns() < c->came_ns + GRACE_NS) { /* the first of the list is the oldest */
-            doors_rest(s, c->came_ns + GRACE_NS);
+            listeners_rest(s, c->came_ns + GRACE_NS);
             return false;
         }
         s->rejected += !c->refused; /* else it was counted then */
@@ -579,7 +579,7 @@ static void unix_progress(struct loop_source *source, uint32_t events)
 
 static void tcp_progress(struct loop_source *source, uint32_t events)
 {
-    struct server *s = container_of(source, struct door, source)->server;
+    struct server *s = container_of(source, struct listener, source)->server;
     if (stranger_admit(s))
         accept_one(s, source->fd, false);
 }
@@ -599,8 +599,9 @@ static void pool_changed(void *user)
     linger_update(user);
 }
 
-static int door_open(struct loop *loop, struct loop_source *source, const char *address, unsigned mode,
-                     void (*progress)(struct loop_source *, uint32_t), struct leat_error *err)
+static int tcp_listener_open(struct loop *loop, struct loop_source *source, const char *address,
+                             unsigned mode, void (*progress)(struct loop_source *, uint32_t),
+                             struct leat_error *err)
 {
     int code = net_listen(address, mode, &source->fd, err);
     if (code < 0)
@@ -635,18 +636,18 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
                          "listen = %s needs token_file: whoever can reach the port could read every dataset",
                          config->listen);
     if (code == 0)
-        code = door_open(loop, &s->unix_source, config->socket, mode, unix_progress, err);
+        code = tcp_listener_open(loop, &s->unix_source, config->socket, mode, unix_progress, err);
     if (code == 0 && stat(config->socket, &s->socket_file) < 0)
         code = error_sys(err, -errno, "cannot look at %s", config->socket);
     for (unsigned k = 0; code == 0 && config->listen && k < net_addresses_count(config->listen); k++) {
         char address[NET_ADDRESS_BYTES];
         net_addresses_at(config->listen, k, address);
-        s->doors[k] = (struct door){.server = s, .source.fd = -1};
-        s->ndoors = k + 1;
-        code = door_open(loop, &s->doors[k].source, address, 0, tcp_progress, err);
-        socklen_t len = sizeof(s->doors[k].address);
+        s->listeners[k] = (struct listener){.server = s, .source.fd = -1};
+        s->nlisteners = k + 1;
+        code = tcp_listener_open(loop, &s->listeners[k].source, address, 0, tcp_progress, err);
+        socklen_t len = sizeof(s->listeners[k].address);
         if (code == 0)
-            getsockname(s->doors[k].source.fd, (struct sockaddr *)&s->doors[k].address, &len);
+            getsockname(s->listeners[k].source.fd, (struct sockaddr *)&s->listeners[k].address, &len);
     }
     if (code < 0) {
         server_free(s);
@@ -676,8 +677,8 @@ void server_free(struct server *s)
         return;
     list_for_each_safe (node, &s->clients)
         client_free(container_of(node, struct client, node));
-    for (unsigned k = 0; k <= s->ndoors; k++) {
-        struct loop_source *source = k ? &s->doors[k - 1].source : &s->unix_source;
+    for (unsigned k = 0; k <= s->nlisteners; k++) {
+        struct loop_source *source = k ? &s->listeners[k - 1].source : &s->unix_source;
         if (source->fd >= 0) {
             loop_remove(source);
             if (!k)

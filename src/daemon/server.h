@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * server.h: the daemon's doors: the unix socket for the processes of this host, and TCP for other hosts where the
+ * server.h: the daemon's listeners: the unix socket for the processes of this host, and TCP for other hosts where the
  * configuration says `listen`. Speaks wire/leat/proto.h, turns requests into calls of pool.h. Control loop's thread.
  */
 #ifndef DAEMON_SERVER_H
@@ -30,7 +30,7 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
 void server_free(struct server *server);
 
 /*
- * Control loop. LEAT_QUERY_* and DROP for the daemon's own doors, which say who may. `all`: every set and job is seen; else a system daemon
+ * Control loop. LEAT_QUERY_* and DROP for the daemon's own listeners, which say who may. `all`: every set and job is seen; else a system daemon
  * shows public sets only, and jobs that read these. *ret_text is the caller's. server_drop does not wait: LEAT_BUSY.
  */
 int server_query(struct server *server, uint32_t query, const char *arg, bool all, char **ret_text,

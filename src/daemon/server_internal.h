@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* server_internal.h: between server.c (doors, handshakes, clients' lives) and requests.c (what a client asks for). */
+/* server_internal.h: between server.c (listeners, handshakes, clients' lives) and requests.c (what a client asks for). */
 #ifndef DAEMON_SERVER_INTERNAL_H
 #define DAEMON_SERVER_INTERNAL_H
 
@@ -16,7 +16,7 @@
 struct wset;
 struct client;
 
-struct door { /* one address that we listen on */
+struct listener { /* one address that we listen on */
     struct loop_source source;
     struct server *server;
     struct sockaddr_storage address;
@@ -35,8 +35,8 @@ struct server {
     struct pool *pool;
     struct server_config config;
     struct loop_source unix_source;
-    struct door doors[NET_ADDRESSES_MAX];
-    unsigned ndoors;
+    struct listener listeners[NET_ADDRESSES_MAX];
+    unsigned nlisteners;
     struct stat socket_file; /* ours; by the end another daemon's may have its name */
     struct list clients;
     struct list credits; /* credit_tables.c: a table for each user */
